@@ -164,12 +164,11 @@ void AddWeights(const MoeBackends& backends, std::vector<Feature>& all) {
 
 void AddBalance(std::vector<Feature>& all) {
   for (const char* name : {"stat", "stat_approx", "per_pass", "per_token"})
-    all.push_back(Choice(
-        kBalance, "--expert-distribution-recorder-mode", name,
-        [](EngineConfig& c) -> std::string& { return c.recorder.mode; }, kCpusOnly));
+    all.push_back(Choice(kBalance, "--expert-distribution-recorder-mode", name,
+                         [](EngineConfig& c) -> std::string& { return c.recorder.mode; }));
   all.push_back(Setting<bool>(
       kBalance, "--enable-expert-distribution-metrics",
-      [](EngineConfig& c) -> bool& { return c.recorder.metrics; }, true, kCpusOnly));
+      [](EngineConfig& c) -> bool& { return c.recorder.metrics; }, true));
   all.push_back(Setting<int>(
       kBalance, "--ep-num-redundant-experts",
       [](EngineConfig& c) -> int& { return c.moe.num_redundant_experts; }, 2));

@@ -342,6 +342,11 @@ ModelConfig ReadModelConfig(const EngineConfig& config) {
 
 namespace {
 
+Observed ObservedBy(const EngineConfig& config) {
+  if (config.recorder.mode == "per_token") return Observed::kTokens;
+  return config.recorder.any() || config.eplb.enable ? Observed::kCounts : Observed::kNothing;
+}
+
 // The planner for a recorded distribution.
 std::string InitialPlanner(const EngineConfig& config, const EnginePlan& plan) {
   if (!plan.model.has_moe()) return config.eplb.algorithm;
@@ -358,6 +363,7 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .context_length = plan.context_length,
                        .moe = config.moe,
                        .backends = config.backends,
+                       .observed = ObservedBy(config),
                        .two_batch_overlap = config.two_batch_overlap && !plan.cuda,
                        .tbo_threshold = config.tbo_threshold,
                        .eplb_algorithm = InitialPlanner(config, plan),

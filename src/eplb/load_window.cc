@@ -49,13 +49,21 @@ LoadWindow::LoadWindow(int layers, int experts, int ranks, const ExpertMap& map,
 
 void LoadWindow::Add(int layer, std::span<const int32_t> logical,
                      std::span<const int32_t> physical) {
-  int64_t* experts = now_.data() + static_cast<size_t>(layer) * experts_;
-  int64_t* ranks =
-      now_.data() + static_cast<size_t>(layers_) * experts_ + static_cast<size_t>(layer) * ranks_;
+  int64_t* experts = ExpertsOf(layer);
+  int64_t* ranks = RanksOf(layer);
   for (const int32_t id : logical)
     if (id >= 0) ++experts[id];
   for (const int32_t id : physical)
     if (id >= 0) ++ranks[map_.Owner(id)];
+}
+
+void LoadWindow::AddCounts(int layer, std::span<const int32_t> logical,
+                           std::span<const int32_t> physical) {
+  int64_t* experts = ExpertsOf(layer);
+  int64_t* ranks = RanksOf(layer);
+  for (size_t e = 0; e < logical.size(); ++e) experts[e] += logical[e];
+  for (size_t p = 0; p < physical.size(); ++p)
+    ranks[map_.Owner(static_cast<int32_t>(p))] += physical[p];
 }
 
 // Ranks' counts are summed as float32: exact below 2^24, to one part in 10^7 above, and equal on

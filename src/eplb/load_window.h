@@ -28,6 +28,8 @@ class LoadWindow {
 
   // Adds the choices of one round, as logical expert ids and as slots; −1: none.
   void Add(int layer, std::span<const int32_t> logical, std::span<const int32_t> physical);
+  // The same from the counts of each expert and of each slot.
+  void AddCounts(int layer, std::span<const int32_t> logical, std::span<const int32_t> physical);
   // Collective after every passes_per_step-th pass; the sums are then equal on every rank. Returns
   // whether a step has just been completed.
   bool EndPass();
@@ -51,6 +53,11 @@ class LoadWindow {
   double ShapeChange() const;
 
  private:
+  // A layer's part of now_: [experts] and [EP ranks].
+  int64_t* ExpertsOf(int layer) { return now_.data() + int64_t{layer} * experts_; }
+  int64_t* RanksOf(int layer) {
+    return now_.data() + int64_t{layers_} * experts_ + int64_t{layer} * ranks_;
+  }
   // [layers, experts] rows in the last `most` steps.
   std::vector<int64_t> Sums(int most) const;
 

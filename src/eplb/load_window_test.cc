@@ -51,6 +51,22 @@ TEST(LoadWindow, SumsOverRanksAndThePassesOfAStep) {
   });
 }
 
+TEST(LoadWindow, TakesCountsAsItTakesTokens) {
+  OnRanks([](RankComm& comm) {
+    LoadWindow tokens = Window(comm, LoadWindow::kSteps), counts = tokens;
+    const std::vector<int32_t> logical = {0, 0, 5, -1, 7}, physical = {1, 6, 5, -1, 0};
+    for (int layer = 0; layer < kLayers; ++layer) {
+      tokens.Add(layer, logical, physical);
+      counts.AddCounts(layer, std::vector<int32_t>{2, 0, 0, 0, 0, 1, 0, 1},
+                       std::vector<int32_t>{1, 1, 0, 0, 0, 1, 1, 0});
+    }
+    EXPECT_TRUE(tokens.EndPass());
+    EXPECT_TRUE(counts.EndPass());
+    EXPECT_EQ(counts.MeanBalancedness(), tokens.MeanBalancedness());
+    EXPECT_EQ(counts.History().counts, tokens.History().counts);
+  });
+}
+
 TEST(LoadWindow, CountsMoreThanFloatsCanOneByOne) {
   OnRanks([](RankComm& comm) {
     LoadWindow window = Window(comm, LoadWindow::kSteps);

@@ -86,6 +86,10 @@ void EplbManager::OnRoute(int layer, const RoutedTokens& tokens) {
   if (window_) window_->Add(index_of_[layer], tokens.logical, tokens.physical);
 }
 
+void EplbManager::OnCounts(int layer, const RoutedCounts& counts) {
+  if (window_) window_->AddCounts(index_of_[layer], counts.logical, counts.physical);
+}
+
 bool EplbManager::busy() const {
   return status_.state != EplbState::kIdle && status_.state != EplbState::kDone;
 }

@@ -62,6 +62,8 @@ class EplbManager : public RoutingObserver {
 
   void OnPlacement(int /*layer*/, const ExpertPlacement& /*placement*/) override {}
   void OnRoute(int layer, const RoutedTokens& tokens) override;
+  bool wants_tokens() const override { return false; }
+  void OnCounts(int layer, const RoutedCounts& counts) override;
 
   // While `busy`, BeginPass is also called without a pass when there are no tokens.
   void BeginPass();

@@ -1,6 +1,7 @@
 // Composite of several observers of the same layers.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,15 @@ class Observers : public RoutingObserver {
   }
   void OnRoute(int layer, const RoutedTokens& tokens) override {
     for (RoutingObserver* one : all_) one->OnRoute(layer, tokens);
+  }
+  bool wants_tokens() const override {
+    return std::ranges::any_of(all_, [](const auto* one) { return one->wants_tokens(); });
+  }
+  void OnCounts(int layer, const RoutedCounts& counts) override {
+    for (RoutingObserver* one : all_) one->OnCounts(layer, counts);
+  }
+  bool wants_pass() const override {
+    return std::ranges::any_of(all_, [](const auto* one) { return one->wants_pass(); });
   }
   bool wants_dispatch() const override {
     for (const RoutingObserver* one : all_)

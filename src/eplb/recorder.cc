@@ -81,6 +81,13 @@ void ExpertRecorder::OnRoute(int layer, const RoutedTokens& tokens) {
   }
 }
 
+void ExpertRecorder::OnCounts(int layer, const RoutedCounts& counts) {
+  if (!in_pass_ || by_dispatch_) return;
+  CHECK_LE(std::ssize(counts.physical), physical_);
+  int32_t* count = count_.data() + static_cast<int64_t>(layer) * physical_;
+  for (size_t p = 0; p < counts.physical.size(); ++p) count[p] += counts.physical[p];
+}
+
 // Ranks of a MoE-TP group receive the same rows; only the first rank counts.
 void ExpertRecorder::OnDispatch(int layer, const GroupedRows& rows) {
   if (!in_pass_ || comm_.mesh.moe_tp_rank() != 0) return;

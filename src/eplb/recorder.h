@@ -41,6 +41,9 @@ class ExpertRecorder : public RoutingObserver {
 
   void OnPlacement(int layer, const ExpertPlacement& placement) override;
   void OnRoute(int layer, const RoutedTokens& tokens) override;
+  bool wants_tokens() const override { return by_token_; }
+  void OnCounts(int layer, const RoutedCounts& counts) override;
+  bool wants_pass() const override { return in_pass_; }
   bool wants_dispatch() const override { return by_dispatch_; }
   void OnDispatch(int layer, const GroupedRows& rows) override;
 

@@ -19,6 +19,7 @@
 #include "model/weights/routers.h"
 #include "moe/exchange_memory.h"
 #include "moe/layer.h"
+#include "moe/routing_log_shape.h"
 
 namespace switchyard {
 namespace {
@@ -61,6 +62,37 @@ ModelOptions CheckPlacements(ModelOptions options, RankComm& comm, const ThreadP
   CheckSamePlacements(options.load.placements, options.moe.init_expert_location, *comm.tp);
   options.load.threads = std::min(pool.num_threads(), kMaxLoadThreads);
   return options;
+}
+
+// The load options of CompleteOptions, with the formats of weights in a GPU's memory.
+LoadOptions CompletePlacedLoad(const ModelConfig& config, const ModelOptions& options,
+                               const MeshShape& shape) {
+  LoadOptions load = CompleteOptions(config, options, shape).load;
+  if (!options.gpu) return load;
+  load.gpu_plain_dtype = options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
+  load.packs_experts = options.gpu->packs_experts && options.dtype != DType::kF32;
+  return load;
+}
+
+// Physical experts of the rank with the most.
+int64_t LocalExperts(const ModelConfig& config, const ModelOptions& options,
+                     const MeshShape& shape) {
+  return CeilDiv(config.moe->router.num_experts + options.moe.num_redundant_experts, shape.ep);
+}
+
+// The record of routing in a GPU's memory.
+size_t RoutingLogBytes(const ModelConfig& config, const ModelOptions& options,
+                       const MeshShape& shape) {
+  if (options.observed == Observed::kNothing || !config.has_moe()) return 0;
+  const RoutingLogShape log{
+      .layers = static_cast<int>(std::ranges::count_if(config.layers, &LayerConfig::moe)),
+      .experts = config.moe->router.num_experts,
+      .physical = config.moe->router.num_experts + options.moe.num_redundant_experts,
+      .local = static_cast<int>(LocalExperts(config, options, shape)),
+      .top_k = config.moe->router.top_k,
+      .max_rows = options.max_tokens,
+      .tokens = options.observed == Observed::kTokens};
+  return log.Bytes();
 }
 
 }  // namespace
@@ -153,18 +185,34 @@ struct Model::Impl {
         comm.mesh);
   }
 
-  // Pads decode batches to a recorded size; runs all other batches as they are.
   std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv) {
+    const bool in_two = RunInTwo(batch, kv);
+    if (!in_two) RunWhole(batch, kv);
+    const std::span used(passes.data(), in_two ? 2 : 1);
+    for (const auto& p : used)
+      if (p->moe) p->moe->EndPass();
+    const std::span<const float> logits = TakeLogits(batch);
+    for (const auto& p : used)
+      if (p->moe) p->moe->ReportRouting();
+    return logits;
+  }
+
+  // Pads decode batches to a recorded size; runs all other batches as they are.
+  void RunWhole(const ForwardBatch& batch, KvStorage& kv) {
     Pass& p = *passes[0];
-    if (!RunInTwo(batch, kv)) {
-      const int64_t recorded = RecordedTokens();
-      const bool record = recorded > 0 && IsPlainDecode(batch, recorded);
-      p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv);
-      ReserveLogits(p.group_logit_rows);
-      Pass* const only[] = {&p};
-      device.Run(record ? p.RecordingKey(p.rows.tokens) : 0,
-                 [&] { decoder.Run(plain, only, p.group_logit_rows); });
-    }
+    const int64_t recorded = RecordedTokens();
+    const bool record = recorded > 0 && IsPlainDecode(batch, recorded);
+    p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv);
+    if (p.moe) p.moe->BeginPass(batch.num_tokens(), 0);
+    ReserveLogits(p.group_logit_rows);
+    Pass* const only[] = {&p};
+    device.Run(record ? p.RecordingKey(p.rows.tokens) : 0,
+               [&] { decoder.Run(plain, only, p.group_logit_rows); });
+  }
+
+  // Draws tokens instead if the batch asks for them.
+  std::span<const float> TakeLogits(const ForwardBatch& batch) {
+    Pass& p = *passes[0];
     const float* logits = p.head.logits.data();
     const int64_t wanted = std::ssize(batch.logit_rows);
     if (!batch.draws.empty()) {
@@ -185,6 +233,8 @@ struct Model::Impl {
     Pass &first = *passes[0], &second = *passes[1];
     first.Begin(parts.first, kv);
     second.Begin(parts.second, kv, rows[group]);
+    first.moe->BeginPass(first.rows.tokens, 0);
+    second.moe->BeginPass(second.rows.tokens, rows[group]);
     std::vector<int64_t> logit_rows = batch.group_logit_rows;  // [dp]
     if (logit_rows.empty()) logit_rows.push_back(std::ssize(batch.logit_rows));
     ReserveLogits(logit_rows);
@@ -253,7 +303,8 @@ size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& opti
 
 size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                        const MeshShape& shape) {
-  return CudaPeerBytes(config, CompleteOptions(config, options, shape), shape);
+  const ModelOptions complete = CompleteOptions(config, options, shape);
+  return CudaPeerBytes(config, complete, shape) + RoutingLogBytes(config, complete, shape);
 }
 
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
@@ -265,12 +316,7 @@ std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions
 
 size_t WeightBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                           const Mesh& mesh) {
-  LoadOptions load = CompleteOptions(config, options, mesh.shape()).load;
-  if (options.gpu) {
-    load.gpu_plain_dtype = options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
-    load.packs_experts = options.gpu->packs_experts && options.dtype != DType::kF32;
-  }
-  return WeightBytesPerRank(config, mesh, load);
+  return WeightBytesPerRank(config, mesh, CompletePlacedLoad(config, options, mesh.shape()));
 }
 
 }  // namespace switchyard

@@ -28,6 +28,10 @@ struct GpuOptions {
   int ranks_per_host = 0;                      // 0: all ranks are on one host
 };
 
+// What ModelOptions::observer asks of the layers. For the memory plan of a GPU, which is made
+// before the observer.
+enum class Observed : uint8_t { kNothing, kCounts, kTokens };
+
 struct ModelOptions {
   DType dtype = DType::kBF16;  // of the cache and of exchanged token rows; sums are always float32
   int64_t max_tokens = 0;      // most rows of one group in one pass: sizes activations and buffers
@@ -35,9 +39,10 @@ struct ModelOptions {
   MoeOptions moe;
   std::shared_ptr<const MoeBackends> backends;  // null: those of this program
   std::optional<GpuOptions> gpu;                // none: CPU
-  RoutingObserver* observer = nullptr;          // of the MoE layers, outlives the model; CPU only
-  ReplicaChooser* chooser = nullptr;            // of the MoE layers, likewise
-  bool movable_experts = false;                 // enables Model::movable_experts; CPU only
+  RoutingObserver* observer = nullptr;          // of the MoE layers, outlives the model
+  Observed observed = Observed::kNothing;
+  ReplicaChooser* chooser = nullptr;  // of the MoE layers, likewise; CPU only
+  bool movable_experts = false;       // enables Model::movable_experts; CPU only
   // Batches run as two micro-batches that hide each other's exchanges; CPU only. See SplitRows.
   bool two_batch_overlap = false;
   double tbo_threshold = 0.48;

@@ -78,12 +78,8 @@ void StoreRoutedExperts(const CpuMoeState& s) {
               s.routed_experts + own.in_group * k);
 }
 
-// If all ranks route all tokens, each reports an even share of them.
-void ReportRouting(RoutingObserver& observer, const Mesh& mesh, int layer, const CpuMoeState& s) {
-  const OwnTokens own = s.partitioned ? s.OwnOfRound() : [&] {
-    const Share share = EvenShare(s.lane_tokens, mesh.world(), mesh.rank());
-    return OwnInRound(share, share.begin, s.round);
-  }();
+void ReportRound(RoutingObserver& observer, const Mesh& mesh, int layer, const CpuMoeState& s) {
+  const OwnTokens own = s.ReportedInRound(mesh);
   const int64_t count = own.in_round.size();
   const auto rows = [&](const TopK& topk) {
     return count == 0 ? std::span<const int32_t>()
@@ -183,7 +179,7 @@ void CpuMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
         SharedGates(config, parts.weights, s.round_x(), s.round.size(), &s.shared, pool_);
     AppendSharedSlots(experts_, mesh_.ep(), mesh_.ep_rank(), active_ranks(), gates, &s.physical);
   }
-  if (observer_) ReportRouting(*observer_, mesh_, config.layer, s);
+  if (observer_) ReportRound(*observer_, mesh_, config.layer, s);
 }
 
 void CpuMoeBackend::BeginDispatch(const MoeLayerParts& /*layer*/, MoeState& state) {

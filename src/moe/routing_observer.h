@@ -21,14 +21,28 @@ struct RoutedTokens {
   std::span<const int32_t> physical;
 };
 
-// Called by the MoE layers of one rank (MoeBackend::Observe), on the rank's thread.
+// The choices of one layer in one pass, counted over the same tokens as RoutedTokens. Views, valid
+// during the call.
+struct RoutedCounts {
+  std::span<const int32_t> logical;   // [num_experts] selections of each expert by the router
+  std::span<const int32_t> physical;  // [num_physical] rows sent to each physical expert
+};
+
+// Called by the MoE layers of one rank (MoeBackend::Observe), on the rank's thread. On CPUs the
+// calls come during the pass. On GPUs they come after it, since the choices are on the device.
 class RoutingObserver {
  public:
   virtual ~RoutingObserver() = default;
   // The layer's placement, before its first pass and after each change.
   virtual void OnPlacement(int layer, const ExpertPlacement& placement) = 0;
-  // Each round of each pass, empty rounds included.
+  // Each round of each pass, empty rounds included. On GPUs each run of consecutive rows.
   virtual void OnRoute(int layer, const RoutedTokens& tokens) = 0;
+  // Whether OnRoute must have the single tokens. If not, a GPU may count the choices itself, and
+  // call OnCounts once per layer and pass instead.
+  virtual bool wants_tokens() const { return true; }
+  virtual void OnCounts(int /*layer*/, const RoutedCounts& /*counts*/) {}
+  // Whether the pass that begins is observed. Read before the pass; a GPU then skips the others.
+  virtual bool wants_pass() const { return true; }
   // Whether to call OnDispatch, once per round with the rows dispatched to this rank's experts. A
   // fused operator does not expose them and is rejected then.
   virtual bool wants_dispatch() const { return false; }

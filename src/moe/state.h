@@ -21,6 +21,13 @@ struct MoeState {
   MoeState(const MoeState&) = delete;
   MoeState& operator=(const MoeState&) = delete;
 
+  // Around a pass, for devices that record routing themselves: before its first layer, after its
+  // last one, and after the host has waited for it. `rows`: of this rank's group, without padding;
+  // the first one is row `first` of the whole batch. Not within a recorded part of the pass.
+  virtual void BeginPass(int64_t /*rows*/, int64_t /*first*/) {}
+  virtual void EndPass() {}
+  virtual void ReportRouting() {}
+
   const int slot;  // of the pass among those in flight: selects its exchange buffers
 
   // Rows of this rank's attention group in this batch, and their outputs.
@@ -69,6 +76,13 @@ struct MoeState {
   int64_t LongestInRound() const { return InRound(std::ranges::max(lanes)); }
   OwnTokens OwnOfRound() const {
     return OwnInRound(own, partitioned ? partition.own_in_lane() : 0, round);
+  }
+  // The tokens of the round that this rank reports to observers. If all ranks route all tokens,
+  // each reports an even share of them.
+  OwnTokens ReportedInRound(const Mesh& mesh) const {
+    if (partitioned) return OwnOfRound();
+    const Share share = EvenShare(lane_tokens, mesh.world(), mesh.rank());
+    return OwnInRound(share, share.begin, round);
   }
 
   const float* own_x() const { return hidden + own.begin * width; }

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+import test_recorder
 from server import FIXTURES, ROOT, OtherNode, Server, free_port
 from test_checkpoints import logprobs
 from test_faults import ROUTER_RANKS, check_router_overflow
@@ -120,4 +121,43 @@ def test_packed_experts_give_the_same_alone_and_together():
         together = answers(prompts)
         for i in 0, 7, 19:
             assert answers([prompts[i]]) == [together[i]]
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", test_recorder.LAYOUTS)
+def test_the_recorder_has_every_token(tmp_path, layout, graphs):
+    """The checks of test_recorder.py, on GPUs. Decode steps are captured and padded, and padding is not recorded."""
+    flags = test_recorder.LAYOUTS[layout]
+    device, env = where(flags[1])
+    with Server(test_recorder.MODEL, *device, *flags, *test_recorder.COMMON, *GRAPHS[graphs],
+                *test_recorder.recorder("per_token", tmp_path, "--enable-expert-distribution-metrics"), env=env) as server:
+        server.folder = tmp_path
+        for _ in range(2):  # the second time, decode steps are replayed
+            test_recorder.test_a_dump_has_every_token_of_every_layer(server)
+        test_recorder.test_the_recorded_choice_is_the_one_that_answers_name(server)
+        test_recorder.test_balancedness_is_logged_for_every_pass(server)
+        test_recorder.test_load_is_shown(server)
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("mode", ["stat", "stat_approx", "per_pass"])
+@pytest.mark.parametrize("backend", ["none", "deepep"])
+def test_the_recorder_counts_in_every_mode(tmp_path, backend, mode):
+    device, env = where(2)
+    with Server(test_recorder.MODEL, *device, "--tp", 2, "--ep", 2, "--moe-a2a-backend", backend, *test_recorder.COMMON,
+                *test_recorder.recorder(mode, tmp_path, "--ep-num-redundant-experts", 2), env=env) as server:
+        def recorded():
+            test_recorder.act(server, "start")
+            answer = test_recorder.generate(server, text="Hello", sampling_params=test_recorder.GREEDY)
+            found, _ = test_recorder.tensors(test_recorder.act(server, "dump")["file"])
+            test_recorder.act(server, "stop")
+            rows = test_recorder.rows_of([answer]) * test_recorder.TOP_K * test_recorder.LAYERS
+            assert sum(found["logical_count"][1]) == rows
+            if mode == "per_pass":
+                assert sum(found["rank_logical_count"][1]) == rows
+
+        for _ in range(4):
+            recorded()
+            test_recorder.generate(server, text="not recorded", sampling_params=test_recorder.GREEDY)
         assert server.stop() == 0

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/error.h"
 #include "kernels/cuda/grouped_gemm.h"
 #include "moe/cuda/exchange.h"
 #include "moe/cuda/nccl_exchange.h"
@@ -153,12 +154,19 @@ std::unique_ptr<RowExchange> CudaMoeBackend::MakeExchange(bool low_latency, int6
   return std::make_unique<Exchange>(config, experts_, *context_.peers);
 }
 
-void CudaMoeBackend::Observe(RoutingObserver* observer) {
-  if (observer) throw Invalid("experts are recorded on CPUs only: want --device cpu");
+void CudaMoeBackend::ChooseReplicasBy(ReplicaChooser* chooser) {
+  if (chooser) throw Invalid("--ep-dispatch-algorithm: GPUs support static");
 }
 
-void CudaMoeBackend::ChooseReplicasBy(ReplicaChooser* chooser) {
-  if (chooser) throw Invalid("experts move on CPUs only: want --device cpu");
+RoutingLogShape CudaMoeBackend::LogShape() const {
+  return {.layers = static_cast<int>(layers_.size()),
+          .experts = shape_.num_experts,
+          .physical = experts_.size(),
+          .local = local_experts(),
+          .top_k = shape_.top_k,
+          .max_rows = shape_.max_tokens,
+          .tokens = observer_->wants_tokens(),
+          .dispatch = observer_->wants_dispatch()};
 }
 
 void CudaMoeBackend::SelectExchange(int64_t longest, MoeState& state) {
@@ -222,6 +230,8 @@ std::unique_ptr<MoeState> CudaMoeBackend::MakeState(int slot) {
     b.shared_y = Memory(own * hidden * 4);
     b.shared_gate = Memory(own * 4);
   }
+  if (observer_)
+    state->log = std::make_unique<RoutingLog>(*observer_, layers_, LogShape(), device_);
   return state;
 }
 
@@ -258,7 +268,9 @@ std::unique_ptr<MoeLayerParts> CudaMoeBackend::Place(MoeLayerConfig config,
   if (router.num_groups > kMaxRouterGroups)
     throw Invalid("num_expert_groups={} exceeds the CUDA limit of {}", router.num_groups,
                   kMaxRouterGroups);
-  auto parts = std::make_unique<CudaMoeParts>(std::move(config), weights, *this);
+  layers_.push_back(config.layer);
+  auto parts = std::make_unique<CudaMoeParts>(std::move(config), weights, *this,
+                                              static_cast<int>(layers_.size()) - 1);
   ReserveExperts(parts->experts);
   if (parts->shared) ReserveShared(*parts->shared);
   return parts;

@@ -11,6 +11,7 @@
 #include "moe/backends.h"
 #include "moe/cuda/expert_rows.h"
 #include "moe/cuda/expert_weights.h"
+#include "moe/cuda/routing_log.h"
 #include "moe/cuda/row_exchange.h"
 #include "moe/cuda/select_experts.h"
 #include "moe/cuda_moe.h"
@@ -70,12 +71,23 @@ struct CudaMoeState : MoeState {
   } arrived;
   RowOrder order;
   int64_t ordered_rows = 0;  // maximum, padding included
+
+  std::unique_ptr<RoutingLog> log;  // null: no observer
+  void BeginPass(int64_t rows, int64_t first) override {
+    if (log) log->Begin(rows, first);
+  }
+  void EndPass() override {
+    if (log) log->Read();
+  }
+  void ReportRouting() override {
+    if (log) log->Report();
+  }
 };
 
 // A layer's weights on the device.
 struct CudaMoeParts : MoeLayerParts {
   CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& weights,
-               const class CudaMoeBackend& moe_backend);
+               const class CudaMoeBackend& moe_backend, int layer_index);
 
   void SetReplicas(std::vector<int32_t> replicas) override;
   // Experts do not move on GPUs yet (MoeBackend::movable).
@@ -86,9 +98,11 @@ struct CudaMoeParts : MoeLayerParts {
   const CudaMoeBackend& backend;
   DeviceMatrix router;
   DeviceMemory router_bias, correction_bias;
+  const int index;  // among the layers of the backend
   // [num_logical] the id that each logical expert maps to: the physical expert if rows are
-  // exchanged, otherwise the local id on this rank. Empty: the identity.
+  // exchanged, otherwise the local id on this rank. The address is fixed: captured passes read it.
   DeviceMemory places;
+  DeviceMemory physical_of;  // [num_logical] the physical expert of each logical one, likewise
   DeviceExperts experts;
   std::optional<DeviceExperts> shared;
   DeviceMatrix shared_gate;  // [1, H]; no data: no gate
@@ -117,7 +131,7 @@ class CudaMoeBackend : public MoeBackend {
   const RankGroups& groups() const override { return context_.groups; }
   bool scatters() const override { return scatters_; }
   bool splits_mixed_batches() const override { return low_latency_ && normal_; }
-  void Observe(RoutingObserver* observer) override;
+  void Observe(RoutingObserver* observer) override { observer_ = observer; }
   void ChooseReplicasBy(ReplicaChooser* chooser) override;
 
   // Sized for the layers placed so far.
@@ -152,6 +166,8 @@ class CudaMoeBackend : public MoeBackend {
 
   SelectExpertsParams Choice(const CudaMoeParts& parts, const CudaMoeState& state) const;
   bool FusesSelectAndOrder(const CudaMoeState& state) const;
+  RoutingRecord RecordOf(const CudaMoeParts& parts, const CudaMoeState& state) const;
+  RoutingLogShape LogShape() const;
   void StoreRoutedExperts(const CudaMoeState& state) const;
   void GatherAll(CudaMoeState& state) const;
   // Sizes of every lane's tokens in this round, `size` bytes or floats per token.
@@ -176,6 +192,7 @@ class CudaMoeBackend : public MoeBackend {
   ProductBytes product_bytes_, beside_bytes_;
   int64_t output_bytes_ = 0;
   bool has_shared_ = false;
+  std::vector<int> layers_;  // placed so far: their indices in the model
   Branch beside_;
 };
 

@@ -15,17 +15,6 @@
 namespace switchyard::cuda {
 namespace {
 
-std::span<const float> Floats(const float* data, int64_t count) {
-  return {data, static_cast<size_t>(data ? count : 0)};
-}
-
-DeviceExperts PlaceExperts(const MoeLayerWeights& weights, const CudaMoeBackend& backend) {
-  CHECK_EQ(static_cast<int>(weights.experts.size()), backend.local_experts());
-  return DeviceExperts(weights.experts,
-                       ChooseArithmetic(weights.experts, backend.device().options().dtype,
-                                        IsHopper(), backend.device().options().packs_experts));
-}
-
 const CudaMoeParts& Own(const MoeLayerParts& parts) {
   return static_cast<const CudaMoeParts&>(parts);
 }
@@ -45,48 +34,6 @@ TokenAddend SharedOutput(const CudaMoeParts& parts, const CudaMoeState& s, int64
 }
 
 }  // namespace
-
-CudaMoeParts::CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& weights,
-                           const CudaMoeBackend& moe_backend)
-    : MoeLayerParts(std::move(layer_config)),
-      backend(moe_backend),
-      router(UploadPlain(weights.router.w)),
-      experts(PlaceExperts(weights, moe_backend)) {
-  const int64_t count = config.router.num_experts;
-  if (weights.router.bias) router_bias = UploadFloats(Floats(weights.router.bias, count));
-  if (weights.router.correction_bias)
-    correction_bias = UploadFloats(Floats(weights.router.correction_bias, count));
-  if (!weights.has_shared) return;
-  const std::span one(&weights.shared, 1);
-  shared.emplace(one, ChooseArithmetic(one, backend.device().options().dtype, IsHopper()));
-  if (weights.shared_gate.defined()) shared_gate = UploadPlain(weights.shared_gate);
-}
-
-void CudaMoeParts::SetReplicas(std::vector<int32_t> replicas) {
-  const Mesh& mesh = backend.mesh();
-  const bool stays = !backend.scatters();
-  if (replicas.empty() && (!stays || mesh.ep() == 1)) {
-    places = DeviceMemory();
-    return;
-  }
-  if (replicas.empty()) {
-    replicas.resize(config.router.num_experts);
-    std::iota(replicas.begin(), replicas.end(), 0);
-  }
-  if (stays)
-    for (int32_t& place : replicas) place = backend.experts().LocalIdOn(mesh.ep_rank(), place);
-  places = UploadIds(replicas);
-}
-
-void CudaMoeParts::CheckFormats(const kernels::ExpertWeights& /*expert*/) const {
-  throw Invalid("experts move on CPUs only: want --device cpu");
-}
-OwnedExpert CudaMoeParts::Expert(int /*local*/) const {
-  throw Invalid("experts move on CPUs only: want --device cpu");
-}
-std::vector<OwnedExpert> CudaMoeParts::Swap(std::vector<OwnedExpert> /*experts*/) {
-  throw Invalid("experts move on CPUs only: want --device cpu");
-}
 
 float* CudaMoeBackend::GatheredRows(MoeState& state) {
   return Own(state).buffers.gathered.as<float>();
@@ -120,6 +67,12 @@ void CudaMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   StoreRoutedExperts(s);
 }
 
+RoutingRecord CudaMoeBackend::RecordOf(const CudaMoeParts& parts, const CudaMoeState& s) const {
+  if (!s.log) return {};
+  return s.log->RecordOf(parts.index, s, s.ReportedInRound(mesh_), parts.physical_of.as<int32_t>());
+}
+
+
 SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const CudaMoeState& s) const {
   const RouterConfig& router = parts.config.router;
   const MoeBuffers& buffers = s.buffers;
@@ -144,7 +97,8 @@ SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const Cuda
                      .index = faults.index,
                      .begin = own.in_round.begin,
                      .end = own.in_round.end,
-                     .of_expert_0 = FaultOf(parts.config.layer, 0)}};
+                     .of_expert_0 = FaultOf(parts.config.layer, 0)},
+          .record = RecordOf(parts, s)};
 }
 
 // Fuses selection and ordering if rows are not exchanged and no earlier stage reads the selection.
@@ -287,10 +241,16 @@ void CudaMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
                                 .blocks = s.ordered_rows / kGroupBlockRows,
                                 .scratch = buffers.order_scratch.as<int32_t>(),
                                 .out = s.order};
-  if (!FusesSelectAndOrder(s)) return Check(OrderRows(order, stream()), "order of rows by expert");
-  Check(SelectAndOrder(Choice(parts, s), order, buffers.order_arrived.as<uint32_t>(), chain()),
-        "choice of experts and order of rows");
-  StoreRoutedExperts(s);
+  if (FusesSelectAndOrder(s)) {
+    Check(SelectAndOrder(Choice(parts, s), order, buffers.order_arrived.as<uint32_t>(), chain()),
+          "choice of experts and order of rows");
+    StoreRoutedExperts(s);
+  } else {
+    Check(OrderRows(order, stream()), "order of rows by expert");
+  }
+  // Without tokens the kernels above have not written the counts.
+  if (s.log && s.log->counts_dispatched() && arrived.slots > 0)
+    s.log->CountDispatched(parts.index, buffers.counts.as<int32_t>());
 }
 
 void CudaMoeBackend::RunExperts(const MoeLayerParts& layer, MoeState& state) {

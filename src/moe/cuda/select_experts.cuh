@@ -1,6 +1,7 @@
 // Device functions of expert selection: one warp per token.
 #pragma once
 
+#include "moe/cuda/routing_record.cuh"
 #include "moe/cuda/select_experts.h"
 
 namespace switchyard::cuda::choice {
@@ -73,6 +74,9 @@ __device__ __forceinline__ void WriteChoice(const SelectExpertsParams& p, int64_
   if (p.logical) p.logical[place] = id;
   p.ids[place] = id >= 0 && p.places ? p.places[id] : id;
   p.weights[place] = weight;
+  if (!IsRecorded(p.record, token)) return;
+  const int physical = id >= 0 && p.record.physical_of ? p.record.physical_of[id] : id;
+  RecordChoice(p.record, token, slot, p.top_k, id, physical);
 }
 
 __device__ __forceinline__ bool IsBad(const SelectExpertsParams& p, int expert, float score) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "moe/cuda/routing_record.h"
 #include "moe/gpu_limits.h"
 
 namespace switchyard::cuda {
@@ -37,6 +38,7 @@ struct SelectExpertsParams {
   int32_t* ids = nullptr;      // [tokens, top_k]
   float* weights = nullptr;    // [tokens, top_k]
   FaultRecords faults;
+  RoutingRecord record;
 };
 // One warp per token. A token with a score that is not finite gets experts 0 to top_k - 1 with
 // weights NaN, as on CPUs. Equal to the CPU's selection except for the last bits of exponentials

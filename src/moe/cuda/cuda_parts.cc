@@ -1,0 +1,69 @@
+// The weights of a MoE layer on a GPU.
+#include <numeric>
+#include <utility>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "moe/cuda/cuda_backend.h"
+
+namespace switchyard::cuda {
+namespace {
+
+std::span<const float> Floats(const float* data, int64_t count) {
+  return {data, static_cast<size_t>(data ? count : 0)};
+}
+
+DeviceExperts PlaceExperts(const MoeLayerWeights& weights, const CudaMoeBackend& backend) {
+  CHECK_EQ(static_cast<int>(weights.experts.size()), backend.local_experts());
+  return DeviceExperts(weights.experts,
+                       ChooseArithmetic(weights.experts, backend.device().options().dtype,
+                                        IsHopper(), backend.device().options().packs_experts));
+}
+
+}  // namespace
+
+CudaMoeParts::CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& weights,
+                           const CudaMoeBackend& moe_backend, int layer_index)
+    : MoeLayerParts(std::move(layer_config)),
+      backend(moe_backend),
+      router(UploadPlain(weights.router.w)),
+      index(layer_index),
+      places(config.router.num_experts * sizeof(int32_t)),
+      physical_of(places.bytes()),
+      experts(PlaceExperts(weights, moe_backend)) {
+  const int64_t count = config.router.num_experts;
+  if (weights.router.bias) router_bias = UploadFloats(Floats(weights.router.bias, count));
+  if (weights.router.correction_bias)
+    correction_bias = UploadFloats(Floats(weights.router.correction_bias, count));
+  if (!weights.has_shared) return;
+  const std::span one(&weights.shared, 1);
+  shared.emplace(one, ChooseArithmetic(one, backend.device().options().dtype, IsHopper()));
+  if (weights.shared_gate.defined()) shared_gate = UploadPlain(weights.shared_gate);
+}
+
+// In place, on the stream of the passes: captured passes read the same addresses.
+void CudaMoeParts::SetReplicas(std::vector<int32_t> replicas) {
+  const Mesh& mesh = backend.mesh();
+  if (replicas.empty()) {
+    replicas.resize(config.router.num_experts);
+    std::iota(replicas.begin(), replicas.end(), 0);
+  }
+  CHECK_EQ(replicas.size() * sizeof(int32_t), places.bytes());
+  CudaDevice& device = backend.device();
+  device.CopyIn(physical_of.data(), replicas.data(), physical_of.bytes());
+  if (!backend.scatters())
+    for (int32_t& place : replicas) place = backend.experts().LocalIdOn(mesh.ep_rank(), place);
+  device.CopyIn(places.data(), replicas.data(), places.bytes());
+}
+
+void CudaMoeParts::CheckFormats(const kernels::ExpertWeights& /*expert*/) const {
+  throw Invalid("experts move on CPUs only: want --device cpu");
+}
+OwnedExpert CudaMoeParts::Expert(int /*local*/) const {
+  throw Invalid("experts move on CPUs only: want --device cpu");
+}
+std::vector<OwnedExpert> CudaMoeParts::Swap(std::vector<OwnedExpert> /*experts*/) {
+  throw Invalid("experts move on CPUs only: want --device cpu");
+}
+
+}  // namespace switchyard::cuda
