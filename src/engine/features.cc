@@ -15,7 +15,6 @@
 namespace switchyard {
 namespace {
 
-constexpr Reach kCpusOnly{.gpus = false};
 constexpr Reach kSeveralRanks{.one_gpu = false};
 
 // A section of the table. Flags of experts have no effect on other models.
@@ -178,8 +177,8 @@ void AddBalance(std::vector<Feature>& all) {
                          {.gpus = name == "static"}));
   all.push_back(Setting<bool>(
       kBalance, "--enable-eplb", [](EngineConfig& c) -> bool& { return c.eplb.enable; }, true,
-      kCpusOnly));
-  all.back().on_cpus = "`--ep-size` 2 or more";
+      kSeveralRanks));
+  all.back().on_cpus = all.back().on_gpus = "`--ep-size` 2 or more";
 }
 
 void AddPrecision(std::vector<Feature>& all) {

@@ -364,6 +364,8 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .moe = config.moe,
                        .backends = config.backends,
                        .observed = ObservedBy(config),
+                       .movable_experts = config.eplb.enable,
+                       .movable_layers = config.eplb.layers_per_chunk,
                        .two_batch_overlap = config.two_batch_overlap && !plan.cuda,
                        .tbo_threshold = config.tbo_threshold,
                        .eplb_algorithm = InitialPlanner(config, plan),

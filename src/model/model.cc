@@ -95,6 +95,19 @@ size_t RoutingLogBytes(const ModelConfig& config, const ModelOptions& options,
   return log.Bytes();
 }
 
+// The memory in which a GPU holds the new experts of layers that have not switched yet.
+size_t SpareExpertBytes(const ModelConfig& config, const ModelOptions& options,
+                        const MeshShape& shape) {
+  if (!options.movable_experts || !config.has_moe()) return 0;
+  const int64_t layers = std::ranges::count_if(config.layers, &LayerConfig::moe);
+  const int64_t held =
+      options.movable_layers < 0 ? layers : std::min<int64_t>(layers, options.movable_layers);
+  constexpr size_t kAlignment = 2048;  // of an expert's arrays
+  return static_cast<size_t>(held * LocalExperts(config, options, shape)) *
+         (kAlignment +
+          ExpertBytes(config, Mesh(shape, 0), CompletePlacedLoad(config, options, shape)));
+}
+
 }  // namespace
 
 struct Model::Impl {
@@ -157,8 +170,6 @@ struct Model::Impl {
     moe_backend = rank_device->MakeMoe(options, MoeShapeOf(config, options.max_tokens));
     moe_backend->Observe(options.observer);
     moe_backend->ChooseReplicasBy(options.chooser);
-    if (options.movable_experts && !moe_backend->movable())
-      throw Invalid("experts move on CPUs only: want --device cpu");
     MoeLayerConfig layer_config{.hidden = config.hidden,
                                 .router = config.moe->router,
                                 .activation = config.activation,
@@ -173,7 +184,10 @@ struct Model::Impl {
       if (!device.is_cpu()) weights.layers[i].owned.clear();  // the layer has copied them
     }
     for (const auto& pass : passes) pass->moe = moe_backend->MakeState(pass->index());
-    if (options.movable_experts) MakeMovable(dir);
+    if (options.movable_experts) {
+      moe_backend->ReserveMoves(options.movable_layers);
+      MakeMovable(dir);
+    }
   }
 
   void MakeMovable(const std::filesystem::path& dir) {
@@ -304,7 +318,8 @@ size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& opti
 size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                        const MeshShape& shape) {
   const ModelOptions complete = CompleteOptions(config, options, shape);
-  return CudaPeerBytes(config, complete, shape) + RoutingLogBytes(config, complete, shape);
+  return CudaPeerBytes(config, complete, shape) + RoutingLogBytes(config, complete, shape) +
+         SpareExpertBytes(config, complete, shape);
 }
 
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,

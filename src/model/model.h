@@ -63,7 +63,7 @@ size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& opti
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
                                    const MeshShape& shape);
 // Device memory of a rank on a GPU besides weights, cache and activations: buffers that its peers
-// write to, and the record of routing.
+// write to, the record of routing, and the spare memory of experts that move.
 size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                        const MeshShape& shape);
 // Bytes of weights that one rank reads.

@@ -1,4 +1,4 @@
-// The MoE layers of a model on CPUs, whose experts can move while it runs.
+// The MoE layers of a model, whose experts can move while it runs.
 #pragma once
 
 #include <map>
@@ -21,7 +21,7 @@ class MovableLayers : public MovableExperts {
   const ExpertPlacement& PlacementOf(int layer) const override {
     return layers_.at(layer)->placement();
   }
-  bool sends() const override { return loader_->Converts(); }
+  bool sends() const override;
   OwnedExpert Held(int layer, int local) const override { return layers_.at(layer)->Expert(local); }
   PreparedLayer Prepare(int layer, const ExpertPlacement& placement, const Arrived& arrived,
                         const Pace& pace) override;

@@ -41,8 +41,9 @@ struct ModelOptions {
   std::optional<GpuOptions> gpu;                // none: CPU
   RoutingObserver* observer = nullptr;          // of the MoE layers, outlives the model
   Observed observed = Observed::kNothing;
-  ReplicaChooser* chooser = nullptr;  // of the MoE layers, likewise; CPU only
-  bool movable_experts = false;       // enables Model::movable_experts; CPU only
+  ReplicaChooser* chooser = nullptr;  // of the MoE layers, likewise
+  bool movable_experts = false;       // enables Model::movable_experts
+  int movable_layers = 1;             // whose new experts are held at once; −1: all
   // Batches run as two micro-batches that hide each other's exchanges; CPU only. See SplitRows.
   bool two_batch_overlap = false;
   double tbo_threshold = 0.48;

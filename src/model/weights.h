@@ -95,5 +95,8 @@ size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& conf
 // Bytes of weights that one rank reads, from config.json alone.
 size_t WeightBytesPerRank(const ModelConfig& config, const Mesh& mesh,
                           const LoadOptions& options = {});
+// Bytes of one routed expert on one rank, in the first layer that has experts, from config.json
+// alone. Requires a model with experts.
+size_t ExpertBytes(const ModelConfig& config, const Mesh& mesh, const LoadOptions& options);
 
 }  // namespace switchyard

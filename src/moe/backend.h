@@ -29,10 +29,18 @@ class MoeLayerParts {
   // identity. From the next pass on.
   virtual void SetReplicas(std::vector<int32_t> replicas) = 0;
 
-  // For backends whose experts move (MoeBackend::movable): error kInvalid if an expert's format is
-  // not supported, the `local`-th routed expert, and an exchange of all of them for others.
+  // Error kInvalid if the format of an expert's weights is not supported.
   virtual void CheckFormats(const kernels::ExpertWeights& expert) const = 0;
-  virtual OwnedExpert Expert(int local) const = 0;
+  // The `local`-th routed expert, in any form that Swap takes. Copies no weights.
+  virtual OwnedExpert Held(int local) const = 0;
+  // The same with its weights in host memory, to send it to another rank. Requires `readable`.
+  virtual OwnedExpert Expert(int local) const { return Held(local); }
+  virtual bool readable() const { return true; }
+  // Copies an expert to where Swap takes it from in little time. Any thread, one at a time, also
+  // while passes run. Requires CheckFormats.
+  virtual OwnedExpert Stage(OwnedExpert expert) const { return expert; }
+  // Exchanges all routed experts of this rank for `experts`: of Held, of Stage, or in host memory.
+  // On the rank's thread, between two passes. Returns what may be freed, on any thread.
   virtual std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> experts) = 0;
 
   MoeLayerConfig config;
@@ -64,8 +72,6 @@ class MoeBackend {
   virtual bool scatters() const = 0;
   // Whether a batch of decode and prefill rows is split into two exchanges.
   virtual bool splits_mixed_batches() const = 0;
-  // Whether experts can move between ranks while the model runs.
-  virtual bool movable() const { return false; }
 
   // Layers built from now on report to `observer` (null: none), which outlives them. Error kInvalid
   // if it requires data that the backend does not expose.
@@ -76,6 +82,9 @@ class MoeBackend {
   RoutingObserver* observer() const { return observer_; }
   ReplicaChooser* chooser() const { return chooser_; }
 
+  // Prepares for moves of experts: the staged ones of `layers` layers are held at once (−1: of
+  // all). After all layers are placed.
+  virtual void ReserveMoves(int /*layers*/) {}
   // The state of a pass, after all layers are placed. `slot` is less than the number of passes in
   // flight.
   virtual std::unique_ptr<MoeState> MakeState(int slot) = 0;

@@ -62,7 +62,6 @@ class CpuMoeBackend : public MoeBackend {
   bool splits_mixed_batches() const override {
     return dispatcher_ && dispatcher_->splits_mixed_batches();
   }
-  bool movable() const override { return true; }
   void Observe(RoutingObserver* observer) override;
   void ChooseReplicasBy(ReplicaChooser* chooser) override { chooser_ = chooser; }
 

@@ -28,7 +28,7 @@ struct CpuMoeParts : MoeLayerParts {
         throw Invalid("--moe-runner-backend {} does not support {} experts",
                       backend.options().runner_backend, Name(w->format));
   }
-  OwnedExpert Expert(int local) const override { return {weights.experts[local], owners[local]}; }
+  OwnedExpert Held(int local) const override { return {weights.experts[local], owners[local]}; }
   std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> experts) override {
     CHECK_EQ(experts.size(), owners.size());
     // A dispatched shared expert stays in its place after the routed ones.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "moe/backend.h"
@@ -74,9 +75,12 @@ class MoeLayer {
   const ExpertPlacement& placement() const { return parts_->config.placement; }
   // Error kInvalid names --moe-runner-backend if it does not support the expert's format.
   void CheckFormats(const kernels::ExpertWeights& expert) const { parts_->CheckFormats(expert); }
-  // The `local`-th of this rank's routed experts. Safe from other threads unless SwitchPlacement
-  // runs.
+  // As in MoeLayerParts. `local`: index among this rank's routed experts. Safe from other threads
+  // unless SwitchPlacement runs.
+  OwnedExpert Held(int local) const { return parts_->Held(local); }
   OwnedExpert Expert(int local) const { return parts_->Expert(local); }
+  bool readable() const { return parts_->readable(); }
+  OwnedExpert Stage(OwnedExpert expert) const { return parts_->Stage(std::move(expert)); }
 
  private:
   void CheckTokens(const MoeTokens& tokens) const;

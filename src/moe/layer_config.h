@@ -34,10 +34,16 @@ struct MoeLayerWeights {
   WeightView shared_gate;  // [1, H], sigmoid; undefined: no gate
 };
 
+// Where a device holds an expert. Made and read by the layer's backend only.
+struct PlacedExpert {
+  virtual ~PlacedExpert() = default;
+};
+
 // An expert's shard, and the owner of its biases if no view owns them.
 struct OwnedExpert {
-  kernels::ExpertWeights weights;
+  kernels::ExpertWeights weights;  // in host memory; undefined if only `placed` has them
   std::shared_ptr<const void> owner;
+  std::shared_ptr<const PlacedExpert> placed;  // in a device's memory; null on CPUs
 };
 
 // The rows of one forward pass, the same on every rank.

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <set>
 
+#include "core/check.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "model/families/family.h"
+#include "model/weights/parts.h"
 #include "model/weights/source.h"
 
 namespace switchyard {
@@ -76,6 +79,19 @@ size_t WeightBytesPerRank(const ModelConfig& config, const Mesh& mesh, const Loa
   return BuildWeights(config, mesh, options,
                       *MakeCountingSource(config, options.gpu_plain_dtype, options.packs_experts))
       .bytes_mapped;
+}
+
+size_t ExpertBytes(const ModelConfig& config, const Mesh& mesh, const LoadOptions& options) {
+  const auto source = MakeCountingSource(config, options.gpu_plain_dtype, options.packs_experts);
+  const TensorNames names = FindFamily(config.architecture)->names(config);
+  Parts parts({config, mesh, names}, *source);
+  const auto layer = std::ranges::find_if(config.layers, &LayerConfig::moe);
+  CHECK(layer != config.layers.end());
+  std::vector<Tensor> owned;
+  const int32_t expert = 0;
+  BuildExperts(parts, fmt::format("{}{}.", names.layers, layer - config.layers.begin()),
+               {&expert, 1}, &owned);
+  return static_cast<size_t>(std::llround(parts.bytes()));
 }
 
 }  // namespace switchyard

@@ -174,6 +174,28 @@ TEST(LoadWeights, BytesOfARankAreThoseOfThePlan) {
   }
 }
 
+// As much as one more expert in every layer takes.
+TEST(LoadWeights, BytesOfAnExpertAreThoseOfThePlan) {
+  for (const std::string& name : kFixtures) {
+    const ModelConfig config = LoadModelConfig(FixtureDir(name));
+    if (!config.has_moe()) continue;
+    const auto layers = std::ranges::count_if(config.layers, &LayerConfig::moe);
+    for (const std::optional<DType> dtype : {std::optional<DType>(), {DType::kBF16}})
+      for (const int moe_tp : {1, 2}) {
+        SCOPED_TRACE(name + " in " + std::to_string(moe_tp) + " slices");
+        const Mesh mesh({.tp = moe_tp}, 0);
+        LoadOptions options;
+        options.gpu_plain_dtype = dtype;
+        const size_t before = WeightBytesPerRank(config, mesh, options);
+        options.placements.assign(config.layers.size(),
+                                  ExpertPlacement::Trivial(config.moe->router.num_experts, 1));
+        EXPECT_NEAR(static_cast<double>(WeightBytesPerRank(config, mesh, options) - before),
+                    static_cast<double>(layers * ExpertBytes(config, mesh, options)),
+                    static_cast<double>(layers));
+      }
+  }
+}
+
 TEST(LoadWeights, PackedExpertsAreCountedAsTheyAreStored) {
   const auto config =
       ParseModelConfig(ReadBytes(FixtureDir("gpt_oss") / "config.json"));  // MXFP4, 64 × 64

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "kernels/cuda/grouped_gemm.h"
 #include "moe/cuda/exchange.h"
+#include "moe/cuda/expert_moves.h"
 #include "moe/cuda/nccl_exchange.h"
 #include "moe/cuda/select_experts.h"
 #include "moe/dispatchers/rounds.h"
@@ -142,6 +143,8 @@ CudaMoeBackend::CudaMoeBackend(const MoeOptions& options, const MoeShape& shape,
   PlanChunks();
 }
 
+CudaMoeBackend::~CudaMoeBackend() = default;
+
 std::unique_ptr<RowExchange> CudaMoeBackend::MakeExchange(bool low_latency, int64_t tokens) const {
   CHECK(context_.peers != nullptr);
   ExchangeConfig config = ConfigOf(exchange_shape_, context_.hosts, low_latency, tokens);
@@ -152,6 +155,12 @@ std::unique_ptr<RowExchange> CudaMoeBackend::MakeExchange(bool low_latency, int6
                                           NcclGroup::From(groups().ep));
   if (!context_.peers->HasDistinctGpus(ep_group_)) config.blocks = kBlocksOfSharedGpu;
   return std::make_unique<Exchange>(config, experts_, *context_.peers);
+}
+
+void CudaMoeBackend::ReserveMoves(int layers) {
+  const auto placed = static_cast<int>(layers_.size());
+  const int held = layers < 0 ? placed : std::min(layers, placed);
+  mover_ = std::make_unique<ExpertMover>(device_, spare_bytes_, held * local_experts());
 }
 
 void CudaMoeBackend::ChooseReplicasBy(ReplicaChooser* chooser) {
@@ -237,6 +246,7 @@ std::unique_ptr<MoeState> CudaMoeBackend::MakeState(int slot) {
 
 void CudaMoeBackend::ReserveExperts(const DeviceExperts& experts) {
   product_bytes_.Cover(BytesOf(experts, chunk_rows_));
+  spare_bytes_ = std::max(spare_bytes_, ExpertMover::BlockBytes(experts));
   output_bytes_ = std::max(output_bytes_, RoundUp(ordered_rows_, chunk_rows_) * shape_.hidden *
                                               ElementBytes(experts.arithmetic.output));
 }

@@ -18,6 +18,8 @@
 
 namespace switchyard::cuda {
 
+class ExpertMover;
+
 // Buffers of the expert GEMMs, for a chunk of rows.
 struct ProductBuffers {
   DeviceMemory a, a_scales;            // [rows, H] input of the first GEMM
@@ -90,10 +92,12 @@ struct CudaMoeParts : MoeLayerParts {
                const class CudaMoeBackend& moe_backend, int layer_index);
 
   void SetReplicas(std::vector<int32_t> replicas) override;
-  // Experts do not move on GPUs yet (MoeBackend::movable).
   void CheckFormats(const kernels::ExpertWeights& expert) const override;
+  OwnedExpert Held(int local) const override;
   OwnedExpert Expert(int local) const override;
-  std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> experts) override;
+  bool readable() const override { return !experts.arithmetic.packed; }
+  OwnedExpert Stage(OwnedExpert expert) const override;
+  std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> replacements) override;
 
   const CudaMoeBackend& backend;
   DeviceMatrix router;
@@ -115,6 +119,7 @@ class CudaMoeBackend : public MoeBackend {
   CudaMoeBackend(const MoeOptions& options, const MoeShape& shape, const DeviceMoeContext& context);
   static size_t PeerBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
                           DType dtype, const DeviceMoeHosts& hosts);
+  ~CudaMoeBackend() override;
 
   CudaDevice& device() const { return device_; }
   cudaStream_t stream() const { return device_.stream(); }
@@ -133,6 +138,8 @@ class CudaMoeBackend : public MoeBackend {
   bool splits_mixed_batches() const override { return low_latency_ && normal_; }
   void Observe(RoutingObserver* observer) override { observer_ = observer; }
   void ChooseReplicasBy(ReplicaChooser* chooser) override;
+  void ReserveMoves(int layers) override;
+  ExpertMover& mover() const { return *mover_; }  // after ReserveMoves
 
   // Sized for the layers placed so far.
   std::unique_ptr<MoeState> MakeState(int slot) override;
@@ -192,6 +199,8 @@ class CudaMoeBackend : public MoeBackend {
   ProductBytes product_bytes_, beside_bytes_;
   int64_t output_bytes_ = 0;
   bool has_shared_ = false;
+  int64_t spare_bytes_ = 0;  // of one expert
+  std::unique_ptr<ExpertMover> mover_;
   std::vector<int> layers_;  // placed so far: their indices in the model
   Branch beside_;
 };

@@ -1,10 +1,10 @@
-// The weights of a MoE layer on a GPU.
+// The weights of a MoE layer on a GPU, and their moves.
 #include <numeric>
 #include <utility>
 
 #include "core/check.h"
-#include "core/error.h"
 #include "moe/cuda/cuda_backend.h"
+#include "moe/cuda/expert_moves.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -56,14 +56,29 @@ void CudaMoeParts::SetReplicas(std::vector<int32_t> replicas) {
   device.CopyIn(places.data(), replicas.data(), places.bytes());
 }
 
-void CudaMoeParts::CheckFormats(const kernels::ExpertWeights& /*expert*/) const {
-  throw Invalid("experts move on CPUs only: want --device cpu");
+void CudaMoeParts::CheckFormats(const kernels::ExpertWeights& expert) const {
+  experts.CheckFits(expert);
 }
-OwnedExpert CudaMoeParts::Expert(int /*local*/) const {
-  throw Invalid("experts move on CPUs only: want --device cpu");
+
+OwnedExpert CudaMoeParts::Held(int local) const {
+  return {.placed = std::make_shared<DeviceExpert>(local)};
 }
-std::vector<OwnedExpert> CudaMoeParts::Swap(std::vector<OwnedExpert> /*experts*/) {
-  throw Invalid("experts move on CPUs only: want --device cpu");
+
+OwnedExpert CudaMoeParts::Expert(int local) const {
+  return backend.mover().Download(experts, local);
+}
+
+OwnedExpert CudaMoeParts::Stage(OwnedExpert expert) const {
+  if (expert.placed) return expert;
+  return {.placed = backend.mover().Upload(experts, expert.weights)};
+}
+
+std::vector<OwnedExpert> CudaMoeParts::Swap(std::vector<OwnedExpert> replacements) {
+  const Mesh& mesh = backend.mesh();
+  const ExpertRange own = ExpertsOfRank(config.placement.num_physical(), mesh.ep(), mesh.ep_rank());
+  return backend.mover().Switch(
+      experts, config.placement.physical_to_logical().subspan(own.begin, own.end - own.begin),
+      std::move(replacements));
 }
 
 }  // namespace switchyard::cuda

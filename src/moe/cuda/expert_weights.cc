@@ -132,6 +132,24 @@ ExpertSlot DeviceExperts::Slot(int expert) const {
   return slot;
 }
 
+void DeviceExperts::CheckFits(const kernels::ExpertWeights& expert) const {
+  const auto refuse = [](const char* why) {
+    throw Invalid("an expert that moves to this GPU {}: restart without --enable-eplb", why);
+  };
+  if (expert.gate.n != intermediate || expert.gate.k != hidden)
+    refuse("has another size than the ones here");
+  if ((HasUpperBias(expert) && gate_up_bias.bytes() == 0) ||
+      (HasLowerBias(expert) && down_bias.bytes() == 0))
+    refuse("has a bias, and the ones here have none");
+  const std::span one(&expert, 1);
+  const bool fp8 = arithmetic.input == ElementType::kFp8;
+  const bool keeps_bf16 =
+      arithmetic.input == ElementType::kF32 && arithmetic.weights == ElementType::kBF16;
+  if ((fp8 && !HasFp8Blocks(expert)) || (keeps_bf16 && !IsStored(expert, WeightFormat::kBF16)) ||
+      (arithmetic.packed && FindPacked(one) != arithmetic.packed))
+    refuse("cannot be stored in the format of the ones here");
+}
+
 DeviceMatrix UploadPlain(const WeightView& w) {
   const ElementType type = w.format == WeightFormat::kBF16 ? ElementType::kBF16 : ElementType::kF32;
   DeviceMatrix matrix = Allocate(1, 1, w.n, w.k, type, {});

@@ -30,6 +30,7 @@ struct DeviceMatrix {
 // Formats of an expert's packed matrices.
 struct PackedExperts {
   W4A16Format gate_up, down;
+  bool operator==(const PackedExperts&) const = default;
 };
 
 // Data types and kernels of the experts' GEMMs.
@@ -71,6 +72,9 @@ struct DeviceExperts {
 
   ExpertSlotBytes slot_bytes() const;
   ExpertSlot Slot(int expert) const;
+  // Error kInvalid if `expert` cannot be stored here with the bits that it would have had in the
+  // constructor.
+  void CheckFits(const kernels::ExpertWeights& expert) const;
 
   ExpertArithmetic arithmetic;
   int experts = 0;
