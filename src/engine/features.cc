@@ -173,8 +173,7 @@ void AddBalance(std::vector<Feature>& all) {
       [](EngineConfig& c) -> int& { return c.moe.num_redundant_experts; }, 2));
   for (const std::string_view name : {"static", "dynamic", "balanced", "lp", "fake"})
     all.push_back(Choice(kBalance, "--ep-dispatch-algorithm", std::string(name),
-                         [](EngineConfig& c) -> std::string& { return c.eplb.dispatch; },
-                         {.gpus = name == "static"}));
+                         [](EngineConfig& c) -> std::string& { return c.eplb.dispatch; }));
   all.push_back(Setting<bool>(
       kBalance, "--enable-eplb", [](EngineConfig& c) -> bool& { return c.eplb.enable; }, true,
       kSeveralRanks));

@@ -14,6 +14,7 @@ import pytest
 import test_recorder
 from server import FIXTURES, ROOT, OtherNode, Server, free_port
 from test_checkpoints import logprobs
+from test_eplb import DP, EPLB, INT4, MOE_LAYERS, REDUNDANT, answers, eplb, metrics, settle, skewed
 from test_faults import ROUTER_RANKS, check_router_overflow
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
 
@@ -160,4 +161,38 @@ def test_the_recorder_counts_in_every_mode(tmp_path, backend, mode):
         for _ in range(4):
             recorded()
             test_recorder.generate(server, text="not recorded", sampling_params=test_recorder.GREEDY)
+        assert server.stop() == 0
+
+
+MOVES = [(dispatch, [], []) for dispatch in ("static", "dynamic", "balanced", "lp")]
+MOVES += [("balanced", DP, []), ("static", [], INT4), ("balanced", [], ["--quantization", "fp8"])]
+
+
+@pytest.mark.parametrize("dispatch, layout, weights", MOVES, ids=lambda value: "-".join(map(str, value)) if value and
+                         not isinstance(value, str) else value or "plain")
+def test_experts_move_and_no_output_changes(tmp_path, dispatch, layout, weights):
+    device, env = where(2)
+    model = skewed(tmp_path / "model")
+    flags = [*device, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--ep-num-redundant-experts", REDUNDANT,
+             "--max-total-tokens", 8192, *layout, *weights]
+    with Server(model, *flags, env=env) as still:
+        want = [answers(still, seed) for seed in range(6)]
+        assert still.stop() == 0
+    with Server(model, *flags, *EPLB, "--ep-dispatch-algorithm", dispatch, "--enable-expert-distribution-metrics",
+                env=env) as server:
+        for seed in range(6):
+            assert answers(server, seed) == want[seed], seed  # bit-identical while experts move
+        settle(server)
+        assert server.request("/eplb/rebalance", method="POST")[0] == 200
+        settle(server)  # moves without requests
+        assert [answers(server, seed) for seed in range(2)] == want[:2]
+        now = settle(server)
+        assert now["rebalances"] >= 1 and now["failures"] == 0, now
+        assert now["layers_moved"] >= MOE_LAYERS
+        assert now["experts_loaded"] + now["experts_received"] > 0
+        page = metrics(server)
+        assert page["switchyard_eplb_rebalances_total"] == now["rebalances"]
+        assert page["switchyard_eplb_failures_total"] == 0
+        assert sum(page[f'switchyard_eplb_gpu_physical_count_total{{rank="{rank}"}}'] for rank in range(2)) > 0
+        assert eplb(server)["balancedness"] is None or eplb(server)["balancedness"] > 0.5
         assert server.stop() == 0

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "core/error.h"
 #include "kernels/cuda/grouped_gemm.h"
 #include "moe/cuda/exchange.h"
 #include "moe/cuda/expert_moves.h"
@@ -135,7 +134,7 @@ CudaMoeBackend::CudaMoeBackend(const MoeOptions& options, const MoeShape& shape,
   low_latency_tokens_ = plan.low_latency_tokens;
   if (plan.normal) normal_ = MakeExchange(false, normal_tokens_);
   if (plan.low_latency) low_latency_ = MakeExchange(true, low_latency_tokens_);
-  if (gathers()) {
+  if (options_.a2a_backend == "none") {
     std::vector<int32_t> ids(experts_.size());
     for (int e = 0; e < experts_.size(); ++e) ids[e] = experts_.LocalIdOn(mesh_.ep_rank(), e);
     local_ids_ = UploadIds(ids);
@@ -161,10 +160,6 @@ void CudaMoeBackend::ReserveMoves(int layers) {
   const auto placed = static_cast<int>(layers_.size());
   const int held = layers < 0 ? placed : std::min(layers, placed);
   mover_ = std::make_unique<ExpertMover>(device_, spare_bytes_, held * local_experts());
-}
-
-void CudaMoeBackend::ChooseReplicasBy(ReplicaChooser* chooser) {
-  if (chooser) throw Invalid("--ep-dispatch-algorithm: GPUs support static");
 }
 
 RoutingLogShape CudaMoeBackend::LogShape() const {
@@ -239,6 +234,7 @@ std::unique_ptr<MoeState> CudaMoeBackend::MakeState(int slot) {
     b.shared_y = Memory(own * hidden * 4);
     b.shared_gate = Memory(own * 4);
   }
+  if (chooser_) state->choice = std::make_unique<HostChoice>(*chooser_, round, shape_.top_k);
   if (observer_)
     state->log = std::make_unique<RoutingLog>(*observer_, layers_, LogShape(), device_);
   return state;

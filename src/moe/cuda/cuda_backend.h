@@ -11,6 +11,7 @@
 #include "moe/backends.h"
 #include "moe/cuda/expert_rows.h"
 #include "moe/cuda/expert_weights.h"
+#include "moe/cuda/host_choice.h"
 #include "moe/cuda/routing_log.h"
 #include "moe/cuda/row_exchange.h"
 #include "moe/cuda/select_experts.h"
@@ -74,7 +75,8 @@ struct CudaMoeState : MoeState {
   RowOrder order;
   int64_t ordered_rows = 0;  // maximum, padding included
 
-  std::unique_ptr<RoutingLog> log;  // null: no observer
+  std::unique_ptr<HostChoice> choice;  // null: no chooser
+  std::unique_ptr<RoutingLog> log;     // null: no observer
   void BeginPass(int64_t rows, int64_t first) override {
     if (log) log->Begin(rows, first);
   }
@@ -137,7 +139,7 @@ class CudaMoeBackend : public MoeBackend {
   bool scatters() const override { return scatters_; }
   bool splits_mixed_batches() const override { return low_latency_ && normal_; }
   void Observe(RoutingObserver* observer) override { observer_ = observer; }
-  void ChooseReplicasBy(ReplicaChooser* chooser) override;
+  void ChooseReplicasBy(ReplicaChooser* chooser) override { chooser_ = chooser; }
   void ReserveMoves(int layers) override;
   ExpertMover& mover() const { return *mover_; }  // after ReserveMoves
 
@@ -193,7 +195,7 @@ class CudaMoeBackend : public MoeBackend {
   int64_t normal_tokens_ = 0, low_latency_tokens_ = 0;  // per round
   std::unique_ptr<RowExchange> normal_, low_latency_;
   int64_t ordered_rows_ = 0, chunk_rows_ = 0;  // maximum
-  // [num_physical] local id on this rank or −1, if ranks gather all tokens.
+  // [num_physical] local id on this rank or −1, if rows are not exchanged.
   DeviceMemory local_ids_;
   // What states need for the layers placed so far, in bytes.
   ProductBytes product_bytes_, beside_bytes_;

@@ -74,6 +74,7 @@ OwnedExpert CudaMoeParts::Stage(OwnedExpert expert) const {
 }
 
 std::vector<OwnedExpert> CudaMoeParts::Swap(std::vector<OwnedExpert> replacements) {
+  if (backend.chooser()) backend.device().Synchronize();  // see HostChoice
   const Mesh& mesh = backend.mesh();
   const ExpertRange own = ExpertsOfRank(config.placement.num_physical(), mesh.ep(), mesh.ep_rank());
   return backend.mover().Switch(

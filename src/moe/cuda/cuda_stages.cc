@@ -8,6 +8,7 @@
 #include "kernels/cuda/grouped_gemm.h"
 #include "moe/cuda/cuda_backend.h"
 #include "moe/cuda/expert_runner.h"
+#include "moe/cuda/place_physical.h"
 #include "moe/cuda/router_logits.h"
 #include "moe/cuda/select_and_order.h"
 #include "quant/formats.h"
@@ -65,6 +66,18 @@ void CudaMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   if (FusesSelectAndOrder(s)) return;  // PrePermute selects them
   Check(SelectExpertsOnDevice(Choice(parts, s), stream()), "choice of experts");
   StoreRoutedExperts(s);
+  if (!s.choice) return;
+  const int64_t tokens = s.round.size();
+  const int32_t* logical = s.buffers.logical.as<int32_t>();
+  Check(PlacePhysical({.logical = logical,
+                       .physical = s.choice->Choose(parts.config.layer, logical, tokens, stream()),
+                       .local_ids = scatters_ ? nullptr : local_ids_.as<int32_t>(),
+                       .tokens = tokens,
+                       .k = shape_.top_k,
+                       .ids = s.buffers.ids.as<int32_t>(),
+                       .record = RecordOf(parts, s)},
+                      stream()),
+        "places of replicas");
 }
 
 RoutingRecord CudaMoeBackend::RecordOf(const CudaMoeParts& parts, const CudaMoeState& s) const {
@@ -72,6 +85,7 @@ RoutingRecord CudaMoeBackend::RecordOf(const CudaMoeParts& parts, const CudaMoeS
   return s.log->RecordOf(parts.index, s, s.ReportedInRound(mesh_), parts.physical_of.as<int32_t>());
 }
 
+// With a chooser the ids stay logical until it has run, and are recorded then.
 
 SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const CudaMoeState& s) const {
   const RouterConfig& router = parts.config.router;
@@ -89,7 +103,7 @@ SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const Cuda
           .topk_groups = router.topk_groups,
           .top2_sum = router.group_score == RouterConfig::GroupScore::kTop2Sum,
           .scaling = router.routed_scaling_factor,
-          .places = parts.places.as<int32_t>(),
+          .places = s.choice ? nullptr : parts.places.as<int32_t>(),
           .logical = buffers.logical.as<int32_t>(),
           .ids = buffers.ids.as<int32_t>(),
           .weights = buffers.weights.as<float>(),
@@ -98,12 +112,12 @@ SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const Cuda
                      .begin = own.in_round.begin,
                      .end = own.in_round.end,
                      .of_expert_0 = FaultOf(parts.config.layer, 0)},
-          .record = RecordOf(parts, s)};
+          .record = s.choice ? RoutingRecord{} : RecordOf(parts, s)};
 }
 
-// Fuses selection and ordering if rows are not exchanged and no earlier stage reads the selection.
+// Fuses selection and ordering if rows are not exchanged and no stage between reads the selection.
 bool CudaMoeBackend::FusesSelectAndOrder(const CudaMoeState& s) const {
-  return device_.options().fused && !s.exchange && !gathers() &&
+  return device_.options().fused && !s.exchange && !gathers() && !s.choice &&
          s.round.size() <= kMaxTokensToOrder;
 }
 

@@ -234,5 +234,40 @@ TEST(CudaRoutingLog, DispatchedRowsAreCountedByExpert) {
   EXPECT_EQ(observed.observer.dispatched.at(4), CountsOf(observed.Physical(all), 12));
 }
 
+// Directly, captured and replayed: outputs do not show the replicas, and the counts do.
+TEST(CudaHostChoice, ChoosesReplicasOfEveryPass) {
+  SKIP_WITHOUT_GPU();
+  Observed still(TestLayer({.shared = true}));
+  RoundRobinChooser chooser, expected;
+  Observed observed(TestLayer({.shared = true}), {}, {}, &chooser);
+  expected.OnPlacement(4, observed.layer.config.placement);
+  kernels::Device& device = *observed.gpu->device;
+  std::vector<int32_t> all;
+  const int64_t most = 64 * observed.layer.spec.hidden;
+  const auto x = device.Allocate(most * sizeof(float)), y = device.Allocate(most * sizeof(float));
+  for (uint32_t pass = 0; pass < 8; ++pass) {
+    SCOPED_TRACE(pass);
+    const int64_t tokens = pass % 2 == 0 ? 20 : 3;
+    const std::vector<int64_t> counts = {tokens};
+    const auto hidden = observed.layer.Hidden(tokens, pass);
+    const size_t bytes = hidden.size() * sizeof(float);
+    device.CopyIn(x.get(), hidden.data(), bytes);
+    observed.gpu->state->BeginPass(tokens, 0);
+    device.Run(/*key=*/1 + pass % 2, [&] {
+      observed.gpu->moe->Forward(*observed.gpu->state, static_cast<float*>(x.get()),
+                                 {counts, counts}, static_cast<float*>(y.get()));
+    });
+    observed.gpu->state->EndPass();
+    std::vector<float> out(hidden.size());
+    device.CopyOut(out.data(), y.get(), bytes);
+    observed.gpu->state->ReportRouting();
+    EXPECT_TRUE(kernels::SameBits(out, still.gpu->Forward(still.layer, tokens, pass)));
+    TopK logical{.tokens = tokens, .k = 3, .ids = observed.Chosen(tokens, tokens, pass)}, physical;
+    expected.Choose(4, logical, &physical);
+    all.insert(all.end(), physical.ids.begin(), physical.ids.end());
+    EXPECT_EQ(observed.observer.physical.at(4), CountsOf(all, 12));
+  }
+}
+
 }  // namespace
 }  // namespace switchyard::cuda

@@ -1,0 +1,49 @@
+// Selection of replicas by a ReplicaChooser for tokens that are routed on a GPU.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/cuda/runtime.h"
+#include "moe/replica_chooser.h"
+
+namespace switchyard::cuda {
+
+// One per MoeState whose backend has a chooser. The chooser is the CPU's, so its algorithms exist
+// once. It runs as a host function between two copies on the stream of the passes, and captured
+// passes call it too. The rank's thread never waits for it.
+//
+// The chooser runs on a thread of the CUDA runtime. So a placement may change only after the stream
+// has been synchronized.
+class HostChoice {
+ public:
+  // `max_tokens`: of a round.
+  HostChoice(ReplicaChooser& chooser, int64_t max_tokens, int top_k);
+  HostChoice(const HostChoice&) = delete;
+  HostChoice& operator=(const HostChoice&) = delete;
+
+  // Enqueues the choice for `tokens` tokens of a layer with logical experts [tokens, top_k].
+  // Returns their physical experts, in the same form, in device memory.
+  const int32_t* Choose(int layer, const int32_t* logical, int64_t tokens, cudaStream_t stream);
+
+ private:
+  struct Call {
+    HostChoice* owner = nullptr;
+    int layer = 0;
+    int64_t tokens = 0;
+    bool once = false;  // not captured: freed by the call
+  };
+  static void Run(void* call);
+  Call* MakeCall(int layer, int64_t tokens, cudaStream_t stream);
+
+  ReplicaChooser& chooser_;
+  const int top_k_;
+  const PinnedMemory host_;      // [2, max_tokens, top_k]: logical, then physical
+  const DeviceMemory physical_;  // [max_tokens, top_k]
+  // Of captured passes; as long as this object, which outlives them.
+  std::vector<std::unique_ptr<Call>> recorded_;
+  TopK logical_, chosen_;  // of the call that runs
+};
+
+}  // namespace switchyard::cuda
