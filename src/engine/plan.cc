@@ -19,6 +19,7 @@
 #include "eplb/types.h"
 #include "kernels/cache_rows.h"
 #include "kernels/ops.h"
+#include "model/micro_batches.h"
 
 namespace switchyard {
 
@@ -151,8 +152,12 @@ int64_t MaxBatchTokens(const EngineConfig& config, const EnginePlan& plan) {
 // output; intermediate activations of feed-forwards; and logits. Includes the tokens of all
 // attention groups where dense layers and the head process those, and the RoPE table. A double, so
 // that products of absurd sizes are refused as too large instead of overflowing.
-double ActivationBytesPerRank(const EnginePlan& plan, const MeshShape& mesh) {
+double ActivationBytesPerRank(const EngineConfig& config, const EnginePlan& plan) {
+  const MeshShape& mesh = config.mesh;
   const ModelConfig& m = plan.model;
+  const int64_t rows = config.two_batch_overlap
+                           ? 2 * MaxMicroBatchRows(plan.max_batch_tokens, config.tbo_threshold)
+                           : plan.max_batch_tokens;
   const int64_t heads = m.attention.heads * (m.attention.head_dim + m.attention.kv_lora_rank);
   // All rows of one group may go to one rank. Over all groups, a rank is assumed to get at most
   // twice its even share.
@@ -170,7 +175,7 @@ double ActivationBytesPerRank(const EnginePlan& plan, const MeshShape& mesh) {
       gathers ? static_cast<double>(mesh.dp) *
                     static_cast<double>(2 * m.hidden + CeilDiv(m.intermediate, mesh.tp))
               : 0;
-  return (static_cast<double>(plan.max_batch_tokens) * (static_cast<double>(row) + gathered) +
+  return (static_cast<double>(rows) * (static_cast<double>(row) + gathered) +
           3 * logit_rows * static_cast<double>(m.vocab_size) +
           static_cast<double>(plan.context_length) * static_cast<double>(m.rope.rotary_dim)) *
          sizeof(float);
@@ -220,7 +225,7 @@ void ChooseChunk(const EngineConfig& config, int64_t page_bytes, EnginePlan& pla
   const auto bytes_of = [&](int32_t chunk) {
     SetChunk(chunk, config, plan);
     try {
-      return ActivationBytesPerRank(plan, config.mesh) +
+      return ActivationBytesPerRank(config, plan) +
              static_cast<double>(
                  GpuBytesPerRank(plan.model, MakeModelOptions(config, plan), config.mesh));
     } catch (const Error&) {  // the rows need more rounds than the exchange allows
@@ -238,7 +243,7 @@ struct Need {
 
 Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, int ranks) {
   Need need{.weights = static_cast<double>(plan.weight_bytes_per_rank) * ranks,
-            .activations = ActivationBytesPerRank(plan, config.mesh) * ranks,
+            .activations = ActivationBytesPerRank(config, plan) * ranks,
             .symmetric = static_cast<double>(plan.symmetric_bytes_per_rank) * ranks};
   // Ranks map the same files, so weights that several ranks read are in memory once. Dummy or
   // converted weights are private to each rank.
@@ -284,7 +289,7 @@ PageMemory OfHost(const EngineConfig& config, const EnginePlan& plan, int64_t pa
 PageMemory OfGpu(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
   return {.memory = GpuMemory(config, plan),
           .need = {.weights = static_cast<double>(plan.weight_bytes_per_rank),
-                   .activations = ActivationBytesPerRank(plan, config.mesh),
+                   .activations = ActivationBytesPerRank(config, plan),
                    .symmetric = static_cast<double>(
                        GpuBytesPerRank(plan.model, MakeModelOptions(config, plan), config.mesh))},
           .bytes_per_page = page_bytes,
@@ -358,7 +363,7 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .context_length = plan.context_length,
                        .moe = config.moe,
                        .backends = config.backends,
-                       .two_batch_overlap = config.two_batch_overlap && !plan.cuda,
+                       .two_batch_overlap = config.two_batch_overlap,
                        .tbo_threshold = config.tbo_threshold,
                        .eplb_algorithm = InitialPlanner(config, plan),
                        .page_size = config.page_size};
@@ -430,8 +435,6 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   if (config.max_running_requests == 0)  // each request holds at least one page
     plan.max_running_requests =
         static_cast<int32_t>(std::min<int64_t>(plan.max_running_requests, plan.num_pages));
-  if (config.two_batch_overlap && plan.cuda)
-    LOG_INFO("--enable-two-batch-overlap has no effect on GPUs yet");
   if (plan.num_pages * config.page_size < plan.context_length)
     LOG_WARNING("the cache holds {} tokens, less than the context of {}: longer requests end early",
                 plan.num_pages * config.page_size, plan.context_length);

@@ -32,6 +32,12 @@ std::vector<int64_t> SplitRows(const ForwardBatch& batch, double threshold) {
   return first;
 }
 
+int64_t MaxMicroBatchRows(int64_t max_rows, double threshold) {
+  // The smaller part has at least `threshold` of the rows. One more covers rounding.
+  const double larger = std::max(0.5, 1.0 - threshold) * static_cast<double>(max_rows);
+  return std::min(max_rows, static_cast<int64_t>(larger) + 1);
+}
+
 ForwardBatch SliceBatch(const ForwardBatch& batch, int64_t begin, int64_t end,
                         std::span<const int64_t> group_rows,
                         std::span<const int64_t> group_decode_rows) {

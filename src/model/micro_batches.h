@@ -20,6 +20,9 @@ namespace switchyard {
 // them.
 std::vector<int64_t> SplitRows(const ForwardBatch& batch, double threshold);
 
+// Maximum rows of a micro-batch of a batch of up to `max_rows` rows per group.
+int64_t MaxMicroBatchRows(int64_t max_rows, double threshold);
+
 // Rows [begin, end) of `batch`, for a micro-batch with `group_rows` [dp] rows in each group, of
 // which `group_decode_rows` decode. Of logits it keeps this group's rows only: the head runs once
 // for the whole batch. Borrows the page tables.

@@ -1,6 +1,7 @@
 #include "model/model.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -38,6 +39,11 @@ bool UsesFp8GroupActivations(const ModelConfig& config) {
 // contradict them.
 ModelOptions CompleteOptions(const ModelConfig& config, ModelOptions options,
                              const MeshShape& mesh) {
+  options.two_batch_overlap = options.two_batch_overlap && config.has_moe();
+  options.moe.passes = options.two_batch_overlap ? 2 : 1;
+  options.max_pass_tokens = options.two_batch_overlap
+                                ? MaxMicroBatchRows(options.max_tokens, options.tbo_threshold)
+                                : options.max_tokens;
   options.moe.row_dtype = options.dtype;
   options.load.replicated_shared_expert = ScattersTokens(options.moe, mesh);
   if (options.context_length == 0) options.context_length = config.max_position;
@@ -102,10 +108,9 @@ struct Model::Impl {
         moe(config.layers.size()),
         decoder(context, weights, moe, [this] { comm.memory->Beat(); }) {
     MakeSchedules();
-    const int count = two_prefill.empty() ? 1 : 2;
-    for (int i = 0; i < count; ++i)
-      passes.push_back(std::make_unique<Pass>(i, context, options.max_tokens,
-                                              decoder.ScratchFloats(options.max_tokens)));
+    for (int i = 0; i < options.moe.passes; ++i)
+      passes.push_back(std::make_unique<Pass>(i, context, options.max_pass_tokens,
+                                              decoder.ScratchFloats(options.max_pass_tokens)));
     FinishRouters(config, &weights);
     UploadWeights(device, weights);
     if (config.has_moe()) MakeMoeLayers(dir);
@@ -114,7 +119,7 @@ struct Model::Impl {
   void MakeSchedules() {
     const bool waterfill = options.moe.waterfill;
     plain = schedule::Plan(ServeShapeOf(config, waterfill, /*two_batches=*/false));
-    if (!options.two_batch_overlap || !config.has_moe()) return;
+    if (!options.two_batch_overlap) return;
     schedule::ServeShape shape = ServeShapeOf(config, waterfill, /*two_batches=*/true);
     two_prefill = schedule::Plan(shape);
     shape.mode = schedule::Mode::kDecode;
@@ -122,7 +127,7 @@ struct Model::Impl {
   }
 
   void MakeMoeLayers(const std::filesystem::path& dir) {
-    moe_backend = rank_device->MakeMoe(options, MoeShapeOf(config, options.max_tokens));
+    moe_backend = rank_device->MakeMoe(options, MoeShapeOf(config, options.max_pass_tokens));
     moe_backend->Observe(options.observer);
     moe_backend->ChooseReplicasBy(options.chooser);
     if (options.movable_experts && !moe_backend->movable())
@@ -153,68 +158,103 @@ struct Model::Impl {
         comm.mesh);
   }
 
-  // Pads decode batches to a recorded size; runs all other batches as they are.
+  // The logits of a batch on the device: of `rows` rows, then of `more` rows of a second
+  // micro-batch, which are not adjacent if the first one is padded.
+  struct DeviceLogits {
+    const float* data = nullptr;  // [rows, vocab]
+    int64_t rows = 0;
+    const float* more_data = nullptr;  // [more, vocab]
+    int64_t more = 0;
+  };
+
   std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv) {
-    Pass& p = *passes[0];
-    if (!RunInTwo(batch, kv)) {
-      const int64_t recorded = RecordedTokens();
-      const bool record = recorded > 0 && IsPlainDecode(batch, recorded);
-      p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv);
-      ReserveLogits(p.group_logit_rows);
-      Pass* const only[] = {&p};
-      device.Run(record ? p.RecordingKey(p.rows.tokens) : 0,
-                 [&] { decoder.Run(plain, only, p.group_logit_rows); });
+    const std::vector<int64_t> first_rows =
+        passes.size() > 1 ? SplitRows(batch, options.tbo_threshold) : std::vector<int64_t>();
+    for (const auto& pass : passes)
+      if (pass->moe) pass->moe->overlaps = !first_rows.empty();
+    const DeviceLogits logits =
+        first_rows.empty() ? RunInOne(batch, kv) : RunInTwo(batch, first_rows, kv);
+    if (batch.draws.empty()) return ToHost(logits);
+    CHECK_EQ(std::ssize(batch.draws), logits.rows + logits.more);
+    const std::span draws = batch.draws;
+    std::vector<int32_t>& drawn = passes[0]->drawn;
+    drawn = drawing.Draw(*rank_device, logits.data, draws.first(logits.rows), config.vocab_size);
+    if (logits.more > 0) {
+      const auto more = drawing.Draw(*rank_device, logits.more_data, draws.subspan(logits.rows),
+                                     config.vocab_size);
+      drawn.insert(drawn.end(), more.begin(), more.end());
     }
-    const float* logits = p.head.logits.data();
-    const int64_t wanted = std::ssize(batch.logit_rows);
-    if (!batch.draws.empty()) {
-      CHECK_EQ(std::ssize(batch.draws), wanted);
-      p.drawn = drawing.Draw(*rank_device, logits, batch.draws, config.vocab_size);
-      return {};
-    }
-    return ToHost(p, logits, wanted * config.vocab_size);
+    return {};
   }
 
-  // Two-batch overlap, if the batch can be split. Results are then in the first pass.
-  bool RunInTwo(const ForwardBatch& batch, KvStorage& kv) {
-    if (passes.size() < 2) return false;
-    const std::vector<int64_t> rows = SplitRows(batch, options.tbo_threshold);
-    if (rows.empty()) return false;
-    const int group = comm.mesh.dp_rank();
-    const MicroBatches parts(batch, rows, group);
+  // Pads decode batches to a recorded size; runs all other batches as they are.
+  DeviceLogits RunInOne(const ForwardBatch& batch, KvStorage& kv) {
+    Pass& p = *passes[0];
+    const int64_t recorded = RecordedTokens();
+    const bool record = recorded > 0 && IsPlainDecode(batch, recorded);
+    p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv);
+    ReserveLogits(p.group_logit_rows);
+    Pass* const only[] = {&p};
+    device.Run(record ? p.RecordingKey(p.rows.tokens) : 0,
+               [&] { decoder.Run(plain, only, p.group_logit_rows); });
+    return {.data = p.head.logits.data(), .rows = std::ssize(batch.logit_rows)};
+  }
+
+  // Two-batch overlap. Results are in the first pass.
+  DeviceLogits RunInTwo(const ForwardBatch& batch, std::span<const int64_t> first_rows,
+                        KvStorage& kv) {
+    const MicroBatches parts(batch, first_rows, comm.mesh.dp_rank());
     Pass &first = *passes[0], &second = *passes[1];
-    first.Begin(parts.first, kv);
-    second.Begin(parts.second, kv, rows[group]);
+    // The first part has half of the rows, rounded up.
+    const int64_t recorded = RecordedTokens();
+    const bool decode = IsDecode(batch);
+    const bool record = recorded > 0 && IsPlainDecode(batch, std::numeric_limits<int64_t>::max()) &&
+                        PaddedTokens(std::ranges::max(first_rows)) <= recorded;
+    const auto begin = [&](Pass& p, const ForwardBatch& part, int64_t first_row) {
+      p.Begin(record ? p.padded.Pad(part, kv.num_pages(), kv.page_size()) : part, kv, first_row);
+    };
+    begin(first, parts.first, 0);
+    begin(second, parts.second, first_rows[comm.mesh.dp_rank()]);
     std::vector<int64_t> logit_rows = batch.group_logit_rows;  // [dp]
     if (logit_rows.empty()) logit_rows.push_back(std::ssize(batch.logit_rows));
+    if (record) std::ranges::fill(logit_rows, first.rows.tokens + second.rows.tokens);
     ReserveLogits(logit_rows);
-    const bool decode = batch.group_tokens.empty()
-                            ? batch.num_tokens() == batch.decode_tokens
-                            : batch.group_tokens == batch.group_decode_tokens;
     Pass* const both[] = {&first, &second};
-    decoder.Run(decode ? two_decode : two_prefill, both, logit_rows);
+    const uint64_t key =
+        record ? first.RecordingKey(second.rows.tokens << 16 | first.rows.tokens) : 0;
+    device.Run(key, [&] { decoder.Run(decode ? two_decode : two_prefill, both, logit_rows); });
     first.routed.insert(first.routed.end(), second.routed.begin(), second.routed.end());
-    return true;
+    const float* logits = first.head.logits.data();
+    return {.data = logits,
+            .rows = std::ssize(parts.first.logit_rows),
+            .more_data = logits + first.rows.logit_rows * config.vocab_size,
+            .more = std::ssize(parts.second.logit_rows)};
   }
 
   // The most rows of a recorded pass; 0: recording is disabled.
   int64_t RecordedTokens() const {
     if (!options.gpu || !options.gpu->graphs) return 0;
-    return std::min(options.gpu->graph_max_tokens, options.max_tokens);
+    return std::min(options.gpu->graph_max_tokens, options.max_pass_tokens);
   }
 
   // Sized by the largest group's rows, so that all groups record in the same pass, as NCCL
   // requires. Reserves the maximum of recorded passes at once, so that no recording is lost.
   void ReserveLogits(std::vector<int64_t> group_rows) {
-    for (int64_t& count : group_rows) count = std::max(count, RecordedTokens());
+    const int64_t recorded = options.moe.passes * RecordedTokens();
+    for (int64_t& count : group_rows) count = std::max(count, recorded);
     decoder.ReserveLogits(group_rows, *passes[0]);
   }
 
-  std::span<const float> ToHost(Pass& p, const float* logits, int64_t count) {
-    if (device.is_cpu()) return {logits, static_cast<size_t>(count)};
-    p.host_logits.resize(count);
-    device.CopyOut(p.host_logits.data(), logits, count * sizeof(float));
-    return p.host_logits;
+  std::span<const float> ToHost(const DeviceLogits& logits) {
+    const int64_t vocab = config.vocab_size, first = logits.rows * vocab;
+    const int64_t all = first + logits.more * vocab;
+    if (device.is_cpu()) return {logits.data, static_cast<size_t>(all)};  // never padded
+    std::vector<float>& host = passes[0]->host_logits;
+    host.resize(all);
+    device.CopyOut(host.data(), logits.data, first * sizeof(float));
+    if (logits.more > 0)
+      device.CopyOut(host.data() + first, logits.more_data, logits.more * vocab * sizeof(float));
+    return host;
   }
 };
 
@@ -243,11 +283,12 @@ const ModelConfig& Model::config() const { return impl_->config; }
 
 size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                              const MeshShape& shape) {
-  const size_t moe =
-      config.has_moe() && !options.gpu
-          ? MoeSymmetricBytes(CompleteOptions(config, options, shape).moe,
-                              MoeShapeOf(config, options.max_tokens), shape, options.backends.get())
-          : 0;
+  size_t moe = 0;
+  if (config.has_moe() && !options.gpu) {
+    const ModelOptions complete = CompleteOptions(config, options, shape);
+    moe = MoeSymmetricBytes(complete.moe, MoeShapeOf(config, complete.max_pass_tokens), shape,
+                            options.backends.get());
+  }
   return RankComm::BytesPerRank(shape) + moe;
 }
 
@@ -258,8 +299,8 @@ size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
 
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
                                    const MeshShape& shape) {
-  return DescribeExchangeMemory(CompleteOptions(config, options, shape).moe,
-                                MoeShapeOf(config, options.max_tokens), shape,
+  const ModelOptions complete = CompleteOptions(config, options, shape);
+  return DescribeExchangeMemory(complete.moe, MoeShapeOf(config, complete.max_pass_tokens), shape,
                                 options.backends.get());
 }
 

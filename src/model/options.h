@@ -30,7 +30,7 @@ struct GpuOptions {
 
 struct ModelOptions {
   DType dtype = DType::kBF16;  // of the cache and of exchanged token rows; sums are always float32
-  int64_t max_tokens = 0;      // most rows of one group in one pass: sizes activations and buffers
+  int64_t max_tokens = 0;      // maximum rows of one group in one batch
   int64_t context_length = 0;  // positions: sizes the RoPE table; 0: the model's maximum
   MoeOptions moe;
   std::shared_ptr<const MoeBackends> backends;  // null: those of this program
@@ -38,9 +38,11 @@ struct ModelOptions {
   RoutingObserver* observer = nullptr;          // of the MoE layers, outlives the model; CPU only
   ReplicaChooser* chooser = nullptr;            // of the MoE layers, likewise
   bool movable_experts = false;                 // enables Model::movable_experts; CPU only
-  // Batches run as two micro-batches that hide each other's exchanges; CPU only. See SplitRows.
+  // Batches run as two micro-batches that hide each other's exchanges (SplitRows).
   bool two_batch_overlap = false;
   double tbo_threshold = 0.48;
+  // Maximum rows of one group in one pass: sizes activations and buffers. Derived by Model.
+  int64_t max_pass_tokens = 0;
   std::string eplb_algorithm = "auto";  // planner for a recorded --init-expert-location
   int32_t page_size = 16;               // of the cache passed to Forward
   LoadOptions load;

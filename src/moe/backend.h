@@ -97,8 +97,8 @@ class MoeBackend {
   virtual void Route(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void BeginDispatch(const MoeLayerParts& parts, MoeState& state) = 0;
   // The shared expert of the own tokens, or of all tokens if each rank has a TP slice of it. Reads
-  // `hidden` only. In the first round: on CPUs anywhere before Scatter, on GPUs before
-  // BeginCombine, whose sums include its output.
+  // `hidden` only. In the first round: on CPUs anywhere before Scatter, on GPUs before EndCombine,
+  // whose sums include its output.
   virtual void RunShared(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void EndDispatch(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void PrePermute(const MoeLayerParts& parts, MoeState& state) = 0;

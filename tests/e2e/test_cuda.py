@@ -14,6 +14,8 @@ import pytest
 from server import FIXTURES, ROOT, OtherNode, Server, free_port
 from test_checkpoints import logprobs
 from test_faults import ROUTER_RANKS, check_router_overflow
+from test_overlap import LAYOUTS as OVERLAP_LAYOUTS
+from test_overlap import answers
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
@@ -84,6 +86,15 @@ def test_two_hosts_equal_transformers(case):
                     env={**env, "NCCL_HOSTID": "first"}) as node0:
             check_reference(node0, name, node1)
             assert node1.wait() == 0
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", OVERLAP_LAYOUTS)
+def test_two_batch_overlap_changes_no_bit(layout, graphs):
+    device, env = where(OVERLAP_LAYOUTS[layout][1])
+    flags = [*device, *OVERLAP_LAYOUTS[layout], *GRAPHS[graphs]]
+    with_it = answers(*flags, "--enable-two-batch-overlap", env=env)
+    assert with_it == answers(*flags, env=env)
 
 
 @pytest.mark.parametrize("ranks", ROUTER_RANKS)

@@ -70,6 +70,7 @@ struct CudaMoeState : MoeState {
   } arrived;
   RowOrder order;
   int64_t ordered_rows = 0;  // maximum, padding included
+  Event sent{cudaEventDisableTiming};  // the last sends of an overlapped exchange have ended
 };
 
 // A layer's weights on the device.
@@ -157,6 +158,13 @@ class CudaMoeBackend : public MoeBackend {
   // Sizes of every lane's tokens in this round, `size` bytes or floats per token.
   std::span<const size_t> LaneSizes(CudaMoeState& state, size_t size) const;
   const Branch* SharedBranch(const CudaMoeParts& parts, const CudaMoeState& state) const;
+  // Whether the exchange of this batch runs beside the computation of another pass.
+  bool Overlaps(const CudaMoeState& state) const;
+  // The stream for sends, after all current work. Overlapped sends have their own stream; MarkSent
+  // marks their end, and later computation waits for that in AwaitSent.
+  cudaStream_t ForkSends(const CudaMoeState& state) const;
+  void MarkSent(const CudaMoeState& state) const;
+  void AwaitSent(const CudaMoeState& state) const;
   bool ReducesAfterSums() const;
   bool SumsIncludeShared(const CudaMoeParts& parts, const CudaMoeState& state) const;
   TokenAddend SharedInSums(const CudaMoeParts& parts, const CudaMoeState& state) const;
@@ -177,6 +185,7 @@ class CudaMoeBackend : public MoeBackend {
   int64_t output_bytes_ = 0;
   bool has_shared_ = false;
   Branch beside_;
+  std::optional<Branch> sends_;  // of overlapped exchanges, if there are several passes
 };
 
 }  // namespace switchyard::cuda

@@ -150,7 +150,7 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
       "Dispatches the shared expert's rows to the least loaded ranks, as one more routed expert");
   app.Switch("--enable-two-batch-overlap,--enable-tbo", e.two_batch_overlap, kMoe,
              "Two-batch overlap: each batch runs as two micro-batches, which hide each other's "
-             "exchange of token rows. Outputs stay bitwise equal. On CPUs only so far");
+             "exchange of token rows. Outputs stay bitwise equal");
   app.Flag("--tbo-token-distribution-threshold", e.tbo_threshold, kMoe,
            "Splits a prefill batch between two requests if both parts have at least this fraction "
            "of the tokens, else within a request; 0.5 or more: always at the middle")
