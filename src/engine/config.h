@@ -38,6 +38,7 @@ struct EngineConfig {
   MeshShape mesh;
   std::string load_balance_method = "auto";  // --load-balance-method: see DpController
   MoeOptions moe;  // --moe-a2a-backend, --deepep-mode, … (row_dtype is set from dtype)
+  bool disable_overlap_schedule = false;  // --disable-overlap-schedule
   bool two_batch_overlap = false;  // --enable-two-batch-overlap
   double tbo_threshold = 0.48;     // --tbo-token-distribution-threshold
   // The backends that the MoE flags select from; null: those of this program. It is specific to the

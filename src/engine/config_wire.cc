@@ -36,7 +36,7 @@ void Fields(Codec& codec, T& c) {
   codec(c.model_path, c.model_override_args, c.device, c.base_gpu_id, c.gpu_id_step,
         c.disable_custom_all_reduce, c.disable_cuda_graph, c.cuda_graph_max_bs, c.dtype,
         c.kv_cache_dtype, c.quantization, c.load_format, c.mesh, c.load_balance_method, c.moe,
-        c.two_batch_overlap, c.tbo_threshold, c.eplb, c.recorder, c.context_length,
+        c.disable_overlap_schedule, c.two_batch_overlap, c.tbo_threshold, c.eplb, c.recorder, c.context_length,
         c.max_total_tokens, c.mem_fraction_static, c.page_size, c.max_running_requests,
         c.max_queued_requests, c.chunked_prefill_size, c.max_prefill_tokens, c.schedule_policy,
         c.schedule_conservativeness, c.target_step_ms, c.priority_scheduling,

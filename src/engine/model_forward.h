@@ -23,6 +23,9 @@ class ModelForward : public ForwardFunction {
   int64_t vocab_size() const override { return model_.config().vocab_size; }
   bool draws() const override { return model_.draws(); }
   std::span<const int32_t> drawn() const override { return model_.drawn(); }
+  bool launches() const override { return model_.draws() && !recorder_ && !eplb_; }
+  void Launch(const ForwardBatch& batch) override { model_.Launch(batch, kv_); }
+  std::span<const int32_t> Collect() override { return model_.Collect(); }
   std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }
   int64_t routed_width() const override;
   std::vector<std::string> RouterFaults(const ForwardBatch& batch) override;

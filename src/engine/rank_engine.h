@@ -25,6 +25,11 @@ class ForwardFunction {
   // Whether the model draws tokens itself for a batch with `draws` (Model::draws).
   virtual bool draws() const { return false; }
   virtual std::span<const int32_t> drawn() const { return {}; }
+  // Whether passes can be launched. Then a batch may have ForwardBatch::token_rows.
+  virtual bool launches() const { return false; }
+  // Model::Launch and Model::Collect: passes that overlap the planning of the next one.
+  virtual void Launch(const ForwardBatch&) {}
+  virtual std::span<const int32_t> Collect() { return {}; }
   // [T, routed_width] of the last batch, if it requested them (Model::routed_experts).
   virtual std::span<const int32_t> routed_experts() const { return {}; }
   virtual int64_t routed_width() const { return 0; }  // layers · top_k; 0: no experts
@@ -66,6 +71,7 @@ class RankEngine {
     int64_t preemption_threshold = 10;
     int32_t decode_log_interval = 0;  // decode steps between log lines; 0: no lines
     bool enable_radix_cache = true;
+    bool overlap_schedule = true;  // --disable-overlap-schedule, if the model can launch passes
     int64_t context_length = 0;
     std::vector<int32_t> eos_token_ids;
     uint64_t random_seed = 0;
@@ -81,9 +87,14 @@ class RankEngine {
   bool HasWork() const;
   // Plans one batch; it has no tokens if no request is open.
   StepCounts Plan();
-  // Runs the planned batch and returns the outputs of its requests. `groups` [dp] are the counts of
-  // all groups, this one included: the model runs if any group has tokens. Empty: a single group.
+  // Runs the planned batch and returns outputs of requests. `groups` [dp] are the counts of all
+  // groups, this one included: the model runs if any group has tokens. Empty: a single group.
+  // With an overlapped schedule, a batch whose tokens the model draws is only launched. Its outputs
+  // are returned by the next Run, which launches its own batch first. So the host plans, and sends
+  // outputs, while the device computes (NanoFlow; SGLang's overlap scheduler).
   StepOutputs Run(std::span<const StepCounts> groups = {});
+  // Whether a batch is launched whose outputs were not returned yet.
+  bool launched() const;
   // Limits prompt rows beside decoding requests; none where there is no target or no chunk size.
   std::optional<PrefillPace> prefill_pace() const;
   StepOutputs Step() {

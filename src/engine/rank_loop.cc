@@ -47,6 +47,7 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .preemption_threshold = config.preemption_threshold,
           .decode_log_interval = mesh.rank() == 0 ? config.decode_log_interval : 0,
           .enable_radix_cache = !config.disable_radix_cache,
+          .overlap_schedule = !config.disable_overlap_schedule,
           .context_length = plan.context_length,
           .eos_token_ids = plan.model.eos_token_ids,
           .random_seed = config.random_seed,
@@ -117,17 +118,22 @@ class StepTimer {
   explicit StepTimer(std::optional<PrefillPace> pace) : pace_(pace) {}
 
   void Start(std::span<const StepCounts> groups) {
-    start_ = std::chrono::steady_clock::now();
-    decode_rows_ = prompt_rows_ = 0;
+    started_ = Clock::now();
+    current_ = {};
     for (const StepCounts& group : groups) {
-      decode_rows_ += group.decode_tokens;
+      current_.decode_rows += group.decode_tokens;
       // The group with the most rows sets the time of the step.
-      prompt_rows_ = std::max(prompt_rows_, group.tokens - group.decode_tokens);
+      current_.prompt_rows = std::max(current_.prompt_rows, group.tokens - group.decode_tokens);
     }
   }
-  void Stop() {
-    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start_;
-    if (pace_) pace_->Observe(prompt_rows_, decode_rows_, time.count());
+  // `launched`: the step that began last has not ended, but the one before has. Steps of a device
+  // follow one another, so the time since the end of the previous one is that of the step.
+  void Stop(bool launched) {
+    const auto now = Clock::now();
+    if (!launched && !launched_) Observe(current_, now - started_);
+    if (launched && launched_) Observe(*launched_, now - ended_);
+    ended_ = now;
+    launched_ = launched ? std::optional(current_) : std::nullopt;
   }
   void AddLimit(std::vector<ControlMessage>& messages) {
     if (!pace_ || pace_->rows() == sent_) return;
@@ -136,9 +142,18 @@ class StepTimer {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  struct Rows {
+    int64_t decode_rows = 0, prompt_rows = 0;
+  };
+  void Observe(const Rows& rows, std::chrono::duration<double> time) {
+    if (pace_) pace_->Observe(rows.prompt_rows, rows.decode_rows, time.count());
+  }
+
   std::optional<PrefillPace> pace_;
-  std::chrono::steady_clock::time_point start_;
-  int64_t decode_rows_ = 0, prompt_rows_ = 0;
+  Clock::time_point started_, ended_;
+  Rows current_;
+  std::optional<Rows> launched_;
   int64_t sent_ = 0;
 };
 
@@ -200,7 +215,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     if (groups.any_work()) {
       timer.Start(groups.counts());
       groups.Post({engine.Run(groups.counts())});
-      timer.Stop();
+      timer.Stop(engine.launched());
     } else if (eplb && eplb->busy()) {
       MoveWithoutPass(*eplb, comm.mesh.rank() == 0);
     }
@@ -221,7 +236,7 @@ void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
   }
 }
 
-std::span<const float> CheckedForward::Forward(const ForwardBatch& batch) {
+void CheckedForward::Compare(const ForwardBatch& batch) {
   const uint64_t mine = Fingerprint(batch, page_size_);
   std::vector<uint64_t> all(group_.size());
   group_.AllGather(&mine, all.data(), sizeof mine);
@@ -230,7 +245,16 @@ std::span<const float> CheckedForward::Forward(const ForwardBatch& batch) {
       throw Error(ErrorKind::kPeer,
                   fmt::format("ranks 0 and {} of the group planned different batches", rank),
                   "a bug: please report it with the flags and the log");
+}
+
+std::span<const float> CheckedForward::Forward(const ForwardBatch& batch) {
+  Compare(batch);
   return model_.Forward(batch);
+}
+
+void CheckedForward::Launch(const ForwardBatch& batch) {
+  Compare(batch);
+  model_.Launch(batch);
 }
 
 void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,

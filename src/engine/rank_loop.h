@@ -32,6 +32,11 @@ class CheckedForward : public ForwardFunction {
       : model_(model), group_(group), page_size_(page_size) {}
   std::span<const float> Forward(const ForwardBatch& batch) override;
   int64_t vocab_size() const override { return model_.vocab_size(); }
+  bool draws() const override { return model_.draws(); }
+  std::span<const int32_t> drawn() const override { return model_.drawn(); }
+  bool launches() const override { return model_.launches(); }
+  void Launch(const ForwardBatch& batch) override;
+  std::span<const int32_t> Collect() override { return model_.Collect(); }
   std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }
   int64_t routed_width() const override { return model_.routed_width(); }
   std::vector<std::string> RouterFaults(const ForwardBatch& batch) override {
@@ -39,6 +44,8 @@ class CheckedForward : public ForwardFunction {
   }
 
  private:
+  void Compare(const ForwardBatch& batch);
+
   ForwardFunction& model_;
   Communicator& group_;
   const int32_t page_size_;

@@ -46,6 +46,7 @@ ForwardBatch SliceBatch(const ForwardBatch& batch, int64_t begin, int64_t end,
   };
   ForwardBatch part;
   part.tokens = rows_of(batch.tokens);
+  if (!batch.token_rows.empty()) part.token_rows = rows_of(batch.token_rows);
   part.positions = rows_of(batch.positions);
   part.slots = rows_of(batch.slots);
   for (size_t i = 0; i < batch.sequences.size(); ++i) {

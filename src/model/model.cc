@@ -86,7 +86,8 @@ struct Model::Impl {
   std::vector<std::unique_ptr<MoeLayer>> moe;  // one for each layer; null for dense ones
   std::unique_ptr<MovableLayers> movable;      // or null
   const Decoder decoder;
-  DeviceSampler drawing;
+  DeviceSampler sampler;
+  std::span<const int32_t> drawn;  // by the last Forward
   std::vector<std::unique_ptr<Pass>> passes;                 // one, or two for two-batch overlap
   std::vector<schedule::Operation> plain;                    // the schedule of one micro-batch
   std::vector<schedule::Operation> two_prefill, two_decode;  // of two, if there are two passes
@@ -167,24 +168,28 @@ struct Model::Impl {
     int64_t more = 0;
   };
 
-  std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv) {
+  DeviceLogits Run(const ForwardBatch& batch, KvStorage& kv) {
     const std::vector<int64_t> first_rows =
         passes.size() > 1 ? SplitRows(batch, options.tbo_threshold) : std::vector<int64_t>();
     for (const auto& pass : passes)
       if (pass->moe) pass->moe->overlaps = !first_rows.empty();
-    const DeviceLogits logits =
-        first_rows.empty() ? RunInOne(batch, kv) : RunInTwo(batch, first_rows, kv);
-    if (batch.draws.empty()) return ToHost(logits);
-    CHECK_EQ(std::ssize(batch.draws), logits.rows + logits.more);
-    const std::span draws = batch.draws;
-    std::vector<int32_t>& drawn = passes[0]->drawn;
-    drawn = drawing.Draw(*rank_device, logits.data, draws.first(logits.rows), config.vocab_size);
-    if (logits.more > 0) {
-      const auto more = drawing.Draw(*rank_device, logits.more_data, draws.subspan(logits.rows),
-                                     config.vocab_size);
-      drawn.insert(drawn.end(), more.begin(), more.end());
-    }
+    return first_rows.empty() ? RunInOne(batch, kv) : RunInTwo(batch, first_rows, kv);
+  }
+
+  std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv) {
+    if (batch.draws.empty()) return ToHost(Run(batch, kv));
+    Launch(batch, kv);
+    drawn = sampler.ReceiveLast();  // passes that were launched before stay pending
     return {};
+  }
+
+  void Launch(const ForwardBatch& batch, KvStorage& kv) {
+    const DeviceLogits logits = Run(batch, kv);
+    CHECK_EQ(std::ssize(batch.draws), logits.rows + logits.more);
+    sampler.Begin(*rank_device, batch.draws, config.vocab_size);
+    sampler.Draw(*rank_device, logits.data, 0, logits.rows);
+    sampler.Draw(*rank_device, logits.more_data, logits.rows, logits.more);
+    sampler.Send(device);
   }
 
   // Pads decode batches to a recorded size; runs all other batches as they are.
@@ -192,7 +197,8 @@ struct Model::Impl {
     Pass& p = *passes[0];
     const int64_t recorded = RecordedTokens();
     const bool record = recorded > 0 && IsPlainDecode(batch, recorded);
-    p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv);
+    p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv,
+            sampler.tokens());
     ReserveLogits(p.group_logit_rows);
     Pass* const only[] = {&p};
     device.Run(record ? p.RecordingKey(p.rows.tokens) : 0,
@@ -211,7 +217,8 @@ struct Model::Impl {
     const bool record = recorded > 0 && IsPlainDecode(batch, std::numeric_limits<int64_t>::max()) &&
                         PaddedTokens(std::ranges::max(first_rows)) <= recorded;
     const auto begin = [&](Pass& p, const ForwardBatch& part, int64_t first_row) {
-      p.Begin(record ? p.padded.Pad(part, kv.num_pages(), kv.page_size()) : part, kv, first_row);
+      p.Begin(record ? p.padded.Pad(part, kv.num_pages(), kv.page_size()) : part, kv,
+              sampler.tokens(), first_row);
     };
     begin(first, parts.first, 0);
     begin(second, parts.second, first_rows[comm.mesh.dp_rank()]);
@@ -277,7 +284,12 @@ std::vector<int32_t> Model::RouterFaults(const ForwardBatch& batch, const KvStor
 }
 Communicator& Model::attention_group() const { return *impl_->comm.attn_tp; }
 bool Model::draws() const { return impl_->rank_device->draws(); }
-std::span<const int32_t> Model::drawn() const { return impl_->passes[0]->drawn; }
+std::span<const int32_t> Model::drawn() const { return impl_->drawn; }
+void Model::Launch(const ForwardBatch& batch, KvStorage& kv) {
+  CHECK(!batch.routed_experts);
+  impl_->Launch(batch, kv);
+}
+std::span<const int32_t> Model::Collect() { return impl_->sampler.Receive(); }
 MovableExperts* Model::movable_experts() { return impl_->movable.get(); }
 const ModelConfig& Model::config() const { return impl_->config; }
 

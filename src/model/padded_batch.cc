@@ -42,6 +42,7 @@ const ForwardBatch& PaddedBatch::Pad(const ForwardBatch& batch, int64_t spare_pa
   page_ = static_cast<int32_t>(spare_page);
   padded_ = batch;
   padded_.tokens.resize(rows, 0);
+  if (!batch.token_rows.empty()) padded_.token_rows.resize(rows, -1);
   padded_.positions.resize(rows, 0);
   padded_.slots.resize(rows, page_ * page_size);
   for (int64_t row = batch.num_tokens(); row < rows; ++row)

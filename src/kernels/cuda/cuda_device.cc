@@ -82,6 +82,9 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
     staging_.CopyOut(to, from, bytes);
     RunChecks();
   }
+  std::unique_ptr<kernels::HostCopy> MakeHostCopy() override {
+    return std::make_unique<PinnedCopy>(*this);
+  }
   void Synchronize() override {
     CHECK(!graphs_.recording());
     if (wait_) {
@@ -131,6 +134,10 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   }
   void Clamp(float* x, int64_t count, float limit) override {
     Check(ops::Clamp(x, count, limit, stream_.get()), "Clamp");
+  }
+  void GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* tokens,
+                    int64_t count) override {
+    Check(ops::GatherTokens(ids, rows, tokens, count, stream_.get()), "GatherTokens");
   }
   void ClearEntries(int32_t* values, const int32_t* index, int64_t count) override {
     Check(ops::ClearEntries(values, index, count, stream_.get()), "ClearEntries");
@@ -187,7 +194,33 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
     return static_cast<const Sequences&>(sequences).table();
   }
   bool exact() const { return options_.dtype == DType::kF32; }
-  void RunChecks() {
+  class PinnedCopy final : public kernels::HostCopy {
+   public:
+    explicit PinnedCopy(const Gpu& gpu) : gpu_(gpu) {}
+    void Start(const void* from, size_t bytes) override {
+      CHECK(!gpu_.graphs_.recording());
+      if (bytes > memory_.bytes()) memory_ = PinnedMemory(2 * bytes);
+      bytes_ = bytes;
+      Check(cudaMemcpyAsync(memory_.as<void>(), from, bytes, cudaMemcpyDeviceToHost,
+                            gpu_.stream_.get()),
+            "copy from the GPU");
+      done_.Record(gpu_.stream_.get());
+    }
+    std::span<const std::byte> Wait() override {
+      if (gpu_.wait_) gpu_.wait_(done_.get());
+      done_.Wait();
+      gpu_.RunChecks();
+      return {memory_.as<std::byte>(), bytes_};
+    }
+
+   private:
+    const Gpu& gpu_;
+    PinnedMemory memory_;
+    Event done_{cudaEventDisableTiming};
+    size_t bytes_ = 0;
+  };
+
+  void RunChecks() const {
     for (const auto& check : checks_) check();
   }
   // Allocated by the first batch that needs it, which is never a captured one.

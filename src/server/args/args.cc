@@ -254,6 +254,9 @@ void AddMemoryFlags(CommandLine& app, EngineConfig& e) {
   app.Flag(
       "--priority-scheduling-preemption-threshold", e.preemption_threshold, kMemory,
       "Minimum priority difference, exclusive, for a waiting request to preempt a running one");
+  app.Switch("--disable-overlap-schedule", e.disable_overlap_schedule, kMemory,
+             "Plans a step only after the previous one has ended. By default a GPU computes a step "
+             "while the next one is planned and outputs are sent");
   app.Switch("--disable-radix-cache", e.disable_radix_cache, kMemory,
              "Disables the reuse of cached prefixes");
 }

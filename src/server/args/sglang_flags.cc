@@ -16,7 +16,6 @@ constexpr auto kWithoutEffect = SglangFlag::Kind::kWithoutEffect;
 
 constexpr const char* kOneAttention = "attention has one implementation on each device";
 constexpr const char* kNoCompiler = "kernels are compiled ahead of time";
-constexpr const char* kOverlap = "the engine runs the operations of a step in a fixed order";
 constexpr const char* kGraphs = "--cuda-graph-max-bs alone decides which decode steps are recorded";
 constexpr const char* kNoTracing = "these records are not supported; see GET /metrics";
 constexpr const char* kCacheTiers = "the KV cache has one tier, in the device's memory";
@@ -34,10 +33,10 @@ constexpr std::array kFlags = {
                "requests can always ask for them"},
     SglangFlag{"--enable-dp-lm-head", 0, kWithoutEffect,
                "--moe-dense-tp-size decides which ranks share the head"},
-    SglangFlag{"--disable-overlap-schedule", 0, kWithoutEffect, kOverlap},
     SglangFlag{"--enable-single-batch-overlap", 0, kWithoutEffect,
                "the shared expert always runs during dispatch"},
-    SglangFlag{"--num-continuous-decode-steps", 1, kWithoutEffect, kOverlap},
+    SglangFlag{"--num-continuous-decode-steps", 1, kWithoutEffect,
+               "steps are planned ahead, one at a time"},
     SglangFlag{"--enable-mixed-chunk", 0, kWithoutEffect,
                "chunks of prompts always share steps with decoding"},
     SglangFlag{"--attention-backend", 1, kWithoutEffect, kOneAttention},

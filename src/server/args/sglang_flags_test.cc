@@ -61,7 +61,6 @@ TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
       {"--enable-mixed-chunk"},
       {"--trust-remote-code"},
       {"--enable-metrics"},
-      {"--disable-overlap-schedule"},
       {"--enable-single-batch-overlap"},
       {"--grammar-backend", "xgrammar"},
       {"--cuda-graph-bs", "1", "2", "4"},
