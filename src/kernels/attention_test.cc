@@ -128,7 +128,7 @@ TEST_P(AttentionTest, MatchesReference) {
   }
 }
 
-TEST_P(AttentionTest, ChunksDecodeStepsAndThreadsGiveTheSameBits) {
+TEST_P(AttentionTest, BitsDoNotDependOnChunksOrThreads) {
   Random random(2);
   ThreadPool one(1), three(3);
   for (const Shape& shape : kShapes) {
@@ -140,8 +140,8 @@ TEST_P(AttentionTest, ChunksDecodeStepsAndThreadsGiveTheSameBits) {
     Attention(p, three);
     EXPECT_TRUE(SameBits(batch.out, again)) << "threads";
 
-    // The first sequence in chunks: one ends inside a key block, one starts there, then single
-    // rows.
+    // The first sequence in chunks: the first chunk ends inside a key block, the second starts
+    // there. Single rows follow.
     std::vector<int32_t> ends = {37, 101};
     for (int32_t end = 102; end <= 150; ++end) ends.push_back(end);
     int32_t begin = 0;
@@ -161,7 +161,7 @@ TEST_P(AttentionTest, ChunksDecodeStepsAndThreadsGiveTheSameBits) {
 
 // Key parts (kKeyPart) shared by several threads: a chunk that ends past a part boundary, and
 // single rows before, at and after the boundary.
-TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
+TEST_P(AttentionTest, SplittingKeysOverThreadsGivesTheSameBits) {
   Random random(6);
   ThreadPool one(1), two(2), nine(9);
   const Shape shapes[] = {
@@ -229,7 +229,7 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
   }
 }
 
-TEST_P(AttentionTest, PlacesOfPagesDoNotMatter) {
+TEST_P(AttentionTest, BitsDoNotDependOnThePageOrder) {
   Random random(3);
   ThreadPool pool(2);
   for (const Shape& shape : kShapes) {
@@ -339,7 +339,7 @@ TEST_P(AttentionTest, LatentMatchesReferenceInAnyChunks) {
   }
 }
 
-TEST_P(AttentionTest, SharedLatentsGiveTheSameBits) {
+TEST_P(AttentionTest, SplittingLatentsOverThreadsGivesTheSameBits) {
   Random random(7);
   ThreadPool one(1), five(5);
   constexpr int32_t kKeys = cpu::kKeyPart + 100, kRows = 3;

@@ -21,7 +21,7 @@ std::vector<float> Stored(DType dtype, const std::vector<float>& x) {
   return back;
 }
 
-TEST(CacheRowsTest, ComeBackWithinTheirTypesPrecision) {
+TEST(CacheRowsTest, RoundTripIsWithinThePrecisionOfTheType) {
   Random random(1);
   const std::vector<float> x = random.Normal(130);
   float largest = 0;
@@ -61,7 +61,7 @@ TEST(CacheRowsTest, OneRowOfInt8DoesNotTouchTheNext) {
 
 class StoreCodesTest : public IsaTest {};
 
-TEST_P(StoreCodesTest, HasTheReferencesBytes) {
+TEST_P(StoreCodesTest, MatchesTheReferenceByteForByte) {
   Random random(2);
   ThreadPool pool(2);
   constexpr int64_t kRows = 200, kWidth = 37;

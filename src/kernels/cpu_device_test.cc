@@ -52,7 +52,7 @@ TEST(CpuDeviceTest, ClearEntriesClearsListedOnes) {
 }
 
 // Two halves of a row, as held by two ranks, give the norm of the whole row.
-TEST(CpuDeviceTest, SquaresOfPartsMakeTheNormOfTheWhole) {
+TEST(CpuDeviceTest, SquaresOfShardsGiveTheNormOfTheWholeRow) {
   ThreadPool pool(2);
   const std::unique_ptr<Device> device = MakeCpuDevice(pool);
   Random random(1);

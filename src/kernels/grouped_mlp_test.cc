@@ -64,7 +64,7 @@ TEST_P(GroupedMlpTest, MatchesReference) {
   }
 }
 
-TEST_P(GroupedMlpTest, RowDoesNotDependOnCompanyOrThreads) {
+TEST_P(GroupedMlpTest, RowDoesNotDependOnOtherRowsOrThreads) {
   Random random(2);
   ThreadPool one(1), three(3);
   for (const WeightFormat format : kAllFormats) {

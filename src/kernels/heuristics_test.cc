@@ -11,7 +11,7 @@
 namespace switchyard::kernels::cpu {
 namespace {
 
-TEST(HeuristicsTest, PanelsAreWholePartsOfATask) {
+TEST(HeuristicsTest, TasksConsistOfWholePanels) {
   // A task that ends inside a panel would leave part of its registers idle.
   EXPECT_EQ(kMinExpertColumns % kMaxPanelCols, 0);
   EXPECT_EQ(kMinExpertColumns % kPanelRows, 0);
@@ -24,12 +24,12 @@ TEST(HeuristicsTest, PanelsOfUsualDepthsFitTheCaches) {
   EXPECT_LE(kPanelRows * kDeep * static_cast<int64_t>(sizeof(float)), kL2 / 2);
 }
 
-TEST(HeuristicsTest, RowsThatArePackedForPayForIt) {
+TEST(HeuristicsTest, PackingRowsPaysOff) {
   constexpr int64_t kRowsThatPackingCosts = 5;
   EXPECT_GE(kInt8PanelMinRows, 4 * kRowsThatPackingCosts);
 }
 
-TEST(HeuristicsTest, FewRowsOfXAreWholeTiles) {
+TEST(HeuristicsTest, PackedRowsOfXFillWholeTiles) {
   constexpr int64_t kTileRows = 16;
   EXPECT_EQ(kTilesMaxPackedRows % kTileRows, 0);
   // Packing x must cost less than packing a task's weights would.
@@ -37,7 +37,7 @@ TEST(HeuristicsTest, FewRowsOfXAreWholeTiles) {
   EXPECT_LT(kInt8TilesMinRows, kTilesMaxPackedRows);
 }
 
-TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
+TEST(HeuristicsTest, PrefetchesStayWithinTheRowsOfATask) {
   constexpr int kRows = 4;
   constexpr int64_t kBytes = 8192;
   for (const int64_t row_bytes : {0, 1, 40, 1024, 2000, 2048, 2049, 7168}) {
@@ -57,7 +57,7 @@ TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
   }
 }
 
-TEST(HeuristicsTest, WeightsAreAskedForAsFarAheadAsSaid) {
+TEST(HeuristicsTest, WeightsArePrefetchedAtTheGivenDistance) {
   constexpr int64_t kRow = 2048, kMany = 1000;
   // One stream: four rows ahead. Four streams: the next four rows.
   EXPECT_EQ((simd::WeightPrefetch<int, 1, 4 * kRow>(kRow, kRow, kMany).Of(0)), 4 * kRow);
@@ -68,7 +68,7 @@ TEST(HeuristicsTest, WeightsAreAskedForAsFarAheadAsSaid) {
   EXPECT_EQ(kRow + deep.Of(kRow), 3 * kRow);
 }
 
-TEST(HeuristicsTest, ExpertsAreCutSoThatEveryThreadHasTasks) {
+TEST(HeuristicsTest, ExpertsAreSplitSoThatEveryThreadHasTasks) {
   constexpr int64_t kWidth = 1024;
   // Balanced experts: 512 columns while there are enough tasks.
   EXPECT_EQ(ExpertTaskColumns(256, 4, kWidth, 2), 512);
@@ -88,7 +88,7 @@ TEST(HeuristicsTest, ExpertsAreCutSoThatEveryThreadHasTasks) {
 }
 
 // The last rounds of a task prefetch the rows of the next task, as if they followed in memory.
-TEST(HeuristicsTest, TheNextTasksRowsAreAskedForAfterTheLastOnes) {
+TEST(HeuristicsTest, LastRoundsPrefetchTheNextTask) {
   constexpr int kRows = 4;
   constexpr int64_t kRow = 512, kBytes = 8 * kRow, kNextTask = 1000 * kRow;
   static char weights[kNextTask];
@@ -105,7 +105,7 @@ TEST(HeuristicsTest, TheNextTasksRowsAreAskedForAfterTheLastOnes) {
   EXPECT_EQ(place(3), kNextTask + 4 * kRow) << "the last round is one row short";
 }
 
-TEST(HeuristicsTest, TilesThatTakeTurnsAskForEveryLineOnce) {
+TEST(HeuristicsTest, TilesInTurnsPrefetchEveryLineOnce) {
   constexpr int kLines = 32;
   for (const int64_t tiles : {2, 3, 5, 11}) {
     std::array<int, kLines> asked{};
@@ -118,7 +118,7 @@ TEST(HeuristicsTest, TilesThatTakeTurnsAskForEveryLineOnce) {
   }
 }
 
-TEST(HeuristicsTest, BlocksAreAskedForWholeBlocksAhead) {
+TEST(HeuristicsTest, BlocksArePrefetchedWholeBlocksAhead) {
   constexpr int64_t kRows = 4, kRow = 2048, kBytes = 16384, kNextTask = 1000 * kRow;
   static char weights[kNextTask];
   const auto ahead = [&](int64_t row_bytes, int64_t left, const void* next) {
@@ -135,7 +135,7 @@ TEST(HeuristicsTest, BlocksAreAskedForWholeBlocksAhead) {
   EXPECT_EQ(ahead(kRow, 3, weights + kNextTask), kNextTask + 4 * kRow);
 }
 
-TEST(HeuristicsTest, PartsOfKeysAreWholeBlocks) {
+TEST(HeuristicsTest, KeyPartsAreWholeBlocks) {
   // Otherwise the grouping of keys into blocks would depend on where a task begins.
   EXPECT_EQ(kKeyPart % kKeyBlock, 0);
 }

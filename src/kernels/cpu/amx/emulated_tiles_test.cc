@@ -141,7 +141,7 @@ void LoadWithoutConfiguration() {
   tiles.Load(1, &word, 4);
 }
 
-TEST(EmulatedTilesDeathTest, WhatFaultsIsRefused) {
+TEST(EmulatedTilesDeathTest, FaultingInstructionsAbort) {
   EXPECT_DEATH(LoadWithoutConfiguration(), "configured");
   TileConfig depths = ConfigOf({4, 4, 4});
   depths.rows[2] = 3;  // K of A and B differ
