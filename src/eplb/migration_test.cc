@@ -87,7 +87,7 @@ TEST(Migration, LayersSwitchOnAllRanksBeforeTheSamePass) {
   }
 }
 
-TEST(Migration, AStepBeginsToLoadWhatItsBudgetAllows) {
+TEST(Migration, AStepStartsLoadsWithinItsBudget) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(4, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     std::atomic<int> loads = 0;
@@ -103,7 +103,7 @@ TEST(Migration, AStepBeginsToLoadWhatItsBudgetAllows) {
   });
 }
 
-TEST(Migration, ThousandInARowLeaveNothingBehind) {
+TEST(Migration, AThousandMigrationsLeakNoExperts) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(2, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     const int held = experts.alive();
@@ -119,7 +119,7 @@ TEST(Migration, ThousandInARowLeaveNothingBehind) {
 }
 
 // Also frees experts received from other ranks that no slot holds anymore.
-TEST(Migration, ThousandThatAreSentLeaveNothingBehind) {
+TEST(Migration, AThousandMigrationsByTransferLeakNoExperts) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(2, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     ExpertCourier courier(comm);
@@ -152,7 +152,7 @@ TEST(Migration, ThousandThatAreSentLeaveNothingBehind) {
   });
 }
 
-TEST(Migration, WhereOneRankCannotLoadAllKeepWhatTheyHave) {
+TEST(Migration, IfOneRankCannotLoadAllKeepTheirExperts) {
   for (const int chunk : {1, -1}) {
     OnRanks([&](RankComm& comm) {
       FakeExperts experts(3, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
@@ -201,7 +201,7 @@ TEST(Migration, AReasonMayBeMissingOrLong) {
 }
 
 // Progress is only observed between passes, so a few long passes do not count as a stall.
-TEST(Migration, TheWatchdogWaitsForAFewPassesHoweverLong) {
+TEST(Migration, TheWatchdogWaitsForAFewLongPasses) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(3, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     std::latch released(1);
@@ -220,7 +220,7 @@ TEST(Migration, TheWatchdogWaitsForAFewPassesHoweverLong) {
   });
 }
 
-TEST(Migration, TheWatchdogGivesUpWhatMakesNoProgress) {
+TEST(Migration, TheWatchdogAbortsAStalledMigration) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(3, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     std::latch released(1);
@@ -241,7 +241,7 @@ TEST(Migration, TheWatchdogGivesUpWhatMakesNoProgress) {
   });
 }
 
-TEST(Migration, ARankThatDiesInTheMiddleEndsTheOthersAsAlways) {
+TEST(Migration, ARankThatDiesDuringAMigrationEndsTheOthers) {
   const std::string what = ErrorOf(
       [] {
         OnRanks([](RankComm& comm) {
@@ -283,7 +283,7 @@ TEST(Migration, ExpertsComeFromRanksThatHoldThem) {
   }
 }
 
-TEST(Migration, WhatWasOnItsWayIsDroppedWhereOneRankFails) {
+TEST(Migration, TransfersInFlightAreDroppedIfOneRankFails) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(3, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     ExpertCourier courier(comm);
@@ -384,7 +384,7 @@ std::vector<float> Outputs(const TestLayer& layer, const MoeOptions& options, in
   return outs[0];
 }
 
-TEST(Migration, NoBitShowsWhereExpertsAreOrThatTheyMove) {
+TEST(Migration, OutputsStayBitIdenticalWhileExpertsMove) {
   TestLayer layer({.format = WeightFormat::kBF16,
                    .hidden = 96,
                    .intermediate = 64,

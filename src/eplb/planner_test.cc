@@ -11,7 +11,7 @@ PlanRequest Request(const LoadHistory& loads, const RankTopology& topology, int 
   return {.history = &loads, .topology = topology, .physical = physical};
 }
 
-TEST(PlannerTest, EveryAlgorithmGivesEveryExpertAHome) {
+TEST(PlannerTest, EveryAlgorithmPlacesEveryExpert) {
   for (const auto& [experts, physical, ranks, nodes] :
        {std::array{16, 16, 4, 2}, {16, 24, 8, 2}, {64, 80, 16, 4}, {12, 36, 6, 1}}) {
     const LoadHistory loads = RandomLoads(6, 2, experts, 1.5, physical);
@@ -27,7 +27,7 @@ TEST(PlannerTest, EveryAlgorithmGivesEveryExpertAHome) {
   }
 }
 
-TEST(PlannerTest, PlansForTheRanksThatAreLeft) {
+TEST(PlannerTest, PlansForLivingRanks) {
   const LoadHistory loads = RandomLoads(6, 3, 32, 1.2, 5);
   for (const char* name : {"elasticity_aware", "yard"})
     for (const int physical : {48, 50}) {  // 50: some ranks have 7 slots, others 6
@@ -47,14 +47,14 @@ TEST(PlannerTest, PlansForTheRanksThatAreLeft) {
     }
 }
 
-TEST(PlannerTest, ElasticityAwareIsDeepSeeksWhereAllAreAlive) {
+TEST(PlannerTest, ElasticityAwareEqualsDeepSeekIfAllRanksAreAlive) {
   const LoadHistory loads = RandomLoads(6, 2, 32, 1, 5);
   const RankTopology topology{.ranks = 8, .nodes = 2, .groups = 4};
   EXPECT_EQ(PlanPlacement(EplbAlgorithm::kElasticityAware, Request(loads, topology, 40)),
             PlanPlacement(EplbAlgorithm::kDeepSeekHierarchical, Request(loads, topology, 40)));
 }
 
-TEST(PlannerTest, SaysWhatIsWrong) {
+TEST(PlannerTest, ErrorsNameTheCause) {
   const LoadHistory loads = RandomLoads(1, 1, 8, 1, 1);
   const auto error = [&](const char* name, const RankTopology& topology, int physical) {
     return ErrorOf(
@@ -71,8 +71,8 @@ TEST(PlannerTest, SaysWhatIsWrong) {
   EXPECT_EQ(error("yard", half, 12),
             "8 experts do not fit; 2 of 4 ranks are alive and have 6 slots");
   EXPECT_EQ(error("deepseek", half, 16),
-            "deepseek plans for all ranks, but only 2 of 4 are alive; elasticity_aware and yard "
-            "plan without the others");
+            "deepseek plans for all ranks, but only 2 of 4 are alive; want elasticity_aware or "
+            "yard, which use living ranks only");
   half.active = {0, 0, 0, 0};
   EXPECT_EQ(error("yard", half, 12), "no rank is alive to hold experts");
   half.active = {1};
@@ -85,7 +85,7 @@ TEST(PlannerTest, SaysWhatIsWrong) {
             "negative token count");
 }
 
-TEST(PlacementTest, ValidationNamesLayerAndPlace) {
+TEST(PlacementTest, ValidationNamesLayerAndSlot) {
   Placement placement = Placement::Trivial(2, 6, 4);
   const RankTopology topology{.ranks = 2};
   ValidatePlacement(placement, topology);
@@ -97,7 +97,7 @@ TEST(PlacementTest, ValidationNamesLayerAndPlace) {
             "layer 1: expert 3 has no slot on a living rank");
 }
 
-TEST(CountMovesTest, CountsWhatARankDoesNotHave) {
+TEST(CountMovesTest, CountsExpertsThatARankDoesNotHold) {
   const RankTopology topology{.ranks = 4, .nodes = 2};
   const std::vector<int32_t> before{0, 1, 2, 3, 4, 5, 0, 1};
   //                 slots swapped | 0 from rank 0's node | 0 twice, received once | unchanged
@@ -107,7 +107,7 @@ TEST(CountMovesTest, CountsWhatARankDoesNotHave) {
   EXPECT_EQ(moves.other_node, 1);
 }
 
-TEST(ExpertLocationTest, ListsReplicasByPlace) {
+TEST(ExpertLocationTest, ListsReplicasBySlot) {
   Placement placement(1, 5, 3);
   placement.physical_to_logical = {2, 0, -1, 2, 1};
   const ExpertLocation location(placement);

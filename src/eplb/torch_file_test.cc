@@ -77,7 +77,7 @@ TEST_F(TorchFileTest, TruncatedAndDamagedFilesAreRefused) {
   }
 }
 
-TEST(PickleTest, OperationsThatNoTensorNeedsAreRefused) {
+TEST(PickleTest, UnsupportedOperationsAreRefused) {
   const auto error = [](const std::string& bytes) {
     return ErrorOf([&] { Pickle(bytes, "f.pt"); });
   };
@@ -89,7 +89,7 @@ TEST(PickleTest, OperationsThatNoTensorNeedsAreRefused) {
     EXPECT_THAT(error(damaged), HasSubstr("f.pt: the pickle is damaged")) << damaged;
 }
 
-TEST(PickleTest, DeeplyNestedListsTakeNoStack) {
+TEST(PickleTest, DeeplyNestedListsDoNotOverflowTheStack) {
   const size_t depth = 200'000;
   std::string bytes;
   for (size_t i = 0; i < depth; ++i) bytes += ")";
