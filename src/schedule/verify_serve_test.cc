@@ -38,7 +38,7 @@ void ForEachShape(const std::vector<bool>& experts, const LayerRange& range,
   }
 }
 
-TEST(ServePlan, OfAnyShapeIsRight) {
+TEST(ServePlan, IsValidForAnyShape) {
   const std::vector<std::optional<int>> offsets = {std::nullopt, 0, 1, 2, 5, 50};
   std::mt19937_64 random(1);
   for (int round = 0; round < 10; ++round) {
@@ -70,7 +70,7 @@ TEST(ServePlan, OfAnyShapeIsRight) {
   }
 }
 
-TEST(FindServeFault, FindsWhatIsMissingDoubleOrStrange) {
+TEST(FindServeFault, FindsMissingDuplicateAndForeignOperations) {
   ForEachShape({false, true}, {.end = 2}, [](const ServeShape& shape) {
     const Operations right = Plan(shape);
     for (size_t i = 0; i < right.size(); ++i) {
@@ -90,9 +90,9 @@ TEST(FindServeFault, FindsWhatIsMissingDoubleOrStrange) {
   });
 }
 
-// The rules in another form. Without its shared experts, each micro-batch runs the same operations
-// as in `right`. A shared expert runs while only the exchange that the shape names is in flight.
-// Micro-batches begin and end in order.
+// Reimplements the rules in another way. Without its shared experts, each micro-batch runs the same
+// operations as in `right`. A shared expert runs while the only exchange of its micro-batch in
+// flight is the one that SharedUnder selects. Micro-batches begin and end in order.
 bool IsValid(const ServeShape& shape, const Operations& right, const Operations& list) {
   std::vector<int> begun, ended;
   for (int m = 0; m < shape.micro_batches; ++m) {
@@ -137,7 +137,7 @@ TEST(FindServeFault, FindsEverySwapThatBreaksARule) {
   });
 }
 
-TEST(FindServeFault, FindsMicroBatchesThatOvertake) {
+TEST(FindServeFault, FindsMicroBatchesThatOvertakeOthers) {
   const ServeShape shape{
       .experts = {true}, .range = {.end = 1}, .micro_batches = 2, .offset = 50};  // one by one
   const Operations right = Plan(shape);
@@ -151,7 +151,7 @@ TEST(FindServeFault, FindsMicroBatchesThatOvertake) {
   EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("sample of micro-batch 1 comes before"));
 }
 
-TEST(FindServeFault, NamesTheLayerOfTheModel) {
+TEST(FindServeFault, NamesTheLayerByItsIndexInTheModel) {
   const ServeShape shape{.experts = {true, true, true}, .range = {.begin = 1, .end = 3}};
   Operations list = Plan(shape);
   list.erase(list.begin() + 1);
@@ -159,7 +159,7 @@ TEST(FindServeFault, NamesTheLayerOfTheModel) {
             "forward of micro-batch 0, layer 1, attention is missing");
 }
 
-TEST(FindExchangeError, FindsExchangesThatMeet) {
+TEST(FindExchangeError, FindsOverlappingExchanges) {
   const auto of = [](int m, Phase phase) { return Operation{Kind::kForward, m, 0, phase}; };
   const Operations one = {of(0, Phase::kDispatch), of(0, Phase::kExperts), of(0, Phase::kCombine),
                           of(0, Phase::kFinish)};
