@@ -97,7 +97,7 @@ double RelativeError(const std::vector<float>& got, const std::vector<float>& wa
 
 class QuantizedModel : public testing::TestWithParam<const char*> {};
 
-TEST_P(QuantizedModel, LogitsAreThoseOfTheDequantizedModel) {
+TEST_P(QuantizedModel, LogitsMatchTheDequantizedModel) {
   const Reference reference = ReadReference(GetParam());
   // Input columns with their own scales are folded into bfloat16 weights.
   const double tolerance = std::string(GetParam()) == "modelopt_w4a8" ? 5e-2 : 2e-4;
@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, QuantizedModel,
 
 // Each layer is sharded at multiples of its own group size: of 96 elements the second rank has 48
 // of the first layer and 64 of the second.
-TEST(QuantizedModelSchemes, DenseLayersMayDifferInFormat) {
+TEST(QuantizedModelSchemes, DenseLayersMayHaveDifferentFormats) {
   const auto fixtures = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures";
   ModelConfig config = LoadModelConfig(fixtures / "llama");
   config.intermediate = 96;

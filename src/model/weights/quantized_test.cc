@@ -60,7 +60,7 @@ void ExpectNear(const Values& got, const Values& want, double tolerance) {
   }
 }
 
-TEST(QuantizedCheckpoints, HoldTheWeightsThatTheirPackageReads) {
+TEST(QuantizedCheckpoints, WeightsMatchThePackageOfTheFormat) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(c.name);
     const auto dir = QuantizedDir(c.name);
@@ -74,7 +74,7 @@ TEST(QuantizedCheckpoints, HoldTheWeightsThatTheirPackageReads) {
   }
 }
 
-TEST(QuantizedCheckpoints, KeepTheirFormats) {
+TEST(QuantizedCheckpoints, HaveTheirFormatsInMemory) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(c.name);
     const auto dir = QuantizedDir(c.name);
@@ -91,7 +91,7 @@ TEST(QuantizedCheckpoints, KeepTheirFormats) {
   }
 }
 
-TEST(QuantizedCheckpoints, PartsOfAllRanksMakeTheWhole) {
+TEST(QuantizedCheckpoints, ShardsOfAllRanksMakeTheWholeModel) {
   for (const Case& c : kCases) {
     const auto dir = QuantizedDir(c.name);
     const ModelConfig config = LoadModelConfig(dir);
@@ -104,7 +104,7 @@ TEST(QuantizedCheckpoints, PartsOfAllRanksMakeTheWhole) {
   }
 }
 
-TEST(QuantizedCheckpoints, BytesOfARankAreThoseOfThePlan) {
+TEST(QuantizedCheckpoints, LoadedBytesEqualThePlannedBytes) {
   for (const Case& c : kCases) {
     const std::string name = c.name;
     // config.json does not say which matrices must be held in the model's dtype.
@@ -120,7 +120,7 @@ TEST(QuantizedCheckpoints, BytesOfARankAreThoseOfThePlan) {
 }
 
 // Inputs stay float32 unless the format requires otherwise or the user requests it.
-TEST(QuantizedCheckpoints, ActivationsAreThoseOfTheFlag) {
+TEST(QuantizedCheckpoints, ActivationFormatFollowsTheFlag) {
   const auto activation = [](const char* name, const char* flag) {
     const auto dir = QuantizedDir(name);
     const ModelConfig config = LoadModelConfig(dir, {}, {.activations = flag});
@@ -132,7 +132,7 @@ TEST(QuantizedCheckpoints, ActivationsAreThoseOfTheFlag) {
   EXPECT_EQ(activation("ct_fp8_channel", "always"), A::kFp8Token);
 }
 
-TEST(PlainCheckpoints, RowsInBFloat16AreAskedForAndMeetWeightsInItAlone) {
+TEST(PlainCheckpoints, BFloat16RowsNeedTheFlagAndBFloat16Weights) {
   const auto weights = [](const char* name, const char* flag) {
     const auto dir = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / name;
     const ModelConfig config = LoadModelConfig(dir, {}, {.activations = flag});
@@ -168,8 +168,8 @@ TEST(QuantizedCheckpoints, GateAndUpShareTheLargerInputScale) {
   }
 }
 
-// Their rows are rounded once for both.
-TEST(QuantizedCheckpoints, GateAndUpMadeForDifferentRowsReadFloats) {
+// Gate and up share their rounded rows, so different input formats leave them unrounded.
+TEST(QuantizedCheckpoints, GateAndUpWithDifferentInputFormatsReadFloat32) {
   const std::string expert = "model.layers.1.mlp.experts.1.";
   const auto load = [](ChangedCheckpoint& c, const char* name) {
     c.config = LoadModelConfig(QuantizedDir(name), {}, {.activations = "always"});
@@ -202,7 +202,7 @@ TEST(QuantizedCheckpoints, CodesInOrderAreNotCopied) {
   EXPECT_EQ(w.layers[0].grouped.q.w.data, q.data + 64 * 64 / 2);  // rows 64 … 127 of 128
 }
 
-TEST(QuantizedCheckpoints, GptqsSecondLayoutStoresZeroPointsAsTheyAre) {
+TEST(QuantizedCheckpoints, GptqV2StoresZeroPointsUnchanged) {
   ChangedCheckpoint c("gptq", "quantized");
   const Roles want = Assemble(c.Write(), c.config, {2, 2});
   for (auto& [name, tensor] : c.tensors) {
@@ -214,7 +214,7 @@ TEST(QuantizedCheckpoints, GptqsSecondLayoutStoresZeroPointsAsTheyAre) {
 }
 
 // Ignore lists are sometimes incomplete: tensors stored plain are read as plain.
-TEST(QuantizedCheckpoints, PlainTensorsAreTakenAsTheyAre) {
+TEST(QuantizedCheckpoints, PlainTensorsAreLoadedAsPlain) {
   ChangedCheckpoint c("ct_int8", "quantized");
   const std::string name = "model.layers.1.self_attn.q_proj.weight";
   c.tensors.erase(name + "_scale");
@@ -257,7 +257,7 @@ TEST_F(QuantizedErrors, AbsentTensorsAreNamed) {
   }
 }
 
-TEST_F(QuantizedErrors, TypesAndShapesAreHeldAgainstTheConfig) {
+TEST_F(QuantizedErrors, TypesAndShapesMustMatchTheConfig) {
   const auto dtype = [](const char* to) { return [to](RawTensor& t) { t.dtype = to; }; };
   const auto shape = [](const std::vector<int64_t>& to) {
     return [to](RawTensor& t) { t.shape = to; };
@@ -268,7 +268,7 @@ TEST_F(QuantizedErrors, TypesAndShapesAreHeldAgainstTheConfig) {
   EXPECT_THAT(Message("gptq", kExpert + "qweight", shape({64, 8})), HasSubstr("[8, 64]"));
   EXPECT_THAT(Message("awq", kExpert + "qzeros", shape({8, 2})), HasSubstr("group_size"));
   EXPECT_THAT(Message("ct_int4", kExpert + "weight_shape", [](RawTensor& t) { t.bytes[0] = 65; }),
-              HasSubstr("says [65, 64]"));
+              HasSubstr("holds [65, 64]"));
   EXPECT_THAT(Message("modelopt_w4a8", kFolded + "pre_quant_scale", dtype("I32")),
               HasSubstr("pre_quant_scale\" is int32"));
   ChangedCheckpoint nvfp4("modelopt_nvfp4", "quantized");
@@ -276,7 +276,7 @@ TEST_F(QuantizedErrors, TypesAndShapesAreHeldAgainstTheConfig) {
   EXPECT_THAT(nvfp4.CheckMessage(), HasSubstr("pre_quant_scale\" is int32"));
 }
 
-TEST_F(QuantizedErrors, NumbersThatAreNone) {
+TEST_F(QuantizedErrors, InvalidNumbersAreRefused) {
   using namespace std::string_view_literals;
   const auto set = [](size_t at, std::string_view bytes) {
     return [=](RawTensor& t) { std::memcpy(t.bytes.data() + at, bytes.data(), bytes.size()); };

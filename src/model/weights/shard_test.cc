@@ -44,7 +44,7 @@ TEST(Shard, TheVocabularyIsSplitWhereItIsUsed) {
   EXPECT_EQ(OfRanks(shape, head), by_group);
 }
 
-TEST(Shard, SizesThatDoNotSplitAreRefusedByFlag) {
+TEST(Shard, ErrorsNameTheFlagOfSizesThatCannotBeSharded) {
   ModelConfig config;
   config.attention = {.heads = 4, .kv_heads = 4};
   config.intermediate = 6;
