@@ -160,7 +160,7 @@ constexpr const char* kVllmChat[] = {"include_reasoning",
                                      "return_assistant_tokens_mask",
                                      "best_of"};
 
-TEST(KnownFields, HoldEveryFieldOfTheThreeInterfaces) {
+TEST(KnownFields, IncludeEveryFieldOfTheThreeInterfaces) {
   const std::set<std::string> chat = Names(RequestKind::kChat);
   const std::set<std::string> completion = Names(RequestKind::kCompletion);
   for (const char* name : kOpenAiChat) EXPECT_TRUE(chat.contains(name)) << name;
@@ -181,7 +181,7 @@ TEST(KnownFields, HoldEveryFieldOfTheThreeInterfaces) {
 }
 
 // A refused field is an error that names it, unless its value disables the feature.
-TEST(KnownFields, RefusedOnesAreNamedAndEmptyOnesPass) {
+TEST(KnownFields, RefusedFieldsAreNamedUnlessEmpty) {
   for (const RequestKind kind :
        {RequestKind::kChat, RequestKind::kCompletion, RequestKind::kGenerate,
         RequestKind::kSamplingParams, RequestKind::kTokenize}) {
@@ -211,7 +211,7 @@ TEST(KnownFields, RefusedOnesAreNamedAndEmptyOnesPass) {
             "sampling_params.regex");
 }
 
-// Fields that an endpoint supports only where the interface that defines them has them.
+// An endpoint supports such a field only if SGLang or vLLM defines the field for that endpoint.
 TEST(KnownFields, PromptFieldsBelongToTheirEndpoints) {
   for (const char* field : {"echo", "add_special_tokens", "return_cached_tokens_details"}) {
     const std::string body = fmt::format(R"({{"{}": true}})", field);
@@ -224,7 +224,7 @@ TEST(KnownFields, PromptFieldsBelongToTheirEndpoints) {
   EXPECT_EQ(Check(RequestKind::kTokenize, R"({"add_special_tokens": true})"), "");
 }
 
-TEST(KnownFields, UnknownOnesAreLoggedOnce) {
+TEST(KnownFields, UnknownFieldsAreLoggedOnce) {
   UnknownFields unknown;
   const Json json = Json::parse(R"({"temprature": 1, "top_p": 1})");
   CheckFields(Fields(json, "sampling_params."), RequestKind::kSamplingParams, unknown);

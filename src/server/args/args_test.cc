@@ -23,13 +23,13 @@ std::string ErrorOf(const std::vector<std::string>& args) {
 }
 
 std::string WriteYaml(const std::string& text) {
-  // Tests run beside one another, each in a process of its own.
+  // Tests may run concurrently, each in its own process.
   std::string path = fmt::format("{}/{}.switchyard_args_test.yaml", testing::TempDir(), getpid());
   std::ofstream(path) << text;
   return path;
 }
 
-TEST(ArgsTest, SglangsSpellings) {
+TEST(ArgsTest, AcceptsSglangsSpellings) {
   const auto a =
       ParseServe({"--model-path", "/m", "--tp", "4", "--expert-parallel-size", "2",
                   "--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency",
@@ -111,7 +111,7 @@ TEST(ArgsTest, MixtureOfExperts) {
   EXPECT_EQ(moe.runner_backend, "masked_mlp");
   EXPECT_EQ(a->engine.quantization.method, "fp8");
 
-  // All of it reaches the ranks.
+  // The serialized configuration that ranks receive is complete.
   const EngineConfig back = DecodeConfig(EncodeConfig(a->engine));
   EXPECT_EQ(EncodeConfig(back), EncodeConfig(a->engine));
   EXPECT_TRUE(back.moe.waterfill);
@@ -158,7 +158,7 @@ TEST(ArgsTest, PrintsTheScheduleOnlyIfSet) {
   EXPECT_TRUE(ParseServe({"--model-path", "/m", "--print-schedule"})->print_schedule);
 }
 
-TEST(ArgsTest, SwitchesThatAreOffStayOff) {
+TEST(ArgsTest, ASwitchThatTheFileSetsToFalseIsOff) {
   const auto a =
       ParseServe({"--config", WriteYaml("model-path: /m\ndisable-radix-cache: false\n")});
   ASSERT_TRUE(a);
@@ -177,7 +177,7 @@ TEST(ArgsTest, ErrorsNameTheFlag) {
   EXPECT_THAT(ErrorOf({"--config", WriteYaml("a: [\n")}), HasSubstr("switchyard_args_test.yaml"));
 }
 
-TEST(ArgsTest, OneBatchTakesLists) {
+TEST(ArgsTest, OneBatchAcceptsLists) {
   const auto a =
       ParseOneBatch({"--model-path", "/m", "--batch-size", "1", "8", "--input-len", "128"});
   ASSERT_TRUE(a);

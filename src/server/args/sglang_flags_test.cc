@@ -1,5 +1,4 @@
-// Every flag and variable of SGLang's that launch lines carry: honoured, taken without effect, or
-// refused by name.
+// SGLang's flags and environment variables: honoured, accepted without effect, or refused by name.
 #include "server/args/sglang_flags.h"
 
 #include <gmock/gmock.h>
@@ -39,14 +38,14 @@ std::string ErrorOf(const std::vector<std::string>& words) {
   return ErrorOf([&] { ParseServe(With(words)); });
 }
 
-// Of a pass with 20000 tokens per rank, in rounds of 8192.
+// Tokens per combine in a pass of 20000 tokens per rank, in rounds of 8192.
 std::string TokensPerCombine(const MoeOptions& options) {
   const ExchangeShape shape{.hidden = 64, .k = 2, .max_tokens = 20000};
   return std::to_string(RoundsOfPass(options, shape).combine_tokens);
 }
 
-// Which flags of the issue change nothing, each with a value as launch lines have it.
-TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
+// Flags without effect, each with a typical value.
+TEST(SglangFlagsTest, FlagsWithoutEffectAreAcceptedAndLoggedOnce) {
   const std::vector<std::vector<std::string>> kTaken = {
       {"--attention-backend", "fa3"},
       {"--enable-torch-compile"},
@@ -71,7 +70,7 @@ TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
   for (std::vector<std::string> words : kTaken) {
     const std::string flag = words.front();
     const std::vector<std::string> plain = words;
-    words.insert(words.end(), plain.begin(), plain.end());  // twice, and one line
+    words.insert(words.end(), plain.begin(), plain.end());  // given twice, logged once
     const auto args = ParseServe(With(words));
     ASSERT_TRUE(args) << flag;
     EXPECT_THAT(args->without_effect, ElementsAre(HasSubstr(flag + " has no effect here: ")))
@@ -79,7 +78,7 @@ TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
   }
 }
 
-TEST(SglangFlagsTest, RefusedByName) {
+TEST(SglangFlagsTest, RefusalsNameTheFlag) {
   const std::vector<std::vector<std::string>> kRefused = {
       {"--reasoning-parser", "deepseek-r1"},
       {"--tool-call-parser", "qwen25"},
@@ -100,7 +99,7 @@ TEST(SglangFlagsTest, RefusedByName) {
     EXPECT_THAT(ErrorOf(words), HasSubstr(words.front())) << words.front();
 }
 
-TEST(SglangFlagsTest, EveryNameStandsOnceAndHasItsReason) {
+TEST(SglangFlagsTest, EveryFlagIsListedOnceWithAReason) {
   std::set<std::string> names;
   for (const SglangFlag& flag : SglangFlags()) {
     EXPECT_TRUE(names.insert(flag.name).second) << flag.name;
@@ -108,7 +107,7 @@ TEST(SglangFlagsTest, EveryNameStandsOnceAndHasItsReason) {
   }
 }
 
-TEST(SglangFlagsTest, HonouredOnesReachTheEngine) {
+TEST(SglangFlagsTest, HonouredFlagsReachTheEngine) {
   const auto args =
       ParseServe(With({"--schedule-policy", "dfs-weight", "--schedule-conservativeness", "0.3",
                        "--max-prefill-tokens", "99", "--decode-log-interval", "7"}));
@@ -120,7 +119,7 @@ TEST(SglangFlagsTest, HonouredOnesReachTheEngine) {
   EXPECT_EQ(back.decode_log_interval, 7);
 }
 
-TEST(SglangFlagsTest, DpRankOfTheEnvironmentIsCheckedAndSaid) {
+TEST(SglangFlagsTest, DpRankOfTheEnvironmentIsCheckedAndLogged) {
   ASSERT_EQ(setenv("SGLANG_DP_RANK", "3", 1), 0);
   const auto args = ParseServe(With({}));
   ASSERT_EQ(setenv("SGLANG_DP_RANK", "x", 1), 0);
@@ -130,7 +129,7 @@ TEST(SglangFlagsTest, DpRankOfTheEnvironmentIsCheckedAndSaid) {
   EXPECT_THAT(error, HasSubstr("SGLANG_DP_RANK=x"));
 }
 
-// A value of the arguments that a flag or variable changes.
+// Returns the value in the arguments that a flag or variable changes.
 using Observed = std::function<std::string(const ServerArgs&)>;
 
 struct Honoured {
@@ -140,8 +139,8 @@ struct Honoured {
   std::string want;
 };
 
-// The flags and variables of SGLang's launch lines that change what the server does.
-TEST(SglangFlagsTest, HonouredOnesChangeTheArguments) {
+// SGLang's flags and variables that change the server's behaviour.
+TEST(SglangFlagsTest, HonouredFlagsChangeTheArguments) {
   const std::vector<Honoured> kHonoured = {
       {{"--tp", "4", "--enable-ep-moe"},
        {},
@@ -217,7 +216,7 @@ TEST(SglangFlagsTest, HonouredOnesChangeTheArguments) {
   }
 }
 
-TEST(SglangFlagsTest, VariablesOfRoundsThatNothingUsesAreSaid) {
+TEST(SglangFlagsTest, UnusedVariablesOfRoundsAreLogged) {
   const auto lines = [](const std::vector<std::string>& words) {
     setenv("HCCL_BUFFSIZE", "200", 1);
     setenv("DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ", "1", 1);
@@ -244,18 +243,18 @@ TEST(SglangFlagsTest, OlderFormsOfExpertParallelism) {
               AllOf(HasSubstr("--enable-deepep-moe"), HasSubstr("none")));
 }
 
-TEST(SglangFlagsTest, UniquePrefixesAreWrittenOut) {
+TEST(SglangFlagsTest, UniquePrefixesAreCompleted) {
   EXPECT_EQ(ParseServe(With({"--mem-frac", "0.5"}))->engine.mem_fraction_static, 0.5);
   EXPECT_EQ(ParseServe(With({"--mem-frac=0.25"}))->engine.mem_fraction_static, 0.25);
   EXPECT_EQ(ParseServe({"--model-p", "/m"})->engine.model_path, "/m");
   EXPECT_EQ(ParseServe(With({"--data-par", "1"}))->dp_size, 1);
   EXPECT_THAT(ErrorOf({"--max-r", "x"}), HasSubstr("--max-running-requests"));
   EXPECT_THAT(ErrorOf({"--schedule", "x"}),
-              AllOf(HasSubstr("--schedule may be"), HasSubstr("--schedule-policy"),
+              AllOf(HasSubstr("--schedule is ambiguous"), HasSubstr("--schedule-policy"),
                     HasSubstr("--schedule-conservativeness")));
 }
 
-TEST(SglangFlagsTest, MistypedNamesGetTheNearest) {
+TEST(SglangFlagsTest, ErrorsSuggestTheNearestName) {
   EXPECT_THAT(ErrorOf({"--mem-fraction-statik", "1"}), HasSubstr("--mem-fraction-static"));
   EXPECT_THAT(ErrorOf({"--sheduel-policy", "1"}), HasSubstr("--schedule-policy"));
   EXPECT_THAT(ErrorOf([] { ParseEplb("paln", {}); }), HasSubstr("nearest is eplb plan"));

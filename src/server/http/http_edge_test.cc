@@ -111,7 +111,7 @@ TEST_F(HttpEdgeTest, ProbesAreAnsweredBeyondTheLimitOfConnections) {
 }
 
 // The connections send nothing, half a header, or nothing after their response.
-TEST_F(HttpEdgeTest, SilentConnectionsBeyondTheLimitDoNotKeepProbesOut) {
+TEST_F(HttpEdgeTest, SilentConnectionsBeyondTheLimitDoNotBlockProbes) {
   options_.max_connections = 2;
   Start();
   TestClient first(server_->port()), second(server_->port());
@@ -157,7 +157,7 @@ TEST_F(HttpEdgeTest, ANewerConnectionDoesNotEndAResponse) {
   };
   hold_until(40);
   for (int i = 0; i < 100; ++i) silent.push_back(std::make_unique<TestClient>(server.port()));
-  hold_until(1 + 64);  // the last ones replace silent connections
+  hold_until(1 + 64);  // the last connections replace silent ones
   TestClient refused(server.port());
   EXPECT_EQ(refused.Read().value_or(TestResponse{}).status, 503);
   {
@@ -171,7 +171,7 @@ TEST_F(HttpEdgeTest, ANewerConnectionDoesNotEndAResponse) {
   }
 }
 
-TEST_F(HttpEdgeTest, BodiesShareOneMemory) {
+TEST_F(HttpEdgeTest, BodiesShareOneMemoryBudget) {
   options_.memory_bytes = 8 << 20;
   Start();
   constexpr size_t kFirst = 3 << 20, kLength = 4'000'000;
@@ -187,7 +187,7 @@ TEST_F(HttpEdgeTest, BodiesShareOneMemory) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   ASSERT_GE(used(), kFirst);
-  // The growth of a second body of this size needs more than the first one leaves.
+  // While it grows, a second body of this size needs more memory than the first one leaves.
   for (int i = 0; i < 5; ++i) {
     TestClient refused(server_->port());
     refused.Send(begin);
@@ -205,7 +205,7 @@ TEST_F(HttpEdgeTest, BodiesShareOneMemory) {
             413);
 }
 
-TEST(MemoryBudget, GivesBackWhatItsOwnersHeld) {
+TEST(MemoryBudget, ChargesReturnTheirBytes) {
   const auto budget = std::make_shared<MemoryBudget>(100);
   {
     MemoryCharge a(budget), b(budget);
@@ -224,7 +224,7 @@ TEST(MemoryBudget, GivesBackWhatItsOwnersHeld) {
   EXPECT_TRUE(free.Add(~size_t{0}));
 }
 
-TEST_F(HttpEdgeTest, WorkOnABodyHoldsUpNoOtherRequest) {
+TEST_F(HttpEdgeTest, WorkOnABodyDelaysNoOtherRequest) {
   Start();
   std::promise<void> go, started;
   Server server({});
@@ -250,7 +250,7 @@ TEST_F(HttpEdgeTest, WorkOnABodyHoldsUpNoOtherRequest) {
   EXPECT_EQ(slow.Read()->status, 200);
 }
 
-TEST_F(HttpEdgeTest, KeysAndTheAdminKey) {
+TEST_F(HttpEdgeTest, RoutesRequireAKeyAndControlRoutesTheAdminKey) {
   options_.api_keys = {"one", "two"};
   options_.admin_api_key = "root";
   Start();
@@ -265,7 +265,7 @@ TEST_F(HttpEdgeTest, KeysAndTheAdminKey) {
   EXPECT_EQ(Status("GET", "/health"), 200);
 }
 
-TEST_F(HttpEdgeTest, TheAdminKeyAloneGuardsControlRoutes) {
+TEST_F(HttpEdgeTest, WithoutApiKeysTheAdminKeyGuardsOnlyControlRoutes) {
   options_.admin_api_key = "root";
   Start();
   EXPECT_EQ(Status("GET", "/hello"), 200);
@@ -273,7 +273,7 @@ TEST_F(HttpEdgeTest, TheAdminKeyAloneGuardsControlRoutes) {
   EXPECT_EQ(Status("POST", "/flush", "Authorization: Bearer root\r\n"), 200);
 }
 
-TEST_F(HttpEdgeTest, PagesOfOtherOriginsMayNotCall) {
+TEST_F(HttpEdgeTest, PagesOfOtherOriginsAreNotAllowed) {
   options_.cors_origins = {"https://app.example"};
   Start();
   const auto ask = [&](const char* method, const char* host, const char* origin) {
@@ -298,7 +298,7 @@ TEST_F(HttpEdgeTest, PagesOfOtherOriginsMayNotCall) {
   EXPECT_EQ(ask("POST", "evil.example:30000", "http://evil.example:30000").status, 403);
 }
 
-TEST_F(HttpEdgeTest, RequestsKeepTheirIds) {
+TEST_F(HttpEdgeTest, ResponsesReturnTheIdsOfRequests) {
   Start();
   const std::string trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
   const TestResponse named =
@@ -314,7 +314,7 @@ TEST_F(HttpEdgeTest, RequestsKeepTheirIds) {
             "x");
 }
 
-TEST_F(HttpEdgeTest, PathsMayHaveTheRoot) {
+TEST_F(HttpEdgeTest, PathsMayHaveTheRootPrefix) {
   options_.root_path = "/api";
   Start();
   EXPECT_EQ(Status("GET", "/api/hello"), 200);

@@ -86,7 +86,7 @@ TEST_F(HttpStreamTest, EventStreamsAreNotCached) {
   EXPECT_EQ(response->Header("X-Accel-Buffering"), "no");
 }
 
-TEST_F(HttpStreamTest, OldClientsGetTheBodyWithoutChunks) {
+TEST_F(HttpStreamTest, Http10ClientsGetTheBodyWithoutChunks) {
   Start();
   TestClient client(server_->port());
   client.Send("GET /open HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
@@ -101,7 +101,7 @@ TEST_F(HttpStreamTest, OldClientsGetTheBodyWithoutChunks) {
   EXPECT_EQ(response->body, "ab");
 }
 
-TEST_F(HttpStreamTest, AStreamThatIsDroppedIsCutOff) {
+TEST_F(HttpStreamTest, AStreamWithoutEndStreamIsCutOff) {
   Start();
   server_.reset();
   Server server({});
@@ -118,7 +118,7 @@ TEST_F(HttpStreamTest, AStreamThatIsDroppedIsCutOff) {
   EXPECT_FALSE(response->complete);
 }
 
-TEST_F(HttpStreamTest, OnlyTheFirstAnswerCounts) {
+TEST_F(HttpStreamTest, OnlyTheFirstResponseIsSent) {
   Start();
   TestClient client(server_->port());
   client.Get("/open");
@@ -137,7 +137,7 @@ TEST_F(HttpStreamTest, OnlyTheFirstAnswerCounts) {
   EXPECT_EQ(client.Read()->body, "hello");
 }
 
-TEST_F(HttpStreamTest, NoticesAHangUpWhileNothingIsWritten) {
+TEST_F(HttpStreamTest, DetectsADisconnectWhileNothingIsWritten) {
   for (const bool streaming : {false, true}) {
     for (const bool reset : {false, true}) {
       SCOPED_TRACE(testing::Message() << "streaming " << streaming << " reset " << reset);
@@ -164,7 +164,7 @@ TEST_F(HttpStreamTest, NoticesAHangUpWhileNothingIsWritten) {
   }
 }
 
-TEST_F(HttpStreamTest, NoticesAHangUpBehindManyPipelinedBytes) {
+TEST_F(HttpStreamTest, DetectsADisconnectBehindManyPipelinedBytes) {
   Start();
   TestClient client(server_->port());
   client.Get("/open");
@@ -187,7 +187,7 @@ TEST_F(HttpStreamTest, KeepsARequestThatArrivesDuringTheResponse) {
   EXPECT_EQ(client.Read()->body, "hello");
 }
 
-TEST_F(HttpStreamTest, NoCloseAfterACompleteResponse) {
+TEST_F(HttpStreamTest, OnCloseDoesNotRunAfterACompleteResponse) {
   Start();
   for (const bool streaming : {false, true}) {
     opened_ = {};
@@ -208,7 +208,7 @@ TEST_F(HttpStreamTest, NoCloseAfterACompleteResponse) {
   EXPECT_EQ(closed_count_, 0);
 }
 
-TEST_F(HttpStreamTest, ClosesOnAReaderThatIsTooSlow) {
+TEST_F(HttpStreamTest, DisconnectsAReaderThatExceedsTheBacklog) {
   ServerOptions options;
   options.max_backlog_bytes = 1 << 20;
   Start(options);
@@ -225,7 +225,7 @@ TEST_F(HttpStreamTest, ClosesOnAReaderThatIsTooSlow) {
   EXPECT_EQ(closed_count_, 1);
 }
 
-TEST_F(HttpStreamTest, ClosesOnAReaderThatTakesNothing) {
+TEST_F(HttpStreamTest, DisconnectsAReaderThatReadsNothing) {
   ServerOptions options;
   options.write_timeout = std::chrono::milliseconds(50);
   Start(options);
