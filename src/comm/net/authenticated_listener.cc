@@ -29,7 +29,8 @@ std::span<std::byte> BytesOf(T& object) {
   return std::as_writable_bytes(std::span(&object, 1));
 }
 
-// An object that fits the empty buffer of a new connection; false if the connection is lost.
+// Sends an object that fits into the empty send buffer of a new connection. Returns false if the
+// connection is lost.
 template <typename T>
 bool SendAtOnce(TcpStream& stream, T& object) {
   iovec part{&object, sizeof object};

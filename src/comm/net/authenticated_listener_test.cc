@@ -77,7 +77,7 @@ class AcceptorTest : public ::testing::Test {
   std::thread thread_;
 };
 
-TEST_F(AcceptorTest, PeersWithOneSecretMeet) {
+TEST_F(AcceptorTest, PeersWithTheSameSecretConnect) {
   Start({.key = Key("one secret")});
   const OpenedConnection opened = Open(address(), "one secret").get();
   EXPECT_TRUE(opened.stream);
@@ -85,7 +85,7 @@ TEST_F(AcceptorTest, PeersWithOneSecretMeet) {
   EXPECT_THAT(Refusals(), IsEmpty());
 }
 
-TEST_F(AcceptorTest, PeersWithoutASecretMeet) {
+TEST_F(AcceptorTest, PeersWithoutASecretConnect) {
   Start({.key = Key("")});
   EXPECT_TRUE(Open(address(), "").get().stream);
   EXPECT_THAT(From(), ElementsAre(1));
@@ -213,7 +213,7 @@ TEST_F(AcceptorTest, AMessageOverTheLimitClosesTheConnection) {
   EXPECT_EQ(opened.stream->Receive(&byte, 1, IoLimit::After(kLong)), IoResult::kClosed);
 }
 
-// An opener played message by message.
+// An opener that the test emulates message by message.
 struct ByHand {
   explicit ByHand(const HostPort& peer) : stream(ConnectAsStranger(peer)) {}
 
@@ -310,13 +310,13 @@ TEST_F(OpenerTest, AnAcceptorWithoutAProofIsRefused) {
   acceptor.get();
 }
 
-TEST_F(OpenerTest, ItsOwnProofSentBackIsRefused) {
+TEST_F(OpenerTest, TheOpenersOwnProofSentBackIsRefused) {
   auto acceptor = PlayAcceptor(door_, {.has_secret = 1}, true);
   EXPECT_EQ(Open(door_.address(), "one secret").get().verdict, Verdict::kWrongSecret);
   acceptor.get();
 }
 
-TEST_F(OpenerTest, AnotherProgramIsNamedAsSuch) {
+TEST_F(OpenerTest, AnotherProgramIsReportedAsSuch) {
   auto opened = Open(door_.address(), "one secret");
   auto stream = door_.Accept(IoLimit::After(kLong));
   SendBytes(*stream, "HTTP/1.1 400 Bad Request\r\n\r\n");

@@ -19,7 +19,7 @@ TEST(HostPortTest, IsWrittenAsInAUrl) {
   EXPECT_EQ(v6.Text(), "[fd00::1]:80");
 }
 
-TEST(HostPortTest, RefusesTheRestByName) {
+TEST(HostPortTest, ErrorsQuoteMalformedText) {
   for (const char* text :
        {"", "host", "host:", ":80", "host:x", "host:80x", "host:65536", "host:-1", "fd00::1:80"}) {
     try {
@@ -31,7 +31,7 @@ TEST(HostPortTest, RefusesTheRestByName) {
   }
 }
 
-TEST(TcpTest, NobodyThereIsATimeoutAndNoSuchAddressAnError) {
+TEST(TcpTest, AnUnusedPortTimesOutAndAForeignAddressIsAnError) {
   HostPort nobody;
   {
     const TcpListener gone = TcpListener::Bind({"127.0.0.1", 0});
@@ -43,7 +43,7 @@ TEST(TcpTest, NobodyThereIsATimeoutAndNoSuchAddressAnError) {
   EXPECT_THROW(TcpListener::Bind(first.address()), Error);
 }
 
-TEST(TcpTest, PartsArriveInOrderAndTheEndIsSeen) {
+TEST(TcpTest, PartsArriveInOrderAndTheEndIsDetected) {
   TcpListener listener = TcpListener::Bind({"127.0.0.1", 0});
   auto one = TcpStream::Connect(listener.address(), IoLimit::After(milliseconds(10'000)));
   auto other = listener.Accept(IoLimit::After(milliseconds(10'000)));

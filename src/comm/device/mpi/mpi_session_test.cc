@@ -117,11 +117,11 @@ struct Output {
   std::string text;
 };
 
-// `more`: a part of the command line, after the ranks.
+// `more`: further arguments of mpirun, after the command of the ranks.
 Output RunUnderMpi(int ranks, const std::string& part, const std::string& more = {}) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-  // Run as root, with more ranks than cores, and without access to each other's memory, as in
-  // containers. OpenMPI's leaks at exit are not this program's.
+  // Allows root, more ranks than cores, and ranks without access to each other's memory, as in
+  // containers. Leak detection is off because OpenMPI leaks at exit.
   const std::string command = fmt::format(
       "ASAN_OPTIONS=detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
       "OMPI_MCA_btl_vader_single_copy_mechanism=none "
@@ -162,7 +162,7 @@ TEST_F(MpiSessionTest, HeartbeatsReachRank0AndThoseOfRank0ReachTheOthers) {
   EXPECT_EQ(output.code, 0) << output.text;
 }
 
-TEST_F(MpiSessionTest, AllGetWhatRank0Decides) {
+TEST_F(MpiSessionTest, AllRanksReceiveTheDecisionOfRank0) {
   const Output output = RunUnderMpi(3, "agree");
   EXPECT_EQ(output.code, 0) << output.text;
 }
@@ -173,7 +173,7 @@ TEST_F(MpiSessionTest, AFailureReachesTheOthers) {
   EXPECT_THAT(output.text, HasSubstr("heard: rank 1 failed: no coal"));
 }
 
-TEST_F(MpiSessionTest, AnotherWorldThanTheLaunchersIsRefused) {
+TEST_F(MpiSessionTest, AWorldSizeThatDiffersFromTheLaunchersIsRefused) {
   const Output output = RunUnderMpi(1, "world of 4");
   EXPECT_THAT(output.text, HasSubstr("srun started 4 processes, but MPI sees 1"));
 }
