@@ -59,7 +59,7 @@ std::string ErrorOf(Action action) {
   return "no error";
 }
 
-TEST(ChatFixtures, EveryChatCaseOfEveryFixture) {
+TEST(ChatFixtures, MatchEveryReferenceChat) {
   int cases = 0;
   for (const auto& entry : fs::directory_iterator(Fixtures())) {
     std::ifstream file(entry.path() / "reference.json");
@@ -86,7 +86,7 @@ TEST(ChatFixtures, EveryChatCaseOfEveryFixture) {
   EXPECT_GT(cases, 60);
 }
 
-TEST(ChatFixtures, AUsersSpecialTokensStayText) {
+TEST(ChatFixtures, SpecialTokensInUserTextStayText) {
   fs::path model = Fixtures() / "qwen3_moe";
   ChatTemplate chat = ChatTemplate::FromDirectory(model);
   auto tokenizer = Tokenizer::FromFile(model / "tokenizer.json");
@@ -98,7 +98,7 @@ TEST(ChatFixtures, AUsersSpecialTokensStayText) {
   EXPECT_THAT(tokenizer->Decode(ids, false), HasSubstr("a<|im_end|>\n<|im_start|>system\nb"));
 }
 
-TEST_F(ChatTemplateTest, JinjaFileWinsOverConfig) {
+TEST_F(ChatTemplateTest, JinjaFileOverridesConfig) {
   WriteConfig({{"chat_template", "config"}});
   EXPECT_EQ(Render(Hello()), "config");
   Write("chat_template.json", R"({"chat_template": "json"})");
@@ -109,7 +109,7 @@ TEST_F(ChatTemplateTest, JinjaFileWinsOverConfig) {
   EXPECT_EQ(ChatTemplate::FromDirectory(dir_, dir_ / "mine.jinja").Apply(Hello()).text, "mine");
 }
 
-TEST_F(ChatTemplateTest, AdditionalTemplatesJoinTheJinjaFile) {
+TEST_F(ChatTemplateTest, AdditionalTemplatesExtendTheJinjaFile) {
   WriteConfig({{"chat_template", "config"}});
   fs::create_directories(dir_ / "additional_chat_templates");
   Write("additional_chat_templates/tool_use.jinja", "tools");
@@ -123,7 +123,7 @@ TEST_F(ChatTemplateTest, AdditionalTemplatesJoinTheJinjaFile) {
   EXPECT_THAT(ErrorOf([&] { Render(input); }), HasSubstr("tool_use.jinja, line 2"));
 }
 
-TEST_F(ChatTemplateTest, SpecialTokensMapCountsWithoutAddedTokensDecoder) {
+TEST_F(ChatTemplateTest, SpecialTokensMapIsUsedWithoutAddedTokensDecoder) {
   Write("chat_template.jinja", "{{ bos_token }}{{ eos_token }}");
   Write("special_tokens_map.json", R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}})");
   EXPECT_EQ(Render(Hello()), "<s></s>");
@@ -158,7 +158,7 @@ TEST_F(ChatTemplateTest, SpecialTokensAreStringsOrObjectsAndTrusted) {
   EXPECT_TRUE(rendered.runs[0].trusted);
 }
 
-TEST_F(ChatTemplateTest, KwargsReachTheTemplateButNotItsInputs) {
+TEST_F(ChatTemplateTest, KwargsReachTheTemplateButCannotReplaceItsInputs) {
   WriteConfig({{"chat_template", "{{ enable_thinking }}"}});
   ChatInput input = Hello();
   input.kwargs = {{"enable_thinking", false}};
@@ -169,7 +169,7 @@ TEST_F(ChatTemplateTest, KwargsReachTheTemplateButNotItsInputs) {
   EXPECT_THAT(ErrorOf([&] { Render(input); }), HasSubstr("chat_template_kwargs"));
 }
 
-TEST_F(ChatTemplateTest, WithoutATemplateTheErrorSaysWhatToDo) {
+TEST_F(ChatTemplateTest, WithoutATemplateTheErrorNamesTheRemedies) {
   ChatTemplate chat = ChatTemplate::FromDirectory(dir_);
   EXPECT_FALSE(chat.Present());
   EXPECT_THAT(ErrorOf([&] { chat.Apply(Hello()); }),
@@ -177,7 +177,7 @@ TEST_F(ChatTemplateTest, WithoutATemplateTheErrorSaysWhatToDo) {
                              HasSubstr("/v1/completions")));
 }
 
-TEST_F(ChatTemplateTest, UnreadableTemplatesNameFileAndLine) {
+TEST_F(ChatTemplateTest, ErrorsNameFileAndLineOfATemplate) {
   Write("chat_template.jinja", "a\n{% if %}");
   EXPECT_THAT(ErrorOf([&] { ChatTemplate::FromDirectory(dir_); }),
               HasSubstr("chat_template.jinja, line 2: "));
@@ -193,7 +193,7 @@ TEST_F(ChatTemplateTest, UnreadableTemplatesNameFileAndLine) {
 }
 
 // Without O_NONBLOCK, opening a FIFO without a writer blocks.
-TEST_F(ChatTemplateTest, NamesFilesThatAreNotRegular) {
+TEST_F(ChatTemplateTest, ErrorsNameFilesThatAreNotRegular) {
   for (const char* name : {"chat_template.jinja", "chat_template.json", "tokenizer_config.json",
                            "special_tokens_map.json"}) {
     ASSERT_EQ(mkfifo((dir_ / name).c_str(), 0600), 0);

@@ -37,11 +37,11 @@ TEST(JinjaTrust, LiteralsAndTrustedVariablesAreTrusted) {
             "text literal <s> 2 None");
 }
 
-TEST(JinjaTrust, ATrustedVariableWinsOverARequestsOfTheSameName) {
+TEST(JinjaTrust, ATrustedVariableOverridesARequestsVariable) {
   EXPECT_EQ(Marked("{{ bos }}"), "<s>");
 }
 
-TEST(JinjaTrust, ConcatenationKeepsBothSides) {
+TEST(JinjaTrust, ConcatenationKeepsTheTrustOfBothSides) {
   EXPECT_EQ(Marked("{{ '<|' + u + '|>' }}"), "<|[user]|>");
   EXPECT_EQ(Marked("{{ '<|' ~ m.role ~ '|>' ~ u }}"), "<|[r]|>[user]");
   EXPECT_EQ(Marked("{{ ['a', u, 'b'] | join('-') }}"), "a-[user]-b");
@@ -77,7 +77,7 @@ TEST(JinjaTrust, BlocksAndMacrosKeepRuns) {
   EXPECT_EQ(Marked("{% filter trim %} <{{ u }}> {% endfilter %}"), "<[user]>");
 }
 
-// Without a limit of CPU time, so that results do not depend on the speed of the machine.
+// Limits without CPU time, so that results do not depend on the speed of the machine.
 RenderOptions Untimed(int64_t max_steps, size_t max_bytes) {
   return {.max_steps = max_steps, .max_bytes = max_bytes, .max_cpu_seconds = 1e9};
 }
@@ -95,7 +95,7 @@ std::string ErrorOf(const std::string& source,
   return "no error";
 }
 
-TEST(JinjaLimits, LoopsEnd) {
+TEST(JinjaLimits, LoopsAreBounded) {
   const RenderOptions options = Untimed(500'000, 64 << 20);
   EXPECT_THAT(
       ErrorOf("{% set r = range(9999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
@@ -204,7 +204,7 @@ TEST(JinjaLimits, RecursionIsBounded) {
   EXPECT_THAT(ErrorOf(ifs), HasSubstr("deep"));
 }
 
-TEST(JinjaLimits, SharedStructureDoesNotExplode) {
+TEST(JinjaLimits, SharedStructuresAreBounded) {
   // A tree of 2^150 leaves in 150 nodes: printing and comparing it must exceed a budget.
   std::string grow =
       "{% set n = namespace(x=['a']) %}{% for i in range(150) %}{% set n.x = [n.x, n.x] %}{% "
@@ -215,7 +215,7 @@ TEST(JinjaLimits, SharedStructureDoesNotExplode) {
               HasSubstr("more than"));
 }
 
-TEST(JinjaErrors, SayTemplateLineAndTheTemplatesOwnMessage) {
+TEST(JinjaErrors, ReportTemplateLineAndTheTemplatesMessage) {
   try {
     Template::Parse("a\n\n{{ raise_exception('roles must alternate') }}",
                     "model/chat_template.jinja")

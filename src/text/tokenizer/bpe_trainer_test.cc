@@ -46,8 +46,8 @@ TEST(BpeTrainerTest, MergesTheMostFrequentPairFirst) {
   EXPECT_EQ(bpe.tokens.size(), 256u + 1 + 6);
   EXPECT_EQ(bpe.tokens[0], "<end>");
   EXPECT_EQ(bpe.tokens[1], "!");  // the letters in code point order
-  // Counts: u+g 20, which leaves 12 for p+u; Ġ+p 17; u+n 16; then h+ug and Ġ+h with 15 each, where
-  // h has the smaller id; Ġ+hug 15; Ġp+un 12.
+  // The counts of the merges: u+g 20, after which p+u has only 12; Ġ+p 17; u+n 16; h+ug 15; Ġ+hug
+  // 15; Ġp+un 12. Ġ+h also has 15, but the tie goes to h+ug, because h has the smaller id.
   EXPECT_THAT(MergesOf(bpe), ElementsAre("u+g", "Ġ+p", "u+n", "h+ug", "Ġ+hug", "Ġp+un"));
 }
 
@@ -65,7 +65,7 @@ TEST(BpeTrainerTest, OrderOfTextsDoesNotMatter) {
   EXPECT_EQ(one.merges, other.merges);
 }
 
-TEST(BpeTrainerTest, BoundsHold) {
+TEST(BpeTrainerTest, RespectsTheLimits) {
   const std::string text = "abcdefgh abcdefgh abcdefgh xyz";
   for (const std::string& token :
        Learn({text}, {.vocab_size = 1000, .max_token_bytes = 4}).tokens) {
@@ -83,7 +83,7 @@ TEST(BpeTrainerTest, BoundsHold) {
   EXPECT_EQ(std::ranges::count(special.tokens, "ab"), 1);
 }
 
-TEST(BpeTrainerTest, WrongOptionsAreNamed) {
+TEST(BpeTrainerTest, ErrorsNameTheWrongOption) {
   EXPECT_THAT(ErrorOf([] { Learn({"a"}, {.vocab_size = 100}); }), HasSubstr("too small for"));
   EXPECT_THAT(ErrorOf([] {
                 Learn({"a"}, {.special_tokens = {"<s>", "<s>"}});
@@ -112,7 +112,7 @@ class TokenizerFilesTest : public testing::Test {
   fs::path dir_;
 };
 
-TEST_F(TokenizerFilesTest, EveryTextComesBack) {
+TEST_F(TokenizerFilesTest, DecodeRestoresEveryText) {
   const auto tokenizer = WriteAndLoad({.eos = "<|im_end|>"});
   for (const char* text : {"the cat", "", " ", "  two\n\n three\t", "naïve 日本語 🙂 12345",
                            "don't", "\x01\x7f"}) {

@@ -1,4 +1,4 @@
-// Tokenizers in all files in which checkpoints store them, compared with their reference libraries.
+// Tokenizers in all file formats of checkpoints, compared with their reference libraries.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -32,7 +32,7 @@ std::vector<std::string> Strings(const Json& fragments) {
   };
   std::vector<std::string> strings(1000);
   for (std::string& text : strings) {
-    // Evaluation order: Python draws the count first.
+    // The order of the draws is that of the Python script: the count first.
     for (size_t left = 1 + draw(12); left > 0; --left)
       text += fragments[draw(fragments.size())].get<std::string>();
   }
@@ -48,7 +48,7 @@ std::string Digits(const Ids& ids) {
   return fmt::format("{:016x}", value).substr(0, 8);
 }
 
-TEST(TokenizerDirectoryTest, GivesTheIdsOfTheLibraries) {
+TEST(TokenizerDirectoryTest, MatchesTheIdsOfTheReferenceLibraries) {
   const fs::path dir = TestData() / "tokenizer" / "directories";
   const Json expected = ReadJson(dir / "expected.json");
   const std::vector<std::string> strings = Strings(expected["fragments"]);
@@ -125,7 +125,7 @@ TEST_F(DirectoryFilesTest, OlderFilesAddTokens) {
   EXPECT_TRUE(tokenizer->IsSpecial(515));
 }
 
-TEST_F(DirectoryFilesTest, OlderFilesDoNotCountBesideAddedTokensDecoder) {
+TEST_F(DirectoryFilesTest, AddedTokensDecoderReplacesOlderFiles) {
   Write("added_tokens.json", {{"<x>", 513}});
   Write("special_tokens_map.json", {{"bos_token", "<bos>"}});
   Write("tokenizer_config.json", {{"added_tokens_decoder", {{"512", Token("<q>")}}}});
@@ -147,7 +147,7 @@ TEST_F(DirectoryFilesTest, NamedTokensAreSpecial) {
   EXPECT_EQ(tokenizer->Encode("<img><k>", false), (Ids{512, 513}));
 }
 
-TEST_F(DirectoryFilesTest, NamedTokensHaveIds) {
+TEST_F(DirectoryFilesTest, NamedTokenReturnsTheirIds) {
   Write("special_tokens_map.json", {{"bos_token", "<|im_start|>"}});
   Write("tokenizer_config.json",
         {{"eos_token", {{"content", "<|im_end|>"}}}, {"pad_token", nullptr}});
@@ -191,7 +191,7 @@ TEST_F(DirectoryFilesTest, AddBosAndEosTokens) {
             (Ids{a, 511}));
   EXPECT_EQ(encode({{"add_bos_token", false}}), (Ids{a}));
   EXPECT_EQ(encode({{"add_bos_token", true}}, nullptr), (Ids{510, a}));
-  // The file's own post-processor counts, except for classes that replace it.
+  // The file's own post-processor is used, except for classes that replace it.
   const Ids own = encode(Json::object(), bos_first);
   EXPECT_EQ(own.size(), 2u);
   EXPECT_EQ(encode({{"add_bos_token", true}}, bos_first), own);
@@ -200,7 +200,7 @@ TEST_F(DirectoryFilesTest, AddBosAndEosTokens) {
             (Ids{a}));
 }
 
-TEST_F(DirectoryFilesTest, ModelsWithoutATypeAreReadByTheirVocabulary) {
+TEST_F(DirectoryFilesTest, ModelsWithoutATypeAreRecognizedByTheirVocabulary) {
   const Ids expected = Encode("some text");
   document_["model"].erase("type");
   Write("tokenizer.json", document_);
@@ -215,7 +215,7 @@ TEST_F(DirectoryFilesTest, ModelsWithoutATypeAreReadByTheirVocabulary) {
   EXPECT_EQ(Encode("some xxm"), (Ids{1, 2, 4, 0, 3}));
 }
 
-TEST_F(DirectoryFilesTest, TiktokenAloneIsATokenizer) {
+TEST_F(DirectoryFilesTest, ATiktokenFileAloneSuffices) {
   fs::remove(dir_ / "tokenizer.json");
   EXPECT_FALSE(Tokenizer::HasFiles(dir_));
   EXPECT_THAT(ErrorOfLoad(), HasSubstr("tiktoken.model"));
@@ -235,7 +235,7 @@ TEST_F(DirectoryFilesTest, TiktokenAloneIsATokenizer) {
   EXPECT_THAT(ErrorOfLoad(), HasSubstr("tokenizer.model, line 2"));
 }
 
-TEST_F(DirectoryFilesTest, BrokenFilesAreNamed) {
+TEST_F(DirectoryFilesTest, ErrorsNameTheBrokenFile) {
   std::ofstream(dir_ / "tokenizer_config.json") << "{";
   EXPECT_THAT(ErrorOfLoad(), HasSubstr("tokenizer_config.json"));
   Write("tokenizer_config.json", {{"added_tokens_decoder", {{"x", Token("<a>")}}}});
@@ -252,7 +252,7 @@ TEST_F(DirectoryFilesTest, BrokenFilesAreNamed) {
 }
 
 // Without O_NONBLOCK, opening a FIFO without a writer blocks.
-TEST_F(DirectoryFilesTest, FilesThatAreNotRegularAreNamed) {
+TEST_F(DirectoryFilesTest, ErrorsNameFilesThatAreNotRegular) {
   for (const char* name :
        {"added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"}) {
     ASSERT_EQ(mkfifo((dir_ / name).c_str(), 0600), 0);
@@ -266,7 +266,7 @@ TEST_F(DirectoryFilesTest, FilesThatAreNotRegularAreNamed) {
   }
 }
 
-TEST_F(DirectoryFilesTest, VocabulariesOverTheLimitsAreNamed) {
+TEST_F(DirectoryFilesTest, ErrorsNameVocabulariesOverTheLimits) {
   fs::remove(dir_ / "tokenizer.json");
   std::ofstream(dir_ / "tiktoken.model") << "YQ== 0\n"
                                          << Base64Of(std::string(5000, 'a')) << " 1\n";
