@@ -13,7 +13,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(Layout, EveryRankHasItsPlaceInEveryGroup) {
+TEST(Layout, GroupsContainTheirRanksAndAreConsistent) {
   for (const Layout& layout :
        {Layout{}, Layout{.tp = 2}, Layout{.tp = 2, .ep = 4, .dp = 2}, Layout{.ep = 2, .dp = 4},
         Layout{.tp = 2, .ep = 2, .dp = 3, .pp = 3}, Layout{.pp = 4}}) {
@@ -52,7 +52,7 @@ TEST(Layout, GroupsOfAnExample) {
   EXPECT_EQ(place.next(), -1);
 }
 
-TEST(Layout, StagesShareTheLayers) {
+TEST(Layout, StagesPartitionTheLayers) {
   ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   config.layers.resize(5);
   int64_t next = 0;
@@ -66,7 +66,7 @@ TEST(Layout, StagesShareTheLayers) {
   EXPECT_EQ(next, 5);
 }
 
-TEST(Layout, RefusesWhatCannotBeCut) {
+TEST(Layout, RefusesLayoutsThatCannotPartitionTheModel) {
   const auto error = [](const Layout& layout, const char* kind) {
     return ErrorOf([&] { CheckLayout(layout, ParseModelConfig(testing::SmallConfig(kind))); });
   };
@@ -85,7 +85,7 @@ TEST(Layout, RefusesWhatCannotBeCut) {
 }
 
 // Sums over all groups at once, with values whose result every rank can compute.
-TEST(Layout, RanksAddUpOverTheirGroups) {
+TEST(Layout, CollectivesSumOverTheGroups) {
   const Layout layout{.tp = 2, .ep = 2, .dp = 2, .pp = 2};
   RunRankThreads(layout.ranks(), LayoutRanks::BytesPerRank(layout) + 4096,
                  [&](int rank, const std::shared_ptr<SharedArena>& arena) {

@@ -1,5 +1,5 @@
-// Runs are bitwise independent of the schedule, the form of the exchange, and the time of gradient
-// sums. Pipeline stages learn the same as one rank.
+// Runs are bitwise independent of the schedule, the form of the exchange, and the timing of
+// gradient sums. Pipeline stages learn the same as one rank.
 #include <gmock/gmock.h>
 
 #include <mutex>
@@ -152,7 +152,7 @@ TEST_P(Schedules, ChangeNoBit) {
   }
 }
 
-TEST_P(Schedules, OfAPipelineLearnWhatOneRankLearns) {
+TEST_P(Schedules, OfAPipelineMatchOneRank) {
   const Learned one = Learn(config, {});
   for (const auto order : {schedule::Order::kPlain, schedule::Order::kOverlapped}) {
     for (const Layout& layout :
@@ -171,7 +171,7 @@ TEST_P(Schedules, OfAPipelineLearnWhatOneRankLearns) {
 }
 
 // No deadlock, and the error has the original cause.
-TEST_P(Schedules, EndWithTheRankThatFails) {
+TEST_P(Schedules, FailOnAllRanksIfOneRankFails) {
   for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.pp = 2}}) {
     for (const bool early_sums : {false, true}) {
       const Way way{.layout = layout,
