@@ -1,4 +1,4 @@
-// The plan refuses what the feature table says does not work, and nothing else.
+// The plan refuses exactly the features that do not work according to the feature table.
 #include "engine/features.h"
 
 #include <gmock/gmock.h>
@@ -57,14 +57,14 @@ void ForEachRequest(const Visit& visit) {
   EXPECT_GT(count, 40);
 }
 
-TEST(FeaturesTest, CpusOfOneHostSupportEach) {
+TEST(FeaturesTest, CpusOfOneHostSupportEveryFeature) {
   ForEachRequest([](const Feature& feature, const EngineConfig& config) {
     EXPECT_TRUE(feature.requested(config, ReadModelConfig(config)));
     EXPECT_EQ(ErrorOf([&] { MakePlan(config); }), "");
   });
 }
 
-TEST(FeaturesTest, HostsRefuseByName) {
+TEST(FeaturesTest, RefusalsOnSeveralHostsNameTheFeature) {
   ForEachRequest([](const Feature& feature, const EngineConfig& config) {
     const std::string error = ErrorOf([&] { MakePlan(config, /*ranks_of_host=*/1); });
     if (feature.reach.hosts) {
@@ -75,7 +75,7 @@ TEST(FeaturesTest, HostsRefuseByName) {
   });
 }
 
-TEST(FeaturesTest, GpusRefuseByName) {
+TEST(FeaturesTest, RefusalsOnGpusNameTheFeature) {
   ForEachRequest([](const Feature& feature, EngineConfig config) {
     const std::string error =
         ErrorOf([&] { CheckFeatures(config, ReadModelConfig(config), {.gpus = true}); });
@@ -91,7 +91,7 @@ TEST(FeaturesTest, GpusRefuseByName) {
   });
 }
 
-TEST(FeaturesTest, RanksNeedAGpuEach) {
+TEST(FeaturesTest, FeaturesOfSeveralRanksNeedSeveralGpus) {
   const std::vector<GpuInfo> one = {{.name = "GPU", .total_bytes = 1 << 30, .free_bytes = 1 << 30}};
   ForEachRequest([&](const Feature& feature, EngineConfig config) {
     if (feature.reach.one_gpu) return;
@@ -114,14 +114,14 @@ TEST(FeaturesTest, ErrorsListTheValuesThatWork) {
                         "--kv-cache-dtype auto | float32 | bfloat16 | float16"));
 }
 
-TEST(FeaturesTest, FlagsOfExpertsDoNotMatterToDenseModels) {
+TEST(FeaturesTest, FlagsOfExpertsAreIgnoredForDenseModels) {
   EngineConfig config = TwoRanks("llama");
   config.mesh.ep = 1;
   config.moe.a2a_backend = "mooncake";
   EXPECT_EQ(ErrorOf([&] { MakePlan(config, 1); }), "");
 }
 
-TEST(FeaturesTest, BackendsOfAProgramAreOnCpus) {
+TEST(FeaturesTest, BackendsOfTheCallingProgramWorkOnlyOnCpus) {
   EngineConfig config = TwoRanks();
   MoeBackends backends = BuiltinMoeBackends();
   backends.runners.Add("mine", {backends.runners.Find("grouped_mlp").make, "as grouped_mlp"});
@@ -149,7 +149,7 @@ TEST(FeatureTableTest, ValuesWithEqualCellsShareARow) {
                               "| words | yes | yes | yes | yes | yes |\n"));
 }
 
-TEST(FeatureTableTest, HasTheFactsOfTheCode) {
+TEST(FeatureTableTest, ListsTheBuiltInFeatures) {
   const std::string text = FeatureTable(EngineFeatures());
   EXPECT_THAT(text, AllOf(HasSubstr("`--moe-a2a-backend` `deepep`, `none` | yes | yes | yes"),
                           HasSubstr("`mooncake` | yes | no | no | no | no |"),

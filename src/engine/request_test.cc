@@ -110,7 +110,7 @@ std::vector<EngineMessage> SomeMessages() {
                      .refused = "no"}};
 }
 
-TEST(RequestWire, ControlSurvivesTheTrip) {
+TEST(RequestWire, ControlMessagesRoundTrip) {
   const std::string bytes = EncodeControl(SomeControl());
   const std::vector<ControlMessage> back = DecodeControl(bytes);
   ASSERT_EQ(back.size(), 10u);
@@ -137,7 +137,7 @@ TEST(RequestWire, ControlSurvivesTheTrip) {
   EXPECT_TRUE(DecodeControl(EncodeControl({})).empty());
 }
 
-TEST(RequestWire, MessagesSurviveTheTrip) {
+TEST(RequestWire, EngineMessagesRoundTrip) {
   for (const EngineMessage& message : SomeMessages()) {
     const std::string bytes = EncodeMessage(message);
     const EngineMessage back = DecodeMessage(bytes);
@@ -153,7 +153,7 @@ TEST(RequestWire, MessagesSurviveTheTrip) {
   EXPECT_EQ(output.error, "why");
 }
 
-TEST(RequestWire, WhatRecordersSaySurvivesTheTrip) {
+TEST(RequestWire, RecorderMessagesRoundTrip) {
   const EngineMessage record = DecodeMessage(EncodeMessage(SomeMessages()[6]));
   const auto& result = std::get<RecordResult>(record);
   EXPECT_TRUE(result.changed);
@@ -166,7 +166,7 @@ TEST(RequestWire, WhatRecordersSaySurvivesTheTrip) {
   EXPECT_EQ(load.passes, 5);
 }
 
-TEST(RequestWire, WhatRebalancingSaysSurvivesTheTrip) {
+TEST(RequestWire, EplbReportsRoundTrip) {
   const EngineMessage message = DecodeMessage(EncodeMessage(SomeMessages()[8]));
   const auto& report = std::get<EplbReport>(message);
   EXPECT_EQ(report.ticket, 11u);
@@ -180,7 +180,7 @@ TEST(RequestWire, WhatRebalancingSaysSurvivesTheTrip) {
   EXPECT_EQ(report.status.last_failure, "why");
 }
 
-TEST(RequestWire, BytesThatEndEarlyOrLateAreRefused) {
+TEST(RequestWire, TruncatedAndTrailingBytesAreRefused) {
   const std::string control = EncodeControl(SomeControl());
   for (size_t n = 0; n < control.size(); ++n)
     EXPECT_NE(ErrorOf([&] { DecodeControl(control.substr(0, n)); }), "") << n;
@@ -193,7 +193,7 @@ TEST(RequestWire, BytesThatEndEarlyOrLateAreRefused) {
   }
 }
 
-TEST(RequestWire, ChangedBytesNeverDoMoreThanThrow) {
+TEST(RequestWire, CorruptBytesAreDecodedOrThrow) {
   for (const EngineMessage& message : SomeMessages()) {
     std::string bytes = EncodeMessage(message);
     for (size_t i = 0; i < bytes.size(); ++i) {
@@ -208,7 +208,7 @@ TEST(RequestWire, ChangedBytesNeverDoMoreThanThrow) {
   EXPECT_THAT(ErrorOf([] { DecodeMessage("\x09"); }), HasSubstr("9"));  // no such alternative
 }
 
-TEST(ConfigWire, EveryFieldSurvivesTheTrip) {
+TEST(ConfigWire, EveryFieldRoundTrips) {
   const EngineConfig config{.model_path = "/models/x",
                             .dtype = "float16",
                             .load_format = "dummy",
@@ -281,7 +281,7 @@ TEST(Validate, NamesTheParameterAndItsRange) {
   }
 }
 
-TEST(Validate, BoundsWhatLogprobsMayAsk) {
+TEST(Validate, LimitsLogprobs) {
   const auto error = [](const LogprobParams& p) { return ErrorOf([&] { Validate(p, 100); }); };
   EXPECT_EQ(error({.enabled = true, .start = 0, .top = 100, .token_ids = {99}}), "");
   EXPECT_THAT(error({.start = -2}), HasSubstr("logprob_start_len"));

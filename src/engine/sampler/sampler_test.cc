@@ -33,7 +33,7 @@ std::vector<double> Softmax(const std::vector<float>& logits, double temperature
   return p;
 }
 
-// The filters by their definition, on a full sort.
+// The filters as defined, computed with a full sort.
 std::vector<double> Filtered(std::vector<double> p, int top_k, double top_p, double min_p) {
   Ids order(p.size());
   std::iota(order.begin(), order.end(), 0);
@@ -110,7 +110,7 @@ TEST(Sampler, TopKOfOneIsGreedy) {
     EXPECT_EQ(sampler.Draw(logits, {.top_k = 1}, {}, {}, seed), ArgMax(logits));
 }
 
-TEST(Sampler, SameSeedAndLengthDrawTheSame) {
+TEST(Sampler, EqualSeedAndLengthDrawTheSameToken) {
   const std::vector<float> logits = Noise(500, 9);
   Sampler one(500, {}), other(500, {});
   const Ids output = {1, 2, 3};
@@ -124,7 +124,7 @@ TEST(Sampler, SameSeedAndLengthDrawTheSame) {
   EXPECT_GT(std::unique(drawn.begin(), drawn.end()) - drawn.begin(), 20);  // seeds differ
 }
 
-TEST(Sampler, PenaltiesLookAtWhatTheyName) {
+TEST(Sampler, PenaltiesCountOutputTokensAndRepetitionAlsoThePrompt) {
   Sampler sampler(8, {});
   const std::vector<float> logits = {1.0f, 0.9f, 0.8f, -1, -1, -1, -1, -1};
   SamplingParams params{.temperature = 0};
@@ -143,7 +143,7 @@ TEST(Sampler, PenaltiesLookAtWhatTheyName) {
   EXPECT_EQ(sampler.Draw(negative, params, prompt, {}, 0), 1);  // −1 · 1.2 is below −1.1
 }
 
-TEST(Sampler, BiasAndMinNewTokensDecideWhatMayCome) {
+TEST(Sampler, BiasAndMinNewTokensRestrictTheTokens) {
   Sampler sampler(4, {3});
   const std::vector<float> logits = {0, 1, 2, 3};
   SamplingParams params{.min_new_tokens = 2, .temperature = 0, .stop_token_ids = {2}};
@@ -158,7 +158,7 @@ TEST(Sampler, BiasAndMinNewTokensDecideWhatMayCome) {
   }
 }
 
-TEST(Sampler, AllowedIdsAndBadWordsForbid) {
+TEST(Sampler, AllowedIdsAndBadWordsForbidTokens) {
   Sampler sampler(6, {5});
   const std::vector<float> logits = {0, 1, 2, 3, 4, 5};
   SamplingParams params{.temperature = 0, .allowed_token_ids = {1, 3, 1}};
@@ -175,7 +175,7 @@ TEST(Sampler, AllowedIdsAndBadWordsForbid) {
   EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), std::nullopt);
 }
 
-TEST(NucleusFilter, CutsWhereAFullSortCuts) {
+TEST(NucleusFilter, EqualsTheResultOfAFullSort) {
   constexpr int kVocab = 5000;
   NucleusFilter filter(kVocab);
   for (uint64_t seed = 0; seed < 60; ++seed) {
@@ -197,7 +197,7 @@ TEST(NucleusFilter, CutsWhereAFullSortCuts) {
     for (int rank = 0; rank < kVocab; ++rank) {
       const int32_t token = order[rank];
       const bool keep = (top_k <= 0 || rank < top_k) && before <= top_p * total;
-      // If the mass is at the cutoff to within rounding, either result is right.
+      // If the mass equals the limit to within rounding, either result is correct.
       if (std::abs(before - top_p * total) > 1e-6 * total) {
         ASSERT_EQ(cutoff.Keeps(weights[token], token), keep) << "seed " << seed << " rank " << rank;
       }
@@ -218,7 +218,7 @@ TEST(Softmax, ExpIsAccurateAndForbiddenTokensWeighNothing) {
   EXPECT_EQ(weights[0], 1.0f);
 }
 
-TEST(Softmax, FindsWhatIsNotFiniteAnywhere) {
+TEST(Softmax, DetectsNonFiniteValuesAtEveryPosition) {
   for (const size_t n : {1, 63, 64, 65, 200}) {
     std::vector<float> values(n, 1.0f);
     EXPECT_TRUE(AllFinite(values));

@@ -84,12 +84,12 @@ TEST_F(PolicyTest, DepthFirstByWeight) {
   Add(Run(700, 9));  // not cached
   Add(then(right, 1));
   Add(then(right, 2));
-  // Three below the first page: two on the right, one on the left. Then one below 300, then the one
-  // that is not cached.
+  // First the three requests below the first page: two on the right, one on the left. Then the one
+  // below 300, then the one that is not cached.
   EXPECT_THAT(Order("dfs-weight"), ElementsAre(4, 5, 2, 1, 3));
 }
 
-TEST_F(PolicyTest, RandomIsAPermutationThatDependsOnTheStepAlone) {
+TEST_F(PolicyTest, RandomIsAPermutationByStep) {
   for (int i = 0; i < 6; ++i) Add(Run(i, 5));
   const auto first = Order("random", 1);
   const auto second = Order("random", 2);
@@ -105,7 +105,7 @@ TEST_F(PolicyTest, RetractedRequestsStayAtTheHead) {
   EXPECT_THAT(Order("lof"), ElementsAre(1, 3, 2));
 }
 
-TEST_F(PolicyTest, WithoutAPrefixCacheTheyAreInOrderOfArrival) {
+TEST_F(PolicyTest, WithoutAPrefixCacheRequestsAreInOrderOfArrival) {
   KvCache plain(64, kPageSize, false);
   Add(Run(0, 5));
   Add(Run(0, 6));
