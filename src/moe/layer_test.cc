@@ -81,7 +81,7 @@ TEST(MoeLayerTest, OneHotExpertGetsAllTokens) {
   ExpectReference(TestLayer({.intermediate = 192, .top_k = 1, .hot_expert = 7}), DType::kF32,
                   {16, 3});
 }
-TEST(MoeLayerTest, TokensWithoutExpertsGetTheSharedOneAlone) {
+TEST(MoeLayerTest, TokensWithoutExpertsGetTheSharedExpertOnly) {
   ExpectReference(TestLayer({.intermediate = 192, .shared = true, .no_experts = true}), DType::kF32,
                   {5});
 }
@@ -124,7 +124,7 @@ TEST(MoeLayerTest, RowsMayTravelAsFp8) {
   }
 }
 
-TEST(MoeLayerTest, DispatchedSharedExpertMatchesTheReferenceWithRowsInFlight) {
+TEST(MoeLayerTest, DispatchedSharedExpertMatchesTheReferenceWithRoundedRows) {
   const TestLayer layer(
       {.format = WeightFormat::kBF16, .hidden = 96, .intermediate = 64, .shared = true});
   for (const A2aChoice& choice : AllA2aChoices()) {
@@ -142,7 +142,7 @@ TEST(MoeLayerTest, DispatchedSharedExpertMatchesTheReferenceWithRowsInFlight) {
   }
 }
 
-TEST(MoeLayerTest, WaterfillIsRefusedWhereItCannotWork) {
+TEST(MoeLayerTest, WaterfillIsRefusedIfUnsupported) {
   const auto run = [](const A2aChoice& choice, const MeshShape& mesh, bool narrow) {
     TestLayer layer({.hidden = 96, .intermediate = 64, .shared = true});
     if (narrow) layer.whole.shared = TestLayer::Slice(layer.whole.shared, 2, 0);
@@ -157,7 +157,7 @@ TEST(MoeLayerTest, WaterfillIsRefusedWhereItCannotWork) {
 
 // A caller that writes the dispatched rows itself to InputRows' buffer gets bit-identical results.
 // The float32 rows are then read by the router and the shared expert only.
-TEST(MoeLayerTest, RowsMayBeLeftWhereTheyAreRead) {
+TEST(MoeLayerTest, TheProducerMayWriteTheDispatchedRows) {
   const TestLayer layer({.hidden = 96, .intermediate = 64, .shared = true});
   const MeshShape mesh{.tp = 4, .ep = 4, .dp = 2};
   const int64_t h = layer.spec.hidden;
@@ -278,7 +278,7 @@ TEST(MoeLayerTest, RouterFaultsAreRecordedByTheRanksThatRouteTheirTokens) {
 }
 
 // A later layer, or another round, keeps the record.
-TEST(MoeLayerTest, TheFirstLayersRouterFaultStays) {
+TEST(MoeLayerTest, TheFirstLayersRouterFaultIsKept) {
   TestLayer layer({.hidden = 96, .intermediate = 64});
   const FaultyRows rows = WithRouterFaults(&layer, 4);
   const TestPass pass{{4}, {4}};

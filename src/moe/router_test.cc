@@ -26,7 +26,7 @@ TopK Select(const RouterConfig& config, const std::vector<float>& logits,
   return out;
 }
 
-// Sorts where the router scans, in double; for scores without ties.
+// Computes in double, and sorts instead of scanning as the router does; for scores without ties.
 TopK PlainSelect(const RouterConfig& c, const std::vector<float>& logits, const float* bias) {
   TopK out{.tokens = static_cast<int64_t>(logits.size()) / c.num_experts, .k = c.top_k};
   for (int64_t t = 0; t < out.tokens; ++t) {
@@ -119,7 +119,7 @@ TEST(RouterTest, TiesGoToTheLowerId) {
   EXPECT_THAT(groups.ids, ElementsAre(0, 1));
 }
 
-TEST(RouterTest, CorrectionBiasChoosesButDoesNotWeigh) {
+TEST(RouterTest, CorrectionBiasAffectsSelectionButNotWeights) {
   const std::vector<float> bias = {0, 0, 5};
   const TopK out =
       Select({.num_experts = 3, .top_k = 1, .scoring = Scoring::kSigmoid}, {2, 1, 0}, bias.data());

@@ -101,7 +101,7 @@ MoeOptions Options(const A2aChoice& choice) {
   return options;
 }
 
-TEST(SwitchPlacementTest, MovesNoBitWithAnyAllToAll) {
+TEST(SwitchPlacementTest, OutputsStayBitIdenticalWithAnyAllToAll) {
   for (const bool biases : {false, true}) {
     const TestLayer layer = MakeLayer(biases);
     for (const A2aChoice& choice : AllA2aChoices()) {
@@ -116,7 +116,7 @@ TEST(SwitchPlacementTest, MovesNoBitWithAnyAllToAll) {
   }
 }
 
-TEST(SwitchPlacementTest, AgreesWithinRoundingWhereRanksAddUp) {
+TEST(SwitchPlacementTest, AgreesWithinRoundingIfRanksSum) {
   const TestLayer layer = MakeLayer();
   for (const MeshShape& mesh : {MeshShape{.tp = 4, .ep = 4}, MeshShape{.tp = 4, .ep = 2}}) {
     const MoeOptions none = Options({"none", "auto"});
@@ -142,7 +142,7 @@ TEST(SwitchPlacementTest, KeepsADispatchedSharedExpert) {
   EXPECT_TRUE(SameBits(OutputsOf(layer, options, mesh, true, true), still));
 }
 
-TEST(SwitchPlacementTest, ThousandSwitchesLeaveNothingBehind) {
+TEST(SwitchPlacementTest, AThousandSwitchesLeakNoExperts) {
   const TestLayer layer = MakeLayer();
   const MoeOptions options = Options({"deepep", "normal"});
   const MoeShape shape = layer.Shape(1);

@@ -48,7 +48,7 @@ std::string Describe(const ExchangeConfig& c) {
 }
 
 // Every transport takes the tokens from these fields.
-TEST(ExchangeTokens, AreGivenToTheBatchWhole) {
+TEST(ExchangeTokens, AreCopiedToTheBatchCompletely) {
   float x, weights, addend, gate;
   int32_t ids;
   const RowExchange::Tokens tokens = {.x = &x,
@@ -70,7 +70,7 @@ TEST(ExchangeTokens, AreGivenToTheBatchWhole) {
 }
 
 // A few batches in sequence through every kind of exchange.
-TEST_F(CudaExchange, GivesWhatTheCpuGives) {
+TEST_F(CudaExchange, MatchesTheCpu) {
   kernels::Random random(11);
   for (int i = 0; i < 24; ++i) {
     const ExchangeConfig config = RandomConfig(random);
@@ -94,7 +94,7 @@ TEST_F(CudaExchange, GivesWhatTheCpuGives) {
 
 // Non-finite, tiny and huge values are rounded as on the CPU. Only NaN codes may differ in their
 // sign.
-TEST_F(CudaExchange, RoundsWhatIsNotFiniteAsTheCpuDoes) {
+TEST_F(CudaExchange, RoundsNonFiniteValuesLikeTheCpu) {
   constexpr int64_t kGroups = 64;
   const ExpertMap experts(1, 1, false);
   for (const RowFormat format : kFormats) {
@@ -142,7 +142,7 @@ ExchangeConfig SmallConfig(int ranks) {
 }
 
 // Two batches begin before one ends, repeatedly.
-TEST_F(CudaExchange, KeepsBatchesInFlightApart) {
+TEST_F(CudaExchange, BatchesInFlightDoNotMix) {
   for (const bool low_latency : {false, true}) {
     ExchangeConfig config = SmallConfig(3);
     config.low_latency = low_latency;
@@ -173,7 +173,7 @@ TEST_F(CudaExchange, KeepsBatchesInFlightApart) {
 }
 
 // Sums are bit-identical for every grid size and tuning.
-TEST_F(CudaExchange, GivesTheSameBitsWhateverTheBlocks) {
+TEST_F(CudaExchange, GivesTheSameBitsForAnyGridSize) {
   std::vector<float> first;
   for (const bool low_latency : {false, true}) {
     for (const int blocks : {1, 5, kBlocks}) {
@@ -194,7 +194,7 @@ TEST_F(CudaExchange, GivesTheSameBitsWhateverTheBlocks) {
 }
 
 // A captured graph is replayed with other tokens and other routing in the same buffers.
-TEST_F(CudaExchange, IsReplayedAsGraph) {
+TEST_F(CudaExchange, CanBeReplayedAsAGraph) {
   for (const bool low_latency : {false, true}) {
     ExchangeConfig config = SmallConfig(2);
     config.low_latency = low_latency;
@@ -231,7 +231,7 @@ TEST_F(CudaExchange, IsReplayedAsGraph) {
   }
 }
 
-TEST_F(CudaExchange, DoesWithoutRanksThatAreMaskedOut) {
+TEST_F(CudaExchange, SkipsRanksThatAreMaskedOut) {
   for (const bool by_rank : {false, true}) {
     ExchangeConfig config = SmallConfig(3);
     config.sum_by_rank = by_rank;
@@ -251,7 +251,7 @@ TEST_F(CudaExchange, DoesWithoutRanksThatAreMaskedOut) {
   }
 }
 
-TEST_F(CudaExchange, GivesUpOnARankThatDoesNotCome) {
+TEST_F(CudaExchange, TimesOutOnAMissingRank) {
   const ExchangeConfig config = SmallConfig(2);
   const ExpertMap experts(20, 2, false);
   const TestTraffic traffic({.config = config, .tokens = 9}, experts);
@@ -271,7 +271,7 @@ TEST_F(CudaExchange, GivesUpOnARankThatDoesNotCome) {
   EXPECT_EQ(report.seen, 0u);
 }
 
-TEST_F(CudaExchange, RefusesWhatItCannotDo) {
+TEST_F(CudaExchange, RefusesUnsupportedConfigurations) {
   const auto refuses = [](auto change) {
     ExchangeConfig config = SmallConfig(2);
     change(config);

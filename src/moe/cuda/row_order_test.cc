@@ -108,7 +108,7 @@ TEST(OrderRows, IsAStableSortByExpert) {
   }
 }
 
-TEST(OrderRows, TakesNoRowsAtAll) {
+TEST(OrderRows, AcceptsNoRows) {
   SKIP_WITHOUT_GPU();
   const Case c{.segments = 2,
                .k = 2,

@@ -46,25 +46,25 @@ TEST_F(ElasticRanksTest, StagesAreNumberedAlike) {
     for (const auto& rank : ranks_) EXPECT_EQ(rank->Commit(), stage);
 }
 
-TEST_F(ElasticRanksTest, WhatIsCommittedCountsThoughNoFlagFollows) {
+TEST_F(ElasticRanksTest, ACommittedStageCountsWithoutAFlag) {
   ranks_[1]->Commit();
   Wait(0, 1, 1, Far());
   Wait(2, 1, 1, Now());
   EXPECT_TRUE(ranks_[0]->all_active() && ranks_[2]->all_active());
 }
 
-TEST_F(ElasticRanksTest, AllSeeTheSameRankLostInTheSameStage) {
+TEST_F(ElasticRanksTest, AllRanksLoseTheSameRankInTheSameStage) {
   ranks_[1]->Commit();
   Wait(0, 1, 2, Now());
   EXPECT_THAT(ranks_[0]->mask(), ElementsAre(1, 0, 1));
-  // Rank 2 looks later: stage 1 is committed, and the loss in stage 2 is detected without waiting.
+  // Rank 2 waits later: stage 1 is committed, and the loss in stage 2 is detected without waiting.
   Wait(2, 1, 1, Now());
   EXPECT_TRUE(ranks_[2]->active(1));
   Wait(2, 1, 2, Far());
   EXPECT_THAT(ranks_[2]->mask(), ElementsAre(1, 0, 1));
 }
 
-TEST_F(ElasticRanksTest, ALostRankLearnsOfItWhenItCommitsOrWaits) {
+TEST_F(ElasticRanksTest, ALostRankThrowsWhenItCommitsOrWaits) {
   ranks_[1]->Commit();
   Wait(0, 1, 2, Now());
   const auto expect_excluded = [](const auto& body) {
@@ -80,7 +80,7 @@ TEST_F(ElasticRanksTest, ALostRankLearnsOfItWhenItCommitsOrWaits) {
   expect_excluded([&] { Wait(1, 2, 1, Far()); });
 }
 
-TEST_F(ElasticRanksTest, ARankDoesNotGiveUpThoseAheadOfIt) {
+TEST_F(ElasticRanksTest, ARankDoesNotExcludeRanksAheadOfIt) {
   for (int stage = 0; stage < 3; ++stage) ranks_[0]->Commit();
   ranks_[1]->Commit();
   Wait(1, 0, 1, Now());

@@ -147,23 +147,23 @@ void ExpectOthersFinish(const std::string& mode, const Leaves& leaves,
                    });
 }
 
-TEST(MooncakeTest, AllRanksAreActiveWhereNoneIsLost) { ExpectOthersFinish("auto", {}); }
+TEST(MooncakeTest, AllRanksAreActiveIfNoneIsLost) { ExpectOthersFinish("auto", {}); }
 
-TEST(MooncakeTest, OthersGoOnWithoutARankThatIsLostBeforeDispatch) {
+TEST(MooncakeTest, OthersContinueWithoutARankLostBeforeDispatch) {
   for (const std::string mode : {"normal", "low_latency"})
     ExpectOthersFinish(mode, {{1, {1, kBeforeDispatch}}});
 }
 
-TEST(MooncakeTest, OthersGoOnWithoutARankThatIsLostBetweenDispatchAndCombine) {
+TEST(MooncakeTest, OthersContinueWithoutARankLostBetweenDispatchAndCombine) {
   for (const std::string mode : {"normal", "low_latency"})
     ExpectOthersFinish(mode, {{0, {1, kBeforeCombine}}});
 }
 
-TEST(MooncakeTest, WhatALostRankHadFinishedCounts) {
+TEST(MooncakeTest, FinishedStagesOfALostRankCount) {
   ExpectOthersFinish("auto", {{3, {1, kAfterCombineBegan}}});
 }
 
-TEST(MooncakeTest, SumsOfRanksGoOnWithoutALostOne) {
+TEST(MooncakeTest, CombineByRankContinuesWithoutALostRank) {
   for (const Step step : {kBeforeDispatch, kBeforeCombine, kAfterCombineBegan})
     ExpectOthersFinish("auto", {{2, {1, step}}}, "rank");
 }
@@ -232,7 +232,7 @@ void ExpectLateRankFails(const std::string& mode, Step step) {
       });
 }
 
-TEST(MooncakeTest, ARankThatIsOnlyLateLearnsThatItIsLostAndStops) {
+TEST(MooncakeTest, ALateRankDetectsThatItIsLostAndStops) {
   ExpectLateRankFails("normal", kBeforeDispatch);
   ExpectLateRankFails("low_latency", kBeforeCombine);
 }
@@ -316,12 +316,12 @@ void ExpectOtherProcessesFinish(const std::string& mode, Step step, int signal) 
   }
 }
 
-TEST(MooncakeProcessesTest, OthersGoOnWithoutAKilledProcess) {
+TEST(MooncakeProcessesTest, OthersContinueWithoutAKilledProcess) {
   ExpectOtherProcessesFinish("auto", kBeforeDispatch, SIGKILL);
   ExpectOtherProcessesFinish("normal", kBeforeCombine, SIGKILL);
 }
 
-TEST(MooncakeProcessesTest, AStoppedProcessThatGoesOnLearnsThatItIsLost) {
+TEST(MooncakeProcessesTest, AResumedProcessDetectsThatItIsLost) {
   ExpectOtherProcessesFinish("low_latency", kBeforeDispatch, SIGSTOP);
   ExpectOtherProcessesFinish("normal", kBeforeCombine, SIGSTOP);
 }
