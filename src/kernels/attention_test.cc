@@ -285,7 +285,7 @@ TEST_P(AttentionTest, LaterAndExpiredKeysAreNeverRead) {
   }
 }
 
-TEST_P(AttentionTest, NoSequencesAndNoRowsDoNothing) {
+TEST_P(AttentionTest, EmptyBatchesAndSequencesDoNothing) {
   ThreadPool pool(2);
   Attention({.heads = 2, .kv_heads = 1, .head_dim = 8}, pool);
   const SequenceSpan empty = {};

@@ -51,7 +51,7 @@ TEST(CacheRowsTest, ZerosStayZeros) {
   }
 }
 
-TEST(CacheRowsTest, OneRowOfInt8DoesNotTouchTheNext) {
+TEST(CacheRowsTest, WritingAnInt8RowDoesNotChangeTheNext) {
   constexpr int64_t kWidth = 5;
   std::vector<char> rows(2 * CacheRowBytes(DType::kI8, kWidth), 7);
   const std::vector<float> x = {1, 2, 3, 4, 5};

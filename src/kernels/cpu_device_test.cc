@@ -19,7 +19,7 @@ TEST(CpuDeviceTest, MemoryIsZeroedAndAligned) {
   }
 }
 
-TEST(CpuDeviceTest, CopyRowsTakesListedRows) {
+TEST(CpuDeviceTest, CopyRowsCopiesListedRows) {
   ThreadPool pool(2);
   const std::unique_ptr<Device> device = MakeCpuDevice(pool);
   const std::vector<float> x = {0, 1, 2, 10, 11, 12, 20, 21, 22};

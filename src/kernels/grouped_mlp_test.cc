@@ -97,7 +97,7 @@ TEST_P(GroupedMlpTest, RowDoesNotDependOnOtherRowsOrThreads) {
   }
 }
 
-TEST_P(GroupedMlpTest, SwiGluSurvivesLargeGates) {
+TEST_P(GroupedMlpTest, SwiGluDoesNotOverflowForLargeGates) {
   ThreadPool pool(1);
   const std::vector<float> one = {1.0f}, huge = {200.0f}, low = {-200.0f};
   ExpertWeights w = {.up = Quantize(WeightFormat::kF32, one, 1, 1),

@@ -1,5 +1,5 @@
-// A model whose experts move between its passes: its logits equal bit for bit those of one whose
-// experts stay, and memory use does not grow.
+// Moving a model's experts between passes changes no bit of its logits, and its memory use does not
+// grow.
 #include "model/movable_layers.h"
 
 #include <gtest/gtest.h>

@@ -132,7 +132,7 @@ TEST(QuantizedModelSchemes, DenseLayersMayHaveDifferentFormats) {
 }
 
 // Includes rows of 8 bits, for which these checkpoints were made.
-TEST(QuantizedModelErrors, QuantizedActivationsStayClose) {
+TEST(QuantizedModelErrors, LogitsWithQuantizedActivationsAreClose) {
   const struct {
     const char* checkpoint;
     double error;
@@ -151,7 +151,7 @@ TEST(QuantizedModelErrors, QuantizedActivationsStayClose) {
 }
 
 // bfloat16 weights with bfloat16 rows, with float32 products, those of AVX-512 and of AMX.
-TEST(QuantizedModelErrors, RowsInBFloat16StayClose) {
+TEST(QuantizedModelErrors, LogitsWithBFloat16RowsAreClose) {
   const auto dir = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / "qwen3_moe";
   const std::vector<int32_t> tokens{3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 89, 79};
   const std::vector<float> plain = Logits(dir, QuantizationFlags{}, {1, 1}, tokens);
@@ -174,7 +174,7 @@ TEST(QuantizedModelErrors, RowsInBFloat16StayClose) {
 
 // `--quantization`: the error of each format's logits relative to the root mean square of a plain
 // model's, and agreement between ranks.
-TEST(QuantizedModelErrors, PackedWhileLoading) {
+TEST(QuantizedModelErrors, LogitsOfWeightsPackedOnLoadAreClose) {
   const struct {
     const char* method;
     double error;

@@ -73,7 +73,7 @@ TEST(WeightView, Mxfp4PutsTheLowNibbleFirst) {
   EXPECT_THAT(odd, ElementsAre(48, -48));
 }
 
-TEST(WeightView, Mxfp4ExponentsReachFromSubnormalToNan) {
+TEST(WeightView, Mxfp4ExponentsIncludeSubnormalAndNan) {
   EXPECT_EQ(FromE8M0(0), std::ldexp(1.0f, -127));
   EXPECT_EQ(FromE8M0(1), std::ldexp(1.0f, -126));
   EXPECT_EQ(FromE8M0(254), std::ldexp(1.0f, 127));

@@ -141,7 +141,7 @@ TEST_F(CudaAttentionTest, BitsDoNotDependOnChunksBatchesOrScratch) {
   }
 }
 
-TEST_F(CudaAttentionTest, TooSmallAScratchBufferGivesTheSameBits) {
+TEST_F(CudaAttentionTest, TooLittleScratchGivesTheSameBits) {
   Random random(4);
   const AttentionShape shape = {.heads = 8, .kv_heads = 2, .head_dim = 128};
   const AttentionSequences sequences(random, shape, {1500, 600, 1100});

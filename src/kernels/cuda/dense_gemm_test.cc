@@ -92,7 +92,7 @@ TEST_P(DenseGemmTest, EveryPlanGivesTheSameBits) {
     }
 }
 
-TEST_P(DenseGemmTest, RowsMayHaveGaps) {
+TEST_P(DenseGemmTest, RowsMayBeStrided) {
   const int64_t m = 20, n = 96, k = 128;
   const GemmProblemData c(fp8(), 1, m, n, k, 9);
   const DeviceMemory all(m * n * 4), apart(m * 104 * 2);

@@ -101,7 +101,7 @@ TEST(W4A16Layout, EveryScaleOfATileHasADistinctPosition) {
   }
 }
 
-TEST(W4A16Layout, RecordSizesSuitTma) {
+TEST(W4A16Layout, RecordSizesAreMultiplesOf16Bytes) {
   for (const W4A16Format format :
        {W4A16Format{W4A16Kind::kMxfp4, 2}, W4A16Format{W4A16Kind::kNvfp4, 4},
         W4A16Format{W4A16Kind::kInt4, 1}, W4A16Format{W4A16Kind::kInt4, 2},

@@ -107,7 +107,7 @@ TEST(QuantizedCheckpoints, ShardsOfAllRanksMakeTheWholeModel) {
 TEST(QuantizedCheckpoints, LoadedBytesEqualThePlannedBytes) {
   for (const Case& c : kCases) {
     const std::string name = c.name;
-    // config.json does not say which matrices must be held in the model's dtype.
+    // config.json does not define which matrices must be held in the model's dtype.
     if (name == "modelopt_w4a8" || name == "gptq_act_order") continue;
     const auto dir = QuantizedDir(name);
     const ModelConfig config = LoadModelConfig(dir);

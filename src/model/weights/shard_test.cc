@@ -32,7 +32,7 @@ TEST(Shard, AttentionIsSplitOverTheAttentionGroup) {
             (Parts{{0, 1}, {0, 1}, {0, 1}, {0, 1}}));
 }
 
-TEST(Shard, TheVocabularyIsSplitWhereItIsUsed) {
+TEST(Shard, EmbeddingAndHeadAreSplitOverTheirGroups) {
   MeshShape shape{.tp = 4, .ep = 4, .dp = 2};
   const auto embedding = [](const Mesh& mesh) { return EmbeddingRows(10, mesh); };
   const auto head = [](const Mesh& mesh) { return HeadRows(10, mesh); };

@@ -82,7 +82,7 @@ void ComputeBlock(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t k
   }
 }
 
-// dq of the rows += dS · K. In diagonal blocks each row sees only the keys up to itself.
+// dq of the rows += dS · K. In diagonal blocks a row attends only to the keys up to itself.
 template <typename T>
 void AddToQueries(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys,
                   bool accumulate) {

@@ -77,7 +77,7 @@ float MultiplyAdd(uint16_t a, uint16_t b, float c) {
   return static_cast<float>(double{ToFloat(BF16{a})} * ToFloat(BF16{b}) + c);
 }
 
-TEST(EmulatedTiles, BFloat16ProductsSumEvenAndOddApart) {
+TEST(EmulatedTiles, BFloat16ProductsSumEvenAndOddColumnsSeparately) {
   std::mt19937 random(2);
   std::uniform_int_distribution<int> small(-128, 127);
   const auto number = [&] {
