@@ -29,7 +29,7 @@ def gpus():
 
 
 def where(ranks):
-    """Flags and environment variables for `ranks` ranks."""
+    """Returns flags and environment variables that place `ranks` ranks on GPUs."""
     if gpus() >= ranks:
         return ["--device", "cuda"], {}
     if gpus() and os.environ.get("SWITCHYARD_TEST_SHARED_GPU") == "1":
@@ -71,7 +71,7 @@ HOSTS += [("qwen3_moe", 4, mode, "graphs") for mode in ("none", "normal", "low_l
 
 @pytest.mark.parametrize("case", HOSTS, ids=lambda c: f"{c[0]}-tp{c[1]}ep{c[1]}-{c[2]}-{c[3]}")
 def test_two_hosts_equal_transformers(case):
-    """Runs half of the ranks as node 1. NCCL_HOSTID makes it another host for NCCL, which then uses sockets."""
+    """Runs half of the ranks as node 1. By its NCCL_HOSTID, NCCL treats node 1 as another host and uses sockets."""
     name, ranks, mode, graphs = case
     device, env = where(ranks)
     second = ["--base-gpu-id", ranks // 2] if gpus() >= ranks else []
@@ -87,7 +87,7 @@ def test_two_hosts_equal_transformers(case):
 
 
 @pytest.mark.parametrize("ranks", ROUTER_RANKS)
-def test_a_router_that_overflows_ends_the_request_alone(tmp_path, ranks):
+def test_a_router_overflow_fails_only_its_request(tmp_path, ranks):
     device, env = where(2 if ROUTER_RANKS[ranks] else 1)
     check_router_overflow(tmp_path, *device, *ROUTER_RANKS[ranks], env=env)
 
@@ -102,7 +102,7 @@ def test_clip_qkv_gives_the_logprobs_of_the_cpu(tp):
     assert clipped != pytest.approx(logprobs(FIXTURES / "olmoe", *device, "--tp", tp, env=env), abs=1e-2)
 
 
-def test_packed_experts_give_the_same_alone_and_together():
+def test_packed_experts_give_equal_results_alone_and_in_a_batch():
     """MXFP4 experts stay packed on a Hopper GPU. Single prompts and a large batch must give equal results."""
     if gpus() < 1:
         pytest.skip("a GPU is needed")

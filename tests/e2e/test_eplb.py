@@ -1,4 +1,4 @@
-"""Expert rebalancing in a running server: balances the load without changed outputs, interruptions or leaks."""
+"""Expert rebalancing in a running server: balances the load without changed outputs, interrupted requests or leaks."""
 import json
 import os
 import pathlib
@@ -27,7 +27,7 @@ HOT = [8, 9, 10, 11]  # all on rank 1 in the trivial placement
 
 
 def skewed(directory):
-    """A copy of MODEL with correction biases that make the routers prefer the experts HOT."""
+    """A copy of MODEL whose correction biases make the routers prefer the experts HOT."""
     shutil.copytree(MODEL, directory)
     directory.chmod(0o755)
     file = directory / "model.safetensors"
@@ -100,7 +100,7 @@ def metrics(server):
 
 
 @pytest.mark.parametrize("layout", [[], DP, INT4], ids=["one group", "two groups", "converted weights"])
-def test_a_skewed_load_evens_out_and_no_output_changes(checkpoint, layout):
+def test_a_skewed_load_is_balanced_without_changed_outputs(checkpoint, layout):
     with Server(checkpoint, *RANKS, *layout) as still:
         want = [answers(still, seed) for seed in range(8)]
         assert still.stop() == 0
@@ -130,7 +130,7 @@ def test_a_skewed_load_evens_out_and_no_output_changes(checkpoint, layout):
         assert now["layers_moved"] >= MOE_LAYERS
         assert now["experts_received" if layout == INT4 else "experts_loaded"] > 0
         assert now["experts_loaded" if layout == INT4 else "experts_received"] == 0
-        # After two rebalances the load is balanced; later plans only keep the balance.
+        # After two rebalances the load is balanced; later plans only maintain the balance.
         planned = [float(b) for b in re.findall(r"\[EPLB\] plan \d+ .* at balancedness (\d[\d.]*)", server.text())]
         assert planned[0] < 0.6
         assert all(b > 0.9 for b in planned[2:])
@@ -168,7 +168,7 @@ def test_experts_move_between_hosts(checkpoint, weights):
         other.kill()
 
 
-def test_it_moves_when_it_is_asked(checkpoint):
+def test_a_requested_rebalance_moves_experts(checkpoint):
     with Server(checkpoint, *RANKS, "--enable-eplb", "--eplb-min-rebalancing-utilization-threshold", 0,
                 "--eplb-algorithm", "deepseek") as server:
         status, answer = server.request("/eplb/rebalance", method="POST")
@@ -183,7 +183,7 @@ def test_it_moves_when_it_is_asked(checkpoint):
         assert server.stop() == 0
 
 
-def test_many_rebalances_leak_nothing(checkpoint):
+def test_many_rebalances_do_not_leak_memory(checkpoint):
     """Each rebalance follows different requests, so that different experts are hot."""
     def memory():  # private memory of the ranks in bytes
         total = 0
@@ -192,7 +192,7 @@ def test_many_rebalances_leak_nothing(checkpoint):
             total += int(re.search(r"Private_Dirty:\s+(\d+) kB", text).group(1)) << 10
         return total
 
-    # The deepseek algorithm uses only the last counts, and ignores the current placement.
+    # The deepseek algorithm uses only the last counts and ignores the current placement, so every plan moves experts.
     with Server(checkpoint, *RANKS, "--enable-eplb", "--eplb-algorithm", "deepseek",
                 "--eplb-rebalance-num-iterations", 50, "--load-format", "dummy") as server:
         def rebalance(i):
@@ -212,13 +212,13 @@ def test_many_rebalances_leak_nothing(checkpoint):
         assert server.stop() == 0
 
 
-def test_a_rank_killed_in_the_middle_ends_as_always():
+def test_a_rank_killed_during_a_migration_ends_the_server():
     def leftovers():
         return {str(p) for d in ("/dev/shm", "/tmp") for p in pathlib.Path(d).iterdir()
                 if "switchyard" in p.name and not p.name.endswith(".log")}
 
     before = leftovers()
-    # 40 layers with dummy weights, moved one layer per step. The move takes long enough to be interrupted.
+    # 40 layers with dummy weights move one layer per step, so the migration takes long enough to be interrupted.
     with Server(MODEL, *RANKS, *EPLB, "--load-format", "dummy", "--json-model-override-args", '{"num_hidden_layers": 40}',
                 "--eplb-min-rebalancing-utilization-threshold", 0) as server:
         answers(server, 1, new_tokens=10)
@@ -229,7 +229,7 @@ def test_a_rank_killed_in_the_middle_ends_as_always():
         assert server.request("/eplb/rebalance", method="POST")[0] == 200
         now, end = eplb(server), time.time() + 30
         while now["state"] in ("planning", "agreed") or now["rebalance"]["layers_done"] == 0:
-            assert now["state"] not in ("idle", "done"), f"the move ended before it could be interrupted: {now}"
+            assert now["state"] not in ("idle", "done"), f"the migration ended before it could be interrupted: {now}"
             assert time.time() < end, now
             now = eplb(server)
         assert now["state"] == "moving" and now["rebalance"]["layers_done"] < now["rebalance"]["layers_to_move"], now
@@ -242,7 +242,7 @@ def test_a_rank_killed_in_the_middle_ends_as_always():
     assert leftovers() == before
 
 
-def test_without_the_flag_nothing_moves(checkpoint):
+def test_without_the_flag_no_expert_moves(checkpoint):
     with Server(checkpoint, "--tp", 2, "--ep", 2) as server:
         for path, method in (("/eplb", "GET"), ("/eplb/rebalance", "POST")):
             status, answer = server.request(path, method=method)
@@ -251,7 +251,7 @@ def test_without_the_flag_nothing_moves(checkpoint):
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("flags, says", [
+@pytest.mark.parametrize("flags, expected", [
     (["--enable-eplb"], "--ep-size 2"),
     (["--enable-eplb", "--tp", 2, "--ep", 2, "--eplb-algorithm", "best"], "best"),
     (["--enable-eplb", "--tp", 2, "--ep", 2, "--eplb-rebalance-layers-per-chunk", 0], "layers-per-chunk 0"),
@@ -260,6 +260,6 @@ def test_without_the_flag_nothing_moves(checkpoint):
     (["--enable-eplb", "--tp", 2, "--ep", 2, "--eplb-algorithm", "deepseek", "--ep-num-redundant-experts", 1],
      "17 slots are not divisible by 2 ranks"),
 ])
-def test_what_cannot_be_is_refused(flags, says):
+def test_invalid_flags_are_rejected(flags, expected):
     code, said = fails_to_start("--model-path", MODEL, "--port", 0, *flags)
-    assert code == 2 and says in said, said
+    assert code == 2 and expected in said, said

@@ -15,7 +15,8 @@ from server import FIXTURES, Server, fails_to_start
 
 MODEL = FIXTURES / "qwen3_moe"
 LONG = {"text": "Hello", "sampling_params": {"temperature": 0, "max_new_tokens": 450, "ignore_eos": True}}
-# One request whose choices run one after another. A test can act long before it ends, even on a fast machine.
+# A request whose choices run one after another. It runs long enough for a test to act before it ends, even on a fast
+# machine.
 CHOICES = 6
 LONGER = {**LONG, "sampling_params": {**LONG["sampling_params"], "n": CHOICES}}
 ONE_AT_A_TIME = ("--max-running-requests", 1, "--max-queued-requests", 64)
@@ -40,7 +41,7 @@ def leftovers():
             not p.name.endswith(".log")}
 
 
-def test_ranks_bear_their_names():
+def test_rank_processes_have_titles():
     with Server(MODEL, "--tp", 4, "--ep", 2) as server:
         titles = [pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ").decode() for pid in server.ranks()]
         assert titles == ["switchyard::rank TP0 EP0", "switchyard::rank TP1 EP0", "switchyard::rank TP2 EP1",
@@ -78,7 +79,7 @@ def test_a_second_signal_does_not_wait_for_requests():
         assert {c["meta_info"]["finish_reason"]["type"] for c in results[0][1]} <= {"abort", "length"}
 
 
-def test_a_dead_rank_is_said_and_ends_the_server():
+def test_a_dead_rank_is_reported_and_ends_the_server():
     before = leftovers()
     with Server(MODEL, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", *ONE_AT_A_TIME) as server:
         ranks = server.ranks()
@@ -106,7 +107,7 @@ def test_ranks_die_with_their_parent():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_request(stream):
+def test_a_disconnected_client_frees_its_request(stream):
     with Server(MODEL, "--tp", 2, *ONE_AT_A_TIME) as server:
         host, port = server.url[7:].split(":")
         body = json.dumps({**LONGER, "stream": stream}).encode()
@@ -161,7 +162,7 @@ def write(name, text):
 
 
 def fill_router(layer, expert, value):
-    """Fills the expert's row of a router."""
+    """Returns a change that fills the row of an expert in the router of a layer with `value`."""
     def change(directory):
         file = directory / "model.safetensors"
         raw = bytearray(file.read_bytes())
@@ -199,10 +200,10 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_bad_checkpoints_are_refused(tmp_path, what):
-    change, says = BROKEN[what]
+def test_invalid_checkpoints_are_rejected(tmp_path, what):
+    change, expected = BROKEN[what]
     code, said = fails_to_start("--model-path", broken(tmp_path, change), "--port", 0)
-    assert code == 2 and says in said, said
+    assert code == 2 and expected in said, said
     assert "Traceback" not in said and said.count("\n") < 12
 
 
@@ -214,7 +215,7 @@ ROUTER_RANKS = {
 
 
 def check_router_overflow(tmp_path, *flags, env=None):
-    """The error of a request names the layer and the expert whose router score overflows; the server goes on."""
+    """The error of a request names the layer and the expert whose router score overflows. The server continues."""
     with Server(broken(tmp_path, fill_router(1, 3, 3e38)), *flags, "--chunked-prefill-size", 4, "--skip-server-warmup",
                 env=env) as s:
         for prompt in ([5], list(range(4, 16))):
@@ -225,11 +226,11 @@ def check_router_overflow(tmp_path, *flags, env=None):
 
 
 @pytest.mark.parametrize("ranks", ROUTER_RANKS)
-def test_a_router_that_overflows_ends_the_request_alone(tmp_path, ranks):
+def test_a_router_overflow_fails_only_its_request(tmp_path, ranks):
     check_router_overflow(tmp_path, *ROUTER_RANKS[ranks])
 
 
-@pytest.mark.parametrize("flags, says", [
+@pytest.mark.parametrize("flags, expected", [
     (["--tp", 4, "--ep", 3], "ep"),
     (["--tp", 3], "tp"),
     (["--tp", 0], "tp"),
@@ -239,12 +240,12 @@ def test_a_router_that_overflows_ends_the_request_alone(tmp_path, ranks):
     (["--deepep-mode", "fast"], "low_latency"),
     (["--config", "/no/such.yaml"], "/no/such.yaml"),
 ])
-def test_bad_flags_are_refused(flags, says):
+def test_invalid_flags_are_rejected(flags, expected):
     code, said = fails_to_start("--model-path", MODEL, "--port", 0, *flags)
-    assert code == 2 and says in said, said
+    assert code == 2 and expected in said, said
 
 
-def test_no_such_directory():
+def test_a_missing_model_directory_is_an_error():
     code, said = fails_to_start("--model-path", "/no/such/model")
     assert code == 2 and "/no/such/model" in said
 

@@ -28,7 +28,7 @@ def test_equals_transformers(name, layout):
 
 
 def answers(*flags):
-    """Of 40 requests of many lengths in flight at once, in chunks of prompts."""
+    """Outputs of 40 concurrent requests of different lengths, with chunked prefill."""
     with Server(FIXTURES / "deepseek_v3", *FLAGS, *LAYOUTS["deepep"], "--chunked-prefill-size", 24, *flags) as server:
         def ask(i):
             body = {"input_ids": [(7 * i + 3 * j) % 500 for j in range(1 + 5 * i % 60)], "return_logprob": True,
@@ -45,7 +45,7 @@ def test_outputs_of_requests_in_flight_are_bitwise_equal():
     assert answers() == answers("--enable-two-batch-overlap", "--tbo-token-distribution-threshold", 0.3)
 
 
-def test_the_schedule_that_runs_is_printed():
+def test_the_executed_schedule_is_printed():
     printed = subprocess.run([PROGRAM, "serve", "--model-path", FIXTURES / "qwen3_moe", "--print-schedule",
                               "--enable-two-batch-overlap"], capture_output=True, text=True)
     assert printed.returncode == 0, printed.stderr

@@ -68,7 +68,7 @@ def learned(folder):
     return output
 
 
-def test_what_was_learned_is_served(learned):
+def test_the_trained_model_is_served(learned):
     assert sorted(path.name for path in learned.iterdir() if not path.name.startswith(".")) == [
         "balance.svg", "checkpoint-000100", "checkpoint-000120", "final", "log.jsonl", "loss.svg"]
     lines = steps_of(learned)
@@ -110,7 +110,7 @@ def test_transformers_loads_it(learned):
     assert not info["missing_keys"] and model.config.num_hidden_layers == 2
 
 
-def test_interrupted_and_resumed_is_the_same(folder):
+def test_a_resumed_run_equals_an_unbroken_run(folder):
     """SIGTERM saves a checkpoint and exits with 0. The same command then resumes, with the results of an unbroken run."""
     train(folder, folder / "whole", 40, "--dtype", "float32")
     cut = command(folder, folder / "cut", 40, "--dtype", "float32")
@@ -138,7 +138,7 @@ def test_interrupted_and_resumed_is_the_same(folder):
 
 
 def test_config_file(folder):
-    """Flags from a file. The command line has priority. Errors for unknown keys suggest the nearest key."""
+    """Flags are read from a file. The command line has priority. Errors for unknown keys suggest the nearest key."""
     (folder / "train.yaml").write_text(f"model: {folder}/config.json\ntokenizer-path: {folder}/tokenizer\n"
                                        f"data: [{folder}/data.jsonl]\nlength: 64\nsteps: 9\nschedule: overlapped\n"
                                        "rows-per-pass: 2\nrows_per_step: 8\nexchange: sync\nep: 2\n")
@@ -168,7 +168,7 @@ def test_bad_input(folder, learned):
     assert "--output" in fails("train", "--export-only", "--output", out)
 
 
-def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(folder):
+def test_a_non_finite_loss_keeps_the_last_good_checkpoint(folder):
     out = folder / "diverges"
     error = fails(*command(folder, out, 200, "--save-every", 1, "--clip-grad-norm", 0, "--lr-schedule", "constant",
                            "--learning-rate", 1e30, "--warmup-steps", 2))
