@@ -104,7 +104,7 @@ def test_score_and_picture(folder, learned):
                                                 folder / "no.svg")
 
 
-def test_transformers_loads_it(learned):
+def test_transformers_loads_the_trained_model(learned):
     transformers = pytest.importorskip("transformers")
     model, info = transformers.AutoModelForCausalLM.from_pretrained(learned / "final", output_loading_info=True)
     assert not info["missing_keys"] and model.config.num_hidden_layers == 2
@@ -149,7 +149,7 @@ def test_config_file(folder):
     assert "there is no key lenght; the nearest is length" in fails("train", "--config", folder / "wrong.yaml")
 
 
-def test_bad_input(folder, learned):
+def test_errors_name_the_invalid_input(folder, learned):
     """Each error message names the invalid input."""
     out = folder / "bad"
     (folder / "nothing.jsonl").write_text("")
