@@ -69,8 +69,8 @@ class LayerPlan {
 // Plans from scratch:
 // 1. Each replica goes to the expert with the highest load per replica.
 // 2. Replicas of one expert go to different ranks. Ranks are chosen so that sharing experts
-//    connects all ranks, and each rank holds about as many replicated experts. Excess load of a
-//    batch on one rank can then flow to all others, along chains of shared experts.
+//    connects all ranks, and all ranks hold about the same number of replicated experts. Excess
+//    load of a batch on one rank can then flow to all others, along chains of shared experts.
 // 3. Experts with one replica go, heaviest first, to the least loaded rank with a free slot.
 void PlanFromScratch(LayerPlan* plan);
 

@@ -47,9 +47,9 @@ struct MoeInputBuffer {
 };
 
 // One per model and rank; its layers share it. MoeLayer calls the stages in order, for one state
-// after the other or for several states in turn. A stage leaves its outputs in the state. Every
-// rank calls the same stages in the same order, ranks without tokens included. Used by the rank's
-// thread only. Borrows communicators and device, which outlive it.
+// after the other, or interleaved for several states. A stage leaves its outputs in the state.
+// Every rank calls the same stages in the same order, ranks without tokens included. Used by the
+// rank's thread only. Borrows communicators and device, which outlive it.
 class MoeBackend {
  public:
   MoeBackend(MoeOptions options, const MoeShape& shape, const Mesh& mesh)

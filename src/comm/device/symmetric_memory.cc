@@ -105,7 +105,7 @@ struct SymmetricMemory::Impl {
   SharedArena::Impl& shared;
   int rank;
   Options options;
-  int spins;  // 0 where ranks outnumber cores: the peer may need this one
+  int spins;  // 0 if ranks outnumber cores: the peer may need this one
   Images images;
   std::vector<Peer> peers;  // by rank
   size_t used = 0;

@@ -25,10 +25,10 @@ struct NodeNetwork {
   int first_rank() const { return node * world.ranks_per_node; }
 };
 
-// One node's membership. Node 0 leads: the others connect to its address. It compares their
+// One node's membership. Node 0 leads: the others connect to its address. Node 0 compares their
 // statements with its own, and sends them the job and the addresses of all ranks. The connections
-// stay open and carry the events that end the engine. Owned by the process that starts the
-// node's ranks.
+// stay open and carry the events that end the engine. Owned by the process that starts the node's
+// ranks.
 class NodeGroup {
  public:
   struct Options {

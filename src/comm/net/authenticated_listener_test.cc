@@ -91,7 +91,7 @@ TEST_F(AcceptorTest, PeersWithoutASecretConnect) {
   EXPECT_THAT(From(), ElementsAre(1));
 }
 
-TEST_F(AcceptorTest, AnotherSecretIsRefusedOnBothSidesAndTheWaitGoesOn) {
+TEST_F(AcceptorTest, AnotherSecretIsRefusedOnBothSidesAndTheWaitContinues) {
   Start({.key = Key("one secret")});
   const OpenedConnection refused = Open(address(), "other secret").get();
   EXPECT_FALSE(refused.stream);

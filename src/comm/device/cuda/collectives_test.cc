@@ -123,7 +123,7 @@ TEST_P(OverPeerMemory, AllGatherTakesRaggedAndUnalignedParts) {
   });
 }
 
-TEST_P(OverPeerMemory, ReduceScatterTakesRaggedPartsAndItsOwnPlace) {
+TEST_P(OverPeerMemory, ReduceScatterTakesRaggedPartsAndWorksInPlace) {
   ranks_.Run([](GpuRank& gpu) {
     PeerCollectives group(gpu.memory, gpu.comm->mesh.TpGroup(), gpu.stream.get());
     gpu.comm->tp->Barrier("start");
