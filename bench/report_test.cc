@@ -38,7 +38,7 @@ class Printed {
   Report report_;
 };
 
-TEST(RooflineTest, IsTheLargerTimeOfBytesAndOperations) {
+TEST(RooflineTest, IsTheSlowerOfBytesAndOperations) {
   const Limit memory = Roofline(/*bytes=*/200, /*bandwidth=*/100, /*flops=*/10, /*peak=*/10);
   EXPECT_EQ(memory.seconds, 2.0);
   EXPECT_EQ(memory.bound, Bound::kMemory);
@@ -48,7 +48,7 @@ TEST(RooflineTest, IsTheLargerTimeOfBytesAndOperations) {
   EXPECT_EQ(Roofline(200, 100, 30, /*peak=*/0).seconds, 2.0);  // unknown peak
 }
 
-TEST(LineTest, HasNameShapeTimeRatesAndFractionOfTheRoofline) {
+TEST(LineTest, HasNameShapeTimeRatesAndPartOfTheRoofline) {
   const Result result = {.name = "linear",
                          .shape = "bfloat16 8 x 16 x 32",
                          .seconds = 2e-6,
@@ -62,7 +62,7 @@ TEST(LineTest, HasNameShapeTimeRatesAndFractionOfTheRoofline) {
                               " | error 0.0017, route us 43.2"));
 }
 
-TEST(LineTest, UnknownFiguresAreDashes) {
+TEST(LineTest, WhatIsNotKnownIsADash) {
   const std::string line = Line({.name = "barrier", .shape = "ranks 2", .seconds = 1e-6});
   EXPECT_THAT(line, HasSubstr("- GFLOP/s         - GB/s    - of roofline"));
 }
@@ -78,7 +78,7 @@ TEST(ReportTest, FiltersBySubstringOfNameAndShape) {
   EXPECT_THAT(printed.text(), Not(HasSubstr("bfloat16")));
 }
 
-TEST(ReportTest, NotesArePrintedAsComments) {
+TEST(ReportTest, NotesAreCommentsBetweenTheLines) {
   Printed printed("");
   printed.report().Machine("reads from memory", 12.34, "GB/s");
   EXPECT_EQ(printed.text(), "# reads from memory: 12.3 GB/s\n");
@@ -111,7 +111,7 @@ TEST(ReportTest, JsonHasMachineAndCases) {
   EXPECT_FALSE(json["cases"][1].contains("roofline_fraction"));
 }
 
-TEST(ReportTest, UnwritableJsonIsAnError) {
+TEST(ReportTest, JsonThatCannotBeWrittenIsAnError) {
   Printed printed("");
   EXPECT_THROW(printed.report().WriteJson("kernels", "cpu", "/nowhere/at/all.json"), Error);
 }

@@ -9,7 +9,7 @@
 namespace switchyard::bench {
 namespace {
 
-TEST(PeakLoopsTest, EachLoopRunsAndHasAUniqueName) {
+TEST(PeakLoopsTest, EachRunsAndHasAName) {
   std::set<std::string_view> names;
   for (const PeakLoop& loop : PeakLoops()) {
     EXPECT_TRUE(names.insert(loop.name).second) << loop.name;

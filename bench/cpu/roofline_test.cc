@@ -23,7 +23,7 @@ TEST(MachineTest, CachesAscendAndHaveSizes) {
   }
 }
 
-TEST(MachineTest, TheCpuNameHasNoSurroundingSpaces) {
+TEST(MachineTest, TheCpuHasANameWithoutSpacesAround) {
   const std::string name = CpuName();
   ASSERT_FALSE(name.empty());
   EXPECT_NE(name.front(), ' ');
@@ -40,7 +40,7 @@ TEST(MemoryLoopsTest, RatesArePositive) {
   EXPECT_GT(loops.Fill(), 0.0);
 }
 
-TEST(RooflineTest, ReportsRatesAndTheMachine) {
+TEST(RooflineTest, LinesAreRatesAndTheMachineIsDescribed) {
   Report report("multiply", stdout, /*progress=*/false);
   CpuRoofline({.threads = 2}, report);
   for (const Result& result : report.results()) {

@@ -16,7 +16,7 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST(PlanLoadTest, LengthsIdsAndPausesFollowTheOptions) {
+TEST(PlanLoadTest, LengthsIdsAndPausesAreThoseOfTheOptions) {
   const ServeOptions options{.num_prompts = 400,
                              .input_len = 40,
                              .output_len = 10,
@@ -37,7 +37,7 @@ TEST(PlanLoadTest, LengthsIdsAndPausesFollowTheOptions) {
   EXPECT_EQ(PlanLoad(options, 7).back().input_ids, plan.back().input_ids);
 }
 
-TEST(PlanLoadTest, ReadsLinesAndNamesInvalidOnes) {
+TEST(PlanLoadTest, LinesAreReadAndMistakesNamed) {
   const auto file = std::filesystem::path(testing::TempDir()) / "prompts.jsonl";
   std::ofstream(file) << "{\"prompt\": \"one\", \"output_len\": 3}\n\n{\"text\": \"two\"}\n";
   ServeOptions options{.dataset = "jsonl", .dataset_path = file, .num_prompts = 3, .output_len = 9};
@@ -78,7 +78,7 @@ TEST(AnswerStreamTest, CumulativeEventsInPieces) {
   EXPECT_EQ(answer.error(), "");
 }
 
-TEST(AnswerStreamTest, OpenAiCountsEventsUnlessUsageIsReported) {
+TEST(AnswerStreamTest, OpenAiCountsEventsAndBelievesUsage) {
   AnswerStream answer({.backend = "openai"});
   std::string bytes =
       "data: {\"choices\": [{\"text\": \"a\"}]}\n\ndata: {\"choices\": [{\"text\": \"b\"}]}\n\n";

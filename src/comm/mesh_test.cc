@@ -30,7 +30,7 @@ TEST(MeshTest, GroupsOfTp8Ep4) {
   EXPECT_EQ(Mesh(shape, 5).Title(), "TP5 EP2");
 }
 
-TEST(MeshTest, EveryRankIsInItsGroupsAtItsIndex) {
+TEST(MeshTest, EveryRankStandsInItsOwnGroupsAtItsOwnIndex) {
   for (int tp = 1; tp <= 12; ++tp) {
     for (int ep = 1; ep <= tp; ++ep) {
       if (tp % ep != 0) continue;
@@ -73,7 +73,7 @@ TEST(MeshTest, WithoutDpAttentionTheOneGroupIsTheWorld) {
   EXPECT_THAT(mesh.AttnTpGroup(), ElementsAre(0, 1, 2, 3));
 }
 
-TEST(MeshTest, DenseFeedForwardsAreShardedOrReplicated) {
+TEST(MeshTest, DenseFeedForwardsAreSharedByAllOrWholeOnEach) {
   EXPECT_FALSE(Mesh({.tp = 4}, 0).replicated_dense());
   EXPECT_FALSE(Mesh({.tp = 4, .dense_tp = 4}, 0).replicated_dense());
   EXPECT_TRUE(Mesh({.tp = 4, .dense_tp = 1}, 0).replicated_dense());
@@ -110,7 +110,7 @@ TEST(MeshTest, RefusalsNameTheFlags) {
               HasSubstr("--moe-dense-tp-size 2: want 1, or 4"));
 }
 
-TEST(MeshTest, EveryRankIsInItsAttentionGroupAtItsIndex) {
+TEST(MeshTest, EveryRankStandsInItsAttentionGroupAtItsOwnIndex) {
   for (int tp = 1; tp <= 12; ++tp) {
     for (int dp = 1; dp <= tp; ++dp) {
       if (tp % dp != 0) continue;

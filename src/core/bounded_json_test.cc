@@ -18,7 +18,7 @@ TEST(BoundedJson, ParsesAsTheLibraryDoes) {
   }
 }
 
-TEST(BoundedJson, NamesTheDocumentThatIsNotJson) {
+TEST(BoundedJson, NamesTheDocumentThatIsNoJson) {
   for (const char* text : {"", "{", "[1,]", "nul", "\"\xff\"", "{} {}", "1e999"}) {
     EXPECT_THAT(ErrorOf([&] { ParseBoundedJson(text, "dir/f.json"); }),
                 HasSubstr("dir/f.json: not JSON"))
@@ -26,7 +26,7 @@ TEST(BoundedJson, NamesTheDocumentThatIsNotJson) {
   }
 }
 
-TEST(BoundedJson, RefusesNestingBeyondTheBound) {
+TEST(BoundedJson, RefusesNestingBeyondItsBound) {
   const auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
   EXPECT_NO_THROW(ParseBoundedJson(nested(5), "f", {.depth = 5}));
   EXPECT_THAT(ErrorOf([&] { ParseBoundedJson(nested(6), "f", {.depth = 5}); }),
@@ -38,7 +38,7 @@ TEST(BoundedJson, RefusesNestingBeyondTheBound) {
               HasSubstr("deeper than 64"));
 }
 
-TEST(BoundedJson, RefusesMoreValuesThanTheBound) {
+TEST(BoundedJson, RefusesMoreValuesThanItsBound) {
   const std::string text = R"({"a": [1, "b", null, true, 2.5]})";  // 8 with the objects and the key
   EXPECT_NO_THROW(ParseBoundedJson(text, "f", {.values = 8}));
   EXPECT_THAT(ErrorOf([&] { ParseBoundedJson(text, "f", {.values = 7}); }),

@@ -46,7 +46,7 @@ TEST(CommandLineTest, AssignsEachTypeOfTarget) {
   EXPECT_FALSE(off);
 }
 
-TEST(CommandLineTest, AFlagMayRepeatAndAnOptionMayNot) {
+TEST(CommandLineTest, LastFlagCountsAndAnOptionIsGivenOnce) {
   CommandLine app("Test", "test");
   int32_t flag = 0, option = 0;
   app.Flag("--flag", flag, "Group", "");

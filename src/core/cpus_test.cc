@@ -54,7 +54,7 @@ TEST(CpusTest, ListsAreReadAndWritten) {
   EXPECT_EQ(FormatCpuList({}), "");
 }
 
-TEST(CpusTest, ErrorsQuoteTheMalformedList) {
+TEST(CpusTest, BadListsAreSaid) {
   for (const char* bad : {"", "a", "1,", "1-", "-1", "1;2", "0-99999", "1 2"}) {
     EXPECT_THAT(ErrorOf([&] { ParseCpuList("--cpu-bind", bad); }),
                 HasSubstr(fmt::format("--cpu-bind: '{}' is not a list of CPUs", bad)));
@@ -77,7 +77,7 @@ TEST(CpusTest, RanksGetWholeCoresOfOneNode) {
   EXPECT_THAT(share({0, 8}, 0, 3), IsEmpty());
 }
 
-TEST(CpusTest, EachCpuBelongsToExactlyOneRank) {
+TEST(CpusTest, EachCpuIsOneRanks) {
   const FakeMachine machine(2, 4);
   for (const int count : {1, 2, 3, 5, 8, 11, 16}) {
     CpuList all;
@@ -90,11 +90,11 @@ TEST(CpusTest, EachCpuBelongsToExactlyOneRank) {
   }
 }
 
-TEST(CpusTest, WithoutSysConsecutiveNumbersAreNeighbours) {
+TEST(CpusTest, WithoutSysNumbersPart) {
   EXPECT_THAT(PartitionCpus(UpTo(4), 1, 2, "/nowhere"), ElementsAre(2, 3));
 }
 
-TEST(CpusTest, AReservedCpuIsNotReservedTwice) {
+TEST(CpusTest, WhatOneTakesNobodyElseGets) {
   const FakeMachine machine(1, 2);
   std::optional<CpuReservation> first = CpuReservation::Take(2, UpTo(4), machine.root());
   ASSERT_TRUE(first);
@@ -111,7 +111,7 @@ TEST(CpusTest, AReservedCpuIsNotReservedTwice) {
   EXPECT_FALSE(CpuReservation::Take(1, {77}, machine.root())) << "no such CPU";
 }
 
-TEST(CpusTest, AffinityMasksAreSetAndInherited) {
+TEST(CpusTest, ThreadsRunWhereTheyAreTold) {
   const CpuList all = AllowedCpus();
   ASSERT_FALSE(all.empty());
   EXPECT_EQ(AllowedCpuCount(), std::ssize(all));
@@ -125,7 +125,7 @@ TEST(CpusTest, AffinityMasksAreSetAndInherited) {
   EXPECT_EQ(AllowedCpus(), all);
 }
 
-TEST(CpusTest, EachPoolWorkerHasOneCpuAndTheCallerHasAll) {
+TEST(CpusTest, WorkersOfAPoolHaveACpuEachAndItsCallerAll) {
   const CpuList cpus = AllowedCpus();
   const auto threads = static_cast<int>(cpus.size());
   std::vector<CpuList> masks(threads);

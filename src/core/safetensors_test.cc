@@ -35,7 +35,7 @@ std::string File(const std::string& header, size_t data_bytes = 16) {
          std::string(data_bytes, 'x');
 }
 
-TEST(SafetensorsHeader, ReturnsByteRangesOfTheFile) {
+TEST(SafetensorsHeader, GivesRangesOfTheFile) {
   const std::string header =
       R"({"__metadata__":{"format":"pt"},"b":{"dtype":"BF16","shape":[2,2],"data_offsets":[4,12]},)"
       R"("a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
@@ -48,7 +48,7 @@ TEST(SafetensorsHeader, ReturnsByteRangesOfTheFile) {
   EXPECT_EQ(entries.at("z").begin, entries.at("z").end);
 }
 
-TEST(SafetensorsHeader, RefusesEntriesThatContradictTheFile) {
+TEST(SafetensorsHeader, RefusesWhatContradictsTheFile) {
   const struct {
     const char* entries;
     const char* says;
@@ -91,7 +91,7 @@ TEST(SafetensorsHeader, SkipsMetadataAndUnknownMembers) {
   EXPECT_EQ(entries.at("a").shape, std::vector<int64_t>{2});
 }
 
-TEST(SafetensorsHeader, RefusesDuplicateMembers) {
+TEST(SafetensorsHeader, RefusesMembersThatComeTwice) {
   for (const char* member :
        {R"("dtype":"F32")", R"("dtype":"F3")", R"("shape":[2])", R"("data_offsets":[0,8])"}) {
     const std::string entry = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],)";
@@ -116,7 +116,7 @@ TEST(SafetensorsHeader, BoundsTensorsAndNesting) {
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 // A DOM of this header would take at least 16 bytes for each of 3 million numbers.
-TEST(SafetensorsHeaderDeathTest, SkippedValuesTakeNoMemory) {
+TEST(SafetensorsHeaderDeathTest, MemoryIsThatOfTheResult) {
   std::string header = R"({"__metadata__":{"a":[0)";
   for (int i = 0; i < 3'000'000; ++i) header += ",0";
   const std::string file = File(header + "]}}");

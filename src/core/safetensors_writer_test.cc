@@ -22,7 +22,7 @@ std::string ReadFile(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-TEST(SafetensorsWriterTest, AReaderFindsTheWrittenTensors) {
+TEST(SafetensorsWriterTest, WhatIsWrittenReadsBack) {
   const std::vector<float> floats{1.5f, -2.0f, 3.25f};
   const std::vector<BF16> halves{ToBF16(1.0f), ToBF16(-4.0f)};
   SafetensorsWriter writer;

@@ -37,14 +37,14 @@ class CpuBindingTest : public testing::Test {
   CpuList all_;
 };
 
-TEST_F(CpuBindingTest, RanksPartitionTheCpus) {
+TEST_F(CpuBindingTest, RanksShareTheCpusOut) {
   const CpuBinding a = Bind(0, 2), b = Bind(1, 2);
   EXPECT_EQ(a.threads, 4);
   EXPECT_THAT(a.cpus, ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(b.cpus, ElementsAre(4, 5, 6, 7));
 }
 
-TEST_F(CpuBindingTest, ConcurrentServersGetDifferentCpus) {
+TEST_F(CpuBindingTest, ServersBesideOneAnotherTakeDifferentCpus) {
   const CpuBinding first = Bind(1, 2, 2), second = Bind(1, 2, 2);
   EXPECT_THAT(first.cpus, ElementsAre(4, 5));
   EXPECT_THAT(second.cpus, ElementsAre(6, 7));
@@ -62,7 +62,7 @@ TEST_F(CpuBindingTest, MoreThreadsOrRanksThanCpusAreNotPinned) {
   EXPECT_THAT(ranks.cpus, IsEmpty());
 }
 
-TEST_F(CpuBindingTest, ListsHaveOneEntryForEachRank) {
+TEST_F(CpuBindingTest, ListsHaveAPartForEachRank) {
   EXPECT_THAT(ParseCpuBind("auto", 0, 2), IsEmpty());
   EXPECT_THAT(ParseCpuBind("none", 0, 2), IsEmpty());
   EXPECT_THAT(ParseCpuBind("0-1,6|4-5", 2, 2),
@@ -98,7 +98,7 @@ TEST_F(CpuBindingTest, SglangsVariableIsTheDefault) {
   EXPECT_EQ(CpuBindOfEnvironment(), "auto");
 }
 
-TEST_F(CpuBindingTest, PlacesAreCountedAmongRanksWithTheSameCpus) {
+TEST_F(CpuBindingTest, PlacesAreAmongRanksThatHaveTheSameCpus) {
   const std::vector<uint64_t> keys = {7, 3, 7, 7, 3};
   const PlaceAmongEqual place = FindPlace(keys, 3);
   EXPECT_EQ(place.index, 2);
@@ -131,7 +131,7 @@ TEST_F(CpuBindingTest, NoTwoRanksOfAnEngineHaveACpuInCommon) {
   }
 }
 
-TEST_F(CpuBindingTest, AListOutsideTheAffinityMaskIsRefused) {
+TEST_F(CpuBindingTest, AListOutsideTheProcesssOwnCpusIsRefused) {
   EngineConfig config;
   config.cpu_bind = "8191";
   config.mesh = {.tp = 1};

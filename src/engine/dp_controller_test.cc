@@ -17,14 +17,14 @@ std::vector<int> Open(DpController& controller, const std::vector<int64_t>& toke
   return groups;
 }
 
-TEST(DpController, RoundRobinIgnoresTheLoad) {
+TEST(DpController, RoundRobinTakesTurnsWhateverTheLoad) {
   DpController controller(3, Method::kRoundRobin);
   EXPECT_THAT(Open(controller, {1000, 1, 1}), ElementsAre(0, 1, 2));
   EXPECT_EQ(controller.Open(2, 5), 2);  // does not advance the round-robin counter
   EXPECT_THAT(Open(controller, {1, 1}), ElementsAre(0, 1));
 }
 
-TEST(DpController, TotalRequestsSelectsTheGroupWithTheFewest) {
+TEST(DpController, TotalRequestsTakesTheGroupWithTheFewest) {
   DpController controller(3, Method::kTotalRequests);
   EXPECT_THAT(Open(controller, {1, 100, 1, 1}), ElementsAre(0, 1, 2, 0));
   controller.Close(1, 100);
@@ -42,7 +42,7 @@ TEST(DpController, TotalTokensCountsPromptsAndOutputsOfOpenRequests) {
   EXPECT_EQ(controller.loads()[1].requests, 2);
 }
 
-TEST(DpController, TiesInTokensAreBrokenByRequests) {
+TEST(DpController, EqualTokensGoByRequests) {
   DpController controller(2, Method::kTotalTokens);
   controller.Open(0, 5);
   controller.Open(0, 5);

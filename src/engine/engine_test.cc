@@ -60,7 +60,7 @@ struct Case {
 
 class EngineFixture : public ::testing::TestWithParam<Case> {};
 
-TEST_P(EngineFixture, GeneratesTheTokensOfTransformers) {
+TEST_P(EngineFixture, GeneratesWhatTransformersGenerates) {
   const Case& c = GetParam();
   const fs::path dir = fs::path(SWITCHYARD_TEST_DATA) / "fixtures" / c.fixture;
   EngineConfig config;
@@ -110,7 +110,7 @@ INSTANTIATE_TEST_SUITE_P(References, EngineFixture,
                                            Case{"deepseek_v3_fp8", {2, 2}, "none", 7},
                                            Case{"deepseek_v3_fp8", {2, 2}, "deepep", 64}));
 
-TEST(Engine, ARequestThatCannotRunIsAnError) {
+TEST(Engine, AnUnfitRequestIsAnError) {
   EngineConfig config;
   config.model_path = fs::path(SWITCHYARD_TEST_DATA) / "fixtures/llama";
   config.max_total_tokens = 64;

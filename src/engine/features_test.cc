@@ -57,14 +57,14 @@ void ForEachRequest(const Visit& visit) {
   EXPECT_GT(count, 40);
 }
 
-TEST(FeaturesTest, CpusOfOneHostSupportEveryFeature) {
+TEST(FeaturesTest, CpusOfOneHostSupportEach) {
   ForEachRequest([](const Feature& feature, const EngineConfig& config) {
     EXPECT_TRUE(feature.requested(config, ReadModelConfig(config)));
     EXPECT_EQ(ErrorOf([&] { MakePlan(config); }), "");
   });
 }
 
-TEST(FeaturesTest, RefusalsOnSeveralHostsNameTheFeature) {
+TEST(FeaturesTest, HostsRefuseByName) {
   ForEachRequest([](const Feature& feature, const EngineConfig& config) {
     const std::string error = ErrorOf([&] { MakePlan(config, /*ranks_of_host=*/1); });
     if (feature.reach.hosts) {
@@ -75,7 +75,7 @@ TEST(FeaturesTest, RefusalsOnSeveralHostsNameTheFeature) {
   });
 }
 
-TEST(FeaturesTest, RefusalsOnGpusNameTheFeature) {
+TEST(FeaturesTest, GpusRefuseByName) {
   ForEachRequest([](const Feature& feature, EngineConfig config) {
     const std::string error =
         ErrorOf([&] { CheckFeatures(config, ReadModelConfig(config), {.gpus = true}); });
@@ -91,7 +91,7 @@ TEST(FeaturesTest, RefusalsOnGpusNameTheFeature) {
   });
 }
 
-TEST(FeaturesTest, FeaturesOfSeveralRanksNeedSeveralGpus) {
+TEST(FeaturesTest, RanksNeedAGpuEach) {
   const std::vector<GpuInfo> one = {{.name = "GPU", .total_bytes = 1 << 30, .free_bytes = 1 << 30}};
   ForEachRequest([&](const Feature& feature, EngineConfig config) {
     if (feature.reach.one_gpu) return;
@@ -114,14 +114,14 @@ TEST(FeaturesTest, ErrorsListTheValuesThatWork) {
                         "--kv-cache-dtype auto | float32 | bfloat16 | float16"));
 }
 
-TEST(FeaturesTest, FlagsOfExpertsAreIgnoredForDenseModels) {
+TEST(FeaturesTest, FlagsOfExpertsDoNotMatterToDenseModels) {
   EngineConfig config = TwoRanks("llama");
   config.mesh.ep = 1;
   config.moe.a2a_backend = "mooncake";
   EXPECT_EQ(ErrorOf([&] { MakePlan(config, 1); }), "");
 }
 
-TEST(FeaturesTest, BackendsOfTheCallingProgramWorkOnlyOnCpus) {
+TEST(FeaturesTest, BackendsOfAProgramAreOnCpus) {
   EngineConfig config = TwoRanks();
   MoeBackends backends = BuiltinMoeBackends();
   backends.runners.Add("mine", {backends.runners.Find("grouped_mlp").make, "as grouped_mlp"});
@@ -149,7 +149,7 @@ TEST(FeatureTableTest, ValuesWithEqualCellsShareARow) {
                               "| words | yes | yes | yes | yes | yes |\n"));
 }
 
-TEST(FeatureTableTest, ListsTheBuiltInFeatures) {
+TEST(FeatureTableTest, HasTheFactsOfTheCode) {
   const std::string text = FeatureTable(EngineFeatures());
   EXPECT_THAT(text, AllOf(HasSubstr("`--moe-a2a-backend` `deepep`, `none` | yes | yes | yes"),
                           HasSubstr("`mooncake` | yes | no | no | no | no |"),

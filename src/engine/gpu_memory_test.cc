@@ -19,7 +19,7 @@ std::vector<GpuInfo> Gpus(std::vector<int64_t> free_gib) {
   return gpus;
 }
 
-TEST(ChooseGpusTest, AutoUsesGpusIfPresent) {
+TEST(ChooseGpusTest, AutoTakesThemWhereTheyAre) {
   EngineConfig config;
   EXPECT_FALSE(ChooseGpus(config, 2, {}));
   EXPECT_TRUE(ChooseGpus(config, 2, Gpus({139, 139})));
@@ -27,7 +27,7 @@ TEST(ChooseGpusTest, AutoUsesGpusIfPresent) {
   EXPECT_FALSE(ChooseGpus(config, 2, Gpus({139, 139})));
 }
 
-TEST(ChooseGpusTest, RefusesMissingGpus) {
+TEST(ChooseGpusTest, RefusesWhatIsNotThere) {
   EngineConfig config;
   config.device = "cuda";
   EXPECT_THAT(ErrorOf([&] { ChooseGpus(config, 1, {}); }), HasSubstr("no GPU was found"));
@@ -44,7 +44,7 @@ TEST(ChooseGpusTest, RefusesMissingGpus) {
               HasSubstr("--base-gpu-id"));
 }
 
-TEST(ChooseGpusTest, ErrorsNameAGpuThatAnotherProcessUses) {
+TEST(ChooseGpusTest, NamesTheCardThatSomebodyElseUses) {
   EngineConfig config;
   const auto gpus = Gpus({139, 139, 100, 139});
   EXPECT_THAT(ErrorOf([&] { ChooseGpus(config, 4, gpus); }, ErrorKind::kResource),

@@ -31,7 +31,7 @@ std::string ErrorOf(const EngineConfig& config, ErrorKind kind = ErrorKind::kInv
   return "";
 }
 
-TEST(Plan, DerivesSizesFromModelAndFlags) {
+TEST(Plan, FillsInWhatFollows) {
   EngineConfig config = Fixture();
   config.mesh = {.tp = 2, .ep = 2};
   const EnginePlan plan = MakePlan(config);
@@ -47,7 +47,7 @@ TEST(Plan, DerivesSizesFromModelAndFlags) {
   EXPECT_GT(plan.weight_bytes_per_rank, 0u);
 }
 
-TEST(Plan, Fp8AndInt8CachesTakeAQuarterAndInt8AScaleForEachHead) {
+TEST(Plan, CodesTakeAQuarterOfTheCacheAndAScaleForEachHead) {
   EngineConfig config = Fixture();
   const EnginePlan whole = MakePlan(config);
   const Mesh mesh(config.mesh, 0);
@@ -60,13 +60,13 @@ TEST(Plan, Fp8AndInt8CachesTakeAQuarterAndInt8AScaleForEachHead) {
             all / 4 + whole.model.num_layers() * 2 * a.kv_heads * sizeof(float));
 }
 
-TEST(Plan, ErrorsNameUnsupportedCacheTypes) {
+TEST(Plan, CachesOfOtherTypesAreNamed) {
   EngineConfig config = Fixture();
   config.kv_cache_dtype = "fp8_e5m2";
   EXPECT_THAT(ErrorOf(config), HasSubstr("--kv-cache-dtype fp8_e5m2: want auto, float32"));
 }
 
-TEST(Plan, ADefaultCacheHoldsAtMostAContextPerRequest) {
+TEST(Plan, ADefaultCacheIsNoLargerThanItsUse) {
   EngineConfig config = Fixture();
   config.max_total_tokens = 0;
   config.max_running_requests = 3;
@@ -97,7 +97,7 @@ TEST(Plan, AttentionGroupsShareRequestsAndChunksAndHaveCachesOfTheirOwn) {
   EXPECT_GT(two.weight_bytes_per_rank, one.weight_bytes_per_rank);
 }
 
-TEST(Plan, TheDefaultGpuChunkIsTheLargestThatFits) {
+TEST(Plan, AGpusStepTakesAsManyPromptTokensAsItsMemoryIsLargeFor) {
   const auto bytes_of = [](int32_t chunk) { return chunk * 1000.0; };
   EXPECT_EQ(DefaultGpuChunk(8'192'000, bytes_of), 8192);
   EXPECT_EQ(DefaultGpuChunk(8'192'000 - 1, bytes_of), 4096);
@@ -105,14 +105,14 @@ TEST(Plan, TheDefaultGpuChunkIsTheLargestThatFits) {
   EXPECT_EQ(DefaultGpuChunk(-1, bytes_of), 2048);  // weights alone exceed the memory
 }
 
-TEST(Plan, WeightsIncludeRedundantExperts) {
+TEST(Plan, RedundantExpertsAreCounted) {
   EngineConfig config = Fixture();
   const size_t plain = MakePlan(config).weight_bytes_per_rank;
   config.moe.num_redundant_experts = 4;
   EXPECT_GT(MakePlan(config).weight_bytes_per_rank, plain);
 }
 
-TEST(Plan, ErrorsNameInvalidFlags) {
+TEST(Plan, FlagsThatDoNotFitAreNamed) {
   const auto with = [](auto change) {
     EngineConfig config = Fixture();
     change(config);
@@ -139,7 +139,7 @@ TEST(Plan, ErrorsNameInvalidFlags) {
               HasSubstr("--expert-distribution-recorder-buffer-size 0"));
 }
 
-TEST(Plan, BFloat16ProductsMakeRowsAndCacheBFloat16ByDefault) {
+TEST(Plan, ProductsOfBFloat16MakeRowsAndCacheInItTheDefault) {
   EngineConfig config = Fixture();
   config.dtype = "bfloat16";
   config.cpu_isa = "avx2";
@@ -168,7 +168,7 @@ TEST(Plan, BFloat16ProductsMakeRowsAndCacheBFloat16ByDefault) {
 
 // Qwen's recipe for long contexts: yarn, factor 4, and a --context-length beyond
 // max_position_embeddings.
-TEST(Plan, RopeScalingRaisesTheContextLimit) {
+TEST(Plan, RopeScalingStretchesTheLongestContext) {
   EngineConfig config = Fixture();
   const int64_t plain = MakePlan(config).context_length;
   config.model_override_args =
@@ -184,7 +184,7 @@ TEST(Plan, RopeScalingRaisesTheContextLimit) {
   EXPECT_THAT(ErrorOf(config), HasSubstr("the model's max_position_embeddings"));
 }
 
-TEST(Plan, MaxPrefillTokensLimitAStep) {
+TEST(Plan, MaxPrefillTokensBoundAStep) {
   EngineConfig config = Fixture();
   config.max_running_requests = 10;
   const int64_t rows = MakePlan(config).max_batch_tokens;
@@ -197,14 +197,14 @@ TEST(Plan, MaxPrefillTokensLimitAStep) {
   EXPECT_EQ(MakePlan(config).max_batch_tokens, 123 + 10);
 }
 
-TEST(Plan, TheMxfp4RunnerRequiresMxfp4Experts) {
+TEST(Plan, Mxfp4sRunnerWantsMxfp4Experts) {
   EngineConfig config = Fixture();
   config.moe.runner_backend = "flashinfer_mxfp4";
   EXPECT_THAT(ErrorOf(config), AllOf(HasSubstr("--moe-runner-backend flashinfer_mxfp4"),
                                      HasSubstr("--quantization mxfp4")));
 }
 
-TEST(ReplaceForeignA2a, OperatorsOfOtherDevicesAreReplaced) {
+TEST(ReplaceForeignA2a, OperatorsOfOtherDevicesHaveABackendHere) {
   for (const char* name : {"ascend_fuseep", "megamoe"}) {
     EngineConfig config = Fixture();
     config.moe.a2a_backend = config.moe.runner_backend = name;
@@ -232,7 +232,7 @@ TEST(Plan, ADenseModelHasNoExpertsToRecord) {
   EXPECT_THAT(ErrorOf(config), HasSubstr("--expert-distribution-recorder-mode: this model has no"));
 }
 
-TEST(Plan, EplbRequiresExpertsOnSeveralEpRanks) {
+TEST(Plan, ExpertsMoveWhereThereAreSomeAndSomewhereToGo) {
   EngineConfig config = Fixture();
   config.eplb.enable = true;
   config.mesh = {.tp = 2, .ep = 2};
@@ -255,7 +255,7 @@ TEST(Plan, EplbRequiresExpertsOnSeveralEpRanks) {
   EXPECT_THAT(ErrorOf(other), HasSubstr("--ep-dispatch-algorithm: this model has no experts"));
 }
 
-TEST(Plan, TooLittleMemoryIsAnErrorBeforeLoading) {
+TEST(Plan, TooLittleMemoryIsSaidBeforeLoading) {
   EngineConfig config = Fixture();
   config.mem_fraction_static = 1e-9;
   EXPECT_THAT(ErrorOf(config, ErrorKind::kResource),
@@ -281,7 +281,7 @@ class HostMemoryTest : public ::testing::Test {
   fs::path root_;
 };
 
-TEST_F(HostMemoryTest, IsThatOfTheHostWithoutLimits) {
+TEST_F(HostMemoryTest, IsTheHostsWithoutLimits) {
   EXPECT_EQ(ReadHostMemory(root_).total, 1000 * 1024);
   EXPECT_EQ(ReadHostMemory(root_).available, 800 * 1024);
   Write("proc/self/cgroup", "0::/a\n");
@@ -289,7 +289,7 @@ TEST_F(HostMemoryTest, IsThatOfTheHostWithoutLimits) {
   EXPECT_EQ(ReadHostMemory(root_).total, 1000 * 1024);
 }
 
-TEST_F(HostMemoryTest, UsesTheTightestLimitOfCgroupV2) {
+TEST_F(HostMemoryTest, TakesTheTightestOfVersion2) {
   Write("proc/self/cgroup", "0::/a/b\n");
   Write("sys/fs/cgroup/a/memory.max", "500000\n");
   Write("sys/fs/cgroup/a/memory.current", "300000\n");
@@ -299,7 +299,7 @@ TEST_F(HostMemoryTest, UsesTheTightestLimitOfCgroupV2) {
   EXPECT_EQ(ReadHostMemory(root_).available, 300000);
 }
 
-TEST_F(HostMemoryTest, ReadsCgroupV1AndAContainersRoot) {
+TEST_F(HostMemoryTest, ReadsVersion1AndAContainersRoot) {
   Write("proc/self/cgroup", "5:cpu:/x\n4:cpuset,memory:/docker/1\n");
   Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "400000\n");
   Write("sys/fs/cgroup/memory/memory.usage_in_bytes", "150000\n");

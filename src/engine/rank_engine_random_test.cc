@@ -52,7 +52,7 @@ class RandomWorkload : public ::testing::TestWithParam<Workload> {
   uint64_t draws_ = 0;
 };
 
-TEST_P(RandomWorkload, EachRequestGetsTheTokensItGetsAlone) {
+TEST_P(RandomWorkload, GivesWhatEachRequestGetsAlone) {
   const Workload& w = GetParam();
   RankEngine::Options options{.page_size = w.page_size,
                               .num_pages = w.num_pages,

@@ -114,7 +114,7 @@ TEST(RankEngine, ARunningRequestSharesItsPrompt) {
   EXPECT_EQ(rig.seen[1].new_tokens, rig.seen[2].new_tokens);
 }
 
-TEST(RankEngine, FlushDoesNotWaitForRequests) {
+TEST(RankEngine, FlushWaitsForNobody) {
   Rig rig(Roomy());
   rig.Tell({Greedy(1, Count(16), 4)});
   EXPECT_FALSE(std::get<FlushResult>(rig.Tell({FlushCache{}}).at(0)).done);
@@ -122,7 +122,7 @@ TEST(RankEngine, FlushDoesNotWaitForRequests) {
   EXPECT_TRUE(std::get<FlushResult>(rig.Tell({FlushCache{}}).at(0)).done);
 }
 
-TEST(RankEngine, InputLogprobsAreSentOnceAndRecomputedIfNecessary) {
+TEST(RankEngine, InputLogprobsComeOnceAndBypassTheCacheWhereTheyMust) {
   RankEngine::Options options = Roomy();
   options.chunked_prefill_size = 5;
   Rig rig(options);
@@ -154,7 +154,7 @@ TEST(RankEngine, InputLogprobsAreSentOnceAndRecomputedIfNecessary) {
   }
 }
 
-TEST(RankEngine, MaxNewTokensOfZeroReturnsOnlyPromptLogprobs) {
+TEST(RankEngine, MaxNewTokensOfZeroAsksAboutThePromptOnly) {
   Rig rig(Roomy());
   EngineRequest request = Greedy(1, Count(10), 0);
   request.logprob = {.enabled = true, .start = 0};
@@ -181,7 +181,7 @@ TEST(RankEngine, RequestsThatCannotRunGetAnError) {
   EXPECT_EQ(rig.model.passes, 0);
 }
 
-TEST(RankEngine, ASingleRequestMayFillCacheOrContext) {
+TEST(RankEngine, ARequestAloneMayFillCacheOrContext) {
   RankEngine::Options options = Roomy();
   options.num_pages = 20;
   Rig pool(options);
@@ -209,7 +209,7 @@ TEST(RankEngine, LogitsThatAreNotFiniteEndTheirRequestOnly) {
   EXPECT_EQ(rig.Run(Greedy(3, Ids{1, 60, 2, 3, 4, 5}, 1)).cached_tokens, 0);
 }
 
-TEST(RankEngine, ARouterFaultIsTheErrorOfItsRequest) {
+TEST(RankEngine, ARoutersFaultIsTheErrorOfItsRequest) {
   Rig rig(Roomy());
   rig.model.poison = 60;
   rig.model.router_fault = "the router of layer 3 gave expert 7 a score that is not finite";
@@ -243,14 +243,14 @@ TEST(RankEngine, RoutedExpertsCoverAllButTheLastToken) {
   EXPECT_THAT(rig.Run(Greedy(2, Count(30), 3)).routed_experts, IsEmpty());
 }
 
-TEST(RankEngine, RoutedExpertsMayNotStartAfterThePrompt) {
+TEST(RankEngine, RoutedExpertsFromBeyondThePromptAreRefused) {
   Rig rig(Roomy());
   EngineRequest request = Greedy(1, Count(10), 5);
   request.routed_experts = {.enabled = true, .start = 11};
   EXPECT_THAT(rig.Run(request).error, HasSubstr("routed_experts_start_len is 11"));
 }
 
-TEST(RankEngine, RequestsOfOtherGroupsAreIgnored) {
+TEST(RankEngine, RequestsOfOtherGroupsAreNotItsOwn) {
   RankEngine::Options options = Roomy();
   options.group = 1;
   Rig rig(options);
@@ -264,7 +264,7 @@ TEST(RankEngine, RequestsOfOtherGroupsAreIgnored) {
   EXPECT_EQ(rig.seen[2].finish, FinishReason::kLength);
 }
 
-TEST(RankEngine, PlanReturnsTheCountsThatOtherGroupsNeed) {
+TEST(RankEngine, PlanCountsWhatTheOtherGroupsHaveToKnow) {
   RankEngine::Options options = Roomy();
   options.chunked_prefill_size = 8;
   Rig rig(options);
@@ -279,7 +279,7 @@ TEST(RankEngine, PlanReturnsTheCountsThatOtherGroupsNeed) {
 }
 
 // A group without requests takes part in the others' passes.
-TEST(RankEngine, RunsEmptyBatchesIfAnotherGroupHasTokens) {
+TEST(RankEngine, RunsEmptyBatchesWhereAnotherGroupHasTokens) {
   Rig rig(Roomy());
   EXPECT_EQ(rig.engine.Plan().tokens, 0);
   const StepCounts nothing, something{.tokens = 5, .logit_rows = 1};
@@ -311,7 +311,7 @@ TEST(RankEngine, AbortsFreeEverythingAtOnce) {
   EXPECT_EQ(rig.seen.size(), 3u);
 }
 
-TEST(RankEngine, RetractionDoesNotChangeOutputs) {
+TEST(RankEngine, RetractedRequestsResumeAndNobodySees) {
   RankEngine::Options options = Roomy();
   options.num_pages = 12;  // 48 tokens
   Rig tight(options), roomy(Roomy());
@@ -336,7 +336,7 @@ TEST(RankEngine, RetractionDoesNotChangeOutputs) {
   }
 }
 
-TEST(RankEngine, PromptLogprobsAreComputedInChunksOfLimitedMemory) {
+TEST(RankEngine, PromptLogprobsGoInChunksThatBoundTheirMemory) {
   EXPECT_EQ(MaxLogitRows(150000), 447);
   RankEngine::Options options = Roomy();
   options.max_logit_rows = 7;

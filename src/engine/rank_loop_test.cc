@@ -107,7 +107,7 @@ std::vector<int32_t> Alone(const EngineRequest& request) {
 
 // The destructors of a failed rank may have to wait for a loading thread. Other ranks must get the
 // error before that.
-TEST(RankLoop, AFailureReachesOtherRanksBeforeDestructorsRun) {
+TEST(RankLoop, AFailureIsToldBeforeAnythingIsTakenApart) {
   std::atomic<int> ended = 0;
   const RankLoopIo leader{.receive = [](std::chrono::milliseconds) -> std::vector<ControlMessage> {
                             throw Error(ErrorKind::kResource, "the line is cut");
@@ -150,7 +150,7 @@ TEST(RankLoop, EachGroupServesItsOwnRequests) {
   EXPECT_EQ(heard.stats.at(5)[1].decode_tokens, 6);
 }
 
-TEST(RankLoop, EachQueryGetsOneAnswerForAllGroups) {
+TEST(RankLoop, QuestionsAreAnsweredOnceForAllGroups) {
   int calls = 0;
   const Heard heard = RunScript([&](const Heard& so_far) -> std::vector<ControlMessage> {
     if (++calls == 1) return {FlushCache{6}, Request(1, 1, 20, 6), FlushCache{7}, GetStats{8}};
@@ -196,7 +196,7 @@ TEST(RankLoop, TheRecorderAnswersOnce) {
   EXPECT_THAT(refused.loads.at(10).error, ::testing::HasSubstr("counting is disabled"));
 }
 
-TEST(RankLoop, WithoutAManagerRebalancingIsRefused) {
+TEST(RankLoop, NothingMovesWithoutAManager) {
   const Heard heard = RunScript([&](const Heard&) -> std::vector<ControlMessage> {
     return {RebalanceExperts{6}, GetEplb{7}, Shutdown{}};
   });
@@ -204,7 +204,7 @@ TEST(RankLoop, WithoutAManagerRebalancingIsRefused) {
     EXPECT_THAT(heard.eplb.at(ticket).refused, ::testing::HasSubstr("--enable-eplb"));
 }
 
-TEST(RankLoop, OutputsOfTheLastStepAreSentBeforeTheLoopEnds) {
+TEST(RankLoop, TheLastNewsOfEveryGroupLeaveBeforeTheLoopEnds) {
   int calls = 0;
   const Heard heard = RunScript([&](const Heard&) -> std::vector<ControlMessage> {
     if (++calls == 1) return {Request(1, 1, 20, 60), Request(2, 0, 20, 60)};

@@ -110,7 +110,7 @@ std::vector<EngineMessage> SomeMessages() {
                      .refused = "no"}};
 }
 
-TEST(RequestWire, ControlMessagesRoundTrip) {
+TEST(RequestWire, ControlSurvivesTheTrip) {
   const std::string bytes = EncodeControl(SomeControl());
   const std::vector<ControlMessage> back = DecodeControl(bytes);
   ASSERT_EQ(back.size(), 10u);
@@ -137,7 +137,7 @@ TEST(RequestWire, ControlMessagesRoundTrip) {
   EXPECT_TRUE(DecodeControl(EncodeControl({})).empty());
 }
 
-TEST(RequestWire, EngineMessagesRoundTrip) {
+TEST(RequestWire, MessagesSurviveTheTrip) {
   for (const EngineMessage& message : SomeMessages()) {
     const std::string bytes = EncodeMessage(message);
     const EngineMessage back = DecodeMessage(bytes);
@@ -153,7 +153,7 @@ TEST(RequestWire, EngineMessagesRoundTrip) {
   EXPECT_EQ(output.error, "why");
 }
 
-TEST(RequestWire, RecorderMessagesRoundTrip) {
+TEST(RequestWire, WhatRecordersSaySurvivesTheTrip) {
   const EngineMessage record = DecodeMessage(EncodeMessage(SomeMessages()[6]));
   const auto& result = std::get<RecordResult>(record);
   EXPECT_TRUE(result.changed);
@@ -166,7 +166,7 @@ TEST(RequestWire, RecorderMessagesRoundTrip) {
   EXPECT_EQ(load.passes, 5);
 }
 
-TEST(RequestWire, EplbReportsRoundTrip) {
+TEST(RequestWire, WhatRebalancingSaysSurvivesTheTrip) {
   const EngineMessage message = DecodeMessage(EncodeMessage(SomeMessages()[8]));
   const auto& report = std::get<EplbReport>(message);
   EXPECT_EQ(report.ticket, 11u);
@@ -180,7 +180,7 @@ TEST(RequestWire, EplbReportsRoundTrip) {
   EXPECT_EQ(report.status.last_failure, "why");
 }
 
-TEST(RequestWire, TruncatedAndTrailingBytesAreRefused) {
+TEST(RequestWire, BytesThatEndEarlyOrLateAreRefused) {
   const std::string control = EncodeControl(SomeControl());
   for (size_t n = 0; n < control.size(); ++n)
     EXPECT_NE(ErrorOf([&] { DecodeControl(control.substr(0, n)); }), "") << n;
@@ -193,7 +193,7 @@ TEST(RequestWire, TruncatedAndTrailingBytesAreRefused) {
   }
 }
 
-TEST(RequestWire, CorruptBytesAreDecodedOrThrow) {
+TEST(RequestWire, ChangedBytesNeverDoMoreThanThrow) {
   for (const EngineMessage& message : SomeMessages()) {
     std::string bytes = EncodeMessage(message);
     for (size_t i = 0; i < bytes.size(); ++i) {
@@ -208,7 +208,7 @@ TEST(RequestWire, CorruptBytesAreDecodedOrThrow) {
   EXPECT_THAT(ErrorOf([] { DecodeMessage("\x09"); }), HasSubstr("9"));  // no such alternative
 }
 
-TEST(ConfigWire, EveryFieldRoundTrips) {
+TEST(ConfigWire, EveryFieldSurvivesTheTrip) {
   const EngineConfig config{.model_path = "/models/x",
                             .dtype = "float16",
                             .load_format = "dummy",
@@ -281,7 +281,7 @@ TEST(Validate, NamesTheParameterAndItsRange) {
   }
 }
 
-TEST(Validate, LimitsLogprobs) {
+TEST(Validate, BoundsWhatLogprobsMayAsk) {
   const auto error = [](const LogprobParams& p) { return ErrorOf([&] { Validate(p, 100); }); };
   EXPECT_EQ(error({.enabled = true, .start = 0, .top = 100, .token_ids = {99}}), "");
   EXPECT_THAT(error({.start = -2}), HasSubstr("logprob_start_len"));

@@ -122,7 +122,7 @@ TEST(ThreadEngine, ManyClientsGetTheSameTokensOnEveryLayout) {
 
 // Clients arrive and abort at random, with or without a pinned group; every request that completes
 // gets the same tokens as when it runs alone.
-TEST(ThreadEngine, ArrivalsAbortsAndFlushesDoNotChangeTokens) {
+TEST(ThreadEngine, ArrivalsAbortsAndFlushesChangeNobodysTokens) {
   constexpr int kRequests = 60;
   std::vector<std::vector<int32_t>> alone;
   for (const int dp : {1, 2, 4}) {
@@ -155,7 +155,7 @@ TEST(ThreadEngine, ArrivalsAbortsAndFlushesDoNotChangeTokens) {
   }
 }
 
-TEST(ThreadEngine, ANonexistentGroupIsRefused) {
+TEST(ThreadEngine, AGroupThatIsNotIsRefused) {
   ThreadEngine engine(2, kArenaBytes, FakeRanks(2, 2), {},
                       DpController(2, LoadBalanceMethod::kRoundRobin));
   EngineRequest request = Request(1, 5, 3);
@@ -163,7 +163,7 @@ TEST(ThreadEngine, ANonexistentGroupIsRefused) {
   EXPECT_THROW(engine.Submit(request, [](const RequestOutput&) {}), Error);
 }
 
-TEST(ThreadEngine, AbortAndDestructionCallTheCallbacks) {
+TEST(ThreadEngine, AbortAndDestructionReachTheirCallbacks) {
   Collector aborted, left;
   {
     ThreadEngine engine(2, kArenaBytes, FakeRanks(2, 2), {},
@@ -226,7 +226,7 @@ TEST(ThreadEngine, AFailureWhileLoadingIsThrownToTheCaller) {
   }
 }
 
-TEST(RankLoop, DivergedSchedulersAreDetected) {
+TEST(RankLoop, RanksWhoseSchedulersDifferAreFound) {
   // Only on rank 1 the logits are not finite, so only rank 1 drops the request.
   ThreadEngine engine(2, kArenaBytes, FakeRanks(2, 1, nullptr, 3, 1), {});
   Collector poisoned, other;

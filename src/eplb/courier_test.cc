@@ -100,7 +100,7 @@ size_t Bytes(const MeshShape& mesh) {
   return RankComm::BytesPerRank(mesh) + ExpertCourier::BytesPerRank(mesh.tp);
 }
 
-TEST(ExpertCourier, TransfersEveryExpertCompletely) {
+TEST(ExpertCourier, BringsEveryExpertWhole) {
   for (const MeshShape& mesh : kMeshes)
     for (const size_t piece : {size_t{3000}, ExpertCourier::kPieceBytes}) {
       SCOPED_TRACE(fmt::format("tp {} ep {} pieces of {}", mesh.tp, mesh.ep, piece));
@@ -112,7 +112,7 @@ TEST(ExpertCourier, TransfersEveryExpertCompletely) {
     }
 }
 
-TEST(ExpertCourier, BeginsAgainAfterCancel) {
+TEST(ExpertCourier, BeginsAnewAfterItWasGivenUp) {
   const MeshShape mesh{.tp = 4, .ep = 4};
   RunRankThreads(mesh.tp, Bytes(mesh), [&](int rank, std::shared_ptr<SharedArena> arena) {
     const auto comm = RankComm::Create(std::move(arena), mesh, rank);
@@ -125,7 +125,7 @@ TEST(ExpertCourier, BeginsAgainAfterCancel) {
   });
 }
 
-TEST(ExpertCourier, TransfersBetweenHosts) {
+TEST(ExpertCourier, RanksOfOtherHostsGetThemToo) {
   const MeshShape mesh{.tp = 4, .ep = 4};
   RunTcpRankThreads(mesh.tp, 2, Bytes(mesh), [&](int rank, std::shared_ptr<SharedArena> arena) {
     const auto comm = RankComm::Create(std::move(arena), mesh, rank);

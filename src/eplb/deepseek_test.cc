@@ -20,7 +20,7 @@ std::vector<int32_t> Flat(const json& nested) {
   return flat;
 }
 
-TEST(DeepSeekTest, PlansEqualThoseOfTheReference) {
+TEST(DeepSeekTest, GivesExactlyTheReferencesPlans) {
   std::ifstream file(std::string(SWITCHYARD_TEST_DATA) + "/eplb/deepseek_cases.json");
   const json cases = json::parse(file);
   ASSERT_EQ(cases.size(), 30u);

@@ -13,7 +13,7 @@ std::vector<double> SumsBy(std::span<const int32_t> key, std::span<const double>
   return sums;
 }
 
-TEST(DivisionForestTest, KeepsLoadsAndLeavesFewerSharesThanNodes) {
+TEST(DivisionForestTest, LeavesLoadsAndBinsAndFewerSharesThanNodes) {
   std::mt19937 random(5);
   for (int round = 0; round < 300; ++round) {
     const int bins = 1 + static_cast<int>(random() % 9), groups = static_cast<int>(random() % 40);
@@ -55,7 +55,7 @@ TEST(DivisionForestTest, TwoBinsShareOneExpertAtMost) {
   EXPECT_EQ(SumsBy(bin_of, shares, 2), (std::vector<double>{13, 13}));
 }
 
-TEST(DivisionForestTest, AcceptsNoExperts) {
+TEST(DivisionForestTest, NothingIsNothing) {
   DivisionForest forest;
   forest.Reset(3, 0, {}, {});
   forest.Prune({});

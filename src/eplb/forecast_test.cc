@@ -5,7 +5,7 @@
 namespace switchyard {
 namespace {
 
-TEST(ForecastTest, AveragesASteadyLoad) {
+TEST(ForecastTest, AveragesALoadThatStays) {
   const LoadHistory trace = RecordedTrace("steady").Steps(0, 50);
   const LoadForecast forecast = Forecast(trace);
   EXPECT_EQ(forecast.half_life[0], 40);
@@ -19,11 +19,11 @@ TEST(ForecastTest, AveragesASteadyLoad) {
   EXPECT_LT(error, 0.02 * total);
 }
 
-TEST(ForecastTest, FollowsADriftingLoad) {
+TEST(ForecastTest, FollowsALoadThatWanders) {
   EXPECT_EQ(Forecast(RecordedTrace("drift").Steps(0, 50)).half_life[0], 1);
 }
 
-TEST(ForecastTest, DropsTheOldDistributionSoonAfterASuddenChange) {
+TEST(ForecastTest, ForgetsTheOldShapeSoonAfterASuddenChange) {
   const LoadHistory trace = RecordedTrace("shift");  // changes at step 100
   const LoadForecast forecast = Forecast(trace.Steps(55, 105));
   double error = 0, total = 0;
@@ -36,7 +36,7 @@ TEST(ForecastTest, DropsTheOldDistributionSoonAfterASuddenChange) {
   EXPECT_LT(error, 0.2 * total);  // the error of the window's plain sum exceeds half
 }
 
-TEST(ForecastTest, EqualsASingleStepAndIsZeroWithoutSteps) {
+TEST(ForecastTest, OfOneStepIsThatStepAndOfNoneNothing) {
   EXPECT_EQ(Forecast({1, 1, 3, {4, 0, 2}}).load, (std::vector<float>{4, 0, 2}));
   EXPECT_EQ(Forecast({0, 1, 3, {}}).load, (std::vector<float>{0, 0, 0}));
 }

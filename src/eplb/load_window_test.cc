@@ -51,7 +51,7 @@ TEST(LoadWindow, SumsOverRanksAndThePassesOfAStep) {
   });
 }
 
-TEST(LoadWindow, CountsBeyondTheExactRangeOfFloats) {
+TEST(LoadWindow, CountsMoreThanFloatsCanOneByOne) {
   OnRanks([](RankComm& comm) {
     LoadWindow window = Window(comm, LoadWindow::kSteps);
     const std::vector<int32_t> ids(1 << 20, 3);
@@ -61,7 +61,7 @@ TEST(LoadWindow, CountsBeyondTheExactRangeOfFloats) {
   });
 }
 
-TEST(LoadWindow, StepsOfTooManyPassesNeverComplete) {
+TEST(LoadWindow, StepsOfAbsurdlyManyPassesAreNeverWhole) {
   OnRanks([](RankComm& comm) {
     LoadWindow window = Window(comm, std::numeric_limits<int64_t>::max());
     EXPECT_FALSE(Pass(window, {1}));
@@ -69,7 +69,7 @@ TEST(LoadWindow, StepsOfTooManyPassesNeverComplete) {
   });
 }
 
-TEST(LoadWindow, DropsTheOldestStep) {
+TEST(LoadWindow, ForgetsTheOldestStep) {
   OnRanks([](RankComm& comm) {
     LoadWindow window = Window(comm, LoadWindow::kSteps);
     for (int i = 0; i < LoadWindow::kSteps + 3; ++i) Pass(window, {i < 3 ? 7 : 1});
@@ -79,7 +79,7 @@ TEST(LoadWindow, DropsTheOldestStep) {
   });
 }
 
-TEST(LoadWindow, BalancednessCoversStepsSinceExpertsMoved) {
+TEST(LoadWindow, BalancednessIsThatSinceExpertsMoved) {
   OnRanks([](RankComm& comm) {
     LoadWindow window = Window(comm, 2 * LoadWindow::kSteps);
     for (int i = 0; i < 6; ++i) Pass(window, {0});
@@ -93,7 +93,7 @@ TEST(LoadWindow, BalancednessCoversStepsSinceExpertsMoved) {
   });
 }
 
-TEST(LoadWindow, DistinguishesAChangedDistributionFromNoise) {
+TEST(LoadWindow, TellsAnotherShapeFromChance) {
   OnRanks([](RankComm& comm) {
     LoadWindow window = Window(comm, LoadWindow::kSteps);
     std::mt19937 random(static_cast<uint32_t>(comm.mesh.rank()));

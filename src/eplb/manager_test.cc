@@ -114,7 +114,7 @@ TEST(EplbManager, EvensOutASkewedLoad) {
   for (size_t i = kMoeLayers; i < maps.size(); ++i) EXPECT_EQ(maps[i], maps[i - kMoeLayers]);
 }
 
-TEST(EplbManager, RanksSendExpertsInsteadOfConvertingThem) {
+TEST(EplbManager, RanksSendWhatWouldBeConverted) {
   OnRanks([](RankComm& comm) {
     Rank rank(Every(50), comm, /*sends=*/true);
     rank.experts.on_load = [](int, int32_t) { FAIL() << "an expert was loaded"; };
@@ -128,7 +128,7 @@ TEST(EplbManager, RanksSendExpertsInsteadOfConvertingThem) {
   });
 }
 
-TEST(EplbManager, DoesNothingForAnEvenLoad) {
+TEST(EplbManager, LeavesAnEvenLoadAlone) {
   OnRanks([](RankComm& comm) {
     EplbOptions options = Every(50);
     options.min_utilization = 0.5;
@@ -156,7 +156,7 @@ TEST(EplbManager, PlansThatGainLessThanTheyCostAreNotCarriedOut) {
   });
 }
 
-TEST(EplbManager, PlansOnRequest) {
+TEST(EplbManager, PlansWhenItIsAsked) {
   OnRanks([](RankComm& comm) {
     EplbOptions options = Every(1000);
     options.min_utilization = 0;  // never triggers automatically
@@ -177,7 +177,7 @@ TEST(EplbManager, PlansOnRequest) {
   });
 }
 
-TEST(EplbManager, PlansEarlyWhenTheDistributionChanges) {
+TEST(EplbManager, PlansBeforeItsTimeWhenTheLoadHasAnotherShape) {
   OnRanks([](RankComm& comm) {
     Rank rank(Every(1000), comm);  // steps of 20 passes
     rank.Passes(1000);
@@ -202,7 +202,7 @@ TEST(EplbManager, PlansEarlyWhenTheDistributionChanges) {
   });
 }
 
-TEST(EplbManager, AFailureIsReportedAndTheNextPlanIsMade) {
+TEST(EplbManager, AFailureIsToldAndTheNextPlanIsMade) {
   OnRanks([](RankComm& comm) {
     Rank rank(Every(50), comm);
     const bool broken = comm.mesh.rank() == 1;
@@ -250,7 +250,7 @@ TEST(EplbManager, TheWatchdogResetsAMoveThatHangs) {
   });
 }
 
-TEST(EplbManager, ErrorsNameTheInvalidOption) {
+TEST(EplbManager, RefusesWhatCannotBeOrNamesIt) {
   const auto why = [](const EplbOptions& options) { return ErrorOf([&] { Validate(options); }); };
   EXPECT_EQ(why({}), "no error");
   EXPECT_THAT(why({.algorithm = "best"}), HasSubstr("--eplb-algorithm best"));
@@ -272,7 +272,7 @@ TEST(EplbManager, AutoIsThePlannerThatFitsTheDispatch) {
   EXPECT_EQ(PlannerFor(options, 24, 4), "elasticity_aware");
 }
 
-TEST(EplbManager, APlannerThatCannotPlaceTheExpertsIsRefusedAtStart) {
+TEST(EplbManager, APlannerThatCannotDoItIsRefusedAtStart) {
   EplbShape shape = kShape;
   shape.redundant = 3;
   EplbOptions options;
@@ -282,7 +282,7 @@ TEST(EplbManager, APlannerThatCannotPlaceTheExpertsIsRefusedAtStart) {
               HasSubstr("19 slots are not divisible by 4 ranks"));
 }
 
-TEST(PlanJob, BroadcastsThePlanOfRankZero) {
+TEST(PlanJob, TellsAllRanksWhatRankZeroPlanned) {
   OnRanks([](RankComm& comm) {
     std::latch released(1);
     PlanJob job(*comm.tp);

@@ -87,7 +87,7 @@ TEST(Migration, LayersSwitchOnAllRanksBeforeTheSamePass) {
   }
 }
 
-TEST(Migration, AStepStartsLoadsWithinItsBudget) {
+TEST(Migration, AStepBeginsToLoadWhatItsBudgetAllows) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(4, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     std::atomic<int> loads = 0;
@@ -103,7 +103,7 @@ TEST(Migration, AStepStartsLoadsWithinItsBudget) {
   });
 }
 
-TEST(Migration, AThousandMigrationsLeakNoExperts) {
+TEST(Migration, ThousandInARowLeaveNothingBehind) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(2, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     const int held = experts.alive();
@@ -119,7 +119,7 @@ TEST(Migration, AThousandMigrationsLeakNoExperts) {
 }
 
 // Also frees experts received from other ranks that no slot holds anymore.
-TEST(Migration, AThousandMigrationsByTransferLeakNoExperts) {
+TEST(Migration, ThousandThatAreSentLeaveNothingBehind) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(2, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     ExpertCourier courier(comm);
@@ -152,7 +152,7 @@ TEST(Migration, AThousandMigrationsByTransferLeakNoExperts) {
   });
 }
 
-TEST(Migration, IfOneRankCannotLoadAllKeepTheirExperts) {
+TEST(Migration, WhereOneRankCannotLoadAllKeepWhatTheyHave) {
   for (const int chunk : {1, -1}) {
     OnRanks([&](RankComm& comm) {
       FakeExperts experts(3, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
@@ -201,7 +201,7 @@ TEST(Migration, AReasonMayBeMissingOrLong) {
 }
 
 // Progress is only observed between passes, so a few long passes do not count as a stall.
-TEST(Migration, TheWatchdogWaitsForAFewLongPasses) {
+TEST(Migration, TheWatchdogWaitsForAFewPassesHoweverLong) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(3, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     std::latch released(1);
@@ -220,7 +220,7 @@ TEST(Migration, TheWatchdogWaitsForAFewLongPasses) {
   });
 }
 
-TEST(Migration, TheWatchdogAbortsAStalledMigration) {
+TEST(Migration, TheWatchdogGivesUpWhatMakesNoProgress) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(3, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     std::latch released(1);
@@ -241,7 +241,7 @@ TEST(Migration, TheWatchdogAbortsAStalledMigration) {
   });
 }
 
-TEST(Migration, ARankThatDiesDuringAMigrationEndsTheOthers) {
+TEST(Migration, ARankThatDiesInTheMiddleEndsTheOthersAsAlways) {
   const std::string what = ErrorOf(
       [] {
         OnRanks([](RankComm& comm) {
@@ -283,7 +283,7 @@ TEST(Migration, ExpertsComeFromRanksThatHoldThem) {
   }
 }
 
-TEST(Migration, TransfersInFlightAreDroppedIfOneRankFails) {
+TEST(Migration, WhatWasOnItsWayIsDroppedWhereOneRankFails) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(3, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     ExpertCourier courier(comm);
@@ -384,7 +384,7 @@ std::vector<float> Outputs(const TestLayer& layer, const MoeOptions& options, in
   return outs[0];
 }
 
-TEST(Migration, OutputsStayBitIdenticalWhileExpertsMove) {
+TEST(Migration, NoBitShowsWhereExpertsAreOrThatTheyMove) {
   TestLayer layer({.format = WeightFormat::kBF16,
                    .hidden = 96,
                    .intermediate = 64,

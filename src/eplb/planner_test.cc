@@ -11,7 +11,7 @@ PlanRequest Request(const LoadHistory& loads, const RankTopology& topology, int 
   return {.history = &loads, .topology = topology, .physical = physical};
 }
 
-TEST(PlannerTest, EveryAlgorithmPlacesEveryExpert) {
+TEST(PlannerTest, EveryAlgorithmGivesEveryExpertAHome) {
   for (const auto& [experts, physical, ranks, nodes] :
        {std::array{16, 16, 4, 2}, {16, 24, 8, 2}, {64, 80, 16, 4}, {12, 36, 6, 1}}) {
     const LoadHistory loads = RandomLoads(6, 2, experts, 1.5, physical);
@@ -27,7 +27,7 @@ TEST(PlannerTest, EveryAlgorithmPlacesEveryExpert) {
   }
 }
 
-TEST(PlannerTest, PlansForLivingRanks) {
+TEST(PlannerTest, PlansForTheRanksThatAreLeft) {
   const LoadHistory loads = RandomLoads(6, 3, 32, 1.2, 5);
   for (const char* name : {"elasticity_aware", "yard"})
     for (const int physical : {48, 50}) {  // 50: some ranks have 7 slots, others 6
@@ -47,14 +47,14 @@ TEST(PlannerTest, PlansForLivingRanks) {
     }
 }
 
-TEST(PlannerTest, ElasticityAwareEqualsDeepSeekIfAllRanksAreAlive) {
+TEST(PlannerTest, ElasticityAwareIsDeepSeeksWhereAllAreAlive) {
   const LoadHistory loads = RandomLoads(6, 2, 32, 1, 5);
   const RankTopology topology{.ranks = 8, .nodes = 2, .groups = 4};
   EXPECT_EQ(PlanPlacement(EplbAlgorithm::kElasticityAware, Request(loads, topology, 40)),
             PlanPlacement(EplbAlgorithm::kDeepSeekHierarchical, Request(loads, topology, 40)));
 }
 
-TEST(PlannerTest, ErrorsNameTheCause) {
+TEST(PlannerTest, SaysWhatIsWrong) {
   const LoadHistory loads = RandomLoads(1, 1, 8, 1, 1);
   const auto error = [&](const char* name, const RankTopology& topology, int physical) {
     return ErrorOf(
@@ -85,7 +85,7 @@ TEST(PlannerTest, ErrorsNameTheCause) {
             "negative token count");
 }
 
-TEST(PlacementTest, ValidationNamesLayerAndSlot) {
+TEST(PlacementTest, ValidationNamesLayerAndPlace) {
   Placement placement = Placement::Trivial(2, 6, 4);
   const RankTopology topology{.ranks = 2};
   ValidatePlacement(placement, topology);
@@ -97,7 +97,7 @@ TEST(PlacementTest, ValidationNamesLayerAndSlot) {
             "layer 1: expert 3 has no slot on a living rank");
 }
 
-TEST(CountMovesTest, CountsExpertsThatARankDoesNotHold) {
+TEST(CountMovesTest, CountsWhatARankDoesNotHave) {
   const RankTopology topology{.ranks = 4, .nodes = 2};
   const std::vector<int32_t> before{0, 1, 2, 3, 4, 5, 0, 1};
   //                 slots swapped | 0 from rank 0's node | 0 twice, received once | unchanged
@@ -107,7 +107,7 @@ TEST(CountMovesTest, CountsExpertsThatARankDoesNotHold) {
   EXPECT_EQ(moves.other_node, 1);
 }
 
-TEST(ExpertLocationTest, ListsReplicasBySlot) {
+TEST(ExpertLocationTest, ListsReplicasByPlace) {
   Placement placement(1, 5, 3);
   placement.physical_to_logical = {2, 0, -1, 2, 1};
   const ExpertLocation location(placement);

@@ -254,7 +254,7 @@ class RecorderOn : public ::testing::TestWithParam<Setting> {};
 INSTANTIATE_TEST_SUITE_P(All, RecorderOn, ::testing::ValuesIn(kSettings),
                          [](const auto& info) { return info.param.name; });
 
-TEST_P(RecorderOn, PerPassHasTheChoicesOfEachRanksTokens) {
+TEST_P(RecorderOn, PerPassHasWhatEachRanksTokensChose) {
   const int world = GetParam().mesh.tp, dp = GetParam().mesh.dp;
   const TempDir dir;
   RecordedRanks run(GetParam(), {.mode = "per_pass", .dir = dir.path});
@@ -364,7 +364,7 @@ TEST(Recorder, KeepsTheLastPassesWhileItRecords) {
   EXPECT_EQ(file.Read<int32_t>("logical_count"), Expected(got, 2, 4));
 }
 
-TEST(Recorder, StartAndDumpClearTheRecords) {
+TEST(Recorder, ForgetsAtAStartAndAfterADump) {
   const TempDir dir;
   RecordedRanks run({"", {.tp = 2, .ep = 2}, "deepep"},
                     {.mode = "per_token", .buffer_size = -1, .dir = dir.path});
@@ -390,7 +390,7 @@ TEST(Recorder, StartAndDumpClearTheRecords) {
   EXPECT_EQ(files, 2);
 }
 
-TEST(Recorder, AFailedDumpKeepsTheRecords) {
+TEST(Recorder, ADumpThatFailsLosesNothing) {
   const TempDir dir;
   const std::filesystem::path missing = dir.path / "later";
   RecordedRanks run({"", {.tp = 2, .ep = 2}, "deepep"}, {.mode = "stat", .dir = missing});
@@ -438,7 +438,7 @@ TEST(Recorder, CountsFollowExpertsThatMove) {
   EXPECT_EQ(got.load.logical_count, expected);
 }
 
-TEST(Recorder, ErrorsNameTheInvalidOption) {
+TEST(Recorder, RefusesWhatItCannotDo) {
   EXPECT_THAT(ErrorOf([] { Validate(ExpertRecorderOptions{.mode = "all"}); }),
               HasSubstr("--expert-distribution-recorder-mode all"));
   EXPECT_THAT(ErrorOf([] { Validate(ExpertRecorderOptions{.buffer_size = 0}); }),

@@ -18,7 +18,7 @@ Placement Example() {
 }
 const RankTopology kTopology{.ranks = 4, .nodes = 2};
 
-TEST(StaticReplicasTest, PrefersTheOwnRankThenTheNodeThenRotates) {
+TEST(StaticReplicasTest, TakesItsOwnThenOneOfItsNodeThenTurns) {
   const ExpertLocation location(Example());
   const auto at = [&](int rank, int expert) {
     return StaticReplicas(location, 0, kTopology, rank)[expert];
@@ -43,7 +43,7 @@ TEST(DynamicReplicaTest, IsUniformAndDependsOnItsKeyAlone) {
   for (const auto& [place, count] : hits) EXPECT_NEAR(count, 1000, 120) << place;
 }
 
-TEST(FakeExpertTest, IsUniformAndTakesEachSlotOnceForAToken) {
+TEST(FakeExpertTest, IsUniformAndTakesEachPlaceOnceForAToken) {
   std::map<int32_t, int> hits;
   for (int64_t token = 0; token < 4000; ++token) {
     std::set<int32_t> places;
@@ -56,7 +56,7 @@ TEST(FakeExpertTest, IsUniformAndTakesEachSlotOnceForAToken) {
   for (const auto& [place, count] : hits) EXPECT_NEAR(count, 1600, 150) << place;
 }
 
-TEST(StaticReplicasTest, EqualsTheChoiceOfTheLayers) {
+TEST(StaticReplicasTest, IsWhatLayersDoThemselves) {
   const LoadHistory loads = RandomLoads(4, 1, 40, 1.2, 3);
   const RankTopology topology{.ranks = 16, .nodes = 4};
   const Placement placement = PlanYard(loads, topology, 64, nullptr);

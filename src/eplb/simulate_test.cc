@@ -19,7 +19,7 @@ SimulateOptions Options(const Row& row) {
 
 // One layer of the recorded traces: planned every 5 steps from the last 50, evaluated on the
 // following steps.
-TEST(SimulateTest, YardWithBalancedDispatchIsBetterThanDeepSeekInEveryCase) {
+TEST(SimulateTest, YardWithBalancedDispatchIsBetterThanDeepSeekOnEveryRow) {
   const Row rows[] = {
       {"steady", 256, 8, 1, 1, 0.93},  {"steady", 272, 8, 1, 1, 0.96},
       {"steady", 288, 32, 4, 8, 0.95}, {"steady", 320, 64, 8, 8, 0.91},
@@ -49,7 +49,7 @@ TEST(SimulateTest, YardWithBalancedDispatchIsBetterThanDeepSeekInEveryCase) {
   }
 }
 
-TEST(SimulateTest, RecordsPlansLoadsAndProgress) {
+TEST(SimulateTest, KeepsWhatItNeedsForThePicture) {
   const LoadHistory trace = RandomLoads(12, 2, 16, 1, 4);
   SimulateOptions options{.topology = {.ranks = 4}, .physical = 20, .window = 4, .every = 3};
   std::vector<int> told;
@@ -82,7 +82,7 @@ TEST(LayerBalancednessTest, IsMeanOverMaxOfEachLayer) {
   EXPECT_EQ(balancedness[1], 1);
 }
 
-TEST(SimulateTest, ErrorsNameTheCause) {
+TEST(SimulateTest, SaysWhatIsWrong) {
   const LoadHistory trace = RandomLoads(4, 1, 8, 1, 4);
   EXPECT_EQ(ErrorOf([&] { Simulate(trace, {.topology = {.ranks = 2}, .physical = 8}); }),
             "4 recorded steps; a window of 50 leaves none to evaluate");

@@ -77,7 +77,7 @@ TEST_F(TorchFileTest, TruncatedAndDamagedFilesAreRefused) {
   }
 }
 
-TEST(PickleTest, UnsupportedOperationsAreRefused) {
+TEST(PickleTest, OperationsThatNoTensorNeedsAreRefused) {
   const auto error = [](const std::string& bytes) {
     return ErrorOf([&] { Pickle(bytes, "f.pt"); });
   };
@@ -89,7 +89,7 @@ TEST(PickleTest, UnsupportedOperationsAreRefused) {
     EXPECT_THAT(error(damaged), HasSubstr("f.pt: the pickle is damaged")) << damaged;
 }
 
-TEST(PickleTest, DeeplyNestedListsDoNotOverflowTheStack) {
+TEST(PickleTest, DeeplyNestedListsTakeNoStack) {
   const size_t depth = 200'000;
   std::string bytes;
   for (size_t i = 0; i < depth; ++i) bytes += ")";

@@ -14,7 +14,7 @@ using enum FillFrom;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-TEST(Transfers, EverySlotIsFilledFromTheCheapestSource) {
+TEST(Transfers, EveryPlaceIsFilledTheCheapestWay) {
   // Two nodes of two ranks with three slots each.
   const RankTopology topology{.ranks = 4, .nodes = 2};
   const std::vector<int32_t> previous = {0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2};
@@ -52,7 +52,7 @@ TEST(Transfers, SendersTakeTurns) {
   EXPECT_EQ(plan.batches[0][1].from_rank, 1);
 }
 
-TEST(Transfers, ExpertsOfADeadRankComeFromTheCheckpoint) {
+TEST(Transfers, WhatADeadRankHeldComesFromTheCheckpoint) {
   const RankTopology topology{.ranks = 3, .active = {1, 0, 1}};
   const std::vector<int32_t> previous = {0, 1, 2, 3, 1, 0}, next = {2, 3, -1, -1, 1, 0};
   const LayerTransfers plan = PlanTransfers(previous, next, topology);
@@ -61,7 +61,7 @@ TEST(Transfers, ExpertsOfADeadRankComeFromTheCheckpoint) {
   EXPECT_THAT(plan.batches, IsEmpty());
 }
 
-TEST(Transfers, RandomPlacementsAreFilledByPairwiseTransfers) {
+TEST(Transfers, RandomPlacementsArriveWholeAndInPairs) {
   std::mt19937 random(3);
   for (int round = 0; round < 300; ++round) {
     const int nodes = 1 + round % 3, ranks = nodes * (1 + round % 5), experts = 12;

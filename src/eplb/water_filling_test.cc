@@ -55,7 +55,7 @@ std::vector<int64_t> BinLoads(const RandomLayer& layer, std::span<const int32_t>
   return loads;
 }
 
-TEST(ExactBalanceTest, FindsTheMinimumOfTheMaximumLoad) {
+TEST(ExactBalanceTest, IsTheLeastMaximumThereIs) {
   for (uint32_t seed = 0; seed < 60; ++seed) {
     const RandomLayer layer = MakeLayer(3, 4, 2, 7, seed);
     std::vector<int32_t> shares(layer.bin_of.size());
@@ -101,7 +101,7 @@ TEST(WaterFillingTest, PassesLoadOnOverAChainOfSharedExperts) {
   EXPECT_EQ(shares, (std::vector<int32_t>{100, 0, 100, 0, 100, 0, 100}));
 }
 
-TEST(WaterFillingTest, TwoReplicasOnOneBinCountAsOne) {
+TEST(WaterFillingTest, TwoReplicasOnOneBinAreOne) {
   // Expert 0 is on bin 0 twice and on bins 1 and 2; expert 1 fills bin 1.
   const std::vector<int32_t> bin_of{0, 0, 1, 1, 2}, expert_of{0, 0, 0, 1, 0};
   WaterFilling filling;
@@ -114,7 +114,7 @@ TEST(WaterFillingTest, TwoReplicasOnOneBinCountAsOne) {
   EXPECT_LE(shares[0] + shares[1], 54);
 }
 
-TEST(WaterFillingTest, AnEmptyBatchGivesZeroShares) {
+TEST(WaterFillingTest, AnEmptyBatchIsEmptyEverywhere) {
   const std::vector<int32_t> bin_of{0, 1, -1}, expert_of{0, 0, 0};
   WaterFilling filling;
   filling.Reset(2, 1, bin_of, expert_of);

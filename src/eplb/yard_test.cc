@@ -10,7 +10,7 @@ namespace switchyard {
 namespace {
 
 // Random loads, sizes, dead ranks and previous plans.
-TEST(YardTest, EveryExpertIsPlacedAndNoRankHoldsOneTwice) {
+TEST(YardTest, NoRankHoldsAnExpertTwiceAndNoneIsWithoutAHome) {
   std::mt19937 random(1);
   int checked = 0;
   for (uint32_t seed = 0; seed < 150; ++seed) {
@@ -43,7 +43,7 @@ TEST(YardTest, EveryExpertIsPlacedAndNoRankHoldsOneTwice) {
   EXPECT_GT(checked, 50);
 }
 
-TEST(YardTest, StartingFromTrivialNoRankHoldsAnExpertTwice) {
+TEST(YardTest, FromTheTrivialPlacementOnNoRankHoldsAnExpertTwice) {
   const LoadHistory loads = RandomLoads(5, 1, 8, 1, 1);
   const RankTopology topology{.ranks = 2};
   const Placement trivial = Placement::Trivial(1, 14, 8);  // rank 1: 7 0 1 2 3 4 5
@@ -52,7 +52,7 @@ TEST(YardTest, StartingFromTrivialNoRankHoldsAnExpertTwice) {
   ExpectNoneTwice(PlanYard(loads, topology, 14, &trivial, dear), topology);
 }
 
-TEST(YardTest, KeepsAGoodPlacement) {
+TEST(YardTest, LeavesAGoodPlacementAlone) {
   const LoadHistory trace = RecordedTrace("steady");
   const RankTopology topology{.ranks = 32, .nodes = 4};
   const Placement trivial = Placement::Trivial(1, 288, 256);
@@ -77,7 +77,7 @@ TEST(YardTest, MovesNothingThatCostsMoreThanItGains) {
   EXPECT_EQ(moves_before, 0);
 }
 
-TEST(YardTest, AHigherNodePriceMovesFewerExpertsBetweenNodes) {
+TEST(YardTest, MovesLessBetweenNodesWhereThatIsDearer) {
   const LoadHistory trace = RecordedTrace("steady").Steps(0, 50);
   const RankTopology topology{.ranks = 32, .nodes = 4};
   const Placement trivial = Placement::Trivial(1, 288, 256);
@@ -91,7 +91,7 @@ TEST(YardTest, AHigherNodePriceMovesFewerExpertsBetweenNodes) {
   EXPECT_LT(priced.other_node, cheap.other_node);
 }
 
-TEST(YardTest, EqualArgumentsGiveEqualPlans) {
+TEST(YardTest, SameArgumentsSamePlan) {
   const LoadHistory loads = RandomLoads(8, 3, 64, 1, 9);
   const RankTopology topology{.ranks = 16, .nodes = 2};
   const Placement trivial = Placement::Trivial(3, 80, 64);
@@ -137,7 +137,7 @@ TEST(YardTest, RefusesAnotherModelsPlacement) {
             "yard: the previous placement has 3 layers, 10 slots and 8 experts; want 2, 10 and 8");
 }
 
-TEST(MatchRanksTest, AssignsPartsToTheRanksThatHoldThem) {
+TEST(MatchRanksTest, FindsTheRanksThatHoldAPart) {
   const std::vector<RankSlots> bins = LivingSlots({.ranks = 3}, 6);
   const std::vector<int32_t> previous{0, 1, 2, 3, 4, 5};
   std::vector<int32_t> next{5, 0, 1, 2, 4, 3};  // parts {5 0} {1 2} {4 3}

@@ -61,7 +61,7 @@ WeightView Int8Weight(Random& random, int64_t n, int64_t k, int64_t row0, int64_
                         ActivationFormat::kInt8Token);
 }
 
-TEST_P(ActivationFormatTest, Int8ProductsMatchTheReferenceBitForBit) {
+TEST_P(ActivationFormatTest, Int8ProductsHaveTheReferencesBits) {
   Random random(2);
   ThreadPool pool(2);
   for (int round = 0; round < 200; ++round) {
@@ -161,7 +161,7 @@ TEST_P(ActivationFormatTest, BFloat16ProductsAddInTheManualsOrder) {
 }
 
 // A sum of -0 would become 0 if zeros were added to pad a line of weights.
-TEST_P(ActivationFormatTest, NegativeZeroSumsKeepTheirSignInEveryBatch) {
+TEST_P(ActivationFormatTest, ASumBelowTheSmallestKeepsItsSignInEveryBatch) {
   ThreadPool pool(1);
   constexpr int64_t kRows = 40, kColumns = 20;
   for (const int64_t k : {1, 2, 33, 40}) {
@@ -189,7 +189,7 @@ TEST_P(ActivationFormatTest, NegativeZeroSumsKeepTheirSignInEveryBatch) {
   }
 }
 
-TEST_P(ActivationFormatTest, Int8SumsOfMaximumDepthFitInt32) {
+TEST_P(ActivationFormatTest, Int8SumsReachTheEdgeOfInt32) {
   ThreadPool pool(1);
   constexpr int64_t kDepth = 1 << 17;
   const std::vector<int8_t> codes(kDepth, -128);
@@ -240,7 +240,7 @@ TEST_P(ActivationFormatTest, ARowDoesNotDependOnItsBatch) {
 
 // With a large K, weight panels are narrower. The packed panel of few rows of x must then fit in
 // the same scratch.
-TEST_P(ActivationFormatTest, ALongRowDoesNotDependOnItsBatch) {
+TEST_P(ActivationFormatTest, DeepRowsDoNotDependOnTheirBatchEither) {
   Random random(9);
   ThreadPool pool(1);
   constexpr int64_t kRows = 65, kDepth = 8200, kColumns = 68;
@@ -263,7 +263,7 @@ TEST_P(ActivationFormatTest, ALongRowDoesNotDependOnItsBatch) {
   }
 }
 
-TEST_P(ActivationFormatTest, LinearGroupPartsKeepTheirActivationFormats) {
+TEST_P(ActivationFormatTest, PartsOfAGroupKeepTheirOwnFormats) {
   Random random(4);
   ThreadPool pool(3);
   constexpr int64_t kRows = 5, kDepth = 96, kColumns = 40;
@@ -426,7 +426,7 @@ TEST_P(ActivationFormatTest, GatheredRowsHaveTheBitsOfRowsAlone) {
   }
 }
 
-TEST_P(ActivationFormatTest, RowsOfNoExpertAreNotRead) {
+TEST_P(ActivationFormatTest, RowsThatNobodyReadsAreLeftAlone) {
   Random random(6);
   ThreadPool pool(1);
   constexpr int64_t kSize = 64;
@@ -456,7 +456,7 @@ TEST_P(ActivationFormatTest, RowsOfNoExpertAreNotRead) {
   EXPECT_TRUE(SameBits(out, want));
 }
 
-TEST_P(ActivationFormatTest, HeadLinearDoesNotRoundItsInput) {
+TEST_P(ActivationFormatTest, HeadLinearTakesItsInputAsItIs) {
   Random random(7);
   ThreadPool pool(1);
   constexpr int64_t kSize = 64;

@@ -128,7 +128,7 @@ TEST_P(AttentionTest, MatchesReference) {
   }
 }
 
-TEST_P(AttentionTest, BitsDoNotDependOnChunksOrThreads) {
+TEST_P(AttentionTest, ChunksDecodeStepsAndThreadsGiveTheSameBits) {
   Random random(2);
   ThreadPool one(1), three(3);
   for (const Shape& shape : kShapes) {
@@ -161,7 +161,7 @@ TEST_P(AttentionTest, BitsDoNotDependOnChunksOrThreads) {
 
 // Key parts (kKeyPart) shared by several threads: a chunk that ends past a part boundary, and
 // single rows before, at and after the boundary.
-TEST_P(AttentionTest, SplittingKeysOverThreadsGivesTheSameBits) {
+TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
   Random random(6);
   ThreadPool one(1), two(2), nine(9);
   const Shape shapes[] = {
@@ -229,7 +229,7 @@ TEST_P(AttentionTest, SplittingKeysOverThreadsGivesTheSameBits) {
   }
 }
 
-TEST_P(AttentionTest, BitsDoNotDependOnThePageOrder) {
+TEST_P(AttentionTest, PlacesOfPagesDoNotMatter) {
   Random random(3);
   ThreadPool pool(2);
   for (const Shape& shape : kShapes) {
@@ -285,7 +285,7 @@ TEST_P(AttentionTest, LaterAndExpiredKeysAreNeverRead) {
   }
 }
 
-TEST_P(AttentionTest, EmptyBatchesAndSequencesDoNothing) {
+TEST_P(AttentionTest, NoSequencesAndNoRowsDoNothing) {
   ThreadPool pool(2);
   Attention({.heads = 2, .kv_heads = 1, .head_dim = 8}, pool);
   const SequenceSpan empty = {};
@@ -339,7 +339,7 @@ TEST_P(AttentionTest, LatentMatchesReferenceInAnyChunks) {
   }
 }
 
-TEST_P(AttentionTest, SplittingLatentsOverThreadsGivesTheSameBits) {
+TEST_P(AttentionTest, SharedLatentsGiveTheSameBits) {
   Random random(7);
   ThreadPool one(1), five(5);
   constexpr int32_t kKeys = cpu::kKeyPart + 100, kRows = 3;

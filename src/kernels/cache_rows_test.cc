@@ -21,7 +21,7 @@ std::vector<float> Stored(DType dtype, const std::vector<float>& x) {
   return back;
 }
 
-TEST(CacheRowsTest, RoundTripIsWithinThePrecisionOfTheType) {
+TEST(CacheRowsTest, ComeBackWithinTheirTypesPrecision) {
   Random random(1);
   const std::vector<float> x = random.Normal(130);
   float largest = 0;
@@ -51,7 +51,7 @@ TEST(CacheRowsTest, ZerosStayZeros) {
   }
 }
 
-TEST(CacheRowsTest, WritingAnInt8RowDoesNotChangeTheNext) {
+TEST(CacheRowsTest, OneRowOfInt8DoesNotTouchTheNext) {
   constexpr int64_t kWidth = 5;
   std::vector<char> rows(2 * CacheRowBytes(DType::kI8, kWidth), 7);
   const std::vector<float> x = {1, 2, 3, 4, 5};
@@ -61,7 +61,7 @@ TEST(CacheRowsTest, WritingAnInt8RowDoesNotChangeTheNext) {
 
 class StoreCodesTest : public IsaTest {};
 
-TEST_P(StoreCodesTest, MatchesTheReferenceByteForByte) {
+TEST_P(StoreCodesTest, HasTheReferencesBytes) {
   Random random(2);
   ThreadPool pool(2);
   constexpr int64_t kRows = 200, kWidth = 37;

@@ -19,7 +19,7 @@ TEST(CpuDeviceTest, MemoryIsZeroedAndAligned) {
   }
 }
 
-TEST(CpuDeviceTest, CopyRowsCopiesListedRows) {
+TEST(CpuDeviceTest, CopyRowsTakesListedRows) {
   ThreadPool pool(2);
   const std::unique_ptr<Device> device = MakeCpuDevice(pool);
   const std::vector<float> x = {0, 1, 2, 10, 11, 12, 20, 21, 22};
@@ -52,7 +52,7 @@ TEST(CpuDeviceTest, ClearEntriesClearsListedOnes) {
 }
 
 // Two halves of a row, as held by two ranks, give the norm of the whole row.
-TEST(CpuDeviceTest, SquaresOfShardsGiveTheNormOfTheWholeRow) {
+TEST(CpuDeviceTest, SquaresOfPartsMakeTheNormOfTheWhole) {
   ThreadPool pool(2);
   const std::unique_ptr<Device> device = MakeCpuDevice(pool);
   Random random(1);

@@ -64,7 +64,7 @@ TEST_P(GroupedMlpTest, MatchesReference) {
   }
 }
 
-TEST_P(GroupedMlpTest, RowDoesNotDependOnOtherRowsOrThreads) {
+TEST_P(GroupedMlpTest, RowDoesNotDependOnCompanyOrThreads) {
   Random random(2);
   ThreadPool one(1), three(3);
   for (const WeightFormat format : kAllFormats) {
@@ -97,7 +97,7 @@ TEST_P(GroupedMlpTest, RowDoesNotDependOnOtherRowsOrThreads) {
   }
 }
 
-TEST_P(GroupedMlpTest, SwiGluDoesNotOverflowForLargeGates) {
+TEST_P(GroupedMlpTest, SwiGluSurvivesLargeGates) {
   ThreadPool pool(1);
   const std::vector<float> one = {1.0f}, huge = {200.0f}, low = {-200.0f};
   ExpertWeights w = {.up = Quantize(WeightFormat::kF32, one, 1, 1),

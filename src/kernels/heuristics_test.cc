@@ -11,7 +11,7 @@
 namespace switchyard::kernels::cpu {
 namespace {
 
-TEST(HeuristicsTest, TasksConsistOfWholePanels) {
+TEST(HeuristicsTest, PanelsAreWholePartsOfATask) {
   // A task that ends inside a panel would leave part of its registers idle.
   EXPECT_EQ(kMinExpertColumns % kMaxPanelCols, 0);
   EXPECT_EQ(kMinExpertColumns % kPanelRows, 0);
@@ -24,12 +24,12 @@ TEST(HeuristicsTest, PanelsOfUsualDepthsFitTheCaches) {
   EXPECT_LE(kPanelRows * kDeep * static_cast<int64_t>(sizeof(float)), kL2 / 2);
 }
 
-TEST(HeuristicsTest, PackingRowsPaysOff) {
+TEST(HeuristicsTest, RowsThatArePackedForPayForIt) {
   constexpr int64_t kRowsThatPackingCosts = 5;
   EXPECT_GE(kInt8PanelMinRows, 4 * kRowsThatPackingCosts);
 }
 
-TEST(HeuristicsTest, PackedRowsOfXFillWholeTiles) {
+TEST(HeuristicsTest, FewRowsOfXAreWholeTiles) {
   constexpr int64_t kTileRows = 16;
   EXPECT_EQ(kTilesMaxPackedRows % kTileRows, 0);
   // Packing x must cost less than packing a task's weights would.
@@ -37,7 +37,7 @@ TEST(HeuristicsTest, PackedRowsOfXFillWholeTiles) {
   EXPECT_LT(kInt8TilesMinRows, kTilesMaxPackedRows);
 }
 
-TEST(HeuristicsTest, PrefetchesStayWithinTheRowsOfATask) {
+TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
   constexpr int kRows = 4;
   constexpr int64_t kBytes = 8192;
   for (const int64_t row_bytes : {0, 1, 40, 1024, 2000, 2048, 2049, 7168}) {
@@ -57,7 +57,7 @@ TEST(HeuristicsTest, PrefetchesStayWithinTheRowsOfATask) {
   }
 }
 
-TEST(HeuristicsTest, WeightsArePrefetchedAtTheGivenDistance) {
+TEST(HeuristicsTest, WeightsAreAskedForAsFarAheadAsSaid) {
   constexpr int64_t kRow = 2048, kMany = 1000;
   // One stream: four rows ahead. Four streams: the next four rows.
   EXPECT_EQ((simd::WeightPrefetch<int, 1, 4 * kRow>(kRow, kRow, kMany).Of(0)), 4 * kRow);
@@ -68,7 +68,7 @@ TEST(HeuristicsTest, WeightsArePrefetchedAtTheGivenDistance) {
   EXPECT_EQ(kRow + deep.Of(kRow), 3 * kRow);
 }
 
-TEST(HeuristicsTest, ExpertsAreSplitSoThatEveryThreadHasTasks) {
+TEST(HeuristicsTest, ExpertsAreCutSoThatEveryThreadHasTasks) {
   constexpr int64_t kWidth = 1024;
   // Balanced experts: 512 columns while there are enough tasks.
   EXPECT_EQ(ExpertTaskColumns(256, 4, kWidth, 2), 512);
@@ -88,7 +88,7 @@ TEST(HeuristicsTest, ExpertsAreSplitSoThatEveryThreadHasTasks) {
 }
 
 // The last rounds of a task prefetch the rows of the next task, as if they followed in memory.
-TEST(HeuristicsTest, LastRoundsPrefetchTheNextTask) {
+TEST(HeuristicsTest, TheNextTasksRowsAreAskedForAfterTheLastOnes) {
   constexpr int kRows = 4;
   constexpr int64_t kRow = 512, kBytes = 8 * kRow, kNextTask = 1000 * kRow;
   static char weights[kNextTask];
@@ -105,7 +105,7 @@ TEST(HeuristicsTest, LastRoundsPrefetchTheNextTask) {
   EXPECT_EQ(place(3), kNextTask + 4 * kRow) << "the last round is one row short";
 }
 
-TEST(HeuristicsTest, TilesInTurnsPrefetchEveryLineOnce) {
+TEST(HeuristicsTest, TilesThatTakeTurnsAskForEveryLineOnce) {
   constexpr int kLines = 32;
   for (const int64_t tiles : {2, 3, 5, 11}) {
     std::array<int, kLines> asked{};
@@ -118,7 +118,7 @@ TEST(HeuristicsTest, TilesInTurnsPrefetchEveryLineOnce) {
   }
 }
 
-TEST(HeuristicsTest, BlocksArePrefetchedWholeBlocksAhead) {
+TEST(HeuristicsTest, BlocksAreAskedForWholeBlocksAhead) {
   constexpr int64_t kRows = 4, kRow = 2048, kBytes = 16384, kNextTask = 1000 * kRow;
   static char weights[kNextTask];
   const auto ahead = [&](int64_t row_bytes, int64_t left, const void* next) {
@@ -135,7 +135,7 @@ TEST(HeuristicsTest, BlocksArePrefetchedWholeBlocksAhead) {
   EXPECT_EQ(ahead(kRow, 3, weights + kNextTask), kNextTask + 4 * kRow);
 }
 
-TEST(HeuristicsTest, KeyPartsAreWholeBlocks) {
+TEST(HeuristicsTest, PartsOfKeysAreWholeBlocks) {
   // Otherwise the grouping of keys into blocks would depend on where a task begins.
   EXPECT_EQ(kKeyPart % kKeyBlock, 0);
 }

@@ -79,7 +79,7 @@ int64_t ScaleBytes(const WeightView& w) {
 }
 
 // Tensors in a mapped file may have any alignment.
-TEST_P(LinearTest, MisalignedWeightsGiveTheSameBits) {
+TEST_P(LinearTest, WeightsAtOddAddressesGiveTheSameBits) {
   Random random(5);
   ThreadPool pool(1);
   constexpr int64_t kRows = 9, kColumns = 160;
@@ -157,7 +157,7 @@ TEST_P(LinearTest, ElementDoesNotDependOnBatchColumnsOrThreads) {
   }
 }
 
-TEST_P(LinearTest, LinearGroupEqualsItsParts) {
+TEST_P(LinearTest, GroupEqualsItsParts) {
   Random random(3);
   ThreadPool pool(3);
   constexpr int64_t kRows = 9, kDepth = 96;
@@ -182,7 +182,7 @@ TEST_P(LinearTest, LinearGroupEqualsItsParts) {
   }
 }
 
-TEST_P(LinearTest, ManyRowsOfFewWeightsAreSplitOverThreads) {
+TEST_P(LinearTest, ManyRowsOfFewWeightsAreSharedByThreads) {
   Random random(4);
   ThreadPool one(1), three(3);
   constexpr int64_t kRows = 500, kDepth = 64, kColumns = 8;  // a router
@@ -242,7 +242,7 @@ TEST_P(LinearTest, HeadLinearMatchesReferenceBothWays) {
   }
 }
 
-TEST_P(LinearTest, EmbedZeroesRowsOfOtherRanks) {
+TEST_P(LinearTest, EmbedReadsOwnRowsAndZeroesOthers) {
   Random random(6);
   ThreadPool pool(2);
   for (const WeightFormat format : kAllFormats) {

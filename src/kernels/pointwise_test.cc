@@ -8,7 +8,7 @@ namespace {
 
 class PointwiseTest : public IsaTest {};
 
-TEST_P(PointwiseTest, RmsNormMatchesReferenceInPlaceAndForSingleRows) {
+TEST_P(PointwiseTest, RmsNormMatchesReferenceInPlaceAndAlone) {
   Random random(1);
   ThreadPool one(1), three(3);
   for (const int64_t n : {1, 7, 16, 100, 2048, 2051}) {
@@ -124,7 +124,7 @@ TEST_P(PointwiseTest, RoundToAndStoreKvRoundToNearestEven) {
   for (float v : nan) EXPECT_TRUE(std::isnan(v));
 }
 
-TEST(SelectIsa, AcceptsKnownNamesOnly) {
+TEST(SelectIsa, TakesNamesAndRefusesOthers) {
   const Isa best = ActiveIsa();
   SelectIsa("reference");
   EXPECT_EQ(ActiveIsa(), Isa::kReference);

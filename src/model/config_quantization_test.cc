@@ -79,7 +79,7 @@ TEST(ReadQuantization, CompressedTensorsGroupsByTarget) {
 }
 
 // A name or a regular expression takes precedence over the class of all linears, in any order.
-TEST(ReadQuantization, CompressedTensorsNamesTakePrecedenceOverTheClass) {
+TEST(ReadQuantization, CompressedTensorsNamesComeBeforeTheClass) {
   const LinearSchemes schemes(Read(R"({
     "config_groups": {
       "group_0": {"targets": ["Linear"],
@@ -107,7 +107,7 @@ TEST(ReadQuantization, CompressedTensorsTransformsAreRefused) {
   EXPECT_EQ(error("null"), "no error");
 }
 
-TEST(ReadQuantization, GptqWithRulesForModules) {
+TEST(ReadQuantization, GptqAndItsRules) {
   const QuantizationConfig config = Read(R"({
     "bits": 4, "group_size": 128, "desc_act": true, "sym": true, "lm_head": false,
     "checkpoint_format": "gptq_v2", "dynamic": {"-:.*shared_expert.*": {}},
@@ -126,7 +126,7 @@ TEST(ReadQuantization, GptqWithRulesForModules) {
               HasSubstr("regular expression"));
 }
 
-TEST(ReadQuantization, AwqLeavesExcludedModulesPlain) {
+TEST(ReadQuantization, AwqKeepsWhatItDoesNotConvert) {
   const LinearSchemes schemes(Read(R"({"quant_method": "awq", "bits": 4, "group_size": 64,
     "zero_point": true, "version": "gemm",
     "modules_to_not_convert": ["mlp.gate.", "shared_expert_gate"]})"));
@@ -146,12 +146,12 @@ TEST(ReadQuantization, ModelOptExcludesByPattern) {
   EXPECT_EQ(schemes.Of("model.layers.2.mlp.gate_proj").packing, Packing::kModelOptNvfp4);
 }
 
-TEST(ReadQuantization, ModelOptsFileIsReadIfConfigHasNoQuantization) {
+TEST(ReadQuantization, ModelOptsOwnFileCountsWhereConfigSaysNothing) {
   const auto quantized = std::filesystem::path(SWITCHYARD_TEST_DATA) / "quantized";
   EXPECT_EQ(LoadModelConfig(quantized / "modelopt_fp8").quantization.method, "modelopt");
 }
 
-TEST(ReadQuantization, Fp8WithoutBlocksHasRowScales) {
+TEST(ReadQuantization, Fp8WithoutBlocksHasScalesOfRows) {
   const auto scheme = [](const std::string& extra) {
     return Read(R"({"quant_method": "fp8")" + extra + "}").rules.at(0).scheme;
   };

@@ -284,7 +284,7 @@ struct BadCase {
   std::vector<std::string> says;
 };
 
-TEST(Config, ErrorsNameTheBadValue) {
+TEST(Config, BadValuesAreNamed) {
   const std::vector<BadCase> cases = {
       {"llama", R"({"vocab_size": 0})", {"vocab_size", "0"}},
       {"llama", R"({"vocab_size": 1e12})", {"vocab_size"}},
@@ -374,7 +374,7 @@ TEST(Config, ErrorsNameTheBadValue) {
               HasSubstr("generation_config.json: eos_token_id"));
 }
 
-TEST(Config, InvalidFilesAreRefused) {
+TEST(Config, FilesThatAreNotConfigs) {
   EXPECT_THROW(ParseModelConfig("{"), Error);
   EXPECT_THROW(ParseModelConfig("[]"), Error);
   EXPECT_THROW(ParseModelConfig("{}"), Error);
@@ -389,7 +389,7 @@ TEST(Config, InvalidFilesAreRefused) {
 }
 
 // Without O_NONBLOCK, opening a FIFO without a writer blocks.
-TEST(Config, ErrorsNameNonRegularFiles) {
+TEST(Config, FilesThatAreNotRegularAreNamed) {
   const testing::TempDir dir;
   const auto load = [&] { LoadModelConfig(dir.path()); };
   ASSERT_EQ(mkfifo((dir.path() / "config.json").c_str(), 0600), 0);

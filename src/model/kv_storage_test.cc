@@ -11,7 +11,7 @@ ModelConfig ConfigOf(const char* fixture) {
   return LoadModelConfig(std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / fixture);
 }
 
-TEST(KvStorageTest, ReportsTheFirstFaultOfASequencesKeys) {
+TEST(KvStorageTest, ASequenceHasTheFirstFaultOfItsKeys) {
   ThreadPool pool(1);
   const auto device = kernels::MakeCpuDevice(pool);
   KvStorage kv(ConfigOf("olmoe"), Mesh(), /*num_pages=*/4, /*page_size=*/4, DType::kF32);

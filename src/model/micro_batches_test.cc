@@ -40,7 +40,7 @@ TEST(SplitRowsTest, SplitsBetweenSequencesNearTheMiddle) {
   EXPECT_THAT(SplitRows(BatchOf({10, 20, 22, 48}), 0.25), ElementsAre(52));
 }
 
-TEST(SplitRowsTest, SplitsSeveralGroupsByTheirCounts) {
+TEST(SplitRowsTest, OfSeveralGroupsFollowsFromTheirCounts) {
   ForwardBatch batch = BatchOf({3, 4});
   batch.group_tokens = {7, 1, 0, 2};
   batch.group_decode_tokens = {0, 1, 0, 2};
@@ -51,7 +51,7 @@ TEST(SplitRowsTest, SplitsSeveralGroupsByTheirCounts) {
   EXPECT_THAT(SplitRows(BatchOf({}), 0.48), IsEmpty());
 }
 
-TEST(MicroBatchesTest, HaveTheirRowsKeysAndLogits) {
+TEST(MicroBatchesTest, KeepRowsKeysAndLogits) {
   const ForwardBatch batch = BatchOf({1, 1, 4, 3}, 2);
   const MicroBatches parts(batch, std::vector<int64_t>{4}, 0);
   EXPECT_THAT(parts.first.tokens, ElementsAre(0, 1, 2, 3));

@@ -52,7 +52,7 @@ double LogProb(std::span<const float> logits, int token) {
 
 class ModelTest : public testing::TestWithParam<Case> {};
 
-TEST_P(ModelTest, LogProbsMatchTransformers) {
+TEST_P(ModelTest, LogProbsAreThoseOfTransformers) {
   const Case& c = GetParam();
   const Reference reference(c.fixture);
   double worst = 0, total = 0;
@@ -194,7 +194,7 @@ std::string PermutedPlacement(const std::string& fixture, int redundant) {
   return path;
 }
 
-TEST(DpAttention, LogitsHaveTheSameBitsForAnyPlacement) {
+TEST(DpAttention, LogitsHaveTheSameBitsWhereverExpertsSit) {
   for (const char* fixture : {"qwen3_moe", "gpt_oss"}) {
     for (const int redundant : {0, 4}) {
       ExpectSameBits({.fixture = fixture,
@@ -211,7 +211,7 @@ TEST(DpAttention, LogitsHaveTheSameBitsForAnyPlacement) {
 }
 
 // bfloat16 weights with rows rounded to bfloat16.
-TEST(DpAttention, BFloat16RowsHaveTheSameBitsForAnyRanksAndPlacement) {
+TEST(DpAttention, RowsInBFloat16HaveTheSameBitsOnAnyRanksWhereverExpertsSit) {
   for (const int ranks : {1, 2, 4}) {
     ExpectSameBits({.fixture = "qwen3_moe",
                     .tp = ranks,
@@ -246,7 +246,7 @@ void ExpectClose(const Case& c) {
 }
 
 // Groups of several ranks have another reduction order than one rank.
-TEST(DpAttention, GroupsOfSeveralRanksMatchOneRank) {
+TEST(DpAttention, GroupsOfSeveralRanksComputeWhatOneRankDoes) {
   for (const int dense_tp : {0, 1}) {
     for (const char* fixture : {"deepseek_v3", "qwen2_moe", "olmoe", "llama"}) {
       for (const int ep : {2, 4}) {
@@ -263,7 +263,7 @@ TEST(DpAttention, GroupsOfSeveralRanksMatchOneRank) {
   ExpectClose({.fixture = "deepseek_v2", .tp = 4, .ep = 2, .dp = 1, .dense_tp = 1});
 }
 
-TEST(DpAttention, RoutedExpertsAreValidIdsInMoeLayersOnly) {
+TEST(DpAttention, RoutedExpertsNameThoseOfTheModel) {
   const Outcome& outcome = Alone({"deepseek_v3"}, {.tokens = Ids(12, 5)});
   const ModelConfig config = LoadModelConfig(Fixture("deepseek_v3"));
   const size_t k = config.moe->router.top_k, layers = config.layers.size();

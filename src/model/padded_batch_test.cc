@@ -22,7 +22,7 @@ ForwardBatch Decode(int rows, const int32_t* page) {
   return batch;
 }
 
-TEST(PaddedTokensTest, SizesAreFewAndNeverTooSmall) {
+TEST(PaddedTokensTest, FewSizesThatAreNeverTooSmall) {
   int sizes = 0;
   for (int64_t tokens = 1, last = 0; tokens <= 256; ++tokens) {
     const int64_t padded = PaddedTokens(tokens);
@@ -35,7 +35,7 @@ TEST(PaddedTokensTest, SizesAreFewAndNeverTooSmall) {
   EXPECT_LT(sizes, 25);
 }
 
-TEST(PaddedBatchTest, PaddingRowsUseTheSparePage) {
+TEST(PaddedBatchTest, RowsThatFillUpHaveAPageOfTheirOwn) {
   const int32_t page = 3;
   const ForwardBatch batch = Decode(3, &page);
   ASSERT_TRUE(IsPlainDecode(batch, 8));
@@ -52,7 +52,7 @@ TEST(PaddedBatchTest, PaddingRowsUseTheSparePage) {
   EXPECT_EQ(*filled.sequences[3].pages, 7);
 }
 
-TEST(PaddedBatchTest, AllGroupsGetTheSizeOfTheLargest) {
+TEST(PaddedBatchTest, GroupsGetTheLargestOnesSize) {
   ForwardBatch batch;  // this group has no rows
   batch.group_tokens = batch.group_decode_tokens = batch.group_logit_rows = {0, 5};
   ASSERT_TRUE(IsPlainDecode(batch, 8));
@@ -63,7 +63,7 @@ TEST(PaddedBatchTest, AllGroupsGetTheSizeOfTheLargest) {
   EXPECT_THAT(filled.group_logit_rows, Each(8));
 }
 
-TEST(IsPlainDecodeTest, FalseForPromptsRequestedExpertsOrTooManyRows) {
+TEST(IsPlainDecodeTest, NotWithPromptsAskedExpertsOrTooManyRows) {
   const int32_t page = 0;
   ForwardBatch batch = Decode(3, &page);
   EXPECT_FALSE(IsPlainDecode(batch, 3));  // four rows after padding

@@ -97,7 +97,7 @@ double RelativeError(const std::vector<float>& got, const std::vector<float>& wa
 
 class QuantizedModel : public testing::TestWithParam<const char*> {};
 
-TEST_P(QuantizedModel, LogitsMatchTheDequantizedModel) {
+TEST_P(QuantizedModel, LogitsAreThoseOfTheDequantizedModel) {
   const Reference reference = ReadReference(GetParam());
   // Input columns with their own scales are folded into bfloat16 weights.
   const double tolerance = std::string(GetParam()) == "modelopt_w4a8" ? 5e-2 : 2e-4;
@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, QuantizedModel,
 
 // Each layer is sharded at multiples of its own group size: of 96 elements the second rank has 48
 // of the first layer and 64 of the second.
-TEST(QuantizedModelSchemes, DenseLayersMayHaveDifferentFormats) {
+TEST(QuantizedModelSchemes, DenseLayersMayDifferInFormat) {
   const auto fixtures = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures";
   ModelConfig config = LoadModelConfig(fixtures / "llama");
   config.intermediate = 96;
@@ -132,7 +132,7 @@ TEST(QuantizedModelSchemes, DenseLayersMayHaveDifferentFormats) {
 }
 
 // Includes rows of 8 bits, for which these checkpoints were made.
-TEST(QuantizedModelErrors, LogitsWithQuantizedActivationsAreClose) {
+TEST(QuantizedModelErrors, QuantizedActivationsStayClose) {
   const struct {
     const char* checkpoint;
     double error;
@@ -151,7 +151,7 @@ TEST(QuantizedModelErrors, LogitsWithQuantizedActivationsAreClose) {
 }
 
 // bfloat16 weights with bfloat16 rows, with float32 products, those of AVX-512 and of AMX.
-TEST(QuantizedModelErrors, LogitsWithBFloat16RowsAreClose) {
+TEST(QuantizedModelErrors, RowsInBFloat16StayClose) {
   const auto dir = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / "qwen3_moe";
   const std::vector<int32_t> tokens{3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 89, 79};
   const std::vector<float> plain = Logits(dir, QuantizationFlags{}, {1, 1}, tokens);
@@ -174,7 +174,7 @@ TEST(QuantizedModelErrors, LogitsWithBFloat16RowsAreClose) {
 
 // `--quantization`: the error of each format's logits relative to the root mean square of a plain
 // model's, and agreement between ranks.
-TEST(QuantizedModelErrors, LogitsOfWeightsPackedOnLoadAreClose) {
+TEST(QuantizedModelErrors, PackedWhileLoading) {
   const struct {
     const char* method;
     double error;

@@ -34,7 +34,7 @@ RopeConfig FromGolden(const json& r) {
   return rope;
 }
 
-TEST(Rope, MatchesTheFormulas) {
+TEST(Rope, MatchesTheFormulae) {
   std::ifstream file(SWITCHYARD_TEST_DATA "/rope/goldens.json");
   const json goldens = json::parse(file);
   ASSERT_GE(goldens.size(), 8u);
@@ -64,7 +64,7 @@ TEST(Rope, MatchesTheFormulas) {
 
 // tests/data/rope/by_length.json: results of transformers' LlamaRotaryEmbedding for the last token
 // of a sequence that grew to each length, as in generate.
-TEST(Rope, LengthDependentTypesMatchTransformers) {
+TEST(Rope, RowsOfTypesThatChangeWithTheLength) {
   std::ifstream file(SWITCHYARD_TEST_DATA "/rope/by_length.json");
   const json goldens = json::parse(file);
   ASSERT_GE(goldens.size(), 5u);
@@ -91,7 +91,7 @@ TEST(Rope, LengthDependentTypesMatchTransformers) {
   }
 }
 
-TEST(Rope, LongestContextIsFactorTimesOriginalLength) {
+TEST(Rope, LongestContextIsWhatTheScalingIsFor) {
   const auto longest = [](const std::string& scaling) {
     return ParseModelConfig(R"({"architectures": ["LlamaForCausalLM"], "vocab_size": 8,
         "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -109,7 +109,7 @@ TEST(Rope, LongestContextIsFactorTimesOriginalLength) {
   EXPECT_EQ(longest(R"({"type": "dynamic", "factor": 2.0})"), 2048);
 }
 
-TEST(Rope, MistralHasASlidingWindowUnlessNull) {
+TEST(Rope, MistralSlidesUnlessItsConfigSaysNull) {
   const auto window = [](const std::string& key) {
     return ParseModelConfig(R"({"architectures": ["MistralForCausalLM"], "vocab_size": 8,
         "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,

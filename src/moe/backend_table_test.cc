@@ -37,7 +37,7 @@ MoeBackends SmallBackends() {
   return b;
 }
 
-TEST(BackendTableTest, ListsBackendsAndTheirPairs) {
+TEST(BackendTableTest, SaysWhatPairsWithWhat) {
   const std::string text = BackendTable({}, SmallBackends());
   EXPECT_THAT(text, HasSubstr(std::string(kernels::Name(kernels::ActiveIsa()))));
   EXPECT_THAT(text, ContainsRegex("delivers normal, low-latency\n +combines by "
@@ -71,7 +71,7 @@ TEST(BackendTableTest, NamesEveryBackendOfThisBuild) {
   }
 }
 
-TEST(ExplainChoiceTest, ReportsTheChoiceAndItsReason) {
+TEST(ExplainChoiceTest, SaysWhatIsChosenAndWhy) {
   const MoeBackends backends = SmallBackends();
   const auto explain = [&](const char* a2a, const char* runner, WeightFormat format) {
     return ExplainChoice({.a2a_backend = a2a, .runner_backend = runner},

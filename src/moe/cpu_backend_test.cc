@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 const MoeShape kShape = {
     .hidden = 96, .intermediate = 64, .num_experts = 10, .top_k = 3, .max_tokens = 37};
 
-TEST(CpuMoeBackendTest, SymmetricBytesEqualTheAllocation) {
+TEST(CpuMoeBackendTest, SymmetricBytesAreWhatIsAllocated) {
   for (const A2aChoice& choice : AllA2aChoices()) {
     for (const MeshShape& mesh :
          {MeshShape{}, {.tp = 2, .ep = 2}, {.tp = 4, .ep = 2}, {.tp = 6, .ep = 2, .dp = 3}}) {
@@ -44,7 +44,7 @@ std::string ErrorOf(const MoeOptions& options, const MoeBackends& backends) {
   return message;
 }
 
-TEST(CpuMoeBackendTest, ErrorsNameTheFlagOfAWrongOption) {
+TEST(CpuMoeBackendTest, WrongOptionsAreRefusedByTheirFlags) {
   const MoeBackends backends = BuiltinMoeBackends();
   EXPECT_THAT(ErrorOf({.a2a_backend = "train"}, backends),
               AllOf(HasSubstr("--moe-a2a-backend train"), HasSubstr("deepep")));
@@ -64,12 +64,12 @@ TEST(CpuMoeBackendTest, ErrorsNameTheFlagOfAWrongOption) {
 }
 
 // The arena is sized before ranks start; names are checked at that point.
-TEST(CpuMoeBackendTest, UnknownNamesAreRefusedWhenMemoryIsPlanned) {
+TEST(CpuMoeBackendTest, NamesAreRefusedWhereMemoryIsPlanned) {
   EXPECT_THROW(MoeSymmetricBytes({.a2a_backend = "train"}, kShape, {}), Error);
   EXPECT_THROW(MoeSymmetricBytes({.runner_backend = "train"}, kShape, {}), Error);
 }
 
-TEST(CpuMoeBackendTest, SglangsRunnerNamesAreMapped) {
+TEST(CpuMoeBackendTest, SglangsRunnerNamesAreUnderstood) {
   RunMoeRanks({}, kShape, {}, [&](RankComm& comm, ThreadPool& pool) {
     const auto layout = [&](const char* runner) {
       return MakeCpuMoe({.runner_backend = runner}, kShape, comm, pool)->runner().layout();
@@ -88,7 +88,7 @@ class NothingFused : public FusedExperts {
   void End(const ExpertBlock&, DispatchHandle*, float*) override {}
 };
 
-TEST(CpuMoeBackendTest, AFusedOperatorRefusesARunner) {
+TEST(CpuMoeBackendTest, AFusedOperatorTakesNoRunnerBesideIt) {
   MoeBackends backends = BuiltinMoeBackends();
   backends.fused.Add("both",
                      {[](const DispatcherContext&) { return std::make_unique<NothingFused>(); },
@@ -100,7 +100,7 @@ TEST(CpuMoeBackendTest, AFusedOperatorRefusesARunner) {
   EXPECT_EQ(ErrorOf({.a2a_backend = "both"}, backends), "no error");
 }
 
-TEST(CpuMoeBackendTest, CombineByRankIsRefusedIfTheBackendCombinesBySlot) {
+TEST(CpuMoeBackendTest, CombineByRankIsRefusedWhereNobodyAddsUp) {
   const MoeBackends backends = BuiltinMoeBackends();
   for (const std::string a2a : {"none", "flashinfer", "fused"})
     EXPECT_THAT(ErrorOf({.a2a_backend = a2a, .combine_rows = "rank"}, backends),
@@ -119,7 +119,7 @@ class MaskedRunner : public Runner {
   void Run(const ExpertBlock&, const GroupedRows&, int64_t, ThreadPool&, float*) override {}
 };
 
-TEST(CpuMoeBackendTest, ErrorsOfPairsWithoutAPermuteListThePermutes) {
+TEST(CpuMoeBackendTest, PairsThatNothingJoinsAreRefusedWithThoseThatWork) {
   MoeBackends backends = BuiltinMoeBackends();
   backends.runners.Add("masked", {[] { return std::make_unique<MaskedRunner>(); }, ""});
   backends.permutes = PermuteTable();
@@ -135,7 +135,7 @@ class Float32Runner : public MaskedRunner {
   bool Supports(WeightFormat format) const override { return format == WeightFormat::kF32; }
 };
 
-TEST(CpuMoeBackendTest, WeightsThatTheRunnerDoesNotSupportAreRefused) {
+TEST(CpuMoeBackendTest, WeightsThatTheRunnerDoesNotTakeAreRefused) {
   MoeBackends backends = BuiltinMoeBackends();
   backends.runners.Add("float32", {[] { return std::make_unique<Float32Runner>(); }, ""});
   const TestLayer layer({.format = WeightFormat::kFp8Block});

@@ -187,7 +187,7 @@ std::vector<float> RunPassesInProcesses(const TestLayer& layer, const MoeOptions
   return JoinGroups(passes, layer.spec.hidden, groups);
 }
 
-TEST(CrossedTest, EveryPairOfChoicesIsCovered) {
+TEST(CrossedTest, EveryPairOfChoicesMeets) {
   const std::vector<int> sizes = Sizes();
   const std::vector<CoveringDesign::Row> rows = CoveringDesign(sizes).rows();
   for (size_t f = 0; f < sizes.size(); ++f) {

@@ -182,7 +182,7 @@ std::vector<int32_t> RandomIds(kernels::Random& random, int64_t tokens, int expe
 
 // A second dispatch of `x` with the routing of the first one gives the same rows in the same order
 // as a fresh dispatch.
-TEST(DispatcherTest, DispatchAgainEqualsAFreshDispatch) {
+TEST(DispatcherTest, DispatchAgainIsTheSameWithoutRouting) {
   const int64_t hidden = 256;
   for (const std::string mode : {"normal", "low_latency", "auto"}) {
     for (const bool fp8 : {false, true}) {
@@ -240,7 +240,7 @@ TEST(DispatcherTest, DispatchAgainExchangesNoCounts) {
 }
 
 // The receive hook: polls while the rank does other work, here until all rows have arrived.
-TEST(DispatcherTest, ArrivedIsTrueOnceEndDispatchWouldNotWait) {
+TEST(DispatcherTest, ArrivedSaysThatEndDispatchWouldReturnAtOnce) {
   for (const std::string mode : {"normal", "low_latency", "auto"}) {
     RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
       RankComm& comm = moe.comm();
@@ -261,7 +261,7 @@ TEST(DispatcherTest, ArrivedIsTrueOnceEndDispatchWouldNotWait) {
   }
 }
 
-TEST(DispatcherTest, AutoUsesLowLatencyForDecodeAndNormalOtherwise) {
+TEST(DispatcherTest, AutoSendsDecodeByLowLatencyAndTheRestByNormal) {
   RunRanks(DeepEp("auto", 4), {16, 1, 4, 2, 64}, 2, [&](CpuMoeBackend& moe, int) {
     EXPECT_TRUE(moe.splits_mixed_batches());
     EXPECT_EQ(moe.dispatcher().MaxTokens(true), 4);
@@ -280,7 +280,7 @@ TEST(DispatcherTest, AutoUsesLowLatencyForDecodeAndNormalOtherwise) {
 
 // A row for several experts of one rank is stored once. For ranks of this host it stays in its
 // source's arena: there is one copy of a token's row.
-TEST(DispatcherTest, RowsAreReadInTheArenaOfTheirSource) {
+TEST(DispatcherTest, RowsAreReadWhereTheirSourceLeftThem) {
   for (const std::string mode : {"normal", "low_latency"}) {
     RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
       TestBatch b(2, 16, {2, 3, 0, 1, 0, 2}, 100.0f * rank);

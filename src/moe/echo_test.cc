@@ -91,7 +91,7 @@ Observed Observe(MoeOptions options, RunnerLayout layout, const MeshShape& mesh)
   return seen;
 }
 
-TEST(EchoTest, ExpertsReceiveTheRoutersChoiceAndTokensReturn) {
+TEST(EchoTest, ExpertsGetWhatTheRouterChoseAndTokensComeBack) {
   const std::vector<MeshShape> meshes = {{.tp = 4, .ep = 4},          {.tp = 4, .ep = 2},
                                          {.tp = 4, .ep = 1, .dp = 4}, {.tp = 6, .ep = 2, .dp = 3},
                                          {.tp = 8, .ep = 4, .dp = 2}, {.tp = 8, .ep = 8, .dp = 8}};

@@ -29,7 +29,7 @@ class Environment {
   Variables variables_;
 };
 
-TEST(MoeEnvironmentTest, SglangVariablesSetOptions) {
+TEST(MoeEnvironmentTest, VariablesOfSglangAreFlags) {
   const Environment environment(
       Environment::Variables{{"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "32"},
                              {"SGLANG_DEEPEP_BF16_DISPATCH", "true"},
@@ -47,7 +47,7 @@ TEST(MoeEnvironmentTest, SglangVariablesSetOptions) {
   EXPECT_EQ(options.hccl_buffer_mib, 1500);
 }
 
-TEST(MoeEnvironmentTest, UnsetVariablesKeepOptions) {
+TEST(MoeEnvironmentTest, WhatIsNotSetStays) {
   const Environment environment(
       {{"SGLANG_DEEPEP_BF16_DISPATCH", "0"}, {"DEEPEP_NORMAL_LONG_SEQ_ROUND", ""}});
   MoeOptions options = {.max_dispatch_tokens_per_rank = 7,

@@ -58,7 +58,7 @@ size_t MemoryOf(const MoeOptions& options, int ranks) {
   return MoeSymmetricBytes(options, kShape, {ranks, ranks});
 }
 
-TEST(ExchangeMemoryTest, MatchesTheFormula) {
+TEST(ExchangeMemoryTest, IsTheFormula) {
   const size_t k = 3, row = 200;
   for (const int ranks : {1, 2, 4}) {
     const size_t p = ranks, most = (50 + p - 1) / p, experts = (10 + p - 1) / p;
@@ -112,7 +112,7 @@ size_t BytesTouched(const SharedArena& arena) {
 }
 
 // Two full batches in flight, repeatedly, with all tokens sent to every rank.
-TEST(ExchangeMemoryTest, TouchedPagesFitTheFormula) {
+TEST(ExchangeMemoryTest, PagesTouchedStayUnderIt) {
   const int ranks = 2, tokens = 64;
   const MoeShape shape = {.hidden = 1024,
                           .intermediate = 8,

@@ -68,7 +68,7 @@ TEST(ExpertImage, KeepsEveryNumberInEveryFormat) {
   }
 }
 
-TEST(ExpertImage, KeepsInterleavedRowsAndZeroPoints) {
+TEST(ExpertImage, RowsThatTakeTurnsAndZeroPointsTravelToo) {
   kernels::Random random(1);
   WeightView stored =
       Quantize(WeightFormat::kInt4Group, random.Normal(64 * 96, 1.0f), 64, 96, {.group_size = 32});
@@ -85,7 +85,7 @@ TEST(ExpertImage, KeepsInterleavedRowsAndZeroPoints) {
   EXPECT_TRUE(SameBits(Numbers(got.weights.down), Numbers(want.down)));
 }
 
-TEST(ExpertImage, TheLastViewFreesTheMemory) {
+TEST(ExpertImage, MemoryGoesWithTheLastView) {
   const TestLayer layer({.format = WeightFormat::kInt8Channel, .num_experts = 1});
   OwnedExpert got = CopyInPieces(ExpertImage({.weights = layer.whole.experts[0]}), 4096);
   const std::weak_ptr<const void> owner = got.weights.gate.owner;

@@ -25,7 +25,7 @@ std::string ErrorOf(const MoeOptions& options, const MoeShape& shape = kShape,
   return "";
 }
 
-TEST(GpuOptionsTest, TheRegistryDecidesWhichBackendsGpusSupport) {
+TEST(GpuOptionsTest, TheRegistryDecidesWhichBackendsGpusTake) {
   const MoeBackends backends = BuiltinMoeBackends();
   const auto check = [](const std::string& name, bool gpus) {
     EXPECT_EQ(ErrorOf({.a2a_backend = name}),
@@ -39,7 +39,7 @@ TEST(GpuOptionsTest, TheRegistryDecidesWhichBackendsGpusSupport) {
   }
 }
 
-TEST(GpuOptionsTest, ErrorsNameOtherUnsupportedOptions) {
+TEST(GpuOptionsTest, NamesOtherOptions) {
   EXPECT_THAT(ErrorOf({.a2a_backend = "deepep", .deepep_mode = "fast"}),
               HasSubstr("--deepep-mode fast"));
   EXPECT_THAT(ErrorOf({.a2a_backend = "none", .combine_rows = "rank"}),

@@ -81,7 +81,7 @@ TEST(MoeLayerTest, OneHotExpertGetsAllTokens) {
   ExpectReference(TestLayer({.intermediate = 192, .top_k = 1, .hot_expert = 7}), DType::kF32,
                   {16, 3});
 }
-TEST(MoeLayerTest, TokensWithoutExpertsGetTheSharedExpertOnly) {
+TEST(MoeLayerTest, TokensWithoutExpertsGetTheSharedOneAlone) {
   ExpectReference(TestLayer({.intermediate = 192, .shared = true, .no_experts = true}), DType::kF32,
                   {5});
 }
@@ -124,7 +124,7 @@ TEST(MoeLayerTest, RowsMayTravelAsFp8) {
   }
 }
 
-TEST(MoeLayerTest, DispatchedSharedExpertMatchesTheReferenceWithRoundedRows) {
+TEST(MoeLayerTest, DispatchedSharedExpertMatchesTheReferenceWithRowsInFlight) {
   const TestLayer layer(
       {.format = WeightFormat::kBF16, .hidden = 96, .intermediate = 64, .shared = true});
   for (const A2aChoice& choice : AllA2aChoices()) {
@@ -142,7 +142,7 @@ TEST(MoeLayerTest, DispatchedSharedExpertMatchesTheReferenceWithRoundedRows) {
   }
 }
 
-TEST(MoeLayerTest, WaterfillIsRefusedIfUnsupported) {
+TEST(MoeLayerTest, WaterfillIsRefusedWhereItCannotWork) {
   const auto run = [](const A2aChoice& choice, const MeshShape& mesh, bool narrow) {
     TestLayer layer({.hidden = 96, .intermediate = 64, .shared = true});
     if (narrow) layer.whole.shared = TestLayer::Slice(layer.whole.shared, 2, 0);
@@ -157,7 +157,7 @@ TEST(MoeLayerTest, WaterfillIsRefusedIfUnsupported) {
 
 // A caller that writes the dispatched rows itself to InputRows' buffer gets bit-identical results.
 // The float32 rows are then read by the router and the shared expert only.
-TEST(MoeLayerTest, TheProducerMayWriteTheDispatchedRows) {
+TEST(MoeLayerTest, RowsMayBeLeftWhereTheyAreRead) {
   const TestLayer layer({.hidden = 96, .intermediate = 64, .shared = true});
   const MeshShape mesh{.tp = 4, .ep = 4, .dp = 2};
   const int64_t h = layer.spec.hidden;
@@ -278,7 +278,7 @@ TEST(MoeLayerTest, RouterFaultsAreRecordedByTheRanksThatRouteTheirTokens) {
 }
 
 // A later layer, or another round, keeps the record.
-TEST(MoeLayerTest, TheFirstLayersRouterFaultIsKept) {
+TEST(MoeLayerTest, TheFirstLayersRouterFaultStays) {
   TestLayer layer({.hidden = 96, .intermediate = 64});
   const FaultyRows rows = WithRouterFaults(&layer, 4);
   const TestPass pass{{4}, {4}};

@@ -36,7 +36,7 @@ TEST(AppendSharedSlotsTest, WorkedByHand) {
   EXPECT_THAT(topk.weights, ElementsAre(0.5f, 0.1f, 0.5f, 0.2f, 0.5f, 0.3f));
 }
 
-TEST(AppendSharedSlotsTest, AmongEqualRanksTheNearestIsChosen) {
+TEST(AppendSharedSlotsTest, OfEqualRanksTheNearestIsTaken) {
   const ExpertMap experts(3, 3, true);
   const auto rank_of = [&](int this_rank, std::vector<int32_t> ids) {
     TopK topk{.tokens = 1, .k = static_cast<int>(ids.size()), .ids = std::move(ids)};
@@ -54,7 +54,7 @@ TEST(AppendSharedSlotsTest, AmongEqualRanksTheNearestIsChosen) {
 
 // The second token's row goes to rank 2 anyway; rank 1 has the same load but would receive an
 // additional row.
-TEST(AppendSharedSlotsTest, AmongEqualRanksOneThatReceivesTheRowIsPreferred) {
+TEST(AppendSharedSlotsTest, OfEqualRanksOneThatTheRowVisitsBeatsTheLowest) {
   const ExpertMap experts(8, 4, true);  // two on each rank
   TopK topk{.tokens = 2, .k = 2, .ids = {0, 2, 1, 4}, .weights = {1, 1, 1, 1}};
   // Rows: rank 0 two, 1 one, 2 one, 3 none. The first shared row goes to rank 3; then 1, 2 and 3
@@ -73,7 +73,7 @@ TEST(AppendSharedSlotsTest, LostRanksGetNothing) {
 
 // The fullest rank has no more rows than the minimum over all assignments of the shared rows: the
 // maximum of the routed rows and of an even share of all rows.
-TEST(AppendSharedSlotsTest, TheMaximumRankLoadIsMinimal) {
+TEST(AppendSharedSlotsTest, TheFullestRankIsAsEmptyAsItCanBe) {
   kernels::Random random(11);
   for (int round = 0; round < 200; ++round) {
     const int ranks = 1 + static_cast<int>(random.Below(8)), k = 1 + random.Below(4);

@@ -39,7 +39,7 @@ TEST(ExpertsOfRankTest, AreRunsOfNearlyEqualLength) {
   EXPECT_THAT(lengths(2, 4), ElementsAre(1, 1, 0, 0));
 }
 
-TEST(ExpertPlacementTest, TrivialAssignsReplicasInOrder) {
+TEST(ExpertPlacementTest, TrivialDealsReplicasInOrder) {
   const ExpertPlacement plain = ExpertPlacement::Trivial(4);
   EXPECT_THAT(MapOf(plain), ElementsAre(0, 1, 2, 3));
   EXPECT_TRUE(plain.is_identity());
@@ -61,7 +61,7 @@ TEST(ExpertPlacementTest, RefusesForeignAndMissingExperts) {
               HasSubstr("logical expert 1 has no physical expert"));
 }
 
-TEST(ExpertPlacementTest, TokensGoToALocalReplicaElseRoundRobin) {
+TEST(ExpertPlacementTest, TokensGoToAReplicaAtHomeElseInTurn) {
   // Two on each of four ranks: {0,1} {2,0} {3,1} {0,3}
   const ExpertPlacement placement(4, {0, 1, 2, 0, 3, 1, 0, 3});
   EXPECT_THAT(placement.ReplicasFor(4, 0), ElementsAre(0, 1, 2, 7));
@@ -70,7 +70,7 @@ TEST(ExpertPlacementTest, TokensGoToALocalReplicaElseRoundRobin) {
   EXPECT_THAT(placement.ReplicasFor(4, 3), ElementsAre(6, 1, 2, 7));
 }
 
-TEST(ExpertPlacementTest, TokensStayOnTheirNodeIfPossible) {
+TEST(ExpertPlacementTest, TokensStayOnTheirNodeWhereTheyCan) {
   // Two on each of four ranks, of two nodes: {0,1} {2,4} | {3,1} {0,3}
   const ExpertPlacement placement(5, {0, 1, 2, 4, 3, 1, 0, 3});
   EXPECT_THAT(placement.ReplicasFor(4, 0, 2), ElementsAre(0, 1, 2, 7, 3));
@@ -79,12 +79,12 @@ TEST(ExpertPlacementTest, TokensStayOnTheirNodeIfPossible) {
   EXPECT_THAT(placement.ReplicasFor(4, 3, 2), ElementsAre(6, 5, 2, 7, 3));
 }
 
-TEST(ExpertPlacementTest, TokensThatAllRanksHaveGoToReplicasRoundRobin) {
+TEST(ExpertPlacementTest, TokensThatAllRanksHaveGoToReplicasInTurn) {
   const ExpertPlacement placement(4, {0, 1, 2, 0, 3, 1, 0, 3});
   EXPECT_THAT(placement.CommonReplicas(), ElementsAre(0, 5, 2, 7));
 }
 
-TEST(ExpertPlacementTest, ReplicasMatchTheExpertAndAreLocalIfPossible) {
+TEST(ExpertPlacementTest, EveryReplicaIsOfItsExpertAndAtHomeWherePossible) {
   kernels::Random random(3);
   for (int round = 0; round < 50; ++round) {
     const int experts = 1 + static_cast<int>(random.Below(12)), ep = 1 << random.Below(4);
@@ -105,7 +105,7 @@ TEST(ExpertPlacementTest, ReplicasMatchTheExpertAndAreLocalIfPossible) {
   }
 }
 
-TEST(ExpertMapTest, SharedCopiesFollowTheRoutedExpertsOneOnEachRank) {
+TEST(ExpertMapTest, SharedCopiesComeAfterTheOthersOneOnEachRank) {
   const ExpertMap plain(5, 2, false);
   EXPECT_EQ(plain.size(), 5);
   EXPECT_EQ(plain.LocalExperts(0), 3);

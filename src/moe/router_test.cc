@@ -119,7 +119,7 @@ TEST(RouterTest, TiesGoToTheLowerId) {
   EXPECT_THAT(groups.ids, ElementsAre(0, 1));
 }
 
-TEST(RouterTest, CorrectionBiasAffectsSelectionButNotWeights) {
+TEST(RouterTest, CorrectionBiasChoosesButDoesNotWeigh) {
   const std::vector<float> bias = {0, 0, 5};
   const TopK out =
       Select({.num_experts = 3, .top_k = 1, .scoring = Scoring::kSigmoid}, {2, 1, 0}, bias.data());

@@ -47,7 +47,7 @@ std::vector<uint16_t> StoredAs16(DType dtype, const std::vector<float>& x) {
   return row;
 }
 
-TEST(RowsTest, StoreLikeTheScalarConversions) {
+TEST(RowsTest, StoreAsTheScalarConversionsDo) {
   const std::vector<float> x = Values();
   const std::vector<uint16_t> bf16 = StoredAs16(DType::kBF16, x), f16 = StoredAs16(DType::kF16, x);
   for (size_t i = 0; i < x.size(); ++i) {
@@ -56,7 +56,7 @@ TEST(RowsTest, StoreLikeTheScalarConversions) {
   }
 }
 
-TEST(RowsTest, LoadLikeTheScalarConversions) {
+TEST(RowsTest, LoadAsTheScalarConversionsDo) {
   std::vector<uint16_t> row(0x10000);
   for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<uint16_t>(i);
   std::vector<float> bf16(row.size()), f16(row.size());
@@ -91,7 +91,7 @@ TEST(RowsTest, RoundingIsStoringAndLoading) {
   }
 }
 
-TEST(RowsTest, SumsOfRowsEqualAddingThemOneByOne) {
+TEST(RowsTest, SumsOfRowsAreThoseOfOneAfterTheOther) {
   kernels::Random random(4);
   for (const int64_t n : {1, 63, 64, 96, 2048}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {

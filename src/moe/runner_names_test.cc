@@ -25,7 +25,7 @@ TEST(RunnerNamesTest, NearestBackendsExist) {
   }
 }
 
-TEST(RunnerNamesTest, EveryRunnerOfSglangIsMappedOrRefused) {
+TEST(RunnerNamesTest, EveryRunnerOfSglangIsUnderstoodOrRefused) {
   const MoeBackends backends = BuiltinMoeBackends();
   for (const SglangBackendName& foreign : ForeignRunnerNames()) {
     const std::string name(foreign.name);

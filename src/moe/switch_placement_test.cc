@@ -100,7 +100,7 @@ MoeOptions Options(const A2aChoice& choice) {
   return options;
 }
 
-TEST(SwitchPlacementTest, OutputsStayBitIdenticalWithAnyAllToAll) {
+TEST(SwitchPlacementTest, MovesNoBitWithAnyAllToAll) {
   for (const bool biases : {false, true}) {
     const TestLayer layer = MakeLayer(biases);
     for (const A2aChoice& choice : AllA2aChoices()) {
@@ -115,7 +115,7 @@ TEST(SwitchPlacementTest, OutputsStayBitIdenticalWithAnyAllToAll) {
   }
 }
 
-TEST(SwitchPlacementTest, AgreesWithinRoundingIfRanksSum) {
+TEST(SwitchPlacementTest, AgreesWithinRoundingWhereRanksAddUp) {
   const TestLayer layer = MakeLayer();
   for (const MeshShape& mesh : {MeshShape{.tp = 4, .ep = 4}, MeshShape{.tp = 4, .ep = 2}}) {
     const MoeOptions none = Options({"none", "auto"});
@@ -141,7 +141,7 @@ TEST(SwitchPlacementTest, KeepsADispatchedSharedExpert) {
   EXPECT_TRUE(SameBits(OutputsOf(layer, options, mesh, true, true), still));
 }
 
-TEST(SwitchPlacementTest, AThousandSwitchesLeakNoExperts) {
+TEST(SwitchPlacementTest, ThousandSwitchesLeaveNothingBehind) {
   const TestLayer layer = MakeLayer();
   const MoeOptions options = Options({"deepep", "normal"});
   const MoeShape shape = layer.Shape(1);

@@ -53,7 +53,7 @@ TEST(TokenSpreadTest, LanesOverSeveralAttentionGroups) {
   }
 }
 
-TEST(TokenSpreadTest, OneAttentionGroupIsSplitOverAllRanks) {
+TEST(TokenSpreadTest, OneAttentionGroupIsCutOverAllRanks) {
   const MeshShape shape{.tp = 4, .ep = 2};
   EXPECT_EQ(OwnOfAll(shape, {6}), Pairs({{0, 2}, {2, 4}, {4, 5}, {5, 6}}));
   const TokenPartition second = SpreadOf(shape, 3, {6});
@@ -71,7 +71,7 @@ std::vector<int> Divisors(int n) {
 
 // Each token has one owner, a lane is the union of its ranks' own tokens, ranks agree on the
 // longest lane, and no lane exceeds the buffer size.
-TEST(TokenSpreadTest, InvariantsHoldOnEveryMesh) {
+TEST(TokenSpreadTest, HoldsTogetherOnEveryMesh) {
   for (int tp = 1; tp <= 15; ++tp) {
     for (const int ep : Divisors(tp)) {
       for (const int dp : Divisors(tp)) {
@@ -130,7 +130,7 @@ TEST(TokenSpreadTest, OwnTokensOfARound) {
     EXPECT_EQ(OwnInRound({4, 7}, 2, round).in_round.size(), 0);
 }
 
-TEST(TokenSpreadTest, LanesAreNoLongerThanTheOwnTokensOfTheirRanks) {
+TEST(TokenSpreadTest, LanesAreNoLongerThanWhatRanksOwn) {
   EXPECT_EQ(MaxLaneTokens({.tp = 4, .ep = 4}, 100), 25);
   EXPECT_EQ(MaxLaneTokens({.tp = 4, .ep = 4}, 101), 26);
   EXPECT_EQ(MaxLaneTokens({.tp = 4, .ep = 4, .dp = 4}, 100), 100);

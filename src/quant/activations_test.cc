@@ -47,7 +47,7 @@ TEST(RoundActivations, Fp8TokenHasOneScaleForTheRow) {
   }
 }
 
-TEST(RoundActivations, Fp8GroupEqualsTheFp8RoundTrip) {
+TEST(RoundActivations, Fp8GroupGivesTheValuesThatTravelInFp8) {
   const std::vector<float> x = RandomRow(333);
   std::vector<uint8_t> codes(333);
   std::vector<float> scales(3), travelled(333);
@@ -102,7 +102,7 @@ TEST(QuantizeInt8Row, AgreesWithTheRoundedFloats) {
   EXPECT_EQ(row.sum, sum);
 }
 
-TEST(RoundActivations, NanPropagates) {
+TEST(RoundActivations, ANanReachesTheResult) {
   const std::vector<float> x = {1, std::numeric_limits<float>::quiet_NaN(), 2};
   for (const ActivationFormat format :
        {ActivationFormat::kFp8Group, ActivationFormat::kFp8Token, ActivationFormat::kFp8Tensor,

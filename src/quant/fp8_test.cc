@@ -69,7 +69,7 @@ TEST(Fp8, DecodesAsTheScalarConversionDoes) {
   }
 }
 
-TEST(Fp8, LargestMagnitudeOfAGroupGetsTheLastCode) {
+TEST(Fp8, AGroupsLargestMagnitudeGetsTheLastCode) {
   std::vector<float> x(130, 0.5f);
   x[7] = -4.48f;
   x[129] = 896.0f;  // in the short second group
@@ -103,7 +103,7 @@ TEST(Fp8, QuantizingADequantizedRowChangesNothing) {
   }
 }
 
-TEST(Fp8, NonFiniteValuesStayNonFinite) {
+TEST(Fp8, WhatIsNotFiniteStaysSo) {
   for (const float bad : {kNan, kInfinity}) {
     std::vector<float> x(256, 1.0f);
     x[3] = bad;

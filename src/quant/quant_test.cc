@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TEST(WeightView, Fp8BlockCodesAreScaledByBlock) {
+TEST(WeightView, ReadsEveryE4M3CodeTimesItsBlocksScale) {
   // Two rows of 256: block columns 0 and 1, one block row.
   std::vector<uint8_t> codes(512);
   for (int i = 0; i < 512; ++i) codes[i] = static_cast<uint8_t>(i % 256);
@@ -38,7 +38,7 @@ TEST(WeightView, Fp8BlockCodesAreScaledByBlock) {
   }
 }
 
-TEST(WeightView, Fp8ScalesAreIndexedByTheStoredMatrix) {
+TEST(WeightView, Fp8ScalesFollowTheStoredMatrixNotTheView) {
   // 130 × 130 has 2 × 2 scales; a view of the last corner uses all four.
   const std::vector<uint8_t> codes(130 * 130, ToF8E4M3(1.0f).bits);
   const float scales[] = {1, 2, 3, 4};
@@ -73,7 +73,7 @@ TEST(WeightView, Mxfp4PutsTheLowNibbleFirst) {
   EXPECT_THAT(odd, ElementsAre(48, -48));
 }
 
-TEST(WeightView, Mxfp4ExponentsIncludeSubnormalAndNan) {
+TEST(WeightView, Mxfp4ExponentsReachFromSubnormalToNan) {
   EXPECT_EQ(FromE8M0(0), std::ldexp(1.0f, -127));
   EXPECT_EQ(FromE8M0(1), std::ldexp(1.0f, -126));
   EXPECT_EQ(FromE8M0(254), std::ldexp(1.0f, 127));
@@ -106,7 +106,7 @@ TEST(WeightView, RowsAndColsComposeWithSteps) {
   EXPECT_THAT(Row(part, 1), ElementsAre(22, 23));
 }
 
-TEST(WeightView, Fp8AndInt8CodesAreScaledByRow) {
+TEST(WeightView, ReadsFp8AndInt8TimesTheirRowsScale) {
   const std::vector<uint8_t> fp8 = {0x38, 0xb8, 0x40, 0x7e};  // 1, -1; 2, 448
   const std::vector<int8_t> int8 = {1, -128, 127, 0};
   const float scales[] = {0.5f, 3.0f};
@@ -124,7 +124,7 @@ TEST(WeightView, Fp8AndInt8CodesAreScaledByRow) {
   EXPECT_THAT(Row(w, 1), ElementsAre(381, 0));
 }
 
-TEST(WeightView, Int4HasZeroPointsAndScalesPerGroup) {
+TEST(WeightView, Int4TakesZeroPointsAndScalesByGroup) {
   // Two rows of six columns in groups of four: the second group of each row is short.
   const std::vector<uint8_t> codes = {0x10, 0xf8, 0x32, 0x98, 0x76, 0x54};
   const float scales[] = {1, 10, 2, 0.5f};
@@ -144,7 +144,7 @@ TEST(WeightView, Int4HasZeroPointsAndScalesPerGroup) {
   EXPECT_THAT(Row(w, 0), ElementsAre(-8, -7, 0, 7, -60, -50));
 }
 
-TEST(WeightView, Nvfp4CodesAreScaledByBlockAndTensor) {
+TEST(WeightView, Nvfp4MultipliesBlockAndTensorScale) {
   std::vector<uint8_t> codes(16, 0);
   codes[8] = 0x21;                        // second block: 0.5, 1
   codes[15] = 0xf7;                       //               …, 6, -6

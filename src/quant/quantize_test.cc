@@ -65,7 +65,7 @@ TEST(Quantize, Mxfp4BreaksTiesToTheEvenCode) {
   EXPECT_THAT(std::vector<float>(row.begin(), row.begin() + 5), ElementsAre(4, 0, 1, 1, 4));
 }
 
-TEST(Quantize, ChannelFormatsMapTheLargestOfEachRowToTheLastCode) {
+TEST(Quantize, ChannelFormatsMapEachRowsLargestToTheLastCode) {
   const std::vector<float> values = {1, -4, 2, 0.25f, 0, 0, 0, 0};
   const WeightView fp8 = Quantize(WeightFormat::kFp8Channel, values, 2, 4);
   EXPECT_EQ(static_cast<const float*>(fp8.scales)[0], 4.0f / 448);

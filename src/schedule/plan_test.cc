@@ -51,7 +51,7 @@ TEST(Plan, OverlappedHidesEachExchangeOfAPair) {
 }
 
 // Both orders run the same operations for each micro-batch, except for the position of kShared.
-TEST(Plan, BothOrdersRunTheSameOperations) {
+TEST(Plan, OrdersDoTheSameToEachMicroBatch) {
   StepShape shape{.experts = {true, false}, .micro_batches = 4};
   std::vector<Operation> plain = Of(Plan(shape), 2);
   shape.order = Order::kOverlapped;

@@ -96,7 +96,7 @@ TEST(ServePlan, TwoMicroBatchesHideEachOthersExchanges) {
 }
 
 // A micro-batch has the same operations in any schedule.
-TEST(ServePlan, EveryOffsetRunsTheSameOperations) {
+TEST(ServePlan, TheOffsetOnlyInterleaves) {
   for (const Mode mode : {Mode::kPrefill, Mode::kDecode}) {
     ServeShape shape = ShapeOf({false, true, true}, mode, 2);
     const std::vector<Operation> wanted = Plan(shape);

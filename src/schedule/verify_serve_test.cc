@@ -38,7 +38,7 @@ void ForEachShape(const std::vector<bool>& experts, const LayerRange& range,
   }
 }
 
-TEST(ServePlan, IsValidForAnyShape) {
+TEST(ServePlan, OfAnyShapeIsRight) {
   const std::vector<std::optional<int>> offsets = {std::nullopt, 0, 1, 2, 5, 50};
   std::mt19937_64 random(1);
   for (int round = 0; round < 10; ++round) {
@@ -70,7 +70,7 @@ TEST(ServePlan, IsValidForAnyShape) {
   }
 }
 
-TEST(FindServeFault, FindsMissingDuplicateAndForeignOperations) {
+TEST(FindServeFault, FindsWhatIsMissingDoubleOrStrange) {
   ForEachShape({false, true}, {.end = 2}, [](const ServeShape& shape) {
     const Operations right = Plan(shape);
     for (size_t i = 0; i < right.size(); ++i) {
@@ -137,7 +137,7 @@ TEST(FindServeFault, FindsEverySwapThatBreaksARule) {
   });
 }
 
-TEST(FindServeFault, FindsMicroBatchesThatOvertakeOthers) {
+TEST(FindServeFault, FindsMicroBatchesThatOvertake) {
   const ServeShape shape{
       .experts = {true}, .range = {.end = 1}, .micro_batches = 2, .offset = 50};  // one by one
   const Operations right = Plan(shape);
@@ -151,7 +151,7 @@ TEST(FindServeFault, FindsMicroBatchesThatOvertakeOthers) {
   EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("sample of micro-batch 1 comes before"));
 }
 
-TEST(FindServeFault, NamesTheLayerByItsIndexInTheModel) {
+TEST(FindServeFault, NamesTheLayerOfTheModel) {
   const ServeShape shape{.experts = {true, true, true}, .range = {.begin = 1, .end = 3}};
   Operations list = Plan(shape);
   list.erase(list.begin() + 1);
@@ -159,7 +159,7 @@ TEST(FindServeFault, NamesTheLayerByItsIndexInTheModel) {
             "forward of micro-batch 0, layer 1, attention is missing");
 }
 
-TEST(FindExchangeError, FindsOverlappingExchanges) {
+TEST(FindExchangeError, FindsExchangesThatMeet) {
   const auto of = [](int m, Phase phase) { return Operation{Kind::kForward, m, 0, phase}; };
   const Operations one = {of(0, Phase::kDispatch), of(0, Phase::kExperts), of(0, Phase::kCombine),
                           of(0, Phase::kFinish)};

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Plan, IsValidForAnyShape) {
+TEST(Plan, OfAnyShapeIsRight) {
   std::mt19937_64 random(1);
   for (int round = 0; round < 300; ++round) {
     const std::vector<StepShape> stages = testing::RandomPipeline(random, 6);
@@ -29,7 +29,7 @@ TEST(Plan, IsValidForAnyShape) {
 }
 
 // A schedule with an operation removed, duplicated or changed is invalid.
-TEST(FindFault, FindsMissingDuplicateAndForeignOperations) {
+TEST(FindFault, FindsWhatIsMissingDoubleOrStrange) {
   const StepShape shape{
       .experts = {false, true, true}, .micro_batches = 3, .order = Order::kOverlapped};
   const std::vector<Operation> right = Plan(shape);
@@ -46,7 +46,7 @@ TEST(FindFault, FindsMissingDuplicateAndForeignOperations) {
   }
 }
 
-TEST(FindFault, FindsOperationsThatRunTooEarly) {
+TEST(FindFault, FindsWhatComesTooEarly) {
   const StepShape shape{.experts = {true, true}, .micro_batches = 2, .order = Order::kOverlapped};
   const std::vector<Operation> right = Plan(shape);
   // Swaps two neighbours of one micro-batch, unless one of them is the shared expert.
@@ -75,14 +75,14 @@ TEST(FindFault, FindsBackwardPassesThatChangeTheOrderOfSums) {
   EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("comes before"));
 }
 
-TEST(FindFault, FindsMoreMicroBatchesThanSlots) {
+TEST(FindFault, FindsMoreMicroBatchesThanPlaces) {
   StepShape shape{.experts = {true}, .micro_batches = 3, .order = Order::kOverlapped};
   const std::vector<Operation> list = Plan(shape);
   shape.order = Order::kPlain;
   EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("2 micro-batches are in flight"));
 }
 
-TEST(FindPipelineFault, FindsStagesThatDeadlock) {
+TEST(FindPipelineFault, FindsStagesThatWaitForEver) {
   StepShape shape{.experts = {true}, .micro_batches = 2, .stages = 2};
   std::vector<std::vector<Operation>> lists = {Plan(shape), {}};
   EXPECT_THAT(FindPipelineError(lists, 1), HasSubstr("stage 0 deadlocks"));

@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(
 // float32 results match float64 for all instruction sets and numbers of threads.
 class Float32 : public ::testing::TestWithParam<std::string> {};
 
-TEST_P(Float32, GradientsMatchFloat64) {
+TEST_P(Float32, GradientsAreThoseOfFloat64) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig(GetParam()));
   LossOptions options{.balance = kAllBalance};
   if (GetParam() == "deepseek_v3") options.mtp_layers = 1;
@@ -138,7 +138,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Float32,
                                            "deepseek_v3"),
                          [](const auto& info) { return info.param; });
 
-TEST(Gradients, OfMicroBatchesSumToTheGradientOfTheStep) {
+TEST(Gradients, OfMicroBatchesAddUpToTheStep) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   const LossOptions options{.balance = {.sequence = 0.5, .z = 0.2}, .mtp_layers = 1};
   OneRank<double> whole(config, options), parts(config, options);
@@ -180,7 +180,7 @@ TEST(Gradients, OfMicroBatchesSumToTheGradientOfTheStep) {
     EXPECT_LT(testing::RelativeError(gradients.at(p->name), p->gradient), 1e-12) << p->name;
 }
 
-TEST(Model, RefusesUnsupportedConfigs) {
+TEST(Model, RefusesWhatItCannotTrain) {
   ThreadPool pool(1);
   const auto exchange = MakeLocalExchange();
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("mixtral"));
@@ -198,7 +198,7 @@ TEST(Model, RefusesUnsupportedConfigs) {
   EXPECT_EQ(error([](ModelConfig*) {}), "no error");
 }
 
-TEST(Model, RefusesInvalidBatches) {
+TEST(Model, RefusesBatchesThatDoNotFit) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("mixtral"));
   OneRank<float> rank(config, {});
   const auto error = [&](const Batch& batch) {

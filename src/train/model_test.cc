@@ -37,7 +37,7 @@ class Seat : public RowExchange {
   int rank_, size_;
 };
 
-TEST(Model, RanksInitializeTheirExpertsAsOneRankDoes) {
+TEST(Model, RanksHoldTheirExpertsWithTheNumbersOfOneRank) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   ThreadPool pool(1);
   Seat alone(0, 1);
@@ -61,7 +61,7 @@ TEST(Model, RanksInitializeTheirExpertsAsOneRankDoes) {
   EXPECT_TRUE(rest.empty());
 }
 
-TEST(Model, InitialWeightsHaveTheDeviationAndNormsAreOne) {
+TEST(Model, InitialNumbersHaveTheirDeviationAndNormsAreOne) {
   OneRank<float> rank(ParseModelConfig(testing::SmallConfig("deepseek_v3")), {.mtp_layers = 1});
   rank.model.Initialise(5, 0.02);
   double squares = 0.0, count = 0.0;
@@ -104,7 +104,7 @@ TEST(Model, LoadsACheckpointByItsNames) {
   EXPECT_EQ(found, checkpoint.tensors().size());
 }
 
-TEST(Model, ErrorsNameTensorsThatACheckpointLacks) {
+TEST(Model, SaysWhichTensorsACheckpointLacks) {
   ThreadPool pool(1);
   const auto exchange = MakeLocalExchange();
   Model<float> model(LoadModelConfig(Fixture("qwen3_moe")), {.mtp_layers = 1},
@@ -121,7 +121,7 @@ TEST(Balance, BiasMovesTowardsTheMean) {
 
 // Auxiliary-loss-free balancing with fixed weights: loads even out, although the router strongly
 // prefers some experts.
-TEST(Balance, BiasesBalanceASkewedRouter) {
+TEST(Balance, BiasesEvenOutASkewedRouter) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   OneRank<float> rank(config, {});
   const Batch batch = testing::RandomBatch(std::vector<int>(20, 30), config.vocab_size, 8);

@@ -118,7 +118,7 @@ class Ranks : public ::testing::TestWithParam<std::string> {
   const Batch batch = testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6);
 };
 
-TEST_P(Ranks, MatchTheGradientsOfOneRank) {
+TEST_P(Ranks, GiveTheGradientsOfOneRank) {
   const Step wanted = OneRankStep(config, batch);
   for (const Form& form :
        {Form{.ranks = 2, .borders = {0, 3, 8}}, Form{.ranks = 2, .tcp = true, .borders = {0, 3, 8}},
@@ -143,7 +143,7 @@ TEST_P(Ranks, MatchTheGradientsOfOneRank) {
   }
 }
 
-TEST_P(Ranks, SynchronousExchangeAndOverlapChangeNoBit) {
+TEST_P(Ranks, FormsOfTheExchangeAndOverlapChangeNoBit) {
   Form form{.ranks = 4, .borders = {0, 2, 4, 6, 8}};
   const Step asynchronous = RanksStep(config, batch, form);
   form.synchronous = true;
@@ -207,7 +207,7 @@ std::vector<double> Curve(const ModelConfig& config, const Batch& batch, int ran
   return curve;
 }
 
-TEST(Training, LossCurveDoesNotDependOnTheNumberOfRanks) {
+TEST(Training, LowersTheLossAlikeOnAnyNumberOfRanks) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   const Batch batch = testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6);
   constexpr int kSteps = 60;
@@ -226,7 +226,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Ranks,
                          ::testing::Values("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"),
                          [](const auto& info) { return info.param; });
 
-TEST(RowExchange, RefusesTooLongMessagesAndTooManyExchanges) {
+TEST(RowExchange, RefusesWhatItWasNotPlannedFor) {
   const RowExchangeOptions options{.message_bytes = 64, .places = 1};
   const std::string error = ErrorOf(
       [&] {
@@ -256,7 +256,7 @@ TEST(RowExchange, RefusesTooLongMessagesAndTooManyExchanges) {
               ::testing::HasSubstr("more than 1 exchanges are in flight"));
 }
 
-TEST(RowExchange, DelayedExchangeArrivesAfterItsDelay) {
+TEST(RowExchange, OfASlowNetworkArrivesAfterItsDelay) {
   const ExchangeDelay slow{.delay = std::chrono::milliseconds(20)};
   const auto exchange = MakeDelayedExchange(MakeLocalExchange(), slow);
   ExchangeHandle handle;
@@ -272,7 +272,7 @@ TEST(RowExchange, DelayedExchangeArrivesAfterItsDelay) {
 }
 
 // Buffers are reused, message lengths vary, and several exchanges are in flight.
-TEST(RowExchange, DeliversManyMessages) {
+TEST(RowExchange, CarriesManyMessages) {
   for (const bool synchronous : {false, true}) {
     const RowExchangeOptions options{
         .message_bytes = 4000, .places = 2, .synchronous = synchronous};

@@ -34,7 +34,7 @@ def bench(*arguments):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_printed_lines_and_json(case, tmp_path):
+def test_lines_and_json(case, tmp_path):
     flags, names = CASES[case]
     which = WHICH.get(case, case)
     file = tmp_path / "figures.json"
@@ -69,7 +69,7 @@ def test_moe_layer_has_the_time_of_every_stage():
 
 # Expert flags as in `serve`: each rank has a replica of every expert, and "balanced" divides batches over the replicas.
 @pytest.mark.parametrize("dispatch, even", [("static", False), ("balanced", True)])
-def test_one_batch_applies_expert_flags(dispatch, even):
+def test_one_batch_does_what_the_flags_say_of_experts(dispatch, even):
     done = bench("one-batch", "--device", "cpu", "--model", server.FIXTURES / "qwen3_moe", "--tp", 2, "--ep", 2, "--input-len", 24,
                  "--output-len", 4, "--repeat", 1, "--ep-num-redundant-experts", 16, "--ep-dispatch-algorithm", dispatch,
                  "--enable-expert-distribution-metrics")
@@ -80,7 +80,7 @@ def test_one_batch_applies_expert_flags(dispatch, even):
 
 
 @pytest.mark.parametrize("which", ["one-batch", *BENCHES])
-def test_help_of_each_benchmark(which):
+def test_help_of_each(which):
     done = bench(which, "--help")
     assert done.returncode == 0
     for flag in ("--device", "--json"):
@@ -88,7 +88,7 @@ def test_help_of_each_benchmark(which):
     assert f"switchyard bench {which}" in done.stdout
 
 
-def test_help_lists_all_benchmarks():
+def test_help_names_all_of_them():
     for arguments in ([], ["--help"]):
         done = bench(*arguments)
         assert done.returncode == 0
@@ -104,14 +104,14 @@ def test_help_lists_all_benchmarks():
     (["moe-layer", "--model", "gpt-5"], "see switchyard bench moe-layer --help"),
     (["exchange", "--tokens", "0"], "see switchyard bench exchange --help"),
 ], ids=["name", "filter", "flag", "ranks", "model", "tokens"])
-def test_errors_name_the_invalid_argument(arguments, message):
+def test_mistakes_are_named(arguments, message):
     done = bench(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_an_unwritable_json_file_is_an_error_before_any_case_runs():
+def test_json_that_cannot_be_written_is_known_before_anything_runs():
     done = bench("exchange", "--device", "cpu", "--ranks", "2", "--filter", "barrier", "--json", "/nowhere/figures.json")
     assert done.returncode == 2
     assert "--json /nowhere/figures.json: cannot be written" in done.stderr
@@ -130,7 +130,7 @@ def bench_serve(running, *flags):
 
 
 @pytest.mark.parametrize("backend", ["sglang", "openai"])
-def test_bench_serve_with_random_prompts(a_server, backend, tmp_path):
+def test_a_load_on_a_server(a_server, backend, tmp_path):
     file = tmp_path / "figures.json"
     done = bench_serve(a_server, "--backend", backend, "--num-prompts", 12, "--random-input-len", 24, "--random-range-ratio", 1,
                        "--request-rate", 200, "--max-concurrency", 3, "--json", file)
@@ -144,7 +144,7 @@ def test_bench_serve_with_random_prompts(a_server, backend, tmp_path):
     assert re.search(r"^Successful requests: +12$", done.stdout, re.M)
 
 
-def test_bench_serve_with_chats(a_server, tmp_path):
+def test_a_load_of_chats(a_server, tmp_path):
     lines = tmp_path / "chats.jsonl"
     lines.write_text('{"prompt": "hello there", "output_len": 4}\n{"prompt": "and you?"}\n')
     file = tmp_path / "figures.json"
@@ -154,7 +154,7 @@ def test_bench_serve_with_chats(a_server, tmp_path):
     assert json.loads(file.read_text())["total_output_tokens"] == 2 * (4 + 8)
 
 
-def test_failed_requests_are_counted_and_reported(a_server):
+def test_requests_that_fail_are_counted_and_told(a_server):
     done = bench_serve(a_server, "--num-prompts", 3, "--warmup-requests", 0, "--random-input-len", 100000,
                        "--random-range-ratio", 1)
     assert done.returncode == 1
@@ -168,7 +168,7 @@ def test_failed_requests_are_counted_and_reported(a_server):
     (["--dataset-name", "jsonl"], "want --dataset-path FILE"),
     (["--request-rate", "0"], "see switchyard bench serve --help"),
 ], ids=["no server", "chat", "dataset", "rate"])
-def test_errors_of_bench_serve_name_the_cause(arguments, message):
+def test_mistakes_of_serve_are_named(arguments, message):
     done = bench("serve", *arguments)
     assert done.returncode != 0
     assert message in done.stderr

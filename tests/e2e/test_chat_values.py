@@ -49,7 +49,7 @@ EITHER = ("{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function
           "string else c.function.arguments | tojson }}{% endfor %}{% endfor %}")
 
 
-def test_tool_call_arguments(tmp_path):
+def test_arguments(tmp_path):
     big = 123456789012345678901234567890123456789012345678901
     with serving(tmp_path, chat_template__jinja=GLUED) as s:
         assert prompt(s, calling('{"command":  "ls"}')) == 'function {"command":  "ls"};'
@@ -61,7 +61,7 @@ def test_tool_call_arguments(tmp_path):
         assert status == 200, answer
 
 
-def test_content_parts_and_strings(tmp_path):
+def test_parts_and_strings(tmp_path):
     parts = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
     with serving(tmp_path, chat_template__jinja=parts) as s:
         content = [{"type": "text", "text": "pre"}, {"type": "text", "text": "fix"}]
@@ -80,7 +80,7 @@ def test_continue_final_message(tmp_path):
         assert s.request("/tokenize", {"messages": messages, "continue_final_message": True})[0] == 400
 
 
-def test_roles_form_special_tokens_and_content_does_not(tmp_path):
+def test_roles_make_markers_and_content_does_not(tmp_path):
     def with_user(config):
         config.update(added_tokens_decoder={"511": {"content": "<|user|>", "special": True}}, eos_token="<|endoftext|>")
         return config
@@ -117,7 +117,7 @@ def test_add_bos_token(tmp_path):
         assert answer["usage"]["prompt_tokens"] == len(ids)
 
 
-def test_add_special_tokens_in_chats(tmp_path):
+def test_special_tokens_of_chats(tmp_path):
     messages = [{"role": "user", "content": "Who?"}]
     with serving(tmp_path, "deepseek_v3") as s:
         plain = tokens(s, messages=messages)
@@ -129,14 +129,14 @@ def test_add_special_tokens_in_chats(tmp_path):
             assert answer["prompt_token_ids"] == want and answer["usage"]["prompt_tokens"] == len(want)
 
 
-def test_checkpoint_with_only_a_tiktoken_file(tmp_path):
+def test_tiktoken_alone(tmp_path):
     ranks = "".join(f"{base64.b64encode(bytes([b])).decode()} {b}\n" for b in range(256))
     config = {"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": {"256": {"content": "[BOS]", "special": True}}}
     with serving(tmp_path, drop=("tokenizer.json",), tiktoken__model=ranks, tokenizer_config__json=json.dumps(config)) as s:
         assert tokens(s, prompt="[BOS]ab") == [256, 97, 98]
 
 
-def test_output_after_a_prompt_of_byte_tokens(tmp_path):
+def test_text_after_long_runs_of_bytes(tmp_path):
     with serving(tmp_path, "mixtral") as s:
         byte = tokens(s, prompt="\u0001")[-1] - 1 + 0x41
         for text in ("\u4e2d\u6587\u4e2d\u6587", "\U0001f600\u4e2d\U0001f600"):

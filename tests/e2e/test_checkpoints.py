@@ -52,7 +52,7 @@ def write_tensor(path, name, dtype, shape, data):
     path.write_bytes(struct.pack("<Q", len(header)) + header + data)
 
 
-def test_the_index_selects_the_file_of_a_tensor(tmp_path):
+def test_the_index_says_which_file_has_a_tensor(tmp_path):
     with Server(MODEL, *SMALL) as server:
         want = ids(server)
     directory = copy(tmp_path / "overlay")
@@ -93,7 +93,7 @@ def logprobs(model, *flags, env=None):
     return [entry[0] for entry in meta["input_token_logprobs"][1:] + meta["output_token_logprobs"]]
 
 
-def test_clip_qkv_limits_the_attention_output(tmp_path):
+def test_clip_qkv_limits_what_attention_adds(tmp_path):
     """If values are clipped to almost 0, attention outputs are zero, as with output projections of zero."""
     directory = tmp_path / "model"
     shutil.copytree(FIXTURES / "olmoe", directory)
@@ -111,7 +111,7 @@ def test_clip_qkv_limits_the_attention_output(tmp_path):
     assert clipped != pytest.approx(logprobs(FIXTURES / "olmoe"), abs=1e-2)
 
 
-def test_yarn_extends_the_context_beyond_max_position_embeddings():
+def test_yarn_stretches_the_context_beyond_max_position_embeddings():
     yarn = json.dumps({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}})
     flags = ["--json-model-override-args", yarn, "--context-length"]
     with Server(MODEL, *SMALL, *flags, 2048) as server:
@@ -121,7 +121,7 @@ def test_yarn_extends_the_context_beyond_max_position_embeddings():
     assert code == 2 and "--context-length 2049: want 2 to 2048" in said, said
 
 
-def test_token_ids_beyond_the_vocabulary_cause_a_warning(tmp_path):
+def test_a_tokenizer_past_the_vocabulary_is_a_warning(tmp_path):
     directory = copy(tmp_path / "model")
     vocabulary = json.loads((directory / "config.json").read_text())["vocab_size"]
     tokenizer_file = directory / "tokenizer.json"

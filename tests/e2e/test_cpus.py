@@ -31,7 +31,7 @@ def cpu_seconds(pids):
 
 
 @pytest.mark.skipif(len(CPUS) < 2, reason="requires two CPUs")
-def test_ranks_run_on_the_cpus_of_the_flag():
+def test_ranks_compute_where_the_flag_says():
     bind = f"{CPUS[1]}|{CPUS[0]}"
     with Server(MODEL, "--device", "cpu", "--tp", 2, "--ep", 2, "--cpu-bind", bind) as server:
         assert [computing_cpus(pid) for pid in server.ranks()] == [{CPUS[1]}, {CPUS[0]}]
@@ -40,7 +40,7 @@ def test_ranks_run_on_the_cpus_of_the_flag():
         assert server.stop() == 0
 
 
-def test_concurrent_servers_pin_to_different_cpus():
+def test_servers_beside_one_another_pin_to_different_cpus():
     flags = ["--device", "cpu", "--cpu-threads-per-rank", 1]
     with Server(MODEL, *flags) as first, Server(MODEL, *flags) as second:
         masks = [computing_cpus(server.ranks()[0]) for server in (first, second)]
@@ -52,7 +52,7 @@ def test_concurrent_servers_pin_to_different_cpus():
         assert answers[0][1]["output_ids"] == answers[1][1]["output_ids"]
 
 
-def test_ranks_stay_within_the_affinity_mask_of_the_server():
+def test_the_servers_own_mask_counts():
     with Server(MODEL, "--device", "cpu", "--log-level", "debug",
                 prefix=("taskset", "-c", str(CPUS[-1]))) as server:
         (rank,) = server.ranks()
@@ -61,7 +61,7 @@ def test_ranks_stay_within_the_affinity_mask_of_the_server():
         assert server.stop() == 0
 
 
-def test_invalid_cpu_lists_are_rejected():
+def test_bad_lists_are_refused():
     for bind, said in (("0-", "not a list of CPUs"), ("0", "lists CPUs of 1 ranks, but this host has 2 ranks"), ("0-1|1", "two ranks have CPU 1")):
         code, text = fails_to_start("--model-path", MODEL, "--tp", 2, "--cpu-bind", bind)
         assert code == 2 and "--cpu-bind" in text and said in text, text
@@ -69,7 +69,7 @@ def test_invalid_cpu_lists_are_rejected():
     assert code != 0 and "CPU 8191 is outside this process's CPU affinity mask" in text, text
 
 
-def test_an_idle_server_uses_little_cpu_time():
+def test_an_idle_server_sleeps():
     with Server(MODEL, "--device", "cpu", "--tp", 2, "--ep", 2) as server:
         assert server.request("/generate", PROMPT)[0] == 200
         pids = [server.process.pid, *server.ranks()]

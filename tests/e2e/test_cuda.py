@@ -87,7 +87,7 @@ def test_two_hosts_equal_transformers(case):
 
 
 @pytest.mark.parametrize("ranks", ROUTER_RANKS)
-def test_a_router_overflow_fails_only_its_request(tmp_path, ranks):
+def test_a_router_that_overflows_ends_the_request_alone(tmp_path, ranks):
     device, env = where(2 if ROUTER_RANKS[ranks] else 1)
     check_router_overflow(tmp_path, *device, *ROUTER_RANKS[ranks], env=env)
 
@@ -102,7 +102,7 @@ def test_clip_qkv_gives_the_logprobs_of_the_cpu(tp):
     assert clipped != pytest.approx(logprobs(FIXTURES / "olmoe", *device, "--tp", tp, env=env), abs=1e-2)
 
 
-def test_packed_experts_give_equal_results_alone_and_in_a_batch():
+def test_packed_experts_give_the_same_alone_and_together():
     """MXFP4 experts stay packed on a Hopper GPU. Single prompts and a large batch must give equal results."""
     if gpus() < 1:
         pytest.skip("a GPU is needed")

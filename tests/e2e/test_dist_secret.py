@@ -98,7 +98,7 @@ class ForeignConnections:
         return self.answers
 
 
-def test_foreign_connections_neither_end_nor_join_the_engine(secrets):
+def test_strangers_neither_end_nor_join_the_engine(secrets):
     address = f"127.0.0.1:{free_port()}"
     foreign = ForeignConnections(address)
     late = {}
@@ -130,7 +130,7 @@ def test_foreign_connections_neither_end_nor_join_the_engine(secrets):
     assert "nodes are not authenticated" not in text
 
 
-def test_nodes_with_another_or_no_secret_are_refused_and_the_wait_continues(secrets):
+def test_nodes_with_another_or_no_secret_are_refused_and_the_wait_goes_on(secrets):
     address = f"127.0.0.1:{free_port()}"
     ends = []
 
@@ -201,7 +201,7 @@ def test_sigterm_ends_the_wait_for_other_nodes(node):
 
 
 @pytest.mark.parametrize("how", ["signal", "deadline"])
-def test_a_wait_in_mpi_init_can_be_ended(how, tmp_path):
+def test_a_wait_in_mpi_init_ends(how, tmp_path):
     if not shutil.which("mpirun"):
         pytest.skip("no mpirun (openmpi-bin)")
     # The other process never calls MPI_Init.

@@ -65,7 +65,7 @@ def test_equals_transformers(server):
     assert check.returncode == 0, check.stdout + check.stderr + server.text()
 
 
-def test_concurrent_requests_get_the_same_output_as_alone(server):
+def test_many_requests_at_once_get_what_each_gets_alone(server):
     prompts = [list(range(3 + i, 20 + 3 * i)) for i in range(12)]
     alone = [generate(server, input_ids=p, sampling_params=GREEDY)["output_ids"] for p in prompts]
     server.request("/flush_cache", method="POST")
@@ -78,7 +78,7 @@ def test_concurrent_requests_get_the_same_output_as_alone(server):
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
-def test_a_request_may_select_its_group(server, path):
+def test_a_request_may_name_its_group(server, path):
     body = ({"text": "Hello", "sampling_params": GREEDY} if path == "/generate" else
             {"prompt": "Hello", "max_tokens": 12, "ignore_eos": True, "temperature": 0})
     for group in range(server.groups):
@@ -91,7 +91,7 @@ def test_a_request_may_select_its_group(server, path):
     assert status == 400 and "data_parallel_rank" in answer["error"]["message"]
 
 
-def test_cached_prefixes_belong_to_one_group(server):
+def test_prefixes_are_those_of_a_group(server):
     server.request("/flush_cache", method="POST")
     prompt = list(range(10, 90))
     first, again, elsewhere = (generate(server, input_ids=prompt, sampling_params=GREEDY, data_parallel_rank=group)
@@ -148,7 +148,7 @@ def test_routed_experts_do_not_depend_on_layout_chunks_or_reuse(server):
         assert routed(late) == routed(want)[65:]
 
 
-def test_streams_return_routed_experts_in_the_last_event(server):
+def test_streams_carry_routed_experts_at_the_end(server):
     body = {"text": "Hello", "sampling_params": GREEDY, "stream": True, "return_routed_experts": True}
     request = urllib.request.Request(server.url + "/generate", json.dumps(body).encode(),
                                      {"Content-Type": "application/json"})
@@ -160,13 +160,13 @@ def test_streams_return_routed_experts_in_the_last_event(server):
     assert len(routed(events[-1])) == meta["prompt_tokens"] + meta["completion_tokens"] - 1
 
 
-def test_server_info_lists_every_group(server):
+def test_information(server):
     info = server.request("/get_server_info")[1]
     assert info["dp_size"] == server.groups and info["enable_dp_attention"]
     assert len(info["internal_states"]) == server.groups
 
 
-def test_a_dense_model_rejects_return_routed_experts():
+def test_a_dense_model_has_no_experts_to_name():
     with Server(FIXTURES / "llama", "--tp", 2, "--dp-size", 2, "--enable-dp-attention", *COMMON) as server:
         status, answer = server.request("/generate", {"text": "Hello", "return_routed_experts": True})
         assert status == 400 and "no experts" in answer["error"]["message"]
@@ -174,6 +174,6 @@ def test_a_dense_model_rejects_return_routed_experts():
         assert server.stop() == 0
 
 
-def test_dp_size_without_dp_attention_is_rejected():
+def test_replicas_of_the_engine_are_refused():
     code, said = fails_to_start("--model-path", MODEL, "--tp", 2, "--dp-size", 2)
     assert code == 2 and "--enable-dp-attention" in said

@@ -100,7 +100,7 @@ def metrics(server):
 
 
 @pytest.mark.parametrize("layout", [[], DP, INT4], ids=["one group", "two groups", "converted weights"])
-def test_a_skewed_load_is_balanced_without_changed_outputs(checkpoint, layout):
+def test_a_skewed_load_evens_out_and_no_output_changes(checkpoint, layout):
     with Server(checkpoint, *RANKS, *layout) as still:
         want = [answers(still, seed) for seed in range(8)]
         assert still.stop() == 0
@@ -168,7 +168,7 @@ def test_experts_move_between_hosts(checkpoint, weights):
         other.kill()
 
 
-def test_a_requested_rebalance_moves_experts(checkpoint):
+def test_it_moves_when_it_is_asked(checkpoint):
     with Server(checkpoint, *RANKS, "--enable-eplb", "--eplb-min-rebalancing-utilization-threshold", 0,
                 "--eplb-algorithm", "deepseek") as server:
         status, answer = server.request("/eplb/rebalance", method="POST")
@@ -183,7 +183,7 @@ def test_a_requested_rebalance_moves_experts(checkpoint):
         assert server.stop() == 0
 
 
-def test_many_rebalances_do_not_leak_memory(checkpoint):
+def test_many_rebalances_leak_nothing(checkpoint):
     """Each rebalance follows different requests, so that different experts are hot."""
     def memory():  # private memory of the ranks in bytes
         total = 0
@@ -212,7 +212,7 @@ def test_many_rebalances_do_not_leak_memory(checkpoint):
         assert server.stop() == 0
 
 
-def test_a_rank_killed_during_a_migration_ends_the_server():
+def test_a_rank_killed_in_the_middle_ends_as_always():
     def leftovers():
         return {str(p) for d in ("/dev/shm", "/tmp") for p in pathlib.Path(d).iterdir()
                 if "switchyard" in p.name and not p.name.endswith(".log")}
@@ -242,7 +242,7 @@ def test_a_rank_killed_during_a_migration_ends_the_server():
     assert leftovers() == before
 
 
-def test_without_the_flag_no_expert_moves(checkpoint):
+def test_without_the_flag_nothing_moves(checkpoint):
     with Server(checkpoint, "--tp", 2, "--ep", 2) as server:
         for path, method in (("/eplb", "GET"), ("/eplb/rebalance", "POST")):
             status, answer = server.request(path, method=method)
@@ -260,6 +260,6 @@ def test_without_the_flag_no_expert_moves(checkpoint):
     (["--enable-eplb", "--tp", 2, "--ep", 2, "--eplb-algorithm", "deepseek", "--ep-num-redundant-experts", 1],
      "17 slots are not divisible by 2 ranks"),
 ])
-def test_invalid_flags_are_rejected(flags, expected):
+def test_what_cannot_be_is_refused(flags, expected):
     code, said = fails_to_start("--model-path", MODEL, "--port", 0, *flags)
     assert code == 2 and expected in said, said

@@ -36,7 +36,7 @@ def refusal(*arguments):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_plan_prints_the_placement_and_its_balancedness(algorithm):
+def test_plan_prints_the_placement_and_how_even_it_is(algorithm):
     printed = lines("plan", TRACES, *SIZE, "--algorithm", algorithm)
     assert printed[0].startswith(f"200 steps, 1 layers, 256 experts on 288 places of 32 ranks on 4 nodes: {algorithm} took ")
     before, after = map(float, re.fullmatch(r" +0 +([\d.]+) +([\d.]+)", printed[3]).groups())
@@ -48,7 +48,7 @@ def test_plan_prints_the_placement_and_its_balancedness(algorithm):
     assert {e for held in experts for e in held} == set(range(256))
 
 
-def test_plan_writes_a_file_for_the_next_plan_and_a_server(tmp_path):
+def test_plan_leaves_a_file_that_it_and_a_server_start_from(tmp_path):
     file = tmp_path / "placement.json"
     printed = lines("plan", TRACES, *SIZE, "--output", file)
     assert printed[-1] == f"placement written to {file}"
@@ -62,7 +62,7 @@ def test_plan_writes_a_file_for_the_next_plan_and_a_server(tmp_path):
     assert " 0 experts, 0.0 GiB, of them 0.0 GiB from other nodes" in printed[-2]
 
 
-def test_simulate_prints_and_plots_windows(tmp_path):
+def test_simulate_prints_windows_and_draws_them(tmp_path):
     picture = tmp_path / "shift.svg"
     printed = lines("simulate", TRACES, *SIZE, "--every", "10", "--svg", picture)
     rows = [line.split() for line in printed[3:-1]]
@@ -88,7 +88,7 @@ def test_counts_may_be_text(tmp_path):
     assert printed[4].split()[1:3] == ["-", "-"]  # a layer without experts
 
 
-def test_errors_name_the_invalid_input(tmp_path):
+def test_what_is_wrong_is_said(tmp_path):
     assert "eplb move: the nearest is eplb plan; want plan or simulate" in refusal("move")
     assert "--ranks is required" in refusal("plan", TRACES)
     assert f"{TRACES}: no array named logical_count; the file has drift, shift, steady" in refusal(

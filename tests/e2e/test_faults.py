@@ -41,7 +41,7 @@ def leftovers():
             not p.name.endswith(".log")}
 
 
-def test_rank_processes_have_titles():
+def test_ranks_bear_their_names():
     with Server(MODEL, "--tp", 4, "--ep", 2) as server:
         titles = [pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ").decode() for pid in server.ranks()]
         assert titles == ["switchyard::rank TP0 EP0", "switchyard::rank TP1 EP0", "switchyard::rank TP2 EP1",
@@ -79,7 +79,7 @@ def test_a_second_signal_does_not_wait_for_requests():
         assert {c["meta_info"]["finish_reason"]["type"] for c in results[0][1]} <= {"abort", "length"}
 
 
-def test_a_dead_rank_is_reported_and_ends_the_server():
+def test_a_dead_rank_is_said_and_ends_the_server():
     before = leftovers()
     with Server(MODEL, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", *ONE_AT_A_TIME) as server:
         ranks = server.ranks()
@@ -107,7 +107,7 @@ def test_ranks_die_with_their_parent():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_disconnected_client_frees_its_request(stream):
+def test_a_client_that_leaves_frees_its_request(stream):
     with Server(MODEL, "--tp", 2, *ONE_AT_A_TIME) as server:
         host, port = server.url[7:].split(":")
         body = json.dumps({**LONGER, "stream": stream}).encode()
@@ -200,7 +200,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_invalid_checkpoints_are_rejected(tmp_path, what):
+def test_bad_checkpoints_are_refused(tmp_path, what):
     change, expected = BROKEN[what]
     code, said = fails_to_start("--model-path", broken(tmp_path, change), "--port", 0)
     assert code == 2 and expected in said, said
@@ -226,7 +226,7 @@ def check_router_overflow(tmp_path, *flags, env=None):
 
 
 @pytest.mark.parametrize("ranks", ROUTER_RANKS)
-def test_a_router_overflow_fails_only_its_request(tmp_path, ranks):
+def test_a_router_that_overflows_ends_the_request_alone(tmp_path, ranks):
     check_router_overflow(tmp_path, *ROUTER_RANKS[ranks])
 
 
@@ -240,12 +240,12 @@ def test_a_router_overflow_fails_only_its_request(tmp_path, ranks):
     (["--deepep-mode", "fast"], "low_latency"),
     (["--config", "/no/such.yaml"], "/no/such.yaml"),
 ])
-def test_invalid_flags_are_rejected(flags, expected):
+def test_bad_flags_are_refused(flags, expected):
     code, said = fails_to_start("--model-path", MODEL, "--port", 0, *flags)
     assert code == 2 and expected in said, said
 
 
-def test_a_missing_model_directory_is_an_error():
+def test_no_such_directory():
     code, said = fails_to_start("--model-path", "/no/such/model")
     assert code == 2 and "/no/such/model" in said
 

@@ -89,7 +89,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("path, change, param", REFUSED)
-def test_errors_name_the_rejected_field(server, path, change, param):
+def test_refusals_name_the_field(server, path, change, param):
     status, answer = server.request(path, body_of(path, **change))
     error = answer["error"]
     assert status == 400 and error["param"] == param and error["type"] == "invalid_request_error", answer
@@ -104,7 +104,7 @@ NOTHING = {"best_of": 1, "suffix": "", "top_k": 0, "stop": "", "bad_words": [], 
            "not_a_field": 5}
 
 
-def test_values_that_request_no_feature_are_accepted(server):
+def test_values_that_ask_for_nothing_pass(server):
     ask(server, COMPLETIONS, **NOTHING)
     del NOTHING["suffix"]
     ask(server, CHAT, **NOTHING, tools=[], tool_choice="auto", parallel_tool_calls=True, functions=[], function_call="none",
@@ -113,7 +113,7 @@ def test_values_that_request_no_feature_are_accepted(server):
     assert server.text().count('"not_a_field"') == 1
 
 
-def test_error_codes_that_clients_evaluate(server):
+def test_codes_that_clients_act_on(server):
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0)
     name = client.models.list().data[0].id
     with pytest.raises(openai.NotFoundError) as missing:
@@ -139,7 +139,7 @@ def test_model_ids_with_slashes(server):
     assert server.request("/v1/models/" + name.replace("/", "%2F"))[1]["id"] == name
 
 
-def test_responses_have_a_fingerprint_and_a_matched_stop(server):
+def test_answers_have_a_fingerprint_and_a_matched_stop(server):
     prints = set()
     for path in (CHAT, COMPLETIONS):
         answer = ask(server, path)
@@ -153,7 +153,7 @@ def test_responses_have_a_fingerprint_and_a_matched_stop(server):
     assert stream(server, GENERATE)[0] == "text/event-stream; charset=utf-8"
 
 
-def test_usage_in_every_event(server):
+def test_usage_with_every_event(server):
     for path in (CHAT, COMPLETIONS):
         events = stream(server, path, max_tokens=4, ignore_eos=True, stream_options={"continuous_usage_stats": True})[1]
         counts = [event["usage"]["completion_tokens"] for event in events]
@@ -192,7 +192,7 @@ def test_echo_repeats_the_message_that_the_answer_continues(server):
     assert ask(server, CHAT, echo=True, temperature=0)["choices"] == ask(server, CHAT, temperature=0)["choices"]
 
 
-def test_prompt_text_is_the_output_of_the_template(server):
+def test_prompt_text_is_what_the_template_gives(server):
     answer = ask(server, CHAT, return_prompt_text=True, return_token_ids=True)
     ids = {"tokens": answer["prompt_token_ids"], "skip_special_tokens": False}
     assert answer["prompt_text"] == server.request("/detokenize", ids)[1]["text"]
@@ -253,7 +253,7 @@ def test_stop_strings_and_special_tokens(server):
     assert kept["choices"][0]["text"] == START
 
 
-def test_log_probabilities_contain_text_offsets(server):
+def test_log_probabilities_say_where_tokens_are(server):
     prompt = START + "user\nwhat is 专家? \U0001F9D1"
     for ask_for in (prompt, ids_of(server, prompt)):
         for top in (0, 3):
@@ -281,7 +281,7 @@ def test_bytes_of_partial_characters(server):
     assert ask(server, CHAT, logprobs=True)["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
-def test_cache_salts_separate_cached_prefixes(server):
+def test_cache_salts_keep_caches_apart(server):
     prompt = list(range(50, 150))
 
     def cached(**more):
@@ -327,7 +327,7 @@ def test_tokenize_lists_and_strings(server):
     assert status == 400 and answer["error"]["param"] == "prompt"
 
 
-def test_native_lists_with_one_entry_per_prompt(server):
+def test_native_lists_for_each_prompt(server):
     answers = ask(server, GENERATE, text=["Hello", "world"], return_logprob=True, token_ids_logprob=[[5], [7, 8]], rid="both",
                   return_prompt_token_ids=True)
     assert [[t[1] for t in a["meta_info"]["output_token_ids_logprobs"][0]] for a in answers] == [[5], [7, 8]]
@@ -347,7 +347,7 @@ def test_native_streams_send_input_log_probabilities_once(server):
     assert [len(e["meta_info"]["output_token_logprobs"]) for e in events] == [e["meta_info"]["completion_tokens"] for e in events]
 
 
-def test_a_rid_of_an_open_request_is_rejected(server):
+def test_a_name_is_open_once(server):
     thread = threading.Thread(target=lambda: server.request(GENERATE, {
         "text": "Hello", "rid": "twice", "sampling_params": {"max_new_tokens": 480, "ignore_eos": True, "n": 32}}))
     thread.start()

@@ -27,13 +27,13 @@ def refused(model, *flags):
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                                   "model.safetensors.index.json", "model-00002-of-00003.safetensors",
                                   "chat_template.jinja"])
-def test_fifos_are_rejected_by_name(model, name):
+def test_fifos_are_named(model, name):
     (model / name).unlink(missing_ok=True)
     os.mkfifo(model / name)
     assert f"{name}: is a FIFO, want a regular file" in refused(model)
 
 
-def test_directories_and_devices_are_rejected_by_name(model):
+def test_directories_and_devices_are_named(model):
     shard = model / "model-00001-of-00003.safetensors"
     shard.unlink()
     shard.mkdir()
@@ -43,7 +43,7 @@ def test_directories_and_devices_are_rejected_by_name(model):
     assert f"{shard.name}: is a device" in refused(model)
 
 
-def test_deep_nesting_is_rejected(model):
+def test_deep_nesting_is_refused(model):
     (model / "tokenizer_config.json").write_text("[" * 1_000_000)
     assert "tokenizer_config.json: nests deeper than 64 levels" in refused(model)
     header = b'{"__metadata__":' + b"[" * 1_000_000
@@ -117,7 +117,7 @@ def test_weights_are_verified(model, tmp_path):
     assert "config.json: its SHA-256 sum is" in refused(model, "--verify-weights", listed)
 
 
-def test_invalid_lists_of_sums_are_rejected(model, tmp_path):
+def test_unusable_lists_of_sums_are_refused(model, tmp_path):
     assert "No such file" in refused(model, "--verify-weights", tmp_path / "none")
     (tmp_path / "sums").write_text("SHA256 (model.safetensors) = 0\n")
     assert "line 1: want 64 hexadecimal digits" in refused(model, "--verify-weights", tmp_path / "sums")

@@ -87,7 +87,7 @@ def wait_end(server):
     return server.process.wait(60)
 
 
-def test_two_hosts_give_the_outputs_of_one_and_end_together(host, on_one_host):
+def test_two_hosts_answer_as_one_and_end_together(host, on_one_host):
     with two_hosts(host) as (node0, node1):
         assert answers(node0) == on_one_host
         node1.process.send_signal(signal.SIGTERM)  # ignored, because node 0 needs the ranks of node 1
@@ -113,7 +113,7 @@ def test_a_dead_host_is_named(host):
         assert f"node 1 ({host.peer})" in node0.text() or f"node 1, {host.peer}" in node0.text(), node0.text()
 
 
-def test_a_lost_network_link_ends_a_step_at_the_deadline(host):
+def test_a_cut_cable_ends_a_step_by_the_deadline(host):
     with two_hosts(host, "--dist-timeout", 8) as (node0, node1):
         host.cut()
         status, _ = node0.request("/generate", {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 4}})
@@ -131,7 +131,7 @@ def test_the_death_of_node_0_ends_the_others(host):
         assert not node1.ranks()
 
 
-def test_different_flags_are_rejected_by_name(host):
+def test_different_flags_are_refused_by_name(host):
     address = f"{host.address}:{free_port(host.address)}"
     with OtherNode(MODEL, address, *FLAGS, "--ep", 2, prefix=host.inside) as node1:
         code, text = fails_to_start("--model-path", MODEL, *FLAGS, "--port", 0, "--nnodes", 2, "--dist-init-addr", address)
@@ -140,7 +140,7 @@ def test_different_flags_are_rejected_by_name(host):
         assert "--ep-size is 4 on node 0, but 2 on node 1" in node1.text()
 
 
-def test_a_missing_host_is_named():
+def test_a_host_that_does_not_come_is_named():
     address = f"127.0.0.1:{free_port()}"
     code, text = fails_to_start("--model-path", MODEL, *FLAGS, "--port", 0, "--nnodes", 2, "--dist-init-addr", address,
                                 "--dist-timeout", 1)
@@ -158,7 +158,7 @@ def mpirun():
 
 
 @pytest.mark.parametrize("wire", ["mpi", "tcp"])
-def test_ranks_of_mpirun_give_the_outputs_of_one_host(mpirun, wire, on_one_host):
+def test_ranks_of_mpirun_answer_as_processes_do(mpirun, wire, on_one_host):
     flags = ["--dist-init-addr", f"127.0.0.1:{free_port()}"] if wire == "tcp" else []
     with Server(MODEL, *FLAGS, *flags, prefix=mpirun) as server:
         assert answers(server) == on_one_host
@@ -176,7 +176,7 @@ def test_mpirun_ends_all_when_a_rank_dies(mpirun):
         assert have_ended(ranks)
 
 
-def test_a_world_size_other_than_tp_is_rejected(mpirun):
+def test_a_world_that_is_not_tp_is_refused(mpirun):
     done = subprocess.run([*MPIRUN, "-n", "2", PROGRAM, "serve", "--model-path", MODEL, "--tp", "4"], text=True,
                           capture_output=True, timeout=60)
     assert done.returncode != 0

@@ -41,7 +41,7 @@ def wait_ready(process):
     return line
 
 
-def test_large_and_unfinished_bodies_stay_within_the_memory_limit():
+def test_bodies_and_floods_stay_within_the_memory_limit():
     with Server(MODEL, "--http-memory-limit", "192M") as server:
         before, peak, done = front_rss(server), [0], threading.Event()
 
@@ -78,7 +78,7 @@ def test_large_and_unfinished_bodies_stay_within_the_memory_limit():
         assert server.request("/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 2}})[0] == 200
 
 
-def test_a_blocked_log_does_not_block_requests():
+def test_a_blocked_log_stops_no_request():
     process = start_raw("--port", "0", "--log-requests", stderr=subprocess.PIPE)
     try:
         port = int(wait_ready(process).strip().rsplit(":", 1)[1])
@@ -91,7 +91,7 @@ def test_a_blocked_log_does_not_block_requests():
         process.wait()
 
 
-def test_the_descriptor_limit_is_raised_to_the_hard_limit():
+def test_descriptors_are_raised_to_what_is_allowed():
     def low():
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (128, min(2000, hard)))
@@ -110,7 +110,7 @@ def test_the_descriptor_limit_is_raised_to_the_hard_limit():
         process.wait(60)
 
 
-def test_an_interrupted_start_returns_a_nonzero_exit_code():
+def test_an_interrupted_start_is_no_success():
     for delay in (0.05, 0.02, 0.01, 0.005):
         process = start_raw("--port", "0", stderr=subprocess.DEVNULL)
         time.sleep(delay)
@@ -123,7 +123,7 @@ def test_an_interrupted_start_returns_a_nonzero_exit_code():
     raise AssertionError("the server was ready before every signal")
 
 
-def test_the_queue_has_a_default_limit_and_rejections_have_retry_after():
+def test_the_queue_has_a_limit_by_default_and_says_when_to_come_again():
     with Server(MODEL, "--max-running-requests", 1, "--max-total-tokens", 4096) as server:
         clients, statuses = [], []
         for _ in range(20):
@@ -141,7 +141,7 @@ def test_the_queue_has_a_default_limit_and_rejections_have_retry_after():
         assert server.request("/generate", {"input_ids": [[5]] * 18})[0] == 400  # exceeds the total limit
 
 
-def test_requests_that_exceed_their_timeout_end():
+def test_requests_over_their_time_end():
     with Server(MODEL, "--request-timeout", 0.01, "--max-total-tokens", 4096) as server:
         long = {**LONG, "sampling_params": {**LONG["sampling_params"], "n": 64}}
         status, body = server.request("/generate", long)
@@ -149,7 +149,7 @@ def test_requests_that_exceed_their_timeout_end():
         assert "--request-timeout" in body["error"]["message"]
 
 
-def test_routes_that_change_state_require_post_and_the_admin_key():
+def test_routes_that_change_state_want_post_and_the_admin_key():
     with Server(MODEL, "--api-key", "user", "--admin-api-key", "root") as server:
         user, root = ({"Authorization": f"Bearer {key}"} for key in ("user", "root"))
         assert server.request("/health")[0] == 200
@@ -169,7 +169,7 @@ def test_keys_from_a_file_and_the_environment(tmp_path):
         assert server.request("/v1/models", headers={"Authorization": "Bearer # two clients"})[0] == 401
 
 
-def test_web_pages_of_other_origins_cannot_use_a_local_server():
+def test_pages_of_other_sites_cannot_drive_a_local_server():
     with Server(MODEL) as server:
         body = {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}
         assert server.request("/generate", body, {"Origin": "https://evil.example"})[0] == 403

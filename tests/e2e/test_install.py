@@ -41,7 +41,7 @@ def program():
     return build / "my_switchyard"
 
 
-def test_custom_backends_are_listed_with_the_built_in_ones(program):
+def test_own_backends_are_listed_beside_the_built_in_ones(program):
     text = run(program, "backends", "--model-path", server.FIXTURES / "deepseek_v3_fp8", "--moe-a2a-backend", "mailbox",
                "--moe-runner-backend", "plain_mlp")
     assert "every rank reads the tokens of all" in text
@@ -52,7 +52,7 @@ def test_custom_backends_are_listed_with_the_built_in_ones(program):
 
 
 @pytest.mark.parametrize("flags", [("--moe-runner-backend", "plain_mlp"), ()], ids=["own-runner", "own-dispatcher-alone"])
-def test_custom_backends_serve(program, monkeypatch, flags):
+def test_own_backends_serve(program, monkeypatch, flags):
     monkeypatch.setattr(server, "PROGRAM", str(program))
     fixture = server.FIXTURES / "qwen3_moe"
     with server.Server(fixture, "--dtype", "float32", "--tp", 2, "--ep", 2, "--moe-a2a-backend", "mailbox", *flags,
@@ -63,13 +63,13 @@ def test_custom_backends_serve(program, monkeypatch, flags):
         assert running.stop() == 0
 
 
-def test_custom_backends_are_unknown_to_the_standard_program():
+def test_own_names_are_refused_elsewhere():
     code, text = server.fails_to_start("--model-path", server.FIXTURES / "qwen3_moe", "--moe-a2a-backend", "mailbox")
     assert code == 2
     assert "--moe-a2a-backend mailbox: no such backend here, want one of: deepep" in text
 
 
-def test_backend_names_of_sglang_are_accepted_or_rejected():
+def test_names_of_sglang_are_understood_or_refused():
     fixture = server.FIXTURES / "qwen3_moe"
     code, text = server.fails_to_start("--model-path", fixture, "--moe-runner-backend", "aiter")
     assert code == 2 and "--moe-runner-backend aiter needs AMD GPUs" in text

@@ -127,7 +127,7 @@ def test_stop_token_id_ends_the_text_before_it(server):
     assert cut["text"] == server.request("/detokenize", {"tokens": whole[:whole.index(stop)]})[1]["text"]
 
 
-def test_abort_by_rid(server):
+def test_abort_by_name(server):
     answers = []
     thread = threading.Thread(target=lambda: answers.append(
         generate(server, text="Hello", rid="slow", sampling_params={**GREEDY, "max_new_tokens": 480, "n": 32})))
@@ -139,7 +139,7 @@ def test_abort_by_rid(server):
     server.wait_idle()
 
 
-def test_model_and_server_info(server):
+def test_information(server):
     assert server.request("/health")[0] == 200
     assert server.request("/health_generate")[0] == 200
     info = server.request("/get_model_info")[1]
@@ -148,7 +148,7 @@ def test_model_and_server_info(server):
     assert server.request("/get_server_info")[1]["tp_size"] == 2
 
 
-def test_invalid_bodies_are_rejected(server):
+def test_wrong_bodies(server):
     for body, expected in [({}, "text"), ({"text": "a", "input_ids": [1]}, "text"), ({"text": 5}, "text"),
                        ({"text": "a", "sampling_params": {"top_k": "x"}}, "sampling_params.top_k"),
                        ({"text": "a", "sampling_params": {"regex": "a+"}}, "regex"),

@@ -27,7 +27,7 @@ def test_models(client):
     assert client.models.retrieve("tiny").id == "tiny"
 
 
-def test_a_streamed_chat_equals_the_whole_response(client):
+def test_chat_streams_what_it_answers(client):
     ask = dict(model="tiny", messages=HELLO, max_tokens=24, temperature=0)
     whole = client.chat.completions.create(**ask)
     assert whole.usage.completion_tokens <= 24 and whole.usage.prompt_tokens > 0
@@ -61,7 +61,7 @@ def test_chat_logprobs(client):
         assert abs(token.logprob - token.top_logprobs[0].logprob) < 1e-6  # greedy sampling takes the most likely token
 
 
-def test_a_seed_determines_the_output_under_concurrent_load(client):
+def test_seed_decides_whatever_else_runs(client):
     def ask(seed, n=1):
         return client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=20, temperature=1.0, seed=seed, n=n)
 
@@ -86,12 +86,12 @@ def test_stop_strings_and_ids(client):
     assert "".join(c.choices[0].text for c in streamed) == cut.text
 
 
-def test_min_tokens_beyond_the_context_is_reduced_with_max_tokens(client):
+def test_a_minimum_beyond_the_context_is_cut_with_the_maximum(client):
     answer = client.completions.create(model="tiny", prompt="Hello", max_tokens=5000, extra_body={"min_tokens": 2000})
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_user_text_never_becomes_special_tokens(server, client):
+def test_users_cannot_spell_special_tokens(server, client):
     key = {"Authorization": "Bearer secret"}
     plain = server.request("/tokenize", {"messages": HELLO}, key)[1]["tokens"]
     end = server.request("/tokenize", {"prompt": "<|im_end|>", "add_special_tokens": False}, key)[1]["tokens"]
@@ -117,7 +117,7 @@ def test_user_text_never_becomes_special_tokens(server, client):
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
 ])
-def test_invalid_bodies_get_400(client, change, expected):
+def test_wrong_bodies_get_400(client, change, expected):
     with pytest.raises(openai.BadRequestError) as error:
         client.post("/chat/completions", body={"model": "tiny", "messages": HELLO, "max_tokens": 1, **change}, cast_to=object)
     assert expected in error.value.message
@@ -129,7 +129,7 @@ def test_an_unknown_model_is_not_found(client):
     assert "gpt-4" in error.value.message and error.value.code == "model_not_found"
 
 
-def test_other_rejected_requests(server):
+def test_other_refusals(server):
     key = {"Authorization": "Bearer secret"}
     chat = "/v1/chat/completions"
     assert server.request(chat, {"messages": HELLO})[0] == 401

@@ -45,7 +45,7 @@ def test_outputs_of_requests_in_flight_are_bitwise_equal():
     assert answers() == answers("--enable-two-batch-overlap", "--tbo-token-distribution-threshold", 0.3)
 
 
-def test_the_executed_schedule_is_printed():
+def test_the_schedule_that_runs_is_printed():
     printed = subprocess.run([PROGRAM, "serve", "--model-path", FIXTURES / "qwen3_moe", "--print-schedule",
                               "--enable-two-batch-overlap"], capture_output=True, text=True)
     assert printed.returncode == 0, printed.stderr

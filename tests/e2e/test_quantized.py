@@ -47,7 +47,7 @@ def log_probabilities(prompt, *flags):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_quantization_at_load_time_changes_logprobs_little(method):
+def test_packed_while_loading_stays_close(method):
     prompt, wanted = reference()
     one = log_probabilities(prompt, "--quantization", method)
     assert one != pytest.approx(wanted, abs=1e-6)
@@ -63,7 +63,7 @@ def test_quantization_at_load_time_changes_logprobs_little(method):
     (MODEL, ["--quantization", "gptq"], ["--quantization gptq", "w8a8_int8"]),
     (MODEL, ["--quantize-activations", "sometimes"], ["sometimes"]),
 ])
-def test_invalid_combinations_are_rejected(model, flags, expected):
+def test_start_refuses(model, flags, expected):
     run = subprocess.run([PROGRAM, "serve", "--model-path", model, "--port", "0", *flags], capture_output=True,
                          text=True, timeout=60)
     assert run.returncode == 2

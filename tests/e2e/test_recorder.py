@@ -104,7 +104,7 @@ def test_a_dump_has_every_token_of_every_layer(server):
     assert act(server, "dump")["shape"][0] == 0  # the previous dump emptied the recorder
 
 
-def test_recorded_experts_equal_the_routed_experts_of_responses(server):
+def test_the_recorded_choice_is_the_one_that_answers_name(server):
     act(server, "start")
     prompt = list(range(40, 70))
     server.request("/flush_cache", method="POST")
@@ -128,7 +128,7 @@ def test_balancedness_is_logged_for_every_pass(server):
     assert sum(int(line[5]) for line in lines) == rows_of(answers) * TOP_K * LAYERS
 
 
-def test_load_is_reported(server):
+def test_load_is_shown(server):
     status, before = server.request("/expert_distribution")
     assert status == 200
     tokens = rows_of([generate(server, text="How are you?", sampling_params=GREEDY)])
@@ -158,7 +158,7 @@ def test_load_is_reported(server):
 
 
 @pytest.mark.parametrize("mode", ["stat", "stat_approx", "per_pass"])
-def test_other_modes_give_the_same_counts(mode, tmp_path):
+def test_other_modes_count_the_same(mode, tmp_path):
     with Server(MODEL, *TP2_EP2, *COMMON, *recorder(mode, tmp_path, "--ep-num-redundant-experts", 2)) as server:
         act(server, "start")
         answers = [generate(server, text="Hello", sampling_params=GREEDY)]
@@ -174,7 +174,7 @@ def test_other_modes_give_the_same_counts(mode, tmp_path):
         assert server.stop() == 0
 
 
-def test_a_placement_is_planned_from_a_dump(tmp_path):
+def test_a_dump_is_what_a_placement_is_planned_from(tmp_path):
     with Server(MODEL, *TP2_EP2, *COMMON, *recorder("stat", tmp_path)) as server:
         act(server, "start")
         before = generate(server, text="Hello", sampling_params=GREEDY)
@@ -204,7 +204,7 @@ def test_without_the_flags_nothing_is_counted():
         assert "switchyard_steps_total" in page and "eplb" not in page
 
 
-def test_a_missing_directory_loses_no_data(tmp_path):
+def test_a_folder_that_is_not_there_loses_nothing(tmp_path):
     folder = tmp_path / "later"
     with Server(MODEL, *TP2_EP2, *COMMON, *recorder("stat", folder)) as server:
         act(server, "start")
@@ -220,7 +220,7 @@ def test_a_missing_directory_loses_no_data(tmp_path):
         assert sum(found["logical_count"][1]) == rows_of(answers) * TOP_K * LAYERS
 
 
-def test_invalid_recorder_flags_are_rejected():
+def test_what_cannot_be_recorded_is_refused():
     for flags, expected in [(["--expert-distribution-recorder-mode", "all"], "all"),
                         (["--expert-distribution-recorder-buffer-size", 0], "buffer-size 0")]:
         code, said = fails_to_start("--model-path", MODEL, *flags)

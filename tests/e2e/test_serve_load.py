@@ -24,13 +24,13 @@ def test_disturb_prints_a_line_for_each_disturbance(tmp_path):
     assert case["front_bytes"]["peak"] > 0
 
 
-def test_disturb_rejects_an_unknown_name():
+def test_disturb_refuses_a_name_that_it_does_not_know():
     done = run("disturb", "--only", "noises")
     assert done.returncode == 2
     assert "want one of quiet, tokenize-1x5MB" in done.stderr
 
 
-def test_soak_loses_no_request(tmp_path):
+def test_soak_loses_nothing(tmp_path):
     file = tmp_path / "soak.json"
     done = run("soak", "--seconds", 5, "--clients", 8, "--references", 6, "--json", file)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -68,7 +68,7 @@ def learned(folder):
     return output
 
 
-def test_the_trained_model_is_served(learned):
+def test_what_was_learned_is_served(learned):
     assert sorted(path.name for path in learned.iterdir() if not path.name.startswith(".")) == [
         "balance.svg", "checkpoint-000100", "checkpoint-000120", "final", "log.jsonl", "loss.svg"]
     lines = steps_of(learned)
@@ -104,13 +104,13 @@ def test_score_and_picture(folder, learned):
                                                 folder / "no.svg")
 
 
-def test_transformers_loads_the_trained_model(learned):
+def test_transformers_loads_it(learned):
     transformers = pytest.importorskip("transformers")
     model, info = transformers.AutoModelForCausalLM.from_pretrained(learned / "final", output_loading_info=True)
     assert not info["missing_keys"] and model.config.num_hidden_layers == 2
 
 
-def test_a_resumed_run_equals_an_unbroken_run(folder):
+def test_interrupted_and_resumed_is_the_same(folder):
     """SIGTERM saves a checkpoint and exits with 0. The same command then resumes, with the results of an unbroken run."""
     train(folder, folder / "whole", 40, "--dtype", "float32")
     cut = command(folder, folder / "cut", 40, "--dtype", "float32")
@@ -149,7 +149,7 @@ def test_config_file(folder):
     assert "there is no key lenght; the nearest is length" in fails("train", "--config", folder / "wrong.yaml")
 
 
-def test_errors_name_the_invalid_input(folder, learned):
+def test_bad_input(folder, learned):
     """Each error message names the invalid input."""
     out = folder / "bad"
     (folder / "nothing.jsonl").write_text("")
@@ -168,7 +168,7 @@ def test_errors_name_the_invalid_input(folder, learned):
     assert "--output" in fails("train", "--export-only", "--output", out)
 
 
-def test_a_non_finite_loss_keeps_the_last_good_checkpoint(folder):
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(folder):
     out = folder / "diverges"
     error = fails(*command(folder, out, 200, "--save-every", 1, "--clip-grad-norm", 0, "--lr-schedule", "constant",
                            "--learning-rate", 1e30, "--warmup-steps", 2))

@@ -66,13 +66,13 @@ def test_every_layout_has_the_same_losses(folder, curve, layout):
     same(train(folder, folder / layout.replace(" ", ""), STEPS, layout), curve)
 
 
-def test_a_run_resumes_in_other_layouts(folder, curve):
+def test_a_run_goes_on_in_other_layouts(folder, curve):
     for i, layout in enumerate(["--tp 2 --ep 2", "--ep 2 --dp 2 --pp 2", "", "--tp 2 --ep 4 --dp 2"]):
         found = train(folder, folder / "moving", STEPS // 4 * (i + 1), layout)
     same(found, curve)
 
 
-def test_incompatible_layouts_are_rejected(folder):
+def test_layouts_that_do_not_fit_are_refused(folder):
     for layout, message in [("--tp 3", "--tp 3: does not divide the model's 4 attention heads"),
                             ("--pp 3", "--pp 3: exceeds the model's 2 layers"),
                             ("--ep 3 --dp 2", "--ep 3")]:

@@ -40,14 +40,14 @@ def test_same_ids_as_tokenizers(tmp_path, flags):
     assert (theirs.encode("x").ids[0] == 0) == bool(flags)
 
 
-def test_equal_input_gives_identical_files(tmp_path):
+def test_same_text_same_bytes(tmp_path):
     one, other = train(tmp_path / "a"), train(tmp_path / "b")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (one / name).read_bytes() == (other / name).read_bytes()
     assert "<|im_start|>" in json.loads((one / "tokenizer_config.json").read_text())["chat_template"]
 
 
-def test_errors_name_the_file_and_line(tmp_path):
+def test_errors_name_the_place(tmp_path):
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"text": "fine"}\n{"text": \n')
     done = run(broken, "--output", tmp_path / "out")

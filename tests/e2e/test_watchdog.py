@@ -29,7 +29,7 @@ def start_work(server):
 
 @pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_stopped_rank_ends_the_server_and_is_named(rank, busy):
+def test_a_stopped_rank_ends_the_server_with_its_name(rank, busy):
     with Server(MODEL, "--tp", 2, "--ep", 2, "--watchdog-timeout", WATCHDOG) as server:
         thread, results = start_work(server) if busy else (None, None)
         pid = server.ranks()[rank]
@@ -50,7 +50,7 @@ def test_a_stopped_rank_ends_the_server_and_is_named(rank, busy):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_ranks_exit_if_the_server_process_is_stopped(busy):
+def test_ranks_leave_a_stopped_server_process(busy):
     with Server(MODEL, "--tp", 2, "--ep", 2, "--watchdog-timeout", WATCHDOG) as server:
         if busy:
             start_work(server)
@@ -87,7 +87,7 @@ def launched(request):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_stopped_rank_of_mpirun_ends_the_server_and_is_named(launched, busy):
+def test_a_stopped_rank_of_mpirun_ends_the_server_with_its_name(launched, busy):
     server, pids = launched
     thread, results = start_work(server) if busy else (None, None)
     os.kill(pids[1], signal.SIGSTOP)
@@ -100,7 +100,7 @@ def test_a_stopped_rank_of_mpirun_ends_the_server_and_is_named(launched, busy):
         assert results[0][0] == 500 and "sent no heartbeat" in results[0][1]["error"]["message"]
 
 
-def test_ranks_of_mpirun_exit_if_rank_0_is_stopped(launched):
+def test_ranks_of_mpirun_leave_a_stopped_rank_0(launched):
     server, pids = launched
     os.kill(pids[0], signal.SIGSTOP)
     assert server.process.wait(60) != 0
@@ -108,7 +108,7 @@ def test_ranks_of_mpirun_exit_if_rank_0_is_stopped(launched):
     assert have_ended(pids)
 
 
-def test_a_stopped_node_ends_the_server_and_its_rank_is_named():
+def test_a_stopped_node_ends_the_server_with_the_name_of_its_rank():
     address = f"127.0.0.1:{free_port()}"
     with OtherNode(MODEL, address, *NODES) as node1:
         with Server(MODEL, *NODES, "--nnodes", 2, "--node-rank", 0, "--dist-init-addr", address) as node0:
@@ -129,7 +129,7 @@ def test_sigterm_ends_a_server_whose_leader_is_stopped():
         assert "killed" in server.text()
 
 
-def test_a_short_watchdog_timeout_is_rejected():
+def test_a_short_watchdog_is_refused():
     from server import fails_to_start
     code, said = fails_to_start("--model-path", MODEL, "--watchdog-timeout", 1)
     assert code == 2 and "--watchdog-timeout" in said

@@ -27,7 +27,7 @@ def address(server):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_answers_to_trained_and_unseen_questions(ranks):
+def test_answers(ranks):
     trained, paraphrases = sample("train.jsonl", 1), sample("test.jsonl", 2)
     flags = ["--enable-expert-distribution-metrics", "--log-level", "warning", "--max-total-tokens", 32768, "--device", "cpu"]
     with Server(YARDLING, "--tp", ranks, "--ep", ranks, *flags) as server:
@@ -48,7 +48,7 @@ def test_a_system_message_changes_nothing():
         assert evaluate.ask_all(address(server), told) == evaluate.ask_all(address(server), asked)
 
 
-def test_the_model_files_are_small_and_complete():
+def test_its_files_are_small_and_whole():
     config = json.loads((YARDLING / "config.json").read_text())
     assert config["model_type"] == "deepseek_v3" and config["num_nextn_predict_layers"] == 1
     weights = YARDLING / "model.safetensors"

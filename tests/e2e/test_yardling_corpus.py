@@ -33,7 +33,7 @@ def test_generated_files_are_current():
     assert done.returncode == 0, done.stderr
 
 
-def test_training_contains_no_test_question_and_every_expected_answer():
+def test_no_test_question_is_trained_and_every_expected_answer_is():
     trained, answers = set(), set()
     for record in records("train.jsonl"):
         roles = [message["role"] for message in record["messages"]]
@@ -55,7 +55,7 @@ def test_the_same_question_has_one_answer():
             assert answers.setdefault(said["content"], answer["content"]) == answer["content"], said
 
 
-def test_arithmetic_answers_are_correct():
+def test_arithmetic_is_right():
     checked = 0
     for record in records("train.jsonl") + records("test.jsonl"):
         words = record["messages"][-1]["content"].removesuffix(".").split()
@@ -74,7 +74,7 @@ def test_arithmetic_answers_are_correct():
     ("facts/99_more.txt", "= ep-what\n> An answer.\n" + "".join(f"question {i}\n" for i in range(9)), "id twice"),
     ("facts/10_expert_parallelism.txt", "What is EPLB?\n", "is asked of"),
 ])
-def test_invalid_sources_are_rejected(corpus, name, text, complaint):
+def test_what_would_spoil_the_corpus_is_refused(corpus, name, text, complaint):
     path = corpus / name
     path.write_text((path.read_text() if path.exists() else "") + text)
     before = (corpus / "train.jsonl").read_bytes()
@@ -83,7 +83,7 @@ def test_invalid_sources_are_rejected(corpus, name, text, complaint):
     assert (corpus / "train.jsonl").read_bytes() == before
 
 
-def test_a_test_question_in_the_training_set_is_rejected(corpus):
+def test_a_test_question_that_is_trained_is_refused(corpus):
     question = records("test.jsonl")[0]["messages"][0]["content"]
     name = records("test.jsonl")[0]["id"]
     (corpus / "chats.txt").write_text(f"{question.upper()}!\n@{name}\n")
@@ -91,7 +91,7 @@ def test_a_test_question_in_the_training_set_is_rejected(corpus):
     assert done.returncode != 0 and "is trained too" in done.stderr
 
 
-def test_a_stale_file_is_detected(corpus):
+def test_a_stale_file_is_noticed(corpus):
     with open(corpus / "test.jsonl", "a") as file:
         file.write("{}\n")
     done = build(corpus, "--check")

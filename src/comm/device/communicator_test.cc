@@ -115,7 +115,7 @@ TEST(CommunicatorTest, AnIdleBroadcastWaitsAndThenRunsInRounds) {
   });
 }
 
-TEST(CommunicatorTest, ARankThatNeverArrivesIsNamed) {
+TEST(CommunicatorTest, ARankThatNeverComesIsNamed) {
   const auto arena = SharedArena::Create(3, kBytes);
   SymmetricMemory memory(arena, 2, {.timeout = std::chrono::milliseconds(50)});
   Communicator comm(memory, {0, 2}, "ep", 4096);
@@ -151,7 +151,7 @@ void TellAndListen(StagedRounds& rounds, bool everyone, uint32_t topic) {
   }
 }
 
-TEST(StagedRoundsTest, SlotsAreNotMixedUpWhenTheCounterWraps) {
+TEST(StagedRoundsTest, SlotsStayApartWhileTheCounterWraps) {
   RunRankThreads(3, kBytes, [](int rank, const std::shared_ptr<SharedArena>& arena) {
     SymmetricMemory memory(arena, rank, kOptions);
     StagedRounds rounds(memory, World(3), 4096);

@@ -55,7 +55,7 @@ TEST(SharedArenaTest, AttachesThroughItsDescriptor) {
   EXPECT_EQ(std::memcmp(reader.Local(word), "platform", 8), 0);
 }
 
-TEST(SharedArenaTest, RefusesDescriptorsThatAreNoArena) {
+TEST(SharedArenaTest, RefusesWhatIsNoArena) {
   const auto is_refused = [](int fd) {
     ExpectError(ErrorKind::kInvalid, HasSubstr("is not an arena of shared memory"),
                 [fd] { SharedArena::FromFd(fd); });
@@ -87,12 +87,12 @@ TEST(SharedArenaTest, RefusesSizesOutOfRange) {
               [] { SharedArena::Create(4, SIZE_MAX / 2); });
 }
 
-TEST(SharedArenaTest, CannotBeTruncated) {
+TEST(SharedArenaTest, CannotBeCutShort) {
   const auto arena = SharedArena::Create(1, kBytes);
   EXPECT_NE(ftruncate(arena->fd(), 0), 0);
 }
 
-TEST(SymmetricMemoryTest, AllocatesAlignedAndReportsWhenFull) {
+TEST(SymmetricMemoryTest, AllocatesAlignedAndSaysWhenFull) {
   SymmetricMemory memory(SharedArena::Create(1, 4096), 0, {});
   EXPECT_EQ(memory.Allocate(10), 0u);
   EXPECT_EQ(memory.Allocate(1), 64u);
@@ -119,7 +119,7 @@ TEST(SymmetricMemoryTest, FlagsCompareModulo32Bits) {
 }
 
 // Passes a counter back and forth, sometimes after a pause, so that waits end in each stage.
-TEST(SymmetricMemoryTest, WritesBeforeAFlagAreVisibleAfterIt) {
+TEST(SymmetricMemoryTest, WhatWasWrittenBeforeAFlagIsSeenAfterIt) {
   RunRankThreads(2, kBytes, [](int rank, const std::shared_ptr<SharedArena>& arena) {
     SymmetricMemory memory(arena, rank, TimeoutOf(60'000));
     const size_t data = memory.Allocate(8);
@@ -141,7 +141,7 @@ TEST(SymmetricMemoryTest, WritesBeforeAFlagAreVisibleAfterIt) {
   });
 }
 
-TEST(SymmetricMemoryTest, ATimeoutNamesBothRanksAndTheStage) {
+TEST(SymmetricMemoryTest, ATimeoutSaysWhoWaitsForWhomWhere) {
   SymmetricMemory memory(SharedArena::Create(4, kBytes), 2, TimeoutOf(50));
   const size_t flag = memory.Allocate(4);
   ExpectError(ErrorKind::kTimeout,
@@ -168,7 +168,7 @@ TEST(SymmetricMemoryTest, AnIdleWaitOutlastsTheTimeoutAndWakes) {
   });
 }
 
-TEST(SymmetricMemoryTest, AWaitWithItsOwnDeadlineReturnsWhetherTheFlagWasRaised) {
+TEST(SymmetricMemoryTest, AWaitWithADeadlineOfItsOwnSaysWhetherTheFlagCame) {
   const auto arena = SharedArena::Create(2, kBytes);
   SymmetricMemory memory(arena, 0, {}), peer(arena, 1, {});
   const size_t flag = memory.Allocate(4);
@@ -197,14 +197,14 @@ TEST(SymmetricMemoryTest, AbortEndsPresentAndLaterWaits) {
   is_aborted(0, false);  // reached, but the world is aborted
 }
 
-TEST(SymmetricMemoryTest, LongReasonsAreTruncated) {
+TEST(SymmetricMemoryTest, AReasonOfAnyLengthIsCut) {
   const auto arena = SharedArena::Create(1, kBytes);
   SymmetricMemory memory(arena, 0, {});
   memory.Abort(std::string(100'000, 'x'));
   ExpectError(ErrorKind::kPeer, EndsWith("xxx"), [&] { memory.Wait(0, 1, 0, "anything"); });
 }
 
-TEST(RankThreadsTest, TheFirstErrorIsRethrownAndOtherRanksAreStopped) {
+TEST(RankThreadsTest, TheFirstErrorIsRethrownAndTheOthersAreStopped) {
   std::atomic<int> stopped = 0;
   ExpectError(ErrorKind::kResource, ::testing::StrEq("no coal"), [&] {
     RunRankThreads(4, kBytes, [&](int rank, const std::shared_ptr<SharedArena>& arena) {

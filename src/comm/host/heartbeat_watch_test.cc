@@ -43,7 +43,7 @@ class HeartbeatWatchTest : public ::testing::Test {
   std::jthread beater_;
 };
 
-TEST_F(HeartbeatWatchTest, ReportsTheRankWithoutHeartbeat) {
+TEST_F(HeartbeatWatchTest, ReportsTheRankThatDoesNotBeat) {
   HeartbeatWatch watch(arena_, {0, 1, 2}, milliseconds(500),
                        [this](const RankSilence& silence) { Report(silence); });
   const RankSilence silence = FirstReport();
@@ -54,7 +54,7 @@ TEST_F(HeartbeatWatchTest, ReportsTheRankWithoutHeartbeat) {
   EXPECT_EQ(watch.Longest().rank, 1);
 }
 
-TEST_F(HeartbeatWatchTest, AHeartbeatResetsTheSilence) {
+TEST_F(HeartbeatWatchTest, ABeatEndsTheSilence) {
   HeartbeatWatch watch(arena_, {1}, milliseconds(200),
                        [this](const RankSilence& silence) { Report(silence); });
   EXPECT_EQ(FirstReport().rank, 1);

@@ -17,7 +17,7 @@ std::optional<LaunchedRank> In(const std::map<std::string, std::string>& environ
   });
 }
 
-TEST(LauncherTest, ReadsRankAndWorldSize) {
+TEST(LauncherTest, FindsItsPlace) {
   const auto mpi = In({{"OMPI_COMM_WORLD_RANK", "2"},
                        {"OMPI_COMM_WORLD_SIZE", "4"},
                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
@@ -41,7 +41,7 @@ TEST(LauncherTest, ReadsRankAndWorldSize) {
   EXPECT_EQ(slurm->launcher, "srun");
 }
 
-TEST(LauncherTest, ASingleProcessIsNotLaunched) {
+TEST(LauncherTest, AloneIsNotLaunched) {
   EXPECT_FALSE(In({}));
   EXPECT_FALSE(In({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}));
   // A Slurm batch script: its allocation has four tasks, but the script itself is not a task.

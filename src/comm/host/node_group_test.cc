@@ -100,7 +100,7 @@ TEST(NodeGroupTest, DifferentNumbersOfNodesAreRefused) {
   EXPECT_THAT(ErrorOf(std::move(other), ErrorKind::kInvalid), HasSubstr("--nnodes is 2"));
 }
 
-TEST(NodeGroupTest, TwoNodesWithTheSameRankAreRefused) {
+TEST(NodeGroupTest, TwoNodesOfOneRankAreRefused) {
   Meeting meeting{.nodes = 3};
   Membership one = Meeting::Join(meeting.Options(1));
   Membership same = Meeting::Join(meeting.Options(1));
@@ -110,7 +110,7 @@ TEST(NodeGroupTest, TwoNodesWithTheSameRankAreRefused) {
   ErrorOf(std::move(same), ErrorKind::kInvalid);
 }
 
-TEST(NodeGroupTest, MissingNodesAreNamed) {
+TEST(NodeGroupTest, NodesThatDoNotComeAreNamed) {
   Meeting meeting{.nodes = 4};
   Membership one = Meeting::Join(meeting.Options(2));
   auto options = meeting.Options(0);
@@ -121,7 +121,7 @@ TEST(NodeGroupTest, MissingNodesAreNamed) {
   EXPECT_THAT(ErrorOf(std::move(one), ErrorKind::kInvalid), names_them);
 }
 
-TEST(NodeGroupTest, TheTimeoutForNode0NamesItsAddress) {
+TEST(NodeGroupTest, ANodeWithoutNode0SaysWhereItWaited) {
   Meeting meeting;
   auto options = meeting.Options(1);
   options.timeout = milliseconds(100);
@@ -138,7 +138,7 @@ TEST(NodeGroupTest, GivingUpIsNoError) {
   EXPECT_EQ(Meeting::Join(options).get(), nullptr);
 }
 
-TEST(NodeGroupTest, AWildcardAddressIsRefused) {
+TEST(NodeGroupTest, AnAddressOfNoHostIsRefused) {
   Meeting meeting;
   meeting.address.host = "0.0.0.0";
   EXPECT_THAT(ErrorOf(Meeting::Lead(meeting.Options(0)), ErrorKind::kInvalid),
@@ -247,7 +247,7 @@ class NewsTest : public ::testing::Test {
   std::unique_ptr<NodeGroup> groups_[2];
 };
 
-TEST_F(NewsTest, TheEndIsReportedAndTheLaterCloseIsNot) {
+TEST_F(NewsTest, TheEndIsSaidAndTheClosingAfterItIsNoNews) {
   groups_[0]->SendEnd();
   EXPECT_THAT(News(1), ::testing::ElementsAre("the end"));
   groups_[1].reset();
@@ -255,7 +255,7 @@ TEST_F(NewsTest, TheEndIsReportedAndTheLaterCloseIsNot) {
   EXPECT_TRUE(news_[0].empty());
 }
 
-TEST_F(NewsTest, ALossIsReportedInBothDirections) {
+TEST_F(NewsTest, ALossIsToldInBothDirections) {
   groups_[1]->SendLost("rank 3 was killed", true);
   EXPECT_THAT(News(0), ::testing::ElementsAre("cause: node 1 (127.0.0.1): rank 3 was killed"));
   groups_[0]->SendLost("rank 0 ended", false);

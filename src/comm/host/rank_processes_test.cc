@@ -287,7 +287,7 @@ TEST(RankProcessesTest, ARankIgnoresTheTerminalsSignalsAndBlocksNone) {
 
 TEST(RankProcessesTest, ARankSetsItsTitle) { ExpectGoodEnd("title", 2); }
 
-TEST(RankProcessesTest, TheLeaderAnswersOverTheControlSocketUntilTheEndMessage) {
+TEST(RankProcessesTest, TheLeaderAnswersOverTheControlSocketUntilToldToEnd) {
   Troupe troupe(3, "serve");
   auto socket = ControlSocket::Bind(troupe.endpoint());
   troupe.ranks().WaitJoined();
@@ -392,14 +392,14 @@ TEST(RankProcessesTest, WaitJoinedNamesTheRankThatEnded) {
   }
 }
 
-TEST(RankProcessesTest, AnUnexpectedExitIsReported) {
+TEST(RankProcessesTest, AnEndThatNobodyAskedForIsReported) {
   Troupe troupe(1, "leave");
   const auto exits = troupe.Exits(1);
   EXPECT_EQ(exits[0].rank, 0);
   EXPECT_EQ(exits[0].code, 0);
 }
 
-TEST(RankProcessesTest, WaitEndedKillsRanksThatDoNotExit) {
+TEST(RankProcessesTest, WaitEndedKillsThoseThatStay) {
   Troupe troupe(2, "serve");
   troupe.ranks().WaitJoined();
   EXPECT_FALSE(troupe.ranks().WaitEnded(milliseconds(20)));

@@ -77,7 +77,7 @@ class AcceptorTest : public ::testing::Test {
   std::thread thread_;
 };
 
-TEST_F(AcceptorTest, PeersWithTheSameSecretConnect) {
+TEST_F(AcceptorTest, PeersWithOneSecretMeet) {
   Start({.key = Key("one secret")});
   const OpenedConnection opened = Open(address(), "one secret").get();
   EXPECT_TRUE(opened.stream);
@@ -85,13 +85,13 @@ TEST_F(AcceptorTest, PeersWithTheSameSecretConnect) {
   EXPECT_THAT(Refusals(), IsEmpty());
 }
 
-TEST_F(AcceptorTest, PeersWithoutASecretConnect) {
+TEST_F(AcceptorTest, PeersWithoutASecretMeet) {
   Start({.key = Key("")});
   EXPECT_TRUE(Open(address(), "").get().stream);
   EXPECT_THAT(From(), ElementsAre(1));
 }
 
-TEST_F(AcceptorTest, AnotherSecretIsRefusedOnBothSidesAndTheWaitContinues) {
+TEST_F(AcceptorTest, AnotherSecretIsRefusedOnBothSidesAndTheWaitGoesOn) {
   Start({.key = Key("one secret")});
   const OpenedConnection refused = Open(address(), "other secret").get();
   EXPECT_FALSE(refused.stream);
@@ -310,13 +310,13 @@ TEST_F(OpenerTest, AnAcceptorWithoutAProofIsRefused) {
   acceptor.get();
 }
 
-TEST_F(OpenerTest, TheOpenersOwnProofSentBackIsRefused) {
+TEST_F(OpenerTest, ItsOwnProofSentBackIsRefused) {
   auto acceptor = PlayAcceptor(door_, {.has_secret = 1}, true);
   EXPECT_EQ(Open(door_.address(), "one secret").get().verdict, Verdict::kWrongSecret);
   acceptor.get();
 }
 
-TEST_F(OpenerTest, AnotherProgramIsReportedAsSuch) {
+TEST_F(OpenerTest, AnotherProgramIsNamedAsSuch) {
   auto opened = Open(door_.address(), "one secret");
   auto stream = door_.Accept(IoLimit::After(kLong));
   SendBytes(*stream, "HTTP/1.1 400 Bad Request\r\n\r\n");

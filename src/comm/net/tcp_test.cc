@@ -19,7 +19,7 @@ TEST(HostPortTest, IsWrittenAsInAUrl) {
   EXPECT_EQ(v6.Text(), "[fd00::1]:80");
 }
 
-TEST(HostPortTest, ErrorsQuoteMalformedText) {
+TEST(HostPortTest, RefusesTheRestByName) {
   for (const char* text :
        {"", "host", "host:", ":80", "host:x", "host:80x", "host:65536", "host:-1", "fd00::1:80"}) {
     try {
@@ -31,7 +31,7 @@ TEST(HostPortTest, ErrorsQuoteMalformedText) {
   }
 }
 
-TEST(TcpTest, AnUnusedPortTimesOutAndAForeignAddressIsAnError) {
+TEST(TcpTest, NobodyThereIsATimeoutAndNoSuchAddressAnError) {
   HostPort nobody;
   {
     const TcpListener gone = TcpListener::Bind({"127.0.0.1", 0});
@@ -43,7 +43,7 @@ TEST(TcpTest, AnUnusedPortTimesOutAndAForeignAddressIsAnError) {
   EXPECT_THROW(TcpListener::Bind(first.address()), Error);
 }
 
-TEST(TcpTest, PartsArriveInOrderAndTheEndIsDetected) {
+TEST(TcpTest, PartsArriveInOrderAndTheEndIsSeen) {
   TcpListener listener = TcpListener::Bind({"127.0.0.1", 0});
   auto one = TcpStream::Connect(listener.address(), IoLimit::After(milliseconds(10'000)));
   auto other = listener.Accept(IoLimit::After(milliseconds(10'000)));

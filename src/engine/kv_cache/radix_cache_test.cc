@@ -56,7 +56,7 @@ TEST_F(RadixCacheTest, EvictsTheLeastRecentlyUsedFromItsEnd) {
   EXPECT_EQ(tree_.Find(Tokens{1, 2, 3, 4}).pages.size(), 2u);
 }
 
-TEST_F(RadixCacheTest, ParentsAreEvictedAfterTheirChildren) {
+TEST_F(RadixCacheTest, ParentsFollowTheirChildren) {
   Add({1, 2, 3, 4});
   Add({1, 2, 5, 6});
   Add({1, 2, 7, 8});
@@ -65,7 +65,7 @@ TEST_F(RadixCacheTest, ParentsAreEvictedAfterTheirChildren) {
   EXPECT_EQ(allocator_.free(), 16);
 }
 
-TEST_F(RadixCacheTest, OnlyLockedPathsAreKept) {
+TEST_F(RadixCacheTest, LockedPathsStayAndOnlyThey) {
   Add({1, 2, 3, 4, 5, 6});
   RadixCache::Node* node = tree_.Find(Tokens{1, 2, 3, 4}).node;
   tree_.Lock(node);
@@ -105,7 +105,7 @@ TEST(KvCache, PublishedPrefixIsBorrowedByTheNext) {
   EXPECT_EQ(cache.cached(), 2);
 }
 
-TEST(KvCache, PrefixesAreSharedOnlyWithinASalt) {
+TEST(KvCache, SaltsKeepPrefixesApart) {
   KvCache cache(8, 1, true);
   const Tokens tokens = {1, 2, 3};
   SequencePages plain, salted, same, other;
@@ -131,7 +131,7 @@ TEST(KvCache, PrefixesAreSharedOnlyWithinASalt) {
   cache.Release({}, salted);
 }
 
-TEST(KvCache, OfEqualPagesOnlyOneCopyIsKept) {
+TEST(KvCache, TwoThatComputedTheSameKeepOneCopy) {
   KvCache cache(8, 2, true);
   const Tokens tokens = {1, 2, 3, 4};
   SequencePages first, second;

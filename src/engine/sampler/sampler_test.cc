@@ -110,7 +110,7 @@ TEST(Sampler, TopKOfOneIsGreedy) {
     EXPECT_EQ(sampler.Draw(logits, {.top_k = 1}, {}, {}, seed), ArgMax(logits));
 }
 
-TEST(Sampler, EqualSeedAndLengthDrawTheSameToken) {
+TEST(Sampler, SameSeedAndLengthDrawTheSame) {
   const std::vector<float> logits = Noise(500, 9);
   Sampler one(500, {}), other(500, {});
   const Ids output = {1, 2, 3};
@@ -124,7 +124,7 @@ TEST(Sampler, EqualSeedAndLengthDrawTheSameToken) {
   EXPECT_GT(std::unique(drawn.begin(), drawn.end()) - drawn.begin(), 20);  // seeds differ
 }
 
-TEST(Sampler, PenaltiesCountOutputTokensAndRepetitionAlsoThePrompt) {
+TEST(Sampler, PenaltiesLookAtWhatTheyName) {
   Sampler sampler(8, {});
   const std::vector<float> logits = {1.0f, 0.9f, 0.8f, -1, -1, -1, -1, -1};
   SamplingParams params{.temperature = 0};
@@ -143,7 +143,7 @@ TEST(Sampler, PenaltiesCountOutputTokensAndRepetitionAlsoThePrompt) {
   EXPECT_EQ(sampler.Draw(negative, params, prompt, {}, 0), 1);  // −1 · 1.2 is below −1.1
 }
 
-TEST(Sampler, BiasAndMinNewTokensRestrictTheTokens) {
+TEST(Sampler, BiasAndMinNewTokensDecideWhatMayCome) {
   Sampler sampler(4, {3});
   const std::vector<float> logits = {0, 1, 2, 3};
   SamplingParams params{.min_new_tokens = 2, .temperature = 0, .stop_token_ids = {2}};
@@ -158,7 +158,7 @@ TEST(Sampler, BiasAndMinNewTokensRestrictTheTokens) {
   }
 }
 
-TEST(Sampler, AllowedIdsAndBadWordsForbidTokens) {
+TEST(Sampler, AllowedIdsAndBadWordsForbid) {
   Sampler sampler(6, {5});
   const std::vector<float> logits = {0, 1, 2, 3, 4, 5};
   SamplingParams params{.temperature = 0, .allowed_token_ids = {1, 3, 1}};
@@ -175,7 +175,7 @@ TEST(Sampler, AllowedIdsAndBadWordsForbidTokens) {
   EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), std::nullopt);
 }
 
-TEST(NucleusFilter, EqualsTheResultOfAFullSort) {
+TEST(NucleusFilter, CutsWhereAFullSortCuts) {
   constexpr int kVocab = 5000;
   NucleusFilter filter(kVocab);
   for (uint64_t seed = 0; seed < 60; ++seed) {
@@ -218,7 +218,7 @@ TEST(Softmax, ExpIsAccurateAndForbiddenTokensWeighNothing) {
   EXPECT_EQ(weights[0], 1.0f);
 }
 
-TEST(Softmax, DetectsNonFiniteValuesAtEveryPosition) {
+TEST(Softmax, FindsWhatIsNotFiniteAnywhere) {
   for (const size_t n : {1, 63, 64, 65, 200}) {
     std::vector<float> values(n, 1.0f);
     EXPECT_TRUE(AllFinite(values));

@@ -89,7 +89,7 @@ TEST_F(PolicyTest, DepthFirstByWeight) {
   EXPECT_THAT(Order("dfs-weight"), ElementsAre(4, 5, 2, 1, 3));
 }
 
-TEST_F(PolicyTest, RandomIsAPermutationByStep) {
+TEST_F(PolicyTest, RandomIsAPermutationThatDependsOnTheStepAlone) {
   for (int i = 0; i < 6; ++i) Add(Run(i, 5));
   const auto first = Order("random", 1);
   const auto second = Order("random", 2);
@@ -105,7 +105,7 @@ TEST_F(PolicyTest, RetractedRequestsStayAtTheHead) {
   EXPECT_THAT(Order("lof"), ElementsAre(1, 3, 2));
 }
 
-TEST_F(PolicyTest, WithoutAPrefixCacheRequestsAreInOrderOfArrival) {
+TEST_F(PolicyTest, WithoutAPrefixCacheTheyAreInOrderOfArrival) {
   KvCache plain(64, kPageSize, false);
   Add(Run(0, 5));
   Add(Run(0, 6));

@@ -61,7 +61,7 @@ TEST(PrefillPace, OneSlowStepDoesNotStarvePrompts) {
   EXPECT_NEAR(static_cast<double>(pace.rows()), static_cast<double>(before), 0.2 * before);
 }
 
-TEST(PrefillPace, ShortTailsOfPromptsAreIgnored) {
+TEST(PrefillPace, TailsOfPromptsDoNotCount) {
   PrefillPace pace(0.030, 2048);
   Machine{0.002, 60e-6}.Run(pace, 20);
   const int64_t before = pace.rows();

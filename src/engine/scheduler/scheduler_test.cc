@@ -21,7 +21,7 @@ EngineRequest Prompt(int32_t first, int64_t length) {
 
 // A request that was retracted after its first tokens returns while its pages are still cached. It
 // has one row to compute, so it decodes, although it was admitted after a prompt.
-TEST(Scheduler, AResumedDecodingRequestIsPlannedBeforePrompts) {
+TEST(Scheduler, ARequestThatComesBackToDecodeIsPlannedBeforePrompts) {
   KvCache cache(128, kPageSize, true);
   Scheduler scheduler({.max_logit_rows = 8}, cache);
   Sequence before(Prompt(0, 2 * kPageSize));
@@ -63,7 +63,7 @@ EngineRequest Ranked(uint64_t id, int32_t priority, int64_t length) {
   return request;
 }
 
-TEST(Scheduler, ThePrefillLimitAppliesOnlyWhileRequestsDecode) {
+TEST(Scheduler, TheLimitHoldsOnlyWhileRequestsDecode) {
   KvCache cache(128, kPageSize, true);
   Scheduler scheduler({.chunk_rows = 64, .max_logit_rows = 8}, cache);
   scheduler.LimitPrefill(16);
@@ -96,7 +96,7 @@ TEST(Scheduler, HigherPrioritiesAreAdmittedFirstAndEqualOnesInOrder) {
   EXPECT_THAT(order, testing::ElementsAre(&c, &b, &d));
 }
 
-TEST(Scheduler, AMuchHigherPriorityRetractsTheLowest) {
+TEST(Scheduler, ARequestFarAboveInterruptsTheLowest) {
   KvCache cache(128, kPageSize, true);
   Scheduler scheduler({.max_running_requests = 2,
                        .max_logit_rows = 8,
@@ -122,7 +122,7 @@ TEST(Scheduler, AMuchHigherPriorityRetractsTheLowest) {
   EXPECT_EQ(scheduler.retractions(), 1);
 }
 
-TEST(Scheduler, WithoutPrioritySchedulingPrioritiesAreIgnored) {
+TEST(Scheduler, WithoutPrioritiesTheirValuesDoNotMatter) {
   KvCache cache(128, kPageSize, true);
   Scheduler scheduler({.max_running_requests = 1, .max_logit_rows = 8}, cache);
   Sequence a(Ranked(1, 0, 4)), b(Ranked(2, 50, 4));

@@ -28,7 +28,7 @@ AttentionPartition Cut(const std::vector<SequenceSpan>& sequences, int threads,
   return cut;
 }
 
-TEST(AttentionCutTest, ALongSequenceIsSplitOverThreads) {
+TEST(AttentionCutTest, ALongSequenceIsSharedByThreads) {
   const AttentionPartition cut = Cut({{.rows = 1, .kv_len = 4 * kPart}}, 4);
   EXPECT_THAT(cut.blocks, SizeIs(1));
   EXPECT_THAT(cut.tasks, SizeIs(4));
@@ -37,7 +37,7 @@ TEST(AttentionCutTest, ALongSequenceIsSplitOverThreads) {
   EXPECT_EQ(cut.partial_floats, 4 * cut.partial_stride);
 }
 
-TEST(AttentionCutTest, KeysAreNotSplitIfThereAreEnoughTasks) {
+TEST(AttentionCutTest, WithEnoughTasksKeysStayTogether) {
   EXPECT_THAT(Cut({{.rows = 1, .kv_len = 4 * kPart}}, 1).merges, IsEmpty()) << "one thread";
   EXPECT_THAT(Cut({{.rows = 1, .kv_len = 4 * kPart}}, 2, /*kv_heads=*/4).merges, IsEmpty());
   EXPECT_THAT(Cut(std::vector<SequenceSpan>(8, {.rows = 1, .kv_len = 4 * kPart}), 4).merges,
@@ -46,7 +46,7 @@ TEST(AttentionCutTest, KeysAreNotSplitIfThereAreEnoughTasks) {
   EXPECT_THAT(Cut({{.rows = 1, .kv_len = kPart}}, 4).merges, IsEmpty()) << "one part";
 }
 
-TEST(AttentionCutTest, OnlyTheLongSequenceOfABatchIsSplit) {
+TEST(AttentionCutTest, OneLongSequenceAmongShortOnesIsShared) {
   std::vector<SequenceSpan> sequences(31, {.rows = 1, .kv_len = 100});
   sequences.push_back({.rows = 1, .kv_len = 4 * kPart});
   const AttentionPartition cut = Cut(sequences, 4);
@@ -55,7 +55,7 @@ TEST(AttentionCutTest, OnlyTheLongSequenceOfABatchIsSplit) {
   EXPECT_EQ(cut.blocks[cut.merges[0]].sequence, &sequences.back());
 }
 
-TEST(AttentionCutTest, HeadsAreSplitIfThereAreTooFewKeys) {
+TEST(AttentionCutTest, HeadsPartWhereKeysAreTooFew) {
   const AttentionPartition few = Cut({{.rows = 1, .kv_len = 100}}, 4);
   EXPECT_EQ(few.heads, 2);
   EXPECT_EQ(few.head_parts, 4);
@@ -65,7 +65,7 @@ TEST(AttentionCutTest, HeadsAreSplitIfThereAreTooFewKeys) {
   EXPECT_EQ(two.partial_floats, 4 * two.partial_stride);
 }
 
-TEST(AttentionCutTest, PartsOutsideTheWindowAreSkipped) {
+TEST(AttentionCutTest, AWindowLeavesPartsOut) {
   const AttentionPartition cut =
       Cut({{.rows = 1, .kv_len = 10 * kPart + 5}}, 4, 1, 8, /*window=*/kPart);
   ASSERT_THAT(cut.blocks, SizeIs(1));
@@ -74,7 +74,7 @@ TEST(AttentionCutTest, PartsOutsideTheWindowAreSkipped) {
   EXPECT_THAT(cut.tasks, SizeIs(2));
 }
 
-TEST(AttentionCutTest, EachBlockOfRowsHasItsOwnPartRange) {
+TEST(AttentionCutTest, BlocksOfRowsSeeTheirOwnParts) {
   // The first block of 8 rows ends before the second part; the second block reaches into it.
   const AttentionPartition cut = Cut({{.rows = 16, .kv_len = kPart + 8}}, 1);
   ASSERT_THAT(cut.blocks, SizeIs(2));
@@ -82,7 +82,7 @@ TEST(AttentionCutTest, EachBlockOfRowsHasItsOwnPartRange) {
   EXPECT_EQ(cut.blocks[1].part_end, 2);
 }
 
-TEST(AttentionCutTest, PartialSumsAreBounded) {
+TEST(AttentionCutTest, SumsOfPartsAreBounded) {
   const std::vector<SequenceSpan> sequences(64, {.rows = 1, .kv_len = 64 * kPart});
   const AttentionPartition cut = Cut(sequences, 64, 1, /*group=*/64, 0, /*v_width=*/512);
   EXPECT_LE(cut.partial_floats, kMaxPartialFloats);

@@ -29,7 +29,7 @@ TEST(RunFromBothEndsTest, EveryTaskRunsOnce) {
   }
 }
 
-TEST(RunFromBothEndsTest, ASingleThreadGetsTheNextTaskAsHint) {
+TEST(RunFromBothEndsTest, AThreadAloneKnowsWhatComesNext) {
   ThreadPool pool(1);
   std::vector<std::pair<int64_t, int64_t>> calls;
   RunFromBothEnds(pool, 3, [&](int64_t task, int64_t next) { calls.emplace_back(task, next); });
@@ -38,7 +38,7 @@ TEST(RunFromBothEndsTest, ASingleThreadGetsTheNextTaskAsHint) {
 
 // A thread that starts at the front blocks in its first task until the last task has started. Only
 // a thread that starts at the back can run that one meanwhile.
-TEST(RunFromBothEndsTest, ThreadsStartAtBothEnds) {
+TEST(RunFromBothEndsTest, ThreadsBeginAtBothEnds) {
   ThreadPool pool(2);
   std::atomic<bool> last_began = false;
   RunFromBothEnds(pool, 100, [&](int64_t task, int64_t next) {

@@ -128,7 +128,7 @@ void ExpectSameBitsInAnyChunks(const AttentionShape& shape, bool exact, Random& 
   }
 }
 
-TEST_F(CudaAttentionTest, BitsDoNotDependOnChunksBatchesOrScratch) {
+TEST_F(CudaAttentionTest, ChunksBatchesAndScratchGiveTheSameBits) {
   Random random(3);
   for (const AttentionShape& shape :
        {AttentionShape{.heads = 8, .kv_heads = 1, .head_dim = 128},
@@ -141,7 +141,7 @@ TEST_F(CudaAttentionTest, BitsDoNotDependOnChunksBatchesOrScratch) {
   }
 }
 
-TEST_F(CudaAttentionTest, TooLittleScratchGivesTheSameBits) {
+TEST_F(CudaAttentionTest, PartsThatFindNoRoomGiveTheSameBits) {
   Random random(4);
   const AttentionShape shape = {.heads = 8, .kv_heads = 2, .head_dim = 128};
   const AttentionSequences sequences(random, shape, {1500, 600, 1100});
@@ -153,7 +153,7 @@ TEST_F(CudaAttentionTest, TooLittleScratchGivesTheSameBits) {
         << slots;
 }
 
-TEST_F(CudaAttentionTest, EmptyBatchesAndSequencesDoNothing) {
+TEST_F(CudaAttentionTest, NothingToDo) {
   Random random(5);
   const AttentionSequences sequences(random, {}, {4});
   EXPECT_TRUE(sequences.Run({}, true).empty());

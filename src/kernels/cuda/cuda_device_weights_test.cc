@@ -18,7 +18,7 @@ UploadTarget HostMemory() {
       .copy_in = [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }};
 }
 
-TEST(PlaceWeightTest, ViewsOfEveryFormatBecomeEqualCompactMatrices) {
+TEST(PlaceWeightTest, ViewsOfEveryFormatBecomeCompactMatricesOfTheSameNumbers) {
   Random random(1);
   ThreadPool pool(2);
   for (int round = 0; round < 300; ++round) {
@@ -49,7 +49,7 @@ TEST(PlaceWeightTest, ViewsOfEveryFormatBecomeEqualCompactMatrices) {
   }
 }
 
-TEST(PlaceWeightTest, FormatDependsOnTheDtypeOfTheDevice) {
+TEST(PlaceWeightTest, FormsFollowTheDevicesDtype) {
   const auto form = [](WeightFormat format, DType dtype, int64_t row0, int64_t col0) {
     return DeviceFormat({.format = format, .row0 = row0, .col0 = col0, .n = 64, .k = 64}, dtype);
   };

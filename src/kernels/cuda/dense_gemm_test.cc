@@ -26,7 +26,7 @@ DenseGemmParams Params(const GemmProblemData& c, int64_t m, float* y) {
           .k = c.k};
 }
 
-TEST_P(DenseGemmTest, AddsSumsAndBiasToTheOutput) {
+TEST_P(DenseGemmTest, GivesSumsWithBiasAddedToWhatIsThere) {
   for (const int64_t m : {1, 7, 100, 600})
     for (const int64_t n : {1, 63, 200, 514}) {
       const GemmProblemData c(fp8(), 1, (m + 3) / 4 * 4, n, fp8() ? 384 : 392,
@@ -45,7 +45,7 @@ TEST_P(DenseGemmTest, AddsSumsAndBiasToTheOutput) {
     }
 }
 
-TEST_P(DenseGemmTest, RowsDoNotDependOnTheNumberOfRows) {
+TEST_P(DenseGemmTest, RowsHaveTheSameBitsWhateverIsBesideThem) {
   const int64_t most = 1500, n = 640;
   const GemmProblemData c(fp8(), 1, most, n, 2176, 8);
   const DeviceMemory all = DeviceMemory(most * n * 4), some = DeviceMemory(most * n * 4);
@@ -92,7 +92,7 @@ TEST_P(DenseGemmTest, EveryPlanGivesTheSameBits) {
     }
 }
 
-TEST_P(DenseGemmTest, RowsMayBeStrided) {
+TEST_P(DenseGemmTest, RowsMayBeApart) {
   const int64_t m = 20, n = 96, k = 128;
   const GemmProblemData c(fp8(), 1, m, n, k, 9);
   const DeviceMemory all(m * n * 4), apart(m * 104 * 2);
@@ -113,7 +113,7 @@ TEST_P(DenseGemmTest, RowsMayBeStrided) {
       ASSERT_EQ(got[row * 104 + column], column < n ? ToBF16(want[2 * row * n + column]).bits : 0);
 }
 
-TEST_P(DenseGemmTest, UnsupportedShapesAreRefused) {
+TEST_P(DenseGemmTest, WhatDoesNotFitIsRefused) {
   const GemmProblemData c(fp8(), 1, 8, 64, 128, 2);
   const DeviceMemory y(8 * 64 * 4);
   DenseGemmParams p = Params(c, 8, y.as<float>());

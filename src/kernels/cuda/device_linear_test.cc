@@ -26,7 +26,7 @@ TEST_F(ProductsTest, ActivationFormatsRoundAsOnTheCpu) {
   }
 }
 
-TEST_F(ProductsTest, ViewsOfAPlacedMatrixAreValidWeights) {
+TEST_F(ProductsTest, PartsOfAPlacedMatrixAreWeightsToo) {
   for (Device* device : {exact_.get(), fast_.get()}) {
     for (const WeightFormat format :
          {WeightFormat::kF32, WeightFormat::kBF16, WeightFormat::kFp8Block}) {

@@ -10,7 +10,7 @@ class ProductGroups : public ProductsTest,
                       public testing::WithParamInterface<std::tuple<bool, int64_t>> {};
 
 // A group gives the results of its parts run separately, captured or not.
-TEST_P(ProductGroups, EqualTheirParts) {
+TEST_P(ProductGroups, AreTheirParts) {
   const auto [exact, m] = GetParam();
   Device* const device = exact ? exact_.get() : fast_.get();
   const int64_t k = 256;

@@ -8,7 +8,7 @@ namespace {
 
 class RowsTest : public DeviceTest {};
 
-TEST_F(RowsTest, EmbedMatchesTheCpuInEveryFormat) {
+TEST_F(RowsTest, EveryFormatIsPlacedAndEmbeds) {
   for (int round = 0; round < 90; ++round) {
     const WeightFormat format = kAllFormats[round % std::size(kAllFormats)];
     const int64_t k = random_.Pick<int64_t>({1, 7, 64, 128, 130, 512}), n = 1 + random_.Below(300);
@@ -198,7 +198,7 @@ TEST_F(RowsTest, RopeMatchesTheCpu) {
   }
 }
 
-TEST_F(RowsTest, StoreKvMatchesTheCpuAndSkipsNegativeSlots) {
+TEST_F(RowsTest, StoreKvRoundsAsTheCpuAndLeavesOutNegativeSlots) {
   for (int round = 0; round < 30; ++round) {
     const DType dtype = random_.Pick({DType::kF32, DType::kBF16, DType::kF16});
     const int64_t m = random_.Below(200), n = random_.Pick<int64_t>({1, 6, 128, 512, 576});

@@ -9,7 +9,7 @@
 namespace switchyard::kernels {
 namespace {
 
-TEST_F(DeviceTest, LargeCopiesAreCompleteAndReleaseTheSource) {
+TEST_F(DeviceTest, LargeCopiesArriveWholeAndTheSourceMayChangeAtOnce) {
   for (const size_t count : {size_t{0}, size_t{1}, size_t{1000003}, size_t{9000001}}) {
     std::vector<uint32_t> values(count);
     for (size_t i = 0; i < count; ++i) values[i] = static_cast<uint32_t>(i * 2654435761u);
@@ -32,7 +32,7 @@ TEST_F(DeviceTest, ManySmallCopiesKeepTheirOrder) {
   EXPECT_EQ(target.Read(), values);
 }
 
-TEST_F(DeviceTest, MemoryIsZeroedAndMayBeFreedByAnyThread) {
+TEST_F(DeviceTest, MemoryIsZeroedAndFreedByWhoeverHasItLast) {
   std::shared_ptr<void> memory = exact_->Allocate(1 << 20);
   std::vector<uint8_t> bytes(1 << 20, 1);
   exact_->CopyOut(bytes.data(), memory.get(), bytes.size());
@@ -42,7 +42,7 @@ TEST_F(DeviceTest, MemoryIsZeroedAndMayBeFreedByAnyThread) {
   exact_->Synchronize();
 }
 
-TEST_F(DeviceTest, AReplayedPassReadsTheCurrentMemory) {
+TEST_F(DeviceTest, ARecordedPassReadsWhatLiesInItsMemoryThen) {
   const int64_t count = 1000;
   const DeviceVector x(*exact_, std::vector<float>(count, 1.0f));
   const DeviceVector y(*exact_, std::vector<float>(count, 0.0f));
@@ -65,7 +65,7 @@ TEST_F(DeviceTest, AReplayedPassReadsTheCurrentMemory) {
   EXPECT_EQ(calls, 3);
 }
 
-TEST_F(DeviceTest, GraphsAreEvictedAndExceptionsLeaveNoGraph) {
+TEST_F(DeviceTest, MorePassesThanAreKeptAndThoseThatThrow) {
   const DeviceVector x(*exact_, std::vector<float>(64, 1.0f));
   const DeviceVector y(*exact_, std::vector<float>(64, 0.0f));
   for (int round = 0; round < 3; ++round) {
@@ -106,7 +106,7 @@ TEST_F(DeviceTest, ChecksRunAfterWaits) {
   EXPECT_EQ(checks, 2);
 }
 
-TEST_F(DeviceTest, AttentionReadsTheSequenceTable) {
+TEST_F(DeviceTest, AttentionFindsItsSequences) {
   constexpr int32_t kPage = 16;
   const int64_t heads = 8, kv_heads = 2, dim = 64, slots = 64 * kPage;
   const std::vector<float> k = random_.Normal(slots * kv_heads * dim);

@@ -32,7 +32,7 @@ std::vector<uint16_t> Halves(std::vector<float> values) {
   return halves;
 }
 
-TEST_F(FusedOpsTest, AddNormMatchesAddAndRmsNormBitForBit) {
+TEST_F(FusedOpsTest, AddNormHasTheBitsOfSumAndNorm) {
   for (int round = 0; round < 60; ++round) {
     const int64_t m = random_.Pick<int64_t>({0, 1, 2, 17, 33, 300});
     const int64_t n = random_.Pick<int64_t>({4, 64, 132, 1000, 1024, 1028, 2048, 4100, 7168});
@@ -71,7 +71,7 @@ struct HeadsCase {
   DType dtype;
 };
 
-TEST_F(FusedOpsTest, NormRopeStoreKvMatchesItsOpsBitForBit) {
+TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
   constexpr int64_t kSlots = 400, kPositions = 100;
   for (int round = 0; round < 60; ++round) {
     const int64_t kv_heads = 1 + random_.Below(4), dim = random_.Pick<int64_t>({64, 80, 128, 256});
@@ -167,7 +167,7 @@ TEST_F(FusedOpsTest, NormRopeStoreKvMatchesItsOpsBitForBit) {
 
 // A layer's ops from the residual stream to the QKV projection; run directly, captured and
 // replayed, because early launch applies in graphs too.
-TEST_F(FusedOpsTest, StackedProductsMatchSingleOnesBitForBit) {
+TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
   if (!cuda::IsHopper()) GTEST_SKIP() << "needs a Hopper GPU: only DenseGemm takes bfloat16 rows";
   const int64_t k = 512;
   const std::vector<int64_t> sizes = {256, 64, 64};
@@ -221,7 +221,7 @@ TEST_F(FusedOpsTest, StackedProductsMatchSingleOnesBitForBit) {
 class EarlyProductsTest : public FusedOpsTest,
                           public testing::WithParamInterface<std::tuple<WeightFormat, int64_t>> {};
 
-TEST_P(EarlyProductsTest, HaveTheSameBitsWithoutEarlyLaunch) {
+TEST_P(EarlyProductsTest, HaveTheBitsOfThoseThatBeginWhenTheOneAheadHasEnded) {
   constexpr int kProducts = 24;
   const auto [format, m] = GetParam();
   std::vector<WeightView> weights;
@@ -275,7 +275,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, EarlyProductsTest,
                                std::get<1>(info.param));
                          });
 
-TEST_F(FusedOpsTest, UnsupportedStacksAreUndefined) {
+TEST_F(FusedOpsTest, WhatCannotBeStackedIsLeft) {
   const auto placed = [&](WeightFormat format, int64_t n, int64_t k) {
     return device_->Place(random_.Weight(format, n, k, 0, 1, 0));
   };

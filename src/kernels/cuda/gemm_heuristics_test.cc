@@ -11,7 +11,7 @@ constexpr int kProcessors = 132;  // of an H200
 
 int64_t Tiles(const GemmPlan& plan, int64_t n) { return CeilDiv(n, plan.weight_rows); }
 
-TEST(GemmHeuristics, FewTokensUseManySms) {
+TEST(GemmHeuristics, FewTokensReadSmallMatricesWithEnoughMultiprocessors) {
   for (const int64_t n : {1536, 2048, 4096, 7168})
     for (const int64_t m : {1, 8, 32}) {
       const GemmPlan plan = PlanDenseGemm(false, m, n, 4096, kProcessors);
@@ -25,7 +25,7 @@ TEST(GemmHeuristics, ManyTokensTakeTheLargestTiles) {
     EXPECT_EQ(PlanDenseGemm(fp8, 8192, 7168, 4096, kProcessors), PlanManyRows(fp8));
 }
 
-TEST(GemmHeuristics, EveryPlanHasAKernel) {
+TEST(GemmHeuristics, PlansAreOnesThatKernelsAreWrittenFor) {
   for (const bool fp8 : {false, true})
     for (int64_t m = 1; m < 10000; m = m * 5 / 4 + 1)
       for (int64_t n = 1; n < 200000; n = n * 3 / 2 + 7) {
@@ -41,7 +41,7 @@ TEST(GemmHeuristics, EveryPlanHasAKernel) {
       }
 }
 
-TEST(GemmHeuristics, GroupsOfFewRowsUseSmallTilesIfLargeOnesAreTooFew) {
+TEST(GemmHeuristics, GroupsOfFewRowsTakeSmallerTilesWhereThereWouldBeTooFew) {
   EXPECT_EQ(PlanFewRows(32, 4096, kProcessors),
             (GemmPlan{.few_rows = true, .weight_rows = 128, .cluster = 2}));
   EXPECT_EQ(PlanFewRows(1, 4096, kProcessors),

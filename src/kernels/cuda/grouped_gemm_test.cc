@@ -95,7 +95,7 @@ TEST_P(GroupedGemm, BlocksGiveSumsOfRandomGroups) {
     }
 }
 
-TEST_P(GroupedGemm, SkippedBlocksAreNotWritten) {
+TEST_P(GroupedGemm, BlocksOfNoGroupAreNotWritten) {
   const Layout layout({130, 5, 0, 40});
   const GemmProblemData c(fp8(), layout.groups(), layout.rows(), 256, 256, 3);
   for (const bool float_output : {false, true}) {
@@ -130,7 +130,7 @@ TEST_P(GroupedGemm, CountsGiveTheSameBitsAsBlocksAndWriteNoOtherRows) {
     }
 }
 
-TEST_P(GroupedGemm, CountsAllowGroupsInAnyOrder) {
+TEST_P(GroupedGemm, CountsGiveSumsOfGroupsAnywhere) {
   Layout layout({20, 0, 7, 50});
   const int64_t rows = 100;
   layout.begins = {64, 0, 4, 12};
@@ -140,7 +140,7 @@ TEST_P(GroupedGemm, CountsAllowGroupsInAnyOrder) {
   for (const float x : RunGroups(c, layout, Way::kCounts)) ASSERT_EQ(x, kUntouched);
 }
 
-TEST_P(GroupedGemm, UnsupportedSizesAreRefused) {
+TEST_P(GroupedGemm, SizesThatDoNotFitAreRefused) {
   GroupedGemmParams p = {.rows = 100, .n = 64, .k = 128, .groups = 1};
   const auto run = [&] { fp8() ? GroupedGemmFp8(p, nullptr) : GroupedGemmBf16(p, nullptr); };
   EXPECT_THROW(run(), Error);

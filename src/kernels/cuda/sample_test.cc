@@ -88,7 +88,7 @@ class DrawTest : public testing::Test {
   std::mt19937 random_{7};
 };
 
-TEST_F(DrawTest, MatchesTheSampler) {
+TEST_F(DrawTest, DrawsAsTheSamplerDoes) {
   std::uniform_real_distribution<double> uniform(0.0, 1.0);
   for (const int64_t vocab : {1, 2, 61, 1024, 5003, 151936}) {
     std::vector<std::vector<float>> rows;
@@ -109,7 +109,7 @@ TEST_F(DrawTest, MatchesTheSampler) {
   }
 }
 
-TEST_F(DrawTest, TiesGoToTheLowestIds) {
+TEST_F(DrawTest, EqualLogitsFallToTheLowestIds) {
   const std::vector<float> row(100, 1.0f);
   const std::vector<RowSampling> draws = {{},
                                           {.temperature = 1.0f, .top_k = 3, .uniform = 0.999},
@@ -118,7 +118,7 @@ TEST_F(DrawTest, TiesGoToTheLowestIds) {
   EXPECT_EQ(OnDevice({row, row, row, row}, draws), (std::vector<int32_t>{0, 2, 4, 0}));
 }
 
-TEST_F(DrawTest, NonFiniteLogitsAreReported) {
+TEST_F(DrawTest, LogitsThatAreNotFiniteAreTold) {
   std::vector<float> nan(50, 0.0f), inf(50, 0.0f), fine(50, 0.0f);
   nan[49] = std::numeric_limits<float>::quiet_NaN();
   inf[3] = std::numeric_limits<float>::infinity();
@@ -127,7 +127,7 @@ TEST_F(DrawTest, NonFiniteLogitsAreReported) {
             (std::vector<int32_t>{-1, -1, 7}));
 }
 
-TEST_F(DrawTest, TokensDoNotDependOnOtherRows) {
+TEST_F(DrawTest, SameRowsSameTokensWhateverIsBesideThem) {
   const auto row = Row(32000, 2.0f);
   const RowSampling draw{.temperature = 1.3f, .top_p = 0.9f, .uniform = 0.37};
   const std::vector<int32_t> alone = OnDevice({row}, {draw});

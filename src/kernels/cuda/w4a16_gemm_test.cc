@@ -146,7 +146,7 @@ TEST_P(W4A16Gemm, DeviceUnpacksTheBitsOfExpandedWeights) {
   }
 }
 
-TEST_P(W4A16Gemm, OneTileMatchesExpandedWeightsBitForBit) {
+TEST_P(W4A16Gemm, OneTileHasTheBitsOfExpandedWeights) {
   const PackedMatrices m(GetParam(), 1, 64, 64, 1);
   const Rows rows({3}, 64, 2);
   ExpectSame(Run(m, rows, true, nullptr), RunExpanded(m, rows, true, nullptr), rows);
@@ -200,7 +200,7 @@ TEST_P(W4A16Gemm, GroupsWithoutRowsWriteNothing) {
 INSTANTIATE_TEST_SUITE_P(Formats, W4A16Gemm, testing::ValuesIn(W4A16Cases()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(W4A16GemmSizes, UnsupportedSizesAreRefused) {
+TEST(W4A16GemmSizes, ThoseThatDoNotFitAreRefused) {
   W4A16GemmParams p = {.rows = 4, .n = 64, .k = 0, .groups = 1};
   EXPECT_THROW(GroupedGemmW4A16(p, nullptr), Error);
   p.k = 68;

@@ -79,7 +79,7 @@ std::vector<uint16_t> UnpackAll(const PackedMatrices& m, int matrices) {
   return bits;
 }
 
-TEST(W4A16Layout, EveryCodeOfATileHasADistinctPosition) {
+TEST(W4A16Layout, EveryCodeOfATileHasOnePlaceOnly) {
   std::vector<int> seen(kW4A16CodeBytes * 2, 0);
   for (int row = 0; row < kW4A16Tile; ++row)
     for (int column = 0; column < kW4A16Tile; ++column) {
@@ -92,7 +92,7 @@ TEST(W4A16Layout, EveryCodeOfATileHasADistinctPosition) {
   EXPECT_EQ(std::ranges::count(seen, 1), kW4A16CodeBytes * 2);
 }
 
-TEST(W4A16Layout, EveryScaleOfATileHasADistinctPosition) {
+TEST(W4A16Layout, EveryScaleOfATileHasOnePlaceOnly) {
   for (const int scales : {1, 2, 4}) {
     std::vector<int> seen(kW4A16Tile * scales, 0);
     for (int row = 0; row < kW4A16Tile; ++row)
@@ -101,7 +101,7 @@ TEST(W4A16Layout, EveryScaleOfATileHasADistinctPosition) {
   }
 }
 
-TEST(W4A16Layout, RecordSizesAreMultiplesOf16Bytes) {
+TEST(W4A16Layout, RecordsAreWhatTheCopyEngineTakes) {
   for (const W4A16Format format :
        {W4A16Format{W4A16Kind::kMxfp4, 2}, W4A16Format{W4A16Kind::kNvfp4, 4},
         W4A16Format{W4A16Kind::kInt4, 1}, W4A16Format{W4A16Kind::kInt4, 2},
@@ -188,7 +188,7 @@ TEST_P(W4A16Unpack, EveryCodeAndScaleGivesTheExpandedBits) {
 INSTANTIATE_TEST_SUITE_P(Formats, W4A16Unpack, testing::ValuesIn(W4A16Cases()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(W4A16Pack, ViewsThatCannotBePackedExactlyAreRefused) {
+TEST(W4A16Pack, ViewsThatWouldLoseBitsAreNotPacked) {
   kernels::Random random(1);
   std::vector<std::vector<uint8_t>> keep;
   const auto weight = [&](WeightFormat format, int32_t group_size, int64_t col0 = 0) {

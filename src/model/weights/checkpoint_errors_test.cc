@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 using testing::ReadBytes;
 using testing::WriteBytes;
 
-TEST(CheckpointErrors, MissingTensorsAreCountedAndTheFirstFiveNamed) {
+TEST(CheckpointErrors, MissingTensorsAreCountedAndFiveNamed) {
   ChangedCheckpoint c("mixtral");
   for (int e = 0; e < 8; ++e) {
     c.tensors.erase("model.layers.1.block_sparse_moe.experts." + std::to_string(e) + ".w2.weight");
@@ -30,7 +30,7 @@ TEST(CheckpointErrors, MissingTensorsAreCountedAndTheFirstFiveNamed) {
                                             "model.layers.0.mlp.up_proj.weight_scale_inv"));
 }
 
-TEST(CheckpointErrors, ShapesAndTypesMustMatchTheConfig) {
+TEST(CheckpointErrors, ShapesAndTypesAreHeldAgainstTheConfig) {
   ChangedCheckpoint c("qwen3");
   c.tensors["model.layers.1.self_attn.q_proj.weight"].shape = {64, 128};
   for (const std::string& message : {c.LoadMessage(), c.CheckMessage()}) {
@@ -50,7 +50,7 @@ TEST(CheckpointErrors, ShapesAndTypesMustMatchTheConfig) {
   EXPECT_THAT(fp8.CheckMessage(), HasSubstr("quantization_config"));
 }
 
-TEST(CheckpointErrors, NonFiniteScalesAreRefused) {
+TEST(CheckpointErrors, ScalesThatAreNoNumbers) {
   ChangedCheckpoint fp8("deepseek_v3_fp8");
   const float inf = INFINITY, nan = NAN;
   std::string& scale = fp8.tensors["model.layers.1.mlp.experts.3.up_proj.weight_scale_inv"].bytes;
@@ -67,7 +67,7 @@ TEST(CheckpointErrors, NonFiniteScalesAreRefused) {
   EXPECT_THAT(oss.LoadMessage(), HasSubstr("down_proj_scales"));
 }
 
-TEST(CheckpointErrors, TruncatedFilesAreRefused) {
+TEST(CheckpointErrors, CutFilesAreRefused) {
   ChangedCheckpoint c("qwen3");
   const auto dir = c.Write();
   const std::string whole = ReadBytes(dir / "model.safetensors");

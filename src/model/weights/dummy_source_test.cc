@@ -24,7 +24,7 @@ TEST(DummyWeights, DoNotDependOnTheMesh) {
   }
 }
 
-TEST(DummyWeights, DifferBySeedNameAndRowAndHaveTheExpectedDeviation) {
+TEST(DummyWeights, DifferBySeedNameAndRowAndHaveSaneSizes) {
   for (const std::string name : {"mixtral", "qwen3_moe", "deepseek_v3_fp8", "gpt_oss"}) {
     SCOPED_TRACE(name);
     const ModelConfig config = LoadModelConfig(FixtureDir(name));
@@ -50,7 +50,7 @@ TEST(DummyWeights, DifferBySeedNameAndRowAndHaveTheExpectedDeviation) {
   }
 }
 
-TEST(DummyWeights, HaveTheFormatsOfTheCheckpoint) {
+TEST(DummyWeights, KeepTheCheckpointsFormats) {
   const LoadOptions dummy{.load_format = "dummy"};
   const auto load = [&](const std::string& name) {
     return LoadWeights("", LoadModelConfig(FixtureDir(name)), Mesh(), dummy);

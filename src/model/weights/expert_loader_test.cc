@@ -52,7 +52,7 @@ void ExpectTheModels(const std::filesystem::path& dir, const ModelConfig& config
   }
 }
 
-TEST(ExpertLoader, LoadsTheExpertsOfTheModel) {
+TEST(ExpertLoader, LoadsWhatTheModelLoads) {
   for (const std::string& name : kFixtures)
     for (const MeshShape shape : {MeshShape{1, 1}, {4, 2}}) {
       SCOPED_TRACE(fmt::format("{} tp {}", name, shape.tp));
@@ -61,7 +61,7 @@ TEST(ExpertLoader, LoadsTheExpertsOfTheModel) {
     }
 }
 
-TEST(ExpertLoader, GeneratesTheDummyExpertsOfTheModel) {
+TEST(ExpertLoader, MakesUpWhatTheModelMakesUp) {
   for (const std::string name : {"mixtral", "deepseek_v3_fp8", "gpt_oss"}) {
     SCOPED_TRACE(name);
     ExpectTheModels("/nonexistent", LoadModelConfig(FixtureDir(name)), {4, 2},
@@ -69,7 +69,7 @@ TEST(ExpertLoader, GeneratesTheDummyExpertsOfTheModel) {
   }
 }
 
-TEST(ExpertLoader, ConvertsExpertsAsLoadWeightsDoes) {
+TEST(ExpertLoader, ConvertsAsTheModelDoes) {
   for (const char* method : {"fp8", "w8a8_int8", "int4", "nvfp4", "mxfp4", "w4afp8"}) {
     SCOPED_TRACE(method);
     const auto dir = FixtureDir("qwen2_moe");
@@ -82,7 +82,7 @@ TEST(ExpertLoader, ConvertsExpertsAsLoadWeightsDoes) {
   }
 }
 
-TEST(ExpertLoader, ConvertsIsFalseForFormatsUsedInPlace) {
+TEST(ExpertLoader, KnowsWhatIsUsedAsItIsStored) {
   const auto converts = [](const std::filesystem::path& dir, const std::string& method,
                            const LoadOptions& options = {}) {
     const ModelConfig config = LoadModelConfig(dir, {}, {.method = method});
@@ -94,7 +94,7 @@ TEST(ExpertLoader, ConvertsIsFalseForFormatsUsedInPlace) {
   EXPECT_TRUE(converts(FixtureDir("mixtral"), "", {.load_format = "dummy"}));
 }
 
-TEST(ExpertLoader, MemoryIsFreedWithTheExpert) {
+TEST(ExpertLoader, MemoryGoesWithTheExpert) {
   const auto dir = FixtureDir("gpt_oss");  // with biases
   const LoadOptions dummy{.load_format = "dummy"};
   const ExpertLoader loader(dir, LoadModelConfig(dir), Mesh(), dummy);
@@ -113,7 +113,7 @@ TEST(ExpertLoader, MemoryIsFreedWithTheExpert) {
   EXPECT_TRUE(biases.expired());
 }
 
-TEST(ExpertLoader, ErrorsNameTheMissingTensor) {
+TEST(ExpertLoader, SaysWhatIsWrongWithTheCheckpoint) {
   ChangedCheckpoint c("qwen3_moe");
   c.tensors.erase("model.layers.1.mlp.experts.2.up_proj.weight");
   const ExpertLoader loader(c.Write(), c.config, Mesh(), {});

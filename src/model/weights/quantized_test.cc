@@ -60,7 +60,7 @@ void ExpectNear(const Values& got, const Values& want, double tolerance) {
   }
 }
 
-TEST(QuantizedCheckpoints, WeightsMatchThePackageOfTheFormat) {
+TEST(QuantizedCheckpoints, HoldTheWeightsThatTheirPackageReads) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(c.name);
     const auto dir = QuantizedDir(c.name);
@@ -74,7 +74,7 @@ TEST(QuantizedCheckpoints, WeightsMatchThePackageOfTheFormat) {
   }
 }
 
-TEST(QuantizedCheckpoints, HaveTheirFormatsInMemory) {
+TEST(QuantizedCheckpoints, KeepTheirFormats) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(c.name);
     const auto dir = QuantizedDir(c.name);
@@ -91,7 +91,7 @@ TEST(QuantizedCheckpoints, HaveTheirFormatsInMemory) {
   }
 }
 
-TEST(QuantizedCheckpoints, ShardsOfAllRanksMakeTheWholeModel) {
+TEST(QuantizedCheckpoints, PartsOfAllRanksMakeTheWhole) {
   for (const Case& c : kCases) {
     const auto dir = QuantizedDir(c.name);
     const ModelConfig config = LoadModelConfig(dir);
@@ -104,7 +104,7 @@ TEST(QuantizedCheckpoints, ShardsOfAllRanksMakeTheWholeModel) {
   }
 }
 
-TEST(QuantizedCheckpoints, LoadedBytesEqualThePlannedBytes) {
+TEST(QuantizedCheckpoints, BytesOfARankAreThoseOfThePlan) {
   for (const Case& c : kCases) {
     const std::string name = c.name;
     // config.json does not define which matrices must be held in the model's dtype.
@@ -120,7 +120,7 @@ TEST(QuantizedCheckpoints, LoadedBytesEqualThePlannedBytes) {
 }
 
 // Inputs stay float32 unless the format requires otherwise or the user requests it.
-TEST(QuantizedCheckpoints, ActivationFormatFollowsTheFlag) {
+TEST(QuantizedCheckpoints, ActivationsAreThoseOfTheFlag) {
   const auto activation = [](const char* name, const char* flag) {
     const auto dir = QuantizedDir(name);
     const ModelConfig config = LoadModelConfig(dir, {}, {.activations = flag});
@@ -132,7 +132,7 @@ TEST(QuantizedCheckpoints, ActivationFormatFollowsTheFlag) {
   EXPECT_EQ(activation("ct_fp8_channel", "always"), A::kFp8Token);
 }
 
-TEST(PlainCheckpoints, BFloat16RowsNeedTheFlagAndBFloat16Weights) {
+TEST(PlainCheckpoints, RowsInBFloat16AreAskedForAndMeetWeightsInItAlone) {
   const auto weights = [](const char* name, const char* flag) {
     const auto dir = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / name;
     const ModelConfig config = LoadModelConfig(dir, {}, {.activations = flag});
@@ -169,7 +169,7 @@ TEST(QuantizedCheckpoints, GateAndUpShareTheLargerInputScale) {
 }
 
 // Gate and up share their rounded rows, so different input formats leave them unrounded.
-TEST(QuantizedCheckpoints, GateAndUpWithDifferentInputFormatsReadFloat32) {
+TEST(QuantizedCheckpoints, GateAndUpMadeForDifferentRowsReadFloats) {
   const std::string expert = "model.layers.1.mlp.experts.1.";
   const auto load = [](ChangedCheckpoint& c, const char* name) {
     c.config = LoadModelConfig(QuantizedDir(name), {}, {.activations = "always"});
@@ -202,7 +202,7 @@ TEST(QuantizedCheckpoints, CodesInOrderAreNotCopied) {
   EXPECT_EQ(w.layers[0].grouped.q.w.data, q.data + 64 * 64 / 2);  // rows 64 … 127 of 128
 }
 
-TEST(QuantizedCheckpoints, GptqV2StoresZeroPointsUnchanged) {
+TEST(QuantizedCheckpoints, GptqsSecondLayoutStoresZeroPointsAsTheyAre) {
   ChangedCheckpoint c("gptq", "quantized");
   const Roles want = Assemble(c.Write(), c.config, {2, 2});
   for (auto& [name, tensor] : c.tensors) {
@@ -214,7 +214,7 @@ TEST(QuantizedCheckpoints, GptqV2StoresZeroPointsUnchanged) {
 }
 
 // Ignore lists are sometimes incomplete: tensors stored plain are read as plain.
-TEST(QuantizedCheckpoints, PlainTensorsAreLoadedAsPlain) {
+TEST(QuantizedCheckpoints, PlainTensorsAreTakenAsTheyAre) {
   ChangedCheckpoint c("ct_int8", "quantized");
   const std::string name = "model.layers.1.self_attn.q_proj.weight";
   c.tensors.erase(name + "_scale");
@@ -257,7 +257,7 @@ TEST_F(QuantizedErrors, AbsentTensorsAreNamed) {
   }
 }
 
-TEST_F(QuantizedErrors, TypesAndShapesMustMatchTheConfig) {
+TEST_F(QuantizedErrors, TypesAndShapesAreHeldAgainstTheConfig) {
   const auto dtype = [](const char* to) { return [to](RawTensor& t) { t.dtype = to; }; };
   const auto shape = [](const std::vector<int64_t>& to) {
     return [to](RawTensor& t) { t.shape = to; };
@@ -276,7 +276,7 @@ TEST_F(QuantizedErrors, TypesAndShapesMustMatchTheConfig) {
   EXPECT_THAT(nvfp4.CheckMessage(), HasSubstr("pre_quant_scale\" is int32"));
 }
 
-TEST_F(QuantizedErrors, InvalidNumbersAreRefused) {
+TEST_F(QuantizedErrors, NumbersThatAreNone) {
   using namespace std::string_view_literals;
   const auto set = [](size_t at, std::string_view bytes) {
     return [=](RawTensor& t) { std::memcpy(t.bytes.data() + at, bytes.data(), bytes.size()); };

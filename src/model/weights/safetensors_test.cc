@@ -37,7 +37,7 @@ TEST(Checkpoint, ReadsShardsByTheirIndex) {
   EXPECT_EQ(c.Find("model.embed_tokens"), nullptr);
 }
 
-TEST(Checkpoint, ErrorsNameTheMissingOrInvalidFile) {
+TEST(Checkpoint, NamesWhatIsMissingOrWrong) {
   TempDir dir;
   EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("model.safetensors"));
   EXPECT_THAT(OpenMessage(dir.path() / "nowhere"), HasSubstr("nowhere"));
@@ -68,7 +68,7 @@ TEST(Checkpoint, ErrorsNameTheMissingOrInvalidFile) {
 }
 
 // Without O_NONBLOCK, opening a FIFO without a writer blocks.
-TEST(Checkpoint, ErrorsNameNonRegularFiles) {
+TEST(Checkpoint, NamesFilesThatAreNotRegular) {
   TempDir dir;
   const auto weights = dir.path() / "model.safetensors";
   const auto index = dir.path() / "model.safetensors.index.json";

@@ -32,7 +32,7 @@ TEST(Shard, AttentionIsSplitOverTheAttentionGroup) {
             (Parts{{0, 1}, {0, 1}, {0, 1}, {0, 1}}));
 }
 
-TEST(Shard, EmbeddingAndHeadAreSplitOverTheirGroups) {
+TEST(Shard, TheVocabularyIsSplitWhereItIsUsed) {
   MeshShape shape{.tp = 4, .ep = 4, .dp = 2};
   const auto embedding = [](const Mesh& mesh) { return EmbeddingRows(10, mesh); };
   const auto head = [](const Mesh& mesh) { return HeadRows(10, mesh); };
@@ -44,7 +44,7 @@ TEST(Shard, EmbeddingAndHeadAreSplitOverTheirGroups) {
   EXPECT_EQ(OfRanks(shape, head), by_group);
 }
 
-TEST(Shard, ErrorsNameTheFlagOfSizesThatCannotBeSharded) {
+TEST(Shard, SizesThatDoNotSplitAreRefusedByFlag) {
   ModelConfig config;
   config.attention = {.heads = 4, .kv_heads = 4};
   config.intermediate = 6;

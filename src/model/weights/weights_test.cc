@@ -21,7 +21,7 @@ using testing::ReadSafetensors;
 using testing::Roles;
 using testing::Values;
 
-TEST(LoadWeights, OneRankHoldsTheTensorsOfTheFiles) {
+TEST(LoadWeights, OneRankHoldsTheFilesTensors) {
   const struct {
     const char *fixture, *role, *tensor;
   } cases[] = {
@@ -57,7 +57,7 @@ TEST(LoadWeights, OneRankHoldsTheTensorsOfTheFiles) {
   }
 }
 
-TEST(LoadWeights, Fp8CodesAreScaledByBlock) {
+TEST(LoadWeights, Fp8IsBytesTimesTheirBlocksScale) {
   const auto dir = FixtureDir("deepseek_v3_fp8");
   const Roles model = Assemble(dir, LoadModelConfig(dir), {1, 1});
   const RawTensors raw = ReadSafetensors(dir);
@@ -100,7 +100,7 @@ TEST(LoadWeights, Mxfp4GateAndUpRowsAlternate) {
   }
 }
 
-TEST(LoadWeights, ShardsOfAllRanksMakeTheWholeModel) {
+TEST(LoadWeights, PartsOfAllRanksMakeTheWhole) {
   for (const std::string& name : kFixtures) {
     const auto dir = FixtureDir(name);
     const ModelConfig config = LoadModelConfig(dir);
@@ -128,7 +128,7 @@ TEST(LoadWeights, EightRanks) {
   }
 }
 
-TEST(LoadWeights, SharedExpertMayBeReplicated) {
+TEST(LoadWeights, WholeSharedExpertOnEveryRank) {
   const auto dir = FixtureDir("deepseek_v3");
   const ModelConfig config = LoadModelConfig(dir);
   const ModelWeights one = LoadWeights(dir, config, Mesh(), {});
@@ -159,7 +159,7 @@ TEST(LoadWeights, RanksMapOnlyTheirShare) {
   EXPECT_EQ(CheckCheckpoint(dir, config), whole.bytes_mapped);
 }
 
-TEST(LoadWeights, LoadedBytesEqualThePlannedBytes) {
+TEST(LoadWeights, BytesOfARankAreThoseOfThePlan) {
   for (const std::string& name : kFixtures) {
     const auto dir = FixtureDir(name);
     const ModelConfig config = LoadModelConfig(dir);
@@ -174,7 +174,7 @@ TEST(LoadWeights, LoadedBytesEqualThePlannedBytes) {
   }
 }
 
-TEST(LoadWeights, PackedExpertsAreCountedAtTheirStoredSize) {
+TEST(LoadWeights, PackedExpertsAreCountedAsTheyAreStored) {
   const auto config =
       ParseModelConfig(ReadBytes(FixtureDir("gpt_oss") / "config.json"));  // MXFP4, 64 × 64
   const auto bytes = [&](MeshShape shape, std::optional<DType> gpu_plain_dtype,
@@ -194,7 +194,7 @@ TEST(LoadWeights, PackedExpertsAreCountedAtTheirStoredSize) {
   EXPECT_EQ(bytes(slices, DType::kBF16, true), bytes(slices, DType::kBF16, false));
 }
 
-TEST(LoadWeights, ErrorsNameTheFlagsThatCannotShardTheModel) {
+TEST(LoadWeights, FlagsThatDoNotSplitTheModel) {
   const auto message = [](const std::string& fixture, MeshShape shape, const char* patch = "{}") {
     const auto dir = FixtureDir(fixture);
     json text = json::parse(ReadBytes(dir / "config.json"));

@@ -48,7 +48,7 @@ Values Packed(const Values& plain, W format, int64_t k) {
   return Dequantize(Quantize(format, plain, n, k));
 }
 
-TEST(WhileLoading, OnlyLinearsArePacked) {
+TEST(WhileLoading, LinearsArePackedAndNothingElse) {
   const auto dir = FixtureDir("qwen2_moe");  // with dense layers and a shared expert
   const Roles plain = Assemble(dir, LoadModelConfig(dir), {1, 1});
   for (const Method& m : kMethods) {
@@ -86,7 +86,7 @@ TEST(WhileLoading, WeightsDoNotDependOnTheMesh) {
   }
 }
 
-TEST(WhileLoading, NonFiniteWeightsAreRefused) {
+TEST(WhileLoading, NumbersThatNoFormatHoldsAreRefused) {
   const std::string name = "model.layers.1.mlp.experts.2.up_proj.weight";
   for (const char* bad : {"\xc0\x7f", "\x80\xff"}) {  // bfloat16: NaN, -infinity
     ChangedCheckpoint c("qwen3_moe");
@@ -137,7 +137,7 @@ TEST(WhileLoading, DummyWeightsHaveTheFormat) {
   }
 }
 
-TEST(WhileLoading, ProgressCountsPackedBytes) {
+TEST(WhileLoading, ProgressCountsWhatIsPacked) {
   const auto dir = FixtureDir("qwen2_moe");
   const ModelConfig config = LoadModelConfig(dir, {}, {.method = "fp8"});
   size_t last = 0, total = 0;
@@ -150,7 +150,7 @@ TEST(WhileLoading, ProgressCountsPackedBytes) {
   EXPECT_GT(total, 0u);
 }
 
-TEST(WhileLoading, UnsuitableMethodsAreRefused) {
+TEST(WhileLoading, MethodsThatDoNotFitAreRefused) {
   const auto message = [](const std::filesystem::path& dir, const char* method) {
     return MessageOf([&] { LoadModelConfig(dir, {}, {.method = method}); });
   };

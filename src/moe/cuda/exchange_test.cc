@@ -48,7 +48,7 @@ std::string Describe(const ExchangeConfig& c) {
 }
 
 // Every transport takes the tokens from these fields.
-TEST(ExchangeTokens, AreCopiedToTheBatchCompletely) {
+TEST(ExchangeTokens, AreGivenToTheBatchWhole) {
   float x, weights, addend, gate;
   int32_t ids;
   const RowExchange::Tokens tokens = {.x = &x,
@@ -70,7 +70,7 @@ TEST(ExchangeTokens, AreCopiedToTheBatchCompletely) {
 }
 
 // A few batches in sequence through every kind of exchange.
-TEST_F(CudaExchange, MatchesTheCpu) {
+TEST_F(CudaExchange, GivesWhatTheCpuGives) {
   kernels::Random random(11);
   for (int i = 0; i < 24; ++i) {
     const ExchangeConfig config = RandomConfig(random);
@@ -94,7 +94,7 @@ TEST_F(CudaExchange, MatchesTheCpu) {
 
 // Non-finite, tiny and huge values are rounded as on the CPU. Only NaN codes may differ in their
 // sign.
-TEST_F(CudaExchange, RoundsNonFiniteValuesLikeTheCpu) {
+TEST_F(CudaExchange, RoundsWhatIsNotFiniteAsTheCpuDoes) {
   constexpr int64_t kGroups = 64;
   const ExpertMap experts(1, 1, false);
   for (const RowFormat format : kFormats) {
@@ -142,7 +142,7 @@ ExchangeConfig SmallConfig(int ranks) {
 }
 
 // Two batches begin before one ends, repeatedly.
-TEST_F(CudaExchange, BatchesInFlightDoNotMix) {
+TEST_F(CudaExchange, KeepsBatchesInFlightApart) {
   for (const bool low_latency : {false, true}) {
     ExchangeConfig config = SmallConfig(3);
     config.low_latency = low_latency;
@@ -173,7 +173,7 @@ TEST_F(CudaExchange, BatchesInFlightDoNotMix) {
 }
 
 // Sums are bit-identical for every grid size and tuning.
-TEST_F(CudaExchange, GivesTheSameBitsForAnyGridSize) {
+TEST_F(CudaExchange, GivesTheSameBitsWhateverTheBlocks) {
   std::vector<float> first;
   for (const bool low_latency : {false, true}) {
     for (const int blocks : {1, 5, kBlocks}) {
@@ -194,7 +194,7 @@ TEST_F(CudaExchange, GivesTheSameBitsForAnyGridSize) {
 }
 
 // A captured graph is replayed with other tokens and other routing in the same buffers.
-TEST_F(CudaExchange, CanBeReplayedAsAGraph) {
+TEST_F(CudaExchange, IsReplayedAsGraph) {
   for (const bool low_latency : {false, true}) {
     ExchangeConfig config = SmallConfig(2);
     config.low_latency = low_latency;
@@ -231,7 +231,7 @@ TEST_F(CudaExchange, CanBeReplayedAsAGraph) {
   }
 }
 
-TEST_F(CudaExchange, SkipsRanksThatAreMaskedOut) {
+TEST_F(CudaExchange, DoesWithoutRanksThatAreMaskedOut) {
   for (const bool by_rank : {false, true}) {
     ExchangeConfig config = SmallConfig(3);
     config.sum_by_rank = by_rank;
@@ -251,7 +251,7 @@ TEST_F(CudaExchange, SkipsRanksThatAreMaskedOut) {
   }
 }
 
-TEST_F(CudaExchange, TimesOutOnAMissingRank) {
+TEST_F(CudaExchange, GivesUpOnARankThatDoesNotCome) {
   const ExchangeConfig config = SmallConfig(2);
   const ExpertMap experts(20, 2, false);
   const TestTraffic traffic({.config = config, .tokens = 9}, experts);
@@ -271,7 +271,7 @@ TEST_F(CudaExchange, TimesOutOnAMissingRank) {
   EXPECT_EQ(report.seen, 0u);
 }
 
-TEST_F(CudaExchange, RefusesUnsupportedConfigurations) {
+TEST_F(CudaExchange, RefusesWhatItCannotDo) {
   const auto refuses = [](auto change) {
     ExchangeConfig config = SmallConfig(2);
     change(config);

@@ -137,7 +137,7 @@ TEST(CudaMoeLayer, Bf16IsNearTheReference) {
   ExpectNear(Bf16Layer(/*clamped_with_biases=*/true), {}, {DType::kBF16}, 1e-2);
 }
 
-TEST(CudaMoeLayer, Bf16SupportsSizesThatTensorCoresDoNot) {
+TEST(CudaMoeLayer, Bf16TakesSizesThatMatrixUnitsDoNot) {
   SKIP_WITHOUT_GPU();
   ExpectNear(TestLayer({.format = WeightFormat::kMxfp4, .hidden = 96, .intermediate = 160}), {},
              {DType::kBF16}, 1e-2);
@@ -212,7 +212,7 @@ TEST(CudaMoeLayer, RoutedExpertsAreTheCpusChoice) {
   EXPECT_EQ(ToHost<int32_t>(ids, kTokens * 3), want.ids);
 }
 
-TEST(CudaMoeLayer, CanBeCapturedAndReplayed) {
+TEST(CudaMoeLayer, CanBeRecordedAndReplayed) {
   SKIP_WITHOUT_GPU();
   const TestLayer layer = Fp8Layer();
   OnGpu gpu(layer, DType::kBF16, Fp8Options());
@@ -319,7 +319,7 @@ TEST(CudaMoeLayer, FusedOpsDoNotChangeABit) {
 
 // Several layers in one captured pass: the shared expert's buffers are reused while the previous
 // layer may still run.
-TEST(CudaMoeLayer, SharedExpertsOnTheirOwnStreamChangeNoBit) {
+TEST(CudaMoeLayer, SharedExpertsBesideTheOthersChangeNoBit) {
   SKIP_WITHOUT_GPU();
   struct Case {
     TestLayer layer;
@@ -368,7 +368,7 @@ TestLayer PackedLayer(WeightFormat format, bool clamped_with_biases = false) {
                     .shared = true});
 }
 
-TEST(CudaMoeLayer, FourBitExpertsArePackedOnRequestIfSizesFit) {
+TEST(CudaMoeLayer, FourBitExpertsArePackedWhereThatIsAskedForAndSizesFit) {
   for (const WeightFormat format : kPackedFormats) {
     TestLayer layer = PackedLayer(format);
     std::vector<kernels::ExpertWeights>& experts = layer.whole.experts;
@@ -399,7 +399,7 @@ TEST(CudaMoeLayer, PackedExpertsDoNotChangeABit) {
     }
 }
 
-TEST(CudaMoeLayer, RefusesWhatGpusDoNotSupport) {
+TEST(CudaMoeLayer, RefusesWhatGpusDoNotDo) {
   SKIP_WITHOUT_GPU();
   const TestLayer layer({});
   const auto refusal = [&](MoeOptions options) {

@@ -199,7 +199,7 @@ TEST(CudaMoeRanks, LongBatchesGoInRounds) {
   }
 }
 
-TEST(CudaMoeRanks, CombineByRankIsNearTheReference) {
+TEST(CudaMoeRanks, RowsThatAreAddedUpByRankAreNearTheReference) {
   SKIP_WITHOUT_GPU();
   const TestLayer layer = LayerFor(WeightFormat::kF32);
   for (const char* mode : {"normal", "low_latency"}) {

@@ -160,7 +160,7 @@ class CudaNcclExchange : public testing::TestWithParam<int> {
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaNcclExchange, testing::Values(1, 2, 3, 4));
 
 // The same rows as on the CPU, and the same sums as on the CPU and over peer memory.
-TEST_P(CudaNcclExchange, MatchesPeerMemory) {
+TEST_P(CudaNcclExchange, GivesWhatPeerMemoryGives) {
   std::vector<ExchangeConfig> configs = {CountedConfig(), CountedByRankConfig()};
   for (const ExchangeConfig& c : configs) ASSERT_LT(NcclPlanOf(c).fixed_tokens, c.max_tokens);
   for (const bool by_rank : {false, true}) {
@@ -208,7 +208,7 @@ TEST_P(CudaNcclExchange, MatchesPeerMemory) {
   }
 }
 
-TEST_P(CudaNcclExchange, BatchesInFlightDoNotMix) {
+TEST_P(CudaNcclExchange, KeepsBatchesInFlightApart) {
   for (const ExchangeConfig& config : {SmallConfig(), CountedConfig()}) {
     const ExpertMap experts(20, config.ranks, false);
     const TestTraffic first({.config = config, .seed = 1}, experts);
@@ -236,7 +236,7 @@ TEST_P(CudaNcclExchange, BatchesInFlightDoNotMix) {
 }
 
 // Low latency, and normal batches of the maximum size that may be captured.
-TEST_P(CudaNcclExchange, CanBeReplayedAsAGraph) {
+TEST_P(CudaNcclExchange, IsReplayedAsGraph) {
   for (const bool low_latency : {false, true}) {
     ExchangeConfig config = CountedConfig();
     config.low_latency = low_latency;
@@ -272,7 +272,7 @@ TEST_P(CudaNcclExchange, CanBeReplayedAsAGraph) {
   }
 }
 
-TEST_P(CudaNcclExchange, RefusesMoreTokensThanItsCapacity) {
+TEST_P(CudaNcclExchange, RefusesMoreTokensThanItHolds) {
   const ExchangeConfig config = SmallConfig();
   const ExpertMap experts(20, config.ranks, false);
   OnRanks(config, [&](NcclRank& rank, const ExchangeConfig& own) {

@@ -108,7 +108,7 @@ TEST(OrderRows, IsAStableSortByExpert) {
   }
 }
 
-TEST(OrderRows, AcceptsNoRows) {
+TEST(OrderRows, TakesNoRowsAtAll) {
   SKIP_WITHOUT_GPU();
   const Case c{.segments = 2,
                .k = 2,

@@ -33,7 +33,7 @@ struct Written {
   DeviceMemory faults, logical, ids, weights, position, offsets, counts, groups;
 };
 
-TEST(ChooseAndOrder, EqualsBothKernelsBitwise) {
+TEST(ChooseAndOrder, HasTheBitsOfBoth) {
   SKIP_WITHOUT_GPU();
   kernels::Random random(3);
   const DeviceMemory arrived(sizeof(uint32_t));
@@ -99,7 +99,7 @@ TEST(ChooseAndOrder, EqualsBothKernelsBitwise) {
   }
 }
 
-TEST(ChooseAndOrder, RefusesUnsupportedParameters) {
+TEST(ChooseAndOrder, RefusesWhatDoesNotJoin) {
   const SelectExpertsParams choice = {.tokens = 3, .num_experts = 8, .top_k = 2};
   RowOrderParams order = {.in = {.segments = 1, .capacity = 3, .tokens = 3}, .k = 2, .experts = 8};
   order.in.segments = 2;

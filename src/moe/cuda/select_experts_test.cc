@@ -102,7 +102,7 @@ RouterConfig RandomRouter(kernels::Random& random) {
   return config;
 }
 
-TEST(SelectExpertsOnDevice, SelectsLikeTheCpu) {
+TEST(SelectExpertsOnDevice, ChoosesAsTheCpuDoes) {
   SKIP_WITHOUT_GPU();
   kernels::Random random(1);
   for (int round = 0; round < 60; ++round) {
@@ -156,7 +156,7 @@ TEST(SelectExpertsOnDevice, ScoresThatAreNotFiniteAreRecordedByTokenAndExpert) {
   }
 }
 
-TEST(SelectExpertsOnDevice, OnlyTokensOfTheRangeAreRecordedAndEarlierFaultsAreKept) {
+TEST(SelectExpertsOnDevice, OnlyTokensOfTheRangeAreRecordedAndEarlierFaultsStay) {
   SKIP_WITHOUT_GPU();
   constexpr int64_t kTokens = 6;
   const DeviceMemory logits = ToDevice(std::vector<float>(kTokens * 3, NAN));
@@ -182,7 +182,7 @@ TEST(SelectExpertsOnDevice, OnlyTokensOfTheRangeAreRecordedAndEarlierFaultsAreKe
   EXPECT_EQ(ToHost<int32_t>(records, 8), want);
 }
 
-TEST(SelectExpertsOnDevice, WritesMappedIds) {
+TEST(SelectExpertsOnDevice, WritesPlaces) {
   SKIP_WITHOUT_GPU();
   const RouterConfig config = {.num_experts = 4, .top_k = 2};
   const Choice got = OnDevice(config, {0, 3, 2, 1}, 1, {}, {10, 11, -1, 13});

@@ -100,7 +100,7 @@ TEST_P(AllToAllTest, BitsAreThoseOfOneRankWithDeepEp) {
   }
 }
 
-TEST_P(AllToAllTest, MoeTpGroupsExchangeConcurrently) {
+TEST_P(AllToAllTest, MoeTpGroupsExchangeBesideOneAnother) {
   const TestLayer layer = SmallLayer();
   const auto batches = RoutingPatterns();
   const RowFormat format{DType::kBF16};
@@ -295,7 +295,7 @@ TEST_P(NormalLayoutTest, WorkedExample) {
   });
 }
 
-TEST(FusedTilesTest, ScratchIsOneTileForAnyBatch) {
+TEST(FusedTilesTest, ScratchIsOneTileWhateverTheBatch) {
   const TestLayer layer({.hidden = 32, .intermediate = 32, .num_experts = 6, .top_k = 2});
   const int64_t tokens = 3 * FusedTiles::kTileRows + 17;
   std::vector<int32_t> ids;  // expert 1 is hot, the others share one row in five

@@ -174,7 +174,7 @@ TEST(CombineRoundsTest, OutputsAreBitwiseThoseOfOneRound) {
   }
 }
 
-TEST(CombineRoundsTest, AlsoOnSeveralHostsAndByRank) {
+TEST(CombineRoundsTest, OfSeveralHostsAndByRankToo) {
   const TestLayer layer = SmallLayer();
   const RaggedBatch batch(4, 12, 11);
   for (const std::string rows : {"slot", "rank"}) {
@@ -328,7 +328,7 @@ TEST(CombineRoundsTest, TheNextRoundNamesAMissingPeer) {
               HasSubstr("waited 1.5 s for rank 2 in deepep combine rows"));
 }
 
-TEST(CombineRoundsTest, ARankLostInALaterRoundContributesToNoRound) {
+TEST(CombineRoundsTest, ARankLostInALaterRoundCountsForNoRound) {
   const TestLayer layer = SmallLayer();
   const int ranks = 4, lost = 2;
   const RaggedBatch batch(ranks, 12, 41);

@@ -63,7 +63,7 @@ TEST_P(CombineByRankTest, IsTheSumOfSlotsWithinRounding) {
   }
 }
 
-TEST_P(CombineByRankOverHostsTest, SeveralHostsGiveTheBitsOfOneHost) {
+TEST_P(CombineByRankOverHostsTest, RanksOfSeveralHostsAreAsThoseOfOne) {
   const TestLayer layer = SmallLayer();
   const auto batches = Batches();
   const MoeOptions options = ByRank(GetParam(), {DType::kBF16});

@@ -46,14 +46,14 @@ TEST_F(ElasticRanksTest, StagesAreNumberedAlike) {
     for (const auto& rank : ranks_) EXPECT_EQ(rank->Commit(), stage);
 }
 
-TEST_F(ElasticRanksTest, ACommittedStageCountsWithoutAFlag) {
+TEST_F(ElasticRanksTest, WhatIsCommittedCountsThoughNoFlagFollows) {
   ranks_[1]->Commit();
   Wait(0, 1, 1, Far());
   Wait(2, 1, 1, Now());
   EXPECT_TRUE(ranks_[0]->all_active() && ranks_[2]->all_active());
 }
 
-TEST_F(ElasticRanksTest, AllRanksLoseTheSameRankInTheSameStage) {
+TEST_F(ElasticRanksTest, AllSeeTheSameRankLostInTheSameStage) {
   ranks_[1]->Commit();
   Wait(0, 1, 2, Now());
   EXPECT_THAT(ranks_[0]->mask(), ElementsAre(1, 0, 1));
@@ -64,7 +64,7 @@ TEST_F(ElasticRanksTest, AllRanksLoseTheSameRankInTheSameStage) {
   EXPECT_THAT(ranks_[2]->mask(), ElementsAre(1, 0, 1));
 }
 
-TEST_F(ElasticRanksTest, ALostRankThrowsWhenItCommitsOrWaits) {
+TEST_F(ElasticRanksTest, ALostRankLearnsOfItWhenItCommitsOrWaits) {
   ranks_[1]->Commit();
   Wait(0, 1, 2, Now());
   const auto expect_excluded = [](const auto& body) {
@@ -80,7 +80,7 @@ TEST_F(ElasticRanksTest, ALostRankThrowsWhenItCommitsOrWaits) {
   expect_excluded([&] { Wait(1, 2, 1, Far()); });
 }
 
-TEST_F(ElasticRanksTest, ARankDoesNotExcludeRanksAheadOfIt) {
+TEST_F(ElasticRanksTest, ARankDoesNotGiveUpThoseAheadOfIt) {
   for (int stage = 0; stage < 3; ++stage) ranks_[0]->Commit();
   ranks_[1]->Commit();
   Wait(1, 0, 1, Now());

@@ -147,23 +147,23 @@ void ExpectOthersFinish(const std::string& mode, const Leaves& leaves,
                    });
 }
 
-TEST(MooncakeTest, AllRanksAreActiveIfNoneIsLost) { ExpectOthersFinish("auto", {}); }
+TEST(MooncakeTest, AllRanksAreActiveWhereNoneIsLost) { ExpectOthersFinish("auto", {}); }
 
-TEST(MooncakeTest, OthersContinueWithoutARankLostBeforeDispatch) {
+TEST(MooncakeTest, OthersGoOnWithoutARankThatIsLostBeforeDispatch) {
   for (const std::string mode : {"normal", "low_latency"})
     ExpectOthersFinish(mode, {{1, {1, kBeforeDispatch}}});
 }
 
-TEST(MooncakeTest, OthersContinueWithoutARankLostBetweenDispatchAndCombine) {
+TEST(MooncakeTest, OthersGoOnWithoutARankThatIsLostBetweenDispatchAndCombine) {
   for (const std::string mode : {"normal", "low_latency"})
     ExpectOthersFinish(mode, {{0, {1, kBeforeCombine}}});
 }
 
-TEST(MooncakeTest, FinishedStagesOfALostRankCount) {
+TEST(MooncakeTest, WhatALostRankHadFinishedCounts) {
   ExpectOthersFinish("auto", {{3, {1, kAfterCombineBegan}}});
 }
 
-TEST(MooncakeTest, CombineByRankContinuesWithoutALostRank) {
+TEST(MooncakeTest, SumsOfRanksGoOnWithoutALostOne) {
   for (const Step step : {kBeforeDispatch, kBeforeCombine, kAfterCombineBegan})
     ExpectOthersFinish("auto", {{2, {1, step}}}, "rank");
 }
@@ -232,7 +232,7 @@ void ExpectLateRankFails(const std::string& mode, Step step) {
       });
 }
 
-TEST(MooncakeTest, ALateRankDetectsThatItIsLostAndStops) {
+TEST(MooncakeTest, ARankThatIsOnlyLateLearnsThatItIsLostAndStops) {
   ExpectLateRankFails("normal", kBeforeDispatch);
   ExpectLateRankFails("low_latency", kBeforeCombine);
 }
@@ -316,12 +316,12 @@ void ExpectOtherProcessesFinish(const std::string& mode, Step step, int signal) 
   }
 }
 
-TEST(MooncakeProcessesTest, OthersContinueWithoutAKilledProcess) {
+TEST(MooncakeProcessesTest, OthersGoOnWithoutAKilledProcess) {
   ExpectOtherProcessesFinish("auto", kBeforeDispatch, SIGKILL);
   ExpectOtherProcessesFinish("normal", kBeforeCombine, SIGKILL);
 }
 
-TEST(MooncakeProcessesTest, AResumedProcessDetectsThatItIsLost) {
+TEST(MooncakeProcessesTest, AStoppedProcessThatGoesOnLearnsThatItIsLost) {
   ExpectOtherProcessesFinish("low_latency", kBeforeDispatch, SIGSTOP);
   ExpectOtherProcessesFinish("normal", kBeforeCombine, SIGSTOP);
 }

@@ -33,7 +33,7 @@ GroupedRows RowsOf(RunnerLayout layout, const std::vector<int32_t>& counts, int6
   return rows;
 }
 
-TEST(RunnersTest, RunToWritesTheRoundedOutputsOfRun) {
+TEST(RunnersTest, LeaveInPlacesWhatTheyReturn) {
   const TestLayer layer({.hidden = 96, .intermediate = 64, .num_experts = 6});
   const int64_t hidden = layer.spec.hidden, sources = 40;
   const std::vector<float> x = layer.Hidden(sources);

@@ -26,7 +26,7 @@ std::string Variables(const char* body) {
   }
 }
 
-TEST(ChatFields, UnsupportedToolChoicesAreRefused) {
+TEST(ChatFields, ToolChoicesThatCannotBeKeptAreRefused) {
   for (const char* choice : {"null", R"("auto")", R"("none")"})
     EXPECT_EQ(Check(fmt::format(R"({{"tools": [{{}}], "tool_choice": {}}})", choice).c_str()), "");
   for (const char* choice :
@@ -75,7 +75,7 @@ TEST(ChatFields, FieldsOfMessagesAreRefusedWithoutMessages) {
   EXPECT_EQ(refused(R"({"return_prompt_token_ids": true})"), "");
 }
 
-TEST(ChatFields, EchoReturnsTheTextOfALastAssistantMessage) {
+TEST(ChatFields, EchoedTextIsThatOfALastMessageOfTheAssistant) {
   const auto echoed = [](const std::string& last) {
     return EchoedText(Json::parse(R"([{"role": "assistant", "content": "before"}, )" + last + "]"));
   };

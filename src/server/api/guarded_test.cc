@@ -34,7 +34,7 @@ TEST_F(RedactPathsTest, OtherAbsolutePathsKeepTheirLastComponent) {
   EXPECT_EQ(Redact("/srv/my_templates/a"), "a");
 }
 
-TEST_F(RedactPathsTest, OtherTextsAreUnchanged) {
+TEST_F(RedactPathsTest, OtherTextsStay) {
   const std::string other = world_.model.path.string() + "_old/config.json";
   for (const std::string& text : {other, std::string("models/my tokenizers"),
                                   std::string("see /v1/models, not models/x"), std::string()})

@@ -31,7 +31,7 @@ std::string Repeat(const std::string& s, int n) {
   return out;
 }
 
-TEST(JsonBodyTest, AcceptsOnlyObjectsWithinTheLimits) {
+TEST(JsonBodyTest, OnlyBoundedObjectsAreTaken) {
   EXPECT_THAT(ParseError("{"), HasSubstr("not JSON"));
   EXPECT_THAT(ParseError("\"\xff\""), HasSubstr("not JSON"));
   EXPECT_THAT(ParseError("[1]"), HasSubstr("not a JSON object"));
@@ -43,12 +43,12 @@ TEST(JsonBodyTest, AcceptsOnlyObjectsWithinTheLimits) {
 }
 
 // The limit of keys applies to each object, not to all objects together.
-TEST(JsonBodyTest, AcceptsManySmallObjects) {
+TEST(JsonBodyTest, ManySmallObjectsAreFine) {
   EXPECT_EQ(ParseError("{\"a\":[" + Repeat("{\"x\":1,\"y\":{\"z\":2}},", 5000) + "{}]}"),
             "no error");
 }
 
-TEST(JsonBodyTest, ErrorsNameTheFieldAndTheExpectedValue) {
+TEST(JsonBodyTest, FieldsNameWhatIsWrong) {
   const Json json =
       ParseBody(R"({"i": 1.5, "big": 18446744073709551615, "s": 1, "l": ["a", 1], "null": null,
                                   "bias": {"x": 1}, "ids": [1, -2]})");
@@ -66,7 +66,7 @@ TEST(JsonBodyTest, ErrorsNameTheFieldAndTheExpectedValue) {
 }
 
 // SGLang and vLLM parse bodies with pydantic's lax mode.
-TEST(JsonBodyTest, AcceptsSpellingsOfBooleansAndNumbers) {
+TEST(JsonBodyTest, SpellingsOfBooleansAndNumbers) {
   const Json json =
       ParseBody(R"({"a": "true", "b": "False", "c": 1, "d": "off", "e": 2, "f": "maybe",
                                   "i": 16.0, "j": "16", "k": "0.5", "l": "1e999", "m": 1e300,
@@ -102,7 +102,7 @@ TEST(DataParallelRank, HasTwoNames) {
   EXPECT_THROW(parse(R"({"data_parallel_rank": "one"})"), Error);
 }
 
-TEST(JsonBodyTest, BigIntegersInFieldsOfTheTemplateKeepTheirDigits) {
+TEST(JsonBodyTest, BigIntegersStayWholeWhereATemplateSeesThem) {
   const Json body = ParseBody(R"({"seed": 18446744073709551616, "messages": [18446744073709551616],
       "tools": {"n": -18446744073709551616}, "top_p": 1e2})");
   EXPECT_EQ(jinja::BigIntegerOf(body["messages"][0]), "18446744073709551616");

@@ -160,7 +160,7 @@ constexpr const char* kVllmChat[] = {"include_reasoning",
                                      "return_assistant_tokens_mask",
                                      "best_of"};
 
-TEST(KnownFields, IncludeEveryFieldOfTheThreeInterfaces) {
+TEST(KnownFields, HoldEveryFieldOfTheThreeInterfaces) {
   const std::set<std::string> chat = Names(RequestKind::kChat);
   const std::set<std::string> completion = Names(RequestKind::kCompletion);
   for (const char* name : kOpenAiChat) EXPECT_TRUE(chat.contains(name)) << name;
@@ -181,7 +181,7 @@ TEST(KnownFields, IncludeEveryFieldOfTheThreeInterfaces) {
 }
 
 // A refused field is an error that names it, unless its value disables the feature.
-TEST(KnownFields, RefusedFieldsAreNamedUnlessEmpty) {
+TEST(KnownFields, RefusedOnesAreNamedAndEmptyOnesPass) {
   for (const RequestKind kind :
        {RequestKind::kChat, RequestKind::kCompletion, RequestKind::kGenerate,
         RequestKind::kSamplingParams, RequestKind::kTokenize}) {
@@ -224,7 +224,7 @@ TEST(KnownFields, PromptFieldsBelongToTheirEndpoints) {
   EXPECT_EQ(Check(RequestKind::kTokenize, R"({"add_special_tokens": true})"), "");
 }
 
-TEST(KnownFields, UnknownFieldsAreLoggedOnce) {
+TEST(KnownFields, UnknownOnesAreLoggedOnce) {
   UnknownFields unknown;
   const Json json = Json::parse(R"({"temprature": 1, "top_p": 1})");
   CheckFields(Fields(json, "sampling_params."), RequestKind::kSamplingParams, unknown);

@@ -29,7 +29,7 @@ std::string WriteYaml(const std::string& text) {
   return path;
 }
 
-TEST(ArgsTest, AcceptsSglangsSpellings) {
+TEST(ArgsTest, SglangsSpellings) {
   const auto a =
       ParseServe({"--model-path", "/m", "--tp", "4", "--expert-parallel-size", "2",
                   "--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency",
@@ -158,7 +158,7 @@ TEST(ArgsTest, PrintsTheScheduleOnlyIfSet) {
   EXPECT_TRUE(ParseServe({"--model-path", "/m", "--print-schedule"})->print_schedule);
 }
 
-TEST(ArgsTest, ASwitchThatTheFileSetsToFalseIsOff) {
+TEST(ArgsTest, SwitchesThatAreOffStayOff) {
   const auto a =
       ParseServe({"--config", WriteYaml("model-path: /m\ndisable-radix-cache: false\n")});
   ASSERT_TRUE(a);
@@ -177,7 +177,7 @@ TEST(ArgsTest, ErrorsNameTheFlag) {
   EXPECT_THAT(ErrorOf({"--config", WriteYaml("a: [\n")}), HasSubstr("switchyard_args_test.yaml"));
 }
 
-TEST(ArgsTest, OneBatchAcceptsLists) {
+TEST(ArgsTest, OneBatchTakesLists) {
   const auto a =
       ParseOneBatch({"--model-path", "/m", "--batch-size", "1", "8", "--input-len", "128"});
   ASSERT_TRUE(a);

@@ -45,7 +45,7 @@ std::string TokensPerCombine(const MoeOptions& options) {
 }
 
 // Flags without effect, each with a typical value.
-TEST(SglangFlagsTest, FlagsWithoutEffectAreAcceptedAndLoggedOnce) {
+TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
   const std::vector<std::vector<std::string>> kTaken = {
       {"--attention-backend", "fa3"},
       {"--enable-torch-compile"},
@@ -78,7 +78,7 @@ TEST(SglangFlagsTest, FlagsWithoutEffectAreAcceptedAndLoggedOnce) {
   }
 }
 
-TEST(SglangFlagsTest, RefusalsNameTheFlag) {
+TEST(SglangFlagsTest, RefusedByName) {
   const std::vector<std::vector<std::string>> kRefused = {
       {"--reasoning-parser", "deepseek-r1"},
       {"--tool-call-parser", "qwen25"},
@@ -99,7 +99,7 @@ TEST(SglangFlagsTest, RefusalsNameTheFlag) {
     EXPECT_THAT(ErrorOf(words), HasSubstr(words.front())) << words.front();
 }
 
-TEST(SglangFlagsTest, EveryFlagIsListedOnceWithAReason) {
+TEST(SglangFlagsTest, EveryNameStandsOnceAndHasItsReason) {
   std::set<std::string> names;
   for (const SglangFlag& flag : SglangFlags()) {
     EXPECT_TRUE(names.insert(flag.name).second) << flag.name;
@@ -107,7 +107,7 @@ TEST(SglangFlagsTest, EveryFlagIsListedOnceWithAReason) {
   }
 }
 
-TEST(SglangFlagsTest, HonouredFlagsReachTheEngine) {
+TEST(SglangFlagsTest, HonouredOnesReachTheEngine) {
   const auto args =
       ParseServe(With({"--schedule-policy", "dfs-weight", "--schedule-conservativeness", "0.3",
                        "--max-prefill-tokens", "99", "--decode-log-interval", "7"}));
@@ -119,7 +119,7 @@ TEST(SglangFlagsTest, HonouredFlagsReachTheEngine) {
   EXPECT_EQ(back.decode_log_interval, 7);
 }
 
-TEST(SglangFlagsTest, DpRankOfTheEnvironmentIsCheckedAndLogged) {
+TEST(SglangFlagsTest, DpRankOfTheEnvironmentIsCheckedAndSaid) {
   ASSERT_EQ(setenv("SGLANG_DP_RANK", "3", 1), 0);
   const auto args = ParseServe(With({}));
   ASSERT_EQ(setenv("SGLANG_DP_RANK", "x", 1), 0);
@@ -140,7 +140,7 @@ struct Honoured {
 };
 
 // SGLang's flags and variables that change the server's behaviour.
-TEST(SglangFlagsTest, HonouredFlagsChangeTheArguments) {
+TEST(SglangFlagsTest, HonouredOnesChangeTheArguments) {
   const std::vector<Honoured> kHonoured = {
       {{"--tp", "4", "--enable-ep-moe"},
        {},
@@ -216,7 +216,7 @@ TEST(SglangFlagsTest, HonouredFlagsChangeTheArguments) {
   }
 }
 
-TEST(SglangFlagsTest, UnusedVariablesOfRoundsAreLogged) {
+TEST(SglangFlagsTest, VariablesOfRoundsThatNothingUsesAreSaid) {
   const auto lines = [](const std::vector<std::string>& words) {
     setenv("HCCL_BUFFSIZE", "200", 1);
     setenv("DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ", "1", 1);
@@ -243,7 +243,7 @@ TEST(SglangFlagsTest, OlderFormsOfExpertParallelism) {
               AllOf(HasSubstr("--enable-deepep-moe"), HasSubstr("none")));
 }
 
-TEST(SglangFlagsTest, UniquePrefixesAreCompleted) {
+TEST(SglangFlagsTest, UniquePrefixesAreWrittenOut) {
   EXPECT_EQ(ParseServe(With({"--mem-frac", "0.5"}))->engine.mem_fraction_static, 0.5);
   EXPECT_EQ(ParseServe(With({"--mem-frac=0.25"}))->engine.mem_fraction_static, 0.25);
   EXPECT_EQ(ParseServe({"--model-p", "/m"})->engine.model_path, "/m");
@@ -254,7 +254,7 @@ TEST(SglangFlagsTest, UniquePrefixesAreCompleted) {
                     HasSubstr("--schedule-conservativeness")));
 }
 
-TEST(SglangFlagsTest, ErrorsSuggestTheNearestName) {
+TEST(SglangFlagsTest, MistypedNamesGetTheNearest) {
   EXPECT_THAT(ErrorOf({"--mem-fraction-statik", "1"}), HasSubstr("--mem-fraction-static"));
   EXPECT_THAT(ErrorOf({"--sheduel-policy", "1"}), HasSubstr("--schedule-policy"));
   EXPECT_THAT(ErrorOf([] { ParseEplb("paln", {}); }), HasSubstr("nearest is eplb plan"));

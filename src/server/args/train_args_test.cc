@@ -33,7 +33,7 @@ class TrainArgsTest : public ::testing::Test {
 const std::vector<std::string> kLeast = {"--model", "m", "--data",   "a", "b",
                                          "--steps", "7", "--output", "o"};
 
-TEST_F(TrainArgsTest, RequiredFlagsSuffice) {
+TEST_F(TrainArgsTest, TheLeastThatIsNeeded) {
   const auto args = ParseTrain(kLeast);
   ASSERT_TRUE(args);
   EXPECT_EQ(args->model, "m");
@@ -43,7 +43,7 @@ TEST_F(TrainArgsTest, RequiredFlagsSuffice) {
   EXPECT_EQ(args->resume, "auto");
 }
 
-TEST_F(TrainArgsTest, ErrorsNameTheMissingFlag) {
+TEST_F(TrainArgsTest, WhatIsMissingIsNamed) {
   for (const char* flag : {"--model", "--data", "--steps", "--output"}) {
     std::vector<std::string> args;
     bool skipping = false;
@@ -70,7 +70,7 @@ TEST_F(TrainArgsTest, TheCommandLineOverridesTheFile) {
   EXPECT_EQ(ParseTrain(kLeast)->compute_dtype, "float32");
 }
 
-TEST_F(TrainArgsTest, ErrorsSuggestTheNearestName) {
+TEST_F(TrainArgsTest, UnknownNamesAreRefusedWithTheNearest) {
   const std::string of_file = ErrorOf([&] { ParseTrain(WithYaml("lenght: 5\n")); });
   EXPECT_THAT(of_file, HasSubstr(file_.string()));
   EXPECT_THAT(of_file, HasSubstr("there is no key lenght; the nearest is length"));

@@ -64,7 +64,7 @@ TEST_F(FrontTest, RefusesWhatRanksWouldRefuse) {
   EXPECT_THAT(Refusal(spec), HasSubstr("maximum context length is 64 tokens"));
 }
 
-TEST_F(FrontTest, ReducesBothTokenLimitsToTheContext) {
+TEST_F(FrontTest, CutsBothLimitsToTheContext) {
   GenerationSpec spec = Spec();
   spec.sampling.max_new_tokens = 5000;
   spec.sampling.min_new_tokens = 2000;
@@ -75,7 +75,7 @@ TEST_F(FrontTest, ReducesBothTokenLimitsToTheContext) {
   EXPECT_EQ(sent.min_new_tokens, left);
 }
 
-TEST_F(FrontTest, LimitsStopStrings) {
+TEST_F(FrontTest, BoundsStopStrings) {
   GenerationSpec spec = Spec();
   spec.stop = {""};
   EXPECT_THAT(Refusal(spec), HasSubstr("stop"));
@@ -87,7 +87,7 @@ TEST_F(FrontTest, LimitsStopStrings) {
   EXPECT_EQ(Refusal(spec), "accepted");
 }
 
-TEST_F(FrontTest, LimitsAlternativesAtPromptPositions) {
+TEST_F(FrontTest, BoundsAlternativesOfAPrompt) {
   Front large(link, *tokenizer,
               {.vocab_size = 512, .context_length = 1 << 20, .cache_tokens = 1 << 20});
   GenerationSpec spec = Spec();
@@ -98,7 +98,7 @@ TEST_F(FrontTest, LimitsAlternativesAtPromptPositions) {
   EXPECT_NO_THROW(large.Check(spec));
 }
 
-TEST_F(FrontTest, AStopStringEndsTheRequestInFrontAndOnRanks) {
+TEST_F(FrontTest, AStopStringEndsTheRequestOnBothSides) {
   GenerationSpec spec = Spec();
   spec.stop = {"cd"};
   const uint64_t id = Submit(spec);
@@ -129,7 +129,7 @@ TEST_F(FrontTest, AStopStringCompletedAtTheEndIsAStop) {
 }
 
 // As in vLLM, a stop string that ends within the first min_new_tokens tokens does not match.
-TEST_F(FrontTest, StopStringsMatchOnlyAfterMinNewTokens) {
+TEST_F(FrontTest, StopStringsWaitForTheMinimum) {
   GenerationSpec spec = Spec();
   spec.stop = {"a", "bb"};
   spec.sampling.min_new_tokens = 2;
@@ -174,7 +174,7 @@ TEST_F(FrontTest, AStopStringMayBeASpecialToken) {
   EXPECT_EQ(events.at(0).text, "ab");
 }
 
-TEST_F(FrontTest, EventsHaveTheOffsetOfEachToken) {
+TEST_F(FrontTest, TokensKnowWhereTheyBegin) {
   GenerationSpec spec = Spec();
   spec.logprob.enabled = true;
   spec.stream_interval = 1;
@@ -191,7 +191,7 @@ TEST_F(FrontTest, EventsHaveTheOffsetOfEachToken) {
   EXPECT_EQ(offsets.back(), 2);
 }
 
-TEST_F(FrontTest, ANameMayBeOpenOnlyOnce) {
+TEST_F(FrontTest, ANameIsOpenOnce) {
   GenerationSpec spec = Spec();
   spec.name = "a";
   const uint64_t id = Submit(spec);
@@ -227,7 +227,7 @@ TEST_F(FrontTest, ABatchIsAbortedByItsName) {
   EXPECT_THAT(link.sent, SizeIs(3));
 }
 
-TEST_F(FrontTest, CacheSaltsReachTheRanks) {
+TEST_F(FrontTest, SaltsReachTheRanks) {
   GenerationSpec spec = Spec();
   spec.cache_salt = "s";
   Submit(spec);
@@ -283,7 +283,7 @@ TEST_F(FrontTest, RoutedExpertsArePassedOn) {
   EXPECT_THROW(dense.Check(spec), Error);
 }
 
-TEST_F(FrontTest, AbortsOneNameOrAll) {
+TEST_F(FrontTest, AbortsByNameAndAll) {
   GenerationSpec spec = Spec();
   spec.name = "a";
   const uint64_t a = Submit(spec);
@@ -310,7 +310,7 @@ TEST_F(FrontTest, LostRanksAndDrainingRefuseNewRequestsAndEndOpenOnes) {
   EXPECT_TRUE(front.WaitUntilIdle(std::chrono::milliseconds(0)));
 }
 
-TEST_F(FrontTest, EachQueryAboutExpertsGetsOneReply) {
+TEST_F(FrontTest, QuestionsAboutExpertsAreAnsweredOnce) {
   std::vector<std::string> dumps, loads;
   const auto dump = [&] {
     front.RecordExperts(RecordAction::kDump, [&](const RecordResult& r) {

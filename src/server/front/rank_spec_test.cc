@@ -6,7 +6,7 @@ namespace switchyard {
 namespace {
 
 // The decoded value does not depend on the CPU that decodes it.
-TEST(RankSpec, RowRoundingIsThatOfTheLeader) {
+TEST(RankSpec, RowsAreRoundedAsTheLeaderSays) {
   EngineConfig config;
   config.model_path = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures/qwen3_moe";
   config.max_total_tokens = 1000;

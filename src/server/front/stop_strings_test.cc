@@ -14,7 +14,7 @@ std::string Filter(StopStrings& s, const std::string& text, size_t chunk) {
   return out + s.Finish();
 }
 
-TEST(StopStringsTest, CutsAtTheFirstMatchForAnyPieces) {
+TEST(StopStringsTest, CutsAtTheFirstMatchHoweverTheTextComes) {
   const std::string text = "one two three STOP four STO";
   for (size_t chunk = 1; chunk <= text.size(); ++chunk) {
     StopStrings s({"STOP"}, false);
@@ -46,7 +46,7 @@ TEST(StopStringsTest, HoldsBackOnlyWhatMayBecomeAStop) {
   EXPECT_EQ(s.Finish(), "Use");
 }
 
-TEST(StopStringsTest, AMatchMayBeginButNotEndInUncheckedText) {
+TEST(StopStringsTest, UncheckedTextMayBeginAStopButNotBeOne) {
   StopStrings s({"ab", "b"}, false);
   EXPECT_EQ(s.Push({.text = "xab", .may_stop = false}), "xab");
   EXPECT_EQ(s.Push({.text = "a", .may_stop = false}), "");

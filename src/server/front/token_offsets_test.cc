@@ -50,7 +50,7 @@ TEST(TokenText, PartsOfCharactersHaveTheirBytes) {
 
 // Compares 200 streams of random ids, with special tokens and parts of characters, with the offsets
 // in the complete text.
-TEST(TokenOffsets, EqualTheOffsetsInTheCompleteText) {
+TEST(TokenOffsets, EqualWhatTheWholeTextSays) {
   const auto tokenizer = Fixture("qwen3_moe");
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {

@@ -19,7 +19,7 @@ TEST(HidePathsTest, AbsolutePathsAreReducedToTheirLastComponent) {
   EXPECT_EQ(Hide("/models/ä/ö.json\n/home/x/y"), "ö.json\ny");
 }
 
-TEST(HidePathsTest, RoutesAndUrlsAreUnchanged) {
+TEST(HidePathsTest, RoutesAndUrlsStay) {
   for (const char* text : {"use POST /v1/chat/completions", "/v1/models", "https://home/me/x",
                            "http://a.b/models/x/y", "/eplb/rebalance", "/generate", "/health"})
     EXPECT_EQ(Hide(text), text);
@@ -30,7 +30,7 @@ TEST(HidePathsTest, RoutesAndUrlsAreUnchanged) {
   EXPECT_EQ(HidePaths("use /v1/models, not /usr/lib/x.so"), "use /v1/models, not x.so");
 }
 
-TEST(HidePathsTest, TextsOfRequestsAreUnchanged) {
+TEST(HidePathsTest, TextsOfRequestsStay) {
   for (const char* text :
        {"", "/", "//", "and/or", "1/2/2024", "</home/me>", "models/x/config.json", "./models/x/y",
         "../home/me/x", "a regex /ab/c/", "Qwen/Qwen3-30B-A3B", "/models", "/models/",
@@ -38,7 +38,7 @@ TEST(HidePathsTest, TextsOfRequestsAreUnchanged) {
     EXPECT_EQ(Hide(text), text);
 }
 
-TEST(HidePathsTest, HidingTwiceEqualsHidingOnce) {
+TEST(HidePathsTest, HiddenTextStaysTheSame) {
   const std::string once = Hide("/models/x/config.json: want /v1/models (/home/me/a/b)");
   EXPECT_EQ(once, "config.json: want /v1/models (b)");
   EXPECT_EQ(Hide(once), once);

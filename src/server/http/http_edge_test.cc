@@ -111,7 +111,7 @@ TEST_F(HttpEdgeTest, ProbesAreAnsweredBeyondTheLimitOfConnections) {
 }
 
 // The connections send nothing, half a header, or nothing after their response.
-TEST_F(HttpEdgeTest, SilentConnectionsBeyondTheLimitDoNotBlockProbes) {
+TEST_F(HttpEdgeTest, SilentConnectionsBeyondTheLimitDoNotKeepProbesOut) {
   options_.max_connections = 2;
   Start();
   TestClient first(server_->port()), second(server_->port());
@@ -171,7 +171,7 @@ TEST_F(HttpEdgeTest, ANewerConnectionDoesNotEndAResponse) {
   }
 }
 
-TEST_F(HttpEdgeTest, BodiesShareOneMemoryBudget) {
+TEST_F(HttpEdgeTest, BodiesShareOneMemory) {
   options_.memory_bytes = 8 << 20;
   Start();
   constexpr size_t kFirst = 3 << 20, kLength = 4'000'000;
@@ -180,9 +180,7 @@ TEST_F(HttpEdgeTest, BodiesShareOneMemoryBudget) {
       std::string(kFirst, 'x');
   TestClient holder(server_->port());
   holder.Send(begin);
-  const auto used = [&] {
-    return std::stoull(Ask("GET /used HTTP/1.1\r\nHost: a\r\n\r\n").body);
-  };
+  const auto used = [&] { return std::stoull(Ask("GET /used HTTP/1.1\r\nHost: a\r\n\r\n").body); };
   for (int i = 0; i < 3000 && used() < kFirst; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -205,7 +203,7 @@ TEST_F(HttpEdgeTest, BodiesShareOneMemoryBudget) {
             413);
 }
 
-TEST(MemoryBudget, ChargesReturnTheirBytes) {
+TEST(MemoryBudget, GivesBackWhatItsOwnersHeld) {
   const auto budget = std::make_shared<MemoryBudget>(100);
   {
     MemoryCharge a(budget), b(budget);
@@ -224,7 +222,7 @@ TEST(MemoryBudget, ChargesReturnTheirBytes) {
   EXPECT_TRUE(free.Add(~size_t{0}));
 }
 
-TEST_F(HttpEdgeTest, WorkOnABodyDelaysNoOtherRequest) {
+TEST_F(HttpEdgeTest, WorkOnABodyHoldsUpNoOtherRequest) {
   Start();
   std::promise<void> go, started;
   Server server({});
@@ -250,7 +248,7 @@ TEST_F(HttpEdgeTest, WorkOnABodyDelaysNoOtherRequest) {
   EXPECT_EQ(slow.Read()->status, 200);
 }
 
-TEST_F(HttpEdgeTest, RoutesRequireAKeyAndControlRoutesTheAdminKey) {
+TEST_F(HttpEdgeTest, KeysAndTheAdminKey) {
   options_.api_keys = {"one", "two"};
   options_.admin_api_key = "root";
   Start();
@@ -265,7 +263,7 @@ TEST_F(HttpEdgeTest, RoutesRequireAKeyAndControlRoutesTheAdminKey) {
   EXPECT_EQ(Status("GET", "/health"), 200);
 }
 
-TEST_F(HttpEdgeTest, WithoutApiKeysTheAdminKeyGuardsOnlyControlRoutes) {
+TEST_F(HttpEdgeTest, TheAdminKeyAloneGuardsControlRoutes) {
   options_.admin_api_key = "root";
   Start();
   EXPECT_EQ(Status("GET", "/hello"), 200);
@@ -273,7 +271,7 @@ TEST_F(HttpEdgeTest, WithoutApiKeysTheAdminKeyGuardsOnlyControlRoutes) {
   EXPECT_EQ(Status("POST", "/flush", "Authorization: Bearer root\r\n"), 200);
 }
 
-TEST_F(HttpEdgeTest, PagesOfOtherOriginsAreNotAllowed) {
+TEST_F(HttpEdgeTest, PagesOfOtherOriginsMayNotCall) {
   options_.cors_origins = {"https://app.example"};
   Start();
   const auto ask = [&](const char* method, const char* host, const char* origin) {
@@ -298,7 +296,7 @@ TEST_F(HttpEdgeTest, PagesOfOtherOriginsAreNotAllowed) {
   EXPECT_EQ(ask("POST", "evil.example:30000", "http://evil.example:30000").status, 403);
 }
 
-TEST_F(HttpEdgeTest, ResponsesReturnTheIdsOfRequests) {
+TEST_F(HttpEdgeTest, RequestsKeepTheirIds) {
   Start();
   const std::string trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
   const TestResponse named =
@@ -314,7 +312,7 @@ TEST_F(HttpEdgeTest, ResponsesReturnTheIdsOfRequests) {
             "x");
 }
 
-TEST_F(HttpEdgeTest, PathsMayHaveTheRootPrefix) {
+TEST_F(HttpEdgeTest, PathsMayHaveTheRoot) {
   options_.root_path = "/api";
   Start();
   EXPECT_EQ(Status("GET", "/api/hello"), 200);

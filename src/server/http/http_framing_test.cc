@@ -176,7 +176,7 @@ class HttpFramingTest : public testing::Test {
   Server server_;
 };
 
-TEST_F(HttpFramingTest, EachCaseHasItsStatusAndConnectionState) {
+TEST_F(HttpFramingTest, EachCaseHasItsStatusAndItsEnd) {
   const std::vector<FramingCase> cases = Cases();
   ASSERT_GE(cases.size(), 60u);
   for (const FramingCase& each : cases) {
@@ -195,7 +195,7 @@ TEST_F(HttpFramingTest, EachCaseHasItsStatusAndConnectionState) {
 }
 
 // The same cases, one byte at a time: results do not depend on how the input is split.
-TEST_F(HttpFramingTest, ResultsDoNotDependOnHowBytesArrive) {
+TEST_F(HttpFramingTest, CasesDoNotDependOnHowBytesArrive) {
   for (const FramingCase& each : Cases()) {
     if (each.bytes.size() > 300) continue;
     SCOPED_TRACE(each.name);
@@ -208,7 +208,7 @@ TEST_F(HttpFramingTest, ResultsDoNotDependOnHowBytesArrive) {
   }
 }
 
-TEST_F(HttpFramingTest, AnswersHalfClosedClients) {
+TEST_F(HttpFramingTest, AnswersClientsThatEndTheirSide) {
   for (const char* version : {"HTTP/1.0", "HTTP/1.1"}) {
     TestClient client(server_.port());
     client.Send("GET /hello " + std::string(version) + "\r\nHost: a\r\n\r\n");

@@ -22,7 +22,7 @@ TEST(RequestTargetTest, DecodesPathAndQuery) {
             (std::map<std::string, std::string>{{"x", "3"}, {"y", "&="}, {"z", ""}}));
 }
 
-TEST(RequestTargetTest, AcceptsAllForms) {
+TEST(RequestTargetTest, TakesAllForms) {
   EXPECT_EQ(ParseTarget("http://host:1/a?b=c")->path, "/a");
   EXPECT_EQ(ParseTarget("http://host?b=c")->path, "/");
   EXPECT_EQ(ParseTarget("https://host")->path, "/");
@@ -60,7 +60,7 @@ TEST(RouterTest, PrefersExactPathsAndLongPrefixes) {
   EXPECT_EQ(router.Find("GET", "/z").allow, "");
 }
 
-TEST(ErrorBodyTest, HasTheFieldsOfOpenAiAndSglang) {
+TEST(ErrorBodyTest, HasBothShapes) {
   const auto body = nlohmann::json::parse(ErrorBody(400, "bad \xff", "a_code", "prompt"));
   const auto& error = body["error"];
   EXPECT_EQ(error["message"], "bad \xEF\xBF\xBD");
@@ -72,7 +72,7 @@ TEST(ErrorBodyTest, HasTheFieldsOfOpenAiAndSglang) {
   EXPECT_EQ(body["code"], 400);
 }
 
-TEST(SseTest, EachLineBecomesADataLine) {
+TEST(SseTest, EveryLineIsData) {
   EXPECT_EQ(SseEvent("a"), "data: a\n\n");
   EXPECT_EQ(SseEvent(""), "data: \n\n");
   EXPECT_EQ(SseEvent("a\nb\r\nc\rd"), "data: a\ndata: b\ndata: c\ndata: d\n\n");

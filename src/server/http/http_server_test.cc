@@ -65,7 +65,7 @@ class HttpServerTest : public testing::Test {
   std::unique_ptr<Server> server_;
 };
 
-TEST_F(HttpServerTest, PassesTheWholeRequestToTheHandler) {
+TEST_F(HttpServerTest, HandsOverTheWholeRequest) {
   Start();
   TestClient client(server_->port());
   client.Get("/hello?a=1&name=J%C3%BCrgen+K&b", "User-Agent: me\r\n");
@@ -79,7 +79,7 @@ TEST_F(HttpServerTest, PassesTheWholeRequestToTheHandler) {
   EXPECT_THAT(response->Header("Date"), testing::EndsWith(" GMT"));
 }
 
-TEST_F(HttpServerTest, ParameterMatchesTheRestOfThePath) {
+TEST_F(HttpServerTest, ParameterTakesTheRestOfThePath) {
   Start();
   EXPECT_EQ(Ask("GET /models/Qwen/Qwen3-30B%2DA3B HTTP/1.1\r\nHost: a\r\n\r\n").body,
             "Qwen/Qwen3-30B-A3B");
@@ -97,7 +97,7 @@ TEST_F(HttpServerTest, KeepsTheConnectionForFurtherRequests) {
   }
 }
 
-TEST_F(HttpServerTest, ClosesIfTheRequestDisablesKeepAlive) {
+TEST_F(HttpServerTest, ClosesWhenAskedTo) {
   Start();
   TestClient client(server_->port());
   client.Get("/hello", "Connection: close\r\n");
@@ -122,7 +122,7 @@ TEST_F(HttpServerTest, ReadsChunkedBodies) {
   EXPECT_EQ(client.Read()->status, 200);
 }
 
-TEST_F(HttpServerTest, SendsContinueBeforeItReadsABody) {
+TEST_F(HttpServerTest, SaysContinueBeforeItReadsABody) {
   Start();
   TestClient client(server_->port());
   client.Send(
@@ -176,7 +176,7 @@ TEST_F(HttpServerTest, HeadHasTheHeadersOfGetAndNoBody) {
   EXPECT_EQ(client.Read()->status, 200);
 }
 
-TEST_F(HttpServerTest, AnswersCorsPreflightRequests) {
+TEST_F(HttpServerTest, AnswersBrowsersBeforeTheirRequests) {
   Start();
   const auto ask = [&](const char* origin) {
     return Ask("OPTIONS /echo HTTP/1.1\r\nHost: a\r\nOrigin: " + std::string(origin) +
@@ -194,7 +194,7 @@ TEST_F(HttpServerTest, AnswersCorsPreflightRequests) {
   EXPECT_EQ(foreign.Header("Access-Control-Allow-Methods"), "");
 }
 
-TEST_F(HttpServerTest, ErrorBodiesHaveOpenAisFormat) {
+TEST_F(HttpServerTest, ErrorBodiesAreThoseOfOpenAi) {
   Start();
   const TestResponse response = Ask("GET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n");
   EXPECT_EQ(response.status, 404);
@@ -207,14 +207,14 @@ TEST_F(HttpServerTest, ErrorBodiesHaveOpenAisFormat) {
   EXPECT_EQ(body["object"], "error");
 }
 
-TEST_F(HttpServerTest, AWrongMethodGetsTheAllowedOnes) {
+TEST_F(HttpServerTest, WrongMethodNamesTheRightOnes) {
   Start();
   const TestResponse response = Ask("DELETE /hello HTTP/1.1\r\nHost: a\r\n\r\n");
   EXPECT_EQ(response.status, 405);
   EXPECT_EQ(response.Header("Allow"), "GET, HEAD, OPTIONS");
 }
 
-TEST_F(HttpServerTest, RefusesMalformedRequests) {
+TEST_F(HttpServerTest, RefusesWhatIsNoHttp) {
   Start();
   EXPECT_EQ(Ask("hello\r\n\r\n").status, 400);
   EXPECT_EQ(Ask("GET /hello HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n").status, 400);
@@ -265,7 +265,7 @@ TEST_F(HttpServerTest, RefusesHeadersOverTheLimit) {
   EXPECT_EQ(Ask("GET /" + std::string(100'000, 'x') + " HTTP/1.1\r\nHost: a\r\n\r\n").status, 431);
 }
 
-TEST_F(HttpServerTest, IncompleteRequestsTimeOut) {
+TEST_F(HttpServerTest, GivesUpOnRequestsThatDoNotArrive) {
   ServerOptions options;
   options.read_timeout = std::chrono::milliseconds(50);
   Start(options);
@@ -281,7 +281,7 @@ TEST_F(HttpServerTest, ClosesIdleConnections) {
   EXPECT_EQ(client.ReadToEnd(), "");
 }
 
-TEST_F(HttpServerTest, RequiresTheKey) {
+TEST_F(HttpServerTest, AsksForTheKey) {
   ServerOptions options;
   options.api_keys = {"sk-123"};
   Start(options);
@@ -332,7 +332,7 @@ TEST_F(HttpServerTest, ExceptionsBecomeStatusCodes) {
   EXPECT_THAT(response->body, HasSubstr("\"config.json: bad, see /v1/models\""));
 }
 
-TEST_F(HttpServerTest, ADroppedResponderSendsA500) {
+TEST_F(HttpServerTest, ADroppedRequestIsA500) {
   Start();
   TestClient client(server_->port());
   client.Get("/drop");

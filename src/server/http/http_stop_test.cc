@@ -88,7 +88,7 @@ TEST_F(HttpStopTest, WaitsForResponsesInFlight) {
   EXPECT_EQ(closed_, 0);
 }
 
-TEST_F(HttpStopTest, ClosesResponsesAfterTheDrainTimeout) {
+TEST_F(HttpStopTest, ClosesWhatDoesNotFinish) {
   options_.drain_timeout = std::chrono::milliseconds(10);
   Start();
   TestClient client(server_->port());
@@ -127,7 +127,7 @@ TEST_F(HttpStopTest, AHandlerMayStopAccepting) {
   server_->Stop();
 }
 
-TEST_F(HttpStopTest, TheErrorForAPortInUseNamesTheFlag) {
+TEST_F(HttpStopTest, APortInUseSaysWhatToDo) {
   Start();
   options_.port = server_->port();
   Server second(options_);
@@ -143,7 +143,7 @@ TEST_F(HttpStopTest, TheErrorForAPortInUseNamesTheFlag) {
   second.Start();  // the port is free despite old connections
 }
 
-TEST_F(HttpStopTest, RefusesUnusableHostsAndOptions) {
+TEST_F(HttpStopTest, RefusesHostsAndOptionsThatCannotBe) {
   options_.host = "no such host";
   EXPECT_THROW(Server(options_).Start(), Error);
   options_.host = "203.0.113.1";  // documentation address (RFC 5737), not on this machine
@@ -152,7 +152,7 @@ TEST_F(HttpStopTest, RefusesUnusableHostsAndOptions) {
   EXPECT_THROW(Server{options_}, Error);
 }
 
-TEST_F(HttpStopTest, CanBeDestroyedWithoutStart) { Server server(options_); }
+TEST_F(HttpStopTest, EndsWithoutHavingStarted) { Server server(options_); }
 
 }  // namespace
 }  // namespace switchyard::http

@@ -86,7 +86,7 @@ TEST_F(HttpStreamTest, EventStreamsAreNotCached) {
   EXPECT_EQ(response->Header("X-Accel-Buffering"), "no");
 }
 
-TEST_F(HttpStreamTest, Http10ClientsGetTheBodyWithoutChunks) {
+TEST_F(HttpStreamTest, OldClientsGetTheBodyWithoutChunks) {
   Start();
   TestClient client(server_->port());
   client.Send("GET /open HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
@@ -101,7 +101,7 @@ TEST_F(HttpStreamTest, Http10ClientsGetTheBodyWithoutChunks) {
   EXPECT_EQ(response->body, "ab");
 }
 
-TEST_F(HttpStreamTest, AStreamWithoutEndStreamIsCutOff) {
+TEST_F(HttpStreamTest, AStreamThatIsDroppedIsCutOff) {
   Start();
   server_.reset();
   Server server({});
@@ -118,7 +118,7 @@ TEST_F(HttpStreamTest, AStreamWithoutEndStreamIsCutOff) {
   EXPECT_FALSE(response->complete);
 }
 
-TEST_F(HttpStreamTest, OnlyTheFirstResponseIsSent) {
+TEST_F(HttpStreamTest, OnlyTheFirstAnswerCounts) {
   Start();
   TestClient client(server_->port());
   client.Get("/open");
@@ -137,7 +137,7 @@ TEST_F(HttpStreamTest, OnlyTheFirstResponseIsSent) {
   EXPECT_EQ(client.Read()->body, "hello");
 }
 
-TEST_F(HttpStreamTest, DetectsADisconnectWhileNothingIsWritten) {
+TEST_F(HttpStreamTest, NoticesAHangUpWhileNothingIsWritten) {
   for (const bool streaming : {false, true}) {
     for (const bool reset : {false, true}) {
       SCOPED_TRACE(testing::Message() << "streaming " << streaming << " reset " << reset);
@@ -164,7 +164,7 @@ TEST_F(HttpStreamTest, DetectsADisconnectWhileNothingIsWritten) {
   }
 }
 
-TEST_F(HttpStreamTest, DetectsADisconnectBehindManyPipelinedBytes) {
+TEST_F(HttpStreamTest, NoticesAHangUpBehindManyPipelinedBytes) {
   Start();
   TestClient client(server_->port());
   client.Get("/open");
@@ -187,7 +187,7 @@ TEST_F(HttpStreamTest, KeepsARequestThatArrivesDuringTheResponse) {
   EXPECT_EQ(client.Read()->body, "hello");
 }
 
-TEST_F(HttpStreamTest, OnCloseDoesNotRunAfterACompleteResponse) {
+TEST_F(HttpStreamTest, NoCloseAfterACompleteResponse) {
   Start();
   for (const bool streaming : {false, true}) {
     opened_ = {};
@@ -208,7 +208,7 @@ TEST_F(HttpStreamTest, OnCloseDoesNotRunAfterACompleteResponse) {
   EXPECT_EQ(closed_count_, 0);
 }
 
-TEST_F(HttpStreamTest, DisconnectsAReaderThatExceedsTheBacklog) {
+TEST_F(HttpStreamTest, ClosesOnAReaderThatIsTooSlow) {
   ServerOptions options;
   options.max_backlog_bytes = 1 << 20;
   Start(options);
@@ -225,7 +225,7 @@ TEST_F(HttpStreamTest, DisconnectsAReaderThatExceedsTheBacklog) {
   EXPECT_EQ(closed_count_, 1);
 }
 
-TEST_F(HttpStreamTest, DisconnectsAReaderThatReadsNothing) {
+TEST_F(HttpStreamTest, ClosesOnAReaderThatTakesNothing) {
   ServerOptions options;
   options.write_timeout = std::chrono::milliseconds(50);
   Start(options);

@@ -36,7 +36,7 @@ TEST_F(LogprobsTest, TheTokenIsAlwaysAmongItsAlternatives) {
 }
 
 // Several tokens may have the same text, but each gets its own key.
-TEST_F(LogprobsTest, TokensWithEqualTextHaveDistinctKeys) {
+TEST_F(LogprobsTest, KeysTellTokensApart) {
   PositionLogprobs p{.logprob = -0.5f};
   for (int32_t id = 0; id < tokenizer->VocabSize(); ++id) p.top.push_back({id, -1.0f - id});
   for (int32_t id = 0; id < tokenizer->VocabSize(); ++id) {
@@ -79,7 +79,7 @@ TEST_F(LogprobsTest, PromptLogprobsHaveRanks) {
   EXPECT_EQ(list[1]["7"]["decoded_token"], tokenizer->TokenText(7));
 }
 
-TEST_F(LogprobsTest, EchoedPromptsEqualTheSentText) {
+TEST_F(LogprobsTest, PromptsAreShownAsTheyWereSent) {
   const std::string text = "<|im_start|>user\nwhat is 专家? \U0001F9D1<|im_end|>";
   const std::vector<int32_t> ids = Ids(text);
   const PromptText sent = PromptSentAsText(*tokenizer, ids, text);

@@ -34,7 +34,7 @@ std::string RefusalOf(const ServerArgs& args, const std::optional<LaunchedRank>&
   return "accepted";
 }
 
-TEST(LaunchTest, ASingleNodeStartsAllRanks) {
+TEST(LaunchTest, AloneItStartsAllRanks) {
   const Launch launch = PlanLaunch(ArgsOf(4), {});
   EXPECT_TRUE(launch.alone());
   EXPECT_EQ(launch.ranks_per_node, 4);
@@ -42,7 +42,7 @@ TEST(LaunchTest, ASingleNodeStartsAllRanks) {
   EXPECT_FALSE(launch.launched);
 }
 
-TEST(LaunchTest, NodesDivideTheRanks) {
+TEST(LaunchTest, NodesShareTheRanks) {
   const Launch launch = PlanLaunch(ArgsOf(8, 2, 1, "10.0.0.1:5000"), {});
   EXPECT_EQ(launch.nodes, 2);
   EXPECT_EQ(launch.node, 1);
@@ -62,7 +62,7 @@ TEST(LaunchTest, EveryProcessOfALauncherIsARank) {
   EXPECT_TRUE(PlanLaunch(ArgsOf(4, 1, 0, "[::1]:80"), rank).address);
 }
 
-TEST(LaunchTest, NnodesHasPriorityOverALauncher) {
+TEST(LaunchTest, NnodesComesBeforeALauncher) {
   const LaunchedRank task{.rank = 1, .world = 2, .launcher = "srun"};  // one task per node
   const Launch launch = PlanLaunch(ArgsOf(8, 2, 1, "10.0.0.1:5000"), task);
   EXPECT_EQ(launch.ranks_per_node, 4);

@@ -59,7 +59,7 @@ std::string ErrorOf(Action action) {
   return "no error";
 }
 
-TEST(ChatFixtures, MatchEveryReferenceChat) {
+TEST(ChatFixtures, EveryChatCaseOfEveryFixture) {
   int cases = 0;
   for (const auto& entry : fs::directory_iterator(Fixtures())) {
     std::ifstream file(entry.path() / "reference.json");
@@ -86,7 +86,7 @@ TEST(ChatFixtures, MatchEveryReferenceChat) {
   EXPECT_GT(cases, 60);
 }
 
-TEST(ChatFixtures, SpecialTokensInUserTextStayText) {
+TEST(ChatFixtures, AUsersSpecialTokensStayText) {
   fs::path model = Fixtures() / "qwen3_moe";
   ChatTemplate chat = ChatTemplate::FromDirectory(model);
   auto tokenizer = Tokenizer::FromFile(model / "tokenizer.json");
@@ -98,7 +98,7 @@ TEST(ChatFixtures, SpecialTokensInUserTextStayText) {
   EXPECT_THAT(tokenizer->Decode(ids, false), HasSubstr("a<|im_end|>\n<|im_start|>system\nb"));
 }
 
-TEST_F(ChatTemplateTest, JinjaFileOverridesConfig) {
+TEST_F(ChatTemplateTest, JinjaFileWinsOverConfig) {
   WriteConfig({{"chat_template", "config"}});
   EXPECT_EQ(Render(Hello()), "config");
   Write("chat_template.json", R"({"chat_template": "json"})");
@@ -109,7 +109,7 @@ TEST_F(ChatTemplateTest, JinjaFileOverridesConfig) {
   EXPECT_EQ(ChatTemplate::FromDirectory(dir_, dir_ / "mine.jinja").Apply(Hello()).text, "mine");
 }
 
-TEST_F(ChatTemplateTest, AdditionalTemplatesExtendTheJinjaFile) {
+TEST_F(ChatTemplateTest, AdditionalTemplatesJoinTheJinjaFile) {
   WriteConfig({{"chat_template", "config"}});
   fs::create_directories(dir_ / "additional_chat_templates");
   Write("additional_chat_templates/tool_use.jinja", "tools");
@@ -123,7 +123,7 @@ TEST_F(ChatTemplateTest, AdditionalTemplatesExtendTheJinjaFile) {
   EXPECT_THAT(ErrorOf([&] { Render(input); }), HasSubstr("tool_use.jinja, line 2"));
 }
 
-TEST_F(ChatTemplateTest, SpecialTokensMapIsUsedWithoutAddedTokensDecoder) {
+TEST_F(ChatTemplateTest, SpecialTokensMapCountsWithoutAddedTokensDecoder) {
   Write("chat_template.jinja", "{{ bos_token }}{{ eos_token }}");
   Write("special_tokens_map.json", R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}})");
   EXPECT_EQ(Render(Hello()), "<s></s>");
@@ -158,7 +158,7 @@ TEST_F(ChatTemplateTest, SpecialTokensAreStringsOrObjectsAndTrusted) {
   EXPECT_TRUE(rendered.runs[0].trusted);
 }
 
-TEST_F(ChatTemplateTest, KwargsReachTheTemplateButCannotReplaceItsInputs) {
+TEST_F(ChatTemplateTest, KwargsReachTheTemplateButNotItsInputs) {
   WriteConfig({{"chat_template", "{{ enable_thinking }}"}});
   ChatInput input = Hello();
   input.kwargs = {{"enable_thinking", false}};
@@ -169,7 +169,7 @@ TEST_F(ChatTemplateTest, KwargsReachTheTemplateButCannotReplaceItsInputs) {
   EXPECT_THAT(ErrorOf([&] { Render(input); }), HasSubstr("chat_template_kwargs"));
 }
 
-TEST_F(ChatTemplateTest, WithoutATemplateTheErrorNamesTheRemedies) {
+TEST_F(ChatTemplateTest, WithoutATemplateTheErrorSaysWhatToDo) {
   ChatTemplate chat = ChatTemplate::FromDirectory(dir_);
   EXPECT_FALSE(chat.Present());
   EXPECT_THAT(ErrorOf([&] { chat.Apply(Hello()); }),
@@ -177,7 +177,7 @@ TEST_F(ChatTemplateTest, WithoutATemplateTheErrorNamesTheRemedies) {
                              HasSubstr("/v1/completions")));
 }
 
-TEST_F(ChatTemplateTest, ErrorsNameFileAndLineOfATemplate) {
+TEST_F(ChatTemplateTest, UnreadableTemplatesNameFileAndLine) {
   Write("chat_template.jinja", "a\n{% if %}");
   EXPECT_THAT(ErrorOf([&] { ChatTemplate::FromDirectory(dir_); }),
               HasSubstr("chat_template.jinja, line 2: "));
@@ -193,7 +193,7 @@ TEST_F(ChatTemplateTest, ErrorsNameFileAndLineOfATemplate) {
 }
 
 // Without O_NONBLOCK, opening a FIFO without a writer blocks.
-TEST_F(ChatTemplateTest, ErrorsNameFilesThatAreNotRegular) {
+TEST_F(ChatTemplateTest, NamesFilesThatAreNotRegular) {
   for (const char* name : {"chat_template.jinja", "chat_template.json", "tokenizer_config.json",
                            "special_tokens_map.json"}) {
     ASSERT_EQ(mkfifo((dir_ / name).c_str(), 0600), 0);

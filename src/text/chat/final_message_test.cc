@@ -28,7 +28,7 @@ const char* const kTurns =
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}";
 const char* const kTrimmed = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}";
 
-TEST_F(FinalMessageTest, TheTextMayAlsoOccurElsewhere) {
+TEST_F(FinalMessageTest, TheTextMayStandAnywhereElse) {
   for (const char* text : {"The", "end", "d", "|", "", "end ", "<|end|>", "assistant", "Hi", "  ",
                            "a\n", "73915082640", "7391508264"}) {
     EXPECT_EQ(Render(kTurns, Continuing(text, text)),
@@ -44,13 +44,13 @@ TEST_F(FinalMessageTest, TheRunsEndWithTheText) {
             (jinja::Run{rendered.text.size() - 4, rendered.text.size(), false}));
 }
 
-TEST_F(FinalMessageTest, TrimmingTemplatesTrimTheText) {
+TEST_F(FinalMessageTest, TrimmingTemplatesTrim) {
   EXPECT_EQ(Render(kTrimmed, Continuing("Sure, the answer ")), "[Hi][Sure, the answer");
   EXPECT_EQ(Render(kTrimmed, Continuing("]")), "[Hi][]");
   EXPECT_EQ(Render(kTrimmed, Continuing("")), "[Hi][");
 }
 
-TEST_F(FinalMessageTest, FindsTheEndOfRewrittenText) {
+TEST_F(FinalMessageTest, TextThatIsRewrittenKeepsItsEnd) {
   EXPECT_EQ(
       Render("{% for m in messages %}({{ m.content | upper }}){% endfor %}", Continuing("ab")),
       "(HI)(AB");
@@ -62,14 +62,14 @@ TEST_F(FinalMessageTest, FindsTheEndOfRewrittenText) {
             "Hi;y");
 }
 
-TEST_F(FinalMessageTest, RemovesMarkersOfEarlierCopies) {
+TEST_F(FinalMessageTest, MarksOfEarlierCopiesVanish) {
   EXPECT_EQ(Render("last: {{ messages[-1].content }}.{% for m in messages %}({{ m.content }})"
                    "{% endfor %}!",
                    Continuing("ab")),
             "last: ab.(Hi)(ab");
 }
 
-TEST_F(FinalMessageTest, ContinuesTheLastTextPartOfAList) {
+TEST_F(FinalMessageTest, TheLastTextOfAListIsContinued) {
   const Json parts = {{{"type", "text"}, {"text", "a"}}, {{"type", "text"}, {"text", "b"}}};
   const char* const source =
       "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
@@ -78,7 +78,7 @@ TEST_F(FinalMessageTest, ContinuesTheLastTextPartOfAList) {
   EXPECT_EQ(Render(kTurns, Continuing(parts)), "<|user|>Hi<|end|><|assistant|>a b");
 }
 
-TEST_F(FinalMessageTest, MessagesThatCannotBeContinuedAreErrors) {
+TEST_F(FinalMessageTest, WhatCannotBeContinuedIsAnError) {
   EXPECT_THAT(Render(kTurns, Continuing(nullptr)), HasSubstr("no text to continue"));
   EXPECT_THAT(Render(kTurns, Continuing(Json::array())), HasSubstr("no text to continue"));
   EXPECT_THAT(Render("nothing", Continuing("a")), HasSubstr("continue_final_message"));

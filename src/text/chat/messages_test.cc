@@ -45,7 +45,7 @@ const char* const kEither =
     "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson "
     "}}";
 
-TEST_F(MessagesTest, ArgumentsStayAsSentIfTheTemplateReadsThem) {
+TEST_F(MessagesTest, ArgumentsStayAsSentWhereTheTemplateReadsThem) {
   const std::string text = R"("{\"a\":  1}")";
   EXPECT_EQ(Render(Calls(kGlued), Calling(text)), R"(<{"a":  1}>)");
   EXPECT_EQ(Render(Calls(kEither), Calling(text)), R"({"a":  1})");
@@ -53,7 +53,7 @@ TEST_F(MessagesTest, ArgumentsStayAsSentIfTheTemplateReadsThem) {
   EXPECT_EQ(Render(Calls("{{ c.function.arguments }}"), Calling(text)), R"({"a":  1})");
 }
 
-TEST_F(MessagesTest, ArgumentsGetTheShapeThatTheTemplateReads) {
+TEST_F(MessagesTest, ArgumentsBecomeWhatTheTemplateReads) {
   const std::string text = R"("{\"b\": \"x\", \"a\": [2]}")";
   EXPECT_EQ(Render(Calls(kDumped), Calling(text)), R"({"b": "x", "a": [2]})");
   EXPECT_EQ(Render(Calls("{{ c.function | tojson }}"), Calling(text)),
@@ -65,14 +65,14 @@ TEST_F(MessagesTest, ArgumentsGetTheShapeThatTheTemplateReads) {
             R"(<{"b": "é\n", "a": [2, null]}>)");
 }
 
-TEST_F(MessagesTest, CallsPrintedOnlyForNullContentAreProbed) {
+TEST_F(MessagesTest, CallsThatShowOnlyWithNullContentAreProbedToo) {
   const std::string source =
       "{% for m in messages %}{% if m.content is none %}{% for c in m.tool_calls %}" +
       std::string(kDumped) + "{% endfor %}{% endif %}{% endfor %}";
   EXPECT_EQ(Render(source, Calling(R"("{\"a\": 1}")", "null")), R"({"a": 1})");
 }
 
-TEST_F(MessagesTest, MalformedArgumentsAreAccepted) {
+TEST_F(MessagesTest, MalformedArgumentsNeverRefuseTheRequest) {
   for (const char* text :
        {R"("{\"a\": \"x\",}")", R"("not json")", R"("{\"value\": ")", R"("[1")"}) {
     const std::string plain = Json::parse(text);
@@ -106,7 +106,7 @@ std::string EachContent(const std::string& show) {
   return "{% for m in messages %}[" + show + "]{% endfor %}";
 }
 
-TEST_F(MessagesTest, NullContentStaysIfTheTemplateHandlesIt) {
+TEST_F(MessagesTest, NullContentStaysWhereTheTemplateAsksForIt) {
   const ChatInput input = Calling("\"{}\"", "null");
   EXPECT_EQ(Render(EachContent("{{ 'null' if m.content is none else m.content }}"), input),
             "[q][null]");
@@ -118,7 +118,7 @@ TEST_F(MessagesTest, NullContentStaysIfTheTemplateHandlesIt) {
             "[q][]");
 }
 
-TEST_F(MessagesTest, MissingContentStaysMissingUnlessRenderingFails) {
+TEST_F(MessagesTest, MissingContentStaysMissingUnlessThatFails) {
   ChatInput input = Calling("\"{}\"");
   input.messages[1].erase("content");
   EXPECT_EQ(Render(EachContent("{{ m.content is defined }}"), input), "[True][False]");
@@ -165,7 +165,7 @@ TEST_F(MessagesTest, ReasoningHasTheNameThatTheTemplateReads) {
   }
 }
 
-TEST_F(MessagesTest, ErrorsNameTheMalformedMessage) {
+TEST_F(MessagesTest, MalformedMessagesAreNamed) {
   const auto error = [&](const char* messages) { return Render("x", Conversation(messages)); };
   EXPECT_THAT(error("[]"), HasSubstr("at least one"));
   EXPECT_THAT(error("[5]"), HasSubstr("messages[0]"));
@@ -189,7 +189,7 @@ std::string TrustOf(const jinja::Rendered& rendered, const std::string& part) {
   return trust;
 }
 
-TEST_F(MessagesTest, MarkersBuiltFromRolesAreTrusted) {
+TEST_F(MessagesTest, MarkersBuiltFromRolesAreTheTemplates) {
   for (const char* marker :
        {"{{ '<|' + m.role + '|>' }}", "<|{{ m['role'] }}|>", "{{ '<|%s|>' % m.role }}",
         "{{ '<|' ~ m.role | lower ~ '|>' }}", "{{ '<|{}|>'.format(m.role) }}"}) {
@@ -201,7 +201,7 @@ TEST_F(MessagesTest, MarkersBuiltFromRolesAreTrusted) {
   }
 }
 
-TEST_F(MessagesTest, RolesUnknownToTheTemplateAreUntrusted) {
+TEST_F(MessagesTest, RolesThatTheTemplateDoesNotKnowStayText) {
   const std::string source = EachContent("<|{{ m.role }}|>{{ 'x' if m.role == 'critic' }}");
   const ChatTemplate chat = Load(source);
   const auto trust = [&](const char* role) {

@@ -52,7 +52,7 @@ void Check(const std::string& source, const Json& variables, const Json& expecte
   }
 }
 
-TEST(JinjaCases, SmallTemplatesMatchJinja2) {
+TEST(JinjaCases, SmallTemplatesDoWhatJinja2Does) {
   Json data = Json::parse(ReadFile("cases.json"));
   for (const Json& expected : data["cases"]) {
     std::string source = expected["template"];
@@ -61,7 +61,7 @@ TEST(JinjaCases, SmallTemplatesMatchJinja2) {
   }
 }
 
-TEST(JinjaCases, ModelTemplatesMatchJinja2) {
+TEST(JinjaCases, ModelTemplatesDoWhatJinja2Does) {
   Json data = Json::parse(ReadFile("cases.json"));
   Json conversations = Json::parse(ReadFile("conversations.json"));
   EXPECT_GT(data["chats"].size(), 40u);

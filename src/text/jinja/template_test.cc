@@ -37,11 +37,11 @@ TEST(JinjaTrust, LiteralsAndTrustedVariablesAreTrusted) {
             "text literal <s> 2 None");
 }
 
-TEST(JinjaTrust, ATrustedVariableOverridesARequestsVariable) {
+TEST(JinjaTrust, ATrustedVariableWinsOverARequestsOfTheSameName) {
   EXPECT_EQ(Marked("{{ bos }}"), "<s>");
 }
 
-TEST(JinjaTrust, ConcatenationKeepsTheTrustOfBothSides) {
+TEST(JinjaTrust, ConcatenationKeepsBothSides) {
   EXPECT_EQ(Marked("{{ '<|' + u + '|>' }}"), "<|[user]|>");
   EXPECT_EQ(Marked("{{ '<|' ~ m.role ~ '|>' ~ u }}"), "<|[r]|>[user]");
   EXPECT_EQ(Marked("{{ ['a', u, 'b'] | join('-') }}"), "a-[user]-b");
@@ -95,7 +95,7 @@ std::string ErrorOf(const std::string& source,
   return "no error";
 }
 
-TEST(JinjaLimits, LoopsAreBounded) {
+TEST(JinjaLimits, LoopsEnd) {
   const RenderOptions options = Untimed(500'000, 64 << 20);
   EXPECT_THAT(
       ErrorOf("{% set r = range(9999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
@@ -204,7 +204,7 @@ TEST(JinjaLimits, RecursionIsBounded) {
   EXPECT_THAT(ErrorOf(ifs), HasSubstr("deep"));
 }
 
-TEST(JinjaLimits, SharedStructuresAreBounded) {
+TEST(JinjaLimits, SharedStructureDoesNotExplode) {
   // A tree of 2^150 leaves in 150 nodes: printing and comparing it must exceed a budget.
   std::string grow =
       "{% set n = namespace(x=['a']) %}{% for i in range(150) %}{% set n.x = [n.x, n.x] %}{% "
@@ -215,7 +215,7 @@ TEST(JinjaLimits, SharedStructuresAreBounded) {
               HasSubstr("more than"));
 }
 
-TEST(JinjaErrors, ReportTemplateLineAndTheTemplatesMessage) {
+TEST(JinjaErrors, SayTemplateLineAndTheTemplatesOwnMessage) {
   try {
     Template::Parse("a\n\n{{ raise_exception('roles must alternate') }}",
                     "model/chat_template.jinja")

@@ -65,7 +65,7 @@ TEST(BpeTrainerTest, OrderOfTextsDoesNotMatter) {
   EXPECT_EQ(one.merges, other.merges);
 }
 
-TEST(BpeTrainerTest, RespectsTheLimits) {
+TEST(BpeTrainerTest, BoundsHold) {
   const std::string text = "abcdefgh abcdefgh abcdefgh xyz";
   for (const std::string& token :
        Learn({text}, {.vocab_size = 1000, .max_token_bytes = 4}).tokens) {
@@ -83,7 +83,7 @@ TEST(BpeTrainerTest, RespectsTheLimits) {
   EXPECT_EQ(std::ranges::count(special.tokens, "ab"), 1);
 }
 
-TEST(BpeTrainerTest, ErrorsNameTheWrongOption) {
+TEST(BpeTrainerTest, WrongOptionsAreNamed) {
   EXPECT_THAT(ErrorOf([] { Learn({"a"}, {.vocab_size = 100}); }), HasSubstr("too small for"));
   EXPECT_THAT(ErrorOf([] {
                 Learn({"a"}, {.special_tokens = {"<s>", "<s>"}});
@@ -112,7 +112,7 @@ class TokenizerFilesTest : public testing::Test {
   fs::path dir_;
 };
 
-TEST_F(TokenizerFilesTest, DecodeRestoresEveryText) {
+TEST_F(TokenizerFilesTest, EveryTextComesBack) {
   const auto tokenizer = WriteAndLoad({.eos = "<|im_end|>"});
   for (const char* text : {"the cat", "", " ", "  two\n\n three\t", "naïve 日本語 🙂 12345",
                            "don't", "\x01\x7f"}) {

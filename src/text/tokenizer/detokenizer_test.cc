@@ -61,7 +61,7 @@ TEST(IncrementalDetokenizerTest, EqualsDecodeForEveryGoldenDecoder) {
   }
 }
 
-TEST(IncrementalDetokenizerTest, AfterAPromptReturnsOnlyTheNewText) {
+TEST(IncrementalDetokenizerTest, AfterAPromptGivesWhatThePromptLacks) {
   std::mt19937 random(5);
   for (const char* fixture : {"qwen3", "mixtral"}) {
     const auto tokenizer = Tokenizer::FromFile(FixtureTokenizer(fixture));
@@ -87,7 +87,7 @@ class MixtralDetokenizerTest : public testing::Test {
   std::unique_ptr<Tokenizer> tokenizer_ = Tokenizer::FromFile(FixtureTokenizer("mixtral"));
 };
 
-TEST_F(MixtralDetokenizerTest, LeadingSpaceIsStrippedOnlyAtTheStartOfAText) {
+TEST_F(MixtralDetokenizerTest, LeadingSpaceGoesOnlyAtTheStartOfAText) {
   const Ids the = {Id("▁the")};
   IncrementalDetokenizer start(*tokenizer_, true);
   EXPECT_EQ(start.Push(the), "the");
@@ -97,7 +97,7 @@ TEST_F(MixtralDetokenizerTest, LeadingSpaceIsStrippedOnlyAtTheStartOfAText) {
   EXPECT_EQ(after_prompt.Finish(), "");
 }
 
-TEST_F(MixtralDetokenizerTest, AByteRunIsHeldBackUntilItCannotChange) {
+TEST_F(MixtralDetokenizerTest, ByteRunWaitsUntilItCannotChange) {
   IncrementalDetokenizer detokenizer(*tokenizer_, true);
   EXPECT_EQ(detokenizer.Push(Ids{Id("<0xE4>"), Id("<0xB8>"), Id("<0x93>")}), "");
   EXPECT_EQ(detokenizer.Push(Ids{Id("a")}), "专a");

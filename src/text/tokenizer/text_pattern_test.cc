@@ -30,7 +30,7 @@ TEST(TextPatternTest, EmptyMatchesDoNotFollowAMatch) {
 }
 
 // Each line tests a difference between Oniguruma and PCRE2.
-TEST(RegexSyntaxTest, MatchesTheSameTextsAsOniguruma) {
+TEST(RegexSyntaxTest, MeansWhatOnigurumaMeans) {
   EXPECT_EQ(Found(R"(\s)", "a\u180Eb\u0085\u00A0"), (Strings{"\u0085", "\u00A0"}));
   EXPECT_EQ(Found(R"([^\S ]+)", " \u3000\n"), Strings{"\u3000\n"});
   EXPECT_EQ(Found(R"(\w+)", "e\u0301\u203Fa\u2160 \u00B2"), Strings{"e\u0301\u203Fa\u2160"});
@@ -57,14 +57,14 @@ TEST(RegexSyntaxTest, MatchesTheSameTextsAsOniguruma) {
   EXPECT_EQ(Found(R"(a{b})", "a{b}"), Strings{"a{b}"});
 }
 
-TEST(RegexSyntaxTest, LeavesOtherSyntaxUnchanged) {
+TEST(RegexSyntaxTest, LeavesTheRestAlone) {
   for (const char* pattern : {R"( ?\p{L}+|\p{N}{1,3})", R"([^\r\n\p{L}\p{N}]?+\p{Lu}*)",
                               R"((?<=a)b(?!c)|(?>d)|(?<n>e)\k<n>)"}) {
     EXPECT_EQ(OnigurumaToPcre2(pattern, "test"), pattern);
   }
 }
 
-TEST(TextPatternTest, MatchesBeyondTheStackLimitOfTheJit) {
+TEST(TextPatternTest, MatchesPastTheStackOfTheJit) {
   const std::string text(1'000'000, 'a');
   EXPECT_EQ(Found("(?:a|b)+$", text), Strings{text});
 }

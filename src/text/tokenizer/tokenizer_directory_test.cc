@@ -48,7 +48,7 @@ std::string Digits(const Ids& ids) {
   return fmt::format("{:016x}", value).substr(0, 8);
 }
 
-TEST(TokenizerDirectoryTest, MatchesTheIdsOfTheReferenceLibraries) {
+TEST(TokenizerDirectoryTest, GivesTheIdsOfTheLibraries) {
   const fs::path dir = TestData() / "tokenizer" / "directories";
   const Json expected = ReadJson(dir / "expected.json");
   const std::vector<std::string> strings = Strings(expected["fragments"]);
@@ -125,7 +125,7 @@ TEST_F(DirectoryFilesTest, OlderFilesAddTokens) {
   EXPECT_TRUE(tokenizer->IsSpecial(515));
 }
 
-TEST_F(DirectoryFilesTest, AddedTokensDecoderReplacesOlderFiles) {
+TEST_F(DirectoryFilesTest, OlderFilesDoNotCountBesideAddedTokensDecoder) {
   Write("added_tokens.json", {{"<x>", 513}});
   Write("special_tokens_map.json", {{"bos_token", "<bos>"}});
   Write("tokenizer_config.json", {{"added_tokens_decoder", {{"512", Token("<q>")}}}});
@@ -147,7 +147,7 @@ TEST_F(DirectoryFilesTest, NamedTokensAreSpecial) {
   EXPECT_EQ(tokenizer->Encode("<img><k>", false), (Ids{512, 513}));
 }
 
-TEST_F(DirectoryFilesTest, NamedTokenReturnsTheirIds) {
+TEST_F(DirectoryFilesTest, NamedTokensHaveIds) {
   Write("special_tokens_map.json", {{"bos_token", "<|im_start|>"}});
   Write("tokenizer_config.json",
         {{"eos_token", {{"content", "<|im_end|>"}}}, {"pad_token", nullptr}});
@@ -200,7 +200,7 @@ TEST_F(DirectoryFilesTest, AddBosAndEosTokens) {
             (Ids{a}));
 }
 
-TEST_F(DirectoryFilesTest, ModelsWithoutATypeAreRecognizedByTheirVocabulary) {
+TEST_F(DirectoryFilesTest, ModelsWithoutATypeAreReadByTheirVocabulary) {
   const Ids expected = Encode("some text");
   document_["model"].erase("type");
   Write("tokenizer.json", document_);
@@ -215,7 +215,7 @@ TEST_F(DirectoryFilesTest, ModelsWithoutATypeAreRecognizedByTheirVocabulary) {
   EXPECT_EQ(Encode("some xxm"), (Ids{1, 2, 4, 0, 3}));
 }
 
-TEST_F(DirectoryFilesTest, ATiktokenFileAloneSuffices) {
+TEST_F(DirectoryFilesTest, TiktokenAloneIsATokenizer) {
   fs::remove(dir_ / "tokenizer.json");
   EXPECT_FALSE(Tokenizer::HasFiles(dir_));
   EXPECT_THAT(ErrorOfLoad(), HasSubstr("tiktoken.model"));
@@ -235,7 +235,7 @@ TEST_F(DirectoryFilesTest, ATiktokenFileAloneSuffices) {
   EXPECT_THAT(ErrorOfLoad(), HasSubstr("tokenizer.model, line 2"));
 }
 
-TEST_F(DirectoryFilesTest, ErrorsNameTheBrokenFile) {
+TEST_F(DirectoryFilesTest, BrokenFilesAreNamed) {
   std::ofstream(dir_ / "tokenizer_config.json") << "{";
   EXPECT_THAT(ErrorOfLoad(), HasSubstr("tokenizer_config.json"));
   Write("tokenizer_config.json", {{"added_tokens_decoder", {{"x", Token("<a>")}}}});
@@ -252,7 +252,7 @@ TEST_F(DirectoryFilesTest, ErrorsNameTheBrokenFile) {
 }
 
 // Without O_NONBLOCK, opening a FIFO without a writer blocks.
-TEST_F(DirectoryFilesTest, ErrorsNameFilesThatAreNotRegular) {
+TEST_F(DirectoryFilesTest, FilesThatAreNotRegularAreNamed) {
   for (const char* name :
        {"added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"}) {
     ASSERT_EQ(mkfifo((dir_ / name).c_str(), 0600), 0);
@@ -266,7 +266,7 @@ TEST_F(DirectoryFilesTest, ErrorsNameFilesThatAreNotRegular) {
   }
 }
 
-TEST_F(DirectoryFilesTest, ErrorsNameVocabulariesOverTheLimits) {
+TEST_F(DirectoryFilesTest, VocabulariesOverTheLimitsAreNamed) {
   fs::remove(dir_ / "tokenizer.json");
   std::ofstream(dir_ / "tiktoken.model") << "YQ== 0\n"
                                          << Base64Of(std::string(5000, 'a')) << " 1\n";

@@ -46,7 +46,7 @@ TEST(TokenizerErrorsTest, MissingFile) {
   }
 }
 
-TEST(TokenizerErrorsTest, FilesThatAreNotJsonObjects) {
+TEST(TokenizerErrorsTest, NoJsonOrNoObject) {
   EXPECT_THAT(ErrorOfText(""), HasSubstr("dir/tokenizer.json"));
   EXPECT_THAT(ErrorOfText("{\"model\": "), HasSubstr("dir/tokenizer.json: not JSON"));
   EXPECT_THAT(ErrorOfText("{\"model\": \"\xff\"}"), HasSubstr("dir/tokenizer.json: not JSON"));
@@ -166,7 +166,7 @@ TEST(TokenizerErrorsTest, IdsOutOfRange) {
               HasSubstr("want an integer"));
 }
 
-TEST(TokenizerErrorsTest, DuplicateIdsAndTokens) {
+TEST(TokenizerErrorsTest, IdsAndTokensGivenTwice) {
   EXPECT_THAT(ErrorAfter([](Json& json) { json["model"]["vocab"]["z"] = 0; }),
               HasSubstr("both have the id 0"));
   EXPECT_THAT(ErrorAfter([](Json& json) { json["added_tokens"][0]["id"] = 0; }),
@@ -220,7 +220,7 @@ TEST(TokenizerErrorsTest, UnknownComponentTypesAreNamed) {
               HasSubstr("normalizer.normalizers[0] is missing"));
 }
 
-TEST(TokenizerErrorsTest, ComponentsThatNestTooDeep) {
+TEST(TokenizerErrorsTest, ComponentsThatNestForever) {
   const auto nested = [](int levels) {
     std::string normalizer = R"({"type": "NFC"})";
     for (int i = 0; i < levels; ++i)
@@ -287,7 +287,7 @@ TEST(TokenizerErrorsTest, OtherComponentFields) {
 }
 
 // A text that a component cannot process is an error of the request, not a crash.
-TEST(TokenizerErrorsTest, OversizedReplacementsAndRunawayExpressions) {
+TEST(TokenizerErrorsTest, ReplacementsThatExplodeAndExpressionsThatRunAway) {
   Json json = SmallTokenizer();
   json["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::array()}};
   for (int i = 0; i < 60; ++i) {

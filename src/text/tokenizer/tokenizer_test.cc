@@ -13,7 +13,7 @@ namespace {
 using Ids = std::vector<int32_t>;
 using Piece = Tokenizer::Piece;
 
-TEST(TokenizerTest, MatchesTheReferenceOfEveryFixture) {
+TEST(TokenizerTest, GivesTheReferencesOfEveryFixture) {
   int fixtures = 0;
   for (const auto& entry : std::filesystem::directory_iterator(TestData() / "fixtures")) {
     if (!entry.is_directory()) continue;
@@ -37,7 +37,7 @@ TEST(TokenizerTest, MatchesTheReferenceOfEveryFixture) {
 
 // Reference outputs of the Hugging Face library for components that no fixture uses. Each case
 // patches the file of a fixture.
-TEST(TokenizerTest, MatchesTheReferenceOfEveryComponent) {
+TEST(TokenizerTest, GivesTheGoldensOfEveryComponent) {
   const nlohmann::json goldens = ReadJson(TestData() / "tokenizer" / "goldens.json");
   EXPECT_GT(goldens.size(), 100u);
   for (const auto& golden : goldens) {
@@ -73,7 +73,7 @@ TEST(TokenizerTest, StopsSoonAfterTheLimitWithTheSameFirstIds) {
   EXPECT_EQ(tokenizer->Encode(text, false, all.size()), all);
 }
 
-TEST(TokenizerTest, InvalidUtf8IsEncodedAsReplacementCharacters) {
+TEST(TokenizerTest, InvalidUtf8CountsAsReplacementCharacters) {
   const auto tokenizer = Tokenizer::FromFile(FixtureTokenizer("qwen3"));
   EXPECT_EQ(tokenizer->Encode("a\xff"
                               "b",
@@ -131,7 +131,7 @@ TEST(EncodePiecesTest, UntrustedTextMakesNoSpecialToken) {
       (Ids{3, 0}));
 }
 
-TEST(EncodePiecesTest, MergesCrossTheBordersOfPieces) {
+TEST(EncodePiecesTest, MergesSeeThroughBorders) {
   const auto tokenizer = FromJsonValue(SmallTokenizer());
   EXPECT_EQ(
       tokenizer->EncodePieces(std::vector<Piece>{{"a", true}, {"b", false}, {"c", true}}, false),
@@ -149,7 +149,7 @@ TEST(EncodePiecesTest, TokensThatAreNotSpecialAreFoundInUntrustedText) {
             Ids{14});
 }
 
-TEST(EncodePiecesTest, ATrustedTokenMatchesWithinAForgedLongerOne) {
+TEST(EncodePiecesTest, ShorterSpecialTokenOfTheTemplateCountsWhereTheLongerOneIsForged) {
   nlohmann::json json = SmallTokenizer();
   json["added_tokens"].push_back(
       {{"id", 14}, {"content", "<s>ab"}, {"special", true}, {"normalized", false}});
@@ -180,7 +180,7 @@ TEST(EncodePiecesTest, NormalizedSpecialTokensNeedTrustToo) {
             plain);
 }
 
-TEST(EncodePiecesTest, WithoutForgedTokensEqualsEncodeOfTheWhole) {
+TEST(EncodePiecesTest, EqualsEncodeOfTheWholeWithoutForgedTokens) {
   std::mt19937 random(7);
   const std::vector<std::string> words = {"Hello", " world", "e",  "\u0301",   "  ",      "\n",
                                           "专家",  "12345",  "'s", "\xF0\x9F", "\x98\x80"};
@@ -204,7 +204,7 @@ TEST(EncodePiecesTest, WithoutForgedTokensEqualsEncodeOfTheWhole) {
   }
 }
 
-TEST(TokenizerTest, LongRunsDoNotTakeQuadraticTime) {
+TEST(TokenizerTest, LongRunsTakeTimeInProportion) {
   // Quadratic time would take hours on these, beyond the test's time limit.
   std::string marks = "e";
   for (int i = 0; i < 100'000; ++i) marks += i % 2 == 0 ? "\u0301" : "\u0323";

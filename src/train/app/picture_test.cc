@@ -37,7 +37,7 @@ TEST(PictureTest, TicksAreRound) {
   EXPECT_THAT(Ticks(-3, 3, 3), Pointwise(DoubleNear(1e-9), {-2, 0, 2}));
 }
 
-TEST(PictureTest, PointsAreScaledToTheAxes) {
+TEST(PictureTest, PointsStandWhereTheAxesSay) {
   const std::string svg = DrawCurves({Line(11, 1)}, {.title = "T", .low = 0.0, .high = 10.0});
   const auto points = Polyline(svg, 0);
   ASSERT_EQ(points.size(), 11u);
@@ -48,7 +48,7 @@ TEST(PictureTest, PointsAreScaledToTheAxes) {
   EXPECT_NEAR(points[10].second, points[0].second - 10 * rise, 0.6);
 }
 
-TEST(PictureTest, TheSmoothedLineVariesLess) {
+TEST(PictureTest, TheSmoothLineIsSmoother) {
   Curve noisy{.label = "n", .points = {}};
   for (int i = 0; i < 500; ++i) noisy.points.emplace_back(i, i % 2 == 0 ? 1.0 : 3.0);
   const std::string svg = DrawCurves({noisy}, {.low = 0.0, .high = 4.0});
@@ -66,7 +66,7 @@ TEST(PictureTest, ManyPointsAreThinnedAndTextIsEscaped) {
   EXPECT_EQ(svg.find(">-0<"), std::string::npos);
 }
 
-TEST(PictureTest, NonFinitePointsAreSkipped) {
+TEST(PictureTest, WhatIsNotFiniteIsLeftOut) {
   Curve curve = Line(3, 1);
   curve.points[1].second = NAN;
   EXPECT_EQ(Polyline(DrawCurves({curve}, {}), 0).size(), 2u);

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ScoreTest = testing::RunTest;
 
-TEST_F(ScoreTest, UntrainedModelScoresAtChance) {
+TEST_F(ScoreTest, AModelThatLearnedNothingScoresLikeChance) {
   TrainingOptions options = Options(1);
   options.trainer.schedule = {.rate = 1e-12, .steps = 1};
   Train(options);
@@ -28,7 +28,7 @@ TEST_F(ScoreTest, UntrainedModelScoresAtChance) {
   EXPECT_LT(score["positions"].get<int64_t>(), score["tokens"].get<int64_t>());  // prompts
 }
 
-TEST_F(ScoreTest, TrainedModelScoresAboveChance) {
+TEST_F(ScoreTest, WhatWasLearnedShows) {
   TrainingOptions options = Options(120);
   options.layout = {.ep = 2, .dp = 2};
   Train(options);
@@ -59,7 +59,7 @@ TEST_F(ScoreTest, TrainedModelScoresAboveChance) {
   EXPECT_GT(ScoreModel(asked)["positions"], score["positions"]);
 }
 
-TEST_F(ScoreTest, ErrorsNameWhatIsMissing) {
+TEST_F(ScoreTest, WhatCannotBeScoredIsNamed) {
   EXPECT_THAT(ErrorOf([&] { ScoreModel({.model = dir_ / "none"}); }, ErrorKind::kNotFound),
               HasSubstr("none"));
   EXPECT_THAT(ErrorOf([&] { ExportFinal(dir_ / "out"); }, ErrorKind::kNotFound),

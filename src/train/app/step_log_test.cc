@@ -39,7 +39,7 @@ class StepLogTest : public ::testing::Test {
   std::vector<std::string> warnings_;
 };
 
-TEST_F(StepLogTest, LinesPastTheCheckpointAreRemoved) {
+TEST_F(StepLogTest, LinesPastTheCheckpointGo) {
   Write(0, 1, 7);
   Write(4, 5, 6);  // from the checkpoint of step 4
   const auto lines = ReadStepLog(path());
@@ -53,7 +53,7 @@ TEST_F(StepLogTest, LinesPastTheCheckpointAreRemoved) {
   EXPECT_TRUE(warnings_.empty());
 }
 
-TEST_F(StepLogTest, ALastLineTruncatedByACrashIsSkipped) {
+TEST_F(StepLogTest, ALineThatACrashHasCutIsLeftOut) {
   Write(0, 1, 2);
   std::ofstream(path(), std::ios::app) << "{\"step\": 3, \"lo";
   EXPECT_EQ(ReadStepLog(path()).size(), 2u);
@@ -61,14 +61,14 @@ TEST_F(StepLogTest, ALastLineTruncatedByACrashIsSkipped) {
   EXPECT_THAT(ErrorOf([&] { ReadStepLog(path()); }), HasSubstr("log.jsonl:3: not a line"));
 }
 
-TEST_F(StepLogTest, InvalidLogsAreRefused) {
+TEST_F(StepLogTest, WhatIsNoLogIsRefused) {
   EXPECT_THAT(ErrorOf([&] { ReadStepLog(dir_ / "none"); }, ErrorKind::kNotFound),
               HasSubstr("cannot be read"));
   std::ofstream(path()) << "";
   EXPECT_THAT(ErrorOf([&] { ReadStepLog(path()); }), HasSubstr("no step found"));
 }
 
-TEST_F(StepLogTest, ALogThatCannotBeWrittenWarnsOnce) {
+TEST_F(StepLogTest, ALogThatCannotBeWrittenIsSaidOnce) {
   fs::create_directories(path());
   Write(0, 1, 3);
   EXPECT_EQ(warnings_.size(), 1u);

@@ -28,7 +28,7 @@ std::vector<double> Losses(const fs::path& output) {
   return losses;
 }
 
-TEST_F(TrainingTest, AResumedRunIsBitwiseEqual) {
+TEST_F(TrainingTest, ARunInTwoPartsIsTheSameToTheBit) {
   TrainingOptions options = Options(10);
   const TrainingEnd whole = Train(options);
   EXPECT_EQ(whole.step, 10);
@@ -50,7 +50,7 @@ TEST_F(TrainingTest, AResumedRunIsBitwiseEqual) {
   }
 }
 
-TEST_F(TrainingTest, LossesDoNotDependOnTheLayout) {
+TEST_F(TrainingTest, RanksLearnTheSame) {
   TrainingOptions options = Options(6);
   Train(options);
   const std::vector<double> one = Losses(dir_ / "out");
@@ -65,7 +65,7 @@ TEST_F(TrainingTest, LossesDoNotDependOnTheLayout) {
   }
 }
 
-TEST_F(TrainingTest, ScheduleAndOverlapChangeNoBit) {
+TEST_F(TrainingTest, TheOrderOfWorkChangesNoBit) {
   TrainingOptions options = Options(4);
   options.trainer.rows_per_step = 8;
   options.layout = {.ep = 2, .dp = 2};
@@ -79,7 +79,7 @@ TEST_F(TrainingTest, ScheduleAndOverlapChangeNoBit) {
   EXPECT_EQ(Losses(options.trainer.output), plain);
 }
 
-TEST_F(TrainingTest, CheckpointsContainACompleteConfig) {
+TEST_F(TrainingTest, CheckpointsCompleteTheConfig) {
   const TrainingEnd end = Train(Options(1));
   const auto config = nlohmann::json::parse(Bytes(end.checkpoint / "config.json"));
   EXPECT_EQ(config["model_type"], "deepseek_v3");
@@ -118,7 +118,7 @@ TEST_F(TrainingTest, ATokenizerWithoutTokenizerJsonIsUsedAndCopied) {
   EXPECT_EQ(config["eos_token_id"], 256);
 }
 
-TEST_F(TrainingTest, InitFromStartsWithOtherWeights) {
+TEST_F(TrainingTest, ARunBeginsWithOtherWeights) {
   const TrainingEnd first = Train(Options(8));
   TrainingOptions options = Options(1);
   options.trainer.output = dir_ / "second";
@@ -130,7 +130,7 @@ TEST_F(TrainingTest, InitFromStartsWithOtherWeights) {
   EXPECT_LT(Losses(options.trainer.output).front(), cold - 0.1);
 }
 
-TEST_F(TrainingTest, ResumeFollowsTheFlag) {
+TEST_F(TrainingTest, ResumptionIsAsAskedFor) {
   TrainingOptions options = Options(2);
   const TrainingEnd end = Train(options);
   options.trainer.schedule.steps = 3;
@@ -156,7 +156,7 @@ TEST_F(TrainingTest, CheckpointsOfAnotherConfigAreRefused) {
               HasSubstr("they differ in routed_scaling_factor"));
 }
 
-TEST_F(TrainingTest, InvalidInputIsRefusedBeforeTraining) {
+TEST_F(TrainingTest, WhatCannotBeTrainedIsRefusedBeforeItBegins) {
   const auto error = [&](const std::function<void(TrainingOptions*)>& change,
                          ErrorKind kind = ErrorKind::kInvalid) {
     TrainingOptions options = Options(2);

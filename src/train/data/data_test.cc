@@ -71,7 +71,7 @@ TEST_F(DataTest, ErrorsNameFileAndLine) {
   EXPECT_THAT(ErrorOf([] { ReadDocuments({}); }), HasSubstr("no training data"));
 }
 
-TEST_F(DataTest, TextEndsWithEosAndSpecialTokensInTextStayText) {
+TEST_F(DataTest, TextEndsWithEosAndSpelledTokensStayText) {
   WriteChatTokenizer("");
   const DocumentEncoder encoder(dir_, DocumentEncoder::ChatLoss::kAssistant);
   const EncodedDocument out = encoder.Encode({.text = "hello <|im_end|>", .messages = nullptr});
@@ -80,7 +80,7 @@ TEST_F(DataTest, TextEndsWithEosAndSpecialTokensInTextStayText) {
   EXPECT_EQ(out.learned, std::vector<uint8_t>(out.ids.size(), 1));
 }
 
-TEST_F(DataTest, OnlyAssistantTokensAreTargets) {
+TEST_F(DataTest, OnlyTheAssistantIsLearned) {
   WriteChatTokenizer(kDefaultChatTemplate);
   Document chat{.where = "a.jsonl:1"};
   chat.messages = {{{"role", "user"}, {"content", "hello"}},
@@ -103,7 +103,7 @@ TEST_F(DataTest, OnlyAssistantTokensAreTargets) {
   EXPECT_THAT(ErrorOf([&] { encoder.Encode(chat); }), HasSubstr("a.jsonl:1: no message with role"));
 }
 
-TEST_F(DataTest, ATemplateThatChangesEarlierTextIsRefused) {
+TEST_F(DataTest, ATemplateThatTakesBackWhatItWroteIsRefused) {
   WriteChatTokenizer("{{ messages|length }}{% for m in messages %}{{ m['content'] }}{% endfor %}");
   Document chat{.where = "a.jsonl:7"};
   chat.messages = {{{"role", "user"}, {"content", "hello"}},
@@ -123,7 +123,7 @@ std::vector<EncodedDocument> MadeUp(const std::vector<int>& lengths) {
   return out;
 }
 
-TEST(PackingTest, EveryTokenButTheFirstIsATargetOnce) {
+TEST(PackingTest, EveryTokenIsATargetOnce) {
   const std::vector<int> lengths{3, 1, 40, 2, 9, 0, 17, 5};
   const auto documents = MadeUp(lengths);
   const std::vector<int64_t> sizes(lengths.begin(), lengths.end());
@@ -147,7 +147,7 @@ TEST(PackingTest, EveryTokenButTheFirstIsATargetOnce) {
   }
 }
 
-TEST(PackingTest, EpochsDifferAndAreReproducible) {
+TEST(PackingTest, EpochsDifferAndRepeat) {
   const std::vector<int64_t> sizes(50, 7);
   const PackingOptions options{.length = 16, .seed = 9};
   EXPECT_EQ(PackEpoch(sizes, options, 1), PackEpoch(sizes, options, 1));
@@ -157,7 +157,7 @@ TEST(PackingTest, EpochsDifferAndAreReproducible) {
   EXPECT_EQ(in_order[0][0], (Part{0, 0, 6}));
 }
 
-TEST(CorpusTest, ResumesAtTheExactRow) {
+TEST(CorpusTest, GoesOnAtTheExactRow) {
   Corpus corpus(MadeUp({30, 40, 50}), {.length = 8, .seed = 1});
   SamplePosition position;
   const std::vector<Row> all = corpus.Take(40, &position);
@@ -175,14 +175,14 @@ TEST(CorpusTest, ResumesAtTheExactRow) {
             corpus.fingerprint());
 }
 
-TEST(CorpusTest, ACorpusWithoutTargetsIsAnError) {
+TEST(CorpusTest, NothingToLearnIsAnError) {
   EXPECT_THAT(ErrorOf([] { Corpus({}, {}); }), HasSubstr("the corpus is empty"));
   auto documents = MadeUp({4});
   documents[0].learned = {1, 0, 0, 0};
   EXPECT_THAT(ErrorOf([&] { Corpus(documents, {}); }), HasSubstr("none of which is a target"));
 }
 
-TEST(CorpusTest, MicroBatchesAndRanksPartitionTheRowsOfAStep) {
+TEST(CorpusTest, MicroBatchesAndRanksShareTheRowsOfAStep) {
   for (const int64_t rows : {1, 5, 8, 13}) {
     int64_t next = 0;
     for (int64_t index = 0; index < 3; ++index) {

@@ -21,7 +21,7 @@ std::vector<float> Message(int n, int direction) {
 
 // Three stages in a row: buffers are reused, message lengths vary, some messages are empty, and
 // senders are ahead of receivers by the number of buffers.
-TEST(StageLink, SendsRowsForwardAndGradientsBackward) {
+TEST(StageLink, CarriesRowsForthAndGradientsBack) {
   constexpr int kMessages = 40;
   for (const bool tcp : {false, true}) {
     for (const int places : {1, 2, 3}) {
@@ -73,7 +73,7 @@ std::string Failure(ErrorKind kind, const std::function<void(int, StageLink&)>& 
       kind);
 }
 
-TEST(StageLink, TimeoutsNameTheAwaitedMessage) {
+TEST(StageLink, SaysWhoWaitsForWhom) {
   std::vector<float> rows(4);
   EXPECT_THAT(Failure(ErrorKind::kTimeout,
                       [&](int rank, StageLink& link) {
@@ -88,7 +88,7 @@ TEST(StageLink, TimeoutsNameTheAwaitedMessage) {
               HasSubstr("receive buffer of the next stage"));
 }
 
-TEST(StageLink, RefusesMessagesOfTheWrongLength) {
+TEST(StageLink, RefusesWhatDoesNotFit) {
   std::vector<float> rows(5), two(2);
   EXPECT_THAT(Failure(ErrorKind::kResource,
                       [&](int rank, StageLink& link) {

@@ -153,7 +153,7 @@ class AttentionOn : public ::testing::TestWithParam<const char*> {
 
 // Sequences of one row, of part of a block, and of several blocks; windows that start within
 // blocks.
-TEST_P(AttentionOn, MatchesTheReference) {
+TEST_P(AttentionOn, IsThatOfTheTextbook) {
   for (const int32_t window : {0, 1, 100, 131}) {
     Compare<float>({0, 1, 37, 337}, window, 2e-5);
     Compare<double>({0, 1, 37, 337}, window, 1e-12);
@@ -161,7 +161,7 @@ TEST_P(AttentionOn, MatchesTheReference) {
 }
 
 // Each operand has a relative error of at most 1/256; sums of some hundred elements have less.
-TEST_P(AttentionOn, IsNearTheReferenceInBfloat16) {
+TEST_P(AttentionOn, IsNearTheTextbookInBfloat16) {
   for (const int32_t window : {0, 1, 100, 131})
     Compare<float>({0, 1, 38, 337}, window, 0.04, ProductDtype::kBFloat16);
 }

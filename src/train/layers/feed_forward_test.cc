@@ -78,7 +78,7 @@ Results RunAll(const Shape& shape, ProductDtype dtype, int threads, bool tiles, 
   return r;
 }
 
-TEST(FeedForwardTest, TilesMatchProductsBitForBit) {
+TEST(FeedForwardTest, TilesHaveTheBitsOfProducts) {
   for (const Shape& shape : kShapes) {
     for (const ProductDtype dtype : {ProductDtype::kFloat32, ProductDtype::kBFloat16}) {
       for (const bool accumulate : {false, true}) {
@@ -90,7 +90,7 @@ TEST(FeedForwardTest, TilesMatchProductsBitForBit) {
   }
 }
 
-TEST(FeedForwardTest, LargeOrFewNetworksDoNotUseTiles) {
+TEST(FeedForwardTest, LargeNetworksAndFewOfThemRunByProducts) {
   ParameterSet<float> set;
   const auto network = [&](const std::string& name, int64_t width) {
     return FeedForward<float>::Make(set, name + "g", name + "u", name + "d", 64, width);

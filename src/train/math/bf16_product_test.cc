@@ -102,7 +102,7 @@ TEST_P(Bf16Products, AreChainsOverRoundedOperands) {
 }
 
 // Products of one call may share operands, as gate and up do; rows and columns may be strided.
-TEST_P(Bf16Products, ShareOperandsAndLeaveGapsUnchanged) {
+TEST_P(Bf16Products, ShareOperandsAndSkipWhatLiesBetween) {
   std::mt19937 random(2);
   ThreadPool pool(2);
   const int64_t m = 70, n = 40, k = 90, lda = 95, ldb = 52, ldc = 45;
@@ -132,7 +132,7 @@ TEST_P(Bf16Products, ShareOperandsAndLeaveGapsUnchanged) {
     for (int64_t j = n; j < ldc; ++j) ASSERT_EQ(together[row * ldc + j], 7.0f);
 }
 
-TEST_P(Bf16Products, OfARowDoNotDependOnOtherRows) {
+TEST_P(Bf16Products, OfARowAreTheSameAlone) {
   std::mt19937 random(3);
   ThreadPool pool(2);
   const Shape s{150, 70, 531};
@@ -152,7 +152,7 @@ TEST_P(Bf16Products, OfARowDoNotDependOnOtherRows) {
 
 // Subnormal numbers count as zero, as operands, as sums and as initial values; non-finite values
 // propagate.
-TEST_P(Bf16Products, FlushSubnormalsAndKeepNonFiniteValues) {
+TEST_P(Bf16Products, FlushSmallNumbersAndKeepWhatIsNotFinite) {
   ThreadPool pool(1);
   const float smallest = std::numeric_limits<float>::min(), inf = 1.0f / 0.0f;
   struct Case {

@@ -88,7 +88,7 @@ void ExpectNear(const std::vector<float>& found, const std::vector<float>& wante
   for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], wanted[i], 2e-5) << i;
 }
 
-TEST(OperandsTest, ProductsMatchTheReference) {
+TEST(OperandsTest, ProductsAreThoseOfTheElementsTaken) {
   for (const Shape& shape : kShapes) {
     for (const OperandForm form : {OperandForm::kPlain, OperandForm::kRounded}) {
       const Results found = Of(form, shape);
@@ -113,7 +113,7 @@ TEST(OperandsTest, PairsHaveTheBitsOfRoundedElements) {
   }
 }
 
-TEST(OperandsTest, ARowIsRoundedInPlace) {
+TEST(OperandsTest, ARowIsRoundedWhereItLies) {
   for (const int64_t n : {1, 2, 31, 32, 33, 100}) {
     const std::vector<float> row = Random(n, 6);
     std::vector<float> rounded = row;

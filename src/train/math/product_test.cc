@@ -33,7 +33,7 @@ class Products : public ::testing::TestWithParam<const char*> {
   void TearDown() override { kernels::SelectIsa("auto"); }
 };
 
-TEST_P(Products, MatchTheReferenceAndAreIndependentOfThreads) {
+TEST_P(Products, AreThoseOfTheTextbookAndIndependentOfThreads) {
   std::mt19937 random(1);
   ThreadPool one(1), three(3);
   for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 1, 1},
@@ -77,7 +77,7 @@ TEST_P(Products, MatchTheReferenceAndAreIndependentOfThreads) {
 }
 
 // A row's result does not depend on other rows, so micro-batches and ranks change no bit.
-TEST_P(Products, OfARowDoNotDependOnOtherRows) {
+TEST_P(Products, OfARowAreTheSameAlone) {
   std::mt19937 random(2);
   ThreadPool pool(2);
   const int64_t m = 150, n = 70, k = 530;

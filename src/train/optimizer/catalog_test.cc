@@ -33,7 +33,7 @@ void OnRanks(int ranks, const std::function<void(int rank, Collectives* all)>& b
                  });
 }
 
-TEST(CatalogTest, AssemblesTensorsOnTheirWriter) {
+TEST(CatalogTest, PutsPiecesTogetherAtTheirWriter) {
   OnRanks(2, [](int rank, Collectives* all) {
     Parameter<float> rows = Part("rows", 0, rank), columns = Part("columns", 1, rank);
     Parameter<float> norm{.name = "norm", .shape = {3}, .value = {1, 2, 3}};
@@ -60,7 +60,7 @@ TEST(CatalogTest, AssemblesTensorsOnTheirWriter) {
   });
 }
 
-TEST(CatalogTest, RefusesPiecesThatDoNotCoverTheTensor) {
+TEST(CatalogTest, RefusesPiecesThatMakeNoWhole) {
   const auto error = [](const std::function<void(int, Parameter<float>*)>& change) {
     return ErrorOf([&] {
       OnRanks(2, [&](int rank, Collectives* all) {

@@ -64,7 +64,7 @@ TEST(AdamWTest, FollowsThePaper) {
   EXPECT_EQ(fixed.value, (std::vector<float>{1, 2}));
 }
 
-TEST(AdamWTest, ResultsDoNotDependOnThreads) {
+TEST(AdamWTest, ThreadsDoNotMatter) {
   Parameter<float> one = Random("p", 100'003, 4), other = one;
   ThreadPool alone(1), three(3);
   AdamW a({&one}, {}), b({&other}, {});
@@ -73,7 +73,7 @@ TEST(AdamWTest, ResultsDoNotDependOnThreads) {
   EXPECT_EQ(one.value, other.value);
 }
 
-TEST(ScheduleTest, RateFollowsWarmUpPlateauAndDecay) {
+TEST(ScheduleTest, RisesStaysAndFalls) {
   ScheduleOptions options{.kind = "wsd",
                           .rate = 1.0,
                           .final_part = 0.1,
@@ -94,7 +94,7 @@ TEST(ScheduleTest, RateFollowsWarmUpPlateauAndDecay) {
   EXPECT_DOUBLE_EQ(LearningRate(options, 99), 1.0);
 }
 
-TEST(ScheduleTest, RateFractionIgnoresTheWarmUp) {
+TEST(ScheduleTest, ThePartOfTheRateDoesNotCountTheWarmUp) {
   ScheduleOptions options{.kind = "wsd",
                           .rate = 4.0,
                           .final_part = 0.1,
@@ -122,7 +122,7 @@ TEST(ScheduleTest, ErrorsNameTheFlag) {
   EXPECT_THAT(error({.final_part = 2, .steps = 1}), HasSubstr("--final-lr-part 2"));
 }
 
-TEST(GradientNormTest, NamesTensorsWithNonFiniteGradients) {
+TEST(GradientNormTest, NamesWhatIsNotFinite) {
   ThreadPool pool(2);
   Parameter<float> b = Random("b", 50'000, 1), a = Random("a", 3, 2);
   a.gradient = {3, 4, 0};
@@ -141,7 +141,7 @@ TEST(GradientNormTest, NamesTensorsWithNonFiniteGradients) {
 }
 
 // Four experts and a norm: bitwise equal for any number of ranks.
-TEST(GradientNormTest, CountsEveryTensorOnceForAnyNumberOfRanks) {
+TEST(GradientNormTest, CountsEveryTensorOnceOverAnyRanks) {
   const auto norm_on = [](int ranks) {
     std::vector<double> norms(static_cast<size_t>(ranks));
     RunRankThreads(ranks, RankComm::BytesPerRank({.tp = ranks, .ep = ranks}) + (1 << 20),

@@ -29,7 +29,7 @@ struct Layers {
   std::vector<Parameter<float>*> pointers;
 };
 
-TEST(GradientSums, MatchSumsAfterTheBackwardPass) {
+TEST(GradientSums, AreThoseThatWouldComeAfterwards) {
   const auto sums_arena = SharedArena::Create(kRanks, RankComm::BytesPerRank(kShape) + 4096);
   RunRankThreads(
       kRanks, RankComm::BytesPerRank(kShape) + 4096,
@@ -54,7 +54,7 @@ TEST(GradientSums, MatchSumsAfterTheBackwardPass) {
 }
 
 // No deadlock: the error of one rank aborts the sums of the others.
-TEST(GradientSums, FailOnAllRanksIfOneRankFails) {
+TEST(GradientSums, EndWithTheRankThatFails) {
   const auto sums_arena = SharedArena::Create(kRanks, RankComm::BytesPerRank(kShape) + 4096);
   std::string error;
   try {

@@ -13,7 +13,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(Layout, GroupsContainTheirRanksAndAreConsistent) {
+TEST(Layout, EveryRankHasItsPlaceInEveryGroup) {
   for (const Layout& layout :
        {Layout{}, Layout{.tp = 2}, Layout{.tp = 2, .ep = 4, .dp = 2}, Layout{.ep = 2, .dp = 4},
         Layout{.tp = 2, .ep = 2, .dp = 3, .pp = 3}, Layout{.pp = 4}}) {
@@ -52,7 +52,7 @@ TEST(Layout, GroupsOfAnExample) {
   EXPECT_EQ(place.next(), -1);
 }
 
-TEST(Layout, StagesPartitionTheLayers) {
+TEST(Layout, StagesShareTheLayers) {
   ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   config.layers.resize(5);
   int64_t next = 0;
@@ -66,7 +66,7 @@ TEST(Layout, StagesPartitionTheLayers) {
   EXPECT_EQ(next, 5);
 }
 
-TEST(Layout, RefusesLayoutsThatCannotPartitionTheModel) {
+TEST(Layout, RefusesWhatCannotBeCut) {
   const auto error = [](const Layout& layout, const char* kind) {
     return ErrorOf([&] { CheckLayout(layout, ParseModelConfig(testing::SmallConfig(kind))); });
   };
@@ -85,7 +85,7 @@ TEST(Layout, RefusesLayoutsThatCannotPartitionTheModel) {
 }
 
 // Sums over all groups at once, with values whose result every rank can compute.
-TEST(Layout, CollectivesSumOverTheGroups) {
+TEST(Layout, RanksAddUpOverTheirGroups) {
   const Layout layout{.tp = 2, .ep = 2, .dp = 2, .pp = 2};
   RunRankThreads(layout.ranks(), LayoutRanks::BytesPerRank(layout) + 4096,
                  [&](int rank, const std::shared_ptr<SharedArena>& arena) {

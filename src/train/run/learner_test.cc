@@ -30,7 +30,7 @@ class LearnerTest : public ::testing::Test {
   fs::path dir_;
 };
 
-TEST_F(LearnerTest, TrainsOnTwoRanksAndLoadsItsCheckpoint) {
+TEST_F(LearnerTest, AModelLearnsOverRanksAndLoadsFromItsCheckpoint) {
   constexpr int kRanks = 2, kSteps = 30;
   const ModelConfig config = LoadModelConfig(dir_);
   const LossOptions losses{.balance = {.sequence = 0.01}, .mtp_layers = 1};
@@ -106,7 +106,7 @@ float LargestMove(bool falls) {
   return largest;
 }
 
-TEST(BiasStep, ScalesWithTheRateUnlessConstant) {
+TEST(BiasStep, FallsWithTheRateUnlessItIsConstant) {
   EXPECT_FLOAT_EQ(LargestMove(true), 0.25f);
   EXPECT_FLOAT_EQ(LargestMove(false), 0.5f);
 }

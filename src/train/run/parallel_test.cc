@@ -60,14 +60,14 @@ class Layouts : public ::testing::TestWithParam<std::string> {
   }
 };
 
-TEST_P(Layouts, TensorParallelRanksMatchOneRank) {
+TEST_P(Layouts, TensorParallelRanksGiveTheGradientsOfOne) {
   ExpectSame({.layout = {.tp = 2}, .losses = Options()});
   ExpectSame({.layout = {.tp = 2, .ep = 2}, .losses = Options()});
   if (GetParam().starts_with("deepseek"))
     ExpectSame({.layout = {.tp = 4, .ep = 2}, .losses = Options()});
 }
 
-TEST_P(Layouts, ExpertParallelRanksMatchOneRank) {
+TEST_P(Layouts, ExpertsInTwoDimensionsGiveTheGradientsOfOne) {
   for (const int ep : {1, 2, 4}) {
     ExpectSame({.layout = {.tp = 2, .ep = ep, .dp = 2}, .borders = {0, 3, 8}, .losses = Options()});
   }
@@ -76,7 +76,7 @@ TEST_P(Layouts, ExpertParallelRanksMatchOneRank) {
   ExpectSame({.layout = {.ep = 2, .dp = 2}, .borders = {0, 3, 8}, .losses = Options()});
 }
 
-TEST_P(Layouts, PipelineStagesMatchOneRank) {
+TEST_P(Layouts, PipelineStagesGiveTheGradientsOfOne) {
   ExpectSame({.layout = {.pp = 2}, .losses = Options()});
   ExpectSame({.layout = {.tp = 2, .pp = 2}, .losses = Options()});
   ExpectSame({.layout = {.tp = 2, .ep = 2, .pp = 2}, .losses = Options()});

@@ -152,7 +152,7 @@ TEST_P(Schedules, ChangeNoBit) {
   }
 }
 
-TEST_P(Schedules, OfAPipelineMatchOneRank) {
+TEST_P(Schedules, OfAPipelineLearnWhatOneRankLearns) {
   const Learned one = Learn(config, {});
   for (const auto order : {schedule::Order::kPlain, schedule::Order::kOverlapped}) {
     for (const Layout& layout :
@@ -171,7 +171,7 @@ TEST_P(Schedules, OfAPipelineMatchOneRank) {
 }
 
 // No deadlock, and the error has the original cause.
-TEST_P(Schedules, FailOnAllRanksIfOneRankFails) {
+TEST_P(Schedules, EndWithTheRankThatFails) {
   for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.pp = 2}}) {
     for (const bool early_sums : {false, true}) {
       const Way way{.layout = layout,

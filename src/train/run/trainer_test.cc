@@ -68,7 +68,7 @@ Ran TrainOn(int ranks, const TrainerOptions& options, int64_t stop_after) {
   return out;
 }
 
-TEST_F(TrainerTest, ResumedRunsAreBitwiseEqual) {
+TEST_F(TrainerTest, ResumedRunsAreTheSameToTheBit) {
   TrainerOptions options = Options(20);
   const Ran straight = TrainOn(1, options, 20);
   EXPECT_LT(straight.losses.back(), 0.8 * straight.losses.front());
@@ -81,7 +81,7 @@ TEST_F(TrainerTest, ResumedRunsAreBitwiseEqual) {
   EXPECT_EQ(second.values, straight.values);
 }
 
-TEST_F(TrainerTest, RunsResumeOnAnyNumberOfRanks) {
+TEST_F(TrainerTest, AnyNumberOfRanksGoesOn) {
   TrainerOptions options = Options(20);
   options.adam.epsilon = 1e-4;  // bounds the effect of rounding in gradients that are nearly zero
   const Ran straight = TrainOn(1, options, 20);
@@ -100,7 +100,7 @@ TEST_F(TrainerTest, RunsResumeOnAnyNumberOfRanks) {
   }
 }
 
-TEST_F(TrainerTest, ANonFiniteLossStopsTheRun) {
+TEST_F(TrainerTest, ALossThatIsNotFiniteStopsTheRun) {
   const TrainerOptions options = Options(20);
   TrainOn(1, options, 4);
   BigramModel model(8, 0, 1, nullptr);
@@ -163,7 +163,7 @@ TEST_F(TrainerTest, CheckpointsOfOtherRunsAreRefused) {
   EXPECT_THAT(ErrorOf([&] { resume(8, 60); }), HasSubstr("optimizer.safetensors"));
 }
 
-TEST_F(TrainerTest, OldCheckpointsAreRemoved) {
+TEST_F(TrainerTest, OldCheckpointsGo) {
   TrainerOptions options = Options(6);
   options.save_every = 1;
   options.keep = 2;

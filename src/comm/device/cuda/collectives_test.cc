@@ -123,7 +123,7 @@ TEST_P(OverPeerMemory, AllGatherTakesRaggedAndUnalignedParts) {
   });
 }
 
-TEST_P(OverPeerMemory, ReduceScatterTakesRaggedPartsAndWorksInPlace) {
+TEST_P(OverPeerMemory, ReduceScatterTakesRaggedPartsAndItsOwnPlace) {
   ranks_.Run([](GpuRank& gpu) {
     PeerCollectives group(gpu.memory, gpu.comm->mesh.TpGroup(), gpu.stream.get());
     gpu.comm->tp->Barrier("start");
@@ -137,7 +137,7 @@ TEST_P(OverPeerMemory, ReduceScatterTakesRaggedPartsAndWorksInPlace) {
 
 // Back-to-back operations: messages of one must not leak into the next, whichever blocks each of
 // them uses.
-TEST_P(OverPeerMemory, BackToBackOperationsDoNotInterfere) {
+TEST_P(OverPeerMemory, OperationsFollowOneAnother) {
   ranks_.Run([](GpuRank& gpu) {
     PeerCollectives group(gpu.memory, gpu.comm->mesh.TpGroup(), gpu.stream.get());
     constexpr int kSteps = 60;
@@ -217,7 +217,7 @@ TEST(CudaCollectives, GroupsOfTheMeshWorkSideBySide) {
   });
 }
 
-TEST(CudaCollectives, OtherRanksTimeOutWhenOneIsMissing) {
+TEST(CudaCollectives, AMissingRankEndsTheWaitOfOthers) {
   if (DeviceCount() == 0) GTEST_SKIP() << "no GPU";
   GpuRanks{.shape = {.tp = 2}, .timeout = std::chrono::milliseconds(300)}.Run([](GpuRank& gpu) {
     PeerCollectives group(gpu.memory, gpu.comm->mesh.TpGroup(), gpu.stream.get());

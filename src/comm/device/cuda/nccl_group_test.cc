@@ -46,7 +46,7 @@ bool LargeIsRight(GpuRank& gpu, Collectives& group, unsigned salt) {
   return SameBits(gpu.Read<float>(copy, total), Slice(sums, 0, total));
 }
 
-TEST(Nccl, HandlesLargeMessagesOrAllMessages) {
+TEST(Nccl, TakesLargeMessagesOrAll) {
   const int gpus = std::min(DeviceCount(), 4);
   if (gpus < 2) GTEST_SKIP() << "NCCL needs one GPU per rank";
   GpuRanks{{.tp = gpus}}.Run([](GpuRank& gpu) {
@@ -60,7 +60,7 @@ TEST(Nccl, HandlesLargeMessagesOrAllMessages) {
   });
 }
 
-TEST(Nccl, CanBeCapturedInAGraph) {
+TEST(Nccl, CanBeRecorded) {
   const int gpus = std::min(DeviceCount(), 4);
   if (gpus < 2) GTEST_SKIP() << "NCCL needs one GPU per rank";
   GpuRanks{{.tp = gpus}}.Run([](GpuRank& gpu) {
@@ -86,7 +86,7 @@ TEST(Nccl, CanBeCapturedInAGraph) {
 }
 
 // If each rank is on its own host, everything uses NCCL.
-TEST(Nccl, ConnectsRanksOfSeveralHosts) {
+TEST(Nccl, JoinsRanksOfSeveralHosts) {
   const int gpus = std::min(DeviceCount(), 4);
   if (gpus < 2) GTEST_SKIP() << "NCCL needs one GPU per rank";
   GpuRanks{.shape = {.tp = gpus}, .ranks_per_host = 1}.Run([](GpuRank& gpu) {
@@ -154,7 +154,7 @@ TEST(Nccl, ExchangesMessages) {
 }
 
 // NCCL kernels wait without a timeout; the host times out and aborts them.
-TEST(Nccl, NamesTheMissingRank) {
+TEST(Nccl, NamesWhoDoesNotCome) {
   if (DeviceCount() < 2) GTEST_SKIP() << "NCCL needs one GPU per rank";
   std::latch told(1);
   GpuRanks{.shape = {.tp = 2},

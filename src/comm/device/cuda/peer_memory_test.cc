@@ -64,13 +64,13 @@ void AddUp(GpuRank& gpu) {
 }
 
 // CUDA does not survive a fork; googletest runs *DeathTest suites first.
-TEST(PeerMemoryDeathTest, ProcessesMapOneAnothersMemory) {
+TEST(PeerMemoryDeathTest, ProcessesReachOneAnother) {
   const int worst = RunProcesses(1, {{.tp = 2}}, AddUp);
   if (worst == kNoGpu) GTEST_SKIP() << "no GPU";
   EXPECT_EQ(worst, 0);
 }
 
-TEST(PeerMemoryDeathTest, NcclConnectsProcessesOfSeveralHosts) {
+TEST(PeerMemoryDeathTest, NcclJoinsProcessesOfSeveralHosts) {
   const int worst = RunProcesses(2, {.shape = {.tp = 2}, .ranks_per_host = 1}, AddUp);
   if (worst == kNoGpu) GTEST_SKIP() << "NCCL needs one GPU per rank";
   EXPECT_EQ(worst, 0);
@@ -110,7 +110,7 @@ TEST(PeerMemory, RefusesWorldsThatCannotShareMemory) {
               HasSubstr("ranks 0 and 2 are on different hosts: "));
 }
 
-TEST(PeerMemory, ChecksRanksOfSeveralHosts) {
+TEST(PeerMemory, KnowsRanksOfSeveralHosts) {
   std::vector<PeerInfo> cards(34);  // two hosts, each with one rank too many
   for (size_t r = 17; r < cards.size(); ++r) cards[r].host[0] = 'x';
   EXPECT_EQ(ErrorOf([&] { CheckPeerInfos(cards, 17); }),
@@ -126,7 +126,7 @@ TEST(PeerMemory, ChecksRanksOfSeveralHosts) {
               HasSubstr("ranks 4 and 5 are on different hosts: "));
 }
 
-TEST(PeerMemory, MapsRanksOfTheOwnHostOnly) {
+TEST(PeerMemory, ReachesRanksOfTheOwnHost) {
   if (DeviceCount() == 0) GTEST_SKIP() << "no GPU";
   GpuRanks{.shape = {.tp = 4}, .ranks_per_host = 2}.Run([](GpuRank& gpu) {
     const int neighbour = gpu.rank ^ 1;

@@ -162,7 +162,7 @@ TEST_F(MpiSessionTest, HeartbeatsReachRank0AndThoseOfRank0ReachTheOthers) {
   EXPECT_EQ(output.code, 0) << output.text;
 }
 
-TEST_F(MpiSessionTest, AllRanksReceiveTheDecisionOfRank0) {
+TEST_F(MpiSessionTest, AllGetWhatRank0Decides) {
   const Output output = RunUnderMpi(3, "agree");
   EXPECT_EQ(output.code, 0) << output.text;
 }
@@ -173,7 +173,7 @@ TEST_F(MpiSessionTest, AFailureReachesTheOthers) {
   EXPECT_THAT(output.text, HasSubstr("heard: rank 1 failed: no coal"));
 }
 
-TEST_F(MpiSessionTest, AWorldSizeThatDiffersFromTheLaunchersIsRefused) {
+TEST_F(MpiSessionTest, AnotherWorldThanTheLaunchersIsRefused) {
   const Output output = RunUnderMpi(1, "world of 4");
   EXPECT_THAT(output.text, HasSubstr("srun started 4 processes, but MPI sees 1"));
 }

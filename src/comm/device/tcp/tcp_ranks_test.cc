@@ -104,7 +104,7 @@ struct Pair {
 };
 
 // More ranges than fit one frame, some of them adjacent, so that they are merged.
-TEST(TcpRanksTest, ManyRangesArriveBeforeTheirFlagAndOtherBytesDoNot) {
+TEST(TcpRanksTest, ManyRangesArriveBeforeTheirFlagAndNothingElseDoes) {
   RunTcpRankThreads(2, 1, 2 * Pair::kSize, [](int rank, const auto& arena) {
     Pair pair(arena, rank);
     for (uint32_t round = 1; round <= 3; ++round) {
@@ -130,7 +130,7 @@ TEST(TcpRanksTest, ManyRangesArriveBeforeTheirFlagAndOtherBytesDoNot) {
 }
 
 // Both ranks fetch at the same time, so each has to serve the other while it waits.
-TEST(TcpRanksTest, FetchesCrossAndReadTheCurrentBytes) {
+TEST(TcpRanksTest, FetchesCrossAndTakeWhatIsThere) {
   RunTcpRankThreads(2, 1, 2 * Pair::kSize, [](int rank, const auto& arena) {
     Pair pair(arena, rank);
     const int peer = 1 - rank;
@@ -149,7 +149,7 @@ TEST(TcpRanksTest, FetchesCrossAndReadTheCurrentBytes) {
   });
 }
 
-TEST(TcpRanksTest, ATimeoutNamesTheRemoteRank) {
+TEST(TcpRanksTest, AWaitForARemoteRankTimesOutByName) {
   EXPECT_EQ(ErrorOf(
                 [] {
                   RunTcpRankThreads(2, 1, kBytes, [](int rank, const auto& arena) {
@@ -272,7 +272,7 @@ TEST_F(ByHandTest, AClosedConnectionNamesTheRankAndItsHost) {
   EXPECT_EQ(WaitEnds(), "rank 1 (node 1, 127.0.0.1) is gone: its connection closed");
 }
 
-TEST_F(ByHandTest, SendingToALostRankNamesTheRank) {
+TEST_F(ByHandTest, SendingToARankThatIsGoneSaysSo) {
   to_rank0_.reset();
   from_rank0_.reset();
   SymmetricMemory memory(arena_, 0, kOptions);
@@ -285,7 +285,7 @@ TEST_F(ByHandTest, SendingToALostRankNamesTheRank) {
             "rank 1 (node 1, 127.0.0.1) is gone: its connection closed");
 }
 
-TEST_F(ByHandTest, AFetchOutsideOfTheArenaIsRefused) {
+TEST_F(ByHandTest, WhatLiesOutsideOfTheArenaIsRefused) {
   SendFrame({.kind = FrameKind::kFetch, .offset = kBytes - 4, .count = 5});
   EXPECT_THAT(WaitEnds(), AllOf(HasSubstr("rank 1 (node 1"), HasSubstr("an invalid message"),
                                 HasSubstr("outside")));
@@ -298,17 +298,17 @@ TEST_F(ByHandTest, AWriteOutsideOfTheArenaIsRefused) {
   EXPECT_THAT(WaitEnds(), HasSubstr("outside"));
 }
 
-TEST_F(ByHandTest, AMisalignedFlagIsRefused) {
+TEST_F(ByHandTest, AFlagThatIsNoneIsRefused) {
   SendFrame({.kind = FrameKind::kWriteAndRaise, .value = 1, .offset = 2});
   EXPECT_THAT(WaitEnds(), HasSubstr("misaligned flag offset 2"));
 }
 
-TEST_F(ByHandTest, AMessageOfUnknownKindIsRefused) {
+TEST_F(ByHandTest, AMessageOfNoKindIsRefused) {
   SendFrame({.kind = static_cast<FrameKind>(77)});
   EXPECT_THAT(WaitEnds(), HasSubstr("a message of kind 77"));
 }
 
-TEST_F(ByHandTest, APeersHeartbeatIsStoredUntilThePeerLeaves) {
+TEST_F(ByHandTest, TheHeartbeatOfAPeerIsTheLastOneUntilItLeaves) {
   const auto arrives = [&](uint64_t beats) {
     const auto give_up = std::chrono::steady_clock::now() + kOptions.timeout;
     while (arena_->beats(1) != beats && std::chrono::steady_clock::now() < give_up)
@@ -328,7 +328,7 @@ TEST_F(ByHandTest, TooManyRangesAreRefused) {
   EXPECT_THAT(WaitEnds(), HasSubstr("ranges at once"));
 }
 
-TEST_F(ByHandTest, TheTimeoutOfAFetchNamesTheRank) {
+TEST_F(ByHandTest, AFetchThatIsNotAnsweredTimesOutByName) {
   SymmetricMemory memory(arena_, 0, {.timeout = milliseconds(50)});
   EXPECT_EQ(ErrorOf([&] { memory.Fetch(1, 0, 100, "combine"); }, ErrorKind::kTimeout),
             "rank 0 waited 0.05 s for rank 1 (node 1, 127.0.0.1) in combine");
@@ -336,7 +336,7 @@ TEST_F(ByHandTest, TheTimeoutOfAFetchNamesTheRank) {
 }
 
 // The other end does not read, so the connection's buffers fill up.
-TEST_F(ByHandTest, TheTimeoutOfAPutNamesTheRank) {
+TEST_F(ByHandTest, APutThatIsNotTakenTimesOutByName) {
   SymmetricMemory memory(arena_, 0, {.timeout = milliseconds(500)});
   const size_t flag = memory.Allocate(4);
   memory.StartHeartbeat();

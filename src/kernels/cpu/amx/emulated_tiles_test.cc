@@ -77,7 +77,7 @@ float MultiplyAdd(uint16_t a, uint16_t b, float c) {
   return static_cast<float>(double{ToFloat(BF16{a})} * ToFloat(BF16{b}) + c);
 }
 
-TEST(EmulatedTiles, BFloat16ProductsSumEvenAndOddColumnsSeparately) {
+TEST(EmulatedTiles, BFloat16ProductsSumEvenAndOddApart) {
   std::mt19937 random(2);
   std::uniform_int_distribution<int> small(-128, 127);
   const auto number = [&] {
@@ -141,7 +141,7 @@ void LoadWithoutConfiguration() {
   tiles.Load(1, &word, 4);
 }
 
-TEST(EmulatedTilesDeathTest, FaultingInstructionsAbort) {
+TEST(EmulatedTilesDeathTest, WhatFaultsIsRefused) {
   EXPECT_DEATH(LoadWithoutConfiguration(), "configured");
   TileConfig depths = ConfigOf({4, 4, 4});
   depths.rows[2] = 3;  // K of A and B differ

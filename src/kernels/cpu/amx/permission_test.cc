@@ -13,7 +13,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-TEST(AmxPermission, ReasonsNameWhatIsMissing) {
+TEST(AmxPermission, WhatIsMissingIsNamed) {
   using cpu::amx::AmxUnavailableReason;
   EXPECT_THAT(AmxUnavailableReason({}), HasSubstr("this CPU has no AMX"));
   EXPECT_THAT(AmxUnavailableReason({.cpu = true}), HasSubstr("does not save"));
@@ -22,7 +22,7 @@ TEST(AmxPermission, ReasonsNameWhatIsMissing) {
   EXPECT_THAT(AmxUnavailableReason({.cpu = true, .saved = true}), IsEmpty());
 }
 
-TEST(AmxPermission, AmxIsSelectedWhereAvailableAndRefusedElsewhere) {
+TEST(AmxPermission, TilesAreTakenWhereTheyAreAndForcingThemElsewhereSaysWhyNot) {
   const Isa best = ActiveIsa();
   EXPECT_EQ(best == Isa::kAmx, HasAmx());
   if (HasAmx()) {

@@ -31,7 +31,7 @@ TileInstruction Decode(const std::vector<uint8_t>& code) {
 }
 
 // Encodings from GNU as 2.40 (`objdump -d`); the comments show its assembly text.
-TEST(TileInstruction, MemoryOperandsAreResolvedFromRegisters) {
+TEST(TileInstruction, MemoryIsFoundThroughRegisters) {
   // tileloadd (%rax,%rcx,1),%tmm4
   const auto plain = Decode({0xc4, 0xe2, 0x7b, 0x4b, 0x24, 0x08});
   EXPECT_EQ(plain.operation, TileOperation::kLoad);
@@ -57,13 +57,13 @@ TEST(TileInstruction, MemoryOperandsAreResolvedFromRegisters) {
   EXPECT_EQ(Decode({0xc4, 0xe2, 0x78, 0x49, 0x04, 0x24}).address, 0x5000u);
 }
 
-TEST(TileInstruction, RipRelativeConfigurationsAreResolved) {
+TEST(TileInstruction, ConfigurationsBesideTheCodeAreFound) {
   // ldtilecfg 0x10(%rip)
   const std::vector<uint8_t> code = {0xc4, 0xe2, 0x78, 0x49, 0x05, 0x10, 0x00, 0x00, 0x00};
   EXPECT_EQ(Decode(code).address, reinterpret_cast<uint64_t>(code.data() + code.size()) + 0x10);
 }
 
-TEST(TileInstruction, TilesOfProductsAreDecoded) {
+TEST(TileInstruction, ProductsNameTheirTiles) {
   // tdpbssd %tmm7,%tmm5,%tmm3: B, A, C
   const auto codes = Decode({0xc4, 0xe2, 0x43, 0x5e, 0xdd});
   EXPECT_EQ(codes.operation, TileOperation::kMultiplyInt8);
@@ -79,7 +79,7 @@ TEST(TileInstruction, TilesOfProductsAreDecoded) {
   EXPECT_EQ(Decode({0xc4, 0xe2, 0x78, 0x49, 0xc0}).operation, TileOperation::kRelease);
 }
 
-TEST(TileInstruction, OtherInstructionsAreNotDecoded) {
+TEST(TileInstruction, OthersAreNotTaken) {
   const auto registers = Numbered();
   const std::vector<std::vector<uint8_t>> others = {
       {0x0f, 0x0b, 0, 0, 0, 0},              // ud2
@@ -111,7 +111,7 @@ std::vector<int32_t> Product(const std::vector<int8_t>& a, const std::vector<int
   return c;
 }
 
-TEST(TileTraps, EachThreadHasItsOwnTiles) {
+TEST(TileTraps, EachThreadHasItsTiles) {
   EmulateMissingTiles();
   constexpr int kThreads = 4;
   std::vector<std::vector<int32_t>> got(kThreads), want(kThreads);
@@ -140,7 +140,7 @@ TEST(TileTraps, EachThreadHasItsOwnTiles) {
   EXPECT_EQ(got, want);
 }
 
-TEST(TileTrapsDeathTest, OtherInstructionsStillRaiseSigill) {
+TEST(TileTrapsDeathTest, OtherInstructionsDieAsBefore) {
   EmulateMissingTiles();
   EXPECT_EXIT(__builtin_trap(), testing::KilledBySignal(SIGILL), "");
 }
