@@ -49,7 +49,7 @@ struct RankEngine::Impl {
     std::span<const int32_t> drawn;  // [rows], −1: a logit is not finite
     bool finite() const;
   };
-  // Enables drawing in the model if it supports it and no row of the batch needs its logits here.
+  // Lets the model draw tokens if it supports drawing and the engine needs no logits of the batch.
   void RequestDeviceSampling();
   // Writes one log line every --decode-log-interval steps with decoding.
   void LogDecoding();
@@ -90,7 +90,7 @@ struct RankEngine::Impl {
 
 namespace {
 
-// The draw parameters if this sequence's next token needs no logits here, else nullopt.
+// The draw parameters if the engine needs no logits for this sequence's next token, else nullopt.
 std::optional<kernels::RowSampling> DeviceDrawParams(const Sequence& sequence) {
   const EngineRequest& request = sequence.request;
   const SamplingParams& params = request.sampling;
