@@ -5,7 +5,8 @@
 
 namespace switchyard {
 
-// Timeouts of flags are in seconds, those of waits in milliseconds; fractions are cut.
+// Flags give timeouts in seconds; waits take them in milliseconds. Truncates fractions of a
+// millisecond.
 inline std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }

@@ -87,14 +87,14 @@ class FakeForward : public ForwardFunction {
     return batch.draws.empty() ? std::span<const float>(logits_) : std::span<const float>();
   }
 
-  // Two "experts" for each row: its token and its position.
+  // Two "experts" for each row: the row's token and position.
   std::span<const int32_t> routed_experts() const override { return routed_; }
   int64_t routed_width() const override { return 2; }
   std::vector<std::string> RouterFaults(const ForwardBatch& batch) override {
     return std::vector<std::string>(batch.sequences.size(), router_fault);
   }
 
-  // The logits that follow a history, for expectations.
+  // The expected logits after a history.
   std::vector<float> LogitsAfter(std::span<const int32_t> tokens) const {
     uint64_t hash = kSeed;
     for (size_t i = 0; i < tokens.size(); ++i) hash = Mix(hash, tokens[i], i);

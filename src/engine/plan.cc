@@ -34,7 +34,7 @@ constexpr int32_t kLargestPage = 1024;
 constexpr int64_t kMaxBatchTokens = 1 << 20;
 
 void CheckFlags(const EngineConfig& c) {
-  Mesh(c.mesh, 0);  // throws if the sizes do not divide one another
+  Mesh(c.mesh, 0);  // throws if the sizes do not divide each other
   ParseLoadBalanceMethod(c.load_balance_method);
   Validate(c.eplb);
   Validate(c.recorder);
@@ -199,9 +199,9 @@ HostMemory GpuMemory(const EngineConfig& config, const EnginePlan& plan) {
   return {.total = gpu.total_bytes / sharing, .available = gpu.free_bytes / sharing};
 }
 
-// Bytes that the plan may spend, negative if none. On a GPU the unplanned remainder (scratch of
-// kernels, graphs, buffers of NCCL) is reserved in full, whatever other processes use. On a host
-// the remainder of the memory is enough.
+// Bytes that the plan may use; negative if none are left. The rest of the memory is for unplanned
+// allocations. On a GPU (scratch of kernels, graphs, buffers of NCCL) the rest is reserved in full,
+// whatever other processes use. On a host it need not be free.
 int64_t Budget(const HostMemory& memory, const EngineConfig& config, bool cuda) {
   const auto share =
       static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static);
@@ -270,12 +270,13 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, int ranks) {
       hint);
 }
 
-// The memory that pages share with everything else: the host's for all its ranks, or one GPU's.
+// The memory that holds the pages and everything else: that of the host, for all its ranks, or that
+// of one GPU.
 struct PageMemory {
   HostMemory memory;
   Need need;
   int64_t bytes_per_page = 0;
-  int64_t default_bytes = 0;  // of the cache, without --max-total-tokens
+  int64_t default_bytes = 0;  // size of the cache without --max-total-tokens
 };
 
 PageMemory OfHost(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
@@ -308,7 +309,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
   const auto left =
       static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
   if (config.max_total_tokens > 0) {
-    // Compares before it multiplies: the flag may be absurd.
+    // Compares before it multiplies, because the flag may have an absurd value.
     const int64_t pages = (config.max_total_tokens - 1) / config.page_size + 1;
     const int64_t most = std::numeric_limits<int32_t>::max() / config.page_size;
     if (pages > most)
@@ -319,7 +320,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
                            "lower --max-total-tokens or raise --mem-fraction-static");
     return pages;
   }
-  // More than a full context for every running request is never used.
+  // Pages beyond a full context for every running request would never be used.
   const int64_t useful =
       plan.max_running_requests * ((plan.context_length + config.page_size - 1) / config.page_size);
   const int64_t pages = std::min({left / bytes_per_page, useful,
@@ -337,7 +338,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
 ModelConfig ReadModelConfig(const EngineConfig& config) {
   ModelConfig model =
       LoadModelConfig(config.model_path, config.model_override_args, config.quantization);
-  // An explicit flag for a more exact type is respected.
+  // An explicit flag for a more exact type takes precedence.
   const bool may_round = config.quantization.activations == "auto" &&
                          (config.dtype == "auto" || config.dtype == "bfloat16");
   if (may_round && kernels::HasBFloat16Products(kernels::IsaOf(config.cpu_isa)))
@@ -406,8 +407,8 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
                 {.gpus = plan.cuda, .several_hosts = plan.ranks_of_host < config.mesh.tp});
   plan.dtype = ChooseDType(config.dtype,
                            IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
-  // bfloat16 matches the precision of the matrix products, at half the size. On CPUs the rows of
-  // quantized weights are float32.
+  // A bfloat16 cache has the precision of the matrix products at half the size of float32. On CPUs,
+  // quantized weights have float32 rows, so the cache stays float32.
   const QuantizationConfig& quantization = plan.model.quantization;
   const bool rounds = plan.dtype != DType::kF32 &&
                       (plan.cuda || (quantization.bfloat16_rows && quantization.none()));

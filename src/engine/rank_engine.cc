@@ -32,7 +32,7 @@ int64_t MaxPromptRows(int64_t chunk, int64_t max_prefill_tokens, int64_t context
 
 namespace {
 
-// The draw parameters if this sequence's next token needs no logits here, else nullopt.
+// The draw parameters if the engine needs no logits for this sequence's next token, else nullopt.
 std::optional<kernels::RowSampling> DeviceDrawParams(const Sequence& sequence) {
   const EngineRequest& request = sequence.request;
   const SamplingParams& params = request.sampling;

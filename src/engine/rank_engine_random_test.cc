@@ -8,8 +8,8 @@
 namespace switchyard {
 namespace {
 
-// Random workloads: whatever the pool size, chunk size, concurrent requests and aborts, a request
-// gets the same tokens as when it runs alone.
+// Random workloads: a request gets the same tokens as when it runs alone, for any pool size, chunk
+// size, concurrent requests and aborts.
 struct Workload {
   int32_t page_size;
   int64_t num_pages;
@@ -27,7 +27,7 @@ class RandomWorkload : public ::testing::TestWithParam<Workload> {
   }
   EngineRequest RandomRequest(uint64_t id, int64_t longest) {
     EngineRequest request{.id = id};
-    // Few first tokens and runs of counting, so that prefixes coincide.
+    // Prompts count upwards from a few first tokens, so that many share a prefix.
     const auto length = static_cast<int32_t>(1 + Below(longest));
     request.input_ids = Count(length, static_cast<int32_t>(Below(3)) * 20);
     if (Below(2)) request.input_ids[Below(length)] = static_cast<int32_t>(Below(61));

@@ -10,22 +10,22 @@ namespace switchyard {
 
 // Runs `engine` until Shutdown. Rank 0 receives messages and sends answers; all ranks get the
 // messages by broadcast and step together. Ranks of an attention group run the same steps. While no
-// group has work, the leader blocks in `receive` and the other ranks wait for it.
-// `recorder` handles RecordExperts and GetExpertLoad, `eplb` handles RebalanceExperts and GetEplb;
-// where null, they are refused.
-// An error aborts the arena before it is rethrown: destructors may have to wait for loading or
-// planning threads, and the other ranks must not wait for that.
+// group has work, the leader blocks in `receive` and the other ranks wait for it. `recorder`
+// handles RecordExperts and GetExpertLoad, `eplb` handles RebalanceExperts and GetEplb. If a
+// handler is null, its messages are refused. An error aborts the arena before it is rethrown:
+// destructors may have to wait for loading or planning threads, and the other ranks must not wait
+// for that.
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
                    ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr);
 
-// Applies those of `messages` that address `recorder`. Returns the answers on rank 0 and nothing on
-// other ranks. Collective.
+// Applies the messages for the recorder. Returns the answers on rank 0 and nothing on other ranks.
+// Collective.
 std::vector<EngineMessage> ApplyToRecorder(const std::vector<ControlMessage>& messages,
                                            ExpertRecorder* recorder, bool is_leader);
 
-// Compares fingerprints of batches over the attention group, then passes them to `model`. Ranks
-// whose batches differ have diverged schedulers: a bug in their messages or in their counting. To
-// continue would deadlock or mix tokens. Borrows both.
+// Compares fingerprints of batches over the attention group, then passes them to `model`. If
+// batches differ, the schedulers of the ranks have diverged, because of a bug in their messages or
+// in their counting. To continue would deadlock or mix tokens. Borrows `model` and `group`.
 class CheckedForward : public ForwardFunction {
  public:
   CheckedForward(ForwardFunction& model, Communicator& group, int32_t page_size)

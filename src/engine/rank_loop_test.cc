@@ -1,4 +1,4 @@
-// The loop with attention groups, on scripted messages that fix the input of each step.
+// The loop with attention groups. Scripted messages fix the input of each step.
 #include "engine/rank_loop.h"
 
 #include <gmock/gmock.h>
@@ -105,8 +105,8 @@ std::vector<int32_t> Alone(const EngineRequest& request) {
   return heard.outputs[request.id].new_tokens;
 }
 
-// The destructors of a failed rank may have to wait for a loading thread; other ranks must not wait
-// for that.
+// The destructors of a failed rank may have to wait for a loading thread. Other ranks must get the
+// error before that.
 TEST(RankLoop, AFailureIsToldBeforeAnythingIsTakenApart) {
   std::atomic<int> ended = 0;
   const RankLoopIo leader{.receive = [](std::chrono::milliseconds) -> std::vector<ControlMessage> {

@@ -42,8 +42,8 @@ class HostCopy {
 // One per rank; owned by the rank's runner and used by the rank's thread only.
 //
 // Pointers in Params refer to device memory, except spans and the views in them. A GPU enqueues ops
-// in order and returns before they run. Their operands must stay valid until then, except spans of
-// Params, which are read during the call.
+// in order and returns before they run. Operands must stay valid until the op has run, except spans
+// of Params, which are read during the call.
 class Device {
  public:
   virtual ~Device() = default;

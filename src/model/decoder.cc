@@ -94,7 +94,8 @@ void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> pas
 
 void Decoder::Embed(Pass& p) const {
   p.branch_pending = false;
-  // On every rank of the group: another rank may have routed a slot's previous token.
+  // Every rank of the group clears the records, because another rank may have routed the previous
+  // token of a slot.
   if (c_.config.has_moe())
     c_.device.ClearEntries(p.kv->router_faults(), p.rows.slots, p.rows.tokens);
   if (p.rows.tokens > 0) vocabulary_.Embed(p, p.residual.data());
@@ -128,7 +129,7 @@ void Decoder::Forward(Pass& p, int layer, Phase phase) const {
       if (p.moe_in_stages) moe->BeginCombine(*p.moe);
       break;
     case Phase::kDown:
-      CHECK(false);  // no schedule of this model separates it
+      CHECK(false);  // no schedule of this model has it as a separate phase
       break;
     case Phase::kFinish:
       Finish(p, layer);

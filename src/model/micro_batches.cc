@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-// [dp] as in ForwardBatch, which may leave them out for one group.
+// [dp] counts of ForwardBatch, which may be empty if there is one group.
 std::vector<int64_t> CountsOf(const std::vector<int64_t>& given, int64_t own) {
   return given.empty() ? std::vector<int64_t>{own} : given;
 }
@@ -57,7 +57,7 @@ ForwardBatch SliceBatch(const ForwardBatch& batch, int64_t begin, int64_t end,
     part.sequences.push_back(
         {.row_begin = static_cast<int32_t>(first - begin),
          .rows = static_cast<int32_t>(last - first),
-         // Without the keys of the sequence's rows after this part.
+         // Excludes the keys of the sequence's rows after this part.
          .kv_len = static_cast<int32_t>(s.kv_len - (s.row_begin + s.rows - last)),
          .pages = s.pages});
     if (!batch.request_ids.empty()) part.request_ids.push_back(batch.request_ids[i]);

@@ -25,12 +25,13 @@ class MoeLayerParts {
   explicit MoeLayerParts(MoeLayerConfig layer_config) : config(std::move(layer_config)) {}
   virtual ~MoeLayerParts() = default;
 
-  // [num_logical] the physical expert that this rank sends to, for each logical one; empty: the
-  // identity. From the next pass on.
+  // [num_logical] the physical expert to which this rank sends the rows of each logical expert;
+  // empty: the identity. Takes effect in the next pass.
   virtual void SetReplicas(std::vector<int32_t> replicas) = 0;
 
-  // For backends whose experts move (MoeBackend::movable): error kInvalid if an expert's format is
-  // not supported, the `local`-th routed expert, and an exchange of all of them for others.
+  // For backends whose experts move (MoeBackend::movable). CheckFormats throws Error kInvalid if
+  // the format of `expert` is not supported. Expert returns the `local`-th routed expert. Swap
+  // replaces all routed experts and returns the previous ones.
   virtual void CheckFormats(const kernels::ExpertWeights& expert) const = 0;
   virtual OwnedExpert Expert(int local) const = 0;
   virtual std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> experts) = 0;
@@ -46,9 +47,9 @@ struct MoeInputBuffer {
 };
 
 // One per model and rank; its layers share it. MoeLayer calls the stages in order, for one state
-// after the other or for several states in turn. A stage leaves its outputs in the state. Every
-// rank calls the same stages in the same order, ranks without tokens included. Used by the rank's
-// thread only. Borrows communicators and device, which outlive it.
+// after the other, or interleaved for several states. A stage leaves its outputs in the state.
+// Every rank calls the same stages in the same order, ranks without tokens included. Used by the
+// rank's thread only. Borrows communicators and device, which outlive it.
 class MoeBackend {
  public:
   MoeBackend(MoeOptions options, const MoeShape& shape, const Mesh& mesh)
@@ -59,8 +60,8 @@ class MoeBackend {
   const MoeShape& shape() const { return shape_; }
   const Mesh& mesh() const { return mesh_; }
   virtual const RankGroups& groups() const = 0;
-  // Whether each rank has tokens of its own. Otherwise every rank has all tokens and adds a partial
-  // sum.
+  // Whether each rank has tokens of its own. Otherwise every rank has all tokens and computes a
+  // partial sum of each.
   virtual bool scatters() const = 0;
   // Whether a batch of decode and prefill rows is split into two exchanges.
   virtual bool splits_mixed_batches() const = 0;
@@ -76,22 +77,23 @@ class MoeBackend {
   RoutingObserver* observer() const { return observer_; }
   ReplicaChooser* chooser() const { return chooser_; }
 
-  // The state of a pass, after all layers are placed. `slot` is less than the number of passes in
-  // flight.
+  // Returns the state of a pass. Call it after all layers are placed. `slot` is less than the
+  // number of passes in flight.
   virtual std::unique_ptr<MoeState> MakeState(int slot) = 0;
   // Error kInvalid names an unsupported weight format or size.
   virtual std::unique_ptr<MoeLayerParts> Place(MoeLayerConfig config, MoeLayerWeights weights) = 0;
 
   // Selects the exchange of a batch whose longest lane has `longest` tokens, and its round size.
   virtual void SelectExchange(int64_t longest, MoeState& state) = 0;
-  // [lane tokens, H] for tokens gathered over an MoE-TP group, and for its partial sums.
+  // [lane tokens, H] buffers for the tokens gathered over an MoE-TP group, and for the partial sums
+  // of the group's ranks.
   virtual float* GatheredRows(MoeState& state) = 0;
   virtual float* LaneSums(MoeState& state) = 0;
   // A buffer for the rows of the next round, or none (MoeLayer::InputRows).
   virtual MoeInputBuffer InputRows(MoeState& /*state*/) { return {}; }
-  virtual bool takes_input_rows() const { return false; }  // false: InputRows never has one
+  virtual bool takes_input_rows() const { return false; }  // false: InputRows returns none
 
-  // Before the first round, as soon as `hidden` is there.
+  // Called before the first round, as soon as `hidden` is available.
   virtual void Start(const MoeLayerParts& /*parts*/, MoeState& /*state*/) {}
   // Selects the experts of the round's tokens, and stores routed experts and router faults.
   virtual void Route(const MoeLayerParts& parts, MoeState& state) = 0;

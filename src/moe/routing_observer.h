@@ -30,7 +30,7 @@ class RoutingObserver {
   // Each round of each pass, empty rounds included.
   virtual void OnRoute(int layer, const RoutedTokens& tokens) = 0;
   // Whether to call OnDispatch, once per round with the rows dispatched to this rank's experts. A
-  // fused operator does not expose them and is rejected then.
+  // fused operator does not expose these rows and is then rejected.
   virtual bool wants_dispatch() const { return false; }
   virtual void OnDispatch(int /*layer*/, const GroupedRows& /*rows*/) {}
 };

@@ -31,7 +31,7 @@ def gpus():
 
 
 def where(ranks):
-    """Flags and environment variables for `ranks` ranks."""
+    """Returns flags and environment variables that place `ranks` ranks on GPUs."""
     if gpus() >= ranks:
         return ["--device", "cuda"], {}
     if gpus() and os.environ.get("SWITCHYARD_TEST_SHARED_GPU") == "1":
@@ -73,7 +73,7 @@ HOSTS += [("qwen3_moe", 4, mode, "graphs") for mode in ("none", "normal", "low_l
 
 @pytest.mark.parametrize("case", HOSTS, ids=lambda c: f"{c[0]}-tp{c[1]}ep{c[1]}-{c[2]}-{c[3]}")
 def test_two_hosts_equal_transformers(case):
-    """Runs half of the ranks as node 1. NCCL_HOSTID makes it another host for NCCL, which then uses sockets."""
+    """Runs half of the ranks as node 1. By its NCCL_HOSTID, NCCL treats node 1 as another host and uses sockets."""
     name, ranks, mode, graphs = case
     device, env = where(ranks)
     second = ["--base-gpu-id", ranks // 2] if gpus() >= ranks else []

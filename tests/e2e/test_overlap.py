@@ -28,7 +28,7 @@ def test_equals_transformers(name, layout):
 
 
 def answers(*flags, env=None):
-    """Of 40 requests of many lengths in flight at once, in chunks of prompts."""
+    """Outputs of 40 concurrent requests of different lengths, with chunked prefill."""
     with Server(FIXTURES / "deepseek_v3", *FLAGS, "--chunked-prefill-size", 24, *flags, env=env) as server:
         def ask(i):
             body = {"input_ids": [(7 * i + 3 * j) % 500 for j in range(1 + 5 * i % 60)], "return_logprob": True,

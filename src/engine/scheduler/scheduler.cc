@@ -17,7 +17,7 @@ const std::vector<ScheduledRows>& Scheduler::Plan() {
   if (options_.priorities) Preempt();
   const bool all_stay = GrowDecoding();
   const PrefillBudget rest = PlanRunning();
-  // Right after a retraction, a new request would be the next one to be retracted.
+  // Admits nothing right after a retraction: a new request would be the next one to be retracted.
   if (all_stay) {
     estimate_.DecayAfterStep();
     Admit(rest);
@@ -49,7 +49,7 @@ size_t Scheduler::Victim() const {
   return victim;
 }
 
-// Before rows are planned: at most one request a step.
+// Runs before rows are planned. Retracts at most one request per step.
 void Scheduler::Preempt() {
   OrderByPriority(&waiting_);
   if (waiting_.Empty() || running_.empty()) return;

@@ -19,8 +19,8 @@ EngineRequest Prompt(int32_t first, int64_t length) {
   return request;
 }
 
-// A request retracted after its first tokens returns while its pages are still cached. It has one
-// row to compute and decodes, though it was admitted after a prompt.
+// A request that was retracted after its first tokens returns while its pages are still cached. It
+// has one row to compute, so it decodes, although it was admitted after a prompt.
 TEST(Scheduler, ARequestThatComesBackToDecodeIsPlannedBeforePrompts) {
   KvCache cache(128, kPageSize, true);
   Scheduler scheduler({.max_logit_rows = 8}, cache);

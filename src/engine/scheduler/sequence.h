@@ -13,15 +13,15 @@
 
 namespace switchyard {
 
-// Owned by the rank engine's table from Apply until the request is finished. The scheduler moves it
-// between its queue and its running set; the rank engine appends tokens.
+// Owned by the rank engine's table from Apply until the request is finished. The scheduler moves
+// the sequence between its queue and its running set; the rank engine appends tokens.
 //
 //   tokens:  [ prompt                          | output            ]
 //   cache:   [ computed                |  pending: rows to compute ]
 //
-// A running sequence computes its pending rows chunk by chunk. The pass with the last of
-// them gives the next token. One pending row after the first output token is decoding. A retracted
-// sequence has computed = 0 and keeps its tokens, so it resumes where it was.
+// A running sequence computes its pending rows chunk by chunk. The pass with the last pending row
+// gives the next token. A sequence with an output token and one pending row is decoding. A
+// retracted sequence has computed = 0 and keeps its tokens, so it resumes where it was.
 struct Sequence {
   explicit Sequence(EngineRequest request);
 
@@ -78,9 +78,9 @@ struct Sequence {
     settled = std::min(settled, end);
   }
 
-  // How many leading tokens may come from the cache. At least one row is computed. Rows whose
-  // logits give pending logprobs (position p's come from row p − 1) and rows whose routed experts
-  // are pending are computed too.
+  // The number of leading tokens that may come from the cache. At least one row is computed. Also
+  // computed are rows whose logits give pending logprobs (those of position p come from row p − 1),
+  // and rows whose routed experts are pending.
   int64_t max_reusable() const;
   // Rows [first, end) of the `rows` that follow `computed` whose logits are needed.
   struct RowRange {

@@ -21,9 +21,9 @@ struct ExchangeConfig {
   int64_t max_tokens = 0;            // of one rank in one exchange
   RowFormat dispatched;              // kF32, kBF16, or FP8 with a float32 scale per 128 elements
   DType combined = DType::kF32;      // of combined rows: kF32 or kBF16
-  // Combine returns one row per (token, rank), weighted and summed there, instead of one per
-  // (token, slot). Fewer bytes, but the sums then depend on the placement (--moe-combine-rows
-  // rank).
+  // Combine returns one row per (token, rank), weighted and summed by the experts' rank, instead of
+  // one per (token, slot). Fewer bytes, but the sums then depend on the placement
+  // (--moe-combine-rows rank).
   bool sum_by_rank = false;
   // Tuned for few tokens (fixed small grid, one kernel per phase) instead of for bandwidth.
   bool low_latency = false;

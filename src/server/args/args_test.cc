@@ -23,7 +23,7 @@ std::string ErrorOf(const std::vector<std::string>& args) {
 }
 
 std::string WriteYaml(const std::string& text) {
-  // Tests run beside one another, each in a process of its own.
+  // Tests may run concurrently, each in its own process.
   std::string path = fmt::format("{}/{}.switchyard_args_test.yaml", testing::TempDir(), getpid());
   std::ofstream(path) << text;
   return path;
@@ -111,7 +111,7 @@ TEST(ArgsTest, MixtureOfExperts) {
   EXPECT_EQ(moe.runner_backend, "masked_mlp");
   EXPECT_EQ(a->engine.quantization.method, "fp8");
 
-  // All of it reaches the ranks.
+  // The serialized configuration that ranks receive is complete.
   const EngineConfig back = DecodeConfig(EncodeConfig(a->engine));
   EXPECT_EQ(EncodeConfig(back), EncodeConfig(a->engine));
   EXPECT_TRUE(back.moe.waterfill);

@@ -128,7 +128,7 @@ TEST_F(FrontTest, AStopStringCompletedAtTheEndIsAStop) {
   EXPECT_EQ(events[0].text, "");
 }
 
-// As in vLLM: a stop string that ends within the first min_new_tokens tokens does not match.
+// As in vLLM, a stop string that ends within the first min_new_tokens tokens does not match.
 TEST_F(FrontTest, StopStringsWaitForTheMinimum) {
   GenerationSpec spec = Spec();
   spec.stop = {"a", "bb"};
