@@ -39,8 +39,8 @@ struct EngineConfig {
   std::string load_balance_method = "auto";  // --load-balance-method: see DpController
   MoeOptions moe;  // --moe-a2a-backend, --deepep-mode, … (row_dtype is set from dtype)
   bool disable_overlap_schedule = false;  // --disable-overlap-schedule
-  bool two_batch_overlap = false;  // --enable-two-batch-overlap
-  double tbo_threshold = 0.48;     // --tbo-token-distribution-threshold
+  bool two_batch_overlap = false;         // --enable-two-batch-overlap
+  double tbo_threshold = 0.48;            // --tbo-token-distribution-threshold
   // The backends that the MoE flags select from; null: the built-in ones. Not serialized, because
   // each rank process has its own.
   std::shared_ptr<const MoeBackends> backends;

@@ -149,8 +149,8 @@ class FakeForward : public ForwardFunction {
     if (draws.empty()) return;
     drawn_.clear();
     for (size_t row = 0; row < draws.size(); ++row) {
-      const auto logits = std::span<const float>(logits_).subspan(row * options_.vocab,
-                                                                  options_.vocab);
+      const auto logits =
+          std::span<const float>(logits_).subspan(row * options_.vocab, options_.vocab);
       const bool finite =
           std::ranges::all_of(logits, [](float logit) { return std::isfinite(logit); });
       drawn_.push_back(finite ? sampler_.DrawRow(logits, draws[row]).value_or(-1) : -1);

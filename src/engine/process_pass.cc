@@ -141,10 +141,9 @@ void RankEngine::Impl::AppendRoutedExperts(Sequence& sequence, const Part& part,
 }
 
 void RankEngine::Impl::FailNotFinite(Sequence& sequence) {
-  const std::string error =
-      sequence.router_fault.empty()
-          ? "the model returned logits that are not finite (NaN or infinity)"
-          : sequence.router_fault;
+  const std::string error = sequence.router_fault.empty()
+                                ? "the model returned logits that are not finite (NaN or infinity)"
+                                : sequence.router_fault;
   Fail(sequence, error);
 }
 

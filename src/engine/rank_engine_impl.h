@@ -88,8 +88,8 @@ struct RankEngine::Impl {
   std::vector<Part> parts;              // of the planned batch
   // Of the pass that was launched last, if its tokens were not collected yet.
   std::optional<std::vector<Part>> launched;
-  ForwardBatch batch;                   // reused between steps to keep its allocations
-  std::vector<std::string> faults;      // [sequences] of the last pass, or empty
+  ForwardBatch batch;               // reused between steps to keep its allocations
+  std::vector<std::string> faults;  // [sequences] of the last pass, or empty
   EngineStats counters;
   // Counters for --decode-log-interval.
   int64_t decode_steps = 0, logged_tokens = 0;

@@ -132,14 +132,16 @@ INSTANTIATE_TEST_SUITE_P(
                       Workload{16, 200, 32, true, 64}, Workload{16, 200, 64, false, 256},
                       Workload{4, 1000, 64, true, 1}, Workload{1, 160, 64, false, 5}));
 
-INSTANTIATE_TEST_SUITE_P(
-    Overlapped, RandomWorkload,
-    ::testing::Values(Workload{1, 128, 1, true, 8, 0, true}, Workload{1, 110, 16, true, 64, 0, true},
-                      Workload{4, 30, 7, true, 16, 0, true}, Workload{4, 30, 64, false, 16, 1, true},
-                      Workload{16, 8, 64, true, 8, 3, true}, Workload{16, 10, 5, true, 32, 0, true},
-                      Workload{16, 200, 32, true, 64, 0, true},
-                      Workload{4, 1000, 64, true, 1, 0, true},
-                      Workload{1, 160, 64, false, 5, 0, true}));
+INSTANTIATE_TEST_SUITE_P(Overlapped, RandomWorkload,
+                         ::testing::Values(Workload{1, 128, 1, true, 8, 0, true},
+                                           Workload{1, 110, 16, true, 64, 0, true},
+                                           Workload{4, 30, 7, true, 16, 0, true},
+                                           Workload{4, 30, 64, false, 16, 1, true},
+                                           Workload{16, 8, 64, true, 8, 3, true},
+                                           Workload{16, 10, 5, true, 32, 0, true},
+                                           Workload{16, 200, 32, true, 64, 0, true},
+                                           Workload{4, 1000, 64, true, 1, 0, true},
+                                           Workload{1, 160, 64, false, 5, 0, true}));
 
 }  // namespace
 }  // namespace switchyard

@@ -87,7 +87,7 @@ struct Model::Impl {
   std::unique_ptr<MovableLayers> movable;      // or null
   const Decoder decoder;
   DeviceSampler sampler;
-  std::span<const int32_t> drawn;  // by the last Forward
+  std::span<const int32_t> drawn;                            // by the last Forward
   std::vector<std::unique_ptr<Pass>> passes;                 // one, or two for two-batch overlap
   std::vector<schedule::Operation> plain;                    // the schedule of one micro-batch
   std::vector<schedule::Operation> two_prefill, two_decode;  // of two, if there are two passes

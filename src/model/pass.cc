@@ -26,8 +26,7 @@ Pass::Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t s
         context.device.Allocate(max_tokens_ * context.config.moe->router.top_k * sizeof(int32_t));
 }
 
-void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* drawn,
-                 int64_t first) {
+void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* drawn, int64_t first) {
   const ModelConfig& config = context_.config;
   const int64_t tokens = batch.num_tokens();
   CHECK_LE(tokens, max_tokens_);

@@ -27,7 +27,7 @@ TEST(Scheduler, ARequestThatComesBackToDecodeIsPlannedBeforePrompts) {
   Sequence before(Prompt(0, 2 * kPageSize));
   scheduler.Enqueue(&before);
   ASSERT_EQ(scheduler.Plan().size(), 1u);
-  before.computed = before.length();
+  before.computed = before.settled = before.length();
   scheduler.Remove(&before);  // its pages stay in the cache
 
   Sequence prompt(Prompt(100, 11)), back(Prompt(0, 2 * kPageSize));
@@ -52,6 +52,7 @@ void Compute(const std::vector<ScheduledRows>& plan) {
   for (const ScheduledRows& part : plan) {
     Sequence& s = *part.sequence;
     s.computed += part.rows;
+    s.settled = s.computed;
     if (s.pending() == 0) s.tokens.push_back(7);
   }
 }

@@ -155,8 +155,7 @@ void LinearOps::LinearOfBFloat16Rows(const kernels::LinearParams& p, const void*
   Multiply(p, Kernel::kDense, rows, chain);
 }
 
-void LinearOps::LinearGroup(std::span<const kernels::LinearParams> parts,
-                            const PdlStream& stream) {
+void LinearOps::LinearGroup(std::span<const kernels::LinearParams> parts, const PdlStream& stream) {
   // With more rows each GEMM fills the GPU by itself.
   constexpr int64_t kSmall = 128;
   Rows rows;

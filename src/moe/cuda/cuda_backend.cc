@@ -107,7 +107,8 @@ size_t CudaMoeBackend::PeerBytes(const MoeOptions& options_in, const MoeShape& s
   const ExchangePlan plan = PlanExchanges(options, exchange);
   const auto bytes = SpansHosts(mesh, hosts) ? NcclExchange::PeerBytes : Exchange::PeerBytes;
   size_t sum = 0;
-  if (plan.normal) sum += bytes(ConfigOf(exchange, hosts, options.passes, false, plan.normal_tokens));
+  if (plan.normal)
+    sum += bytes(ConfigOf(exchange, hosts, options.passes, false, plan.normal_tokens));
   if (plan.low_latency)
     sum += bytes(ConfigOf(exchange, hosts, options.passes, true, plan.low_latency_tokens));
   return sum;

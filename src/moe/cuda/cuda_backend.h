@@ -69,7 +69,7 @@ struct CudaMoeState : MoeState {
     int64_t expected_slots = 0;      // expected under even load over ranks
   } arrived;
   RowOrder order;
-  int64_t ordered_rows = 0;  // maximum, padding included
+  int64_t ordered_rows = 0;            // maximum, padding included
   Event sent{cudaEventDisableTiming};  // the last sends of an overlapped exchange have ended
 };
 

@@ -230,8 +230,8 @@ TEST(CudaMoeRanks, PassesInFlightChangeNoBit) {
   MoeOptions none;
   const auto want = Ranks{layer, DType::kBF16, none, Passes(1)}.On({.tp = 2, .ep = 2});
   none.passes = 2;
-  EXPECT_TRUE(kernels::SameBits(
-      Ranks{layer, DType::kBF16, none, Passes(1)}.On({.tp = 2, .ep = 2}), want));
+  EXPECT_TRUE(
+      kernels::SameBits(Ranks{layer, DType::kBF16, none, Passes(1)}.On({.tp = 2, .ep = 2}), want));
 }
 
 // Exchange over NCCL, as if every rank had its own host.
