@@ -19,6 +19,7 @@
 #include "model/weights/routers.h"
 #include "moe/exchange_memory.h"
 #include "moe/layer.h"
+#include "profile/profiler.h"
 
 namespace switchyard {
 namespace {
@@ -63,6 +64,24 @@ ModelOptions CheckPlacements(ModelOptions options, RankComm& comm, const ThreadP
   return options;
 }
 
+// While it lives, the profiler, which may be null, uses the device's timer.
+class AttachedTimer {
+ public:
+  AttachedTimer(profile::Profiler* profiler, kernels::Device& device)
+      : profiler_(profiler), timer_(profiler ? device.MakeTimer() : nullptr) {
+    if (profiler_) profiler_->SetDevice(timer_.get());
+  }
+  ~AttachedTimer() {
+    if (profiler_) profiler_->SetDevice(nullptr);
+  }
+  AttachedTimer(const AttachedTimer&) = delete;
+  AttachedTimer& operator=(const AttachedTimer&) = delete;
+
+ private:
+  profile::Profiler* const profiler_;
+  const std::unique_ptr<kernels::DeviceTimer> timer_;
+};
+
 }  // namespace
 
 struct Model::Impl {
@@ -72,6 +91,7 @@ struct Model::Impl {
   ThreadPool& pool;
   std::unique_ptr<RankDevice> rank_device;
   kernels::Device& device;
+  const AttachedTimer timer;
   const RankGroups& groups;
   ModelWeights weights;
   Tensor cos_sin;  // [context_length, rotary_dim]
@@ -95,6 +115,7 @@ struct Model::Impl {
         pool(threads),
         rank_device(MakeRankDevice(config, options, comm, pool)),
         device(rank_device->device()),
+        timer(options.profiler, device),
         groups(rank_device->groups()),
         weights(LoadWeights(dir, config, comm.mesh, options.load)),
         cos_sin(device.Place(BuildCosSin(config.rope, options.context_length))),
@@ -161,9 +182,7 @@ struct Model::Impl {
       const bool record = recorded > 0 && IsPlainDecode(batch, recorded);
       p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv);
       ReserveLogits(p.group_logit_rows);
-      Pass* const only[] = {&p};
-      device.Run(record ? p.RecordingKey(p.rows.tokens) : 0,
-                 [&] { decoder.Run(plain, only, p.group_logit_rows); });
+      Run(p, record ? p.RecordingKey(p.rows.tokens) : 0);
     }
     const float* logits = p.head.logits.data();
     const int64_t wanted = std::ssize(batch.logit_rows);
@@ -173,6 +192,19 @@ struct Model::Impl {
       return {};
     }
     return ToHost(p, logits, wanted * config.vocab_size);
+  }
+
+  // Runs all operations of one pass. A recorded pass is one span: its operations run in the graph.
+  void Run(Pass& p, uint64_t key) {
+    Pass* const only[] = {&p};
+    profile::Profiler* const profiler = profile::IfRecording(options.profiler);
+    const profile::Span graph(key != 0 ? profiler : nullptr, {.name = "graph",
+                                                              .track = profile::Track::kPass,
+                                                              .micro_batch = 0,
+                                                              .rows = p.rows.tokens,
+                                                              .columns = config.hidden});
+    device.Run(
+        key, [&] { decoder.Run(plain, only, p.group_logit_rows, key == 0 ? profiler : nullptr); });
   }
 
   // Two-batch overlap, if the batch can be split. Results are then in the first pass.
@@ -192,7 +224,8 @@ struct Model::Impl {
                             ? batch.num_tokens() == batch.decode_tokens
                             : batch.group_tokens == batch.group_decode_tokens;
     Pass* const both[] = {&first, &second};
-    decoder.Run(decode ? two_decode : two_prefill, both, logit_rows);
+    decoder.Run(decode ? two_decode : two_prefill, both, logit_rows,
+                profile::IfRecording(options.profiler));
     first.routed.insert(first.routed.end(), second.routed.begin(), second.routed.end());
     return true;
   }
