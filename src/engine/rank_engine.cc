@@ -38,6 +38,7 @@ struct RankEngine::Impl {
   StepCounts Plan();
   StepOutputs Run(std::span<const StepCounts> groups);
   void SetGroups(std::span<const StepCounts> groups);
+  std::span<const float> Forward();
   bool HasWork() const { return !table.empty() || !answers.empty(); }
   EngineStats Stats() const;
 
@@ -203,6 +204,7 @@ void RankEngine::Impl::Fail(Sequence& sequence, const std::string& error, ErrorK
 }
 
 StepCounts RankEngine::Impl::Plan() {
+  const profile::Span span(options.profiler, {.name = "plan"});
   plan = scheduler.Plan();
   BuildBatch(plan, options.page_size, batch);
   return {.tokens = batch.num_tokens(),
@@ -232,12 +234,19 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
       std::ranges::any_of(groups, [](const StepCounts& group) { return group.tokens > 0; });
   if (others || !plan.empty()) {
     RequestDeviceSampling();
-    const std::span<const float> logits = model.Forward(batch);
+    const std::span<const float> logits = Forward();
+    const profile::Span span(options.profiler,
+                             {.name = "sample", .rows = std::ssize(batch.logit_rows)});
     ProcessPass({logits, model.drawn()});
     if (batch.decode_tokens > 0) LogDecoding();
   }
   plan = {};
   return {std::exchange(answers, {})};
+}
+
+std::span<const float> RankEngine::Impl::Forward() {
+  const profile::Span span(options.profiler, {.name = "forward", .rows = batch.num_tokens()});
+  return model.Forward(batch);
 }
 
 void RankEngine::Impl::LogDecoding() {

@@ -5,6 +5,7 @@
 #include "engine/rank_engine.h"
 #include "eplb/manager.h"
 #include "eplb/recorder.h"
+#include "profile/profiler.h"
 
 namespace switchyard {
 
@@ -12,11 +13,13 @@ namespace switchyard {
 // messages by broadcast and step together. Ranks of an attention group run the same steps. While no
 // group has work, the leader blocks in `receive` and the other ranks wait for it.
 // `recorder` handles RecordExperts and GetExpertLoad, `eplb` handles RebalanceExperts and GetEplb;
-// where null, they are refused.
+// where null, they are refused. `profiler` handles StartProfile and StopProfile, likewise, and
+// records the steps.
 // An error aborts the arena before it is rethrown: destructors may have to wait for loading or
 // planning threads, and the other ranks must not wait for that.
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
-                   ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr);
+                   ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr,
+                   profile::Profiler* profiler = nullptr);
 
 // Applies those of `messages` that address `recorder`. Returns the answers on rank 0 and nothing on
 // other ranks. Collective.
