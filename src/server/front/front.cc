@@ -247,6 +247,7 @@ Error Front::Full() const {
 
 void Front::Abort(const std::vector<uint64_t>& ids) {
   std::vector<AbortRequest> requests;
+  requests.reserve(ids.size());
   for (const uint64_t id : ids) requests.push_back({id});
   const std::vector<ControlMessage> aborts(requests.begin(), requests.end());
   if (!aborts.empty()) link_.Send(aborts);
