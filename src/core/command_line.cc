@@ -59,6 +59,11 @@ FlagHandle FlagHandle::ShowDefault() {
   return *this;
 }
 
+FlagHandle FlagHandle::OptionalValue() {
+  option_->expected(0, 1);
+  return *this;
+}
+
 FlagHandle FlagHandle::TakeLast() {
   option_->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   return *this;

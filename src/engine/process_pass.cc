@@ -36,7 +36,11 @@ void RankEngine::Impl::AdvanceLaunched() {
 }
 
 void RankEngine::Impl::ProcessLaunched(std::span<const Part> pass) {
-  const std::span<const int32_t> drawn = model.Collect();
+  std::span<const int32_t> drawn;
+  {
+    const profile::Span span(options.profiler, {.name = "collect"});
+    drawn = model.Collect();
+  }
   std::map<uint64_t, std::string> router_faults;
   // All ranks of the group have the same tokens, so all of them call this collective or none.
   if (std::ranges::any_of(drawn, [](int32_t token) { return token < 0; }))

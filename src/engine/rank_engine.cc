@@ -141,6 +141,7 @@ void RankEngine::Impl::Fail(Sequence& sequence, const std::string& error, ErrorK
 }
 
 StepCounts RankEngine::Impl::Plan() {
+  const profile::Span span(options.profiler, {.name = "plan"});
   plan = scheduler.Plan();
   BuildBatch(plan, options.page_size, batch);
   parts.clear();
@@ -180,19 +181,33 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
   const bool runs = others || !plan.empty();
   std::optional<std::vector<Part>> previous = std::exchange(launched, std::nullopt);
   if (runs) RequestDeviceSampling();
-  if (runs && CanLaunch()) {
-    model.Launch(batch);
+  const bool launches = runs && CanLaunch();
+  std::span<const float> logits;
+  if (launches) {
+    Launch();
     AdvanceLaunched();
-    if (previous) ProcessLaunched(*previous);
-  } else {
-    std::span<const float> logits;
-    if (runs) logits = model.Forward(batch);
-    if (previous) ProcessLaunched(*previous);
-    if (runs) ProcessPass({logits, model.drawn()});
+  } else if (runs) {
+    logits = Forward();
+  }
+  if (previous) ProcessLaunched(*previous);
+  if (runs && !launches) {
+    const profile::Span span(options.profiler,
+                             {.name = "sample", .rows = std::ssize(batch.logit_rows)});
+    ProcessPass({logits, model.drawn()});
   }
   if (batch.decode_tokens > 0 && runs) LogDecoding();
   plan = {};
   return {std::exchange(answers, {})};
+}
+
+std::span<const float> RankEngine::Impl::Forward() {
+  const profile::Span span(options.profiler, {.name = "forward", .rows = batch.num_tokens()});
+  return model.Forward(batch);
+}
+
+void RankEngine::Impl::Launch() {
+  const profile::Span span(options.profiler, {.name = "launch", .rows = batch.num_tokens()});
+  model.Launch(batch);
 }
 
 void RankEngine::Impl::LogDecoding() {

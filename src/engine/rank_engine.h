@@ -12,6 +12,7 @@
 #include "engine/request.h"
 #include "engine/scheduler/policy.h"
 #include "engine/scheduler/prefill_pace.h"
+#include "profile/profiler.h"
 
 namespace switchyard {
 
@@ -77,6 +78,8 @@ class RankEngine {
     uint64_t random_seed = 0;
     int64_t max_logit_rows = 0;  // 0: MaxLogitRows
     int32_t group = 0;           // this rank's attention group; other groups' requests are ignored
+    // Records plan, forward pass and sampling; outlives the engine. Null: nothing is recorded.
+    profile::Profiler* profiler = nullptr;
   };
   RankEngine(Options options, ForwardFunction& model);
   ~RankEngine();

@@ -24,6 +24,8 @@ struct RankEngine::Impl {
   StepCounts Plan();
   StepOutputs Run(std::span<const StepCounts> groups);
   void SetGroups(std::span<const StepCounts> groups);
+  std::span<const float> Forward();
+  void Launch();
   bool HasWork() const { return !table.empty() || !answers.empty() || launched; }
   EngineStats Stats() const;
 

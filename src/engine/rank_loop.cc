@@ -13,6 +13,7 @@
 #include "engine/expert_services.h"
 #include "engine/group_exchange.h"
 #include "engine/model_forward.h"
+#include "engine/profile_commands.h"
 #include "engine/scheduler/batch.h"
 #include "engine/scheduler/prefill_pace.h"
 #include "kernels/ops.h"
@@ -34,7 +35,7 @@ std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
 }
 
 RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& plan,
-                                  const Mesh& mesh) {
+                                  const Mesh& mesh, profile::Profiler* profiler) {
   return {.page_size = config.page_size,
           .num_pages = plan.num_pages,
           .max_running_requests = plan.max_running_requests,
@@ -51,7 +52,8 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .context_length = plan.context_length,
           .eos_token_ids = plan.model.eos_token_ids,
           .random_seed = config.random_seed,
-          .group = mesh.dp_rank()};
+          .group = mesh.dp_rank(),
+          .profiler = profiler};
 }
 
 void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
@@ -65,20 +67,22 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   if (rank == 0) options.load.progress = ThrottledProgress(io);
   ExpertServices experts(config, plan, *comm);
   experts.AddTo(&options);
+  profile::Profiler profiler(rank, comm->mesh.Title());
+  options.profiler = &profiler;
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
   const ExpertServices::Attached attached(experts, model);
   ModelForward forward(model, kv, experts);
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
-  RankEngine engine(EngineOptions(config, plan, comm->mesh), chosen);
+  RankEngine engine(EngineOptions(config, plan, comm->mesh, &profiler), chosen);
   comm->tp->Barrier("model loaded");
   if (rank == 0)
     io.send(RankReady{.total_pages = plan.num_pages,
                       .page_size = config.page_size,
                       .max_running_requests = plan.max_running_requests,
                       .context_length = plan.context_length});
-  ServeRequests(engine, *comm, io, experts.recorder.get(), experts.manager.get());
+  ServeRequests(engine, *comm, io, experts.recorder.get(), experts.manager.get(), &profiler);
 }
 
 constexpr char kNoRecorder[] =
@@ -198,8 +202,29 @@ std::vector<EngineMessage> ApplyToRecorder(const std::vector<ControlMessage>& me
 
 namespace {
 
+// The stage of a step; nullopt: it has no forward pass.
+std::optional<profile::Stage> StageOf(std::span<const StepCounts> groups) {
+  std::optional<profile::Stage> stage;
+  for (const StepCounts& group : groups) {
+    if (group.tokens > group.decode_tokens) return profile::Stage::kPrefill;
+    if (group.tokens > 0) stage = profile::Stage::kDecode;
+  }
+  return stage;
+}
+
+void ExchangeCounts(const StepCounts& mine, bool has_work, GroupExchange& groups,
+                    profile::Profiler* profiler) {
+  const profile::Span span(profiler, {.name = "exchange counts"});
+  groups.Run(mine, has_work);
+}
+
+void Post(StepOutputs outputs, GroupExchange& groups, profile::Profiler* profiler) {
+  const profile::Span span(profiler, {.name = "send results"});
+  groups.Post({std::move(outputs)});
+}
+
 void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecorder* recorder,
-           EplbManager* eplb) {
+           EplbManager* eplb, profile::Profiler* profiler) {
   GroupExchange groups(comm, io);
   StepTimer timer(engine.prefill_pace());
   comm.memory->StartHeartbeat();
@@ -210,12 +235,15 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     groups.Post(engine.Apply(messages));
     groups.Post(ApplyToRecorder(messages, recorder, comm.mesh.rank() == 0));
     groups.Post(ApplyToEplb(messages, eplb, comm.mesh.rank() == 0));
+    groups.Post(ApplyToProfiler(messages, profiler, comm));
+    profile::Step step(profiler);
     const StepCounts mine = engine.Plan();
-    groups.Run(mine, engine.HasWork());
+    ExchangeCounts(mine, engine.HasWork(), groups, profiler);
     if (groups.any_work()) {
       timer.Start(groups.counts());
-      groups.Post({engine.Run(groups.counts())});
+      Post(engine.Run(groups.counts()), groups, profiler);
       timer.Stop(engine.launched());
+      if (const auto stage = StageOf(groups.counts())) step.End(*stage, mine.tokens);
     } else if (eplb && eplb->busy()) {
       MoveWithoutPass(*eplb, comm.mesh.rank() == 0);
     }
@@ -227,9 +255,9 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
 }  // namespace
 
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
-                   ExpertRecorder* recorder, EplbManager* eplb) {
+                   ExpertRecorder* recorder, EplbManager* eplb, profile::Profiler* profiler) {
   try {
-    Serve(engine, comm, io, recorder, eplb);
+    Serve(engine, comm, io, recorder, eplb, profiler);
   } catch (const std::exception& error) {
     comm.memory->Abort(fmt::format("rank {} failed: {}", comm.mesh.rank(), error.what()));
     throw;

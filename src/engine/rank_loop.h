@@ -5,18 +5,20 @@
 #include "engine/rank_engine.h"
 #include "eplb/manager.h"
 #include "eplb/recorder.h"
+#include "profile/profiler.h"
 
 namespace switchyard {
 
 // Runs `engine` until Shutdown. Rank 0 receives messages and sends answers; all ranks get the
 // messages by broadcast and step together. Ranks of an attention group run the same steps. While no
 // group has work, the leader blocks in `receive` and the other ranks wait for it. `recorder`
-// handles RecordExperts and GetExpertLoad, `eplb` handles RebalanceExperts and GetEplb. If a
-// handler is null, its messages are refused. An error aborts the arena before it is rethrown:
-// destructors may have to wait for loading or planning threads, and the other ranks must not wait
-// for that.
+// handles RecordExperts and GetExpertLoad, `eplb` handles RebalanceExperts and GetEplb, `profiler`
+// handles StartProfile and StopProfile and records the steps. If a handler is null, its messages
+// are refused. An error aborts the arena before it is rethrown: destructors may have to wait for
+// loading or planning threads, and the other ranks must not wait for that.
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
-                   ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr);
+                   ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr,
+                   profile::Profiler* profiler = nullptr);
 
 // Applies the messages for the recorder. Returns the answers on rank 0 and nothing on other ranks.
 // Collective.

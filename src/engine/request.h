@@ -12,6 +12,7 @@
 #include "core/wire.h"
 #include "eplb/manager_options.h"
 #include "eplb/recorder_options.h"
+#include "profile/options.h"
 
 namespace switchyard {
 
@@ -92,6 +93,13 @@ struct RebalanceExperts {  // EplbManager::Rebalance (eplb/manager.h)
 struct GetEplb {
   uint64_t ticket = 0;
 };
+struct StartProfile {  // Profiler (profile/profiler.h)
+  uint64_t ticket = 0;
+  profile::Options options;
+};
+struct StopProfile {
+  uint64_t ticket = 0;
+};
 // Created by the leader, not the front: the maximum prompt rows of a step with decoding requests
 // (PrefillPace).
 struct LimitPrefill {
@@ -100,7 +108,7 @@ struct LimitPrefill {
 struct Shutdown {};  // the loop ends after this step
 using ControlMessage =
     std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, RecordExperts, GetExpertLoad,
-                 RebalanceExperts, GetEplb, LimitPrefill, Shutdown>;
+                 RebalanceExperts, GetEplb, StartProfile, StopProfile, LimitPrefill, Shutdown>;
 
 struct TokenLogprob {
   int32_t token = 0;
@@ -176,6 +184,17 @@ struct EplbReport {  // the answer to RebalanceExperts and GetEplb
   EplbStatus status;
   std::string refused;  // the reason for a refused rebalance or a missing status
 };
+enum class ProfileOutcome : uint8_t {
+  kDone,
+  kConflict,      // to start: a profile is active; to stop: none is
+  kBadDirectory,  // a rank cannot write files there; no profile was started
+  kNotWritten,    // a rank could not write a file; `result` has the others
+};
+struct ProfileReport {  // the answer to StartProfile and StopProfile
+  uint64_t ticket = 0;
+  ProfileOutcome outcome = ProfileOutcome::kDone;
+  profile::Result result;  // of all ranks; after kDone of StopProfile, `error` is empty
+};
 struct StepOutputs {
   std::vector<RequestOutput> outputs;
 };
@@ -193,8 +212,9 @@ struct EngineFailure {
   ErrorKind kind = ErrorKind::kResource;  // kInvalid: the checkpoint or a flag is at fault
 };
 // Messages of the leader to the front.
-using EngineMessage = std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult,
-                                   EngineFailure, RecordResult, ExpertLoadReport, EplbReport>;
+using EngineMessage =
+    std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult, EngineFailure,
+                 RecordResult, ExpertLoadReport, EplbReport, ProfileReport>;
 
 // Sums over groups; pages of all groups have one size.
 EngineStats Total(const std::vector<EngineStats>& groups);

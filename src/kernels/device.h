@@ -11,6 +11,7 @@
 
 #include "core/parallel.h"
 #include "core/tensor.h"
+#include "kernels/device_timer.h"
 #include "kernels/ops.h"
 #include "kernels/row_params.h"
 
@@ -61,6 +62,8 @@ class Device {
   virtual void CopyOut(void* to, const void* from, size_t bytes) = 0;
   virtual std::unique_ptr<HostCopy> MakeHostCopy() = 0;
   virtual void Synchronize() = 0;  // throws errors of enqueued ops
+  // Null on a device whose ops run synchronously. The timer must not outlive the device.
+  virtual std::unique_ptr<DeviceTimer> MakeTimer() { return nullptr; }
 
   // Returns the weight in the memory and layout that ops of this device need; unchanged if it
   // already is there. Views of the result are valid weights too. HeadLinear needs all heads in the

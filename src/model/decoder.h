@@ -15,6 +15,7 @@
 #include "model/pass.h"
 #include "model/weights.h"
 #include "moe/layer.h"
+#include "profile/profiler.h"
 #include "schedule/operation.h"
 #include "schedule/serve.h"
 
@@ -40,11 +41,13 @@ class Decoder {
 
   // Executes `program`; the micro-batches of a batch are `passes`. Their logits, of
   // group_logit_rows [dp] rows of the whole batch, are then in the first pass's head buffers.
-  // Uses only ops of the device and collectives.
+  // Uses only ops of the device and collectives. `profiler` records each operation, and the head as
+  // "head". It is null while no step is recorded and while a graph is captured.
   void Run(std::span<const schedule::Operation> program, std::span<Pass* const> passes,
-           std::span<const int64_t> group_logit_rows) const;
+           std::span<const int64_t> group_logit_rows, profile::Profiler* profiler = nullptr) const;
 
  private:
+  profile::SpanInfo Describe(const schedule::Operation& operation, const PassRows& rows) const;
   void Embed(Pass& p) const;
   void Forward(Pass& p, int layer, schedule::Phase phase) const;
   void Project(Pass& p, int layer) const;

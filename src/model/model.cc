@@ -20,6 +20,7 @@
 #include "model/weights/routers.h"
 #include "moe/exchange_memory.h"
 #include "moe/layer.h"
+#include "profile/profiler.h"
 
 namespace switchyard {
 namespace {
@@ -69,6 +70,24 @@ ModelOptions CheckPlacements(ModelOptions options, RankComm& comm, const ThreadP
   return options;
 }
 
+// While it lives, the profiler, which may be null, uses the device's timer.
+class AttachedTimer {
+ public:
+  AttachedTimer(profile::Profiler* profiler, kernels::Device& device)
+      : profiler_(profiler), timer_(profiler ? device.MakeTimer() : nullptr) {
+    if (profiler_) profiler_->SetDevice(timer_.get());
+  }
+  ~AttachedTimer() {
+    if (profiler_) profiler_->SetDevice(nullptr);
+  }
+  AttachedTimer(const AttachedTimer&) = delete;
+  AttachedTimer& operator=(const AttachedTimer&) = delete;
+
+ private:
+  profile::Profiler* const profiler_;
+  const std::unique_ptr<kernels::DeviceTimer> timer_;
+};
+
 }  // namespace
 
 struct Model::Impl {
@@ -78,6 +97,7 @@ struct Model::Impl {
   ThreadPool& pool;
   std::unique_ptr<RankDevice> rank_device;
   kernels::Device& device;
+  const AttachedTimer timer;
   const RankGroups& groups;
   ModelWeights weights;
   Tensor cos_sin;  // [context_length, rotary_dim]
@@ -102,6 +122,7 @@ struct Model::Impl {
         pool(threads),
         rank_device(MakeRankDevice(config, options, comm, pool)),
         device(rank_device->device()),
+        timer(options.profiler, device),
         groups(rank_device->groups()),
         weights(LoadWeights(dir, config, comm.mesh, options.load)),
         cos_sin(device.Place(BuildCosSin(config.rope, options.context_length))),
@@ -201,8 +222,7 @@ struct Model::Impl {
             sampler.tokens());
     ReserveLogits(p.group_logit_rows);
     Pass* const only[] = {&p};
-    device.Run(record ? p.RecordingKey(p.rows.tokens) : 0,
-               [&] { decoder.Run(plain, only, p.group_logit_rows); });
+    Execute(plain, only, p.group_logit_rows, record ? p.RecordingKey(p.rows.tokens) : 0);
     return {.data = p.head.logits.data(), .rows = std::ssize(batch.logit_rows)};
   }
 
@@ -229,13 +249,29 @@ struct Model::Impl {
     Pass* const both[] = {&first, &second};
     const uint64_t key =
         record ? first.RecordingKey(second.rows.tokens << 16 | first.rows.tokens) : 0;
-    device.Run(key, [&] { decoder.Run(decode ? two_decode : two_prefill, both, logit_rows); });
+    Execute(decode ? two_decode : two_prefill, both, logit_rows, key);
     first.routed.insert(first.routed.end(), second.routed.begin(), second.routed.end());
     const float* logits = first.head.logits.data();
     return {.data = logits,
             .rows = std::ssize(parts.first.logit_rows),
             .more_data = logits + first.rows.logit_rows * config.vocab_size,
             .more = std::ssize(parts.second.logit_rows)};
+  }
+
+  // Runs all operations of the micro-batches. A pass with a key is recorded as a CUDA graph: one
+  // span, since its operations run in the graph.
+  void Execute(std::span<const schedule::Operation> list, std::span<Pass* const> parts,
+               std::span<const int64_t> logit_rows, uint64_t key) {
+    profile::Profiler* const profiler = profile::IfRecording(options.profiler);
+    int64_t rows = 0;
+    for (const Pass* part : parts) rows += part->rows.tokens;
+    const profile::Span graph(key != 0 ? profiler : nullptr, {.name = "graph",
+                                                              .track = profile::Track::kPass,
+                                                              .micro_batch = 0,
+                                                              .rows = rows,
+                                                              .columns = config.hidden});
+    device.Run(key,
+               [&] { decoder.Run(list, parts, logit_rows, key == 0 ? profiler : nullptr); });
   }
 
   // The most rows of a recorded pass; 0: recording is disabled.

@@ -15,6 +15,9 @@ namespace switchyard {
 
 class ReplicaChooser;
 class RoutingObserver;
+namespace profile {
+class Profiler;
+}  // namespace profile
 
 // The GPU of a rank and its settings (--device cuda).
 struct GpuOptions {
@@ -37,6 +40,7 @@ struct ModelOptions {
   std::optional<GpuOptions> gpu;                // none: CPU
   RoutingObserver* observer = nullptr;          // of the MoE layers, outlives the model; CPU only
   ReplicaChooser* chooser = nullptr;            // of the MoE layers, likewise
+  profile::Profiler* profiler = nullptr;        // records operations, outlives the model
   bool movable_experts = false;                 // enables Model::movable_experts; CPU only
   // Batches run as two micro-batches that hide each other's exchanges (SplitRows).
   bool two_batch_overlap = false;

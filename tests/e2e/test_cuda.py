@@ -16,6 +16,7 @@ from test_checkpoints import logprobs
 from test_faults import ROUTER_RANKS, check_router_overflow
 from test_overlap import LAYOUTS as OVERLAP_LAYOUTS
 from test_overlap import answers
+from test_profile import PASS, generate, names, spans, start, stop
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
@@ -131,4 +132,20 @@ def test_packed_experts_give_the_same_alone_and_together():
         together = answers(prompts)
         for i in 0, 7, 19:
             assert answers([prompts[i]]) == [together[i]]
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_a_profile_has_the_times_of_the_gpu(graphs, tmp_path):
+    """Each operation is on the host and on the GPU. A decode step that runs as a graph is one operation."""
+    device, env = where(2)
+    with Server(FIXTURES / "qwen3_moe", *device, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--max-total-tokens", 4096,
+                "--target-step-ms", 0, *GRAPHS[graphs], env=env) as server:
+        generate(server, max_new_tokens=8)  # captures the graph of one row
+        assert start(server, output_dir=str(tmp_path))["activities"] == ["CPU", "GPU"]
+        generate(server)
+        for file in stop(server)["files"]:
+            decode = ["graph"] if graphs == "graphs" else PASS
+            for category in ("operation", "gpu_operation"):
+                assert names(spans(file, category)) == PASS + decode * 3, category
         assert server.stop() == 0

@@ -158,6 +158,9 @@ def test_routes_that_change_state_want_post_and_the_admin_key():
         assert server.request("/flush_cache", headers=root)[0] == 405
         assert server.request("/flush_cache", method="POST", headers=user)[0] == 403
         assert server.request("/flush_cache", method="POST", headers=root)[0] == 200
+        for path in ("/start_profile", "/stop_profile"):
+            assert server.request(path, method="POST", headers=user)[0] == 403
+            assert server.request(path, headers=root)[0] == 405
 
 
 def test_keys_from_a_file_and_the_environment(tmp_path):

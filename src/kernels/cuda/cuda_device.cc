@@ -13,6 +13,7 @@
 #include "kernels/cuda/cuda_device_products.h"
 #include "kernels/cuda/cuda_device_sequences.h"
 #include "kernels/cuda/cuda_device_staging.h"
+#include "kernels/cuda/cuda_device_timer.h"
 #include "kernels/cuda/cuda_device_weights.h"
 #include "kernels/cuda/fused_rows.h"
 #include "kernels/cuda/ops_rows.h"
@@ -93,6 +94,10 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
     }
     stream_.Synchronize();
     RunChecks();
+  }
+
+  std::unique_ptr<kernels::DeviceTimer> MakeTimer() override {
+    return std::make_unique<StreamTimer>(*this);
   }
 
   WeightView Place(const WeightView& w, bool plain) override {

@@ -424,8 +424,14 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) 
       .Range(2, 1 << 20);
   app.Flag("--repeat", a.repeat, kBench, "Runs of each case; medians are printed").Positive();
   app.Flag("--json", a.json, kBench, "Also write the figures to this file");
+  app.Option("--profile", a.profile_dir,
+             "Write a Chrome trace of the measured runs of each rank to this directory; without a "
+             "value: SWITCHYARD_TORCH_PROFILER_DIR, SGLANG_TORCH_PROFILER_DIR or /tmp")
+      .Group(kBench)
+      .OptionalValue();
   AddEngineFlags(app, a.server);
   if (!Parse(app, args, a.server)) return std::nullopt;
+  a.profile = app.Given("--profile");
   return a;
 }
 

@@ -72,7 +72,9 @@ struct OneBatchArgs {
   std::vector<int32_t> input_lengths{512};
   int32_t output_length = 32;
   int32_t repeat = 3;
-  std::string json;  // --json FILE
+  std::string json;         // --json FILE
+  bool profile = false;     // --profile: write traces of the measured runs
+  std::string profile_dir;  // --profile DIR; empty: profile::DefaultDirectory()
 };
 
 // Arguments of `bench kernels`, `moe-layer`, `exchange` and `roofline`; each has some of them.

@@ -177,6 +177,22 @@ TEST(ArgsTest, ErrorsNameTheFlag) {
   EXPECT_THAT(ErrorOf({"--config", WriteYaml("a: [\n")}), HasSubstr("switchyard_args_test.yaml"));
 }
 
+TEST(ArgsTest, OneBatchProfilesWithAndWithoutADirectory) {
+  const auto parse = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"--model-path", "/m"});
+    return *ParseOneBatch(more);
+  };
+  EXPECT_FALSE(parse({}).profile);
+  const std::vector<std::vector<std::string>> without_value = {{"--profile"},
+                                                               {"--profile", "--repeat", "2"}};
+  for (const auto& words : without_value) {
+    EXPECT_TRUE(parse(words).profile);
+    EXPECT_EQ(parse(words).profile_dir, "");
+  }
+  EXPECT_TRUE(parse({"--profile", "/d"}).profile);
+  EXPECT_EQ(parse({"--profile", "/d"}).profile_dir, "/d");
+}
+
 TEST(ArgsTest, OneBatchTakesLists) {
   const auto a =
       ParseOneBatch({"--model-path", "/m", "--batch-size", "1", "8", "--input-len", "128"});
