@@ -21,6 +21,7 @@
 #include "engine/model_forward.h"
 #include "kernels/roofline.h"
 #include "model/model.h"
+#include "profile/profiler.h"
 
 namespace switchyard {
 namespace {
@@ -87,10 +88,21 @@ class Sequences {
   std::vector<std::vector<int32_t>> pages_;
 };
 
+// One step. `profiler`: null or of this rank.
+void Forward(ForwardFunction& model, const ForwardBatch& batch, profile::Profiler* profiler) {
+  profile::Step step(profiler);
+  {
+    const profile::Span span(profiler, {.name = "forward", .rows = batch.num_tokens()});
+    model.Forward(batch);
+  }
+  step.End(batch.decode_tokens > 0 ? profile::Stage::kDecode : profile::Stage::kPrefill,
+           batch.num_tokens());
+}
+
 // One prefill step takes as many prompts as fit; longer prompts run in chunks. A decode step takes
 // all sequences.
 void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardFunction& model,
-              RankComm& comm, Result& result) {
+              RankComm& comm, profile::Profiler* profiler, Result& result) {
   Sequences sequences(c, args.output_length, args.server.engine.page_size, plan.model.vocab_size);
   // Prompt rows of one prefill step, as the scheduler limits them.
   const int32_t step = plan.chunked_prefill_size < 0 ? c.input : plan.chunked_prefill_size;
@@ -102,7 +114,8 @@ void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardF
     const int32_t last = std::min(c.batch, s + together);
     for (int32_t begin = 0; begin < c.input; begin += chunk) {
       const int32_t rows = std::min(chunk, c.input - begin);
-      model.Forward(sequences.Rows(s, last, begin, rows, begin + rows == c.input, model.draws()));
+      Forward(model, sequences.Rows(s, last, begin, rows, begin + rows == c.input, model.draws()),
+              profiler);
     }
   }
   result.prefill.push_back(Seconds(start));
@@ -110,7 +123,7 @@ void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardF
   for (int32_t i = 1; i < args.output_length; ++i) {
     const ForwardBatch batch = sequences.Rows(0, c.batch, c.input + i - 1, 1, true, model.draws());
     start = Clock::now();
-    model.Forward(batch);
+    Forward(model, batch, profiler);
     steps.push_back(Seconds(start));
   }
   result.decode.push_back(Median(steps));
@@ -215,6 +228,11 @@ void Report(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<
   if (!(out << rows.dump(2) << "\n")) throw Resource("--json {}: cannot be written", args.json);
 }
 
+profile::Options ProfileOptions(const OneBatchArgs& args) {
+  return {.dir = args.profile_dir.empty() ? profile::DefaultDirectory() : args.profile_dir,
+          .name = profile::NameOfNow()};
+}
+
 }  // namespace
 
 int RunOneBatch(const OneBatchArgs& args) {
@@ -236,6 +254,8 @@ int RunOneBatch(const OneBatchArgs& args) {
   const Ceilings ceilings = Measure(config, plan);
 
   std::vector<Result> results(cases.size());
+  std::vector<profile::Result> traces(config.mesh.tp);
+  const profile::Options profiled = ProfileOptions(args);
   RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank,
                  [&](int rank, std::shared_ptr<SharedArena> arena) {
                    const auto comm = RankComm::Create(std::move(arena), config.mesh, rank);
@@ -244,6 +264,9 @@ int RunOneBatch(const OneBatchArgs& args) {
                    ModelOptions options = MakeModelOptions(config, plan, rank);
                    const ExpertServices experts(config, plan, *comm);
                    experts.AddTo(&options);
+                   profile::Profiler profiler(rank, comm->mesh.Title());
+                   options.profiler = &profiler;
+                   if (args.profile) profiler.Start(profiled);
                    Model model(config.model_path, plan.model, std::move(options), *comm, pool);
                    KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
                    const ExpertServices::Attached attached(experts, model);
@@ -251,15 +274,21 @@ int RunOneBatch(const OneBatchArgs& args) {
                    for (size_t i = 0; i < cases.size(); ++i) {
                      for (int32_t r = -1; r < args.repeat; ++r) {  // the first run warms up
                        Result result;
-                       TimeCase(args, plan, cases[i], forward, *comm, result);
+                       TimeCase(args, plan, cases[i], forward, *comm, r < 0 ? nullptr : &profiler,
+                                result);
                        if (rank != 0 || r < 0) continue;
                        results[i].prefill.push_back(result.prefill[0]);
                        results[i].decode.push_back(result.decode[0]);
                      }
                      if (rank == 0) LOG_INFO("case {} of {} done", i + 1, cases.size());
                    }
+                   if (args.profile) traces[rank] = profiler.Stop().value();
                  });
   Report(args, plan, cases, results, ceilings);
+  for (const profile::Result& trace : traces) {
+    if (!trace.error.empty()) throw Resource("--profile {}", trace.error);
+    for (const std::string& file : trace.files) fmt::print("trace: {}\n", file);
+  }
   return 0;
 }
 

@@ -2,9 +2,12 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "apps/commands.h"
 #include "bench/serve/client.h"
@@ -50,7 +53,12 @@ std::optional<ServeOptions> Parse(const std::vector<std::string>& words) {
   app.Switch("--flush-cache,!--no-flush-cache", o.flush_cache, "Options",
              "Empty the server's prefix cache after the warm-up (default: yes)");
   flag("--json,--output-file", o.json, "Also write the figures to this file");
+  app.Option("--profile", o.profile_dir,
+             "The server writes Chrome traces of the measured requests, by /start_profile and "
+             "/stop_profile, to this directory of its host; without a value, to its default")
+      .OptionalValue();
   if (!ParseWords(app, words)) return std::nullopt;
+  o.profile = app.Given("--profile");
   o.request_rate = rate;
   if (o.dataset == "jsonl" && o.dataset_path.empty())
     throw Invalid("--dataset-name jsonl: want --dataset-path FILE");
@@ -74,6 +82,20 @@ class Progress {
   int all_;
   bool shown_;
 };
+
+void StartProfile(const ServeOptions& options) {
+  nlohmann::json body = nlohmann::json::object();
+  // The server resolves a relative path in its own directory.
+  if (!options.profile_dir.empty())
+    body["output_dir"] = std::filesystem::absolute(options.profile_dir).string();
+  bench::Ask(options, "POST", "/start_profile", body.dump());
+}
+
+// The files, by rank.
+std::vector<std::string> StopProfile(const ServeOptions& options) {
+  const auto answer = nlohmann::json::parse(bench::Ask(options, "POST", "/stop_profile"));
+  return answer.value("files", std::vector<std::string>());
+}
 
 }  // namespace
 
@@ -103,9 +125,13 @@ int RunBenchServe(const std::vector<std::string>& args) {
   }
   if (options.flush_cache) bench::Ask(options, "POST", "/flush_cache");
 
+  if (options.profile) StartProfile(options);
   const auto run = bench::RunLoad(options, plan, Progress(options.num_prompts));
+  const std::vector<std::string> traces =
+      options.profile ? StopProfile(options) : std::vector<std::string>();
   const bench::ServeSummary summary = bench::Summarize(run.records, run.seconds);
   fmt::print("{}", bench::Table(summary, options));
+  for (const std::string& file : traces) fmt::print("trace: {}\n", file);
   if (json.is_open()) json << bench::Json(summary, options) << '\n';
   for (const bench::RequestRecord& record : run.records) {
     if (record.error.empty()) continue;

@@ -36,8 +36,8 @@ struct Options {
 // kernels: the products and the experts of a layer, the other ops and attention.
 // moe-layer: a whole MoE layer with its router, exchange and experts.
 // exchange: collectives, dispatch and combine.
-// roofline: the measured limits of memory, caches and instructions, to which the others are
-// compared.
+// roofline: the measured limits of memory, caches and instructions, to which the results of the
+// other benchmarks are compared.
 // Error kInvalid for what the device does not support, and from the Cuda functions in a build
 // without CUDA.
 void CpuKernels(const Options& options, Report& report);

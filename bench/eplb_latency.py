@@ -154,12 +154,12 @@ def main():
                     time.sleep(0.01)
                 now = server.request("/eplb")[1]
                 gaps = clients.gaps[name]
-                print(f"{'rebalancing' if moves else 'still':>12} {len(gaps):8} {percentile(gaps, .5):8.2f} "
+                print(f"{'rebalancing' if moves else 'quiet':>12} {len(gaps):8} {percentile(gaps, .5):8.2f} "
                       f"{percentile(gaps, .99):8.2f} {now['rebalances'] - before['rebalances']:10} "
                       f"{now['layers_moved'] - before['layers_moved']:7} "
                       f"{sum(polls) / len(polls):5.0%}", flush=True)
             clients.stop()
-            for moves, name in ((False, "still"), (True, "rebalancing")):
+            for moves, name in ((False, "quiet"), (True, "rebalancing")):
                 p99 = [percentile(g, .99) for (_, m), g in clients.gaps.items() if m == moves]
                 p50 = [percentile(g, .5) for (_, m), g in clients.gaps.items() if m == moves]
                 print(f"{name}: median over phases of p50 {statistics.median(p50):.2f} ms, "

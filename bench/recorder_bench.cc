@@ -1,9 +1,9 @@
 // Overhead of expert recording in a decode step: without a recorder, and with one in each mode.
-// Runs the MoE layers of OLMoE-1B-7B's shape with random weights, on two ranks with their own
-// batches. Passes of all variants take turns, so that other load on the machine affects all
-// equally. The fastest pass of each is shown, since it is disturbed least. `inside` is the time of
-// the recorder's calls on rank 0, the median of passes. A whole step also has attention, norms and
-// the head. Usage: recorder_bench [tokens of each rank ...] 2>/dev/null
+// Runs the MoE layers of OLMoE-1B-7B's shape with random weights, on two ranks with separate
+// batches. Passes of all variants alternate, so that other load on the machine affects all equally.
+// The fastest pass of each is shown, since it is disturbed least. `inside` is the time of the
+// recorder's calls on rank 0, the median of passes. A whole step also has attention, norms and the
+// head. Usage: recorder_bench [tokens of each rank ...] 2>/dev/null
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -176,7 +176,8 @@ void RunRank(int64_t tokens, RankComm& comm, ThreadPool& pool) {
   for (int i = 0; i < kCount; ++i) {
     const double fastest = std::ranges::min(whole[i]), recorder = Median(inside[i]);
     fmt::print(
-        "{:3} tokens a rank  {:13} {:9.1f} us a pass  {:+6.2f} %   inside {:6.1f} us  {:6.3f} %\n",
+        "{:3} tokens per rank  {:13} {:9.1f} us per pass  {:+6.2f} %   inside {:6.1f} us  {:6.3f} "
+        "%\n",
         tokens, kNames[i], fastest * 1e6, (fastest / off - 1) * 100, recorder * 1e6,
         recorder / off * 100);
   }

@@ -35,7 +35,7 @@ struct Result {
 };
 
 // Prints each case as soon as it is measured, and keeps all for the JSON. Not thread-safe: only
-// rank 0 uses it. Wants is const, and other ranks may call it.
+// rank 0 uses it. The exception is Wants, which is const and which other ranks may call.
 class Report {
  public:
   // Cases whose "name shape" contains `filter` are wanted; all if it is empty. `progress`: show the

@@ -20,8 +20,8 @@ inline double Median(std::vector<double> values) {
 }
 
 // Median seconds of one call of f, after a warm-up call. Runs as many calls as fit into half a
-// second, but 3 to 1000. Where caches must not help, f has to read other memory in each call.
-// `between` runs after each call and is not timed.
+// second, but 3 to 1000. To exclude cache hits, f has to read other memory in each call. `between`
+// runs after each call and is not timed.
 template <typename F, typename Between>
 double MedianSeconds(const F& f, const Between& between) {
   f();

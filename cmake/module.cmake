@@ -66,8 +66,40 @@ function(switchyard_precompile TARGET MODULE IS_TEST HAS_JSON)
   target_precompile_headers(${TARGET} REUSE_FROM ${name})
 endfunction()
 
+# Adds sources to TARGET. With SWITCHYARD_UNITY, scripts/unite.py unites those without options of their own, for a faster
+# build. Such options are set after the target is created, so this runs at the end of the directory.
+function(switchyard_sources TARGET)
+  cmake_language(EVAL CODE "cmake_language(DEFER CALL switchyard_add_sources [[${TARGET}]] [[${ARGN}]])")
+endfunction()
+
+function(switchyard_add_sources TARGET SOURCES)
+  set(alone)
+  set(united)
+  foreach(source ${SOURCES})
+    get_source_file_property(options ${source} COMPILE_OPTIONS)
+    get_source_file_property(header ${source} HEADER_FILE_ONLY)
+    if(NOT SWITCHYARD_UNITY OR NOT source MATCHES "^${CMAKE_SOURCE_DIR}/src/" OR options OR header)
+      list(APPEND alone ${source})
+    else()
+      list(APPEND united ${source})
+    endif()
+  endforeach()
+  if(united)
+    execute_process(
+      COMMAND ${PYTHON3} ${CMAKE_SOURCE_DIR}/scripts/unite.py --base ${CMAKE_SOURCE_DIR}/src --out ${CMAKE_BINARY_DIR}/unity
+        --name ${TARGET} ${united}
+      OUTPUT_VARIABLE united OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+    string(REPLACE "\n" ";" united "${united}")
+  endif()
+  target_sources(${TARGET} PRIVATE ${alone} ${united})
+  # GCC reports types of anonymous namespaces in named types unless they are in the main file.
+  set_property(SOURCE ${united} APPEND PROPERTY COMPILE_OPTIONS
+    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-subobject-linkage>)
+endfunction()
+
 function(switchyard_test_program TARGET MODULE LIBRARY HAS_JSON)
-  add_executable(${TARGET} ${ARGN})
+  add_executable(${TARGET})
+  switchyard_sources(${TARGET} ${ARGN})
   target_link_libraries(${TARGET} PRIVATE ${LIBRARY} GTest::gmock GTest::gtest_main)
   switchyard_precompile(${TARGET} ${MODULE} TRUE ${HAS_JSON})
   target_compile_options(${TARGET} PRIVATE ${SWITCHYARD_TEST_OPTIONS})
@@ -127,7 +159,8 @@ function(switchyard_module NAME)
   list(FILTER sources EXCLUDE REGEX "_(test|fuzz)\\.cc$")
 
   list(TRANSFORM ARG_DEPS PREPEND switchyard_)
-  add_library(switchyard_${NAME} STATIC ${sources})
+  add_library(switchyard_${NAME} STATIC)
+  switchyard_sources(switchyard_${NAME} ${sources})
   add_library(switchyard::${NAME} ALIAS switchyard_${NAME})
   target_include_directories(switchyard_${NAME} PUBLIC
     $<BUILD_INTERFACE:${view}> $<INSTALL_INTERFACE:${SWITCHYARD_INCLUDE_DIR}>)

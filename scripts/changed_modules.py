@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-# String literals and character literals, which are kept, and comments, which are removed.
+# Matches string and character literals, which are kept, and comments, which are removed.
 TOKENS = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', re.S)
 
 

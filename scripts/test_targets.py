@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Finds the test programs of tests from the sources, without a build.
+"""Finds the test program of each test by reading the sources, without a build.
 
 scripts/test_targets.py --match REGEX       build targets of the tests whose ctest names match, one per line
 scripts/test_targets.py --names MODULE...   a regular expression for the ctest names of these modules' tests
@@ -16,7 +16,7 @@ TYPED = re.compile(r"\bTYPED_TEST(_P)?\(\s*(\w+)\s*,\s*(\w+)\s*\)")
 
 
 def sources():
-    """(target, path) of every test source."""
+    """Yields (target, path) of every test source."""
     for path in sorted((ROOT / "src").rglob("*_test.cc")):
         module = path.relative_to(ROOT / "src").parts[0]
         yield f"{module}_cuda_test" if "cuda" in path.parts else f"{module}_test", path

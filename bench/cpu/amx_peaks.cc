@@ -1,5 +1,5 @@
-// AMX peak: tile products into four accumulators, from two tiles of each operand, as the kernels
-// block them.
+// Peak rate of AMX: products of two tiles of each operand into four accumulator tiles, the blocking
+// that the kernels use.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -27,8 +27,8 @@ __attribute__((target("amx-tile"))) void ConfigureTiles() {
     config.bytes[t] = kTileBytes;
     config.rows[t] = kTileRows;
   }
-  // Without this GCC 12 assumes that only the first 8 bytes are read, and drops the stores of the
-  // rest.
+  // Without this statement GCC 12 assumes that _tile_loadconfig reads only the first 8 bytes, and
+  // drops the stores of the rest.
   asm volatile("" ::"r"(&config) : "memory");
   _tile_loadconfig(&config);
   _tile_zero(0);

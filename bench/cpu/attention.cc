@@ -28,7 +28,7 @@ struct Heads {
   int64_t ValueWidth() const { return latent() ? lora : head_dim; }
 };
 
-// `sequences` of `keys` keys each, of which the last `rows` are new.
+// `sequences` sequences of `keys` keys each. The last `rows` positions of each are the query rows.
 struct Load {
   int32_t sequences, rows, keys;
 };
@@ -118,8 +118,8 @@ class Case {
                        pool);
   }
 
-  // Every row is multiplied with the keys up to its own position for the scores, and with their
-  // values.
+  // Every row is multiplied by the keys up to its own position, and the resulting scores by the
+  // values of these positions.
   double Operations() const {
     const double keys = load_.keys - (load_.rows - 1) / 2.0;
     return 2.0 * load_.sequences * load_.rows * keys *

@@ -13,8 +13,8 @@ struct CpuCeilings {
                            // none
 };
 
-// Of `threads` threads together, with the instructions of the kernels. Adds them to the report.
-// Takes about two seconds, and half a GiB of memory per thread.
+// Measures the rates of `threads` threads together, with the instructions that the kernels use, and
+// adds them to the report. Takes about two seconds, and half a GiB of memory per thread.
 CpuCeilings MeasureCpu(int threads, Report& report);
 
 }  // namespace switchyard::bench

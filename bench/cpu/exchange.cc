@@ -3,15 +3,15 @@
 // line:
 //   - time from the start of the first rank to the end of the last. It is the minimum of many
 //     medians of a few repetitions, since other work on the machine only adds time;
-//   - bytes that the stage reads and writes, own rows included, relative to the rate of memcpy for
-//     as many bytes in the same run;
-//   - bytes of rows that one rank receives from others, and the time to copy as many into a peer's
-//     arena in the same run.
-// Stages: `place` writes float32 rows to the send buffer (empty where the producer of the rows
-// writes them there); `dispatch`; `prepare` processes the runner's outputs before the combine;
-// `combine`. With --moe-combine-rows rank, `prepare` adds them up. Rows are permuted in between,
-// but no experts are computed: outputs are written to the runner's output buffer. `pass` covers
-// everything from rows to sums with small experts, so that fused exchanges can be compared.
+//   - bytes that the stage reads and writes, own rows included, and their rate relative to that of
+//     a memcpy of the same number of bytes in the same run;
+//   - bytes of rows that one rank receives from other ranks, and the time to copy the same number
+//     of bytes into a peer's arena in the same run.
+// Stages: `place` converts float32 rows into the send buffer (not measured for exchanges without
+// one); `dispatch`; `prepare` processes the runner's outputs before the combine; `combine`. With
+// --moe-combine-rows rank, `prepare` adds them up. Rows are permuted in between, but no experts are
+// computed: outputs are written to the runner's output buffer. `pass` covers everything from rows
+// to sums with small experts, so that fused exchanges can be compared.
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -142,8 +142,8 @@ class Bench {
     }
   }
 
-  // True if `here` is true on any rank. With few tokens a rank may have no rows, but all have to
-  // measure together.
+  // True if `here` is true on any rank. With few tokens a rank may have no rows, but all ranks must
+  // take part in a measurement.
   bool Any(bool here) const {
     std::vector<uint8_t> all(comm_->tp->size());
     const uint8_t mine = here ? 1 : 0;
@@ -215,7 +215,7 @@ class Bench {
     runtime_->dispatcher().BeginDispatch(x_.data(), topk_, true, &handle_);
     dispatched_ = runtime_->dispatcher().EndDispatch(&handle_);
   }
-  // Leaves the rows in the caches as the router does.
+  // Reads the rows, so that the caches have the same contents as after the router.
   void TouchAsRouter() const {
     float sum = 0;
     for (size_t i = 0; i < x_.size(); i += 16) sum += x_[i];
@@ -226,7 +226,7 @@ class Bench {
     permute.pre(runtime_->permute_context(), dispatched_, &grouped_);
     expert_rows_ = permute.post(grouped_, nullptr);
   }
-  // Writes outputs as a runner that has just finished.
+  // Writes outputs, so that the caches have the same contents as after a runner.
   void LeaveOutputs() {
     const auto places = runtime_->dispatcher().OutputDestinations(expert_rows_, &handle_);
     outputs_left_ = !places.empty();
@@ -300,8 +300,8 @@ class Bench {
     return RowsBack() * kHidden * sizeof(uint16_t);
   }
 
-  // Time to copy `bytes` into the next rank's arena, while all ranks do the same. The receiver
-  // reads them between copies, as it does with the rows.
+  // Time to copy `bytes` into the next rank's arena, while all ranks do the same. Between copies
+  // the receiver reads the copied bytes, as it reads rows in an exchange.
   double CopyTime(size_t bytes) {
     const size_t size = std::min(bytes, case_.CopyBytes());
     const std::vector<std::byte> from(size);
@@ -419,8 +419,8 @@ void RunCase(const Case& c, Report& report) {
   });
 }
 
-// Two ranks, as threads and as processes. Top-1 is equal to a plain all-to-all of one row per
-// token.
+// Two ranks, as threads and as processes. Top-1 sends as many bytes as a plain all-to-all of one
+// row per token.
 void RunTwoRanks(const Options& options, Report& report) {
   const std::vector<int64_t> default_tokens = {128, 4096};
   for (const bool processes : {false, true})

@@ -1,8 +1,8 @@
 // Linear and expert layers of OLMoE-1B-7B's shape on CPUs, and attention (bench/cpu/attention.h).
 //
-// Weights come from a pool far larger than the L3 cache, at another position in every repetition,
-// so that they are read from memory as in a real step. Between repetitions the pool's threads read
-// a part of it plainly, which gives the memory bandwidth of that moment.
+// Weights come from a pool far larger than the L3 cache, from a different position in every
+// repetition, so that they are read from memory as in a real step. Between repetitions the threads
+// read a part of the pool without computing, which measures the memory bandwidth at that time.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ struct Formats {
   }
 };
 
-// Hands out weights of one format, each time at another position of a large pool.
+// Returns weights of one format, each time from a different position in a large pool.
 class WeightPool {
  public:
   explicit WeightPool(std::vector<char>& memory) : memory_(memory), scales_(kScaleBytes) {}

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kLine = 64;
 constexpr int kTimes = 5;
 
-// One word per line fetches the line, and keeps arithmetic from limiting the rate.
+// Reading one word per line fetches the whole cache line, and arithmetic does not limit the rate.
 uint64_t SumLines(const char* begin, int64_t bytes, int64_t ahead) {
   uint64_t sum = 0;
   const auto add = [&](int64_t at) {
@@ -33,7 +33,7 @@ uint64_t SumLines(const char* begin, int64_t bytes, int64_t ahead) {
 
 using Vector = uint64_t __attribute__((vector_size(64)));
 
-// Clones for CPUs with wide vectors, with which a cache delivers twice as much.
+// Cloned for CPUs with wide vectors, because wider loads double the bandwidth of a cache.
 __attribute__((target_clones("avx512f", "avx2", "default"))) uint64_t SumVectors(const char* begin,
                                                                                  int64_t bytes) {
   constexpr int kSums = 8;

@@ -1,8 +1,9 @@
 // One MoE layer on the CPUs of this host. Each rank is a thread with its own worker threads, its
 // own tokens and its share of generated experts. All experts' weights exist, as in a model, so that
 // they are read from memory. Each case prints the median time of a pass, from the start of the
-// first rank to the end of the last, and the median time of each stage on rank 0. Plain reads of a
-// part of the same weights after each pass give the memory bandwidth of that moment.
+// first rank to the end of the last, and the median time of each stage on rank 0. After each pass a
+// part of the same weights is read without computing, which measures the memory bandwidth at that
+// time.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,10 +40,10 @@ constexpr const char* kStages[] = {
 constexpr int kStageCount = std::size(kStages);
 constexpr int kFewestRuns = 3, kMaxRuns = 200;
 constexpr double kSecondsPerCase = 1.0;
-// Passes draw their tokens from at least this many: fewer tokens would keep selecting the same
-// experts, which caches then hold.
+// Number of different positions at which the tokens of a pass begin. If all passes had the same
+// tokens, they would select the same experts, whose weights would stay in the caches.
 constexpr int64_t kDifferentTokens = 512;
-// Matrices per thread, 2 to 14 MiB each, that are read plainly after each pass.
+// Matrices per thread, 2 to 14 MiB each, that are read without computing after each pass.
 constexpr int64_t kReadsPerThread = 8;
 
 // Formats of experts' weights and of the rows multiplied with them.
@@ -262,7 +263,7 @@ class Rank {
     const ModelShape& m = setup_.model;
     const auto all_tokens = static_cast<double>(tokens * setup_.ranks);
     const double k = setup_.Shape().top_k;
-    // Expected number of experts with tokens under uniform routing, and the shared one on each
+    // Expected number of experts with tokens under uniform routing, plus the shared expert of each
     // rank.
     const double hit = setup_.experts * (1 - std::pow(1 - k / setup_.experts, all_tokens)) +
                        (m.shared ? setup_.ranks : 0);

@@ -20,8 +20,8 @@ TEST(PeakLoopsTest, EachRunsAndHasAName) {
 
 TEST(PeakLoopsTest, WiderInstructionsCountMoreOperations) {
   const auto loops = PeakLoops();
-  if (!__builtin_cpu_supports("avx512vnni")) GTEST_SKIP() << "wants AVX-512 with VNNI";
-  // int8 has four products for each one of float32.
+  if (!__builtin_cpu_supports("avx512vnni")) GTEST_SKIP() << "requires AVX-512 with VNNI";
+  // An int8 instruction computes four times as many products as a float32 instruction.
   EXPECT_EQ(FindPeakLoop(loops, "int8 avx512").operations,
             4 * FindPeakLoop(loops, "float32 avx512").operations);
 }

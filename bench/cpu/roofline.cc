@@ -73,7 +73,7 @@ class Bench {
     }
   }
 
-  // `measure` returns bytes per second; the reported time is that of 1 GB.
+  // `measure` returns bytes per second; the reported time is the time for 1 GB.
   template <typename Measure>
   void Bytes(const char* name, const std::string& shape, const Measure& measure) {
     if (!Wants(name, shape)) return;

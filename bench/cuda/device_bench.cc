@@ -110,7 +110,7 @@ void BenchLinear(Bench& bench, WeightFormat format, int64_t n, int64_t k) {
   }
 }
 
-// Query, key and value projections of Qwen3-30B-A3B, as one group and one after the other.
+// Query, key and value projections of Qwen3-30B-A3B: once as one group, once one after the other.
 void BenchGroup(Bench& bench) {
   const int64_t hidden = 2048, widths[] = {4096, 512, 512};
   std::vector<kernels::LinearParams> parts;
@@ -203,8 +203,8 @@ void BenchRows(Bench& bench) {
   }
 }
 
-// A layer of Qwen3-30B-A3B from the residual stream to attention: with the ops of every device, and
-// with fused ones.
+// A layer of Qwen3-30B-A3B from the residual stream to attention: once with the ops that every
+// device has, once with fused ops.
 void BenchFront(Bench& bench) {
   constexpr int64_t kHidden = 2048, kHeads = 32, kKvHeads = 4, kDim = 128, kMost = 256;
   constexpr int64_t kQ = kHeads * kDim, kKv = kKvHeads * kDim, kAll = kQ + 2 * kKv;

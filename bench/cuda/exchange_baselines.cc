@@ -37,7 +37,7 @@ double PlainCopy(const Ranks& ranks, Report& report) {
   return best;
 }
 
-// Declares the few NCCL functions of an all-to-all, after NCCL's documentation.
+// Declares the NCCL functions that an all-to-all needs, according to NCCL's documentation.
 void NcclAllToAll(const Ranks& ranks, double link, Report& report) {
   const std::string name = "nccl-all-to-all";
   const auto shape_of = [&](size_t bytes) {
@@ -53,7 +53,7 @@ void NcclAllToAll(const Ranks& ranks, double link, Report& report) {
     library = dlopen(fmt::format("{}/libnccl.so.2", folder).c_str(), RTLD_NOW);
   const int n = static_cast<int>(ranks.size());
   if (!library || n < 2 || n > DeviceCount()) {
-    report.Note("no NCCL, or no GPU for each rank");
+    report.Note("NCCL not measured: it is not installed, or not every rank has its own GPU");
     return;
   }
   const auto find = [&]<typename F>(F*& function, const char* name) {
@@ -71,7 +71,7 @@ void NcclAllToAll(const Ranks& ranks, double link, Report& report) {
   find(receive, "ncclRecv");
   std::vector<Handle> handles(n);
   if (init(handles.data(), n, nullptr) != 0) {
-    report.Note("NCCL does not start");
+    report.Note("NCCL not measured: ncclCommInitAll failed");
     return;
   }
   for (const size_t bytes : kSizes) {

@@ -1,7 +1,7 @@
 // Dispatch and combine of MoE rows over the GPUs of this host: hidden 7168, top-8 of 256 experts,
 // uniform routing. Times are those of the slowest rank, bytes those that leave a rank. The limit is
 // a plain copy to a peer in the same run; NCCL's all-to-all is printed too. On one GPU the ranks
-// share it, and no link is measured. Up to 256 tokens take the low-latency exchange.
+// share it, and no link is measured. Cases of up to 256 tokens use the low-latency exchange.
 #include <fmt/format.h>
 
 #include <functional>
@@ -32,8 +32,9 @@ DeviceMemory Upload(const std::vector<T>& from) {
   return to;
 }
 
-// Fills in tokens, and output slots in the order of the experts, in which they are computed.
-// Returns the mean number of rows (a token and a rank) and of slots that leave a rank.
+// Fills in tokens and routing, and the position of each slot's output: outputs are ordered by
+// expert, as a runner computes them. Returns the mean numbers of rows (one per token and rank) and
+// of slots that leave a rank.
 struct Traffic {
   double rows = 0, slots = 0;
 };
@@ -130,7 +131,8 @@ std::vector<std::pair<std::string, double>> Stages(const Ranks& ranks) {
 void Case(const Ranks& ranks, int64_t tokens, bool fp8, bool by_rank, const Options& options,
           double link, Report& report) {
   const int n = static_cast<int>(ranks.size());
-  // The row type of dispatch and the combine mode are one case; both are timed.
+  // A case is a row type of dispatch with a combine mode; dispatch and combine are timed
+  // separately.
   const std::string dispatch_shape =
       fmt::format("ranks {} tokens {} {}", n, tokens, fp8 ? "fp8" : "bf16");
   const std::string combine_shape =

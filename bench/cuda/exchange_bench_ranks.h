@@ -62,7 +62,7 @@ inline void Synchronize(const Ranks& ranks) {
     rank->Use();
     rank->stream.Synchronize();
     if (const auto* report = rank->report.as<WaitTimeoutReport>(); report->failed)
-      throw Resource("rank {} waited for rank {} in vain, stage {}", report->rank, report->peer,
+      throw Resource("rank {} timed out waiting for rank {}, stage {}", report->rank, report->peer,
                      report->stage);
   }
 }

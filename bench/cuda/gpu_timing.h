@@ -10,8 +10,8 @@ namespace switchyard::bench {
 
 // Seconds of one call on the current GPU, without the host's part. It is the median over replays of
 // a graph of `calls` calls, after two warm-up replays. call(i, stream) enqueues the i-th call.
-// Where the L2 cache must not help, each i should read other memory, together more than the L2
-// cache holds. Error kResource on CUDA errors.
+// To exclude hits in the L2 cache, each i should read other memory, in total more than the L2 cache
+// holds. Error kResource on CUDA errors.
 double GraphSeconds(int calls, const std::function<void(int, cudaStream_t)>& call);
 
 // snprintf into a string, for device sources, which do not include fmt.

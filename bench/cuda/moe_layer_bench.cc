@@ -265,7 +265,7 @@ void CudaMoeLayer(const Options& options, Report& report) {
                    .machine = machine,
                    .report = report};
     for (const int64_t tokens : options.tokens.empty() ? default_tokens : options.tokens)
-      // Tokens without duplicates: a graph is recorded for each number.
+      // Token counts without duplicates, because a graph is recorded for each count.
       if (report.Wants(kName, setup.Describe(tokens)) &&
           std::ranges::find(setup.tokens, tokens) == setup.tokens.end())
         setup.tokens.push_back(tokens);

@@ -70,11 +70,12 @@ awaitable<void> Send(beast::tcp_stream& stream, const ServeOptions& o,
   co_await http::async_read_header(stream, buffer, parser, use_awaitable);
 }
 
-awaitable<std::string> AskOnce(const ServeOptions& o, http::verb verb, const std::string& path) {
+awaitable<std::string> AskOnce(const ServeOptions& o, http::verb verb, const std::string& path,
+                               const std::string& body) {
   beast::tcp_stream stream(co_await asio::this_coro::executor);
   beast::flat_buffer buffer;
   Parser parser;
-  const auto request = RequestOf(o, verb, path, "");
+  const auto request = RequestOf(o, verb, path, body);
   co_await Send(stream, o, request, buffer, parser);
   co_await http::async_read(stream, buffer, parser, use_awaitable);
   if (parser.get().result() != http::status::ok)
@@ -175,14 +176,15 @@ class LoadRunner {
 
 }  // namespace
 
-std::string Ask(const ServeOptions& options, const std::string& method, const std::string& path) {
+std::string Ask(const ServeOptions& options, const std::string& method, const std::string& path,
+                const std::string& body) {
   asio::io_context io(1);
   std::string answer;
   std::string failure;
   const auto verb = method == "POST" ? http::verb::post : http::verb::get;
-  asio::co_spawn(io, AskOnce(options, verb, path),
-                 [&](const std::exception_ptr& error, std::string body) {
-                   answer = std::move(body);
+  asio::co_spawn(io, AskOnce(options, verb, path, body),
+                 [&](const std::exception_ptr& error, std::string got) {
+                   answer = std::move(got);
                    if (error) failure = Words(error);
                  });
   io.run();

@@ -10,9 +10,10 @@
 
 namespace switchyard::bench {
 
-// Sends one GET or POST with an empty body and returns the response body. Error kPeer if the
-// connection fails or the status is not 200.
-std::string Ask(const ServeOptions& options, const std::string& method, const std::string& path);
+// Sends one GET or POST and returns the response body. Error kPeer if the connection fails or the
+// status is not 200.
+std::string Ask(const ServeOptions& options, const std::string& method, const std::string& path,
+                const std::string& body = {});
 
 struct LoadRun {
   std::vector<RequestRecord> records;  // in the order of the plan

@@ -27,6 +27,8 @@ struct ServeOptions {
   uint64_t seed = 1;
   bool flush_cache = true;  // after the warm-up
   std::string json;         // if not empty, also write the figures to this file
+  bool profile = false;     // the server writes traces of the measured requests
+  std::string profile_dir;  // on the server's host; empty: the server's default
 };
 
 struct PlannedRequest {

@@ -5,8 +5,8 @@
 
 Trains one tiny model four times from the same weights on the same text: without balancing, with selection biases
 adjusted by load (auxiliary-loss-free), with the auxiliary loss over the batch, and with the auxiliary loss over each sequence.
-Prints for each run, on held-out text: balancedness (mean / largest load of an expert; mean over the layers), that of the worst layer,
-and the loss. On one machine the figures are the same at every run. docs/training.md has the results.
+Prints for each run, on held-out text: balancedness (mean / largest load of an expert, averaged over the layers), the balancedness of the
+worst layer, and the loss. On one machine the figures are the same at every run. docs/training.md has the results.
 
 The task: topics are Markov chains over one vocabulary of words, each with successors of its own, so that what follows a word depends
 on the topic. A document is a sequence of segments with random topics; each segment starts with its topic's name. Topic i has a
@@ -42,7 +42,7 @@ def words():
 
 
 def documents(count, seed):
-    """-> texts. The chains are the same for every seed."""
+    """Generates the texts. The chains are the same for every seed."""
     rng = random.Random(1)
     vocabulary = words()
     chains = [{word: rng.sample(vocabulary, len(ODDS)) for word in vocabulary} for _ in range(TOPICS)]
@@ -78,7 +78,7 @@ def folder(work, way):
 
 
 def train(work, way, flags, args):
-    """-> the result of `switchyard train-score` on the held-out text."""
+    """Trains a model and returns the result of `switchyard train-score` on the held-out text."""
     output = folder(work, way)
     run("train", "--model", work / "config.json", "--tokenizer-path", work / "tokenizer", "--data", work / "train.jsonl",
         "--output", output, "--resume", "never", "--steps", args.steps, "--length", 256, "--whole-documents", "--rows-per-step", 16,

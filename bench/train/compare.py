@@ -18,7 +18,7 @@ RATE = re.compile(r"([\d.]+) ms, (\d+) tokens/s \(least")
 
 
 def rates(command):
-    """(tokens/s of the median step, the printed line) of each variant that the program measures."""
+    """Returns (tokens/s of the median step, printed line) for each variant that the program measures."""
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{command[0]}: {done.stderr}")
@@ -29,7 +29,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=9)
-    parser.add_argument("--rounds", type=int, default=2, help="rounds; the best one of each program counts")
+    parser.add_argument("--rounds", type=int, default=2, help="number of rounds, of which the best is compared")
     parser.add_argument("--train-bench", default=ROOT / "build/release/bench/train_bench")
     args = parser.parse_args()
     for config, sequences, length in SHAPES:
@@ -50,7 +50,7 @@ def main():
             print(f"  {dtype}: {ours} and {theirs} tokens/s, {ours / theirs:.2f} times")
         ours = max(best["switchyard", d] for d in ("float32", "bfloat16"))
         theirs = max(best["torch", d] for d in ("float32", "bfloat16"))
-        print(f"  each in its faster form: {ours / theirs:.2f} times\n", flush=True)
+        print(f"  each with its faster dtype: {ours / theirs:.2f} times\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-// How much of the latency of a slow exchange a training step hides. Whole steps of several
+// Measures how much of the latency of a slow exchange a training step hides. Whole steps of several
 // micro-batches run plain and overlapped, over the asynchronous and the pairwise exchange, on two
 // ranks of one thread each. Every exchange has an added delay. A further case overlaps the
 // reduction of gradients with the backward pass.
 //
 // Every round runs a step of each kind, so that other load on the machine disturbs all alike. The
 // printed times are medians over the rounds. "hidden" is the fraction of the summed delays of all
-// exchanges by which the step did not become longer.
+// exchanges that did not lengthen the step.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -127,7 +127,7 @@ void Run(const Shape& shape) {
       ParseModelConfig(std::string((std::istreambuf_iterator<char>(file)), {}));
   const auto moe = std::ranges::count(config.layers, true, &LayerConfig::moe);
   const auto exchanges = 4 * moe * shape.micro_batches;
-  fmt::print("{} micro-batches of {} x {} tokens on each of {} ranks, {} exchanges a step\n",
+  fmt::print("{} micro-batches of {} x {} tokens on each of {} ranks, {} exchanges per step\n",
              shape.micro_batches, shape.sequences, shape.length, kRanks, exchanges);
   fmt::print("{:<14} {:<11} {:>8} {:>12} {:>10} {:>8}\n", "exchange", "way", "delay", "step",
              "added", "hidden");
@@ -158,7 +158,7 @@ int main(int argc, char** argv) {
   const auto number = [&](const char* name, int& value, const char* what) {
     app.Option(name, value, what).ShowDefault().Positive();
   };
-  number("--micro-batches", shape.micro_batches, "of a step");
+  number("--micro-batches", shape.micro_batches, "micro-batches of a step");
   number("--sequences", shape.sequences, "sequences of a micro-batch on each rank");
   number("--length", shape.length, "tokens per sequence");
   number("--rounds", shape.rounds, "rounds of 24 steps; medians over rounds are printed");

@@ -50,7 +50,7 @@ Batch MakeBatch(int sequences, int length, int64_t vocab) {
 
 struct Times {
   double forward[6] = {}, backward[6] = {}, heads = 0.0, optimizer = 0.0, total = 0.0;
-  double cpu = 0.0;  // CPU time of all threads, which other work on the machine disturbs least
+  double cpu = 0.0;  // CPU time of all threads; other work on the machine disturbs it least
 };
 
 struct Optimizer {

@@ -1,6 +1,6 @@
 // A dispatcher on symmetric memory. Every rank publishes its tokens in a mailbox in its own arena.
-// Every rank reads all mailboxes for rows of its experts, and writes the outputs directly into the
-// arenas of the tokens' ranks.
+// Every rank reads the rows for its experts from all mailboxes, and writes the outputs directly
+// into the arenas of the tokens' ranks.
 #include <algorithm>
 #include <cstring>
 #include <vector>

@@ -9,7 +9,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Builds the document, and counts.
+// Builds the document and counts its values.
 class Builder final : public JsonEvents {
  public:
   Builder(std::string_view name, JsonBounds bounds)

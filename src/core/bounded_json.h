@@ -12,27 +12,27 @@ namespace switchyard {
 // Limits of a document. A value takes 16 to 100 bytes of memory in addition to its text, so the
 // memory of a small file can be large.
 struct JsonBounds {
-  int depth = 64;             // objects and arrays inside each other
-  size_t values = 1'000'000;  // of all kinds, keys included
+  int depth = 64;             // maximum nesting of objects and arrays
+  size_t values = 1'000'000;  // maximum number of values of all kinds, keys included
 };
 
-// As nlohmann::json::parse: of a key that comes twice, the last value counts. Linear in time and
-// memory. Throws Error kInvalid that begins with `name` for text that is no JSON and for documents
-// beyond `bounds`.
+// Like nlohmann::json::parse: if a key occurs twice, the last value is used. Time and memory are
+// linear. Throws Error kInvalid if the text is not JSON or exceeds `bounds`; the message begins
+// with `name`.
 nlohmann::json ParseBoundedJson(std::string_view text, std::string_view name,
                                 JsonBounds bounds = {});
 
-// Calls `sax` for each event of the text. The parser is compiled once, for all handlers. What a
-// handler throws passes through.
+// Calls `sax` for each event of the text. The parser is compiled once, for all handlers. Exceptions
+// of a handler propagate to the caller.
 void ParseJsonEvents(std::string_view text, nlohmann::json_sax<nlohmann::json>* sax);
 
-// A handler that ignores everything, and throws Error kInvalid for text that is no JSON and for
-// nesting beyond a bound. A base of handlers that keep little of a large text.
+// Base class for handlers that keep only a small part of a large text. Ignores all events. Throws
+// Error kInvalid if the text is not JSON or is nested deeper than `max_depth`.
 class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
   using Json = nlohmann::json;
 
-  // `name` begins the messages and outlives the handler.
+  // `name` is the prefix of error messages and must outlive the handler.
   JsonEvents(std::string_view name, int max_depth) : name_(name), max_depth_(max_depth) {}
 
   bool null() override { return true; }
@@ -50,7 +50,7 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(size_t byte, const std::string& token, const Json::exception& error) override;
 
  protected:
-  // Objects and arrays that are open.
+  // Number of open objects and arrays.
   int depth() const { return depth_; }
   std::string_view name() const { return name_; }
   bool Enter();

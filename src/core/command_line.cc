@@ -59,6 +59,11 @@ FlagHandle FlagHandle::ShowDefault() {
   return *this;
 }
 
+FlagHandle FlagHandle::OptionalValue() {
+  option_->expected(0, 1);
+  return *this;
+}
+
 FlagHandle FlagHandle::TakeLast() {
   option_->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   return *this;
@@ -86,7 +91,8 @@ FlagHandle CommandLine::Switch(const char* names, bool& target, const char* grou
 
 FlagHandle CommandLine::List(const char* names, std::vector<std::string>& target, const char* group,
                              const std::string& help) {
-  // A callback for each occurrence: CLI11 would append the values of a vector's option.
+  // The callback replaces the values at each occurrence. With an option bound to the vector, CLI11
+  // would append the values of all occurrences.
   CLI::Option* option = app_->add_option_function<std::vector<std::string>>(
       names, [&target](const std::vector<std::string>& values) { target = values; }, help);
   option->trigger_on_parse()->expected(1, kManyValues);
@@ -135,7 +141,7 @@ std::vector<std::vector<std::string>> CommandLine::LongNames() const {
 }
 
 bool CommandLine::Parse(std::vector<std::string> words) {
-  std::reverse(words.begin(), words.end());  // CLI11 takes a stack
+  std::reverse(words.begin(), words.end());  // CLI11 expects reverse order
   try {
     app_->parse(words);
   } catch (const CLI::CallForHelp&) {

@@ -1,5 +1,5 @@
 // Command-line parsing. Only command_line.cc includes CLI11, whose headers and templates take 9 to
-// 14 s of compilation in every object that uses them.
+// 14 s of compilation in every object file that uses them.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ class FlagTarget {
   Pointer pointer_;
 };
 
-// An option that was added to a CommandLine, for checks of its value and for its help. Valid as
+// Handle of an option of a CommandLine, to add checks of the value and to set the help. Valid as
 // long as the CommandLine. Checks apply to each value of a vector; their errors name the option.
 class FlagHandle {
  public:
@@ -54,27 +54,30 @@ class FlagHandle {
   FlagHandle Required();
   FlagHandle Group(const char* group);  // heading in the help; "": hidden
   FlagHandle ShowDefault();             // the target's present value, in the help
+  FlagHandle OptionalValue();           // without a value, the target becomes empty: a string
   FlagHandle TakeLast();                // may be given several times; the last value counts
 
  private:
   CLI::Option* option_;
 };
 
-// The options of one command. `names` are separated by commas; a name without dashes is a
-// positional argument, and of a switch !--no-x sets false. One thread at a time.
+// The options of one command. `names` are separated by commas. A name without dashes is a
+// positional argument. A switch's name such as !--no-x sets false. One thread at a time.
 class CommandLine {
  public:
-  // `name`: the command as users type it, for errors; empty: argv[0] (ParseMain).
+  // `name`: the command as users type it, for error messages. If it is empty, ParseMain uses
+  // argv[0].
   explicit CommandLine(const std::string& description, const std::string& name = {});
   ~CommandLine();
   CommandLine(const CommandLine&) = delete;
   CommandLine& operator=(const CommandLine&) = delete;
 
-  // May be given once, without a default in the help, in the group "Options". A vector takes
-  // several values.
+  // Adds an option that may be given once. The help lists it in the group "Options" without its
+  // default. A vector takes several values.
   FlagHandle Option(const char* names, FlagTarget target, const std::string& help = {});
 
-  // With a group, the default in the help, and TakeLast(): the command line overrides --config.
+  // Like Option, but the help lists it in `group` with its default, and the last value counts
+  // (TakeLast). So the command line overrides --config.
   FlagHandle Flag(const char* names, FlagTarget target, const char* group, const std::string& help);
 
   // Takes no value (--switch=false sets false); may be given several times, the last one counts.
@@ -85,26 +88,27 @@ class CommandLine {
   FlagHandle List(const char* names, std::vector<std::string>& target, const char* group,
                   const std::string& help);
 
-  // Hidden in the help, without a target: if it is given, parsing calls `found` once, with its last
-  // value. `values`: how many follow it; 0: it is a switch, its value is empty, and --switch=false
-  // does not call `found`; -1: one or more. Parse() throws what `found` throws.
+  // Adds an option that the help does not list and that has no target. If it is given, parsing
+  // calls `found` once, with its last value. `values`: number of values that follow the option; -1:
+  // one or more. 0: a switch, for which `found` receives an empty string; --switch=false does not
+  // call `found`. Exceptions of `found` propagate from Parse().
   void Hidden(const char* name, int values, std::function<void(const std::string& value)> found);
 
-  void SetRequired(const char* name, bool required);  // of an option that was added before
-  void Footer(const std::string& text);               // after the help
+  void SetRequired(const char* name, bool required);  // the option must exist
+  void Footer(const std::string& text);               // printed after the help
 
   const std::string& name() const;
   bool Has(const std::string& name) const;    // `name` with its dashes
-  bool Given(const std::string& name) const;  // after parsing; the option exists
+  bool Given(const std::string& name) const;  // call after parsing; the option must exist
   // The long names of each option, without dashes, in the order in which options were added.
   std::vector<std::vector<std::string>> LongNames() const;
 
-  // Prints the help and returns false if `words` ask for it. Error kInvalid names the option and
+  // If `words` request the help, prints it and returns false. Error kInvalid names the option and
   // the command's --help.
   bool Parse(std::vector<std::string> words);
 
-  // For programs of one command: prints the help or the error, and returns the exit code, if the
-  // program is to end.
+  // For programs with a single command. If the help is requested or parsing fails, prints the help
+  // or the error and returns the exit code. Otherwise returns nullopt, and the program continues.
   std::optional<int> ParseMain(int argc, char** argv);
 
  private:

@@ -46,6 +46,21 @@ TEST(CommandLineTest, AssignsEachTypeOfTarget) {
   EXPECT_FALSE(off);
 }
 
+TEST(CommandLineTest, AValueMayBeOptional) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"--to"}, ""}, {{"--to", "--on"}, ""}, {{"--to", "a"}, "a"}, {{"--to=a"}, "a"}};
+  for (const auto& [words, want] : cases) {
+    CommandLine app("Test", "test");
+    std::string to;
+    bool on = false;
+    app.Option("--to", to).OptionalValue();
+    app.Switch("--on", on, "Options", "");
+    ASSERT_TRUE(app.Parse(words));
+    EXPECT_TRUE(app.Given("--to"));
+    EXPECT_EQ(to, want);
+  }
+}
+
 TEST(CommandLineTest, LastFlagCountsAndAnOptionIsGivenOnce) {
   CommandLine app("Test", "test");
   int32_t flag = 0, option = 0;

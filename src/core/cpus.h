@@ -37,9 +37,9 @@ CpuList PartitionCpus(const CpuList& cpus, int index, int count,
 bool SetThreadAffinity(std::span<const int> cpus);
 
 // Reserves CPUs, so that no other server on the host pins threads to them. A reservation is a set
-// of locks on directories of /sys: it leaves no files behind and ends with the process, however
-// that ends. Containers with their own network namespace have their own /sys and do not see each
-// other's locks.
+// of locks on directories of /sys: it leaves no files behind. The kernel releases it when the
+// process ends for any reason. A container with its own network namespace has its own /sys, so its
+// locks do not affect other containers.
 class CpuReservation {
  public:
   // The first `count` of `cpus` that are not reserved; nullopt if there are fewer.

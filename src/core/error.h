@@ -1,4 +1,4 @@
-// The one exception type for what users, files, requests and peers get wrong.
+// The only exception type for errors that users, files, requests and peers cause.
 #pragma once
 
 #include <stdexcept>
@@ -22,8 +22,9 @@ enum class ErrorKind {
   kResource,      // not enough memory, port in use, no file handles                       -> 500
 };
 
-// Says what is wrong, where (file, key, flag, rank) and how to fix it. Never used for bugs: those
-// are CHECKs (core/check.h). A value type; safe to pass between threads through std::exception_ptr.
+// The message states what is wrong, where (file, key, flag, rank) and how to fix it. Not used for
+// bugs: those fail a CHECK (core/check.h). A value type; safe to pass between threads through
+// std::exception_ptr.
 class Error : public std::runtime_error {
  public:
   // `what`: one sentence that names the file, key or flag. `hint`: how to fix it, may be empty.
@@ -35,7 +36,8 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
-// Not a template: formats and constructs in error.cc, not in each object that throws.
+// Not a template, so formatting and construction are compiled once, in error.cc, instead of in each
+// object file that throws.
 Error FormatError(ErrorKind kind, fmt::string_view format, fmt::format_args args);
 
 // throw Invalid("config.json: num_experts is {}, want 1 to {}", n, limit);

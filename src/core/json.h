@@ -1,5 +1,5 @@
-// nlohmann/json with its parser and serializer compiled once, in json.cc: each object that parses
-// or prints would instantiate them, 2 to 4 s of compilation.
+// nlohmann/json with its parser and serializer compiled once, in json.cc. Otherwise each object
+// file that parses or prints would instantiate them: 2 to 4 s of compilation each.
 #pragma once
 
 #include <nlohmann/json.hpp>

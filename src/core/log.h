@@ -21,7 +21,7 @@ bool Logs(LogLevel level);
 // Writes one line. Any thread; lines of several threads do not mix.
 void WriteLog(LogLevel level, fmt::string_view format, fmt::format_args args);
 
-// While it lives, lines go to `to` instead. For tests; one at a time.
+// Redirects log lines to `to` during its lifetime. For tests; only one may exist at a time.
 class LogCapture {
  public:
   explicit LogCapture(std::ostream& to);
@@ -30,7 +30,7 @@ class LogCapture {
   LogCapture& operator=(const LogCapture&) = delete;
 
  private:
-  std::shared_ptr<void> before_;  // the logger that comes back
+  std::shared_ptr<void> before_;  // the logger to restore
 };
 
 template <typename... Args>

@@ -20,8 +20,8 @@ namespace {
 
 constexpr size_t kMaxLines = 8192;
 
-// Shared by the sink and its thread, which is left behind where the process ends while stderr is
-// blocked.
+// Owned by the sink and the writer thread together. The thread is detached, because it may still be
+// blocked on stderr when the process ends.
 struct LineQueue {
   std::mutex mutex;
   std::condition_variable news, written;
@@ -86,7 +86,7 @@ void QueueLog() {
   const auto logger = spdlog::default_logger();
   const auto queue = std::make_shared<LineQueue>();
   const auto sink = std::make_shared<QueueSink>(queue);
-  // The pattern stays that of InitLog's sink: the front's.
+  // The pattern of InitLog for the front (no `who`), without colors.
   sink->set_pattern("[%Y-%m-%d %H:%M:%S] %l %v");
   logger->sinks() = {sink};
   std::thread([queue] { queue->Run(); }).detach();

@@ -1,16 +1,16 @@
-// Log lines that never block the thread that writes them.
+// Log output that never blocks the logging thread.
 #pragma once
 
 #include <chrono>
 
 namespace switchyard {
 
-// From here on lines go to stderr through a bounded queue and a thread of its own, so that a reader
-// of stderr that stops reading stops nothing else. Where the queue is full, lines are dropped and
-// counted in a later line. After InitLog; once a process.
+// From now on, a separate thread writes log lines to stderr from a bounded queue. A blocked stderr
+// does not block logging threads. If the queue is full, lines are dropped; a later line reports
+// their number. Call once per process, after InitLog.
 void QueueLog();
 
-// Waits until what was logged is written, for at most `limit`.
+// Waits until all queued lines are written, for at most `limit`.
 void FlushLog(std::chrono::milliseconds limit);
 
 }  // namespace switchyard

@@ -30,8 +30,8 @@ TEST(ThreadPoolTest, RangesCoverEverythingWithoutOverlap) {
   }
 }
 
-// Writes of a loop are visible after Run. Loops start both at once after the last one and after a
-// sleep.
+// Writes of a loop are visible after Run. Some loops start right after the previous one, others
+// after a pause in which the workers fall asleep.
 TEST(ThreadPoolTest, ManyLoopsInARow) {
   ThreadPool pool(4);
   std::vector<int64_t> sums(64);

@@ -41,7 +41,8 @@ RegularFile::RegularFile(const std::filesystem::path& path)
   struct stat info {};
   if (fd_ < 0) {
     const int error = errno;
-    // open() fails for sockets and for devices without a driver. Their type is the better message.
+    // open() fails for sockets and for devices without a driver. For these, an error that names the
+    // file type is clearer.
     if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
       throw NotRegular(path, info.st_mode);
     throw NotFound("{}: {}", path.string(), std::strerror(error));

@@ -27,8 +27,7 @@ std::optional<uint64_t> BytesOf(DType dtype, const std::vector<uint64_t>& shape)
   return bytes;
 }
 
-// One entry of the header as it is read. A member that is missing and one of a wrong type are the
-// same.
+// One entry of the header while it is parsed. A member of a wrong type counts as missing.
 struct RawEntry {
   std::optional<DType> dtype;
   std::optional<std::string> unknown_dtype;
@@ -64,8 +63,8 @@ TensorEntry CheckEntry(const RawEntry& entry, uint64_t data_begin, uint64_t data
           data_begin + end};
 }
 
-// Keeps the entries of a header while it is parsed, and nothing else: __metadata__ and unknown
-// members of entries are skipped.
+// Collects the entries of a header during parsing. Skips __metadata__ and unknown members of
+// entries.
 class HeaderReader final : public JsonEvents {
  public:
   HeaderReader(const std::string& file, const std::string& name, uint64_t data_begin,
@@ -84,7 +83,7 @@ class HeaderReader final : public JsonEvents {
   bool number_float(double, const std::string&) override { return Scalar(); }
   bool number_unsigned(uint64_t value) override {
     if (!list_ || depth() != kListDepth) return Scalar();
-    // More than any list may have: the entry is refused by its length.
+    // Stores at most kMaxRank + 1 numbers; CheckEntry rejects a list of that length.
     if (list_->size() <= kMaxRank) list_->push_back(value);
     return true;
   }
@@ -128,8 +127,8 @@ class HeaderReader final : public JsonEvents {
 
  private:
   enum class Member { kOther, kDtype, kShape, kOffsets };
-  // Objects and arrays that are open at a tensor's name, at a member of its entry, and at a number
-  // of its lists.
+  // depth() at a tensor's name, at a member of the tensor's entry, and at a number in one of the
+  // entry's lists.
   static constexpr int kHeaderDepth = 1, kEntryDepth = 2, kListDepth = 3;
   static constexpr int kMaxDepth = 64;
 
@@ -154,8 +153,8 @@ class HeaderReader final : public JsonEvents {
     if (twice) throw Invalid("{}: {} appears twice", Where(), name);
   }
 
-  // A value that is none of those kept, of any type: wrong as the header, an entry or a list's
-  // number.
+  // Handles a value of any type that is not stored. Such a value is an error in place of the
+  // header, of an entry, or of a number in a list.
   bool Scalar(bool may_be_entry = false) {
     if (depth() == 0 && !may_be_entry) throw Invalid("{}: the header is not a JSON object", file_);
     if (skipping_) return true;
@@ -184,8 +183,8 @@ class HeaderReader final : public JsonEvents {
   std::string tensor_;
   RawEntry entry_;
   Member member_ = Member::kOther;
-  std::vector<uint64_t>* list_ = nullptr;  // of entry_, while it is open
-  bool skipping_ = false;                  // the value of __metadata__
+  std::vector<uint64_t>* list_ = nullptr;  // the open list of entry_, or null
+  bool skipping_ = false;                  // inside the value of __metadata__
   bool has_metadata_ = false;
 };
 

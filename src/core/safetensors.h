@@ -21,7 +21,7 @@ struct TensorEntry {
 // Sorted by name. Heterogeneous lookup.
 using TensorEntries = std::map<std::string, TensorEntry, std::less<>>;
 
-// Most tensors of one file: several times those of the largest checkpoints.
+// Maximum number of tensors in one file: several times that of the largest checkpoints.
 inline constexpr size_t kMaxSafetensorsTensors = size_t{1} << 20;
 
 // Parses the header of a file of `file_size` bytes. `head`: the first bytes of the file, at least
@@ -29,8 +29,8 @@ inline constexpr size_t kMaxSafetensorsTensors = size_t{1} << 20;
 //   - a header outside the file, over 100 MB, or not JSON; more than `max_tensors`
 //   - a duplicate or malformed entry, or an unknown dtype
 //   - offsets outside the file, overlapping, negative, or inconsistent with dtype and shape
-// Bytes that belong to no tensor are allowed. Time and memory are linear; memory is that of the
-// result, and of the longest string in the header.
+// Bytes that belong to no tensor are allowed. Time and memory are linear. The memory is that of the
+// result plus the longest string of the header.
 TensorEntries ParseSafetensorsHeader(std::span<const uint8_t> head, uint64_t file_size,
                                      const std::string& file,
                                      size_t max_tensors = kMaxSafetensorsTensors);

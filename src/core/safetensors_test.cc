@@ -115,7 +115,7 @@ TEST(SafetensorsHeader, BoundsTensorsAndNesting) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// A document of this header would take 16 bytes and more for each of 3 million numbers.
+// A DOM of this header would take at least 16 bytes for each of 3 million numbers.
 TEST(SafetensorsHeaderDeathTest, MemoryIsThatOfTheResult) {
   std::string header = R"({"__metadata__":{"a":[0)";
   for (int i = 0; i < 3'000'000; ++i) header += ",0";

@@ -46,7 +46,7 @@ class Tensor {
  public:
   Tensor() = default;
 
-  // Allocates zeroed memory, aligned to 64 bytes, with huge pages where it is large and the kernel
+  // Allocates zeroed memory, aligned to 64 bytes, with huge pages if it is large and the kernel
   // provides them. Throws Error kResource when out of memory.
   static Tensor Empty(DType dtype, std::vector<int64_t> shape);
   // `owner` keeps `data` alive; null if the caller guarantees its lifetime.

@@ -22,8 +22,8 @@ struct VerifyOptions {
 // Compares files of `dir` with the sums in `list`. A line has 64 hexadecimal digits, a space, a
 // space or an asterisk, and a file name. Names are absolute, or relative to `dir`. All files of
 // `required` must be listed; other listed files are compared if they exist. Throws Error kInvalid
-// that names the file that is not listed or has another sum, and RegularFile's errors. Returns
-// false if cancelled.
+// that names a file that is not listed or has another sum. Also throws RegularFile's errors.
+// Returns false if cancelled.
 bool VerifyFiles(const std::filesystem::path& dir, const std::vector<FileStamp>& required,
                  const std::filesystem::path& list, const VerifyOptions& options = {});
 

@@ -20,10 +20,10 @@ namespace switchyard {
 struct EngineConfig {
   std::filesystem::path model_path;
   std::string model_override_args;  // --json-model-override-args: replaces keys of config.json
-  // --device: auto (cuda where a GPU is found) | cpu | cuda
+  // --device: auto (cuda if a GPU is found) | cpu | cuda
   std::string device = "auto";
-  // Rank r of a host computes on GPU base_gpu_id + r · gpu_id_step (--base-gpu-id, --gpu-id-step;
-  // step 0: all on one, for tests).
+  // Rank r of a host computes on GPU base_gpu_id + r · gpu_id_step (--base-gpu-id, --gpu-id-step).
+  // Step 0: all ranks on one GPU, for tests.
   int32_t base_gpu_id = 0, gpu_id_step = 1;
   bool disable_custom_all_reduce = false;  // --disable-custom-all-reduce
   bool disable_cuda_graph = false;         // --disable-cuda-graph
@@ -38,15 +38,16 @@ struct EngineConfig {
   MeshShape mesh;
   std::string load_balance_method = "auto";  // --load-balance-method: see DpController
   MoeOptions moe;  // --moe-a2a-backend, --deepep-mode, … (row_dtype is set from dtype)
-  bool two_batch_overlap = false;  // --enable-two-batch-overlap
-  double tbo_threshold = 0.48;     // --tbo-token-distribution-threshold
-  // The backends that the MoE flags select from; null: those of this program. It is specific to the
-  // program and is not serialized: each rank process gets its own.
+  bool disable_overlap_schedule = false;  // --disable-overlap-schedule
+  bool two_batch_overlap = false;         // --enable-two-batch-overlap
+  double tbo_threshold = 0.48;            // --tbo-token-distribution-threshold
+  // The backends that the MoE flags select from; null: the built-in ones. Not serialized, because
+  // each rank process has its own.
   std::shared_ptr<const MoeBackends> backends;
   EplbOptions eplb;                // --enable-eplb, …, --ep-dispatch-algorithm
   ExpertRecorderOptions recorder;  // --expert-distribution-recorder-mode, …
   int64_t context_length = 0;      // --context-length; 0: the model's
-  // --max-total-tokens: cache capacity of each attention group; 0: sized by memory
+  // --max-total-tokens: cache capacity of each attention group; 0: derived from the memory
   int64_t max_total_tokens = 0;
   double mem_fraction_static = 0.85;  // --mem-fraction-static: fraction of this host's memory for
                                       // weights and cache of all ranks; of each GPU's with CUDA
@@ -55,15 +56,15 @@ struct EngineConfig {
   int32_t max_running_requests = 0;
   // --max-queued-requests; 0: no limit; -1: 16 times the running requests (checked by the front)
   int32_t max_queued_requests = -1;
-  // --chunked-prefill-size: most prompt tokens of one step, of all attention groups; −1: no
+  // --chunked-prefill-size: maximum prompt tokens of one step over all attention groups; −1: no
   // chunking; 0: 2048, on GPUs the result of DefaultGpuChunk
   int32_t chunked_prefill_size = 0;
   // --max-prefill-tokens: a second limit on the prompt tokens of one step; 0: none
   int64_t max_prefill_tokens = 0;
   std::string schedule_policy = "fcfs";    // --schedule-policy: see ParseSchedulePolicy
   double schedule_conservativeness = 1.0;  // --schedule-conservativeness: see NewTokenEstimate
-  // --target-step-ms: of a step with prompt and decode rows; −1: derived (PrefillPace), 0: no
-  // target
+  // --target-step-ms: target time of a step with prompt and decode rows; −1: derived (PrefillPace),
+  // 0: no target
   double target_step_ms = -1;
   bool priority_scheduling = false;   // --enable-priority-scheduling
   int32_t preemption_threshold = 10;  // --priority-scheduling-preemption-threshold
@@ -87,26 +88,25 @@ EngineConfig DecodeConfig(std::string_view bytes);
 ModelConfig ReadModelConfig(const EngineConfig& config);
 
 // The sizes that follow from config.json and the machine: dtype, context length, page count,
-// threads. Error kInvalid names the flags that do not fit. Error kResource reports needed and
-// available memory, before loading. Pages, requests and batches are those of one attention
-// group.
+// threads. Error kInvalid names invalid flags. Error kResource reports the needed and the available
+// memory before loading starts. Pages, requests and batches are those of one attention group.
 struct EnginePlan {
   ModelConfig model;
   bool cuda = false;             // ranks compute on GPUs
   bool packs_experts = false;    // GPUs keep 4-bit experts packed
   int32_t ranks_of_host = 1;     // ranks that share this host's memory, cores and GPUs
-  DType dtype = DType::kBF16;    // of exchanged token rows
-  DType kv_dtype = DType::kF32;  // of the cache
+  DType dtype = DType::kBF16;    // format of exchanged token rows
+  DType kv_dtype = DType::kF32;  // format of the cache
   int64_t context_length = 0;
   int64_t num_pages = 0;
   int32_t max_running_requests = 0;
   int32_t chunked_prefill_size = 0;  // −1: no chunking
-  int64_t max_batch_tokens = 0;      // most rows of one pass
-  int32_t threads_per_rank = 1;      // where BindRank does not partition the CPUs itself
+  int64_t max_batch_tokens = 0;      // maximum rows of one pass
+  int32_t threads_per_rank = 1;      // used unless BindRank partitions the CPUs
   size_t weight_bytes_per_rank = 0, kv_bytes_per_rank = 0, symmetric_bytes_per_rank = 0;
 };
 //
-// `ranks_of_host`: how many of the ranks share this host's memory and cores; 0: all.
+// `ranks_of_host`: the number of ranks that share this host's memory and cores; 0: all ranks.
 EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host = 0);
 
 // Default of --chunked-prefill-size on GPUs, over all attention groups. A larger chunk amortizes
@@ -117,10 +117,10 @@ int32_t DefaultGpuChunk(double most_bytes, const std::function<double(int32_t)>&
 
 // --moe-a2a-backend ascend_fuseep and megamoe are operators of devices that this program does not
 // support. Replaces them by "fused" if `backends` has it for the device, else by "deepep", and logs
-// the replacement. Other names stay.
+// the replacement. Other names are unchanged.
 void ReplaceForeignA2a(EngineConfig* config);
 
-// Options of Model; memory planning uses the same.
+// Options of Model. Memory planning uses the same options.
 ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan, int rank = 0);
 
 }  // namespace switchyard

@@ -17,7 +17,8 @@ namespace {
 
 constexpr const char* kFlag = "--cpu-bind";
 
-// Equal for all processes of one machine, including those in containers; differs between machines.
+// A key that is equal for all processes of one machine, including those in containers, and differs
+// between machines.
 std::string MachineName() {
   std::string name;
   if (std::ifstream("/proc/sys/kernel/random/boot_id") >> name) return name;

@@ -12,20 +12,22 @@
 
 namespace switchyard {
 
-// A rank's threads. Lives as long as its ThreadPool; its destruction releases the CPUs.
+// A rank's threads. Must live as long as the rank's ThreadPool. The destructor releases the CPUs.
 struct CpuBinding {
   int threads = 1;
   CpuList cpus;                         // [threads], thread i on cpus[i]; empty: Linux chooses
   std::optional<CpuReservation> taken;  // reserves `cpus` against other servers
 };
 
-// Parses "0-3|4-7", the CPUs of each rank of this host. Error kInvalid for any other format or if a
-// rank has fewer than `threads_per_rank` (0: as many as it has). Empty for "auto" and "none".
+// Parses "0-3|4-7", the CPUs of each rank of this host. Error kInvalid for any other format, or if
+// a rank has fewer than `threads_per_rank` CPUs (0: any number suffices). Empty for "auto" and
+// "none".
 std::vector<CpuList> ParseCpuBind(const std::string& text, int32_t threads_per_rank,
                                   int ranks_of_host);
 
 // The flag's default: SGLang's SGLANG_CPU_OMP_THREADS_BIND if set, where "all" means auto; else
-// none if SGLANG_SET_CPU_AFFINITY is false. Error kInvalid if that is neither true nor false.
+// none if SGLANG_SET_CPU_AFFINITY is false. Error kInvalid if SGLANG_SET_CPU_AFFINITY is neither
+// true nor false.
 std::string CpuBindOfEnvironment();
 
 // The binding of rank `index` of the `count` ranks of one engine that partition `allowed` among
@@ -34,8 +36,8 @@ std::string CpuBindOfEnvironment();
 CpuBinding BindToShare(const CpuList& allowed, int index, int count, int32_t threads_per_rank,
                        const std::filesystem::path& root = "/");
 
-// Position of `self` among the entries of `keys` that are equal to keys[self], and the number of
-// such entries.
+// Position of entry `self` among the entries of `keys` that are equal to keys[self], and the number
+// of these entries.
 struct PlaceAmongEqual {
   int index = 0, count = 0;
 };

@@ -15,8 +15,8 @@ enum class LoadBalanceMethod : uint8_t { kRoundRobin, kTotalRequests, kTotalToke
 // flag.
 LoadBalanceMethod ParseLoadBalanceMethod(std::string_view name);
 
-// Counts the open requests of each attention group; its owner routes all requests through it.
-// Deterministic: ties go to the first group. Not thread-safe: its owner synchronizes.
+// Counts the open requests of each attention group; the caller must route all requests through it.
+// Deterministic: ties go to the first group. Not thread-safe.
 class DpController {
  public:
   struct Load {
@@ -27,7 +27,7 @@ class DpController {
   DpController(int groups, LoadBalanceMethod method) : method_(method), loads_(groups) {}
 
   // Returns the group for a request and counts the request as open. `pinned` forces a group (Error
-  // kInvalid where there is no such group) and does not advance the round-robin counter.
+  // kInvalid if there is no such group) and does not advance the round-robin counter.
   int Open(std::optional<int32_t> pinned, int64_t tokens);
   void CheckGroup(std::optional<int32_t> pinned) const;
   // Adds `tokens` to an open request.

@@ -18,7 +18,7 @@ class Engine {
   using Callback =
       std::function<void(const RequestOutput&)>;  // on the engine's thread; must not block
 
-  // Returns when the model is loaded. `progress` gets the leader's bytes done and total.
+  // Returns when the model is loaded. `progress` gets the leader's loaded bytes and total bytes.
   explicit Engine(const EngineConfig& config,
                   std::function<void(uint64_t, uint64_t)> progress = {});
   ~Engine();  // aborts running requests
@@ -29,8 +29,9 @@ class Engine {
   void Abort(uint64_t id);
   // Submits, waits and returns all tokens; Error if the request fails.
   RequestOutput Generate(EngineRequest request);
-  std::vector<EngineStats> Stats();  // of each attention group; Total adds them up
-  // Drops the reusable prefixes. Returns false if a group has open requests; it keeps its prefixes.
+  std::vector<EngineStats> Stats();  // one entry per attention group; Total adds them
+  // Drops the reusable prefixes. Returns false if a group has open requests; such a group keeps its
+  // prefixes.
   bool FlushCache();
 
   const EnginePlan& plan() const;

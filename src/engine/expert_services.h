@@ -16,7 +16,7 @@ namespace switchyard {
 // The number of hosts if each holds the same number of consecutive EP ranks, else 1.
 int NumExpertNodes(const EngineConfig& config, const EnginePlan& plan);
 
-// The shape that EplbManager is created with.
+// The shape for the constructor of EplbManager.
 EplbShape EplbShapeOf(const EngineConfig& config, const EnginePlan& plan);
 
 // The components that the flags enable; the others are null. One per rank, outlives its model;
@@ -31,7 +31,7 @@ struct ExpertServices {
   std::unique_ptr<BatchReplicas> replicas;
   std::unique_ptr<Observers> observers;
 
-  // While it lives, the manager moves the model's experts.
+  // During the lifetime of this object, the manager moves the model's experts.
   class Attached {
    public:
     Attached(const ExpertServices& work, Model& model) : manager_(work.manager.get()) {
@@ -47,8 +47,8 @@ struct ExpertServices {
   };
 };
 
-// Applies those of `messages` that address `eplb`, on every rank. Returns the answers on rank 0 and
-// nothing on other ranks. With a null `eplb` the answers are refusals.
+// Applies the messages for EPLB, on every rank. Returns the answers on rank 0 and nothing on other
+// ranks. If `eplb` is null, the answers are refusals.
 std::vector<EngineMessage> ApplyToEplb(const std::vector<ControlMessage>& messages,
                                        EplbManager* eplb, bool is_leader);
 

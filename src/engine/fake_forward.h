@@ -4,13 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "engine/rank_engine.h"
+#include "engine/sampler/sampler.h"
 #include "engine/scheduler/batch.h"
 
 namespace switchyard {
@@ -24,22 +27,47 @@ class FakeForward : public ForwardFunction {
     int64_t vocab = 61;
     int64_t num_pages = 0;
     int32_t page_size = 1;
+    bool launches = false;  // draws tokens, as a GPU does, and runs passes ahead
   };
   explicit FakeForward(Options options)
-      : options_(options), store_(options.num_pages * options.page_size, kNothing) {}
+      : options_(options),
+        store_(options.num_pages * options.page_size, kNothing),
+        sampler_(options.vocab, {}) {}
 
   int64_t vocab_size() const override { return options_.vocab; }
+  bool draws() const override { return options_.launches; }
+  bool launches() const override { return options_.launches; }
+  std::span<const int32_t> drawn() const override { return drawn_; }
+
+  void Launch(const ForwardBatch& batch) override {
+    EXPECT_EQ(batch.draws.size(), batch.logit_rows.size());
+    EXPECT_FALSE(batch.routed_experts);
+    Forward(batch);
+    pending_.push_back(drawn_);
+    EXPECT_LE(pending_.size(), 2u);
+    ++launched;
+  }
+  std::span<const int32_t> Collect() override {
+    EXPECT_FALSE(pending_.empty());
+    collected_ = pending_.front();
+    pending_.pop_front();
+    return collected_;
+  }
 
   std::span<const float> Forward(const ForwardBatch& batch) override {
     CheckShape(batch);
+    std::vector<int32_t> tokens = batch.tokens;
+    for (size_t row = 0; row < batch.token_rows.size(); ++row)
+      if (batch.token_rows[row] >= 0) tokens[row] = drawn_.at(batch.token_rows[row]);
     for (int64_t row = 0; row < batch.num_tokens(); ++row) {
       CheckSlot(batch.slots[row]);
-      store_[batch.slots[row]] = {batch.tokens[row], batch.positions[row]};
+      EXPECT_GE(tokens[row], -1);
+      store_[batch.slots[row]] = {tokens[row], batch.positions[row]};
     }
     routed_.clear();
     if (batch.routed_experts)
       for (int64_t row = 0; row < batch.num_tokens(); ++row)
-        routed_.insert(routed_.end(), {batch.tokens[row], batch.positions[row]});
+        routed_.insert(routed_.end(), {tokens[row], batch.positions[row]});
     logits_.clear();
     size_t next = 0;
     for (const auto& sequence : batch.sequences) {
@@ -52,20 +80,21 @@ class FakeForward : public ForwardFunction {
       }
     }
     EXPECT_EQ(next, batch.logit_rows.size());
+    Draw(batch.draws);
     most_rows = std::max(most_rows, batch.num_tokens());
     ++passes;
     fingerprint = fingerprint * 31 + Fingerprint(batch, options_.page_size);
-    return logits_;
+    return batch.draws.empty() ? std::span<const float>(logits_) : std::span<const float>();
   }
 
-  // Two "experts" for each row: its token and its position.
+  // Two "experts" for each row: the row's token and position.
   std::span<const int32_t> routed_experts() const override { return routed_; }
   int64_t routed_width() const override { return 2; }
   std::vector<std::string> RouterFaults(const ForwardBatch& batch) override {
     return std::vector<std::string>(batch.sequences.size(), router_fault);
   }
 
-  // The logits that follow a history, for expectations.
+  // The expected logits after a history.
   std::vector<float> LogitsAfter(std::span<const int32_t> tokens) const {
     uint64_t hash = kSeed;
     for (size_t i = 0; i < tokens.size(); ++i) hash = Mix(hash, tokens[i], i);
@@ -74,7 +103,7 @@ class FakeForward : public ForwardFunction {
     return logits;
   }
 
-  int64_t most_rows = 0, passes = 0;
+  int64_t most_rows = 0, passes = 0, launched = 0;
   uint64_t fingerprint = 0;  // of all batches so far
   int32_t poison = -1;       // a history that contains this token gives NaN
   std::string router_fault;  // the router fault of every sequence in a pass with NaN
@@ -116,6 +145,18 @@ class FakeForward : public ForwardFunction {
               0);
   }
 
+  void Draw(std::span<const kernels::RowSampling> draws) {
+    if (draws.empty()) return;
+    drawn_.clear();
+    for (size_t row = 0; row < draws.size(); ++row) {
+      const auto logits =
+          std::span<const float>(logits_).subspan(row * options_.vocab, options_.vocab);
+      const bool finite =
+          std::ranges::all_of(logits, [](float logit) { return std::isfinite(logit); });
+      drawn_.push_back(finite ? sampler_.DrawRow(logits, draws[row]).value_or(-1) : -1);
+    }
+  }
+
   uint64_t History(const kernels::SequenceSpan& sequence, int32_t length) {
     uint64_t hash = kSeed;
     poisoned_ = false;
@@ -138,6 +179,9 @@ class FakeForward : public ForwardFunction {
   std::vector<Entry> store_;
   std::vector<float> logits_;
   std::vector<int32_t> routed_;
+  Sampler sampler_;
+  std::vector<int32_t> drawn_, collected_;
+  std::deque<std::vector<int32_t>> pending_;
   bool poisoned_ = false;
 };
 

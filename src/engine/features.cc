@@ -39,7 +39,7 @@ const T& Read(Field<T> field, const EngineConfig& config) {
   return field(const_cast<EngineConfig&>(config));  // a field selects a member and changes nothing
 }
 
-// One value of a flag that has names as values.
+// One value of a flag whose values are names.
 Feature Choice(Section section, const char* flag, const std::string& value,
                Field<std::string> field, Reach reach = {}) {
   return {.section = section.name,
@@ -53,8 +53,8 @@ Feature Choice(Section section, const char* flag, const std::string& value,
           .request = [=](EngineConfig& config) { field(config) = value; }};
 }
 
-// A switch, or a flag that sets a number: requested if it is not the default. `example`: a value
-// to request it.
+// A switch, or a flag with a number. It is requested if its value is not the default. `example`: a
+// value that requests it.
 template <typename T>
 Feature Setting(Section section, const char* flag, Field<T> field, T example, Reach reach = {}) {
   return {.section = section.name,
@@ -195,10 +195,10 @@ void AddPrecision(std::vector<Feature>& all) {
        {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kF8E5M2, DType::kI8}) {
     if (!kernels::IsCacheType(dtype)) continue;
     const std::string_view name =
-        dtype == DType::kF8E4M3 ? "fp8_e4m3" : Name(dtype);  // as flags say
+        dtype == DType::kF8E4M3 ? "fp8_e4m3" : Name(dtype);  // the name in flags
     cache(name, {.gpus = SizeOf(dtype) > 1});                // GPUs have no kernels for codes
     all.back().requested = [dtype](const EngineConfig& config, const ModelConfig&) {
-      return ParseDType(config.kv_cache_dtype) == dtype;  // in any spelling
+      return ParseDType(config.kv_cache_dtype) == dtype;  // accepts any spelling
     };
   }
 }

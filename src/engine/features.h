@@ -1,5 +1,5 @@
-// Which features work on which ranks. MakePlan refuses a configuration by this list, and
-// `switchyard backends --markdown` prints it, so the two cannot differ.
+// The features that work on each kind of rank. MakePlan refuses configurations by this list, and
+// `switchyard backends --markdown` prints it, so that the two cannot differ.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace switchyard {
 
-// Where a feature works besides CPU ranks of one host, where every feature works.
+// Where a feature works. Every feature works on CPU ranks of one host.
 struct Reach {
   bool gpus = true;     // ranks on GPUs
   bool hosts = true;    // ranks on several hosts
@@ -29,9 +29,9 @@ struct Feature {
   std::string flag;     // "--kv-cache-dtype", or words if there is no flag
   std::string value;    // empty: a switch
   Reach reach;
-  // The table's cells where the feature works with a condition; empty: "yes".
+  // The table's cells if the feature works with a condition; empty: "yes".
   std::string on_cpus, on_gpus;
-  // Null if no configuration requests the feature, or every one does. Such a feature works
+  // Null if no configuration, or every configuration, requests the feature. Such a feature works
   // everywhere.
   std::function<bool(const EngineConfig&, const ModelConfig&)> requested;
   // Changes a configuration to request it. Null if the checkpoint requests it.
@@ -41,8 +41,8 @@ struct Feature {
 // The features of an engine, in the table's order. `backends`: null for the built-in ones.
 std::vector<Feature> EngineFeatures(const MoeBackends* backends = nullptr);
 
-// Error kInvalid names the first requested feature that does not work there, and values of the same
-// flag that do.
+// Throws Error kInvalid if a requested feature does not work at `places`. The error names the first
+// such feature and the values of its flag that work.
 void CheckFeatures(const EngineConfig& config, const ModelConfig& model, RankPlaces places);
 
 // A Markdown table of features by places. Values of one flag with equal cells share a row.

@@ -1,4 +1,4 @@
-// The plan refuses what the feature table says does not work, and nothing else.
+// The plan refuses exactly the features that do not work according to the feature table.
 #include "engine/features.h"
 
 #include <gmock/gmock.h>

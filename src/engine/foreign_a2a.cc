@@ -11,15 +11,13 @@ void ReplaceForeignA2a(EngineConfig* config) {
   if (name != "ascend_fuseep" && name != "megamoe") return;
   const MoeBackends builtin = config->backends ? MoeBackends{} : BuiltinMoeBackends();
   const MoeBackends& all = config->backends ? *config->backends : builtin;
-  if (all.dispatchers.FindIf(name) || all.fused.FindIf(name))
-    return;  // a backend of the calling
-             // program
+  // The calling program may have a backend of this name.
+  if (all.dispatchers.FindIf(name) || all.fused.FindIf(name)) return;
   // GPUs have no fused operator (moe/cuda).
   const bool cpu = config->device == "cpu" || (config->device == "auto" && FindGpus().empty());
   moe.a2a_backend = cpu && all.fused.FindIf("fused") ? "fused" : "deepep";
-  if (moe.runner_backend == name)
-    moe.runner_backend = "auto";  // SGLang pairs the runner of the
-                                  // same name with it
+  // SGLang combines this backend with the runner of the same name.
+  if (moe.runner_backend == name) moe.runner_backend = "auto";
   LOG_INFO("--moe-a2a-backend {}: replaced by {}", name, moe.a2a_backend);
 }
 

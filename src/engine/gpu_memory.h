@@ -7,8 +7,8 @@
 namespace switchyard {
 
 // Whether the ranks of this host compute on GPUs (--device). Error kInvalid if the flag requires
-// GPUs and they are unusable: none found, fewer than ranks, or one (named in the error) with less
-// than 90 % of the free memory of the others.
+// GPUs that are unusable. This means: none is found, there are fewer than ranks, or one has less
+// than 90 % of the free memory of the others. The error names that GPU.
 bool ChooseGpus(const EngineConfig& config, int ranks_of_host);
 // Of the GPUs that ranks of this host use, the one with the least free memory.
 GpuInfo SmallestGpu(const EngineConfig& config, int ranks_of_host);

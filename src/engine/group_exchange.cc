@@ -68,7 +68,8 @@ void GroupExchange::Run(const StepCounts& counts, bool has_work) {
   Send(std::move(answers));
 }
 
-// Merges the answers of all groups: every group has answered the same queries before the same step.
+// Merges the answers of all groups. This works because every group has answered the same queries
+// before the same step.
 void GroupExchange::Send(std::vector<EngineMessage> answers) const {
   std::map<uint64_t, FlushResult> flushes;
   std::map<uint64_t, StatsReport> reports;

@@ -10,22 +10,22 @@
 namespace switchyard {
 
 // One small all-gather over the world before each step. It carries the size of every group's batch,
-// so that the model can size the exchange of tokens, and whether any group has work. Answers of
-// the groups travel with it to rank 0, so only rank 0 needs a connection to the front, whatever
-// hosts the other ranks run on. With one group nothing is exchanged. Called by the rank's thread
-// only; borrows communicators and `io`.
+// so that the model can size the exchange of tokens, and whether any group has work. It also
+// carries the answers of the groups to rank 0. So only rank 0 needs a connection to the front, even
+// if other ranks run on other hosts. With one group nothing is exchanged. Called by the rank's
+// thread only; borrows communicators and `io`.
 class GroupExchange {
  public:
   GroupExchange(RankComm& comm, const RankLoopIo& io) : comm_(comm), io_(io) {}
 
-  // Holds this group's answers until the next exchange, which merges the answers of all groups to
-  // one query. Outputs of group 0 are sent at once.
+  // Holds this group's answers until the next exchange. The exchange merges the answers of all
+  // groups to one query. Outputs of group 0 are sent at once.
   void Post(std::vector<EngineMessage> answers);
   // Collective over the world. `counts`: of this group's planned batch.
   void Run(const StepCounts& counts, bool has_work);
 
   const std::vector<StepCounts>& counts() const { return counts_; }  // [dp] of the last exchange
-  bool any_work() const { return any_work_; }                        // of any group, same exchange
+  bool any_work() const { return any_work_; }  // of any group, in the last exchange
 
  private:
   void Send(std::vector<EngineMessage> answers) const;

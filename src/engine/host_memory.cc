@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The number in a file that holds nothing else; nullopt for "max" or a missing file.
+// The number in a file that contains only a number; nullopt for "max" or a missing file.
 std::optional<int64_t> ReadNumber(const fs::path& path) {
   std::ifstream in(path);
   int64_t value = 0;
@@ -41,7 +41,7 @@ constexpr GroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_byte
                                   "total_inactive_file"};
 
 // The limits of a cgroup apply to all groups below it, so every directory from the process's own up
-// to the mount is read. In a container the mount often shows the container's group as its root.
+// to the mount is read. In a container, the root of the mount is often the container's group.
 void ApplyGroups(const fs::path& mount, const std::string& group, const GroupFiles& files,
                  HostMemory& memory) {
   fs::path relative = fs::path(group).relative_path();

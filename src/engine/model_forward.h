@@ -12,8 +12,8 @@
 
 namespace switchyard {
 
-// One per rank, on its thread; borrows all. Ranks with an EplbManager or a recorder run the
-// same passes in the same order.
+// One per rank, used by the rank's thread; borrows all arguments. Ranks with an EplbManager or a
+// recorder run the same passes in the same order.
 class ModelForward : public ForwardFunction {
  public:
   ModelForward(Model& model, KvStorage& kv, const ExpertServices& experts)
@@ -23,6 +23,9 @@ class ModelForward : public ForwardFunction {
   int64_t vocab_size() const override { return model_.config().vocab_size; }
   bool draws() const override { return model_.draws(); }
   std::span<const int32_t> drawn() const override { return model_.drawn(); }
+  bool launches() const override { return model_.draws() && !recorder_ && !eplb_; }
+  void Launch(const ForwardBatch& batch) override { model_.Launch(batch, kv_); }
+  std::span<const int32_t> Collect() override { return model_.Collect(); }
   std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }
   int64_t routed_width() const override;
   std::vector<std::string> RouterFaults(const ForwardBatch& batch) override;

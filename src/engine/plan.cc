@@ -19,6 +19,7 @@
 #include "eplb/types.h"
 #include "kernels/cache_rows.h"
 #include "kernels/ops.h"
+#include "model/micro_batches.h"
 
 namespace switchyard {
 
@@ -33,7 +34,7 @@ constexpr int32_t kLargestPage = 1024;
 constexpr int64_t kMaxBatchTokens = 1 << 20;
 
 void CheckFlags(const EngineConfig& c) {
-  Mesh(c.mesh, 0);  // throws if the sizes do not divide one another
+  Mesh(c.mesh, 0);  // throws if the sizes do not divide each other
   ParseLoadBalanceMethod(c.load_balance_method);
   Validate(c.eplb);
   Validate(c.recorder);
@@ -151,8 +152,12 @@ int64_t MaxBatchTokens(const EngineConfig& config, const EnginePlan& plan) {
 // output; intermediate activations of feed-forwards; and logits. Includes the tokens of all
 // attention groups where dense layers and the head process those, and the RoPE table. A double, so
 // that products of absurd sizes are refused as too large instead of overflowing.
-double ActivationBytesPerRank(const EnginePlan& plan, const MeshShape& mesh) {
+double ActivationBytesPerRank(const EngineConfig& config, const EnginePlan& plan) {
+  const MeshShape& mesh = config.mesh;
   const ModelConfig& m = plan.model;
+  const int64_t rows = config.two_batch_overlap
+                           ? 2 * MaxMicroBatchRows(plan.max_batch_tokens, config.tbo_threshold)
+                           : plan.max_batch_tokens;
   const int64_t heads = m.attention.heads * (m.attention.head_dim + m.attention.kv_lora_rank);
   // All rows of one group may go to one rank. Over all groups, a rank is assumed to get at most
   // twice its even share.
@@ -170,7 +175,7 @@ double ActivationBytesPerRank(const EnginePlan& plan, const MeshShape& mesh) {
       gathers ? static_cast<double>(mesh.dp) *
                     static_cast<double>(2 * m.hidden + CeilDiv(m.intermediate, mesh.tp))
               : 0;
-  return (static_cast<double>(plan.max_batch_tokens) * (static_cast<double>(row) + gathered) +
+  return (static_cast<double>(rows) * (static_cast<double>(row) + gathered) +
           3 * logit_rows * static_cast<double>(m.vocab_size) +
           static_cast<double>(plan.context_length) * static_cast<double>(m.rope.rotary_dim)) *
          sizeof(float);
@@ -194,9 +199,9 @@ HostMemory GpuMemory(const EngineConfig& config, const EnginePlan& plan) {
   return {.total = gpu.total_bytes / sharing, .available = gpu.free_bytes / sharing};
 }
 
-// Bytes that the plan may spend, negative if none. On a GPU the unplanned remainder (scratch of
-// kernels, graphs, buffers of NCCL) is reserved in full, whatever other processes use. On a host
-// the remainder of the memory is enough.
+// Bytes that the plan may use; negative if none are left. The rest of the memory is for unplanned
+// allocations. On a GPU (scratch of kernels, graphs, buffers of NCCL) the rest is reserved in full,
+// whatever other processes use. On a host it need not be free.
 int64_t Budget(const HostMemory& memory, const EngineConfig& config, bool cuda) {
   const auto share =
       static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static);
@@ -220,7 +225,7 @@ void ChooseChunk(const EngineConfig& config, int64_t page_bytes, EnginePlan& pla
   const auto bytes_of = [&](int32_t chunk) {
     SetChunk(chunk, config, plan);
     try {
-      return ActivationBytesPerRank(plan, config.mesh) +
+      return ActivationBytesPerRank(config, plan) +
              static_cast<double>(
                  GpuBytesPerRank(plan.model, MakeModelOptions(config, plan), config.mesh));
     } catch (const Error&) {  // the rows need more rounds than the exchange allows
@@ -238,7 +243,7 @@ struct Need {
 
 Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, int ranks) {
   Need need{.weights = static_cast<double>(plan.weight_bytes_per_rank) * ranks,
-            .activations = ActivationBytesPerRank(plan, config.mesh) * ranks,
+            .activations = ActivationBytesPerRank(config, plan) * ranks,
             .symmetric = static_cast<double>(plan.symmetric_bytes_per_rank) * ranks};
   // Ranks map the same files, so weights that several ranks read are in memory once. Dummy or
   // converted weights are private to each rank.
@@ -265,12 +270,13 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, int ranks) {
       hint);
 }
 
-// The memory that pages share with everything else: the host's for all its ranks, or one GPU's.
+// The memory that holds the pages and everything else: that of the host, for all its ranks, or that
+// of one GPU.
 struct PageMemory {
   HostMemory memory;
   Need need;
   int64_t bytes_per_page = 0;
-  int64_t default_bytes = 0;  // of the cache, without --max-total-tokens
+  int64_t default_bytes = 0;  // size of the cache without --max-total-tokens
 };
 
 PageMemory OfHost(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
@@ -284,7 +290,7 @@ PageMemory OfHost(const EngineConfig& config, const EnginePlan& plan, int64_t pa
 PageMemory OfGpu(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
   return {.memory = GpuMemory(config, plan),
           .need = {.weights = static_cast<double>(plan.weight_bytes_per_rank),
-                   .activations = ActivationBytesPerRank(plan, config.mesh),
+                   .activations = ActivationBytesPerRank(config, plan),
                    .symmetric = static_cast<double>(
                        GpuBytesPerRank(plan.model, MakeModelOptions(config, plan), config.mesh))},
           .bytes_per_page = page_bytes,
@@ -303,7 +309,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
   const auto left =
       static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
   if (config.max_total_tokens > 0) {
-    // Compares before it multiplies: the flag may be absurd.
+    // Compares before it multiplies, because the flag may have an absurd value.
     const int64_t pages = (config.max_total_tokens - 1) / config.page_size + 1;
     const int64_t most = std::numeric_limits<int32_t>::max() / config.page_size;
     if (pages > most)
@@ -314,7 +320,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
                            "lower --max-total-tokens or raise --mem-fraction-static");
     return pages;
   }
-  // More than a full context for every running request is never used.
+  // Pages beyond a full context for every running request would never be used.
   const int64_t useful =
       plan.max_running_requests * ((plan.context_length + config.page_size - 1) / config.page_size);
   const int64_t pages = std::min({left / bytes_per_page, useful,
@@ -332,7 +338,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
 ModelConfig ReadModelConfig(const EngineConfig& config) {
   ModelConfig model =
       LoadModelConfig(config.model_path, config.model_override_args, config.quantization);
-  // An explicit flag for a more exact type is respected.
+  // An explicit flag for a more exact type takes precedence.
   const bool may_round = config.quantization.activations == "auto" &&
                          (config.dtype == "auto" || config.dtype == "bfloat16");
   if (may_round && kernels::HasBFloat16Products(kernels::IsaOf(config.cpu_isa)))
@@ -366,7 +372,7 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .observed = ObservedBy(config),
                        .movable_experts = config.eplb.enable,
                        .movable_layers = config.eplb.layers_per_chunk,
-                       .two_batch_overlap = config.two_batch_overlap && !plan.cuda,
+                       .two_batch_overlap = config.two_batch_overlap,
                        .tbo_threshold = config.tbo_threshold,
                        .eplb_algorithm = InitialPlanner(config, plan),
                        .page_size = config.page_size};
@@ -409,8 +415,8 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
                 {.gpus = plan.cuda, .several_hosts = plan.ranks_of_host < config.mesh.tp});
   plan.dtype = ChooseDType(config.dtype,
                            IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
-  // bfloat16 matches the precision of the matrix products, at half the size. On CPUs the rows of
-  // quantized weights are float32.
+  // A bfloat16 cache has the precision of the matrix products at half the size of float32. On CPUs,
+  // quantized weights have float32 rows, so the cache stays float32.
   const QuantizationConfig& quantization = plan.model.quantization;
   const bool rounds = plan.dtype != DType::kF32 &&
                       (plan.cuda || (quantization.bfloat16_rows && quantization.none()));
@@ -438,8 +444,6 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   if (config.max_running_requests == 0)  // each request holds at least one page
     plan.max_running_requests =
         static_cast<int32_t>(std::min<int64_t>(plan.max_running_requests, plan.num_pages));
-  if (config.two_batch_overlap && plan.cuda)
-    LOG_INFO("--enable-two-batch-overlap has no effect on GPUs yet");
   if (plan.num_pages * config.page_size < plan.context_length)
     LOG_WARNING("the cache holds {} tokens, less than the context of {}: longer requests end early",
                 plan.num_pages * config.page_size, plan.context_length);

@@ -244,7 +244,7 @@ TEST(Plan, ExpertsMoveWhereThereAreSomeAndSomewhereToGo) {
   other.eplb.min_utilization = 2;
   EXPECT_THAT(ErrorOf(other), HasSubstr("--eplb-min-rebalancing-utilization-threshold 2"));
   other = config;
-  other.moe.num_redundant_experts = 1000;  // a rank would hold one twice
+  other.moe.num_redundant_experts = 1000;  // a rank would hold an expert twice
   EXPECT_THAT(ErrorOf(other), HasSubstr("it would hold one twice"));
   other = config;
   other.model_path = fs::path(SWITCHYARD_TEST_DATA) / "fixtures/llama";

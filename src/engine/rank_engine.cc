@@ -30,67 +30,9 @@ int64_t MaxPromptRows(int64_t chunk, int64_t max_prefill_tokens, int64_t context
   return max_prefill_tokens > 0 ? std::min(chunk, max_prefill_tokens) : chunk;
 }
 
-struct RankEngine::Impl {
-  Impl(Options options, ForwardFunction& model);
-
-  void Enqueue(const EngineRequest& request);
-  void Abort(uint64_t id);
-  StepCounts Plan();
-  StepOutputs Run(std::span<const StepCounts> groups);
-  void SetGroups(std::span<const StepCounts> groups);
-  bool HasWork() const { return !table.empty() || !answers.empty(); }
-  EngineStats Stats() const;
-
-  // Throws Error kInvalid if the request can never run.
-  void CheckRequest(const EngineRequest& request) const;
-  // Logit rows of a pass: their logits, or the tokens that the model drew from them.
-  struct Rows {
-    std::span<const float> logits;   // [rows, vocab]
-    std::span<const int32_t> drawn;  // [rows], −1: a logit is not finite
-    bool finite() const;
-  };
-  // Enables drawing in the model if it supports it and no row of the batch needs its logits here.
-  void RequestDeviceSampling();
-  // Writes one log line every --decode-log-interval steps with decoding.
-  void LogDecoding();
-  // Processes the results of the batch's pass.
-  void ProcessPass(Rows all);
-  // Processes one sequence's part of a pass, row by row.
-  void Finish(const ScheduledRows& part, const Rows& own);
-  // `first_row`: the part's first row in the batch.
-  void AppendRoutedExperts(const ScheduledRows& part, int64_t first_row);
-  void AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
-                           std::span<const float> logits);
-  void SampleToken(Sequence& sequence, const Rows& own);
-  // nullopt if penalties and biases forbid every token.
-  std::optional<int32_t> Draw(const Sequence& sequence, const Rows& own);
-  void CheckFinished(const Sequence& sequence, int32_t token, RequestOutput& output) const;
-  RequestOutput NewOutput(Sequence& sequence) const;
-  void Fail(Sequence& sequence, const std::string& error, ErrorKind kind = ErrorKind::kResource);
-  void Close(Sequence& sequence, bool discard);
-
-  const Options options;
-  ForwardFunction& model;
-  const int64_t vocab;
-  KvCache cache;
-  Scheduler scheduler;
-  Sampler sampler;
-  // Maximum length of a sequence: the last token's key and value need a slot too.
-  const int64_t max_length;
-  std::map<uint64_t, Sequence> table;   // open requests; nodes have stable addresses
-  std::vector<RequestOutput> answers;   // returned at the end of the next step
-  std::span<const ScheduledRows> plan;  // the scheduler's, valid between Plan and Run
-  ForwardBatch batch;                   // reused between steps to keep its allocations
-  std::vector<std::string> faults;      // [sequences] of the last pass, or empty
-  EngineStats counters;
-  // Counters for --decode-log-interval.
-  int64_t decode_steps = 0, logged_tokens = 0;
-  std::chrono::steady_clock::time_point last_log = std::chrono::steady_clock::now();
-};
-
 namespace {
 
-// The draw parameters if this sequence's next token needs no logits here, else nullopt.
+// The draw parameters if the engine needs no logits for this sequence's next token, else nullopt.
 std::optional<kernels::RowSampling> DeviceDrawParams(const Sequence& sequence) {
   const EngineRequest& request = sequence.request;
   const SamplingParams& params = request.sampling;
@@ -98,12 +40,7 @@ std::optional<kernels::RowSampling> DeviceDrawParams(const Sequence& sequence) {
   if (params.max_new_tokens == 0 || request.logprob.enabled || sequence.logprobs_pending() ||
       Penalties::Needed(params, drawn))
     return std::nullopt;
-  return kernels::RowSampling{
-      .temperature = params.temperature < Sampler::kGreedyBelow ? 0.0f : params.temperature,
-      .top_p = params.top_p,
-      .min_p = params.min_p,
-      .top_k = params.top_k,
-      .uniform = UniformDraw(*params.seed, drawn)};
+  return Sampler::RowSamplingOf(params, UniformDraw(*params.seed, drawn));
 }
 
 Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t vocab) {
@@ -189,6 +126,7 @@ RequestOutput RankEngine::Impl::NewOutput(Sequence& sequence) const {
 
 void RankEngine::Impl::Close(Sequence& sequence, bool discard) {
   const uint64_t id = sequence.request.id;
+  sequence.Truncate(sequence.known_length());
   scheduler.Remove(&sequence, discard);
   table.erase(id);
 }
@@ -203,8 +141,18 @@ void RankEngine::Impl::Fail(Sequence& sequence, const std::string& error, ErrorK
 }
 
 StepCounts RankEngine::Impl::Plan() {
+  const profile::Span span(options.profiler, {.name = "plan"});
   plan = scheduler.Plan();
   BuildBatch(plan, options.page_size, batch);
+  parts.clear();
+  for (const ScheduledRows& part : plan) {
+    const Sequence& sequence = *part.sequence;
+    parts.push_back({.id = sequence.request.id,
+                     .rows = part.rows,
+                     .end = sequence.computed + part.rows,
+                     .logit_rows = static_cast<size_t>(sequence.LogitRows(part.rows).size()),
+                     .decoding = sequence.decoding()});
+  }
   return {.tokens = batch.num_tokens(),
           .decode_tokens = batch.decode_tokens,
           .logit_rows = std::ssize(batch.logit_rows),
@@ -230,14 +178,36 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
       std::ranges::any_of(groups, [](const StepCounts& group) { return group.decode_tokens > 0; }));
   const bool others =
       std::ranges::any_of(groups, [](const StepCounts& group) { return group.tokens > 0; });
-  if (others || !plan.empty()) {
-    RequestDeviceSampling();
-    const std::span<const float> logits = model.Forward(batch);
-    ProcessPass({logits, model.drawn()});
-    if (batch.decode_tokens > 0) LogDecoding();
+  const bool runs = others || !plan.empty();
+  std::optional<std::vector<Part>> previous = std::exchange(launched, std::nullopt);
+  if (runs) RequestDeviceSampling();
+  const bool launches = runs && CanLaunch();
+  std::span<const float> logits;
+  if (launches) {
+    Launch();
+    AdvanceLaunched();
+  } else if (runs) {
+    logits = Forward();
   }
+  if (previous) ProcessLaunched(*previous);
+  if (runs && !launches) {
+    const profile::Span span(options.profiler,
+                             {.name = "sample", .rows = std::ssize(batch.logit_rows)});
+    ProcessPass({logits, model.drawn()});
+  }
+  if (batch.decode_tokens > 0 && runs) LogDecoding();
   plan = {};
   return {std::exchange(answers, {})};
+}
+
+std::span<const float> RankEngine::Impl::Forward() {
+  const profile::Span span(options.profiler, {.name = "forward", .rows = batch.num_tokens()});
+  return model.Forward(batch);
+}
+
+void RankEngine::Impl::Launch() {
+  const profile::Span span(options.profiler, {.name = "launch", .rows = batch.num_tokens()});
+  model.Launch(batch);
 }
 
 void RankEngine::Impl::LogDecoding() {
@@ -251,10 +221,6 @@ void RankEngine::Impl::LogDecoding() {
            static_cast<double>(stats.decode_tokens - logged_tokens) / std::max(seconds, 1e-9));
   last_log = now;
   logged_tokens = stats.decode_tokens;
-}
-
-bool RankEngine::Impl::Rows::finite() const {
-  return AllFinite(logits) && std::ranges::all_of(drawn, [](int32_t id) { return id >= 0; });
 }
 
 void RankEngine::Impl::RequestDeviceSampling() {
@@ -272,125 +238,9 @@ void RankEngine::Impl::RequestDeviceSampling() {
   }
 }
 
-void RankEngine::Impl::ProcessPass(Rows all) {
-  if (batch.draws.empty()) {
-    all.drawn = {};
-    CHECK_EQ(std::ssize(all.logits), std::ssize(batch.logit_rows) * vocab);
-  } else {
-    CHECK_EQ(all.drawn.size(), batch.logit_rows.size());
-  }
-  if (!plan.empty()) ++counters.steps;
-  // All ranks of the group have the same logits, so either all of them call this collective or
-  // none.
-  faults.clear();
-  if (!all.finite()) faults = model.RouterFaults(batch);
-  size_t begin = 0, index = 0;
-  int64_t first_row = 0;
-  for (const ScheduledRows& part : plan) {
-    const size_t count = part.sequence->LogitRows(part.rows).size();
-    const int64_t rows = part.rows;
-    AppendRoutedExperts(part, first_row);
-    Rows own;
-    if (batch.draws.empty()) {
-      own.logits = all.logits.subspan(begin * vocab, count * vocab);
-    } else {
-      own.drawn = all.drawn.subspan(begin, count);
-    }
-    if (index < faults.size() && !faults[index].empty() && part.sequence->router_fault.empty())
-      part.sequence->router_fault = faults[index];
-    ++index;
-    Finish(part, own);  // may end the sequence
-    begin += count;
-    first_row += rows;
-  }
-}
-
-void RankEngine::Impl::AppendRoutedExperts(const ScheduledRows& part, int64_t first_row) {
-  Sequence& sequence = *part.sequence;
-  const int64_t end = sequence.computed + part.rows;
-  if (!sequence.routed_experts_pending() || end <= sequence.next_routed) return;
-  const int64_t width = model.routed_width(), first = sequence.next_routed - sequence.computed;
-  CHECK_GE(first, 0);  // guaranteed by max_reusable
-  const auto rows =
-      model.routed_experts().subspan((first_row + first) * width, (part.rows - first) * width);
-  sequence.routed_experts.insert(sequence.routed_experts.end(), rows.begin(), rows.end());
-  sequence.next_routed = end;
-}
-
-void RankEngine::Impl::Finish(const ScheduledRows& part, const Rows& own) {
-  Sequence& sequence = *part.sequence;
-  const bool decoding = sequence.decoding();
-  const Sequence::RowRange rows = sequence.LogitRows(part.rows);
-  if (!decoding) counters.prefill_tokens += part.rows;
-  if (!own.finite()) {
-    Fail(sequence, sequence.router_fault.empty()
-                       ? "the model returned logits that are not finite (NaN or infinity)"
-                       : sequence.router_fault);
-    return;
-  }
-  AppendInputLogprobs(sequence, rows, own.logits);
-  sequence.computed += part.rows;
-  if (sequence.pending() > 0) return;
-  if (!decoding) cache.Publish(sequence.computed_tokens(), sequence.cache);
-  SampleToken(sequence, own);
-}
-
-void RankEngine::Impl::AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
-                                           std::span<const float> logits) {
-  for (int64_t row = rows.first; row < rows.end && sequence.logprobs_pending(); ++row) {
-    const int64_t position = sequence.next_logprob++;
-    CHECK_EQ(position, row + 1);
-    sequence.input_logprobs.push_back(LogprobsAt(logits.subspan((row - rows.first) * vocab, vocab),
-                                                 sequence.tokens[position],
-                                                 sequence.request.logprob));
-  }
-}
-
-std::optional<int32_t> RankEngine::Impl::Draw(const Sequence& sequence, const Rows& own) {
-  if (!own.drawn.empty()) return own.drawn.back();
-  const SamplingParams& params = sequence.request.sampling;
-  return sampler.Draw(own.logits.last(vocab), params, sequence.prompt(), sequence.output(),
-                      *params.seed);
-}
-
-void RankEngine::Impl::SampleToken(Sequence& sequence, const Rows& own) {
-  const SamplingParams& params = sequence.request.sampling;
-  RequestOutput output = NewOutput(sequence);
-  output.input_logprobs = std::exchange(sequence.input_logprobs, {});
-  if (params.max_new_tokens == 0) {  // prompt logprobs only
-    output.finish = FinishReason::kLength;
-  } else {
-    const std::optional<int32_t> token = Draw(sequence, own);
-    if (!token) {
-      Fail(sequence, "the request's banned tokens and its minimum leave no token to sample",
-           ErrorKind::kInvalid);
-      return;
-    }
-    if (sequence.request.logprob.enabled)
-      output.output_logprobs.push_back(
-          LogprobsAt(own.logits.last(vocab), *token, sequence.request.logprob));
-    output.new_tokens.push_back(*token);
-    sequence.tokens.push_back(*token);
-    ++counters.decode_tokens;
-    CheckFinished(sequence, *token, output);
-  }
-  const bool finished = output.finish != FinishReason::kNone;
-  answers.push_back(std::move(output));
-  if (finished) Close(sequence, /*discard=*/false);
-}
-
-void RankEngine::Impl::CheckFinished(const Sequence& sequence, int32_t token,
-                                     RequestOutput& output) const {
-  const SamplingParams& params = sequence.request.sampling;
-  const auto holds = [token](const std::vector<int32_t>& ids) {
-    return std::find(ids.begin(), ids.end(), token) != ids.end();
-  };
-  if (holds(params.stop_token_ids) || (!params.ignore_eos && holds(options.eos_token_ids))) {
-    output.finish = FinishReason::kStop;
-    output.matched = token;
-  } else if (sequence.output_length() >= params.max_new_tokens || sequence.length() >= max_length) {
-    output.finish = FinishReason::kLength;
-  }
+bool RankEngine::Impl::CanLaunch() const {
+  return options.overlap_schedule && model.launches() && !batch.routed_experts &&
+         batch.draws.size() == batch.logit_rows.size();
 }
 
 EngineStats RankEngine::Impl::Stats() const {
@@ -438,6 +288,7 @@ std::optional<PrefillPace> RankEngine::prefill_pace() const {
   return PrefillPace(std::max(0.0, o.target_step_ms) / 1e3, rows);
 }
 
+bool RankEngine::launched() const { return impl_->launched.has_value(); }
 bool RankEngine::HasWork() const { return impl_->HasWork(); }
 StepCounts RankEngine::Plan() { return impl_->Plan(); }
 StepOutputs RankEngine::Run(std::span<const StepCounts> groups) { return impl_->Run(groups); }

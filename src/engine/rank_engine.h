@@ -12,6 +12,7 @@
 #include "engine/request.h"
 #include "engine/scheduler/policy.h"
 #include "engine/scheduler/prefill_pace.h"
+#include "profile/profiler.h"
 
 namespace switchyard {
 
@@ -25,32 +26,37 @@ class ForwardFunction {
   // Whether the model draws tokens itself for a batch with `draws` (Model::draws).
   virtual bool draws() const { return false; }
   virtual std::span<const int32_t> drawn() const { return {}; }
+  // Whether passes can be launched. Then a batch may have ForwardBatch::token_rows.
+  virtual bool launches() const { return false; }
+  // Model::Launch and Model::Collect: passes that overlap the planning of the next one.
+  virtual void Launch(const ForwardBatch&) {}
+  virtual std::span<const int32_t> Collect() { return {}; }
   // [T, routed_width] of the last batch, if it requested them (Model::routed_experts).
   virtual std::span<const int32_t> routed_experts() const { return {}; }
   virtual int64_t routed_width() const { return 0; }  // layers · top_k; 0: no experts
-  // The first router score that is not finite in the rows of each sequence of the last batch, as a
-  // text that names layer and expert; empty: none. Collective of the attention group, after a
+  // For each sequence of the last batch, a text that names layer and expert of the first router
+  // score that is not finite; empty: none. Collective of the attention group. Call it after a
   // Forward whose logits are not finite.
   virtual std::vector<std::string> RouterFaults(const ForwardBatch&) { return {}; }
 };
 
-// A group's batch counts that the other attention groups need.
+// The counts of a group's batch that the other attention groups need.
 struct StepCounts {
   int64_t tokens = 0, decode_tokens = 0, logit_rows = 0;
   int64_t routed_experts = 0;  // 1 if requested
 };
 
-// The most logit rows of one pass with prompt logprobs: 256 MiB of float32. Decoding alone may need
-// one row for each running request, if that is more.
+// Maximum logit rows of one pass with prompt logprobs: 256 MiB of float32. Decoding needs one row
+// for each running request, which may be more.
 int64_t MaxLogitRows(int64_t vocab_size);
 
-// Maximum prompt rows of one step: `chunk` (-1: whole prompts, so at least a context), limited by
-// `max_prefill_tokens` (0: no second limit).
+// Maximum prompt rows of one step: `chunk`, limited by `max_prefill_tokens` (0: no second limit).
+// `chunk` -1 means whole prompts, so the result is at least a context.
 int64_t MaxPromptRows(int64_t chunk, int64_t max_prefill_tokens, int64_t context_length);
 
-// Deterministic: equal messages before equal steps give equal batches and outputs on every rank of
-// the attention group (decisions depend on ids, not clocks). Owns scheduler, page pool, radix cache
-// and sampler; borrows the model. The rank's thread only.
+// Deterministic: if all ranks of an attention group get the same messages before the same steps,
+// they have the same batches and outputs (decisions depend on ids, not clocks). Owns scheduler,
+// page pool, radix cache and sampler; borrows the model. Used by the rank's thread only.
 class RankEngine {
  public:
   struct Options {
@@ -66,11 +72,14 @@ class RankEngine {
     int64_t preemption_threshold = 10;
     int32_t decode_log_interval = 0;  // decode steps between log lines; 0: no lines
     bool enable_radix_cache = true;
+    bool overlap_schedule = true;  // --disable-overlap-schedule, if the model can launch passes
     int64_t context_length = 0;
     std::vector<int32_t> eos_token_ids;
     uint64_t random_seed = 0;
     int64_t max_logit_rows = 0;  // 0: MaxLogitRows
-    int32_t group = 0;           // this rank's attention group; requests of others are ignored
+    int32_t group = 0;           // this rank's attention group; other groups' requests are ignored
+    // Records plan, forward pass and sampling; outlives the engine. Null: nothing is recorded.
+    profile::Profiler* profiler = nullptr;
   };
   RankEngine(Options options, ForwardFunction& model);
   ~RankEngine();
@@ -81,10 +90,16 @@ class RankEngine {
   bool HasWork() const;
   // Plans one batch; it has no tokens if no request is open.
   StepCounts Plan();
-  // Runs the planned batch and returns the outputs of its requests. `groups` [dp] are the counts of
-  // all groups, this one included: the model runs if any group has tokens. Empty: a single group.
+  // Runs the planned batch and returns outputs of requests. `groups` [dp] are the counts of all
+  // groups, this one included: the model runs if any group has tokens. Empty: a single group.
+  // With an overlapped schedule, a batch whose tokens the model draws is only launched. Its outputs
+  // are returned by the next Run, which launches its own batch first. So the host plans, and sends
+  // outputs, while the device computes (NanoFlow; SGLang's overlap scheduler).
   StepOutputs Run(std::span<const StepCounts> groups = {});
-  // Limits prompt rows beside decoding requests; none where there is no target or no chunk size.
+  // Whether a batch is launched whose outputs were not returned yet.
+  bool launched() const;
+  // Limits prompt rows in steps with decoding requests. nullopt if there is no target time or no
+  // chunk size.
   std::optional<PrefillPace> prefill_pace() const;
   StepOutputs Step() {
     Plan();

@@ -8,8 +8,8 @@
 namespace switchyard {
 namespace {
 
-// Random workloads: whatever the pool size, chunk size, concurrent requests and aborts, a request
-// gets the same tokens as when it runs alone.
+// Random workloads: a request gets the same tokens as when it runs alone, for any pool size, chunk
+// size, concurrent requests and aborts.
 struct Workload {
   int32_t page_size;
   int64_t num_pages;
@@ -17,6 +17,7 @@ struct Workload {
   bool radix;
   int32_t max_running;
   int64_t logit_rows = 0;
+  bool overlaps = false;  // passes are launched ahead
 };
 
 class RandomWorkload : public ::testing::TestWithParam<Workload> {
@@ -26,7 +27,7 @@ class RandomWorkload : public ::testing::TestWithParam<Workload> {
   }
   EngineRequest RandomRequest(uint64_t id, int64_t longest) {
     EngineRequest request{.id = id};
-    // Few first tokens and runs of counting, so that prefixes coincide.
+    // Prompts count upwards from a few first tokens, so that many share a prefix.
     const auto length = static_cast<int32_t>(1 + Below(longest));
     request.input_ids = Count(length, static_cast<int32_t>(Below(3)) * 20);
     if (Below(2)) request.input_ids[Below(length)] = static_cast<int32_t>(Below(61));
@@ -36,14 +37,15 @@ class RandomWorkload : public ::testing::TestWithParam<Workload> {
     if (Below(2)) p.seed = Below(5);
     if (Below(4) == 0) p.top_p = 0.8f;
     if (Below(4) == 0) p.top_k = 7;
-    if (Below(4) == 0) p.repetition_penalty = 1.2f;
-    if (Below(4) == 0) p.frequency_penalty = 0.3f;
-    if (Below(4) == 0) p.min_new_tokens = std::min(p.max_new_tokens, 5);
+    const bool plain = GetParam().overlaps && Below(4) > 0;  // drawn by the model
+    if (!plain && Below(4) == 0) p.repetition_penalty = 1.2f;
+    if (!plain && Below(4) == 0) p.frequency_penalty = 0.3f;
+    if (!plain && Below(4) == 0) p.min_new_tokens = std::min(p.max_new_tokens, 5);
     p.ignore_eos = Below(2);
-    if (Below(3) == 0)
+    if (!plain && Below(3) == 0)
       request.logprob = {
           .enabled = true, .start = static_cast<int32_t>(Below(longest)) - 1, .top = 2};
-    if (Below(3) == 0)
+    if (!plain && Below(3) == 0)
       request.routed_experts = {.enabled = true, .start = static_cast<int32_t>(Below(length + 1))};
     return request;
   }
@@ -67,7 +69,9 @@ TEST_P(RandomWorkload, GivesWhatEachRequestGetsAlone) {
   alone_options.enable_radix_cache = false;
   alone_options.chunked_prefill_size = 1000;
   alone_options.max_logit_rows = 0;
-  Rig crowd(options), twin(options), alone(alone_options);
+  alone_options.overlap_schedule = false;
+  Rig crowd(options, 61, w.overlaps), twin(options, 61, w.overlaps);
+  Rig alone(alone_options, 61, w.overlaps);
   const int64_t longest = std::min<int64_t>(100, w.page_size * w.num_pages);
 
   uint64_t next_id = 1;
@@ -97,6 +101,7 @@ TEST_P(RandomWorkload, GivesWhatEachRequestGetsAlone) {
     ASSERT_LE(crowd.model.most_rows, w.chunk + w.max_running);
   }
   EXPECT_TRUE(crowd.engine.PoolIsWhole());
+  EXPECT_EQ(crowd.model.launched > 0, w.overlaps);
   ASSERT_EQ(crowd.seen.size(), kRequests);
   for (const auto& [id, want] : alone.seen) {
     const RequestOutput& got = crowd.seen[id];
@@ -126,6 +131,17 @@ INSTANTIATE_TEST_SUITE_P(
                       Workload{16, 8, 64, true, 8, 3}, Workload{16, 10, 5, true, 32},
                       Workload{16, 200, 32, true, 64}, Workload{16, 200, 64, false, 256},
                       Workload{4, 1000, 64, true, 1}, Workload{1, 160, 64, false, 5}));
+
+INSTANTIATE_TEST_SUITE_P(Overlapped, RandomWorkload,
+                         ::testing::Values(Workload{1, 128, 1, true, 8, 0, true},
+                                           Workload{1, 110, 16, true, 64, 0, true},
+                                           Workload{4, 30, 7, true, 16, 0, true},
+                                           Workload{4, 30, 64, false, 16, 1, true},
+                                           Workload{16, 8, 64, true, 8, 3, true},
+                                           Workload{16, 10, 5, true, 32, 0, true},
+                                           Workload{16, 200, 32, true, 64, 0, true},
+                                           Workload{4, 1000, 64, true, 1, 0, true},
+                                           Workload{1, 160, 64, false, 5, 0, true}));
 
 }  // namespace
 }  // namespace switchyard

@@ -13,6 +13,7 @@
 #include "engine/expert_services.h"
 #include "engine/group_exchange.h"
 #include "engine/model_forward.h"
+#include "engine/profile_commands.h"
 #include "engine/scheduler/batch.h"
 #include "engine/scheduler/prefill_pace.h"
 #include "kernels/ops.h"
@@ -34,7 +35,7 @@ std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
 }
 
 RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& plan,
-                                  const Mesh& mesh) {
+                                  const Mesh& mesh, profile::Profiler* profiler) {
   return {.page_size = config.page_size,
           .num_pages = plan.num_pages,
           .max_running_requests = plan.max_running_requests,
@@ -47,10 +48,12 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .preemption_threshold = config.preemption_threshold,
           .decode_log_interval = mesh.rank() == 0 ? config.decode_log_interval : 0,
           .enable_radix_cache = !config.disable_radix_cache,
+          .overlap_schedule = !config.disable_overlap_schedule,
           .context_length = plan.context_length,
           .eos_token_ids = plan.model.eos_token_ids,
           .random_seed = config.random_seed,
-          .group = mesh.dp_rank()};
+          .group = mesh.dp_rank(),
+          .profiler = profiler};
 }
 
 void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
@@ -64,20 +67,22 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   if (rank == 0) options.load.progress = ThrottledProgress(io);
   ExpertServices experts(config, plan, *comm);
   experts.AddTo(&options);
+  profile::Profiler profiler(rank, comm->mesh.Title());
+  options.profiler = &profiler;
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
   const ExpertServices::Attached attached(experts, model);
   ModelForward forward(model, kv, experts);
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
-  RankEngine engine(EngineOptions(config, plan, comm->mesh), chosen);
+  RankEngine engine(EngineOptions(config, plan, comm->mesh, &profiler), chosen);
   comm->tp->Barrier("model loaded");
   if (rank == 0)
     io.send(RankReady{.total_pages = plan.num_pages,
                       .page_size = config.page_size,
                       .max_running_requests = plan.max_running_requests,
                       .context_length = plan.context_length});
-  ServeRequests(engine, *comm, io, experts.recorder.get(), experts.manager.get());
+  ServeRequests(engine, *comm, io, experts.recorder.get(), experts.manager.get(), &profiler);
 }
 
 constexpr char kNoRecorder[] =
@@ -117,17 +122,22 @@ class StepTimer {
   explicit StepTimer(std::optional<PrefillPace> pace) : pace_(pace) {}
 
   void Start(std::span<const StepCounts> groups) {
-    start_ = std::chrono::steady_clock::now();
-    decode_rows_ = prompt_rows_ = 0;
+    started_ = Clock::now();
+    current_ = {};
     for (const StepCounts& group : groups) {
-      decode_rows_ += group.decode_tokens;
+      current_.decode_rows += group.decode_tokens;
       // The group with the most rows sets the time of the step.
-      prompt_rows_ = std::max(prompt_rows_, group.tokens - group.decode_tokens);
+      current_.prompt_rows = std::max(current_.prompt_rows, group.tokens - group.decode_tokens);
     }
   }
-  void Stop() {
-    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start_;
-    if (pace_) pace_->Observe(prompt_rows_, decode_rows_, time.count());
+  // `launched`: the step that began last has not ended, but the one before has. Steps of a device
+  // follow one another, so the time since the end of the previous one is that of the step.
+  void Stop(bool launched) {
+    const auto now = Clock::now();
+    if (!launched && !launched_) Observe(current_, now - started_);
+    if (launched && launched_) Observe(*launched_, now - ended_);
+    ended_ = now;
+    launched_ = launched ? std::optional(current_) : std::nullopt;
   }
   void AddLimit(std::vector<ControlMessage>& messages) {
     if (!pace_ || pace_->rows() == sent_) return;
@@ -136,9 +146,18 @@ class StepTimer {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  struct Rows {
+    int64_t decode_rows = 0, prompt_rows = 0;
+  };
+  void Observe(const Rows& rows, std::chrono::duration<double> time) {
+    if (pace_) pace_->Observe(rows.prompt_rows, rows.decode_rows, time.count());
+  }
+
   std::optional<PrefillPace> pace_;
-  std::chrono::steady_clock::time_point start_;
-  int64_t decode_rows_ = 0, prompt_rows_ = 0;
+  Clock::time_point started_, ended_;
+  Rows current_;
+  std::optional<Rows> launched_;
   int64_t sent_ = 0;
 };
 
@@ -183,8 +202,29 @@ std::vector<EngineMessage> ApplyToRecorder(const std::vector<ControlMessage>& me
 
 namespace {
 
+// The stage of a step; nullopt: it has no forward pass.
+std::optional<profile::Stage> StageOf(std::span<const StepCounts> groups) {
+  std::optional<profile::Stage> stage;
+  for (const StepCounts& group : groups) {
+    if (group.tokens > group.decode_tokens) return profile::Stage::kPrefill;
+    if (group.tokens > 0) stage = profile::Stage::kDecode;
+  }
+  return stage;
+}
+
+void ExchangeCounts(const StepCounts& mine, bool has_work, GroupExchange& groups,
+                    profile::Profiler* profiler) {
+  const profile::Span span(profiler, {.name = "exchange counts"});
+  groups.Run(mine, has_work);
+}
+
+void Post(StepOutputs outputs, GroupExchange& groups, profile::Profiler* profiler) {
+  const profile::Span span(profiler, {.name = "send results"});
+  groups.Post({std::move(outputs)});
+}
+
 void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecorder* recorder,
-           EplbManager* eplb) {
+           EplbManager* eplb, profile::Profiler* profiler) {
   GroupExchange groups(comm, io);
   StepTimer timer(engine.prefill_pace());
   comm.memory->StartHeartbeat();
@@ -195,12 +235,15 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     groups.Post(engine.Apply(messages));
     groups.Post(ApplyToRecorder(messages, recorder, comm.mesh.rank() == 0));
     groups.Post(ApplyToEplb(messages, eplb, comm.mesh.rank() == 0));
+    groups.Post(ApplyToProfiler(messages, profiler, comm));
+    profile::Step step(profiler);
     const StepCounts mine = engine.Plan();
-    groups.Run(mine, engine.HasWork());
+    ExchangeCounts(mine, engine.HasWork(), groups, profiler);
     if (groups.any_work()) {
       timer.Start(groups.counts());
-      groups.Post({engine.Run(groups.counts())});
-      timer.Stop();
+      Post(engine.Run(groups.counts()), groups, profiler);
+      timer.Stop(engine.launched());
+      if (const auto stage = StageOf(groups.counts())) step.End(*stage, mine.tokens);
     } else if (eplb && eplb->busy()) {
       MoveWithoutPass(*eplb, comm.mesh.rank() == 0);
     }
@@ -212,16 +255,16 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
 }  // namespace
 
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
-                   ExpertRecorder* recorder, EplbManager* eplb) {
+                   ExpertRecorder* recorder, EplbManager* eplb, profile::Profiler* profiler) {
   try {
-    Serve(engine, comm, io, recorder, eplb);
+    Serve(engine, comm, io, recorder, eplb, profiler);
   } catch (const std::exception& error) {
     comm.memory->Abort(fmt::format("rank {} failed: {}", comm.mesh.rank(), error.what()));
     throw;
   }
 }
 
-std::span<const float> CheckedForward::Forward(const ForwardBatch& batch) {
+void CheckedForward::Compare(const ForwardBatch& batch) {
   const uint64_t mine = Fingerprint(batch, page_size_);
   std::vector<uint64_t> all(group_.size());
   group_.AllGather(&mine, all.data(), sizeof mine);
@@ -230,7 +273,16 @@ std::span<const float> CheckedForward::Forward(const ForwardBatch& batch) {
       throw Error(ErrorKind::kPeer,
                   fmt::format("ranks 0 and {} of the group planned different batches", rank),
                   "a bug: please report it with the flags and the log");
+}
+
+std::span<const float> CheckedForward::Forward(const ForwardBatch& batch) {
+  Compare(batch);
   return model_.Forward(batch);
+}
+
+void CheckedForward::Launch(const ForwardBatch& batch) {
+  Compare(batch);
+  model_.Launch(batch);
 }
 
 void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,

@@ -5,33 +5,40 @@
 #include "engine/rank_engine.h"
 #include "eplb/manager.h"
 #include "eplb/recorder.h"
+#include "profile/profiler.h"
 
 namespace switchyard {
 
 // Runs `engine` until Shutdown. Rank 0 receives messages and sends answers; all ranks get the
 // messages by broadcast and step together. Ranks of an attention group run the same steps. While no
-// group has work, the leader blocks in `receive` and the other ranks wait for it.
-// `recorder` handles RecordExperts and GetExpertLoad, `eplb` handles RebalanceExperts and GetEplb;
-// where null, they are refused.
-// An error aborts the arena before it is rethrown: destructors may have to wait for loading or
-// planning threads, and the other ranks must not wait for that.
+// group has work, the leader blocks in `receive` and the other ranks wait for it. `recorder`
+// handles RecordExperts and GetExpertLoad, `eplb` handles RebalanceExperts and GetEplb, `profiler`
+// handles StartProfile and StopProfile and records the steps. If a handler is null, its messages
+// are refused. An error aborts the arena before it is rethrown: destructors may have to wait for
+// loading or planning threads, and the other ranks must not wait for that.
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
-                   ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr);
+                   ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr,
+                   profile::Profiler* profiler = nullptr);
 
-// Applies those of `messages` that address `recorder`. Returns the answers on rank 0 and nothing on
-// other ranks. Collective.
+// Applies the messages for the recorder. Returns the answers on rank 0 and nothing on other ranks.
+// Collective.
 std::vector<EngineMessage> ApplyToRecorder(const std::vector<ControlMessage>& messages,
                                            ExpertRecorder* recorder, bool is_leader);
 
-// Compares fingerprints of batches over the attention group, then passes them to `model`. Ranks
-// whose batches differ have diverged schedulers: a bug in their messages or in their counting. To
-// continue would deadlock or mix tokens. Borrows both.
+// Compares fingerprints of batches over the attention group, then passes them to `model`. If
+// batches differ, the schedulers of the ranks have diverged, because of a bug in their messages or
+// in their counting. To continue would deadlock or mix tokens. Borrows `model` and `group`.
 class CheckedForward : public ForwardFunction {
  public:
   CheckedForward(ForwardFunction& model, Communicator& group, int32_t page_size)
       : model_(model), group_(group), page_size_(page_size) {}
   std::span<const float> Forward(const ForwardBatch& batch) override;
   int64_t vocab_size() const override { return model_.vocab_size(); }
+  bool draws() const override { return model_.draws(); }
+  std::span<const int32_t> drawn() const override { return model_.drawn(); }
+  bool launches() const override { return model_.launches(); }
+  void Launch(const ForwardBatch& batch) override;
+  std::span<const int32_t> Collect() override { return model_.Collect(); }
   std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }
   int64_t routed_width() const override { return model_.routed_width(); }
   std::vector<std::string> RouterFaults(const ForwardBatch& batch) override {
@@ -39,6 +46,8 @@ class CheckedForward : public ForwardFunction {
   }
 
  private:
+  void Compare(const ForwardBatch& batch);
+
   ForwardFunction& model_;
   Communicator& group_;
   const int32_t page_size_;

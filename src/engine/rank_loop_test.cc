@@ -1,14 +1,16 @@
-// The loop with attention groups, on scripted messages that fix the input of each step.
+// The loop with attention groups. Scripted messages fix the input of each step.
 #include "engine/rank_loop.h"
 
 #include <gmock/gmock.h>
 
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <thread>
 
+#include "core/json.h"
 #include "engine/fake_forward.h"
 
 namespace switchyard {
@@ -46,6 +48,7 @@ struct Heard {
   std::map<uint64_t, RecordResult> records;
   std::map<uint64_t, ExpertLoadReport> loads;
   std::map<uint64_t, EplbReport> eplb;
+  std::map<uint64_t, ProfileReport> profiles;
 
   void Take(const EngineMessage& message) {
     if (const auto* flush = std::get_if<FlushResult>(&message)) {
@@ -58,6 +61,8 @@ struct Heard {
       EXPECT_TRUE(loads.emplace(load->ticket, *load).second);
     } else if (const auto* moving = std::get_if<EplbReport>(&message)) {
       EXPECT_TRUE(eplb.emplace(moving->ticket, *moving).second);
+    } else if (const auto* profile = std::get_if<ProfileReport>(&message)) {
+      EXPECT_TRUE(profiles.emplace(profile->ticket, *profile).second);
     } else if (const auto* step = std::get_if<StepOutputs>(&message)) {
       for (const RequestOutput& news : step->outputs) {
         RequestOutput& all = outputs[news.id];
@@ -75,8 +80,8 @@ struct Heard {
 
 using Script = std::function<std::vector<ControlMessage>(const Heard&)>;
 
-// Four ranks, two groups.
-Heard RunScript(Script script, const ExpertRecorderOptions& recorded = {}) {
+// Four ranks, two groups. `profiles`: with a profiler.
+Heard RunScript(Script script, const ExpertRecorderOptions& recorded = {}, bool profiles = false) {
   Heard heard;
   const RankLoopIo leader{.receive = [&](std::chrono::milliseconds) { return script(heard); },
                           .send = [&](const EngineMessage& message) { heard.Take(message); }};
@@ -85,12 +90,15 @@ Heard RunScript(Script script, const ExpertRecorderOptions& recorded = {}) {
         RankComm::Create(std::move(arena), {.tp = 4, .ep = 1, .dp = 2}, rank, {.timeout = 20s});
     FakeForward model({.num_pages = 24, .page_size = 4});
     CheckedForward checked(model, *comm->attn_tp, 4);
-    RankEngine engine(Options(comm->mesh.dp_rank()), checked);
+    profile::Profiler profiler(rank, comm->mesh.Title());
+    RankEngine::Options options = Options(comm->mesh.dp_rank());
+    options.profiler = profiles ? &profiler : nullptr;
+    RankEngine engine(options, checked);
     std::optional<ExpertRecorder> recorder;
     if (recorded.any())
       recorder.emplace(recorded, ExpertRecorderShape{.layers = 2, .experts = 4, .top_k = 1}, *comm);
-    ServeRequests(engine, *comm, rank == 0 ? leader : RankLoopIo{},
-                  recorder ? &*recorder : nullptr);
+    ServeRequests(engine, *comm, rank == 0 ? leader : RankLoopIo{}, recorder ? &*recorder : nullptr,
+                  nullptr, options.profiler);
     EXPECT_TRUE(engine.PoolIsWhole());
   });
   return heard;
@@ -105,8 +113,8 @@ std::vector<int32_t> Alone(const EngineRequest& request) {
   return heard.outputs[request.id].new_tokens;
 }
 
-// The destructors of a failed rank may have to wait for a loading thread; other ranks must not wait
-// for that.
+// The destructors of a failed rank may have to wait for a loading thread. Other ranks must get the
+// error before that.
 TEST(RankLoop, AFailureIsToldBeforeAnythingIsTakenApart) {
   std::atomic<int> ended = 0;
   const RankLoopIo leader{.receive = [](std::chrono::milliseconds) -> std::vector<ControlMessage> {
@@ -202,6 +210,74 @@ TEST(RankLoop, NothingMovesWithoutAManager) {
   });
   for (const uint64_t ticket : {6, 7})
     EXPECT_THAT(heard.eplb.at(ticket).refused, ::testing::HasSubstr("--enable-eplb"));
+}
+
+// Names of the events of a trace file that are not descriptions.
+std::vector<std::string> EventNames(const std::string& file) {
+  std::ifstream in(file);
+  std::vector<std::string> names;
+  const nlohmann::json trace = nlohmann::json::parse(in);
+  for (const auto& event : trace["traceEvents"])
+    if (event["ph"] == "X") names.push_back(event["name"]);
+  return names;
+}
+
+// Group 1 decodes throughout; ranks of group 0 run its steps with an empty batch.
+TEST(RankLoop, AProfileHasAFileOfEveryRank) {
+  const auto dir = std::filesystem::temp_directory_path() / "rank_loop_test_profile";
+  std::filesystem::remove_all(dir);
+  const profile::Options options{.dir = dir.string(), .name = "a"};
+  int calls = 0;
+  const Heard heard = RunScript(
+      [&](const Heard& so_far) -> std::vector<ControlMessage> {
+        if (++calls == 1) return {StopProfile{5}, StartProfile{6, options}, Request(1, 1, 20, 6)};
+        if (calls == 2) return {StartProfile{7, options}};
+        if (!so_far.Ended(1)) return {};
+        return {StopProfile{8}, StopProfile{9}, Shutdown{}};
+      },
+      {}, /*profiles=*/true);
+  const auto outcome = [&](uint64_t ticket) { return heard.profiles.at(ticket).outcome; };
+  EXPECT_EQ(outcome(5), ProfileOutcome::kConflict);
+  EXPECT_EQ(outcome(6), ProfileOutcome::kDone);
+  EXPECT_EQ(outcome(7), ProfileOutcome::kConflict);
+  EXPECT_EQ(outcome(8), ProfileOutcome::kDone);
+  EXPECT_EQ(outcome(9), ProfileOutcome::kConflict);
+  const profile::Result& result = heard.profiles.at(8).result;
+  ASSERT_THAT(result.files, SizeIs(4));
+  // Two steps of the prompt, in chunks of 16, of which the second one gives the first token.
+  std::vector<std::string> want;
+  for (int step = 0; step < 7; ++step)
+    for (const char* name : {step < 2 ? "prefill step" : "decode step", "plan", "exchange counts",
+                             "forward", "sample", "send results"})
+      want.emplace_back(name);
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(result.files[rank], (dir / fmt::format("a-TP-{}.trace.json", rank)).string());
+    EXPECT_EQ(EventNames(result.files[rank]), want) << rank;
+  }
+  EXPECT_EQ(result.events, static_cast<int64_t>(4 * want.size()));
+  std::filesystem::remove_all(dir);
+}
+
+TEST(RankLoop, AProfileThatARankCannotWriteIsRefusedOnAllOfThem) {
+  const auto dir = std::filesystem::temp_directory_path() / "rank_loop_test_refused";
+  std::filesystem::remove_all(dir);
+  std::filesystem::create_directories(dir / ".switchyard-profile-2");  // rank 2's test file
+  int calls = 0;
+  const Script script = [&](const Heard& so_far) -> std::vector<ControlMessage> {
+    if (++calls == 1)
+      return {StartProfile{5, {.dir = dir.string(), .name = "a"}}, Request(1, 1, 20, 6)};
+    if (!so_far.Ended(1)) return {};
+    return {StopProfile{6}, Shutdown{}};
+  };
+  const Heard heard = RunScript(script, {}, /*profiles=*/true);
+  EXPECT_EQ(heard.profiles.at(5).outcome, ProfileOutcome::kBadDirectory);
+  EXPECT_THAT(heard.profiles.at(5).result.error, ::testing::StartsWith("rank 2: "));
+  EXPECT_EQ(heard.profiles.at(6).outcome, ProfileOutcome::kConflict);
+  EXPECT_EQ(heard.outputs.at(1).finish, FinishReason::kLength);
+  std::filesystem::remove_all(dir);
+
+  calls = 0;
+  EXPECT_EQ(RunScript(script).profiles.at(5).outcome, ProfileOutcome::kConflict);
 }
 
 TEST(RankLoop, TheLastNewsOfEveryGroupLeaveBeforeTheLoopEnds) {

@@ -12,6 +12,7 @@
 #include "core/wire.h"
 #include "eplb/manager_options.h"
 #include "eplb/recorder_options.h"
+#include "profile/options.h"
 
 namespace switchyard {
 
@@ -33,8 +34,8 @@ struct SamplingParams {
   bool ignore_eos = false;
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::vector<int32_t> allowed_token_ids;  // the only ids that may be drawn; empty: all
-  // Each is a sequence of ids that the output must not contain: the last id is not drawn directly
-  // after the others.
+  // Each entry is a sequence of ids that the output must not contain: its last id is not drawn
+  // directly after its other ids.
   std::vector<std::vector<int32_t>> bad_words;
 };
 
@@ -59,11 +60,11 @@ struct EngineRequest {
   SamplingParams sampling;
   LogprobParams logprob;
   RoutedExpertsParams routed_experts;
-  // The attention group that serves it (`data_parallel_rank`). Empty: the sender to the ranks
-  // assigns one (DpController); ranks treat it as group 0.
+  // The attention group that serves the request (`data_parallel_rank`). Empty: the sender to the
+  // ranks assigns one (DpController); ranks treat it as group 0.
   std::optional<int32_t> group;
   int32_t priority = 0;    // larger ones go first; see Scheduler::Options::priorities
-  std::string cache_salt;  // requests share cached prefixes only where this is equal
+  std::string cache_salt;  // requests share cached prefixes only if this is equal
 };
 
 // Messages to the ranks, in one ordered stream. Every rank applies the same messages before the
@@ -92,14 +93,22 @@ struct RebalanceExperts {  // EplbManager::Rebalance (eplb/manager.h)
 struct GetEplb {
   uint64_t ticket = 0;
 };
-// From the leader alone: the prompt rows of a step in which requests decode (PrefillPace).
+struct StartProfile {  // Profiler (profile/profiler.h)
+  uint64_t ticket = 0;
+  profile::Options options;
+};
+struct StopProfile {
+  uint64_t ticket = 0;
+};
+// Created by the leader, not the front: the maximum prompt rows of a step with decoding requests
+// (PrefillPace).
 struct LimitPrefill {
   int64_t rows = 0;
 };
 struct Shutdown {};  // the loop ends after this step
 using ControlMessage =
     std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, RecordExperts, GetExpertLoad,
-                 RebalanceExperts, GetEplb, LimitPrefill, Shutdown>;
+                 RebalanceExperts, GetEplb, StartProfile, StopProfile, LimitPrefill, Shutdown>;
 
 struct TokenLogprob {
   int32_t token = 0;
@@ -126,7 +135,7 @@ enum class FinishReason : uint8_t {
 // New output of one request after a step.
 struct RequestOutput {
   uint64_t id = 0;
-  std::vector<int32_t> new_tokens;  // the stop token included
+  std::vector<int32_t> new_tokens;  // including the stop token
   FinishReason finish = FinishReason::kNone;
   int32_t matched = -1;  // the stop token id of kStop
   int32_t prompt_tokens = 0;
@@ -156,14 +165,14 @@ struct StatsReport {
 };
 struct FlushResult {
   uint64_t ticket = 0;
-  // Whether all groups dropped their prefixes; a group with open requests keeps its own.
+  // Whether all groups dropped their prefixes. A group with open requests keeps its prefixes.
   bool done = false;
 };
 struct RecordResult {
   uint64_t ticket = 0;
   // For kStart and kStop: whether the recording state changed.
   bool changed = false;
-  ExpertDump dump;  // of kDump; its `error` is that of any action
+  ExpertDump dump;  // of kDump; its `error` is also that of kStart and kStop
 };
 struct ExpertLoadReport {
   uint64_t ticket = 0;
@@ -174,6 +183,17 @@ struct EplbReport {  // the answer to RebalanceExperts and GetEplb
   uint64_t ticket = 0;
   EplbStatus status;
   std::string refused;  // the reason for a refused rebalance or a missing status
+};
+enum class ProfileOutcome : uint8_t {
+  kDone,
+  kConflict,      // to start: a profile is active; to stop: none is
+  kBadDirectory,  // a rank cannot write files there; no profile was started
+  kNotWritten,    // a rank could not write a file; `result` has the others
+};
+struct ProfileReport {  // the answer to StartProfile and StopProfile
+  uint64_t ticket = 0;
+  ProfileOutcome outcome = ProfileOutcome::kDone;
+  profile::Result result;  // of all ranks; after kDone of StopProfile, `error` is empty
 };
 struct StepOutputs {
   std::vector<RequestOutput> outputs;
@@ -192,8 +212,9 @@ struct EngineFailure {
   ErrorKind kind = ErrorKind::kResource;  // kInvalid: the checkpoint or a flag is at fault
 };
 // Messages of the leader to the front.
-using EngineMessage = std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult,
-                                   EngineFailure, RecordResult, ExpertLoadReport, EplbReport>;
+using EngineMessage =
+    std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult, EngineFailure,
+                 RecordResult, ExpertLoadReport, EplbReport, ProfileReport>;
 
 // Sums over groups; pages of all groups have one size.
 EngineStats Total(const std::vector<EngineStats>& groups);

@@ -54,7 +54,17 @@ std::vector<ControlMessage> SomeControl() {
           RecordExperts{.ticket = 7, .action = RecordAction::kDump},
           GetExpertLoad{8},
           RebalanceExperts{9},
-          GetEplb{10}};
+          GetEplb{10},
+          StartProfile{.ticket = 11,
+                       .options = {.dir = "/d",
+                                   .name = "n",
+                                   .start_step = 3,
+                                   .num_steps = 4,
+                                   .host = false,
+                                   .device = false,
+                                   .by_stage = true,
+                                   .record_shapes = true}},
+          StopProfile{12}};
 }
 
 std::vector<EngineMessage> SomeMessages() {
@@ -107,13 +117,16 @@ std::vector<EngineMessage> SomeMessages() {
                                 .fills = {1, 2, 3},
                                 .longest_switch_seconds = 0.25,
                                 .last_failure = "why"},
-                     .refused = "no"}};
+                     .refused = "no"},
+          ProfileReport{.ticket = 12,
+                        .outcome = ProfileOutcome::kNotWritten,
+                        .result = {.files = {"a", "b"}, .error = "c", .events = 5, .dropped = 6}}};
 }
 
 TEST(RequestWire, ControlSurvivesTheTrip) {
   const std::string bytes = EncodeControl(SomeControl());
   const std::vector<ControlMessage> back = DecodeControl(bytes);
-  ASSERT_EQ(back.size(), 10u);
+  ASSERT_EQ(back.size(), 12u);
   const auto& request = std::get<EngineRequest>(back[0]);
   EXPECT_EQ(request.input_ids, (std::vector<int32_t>{1, 2, 3}));
   EXPECT_EQ(request.sampling.seed, 123456789012345u);
@@ -133,6 +146,15 @@ TEST(RequestWire, ControlSurvivesTheTrip) {
   EXPECT_EQ(std::get<GetExpertLoad>(back[7]).ticket, 8u);
   EXPECT_EQ(std::get<RebalanceExperts>(back[8]).ticket, 9u);
   EXPECT_EQ(std::get<GetEplb>(back[9]).ticket, 10u);
+  const auto& start = std::get<StartProfile>(back[10]);
+  EXPECT_EQ(start.ticket, 11u);
+  EXPECT_EQ(start.options.dir, "/d");
+  EXPECT_EQ(start.options.name, "n");
+  EXPECT_EQ(start.options.start_step, 3);
+  EXPECT_EQ(start.options.num_steps, 4);
+  EXPECT_FALSE(start.options.host || start.options.device);
+  EXPECT_TRUE(start.options.by_stage && start.options.record_shapes);
+  EXPECT_EQ(std::get<StopProfile>(back[11]).ticket, 12u);
   EXPECT_EQ(EncodeControl(back), bytes);
   EXPECT_TRUE(DecodeControl(EncodeControl({})).empty());
 }
@@ -205,7 +227,7 @@ TEST(RequestWire, ChangedBytesNeverDoMoreThanThrow) {
       bytes[i] = old;
     }
   }
-  EXPECT_THAT(ErrorOf([] { DecodeMessage("\x09"); }), HasSubstr("9"));  // no such alternative
+  EXPECT_THAT(ErrorOf([] { DecodeMessage("\x0a"); }), HasSubstr("10"));  // no such alternative
 }
 
 TEST(ConfigWire, EveryFieldSurvivesTheTrip) {

@@ -8,6 +8,7 @@ constexpr ErrorKind LastOf(ErrorKind) { return ErrorKind::kResource; }
 constexpr FinishReason LastOf(FinishReason) { return FinishReason::kError; }
 constexpr RecordAction LastOf(RecordAction) { return RecordAction::kDump; }
 constexpr EplbState LastOf(EplbState) { return EplbState::kDone; }
+constexpr ProfileOutcome LastOf(ProfileOutcome) { return ProfileOutcome::kNotWritten; }
 
 template <typename Codec, OneOf<SamplingParams> T>
 void Fields(Codec& codec, T& p) {
@@ -32,13 +33,22 @@ template <typename Codec, OneOf<AbortRequest> T>
 void Fields(Codec& codec, T& m) {
   codec(m.id);
 }
-template <typename Codec, OneOf<FlushCache, GetStats, GetExpertLoad, RebalanceExperts, GetEplb> T>
+template <typename Codec,
+          OneOf<FlushCache, GetStats, GetExpertLoad, RebalanceExperts, GetEplb, StopProfile> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket);
 }
 template <typename Codec, OneOf<RecordExperts> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket, m.action);
+}
+template <typename Codec, OneOf<profile::Options> T>
+void Fields(Codec& codec, T& o) {
+  codec(o.dir, o.name, o.start_step, o.num_steps, o.host, o.device, o.by_stage, o.record_shapes);
+}
+template <typename Codec, OneOf<StartProfile> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket, m.options);
 }
 template <typename Codec, OneOf<LimitPrefill> T>
 void Fields(Codec& codec, T& m) {
@@ -104,6 +114,14 @@ void Fields(Codec& codec, T& s) {
 template <typename Codec, OneOf<EplbReport> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket, m.status, m.refused);
+}
+template <typename Codec, OneOf<profile::Result> T>
+void Fields(Codec& codec, T& r) {
+  codec(r.files, r.error, r.events, r.dropped);
+}
+template <typename Codec, OneOf<ProfileReport> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket, m.outcome, m.result);
 }
 template <typename Codec, OneOf<StepOutputs> T>
 void Fields(Codec& codec, T& m) {

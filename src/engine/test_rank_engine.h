@@ -20,8 +20,12 @@ using Ids = std::vector<int32_t>;
 // A rank with its fake model, and the merged outputs of each request.
 class Rig {
  public:
-  explicit Rig(RankEngine::Options options, int64_t vocab = 61)
-      : model({.vocab = vocab, .num_pages = options.num_pages, .page_size = options.page_size}),
+  // `launches`: with a model that draws tokens and runs passes ahead.
+  explicit Rig(RankEngine::Options options, int64_t vocab = 61, bool launches = false)
+      : model({.vocab = vocab,
+               .num_pages = options.num_pages,
+               .page_size = options.page_size,
+               .launches = launches}),
         engine(std::move(options), model) {}
 
   std::vector<EngineMessage> Tell(std::vector<ControlMessage> messages) {

@@ -41,8 +41,8 @@ struct ThreadEngine::Impl {
     return std::exchange(inbox, {});
   }
 
-  // The caller must hold the mutex. noinline: where a caller passes one type of the variant and
-  // this is inlined, GCC 12 warns that the other types may be used uninitialized.
+  // The caller must hold the mutex. noinline: if this were inlined into a caller that passes one
+  // type of the variant, GCC 12 would warn that the other types may be used uninitialized.
   [[gnu::noinline]] void Tell(ControlMessage message) {
     inbox.push_back(std::move(message));
     news.notify_all();

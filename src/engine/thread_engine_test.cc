@@ -227,7 +227,7 @@ TEST(ThreadEngine, AFailureWhileLoadingIsThrownToTheCaller) {
 }
 
 TEST(RankLoop, RanksWhoseSchedulersDifferAreFound) {
-  // Only rank 1 sees logits that are not finite and drops the request.
+  // Only on rank 1 the logits are not finite, so only rank 1 drops the request.
   ThreadEngine engine(2, kArenaBytes, FakeRanks(2, 1, nullptr, 3, 1), {});
   Collector poisoned, other;
   engine.Submit(Request(30, 5, 80), other.Callback());

@@ -15,8 +15,8 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxDimensions = 4;
-// No text file starts with a smaller number as a safetensors header length: its high bytes would be
-// zeros.
+// Maximum length of a safetensors header. The first eight bytes of a text file, read as a length,
+// exceed it, because text has no zero bytes.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
 std::string ReadAll(std::ifstream& in) {
@@ -24,7 +24,7 @@ std::string ReadAll(std::ifstream& in) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-// The length of the list, of its first element, and so on.
+// Shape of nested lists: the length of the list, the length of its first element, and so on.
 std::vector<int64_t> ShapeOf(const json& lists, const std::string& where) {
   std::vector<int64_t> shape;
   for (const json* at = &lists; at->is_array(); at = &at->front()) {

@@ -134,7 +134,7 @@ std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init) {
 
 void CheckSamePlacements(const std::vector<ExpertPlacement>& placements,
                          const std::string& location, Communicator& world) {
-  uint64_t mine = 0xcbf29ce484222325;  // FNV-1a over whole numbers
+  uint64_t mine = 0xcbf29ce484222325;  // FNV-1a over numbers instead of bytes
   const auto add = [&](int64_t number) {
     mine = (mine ^ static_cast<uint64_t>(number)) * 0x100000001b3;
   };

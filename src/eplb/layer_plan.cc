@@ -36,7 +36,8 @@ void LayerPlan::Assign(std::span<const int32_t> map) {
   std::ranges::fill(bin_load_, 0.0);
   for (int bin = 0; bin < bins(); ++bin)
     for (int p = slots(bin).begin; p < slots(bin).end; ++p)
-      // A second replica on one rank gives no freedom, so its slot is freed for a better one.
+      // A second replica of an expert on one rank gives dispatch no choice, so its slot becomes
+      // empty.
       if (map[p] >= 0 && map[p] < experts() && !Holds(bin, map[p])) {
         map_[p] = map[p];
         ++count_[map[p]];
@@ -99,7 +100,7 @@ bool LayerPlan::SwapFromHeaviest(int heavy) {
   int from = -1, to = -1, to_bin = -1;
   const auto try_bin = [&](int bin) {
     const double gap = bin_load_[heavy] - bin_load_[bin];
-    // The maximum gain is a swap that halves the gap.
+    // A swap that halves the gap has the largest gain, gap² / 2.
     if (bin == heavy || gap * gap / 2 <= best) return;
     for (int i = slots(heavy).begin; i < slots(heavy).end; ++i) {
       if (solo_[i] == kInfinite) continue;

@@ -11,8 +11,8 @@
 namespace switchyard {
 
 // A value type; single-threaded. Bins are the living ranks. Even shares are in the middle of the
-// range that dispatch can choose from. So a plan whose bins are even under them leaves each batch
-// the same freedom in both directions.
+// range that dispatch can choose from. So if even shares balance the bins, dispatch can correct a
+// batch equally far in both directions.
 class LayerPlan {
  public:
   // `bins` must outlive the plan. `load` [experts] tokens per step, not negative.
@@ -69,8 +69,8 @@ class LayerPlan {
 // Plans from scratch:
 // 1. Each replica goes to the expert with the highest load per replica.
 // 2. Replicas of one expert go to different ranks. Ranks are chosen so that sharing experts
-//    connects all ranks, and each rank holds about as many replicated experts. Excess load of a
-//    batch on one rank can then flow to all others, over one expert after another.
+//    connects all ranks, and all ranks hold about the same number of replicated experts. Excess
+//    load of a batch on one rank can then flow to all others, along chains of shared experts.
 // 3. Experts with one replica go, heaviest first, to the least loaded rank with a free slot.
 void PlanFromScratch(LayerPlan* plan);
 

@@ -12,8 +12,9 @@
 namespace switchyard {
 namespace {
 
-// Total variation distance of two counted distributions over experts, minus its expectation if both
-// are samples of one distribution: half the mean absolute difference of two near-normal shares.
+// Total variation distance of two counted distributions over experts, minus the distance to expect
+// if both are samples of one distribution. That expectation is half the mean absolute difference of
+// two near-normal shares.
 double Distance(std::span<const int64_t> a, std::span<const int64_t> b) {
   const auto sum = [](std::span<const int64_t> counts) {
     return static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));

@@ -14,8 +14,9 @@
 namespace switchyard {
 
 // Keeps at most `kSteps` sums over consecutive passes, each over equally many passes. These sums
-// are the steps that planners see. A sum is all-reduced when it is complete, so every exchange is
-// small. One per rank, which adds the choices of its own tokens; the rank's thread only.
+// are the steps of the history that planners receive. A sum is all-reduced when it is complete, so
+// every exchange is small. One per rank, which adds the choices of its own tokens; the rank's
+// thread only.
 class LoadWindow {
  public:
   static constexpr int kSteps = 50;
@@ -33,12 +34,13 @@ class LoadWindow {
   // Collective after every passes_per_step-th pass; the sums are then equal on every rank. Returns
   // whether a step has just been completed.
   bool EndPass();
-  // Experts have moved: earlier rank loads do not apply to the new placement.
+  // Call when experts have moved: earlier rank loads do not apply to the new placement.
   void OnMoved() {
     balanced_since_ = steps_.size();
     mixed_ = passes_ > 0;
   }
-  // A plan is based on the last `most` steps: the reference distribution of ShapeChange.
+  // Call when a plan is made from the last `most` steps. Their sum becomes the reference
+  // distribution of ShapeChange.
   void OnPlanned(int most = kSteps);
 
   int64_t passes_per_step() const { return passes_per_step_; }
@@ -47,9 +49,9 @@ class LoadWindow {
   // Mean over steps since OnMoved and over layers of (mean / max rank load); nullopt if nothing has
   // been counted.
   std::optional<double> MeanBalancedness() const;
-  // Fraction of the load (0 to 1) that goes to other experts than at the last OnPlanned, by the
-  // last kRecent steps. It is the mean over layers of the total variation distance, minus its
-  // expectation from sampling noise alone. 0 until there are kRecent steps.
+  // Fraction (0 to 1) of the load of the last kRecent steps that goes to other experts than at the
+  // last OnPlanned. It is the mean over layers of the total variation distance, minus the distance
+  // to expect from sampling noise alone. 0 until there are kRecent steps.
   double ShapeChange() const;
 
  private:
@@ -66,7 +68,7 @@ class LoadWindow {
   const int64_t passes_per_step_;
   Communicator& world_;
   int64_t passes_ = 0;        // in the current step
-  std::vector<int64_t> now_;  // its local counts: [layers, experts], then [layers, EP ranks]
+  std::vector<int64_t> now_;  // this rank's counts: [layers, experts], then [layers, EP ranks]
   std::vector<float> sums_;   // the same summed over ranks: scratch
   struct Step {
     std::vector<int32_t> counts;  // [layers, experts]

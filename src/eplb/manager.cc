@@ -150,7 +150,7 @@ void EplbManager::StartPlanning(const char* trigger, int steps) {
   began_ = std::chrono::steady_clock::now();
   window_->OnPlanned(steps);
   if (!is_leader_) return plan_.Start({});
-  const bool on_request = status_.trigger == "request";  // whatever the moves cost
+  const bool on_request = status_.trigger == "request";  // ignores the cost of moves
   plan_.Start([algorithm = algorithm_, topology = topology_, previous = Current(),
                history = window_->History(steps), passes = window_->passes_per_step(), on_request,
                dispatch = ParseEpDispatchAlgorithm(options_.dispatch)] {
@@ -236,7 +236,7 @@ void EplbManager::StepMigration() {
   if (!more) Finish();
 }
 
-// Nothing to move, or no thread is moving anything anymore.
+// Called when there is nothing to move, or when the migration has ended on all ranks.
 void EplbManager::Finish() {
   status_.state = EplbState::kDone;
   status_.layer = -1;

@@ -33,11 +33,12 @@ struct EplbShape {
 // is small: an all-reduce of counts about 50 times per --eplb-rebalance-num-iterations passes, and
 // a small message before each pass while a plan is computed or layers are migrating.
 //
-// Triggers: every num_iterations passes since the last rebalance, or a changed load distribution
-// (and once more when the recent steps have no other load), if the mean balancedness (mean / max
-// rank load) is not over min_utilization; and every explicit request. Then rank 0 plans on a
-// separate thread and broadcasts the plan. A Migration moves the layers that the plan changes;
-// without a request only those that gain more than they cost (plan_value.h).
+// Every explicit request triggers a plan. If the mean balancedness (mean / max rank load) is at
+// most min_utilization, two events do so too. One is the end of num_iterations passes since the
+// last rebalance. The other is a changed load distribution; a second plan follows once the recent
+// steps contain only the new load. Rank 0 plans on a separate thread and broadcasts the plan. A
+// Migration moves the layers that the plan changes. Without a request it skips layers whose gain is
+// below the cost of their moves (plan_value.h).
 class EplbManager : public RoutingObserver {
  public:
   // Fraction of the load that must have shifted to other experts since the last plan to trigger a
@@ -65,7 +66,8 @@ class EplbManager : public RoutingObserver {
   bool wants_tokens() const override { return false; }
   void OnCounts(int layer, const RoutedCounts& counts) override;
 
-  // While `busy`, BeginPass is also called without a pass when there are no tokens.
+  // Call BeginPass before each pass. While `busy`, call it also when no pass runs because there are
+  // no tokens.
   void BeginPass();
   void EndPass();
   // Whether a plan is being computed or carried out; equal on every rank.
@@ -78,10 +80,10 @@ class EplbManager : public RoutingObserver {
   EplbStatus Status() const;
 
  private:
-  // Both: plan for the load of the last `steps` steps.
+  // Both functions plan for the load of the last `steps` steps.
   void ConsiderPlanning(const char* trigger, int steps);
   void StartPlanning(const char* trigger, int steps);
-  // Fewer after a change of the distribution: older steps are irrelevant then.
+  // Number of steps to plan for. After a change of the distribution, older steps are left out.
   int RelevantSteps() const;
   void ReceivePlan();
   void StartMigration(const Placement& plan);
@@ -102,7 +104,8 @@ class EplbManager : public RoutingObserver {
   std::optional<LoadWindow> window_;
   int64_t passes_ = 0;  // since the last plan or the end of its migration
   // A changed distribution triggers a plan while the recent steps still contain older load. A
-  // second plan follows when they do not. Counts the steps until then; 1: due, 0: none.
+  // second plan follows when they no longer do. Counts down the steps to the second plan; 1: due,
+  // 0: none.
   int steps_to_follow_up_ = 0;
   PlanJob plan_;
   int not_worth_moving_ = 0;  // layers of the last plan (plan_value.h)

@@ -48,7 +48,7 @@ struct EplbStatus {
   int32_t layer = -1;                // layer being migrated; −1: none
   int32_t layers_done = 0, layers_to_move = 0;
   std::vector<int64_t> fills;    // [kNumFillFrom] slots by source (transfers.h)
-  int32_t transfer_batches = 0;  // of pairs of ranks; maximum over layers
+  int32_t transfer_batches = 0;  // batches of pairwise transfers; maximum over layers
   double plan_seconds = 0, move_seconds = 0;
   double longest_switch_seconds = 0;  // longest stall of a pass of rank 0 by layer switches
   int64_t move_passes = 0;

@@ -139,10 +139,10 @@ bool Migration::Step() {
   state_changed_.notify_all();
   std::vector<RankStatus> all(world_.size());
   world_.AllGather(&mine, all.data(), sizeof mine);
-  const bool carrying = transferring_;  // status lines do not cover a chunk that Decide starts
+  const bool carrying = transferring_;  // `all` does not cover a chunk that Decide starts
   if (error_.empty()) Decide(all);
   if (error_.empty() && carrying) StepTransfers(all);
-  // A thread ends by itself after the last chunk has been switched.
+  // A rank's thread ends after the last chunk has been switched.
   return std::ranges::any_of(all, [](const RankStatus& l) {
     return l.state == State::kLoading || l.state == State::kReady;
   });
@@ -178,7 +178,7 @@ void Migration::StepTransfers(const std::vector<RankStatus>& all) {
   state_changed_.notify_all();
 }
 
-// The status lines are equal on every rank, so all ranks make the same decision.
+// `all` is equal on every rank, so all ranks make the same decision.
 void Migration::Decide(const std::vector<RankStatus>& all) {
   const auto failed = std::ranges::find(all, State::kFailed, &RankStatus::state);
   if (failed != all.end()) {

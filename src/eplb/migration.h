@@ -52,8 +52,8 @@ class Migration {
   ~Migration();
 
   // Called between two passes, before the same pass on every rank. Collective: one small
-  // all-gather. Returns false when nothing is left to do and no rank's thread is running; it must
-  // not be called again then.
+  // all-gather. Returns false when nothing is left to do and no rank's thread is running; do not
+  // call it again then.
   bool Step();
 
   int layers_moved() const { return static_cast<int>(moved_); }

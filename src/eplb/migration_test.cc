@@ -340,8 +340,8 @@ class TestLayers : public MovableExperts {
 
 constexpr int kAllTokenCounts = 21;  // period of the pass sizes, with and without decoding
 
-// The outputs of passes while experts are always migrating: until three migrations have ended. With
-// `passes` given, that many passes without migration.
+// The outputs of passes during three migrations, one after the other. If `passes` is given: the
+// outputs of `passes` passes without migration.
 std::vector<float> Outputs(const TestLayer& layer, const MoeOptions& options, int* passes) {
   const bool moving = *passes == 0;
   const auto last_call = std::chrono::steady_clock::now() + std::chrono::seconds(20);

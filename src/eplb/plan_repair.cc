@@ -53,7 +53,7 @@ class Components {
   }
 
  private:
-  static constexpr int kStale = 8;  // the search takes longer than the rest of a move
+  static constexpr int kStale = 8;  // calls of Of between two searches; a search is slow
 
   void Find(const LayerPlan& plan) {
     std::iota(of_.begin(), of_.end(), 0);
@@ -78,8 +78,8 @@ class Components {
 };
 
 // Puts `expert` into one of the slots of `old` (−1: empty slots) on a bin without `expert`. Prefers
-// bins that share no expert yet with its holders, then the lightest bin. Returns false if there is
-// no such slot.
+// bins outside the components of the bins that hold `expert`, then the lightest bin. Returns false
+// if there is no such slot.
 bool Replace(int32_t old, int32_t expert, Components* components, LayerPlan* plan) {
   const std::vector<int>& component = components->Of(*plan);
   std::vector<uint8_t> reached(plan->bins(), 0), holds(plan->bins(), 0);
@@ -110,8 +110,8 @@ bool Replace(int32_t old, int32_t expert, Components* components, LayerPlan* pla
   return true;
 }
 
-// Places experts that lost their last slot, heaviest first: into empty slots, else in place of
-// replicas.
+// Places experts without a slot, heaviest first: into empty slots, otherwise in place of replicas
+// of other experts.
 void PlaceMissingExperts(Components* components, LayerPlan* plan) {
   while (true) {
     int32_t unplaced = -1;

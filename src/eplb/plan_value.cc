@@ -39,13 +39,8 @@ int ResetLayersNotWorthMoving(const LoadHistory& history, int64_t passes,
                               const Placement& previous, Placement* plan) {
   CHECK(history.layers == plan->layers && history.experts == plan->logical);
   if (dispatch == EpDispatchAlgorithm::kFake) return 0;
-  if (dispatch == EpDispatchAlgorithm::kLp)
-    dispatch = EpDispatchAlgorithm::kBalanced;  // faster
-                                                // than kLp,
-                                                // with
-                                                // nearly
-                                                // equal
-                                                // results
+  // kBalanced is faster than kLp, with nearly equal results.
+  if (dispatch == EpDispatchAlgorithm::kLp) dispatch = EpDispatchAlgorithm::kBalanced;
   int reset = 0;
   for (int layer = 0; layer < plan->layers; ++layer) {
     if (std::ranges::equal(previous.Layer(layer), plan->Layer(layer))) continue;

@@ -6,21 +6,21 @@
 
 namespace switchyard {
 
-// Number of rows that a rank computes in the time that it needs to receive the weights of one
-// expert from its own node. Both are limited by memory bandwidth, and these rows read the weights
-// once.
+// Number of rows that a rank can compute while it receives the weights of one expert from its own
+// node. Memory bandwidth limits both, and computing these rows reads the weights once.
 constexpr double kRowsPerExpert = 64;
 
-// Resets layers of `*plan` to their placement in `previous` if moving them gains less than it
-// costs; returns their number. Per layer, over the recorded steps:
+// Finds the layers of `*plan` whose moves gain less than they cost, and resets them to their
+// placement in `previous`. Returns the number of layers reset. Per layer, over the recorded steps:
 //   gain   reduction of the fullest rank's rows, summed over the steps
 //   cost   kRowsPerExpert rows per expert received (four times that from other nodes) / ranks,
 //          plus two standard deviations of the fullest rank's count: a plan that only fits the
 //          noise of few tokens gains nothing later
-// A gain below one hundredth of a pass is too small at any cost; a pass takes at least the time of
-// its fullest rank's rows and of one expert's weights. `passes`: number of passes in the history.
-// With dispatch `fake` no layer is reset, since its loads do not depend on the placement. Pure.
-// Both placements are valid for `topology` and have the history's layers and experts.
+// A layer is also reset if its gain is below 1 % of the time of all passes. The time of a pass
+// counts as the rows of its fullest rank, plus kRowsPerExpert for reading the weights of one
+// expert. `passes`: number of passes in the history. With dispatch `fake` no layer is reset, since
+// its loads do not depend on the placement. Pure. Both placements are valid for `topology` and have
+// the history's layers and experts.
 int ResetLayersNotWorthMoving(const LoadHistory& history, int64_t passes,
                               EpDispatchAlgorithm dispatch, const RankTopology& topology,
                               const Placement& previous, Placement* plan);

@@ -38,8 +38,8 @@ Placement PlanPlacement(EplbAlgorithm algorithm, const PlanRequest& request) {
     case EplbAlgorithm::kDeepSeekHierarchical:
       if (topology.NumAlive() < topology.ranks)
         throw Invalid(
-            "deepseek plans for all ranks, but only {} of {} are alive; elasticity_aware "
-            "and yard plan without the others",
+            "deepseek plans for all ranks, but only {} of {} are alive; want elasticity_aware "
+            "or yard, which use living ranks only",
             topology.NumAlive(), topology.ranks);
       return PlanDeepSeek(history, topology, request.physical,
                           algorithm == EplbAlgorithm::kDeepSeekHierarchical)

@@ -71,8 +71,8 @@ TEST(PlannerTest, SaysWhatIsWrong) {
   EXPECT_EQ(error("yard", half, 12),
             "8 experts do not fit; 2 of 4 ranks are alive and have 6 slots");
   EXPECT_EQ(error("deepseek", half, 16),
-            "deepseek plans for all ranks, but only 2 of 4 are alive; elasticity_aware and yard "
-            "plan without the others");
+            "deepseek plans for all ranks, but only 2 of 4 are alive; want elasticity_aware or "
+            "yard, which use living ranks only");
   half.active = {0, 0, 0, 0};
   EXPECT_EQ(error("yard", half, 12), "no rank is alive to hold experts");
   half.active = {1};

@@ -52,9 +52,9 @@ class ExpertRecorder : public RoutingObserver {
   void BeginPass(int64_t tokens);
   void EndPass(const PassTokens& tokens);
 
-  // Start clears earlier records and starts recording; Stop keeps them. They return false if it was
-  // already recording (or not recording), which merits only a warning. Error kInvalid without a
-  // mode.
+  // Start clears earlier records and starts recording; Stop keeps them. Start returns false if
+  // recording was already active, Stop if it was not. Both cases merit only a warning. Error
+  // kInvalid without a mode.
   bool Start();
   bool Stop();
   bool recording() const { return recording_; }

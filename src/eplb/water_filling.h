@@ -40,8 +40,8 @@ class WaterFilling {
   std::span<const double> bin_loads() const { return bins_; }  // [bins] after Fill
   double mean() const { return mean_; }                        // of the bins
   // Writes the division of the last Fill, in whole tokens if the loads were whole: [slots], 0 for
-  // unused ones. It divides few experts at the same bin loads (division_forest.h). Tokens left over
-  // from rounding down go to the emptier bins among those with a share.
+  // unused ones. Few experts are divided, without a change of the bin loads (division_forest.h).
+  // Tokens left over from rounding down go to the emptier bins among those with a share.
   void Shares(std::span<int32_t> shares);
 
  private:

@@ -69,7 +69,8 @@ class LayerPlanner {
     plan.Assign(previous);
     const bool valid = IsComplete(plan);
     if (valid) Consider(plan.map(), Time(plan.map()), next);
-    // No plan takes less time than the mean, and every other plan moves at least one expert.
+    // No plan takes less time than balanced ranks do, and every other plan moves at least one
+    // expert.
     if (least_ <= Cost(1, 1)) return;
     LayerPlan anew(bins_, static_cast<int>(next.size()), load);
     FromScratch(&anew);
@@ -115,7 +116,7 @@ class LayerPlanner {
     return time / static_cast<double>(scenarios_.size());
   }
 
-  // `moved`: experts from the same node, plus others times node_price.
+  // `moved`: number of experts from the same node, plus node_price times that from other nodes.
   double Cost(double time, double moved) const {
     return options_.horizon * (time + (moved > 0 ? options_.least_gain : 0)) +
            options_.move_price * moved / static_cast<double>(bins_.size());

@@ -6,8 +6,8 @@
 namespace switchyard {
 
 struct YardOptions {
-  // Cost of receiving one expert on every rank from the same node, relative to the time of a layer
-  // with balanced ranks. A transfer from another node costs node_price times as much.
+  // Cost if every rank receives one expert from its own node, relative to the time of a layer with
+  // balanced ranks. A transfer from another node costs node_price times as much.
   double move_price = 0.1;
   double node_price = 4;
   // Number of steps over which a plan's gain is counted.

@@ -238,8 +238,8 @@ TEST_P(ActivationFormatTest, ARowDoesNotDependOnItsBatch) {
   }
 }
 
-// Panels of deep weights are narrower, and the packed panel of few rows needs the same amount of
-// memory.
+// With a large K, weight panels are narrower. The packed panel of few rows of x must then fit in
+// the same scratch.
 TEST_P(ActivationFormatTest, DeepRowsDoNotDependOnTheirBatchEither) {
   Random random(9);
   ThreadPool pool(1);

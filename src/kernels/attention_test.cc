@@ -140,8 +140,8 @@ TEST_P(AttentionTest, ChunksDecodeStepsAndThreadsGiveTheSameBits) {
     Attention(p, three);
     EXPECT_TRUE(SameBits(batch.out, again)) << "threads";
 
-    // The first sequence in chunks: one ends inside a key block, one starts there, then single
-    // rows.
+    // The first sequence in chunks: the first chunk ends inside a key block, the second starts
+    // there. Single rows follow.
     std::vector<int32_t> ends = {37, 101};
     for (int32_t end = 102; end <= 150; ++end) ends.push_back(end);
     int32_t begin = 0;

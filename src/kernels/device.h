@@ -11,6 +11,7 @@
 
 #include "core/parallel.h"
 #include "core/tensor.h"
+#include "kernels/device_timer.h"
 #include "kernels/ops.h"
 #include "kernels/row_params.h"
 
@@ -28,11 +29,22 @@ class PassSequences {
   virtual void Set(std::span<const SequenceSpan> sequences, int32_t page_size) = 0;
 };
 
+// A copy from device memory to the host for which the host waits later. Made by a device, for its
+// thread.
+class HostCopy {
+ public:
+  virtual ~HostCopy() = default;
+  // Enqueues a copy after all current work. The previous one has been waited for.
+  virtual void Start(const void* from, size_t bytes) = 0;
+  // Blocks until the copy is complete. Valid until the next Start.
+  virtual std::span<const std::byte> Wait() = 0;
+};
+
 // One per rank; owned by the rank's runner and used by the rank's thread only.
 //
 // Pointers in Params refer to device memory, except spans and the views in them. A GPU enqueues ops
-// in order and returns before they run. Their operands must stay valid until then, except spans of
-// Params, which are read during the call.
+// in order and returns before they run. Operands must stay valid until the op has run, except spans
+// of Params, which are read during the call.
 class Device {
  public:
   virtual ~Device() = default;
@@ -48,7 +60,10 @@ class Device {
   virtual void CopyIn(void* to, const void* from, size_t bytes) = 0;
   // `to` is host memory; waits for all ops enqueued before.
   virtual void CopyOut(void* to, const void* from, size_t bytes) = 0;
+  virtual std::unique_ptr<HostCopy> MakeHostCopy() = 0;
   virtual void Synchronize() = 0;  // throws errors of enqueued ops
+  // Null on a device whose ops run synchronously. The timer must not outlive the device.
+  virtual std::unique_ptr<DeviceTimer> MakeTimer() { return nullptr; }
 
   // Returns the weight in the memory and layout that ops of this device need; unchanged if it
   // already is there. Views of the result are valid weights too. HeadLinear needs all heads in the
@@ -73,6 +88,9 @@ class Device {
   virtual void AddInPlace(float* y, const float* x, int64_t count) = 0;
   // x[i] = x[i] limited to [-limit, limit]; NaN stays NaN.
   virtual void Clamp(float* x, int64_t count, float limit) = 0;
+  // ids[i] = tokens[rows[i]] where rows[i] is not negative. A token of −1 becomes 0.
+  virtual void GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* tokens,
+                            int64_t count) = 0;
   // values[index[i]] = 0. Indices are not negative.
   virtual void ClearEntries(int32_t* values, const int32_t* index, int64_t count) = 0;
   virtual void Rope(const RopeParams& p) = 0;

@@ -65,12 +65,25 @@ void Decoder::ReserveLogits(std::span<const int64_t> group_rows, Pass& pass) con
                      [&](HeadBuffers& head) { return vocabulary_.Reserve(group_rows, &head); });
 }
 
+profile::SpanInfo Decoder::Describe(const Operation& operation, const PassRows& rows) const {
+  const bool of_logits = operation.kind == Kind::kLogits, of_ids = operation.kind == Kind::kEmbed;
+  return {.name = operation.kind == Kind::kForward ? Name(operation.phase) : Name(operation.kind),
+          .track = profile::Track::kPass,
+          .micro_batch = operation.micro_batch,
+          .layer = operation.layer,
+          .rows = of_logits ? rows.logit_rows : rows.tokens,
+          .columns = of_ids ? 1 : c_.config.hidden};
+}
+
 void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> passes,
-                  std::span<const int64_t> group_logit_rows) const {
+                  std::span<const int64_t> group_logit_rows, profile::Profiler* profiler) const {
   Pass& head = *passes.front();
   int64_t selected = 0;  // rows
   for (const Operation& operation : program) {
+    if (operation.kind == Kind::kSample) continue;  // by the caller, for the whole batch
     Pass& p = *passes[operation.micro_batch];
+    const profile::Span span(profiler,
+                             profiler ? Describe(operation, p.rows) : profile::SpanInfo());
     switch (operation.kind) {
       case Kind::kEmbed:
         Embed(p);
@@ -82,19 +95,23 @@ void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> pas
         SelectRows(p, head.selected.data() + selected * c_.config.hidden);
         selected += p.rows.logit_rows;
         break;
-      case Kind::kSample:  // by the caller, for the whole batch
-        break;
       default:
         CHECK(false);
     }
   }
+  const profile::Span span(profiler, {.name = "head",
+                                      .track = profile::Track::kPass,
+                                      .micro_batch = 0,
+                                      .rows = selected,
+                                      .columns = c_.config.hidden});
   if (selected > 0) Norm(head.selected.data(), weights_.final_norm, selected, head.selected.data());
   vocabulary_.Logits(group_logit_rows, head.selected.data(), &head.head);
 }
 
 void Decoder::Embed(Pass& p) const {
   p.branch_pending = false;
-  // On every rank of the group: another rank may have routed a slot's previous token.
+  // Every rank of the group clears the records, because another rank may have routed the previous
+  // token of a slot.
   if (c_.config.has_moe())
     c_.device.ClearEntries(p.kv->router_faults(), p.rows.slots, p.rows.tokens);
   if (p.rows.tokens > 0) vocabulary_.Embed(p, p.residual.data());
@@ -128,7 +145,7 @@ void Decoder::Forward(Pass& p, int layer, Phase phase) const {
       if (p.moe_in_stages) moe->BeginCombine(*p.moe);
       break;
     case Phase::kDown:
-      CHECK(false);  // no schedule of this model separates it
+      CHECK(false);  // no schedule of this model has it as a separate phase
       break;
     case Phase::kFinish:
       Finish(p, layer);

@@ -15,13 +15,14 @@
 #include "model/pass.h"
 #include "model/weights.h"
 #include "moe/layer.h"
+#include "profile/profiler.h"
 #include "schedule/operation.h"
 #include "schedule/serve.h"
 
 namespace switchyard {
 
-// The shape of a step of a model's layers: in one micro-batch, or with `two_batches` in two.
-// Without a shared expert that this rank computes, as with waterfill, the schedule has none.
+// The shape of a step of a model's layers: in one micro-batch, or with `two_batches` in two. With
+// waterfill the shared expert is one of the dispatched experts, so the shape has no shared expert.
 schedule::ServeShape ServeShapeOf(const ModelConfig& config, bool waterfill, bool two_batches);
 
 // Borrows weights and MoE layers, which outlive it. All state of a batch is in its pass, so the
@@ -33,18 +34,20 @@ class Decoder {
   Decoder(const LayerContext& context, const ModelWeights& weights,
           const std::vector<std::unique_ptr<MoeLayer>>& moe, std::function<void()> beat);
 
-  // What a pass needs of scratch, in floats.
+  // Floats of scratch that a pass needs.
   int64_t ScratchFloats(int64_t max_tokens) const;
   // Allocates logit rows and head buffers for group_rows [dp] of a whole batch.
   void ReserveLogits(std::span<const int64_t> group_rows, Pass& pass) const;
 
   // Executes `program`; the micro-batches of a batch are `passes`. Their logits, of
   // group_logit_rows [dp] rows of the whole batch, are then in the first pass's head buffers.
-  // Uses only ops of the device and collectives.
+  // Uses only ops of the device and collectives. `profiler` records each operation, and the head as
+  // "head". It is null while no step is recorded and while a graph is captured.
   void Run(std::span<const schedule::Operation> program, std::span<Pass* const> passes,
-           std::span<const int64_t> group_logit_rows) const;
+           std::span<const int64_t> group_logit_rows, profile::Profiler* profiler = nullptr) const;
 
  private:
+  profile::SpanInfo Describe(const schedule::Operation& operation, const PassRows& rows) const;
   void Embed(Pass& p) const;
   void Forward(Pass& p, int layer, schedule::Phase phase) const;
   void Project(Pass& p, int layer) const;
@@ -53,13 +56,14 @@ class Decoder {
   void RunExperts(Pass& p, int layer) const;
   void Finish(Pass& p, int layer) const;
   void StoreRoutedExperts(Pass& p, int layer) const;
-  // Copies the rows whose logits are needed to `to`.
+  // Copies to `to` the rows whose logits are needed.
   void SelectRows(Pass& p, float* to) const;
 
   MoeTokens TokensOf(const Pass& p) const;
   void Norm(const float* x, const Tensor& weight, int64_t rows, float* y,
             const kernels::RowHook* hook = nullptr) const;
-  // Normalises the residual stream into `normed`, or, rounded to bfloat16, into its memory.
+  // Writes the norm of the residual stream to `normed`. With bf16_rows the elements are bfloat16,
+  // in the memory of `normed`.
   void NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook* hook = nullptr,
                     bool bf16_rows = false) const;
   // Adds the sum over ranks to the residual stream; fused into the next norm if the device has a

@@ -1,47 +1,88 @@
 // Draws tokens on the device that holds the logits.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
+#include "core/check.h"
 #include "model/layers/activations.h"
 #include "model/rank_device.h"
 
 namespace switchyard {
 
-// Owns the buffers, which grow with the number of rows.
+// Owns the buffers, which grow with the number of rows. The tokens of a batch stay on the device
+// until the next batch draws, so the next batch can read them (ForwardBatch::token_rows). Copies to
+// the host of up to kMaxPending batches may be under way.
 class DeviceSampler {
  public:
-  // logits [draws.size(), vocab] on the device → one token per row, −1 if a logit is not finite.
-  std::vector<int32_t> Draw(RankDevice& rank, const float* logits,
-                            std::span<const kernels::RowSampling> draws, int64_t vocab) {
+  static constexpr size_t kMaxPending = 2;
+
+  // Begins a batch with one row of logits for each of `draws`.
+  void Begin(RankDevice& rank, std::span<const kernels::RowSampling> draws, int64_t vocab) {
     kernels::Device& device = rank.device();
     const auto rows = static_cast<int64_t>(draws.size());
-    if (rows == 0) return {};
-    if (rows > rows_) {
+    vocab_ = vocab;
+    rows_ = rows;
+    if (rows > capacity_) {
       draws_ = device.Allocate(draws.size_bytes());
       tokens_ = device.Allocate(rows * sizeof(int32_t));
-      rows_ = rows;
+      capacity_ = rows;
     }
     weights_.Reserve(device, rows * vocab);
-    device.CopyIn(draws_.get(), draws.data(), draws.size_bytes());
-    rank.Draw({.logits = logits,
-               .draws = static_cast<const kernels::RowSampling*>(draws_.get()),
-               .rows = rows,
-               .vocab = vocab,
-               .weights = weights_.data(),
-               .tokens = static_cast<int32_t*>(tokens_.get())});
-    std::vector<int32_t> tokens(rows);
-    device.CopyOut(tokens.data(), tokens_.get(), rows * sizeof(int32_t));
-    return tokens;
+    if (rows > 0) device.CopyIn(draws_.get(), draws.data(), draws.size_bytes());
   }
 
+  // Draws the tokens of rows [first, first + rows) from logits [rows, vocab] on the device; −1
+  // where a logit is not finite.
+  void Draw(RankDevice& rank, const float* logits, int64_t first, int64_t rows) {
+    if (rows == 0) return;
+    rank.Draw({.logits = logits,
+               .draws = static_cast<const kernels::RowSampling*>(draws_.get()) + first,
+               .rows = rows,
+               .vocab = vocab_,
+               .weights = weights_.data(),
+               .tokens = static_cast<int32_t*>(tokens_.get()) + first});
+  }
+
+  // Starts the copy of the batch's tokens to the host.
+  void Send(kernels::Device& device) {
+    CHECK_LT(pending_, kMaxPending);
+    std::unique_ptr<kernels::HostCopy>& copy = copies_[(oldest_ + pending_) % kMaxPending];
+    if (!copy) copy = device.MakeHostCopy();
+    copy->Start(tokens_.get(), rows_ * sizeof(int32_t));
+    ++pending_;
+  }
+  // Waits for the tokens of the oldest batch that was sent. Valid until kMaxPending more are sent.
+  std::span<const int32_t> Receive() {
+    CHECK_GT(pending_, 0u);
+    const std::span<const int32_t> tokens = Wait(oldest_);
+    oldest_ = (oldest_ + 1) % kMaxPending;
+    --pending_;
+    return tokens;
+  }
+  // The same for the batch that was sent last. Older ones stay pending.
+  std::span<const int32_t> ReceiveLast() {
+    CHECK_GT(pending_, 0u);
+    --pending_;
+    return Wait((oldest_ + pending_) % kMaxPending);
+  }
+
+  // [rows] of the last batch that drew, in device memory.
+  const int32_t* tokens() const { return static_cast<const int32_t*>(tokens_.get()); }
+
  private:
-  int64_t rows_ = 0;
+  std::span<const int32_t> Wait(size_t copy) {
+    const std::span<const std::byte> bytes = copies_[copy]->Wait();
+    return {reinterpret_cast<const int32_t*>(bytes.data()), bytes.size() / sizeof(int32_t)};
+  }
+
+  int64_t capacity_ = 0, rows_ = 0, vocab_ = 0;
   std::shared_ptr<void> draws_, tokens_;
   Activations weights_;  // [rows, vocab]
+  std::array<std::unique_ptr<kernels::HostCopy>, kMaxPending> copies_;
+  size_t oldest_ = 0, pending_ = 0;
 };
 
 }  // namespace switchyard

@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-// [dp] as in ForwardBatch, which may leave them out for one group.
+// [dp] counts of ForwardBatch, which may be empty if there is one group.
 std::vector<int64_t> CountsOf(const std::vector<int64_t>& given, int64_t own) {
   return given.empty() ? std::vector<int64_t>{own} : given;
 }
@@ -32,6 +32,12 @@ std::vector<int64_t> SplitRows(const ForwardBatch& batch, double threshold) {
   return first;
 }
 
+int64_t MaxMicroBatchRows(int64_t max_rows, double threshold) {
+  // The smaller part has at least `threshold` of the rows. One more covers rounding.
+  const double larger = std::max(0.5, 1.0 - threshold) * static_cast<double>(max_rows);
+  return std::min(max_rows, static_cast<int64_t>(larger) + 1);
+}
+
 ForwardBatch SliceBatch(const ForwardBatch& batch, int64_t begin, int64_t end,
                         std::span<const int64_t> group_rows,
                         std::span<const int64_t> group_decode_rows) {
@@ -40,6 +46,7 @@ ForwardBatch SliceBatch(const ForwardBatch& batch, int64_t begin, int64_t end,
   };
   ForwardBatch part;
   part.tokens = rows_of(batch.tokens);
+  if (!batch.token_rows.empty()) part.token_rows = rows_of(batch.token_rows);
   part.positions = rows_of(batch.positions);
   part.slots = rows_of(batch.slots);
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
@@ -50,7 +57,7 @@ ForwardBatch SliceBatch(const ForwardBatch& batch, int64_t begin, int64_t end,
     part.sequences.push_back(
         {.row_begin = static_cast<int32_t>(first - begin),
          .rows = static_cast<int32_t>(last - first),
-         // Without the keys of the sequence's rows after this part.
+         // Excludes the keys of the sequence's rows after this part.
          .kv_len = static_cast<int32_t>(s.kv_len - (s.row_begin + s.rows - last)),
          .pages = s.pages});
     if (!batch.request_ids.empty()) part.request_ids.push_back(batch.request_ids[i]);

@@ -13,16 +13,19 @@ namespace switchyard {
 // second one would have no row in any group. Every rank computes the same from the counts of all
 // groups.
 //
-// Half of the rows. With one attention group, a batch with prompts is split between two sequences,
-// near the half, if each part then has at least `threshold` of the rows
-// (--tbo-token-distribution-threshold). Otherwise the split may be within a sequence. That is
+// The first micro-batch gets half of the rows. With one attention group, a batch with prompts is
+// split between two sequences, near the half, if each part then has at least `threshold` of the
+// rows (--tbo-token-distribution-threshold). Otherwise the split may be within a sequence. That is
 // exact, because in each layer the first part stores its keys before the second one attends to
 // them.
 std::vector<int64_t> SplitRows(const ForwardBatch& batch, double threshold);
 
+// Maximum rows of a micro-batch of a batch of up to `max_rows` rows per group.
+int64_t MaxMicroBatchRows(int64_t max_rows, double threshold);
+
 // Rows [begin, end) of `batch`, for a micro-batch with `group_rows` [dp] rows in each group, of
-// which `group_decode_rows` decode. Of logits it keeps this group's rows only: the head runs once
-// for the whole batch. Borrows the page tables.
+// which `group_decode_rows` decode. It has the logit rows of this group only, because the head runs
+// once for the whole batch. Borrows the page tables.
 ForwardBatch SliceBatch(const ForwardBatch& batch, int64_t begin, int64_t end,
                         std::span<const int64_t> group_rows,
                         std::span<const int64_t> group_decode_rows);

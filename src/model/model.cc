@@ -1,6 +1,7 @@
 #include "model/model.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -20,6 +21,7 @@
 #include "moe/exchange_memory.h"
 #include "moe/layer.h"
 #include "moe/routing_log_shape.h"
+#include "profile/profiler.h"
 
 namespace switchyard {
 namespace {
@@ -39,6 +41,11 @@ bool UsesFp8GroupActivations(const ModelConfig& config) {
 // contradict them.
 ModelOptions CompleteOptions(const ModelConfig& config, ModelOptions options,
                              const MeshShape& mesh) {
+  options.two_batch_overlap = options.two_batch_overlap && config.has_moe();
+  options.moe.passes = options.two_batch_overlap ? 2 : 1;
+  options.max_pass_tokens = options.two_batch_overlap
+                                ? MaxMicroBatchRows(options.max_tokens, options.tbo_threshold)
+                                : options.max_tokens;
   options.moe.row_dtype = options.dtype;
   options.load.replicated_shared_expert = ScattersTokens(options.moe, mesh);
   if (options.context_length == 0) options.context_length = config.max_position;
@@ -80,19 +87,20 @@ int64_t LocalExperts(const ModelConfig& config, const ModelOptions& options,
   return CeilDiv(config.moe->router.num_experts + options.moe.num_redundant_experts, shape.ep);
 }
 
-// The record of routing in a GPU's memory.
+// The records of routing in a GPU's memory, one for each pass in flight.
 size_t RoutingLogBytes(const ModelConfig& config, const ModelOptions& options,
                        const MeshShape& shape) {
   if (options.observed == Observed::kNothing || !config.has_moe()) return 0;
+  const ModelOptions complete = CompleteOptions(config, options, shape);
   const RoutingLogShape log{
       .layers = static_cast<int>(std::ranges::count_if(config.layers, &LayerConfig::moe)),
       .experts = config.moe->router.num_experts,
       .physical = config.moe->router.num_experts + options.moe.num_redundant_experts,
       .local = static_cast<int>(LocalExperts(config, options, shape)),
       .top_k = config.moe->router.top_k,
-      .max_rows = options.max_tokens,
+      .max_rows = complete.max_pass_tokens,
       .tokens = options.observed == Observed::kTokens};
-  return log.Bytes();
+  return complete.moe.passes * log.Bytes();
 }
 
 // The memory in which a GPU holds the new experts of layers that have not switched yet.
@@ -107,6 +115,23 @@ size_t SpareExpertBytes(const ModelConfig& config, const ModelOptions& options,
          (kAlignment +
           ExpertBytes(config, Mesh(shape, 0), CompletePlacedLoad(config, options, shape)));
 }
+// While it lives, the profiler, which may be null, uses the device's timer.
+class AttachedTimer {
+ public:
+  AttachedTimer(profile::Profiler* profiler, kernels::Device& device)
+      : profiler_(profiler), timer_(profiler ? device.MakeTimer() : nullptr) {
+    if (profiler_) profiler_->SetDevice(timer_.get());
+  }
+  ~AttachedTimer() {
+    if (profiler_) profiler_->SetDevice(nullptr);
+  }
+  AttachedTimer(const AttachedTimer&) = delete;
+  AttachedTimer& operator=(const AttachedTimer&) = delete;
+
+ private:
+  profile::Profiler* const profiler_;
+  const std::unique_ptr<kernels::DeviceTimer> timer_;
+};
 
 }  // namespace
 
@@ -117,6 +142,7 @@ struct Model::Impl {
   ThreadPool& pool;
   std::unique_ptr<RankDevice> rank_device;
   kernels::Device& device;
+  const AttachedTimer timer;
   const RankGroups& groups;
   ModelWeights weights;
   Tensor cos_sin;  // [context_length, rotary_dim]
@@ -125,7 +151,8 @@ struct Model::Impl {
   std::vector<std::unique_ptr<MoeLayer>> moe;  // one for each layer; null for dense ones
   std::unique_ptr<MovableLayers> movable;      // or null
   const Decoder decoder;
-  DeviceSampler drawing;
+  DeviceSampler sampler;
+  std::span<const int32_t> drawn;                            // by the last Forward
   std::vector<std::unique_ptr<Pass>> passes;                 // one, or two for two-batch overlap
   std::vector<schedule::Operation> plain;                    // the schedule of one micro-batch
   std::vector<schedule::Operation> two_prefill, two_decode;  // of two, if there are two passes
@@ -140,6 +167,7 @@ struct Model::Impl {
         pool(threads),
         rank_device(MakeRankDevice(config, options, comm, pool)),
         device(rank_device->device()),
+        timer(options.profiler, device),
         groups(rank_device->groups()),
         weights(LoadWeights(dir, config, comm.mesh, options.load)),
         cos_sin(device.Place(BuildCosSin(config.rope, options.context_length))),
@@ -147,10 +175,9 @@ struct Model::Impl {
         moe(config.layers.size()),
         decoder(context, weights, moe, [this] { comm.memory->Beat(); }) {
     MakeSchedules();
-    const int count = two_prefill.empty() ? 1 : 2;
-    for (int i = 0; i < count; ++i)
-      passes.push_back(std::make_unique<Pass>(i, context, options.max_tokens,
-                                              decoder.ScratchFloats(options.max_tokens)));
+    for (int i = 0; i < options.moe.passes; ++i)
+      passes.push_back(std::make_unique<Pass>(i, context, options.max_pass_tokens,
+                                              decoder.ScratchFloats(options.max_pass_tokens)));
     FinishRouters(config, &weights);
     UploadWeights(device, weights);
     if (config.has_moe()) MakeMoeLayers(dir);
@@ -159,7 +186,7 @@ struct Model::Impl {
   void MakeSchedules() {
     const bool waterfill = options.moe.waterfill;
     plain = schedule::Plan(ServeShapeOf(config, waterfill, /*two_batches=*/false));
-    if (!options.two_batch_overlap || !config.has_moe()) return;
+    if (!options.two_batch_overlap) return;
     schedule::ServeShape shape = ServeShapeOf(config, waterfill, /*two_batches=*/true);
     two_prefill = schedule::Plan(shape);
     shape.mode = schedule::Mode::kDecode;
@@ -167,7 +194,7 @@ struct Model::Impl {
   }
 
   void MakeMoeLayers(const std::filesystem::path& dir) {
-    moe_backend = rank_device->MakeMoe(options, MoeShapeOf(config, options.max_tokens));
+    moe_backend = rank_device->MakeMoe(options, MoeShapeOf(config, options.max_pass_tokens));
     moe_backend->Observe(options.observer);
     moe_backend->ChooseReplicasBy(options.chooser);
     MoeLayerConfig layer_config{.hidden = config.hidden,
@@ -199,86 +226,137 @@ struct Model::Impl {
         comm.mesh);
   }
 
-  std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv) {
-    const bool in_two = RunInTwo(batch, kv);
-    if (!in_two) RunWhole(batch, kv);
-    const std::span used(passes.data(), in_two ? 2 : 1);
-    for (const auto& p : used)
-      if (p->moe) p->moe->EndPass();
-    const std::span<const float> logits = TakeLogits(batch);
-    for (const auto& p : used)
-      if (p->moe) p->moe->ReportRouting();
+  // The logits of a batch on the device: of `rows` rows, then of `more` rows of a second
+  // micro-batch, which are not adjacent if the first one is padded.
+  struct DeviceLogits {
+    const float* data = nullptr;  // [rows, vocab]
+    int64_t rows = 0;
+    const float* more_data = nullptr;  // [more, vocab]
+    int64_t more = 0;
+  };
+
+  DeviceLogits Run(const ForwardBatch& batch, KvStorage& kv) {
+    const std::vector<int64_t> first_rows =
+        passes.size() > 1 ? SplitRows(batch, options.tbo_threshold) : std::vector<int64_t>();
+    used_passes = first_rows.empty() ? 1 : 2;
+    for (const auto& pass : passes)
+      if (pass->moe) pass->moe->overlaps = used_passes > 1;
+    const DeviceLogits logits =
+        first_rows.empty() ? RunInOne(batch, kv) : RunInTwo(batch, first_rows, kv);
+    for (size_t i = 0; i < used_passes; ++i)
+      if (passes[i]->moe) passes[i]->moe->EndPass();
     return logits;
   }
 
+  std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv) {
+    std::span<const float> logits;
+    if (batch.draws.empty()) {
+      logits = ToHost(Run(batch, kv));
+    } else {
+      Launch(batch, kv);
+      drawn = sampler.ReceiveLast();  // passes that were launched before stay pending
+    }
+    for (size_t i = 0; i < used_passes; ++i)
+      if (passes[i]->moe) passes[i]->moe->ReportRouting();
+    return logits;
+  }
+
+  void Launch(const ForwardBatch& batch, KvStorage& kv) {
+    const DeviceLogits logits = Run(batch, kv);
+    CHECK_EQ(std::ssize(batch.draws), logits.rows + logits.more);
+    sampler.Begin(*rank_device, batch.draws, config.vocab_size);
+    sampler.Draw(*rank_device, logits.data, 0, logits.rows);
+    sampler.Draw(*rank_device, logits.more_data, logits.rows, logits.more);
+    sampler.Send(device);
+  }
+
   // Pads decode batches to a recorded size; runs all other batches as they are.
-  void RunWhole(const ForwardBatch& batch, KvStorage& kv) {
+  DeviceLogits RunInOne(const ForwardBatch& batch, KvStorage& kv) {
     Pass& p = *passes[0];
     const int64_t recorded = RecordedTokens();
     const bool record = recorded > 0 && IsPlainDecode(batch, recorded);
-    p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv);
+    p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv,
+            sampler.tokens());
     if (p.moe) p.moe->BeginPass(batch.num_tokens(), 0);
     ReserveLogits(p.group_logit_rows);
     Pass* const only[] = {&p};
-    device.Run(record ? p.RecordingKey(p.rows.tokens) : 0,
-               [&] { decoder.Run(plain, only, p.group_logit_rows); });
+    Execute(plain, only, p.group_logit_rows, record ? p.RecordingKey(p.rows.tokens) : 0);
+    return {.data = p.head.logits.data(), .rows = std::ssize(batch.logit_rows)};
   }
 
-  // Draws tokens instead if the batch asks for them.
-  std::span<const float> TakeLogits(const ForwardBatch& batch) {
-    Pass& p = *passes[0];
-    const float* logits = p.head.logits.data();
-    const int64_t wanted = std::ssize(batch.logit_rows);
-    if (!batch.draws.empty()) {
-      CHECK_EQ(std::ssize(batch.draws), wanted);
-      p.drawn = drawing.Draw(*rank_device, logits, batch.draws, config.vocab_size);
-      return {};
-    }
-    return ToHost(p, logits, wanted * config.vocab_size);
-  }
-
-  // Two-batch overlap, if the batch can be split. Results are then in the first pass.
-  bool RunInTwo(const ForwardBatch& batch, KvStorage& kv) {
-    if (passes.size() < 2) return false;
-    const std::vector<int64_t> rows = SplitRows(batch, options.tbo_threshold);
-    if (rows.empty()) return false;
-    const int group = comm.mesh.dp_rank();
-    const MicroBatches parts(batch, rows, group);
+  // Two-batch overlap. Results are in the first pass.
+  DeviceLogits RunInTwo(const ForwardBatch& batch, std::span<const int64_t> first_rows,
+                        KvStorage& kv) {
+    const MicroBatches parts(batch, first_rows, comm.mesh.dp_rank());
     Pass &first = *passes[0], &second = *passes[1];
-    first.Begin(parts.first, kv);
-    second.Begin(parts.second, kv, rows[group]);
-    first.moe->BeginPass(first.rows.tokens, 0);
-    second.moe->BeginPass(second.rows.tokens, rows[group]);
+    // The first part has half of the rows, rounded up.
+    const int64_t recorded = RecordedTokens();
+    const bool decode = IsDecode(batch);
+    const bool record = recorded > 0 && IsPlainDecode(batch, std::numeric_limits<int64_t>::max()) &&
+                        PaddedTokens(std::ranges::max(first_rows)) <= recorded;
+    const auto begin = [&](Pass& p, const ForwardBatch& part, int64_t first_row) {
+      p.Begin(record ? p.padded.Pad(part, kv.num_pages(), kv.page_size()) : part, kv,
+              sampler.tokens(), first_row);
+      p.moe->BeginPass(part.num_tokens(), first_row);
+    };
+    begin(first, parts.first, 0);
+    begin(second, parts.second, first_rows[comm.mesh.dp_rank()]);
     std::vector<int64_t> logit_rows = batch.group_logit_rows;  // [dp]
     if (logit_rows.empty()) logit_rows.push_back(std::ssize(batch.logit_rows));
+    if (record) std::ranges::fill(logit_rows, first.rows.tokens + second.rows.tokens);
     ReserveLogits(logit_rows);
-    const bool decode = batch.group_tokens.empty()
-                            ? batch.num_tokens() == batch.decode_tokens
-                            : batch.group_tokens == batch.group_decode_tokens;
     Pass* const both[] = {&first, &second};
-    decoder.Run(decode ? two_decode : two_prefill, both, logit_rows);
+    const uint64_t key =
+        record ? first.RecordingKey(second.rows.tokens << 16 | first.rows.tokens) : 0;
+    Execute(decode ? two_decode : two_prefill, both, logit_rows, key);
     first.routed.insert(first.routed.end(), second.routed.begin(), second.routed.end());
-    return true;
+    const float* logits = first.head.logits.data();
+    return {.data = logits,
+            .rows = std::ssize(parts.first.logit_rows),
+            .more_data = logits + first.rows.logit_rows * config.vocab_size,
+            .more = std::ssize(parts.second.logit_rows)};
+  }
+
+  // Runs all operations of the micro-batches. A pass with a key is recorded as a CUDA graph: one
+  // span, since its operations run in the graph.
+  void Execute(std::span<const schedule::Operation> list, std::span<Pass* const> parts,
+               std::span<const int64_t> logit_rows, uint64_t key) {
+    profile::Profiler* const profiler = profile::IfRecording(options.profiler);
+    int64_t rows = 0;
+    for (const Pass* part : parts) rows += part->rows.tokens;
+    const profile::Span graph(key != 0 ? profiler : nullptr, {.name = "graph",
+                                                              .track = profile::Track::kPass,
+                                                              .micro_batch = 0,
+                                                              .rows = rows,
+                                                              .columns = config.hidden});
+    device.Run(key,
+               [&] { decoder.Run(list, parts, logit_rows, key == 0 ? profiler : nullptr); });
   }
 
   // The most rows of a recorded pass; 0: recording is disabled.
   int64_t RecordedTokens() const {
     if (!options.gpu || !options.gpu->graphs) return 0;
-    return std::min(options.gpu->graph_max_tokens, options.max_tokens);
+    return std::min(options.gpu->graph_max_tokens, options.max_pass_tokens);
   }
 
   // Sized by the largest group's rows, so that all groups record in the same pass, as NCCL
   // requires. Reserves the maximum of recorded passes at once, so that no recording is lost.
   void ReserveLogits(std::vector<int64_t> group_rows) {
-    for (int64_t& count : group_rows) count = std::max(count, RecordedTokens());
+    const int64_t recorded = options.moe.passes * RecordedTokens();
+    for (int64_t& count : group_rows) count = std::max(count, recorded);
     decoder.ReserveLogits(group_rows, *passes[0]);
   }
 
-  std::span<const float> ToHost(Pass& p, const float* logits, int64_t count) {
-    if (device.is_cpu()) return {logits, static_cast<size_t>(count)};
-    p.host_logits.resize(count);
-    device.CopyOut(p.host_logits.data(), logits, count * sizeof(float));
-    return p.host_logits;
+  std::span<const float> ToHost(const DeviceLogits& logits) {
+    const int64_t vocab = config.vocab_size, first = logits.rows * vocab;
+    const int64_t all = first + logits.more * vocab;
+    if (device.is_cpu()) return {logits.data, static_cast<size_t>(all)};  // never padded
+    std::vector<float>& host = passes[0]->host_logits;
+    host.resize(all);
+    device.CopyOut(host.data(), logits.data, first * sizeof(float));
+    if (logits.more > 0)
+      device.CopyOut(host.data() + first, logits.more_data, logits.more * vocab * sizeof(float));
+    return host;
   }
 };
 
@@ -301,17 +379,23 @@ std::vector<int32_t> Model::RouterFaults(const ForwardBatch& batch, const KvStor
 }
 Communicator& Model::attention_group() const { return *impl_->comm.attn_tp; }
 bool Model::draws() const { return impl_->rank_device->draws(); }
-std::span<const int32_t> Model::drawn() const { return impl_->passes[0]->drawn; }
+std::span<const int32_t> Model::drawn() const { return impl_->drawn; }
+void Model::Launch(const ForwardBatch& batch, KvStorage& kv) {
+  CHECK(!batch.routed_experts);
+  impl_->Launch(batch, kv);
+}
+std::span<const int32_t> Model::Collect() { return impl_->sampler.Receive(); }
 MovableExperts* Model::movable_experts() { return impl_->movable.get(); }
 const ModelConfig& Model::config() const { return impl_->config; }
 
 size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                              const MeshShape& shape) {
-  const size_t moe =
-      config.has_moe() && !options.gpu
-          ? MoeSymmetricBytes(CompleteOptions(config, options, shape).moe,
-                              MoeShapeOf(config, options.max_tokens), shape, options.backends.get())
-          : 0;
+  size_t moe = 0;
+  if (config.has_moe() && !options.gpu) {
+    const ModelOptions complete = CompleteOptions(config, options, shape);
+    moe = MoeSymmetricBytes(complete.moe, MoeShapeOf(config, complete.max_pass_tokens), shape,
+                            options.backends.get());
+  }
   return RankComm::BytesPerRank(shape) + moe;
 }
 
@@ -324,8 +408,8 @@ size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
 
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
                                    const MeshShape& shape) {
-  return DescribeExchangeMemory(CompleteOptions(config, options, shape).moe,
-                                MoeShapeOf(config, options.max_tokens), shape,
+  const ModelOptions complete = CompleteOptions(config, options, shape);
+  return DescribeExchangeMemory(complete.moe, MoeShapeOf(config, complete.max_pass_tokens), shape,
                                 options.backends.get());
 }
 

@@ -105,7 +105,7 @@ std::vector<Case> Cases() {
     cases.push_back({name, 4, 4, "deepep", "auto"});
     cases.push_back({name, 2, 2, "deepep", "auto", DType::kBF16});
   }
-  // Rounded keys change the routing of some of these random models; the others stay within
+  // Rounded keys change the routing of some of these random models. The models below stay within
   // the same bounds.
   for (const char* name : {"qwen3", "deepseek_v3_fp8"}) {
     cases.push_back({name, 2, 2, "none", "auto", DType::kF32, DType::kBF16});

@@ -1,5 +1,5 @@
-// A model whose experts move between its passes: its logits equal bit for bit those of one whose
-// experts stay, and memory use does not grow.
+// Moving a model's experts between passes changes no bit of its logits, and its memory use does not
+// grow.
 #include "model/movable_layers.h"
 
 #include <gtest/gtest.h>
@@ -151,7 +151,8 @@ TEST(MovableLayers, ThousandMovesLeaveNoMemoryBehind) {
       const size_t first = move(0, 50), last = move(50, 1050);
       if (comm.mesh.rank() == 0) before = first, after = last;
     });
-    // Far less than one expert for each of 1000 moves, and no more than ranks' loads differ by.
+    // The bound is far below one expert per move, and above the difference between the ranks'
+    // loads.
     EXPECT_LT(after, before + (size_t{1} << 20));
   }
 }

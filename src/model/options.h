@@ -15,6 +15,9 @@ namespace switchyard {
 
 class ReplicaChooser;
 class RoutingObserver;
+namespace profile {
+class Profiler;
+}  // namespace profile
 
 // The GPU of a rank and its settings (--device cuda).
 struct GpuOptions {
@@ -34,19 +37,22 @@ enum class Observed : uint8_t { kNothing, kCounts, kTokens };
 
 struct ModelOptions {
   DType dtype = DType::kBF16;  // of the cache and of exchanged token rows; sums are always float32
-  int64_t max_tokens = 0;      // most rows of one group in one pass: sizes activations and buffers
+  int64_t max_tokens = 0;      // maximum rows of one group in one batch
   int64_t context_length = 0;  // positions: sizes the RoPE table; 0: the model's maximum
   MoeOptions moe;
   std::shared_ptr<const MoeBackends> backends;  // null: those of this program
   std::optional<GpuOptions> gpu;                // none: CPU
-  RoutingObserver* observer = nullptr;          // of the MoE layers, outlives the model
+  RoutingObserver* observer = nullptr;  // of the MoE layers, outlives the model
   Observed observed = Observed::kNothing;
-  ReplicaChooser* chooser = nullptr;  // of the MoE layers, likewise
-  bool movable_experts = false;       // enables Model::movable_experts
-  int movable_layers = 1;             // whose new experts are held at once; −1: all
-  // Batches run as two micro-batches that hide each other's exchanges; CPU only. See SplitRows.
+  ReplicaChooser* chooser = nullptr;      // of the MoE layers, likewise
+  profile::Profiler* profiler = nullptr;  // records operations, outlives the model
+  bool movable_experts = false;           // enables Model::movable_experts
+  int movable_layers = 1;                 // whose new experts are held at once; −1: all
+  // Batches run as two micro-batches that hide each other's exchanges (SplitRows).
   bool two_batch_overlap = false;
   double tbo_threshold = 0.48;
+  // Maximum rows of one group in one pass: sizes activations and buffers. Derived by Model.
+  int64_t max_pass_tokens = 0;
   std::string eplb_algorithm = "auto";  // planner for a recorded --init-expert-location
   int32_t page_size = 16;               // of the cache passed to Forward
   LoadOptions load;

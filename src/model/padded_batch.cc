@@ -21,16 +21,19 @@ int64_t PaddedTokens(int64_t tokens) {
   return CeilDiv(tokens, step) * step;
 }
 
+bool IsDecode(const ForwardBatch& batch) {
+  return batch.group_tokens.empty() ? batch.num_tokens() == batch.decode_tokens
+                                    : batch.group_tokens == batch.group_decode_tokens;
+}
+
 bool IsPlainDecode(const ForwardBatch& batch, int64_t most) {
   const int64_t largest = LargestGroup(batch);
   if (largest == 0 || PaddedTokens(largest) > most) return false;
   // A group that returns its experts' ids runs unpadded, and all groups must agree on their sizes.
   if (batch.routed_experts || batch.groups_want_routed_experts) return false;
-  if (batch.group_tokens.empty())
-    return batch.decode_tokens == batch.num_tokens() &&
-           std::ssize(batch.logit_rows) == batch.num_tokens();
-  return batch.group_decode_tokens == batch.group_tokens &&
-         batch.group_logit_rows == batch.group_tokens;
+  if (!IsDecode(batch)) return false;
+  return batch.group_tokens.empty() ? std::ssize(batch.logit_rows) == batch.num_tokens()
+                                    : batch.group_logit_rows == batch.group_tokens;
 }
 
 const ForwardBatch& PaddedBatch::Pad(const ForwardBatch& batch, int64_t spare_page,
@@ -39,6 +42,7 @@ const ForwardBatch& PaddedBatch::Pad(const ForwardBatch& batch, int64_t spare_pa
   page_ = static_cast<int32_t>(spare_page);
   padded_ = batch;
   padded_.tokens.resize(rows, 0);
+  if (!batch.token_rows.empty()) padded_.token_rows.resize(rows, -1);
   padded_.positions.resize(rows, 0);
   padded_.slots.resize(rows, page_ * page_size);
   for (int64_t row = batch.num_tokens(); row < rows; ++row)

@@ -12,6 +12,9 @@ namespace switchyard {
 // 256, of 64 beyond.
 int64_t PaddedTokens(int64_t tokens);
 
+// Whether every attention group only decodes.
+bool IsDecode(const ForwardBatch& batch);
+
 // Whether every attention group only decodes, with logits of every row, at most `most` rows, and
 // no experts' ids: the work of a recorded pass. The result is equal in every group.
 bool IsPlainDecode(const ForwardBatch& batch, int64_t most);

@@ -6,8 +6,8 @@
 namespace switchyard {
 namespace {
 
-using testing::Each;
-using testing::ElementsAre;
+using ::testing::Each;
+using ::testing::ElementsAre;
 
 ForwardBatch Decode(int rows, const int32_t* page) {
   ForwardBatch batch;

@@ -7,7 +7,7 @@
 namespace switchyard {
 namespace {
 
-constexpr int64_t kArrays = 4;  // of PassRows
+constexpr int64_t kArrays = 5;  // of PassRows, and token_rows
 
 }  // namespace
 
@@ -26,7 +26,7 @@ Pass::Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t s
         context.device.Allocate(max_tokens_ * context.config.moe->router.top_k * sizeof(int32_t));
 }
 
-void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, int64_t first) {
+void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* drawn, int64_t first) {
   const ModelConfig& config = context_.config;
   const int64_t tokens = batch.num_tokens();
   CHECK_LE(tokens, max_tokens_);
@@ -48,12 +48,17 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, int64_t first) {
           .slots = Upload(2, batch.slots),
           .logit_rows = static_cast<int64_t>(batch.logit_rows.size()),
           .logit_row = Upload(3, batch.logit_rows)};
+  if (!batch.token_rows.empty()) {
+    CHECK_EQ(batch.token_rows.size(), batch.tokens.size());
+    CHECK(drawn != nullptr);
+    auto* ids = static_cast<int32_t*>(arrays_.get());  // array 0
+    context_.device.GatherTokens(ids, Upload(4, batch.token_rows), drawn, tokens);
+  }
   kv = &cache;
   sequences->Set(batch.sequences, cache.page_size());
 
   first_row = first;
   branch_pending = projected = false;
-  drawn.clear();
   routed.clear();
   if (!batch.routed_experts || !config.has_moe()) return;
   routed.assign(tokens * config.num_layers() * config.moe->router.top_k, -1);

@@ -47,7 +47,8 @@ class Pass {
   // Begins a batch, which must outlive its use: uploads its arrays and sequences, and clears the
   // results of the previous batch. `kv` is the cache of all passes. `first`: index of this group's
   // first row among those of the whole batch, if this is a micro-batch.
-  void Begin(const ForwardBatch& batch, KvStorage& kv, int64_t first = 0);
+  // `drawn`: the tokens to which ForwardBatch::token_rows refers, in device memory.
+  void Begin(const ForwardBatch& batch, KvStorage& kv, const int32_t* drawn, int64_t first = 0);
 
   // Allocates for `logit_rows` of this rank's group, and head buffers for group_rows [dp]. Recorded
   // passes are recorded again if memory moved.
@@ -90,7 +91,6 @@ class Pass {
   std::vector<float> host_logits;     // [logit rows, vocab], for a device with its own memory
   std::vector<int32_t> routed;        // [T, layers, top_k] if requested; else empty
   std::vector<int32_t> layer_routed;  // [T, top_k]
-  std::vector<int32_t> drawn;         // [logit rows] if the model draws; else empty
 
  private:
   const int32_t* Upload(int64_t array, const std::vector<int32_t>& values);

@@ -203,7 +203,7 @@ inline std::vector<Group> Groups(int dp) {
   return groups;
 }
 
-// Groups with several texts each, one of them with a single row at times.
+// Groups with two or three texts each. In some passes a group has a single row.
 inline std::vector<Group> ManyTexts(int dp) {
   std::vector<Group> groups(dp);
   for (int g = 0; g < dp; ++g)

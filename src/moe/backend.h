@@ -25,11 +25,11 @@ class MoeLayerParts {
   explicit MoeLayerParts(MoeLayerConfig layer_config) : config(std::move(layer_config)) {}
   virtual ~MoeLayerParts() = default;
 
-  // [num_logical] the physical expert that this rank sends to, for each logical one; empty: the
-  // identity. From the next pass on.
+  // [num_logical] the physical expert to which this rank sends the rows of each logical expert;
+  // empty: the identity. Takes effect in the next pass.
   virtual void SetReplicas(std::vector<int32_t> replicas) = 0;
 
-  // Error kInvalid if the format of an expert's weights is not supported.
+  // Throws Error kInvalid if the format of an expert's weights is not supported.
   virtual void CheckFormats(const kernels::ExpertWeights& expert) const = 0;
   // The `local`-th routed expert, in any form that Swap takes. Copies no weights.
   virtual OwnedExpert Held(int local) const = 0;
@@ -54,9 +54,9 @@ struct MoeInputBuffer {
 };
 
 // One per model and rank; its layers share it. MoeLayer calls the stages in order, for one state
-// after the other or for several states in turn. A stage leaves its outputs in the state. Every
-// rank calls the same stages in the same order, ranks without tokens included. Used by the rank's
-// thread only. Borrows communicators and device, which outlive it.
+// after the other, or interleaved for several states. A stage leaves its outputs in the state.
+// Every rank calls the same stages in the same order, ranks without tokens included. Used by the
+// rank's thread only. Borrows communicators and device, which outlive it.
 class MoeBackend {
  public:
   MoeBackend(MoeOptions options, const MoeShape& shape, const Mesh& mesh)
@@ -67,8 +67,8 @@ class MoeBackend {
   const MoeShape& shape() const { return shape_; }
   const Mesh& mesh() const { return mesh_; }
   virtual const RankGroups& groups() const = 0;
-  // Whether each rank has tokens of its own. Otherwise every rank has all tokens and adds a partial
-  // sum.
+  // Whether each rank has tokens of its own. Otherwise every rank has all tokens and computes a
+  // partial sum of each.
   virtual bool scatters() const = 0;
   // Whether a batch of decode and prefill rows is split into two exchanges.
   virtual bool splits_mixed_batches() const = 0;
@@ -83,31 +83,32 @@ class MoeBackend {
   ReplicaChooser* chooser() const { return chooser_; }
 
   // Prepares for moves of experts: the staged ones of `layers` layers are held at once (−1: of
-  // all). After all layers are placed.
+  // all). Call it after all layers are placed.
   virtual void ReserveMoves(int /*layers*/) {}
-  // The state of a pass, after all layers are placed. `slot` is less than the number of passes in
-  // flight.
+  // Returns the state of a pass. Call it after all layers are placed. `slot` is less than the
+  // number of passes in flight.
   virtual std::unique_ptr<MoeState> MakeState(int slot) = 0;
   // Error kInvalid names an unsupported weight format or size.
   virtual std::unique_ptr<MoeLayerParts> Place(MoeLayerConfig config, MoeLayerWeights weights) = 0;
 
   // Selects the exchange of a batch whose longest lane has `longest` tokens, and its round size.
   virtual void SelectExchange(int64_t longest, MoeState& state) = 0;
-  // [lane tokens, H] for tokens gathered over an MoE-TP group, and for its partial sums.
+  // [lane tokens, H] buffers for the tokens gathered over an MoE-TP group, and for the partial sums
+  // of the group's ranks.
   virtual float* GatheredRows(MoeState& state) = 0;
   virtual float* LaneSums(MoeState& state) = 0;
   // A buffer for the rows of the next round, or none (MoeLayer::InputRows).
   virtual MoeInputBuffer InputRows(MoeState& /*state*/) { return {}; }
-  virtual bool takes_input_rows() const { return false; }  // false: InputRows never has one
+  virtual bool takes_input_rows() const { return false; }  // false: InputRows returns none
 
-  // Before the first round, as soon as `hidden` is there.
+  // Called before the first round, as soon as `hidden` is available.
   virtual void Start(const MoeLayerParts& /*parts*/, MoeState& /*state*/) {}
   // Selects the experts of the round's tokens, and stores routed experts and router faults.
   virtual void Route(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void BeginDispatch(const MoeLayerParts& parts, MoeState& state) = 0;
   // The shared expert of the own tokens, or of all tokens if each rank has a TP slice of it. Reads
-  // `hidden` only. In the first round: on CPUs anywhere before Scatter, on GPUs before
-  // BeginCombine, whose sums include its output.
+  // `hidden` only. In the first round: on CPUs anywhere before Scatter, on GPUs before EndCombine,
+  // whose sums include its output.
   virtual void RunShared(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void EndDispatch(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void PrePermute(const MoeLayerParts& parts, MoeState& state) = 0;

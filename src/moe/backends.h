@@ -59,14 +59,15 @@ struct ExchangeBackend {
   std::string summary;  // for `switchyard backends`
   // The same bytes by buffer, for the log; optional.
   std::function<ExchangeMemory(const MoeOptions&, const ExchangeShape&)> memory = nullptr;
-  bool combines_by_rank = false;  // takes --moe-combine-rows rank
+  bool combines_by_rank = false;  // supports --moe-combine-rows rank
   bool gpus = false;              // moe/cuda implements it for ranks on GPUs
   bool hosts = true;              // ranks may be on several hosts
 };
 using DispatcherBackend = ExchangeBackend<Dispatcher>;
 using FusedBackend = ExchangeBackend<FusedExperts>;
 
-// For a class constructed from a context whose Memory(options, shape) lists its allocations.
+// For a class that is constructed from a DispatcherContext and whose Memory(options, shape) lists
+// its allocations.
 template <typename Interface, typename Backend>
 ExchangeBackend<Interface> BackendOf(std::string summary) {
   return {.make = [](const DispatcherContext& c) { return std::make_unique<Backend>(c); },
@@ -84,7 +85,7 @@ struct RunnerBackend {
   bool gpus = false;  // accepted for ranks on GPUs, where moe/cuda selects kernels by format
 };
 
-// Adding a backend takes one file and one Add.
+// A new backend needs one file and one call of Add.
 struct MoeBackends {
   Registry<DispatcherBackend> dispatchers{"--moe-a2a-backend"};
   // Also selected by --moe-a2a-backend; --moe-runner-backend is then auto or the same name.

@@ -15,15 +15,15 @@
 
 namespace switchyard {
 
-// The output for one slot of a token. `row`: received or stored in the dtype in flight.
-// `unrounded`: a local runner output in float32, rounded on the fly. Neither: the slot contributes
-// nothing (no expert, or an expert of another rank).
+// The output for one slot of a token. `row`: received or stored in the sent dtype. `unrounded`: a
+// local runner output in float32, rounded on the fly. Neither: the slot contributes nothing (no
+// expert, or an expert of another rank).
 struct SlotOutput {
   SlotOutput() = default;
   SlotOutput(const std::byte* row_in) : row(row_in) {}
   SlotOutput(const float* unrounded_in) : unrounded(unrounded_in) {}
 
-  const std::byte* row = nullptr;    // [H] of the dtype in flight
+  const std::byte* row = nullptr;    // [H] of the sent dtype
   const float* unrounded = nullptr;  // [H]
 };
 

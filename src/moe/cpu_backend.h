@@ -23,7 +23,7 @@ struct CpuMoeState : MoeState {
   Scratch<float> gathered, lane_sums;
   Scratch<float> logits;  // of the router, [round, num_experts]
   TopK logical;           // [round, top_k] logical experts that the router selects
-  TopK physical;          // [round, k] physical experts, where they differ
+  TopK physical;          // [round, k] physical experts, if they differ
   const TopK* topk = nullptr;
   DispatchHandle handle;
   Dispatched dispatched;

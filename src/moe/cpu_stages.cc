@@ -31,7 +31,7 @@ struct CpuMoeParts : MoeLayerParts {
   OwnedExpert Held(int local) const override { return {weights.experts[local], owners[local]}; }
   std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> experts) override {
     CHECK_EQ(experts.size(), owners.size());
-    // A dispatched shared expert stays in its place after the routed ones.
+    // A dispatched shared expert follows the routed ones and is not swapped.
     for (size_t i = 0; i < experts.size(); ++i) {
       std::swap(weights.experts[i], experts[i].weights);
       std::swap(owners[i], experts[i].owner);

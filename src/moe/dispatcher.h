@@ -88,13 +88,13 @@ class Dispatcher {
   // x [topk.tokens, H] and `topk` must stay valid and unchanged until EndCombine returns, or
   // BeginCombine if the round is not the last of its combine. `decode`: every sequence has one row,
   // on all ranks. `handle`: idle, or between two rounds; filled here. Errors: kResource if the
-  // tokens exceed a buffer or too many batches are in flight; kTimeout, naming the stage and the
-  // peer (the other calls too).
+  // tokens exceed a buffer or too many batches are in flight; kTimeout, which names the stage and
+  // the peer (the other calls throw it too).
   virtual void BeginDispatch(const float* x, const TopK& topk, bool decode,
                              DispatchHandle* handle) = 0;
   // Whether EndDispatch would return without waiting. A caller can poll this and run other work in
   // small pieces meanwhile. Takes no lock and never blocks. Only EndDispatch checks the timeout, so
-  // that a polling caller must eventually call it; its error names the missing peer.
+  // a polling caller must eventually call EndDispatch. The error names the missing peer.
   virtual bool Arrived(DispatchHandle*) { return true; }
   virtual Dispatched EndDispatch(DispatchHandle* handle) = 0;
   // Optional, between EndDispatch and PrepareCombine. The destination of each of the runner's
@@ -113,10 +113,10 @@ class Dispatcher {
   // −1. (With --moe-combine-rows rank: sums over ranks of each rank's partial sum.)
   virtual void EndCombine(DispatchHandle* handle, float* y) = 0;
 
-  // Dispatches other rows x [topk.tokens, H] with the routing of the last batch of `handle`, which
-  // had one round and every rank has ended. A backend reuses the layout it computed and exchanged
-  // for that batch. Training sends gradients this way. The default calls BeginDispatch with the
-  // handle's topk.
+  // Dispatches other rows x [topk.tokens, H] with the routing of the last batch of `handle`. That
+  // batch must have had one round and must have ended on every rank. A backend reuses the layout it
+  // computed and exchanged for that batch. Training sends gradients this way. The default calls
+  // BeginDispatch with the handle's topk.
   virtual void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) {
     BeginDispatch(x, *handle->topk, decode, handle);
   }

@@ -14,7 +14,8 @@ namespace switchyard {
 //   DEEPEP_NORMAL_LONG_SEQ_ROUND                     --deepep-normal-long-seq-round
 //   DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ (1, true)  combine in dispatch's rounds, not in one
 //                                                    exchange after the last round
-//   HCCL_BUFFSIZE, DEEPEP_HCCL_BUFFSIZE              MiB of one exchange (the second if both are)
+//   HCCL_BUFFSIZE, DEEPEP_HCCL_BUFFSIZE              MiB of one exchange; the second one has
+//                                                    priority
 //
 // Error kInvalid names a variable with an unsupported value.
 void ApplyMoeEnvironment(MoeOptions* options);

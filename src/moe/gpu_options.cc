@@ -21,7 +21,7 @@ void CheckBackends(const MoeOptions& options) {
     throw Invalid("--moe-a2a-backend {}: GPUs support {}", options.a2a_backend,
                   Joined(names, ", "));
   }
-  // Which runner is of no importance: the GPU path selects its own layouts.
+  // The choice of the runner has no effect: the GPU path selects its own layouts.
   ResolveRunner(options.runner_backend, builtin);
   if (options.combine_rows == "rank" && !backend->combines_by_rank)
     throw Invalid(

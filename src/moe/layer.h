@@ -13,22 +13,24 @@
 
 namespace switchyard {
 
-// The order of the stages and the arithmetic of the mesh, the same on CPUs and GPUs. The backend
-// has the kernels and the exchange, the state has the batch. Used by the rank's thread only.
+// Implements the order of the stages and the arithmetic of the mesh, the same on CPUs and GPUs. The
+// backend implements the kernels and the exchange. The state holds the batch. Used by the rank's
+// thread only.
 //
 // Forward runs one batch to its end:
 //
 //   Start, then for each round: Route, BeginDispatch, RunShared (first round), EndDispatch,
 //   PrePermute, RunExperts, PostPermute, BeginCombine, EndCombine; then Scatter
 //
-// A caller that runs the stages itself may interleave several batches, on GPUs one so far. Each has
-// its own state.
+// A caller that runs the stages itself may interleave several batches (on GPUs, only one so far).
+// Each batch has its own state.
 class MoeLayer {
  public:
   // Error kInvalid names the unsupported parameter.
   MoeLayer(MoeLayerConfig config, MoeLayerWeights weights, std::shared_ptr<MoeBackend> backend);
 
-  // A state for passes through all layers of this layer's backend, after they are built.
+  // Returns a state for passes through all layers of this layer's backend. Call it after they are
+  // built.
   std::unique_ptr<MoeState> MakeState(int slot = 0) const { return backend_->MakeState(slot); }
 
   // hidden, out [tokens of this rank's attention group, H] in the memory of the layer's device,
@@ -37,15 +39,15 @@ class MoeLayer {
   // counts in `tokens`, so it can be captured in a CUDA graph and replayed.
   void Forward(MoeState& state, const float* hidden, const MoeTokens& tokens, float* out) const;
 
-  // Begins a batch and its only round, of which the caller then runs the stages from Route to
-  // EndCombine, and Scatter. Returns false, and begins nothing, if Forward would need several
-  // rounds or two batches, or if no group has tokens. The result is equal on all ranks.
+  // Begins a batch with a single round. The caller then runs the stages from Route to EndCombine,
+  // and Scatter. Returns false, and begins nothing, if Forward would need several rounds or two
+  // batches, or if no group has tokens. The result is equal on all ranks.
   bool StartOneRound(MoeState& state, const float* hidden, const MoeTokens& tokens,
                      float* out) const;
 
   // A buffer into which the producer of `hidden` may write the same rows in the dispatch format,
-  // which saves a conversion and a copy. At most once before each Forward, with the same state and
-  // tokens, on every rank of a group or on none.
+  // which saves a conversion and a copy. Call it at most once before each Forward, with the same
+  // state and tokens, on every rank of a group or on none.
   MoeInputBuffer InputRows(MoeState& state, const MoeTokens& tokens) const;
 
   // Begins a batch of group_tokens[own group] rows at `hidden`, before its first round. `decode`:

@@ -53,7 +53,7 @@ struct MoeTokens {
   std::span<const int64_t> group_tokens;
   std::span<const int64_t> group_decode_tokens;
   // [tokens of this group, top_k] in the memory of the layer's device: receives the logical experts
-  // of every token, −1 for none, on every rank of the group. Null: not wanted.
+  // of every token, −1 for none, on every rank of the group. Null: not requested.
   int32_t* routed_experts = nullptr;
   // Receives the router faults of the tokens that this rank routes. In the memory of the layer's
   // device.

@@ -53,6 +53,8 @@ struct MoeOptions {
   int num_redundant_experts = 0;                 // --ep-num-redundant-experts
   std::string init_expert_location = "trivial";  // --init-expert-location
 
+  // Passes in flight: 2 for two-batch overlap. Each has exchange buffers of its own.
+  int passes = 1;
   // Number of hosts with equally many consecutive EP ranks; 1 if hosts have unequal shares. Derived
   // from the launch configuration.
   int nodes = 1;

@@ -11,7 +11,7 @@
 namespace switchyard {
 
 // Maps ids to physical experts: logical i becomes replicas[i] (ExpertPlacement::ReplicasFor); −1
-// stays.
+// remains −1.
 void ToPhysical(std::span<const int32_t> replicas, const TopK& logical, TopK* physical);
 
 // Appends a slot to every token that sends it to the shared expert of one rank (`weights` [tokens],

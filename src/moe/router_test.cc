@@ -26,7 +26,7 @@ TopK Select(const RouterConfig& config, const std::vector<float>& logits,
   return out;
 }
 
-// Sorts where the router scans, in double; for scores without ties.
+// Computes in double, and sorts instead of scanning as the router does; for scores without ties.
 TopK PlainSelect(const RouterConfig& c, const std::vector<float>& logits, const float* bias) {
   TopK out{.tokens = static_cast<int64_t>(logits.size()) / c.num_experts, .k = c.top_k};
   for (int64_t t = 0; t < out.tokens; ++t) {

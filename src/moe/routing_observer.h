@@ -44,7 +44,7 @@ class RoutingObserver {
   // Whether the pass that begins is observed. Read before the pass; a GPU then skips the others.
   virtual bool wants_pass() const { return true; }
   // Whether to call OnDispatch, once per round with the rows dispatched to this rank's experts. A
-  // fused operator does not expose them and is rejected then.
+  // fused operator does not expose these rows and is then rejected.
   virtual bool wants_dispatch() const { return false; }
   virtual void OnDispatch(int /*layer*/, const GroupedRows& /*rows*/) {}
 };

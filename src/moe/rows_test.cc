@@ -1,4 +1,4 @@
-// Rows in flight are bit-identical to the scalar conversions, for all vector widths.
+// Conversions of rows are bit-identical to the scalar conversions, for all vector widths.
 #include "moe/rows.h"
 
 #include <algorithm>

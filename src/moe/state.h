@@ -48,6 +48,9 @@ struct MoeState {
   float* y = nullptr;          // [lane tokens, H]
   int64_t lane_tokens = 0;
 
+  // Whether another pass is in flight, so that exchanges run beside computation.
+  bool overlaps = false;
+
   // The current round. Every rank has the same number of rounds.
   Share round;  // range of the lane's tokens
   int64_t rounds = 0, rounds_done = 0;

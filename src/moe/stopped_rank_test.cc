@@ -48,10 +48,10 @@ const Stage kStages[] = {{"before dispatch", MoeStage::kRoute},
                          {"before combine", MoeStage::kPostPermute},
                          {"during combine", MoeStage::kBeginCombine}};
 
-// The stage in which the others time out. A rank that has sent its rows is missing in combine, one
-// that has sent its outputs in the token all-gather. Collectives fail at the next collective. The
-// fused operator, which has no stages between its begin and its end, fails in the exchange of
-// outputs.
+// The stage in which the others time out. A rank that has sent its rows is missing in combine. A
+// rank that has sent its outputs is missing in the token all-gather. With collectives only, the
+// next collective fails. The fused operator, which has no stages between its begin and its end,
+// fails in the exchange of outputs.
 std::string WaitsIn(const A2aChoice& choice, size_t stage) {
   if (choice.a2a == "none") return "tp all-reduce";
   if (stage == 0) return choice.a2a + " dispatch";

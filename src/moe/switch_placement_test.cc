@@ -1,5 +1,4 @@
-// Experts move between two passes: outputs stay bit-identical, and no state of the old ones
-// remains.
+// Experts move between two passes: outputs stay bit-identical, and the previous experts are freed.
 #include <string>
 
 #include "gtest/gtest.h"

@@ -35,8 +35,8 @@ enum class WeightFormat : uint8_t {
   kNvfp4,
 };
 
-// Format to which input rows are rounded before a product. Set by checkpoints that were quantized
-// for it. The arithmetic matches that of GPUs for the format.
+// Format to which input rows are rounded before a product. Checkpoints that were quantized for
+// rounded rows define it. The arithmetic matches that of GPUs for the format.
 enum class ActivationFormat : uint8_t {
   kNone,       // float32, not rounded
   kFp8Group,   // e4m3, one scale per 128 columns of each row: amax / 448

@@ -1,6 +1,6 @@
-// Runtime dispatch of a loop to the widest vectors of this CPU. For loops that the compiler
-// vectorises and whose result does not depend on the width. The kernels proper dispatch by
-// kernels::Isa.
+// Runtime dispatch of a loop to the widest vectors of this CPU. Only for loops that the compiler
+// vectorises and whose result does not depend on the width. The kernels of src/kernels dispatch by
+// kernels::Isa instead.
 #pragma once
 
 namespace switchyard::vector_width {

@@ -12,7 +12,7 @@ namespace switchyard {
 
 std::string_view Name(WeightFormat format);
 std::string_view Name(ActivationFormat format);
-// Includes scales and zero points, except one-per-row scales. `group_size` is that of kInt4Group.
+// Counts scales and zero points, but not scales of whole rows. `group_size`: of kInt4Group.
 double BytesPerWeight(WeightFormat format, int64_t group_size = 128);
 
 // Row i and column j of this view are row row0 + i·row_step and column col0 + j of the stored

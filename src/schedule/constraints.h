@@ -20,10 +20,12 @@ class Constraints {
   Operation After(const Operation& previous, const Operation& next);
   // Requires `operation` at any position between `first` and `last`.
   void Between(const Operation& first, const Operation& operation, const Operation& last);
-  // Only orders two operations, which Add or After also receives.
+  // Orders two operations without requiring them. Add or After must also be called for each of
+  // them.
   void Before(const Operation& first, const Operation& last);
 
-  // Returns the first fault of a list, or an empty string. Layers are named from `first_layer`.
+  // Returns the first fault of a list, or an empty string. Layer numbers in the text count from
+  // `first_layer`.
   std::string FindError(std::span<const Operation> list, int first_layer) const;
 
  private:

@@ -12,7 +12,7 @@ Operation StartOf(const Operation& end) {
   Operation start = end;
   const bool forward = end.kind == Kind::kForward;
   // The experts read the rows of dispatch in the forward pass, and the gradient of combine in the
-  // backward pass. The last phase of the layer reads those of the other exchange.
+  // backward pass. The last phase of a pass through the layer reads the rows of the other exchange.
   start.phase = (end.phase == Phase::kExperts) == forward ? Phase::kDispatch : Phase::kCombine;
   return start;
 }

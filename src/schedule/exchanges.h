@@ -23,7 +23,7 @@ class ExchangesInFlight {
   std::vector<Operation> started_;
 };
 
-// Maximum number of all-to-alls in flight, which is the minimum of RowExchangeOptions::places.
+// Maximum number of all-to-alls in flight. RowExchangeOptions::places must be at least this number.
 int MaxExchangesInFlight(std::span<const Operation> list);
 
 // Returns the first fault in the exchanges of a list, or an empty string: two of one micro-batch

@@ -10,18 +10,19 @@
 namespace switchyard::schedule {
 
 // Phases of a layer, in the order of the forward pass. kDispatch and kCombine start an all-to-all
-// in either direction. The phase that consumes the rows completes it (forward: kExperts, kFinish;
-// backward: kExperts, kAttention), so the operations scheduled in between overlap the
-// communication. Dense layers compute their feed-forward in kExperts, and have no kRoute,
-// kDispatch, kShared, kCombine and kDown.
+// in either direction. The phase that consumes the rows completes the all-to-all (forward:
+// kExperts, kFinish; backward: kExperts, kAttention), so the operations scheduled in between
+// overlap the communication. Dense layers compute their feed-forward in kExperts, and have no
+// kRoute, kDispatch, kShared, kCombine and kDown.
 //
 // Training has no kQkv, kRoute and kDown; its kAttention includes the router. The backward pass
 // runs kFinish, kCombine, kExperts, kDispatch, kAttention. kShared may run anywhere between
 // kDispatch and kFinish in the forward pass, and between kFinish and kAttention in the backward
 // pass.
 //
-// Serving has kQkv and kDown only in schedules that separate them from kAttention and kExperts,
-// which include them otherwise. kShared runs while the exchange that the shape names is in flight.
+// Serving has kQkv and kDown only in schedules that separate them from kAttention and kExperts. In
+// other schedules, kAttention and kExperts include them. kShared runs while the exchange that
+// ServeShape::shared_under selects is in flight.
 enum class Phase : uint8_t {
   kQkv,        // norm and input projections of attention
   kAttention,  // attention, its output projection and their sum over ranks
@@ -30,7 +31,7 @@ enum class Phase : uint8_t {
   kShared,  // the shared expert
   kExperts,
   kCombine,
-  kDown,  // the down projection of the experts, whose rows combine sends as they are computed
+  kDown,  // down projection of the experts; combine sends each row as soon as kDown has computed it
   kFinish,
 };
 
@@ -46,7 +47,7 @@ enum class Kind : uint8_t {
   kReceiveGradient,  // receive the gradient of the sent hidden states from the next stage
   kBackward,         // backward of one phase of one layer
   kSendGradient,     // send the gradient of the received hidden states to the previous stage
-  kSumGradients,     // start the all-reduce of a layer's gradients, or (kNone) of all others
+  kSumGradients,     // start the all-reduce of a layer's gradients, or (layer kNone) of the rest
   kAwaitSums,        // wait for all gradient all-reduces
 };
 

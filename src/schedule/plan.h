@@ -31,12 +31,12 @@ struct StepShape {
   bool last() const { return stage + 1 == stages; }
 };
 
-// Number of forward passes that a stage runs before its first backward pass. Plain 1F1B
-// (PipeDream, arXiv:2006.09503; Megatron-LM, arXiv:2104.04473): stages − 1 − stage, and each
-// backward pass is preceded by one more forward pass. Overlapped: forward pass f is interleaved
-// with backward pass f − WarmUp. This needs one more, so that the last stage has a backward pass to
-// pair, and two for each following stage. Rows return only at the end of a pair there, and the next
-// pair here should already have started.
+// Number of forward passes that a stage runs before its first backward pass. Plain 1F1B (PipeDream,
+// arXiv:2006.09503; Megatron-LM, arXiv:2104.04473): stages − 1 − stage, and each backward pass is
+// preceded by one more forward pass. Overlapped: a pair interleaves forward pass f with backward
+// pass f − WarmUp. This needs one more forward pass, so that the last stage has a backward pass to
+// pair, and two instead of one for each following stage. A following stage returns rows only at the
+// end of a pair, and by then this stage should have started its next pair.
 int WarmUp(const StepShape& shape);
 
 // Maximum number of micro-batches in flight, which is the number of activation buffers of a rank.

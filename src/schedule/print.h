@@ -15,7 +15,7 @@ namespace switchyard::schedule {
 std::string PrintSchedule(const StepShape& shape, std::span<const Operation> list);
 // The same for a step of serving, with a column for each micro-batch.
 std::string PrintSchedule(const ServeShape& shape, std::span<const Operation> list);
-// Print Plan(shape).
+// Print the schedule Plan(shape).
 std::string PrintSchedule(const StepShape& shape);
 std::string PrintSchedule(const ServeShape& shape);
 

@@ -31,12 +31,13 @@ struct ServeShape {
   // Number of segments (below) by which a micro-batch trails the previous one; none: 0 in prefill,
   // 2 in decode.
   std::optional<int> offset;
-  // Single-batch overlap, as far as a schedule shows it.
+  // The settings of single-batch overlap that change the schedule.
   bool shared_expert = true;  // whether MoE layers have a shared expert that is not dispatched
   // The exchange during which the shared expert runs: kDispatch or kCombine. None: kCombine in
   // prefill with several micro-batches, else kDispatch.
   std::optional<Phase> shared_under;
-  // Combine starts before the experts' down projection, and sends its rows as they are computed.
+  // Combine starts before the experts' down projection, and sends each row as soon as it is
+  // computed.
   bool down_under_combine = false;
 
   bool moe(int layer) const { return experts[range.begin + layer]; }  // index within the range
@@ -69,7 +70,7 @@ using Segment = std::vector<Phase>;
 //    A: attention route (B's combine)      B: finish
 //
 // Segments and offsets follow SGLang's two-batch overlap of DeepSeek-V3, which calls a segment a
-// stage. Its last segment in decode only receives the rows; here kFinish also adds them.
+// stage. SGLang's last segment in decode only receives the rows; here kFinish also adds them.
 std::vector<Segment> LayerSegments(const ServeShape& shape, bool moe);
 // The same phases in one list.
 std::vector<Phase> LayerPhases(const ServeShape& shape, bool moe);

@@ -12,7 +12,7 @@
 namespace switchyard::schedule {
 namespace {
 
-// What a training step requires.
+// The constraints of a training step.
 class StepConstraints : public Constraints {
  public:
   explicit StepConstraints(const StepShape& shape) : shape_(shape) {
@@ -90,7 +90,7 @@ class StepConstraints : public Constraints {
   Operation heads_;                                             // of the last one seen
 };
 
-// What a step of serving requires.
+// The constraints of a step of serving.
 class ServeConstraints : public Constraints {
  public:
   explicit ServeConstraints(const ServeShape& shape) : shape_(shape) {
@@ -126,7 +126,7 @@ class ServeConstraints : public Constraints {
   const ServeShape& shape_;
 };
 
-// Maximum number of micro-batches between their kBegin and the end of their last operation.
+// Maximum number of micro-batches in flight: from kBegin to the end of the last operation.
 int MaxMicroBatchesInFlight(std::span<const Operation> list) {
   std::map<int, size_t> last;
   for (size_t i = 0; i < list.size(); ++i) last[list[i].micro_batch] = i;

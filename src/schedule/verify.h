@@ -16,8 +16,8 @@ namespace switchyard::schedule {
 // - each operation follows its dependencies: phases and layers in order, a backward pass after its
 //   losses, a layer's gradient sum after its last backward pass;
 // - gradients are accumulated in micro-batch order. A backward pass ends before the next one
-//   begins. The head of a micro-batch follows the backward pass of the previous one, because its
-//   matrix may be the embedding. So a step is bitwise independent of the schedule;
+//   begins. The head of a micro-batch follows the backward pass of the previous one, because the
+//   head's matrix may be the embedding. So a step is bitwise independent of the schedule;
 // - at most MicroBatchSlots micro-batches are in flight;
 // - at most one all-to-all is in flight, or with Order::kOverlapped two of different micro-batches.
 std::string FindScheduleError(const StepShape& shape, std::span<const Operation> list);

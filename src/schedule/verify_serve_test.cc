@@ -90,9 +90,9 @@ TEST(FindServeFault, FindsWhatIsMissingDoubleOrStrange) {
   });
 }
 
-// The rules in another form. Without its shared experts, each micro-batch runs the same operations
-// as in `right`. A shared expert runs while only the exchange that the shape names is in flight.
-// Micro-batches begin and end in order.
+// Reimplements the rules in another way. Without its shared experts, each micro-batch runs the same
+// operations as in `right`. A shared expert runs while the only exchange of its micro-batch in
+// flight is the one that SharedUnder selects. Micro-batches begin and end in order.
 bool IsValid(const ServeShape& shape, const Operations& right, const Operations& list) {
   std::vector<int> begun, ended;
   for (int m = 0; m < shape.micro_batches; ++m) {

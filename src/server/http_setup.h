@@ -17,7 +17,7 @@ http::ServerOptions SetUpHttp(const ServerArgs& args);
 void ExitWhenOutOfMemory();
 
 // After this call, freed blocks of 128 KiB and more return to the system at once. By default glibc
-// raises that limit to 32 MiB, so freed bodies would stay in the process's memory.
+// raises this threshold up to 32 MiB, so freed bodies would stay in the process's memory.
 void ReturnFreedMemory();
 
 }  // namespace switchyard

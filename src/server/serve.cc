@@ -161,7 +161,7 @@ int RunServe(const ServerArgs& args) {
   } const flush;
   const Launch launch = PlanLaunch(args, FindLauncher());
   if (launch.node > 0) return RunFollower(args, launch, signals);
-  if (!launch.launched) ReturnFreedMemory();  // else this process computes too
+  if (!launch.launched) ReturnFreedMemory();  // a launched process also runs a rank
   std::atomic<int> interrupted{0};            // signal that interrupted the startup
   const FindSignal find_signal = [&] {
     if (const int signal = signals.Wait(0ms)) interrupted = signal;
@@ -209,7 +209,7 @@ int RunServe(const ServerArgs& args) {
        .on_lost =
            [&](const std::string& why) {
              lost_reason = why;
-             lost = true;  // set first: a client that sees the loss may send a signal at once
+             lost = true;  // set first: a client may send a signal as soon as its request fails
              front.OnRanksLost(why);
            }});
   link.ranks = &ranks;
@@ -243,7 +243,7 @@ int RunServe(const ServerArgs& args) {
   }
 
   if (service.ready) {
-    if (!interrupted) {  // `interrupt` may receive a signal just after `ready` is set
+    if (!interrupted) {  // a signal may arrive just after `ready` is set
       PrintReady(service, server.port());
       while (!lost && !signals.Wait(200ms)) front.AbortOverdue();
     }

@@ -22,24 +22,24 @@
 namespace switchyard::train {
 
 // The rows of one prediction depth: 0 is the model, d the d-th MTP module, whose sequences are d
-// tokens shorter. Its row i of a sequence combines the hidden state that predicts token i + d with
-// token i + d itself. Of n rows this rank holds m (TensorGroup::Mine).
+// tokens shorter. Row i of a module's sequence combines token i + d with the hidden state that
+// predicts this token. Of n rows this rank holds m (TensorGroup::Mine).
 template <typename T>
 struct DepthState {
   RowLayout rows;
   std::vector<int32_t> tokens, targets;  // [n]
   std::vector<int32_t> source;           // [n] row of the previous depth; empty for depth 0
-  // [m, H] hidden between layers; backward: its gradient. That of depth 0 is exchanged between
-  // pipeline stages. Before Forward of a stage's first layer it is the output of the previous
-  // stage. Before Backward of its last layer it is the gradient from the next stage.
+  // [m, H] hidden between layers; backward: its gradient. The stream of depth 0 is exchanged
+  // between pipeline stages. Before Forward of a stage's first layer it is the output of the
+  // previous stage. Before Backward of its last layer it is the gradient from the next stage.
   std::vector<T> stream;
   std::vector<T> last, final, dfinal;  // [m, H] the last layer's output, its norm; the gradient
   std::vector<T> embedded, previous;   // [m, H] MTP: before their norms
   std::vector<T> joined;               // [m, 2 H] MTP: after their norms, concatenated
 };
 
-// One micro-batch between Begin and the end of its backward pass. Any number may be in flight.
-// Reuse for the next micro-batch reuses the memory.
+// One micro-batch between Begin and the end of its backward pass. Any number may be in flight. A
+// pass that is reused for the next micro-batch keeps its memory.
 template <typename T>
 struct Pass {
   StepSize step;

@@ -48,7 +48,7 @@ Step OneRankStep(const ModelConfig& config, const Batch& batch) {
 
 struct Form {
   int ranks = 1;
-  int copies = 1;  // of the experts: data parallelism over ranks / copies expert-parallel ranks
+  int copies = 1;  // of each expert; the EP size is ranks / copies
   bool synchronous = false;
   bool two = false;  // micro-batches
   schedule::Order order = schedule::Order::kPlain;

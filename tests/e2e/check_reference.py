@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare a running server with the reference outputs of a checkpoint directory (tests/data/fixtures/README.md).
+"""Compares a running server with the reference outputs of a checkpoint directory (tests/data/fixtures/README.md).
 
   check_reference.py --url http://127.0.0.1:30000 DIR [--tolerance 2e-3] [--api-key K]
 
@@ -8,7 +8,7 @@ Start the server on DIR with `--dtype float32`. Four groups of checks, each prin
   chat       POST /tokenize   {"messages": [...], "add_generation_prompt": b, "tools": [...]} -> {"tokens": [...]}, or a 4xx response that contains the template's error message
   generate   POST /generate   {"input_ids": [...], "sampling_params": {"temperature": 0, "max_new_tokens": 32, "ignore_eos": true}} -> {"output_ids": [...]}
   logprob    the same with "return_logprob": true, "logprob_start_len": 0, "max_new_tokens": 1 -> meta_info.input_token_logprobs [[logprob, id, text], ...]
-Exit status 0 if all checks pass. Uses only the standard library.
+The exit status is 0 if all checks pass. Uses only the standard library.
 """
 import argparse, array, json, math, os, struct, sys, urllib.error, urllib.request
 
@@ -57,7 +57,7 @@ def main():
             row = logits[(t - 1) * V:t * V]; m = max(row); want = row[ids[t]] - m - math.log(sum(math.exp(x - m) for x in row))
             d = abs(want - got[t]) if len(got) > t and got[t] is not None else math.inf; worst = max(worst, d); note("logprob", d <= a.tolerance, (i, t, want, got[t] if len(got) > t else None))
     for g, w in bad[:a.show * 4]: print(f"  {g}: {json.dumps(w, ensure_ascii=False)[:400]}")
-    print(os.path.basename(os.path.normpath(a.dir)), " ".join(f"{g} {x}/{n}" for g, (x, n) in tally.items()), f"worst logprob error {worst:.2e}")
+    print(os.path.basename(os.path.normpath(a.dir)), " ".join(f"{g} {x}/{n}" for g, (x, n) in tally.items()), f"largest logprob error {worst:.2e}")
     return 0 if not bad else 1
 
 if __name__ == "__main__": sys.exit(main())

@@ -1,4 +1,4 @@
-"""Starts the program for a test, and ends its processes afterwards."""
+"""Starts the program for a test, and ends its processes after the test."""
 import contextlib
 import json
 import os
@@ -84,7 +84,7 @@ class Server:
         return {key: sum(state[key] for state in states) for key in states[0]}
 
     def wait_busy(self, generations=1, seconds=30):
-        """Waits until each attention group has so many open generations and runs at least one."""
+        """Waits until each attention group has at least `generations` open generations and runs at least one."""
         end = time.time() + seconds
         while not all(s["open_requests"] >= generations and s["running_requests"] > 0 for s in self.states()):
             assert time.time() < end, f"not busy: {self.states()}\n{self.text()}"
@@ -108,7 +108,7 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            raise AssertionError(f"did not leave within {timeout} s:\n{self.text()}")
+            raise AssertionError(f"did not exit within {timeout} s:\n{self.text()}")
 
     def __enter__(self):
         return self
@@ -161,7 +161,7 @@ def mpi_ranks(server):
 
 
 def have_ended(pids, seconds=20):
-    """Waits for the end of processes that are not children of this one."""
+    """Waits until processes that are not children of this process have ended. Returns whether they have."""
     end = time.time() + seconds
     while any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids) and time.time() < end:
         time.sleep(0.05)
@@ -175,6 +175,6 @@ def free_port(address="127.0.0.1"):
 
 
 def fails_to_start(*flags, timeout=60):
-    """Runs `serve` with flags that must be refused. Returns (exit code, standard error)."""
+    """Runs `serve` with flags that it must reject. Returns (exit code, standard error)."""
     done = subprocess.run([PROGRAM, "serve", *map(str, flags)], capture_output=True, text=True, timeout=timeout)
     return done.returncode, done.stderr

@@ -1,5 +1,5 @@
-"""`switchyard bench`: runs a small case of each CPU benchmark. Checks that lines and JSON have the format described in
-docs/performance.md. Measured values are not checked."""
+"""`switchyard bench`: runs a small case of each CPU benchmark. Checks that the printed lines and the JSON have the
+format described in docs/performance.md. Measured values are not checked."""
 import json
 import re
 import subprocess
@@ -12,7 +12,7 @@ BENCHES = ["kernels", "moe-layer", "exchange", "roofline"]
 LINE = re.compile(r"(?P<name>\S+) +(?P<shape>\S.*?) +(?P<us>[\d.]+) us +(?:-|[\d.]+) GFLOP/s +(?:-|[\d.]+) GB/s +"
                   r"(?:- of roofline|[\d]+ % of (?:memory|compute|link) roofline)(?: \| (?P<more>.*))?")
 
-# Per benchmark: flags that select few cases, and the names of those cases.
+# For each benchmark: flags that select a few cases, and the names of these cases.
 CASES = {
     "kernels": (["--filter", "bfloat16 1 x 2048 x 2048", "--cpu-threads", "1"], {"linear"}),
     "experts": (["--filter", "experts int4-group 8 tokens", "--cpu-threads", "2"], {"experts"}),
@@ -167,7 +167,7 @@ def test_requests_that_fail_are_counted_and_told(a_server):
     (["--backend", "openai-chat"], "cannot send random ids"),
     (["--dataset-name", "jsonl"], "want --dataset-path FILE"),
     (["--request-rate", "0"], "see switchyard bench serve --help"),
-], ids=["nobody", "chat", "dataset", "rate"])
+], ids=["no server", "chat", "dataset", "rate"])
 def test_mistakes_of_serve_are_named(arguments, message):
     done = bench("serve", *arguments)
     assert done.returncode != 0

@@ -1,4 +1,4 @@
-"""Checkpoints as they are published: hub ids, overlays, long contexts, tokenizers past the vocabulary."""
+"""Properties of published checkpoints: hub ids, overlays, long contexts, token ids beyond the vocabulary."""
 import json
 import shutil
 import struct
@@ -64,7 +64,8 @@ def test_the_index_says_which_file_has_a_tensor(tmp_path):
     entry = header[name]
     begin, end = entry["data_offsets"]
     good = data[begin:end]
-    # The old tensor is spoiled, the index names another file, and a file beside the index is none of its.
+    # The tensor in its old file is zeroed. The index names a new file with the good tensor. A third file, which the index
+    # does not name, has a tensor of the same name.
     raw = bytearray(home.read_bytes())
     offset = len(raw) - len(data)
     raw[offset + begin:offset + end] = bytes(end - begin)
@@ -81,7 +82,7 @@ def test_the_index_says_which_file_has_a_tensor(tmp_path):
 
 
 def logprobs(model, *flags, env=None):
-    """Log-probabilities of a prompt and of the answer to it."""
+    """Log-probabilities of a prompt and of the generated tokens."""
     prompt = [(7 * i * i + 3) % 500 for i in range(40)]
     with Server(model, *SMALL, "--dtype", "float32", *flags, env=env) as server:
         status, answer = server.request("/generate", {
@@ -93,7 +94,7 @@ def logprobs(model, *flags, env=None):
 
 
 def test_clip_qkv_limits_what_attention_adds(tmp_path):
-    """With values of almost 0, attention adds nothing, as with output projections of 0."""
+    """If values are clipped to almost 0, attention outputs are zero, as with output projections of zero."""
     directory = tmp_path / "model"
     shutil.copytree(FIXTURES / "olmoe", directory)
     file = directory / "model.safetensors"

@@ -16,6 +16,9 @@ from server import FIXTURES, ROOT, OtherNode, Server, free_port
 from test_checkpoints import logprobs
 from test_eplb import DP, EPLB, INT4, MOE_LAYERS, REDUNDANT, answers, eplb, metrics, settle, skewed
 from test_faults import ROUTER_RANKS, check_router_overflow
+from test_overlap import LAYOUTS as OVERLAP_LAYOUTS
+from test_overlap import answers as overlap_answers
+from test_profile import PASS, generate, names, spans, start, stop
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
@@ -31,7 +34,7 @@ def gpus():
 
 
 def where(ranks):
-    """Flags and environment variables for `ranks` ranks."""
+    """Returns flags and environment variables that place `ranks` ranks on GPUs."""
     if gpus() >= ranks:
         return ["--device", "cuda"], {}
     if gpus() and os.environ.get("SWITCHYARD_TEST_SHARED_GPU") == "1":
@@ -73,7 +76,7 @@ HOSTS += [("qwen3_moe", 4, mode, "graphs") for mode in ("none", "normal", "low_l
 
 @pytest.mark.parametrize("case", HOSTS, ids=lambda c: f"{c[0]}-tp{c[1]}ep{c[1]}-{c[2]}-{c[3]}")
 def test_two_hosts_equal_transformers(case):
-    """Runs half of the ranks as node 1. NCCL_HOSTID makes it another host for NCCL, which then uses sockets."""
+    """Runs half of the ranks as node 1. By its NCCL_HOSTID, NCCL treats node 1 as another host and uses sockets."""
     name, ranks, mode, graphs = case
     device, env = where(ranks)
     second = ["--base-gpu-id", ranks // 2] if gpus() >= ranks else []
@@ -86,6 +89,15 @@ def test_two_hosts_equal_transformers(case):
                     env={**env, "NCCL_HOSTID": "first"}) as node0:
             check_reference(node0, name, node1)
             assert node1.wait() == 0
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", OVERLAP_LAYOUTS)
+def test_two_batch_overlap_changes_no_bit(layout, graphs):
+    device, env = where(OVERLAP_LAYOUTS[layout][1])
+    flags = [*device, *OVERLAP_LAYOUTS[layout], *GRAPHS[graphs]]
+    with_it = overlap_answers(*flags, "--enable-two-batch-overlap", env=env)
+    assert with_it == overlap_answers(*flags, env=env)
 
 
 @pytest.mark.parametrize("ranks", ROUTER_RANKS)
@@ -195,4 +207,16 @@ def test_experts_move_and_no_output_changes(tmp_path, dispatch, layout, weights)
         assert page["switchyard_eplb_failures_total"] == 0
         assert sum(page[f'switchyard_eplb_gpu_physical_count_total{{rank="{rank}"}}'] for rank in range(2)) > 0
         assert eplb(server)["balancedness"] is None or eplb(server)["balancedness"] > 0.5
+def test_a_profile_has_the_times_of_the_gpu(graphs, tmp_path):
+    """Each operation is on the host and on the GPU. A decode step that runs as a graph is one operation."""
+    device, env = where(2)
+    with Server(FIXTURES / "qwen3_moe", *device, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--max-total-tokens", 4096,
+                "--target-step-ms", 0, *GRAPHS[graphs], env=env) as server:
+        generate(server, max_new_tokens=8)  # captures the graph of one row
+        assert start(server, output_dir=str(tmp_path))["activities"] == ["CPU", "GPU"]
+        generate(server)
+        for file in stop(server)["files"]:
+            decode = ["graph"] if graphs == "graphs" else PASS
+            for category in ("operation", "gpu_operation"):
+                assert names(spans(file, category)) == PASS + decode * 3, category
         assert server.stop() == 0

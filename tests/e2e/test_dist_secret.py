@@ -1,4 +1,4 @@
-"""Nodes that prove a shared secret to each other, and strangers at their ports."""
+"""Authentication of nodes by a shared secret, and foreign connections to the port of node 0."""
 import contextlib
 import os
 import shutil
@@ -20,7 +20,7 @@ MAGIC = b"YARDNET2"
 
 @pytest.fixture
 def secrets(tmp_path):
-    """Flags of two secrets."""
+    """Two secrets, each as the flags that select it."""
     flags = []
     for name in ("one", "two"):
         path = tmp_path / name
@@ -52,12 +52,12 @@ def connect(address, seconds=60):
 
 
 def opening(node, has_secret):
-    """The first message of a handshake: of node `node` to node 0."""
+    """The first message of a handshake, from node `node` to node 0."""
     return MAGIC + struct.pack("<IiiI", 1, node, 0, has_secret) + os.urandom(32)
 
 
-class Strangers:
-    """Connect to the address as soon as something listens, one connection of each kind after another."""
+class ForeignConnections:
+    """Opens foreign connections of each kind, one after another, as soon as a process listens at the address."""
 
     def __init__(self, address):
         self.address = address
@@ -75,7 +75,7 @@ class Strangers:
                                "no secret": opening(1, 0), "no proof": opening(1, 1) + bytes(32),
                                "another rank": opening(7, 1) + os.urandom(32)}.items():
                 with connect(self.address) as s:
-                    with contextlib.suppress(OSError):  # it may be closed within the send
+                    with contextlib.suppress(OSError):  # the server may close the connection during the send
                         s.sendall(data)
                     self.answers[name] = self._receive(s)
         except Exception as error:
@@ -100,11 +100,11 @@ class Strangers:
 
 def test_strangers_neither_end_nor_join_the_engine(secrets):
     address = f"127.0.0.1:{free_port()}"
-    strangers = Strangers(address)
+    foreign = ForeignConnections(address)
     late = {}
 
-    def start_node1():  # after all strangers
-        strangers.thread.join()
+    def start_node1():  # after all foreign connections
+        foreign.thread.join()
         late["node1"] = OtherNode(MODEL, address, *FLAGS, *secrets[0])
 
     starter = threading.Thread(target=start_node1)
@@ -112,7 +112,7 @@ def test_strangers_neither_end_nor_join_the_engine(secrets):
     try:
         with node0(address, *secrets[0]) as server:
             assert generates(server)
-            answers = strangers.finish()
+            answers = foreign.finish()
             text = server.text()
             assert server.stop() == 0
             assert late["node1"].wait() == 0
@@ -212,7 +212,7 @@ def test_a_wait_in_mpi_init_ends(how, tmp_path):
         if how == "signal":
             while not (pid := rank_of(process.pid)):
                 time.sleep(0.05)
-            time.sleep(1)  # for the start of the rank; a signal before MPI_Init ends it there
+            time.sleep(1)  # until the rank has started; before MPI_Init the signal would end it
             os.kill(pid, signal.SIGTERM)
         assert process.wait(60) != 0
         log.seek(0)

@@ -1,4 +1,4 @@
-"""Expert rebalancing in a running server: balances the load without changed outputs, interruptions or leaks."""
+"""Expert rebalancing in a running server: balances the load without changed outputs, interrupted requests or leaks."""
 import json
 import os
 import pathlib
@@ -27,7 +27,7 @@ HOT = [8, 9, 10, 11]  # all on rank 1 in the trivial placement
 
 
 def skewed(directory):
-    """A copy of MODEL with correction biases that make the routers prefer the experts HOT."""
+    """A copy of MODEL whose correction biases make the routers prefer the experts HOT."""
     shutil.copytree(MODEL, directory)
     directory.chmod(0o755)
     file = directory / "model.safetensors"
@@ -130,7 +130,7 @@ def test_a_skewed_load_evens_out_and_no_output_changes(checkpoint, layout):
         assert now["layers_moved"] >= MOE_LAYERS
         assert now["experts_received" if layout == INT4 else "experts_loaded"] > 0
         assert now["experts_loaded" if layout == INT4 else "experts_received"] == 0
-        # After two rebalances the load is balanced; later plans only keep the balance.
+        # After two rebalances the load is balanced; later plans only maintain the balance.
         planned = [float(b) for b in re.findall(r"\[EPLB\] plan \d+ .* at balancedness (\d[\d.]*)", server.text())]
         assert planned[0] < 0.6
         assert all(b > 0.9 for b in planned[2:])
@@ -192,7 +192,7 @@ def test_many_rebalances_leak_nothing(checkpoint):
             total += int(re.search(r"Private_Dirty:\s+(\d+) kB", text).group(1)) << 10
         return total
 
-    # The deepseek algorithm uses only the last counts, and ignores the current placement.
+    # The deepseek algorithm uses only the last counts and ignores the current placement, so every plan moves experts.
     with Server(checkpoint, *RANKS, "--enable-eplb", "--eplb-algorithm", "deepseek",
                 "--eplb-rebalance-num-iterations", 50, "--load-format", "dummy") as server:
         def rebalance(i):
@@ -218,7 +218,7 @@ def test_a_rank_killed_in_the_middle_ends_as_always():
                 if "switchyard" in p.name and not p.name.endswith(".log")}
 
     before = leftovers()
-    # 40 layers with dummy weights, moved one layer per step. The move takes long enough to be interrupted.
+    # 40 layers with dummy weights move one layer per step, so the migration takes long enough to be interrupted.
     with Server(MODEL, *RANKS, *EPLB, "--load-format", "dummy", "--json-model-override-args", '{"num_hidden_layers": 40}',
                 "--eplb-min-rebalancing-utilization-threshold", 0) as server:
         answers(server, 1, new_tokens=10)
@@ -229,7 +229,7 @@ def test_a_rank_killed_in_the_middle_ends_as_always():
         assert server.request("/eplb/rebalance", method="POST")[0] == 200
         now, end = eplb(server), time.time() + 30
         while now["state"] in ("planning", "agreed") or now["rebalance"]["layers_done"] == 0:
-            assert now["state"] not in ("idle", "done"), f"the move ended before it could be interrupted: {now}"
+            assert now["state"] not in ("idle", "done"), f"the migration ended before it could be interrupted: {now}"
             assert time.time() < end, now
             now = eplb(server)
         assert now["state"] == "moving" and now["rebalance"]["layers_done"] < now["rebalance"]["layers_to_move"], now
@@ -251,7 +251,7 @@ def test_without_the_flag_nothing_moves(checkpoint):
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("flags, says", [
+@pytest.mark.parametrize("flags, expected", [
     (["--enable-eplb"], "--ep-size 2"),
     (["--enable-eplb", "--tp", 2, "--ep", 2, "--eplb-algorithm", "best"], "best"),
     (["--enable-eplb", "--tp", 2, "--ep", 2, "--eplb-rebalance-layers-per-chunk", 0], "layers-per-chunk 0"),
@@ -260,6 +260,6 @@ def test_without_the_flag_nothing_moves(checkpoint):
     (["--enable-eplb", "--tp", 2, "--ep", 2, "--eplb-algorithm", "deepseek", "--ep-num-redundant-experts", 1],
      "17 slots are not divisible by 2 ranks"),
 ])
-def test_what_cannot_be_is_refused(flags, says):
+def test_what_cannot_be_is_refused(flags, expected):
     code, said = fails_to_start("--model-path", MODEL, "--port", 0, *flags)
-    assert code == 2 and says in said, said
+    assert code == 2 and expected in said, said

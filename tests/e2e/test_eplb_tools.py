@@ -1,5 +1,6 @@
 """`switchyard eplb plan` and `simulate` on recorded routing: printed output, the --output placement, the --svg picture, and
-errors for invalid files and sizes. Results must satisfy the bounds of any placement, and must improve the balancedness."""
+errors for invalid files and sizes. The resulting balancedness must improve, and must not exceed the bound for any
+placement."""
 import json
 import pathlib
 import re

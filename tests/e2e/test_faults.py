@@ -15,7 +15,8 @@ from server import FIXTURES, Server, fails_to_start
 
 MODEL = FIXTURES / "qwen3_moe"
 LONG = {"text": "Hello", "sampling_params": {"temperature": 0, "max_new_tokens": 450, "ignore_eos": True}}
-# One request whose choices run one after another. A test can act long before it ends, even on a fast machine.
+# A request whose choices run one after another. It runs long enough for a test to act before it ends, even on a fast
+# machine.
 CHOICES = 6
 LONGER = {**LONG, "sampling_params": {**LONG["sampling_params"], "n": CHOICES}}
 ONE_AT_A_TIME = ("--max-running-requests", 1, "--max-queued-requests", 64)
@@ -161,7 +162,7 @@ def write(name, text):
 
 
 def fill_router(layer, expert, value):
-    """Fills the expert's row of a router."""
+    """Returns a change that fills the row of an expert in the router of a layer with `value`."""
     def change(directory):
         file = directory / "model.safetensors"
         raw = bytearray(file.read_bytes())
@@ -200,9 +201,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_bad_checkpoints_are_refused(tmp_path, what):
-    change, says = BROKEN[what]
+    change, expected = BROKEN[what]
     code, said = fails_to_start("--model-path", broken(tmp_path, change), "--port", 0)
-    assert code == 2 and says in said, said
+    assert code == 2 and expected in said, said
     assert "Traceback" not in said and said.count("\n") < 12
 
 
@@ -214,7 +215,7 @@ ROUTER_RANKS = {
 
 
 def check_router_overflow(tmp_path, *flags, env=None):
-    """The error of a request names the layer and the expert whose router score overflows; the server goes on."""
+    """The error of a request names the layer and the expert whose router score overflows. The server continues."""
     with Server(broken(tmp_path, fill_router(1, 3, 3e38)), *flags, "--chunked-prefill-size", 4, "--skip-server-warmup",
                 env=env) as s:
         for prompt in ([5], list(range(4, 16))):
@@ -229,7 +230,7 @@ def test_a_router_that_overflows_ends_the_request_alone(tmp_path, ranks):
     check_router_overflow(tmp_path, *ROUTER_RANKS[ranks])
 
 
-@pytest.mark.parametrize("flags, says", [
+@pytest.mark.parametrize("flags, expected", [
     (["--tp", 4, "--ep", 3], "ep"),
     (["--tp", 3], "tp"),
     (["--tp", 0], "tp"),
@@ -239,9 +240,9 @@ def test_a_router_that_overflows_ends_the_request_alone(tmp_path, ranks):
     (["--deepep-mode", "fast"], "low_latency"),
     (["--config", "/no/such.yaml"], "/no/such.yaml"),
 ])
-def test_bad_flags_are_refused(flags, says):
+def test_bad_flags_are_refused(flags, expected):
     code, said = fails_to_start("--model-path", MODEL, "--port", 0, *flags)
-    assert code == 2 and says in said, said
+    assert code == 2 and expected in said, said
 
 
 def test_no_such_directory():

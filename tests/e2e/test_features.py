@@ -1,4 +1,4 @@
-"""The feature table of the docs: it is what the program prints, and its commands refuse what it says they do."""
+"""The feature table of the docs equals the output of the program, and commands reject the flags that it excludes."""
 import subprocess
 import sys
 

@@ -1,4 +1,4 @@
-"""Checkpoints with files of the wrong type, without limits, or with other content than expected."""
+"""Checkpoints with files of the wrong type, of excessive size or nesting, or with unexpected content."""
 import hashlib
 import http.client
 import json
@@ -63,7 +63,7 @@ def test_a_template_over_a_limit_fails_only_its_request(model):
             return server.request("/v1/chat/completions",
                                   {"messages": [{"role": "user", "content": content}], "max_tokens": 1})
 
-        # The limit of steps or that of CPU time, depending on the machine.
+        # Either the limit of steps or that of CPU time, depending on the machine.
         status, answer = chat("loop")
         assert status == 400 and "the template takes more than" in answer["error"]["message"]
         status, answer = chat("grow")

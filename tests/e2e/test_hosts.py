@@ -40,7 +40,7 @@ def sh(command):
 
 
 class OtherHost:
-    """A network namespace, connected with this one by a veth pair."""
+    """A network namespace, connected to this process's namespace by a veth pair."""
 
     def __init__(self):
         tag = f"{os.getpid() % 100000}"
@@ -164,7 +164,7 @@ def test_ranks_of_mpirun_answer_as_processes_do(mpirun, wire, on_one_host):
         assert answers(server) == on_one_host
         ranks = mpi_ranks(server)
         assert len(ranks) == 4
-        os.kill(ranks[0], signal.SIGTERM)  # to rank 0, because mpirun would kill its processes
+        os.kill(ranks[0], signal.SIGTERM)  # to rank 0, because on SIGTERM mpirun kills its processes
         assert wait_end(server) == 0, server.text()
 
 

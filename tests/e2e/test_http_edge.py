@@ -30,7 +30,7 @@ def port_of(server):
 
 
 def start_raw(*flags, **options):
-    """Starts `serve` without the checks of Server. Standard output is a pipe."""
+    """Starts `serve` without the readiness check of class Server. Standard output is a pipe."""
     return subprocess.Popen([PROGRAM, "serve", "--model-path", str(MODEL), *map(str, flags)], stdout=subprocess.PIPE,
                             text=True, **options)
 
@@ -61,7 +61,7 @@ def test_bodies_and_floods_stay_within_the_memory_limit():
                 for _ in range(60):
                     client.sendall(block)
             except OSError:
-                pass  # refused by the server
+                pass  # the server rejected the request
             holders.append(client)
         assert server.request("/health")[0] == 200
         for client in holders:
@@ -158,6 +158,9 @@ def test_routes_that_change_state_want_post_and_the_admin_key():
         assert server.request("/flush_cache", headers=root)[0] == 405
         assert server.request("/flush_cache", method="POST", headers=user)[0] == 403
         assert server.request("/flush_cache", method="POST", headers=root)[0] == 200
+        for path in ("/start_profile", "/stop_profile"):
+            assert server.request(path, method="POST", headers=user)[0] == 403
+            assert server.request(path, headers=root)[0] == 405
 
 
 def test_keys_from_a_file_and_the_environment(tmp_path):

@@ -59,7 +59,7 @@ def test_stream_is_cumulative(server):
 
 
 def events_of(server, **body):
-    """The events of a stream, without its end."""
+    """The events of a stream, without the final [DONE]."""
     request = urllib.request.Request(server.url + "/generate", json.dumps({**body, "stream": True}).encode(),
                                      {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as response:
@@ -98,7 +98,7 @@ def test_logprobs_of_prompt_and_output(server):
         assert len(top) == 3 and token == top[0]
         assert [t[1] for t in asked] == [5, 7]
         assert sum(math.exp(t[0]) for t in top) <= 1 + 1e-6
-    # Prompt and output together as a new prompt must give the same log-probabilities as input_token_logprobs.
+    # If prompt and output together are the new prompt, input_token_logprobs must be the same log-probabilities.
     ids = server.request("/tokenize", {"prompt": body["text"]})[1]["tokens"] + a["output_ids"]
     b = generate(server, input_ids=ids, return_logprob=True, logprob_start_len=0, sampling_params=GREEDY)
     again = [t[0] for t in b["meta_info"]["input_token_logprobs"]][n:]
@@ -149,7 +149,7 @@ def test_information(server):
 
 
 def test_wrong_bodies(server):
-    for body, says in [({}, "text"), ({"text": "a", "input_ids": [1]}, "text"), ({"text": 5}, "text"),
+    for body, expected in [({}, "text"), ({"text": "a", "input_ids": [1]}, "text"), ({"text": 5}, "text"),
                        ({"text": "a", "sampling_params": {"top_k": "x"}}, "sampling_params.top_k"),
                        ({"text": "a", "sampling_params": {"regex": "a+"}}, "regex"),
                        ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
@@ -158,4 +158,4 @@ def test_wrong_bodies(server):
                        ({"text": "a", "return_logprob": True, "top_logprobs_num": 1000}, "top_logprobs"),
                        ({"text": "a", "logprob_start_len": "x", "return_logprob": True}, "logprob_start_len")]:
         status, answer = server.request("/generate", body)
-        assert status == 400 and says in answer["error"]["message"], (body, answer)
+        assert status == 400 and expected in answer["error"]["message"], (body, answer)

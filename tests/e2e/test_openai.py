@@ -1,4 +1,4 @@
-"""The official openai client with a server on two ranks."""
+"""Requests of the official openai client to a server of two ranks."""
 import concurrent.futures
 
 import openai
@@ -100,7 +100,7 @@ def test_users_cannot_spell_special_tokens(server, client):
     assert sly.count(end[0]) == plain.count(end[0])
 
 
-@pytest.mark.parametrize("change, says", [
+@pytest.mark.parametrize("change, expected", [
     ({"messages": "hi"}, "messages"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "narrator", "content": "x"}]}, "unknown role"),
@@ -117,10 +117,10 @@ def test_users_cannot_spell_special_tokens(server, client):
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
 ])
-def test_wrong_bodies_get_400(client, change, says):
+def test_wrong_bodies_get_400(client, change, expected):
     with pytest.raises(openai.BadRequestError) as error:
         client.post("/chat/completions", body={"model": "tiny", "messages": HELLO, "max_tokens": 1, **change}, cast_to=object)
-    assert says in error.value.message
+    assert expected in error.value.message
 
 
 def test_an_unknown_model_is_not_found(client):

@@ -1,4 +1,4 @@
-"""Two-batch overlap on CPUs: served tokens and log-probabilities equal those of transformers, and those of a server without
+"""Two-batch overlap: served tokens and log-probabilities equal those of transformers, and those of a server without
 it when many requests are in flight."""
 import concurrent.futures
 import subprocess
@@ -27,9 +27,9 @@ def test_equals_transformers(name, layout):
         assert server.stop() == 0
 
 
-def answers(*flags):
-    """Of 40 requests of many lengths in flight at once, in chunks of prompts."""
-    with Server(FIXTURES / "deepseek_v3", *FLAGS, *LAYOUTS["deepep"], "--chunked-prefill-size", 24, *flags) as server:
+def answers(*flags, env=None):
+    """Outputs of 40 concurrent requests of different lengths, with chunked prefill."""
+    with Server(FIXTURES / "deepseek_v3", *FLAGS, "--chunked-prefill-size", 24, *flags, env=env) as server:
         def ask(i):
             body = {"input_ids": [(7 * i + 3 * j) % 500 for j in range(1 + 5 * i % 60)], "return_logprob": True,
                     "sampling_params": {"max_new_tokens": 5 + i % 13, "temperature": 0.8, "sampling_seed": i, "ignore_eos": True}}
@@ -42,7 +42,8 @@ def answers(*flags):
 
 
 def test_outputs_of_requests_in_flight_are_bitwise_equal():
-    assert answers() == answers("--enable-two-batch-overlap", "--tbo-token-distribution-threshold", 0.3)
+    layout = LAYOUTS["deepep"]
+    assert answers(*layout) == answers(*layout, "--enable-two-batch-overlap", "--tbo-token-distribution-threshold", 0.3)
 
 
 def test_the_schedule_that_runs_is_printed():

@@ -58,14 +58,14 @@ def test_packed_while_loading_stays_close(method):
         assert two == pytest.approx(one, abs=2e-4)
 
 
-@pytest.mark.parametrize("model, flags, says", [
+@pytest.mark.parametrize("model, flags, expected", [
     (QUANTIZED / "awq", ["--quantization", "fp8"], ["--quantization fp8", "awq"]),
     (MODEL, ["--quantization", "gptq"], ["--quantization gptq", "w8a8_int8"]),
     (MODEL, ["--quantize-activations", "sometimes"], ["sometimes"]),
 ])
-def test_start_refuses(model, flags, says):
+def test_start_refuses(model, flags, expected):
     run = subprocess.run([PROGRAM, "serve", "--model-path", model, "--port", "0", *flags], capture_output=True,
                          text=True, timeout=60)
     assert run.returncode == 2
-    for words in says:
+    for words in expected:
         assert words in run.stderr

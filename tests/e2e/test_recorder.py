@@ -221,9 +221,9 @@ def test_a_folder_that_is_not_there_loses_nothing(tmp_path):
 
 
 def test_what_cannot_be_recorded_is_refused():
-    for flags, says in [(["--expert-distribution-recorder-mode", "all"], "all"),
+    for flags, expected in [(["--expert-distribution-recorder-mode", "all"], "all"),
                         (["--expert-distribution-recorder-buffer-size", 0], "buffer-size 0")]:
         code, said = fails_to_start("--model-path", MODEL, *flags)
-        assert code == 2 and says in said
+        assert code == 2 and expected in said
     code, said = fails_to_start("--model-path", FIXTURES / "llama", "--enable-expert-distribution-metrics")
     assert code == 2 and "no experts" in said

@@ -1,4 +1,4 @@
-"""bench/serve/disturb and bench/serve/soak: a short run of each. No test looks at the times they print."""
+"""bench/serve/disturb and bench/serve/soak: a short run of each. The measured times are not checked."""
 import json
 import subprocess
 

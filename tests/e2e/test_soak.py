@@ -40,7 +40,7 @@ def stream(server, i, hang_up_after=None):
 
 
 def test_soak(request):
-    # The cache holds about a fifth of the tokens of 64 clients, so that requests are also retracted and resumed.
+    # The cache has capacity for about a fifth of the tokens of 64 clients, so that requests are retracted and resumed.
     with Server(FIXTURES / "qwen3_moe", "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--max-total-tokens", 3072,
                 "--chunked-prefill-size", 128) as server:
         alone = [stream(server, i) for i in range(PROMPTS)]
@@ -77,5 +77,5 @@ def test_soak(request):
         assert state["free_pages"] + state["cached_pages"] == state["total_pages"]
         assert server.request("/flush_cache", method="POST")[0] == 200
         assert server.state()["free_pages"] == state["total_pages"]
-        print(f"{done[0]} streams done, {left[0]} left halfway, {state['retractions']} retractions")
+        print(f"{done[0]} streams done, {left[0]} disconnected halfway, {state['retractions']} retractions")
         assert server.stop() == 0

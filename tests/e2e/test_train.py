@@ -138,7 +138,7 @@ def test_interrupted_and_resumed_is_the_same(folder):
 
 
 def test_config_file(folder):
-    """Flags from a file. The command line has priority. Errors for unknown keys suggest the nearest key."""
+    """Flags are read from a file. The command line has priority. Errors for unknown keys suggest the nearest key."""
     (folder / "train.yaml").write_text(f"model: {folder}/config.json\ntokenizer-path: {folder}/tokenizer\n"
                                        f"data: [{folder}/data.jsonl]\nlength: 64\nsteps: 9\nschedule: overlapped\n"
                                        "rows-per-pass: 2\nrows_per_step: 8\nexchange: sync\nep: 2\n")

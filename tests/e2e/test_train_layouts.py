@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 
 
 def train(folder, output, steps, layout):
-    """Losses of all steps of a run so far."""
+    """Trains up to the given step and returns the losses of all steps of the run so far."""
     switchyard("train", "--model", folder / "config.json", "--tokenizer-path", folder / "tokenizer", "--data",
                folder / "data.txt", "--output", output, "--steps", steps, "--length", 32, "--rows-per-step", 4,
                "--rows-per-pass", 2, "--learning-rate", 0.002, "--lr-schedule", "constant", "--warmup-steps", 20,

@@ -12,10 +12,10 @@ from server import FIXTURES, MPIRUN, OtherNode, Server, free_port, have_ended, m
 
 MODEL = FIXTURES / "qwen3_moe"
 WATCHDOG = 3
-# For ranks of several nodes: /health names a silent rank after half of the timeout.
+# The timeout for ranks of several nodes. /health names a rank without heartbeat after half of this time.
 NODES_WATCHDOG = 8
 NODES = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--mem-fraction-static", 0.2, "--watchdog-timeout", NODES_WATCHDOG]
-# Long enough on a fast machine: 64 choices of one request.
+# A request of 64 choices, so that it runs long enough even on a fast machine.
 LONG = {"text": "Hello", "sampling_params": {"temperature": 0, "max_new_tokens": 450, "ignore_eos": True, "n": 64}}
 
 
@@ -42,8 +42,8 @@ def test_a_stopped_rank_ends_the_server_with_its_name(rank, busy):
         assert health == 503 and f"rank {rank} (pid {pid}) has sent no heartbeat" in answer["error"]["message"]
         assert server.process.wait(2 * WATCHDOG) == 1
         assert time.time() - start < 2 * WATCHDOG
-        says = rf"rank {rank} \(pid {pid}\) sent no heartbeat for \d s and was killed \(--watchdog-timeout\)"
-        assert re.search(says, server.text()), server.text()
+        expected = rf"rank {rank} \(pid {pid}\) sent no heartbeat for \d s and was killed \(--watchdog-timeout\)"
+        assert re.search(expected, server.text()), server.text()
         if busy:
             thread.join(5)
             assert results[0][0] == 500 and "sent no heartbeat" in results[0][1]["error"]["message"]
@@ -58,8 +58,8 @@ def test_ranks_leave_a_stopped_server_process(busy):
         deadline = time.time() + 2 * WATCHDOG
         while time.time() < deadline and f"the server process (pid {server.process.pid}) sent no heartbeat" not in server.text():
             time.sleep(0.05)
-        says = rf"the server process \(pid {server.process.pid}\) sent no heartbeat for \d s \(--watchdog-timeout\)"
-        assert re.search(says, server.text()), server.text()
+        expected = rf"the server process \(pid {server.process.pid}\) sent no heartbeat for \d s \(--watchdog-timeout\)"
+        assert re.search(expected, server.text()), server.text()
         server.process.send_signal(signal.SIGCONT)
         assert server.process.wait(20) == 1
         assert "the server process" in server.text().splitlines()[-1]
@@ -76,7 +76,7 @@ def read_failed_health(server):
 
 @pytest.fixture(params=["mpi", "tcp"])
 def launched(request):
-    """Two ranks started by mpirun, and their pids."""
+    """A server of two ranks started by mpirun, and the pids of the ranks."""
     if not shutil.which("mpirun"):
         pytest.skip("no mpirun (openmpi-bin)")
     flags = ["--dist-init-addr", f"127.0.0.1:{free_port()}"] if request.param == "tcp" else []

@@ -1,11 +1,11 @@
 // The main function of a fuzz target for compilers without libFuzzer. Runs the target on a corpus,
-// then on random mutations of it for some seconds.
+// then for some seconds on random mutations of the corpus.
 //
 //   TARGET [-seconds=N] [-seed=N] [-crash=FILE] CORPUS_DIRECTORY_OR_FILE...
 //
 // Mutations are not guided by coverage, so libFuzzer (preset `fuzz`) finds more defects. This
-// driver prevents regressions and reuses the objects of a sanitizer build. An input that ends the
-// process, or takes more than kInputSeconds, is written to FILE.
+// driver prevents regressions and reuses the objects of a sanitizer build. If an input crashes the
+// process, or takes more than kInputSeconds, it is written to FILE.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
@@ -56,7 +56,7 @@ void WriteCurrentInput() {
   if (fd >= 0) {
     WriteAll(fd, *current_input);
     close(fd);
-    WriteAll(STDERR_FILENO, "fuzz: the input is in ");
+    WriteAll(STDERR_FILENO, "fuzz: the input was written to ");
     WriteAll(STDERR_FILENO, crash_file);
     WriteAll(STDERR_FILENO, "\n");
   }

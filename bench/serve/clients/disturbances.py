@@ -1,7 +1,8 @@
-"""What other clients do to a server while streams are measured. Each runs in a process of low priority, in rounds.
+"""The disturbances: loads that other clients put on a server while streams are measured. A disturbance runs in a
+process of low priority, in rounds.
 
-A disturbance is a function that makes its requests once and returns a round: a function of the time at which the round
-should be over, which returns how many requests ended in which way.
+A disturbance is a function that prepares its requests and returns a second function, the round. A round gets the time
+at which it should end, sends the requests, and returns a counter of their outcomes.
 """
 import collections
 import errno
@@ -18,7 +19,7 @@ import traceback
 
 NICE = 10
 MEGABYTE = 1_000_000
-ROUND_SECONDS = 60  # after which requests of a round count as unanswered
+ROUND_SECONDS = 60  # then the remaining requests of a round count as unanswered
 WORDS = "dispatch combine router expert token rank yard the of and a cold engine moves along its track ".split()
 
 
@@ -54,7 +55,7 @@ class Exchange:
         self.socket = connect(address)
 
     def step(self, events):
-        """Returns how the exchange ended, or None while it continues."""
+        """Returns the outcome of the exchange, or None while it continues."""
         try:
             if events & selectors.EVENT_READ:
                 data = self.socket.recv(1 << 18)
@@ -67,7 +68,7 @@ class Exchange:
         except BlockingIOError:
             return None
         except OSError as error:
-            # A refusal may come before the body was sent, which then cannot be sent to its end.
+            # The server may reject a request before it has received the whole body; sending the rest then fails.
             return self.status() if self.head else cause(error)
         return None
 
@@ -79,7 +80,7 @@ class Exchange:
 
 
 def send_all(address, requests, at_once):
-    """Sends requests, that many at a time, and counts how they ended."""
+    """Sends `requests`, at most `at_once` concurrently, and counts the outcomes."""
     ends, waiting = collections.Counter(), list(reversed(requests))
     deadline = time.monotonic() + ROUND_SECONDS
     with selectors.DefaultSelector() as selector:
@@ -150,7 +151,7 @@ def choices(address, model):
 def prompts(address, model):
     r = random.Random()
 
-    def run(_):  # new prompts in each round, since the server keeps what it has computed
+    def run(_):  # new prompts in each round, since the server caches prefixes
         bodies = [{"input_ids": [r.randrange(1, 1000) for _ in range(1000)], "sampling_params": {"max_new_tokens": 1}}
                   for _ in range(64)]
         return send_all(address, [post("/generate", body) for body in bodies], 64)
@@ -158,7 +159,7 @@ def prompts(address, model):
 
 
 def hold(address, count, until, feed=None):
-    """Keeps connections open. `feed(i)` is what connection i sends, twice a second."""
+    """Keeps `count` connections open. Twice a second, connection i sends the bytes that `feed(i)` returns."""
     ends, held = collections.Counter(), []
     for _ in range(count):
         try:
@@ -171,7 +172,7 @@ def hold(address, count, until, feed=None):
             try:
                 sock.send(feed(i))
             except OSError:
-                pass  # closed by the server, which is counted below
+                pass  # the server has closed the connection; this is counted below
     for sock in held:
         try:
             data = sock.recv(1 << 12)
@@ -189,7 +190,7 @@ def idle(address, _):
 
 
 def slowloris(address, _):
-    """Half of the connections never end a header, the others a body."""
+    """Half of the connections never complete a header, the other half never complete a body."""
     def run(until):
         started = set()
 
@@ -203,7 +204,7 @@ def slowloris(address, _):
 
 
 def disconnects(address, model):
-    """1000 streams that are hung up: half at once, half at their first token, with RST and FIN in turn."""
+    """Disconnects 1000 streams, half at once and half after their first token, alternately with RST and FIN."""
     body = {"model": model, "prompt": [5, 6, 7], "max_tokens": 400, "ignore_eos": True, "stream": True}
     request = post("/v1/completions", body)
 
@@ -275,7 +276,8 @@ def _run(pipe, name, address, model, seconds):
 
 
 class Disturber:
-    """The process of one disturbance: made ready, then run for `seconds` and until its last round ends."""
+    """The process of one disturbance. Prepares the disturbance, and after go() runs rounds for `seconds`. The last
+    round is completed."""
 
     def __init__(self, name, host, port, model, seconds):
         context = multiprocessing.get_context("fork")

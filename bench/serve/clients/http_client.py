@@ -1,28 +1,29 @@
-"""An HTTP client for load tests, on asyncio streams, which can also misbehave: hang up, read slowly, close its side."""
+"""An HTTP client for load tests, on asyncio streams. It can also misbehave: disconnect, read slowly, or close its
+sending side."""
 import asyncio
 import dataclasses
 import json
 import socket
 import struct
 
-ANSWER_SECONDS = 120  # for a whole answer
-SLOW_BYTES, SLOW_SECONDS = 512, 0.005  # a slow reader takes so many bytes at a time, with such pauses
+ANSWER_SECONDS = 120  # for a complete response
+SLOW_BYTES, SLOW_SECONDS = 512, 0.005  # a slow reader reads this many bytes at a time and then pauses this long
 SLOW_BUFFER = 4096
 
 
 class Lost(Exception):
-    """A request that got no whole answer, or a wrong one."""
+    """A request got no complete response, or a wrong one."""
 
 
 class HungUp(Exception):
-    """The client ended the request itself."""
+    """The client ended the request on purpose."""
 
 
 @dataclasses.dataclass
 class Manner:
-    """How a client behaves."""
-    hang_up_after: int | None = None  # events of a stream; 0: as soon as the request is sent
-    reset: bool = False  # hangs up with RST instead of FIN
+    """Deviations from the behaviour of a normal client."""
+    hang_up_after: int | None = None  # number of events before it disconnects; 0: after sending the request
+    reset: bool = False  # disconnects with RST instead of FIN
     slow: bool = False
     half_close: bool = False  # closes its sending side after the request
 
@@ -37,10 +38,10 @@ class Answer:
         try:
             return json.loads(self.body)
         except ValueError as error:
-            raise Lost(f"the answer is no JSON: {self.body[:200]!r}") from error
+            raise Lost(f"the response is not JSON: {self.body[:200]!r}") from error
 
     def events(self):
-        """The JSON of each event of a stream, which must end with [DONE]."""
+        """The JSON value of each event of a stream. The stream must end with [DONE]."""
         lines = [line[6:] for line in self.body.split(b"\n") if line.startswith(b"data: ")]
         if not lines or lines[-1] != b"[DONE]":
             raise Lost(f"the stream ended without [DONE]: {self.body[-200:]!r}")
@@ -48,7 +49,7 @@ class Answer:
 
 
 class Connection:
-    """One connection; requests one after another."""
+    """One connection, for one request after another."""
 
     def __init__(self, reader, writer, slow):
         self.reader, self.writer, self.slow = reader, writer, slow
@@ -87,9 +88,9 @@ class Connection:
         return b"".join(parts)
 
     async def answer(self, on_events=None):
-        """The next answer. `on_events(number of events so far)` is called as chunks of a stream arrive."""
+        """Reads the next response. Calls `on_events(number of events so far)` for each chunk of a stream."""
         status = 100
-        while status < 200:  # interim answers are skipped
+        while status < 200:  # interim responses are skipped
             lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             status = int(lines[0].split()[1])
         fields = (line.partition(":") for line in lines[1:] if line)
@@ -108,7 +109,7 @@ class Connection:
                 await on_events(events)
 
     async def send(self, request, may_refuse=False):
-        """`may_refuse`: the server may answer and close before it has the whole request."""
+        """`may_refuse`: the server may respond and close the connection before it has received the whole request."""
         self.writer.write(request)
         try:
             await self.writer.drain()
@@ -126,7 +127,7 @@ def encode(method, path, body=b"", headers=()):
 
 
 async def exchange(address, request, manner=Manner(), may_refuse=False, on_events=None):
-    """Sends the bytes of one request on a new connection; its Answer. Raises Lost or HungUp."""
+    """Sends the bytes of one request on a new connection and returns its Answer. Raises Lost or HungUp."""
     connection = None
 
     async def watch(events):
@@ -145,9 +146,9 @@ async def exchange(address, request, manner=Manner(), may_refuse=False, on_event
                 connection.writer.write_eof()
             return await connection.answer(watch)
     except TimeoutError:
-        raise Lost(f"no whole answer within {ANSWER_SECONDS} s") from None
+        raise Lost(f"no complete response within {ANSWER_SECONDS} s") from None
     except asyncio.IncompleteReadError as error:
-        raise Lost(f"cut off after {len(error.partial)} bytes of a part of the answer") from None
+        raise Lost(f"connection closed after {len(error.partial)} bytes of a part of the response") from None
     except OSError as error:
         raise Lost(f"connection: {error}") from None
     finally:

@@ -1,12 +1,12 @@
-"""The process that measures: streams and health probes over raw sockets, in one epoll loop that does little else.
+"""The measuring process: streams and health probes over raw sockets, in one epoll loop.
 
     measurer = Measurer(host, port, streams=8)
-    measurer.begin()            # a window of time begins
+    measurer.begin()            # starts a measurement window
     figures = measurer.end()    # a dictionary, see Figures
     measurer.stop()
 
-A gap is the time between two arrivals of data in one stream. A stall that is still going on when the window ends counts
-as a gap. The wait for the first token of a request is apart, since a new request may wait its turn.
+A gap is the time between two arrivals of data in one stream. A gap that has not ended when the window ends is counted
+up to the end. The wait for the first token of a request is measured separately, since it may include queueing.
 """
 import errno
 import gc
@@ -19,9 +19,9 @@ import socket
 import time
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-HEALTH_SECONDS = 0.02  # between two probes, whether or not earlier ones were answered
-MOST_PROBES = 500  # under way at once
-TICK_SECONDS = 0.004  # of the clock that shows how late this process itself is
+HEALTH_SECONDS = 0.02  # between two probes, even if earlier ones have no response yet
+MOST_PROBES = 500  # open at the same time
+TICK_SECONDS = 0.004  # period of the clock that measures the delay of this process itself
 PROMPT_TOKENS, OUTPUT_TOKENS = 24, 900
 RETRY_SECONDS = 0.1  # after a stream that failed
 
@@ -32,7 +32,7 @@ def percentile(values, percent):
 
 
 def describe(seconds):
-    """Milliseconds."""
+    """Statistics in milliseconds."""
     return {"count": len(seconds), "p50": 1e3 * percentile(seconds, 50), "p99": 1e3 * percentile(seconds, 99),
             "longest": 1e3 * max(seconds, default=0.0)}
 
@@ -51,14 +51,14 @@ class Figures:
 
 
 class Stream:
-    """One client that streams completions, one after another, over one connection."""
+    """A client that streams one completion after another over one connection."""
 
     def __init__(self, loop, number):
         self.loop = loop
         self.random = random.Random(number)
         self.socket = None
-        self.waiting = False  # for the first token
-        self.since = 0.0  # the last arrival, or when the request was sent
+        self.waiting = False  # true: the first token has not arrived
+        self.since = 0.0  # time of the last arrival, or of sending the request
         self.retry_at = 0.0
         self.ask()
 
@@ -95,7 +95,7 @@ class Stream:
             return self.fail(f"stream: {errno.errorcode.get(error.errno, error)}")
         now = time.monotonic()
         if not data:
-            return self.fail("stream: cut off")
+            return self.fail("stream: connection closed")
         figures = self.loop.figures
         if self.waiting:
             self.seen += data
@@ -109,7 +109,7 @@ class Stream:
         else:
             figures.gaps.append(now - self.since)
         self.since = now
-        # What is looked for may be split between two arrivals.
+        # The searched strings may be split between two arrivals.
         tail = self.seen[-16:] + data
         self.seen = tail[-16:]
         if b'{"error"' in tail:
@@ -121,13 +121,13 @@ class Stream:
             self.ask()
 
     def close_gap(self, now):
-        """Counts the stall that is going on."""
+        """Counts the gap, or wait for a first token, that has not ended."""
         if self.socket is not None:
             (self.loop.figures.first_tokens if self.waiting else self.loop.figures.gaps).append(now - self.since)
 
 
 class Probe:
-    """One GET /health on a connection of its own, as orchestrators send them."""
+    """One GET /health on a separate connection, as orchestrators send them."""
 
     def __init__(self, loop):
         self.loop, self.answer, self.sent = loop, b"", False
@@ -205,7 +205,7 @@ class Loop:
                     return
 
     def command(self, name):
-        """False at the end."""
+        """Handles a command. Returns False for `stop`."""
         if name == "begin":
             self.figures = Figures()
         elif name == "end":
@@ -221,12 +221,12 @@ class Loop:
 
 def _run(pipe, *arguments):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.disable()  # a collection would look like a delay
+    gc.disable()  # a garbage collection would be measured as a delay
     Loop(pipe, *arguments).run()
 
 
 class Measurer:
-    """The handle of the process, for the one that started it."""
+    """Starts and controls the measuring process."""
 
     def __init__(self, host, port, model, streams=8):
         context = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""The server under test: starts `switchyard serve`, reads memory and descriptors of its processes, asks its state."""
+"""The server under test: starts `switchyard serve`, queries its state, and reads memory and descriptors of processes."""
 import http.client
 import json
 import os
@@ -25,7 +25,7 @@ def raise_descriptor_limit():
 
 
 def process_memory(pid):
-    """Resident bytes, 0 where the process has ended."""
+    """Resident bytes; 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -41,7 +41,7 @@ def descriptors(pid):
 
 
 class Served:
-    """A server at `host`:`port`. `pid` is its front process, None for a server that was started elsewhere."""
+    """A server at `host`:`port`. `pid` is its front process, or None if this class did not start the server."""
 
     def __init__(self, host, port, process=None, log=None):
         self.host, self.port = host, port
@@ -50,18 +50,18 @@ class Served:
 
     @classmethod
     def start(cls, program, model, flags=()):
-        """The caller stops it in a `finally`, which SIGTERM then reaches too."""
+        """Starts a server. The caller must stop it in a `finally` block, which then also runs on SIGTERM."""
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         log = tempfile.NamedTemporaryFile("w+", prefix="switchyard-", suffix=".log")
         command = [program, "serve", "--model-path", str(model), "--port", "0", *RANKS, *flags]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, text=True)
         server = cls("127.0.0.1", 0, process, log)
-        line = process.stdout.readline()  # the only line; empty when the process ends
+        line = process.stdout.readline()  # the only line; empty if the process ends
         found = re.search(r"ready at http://([^:/\s]+):(\d+)", line)
         if not found:
             process.kill()
             process.wait()
-            raise SystemExit(f"{' '.join(command)}\nended before it was ready:\n{server.log_tail()}")
+            raise SystemExit(f"{' '.join(command)}\nexited before it was ready:\n{server.log_tail()}")
         server.host, server.port = found[1], int(found[2])
         return server
 
@@ -86,13 +86,13 @@ class Served:
         return sorted(found)
 
     def processes(self):
-        """Name and pid of each process, empty for a server that was started elsewhere."""
+        """Name and pid of each process; empty if this class did not start the server."""
         if self.pid is None:
             return {}
         return {"front": self.pid, **{f"rank {i}": pid for i, pid in enumerate(self.ranks())}}
 
     def request(self, method, path, body=None, timeout=60):
-        """(status, parsed JSON or text)"""
+        """Returns (status, parsed JSON or text)."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
             data = None if body is None else json.dumps(body)
@@ -107,14 +107,14 @@ class Served:
             return answer.status, text
 
     def states(self):
-        """A dictionary of counters for each attention group."""
+        """Returns a dictionary of counters for each attention group."""
         status, answer = self.request("GET", "/get_server_info")
         if status != 200:
-            raise OSError(f"/get_server_info answered {status}: {answer}")
+            raise OSError(f"/get_server_info returned {status}: {answer}")
         return answer["internal_states"]
 
     def wait_until_open(self, most, seconds=60):
-        """Waits until at most that many requests are open; False where that takes longer."""
+        """Waits until at most `most` requests are open. Returns False after `seconds`."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             try:
@@ -126,7 +126,7 @@ class Served:
         return False
 
     def stop(self, seconds=60):
-        """Ends a server that start() started; its exit code, None where it had to be killed."""
+        """Ends a server that start() started. Returns its exit code, or None if it had to be killed."""
         if self.process is None:
             return 0
         if self.process.poll() is None:

@@ -1,7 +1,8 @@
-"""What the clients of a soak do, and how an answer is checked against that of the quiet server.
+"""The actions of the clients of a soak test, and the comparison of answers with reference answers. The reference
+answers are those that the server gave without load.
 
 An answer is compared as a list of dictionaries, one for each generation: everything that the server computes, without
-ids and times. The same request gets the same answer as a whole and as a stream, alone and beside others.
+ids and times. A request must get the same answer with and without streaming, and with and without concurrent requests.
 """
 import asyncio
 import json
@@ -9,7 +10,7 @@ import random
 
 from clients.http_client import ANSWER_SECONDS, Connection, HungUp, Lost, Manner, encode, exchange
 
-REFUSALS = (429, 503)  # of a valid request, when the server has no room
+REFUSALS = (429, 503)  # statuses of valid requests while the server is overloaded
 TEXTS = ["The dispatcher sends each token", "Once the engine moved", "A rank combines", "Cold rails and", "Number 7: "]
 
 
@@ -18,7 +19,7 @@ def sampling(r):
 
 
 def make_requests(model, count):
-    """(path, body) of the requests with a reference answer."""
+    """Returns (path, body) of each request that gets a reference answer."""
     requests = []
     for i in range(count):
         r = random.Random(i)
@@ -31,7 +32,7 @@ def make_requests(model, count):
         if kind == 0:
             requests.append(("/generate", {"input_ids": ids, "sampling_params": native}))
         elif kind == 1:
-            native["max_new_tokens"] = min(40, native["max_new_tokens"])  # each event of a stream has all of them
+            native["max_new_tokens"] = min(40, native["max_new_tokens"])  # each event contains all tokens so far
             requests.append(("/generate", {"text": r.choice(TEXTS), "sampling_params": native, "return_logprob": True,
                                            "logprob_start_len": 0, "top_logprobs_num": 3}))
         elif kind == 2:
@@ -68,7 +69,7 @@ def stream_results(path, events):
             raise Lost(f"error event: {event['error']}")
     if path == "/generate":
         results = {}
-        for event in events:  # cumulative, but for what belongs to the prompt, which comes once
+        for event in events:  # cumulative, except the fields of the prompt, which are sent once
             result, before = native_result(event), results.get(event.get("index", 0), {})
             result.update({key: before[key] for key in before if key.startswith("input_") and not result[key]})
             results[event.get("index", 0)] = result
@@ -84,13 +85,13 @@ def stream_results(path, events):
 
 
 def first_difference(got, want, where="answer"):
-    """Where two JSON values differ, and how."""
+    """Describes the first difference of two JSON values."""
     if type(got) is type(want) is list and len(got) == len(want):
         pairs = [(f"{where}[{i}]", *pair) for i, pair in enumerate(zip(got, want))]
     elif type(got) is type(want) is dict and got.keys() == want.keys():
         pairs = [(f"{where}.{key}", got[key], want[key]) for key in got]
     else:
-        return f"{where} is {json.dumps(got)[:200]}, of the quiet server {json.dumps(want)[:200]}"
+        return f"{where} is {json.dumps(got)[:200]}, but without load it was {json.dumps(want)[:200]}"
     return next(first_difference(a, b, name) for name, a, b in pairs if a != b)
 
 
@@ -104,7 +105,7 @@ def as_stream(path, body):
 
 
 def check_refusal(answer, allowed):
-    """True for a refusal that is expected; Lost for another one."""
+    """Returns whether the request was refused with an allowed status. Raises Lost for any other refusal."""
     if answer.status == 200:
         return False
     if answer.status not in allowed:
@@ -115,17 +116,17 @@ def check_refusal(answer, allowed):
 
 
 class Cases:
-    """Each method is what one client does once; it returns "answered", "refused" or "hung up", or raises Lost."""
+    """Each method is one action of a client. It returns "answered", "refused" or "hung up", or raises Lost."""
 
     def __init__(self, address, model, count):
         self.address, self.requests, self.references = address, make_requests(model, count), []
-        self.count = 0  # of requests with a name
+        self.count = 0  # of requests with a `rid`
         r = random.Random(0)
         self.texts = [" ".join(r.choices(TEXTS, k=count)) for count in (30, 3_000, 40_000)]
-        self.tokens = {}  # of texts
+        self.tokens = {}  # tokens of each text
 
     async def learn(self):
-        """Asks each request once, alone."""
+        """Sends each request once, without other load, and stores the reference answers."""
         async def ask(path, body):
             answer = await exchange(self.address, encode("POST", path, body))
             if answer.status != 200:
@@ -171,7 +172,7 @@ class Cases:
         return await self.whole(r, Manner(hang_up_after=0, reset=r.random() < 0.5))
 
     async def keep_alive(self, r):
-        """Two requests at once on one connection, which are answered in order."""
+        """Two pipelined requests on one connection. The answers must come in order."""
         first, second = self.pick(r), self.pick(r)
         request = b"".join(encode("POST", path, body) for path, body, _ in (first, second))
 
@@ -185,7 +186,7 @@ class Cases:
                 connection.close()
 
     async def abort(self, r):
-        """A stream that another request aborts: what came is the beginning of the reference."""
+        """A stream that another request aborts. Its tokens must be the beginning of the reference answer."""
         i = r.choice([i for i, (path, body) in enumerate(self.requests) if path == "/generate" and
                       not isinstance(body.get("input_ids", [0])[0], list)])
         path, body = self.requests[i]
@@ -219,11 +220,11 @@ class Cases:
         if check_refusal(answer, REFUSALS):
             return "refused"
         if answer.json()["tokens"] != self.tokens[text]:
-            raise Lost("the tokens differ from those of the quiet server")
+            raise Lost("the tokens differ from those without load")
         return "answered"
 
     async def large_body(self, r):
-        """A megabyte to tokenize, or a prompt or a body that is too long."""
+        """Tokenization of a megabyte, or a prompt or body that exceeds its limit."""
         which = r.randrange(3)
         if which == 0:
             return await self.check_tokens(self.texts[-1])
@@ -255,7 +256,7 @@ class Cases:
         return "answered"
 
     async def idle(self, r):
-        """Connections that send nothing, or a part of a header."""
+        """Connections that send nothing, or only a part of a header."""
         connections = []
         try:
             for _ in range(r.randrange(1, 40)):
@@ -276,7 +277,7 @@ def raw(head, body=b""):
     return head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body
 
 
-# (request, the status that it must get)
+# (request, expected status)
 MALFORMED = [
     (encode("POST", "/generate", b'{"text": '), 400),
     (encode("POST", "/generate", b"[" * 100_000), 400),

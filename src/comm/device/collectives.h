@@ -7,8 +7,8 @@
 namespace switchyard {
 
 // Every member calls the same operations in the same order; ranks outside do not take part. Memory
-// is that of the object's device: on GPUs operations are enqueued and return before
-// they complete. A group of one costs nothing. Used by the rank's thread only.
+// arguments are on the object's device. On GPUs, operations are enqueued and return before they
+// complete. In a group of one, operations are free. Used by the rank's thread only.
 class Collectives {
  public:
   virtual ~Collectives() = default;

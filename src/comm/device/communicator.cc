@@ -14,8 +14,8 @@ namespace {
 // One-shot all-reduce up to this size: every member sends its whole message to every peer and adds
 // all messages, in one exchange. Two-shot beyond it: each member reduces one part and sends it to
 // all, in two exchanges. Two-shot copies and adds less: 3.25 instead of 7 times the message in a
-// group of 4. In a group of 2 it is 2.5 instead of 3 times, which does not pay for the second
-// exchange.
+// group of 4. In a group of 2 it is 2.5 instead of 3 times, which saves less than the second
+// exchange costs.
 constexpr size_t kOneShotBytes = 4096;
 
 // The part of `whole` that the round starting at `done` carries; empty after the end of `whole`.

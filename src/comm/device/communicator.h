@@ -20,7 +20,8 @@ namespace switchyard {
 // one costs nothing. Used by the rank's thread only.
 class Communicator : public Collectives {
  public:
-  // Small enough to stay in a core's L2 cache: data that a peer writes is read at once.
+  // Small enough to stay in a core's L2 cache, because a peer's data is read right after it is
+  // written.
   static constexpr size_t kStagingBytes = size_t{1} << 20;
 
   // Allocates staging buffers symmetrically, so every rank of the world constructs its

@@ -18,17 +18,18 @@ struct ByteRange {
 };
 
 // Transports the operations of SymmetricMemory to the arena of a rank whose memory is not mapped
-// here. At the other end a dedicated thread of that rank's process applies them through an
-// RemoteArenaAccess. So a rank can be written to and read from at any time, whatever its own thread
-// does.
+// here. At the other end a dedicated thread of that rank's process applies them through a
+// RemoteArenaAccess. So a rank's arena can be written and read at any time, whatever the rank's own
+// thread does.
 //
 // Owned by the SharedArena of the rank's process, which thus serves one rank only. Used by the
 // rank's thread. Every operation fails with the reason of the abort when the arena is aborted.
 class RemoteRanks {
  public:
-  // Without an abort: exchanges kBye with the peers and waits briefly for theirs, since they may
-  // still have to send unread data. After an abort by a rank of this host: forwards its reason,
-  // since peers may detect this rank's exit before they hear from the aborting one.
+  // Without an abort: sends kBye to the peers and waits briefly for their kBye, since unread data
+  // of theirs may still arrive. After an abort by a rank of this host: forwards the reason.
+  // Otherwise peers may detect this rank's exit before they receive the reason from the aborting
+  // rank.
   virtual ~RemoteRanks() = default;
 
   virtual bool IsRemote(int rank) const = 0;
@@ -41,14 +42,14 @@ class RemoteRanks {
                      std::chrono::milliseconds timeout) = 0;
   // Notifies all peers that can be reached without waiting.
   virtual void Abort(std::string_view reason) noexcept = 0;
-  // Sends the counter of this rank's heartbeat to rank 0, or from rank 0 to every other host, where
-  // it can be sent without waiting. At most once per kBeatInterval, except for 0. Puts and fetches
-  // beat while they wait, as SymmetricMemory's waits do.
+  // Sends this rank's heartbeat counter to rank 0, or from rank 0 to every other host. Skips a peer
+  // if sending would have to wait. Sends at most once per kBeatInterval, except for 0. Puts and
+  // fetches increment and send the counter while they wait, as SymmetricMemory's waits do.
   virtual void SendBeats(uint64_t beats) noexcept = 0;
 };
 
-// A counter arrives up to this late. The shortest limit of a silence is 1.5 s, which is half of the
-// shortest --watchdog-timeout.
+// Maximum delay of a counter. The shortest limit on the time without a heartbeat is 1.5 s, half of
+// the shortest --watchdog-timeout.
 inline constexpr std::chrono::milliseconds kBeatInterval{500};
 
 // One rank's arena as other hosts access it. Validates all arguments, because they come from the

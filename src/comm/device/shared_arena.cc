@@ -90,7 +90,8 @@ void SharedArena::Impl::Abort(std::string_view reason) const {
   std::memcpy(shared.abort_reason.data(), reason.data(), length);
   shared.abort_reason[length] = '\0';
   shared.abort_state.store(ArenaHeader::kAborted);
-  // The flag words do not change, so a rank about to sleep can miss this; its sleep is short.
+  // The flag words do not change, so a rank about to sleep can miss this wake-up. It then sleeps
+  // for at most kMaxSleep (symmetric_memory.cc).
   for (int rank = 0; rank < world; ++rank) {
     const uint64_t asleep = shared.ranks[rank].sleeping_on.load();
     if (asleep != 0 && asleep <= bytes_per_rank) FutexWakeAll(Flag(rank, asleep - 1));
@@ -122,7 +123,7 @@ std::shared_ptr<SharedArena> SharedArena::Create(int world, size_t bytes_per_ran
   if (impl->fd < 0) {
     throw Resource("cannot create shared memory for the ranks: {}", std::strerror(errno));
   }
-  // Sealed: no process that inherits it can truncate it under the others.
+  // Sealed, so that no process that inherits it can truncate it while others use it.
   if (ftruncate(impl->fd, static_cast<off_t>(bytes)) != 0 ||
       fcntl(impl->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     throw Resource("cannot size shared memory for the ranks to {} bytes: {}", bytes,

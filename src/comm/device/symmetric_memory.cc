@@ -27,7 +27,7 @@ using std::chrono::steady_clock;
 // that needs it), and sleeps (for a peer that computes or is idle).
 constexpr int kSpins = 64;  // pauses, about 3 µs
 constexpr auto kYieldTime = std::chrono::microseconds(200);
-// The longest sleep between checks for an abort, whose wake-up may come just before the sleep.
+// Longest sleep between two checks for an abort. An abort just before the sleep does not end it.
 constexpr std::chrono::nanoseconds kMaxSleep = std::chrono::milliseconds(100);
 constexpr auto kNoTimeout = std::chrono::milliseconds::max();
 
@@ -105,7 +105,7 @@ struct SymmetricMemory::Impl {
   SharedArena::Impl& shared;
   int rank;
   Options options;
-  int spins;  // 0 where ranks outnumber cores: the peer may need this one
+  int spins;  // 0 if ranks outnumber cores: the peer may need this one
   Images images;
   std::vector<Peer> peers;  // by rank
   size_t used = 0;
@@ -125,7 +125,8 @@ struct SymmetricMemory::Impl {
   //
   // No wake-up is lost: the sleeper stores where it sleeps and then loads the flag; the raiser
   // stores the flag and then loads where the rank sleeps. All four are sequentially consistent, so
-  // at least one sees the other, and a flag raised in between makes the futex return at once.
+  // at least one load returns what the other thread stored. If the flag is raised in between, the
+  // futex call returns at once.
   bool SleepUntil(size_t offset, uint32_t value, Deadline until) {
     uint32_t* word = shared.Flag(rank, offset);
     const std::atomic_ref<uint32_t> flag(*word);

@@ -94,15 +94,15 @@ class SymmetricMemory {
   std::byte* Local(size_t offset) { return At(rank(), offset); }
 
   // For ranks of other hosts, At(rank, …) is this host's image of that rank's arena, and Wrote and
-  // Fetch copy bytes between image and arena. For mapped ranks both do nothing at no cost, so
-  // algorithms call them always.
+  // Fetch copy bytes between image and arena. For mapped ranks both do nothing, so algorithms
+  // always call them.
   //
   // Marks [offset, offset + bytes) of `rank`'s copy as written here. The next Raise of that rank
   // sends the current bytes, which arrive before the flag does.
   void Wrote(int rank, size_t offset, size_t bytes);
-  // Reads [offset, offset + bytes) of `rank`'s copy as it is now into the image. Waits with
-  // the deadline of Wait; the peer's own thread takes no part. The caller has seen a flag after
-  // which the bytes are final.
+  // Reads [offset, offset + bytes) of `rank`'s copy as it is now into the image. Waits with the
+  // deadline of Wait; the peer's own thread takes no part. Before, the caller must have waited for
+  // a flag after which the bytes no longer change.
   void Fetch(int rank, size_t offset, size_t bytes, const char* stage);
   bool Mapped(int rank) const;  // whether At(rank, …) is that rank's memory itself
 

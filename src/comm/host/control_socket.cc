@@ -26,7 +26,7 @@ namespace switchyard {
 namespace {
 
 constexpr std::string_view kHead = "ipc://@switchyard-";  // @: an abstract socket name, no file
-constexpr int kLingerMs = 1000;   // how long the close of a socket may wait for its last messages
+constexpr int kLingerMs = 1000;   // maximum time to send the last messages on close
 constexpr int kReconnectMs = 10;  // between attempts, until the peer has bound its end
 constexpr size_t kTokenChars = 32;
 
@@ -36,7 +36,7 @@ constexpr size_t kTokenChars = 32;
 
 // The two names in an endpoint "ipc://@switchyard-<token>-<token>", one for each side's PULL
 // socket. All users of the host can see bound names. One name does not reveal the other, so no
-// other process can bind it first.
+// other process can bind the second name first.
 struct Names {
   std::string binder, connector;
 };
@@ -52,8 +52,8 @@ Names ParseEndpoint(const std::string& endpoint) {
 
 }  // namespace
 
-// Each direction is a stream of its own: the receiver binds a PULL socket, the sender connects a
-// PUSH socket, which queues from the start, before the peer is up. So each of the two ZeroMQ
+// Each direction is a separate stream: the receiver binds a PULL socket, and the sender connects a
+// PUSH socket, which queues messages even before the peer has started. So each of the two ZeroMQ
 // sockets is used by one thread, as ZeroMQ requires.
 struct ControlSocket::Impl {
   void* context = zmq_ctx_new();

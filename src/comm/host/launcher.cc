@@ -14,9 +14,9 @@ struct Variables {
   const char *launcher, *rank, *world, *ranks_of_host;
 };
 
-// OpenMPI's come first: under Slurm, mpirun passes on the variables of the step that runs its
-// daemons. A batch script has SLURM_PROCID and SLURM_NTASKS although it is not a task; only a step
-// has SLURM_STEP_NUM_TASKS.
+// OpenMPI's variables have priority: under Slurm, mpirun passes on the variables of the step that
+// runs its daemons. A batch script has SLURM_PROCID and SLURM_NTASKS although it is not a task;
+// only a step has SLURM_STEP_NUM_TASKS.
 constexpr std::array<Variables, 3> kLaunchers = {{
     {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
     {"mpiexec", "PMI_RANK", "PMI_SIZE", nullptr},

@@ -75,8 +75,8 @@ ConnectionKey NodeKey(const std::string& secret) {
   return ConnectionKey::Of(secret, "switchyard nodes");
 }
 
-// Replaces the token that node 0 has sent by the key of connections between ranks. With a secret
-// the key is never sent.
+// Replaces node 0's token with the key for connections between ranks. With a secret, the key is
+// derived and never sent. Without one, the token itself is the key.
 void DeriveRankKey(TcpWorld* world, const std::string& secret) {
   if (!secret.empty()) world->token = DeriveKey(secret, "switchyard ranks " + world->token);
 }
@@ -160,7 +160,8 @@ bool NodeGroup::Gather(TcpListener& door, const Options& options) {
   return true;
 }
 
-// A node sends nothing while it waits for the job: bytes, or an end, mean that it has left.
+// A node sends nothing while it waits for the job. So received bytes or an end of stream mean that
+// the node has left.
 void NodeGroup::ForgetGone() {
   std::erase_if(members_, [](const Member& member) {
     pollfd item{member.stream.fd(), POLLIN, 0};
@@ -182,7 +183,7 @@ void NodeGroup::Admit(AuthenticatedListener::Arrival arrival, const Options& opt
   }
   const bool is_there =
       std::ranges::any_of(members_, [&](const Member& other) { return other.node == node; });
-  // First, so that it receives a refusal.
+  // Added before the checks, so that the node receives a refusal.
   members_.push_back({.node = node,
                       .host = std::move(arrival.host),
                       .listeners = std::move(hello.listeners),

@@ -25,10 +25,10 @@ struct NodeNetwork {
   int first_rank() const { return node * world.ranks_per_node; }
 };
 
-// One node's membership. Node 0 leads: the others connect to its address. It compares their
+// One node's membership. Node 0 leads: the others connect to its address. Node 0 compares their
 // statements with its own, and sends them the job and the addresses of all ranks. The connections
-// stay open and carry the events that end the engine. Owned by the process that starts the
-// node's ranks.
+// stay open and carry the events that end the engine. Owned by the process that starts the node's
+// ranks.
 class NodeGroup {
  public:
   struct Options {
@@ -39,7 +39,7 @@ class NodeGroup {
     Statement statement;  // must be equal on every node
     std::string secret;  // of the engine, the same on all nodes; empty: nodes are not authenticated
     std::chrono::milliseconds timeout{300'000};  // for all nodes to join
-    std::function<bool()> give_up;               // polled ten times a second; stays true once it is
+    std::function<bool()> give_up;               // polled every 100 ms; must stay true once true
   };
   // Waits for the others. Returns null if give_up returns true. Error kTimeout names the missing
   // nodes, kInvalid names what differs; every node that has joined gets the same error. Other

@@ -17,7 +17,7 @@ namespace switchyard {
 // How a rank process ended.
 struct RankExit {
   int rank = -1;
-  int code = 0;    // exit code where signal is 0
+  int code = 0;    // exit code if signal is 0
   int signal = 0;  // the signal that killed it
   int pid = 0;
   // Seconds without a heartbeat when the watchdog killed the rank; 0: not killed by it.

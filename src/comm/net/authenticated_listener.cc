@@ -29,7 +29,8 @@ std::span<std::byte> BytesOf(T& object) {
   return std::as_writable_bytes(std::span(&object, 1));
 }
 
-// An object that fits the empty buffer of a new connection; false if the connection is lost.
+// Sends an object that fits into the empty send buffer of a new connection. Returns false if the
+// connection is lost.
 template <typename T>
 bool SendAtOnce(TcpStream& stream, T& object) {
   iovec part{&object, sizeof object};
@@ -276,7 +277,7 @@ void AuthenticatedListener::Impl::Wait(const IoLimit& limit) const {
   const auto now = steady_clock::now();
   auto until = std::min(limit.until, now + kPollInterval);
   std::vector<pollfd> items;
-  // A listener that cannot accept stays readable: a wait for it would return at once.
+  // A listener that cannot accept stays readable, so polling it would return at once.
   if (!exhausted) items.push_back({const_cast<TcpListener&>(listener).socket().get(), POLLIN, 0});
   for (const Pending& connection : pending) {
     items.push_back({connection.stream.fd(), POLLIN, 0});

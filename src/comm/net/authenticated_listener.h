@@ -15,19 +15,19 @@
 namespace switchyard {
 
 // Performs the acceptor's part of the handshake with every connection of a listener. No connection
-// delays another, whatever it sends and however slowly. One that does not complete the handshake is
-// closed, and reported in one log line for each host and reason. For one thread; the listener has
-// to live as long.
+// delays another, whatever it sends and however slowly. A connection that does not complete the
+// handshake is closed, and logged once for each host and reason. For one thread; the listener must
+// outlive this object.
 class AuthenticatedListener {
  public:
   struct Options {
     ConnectionKey key;
     Purpose purpose = Purpose::kNode;
     int32_t self = 0;                           // the number that openers have to name
-    std::function<bool(int32_t from)> expects;  // asked after the proof; empty: all are expected
-    size_t message_limit = 0;                   // bytes of the opener's message; 0: it sends none
+    std::function<bool(int32_t from)> expects;  // called after the proof; empty: all are expected
+    size_t message_limit = 0;                   // bytes of the opener's message; 0: no message
     std::chrono::milliseconds timeout{10'000};  // from accept to the end of the message
-    size_t max_pending = 256;                   // connections that have not completed it
+    size_t max_pending = 256;                   // connections with an unfinished handshake
   };
   struct Arrival {
     int32_t from = 0;
@@ -44,7 +44,7 @@ class AuthenticatedListener {
   std::optional<Arrival> Accept(const IoLimit& limit);
 
   // Why peers of this version were refused, such as "node 1 (10.0.0.2) and node 0 have different
-  // secrets": each once, at most 8.
+  // secrets". Each reason is listed once; at most 8.
   const std::vector<std::string>& refusals() const;
 
  private:
@@ -52,9 +52,11 @@ class AuthenticatedListener {
   std::unique_ptr<Impl> impl_;
 };
 
-// A message with its length; also the opener's message after the handshake.
+// Sends a length and the message, which is also the format of the opener's message after the
+// handshake.
 bool SendMessage(TcpStream& stream, const std::string& message, const IoLimit& limit);
-// Nullopt if the connection closes, if the limit is over, or if the message is longer than `most`.
+// Receives such a message. Nullopt if the connection closes, if the limit is over, or if the
+// message is longer than `most`.
 std::optional<std::string> ReceiveMessage(TcpStream& stream, size_t most, const IoLimit& limit);
 
 }  // namespace switchyard

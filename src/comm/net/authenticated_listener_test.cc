@@ -213,7 +213,7 @@ TEST_F(AcceptorTest, AMessageOverTheLimitClosesTheConnection) {
   EXPECT_EQ(opened.stream->Receive(&byte, 1, IoLimit::After(kLong)), IoResult::kClosed);
 }
 
-// An opener played message by message.
+// An opener that the test emulates message by message.
 struct ByHand {
   explicit ByHand(const HostPort& peer) : stream(ConnectAsStranger(peer)) {}
 

@@ -24,7 +24,8 @@ IoResult SendObject(TcpStream& stream, T& object, const IoLimit& limit) {
 }
 
 HandshakeResult ReceiveChallenge(TcpStream& stream, Challenge* challenge, const IoLimit& limit) {
-  // The magic number alone at first: the answer of another program may be shorter.
+  // Receives only the magic number at first, because the answer of another program may be shorter
+  // than a Challenge.
   IoResult io = stream.Receive(&challenge->magic, sizeof challenge->magic, limit);
   if (io != IoResult::kDone) return {io};
   if (challenge->magic != kMagic) return {.verdict = Verdict::kForeign};

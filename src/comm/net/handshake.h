@@ -19,9 +19,9 @@ struct ConnectionKey {
   static ConnectionKey Of(std::string_view secret, std::string_view label);
 };
 
-enum class Purpose : uint32_t { kNode = 1, kRank = 2 };  // what the numbers below are
+enum class Purpose : uint32_t { kNode = 1, kRank = 2 };  // kind of the two ends
 
-// Which connection this is. A part of both proofs.
+// Identifies the two ends of a connection. Part of both proofs.
 struct Introduction {
   Purpose purpose = Purpose::kNode;
   int32_t from = 0, to = 0;  // node or rank of the opener and of the acceptor
@@ -42,7 +42,7 @@ enum class Verdict : uint32_t {
 std::string DescribeVerdict(Verdict verdict, const std::string& opener,
                             const std::string& acceptor);
 
-// Result of an opener. `io` other than kDone: the handshake did not end.
+// Result for the opener. If `io` is not kDone, the handshake did not complete.
 struct HandshakeResult {
   IoResult io = IoResult::kDone;
   Verdict verdict = Verdict::kAccepted;
@@ -53,7 +53,7 @@ HandshakeResult OpenHandshake(TcpStream& stream, const ConnectionKey& key,
 
 struct OpenedConnection {
   std::optional<TcpStream> stream;       // authenticated in both directions
-  Verdict verdict = Verdict::kAccepted;  // else the reason for a refusal, or kAccepted: the limit
+  Verdict verdict = Verdict::kAccepted;  // kAccepted without a stream: no handshake completed
   bool connected = false;                // something listens at the address
 };
 // Connects and performs the opener's part. Retries until the limit while nothing listens or the

@@ -79,14 +79,17 @@ PinnedMemory::~PinnedMemory() {
   if (data_) cudaFreeHost(data_);
 }
 
-Stream::Stream() {
+Stream::Stream(bool urgent) {
   // The driver assigns a stream's hardware queue at its first work. Two threads that create streams
   // at the same time can get the same queue (one pair in five to eight, driver of CUDA 13.0), and
   // ranks that share a GPU then deadlock. So the first work is enqueued here, one stream at a time.
   static std::mutex first_work;
   const std::lock_guard lock(first_work);
   const DeviceMemory word(sizeof(int));
-  Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream creation");
+  int least = 0, greatest = 0;
+  Check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading stream priorities");
+  Check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, urgent ? greatest : least),
+        "stream creation");
   try {
     Check(cudaMemsetAsync(word.data(), 0, word.bytes(), stream_), "stream creation");
     Synchronize();

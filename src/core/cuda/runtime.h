@@ -86,8 +86,9 @@ void CopyToDevice(void* to, const void* from, size_t bytes, const char* what);
 // A non-blocking stream of the current device.
 class Stream {
  public:
-  // Synchronizes with all work of the device.
-  Stream();
+  // Synchronizes with all work of the device. Blocks of kernels on an `urgent` stream are scheduled
+  // before those of other streams.
+  explicit Stream(bool urgent = false);
   ~Stream();
   Stream(Stream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
   Stream& operator=(Stream&&) = delete;
@@ -120,6 +121,9 @@ class Event {
 // stream. Used by the thread of the main stream.
 class Branch {
  public:
+  // `urgent`: as for Stream.
+  explicit Branch(bool urgent = false) : stream_(urgent) {}
+
   cudaStream_t stream() const { return stream_.get(); }
   // Later work on stream() waits for all current work on `from`. If `from` is being captured, the
   // side stream joins the capture and must be joined before the capture ends.

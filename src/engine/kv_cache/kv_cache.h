@@ -23,8 +23,8 @@ struct SequencePages {
   std::string salt;  // the salt passed to Borrow
 };
 
-// Every page is in exactly one of three places: free, in the tree, or in one sequence. Pages of
-// the tree that are not locked count as available: Grow evicts them. The rank's thread only.
+// Every page is in exactly one of three places: free, in the tree, or in one sequence. Unlocked
+// pages of the tree count as available, because Grow evicts them. Used by the rank's thread only.
 class KvCache {
  public:
   KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes);
@@ -55,7 +55,7 @@ class KvCache {
   // Publishes `computed` and releases all pages. An empty span publishes nothing.
   void Release(std::span<const int32_t> computed, SequencePages& sequence);
 
-  void DropPrefixes();   // evicts all that are not locked
+  void DropPrefixes();   // evicts all unlocked pages
   bool IsWhole() const;  // no sequence holds a page
 
  private:

@@ -13,8 +13,8 @@ struct RadixCache::Node {
   std::vector<std::unique_ptr<Node>> children;  // ascending by their first page's tokens
   int64_t locks = 0;                            // of this node and of all below it
   uint64_t last_use = 0;
-  uint64_t queued = 0;  // its key (last_use) in evictable_; 0: not in it
-  std::string salt;     // of a root
+  uint64_t queued = 0;  // the node's key (last_use) in evictable_; 0: absent
+  std::string salt;     // set for a root
 
   bool IsRoot() const { return parent == nullptr; }
 };

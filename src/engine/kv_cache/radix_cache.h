@@ -18,8 +18,8 @@
 namespace switchyard {
 
 // Owns its pages until it evicts them. A locked node and the path above it are kept. Unlocked nodes
-// are evicted leaves first, in LRU order by a counter (not a clock, so that all ranks evict
-// alike). Borrows the allocator. The rank's thread only.
+// are evicted from the leaves upwards, in LRU order. The order uses a counter, not a clock, so that
+// all ranks evict alike. Borrows the allocator. Used by the rank's thread only.
 class RadixCache {
  public:
   struct Node;  // opaque to callers; valid while it or a node below it is locked
@@ -29,12 +29,12 @@ class RadixCache {
 
   struct Match {
     std::vector<int32_t> pages;  // of the matched prefix
-    Node* node = nullptr;        // its last node; the root where nothing matched
+    Node* node = nullptr;        // its last node; the root if nothing matched
   };
   // The longest cached prefix of `tokens` in full pages. The path ends at `node` exactly (a node is
-  // split if necessary), so that a lock on it covers exactly these pages. Prefixes of one `salt`
-  // (cache_salt) are invisible to others. Lock the node before the next call: an empty, unlocked
-  // tree of a salt is deleted.
+  // split if necessary), so that a lock on it covers exactly these pages. Prefixes with one `salt`
+  // (cache_salt) are not found with another. Lock the node before the next call, because an empty,
+  // unlocked tree of a salt is deleted.
   Match Find(std::span<const int32_t> tokens, const std::string& salt = {});
 
   // The nodes along the longest cached prefix, from the root's child on, and the length of that
@@ -45,9 +45,9 @@ class RadixCache {
   };
   Trail Look(std::span<const int32_t> tokens, const std::string& salt = {}) const;
 
-  // Adds `tokens` (full pages) stored in `pages`. A prefix that the tree already has is kept; the
-  // tree takes ownership of the pages after it. Returns the number of pages that were present: the
-  // caller still owns its copies of those.
+  // Adds `tokens` (full pages) stored in `pages`. If the tree already has a prefix of `tokens`, it
+  // keeps its own pages for that prefix, and takes ownership of the remaining `pages`. Returns the
+  // number of pages of that prefix: the caller still owns its copies of those.
   int64_t Insert(std::span<const int32_t> tokens, std::span<const int32_t> pages,
                  const std::string& salt = {});
 
@@ -71,7 +71,7 @@ class RadixCache {
   // Splits `node` after `pages` pages and returns the new upper part.
   Node* Split(Node* node, int64_t pages);
   void Touch(Node* node);
-  void Requeue(Node* node);  // call after its use, its locks or its children changed
+  void Requeue(Node* node);  // call after a change of last_use, locks or children
   void Remove(Node* leaf);
   Node* Root(const std::string& salt);
   void DropIfUnused(Node* root);

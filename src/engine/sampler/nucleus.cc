@@ -40,7 +40,8 @@ Cutoff NucleusFilter::Cut(std::span<const float> weights, double total, const Pa
     bucket.mass += weight;
   }
 
-  // Full buckets from the heaviest, while the mass before the next bucket is still kept.
+  // Keeps whole buckets, heaviest first, while they reach neither limit. The cutoff lies in the
+  // next bucket.
   int64_t count = 0;
   double before = 0.0;
   size_t border = kBuckets - 1;

@@ -6,8 +6,8 @@
 namespace switchyard {
 
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC
-// 2011), one draw: uniform in [0, 1) with 53 bits. It is stateless, so a token's draw depends
-// neither on other draws nor on interruptions of its request.
+// 2011), one draw: uniform in [0, 1) with 53 bits. Stateless, so that a token's draw depends
+// neither on other draws nor on retractions of its request.
 double UniformDraw(uint64_t key, uint64_t counter);
 
 // The key of a request without a seed, from the engine's seed and the request's id.

@@ -24,17 +24,30 @@ std::optional<int32_t> Sampler::Draw(std::span<const float> logits, const Sampli
     penalties_.Apply(params, prompt, output, adjusted_);
     logits = adjusted_;
   }
-  if (params.temperature < kGreedyBelow) {
+  return DrawRow(logits, RowSamplingOf(params, UniformDraw(seed, output.size())));
+}
+
+kernels::RowSampling Sampler::RowSamplingOf(const SamplingParams& params, double uniform) {
+  return {.temperature = params.temperature < kGreedyBelow ? 0.0f : params.temperature,
+          .top_p = params.top_p,
+          .min_p = params.min_p,
+          .top_k = params.top_k,
+          .uniform = uniform};
+}
+
+std::optional<int32_t> Sampler::DrawRow(std::span<const float> logits,
+                                        const kernels::RowSampling& row) {
+  if (row.temperature == 0.0f) {
     const int32_t best = ArgMax(logits);
     if (!std::isfinite(logits[best])) return std::nullopt;
     return best;
   }
   const float max = Max(logits);
   if (!std::isfinite(max)) return std::nullopt;
-  const double total = ExpWeights(logits, max, 1.0f / params.temperature, weights_.data());
-  const Cutoff cutoff = filter_.Cut(
-      weights_, total, {.top_k = params.top_k, .top_p = params.top_p, .min_p = params.min_p});
-  return DrawWeighted(cutoff, UniformDraw(seed, output.size()));
+  const double total = ExpWeights(logits, max, 1.0f / row.temperature, weights_.data());
+  const Cutoff cutoff =
+      filter_.Cut(weights_, total, {.top_k = row.top_k, .top_p = row.top_p, .min_p = row.min_p});
+  return DrawWeighted(cutoff, row.uniform);
 }
 
 int32_t Sampler::DrawWeighted(const Cutoff& cutoff, double uniform) const {

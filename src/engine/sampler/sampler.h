@@ -9,6 +9,7 @@
 #include "engine/request.h"
 #include "engine/sampler/nucleus.h"
 #include "engine/sampler/penalties.h"
+#include "kernels/draw_params.h"
 
 namespace switchyard {
 
@@ -29,6 +30,9 @@ class Sampler {
   std::optional<int32_t> Draw(std::span<const float> logits, const SamplingParams& params,
                               std::span<const int32_t> prompt, std::span<const int32_t> output,
                               uint64_t seed);
+  // The same without penalties and biases, for parameters as a device receives them.
+  std::optional<int32_t> DrawRow(std::span<const float> logits, const kernels::RowSampling& row);
+  static kernels::RowSampling RowSamplingOf(const SamplingParams& params, double uniform);
 
  private:
   int32_t DrawWeighted(const Cutoff& cutoff, double uniform) const;

@@ -33,7 +33,7 @@ std::vector<double> Softmax(const std::vector<float>& logits, double temperature
   return p;
 }
 
-// The filters by their definition, on a full sort.
+// The filters as defined, computed with a full sort.
 std::vector<double> Filtered(std::vector<double> p, int top_k, double top_p, double min_p) {
   Ids order(p.size());
   std::iota(order.begin(), order.end(), 0);
@@ -197,7 +197,7 @@ TEST(NucleusFilter, CutsWhereAFullSortCuts) {
     for (int rank = 0; rank < kVocab; ++rank) {
       const int32_t token = order[rank];
       const bool keep = (top_k <= 0 || rank < top_k) && before <= top_p * total;
-      // If the mass is at the cutoff to within rounding, either result is right.
+      // If the mass equals the limit to within rounding, either result is correct.
       if (std::abs(before - top_p * total) > 1e-6 * total) {
         ASSERT_EQ(cutoff.Keeps(weights[token], token), keep) << "seed " << seed << " rank " << rank;
       }

@@ -16,6 +16,7 @@ void AddRows(const ScheduledRows& part, int32_t page_size, ForwardBatch& batch) 
   const auto row_begin = static_cast<int32_t>(batch.num_tokens());
   for (int64_t position = sequence.computed; position < end; ++position) {
     batch.tokens.push_back(sequence.tokens[position]);
+    batch.token_rows.push_back(position < sequence.known_length() ? -1 : sequence.unknown_row);
     batch.positions.push_back(static_cast<int32_t>(position));
     batch.slots.push_back(pages[position / page_size] * page_size +
                           static_cast<int32_t>(position % page_size));
@@ -50,6 +51,7 @@ class Fnv1a {
 
 void BuildBatch(std::span<const ScheduledRows> plan, int32_t page_size, ForwardBatch& batch) {
   batch.tokens.clear();
+  batch.token_rows.clear();
   batch.positions.clear();
   batch.slots.clear();
   batch.sequences.clear();
@@ -66,11 +68,14 @@ void BuildBatch(std::span<const ScheduledRows> plan, int32_t page_size, ForwardB
     batch.routed_experts |= sequence.routed_experts_pending();
     AddRows(part, page_size, batch);
   }
+  if (std::ranges::all_of(batch.token_rows, [](int32_t row) { return row < 0; }))
+    batch.token_rows.clear();
 }
 
 uint64_t Fingerprint(const ForwardBatch& batch, int32_t page_size) {
   Fnv1a hash;
   hash.Add(batch.tokens);
+  hash.Add(batch.token_rows);
   hash.Add(batch.positions);
   hash.Add(batch.slots);
   hash.Add(batch.logit_rows);

@@ -10,11 +10,12 @@
 namespace switchyard {
 
 // Fills `batch` in the plan's order. Clears it first and keeps its allocations; counts of groups
-// are unchanged. Sequence spans point into the sequences' page lists, valid until those change.
+// are unchanged. Sequence spans point into the sequences' page lists and are valid until these
+// lists change.
 void BuildBatch(std::span<const ScheduledRows> plan, int32_t page_size, ForwardBatch& batch);
 
-// Equal for equal batches. Ranks compare it to detect diverged schedulers. FNV-1a over
-// all fields, pages included.
+// A fingerprint that is equal for equal batches. Ranks compare it to detect diverged schedulers.
+// FNV-1a over all fields, pages included.
 uint64_t Fingerprint(const ForwardBatch& batch, int32_t page_size);
 
 }  // namespace switchyard

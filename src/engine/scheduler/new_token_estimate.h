@@ -8,9 +8,10 @@
 
 namespace switchyard {
 
-// Most requests end long before max_new_tokens, so admission reserves only a fraction of it: high
-// after a retraction, then lower with every step without one. The idea and the numbers are SGLang's
-// (new token ratio). Counted in steps, so that all ranks estimate alike.
+// Most requests end long before max_new_tokens, so admission reserves only a fraction of it. The
+// fraction is high after a retraction and decreases with every step without one. The method and the
+// numbers are SGLang's (new token ratio). It depends on steps, not time, so that all ranks estimate
+// alike.
 class NewTokenEstimate {
  public:
   // `conservativeness` multiplies the fraction (--schedule-conservativeness); the product is at

@@ -32,7 +32,7 @@ struct Path {
 };
 
 // Appends `paths`, which share their first `depth` nodes and are in order of arrival. Paths that
-// continue come first, child by child, then those that end here.
+// continue come first, grouped by child, then paths that end at this depth.
 void DepthFirst(const std::vector<Path*>& paths, size_t depth, std::vector<Sequence*>* out) {
   std::vector<std::vector<Path*>> children;  // ordered by their oldest request, not by address
   std::map<const void*, size_t> child_of;

@@ -14,7 +14,7 @@ struct PrefillBudget {
   bool whole_prompts = false;  // --chunked-prefill-size -1
 };
 
-// The rows of the sequence's pending prompt that fit the budget, possibly 0.
+// The number of rows of the sequence's pending prompt that fit the budget, possibly 0.
 int64_t PromptChunk(const Sequence& sequence, const PrefillBudget& budget);
 void Spend(const Sequence& sequence, int64_t rows, PrefillBudget& budget);
 

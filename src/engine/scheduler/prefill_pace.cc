@@ -6,7 +6,8 @@
 namespace switchyard {
 namespace {
 
-// Of the derived target, seconds: streams notice longer gaps, and shorter steps waste weight reads.
+// Limits of the derived target in seconds. Longer gaps are noticeable in streams, and shorter steps
+// waste weight reads.
 constexpr double kMinTarget = 0.025, kMaxTarget = 0.050;
 constexpr double kDecodeSteps = 8, kMinDecodeSteps = 2;
 constexpr double kWeight = 0.25;  // weight of a new measurement
@@ -28,7 +29,7 @@ void PrefillPace::Observe(int64_t prompt_rows, int64_t decode_rows, double secon
     if (decode_rows > 0) Update(decode_seconds_, seconds);
     return;
   }
-  // The last rows of a prompt say little about the cost of a row in a full chunk.
+  // The time of a prompt's last few rows is no good estimate for rows of a full chunk.
   if (row_seconds_ > 0 && prompt_rows < rows_ / 2) return;
   const double base = decode_rows > 0 ? std::min(decode_seconds_, seconds / 2) : 0;
   Update(row_seconds_, (seconds - base) / static_cast<double>(prompt_rows));

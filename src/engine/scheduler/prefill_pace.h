@@ -5,10 +5,10 @@
 
 namespace switchyard {
 
-// Learns from measured steps: the time of a step without prompts, and the additional time per
-// prompt row. The limit is the number of rows that fits the target time of a step. Prompt rows are
-// cheaper in larger steps, so the estimate follows the current size. Single-threaded: the leader's
-// thread, which sends the limit to all ranks.
+// Estimates two times from measured steps: the time of a step without prompts, and the additional
+// time per prompt row. The limit is the number of rows that fit the target time of a step. Prompt
+// rows are cheaper in larger steps, so the estimate follows the current size. Used only by the
+// leader's thread, which sends the limit to all ranks.
 class PrefillPace {
  public:
   // `target_seconds`: target time of a step; 0: 8 decode steps within 25 to 50 ms, but at least 2.

@@ -7,7 +7,7 @@
 namespace switchyard {
 
 void Scheduler::Remove(Sequence* sequence, bool discard) {
-  cache_.Release(discard ? std::span<const int32_t>() : sequence->computed_tokens(),
+  cache_.Release(discard ? std::span<const int32_t>() : sequence->settled_tokens(),
                  sequence->cache);
   if (!waiting_.Remove(sequence)) std::erase(running_, sequence);
 }
@@ -17,7 +17,7 @@ const std::vector<ScheduledRows>& Scheduler::Plan() {
   if (options_.priorities) Preempt();
   const bool all_stay = GrowDecoding();
   const PrefillBudget rest = PlanRunning();
-  // Right after a retraction, a new request would be the next one to be retracted.
+  // Admits nothing right after a retraction: a new request would be the next one to be retracted.
   if (all_stay) {
     estimate_.DecayAfterStep();
     Admit(rest);
@@ -28,7 +28,8 @@ const std::vector<ScheduledRows>& Scheduler::Plan() {
 bool Scheduler::GrowDecoding() {
   bool all_stay = true;
   for (size_t i = 0; i < running_.size(); ++i) {
-    while (i < running_.size() && !cache_.Grow(running_[i]->length(), running_[i]->cache)) {
+    while (i < running_.size() && !running_[i]->complete &&
+           !cache_.Grow(running_[i]->length(), running_[i]->cache)) {
       // A single request always fits: admission bounds its length by the cache's capacity.
       CHECK_GT(running(), 1);
       const size_t victim = Victim();
@@ -48,7 +49,7 @@ size_t Scheduler::Victim() const {
   return victim;
 }
 
-// Before rows are planned: at most one request a step.
+// Runs before rows are planned. Retracts at most one request per step.
 void Scheduler::Preempt() {
   OrderByPriority(&waiting_);
   if (waiting_.Empty() || running_.empty()) return;
@@ -65,16 +66,16 @@ void Scheduler::Preempt() {
 void Scheduler::Retract(size_t index) {
   Sequence* sequence = running_[index];
   running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
-  cache_.Release(sequence->computed_tokens(), sequence->cache);
-  sequence->computed = 0;
+  cache_.Release(sequence->settled_tokens(), sequence->cache);
+  sequence->computed = sequence->settled = 0;
   waiting_.PushFront(sequence);
   ++retractions_;
   estimate_.ResetAfterRetraction();
 }
 
 PrefillBudget Scheduler::PlanRunning() {
-  const int64_t decoding = std::count_if(running_.begin(), running_.end(),
-                                         [](const Sequence* s) { return s->decoding(); });
+  const auto decodes = [](const Sequence* s) { return s->decoding() && !s->complete; };
+  const int64_t decoding = std::ranges::count_if(running_, decodes);
   PrefillBudget budget{
       .rows = decoding > 0 || others_decode_ ? std::min(options_.chunk_rows, prefill_limit_)
                                              : options_.chunk_rows,
@@ -82,7 +83,7 @@ PrefillBudget Scheduler::PlanRunning() {
       .whole_prompts = options_.whole_prompts,
   };
   for (Sequence* sequence : running_)
-    if (sequence->decoding()) plan_.push_back({sequence, 1});
+    if (decodes(sequence)) plan_.push_back({sequence, 1});
   for (Sequence* sequence : running_) {
     if (sequence->decoding()) continue;
     if (const int64_t rows = PromptChunk(*sequence, budget)) {
@@ -105,9 +106,11 @@ void Scheduler::Admit(PrefillBudget budget) {
 }
 
 bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
+  if (sequence.unknown > 0) return false;  // retracted in this step: its last token is not known
   sequence.computed =
       cache_.Borrow(std::span<const int32_t>(sequence.tokens).first(sequence.max_reusable()),
                     sequence.cache, sequence.request.cache_salt);
+  sequence.settled = sequence.computed;
   const int64_t rows = PromptChunk(sequence, budget);
   int64_t reserved = 0;  // a single request needs no reserve: it has no competitors
   if (!running_.empty()) {
@@ -117,7 +120,7 @@ bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
   const int64_t needed = cache_.PagesFor(sequence.length()) - sequence.cache.borrowed;
   if (rows == 0 || needed + reserved > cache_.available()) {
     cache_.Release({}, sequence.cache);
-    sequence.computed = 0;
+    sequence.computed = sequence.settled = 0;
     return false;
   }
   CHECK(cache_.Grow(sequence.length(), sequence.cache));

@@ -23,11 +23,12 @@ struct ScheduledRows {
 // Continuous batching with chunked prefill. A step has one row of every decoding request and, up to
 // the chunk size, rows of prompts, so long prompts never stall decoding requests.
 //
-// The policy orders the queue before requests are admitted; by default first come, first served.
-// The running set is in order of admission. A request is admitted with pages for all its tokens, so
-// only decoding can run out of pages. The running request of the lowest priority is then retracted
-// to the head of the queue, of equal ones the last admitted. The first of the highest priority is
-// never retracted, so every request ends. Borrows sequences and cache. The rank's thread only.
+// The policy orders the queue before requests are admitted. The default is first come, first
+// served. The running set is in order of admission. A request is admitted with pages for all its
+// tokens, so only decoding can run out of pages. Then the running request of the lowest priority is
+// retracted to the head of the queue; of several, the one admitted last. The request of the highest
+// priority that was admitted first is never retracted, so every request ends. Borrows sequences and
+// cache. Used by the rank's thread only.
 class Scheduler {
  public:
   struct Options {
@@ -37,9 +38,10 @@ class Scheduler {
     int64_t max_logit_rows = 1;  // of a step
     SchedulePolicy policy = SchedulePolicy::kFcfs;
     double conservativeness = 1.0;  // --schedule-conservativeness
-    // Requests of higher priority are admitted first. One that waits for a place or for pages
-    // retracts a running request whose priority is lower by more than the threshold, one a step.
-    // Without `priorities` the requests' priorities do not matter.
+    // Requests of higher priority are admitted first. If such a request has to wait for a place or
+    // for pages, a running request is retracted whose priority is lower by more than the threshold.
+    // At most one is retracted per step. Without `priorities`, the requests' priorities are
+    // ignored.
     bool priorities = false;
     int64_t preemption_threshold = 10;
   };
@@ -51,9 +53,9 @@ class Scheduler {
   // `discard`.
   void Remove(Sequence* sequence, bool discard = false);
 
-  // Most prompt rows of steps that have decoding requests, chunk_rows at most.
+  // Sets the maximum prompt rows of steps with decoding requests; at most chunk_rows.
   void LimitPrefill(int64_t rows) { prefill_limit_ = rows; }
-  // Whether requests of another group decode, so that the limit holds here too.
+  // Sets whether requests of another group decode. If so, the limit applies to this group too.
   void SetOthersDecode(bool decode) { others_decode_ = decode; }
 
   // Plans a step, decoding sequences first. Every planned sequence has pages for all its tokens.
@@ -67,7 +69,7 @@ class Scheduler {
 
  private:
   bool GrowDecoding();    // false: a request was retracted
-  size_t Victim() const;  // index in running_ of the request to retract; none where it is empty
+  size_t Victim() const;  // index in running_ of the request to retract; running_ is not empty
   void Retract(size_t index);
   void Preempt();
   PrefillBudget PlanRunning();
@@ -77,7 +79,7 @@ class Scheduler {
 
   const Options options_;
   KvCache& cache_;
-  WaitingQueue waiting_;            // in the order of admission
+  WaitingQueue waiting_;            // in order of admission
   std::vector<Sequence*> running_;  // in order of admission
   NewTokenEstimate estimate_;
   std::vector<ScheduledRows> plan_;  // reused between steps to keep its allocation

@@ -19,15 +19,15 @@ EngineRequest Prompt(int32_t first, int64_t length) {
   return request;
 }
 
-// A request retracted after its first tokens returns while its pages are still cached. It has one
-// row to compute and decodes, though it was admitted after a prompt.
+// A request that was retracted after its first tokens returns while its pages are still cached. It
+// has one row to compute, so it decodes, although it was admitted after a prompt.
 TEST(Scheduler, ARequestThatComesBackToDecodeIsPlannedBeforePrompts) {
   KvCache cache(128, kPageSize, true);
   Scheduler scheduler({.max_logit_rows = 8}, cache);
   Sequence before(Prompt(0, 2 * kPageSize));
   scheduler.Enqueue(&before);
   ASSERT_EQ(scheduler.Plan().size(), 1u);
-  before.computed = before.length();
+  before.computed = before.settled = before.length();
   scheduler.Remove(&before);  // its pages stay in the cache
 
   Sequence prompt(Prompt(100, 11)), back(Prompt(0, 2 * kPageSize));
@@ -52,6 +52,7 @@ void Compute(const std::vector<ScheduledRows>& plan) {
   for (const ScheduledRows& part : plan) {
     Sequence& s = *part.sequence;
     s.computed += part.rows;
+    s.settled = s.computed;
     if (s.pending() == 0) s.tokens.push_back(7);
   }
 }

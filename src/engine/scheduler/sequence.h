@@ -1,6 +1,7 @@
 // One open request on a rank: its tokens so far and how many of them are cached.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -12,15 +13,15 @@
 
 namespace switchyard {
 
-// Owned by the rank engine's table from Apply until the request is finished. The scheduler moves it
-// between its queue and its running set; the rank engine appends tokens.
+// Owned by the rank engine's table from Apply until the request is finished. The scheduler moves
+// the sequence between its queue and its running set; the rank engine appends tokens.
 //
 //   tokens:  [ prompt                          | output            ]
 //   cache:   [ computed                |  pending: rows to compute ]
 //
-// A running sequence computes its pending rows chunk by chunk. The pass with the last of
-// them gives the next token. One pending row after the first output token is decoding. A retracted
-// sequence has computed = 0 and keeps its tokens, so it resumes where it was.
+// A running sequence computes its pending rows chunk by chunk. The pass with the last pending row
+// gives the next token. A sequence with an output token and one pending row is decoding. A
+// retracted sequence has computed = 0 and keeps its tokens, so it resumes where it was.
 struct Sequence {
   explicit Sequence(EngineRequest request);
 
@@ -28,6 +29,9 @@ struct Sequence {
   std::vector<int32_t> tokens;
   int64_t prompt_length = 0;
   int64_t computed = 0;
+  // Leading rows of passes that have ended. Only their keys and values are published, because a
+  // pass may give values that are not finite.
+  int64_t settled = 0;
   SequencePages cache;
 
   // The first prompt position whose logprobs are still pending; prompt_length: none.
@@ -42,6 +46,14 @@ struct Sequence {
   // Description of the first router fault in this sequence; empty: none.
   std::string router_fault;
 
+  // Whether the last token is still being drawn: it is kUnknown until the pass ends. Then it is the
+  // one drawn for logit row `unknown_row` of that pass.
+  static constexpr int32_t kUnknown = -1;
+  int64_t unknown = 0;  // such tokens, at the end of `tokens`
+  int32_t unknown_row = 0;
+  // Whether its length limit is reached, so that nothing is left to schedule.
+  bool complete = false;
+
   bool admitted_before = false;
   int32_t cached_tokens = 0;  // of the prompt, at the first admission
 
@@ -51,13 +63,24 @@ struct Sequence {
   bool decoding() const { return pending() == 1 && output_length() > 0; }
   bool logprobs_pending() const { return next_logprob < prompt_length; }
   bool routed_experts_pending() const { return next_routed != kNone; }
+  int64_t known_length() const { return length() - unknown; }
   std::span<const int32_t> prompt() const { return std::span(tokens).first(prompt_length); }
   std::span<const int32_t> output() const { return std::span(tokens).subspan(prompt_length); }
-  std::span<const int32_t> computed_tokens() const { return std::span(tokens).first(computed); }
+  std::span<const int32_t> settled_tokens() const {
+    return std::span(tokens).first(std::min(computed, settled));
+  }
 
-  // How many leading tokens may come from the cache. At least one row is computed. Rows whose
-  // logits give pending logprobs (position p's come from row p − 1) and rows whose routed experts
-  // are pending are computed too.
+  // Discards the tokens from `end` on, and their keys and values.
+  void Truncate(int64_t end) {
+    tokens.resize(end);
+    unknown = 0;
+    computed = std::min(computed, end);
+    settled = std::min(settled, end);
+  }
+
+  // The number of leading tokens that may come from the cache. At least one row is computed. Also
+  // computed are rows whose logits give pending logprobs (those of position p come from row p − 1),
+  // and rows whose routed experts are pending.
   int64_t max_reusable() const;
   // Rows [first, end) of the `rows` that follow `computed` whose logits are needed.
   struct RowRange {

@@ -1,5 +1,6 @@
-// Drivers of Attention and LatentAttention. A task is a block of query rows, all or part of its
-// keys, one KV head and some of its query heads; attention_partition.h partitions the work.
+// Drivers of Attention and LatentAttention. A task is a block of query rows, all or part of the
+// block's keys, one KV head and some of that head's query heads. attention_partition.h partitions
+// the work.
 #include "core/check.h"
 #include "kernels/cache_rows.h"
 #include "kernels/cpu/attention_partition.h"

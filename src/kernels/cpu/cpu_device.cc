@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "kernels/cpu/driver.h"
 #include "kernels/device.h"
@@ -18,6 +19,19 @@ struct CpuSequences final : PassSequences {
   }
   std::span<const SequenceSpan> spans;
   int32_t page_size = 1;
+};
+
+// Ops of this device have ended when they return, so a copy is complete at once.
+class CpuHostCopy final : public HostCopy {
+ public:
+  void Start(const void* from, size_t bytes) override {
+    const auto* first = static_cast<const std::byte*>(from);
+    bytes_.assign(first, first + bytes);
+  }
+  std::span<const std::byte> Wait() override { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
 };
 
 class CpuDevice final : public Device {
@@ -37,6 +51,7 @@ class CpuDevice final : public Device {
   }
   void CopyIn(void* to, const void* from, size_t bytes) override { Copy(to, from, bytes); }
   void CopyOut(void* to, const void* from, size_t bytes) override { Copy(to, from, bytes); }
+  std::unique_ptr<HostCopy> MakeHostCopy() override { return std::make_unique<CpuHostCopy>(); }
   void Synchronize() override {}
 
   WeightView Place(const WeightView& w, bool /*plain*/) override { return w; }
@@ -58,6 +73,11 @@ class CpuDevice final : public Device {
     kernels::AddInPlace(y, x, count, pool_);
   }
   void Clamp(float* x, int64_t count, float limit) override;
+  void GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* tokens,
+                    int64_t count) override {
+    for (int64_t i = 0; i < count; ++i)
+      if (rows[i] >= 0) ids[i] = std::max(0, tokens[rows[i]]);
+  }
   void ClearEntries(int32_t* values, const int32_t* index, int64_t count) override {
     for (int64_t i = 0; i < count; ++i) values[index[i]] = 0;
   }

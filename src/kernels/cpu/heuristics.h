@@ -17,18 +17,19 @@ constexpr int64_t kPanelBatch = 96;
 // conversion per tile costs less than writing a panel to L2 and reading it back.
 constexpr int64_t kDirectTiles16Bits = 6, kDirectTiles8Bits = 2;
 // Prefetch distance of weights in bytes, over all rows of a tile together: more than a core reads
-// during one memory access. With half of it, one thread on Zen 4 lost a tenth to a quarter of
-// memory bandwidth; twice as much gave no gain.
+// during one memory access. With half the distance, one thread on Zen 4 lost a tenth to a quarter
+// of memory bandwidth; twice as much gave no gain.
 constexpr int64_t kPrefetchBytes = 8192;
 // Same if several tiles prefetch in turns (simd/weight_prefetch.h): a minimum, rounded up to whole
 // blocks of weight rows.
 constexpr int64_t kBlockPrefetchBytes = 16384;
 
 // Int8 products of few rows of x with unpacked weights (avx512/int8_vnni.cc): weight rows per tile.
-// Up to kInt8SingleStreamRows rows of x it is one, which hardware prefetches fastest. Measured
-// against four weight rows: 1.2 to 1.3 times as fast with 1 and 2 rows of x, 1.1 to 1.2 times with
-// 3 and 4. With more rows of x, reloading x for each weight row leaves a core no room to read
-// ahead. Up to kInt8NoPrefetchRows rows, software prefetch takes more time than it saves.
+// Up to kInt8SingleStreamRows rows of x a tile has one weight row, which hardware prefetches
+// fastest. Measured against four weight rows: 1.2 to 1.3 times as fast with 1 and 2 rows of x, 1.1
+// to 1.2 times with 3 and 4. With more rows of x, reloading x for each weight row leaves a core no
+// room to read ahead. Up to kInt8NoPrefetchRows rows, software prefetch takes more time than it
+// saves.
 constexpr int kInt8SingleStreamRows = 5, kInt8NoPrefetchRows = 2;
 
 // Weight panels (avx512/panels.h): outputs per panel, halved if the panel would exceed
@@ -36,10 +37,10 @@ constexpr int kInt8SingleStreamRows = 5, kInt8NoPrefetchRows = 2;
 // The same amount of the next panel is prefetched meanwhile. Halving was not measured.
 constexpr int64_t kMaxPanelCols = 64;
 constexpr int64_t kMaxPanelBytes = int64_t{512} << 10;
-// Below this number of rows of x, products use unpacked weights. Packing 1 KiB of weights costs
-// about five rows' products with them and saves a fifth of each product's time, because sums need
-// no reduction across lanes. Measured: 16 rows are equally fast either way, 20 rows a tenth faster
-// in panels.
+// Below this number of rows of x, products use unpacked weights. Packing 1 KiB of weights takes as
+// long as multiplying it with about five rows of x. It saves a fifth of each product's time,
+// because sums need no reduction across lanes. Measured: 16 rows are equally fast either way, 20
+// rows a tenth faster in panels.
 constexpr int64_t kInt8PanelMinRows = 20;
 // Prefetch of weight rows while packing: distance in bytes (past a row's end: into the rows packed
 // next), and bytes per burst. Sixteen parallel rows are more streams than the hardware prefetcher
@@ -61,8 +62,8 @@ constexpr int64_t kInt8TilesMinRows = 8;
 // experts, or one expert chosen by all tokens, then still occupy every thread.
 constexpr int64_t kMinExpertColumns = 128, kMaxExpertColumns = 512;
 constexpr int64_t kExpertTasksPerThread = 8;
-// `rows`: of all experts. `fullest`: of the expert with the most rows, at least 1. All blocks of an
-// expert have equal size except the last. Always inline: see kernel_table.h.
+// `rows`: rows of all experts. `fullest`: rows of the expert with the most, at least 1. All blocks
+// of an expert have equal size except the last. Always inline: see kernel_table.h.
 [[gnu::always_inline]] constexpr int64_t ExpertTaskColumns(int64_t rows, int64_t fullest,
                                                            int64_t width, int threads) {
   int64_t most = rows * width / (kExpertTasksPerThread * threads * fullest);
@@ -80,7 +81,7 @@ constexpr int64_t kExpertTasksPerThread = 8;
 // the same time.
 constexpr int64_t kKeyPartTasks = 2;
 // Limit of partial sums in floats (64 MiB). Calls over the limit do not split keys; they have
-// enough tasks without.
+// enough tasks anyway.
 constexpr int64_t kMaxPartialFloats = int64_t{16} << 20;
 
 }  // namespace switchyard::kernels::cpu

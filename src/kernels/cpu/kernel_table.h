@@ -160,7 +160,7 @@ void Linear(const LinearTask& t);
 void LinearInt8(const LinearTask& t);        // needs VNNI
 void LinearBF16(const LinearTask& t);        // needs AVX512_BF16
 void AttentionBF16(const AttentionTask& t);  // likewise
-extern const KernelTable kKernels;           // linear_int8 needs no VNNI; no linear_bf16
+extern const KernelTable kKernels;           // linear_int8: AVX2's; linear_bf16: null
 }  // namespace avx512
 namespace amx {
 void LinearInt8(const LinearTask& t);

@@ -55,8 +55,9 @@ cpu::RoundedRows RoundInput(const LinearParams& p, char* memory, ThreadPool& poo
   return rows;
 }
 
-// One entry per part, empty if its weight takes unrounded float32. Parts that need the same rows in
-// the same format share them. In the calling thread's memory, like OpScratch.
+// Returns one entry per part, empty if the part's weight takes unrounded float32 rows. Parts that
+// need the same rows in the same format share them. The result is in the calling thread's memory,
+// as OpScratch is.
 std::span<const cpu::RoundedRows> RoundInputs(std::span<const LinearParams> parts,
                                               ThreadPool& pool) {
   static thread_local std::vector<cpu::RoundedRows> inputs;

@@ -17,7 +17,7 @@ bool UsesInt8Product(const WeightView& w);
 enum class InputRowFormat : uint8_t {
   kUnrounded,     // not rounded
   kFloat32Rows,   // rounded, as float32
-  kInt8Codes,     // int8, for weights that UsesInt8Product
+  kInt8Codes,     // int8, for weights with UsesInt8Product
   kBFloat16Rows,  // bfloat16, for bfloat16 weights if the instruction set has such products
 };
 InputRowFormat InputRowFormatOf(const WeightView& w);

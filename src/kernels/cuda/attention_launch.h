@@ -42,7 +42,7 @@ cudaError_t LaunchSimtAttention(const AttentionLaunch& launch, cudaStream_t stre
 // shared memory is too small, returns cudaErrorNotSupported without launching.
 cudaError_t StartTiledAttention(const AttentionLaunch& launch, const PdlStream& chain);
 cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const PdlStream& chain);
-// The wgmma path of both: sequences of at least min_rows rows (times query heads per key-value
+// The same with wgmma, for sequences of at least min_rows rows (times query heads per key-value
 // head).
 cudaError_t StartHopperAttention(const AttentionLaunch& launch, int min_rows,
                                  const PdlStream& chain);

@@ -30,7 +30,7 @@ class TileWorker {
         shared_(ptx::SharedAddress(shared)),
         shared_bytes_(shared) {}
 
-  // Computes the work item; meanwhile looks up work item `next` for `found`.
+  // Computes the work item. Meanwhile looks up work item `next` and stores it in `found`.
   __device__ void Run(int next, AttentionWorkItem& found) {
     const bool partial = unit_.split >= 0 && keys_.splits > 1;
     const int split = keys_.first_split + max(unit_.split, 0);

@@ -20,8 +20,8 @@ class TileLoader {
         shared_(ptx::SharedAddress(shared)),
         shared_bytes_(shared) {}
 
-  // The cache slot of this thread's key of a block; −1 if the tile does not see the key, or the
-  // block is beyond the last one.
+  // The cache slot of this thread's key of a block; −1 if the key is not visible to the tile, or
+  // the block is beyond the last one.
   __device__ int SlotOf(int block, int last) const {
     const SequenceTable& table = p_.launch.table;
     const int key = block * Shape::kKeys + threadIdx.x;

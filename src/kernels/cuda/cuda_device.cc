@@ -13,6 +13,7 @@
 #include "kernels/cuda/cuda_device_products.h"
 #include "kernels/cuda/cuda_device_sequences.h"
 #include "kernels/cuda/cuda_device_staging.h"
+#include "kernels/cuda/cuda_device_timer.h"
 #include "kernels/cuda/cuda_device_weights.h"
 #include "kernels/cuda/fused_rows.h"
 #include "kernels/cuda/ops_rows.h"
@@ -53,7 +54,8 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   cudaStream_t stream() const override { return stream_.get(); }
   int index() const override { return index_; }
   const kernels::CudaDeviceOptions& options() const override { return options_; }
-  PdlStream chain() const override { return {stream_.get(), options_.fused && hopper_}; }
+  PdlStream chain() const override { return {stream_.get(), options_.fused && hopper_, reserved_}; }
+  void ReserveProcessors(int count) override { reserved_ = count; }
   kernels::FusedOps* fused() override { return options_.fused ? this : nullptr; }
   void AddCheck(std::function<void()> check) override { checks_.push_back(std::move(check)); }
   void SetWait(std::function<void(cudaEvent_t)> wait) override {
@@ -81,6 +83,9 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
     staging_.CopyOut(to, from, bytes);
     RunChecks();
   }
+  std::unique_ptr<kernels::HostCopy> MakeHostCopy() override {
+    return std::make_unique<PinnedCopy>(*this);
+  }
   void Synchronize() override {
     CHECK(!graphs_.recording());
     if (wait_) {
@@ -89,6 +94,10 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
     }
     stream_.Synchronize();
     RunChecks();
+  }
+
+  std::unique_ptr<kernels::DeviceTimer> MakeTimer() override {
+    return std::make_unique<StreamTimer>(*this);
   }
 
   WeightView Place(const WeightView& w, bool plain) override {
@@ -115,7 +124,7 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
 
   void Linear(const kernels::LinearParams& p) override { products_.Linear(p, chain()); }
   void LinearGroup(std::span<const kernels::LinearParams> parts) override {
-    products_.LinearGroup(parts, stream_.get());
+    products_.LinearGroup(parts, {stream_.get(), false, reserved_});
   }
   void HeadLinear(const kernels::HeadLinearParams& p) override {
     products_.HeadLinear(p, stream_.get());
@@ -130,6 +139,10 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   }
   void Clamp(float* x, int64_t count, float limit) override {
     Check(ops::Clamp(x, count, limit, stream_.get()), "Clamp");
+  }
+  void GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* tokens,
+                    int64_t count) override {
+    Check(ops::GatherTokens(ids, rows, tokens, count, stream_.get()), "GatherTokens");
   }
   void ClearEntries(int32_t* values, const int32_t* index, int64_t count) override {
     Check(ops::ClearEntries(values, index, count, stream_.get()), "ClearEntries");
@@ -186,7 +199,33 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
     return static_cast<const Sequences&>(sequences).table();
   }
   bool exact() const { return options_.dtype == DType::kF32; }
-  void RunChecks() {
+  class PinnedCopy final : public kernels::HostCopy {
+   public:
+    explicit PinnedCopy(const Gpu& gpu) : gpu_(gpu) {}
+    void Start(const void* from, size_t bytes) override {
+      CHECK(!gpu_.graphs_.recording());
+      if (bytes > memory_.bytes()) memory_ = PinnedMemory(2 * bytes);
+      bytes_ = bytes;
+      Check(cudaMemcpyAsync(memory_.as<void>(), from, bytes, cudaMemcpyDeviceToHost,
+                            gpu_.stream_.get()),
+            "copy from the GPU");
+      done_.Record(gpu_.stream_.get());
+    }
+    std::span<const std::byte> Wait() override {
+      if (gpu_.wait_) gpu_.wait_(done_.get());
+      done_.Wait();
+      gpu_.RunChecks();
+      return {memory_.as<std::byte>(), bytes_};
+    }
+
+   private:
+    const Gpu& gpu_;
+    PinnedMemory memory_;
+    Event done_{cudaEventDisableTiming};
+    size_t bytes_ = 0;
+  };
+
+  void RunChecks() const {
     for (const auto& check : checks_) check();
   }
   // Allocated by the first batch that needs it, which is never a captured one.
@@ -204,6 +243,7 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
 
   kernels::CudaDeviceOptions options_;
   int index_;
+  int reserved_ = 0;          // ReserveProcessors
   bool hopper_ = IsHopper();  // after index_, which sets the current GPU
   Stream stream_;
   Staging staging_;

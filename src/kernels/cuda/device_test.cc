@@ -3,7 +3,9 @@
 
 #include <thread>
 
+#include "core/duration.h"
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_device_timer.h"
 #include "kernels/cuda/device_testing.h"
 
 namespace switchyard::kernels {
@@ -149,6 +151,34 @@ TEST_F(DeviceTest, AttentionFindsItsSequences) {
     const std::vector<float> got = out.Read();
     for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-5) << i;
   }
+}
+
+TEST_F(DeviceTest, MarksOfTheStreamHaveTimesOfTheHost) {
+  const int64_t count = 1 << 24;
+  const DeviceVector x(*exact_, std::vector<float>(count, 1.0f));
+  const std::unique_ptr<DeviceTimer> timer = exact_->MakeTimer();
+  EXPECT_TRUE(timer->Resolve().empty());
+  for (int round = 0; round < 2; ++round) {  // marks are reused
+    exact_->Synchronize();
+    const int64_t before = SteadyNanoseconds();
+    EXPECT_EQ(timer->Mark(), 0);
+    for (int i = 0; i < 20; ++i) exact_->AddInPlace(x.data(), x.data(), count);
+    EXPECT_EQ(timer->Mark(), 1);
+    exact_->AddInPlace(x.data(), x.data(), count);
+    EXPECT_EQ(timer->Mark(), 2);
+    const std::span<const int64_t> times = timer->Resolve();
+    const int64_t after = SteadyNanoseconds();
+    constexpr int64_t kSlack = 1'000'000;  // of the alignment of the two clocks
+    ASSERT_EQ(times.size(), 3u);
+    EXPECT_GE(times[0], before - kSlack);
+    EXPECT_LT(times[0], times[1]);
+    EXPECT_LT(times[1], times[2]);
+    EXPECT_LE(times[2], after + kSlack);
+  }
+  for (size_t i = 0; i < cuda::StreamTimer::kMaxMarks; ++i) ASSERT_GE(timer->Mark(), 0);
+  EXPECT_EQ(timer->Mark(), -1);
+  EXPECT_EQ(timer->Resolve().size(), cuda::StreamTimer::kMaxMarks);
+  EXPECT_EQ(cpu_->MakeTimer(), nullptr);
 }
 
 }  // namespace

@@ -5,11 +5,12 @@
 
 namespace switchyard::cuda {
 
-CurrentGpu FindCurrentGpu() {
+CurrentGpu FindCurrentGpu(const PdlStream& chain) {
   CurrentGpu gpu;
   Check(cudaGetDevice(&gpu.index), "reading the current GPU");
   Check(cudaDeviceGetAttribute(&gpu.processors, cudaDevAttrMultiProcessorCount, gpu.index),
         "reading the GPU's SM count");
+  gpu.processors -= chain.reserved;
   return gpu;
 }
 

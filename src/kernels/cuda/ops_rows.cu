@@ -106,6 +106,12 @@ __global__ void ClampKernel(float* x, int64_t count, float limit) {
   }
 }
 
+__global__ void GatherTokensKernel(int32_t* ids, const int32_t* rows, const int32_t* tokens,
+                                   int64_t count) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count && rows[i] >= 0) ids[i] = max(0, tokens[rows[i]]);
+}
+
 __global__ void ClearEntriesKernel(int32_t* values, const int32_t* index, int64_t count) {
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step)
@@ -183,6 +189,14 @@ cudaError_t AddInPlace(float* y, const float* x, int64_t count, cudaStream_t str
 cudaError_t Clamp(float* x, int64_t count, float limit, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   ClampKernel<<<Blocks(count), kThreads, 0, stream>>>(x, count, limit);
+  return cudaGetLastError();
+}
+
+cudaError_t GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* tokens, int64_t count,
+                         cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
+  GatherTokensKernel<<<blocks, kThreads, 0, stream>>>(ids, rows, tokens, count);
   return cudaGetLastError();
 }
 

@@ -76,7 +76,7 @@ inline WeightView AnyW4A16Weight(const W4A16Case& c, int64_t n, int64_t k, int64
   return w;
 }
 
-// Bits of the view's values as bfloat16, as a GEMM without packing sees them.
+// Bits of the view's values as bfloat16: the weights of a GEMM without packing.
 inline void AppendExpanded(const WeightView& w, std::vector<uint16_t>* bits) {
   std::vector<float> row(w.k);
   for (int64_t i = 0; i < w.n; ++i) {

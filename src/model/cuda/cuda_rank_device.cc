@@ -116,7 +116,7 @@ size_t CudaPeerBytes(const ModelConfig& config, const ModelOptions& options,
   for (const auto& [name, group] : GroupsOf(mesh))
     bytes += cuda::CollectiveBytes(CollectivesOf(options), static_cast<int>(group.size()));
   if (config.has_moe())
-    bytes += CudaMoePeerBytes(options.moe, MoeShapeOf(config, options.max_tokens), shape,
+    bytes += CudaMoePeerBytes(options.moe, MoeShapeOf(config, options.max_pass_tokens), shape,
                               Precision(options), HostsOf(options, shape));
   return bytes;
 }

@@ -20,7 +20,7 @@ class DenseFeedForward {
   // `middle`: the largest intermediate dimension of a layer's shard on this rank.
   DenseFeedForward(const LayerContext& context, int64_t middle);
 
-  // What Forward takes of the pass's scratch, in floats.
+  // Floats of the pass's scratch that Forward uses.
   int64_t ScratchFloats(int64_t max_tokens) const;
 
   // x [T, H] (normalised) → out [T, H], of this rank's attention group, complete on all its ranks.

@@ -18,7 +18,7 @@ class EmbeddingAndHead {
 
   // out [T, H], complete on every rank of the attention group.
   void Embed(const Pass& pass, float* out) const;
-  // Allocates buffers for group_rows [dp] logit rows of each group. Returns true if one moved.
+  // Allocates buffers for group_rows [dp] logit rows of each group. Returns true if a buffer moved.
   bool Reserve(std::span<const int64_t> group_rows, HeadBuffers* buffers) const;
   // hidden [rows of this rank's group, H] → head->logits [rows, vocab], complete on every rank
   // of the group. group_rows [dp]: at most those reserved.

@@ -14,11 +14,11 @@ class GroupedAttention {
  public:
   explicit GroupedAttention(const LayerContext& context);
 
-  // What a layer takes of the pass's scratch, in floats.
+  // Floats of the pass's scratch that a layer uses.
   int64_t ScratchFloats(int64_t max_tokens) const;
 
-  // Whether Project takes its input rounded to bfloat16, which needs fewer ops: if the device
-  // supports it for these weights.
+  // Whether the device supports bfloat16 input of Project for these weights. It needs fewer ops
+  // than float32 input.
   bool TakesBf16Input(int64_t tokens, const GroupedAttentionWeights& w) const;
   // x [T, H] (normalised) → queries in the pass's scratch, keys and values in the cache.
   // `bf16_rows` [T, H]: x rounded to bfloat16, for weights for which TakesBf16Input is true; x is
@@ -41,7 +41,7 @@ class GroupedAttention {
   Arrays TakeArrays(Pass& pass) const;
   void ProjectAndStore(Pass& pass, const Arrays& a, const GroupedAttentionWeights& w, int64_t layer,
                        const float* x) const;
-  // The same in two ops.
+  // The same in two fused ops.
   void ProjectAndStoreFused(Pass& pass, const Arrays& a, const GroupedAttentionWeights& w,
                             int64_t layer, const void* bf16_rows) const;
   kernels::LinearParams Joined(int64_t tokens, const GroupedAttentionWeights& w, float* qkv) const;

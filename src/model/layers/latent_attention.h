@@ -11,15 +11,15 @@ namespace switchyard {
 // The cache holds one latent row per token, [kv_lora + rope], the same on every rank. Keys and
 // values are never decompressed: queries are projected into the latent space (W_uk absorbed into
 // q), attend to latents, and W_uv projects the weighted sums back. Prefill takes the same path as
-// decode, so a token's result does not depend on which of the two computed it, and prefixes can
-// always be shared.
+// decode. A token's result therefore does not depend on whether prefill or decode computed it, and
+// prefixes can always be shared.
 //
 // One object serves all layers.
 class LatentAttention {
  public:
   explicit LatentAttention(const LayerContext& context);
 
-  // What a layer takes of the pass's scratch, in floats.
+  // Floats of the pass's scratch that a layer uses.
   int64_t ScratchFloats(int64_t max_tokens) const;
 
   // x [T, H] (normalised) → queries in the pass's scratch, latents in the cache.

@@ -98,7 +98,7 @@ class IndexReader final : public JsonEvents {
   }
 
  private:
-  // Throws if the position of the value requires weight_map or a file name.
+  // Throws if the value is at the position of weight_map or of a file name.
   bool OtherValue() {
     if (depth() == 0 || (depth() == 1 && in_map_)) {
       throw Invalid("{}: weight_map is missing or not an object", name());

@@ -31,7 +31,7 @@ Tensor Floats(const StoredTensor& t, int64_t first, int64_t count);
 
 bool IsPlain(DType dtype);  // float32, bfloat16 or float16
 
-// An owner that keeps both alive.
+// An owner that keeps both arguments alive.
 std::shared_ptr<const void> BothOwners(const std::shared_ptr<const void>& a,
                                        const std::shared_ptr<const void>& b);
 
@@ -73,7 +73,7 @@ class CheckpointReader {
   void RecordMissing(const std::string& name);
   // The value of a tensor with one element, of any shape; nullopt if absent.
   std::optional<float> OptionalScalar(const std::string& name);
-  // As above; returns 1 if data is not read, or if absent, which is recorded.
+  // As above, but records an absent tensor. Returns 1 if the tensor is absent or data is not read.
   float Scalar(const std::string& name);
 
   // Records bytes read in place: [first_byte, end_byte) of each stored row

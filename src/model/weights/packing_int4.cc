@@ -231,7 +231,7 @@ void CheckStoredShape(CheckpointReader& in, const MatrixRequest& r) {
   int64_t noted[2];
   std::memcpy(noted, t->data, sizeof noted);
   if (noted[0] != r.n || noted[1] != r.k) {
-    throw Invalid("{}: tensor \"{}\" says [{}, {}]; config.json wants [{}, {}] (by {})", t->file,
+    throw Invalid("{}: tensor \"{}\" holds [{}, {}]; config.json wants [{}, {}] (by {})", t->file,
                   name, noted[0], noted[1], r.n, r.k, r.keys);
   }
 }

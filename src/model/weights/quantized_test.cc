@@ -107,7 +107,7 @@ TEST(QuantizedCheckpoints, PartsOfAllRanksMakeTheWhole) {
 TEST(QuantizedCheckpoints, BytesOfARankAreThoseOfThePlan) {
   for (const Case& c : kCases) {
     const std::string name = c.name;
-    // config.json does not say which matrices must be held in the model's dtype.
+    // config.json does not define which matrices must be held in the model's dtype.
     if (name == "modelopt_w4a8" || name == "gptq_act_order") continue;
     const auto dir = QuantizedDir(name);
     const ModelConfig config = LoadModelConfig(dir);
@@ -168,7 +168,7 @@ TEST(QuantizedCheckpoints, GateAndUpShareTheLargerInputScale) {
   }
 }
 
-// Their rows are rounded once for both.
+// Gate and up share their rounded rows, so different input formats leave them unrounded.
 TEST(QuantizedCheckpoints, GateAndUpMadeForDifferentRowsReadFloats) {
   const std::string expert = "model.layers.1.mlp.experts.1.";
   const auto load = [](ChangedCheckpoint& c, const char* name) {
@@ -268,7 +268,7 @@ TEST_F(QuantizedErrors, TypesAndShapesAreHeldAgainstTheConfig) {
   EXPECT_THAT(Message("gptq", kExpert + "qweight", shape({64, 8})), HasSubstr("[8, 64]"));
   EXPECT_THAT(Message("awq", kExpert + "qzeros", shape({8, 2})), HasSubstr("group_size"));
   EXPECT_THAT(Message("ct_int4", kExpert + "weight_shape", [](RawTensor& t) { t.bytes[0] = 65; }),
-              HasSubstr("says [65, 64]"));
+              HasSubstr("holds [65, 64]"));
   EXPECT_THAT(Message("modelopt_w4a8", kFolded + "pre_quant_scale", dtype("I32")),
               HasSubstr("pre_quant_scale\" is int32"));
   ChangedCheckpoint nvfp4("modelopt_nvfp4", "quantized");

@@ -32,7 +32,7 @@ struct MatrixRequest {
   LinearScheme scheme;
   bool mxfp4_blocks = false;  // stored as `name` + "_blocks" and "_scales"
   bool transposed = false;    // stored as [k, n]: the part is copied
-  std::string_view keys;      // of config.json that give n and k, for messages
+  std::string_view keys;      // keys of config.json that give n and k, for messages
 };
 
 // A part of a vector [n] or of a stack [experts, n].
@@ -94,7 +94,7 @@ std::unique_ptr<WeightSource> MakeCountingSource(
 
 // The format of a matrix that config.json implies, without a checkpoint.
 WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& request);
-// Columns that share a scale in a kInt4Group matrix with columns `cols` of the request's.
+// Group size of a kInt4Group view of columns `cols`: the number of columns that share a scale.
 int32_t GroupSizeOf(const LinearScheme& scheme, Range cols);
 // Number of adjacent columns that must stay on one rank: 32 for MXFP4, the group size for int4,
 // else 1.

@@ -23,9 +23,6 @@ constexpr int64_t kMinChunkRows = 16384;
 // (measured).
 constexpr int64_t kMaxTokensOnSideStream = 2048;
 
-// States that may be in flight at once.
-constexpr int kStates = 1;
-
 // Grid size of exchange kernels if ranks share a GPU, as in tests: their kernels wait for one
 // another.
 constexpr int kBlocksOfSharedGpu = 8;
@@ -63,8 +60,8 @@ bool SpansHosts(const MeshShape& mesh, const DeviceMoeHosts& hosts) {
   return hosts.ranks_per_host > 0 && hosts.ranks_per_host < mesh.tp;
 }
 
-ExchangeConfig ConfigOf(const ExchangeShape& shape, const DeviceMoeHosts& hosts, bool low_latency,
-                        int64_t tokens) {
+ExchangeConfig ConfigOf(const ExchangeShape& shape, const DeviceMoeHosts& hosts, int passes,
+                        bool low_latency, int64_t tokens) {
   return {.ranks = shape.ep,
           .hidden = shape.hidden,
           .top_k = shape.k,
@@ -73,7 +70,7 @@ ExchangeConfig ConfigOf(const ExchangeShape& shape, const DeviceMoeHosts& hosts,
           .combined = shape.output_dtype,
           .sum_by_rank = shape.combine_rows == CombineRows::kRank,
           .low_latency = low_latency,
-          .in_flight = kStates,
+          .in_flight = passes,
           .recorded_tokens = hosts.recorded_tokens};
 }
 
@@ -111,8 +108,10 @@ size_t CudaMoeBackend::PeerBytes(const MoeOptions& options_in, const MoeShape& s
   const ExchangePlan plan = PlanExchanges(options, exchange);
   const auto bytes = SpansHosts(mesh, hosts) ? NcclExchange::PeerBytes : Exchange::PeerBytes;
   size_t sum = 0;
-  if (plan.normal) sum += bytes(ConfigOf(exchange, hosts, false, plan.normal_tokens));
-  if (plan.low_latency) sum += bytes(ConfigOf(exchange, hosts, true, plan.low_latency_tokens));
+  if (plan.normal)
+    sum += bytes(ConfigOf(exchange, hosts, options.passes, false, plan.normal_tokens));
+  if (plan.low_latency)
+    sum += bytes(ConfigOf(exchange, hosts, options.passes, true, plan.low_latency_tokens));
   return sum;
 }
 
@@ -134,6 +133,7 @@ CudaMoeBackend::CudaMoeBackend(const MoeOptions& options, const MoeShape& shape,
   low_latency_tokens_ = plan.low_latency_tokens;
   if (plan.normal) normal_ = MakeExchange(false, normal_tokens_);
   if (plan.low_latency) low_latency_ = MakeExchange(true, low_latency_tokens_);
+  if (options_.passes > 1) sends_.emplace(/*urgent=*/true);
   if (options_.a2a_backend == "none") {
     std::vector<int32_t> ids(experts_.size());
     for (int e = 0; e < experts_.size(); ++e) ids[e] = experts_.LocalIdOn(mesh_.ep_rank(), e);
@@ -146,7 +146,8 @@ CudaMoeBackend::~CudaMoeBackend() = default;
 
 std::unique_ptr<RowExchange> CudaMoeBackend::MakeExchange(bool low_latency, int64_t tokens) const {
   CHECK(context_.peers != nullptr);
-  ExchangeConfig config = ConfigOf(exchange_shape_, context_.hosts, low_latency, tokens);
+  ExchangeConfig config =
+      ConfigOf(exchange_shape_, context_.hosts, options_.passes, low_latency, tokens);
   config.rank = mesh_.ep_rank();
   config.world_ranks = ep_group_.data();
   if (SpansHosts(mesh_.shape(), context_.hosts))
@@ -202,7 +203,7 @@ void CudaMoeBackend::PlanChunks() {
 }
 
 std::unique_ptr<MoeState> CudaMoeBackend::MakeState(int slot) {
-  CHECK_LT(slot, kStates);
+  CHECK_LT(slot, options_.passes);
   auto state = std::make_unique<CudaMoeState>(slot);
   MoeBuffers& b = state->buffers;
   const int64_t hidden = shape_.hidden, k = shape_.top_k;
@@ -283,13 +284,32 @@ std::unique_ptr<MoeLayerParts> CudaMoeBackend::Place(MoeLayerConfig config,
 }
 
 // With few tokens, the shared expert overlaps the other stages on a branch. The branch forks and
-// joins in the first round.
+// joins in the first round. With another pass in flight, there is no idle part of the GPU to fill.
 const Branch* CudaMoeBackend::SharedBranch(const CudaMoeParts& parts,
                                            const CudaMoeState& state) const {
   const int64_t own = state.own.size();
-  const bool overlaps = parts.shared && own > 0 && state.in_first_round() &&
-                        device_.options().fused && own <= kMaxTokensOnSideStream;
-  return overlaps ? &beside_ : nullptr;
+  const bool beside = parts.shared && own > 0 && state.in_first_round() && !Overlaps(state) &&
+                      device_.options().fused && own <= kMaxTokensOnSideStream;
+  return beside ? &beside_ : nullptr;
+}
+
+bool CudaMoeBackend::Overlaps(const CudaMoeState& state) const {
+  return sends_ && state.overlaps && state.exchange && state.exchange->overlaps();
+}
+
+cudaStream_t CudaMoeBackend::ForkSends(const CudaMoeState& state) const {
+  if (!Overlaps(state)) return stream();
+  sends_->Fork(stream());
+  return sends_->stream();
+}
+
+void CudaMoeBackend::MarkSent(const CudaMoeState& state) const {
+  if (Overlaps(state)) state.sent.Record(sends_->stream());
+}
+
+void CudaMoeBackend::AwaitSent(const CudaMoeState& state) const {
+  if (Overlaps(state))
+    Check(cudaStreamWaitEvent(stream(), state.sent.get()), "wait for the sends of an exchange");
 }
 
 }  // namespace switchyard::cuda

@@ -73,7 +73,8 @@ struct CudaMoeState : MoeState {
     int64_t expected_slots = 0;      // expected under even load over ranks
   } arrived;
   RowOrder order;
-  int64_t ordered_rows = 0;  // maximum, padding included
+  int64_t ordered_rows = 0;            // maximum, padding included
+  Event sent{cudaEventDisableTiming};  // the last sends of an overlapped exchange have ended
 
   std::unique_ptr<HostChoice> choice;  // null: no chooser
   std::unique_ptr<RoutingLog> log;     // null: no observer
@@ -182,6 +183,13 @@ class CudaMoeBackend : public MoeBackend {
   // Sizes of every lane's tokens in this round, `size` bytes or floats per token.
   std::span<const size_t> LaneSizes(CudaMoeState& state, size_t size) const;
   const Branch* SharedBranch(const CudaMoeParts& parts, const CudaMoeState& state) const;
+  // Whether the exchange of this batch runs beside the computation of another pass.
+  bool Overlaps(const CudaMoeState& state) const;
+  // The stream for sends, after all current work. Overlapped sends have their own stream; MarkSent
+  // marks their end, and later computation waits for that in AwaitSent.
+  cudaStream_t ForkSends(const CudaMoeState& state) const;
+  void MarkSent(const CudaMoeState& state) const;
+  void AwaitSent(const CudaMoeState& state) const;
   bool ReducesAfterSums() const;
   bool SumsIncludeShared(const CudaMoeParts& parts, const CudaMoeState& state) const;
   TokenAddend SharedInSums(const CudaMoeParts& parts, const CudaMoeState& state) const;
@@ -205,6 +213,7 @@ class CudaMoeBackend : public MoeBackend {
   std::unique_ptr<ExpertMover> mover_;
   std::vector<int> layers_;  // placed so far: their indices in the model
   Branch beside_;
+  std::optional<Branch> sends_;  // of overlapped exchanges, if there are several passes
 };
 
 }  // namespace switchyard::cuda

@@ -47,6 +47,7 @@ void CudaMoeBackend::Start(const MoeLayerParts& layer, MoeState& state) {
   const MoeBuffers& buffers = Own(state).buffers;
   CHECK_GE(static_cast<int64_t>(buffers.outputs.bytes()), output_bytes_);
   CHECK(!Own(layer).shared || buffers.shared_y.data() != nullptr);
+  device_.ReserveProcessors(Overlaps(Own(state)) ? RowExchange::kOverlapBlocks : 0);
   if (const Branch* branch = SharedBranch(Own(layer), Own(state))) branch->Fork(stream());
 }
 
@@ -144,8 +145,10 @@ void CudaMoeBackend::BeginDispatch(const MoeLayerParts& layer, MoeState& state) 
                                .weights = s.buffers.weights.as<float>(),
                                .tokens = s.round.size(),
                                .longest = s.LongestInRound(),
-                               .addend = SharedInSums(Own(layer), s)},
-                              stream());
+                               .addend = SharedInSums(Own(layer), s),
+                               .overlaps = Overlaps(s)},
+                              ForkSends(s));
+    MarkSent(s);
   } else if (gathers()) {
     GatherAll(s);
   }
@@ -210,6 +213,7 @@ void CudaMoeBackend::EndDispatch(const MoeLayerParts& /*layer*/, MoeState& state
   for (const int64_t lane : s.lanes) tokens += s.InRound(lane);
   arrived = {};
   if (s.exchange) {
+    AwaitSent(s);
     const DispatchedRows rows = s.exchange->EndDispatch(s.slot, stream());
     const RowFormat format = row_format();
     arrived.in = {.segments = mesh_.ep(),
@@ -278,14 +282,18 @@ void CudaMoeBackend::PostPermute(const MoeLayerParts& /*layer*/, MoeState& /*sta
 void CudaMoeBackend::BeginCombine(const MoeLayerParts& layer, MoeState& state) {
   CudaMoeState& s = Own(state);
   if (const Branch* branch = SharedBranch(Own(layer), s)) branch->Join(stream());
-  if (s.exchange)
-    s.exchange->BeginCombine(s.slot, s.buffers.outputs.data(), s.order.position, stream());
+  if (!s.exchange) return;
+  s.exchange->BeginCombine(s.slot, s.buffers.outputs.data(), s.order.position, ForkSends(s));
+  MarkSent(s);
 }
 
 void CudaMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {
   const CudaMoeParts& parts = Own(layer);
   CudaMoeState& s = Own(state);
-  if (s.exchange) return s.exchange->EndCombine(s.slot, s.combine_y(), stream());
+  if (s.exchange) {
+    AwaitSent(s);
+    return s.exchange->EndCombine(s.slot, s.combine_y(), stream());
+  }
   const bool adds_up = ReducesAfterSums();
   float* sums = adds_up ? s.buffers.all_sums.as<float>() : s.combine_y();
   Check(UnpermuteRows({.outputs = s.buffers.outputs.data(),

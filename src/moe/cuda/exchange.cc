@@ -1,5 +1,6 @@
 #include "moe/cuda/exchange.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "core/check.h"
@@ -37,6 +38,7 @@ struct Exchange::Impl {
   struct Slot {
     DeviceMemory state, words, before;
     ExchangeBatch batch = {};
+    bool overlaps = false;  // Tokens::overlaps
   };
 
   ExchangeConfig config;
@@ -86,10 +88,20 @@ struct Exchange::Impl {
     config.world_ranks = nullptr;  // owned by the caller
   }
 
-  ExchangeBatch& BatchOf(int slot) {
+  Slot& At(int slot) {
     CHECK_GE(slot, 0);
     CHECK_LT(slot, config.in_flight);
-    return slots[slot].batch;
+    return slots[slot];
+  }
+  // For a kernel that follows an event of another stream, if the batch overlaps. Programmatic
+  // dependent launch orders it after the previous kernel of its own stream only.
+  ExchangeBatch AfterEvent(int slot) {
+    ExchangeBatch batch = At(slot).batch;
+    batch.early = batch.early && !At(slot).overlaps;
+    return batch;
+  }
+  int SendBlocks(const Slot& slot, int blocks) const {
+    return slot.overlaps ? std::min(blocks, kOverlapBlocks) : blocks;
   }
 };
 
@@ -111,13 +123,14 @@ void Exchange::BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream
   if (tokens.tokens < 0 || tokens.tokens > config.max_tokens)
     throw Resource("exchange: {} tokens on one rank exceed the capacity of {}", tokens.tokens,
                    config.max_tokens);
-  ExchangeBatch& batch = impl_->BatchOf(slot);
-  SetTokens(batch, tokens);
-  Check(StartDispatch(batch, impl_->grids.dispatch, stream), "dispatch");
+  Impl::Slot& at = impl_->At(slot);
+  at.overlaps = tokens.overlaps;
+  SetTokens(at.batch, tokens);
+  Check(StartDispatch(at.batch, impl_->SendBlocks(at, impl_->grids.dispatch), stream), "dispatch");
 }
 
 DispatchedRows Exchange::EndDispatch(int slot, cudaStream_t stream) {
-  const ExchangeBatch& batch = impl_->BatchOf(slot);
+  const ExchangeBatch batch = impl_->AfterEvent(slot);
   Check(StartDispatchWait(batch, stream), "end of the dispatch");
   const std::byte* own = batch.slot[batch.rank];
   const ExchangeLayout& at = batch.layout;
@@ -131,12 +144,14 @@ DispatchedRows Exchange::EndDispatch(int slot, cudaStream_t stream) {
 
 void Exchange::BeginCombine(int slot, const void* outputs, const int32_t* position,
                             cudaStream_t stream) {
-  const ExchangeBatch& batch = impl_->BatchOf(slot);
-  Check(StartCombine(batch, outputs, position, impl_->grids.combine, stream), "combine");
+  const Impl::Slot& at = impl_->At(slot);
+  Check(StartCombine(at.batch, outputs, position, impl_->SendBlocks(at, impl_->grids.combine),
+                     stream),
+        "combine");
 }
 
 void Exchange::EndCombine(int slot, float* y, cudaStream_t stream) {
-  const ExchangeBatch& batch = impl_->BatchOf(slot);
+  const ExchangeBatch batch = impl_->AfterEvent(slot);
   Check(StartCombineSum(batch, y, impl_->grids.combine, stream), "end of the combine");
 }
 

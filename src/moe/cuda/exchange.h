@@ -37,6 +37,7 @@ class Exchange : public RowExchange {
   Exchange(const ExchangeConfig& config, const ExpertMap& experts, const ExchangePeers& peers);
   ~Exchange() override;
 
+  bool overlaps() const override { return true; }
   void BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream) override;
   DispatchedRows EndDispatch(int slot, cudaStream_t stream) override;
   void BeginCombine(int slot, const void* outputs, const int32_t* position,

@@ -31,12 +31,12 @@ enum class RowKind : uint8_t { kF32, kBF16, kFp8 };
 //   returned      [max_tokens, top_k, or ranks if combined by rank] rows of combined_bytes
 //
 // Buffers are never cleared; the next round overwrites them. Rank a may dispatch rows, metadata and
-// counts of round n + 1 to rank b once b has read those of n. This holds since a dispatches after
-// its sums of n. Those waited for all outputs that b returned for a's rows: b has read rows and
-// metadata before it returns them. They also waited for b's ack: b has read the counts, which
-// matters if b had no row of a. Rank b may return outputs of round n + 1 to a once a has summed
-// those of n. This holds since b has waited for the rows of n + 1 from all ranks, which a
-// dispatches after its sums of n.
+// counts of round n + 1 to rank b once b has read those of n. This holds since a dispatches a round
+// only after its sums of the previous round. These sums have waited for all outputs of a's rows
+// from b, and b reads rows and metadata before it returns outputs. The sums have also waited for
+// b's ack, which b sends after it has read the counts. The ack matters if a sent no row to b. Rank
+// b may return outputs of round n + 1 to a once a has summed those of n. This holds since b first
+// waits for the new rows from all ranks, and a dispatches these after its sums of n.
 struct ExchangeLayout {
   int64_t sent, acks, arrived, counts, tokens, ids, weights, rows, returned;
   int64_t chunks;  // per source rank

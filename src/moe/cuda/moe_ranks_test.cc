@@ -1,5 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <span>
+#include <vector>
+
 #include "moe/cuda/test_rank.h"
 
 namespace switchyard::cuda {
@@ -19,7 +23,11 @@ struct Ranks {
     const MoeLayer moe(layer.config,
                        layer.ShareOf(comm.mesh, ScattersTokens(options, comm.mesh.shape())),
                        rank.backend);
-    const auto state = moe.MakeState();
+    std::vector<std::unique_ptr<MoeState>> states;
+    for (int slot = 0; slot < options.passes; ++slot) {
+      states.push_back(moe.MakeState(slot));
+      states.back()->overlaps = options.passes > 1;
+    }
     const int group = comm.mesh.dp_rank();
     std::vector<std::vector<float>> outs;
     std::vector<std::shared_ptr<void>> xs, ys;
@@ -34,9 +42,20 @@ struct Ranks {
     }
     rank.device->Synchronize();
     comm.tp->Barrier("before the passes");
-    for (size_t i = 0; i < passes.size(); ++i)
-      moe.Forward(*state, static_cast<const float*>(xs[i].get()),
-                  {passes[i].tokens, passes[i].decoding}, static_cast<float*>(ys[i].get()));
+    for (size_t i = 0; i < passes.size(); i += states.size()) {
+      std::vector<MoeState*> staged;  // those whose stages run interleaved
+      for (size_t slot = 0; slot < states.size() && i + slot < passes.size(); ++slot) {
+        const TestPass& pass = passes[i + slot];
+        const auto* x = static_cast<const float*>(xs[i + slot].get());
+        auto* y = static_cast<float*>(ys[i + slot].get());
+        const MoeTokens tokens = {pass.tokens, pass.decoding};
+        if (states.size() > 1 && moe.StartOneRound(*states[slot], x, tokens, y))
+          staged.push_back(states[slot].get());
+        else
+          moe.Forward(*states[slot], x, tokens, y);
+      }
+      RunInterleaved(moe, staged);
+    }
     std::vector<float> all;
     for (size_t i = 0; i < passes.size(); ++i) {
       rank.device->CopyOut(outs[i].data(), ys[i].get(), outs[i].size() * sizeof(float));
@@ -45,6 +64,26 @@ struct Ranks {
     rank.device->Synchronize();
     comm.tp->Barrier("after the passes");
     return all;
+  }
+
+  // As two-batch overlap orders the stages of prefill, shared expert during combine included.
+  static void RunInterleaved(const MoeLayer& moe, std::span<MoeState* const> states) {
+    for (MoeState* s : states) {
+      moe.Route(*s);
+      moe.BeginDispatch(*s);
+    }
+    for (MoeState* s : states) {
+      moe.EndDispatch(*s);
+      moe.PrePermute(*s);
+      moe.RunExperts(*s);
+      moe.PostPermute(*s);
+      moe.BeginCombine(*s);
+    }
+    for (MoeState* s : states) {
+      moe.RunShared(*s);
+      moe.EndCombine(*s);
+      moe.Scatter(*s);
+    }
   }
 
   std::vector<float> On(const MeshShape& mesh) const {
@@ -124,6 +163,30 @@ TEST(CudaMoeRanks, RankCountModeAndPlacementChangeNoBit) {
       ExpectSameBits(layer, dtype, options, want, {.tp = 4, .ep = 4, .dp = 2});
     }
   }
+}
+
+// Two passes at a time. Exchanges of one run beside the computation of the other.
+TEST(CudaMoeRanks, PassesInFlightChangeNoBit) {
+  SKIP_WITHOUT_GPU();
+  for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kFp8Block}) {
+    const TestLayer layer = LayerFor(format);
+    MoeOptions options = DeepEp("auto");
+    options.fp8_group_activations = format == WeightFormat::kFp8Block;
+    const auto want = Ranks{layer, DType::kBF16, options, Passes(1)}.On({});
+    for (const char* mode : {"normal", "low_latency", "auto"}) {
+      options.deepep_mode = mode;
+      options.passes = 2;
+      ExpectSameBits(layer, DType::kBF16, options, want, {.tp = 2, .ep = 2});
+      ExpectSameBits(layer, DType::kBF16, options, want, {.tp = 4, .ep = 4, .dp = 2});
+      options.passes = 1;
+    }
+  }
+  const TestLayer layer = LayerFor(WeightFormat::kBF16);
+  MoeOptions none;
+  const auto want = Ranks{layer, DType::kBF16, none, Passes(1)}.On({.tp = 2, .ep = 2});
+  none.passes = 2;
+  EXPECT_TRUE(
+      kernels::SameBits(Ranks{layer, DType::kBF16, none, Passes(1)}.On({.tp = 2, .ep = 2}), want));
 }
 
 // Exchange over NCCL, as if every rank had its own host.

@@ -69,8 +69,9 @@ struct NcclExchange::Impl {
     group.ConnectPairs();
   }
 
-  // The dispatch kernels store rows at other ranks, in the part of each for this rank. Here the
-  // destinations are local send buffers ("boxes") with one part, that of source 0.
+  // The dispatch kernels store rows in a buffer of each destination rank, in the part that belongs
+  // to the source rank. Here the destinations are local send buffers ("boxes"), which have only one
+  // part, that of source 0.
   void FillBatch(int num_experts, Slot& slot) const {
     ExchangeBatch& b = slot.batch;
     for (int r = 0; r < config.ranks; ++r) {

@@ -17,21 +17,22 @@ namespace switchyard::cuda {
 // over peer memory.
 //
 // NCCL needs message sizes on the host, but only the device knows them. There are two modes. All
-// ranks derive the mode from the longest rank of the batch, so they select the same one: - Fixed: a
-// rank sends every rank as many rows as the longest rank has tokens, and receives as many
-//   returns as these could have slots. The host does not wait, and the batch can be captured. With
-//   R ranks, about one in R of the returned rows is useful. Used for low latency, for batches that
-//   may be captured, and if the total is below what the network transfers while a host waits
-//   (kNcclSmallBytes).
+// ranks derive the mode from the longest rank of the batch, so they select the same one:
+// - Fixed: a rank sends to every rank as many rows as the longest rank has tokens, and receives as
+//   many returns as these rows could have slots. The host does not wait, and the batch can be
+//   captured. With R ranks, about one in R of the returned rows is useful. Used for low latency,
+//   for batches that may be captured, and if the total is below what the network transfers while a
+//   host waits (kNcclSmallBytes).
 // - Counted: sends row counts and metadata first. EndDispatch waits for them on the host and then
 //   transfers exactly the valid rows. Returns go in pieces of the send buffer's size.
-// That wait throws kTimeout or kPeer (NcclWatch). There is no mask of active ranks: NCCL groups
-// need every rank.
+// The host's wait throws kTimeout or kPeer (NcclWatch). There is no mask of active ranks: NCCL
+// groups need every rank.
 class NcclExchange : public RowExchange {
  public:
   static size_t PeerBytes(const ExchangeConfig& config);  // bytes that the constructor allocates
-  // For the current device. All ranks construct together, since connections are opened. `memory`:
-  // this rank's, which peers need not access. `group`: the ranks of the config.
+  // For the current device. All ranks construct at the same time, since construction opens
+  // connections. `memory`: this rank's memory, which peers need not access. `group`: the ranks of
+  // the config.
   NcclExchange(const ExchangeConfig& config, const ExpertMap& experts, PeerMemory& memory,
                NcclGroup& group);
   ~NcclExchange() override;

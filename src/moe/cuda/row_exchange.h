@@ -21,9 +21,9 @@ struct ExchangeConfig {
   int64_t max_tokens = 0;            // of one rank in one exchange
   RowFormat dispatched;              // kF32, kBF16, or FP8 with a float32 scale per 128 elements
   DType combined = DType::kF32;      // of combined rows: kF32 or kBF16
-  // Combine returns one row per (token, rank), weighted and summed there, instead of one per
-  // (token, slot). Fewer bytes, but the sums then depend on the placement (--moe-combine-rows
-  // rank).
+  // Combine returns one row per (token, rank), weighted and summed by the experts' rank, instead of
+  // one per (token, slot). Fewer bytes, but the sums then depend on the placement
+  // (--moe-combine-rows rank).
   bool sum_by_rank = false;
   // Tuned for few tokens (fixed small grid, one kernel per phase) instead of for bandwidth.
   bool low_latency = false;
@@ -49,7 +49,7 @@ struct DispatchedRows {
 
 // The four calls enqueue kernels and return. Every rank of the group makes the same calls in the
 // same order. Several batches may be in flight, each with its own slot in [0, in_flight). A batch's
-// four calls go to one stream, or to streams ordered by events.
+// four calls go to one stream, or to streams ordered by events (Tokens::overlaps).
 //
 // Results are deterministic. The placement of rows depends on routing only (no atomics decide an
 // order). EndCombine adds over slots in slot order in float32, then the addend, exactly as
@@ -57,6 +57,11 @@ struct DispatchedRows {
 class RowExchange {
  public:
   virtual ~RowExchange() = default;
+
+  // Grid size of sends beside computation: one block per multiprocessor that GEMMs leave.
+  static constexpr int kOverlapBlocks = 20;
+  // Whether a batch may overlap computation on another stream.
+  virtual bool overlaps() const { return false; }
 
   // x [tokens, hidden] of `dtype` kF32 or kBF16, ids [tokens, top_k] physical experts or −1,
   // weights [tokens, top_k]. Device memory, valid until EndCombine has run.
@@ -69,8 +74,12 @@ class RowExchange {
     // Maximum tokens of any rank of the group in this batch, the same on all of them. Determines
     // the size of fixed-size messages. 0: unknown, use max_tokens.
     int64_t longest = 0;
-    // Written by kernels that precede BeginCombine.
+    // Written by kernels that precede BeginCombine, or EndCombine if `overlaps`.
     TokenAddend addend = {};
+    // Whether computation of this GPU runs beside the exchange. Sends then use at most
+    // kOverlapBlocks blocks. Begin* may use another stream than End*: one that waits for the work
+    // that End* of the previous call waits for, and is waited for by the next End*.
+    bool overlaps = false;
   };
   virtual void BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream) = 0;
   virtual DispatchedRows EndDispatch(int slot, cudaStream_t stream) = 0;

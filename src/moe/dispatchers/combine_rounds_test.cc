@@ -42,8 +42,8 @@ MoeOptions WithRounds(MoeOptions options, int64_t tokens, bool combine_in_rounds
   return options;
 }
 
-// Tokens of all ranks: each has another number of them, and one rank has none. Some slots have no
-// expert, and the first token has none at all.
+// Tokens of all ranks: each rank has a different number of tokens, and one rank has none. Some
+// slots have no expert, and no slot of the first token has one.
 struct RaggedBatch {
   std::vector<int64_t> begin;  // [P + 1] the tokens of rank r begin at begin[r]
   SomeTokens tokens;
@@ -306,7 +306,8 @@ TEST(CombineRoundsTest, RoundsThatExceedTheCombineBufferAreRefused) {
            });
 }
 
-// The rank has sent its rows but does not run its experts, whose rows the next round overwrites.
+// Rank 2 has sent its rows but does not run its experts. The next round would overwrite the rows of
+// these experts.
 TEST(CombineRoundsTest, TheNextRoundNamesAMissingPeer) {
   const TestLayer layer = SmallLayer();
   const RaggedBatch batch(4, 12, 31);

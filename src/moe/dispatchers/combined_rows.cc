@@ -93,7 +93,8 @@ void CombinedRows::Prepare(ExchangeSlots& slots, const DispatchRows& rows,
   batch->prepared = true;
 }
 
-// Sums in float32, slots ascending, then rounds once more to the format in flight.
+// Sums a token's outputs in float32, in ascending slot order. Rounds the sum to dtype_, the format
+// that is sent.
 void CombinedRows::SumByRank(ExchangeSlots& slots, const DispatchRows& rows,
                              const DispatchRows::Batch& sent, Batch* batch,
                              ThreadPool& pool) const {

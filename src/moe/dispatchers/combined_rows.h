@@ -57,21 +57,23 @@ class CombinedRows {
     std::vector<int32_t> output_of;  // [received rows, k] by slot, or −1
   };
 
-  // Allocates its buffer, for at most `capacity` tokens of one rank in all rounds, in the plan.
+  // Allocates its buffer in the plan, for at most `capacity` tokens of one rank in all rounds.
   CombinedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
-  // After the dispatch of a round has begun. If the combine covers other rounds too, copies the
-  // routing, which the final sums need and the caller may overwrite.
+  // Call it after the dispatch of a round has begun. If the combine covers other rounds too, copies
+  // the routing, because the final sums need it and the caller may overwrite it.
   void Begin(const RoundPlace& round, const TopK& topk, const DispatchRows::Batch& sent,
              Batch* batch) const;
-  // After the mode has filled batch->targets: the destinations of the runner's outputs.
+  // Returns the destinations of the runner's outputs. Call it after the mode has filled
+  // batch->targets.
   std::span<std::byte* const> Places(const ExchangeSlots& slots, const DispatchRows::Batch& sent,
                                      Batch* batch) const;
   // After the runner: rounds float32 outputs to their destinations, computes partial sums if
   // combined by rank, and registers the writes; a flag must follow.
   void Prepare(ExchangeSlots& slots, const DispatchRows& rows, const DispatchRows::Batch& sent,
                const ExpertRows& experts, Batch* batch, ThreadPool& pool) const;
-  // After the flag of the last round: the weighted sums of all rounds. `topk`: of the last round.
+  // Computes the weighted sums of all rounds. Call it after the flag of the last round. `topk`: of
+  // the last round.
   void Sum(const ExchangeSlots& slots, const DispatchRows::Batch& sent, const TopK& topk,
            const ExpertMap& experts, Batch* batch, ThreadPool& pool, float* y) const;
 

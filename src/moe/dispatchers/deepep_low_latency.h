@@ -11,9 +11,9 @@
 namespace switchyard {
 
 // Rows arrive grouped by expert. The arena of an expert's rank has `capacity` places per expert and
-// source rank, plus a count. The sender writes to each place which row the expert computes. A
-// masked runner therefore needs no routing data. The rows themselves are stored once for all ranks
-// of a host (DispatchRows), not once per expert.
+// source rank, plus a count. The sender writes to each place the index of the row that the expert
+// computes. A masked runner therefore needs no routing data. The rows themselves are stored once
+// for all ranks of a host (DispatchRows), not once per expert.
 //
 // A rank with more tokens than capacity is rejected. The layer splits larger batches into rounds
 // (MaxTokens), and no row is ever dropped. Outputs return as in normal mode (deepep_normal.h), with

@@ -18,9 +18,9 @@ namespace switchyard {
 // Combine returns one row per (token, slot). The expert's rank writes it to [token, slot] of the
 // source's arena, where the rows are summed. Summing on the expert's rank first would return min(k,
 // P) rows per token instead of k. But the reduction order, and with it the last bits, would then
-// depend on which experts share a rank: --moe-combine-rows rank. Rows per token with P ranks, of
-// which a share of 1 / P stays local: min(k, P) dispatched and k combined, in the formats in
-// flight. Outputs are rounded to these before weighting.
+// depend on which experts share a rank. --moe-combine-rows rank selects this. Rows per token with P
+// ranks, of which a share of 1 / P stays local: min(k, P) dispatched and k combined, in the sent
+// formats. Outputs are rounded to the sent format before weighting.
 //
 // A pass in several rounds has one combine, if the outputs have room for all its tokens
 // (RoundsOfPass). Each round writes its outputs to their place in the pass and raises the outputs

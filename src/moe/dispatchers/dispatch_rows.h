@@ -25,7 +25,7 @@ class DispatchRows {
   // State of one batch. Kept after its end, for a second dispatch with the same routing.
   struct Batch {
     SlotUse use;
-    bool placed = false;      // own rows are in the arena by Begin
+    bool placed = false;      // the caller writes the own rows before Begin
     bool keeps_slot = false;  // the next dispatch uses the slot that the batch holds
     bool again = false;       // reuses the routing, known on both sides
     // [n, k] EP rank of each slot's expert, −1 for none or an inactive rank, and its local id
@@ -39,7 +39,7 @@ class DispatchRows {
     std::vector<const std::byte*> row_places;
   };
 
-  // Allocates its buffers, for at most `capacity` tokens of one rank, in the plan.
+  // Allocates its buffers in the plan, for at most `capacity` tokens of one rank.
   DispatchRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
   // Takes a slot, unless the batch keeps one; returns the buffer for the own rows [tokens, H], to

@@ -57,7 +57,7 @@ TEST_F(ElasticRanksTest, AllSeeTheSameRankLostInTheSameStage) {
   ranks_[1]->Commit();
   Wait(0, 1, 2, Now());
   EXPECT_THAT(ranks_[0]->mask(), ElementsAre(1, 0, 1));
-  // Rank 2 looks later: stage 1 is committed, and the loss in stage 2 is detected without waiting.
+  // Rank 2 waits later: stage 1 is committed, and the loss in stage 2 is detected without waiting.
   Wait(2, 1, 1, Now());
   EXPECT_TRUE(ranks_[2]->active(1));
   Wait(2, 1, 2, Far());

@@ -86,8 +86,8 @@ class ExchangeSlots {
   // Assigns the batch a slot and the slot's next round. Error kResource if all slots are in use.
   void Take(SlotUse* use);
   void Release(SlotUse* use);
-  // Moves a batch to the next round of the slot that it holds. It has seen the outputs flag of the
-  // current round from every rank.
+  // Moves a batch to the next round of the slot that it holds. The batch must have received the
+  // outputs flag of the current round from every rank.
   void Advance(SlotUse* use);
 
   // Address of `offset` in the payload of the batch's slot, in the arena of EP rank `peer`.

@@ -15,22 +15,21 @@ namespace switchyard {
 //
 // No counts are exchanged and no agreement is needed before rows move: one flag in each direction.
 // A row is written once, however many ranks read it. The cost is a read over the interconnect,
-// which stalls where a write does not. Local rows and outputs are not moved.
+// which stalls the reader; a write would not stall. Local rows and outputs are not moved.
 //
 // Traffic, for T tokens of hidden size H on each of P ranks: P · T · k ids to every rank; at most
 // min(k, P) rows of H per token dispatched; k rows of H per token combined. Memory per slot: T rows
 // and T · k ids, plus outputs for the worst case, (P − 1) · T · min(k, experts of a rank) rows (the
 // system commits only pages that were used). Pulled rows are stored in the batch's handle.
 //
-// Results are bit-identical to deepep: experts see the same rows, and sums run in slot order. Based
-// on the MoE all-to-all of TensorRT-LLM and FlashInfer (flags that count rounds and are never
+// Results are bit-identical to deepep: experts receive the same rows, and sums run in slot order.
+// Based on the MoE all-to-all of TensorRT-LLM and FlashInfer (flags that count rounds and are never
 // cleared, a combine that pulls).
 //
-// Why no buffer is overwritten too early (terms as in exchange_slots.h): B reads a rank's published
-// rows of round r before B raises its outputs flag of r. The rank ends r only after it has seen
-// that flag from every B, and only then publishes r + 1. A reads B's outputs of round r before A
-// ends r, and so before A raises its rows flag of r + 1. B waits for that flag before it writes
-// outputs of r + 1.
+// Why no buffer is overwritten too early (terms as in exchange_slots.h): B reads A's published rows
+// of round r before B raises its outputs flag of r. A ends r only after it has seen that flag from
+// every B, and only then publishes r + 1. A reads B's outputs of round r before A ends r, and so
+// before A raises its rows flag of r + 1. B waits for that flag before it writes outputs of r + 1.
 //
 // A batch carries at most `--deepep-normal-long-seq-per-round-tokens` tokens of a rank, as in
 // deepep's normal mode; longer ones take several rounds.

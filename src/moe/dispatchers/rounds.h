@@ -13,8 +13,8 @@ namespace switchyard {
 // --deepep-normal-long-seq-round, or if a round would need a larger buffer than HCCL_BUFFSIZE.
 int64_t TokensPerRound(const MoeOptions& options, const ExchangeShape& shape);
 
-// Maximum tokens of one rank in one dispatch and in one combine. The latter are those of a whole
-// pass or, if combine uses dispatch's rounds, those of one dispatch.
+// Maximum tokens of one rank in one dispatch and in one combine. A combine has the tokens of a
+// whole pass or, if it uses dispatch's rounds, those of one dispatch.
 struct PassRounds {
   int64_t dispatch_tokens = 0, combine_tokens = 0;
 };

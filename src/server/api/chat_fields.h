@@ -17,15 +17,15 @@ void CheckChatFields(const Fields& f);
 // transformers does.
 void CheckChatRoles(const Fields& f);
 
-// Throws RequestError if a field that applies to messages is set, for a prompt without messages
-// (input_ids): echo, add_special_tokens or return_prompt_text.
+// For a prompt without messages (input_ids). Throws RequestError if a field that applies only to
+// messages is set: echo, add_special_tokens or return_prompt_text.
 void CheckFieldsWithoutMessages(const Fields& f);
 
-// The text that `echo` puts before the answer: that of the last message, if its role is the
-// answer's role, assistant; else "". vLLM's rule. `messages` must have passed ChatPrompt.
+// The text that `echo` puts before the answer, by vLLM's rule: the text of the last message if its
+// role is assistant, else "". `messages` must have passed ChatPrompt.
 std::string EchoedText(const Json& messages);
 
-// Returns the variables for the chat template, or null without any. They come from
+// Returns the variables for the chat template, or null if there are none. They come from
 // reasoning_effort, SGLang's reasoning {effort, enabled}, documents and chat_template_kwargs.
 // chat_template_kwargs overrides the other fields. An effort also sets thinking and
 // enable_thinking, as in SGLang and vLLM.

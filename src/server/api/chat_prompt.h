@@ -11,7 +11,7 @@
 namespace switchyard {
 
 struct RenderedPrompt {
-  std::string text;  // as the template gives it, without tokens of add_special_tokens
+  std::string text;  // output of the template; add_special_tokens does not change it
   std::vector<int32_t> ids;
 };
 
@@ -20,7 +20,7 @@ struct RenderedPrompt {
 // `continue_final_message` and the variables of TemplateVariables. `add_special_tokens` adds the
 // tokenizer's BOS and EOS to those of the template. Throws RequestError for malformed fields; if
 // the template raises an error, the RequestError has the template's message. Text of messages never
-// becomes a special token. `limit` is that of Tokenizer::Encode.
+// becomes a special token. For `limit`, see Tokenizer::Encode.
 RenderedPrompt ChatPrompt(const ServedModel& model, const Json& body,
                           size_t limit = Tokenizer::kNoLimit);
 

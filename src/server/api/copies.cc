@@ -8,8 +8,8 @@
 namespace switchyard {
 namespace {
 
-// Limits of one request, including copies. Each copy has its own copy of the prompt in the request,
-// in Front and on the ranks.
+// Limits of one request, including copies. Each generation has its own copy of the prompt in the
+// request, in Front and on the ranks.
 constexpr int64_t kMaxGenerations = 4096, kMaxPromptTokens = int64_t{1} << 24;
 
 }  // namespace

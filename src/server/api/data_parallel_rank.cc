@@ -12,8 +12,8 @@ std::optional<int32_t> ParseDataParallelRank(const Fields& f) {
     if (rank && *rank != value)
       throw InvalidField(
           "routed_dp_rank",
-          "routed_dp_rank is {} but data_parallel_rank is {}: both names are one parameter", *rank,
-          value);
+          "routed_dp_rank is {} but data_parallel_rank is {}: both names set the same parameter",
+          *rank, value);
     rank = value;
   }
   return rank;

@@ -42,7 +42,7 @@ TEST(JsonBodyTest, OnlyBoundedObjectsAreTaken) {
   EXPECT_THAT(ParseError(many + "}}"), HasSubstr("keys"));
 }
 
-// The limit of keys applies to each object, not to their sum.
+// The limit of keys applies to each object, not to all objects together.
 TEST(JsonBodyTest, ManySmallObjectsAreFine) {
   EXPECT_EQ(ParseError("{\"a\":[" + Repeat("{\"x\":1,\"y\":{\"z\":2}},", 5000) + "{}]}"),
             "no error");

@@ -13,7 +13,7 @@ namespace switchyard {
 enum class FieldUse {
   kHonoured,          // a parser reads it
   kHint,              // ignored: labels, routing and logging, without effect on the output
-  kRefused,           // an unsupported feature; null, false and empty values pass
+  kRefused,           // an unsupported feature; null, false and empty values are accepted
   kRefusedEvenEmpty,  // the same, but an empty object or string is refused too
 };
 
@@ -21,7 +21,7 @@ struct KnownField {
   const char* name;
   FieldUse use;
   const char* why = "";      // the error message is "<field> <why>"
-  const char* neutral = "";  // JSON list of further values that pass
+  const char* neutral = "";  // JSON list of further accepted values
 };
 
 enum class RequestKind { kChat, kCompletion, kGenerate, kSamplingParams, kTokenize, kDetokenize };
@@ -29,10 +29,10 @@ enum class RequestKind { kChat, kCompletion, kGenerate, kSamplingParams, kTokeni
 // All fields of one kind of request, unordered, without duplicates.
 std::span<const KnownField> KnownFields(RequestKind kind);
 
-// Remembers which unknown fields have been logged. Any thread.
+// Records which unknown fields have been logged. Thread-safe.
 class UnknownFields {
  public:
-  // Logs each field name once, up to 256 names in total. Returns whether it logged this one.
+  // Logs each field name once, up to 256 names in total. Returns true if it logged `name` now.
   bool Log(const std::string& name);
 
  private:

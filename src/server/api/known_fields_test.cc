@@ -211,7 +211,7 @@ TEST(KnownFields, RefusedOnesAreNamedAndEmptyOnesPass) {
             "sampling_params.regex");
 }
 
-// Fields that an endpoint supports only where the interface that defines them has them.
+// An endpoint supports such a field only if SGLang or vLLM defines the field for that endpoint.
 TEST(KnownFields, PromptFieldsBelongToTheirEndpoints) {
   for (const char* field : {"echo", "add_special_tokens", "return_cached_tokens_details"}) {
     const std::string body = fmt::format(R"({{"{}": true}})", field);

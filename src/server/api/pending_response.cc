@@ -19,9 +19,9 @@ using Clock = std::chrono::steady_clock;
 
 // Bytes of one log-probability as JSON, held until the response is written.
 constexpr size_t kAlternativeBytes = 384;
-// The prompt's ids are in the spec, in Front and in the message to the ranks.
+// The prompt's ids are held three times: in the spec, in Front and in the message to the ranks.
 constexpr size_t kPromptCopies = 3, kGenerationBytes = 4 << 10;
-// Text takes memory as such, in a JSON value and in the serialized JSON.
+// Text is held as a string, in a JSON value and in the serialized JSON.
 constexpr size_t kTextFactor = 4;
 
 size_t CostOf(const std::vector<PositionLogprobs>& positions) {
@@ -30,7 +30,7 @@ size_t CostOf(const std::vector<PositionLogprobs>& positions) {
   return count * kAlternativeBytes;
 }
 
-// Bytes that an event adds to the request: its results, and the JSON built from them.
+// Bytes that an event adds to the request: the results in the event, and the JSON built from them.
 size_t CostOf(const GenerationEvent& e) {
   constexpr size_t kTokenBytes = 32;
   return kTextFactor * e.text.size() + kTokenBytes * e.tokens.size() +

@@ -26,8 +26,8 @@ const Json* ValueForPrompt(const Fields& f, const char* key, size_t i, size_t pr
 void ParseRequestId(const Fields& f, const char* key, size_t i, size_t prompts,
                     GenerationSpec* spec);
 
-// `priority` as the scheduler orders it: larger first, requests without one last (SGLang's rule).
-// RequestError where it is not 0 without --enable-priority-scheduling.
+// Returns `priority` in the scheduler's order: larger values first, requests without a priority
+// last (SGLang's rule). Throws RequestError if it is not 0 without --enable-priority-scheduling.
 int32_t ParsePriority(const ServerArgs& args, const Fields& f);
 
 // Combines cache_salt and extra_key of prompt i into one string.

@@ -24,7 +24,7 @@ constexpr const char* kMisc = "Miscellaneous";
 void AddModelFlags(CommandLine& app, ServerArgs& a) {
   EngineConfig& e = a.engine;
   app.Option("--model-path,--model", e.model_path,
-             "Checkpoint directory (Hugging Face layout), or the id of one in the hub's cache "
+             "Checkpoint directory (Hugging Face layout), or a Hugging Face id in the hub cache "
              "(HF_HUB_CACHE, HF_HOME)")
       .Group(kModel)
       .Required()
@@ -41,8 +41,8 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
            "JSON object whose keys replace config.json's");
   app.Flag("--quantization", e.quantization.method, kModel,
            "Quantizes the linear layers of an unquantized checkpoint during loading: fp8, "
-           "w8a8_fp8, w8a8_int8, int4, w4afp8, mxfp4 or nvfp4. Of a quantized checkpoint, the name "
-           "must match its format");
+           "w8a8_fp8, w8a8_int8, int4, w4afp8, mxfp4 or nvfp4. If the checkpoint is already "
+           "quantized, the name must match its format");
   app.Flag("--quantize-activations", e.quantization.activations, kModel,
            "Format of activations in matrix products. auto: int8 if the checkpoint has int8 "
            "activations; bfloat16 for bfloat16 weights if the CPU has such products (AVX512_BF16, "
@@ -143,14 +143,14 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
            "rounds")
       .Positive();
   app.Flag("--deepep-normal-long-seq-round", e.moe.long_seq_rounds, kMoe,
-           "Maximum number of these rounds; 0: no limit")
+           "Maximum number of rounds of --deepep-normal-long-seq-per-round-tokens; 0: no limit")
       .NonNegative();
   app.Switch(
       "--enable-deepep-waterfill,--enable-waterfill", e.moe.waterfill, kMoe,
       "Dispatches the shared expert's rows to the least loaded ranks, as one more routed expert");
   app.Switch("--enable-two-batch-overlap,--enable-tbo", e.two_batch_overlap, kMoe,
              "Two-batch overlap: each batch runs as two micro-batches, which hide each other's "
-             "exchange of token rows. Outputs stay bitwise equal. On CPUs only so far");
+             "exchange of token rows. Outputs stay bitwise equal");
   app.Flag("--tbo-token-distribution-threshold", e.tbo_threshold, kMoe,
            "Splits a prefill batch between two requests if both parts have at least this fraction "
            "of the tokens, else within a request; 0.5 or more: always at the middle")
@@ -177,8 +177,8 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
            "Forward passes between two rebalances")
       .Positive();
   app.Flag("--eplb-rebalance-layers-per-chunk", eplb.layers_per_chunk, kMoe,
-           "Layers that switch placement in the same step. Their migrating experts need memory "
-           "twice until then. -1: all layers of the plan");
+           "Layers that switch placement in the same step. Until the switch, their migrating "
+           "experts take memory twice. -1: all layers of the plan");
   app.Flag("--eplb-min-rebalancing-utilization-threshold", eplb.min_utilization, kMoe,
            "Skips a rebalance if the mean rank load divided by the maximum exceeds this")
       .Range(0.0, 1.0);
@@ -233,7 +233,7 @@ void AddMemoryFlags(CommandLine& app, EngineConfig& e) {
            "up to 8192 on GPUs with enough free memory")
       .Range(-1, 1 << 20);
   app.Flag("--max-prefill-tokens", e.max_prefill_tokens, kMemory,
-           "Second limit of prompt tokens per step; 0: none. With --chunked-prefill-size -1, "
+           "Second limit on prompt tokens per step; 0: none. With --chunked-prefill-size -1, "
            "prompts share a step up to this limit")
       .Range(0, 1 << 20);
   app.Flag("--schedule-policy", e.schedule_policy, kMemory,
@@ -254,13 +254,16 @@ void AddMemoryFlags(CommandLine& app, EngineConfig& e) {
   app.Flag(
       "--priority-scheduling-preemption-threshold", e.preemption_threshold, kMemory,
       "Minimum priority difference, exclusive, for a waiting request to preempt a running one");
+  app.Switch("--disable-overlap-schedule", e.disable_overlap_schedule, kMemory,
+             "Plans a step only after the previous one has ended. By default a GPU computes a step "
+             "while the next one is planned and outputs are sent");
   app.Switch("--disable-radix-cache", e.disable_radix_cache, kMemory,
              "Disables the reuse of cached prefixes");
 }
 
 void AddEngineFlags(CommandLine& app, ServerArgs& a) {
   EngineConfig& e = a.engine;
-  ApplyMoeEnvironment(&e.moe);  // flags override it
+  ApplyMoeEnvironment(&e.moe);  // flags override the environment
   e.cpu_bind = CpuBindOfEnvironment();
   AddModelFlags(app, a);
   AddParallelFlags(app, a);
@@ -329,7 +332,7 @@ void AddSglangSpellings(CommandLine& app, ServerArgs& a) {
              "Older form of --moe-a2a-backend deepep with --ep-size equal to --tp-size");
 }
 
-// ParseWords with the engine's flags, which may also come from a YAML file.
+// Parses the engine's flags with ParseWords, from the command line and a YAML file.
 bool Parse(CommandLine& app, const std::vector<std::string>& args, ServerArgs& server) {
   TakenFlags taken;
   AddSglangFlags(app, &taken);
@@ -367,7 +370,8 @@ std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args) {
 std::optional<GenerateArgs> ParseGenerate(const std::vector<std::string>& args) {
   GenerateArgs a;
   constexpr const char* kGenerate = "Generation";
-  CommandLine app("Generate text without a server, printing as it comes", "switchyard generate");
+  CommandLine app("Generate text without a server and print it while it is generated",
+                  "switchyard generate");
   app.Option("--prompt", a.prompts, "Text to continue; may be repeated; - reads standard input")
       .Group(kGenerate)
       .Required();
@@ -390,13 +394,12 @@ std::optional<GenerateArgs> ParseGenerate(const std::vector<std::string>& args) 
 std::optional<BackendsArgs> ParseBackends(const std::vector<std::string>& args) {
   BackendsArgs a;
   CommandLine app(
-      "Print which MoE backends pair with which on this machine, and with --model-path what the "
-      "flags choose for that checkpoint, and why",
+      "Print which MoE backends can be combined on this machine. With --model-path, also print "
+      "which ones the flags select for that checkpoint, and why",
       "switchyard backends");
-  app.Switch(
-      "--markdown", a.markdown, kMisc,
-      "Print instead which features work on CPUs, GPUs and several hosts, as docs/features.md "
-      "has it; the table does not depend on this machine");
+  app.Switch("--markdown", a.markdown, kMisc,
+             "Print instead the table of docs/features.md: which features work on CPUs, GPUs and "
+             "several hosts. The table does not depend on this machine");
   AddEngineFlags(app, a.server);
   app.SetRequired("--model-path", false);
   if (!Parse(app, args, a.server)) return std::nullopt;
@@ -409,7 +412,7 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) 
   CommandLine app("Time prefill and decode of one batch of equal requests",
                   "switchyard bench one-batch");
   app.Option("--batch-size,--batch", a.batch_sizes,
-             "Requests of a batch; several values make several runs")
+             "Requests per batch; several values make several runs")
       .Group(kBench)
       .ShowDefault()
       .Positive();
@@ -421,8 +424,14 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) 
       .Range(2, 1 << 20);
   app.Flag("--repeat", a.repeat, kBench, "Runs of each case; medians are printed").Positive();
   app.Flag("--json", a.json, kBench, "Also write the figures to this file");
+  app.Option("--profile", a.profile_dir,
+             "Write a Chrome trace of the measured runs of each rank to this directory; without a "
+             "value: SWITCHYARD_TORCH_PROFILER_DIR, SGLANG_TORCH_PROFILER_DIR or /tmp")
+      .Group(kBench)
+      .OptionalValue();
   AddEngineFlags(app, a.server);
   if (!Parse(app, args, a.server)) return std::nullopt;
+  a.profile = app.Given("--profile");
   return a;
 }
 

@@ -14,14 +14,14 @@ namespace switchyard {
 // Arguments of `serve`, with the defaults of absent flags.
 struct ServerArgs {
   EngineConfig engine;
-  int dp_size = 1;                   // --dp-size: becomes engine.mesh.dp where
+  int dp_size = 1;                   // --dp-size; above 1, requires --enable-dp-attention
   bool enable_dp_attention = false;  // --enable-dp-attention
-  bool enable_ep_moe = false;        // --enable-ep-moe: --ep-size as --tp-size
-  bool enable_deepep_moe = false;    // --enable-deepep-moe: deepep with it
+  bool enable_ep_moe = false;        // --enable-ep-moe: sets --ep-size to --tp-size
+  bool enable_deepep_moe = false;    // --enable-deepep-moe: the same, with deepep
   // Log lines about accepted flags without effect; already logged by Parse.
   std::vector<std::string> without_effect;
   int nnodes = 1;                    // --nnodes: hosts, each with tp / nnodes ranks
-  int node_rank = 0;                 // --node-rank: which of them this is
+  int node_rank = 0;                 // --node-rank: index of this host
   std::string dist_init_addr;        // --dist-init-addr: HOST:PORT of node 0
   std::string dist_secret_file;      // --dist-secret-file; empty: nodes are not authenticated
   bool require_dist_secret = false;  // --require-dist-secret
@@ -36,7 +36,7 @@ struct ServerArgs {
   std::string chat_template;               // --chat-template FILE; empty: the checkpoint's
   double max_body_mb = 64;                 // --max-body-mb
   int stream_interval = 1;     // --stream-interval: tokens between two events of a stream
-  bool stream_output = false;  // --stream-output: segments in streams of /generate
+  bool stream_output = false;  // --stream-output: only new output in events of /generate
   std::string weight_version = "default";  // --weight-version
   std::string verify_weights;   // --verify-weights: file of SHA-256 sums; empty: no verification
   bool print_schedule = false;  // --print-schedule
@@ -46,7 +46,7 @@ struct ServerArgs {
       600;  // --drain-timeout: how long SIGTERM waits for running requests
 };
 
-// What `generate` takes beside the engine's flags.
+// Arguments of `generate` in addition to the engine's flags.
 struct GenerateArgs {
   ServerArgs server;
   std::vector<std::string> prompts;  // --prompt, repeatable
@@ -59,23 +59,25 @@ struct GenerateArgs {
   bool ignore_eos = false;
 };
 
-// What `backends` takes beside the engine's flags.
+// Arguments of `backends` in addition to the engine's flags.
 struct BackendsArgs {
   ServerArgs server;
   bool markdown = false;  // --markdown: print the feature table of the docs instead
 };
 
-// What `bench one-batch` takes beside the engine's flags.
+// Arguments of `bench one-batch` in addition to the engine's flags.
 struct OneBatchArgs {
   ServerArgs server;
   std::vector<int32_t> batch_sizes{1};
   std::vector<int32_t> input_lengths{512};
   int32_t output_length = 32;
   int32_t repeat = 3;
-  std::string json;  // --json FILE
+  std::string json;         // --json FILE
+  bool profile = false;     // --profile: write traces of the measured runs
+  std::string profile_dir;  // --profile DIR; empty: profile::DefaultDirectory()
 };
 
-// What `bench kernels`, `moe-layer`, `exchange` and `roofline` take; each has its own of these.
+// Arguments of `bench kernels`, `moe-layer`, `exchange` and `roofline`; each has some of them.
 struct BenchArgs {
   std::string which;             // kernels, moe-layer, exchange or roofline
   std::string device = "auto";   // --device: cuda where a GPU is found
@@ -89,14 +91,14 @@ struct BenchArgs {
   std::string cpu_isa = "auto";  // --cpu-isa
 };
 
-// Parses `args` (without the program's name and sub-command). Prints help and returns nothing where
-// that was asked for; throws Error kInvalid, naming the flag, on anything wrong.
+// Parses `args` (without the program's name and sub-command). For --help, prints the help and
+// returns nothing. Throws Error kInvalid that names the invalid flag.
 std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args);
 std::optional<GenerateArgs> ParseGenerate(const std::vector<std::string>& args);
 std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args);
-// `which`: the word after `bench`, which may be wrong, --help, or missing.
+// `which`: the word after `bench`, which may be invalid, --help, or empty.
 std::optional<BenchArgs> ParseBench(const std::string& which, const std::vector<std::string>& args);
-// `backends` takes the engine's flags, of which --model-path may be left out.
+// `backends` takes the engine's flags; --model-path is optional.
 std::optional<BackendsArgs> ParseBackends(const std::vector<std::string>& args);
 
 }  // namespace switchyard

@@ -23,7 +23,7 @@ std::string ErrorOf(const std::vector<std::string>& args) {
 }
 
 std::string WriteYaml(const std::string& text) {
-  // Tests run beside one another, each in a process of its own.
+  // Tests may run concurrently, each in its own process.
   std::string path = fmt::format("{}/{}.switchyard_args_test.yaml", testing::TempDir(), getpid());
   std::ofstream(path) << text;
   return path;
@@ -111,7 +111,7 @@ TEST(ArgsTest, MixtureOfExperts) {
   EXPECT_EQ(moe.runner_backend, "masked_mlp");
   EXPECT_EQ(a->engine.quantization.method, "fp8");
 
-  // All of it reaches the ranks.
+  // The serialized configuration that ranks receive is complete.
   const EngineConfig back = DecodeConfig(EncodeConfig(a->engine));
   EXPECT_EQ(EncodeConfig(back), EncodeConfig(a->engine));
   EXPECT_TRUE(back.moe.waterfill);
@@ -175,6 +175,22 @@ TEST(ArgsTest, ErrorsNameTheFlag) {
   EXPECT_THAT(ErrorOf({"--config", "/no/such/file.yaml"}), HasSubstr("/no/such/file.yaml"));
   EXPECT_THAT(ErrorOf({"--config", WriteYaml("tp-size: {a: 1}\n")}), HasSubstr(":1: tp-size"));
   EXPECT_THAT(ErrorOf({"--config", WriteYaml("a: [\n")}), HasSubstr("switchyard_args_test.yaml"));
+}
+
+TEST(ArgsTest, OneBatchProfilesWithAndWithoutADirectory) {
+  const auto parse = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"--model-path", "/m"});
+    return *ParseOneBatch(more);
+  };
+  EXPECT_FALSE(parse({}).profile);
+  const std::vector<std::vector<std::string>> without_value = {{"--profile"},
+                                                               {"--profile", "--repeat", "2"}};
+  for (const auto& words : without_value) {
+    EXPECT_TRUE(parse(words).profile);
+    EXPECT_EQ(parse(words).profile_dir, "");
+  }
+  EXPECT_TRUE(parse({"--profile", "/d"}).profile);
+  EXPECT_EQ(parse({"--profile", "/d"}).profile_dir, "/d");
 }
 
 TEST(ArgsTest, OneBatchTakesLists) {

@@ -45,28 +45,29 @@ void AddBenchFlags(CommandLine& app, BenchArgs& a) {
   }
   app.Flag("--ranks,--tp", a.ranks, kBench,
            a.which == "exchange"
-               ? "0: one for each GPU; on CPUs 2, then 4"
-               : "Ranks, each with tokens of its own (EP is their number); 0: one for each GPU; on "
-                 "CPUs 2")
+               ? "Ranks; 0: one for each GPU, or on CPUs 2 and then 4"
+               : "Ranks, each with its own tokens; the EP size is their number. 0: one for each "
+                 "GPU, or 2 on CPUs")
       .Range(0, 64);
-  app.Option("--tokens", a.tokens,
-             a.which == "exchange"
-                 ? "Tokens of each rank, several make several cases; default: 1 32 512 4096 "
-                   "on CPUs, 8 128 1024 4096 on GPUs"
-                 : "Tokens of each rank, several make several cases; default: 1 8 128 1024 on "
-                   "CPUs, 8 128 1024 8192 on GPUs")
+  app.Option(
+         "--tokens", a.tokens,
+         a.which == "exchange"
+             ? "Tokens of each rank; several values make several cases. Default: 1 32 512 4096 "
+               "on CPUs, 8 128 1024 4096 on GPUs"
+             : "Tokens of each rank; several values make several cases. Default: 1 8 128 1024 on "
+               "CPUs, 8 128 1024 8192 on GPUs")
       .Group(kBench)
       .Range(1, 1 << 20);
   if (a.which == "exchange") return;
-  app.Flag("--cpu-threads-per-rank", a.threads, kBench, "CPUs: 0: the cores over the ranks")
+  app.Flag("--cpu-threads-per-rank", a.threads, kBench,
+           "Threads of each rank on CPUs; 0: the number of cores divided by the ranks")
       .NonNegative();
   app.Flag("--model", a.model, kBench,
-           "olmoe-1b-7b, qwen3-30b-a3b or deepseek-v3 (made-up weights of that shape); default: "
-           "those "
-           "that fit")
+           "Model shape, with random weights: olmoe-1b-7b, qwen3-30b-a3b or deepseek-v3; default: "
+           "all that fit in memory")
       .OneOf({"olmoe-1b-7b", "qwen3-30b-a3b", "deepseek-v3"});
   app.Flag("--experts-per-rank", a.experts_per_rank, kBench,
-           "0: on GPUs as many as one of 8 ranks has; on CPUs the model's over the ranks")
+           "Experts of each rank; 0: the model's experts divided by the ranks, on GPUs by 8")
       .NonNegative();
 }
 
@@ -81,10 +82,10 @@ std::optional<BenchArgs> ParseBench(const std::string& which,
   BenchArgs a;
   a.which = which;
   const std::map<std::string, const char*> summaries = {
-      {"kernels", "Time products, experts and attention; on GPUs the small ops too"},
-      {"moe-layer", "Time one MoE layer with made-up weights: router, exchange, experts"},
+      {"kernels", "Time matrix products, experts and attention; on GPUs also small ops"},
+      {"moe-layer", "Time one MoE layer with random weights: router, exchange, experts"},
       {"exchange", "Time collectives, and dispatch and combine of rows between ranks"},
-      {"roofline", "Measure what memory, caches and instructions of this machine give at best"}};
+      {"roofline", "Measure the peak rates of this machine: memory, caches, arithmetic"}};
   const auto summary = summaries.find(which);
   if (summary == summaries.end())
     throw Invalid(

@@ -68,7 +68,7 @@ void AddSimulate(CommandLine& app, EplbArgs& a) {
       .Positive();
   app.Option("--every", a.every, "Steps between two plans").ShowDefault().Positive();
   app.Option("--svg", a.svg,
-             "Draws rank loads before and after over the steps, and their balancedness");
+             "Draws rank loads and balancedness of the steps, before and after, to this SVG file");
 }
 
 }  // namespace
@@ -84,7 +84,7 @@ std::optional<EplbArgs> ParseEplb(const std::string& which, const std::vector<st
   EplbArgs a;
   a.which = which;
   CommandLine app(which == "plan" ? "Plans the placement of experts from a recorded load; prints "
-                                    "it, the balance of ranks, and what migrates"
+                                    "it, the balance of ranks, and the migrating experts"
                                   : "Replays a recorded load window by window: plans from past "
                                     "steps, evaluates on the next",
                   "switchyard eplb " + which);

@@ -48,10 +48,10 @@ void AddHttpFlags(CommandLine& app, HttpArgs& a) {
            "Bearer token that clients must send; default: SWITCHYARD_API_KEY");
   app.Flag("--api-key-file", a.api_key_file, kGroup,
            "File with additional keys, one per line; # starts a comment");
-  app.Flag(
-      "--admin-api-key", a.admin_api_key, kGroup,
-      "Key that is valid for all routes, and required for control routes (/flush_cache, "
-      "/abort_request, /eplb/rebalance, recording of experts); default: SWITCHYARD_ADMIN_API_KEY");
+  app.Flag("--admin-api-key", a.admin_api_key, kGroup,
+           "Key that is valid for all routes, and required for control routes (/flush_cache, "
+           "/abort_request, /eplb/rebalance, recording of experts, profiles); default: "
+           "SWITCHYARD_ADMIN_API_KEY");
   app.Flag("--cors-allow-origins", a.cors_allow_origins, kGroup,
            "Comma-separated origins whose web pages may call, or *. Pages of this machine and of "
            "the server's own origin are always allowed");

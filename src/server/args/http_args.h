@@ -1,4 +1,4 @@
-// The flags of the HTTP edge: who may call, how much clients may take, and where to listen.
+// Flags of the HTTP server: access control, resource limits and the listening address.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ struct HttpArgs {
 
 void AddHttpFlags(CommandLine& app, HttpArgs& args);
 
-// Error kInvalid that names the flag. Keys come from the flag or, where there is none, from
-// SWITCHYARD_API_KEY, and from the lines of the file.
+// These throw Error kInvalid that names the flag. API keys come from --api-key, or else from
+// SWITCHYARD_API_KEY, and also from the lines of --api-key-file.
 std::vector<std::string> ReadApiKeys(const HttpArgs& args);
 std::string ReadAdminKey(const HttpArgs& args);  // or SWITCHYARD_ADMIN_API_KEY
 std::vector<std::string> ReadCorsOrigins(const HttpArgs& args);

@@ -71,7 +71,7 @@ void CompleteFlags(const CommandLine& app, std::vector<std::string>* words) {
     if (name.empty()) continue;
     const std::vector<std::string> found = NamesThatBegin(app, name);
     if (found.size() > 1) {
-      throw Invalid("--{} may be --{}; write it out", name, Joined(found, " or --"));
+      throw Invalid("--{} is ambiguous: --{}; write the full name", name, Joined(found, " or --"));
     }
     if (found.size() == 1) word.replace(2, name.size(), found.front());
   }

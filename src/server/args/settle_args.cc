@@ -43,7 +43,7 @@ void SetAttentionGroups(ServerArgs& a) {
   a.engine.mesh.dp = a.dp_size;
 }
 
-// Replaces a Hugging Face id by its local snapshot; the served name stays the id.
+// Replaces a Hugging Face id by its local snapshot directory; the id remains the served name.
 void ResolveModel(ServerArgs& a) {
   const std::filesystem::path named = a.engine.model_path;
   const std::filesystem::path cache = a.download_dir;
@@ -61,17 +61,17 @@ void NoteDpRank(TakenFlags* taken) {
   if (text.size() > 9 || text.find_first_not_of("0123456789") != std::string_view::npos)
     throw Invalid("environment variable SGLANG_DP_RANK={}: want a number from 0", text);
   taken->without_effect.push_back(
-      fmt::format("SGLANG_DP_RANK={} has no effect here: requests name their group", text));
+      fmt::format("SGLANG_DP_RANK={} has no effect here: each request selects its group", text));
 }
 
-// HCCL_BUFFSIZE and DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ.
+// Notes HCCL_BUFFSIZE and DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ.
 void NoteRounds(const MoeOptions& moe, TakenFlags* taken) {
   const bool low_latency = moe.deepep_mode == "low_latency" &&
                            (moe.a2a_backend == "deepep" || moe.a2a_backend == "mooncake");
   if (moe.a2a_backend != "none" && !low_latency) return;
   const auto note = [&](const std::string& variable) {
     taken->without_effect.push_back(
-        fmt::format("{} has no effect here: no exchange of {} runs in rounds", variable,
+        fmt::format("{} has no effect here: exchanges of {} do not run in rounds", variable,
                     low_latency ? "--deepep-mode low_latency" : "--moe-a2a-backend none"));
   };
   if (moe.hccl_buffer_mib != 0) note(fmt::format("HCCL_BUFFSIZE={}", moe.hccl_buffer_mib));

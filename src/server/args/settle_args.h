@@ -12,8 +12,8 @@ void SettleArgs(const CommandLine& app, ServerArgs* args);
 
 // Adds a log line to `taken` for each variable that is set and has no effect: SGLANG_DP_RANK,
 // because requests select their group (data_parallel_rank), and HCCL_BUFFSIZE and
-// DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ if no exchange of `moe` runs in rounds. Throws kInvalid for
-// a variable with an unsupported value.
+// DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ if the exchange that `moe` selects does not run in rounds.
+// Throws kInvalid for a variable with an unsupported value.
 void NoteEnvironment(const MoeOptions& moe, TakenFlags* taken);
 
 }  // namespace switchyard

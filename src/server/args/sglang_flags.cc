@@ -16,9 +16,8 @@ constexpr auto kWithoutEffect = SglangFlag::Kind::kWithoutEffect;
 
 constexpr const char* kOneAttention = "attention has one implementation on each device";
 constexpr const char* kNoCompiler = "kernels are compiled ahead of time";
-constexpr const char* kOverlap = "the engine runs the operations of a step in a fixed order";
-constexpr const char* kGraphs = "--cuda-graph-max-bs alone decides which decode steps are recorded";
-constexpr const char* kNoTracing = "these records are not supported; see GET /metrics";
+constexpr const char* kGraphs = "--cuda-graph-max-bs alone decides which decode steps use graphs";
+constexpr const char* kNoTracing = "such metrics and traces are not supported; see GET /metrics";
 constexpr const char* kCacheTiers = "the KV cache has one tier, in the device's memory";
 constexpr const char* kNoMultimodal = "models read text only";
 constexpr const char* kLibraries = "collectives select their algorithm by message size";
@@ -28,16 +27,16 @@ constexpr const char* kNoDisaggregation = "prefill and decode run in one engine"
 constexpr const char* kNoParsers = "tool calls and reasoning are not parsed yet";
 
 constexpr std::array kFlags = {
-    SglangFlag{"--trust-remote-code", 0, kWithoutEffect, "no code of a checkpoint is run"},
-    SglangFlag{"--enable-metrics", 0, kWithoutEffect, "GET /metrics always answers"},
+    SglangFlag{"--trust-remote-code", 0, kWithoutEffect, "code in checkpoints is never executed"},
+    SglangFlag{"--enable-metrics", 0, kWithoutEffect, "GET /metrics is always available"},
     SglangFlag{"--enable-return-routed-experts", 0, kWithoutEffect,
-               "requests can always ask for them"},
+               "requests can always set return_routed_experts"},
     SglangFlag{"--enable-dp-lm-head", 0, kWithoutEffect,
                "--moe-dense-tp-size decides which ranks share the head"},
-    SglangFlag{"--disable-overlap-schedule", 0, kWithoutEffect, kOverlap},
     SglangFlag{"--enable-single-batch-overlap", 0, kWithoutEffect,
                "the shared expert always runs during dispatch"},
-    SglangFlag{"--num-continuous-decode-steps", 1, kWithoutEffect, kOverlap},
+    SglangFlag{"--num-continuous-decode-steps", 1, kWithoutEffect,
+               "steps are planned ahead, one at a time"},
     SglangFlag{"--enable-mixed-chunk", 0, kWithoutEffect,
                "chunks of prompts always share steps with decoding"},
     SglangFlag{"--attention-backend", 1, kWithoutEffect, kOneAttention},
@@ -66,7 +65,7 @@ constexpr std::array kFlags = {
     SglangFlag{"--enable-cudagraph-gc", 0, kWithoutEffect, kGraphs},
     SglangFlag{"--enable-piecewise-cuda-graph", 0, kWithoutEffect, kGraphs},
     SglangFlag{"--disable-shared-experts-fusion", 0, kWithoutEffect,
-               "--enable-deepep-waterfill alone sends rows to the shared expert"},
+               "only --enable-deepep-waterfill dispatches rows to the shared expert"},
     SglangFlag{"--disable-flashinfer-cutlass-moe-fp4-allgather", 0, kWithoutEffect, kLibraries},
     SglangFlag{"--deepep-config", 1, kWithoutEffect, kLibraries},
     SglangFlag{"--enable-p2p-check", 0, kWithoutEffect, kLibraries},
@@ -75,7 +74,7 @@ constexpr std::array kFlags = {
     SglangFlag{"--enable-torch-symm-mem", 0, kWithoutEffect, kLibraries},
     SglangFlag{"--enable-mscclpp", 0, kWithoutEffect, kLibraries},
     SglangFlag{"--enable-flashinfer-allreduce-fusion", 0, kWithoutEffect, kLibraries},
-    SglangFlag{"--disable-outlines-disk-cache", 0, kWithoutEffect, "there are no grammars"},
+    SglangFlag{"--disable-outlines-disk-cache", 0, kWithoutEffect, "grammars are not supported"},
     SglangFlag{"--disable-tokenizer-batch-decode", 0, kWithoutEffect, "tokens are decoded singly"},
     SglangFlag{"--enable-tokenizer-batch-encode", 0, kWithoutEffect, "prompts are encoded singly"},
     SglangFlag{"--tokenizer-mode", 1, kWithoutEffect, "there is one tokenizer implementation"},
@@ -99,8 +98,8 @@ constexpr std::array kFlags = {
     SglangFlag{"--enable-lmcache", 0, kWithoutEffect, kCacheTiers},
     SglangFlag{"--radix-eviction-policy", 1, kWithoutEffect, "eviction is least recently used"},
     SglangFlag{"--log-level-http", 1, kWithoutEffect, "--log-requests logs HTTP requests"},
-    SglangFlag{"--log-requests-level", 1, kWithoutEffect, "--log-requests writes one line each"},
-    SglangFlag{"--log-requests-format", 1, kWithoutEffect, "--log-requests writes one line each"},
+    SglangFlag{"--log-requests-level", 1, kWithoutEffect, "--log-requests logs one line each"},
+    SglangFlag{"--log-requests-format", 1, kWithoutEffect, "--log-requests logs one line each"},
     SglangFlag{"--show-time-cost", 0, kWithoutEffect, kNoTracing},
     SglangFlag{"--bucket-time-to-first-token", -1, kWithoutEffect, kNoTracing},
     SglangFlag{"--bucket-e2e-request-latency", -1, kWithoutEffect, kNoTracing},
@@ -119,14 +118,15 @@ constexpr std::array kFlags = {
     SglangFlag{"--completion-template", 1, kWithoutEffect,
                "it applies to completions with a suffix, which are refused"},
     SglangFlag{"--hf-chat-template-name", 1, kRefused, "want --chat-template with a file"},
-    SglangFlag{"--constrained-json-whitespace-pattern", 1, kWithoutEffect, "there are no grammars"},
+    SglangFlag{"--constrained-json-whitespace-pattern", 1, kWithoutEffect,
+               "grammars are not supported"},
     SglangFlag{"--enable-multimodal", 0, kWithoutEffect, kNoMultimodal},
     SglangFlag{"--limit-mm-data-per-request", 1, kWithoutEffect, kNoMultimodal},
     SglangFlag{"--nccl-port", 1, kWithoutEffect,
                "ranks of one host need no port; see --dist-init-addr"},
-    SglangFlag{"--max-micro-batch-size", 1, kWithoutEffect, "there is no pipeline"},
-    SglangFlag{"--pipeline-parallel-size", 1, kRefused, "there is no pipeline", "1"},
-    SglangFlag{"--pp-size", 1, kRefused, "there is no pipeline", "1"},
+    SglangFlag{"--max-micro-batch-size", 1, kWithoutEffect, "pipeline stages are not supported"},
+    SglangFlag{"--pipeline-parallel-size", 1, kRefused, "pipeline stages are not supported", "1"},
+    SglangFlag{"--pp-size", 1, kRefused, "pipeline stages are not supported", "1"},
     SglangFlag{"--tool-call-parser", 1, kRefused, kNoParsers},
     SglangFlag{"--reasoning-parser", 1, kRefused, kNoParsers},
     SglangFlag{"--tool-server", 1, kRefused, kNoParsers},

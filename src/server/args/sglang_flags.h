@@ -24,7 +24,7 @@ struct SglangFlag {
 // All flags, each name once.
 std::span<const SglangFlag> SglangFlags();
 
-// The accepted flags of one command line.
+// The flags without effect on one command line.
 struct TakenFlags {
   std::vector<std::string> without_effect;  // lines for the log, each flag once
 };

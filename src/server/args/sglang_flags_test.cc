@@ -1,5 +1,4 @@
-// Every flag and variable of SGLang's that launch lines carry: honoured, taken without effect, or
-// refused by name.
+// SGLang's flags and environment variables: honoured, accepted without effect, or refused by name.
 #include "server/args/sglang_flags.h"
 
 #include <gmock/gmock.h>
@@ -39,13 +38,13 @@ std::string ErrorOf(const std::vector<std::string>& words) {
   return ErrorOf([&] { ParseServe(With(words)); });
 }
 
-// Of a pass with 20000 tokens per rank, in rounds of 8192.
+// Tokens per combine in a pass of 20000 tokens per rank, in rounds of 8192.
 std::string TokensPerCombine(const MoeOptions& options) {
   const ExchangeShape shape{.hidden = 64, .k = 2, .max_tokens = 20000};
   return std::to_string(RoundsOfPass(options, shape).combine_tokens);
 }
 
-// Which flags of the issue change nothing, each with a value as launch lines have it.
+// Flags without effect, each with a typical value.
 TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
   const std::vector<std::vector<std::string>> kTaken = {
       {"--attention-backend", "fa3"},
@@ -61,7 +60,6 @@ TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
       {"--enable-mixed-chunk"},
       {"--trust-remote-code"},
       {"--enable-metrics"},
-      {"--disable-overlap-schedule"},
       {"--enable-single-batch-overlap"},
       {"--grammar-backend", "xgrammar"},
       {"--cuda-graph-bs", "1", "2", "4"},
@@ -71,7 +69,7 @@ TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
   for (std::vector<std::string> words : kTaken) {
     const std::string flag = words.front();
     const std::vector<std::string> plain = words;
-    words.insert(words.end(), plain.begin(), plain.end());  // twice, and one line
+    words.insert(words.end(), plain.begin(), plain.end());  // given twice, logged once
     const auto args = ParseServe(With(words));
     ASSERT_TRUE(args) << flag;
     EXPECT_THAT(args->without_effect, ElementsAre(HasSubstr(flag + " has no effect here: ")))
@@ -130,7 +128,7 @@ TEST(SglangFlagsTest, DpRankOfTheEnvironmentIsCheckedAndSaid) {
   EXPECT_THAT(error, HasSubstr("SGLANG_DP_RANK=x"));
 }
 
-// A value of the arguments that a flag or variable changes.
+// Returns the value in the arguments that a flag or variable changes.
 using Observed = std::function<std::string(const ServerArgs&)>;
 
 struct Honoured {
@@ -140,7 +138,7 @@ struct Honoured {
   std::string want;
 };
 
-// The flags and variables of SGLang's launch lines that change what the server does.
+// SGLang's flags and variables that change the server's behaviour.
 TEST(SglangFlagsTest, HonouredOnesChangeTheArguments) {
   const std::vector<Honoured> kHonoured = {
       {{"--tp", "4", "--enable-ep-moe"},
@@ -251,7 +249,7 @@ TEST(SglangFlagsTest, UniquePrefixesAreWrittenOut) {
   EXPECT_EQ(ParseServe(With({"--data-par", "1"}))->dp_size, 1);
   EXPECT_THAT(ErrorOf({"--max-r", "x"}), HasSubstr("--max-running-requests"));
   EXPECT_THAT(ErrorOf({"--schedule", "x"}),
-              AllOf(HasSubstr("--schedule may be"), HasSubstr("--schedule-policy"),
+              AllOf(HasSubstr("--schedule is ambiguous"), HasSubstr("--schedule-policy"),
                     HasSubstr("--schedule-conservativeness")));
 }
 

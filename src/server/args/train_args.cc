@@ -163,7 +163,7 @@ A YAML file has the same names without dashes:
   switchyard train --config train.yaml --output run --ep 2 --save-every 200
   switchyard serve --model-path run/final
 
-SIGINT or SIGTERM saves a checkpoint and ends; the same command goes on from it. A second one ends at once.
+SIGINT or SIGTERM saves a checkpoint and ends the run; the same command resumes it. A second signal ends it at once.
 )";
 
 // Checks the required flags.

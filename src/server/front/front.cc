@@ -247,6 +247,7 @@ Error Front::Full() const {
 
 void Front::Abort(const std::vector<uint64_t>& ids) {
   std::vector<AbortRequest> requests;
+  requests.reserve(ids.size());
   for (const uint64_t id : ids) requests.push_back({id});
   const std::vector<ControlMessage> aborts(requests.begin(), requests.end());
   if (!aborts.empty()) link_.Send(aborts);
@@ -328,6 +329,15 @@ void Front::GetEplb(std::function<void(const EplbReport&)> callback) {
   link_.Send({switchyard::GetEplb{Ask(eplb_, std::move(callback))}});
 }
 
+void Front::StartProfile(profile::Options options,
+                         std::function<void(const ProfileReport&)> callback) {
+  link_.Send({switchyard::StartProfile{Ask(profiles_, std::move(callback)), std::move(options)}});
+}
+
+void Front::StopProfile(std::function<void(const ProfileReport&)> callback) {
+  link_.Send({switchyard::StopProfile{Ask(profiles_, std::move(callback))}});
+}
+
 void Front::OnMessage(const EngineMessage& message) {
   if (const auto* step = std::get_if<StepOutputs>(&message)) {
     for (const RequestOutput& output : step->outputs) Deliver(output);
@@ -341,6 +351,8 @@ void Front::OnMessage(const EngineMessage& message) {
     if (const auto answer = TakeCallback(loads_, load->ticket)) answer(*load);
   } else if (const auto* eplb = std::get_if<EplbReport>(&message)) {
     if (const auto answer = TakeCallback(eplb_, eplb->ticket)) answer(*eplb);
+  } else if (const auto* profile = std::get_if<ProfileReport>(&message)) {
+    if (const auto answer = TakeCallback(profiles_, profile->ticket)) answer(*profile);
   } else if (const auto* failure = std::get_if<EngineFailure>(&message)) {
     LOG_ERROR("a rank failed: {}", failure->what);
   }
@@ -395,6 +407,7 @@ void Front::OnRanksLost(const std::string& why) {
   std::map<uint64_t, std::function<void(const RecordResult&)>> records;
   std::map<uint64_t, std::function<void(const ExpertLoadReport&)>> loads;
   std::map<uint64_t, std::function<void(const EplbReport&)>> eplb;
+  std::map<uint64_t, std::function<void(const ProfileReport&)>> profiles;
   {
     std::lock_guard lock(mutex_);
     if (lost_.exchange(true)) return;
@@ -406,6 +419,7 @@ void Front::OnRanksLost(const std::string& why) {
     records.swap(records_);
     loads.swap(loads_);
     eplb.swap(eplb_);
+    profiles.swap(profiles_);
   }
   for (auto& [id, request] : open) {
     request->next.finish = FinishReason::kError;
@@ -418,6 +432,8 @@ void Front::OnRanksLost(const std::string& why) {
   for (auto& [ticket, answer] : records) answer({.ticket = ticket, .dump = {.error = why}});
   for (auto& [ticket, answer] : loads) answer({.ticket = ticket, .error = why});
   for (auto& [ticket, answer] : eplb) answer({.ticket = ticket, .refused = why});
+  for (auto& [ticket, answer] : profiles)
+    answer({.ticket = ticket, .outcome = ProfileOutcome::kConflict, .result = {.error = why}});
   idle_.notify_all();
 }
 

@@ -83,6 +83,9 @@ class Front {
   // the reason if the request is refused or the ranks are lost.
   void RebalanceExperts(std::function<void(const EplbReport&)> callback);
   void GetEplb(std::function<void(const EplbReport&)> callback);
+  // Starts or ends a profile on all ranks. If the ranks are lost, `result` carries an error.
+  void StartProfile(profile::Options options, std::function<void(const ProfileReport&)> callback);
+  void StopProfile(std::function<void(const ProfileReport&)> callback);
 
   void OnMessage(const EngineMessage& message);
   // Ends every open generation with FinishReason::kError and `why`. Submit then fails.
@@ -135,6 +138,7 @@ class Front {
   std::map<uint64_t, std::function<void(const RecordResult&)>> records_;
   std::map<uint64_t, std::function<void(const ExpertLoadReport&)>> loads_;
   std::map<uint64_t, std::function<void(const EplbReport&)>> eplb_;
+  std::map<uint64_t, std::function<void(const ProfileReport&)>> profiles_;
   std::string lost_reason_;
 };
 

@@ -128,7 +128,7 @@ TEST_F(FrontTest, AStopStringCompletedAtTheEndIsAStop) {
   EXPECT_EQ(events[0].text, "");
 }
 
-// As in vLLM: a stop string that ends within the first min_new_tokens tokens does not match.
+// As in vLLM, a stop string that ends within the first min_new_tokens tokens does not match.
 TEST_F(FrontTest, StopStringsWaitForTheMinimum) {
   GenerationSpec spec = Spec();
   spec.stop = {"a", "bb"};
@@ -342,6 +342,25 @@ TEST_F(FrontTest, QuestionsAboutExpertsAreAnsweredOnce) {
   EXPECT_THAT(loads, ElementsAre("7", "rank 1 died"));
   EXPECT_THROW(dump(), Error);
   EXPECT_THROW(load(), Error);
+}
+
+TEST_F(FrontTest, ProfilesAreAnsweredOnce) {
+  std::vector<std::string> files, errors;
+  const auto take = [&](const ProfileReport& report) {
+    files.insert(files.end(), report.result.files.begin(), report.result.files.end());
+    if (!report.result.error.empty()) errors.push_back(report.result.error);
+  };
+  front.StartProfile({.dir = "/d", .name = "n"}, take);
+  front.StopProfile(take);
+  ASSERT_THAT(link.sent, SizeIs(2));
+  EXPECT_EQ(std::get<StartProfile>(link.sent[0]).options.name, "n");
+  const uint64_t ticket = std::get<StopProfile>(link.sent[1]).ticket;
+  EXPECT_NE(ticket, std::get<StartProfile>(link.sent[0]).ticket);
+  for (int time = 0; time < 2; ++time)  // the second time no callback is registered
+    front.OnMessage(ProfileReport{.ticket = ticket, .result = {.files = {"a"}}});
+  EXPECT_THAT(files, ElementsAre("a"));
+  front.OnRanksLost("rank 1 died");
+  EXPECT_THAT(errors, ElementsAre("rank 1 died"));
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ std::string HashOfFile(const std::filesystem::path& path) {
   return fmt::format("{:016x}", std::hash<std::string>()(text));
 }
 
-// Of the file, or of the value where it is JSON text.
+// Hash of the file, or of the value itself if it is JSON text.
 std::string HashOfLocation(const std::string& location) {
   if (location.find('{') == std::string::npos) return HashOfFile(location);
   return fmt::format("{:016x}", std::hash<std::string>()(location));

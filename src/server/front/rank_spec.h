@@ -18,7 +18,8 @@ struct RankJob {
   EngineConfig config;
   EnginePlan plan;
 };
-// `model_path`: the checkpoint directory on this node; empty: the one in `bytes`.
+// `model_path`: the checkpoint directory on this node. If it is empty, the directory in `bytes` is
+// used.
 RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& model_path = {});
 
 // Flags and file hashes that must be equal on all nodes. Node 0 sends its spec to the other nodes,

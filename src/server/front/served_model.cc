@@ -72,7 +72,7 @@ ServedModel LoadServedModel(const ServerArgs& args, const ModelConfig& config) {
                     .chat_template = ChatTemplate::FromDirectory(text_dir, override_file),
                     .sampling_defaults = SamplingDefaults(dir, config.vocab_size)};
   if (model.tokenizer->VocabSize() > config.vocab_size) {
-    // The model never samples ids past its vocabulary; a prompt with one gets an error.
+    // The model never samples ids past its vocabulary. A prompt with such an id gets an error.
     LOG_WARNING(
         "{}: ids up to {}, but config.json says vocab_size {}: prompts with larger ids are "
         "refused",

@@ -465,8 +465,8 @@ void ConnectionImpl::OnOutput() {
   news_.cancel();
 }
 
-// Cancels the socket's operations after `limit`. The count identifies a timer that fires while it
-// is being disarmed.
+// Cancels the socket's operations after `limit`. The count detects a timer that fires although it
+// was just disarmed.
 void ConnectionImpl::Arm(milliseconds limit) { ArmUntil(Clock::now() + limit); }
 
 void ConnectionImpl::ArmUntil(Clock::time_point deadline) {

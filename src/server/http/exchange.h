@@ -54,14 +54,15 @@ class Exchange {
   void Defer(size_t bytes, std::function<void()> job);
   const std::shared_ptr<MemoryBudget>& budget() const { return options_.budget; }
   void Note(const ServedTokens& served);
-  // For the end of the last Responder: sends a 500 if nothing was sent, cuts off a begun stream.
+  // Called when the last Responder is destroyed. Sends a 500 if nothing was sent; cuts off a stream
+  // that has begun.
   void Abandon();
 
   // Connection side. Returns the next bytes to write. A call implies that the bytes of the previous
   // call have been written.
   Output Take();
-  // Whether the backlog or the memory limit was exceeded. The connection must then be closed, and
-  // a write in progress be interrupted.
+  // Whether the backlog or the memory limit was exceeded. The connection must then close and
+  // interrupt a write in progress.
   bool Overflowed() const;
   // Adds bytes that clients ignore, if the response permits: an interim response before the head,
   // or a comment between the events of a stream. If the client has closed its socket, and not only

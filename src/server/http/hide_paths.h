@@ -11,8 +11,8 @@ namespace switchyard::http {
 // First components of absolute paths: names of entries of "/".
 using RootNames = std::set<std::string, std::less<>>;
 
-// The entries of "/" on this host, and the usual ones, because the error of a rank may name a path
-// of another host. Routes begin with other names.
+// The entries of "/" on this host, and the usual entries of Linux, because the error of a rank may
+// name a path of another host. No route begins with such a name.
 RootNames ReadRootNames();
 
 // Reduces each absolute path in `message` to its last component: "/models/x/config.json: bad"

@@ -157,7 +157,7 @@ TEST_F(HttpEdgeTest, ANewerConnectionDoesNotEndAResponse) {
   };
   hold_until(40);
   for (int i = 0; i < 100; ++i) silent.push_back(std::make_unique<TestClient>(server.port()));
-  hold_until(1 + 64);  // the last ones replace silent connections
+  hold_until(1 + 64);  // the last connections replace silent ones
   TestClient refused(server.port());
   EXPECT_EQ(refused.Read().value_or(TestResponse{}).status, 503);
   {
@@ -180,14 +180,12 @@ TEST_F(HttpEdgeTest, BodiesShareOneMemory) {
       std::string(kFirst, 'x');
   TestClient holder(server_->port());
   holder.Send(begin);
-  const auto used = [&] {
-    return std::stoull(Ask("GET /used HTTP/1.1\r\nHost: a\r\n\r\n").body);
-  };
+  const auto used = [&] { return std::stoull(Ask("GET /used HTTP/1.1\r\nHost: a\r\n\r\n").body); };
   for (int i = 0; i < 3000 && used() < kFirst; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   ASSERT_GE(used(), kFirst);
-  // The growth of a second body of this size needs more than the first one leaves.
+  // While it grows, a second body of this size needs more memory than the first one leaves.
   for (int i = 0; i < 5; ++i) {
     TestClient refused(server_->port());
     refused.Send(begin);

@@ -63,7 +63,7 @@ Outcome Read(std::string_view bytes, size_t piece) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   Outcome whole = Read(bytes, size + 1), cut = Read(bytes, 1);
-  // Only the number of bytes consumed before a refusal may depend on the pieces.
+  // Only the number of bytes consumed before a refusal may depend on how the input is split.
   if (whole.status != 0) whole.taken = cut.taken = 0;
   if (whole != cut) std::abort();
   return 0;

@@ -44,8 +44,8 @@ using boost::system::error_code;
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::chrono::milliseconds kAcceptPause{100};   // after a failed accept
 constexpr std::chrono::seconds kAcceptWarningPause{10};  // between two such warnings
-// Connections beyond the limit that still get one response, so that health probes work. As many
-// earlier ones may still be closing.
+// Maximum number of connections beyond the limit that still get one response, so that health probes
+// work. The same number of earlier ones may still be closing.
 constexpr size_t kSpareConnections = 64;
 
 ServerOptions Checked(ServerOptions options) {
@@ -202,9 +202,9 @@ void Server::Impl::Adopt(ClientStream::Socket socket) {
   connections_.emplace(key, std::move(connection));
 }
 
-// Makes room for another connection beyond the limit. If there is none, closes the oldest one that
-// is not being answered: a client that sends no request must not keep a health probe out. False if
-// all are being answered, or if too many are still closing.
+// Makes room for another connection beyond the limit. If there is no room, closes the oldest one
+// that is not being answered, so that clients without a request do not block health probes. Returns
+// false if all are being answered, or if too many are still closing.
 bool Server::Impl::MakeSpareRoom() {
   if (spares_.size() < kSpareConnections) return true;
   if (evicted_.size() >= kSpareConnections) return false;

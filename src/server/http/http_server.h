@@ -52,7 +52,7 @@ struct Request {
   std::string_view Header(std::string_view name) const;
 };
 
-// Token counts for the log line of a request. Not logged if `model` is empty.
+// Token counts for the log line of a request. They are not logged if `model` is empty.
 struct ServedTokens {
   std::string model;
   int64_t prompt = 0, completion = 0, cached = 0;
@@ -103,7 +103,7 @@ class Responder {
   // `bytes` bytes that must not block the calling thread.
   void Defer(size_t bytes, std::function<void()> job) const;
   const std::shared_ptr<MemoryBudget>& budget() const;  // null: no limit
-  void Note(const ServedTokens& served) const;          // for the log; the last call wins
+  void Note(const ServedTokens& served) const;  // for the log; a later call replaces an earlier one
 
  private:
   struct Answer;  // shared by all copies; its destructor ends an unfinished response

@@ -83,7 +83,8 @@ size_t RequestParser::Take(std::string_view input) {
   while (at < input.size() && !done_ && !refusal_) {
     size_t end = input.find('\n', at);
     size_t count = (end == std::string_view::npos ? input.size() : end + 1) - at;
-    // Checks the bytes up to the limit first, so that the refusal is the same for any pieces.
+    // Checks the bytes up to the limit first, so that the refusal does not depend on how the input
+    // is split.
     const size_t room = limits_.head_bytes - taken_;
     const bool too_large = count > room;
     if (too_large) {

@@ -102,7 +102,7 @@ void AddEplb(Page& page, const EplbStatus& s) {
         s.watchdog_resets);
 }
 
-// One scrape: requests engine, expert and EPLB values in turn, then sends the page.
+// One scrape: gets the engine, expert and EPLB values one after the other, then sends the page.
 class Scrape : public std::enable_shared_from_this<Scrape> {
  public:
   Scrape(Service& service, http::Responder responder)

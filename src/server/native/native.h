@@ -1,5 +1,5 @@
 // Registers SGLang's native endpoints: /generate, /tokenize, /detokenize, /health, /get_model_info,
-// /flush_cache and others.
+// /flush_cache, /start_profile and others.
 #pragma once
 
 #include "server/front/service.h"

@@ -23,7 +23,7 @@ struct ChatJob {
   Delivery delivery;
   WantedLogprobs logprobs;
   bool prompt_ids = false;                 // return_prompt_token_ids
-  std::optional<std::string> prompt_text;  // return_prompt_text: as the template gives it
+  std::optional<std::string> prompt_text;  // return_prompt_text: output of the template
   std::string echo;                        // put before each answer
   std::vector<GenerationSpec> specs;       // the n copies
 };
@@ -176,7 +176,8 @@ std::shared_ptr<const ChatJob> ParseChat(const Service& service, const Json& bod
   auto job = std::make_shared<ChatJob>();
   job->delivery = ParseDelivery(service, f, "chatcmpl");
   job->prompt_ids = job->delivery.token_ids || f.Bool("return_prompt_token_ids", false);
-  // Without a limit a chat may fill the context; the front cuts it to what is left.
+  // Without a token limit a chat may fill the context. The front reduces the limit to the tokens
+  // that are left.
   GenerationSpec spec;
   ParseSampling(service, f, std::numeric_limits<int32_t>::max(), &spec);
   if (job->delivery.stream) spec.stream_interval = service.args.stream_interval;

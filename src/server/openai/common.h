@@ -24,8 +24,9 @@ struct WantedLogprobs {
   bool as_ids = false;      // return_tokens_as_token_ids
 };
 
-// Reads prompt_logprobs and return_tokens_as_token_ids into `wanted`. Sets `spec->logprob` to what
-// the ranks have to compute for `wanted`. `echo` includes the prompt's log-probabilities.
+// Reads prompt_logprobs and return_tokens_as_token_ids into `wanted`. Sets `spec->logprob` to the
+// values that the ranks have to compute for `wanted`. With `echo`, they include the prompt's
+// log-probabilities.
 void ParsePromptLogprobs(const Service& service, const Fields& f, bool echo, WantedLogprobs* wanted,
                          GenerationSpec* spec);
 
@@ -39,7 +40,7 @@ bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpe
                     std::vector<int32_t>& ids);
 
 // Maps the engine's parameters in errors of Front::Check to this body's fields. `prompt` is the
-// field of the prompt, and `top` that of the number of alternatives.
+// name of the prompt's field; `top` is the name of the field with the number of alternatives.
 ClientNames ClientNamesOf(const Fields& f, const char* prompt, const char* top);
 
 // Members of a response and options of its stream.

@@ -166,7 +166,7 @@ PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr&
   return events;
 }
 
-// Accepts false, which clients of the chat endpoint send, as no log-probabilities.
+// Clients of the chat endpoint send false; it means no log-probabilities.
 WantedLogprobs ParseLogprobs(const Fields& f) {
   const Json* logprobs = f.Find("logprobs");
   if (!logprobs || *logprobs == false) return {};

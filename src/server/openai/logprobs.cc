@@ -70,8 +70,8 @@ void CompletionLogprobs::Add(const std::vector<PositionLogprobs>& positions,
   }
 }
 
-// Keys are token texts. Of several alternatives with one text, the chosen token keeps it, else the
-// first one; the others get DisambiguatedKey.
+// Keys are token texts. If several alternatives have one text, the chosen token gets the text as
+// its key, or else the first alternative. The others get DisambiguatedKey.
 Json CompletionLogprobs::Alternatives(const PositionLogprobs& p) const {
   const std::string own = TextOf(style_, p.token);
   Json alternatives = Json::object();

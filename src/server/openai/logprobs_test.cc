@@ -35,7 +35,7 @@ TEST_F(LogprobsTest, TheTokenIsAlwaysAmongItsAlternatives) {
   EXPECT_TRUE(ChatLogprobs({*tokenizer}, positions, -1)["content"][0]["top_logprobs"].empty());
 }
 
-// Several tokens may have the same text; each has a distinct key.
+// Several tokens may have the same text, but each gets its own key.
 TEST_F(LogprobsTest, KeysTellTokensApart) {
   PositionLogprobs p{.logprob = -0.5f};
   for (int32_t id = 0; id < tokenizer->VocabSize(); ++id) p.top.push_back({id, -1.0f - id});

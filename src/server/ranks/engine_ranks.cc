@@ -10,8 +10,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Wait after the end of a rank for its root cause: an error message of the leader, or a report of
-// another node.
+// How long to wait, after a rank ends, for the root cause: an error message of the leader, or a
+// report of another node.
 constexpr auto kCauseTime = 200ms;
 
 }  // namespace

@@ -40,8 +40,8 @@ class EngineRanks : public RankLink {
   // kPeer with the rank's own error if a rank fails. Returns no value if `cancelled` becomes true.
   std::optional<RankReady> WaitReady(const std::function<void(const LoadProgress&)>& progress,
                                      const std::atomic<bool>& cancelled);
-  // Describes the rank with the oldest heartbeat, "rank 1 (pid 4711) has sent no heartbeat for 25
-  // s". Empty if all heartbeats are more recent than `limit`.
+  // Describes the rank with the oldest heartbeat, such as "rank 1 (pid 4711) has sent no heartbeat
+  // for 25 s". Empty if all heartbeats are more recent than `limit`.
   std::string Silent(std::chrono::duration<double> limit) const;
   // Sends a shutdown message to the ranks and waits for their end. False if some had to be killed.
   bool Shutdown(std::chrono::milliseconds timeout);
@@ -51,7 +51,8 @@ class EngineRanks : public RankLink {
   void OnExit(const std::string& how, bool cause);
   void Lost();
   bool WaitJoined();
-  // Throws the error of a rank that ended: its own message if one arrives, else `how` it ended.
+  // Throws the error of a rank that ended: the leader's error message if one arrives soon, else
+  // `how`.
   [[noreturn]] void ThrowExit(std::unique_lock<std::mutex>& lock, const std::string& how);
 
   Events events_;

@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Wait after the end of a rank or node for a report of the root cause.
+// How long to wait, after a rank or node ends, for a report of the root cause.
 constexpr auto kCauseTime = 300ms;
 
 // How the engine ended. Keeps the first report, or the first report of a root cause if there is
@@ -78,7 +78,7 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     return interrupted.load();
   };
   const auto weights = CheckWeights(args, find_signal);
-  if (!weights) return 128 + interrupted;  // as a shell reports it
+  if (!weights) return 128 + interrupted;  // exit code of a shell for a signal
   std::optional<Membership> membership = Join(launch, args.engine, find_signal);
   if (!membership) return 128 + interrupted;
   RankJob job = DecodeRankSpec(membership->job, args.engine.model_path);
@@ -90,7 +90,7 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
   if (!ConnectLaunchedRank(launch, *membership, job, find_signal)) return 128 + interrupted;
   if (membership->mpi) {  // the MPI launcher ends all ranks if one is lost
     const auto& arena = membership->arena;
-    // Without this watch, the ranks would wait forever for a stopped process of rank 0.
+    // Without this watch, the ranks would wait forever if the process of rank 0 is stopped.
     const HeartbeatWatch watch(
         arena, {0}, Milliseconds(job.config.watchdog_timeout_seconds),
         [&arena](const RankSilence& silence) { arena->AbortHere(silence.Reason()); });

@@ -8,10 +8,10 @@
 namespace switchyard {
 
 // Runs the node's ranks until node 0 ends the engine, and returns 0. Returns 128 + signal for a
-// signal before all nodes have joined. If the engine is lost, logs the reason and returns 1.
-// Ignores the first SIGTERM or SIGINT after that, since node 0 still needs these ranks for its
-// requests. A second signal ends the node, and with it the engine. Throws Error for failures before
-// the ranks run.
+// signal before all nodes have joined. If the engine is lost, logs the reason and returns 1. After
+// all nodes have joined, ignores the first SIGTERM or SIGINT, since node 0 still needs these ranks
+// for its requests. A second signal ends the node, and with it the engine. Throws Error for
+// failures before the ranks run.
 int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals& signals);
 
 }  // namespace switchyard

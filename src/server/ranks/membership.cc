@@ -42,7 +42,7 @@ std::string DecideJob(const std::vector<std::string>& statements, const std::str
   return EncodeJob(job);
 }
 
-// Ends the process, from another thread than that in MPI_Init.
+// Ends the process. Called from a thread other than the one in MPI_Init.
 [[noreturn]] void AbandonStart(const std::string& why, int signal) {
   if (why.empty()) {
     LOG_WARNING("the start was interrupted by signal {} in MPI_Init", signal);

@@ -23,7 +23,8 @@ struct Membership {
   std::shared_ptr<SharedArena> arena;  // of a launched rank, until it is started
 };
 
-// Polled during waits for other nodes: the signal that ends them, or 0. Keeps returning it.
+// Polled during waits for other nodes. Returns the signal that ends a wait, or 0. After the first
+// signal it never returns 0.
 using FindSignal = std::function<int()>;
 
 // Lead, on node 0: waits for the other nodes, compares their EngineStatement with its own, and
@@ -34,13 +35,14 @@ std::optional<Membership> Lead(const Launch& launch, const EngineConfig& config,
                                const EnginePlan& plan, const FindSignal& find_signal);
 std::optional<Membership> Join(const Launch& launch, const EngineConfig& config,
                                const FindSignal& find_signal);
-// Connects a rank that a launcher started as a process to all other ranks; does nothing for other
-// nodes. Returns false if there is a signal. Error kTimeout names the missing ranks.
+// Connects a rank that a launcher started as a process to all other ranks. Does nothing if no
+// launcher started this node as a rank. Returns false if there is a signal. Error kTimeout names
+// the missing ranks.
 bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const RankJob& job,
                          const FindSignal& find_signal);
 
 // Starts the ranks of this node. `endpoint`: control endpoint of the front, used by rank 0. If
-// `give_up` returns true, the wait for the ranks to join ends; it may be empty. Call after
+// `give_up` returns true, the wait for the ranks to join ends; `give_up` may be empty. Call after
 // ConnectLaunchedRank.
 std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membership,
                                      const RankJob& job, const std::string& endpoint,

@@ -17,7 +17,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Time for a rank that was silent to end after the abort of its arena.
+// How long a silent rank may take to exit after its arena is aborted.
 constexpr auto kEndTime = 5s;
 
 std::vector<int> RanksOfOtherNodes(const RankProcesses::Options& options) {
@@ -43,7 +43,7 @@ std::vector<int> RanksWatchedFrom(int first, int count, int world) {
 RankLoopIo LeaderIo(const std::string& endpoint) {
   const auto socket = std::make_shared<ControlSocket>(ControlSocket::Connect(endpoint));
   RankLoopIo io;
-  // Returns all messages that have arrived, since the next call is one engine step later.
+  // Returns all messages that have arrived, because the next call comes only after an engine step.
   io.receive = [socket](std::chrono::milliseconds timeout) {
     std::vector<ControlMessage> all;
     for (auto bytes = socket->Receive(timeout); bytes;
@@ -63,7 +63,8 @@ ProcessHost::ProcessHost(const std::shared_ptr<SharedArena>& arena, RankProcesse
       others_(arena, RanksOfOtherNodes(options), options.watchdog_timeout,
               [on_exit](const RankSilence& silence) { on_exit(silence.Reason(), /*cause=*/true); }),
       processes_(arena, std::move(options), [this, on_exit](const RankExit& e) {
-        // Other ranks may notice the end of a killed rank before its parent does.
+        // A killed rank is the root cause, even if another rank detected its death first and set
+        // e.reason.
         const bool killed = e.signal != 0;
         on_exit(killed || e.reason.empty() ? e.Describe() : e.reason,
                 killed || (alone_ && !e.reason.empty()));
@@ -100,8 +101,8 @@ ThreadHost::~ThreadHost() {
   thread_.join();
 }
 
-// After an abort, the silence of another rank is a consequence, and the own rank hangs while it
-// ends.
+// After an abort, the silence of another rank is a consequence of the abort. If this process's rank
+// is silent, it hangs while it ends.
 void ThreadHost::OnSilent(const RankSilence& silence) {
   const bool own = silence.rank == rank_;
   std::string why = silence.Reason();

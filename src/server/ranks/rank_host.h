@@ -23,14 +23,14 @@ RankLoopIo LeaderIo(const std::string& endpoint);
 
 class RankHost {
  public:
-  // Reports the unexpected end of a rank, on a thread of the host. `cause`: `how` describes the
-  // first failure of the engine, and not a consequence of it on another rank.
+  // Reports the unexpected end of a rank, on a thread of the host. `cause`: whether `how` describes
+  // the first failure of the engine, rather than its consequence on another rank.
   using OnExit = std::function<void(const std::string& how, bool cause)>;
 
   virtual ~RankHost() = default;  // ends ranks that still run
   virtual bool WaitJoined() = 0;  // false if cancelled
-  // The rank with the longest time since its last heartbeat, of those whose heartbeats this node
-  // receives: all ranks on node 0, else this node's ranks and rank 0.
+  // Of the ranks whose heartbeats this node receives, the one with the oldest heartbeat. Node 0
+  // receives those of all ranks, other nodes those of their own ranks and rank 0.
   virtual RankSilence LongestSilence() const = 0;
   // After this call, a clean exit of a rank is not reported.
   virtual void ExpectEnd() = 0;
@@ -54,7 +54,7 @@ class ProcessHost : public RankHost {
   void KillAll() override { processes_.KillAll(); }
 
  private:
-  const bool alone_;       // if false, the first reason known here may be a lost connection
+  const bool alone_;       // no other nodes; else the first known reason may be a lost connection
   HeartbeatWatch others_;  // ranks of other nodes
   RankProcesses processes_;
 };
@@ -98,7 +98,7 @@ class ThreadHost : public RankHost {
   std::thread thread_;  // last: uses the members above
 };
 
-// The ranks whose heartbeats reach the node of the ranks [first, first + count) from other nodes.
+// The ranks of other nodes whose heartbeats reach the node with the ranks [first, first + count).
 std::vector<int> RanksWatchedFrom(int first, int count, int world);
 
 }  // namespace switchyard

@@ -17,7 +17,7 @@ namespace switchyard {
 namespace {
 
 // Adds a check of the parent's heartbeat to the leader's receive function. Without it, the ranks
-// would wait forever for a stopped server process.
+// would wait forever if the server process is stopped.
 RankLoopIo WatchParent(RankLoopIo io, std::shared_ptr<const SharedArena> arena, double timeout) {
   constexpr std::chrono::milliseconds kMaxGap{2000};  // an idle leader polls once a second
   io.receive = [receive = std::move(io.receive), arena = std::move(arena), timeout,

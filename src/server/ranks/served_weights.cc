@@ -21,7 +21,7 @@ constexpr double kGiB = 1 << 30;
 class ProgressLog {
  public:
   void Show(uint64_t done, uint64_t total) {
-    constexpr uint64_t kMinBytes = uint64_t{256} << 20;  // less takes below a second
+    constexpr uint64_t kMinBytes = uint64_t{256} << 20;  // fewer bytes take less than a second
     const auto tenth = static_cast<int>(10 * done / std::max<uint64_t>(total, 1));
     if (total < kMinBytes || tenth <= logged_) return;
     logged_ = tenth;
@@ -62,7 +62,8 @@ std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
 RankHost::OnExit WithChangedFiles(std::vector<FileStamp> files, RankHost::OnExit on_exit) {
   return
       [files = std::move(files), on_exit = std::move(on_exit)](const std::string& how, bool cause) {
-        // A rank that hung may wait for its file system, and so would a look at the files.
+        // A rank without a heartbeat may be waiting for its file system. A check of the files would
+        // then block too.
         if (how.find("heartbeat") != std::string::npos) return on_exit(how, cause);
         std::string changes;
         for (const FileStamp& file : files) {

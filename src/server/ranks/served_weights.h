@@ -12,14 +12,14 @@
 namespace switchyard {
 
 // Checks the checkpoint's headers, and with --verify-weights its SHA-256 sums. Returns the weight
-// files, none with --load-format dummy. Returns nullopt if `interrupted` becomes true; it is called
-// concurrently by several threads. Throws Error that names the file.
+// files, none with --load-format dummy. Returns nullopt if `interrupted` returns true; several
+// threads call it concurrently. Throws Error that names the file.
 std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
                                                    const std::function<bool()>& interrupted);
 
-// Returns a callback that appends to the reason which of `files` have changed, and calls `on_exit`.
-// A rank that reads past the end of a truncated file is killed by SIGBUS, which does not name the
-// file.
+// Returns a callback that appends the changes of `files` to the reason and passes it to `on_exit`.
+// The reason alone may not name the file: a rank that reads past the end of a truncated file is
+// killed by SIGBUS.
 RankHost::OnExit WithChangedFiles(std::vector<FileStamp> files, RankHost::OnExit on_exit);
 
 }  // namespace switchyard

@@ -29,19 +29,20 @@ class ChatTemplate {
  public:
   // Reads chat_template.jinja with additional_chat_templates/NAME.jinja, else chat_template.json,
   // else tokenizer_config.json's chat_template (a string, or a list of {name, template} with
-  // "default" and "tool_use"); `override_file` (--chat-template) wins over all. Special token
-  // strings come from tokenizer_config.json and special_tokens_map.json. Each template is probed
-  // for the shapes of messages that it reads (TemplateTraits). A directory without any template is
-  // no error here. Throws Error that names the file, and the line where a template does not parse.
+  // "default" and "tool_use"); `override_file` (--chat-template) replaces all of these. Special
+  // token strings come from tokenizer_config.json and special_tokens_map.json. Each template is
+  // probed for the shapes of messages that it reads (TemplateTraits). A directory without any
+  // template is not an error here. Throws Error that names the file, and the line of a syntax error
+  // in a template.
   static ChatTemplate FromDirectory(const std::filesystem::path& model_dir,
                                     const std::optional<std::filesystem::path>& override_file = {});
 
   // If false, Apply throws an Error that says how to provide a template.
   bool Present() const { return !templates_.empty(); }
 
-  // Messages are passed unchanged, except for shapes that the template does not read
-  // (AdaptMessages). Throws Error kInvalid for malformed messages (named by index and key), and
-  // jinja::TemplateError with the template's own message.
+  // Passes messages unchanged, except for shapes that the template does not read (AdaptMessages).
+  // Throws Error kInvalid for malformed messages (named by index and key), and jinja::TemplateError
+  // with the template's own message.
   jinja::Rendered Apply(const ChatInput& input, const jinja::RenderOptions& options = {}) const;
 
  private:

@@ -1,4 +1,4 @@
-// A chat template as a test writes it, in a model directory of its own.
+// A test fixture that writes a chat template into its own model directory.
 #pragma once
 
 #include <gtest/gtest.h>

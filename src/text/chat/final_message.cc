@@ -53,7 +53,7 @@ FinalMessageMark::FinalMessageMark(const Json& surroundings, std::string_view te
     throw Invalid("continue_final_message: the last message has no text to continue");
   const std::string all = messages->dump(-1, ' ', false, Json::error_handler_t::replace) +
                           surroundings.dump(-1, ' ', false, Json::error_handler_t::replace);
-  // Digits, which filters for case or escaping do not change.
+  // The marker consists of digits, because filters for case or escaping do not change digits.
   for (int i = 0; mark_.empty() || all.find(mark_) != std::string::npos ||
                   template_source.find(mark_) != std::string_view::npos;
        ++i) {

@@ -9,14 +9,14 @@
 
 namespace switchyard {
 
-// A marker appended to the last message's text, whose place in the rendered prompt shows where the
-// text ends. The method is that of transformers (render_jinja_template); the marker here occurs
-// nowhere else in the rendered inputs.
+// A marker that is appended to the last message's text. Its position in the rendered prompt shows
+// where that text ends. The method is that of transformers (render_jinja_template), but this marker
+// occurs nowhere else in the rendered inputs.
 class FinalMessageMark {
  public:
-  // Appends the marker to the content of the last of `messages`: a string, or the last text part of
-  // a list. `surroundings`: the other variables of the template, which must not contain the marker.
-  // Throws Error kInvalid for a message without text.
+  // Appends the marker to the content of the last message: to the string, or to the last text part
+  // of a list. `surroundings`: the other variables of the template, which must not contain the
+  // marker. Throws Error kInvalid for a message without text.
   FinalMessageMark(const nlohmann::ordered_json& surroundings, std::string_view template_source,
                    nlohmann::ordered_json* messages);
 

@@ -32,8 +32,8 @@ std::string TextOfContent(const nlohmann::ordered_json& message);
 void AliasReasoning(std::string_view template_source, nlohmann::ordered_json* messages);
 
 // Marks roles as trusted, so that markers that a template builds from them may be special tokens.
-// Trusted are the well-known roles, and those that are string literals in `template_source`. Other
-// texts in the role field stay untrusted.
+// Well-known roles are trusted, and so are roles that are string literals in `template_source`.
+// Other texts in the role field stay untrusted.
 void TrustRoles(std::string_view template_source, nlohmann::ordered_json* messages);
 
 }  // namespace switchyard

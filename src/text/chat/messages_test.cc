@@ -1,5 +1,5 @@
-// The messages that templates receive: values as sent by the client, in another shape only if a
-// probe shows that the template does not read the sent one.
+// The messages that templates receive: as sent by the client, or in another shape if a probe shows
+// that the template does not read the sent one.
 #include "text/chat/messages.h"
 
 #include <gmock/gmock.h>

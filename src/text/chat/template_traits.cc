@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Texts that no template contains itself.
+// Probe texts that occur in no template.
 constexpr std::string_view kFirst = "Heron71";
 constexpr std::string_view kSecond = "Plover38";
 constexpr std::string_view kKey = "Wren24";

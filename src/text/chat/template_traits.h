@@ -19,12 +19,12 @@ inline constexpr size_t kRoleClasses = 4;
 RoleClass ClassOfRole(std::string_view role);
 
 // Message shapes that the template does not read; messages in all other shapes are passed
-// unchanged. The probes decide each member; a shape counts as read if no probe shows the contrary.
+// unchanged. Probes set each member. A shape counts as read unless a probe shows that it is not.
 struct TemplateTraits {
   // tool_calls[].function.arguments: the template expects an object. Arguments given as a text
   // (JSON, as in OpenAI's API) are parsed before rendering.
   bool wants_object_arguments = false;
-  // Here the template expects a text. Objects are serialized to JSON before rendering.
+  // The template expects a text instead. Objects are serialized to JSON before rendering.
   bool wants_text_arguments = false;
   // Rendering fails on text arguments, rather than printing them differently.
   bool fails_on_text_arguments = false;

@@ -68,8 +68,8 @@ Value ComputeIntegers(BinaryOp op, Int a, Int b) {
   return Power(a, b);
 }
 
-// Quotient and remainder with the sign of the divisor, from C's fmod (CPython computes them the
-// same way).
+// Quotient and remainder of a floored division, computed with C's fmod as in CPython. The remainder
+// has the sign of the divisor.
 struct FloatDivision {
   double quotient, remainder;
 };

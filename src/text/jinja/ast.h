@@ -151,7 +151,7 @@ struct MacroDefinition {
   std::string name;
   std::vector<Parameter> parameters;
   Body body;
-  // Set if the body reads the special name; calls may pass such arguments only then.
+  // Whether the body reads the special name. Only then may calls pass such arguments.
   bool uses_caller = false;
   bool uses_varargs = false;
   bool uses_kwargs = false;

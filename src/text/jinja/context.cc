@@ -12,7 +12,8 @@ double ThreadSeconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Memory of values that are created without a context. If containers share it, each counts it.
+// Memory of values that are created without a context. If several containers share such a value,
+// each counts it.
 size_t UncountedBytes(const Value& value) {
   constexpr size_t kObject = 96;
   if (value.IsUndefined()) return kObject + value.undefined().message.capacity();
@@ -91,7 +92,7 @@ void Context::Work(size_t amount) {
   CheckTime();
 }
 
-// The time of a step varies, so the limit of steps limits the time only roughly.
+// The limit of steps bounds the time only roughly, because steps take different times.
 void Context::CheckTime() {
   const double now = options_.cpu_clock ? options_.cpu_clock() : ThreadSeconds();
   if (now - started_ > options_.max_cpu_seconds) {

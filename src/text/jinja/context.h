@@ -68,7 +68,8 @@ class Context {
   // destruction of the innermost Temporaries.
   void Allocate(size_t bytes);
 
-  // Counts memory of a value or a scope: call Hold before its creation, Drop at its destruction.
+  // Count the memory of a value or a scope. Call Hold before its creation and Drop at its
+  // destruction.
   void Hold(size_t bytes);
   void Drop(size_t bytes) { held_ -= bytes; }
 
@@ -87,7 +88,7 @@ class Context {
   };
 
   // Creates a T. Its size and `extra` bytes count until its destruction. The context must outlive
-  // it.
+  // the T.
   template <typename T, typename... Args>
   std::shared_ptr<T> New(size_t extra, Args&&... args) {
     const size_t bytes = sizeof(Counted<T>) + kControlBlock + extra;
@@ -106,7 +107,7 @@ class Context {
                  std::string label = {});
   Value MakeDict(Dict dict);
 
-  // Holds `object` until the rendering ends and calls its Release() then.
+  // Holds `object` until the rendering ends, and then calls its Release().
   void Keep(ObjectPtr object);
 
   size_t max_output() const { return options_.max_output; }
@@ -144,7 +145,7 @@ class Context {
   std::vector<ObjectPtr> kept_;      // last: the destructors of its objects call Drop
 };
 
-// Limits the C++ recursion of evaluation, which macros and recursive loops can drive.
+// Limits the C++ recursion of evaluation, whose depth macros and recursive loops control.
 class DepthGuard {
  public:
   explicit DepthGuard(int& depth) : depth_(depth) {

@@ -38,7 +38,7 @@ class Builder final : public nlohmann::json_sax<Json> {
   bool number_unsigned(uint64_t value) override { return Add(value); }
   bool number_float(double value, const std::string& text) override {
     const bool integer = text.find_first_not_of("-0123456789") == std::string::npos;
-    return integer && keeping_ ? Add(BigInteger(text)) : Add(value);
+    return integer && keeping_ ? Add(BigIntegerTag(text)) : Add(value);
   }
   bool string(std::string& value) override { return Add(std::move(value)); }
   bool binary(Json::binary_t&) override { return false; }
@@ -113,7 +113,7 @@ class Builder final : public nlohmann::json_sax<Json> {
 }  // namespace
 
 Json TrustedString(std::string_view text) { return Tagged(text, kTrustedString); }
-Json BigInteger(std::string_view digits) { return Tagged(digits, kBigInteger); }
+Json BigIntegerTag(std::string_view digits) { return Tagged(digits, kBigInteger); }
 
 std::optional<std::string> TrustedStringOf(const Json& json) {
   return TextOf(json, kTrustedString);

@@ -17,7 +17,7 @@ namespace switchyard::jinja {
 // A trusted string within an untrusted document.
 nlohmann::ordered_json TrustedString(std::string_view text);
 // An integer beyond 64 bits: an optional minus sign and digits.
-nlohmann::ordered_json BigInteger(std::string_view digits);
+nlohmann::ordered_json BigIntegerTag(std::string_view digits);
 
 // The string of such a value; nullopt for any other value.
 std::optional<std::string> TrustedStringOf(const nlohmann::ordered_json& json);

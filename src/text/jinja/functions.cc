@@ -223,7 +223,7 @@ void Namespace::SetAttribute(Context& context, Value name, Value value) {
 }
 
 std::optional<Value> FindGlobal(std::string_view name) {
-  // One object per function, without state: a template may look it up millions of times.
+  // One stateless object per function, because a template may look it up millions of times.
   static const auto kObjects = [] {
     std::array<ObjectPtr, kFunctions.size()> objects;
     for (size_t i = 0; i < objects.size(); ++i) {

@@ -11,8 +11,8 @@
 
 namespace switchyard::jinja {
 
-// One rendering; lives on the stack of Template::Render. Errors are thrown as Raise; line() says
-// where.
+// One rendering; lives on the stack of Template::Render. Errors are thrown as Raise; line() is the
+// line of the error.
 class Interpreter {
  public:
   // `globals` holds the variables of the rendering. The context outlives the interpreter.

@@ -12,11 +12,11 @@
 namespace switchyard::jinja {
 
 // Also iterates over the items, and skips those that the loop's filter rejects. The filter is
-// evaluated lazily (loop.last looks one item ahead, loop.length at all), since it may read
-// variables that the body sets.
+// evaluated lazily, since it may read variables that the body sets: loop.last tests items up to the
+// next one that passes, loop.length tests all.
 class Loop : public Object {
  public:
-  // Call Finish() before the interpreter is destroyed: the object may outlive it in variables.
+  // Call Finish() before the interpreter is destroyed: variables may keep this object alive longer.
   Loop(Interpreter& interpreter, const For& node, ScopePtr scope, ListPtr source, int depth);
 
   bool HasCurrent() { return Reaches(index_); }

@@ -75,7 +75,8 @@ Value Interpreter::CallMacro(const MacroDefinition& macro, const ScopePtr& scope
   return context_.Make(std::move(out));
 }
 
-// Binds in the current scope, which is the macro's: defaults may refer to earlier parameters.
+// Binds arguments in the current scope, which is the macro's, because defaults may refer to earlier
+// parameters.
 void Interpreter::BindArguments(const MacroDefinition& macro, const Arguments& arguments) {
   size_t count = macro.parameters.size();
   size_t given = arguments.positional.size();

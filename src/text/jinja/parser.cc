@@ -39,8 +39,8 @@ class Parser {
     EndTags ends;
   };
 
-  // Parses a statement's body, from the end of its tag to a tag of `ends`, whose name is then the
-  // current token.
+  // Parses a statement's body, from the end of the statement's tag to a tag of `ends`. The name of
+  // that end tag is then the current token.
   Body ParseBody(std::string_view tag, EndTags ends) {
     stream_.SkipOperator(":");
     ExpectBlockEnd();
@@ -253,7 +253,7 @@ class Parser {
     stream_.ExpectOperator(")");
   }
 
-  // Also records which special names the body reads; an enclosing macro reads them too.
+  // Also records which special names the body reads. An enclosing macro counts as reading them too.
   void ParseMacroBody(MacroDefinition& macro, std::string_view tag, std::string_view end) {
     int loops = std::exchange(loops_, 0);
     auto outer = std::exchange(expressions_.special_names(), {});

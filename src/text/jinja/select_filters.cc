@@ -58,7 +58,7 @@ const Value* FindNamed(const Arguments& arguments, std::string_view name) {
   return nullptr;
 }
 
-// arguments without the first `count` positional ones.
+// Returns `arguments` without the first `count` positional ones.
 Arguments Without(const Arguments& arguments, size_t count) {
   Arguments rest{
       {arguments.positional.begin() + static_cast<ptrdiff_t>(count), arguments.positional.end()},

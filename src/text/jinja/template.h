@@ -40,7 +40,7 @@ struct RenderOptions {
   int64_t max_steps = 10'000'000;        // evaluated nodes + visited elements + bytes read / 64
   size_t max_bytes = size_t{64} << 20;   // of live strings, containers, scopes and output
   size_t max_output = size_t{64} << 20;  // bytes of rendered text
-  double max_cpu_seconds = 1;  // CPU time of the thread: other load on the machine does not count
+  double max_cpu_seconds = 1;  // CPU time of the thread, independent of other load on the machine
   double (*cpu_clock)() = nullptr;  // CPU time in seconds; null: the thread's CPU clock
   std::optional<std::time_t> now;   // time for strftime_now, read as local time; unset: the
                                     // clock
@@ -73,8 +73,9 @@ class Template {
   // Statements that need other templates (include, import, extends, block) are errors too.
   static Template Parse(std::string source, std::string name);
 
-  // Both arguments are JSON objects of variables; `trusted_vars` wins for a name in both. Throws
-  // TemplateError for every error while rendering, exceeded limits included.
+  // Both arguments are JSON objects of variables. If a name is in both, the value from
+  // `trusted_vars` is used. Throws TemplateError for every error while rendering, exceeded limits
+  // included.
   Rendered Render(const nlohmann::ordered_json& untrusted_vars,
                   const nlohmann::ordered_json& trusted_vars,
                   const RenderOptions& options = {}) const;

@@ -12,7 +12,7 @@ namespace switchyard::jinja {
 
 // Valid UTF-8 in runs of equal trust. Operations that copy characters keep their runs. Operations
 // that compute new characters (case, tojson) give the result the trust of the whole input: trusted
-// only if all of it is. Value type.
+// only if the whole input is. Value type.
 class Text {
  public:
   Text() = default;

@@ -121,7 +121,7 @@ struct List {
   bool IsSequence() const { return kind != Kind::kGenerator && kind != Kind::kView; }
 };
 
-// Label of the pairs of the groupby filter: their items are also the attributes `grouper` and
+// Label of the pairs of the groupby filter, whose items are also the attributes `grouper` and
 // `list`.
 inline constexpr std::string_view kGroupLabel = "group";
 
@@ -173,7 +173,7 @@ class Object : public std::enable_shared_from_this<Object> {
 // Nesting depth of lists, dicts and objects inside `value`; 0 for scalars.
 int Depth(const Value& value);
 
-// Raises Python's error for lists and dicts, also for those inside a tuple.
+// Raises Python's error for lists and dicts, including those inside a tuple.
 void RequireHashable(Context& context, const Value& value);
 
 std::string TypeName(const Value& value);

@@ -15,7 +15,7 @@ bool IsSingleWord(const std::string& text, TextRange match) {
   return after == text.size() || !IsWordCharacter(NextCharacter(text, &after));
 }
 
-// Start of the run of spaces that ends at `end`, but at least `limit`.
+// Start of the run of spaces that ends at `end`; not before `limit`.
 size_t SpacesBefore(const std::string& text, size_t end, size_t limit) {
   size_t begin = end;
   for (size_t i = end; begin > limit && IsWhitespace(PreviousCharacter(text, &i));) begin = i;
@@ -128,8 +128,8 @@ std::vector<TextPart> AddedTokens::Cut(const MarkedText& marked,
     i = match.end;
     const AddedToken& token = tokens_[static_cast<size_t>(index)];
     if (token.single_word && !IsSingleWord(text, match)) continue;
-    // Excludes spaces that the token before has consumed; a match that starts within them still
-    // counts.
+    // Excludes spaces that the previous token has consumed. A match that starts within those spaces
+    // still counts.
     if (token.lstrip)
       match.begin = std::max(done, SpacesBefore(text, match.begin, std::min(done, match.begin)));
     if (token.rstrip) match.end = SpacesAfter(text, match.end);

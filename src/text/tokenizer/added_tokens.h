@@ -45,8 +45,8 @@ class StringMatcher {
   static constexpr size_t kMaxNodes = size_t{8} << 20;
 
   // Ignores the empty string and strings added before. Throws Error kInvalid that begins with
-  // `where` for a string of more than kMaxBytes, and if all strings have more than kMaxNodes bytes.
-  // Common prefixes count once.
+  // `where` for a string of more than kMaxBytes bytes. The same holds if all strings together have
+  // more than kMaxNodes bytes, where common prefixes count once.
   void Add(std::string_view text, int32_t value, const std::string& where);
 
   // Returns the value of the longest match at `begin` for which accept(value, end) is true, and
@@ -83,7 +83,7 @@ class StringMatcher {
   std::unordered_map<uint64_t, int32_t> children_;  // node << 8 | byte -> node
 };
 
-// Immutable; any number of threads.
+// Immutable, thread-safe.
 class AddedTokens {
  public:
   // `model`: the vocabulary of the model; `normalizer` may be null. Throws Error for malformed

@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-// The table of merges takes 32 to 64 bytes for each, with its free slots.
+// The table of merges takes 32 to 64 bytes per merge, including free slots.
 constexpr size_t kMaxMerges = size_t{1} << 22;
 
 void RefuseIfSet(const JsonNode& node) {
@@ -138,8 +138,8 @@ bool BpeModel::AppendBytes(std::string_view character, Scratch* scratch) const {
 void BpeModel::SplitCharacters(std::string_view word, Scratch* scratch) const {
   auto& symbols = scratch->symbols_;
   symbols.clear();
-  // An unknown token is emitted before the next known character, and byte tokens overtake it. This
-  // odd order is that of Hugging Face's merge_word.
+  // An unknown token is emitted only before the next known character, so byte tokens of the
+  // characters in between precede it. This odd order is that of Hugging Face's merge_word.
   bool unknown_waits = false;
   for (size_t i = 0; i < word.size();) {
     const size_t begin = i;

@@ -21,8 +21,8 @@ uint64_t Key(Pair pair) {
   return uint64_t{static_cast<uint32_t>(pair.first)} << 32 | static_cast<uint32_t>(pair.second);
 }
 
-// A pair and its count when it was queued. Counts only decrease later, except for pairs with the
-// newest token, which get a new entry. An entry with an outdated count is queued again with the
+// A pair and its count when it was queued. After that a count only decreases, except for pairs with
+// the newest token, which get a new entry. An entry with an outdated count is queued again with the
 // current one, so the first up-to-date entry is the most frequent pair.
 struct Candidate {
   int64_t count;
@@ -43,7 +43,7 @@ struct PairPlaces {
                                // words
 };
 
-// The state of one Learn.
+// The state of one call of Learn.
 class Merger {
  public:
   Merger(const BpeTrainingOptions& options, LearnedBpe* out) : options_(options), out_(*out) {}
@@ -135,10 +135,10 @@ class Merger {
 
   void Merge(Pair pair) {
     const int32_t token = TokenOf(pair);
-    // A pair may reappear through a token that another merge also produces; its rule exists
-    // already.
+    // A pair may reappear through a token that another merge also produces. The rule of the pair
+    // then exists already.
     if (merged_.insert(Key(pair)).second) out_.merges.push_back(pair);
-    // Moved out, since the map may grow while words change.
+    // Moved out of the map, since the map may grow while words change.
     const std::vector<int32_t> places = std::move(pairs_.at(Key(pair)).words);
     std::map<Pair, int64_t> grown;  // pairs with the new token
     for (const int32_t place : places) MergeInWord(pair, token, place, &grown);

@@ -46,8 +46,8 @@ TEST(BpeTrainerTest, MergesTheMostFrequentPairFirst) {
   EXPECT_EQ(bpe.tokens.size(), 256u + 1 + 6);
   EXPECT_EQ(bpe.tokens[0], "<end>");
   EXPECT_EQ(bpe.tokens[1], "!");  // the letters in code point order
-  // Counts: u+g 20, which leaves 12 for p+u; Ġ+p 17; u+n 16; then h+ug and Ġ+h with 15 each, where
-  // h has the smaller id; Ġ+hug 15; Ġp+un 12.
+  // The counts of the merges: u+g 20, after which p+u has only 12; Ġ+p 17; u+n 16; h+ug 15; Ġ+hug
+  // 15; Ġp+un 12. Ġ+h also has 15, but the tie goes to h+ug, because h has the smaller id.
   EXPECT_THAT(MergesOf(bpe), ElementsAre("u+g", "Ġ+p", "u+n", "h+ug", "Ġ+hug", "Ġp+un"));
 }
 

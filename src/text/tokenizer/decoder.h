@@ -31,7 +31,7 @@ enum class DecodeScope {
   kMiddleOfText,  // keeps the spaces that would be stripped at the start or end of a text
 };
 
-// Immutable description of the filters; any number of threads.
+// Immutable description of the filters; thread-safe.
 class TokenDecoder {
  public:
   // A null node joins tokens by spaces. Throws Error for types other than Sequence, ByteLevel,
@@ -53,7 +53,7 @@ class TokenDecoder {
 
 // State of one text in the filters. Single-threaded; must not outlive the decoder. Work per token
 // does not depend on the length of the text. Exception: a Replace with a regular expression in a
-// fused text waits for the end.
+// fused text holds the text back until its end.
 class DecodeStream {
  public:
   DecodeStream(const TokenDecoder& decoder, DecodeScope scope);

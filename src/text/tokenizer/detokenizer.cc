@@ -12,8 +12,8 @@ namespace switchyard {
 namespace {
 
 // True if decoding may start at this token, because the decoder's state after it does not depend on
-// the tokens before. The token must contain a whole character that no decoder strips, and the
-// decoder must not buffer its text together with that of its neighbours.
+// the tokens before. The token must contain a whole character that no decoder strips. The decoder
+// must not buffer the token's text together with that of its neighbours.
 bool StandsByItself(const Tokenizer& tokenizer, int32_t id, bool skip_special_tokens) {
   if (skip_special_tokens && tokenizer.IsSpecial(id)) return false;
   if (IsByteToken(tokenizer.IdToToken(id))) return false;
@@ -27,7 +27,7 @@ bool StandsByItself(const Tokenizer& tokenizer, int32_t id, bool skip_special_to
   return false;
 }
 
-// The end of the prompt that has to be decoded.
+// The part at the end of the prompt that has to be decoded.
 std::span<const int32_t> TailOf(const Tokenizer& tokenizer, bool skip_special_tokens,
                                 std::span<const int32_t> prompt) {
   for (size_t i = prompt.size(); i-- > 0;) {
@@ -67,7 +67,7 @@ std::string IncrementalDetokenizer::Finish() {
 
 // Removes the common prefix of the text and the prompt's remaining text, in whole characters. The
 // texts differ if the generation completes a character that the prompt alone shows as U+FFFD; then
-// the generation's text counts.
+// the generation's text is used.
 std::string IncrementalDetokenizer::DropPromptText(std::string text) {
   if (prompt_text_.empty() || text.empty()) return text;
   size_t common = 0;

@@ -20,10 +20,10 @@ struct TokenizerParts;  // tokenizer_parts.h
 // Belongs to one request; one thread at a time. Must not outlive the tokenizer.
 class IncrementalDetokenizer {
  public:
-  // `prompt`: the ids before the generation. They keep the leading space of a first word, and
-  // complete a character that begins in the prompt. Only the end of the prompt is decoded, from the
-  // last token with text of its own. Byte tokens do not count, since their runs have no limit.
-  // Empty: the generation starts the text.
+  // `prompt`: the ids before the generation; empty if the generation starts the text. With a
+  // prompt, the first word keeps its leading space, and a character that begins in the prompt is
+  // completed. Only the end of the prompt is decoded, from the last token that can be decoded
+  // alone. Byte tokens cannot, since their runs have no limit.
   IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens,
                          std::span<const int32_t> prompt = {});
   ~IncrementalDetokenizer();
@@ -43,8 +43,8 @@ class IncrementalDetokenizer {
   const TokenizerParts* parts_;
   bool skip_special_tokens_;
   std::unique_ptr<DecodeStream> stream_;
-  std::string prompt_text_;  // text of the prompt that the stream has not returned yet, and that
-                             // has to be dropped
+  std::string prompt_text_;  // text of the prompt, still to be returned by the stream and then
+                             // dropped
 };
 
 }  // namespace switchyard

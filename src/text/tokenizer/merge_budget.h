@@ -1,4 +1,5 @@
-// Limits the work of deriving merges from a vocabulary, which tries every split of every token.
+// Limits the work of deriving merges from a vocabulary. The derivation tries every split of every
+// token.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +9,9 @@
 
 namespace switchyard {
 
-// Files of SentencePiece and tiktoken contain tokens, but no merges. The time to derive them grows
-// with the square of a token's length, and tokens that are prefixes of each other have many merges.
-// Lives during one derivation. Used by one thread.
+// Files of SentencePiece and tiktoken contain tokens, but no merges. The time to derive the merges
+// grows with the square of a token's length, and tokens that are prefixes of each other have many
+// merges. Lives during one derivation. Used by one thread.
 class MergeBudget {
  public:
   // `file`: name for errors; must outlive this object.

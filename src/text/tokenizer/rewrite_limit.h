@@ -7,7 +7,8 @@
 
 namespace switchyard {
 
-// Steps that each double a text would otherwise fill any memory within a few lines of JSON.
+// Without this limit, a few lines of JSON could fill any memory with steps that each double the
+// text.
 inline constexpr size_t kMaxRewrittenBytes = size_t{64} << 20;
 
 // Throws Error if a rewriting step grows a text from `before` to `after` bytes, and `after` is

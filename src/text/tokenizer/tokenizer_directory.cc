@@ -54,8 +54,8 @@ void RenamePieces(const Json& decoder, SentencePieceModel* model) {
   }
 }
 
-// Defaults that tokenizer_config.json may omit if the SentencePiece model has them, and a change
-// that transformers makes: added tokens are matched in the raw text. Thus each part between two
+// Adds named tokens of the SentencePiece model that tokenizer_config.json omits. Also makes a
+// change of transformers: added tokens are matched in the raw text, so that each part between two
 // tokens gets its own prefix.
 void CompleteConfig(const SentencePieceModel& model, Json* config) {
   if (config->is_null()) *config = Json::object();

@@ -1,4 +1,4 @@
-// Tokenizers in all files in which checkpoints store them, compared with their reference libraries.
+// Tokenizers in all file formats of checkpoints, compared with their reference libraries.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -32,7 +32,7 @@ std::vector<std::string> Strings(const Json& fragments) {
   };
   std::vector<std::string> strings(1000);
   for (std::string& text : strings) {
-    // Evaluation order: Python draws the count first.
+    // The order of the draws is that of the Python script: the count first.
     for (size_t left = 1 + draw(12); left > 0; --left)
       text += fragments[draw(fragments.size())].get<std::string>();
   }
@@ -191,7 +191,7 @@ TEST_F(DirectoryFilesTest, AddBosAndEosTokens) {
             (Ids{a, 511}));
   EXPECT_EQ(encode({{"add_bos_token", false}}), (Ids{a}));
   EXPECT_EQ(encode({{"add_bos_token", true}}, nullptr), (Ids{510, a}));
-  // The file's own post-processor counts, except for classes that replace it.
+  // The file's own post-processor is used, except for classes that replace it.
   const Ids own = encode(Json::object(), bos_first);
   EXPECT_EQ(own.size(), 2u);
   EXPECT_EQ(encode({{"add_bos_token", true}}, bos_first), own);

@@ -159,7 +159,7 @@ TEST(EncodePiecesTest, ShorterSpecialTokenOfTheTemplateCountsWhereTheLongerOneIs
             (Ids{3, 4}));
 }
 
-// The marks survive every normalizer: the token is only there once the text is normalized.
+// The marks survive every normalizer: the token occurs only in the normalized text.
 TEST(EncodePiecesTest, NormalizedSpecialTokensNeedTrustToo) {
   nlohmann::json json = SmallTokenizer();
   json["added_tokens"].push_back(

@@ -1,4 +1,4 @@
-// What the tokenizer's tests share: the files under tests/data, and small tokenizers to bend.
+// Shared by the tokenizer's tests: the files under tests/data, and a small tokenizer to modify.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ inline std::unique_ptr<Tokenizer> FromJsonValue(const nlohmann::json& json) {
   return Tokenizer::FromJson(json.dump(), "tokenizer.json");
 }
 
-// Merges ab, abc (of ab and c); special <s> (3), byte tokens for 0xC3 and 0xA9, no pre-tokenizer,
-// no decoder.
+// A tokenizer with the merges ab and abc (of ab and c), the special token <s> (3), byte tokens for
+// 0xC3 and 0xA9, no pre-tokenizer, no decoder.
 inline nlohmann::json SmallTokenizer() {
   return nlohmann::json::parse(R"({
     "version": "1.0",

@@ -66,7 +66,7 @@ struct Counts {
   double loss = 0;
   int64_t positions = 0, right = 0;
   int64_t drafts = 0, agreed = 0;          // at positions with a target
-  int64_t all_drafts = 0, all_agreed = 0;  // anywhere
+  int64_t all_drafts = 0, all_agreed = 0;  // at all positions
 };
 
 void Count(const Parameter<float>& head, const Pass<float>& pass, ThreadPool& pool,

@@ -22,12 +22,12 @@ struct ScoreOptions {
 
 // Runs the model once over all of the data, on one rank. Returns an object of
 //   documents, tokens, positions       of the data; positions: number of target tokens
-//   loss, accuracy                     of the next token there: mean cross-entropy, and how often
-//                                      the most likely token is the right one
-//   mtp_positions, mtp_agreement       of those with a first draft of the MTP module: how often the
-//                                      draft equals the model's own choice (the module sees the
-//                                      data's tokens); only if the model has one
-//   mtp_agreement_anywhere             the same over all tokens, not only targets
+//   loss, accuracy                     over the positions: mean cross-entropy, and the fraction at
+//                                      which the most likely token is the target
+//   mtp_positions, mtp_agreement       positions with a draft of the first MTP module, and the
+//                                      fraction at which the draft equals the model's own choice
+//                                      (the module reads the data's tokens); only with MTP modules
+//   mtp_agreement_anywhere             the same fraction over all tokens, not only targets
 //   balancedness, balancedness_worst   mean over MoE layers of mean load over largest load, and the
 //                                      minimum over layers; MTP modules not included
 //   dead_experts                       number of experts that received no token

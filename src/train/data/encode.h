@@ -35,8 +35,8 @@ class DocumentEncoder {
 
   // A text becomes its tokens, with the tokens that the tokenizer adds to every text, and the eos
   // token if there is one and the text does not end with it. Special tokens spelled out in a text
-  // stay text. A chat becomes the output of the template. With kAssistant it is encoded in
-  // segments, split before and after the opening of each assistant turn, as a server sees them.
+  // stay text. A chat becomes the output of the template. With kAssistant it is encoded in segments
+  // split before and after each assistant opening, so that the prompt is tokenized as in serving.
   // Throws Error kInvalid that names the document for a chat without a template or without an
   // assistant turn, and for a template that rejects the chat. kAssistant also requires a template
   // that does not change earlier text as the conversation grows.

@@ -11,8 +11,8 @@ namespace switchyard::train {
 
 struct StageLinkOptions {
   size_t floats = 0;  // maximum message size: rows of a micro-batch · hidden
-  // Message buffers in each direction. One is enough for the schedules of src/schedule. With two a
-  // stage need not wait until the next stage has read its last message.
+  // Message buffers in each direction. One is enough for the schedules of src/schedule. With two, a
+  // stage can send before the receiver has read the previous message.
   int places = 2;
 };
 
@@ -31,7 +31,7 @@ class StageLink {
   // message exceeds `floats`; kTimeout.
   void Send(std::span<const float> rows);              // to the next stage
   void SendGradient(std::span<const float> gradient);  // to the previous stage
-  // Receives the next message. Errors: kTimeout; kPeer if it has another length.
+  // Receives the next message. Errors: kTimeout; kPeer if the message has another length.
   void Receive(std::span<float> rows);              // from the previous stage
   void ReceiveGradient(std::span<float> gradient);  // from the next stage
 

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Message n of a direction: both sides know its length and content.
+// Message n of a direction: both sides can compute its length and content.
 std::vector<float> Message(int n, int direction) {
   return std::vector<float>(static_cast<size_t>((n * 37 + direction * 11) % 50),
                             static_cast<float>(n * 2 + direction));

@@ -12,7 +12,8 @@ namespace {
 constexpr int64_t kBlock = 128;                // rows and keys of a block
 constexpr int64_t kBlockStride = kBlock + 16;  // an odd number of cache lines
 
-// One query head of a sequence, packed. Operands with suffix _on are for products along the rows.
+// One query head of a sequence, packed. Operands with suffix _along are for products along the
+// rows.
 template <typename T>
 struct BackwardHead {
   const AttentionShape<T>& shape;
@@ -42,7 +43,7 @@ void PackBlockRows(const BackwardHead<T>& h, int64_t i, int64_t m, int64_t keys)
 }
 
 // Computes probabilities and gradients of q · k, before the scale, for rows from `row` and keys
-// from `key`. Both are zero for keys that a row does not see.
+// from `key`. Both are zero for keys that are not visible to a row.
 template <typename T>
 void ComputeBlock(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys) {
   for (int64_t i = 0; i < rows; i += kQueryBlock) {
@@ -81,7 +82,7 @@ void ComputeBlock(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t k
   }
 }
 
-// dq of the rows += dS · K. In diagonal blocks each row sees only the keys up to itself.
+// dq of the rows += dS · K. In diagonal blocks a row attends only to the keys up to itself.
 template <typename T>
 void AddToQueries(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys,
                   bool accumulate) {

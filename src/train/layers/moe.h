@@ -48,8 +48,8 @@ struct MoeState {
 // Forward: Route, BeginDispatch, EndDispatch, RunExperts, BeginCombine, EndCombine; SharedForward
 // anywhere before EndCombine. Backward: BeginCombineGradient, EndCombineGradient,
 // RunExpertsGradient, BeginDispatchGradient, EndDispatchGradient; SharedBackward anywhere before
-// the last. Calls with other states may come between a Begin and its End. Every rank makes the same
-// calls, with m = 0 if it has no tokens. Owned by its layer; the rank's thread only.
+// EndDispatchGradient. Calls with other states may come between a Begin and its End. Every rank
+// makes the same calls, with m = 0 if it has no tokens. Owned by its layer; the rank's thread only.
 template <typename T>
 class MoeLayer {
  public:

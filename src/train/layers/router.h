@@ -19,8 +19,8 @@ namespace switchyard::train {
 // K. p[t, e] is the softmax of the router's logits, or sigmoids normalized by their sum. f[e] is
 // E / K times the fraction of tokens that choose e (a constant in the gradient).
 struct BalanceLosses {
-  // Σ_e f[e] · mean_t p[t, e] over the tokens of the micro-batch on all ranks: the Switch
-  // Transformer's form (arXiv:2101.03961, equation 4) of GShard's, for top-k.
+  // Σ_e f[e] · mean_t p[t, e] over the tokens of the micro-batch on all ranks: GShard's loss in the
+  // form of the Switch Transformer (arXiv:2101.03961, equation 4), for top-k.
   double batch = 0.0;
   // The same within each sequence, with sequences weighted by length: DeepSeek-V3's complementary
   // sequence-wise loss (arXiv:2412.19437, equations 17 to 20).

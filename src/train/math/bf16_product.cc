@@ -54,8 +54,9 @@ float* Scratch(int64_t count) {
   return memory.data();
 }
 
-// Packs inner steps [first, first + kSteps) of all columns. Columns are contiguous: each few steps
-// are read from one end to the other, which suits the hardware prefetcher.
+// Packs inner steps [first, first + kSteps) of all columns. The columns of a step are contiguous.
+// kFewSteps steps at a time are read from one end to the other, which suits the hardware
+// prefetcher.
 void PackSteps(const Side& s, int64_t first, const PairLeaves& leaves, float* out) {
   const int64_t end = std::min(s.k, first + kSteps), pairs = s.pairs();
   for (int64_t step = first; step < end; step += kFewSteps) {
@@ -133,8 +134,8 @@ class PackedSides {
   int64_t count_ = 0;
 };
 
-// Rows [i, i + kTileRows) and columns [j, j + n) of one product, or of several products that share
-// an A that is read by rows.
+// Rows [i, i + kTileRows) and columns [j, j + n) of one product, or of several products with the
+// same unpacked A.
 struct Task {
   size_t first, last;
   int64_t i, j, n;

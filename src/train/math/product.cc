@@ -172,8 +172,8 @@ std::vector<Operand> PackAll(std::span<const Product<float>> products, const Ker
   return operands;
 }
 
-// The rows of a transposed A are read together with a stride. If that stride maps all of it to few
-// cache sets, the rows of a tile are packed.
+// A transposed A is read with stride a_col. If this stride maps its elements to few cache sets, the
+// rows of a tile are packed.
 bool PacksRows(const Product<float>& p) { return p.a_row == 1 && p.a_col % kConflictStride == 0; }
 
 // A tile of C: rows [i, i + m), columns [j, j + n), j a multiple of kPanel.
@@ -206,7 +206,8 @@ void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t 
   ScaleResult(Part(p, i, i + m, j, j + n));
 }
 
-// Rows of a tile of C: packed rows fit in a panel, and tiles are halved if there are `few`.
+// Rows of a tile of C: half of kTileRows if rows are packed, so that they fit in a panel, or if
+// there are `few` tiles per thread.
 int64_t TileRows(const Product<float>& p, bool few) {
   return few || PacksRows(p) ? kTileRows / 2 : kTileRows;
 }

@@ -68,8 +68,8 @@ struct RankCoordinates {
   std::vector<int> CopiesGroup() const;        // same slice of the same layers, other rows
   std::vector<int> EpGroup() const;            // different experts
   std::vector<int> ExpertCopiesGroup() const;  // the same experts
-  // The ranks at this rank's position in the first and the last stage; [rank at rank 0's position,
-  // rank] in between, where it is unused.
+  // The ranks at this rank's position in the first and the last stage. On the stages in between the
+  // group is unused; it has the first and this stage.
   std::vector<int> EmbeddingGroup() const;
   // The layers of this rank's stage: even ranges, longer ones first.
   StageRange Stage(const ModelConfig& config) const;

@@ -20,9 +20,9 @@ namespace switchyard::train {
 struct LearnerOptions {
   // Auxiliary-loss-free balancing: step of an expert's selection bias after a step; 0: off.
   double bias_step = 0.0;
-  // Scales that step with the learning rate, so that choices settle as weights do. With a constant
-  // step, loads keep oscillating by it until the end. DeepSeek-V3 sets it to zero for its last
-  // tokens (arXiv:2412.19437, 4.2).
+  // Scales bias_step with the learning rate, so that expert choices settle as the weights do. With
+  // a constant step, loads oscillate until the end of the run. DeepSeek-V3 sets the step to zero
+  // for the last tokens (arXiv:2412.19437, 4.2).
   bool bias_step_falls = true;
   // The order of operations; results are bitwise independent of it.
   schedule::Order order = schedule::Order::kPlain;

@@ -22,8 +22,8 @@ class Layouts : public ::testing::TestWithParam<std::string> {
   const Batch batch = testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6);
   const LayoutResult one = RunLayout(config, batch, {.losses = Options()});
 
-  // float64 reference with the same weights: where large terms cancel, even one rank exceeds the
-  // bound.
+  // float64 reference with the same weights. Where large terms cancel, even the float32 gradient of
+  // one rank differs from it by more than the bound.
   const std::map<std::string, std::vector<double>> exact = Exact();
 
   std::map<std::string, std::vector<double>> Exact() const {
@@ -45,7 +45,7 @@ class Layouts : public ::testing::TestWithParam<std::string> {
     EXPECT_NEAR(found.norms[0], one.norms[0], 1e-6 * one.norms[0]);
     EXPECT_EQ(found.loads, one.loads);
     ASSERT_EQ(found.gradients.size(), one.gradients.size());
-    // If no token's sum is split, an expert receives the same rows in the same order.
+    // Without TP and without copies of experts, an expert receives the same rows in the same order.
     const bool bits = run.layout.tp == 1 && run.layout.ep == run.layout.dp;
     for (const auto& [name, gradient] : one.gradients) {
       const std::vector<double>& wanted = exact.at(name);

@@ -1,5 +1,5 @@
-// Runs are bitwise independent of the schedule, the form of the exchange, and the time of gradient
-// sums. Pipeline stages learn the same as one rank.
+// Runs are bitwise independent of the schedule, the form of the exchange, and the timing of
+// gradient sums. Pipeline stages learn the same as one rank.
 #include <gmock/gmock.h>
 
 #include <mutex>

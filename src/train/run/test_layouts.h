@@ -69,7 +69,7 @@ using Tensors = std::map<std::string, std::vector<float>>;
 // Results over all ranks, with whole tensors.
 struct LayoutResult {
   Tensors gradients;  // of the last step
-  Tensors values;     // after it
+  Tensors values;     // after the last step
   std::vector<double> curve, norms;
   std::vector<std::vector<float>>
       loads;  // [MoE layers in order of the stages, E], of the last step

@@ -88,7 +88,7 @@ StepReport Trainer::Step() {
   SamplePosition position = state_.position;
   const std::vector<Row> rows = corpus_.Take(options_.rows_per_step, &position);
   StepReport report{.step = state_.step + 1};
-  // Every rank knows all rows of the step, and computes the step's sums without communication.
+  // Every rank has all rows of the step, and computes the step's sums without communication.
   StepSize size{.targets = 0, .tokens = 0};
   for (const Row& row : rows) {
     Batch batch;

@@ -64,10 +64,10 @@ class Trainer {
 
   // Steps until the schedule's last step, or until `stop` returns true on some rank; then saves.
   // Reports every step. If an intermediate checkpoint cannot be written, `warn` is called, and the
-  // next save tries again. The last checkpoint also warns, is retried for options.full_disk_wait,
-  // and then throws. Throws Error kInvalid, on every rank, if loss or gradient is not finite. The
-  // error names step, tensor and the last good checkpoint; the parameters are then still those of
-  // the previous step.
+  // next save tries again. If the last checkpoint cannot be written, `warn` is called, the write is
+  // retried for options.full_disk_wait, and then the error is thrown. Throws Error kInvalid, on
+  // every rank, if loss or gradient is not finite. The error names step, tensor and the last good
+  // checkpoint; the parameters are then still those of the previous step.
   void Run(const std::function<void(const StepReport&)>& report, const std::function<bool()>& stop,
            const std::function<void(const std::string&)>& warn);
 

@@ -13,10 +13,10 @@
 namespace switchyard::cuda {
 namespace {
 
-// Large reductions use NCCL, everything else peer memory. Measured on four H200s, NCCL against peer
-// memory: all-reduce, NCCL is faster from 16 MB (94 against 105 µs). Reduce-scatter (one NCCL
-// reduce per part): from about 40 MB (16 MB: 91 against 62 µs, 64 MB: 198 against 229 µs).
-// All-gather: never (64 MB: 227 against 190 µs).
+// Large reductions use NCCL, everything else peer memory. Measured on four H200s; times are of
+// NCCL, then of peer memory. All-reduce: NCCL is faster from 16 MB (94 and 105 µs). Reduce-scatter,
+// one NCCL reduce per part: NCCL is faster from about 40 MB (16 MB: 91 and 62 µs; 64 MB: 198 and
+// 229 µs). All-gather: NCCL is never faster (64 MB: 227 and 190 µs).
 class MixedCollectives : public Collectives {
  public:
   MixedCollectives(std::unique_ptr<Collectives> peer, std::unique_ptr<Collectives> nccl,
@@ -43,7 +43,7 @@ class MixedCollectives : public Collectives {
   size_t max_peer_bytes_;
 };
 
-// Exchanged by all ranks at setup, so that all make the same choice.
+// Exchanged by all ranks at setup, so that all choose the same transport.
 struct GroupSetup {
   bool one_host = false, nccl = false;  // the rank's group is on one host; NCCL is usable
   NcclUniqueId id;                      // for the group of which this is the first rank
@@ -52,7 +52,7 @@ struct GroupSetup {
 std::vector<GroupSetup> ExchangeGroupSetup(RankComm& comm, const PeerMemory& memory,
                                            const std::vector<int>& group, bool wants_nccl) {
   GroupSetup mine = {.one_host = memory.OnThisHost(group)};
-  // NCCL allocates GPU memory, so it is not loaded where nothing would use it.
+  // NCCL allocates GPU memory, so it is loaded only if it may be used.
   if (wants_nccl || !mine.one_host) {
     const NcclLibrary& nccl = NcclLibrary::Get();
     mine.nccl = nccl.missing.empty() && (nccl.shares_gpus || memory.HasDistinctGpus(group));
@@ -64,7 +64,7 @@ std::vector<GroupSetup> ExchangeGroupSetup(RankComm& comm, const PeerMemory& mem
   return cards;
 }
 
-// The reason that NCCL is unavailable, as far as this rank knows.
+// Why NCCL is unavailable: this rank's own reason if it has one, else the possible reasons.
 std::string WhyNoNccl() {
   const std::string& missing = NcclLibrary::Get().missing;
   return missing.empty() ? "NCCL is not usable by all ranks, or ranks share a GPU" : missing;
@@ -95,7 +95,7 @@ std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
     LOG_INFO("collectives of all sizes use peer memory: {}", WhyNoNccl());
 
   std::unique_ptr<Collectives> peer, nccl;
-  // Also for a group of one member, where it does nothing.
+  // A group of one member has PeerCollectives on any number of hosts; its operations do nothing.
   if (one_host || group.size() == 1)
     peer = std::make_unique<PeerCollectives>(memory, group, stream);
   if ((!one_host || (wants_nccl && has_nccl)) && group.size() > 1) {

@@ -38,12 +38,11 @@ void NcclWatch::Look(std::chrono::steady_clock::time_point start) {
     AbortAll();
     Meet();  // throws the reason
   }
-  // Peer memory kernels time out by themselves and report the missing peer, so they get a head
-  // start.
+  // Waits longer than the timeout of peer memory kernels, because these report the missing peer.
   constexpr std::chrono::seconds kLater{1};
   if (std::chrono::steady_clock::now() - start < timeout_ + kLater) return;
   AbortAll();
-  Meet();  // throws who is missing
+  Meet();  // its timeout error names the missing rank
   throw Error(ErrorKind::kTimeout,
               fmt::format("rank {} waited {:g} s for GPU work behind NCCL kernels, and so did all "
                           "other ranks: all are alive, but NCCL cannot connect their GPUs",

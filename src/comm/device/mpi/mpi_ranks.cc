@@ -95,14 +95,14 @@ class MpiRanks : public RemoteRanks {
     MPI_Request beats_request = MPI_REQUEST_NULL;
   };
 
-  // Of a wait of the rank's thread.
+  // Limit of a wait on the rank's thread.
   std::function<bool()> BeatUntilAborted() {
     return [this] {
       if (const uint64_t beats = local_arena_.Beat(); beats != 0) SendBeats(beats);
       return local_arena_.aborted();
     };
   }
-  // Of a wait of the progress thread. Heartbeats are received meanwhile: if a peer is stopped
+  // Limit of a wait on the progress thread. Heartbeats are received meanwhile: if a peer is stopped
   // within a transfer, those of the other peers must still arrive.
   Limit UntilStopped() {
     return {.stop = [this] {
@@ -129,8 +129,9 @@ class MpiRanks : public RemoteRanks {
   std::vector<Peer> peers_;            // by rank; the rank's thread
   steady_clock::time_point send_due_;  // of the next heartbeat; the rank's thread
   steady_clock::time_point poll_due_;  // for heartbeats of peers; the progress thread
-  // Orders this rank's arena accesses before a send with those that serve the peer's response:
-  // released by the rank's thread, acquired by the progress thread before it accesses the arena.
+  // Counts sends, to order arena accesses: those of the rank's thread up to a send, then those that
+  // handle the peer's response. The rank's thread releases the counter. The progress thread
+  // acquires it before it accesses the arena.
   std::atomic<uint64_t> sent_{0};
   std::atomic<int> byes_{0};
   std::atomic<bool> stop_{false};
@@ -229,7 +230,8 @@ void MpiRanks::SendBeats(uint64_t beats) noexcept {
     Peer& peer = peers_[rank];
     int done = 0;
     MPI_Test(&peer.beats_request, &done, MPI_STATUS_IGNORE);
-    // If the peer has not received the last one, only the final one, 0, waits for that.
+    // While the peer has not received the previous heartbeat, no other is sent. Only the final one,
+    // 0, waits for that.
     const auto one_second = Limit::After(milliseconds(1000), [] { return false; });
     if (done == 0 && (beats != 0 || !mpi::Finish({&peer.beats_request, 1}, one_second))) continue;
     peer.beats = beats;

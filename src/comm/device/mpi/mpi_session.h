@@ -21,7 +21,7 @@ class MpiSession {
   // Limits of the waits for other ranks during startup.
   struct Options {
     std::chrono::milliseconds timeout{300'000};
-    std::function<bool()> give_up;  // polled; stays true once it is; may be empty
+    std::function<bool()> give_up;  // polled; must stay true once true; may be empty
     // Has to end the process, since MPI_Init cannot be interrupted. Called from another thread when
     // MPI_Init waits for too long; `why` names the waiting rank, and is empty after give_up.
     std::function<void(const std::string& why)> abandon;
@@ -34,8 +34,8 @@ class MpiSession {
 
   int rank() const;
 
-  // At startup: rank 0 receives the statement of every rank, by rank, and broadcasts its decision.
-  // Error kTimeout names the missing rank. Nullopt if give_up returns true.
+  // At startup: rank 0 receives the statements of all ranks, in order of rank, and broadcasts its
+  // decision. Error kTimeout names the missing rank. Nullopt if give_up returns true.
   using Decide = std::function<std::string(const std::vector<std::string>&)>;
   std::optional<std::string> Agree(const std::string& statement, const Decide& decide);
 

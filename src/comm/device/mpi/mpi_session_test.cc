@@ -117,11 +117,11 @@ struct Output {
   std::string text;
 };
 
-// `more`: a part of the command line, after the ranks.
+// `more`: further arguments of mpirun, after the command of the ranks.
 Output RunUnderMpi(int ranks, const std::string& part, const std::string& more = {}) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-  // Run as root, with more ranks than cores, and without access to each other's memory, as in
-  // containers. OpenMPI's leaks at exit are not this program's.
+  // Allows root, more ranks than cores, and ranks without access to each other's memory, as in
+  // containers. Leak detection is off because OpenMPI leaks at exit.
   const std::string command = fmt::format(
       "ASAN_OPTIONS=detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
       "OMPI_MCA_btl_vader_single_copy_mechanism=none "

@@ -30,8 +30,8 @@ using std::chrono::steady_clock;
 constexpr milliseconds kAbortTimeout = 1s;    // timeout for notifying all peers of an abort
 constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for the kBye of all peers
 constexpr milliseconds kBeatTimeout = 1s;     // timeout for a frame that fits the socket's buffer
-// A failing peer sends the reason on the connection that it opened, which may be read slightly
-// after the other connection is found closed.
+// How long to wait for a failing peer's reason. It arrives on the connection that the peer opened,
+// possibly slightly after the other connection is found closed.
 constexpr milliseconds kReasonTime = 300ms;
 
 template <typename T>
@@ -69,7 +69,7 @@ class TcpRanks : public RemoteRanks {
   };
   enum class CloseReason { kNone, kBye, kAbort };  // the peer's last frame
 
-  // Of a wait of the rank's thread.
+  // Limit of a wait on the rank's thread.
   IoLimit Limit(milliseconds timeout) {
     return IoLimit::After(timeout, [this] {
       if (const uint64_t beats = local_arena_.Beat(); beats != 0) SendBeats(beats);
@@ -95,8 +95,9 @@ class TcpRanks : public RemoteRanks {
   const TcpWorld world_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null for ranks of this node
 
-  // Orders this rank's arena accesses before a send with those that serve the peer's response:
-  // released by the rank's thread, acquired by the server threads before they access the arena.
+  // Counts sends, to order arena accesses: those of the rank's thread up to a send, then those that
+  // handle the peer's response. The rank's thread releases the counter. The server threads acquire
+  // it before they access the arena.
   std::atomic<uint64_t> sent_{0};
   std::atomic<bool> leaving_{false};  // the destructor closes connections
 
@@ -121,7 +122,8 @@ bool TcpRanks::Connect(TcpListener& listener, milliseconds timeout,
     if (give_up && give_up()) stopped = true;
     return stopped || failed || local_arena_.aborted();
   });
-  // Every rank accepts while it opens, since both ends take part in a handshake.
+  // Every rank accepts connections while it opens its own, since both ends take part in a
+  // handshake.
   std::exception_ptr accept_error, open_error;
   std::thread acceptor([&] {
     pthread_setname_np(pthread_self(), "acceptor");
@@ -318,7 +320,7 @@ void TcpRanks::Serve(int rank) {
   if (parting == CloseReason::kNone && !leaving_) {
     local_arena_.Abort(fmt::format("{} is gone: {}", world_.Describe(rank), why));
   }
-  // Holds the mutex to the end, since the destructor may continue after it is released.
+  // Holds the mutex to the end, since the destructor may continue once the mutex is released.
   const std::lock_guard lock(mutex_);
   --serving_;
   peer_closed_.notify_all();
@@ -385,8 +387,8 @@ bool TcpRanks::ReceiveReason(TcpStream& in, const Frame& frame) {
 
 // ---- Shutdown ----
 
-// To close a socket with unread bytes resets the connection, which could discard data that the peer
-// has not read yet. So both ends send kBye, and each reads up to the other's.
+// Closing a socket with unread bytes resets the connection, which could discard data that the peer
+// has not read yet. So both ends send kBye, and each reads up to the kBye of the other.
 void TcpRanks::SendGoodbye() {
   const Frame frame{.kind = FrameKind::kBye};
   for (const auto& peer : peers_) {

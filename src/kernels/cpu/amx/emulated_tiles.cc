@@ -96,7 +96,7 @@ void EmulatedTiles::Store(int tile, void* to, int64_t stride) {
   }
 }
 
-// Other shapes are an undefined opcode.
+// Hardware raises #UD for other shapes.
 void EmulatedTiles::CheckProduct(int c, int a, int b) {
   CHECK(c != a && c != b && a != b);
   for (const int tile : {c, a, b}) CHECK_EQ(At(tile).bytes % 4, 0);

@@ -6,8 +6,8 @@
 namespace switchyard::kernels::cpu::amx {
 
 // Installs the SIGILL handler for all threads of this process; idempotent. Other illegal
-// instructions go to the previous handler. On CPUs with AMX, granted to the process, no instruction
-// faults and the hardware runs them.
+// instructions go to the previous handler. If the CPU has AMX and Linux has granted it to the
+// process, tile instructions do not fault and run on the hardware.
 void EmulateMissingTiles();
 
 }  // namespace switchyard::kernels::cpu::amx

@@ -1,6 +1,6 @@
 // AVX2 int8 products in 16-bit arithmetic. x is widened once for all weight rows of a task. Weights
-// are widened as they are loaded, on execution ports that do not multiply: shifts with even and odd
-// columns separated use fewer of them than vpmovsxbw (176 against 168 GOP/s in L1). The 8-bit
+// are widened as they are loaded, by shifts that separate even and odd columns. Shifts use ports
+// that do not multiply, and fewer of them than vpmovsxbw (176 against 168 GOP/s from L1). The 8-bit
 // alternative (vpsignb, vpmaddubsw, vpmaddwd) needs three instructions on the two multiply ports
 // per 32 products; this one needs two.
 #include "kernels/cpu/simd/int8.h"

@@ -3,8 +3,9 @@
 // exponentials after their float32 sum. Blocks, parts, maxima and sums are as in simd/attention.h.
 //
 // Within a block, a query's row of exponentials is zero for keys that it does not attend to, so all
-// queries of a tile visit the same pairs. Zeros change no sum: sums after a product are normal or
-// zero, and the first key that a query attends to would have flushed anything smaller.
+// queries of a tile visit the same pairs. Zeros change no sum. vdpbf16ps flushes subnormals, so
+// every sum that it has added to is normal or zero. A subnormal initial sum would be flushed by the
+// query's first key anyway.
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/bf16_pairs.h"
@@ -196,7 +197,7 @@ template <int M, int N>
   requests = next;
 }
 
-// For the queries that attend to a key of the block; these are consecutive.
+// Adds the values for all queries that attend to a key of the block; these queries are consecutive.
 void AddValues(PairState& s, int64_t block, bool whole) {
   const auto sees = [&](int64_t i) {
     const KeyRange range = s.Range(i, block);

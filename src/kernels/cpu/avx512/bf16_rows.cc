@@ -85,8 +85,8 @@ template <int M, int N, int64_t kAhead>
   }
 }
 
-// Rows [first, first + rows) of x. All of them use four weight rows before the next: the first tile
-// loads these from L2 or memory, later tiles hit L1.
+// Multiplies rows [first, first + rows) of x with four weight rows at a time. The first tile of x
+// loads the weights from L2 or memory, later tiles hit L1.
 void MultiplyPairs(const LinearTask& t, int64_t first, int64_t rows) {
   const int64_t tiles = (rows + kPairRows - 1) / kPairRows;
   for (int64_t n = t.begin; n < t.end; n += kTileCols) {

@@ -30,7 +30,7 @@ struct Vnni {
   }
   static __m512 Outputs(const LinearTask& t, const Panel& p, int64_t row, int v, Sum sums) {
     const Int8Row& x = t.codes.rows[row];
-    // Subtract the weights' offset, which is part of every sum.
+    // Every sum contains kOffset · Σ x, from the offset of the weights.
     const uint32_t offset = kOffset * static_cast<uint32_t>(x.sum);
     sums = _mm512_sub_epi32(sums, _mm512_set1_epi32(static_cast<int32_t>(offset)));
     return ScaledSums<Vnni>(sums, x.scale, p, v);

@@ -3,8 +3,9 @@
 // sums need no reduction across lanes. Packing 1 KiB takes about 100 instructions. The stored
 // weights remain unchanged, mapped and shared.
 //
-// P, one per product kind and instruction set, defines what is packed, and separates functions that
-// the linker must not share (kernels/cpu/kernel_table.h):
+// P, one type per product kind and instruction set, defines what is packed. As a template argument
+// it also gives each instruction set its own functions, which the linker must not merge
+// (kernels/cpu/kernel_table.h):
 //   static constexpr int kWeightBytes;        bytes per weight
 //   static constexpr bool kScaled;            one scale per weight row
 //   static __m512i Encode(__m512i weights);   encodes weights as operands
@@ -118,7 +119,7 @@ struct SixteenRows {
   }
   // Calls take(lines, groups) for all of K in order: `groups` valid groups, then zeros. Reads cache
   // lines exactly once, because rows a power of two apart evict one another from L1. If the row
-  // stride is not a whole number of lines, the lines of the first row count.
+  // stride is not a whole number of lines, this holds for the lines of the first row.
   template <class Take>
   [[gnu::always_inline]] void ForLines(const Take& take) const {
     PanelLines lines;

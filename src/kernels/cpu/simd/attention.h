@@ -38,7 +38,7 @@ struct AttentionState : QueryKeys<V> {
     keys = weights + kQueryBlock * kKeyBlock;
     values = keys + kKeyBlock * Padded<V>(task.k_width);
   }
-  // At most PartialFloats; a multiple of the lanes.
+  // Floats of one KeySums: at most PartialFloats, a multiple of the lanes.
   int64_t SumsFloats() const { return kQueryBlock * (this->acc_stride + 2); }
 
   // Finds the keys of the block after `block`, up to key `keys`.

@@ -162,8 +162,8 @@ template <class D, int M, int N, int64_t kAhead>
   for (int r = 0; r < M; ++r) StoreInt8Sums<D>(t, o, i + r, sums[r]);
 }
 
-// Rows [first, first + count) of x. All of them use a few weight rows before the next: the first
-// tile loads these from L2 or memory, later tiles hit L1.
+// Multiplies rows [first, first + count) of x with a few weight rows at a time. The first tile of x
+// loads the weights from L2 or memory, later tiles hit L1.
 template <class D>
 void MultiplyInt8(const LinearTask& t, const Int8Input<D>& x, int64_t first, int64_t count) {
   const int64_t tiles = (count + D::kTileRows - 1) / D::kTileRows;

@@ -18,8 +18,9 @@ namespace switchyard::kernels::cpu::simd {
 
 constexpr int kTileCols = 4;  // weight rows per register tile
 
-// Rows of x per tile with unpacked weights. Where unpacking is cheap, a tile has many rows of x and
-// two weight rows: these are converted once, and GCC 12 spills 3 × 4 AVX2 accumulators.
+// Rows of x per tile with unpacked weights. For formats that are cheap to unpack, a tile has many
+// rows of x and two weight rows: each weight row is converted once. With four weight rows, GCC 12
+// would spill 3 × 4 AVX2 accumulators.
 template <class V>
 constexpr int DirectRows(int bits) {
   return bits >= 16 ? V::kDirectRows : V::kTileRows;

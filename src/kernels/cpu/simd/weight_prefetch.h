@@ -46,8 +46,8 @@ struct WeightPrefetch {
 
 // Prefetch in turns: several tiles of x share a block of weight rows, and each prefetches part of a
 // later block. All of them then multiply while memory responds. If only the first tile prefetched,
-// it would stall on memory, and memory would idle during the others: 7 to 12 rows in bfloat16 were
-// 5 to 15 % slower.
+// it would stall on memory, and memory would idle during the other tiles: 7 to 12 rows of x in
+// bfloat16 were 5 to 15 % slower.
 struct PrefetchTurns {
   // Byte offset from a weight to the same column of the later block. 0 if there is none: the
   // prefetch then hits the line being read, which costs next to nothing.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the ten slowest compilations of the last builds and the ten slowest tests of a build folder: scripts/dearest.py DIR."""
+"""Prints the ten slowest compilations of the last builds and the ten slowest tests of a build folder: scripts/slowest.py DIR."""
 
 import pathlib
 import sys

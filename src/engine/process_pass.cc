@@ -1,0 +1,223 @@
+// What follows a pass: sequences advance, tokens are sampled, finished requests end.
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "engine/rank_engine_impl.h"
+#include "engine/sampler/logprobs.h"
+#include "engine/sampler/softmax.h"
+
+namespace switchyard {
+
+bool RankEngine::Impl::Rows::finite() const {
+  return AllFinite(logits) && std::ranges::all_of(drawn, [](int32_t id) { return id >= 0; });
+}
+
+void RankEngine::Impl::AdvanceLaunched() {
+  if (!plan.empty()) ++counters.steps;
+  int32_t row = 0;
+  for (size_t i = 0; i < plan.size(); ++i) {
+    Sequence& sequence = *plan[i].sequence;
+    const Part& part = parts[i];
+    if (!part.decoding) counters.prefill_tokens += part.rows;
+    sequence.computed = part.end;
+    row += static_cast<int32_t>(part.logit_rows);
+    if (part.logit_rows == 0) continue;
+    sequence.tokens.push_back(Sequence::kUnknown);
+    ++sequence.unknown;
+    sequence.unknown_row = row - 1;
+    sequence.complete = sequence.output_length() >= sequence.request.sampling.max_new_tokens ||
+                        sequence.length() >= max_length;
+  }
+  launched = std::exchange(parts, {});
+}
+
+void RankEngine::Impl::ProcessLaunched(std::span<const Part> pass) {
+  std::span<const int32_t> drawn;
+  {
+    const profile::Span span(options.profiler, {.name = "collect"});
+    drawn = model.Collect();
+  }
+  std::map<uint64_t, std::string> router_faults;
+  // All ranks of the group have the same tokens, so all of them call this collective or none.
+  if (std::ranges::any_of(drawn, [](int32_t token) { return token < 0; }))
+    router_faults = FaultsOf(pass);
+  size_t row = 0;
+  for (const Part& part : pass) {
+    row += part.logit_rows;
+    const auto entry = table.find(part.id);
+    if (entry == table.end()) continue;  // aborted, or ended with its previous token
+    Sequence& sequence = entry->second;
+    if (const auto fault = router_faults.find(part.id);
+        fault != router_faults.end() && sequence.router_fault.empty())
+      sequence.router_fault = fault->second;
+    if (part.logit_rows > 0) {
+      ProcessDrawn(sequence, part, drawn[row - 1]);
+    } else if (sequence.computed >= part.end) {  // not retracted
+      sequence.settled = part.end;
+    }
+  }
+}
+
+std::map<uint64_t, std::string> RankEngine::Impl::FaultsOf(std::span<const Part> pass) {
+  ForwardBatch alive;
+  for (const Part& part : pass) {
+    const auto entry = table.find(part.id);
+    if (entry == table.end() || entry->second.computed < part.end) continue;
+    alive.sequences.push_back({.rows = static_cast<int32_t>(part.rows),
+                               .kv_len = static_cast<int32_t>(part.end),
+                               .pages = entry->second.cache.pages.data()});
+    alive.request_ids.push_back(part.id);
+  }
+  std::map<uint64_t, std::string> by_id;
+  const std::vector<std::string> found = model.RouterFaults(alive);
+  for (size_t i = 0; i < found.size(); ++i)
+    if (!found[i].empty()) by_id[alive.request_ids[i]] = found[i];
+  return by_id;
+}
+
+void RankEngine::Impl::ProcessDrawn(Sequence& sequence, const Part& part, int32_t token) {
+  if (token < 0) return FailNotFinite(sequence);
+  sequence.tokens[part.end] = token;
+  --sequence.unknown;
+  if (sequence.computed >= part.end) {
+    sequence.settled = part.end;
+    if (!part.decoding) cache.Publish(std::span(sequence.tokens).first(part.end), sequence.cache);
+  }
+  RequestOutput output = NewOutput(sequence);
+  output.new_tokens.push_back(token);
+  ++counters.decode_tokens;
+  CheckFinished(sequence, token, part.end + 1, output);
+  const bool finished = output.finish != FinishReason::kNone;
+  answers.push_back(std::move(output));
+  if (!finished) return;
+  sequence.Truncate(part.end + 1);
+  sequence.computed = std::min(sequence.computed, part.end);
+  Close(sequence, /*discard=*/false);
+}
+
+void RankEngine::Impl::ProcessPass(Rows all) {
+  if (batch.draws.empty()) {
+    all.drawn = {};
+    CHECK_EQ(std::ssize(all.logits), std::ssize(batch.logit_rows) * vocab);
+  } else {
+    CHECK_EQ(all.drawn.size(), batch.logit_rows.size());
+  }
+  if (!plan.empty()) ++counters.steps;
+  // All ranks of the group have the same logits, so either all of them call this collective or
+  // none.
+  faults.clear();
+  if (!all.finite()) faults = model.RouterFaults(batch);
+  size_t begin = 0;
+  int64_t first_row = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Part& part = parts[i];
+    Rows own;
+    if (batch.draws.empty()) {
+      own.logits = all.logits.subspan(begin * vocab, part.logit_rows * vocab);
+    } else {
+      own.drawn = all.drawn.subspan(begin, part.logit_rows);
+    }
+    begin += part.logit_rows;
+    first_row += part.rows;
+    const auto entry = table.find(part.id);
+    if (entry == table.end()) continue;  // ended with the token of the launched pass before
+    Sequence& sequence = entry->second;
+    AppendRoutedExperts(sequence, part, first_row - part.rows);
+    if (i < faults.size() && !faults[i].empty() && sequence.router_fault.empty())
+      sequence.router_fault = faults[i];
+    Finish(sequence, part, own);  // may end the sequence
+  }
+}
+
+void RankEngine::Impl::AppendRoutedExperts(Sequence& sequence, const Part& part,
+                                           int64_t first_row) {
+  if (!sequence.routed_experts_pending() || part.end <= sequence.next_routed) return;
+  const int64_t width = model.routed_width(), first = sequence.next_routed - sequence.computed;
+  CHECK_GE(first, 0);  // guaranteed by max_reusable
+  const auto rows =
+      model.routed_experts().subspan((first_row + first) * width, (part.rows - first) * width);
+  sequence.routed_experts.insert(sequence.routed_experts.end(), rows.begin(), rows.end());
+  sequence.next_routed = part.end;
+}
+
+void RankEngine::Impl::FailNotFinite(Sequence& sequence) {
+  const std::string error = sequence.router_fault.empty()
+                                ? "the model returned logits that are not finite (NaN or infinity)"
+                                : sequence.router_fault;
+  Fail(sequence, error);
+}
+
+void RankEngine::Impl::Finish(Sequence& sequence, const Part& part, const Rows& own) {
+  const Sequence::RowRange rows = sequence.LogitRows(part.rows);
+  if (!part.decoding) counters.prefill_tokens += part.rows;
+  if (!own.finite()) return FailNotFinite(sequence);
+  AppendInputLogprobs(sequence, rows, own.logits);
+  sequence.computed = sequence.settled = part.end;
+  if (sequence.pending() > 0) return;
+  if (!part.decoding) cache.Publish(sequence.settled_tokens(), sequence.cache);
+  SampleToken(sequence, own);
+}
+
+void RankEngine::Impl::AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
+                                           std::span<const float> logits) {
+  for (int64_t row = rows.first; row < rows.end && sequence.logprobs_pending(); ++row) {
+    const int64_t position = sequence.next_logprob++;
+    CHECK_EQ(position, row + 1);
+    sequence.input_logprobs.push_back(LogprobsAt(logits.subspan((row - rows.first) * vocab, vocab),
+                                                 sequence.tokens[position],
+                                                 sequence.request.logprob));
+  }
+}
+
+std::optional<int32_t> RankEngine::Impl::Draw(const Sequence& sequence, const Rows& own) {
+  if (!own.drawn.empty()) return own.drawn.back();
+  const SamplingParams& params = sequence.request.sampling;
+  return sampler.Draw(own.logits.last(vocab), params, sequence.prompt(), sequence.output(),
+                      *params.seed);
+}
+
+void RankEngine::Impl::SampleToken(Sequence& sequence, const Rows& own) {
+  const SamplingParams& params = sequence.request.sampling;
+  RequestOutput output = NewOutput(sequence);
+  output.input_logprobs = std::exchange(sequence.input_logprobs, {});
+  if (params.max_new_tokens == 0) {  // prompt logprobs only
+    output.finish = FinishReason::kLength;
+  } else {
+    const std::optional<int32_t> token = Draw(sequence, own);
+    if (!token) {
+      Fail(sequence, "the request's banned tokens and its minimum leave no token to sample",
+           ErrorKind::kInvalid);
+      return;
+    }
+    if (sequence.request.logprob.enabled)
+      output.output_logprobs.push_back(
+          LogprobsAt(own.logits.last(vocab), *token, sequence.request.logprob));
+    output.new_tokens.push_back(*token);
+    sequence.tokens.push_back(*token);
+    ++counters.decode_tokens;
+    CheckFinished(sequence, *token, sequence.length(), output);
+  }
+  const bool finished = output.finish != FinishReason::kNone;
+  answers.push_back(std::move(output));
+  if (finished) Close(sequence, /*discard=*/false);
+}
+
+void RankEngine::Impl::CheckFinished(const Sequence& sequence, int32_t token, int64_t length,
+                                     RequestOutput& output) const {
+  const SamplingParams& params = sequence.request.sampling;
+  const auto holds = [token](const std::vector<int32_t>& ids) {
+    return std::find(ids.begin(), ids.end(), token) != ids.end();
+  };
+  if (holds(params.stop_token_ids) || (!params.ignore_eos && holds(options.eos_token_ids))) {
+    output.finish = FinishReason::kStop;
+    output.matched = token;
+  } else if (length - sequence.prompt_length >= params.max_new_tokens || length >= max_length) {
+    output.finish = FinishReason::kLength;
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,101 @@
+// The state of a rank's engine. Internal to rank_engine.cc and process_pass.cc.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/kv_cache/kv_cache.h"
+#include "engine/rank_engine.h"
+#include "engine/sampler/sampler.h"
+#include "engine/scheduler/scheduler.h"
+
+namespace switchyard {
+
+struct RankEngine::Impl {
+  Impl(Options options, ForwardFunction& model);
+
+  void Enqueue(const EngineRequest& request);
+  void Abort(uint64_t id);
+  StepCounts Plan();
+  StepOutputs Run(std::span<const StepCounts> groups);
+  void SetGroups(std::span<const StepCounts> groups);
+  std::span<const float> Forward();
+  void Launch();
+  bool HasWork() const { return !table.empty() || !answers.empty() || launched; }
+  EngineStats Stats() const;
+
+  // Throws Error kInvalid if the request can never run.
+  void CheckRequest(const EngineRequest& request) const;
+  // Logit rows of a pass: their logits, or the tokens that the model drew from them.
+  struct Rows {
+    std::span<const float> logits;   // [rows, vocab]
+    std::span<const int32_t> drawn;  // [rows], −1: a logit is not finite
+    bool finite() const;
+  };
+  // Enables drawing in the model if it supports it and no row of the batch needs its logits here.
+  void RequestDeviceSampling();
+  // Writes one log line every --decode-log-interval steps with decoding.
+  void LogDecoding();
+  // A sequence's part of a pass. The sequence may end before the pass does.
+  struct Part {
+    uint64_t id = 0;
+    int64_t rows = 0, end = 0;  // the rows of positions [end − rows, end)
+    size_t logit_rows = 0;
+    bool decoding = false;
+  };
+  // Whether the planned pass need not end before the next one is planned.
+  bool CanLaunch() const;
+  // Advances the sequences of the planned batch as far as possible without its tokens.
+  void AdvanceLaunched();
+  // Processes the tokens that a launched pass has drawn.
+  void ProcessLaunched(std::span<const Part> launched);
+  void ProcessDrawn(Sequence& sequence, const Part& part, int32_t token);
+  // The router faults of the sequences of a launched pass, by id.
+  std::map<uint64_t, std::string> FaultsOf(std::span<const Part> launched);
+  // Processes the results of the planned batch's pass.
+  void ProcessPass(Rows all);
+  // Processes one sequence's part of a pass, row by row.
+  void Finish(Sequence& sequence, const Part& part, const Rows& own);
+  // `first_row`: the part's first row in the batch.
+  void AppendRoutedExperts(Sequence& sequence, const Part& part, int64_t first_row);
+  void AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
+                           std::span<const float> logits);
+  void SampleToken(Sequence& sequence, const Rows& own);
+  // nullopt if penalties and biases forbid every token.
+  std::optional<int32_t> Draw(const Sequence& sequence, const Rows& own);
+  // `length`: of the sequence, `token` included.
+  void CheckFinished(const Sequence& sequence, int32_t token, int64_t length,
+                     RequestOutput& output) const;
+  RequestOutput NewOutput(Sequence& sequence) const;
+  void Fail(Sequence& sequence, const std::string& error, ErrorKind kind = ErrorKind::kResource);
+  void FailNotFinite(Sequence& sequence);
+  void Close(Sequence& sequence, bool discard);
+
+  const Options options;
+  ForwardFunction& model;
+  const int64_t vocab;
+  KvCache cache;
+  Scheduler scheduler;
+  Sampler sampler;
+  // Maximum length of a sequence: the last token's key and value need a slot too.
+  const int64_t max_length;
+  std::map<uint64_t, Sequence> table;   // open requests; nodes have stable addresses
+  std::vector<RequestOutput> answers;   // returned at the end of the next step
+  std::span<const ScheduledRows> plan;  // the scheduler's, valid between Plan and Run
+  std::vector<Part> parts;              // of the planned batch
+  // Of the pass that was launched last, if its tokens were not collected yet.
+  std::optional<std::vector<Part>> launched;
+  ForwardBatch batch;               // reused between steps to keep its allocations
+  std::vector<std::string> faults;  // [sequences] of the last pass, or empty
+  EngineStats counters;
+  // Counters for --decode-log-interval.
+  int64_t decode_steps = 0, logged_tokens = 0;
+  std::chrono::steady_clock::time_point last_log = std::chrono::steady_clock::now();
+};
+
+}  // namespace switchyard

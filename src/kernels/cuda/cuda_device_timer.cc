@@ -1,0 +1,37 @@
+#include "kernels/cuda/cuda_device_timer.h"
+
+#include <cmath>
+#include <exception>
+
+#include "core/duration.h"
+
+namespace switchyard::cuda {
+int StreamTimer::Mark() noexcept {
+  if (marks_ == kMaxMarks) return -1;
+  try {
+    if (marks_ == events_.size()) events_.emplace_back();
+  } catch (const std::exception&) {
+    return -1;  // no memory for an event
+  }
+  if (cudaEventRecord(events_[marks_].get(), device_.stream()) != cudaSuccess) return -1;
+  return static_cast<int>(marks_++);
+}
+
+std::span<const int64_t> StreamTimer::Resolve() {
+  times_.clear();
+  if (marks_ == 0) return times_;
+  device_.Synchronize();
+  // The stream is idle, so the reference completes at once: between these two readings.
+  const int64_t before = SteadyNanoseconds();
+  reference_.Record(device_.stream());
+  reference_.Wait();
+  const int64_t reference = before + (SteadyNanoseconds() - before) / 2;
+  for (size_t i = 0; i < marks_; ++i) {
+    const double milliseconds = reference_.MillisecondsSince(events_[i]);
+    times_.push_back(reference - std::llround(milliseconds * 1e6));
+  }
+  marks_ = 0;
+  return times_;
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,74 @@
+// The events of a profile, in memory of a fixed size.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace switchyard::profile {
+
+enum class Stage : uint8_t { kPrefill, kDecode };
+
+// Rows of the trace viewer. Events of one track are nested or disjoint.
+enum class Track : uint8_t {
+  kSteps,   // the rank engine: steps and their parts
+  kPass,    // a pass on the host: one track for each micro-batch
+  kDevice,  // a pass on the stream of a GPU, likewise
+};
+
+struct Event {
+  static constexpr int kNone = -1;
+
+  const char* name = "";        // static storage, without characters that JSON escapes
+  int64_t begin = 0, end = 0;   // nanoseconds of steady_clock
+  int32_t step = 0;             // number of the forward pass since the server started
+  int32_t layer = kNone;        // of the model
+  int32_t rows = kNone;         // of the input, in this rank's attention group
+  int32_t columns = kNone;      // of the input
+  int16_t micro_batch = kNone;  // kPass, kDevice
+  Track track = Track::kSteps;
+  Stage stage = Stage::kPrefill;  // of the step
+};
+
+// Keeps the first `capacity` events and counts the others. Allocates once. One thread at a time.
+class EventBuffer {
+ public:
+  static constexpr int64_t kFull = -1;
+
+  explicit EventBuffer(size_t capacity) : capacity_(capacity) { events_.reserve(capacity); }
+
+  // Returns the index of the event, or kFull.
+  int64_t Add(const Event& event) {
+    if (events_.size() == capacity_) {
+      ++dropped_;
+      return kFull;
+    }
+    events_.push_back(event);
+    return static_cast<int64_t>(events_.size()) - 1;
+  }
+  void Drop() { ++dropped_; }  // an event that has no time
+  Event& operator[](int64_t index) { return events_[index]; }
+
+  // A state to return to, which removes later events and forgets later drops.
+  struct Position {
+    size_t events = 0;
+    int64_t dropped = 0;
+  };
+  Position position() const { return {events_.size(), dropped_}; }
+  void Rewind(const Position& to) {
+    events_.resize(to.events);
+    dropped_ = to.dropped;
+  }
+
+  std::span<Event> since(const Position& from) { return std::span(events_).subspan(from.events); }
+  std::span<const Event> events() const { return events_; }
+  int64_t dropped() const { return dropped_; }
+
+ private:
+  size_t capacity_;
+  std::vector<Event> events_;
+  int64_t dropped_ = 0;
+};
+
+}  // namespace switchyard::profile

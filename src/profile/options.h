@@ -1,0 +1,37 @@
+// Options and results of a profile. Plain values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace switchyard::profile {
+
+// One profile. Fields and meaning follow SGLang's POST /start_profile.
+struct Options {
+  std::string dir;   // of the files, on each rank's host; created if it is missing
+  std::string name;  // the files are NAME-TP-RANK.trace.json
+  // Steps are forward passes, counted from the start of the server. Recording starts with this
+  // step, or with the next one if that is later.
+  int64_t start_step = 0;
+  int64_t num_steps = 0;       // the profile ends after so many recorded steps; 0: with Stop
+  bool host = true;            // activity CPU: times of the rank's thread
+  bool device = true;          // activity GPU: times of the stream of a rank on a GPU
+  bool by_stage = false;       // separate files, and num_steps, of prefill and decode
+  bool record_shapes = false;  // events have the shape of the operation's input
+};
+
+// Environment variable SWITCHYARD_TORCH_PROFILER_DIR, else SGLang's SGLANG_TORCH_PROFILER_DIR, else
+// /tmp.
+std::string DefaultDirectory();
+// The default of Options::name: seconds since 1970.
+std::string NameOfNow();
+
+// The end of a profile on one rank, or on all of them.
+struct Result {
+  std::vector<std::string> files;  // written, by rank; none for a stage without steps
+  std::string error;               // why a file is missing; empty: none is
+  int64_t events = 0, dropped = 0;
+};
+
+}  // namespace switchyard::profile

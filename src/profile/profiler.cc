@@ -1,0 +1,159 @@
+#include "profile/profiler.h"
+
+#include <filesystem>
+#include <utility>
+
+#include "core/check.h"
+#include "core/duration.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "profile/trace_file.h"
+
+namespace switchyard::profile {
+namespace {
+
+Event EventOf(const SpanInfo& info, int64_t step) {
+  return {.name = info.name,
+          .step = static_cast<int32_t>(step),
+          .layer = info.layer,
+          .rows = static_cast<int32_t>(info.rows),
+          .columns = static_cast<int32_t>(info.columns),
+          .micro_batch = static_cast<int16_t>(info.micro_batch),
+          .track = info.track};
+}
+
+// SGLang's suffixes of files.
+std::string Suffix(Stage stage) { return stage == Stage::kPrefill ? "-EXTEND" : "-DECODE"; }
+
+const char* StepName(Stage stage) {
+  return stage == Stage::kPrefill ? "prefill step" : "decode step";
+}
+
+}  // namespace
+
+Profiler::Profiler(int rank, std::string title, size_t max_events)
+    : rank_(rank), title_(std::move(title)), max_events_(max_events) {}
+
+void Profiler::Start(const Options& options) {
+  CHECK(!active());
+  CheckDirectory(options.dir, rank_);
+  options_ = options;
+  recorded_ = {};
+  finished_.reset();
+  buffer_.emplace(max_events_);
+}
+
+void Profiler::Cancel() { buffer_.reset(); }
+
+std::optional<Result> Profiler::Stop() {
+  if (active()) Finish();
+  return std::exchange(finished_, std::nullopt);
+}
+
+Profiler::Open Profiler::OpenSpan(const SpanInfo& info) {
+  Open open;
+  Event event = EventOf(info, steps_ + 1);
+  if (options_.host) {
+    event.begin = event.end = SteadyNanoseconds();
+    open.host = buffer_->Add(event);
+  }
+  if (options_.device && timer_ != nullptr && info.track == Track::kPass) {
+    event.track = Track::kDevice;
+    open.device = std::ssize(on_device_);
+    on_device_.push_back({.event = event, .begin = timer_->Mark()});
+  }
+  return open;
+}
+
+void Profiler::CloseSpan(const Open& open) noexcept {
+  if (open.device >= 0) on_device_[open.device].end = timer_->Mark();
+  if (open.host != EventBuffer::kFull) (*buffer_)[open.host].end = SteadyNanoseconds();
+}
+
+void Profiler::BeginStep() {
+  CHECK(!recording_);
+  recording_ = active() && steps_ + 1 >= options_.start_step;
+  if (!recording_) return;
+  step_begin_ = buffer_->position();
+  on_device_.clear();
+  step_ = OpenSpan({});
+}
+
+void Profiler::CancelStep() noexcept {
+  if (!std::exchange(recording_, false)) return;
+  buffer_->Rewind(step_begin_);
+}
+
+void Profiler::EndStep(Stage stage, int64_t rows) {
+  ++steps_;
+  if (!std::exchange(recording_, false)) return;
+  int64_t& recorded = recorded_[static_cast<int>(stage)];
+  if (step_.host != EventBuffer::kFull) {
+    Event& step = (*buffer_)[step_.host];
+    step.name = StepName(stage);
+    step.rows = static_cast<int32_t>(rows);
+  }
+  CloseSpan(step_);
+  ResolveDevice();
+  if (options_.by_stage && recorded == options_.num_steps && recorded > 0) {
+    buffer_->Rewind(step_begin_);  // this stage has all its steps, the other one has not
+    return;
+  }
+  for (Event& event : buffer_->since(step_begin_)) event.stage = stage;
+  ++recorded;
+  if (AllStepsRecorded()) Finish();
+}
+
+void Profiler::ResolveDevice() {
+  if (on_device_.empty()) return;
+  const std::span<const int64_t> times = timer_->Resolve();
+  for (DeviceSpan& span : on_device_) {
+    if (span.begin < 0 || span.end < 0) {
+      buffer_->Drop();
+      continue;
+    }
+    span.event.begin = times[span.begin];
+    span.event.end = times[span.end];
+    buffer_->Add(span.event);
+  }
+  on_device_.clear();
+}
+
+bool Profiler::AllStepsRecorded() const {
+  if (options_.num_steps == 0) return false;
+  const auto [prefill, decode] = recorded_;
+  if (!options_.by_stage) return prefill + decode == options_.num_steps;
+  return prefill == options_.num_steps && decode == options_.num_steps;
+}
+
+void Profiler::Finish() {
+  Result result{.dropped = buffer_->dropped()};
+  std::vector<std::optional<Stage>> stages = {std::nullopt};
+  if (options_.by_stage) stages = {Stage::kPrefill, Stage::kDecode};
+  for (const std::optional<Stage> stage : stages) {
+    const TraceFile file{.path = std::filesystem::path(options_.dir) /
+                                 fmt::format("{}-TP-{}{}.trace.json", options_.name, rank_,
+                                             stage ? Suffix(*stage) : ""),
+                         .profile = options_.name,
+                         .rank = rank_,
+                         .rank_title = title_,
+                         .record_shapes = options_.record_shapes,
+                         .dropped = result.dropped,
+                         .stage = stage};
+    try {
+      const size_t events = WriteTrace(file, buffer_->events());
+      if (events == 0 && stage) continue;
+      result.events += static_cast<int64_t>(events);
+      result.files.push_back(file.path.string());
+      LOG_INFO("profile: {} has {} events, {} were dropped", file.path.string(), events,
+               result.dropped);
+    } catch (const std::exception& error) {
+      LOG_ERROR("profile: {}", error.what());
+      result.error = error.what();
+    }
+  }
+  buffer_.reset();
+  finished_ = std::move(result);
+}
+
+}  // namespace switchyard::profile

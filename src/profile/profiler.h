@@ -1,0 +1,142 @@
+// Records where the time of a rank's steps goes, on request, and writes it as a Chrome trace.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/device_timer.h"
+#include "profile/event_buffer.h"
+#include "profile/options.h"
+
+namespace switchyard::profile {
+
+// What a span is about, for the trace viewer; see Event.
+struct SpanInfo {
+  const char* name = "";
+  Track track = Track::kSteps;  // kPass: on the stream of a GPU too
+  int micro_batch = Event::kNone;
+  int layer = Event::kNone;
+  int64_t rows = Event::kNone, columns = Event::kNone;
+};
+
+// One per rank, which outlives the model and the engine that record with it. The rank's thread
+// only. Every rank of the world makes the same calls between the same steps, so profiles begin and
+// end with the same step everywhere.
+//
+// Off, a span costs one test. On, it takes two clock readings, and on a GPU two events of the
+// stream. The device is waited for at the end of a step only.
+class Profiler {
+ public:
+  // Of one profile, 48 bytes each; further ones are counted in the file.
+  static constexpr size_t kMaxEvents = size_t{1} << 18;
+
+  // `title`: of the rank in the viewer, "TP1 EP1".
+  Profiler(int rank, std::string title, size_t max_events = kMaxEvents);
+
+  // The timer of the rank's device, which outlives its use here; null: times of the host only.
+  void SetDevice(kernels::DeviceTimer* timer) { timer_ = timer; }
+
+  // Starts a profile; none may be active. Error kInvalid if the directory cannot be written to.
+  // Steps are recorded from Options::start_step on.
+  void Start(const Options& options);
+  // Ends the profile without files, if one is active.
+  void Cancel();
+  // Whether a profile has started and not ended yet.
+  bool active() const { return buffer_.has_value(); }
+  // Ends the profile and writes its files. After a profile that ended by num_steps, returns its
+  // result, once. Empty if there is neither.
+  std::optional<Result> Stop();
+
+  // Whether a step is being recorded.
+  bool recording() const { return recording_; }
+
+ private:
+  friend class Span;
+  friend class Step;
+
+  // A span that is being recorded: its event on the host, and its entry of `on_device_`.
+  struct Open {
+    int64_t host = EventBuffer::kFull, device = -1;
+  };
+  struct DeviceSpan {
+    Event event;
+    int begin = -1, end = -1;  // marks
+  };
+
+  Open OpenSpan(const SpanInfo& info);
+  void CloseSpan(const Open& open) noexcept;
+  void BeginStep();
+  void EndStep(Stage stage, int64_t rows);
+  void CancelStep() noexcept;
+  void ResolveDevice();
+  bool AllStepsRecorded() const;
+  void Finish();
+
+  const int rank_;
+  const std::string title_;
+  const size_t max_events_;
+  kernels::DeviceTimer* timer_ = nullptr;
+  int64_t steps_ = 0;  // that have ended since the server started
+
+  Options options_;                    // of the active profile
+  std::optional<EventBuffer> buffer_;  // while a profile is active
+  std::array<int64_t, 2> recorded_{};  // steps by stage
+  std::optional<Result> finished_;     // of a profile that ended by num_steps
+
+  bool recording_ = false;
+  EventBuffer::Position step_begin_;
+  Open step_;
+  std::vector<DeviceSpan> on_device_;  // of this step
+};
+
+// `profiler` if it records a step, else null: for code with many spans, which then tests a pointer.
+inline Profiler* IfRecording(Profiler* profiler) {
+  return profiler && profiler->recording() ? profiler : nullptr;
+}
+
+// Records from construction to destruction if the profiler, which may be null, records a step.
+class Span {
+ public:
+  Span(Profiler* profiler, const SpanInfo& info) : profiler_(IfRecording(profiler)) {
+    if (profiler_) open_ = profiler_->OpenSpan(info);
+  }
+  ~Span() {
+    if (profiler_) profiler_->CloseSpan(open_);
+  }
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
+
+ private:
+  Profiler* const profiler_;
+  Profiler::Open open_;
+};
+
+// A step of the rank, from construction to End. Without End, as if it had not begun: a step without
+// a forward pass is no step. `profiler` may be null.
+class Step {
+ public:
+  explicit Step(Profiler* profiler) : profiler_(profiler) {
+    if (profiler_) profiler_->BeginStep();
+  }
+  ~Step() {
+    if (profiler_) profiler_->CancelStep();
+  }
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
+  // `rows`: of the batch of this rank's attention group. The last step of a profile writes the
+  // files, which takes a fraction of a second. Errors of files go to the log and into the result.
+  // Throws errors of the device.
+  void End(Stage stage, int64_t rows) {
+    if (Profiler* profiler = std::exchange(profiler_, nullptr)) profiler->EndStep(stage, rows);
+  }
+
+ private:
+  Profiler* profiler_;
+};
+
+}  // namespace switchyard::profile

@@ -1,0 +1,33 @@
+// Writes events as a Chrome trace, which Perfetto and chrome://tracing show.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "profile/event_buffer.h"
+
+namespace switchyard::profile {
+
+// A trace file of one rank.
+struct TraceFile {
+  std::filesystem::path path;
+  std::string profile;         // name of the profile
+  int rank = 0;                // pid of all events
+  std::string rank_title;      // "TP1 EP1"
+  bool record_shapes = false;  // "Input Dims" of events, as in traces of PyTorch
+  int64_t dropped = 0;         // events that the buffer had no place for
+  std::optional<Stage> stage;  // only the events of this stage
+};
+
+// Writes one JSON object with traceEvents, in the order of their begin, outer events first. Times
+// are microseconds of the host's steady_clock, so that files of ranks on one host have the same
+// time. The file appears under its name when it is complete. Returns the number of events written;
+// with none of the stage it writes no file. Error kResource names the file.
+size_t WriteTrace(const TraceFile& file, std::span<const Event> events);
+
+// Error kInvalid if `dir` cannot be created, or if no file can be created in it.
+void CheckDirectory(const std::filesystem::path& dir, int rank);
+
+}  // namespace switchyard::profile
