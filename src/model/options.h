@@ -42,7 +42,7 @@ struct ModelOptions {
   MoeOptions moe;
   std::shared_ptr<const MoeBackends> backends;  // null: those of this program
   std::optional<GpuOptions> gpu;                // none: CPU
-  RoutingObserver* observer = nullptr;  // of the MoE layers, outlives the model
+  RoutingObserver* observer = nullptr;          // of the MoE layers, outlives the model
   Observed observed = Observed::kNothing;
   ReplicaChooser* chooser = nullptr;      // of the MoE layers, likewise
   profile::Profiler* profiler = nullptr;  // records operations, outlives the model

@@ -41,9 +41,13 @@ void Profiler::Start(const Options& options) {
   recorded_ = {};
   finished_.reset();
   buffer_.emplace(max_events_);
+  if (timer_ != nullptr) timer_->Resolve();  // discards marks of a cancelled profile
 }
 
-void Profiler::Cancel() { buffer_.reset(); }
+void Profiler::Cancel() {
+  buffer_.reset();
+  on_device_.clear();
+}
 
 std::optional<Result> Profiler::Stop() {
   if (active()) Finish();
@@ -75,13 +79,18 @@ void Profiler::BeginStep() {
   recording_ = active() && steps_ + 1 >= options_.start_step;
   if (!recording_) return;
   step_begin_ = buffer_->position();
-  on_device_.clear();
+  step_on_device_ = on_device_.size();
   step_ = OpenSpan({});
 }
 
 void Profiler::CancelStep() noexcept {
   if (!std::exchange(recording_, false)) return;
+  RewindStep();
+}
+
+void Profiler::RewindStep() noexcept {
   buffer_->Rewind(step_begin_);
+  on_device_.resize(step_on_device_);
 }
 
 void Profiler::EndStep(Stage stage, int64_t rows) {
@@ -94,13 +103,15 @@ void Profiler::EndStep(Stage stage, int64_t rows) {
     step.rows = static_cast<int32_t>(rows);
   }
   CloseSpan(step_);
-  ResolveDevice();
   if (options_.by_stage && recorded == options_.num_steps && recorded > 0) {
-    buffer_->Rewind(step_begin_);  // this stage has all its steps, the other one has not
+    RewindStep();  // this stage has all its steps, the other one has not
     return;
   }
   for (Event& event : buffer_->since(step_begin_)) event.stage = stage;
+  for (size_t i = step_on_device_; i < on_device_.size(); ++i) on_device_[i].event.stage = stage;
   ++recorded;
+  // A wait in every step would keep the host from planning ahead.
+  if (on_device_.size() >= kDeviceSpans) ResolveDevice();
   if (AllStepsRecorded()) Finish();
 }
 
@@ -127,6 +138,7 @@ bool Profiler::AllStepsRecorded() const {
 }
 
 void Profiler::Finish() {
+  ResolveDevice();
   Result result{.dropped = buffer_->dropped()};
   std::vector<std::optional<Stage>> stages = {std::nullopt};
   if (options_.by_stage) stages = {Stage::kPrefill, Stage::kDecode};

@@ -28,11 +28,13 @@ struct SpanInfo {
 // end with the same step everywhere.
 //
 // Off, a span costs one test. On, it takes two clock readings, and on a GPU two events of the
-// stream. The device is waited for at the end of a step only.
+// stream. The device is waited for after many spans, and at the end of a profile.
 class Profiler {
  public:
   // Of one profile, 48 bytes each; further ones are counted in the file.
   static constexpr size_t kMaxEvents = size_t{1} << 18;
+  // Spans of the device after which a step ends with a wait for their times.
+  static constexpr size_t kDeviceSpans = 4096;
 
   // `title`: of the rank in the viewer, "TP1 EP1".
   Profiler(int rank, std::string title, size_t max_events = kMaxEvents);
@@ -69,6 +71,7 @@ class Profiler {
 
   Open OpenSpan(const SpanInfo& info);
   void CloseSpan(const Open& open) noexcept;
+  void RewindStep() noexcept;
   void BeginStep();
   void EndStep(Stage stage, int64_t rows);
   void CancelStep() noexcept;
@@ -90,7 +93,8 @@ class Profiler {
   bool recording_ = false;
   EventBuffer::Position step_begin_;
   Open step_;
-  std::vector<DeviceSpan> on_device_;  // of this step
+  std::vector<DeviceSpan> on_device_;  // whose times are still on the device
+  size_t step_on_device_ = 0;          // their number when the step began
 };
 
 // `profiler` if it records a step, else null: for code with many spans, which then tests a pointer.
