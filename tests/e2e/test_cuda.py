@@ -207,6 +207,10 @@ def test_experts_move_and_no_output_changes(tmp_path, dispatch, layout, weights)
         assert page["switchyard_eplb_failures_total"] == 0
         assert sum(page[f'switchyard_eplb_gpu_physical_count_total{{rank="{rank}"}}'] for rank in range(2)) > 0
         assert eplb(server)["balancedness"] is None or eplb(server)["balancedness"] > 0.5
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
 def test_a_profile_has_the_times_of_the_gpu(graphs, tmp_path):
     """Each operation is on the host and on the GPU. A decode step that runs as a graph is one operation."""
     device, env = where(2)

@@ -284,11 +284,11 @@ std::unique_ptr<MoeLayerParts> CudaMoeBackend::Place(MoeLayerConfig config,
 }
 
 // With few tokens, the shared expert overlaps the other stages on a branch. The branch forks and
-// joins in the first round. With another pass in flight, there is no idle part of the GPU to fill.
+// joins in the first round. With another pass in flight, the schedule decides when it runs.
 const Branch* CudaMoeBackend::SharedBranch(const CudaMoeParts& parts,
                                            const CudaMoeState& state) const {
   const int64_t own = state.own.size();
-  const bool beside = parts.shared && own > 0 && state.in_first_round() && !Overlaps(state) &&
+  const bool beside = parts.shared && own > 0 && state.in_first_round() && !state.overlaps &&
                       device_.options().fused && own <= kMaxTokensOnSideStream;
   return beside ? &beside_ : nullptr;
 }
