@@ -6,7 +6,7 @@ import json
 import socket
 import struct
 
-ANSWER_SECONDS = 120  # for a complete response
+ANSWER_SECONDS = 120  # for a complete response; of a slow reader, for its next bytes
 SLOW_BYTES, SLOW_SECONDS = 512, 0.005  # a slow reader reads this many bytes at a time and then pauses this long
 SLOW_BUFFER = 4096
 
@@ -53,6 +53,7 @@ class Connection:
 
     def __init__(self, reader, writer, slow):
         self.reader, self.writer, self.slow = reader, writer, slow
+        self.deadline = None  # of a slow reader: asyncio.Timeout, which its progress extends
 
     @classmethod
     async def open(cls, address, slow=False):
@@ -84,6 +85,8 @@ class Connection:
                 raise asyncio.IncompleteReadError(b"".join(parts), size)
             parts.append(part)
             missing -= len(part)
+            if self.deadline:
+                self.deadline.reschedule(asyncio.get_running_loop().time() + ANSWER_SECONDS)
             await asyncio.sleep(SLOW_SECONDS)
         return b"".join(parts)
 
@@ -137,8 +140,10 @@ async def exchange(address, request, manner=Manner(), may_refuse=False, on_event
             await on_events(events)
 
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(ANSWER_SECONDS) as deadline:
             connection = await Connection.open(address, manner.slow)
+            if manner.slow:
+                connection.deadline = deadline
             await connection.send(request, may_refuse)
             if manner.hang_up_after == 0:
                 raise HungUp
