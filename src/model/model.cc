@@ -153,7 +153,7 @@ struct Model::Impl {
   const Decoder decoder;
   DeviceSampler sampler;
   std::span<const int32_t> drawn;                            // by the last Forward
-  size_t used_passes = 1;  // by the last batch
+  size_t used_passes = 1;                                    // by the last batch
   std::vector<std::unique_ptr<Pass>> passes;                 // one, or two for two-batch overlap
   std::vector<schedule::Operation> plain;                    // the schedule of one micro-batch
   std::vector<schedule::Operation> two_prefill, two_decode;  // of two, if there are two passes
