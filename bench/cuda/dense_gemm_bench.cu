@@ -20,7 +20,7 @@ using namespace cuda;
 constexpr size_t kWeightBytes = size_t{512} << 20;
 
 void PrintPlans(GemmProblem p, size_t weights, int calls) {
-  const CurrentGpu gpu = FindCurrentGpu(cudaStream_t{});
+  const CurrentGpu gpu = FindCurrentGpu();
   const auto* first = static_cast<const char*>(p.b);
   const GemmPlan chosen = PlanDenseGemm(p.fp8, p.rows, p.n, p.k, gpu.processors);
   std::printf("%s %6lld x %6lld x %5lld ", p.fp8 ? "fp8 " : "bf16", static_cast<long long>(p.rows),

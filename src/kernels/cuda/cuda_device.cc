@@ -54,8 +54,7 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   cudaStream_t stream() const override { return stream_.get(); }
   int index() const override { return index_; }
   const kernels::CudaDeviceOptions& options() const override { return options_; }
-  PdlStream chain() const override { return {stream_.get(), options_.fused && hopper_, reserved_}; }
-  void ReserveProcessors(int count) override { reserved_ = count; }
+  PdlStream chain() const override { return {stream_.get(), options_.fused && hopper_}; }
   kernels::FusedOps* fused() override { return options_.fused ? this : nullptr; }
   void AddCheck(std::function<void()> check) override { checks_.push_back(std::move(check)); }
   void SetWait(std::function<void(cudaEvent_t)> wait) override {
@@ -124,7 +123,7 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
 
   void Linear(const kernels::LinearParams& p) override { products_.Linear(p, chain()); }
   void LinearGroup(std::span<const kernels::LinearParams> parts) override {
-    products_.LinearGroup(parts, {stream_.get(), false, reserved_});
+    products_.LinearGroup(parts, stream_.get());
   }
   void HeadLinear(const kernels::HeadLinearParams& p) override {
     products_.HeadLinear(p, stream_.get());
@@ -243,7 +242,6 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
 
   kernels::CudaDeviceOptions options_;
   int index_;
-  int reserved_ = 0;          // ReserveProcessors
   bool hopper_ = IsHopper();  // after index_, which sets the current GPU
   Stream stream_;
   Staging staging_;

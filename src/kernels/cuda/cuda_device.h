@@ -17,8 +17,6 @@ class CudaDevice : public kernels::Device {
   // The stream as a chain, with programmatic dependent launch if CudaDeviceOptions has `fused` and
   // the GPU supports it.
   virtual PdlStream chain() const = 0;
-  // Leaves `count` multiprocessors of later GEMMs to kernels of other streams (PdlStream).
-  virtual void ReserveProcessors(int count) = 0;
   // `check` runs after every stream synchronization; it throws if a kernel of another component
   // timed out.
   virtual void AddCheck(std::function<void()> check) = 0;

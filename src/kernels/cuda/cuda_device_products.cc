@@ -155,7 +155,7 @@ void LinearOps::LinearOfBFloat16Rows(const kernels::LinearParams& p, const void*
   Multiply(p, Kernel::kDense, rows, chain);
 }
 
-void LinearOps::LinearGroup(std::span<const kernels::LinearParams> parts, const PdlStream& stream) {
+void LinearOps::LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream) {
   // With more rows each GEMM fills the GPU by itself.
   constexpr int64_t kSmall = 128;
   Rows rows;
@@ -176,8 +176,8 @@ void LinearOps::LinearGroup(std::span<const kernels::LinearParams> parts, const 
 }
 
 void LinearOps::MultiplyConcurrently(std::span<const kernels::LinearParams> parts, const Rows& rows,
-                                     const PdlStream& stream) {
-  if (parts.size() > 1) fork_.Record(stream.stream);
+                                     cudaStream_t stream) {
+  if (parts.size() > 1) fork_.Record(stream);
   for (size_t i = 1; i < parts.size(); ++i) {
     const cudaStream_t side = sides_[i - 1].get();
     Check(cudaStreamWaitEvent(side, fork_.get()), "LinearGroup");
@@ -186,7 +186,7 @@ void LinearOps::MultiplyConcurrently(std::span<const kernels::LinearParams> part
   }
   if (!parts.empty()) Multiply(parts[0], KernelOf(parts[0]), rows, stream);
   for (size_t i = 1; i < parts.size(); ++i) {
-    Check(cudaStreamWaitEvent(stream.stream, joined_[i - 1].get()), "LinearGroup");
+    Check(cudaStreamWaitEvent(stream, joined_[i - 1].get()), "LinearGroup");
   }
 }
 

@@ -41,8 +41,8 @@ class LinearOps {
 
   void Linear(const kernels::LinearParams& p, const PdlStream& chain);
   // Rounds rows that several parts read once. Small GEMMs with the same rows run concurrently on
-  // side streams. `stream` is not early.
-  void LinearGroup(std::span<const kernels::LinearParams> parts, const PdlStream& stream);
+  // side streams.
+  void LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream);
   // Whether Linear would use DenseGemm on rows that are only rounded to bfloat16.
   bool ReadsBFloat16Rows(const kernels::LinearParams& p) const;
   // Linear on rows [m, k] that are already bfloat16, without padding; p.x is not read.
@@ -75,7 +75,7 @@ class LinearOps {
                 const PdlStream& chain);
   // Multiplies all parts by `rows`, on side streams forked from and joined into `stream`.
   void MultiplyConcurrently(std::span<const kernels::LinearParams> parts, const Rows& rows,
-                            const PdlStream& stream);
+                            cudaStream_t stream);
   int64_t Capacity(int64_t rows) const;  // rows that scratch is sized for
 
   DType dtype_;

@@ -45,7 +45,7 @@ void DenseGemm(const DenseGemmParams& p, const PdlStream& chain) {
                                .rows = p.m,
                                .n = p.n,
                                .k = p.k};
-  const CurrentGpu gpu = FindCurrentGpu(chain);
+  const CurrentGpu gpu = FindCurrentGpu();
   LaunchGemm(problem, PlanDenseGemm(fp8, p.m, p.n, p.k, gpu.processors), gpu, chain);
 }
 

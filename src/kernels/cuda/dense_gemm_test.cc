@@ -69,7 +69,7 @@ std::vector<GemmPlan> FewRowsPlans(bool fp8, int64_t m, int64_t k) {
 }
 
 TEST_P(DenseGemmTest, EveryPlanGivesTheSameBits) {
-  const CurrentGpu gpu = FindCurrentGpu(cudaStream_t{});
+  const CurrentGpu gpu = FindCurrentGpu();
   for (const int64_t m : {1, 24, 50, 100, 260})
     for (const int64_t k : {2176, fp8() ? 128 : 2056}) {
       const GemmProblemData c(fp8(), 1, (m + 3) / 4 * 4, 776, k, static_cast<unsigned>(m));

@@ -40,9 +40,9 @@ struct GemmProblem {
 constexpr int kGemmRowBytes = 128;
 
 struct CurrentGpu {
-  int index = 0, processors = 0;  // without those that `chain` reserves
+  int index = 0, processors = 0;
 };
-CurrentGpu FindCurrentGpu(const PdlStream& chain);
+CurrentGpu FindCurrentGpu();
 
 // Both kernels load tiles of A and B by tensor maps; elements outside of the matrices read as zero.
 struct GemmLaunch {

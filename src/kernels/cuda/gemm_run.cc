@@ -5,12 +5,11 @@
 
 namespace switchyard::cuda {
 
-CurrentGpu FindCurrentGpu(const PdlStream& chain) {
+CurrentGpu FindCurrentGpu() {
   CurrentGpu gpu;
   Check(cudaGetDevice(&gpu.index), "reading the current GPU");
   Check(cudaDeviceGetAttribute(&gpu.processors, cudaDevAttrMultiProcessorCount, gpu.index),
         "reading the GPU's SM count");
-  gpu.processors -= chain.reserved;
   return gpu;
 }
 

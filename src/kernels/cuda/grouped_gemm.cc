@@ -33,7 +33,7 @@ void Run(const GroupedGemmParams& p, bool fp8, const PdlStream& chain) {
                                .n = p.n,
                                .k = p.k,
                                .groups = p.groups};
-  const CurrentGpu gpu = FindCurrentGpu(chain);
+  const CurrentGpu gpu = FindCurrentGpu();
   LaunchGemm(problem, few_rows ? PlanFewRows(p.groups, p.n, gpu.processors) : PlanManyRows(fp8),
              gpu, chain);
 }

@@ -15,7 +15,7 @@ void GroupedGemmW4A16(const W4A16GemmParams& p, const PdlStream& chain) {
   if (p.groups > kMaxGemmGroups)
     throw Invalid("W4A16 GEMM with {} groups: at most {} supported", p.groups, kMaxGemmGroups);
   if (p.rows == 0 || p.n == 0 || p.groups == 0) return;
-  const CurrentGpu gpu = FindCurrentGpu(chain);
+  const CurrentGpu gpu = FindCurrentGpu();
   W4A16Launch launch = {
       .params = p, .plan = PlanFewRows(p.groups, p.n, gpu.processors), .gpu = gpu};
   int box_rows = 64;

@@ -47,7 +47,6 @@ void CudaMoeBackend::Start(const MoeLayerParts& layer, MoeState& state) {
   const MoeBuffers& buffers = Own(state).buffers;
   CHECK_GE(static_cast<int64_t>(buffers.outputs.bytes()), output_bytes_);
   CHECK(!Own(layer).shared || buffers.shared_y.data() != nullptr);
-  device_.ReserveProcessors(Overlaps(Own(state)) ? RowExchange::kOverlapBlocks : 0);
   if (const Branch* branch = SharedBranch(Own(layer), Own(state))) branch->Fork(stream());
 }
 

@@ -100,9 +100,6 @@ struct Exchange::Impl {
     batch.early = batch.early && !At(slot).overlaps;
     return batch;
   }
-  int SendBlocks(const Slot& slot, int blocks) const {
-    return slot.overlaps ? std::min(blocks, kOverlapBlocks) : blocks;
-  }
 };
 
 size_t Exchange::PeerBytes(const ExchangeConfig& config) {
@@ -126,7 +123,7 @@ void Exchange::BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream
   Impl::Slot& at = impl_->At(slot);
   at.overlaps = tokens.overlaps;
   SetTokens(at.batch, tokens);
-  Check(StartDispatch(at.batch, impl_->SendBlocks(at, impl_->grids.dispatch), stream), "dispatch");
+  Check(StartDispatch(at.batch, impl_->grids.dispatch, stream), "dispatch");
 }
 
 DispatchedRows Exchange::EndDispatch(int slot, cudaStream_t stream) {
@@ -145,9 +142,7 @@ DispatchedRows Exchange::EndDispatch(int slot, cudaStream_t stream) {
 void Exchange::BeginCombine(int slot, const void* outputs, const int32_t* position,
                             cudaStream_t stream) {
   const Impl::Slot& at = impl_->At(slot);
-  Check(StartCombine(at.batch, outputs, position, impl_->SendBlocks(at, impl_->grids.combine),
-                     stream),
-        "combine");
+  Check(StartCombine(at.batch, outputs, position, impl_->grids.combine, stream), "combine");
 }
 
 void Exchange::EndCombine(int slot, float* y, cudaStream_t stream) {

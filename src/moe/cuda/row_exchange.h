@@ -58,8 +58,6 @@ class RowExchange {
  public:
   virtual ~RowExchange() = default;
 
-  // Grid size of sends beside computation: one block per multiprocessor that GEMMs leave.
-  static constexpr int kOverlapBlocks = 20;
   // Whether a batch may overlap computation on another stream.
   virtual bool overlaps() const { return false; }
 
@@ -76,9 +74,8 @@ class RowExchange {
     int64_t longest = 0;
     // Written by kernels that precede BeginCombine, or EndCombine if `overlaps`.
     TokenAddend addend = {};
-    // Whether computation of this GPU runs beside the exchange. Sends then use at most
-    // kOverlapBlocks blocks. Begin* may use another stream than End*: one that waits for the work
-    // that End* of the previous call waits for, and is waited for by the next End*.
+    // Whether computation of this GPU runs beside the exchange. Begin* may then use another stream
+    // than End*. Begin* waits for work before it, and the next End* waits for the end of the sends.
     bool overlaps = false;
   };
   virtual void BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream) = 0;
