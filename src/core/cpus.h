@@ -25,10 +25,10 @@ CpuList ParseCpuList(std::string_view where, std::string_view text);
 std::string FormatCpuList(CpuList cpus);
 
 // CPUs of rank `index` out of `count` ranks that share `cpus`. Each share is a run of neighbouring
-// CPUs, in whole cores if there are at least `count` cores, so that it stays on one NUMA node where
-// sizes allow. The order is the pinning order of threads: first hardware threads of all cores
-// before second ones. Empty if there are fewer CPUs than ranks. `root`: parent directory of /sys
-// (tests replace it). Without /sys, CPUs with consecutive numbers are neighbours.
+// CPUs, so that it stays on one NUMA node where sizes allow. It consists of whole cores if there
+// are at least `count` cores. The order is the pinning order of threads: first hardware threads of
+// all cores before second ones. Empty if there are fewer CPUs than ranks. `root`: parent directory
+// of /sys (tests replace it). Without /sys, CPUs with consecutive numbers are neighbours.
 CpuList PartitionCpus(const CpuList& cpus, int index, int count,
                       const std::filesystem::path& root = "/");
 

@@ -15,8 +15,8 @@
 namespace switchyard {
 namespace {
 
-// Polls before a waiting thread yields, and yields before it sleeps. Together about 50 µs on an
-// idle core, which covers the gap between two loops of one step.
+// Number of polls before a waiting thread yields, and number of yields before it sleeps. Together
+// about 50 µs on an idle core, which covers the gap between two loops of one step.
 constexpr int kSpins = 2000;
 constexpr int kYields = 20;
 

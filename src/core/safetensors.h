@@ -21,7 +21,7 @@ struct TensorEntry {
 // Sorted by name. Heterogeneous lookup.
 using TensorEntries = std::map<std::string, TensorEntry, std::less<>>;
 
-// Maximum number of tensors in one file: several times that of the largest checkpoints.
+// Maximum number of tensors in one file: several times the number in the largest checkpoints.
 inline constexpr size_t kMaxSafetensorsTensors = size_t{1} << 20;
 
 // Parses the header of a file of `file_size` bytes. `head`: the first bytes of the file, at least

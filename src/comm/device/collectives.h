@@ -22,7 +22,7 @@ class Collectives {
   virtual void AllGatherV(const void* in, void* out, std::span<const size_t> counts) = 0;
   // in [Σ counts] floats of each member, part r after part r - 1; out [counts[rank()]]: the sum of
   // all members' part `rank()`. Counts are the same on all members and may be zero. `out` may be
-  // part `rank()` of `in` itself; otherwise it overlaps none of `in`.
+  // part `rank()` of `in` itself; otherwise `in` and `out` do not overlap.
   virtual void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) = 0;
 };
 

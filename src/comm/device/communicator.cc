@@ -12,13 +12,14 @@ namespace switchyard {
 namespace {
 
 // One-shot all-reduce up to this size: every member sends its whole message to every peer and adds
-// all messages, in one exchange. Two-shot beyond it: each member reduces one part and sends it to
-// all, in two exchanges. Two-shot copies and adds less: 3.25 instead of 7 times the message in a
-// group of 4. In a group of 2 it is 2.5 instead of 3 times, which saves less than the second
-// exchange costs.
+// all messages, in one exchange. Larger messages use two-shot: each member reduces one part and
+// sends it to all, in two exchanges. Two-shot copies and adds less: 3.25 instead of 7 times the
+// message in a group of 4. In a group of 2 it is 2.5 instead of 3 times, which saves less than the
+// second exchange costs.
 constexpr size_t kOneShotBytes = 4096;
 
-// The part of `whole` that the round starting at `done` carries; empty after the end of `whole`.
+// The part of `whole` that is sent in the round that starts at `done`; empty past the end of
+// `whole`.
 template <typename T>
 std::span<T> Piece(std::span<T> whole, size_t done, size_t slot) {
   const size_t begin = std::min(done, whole.size());

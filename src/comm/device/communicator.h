@@ -24,9 +24,9 @@ class Communicator : public Collectives {
   // written.
   static constexpr size_t kStagingBytes = size_t{1} << 20;
 
-  // Allocates staging buffers symmetrically, so every rank of the world constructs its
-  // communicators of the same kinds in the same order (its own group of each kind). `name` is used
-  // in messages: "tp", "ep", "moe-tp", "attn-tp".
+  // Allocates staging buffers symmetrically. So every rank of the world constructs communicators of
+  // the same kinds in the same order, each for its own group of that kind. `name` is used in error
+  // messages: "tp", "ep", "moe-tp", "attn-tp".
   Communicator(SymmetricMemory& memory, std::vector<int> group, const std::string& name,
                size_t staging_bytes = kStagingBytes);
   ~Communicator() override;
@@ -42,7 +42,7 @@ class Communicator : public Collectives {
   void AllGatherV(const void* in, void* out, std::span<const size_t> counts) override;
   // in [Σ counts] floats of each member, part r after part r - 1; out [counts[rank()]]: the sum of
   // all members' part `rank()`, in group order. Counts are the same on all members and may be zero.
-  // `out` may be part `rank()` of `in` itself; otherwise it overlaps none of `in`.
+  // `out` may be part `rank()` of `in` itself; otherwise `in` and `out` do not overlap.
   void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) override;
   // The same with count_per_rank floats in each part.
   void ReduceScatterSum(const float* in, float* out, size_t count_per_rank);

@@ -22,14 +22,13 @@ struct ByteRange {
 // RemoteArenaAccess. So a rank's arena can be written and read at any time, whatever the rank's own
 // thread does.
 //
-// Owned by the SharedArena of the rank's process, which thus serves one rank only. Used by the
-// rank's thread. Every operation fails with the reason of the abort when the arena is aborted.
+// Owned by the SharedArena of the rank's process. Such a SharedArena serves one rank only. Used by
+// the rank's thread. Every operation fails with the reason of the abort when the arena is aborted.
 class RemoteRanks {
  public:
   // Without an abort: sends kBye to the peers and waits briefly for their kBye, since unread data
-  // of theirs may still arrive. After an abort by a rank of this host: forwards the reason.
-  // Otherwise peers may detect this rank's exit before they receive the reason from the aborting
-  // rank.
+  // of theirs may still arrive. After an abort by a rank of this host: forwards the reason. Without
+  // that, peers may detect this rank's exit before they receive the reason from the aborting rank.
   virtual ~RemoteRanks() = default;
 
   virtual bool IsRemote(int rank) const = 0;

@@ -49,8 +49,8 @@ class StagedRounds {
   // The peer's message of this round. `idle`: waits for it without a deadline.
   const std::byte* Inbox(int peer, bool idle = false);
 
-  // Skips rounds on every member, to test wrap-around of the counter. Fewer than 2^31 at a time,
-  // and with a round in which all members read from all peers between two skips.
+  // Skips rounds on every member, to test wrap-around of the counter. A call skips fewer than 2^31
+  // rounds. Between two calls, all members must read from all peers in some round.
   void Skip(uint32_t rounds);
 
  private:

@@ -105,7 +105,7 @@ struct SymmetricMemory::Impl {
   SharedArena::Impl& shared;
   int rank;
   Options options;
-  int spins;  // 0 if ranks outnumber cores: the peer may need this one
+  int spins;  // 0 if ranks outnumber cores: the peer may need this core
   Images images;
   std::vector<Peer> peers;  // by rank
   size_t used = 0;
@@ -121,12 +121,13 @@ struct SymmetricMemory::Impl {
     return peers[r];
   }
 
-  // Sleeps until the flag is raised, the arena is aborted (both: true) or `until` has passed.
+  // Sleeps until the flag is raised or the arena is aborted (returns true), or until `until` has
+  // passed (returns false).
   //
   // No wake-up is lost: the sleeper stores where it sleeps and then loads the flag; the raiser
-  // stores the flag and then loads where the rank sleeps. All four are sequentially consistent, so
-  // at least one load returns what the other thread stored. If the flag is raised in between, the
-  // futex call returns at once.
+  // stores the flag and then loads where the rank sleeps. These four accesses are sequentially
+  // consistent, so at least one load returns what the other thread stored. If the flag is raised in
+  // between, the futex call returns at once.
   bool SleepUntil(size_t offset, uint32_t value, Deadline until) {
     uint32_t* word = shared.Flag(rank, offset);
     const std::atomic_ref<uint32_t> flag(*word);

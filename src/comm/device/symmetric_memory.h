@@ -40,7 +40,8 @@ class SharedArena {
   int joined() const;
   bool Joined(int rank) const;
   // Makes every current and later wait of every rank throw Error kPeer with `reason`. The first
-  // call wins. Aborts remote ranks too, if attached; then only the rank's thread may call it.
+  // call wins. If remote ranks are attached, aborts them too; then only the rank's thread may call
+  // it.
   void Abort(std::string_view reason);
   // Aborts the ranks of this host only, from any thread; they forward it to their peers.
   void AbortHere(std::string_view reason);
@@ -94,15 +95,15 @@ class SymmetricMemory {
   std::byte* Local(size_t offset) { return At(rank(), offset); }
 
   // For ranks of other hosts, At(rank, …) is this host's image of that rank's arena, and Wrote and
-  // Fetch copy bytes between image and arena. For mapped ranks both do nothing, so algorithms
-  // always call them.
+  // Fetch copy bytes between image and arena. For mapped ranks both do nothing, so algorithms call
+  // them for every rank.
   //
   // Marks [offset, offset + bytes) of `rank`'s copy as written here. The next Raise of that rank
   // sends the current bytes, which arrive before the flag does.
   void Wrote(int rank, size_t offset, size_t bytes);
   // Reads [offset, offset + bytes) of `rank`'s copy as it is now into the image. Waits with the
-  // deadline of Wait; the peer's own thread takes no part. Before, the caller must have waited for
-  // a flag after which the bytes no longer change.
+  // deadline of Wait; the peer's own thread takes no part. The caller must first have waited for a
+  // flag after which the bytes no longer change.
   void Fetch(int rank, size_t offset, size_t bytes, const char* stage);
   bool Mapped(int rank) const;  // whether At(rank, …) is that rank's memory itself
 
@@ -121,7 +122,8 @@ class SymmetricMemory {
   bool aborted() const;                              // whether every wait throws from now on
 
   // Heartbeat of this rank. Between StartHeartbeat and StopHeartbeat every wait beats; Beat adds a
-  // beat within long computations. Beat has no effect outside of the two.
+  // beat within long computations. Before StartHeartbeat and after StopHeartbeat, Beat has no
+  // effect.
   void StartHeartbeat();
   void Beat();
   void StopHeartbeat();

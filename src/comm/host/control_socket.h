@@ -23,8 +23,8 @@ class ControlSocket {
   void Send(std::string message);  // never blocks: queues without limit while the peer is busy
   // The next message, or nullopt after `timeout` (zero: polls once).
   std::optional<std::string> Receive(std::chrono::milliseconds timeout);
-  // Becomes readable when messages may be pending (edge-triggered, as ZMQ_FD): after a wake-up
-  // call Receive(0) until empty.
+  // Becomes readable when messages may be pending (edge-triggered, as ZMQ_FD): after a wake-up,
+  // call Receive(0) until it returns nullopt.
   int PollFd() const;
 
  private:

@@ -43,7 +43,8 @@ class HeartbeatWatch {
 
   // The rank with the longest time since its last heartbeat, and that time.
   RankSilence Longest() const;
-  // Ends the thread and releases the arena. A second call has no effect; not concurrently.
+  // Ends the thread and releases the arena. A second call has no effect. Calls must not be
+  // concurrent.
   void Stop();
 
  private:

@@ -15,8 +15,8 @@ struct LaunchedRank {
 };
 
 // This process's rank among those started by a launcher, from the variables of OpenMPI, PMI or a
-// Slurm step; nullopt if there are none or there is one process only. Error kInvalid names a
-// malformed one.
+// Slurm step; nullopt if there are no such variables, or only one process. Error kInvalid names a
+// malformed variable.
 using GetVariable = std::function<const char*(const char*)>;
 std::optional<LaunchedRank> FindLauncher(const GetVariable& get);
 std::optional<LaunchedRank> FindLauncher();  // reads the environment

@@ -54,10 +54,11 @@ class NodeGroup {
   NodeNetwork& network() { return network_; }
   std::string Describe(int node) const;  // "node 1 (10.0.0.2)"
 
-  // Each is called at most once, from threads of this object, which must not destroy it.
+  // Each callback is called at most once, from a thread of this object. It must not destroy the
+  // object.
   struct Events {
-    // A node is gone or reports that the engine is lost; `why` names it. `cause`: this is the root
-    // cause, and not a possible consequence of another failure.
+    // A node is gone or reports that the engine is lost; `why` names it. `cause`: whether this is
+    // the root cause; false if it may be a consequence of another failure.
     std::function<void(const std::string& why, bool cause)> on_lost;
     std::function<void()> on_end;  // node 0 shuts the engine down
   };

@@ -127,7 +127,7 @@ void RankProcesses::Impl::SpawnAll(const std::vector<std::string>& environment) 
   options.network.reset();  // closes the listeners, which the ranks have inherited
 }
 
-// Ends when every child has: the destructor kills them first.
+// Ends when every child has ended. The destructor kills the children first.
 void RankProcesses::Impl::Watch() {
   for (;;) {
     std::vector<pollfd> fds;

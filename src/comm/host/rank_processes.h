@@ -53,8 +53,8 @@ class RankProcesses {
     std::function<bool()> give_up;  // polled by WaitJoined; may be empty
   };
   // Called from the watcher's thread once per rank that ends unexpectedly: before ExpectEnd, or
-  // after it with another exit code than 0. The arena is aborted first, so that other ranks
-  // stop waiting for that rank. Must not throw.
+  // after it with a nonzero exit code. The arena is aborted first, so that other ranks stop waiting
+  // for that rank. Must not throw.
   using OnExit = std::function<void(const RankExit&)>;
 
   RankProcesses(std::shared_ptr<SharedArena> arena, Options options, OnExit on_exit);

@@ -129,8 +129,8 @@ void AuthenticatedListener::Impl::AcceptArrived() {
   }
 }
 
-// Closes the oldest connection of the host that has most, so that a host which opens many cannot
-// displace those of others.
+// Closes the oldest connection of the host with the most connections. So a host that opens many
+// connections cannot displace those of other hosts.
 void AuthenticatedListener::Impl::MakeRoom() {
   if (pending.size() < options.max_pending) return;
   std::map<std::string_view, size_t> counts;

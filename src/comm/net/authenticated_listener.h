@@ -55,7 +55,7 @@ class AuthenticatedListener {
 // Sends a length and the message, which is also the format of the opener's message after the
 // handshake.
 bool SendMessage(TcpStream& stream, const std::string& message, const IoLimit& limit);
-// Receives such a message. Nullopt if the connection closes, if the limit is over, or if the
+// Receives such a message. Nullopt if the connection closes, if the limit expires, or if the
 // message is longer than `most`.
 std::optional<std::string> ReceiveMessage(TcpStream& stream, size_t most, const IoLimit& limit);
 

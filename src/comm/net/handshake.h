@@ -56,9 +56,9 @@ struct OpenedConnection {
   Verdict verdict = Verdict::kAccepted;  // kAccepted without a stream: no handshake completed
   bool connected = false;                // something listens at the address
 };
-// Connects and performs the opener's part. Retries until the limit while nothing listens or the
-// connection closes within the handshake, which happens when the acceptor has too many open ones.
-// Error kInvalid as of TcpStream::Connect.
+// Connects and performs the opener's part. Retries until the limit if nothing listens, or if the
+// connection closes within the handshake. An acceptor with too many open connections closes some.
+// Error kInvalid as from TcpStream::Connect.
 OpenedConnection OpenAuthenticated(const HostPort& peer, const ConnectionKey& key,
                                    const Introduction& introduction, const IoLimit& limit);
 

@@ -162,8 +162,8 @@ std::optional<TcpStream> TcpStream::Connect(const HostPort& peer, const IoLimit&
   }
 }
 
-// Transfers all bytes of the parts by repeated calls of `step`, each of which transfers some. Does
-// not block in `step` if there is a limit; blocks if there is none.
+// Transfers all bytes of the parts by repeated calls of `step`, each of which transfers some.
+// Blocks in `step` only if there is no limit.
 template <typename Step>
 IoResult TcpStream::Move(std::span<iovec> parts, const IoLimit& limit, short event, Step step) {
   const int flags = Unlimited(limit) ? 0 : MSG_DONTWAIT;

@@ -11,9 +11,10 @@ namespace switchyard::cuda {
 
 // A round: write to the own staging region, barrier (Meet), read the peers' regions, and optionally
 // a second barrier. The two barriers raise the flags to counter + 1 and counter + 2; a round with
-// one barrier skips the first value. Regions are double-buffered. A block that begins round n + 2
-// has passed the barrier of round n + 1, so all members have finished round n, whose region it
-// overwrites. The counter stays on the device between kernels, so captured kernels can be replayed.
+// one barrier skips the first value. Regions are double-buffered. Round n + 2 overwrites the region
+// of round n. A block that begins round n + 2 has passed the barrier of round n + 1, so all members
+// have finished round n. The counter stays on the device between kernels, so captured kernels can
+// be replayed.
 class Channel {
  public:
   __device__ explicit Channel(const ChannelSet& set, WaitStage stage)
@@ -31,8 +32,8 @@ class Channel {
                                     index * kTaggedCellBytes) +
            threadIdx.x * 2;
   }
-  // Differs from any tag that a cell can hold from earlier rounds; 0 marks a cell that was never
-  // written.
+  // The tag of this round. It differs from every tag that a cell can hold from earlier rounds, and
+  // from 0, which marks a cell that was never written.
   __device__ uint32_t Tag() const { return counter_ | 1; }
 
   // Barrier of this block with the same block of all members; called by all threads. Writes of

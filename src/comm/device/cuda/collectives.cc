@@ -13,10 +13,10 @@
 namespace switchyard::cuda {
 namespace {
 
-// Large reductions use NCCL, everything else peer memory. Measured on four H200s; times are of
-// NCCL, then of peer memory. All-reduce: NCCL is faster from 16 MB (94 and 105 µs). Reduce-scatter,
-// one NCCL reduce per part: NCCL is faster from about 40 MB (16 MB: 91 and 62 µs; 64 MB: 198 and
-// 229 µs). All-gather: NCCL is never faster (64 MB: 227 and 190 µs).
+// Large reductions use NCCL, everything else peer memory. Measured on four H200s; each pair of
+// times is of NCCL, then of peer memory. All-reduce: NCCL is faster from 16 MB (94 and 105 µs).
+// Reduce-scatter, one NCCL reduce per part: NCCL is faster from about 40 MB (16 MB: 91 and 62 µs;
+// 64 MB: 198 and 229 µs). All-gather: NCCL is never faster (64 MB: 227 and 190 µs).
 class MixedCollectives : public Collectives {
  public:
   MixedCollectives(std::unique_ptr<Collectives> peer, std::unique_ptr<Collectives> nccl,

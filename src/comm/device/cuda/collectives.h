@@ -29,10 +29,10 @@ struct CollectiveOptions {
 };
 
 // Collectives of `group`, enqueued on `stream`. All operations can be captured in a CUDA graph:
-// launches depend on sizes only, and no host code waits. `group`: world ranks, ascending. Every
-// rank of the world constructs groups of the same kinds in the same order (it is a collective over
-// comm.tp). Sums over peer memory are in group order: all members get the same bits, for any
-// message size.
+// launches depend on sizes only, and no host code waits. `group`: world ranks, ascending.
+// Construction is a collective over comm.tp: every rank of the world constructs groups of the same
+// kinds in the same order. Sums over peer memory are in group order: all members get the same bits,
+// for any message size.
 //
 // If any group of the kind has ranks on several hosts (PeerMemory), all groups of the kind use NCCL
 // alone: NcclGroup. Error kResource if a rank cannot use NCCL.

@@ -22,9 +22,10 @@ struct NcclMessage {
   size_t bytes = 0;
 };
 
-// A non-blocking communicator: every host wait for a peer ends by the watch's timeout, with Error
-// kTimeout or kPeer. NCCL kernels have no timeout, so the host waits for streams through `watch`.
-// NCCL chooses the reduction order by message size; all members get the same bits.
+// A non-blocking communicator. A host wait for a peer lasts at most the timeout of the watch. If
+// the peer is missing or lost, it throws Error kTimeout or kPeer. NCCL kernels have no timeout, so
+// the host waits for streams through `watch`. NCCL chooses the reduction order by message size; all
+// members get the same bits.
 class NcclGroup : public Collectives {
  public:
   // Collective over the members. `name` is used in error messages.
@@ -33,7 +34,8 @@ class NcclGroup : public Collectives {
   ~NcclGroup() override;
   NcclGroup(const NcclGroup&) = delete;
 
-  // CHECKs that `group` is an NcclGroup, as groups that span hosts are (MakeCollectives).
+  // CHECKs that `group` is an NcclGroup. MakeCollectives returns one for every group that spans
+  // hosts.
   static NcclGroup& From(Collectives* group);
 
   int rank() const override { return rank_; }
@@ -54,7 +56,7 @@ class NcclGroup : public Collectives {
   NcclWatch& watch() const { return *watch_; }
   // The asynchronous error of the communicator, as text; empty: none.
   std::string AsyncError() const;
-  // Terminates its running kernels. Every later call throws Error kPeer.
+  // Terminates the running kernels of the communicator. Every later call throws Error kPeer.
   void Abort();
 
  private:

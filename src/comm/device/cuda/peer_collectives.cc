@@ -11,8 +11,8 @@ namespace {
 
 static_assert(kMaxMembers == kMaxPeers);
 
-// Partitions `length` elements of each of `parts` parts over blocks: one 16-byte quad per thread,
-// and more only once all kChannels blocks are in use.
+// Partitions `length` elements of each of `parts` parts over blocks: one 16-byte quad per thread.
+// Threads get more only if all kChannels blocks are in use.
 ChannelSplit Split(size_t length, size_t element_bytes, size_t parts) {
   const size_t per_quad = 16 / element_bytes;
   const size_t quads = (length + per_quad - 1) / per_quad;
@@ -28,9 +28,9 @@ PartOffsets Starts(std::span<const size_t> counts) {
   return starts;
 }
 
-// Crossover sizes, measured on H200 with 2, 3 and 4 members (bench/cuda/allreduce_bench.cc). Beyond
-// that, extrapolated by the bytes that each member sends: members - 1 times the message, twice that
-// with tags.
+// Crossover sizes, measured on H200 with 2, 3 and 4 members (bench/cuda/allreduce_bench.cc). For
+// more members they are extrapolated from the bytes that each member sends: members - 1 times the
+// message, and twice that with tags.
 size_t TaggedBytes(int members) {
   return std::min(kMaxTaggedBytes, (size_t{288} << 10) / static_cast<size_t>(members - 1));
 }
@@ -100,8 +100,8 @@ void PeerCollectives::AllGatherV(const void* in, void* out, std::span<const size
     }
     return;
   }
-  // Members may choose differently depending on their addresses: the layout in staging and the
-  // flags are the same for both.
+  // Members may choose different kernels, because the choice depends on their addresses. The layout
+  // in staging and the flags are the same for both kernels.
   uintptr_t all = 0;
   for (const size_t n : counts) all |= n;
   if (all == 0) return;

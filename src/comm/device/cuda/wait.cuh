@@ -28,9 +28,9 @@ __device__ __forceinline__ uint64_t Nanoseconds() {
   return now;
 }
 
-// Polls until `come(seen)` is true. `come` stores the value that it found in `seen`; a timeout
+// Polls until `come(seen)` is true. `come` stores in `seen` the value that it has read; a timeout
 // reports this value and `wanted`. Returns false if this wait or another wait with the same report
-// timed out; nothing that depends on the peer may be used then.
+// timed out. The caller may then use nothing that depends on the peer.
 template <typename Come>
 __device__ __forceinline__ bool WaitUntil(const Come& come, uint32_t wanted, const WaitLimit& limit,
                                           WaitStage stage, int peer) {

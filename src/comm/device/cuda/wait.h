@@ -5,9 +5,9 @@
 
 namespace switchyard::cuda {
 
-// In page-locked memory mapped into the device. A kernel that times out writes the waiting rank and
-// the missing peer, and returns. From then on no kernel with this report waits, so the stream
-// drains. The host checks the report after stream synchronization and throws
+// A report in page-locked memory that is mapped into the device. A kernel that times out writes the
+// waiting rank and the missing peer to it, and returns. From then on no kernel with this report
+// waits, so the stream drains. The host checks the report after stream synchronization and throws
 // (PeerMemory::CheckTimeouts).
 struct WaitTimeoutReport {
   uint32_t failed = 0;  // set last

@@ -103,7 +103,7 @@ class MpiRanks : public RemoteRanks {
     };
   }
   // Limit of a wait on the progress thread. Heartbeats are received meanwhile: if a peer is stopped
-  // within a transfer, those of the other peers must still arrive.
+  // within a transfer, the heartbeats of the other peers must still arrive.
   Limit UntilStopped() {
     return {.stop = [this] {
       ReceiveBeatsIfDue();
@@ -129,9 +129,9 @@ class MpiRanks : public RemoteRanks {
   std::vector<Peer> peers_;            // by rank; the rank's thread
   steady_clock::time_point send_due_;  // of the next heartbeat; the rank's thread
   steady_clock::time_point poll_due_;  // for heartbeats of peers; the progress thread
-  // Counts sends, to order arena accesses: those of the rank's thread up to a send, then those that
-  // handle the peer's response. The rank's thread releases the counter. The progress thread
-  // acquires it before it accesses the arena.
+  // Number of sends, which orders accesses to the arena. The rank's thread increments it (release)
+  // between its accesses and the send that follows them. The progress thread loads it (acquire)
+  // before the accesses that handle the peer's response.
   std::atomic<uint64_t> sent_{0};
   std::atomic<int> byes_{0};
   std::atomic<bool> stop_{false};
@@ -230,8 +230,8 @@ void MpiRanks::SendBeats(uint64_t beats) noexcept {
     Peer& peer = peers_[rank];
     int done = 0;
     MPI_Test(&peer.beats_request, &done, MPI_STATUS_IGNORE);
-    // While the peer has not received the previous heartbeat, no other is sent. Only the final one,
-    // 0, waits for that.
+    // No heartbeat is sent while the peer has not received the previous one. Only the final
+    // heartbeat, 0, waits until the peer has received it.
     const auto one_second = Limit::After(milliseconds(1000), [] { return false; });
     if (done == 0 && (beats != 0 || !mpi::Finish({&peer.beats_request, 1}, one_second))) continue;
     peer.beats = beats;
