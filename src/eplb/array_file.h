@@ -34,8 +34,8 @@ class ArrayFile {
   // "the file has a, b", for messages.
   std::string NamesOfArrays() const;
   // Accepts nested lists of equal lengths, at most 4 deep, or a tensor of int16, int32 or int64.
-  // Error kInvalid names file and array: missing (with the existing names), of another type,
-  // ragged, or outside int32.
+  // Error kInvalid names file and array: the array is missing (with the existing names), has
+  // another type, is ragged, or has values outside int32.
   IntArray Get(const std::string& array) const;
   // The parsed JSON; null for a file with tensors.
   const nlohmann::json* json() const { return std::get_if<nlohmann::json>(&content_); }

@@ -53,7 +53,8 @@ void DivisionForest::Prune(std::span<double> shares) {
   for (int32_t edge = 0; edge < std::ssize(shares); ++edge) {
     if (shares[edge] <= 0) continue;
     if (FindCycle(edge)) {
-      // Alternate shares lose the amount of the smallest share; the others gain it.
+      // Around the cycle, shares alternately lose and gain the amount of the smallest share, which
+      // becomes 0.
       const auto least =
           std::ranges::min_element(cycle_, {}, [&](int32_t of) { return shares[of]; });
       const double moved = shares[*least];

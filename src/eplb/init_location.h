@@ -25,7 +25,7 @@ struct InitLocation {
 //   physical_to_logical_map  a row of expert ids, one for each slot, for each layer of the model,
 //                            including dense layers, or one row for all; null (in tensors: −1 in
 //                            the whole row) is the trivial placement
-//   logical_count            otherwise: a recorded distribution (ReadLoads) of as many layers, for
+//   logical_count            otherwise: a recorded distribution (ReadLoads) of all layers, for
 //                            which `algorithm` plans
 // Equal on all ranks that read equal files. Error kInvalid names flag, file and layer; kNotFound
 // names flag and file.

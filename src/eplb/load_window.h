@@ -13,17 +13,17 @@
 
 namespace switchyard {
 
-// Keeps at most `kSteps` sums over consecutive passes, each over equally many passes. These sums
-// are the steps of the history that planners receive. A sum is all-reduced when it is complete, so
-// every exchange is small. One per rank, which adds the choices of its own tokens; the rank's
-// thread only.
+// Keeps at most `kSteps` sums over consecutive passes, each over the same number of passes. These
+// sums are the steps of the history that planners receive. A sum is all-reduced when it is
+// complete, so every exchange is small. One per rank, which adds the choices of its own tokens; the
+// rank's thread only.
 class LoadWindow {
  public:
   static constexpr int kSteps = 50;
   static constexpr int kRecent = 10;  // steps that define the current distribution of the load
 
   // `layers`: number of MoE layers. `passes`: length of the window in passes, at least 1; rounded
-  // up to steps of equally many passes.
+  // up to a multiple of the passes per step.
   LoadWindow(int layers, int experts, int ranks, const ExpertMap& map, int64_t passes,
              Communicator& world);
 

@@ -25,9 +25,10 @@ struct EplbOptions {
 // Error kInvalid names the flag.
 void Validate(const EplbOptions& options);
 
-// Resolves --eplb-algorithm `auto`. yard if batches are divided over replicas by rank load
+// Resolves --eplb-algorithm `auto`: yard if batches are divided over replicas by rank load
 // (balanced, lp), else deepseek, which assumes that replicas get equal parts of their expert's
-// load. Also yard if ranks have unequal numbers of `places` (slots), which deepseek cannot handle.
+// load. The result is also yard if ranks have unequal numbers of `places` (slots), which deepseek
+// cannot handle.
 std::string PlannerFor(const EplbOptions& options, int places, int ranks);
 
 // kIdle: waiting for a trigger. kPlanning: rank 0's thread computes a plan. kAgreed: all ranks have

@@ -33,10 +33,11 @@ struct LayerMove {
 
 // One rank's part of one migration. Its own thread prepares the layers of a chunk one after the
 // other. When the chunk is in memory on every rank, all ranks switch its layers before the same
-// pass, and the next chunk starts. So weights are loaded next to the ones in use, a layer is old or
-// new on all ranks, and no pass waits for a file. If a rank cannot load an expert, or no rank makes
-// progress for `patience`, all ranks abort the layers that have not switched; each layer remains
-// old or new. Nothing is persisted, so the death of a rank leaves no partial state.
+// pass, and the next chunk starts. So weights are loaded next to the ones in use, a layer has the
+// same placement on all ranks, and no pass waits for a file. If a rank cannot load an expert, or no
+// rank makes progress for `patience`, all ranks abort. Layers that have switched keep the new
+// placement, and the others keep the old one. Nothing is persisted, so the death of a rank leaves
+// no partial state.
 //
 // Follows EPLB in SGLang, which also moves chunks of layers, but stops the engine for each chunk.
 class Migration {

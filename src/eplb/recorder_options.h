@@ -32,7 +32,7 @@ struct Balancedness {
   double current = 0, last_10 = 0, last_100 = 0, last_1000 = 0;  // 0 before the first pass
 };
 
-// Counts since the server started, over passes that were recorded or, with metrics, over all.
+// Counts since the server started: with metrics over all passes, otherwise over recorded passes.
 struct ExpertLoad {
   int32_t layers = 0, experts = 0, ranks = 0;  // all layers of the model; EP ranks
   int64_t passes = 0;

@@ -44,7 +44,7 @@ class BatchDivider {
  public:
   // `location` and `topology` must outlive the divider or last until the next Reset. Static
   // division assumes that ranks contribute equal parts of a batch. `offset`: index of this divider
-  // among those that each divide their own batch (balanced, lp: WaterFilling::Reset).
+  // among the dividers that each divide a batch of their own (balanced, lp: WaterFilling::Reset).
   void Reset(EpDispatchAlgorithm algorithm, const ExpertLocation& location, int layer,
              const RankTopology& topology, int offset = 0);
   // `counts` [logical] tokens of each expert, over all ranks. `shares` [physical] tokens of each

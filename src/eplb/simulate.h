@@ -29,7 +29,7 @@ struct SimulateResult {
   // [steps, ranks] Mean over layers of each rank's load relative to the mean rank load.
   std::vector<float> load_before, load_after;
   struct Plan {
-    int step = 0;   // first step in which it is in use
+    int step = 0;   // first step in which the plan is in use
     Moves moves;    // experts received, over all layers; the first plan moves from trivial
     double ms = 0;  // planning time for all layers
   };

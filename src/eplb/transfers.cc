@@ -41,7 +41,7 @@ class Matcher {
 };
 
 // Puts each transfer into the first batch with room: a greedy edge coloring of the graph of ranks.
-// It needs fewer than twice as many batches as the busiest rank has transfers.
+// The number of batches is less than twice the number of transfers of the busiest rank.
 std::vector<std::vector<Transfer>> ColorIntoBatches(const std::vector<Transfer>& all, int ranks) {
   std::vector<std::vector<Transfer>> batches;
   std::vector<std::vector<int>> peer;      // [batches][ranks]; −1: none yet

@@ -69,8 +69,8 @@ class LayerPlanner {
     plan.Assign(previous);
     const bool valid = IsComplete(plan);
     if (valid) Consider(plan.map(), Time(plan.map()), next);
-    // No plan takes less time than balanced ranks do, and every other plan moves at least one
-    // expert.
+    // No plan takes less time than balanced ranks do, and every plan but the current placement
+    // moves at least one expert.
     if (least_ <= Cost(1, 1)) return;
     LayerPlan anew(bins_, static_cast<int>(next.size()), load);
     FromScratch(&anew);
