@@ -36,11 +36,12 @@ class MoeLayerParts {
   // The same with its weights in host memory, to send it to another rank. Requires `readable`.
   virtual OwnedExpert Expert(int local) const { return Held(local); }
   virtual bool readable() const { return true; }
-  // Copies an expert to where Swap takes it from in little time. Any thread, one at a time, also
+  // Copies an expert to memory from which Swap can take it quickly. Any thread, one at a time, also
   // while passes run. Requires CheckFormats.
   virtual OwnedExpert Stage(OwnedExpert expert) const { return expert; }
-  // Exchanges all routed experts of this rank for `experts`: of Held, of Stage, or in host memory.
-  // On the rank's thread, between two passes. Returns what may be freed, on any thread.
+  // Replaces all routed experts of this rank by `experts`: each is a result of Held or of Stage, or
+  // in host memory. Called on the rank's thread, between two passes. Returns objects that any
+  // thread may free.
   virtual std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> experts) = 0;
 
   MoeLayerConfig config;
@@ -82,8 +83,8 @@ class MoeBackend {
   RoutingObserver* observer() const { return observer_; }
   ReplicaChooser* chooser() const { return chooser_; }
 
-  // Prepares for moves of experts: the staged ones of `layers` layers are held at once (−1: of
-  // all). Call it after all layers are placed.
+  // Prepares for moves of experts. Staged experts of `layers` layers exist at the same time; −1: of
+  // all layers. Call it after all layers are placed.
   virtual void ReserveMoves(int /*layers*/) {}
   // Returns the state of a pass. Call it after all layers are placed. `slot` is less than the
   // number of passes in flight.
@@ -106,9 +107,9 @@ class MoeBackend {
   // Selects the experts of the round's tokens, and stores routed experts and router faults.
   virtual void Route(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void BeginDispatch(const MoeLayerParts& parts, MoeState& state) = 0;
-  // The shared expert of the own tokens, or of all tokens if each rank has a TP slice of it. Reads
-  // `hidden` only. In the first round: on CPUs anywhere before Scatter, on GPUs before EndCombine,
-  // whose sums include its output.
+  // Computes the shared expert for the own tokens, or for all tokens if each rank has a TP slice of
+  // it. Reads `hidden` only. Called in the first round: on CPUs anywhere before Scatter; on GPUs
+  // before EndCombine, whose sums include the shared expert's output.
   virtual void RunShared(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void EndDispatch(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void PrePermute(const MoeLayerParts& parts, MoeState& state) = 0;

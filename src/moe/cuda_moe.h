@@ -32,7 +32,7 @@ struct DeviceMoeHosts {
 struct DeviceMoeContext {
   Mesh mesh;
   RankGroups groups;  // collectives on device memory; groups of one member may be null
-  // Null if no rows are exchanged: one rank of the EP group, or --moe-a2a-backend none.
+  // Null if no rows are exchanged: an EP group of one rank, or --moe-a2a-backend none.
   cuda::PeerMemory* peers = nullptr;
   kernels::Device* device = nullptr;  // a GPU
   DeviceMoeHosts hosts;               // with several hosts, groups.ep uses NCCL

@@ -86,9 +86,10 @@ class MoeLayer {
 
  private:
   void CheckTokens(const MoeTokens& tokens) const;
-  // Whether the decode rows and the others of these tokens are two batches.
+  // Whether the decode rows and the other rows of `tokens` are processed as two batches.
   bool IsSplit(const MoeTokens& tokens) const;
-  // Where the rows from the group's `first` on store routed experts and router faults.
+  // Sets where a batch that begins at row `first` of the group stores routed experts and router
+  // faults.
   void SetRecords(MoeState& state, const MoeTokens& tokens, int64_t first) const;
   void Prepare(MoeState& state, std::span<const int64_t> group_tokens, bool decode) const;
   void Gather(MoeState& state) const;

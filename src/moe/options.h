@@ -59,7 +59,7 @@ struct MoeOptions {
   // from the launch configuration.
   int nodes = 1;
   DType row_dtype = DType::kF32;  // of dispatched and combined rows: the model's dtype
-  // Whether experts quantize their input rows to FP8 in groups of 128; selects `auto` above.
+  // Whether experts quantize their input rows to FP8 in groups of 128; resolves `auto` above.
   bool fp8_group_activations = false;
 };
 

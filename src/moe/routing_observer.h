@@ -35,7 +35,8 @@ class RoutingObserver {
   virtual ~RoutingObserver() = default;
   // The layer's placement, before its first pass and after each change.
   virtual void OnPlacement(int layer, const ExpertPlacement& placement) = 0;
-  // Each round of each pass, empty rounds included. On GPUs each run of consecutive rows.
+  // On CPUs called for each round of each pass, empty rounds included. On GPUs called for each run
+  // of consecutive rows.
   virtual void OnRoute(int layer, const RoutedTokens& tokens) = 0;
   // Whether OnRoute must have the single tokens. If not, a GPU may count the choices itself, and
   // call OnCounts once per layer and pass instead.

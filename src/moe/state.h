@@ -69,7 +69,7 @@ struct MoeState {
     ++rounds_done;
     return true;
   }
-  // Whether no round before this one has run: the shared expert computes all own tokens then.
+  // Whether this is the first round, in which the shared expert computes all own tokens.
   bool in_first_round() const { return rounds > 0 && rounds_done <= 1; }
 
   // Tokens of a lane in the current round.

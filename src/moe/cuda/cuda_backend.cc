@@ -15,7 +15,7 @@
 namespace switchyard::cuda {
 namespace {
 
-// Minimum chunk size in rows, if there are as many.
+// Minimum chunk size in rows, unless the maximum number of rows is smaller.
 constexpr int64_t kMinChunkRows = 16384;
 
 // Maximum tokens of a rank whose shared expert runs on its own stream. With so few tokens, router,
@@ -195,8 +195,8 @@ void CudaMoeBackend::PlanChunks() {
   const int64_t k = shape_.top_k, ep = mesh_.ep();
   const int64_t slots = ArrivedCapacity() * std::min<int64_t>(k, local_experts());
   ordered_rows_ = MaxOrderedRows(slots, local_experts());
-  // Under even load every rank receives k / ep of a row's slots. Chunks cover twice that; rows
-  // beyond it need further GEMM runs, which are usually empty.
+  // Under even load every rank receives k / ep of a row's slots. A chunk has twice that size.
+  // Further rows need further chunks, which are usually empty.
   const int64_t usual = 2 * CeilDiv((scatters_ ? ep : 1) * RoundCapacity() * k, ep) +
                         local_experts() * kGroupBlockRows;
   chunk_rows_ = std::min(ordered_rows_, RoundUp(std::max(usual, kMinChunkRows), kGroupBlockRows));

@@ -23,12 +23,12 @@ struct ExchangePeers {
 // No call waits on the host, launches depend only on `tokens` and the configuration, and round
 // numbers live in device memory. So the exchange can be captured in a CUDA graph and replayed.
 // `active` (device, [ranks] bytes, null: all) masks out ranks. The exchange neither sends to a
-// masked rank nor waits for it, and its experts contribute nothing. The mask changes between
-// batches, in stream order, and on all ranks alike. Masked ranks miss rounds: to readmit one, all
-// ranks must construct new exchanges.
+// masked rank nor waits for it, and the experts of that rank contribute nothing. The mask changes
+// between batches, in stream order, and on all ranks alike. Masked ranks miss rounds: to readmit
+// one, all ranks must construct new exchanges.
 //
 // On Hopper, kernels of these calls start while the preceding kernel in the stream still runs, so
-// that combine sums outputs while others are in flight.
+// that combine sums outputs while other outputs are in flight.
 class Exchange : public RowExchange {
  public:
   static size_t PeerBytes(const ExchangeConfig& config);  // bytes that the constructor allocates

@@ -61,7 +61,8 @@ struct ExchangeBatch {
   std::byte* slot[kMaxExchangeRanks];  // the slot's buffers of each rank of the group
   ExchangeLayout layout;
   ExchangeState* state;
-  // Destinations by 32 tokens and rank: bit mask of tokens, and number of rows before them.
+  // Destinations, by chunk of 32 tokens and by rank: bit mask of tokens, and number of rows before
+  // the chunk.
   uint32_t* words;         // [ceil(tokens / 32), ranks]
   int32_t* before;         // likewise
   const int32_t* experts;  // [num_experts]

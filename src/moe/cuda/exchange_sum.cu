@@ -119,7 +119,8 @@ __global__ void __launch_bounds__(kSumThreads, 4)
           }
         });
   }
-  // A rank that had no row of this one must have read its counts before the next dispatch.
+  // Waits for the acks. Even a rank that received no row from this rank must have read this rank's
+  // counts before the next dispatch.
   if (blockIdx.x == 0 && Warp() == 0 && (active >> lane & 1u))
     WaitFlag(FlagsOf(b, b.rank, b.layout.acks) + lane, round, b.limit, WaitStage::kCombine,
              b.world_ranks[lane]);

@@ -60,12 +60,12 @@ class ExpertMover {
   std::shared_ptr<DeviceExpert> Upload(const DeviceExperts& layer,
                                        const kernels::ExpertWeights& expert);
   // Enqueues the exchange of all experts of a layer on the stream of the passes. `logical`
-  // [experts]: the ones that the slots hold now. Returns what must live until the next Upload.
-  // The rank's thread.
+  // [experts]: the logical experts that the slots hold now. Returns what must live until the next
+  // Upload. The rank's thread.
   std::vector<OwnedExpert> Switch(const DeviceExperts& layer, std::span<const int32_t> logical,
                                   std::vector<OwnedExpert> experts);
-  // A copy of an expert in host memory, as weights of a checkpoint's formats. Waits for it. The
-  // layer's weights must not be packed. The rank's thread.
+  // A copy of an expert in host memory, as weights of a checkpoint's formats. Waits for the copy.
+  // The layer's weights must not be packed. The rank's thread.
   OwnedExpert Download(const DeviceExperts& layer, int slot);
 
  private:

@@ -32,8 +32,8 @@ struct PermuteRowsParams {
   const std::byte* rows = nullptr;  // [segments · capacity], each row_stride bytes
   int64_t row_stride = 0, scale_offset = 0;
   ElementType from = ElementType::kF32;
-  // Type to which rows are rounded before the conversion to the GEMM's type, as dispatch rounds
-  // them; differs from `from` only if `from` is kF32.
+  // Type to which dispatch rounds rows. Rows are rounded to it before the conversion to the GEMM's
+  // type. Differs from `from` only if `from` is kF32.
   ElementType via = ElementType::kF32;
   int64_t hidden = 0;  // a multiple of 4
   int k = 0;           // slots per row

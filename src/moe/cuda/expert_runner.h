@@ -12,7 +12,8 @@ struct ExpertActivation {
 };
 
 // outputs[position] = expert(row) for every arrived row and slot of state.order: permute, gate and
-// up GEMM, activation, down GEMM. Runs over as many chunks as the batch's counts may need.
+// up GEMM, activation, down GEMM. Processes rows in chunks; their number follows from the maximum
+// number of rows, since the host does not know the counts.
 void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& activation,
                       const CudaMoeState& state, const CudaMoeBackend& backend);
 

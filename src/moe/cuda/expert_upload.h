@@ -27,7 +27,7 @@ class ExpertUploader {
   // Copies host memory, which may change afterwards, to the device.
   using Copy = std::function<void(std::byte* to, const void* from, int64_t bytes)>;
 
-  // `threads`: that convert weights.
+  // `threads`: number of threads that convert weights.
   ExpertUploader(Copy copy, int threads) : copy_(std::move(copy)), pool_(threads) {}
 
   // Fills the slot. An expert without a bias, in a layer that has biases, gets zeros.

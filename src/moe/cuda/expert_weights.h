@@ -72,8 +72,8 @@ struct DeviceExperts {
 
   ExpertSlotBytes slot_bytes() const;
   ExpertSlot Slot(int expert) const;
-  // Error kInvalid if `expert` cannot be stored here with the bits that it would have had in the
-  // constructor.
+  // Error kInvalid if these arrays cannot hold `expert` with the same bits that the constructor
+  // would have stored.
   void CheckFits(const kernels::ExpertWeights& expert) const;
 
   ExpertArithmetic arithmetic;

@@ -41,7 +41,8 @@ class HostChoice {
   const int top_k_;
   const PinnedMemory host_;      // [2, max_tokens, top_k]: logical, then physical
   const DeviceMemory physical_;  // [max_tokens, top_k]
-  // Of captured passes; as long as this object, which outlives them.
+  // Calls that captured passes make. They exist as long as this object, which outlives the captured
+  // passes.
   std::vector<std::unique_ptr<Call>> recorded_;
   TopK logical_, chosen_;  // of the call that runs
 };

@@ -17,12 +17,13 @@ namespace switchyard::cuda {
 // over peer memory.
 //
 // NCCL needs message sizes on the host, but only the device knows them. There are two modes. All
-// ranks derive the mode from the longest rank of the batch, so they select the same one:
-// - Fixed: a rank sends to every rank as many rows as the longest rank has tokens, and receives as
-//   many returns as these rows could have slots. The host does not wait, and the batch can be
-//   captured. With R ranks, about one in R of the returned rows is useful. Used for low latency,
-//   for batches that may be captured, and if the total is below what the network transfers while a
-//   host waits (kNcclSmallBytes).
+// ranks derive the mode from the tokens of the longest rank (the one with the most tokens in this
+// batch), so they select the same mode:
+// - Fixed: all messages have the maximum size. A rank sends every rank one row per token of the
+//   longest rank, and receives one return for each slot that these rows could have. The host does
+//   not wait, and the batch can be captured. With R ranks, about one in R of the returned rows is
+//   useful. Used for low latency and for batches that may be captured. Also used if the network can
+//   transfer all messages in the time of a host wait (kNcclSmallBytes).
 // - Counted: sends row counts and metadata first. EndDispatch waits for them on the host and then
 //   transfers exactly the valid rows. Returns go in pieces of the send buffer's size.
 // The host's wait throws kTimeout or kPeer (NcclWatch). There is no mask of active ranks: NCCL

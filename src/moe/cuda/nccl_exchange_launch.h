@@ -34,8 +34,8 @@ struct AcceptParams {
 };
 cudaError_t StartAccept(const AcceptParams& params, cudaStream_t stream);
 
-// Assigns each return a place on the token's rank: grouped by returning rank, in order of tokens
-// and slots, which is that rank's order too.
+// Assigns each return a place on the token's rank: grouped by returning rank, then in order of
+// tokens and slots. The returning rank sends them in the same order.
 struct PlaceReturnsParams {
   // Returns of rank r begin at r · segment; −1: right after those of rank r − 1.
   int64_t segment;

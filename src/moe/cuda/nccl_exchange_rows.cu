@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(kThreads) Accept(const __grid_constant__ Accep
   }
 }
 
-// Per token: number of slots at ranks below r and at r; by rank: number of ranks.
+// The returns of one token: its slots with experts on ranks below `rank`, and on `rank`. If
+// combined by rank, each rank counts once.
 struct TokenReturns {
   int below, own;
 };

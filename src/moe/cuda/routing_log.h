@@ -17,7 +17,7 @@ namespace switchyard::cuda {
 // record too. Begin, Read and Report run around a pass, in this order. Begin and Read only enqueue
 // work; Report waits for it. Used by the rank's thread; borrows observer and device.
 //
-//   Begin    clears the counts, and sets how many rows are recorded: none if no observer wants it
+//   Begin    clears the counts, and sets how many rows are recorded: 0 if not observed
 //   kernels  add counts or store ids by RecordOf, and AddDispatched
 //   Read     copies them to page-locked memory
 //   Report   calls the observer, layer by layer
@@ -53,7 +53,7 @@ class RoutingLog {
   const PinnedMemory ids_;     // [2, layers, rows_, top_k]
   const Event read_{cudaEventDisableTiming};
   int64_t rows_ = 0, first_row_ = 0;
-  bool observed_ = false;  // the pass is
+  bool observed_ = false;  // whether the pass is observed
 };
 
 }  // namespace switchyard::cuda

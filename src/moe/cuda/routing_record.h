@@ -7,10 +7,10 @@
 
 namespace switchyard::cuda {
 
-// In device memory at a fixed address, set before each pass. So a captured pass follows the start
-// and the stop of recording without being captured again.
+// Located in device memory at a fixed address, and set before each pass. So a captured pass follows
+// the start and the stop of recording without being captured again.
 struct RoutingControl {
-  int32_t rows = 0;    // rows of this rank's group that are recorded; 0: the pass is not
+  int32_t rows = 0;    // rows of this rank's group that are recorded; 0: none
   int32_t active = 0;  // 1: dispatched rows are counted
 };
 
@@ -18,7 +18,7 @@ struct RoutingControl {
 constexpr int32_t kUnreportedByte = 0xfe;
 constexpr int32_t kUnreported = static_cast<int32_t>(0xfefefefeu);
 
-// The record of one layer. All pointers are device memory; counts are added to.
+// The record of one layer. All pointers are device memory. Kernels add to the counts.
 struct RoutingRecord {
   const RoutingControl* control = nullptr;  // null: nothing is recorded
   // The tokens [begin, end) of the call are reported by this rank; the first one is row `first_row`

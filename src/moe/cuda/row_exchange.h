@@ -72,7 +72,7 @@ class RowExchange {
     // Maximum tokens of any rank of the group in this batch, the same on all of them. Determines
     // the size of fixed-size messages. 0: unknown, use max_tokens.
     int64_t longest = 0;
-    // Written by kernels that precede BeginCombine, or EndCombine if `overlaps`.
+    // Its memory is written by kernels that precede BeginCombine, or EndCombine if `overlaps`.
     TokenAddend addend = {};
     // Whether computation of this GPU runs beside the exchange. Begin* may then use another stream
     // than End*. Begin* waits for work before it, and the next End* waits for the end of the sends.

@@ -1,4 +1,4 @@
-// An observer that adds up what MoE layers on GPUs report, and what it must be.
+// An observer that adds up what MoE layers on GPUs report, and the expected sums.
 #pragma once
 
 #include <cstdint>

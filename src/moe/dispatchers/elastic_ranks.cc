@@ -12,8 +12,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Interval at which a wait on a flag checks the cell, to detect that others have excluded the rank,
-// or that it died between commit and flag.
+// Interval at which a wait on a flag checks the peer's cell. The cell shows whether other ranks
+// have excluded the peer, and whether it died between commit and flag.
 constexpr milliseconds kPollInterval(10);
 
 double Seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }

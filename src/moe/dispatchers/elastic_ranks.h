@@ -24,7 +24,8 @@ namespace switchyard {
 //     if the rank died before it raised the flag.
 //   - The cell was closed first: the rank is lost for this stage and all later ones, on all ranks.
 // All ranks wait for the same stages in the same order, so after each wait they have the same mask.
-// What they compute from it (destinations of rows) is consistent. No messages are needed.
+// The destinations of rows, which they compute from the mask, are then consistent without any
+// messages.
 //
 // A rank only closes cells of ranks that are behind it, so two ranks cannot exclude each other, and
 // the most advanced rank remains: the group never excludes all of its ranks.

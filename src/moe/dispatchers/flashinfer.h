@@ -32,7 +32,7 @@ namespace switchyard {
 // before A raises its rows flag of r + 1. B waits for that flag before it writes outputs of r + 1.
 //
 // A batch carries at most `--deepep-normal-long-seq-per-round-tokens` tokens of a rank, as in
-// deepep's normal mode; longer ones take several rounds.
+// deepep's normal mode. Longer batches take several rounds.
 DispatcherBackend FlashInferBackend();
 
 }  // namespace switchyard
