@@ -1,5 +1,5 @@
-// Weight and activation formats, with the constants and scalar conversions shared by all code that
-// packs or unpacks them.
+// Weight and activation formats, with the constants and scalar conversions that all packing and
+// unpacking code shares.
 #pragma once
 
 #include <bit>
@@ -7,8 +7,8 @@
 
 namespace switchyard {
 
-// Storage of W [N, K], row-major along K. Each layout is the one published by checkpoints of that
-// format, so weights are used in place from the mapped file.
+// Storage of W [N, K], row-major along K. Except for kInt4Group, each layout is that of published
+// checkpoints of the format, so weights are used in place from the mapped file.
 enum class WeightFormat : uint8_t {
   kF32,
   kBF16,
@@ -35,8 +35,8 @@ enum class WeightFormat : uint8_t {
   kNvfp4,
 };
 
-// Format to which input rows are rounded before a product. Checkpoints that were quantized for
-// rounded rows define it. The arithmetic matches that of GPUs for the format.
+// Format to which input rows are rounded before a product. A checkpoint that was quantized for
+// rounded rows defines the format. The rounding is that of GPU kernels for the same format.
 enum class ActivationFormat : uint8_t {
   kNone,       // float32, not rounded
   kFp8Group,   // e4m3, one scale per 128 columns of each row: amax / 448

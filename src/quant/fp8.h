@@ -26,8 +26,8 @@ float Fp8Scale(const float* x, int64_t n);
 void QuantizeFp8Groups(const float* x, int64_t n, uint8_t* codes, float* scales);
 void DequantizeFp8Groups(const uint8_t* codes, const float* scales, int64_t n, float* x);
 
-// Whether any code is one of the two NaNs (0x7f, 0xff). Kernels decode those as ±480, so loaders
-// reject e4m3 weights and scales that contain them.
+// Whether any code is one of the two NaNs (0x7f, 0xff). Kernels decode NaN codes as ±480, so
+// loaders reject e4m3 weights and scales with NaN codes.
 bool HasNanCodes(std::span<const uint8_t> codes);
 
 }  // namespace switchyard

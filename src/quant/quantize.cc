@@ -133,8 +133,8 @@ void PackInt4(const float* w, int64_t n, int64_t k, const Int4Packing& packing, 
   }
 }
 
-// Packs rows of e2m1 blocks. `put_scale(amax)` appends the scale of a block and returns its value;
-// 0 means that the block underflows and becomes zeros.
+// Packs rows of e2m1 blocks. `put_scale(amax)` appends the scale of a block and returns the scale's
+// value. If the value is 0, the block underflows and its codes are zeros.
 template <typename PutScale>
 void PackE2M1Blocks(const float* w, int64_t n, int64_t k, int64_t block, Packed& out,
                     const PutScale& put_scale) {

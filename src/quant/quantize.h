@@ -15,16 +15,17 @@ struct Int4Packing {
 };
 
 // Packs w [n, k], row-major, and returns a view of the whole matrix that owns its memory. Values
-// round to the nearest representable one, ties to even, and saturate where the format does.
+// round to the nearest representable value, ties to even. Values beyond the largest code saturate.
 // Thread-safe.
 //   kFp8Block, kFp8Channel: the scale maps the largest magnitude of the block or row to 448.
 //   kInt8Channel: the scale maps the largest magnitude of the row to 127.
 //   kInt4Group: if symmetric, the zero point is 8 and the scale maps the largest magnitude of a
-//     group to 7.5 steps. Otherwise codes 0 to 15 span the group's values and 0. k must be even.
+//     group to 7.5 steps. Otherwise codes 0 to 15 span the range of the group's values and 0. k
+//     must be even.
 //   kMxfp4: the block exponent is that of the largest magnitude, minus 2 (OCP microscaling 1.0,
 //     6.3); k must be a multiple of 32.
-//   kNvfp4: the tensor scale maps the largest magnitude to 6 · 448. The block scale maps that of
-//     the block to 6; k must be a multiple of 16.
+//   kNvfp4: the tensor scale maps the tensor's largest magnitude to 6 · 448. The block scale maps
+//     the block's largest magnitude to 6; k must be a multiple of 16.
 WeightView Quantize(WeightFormat format, std::span<const float> w, int64_t n, int64_t k,
                     const Int4Packing& int4 = {});
 

@@ -1,5 +1,5 @@
-// Scalar rounding without branches or library calls, so that compilers vectorise it. For loops run
-// through vector_width.h only.
+// Scalar rounding without branches or library calls, so that compilers vectorise it. Only for loops
+// that vector_width.h dispatches.
 #pragma once
 
 #include <bit>
@@ -18,8 +18,8 @@ constexpr float kSmallestScale = 0x1p-64f;  // scales and products stay far from
                               (std::bit_cast<uint32_t>(x) & 0x80000000u));
 }
 
-// Largest magnitude in x [n]; NaN counts as the largest. Compares bit patterns: for magnitudes
-// these have the same order as the values.
+// Largest magnitude in x [n]; NaN counts as the largest. Compares bit patterns, which for
+// magnitudes have the same order as the values.
 [[gnu::always_inline]] inline float LargestMagnitude(const float* x, int64_t n) {
   int32_t largest = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -29,8 +29,8 @@ constexpr float kSmallestScale = 0x1p-64f;  // scales and products stay far from
   return std::bit_cast<float>(largest);
 }
 
-// Nearest e4m3 magnitude (three mantissa bits, steps of 2^-9 below 2^-6, at most 448). Adding 1.5 ·
-// 2^20 times m's power of two leaves three mantissa bits of m in the sum.
+// The e4m3 magnitude nearest to m (three mantissa bits, steps of 2^-9 below 2^-6, at most 448).
+// Adding 1.5 · 2^20 times m's power of two leaves three mantissa bits of m in the sum.
 [[gnu::always_inline]] inline float RoundMagnitudeE4M3(float m) {
   m = m > 448.0f ? 448.0f : m;
   constexpr auto kFirstNormal = std::bit_cast<int32_t>(0x1p-6f);
@@ -59,7 +59,7 @@ constexpr float kSmallestScale = 0x1p-64f;  // scales and products stay far from
 }
 
 // An e4m3 code is exponent (bias 7) and mantissa, in the same layout as the upper bits of a float32
-// (bias 127). A subnormal is the difference of 2^-6 · (1 + mantissa) and 2^-6.
+// (bias 127). A subnormal's value is 2^-6 · (1 + mantissa) - 2^-6.
 constexpr uint32_t kRebias = 120u << 3;
 constexpr uint32_t kE4M3FirstNormal = std::bit_cast<uint32_t>(0x1p-6f);
 

@@ -12,12 +12,14 @@ namespace switchyard {
 
 std::string_view Name(WeightFormat format);
 std::string_view Name(ActivationFormat format);
-// Counts scales and zero points, but not scales of whole rows. `group_size`: of kInt4Group.
+// Stored bytes per weight, including scales and zero points, but not scales of whole rows.
+// `group_size` is used by kInt4Group only.
 double BytesPerWeight(WeightFormat format, int64_t group_size = 128);
 
 // Row i and column j of this view are row row0 + i·row_step and column col0 + j of the stored
 // matrix. A view never copies: tensor-parallel shards, interleaved gate/up rows and single experts
-// are all views of one stored tensor. Keeping the origin keeps block scales addressable.
+// are all views of one stored tensor. A view keeps the stored matrix's origin, from which it
+// addresses block scales.
 struct WeightView {
   WeightFormat format = WeightFormat::kF32;
   const void* data = nullptr;    // element (0, 0) of the stored matrix (of this expert's matrix)
