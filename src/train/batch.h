@@ -6,9 +6,9 @@
 
 namespace switchyard::train {
 
-// Packed sequences. Attention does not cross sequence boundaries, and positions start at 0 in each
-// sequence: document boundaries are sequence boundaries. May be empty: the rank then only takes
-// part in the exchanges, because it holds experts that others need.
+// Packed sequences. Attention stays within a sequence, and positions start at 0 in each sequence.
+// Every document boundary is a sequence boundary. A batch may be empty. Its rank then only takes
+// part in the exchanges, because other ranks need its experts.
 struct Batch {
   static constexpr int32_t kIgnored = -1;
 
@@ -21,8 +21,8 @@ struct Batch {
   int64_t sequences() const { return begins.empty() ? 0 : static_cast<int64_t>(begins.size()) - 1; }
 };
 
-// Denominators of the losses of a step, over all its micro-batches and all ranks, so that gradients
-// of micro-batches and ranks simply add up.
+// Denominators of a step's losses, counted over all micro-batches and ranks. The gradients of
+// micro-batches and ranks therefore simply add up.
 struct StepSize {
   double targets = 1.0;  // number of targets that are not ignored: for the cross-entropy
   double tokens = 1.0;   // for the balance losses

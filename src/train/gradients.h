@@ -10,8 +10,8 @@ namespace switchyard::train {
 
 // The groups over which a rank's gradients must be summed; null: the rank is alone in the group.
 struct GradientGroups {
-  // All ranks of the stage: for replicated tensors, of which each rank has the gradient of its own
-  // rows and its own heads.
+  // All ranks of the stage: for replicated tensors, whose gradient on a rank comes from that rank's
+  // own rows and heads only.
   Collectives* stage = nullptr;
   Collectives* copies = nullptr;         // same tensor-parallel slice, other rows
   Collectives* expert_copies = nullptr;  // same experts
@@ -23,7 +23,7 @@ struct GradientGroups {
 // rank of a group.
 void SumGradients(std::span<Parameter<float>* const> parameters, const GradientGroups& groups);
 
-// The same for one stage without slices, whose ranks are `all`.
+// The same for a single stage without tensor-parallel slices; `all` are its ranks.
 void SumGradients(std::span<Parameter<float>* const> parameters, Collectives& all,
                   Collectives* expert_copies = nullptr);
 

@@ -21,17 +21,17 @@
 
 namespace switchyard::train {
 
-// The rows of one prediction depth: 0 is the model, d the d-th MTP module, whose sequences are d
-// tokens shorter. Row i of a module's sequence combines token i + d with the hidden state that
-// predicts this token. Of n rows this rank holds m (TensorGroup::Mine).
+// The rows of one prediction depth: depth 0 is the model, depth d the d-th MTP module. Sequences of
+// depth d are d tokens shorter. Row i of a module's sequence combines token i + d with the hidden
+// state that predicts this token. Of n rows this rank holds m (TensorGroup::Mine).
 template <typename T>
 struct DepthState {
   RowLayout rows;
   std::vector<int32_t> tokens, targets;  // [n]
   std::vector<int32_t> source;           // [n] row of the previous depth; empty for depth 0
-  // [m, H] hidden between layers; backward: its gradient. The stream of depth 0 is exchanged
-  // between pipeline stages. Before Forward of a stage's first layer it is the output of the
-  // previous stage. Before Backward of its last layer it is the gradient from the next stage.
+  // [m, H] hidden states between layers; backward: their gradient. The stream of depth 0 is
+  // exchanged between pipeline stages. Before Forward of a stage's first layer it is the output of
+  // the previous stage. Before Backward of its last layer it is the gradient from the next stage.
   std::vector<T> stream;
   std::vector<T> last, final, dfinal;  // [m, H] the last layer's output, its norm; the gradient
   std::vector<T> embedded, previous;   // [m, H] MTP: before their norms
@@ -80,10 +80,10 @@ class Model {
   const StageRange& stage() const { return stage_; }
   bool has_experts(int64_t layer) const { return moe_index_[layer] >= 0; }
   // Processes a micro-batch phase by phase: Begin; Forward of every phase of every layer in
-  // ascending order; Heads. If Heads was called with `backward`, then Backward in descending order;
-  // afterwards the gradients have been accumulated. Begin checks sizes and tokens of the batch
-  // (kInvalid). On stages other than the first, Begin allocates the stream to be received. Heads
-  // has an effect on the last stage only.
+  // ascending order; Heads. If Heads was called with `backward`, Backward follows in descending
+  // order. Then the micro-batch's gradients have been accumulated. Begin checks sizes and tokens of
+  // the batch (kInvalid). On stages other than the first, Begin allocates the stream to be
+  // received. Heads has an effect on the last stage only.
   void Begin(const Batch& batch, const StepSize& step, Pass<T>* pass);
   void Forward(int64_t layer, Phase phase, Pass<T>* pass);
   void Heads(bool backward, Pass<T>* pass);

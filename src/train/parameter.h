@@ -34,8 +34,9 @@ struct Parameter {
   // Gradient of the step's total loss, accumulated over micro-batches; empty if the parameter is
   // not trained by gradients (selection biases).
   std::vector<T> gradient;
-  // Expert weights are only on the ranks that own the expert in an EP group. Their gradients are
-  // complete there, and are neither summed over the EP ranks nor counted twice in the global norm.
+  // Whether this is a weight of an expert. Only the EP ranks that own the expert hold it. Its
+  // gradient is complete on these ranks: EP ranks do not sum it, and the global norm counts it
+  // once.
   bool expert = false;
   bool decay = true;  // weight decay: matrices yes, norms and biases no
   Slice slice = {};

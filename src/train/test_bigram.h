@@ -26,8 +26,8 @@ inline std::vector<EncodedDocument> CountingDocuments(int vocab, int count) {
 
 // The logits of the next token are a row selected by the last token, plus a bias. Row t is on rank
 // t % ranks, like an expert; the bias is replicated. For simplicity, one all-reduce fetches the
-// rows of other ranks, and one sums the gradients of all rows; each rank uses its own rows of the
-// sum.
+// rows of other ranks, and another sums the gradients of all rows; each rank uses its own rows of
+// the sum.
 class BigramModel : public TrainedModel {
  public:
   BigramModel(int vocab, int rank, int ranks, Collectives* all)

@@ -9,10 +9,11 @@
 
 namespace switchyard::train {
 
-// One metric of a log over its steps. Lines without it, or where it is not a number, are skipped.
+// One metric of a log over its steps. Lines without the metric, or with a metric that is not a
+// number, are skipped.
 Curve CurveOf(const std::filesystem::path& log, const std::string& key, const std::string& label);
 
-// Draws `output`/loss.svg and, if the model has experts, balance.svg from its log.jsonl. Throws
+// Draws `output`/loss.svg from `output`/log.jsonl, and balance.svg if the model has experts. Throws
 // Error: errors of ReadStepLog, kResource if a file cannot be written.
 void WritePictures(const std::filesystem::path& output);
 

@@ -35,7 +35,7 @@ Json ReadObject(const fs::path& path) {
   return json;
 }
 
-// Skips the write if the file already holds the text: a resumed run may find the disk full.
+// Skips the write if the file already holds the text, because a resumed run may find the disk full.
 void Write(const fs::path& path, const std::string& text) {
   std::error_code missing;
   if (fs::exists(path, missing) && Read(path) == text) return;

@@ -1,4 +1,4 @@
-// Model files that training does not change and that checkpoints repeat.
+// The model's files other than weights. They are the same in every checkpoint of a run.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct TrainedConfig {
   std::filesystem::path path;   // of config.json
   nlohmann::ordered_json json;  // unmodified contents
   ModelConfig config;
-  int64_t mtp_layers = 0;  // options.mtp_layers, or the value of the file
+  int64_t mtp_layers = 0;  // options.mtp_layers, or config.json's value if that is -1
 };
 
 // Throws Error that names the flag: a missing file, errors of ParseModelConfig.

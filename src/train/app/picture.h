@@ -20,12 +20,12 @@ struct PictureOptions {
 };
 
 // Draws axes with ticks at round numbers and a legend. Each curve has a pale line of its points and
-// a smoothed line on top. Smoothing is a Gaussian-weighted mean with a width of 1/60 of the
-// picture's. Curves with many points are reduced to as many means as fit. Text is escaped. Throws
-// Error kInvalid if no curve has a point.
+// a smoothed line on top. The smoothed line is a Gaussian-weighted mean whose width is 1/60 of the
+// picture's width. A curve with too many points is reduced to means of consecutive points. Text is
+// escaped. Throws Error kInvalid if no curve has a point.
 std::string DrawCurves(const std::vector<Curve>& curves, const PictureOptions& options);
 
-// About `count` round numbers (1, 2 or 5 times a power of ten apart) in [low, high], low < high.
+// About `count` round numbers in [low, high], spaced by 1, 2 or 5 times a power of ten; low < high.
 std::vector<double> Ticks(double low, double high, int count);
 
 }  // namespace switchyard::train

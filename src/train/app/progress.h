@@ -21,7 +21,8 @@ class Progress {
   Progress(std::FILE* out, bool in_place);
   ~Progress() { Finish(); }
 
-  // Called before the first step: the total number of steps, and those taken before this run.
+  // Called before the first step, with the total number of steps and the number of steps taken
+  // before this run.
   void Begin(int64_t steps, int64_t taken);
   void Step(const StepReport& report);
   // Prints a separate line.

@@ -79,8 +79,8 @@ void Count(const Parameter<float>& head, const Pass<float>& pass, ThreadPool& po
     counts->right += own[t] == main.targets[t] ? 1 : 0;
   }
   if (pass.depths.size() < 2) return;
-  // The module's row i drafts the token after position source[i] + 1. It is compared with the
-  // model's own choice at that position.
+  // The module's row i drafts the token after position source[i] + 1. This draft is compared with
+  // the model's own choice at that position.
   const DepthState<float>& module = pass.depths[1];
   const std::vector<int32_t> drafts = Choices(head, module.final, pool);
   for (size_t i = 0; i < drafts.size(); ++i) {

@@ -38,8 +38,9 @@ class StepLog {
   std::ofstream out_;
 };
 
-// The lines of a log, oldest first. A last line truncated by a crash is skipped. Throws Error that
-// names file and line: the file cannot be read, has no step, or another line is not a JSON object.
+// The lines of a log, oldest first. A last line truncated by a crash is skipped. Throws Error,
+// naming file and line, if the file cannot be read, if it has no step, or if any other line is not
+// a JSON object.
 std::vector<nlohmann::json> ReadStepLog(const std::filesystem::path& path);
 
 }  // namespace switchyard::train

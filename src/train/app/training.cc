@@ -28,7 +28,7 @@ struct Setup {
   std::optional<fs::path> resumed;
   RowExchangeOptions exchange;
   size_t link_floats = 0;             // maximum message between pipeline stages
-  std::shared_ptr<SharedArena> sums;  // for early gradient sums; null: at the end of a step
+  std::shared_ptr<SharedArena> sums;  // for early gradient sums; null: sums at the end of a step
 };
 
 std::vector<EncodedDocument> ReadCorpus(const TrainingOptions& options, const ModelFiles& files) {
@@ -59,7 +59,7 @@ std::optional<fs::path> CheckpointToResume(const TrainingOptions& options) {
         "checkpoint's directory",
         options.resume);
   }
-  // Later checkpoints would be mistaken for those of this run.
+  // Another checkpoint in --output would be mistaken for one of this run.
   if (last && !fs::equivalent(*last, named)) {
     throw Error(ErrorKind::kInvalid,
                 fmt::format("--resume {}: --output holds another checkpoint, {}", options.resume,

@@ -19,8 +19,8 @@ struct TrainingEnd {
 // Reads model, tokenizer and data, starts ranks as threads of this process, resumes from a
 // checkpoint according to options.resume, and trains. Returns when the last checkpoint is written.
 // options.trainer.output receives checkpoint-STEP and log.jsonl. `stop` is polled between steps, by
-// any thread. Throws Error for invalid input, before any computation where possible, and errors of
-// Trainer.
+// the thread of any rank. Throws Error for invalid input, before any computation where possible,
+// and errors of Trainer.
 TrainingEnd RunTraining(const TrainingOptions& options, const std::function<bool()>& stop,
                         Progress& progress);
 

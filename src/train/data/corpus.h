@@ -9,8 +9,8 @@
 
 namespace switchyard::train {
 
-// Position in the stream: rows [0, row) of `epoch` have been consumed. Sufficient to resume with
-// exactly the next row.
+// Position in the stream: rows [0, row) of `epoch` have been consumed. A position suffices to
+// resume at exactly the next row.
 struct SamplePosition {
   int64_t epoch = 0;
   int64_t row = 0;
@@ -31,7 +31,7 @@ class Corpus {
   // A stable hash of documents and packing. A run may only resume with an equal fingerprint.
   const std::string& fingerprint() const { return fingerprint_; }
   const std::vector<EncodedDocument>& documents() const { return documents_; }
-  int64_t tokens() const { return tokens_; }    // of one epoch, without the last target of parts
+  int64_t tokens() const { return tokens_; }    // of one epoch, without last targets of parts
   int64_t targets() const { return targets_; }  // of one epoch
   int64_t RowsOf(int64_t epoch) { return static_cast<int64_t>(Epoch(epoch).size()); }
 
@@ -49,7 +49,7 @@ class Corpus {
 
 // Rows [begin, end) of `rows` that data-parallel rank `rank` of `ranks` processes in micro-batch
 // `index` of `count`. Rows are partitioned in order, as evenly as possible, first over
-// micro-batches and then over ranks. Some may get none.
+// micro-batches and then over ranks. Some ranks may get no rows.
 struct RowRange {
   int64_t begin = 0, end = 0;
 };

@@ -20,8 +20,8 @@ struct Document {
 // [{"role": "user", "content": "…"}, …]}; other keys are ignored, empty lines skipped. Every other
 // file is one document. A directory stands for the .jsonl, .txt and .md files below it, ordered by
 // path. Throws Error that names file and line for unreadable or empty files, paths without any
-// document, and text that is not UTF-8. The same for lines that are not JSON, have neither key or
-// both, or whose messages are not a list of {role, content} strings.
+// document, and text that is not UTF-8. Also throws for a line that is not JSON, that has neither
+// key or both keys, or whose messages are not a list of {role, content} strings.
 std::vector<Document> ReadDocuments(const std::vector<std::filesystem::path>& paths);
 
 }  // namespace switchyard::train

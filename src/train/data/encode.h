@@ -26,20 +26,21 @@ class DocumentEncoder {
  public:
   enum class ChatLoss : uint8_t {
     kAll,        // every token of a chat
-    kAssistant,  // the template's text of each assistant turn after its opening
+    kAssistant,  // what the template renders for each assistant turn, after the generation prompt
   };
 
   // Reads the tokenizer (Tokenizer::FromDirectory) and the chat template. The token named eos_token
   // ends every text. Throws errors of Tokenizer and ChatTemplate.
   DocumentEncoder(const std::filesystem::path& dir, ChatLoss chat_loss);
 
-  // A text becomes its tokens, with the tokens that the tokenizer adds to every text, and the eos
-  // token if there is one and the text does not end with it. Special tokens spelled out in a text
-  // stay text. A chat becomes the output of the template. With kAssistant it is encoded in segments
-  // split before and after each assistant opening, so that the prompt is tokenized as in serving.
-  // Throws Error kInvalid that names the document for a chat without a template or without an
-  // assistant turn, and for a template that rejects the chat. kAssistant also requires a template
-  // that does not change earlier text as the conversation grows.
+  // A text becomes its tokens and the tokens that the tokenizer adds to every text. The eos token
+  // is appended if the tokenizer has one and the text does not end with it. Special tokens spelled
+  // out in a text stay text. A chat becomes the output of the template. With kAssistant this output
+  // is split at the start and end of each assistant turn's text, and each segment is encoded
+  // separately. Prompts are therefore tokenized as in serving. Throws Error kInvalid, naming the
+  // document: there is no template for a chat, a chat has no assistant turn, or the template
+  // rejects the chat. kAssistant also requires a template that does not change earlier text as the
+  // conversation grows.
   EncodedDocument Encode(const Document& document) const;
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }

@@ -12,8 +12,9 @@ namespace switchyard::train {
 
 struct PackingOptions {
   int64_t length = 512;  // maximum tokens of a row
-  // false: rows are filled completely; documents are split where a row ends. true: a document that
-  // fits stays whole (chats would lose their beginning otherwise), and rows keep some padding.
+  // false: rows are filled completely; a document is split where a row ends. true: a document that
+  // fits in a row stays whole, because a split chat would lose its beginning. Rows may then be
+  // shorter than `length`.
   bool whole_documents = false;
   bool shuffle = true;
   uint64_t seed = 0;
@@ -33,9 +34,9 @@ struct Part {
 using Row = std::vector<Part>;  // the parts of one row; at most the row length in total
 
 // The rows of one epoch in training order: a function only of the documents' lengths, the options
-// and the epoch number. Documents are shuffled and packed in that order (whole documents into the
-// fullest row with room); then rows are shuffled. Documents of fewer than two tokens are dropped.
-// Deterministic on every machine.
+// and the epoch number. Documents are shuffled and packed in the shuffled order (whole documents
+// into the fullest row with room). Then rows are shuffled. Documents of fewer than two tokens are
+// dropped. Deterministic on every machine.
 std::vector<Row> PackEpoch(std::span<const int64_t> document_lengths, const PackingOptions& options,
                            int64_t epoch);
 

@@ -3,10 +3,10 @@
 // The dispatchers of src/moe are for inference. They round rows to the transport dtype, weight and
 // sum expert outputs before returning them, and transfer at most float32. Training needs each
 // slot's output at the token's own rank (the gradient of its router weight is dy · output), the
-// gradient of each output at the expert's rank, and float64 for gradient checks. So rows travel as
-// bytes, one for each (token, slot), in both directions. As in src/moe, the gradient of combine is
-// a dispatch with the forward routing, and the gradient of dispatch is a combine. All state of a
-// batch is in its handle, so any number of exchanges can be in flight.
+// gradient of each output at the expert's rank, and float64 for gradient checks. So each (token,
+// slot) has its own row, which travels as bytes, in both directions. As in src/moe, the gradient of
+// combine is a dispatch with the forward routing, and the gradient of dispatch is a combine. All
+// state of a batch is in its handle, so any number of exchanges can be in flight.
 #pragma once
 
 #include <cstddef>
@@ -58,8 +58,8 @@ std::unique_ptr<RowExchange> MakeLocalExchange();
 struct RowExchangeOptions {
   size_t message_bytes = 0;  // maximum message from one member to another
   int places = 4;            // maximum number of exchanges in flight
-  // Pairwise rounds, in which a rank writes to one member and waits for another, instead of writing
-  // to all: avoids congestion on networks that many concurrent senders would saturate.
+  // Exchanges in pairwise rounds: in each round a rank writes to one member and waits for another
+  // one. This avoids congestion on networks that many concurrent senders would saturate.
   bool synchronous = false;
 };
 // Over symmetric memory. Construction allocates it, on every rank of the world in the same order.

@@ -43,7 +43,7 @@ void ForwardHead(const AttentionShape<T>& shape, int64_t n, Rows<const T> q, Row
   PackAlongRows(form, v.data, v.row, n, dim, values, across);
   for (int64_t row = 0; row < n; row += kQueryBlock) {
     const int64_t rows = std::min(kQueryBlock, n - row);
-    // Rounded down to an even key, because pairs start there. A row may thus include one key
+    // Rounded down to an even key, because pairs start at even keys. A row may thus include one key
     // outside its window, with probability zero.
     const int64_t key = VisibleKeys(shape, row).first / 2 * 2, count = row + rows - key;
     PackOperandRows(form, q.data + row * q.row, q.row, rows, shape.qk_dim, queries);

@@ -23,7 +23,8 @@ struct AttentionShape {
   T scale = 1;                      // of the scores
   int32_t window = 0;               // position p attends to key j if p - j < window; 0: all
   // Dtype of all products. With bfloat16, queries, keys, values, probabilities and their gradients
-  // are rounded; softmax and accumulation are float32. For float64 always kFloat32.
+  // are rounded; softmax and accumulation are float32. T = double supports only kFloat32, which
+  // then rounds nothing: its products are float64.
   ProductDtype products = ProductDtype::kFloat32;
 };
 

@@ -22,8 +22,9 @@ struct BackwardHead {
   const T *queries, *douts, *keys_transposed, *values_transposed;
   const T *keys_along, *queries_along, *douts_along;
   const T *log_sums, *along;
-  // [kBlock, kBlockStride]: probabilities and gradients of scores as computed, and as packed for
-  // the products; both are the same buffer if nothing is rounded.
+  // [kBlock, kBlockStride] each: p and ds are probabilities and gradients of scores as computed.
+  // The others are packed for the products; if nothing is rounded, they are the buffers of p and
+  // ds.
   T *p, *ds, *p_along, *ds_along, *ds_rows;
   T *dkeys, *dvalues;
   Rows<T> dq;
@@ -43,7 +44,7 @@ void PackBlockRows(const BackwardHead<T>& h, int64_t i, int64_t m, int64_t keys)
 }
 
 // Computes probabilities and gradients of q · k, before the scale, for rows from `row` and keys
-// from `key`. Both are zero for keys that are not visible to a row.
+// from `key`. Both are zero where the key is not visible to the row.
 template <typename T>
 void ComputeBlock(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys) {
   for (int64_t i = 0; i < rows; i += kQueryBlock) {
@@ -160,7 +161,7 @@ const T* PackedAlongRows(OperandForm form, Rows<const T> in, int64_t n, int64_t 
   return out;
 }
 
-// One key head of a sequence: its query heads add to its gradients sequentially.
+// One key head of a sequence. The query heads that share it add to its gradients one after another.
 template <typename T>
 void BackwardGroup(const AttentionShape<T>& shape, const HeadTensors<T>& t, int64_t g,
                    int64_t begin, int64_t n, const T* log_sums, int64_t all_rows) {

@@ -70,7 +70,7 @@ void DecoderLayer<T>::Forward(Phase phase, const LossOptions& options, double st
   }
   switch (phase) {
     case Phase::kAttention:
-    case Phase::kQkv:  // of serving, as kRoute and kDown
+    case Phase::kQkv:  // kQkv, kRoute and kDown are phases of serving only
     case Phase::kRoute:
     case Phase::kDown:
       break;
@@ -112,7 +112,7 @@ void DecoderLayer<T>::Backward(Phase phase, LayerPass<T> p) {
   switch (phase) {
     case Phase::kAttention:
     case Phase::kFinish:
-    case Phase::kQkv:  // of serving, as kRoute and kDown
+    case Phase::kQkv:  // kQkv, kRoute and kDown are phases of serving only
     case Phase::kRoute:
     case Phase::kDown:
       break;

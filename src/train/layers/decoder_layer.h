@@ -16,7 +16,7 @@
 
 namespace switchyard::train {
 
-using schedule::Phase;  // see there for the order of phases
+using schedule::Phase;  // src/schedule defines the order of phases
 
 // Activations of one micro-batch in one layer; m: number of this rank's rows.
 template <typename T>

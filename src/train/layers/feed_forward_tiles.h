@@ -1,7 +1,7 @@
 // Feed-forward of small networks by tiles of rows. One thread computes all steps of a tile while
-// the tile is in its L2 cache. In contrast, products over all rows, one after the other, load the
-// activations of an MoE layer (k rows for each token) from memory for each product. The results
-// are bitwise equal.
+// the tile is in its L2 cache. Without tiles, each product over all rows would load the activations
+// of an MoE layer (k rows per token) from memory. The results are bitwise equal to those without
+// tiles.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 namespace switchyard::train {
 
-// Whether there are enough networks for all threads (in the backward pass a thread processes one
-// network), and the gradients of those networks fit in an L2 cache.
+// Whether there are enough networks for all threads, and the gradients of one network fit in an L2
+// cache. In the backward pass a thread processes one network at a time.
 template <typename T>
 bool UsesTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool);
 
-// Input rows [n, H] of the networks: dense, or gathered tile by tile, which avoids a round trip
+// Input rows [n, H] of the networks: dense, or gathered tile by tile. Gathering avoids a round trip
 // through memory.
 template <typename T>
 struct TileRows {

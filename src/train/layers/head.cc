@@ -21,7 +21,7 @@ struct PartialSoftmax {
   T wanted = 0;            // the target's logit, on the rank that holds it
 };
 
-// Combines row i over the ranks, whose parts are in `every` [ranks, m], in rank order.
+// Combines row i over the ranks, in rank order. `every` [ranks, m] holds their parts.
 template <typename T>
 PartialSoftmax<T> Join(const std::vector<PartialSoftmax<T>>& every, int64_t ranks, int64_t m,
                        int64_t i) {

@@ -38,7 +38,8 @@ class LatentAttention : public AttentionLayer<T> {
     const auto norm = [&](const std::string& name, int64_t n) {
       return parts.parameters.Add(parts.prefix + name + ".weight", {n});
     };
-    // Every rank computes the whole latents; the gradient is that of the rank's heads only.
+    // Every rank computes the whole latents; their gradient on a rank comes from its own heads
+    // only.
     const int64_t hidden = parts.config.hidden, q_lora = config_.q_lora_rank;
     const int64_t all = config_.heads;
     const Cut q = Cut::Outputs(parts.tp, all, qk_);
@@ -141,7 +142,8 @@ class LatentAttention : public AttentionLayer<T> {
     Rope(RopeOf(rows), s->k.data(), false, pool);
   }
 
-  // The reverse: dk's own parts go into dkv, the sum over heads of the shared parts into dlatent.
+  // The reverse: each head's own part of dk goes into dkv. The shared parts, summed over heads, go
+  // into dlatent.
   void TakeKeys(const RowLayout& rows, ScratchBuffer<T>& dk, ScratchBuffer<T>* dkv,
                 ScratchBuffer<T>* dlatent, ThreadPool& pool) {
     Rope(RopeOf(rows), dk.data(), true, pool);

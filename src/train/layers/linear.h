@@ -21,7 +21,7 @@ struct Cut {
   int dimension = -1;
   Share range;
 
-  // This rank's share of `n` blocks of `unit` outputs, or inputs.
+  // This rank's share of `n` blocks, each of `unit` outputs (or inputs).
   static Cut Outputs(const TensorGroup& ranks, int64_t n, int64_t unit = 1) {
     return {0, Blocks(ranks, n, unit)};
   }

@@ -17,10 +17,10 @@
 namespace switchyard::train {
 
 // Activations of one micro-batch in one MoE layer, from Route to the end of the backward pass. Slot
-// t · k + j is the j-th expert of token t. A rank's slots are sorted by expert, then by slot. Rows
-// are sent in this order, and an expert receives the rows of one rank in this order; rows of
-// different ranks follow one another by rank. If tokens are partitioned over ranks in order, an
-// expert's rows therefore have the same order, and the same sums, on any number of ranks.
+// t · k + j is the j-th expert of token t. A rank's slots are sorted by expert, then by slot. A
+// rank sends rows in this order. An expert receives them in this order too, one sending rank after
+// another. So if tokens are partitioned over ranks in order, an expert's rows have the same order
+// on any number of ranks, and sums over them have the same bits.
 template <typename T>
 struct MoeState {
   RouterState<T> router;
@@ -54,8 +54,8 @@ template <typename T>
 class MoeLayer {
  public:
   // Adds parameters of this rank's experts only: EvenShare of all experts. `prefix`:
-  // "model.layers.3.". The exchange is borrowed. `tp` partitions the rows of a micro-batch, each
-  // rank routing its share, and the width of the shared experts.
+  // "model.layers.3.". The exchange is borrowed. `tp` partitions the rows of a micro-batch (each
+  // rank routes its share) and the width of the shared experts.
   MoeLayer(const ModelConfig& config, const TensorNames& names, const std::string& prefix,
            RowExchange& exchange, const TensorGroup& tp, ParameterSet<T>& set);
 
@@ -83,19 +83,19 @@ class MoeLayer {
  private:
   bool IsSingleRank() const { return exchange_.size() == 1; }
   // Whether experts gather their rows directly from the tokens' rows, so that no row is exchanged.
-  // The same in all phases.
+  // The answer is the same in all phases.
   bool Gathers(const ThreadPool& pool) const;
   void Pack(const T* rows, bool weighted, int64_t begin, int64_t count, const MoeState<T>& state,
             T* out, ThreadPool& pool);
-  // Inputs of gathering experts: the tokens' rows; weight · dy, which also computes the weight's
-  // gradient.
+  // Inputs of gathering experts. TokenRows: the tokens' rows. OutputGradients: weight · dy; it also
+  // computes the gradient of each weight.
   TileRows<T> TokenRows(const MoeState<T>& state) const;
   TileRows<T> OutputGradients(MoeState<T>* state) const;
   void SendToExperts(const T* rows, bool weighted, bool counts, std::vector<T>* own,
                      MoeState<T>* state, ThreadPool& pool);
   void ReceiveRows(bool counts, std::vector<T>* rows, MoeState<T>* state, ThreadPool& pool);
   void ReturnRows(const std::vector<T>& rows, MoeState<T>* state, ThreadPool& pool);
-  // A single rank takes `own`, the argument of ReturnRows.
+  // On a single rank it moves the rows from `own`, which was the argument of ReturnRows.
   void ReceiveReturnedRows(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* state);
 
   const int64_t hidden_, num_experts_, k_;

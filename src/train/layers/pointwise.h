@@ -56,7 +56,7 @@ void Add(T* y, const T* x, int64_t count, ThreadPool& pool);
 template <typename T>
 T ExpSum(T* x, int64_t n, T shift);
 
-// Gathers rows `ids` of the table; and the gradient, with rows accumulated in order of t.
+// Gathers rows `ids` of the table. The gradient accumulates rows in order of t.
 template <typename T>
 void Embed(std::span<const int32_t> ids, const T* table, int64_t width, T* out, ThreadPool& pool);
 template <typename T>

@@ -59,9 +59,9 @@ class Router {
 
   // Fills the state. The inference router (SelectExperts) makes the choice from float32 logits.
   void Forward(const T* x, int64_t m, RouterState<T>* state, ThreadPool& pool);
-  // Called after Forward if losses.any(). Returns the losses summed over the rank's tokens and
-  // divided by step_tokens (so that sums over ranks and micro-batches give the step's loss), and
-  // computes the state's gradients. The rank's tokens are its share, in `tp`, of `rows`.
+  // Called after Forward if losses.any(). Returns the losses, summed over the rank's tokens and
+  // divided by step_tokens. Their sums over ranks and micro-batches are the step's losses. Also
+  // computes the state's gradients. The rank's tokens are its `tp` share of `rows`.
   double AddBalance(const BalanceLosses& losses, const RowLayout& rows, double step_tokens,
                     const SumOverRanks& sum, const TensorGroup& tp, RouterState<T>* state);
   // dweights [m, k] → dx [m, H], written; accumulates the gradient of the linear layer.

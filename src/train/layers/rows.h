@@ -6,7 +6,8 @@
 
 namespace switchyard::train {
 
-// Packed sequences with causal visibility: a row attends to its own sequence up to itself.
+// Packed sequences with causal visibility: a row attends to itself and to the earlier rows of its
+// sequence.
 struct RowLayout {
   std::vector<int32_t> begins;     // [sequences + 1], ascending from 0
   std::vector<int32_t> positions;  // [m], counted from 0 in each sequence

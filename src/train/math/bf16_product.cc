@@ -23,8 +23,8 @@ namespace {
 constexpr int64_t kTileRows = 48, kTileColumns = 4 * kPanel;
 constexpr int64_t kTasks = 8;  // minimum per thread, for load balance, if rows suffice
 
-// Inner steps of one packing task, and inner steps that are packed over all columns at a time;
-// even.
+// kSteps: inner steps of one packing task. kFewSteps: inner steps that a task packs at a time, over
+// all columns. Both are even.
 constexpr int64_t kSteps = 128, kFewSteps = 8;
 
 int64_t Pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }

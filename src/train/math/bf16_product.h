@@ -31,7 +31,8 @@ const PairLeaves* ActivePairLeaves();
 void MultiplyPairs(std::span<const Product<float>> products, const PairLeaves& leaves, int threads,
                    ThreadPool& pool);
 
-// For CPUs without it: the same products over rounded copies of their operands, owned by this.
+// For CPUs without that instruction: the same products over rounded copies of the operands. Owns
+// the copies.
 class RoundedOperands {
  public:
   explicit RoundedOperands(std::span<const Product<float>> products);
@@ -42,8 +43,8 @@ class RoundedOperands {
   std::vector<Product<float>> products_;
 };
 
-// RAII: enables flush-to-zero and denormals-are-zero for float32 operations of this thread, as
-// vdpbf16ps behaves.
+// RAII: enables flush-to-zero and denormals-are-zero for float32 operations of this thread, to
+// match vdpbf16ps.
 class FlushSubnormals {
  public:
   explicit FlushSubnormals(bool on);

@@ -119,7 +119,7 @@ void Transpose(const float* in, int64_t ldi, int64_t rows, int64_t columns, floa
       out[j * ldo + i] = in[i * ldi + j];
 }
 
-// A full vector, or the remainder: masked loads and stores are slower.
+// Whole: a full vector. First: the remainder, with masked loads and stores, which are slower.
 template <class V>
 struct Whole {
   typename V::F Load(const float* p) const { return V::Load(p); }

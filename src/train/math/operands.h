@@ -26,8 +26,8 @@ OperandForm FormOf(ProductDtype dtype) {
   return std::is_same_v<T, float> ? FormOfFloats(dtype) : OperandForm::kPlain;
 }
 
-// Number of floats that hold k elements along the inner dimension. In pairs, the last element of an
-// odd number is paired with zero, so parts of an operand must begin at even elements.
+// Number of floats that hold k elements along the inner dimension. With kPairs and odd k, the last
+// element is paired with zero. So parts of an operand must begin at even elements.
 inline int64_t InnerFloats(OperandForm form, int64_t k) {
   return form == OperandForm::kPairs ? (k + 1) / 2 : k;
 }
@@ -55,8 +55,8 @@ void PackAlongRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_
 template <typename T>
 void RoundInPlace(OperandForm form, T* row, int64_t n);
 
-// The same without a copy if nothing is rounded. `in` is dense. The result has the format of
-// PackOperandRows and PackAlongRows with PairStride; `room` is its buffer.
+// As PackOperandRows and PackAlongRows (with PairStride), but returns `in` itself if nothing is
+// rounded. `in` is dense; `room` is the buffer for a packed result.
 template <typename T>
 const T* PackedRows(OperandForm form, const T* in, int64_t n, int64_t d, T* room) {
   if (form == OperandForm::kPlain) return in;

@@ -16,8 +16,8 @@ struct PairLeaves {
   // [0, (d + 1) / 2). An unpaired last element is paired with zero. A row may be rounded in place.
   void (*round_rows)(const float* in, int64_t row, int64_t n, int64_t d, float* out,
                      int64_t out_row);
-  // For each two of n rows of d: out[j] = (first[j], second[j]) for j in [0, d), zero-padded to a
-  // multiple of kPanel. An unpaired last row is paired with zeros.
+  // For each pair of consecutive rows, of n rows of d elements: out[j] = (first[j], second[j]) for
+  // j in [0, d), zero-padded to a multiple of kPanel. An unpaired last row is paired with zeros.
   void (*pair_rows)(const float* in, int64_t row, int64_t n, int64_t d, float* out,
                     int64_t out_row);
 };

@@ -2,8 +2,8 @@
 // x · Wᵀ, input gradient dy · W, weight gradient dyᵀ · x.
 //
 // Every element is one chain of multiply-adds along the inner dimension, in ascending order,
-// starting from the value that is accumulated to. So the result depends neither on the number of
-// threads nor on the number of rows.
+// starting from the previous value of C if `accumulate` is set, else from zero. So the result
+// depends neither on the number of threads nor on the number of rows.
 //
 // The products of src/kernels are for inference. They read weights of any format in place, once,
 // and reduce across vector lanes at the end of a row. Here weights are float32, there are many

@@ -8,9 +8,9 @@
 
 namespace switchyard::train {
 
-// `count` elements with unspecified contents. Large heap arrays come as fresh pages, whose page
-// faults cost more than much of the computation. So each thread caches the buffers that it has
-// released. Use it only on the thread that constructed it.
+// `count` elements with unspecified contents. The heap returns large arrays as fresh pages, whose
+// page faults can cost more than the computation. So each thread caches the buffers that it has
+// released. Use a buffer only on the thread that constructed it.
 template <typename T>
 class ScratchBuffer {
  public:

@@ -28,7 +28,7 @@ class AdamW {
   void Step(double learning_rate, double gradient_scale, ThreadPool& pool);
 
   struct Moments {
-    std::vector<float> first, second;  // as the parameter's value; empty without gradient
+    std::vector<float> first, second;  // of the value's size; empty without gradient
   };
   const std::vector<Parameter<float>*>& parameters() const { return parameters_; }
   std::vector<Moments>& moments() { return moments_; }  // in the order of the parameters

@@ -31,8 +31,8 @@ struct CatalogTensor {
 
 // Assigns an owner rank to each tensor. A piece that several ranks hold (replicated tensors outside
 // the experts; all tensors of a data-parallel copy) is owned by the lowest of them, which alone
-// counts it in sums. Partitioned tensors are written by the owners of their pieces in round-robin
-// order. Built once, collectively by all ranks; immutable.
+// counts it in sums. Each partitioned tensor is written by one owner of its pieces, chosen in
+// round-robin order. Built once, collectively by all ranks; immutable.
 class Catalog {
  public:
   // Collective. Throws Error kInvalid, on every rank, if a name occurs twice on one rank, two ranks
@@ -57,7 +57,8 @@ class Catalog {
   // Whether a rank of this one's TP group writes the tensor. Those ranks must then call Assemble.
   bool GroupWrites(const std::string& name) const;
   // The whole tensor, assembled from each rank's `part` of p's shape: p's value or one of its
-  // moments. Collective over the TP group; only the writer gets it, others get an empty vector.
+  // moments. Collective over the TP group; only the writer gets it, other ranks get an empty
+  // vector.
   std::vector<float> Assemble(const Parameter<float>& p, const std::vector<float>& part) const;
 
  private:

@@ -15,10 +15,10 @@ struct GradientNorm {
   std::string not_finite;
 };
 
-// Every element counts once, on whichever ranks it is replicated. Gradients of replicated tensors
-// must already be equal on their ranks. Sums are in double: within a tensor (or a rank's piece of
-// it) in blocks, then in order of names. So the result is bitwise independent of the number of
-// ranks and threads as long as no tensor is partitioned. Collective.
+// Every element counts once, even if it is replicated on several ranks. Gradients of replicated
+// tensors must already be equal on their ranks. Sums are in double: within a tensor (or a rank's
+// piece of it) in blocks, then in order of names. So the result is bitwise independent of the
+// number of ranks and threads as long as no tensor is partitioned. Collective.
 GradientNorm NormOfGradients(const Catalog& catalog, ThreadPool& pool);
 
 // The factor that limits the gradient norm to `limit` (0: no limit), as

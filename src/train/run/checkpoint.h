@@ -32,7 +32,8 @@ struct CheckpointFiles {
   std::vector<std::pair<std::string, const Parameter<float>*>> aliases;  // further weight names
 };
 
-// Collective. Writes `dir`, with each tensor whole, written by the rank that the catalog assigns:
+// Collective. Writes `dir`. Each tensor is whole and is written by the rank that the catalog
+// assigns:
 //   model[-i-of-n].safetensors, model.safetensors.index.json   weights in `dtype`; those without
 //                                                              gradient in float32
 //   optimizer[-i-of-n].safetensors   master.NAME, first.NAME, second.NAME in float32: the weights
@@ -45,8 +46,9 @@ void SaveCheckpoint(const std::filesystem::path& dir, const Catalog& catalog, Ad
                     const TrainerState& state, const CheckpointFiles& files);
 
 // Fills parameters and moments of this rank by name, whatever the number of ranks and the layout
-// that wrote them. Throws Error that names the file and tensor: a missing or corrupt file, tensors
-// that the model or the checkpoint lacks, or of another shape (a checkpoint of another config).
+// that wrote them. Throws Error that names the file and tensor: a missing or corrupt file, a tensor
+// that only the model or only the checkpoint has, or a tensor of another shape (a checkpoint of
+// another config).
 TrainerState LoadCheckpoint(const std::filesystem::path& dir, const Catalog& catalog,
                             AdamW* optimizer);
 
@@ -54,7 +56,7 @@ TrainerState LoadCheckpoint(const std::filesystem::path& dir, const Catalog& cat
 std::filesystem::path CheckpointPath(const std::filesystem::path& output, int64_t step);
 // The last complete checkpoint; nullopt if there is none.
 std::optional<std::filesystem::path> LatestCheckpoint(const std::filesystem::path& output);
-// Removes all but the last `keep` of them (0: keeps all). Called by rank 0 only.
+// Removes all but the last `keep` checkpoints (0: keeps all). Called by rank 0 only.
 void RemoveOldCheckpoints(const std::filesystem::path& output, int keep);
 
 }  // namespace switchyard::train

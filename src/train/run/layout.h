@@ -32,9 +32,9 @@ struct Layout {
 };
 
 // Error kInvalid, naming the flag, if a size is below 1, ep does not divide tp · dp, or the model
-// cannot be partitioned. tp must divide its attention heads (and KV heads). No dimension may be
-// smaller than the number of ranks that partition it. There must be at least ep experts and pp
-// layers.
+// cannot be partitioned. tp must divide the number of attention heads and of KV heads. No dimension
+// may be smaller than the number of ranks that partition it. There must be at least ep experts and
+// pp layers.
 void CheckLayout(const Layout& layout, const ModelConfig& config);
 
 // The coordinates of a rank. Ranks of a TP group are neighbors, then those of a stage:
@@ -68,8 +68,8 @@ struct RankCoordinates {
   std::vector<int> CopiesGroup() const;        // same slice of the same layers, other rows
   std::vector<int> EpGroup() const;            // different experts
   std::vector<int> ExpertCopiesGroup() const;  // the same experts
-  // The ranks at this rank's position in the first and the last stage. On the stages in between the
-  // group is unused; it has the first and this stage.
+  // The ranks at this rank's position in the first and the last stage. Stages in between do not use
+  // their group, which has the ranks of the first stage and of this stage.
   std::vector<int> EmbeddingGroup() const;
   // The layers of this rank's stage: even ranges, longer ones first.
   StageRange Stage(const ModelConfig& config) const;

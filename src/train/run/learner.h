@@ -18,7 +18,8 @@
 namespace switchyard::train {
 
 struct LearnerOptions {
-  // Auxiliary-loss-free balancing: step of an expert's selection bias after a step; 0: off.
+  // Auxiliary-loss-free balancing: by how much an expert's selection bias moves after each training
+  // step; 0: off.
   double bias_step = 0.0;
   // Scales bias_step with the learning rate, so that expert choices settle as the weights do. With
   // a constant step, loads oscillate until the end of the run. DeepSeek-V3 sets the step to zero
@@ -47,8 +48,8 @@ struct LearnerRanks {
 class Learner : public TrainedModel {
  public:
   Learner(Model<float>& model, const LearnerOptions& options, const LearnerRanks& ranks);
-  // For one stage without slices. `all`: every rank (null: a single rank); `expert_copies`: ranks
-  // with the same experts (null: this rank only).
+  // For a single stage without tensor-parallel slices. `all`: every rank (null: a single rank);
+  // `expert_copies`: ranks with the same experts (null: this rank only).
   Learner(Model<float>& model, const LearnerOptions& options, Collectives* all,
           Collectives* expert_copies = nullptr);
 
@@ -57,9 +58,9 @@ class Learner : public TrainedModel {
     return model_.aliases();
   }
   Losses Learn(std::span<const Batch> batches, const StepSize& step) override;
-  // Metrics over all stages, if the model has experts. "balancedness": the mean over MoE layers of
-  // mean load over largest load in the step. "balancedness_worst": the minimum over layers.
-  // "dead_experts": the number of experts without a token.
+  // Metrics over all stages, if the model has experts. "balancedness": mean load / largest load of
+  // an MoE layer in the step, averaged over the layers. "balancedness_worst": the minimum over the
+  // layers. "dead_experts": the number of experts without a token.
   std::map<std::string, double> AfterStep(double rate_part) override;
 
   // The shape and schedule of the last step.

@@ -59,7 +59,7 @@ class Trainer {
           ThreadPool& pool);
 
   // Resumes from a checkpoint of any number of ranks. Throws errors of LoadCheckpoint, and kInvalid
-  // if it was made from another corpus, or is past the run's last step.
+  // if the checkpoint was made from another corpus or is past the run's last step.
   void Resume(const std::filesystem::path& checkpoint);
 
   // Steps until the schedule's last step, or until `stop` returns true on some rank; then saves.
