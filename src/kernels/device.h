@@ -20,8 +20,8 @@ namespace switchyard::kernels {
 class FusedOps;  // kernels/fused_ops.h
 
 // The sequences of one pass, in the memory and form that a device's attention reads. Made by the
-// device, which outlives it. Its memory has fixed addresses, so a recorded pass reads the sequences
-// set last.
+// device, which outlives it. Its memory has fixed addresses, so a captured pass reads the sequences
+// that were set last.
 class PassSequences {
  public:
   virtual ~PassSequences() = default;
@@ -29,14 +29,13 @@ class PassSequences {
   virtual void Set(std::span<const SequenceSpan> sequences, int32_t page_size) = 0;
 };
 
-// A copy from device memory to the host for which the host waits later. Made by a device, for its
-// thread.
+// An asynchronous copy from device memory to the host. Made by a device, for its thread.
 class HostCopy {
  public:
   virtual ~HostCopy() = default;
-  // Enqueues a copy after all current work. The previous one has been waited for.
+  // Enqueues a copy after all current work. The caller has waited for the previous copy.
   virtual void Start(const void* from, size_t bytes) = 0;
-  // Blocks until the copy is complete. Valid until the next Start.
+  // Blocks until the copy is complete. The result is valid until the next Start.
   virtual std::span<const std::byte> Wait() = 0;
 };
 
@@ -53,8 +52,8 @@ class Device {
   virtual bool is_cpu() const { return false; }
   virtual FusedOps* fused() { return nullptr; }  // null: no fused ops on this device
 
-  // Zeroed, aligned to 256 bytes. Freed with the last copy of the pointer, which must not outlive
-  // the device. Throws Error kResource.
+  // Allocates zeroed memory, aligned to 256 bytes. It is freed with the last copy of the pointer,
+  // which must not outlive the device. Throws Error kResource.
   virtual std::shared_ptr<void> Allocate(size_t bytes) = 0;
   // `from` is host memory; it may be overwritten once this returns.
   virtual void CopyIn(void* to, const void* from, size_t bytes) = 0;
@@ -65,8 +64,8 @@ class Device {
   // Null on a device whose ops run synchronously. The timer must not outlive the device.
   virtual std::unique_ptr<DeviceTimer> MakeTimer() { return nullptr; }
 
-  // Returns the weight in the memory and layout that ops of this device need; unchanged if it
-  // already is there. Views of the result are valid weights too. HeadLinear needs all heads in the
+  // Returns the weight in the memory and layout that ops of this device need, or `w` itself if it
+  // already has both. Views of the result are valid weights too. HeadLinear needs all heads in the
   // same layout. `plain`: convert to a format without scales.
   virtual WeightView Place(const WeightView& w, bool plain = false) = 0;
   virtual Tensor Place(const Tensor& t) = 0;

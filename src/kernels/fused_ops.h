@@ -49,8 +49,9 @@ class FusedOps {
   virtual bool SupportsHeads(int64_t head_dim, int64_t rotary_dim) const = 0;
   virtual void NormRopeStoreKv(const NormRopeStoreKvParams& p) = 0;
 
-  // Concatenates the rows of placed matrices into one matrix for a single product. Needs bfloat16,
-  // the same number of columns and the same activation format; returns an undefined view otherwise.
+  // Concatenates the rows of placed matrices into one matrix for a single product. All matrices
+  // must be bfloat16 and have the same number of columns and the same activation format; otherwise
+  // returns an undefined view.
   virtual WeightView ConcatenateRows(std::span<const WeightView> parts) = 0;
   // Whether Linear would only round its input rows to bfloat16. The producer may then write
   // bfloat16 rows directly and call LinearOfBFloat16Rows, which does not read p.x.

@@ -7,9 +7,9 @@
 
 namespace switchyard::kernels {
 
-// The stored format on a GPU of this dtype (CudaDeviceOptions::dtype): kF32, kBF16 and, on float32
-// devices, kF16 keep theirs, as does kFp8Block if the weight consists of whole blocks. All other
-// formats are expanded to float32 or bfloat16.
+// The stored format on a GPU of this dtype (CudaDeviceOptions::dtype): kF32 and kBF16 stay as they
+// are. So do kF16 on float32 devices and kFp8Block if the weight consists of whole blocks. All
+// other formats are expanded to float32 or bfloat16.
 WeightFormat GpuFormat(WeightFormat format, DType dtype, bool whole_blocks);
 
 // Whether routed experts of this format stay packed on Hopper if their sizes allow it

@@ -14,8 +14,8 @@ struct GpuInfo {
 };
 
 // Queried once, in a child process: a process that initialises CUDA holds memory on every GPU and
-// must not fork CUDA users. Empty without CUDA in the build, a driver, or a GPU. Free bytes are as
-// of the first call.
+// must not fork CUDA users. Empty if the build has no CUDA, or the machine has no driver or no GPU.
+// Free bytes are as of the first call.
 const std::vector<GpuInfo>& FindGpus();
 
 }  // namespace switchyard

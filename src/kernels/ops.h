@@ -120,8 +120,8 @@ struct RopeParams {
 void Rope(const RopeParams& p, ThreadPool& pool);
 
 // One sequence of a batch: `rows` consecutive query rows starting at `row_begin`. They are the last
-// rows of the sequence, which has kv_len keys including them. Keys are stored in pages[0 ..
-// ceil(kv_len / page_size)).
+// rows of the sequence. Its kv_len keys include the keys of these rows. Keys are stored in pages[0
+// .. ceil(kv_len / page_size)).
 struct SequenceSpan {
   int32_t row_begin = 0;
   int32_t rows = 0;
@@ -222,8 +222,8 @@ bool HasAmx();
 // Whether `isa` has bfloat16 products that are faster than float32 ones: AMX tiles, or AVX-512 on
 // CPUs with AVX512_BF16.
 bool HasBFloat16Products(Isa isa);
-// Parses the value of `--cpu-isa`; "auto" is the strongest one. Throws Error kInvalid if the name
-// is unknown or this process cannot use it.
+// Parses the value of `--cpu-isa`; "auto" is the strongest one that this process can use. Throws
+// Error kInvalid if the name is unknown or this process cannot use it.
 Isa IsaOf(std::string_view name);
 // Activates IsaOf(name). Not thread-safe; call before ranks start.
 void SelectIsa(std::string_view name);

@@ -38,8 +38,8 @@ bool UseBFloat16Products(const cpu::KernelTable& leaves, bool bfloat16_rows, DTy
          k_width % 2 == 0;
 }
 
-// `make(kv_head, first)` returns a task without rows for some query heads of a KV head; `first` is
-// the first of them, relative to the group.
+// `make(kv_head, first)` returns a task without rows for some query heads of a KV head, starting
+// with head `first` of the group.
 template <typename MakeTask>
 void RunAttention(const cpu::AttentionWork& work, const cpu::KernelTable& leaves, bool in_pairs,
                   int32_t page_size, ThreadPool& pool, const MakeTask& make) {

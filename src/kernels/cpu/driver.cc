@@ -59,8 +59,8 @@ KernelTable AmxKernels() {
   return leaves;
 }
 
-// A block of gathered rows of x and a weight panel, or a panel of few rows of x, which needs no
-// more.
+// Bytes of a block of gathered rows of x and a weight panel. They also suffice for a panel of few
+// rows of x.
 int64_t TileScratchBytes(int64_t row_bytes) {
   constexpr int64_t kBlockRows = 32, kLine = 64;
   const int64_t columns =

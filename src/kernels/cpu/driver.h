@@ -48,7 +48,7 @@ void RunTasks(ThreadPool& pool, int64_t n, const Body& body) {
 }
 
 // Runs body(task, next) for all tasks in [0, n), sorted from compute-bound to memory-bound. Half of
-// the threads start at either end and meet in the middle, so that both kinds run concurrently.
+// the threads start at each end, and they meet in the middle, so that both kinds run concurrently.
 // `next`: the task that this thread probably runs next, or -1; a prefetch hint.
 template <typename Body>
 void RunFromBothEnds(ThreadPool& pool, int64_t n, const Body& body) {
@@ -67,7 +67,7 @@ void RunFromBothEnds(ThreadPool& pool, int64_t n, const Body& body) {
 }
 
 // Partitions m rows of n elements. Pieces have at least about 16 Ki elements, because waking a
-// thread costs as much as computing one.
+// thread costs as much as computing such a piece.
 template <typename Body>
 void RunRows(ThreadPool& pool, int64_t m, int64_t n, const Body& body) {
   constexpr int64_t kGrain = 16384;

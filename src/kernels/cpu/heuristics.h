@@ -38,7 +38,7 @@ constexpr int kInt8SingleStreamRows = 5, kInt8NoPrefetchRows = 2;
 constexpr int64_t kMaxPanelCols = 64;
 constexpr int64_t kMaxPanelBytes = int64_t{512} << 10;
 // Below this number of rows of x, products use unpacked weights. Packing 1 KiB of weights takes as
-// long as multiplying it with about five rows of x. It saves a fifth of each product's time,
+// long as multiplying it with about five rows of x. Packing saves a fifth of each product's time,
 // because sums need no reduction across lanes. Measured: 16 rows are equally fast either way, 20
 // rows a tenth faster in panels.
 constexpr int64_t kInt8PanelMinRows = 20;
@@ -53,7 +53,8 @@ constexpr int64_t kPackPrefetchDistance = 1024, kPackPrefetchBytes = 512;
 // than the task has weight rows. With 128 weight rows that costs 8 cycles per KiB of weights and 16
 // rows of x. Packing weights (amx/tile_panels.h) costs 64 per KiB for any number of rows.
 constexpr int64_t kTilesMaxPackedRows = 64;
-// In int8, fewer rows use AVX-512: VNNI takes about 10 cycles per row and has no other cost.
+// Int8 products of fewer rows use AVX-512 VNNI, which takes about 10 cycles per row and has no
+// other cost.
 constexpr int64_t kInt8TilesMinRows = 8;
 
 // Columns per task of an expert's products. Many columns make long weight streams and amortise the

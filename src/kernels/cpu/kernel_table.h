@@ -2,9 +2,9 @@
 // or user-visible types. Drivers (cpu/*.cc) partition an op into tasks and call the kernels through
 // a table.
 //
-// Files compiled for an instruction set may only include headers without inline functions of
-// external linkage, or use those only with their own vector type as a template argument. The linker
-// keeps one copy of an inline function, and that copy must not need AVX-512.
+// Files compiled for an instruction set may include only headers without inline functions of
+// external linkage. Exception: function templates that take the file's own vector type as an
+// argument. The linker keeps one copy of an inline function, and that copy must not need AVX-512.
 #pragma once
 
 #include <cstdint>

@@ -75,9 +75,9 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
 }
 
 // Small tiles for sequences that fit in one, large tiles for the others, launched by
-// start_large(min_rows). If num_rows is not above num_sequences (decode: one row per sequence),
-// only the small tiles are launched. Should a sequence then have more rows, the results are correct
-// but slow.
+// start_large(min_rows). If num_rows <= num_sequences (decode: one row per sequence), only the
+// small tiles are launched. Should a sequence then have more rows, the results are correct but
+// slow.
 template <typename Small>
 cudaError_t StartTilesOfBothShapes(const AttentionLaunch& launch, const PdlStream& chain,
                                    const auto& start_large) {

@@ -116,7 +116,7 @@ class TileWorker {
       Score(thread_, shared_, stage, scores);
     }
     const int first_key = block * Shape::kKeys;
-    // Some key is masked for some row of the tile.
+    // True if a key of the block is masked for a row of the tile.
     if (first_key + Shape::kKeys > keys_.first_position + 1 ||
         (p_.schedule.window > 0 && first_key < keys_.end - p_.schedule.window))
       Mask(thread_, rows_, first_key + thread_.FirstKey(), scores);

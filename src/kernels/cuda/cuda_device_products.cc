@@ -9,7 +9,7 @@ namespace switchyard::cuda {
 
 void* Scratch::Get(size_t bytes) {
   if (bytes > memory_.bytes()) {
-    // Doubling keeps the total of outgrown buffers below the current one.
+    // Doubling keeps the total size of outgrown buffers below that of the current one.
     const size_t grown = std::max(bytes, 2 * memory_.bytes());
     if (memory_.bytes() > 0) outgrown_.push_back(std::move(memory_));
     memory_ = DeviceMemory(grown);

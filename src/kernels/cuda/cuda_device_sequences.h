@@ -19,7 +19,7 @@ class Sequences final : public kernels::PassSequences {
   Sequences(const kernels::CudaDeviceOptions& limits, Staging& staging, const Graphs& graphs,
             cudaStream_t stream);
 
-  // Enqueues the upload and returns. Not during the recording of a graph.
+  // Enqueues the upload and returns. Must not be called while a graph is captured.
   void Set(std::span<const kernels::SequenceSpan> sequences, int32_t page_size) override;
   const SequenceTable& table() const { return table_; }
 

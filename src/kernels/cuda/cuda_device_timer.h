@@ -14,7 +14,8 @@ namespace switchyard::cuda {
 // Marks the stream of `device`. Keeps its events for reuse.
 class StreamTimer final : public kernels::DeviceTimer {
  public:
-  // Marks between two calls of Resolve: two for each operation of a step of 1000 layers.
+  // Maximum number of marks between two calls of Resolve: two for each operation of a step of 1000
+  // layers.
   static constexpr size_t kMaxMarks = size_t{1} << 14;
 
   explicit StreamTimer(CudaDevice& device) : device_(device) {}

@@ -13,8 +13,8 @@
 
 namespace switchyard::cuda {
 
-// kernels::GpuFormat of a view; its blocks are whole if it begins on block boundaries. `plain`: no
-// formats with scales.
+// kernels::GpuFormat of a view. Blocks count as whole if the view begins on block boundaries.
+// `plain`: selects no format with scales.
 WeightFormat DeviceFormat(const WeightView& w, DType dtype, bool plain = false);
 
 struct UploadTarget {

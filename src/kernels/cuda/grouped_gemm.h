@@ -20,7 +20,7 @@ constexpr int kMaxGemmGroups = 1024;  // with counts on the device
 // - group_begins and group_rows, for groups of few rows (decode): any disjoint row ranges, as in a
 //   padded or masked layout [groups, capacity, k]. Other rows are neither computed nor written.
 //   Work is proportional to the valid rows, in steps of 16 or 32. A weight is read once per 192
-//   rows. Faster up to about 100 rows per group for e4m3 and 200 for bfloat16.
+//   rows. This layout is faster up to about 100 rows per group for e4m3 and 200 for bfloat16.
 //
 // Sums run along K in one order that depends on K alone. A row's result has the same bits in both
 // layouts, whatever else is in the call.
@@ -47,8 +47,8 @@ struct GroupedGemmParams {
   // ignored.
   const int32_t* group_begins = nullptr;
   const int32_t* group_rows = nullptr;
-  // Whether these arrays were written before the previous kernel began, not by it. With early
-  // launch, weights are then fetched before the previous kernel has ended.
+  // Whether these arrays were final before the previous kernel began. If so, a kernel that is
+  // launched early fetches weights before the previous kernel has ended.
   bool groups_ready = false;
   const float* bias = nullptr;  // [groups, n] or null
   bool float_output = false;

@@ -25,9 +25,9 @@ __device__ __forceinline__ void WaitForPriorKernels() {
 }
 
 // Launches a kernel with PDL if `early`. The kernel must call WaitForPriorKernels before it
-// accesses the output of earlier kernels. It must also call it before it ends, so that its
-// successor follows all earlier kernels. Data that was final when the previous kernel began may be
-// read before that (bypassing L1).
+// accesses the output of earlier kernels. Even a kernel without such accesses must call it before
+// it ends, so that its successor follows all earlier kernels. Data that was final when the previous
+// kernel began may be read before the call (bypassing L1).
 template <typename... Params, typename... Args>
 cudaError_t LaunchWithPdl(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
                           bool early, cudaStream_t stream, Args&&... args) {

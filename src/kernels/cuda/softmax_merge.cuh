@@ -1,5 +1,5 @@
-// Merge of partial softmax results of successive key splits (online softmax). Always in the order
-// of the splits and with these roundings, whether in registers or in the merge kernel.
+// Merge of partial softmax results of successive key splits (online softmax). In registers and in
+// the merge kernel alike, the merge follows the order of the splits and uses these roundings.
 #pragma once
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // The few-rows GEMM (gemm_few_rows.cu) with 4-bit weights. TMA loads records of codes and scales.
 // The consumer warpgroups unpack them to registers, from which wgmma takes its 64-row operand. Tile
-// sizes, tile order, grid, pipeline and epilogue are those of that kernel; a pipeline stage is 128
-// columns of K.
+// sizes, tile order, grid, pipeline and epilogue are those of gemm_few_rows.cu. A pipeline stage is
+// 128 columns of K.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +49,7 @@ struct Kernel {
   int first_row;
 };
 
-// The first row tile (64 weight rows) of a block's tile, and their count.
+// The row tiles (64 weight rows each) of a block's tile: number of the first one, and count.
 struct RowTiles {
   int first, count;
 };

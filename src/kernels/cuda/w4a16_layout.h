@@ -3,9 +3,9 @@
 // without a GPU cover both packing (w4a16_pack.h) and a thread's unpacking (w4a16_unpack.cuh).
 //
 // A matrix [n, k] is partitioned into tiles of 64 rows × 64 columns. Tiles of the same rows are
-// consecutive along K, padded to an even number. Padding beyond the matrix is all zero bits. Beyond
-// the rows that is a weight of zero; beyond the columns the weight meets activations of zero. A
-// tile is stored as a record:
+// consecutive along K, padded to an even number. Padding beyond the matrix is all zero bits. In
+// padding rows these are weights of zero. Weights in padding columns are multiplied with
+// activations of zero. A tile is stored as a record:
 //
 //   codes   [128 threads of a warpgroup][4 runs of 16 columns] words of eight codes
 //   scales  [32 pairs of rows][scales of a row][2 rows]

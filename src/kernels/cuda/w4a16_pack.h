@@ -19,7 +19,7 @@ namespace switchyard::cuda {
 //   of 32).
 // - kMxfp4: scales are at most 2.
 // - kNvfp4: scales are below 4, and the global scale is at least 2^-100. With several `parts` per
-//   matrix, the rows of each part fill tiles.
+//   matrix, the rows of each part fill whole tiles.
 // - kInt4Group: zero points are at most 127.
 // Reads all of kMxfp4's scales and of kInt4Group's zero points.
 std::optional<W4A16Format> W4A16FormatOf(std::span<const WeightView* const> views, int parts = 1);

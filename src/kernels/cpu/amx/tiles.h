@@ -20,9 +20,9 @@ struct alignas(64) TileConfig {
 static_assert(sizeof(TileConfig) == 64);
 
 // Tiles of the calling thread. The destructor releases them, because context switches are faster
-// without live tiles. Uses inline assembly instead of intrinsics. Those of GCC 12 need literal tile
-// numbers, declare only 8 bytes of the configuration as read, and do not declare that loads read
-// memory.
+// without live tiles. Uses inline assembly instead of intrinsics. The intrinsics of GCC 12 need
+// literal tile numbers, declare only 8 bytes of the configuration as read, and do not declare that
+// loads read memory.
 class Tiles {
  public:
   Tiles() = default;

@@ -1,8 +1,8 @@
 // AVX2 int8 products in 16-bit arithmetic. x is widened once for all weight rows of a task. Weights
-// are widened as they are loaded, by shifts that separate even and odd columns. Shifts use ports
-// that do not multiply, and fewer of them than vpmovsxbw (176 against 168 GOP/s from L1). The 8-bit
-// alternative (vpsignb, vpmaddubsw, vpmaddwd) needs three instructions on the two multiply ports
-// per 32 products; this one needs two.
+// are widened as they are loaded, by shifts that separate even and odd columns. Shifts run on ports
+// that do not multiply, and need fewer ports than vpmovsxbw (176 against 168 GOP/s from L1). The
+// 8-bit alternative (vpsignb, vpmaddubsw, vpmaddwd) needs three instructions on the two multiply
+// ports per 32 products; 16-bit arithmetic needs two.
 #include "kernels/cpu/simd/int8.h"
 
 #include <immintrin.h>

@@ -1,6 +1,7 @@
-// Attention over a bfloat16 cache with bfloat16 products (vdpbf16ps): twice the float32 throughput,
-// and keys and values are operands without widening. Queries are rounded to bfloat16 once per task,
-// exponentials after their float32 sum. Blocks, parts, maxima and sums are as in simd/attention.h.
+// Attention over a bfloat16 cache with bfloat16 products (vdpbf16ps), which have twice the float32
+// throughput. Keys and values are operands without widening. Queries are rounded to bfloat16 once
+// per task. Exponentials are summed in float32 first, then rounded. Blocks, parts, maxima and sums
+// are as in simd/attention.h.
 //
 // Within a block, a query's row of exponentials is zero for keys that it does not attend to, so all
 // queries of a tile visit the same pairs. Zeros change no sum. vdpbf16ps flushes subnormals, so
@@ -28,7 +29,7 @@ static_assert(kKeyVectors == 4);  // columns of a score tile
 
 const __m256i* Halves(const char* p) { return reinterpret_cast<const __m256i*>(p); }
 
-// Reuses the buffers of float32 operands for bfloat16 ones, of half the size, and for the queries.
+// Reuses the buffers of float32 operands for bfloat16 operands (half the size) and for the queries.
 struct PairState : simd::AttentionState<Vec> {
   uint32_t* key_pairs;    // [k_width / 2, kKeyBlock] elements 2 d and 2 d + 1 of a key
   uint16_t* rounded;      // [queries, q_stride] rounded queries
@@ -110,8 +111,9 @@ void LoadKeys(PairState& s, int64_t block, KeyRange range) {
   return x;
 }
 
-// Scores of M queries with all keys of the block. Not inlined, like PairValues below: inlined into
-// the loop over blocks, its accumulators spill to the stack, which costs half of the time.
+// Scores of M queries with all keys of the block. Neither this function nor PairValues below is
+// inlined: inside the loop over blocks, their accumulators would spill to the stack, which costs
+// half of the time.
 template <int M>
 [[gnu::noinline]] void PairScores(const PairState& s, int64_t query, RowPrefetch& requests) {
   RowPrefetch next = requests;

@@ -4,7 +4,7 @@
 // weights remain unchanged, mapped and shared.
 //
 // P, one type per product kind and instruction set, defines what is packed. As a template argument
-// it also gives each instruction set its own functions, which the linker must not merge
+// P also gives each instruction set its own functions, which the linker must not merge
 // (kernels/cpu/kernel_table.h):
 //   static constexpr int kWeightBytes;        bytes per weight
 //   static constexpr bool kScaled;            one scale per weight row
@@ -119,7 +119,7 @@ struct SixteenRows {
   }
   // Calls take(lines, groups) for all of K in order: `groups` valid groups, then zeros. Reads cache
   // lines exactly once, because rows a power of two apart evict one another from L1. If the row
-  // stride is not a whole number of lines, this holds for the lines of the first row.
+  // stride is not a whole number of lines, this holds for the first row's lines only.
   template <class Take>
   [[gnu::always_inline]] void ForLines(const Take& take) const {
     PanelLines lines;

@@ -94,7 +94,8 @@ template <class D, int M, int N, int64_t kAhead>
   typename D::Sum acc[kSums];  // r · N + c
 #pragma GCC unroll 32
   for (int s = 0; s < kSums; ++s) acc[s] = D::Zero();
-  // Both parts of a vector in sequence: the codes of one part for all rows are in registers.
+  // Multiplies the parts of a vector one after the other: the weights of one part stay in registers
+  // for all rows of x.
   const auto step = [&](int64_t j, const auto& load) __attribute__((always_inline)) {
 #pragma GCC unroll 2
     for (int part = 0; part < D::kParts; ++part) {

@@ -110,8 +110,8 @@ using Mxfp4Row = Fp4Row<V, kMxfp4BlockSize>;
 template <class V>
 using Nvfp4Row = Fp4Row<V, kNvfp4BlockSize>;
 
-// Floats reserved for a row's scales: whole cache lines, which keeps the following data aligned,
-// plus one line of slack, because MakeRow may write past the end.
+// Floats reserved for a row's scales: whole cache lines, so that the following data stays aligned.
+// One more line is slack, because MakeRow may write past the end.
 template <class V>
 constexpr int64_t ScaleFloats(int64_t k) {
   constexpr int64_t kMost = 2;  // per kInt4Block columns, for kInt4Group and kNvfp4
