@@ -54,10 +54,11 @@ struct EngineConfig {
   int32_t page_size = 16;             // --page-size
   // --max-running-requests of all attention groups; 0: 256, bounded by the cache
   int32_t max_running_requests = 0;
-  // --max-queued-requests; 0: no limit; -1: 16 times the running requests (checked by the front)
+  // --max-queued-requests, enforced by the front; 0: no limit; −1: 16 times the maximum of running
+  // requests
   int32_t max_queued_requests = -1;
   // --chunked-prefill-size: maximum prompt tokens of one step over all attention groups; −1: no
-  // chunking; 0: 2048, on GPUs the result of DefaultGpuChunk
+  // chunking; 0: 2048 on CPUs, the result of DefaultGpuChunk on GPUs
   int32_t chunked_prefill_size = 0;
   // --max-prefill-tokens: a second limit on the prompt tokens of one step; 0: none
   int64_t max_prefill_tokens = 0;
@@ -75,7 +76,7 @@ struct EngineConfig {
   std::string cpu_isa = "auto";       // --cpu-isa
   double dist_timeout_seconds = 300;  // --dist-timeout
   double watchdog_timeout_seconds = 300;  // --watchdog-timeout
-  uint64_t random_seed = 0;  // --random-seed: of requests without a seed, and of dummy weights
+  uint64_t random_seed = 0;  // --random-seed: seed of dummy weights and of requests without a seed
   std::string log_level = "info";
   bool check_batches = false;  // --check-batches: ranks compare every batch before they run it
 };
@@ -110,14 +111,15 @@ struct EnginePlan {
 EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host = 0);
 
 // Default of --chunked-prefill-size on GPUs, over all attention groups. A larger chunk amortizes
-// weight reads, but takes memory from the cache and delays decoding sequences. Returns the largest
-// of 8192 and 4096 whose `bytes_of` (activations and exchange of a rank) is at most `most_bytes`
-// (a sixth of the GPU memory that weights leave free), else 2048.
+// weight reads, but takes memory from the cache and delays decoding sequences. `bytes_of` returns
+// the bytes that activations and exchange of a rank need for a chunk size. `most_bytes` is a sixth
+// of the GPU memory that weights leave free. Returns the larger of 8192 and 4096 that needs at most
+// `most_bytes`, or 2048 if both need more.
 int32_t DefaultGpuChunk(double most_bytes, const std::function<double(int32_t)>& bytes_of);
 
 // --moe-a2a-backend ascend_fuseep and megamoe are operators of devices that this program does not
-// support. Replaces them by "fused" if `backends` has it for the device, else by "deepep", and logs
-// the replacement. Other names are unchanged.
+// support. Replaces these names by "fused" if `backends` has that operator for the device, else by
+// "deepep", and logs the replacement. Other names are unchanged.
 void ReplaceForeignA2a(EngineConfig* config);
 
 // Options of Model. Memory planning uses the same options.

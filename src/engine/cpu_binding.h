@@ -12,7 +12,8 @@
 
 namespace switchyard {
 
-// A rank's threads. Must live as long as the rank's ThreadPool. The destructor releases the CPUs.
+// The threads of a rank and their CPUs. The object must live as long as the rank's ThreadPool. Its
+// destructor releases the CPUs.
 struct CpuBinding {
   int threads = 1;
   CpuList cpus;                         // [threads], thread i on cpus[i]; empty: Linux chooses
@@ -20,24 +21,25 @@ struct CpuBinding {
 };
 
 // Parses "0-3|4-7", the CPUs of each rank of this host. Error kInvalid for any other format, or if
-// a rank has fewer than `threads_per_rank` CPUs (0: any number suffices). Empty for "auto" and
-// "none".
+// a rank has fewer than `threads_per_rank` CPUs (0: any number suffices). Returns an empty list for
+// "auto" and "none".
 std::vector<CpuList> ParseCpuBind(const std::string& text, int32_t threads_per_rank,
                                   int ranks_of_host);
 
-// The flag's default: SGLang's SGLANG_CPU_OMP_THREADS_BIND if set, where "all" means auto; else
-// none if SGLANG_SET_CPU_AFFINITY is false. Error kInvalid if SGLANG_SET_CPU_AFFINITY is neither
-// true nor false.
+// The default of --cpu-bind, from two variables of SGLang. SGLANG_CPU_OMP_THREADS_BIND has
+// priority, and its value "all" means auto. Otherwise the default is none if
+// SGLANG_SET_CPU_AFFINITY is false, and auto if not. Error kInvalid if SGLANG_SET_CPU_AFFINITY is
+// neither true nor false.
 std::string CpuBindOfEnvironment();
 
 // The binding of rank `index` of the `count` ranks of one engine that partition `allowed` among
-// them. Chooses CPUs that no other server has reserved; pins no threads if there are too
-// few. `root`: see PartitionCpus.
+// them. Chooses CPUs that no other server has reserved; pins no threads if too few CPUs are left.
+// `root`: see PartitionCpus.
 CpuBinding BindToShare(const CpuList& allowed, int index, int count, int32_t threads_per_rank,
                        const std::filesystem::path& root = "/");
 
 // Position of entry `self` among the entries of `keys` that are equal to keys[self], and the number
-// of these entries.
+// of such entries.
 struct PlaceAmongEqual {
   int index = 0, count = 0;
 };

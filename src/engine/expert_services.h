@@ -19,8 +19,8 @@ int NumExpertNodes(const EngineConfig& config, const EnginePlan& plan);
 // The shape for the constructor of EplbManager.
 EplbShape EplbShapeOf(const EngineConfig& config, const EnginePlan& plan);
 
-// The components that the flags enable; the others are null. One per rank, outlives its model;
-// borrows `comm`.
+// The components that the flags enable; the other members are null. Each rank has one object, which
+// outlives the rank's model and borrows `comm`.
 struct ExpertServices {
   ExpertServices(const EngineConfig& config, const EnginePlan& plan, RankComm& comm);
   // Adds the components to the model's options.

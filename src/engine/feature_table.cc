@@ -49,7 +49,7 @@ std::vector<Row> RowsOf(const std::vector<Feature>& features) {
   return rows;
 }
 
-// Flags, and values of flags, are code; other words are not.
+// Formats a flag and its values as code, and other words as plain text.
 std::string Label(const Row& row) {
   const char* mark = row.flag.starts_with("--") ? "`" : "";
   std::vector<std::string> values;

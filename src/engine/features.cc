@@ -17,7 +17,7 @@ namespace {
 
 constexpr Reach kSeveralRanks{.one_gpu = false};
 
-// A section of the table. Flags of experts have no effect on other models.
+// A section of the table. With `of_experts`, its flags have no effect on models without experts.
 struct Section {
   const char* name;
   bool of_experts = false;
@@ -196,7 +196,7 @@ void AddPrecision(std::vector<Feature>& all) {
     if (!kernels::IsCacheType(dtype)) continue;
     const std::string_view name =
         dtype == DType::kF8E4M3 ? "fp8_e4m3" : Name(dtype);  // the name in flags
-    cache(name, {.gpus = SizeOf(dtype) > 1});                // GPUs have no kernels for codes
+    cache(name, {.gpus = SizeOf(dtype) > 1});  // GPUs have no kernels for 8-bit caches
     all.back().requested = [dtype](const EngineConfig& config, const ModelConfig&) {
       return ParseDType(config.kv_cache_dtype) == dtype;  // accepts any spelling
     };
@@ -218,7 +218,7 @@ void AddParallelism(std::vector<Feature>& all) {
       "--moe-dense-tp-size", [](EngineConfig& c) -> int& { return c.mesh.dense_tp; }, 1);
 }
 
-// Features that no code refuses anywhere.
+// Features that work everywhere, so no code refuses them.
 void AddServing(std::vector<Feature>& all) {
   for (const char* kind : {"grouped-query", "latent (MLA)", "sliding window", "`clip_qkv`"})
     all.push_back({.section = kServing.name, .flag = "attention:", .value = kind});

@@ -29,12 +29,13 @@ struct Feature {
   std::string flag;     // "--kv-cache-dtype", or words if there is no flag
   std::string value;    // empty: a switch
   Reach reach;
-  // The table's cells if the feature works with a condition; empty: "yes".
+  // The texts of the table for a feature that works under a condition; empty: "yes".
   std::string on_cpus, on_gpus;
   // Null if no configuration, or every configuration, requests the feature. Such a feature works
   // everywhere.
   std::function<bool(const EngineConfig&, const ModelConfig&)> requested;
-  // Changes a configuration to request it. Null if the checkpoint requests it.
+  // Changes a configuration so that it requests the feature. Null if the checkpoint requests the
+  // feature.
   std::function<void(EngineConfig&)> request;
 };
 

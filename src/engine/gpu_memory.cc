@@ -9,7 +9,8 @@ namespace switchyard {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-// A GPU whose free memory is below this fraction of the largest is assumed to be in use elsewhere.
+// If the free memory of a GPU is below this fraction of the largest free memory, another process is
+// assumed to use the GPU.
 constexpr double kMinFreeFraction = 0.9;
 
 std::set<int> Taken(const EngineConfig& config, int ranks) {

@@ -6,9 +6,9 @@
 
 namespace switchyard {
 
-// Whether the ranks of this host compute on GPUs (--device). Error kInvalid if the flag requires
-// GPUs that are unusable. This means: none is found, there are fewer than ranks, or one has less
-// than 90 % of the free memory of the others. The error names that GPU.
+// Whether the ranks of this host compute on GPUs (--device). Error kInvalid if --device requires
+// GPUs and none is found, or if there are fewer GPUs than the ranks need. Error kResource if a GPU
+// has less than 90 % of the free memory of another one; it names both.
 bool ChooseGpus(const EngineConfig& config, int ranks_of_host);
 // Of the GPUs that ranks of this host use, the one with the least free memory.
 GpuInfo SmallestGpu(const EngineConfig& config, int ranks_of_host);

@@ -148,10 +148,10 @@ int64_t MaxBatchTokens(const EngineConfig& config, const EnginePlan& plan) {
          plan.max_running_requests;
 }
 
-// Float32 rows of a pass, an upper bound: residual stream and branches; q, k, v and attention
-// output; intermediate activations of feed-forwards; and logits. Includes the tokens of all
-// attention groups where dense layers and the head process those, and the RoPE table. A double, so
-// that products of absurd sizes are refused as too large instead of overflowing.
+// Upper bound of the bytes of the float32 rows of a pass: residual stream and branches; q, k, v and
+// attention output; intermediate activations of feed-forwards; and logits. Includes the RoPE table.
+// Includes the rows of all attention groups if dense layers and the head process them. The result
+// is a double, so that absurd sizes do not overflow and are refused as too large.
 double ActivationBytesPerRank(const EngineConfig& config, const EnginePlan& plan) {
   const MeshShape& mesh = config.mesh;
   const ModelConfig& m = plan.model;
@@ -200,8 +200,9 @@ HostMemory GpuMemory(const EngineConfig& config, const EnginePlan& plan) {
 }
 
 // Bytes that the plan may use; negative if none are left. The rest of the memory is for unplanned
-// allocations. On a GPU (scratch of kernels, graphs, buffers of NCCL) the rest is reserved in full,
-// whatever other processes use. On a host it need not be free.
+// allocations. On a GPU these are scratch of kernels, graphs and buffers of NCCL. There, the rest
+// is reserved in full, in addition to the memory that other processes use. On a host, other
+// processes may use the rest.
 int64_t Budget(const HostMemory& memory, const EngineConfig& config, bool cuda) {
   const auto share =
       static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static);
@@ -235,7 +236,7 @@ void ChooseChunk(const EngineConfig& config, int64_t page_bytes, EnginePlan& pla
   SetChunk(DefaultGpuChunk(MaxPassBytes(config, plan, page_bytes), bytes_of), config, plan);
 }
 
-// Bytes, over the whole host.
+// Required bytes: of all ranks of the host, or of one rank on a GPU.
 struct Need {
   double weights = 0, activations = 0, symmetric = 0;
   double fixed() const { return weights + activations + symmetric; }
@@ -270,8 +271,8 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, int ranks) {
       hint);
 }
 
-// The memory that holds the pages and everything else: that of the host, for all its ranks, or that
-// of one GPU.
+// The memory for the pages and everything else: the memory of the host for all its ranks, or a
+// rank's share of its GPU's memory.
 struct PageMemory {
   HostMemory memory;
   Need need;
@@ -305,7 +306,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
   const Need& need = where.need;
   const int64_t bytes_per_page = where.bytes_per_page;
   const int64_t budget = Budget(memory, config, plan.cuda);
-  // Any negative value means that nothing is left.
+  // Every negative value means the same: nothing is left.
   const auto left =
       static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
   if (config.max_total_tokens > 0) {

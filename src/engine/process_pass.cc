@@ -42,7 +42,8 @@ void RankEngine::Impl::ProcessLaunched(std::span<const Part> pass) {
     drawn = model.Collect();
   }
   std::map<uint64_t, std::string> router_faults;
-  // All ranks of the group have the same tokens, so all of them call this collective or none.
+  // All ranks of the group have the same tokens, so either all of them call this collective or
+  // none.
   if (std::ranges::any_of(drawn, [](int32_t token) { return token < 0; }))
     router_faults = FaultsOf(pass);
   size_t row = 0;
@@ -124,7 +125,7 @@ void RankEngine::Impl::ProcessPass(Rows all) {
     begin += part.logit_rows;
     first_row += part.rows;
     const auto entry = table.find(part.id);
-    if (entry == table.end()) continue;  // ended with the token of the launched pass before
+    if (entry == table.end()) continue;  // ended with the token of the previous launched pass
     Sequence& sequence = entry->second;
     AppendRoutedExperts(sequence, part, first_row - part.rows);
     if (i < faults.size() && !faults[i].empty() && sequence.router_fault.empty())

@@ -31,7 +31,7 @@ std::vector<ProfileReport> GatherReports(const ProfileReport& mine, Communicator
   return reports;
 }
 
-// One report of all ranks. The error is the first rank's that has one.
+// Merges the reports of all ranks. The error is that of the first rank with an error.
 ProfileReport Merge(const std::vector<ProfileReport>& reports) {
   ProfileReport all{.ticket = reports.front().ticket};
   for (size_t rank = 0; rank < reports.size(); ++rank) {
@@ -67,7 +67,7 @@ ProfileReport Start(const StartProfile& start, profile::Profiler& profiler, Rank
 }
 
 ProfileReport Stop(uint64_t ticket, profile::Profiler& profiler, RankComm& comm) {
-  // Profiles start and end on all ranks together, so all of them have a result or none has.
+  // Profiles start and end on all ranks together, so either all ranks have a result or none has.
   std::optional<profile::Result> result = profiler.Stop();
   if (!result) return Refusal(ticket, "no profile is active: start one with /start_profile");
   ProfileReport mine{.ticket = ticket, .result = *std::move(result)};

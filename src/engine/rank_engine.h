@@ -28,10 +28,11 @@ class ForwardFunction {
   virtual std::span<const int32_t> drawn() const { return {}; }
   // Whether passes can be launched. Then a batch may have ForwardBatch::token_rows.
   virtual bool launches() const { return false; }
-  // Model::Launch and Model::Collect: passes that overlap the planning of the next one.
+  // Model::Launch and Model::Collect: a launched pass overlaps the planning of the next pass.
   virtual void Launch(const ForwardBatch&) {}
   virtual std::span<const int32_t> Collect() { return {}; }
-  // [T, routed_width] of the last batch, if it requested them (Model::routed_experts).
+  // Routed experts [T, routed_width] of the last batch, if that batch requested them
+  // (Model::routed_experts).
   virtual std::span<const int32_t> routed_experts() const { return {}; }
   virtual int64_t routed_width() const { return 0; }  // layers · top_k; 0: no experts
   // For each sequence of the last batch, a text that names layer and expert of the first router
@@ -46,12 +47,12 @@ struct StepCounts {
   int64_t routed_experts = 0;  // 1 if requested
 };
 
-// Maximum logit rows of one pass with prompt logprobs: 256 MiB of float32. Decoding needs one row
-// for each running request, which may be more.
+// Maximum logit rows of one pass with prompt logprobs: 256 MiB of float32. A pass may have more
+// logit rows for decoding, one for each running request.
 int64_t MaxLogitRows(int64_t vocab_size);
 
 // Maximum prompt rows of one step: `chunk`, limited by `max_prefill_tokens` (0: no second limit).
-// `chunk` -1 means whole prompts, so the result is at least a context.
+// `chunk` -1 means whole prompts, so the result is at least `context_length`.
 int64_t MaxPromptRows(int64_t chunk, int64_t max_prefill_tokens, int64_t context_length);
 
 // Deterministic: if all ranks of an attention group get the same messages before the same steps,
@@ -72,7 +73,7 @@ class RankEngine {
     int64_t preemption_threshold = 10;
     int32_t decode_log_interval = 0;  // decode steps between log lines; 0: no lines
     bool enable_radix_cache = true;
-    bool overlap_schedule = true;  // --disable-overlap-schedule, if the model can launch passes
+    bool overlap_schedule = true;  // false: --disable-overlap-schedule
     int64_t context_length = 0;
     std::vector<int32_t> eos_token_ids;
     uint64_t random_seed = 0;
@@ -90,16 +91,16 @@ class RankEngine {
   bool HasWork() const;
   // Plans one batch; it has no tokens if no request is open.
   StepCounts Plan();
-  // Runs the planned batch and returns outputs of requests. `groups` [dp] are the counts of all
-  // groups, this one included: the model runs if any group has tokens. Empty: a single group.
-  // With an overlapped schedule, a batch whose tokens the model draws is only launched. Its outputs
-  // are returned by the next Run, which launches its own batch first. So the host plans, and sends
-  // outputs, while the device computes (NanoFlow; SGLang's overlap scheduler).
+  // Runs the planned batch and returns outputs of requests. `groups` [dp] has the counts of all
+  // groups, this one included; empty: there is a single group. The model runs if any group has
+  // tokens. With an overlapped schedule, a batch whose tokens the model draws is only launched. Its
+  // outputs are returned by the next Run, which launches its own batch first. So the host plans,
+  // and sends outputs, while the device computes (NanoFlow; SGLang's overlap scheduler).
   StepOutputs Run(std::span<const StepCounts> groups = {});
-  // Whether a batch is launched whose outputs were not returned yet.
+  // Whether outputs of a launched batch have not been returned yet.
   bool launched() const;
-  // Limits prompt rows in steps with decoding requests. nullopt if there is no target time or no
-  // chunk size.
+  // The limiter of prompt rows in steps with decoding requests. nullopt if there is no target time
+  // or no chunk size.
   std::optional<PrefillPace> prefill_pace() const;
   StepOutputs Step() {
     Plan();

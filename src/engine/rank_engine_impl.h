@@ -31,13 +31,14 @@ struct RankEngine::Impl {
 
   // Throws Error kInvalid if the request can never run.
   void CheckRequest(const EngineRequest& request) const;
-  // Logit rows of a pass: their logits, or the tokens that the model drew from them.
+  // The logit rows of a pass, as logits or as the tokens that the model drew from them.
   struct Rows {
     std::span<const float> logits;   // [rows, vocab]
     std::span<const int32_t> drawn;  // [rows], −1: a logit is not finite
     bool finite() const;
   };
-  // Enables drawing in the model if it supports it and no row of the batch needs its logits here.
+  // Enables drawing in the model, if the model supports it and the engine needs the logits of no
+  // row of the batch.
   void RequestDeviceSampling();
   // Writes one log line every --decode-log-interval steps with decoding.
   void LogDecoding();
@@ -48,9 +49,9 @@ struct RankEngine::Impl {
     size_t logit_rows = 0;
     bool decoding = false;
   };
-  // Whether the planned pass need not end before the next one is planned.
+  // Whether the next pass can be planned before the planned pass ends.
   bool CanLaunch() const;
-  // Advances the sequences of the planned batch as far as possible without its tokens.
+  // Advances the sequences of the planned batch as far as possible while its tokens are unknown.
   void AdvanceLaunched();
   // Processes the tokens that a launched pass has drawn.
   void ProcessLaunched(std::span<const Part> launched);
@@ -88,7 +89,7 @@ struct RankEngine::Impl {
   std::vector<RequestOutput> answers;   // returned at the end of the next step
   std::span<const ScheduledRows> plan;  // the scheduler's, valid between Plan and Run
   std::vector<Part> parts;              // of the planned batch
-  // Of the pass that was launched last, if its tokens were not collected yet.
+  // The parts of the last launched pass, until its tokens are collected.
   std::optional<std::vector<Part>> launched;
   ForwardBatch batch;               // reused between steps to keep its allocations
   std::vector<std::string> faults;  // [sequences] of the last pass, or empty

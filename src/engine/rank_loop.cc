@@ -116,7 +116,8 @@ void MoveWithoutPass(EplbManager& eplb, bool is_leader) {
   eplb.BeginPass();
 }
 
-// Measures steps on the leader, and sends all ranks the prompt rows that fit the target time.
+// Measures steps on the leader, and sends all ranks the number of prompt rows that fit the target
+// time.
 class StepTimer {
  public:
   explicit StepTimer(std::optional<PrefillPace> pace) : pace_(pace) {}
@@ -130,8 +131,9 @@ class StepTimer {
       current_.prompt_rows = std::max(current_.prompt_rows, group.tokens - group.decode_tokens);
     }
   }
-  // `launched`: the step that began last has not ended, but the one before has. Steps of a device
-  // follow one another, so the time since the end of the previous one is that of the step.
+  // `launched`: the current step has not ended yet, and the previous step has. A device runs steps
+  // one after another. So the time of a launched step is the time between its end and the end of
+  // the step before it.
   void Stop(bool launched) {
     const auto now = Clock::now();
     if (!launched && !launched_) Observe(current_, now - started_);
@@ -161,7 +163,7 @@ class StepTimer {
   int64_t sent_ = 0;
 };
 
-// The next messages for all members. While there is no work, the leader waits for messages.
+// The next messages for all ranks. While there is no work, the leader waits for messages.
 std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLoopIo& io,
                                          StepTimer& timer) {
   Communicator& group = *comm.tp;

@@ -14,8 +14,8 @@ namespace switchyard {
 // group has work, the leader blocks in `receive` and the other ranks wait for it. `recorder`
 // handles RecordExperts and GetExpertLoad, `eplb` handles RebalanceExperts and GetEplb, `profiler`
 // handles StartProfile and StopProfile and records the steps. If a handler is null, its messages
-// are refused. An error aborts the arena before it is rethrown: destructors may have to wait for
-// loading or planning threads, and the other ranks must not wait for that.
+// are refused. An error aborts the arena before it is rethrown. So the other ranks stop at once,
+// although destructors may have to wait for loading or planning threads.
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
                    ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr,
                    profile::Profiler* profiler = nullptr);
@@ -25,9 +25,10 @@ void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
 std::vector<EngineMessage> ApplyToRecorder(const std::vector<ControlMessage>& messages,
                                            ExpertRecorder* recorder, bool is_leader);
 
-// Compares fingerprints of batches over the attention group, then passes them to `model`. If
-// batches differ, the schedulers of the ranks have diverged, because of a bug in their messages or
-// in their counting. To continue would deadlock or mix tokens. Borrows `model` and `group`.
+// Compares the fingerprint of each batch over the attention group, then passes the batch to
+// `model`. If fingerprints differ, a bug has made the schedulers of the ranks diverge. Then it
+// throws Error kPeer, because a continued run would deadlock or mix tokens. Borrows `model` and
+// `group`.
 class CheckedForward : public ForwardFunction {
  public:
   CheckedForward(ForwardFunction& model, Communicator& group, int32_t page_size)

@@ -19,15 +19,15 @@ namespace switchyard {
 // Sampling parameters. Validated by the front (Validate); ranks trust them.
 struct SamplingParams {
   int32_t max_new_tokens = 128;
-  int32_t min_new_tokens = 0;  // lower bound: end-of-sequence and stop ids are not drawn before
+  int32_t min_new_tokens = 0;  // no end-of-sequence or stop id is drawn before this length
   float temperature = 1.0f;    // 0: greedy
   float top_p = 1.0f;
   int32_t top_k = -1;  // −1: all
   float min_p = 0.0f;
-  float frequency_penalty = 0.0f;  // subtracted per occurrence in the output
-  float presence_penalty = 0.0f;   // subtracted once if in the output
+  float frequency_penalty = 0.0f;  // subtracted for each occurrence in the output
+  float presence_penalty = 0.0f;   // subtracted once for each token in the output
   float repetition_penalty =
-      1.0f;  // divides (positive) or multiplies (negative) logits of prompt and output tokens
+      1.0f;  // divides positive and multiplies negative logits of prompt and output tokens
   std::optional<uint64_t>
       seed;  // the same seed gives the same tokens whatever else is in the batch
   std::vector<int32_t> stop_token_ids;
@@ -60,11 +60,11 @@ struct EngineRequest {
   SamplingParams sampling;
   LogprobParams logprob;
   RoutedExpertsParams routed_experts;
-  // The attention group that serves the request (`data_parallel_rank`). Empty: the sender to the
-  // ranks assigns one (DpController); ranks treat it as group 0.
+  // The attention group that serves the request (`data_parallel_rank`). Empty until the sender to
+  // the ranks assigns a group (DpController). Ranks treat an empty value as group 0.
   std::optional<int32_t> group;
   int32_t priority = 0;    // larger ones go first; see Scheduler::Options::priorities
-  std::string cache_salt;  // requests share cached prefixes only if this is equal
+  std::string cache_salt;  // only requests of equal salt share cached prefixes
 };
 
 // Messages to the ranks, in one ordered stream. Every rank applies the same messages before the
@@ -115,8 +115,7 @@ struct TokenLogprob {
   float logprob = 0.0f;
 };
 struct PositionLogprobs {
-  float logprob =
-      0.0f;  // of the token at this position; NaN if there is none (first prompt position)
+  float logprob = 0.0f;  // of the token at this position; NaN at the first prompt position
   int32_t token = 0;
   int32_t rank = 0;                 // rank of the token in the vocabulary, from 1; 0 if not
                                     // requested
@@ -144,8 +143,8 @@ struct RequestOutput {
       input_logprobs;  // with the first output, positions start .. prompt end
   std::vector<PositionLogprobs> output_logprobs;  // one for each new token
   // [positions, layers, top_k] logical experts of the positions that went through the model since
-  // the previous output, from RoutedExpertsParams::start on; −1 where a layer or slot has none. The
-  // last output token never goes through the model.
+  // the previous output, starting at RoutedExpertsParams::start; −1 where a layer or slot has no
+  // expert. The last output token never goes through the model.
   std::vector<int32_t> routed_experts;
   std::string error;                            // of kError
   ErrorKind error_kind = ErrorKind::kResource;  // of kError; kInvalid: the client's fault
@@ -172,7 +171,7 @@ struct RecordResult {
   uint64_t ticket = 0;
   // For kStart and kStop: whether the recording state changed.
   bool changed = false;
-  ExpertDump dump;  // of kDump; its `error` is also that of kStart and kStop
+  ExpertDump dump;  // of kDump; kStart and kStop use only `error`
 };
 struct ExpertLoadReport {
   uint64_t ticket = 0;
@@ -186,9 +185,9 @@ struct EplbReport {  // the answer to RebalanceExperts and GetEplb
 };
 enum class ProfileOutcome : uint8_t {
   kDone,
-  kConflict,      // to start: a profile is active; to stop: none is
+  kConflict,      // StartProfile: a profile is active; StopProfile: no profile is active
   kBadDirectory,  // a rank cannot write files there; no profile was started
-  kNotWritten,    // a rank could not write a file; `result` has the others
+  kNotWritten,    // a rank could not write a file; `result` lists the written ones
 };
 struct ProfileReport {  // the answer to StartProfile and StopProfile
   uint64_t ticket = 0;

@@ -1,5 +1,5 @@
-// Serialization of structs from one list of their fields, which writer and reader share, so that
-// they cannot disagree.
+// Serialization of structs from one list of their fields, which writer and reader share. So the two
+// cannot disagree.
 //
 // For a struct S, define a function that both classes find by name lookup,
 //   template <typename Codec, OneOf<S> T> void Fields(Codec& codec, T& s) { codec(s.a, s.b); }
@@ -22,7 +22,7 @@
 
 namespace switchyard {
 
-// T is one of S, or const: one function serves writing and reading.
+// T is one of S, possibly const, so that one function serves writing and reading.
 template <typename T, typename... S>
 concept OneOf = (std::same_as<std::remove_const_t<T>, S> || ...);
 

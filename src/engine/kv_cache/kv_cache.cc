@@ -51,7 +51,8 @@ void KvCache::Publish(std::span<const int32_t> computed, SequencePages& sequence
 
 void KvCache::Release(std::span<const int32_t> computed, SequencePages& sequence) {
   Publish(computed, sequence);
-  // In reverse, since the allocator is LIFO: the next sequence gets the pages in the same order.
+  // Frees in reverse order. Since the allocator is LIFO, the next sequence gets the pages in the
+  // same order.
   for (auto i = static_cast<int64_t>(sequence.pages.size()); i-- > sequence.borrowed;)
     allocator_.Free(sequence.pages[i]);
   if (sequence.lock) tree_->Unlock(sequence.lock);

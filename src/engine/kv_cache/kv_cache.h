@@ -42,15 +42,15 @@ class KvCache {
   int64_t Borrow(std::span<const int32_t> tokens, SequencePages& sequence,
                  const std::string& salt = {});
   bool reuses_prefixes() const { return tree_.has_value(); }
-  // The prefix that Borrow would find, without any change: its nodes in the tree, and its length.
+  // The nodes and the length of the prefix that Borrow would find. Changes nothing.
   RadixCache::Trail Look(std::span<const int32_t> tokens, const std::string& salt = {}) const {
     return tree_ ? tree_->Look(tokens, salt) : RadixCache::Trail{};
   }
   // Allocates pages for `tokens` positions in total. Returns false, without effect, if there are
   // too few.
   bool Grow(int64_t tokens, SequencePages& sequence);
-  // Inserts the full pages of `computed`, the sequence's leading tokens, into the tree and borrows
-  // them from it, so that later requests can share them.
+  // Inserts the full pages of `computed`, the sequence's leading tokens, into the tree. The
+  // sequence then borrows these pages from the tree, and later requests can share them.
   void Publish(std::span<const int32_t> computed, SequencePages& sequence);
   // Publishes `computed` and releases all pages. An empty span publishes nothing.
   void Release(std::span<const int32_t> computed, SequencePages& sequence);

@@ -7,7 +7,7 @@
 namespace switchyard {
 
 // Allocates page numbers [0, total); KvStorage (model/model.h) owns their memory. The free list is
-// LIFO, so that every rank gets the same numbers. The rank's thread only.
+// LIFO, so that every rank gets the same numbers. Used by the rank's thread only.
 class PageAllocator {
  public:
   explicit PageAllocator(int64_t total);

@@ -31,10 +31,10 @@ class RadixCache {
     std::vector<int32_t> pages;  // of the matched prefix
     Node* node = nullptr;        // its last node; the root if nothing matched
   };
-  // The longest cached prefix of `tokens` in full pages. The path ends at `node` exactly (a node is
-  // split if necessary), so that a lock on it covers exactly these pages. Prefixes with one `salt`
-  // (cache_salt) are not found with another. Lock the node before the next call, because an empty,
-  // unlocked tree of a salt is deleted.
+  // The longest cached prefix of `tokens` in full pages. A node is split if necessary, so that the
+  // path ends exactly at `node` and a lock on `node` covers exactly the matched pages. A prefix
+  // that was added with one `salt` (cache_salt) is not found with another salt. Lock the node
+  // before the next call, because an empty, unlocked tree of a salt is deleted.
   Match Find(std::span<const int32_t> tokens, const std::string& salt = {});
 
   // The nodes along the longest cached prefix, from the root's child on, and the length of that
@@ -45,9 +45,9 @@ class RadixCache {
   };
   Trail Look(std::span<const int32_t> tokens, const std::string& salt = {}) const;
 
-  // Adds `tokens` (full pages) stored in `pages`. If the tree already has a prefix of `tokens`, it
-  // keeps its own pages for that prefix, and takes ownership of the remaining `pages`. Returns the
-  // number of pages of that prefix: the caller still owns its copies of those.
+  // Adds `tokens` (full pages) stored in `pages`. If the tree already has a prefix of `tokens`, the
+  // tree keeps its own pages for that prefix and takes ownership of the remaining `pages`. Returns
+  // the number of pages of that prefix; the caller still owns its copies of these pages.
   int64_t Insert(std::span<const int32_t> tokens, std::span<const int32_t> pages,
                  const std::string& salt = {});
 

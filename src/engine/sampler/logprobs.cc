@@ -22,7 +22,7 @@ std::vector<TokenLogprob> Largest(std::span<const float> values, size_t count) {
     if (heap.size() < count) {
       heap.push_back(candidate);
       std::push_heap(heap.begin(), heap.end(), better);
-    } else if (candidate.logprob > heap.front().logprob) {  // ids ascend, so equals lose the tie
+    } else if (candidate.logprob > heap.front().logprob) {  // among equals, the lower id stays
       std::pop_heap(heap.begin(), heap.end(), better);
       heap.back() = candidate;
       std::push_heap(heap.begin(), heap.end(), better);

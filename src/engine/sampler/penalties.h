@@ -20,9 +20,9 @@ class Penalties {
 
   // In SGLang's order: frequency and presence are subtracted, then repetition scales, then biases
   // are added. Then some ids become −inf: end-of-sequence and stop ids while the output is shorter
-  // than min_new_tokens, and ids outside of allowed_token_ids. So does the last id of an entry of
-  // bad_words if the output ends with the entry's other ids (vLLM's rule: the prompt does not
-  // count).
+  // than min_new_tokens, and ids outside of allowed_token_ids. The last id of an entry of bad_words
+  // also becomes −inf if the output ends with the entry's other ids (vLLM's rule: the prompt does
+  // not count).
   void Apply(const SamplingParams& params, std::span<const int32_t> prompt,
              std::span<const int32_t> output, std::span<float> logits);
 

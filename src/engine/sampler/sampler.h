@@ -14,8 +14,8 @@
 namespace switchyard {
 
 // A pure function of logits, request and the tokens so far: the same seed gives the same tokens on
-// every rank, whatever else is in the batch. Owns vocabulary-sized scratch, so a draw
-// allocates nothing. The rank's thread only.
+// every rank, whatever else is in the batch. Owns vocabulary-sized scratch, so a draw allocates
+// nothing. Used by the rank's thread only.
 class Sampler {
  public:
   static constexpr float kGreedyBelow = 1e-6f;  // temperature below which sampling is greedy

@@ -9,9 +9,9 @@
 
 namespace switchyard {
 
-// Fills `batch` in the plan's order. Clears it first and keeps its allocations; counts of groups
-// are unchanged. Sequence spans point into the sequences' page lists and are valid until these
-// lists change.
+// Clears `batch`, then fills it in the plan's order. Keeps its allocations and its counts of
+// groups. Sequence spans point into the sequences' page lists and are valid until these lists
+// change.
 void BuildBatch(std::span<const ScheduledRows> plan, int32_t page_size, ForwardBatch& batch);
 
 // A fingerprint that is equal for equal batches. Ranks compare it to detect diverged schedulers.

@@ -10,8 +10,8 @@ namespace switchyard {
 
 // Most requests end long before max_new_tokens, so admission reserves only a fraction of it. The
 // fraction is high after a retraction and decreases with every step without one. The method and the
-// numbers are SGLang's (new token ratio). It depends on steps, not time, so that all ranks estimate
-// alike.
+// numbers are SGLang's (new token ratio). The estimate depends on steps, not on time, so that all
+// ranks have the same one.
 class NewTokenEstimate {
  public:
   // `conservativeness` multiplies the fraction (--schedule-conservativeness); the product is at

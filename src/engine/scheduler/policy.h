@@ -23,8 +23,9 @@ SchedulePolicy ParseSchedulePolicy(const std::string& name);
 
 // Sorts `waiting` by the policy. Retracted requests stay at the head, in their order; ties stay in
 // order of arrival. Without a prefix cache, and for queues of more than 128 requests, lpm and
-// dfs-weight act as fcfs. The limit is SGLang's: these policies look up each request in each step.
-// The order is equal on all ranks of a group, because `step` counts steps and seeds `random`.
+// dfs-weight act as fcfs. This limit is SGLang's. It bounds the cost, because these policies look
+// up each request in each step. The order is equal on all ranks of a group, because `step` counts
+// steps and seeds `random`.
 void OrderWaiting(SchedulePolicy policy, const KvCache& cache, uint64_t step,
                   WaitingQueue* waiting);
 

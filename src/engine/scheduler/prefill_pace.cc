@@ -11,7 +11,7 @@ namespace {
 constexpr double kMinTarget = 0.025, kMaxTarget = 0.050;
 constexpr double kDecodeSteps = 8, kMinDecodeSteps = 2;
 constexpr double kWeight = 0.25;  // weight of a new measurement
-// A delayed step, for instance by another process, counts for at most twice the estimate.
+// A step that another process delays counts as at most twice the estimate.
 constexpr double kMaxGrowth = 2;
 
 void Update(double& estimate, double measured) {
@@ -29,7 +29,7 @@ void PrefillPace::Observe(int64_t prompt_rows, int64_t decode_rows, double secon
     if (decode_rows > 0) Update(decode_seconds_, seconds);
     return;
   }
-  // The time of a prompt's last few rows is no good estimate for rows of a full chunk.
+  // The time of a prompt's last few rows is a poor estimate for the rows of a full chunk.
   if (row_seconds_ > 0 && prompt_rows < rows_ / 2) return;
   const double base = decode_rows > 0 ? std::min(decode_seconds_, seconds / 2) : 0;
   Update(row_seconds_, (seconds - base) / static_cast<double>(prompt_rows));

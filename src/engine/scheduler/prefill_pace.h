@@ -7,12 +7,13 @@ namespace switchyard {
 
 // Estimates two times from measured steps: the time of a step without prompts, and the additional
 // time per prompt row. The limit is the number of rows that fit the target time of a step. Prompt
-// rows are cheaper in larger steps, so the estimate follows the current size. Used only by the
-// leader's thread, which sends the limit to all ranks.
+// rows are cheaper in larger steps, so the estimate is updated with measurements of the current
+// size. Used only by the leader's thread, which sends the limit to all ranks.
 class PrefillPace {
  public:
-  // `target_seconds`: target time of a step; 0: 8 decode steps within 25 to 50 ms, but at least 2.
-  // `max_rows`: the chunk size, which is the limit until a step with prompt rows was measured.
+  // `target_seconds`: target time of a step; 0: the time of 8 decode steps, limited to 25 to 50 ms,
+  // but at least the time of 2 decode steps. `max_rows`: the chunk size, which is the limit until a
+  // step with prompt rows was measured.
   PrefillPace(double target_seconds, int64_t max_rows)
       : given_target_(target_seconds), max_rows_(max_rows), rows_(max_rows) {}
 

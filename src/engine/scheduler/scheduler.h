@@ -26,9 +26,9 @@ struct ScheduledRows {
 // The policy orders the queue before requests are admitted. The default is first come, first
 // served. The running set is in order of admission. A request is admitted with pages for all its
 // tokens, so only decoding can run out of pages. Then the running request of the lowest priority is
-// retracted to the head of the queue; of several, the one admitted last. The request of the highest
-// priority that was admitted first is never retracted, so every request ends. Borrows sequences and
-// cache. Used by the rank's thread only.
+// retracted to the head of the queue. Among several of that priority, it is the one admitted last.
+// Among the requests of the highest priority, the one admitted first is never retracted. So every
+// request ends. Borrows sequences and cache. Used by the rank's thread only.
 class Scheduler {
  public:
   struct Options {
@@ -39,9 +39,9 @@ class Scheduler {
     SchedulePolicy policy = SchedulePolicy::kFcfs;
     double conservativeness = 1.0;  // --schedule-conservativeness
     // Requests of higher priority are admitted first. If such a request has to wait for a place or
-    // for pages, a running request is retracted whose priority is lower by more than the threshold.
-    // At most one is retracted per step. Without `priorities`, the requests' priorities are
-    // ignored.
+    // for pages, a running request is retracted if its priority is lower by more than the
+    // threshold. At most one is retracted per step. Without `priorities`, the requests' priorities
+    // are ignored.
     bool priorities = false;
     int64_t preemption_threshold = 10;
   };

@@ -29,8 +29,8 @@ struct Sequence {
   std::vector<int32_t> tokens;
   int64_t prompt_length = 0;
   int64_t computed = 0;
-  // Leading rows of passes that have ended. Only their keys and values are published, because a
-  // pass may give values that are not finite.
+  // Number of leading rows whose passes have ended. Only keys and values of these rows are
+  // published, because a pass may give values that are not finite.
   int64_t settled = 0;
   SequencePages cache;
 
@@ -46,12 +46,12 @@ struct Sequence {
   // Description of the first router fault in this sequence; empty: none.
   std::string router_fault;
 
-  // Whether the last token is still being drawn: it is kUnknown until the pass ends. Then it is the
-  // one drawn for logit row `unknown_row` of that pass.
+  // While a token is being drawn, its entry in `tokens` is kUnknown. When the pass ends, the entry
+  // becomes the token drawn for logit row `unknown_row` of that pass.
   static constexpr int32_t kUnknown = -1;
-  int64_t unknown = 0;  // such tokens, at the end of `tokens`
+  int64_t unknown = 0;  // number of kUnknown entries, at the end of `tokens`
   int32_t unknown_row = 0;
-  // Whether its length limit is reached, so that nothing is left to schedule.
+  // Whether the length limit is reached, so that nothing is left to schedule.
   bool complete = false;
 
   bool admitted_before = false;
@@ -78,11 +78,12 @@ struct Sequence {
     settled = std::min(settled, end);
   }
 
-  // The number of leading tokens that may come from the cache. At least one row is computed. Also
-  // computed are rows whose logits give pending logprobs (those of position p come from row p − 1),
-  // and rows whose routed experts are pending.
+  // The number of leading tokens that may come from the cache. At least one row is computed. A row
+  // is also computed if its logits give pending logprobs (those of position p come from row p − 1),
+  // or if its routed experts are pending.
   int64_t max_reusable() const;
-  // Rows [first, end) of the `rows` that follow `computed` whose logits are needed.
+  // The range [first, end) of rows whose logits are needed, among the `rows` that follow
+  // `computed`.
   struct RowRange {
     int64_t first = 0, end = 0;
     int64_t size() const { return end - first; }
