@@ -31,7 +31,8 @@ struct Event {
   Stage stage = Stage::kPrefill;  // of the step
 };
 
-// Keeps the first `capacity` events and counts the others. Allocates once. One thread at a time.
+// Keeps the first `capacity` events and counts the others. Allocates once. Used by one thread at a
+// time.
 class EventBuffer {
  public:
   static constexpr int64_t kFull = -1;
@@ -50,7 +51,8 @@ class EventBuffer {
   void Drop() { ++dropped_; }  // an event that has no time
   Event& operator[](int64_t index) { return events_[index]; }
 
-  // A state to return to, which removes later events and forgets later drops.
+  // A state of the buffer. Rewind returns to it: later events are removed, and later drops are no
+  // longer counted.
   struct Position {
     size_t events = 0;
     int64_t dropped = 0;

@@ -14,10 +14,10 @@ struct Options {
   // Steps are forward passes, counted from the start of the server. Recording starts with this
   // step, or with the next one if that is later.
   int64_t start_step = 0;
-  int64_t num_steps = 0;       // the profile ends after so many recorded steps; 0: with Stop
+  int64_t num_steps = 0;       // recorded steps after which the profile ends; 0: Stop ends it
   bool host = true;            // activity CPU: times of the rank's thread
   bool device = true;          // activity GPU: times of the stream of a rank on a GPU
-  bool by_stage = false;       // separate files, and num_steps, of prefill and decode
+  bool by_stage = false;       // prefill and decode have separate files, and num_steps each
   bool record_shapes = false;  // events have the shape of the operation's input
 };
 
@@ -29,8 +29,8 @@ std::string NameOfNow();
 
 // The end of a profile on one rank, or on all of them.
 struct Result {
-  std::vector<std::string> files;  // written, by rank; none for a stage without steps
-  std::string error;               // why a file is missing; empty: none is
+  std::vector<std::string> files;  // written files, by rank; none for a stage without steps
+  std::string error;               // why a file is missing; empty: no file is
   int64_t events = 0, dropped = 0;
 };
 

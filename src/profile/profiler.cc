@@ -104,7 +104,7 @@ void Profiler::EndStep(Stage stage, int64_t rows) {
   }
   CloseSpan(step_);
   if (options_.by_stage && recorded == options_.num_steps && recorded > 0) {
-    RewindStep();  // this stage has all its steps, the other one has not
+    RewindStep();  // this stage has all its steps, the other stage does not
     return;
   }
   for (Event& event : buffer_->since(step_begin_)) event.stage = stage;

@@ -23,23 +23,26 @@ struct SpanInfo {
   int64_t rows = Event::kNone, columns = Event::kNone;
 };
 
-// One per rank, which outlives the model and the engine that record with it. The rank's thread
-// only. Every rank of the world makes the same calls between the same steps, so profiles begin and
-// end with the same step everywhere.
+// One per rank, which outlives the model and the engine that record with it. Used by the rank's
+// thread only. Every rank of the world makes the same calls between the same steps, so profiles
+// begin and end with the same step everywhere.
 //
-// Off, a span costs one test. On, it takes two clock readings, and on a GPU two events of the
-// stream. The device is waited for after many spans, and at the end of a profile.
+// While no step is recorded, a span costs one test. Otherwise it costs two clock readings, and on a
+// GPU two events of the stream. The rank waits for the device after many spans, and at the end of a
+// profile.
 class Profiler {
  public:
-  // Of one profile, 48 bytes each; further ones are counted in the file.
+  // Maximum number of events in one profile, 48 bytes each. The file states how many more there
+  // were.
   static constexpr size_t kMaxEvents = size_t{1} << 18;
-  // Spans of the device after which a step ends with a wait for their times.
+  // Number of device spans after which a step ends with a wait for their times.
   static constexpr size_t kDeviceSpans = 4096;
 
-  // `title`: of the rank in the viewer, "TP1 EP1".
+  // `title`: the rank's name in the viewer, such as "TP1 EP1".
   Profiler(int rank, std::string title, size_t max_events = kMaxEvents);
 
-  // The timer of the rank's device, which outlives its use here; null: times of the host only.
+  // The timer of the rank's device; null: only times of the host are recorded. The timer must
+  // outlive its use by the profiler.
   void SetDevice(kernels::DeviceTimer* timer) { timer_ = timer; }
 
   // Starts a profile; none may be active. Error kInvalid if the directory cannot be written to.
@@ -49,8 +52,8 @@ class Profiler {
   void Cancel();
   // Whether a profile has started and not ended yet.
   bool active() const { return buffer_.has_value(); }
-  // Ends the profile and writes its files. After a profile that ended by num_steps, returns its
-  // result, once. Empty if there is neither.
+  // Ends the profile and writes its files. If the profile has already ended by num_steps, returns
+  // its result, once. Returns no value if there is neither.
   std::optional<Result> Stop();
 
   // Whether a step is being recorded.
@@ -83,7 +86,7 @@ class Profiler {
   const std::string title_;
   const size_t max_events_;
   kernels::DeviceTimer* timer_ = nullptr;
-  int64_t steps_ = 0;  // that have ended since the server started
+  int64_t steps_ = 0;  // number of steps that have ended since the server started
 
   Options options_;                    // of the active profile
   std::optional<EventBuffer> buffer_;  // while a profile is active
@@ -93,8 +96,8 @@ class Profiler {
   bool recording_ = false;
   EventBuffer::Position step_begin_;
   Open step_;
-  std::vector<DeviceSpan> on_device_;  // whose times are still on the device
-  size_t step_on_device_ = 0;          // their number when the step began
+  std::vector<DeviceSpan> on_device_;  // spans whose times are still on the device
+  size_t step_on_device_ = 0;          // size of on_device_ when the step began
 };
 
 // `profiler` if it records a step, else null: for code with many spans, which then tests a pointer.
@@ -102,7 +105,8 @@ inline Profiler* IfRecording(Profiler* profiler) {
   return profiler && profiler->recording() ? profiler : nullptr;
 }
 
-// Records from construction to destruction if the profiler, which may be null, records a step.
+// Records a span from construction to destruction, if `profiler` records a step. `profiler` may be
+// null.
 class Span {
  public:
   Span(Profiler* profiler, const SpanInfo& info) : profiler_(IfRecording(profiler)) {
@@ -119,8 +123,8 @@ class Span {
   Profiler::Open open_;
 };
 
-// A step of the rank, from construction to End. Without End, as if it had not begun: a step without
-// a forward pass is no step. `profiler` may be null.
+// A step of the rank, from construction to End. If End is not called, the step is discarded,
+// because a step without a forward pass does not count. `profiler` may be null.
 class Step {
  public:
   explicit Step(Profiler* profiler) : profiler_(profiler) {

@@ -70,7 +70,7 @@ std::vector<std::string> Descriptions(const TraceFile& file, std::span<const Eve
   return lines;
 }
 
-// Not by nlohmann/json: a trace has up to 100,000s of events.
+// Does not use nlohmann/json, because a trace has hundreds of thousands of events.
 void AppendEvent(const TraceFile& file, const Event& e, std::string& to) {
   fmt::format_to(
       std::back_inserter(to),

@@ -21,10 +21,10 @@ struct TraceFile {
   std::optional<Stage> stage;  // only the events of this stage
 };
 
-// Writes one JSON object with traceEvents, in the order of their begin, outer events first. Times
-// are microseconds of the host's steady_clock, so that files of ranks on one host have the same
-// time. The file appears under its name when it is complete. Returns the number of events written;
-// with none of the stage it writes no file. Error kResource names the file.
+// Writes one JSON object with traceEvents, in the order in which the events begin, outer events
+// first. Times are microseconds of the host's steady_clock, so files of ranks on one host share a
+// time axis. The file appears under its name when it is complete. Returns the number of events
+// written. If the stage has no events, writes no file. Error kResource names the file.
 size_t WriteTrace(const TraceFile& file, std::span<const Event> events);
 
 // Error kInvalid if `dir` cannot be created, or if no file can be created in it.
