@@ -12,9 +12,10 @@ namespace switchyard {
 // "param" and "code", and the message without this server's directories (RedactPaths).
 http::Handler Guarded(const Service& service, http::Handler handler);
 
-// Removes the directories of the model, the tokenizer and the chat template from `message`, also
-// relative ones and ones with spaces. Reduces other absolute paths to their last component
-// (http::HidePaths). For example, "/models/x/chat_template.jinja" becomes "chat_template.jinja".
+// Removes the directories of the model, the tokenizer and the chat template from `message`,
+// including relative directories and directories with spaces. Reduces other absolute paths to their
+// last component (http::HidePaths). For example, "/models/x/chat_template.jinja" becomes
+// "chat_template.jinja".
 std::string RedactPaths(const Service& service, std::string message);
 
 }  // namespace switchyard

@@ -32,7 +32,7 @@ bool ReachesTemplates(std::string_view field) {
   throw InvalidField(name, "{} is {}, want {}", name, shown, want);
 }
 
-// Accepts the forms of a boolean that pydantic's lax mode accepts.
+// Accepts the same forms of a boolean as pydantic's lax mode.
 std::optional<bool> BoolOf(const Json& v) {
   if (v.is_boolean()) return v.get<bool>();
   if (v == 0 || v == 1) return v == 1;

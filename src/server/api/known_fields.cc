@@ -117,7 +117,7 @@ constexpr KnownField kOpenAi[] = {
     {"return_token_offsets", kRefused, kNotSupported},
 };
 
-// Fields that determine the prompt of a chat, also of /tokenize.
+// Fields that determine the prompt of a chat request. /tokenize has them too.
 constexpr KnownField kConversation[] = {
     {"messages", kHonoured},
     {"tools", kHonoured},

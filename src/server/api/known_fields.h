@@ -14,7 +14,7 @@ enum class FieldUse {
   kHonoured,          // a parser reads it
   kHint,              // ignored: labels, routing and logging, without effect on the output
   kRefused,           // an unsupported feature; null, false and empty values are accepted
-  kRefusedEvenEmpty,  // the same, but an empty object or string is refused too
+  kRefusedEvenEmpty,  // as kRefused, but an empty object or string is refused too
 };
 
 struct KnownField {

@@ -27,15 +27,15 @@ class PendingResponse : public std::enable_shared_from_this<PendingResponse> {
     std::function<void(size_t i, const GenerationEvent&, const Accumulated&)> on_news;
     // Called once, after all generations have finished.
     std::function<void(const std::vector<Accumulated>&)> on_end;
-    // Bytes of text that the response repeats from the request, such as an echoed prompt in each
-    // choice.
+    // Number of bytes of text that the response repeats from the request, such as an echoed prompt
+    // in each choice.
     size_t text_bytes = 0;
   };
 
-  // Throws the errors of Front::Submit, after aborting the generations already submitted, and those
-  // of MemoryCharge::Require for the prompts. With `stream`, begins an event stream after all
-  // generations are accepted and before the first event. If the results exceed the memory budget
-  // for requests, the request ends with an error.
+  // Throws the errors of Front::Submit, after it has aborted the generations already submitted.
+  // Throws the errors of MemoryCharge::Require for the prompts. With `stream`, begins an event
+  // stream after all generations are accepted and before the first event. If the results exceed the
+  // memory budget for requests, the request ends with an error.
   static void Start(Service& service, const std::vector<GenerationSpec>& specs, bool stream,
                     const http::Responder& responder, Events events);
 

@@ -69,8 +69,8 @@ const Json* ValueForPrompt(const Fields& f, const char* key, size_t i, size_t pr
 
 void ParseRequestId(const Fields& f, const char* key, size_t i, size_t prompts,
                     GenerationSpec* spec) {
-  // Checked here, because Front rejects only names of open generations. A generation may end before
-  // the request's next one is submitted.
+  // Names are compared here, because Front rejects only names of open generations. One generation
+  // of a request may end before the next one is submitted.
   if (const Json* all = f.Find(key); i == 0 && all && all->is_array()) {
     std::set<Json> names;
     for (const Json& name : *all)

@@ -17,8 +17,8 @@ struct ServerArgs {
   int dp_size = 1;                   // --dp-size; above 1, requires --enable-dp-attention
   bool enable_dp_attention = false;  // --enable-dp-attention
   bool enable_ep_moe = false;        // --enable-ep-moe: sets --ep-size to --tp-size
-  bool enable_deepep_moe = false;    // --enable-deepep-moe: the same, with deepep
-  // Log lines about accepted flags without effect; already logged by Parse.
+  bool enable_deepep_moe = false;    // --enable-deepep-moe: the same, and selects deepep
+  // Lines about accepted flags without effect. Parse has already logged them.
   std::vector<std::string> without_effect;
   int nnodes = 1;                    // --nnodes: hosts, each with tp / nnodes ranks
   int node_rank = 0;                 // --node-rank: index of this host
@@ -43,7 +43,7 @@ struct ServerArgs {
   bool skip_server_warmup = false;
   bool log_requests = false;
   double drain_timeout_seconds =
-      600;  // --drain-timeout: how long SIGTERM waits for running requests
+      600;  // --drain-timeout: time for running requests to finish after SIGTERM
 };
 
 // Arguments of `generate` in addition to the engine's flags.
@@ -77,7 +77,8 @@ struct OneBatchArgs {
   std::string profile_dir;  // --profile DIR; empty: profile::DefaultDirectory()
 };
 
-// Arguments of `bench kernels`, `moe-layer`, `exchange` and `roofline`; each has some of them.
+// Arguments of `bench kernels`, `moe-layer`, `exchange` and `roofline`. Each command uses some of
+// them.
 struct BenchArgs {
   std::string which;             // kernels, moe-layer, exchange or roofline
   std::string device = "auto";   // --device: cuda where a GPU is found

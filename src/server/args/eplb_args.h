@@ -7,7 +7,7 @@
 
 namespace switchyard {
 
-// Arguments of `eplb plan` and `eplb simulate`. Each command has some of them.
+// Arguments of `eplb plan` and `eplb simulate`. Each command uses some of them.
 struct EplbArgs {
   std::string which;                     // plan or simulate
   std::string file;                      // COUNTS or TRACE: JSON or safetensors

@@ -26,8 +26,8 @@ struct HttpArgs {
 
 void AddHttpFlags(CommandLine& app, HttpArgs& args);
 
-// These throw Error kInvalid that names the flag. API keys come from --api-key, or else from
-// SWITCHYARD_API_KEY, and also from the lines of --api-key-file.
+// These functions throw Error kInvalid, which names the flag. API keys come from --api-key, or else
+// from SWITCHYARD_API_KEY, and also from the lines of --api-key-file.
 std::vector<std::string> ReadApiKeys(const HttpArgs& args);
 std::string ReadAdminKey(const HttpArgs& args);  // or SWITCHYARD_ADMIN_API_KEY
 std::vector<std::string> ReadCorsOrigins(const HttpArgs& args);

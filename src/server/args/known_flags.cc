@@ -25,7 +25,7 @@ size_t Distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// The name of an unknown flag without dashes; empty if the word is no unknown flag.
+// If `word` is a flag that `app` does not have, its name without dashes; otherwise empty.
 std::string Unknown(const CommandLine& app, const std::string& word) {
   if (!word.starts_with("--") || word.size() == 2) return {};
   const std::string flag = word.substr(0, word.find('='));
@@ -46,7 +46,7 @@ std::string Nearest(const CommandLine& app, const std::string& name) {
   return best;
 }
 
-// Long names that begin with `name`. An option with several such names adds only the first.
+// Long names that begin with `name`. If several names of one option match, only the first is added.
 std::vector<std::string> NamesThatBegin(const CommandLine& app, const std::string& name) {
   std::vector<std::string> found;
   for (const std::vector<std::string>& names : app.LongNames()) {

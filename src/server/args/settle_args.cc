@@ -24,7 +24,7 @@ void SetExpertParallelism(const CommandLine& app, ServerArgs& a) {
   backend = "deepep";
 }
 
-// Refuses backends of a draft model, which is not supported.
+// Refuses the backend flags of a draft model, because draft models are not supported.
 void RefuseDraftBackends(const MoeOptions& moe) {
   for (const auto& [flag, value] :
        {std::pair{"--speculative-moe-a2a-backend", moe.speculative_a2a_backend},
@@ -43,7 +43,8 @@ void SetAttentionGroups(ServerArgs& a) {
   a.engine.mesh.dp = a.dp_size;
 }
 
-// Replaces a Hugging Face id by its local snapshot directory; the id remains the served name.
+// Replaces a Hugging Face id by the directory of its local snapshot. The id remains the served
+// name.
 void ResolveModel(ServerArgs& a) {
   const std::filesystem::path named = a.engine.model_path;
   const std::filesystem::path cache = a.download_dir;

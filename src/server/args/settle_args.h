@@ -6,14 +6,14 @@
 
 namespace switchyard {
 
-// Called after parsing by `app`. Resolves older forms of expert parallelism, attention groups and
-// hub ids. Errors name the flags that conflict.
+// Call after `app` has parsed the command line. Resolves older forms of expert parallelism,
+// attention groups and hub ids. Errors name the flags that conflict.
 void SettleArgs(const CommandLine& app, ServerArgs* args);
 
-// Adds a log line to `taken` for each variable that is set and has no effect: SGLANG_DP_RANK,
-// because requests select their group (data_parallel_rank), and HCCL_BUFFSIZE and
-// DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ if the exchange that `moe` selects does not run in rounds.
-// Throws kInvalid for a variable with an unsupported value.
+// Adds a log line to `taken` for each environment variable that is set and has no effect.
+// SGLANG_DP_RANK never has an effect, because requests select their group (data_parallel_rank).
+// HCCL_BUFFSIZE and DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ have no effect if the exchange that `moe`
+// selects does not run in rounds. Throws kInvalid for a variable with an unsupported value.
 void NoteEnvironment(const MoeOptions& moe, TakenFlags* taken);
 
 }  // namespace switchyard

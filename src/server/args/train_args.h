@@ -11,7 +11,7 @@ namespace switchyard {
 // Every flag is also a key of --config. The defaults are those of absent flags.
 struct TrainArgs {
   // Model
-  std::string model;             // --model: config.json or the directory of one
+  std::string model;             // --model: a config.json or its directory
   std::string tokenizer_path;    // --tokenizer-path; empty: the model's directory
   std::string init_from;         // --init-from: directory of a checkpoint's weights
   double init_deviation = 0.02;  // --init-deviation
@@ -45,7 +45,7 @@ struct TrainArgs {
   std::string bias_step_schedule = "rate";  // --bias-step-schedule
   // Ranks
   int tp = 1, ep = 1, pp = 1;
-  int dp = 0;                      // --dp; 0: as many as --ep needs
+  int dp = 0;                      // --dp; 0: the number that --ep needs
   int threads = 1;                 // --threads, of a rank
   std::string exchange = "async";  // --exchange: sync, async
   std::string schedule = "plain";  // --schedule: plain, overlapped
@@ -58,7 +58,7 @@ struct TrainArgs {
   int keep = 2;                          // --keep checkpoints; 0: all
   std::string dtype = "bf16";            // --dtype of saved weights: bf16, float32
   std::string resume = "auto";           // --resume: auto, never, or a checkpoint's directory
-  int64_t full_disk_wait_seconds = 600;  // --full-disk-wait, until the last checkpoint fails
+  int64_t full_disk_wait_seconds = 600;  // --full-disk-wait, before the last checkpoint fails
   bool export_only = false;              // --export-only
 };
 

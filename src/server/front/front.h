@@ -88,7 +88,7 @@ class Front {
   void StopProfile(std::function<void(const ProfileReport&)> callback);
 
   void OnMessage(const EngineMessage& message);
-  // Ends every open generation with FinishReason::kError and `why`. Submit then fails.
+  // Ends every open generation with FinishReason::kError and `why`. Later calls of Submit fail.
   void OnRanksLost(const std::string& why);
 
   // Ends requests that exceed their timeout with ErrorKind::kUnavailable. Call periodically.

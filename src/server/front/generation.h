@@ -16,7 +16,7 @@ namespace switchyard {
 
 struct GenerationSpec {
   std::string name;        // the client's "rid", used to abort the request; may be empty
-  std::string batch_name;  // common name of all prompts of one HTTP request; aborts all of them
+  std::string batch_name;  // common name of all prompts of one HTTP request, to abort them all
   int32_t copy = 0;        // index among the n samples of one prompt, which share the name
   std::vector<int32_t> input_ids;
   SamplingParams sampling;
@@ -32,8 +32,8 @@ struct GenerationSpec {
   int32_t stream_interval = std::numeric_limits<int32_t>::max();
 };
 
-// Limits the alternatives at prompt positions, of one generation and of all generations of a
-// request: one event holds them, and one JSON value.
+// Maximum number of alternatives at prompt positions. It applies to each generation, because one
+// event holds them, and to the sum over an HTTP request, because one JSON value holds them.
 inline constexpr int64_t kMaxPromptAlternatives = int64_t{1} << 21;
 // Number of alternatives that `spec` requests at prompt positions.
 int64_t CountPromptAlternatives(const GenerationSpec& spec);
@@ -45,8 +45,8 @@ struct GenerationEvent {
   std::vector<int32_t> tokens;
   std::vector<PositionLogprobs> input_logprobs;   // with the first event
   std::vector<PositionLogprobs> output_logprobs;  // one for each of `tokens`, if requested
-  // With output_logprobs: for each of `tokens`, the offset in the generation's text of the
-  // character in which the token begins (TokenOffsets).
+  // With output_logprobs: an offset in the generation's text for each of `tokens`. It is the offset
+  // of the character in which the token begins (TokenOffsets).
   std::vector<int64_t> token_offsets;
   std::vector<int32_t> routed_experts;  // same layout as RequestOutput::routed_experts
   FinishReason finish = FinishReason::kNone;

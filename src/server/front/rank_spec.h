@@ -23,8 +23,8 @@ struct RankJob {
 RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& model_path = {});
 
 // Flags and file hashes that must be equal on all nodes. Node 0 sends its spec to the other nodes,
-// so only values outside the spec need this check. A difference means that the nodes were started
-// with different arguments or checkpoints.
+// so only values outside the spec need this check. If they differ, the nodes were started with
+// different arguments or checkpoints.
 Statement EngineStatement(const EngineConfig& config);
 
 }  // namespace switchyard

@@ -19,7 +19,8 @@ struct Service {
   const EnginePlan& plan;
   mutable UnknownFields unknown_fields;  // unknown fields seen in requests so far
   std::atomic<bool> ready{false};        // ranks have loaded, and the warm-up request has finished
-  // Returns a description of a rank without a recent heartbeat, or "". Set before `ready`.
+  // Returns a description of a rank without a recent heartbeat, or "". The function is set before
+  // `ready` becomes true.
   std::function<std::string()> find_silent_rank = [] { return std::string(); };
 };
 

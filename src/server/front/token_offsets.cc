@@ -8,7 +8,8 @@ namespace switchyard {
 int64_t TokenOffsets::Begin(std::string_view bytes) const {
   const int64_t before = certain_ + ahead_;
   if (cut_.empty() || bytes.empty()) return before;
-  // If the first byte does not continue the incomplete character, that becomes one U+FFFD.
+  // If the first byte does not continue the incomplete character, the incomplete character becomes
+  // one U+FFFD.
   const bool continues = ScanUtf8(cut_ + bytes[0], 0).length > cut_.size();
   return continues ? before : before + 1;
 }

@@ -8,8 +8,8 @@
 
 namespace switchyard {
 
-// The bytes of the token's text. For a token that is a part of a character (its text is U+FFFD),
-// the bytes of that part. Clients concatenate the bytes of tokens.
+// The bytes of the token's text. If a token is a part of a character, its text is U+FFFD and its
+// bytes are those of the part. So clients can concatenate the bytes of tokens.
 std::string TokenBytes(const Tokenizer& tokenizer, int32_t id);
 
 // The token's text if its bytes are valid UTF-8; otherwise the escaped bytes in OpenAI's form,

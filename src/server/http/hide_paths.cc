@@ -6,7 +6,7 @@
 namespace switchyard::http {
 namespace {
 
-// First components of routes that have several.
+// First components of the routes with several components.
 constexpr std::string_view kRoutes[] = {"v1", "eplb"};
 constexpr std::string_view kUsualNames[] = {
     "bin",  "boot", "data", "dev",     "etc", "home", "lib", "mnt", "models", "opt",

@@ -135,14 +135,14 @@ struct ServerOptions {
   size_t max_body_bytes = 64 << 20;
   size_t max_backlog_bytes = 8 << 20;  // written to a stream and not yet sent
   size_t memory_bytes = 0;             // for all clients together (memory_budget.h); 0: no limit
-  size_t max_connections = 4096;       // others get a 503, except for paths_without_key
+  size_t max_connections = 4096;       // further ones get a 503, except for paths_without_key
   size_t max_waiting_bodies = 4096;    // queued requests per worker lane
 
   std::chrono::milliseconds idle_timeout{120'000};  // between two requests on one connection
-  // For reading a request header. For a body, plus one second per 64 KiB received.
+  // Time to receive a request header. A body gets one more second for each 64 KiB received.
   std::chrono::milliseconds read_timeout{30'000};
   std::chrono::milliseconds write_timeout{60'000};  // time without any byte sent to the client
-  std::chrono::milliseconds drain_timeout{30'000};  // Stop(): for the end of responses in flight
+  std::chrono::milliseconds drain_timeout{30'000};  // how long Stop() waits for responses in flight
 
   // Accepted in "Authorization: Bearer <key>"; empty: no key required.
   std::vector<std::string> api_keys;

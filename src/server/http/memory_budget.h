@@ -25,8 +25,8 @@ class MemoryBudget {
   std::atomic<size_t> used_{0};
 };
 
-// One owner's share of a budget. The destructor returns it. Not thread-safe. Without a budget,
-// every size is granted.
+// The bytes that one owner has taken from a budget. The destructor returns them. Without a budget,
+// every size is granted. Not thread-safe.
 class MemoryCharge {
  public:
   explicit MemoryCharge(std::shared_ptr<MemoryBudget> budget = nullptr)

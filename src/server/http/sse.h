@@ -12,7 +12,7 @@ inline constexpr char kEventStream[] = "text/event-stream";
 inline constexpr char kSseDone[] = "data: [DONE]\n\n";
 
 // Returns one event with `data`. Each line of `data` becomes a "data:" line, and the client joins
-// the lines. Clients treat a carriage return as a line end, so it arrives as '\n'.
+// the lines. Clients treat a carriage return as a line end, so they receive a '\n' in its place.
 inline std::string SseEvent(std::string_view data) {
   std::string event;
   event.reserve(data.size() + 8);

@@ -29,8 +29,8 @@ class WorkerPool {
   explicit WorkerPool(const Options& options);
   ~WorkerPool() { Stop(); }
 
-  // Queues `job`. Returns false and drops the job if the lane is full or the pool has stopped.
-  // `must` ignores the limit of the queue. A job must not throw.
+  // Queues `job`. Returns false and drops the job if the lane is full or the pool has stopped. If
+  // `must` is true, the limit of the queue does not apply. A job must not throw.
   bool Post(Lane lane, std::function<void()> job, bool must = false);
 
   // Drops queued jobs and waits for running ones. Must not be called from a job.

@@ -20,8 +20,8 @@ struct GenerateBody {
 };
 GenerateBody ParseGenerateBody(const Service& service, const Json& body);
 
-// One response in SGLang's format: text, output_ids, meta_info. If the request has return_logprob,
-// `with_input` includes the prompt's log-probabilities; without it, their lists are empty.
+// One response in SGLang's format: text, output_ids, meta_info. With return_logprob, the response
+// has lists for the prompt's log-probabilities, which are empty unless `with_input` is true.
 Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
                     const GenerationSpec& spec, const Accumulated& so_far, bool with_input,
                     double seconds);

@@ -62,7 +62,7 @@ void ReadActivities(const Fields& f, bool gpus, profile::Options* options) {
   options->device &= gpus;  // without GPUs, the activity of all GPUs is an empty set
 }
 
-// Part of a file name.
+// Reads a field that becomes part of a file name.
 std::string NamePart(const Fields& f, const char* field) {
   constexpr size_t kMaxLength = 100;
   std::string part = f.String(field, "");

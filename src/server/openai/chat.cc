@@ -51,7 +51,7 @@ size_t RepeatedBytes(const ChatJob& job) {
   return job.echo.size() * job.delivery.n + (job.prompt_text ? job.prompt_text->size() : 0);
 }
 
-// `more`: further members, an object.
+// `more`: an object with further members.
 std::string Chunk(const ChatJob& job, Json choices, Json usage, const Json& more = Json::object()) {
   Json chunk = Envelope(job.delivery, "chat.completion.chunk", std::move(choices));
   chunk.update(more);
@@ -60,7 +60,7 @@ std::string Chunk(const ChatJob& job, Json choices, Json usage, const Json& more
   return http::SseEvent(Dump(chunk));
 }
 
-// An event of choice i before its first token.
+// An event of choice i that precedes its first token.
 std::string EarlyChunk(const ChatJob& job, size_t i, const GenerationEvent& e, Json delta,
                        const Json& more) {
   Json choice = {{"index", i},
@@ -72,7 +72,7 @@ std::string EarlyChunk(const ChatJob& job, size_t i, const GenerationEvent& e, J
                more);
 }
 
-// Opens the message of choice i.
+// Sends the events of choice i that precede its tokens: the role, and the echoed text.
 void WriteOpening(const ChatJob& job, size_t i, const GenerationEvent& e,
                   const http::Responder& responder) {
   responder.Write(EarlyChunk(job, i, e, {{"role", "assistant"}, {"content", ""}},
@@ -152,7 +152,7 @@ WantedLogprobs ParseLogprobs(const Fields& f) {
   return wanted;
 }
 
-// Reads the prompt, and what the response repeats of it.
+// Reads the prompt and the parts of it that the response repeats.
 void ParsePrompt(const Service& service, const Fields& f, ChatJob& job, GenerationSpec& spec) {
   if (f.Has("input_ids")) {
     CheckFieldsWithoutMessages(f);

@@ -16,7 +16,7 @@ std::string NewId(const char* prefix) {
   return fmt::format("{}-{:016x}{:016x}", prefix, random(), random());
 }
 
-// Like SGLang, uses the client's rid as id; like vLLM, "<prefix>-<request_id>".
+// The id is the client's rid, as in SGLang, or "<prefix>-<request_id>", as in vLLM, or a new one.
 std::string AnswerId(const Fields& f, const char* prefix) {
   const Json* rid = f.Find("rid");
   if (rid && rid->is_string()) return rid->get<std::string>();

@@ -72,8 +72,8 @@ Json Usage(const std::vector<Accumulated>& all, int32_t n);
 // request does not set return_cached_tokens_details, or no token was cached.
 Json SglExt(const Delivery& delivery, const std::vector<Accumulated>& all);
 
-// Usage of one choice after event `last`; null without continuous_usage. `opening`: the event that
-// opens the choice, with 0 completion tokens.
+// Usage of one choice after event `last`; null without continuous_usage. `opening`: the event comes
+// before the first token, so it counts 0 completion tokens.
 Json UsageSoFar(const Delivery& delivery, const GenerationEvent& last, bool opening = false);
 
 int64_t Now();  // seconds since 1970

@@ -106,7 +106,7 @@ Json ChunkChoice(const CompletionJob& job, const Tokenizer& tokenizer, size_t i,
   return choice;
 }
 
-// `more`: further members, an object.
+// `more`: an object with further members.
 std::string Chunk(const CompletionJob& job, Json choices, Json usage,
                   const Json& more = Json::object()) {
   Json chunk = Envelope(job.delivery, "text_completion", std::move(choices));

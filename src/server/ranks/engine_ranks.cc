@@ -98,7 +98,7 @@ void EngineRanks::Lost() {
 
 void EngineRanks::ThrowExit(std::unique_lock<std::mutex>& lock, const std::string& how) {
   changed_.wait_for(lock, kCauseTime, [this] { return !failure_.empty(); });
-  // `how` may contain the same message, followed by the weight files that have changed.
+  // `how` may contain the message of failure_, followed by the weight files that have changed.
   const bool repeated = failure_.empty() || how.find(failure_) != std::string::npos;
   throw Error(failure_is_invalid_ ? ErrorKind::kInvalid : ErrorKind::kPeer,
               repeated ? how : failure_);

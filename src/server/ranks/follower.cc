@@ -19,8 +19,8 @@ using namespace std::chrono_literals;
 // How long to wait, after a rank or node ends, for a report of the root cause.
 constexpr auto kCauseTime = 300ms;
 
-// How the engine ended. Keeps the first report, or the first report of a root cause if there is
-// one. Thread-safe.
+// How the engine ended. Keeps the first report of a root cause; if there is none, the first report.
+// Thread-safe.
 class Outcome {
  public:
   void End() {

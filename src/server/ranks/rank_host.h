@@ -24,13 +24,14 @@ RankLoopIo LeaderIo(const std::string& endpoint);
 class RankHost {
  public:
   // Reports the unexpected end of a rank, on a thread of the host. `cause`: whether `how` describes
-  // the first failure of the engine, rather than its consequence on another rank.
+  // the first failure of the engine, and not a consequence of it on another rank.
   using OnExit = std::function<void(const std::string& how, bool cause)>;
 
   virtual ~RankHost() = default;  // ends ranks that still run
   virtual bool WaitJoined() = 0;  // false if cancelled
-  // Of the ranks whose heartbeats this node receives, the one with the oldest heartbeat. Node 0
-  // receives those of all ranks, other nodes those of their own ranks and rank 0.
+  // The rank with the oldest heartbeat among those whose heartbeats this node receives. Node 0
+  // receives heartbeats of all ranks. The other nodes receive heartbeats of their own ranks and of
+  // rank 0.
   virtual RankSilence LongestSilence() const = 0;
   // After this call, a clean exit of a rank is not reported.
   virtual void ExpectEnd() = 0;
@@ -54,7 +55,7 @@ class ProcessHost : public RankHost {
   void KillAll() override { processes_.KillAll(); }
 
  private:
-  const bool alone_;       // no other nodes; else the first known reason may be a lost connection
+  const bool alone_;       // no other nodes, so the first known reason is the cause
   HeartbeatWatch others_;  // ranks of other nodes
   RankProcesses processes_;
 };
