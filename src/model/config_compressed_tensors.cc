@@ -91,8 +91,8 @@ LinearScheme WeightScheme(const ConfigReader& weights, const std::string& format
   Refuse(weights, n, format);
 }
 
-// Four-bit inputs are not used in computation: such rows stay float32. A static scale of int8
-// inputs is replaced by dynamic scales of each row, which are finer.
+// Four-bit inputs are not used in computation: such rows stay float32. For int8 inputs, a dynamic
+// scale for each row replaces the static scale of the checkpoint, because it is finer.
 ActivationFormat InputFormat(const QuantArgs& n) {
   if (n.bits != 8) return ActivationFormat::kNone;
   if (n.type == "int") return ActivationFormat::kInt8Token;

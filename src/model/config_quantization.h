@@ -80,10 +80,10 @@ struct QuantizationConfig {
 // `--quantization` and `--quantize-activations`.
 struct QuantizationFlags {
   std::string method;  // empty: as in the checkpoint
-  // auto: int8 if the checkpoint was made for int8 arithmetic, else float32, with the additions of
-  // ReadModelConfig (engine/config.h). always: the activation format that GPUs use for the weights,
-  // including bfloat16 rows for linears in bfloat16 (not for routers, embedding and head). never:
-  // float32.
+  // auto: int8 if the checkpoint was made for int8 arithmetic, else float32. ReadModelConfig
+  // (engine/config.h) describes the exceptions. always: the activation format that GPUs use for the
+  // weights, including bfloat16 rows for linears in bfloat16 (not for routers, embedding and head).
+  // never: float32.
   std::string activations = "auto";
 };
 

@@ -110,8 +110,8 @@ void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> pas
 
 void Decoder::Embed(Pass& p) const {
   p.branch_pending = false;
-  // Every rank of the group clears the records, because another rank may have routed the previous
-  // token of a slot.
+  // Every rank of the group clears the records of the slots. The previous token of a slot may have
+  // been routed by another rank than the new one.
   if (c_.config.has_moe())
     c_.device.ClearEntries(p.kv->router_faults(), p.rows.slots, p.rows.tokens);
   if (p.rows.tokens > 0) vocabulary_.Embed(p, p.residual.data());

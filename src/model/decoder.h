@@ -21,8 +21,9 @@
 
 namespace switchyard {
 
-// The shape of a step of a model's layers: in one micro-batch, or with `two_batches` in two. With
-// waterfill the shared expert is one of the dispatched experts, so the shape has no shared expert.
+// The shape of a step of a model's layers, with one micro-batch, or two if `two_batches` is set.
+// With waterfill the shared expert is one of the dispatched experts, so the shape has no shared
+// expert.
 schedule::ServeShape ServeShapeOf(const ModelConfig& config, bool waterfill, bool two_batches);
 
 // Borrows weights and MoE layers, which outlive it. All state of a batch is in its pass, so the

@@ -10,11 +10,13 @@
 namespace switchyard {
 
 // One forward pass of one attention group: the new rows of every sequence of its batch,
-// concatenated, decoding sequences first. Equal on every rank of the group. A group may have none.
+// concatenated, decoding sequences first. Equal on every rank of the group. A group may have no
+// rows.
 struct ForwardBatch {
   std::vector<int32_t> tokens;  // [T]
   // [T] or empty: the logit row of the previous batch whose drawn token is this row's token; −1:
-  // the row's entry of `tokens` is. For batches that are planned before that batch has ended.
+  // the token is the row's entry of `tokens`. Used if a batch is planned before the previous batch
+  // has ended.
   std::vector<int32_t> token_rows;
   std::vector<int32_t> positions;  // [T]
   std::vector<int32_t> slots;      // [T] cache slot of each row's key and value

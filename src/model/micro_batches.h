@@ -15,12 +15,12 @@ namespace switchyard {
 //
 // The first micro-batch gets half of the rows. With one attention group, a batch with prompts is
 // split between two sequences, near the half, if each part then has at least `threshold` of the
-// rows (--tbo-token-distribution-threshold). Otherwise the split may be within a sequence. That is
-// exact, because in each layer the first part stores its keys before the second one attends to
-// them.
+// rows (--tbo-token-distribution-threshold). Otherwise the split may be within a sequence. The
+// result is still exact: in each layer, the first part stores its keys before the second part
+// attends to them.
 std::vector<int64_t> SplitRows(const ForwardBatch& batch, double threshold);
 
-// Maximum rows of a micro-batch of a batch of up to `max_rows` rows per group.
+// Maximum rows of a micro-batch per group, if the batch has up to `max_rows` rows per group.
 int64_t MaxMicroBatchRows(int64_t max_rows, double threshold);
 
 // Rows [begin, end) of `batch`, for a micro-batch with `group_rows` [dp] rows in each group, of

@@ -339,8 +339,9 @@ struct Model::Impl {
     return std::min(options.gpu->graph_max_tokens, options.max_pass_tokens);
   }
 
-  // Sized by the largest group's rows, so that all groups record in the same pass, as NCCL
-  // requires. Reserves the maximum of recorded passes at once, so that no recording is lost.
+  // Sized by the rows of the largest group. So all groups record in the same pass, as NCCL
+  // requires. Reserves for the largest recorded pass at once, because a later reallocation would
+  // discard the recorded passes.
   void ReserveLogits(std::vector<int64_t> group_rows) {
     const int64_t recorded = options.moe.passes * RecordedTokens();
     for (int64_t& count : group_rows) count = std::max(count, recorded);

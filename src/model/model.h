@@ -38,7 +38,7 @@ class Model {
   std::span<const int32_t> drawn() const;
   // As Forward with `draws` for all logit rows and without routed experts. Returns once the pass is
   // enqueued; Collect waits for the oldest one and returns its tokens, valid until two more are
-  // launched. At most two passes are launched and not collected.
+  // launched. At most two passes may be launched but not yet collected.
   void Launch(const ForwardBatch& batch, KvStorage& kv);
   std::span<const int32_t> Collect();
   // [T, layers, top_k] logical experts that each row of the last batch was routed to, −1 for none

@@ -31,8 +31,8 @@ struct GpuOptions {
   int ranks_per_host = 0;                      // 0: all ranks are on one host
 };
 
-// What ModelOptions::observer asks of the layers. For the memory plan of a GPU, which is made
-// before the observer.
+// The records that ModelOptions::observer needs from the layers. The memory plan of a GPU uses
+// this, because it is made before the observer exists.
 enum class Observed : uint8_t { kNothing, kCounts, kTokens };
 
 struct ModelOptions {

@@ -29,7 +29,8 @@ bool IsDecode(const ForwardBatch& batch) {
 bool IsPlainDecode(const ForwardBatch& batch, int64_t most) {
   const int64_t largest = LargestGroup(batch);
   if (largest == 0 || PaddedTokens(largest) > most) return false;
-  // A group that returns its experts' ids runs unpadded, and all groups must agree on their sizes.
+  // A group that returns its experts' ids runs unpadded. Then no group may pad, because all groups
+  // must use the same sizes.
   if (batch.routed_experts || batch.groups_want_routed_experts) return false;
   if (!IsDecode(batch)) return false;
   return batch.group_tokens.empty() ? std::ssize(batch.logit_rows) == batch.num_tokens()

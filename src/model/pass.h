@@ -36,9 +36,9 @@ struct HeadBuffers {
 };
 
 // A batch in flight on one rank: its rows, activations and results. Layers have no state of a
-// batch, so several passes can be in flight, each at another layer. A pass is reused for one batch
-// after the other. Addresses change only in ReserveLogits, which discards recorded passes (CUDA
-// graphs). Used by the rank's thread only.
+// batch, so several passes can be in flight, each at another layer. A pass is reused for many
+// batches, one at a time. Addresses change only in ReserveLogits, which discards recorded passes
+// (CUDA graphs). Used by the rank's thread only.
 class Pass {
  public:
   // `index`: of this pass on the rank. `scratch_floats`: the largest need of a layer.
@@ -64,8 +64,8 @@ class Pass {
   // [T, top_k] in device memory: the experts of the layer that runs.
   int32_t* routed_rows() const { return static_cast<int32_t*>(routed_rows_.get()); }
 
-  // The key under which Device::Run records a pass of this size. 0 for the first one, which is not
-  // recorded: it loads kernels and allocates scratch.
+  // The key under which Device::Run records a pass of this size. It is 0 for the first pass of a
+  // size, which loads kernels and allocates scratch and is not recorded.
   uint64_t RecordingKey(int64_t tokens);
 
   // The batch.

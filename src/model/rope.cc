@@ -87,9 +87,9 @@ std::vector<float> LongRopeFrequencies(const std::vector<float>& factors,
   return frequencies;
 }
 
-// Frequencies for the token at `position`: those of a sequence that ends there. So a sequence that
-// grows past the original length is rotated as in transformers' generate, and no row depends on
-// other rows.
+// Frequencies for the token at `position`, computed for a sequence that ends at this token. If a
+// sequence grows past the original length, its tokens are then rotated as in transformers'
+// generate. No row depends on other rows.
 std::vector<float> FrequenciesAt(const RopeConfig& rope, int64_t position) {
   if (position < rope.original_max_position) return InverseFrequencies(rope);
   if (rope.type == RopeConfig::Type::kDynamic) return DynamicFrequencies(rope, position + 1);

@@ -18,7 +18,7 @@ namespace switchyard {
 // turns a pair by a hundredth of a radian.
 std::vector<float> InverseFrequencies(const RopeConfig& rope);
 
-// Yarn's temperature: 0.1 · mscale · ln(factor) + 1, or 1 if the factor is at most 1.
+// YaRN's temperature: 0.1 · mscale · ln(factor) + 1, or 1 if the factor is at most 1.
 double YarnMscale(const RopeConfig& rope, double mscale);
 
 // The factor of cosines and sines: attention_factor if given; for longrope

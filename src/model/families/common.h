@@ -53,7 +53,8 @@ void MarkSparseLayers(const ConfigReader& reader, ModelConfig* config);
 // Reads layer_types if present: "sliding_attention" layers get `window`. Returns whether present.
 bool ReadLayerTypes(const ConfigReader& reader, int64_t window, ModelConfig* config);
 
-// Rejects a setting that is not implemented: Error if `key` is present and not `wanted`.
+// Rejects a setting that is not implemented: Error if `key` is present and its value is not
+// `wanted`.
 void RequireString(const ConfigReader& reader, std::string_view key, std::string_view wanted);
 void RequireFalse(const ConfigReader& reader, std::string_view key);
 

@@ -17,7 +17,7 @@ void ReadRouter(const ConfigReader& reader, RouterConfig* router) {
     throw Invalid("{} is \"{}\"; want greedy or group_limited_greedy", reader.Where("topk_method"),
                   method);
   }
-  // DeepSeek's published code scales the weights only if it does not normalise them.
+  // DeepSeek's published code either normalises the router weights or scales them.
   router->renormalize = reader.BoolOr("norm_topk_prob", false) && router->top_k > 1;
   if (!router->renormalize) {
     router->routed_scaling_factor =

@@ -55,7 +55,7 @@ std::span<const Family> Families();
 // nullptr if unknown.
 const Family* FindFamily(std::string_view architecture);
 
-// A list for each family file, since some files define two architectures.
+// One list of families for each file of this folder, since some files define two architectures.
 std::span<const Family> MixtralFamily();
 std::span<const Family> Qwen2MoeFamily();
 std::span<const Family> Qwen3MoeFamily();

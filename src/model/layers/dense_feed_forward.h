@@ -6,8 +6,9 @@
 
 namespace switchyard {
 
-// Either replicated on each rank (--moe-dense-tp-size 1), which processes its own tokens, or
-// sharded over the world, where every rank processes the tokens of all groups:
+// The weights are either replicated on each rank (--moe-dense-tp-size 1) or sharded over the world.
+// If they are replicated, a rank processes its own tokens. If they are sharded, every rank
+// processes the tokens of all groups:
 //
 //              tokens of each rank            afterwards
 //   replicated its own (TokenPartition)   all-gather in the attention group

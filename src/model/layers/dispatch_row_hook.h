@@ -9,8 +9,8 @@
 
 namespace switchyard {
 
-// Stores each row that a norm produces in its dispatch format, so that the MoE layer need not read
-// the row again.
+// Converts each row that a norm produces to the dispatch format and stores it, so that the MoE
+// layer need not read the row again.
 struct DispatchRowHook final : kernels::RowHook {
   DispatchRowHook(MoeInputBuffer buffer, int64_t width) : to(buffer), hidden(width) {}
 

@@ -9,8 +9,9 @@
 
 namespace switchyard {
 
-// The embedding is sharded over the attention group. So is the head if dense layers are replicated;
-// otherwise it is sharded over the world, which then processes the rows of all groups.
+// The embedding is sharded over the attention group. The head is sharded over the attention group
+// too if dense layers are replicated. Otherwise it is sharded over the world, and every rank
+// processes the rows of all groups.
 class EmbeddingAndHead {
  public:
   EmbeddingAndHead(const LayerContext& context, const ModelWeights& weights)

@@ -17,12 +17,12 @@ class GroupedAttention {
   // Floats of the pass's scratch that a layer uses.
   int64_t ScratchFloats(int64_t max_tokens) const;
 
-  // Whether the device supports bfloat16 input of Project for these weights. It needs fewer ops
-  // than float32 input.
+  // Whether the device supports bfloat16 input of Project for these weights. bfloat16 input needs
+  // fewer ops than float32 input.
   bool TakesBf16Input(int64_t tokens, const GroupedAttentionWeights& w) const;
   // x [T, H] (normalised) → queries in the pass's scratch, keys and values in the cache.
-  // `bf16_rows` [T, H]: x rounded to bfloat16, for weights for which TakesBf16Input is true; x is
-  // not read then.
+  // `bf16_rows` [T, H]: x rounded to bfloat16, if TakesBf16Input is true for the weights; x is not
+  // read then.
   void Project(Pass& pass, const GroupedAttentionWeights& w, int64_t layer, const float* x,
                const void* bf16_rows) const;
   // After Project of the same layer: out [T, H], this rank's partial sum over its heads; the caller

@@ -5,8 +5,8 @@
 namespace switchyard {
 namespace {
 
-// For the norms inside MLA: DeepSeek's code uses 1e-6 regardless of rms_norm_eps
-// (Moonlight's is 1e-5).
+// Epsilon of the norms inside MLA. DeepSeek's code always uses 1e-6 and ignores rms_norm_eps, which
+// is 1e-5 for Moonlight.
 constexpr float kLatentNormEps = 1e-6f;
 
 }  // namespace

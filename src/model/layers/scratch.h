@@ -9,8 +9,8 @@
 
 namespace switchyard {
 
-// A layer takes its arrays during its call, always in the same order. So their addresses
-// depend on the sizes only, as recorded passes require. The next layer overwrites them.
+// A layer takes its arrays during its call, always in the same order. So the addresses depend on
+// the sizes only, as recorded passes require. The next layer overwrites the arrays.
 class LayerScratch {
  public:
   LayerScratch(kernels::Device& device, int64_t floats) : memory_(device, floats) {}

@@ -10,8 +10,9 @@
 namespace switchyard {
 
 // `partition` partitions the rows over ranks. `group_rows` is [rows of this rank's group, width],
-// `all_rows` is [rows of all groups, width] in order of groups. Collective over the world,
-// GatherGroup over the attention group; every member calls them, even without rows.
+// `all_rows` is [rows of all groups, width] in order of groups. The functions are collective over
+// the world, and GatherGroup over the attention group. Every member calls them, even if it has no
+// rows.
 
 // Gathers all_rows from the ranks' own rows.
 void GatherWorld(const Mesh& mesh, const RankGroups& groups, const TokenPartition& partition,

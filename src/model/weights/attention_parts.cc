@@ -65,7 +65,8 @@ LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& pre
 
   // kv_b_proj has, for each head, nope rows for keys, then v rows for values.
   const int64_t per_head = a.qk_nope_head_dim + a.v_head_dim;
-  // The absorbed matrices multiply other inputs than those they were quantized for.
+  // The absorbed matrices multiply other inputs than the stored matrix, so its input quantization
+  // does not apply.
   const auto up = [&](Range rows) {
     WeightView w =
         parts

@@ -163,9 +163,9 @@ std::optional<WeightMap> FindWeightMap(const fs::path& dir) {
   return weight_map;
 }
 
-// Adds the file's tensors, except those that the index assigns to another file: reused shards and
-// overlays contain obsolete tensors. `weight_map`: null without an index; `shard`: number of the
-// file in it.
+// Adds the file's tensors, except those that the index assigns to another file. Such tensors are
+// obsolete; reused shards and overlays contain them. `weight_map`: null without an index; `shard`:
+// number of the file in it.
 void AddFile(const fs::path& path, const WeightMap* weight_map, uint32_t shard,
              std::map<std::string, StoredTensor, std::less<>>* tensors) {
   const RegularFile file(path);

@@ -230,7 +230,7 @@ WeightView Expand(CheckpointReader& in, const MatrixRequest& r,
                   .k = r.cols.size()};
   const Slabs::Piece piece =
       in.read_data() ? in.slabs().Allocate(row_bytes * view.n) : Slabs::Piece{};
-  // A view that is only checked has no memory, but its data pointer must not be null.
+  // If data is only checked, the view has no memory, but its data pointer must not be null.
   static constexpr uint8_t kNothing = 0;
   view.data = piece.data ? piece.data : &kNothing;
   view.owner = piece.owner;

@@ -65,7 +65,7 @@ class CheckpointReader {
   // Also checks the dtype.
   const StoredTensor* Find(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
                            std::string_view keys);
-  // The second name if only that is stored, else the first.
+  // The second name if only the second is stored, else the first name.
   std::string EitherName(const std::string& first, const std::string& second) const {
     return !Has(first) && Has(second) ? second : first;
   }
@@ -73,7 +73,8 @@ class CheckpointReader {
   void RecordMissing(const std::string& name);
   // The value of a tensor with one element, of any shape; nullopt if absent.
   std::optional<float> OptionalScalar(const std::string& name);
-  // As above, but records an absent tensor. Returns 1 if the tensor is absent or data is not read.
+  // As above, but records an absent tensor. Returns 1.0 if the tensor is absent or data is not
+  // read.
   float Scalar(const std::string& name);
 
   // Records bytes read in place: [first_byte, end_byte) of each stored row

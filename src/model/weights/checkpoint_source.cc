@@ -60,7 +60,7 @@ class CheckpointSource : public WeightSource {
   void Finish(const Progress& progress) override { in_.Finish(progress); }
 
  private:
-  // Modules that are missing from a checkpoint's ignore list may still be stored plain.
+  // A module that is missing from a checkpoint's ignore list may still be stored unquantized.
   Packing StoredPacking(const MatrixRequest& r) {
     if (r.scheme.packing == Packing::kWhileLoading) return r.scheme.packing;
     if (!in_.Has(r.name)) return r.scheme.packing;

@@ -153,7 +153,8 @@ class DummySource : public WeightSource {
                     .k = r.cols.size()};
     Range cols = r.cols;
     if (view.format == WeightFormat::kInt4Group) {
-      // If a row has a single group it covers all columns, so that all parts agree.
+      // If a row has a single group, the group covers all columns, so that all parts have the same
+      // scale.
       view.group_size = GroupSizeOf(r.scheme, {0, r.k});
     }
     const CodeLayout layout = LayoutOf(view.format, view.group_size);

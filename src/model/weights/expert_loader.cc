@@ -62,8 +62,8 @@ ExpertLoader::ExpertLoader(const std::filesystem::path& dir, const ModelConfig& 
     : impl_(std::make_unique<Impl>(dir, config, mesh, options)) {}
 ExpertLoader::~ExpertLoader() = default;
 
-// Uses a source per expert, so that each expert owns its memory and no slab is kept alive by other
-// experts.
+// Uses a separate source for each expert. So each expert owns its memory, and no slab contains
+// several experts.
 OwnedExpert ExpertLoader::Load(int64_t layer, int32_t expert) const {
   const std::unique_ptr<WeightSource> source = impl_->Source(BytesPerExpert(layer));
   Impl::Built built = impl_->Build(*source, layer, expert);

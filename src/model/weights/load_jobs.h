@@ -1,4 +1,4 @@
-// Deferred work that fills the memory of views that are already in use.
+// Deferred work that fills the memory of views that already exist.
 #pragma once
 
 #include <cstddef>

@@ -32,7 +32,7 @@ bool HasMxfp4Blocks(const Parts& parts, const std::string& prefix) {
 }
 
 // One expert of gate_up_proj [E, 2 I, H] and down_proj [E, H, I]. Gate rows precede up rows, or
-// they are interleaved, and then stored as MXFP4 blocks or transposed.
+// gate and up rows are interleaved. Interleaved matrices are stored as MXFP4 blocks or transposed.
 kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& prefix, int e, Range part) {
   const bool alternate = parts.names().interleaved_experts;
   const bool mxfp4 = HasMxfp4Blocks(parts, prefix);

@@ -107,8 +107,8 @@ struct Target {
 // Packs rows `part` of the target's rows.
 void PackRows(const PlainRows& from, const Target& to, Range part) {
   const int64_t width = to.read_cols.size();
-  // Appends a row with the matrix's largest magnitude, which fixes the common scale; it is dropped
-  // afterwards.
+  // Appends a row with the matrix's largest magnitude, which determines the common scale. The row
+  // is dropped afterwards.
   const int64_t extra = to.layout.whole_matrix ? 1 : 0;
   std::vector<float> values(static_cast<size_t>((part.size() + extra) * width));
   if (extra != 0) values.back() = to.largest;
@@ -129,7 +129,8 @@ void PackRows(const PlainRows& from, const Target& to, Range part) {
     std::memcpy(to_codes + i * to.CodeBytes(kept), codes + i * to.CodeBytes(width),
                 to.CodeBytes(kept));
   }
-  // A row's single scale covers all its columns; otherwise the columns read are those kept.
+  // A row's single scale covers all its columns. With several scales per row, only the kept columns
+  // were read. So no scale has to be dropped.
   const int64_t unit = to.layout.row_unit;
   std::memcpy(to.scales + (part.begin - to.rows.begin) / unit * to.ScaleBytes(kept), packed.scales,
               static_cast<size_t>(CeilDiv(part.size(), unit)) * to.ScaleBytes(kept));

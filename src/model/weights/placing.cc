@@ -54,7 +54,8 @@ void Join(kernels::Device& device, GroupedAttentionWeights& w) {
 
 void UploadWeights(kernels::Device& device, ModelWeights& weights) {
   if (device.is_cpu()) return;
-  // A tied head is rows of the embedding. Each is placed separately, as their shards may differ.
+  // A tied head consists of rows of the embedding. Head and embedding are placed separately,
+  // because their shards may differ.
   Place(device, weights.embedding);
   Place(device, weights.head);
   Place(device, weights.final_norm);
@@ -74,8 +75,8 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
       Place(device, *w);
     if (joins) Join(device, grouped);
     for (auto* heads : {&layer.latent.k_up, &layer.latent.v_up})
-      // Shards of one head may start inside a block of scales, and those of another not; ops need
-      // one format for all heads.
+      // The shard of one head may start inside a block of scales, and the shard of another at a
+      // block's start. Ops need one format for all heads.
       for (WeightView& w : *heads) w = device.Place(w, /*plain=*/true);
     for (WeightView* w : {&layer.dense.gate, &layer.dense.up, &layer.dense.down}) Place(device, *w);
   }

@@ -37,7 +37,8 @@ std::vector<MappedRange> MergePages(std::vector<MappedRange> ranges) {
   return merged;
 }
 
-// Blocks until the pages are resident; an older kernel only gets a readahead hint.
+// Blocks until the pages are resident. On an older kernel, it only gives a readahead hint and does
+// not block.
 void Populate(const uint8_t* begin, size_t size) {
   void* p = const_cast<uint8_t*>(begin);
   if (madvise(p, size, MADV_POPULATE_READ) == 0) return;

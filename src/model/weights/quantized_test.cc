@@ -119,7 +119,7 @@ TEST(QuantizedCheckpoints, BytesOfARankAreThoseOfThePlan) {
   }
 }
 
-// Inputs stay float32 unless the format requires otherwise or the user requests it.
+// Inputs stay float32, unless the format or the user requires rounding.
 TEST(QuantizedCheckpoints, ActivationsAreThoseOfTheFlag) {
   const auto activation = [](const char* name, const char* flag) {
     const auto dir = QuantizedDir(name);

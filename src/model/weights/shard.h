@@ -30,7 +30,7 @@ Range VocabRows(int64_t vocab_size, int ranks, int rank);
 Range EmbeddingRows(int64_t vocab_size, const Mesh& mesh);
 Range HeadRows(int64_t vocab_size, const Mesh& mesh);
 // Part `index` of `parts` contiguous runs of [0, total) whose lengths differ by at most one `unit`.
-// They begin at multiples of `unit`; with fewer units than parts, anywhere.
+// They begin at multiples of `unit`, unless there are fewer units than parts.
 Range EvenShard(int64_t total, int parts, int index, int64_t unit = 1);
 
 }  // namespace switchyard

@@ -1,5 +1,5 @@
-// Arena allocator for thousands of matrices in few allocations: one allocation each would exceed
-// the kernel's limit on mappings.
+// Arena allocator for thousands of matrices in few allocations. With one allocation per matrix, the
+// kernel's limit on mappings would be exceeded.
 #pragma once
 
 #include <cstddef>

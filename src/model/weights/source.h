@@ -80,9 +80,10 @@ std::unique_ptr<WeightSource> MakeCheckpointSource(const Checkpoint& checkpoint,
                                                    const ModelConfig& config,
                                                    const CheckpointSourceOptions& options);
 
-// Generates numbers that depend only on tensor name, stored row and column, and seed, whatever part
-// a rank requests. They have the format that config.json implies and a standard deviation near
-// 1 / sqrt(k). Filled by `threads` threads in Finish. `slab_bytes` as above.
+// Generates numbers that depend only on the tensor name, the stored row and column, and the seed.
+// They do not depend on the part that a rank requests. The numbers have the format that config.json
+// implies and a standard deviation near 1 / sqrt(k). Filled by `threads` threads in Finish.
+// `slab_bytes` as above.
 std::unique_ptr<WeightSource> MakeDummySource(const ModelConfig& config, uint64_t seed, int threads,
                                               size_t slab_bytes = 0);
 

@@ -22,9 +22,8 @@ struct ChatFiles {
 
 // Templates: `override_file`, else chat_template.jinja and additional_chat_templates/NAME.jinja,
 // else chat_template.json, else tokenizer_config.json's chat_template. Special tokens:
-// tokenizer_config.json, and where that has no added_tokens_decoder (as in transformers)
-// special_tokens_map.json. Throws Error that names the file at fault; a missing file is not an
-// error.
+// tokenizer_config.json. If it has no added_tokens_decoder, also special_tokens_map.json, as in
+// transformers. Throws Error that names the file at fault; a missing file is not an error.
 ChatFiles ReadChatFiles(const std::filesystem::path& model_dir,
                         const std::optional<std::filesystem::path>& override_file);
 

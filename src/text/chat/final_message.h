@@ -10,8 +10,8 @@
 namespace switchyard {
 
 // A marker that is appended to the last message's text. Its position in the rendered prompt shows
-// where that text ends. The method is that of transformers (render_jinja_template), but this marker
-// occurs nowhere else in the rendered inputs.
+// where that text ends. The method is that of transformers (render_jinja_template). Unlike there,
+// the marker is chosen so that it occurs nowhere else in the rendered inputs.
 class FinalMessageMark {
  public:
   // Appends the marker to the content of the last message: to the string, or to the last text part
@@ -21,8 +21,8 @@ class FinalMessageMark {
                    nlohmann::ordered_json* messages);
 
   // Cuts `rendered` after the message's text, and removes all markers. Trailing white space of the
-  // text stays if the template keeps it. Throws Error kInvalid if the rendered text does not
-  // contain the marker.
+  // text is kept, unless the template strips it. Throws Error kInvalid if the rendered text does
+  // not contain the marker.
   void Cut(jinja::Rendered* rendered) const;
 
  private:

@@ -31,7 +31,7 @@ std::string TextOfContent(const nlohmann::ordered_json& message);
 // reasoning_content and thinking that `template_source` mentions, as transformers 5 does.
 void AliasReasoning(std::string_view template_source, nlohmann::ordered_json* messages);
 
-// Marks roles as trusted, so that markers that a template builds from them may be special tokens.
+// Marks roles as trusted. Markers that a template builds from trusted roles may be special tokens.
 // Well-known roles are trusted, and so are roles that are string literals in `template_source`.
 // Other texts in the role field stay untrusted.
 void TrustRoles(std::string_view template_source, nlohmann::ordered_json* messages);

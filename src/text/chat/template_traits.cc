@@ -115,8 +115,8 @@ class Prober {
     }
   }
 
-  // Varies the conversation until one shows arguments in either shape: some templates print calls
-  // only if content is null, or if there are tools.
+  // Varies the conversation until its rendering contains the arguments in either shape. Some
+  // templates print calls only if content is null, or only if there are tools.
   void ProbeArguments(TemplateTraits* traits) const {
     for (const Json& tools : {Json(), ProbeTools()}) {
       for (const Json& content : {Json(""), Json(), Json(-1)}) {

@@ -19,14 +19,15 @@ inline constexpr size_t kRoleClasses = 4;
 RoleClass ClassOfRole(std::string_view role);
 
 // Message shapes that the template does not read; messages in all other shapes are passed
-// unchanged. Probes set each member. A shape counts as read unless a probe shows that it is not.
+// unchanged. Probes set each member. The template counts as reading a shape unless a probe shows
+// that it does not.
 struct TemplateTraits {
   // tool_calls[].function.arguments: the template expects an object. Arguments given as a text
   // (JSON, as in OpenAI's API) are parsed before rendering.
   bool wants_object_arguments = false;
-  // The template expects a text instead. Objects are serialized to JSON before rendering.
+  // The template expects arguments as a text. Objects are serialized to JSON before rendering.
   bool wants_text_arguments = false;
-  // Rendering fails on text arguments, rather than printing them differently.
+  // Rendering fails on text arguments. (Other templates only print them differently.)
   bool fails_on_text_arguments = false;
 
   struct Content {

@@ -92,7 +92,7 @@ void Context::Work(size_t amount) {
   CheckTime();
 }
 
-// The limit of steps bounds the time only roughly, because steps take different times.
+// A limit of steps alone would bound the time only roughly, because steps take different times.
 void Context::CheckTime() {
   const double now = options_.cpu_clock ? options_.cpu_clock() : ThreadSeconds();
   if (now - started_ > options_.max_cpu_seconds) {

@@ -90,8 +90,8 @@ Interpreter::Flow Interpreter::ExecuteLoop(const For& node, const Value& iterabl
     Loop& loop;
     ~Finish() { loop.Finish(); }
   } finish{*loop};
-  // As in Jinja2, `else` runs if no iteration reached the end of the body, also if all ended by
-  // `break` or `continue`.
+  // As in Jinja2, `else` runs if no iteration reached the end of the body. So it also runs if every
+  // iteration ended by `break` or `continue`.
   bool otherwise = true;
   for (; loop->HasCurrent(); loop->Advance()) {
     context_.Step();

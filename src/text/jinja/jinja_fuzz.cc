@@ -1,5 +1,5 @@
 // Renders arbitrary bytes as a template with a fixed conversation and small budgets. The only
-// allowed failure is TemplateError. The runs must cover the rendered text.
+// allowed failure is TemplateError. The runs of the result must cover the rendered text.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

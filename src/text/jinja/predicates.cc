@@ -13,7 +13,7 @@ using Predicate = bool (*)(Context& context, const Value& value, const Arguments
 
 bool IsSequence(const Value& value) {
   bool view = value.IsList() && value.list().kind != List::Kind::kGenerator;
-  // Python tests for __getitem__ and len(): dicts pass; views, which lack __getitem__, do not.
+  // Jinja tests for __getitem__ and len(). Dicts have both; views lack __getitem__.
   return value.IsString() || value.IsDict() || value.IsUndefined() ||
          (view && value.list().kind != List::Kind::kView);
 }

@@ -77,7 +77,7 @@ TEST(JinjaTrust, BlocksAndMacrosKeepRuns) {
   EXPECT_EQ(Marked("{% filter trim %} <{{ u }}> {% endfilter %}"), "<[user]>");
 }
 
-// Limits without CPU time, so that results do not depend on the speed of the machine.
+// Limits with unlimited CPU time, so that results do not depend on the speed of the machine.
 RenderOptions Untimed(int64_t max_steps, size_t max_bytes) {
   return {.max_steps = max_steps, .max_bytes = max_bytes, .max_cpu_seconds = 1e9};
 }

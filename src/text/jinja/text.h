@@ -10,9 +10,9 @@
 
 namespace switchyard::jinja {
 
-// Valid UTF-8 in runs of equal trust. Operations that copy characters keep their runs. Operations
-// that compute new characters (case, tojson) give the result the trust of the whole input: trusted
-// only if the whole input is. Value type.
+// Valid UTF-8 in runs of equal trust. Operations that copy characters keep their runs. If an
+// operation computes new characters (case, tojson), its result is trusted only if the whole input
+// is trusted. Value type.
 class Text {
  public:
   Text() = default;

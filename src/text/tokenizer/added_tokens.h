@@ -45,8 +45,8 @@ class StringMatcher {
   static constexpr size_t kMaxNodes = size_t{8} << 20;
 
   // Ignores the empty string and strings added before. Throws Error kInvalid that begins with
-  // `where` for a string of more than kMaxBytes bytes. The same holds if all strings together have
-  // more than kMaxNodes bytes, where common prefixes count once.
+  // `where` for a string of more than kMaxBytes bytes. Also throws if all strings together have
+  // more than kMaxNodes bytes, counting common prefixes once.
   void Add(std::string_view text, int32_t value, const std::string& where);
 
   // Returns the value of the longest match at `begin` for which accept(value, end) is true, and

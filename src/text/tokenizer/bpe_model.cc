@@ -138,8 +138,9 @@ bool BpeModel::AppendBytes(std::string_view character, Scratch* scratch) const {
 void BpeModel::SplitCharacters(std::string_view word, Scratch* scratch) const {
   auto& symbols = scratch->symbols_;
   symbols.clear();
-  // An unknown token is emitted only before the next known character, so byte tokens of the
-  // characters in between precede it. This odd order is that of Hugging Face's merge_word.
+  // An unknown token is emitted only before the next known character. So the byte tokens of the
+  // characters in between precede the unknown token. This odd order is that of Hugging Face's
+  // merge_word.
   bool unknown_waits = false;
   for (size_t i = 0; i < word.size();) {
     const size_t begin = i;

@@ -25,7 +25,7 @@ class BpeModel {
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
   // Appends the ids of one word: O(n log n) for n characters. A character without a token becomes
-  // byte tokens, the unknown token or nothing, depending on the file.
+  // byte tokens, becomes the unknown token or is dropped, depending on the file.
   void Encode(std::string_view word, Scratch* scratch, std::vector<int32_t>* ids) const;
 
  private:

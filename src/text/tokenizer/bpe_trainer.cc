@@ -21,9 +21,9 @@ uint64_t Key(Pair pair) {
   return uint64_t{static_cast<uint32_t>(pair.first)} << 32 | static_cast<uint32_t>(pair.second);
 }
 
-// A pair and its count when it was queued. After that a count only decreases, except for pairs with
-// the newest token, which get a new entry. An entry with an outdated count is queued again with the
-// current one, so the first up-to-date entry is the most frequent pair.
+// A pair and its count when it was queued. After that, the count of a pair only decreases. The
+// exception is pairs with the newest token, which get a new entry. An entry with an outdated count
+// is queued again with the current one, so the first up-to-date entry is the most frequent pair.
 struct Candidate {
   int64_t count;
   Pair pair;
@@ -135,8 +135,8 @@ class Merger {
 
   void Merge(Pair pair) {
     const int32_t token = TokenOf(pair);
-    // A pair may reappear through a token that another merge also produces. The rule of the pair
-    // then exists already.
+    // A pair may occur again, because its tokens may also be produced by other merges. Then the
+    // pair's merge exists already.
     if (merged_.insert(Key(pair)).second) out_.merges.push_back(pair);
     // Moved out of the map, since the map may grow while words change.
     const std::vector<int32_t> places = std::move(pairs_.at(Key(pair)).words);

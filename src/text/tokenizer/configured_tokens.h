@@ -22,8 +22,8 @@ struct TokenizerConfig {
 // - a new token gets its id in the vocabulary, or its declared id if that is free, or the next free
 //   id (transformers always takes the next one).
 // add_bos_token and add_eos_token follow transformers 4 (5.24 ignores them if there is a
-// tokenizer.json): true adds the token before or after every text. false removes it if
-// tokenizer_class is one whose own post-processor replaced that of the file: Llama, Code Llama,
+// tokenizer.json): true adds the token before or after every text. false removes the token, but
+// only for tokenizer classes whose own post-processor replaces that of the file: Llama, Code Llama,
 // Gemma and Cohere. Throws Error that names file and key.
 void ApplyTokenizerConfig(const TokenizerConfig& files, nlohmann::json* tokenizer);
 

@@ -52,8 +52,8 @@ class TokenDecoder {
 };
 
 // State of one text in the filters. Single-threaded; must not outlive the decoder. Work per token
-// does not depend on the length of the text. Exception: a Replace with a regular expression in a
-// fused text holds the text back until its end.
+// does not depend on the length of the text. As an exception, a Replace with a regular expression
+// in a fused text holds back all text until the end.
 class DecodeStream {
  public:
   DecodeStream(const TokenDecoder& decoder, DecodeScope scope);

@@ -23,7 +23,7 @@ class IncrementalDetokenizer {
   // `prompt`: the ids before the generation; empty if the generation starts the text. With a
   // prompt, the first word keeps its leading space, and a character that begins in the prompt is
   // completed. Only the end of the prompt is decoded, from the last token that can be decoded
-  // alone. Byte tokens cannot, since their runs have no limit.
+  // alone. A byte token cannot be decoded alone, because it may be part of a run of any length.
   IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens,
                          std::span<const int32_t> prompt = {});
   ~IncrementalDetokenizer();

@@ -7,7 +7,7 @@
 
 namespace switchyard {
 
-// Without this limit, a few lines of JSON could fill any memory with steps that each double the
+// Without this limit, a few lines of JSON could fill the memory with steps that each double the
 // text.
 inline constexpr size_t kMaxRewrittenBytes = size_t{64} << 20;
 

@@ -8,8 +8,9 @@
 namespace switchyard {
 namespace {
 
-// True if a span continues the piece of the previous one (in reading order; from the end for
-// kMergedWithNext). A delimiter joins its predecessor unless that is a delimiter too.
+// True if a span continues the piece of the previous span. Spans are visited in reading order, or
+// from the end for kMergedWithNext. A delimiter joins the previous span unless that is a delimiter
+// too.
 bool Joins(const SplitSpan& span, bool previous_delimiter, SplitBehavior behavior) {
   switch (behavior) {
     case SplitBehavior::kMergedWithPrevious:

@@ -29,8 +29,8 @@ void CheckVersion(const JsonNode& version) {
   }
 }
 
-// The concatenation as valid UTF-8, with marks if needed. A sequence that crosses pieces is one
-// character, which is untrusted if any part of it is.
+// The concatenation as valid UTF-8, with marks if needed. A UTF-8 sequence that crosses pieces is
+// one character. It is untrusted if any part of it is untrusted.
 MarkedText Join(std::span<const Tokenizer::Piece> pieces) {
   const bool marked =
       std::any_of(pieces.begin(), pieces.end(), [](const auto& piece) { return !piece.trusted; });

@@ -59,8 +59,8 @@ class Tokenizer {
 
   // Encodes the concatenation of `pieces` as one string: normalisation, pre-tokenisation and merges
   // cross the borders. A special token is recognised only if all of its characters come from
-  // trusted pieces; otherwise its spelling is plain text. Without special tokens in untrusted text
-  // the result equals Encode of the whole.
+  // trusted pieces; otherwise its spelling is plain text. If untrusted text spells no special
+  // token, the result equals Encode of the whole.
   std::vector<int32_t> EncodePieces(std::span<const Piece> pieces, bool add_special_tokens,
                                     size_t limit = kNoLimit) const;
 

@@ -54,9 +54,9 @@ void RenamePieces(const Json& decoder, SentencePieceModel* model) {
   }
 }
 
-// Adds named tokens of the SentencePiece model that tokenizer_config.json omits. Also makes a
-// change of transformers: added tokens are matched in the raw text, so that each part between two
-// tokens gets its own prefix.
+// Adds named tokens of the SentencePiece model that tokenizer_config.json omits. As in
+// transformers, added tokens are then matched in the raw text, so that each part between two tokens
+// gets its own prefix.
 void CompleteConfig(const SentencePieceModel& model, Json* config) {
   if (config->is_null()) *config = Json::object();
   const auto take = [&](const char* name, int32_t id, const std::string& piece) {

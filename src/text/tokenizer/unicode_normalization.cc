@@ -28,7 +28,8 @@ bool IsCompatibility(NormalizationForm form) {
 }
 
 // True if the text is already normalized, by a quick check. Characters below U+0300 never compose
-// with a preceding one and are unchanged by NFC; for the other forms only ASCII is accepted.
+// with a preceding character, and NFC does not change them. For the other forms, the check accepts
+// only ASCII.
 bool IsUnchanged(const std::string& text, NormalizationForm form) {
   const unsigned char first_changed_lead = form == NormalizationForm::kNfc ? 0xCC : 0x80;
   return std::all_of(text.begin(), text.end(), [&](char byte) {
