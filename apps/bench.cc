@@ -22,7 +22,7 @@ Benchmark Find(const std::string& which, bool cuda) {
   return cuda ? bench::CudaExchange : bench::CpuExchange;
 }
 
-// Called before minutes of measurements that could not be saved otherwise. Leaves no file behind.
+// Checks that the result can be saved, before minutes of measurements. Leaves no file behind.
 void CheckWritable(const std::string& file) {
   const bool existed = std::filesystem::exists(file);
   if (!std::ofstream(file, std::ios::app)) throw Resource("--json {}: cannot be written", file);

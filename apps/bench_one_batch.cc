@@ -144,7 +144,8 @@ void CheckCases(const OneBatchArgs& args, const EnginePlan& plan, const std::vec
 }
 
 // Bytes of weights that one decode step of `batch` tokens reads on all ranks. Dense weights count
-// in full, experts as uniform routing selects them; embedding rows are negligible.
+// in full. Experts count by the expected number that uniform routing selects. Embedding rows are
+// negligible.
 double DecodeBytes(const ModelConfig& config, int32_t batch) {
   auto bytes = static_cast<double>(WeightBytesPerRank(config, Mesh()));
   if (!config.tie_embeddings) {
@@ -173,7 +174,7 @@ Ceilings Measure(const EngineConfig& config, const EnginePlan& plan) {
   return {.bandwidth = gpu.copy_bandwidth * gpus, .flops = gpu.bf16_flops * gpus};
 }
 
-// FLOPs of prefill: two for each weight that a token is multiplied with, and those of causal
+// FLOPs of prefill: two for each weight by which a token is multiplied, plus the FLOPs of causal
 // attention.
 double PrefillFlops(const ModelConfig& config, const Case& c) {
   const AttentionConfig& a = config.attention;

@@ -12,8 +12,8 @@ namespace switchyard {
 int RunEplbPlan(const EplbArgs& args);
 int RunEplbSimulate(const EplbArgs& args);
 
-// Called before work whose result could not be saved otherwise. Error kResource names flag and
-// file. Leaves no file behind. An empty `file` is accepted.
+// Checks that the result can be saved, before the work starts. Error kResource names flag and file.
+// Leaves no file behind. An empty `file` is accepted.
 void CheckWritable(const char* flag, const std::string& file);
 // Error kResource names the file.
 void WriteFile(const std::string& file, const std::string& text);

@@ -1,5 +1,5 @@
-// The program as a library. Your own main can call it with additional backends and is then all of
-// Switchyard.
+// The program as a library. If your main function calls Main with additional backends, your program
+// is the complete Switchyard program.
 #pragma once
 
 #include <functional>

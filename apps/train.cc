@@ -108,8 +108,8 @@ int RunTrain(const TrainArgs& args) {
     fmt::print("{}", train::ScheduleText(options));
     return 0;
   }
-  // With SIGXFSZ ignored, a file-size limit is a write error like a full disk, and does not kill
-  // the process.
+  // If SIGXFSZ is ignored, a write beyond the file-size limit fails like a write to a full disk,
+  // and does not kill the process.
   std::signal(SIGXFSZ, SIG_IGN);
   const StopSignals signals;
   train::Progress progress(stderr, isatty(STDERR_FILENO) == 1);

@@ -109,8 +109,8 @@ double MedianMs(const std::function<void()>& work) {
   return ms[10];
 }
 
-// The mean and the maximum of (fullest rank / mean rank) by the forecast, with even shares of
-// replicas. 1 is the lower bound.
+// The mean and the maximum of (load of the fullest rank / mean load), by the forecast and with even
+// shares of replicas. 1 is the lower bound.
 std::string OverTheBound(const LoadHistory& loads, const Placement& placement,
                          const RankTopology& topology) {
   const LoadForecast forecast = Forecast(loads);

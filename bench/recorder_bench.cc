@@ -1,9 +1,9 @@
 // Overhead of expert recording in a decode step: without a recorder, and with one in each mode.
 // Runs the MoE layers of OLMoE-1B-7B's shape with random weights, on two ranks with separate
-// batches. Passes of all variants alternate, so that other load on the machine affects all equally.
-// The fastest pass of each is shown, since it is disturbed least. `inside` is the time of the
-// recorder's calls on rank 0, the median of passes. A whole step also has attention, norms and the
-// head. Usage: recorder_bench [tokens of each rank ...] 2>/dev/null
+// batches. Passes of all variants alternate, so that other load on the machine affects all variants
+// equally. The fastest pass of each variant is shown, since it is disturbed least. `inside` is the
+// time of the recorder's calls on rank 0, the median of passes. A whole step also has attention,
+// norms and the head. Usage: recorder_bench [tokens of each rank ...] 2>/dev/null
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -34,12 +34,12 @@ struct Result {
   std::vector<std::pair<std::string, double>> more;
 };
 
-// Prints each case as soon as it is measured, and keeps all for the JSON. Not thread-safe: only
-// rank 0 uses it. The exception is Wants, which is const and which other ranks may call.
+// Prints each case as soon as it is measured, and keeps all for the JSON. Not thread-safe, so only
+// rank 0 uses it. The exception is the const function Wants, which all ranks may call.
 class Report {
  public:
-  // Cases whose "name shape" contains `filter` are wanted; all if it is empty. `progress`: show the
-  // running case on standard error if it is a terminal.
+  // A case is wanted if its "name shape" contains `filter`. If `filter` is empty, all cases are
+  // wanted. `progress`: show the running case on standard error if it is a terminal.
   Report(std::string filter, std::FILE* out, bool progress);
   ~Report();
 

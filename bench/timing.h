@@ -19,9 +19,9 @@ inline double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Median seconds of one call of f, after a warm-up call. Runs as many calls as fit into half a
-// second, but 3 to 1000. To exclude cache hits, f has to read other memory in each call. `between`
-// runs after each call and is not timed.
+// Median seconds of one call of f, after a warm-up call. Runs the calls that fit into half a
+// second, but at least 3 and at most 1000. To exclude cache hits, f has to read other memory in
+// each call. `between` runs after each call and is not timed.
 template <typename F, typename Between>
 double MedianSeconds(const F& f, const Between& between) {
   f();

@@ -44,7 +44,7 @@ def main():
         return
     pattern = re.compile(arguments[0])
     # ctest names of parameterized tests are Instance/Suite.Name/Parameter. The sources have only suite and name. So an
-    # expression with '/' also matches tests whose suite or name contains one of its words.
+    # expression with '/' also matches tests whose suite or name contains one of the expression's words.
     loose = re.compile("|".join(re.escape(part) for part in re.split(r"[^A-Za-z0-9_]+", arguments[0]) if len(part) > 2) or "$^")
     targets = {target for target, path in sources() for suite, name in suites(path)
                if pattern.search(f"{suite}.{name}") or ("/" in arguments[0] and loose.search(f"{suite}.{name}"))}

@@ -118,8 +118,8 @@ class Case {
                        pool);
   }
 
-  // Every row is multiplied by the keys up to its own position, and the resulting scores by the
-  // values of these positions.
+  // Every row is multiplied by the keys up to the row's position. The resulting scores are
+  // multiplied by the values of these positions.
   double Operations() const {
     const double keys = load_.keys - (load_.rows - 1) / 2.0;
     return 2.0 * load_.sequences * load_.rows * keys *

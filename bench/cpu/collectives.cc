@@ -1,6 +1,6 @@
 // Cost of collectives between ranks of one host: flags, all-reduce and all-gather. Ranks are
-// threads over one shared arena. Bytes are those that a rank has to read and write; the limit is
-// the rate of memcpy on as many threads in this run.
+// threads over one shared arena. Bytes are those that a rank has to read and write. The limit is
+// the rate of memcpy on the same number of threads, measured in this run.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -78,7 +78,7 @@ class Bench {
     comm_->tp->Barrier("bench");
   }
 
-  // A rank has to read its own input and those of all others, and to write the sum.
+  // A rank has to read the inputs of all ranks, and to write the sum.
   void AllReduce(size_t count) {
     const std::string shape = fmt::format("{} float32", count);
     if (!Begins("all-reduce", shape)) return;

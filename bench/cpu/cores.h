@@ -6,7 +6,7 @@ namespace switchyard::bench {
 // Number of cores that the calling thread may use.
 int CoreCount();
 // Pins the calling thread to one core, so that the measurement has no thread migrations. Ranks get
-// different cores while there are enough. Threads that it starts later inherit the core.
+// different cores if there are enough cores. Threads that it starts later inherit the core.
 void BindToCore(int rank);
 
 }  // namespace switchyard::bench

@@ -6,7 +6,7 @@
 //   - bytes that the stage reads and writes, own rows included, and their rate relative to that of
 //     a memcpy of the same number of bytes in the same run;
 //   - bytes of rows that one rank receives from other ranks, and the time to copy the same number
-//     of bytes into a peer's arena in the same run.
+//     of bytes into a peer's arena, in the same run.
 // Stages: `place` converts float32 rows into the send buffer (not measured for exchanges without
 // one); `dispatch`; `prepare` processes the runner's outputs before the combine; `combine`. With
 // --moe-combine-rows rank, `prepare` adds them up. Rows are permuted in between, but no experts are
@@ -151,8 +151,9 @@ class Bench {
     return std::ranges::find(all, 1) != all.end();
   }
 
-  // Time from the earliest start of a rank to now, when the last one has ended. The same on every
-  // rank, and independent of scheduling where ranks share cores.
+  // Time from the earliest start of a rank to now, when the last one has ended. The result is the
+  // same on every rank. If ranks share cores, it does not depend on the scheduling of their
+  // threads.
   double GroupTime(Clock::time_point start) const {
     using Times = std::array<Clock::rep, 2>;
     const Times mine = {start.time_since_epoch().count(), Clock::now().time_since_epoch().count()};

@@ -1,9 +1,9 @@
 // One MoE layer on the CPUs of this host. Each rank is a thread with its own worker threads, its
-// own tokens and its share of generated experts. All experts' weights exist, as in a model, so that
-// they are read from memory. Each case prints the median time of a pass, from the start of the
-// first rank to the end of the last, and the median time of each stage on rank 0. After each pass a
-// part of the same weights is read without computing, which measures the memory bandwidth at that
-// time.
+// own tokens and its share of generated experts. Every expert has its own weights, as in a model,
+// so that weights are read from memory and not from cache. Each case prints the median time of a
+// pass, from the start of the first rank to the end of the last, and the median time of each stage
+// on rank 0. After each pass a part of the same weights is read without computing, which measures
+// the memory bandwidth at that time.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -221,7 +221,7 @@ class Rank {
   }
 
   // Bytes per second at which all ranks together read a part of their weights. Each call reads the
-  // next matrices, each by all threads of its rank.
+  // next matrices. All threads of a rank read each of its matrices together.
   double PlainReads() {
     const std::vector<Tensor>& matrices = weights_.matrices();
     const int64_t count =

@@ -1,4 +1,4 @@
-// Peak arithmetic rates of a core: loops of one instruction, in as many independent chains as keep
+// Peak arithmetic rates of a core: loops of one instruction, with enough independent chains to keep
 // the units busy.
 #pragma once
 

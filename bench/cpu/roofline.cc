@@ -1,5 +1,5 @@
 // Peak rates of this machine with one thread and with all: bandwidth of memory and caches,
-// arithmetic rate of instructions. Other benchmarks compare themselves to some of these.
+// arithmetic rate of instructions. Other benchmarks compare their results with some of these rates.
 #include <fmt/format.h>
 
 #include <set>

@@ -71,8 +71,8 @@ struct Bench {
   }
 };
 
-// Zeros: the time does not depend on values. Several copies, so that weights do not stay in the L2
-// cache.
+// Weights are zeros, because the time does not depend on their values. There are several copies, so
+// that weights do not stay in the L2 cache.
 std::vector<WeightView> Weights(Bench& bench, WeightFormat format, int64_t n, int64_t k) {
   const int64_t element = format == WeightFormat::kF32 ? 4 : format == WeightFormat::kBF16 ? 2 : 1;
   const int64_t bytes = n * k * element, scale_bytes = CeilDiv(n, 128) * CeilDiv(k, 128) * 4;
@@ -110,7 +110,8 @@ void BenchLinear(Bench& bench, WeightFormat format, int64_t n, int64_t k) {
   }
 }
 
-// Query, key and value projections of Qwen3-30B-A3B: once as one group, once one after the other.
+// Query, key and value projections of Qwen3-30B-A3B, measured as one group and as three consecutive
+// ops.
 void BenchGroup(Bench& bench) {
   const int64_t hidden = 2048, widths[] = {4096, 512, 512};
   std::vector<kernels::LinearParams> parts;

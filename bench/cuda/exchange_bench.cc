@@ -201,8 +201,8 @@ void Case(const Ranks& ranks, int64_t tokens, bool fp8, bool by_rank, const Opti
 double DispatchCombineBench(const Options& asked, Report& report) {
   Options options = asked;
   options.ranks = CudaRanks(asked, 2);
-  // Kernels of one rank wait for those of others: on one GPU all grids have to be resident
-  // together.
+  // A kernel of one rank waits for kernels of other ranks. If ranks share a GPU, all their grids
+  // have to be resident at the same time.
   if (options.blocks == 0 && options.ranks > DeviceCount()) options.blocks = 16;
   if (options.tokens.empty()) options.tokens = {8, 128, 1024, 4096};
   Ranks ranks;

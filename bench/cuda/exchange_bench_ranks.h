@@ -105,8 +105,8 @@ inline double Time(const Ranks& ranks, int calls,
 }
 
 // Baselines of an exchange.
-// Plain copy of all ranks at once, each to the next rank, in bytes per second. Reports kernels of
-// several grid sizes and the copy engine; returns the best kernel's rate.
+// All ranks copy to the next rank at the same time; rates are in bytes per second. Reports kernels
+// of several grid sizes and the copy engine; returns the best kernel's rate.
 double PlainCopy(const Ranks& ranks, Report& report);
 // NCCL's all-to-all of several sizes, if NCCL is installed and each rank has a GPU. `link`: bytes
 // per second of a plain copy.

@@ -1,6 +1,6 @@
-// One MoE layer on the GPUs of this machine, with one rank thread per GPU: EP is their number.
-// Random weights in the shapes of DeepSeek-V3 (FP8 blocks) and Qwen3-30B-A3B (bfloat16). Every rank
-// holds as many experts as a rank of EP 8.
+// One MoE layer on the GPUs of this machine, with one rank thread per GPU. EP is the number of
+// GPUs. Random weights in the shapes of DeepSeek-V3 (FP8 blocks) and Qwen3-30B-A3B (bfloat16).
+// Every rank holds as many experts as a rank of EP 8.
 //
 // Each case prints a line: the median of a replayed graph on rank 0, its stages, and the fraction
 // of the roofline. The roofline is the larger of two times: reading the weights of the experts that

@@ -52,7 +52,7 @@ Arguments Parse(int argc, char** argv) {
   return a;
 }
 
-// Overloads for the signatures of the benchmarks; a program calls one of them.
+// One overload for each signature of a benchmark function; a program calls one overload.
 [[maybe_unused]] void Run(void (*bench)(const Options&, Report&), const Options& options,
                           Report& report) {
   bench(options, report);

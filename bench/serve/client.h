@@ -20,9 +20,9 @@ struct LoadRun {
   double seconds = 0.0;                // from the start to the last response
 };
 
-// Runs all requests on the calling thread, each with its own connection and a streamed response. A
-// failed request has the reason in its record; RunLoad does not throw for it. `progress` is called
-// after each request with the number of finished and of failed ones.
+// Runs all requests on the calling thread, each with its own connection and a streamed response. If
+// a request fails, its record has the reason, and RunLoad does not throw. `progress` is called
+// after each request, with the numbers of finished and failed requests.
 LoadRun RunLoad(const ServeOptions& options, const std::vector<PlannedRequest>& plan,
                 const std::function<void(int done, int failed)>& progress);
 

@@ -28,7 +28,7 @@ std::vector<PlannedRequest> DrawRandom(const ServeOptions& o, int64_t vocab,
   return plan;
 }
 
-// Takes lines in order, and restarts from the first if there are too few.
+// Takes lines in order, and restarts from the first line if there are too few lines.
 std::vector<PlannedRequest> ReadLines(const ServeOptions& o) {
   std::ifstream file(o.dataset_path);
   if (!file) throw Invalid("--dataset-path {}: cannot be read", o.dataset_path);

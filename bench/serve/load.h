@@ -39,7 +39,7 @@ struct PlannedRequest {
 };
 
 // Deterministic for the same options: ids uniform in [0, vocab), arrivals of a Poisson process.
-// Error kInvalid names a file that cannot be read, or its line.
+// Error kInvalid names the file that cannot be read, or the file and the malformed line.
 std::vector<PlannedRequest> PlanLoad(const ServeOptions& options, int64_t vocab);
 
 }  // namespace switchyard::bench

@@ -3,9 +3,9 @@
 // ranks of one thread each. Every exchange has an added delay. A further case overlaps the
 // reduction of gradients with the backward pass.
 //
-// Every round runs a step of each kind, so that other load on the machine disturbs all alike. The
-// printed times are medians over the rounds. "hidden" is the fraction of the summed delays of all
-// exchanges that did not lengthen the step.
+// Every round runs a step of each kind, so that other load on the machine disturbs all kinds
+// equally. The printed times are medians over the rounds. "hidden" is the fraction of the summed
+// delays of all exchanges that did not lengthen the step.
 #include <fmt/format.h>
 #include <unistd.h>
 

@@ -108,8 +108,8 @@ class Mailbox : public Dispatcher {
     slots_.RaiseAll(state.use, kOutputs);
   }
 
-  // Sums top-k slots in slot order, in float32, at the token's rank. So results do not depend on
-  // the placement of experts.
+  // Sums the top-k slots of a token in slot order, in float32, at the token's rank. So results do
+  // not depend on the placement of experts.
   void EndCombine(DispatchHandle* handle, float* y) override {
     auto& state = handle->Get<State>();
     const TopK& topk = *handle->topk;
