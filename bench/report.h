@@ -17,8 +17,8 @@ struct Limit {
   double seconds = 0.0;
   Bound bound = Bound::kUnknown;
 };
-// max(bytes / bandwidth, flops / peak): bytes, bytes per second, operations, operations per second.
-// A peak of 0 is unknown.
+// max(bytes / bandwidth, flops / peak). The arguments are in bytes, bytes per second, operations,
+// and operations per second. A peak of 0 is unknown.
 Limit Roofline(double bytes, double bandwidth, double flops, double peak);
 Limit LinkLimit(double bytes, double bandwidth);
 

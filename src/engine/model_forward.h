@@ -12,8 +12,8 @@
 
 namespace switchyard {
 
-// One per rank, used by the rank's thread; borrows all arguments. Ranks with an EplbManager or a
-// recorder run the same passes in the same order.
+// One per rank, used by the rank's thread; borrows all arguments. With an EplbManager or a
+// recorder, all ranks must run the same passes in the same order.
 class ModelForward : public ForwardFunction {
  public:
   ModelForward(Model& model, KvStorage& kv, const ExpertServices& experts)

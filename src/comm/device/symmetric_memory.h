@@ -98,12 +98,12 @@ class SymmetricMemory {
   // Fetch copy bytes between image and arena. For mapped ranks both do nothing, so algorithms call
   // them for every rank.
   //
-  // Marks [offset, offset + bytes) of `rank`'s copy as written here. The next Raise of that rank
-  // sends the current bytes, which arrive before the flag does.
+  // Marks [offset, offset + bytes) of `rank`'s copy as written here. The next Raise(rank, …) sends
+  // the current bytes, which arrive before the flag does.
   void Wrote(int rank, size_t offset, size_t bytes);
-  // Reads [offset, offset + bytes) of `rank`'s copy as it is now into the image. Waits with the
-  // deadline of Wait; the peer's own thread takes no part. The caller must first have waited for a
-  // flag after which the bytes no longer change.
+  // Copies the current bytes [offset, offset + bytes) of `rank`'s memory to the image. Waits with
+  // the deadline of Wait; the peer's own thread takes no part. The caller must first have waited
+  // for a flag after which the bytes no longer change.
   void Fetch(int rank, size_t offset, size_t bytes, const char* stage);
   bool Mapped(int rank) const;  // whether At(rank, …) is that rank's memory itself
 

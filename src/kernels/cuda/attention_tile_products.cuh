@@ -49,7 +49,7 @@ __device__ __forceinline__ void Score(const TileThread<Shape>& thread, uint32_t 
   }
 }
 
-// sums += p · v and weights += p · 1 for the 16 keys from 16k on.
+// sums += p · v and weights += p · 1 for keys [16 · k, 16 · k + 16).
 template <typename Shape>
 __device__ __forceinline__ void AccumulateValues(const TileThread<Shape>& thread, uint32_t stage,
                                                  int k, const uint32_t (&p)[4],

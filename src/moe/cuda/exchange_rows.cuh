@@ -21,8 +21,9 @@ __device__ __forceinline__ Run PartOf(int vectors, int parts, int part) {
 }
 
 // sum = Σ weight · row over a list of terms, from zero, in list order, each product and each sum
-// rounded. terms(add) calls add(row, weight, weighted) for each term. Then store(vector, sums) is
-// called for each 16-byte vector of the range.
+// rounded. terms(add) calls add(row, weight, weighted) for each term; if `weighted` is false, the
+// row is added without multiplication by `weight`. Then store(vector, sums) is called for each
+// 16-byte vector of the range.
 template <int kElements, int kVectors, typename Terms, typename StoreSums>
 __device__ __forceinline__ void SumRun(Run run, const Terms& terms, const StoreSums& store) {
   for (int first = run.begin; first < run.end; first += 32 * kVectors) {

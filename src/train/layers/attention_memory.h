@@ -24,7 +24,7 @@ template <typename T>
 struct AttentionWorkspace {
   std::vector<T> keys_transposed, values_transposed;        // [d, stride]
   std::vector<T> queries, douts;                            // [n, d]
-  std::vector<T> keys, values, queries_along, douts_along;  // [n, d] for products along the rows
+  std::vector<T> keys, values, queries_along, douts_along;  // [n, d], packed for products along n
   std::vector<T> dkeys, dvalues;                            // [n, d]
   std::vector<T> scores, dscores, scores_along, dscores_along, dscores_rows, along;
 };

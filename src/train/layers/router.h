@@ -52,8 +52,8 @@ template <typename T>
 class Router {
  public:
   // `name`: of the linear layer, "model.layers.3.mlp.gate". The selection bias (auxiliary-loss-free
-  // balancing, arXiv:2408.15664), if any, is the parameter name + ".e_score_correction_bias"
-  // without a gradient.
+  // balancing, arXiv:2408.15664), if any, is a parameter without gradient, called
+  // `name` + ".e_score_correction_bias".
   Router(const RouterConfig& config, int64_t hidden, const std::string& name, bool selection_bias,
          ParameterSet<T>& set);
 
