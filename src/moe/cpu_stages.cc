@@ -101,8 +101,8 @@ std::unique_ptr<MoeLayerParts> CpuMoeBackend::Place(MoeLayerConfig config,
     CHECK(w.has_shared);
     if (w.shared.gate.n != shape_.intermediate)
       throw Invalid(
-          "--enable-deepep-waterfill dispatches rows to the shared expert like to a routed one, "
-          "but it has {} intermediate elements and routed experts have {}",
+          "--enable-deepep-waterfill needs shared and routed experts of equal intermediate size "
+          "(shared {}, routed {})",
           w.shared.gate.n, shape_.intermediate);
     w.experts.push_back(w.shared);
   }

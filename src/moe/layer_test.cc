@@ -152,7 +152,7 @@ TEST(MoeLayerTest, WaterfillIsRefusedWhereItCannotWork) {
   };
   EXPECT_THAT(run({"none", "auto"}, {.tp = 2, .ep = 2}, false), HasSubstr("sends no rows"));
   EXPECT_THAT(run({"deepep", "auto"}, {.tp = 2, .ep = 1}, false), HasSubstr("want --ep 2"));
-  EXPECT_THAT(run({"deepep", "auto"}, {.tp = 1}, true), HasSubstr("32 intermediate elements"));
+  EXPECT_THAT(run({"deepep", "auto"}, {.tp = 1}, true), HasSubstr("shared 32, routed"));
 }
 
 // A caller that writes the dispatched rows itself to InputRows' buffer gets bit-identical results.

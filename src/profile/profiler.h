@@ -17,7 +17,7 @@ namespace switchyard::profile {
 // What a span is about, for the trace viewer; see Event.
 struct SpanInfo {
   const char* name = "";
-  Track track = Track::kSteps;  // kPass: on the stream of a GPU too
+  Track track = Track::kSteps;  // kPass: a GPU rank also records its stream
   int micro_batch = Event::kNone;
   int layer = Event::kNone;
   int64_t rows = Event::kNone, columns = Event::kNone;

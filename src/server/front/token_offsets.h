@@ -8,9 +8,9 @@
 namespace switchyard {
 
 // Counts characters (code points) while a detokenizer turns tokens into text. A token that
-// continues a character begins in that character. The count follows the text that the detokenizer
-// returns; for bytes that are not yet part of that text, it follows the bytes. One instance per
-// generation; not thread-safe. Constant work and memory per byte.
+// continues a character begins in that character. Characters are counted in the text that the
+// detokenizer returns. Characters that it has not returned yet are counted from the bytes of their
+// tokens. One instance per generation; not thread-safe. Constant work and memory per byte.
 class TokenOffsets {
  public:
   // Offset of the character in which a token with these bytes begins. A hidden token has no bytes
