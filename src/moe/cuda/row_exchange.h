@@ -75,7 +75,8 @@ class RowExchange {
     // Its memory is written by kernels that precede BeginCombine, or EndCombine if `overlaps`.
     TokenAddend addend = {};
     // Whether computation of this GPU runs beside the exchange. Begin* may then use another stream
-    // than End*. Begin* waits for work before it, and the next End* waits for the end of the sends.
+    // than End*. The caller orders the streams by events: Begin* after all earlier work, and the
+    // next End* after the end of the sends.
     bool overlaps = false;
   };
   virtual void BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream) = 0;
