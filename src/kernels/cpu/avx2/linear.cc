@@ -3,8 +3,22 @@
 #include "kernels/cpu/avx2/vec.h"
 #include "kernels/cpu/kernel_table.h"
 
-namespace switchyard::kernels::cpu::avx2 {
+namespace switchyard::kernels::cpu {
+
+// Compiled in linear_16_bits.cc, linear_8_bits.cc and linear_4_bits.cc, in parallel.
+using V = avx2::Vec;
+extern template void simd::LinearDirect<V, simd::BF16Row<V>>(const LinearTask&);
+extern template void simd::LinearDirect<V, simd::F16Row<V>>(const LinearTask&);
+extern template void simd::LinearDirect<V, simd::Fp8Row<V>>(const LinearTask&);
+extern template void simd::LinearDirect<V, simd::Fp8ChannelRow<V>>(const LinearTask&);
+extern template void simd::LinearDirect<V, simd::Int8ChannelRow<V>>(const LinearTask&);
+extern template void simd::LinearDirect<V, simd::Int4Row<V>>(const LinearTask&);
+extern template void simd::LinearDirect<V, simd::Mxfp4Row<V>>(const LinearTask&);
+extern template void simd::LinearDirect<V, simd::Nvfp4Row<V>>(const LinearTask&);
+
+namespace avx2 {
 
 void Linear(const LinearTask& t) { simd::Linear<Vec>(t); }
 
-}  // namespace switchyard::kernels::cpu::avx2
+}  // namespace avx2
+}  // namespace switchyard::kernels::cpu
