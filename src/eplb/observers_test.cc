@@ -67,7 +67,7 @@ TEST(Recorder, WantsThePassesThatItCounts) {
   });
 }
 
-// Each is called for what one of them wants.
+// Each is called for events that one of them needs.
 TEST(Observers, WantWhatOneOfThemWants) {
   struct One : RoutingObserver {
     bool tokens = false, pass = false;

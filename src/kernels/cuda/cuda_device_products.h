@@ -40,8 +40,8 @@ class LinearOps {
   LinearOps(DType dtype, int64_t max_tokens);
 
   void Linear(const kernels::LinearParams& p, const PdlStream& chain);
-  // Rounds rows that several parts read once. Small GEMMs with the same rows run concurrently on
-  // side streams.
+  // Rows that several parts read are rounded only once. Small GEMMs with the same rows run
+  // concurrently on side streams.
   void LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream);
   // Whether Linear would use DenseGemm on rows that are only rounded to bfloat16.
   bool ReadsBFloat16Rows(const kernels::LinearParams& p) const;

@@ -63,8 +63,8 @@ __host__ __device__ constexpr int64_t W4A16ColumnTiles(int64_t k) {
   return (k + kColumns - 1) / kColumns * kW4A16Steps;
 }
 
-// Position of the code of a row and column of a tile: bits shift to shift + 3 of word 4 · thread +
-// run.
+// Where a tile stores the 4-bit code of a row and column: in bits shift to shift + 3 of word
+// 4 · thread + run.
 struct W4A16Position {
   int thread, run, shift;
 };

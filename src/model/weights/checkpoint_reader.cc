@@ -90,7 +90,7 @@ const StoredTensor* CheckpointReader::Find(const std::string& name,
     return nullptr;
   }
   if (t->shape != shape) {
-    throw Invalid("{}: tensor \"{}\" is {}; config.json wants {} (by {})", t->file, name,
+    throw Invalid("{}: tensor \"{}\" is {}; config.json requires {} (by {})", t->file, name,
                   ShapeString(t->shape), ShapeString(shape), keys);
   }
   return t;
@@ -101,7 +101,7 @@ const StoredTensor* CheckpointReader::Find(const std::string& name, DType dtype,
                                            std::string_view keys) {
   const StoredTensor* t = Find(name, shape, keys);
   if (t && t->dtype != dtype) {
-    throw Invalid("{}: tensor \"{}\" is {}; config.json's quantization wants {}", t->file, name,
+    throw Invalid("{}: tensor \"{}\" is {}; config.json's quantization requires {}", t->file, name,
                   Name(t->dtype), Name(dtype));
   }
   return t;

@@ -20,8 +20,8 @@ constexpr uint8_t kE8M0NaN = 255;
 
 void CheckBlockMultiple(const MatrixRequest& r, int64_t block, std::string_view format) {
   if (r.k % block == 0) return;
-  throw Invalid("config.json: {} gives tensor \"{}\" {} columns; {} wants a multiple of {}", r.keys,
-                r.name, r.k, format, block);
+  throw Invalid("config.json: {} gives tensor \"{}\" {} columns; {} requires a multiple of {}",
+                r.keys, r.name, r.k, format, block);
 }
 
 // Codes and block scales of this request's matrix, in place.

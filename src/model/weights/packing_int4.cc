@@ -231,8 +231,8 @@ void CheckStoredShape(CheckpointReader& in, const MatrixRequest& r) {
   int64_t noted[2];
   std::memcpy(noted, t->data, sizeof noted);
   if (noted[0] != r.n || noted[1] != r.k) {
-    throw Invalid("{}: tensor \"{}\" holds [{}, {}]; config.json wants [{}, {}] (by {})", t->file,
-                  name, noted[0], noted[1], r.n, r.k, r.keys);
+    throw Invalid("{}: tensor \"{}\" holds [{}, {}]; config.json requires [{}, {}] (by {})",
+                  t->file, name, noted[0], noted[1], r.n, r.k, r.keys);
   }
 }
 

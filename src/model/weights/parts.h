@@ -35,8 +35,8 @@ class Parts {
 
   bool Has(const std::string& name) const { return source_.Has(name); }
   const LinearScheme& SchemeOf(std::string_view module) const { return schemes_.Of(module); }
-  // EvenShard of the columns of linear `module`, which are the rows of the preceding linear, at
-  // multiples of its format's unit.
+  // The columns of linear `module` that part `index` of `parts` holds. Ranges begin at multiples of
+  // the unit of its weight format. The preceding linear is divided in the same way, by rows.
   Range EvenColumns(std::string_view module, int64_t columns, int parts, int index) const {
     return EvenShard(columns, parts, index, ColumnUnit(SchemeOf(module)));
   }

@@ -12,7 +12,7 @@ namespace switchyard::cuda {
 
 // Sums by layer.
 struct SummingObserver : RoutingObserver {
-  bool tokens = false, dispatch = false, active = true;  // what it wants
+  bool tokens = false, dispatch = false, active = true;  // events that it observes
   using Counts = std::map<int, std::vector<int32_t>>;
   Counts logical, physical, dispatched;
   // By layer and row: the reported choices. A row that is reported twice fails the test.

@@ -56,11 +56,11 @@ std::vector<std::string> ExpandYamlConfig(const std::vector<std::string>& args) 
       flags.push_back("--" + name);
       for (const YAML::Node& item : value) {
         if (!item.IsScalar())
-          throw Invalid("--config {}:{}: {} wants plain values", path, line, name);
+          throw Invalid("--config {}:{}: {} requires plain values", path, line, name);
         flags.push_back(item.Scalar());
       }
     } else if (!value.IsNull()) {
-      throw Invalid("--config {}:{}: {} wants a value or a list", path, line, name);
+      throw Invalid("--config {}:{}: {} requires a value or a list", path, line, name);
     }
   }
   flags.insert(flags.end(), args.begin(), args.end());

@@ -148,7 +148,7 @@ WantedLogprobs ParseLogprobs(const Fields& f) {
   WantedLogprobs wanted{.output = f.Bool("logprobs", false)};
   if (f.Has("top_logprobs")) wanted.top = static_cast<int32_t>(f.Int("top_logprobs", 0, 0, 20));
   if (wanted.top > 0 && !wanted.output)
-    throw InvalidField("top_logprobs", "top_logprobs wants logprobs: true");
+    throw InvalidField("top_logprobs", "top_logprobs requires logprobs: true");
   return wanted;
 }
 

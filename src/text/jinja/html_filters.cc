@@ -49,7 +49,7 @@ Value UrlEncode(Context& context, const Value& input, const Arguments& arguments
   } else {
     for (const Value& item : input.list().items) {
       ListPtr pair = Iterate(context, item);
-      if (pair->items.size() != 2) Fail("urlencode wants pairs of keys and values");
+      if (pair->items.size() != 2) Fail("urlencode requires pairs of keys and values");
       append(pair->items[0], pair->items[1]);
     }
   }

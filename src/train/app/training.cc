@@ -87,7 +87,7 @@ Setup Prepare(const TrainingOptions& options, Progress& progress) {
                       .synchronous = options.synchronous};
   }
   const Corpus corpus(setup.documents, options.packing);  // validates the corpus
-  progress.Say(fmt::format("{} documents of {} tokens, {} of them targets, in an epoch",
+  progress.Say(fmt::format("one epoch: {} documents, {} tokens, {} of them targets",
                            setup.documents.size(), corpus.tokens(), corpus.targets()));
   return setup;
 }
