@@ -21,10 +21,9 @@ def objects(folder):
 
 
 def tests(folder):
-    report = folder / "tests.xml"
-    if not report.exists():
-        return {}
-    return {case.get("name"): float(case.get("time") or 0) for case in ElementTree.parse(report).iter("testcase")}
+    reports = [folder / name for name in ("tests.xml", "e2e.xml")]
+    cases = [case for report in reports if report.exists() for case in ElementTree.parse(report).iter("testcase")]
+    return {case.get("name"): float(case.get("time") or 0) for case in cases}
 
 
 def table(title, times):
