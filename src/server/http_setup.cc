@@ -98,9 +98,10 @@ void ExitWhenOutOfMemory() { std::set_terminate(OnTerminate); }
 
 void ReturnFreedMemory() {
 #ifdef __GLIBC__
-  constexpr int kBytes = 128 << 10;
-  mallopt(M_MMAP_THRESHOLD, kBytes);
-  mallopt(M_TRIM_THRESHOLD, kBytes);
+  // Smaller blocks are reused: a request that maps and unmaps its blocks takes half as long again.
+  constexpr int kMappedBytes = 1 << 20, kKeptBytes = 4 << 20;
+  mallopt(M_MMAP_THRESHOLD, kMappedBytes);
+  mallopt(M_TRIM_THRESHOLD, kKeptBytes);
 #endif
 }
 

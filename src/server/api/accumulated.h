@@ -5,8 +5,8 @@
 
 namespace switchyard {
 
-// Text, tokens and log-probabilities of all events so far, concatenated. `last` is the most recent
-// event, with the totals and the finish reason.
+// Text, tokens and log-probabilities of all events so far, concatenated. `last` has the totals and
+// the finish reason of the most recent event, but not its output.
 struct Accumulated {
   std::string text;
   std::vector<int32_t> tokens;
@@ -26,7 +26,14 @@ struct Accumulated {
                          event.token_offsets.end());
     routed_experts.insert(routed_experts.end(), event.routed_experts.begin(),
                           event.routed_experts.end());
-    last = event;
+    last.id = event.id;
+    last.finish = event.finish;
+    last.matched = event.matched;
+    last.prompt_tokens = event.prompt_tokens;
+    last.completion_tokens = event.completion_tokens;
+    last.cached_tokens = event.cached_tokens;
+    last.error = event.error;
+    last.error_kind = event.error_kind;
   }
 };
 

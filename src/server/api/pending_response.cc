@@ -94,17 +94,20 @@ void PendingResponse::OnEvent(size_t i, const GenerationEvent& event) {
     working_ = true;
     // A response without streaming is built at the end, which may take long.
     if (!small || (!stream_ && event.finished())) responder = responder_;
-    queue_.push_back({i, event});
+    if (responder) queue_.push_back({i, event});
   }
-  if (!responder) return ProcessQueue();
+  if (!responder) {
+    Process(i, event);
+    return ProcessQueue();
+  }
   responder->Defer(CostOf(event) + memory_.bytes(),
                    [self = shared_from_this()] { self->ProcessQueue(); });
 }
 
-// Only the thread that set working_ calls this. Processes events until the queue is empty.
+// Only the thread that set working_ calls this. Processes queued events until there are none.
 void PendingResponse::ProcessQueue() {
   while (true) {
-    std::deque<News> news;
+    std::vector<News> news;
     {
       std::lock_guard lock(mutex_);
       if (queue_.empty()) {
@@ -113,18 +116,17 @@ void PendingResponse::ProcessQueue() {
       }
       news.swap(queue_);
     }
-    for (const News& each : news) Process(each);
+    for (const News& each : news) Process(each.i, each.event);
   }
 }
 
-void PendingResponse::Process(const News& news) {
+void PendingResponse::Process(size_t i, const GenerationEvent& event) {
   if (open_ == 0) return;
-  const GenerationEvent& event = news.event;
   try {
     memory_.Require(CostOf(event));
-    so_far_[news.i].Add(event);
+    so_far_[i].Add(event);
     Note(event);
-    if (events_.on_news) events_.on_news(news.i, event, so_far_[news.i]);
+    if (events_.on_news) events_.on_news(i, event, so_far_[i]);
     if (!event.finished() || --open_ > 0) return;
     {
       std::lock_guard lock(mutex_);

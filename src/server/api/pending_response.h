@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -48,7 +47,7 @@ class PendingResponse : public std::enable_shared_from_this<PendingResponse> {
   PendingResponse(Service& service, size_t count, bool stream, const http::Responder& responder,
                   Events events);
   void OnEvent(size_t i, const GenerationEvent& event);
-  void Process(const News& news);
+  void Process(size_t i, const GenerationEvent& event);
   void ProcessQueue();
   void Note(const GenerationEvent& event);
   void GiveUp(const Error& error);
@@ -61,8 +60,8 @@ class PendingResponse : public std::enable_shared_from_this<PendingResponse> {
   std::vector<uint64_t> ids_;  // set before events are processed
 
   std::mutex mutex_;  // guards queue_, working_ and responder_
-  std::deque<News> queue_;
-  bool working_ = true;  // a thread runs ProcessQueue; only that thread accesses the members below
+  std::vector<News> queue_;
+  bool working_ = true;  // a thread processes events; only that thread accesses the members below
   std::optional<http::Responder> responder_;  // reset at the end; callbacks have copies
 
   std::vector<Accumulated> so_far_;

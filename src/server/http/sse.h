@@ -16,6 +16,12 @@ inline constexpr char kSseDone[] = "data: [DONE]\n\n";
 inline std::string SseEvent(std::string_view data) {
   std::string event;
   event.reserve(data.size() + 8);
+  if (data.find('\n') == data.npos && data.find('\r') == data.npos) {  // JSON has no line ends
+    event += "data: ";
+    event += data;
+    event += "\n\n";
+    return event;
+  }
   size_t begin = 0;
   while (true) {
     const size_t end = data.find_first_of("\r\n", begin);

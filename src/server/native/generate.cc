@@ -1,9 +1,13 @@
 #include "server/native/generate.h"
 
+#include <charconv>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <mutex>
 
+#include "core/format.h"
+#include "server/api/accumulated.h"
 #include "server/api/base64.h"
 #include "server/api/cached_tokens.h"
 #include "server/api/guarded.h"
@@ -69,11 +73,23 @@ Accumulated Segment(const GenerationEvent& event, const Accumulated& so_far) {
   return segment;
 }
 
-}  // namespace
+void AppendIds(const std::vector<int32_t>& ids, std::string& out) {
+  char digits[16];
+  out += '[';
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (i > 0) out += ',';
+    out.append(digits, std::to_chars(digits, std::end(digits), ids[i]).ptr);
+  }
+  out += ']';
+}
 
-Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
-                    const GenerationSpec& spec, const Accumulated& a, bool with_input,
-                    double seconds) {
+// One response in SGLang's format, as JSON: text, output_ids, meta_info; in a stream of
+// several also `index`. With return_logprob, meta_info has lists for the prompt's
+// log-probabilities, which are empty unless `with_input` is true. Every event of a stream has all
+// tokens so far, so no JSON value is built for each of them.
+std::string GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body, size_t index,
+                           const Accumulated& a, bool with_input, double seconds) {
+  const GenerationSpec& spec = body.specs[index];
   Json meta = {{"id", spec.name.empty() ? std::to_string(a.last.id) : spec.name},
                {"finish_reason", FinishReasonJson(a.last)},
                {"prompt_tokens", a.last.prompt_tokens},
@@ -92,8 +108,14 @@ Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
   // int32 [positions, layers, top_k] in base64.
   if (spec.routed_experts.enabled && a.last.finished())
     meta["routed_experts"] = Base64(std::as_bytes(std::span(a.routed_experts)));
-  return {{"text", a.text}, {"output_ids", a.tokens}, {"meta_info", std::move(meta)}};
+  std::string out = R"({"text":)" + Dump(a.text) + R"(,"output_ids":)";
+  AppendIds(a.tokens, out);
+  out += R"(,"meta_info":)" + Dump(meta);
+  if (body.stream && !body.single) out += fmt::format(R"(,"index":{})", index);
+  return out + '}';
 }
+
+}  // namespace
 
 void HandleGenerate(Service& service, const http::Request& request,
                     const http::Responder& responder) {
@@ -102,7 +124,7 @@ void HandleGenerate(Service& service, const http::Request& request,
   const auto answer = [&service, body, start](size_t i, const Accumulated& a, bool with_input) {
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return GenerateAnswer(*service.model.tokenizer, *body, body->specs[i], a, with_input, seconds);
+    return GenerateAnswer(*service.model.tokenizer, *body, i, a, with_input, seconds);
   };
   PendingResponse::Events events;
   if (body->stream) {
@@ -116,9 +138,8 @@ void HandleGenerate(Service& service, const http::Request& request,
         return;
       }
       const bool first = a.tokens.size() == e.tokens.size();
-      Json json = body->segments ? answer(i, Segment(e, a), first) : answer(i, a, first);
-      if (!body->single) json["index"] = i;
-      responder.Write(http::SseEvent(Dump(json)));
+      responder.Write(
+          http::SseEvent(body->segments ? answer(i, Segment(e, a), first) : answer(i, a, first)));
     };
     events.on_end = [responder](const std::vector<Accumulated>&) {
       responder.Write(http::kSseDone);
@@ -131,9 +152,9 @@ void HandleGenerate(Service& service, const http::Request& request,
           return responder.SendError(http::StatusOf(a.last.error_kind),
                                      RedactPaths(service, a.last.error));
       }
-      Json list = Json::array();
-      for (size_t i = 0; i < all.size(); ++i) list.push_back(answer(i, all[i], true));
-      responder.Send(200, http::kJson, Dump(body->single ? list[0] : list));
+      std::string text = body->single ? "" : "[";
+      for (size_t i = 0; i < all.size(); ++i) text += (i > 0 ? "," : "") + answer(i, all[i], true);
+      responder.Send(200, http::kJson, body->single ? text : text + ']');
     };
   }
   PendingResponse::Start(service, body->specs, body->stream, responder, std::move(events));

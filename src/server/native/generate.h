@@ -1,7 +1,6 @@
 // POST /generate: SGLang's native interface.
 #pragma once
 
-#include "server/api/accumulated.h"
 #include "server/api/json_body.h"
 #include "server/front/service.h"
 #include "server/http/http_server.h"
@@ -19,12 +18,6 @@ struct GenerateBody {
   std::string weight_version;
 };
 GenerateBody ParseGenerateBody(const Service& service, const Json& body);
-
-// One response in SGLang's format: text, output_ids, meta_info. With return_logprob, the response
-// has lists for the prompt's log-probabilities, which are empty unless `with_input` is true.
-Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
-                    const GenerationSpec& spec, const Accumulated& so_far, bool with_input,
-                    double seconds);
 
 void HandleGenerate(Service& service, const http::Request& request,
                     const http::Responder& responder);

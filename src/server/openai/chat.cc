@@ -51,15 +51,6 @@ size_t RepeatedBytes(const ChatJob& job) {
   return job.echo.size() * job.delivery.n + (job.prompt_text ? job.prompt_text->size() : 0);
 }
 
-// `more`: an object with further members.
-std::string Chunk(const ChatJob& job, Json choices, Json usage, const Json& more = Json::object()) {
-  Json chunk = Envelope(job.delivery, "chat.completion.chunk", std::move(choices));
-  chunk.update(more);
-  if (job.delivery.include_usage || job.delivery.continuous_usage)
-    chunk["usage"] = std::move(usage);
-  return http::SseEvent(Dump(chunk));
-}
-
 // An event of choice i that precedes its first token.
 std::string EarlyChunk(const ChatJob& job, size_t i, const GenerationEvent& e, Json delta,
                        const Json& more) {
@@ -68,8 +59,8 @@ std::string EarlyChunk(const ChatJob& job, size_t i, const GenerationEvent& e, J
                  {"logprobs", nullptr},
                  {"finish_reason", nullptr},
                  {"matched_stop", nullptr}};
-  return Chunk(job, Json::array({std::move(choice)}), UsageSoFar(job.delivery, e, /*opening=*/true),
-               more);
+  return StreamEvent(job.delivery, Json::array({std::move(choice)}),
+                     UsageSoFar(job.delivery, e, /*opening=*/true), more);
 }
 
 // Sends the events of choice i that precede its tokens: the role, and the echoed text.
@@ -98,13 +89,14 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
                    {"logprobs", Logprobs(*job, *service.model.tokenizer, e.output_logprobs)}};
     AddEnding(e, choice);
     if (job->delivery.token_ids) choice["token_ids"] = e.tokens;
-    responder.Write(Chunk(*job, Json::array({std::move(choice)}), UsageSoFar(job->delivery, e)));
+    responder.Write(
+        StreamEvent(job->delivery, Json::array({std::move(choice)}), UsageSoFar(job->delivery, e)));
   };
   events.on_end = [job, responder](const std::vector<Accumulated>& all) {
     if (const Json ext = SglExt(job->delivery, all); !ext.is_null())
-      responder.Write(Chunk(*job, Json::array(), nullptr, {{"sglext", ext}}));
+      responder.Write(StreamEvent(job->delivery, Json::array(), nullptr, {{"sglext", ext}}));
     if (job->delivery.include_usage)
-      responder.Write(Chunk(*job, Json::array(), Usage(all, job->delivery.n)));
+      responder.Write(StreamEvent(job->delivery, Json::array(), Usage(all, job->delivery.n)));
     responder.Write(http::kSseDone);
     responder.EndStream();
   };
@@ -174,7 +166,7 @@ std::shared_ptr<const ChatJob> ParseChat(const Service& service, const Json& bod
   CheckModel(service, f);
   CheckFields(f, RequestKind::kChat, service.unknown_fields);
   auto job = std::make_shared<ChatJob>();
-  job->delivery = ParseDelivery(service, f, "chatcmpl");
+  job->delivery = ParseDelivery(service, f, "chatcmpl", "chat.completion.chunk");
   job->prompt_ids = job->delivery.token_ids || f.Bool("return_prompt_token_ids", false);
   // Without a token limit a chat may fill the context. The front reduces the limit to the tokens
   // that are left.

@@ -7,6 +7,7 @@
 #include "server/api/cached_tokens.h"
 #include "server/api/data_parallel_rank.h"
 #include "server/api/sampling_fields.h"
+#include "server/http/sse.h"
 
 namespace switchyard::openai {
 namespace {
@@ -144,17 +145,22 @@ ClientNames ClientNamesOf(const Fields& f, const char* prompt, const char* top) 
       {"data_parallel_rank", f.Has("routed_dp_rank") ? "routed_dp_rank" : "data_parallel_rank"}};
 }
 
-Delivery ParseDelivery(const Service& service, const Fields& f, const char* id_prefix) {
+Delivery ParseDelivery(const Service& service, const Fields& f, const char* id_prefix,
+                       const char* event_object) {
   Delivery d{.id = AnswerId(f, id_prefix),
              .created = Now(),
              .model = service.model.name,
              .fingerprint = Fingerprint(service),
+             .event_head = {},
              .stream = f.Bool("stream", false),
              .token_ids = f.Bool("return_token_ids", false),
              .cached_details = f.Bool("return_cached_tokens_details", false),
              .n = static_cast<int32_t>(f.Int("n", 1, 1, 1024))};
   ParseStreamOptions(f, &d);
   CheckBestOf(f, d.n);
+  d.event_head = Dump(Envelope(d, event_object, nullptr));
+  constexpr std::string_view kAfter = "null}";
+  d.event_head.resize(d.event_head.size() - kAfter.size());
   return d;
 }
 
@@ -165,6 +171,14 @@ Json Envelope(const Delivery& delivery, const char* object, Json choices) {
           {"model", delivery.model},
           {"system_fingerprint", delivery.fingerprint},
           {"choices", std::move(choices)}};
+}
+
+std::string StreamEvent(const Delivery& delivery, const Json& choices, const Json& usage,
+                        const Json& more) {
+  std::string text = delivery.event_head + Dump(choices);
+  for (const auto& [name, value] : more.items()) text += ',' + Dump(name) + ':' + Dump(value);
+  if (delivery.include_usage || delivery.continuous_usage) text += R"(,"usage":)" + Dump(usage);
+  return http::SseEvent(text + '}');
 }
 
 void AddEnding(const GenerationEvent& event, Json& choice) {

@@ -48,6 +48,7 @@ struct Delivery {
   std::string id;  // "chatcmpl-…", or from the client's rid or request_id
   int64_t created = 0;
   std::string model, fingerprint;
+  std::string event_head;  // JSON of each stream event, up to the value of "choices"
   bool stream = false;
   bool include_usage = false;     // stream_options: the last event has the usage
   bool continuous_usage = false;  // stream_options: every event has the usage so far
@@ -56,10 +57,17 @@ struct Delivery {
   int32_t n = 1;
 };
 // Throws RequestError if n, best_of, stream and stream_options are invalid or inconsistent.
-Delivery ParseDelivery(const Service& service, const Fields& f, const char* id_prefix);
+// `event_object`: the member "object" of stream events.
+Delivery ParseDelivery(const Service& service, const Fields& f, const char* id_prefix,
+                       const char* event_object);
 
 // Common members of a response and of each stream event.
 Json Envelope(const Delivery& delivery, const char* object, Json choices);
+
+// Returns a stream event. `usage` is omitted unless stream_options requests it. `more`: an object
+// with further members.
+std::string StreamEvent(const Delivery& delivery, const Json& choices, const Json& usage,
+                        const Json& more = Json::object());
 
 // Adds finish_reason ("stop", "length" or "abort"; null while running) and matched_stop (null if no
 // stop matched).

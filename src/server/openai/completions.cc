@@ -106,16 +106,6 @@ Json ChunkChoice(const CompletionJob& job, const Tokenizer& tokenizer, size_t i,
   return choice;
 }
 
-// `more`: an object with further members.
-std::string Chunk(const CompletionJob& job, Json choices, Json usage,
-                  const Json& more = Json::object()) {
-  Json chunk = Envelope(job.delivery, "text_completion", std::move(choices));
-  chunk.update(more);
-  if (job.delivery.include_usage || job.delivery.continuous_usage)
-    chunk["usage"] = std::move(usage);
-  return http::SseEvent(Dump(chunk));
-}
-
 // Bytes of the prompts in the response.
 size_t EchoedBytes(const CompletionJob& job) {
   size_t bytes = 0;
@@ -134,13 +124,13 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
       return;
     }
     Json choices = Json::array({ChunkChoice(*job, *service.model.tokenizer, i, e, a)});
-    responder.Write(Chunk(*job, std::move(choices), UsageSoFar(job->delivery, e)));
+    responder.Write(StreamEvent(job->delivery, std::move(choices), UsageSoFar(job->delivery, e)));
   };
   events.on_end = [job, responder](const std::vector<Accumulated>& all) {
     if (const Json ext = SglExt(job->delivery, all); !ext.is_null())
-      responder.Write(Chunk(*job, Json::array(), nullptr, {{"sglext", ext}}));
+      responder.Write(StreamEvent(job->delivery, Json::array(), nullptr, {{"sglext", ext}}));
     if (job->delivery.include_usage)
-      responder.Write(Chunk(*job, Json::array(), Usage(all, job->delivery.n)));
+      responder.Write(StreamEvent(job->delivery, Json::array(), Usage(all, job->delivery.n)));
     responder.Write(http::kSseDone);
     responder.EndStream();
   };
@@ -181,7 +171,7 @@ std::shared_ptr<const CompletionJob> ParseCompletion(const Service& service, con
   CheckFields(f, RequestKind::kCompletion, service.unknown_fields);
   const Tokenizer& tokenizer = *service.model.tokenizer;
   auto job = std::make_shared<CompletionJob>();
-  job->delivery = ParseDelivery(service, f, "cmpl");
+  job->delivery = ParseDelivery(service, f, "cmpl", "text_completion");
   job->echo = f.Bool("echo", false);
   job->logprobs = ParseLogprobs(f);
   GenerationSpec spec;
