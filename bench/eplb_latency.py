@@ -2,11 +2,18 @@
 Starts `switchyard serve` on ranks of this machine with a random checkpoint.
 
     bench/eplb_latency.py                            # weights in the stored format, mapped from the file
+    bench/eplb_latency.py --rebalances 1000          # until 1000 rebalances have completed
     bench/eplb_latency.py -- --quantization int4     # weights that are converted when an expert moves
+    bench/eplb_latency.py --ranks 2 -- --device cuda
+
+Each client repeats one request with a seed, with log-probabilities. All responses to it must be equal to the bit.
+Prints how many were not, and the memory of all processes (and of the GPUs) after the first round and at the end. Exit
+status: 0, or 1 if a response differs or a rebalance failed.
 
 Arguments after `--` are passed to the server. SWITCHYARD names the program (build/release/switchyard).
 """
 import argparse
+import hashlib
 import json
 import os
 import pathlib
@@ -14,6 +21,7 @@ import random
 import shutil
 import statistics
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -76,23 +84,26 @@ def checkpoint(directory, hidden, intermediate, layers, experts):
 
 
 class Clients:
-    """Runs streaming requests without pause; records the gaps between their tokens by phase."""
+    """Runs streaming requests without pause; records the gaps between their tokens by phase, and compares responses."""
 
     def __init__(self, server, count, new_tokens):
         self.server, self.new_tokens = server, new_tokens
         self.phase, self.stopped, self.gaps = None, False, {}
+        self.equal = self.different = 0
         self.threads = [threading.Thread(target=self.stream, args=(i,)) for i in range(count)]
         for thread in self.threads:
             thread.start()
 
     def stream(self, number):
         r = random.Random(number)
+        body = {"input_ids": [r.randrange(500) for _ in range(8)], "stream": True, "return_logprob": True,
+                "sampling_params": {"max_new_tokens": self.new_tokens, "ignore_eos": True, "temperature": 1,
+                                    "sampling_seed": number}}
+        expected = None
         while not self.stopped:
-            body = {"input_ids": [r.randrange(500) for _ in range(8)], "stream": True,
-                    "sampling_params": {"max_new_tokens": self.new_tokens, "ignore_eos": True}}
             request = urllib.request.Request(self.server.url + "/generate", json.dumps(body).encode(),
                                              {"Content-Type": "application/json"})
-            last = None
+            last, digest = None, hashlib.sha256()
             with urllib.request.urlopen(request) as response:
                 for line in response:
                     if not line.startswith(b"data: {"):
@@ -101,13 +112,32 @@ class Clients:
                     if last and last[1] == phase and phase is not None:
                         self.gaps.setdefault(phase, []).append((now - last[0]) * 1e3)
                     last = now, phase
+                    info = json.loads(line[6:])["meta_info"]
+                    digest.update(json.dumps(info["output_token_logprobs"]).encode())
                     if self.stopped:
                         return
+            if expected is None:
+                expected = digest.digest()
+            elif expected == digest.digest():
+                self.equal += 1
+            else:
+                self.different += 1
 
     def stop(self):
         self.stopped = True
         for thread in self.threads:
             thread.join()
+
+
+def memory(server):
+    """Megabytes: resident memory of all processes, and memory of the GPUs in use."""
+    pids = [server.process.pid, *server.ranks()]
+    pages = sum(int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
+    if not shutil.which("nvidia-smi"):
+        return pages * os.sysconf("SC_PAGESIZE") >> 20, 0
+    listed = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+                            capture_output=True, text=True)
+    return pages * os.sysconf("SC_PAGESIZE") >> 20, sum(map(int, listed.stdout.split()))
 
 
 def percentile(values, p):
@@ -121,6 +151,7 @@ def main():
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=8, help="seconds of each phase")
     parser.add_argument("--rounds", type=int, default=4, help="rounds of one phase without and one with rebalances")
+    parser.add_argument("--rebalances", type=int, default=0, help="further rounds until this many have completed")
     parser.add_argument("--pause", type=float, default=1, help="seconds between two rebalances; 0: no pause")
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--intermediate", type=int, default=256)
@@ -134,11 +165,13 @@ def main():
         with Server(model, "--tp", args.ranks, "--ep", args.ranks, "--moe-a2a-backend", "deepep", "--enable-eplb",
                     "--ep-num-redundant-experts", args.ranks, "--eplb-algorithm", "deepseek",
                     "--eplb-rebalance-num-iterations", 50, "--eplb-min-rebalancing-utilization-threshold", 0,
-                    "--max-total-tokens", 65536, *args.flags) as server:
+                    "--max-total-tokens", 65536, "--stream-output", *args.flags) as server:
             clients = Clients(server, args.clients, new_tokens=1000)
             time.sleep(2)
             print(f"{'phase':>12} {'tokens':>8} {'p50 ms':>8} {'p99 ms':>8} {'rebalances':>10} {'layers':>7} {'busy':>5}")
-            for i in range(2 * args.rounds):
+            i, now, first = -1, None, None
+            while i + 1 < 2 * args.rounds or i % 2 == 0 or now["rebalances"] < args.rebalances:
+                i += 1
                 moves = i % 2 == 1
                 before = server.request("/eplb")[1]
                 clients.phase = name = i, moves
@@ -158,6 +191,8 @@ def main():
                       f"{percentile(gaps, .99):8.2f} {now['rebalances'] - before['rebalances']:10} "
                       f"{now['layers_moved'] - before['layers_moved']:7} "
                       f"{sum(polls) / len(polls):5.0%}", flush=True)
+                first = first or (i == 1 and memory(server))
+            last = memory(server)
             clients.stop()
             for moves, name in ((False, "quiet"), (True, "rebalancing")):
                 p99 = [percentile(g, .99) for (_, m), g in clients.gaps.items() if m == moves]
@@ -166,6 +201,11 @@ def main():
                       f"of p99 {statistics.median(p99):.2f} ms")
             switch = now["rebalance"]["longest_switch_seconds"] * 1e3
             print(f"the last rebalance: {now['last_result']}; longest switch {switch:.3f} ms; failures {now['failures']}")
+            print(f"{now['rebalances']} rebalances, {now['layers_moved']} layers moved; of the repeated responses "
+                  f"{clients.equal} are equal and {clients.different} differ; memory {first[0]} MB after the first round, "
+                  f"{last[0]} MB at the end; GPUs {first[1]} MB, {last[1]} MB")
+            if clients.different or now["failures"]:
+                sys.exit(1)
 
 
 if __name__ == "__main__":
