@@ -1,7 +1,9 @@
 // Permute, activation and unpermute kernels of the experts; kThreads threads a block.
 //   CopyRowsKernel, ConvertRowsKernel  a block per dispatched row, or several (GridOf)
-//   ActivateKernel                     a block per row
+//   ActivateKernel                     a block per kGroupBlockRows rows, or several
 //   SumSlotsKernel, AddToTokensKernel  a block per token, or several (GridOf)
+#include <algorithm>
+
 #include "kernels/cuda/grouped_gemm.h"
 #include "kernels/cuda/kernel_chain.cuh"
 #include "moe/cuda/expert_rows.h"
@@ -16,12 +18,17 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSlots = 16;
 
-// Whether a row of the chunk is valid, not padding.
-__device__ __forceinline__ bool IsValidRow(const RowChunk& chunk, int64_t row) {
-  if (!chunk.order.block_groups) return true;
-  const int64_t at = chunk.first + row;
-  const int expert = chunk.order.block_groups[at / kGroupBlockRows];
-  return expert >= 0 && at - chunk.order.offsets[expert] < chunk.order.counts[expert];
+// Number of rows of the chunk from `begin` on, a multiple of kGroupBlockRows, that are not padding;
+// at most kGroupBlockRows.
+__device__ __forceinline__ int ValidRows(const RowChunk& chunk, int64_t begin) {
+  int64_t end = chunk.rows;
+  if (chunk.order.block_groups) {
+    const int64_t at = chunk.first + begin;
+    const int expert = chunk.order.block_groups[at / kGroupBlockRows];
+    if (expert < 0) return 0;
+    end = chunk.order.offsets[expert] + chunk.order.counts[expert] - chunk.first;
+  }
+  return static_cast<int>(min(max(end - begin, int64_t{0}), int64_t{kGroupBlockRows}));
 }
 
 // Destination rows in the chunk of one dispatched row, shared by the block.
@@ -174,35 +181,50 @@ __device__ __forceinline__ float4 Activated(const ActivateParams& p, const From*
           SwiGlu<From>(p, gate.z, up.z), SwiGlu<From>(p, gate.w, up.w)};
 }
 
-// One block per row; a warp processes kAtOnce groups of 128 elements at a time.
+// Stores a warp's 128 elements of a row, group g.
+__device__ __forceinline__ void StoreActivated(const ActivateParams& p, int64_t row, int64_t g,
+                                               int64_t i, float4 y) {
+  const int64_t at = row * p.intermediate + i;
+  const bool exists = i < p.intermediate;
+  if (p.to == ElementType::kFp8) {
+    const Fp8Four quantized = QuantizeFour(y);
+    if (!exists) return;  // groups are complete or absent
+    *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(p.middle) + at) = quantized.codes;
+    if (threadIdx.x % 32 == 0) p.scales[g * p.chunk.rows + row] = quantized.scale;
+  } else if (exists && p.to == ElementType::kBF16) {
+    StoreFour(static_cast<Bf16*>(p.middle) + at, y);
+  } else if (exists) {
+    StoreFour(static_cast<float*>(p.middle) + at, y);
+  }
+}
+
+// blockIdx.x: kGroupBlockRows rows, all of one expert. Its valid rows come first, so the padding
+// rows of few tokens cost nothing. blockIdx.y: a share of their groups of 128 elements. A warp
+// processes kAtOnce groups at a time.
 template <typename From>
 __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams p) {
   constexpr int kAtOnce = 2;
   WaitForPriorKernels();
   LaunchDependents();
-  const int64_t row = blockIdx.x, size = p.intermediate;
-  if (!IsValidRow(p.chunk, row)) return;
-  const From* gate_up = static_cast<const From*>(p.gate_up) + row * 2 * size;
-  const int lane = threadIdx.x % 32;
-  for (int64_t first = threadIdx.x / 32; first < (size + 127) / 128; first += kAtOnce * kWarps) {
+  const int64_t begin = int64_t{blockIdx.x} * kGroupBlockRows;
+  const int rows = ValidRows(p.chunk, begin);
+  const int groups = static_cast<int>((p.intermediate + 127) / 128), all = rows * groups;
+  const int lane = threadIdx.x % 32, step = gridDim.y * kWarps;
+  for (int first = blockIdx.y * kWarps + threadIdx.x / 32; first < all; first += kAtOnce * step) {
     float4 y[kAtOnce];
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j)
-      y[j] = Activated(p, gate_up, (first + j * kWarps) * 128 + lane * 4);
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int unit = first + j * step;
+      const int64_t row = begin + unit / groups;
+      const From* gate_up = static_cast<const From*>(p.gate_up) + row * 2 * p.intermediate;
+      y[j] = unit < all ? Activated(p, gate_up, unit % groups * 128 + lane * 4) : float4{};
+    }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      const int64_t g = first + j * kWarps, i = g * 128 + lane * 4, at = row * size + i;
-      const bool exists = i < size;
-      if (p.to == ElementType::kFp8) {
-        const Fp8Four quantized = QuantizeFour(y[j]);
-        if (!exists) continue;  // groups are complete or absent
-        *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(p.middle) + at) = quantized.codes;
-        if (lane == 0) p.scales[g * p.chunk.rows + row] = quantized.scale;
-      } else if (exists && p.to == ElementType::kBF16) {
-        StoreFour(static_cast<Bf16*>(p.middle) + at, y[j]);
-      } else if (exists) {
-        StoreFour(static_cast<float*>(p.middle) + at, y[j]);
-      }
+      const int unit = first + j * step;
+      if (unit >= all) break;  // the same for all lanes
+      const int64_t row = begin + unit / groups, g = unit % groups, i = g * 128 + lane * 4;
+      StoreActivated(p, row, g, i, y[j]);
     }
   }
 }
@@ -281,8 +303,15 @@ cudaError_t PermuteRows(const PermuteRowsParams& p, const PdlStream& chain) {
 
 cudaError_t Activate(const ActivateParams& p, const PdlStream& chain) {
   if (p.chunk.rows == 0) return cudaSuccess;
+  // About one wave of blocks on a GPU of 132 multiprocessors, which hold 8 blocks each.
+  constexpr int64_t kWave = 1056;
+  const int64_t blocks = (p.chunk.rows + kGroupBlockRows - 1) / kGroupBlockRows;
+  const int64_t groups =
+      std::min<int64_t>(p.chunk.rows, kGroupBlockRows) * ((p.intermediate + 127) / 128);
+  const int64_t shares = std::clamp<int64_t>(kWave / blocks, 1, (groups + kWarps - 1) / kWarps);
   return LaunchWithPdl(p.from == ElementType::kF32 ? ActivateKernel<float> : ActivateKernel<Bf16>,
-                       dim3(static_cast<unsigned>(p.chunk.rows)), kThreads, 0, chain, p);
+                       dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(shares)), kThreads,
+                       0, chain, p);
 }
 
 cudaError_t UnpermuteRows(const UnpermuteRowsParams& p, const PdlStream& chain) {
