@@ -47,11 +47,11 @@ void ReadGroupedAttention(const ConfigReader& reader, int64_t default_head_dim,
   a.heads = reader.Int({"num_attention_heads"}, 1, kMaxCount);
   a.kv_heads = reader.IntOr({"num_key_value_heads"}, a.heads, 1, kMaxCount);
   if (a.heads % a.kv_heads != 0) {
-    throw Invalid("{} {} is not a multiple of num_key_value_heads {}",
+    throw Invalid("{} is {}, not a multiple of num_key_value_heads {}",
                   reader.Where("num_attention_heads"), a.heads, a.kv_heads);
   }
   if (!reader.Has("head_dim") && default_head_dim == 0 && config->hidden % a.heads != 0) {
-    throw Invalid("{} {} is not a multiple of num_attention_heads {}, and there is no head_dim",
+    throw Invalid("{} is {}, not a multiple of num_attention_heads {}, and there is no head_dim",
                   reader.Where("hidden_size"), config->hidden, a.heads);
   }
   const int64_t fallback = default_head_dim != 0 ? default_head_dim : config->hidden / a.heads;
@@ -100,7 +100,7 @@ void ReadGroups(const ConfigReader& reader, int64_t default_groups, int64_t defa
   router->topk_groups =
       static_cast<int>(reader.IntOr({"topk_group"}, default_topk_groups, 1, kMaxCount));
   if (router->num_experts % router->num_groups != 0) {
-    throw Invalid("{} {} does not divide the number of experts, {}", reader.Where("n_group"),
+    throw Invalid("{} is {}, not a divisor of the number of experts {}", reader.Where("n_group"),
                   router->num_groups, router->num_experts);
   }
   if (router->topk_groups > router->num_groups) {
