@@ -53,6 +53,9 @@ class FusedOps {
   // must be bfloat16 and have the same number of columns and the same activation format; otherwise
   // returns an undefined view.
   virtual WeightView ConcatenateRows(std::span<const WeightView> parts) = 0;
+  // Whether Attention supports `bf16_out`.
+  virtual bool AttentionToBFloat16(const AttentionParams& p) const = 0;
+
   // Whether Linear would only round its input rows to bfloat16. The producer may then write
   // bfloat16 rows directly and call LinearOfBFloat16Rows, which does not read p.x.
   virtual bool ReadsBFloat16Rows(const LinearParams& p) const = 0;

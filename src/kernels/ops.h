@@ -150,6 +150,9 @@ struct AttentionParams {
   std::span<const SequenceSpan> sequences;
   float* out = nullptr;  // [m, heads, head_dim], row stride ldo
   int64_t ldo = 0;
+  // Instead of `out`: the same elements rounded to bfloat16, if FusedOps::AttentionToBFloat16 is
+  // true.
+  void* bf16_out = nullptr;
 };
 void Attention(const AttentionParams& p, ThreadPool& pool);
 

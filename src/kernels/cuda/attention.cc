@@ -21,7 +21,8 @@ void Start(AttentionLaunch& launch, bool exact, bool latent, std::span<std::byte
     Check(LaunchSimtAttention(launch, chain.stream), "attention");
     return;
   }
-  CHECK(IsAligned(launch.q) && IsAligned(launch.out) && IsAligned(launch.k) && IsAligned(launch.v));
+  CHECK(IsAligned(launch.q) && IsAligned(launch.out) && IsAligned(launch.bf16_out));
+  CHECK(IsAligned(launch.k) && IsAligned(launch.v));
   CHECK(launch.ldq % 4 == 0 && launch.ldo % 4 == 0);
   CHECK_GT(launch.scale, 0.0f);
   CHECK(IsAligned(scratch.data()));
@@ -52,8 +53,15 @@ void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bo
                             .sinks = p.sinks,
                             .out = p.out,
                             .ldo = p.ldo,
+                            .bf16_out = static_cast<__nv_bfloat16*>(p.bf16_out),
                             .table = table};
+  CHECK(!p.bf16_out || AttentionToBFloat16(p, exact));
   Start(launch, exact, false, scratch, chain);
+}
+
+bool AttentionToBFloat16(const kernels::AttentionParams& p, bool exact) {
+  return !exact && p.kv_dtype == DType::kBF16 && (p.head_dim == 64 || p.head_dim == 128) &&
+         IsHopper();
 }
 
 void LatentAttention(const kernels::LatentAttentionParams& p, const SequenceTable& table,

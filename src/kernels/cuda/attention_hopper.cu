@@ -9,8 +9,7 @@ namespace {
 
 template <int kHeadDim>
 cudaError_t Start(const AttentionLaunch& launch, int min_rows, const PdlStream& chain) {
-  using Shape =
-      TileShape<kHeadDim, kHeadDim, false, kSplitKeys, kHeadDim == 64 ? 4 : 8, 1, 2, true>;
+  using Shape = TileShape<kHeadDim, kHeadDim, false, kHeadDim == 64 ? 4 : 8, 1, 2, true>;
   return StartTiles<Shape>(launch, min_rows, INT_MAX, 1, chain);
 }
 
@@ -24,7 +23,7 @@ cudaError_t StartHopperAttention(const AttentionLaunch& launch, int min_rows,
 
 cudaError_t StartHopperLatentAttention(const AttentionLaunch& launch, int min_rows,
                                        const PdlStream& chain) {
-  using Shape = TileShape<576, 512, true, kLatentSplitKeys, 4, 2, 2, true>;
+  using Shape = TileShape<576, 512, true, 4, 2, 2, true>;
   return StartTiles<Shape>(launch, min_rows, INT_MAX, 2, chain);
 }
 

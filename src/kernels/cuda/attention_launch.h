@@ -2,6 +2,7 @@
 // to kernels/cuda.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -11,10 +12,6 @@
 #include "kernels/cuda/stream_chain.h"
 
 namespace switchyard::cuda {
-
-// Keys per split in the tensor core kernels; part of the reduction order. Smaller splits spread one
-// long sequence over more SMs, larger ones leave less to merge.
-constexpr int kSplitKeys = 512, kLatentSplitKeys = 1024;
 
 // Arguments of both kinds of attention. Latent attention has one key-value head, whose values are
 // the first v_dim elements of its keys.
@@ -30,6 +27,7 @@ struct AttentionLaunch {
   const float* sinks = nullptr;  // [heads] or null
   float* out = nullptr;          // [rows, heads, v_dim], row stride ldo
   int64_t ldo = 0;
+  __nv_bfloat16* bf16_out = nullptr;  // instead of `out`, on Hopper
   SequenceTable table;
   float* scratch = nullptr;
   int64_t scratch_floats = 0;

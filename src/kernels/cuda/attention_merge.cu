@@ -2,6 +2,7 @@
 // split-KV FlashDecoding). Grid (query row, group of heads), 128 threads per block; a thread merges
 // four columns of one head over all splits, in order.
 #include "kernels/cuda/attention_merge.cuh"
+#include "kernels/cuda/attention_tile_shape.cuh"
 #include "kernels/cuda/kernel_chain.cuh"
 #include "kernels/cuda/softmax_merge.cuh"
 
@@ -9,7 +10,7 @@ namespace switchyard::cuda {
 namespace {
 
 constexpr int kThreads = 128;  // four columns per thread
-constexpr int kInFlight = 8;   // loads in flight
+constexpr int kInFlight = 16;  // loads in flight
 
 __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ TiledAttention p) {
   WaitForPriorKernels();
@@ -61,10 +62,15 @@ __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ T
     }
   }
   const float factor = FinalFactor(state, launch.sinks ? launch.sinks + head : nullptr);
-  float4* out = reinterpret_cast<float4*>(launch.out + row * launch.ldo +
-                                          int64_t{head} * launch.v_dim + column);
-  *out = {__fmul_rn(sum.x, factor), __fmul_rn(sum.y, factor), __fmul_rn(sum.z, factor),
-          __fmul_rn(sum.w, factor)};
+  const int64_t at = row * launch.ldo + int64_t{head} * launch.v_dim + column;
+  sum = {__fmul_rn(sum.x, factor), __fmul_rn(sum.y, factor), __fmul_rn(sum.z, factor),
+         __fmul_rn(sum.w, factor)};
+  if (launch.bf16_out) {
+    *reinterpret_cast<uint2*>(launch.bf16_out + at) = {PackBf16(sum.x, sum.y),
+                                                       PackBf16(sum.z, sum.w)};
+  } else {
+    *reinterpret_cast<float4*>(launch.out + at) = sum;
+  }
 }
 
 }  // namespace

@@ -9,16 +9,35 @@
 
 namespace switchyard::cuda {
 
+// Splits of the keys at fixed positions; part of the reduction order. Smaller splits spread a
+// sequence over more SMs, larger ones leave less to merge: `fine` keys per split before position
+// `fine_end`, `coarse` keys after it.
+struct KeySplits {
+  int fine = 0, fine_end = 0, coarse = 0;
+
+  // The split of a key, and the first key of a split.
+  __host__ __device__ constexpr int Of(int key) const {
+    return key < fine_end ? key / fine : fine_end / fine + (key - fine_end) / coarse;
+  }
+  __host__ __device__ constexpr int Begin(int split) const {
+    const int after = split - fine_end / fine;
+    return after < 0 ? split * fine : fine_end + after * coarse;
+  }
+};
+
 struct AttentionSchedule {
   const int32_t* rows = nullptr;    // of SequenceTable
   const int32_t* kv_len = nullptr;  // of SequenceTable
   int num_sequences = 0;
   int group = 1, kv_heads = 1;  // query heads of a key-value head
   int window = 0;
-  int tile_rows = 0, split_keys = 0;
+  int tile_rows = 0;
+  KeySplits splits;
+  // A block processes all keys of a tile if the sequence has at most this many splits.
+  int whole_splits = 1;
   // Sequences with rows · group outside of this range belong to another launch.
   int min_rows = 0, max_rows = 0;
-  int slots = 0;  // scratch slots, assigned in sequence order; later sequences are not split
+  int slots = 0;  // scratch slots, assigned in sequence order; if they run out, as whole_splits
 };
 
 struct AttentionWorkItem {
@@ -31,14 +50,17 @@ struct AttentionWorkItem {
 // Number of tiles of a sequence, and of splits visible to any of them.
 struct SequenceWork {
   int tiles = 0, splits = 0;
-  __device__ int Units(const AttentionSchedule& s) const { return tiles * splits * s.kv_heads; }
+  // Number of work items, and of scratch slots, if the keys are split.
+  __device__ int Units(const AttentionSchedule& s) const {
+    return splits > s.whole_splits ? tiles * splits * s.kv_heads : 0;
+  }
 };
 __device__ __forceinline__ SequenceWork PartOf(const AttentionSchedule& s, int sequence) {
   const int rows = s.rows[sequence], flat = rows * s.group, keys = s.kv_len[sequence];
   if (rows <= 0 || flat < s.min_rows || flat > s.max_rows) return {};
   const int begin = s.window > 0 ? max(0, keys - rows - s.window + 1) : 0;
   return {.tiles = (flat + s.tile_rows - 1) / s.tile_rows,
-          .splits = (keys - 1) / s.split_keys - begin / s.split_keys + 1};
+          .splits = s.splits.Of(keys - 1) - s.splits.Of(begin) + 1};
 }
 
 __device__ __forceinline__ int WarpSumBefore(int x, int lane) {
@@ -63,7 +85,8 @@ __device__ inline AttentionWorkItem FindWorkItem(const AttentionSchedule& s, int
   for (int i = begin; i < end; ++i) {
     const SequenceWork part = PartOf(s, i);
     slot += part.Units(s);
-    units += slot <= s.slots ? part.Units(s) : part.tiles * s.kv_heads;
+    const bool split = part.Units(s) > 0 && slot <= s.slots;
+    units += split ? part.Units(s) : part.tiles * s.kv_heads;
   }
   const int before = WarpSumBefore(units, lane);
   const bool mine = index >= before && index < before + units;
@@ -73,7 +96,7 @@ __device__ inline AttentionWorkItem FindWorkItem(const AttentionSchedule& s, int
     slot = first_slot;
     for (int i = begin; i < end; ++i) {
       const SequenceWork part = PartOf(s, i);
-      const bool split = slot + part.Units(s) <= s.slots;
+      const bool split = part.Units(s) > 0 && slot + part.Units(s) <= s.slots;
       const int here = split ? part.Units(s) : part.tiles * s.kv_heads;
       if (offset < here) {
         const int j = offset / s.kv_heads;
@@ -124,8 +147,8 @@ __device__ __forceinline__ TileKeys TileKeysOf(const AttentionSchedule& s, int s
   k.first_position = start + k.begin_row / s.group;
   k.begin = s.window > 0 ? max(0, k.first_position - s.window + 1) : 0;
   k.end = start + (k.end_row - 1) / s.group + 1;
-  k.first_split = k.begin / s.split_keys;
-  k.splits = (k.end - 1) / s.split_keys - k.first_split + 1;
+  k.first_split = s.splits.Of(k.begin);
+  k.splits = s.splits.Of(k.end - 1) - k.first_split + 1;
   return k;
 }
 

@@ -33,7 +33,9 @@ cudaError_t ResidentBlocks(int* blocks) {
 }
 
 // For sequences of min_rows to max_rows rows (times query heads per key-value head). Keys are split
-// if there are fewer tiles than `waves` times the resident blocks.
+// if there are fewer tiles than `waves` times the resident blocks. With as many tiles as resident
+// blocks or more, only the keys of long sequences are split: blocks then have several tiles each,
+// and merging costs more than the uneven end of the kernel.
 template <typename Shape>
 cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows, int waves,
                        const PdlStream& chain) {
@@ -45,7 +47,8 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
   int resident = 0;
   if (const cudaError_t error = ResidentBlocks<Shape>(&resident); error != cudaSuccess)
     return error;
-  const int64_t most_splits = int64_t{table.max_pages} * table.page_size / Shape::kSplitKeys + 1;
+  const int64_t most_keys = std::min<int64_t>(int64_t{table.max_pages} * table.page_size, INT_MAX);
+  const int64_t most_splits = Shape::kSplits.Of(static_cast<int>(most_keys)) + 1;
   const bool split = most_splits > 1 && tiles < int64_t{waves} * resident;
   constexpr int64_t kSlotFloats = int64_t{Shape::kRows} * (Shape::kVDim + 2);
   const int64_t slots =
@@ -59,7 +62,8 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
                    .kv_heads = launch.kv_heads,
                    .window = launch.window,
                    .tile_rows = Shape::kRows,
-                   .split_keys = Shape::kSplitKeys,
+                   .splits = Shape::kSplits,
+                   .whole_splits = std::max(1, static_cast<int>(2 * tiles / resident)),
                    .min_rows = min_rows,
                    .max_rows = max_rows,
                    .slots = static_cast<int>(slots)},

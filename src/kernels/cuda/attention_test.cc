@@ -99,10 +99,50 @@ TEST_F(CudaAttentionTest, PromptsMatchReference) {
   }
 }
 
+TEST_F(CudaAttentionTest, BFloat16OutputIsTheRoundedOutput) {
+  Random random(11);
+  for (const int64_t head_dim : {64, 128}) {
+    const AttentionShape shape = {
+        .heads = 8, .kv_heads = 2, .head_dim = head_dim, .sinks = head_dim == 64};
+    const AttentionSequences sequences(random, shape, {1, 200, 300, 700, 4900});
+    if (!sequences.HasBFloat16Output()) GTEST_SKIP() << "requires Hopper";
+    const std::vector<std::vector<AttentionChunk>> batches = {
+        {{0, 0, 1}, {1, 199, 200}, {3, 699, 700}, {4, 4899, 4900}},
+        {{1, 0, 200}, {2, 250, 300}, {4, 4850, 4900}}};
+    for (const std::vector<AttentionChunk>& chunks : batches) {
+      std::vector<float> want = sequences.Run(chunks, false);
+      for (float& x : want) x = ToFloat(ToBF16(x));
+      const std::vector<float> got = sequences.RunToBFloat16(chunks);
+      ASSERT_EQ(got.size(), want.size());
+      EXPECT_TRUE(SameBits(got.data(), want.data(), static_cast<int64_t>(got.size())));
+    }
+  }
+}
+
+// In large batches, one block processes all keys of a short sequence.
+TEST_F(CudaAttentionTest, LargeBatchesHaveTheBitsOfSingleSequences) {
+  Random random(12);
+  const AttentionShape shape = {.heads = 16, .kv_heads = 4, .head_dim = 128};
+  const std::vector<int32_t> lengths = {40, 256, 700, 1100, 4900};
+  const AttentionSequences sequences(random, shape, lengths);
+  const int64_t width = sequences.OutWidth();
+  std::vector<std::vector<float>> alone;
+  for (int s = 0; s < 5; ++s)
+    alone.push_back(sequences.Run({{s, lengths[s] - 1, lengths[s]}}, false));
+  std::vector<AttentionChunk> chunks;
+  for (int i = 0; i < 600; ++i) {
+    const int s = i % 5;
+    chunks.push_back({s, lengths[s] - 1, lengths[s]});
+  }
+  const std::vector<float> all = sequences.Run(chunks, false);
+  for (int i = 0; i < 600; ++i)
+    ASSERT_TRUE(SameBits(all.data() + i * width, alone[i % 5].data(), width)) << i;
+}
+
 // One sequence at once, then in chunks of several sizes among other sequences, in other cache
 // pages, with and without scratch for partial results.
 void ExpectSameBitsInAnyChunks(const AttentionShape& shape, bool exact, Random& random) {
-  const int32_t length = shape.rope > 0 ? 1100 : 700;  // two splits
+  const int32_t length = shape.rope > 0 ? 1100 : 700;  // several splits
   AttentionSequences sequences(random, shape, {length, 90, 270});
   const int64_t width = sequences.OutWidth();
   const std::vector<float> whole = sequences.Run({{0, 0, length}}, exact);

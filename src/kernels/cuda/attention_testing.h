@@ -1,6 +1,7 @@
 // Sequences with paged caches for the tests of GPU attention. A batch takes any parts of them.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -96,10 +97,19 @@ class AttentionSequences {
     return out;
   }
 
+  // Whether RunToBFloat16 is supported.
+  bool HasBFloat16Output() const {
+    return shape_.rope == 0 && AttentionToBFloat16(Grouped(), /*exact=*/false);
+  }
+  // The output in bfloat16, without exact arithmetic.
+  std::vector<float> RunToBFloat16(const std::vector<AttentionChunk>& chunks) const {
+    return Run(chunks, false, kAttentionScratchBytes, 0, /*to_bfloat16=*/true);
+  }
   // The same on the GPU. Before each chunk there are `gap` rows of no sequence, which must stay
   // unchanged, and an empty sequence.
   std::vector<float> Run(const std::vector<AttentionChunk>& chunks, bool exact,
-                         size_t scratch_bytes = kAttentionScratchBytes, int32_t gap = 0) const {
+                         size_t scratch_bytes = kAttentionScratchBytes, int32_t gap = 0,
+                         bool to_bfloat16 = false) const {
     const Pass pass = MakePass(chunks, gap);
     const size_t num_sequences = pass.rows.size();
     const DeviceMemory q = Upload(pass.queries), k = Upload(k_), v = Upload(v_),
@@ -133,10 +143,23 @@ class AttentionSequences {
       p.k_cache = k.data();
       p.v_cache = v.data();
       p.sinks = shape_.sinks ? sinks.as<float>() : nullptr;
-      p.out = out.as<float>();
+      if (to_bfloat16) {
+        p.bf16_out = out.data();
+      } else {
+        p.out = out.as<float>();
+      }
       Attention(p, table, exact, stream.get(), room);
     }
     stream.Synchronize();
+    if (to_bfloat16) {
+      std::vector<uint16_t> rounded(all.size());
+      Check(cudaMemcpy(rounded.data(), out.data(), rounded.size() * sizeof(uint16_t),
+                       cudaMemcpyDeviceToHost),
+            "copy of the result");
+      std::ranges::transform(rounded, all.begin(),
+                             [](uint16_t bits) { return ToFloat(BF16{bits}); });
+      return all;
+    }
     Check(cudaMemcpy(all.data(), out.data(), all.size() * sizeof(float), cudaMemcpyDeviceToHost),
           "copy of the result");
     std::vector<float> result;

@@ -9,8 +9,8 @@ namespace {
 
 template <int kHeadDim>
 cudaError_t Start(const AttentionLaunch& launch, const PdlStream& chain) {
-  using Small = TileShape<kHeadDim, kHeadDim, false, kSplitKeys, 1, 4, 2>;
-  using Large = TileShape<kHeadDim, kHeadDim, false, kSplitKeys, 4, 1, 2>;
+  using Small = TileShape<kHeadDim, kHeadDim, false, 1, 4, 2>;
+  using Large = TileShape<kHeadDim, kHeadDim, false, 4, 1, 2>;
   if (!FitsSharedMemory(std::max(Small::kBytes, Large::kBytes))) return cudaErrorNotSupported;
   return StartTilesOfBothShapes<Small>(launch, chain, [&](int min_rows) {
     return launch.hopper ? StartHopperAttention(launch, min_rows, chain)

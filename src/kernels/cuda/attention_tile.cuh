@@ -40,8 +40,9 @@ class TileWorker {
       __syncthreads();
       return;
     }
-    const int begin = partial ? max(keys_.begin, split * Shape::kSplitKeys) : keys_.begin;
-    const int end = partial ? min(keys_.end, (split + 1) * Shape::kSplitKeys) : keys_.end;
+    constexpr KeySplits kSplits = Shape::kSplits;
+    const int begin = partial ? max(keys_.begin, kSplits.Begin(split)) : keys_.begin;
+    const int end = partial ? min(keys_.end, kSplits.Begin(split + 1)) : keys_.end;
     const int first = begin / Shape::kKeys, last = (end - 1) / Shape::kKeys;
     SetRows();
     if (threadIdx.x < Shape::kKeys) {
@@ -66,12 +67,12 @@ class TileWorker {
       ProcessKeyBlock(block, stage);
       if (threadIdx.x < Shape::kKeys) copies_.Slots(stage)[threadIdx.x] = slot;
       stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
-      if ((block + 1) * Shape::kKeys % Shape::kSplitKeys != 0 && block != last) continue;
+      const int this_split = kSplits.Of(block * Shape::kKeys);
+      if (this_split == kSplits.Of((block + 1) * Shape::kKeys) && block != last) continue;
       if (partial) {
         results.Store(part_);
       } else {
-        const int done = block * Shape::kKeys / Shape::kSplitKeys - keys_.first_split;
-        results.Add(part_, done == 0, block == last);
+        results.Add(part_, this_split == keys_.first_split, block == last);
         part_.Clear();
       }
     }
@@ -95,8 +96,7 @@ class TileWorker {
       rows_.end[i] = from + row + 1;
       rows_.begin[i] = p_.schedule.window > 0 ? rows_.end[i] - p_.schedule.window : 0;
       rows_.head[i] = unit_.kv_head * group + flat - row * group;
-      rows_.out[i] = p_.launch.out +
-                     int64_t{p_.launch.table.row_begin[unit_.sequence] + row} * p_.launch.ldo +
+      rows_.out[i] = int64_t{p_.launch.table.row_begin[unit_.sequence] + row} * p_.launch.ldo +
                      int64_t{rows_.head[i]} * Shape::kVDim +
                      thread_.column_warp * Shape::kWarpColumns + thread_.lane % 4 * 2;
     }

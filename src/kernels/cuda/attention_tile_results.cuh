@@ -49,7 +49,7 @@ class TileEpilogue {
  private:
   // Running sums over the splits, kept in registers if they fit.
   static constexpr int kTotals =
-      Shape::kHopper && Shape::kWarpColumns <= 128 ? Shape::kWarpColumns / 2 : 0;
+      Shape::kWarpColumns <= (Shape::kHopper ? 128 : 32) ? Shape::kWarpColumns / 2 : 0;
 
   __device__ bool IsRow(int i) const { return keys_.begin_row + thread_.RowOf(i) < keys_.end_row; }
 
@@ -71,7 +71,7 @@ class TileEpilogue {
       float factor;
       const MergeFactors f = MergeState(part, i, last, &factor);
       if (!IsRow(i)) continue;
-      float2* out = reinterpret_cast<float2*>(rows_.out[i]);
+      float2* out = reinterpret_cast<float2*>(p_.launch.out + rows_.out[i]);
 #pragma unroll
       for (int begin = 0; begin < kCount; begin += kInFlight) {
         float2 before[kInFlight] = {};
@@ -101,11 +101,18 @@ class TileEpilogue {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (!IsRow(i)) continue;
-      float2* out = reinterpret_cast<float2*>(rows_.out[i]);
+      float2* out = reinterpret_cast<float2*>(p_.launch.out + rows_.out[i]);
+      uint32_t* rounded = reinterpret_cast<uint32_t*>(p_.launch.bf16_out + rows_.out[i]);
 #pragma unroll
-      for (int n = 0; n < kTotals / 4; ++n)
-        out[4 * n] = {__fmul_rn(sums_[4 * n + 2 * i], factor[i]),
-                      __fmul_rn(sums_[4 * n + 2 * i + 1], factor[i])};
+      for (int n = 0; n < kTotals / 4; ++n) {
+        const float2 y = {__fmul_rn(sums_[4 * n + 2 * i], factor[i]),
+                          __fmul_rn(sums_[4 * n + 2 * i + 1], factor[i])};
+        if (p_.launch.bf16_out) {
+          rounded[4 * n] = PackBf16(y.x, y.y);
+        } else {
+          out[4 * n] = y;
+        }
+      }
     }
   }
 

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/attention_schedule.cuh"
+
 namespace switchyard::cuda {
 
 // A block has kRowGroups · kColumnWarps warps with 16 query rows each. The kColumnWarps warps of
@@ -12,12 +14,14 @@ namespace switchyard::cuda {
 // of the same columns form a warpgroup, use wgmma, and score all keys of their rows. wgmma has
 // mma.sync's accumulator layout and, on an H200, the same bits (measured on products of K up to
 // 4096; tests compare the same rows in both kinds of tiles).
-template <int kQkDim_, int kVDim_, bool kLatent_, int kSplitKeys_, int kRowGroups_,
-          int kColumnWarps_, int kStages_, bool kHopper_ = false>
+template <int kQkDim_, int kVDim_, bool kLatent_, int kRowGroups_, int kColumnWarps_, int kStages_,
+          bool kHopper_ = false>
 struct TileShape {
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_;
   static constexpr bool kLatent = kLatent_;  // values are a prefix of the keys
-  static constexpr int kSplitKeys = kSplitKeys_;
+  static constexpr KeySplits kSplits =
+      kLatent ? KeySplits{.fine = 1024, .fine_end = 0, .coarse = 1024}
+              : KeySplits{.fine = 256, .fine_end = 4096, .coarse = 512};
   static constexpr int kRowGroups = kRowGroups_, kColumnWarps = kColumnWarps_;
   static constexpr int kStages = kStages_;
   static constexpr bool kHopper = kHopper_;
@@ -43,7 +47,9 @@ struct TileShape {
   static constexpr int kSlotsAt = kUnitAt + 32, kSlotsBytes = kStages * kKeys * 4;
   static constexpr int kBytes = kSlotsAt + kSlotsBytes;
 
-  static_assert(kSplitKeys % kKeys == 0 && kWarpKeys % 8 == 0 && kWarpColumns % 16 == 0);
+  static_assert(kSplits.fine % kKeys == 0 && kSplits.coarse % kKeys == 0);
+  static_assert(kSplits.fine_end % kSplits.fine == 0);
+  static_assert(kWarpKeys % 8 == 0 && kWarpColumns % 16 == 0);
   static_assert(kQkDim % 64 == 0 && kVDim % 64 == 0);
   static_assert(!kHopper || kRowGroups % 4 == 0);
 };

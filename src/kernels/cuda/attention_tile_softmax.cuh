@@ -28,7 +28,7 @@ struct TileAccumulator {
 struct TileRows {
   int begin[2], end[2];  // visible keys
   int head[2];
-  float* out[2];  // output at the lane's first columns
+  int64_t out[2];  // offset of the lane's first columns in the output
 };
 
 // Masks keys outside of the visible range of the lane's rows.

@@ -186,6 +186,9 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
     return ConcatWeightRows(
         parts, [this](size_t bytes) { return Allocate(bytes); }, stream_.get());
   }
+  bool AttentionToBFloat16(const kernels::AttentionParams& p) const override {
+    return cuda::AttentionToBFloat16(p, exact());
+  }
   bool ReadsBFloat16Rows(const kernels::LinearParams& p) const override {
     return products_.ReadsBFloat16Rows(p);
   }

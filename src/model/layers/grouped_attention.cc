@@ -1,5 +1,7 @@
 #include "model/layers/grouped_attention.h"
 
+#include <utility>
+
 #include "core/check.h"
 #include "kernels/cache_rows.h"
 #include "kernels/fused_ops.h"
@@ -50,28 +52,36 @@ void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int6
   const int64_t q_width = heads_ * head_dim_;
   const Arrays a = TakeArrays(pass);  // those of Project
   KvStorage& kv = *pass.kv;
-  c_.device.Attention({.q = a.q,
-                       .ldq = bf16_input ? q_width + 2 * kv_heads_ * head_dim_ : q_width,
-                       .k_cache = kv.k(layer).raw(),
-                       .v_cache = kv.v(layer).raw(),
-                       .kv_dtype = kv.dtype(),
-                       .heads = heads_,
-                       .kv_heads = kv_heads_,
-                       .head_dim = head_dim_,
-                       .scale = c_.config.attention.scale,
-                       .window = c_.config.layers[layer].window,
-                       .sinks = w.sinks.defined() ? w.sinks.data<float>() : nullptr,
-                       .bfloat16_rows = c_.config.quantization.bfloat16_rows,
-                       .out = a.attended,
-                       .ldo = q_width},
-                      *pass.sequences);
-  c_.device.Linear({.x = a.attended,
-                    .ldx = q_width,
-                    .w = w.o.w,
-                    .bias = w.o.bias_data(),
-                    .y = out,
-                    .ldy = c_.config.hidden,
-                    .m = pass.rows.tokens});
+  kernels::AttentionParams attention = {
+      .q = a.q,
+      .ldq = bf16_input ? q_width + 2 * kv_heads_ * head_dim_ : q_width,
+      .k_cache = kv.k(layer).raw(),
+      .v_cache = kv.v(layer).raw(),
+      .kv_dtype = kv.dtype(),
+      .heads = heads_,
+      .kv_heads = kv_heads_,
+      .head_dim = head_dim_,
+      .scale = c_.config.attention.scale,
+      .window = c_.config.layers[layer].window,
+      .sinks = w.sinks.defined() ? w.sinks.data<float>() : nullptr,
+      .bfloat16_rows = c_.config.quantization.bfloat16_rows,
+      .out = a.attended,
+      .ldo = q_width};
+  const kernels::LinearParams project = {.x = a.attended,
+                                         .ldx = q_width,
+                                         .w = w.o.w,
+                                         .bias = w.o.bias_data(),
+                                         .y = out,
+                                         .ldy = c_.config.hidden,
+                                         .m = pass.rows.tokens};
+  kernels::FusedOps* fused = c_.device.fused();
+  if (fused && fused->AttentionToBFloat16(attention) && fused->ReadsBFloat16Rows(project)) {
+    attention.bf16_out = std::exchange(attention.out, nullptr);
+    c_.device.Attention(attention, *pass.sequences);
+    return fused->LinearOfBFloat16Rows(project, attention.bf16_out);
+  }
+  c_.device.Attention(attention, *pass.sequences);
+  c_.device.Linear(project);
 }
 
 kernels::LinearParams GroupedAttention::Joined(int64_t tokens, const GroupedAttentionWeights& w,
