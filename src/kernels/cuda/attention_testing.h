@@ -241,7 +241,7 @@ class AttentionSequences {
   }
   float Scale() const { return 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)); }
   int64_t Width() const { return shape_.kv_heads * shape_.head_dim; }
-  int32_t MaxPages() const { return 2048 / shape_.page_size; }
+  int32_t MaxPages() const { return 8192 / shape_.page_size; }
 
   // Queries representable in bfloat16, so that the reference has the same inputs.
   static std::vector<float> Rounded(std::vector<float> x) {
