@@ -33,8 +33,9 @@ struct AttentionSchedule {
   int window = 0;
   int tile_rows = 0;
   KeySplits splits;
-  // A block processes all keys of a tile if the sequence has at most this many splits.
-  int whole_splits = 1;
+  // Sequences before this index are not split if they have at most `whole_splits` splits: a block
+  // processes all keys of a tile.
+  int whole_sequences = 0, whole_splits = 1;
   // Sequences with rows · group outside of this range belong to another launch.
   int min_rows = 0, max_rows = 0;
   int slots = 0;  // scratch slots, assigned in sequence order; if they run out, as whole_splits
@@ -50,17 +51,20 @@ struct AttentionWorkItem {
 // Number of tiles of a sequence, and of splits visible to any of them.
 struct SequenceWork {
   int tiles = 0, splits = 0;
+  bool whole = false;
   // Number of work items, and of scratch slots, if the keys are split.
   __device__ int Units(const AttentionSchedule& s) const {
-    return splits > s.whole_splits ? tiles * splits * s.kv_heads : 0;
+    return whole ? 0 : tiles * splits * s.kv_heads;
   }
 };
 __device__ __forceinline__ SequenceWork PartOf(const AttentionSchedule& s, int sequence) {
   const int rows = s.rows[sequence], flat = rows * s.group, keys = s.kv_len[sequence];
   if (rows <= 0 || flat < s.min_rows || flat > s.max_rows) return {};
   const int begin = s.window > 0 ? max(0, keys - rows - s.window + 1) : 0;
+  const int splits = s.splits.Of(keys - 1) - s.splits.Of(begin) + 1;
   return {.tiles = (flat + s.tile_rows - 1) / s.tile_rows,
-          .splits = s.splits.Of(keys - 1) - s.splits.Of(begin) + 1};
+          .splits = splits,
+          .whole = splits <= (sequence < s.whole_sequences ? s.whole_splits : 1)};
 }
 
 __device__ __forceinline__ int WarpSumBefore(int x, int lane) {

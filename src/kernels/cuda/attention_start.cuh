@@ -33,23 +33,26 @@ cudaError_t ResidentBlocks(int* blocks) {
 }
 
 // For sequences of min_rows to max_rows rows (times query heads per key-value head). Keys are split
-// if there are fewer tiles than `waves` times the resident blocks. With as many tiles as resident
-// blocks or more, only the keys of long sequences are split: blocks then have several tiles each,
-// and merging costs more than the uneven end of the kernel.
+// if there are fewer tiles than `waves` times the resident blocks. In decode, the first sequences
+// are not split: as many as give every resident block the same number of tiles. Splitting the rest
+// fills the last wave.
 template <typename Shape>
 cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows, int waves,
                        const PdlStream& chain) {
   const SequenceTable& table = launch.table;
   const int group = launch.heads / launch.kv_heads;
   // Upper bound: every sequence has one partial tile.
+  const bool decode = table.num_rows <= table.num_sequences && group <= Shape::kRows;
   const int64_t tiles =
-      (int64_t{table.num_rows} * group / Shape::kRows + table.num_sequences) * launch.kv_heads;
+      ((decode ? 0 : int64_t{table.num_rows} * group / Shape::kRows) + table.num_sequences) *
+      launch.kv_heads;
   int resident = 0;
   if (const cudaError_t error = ResidentBlocks<Shape>(&resident); error != cudaSuccess)
     return error;
   const int64_t most_keys = std::min<int64_t>(int64_t{table.max_pages} * table.page_size, INT_MAX);
   const int64_t most_splits = Shape::kSplits.Of(static_cast<int>(most_keys)) + 1;
   const bool split = most_splits > 1 && tiles < int64_t{waves} * resident;
+  const int64_t whole_sequences = decode ? tiles / resident * resident / launch.kv_heads : 0;
   constexpr int64_t kSlotFloats = int64_t{Shape::kRows} * (Shape::kVDim + 2);
   const int64_t slots =
       split ? std::min<int64_t>(launch.scratch_floats / kSlotFloats, INT_MAX / 2) : 0;
@@ -63,7 +66,8 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
                    .window = launch.window,
                    .tile_rows = Shape::kRows,
                    .splits = Shape::kSplits,
-                   .whole_splits = std::max(1, static_cast<int>(2 * tiles / resident)),
+                   .whole_sequences = static_cast<int>(whole_sequences),
+                   .whole_splits = std::max(1, static_cast<int>(4 * tiles / resident)),
                    .min_rows = min_rows,
                    .max_rows = max_rows,
                    .slots = static_cast<int>(slots)},
