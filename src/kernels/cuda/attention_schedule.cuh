@@ -77,54 +77,77 @@ __device__ __forceinline__ int WarpSumBefore(int x, int lane) {
   return sum - x;
 }
 
-// Returns work item `index` of the launch; called by a whole warp. Each lane scans a contiguous
-// range of sequences.
-__device__ inline AttentionWorkItem FindWorkItem(const AttentionSchedule& s, int index) {
-  const int lane = threadIdx.x % 32, run = (s.num_sequences + 31) / 32;
-  const int begin = min(s.num_sequences, lane * run), end = min(s.num_sequences, begin + run);
-  int split_units = 0;
-  for (int i = begin; i < end; ++i) split_units += PartOf(s, i).Units(s);
-  int slot = WarpSumBefore(split_units, lane), units = 0;
-  const int first_slot = slot;
-  for (int i = begin; i < end; ++i) {
-    const SequenceWork part = PartOf(s, i);
-    slot += part.Units(s);
-    const bool split = part.Units(s) > 0 && slot <= s.slots;
-    units += split ? part.Units(s) : part.tiles * s.kv_heads;
-  }
-  const int before = WarpSumBefore(units, lane);
-  const bool mine = index >= before && index < before + units;
-  AttentionWorkItem unit = {.sequence = -1};
-  if (mine) {
-    int offset = index - before;
-    slot = first_slot;
-    for (int i = begin; i < end; ++i) {
+// Exclusive prefix sum over the warp; `*all` gets the sum of all lanes.
+__device__ __forceinline__ int WarpPrefix(int x, int lane, int* all) {
+  const int before = WarpSumBefore(x, lane);
+  *all = __shfl_sync(~0u, before + x, 31);
+  return before;
+}
+
+// Finds work items of a launch; used by a whole warp. Each lane counts the work items of a
+// contiguous range of sequences once, so that a look-up reads only the range that has the item.
+class WorkItemFinder {
+ public:
+  __device__ explicit WorkItemFinder(const AttentionSchedule& s) {
+    const int lane = threadIdx.x % 32, run = (s.num_sequences + 31) / 32;
+    begin_ = min(s.num_sequences, lane * run);
+    end_ = min(s.num_sequences, begin_ + run);
+    int split_units = 0;
+    for (int i = begin_; i < end_; ++i) split_units += PartOf(s, i).Units(s);
+    first_slot_ = WarpSumBefore(split_units, lane);
+    int slot = first_slot_;
+    for (int i = begin_; i < end_; ++i) {
       const SequenceWork part = PartOf(s, i);
-      const bool split = part.Units(s) > 0 && slot + part.Units(s) <= s.slots;
-      const int here = split ? part.Units(s) : part.tiles * s.kv_heads;
-      if (offset < here) {
-        const int j = offset / s.kv_heads;
-        unit = {.sequence = i,
-                // Later tiles have more visible keys: longest first.
-                .tile = split ? j / part.splits : part.tiles - 1 - j,
-                .kv_head = offset % s.kv_heads,
-                .split = split ? j % part.splits : -1,
-                .slot = slot + offset};
-        break;
-      }
-      offset -= here;
+      units_ += IsSplit(s, part, slot) ? part.Units(s) : part.tiles * s.kv_heads;
       slot += part.Units(s);
     }
+    before_ = WarpSumBefore(units_, lane);
   }
-  const unsigned owner = __ballot_sync(~0u, mine);
-  if (owner == 0) return {.sequence = -1};
-  const int from = __ffs(static_cast<int>(owner)) - 1;
-  return {.sequence = __shfl_sync(~0u, unit.sequence, from),
-          .tile = __shfl_sync(~0u, unit.tile, from),
-          .kv_head = __shfl_sync(~0u, unit.kv_head, from),
-          .split = __shfl_sync(~0u, unit.split, from),
-          .slot = __shfl_sync(~0u, unit.slot, from)};
-}
+
+  // Work item `index` of the launch; sequence −1: there are fewer.
+  __device__ AttentionWorkItem Find(const AttentionSchedule& s, int index) const {
+    const int lane = threadIdx.x % 32;
+    const unsigned owner = __ballot_sync(~0u, index >= before_ && index < before_ + units_);
+    if (owner == 0) return {.sequence = -1};
+    const int from = __ffs(static_cast<int>(owner)) - 1;
+    const int end = __shfl_sync(~0u, end_, from);
+    int first = __shfl_sync(~0u, begin_, from), slot = __shfl_sync(~0u, first_slot_, from);
+    int offset = index - __shfl_sync(~0u, before_, from);
+    while (true) {  // ends, because the owner's range has the item
+      const int i = first + lane;
+      const SequenceWork part = i < end ? PartOf(s, i) : SequenceWork{};
+      int slots, items;
+      const int own_slot = slot + WarpPrefix(part.Units(s), lane, &slots);
+      const bool split = IsSplit(s, part, own_slot);
+      const int here = split ? part.Units(s) : part.tiles * s.kv_heads;
+      const int own_offset = offset - WarpPrefix(here, lane, &items);
+      const unsigned found = __ballot_sync(~0u, own_offset >= 0 && own_offset < here);
+      if (found != 0) {
+        const int j = own_offset / s.kv_heads;
+        const int tile = split ? j / part.splits : part.tiles - 1 - j;  // longest first
+        const int lane_of = __ffs(static_cast<int>(found)) - 1;
+        return {.sequence = first + lane_of,
+                .tile = __shfl_sync(~0u, tile, lane_of),
+                .kv_head = __shfl_sync(~0u, own_offset % s.kv_heads, lane_of),
+                .split = __shfl_sync(~0u, split ? j % part.splits : -1, lane_of),
+                .slot = __shfl_sync(~0u, own_slot + own_offset, lane_of)};
+      }
+      offset -= items;
+      slot += slots;
+      first += 32;
+    }
+  }
+
+ private:
+  // `slot`: the first scratch slot of the sequence.
+  __device__ static bool IsSplit(const AttentionSchedule& s, const SequenceWork& part, int slot) {
+    return part.Units(s) > 0 && slot + part.Units(s) <= s.slots;
+  }
+
+  int begin_, end_;         // sequences of this lane
+  int first_slot_;          // scratch slots of earlier lanes
+  int before_, units_ = 0;  // work items of earlier lanes, and of this lane
+};
 
 // The scratch slot of (tile 0, split 0, key-value head 0) of a sequence; −1 if its tiles process
 // all keys at once or belong to another launch. Called by a whole warp.

@@ -21,9 +21,10 @@ namespace switchyard::cuda {
 template <typename Shape>
 class TileWorker {
  public:
-  __device__ TileWorker(const TiledAttention& p, const AttentionWorkItem& unit,
-                        const TileKeys& keys, char* shared)
+  __device__ TileWorker(const TiledAttention& p, const WorkItemFinder& finder,
+                        const AttentionWorkItem& unit, const TileKeys& keys, char* shared)
       : p_(p),
+        finder_(finder),
         unit_(unit),
         keys_(keys),
         copies_(p, unit, keys, shared),
@@ -82,7 +83,7 @@ class TileWorker {
  private:
   __device__ void Find(int index, AttentionWorkItem& found) const {
     if (thread_.warp > 0) return;
-    const AttentionWorkItem unit = FindWorkItem(p_.schedule, index);
+    const AttentionWorkItem unit = finder_.Find(p_.schedule, index);
     if (thread_.lane == 0) found = unit;
   }
 
@@ -145,6 +146,7 @@ class TileWorker {
     }
   }
   const TiledAttention& p_;
+  const WorkItemFinder& finder_;
   const AttentionWorkItem& unit_;
   const TileKeys& keys_;
   TileLoader<Shape> copies_;
@@ -167,8 +169,9 @@ __global__ void __launch_bounds__(Shape::kThreads)
   }
   WaitForPriorKernels();
   LaunchDependents();
+  const WorkItemFinder finder(p.schedule);  // used by the first warp
   if (threadIdx.x < 32) {
-    const AttentionWorkItem first = FindWorkItem(p.schedule, blockIdx.x);
+    const AttentionWorkItem first = finder.Find(p.schedule, blockIdx.x);
     if (threadIdx.x == 0) found = first;
   }
   __syncthreads();
@@ -176,7 +179,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
     const AttentionWorkItem unit = found;
     if (unit.sequence < 0) return;
     const TileKeys keys = TileKeysOf(p.schedule, unit.sequence, unit.tile);
-    TileWorker<Shape>(p, unit, keys, shared).Run(index + static_cast<int>(gridDim.x), found);
+    TileWorker<Shape>(p, finder, unit, keys, shared)
+        .Run(index + static_cast<int>(gridDim.x), found);
   }
 }
 
