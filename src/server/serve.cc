@@ -97,6 +97,13 @@ void WarmUp(Service& service, const std::atomic<bool>& cancelled) {
     throw Error(ErrorKind::kPeer, "the warm-up request failed: " + what);
 }
 
+void LogOutputFormat(const OutputFormat& format) {
+  if (format.calls == nullptr && format.reasoning == nullptr) return;
+  LOG_INFO("parser of tool calls: {}; parser of reasoning: {}",
+           format.calls ? format.calls->name : "none",
+           format.reasoning ? format.reasoning->name : "none");
+}
+
 void PrintReady(const Service& service, int port) {
   const std::string host =
       service.args.host == "0.0.0.0" || service.args.host == "::" ? "127.0.0.1" : service.args.host;
@@ -174,6 +181,7 @@ int RunServe(const ServerArgs& args) {
     LOG_INFO("{}", DescribeExchangeMemory(plan.model, MakeModelOptions(args.engine, plan),
                                           args.engine.mesh));
   const ServedModel model = LoadServedModel(args, plan.model);
+  LogOutputFormat(model.output_format);
 
   // The front and the ranks send messages to each other. `ranks` is constructed last, so that it is
   // destroyed first; `link` is set afterwards.
