@@ -140,10 +140,9 @@ constexpr KnownField kChat[] = {
     {"return_prompt_text", kHonoured},
     {"add_special_tokens", kHonoured},
     {"echo", kHonoured},
-    // No effect: this server does not parse reasoning.
-    {"separate_reasoning", kHint},
-    {"stream_reasoning", kHint},
-    {"include_reasoning", kRefused, "is not supported: reasoning is part of the content", "[true]"},
+    {"separate_reasoning", kHonoured},
+    {"stream_reasoning", kHonoured},
+    {"include_reasoning", kHonoured},
     {"functions", kRefused, "is not supported: use tools"},
     {"function_call", kRefused, "is not supported: use tool_choice", R"(["auto", "none"])"},
     {"modalities", kRefused, kTextOnly, R"([["text"]])"},
