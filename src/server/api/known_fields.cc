@@ -287,6 +287,15 @@ constexpr KnownField kTokenize[] = {
 constexpr KnownField kDetokenize[] = {
     {"model", kHonoured}, {"tokens", kHonoured}, {"skip_special_tokens", kHonoured}};
 
+// SGLang's ParseFunctionCallReq and SeparateReasoningReqInput (managers/io_struct.py).
+constexpr KnownField kParseFunctionCall[] = {
+    {"text", kHonoured}, {"tools", kHonoured}, {"tool_call_parser", kHonoured}, {"rid", kHint}};
+
+constexpr KnownField kSeparateReasoning[] = {{"text", kHonoured},
+                                             {"reasoning_parser", kHonoured},
+                                             {"return_blocks", kHonoured},
+                                             {"rid", kHint}};
+
 std::vector<KnownField> Join(std::span<const KnownField> a, std::span<const KnownField> b,
                              std::span<const KnownField> c = {}) {
   std::vector<KnownField> all(a.begin(), a.end());
@@ -301,7 +310,8 @@ const KnownField* FindField(RequestKind kind, std::string_view name) {
     std::map<RequestKind, Table> tables;
     for (const RequestKind k :
          {RequestKind::kChat, RequestKind::kCompletion, RequestKind::kGenerate,
-          RequestKind::kSamplingParams, RequestKind::kTokenize, RequestKind::kDetokenize}) {
+          RequestKind::kSamplingParams, RequestKind::kTokenize, RequestKind::kDetokenize,
+          RequestKind::kParseFunctionCall, RequestKind::kSeparateReasoning}) {
       for (const KnownField& field : KnownFields(k)) tables[k][field.name] = &field;
     }
     return tables;
@@ -344,6 +354,10 @@ std::span<const KnownField> KnownFields(RequestKind kind) {
       return tokenize;
     case RequestKind::kDetokenize:
       return kDetokenize;
+    case RequestKind::kParseFunctionCall:
+      return kParseFunctionCall;
+    case RequestKind::kSeparateReasoning:
+      return kSeparateReasoning;
   }
   return {};
 }

@@ -9,6 +9,7 @@
 #include "server/native/eplb.h"
 #include "server/native/experts.h"
 #include "server/native/generate.h"
+#include "server/native/parsers.h"
 #include "server/native/profile.h"
 
 namespace switchyard::native {
@@ -199,6 +200,7 @@ void Register(http::Server& server, Service& service) {
   RegisterExperts(server, service);
   RegisterEplb(server, service);
   RegisterMetrics(server, service);
+  RegisterParsers(server, service);
   RegisterProfile(server, service);
   const auto route = [&](const char* method, const char* path, http::Handler handler) {
     server.Route(method, path, Guarded(service, std::move(handler)));

@@ -1,4 +1,5 @@
 // Chats whose outputs are parsed: reasoning and tool calls, streamed and not.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <regex>
@@ -10,6 +11,8 @@
 
 namespace switchyard::openai {
 namespace {
+
+using testing::HasSubstr;
 
 const std::string kChat = "/v1/chat/completions";
 
@@ -367,6 +370,31 @@ TEST(ParsedChatTest, MalformedToolsAreNamed) {
     const Json body = ParsedChat::Body(WithTools({{"tool_choice", Json::parse(choice)}}));
     EXPECT_EQ(chat.Ask(kChat, body, 400)["param"], "tool_choice");
   }
+}
+
+TEST(ParsedChatTest, TextsAreParsedWithoutTheModel) {
+  ParsedChat chat("qwen3");
+  Json body = {{"text", "Look: " + kCalls}, {"tools", WithTools()["tools"]}};
+  const Json calls = chat.Ask("/parse_function_call", body);
+  EXPECT_EQ(calls["normal_text"], "Look:");
+  ASSERT_EQ(calls["calls"].size(), 2u);
+  EXPECT_EQ(calls["calls"][1],
+            Json({{"tool_index", 1}, {"name", "get_time"}, {"parameters", R"({"city": "Rom"})"}}));
+  body["tool_call_parser"] = "mistral";
+  EXPECT_EQ(chat.Ask("/parse_function_call", body)["calls"], Json::array());
+  body["tool_call_parser"] = "nonsense";
+  const Json error = chat.Ask("/parse_function_call", body, 400);
+  EXPECT_EQ(error["param"], "tool_call_parser");
+  EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("qwen25"));
+  EXPECT_EQ(chat.Ask("/parse_function_call", {{"tools", Json::array()}}, 400)["param"], "text");
+
+  Json thought = {{"text", "a</think>b"}, {"reasoning_parser", "deepseek-r1"}};
+  EXPECT_EQ(chat.Ask("/separate_reasoning", thought),
+            Json({{"reasoning_text", "a"}, {"text", "b"}}));
+  thought["return_blocks"] = true;
+  EXPECT_EQ(chat.Ask("/separate_reasoning", thought)["blocks"].size(), 2u);
+  thought["reasoning_parser"] = "nonsense";
+  EXPECT_EQ(chat.Ask("/separate_reasoning", thought, 400)["param"], "reasoning_parser");
 }
 
 }  // namespace
