@@ -84,3 +84,22 @@ def test_unknown_parsers_are_refused_with_the_known_names(flag, known):
     done = subprocess.run([programs.PROGRAM, "serve", "--model-path", str(YARDLING), flag, "nonsense"], capture_output=True,
                           text=True)
     assert done.returncode == 2 and "nonsense" in done.stderr and known in done.stderr
+
+
+def test_the_responses_api_keeps_conversations(reasoning):
+    client = client_of(reasoning)
+    first = client.responses.create(model="yardling", input="What is a router?", temperature=0, max_output_tokens=40)
+    assert first.status == "completed" and first.output[0].type == "reasoning"
+    text = first.output[0].content[0].text
+    assert text and first.usage.output_tokens_details.reasoning_tokens > 0
+    events = list(client.responses.create(model="yardling", input="What is a router?", temperature=0, max_output_tokens=40,
+                                          stream=True))
+    assert events[0].type == "response.created" and events[-1].type == "response.completed"
+    assert events[-1].response.output[0].content[0].text == text
+    second = client.responses.create(model="yardling", input="And an expert?", previous_response_id=first.id,
+                                     max_output_tokens=40)
+    assert second.usage.input_tokens > first.usage.input_tokens
+    assert client.responses.retrieve(first.id).output[0].content[0].text == text
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)

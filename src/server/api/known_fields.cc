@@ -296,6 +296,48 @@ constexpr KnownField kSeparateReasoning[] = {{"text", kHonoured},
                                              {"return_blocks", kHonoured},
                                              {"rid", kHint}};
 
+// OpenAI's Responses API (openai-python, types/responses/response_create_params.py), and sampling
+// fields of SGLang.
+constexpr KnownField kResponses[] = {
+    {"model", kHonoured},
+    {"input", kHonoured},
+    {"instructions", kHonoured},
+    {"max_output_tokens", kHonoured},
+    {"parallel_tool_calls", kHonoured},
+    {"previous_response_id", kHonoured},
+    {"reasoning", kHonoured},
+    {"store", kHonoured},
+    {"stream", kHonoured},
+    {"stream_options", kHonoured},
+    {"temperature", kHonoured},
+    {"text", kHonoured},
+    {"tool_choice", kHonoured},
+    {"tools", kHonoured},
+    {"top_p", kHonoured},
+    {"metadata", kHonoured},
+    {"include", kHonoured},
+    {"top_k", kHonoured},
+    {"min_p", kHonoured},
+    {"seed", kHonoured},
+    {"stop", kHonoured},
+    {"frequency_penalty", kHonoured},
+    {"presence_penalty", kHonoured},
+    {"repetition_penalty", kHonoured},
+    {"chat_template_kwargs", kHonoured},
+    {"user", kHint},
+    {"safety_identifier", kHint},
+    {"prompt_cache_key", kHint},
+    {"prompt_cache_retention", kHint},
+    {"service_tier", kRefused, "is not supported: this server has a single service tier",
+     R"(["auto", "default"])"},
+    {"truncation", kRefused, "is not supported: only disabled", R"(["disabled"])"},
+    {"background", kRefused, "is not supported: responses use the request's connection"},
+    {"conversation", kRefused, "is not supported: use previous_response_id"},
+    {"max_tool_calls", kRefused, "is not supported: only clients run tools"},
+    {"prompt", kRefused, "is not supported: this server stores no prompts"},
+    {"top_logprobs", kRefused, kNotSupported, "[0]"},
+};
+
 std::vector<KnownField> Join(std::span<const KnownField> a, std::span<const KnownField> b,
                              std::span<const KnownField> c = {}) {
   std::vector<KnownField> all(a.begin(), a.end());
@@ -311,7 +353,7 @@ const KnownField* FindField(RequestKind kind, std::string_view name) {
     for (const RequestKind k :
          {RequestKind::kChat, RequestKind::kCompletion, RequestKind::kGenerate,
           RequestKind::kSamplingParams, RequestKind::kTokenize, RequestKind::kDetokenize,
-          RequestKind::kParseFunctionCall, RequestKind::kSeparateReasoning}) {
+          RequestKind::kParseFunctionCall, RequestKind::kSeparateReasoning, RequestKind::kResponses}) {
       for (const KnownField& field : KnownFields(k)) tables[k][field.name] = &field;
     }
     return tables;
@@ -358,6 +400,8 @@ std::span<const KnownField> KnownFields(RequestKind kind) {
       return kParseFunctionCall;
     case RequestKind::kSeparateReasoning:
       return kSeparateReasoning;
+    case RequestKind::kResponses:
+      return kResponses;
   }
   return {};
 }

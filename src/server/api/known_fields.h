@@ -33,6 +33,7 @@ enum class RequestKind {
   kDetokenize,
   kParseFunctionCall,
   kSeparateReasoning,
+  kResponses,
 };
 
 // All fields of one kind of request, unordered, without duplicates.
