@@ -13,6 +13,7 @@
 #include "core/log.h"
 #include "core/log_queue.h"
 #include "engine/rank_engine.h"
+#include "server/anthropic/messages.h"
 #include "server/front/service.h"
 #include "server/http/http_server.h"
 #include "server/http_setup.h"
@@ -195,6 +196,7 @@ int RunServe(const ServerArgs& args) {
   Service service{front, model, args, plan};
   http::Server server(SetUpHttp(args));
   openai::Register(server, service);
+  anthropic::Register(server, service);
   native::Register(server, service);
   server.Start();  // before loading, so that a port in use is reported at once
 

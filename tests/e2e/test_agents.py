@@ -103,3 +103,16 @@ def test_the_responses_api_keeps_conversations(reasoning):
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)
+
+
+def test_the_messages_api_gives_the_same_text(plain, reasoning):
+    ask = {"model": "yardling", "max_tokens": 40, "temperature": 0, "messages": HELLO}
+    text = client_of(plain).chat.completions.create(**ask).choices[0].message.content
+    status, answer = plain.request("/v1/messages", ask)
+    assert status == 200 and answer["content"] == [{"type": "text", "text": text}]
+    assert answer["stop_reason"] == "end_turn"
+    answer = reasoning.request("/v1/messages", ask)[1]
+    assert answer["content"] == [{"type": "thinking", "thinking": text, "signature": ""}]
+    counted = plain.request("/v1/messages/count_tokens", ask)[1]["input_tokens"]
+    usage = answer["usage"]
+    assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]

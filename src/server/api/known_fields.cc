@@ -296,6 +296,31 @@ constexpr KnownField kSeparateReasoning[] = {{"text", kHonoured},
                                              {"return_blocks", kHonoured},
                                              {"rid", kHint}};
 
+// Anthropic's Messages API (anthropic-python, types/message_create_params.py).
+constexpr KnownField kMessages[] = {
+    {"model", kHonoured},
+    {"max_tokens", kHonoured},
+    {"messages", kHonoured},
+    {"system", kHonoured},
+    {"stop_sequences", kHonoured},
+    {"stream", kHonoured},
+    {"temperature", kHonoured},
+    {"top_p", kHonoured},
+    {"top_k", kHonoured},
+    {"tools", kHonoured},
+    {"tool_choice", kHonoured},
+    {"thinking", kHonoured},
+    {"metadata", kHint},
+    {"cache_control", kHint},       // prefixes are always cached
+    {"context_management", kHint},  // this server removes nothing from the context
+    {"inference_geo", kHint},
+    {"service_tier", kHint},
+    {"container", kRefused, kNotSupported},
+    {"mcp_servers", kRefused, "is not supported: only clients run tools"},
+    {"output_format", kRefused, kConstrained},
+    {"output_config", kRefused, kNotSupported},
+};
+
 // OpenAI's Responses API (openai-python, types/responses/response_create_params.py), and sampling
 // fields of SGLang.
 constexpr KnownField kResponses[] = {
@@ -353,7 +378,8 @@ const KnownField* FindField(RequestKind kind, std::string_view name) {
     for (const RequestKind k :
          {RequestKind::kChat, RequestKind::kCompletion, RequestKind::kGenerate,
           RequestKind::kSamplingParams, RequestKind::kTokenize, RequestKind::kDetokenize,
-          RequestKind::kParseFunctionCall, RequestKind::kSeparateReasoning, RequestKind::kResponses}) {
+          RequestKind::kParseFunctionCall, RequestKind::kSeparateReasoning, RequestKind::kMessages,
+          RequestKind::kResponses}) {
       for (const KnownField& field : KnownFields(k)) tables[k][field.name] = &field;
     }
     return tables;
@@ -400,6 +426,8 @@ std::span<const KnownField> KnownFields(RequestKind kind) {
       return kParseFunctionCall;
     case RequestKind::kSeparateReasoning:
       return kSeparateReasoning;
+    case RequestKind::kMessages:
+      return kMessages;
     case RequestKind::kResponses:
       return kResponses;
   }

@@ -33,6 +33,7 @@ enum class RequestKind {
   kDetokenize,
   kParseFunctionCall,
   kSeparateReasoning,
+  kMessages,
   kResponses,
 };
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/anthropic/messages.h"
 #include "server/front/test_service.h"
 #include "server/http/test_client.h"
 #include "server/native/native.h"
@@ -67,6 +68,7 @@ class AnsweringServer {
         world_(WithModel(std::move(args), checkpoint_.dir()), 4096),
         server_(http::ServerOptions()) {
     openai::Register(server_, world_.service);
+    anthropic::Register(server_, world_.service);
     native::Register(server_, world_.service);
     server_.Start();
     world_.link.one_by_one = true;
