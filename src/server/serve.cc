@@ -13,6 +13,7 @@
 #include "core/log.h"
 #include "core/log_queue.h"
 #include "engine/rank_engine.h"
+#include "server/anthropic/messages.h"
 #include "server/front/service.h"
 #include "server/http/http_server.h"
 #include "server/http_setup.h"
@@ -97,6 +98,13 @@ void WarmUp(Service& service, const std::atomic<bool>& cancelled) {
     throw Error(ErrorKind::kPeer, "the warm-up request failed: " + what);
 }
 
+void LogOutputFormat(const OutputFormat& format) {
+  if (format.calls == nullptr && format.reasoning == nullptr) return;
+  LOG_INFO("parser of tool calls: {}; parser of reasoning: {}",
+           format.calls ? format.calls->name : "none",
+           format.reasoning ? format.reasoning->name : "none");
+}
+
 void PrintReady(const Service& service, int port) {
   const std::string host =
       service.args.host == "0.0.0.0" || service.args.host == "::" ? "127.0.0.1" : service.args.host;
@@ -174,6 +182,7 @@ int RunServe(const ServerArgs& args) {
     LOG_INFO("{}", DescribeExchangeMemory(plan.model, MakeModelOptions(args.engine, plan),
                                           args.engine.mesh));
   const ServedModel model = LoadServedModel(args, plan.model);
+  LogOutputFormat(model.output_format);
 
   // The front and the ranks send messages to each other. `ranks` is constructed last, so that it is
   // destroyed first; `link` is set afterwards.
@@ -187,6 +196,7 @@ int RunServe(const ServerArgs& args) {
   Service service{front, model, args, plan};
   http::Server server(SetUpHttp(args));
   openai::Register(server, service);
+  anthropic::Register(server, service);
   native::Register(server, service);
   server.Start();  // before loading, so that a port in use is reported at once
 

@@ -50,7 +50,10 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 REFUSED = [
     (CHAT, {"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
     (CHAT, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-    (CHAT, {"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls"),
+    (CHAT, {"tools": TOOLS, "parallel_tool_calls": "few"}, "parallel_tool_calls"),
+    (CHAT, {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+    (CHAT, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+    (CHAT, {"separate_reasoning": "some"}, "separate_reasoning"),
     (CHAT, {"reasoning_effort": "extreme"}, "reasoning_effort"),
     (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
     (CHAT, {"functions": [{"name": "f"}]}, "functions"),

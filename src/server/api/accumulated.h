@@ -12,10 +12,13 @@ struct Accumulated {
   std::vector<int32_t> tokens;
   std::vector<PositionLogprobs> input_logprobs, output_logprobs;
   std::vector<int64_t> token_offsets;
+  std::vector<uint32_t> token_ends;  // in `text`
   std::vector<int32_t> routed_experts;
   GenerationEvent last;
 
   void Add(const GenerationEvent& event) {
+    for (const uint32_t end : event.token_ends)
+      token_ends.push_back(static_cast<uint32_t>(text.size()) + end);
     text += event.text;
     tokens.insert(tokens.end(), event.tokens.begin(), event.tokens.end());
     input_logprobs.insert(input_logprobs.end(), event.input_logprobs.begin(),

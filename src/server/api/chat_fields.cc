@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "server/api/tools.h"
 #include "text/chat/messages.h"
 
 namespace switchyard {
@@ -53,17 +54,8 @@ const Json& Object(const Fields& f, const char* key, const Json& value) {
 }  // namespace
 
 void CheckChatFields(const Fields& f) {
-  const Json* tools = f.Find("tools");
-  const Json* choice = f.Find("tool_choice");
-  if (choice && *choice != "auto" && *choice != "none") {
-    throw InvalidField("tool_choice",
-                       "tool_choice is {}, want auto or none: forced tool calls are not supported",
-                       Dump(*choice).substr(0, 80));
-  }
-  const bool offered = tools && !tools->empty() && !(choice && *choice == "none");
-  if (!f.Bool("parallel_tool_calls", true) && offered) {
-    throw InvalidField("parallel_tool_calls", "parallel_tool_calls: false is not supported");
-  }
+  if (const Json* choice = f.Find("tool_choice")) RequireFreeChoice(ParseToolChoice(f), *choice);
+  f.Bool("parallel_tool_calls", true);
 }
 
 void CheckChatRoles(const Fields& f) {

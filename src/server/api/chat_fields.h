@@ -7,9 +7,8 @@
 
 namespace switchyard {
 
-// Throws RequestError for an unsupported tool_choice or parallel_tool_calls. The server neither
-// forces nor parses tool calls. So tool_choice must be "auto" or "none", and parallel_tool_calls
-// must not be false if tools are offered.
+// Throws RequestError for an unsupported tool_choice or a malformed parallel_tool_calls. The server
+// does not force tool calls, so tool_choice must be "auto" or "none".
 void CheckChatFields(const Fields& f);
 
 // Throws RequestError for a message role that neither OpenAI's API nor a published template

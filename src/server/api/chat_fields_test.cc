@@ -36,7 +36,8 @@ TEST(ChatFields, ToolChoicesThatCannotBeKeptAreRefused) {
               "tool_choice")
         << choice;
   }
-  EXPECT_EQ(Check(R"({"tools": [{}], "parallel_tool_calls": false})"), "parallel_tool_calls");
+  EXPECT_EQ(Check(R"({"tools": [{}], "parallel_tool_calls": "few"})"), "parallel_tool_calls");
+  EXPECT_EQ(Check(R"({"tools": [{}], "parallel_tool_calls": false})"), "");
   EXPECT_EQ(Check(R"({"tools": [{}], "parallel_tool_calls": true})"), "");
   EXPECT_EQ(Check(R"({"tools": [], "parallel_tool_calls": false})"), "");
   EXPECT_EQ(Check(R"({"tools": [{}], "tool_choice": "none", "parallel_tool_calls": false})"), "");

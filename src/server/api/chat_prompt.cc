@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "server/api/chat_fields.h"
+#include "server/api/tools.h"
 #include "text/chat/encode_rendered.h"
 
 namespace switchyard {
@@ -13,8 +14,7 @@ RenderedPrompt ChatPrompt(const ServedModel& model, const Json& body, size_t lim
   if (!messages) throw InvalidField("messages", "messages is missing");
   CheckChatFields(f);
   ChatInput chat{.messages = *messages};
-  const Json* choice = f.Find("tool_choice");
-  const bool hide_tools = choice && *choice == "none";
+  const bool hide_tools = ParseToolChoice(f).kind == ToolChoice::Kind::kNone;
   const Json* tools = f.Find("tools");
   if (tools && !hide_tools && *tools != Json::array()) chat.tools = *tools;
   chat.kwargs = TemplateVariables(f);
@@ -24,7 +24,8 @@ RenderedPrompt ChatPrompt(const ServedModel& model, const Json& body, size_t lim
   try {
     jinja::Rendered rendered = model.chat_template.Apply(chat);
     std::vector<int32_t> ids = EncodeRendered(*model.tokenizer, rendered, special, limit);
-    return {.text = std::move(rendered.text), .ids = std::move(ids)};
+    PromptEnd end = EndOf(rendered, chat.continue_final_message);
+    return {.text = std::move(rendered.text), .ids = std::move(ids), .end = std::move(end)};
   } catch (const Error& e) {
     throw RequestError(e.kind(), "messages", e.what());
   }

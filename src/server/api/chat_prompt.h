@@ -7,12 +7,14 @@
 
 #include "server/api/json_body.h"
 #include "server/front/served_model.h"
+#include "text/output/output_parser.h"
 
 namespace switchyard {
 
 struct RenderedPrompt {
   std::string text;  // output of the template; add_special_tokens does not change it
   std::vector<int32_t> ids;
+  PromptEnd end;
 };
 
 // Applies the model's chat template to the body and tokenizes the result. The template gets

@@ -140,10 +140,9 @@ constexpr KnownField kChat[] = {
     {"return_prompt_text", kHonoured},
     {"add_special_tokens", kHonoured},
     {"echo", kHonoured},
-    // No effect: this server does not parse reasoning.
-    {"separate_reasoning", kHint},
-    {"stream_reasoning", kHint},
-    {"include_reasoning", kRefused, "is not supported: reasoning is part of the content", "[true]"},
+    {"separate_reasoning", kHonoured},
+    {"stream_reasoning", kHonoured},
+    {"include_reasoning", kHonoured},
     {"functions", kRefused, "is not supported: use tools"},
     {"function_call", kRefused, "is not supported: use tool_choice", R"(["auto", "none"])"},
     {"modalities", kRefused, kTextOnly, R"([["text"]])"},
@@ -288,6 +287,82 @@ constexpr KnownField kTokenize[] = {
 constexpr KnownField kDetokenize[] = {
     {"model", kHonoured}, {"tokens", kHonoured}, {"skip_special_tokens", kHonoured}};
 
+// SGLang's ParseFunctionCallReq and SeparateReasoningReqInput (managers/io_struct.py).
+constexpr KnownField kParseFunctionCall[] = {
+    {"text", kHonoured}, {"tools", kHonoured}, {"tool_call_parser", kHonoured}, {"rid", kHint}};
+
+constexpr KnownField kSeparateReasoning[] = {{"text", kHonoured},
+                                             {"reasoning_parser", kHonoured},
+                                             {"return_blocks", kHonoured},
+                                             {"rid", kHint}};
+
+// Anthropic's Messages API (anthropic-python, types/message_create_params.py).
+constexpr KnownField kMessages[] = {
+    {"model", kHonoured},
+    {"max_tokens", kHonoured},
+    {"messages", kHonoured},
+    {"system", kHonoured},
+    {"stop_sequences", kHonoured},
+    {"stream", kHonoured},
+    {"temperature", kHonoured},
+    {"top_p", kHonoured},
+    {"top_k", kHonoured},
+    {"tools", kHonoured},
+    {"tool_choice", kHonoured},
+    {"thinking", kHonoured},
+    {"metadata", kHint},
+    {"cache_control", kHint},       // prefixes are always cached
+    {"context_management", kHint},  // this server removes nothing from the context
+    {"inference_geo", kHint},
+    {"service_tier", kHint},
+    {"container", kRefused, kNotSupported},
+    {"mcp_servers", kRefused, "is not supported: only clients run tools"},
+    {"output_format", kRefused, kConstrained},
+    {"output_config", kRefused, kNotSupported},
+};
+
+// OpenAI's Responses API (openai-python, types/responses/response_create_params.py), and sampling
+// fields of SGLang.
+constexpr KnownField kResponses[] = {
+    {"model", kHonoured},
+    {"input", kHonoured},
+    {"instructions", kHonoured},
+    {"max_output_tokens", kHonoured},
+    {"parallel_tool_calls", kHonoured},
+    {"previous_response_id", kHonoured},
+    {"reasoning", kHonoured},
+    {"store", kHonoured},
+    {"stream", kHonoured},
+    {"stream_options", kHonoured},
+    {"temperature", kHonoured},
+    {"text", kHonoured},
+    {"tool_choice", kHonoured},
+    {"tools", kHonoured},
+    {"top_p", kHonoured},
+    {"metadata", kHonoured},
+    {"include", kHonoured},
+    {"top_k", kHonoured},
+    {"min_p", kHonoured},
+    {"seed", kHonoured},
+    {"stop", kHonoured},
+    {"frequency_penalty", kHonoured},
+    {"presence_penalty", kHonoured},
+    {"repetition_penalty", kHonoured},
+    {"chat_template_kwargs", kHonoured},
+    {"user", kHint},
+    {"safety_identifier", kHint},
+    {"prompt_cache_key", kHint},
+    {"prompt_cache_retention", kHint},
+    {"service_tier", kRefused, "is not supported: this server has a single service tier",
+     R"(["auto", "default"])"},
+    {"truncation", kRefused, "is not supported: only disabled", R"(["disabled"])"},
+    {"background", kRefused, "is not supported: responses use the request's connection"},
+    {"conversation", kRefused, "is not supported: use previous_response_id"},
+    {"max_tool_calls", kRefused, "is not supported: only clients run tools"},
+    {"prompt", kRefused, "is not supported: this server stores no prompts"},
+    {"top_logprobs", kRefused, kNotSupported, "[0]"},
+};
+
 std::vector<KnownField> Join(std::span<const KnownField> a, std::span<const KnownField> b,
                              std::span<const KnownField> c = {}) {
   std::vector<KnownField> all(a.begin(), a.end());
@@ -302,7 +377,9 @@ const KnownField* FindField(RequestKind kind, std::string_view name) {
     std::map<RequestKind, Table> tables;
     for (const RequestKind k :
          {RequestKind::kChat, RequestKind::kCompletion, RequestKind::kGenerate,
-          RequestKind::kSamplingParams, RequestKind::kTokenize, RequestKind::kDetokenize}) {
+          RequestKind::kSamplingParams, RequestKind::kTokenize, RequestKind::kDetokenize,
+          RequestKind::kParseFunctionCall, RequestKind::kSeparateReasoning, RequestKind::kMessages,
+          RequestKind::kResponses}) {
       for (const KnownField& field : KnownFields(k)) tables[k][field.name] = &field;
     }
     return tables;
@@ -345,6 +422,14 @@ std::span<const KnownField> KnownFields(RequestKind kind) {
       return tokenize;
     case RequestKind::kDetokenize:
       return kDetokenize;
+    case RequestKind::kParseFunctionCall:
+      return kParseFunctionCall;
+    case RequestKind::kSeparateReasoning:
+      return kSeparateReasoning;
+    case RequestKind::kMessages:
+      return kMessages;
+    case RequestKind::kResponses:
+      return kResponses;
   }
   return {};
 }

@@ -24,7 +24,18 @@ struct KnownField {
   const char* neutral = "";  // JSON list of further accepted values
 };
 
-enum class RequestKind { kChat, kCompletion, kGenerate, kSamplingParams, kTokenize, kDetokenize };
+enum class RequestKind {
+  kChat,
+  kCompletion,
+  kGenerate,
+  kSamplingParams,
+  kTokenize,
+  kDetokenize,
+  kParseFunctionCall,
+  kSeparateReasoning,
+  kMessages,
+  kResponses,
+};
 
 // All fields of one kind of request, unordered, without duplicates.
 std::span<const KnownField> KnownFields(RequestKind kind);

@@ -3,7 +3,7 @@
 
 #include "server/front/service.h"
 #include "server/native/generate.h"
-#include "server/openai/chat.h"
+#include "server/openai/chat_job.h"
 #include "server/openai/completions.h"
 
 namespace switchyard {

@@ -7,6 +7,7 @@
 #include "moe/environment.h"
 #include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
+#include "server/args/parser_args.h"
 #include "server/args/settle_args.h"
 #include "server/args/sglang_flags.h"
 #include "server/args/yaml_config.h"
@@ -301,6 +302,7 @@ void AddServerFlags(CommandLine& app, ServerArgs& a) {
   AddHttpFlags(app, a.http);
   app.Flag("--served-model-name", a.served_model_name, kServer,
            "Model name in /v1/models; default: --model-path");
+  AddParserFlags(app, a, kServer);
   app.Flag("--max-body-mb", a.max_body_mb, kServer,
            "Maximum request body in MiB; larger ones get 413")
       .Range(1e-3, 1e6);

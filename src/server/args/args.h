@@ -34,6 +34,8 @@ struct ServerArgs {
   std::string served_model_name;           // --served-model-name; empty: the model path
   HttpArgs http;                           // http_args.h
   std::string chat_template;               // --chat-template FILE; empty: the checkpoint's
+  std::string tool_call_parser = "auto";   // --tool-call-parser: a format's name, auto or none
+  std::string reasoning_parser = "auto";   // --reasoning-parser: a format's name, auto or none
   double max_body_mb = 64;                 // --max-body-mb
   int stream_interval = 1;     // --stream-interval: tokens between two events of a stream
   bool stream_output = false;  // --stream-output: only new output in events of /generate

@@ -8,6 +8,7 @@
 #include "core/command_line.h"
 #include "core/error.h"
 #include "model/hub_cache.h"
+#include "server/args/parser_args.h"
 
 namespace switchyard {
 namespace {
@@ -86,6 +87,7 @@ void SettleArgs(const CommandLine& app, ServerArgs* args) {
   RefuseDraftBackends(args->engine.moe);
   SetAttentionGroups(*args);
   ResolveModel(*args);
+  CheckParserFlags(*args);
 }
 
 void NoteEnvironment(const MoeOptions& moe, TakenFlags* taken) {

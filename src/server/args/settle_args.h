@@ -7,7 +7,8 @@
 namespace switchyard {
 
 // Call after `app` has parsed the command line. Resolves older forms of expert parallelism,
-// attention groups and hub ids. Errors name the flags that conflict.
+// attention groups and hub ids, and checks the names of parsers. Errors name the flags that
+// conflict.
 void SettleArgs(const CommandLine& app, ServerArgs* args);
 
 // Adds a log line to `taken` for each environment variable that is set and has no effect.

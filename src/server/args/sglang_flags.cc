@@ -24,7 +24,6 @@ constexpr const char* kLibraries = "collectives select their algorithm by messag
 constexpr const char* kNoSpeculation = "there is no speculative decoding yet";
 constexpr const char* kNoLora = "adapters (LoRA) are not supported";
 constexpr const char* kNoDisaggregation = "prefill and decode run in one engine";
-constexpr const char* kNoParsers = "tool calls and reasoning are not parsed yet";
 
 constexpr std::array kFlags = {
     SglangFlag{"--trust-remote-code", 0, kWithoutEffect, "code in checkpoints is never executed"},
@@ -127,9 +126,7 @@ constexpr std::array kFlags = {
     SglangFlag{"--max-micro-batch-size", 1, kWithoutEffect, "pipeline stages are not supported"},
     SglangFlag{"--pipeline-parallel-size", 1, kRefused, "pipeline stages are not supported", "1"},
     SglangFlag{"--pp-size", 1, kRefused, "pipeline stages are not supported", "1"},
-    SglangFlag{"--tool-call-parser", 1, kRefused, kNoParsers},
-    SglangFlag{"--reasoning-parser", 1, kRefused, kNoParsers},
-    SglangFlag{"--tool-server", 1, kRefused, kNoParsers},
+    SglangFlag{"--tool-server", 1, kRefused, "only clients run tools"},
     SglangFlag{"--is-embedding", 0, kRefused, "embeddings are not served"},
     SglangFlag{"--enable-custom-logit-processor", 0, kRefused, "code in requests is not supported"},
     SglangFlag{"--preferred-sampling-params", 1, kRefused,

@@ -79,8 +79,9 @@ TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
 
 TEST(SglangFlagsTest, RefusedByName) {
   const std::vector<std::vector<std::string>> kRefused = {
-      {"--reasoning-parser", "deepseek-r1"},
-      {"--tool-call-parser", "qwen25"},
+      {"--reasoning-parser", "deepseek-r9"},
+      {"--tool-call-parser", "qwen99"},
+      {"--tool-server", "demo"},
       {"--speculative-algorithm", "EAGLE"},
       {"--speculative-moe-a2a-backend", "deepep"},
       {"--speculative-moe-runner-backend", "triton"},
@@ -96,6 +97,16 @@ TEST(SglangFlagsTest, RefusedByName) {
   };
   for (const std::vector<std::string>& words : kRefused)
     EXPECT_THAT(ErrorOf(words), HasSubstr(words.front())) << words.front();
+}
+
+TEST(SglangFlagsTest, UnknownParsersListTheKnownOnes) {
+  EXPECT_THAT(ErrorOf({"--tool-call-parser", "qwen99"}),
+              AllOf(HasSubstr("qwen99"), HasSubstr("auto, none, "), HasSubstr("qwen3_coder"),
+                    HasSubstr("hermes")));
+  EXPECT_THAT(ErrorOf({"--reasoning-parser", "r9"}),
+              AllOf(HasSubstr("r9"), HasSubstr("auto, none, "), HasSubstr("deepseek-r1")));
+  for (const char* name : {"auto", "none", "deepseek_v3", "openai"})
+    EXPECT_EQ(ParseServe(With({"--tool-call-parser", name}))->tool_call_parser, name);
 }
 
 TEST(SglangFlagsTest, EveryNameStandsOnceAndHasItsReason) {
@@ -181,6 +192,14 @@ TEST(SglangFlagsTest, HonouredOnesChangeTheArguments) {
        {},
        [](const ServerArgs& a) { return a.stream_output ? "segments" : "all"; },
        "segments"},
+      {{"--tool-call-parser", "qwen25"},
+       {},
+       [](const ServerArgs& a) { return a.tool_call_parser; },
+       "qwen25"},
+      {{"--reasoning-parser", "deepseek-r1"},
+       {},
+       [](const ServerArgs& a) { return a.reasoning_parser; },
+       "deepseek-r1"},
       {{"--weight-version", "step-7"},
        {},
        [](const ServerArgs& a) { return a.weight_version; },

@@ -120,12 +120,16 @@ void Front::Open::AppendToken(const RequestOutput& output, size_t i) {
   // A stop token ends the text without being part of it.
   const bool ends = output.finish == FinishReason::kStop && i + 1 == output.new_tokens.size();
   next.text += TextOf(token, ends && !spec.keep_stop);
+  if (spec.token_ends) next.token_ends.push_back(static_cast<uint32_t>(next.text.size()));
 }
 
 // Returns the text that can be shown once `token` is known. A `hidden` token adds no text itself.
 std::string Front::Open::TextOf(int32_t token, bool hidden) {
-  const bool skipped = spec.skip_special_tokens && tokenizer.IsSpecial(token);
-  const std::string text = hidden ? "" : detokenizer.Push({&token, 1});
+  const std::vector<int32_t>& shown_special = spec.shown_special_tokens;
+  const bool shown_marker =
+      std::find(shown_special.begin(), shown_special.end(), token) != shown_special.end();
+  const bool skipped = spec.skip_special_tokens && !shown_marker && tokenizer.IsSpecial(token);
+  const std::string text = hidden ? "" : detokenizer.Push({&token, 1}, shown_marker);
   if (spec.logprob.enabled) {
     const std::string bytes = hidden || skipped ? "" : TokenBytes(tokenizer, token);
     next.token_offsets.push_back(offsets.Begin(bytes));
@@ -145,6 +149,7 @@ void Front::Open::Emit() {
   next.input_logprobs.clear();
   next.output_logprobs.clear();
   next.token_offsets.clear();
+  next.token_ends.clear();
   next.routed_experts.clear();
   callback(event);
 }

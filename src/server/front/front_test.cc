@@ -50,6 +50,22 @@ class FrontTest : public testing::Test {
   std::vector<GenerationEvent> events;
 };
 
+// Markers of an output parser stay in the text; other special tokens do not.
+TEST_F(FrontTest, ChosenSpecialTokensStayInTheText) {
+  GenerationSpec spec = Spec();
+  spec.stream_interval = 1;
+  spec.token_ends = true;
+  const int32_t start = *tokenizer->TokenToId("<|im_start|>");
+  spec.shown_special_tokens = {start};
+  const uint64_t id = Submit(spec);
+  std::vector<int32_t> tokens = tokenizer->Encode("a<|im_start|>b<|im_end|>c", false);
+  ASSERT_THAT(tokens, SizeIs(5));
+  front.OnMessage(StepOutputs{{{.id = id, .new_tokens = tokens}}});
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].text, "a<|im_start|>bc");
+  EXPECT_THAT(events[0].token_ends, ElementsAre(1, 13, 14, 14, 15));
+}
+
 // Ranks reject these values too, but a rejection by a rank gives status 500.
 TEST_F(FrontTest, RefusesWhatRanksWouldRefuse) {
   GenerationSpec spec = Spec();

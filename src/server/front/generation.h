@@ -28,6 +28,9 @@ struct GenerationSpec {
   std::vector<std::string> stop;
   bool keep_stop = false;  // the stop string stays in the text (no_stop_trim)
   bool skip_special_tokens = true;
+  // Special tokens that stay in the text despite skip_special_tokens: markers of an output parser.
+  std::vector<int32_t> shown_special_tokens;
+  bool token_ends = false;  // events have token_ends
   // Number of new tokens after which an event is sent. The default sends one event, at the end.
   int32_t stream_interval = std::numeric_limits<int32_t>::max();
 };
@@ -48,6 +51,9 @@ struct GenerationEvent {
   // With output_logprobs: an offset in the generation's text for each of `tokens`. It is the offset
   // of the character in which the token begins (TokenOffsets).
   std::vector<int64_t> token_offsets;
+  // If requested, for each of `tokens`: the size of the part of `text` that is known with the
+  // token. Text after the last size became known only at the end of the generation.
+  std::vector<uint32_t> token_ends;
   std::vector<int32_t> routed_experts;  // same layout as RequestOutput::routed_experts
   FinishReason finish = FinishReason::kNone;
   std::variant<std::monostate, int32_t, std::string> matched;  // stop token id or stop string

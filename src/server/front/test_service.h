@@ -20,24 +20,38 @@ class AnsweringLink : public RankLink {
       if (request == nullptr) continue;
       RequestOutput output = answer;
       output.id = request->id;
+      if (one_by_one) SendTokens(&output);
       front->OnMessage(StepOutputs{{output}});
     }
   }
 
   Front* front = nullptr;
   RequestOutput answer{.finish = FinishReason::kLength};
+  bool one_by_one = false;  // one message for each token
+
+ private:
+  // Sends all tokens but the last one, and leaves that one in `output`.
+  void SendTokens(RequestOutput* output) const {
+    std::vector<int32_t>& tokens = output->new_tokens;
+    for (; tokens.size() > 1; tokens.erase(tokens.begin()))
+      front->OnMessage(StepOutputs{{{.id = output->id, .new_tokens = {tokens.front()}}}});
+  }
 };
 
-// Tokenizer, template and limits of a checkpoint in tests/data/fixtures.
+// Tokenizer, template and limits of a checkpoint, by default in tests/data/fixtures.
 struct TestService {
   explicit TestService(const std::string& fixture)
-      : args{.engine = {.model_path = SWITCHYARD_TEST_DATA "/fixtures/" + fixture}},
+      : TestService({.engine = {.model_path = SWITCHYARD_TEST_DATA "/fixtures/" + fixture}}, 512) {}
+  TestService(ServerArgs server_args, int32_t context_length)
+      : args(std::move(server_args)),
         plan{.model = LoadModelConfig(args.engine.model_path),
-             .context_length = 512,
+             .context_length = context_length,
              .num_pages = 64},
         model(LoadServedModel(args, plan.model)),
         front(link, *model.tokenizer,
-              {.vocab_size = plan.model.vocab_size, .context_length = 512, .cache_tokens = 1024}),
+              {.vocab_size = plan.model.vocab_size,
+               .context_length = context_length,
+               .cache_tokens = 2 * int64_t{context_length}}),
         service{front, model, args, plan} {
     link.front = &front;
     link.answer.new_tokens = model.tokenizer->Encode("the yard", false);

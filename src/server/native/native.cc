@@ -9,6 +9,7 @@
 #include "server/native/eplb.h"
 #include "server/native/experts.h"
 #include "server/native/generate.h"
+#include "server/native/parsers.h"
 #include "server/native/profile.h"
 
 namespace switchyard::native {
@@ -118,6 +119,12 @@ Json StateJson(const EngineStats& s, int64_t open) {
           {"retractions", s.retractions}};
 }
 
+// The name of a format of outputs; null if outputs are not parsed.
+template <typename Format>
+Json NameOf(const Format* format) {
+  return format ? Json(format->name) : Json(nullptr);
+}
+
 void HandleServerInfo(Service& service, const http::Responder& responder) {
   RequireReady(service);
   const EngineConfig& e = service.args.engine;
@@ -144,6 +151,8 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
                {"chunked_prefill_size",
                 plan.chunked_prefill_size < 0 ? -1 : plan.chunked_prefill_size * e.mesh.dp},
                {"disable_radix_cache", e.disable_radix_cache},
+               {"tool_call_parser", NameOf(service.model.output_format.calls)},
+               {"reasoning_parser", NameOf(service.model.output_format.reasoning)},
                {"version", SWITCHYARD_VERSION}};
   service.front.Stats([info = std::move(info), open = service.front.open_by_group(),
                        responder](const std::vector<EngineStats>& groups) mutable {
@@ -191,6 +200,7 @@ void Register(http::Server& server, Service& service) {
   RegisterExperts(server, service);
   RegisterEplb(server, service);
   RegisterMetrics(server, service);
+  RegisterParsers(server, service);
   RegisterProfile(server, service);
   const auto route = [&](const char* method, const char* path, http::Handler handler) {
     server.Route(method, path, Guarded(service, std::move(handler)));

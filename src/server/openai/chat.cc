@@ -1,33 +1,21 @@
 #include "server/openai/chat.h"
 
-#include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "server/api/chat_fields.h"
-#include "server/api/chat_prompt.h"
-#include "server/api/copies.h"
 #include "server/api/guarded.h"
-#include "server/api/model_name.h"
 #include "server/api/pending_response.h"
-#include "server/api/sampling_fields.h"
 #include "server/http/error_body.h"
 #include "server/http/sse.h"
+#include "server/openai/chat_job.h"
+#include "server/openai/chat_message.h"
 #include "server/openai/common.h"
 #include "server/openai/logprobs.h"
 
 namespace switchyard::openai {
-
-struct ChatJob {
-  Delivery delivery;
-  WantedLogprobs logprobs;
-  bool prompt_ids = false;                 // return_prompt_token_ids
-  std::optional<std::string> prompt_text;  // return_prompt_text: output of the template
-  std::string echo;                        // put before each answer
-  std::vector<GenerationSpec> specs;       // the n copies
-};
-
 namespace {
 
 using JobPtr = std::shared_ptr<const ChatJob>;
@@ -51,6 +39,12 @@ size_t RepeatedBytes(const ChatJob& job) {
   return job.echo.size() * job.delivery.n + (job.prompt_text ? job.prompt_text->size() : 0);
 }
 
+// Number of reasoning tokens in the usage. nullopt if reasoning is not separated.
+std::optional<int64_t> ReasoningTokens(const ChatJob& job, int64_t count) {
+  if (!job.output || !job.output->separate_reasoning) return std::nullopt;
+  return count;
+}
+
 // An event of choice i that precedes its first token.
 std::string EarlyChunk(const ChatJob& job, size_t i, const GenerationEvent& e, Json delta,
                        const Json& more) {
@@ -60,7 +54,7 @@ std::string EarlyChunk(const ChatJob& job, size_t i, const GenerationEvent& e, J
                  {"finish_reason", nullptr},
                  {"matched_stop", nullptr}};
   return StreamEvent(job.delivery, Json::array({std::move(choice)}),
-                     UsageSoFar(job.delivery, e, /*opening=*/true), more);
+                     UsageSoFar(job.delivery, e, /*opening=*/true, ReasoningTokens(job, 0)), more);
 }
 
 // Sends the events of choice i that precede its tokens: the role, and the echoed text.
@@ -72,42 +66,101 @@ void WriteOpening(const ChatJob& job, size_t i, const GenerationEvent& e,
     responder.Write(EarlyChunk(job, i, e, {{"content", job.echo}}, Json::object()));
 }
 
+// Sends the new text of choice i as content.
+void WriteText(const ChatJob& job, const Tokenizer& tokenizer, size_t i, const GenerationEvent& e,
+               const http::Responder& responder) {
+  Json delta = e.text.empty() ? Json::object() : Json{{"content", e.text}};
+  Json choice = {{"index", i},
+                 {"delta", std::move(delta)},
+                 {"logprobs", Logprobs(job, tokenizer, e.output_logprobs)}};
+  AddEnding(e, choice);
+  if (job.delivery.token_ids) choice["token_ids"] = e.tokens;
+  responder.Write(
+      StreamEvent(job.delivery, Json::array({std::move(choice)}), UsageSoFar(job.delivery, e)));
+}
+
+// Sends the new text of choice i in its parts. The first event has the log-probabilities and the
+// ids of all tokens, and the last one the finish reason.
+void WriteParts(const ChatJob& job, const Tokenizer& tokenizer, size_t i, const GenerationEvent& e,
+                ChatOutput& output, const http::Responder& responder) {
+  std::vector<Json> deltas = DeltasOf(output.Push(e.text, e.token_ends, e.finish));
+  const bool other_news = e.finished() || job.logprobs.output || job.delivery.token_ids ||
+                          job.delivery.continuous_usage;
+  if (deltas.empty() && !other_news) return;  // the parser holds the text back
+  if (deltas.empty()) deltas.push_back(Json::object());
+  const Json usage = UsageSoFar(job.delivery, e, /*opening=*/false,
+                                ReasoningTokens(job, output.reasoning_tokens()));
+  for (size_t d = 0; d < deltas.size(); ++d) {
+    const bool first = d == 0, last = d + 1 == deltas.size();
+    Json choice = {{"index", i},
+                   {"delta", std::move(deltas[d])},
+                   {"logprobs", first ? Logprobs(job, tokenizer, e.output_logprobs) : Json()}};
+    if (last) {
+      AddEnding(e, choice, output.has_calls());
+    } else {
+      AddEnding(GenerationEvent(), choice);
+    }
+    if (job.delivery.token_ids) choice["token_ids"] = first ? Json(e.tokens) : Json::array();
+    responder.Write(StreamEvent(job.delivery, Json::array({std::move(choice)}), usage));
+  }
+}
+
+// The parsers of a job's choices. Empty if outputs are not parsed.
+std::vector<std::unique_ptr<ChatOutput>> Outputs(const ChatJob& job) {
+  std::vector<std::unique_ptr<ChatOutput>> outputs;
+  for (size_t i = 0; job.output && i < job.specs.size(); ++i)
+    outputs.push_back(std::make_unique<ChatOutput>(*job.output));
+  return outputs;
+}
+
 PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
                                      const http::Responder& responder) {
   PendingResponse::Events events{.text_bytes = RepeatedBytes(*job)};
-  events.on_news = [job, responder, &service](size_t i, const GenerationEvent& e,
-                                              const Accumulated& a) {
+  const auto outputs = std::make_shared<std::vector<std::unique_ptr<ChatOutput>>>(Outputs(*job));
+  events.on_news = [job, responder, outputs, &service](size_t i, const GenerationEvent& e,
+                                                       const Accumulated& a) {
     if (e.finish == FinishReason::kError) {
       responder.Write(http::SseEvent(
           http::ErrorBody(http::StatusOf(e.error_kind), RedactPaths(service, e.error))));
       return;
     }
     if (a.tokens.size() == e.tokens.size()) WriteOpening(*job, i, e, responder);
-    Json delta = e.text.empty() ? Json::object() : Json{{"content", e.text}};
-    Json choice = {{"index", i},
-                   {"delta", std::move(delta)},
-                   {"logprobs", Logprobs(*job, *service.model.tokenizer, e.output_logprobs)}};
-    AddEnding(e, choice);
-    if (job->delivery.token_ids) choice["token_ids"] = e.tokens;
-    responder.Write(
-        StreamEvent(job->delivery, Json::array({std::move(choice)}), UsageSoFar(job->delivery, e)));
+    const Tokenizer& tokenizer = *service.model.tokenizer;
+    if (outputs->empty()) return WriteText(*job, tokenizer, i, e, responder);
+    WriteParts(*job, tokenizer, i, e, *(*outputs)[i], responder);
   };
-  events.on_end = [job, responder](const std::vector<Accumulated>& all) {
+  events.on_end = [job, responder, outputs](const std::vector<Accumulated>& all) {
     if (const Json ext = SglExt(job->delivery, all); !ext.is_null())
       responder.Write(StreamEvent(job->delivery, Json::array(), nullptr, {{"sglext", ext}}));
-    if (job->delivery.include_usage)
-      responder.Write(StreamEvent(job->delivery, Json::array(), Usage(all, job->delivery.n)));
+    if (job->delivery.include_usage) {
+      int64_t reasoning = 0;
+      for (const auto& output : *outputs) reasoning += output->reasoning_tokens();
+      responder.Write(StreamEvent(job->delivery, Json::array(),
+                                  Usage(all, job->delivery.n, ReasoningTokens(*job, reasoning))));
+    }
     responder.Write(http::kSseDone);
     responder.EndStream();
   };
   return events;
 }
 
-Json FullChoice(const ChatJob& job, const Tokenizer& tokenizer, size_t i, const Accumulated& a) {
+// Adds the reasoning tokens of the choice to `reasoning`.
+Json FullChoice(const ChatJob& job, const Tokenizer& tokenizer, size_t i, const Accumulated& a,
+                int64_t* reasoning) {
+  Json message;
+  bool calls = false;
+  if (job.output) {
+    ChatOutput output(*job.output);
+    message = MessageOf(*job.output, output.Push(a.text, a.token_ends, a.last.finish), job.echo);
+    calls = output.has_calls();
+    *reasoning += output.reasoning_tokens();
+  } else {
+    message = {{"role", "assistant"}, {"content", job.echo + a.text}};
+  }
   Json choice = {{"index", i},
-                 {"message", {{"role", "assistant"}, {"content", job.echo + a.text}}},
+                 {"message", std::move(message)},
                  {"logprobs", Logprobs(job, tokenizer, a.output_logprobs)}};
-  AddEnding(a.last, choice);
+  AddEnding(a.last, choice, calls);
   if (job.delivery.token_ids) choice["token_ids"] = a.tokens;
   return choice;
 }
@@ -118,14 +171,15 @@ PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr&
   events.on_end = [job, responder, &service](const std::vector<Accumulated>& all) {
     const Tokenizer& tokenizer = *service.model.tokenizer;
     Json choices = Json::array();
+    int64_t reasoning = 0;
     for (size_t i = 0; i < all.size(); ++i) {
       if (all[i].last.finish == FinishReason::kError)
         return responder.SendError(http::StatusOf(all[i].last.error_kind),
                                    RedactPaths(service, all[i].last.error));
-      choices.push_back(FullChoice(*job, tokenizer, i, all[i]));
+      choices.push_back(FullChoice(*job, tokenizer, i, all[i], &reasoning));
     }
     Json answer = Envelope(job->delivery, "chat.completion", std::move(choices));
-    answer["usage"] = Usage(all, job->delivery.n);
+    answer["usage"] = Usage(all, job->delivery.n, ReasoningTokens(*job, reasoning));
     answer.update(PromptMembers(*job));
     if (Json ext = SglExt(job->delivery, all); !ext.is_null()) answer["sglext"] = std::move(ext);
     if (job->logprobs.prompt_top >= 0)
@@ -136,54 +190,7 @@ PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr&
   return events;
 }
 
-WantedLogprobs ParseLogprobs(const Fields& f) {
-  WantedLogprobs wanted{.output = f.Bool("logprobs", false)};
-  if (f.Has("top_logprobs")) wanted.top = static_cast<int32_t>(f.Int("top_logprobs", 0, 0, 20));
-  if (wanted.top > 0 && !wanted.output)
-    throw InvalidField("top_logprobs", "top_logprobs requires logprobs: true");
-  return wanted;
-}
-
-// Reads the prompt and the parts of it that the response repeats.
-void ParsePrompt(const Service& service, const Fields& f, ChatJob& job, GenerationSpec& spec) {
-  if (f.Has("input_ids")) {
-    CheckFieldsWithoutMessages(f);
-    spec.input_ids = f.Ids("input_ids");
-  } else {
-    CheckChatRoles(f);
-    RenderedPrompt prompt = ChatPrompt(service.model, f.object(), PromptLimit(service, f));
-    spec.input_ids = std::move(prompt.ids);
-    if (f.Bool("return_prompt_text", false)) job.prompt_text = std::move(prompt.text);
-    if (f.Bool("echo", false)) job.echo = EchoedText(*f.Find("messages"));
-  }
-  TruncatePrompt(service, f, spec, spec.input_ids);
-}
-
 }  // namespace
-
-std::shared_ptr<const ChatJob> ParseChat(const Service& service, const Json& body) {
-  const Fields f(body);
-  CheckModel(service, f);
-  CheckFields(f, RequestKind::kChat, service.unknown_fields);
-  auto job = std::make_shared<ChatJob>();
-  job->delivery = ParseDelivery(service, f, "chatcmpl", "chat.completion.chunk");
-  job->prompt_ids = job->delivery.token_ids || f.Bool("return_prompt_token_ids", false);
-  // Without a token limit a chat may fill the context. The front reduces the limit to the tokens
-  // that are left.
-  GenerationSpec spec;
-  ParseSampling(service, f, std::numeric_limits<int32_t>::max(), &spec);
-  if (job->delivery.stream) spec.stream_interval = service.args.stream_interval;
-  job->logprobs = ParseLogprobs(f);
-  ParsePromptLogprobs(service, f, /*echo=*/false, &job->logprobs, &spec);
-  ParseRequestId(f, f.Has("rid") ? "rid" : "request_id", 0, 1, &spec);
-  spec.cache_salt = ParseCacheSalt(f, 0, 1);
-  ParsePrompt(service, f, *job, spec);
-  const ClientNames names = ClientNamesOf(
-      f, f.Has("input_ids") ? "input_ids" : "messages",
-      job->logprobs.prompt_top > job->logprobs.top ? "prompt_logprobs" : "top_logprobs");
-  AddCopies(service.front, std::move(spec), job->delivery.n, names, job->specs);
-  return job;
-}
 
 void HandleChat(Service& service, const http::Request& request, const http::Responder& responder) {
   const JobPtr job = ParseChat(service, ParseBody(request));

@@ -12,16 +12,17 @@
 namespace switchyard::openai {
 namespace {
 
+// `prefix` ends with a dash or an underscore.
 std::string NewId(const char* prefix) {
   thread_local std::mt19937_64 random{std::random_device{}()};
-  return fmt::format("{}-{:016x}{:016x}", prefix, random(), random());
+  return fmt::format("{}{:016x}{:016x}", prefix, random(), random());
 }
 
-// The id is the client's rid, as in SGLang, or "<prefix>-<request_id>", as in vLLM, or a new one.
+// The id is the client's rid, as in SGLang, or "<prefix><request_id>", as in vLLM, or a new one.
 std::string AnswerId(const Fields& f, const char* prefix) {
   const Json* rid = f.Find("rid");
   if (rid && rid->is_string()) return rid->get<std::string>();
-  if (f.Has("request_id")) return fmt::format("{}-{}", prefix, f.String("request_id", ""));
+  if (f.Has("request_id")) return prefix + f.String("request_id", "");
   return NewId(prefix);
 }
 
@@ -66,12 +67,12 @@ void CheckResponseFormat(const Fields& f) {
     throw InvalidField("response_format", "response_format: only type text is supported");
 }
 
-Json FinishReasonOf(const GenerationEvent& event) {
+Json FinishReasonOf(const GenerationEvent& event, bool calls) {
   switch (event.finish) {
     case FinishReason::kNone:
       return nullptr;
     case FinishReason::kStop:
-      return "stop";
+      return calls ? "tool_calls" : "stop";
     case FinishReason::kLength:
       return "length";
     case FinishReason::kAbort:
@@ -181,21 +182,24 @@ std::string StreamEvent(const Delivery& delivery, const Json& choices, const Jso
   return http::SseEvent(text + '}');
 }
 
-void AddEnding(const GenerationEvent& event, Json& choice) {
-  choice["finish_reason"] = FinishReasonOf(event);
+void AddEnding(const GenerationEvent& event, Json& choice, bool calls) {
+  choice["finish_reason"] = FinishReasonOf(event, calls);
   Json& matched = choice["matched_stop"] = nullptr;
   if (const auto* stop = std::get_if<std::string>(&event.matched)) matched = *stop;
   if (const auto* stop = std::get_if<int32_t>(&event.matched)) matched = *stop;
 }
 
-static Json UsageJson(int64_t prompt, int64_t completion, int64_t cached) {
-  return {{"prompt_tokens", prompt},
-          {"completion_tokens", completion},
-          {"total_tokens", prompt + completion},
-          {"prompt_tokens_details", {{"cached_tokens", cached}}}};
+static Json UsageJson(int64_t prompt, int64_t completion, int64_t cached,
+                      std::optional<int64_t> reasoning) {
+  Json usage = {{"prompt_tokens", prompt},
+                {"completion_tokens", completion},
+                {"total_tokens", prompt + completion},
+                {"prompt_tokens_details", {{"cached_tokens", cached}}}};
+  if (reasoning) usage["completion_tokens_details"]["reasoning_tokens"] = *reasoning;
+  return usage;
 }
 
-Json Usage(const std::vector<Accumulated>& all, int32_t n) {
+Json Usage(const std::vector<Accumulated>& all, int32_t n, std::optional<int64_t> reasoning) {
   int64_t prompt = 0, completion = 0, cached = 0;
   for (size_t i = 0; i < all.size(); ++i) {
     completion += all[i].last.completion_tokens;
@@ -203,7 +207,7 @@ Json Usage(const std::vector<Accumulated>& all, int32_t n) {
     prompt += all[i].last.prompt_tokens;
     cached += all[i].last.cached_tokens;
   }
-  return UsageJson(prompt, completion, cached);
+  return UsageJson(prompt, completion, cached, reasoning);
 }
 
 Json SglExt(const Delivery& delivery, const std::vector<Accumulated>& all) {
@@ -213,9 +217,11 @@ Json SglExt(const Delivery& delivery, const std::vector<Accumulated>& all) {
   return {{"cached_tokens_details", std::move(details)}};
 }
 
-Json UsageSoFar(const Delivery& delivery, const GenerationEvent& last, bool opening) {
+Json UsageSoFar(const Delivery& delivery, const GenerationEvent& last, bool opening,
+                std::optional<int64_t> reasoning) {
   if (!delivery.continuous_usage) return nullptr;
-  return UsageJson(last.prompt_tokens, opening ? 0 : last.completion_tokens, last.cached_tokens);
+  return UsageJson(last.prompt_tokens, opening ? 0 : last.completion_tokens, last.cached_tokens,
+                   reasoning);
 }
 
 int64_t Now() {

@@ -1,6 +1,7 @@
 // Parsing and response parts shared by /v1/completions and /v1/chat/completions.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,12 +70,14 @@ Json Envelope(const Delivery& delivery, const char* object, Json choices);
 std::string StreamEvent(const Delivery& delivery, const Json& choices, const Json& usage,
                         const Json& more = Json::object());
 
-// Adds finish_reason ("stop", "length" or "abort"; null while running) and matched_stop (null if no
-// stop matched).
-void AddEnding(const GenerationEvent& event, Json& choice);
+// Adds finish_reason ("stop", "tool_calls", "length" or "abort"; null while running) and
+// matched_stop (null if no stop matched). `calls`: the choice has tool calls.
+void AddEnding(const GenerationEvent& event, Json& choice, bool calls = false);
 
-// Usage of all choices. The prompt of n copies is counted once.
-Json Usage(const std::vector<Accumulated>& all, int32_t n);
+// Usage of all choices. The prompt of n copies is counted once. `reasoning`: number of reasoning
+// tokens, if reasoning is separated from the content.
+Json Usage(const std::vector<Accumulated>& all, int32_t n,
+           std::optional<int64_t> reasoning = std::nullopt);
 
 // SGLang's `sglext` member: details of the cached prompt tokens of the first choice. null if the
 // request does not set return_cached_tokens_details, or no token was cached.
@@ -82,7 +85,8 @@ Json SglExt(const Delivery& delivery, const std::vector<Accumulated>& all);
 
 // Usage of one choice after event `last`; null without continuous_usage. `opening`: the event comes
 // before the first token, so it counts 0 completion tokens.
-Json UsageSoFar(const Delivery& delivery, const GenerationEvent& last, bool opening = false);
+Json UsageSoFar(const Delivery& delivery, const GenerationEvent& last, bool opening = false,
+                std::optional<int64_t> reasoning = std::nullopt);
 
 int64_t Now();  // seconds since 1970
 

@@ -171,7 +171,7 @@ std::shared_ptr<const CompletionJob> ParseCompletion(const Service& service, con
   CheckFields(f, RequestKind::kCompletion, service.unknown_fields);
   const Tokenizer& tokenizer = *service.model.tokenizer;
   auto job = std::make_shared<CompletionJob>();
-  job->delivery = ParseDelivery(service, f, "cmpl", "text_completion");
+  job->delivery = ParseDelivery(service, f, "cmpl-", "text_completion");
   job->echo = f.Bool("echo", false);
   job->logprobs = ParseLogprobs(f);
   GenerationSpec spec;

@@ -6,6 +6,7 @@
 #include "server/openai/chat.h"
 #include "server/openai/common.h"
 #include "server/openai/completions.h"
+#include "server/openai/responses.h"
 
 namespace switchyard::openai {
 namespace {
@@ -28,6 +29,7 @@ void Register(http::Server& server, Service& service) {
   });
   route("POST", "/v1/chat/completions",
         [&](const RequestPtr& r, const http::Responder& out) { HandleChat(service, *r, out); });
+  RegisterResponses(server, service);
   const int64_t created = Now();
   for (const char* path : {"/v1/models", "/v1/models/"}) {
     route("GET", path, [&service, created](const RequestPtr&, const http::Responder& out) {

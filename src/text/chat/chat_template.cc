@@ -76,6 +76,14 @@ const ChatTemplate::Named& ChatTemplate::Choose(bool with_tools) const {
               "give one with --chat-template FILE");
 }
 
+std::string ChatTemplate::Source(bool with_tools) const {
+  try {
+    return Choose(with_tools).source;
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 jinja::Rendered ChatTemplate::Apply(const ChatInput& input,
                                     const jinja::RenderOptions& options) const {
   const Named& chosen = Choose(!input.tools.empty());

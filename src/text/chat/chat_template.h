@@ -40,6 +40,9 @@ class ChatTemplate {
   // If false, Apply throws an Error that says how to provide a template.
   bool Present() const { return !templates_.empty(); }
 
+  // The source of the template for conversations with or without tools; empty if there is none.
+  std::string Source(bool with_tools) const;
+
   // Passes messages unchanged, except for shapes that the template does not read (AdaptMessages).
   // Throws Error kInvalid for malformed messages (named by index and key), and jinja::TemplateError
   // with the template's own message.

@@ -55,8 +55,8 @@ IncrementalDetokenizer::IncrementalDetokenizer(IncrementalDetokenizer&&) noexcep
 IncrementalDetokenizer& IncrementalDetokenizer::operator=(IncrementalDetokenizer&&) noexcept =
     default;
 
-std::string IncrementalDetokenizer::Push(std::span<const int32_t> ids) {
-  parts_->Push(ids, skip_special_tokens_, stream_.get());
+std::string IncrementalDetokenizer::Push(std::span<const int32_t> ids, bool show_special) {
+  parts_->Push(ids, skip_special_tokens_ && !show_special, stream_.get());
   return DropPromptText(stream_->Take());
 }
 

@@ -31,8 +31,9 @@ class IncrementalDetokenizer {
   IncrementalDetokenizer& operator=(IncrementalDetokenizer&&) noexcept;
 
   // Returns the text that became final, in whole characters. An unfinished character is held back,
-  // as is a run of byte-fallback tokens that the next token may change.
-  std::string Push(std::span<const int32_t> ids);
+  // as is a run of byte-fallback tokens that the next token may change. `show_special`: special
+  // tokens among `ids` become text, even with skip_special_tokens.
+  std::string Push(std::span<const int32_t> ids, bool show_special = false);
 
   // Returns the held-back text. No Push may follow.
   std::string Finish();

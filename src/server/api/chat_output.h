@@ -1,0 +1,65 @@
+// Parses the outputs of a chat request into reasoning, content and tool calls, by the request's
+// options.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/api/json_body.h"
+#include "server/front/generation.h"
+#include "server/front/served_model.h"
+#include "text/output/output_parser.h"
+
+namespace switchyard {
+
+// How the outputs of one request are parsed. Immutable; shared by its generations.
+struct OutputPlan {
+  OutputFormat format;
+  PromptEnd prompt;
+  std::shared_ptr<const OfferedTools> tools;  // nullptr: calls are not parsed
+  bool parallel_calls = true;                 // false: only the first call
+  bool separate_reasoning = true;             // false: reasoning of harmony is content
+  bool stream_reasoning = true;               // false: reasoning is sent once it has ended
+  bool include_reasoning = true;              // false: reasoning is dropped
+};
+
+// Reads tools, parallel_tool_calls, separate_reasoning, stream_reasoning and include_reasoning. The
+// model has the formats. Returns nullptr if outputs are content only. Throws RequestError for a
+// malformed field.
+std::shared_ptr<const OutputPlan> PlanOutput(const ServedModel& model, const Fields& f,
+                                             PromptEnd prompt);
+
+// Requests what the parser needs: markers that are special tokens stay in the text, and events say
+// which part of the text each token gives.
+void RequestMarkers(const OutputPlan& plan, const Tokenizer& tokenizer, GenerationSpec* spec);
+
+// Parses one generation. Same thread rules as GenerationCallback.
+class ChatOutput {
+ public:
+  explicit ChatOutput(const OutputPlan& plan);
+
+  // Adds an event of the generation, or all of them at once (Accumulated). Returns the parts for
+  // the client. Every call has an id.
+  std::vector<OutputEvent> Push(const std::string& text, const std::vector<uint32_t>& token_ends,
+                                FinishReason finish);
+
+  bool has_calls() const { return sent_calls_ > 0; }
+  // Tokens so far within reasoning, with its markers.
+  int64_t reasoning_tokens() const { return reasoning_tokens_; }
+
+ private:
+  void Take(OutputEvent event, std::vector<OutputEvent>* events);
+
+  const OutputPlan& plan_;
+  OutputParser parser_;
+  std::string held_reasoning_;    // without stream_reasoning
+  bool after_reasoning_ = false;  // the last content was reasoning, without separate_reasoning
+  int32_t sent_calls_ = 0;
+  int64_t reasoning_tokens_ = 0;
+};
+
+// A new id for a call, in the form that the format's templates require.
+std::string NewCallId(const OutputFormat& format);
+
+}  // namespace switchyard

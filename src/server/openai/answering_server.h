@@ -1,0 +1,124 @@
+// A server whose model gives a fixed output, for tests of parsed outputs.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/anthropic/messages.h"
+#include "server/front/test_service.h"
+#include "server/http/test_client.h"
+#include "server/native/native.h"
+#include "server/openai/openai.h"
+
+namespace switchyard {
+
+// A checkpoint directory with a template of tests/data/chat/shapes, a fixture's tokenizer, and
+// markers as special tokens.
+class TestCheckpoint {
+ public:
+  TestCheckpoint(const std::string& shape, const std::vector<std::string>& markers) {
+    const std::filesystem::path data = SWITCHYARD_TEST_DATA;
+    std::filesystem::create_directories(dir_);
+    Json tokenizer = Json::parse(ReadAll(data / "fixtures/qwen3/tokenizer.json"));
+    Json config = Json::parse(ReadAll(data / "fixtures/qwen3/config.json"));
+    auto id = config["vocab_size"].get<int>();
+    for (const std::string& marker : markers) {
+      tokenizer["added_tokens"].push_back(
+          {{"id", id++}, {"content", marker}, {"normalized", false}, {"special", true}});
+    }
+    config["vocab_size"] = id;
+    std::ofstream(dir_ / "tokenizer.json") << tokenizer.dump();
+    std::ofstream(dir_ / "config.json") << config.dump();
+    std::filesystem::copy_file(data / "chat/shapes" / (shape + ".jinja"),
+                               dir_ / "chat_template.jinja");
+  }
+  ~TestCheckpoint() { std::filesystem::remove_all(dir_); }
+  TestCheckpoint(const TestCheckpoint&) = delete;
+  TestCheckpoint& operator=(const TestCheckpoint&) = delete;
+
+  const std::filesystem::path& dir() const { return dir_; }
+
+ private:
+  static std::string ReadAll(const std::filesystem::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    EXPECT_TRUE(in) << path;
+    return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  }
+
+  static inline int count_ = 0;
+  const std::filesystem::path dir_ =
+      std::filesystem::temp_directory_path() /
+      ("switchyard_answers_" + std::to_string(::getpid()) + "_" + std::to_string(++count_));
+};
+
+// All APIs, with a model that answers each request with the text of Answer.
+class AnsweringServer {
+ public:
+  explicit AnsweringServer(const std::string& shape, const std::vector<std::string>& markers = {},
+                           ServerArgs args = {})
+      : checkpoint_(shape, markers),
+        world_(WithModel(std::move(args), checkpoint_.dir()), 4096),
+        server_(http::ServerOptions()) {
+    openai::Register(server_, world_.service);
+    anthropic::Register(server_, world_.service);
+    native::Register(server_, world_.service);
+    server_.Start();
+    world_.link.one_by_one = true;
+  }
+
+  // The model ends the output itself, or it ends with `finish`.
+  void Answer(const std::string& text, FinishReason finish = FinishReason::kStop) {
+    RequestOutput& answer = world_.link.answer;
+    answer.new_tokens = world_.model.tokenizer->Encode(text, false);
+    if (finish == FinishReason::kStop)
+      answer.new_tokens.push_back(*world_.model.tokenizer->TokenToId("<|im_end|>"));
+    answer.finish = finish;
+  }
+
+  std::string Post(const std::string& path, const Json& body, int status = 200) {
+    http::TestClient client(server_.port());
+    client.Post(path, body.dump());
+    const auto response = client.Read();
+    if (!response) return "no response";
+    EXPECT_EQ(response->status, status) << response->body;
+    return response->body;
+  }
+
+  Json Ask(const std::string& path, const Json& body, int status = 200) {
+    return Json::parse(Post(path, body, status));
+  }
+
+  // The data of all events of a stream, without [DONE].
+  std::vector<Json> Stream(const std::string& path, Json body) {
+    body["stream"] = true;
+    std::istringstream lines(Post(path, body));
+    std::vector<Json> events;
+    for (std::string line; std::getline(lines, line);) {
+      if (line.starts_with("data: {")) events.push_back(Json::parse(line.substr(6)));
+    }
+    return events;
+  }
+
+  TestService& world() { return world_; }
+  int port() const { return server_.port(); }
+
+ private:
+  static ServerArgs WithModel(ServerArgs args, const std::filesystem::path& dir) {
+    args.engine.model_path = dir;
+    return args;
+  }
+
+  TestCheckpoint checkpoint_;
+  TestService world_;
+  http::Server server_;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,83 @@
+#include "server/openai/chat_job.h"
+
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <utility>
+
+#include "server/api/chat_fields.h"
+#include "server/api/chat_prompt.h"
+#include "server/api/copies.h"
+#include "server/api/model_name.h"
+#include "server/api/sampling_fields.h"
+#include "server/api/tools.h"
+
+namespace switchyard::openai {
+namespace {
+
+WantedLogprobs ParseLogprobs(const Fields& f) {
+  WantedLogprobs wanted{.output = f.Bool("logprobs", false)};
+  if (f.Has("top_logprobs")) wanted.top = static_cast<int32_t>(f.Int("top_logprobs", 0, 0, 20));
+  if (wanted.top > 0 && !wanted.output)
+    throw InvalidField("top_logprobs", "top_logprobs requires logprobs: true");
+  return wanted;
+}
+
+// The end of a prompt of token ids, as text.
+PromptEnd EndOfIds(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+  constexpr size_t kTokens = 256;  // more than the header of any template
+  const size_t count = std::min(ids.size(), kTokens);
+  return EndOf(tokenizer.Decode(std::span(ids).last(count), /*skip_special_tokens=*/false));
+}
+
+// Reads the prompt, the parts of it that the response repeats, and how outputs are parsed.
+void ParsePrompt(const Service& service, const Fields& f, ChatJob& job, GenerationSpec& spec) {
+  CheckTools(f);
+  PromptEnd end;
+  if (f.Has("input_ids")) {
+    CheckFieldsWithoutMessages(f);
+    CheckChatFields(f);
+    spec.input_ids = f.Ids("input_ids");
+    end = EndOfIds(*service.model.tokenizer, spec.input_ids);
+  } else {
+    CheckChatRoles(f);
+    RenderedPrompt prompt = ChatPrompt(service.model, f.object(), PromptLimit(service, f));
+    spec.input_ids = std::move(prompt.ids);
+    end = std::move(prompt.end);
+    if (f.Bool("return_prompt_text", false)) job.prompt_text = std::move(prompt.text);
+    if (f.Bool("echo", false)) job.echo = EchoedText(*f.Find("messages"));
+  }
+  if (TruncatePrompt(service, f, spec, spec.input_ids))
+    end = EndOfIds(*service.model.tokenizer, spec.input_ids);
+  job.output = PlanOutput(service.model, f, std::move(end));
+  if (job.output) RequestMarkers(*job.output, *service.model.tokenizer, &spec);
+}
+
+}  // namespace
+
+std::shared_ptr<const ChatJob> ParseChat(const Service& service, const Json& body,
+                                         const char* id_prefix) {
+  const Fields f(body);
+  CheckModel(service, f);
+  CheckFields(f, RequestKind::kChat, service.unknown_fields);
+  auto job = std::make_shared<ChatJob>();
+  job->delivery = ParseDelivery(service, f, id_prefix, "chat.completion.chunk");
+  job->prompt_ids = job->delivery.token_ids || f.Bool("return_prompt_token_ids", false);
+  // Without a token limit a chat may fill the context. The front reduces the limit to the tokens
+  // that are left.
+  GenerationSpec spec;
+  ParseSampling(service, f, std::numeric_limits<int32_t>::max(), &spec);
+  if (job->delivery.stream) spec.stream_interval = service.args.stream_interval;
+  job->logprobs = ParseLogprobs(f);
+  ParsePromptLogprobs(service, f, /*echo=*/false, &job->logprobs, &spec);
+  ParseRequestId(f, f.Has("rid") ? "rid" : "request_id", 0, 1, &spec);
+  spec.cache_salt = ParseCacheSalt(f, 0, 1);
+  ParsePrompt(service, f, *job, spec);
+  const ClientNames names = ClientNamesOf(
+      f, f.Has("input_ids") ? "input_ids" : "messages",
+      job->logprobs.prompt_top > job->logprobs.top ? "prompt_logprobs" : "top_logprobs");
+  AddCopies(service.front, std::move(spec), job->delivery.n, names, job->specs);
+  return job;
+}
+
+}  // namespace switchyard::openai

@@ -1,0 +1,17 @@
+// Converts requests of OpenAI's Responses API to chat requests.
+#pragma once
+
+#include "server/api/json_body.h"
+
+namespace switchyard::openai {
+
+// The chat messages of `input`, without instructions. Items of reasoning and function calls join
+// the assistant's message next to them; outputs of functions become messages of role tool. Throws
+// RequestError that names the field.
+Json InputMessages(const Fields& f);
+
+// The body of /v1/chat/completions with the same meaning. `messages`: of earlier responses and of
+// `input`. Throws RequestError that names the field of `f`.
+Json ResponsesChatBody(const Fields& f, const Json& messages);
+
+}  // namespace switchyard::openai

@@ -1,0 +1,186 @@
+// Formats whose calls are JSON objects with name and arguments: Hermes and Llama 3.
+#include <array>
+#include <optional>
+#include <string>
+
+#include "text/output/call_parser.h"
+#include "text/output/json_calls.h"
+
+namespace switchyard {
+namespace {
+
+using Status = JsonCallReader::Status;
+
+class HermesParser : public CallParser {
+ public:
+  HermesParser(OutputEvents& out, const OfferedTools& tools) : CallParser(out), tools_(tools) {}
+
+ private:
+  static constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>";
+  static constexpr std::array kOpens{kOpen}, kBoth{kOpen, kClose};
+  enum class State { kText, kCalls, kTail };
+
+  bool Step() override {
+    switch (state_) {
+      case State::kText:
+        return ReadText();
+      case State::kCalls:
+        return ReadCalls();
+      case State::kTail:
+        return ReadTail();
+    }
+    return false;
+  }
+
+  void AtEnd(bool) override {
+    if (state_ == State::kCalls && reader_->Finish() == Status::kMalformed) WriteMalformed();
+    writer_.Content(input_.rest());
+  }
+
+  bool ReadText() {
+    const PieceBuffer::Found found = unclosed_ ? input_.Find(kBoth) : input_.Find(kOpens);
+    writer_.Content(input_.rest().substr(0, found.begin));
+    input_.Consume(found.begin + found.marker.size());
+    if (found.marker == kOpen) {
+      reader_.emplace(writer_, tools_, JsonCallReader::Options{.stop = kClose});
+      state_ = State::kCalls;
+    }
+    unclosed_ = unclosed_ && found.marker.empty();
+    return !found.marker.empty();
+  }
+
+  bool ReadCalls() {
+    size_t used = 0;
+    const Status status = reader_->Push(input_.rest(), &used);
+    input_.Consume(used);
+    if (status == Status::kMore) return false;
+    if (status == Status::kMalformed) {
+      WriteMalformed();
+      unclosed_ = reader_->calls() > 0;
+      state_ = State::kText;
+      return true;
+    }
+    if (const std::string raw = reader_->TakeRaw(); !IsBlank(raw)) writer_.Content(raw);
+    state_ = State::kTail;
+    return true;
+  }
+
+  // Without a call, the opening marker is text too.
+  void WriteMalformed() {
+    if (reader_->calls() == 0) writer_.Content(kOpen);
+    writer_.Content(reader_->TakeRaw());
+  }
+
+  // After a call: white space, braces that the model closed once too often, and the closing marker.
+  bool ReadTail() {
+    input_.ConsumeSpace();
+    if (input_.empty()) return false;
+    if (input_.rest()[0] == '}') {
+      input_.Consume(1);
+      return true;
+    }
+    const PieceBuffer::Match match = input_.StartsWith(kClose);
+    if (match == PieceBuffer::Match::kPartly) return false;
+    if (match == PieceBuffer::Match::kYes) input_.Consume(kClose.size());
+    unclosed_ = match == PieceBuffer::Match::kNo;
+    state_ = State::kText;
+    return true;
+  }
+
+  const OfferedTools& tools_;
+  State state_ = State::kText;
+  std::optional<JsonCallReader> reader_;
+  bool unclosed_ = false;  // a call's closing marker is still to come
+};
+
+class Llama3Parser : public CallParser {
+ public:
+  Llama3Parser(OutputEvents& out, const OfferedTools& tools) : CallParser(out), tools_(tools) {}
+
+ private:
+  static constexpr std::string_view kTag = "<|python_tag|>";
+  static constexpr std::array kTags{kTag};
+  enum class State { kStart, kText, kCalls };
+
+  bool Step() override {
+    switch (state_) {
+      case State::kStart:
+        return ReadStart();
+      case State::kText:
+        return ReadText();
+      case State::kCalls:
+        return ReadCalls();
+    }
+    return false;
+  }
+
+  void AtEnd(bool) override {
+    if (state_ == State::kCalls && reader_->Finish() == Status::kMalformed) WriteMalformed();
+    writer_.Content(input_.rest());
+  }
+
+  bool ReadStart() {
+    const std::string_view text = input_.rest();
+    const size_t begin = text.find_first_not_of(" \t\r\n");
+    writer_.Content(text.substr(0, begin));
+    input_.Consume(std::min(begin, text.size()));
+    if (input_.empty()) return false;
+    if (input_.rest()[0] == '{') {
+      BeginCalls({});
+    } else {
+      state_ = State::kText;
+    }
+    return true;
+  }
+
+  bool ReadText() {
+    const PieceBuffer::Found found = input_.Find(kTags);
+    writer_.Content(input_.rest().substr(0, found.begin));
+    input_.Consume(found.begin + found.marker.size());
+    if (!found.marker.empty()) BeginCalls(kTag);
+    return !found.marker.empty();
+  }
+
+  void BeginCalls(std::string_view tag) {
+    tag_ = tag;
+    reader_.emplace(writer_, tools_,
+                    JsonCallReader::Options{.stop = {}, .offered_only = tag.empty()});
+    state_ = State::kCalls;
+  }
+
+  bool ReadCalls() {
+    size_t used = 0;
+    const Status status = reader_->Push(input_.rest(), &used);
+    input_.Consume(used);
+    if (status == Status::kMore) return false;
+    if (status == Status::kMalformed) {
+      WriteMalformed();
+    } else {
+      writer_.Content(reader_->TakeRaw());
+    }
+    state_ = State::kText;
+    return true;
+  }
+
+  void WriteMalformed() {
+    if (reader_->calls() == 0) writer_.Content(tag_);
+    writer_.Content(reader_->TakeRaw());
+  }
+
+  const OfferedTools& tools_;
+  State state_ = State::kStart;
+  std::optional<JsonCallReader> reader_;
+  std::string_view tag_;  // before the present calls
+};
+
+}  // namespace
+
+std::unique_ptr<CallParser> MakeHermesParser(OutputEvents& out, const OfferedTools& tools) {
+  return std::make_unique<HermesParser>(out, tools);
+}
+
+std::unique_ptr<CallParser> MakeLlama3Parser(OutputEvents& out, const OfferedTools& tools) {
+  return std::make_unique<Llama3Parser>(out, tools);
+}
+
+}  // namespace switchyard

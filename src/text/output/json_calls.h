@@ -1,0 +1,113 @@
+// Reads tool calls that are written as JSON objects.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "text/output/offered_tools.h"
+#include "text/output/output_events.h"
+#include "text/output/string_escapes.h"
+
+namespace switchyard {
+
+// Finds the end of one JSON value, byte by byte. Lenient: only quotes and brackets count.
+class JsonValueEnd {
+ public:
+  enum class Place {
+    kInside,  // the byte belongs to the value
+    kLast,    // the byte ends the value
+    kAfter,   // the value ended before the byte: numbers and words have no end of their own
+  };
+  Place Push(char c);
+
+ private:
+  int64_t depth_ = 0;
+  bool started_ = false, in_string_ = false, escaped_ = false;
+};
+
+// Reads {"name": …, "arguments": …}, several such objects, or a list of them. The objects may be
+// separated by commas or semicolons. "parameters" is another name of "arguments". Arguments are
+// passed on while they arrive, as written; a string is decoded first, since it contains the JSON.
+// Keys other than these and "id" are skipped.
+class JsonCallReader {
+ public:
+  struct Options {
+    std::string_view stop;      // marker that cannot be part of a call's head; may be empty
+    bool offered_only = false;  // the name of a tool that is not offered is malformed
+  };
+  // Does not own `writer` and `tools`.
+  JsonCallReader(CallWriter& writer, const OfferedTools& tools, Options options)
+      : writer_(writer), tools_(tools), options_(options) {}
+
+  enum class Status {
+    kMore,       // all of the text is consumed
+    kEnd,        // the next byte does not belong to the calls
+    kMalformed,  // the present object is not a call; its text so far is TakeRaw()
+  };
+  // Consumes the first `*used` bytes of `text`. No Push may follow kEnd or kMalformed.
+  Status Push(std::string_view text, size_t* used);
+  // The text has ended. kEnd or kMalformed. Ends an open call.
+  Status Finish();
+
+  int calls() const { return calls_; }  // calls written so far
+  // Consumed text since the last call that became no event.
+  std::string TakeRaw() { return std::exchange(raw_, {}); }
+
+ private:
+  enum class State {
+    kBetween,    // before an object, or after it
+    kKey,        // before a key or the object's end
+    kKeyText,    // in a key
+    kColon,      // after a key
+    kValue,      // before a value
+    kName,       // in the value of "name"
+    kId,         // in the value of "id"
+    kArguments,  // in the value of "arguments"
+    kDecoded,    // the same, within a string
+    kSkipped,    // in another value
+    kComma,      // after a value
+  };
+  enum class Step { kNext, kAgain, kEnd, kMalformed };  // kAgain: the state has changed first
+
+  Step Read(char c);
+  Step ReadBetween(char c);
+  Step ReadKey(char c);
+  Step BeginValue(char c);
+  Step ReadArguments(char c);
+  Step ReadText(char c, std::string* text, State next);  // a string, into `text`
+  void EndArguments();
+  Step EndObject();
+  Step Malformed();  // kMalformed; or kEnd after it has ended a call that is begun
+  bool Begin();      // writes the call's beginning; false: the name is malformed
+  void EndCall();
+  void Write(std::string_view arguments);
+  void Flush();
+  // True if the head of the present object contains the stop marker.
+  bool IsStopped() const;
+  // True if the next byte goes to raw_.
+  bool IsKept() const {
+    return !begun_ || (state_ != State::kArguments && state_ != State::kDecoded);
+  }
+
+  CallWriter& writer_;
+  const OfferedTools& tools_;
+  const Options options_;
+  State state_ = State::kBetween;
+  bool list_ = false, list_ended_ = false;
+  std::string raw_;              // consumed bytes that became no event, since the last call
+  std::string key_, name_, id_;  // raw strings, without quotes
+  bool has_name_ = false, has_arguments_ = false;
+  bool begun_ = false;    // the call's beginning is written
+  bool escaped_ = false;  // the next byte of the string follows a backslash
+  bool wrote_ = false;    // arguments are not empty
+  std::string early_;     // arguments before the call's beginning
+  std::string pending_;   // arguments after it, to write
+  std::string scalar_;    // arguments that are a number or a word
+  JsonValueEnd value_;
+  EscapeDecoder decoder_{EscapeDecoder::Language::kJson};
+  int calls_ = 0;
+};
+
+}  // namespace switchyard

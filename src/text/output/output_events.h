@@ -1,0 +1,74 @@
+// The parts of a model's output that a client receives separately: reasoning, content, tool calls.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace switchyard {
+
+// One piece of an output. The pieces of one kind concatenate to its text.
+struct OutputEvent {
+  enum class Kind {
+    kReasoning,  // text
+    kContent,    // text
+    kCallBegin,  // text: the function's name; call_id
+    kArguments,  // text: a piece of the call's arguments, usually a JSON object
+    kCallEnd,
+  };
+  Kind kind = Kind::kContent;
+  int32_t call = -1;  // index of the call within the output; −1 for reasoning and content
+  std::string text;
+  std::string call_id;  // as the model wrote it; empty if the format has no ids
+
+  bool operator==(const OutputEvent&) const = default;
+};
+
+// Collects the events of one output. Adjacent pieces of one kind become one event. Belongs to one
+// OutputParser.
+class OutputEvents {
+ public:
+  void Reasoning(std::string_view text) { Add(OutputEvent::Kind::kReasoning, -1, text); }
+  void Content(std::string_view text) { Add(OutputEvent::Kind::kContent, -1, text); }
+  void BeginCall(std::string_view name, std::string_view id);
+  void Arguments(std::string_view text) { Add(OutputEvent::Kind::kArguments, calls_ - 1, text); }
+  void EndCall();
+
+  int32_t calls() const { return calls_; }  // number of calls begun so far
+  std::vector<OutputEvent> Take() { return std::move(events_); }
+
+ private:
+  void Add(OutputEvent::Kind kind, int32_t call, std::string_view text);
+
+  std::vector<OutputEvent> events_;
+  int32_t calls_ = 0;
+};
+
+// Writes the content and the tool calls of one output. White space next to a call is part of the
+// call's markup: it is dropped before a call, and at the end of an output that ends with a call.
+// White space elsewhere is kept.
+class CallWriter {
+ public:
+  // Does not own `out`.
+  explicit CallWriter(OutputEvents& out) : out_(out) {}
+
+  void Content(std::string_view text);  // holds back white space at its end
+  void BeginCall(std::string_view name, std::string_view id = {});
+  void Arguments(std::string_view text) { out_.Arguments(text); }
+  void EndCall() { out_.EndCall(); }
+  void Finish();  // the output has ended
+
+ private:
+  OutputEvents& out_;
+  std::string space_;        // held back
+  bool after_call_ = false;  // no other text since the last call
+};
+
+bool IsMarkupSpace(char c);  // space, tab, CR or LF
+// `text` without white space at both ends.
+std::string_view TrimMarkupSpace(std::string_view text);
+// True if `text` is white space only.
+bool IsBlank(std::string_view text);
+
+}  // namespace switchyard

@@ -1,0 +1,101 @@
+#include "text/output/reasoning_splitter.h"
+
+#include <algorithm>
+
+namespace switchyard {
+
+ReasoningSplitter::ReasoningSplitter(OutputEvents& out, const Markers& markers, Start start)
+    : out_(out),
+      open_(markers.open),
+      ends_{markers.close, markers.call},
+      end_count_(markers.call.empty() ? 1 : 2) {
+  state_ = start == Start::kUndecided   ? State::kStart
+           : start == Start::kReasoning ? State::kReasoningStart
+                                        : State::kContent;
+}
+
+std::string ReasoningSplitter::Push(std::string_view text) {
+  if (state_ == State::kContent && input_.empty()) return std::string(text);
+  input_.Append(text);
+  std::string content;
+  while (Step(&content)) {
+  }
+  return content;
+}
+
+std::string ReasoningSplitter::Finish() {
+  input_.End();
+  std::string content;
+  while (Step(&content)) {
+  }
+  if (state_ == State::kReasoning) out_.Reasoning(lines_);
+  if (state_ == State::kStart) content += input_.rest();
+  return content;
+}
+
+bool ReasoningSplitter::Step(std::string* content) {
+  switch (state_) {
+    case State::kStart:
+    case State::kReasoningStart:
+      return ReadStart(content);
+    case State::kReasoningLines:
+      return SkipLineEnds(State::kReasoning);
+    case State::kReasoning:
+      return ReadReasoning();
+    case State::kContentStart:
+      return SkipLineEnds(State::kContent);
+    case State::kContent:
+      *content += input_.rest();
+      input_.Consume(input_.rest().size());
+      return false;
+  }
+  return false;
+}
+
+// White space may precede the opening marker. It belongs to the text if there is no marker.
+bool ReasoningSplitter::ReadStart(std::string* content) {
+  const std::string_view text = input_.rest();
+  const size_t space = std::min(text.find_first_not_of(" \t\r\n"), text.size());
+  const std::string_view word = text.substr(space);
+  if (word.starts_with(open_)) {
+    input_.Consume(space + open_.size());
+  } else if (open_.starts_with(word) && !input_.ended()) {
+    return false;
+  } else if (state_ == State::kStart) {
+    if (word.empty()) return false;
+    *content += text;
+    input_.Consume(text.size());
+    state_ = State::kContent;
+    return true;
+  }
+  state_ = State::kReasoningLines;
+  return true;
+}
+
+bool ReasoningSplitter::ReadReasoning() {
+  const PieceBuffer::Found found = input_.Find({ends_.data(), end_count_});
+  const std::string_view text = input_.rest().substr(0, found.begin);
+  const size_t last = text.find_last_not_of('\n');
+  if (last == std::string_view::npos) {
+    lines_ += text;
+  } else {
+    out_.Reasoning(lines_);
+    out_.Reasoning(text.substr(0, last + 1));
+    lines_ = text.substr(last + 1);
+  }
+  input_.Consume(found.begin);
+  if (found.marker.empty()) return false;
+  if (found.marker == ends_[0]) input_.Consume(found.marker.size());
+  state_ = State::kContentStart;
+  return true;
+}
+
+bool ReasoningSplitter::SkipLineEnds(State next) {
+  const std::string_view text = input_.rest();
+  input_.Consume(std::min(text.find_first_not_of('\n'), text.size()));
+  if (input_.empty()) return false;
+  state_ = next;
+  return true;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,63 @@
+// Separates reasoning between markers, such as <think> and </think>, from the text after it.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+
+#include "text/output/output_events.h"
+#include "text/output/piece_buffer.h"
+
+namespace switchyard {
+
+// Reasoning is only at the start of an output: either the output begins with the opening marker, or
+// the prompt has opened the reasoning already. Later markers are text. Line ends next to the
+// markers belong to them. One output, one thread at a time.
+class ReasoningSplitter {
+ public:
+  struct Markers {
+    std::string_view open, close;
+    // Marker of a tool call, which ends reasoning without `close`. May be empty.
+    std::string_view call;
+  };
+  enum class Start {
+    kUndecided,  // reasoning only if the output begins with the opening marker
+    kReasoning,  // in reasoning; an opening marker may follow
+    kContent,    // after reasoning, or in content
+  };
+  // Does not own `out` and the texts of `markers`. Reasoning goes to `out`.
+  ReasoningSplitter(OutputEvents& out, const Markers& markers, Start start);
+
+  // Adds a piece of the output. Returns content.
+  std::string Push(std::string_view text);
+  std::string Finish();
+
+  bool reasoning() const {
+    return state_ != State::kStart && state_ != State::kContentStart && state_ != State::kContent;
+  }
+
+ private:
+  enum class State {
+    kStart,           // before an opening marker
+    kReasoningStart,  // the same, in reasoning
+    kReasoningLines,  // at the line ends before the first line of the reasoning
+    kReasoning,
+    kContentStart,  // at the line ends before the content
+    kContent,
+  };
+
+  bool Step(std::string* content);
+  bool ReadStart(std::string* content);
+  bool ReadReasoning();
+  bool SkipLineEnds(State next);
+
+  OutputEvents& out_;
+  const std::string_view open_;
+  std::array<std::string_view, 2> ends_;  // close and call
+  size_t end_count_;
+  State state_;
+  PieceBuffer input_;
+  std::string lines_;  // line ends at the end of the reasoning so far, held back
+};
+
+}  // namespace switchyard
