@@ -1,12 +1,14 @@
 """Reasoning and tool calls of chats: a real model, the openai client, and the endpoints that parse a given text."""
+import json
 import pathlib
+import shutil
 import subprocess
 
 import openai
 import pytest
 
 import server as programs
-from server import Server
+from server import FIXTURES, Server
 
 YARDLING = pathlib.Path(__file__).resolve().parents[2] / "models" / "yardling"
 HELLO = [{"role": "user", "content": "What is a router?"}]
@@ -116,3 +118,20 @@ def test_the_messages_api_gives_the_same_text(plain, reasoning):
     counted = plain.request("/v1/messages/count_tokens", ask)[1]["input_tokens"]
     usage = answer["usage"]
     assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+
+def test_channel_markers_in_the_vocabulary_select_harmony(tmp_path):
+    """gpt-oss writes in channels with any chat template."""
+    model = tmp_path / "model"
+    shutil.copytree(FIXTURES / "gpt_oss", model)
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    used = {*tokenizer["model"]["vocab"].values(), *(t["id"] for t in tokenizer["added_tokens"])}
+    for text in ("<|channel|>", "<|message|>"):
+        number = next(i for i in range(1000) if i not in used)
+        used.add(number)
+        tokenizer["added_tokens"].append({"id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
+                                          "normalized": False, "special": True})
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with Server(model, "--device", "cpu") as server:
+        info = server.request("/get_server_info")[1]
+        assert (info["tool_call_parser"], info["reasoning_parser"]) == ("gpt-oss", "gpt-oss")

@@ -56,15 +56,26 @@ std::unique_ptr<Tokenizer> LoadTokenizer(const ServerArgs& args, const std::file
                              "no tokenizer");
 }
 
-OutputFormat FormatOf(const ServerArgs& args, const ChatTemplate& chat) {
+// Whether the vocabulary has the channel markers of harmony. Such a model writes in channels with
+// any chat template.
+bool HasChannels(const Tokenizer& tokenizer) {
+  return tokenizer.Encode("<|channel|>", /*add_special_tokens=*/false).size() == 1 &&
+         tokenizer.Encode("<|message|>", /*add_special_tokens=*/false).size() == 1;
+}
+
+OutputFormat FormatOf(const ServerArgs& args, const Tokenizer& tokenizer,
+                      const ChatTemplate& chat) {
   OutputFormat format;
+  const bool harmony = HasChannels(tokenizer);
   if (args.tool_call_parser == "auto") {
-    format.calls = DetectCallFormat(chat.Source(/*with_tools=*/true));
+    format.calls =
+        harmony ? FindCallFormat("gpt-oss") : DetectCallFormat(chat.Source(/*with_tools=*/true));
   } else {
     format.calls = FindCallFormat(args.tool_call_parser);  // nullptr for none
   }
   if (args.reasoning_parser == "auto") {
-    format.reasoning = DetectReasoningFormat(chat.Source(/*with_tools=*/false));
+    format.reasoning = harmony ? FindReasoningFormat("gpt-oss")
+                               : DetectReasoningFormat(chat.Source(/*with_tools=*/false));
   } else {
     format.reasoning = FindReasoningFormat(args.reasoning_parser);
   }
@@ -86,7 +97,7 @@ ServedModel LoadServedModel(const ServerArgs& args, const ModelConfig& config) {
                     .tokenizer = LoadTokenizer(args, text_dir),
                     .chat_template = ChatTemplate::FromDirectory(text_dir, override_file),
                     .sampling_defaults = SamplingDefaults(dir, config.vocab_size)};
-  model.output_format = FormatOf(args, model.chat_template);
+  model.output_format = FormatOf(args, *model.tokenizer, model.chat_template);
   if (model.tokenizer->VocabSize() > config.vocab_size) {
     // The model never samples ids past its vocabulary. A prompt with such an id gets an error.
     LOG_WARNING(
