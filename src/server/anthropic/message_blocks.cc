@@ -56,7 +56,7 @@ void MessageBlocks::Add(const std::vector<OutputEvent>& events) {
 void MessageBlocks::Finish() { End(); }
 
 // Begins a block, unless one of that type is open.
-void MessageBlocks::Begin(const char* type, Json block) {
+void MessageBlocks::Begin(const char* type, const Json& block) {
   if (open_ == type) return;
   End();
   open_ = type;

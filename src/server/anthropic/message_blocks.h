@@ -22,7 +22,7 @@ class MessageBlocks {
   const Json& blocks() const { return blocks_; }
 
  private:
-  void Begin(const char* type, Json block);
+  void Begin(const char* type, const Json& block);
   void Append(const char* type, const char* key, const std::string& text);
   void End();
   void Emit(const char* type, Json members) const;

@@ -157,8 +157,8 @@ Json Joined(const std::vector<Json>& events) {
 
 TEST(AnthropicMessages, StreamsGiveTheSameMessage) {
   AnsweringServer server("qwen3");
-  for (const std::string& text :
-       {kThought + "Let me see.\n" + kCall, std::string("Hi"), kCall + "\n" + kCall}) {
+  for (const std::string& text : {fmt::format("{}Let me see.\n{}", kThought, kCall),
+                                  std::string("Hi"), fmt::format("{}\n{}", kCall, kCall)}) {
     server.Answer(text);
     Json whole = server.Ask(kPath, Request());
     Json streamed = Joined(server.Stream(kPath, Request()));

@@ -390,7 +390,8 @@ const KnownField* FindField(RequestKind kind, std::string_view name) {
 }
 
 bool IsEmpty(const Json& value) {
-  if (value.is_null() || value == false || value == "" || value == "false") return true;
+  if (value.is_null() || value == false || value == "false") return true;
+  if (value.is_string()) return value.get_ref<const std::string&>().empty();
   if (!value.is_structured()) return false;
   return std::all_of(value.begin(), value.end(), [](const Json& v) { return v.is_null(); });
 }

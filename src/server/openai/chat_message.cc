@@ -16,7 +16,7 @@ Json CallOf(const OutputEvent& begin) {
 void Append(Json& json, const std::string& text) { json.get_ref<std::string&>() += text; }
 
 // A delta with one call. Later arguments can be appended to it.
-Json CallDelta(int32_t index, Json call) {
+Json CallDelta(int32_t index, const Json& call) {
   Json entry = {{"index", index}};
   entry.update(call);
   return {{"tool_calls", Json::array({std::move(entry)})}};

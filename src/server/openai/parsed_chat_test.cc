@@ -52,8 +52,8 @@ class ParsedChat : public AnsweringServer {
       message = {{"role", delta["role"]}};
     }
     for (const char* key : {"content", "reasoning_content", "reasoning"}) {
-      if (!delta.contains(key) || delta[key] == "") continue;
-      message[key] = message.value(key, "") + delta[key].get<std::string>();
+      const std::string text = delta.value(key, "");
+      if (!text.empty()) message[key] = message.value(key, "") + text;
     }
     const size_t parts = delta.contains("role")
                              ? 0

@@ -4,6 +4,8 @@
 
 namespace switchyard::openai {
 
+ResponseStore::ResponseStore() : ResponseStore(Limits()) {}
+
 void ResponseStore::Put(const std::string& id, Entry entry) {
   std::lock_guard lock(mutex_);
   if (const auto old = by_id_.find(id); old != by_id_.end()) Remove(old->second);

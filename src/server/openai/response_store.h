@@ -26,7 +26,7 @@ class ResponseStore {
     size_t Bytes() const { return response.size() + messages.size() + input.size(); }
   };
 
-  ResponseStore() = default;
+  ResponseStore();
   explicit ResponseStore(Limits limits) : limits_(limits) {}
 
   // An entry larger than the limit is not kept.

@@ -184,9 +184,9 @@ Json EarlierMessages(const Fields& f, const ResponseStore& store) {
 
 // Members of the response that repeat the request.
 Json RepeatedMembers(const Fields& f) {
-  const auto value = [&](const char* key, Json otherwise) {
+  const auto value = [&](const char* key, const Json& otherwise) {
     const Json* given = f.Find(key);
-    return given ? *given : std::move(otherwise);
+    return given ? *given : otherwise;
   };
   return {{"instructions", value("instructions", nullptr)},
           {"max_output_tokens", value("max_output_tokens", nullptr)},

@@ -130,8 +130,8 @@ void CheckStream(const std::vector<Json>& events) {
 
 TEST(Responses, StreamsGiveTheSameItems) {
   AnsweringServer server("qwen3");
-  for (const std::string& text :
-       {kThought + "Let me see.\n" + kCall, std::string("Hi"), kCall + "\n" + kCall}) {
+  for (const std::string& text : {fmt::format("{}Let me see.\n{}", kThought, kCall),
+                                  std::string("Hi"), fmt::format("{}\n{}", kCall, kCall)}) {
     server.Answer(text);
     const std::vector<Json> events = server.Stream(kPath, Request());
     CheckStream(events);

@@ -17,7 +17,8 @@ class HermesParser : public CallParser {
 
  private:
   static constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>";
-  static constexpr std::array kOpens{kOpen}, kBoth{kOpen, kClose};
+  static constexpr std::array kOpens{kOpen};
+  static constexpr std::array kBoth{kOpen, kClose};
   enum class State { kText, kCalls, kTail };
 
   bool Step() override {

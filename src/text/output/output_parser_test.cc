@@ -20,7 +20,7 @@ ParsedMessage Whole(const ParseCase& options, std::string_view text) {
 // Compares the whole text with two pieces cut at every byte, single bytes, and random pieces.
 ParsedMessage ParseAllWays(const ParseCase& options, const std::string& text) {
   SCOPED_TRACE(options.calls + " " + options.reasoning + ": " + text);
-  const ParsedMessage whole = Whole(options, text);
+  ParsedMessage whole = Whole(options, text);
   const std::string_view view = text;
   const auto expect = [&](const std::vector<std::string_view>& pieces, const std::string& how) {
     const ParsedMessage message = ParsePieces(options, pieces);
