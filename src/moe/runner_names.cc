@@ -8,8 +8,8 @@
 namespace switchyard {
 namespace {
 
-// Names without `needs` differ in the GPU kernels they call for each number format; grouped_mlp
-// supports all those formats. cutedsl uses the masked layout with counts, as masked_mlp does.
+// Names without `needs` select GPU kernels for some number formats in SGLang. grouped_mlp supports
+// all of these formats. cutedsl uses the masked layout with counts, as masked_mlp does.
 constexpr std::array kRunners = {
     SglangBackendName{"triton", "grouped_mlp", ""},
     SglangBackendName{"triton_kernel", "grouped_mlp", ""},
