@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/kv_cache/kv_cache.h"
+#include "engine/rank_engine_impl.h"
 #include "engine/sampler/logprobs.h"
 #include "engine/sampler/penalties.h"
 #include "engine/sampler/random.h"
