@@ -214,7 +214,10 @@ class Rank {
       stage(4, [&] { layer_.PrePermute(batch); });
       stage(5, [&] { layer_.RunExperts(batch); });
       stage(6, [&] { layer_.PostPermute(batch); });
-      stage(7, [&] { layer_.BeginCombine(batch); });
+      stage(7, [&] {
+        layer_.BeginCombine(batch);
+        layer_.RunDown(batch);
+      });
       stage(8, [&] { layer_.EndCombine(batch); });
     }
     stage(9, [&] { layer_.Scatter(batch); });

@@ -147,7 +147,10 @@ void RunCase(const Setup& setup, int64_t tokens, const MoeLayer& layer, MoeState
       });
       stage(4, [&] { layer.PrePermute(state); });
       stage(5, [&] { layer.RunExperts(state); });
-      stage(6, [&] { layer.BeginCombine(state); });
+      stage(6, [&] {
+        layer.BeginCombine(state);
+        layer.RunDown(state);
+      });
       stage(7, [&] { layer.EndCombine(state); });
     }
     stage(8, [&] { layer.Scatter(state); });

@@ -68,12 +68,11 @@ Feature Setting(Section section, const char* flag, Field<T> field, T example, Re
           .request = [=](EngineConfig& config) { field(config) = example; }};
 }
 
-// "with deepep or mooncake": the dispatchers that can combine by rank.
-std::string CombiningByRank(const MoeBackends& backends, bool gpus) {
+// "with `deepep` or `mooncake`": the dispatchers that have an ability.
+std::string With(bool DispatcherBackend::*ability, const MoeBackends& backends, bool gpus) {
   std::vector<std::string> names;
   for (const auto& [name, backend] : backends.dispatchers.all())
-    if (backend.combines_by_rank && (backend.gpus || !gpus))
-      names.push_back(fmt::format("`{}`", name));
+    if (backend.*ability && (backend.gpus || !gpus)) names.push_back(fmt::format("`{}`", name));
   return fmt::format("with {}", Joined(names, " or "));
 }
 
@@ -98,8 +97,8 @@ void AddExchange(const MoeBackends& backends, std::vector<Feature>& all) {
           {"auto", "bf16", "fp8"});
   choices("--moe-combine-rows", [](EngineConfig& c) -> std::string& { return c.moe.combine_rows; },
           {"slot", "rank"});
-  all.back().on_cpus = CombiningByRank(backends, false);
-  all.back().on_gpus = CombiningByRank(backends, true);
+  all.back().on_cpus = With(&DispatcherBackend::combines_by_rank, backends, false);
+  all.back().on_gpus = With(&DispatcherBackend::combines_by_rank, backends, true);
   all.back().request = [](EngineConfig& c) {
     c.moe.a2a_backend = "deepep";
     c.moe.combine_rows = "rank";
@@ -111,6 +110,17 @@ void AddExchange(const MoeBackends& backends, std::vector<Feature>& all) {
   all.back().request = [](EngineConfig& c) {
     c.moe.a2a_backend = "deepep";
     c.moe.waterfill = true;
+  };
+  all.push_back(Setting<bool>(
+      kExchange, "--enable-single-batch-overlap",
+      [](EngineConfig& c) -> bool& { return c.moe.single_batch_overlap; }, true));
+  all.back().on_cpus = fmt::format("{}, else without effect",
+                                   With(&DispatcherBackend::combines_in_parts, backends, false));
+  all.back().on_gpus = fmt::format("{} on one host, else without effect",
+                                   With(&DispatcherBackend::combines_in_parts, backends, true));
+  all.back().request = [](EngineConfig& c) {
+    c.moe.a2a_backend = "deepep";
+    c.moe.single_batch_overlap = true;
   };
 }
 

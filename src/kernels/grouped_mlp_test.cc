@@ -97,6 +97,43 @@ TEST_P(GroupedMlpTest, RowDoesNotDependOnCompanyOrThreads) {
   }
 }
 
+// The down products of all experts in one call, or in one call for each.
+TEST_P(GroupedMlpTest, SeparateProductsHaveTheSameBits) {
+  Random random(3);
+  ThreadPool pool(2);
+  for (const WeightFormat format : kAllFormats) {
+    constexpr int64_t kHidden = 96, kWidth = 160, kRows = 70;
+    const Experts experts(random, format, 4, kHidden, kWidth, true);
+    const std::vector<float> x = random.Normal(kRows * kHidden);
+    const std::vector<int32_t> offsets = {0, 33, 33, 34, kRows};
+    std::vector<float> scratch(kRows * kWidth), want(kRows * kHidden), out(want.size());
+    GroupedMlpParams p = {.x = x.data(),
+                          .ldx = kHidden,
+                          .experts = experts.weights,
+                          .offsets = offsets,
+                          .scratch = scratch.data(),
+                          .out = want.data(),
+                          .ldo = kHidden};
+    GroupedMlp(p, pool);
+    p.out = out.data();
+    GroupedGateUp(p, pool);
+    GroupedDown(p, pool);
+    EXPECT_TRUE(SameBits(out, want)) << Name(format);
+    out.assign(out.size(), NAN);
+    GroupedGateUp(p, pool);
+    for (int e = 0; e < 4; ++e) {
+      const std::vector<int32_t> own = {0, offsets[e + 1] - offsets[e]};
+      GroupedDown({.experts = p.experts.subspan(e, 1),
+                   .offsets = own,
+                   .scratch = scratch.data() + offsets[e] * kWidth,
+                   .out = out.data() + offsets[e] * kHidden,
+                   .ldo = kHidden},
+                  pool);
+    }
+    EXPECT_TRUE(SameBits(out, want)) << Name(format) << ", one expert after the other";
+  }
+}
+
 TEST_P(GroupedMlpTest, SwiGluSurvivesLargeGates) {
   ThreadPool pool(1);
   const std::vector<float> one = {1.0f}, huge = {200.0f}, low = {-200.0f};

@@ -8,6 +8,8 @@ namespace switchyard::kernels::reference {
 
 void Linear(const LinearParams& p);
 void GroupedMlp(const GroupedMlpParams& p);
+void GroupedGateUp(const GroupedMlpParams& p);
+void GroupedDown(const GroupedMlpParams& p);
 void RmsNorm(const RmsNormParams& p);
 void AddInPlace(float* y, const float* x, int64_t count);
 void RoundTo(DType dtype, float* x, int64_t count);

@@ -33,12 +33,14 @@ std::optional<DenseFeedForward> MakeDense(const LayerContext& context,
 
 }  // namespace
 
-schedule::ServeShape ServeShapeOf(const ModelConfig& config, bool waterfill, bool two_batches) {
+schedule::ServeShape ServeShapeOf(const ModelConfig& config, const MoeOptions& moe,
+                                  bool two_batches) {
   schedule::ServeShape shape{
       .range = {.end = static_cast<int>(config.num_layers())},
       .micro_batches = two_batches ? 2 : 1,
       // With waterfill the shared expert is one of the dispatched experts.
-      .shared_expert = config.has_moe() && config.moe->shared_intermediate > 0 && !waterfill};
+      .shared_expert = config.has_moe() && config.moe->shared_intermediate > 0 && !moe.waterfill,
+      .down_under_combine = moe.single_batch_overlap};
   for (const LayerConfig& layer : config.layers) shape.experts.push_back(layer.moe);
   return shape;
 }
@@ -145,7 +147,7 @@ void Decoder::Forward(Pass& p, int layer, Phase phase) const {
       if (p.moe_in_stages) moe->BeginCombine(*p.moe);
       break;
     case Phase::kDown:
-      CHECK(false);  // no schedule of this model has it as a separate phase
+      if (p.moe_in_stages) moe->RunDown(*p.moe);
       break;
     case Phase::kFinish:
       Finish(p, layer);

@@ -23,8 +23,10 @@ namespace switchyard {
 
 // The shape of a step of a model's layers, with one micro-batch, or two if `two_batches` is set.
 // With waterfill the shared expert is one of the dispatched experts, so the shape has no shared
-// expert.
-schedule::ServeShape ServeShapeOf(const ModelConfig& config, bool waterfill, bool two_batches);
+// expert. With single-batch overlap, combine starts before the down projection; the caller has
+// disabled it for exchanges that cannot return outputs in parts (CombinesInParts).
+schedule::ServeShape ServeShapeOf(const ModelConfig& config, const MoeOptions& moe,
+                                  bool two_batches);
 
 // Borrows weights and MoE layers, which outlive it. All state of a batch is in its pass, so the
 // operations of several passes may be interleaved. Every rank executes the same schedule. Used by

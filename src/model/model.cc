@@ -42,6 +42,8 @@ bool UsesFp8GroupActivations(const ModelConfig& config) {
 ModelOptions CompleteOptions(const ModelConfig& config, ModelOptions options,
                              const MeshShape& mesh) {
   options.two_batch_overlap = options.two_batch_overlap && config.has_moe();
+  options.moe.single_batch_overlap = options.moe.single_batch_overlap && config.has_moe() &&
+                                     CombinesInParts(options.moe, options.backends.get());
   options.moe.passes = options.two_batch_overlap ? 2 : 1;
   options.max_pass_tokens = options.two_batch_overlap
                                 ? MaxMicroBatchRows(options.max_tokens, options.tbo_threshold)
@@ -185,10 +187,9 @@ struct Model::Impl {
   }
 
   void MakeSchedules() {
-    const bool waterfill = options.moe.waterfill;
-    plain = schedule::Plan(ServeShapeOf(config, waterfill, /*two_batches=*/false));
+    plain = schedule::Plan(ServeShapeOf(config, options.moe, /*two_batches=*/false));
     if (!options.two_batch_overlap) return;
-    schedule::ServeShape shape = ServeShapeOf(config, waterfill, /*two_batches=*/true);
+    schedule::ServeShape shape = ServeShapeOf(config, options.moe, /*two_batches=*/true);
     two_prefill = schedule::Plan(shape);
     shape.mode = schedule::Mode::kDecode;
     two_decode = schedule::Plan(shape);

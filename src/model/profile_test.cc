@@ -20,11 +20,13 @@ const char* NameOf(const Operation& o) {
 }
 
 // The events of passes of each rank's profile of one prefill of 24 rows.
-std::vector<std::vector<json>> Profile(const std::string& fixture, bool two_batches) {
+std::vector<std::vector<json>> Profile(const std::string& fixture, bool two_batches,
+                                       bool single_batch) {
   const auto dir = std::filesystem::temp_directory_path() / ("model_profile_test_" + fixture);
   const ModelConfig config = LoadModelConfig(Fixture(fixture));
   ModelOptions options{.dtype = DType::kF32, .max_tokens = 64};
   options.moe.a2a_backend = "deepep";
+  options.moe.single_batch_overlap = single_batch;
   options.two_batch_overlap = two_batches;
   const MeshShape shape{.tp = 2, .ep = 2};
   std::vector<std::vector<json>> events(2);
@@ -58,11 +60,12 @@ class ModelProfileTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(ModelProfileTest, HasTheOperationsOfTheSchedule) {
   const ModelConfig config = LoadModelConfig(Fixture(GetParam()));
-  for (const bool two_batches : {false, true}) {
-    const auto shape = ServeShapeOf(config, /*waterfill=*/false, two_batches);
-    std::vector<Operation> want = schedule::Plan(shape);
+  for (const auto& [two_batches, single_batch] :
+       {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
+    const MoeOptions moe{.single_batch_overlap = single_batch};
+    std::vector<Operation> want = schedule::Plan(ServeShapeOf(config, moe, two_batches));
     std::erase_if(want, [](const Operation& o) { return o.kind == Kind::kSample; });
-    for (const std::vector<json>& events : Profile(GetParam(), two_batches)) {
+    for (const std::vector<json>& events : Profile(GetParam(), two_batches, single_batch)) {
       ASSERT_EQ(events.size(), want.size() + 1);
       int64_t rows_of_embeddings = 0;
       for (size_t i = 0; i < want.size(); ++i) {

@@ -33,13 +33,16 @@ struct Case {
   std::string activations = "auto";  // --quantize-activations
   bool two_batches = false;          // two-batch overlap
   int64_t round_tokens = 8192;       // capacity of deepep's normal mode
+  bool single_batch = false;         // single-batch overlap
+  std::string combine_rows = "slot";
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.fixture << " tp" << c.tp << " dp" << c.dp << " ep" << c.ep << " dense"
              << c.dense_tp << " " << c.backend << " " << c.mode << " " << Name(c.dtype) << " kv "
              << Name(c.kv_dtype) << " redundant " << c.redundant << " rows " << c.activations
-             << (c.two_batches ? " two batches" : "") << " round " << c.round_tokens;
+             << (c.two_batches ? " two batches" : "") << " round " << c.round_tokens
+             << (c.single_batch ? " single batch" : "") << " by " << c.combine_rows;
 }
 
 // A sequence and its schedule: from pass `start` on in chunks of `chunk` rows up to `decode_from`,
@@ -147,6 +150,8 @@ inline std::vector<std::vector<Outcome>> Run(const Case& c, const std::vector<Gr
   options.moe.num_redundant_experts = c.redundant;
   options.moe.init_expert_location = c.location;
   options.moe.long_seq_per_round_tokens = c.round_tokens;
+  options.moe.combine_rows = c.combine_rows;
+  options.moe.single_batch_overlap = c.single_batch;
   options.two_batch_overlap = c.two_batches;
   const MeshShape shape{.tp = c.tp, .ep = c.ep, .dp = c.dp, .dense_tp = c.dense_tp};
   int passes = 0;
@@ -225,4 +230,33 @@ inline std::vector<std::pair<std::string, std::string>> RowBackends() {
   for (const auto& [name, backend] : backends.fused.all()) found.emplace_back(name, "auto");
   return found;
 }
+
+// Layouts of tests that compare schedules.
+inline std::vector<Case> OverlapCases() {
+  std::vector<Case> cases;
+  for (const char* name : {"qwen3_moe", "deepseek_v3", "gpt_oss", "qwen2_moe", "llama"}) {
+    cases.push_back({name, 2, 2, "none"});
+    cases.push_back({name, 4, 2, "deepep", "auto"});
+  }
+  for (const auto& [backend, mode] : RowBackends()) {
+    cases.push_back({"deepseek_v3", 2, 2, backend, mode});
+    cases.push_back({.fixture = "deepseek_v3",
+                     .tp = 4,
+                     .ep = 4,
+                     .backend = backend,
+                     .mode = mode,
+                     .dtype = DType::kBF16,
+                     .dp = 2,
+                     .dense_tp = 1});
+    cases.push_back({.fixture = "qwen3_moe",
+                     .tp = 4,
+                     .ep = 2,
+                     .backend = backend,
+                     .mode = mode,
+                     .dp = 4,
+                     .round_tokens = 3});
+  }
+  return cases;
+}
+
 }  // namespace switchyard

@@ -116,6 +116,11 @@ class MoeBackend {
   virtual void RunExperts(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void PostPermute(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void BeginCombine(const MoeLayerParts& parts, MoeState& state) = 0;
+  // With single-batch overlap, computes the experts' down projection, and combine sends the outputs
+  // of each part of the experts as soon as they are computed. RunExperts has then computed the gate
+  // and up projections only. Without single-batch overlap, or if the exchange of the batch cannot
+  // send parts, RunExperts has computed everything and this does nothing.
+  virtual void RunDown(const MoeLayerParts& /*parts*/, MoeState& /*state*/) {}
   virtual void EndCombine(const MoeLayerParts& parts, MoeState& state) = 0;
   // Adds the shared expert's output to own_out [own tokens, H], unless combine has added it.
   virtual void AddShared(const MoeLayerParts& parts, MoeState& state, float* own_out) = 0;

@@ -36,6 +36,9 @@ struct ExchangeShape {
   DType output_dtype = DType::kF32;  // of combined rows
   int ep = 1;
   CombineRows combine_rows = CombineRows::kSlot;
+  // Maximum parts in which combine returns outputs (expert_parts.h); 1: without single-batch
+  // overlap.
+  int combine_parts = 1;
 };
 ExchangeShape ExchangeShapeOf(const MoeOptions& options, const MoeShape& shape,
                               const MeshShape& mesh);
@@ -59,9 +62,10 @@ struct ExchangeBackend {
   std::string summary;  // for `switchyard backends`
   // The same bytes by buffer, for the log; optional.
   std::function<ExchangeMemory(const MoeOptions&, const ExchangeShape&)> memory = nullptr;
-  bool combines_by_rank = false;  // supports --moe-combine-rows rank
-  bool gpus = false;              // moe/cuda implements it for ranks on GPUs
-  bool hosts = true;              // ranks may be on several hosts
+  bool combines_by_rank = false;   // supports --moe-combine-rows rank
+  bool combines_in_parts = false;  // supports Dispatcher::BeginCombinePart
+  bool gpus = false;               // moe/cuda implements it for ranks on GPUs
+  bool hosts = true;               // ranks may be on several hosts
 };
 using DispatcherBackend = ExchangeBackend<Dispatcher>;
 using FusedBackend = ExchangeBackend<FusedExperts>;

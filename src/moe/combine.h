@@ -12,6 +12,7 @@
 #include "core/parallel.h"
 #include "moe/router.h"
 #include "moe/rows.h"
+#include "moe/types.h"
 
 namespace switchyard {
 
@@ -27,39 +28,42 @@ struct SlotOutput {
   const float* unrounded = nullptr;  // [H]
 };
 
-// y[t] = Σ_j weight[t, j] · output_of(t, j), from zero, j ascending, in float32. Outputs are
-// rounded to `dtype` before weighting. output_of returns a SlotOutput and runs on the pool's
-// threads.
+// y[t] = Σ_j weight[t, j] · output_of(t, j), from zero, j ascending, in float32, for every token t
+// of `tokens`. Outputs are rounded to `dtype` before weighting. output_of returns a SlotOutput and
+// runs on the pool's threads.
 template <typename OutputOf>
-void SumTopK(const TopK& topk, DType dtype, int64_t hidden, const OutputOf& output_of,
-             ThreadPool& pool, float* y) {
+void SumTopK(const TopK& topk, TokenList tokens, DType dtype, int64_t hidden,
+             const OutputOf& output_of, ThreadPool& pool, float* y) {
   const auto body = [&](int64_t begin, int64_t end) {
     const int64_t first = begin * topk.k, last = end * topk.k;
-    const auto output_at = [&](int64_t place) {
-      return place < last ? output_of(place / topk.k, static_cast<int>(place % topk.k))
-                          : SlotOutput();
+    const auto output_at = [&](int64_t i) {
+      return i < last ? output_of(tokens.At(i / topk.k), static_cast<int>(i % topk.k))
+                      : SlotOutput();
     };
     SlotOutput next = output_at(first);
-    for (int64_t place = first; place < last; ++place) {
-      const SlotOutput output = std::exchange(next, output_at(place + 1));
-      float* sum = y + place / topk.k * hidden;
-      if (place % topk.k == 0) std::fill_n(sum, hidden, 0.0f);
+    for (int64_t i = first; i < last; ++i) {
+      const SlotOutput output = std::exchange(next, output_at(i + 1));
+      const int64_t token = tokens.At(i / topk.k), slot = i % topk.k;
+      const float weight = topk.weights[token * topk.k + slot];
+      float* sum = y + token * hidden;
+      if (slot == 0) std::fill_n(sum, hidden, 0.0f);
       const NextRow ahead = next.row ? NextRow{next.row, static_cast<int64_t>(SizeOf(dtype))}
                                      : NextRow{next.unrounded, sizeof(float)};
       if (output.row) {
-        AddWeightedRow(dtype, output.row, topk.weights[place], hidden, sum, ahead);
+        AddWeightedRow(dtype, output.row, weight, hidden, sum, ahead);
       } else if (output.unrounded) {
-        AddWeightedRounded(dtype, output.unrounded, topk.weights[place], hidden, sum, ahead);
+        AddWeightedRounded(dtype, output.unrounded, weight, hidden, sum, ahead);
       }
     }
   };
-  pool.RunRanges(topk.tokens, kRowGrain, std::cref(body));
+  pool.RunRanges(tokens.count, kRowGrain, std::cref(body));
 }
 
 // y[t] = Σ weight · row over the rows that list_rows(t, rows, weights) appends for token t, in that
-// order; zeros where it appends none. list_rows runs on the pool's threads.
+// order; zeros where it appends none. For every token t of `tokens`. list_rows runs on the pool's
+// threads.
 template <typename ListRows>
-void SumRows(int64_t tokens, DType dtype, int64_t hidden, const ListRows& list_rows,
+void SumRows(TokenList tokens, DType dtype, int64_t hidden, const ListRows& list_rows,
              ThreadPool& pool, float* y) {
   struct Terms {
     std::vector<const std::byte*> rows;
@@ -67,19 +71,20 @@ void SumRows(int64_t tokens, DType dtype, int64_t hidden, const ListRows& list_r
   };
   const auto body = [&](int64_t begin, int64_t end) {
     Terms terms, next;
-    const auto list = [&](int64_t t, Terms* of) {
+    const auto list = [&](int64_t i, Terms* of) {
       of->rows.clear();
       of->weights.clear();
-      if (t < end) list_rows(t, of->rows, of->weights);
+      if (i < end) list_rows(tokens.At(i), of->rows, of->weights);
     };
     list(begin, &next);
-    for (int64_t t = begin; t < end; ++t) {
+    for (int64_t i = begin; i < end; ++i) {
       std::swap(terms, next);
-      list(t + 1, &next);
-      SumWeightedRows(dtype, terms.rows, terms.weights.data(), hidden, y + t * hidden, next.rows);
+      list(i + 1, &next);
+      SumWeightedRows(dtype, terms.rows, terms.weights.data(), hidden, y + tokens.At(i) * hidden,
+                      next.rows);
     }
   };
-  pool.RunRanges(tokens, kRowGrain, std::cref(body));
+  pool.RunRanges(tokens.count, kRowGrain, std::cref(body));
 }
 
 }  // namespace switchyard

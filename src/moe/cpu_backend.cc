@@ -1,10 +1,12 @@
 #include "moe/cpu_backend.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/check.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "moe/expert_parts.h"
 #include "moe/runner_names.h"
 
 namespace switchyard {
@@ -122,6 +124,7 @@ ExchangeShape ExchangeShapeOf(const MoeOptions& options, const MoeShape& shape,
   const ExpertMap experts(shape.num_experts + options.num_redundant_experts, mesh.ep, shared);
   const std::string& dtype = options.dispatcher_output_dtype;
   const bool fp8 = dtype == "fp8" || (dtype == "auto" && options.fp8_group_activations);
+  const int most_parts = options.single_batch_overlap ? kMaxCombineParts : 1;
   return {.hidden = shape.hidden,
           .k = shape.top_k + (shared ? 1 : 0),
           .num_experts = experts.size(),
@@ -131,7 +134,8 @@ ExchangeShape ExchangeShapeOf(const MoeOptions& options, const MoeShape& shape,
           .row_format = {options.row_dtype, fp8},
           .output_dtype = options.row_dtype,
           .ep = mesh.ep,
-          .combine_rows = options.combine_rows == "rank" ? CombineRows::kRank : CombineRows::kSlot};
+          .combine_rows = options.combine_rows == "rank" ? CombineRows::kRank : CombineRows::kSlot,
+          .combine_parts = std::min(most_parts, experts.MaxLocalExperts())};
 }
 
 CpuMoeBackend::CpuMoeBackend(const MoeOptions& options, const MoeShape& shape, RankComm& comm,
@@ -189,6 +193,13 @@ std::shared_ptr<CpuMoeBackend> MakeCpuMoe(const MoeOptions& options, const MoeSh
                                           std::shared_ptr<const MoeBackends> backends) {
   return std::make_shared<CpuMoeBackend>(options, shape, comm, pool,
                                          OrBuiltin(std::move(backends)));
+}
+
+bool CombinesInParts(const MoeOptions& options, const MoeBackends* backends) {
+  const MoeBackends builtin = backends ? MoeBackends{} : BuiltinMoeBackends();
+  const MoeBackends& all = backends ? *backends : builtin;
+  const DispatcherBackend* backend = all.dispatchers.FindIf(options.a2a_backend);
+  return backend && backend->combines_in_parts;
 }
 
 size_t MoeSymmetricBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,

@@ -31,6 +31,8 @@ struct CpuMoeState : MoeState {
   // Runner outputs [grouped rows, H], unless the runner wrote them to OutputDestinations.
   Scratch<float> outputs;
   bool outputs_written = false;
+  std::span<std::byte* const> destinations;  // OutputDestinations, if outputs_written
+  Scratch<float> middle;                     // activated rows between RunExperts and RunDown
   ExpertRows expert_rows;
   SharedExpertScratch shared;
 };
@@ -56,6 +58,8 @@ class CpuMoeBackend : public MoeBackend {
   PermuteContext permute_context() const;
   bool Supports(WeightFormat format) const;
   bool shared_dispatched() const { return options_.waterfill && shape_.has_shared; }
+  // Whether RunDown computes the down projection (single-batch overlap).
+  bool splits_down() const { return !fused_ && dispatcher_->combine_parts() > 1; }
 
   const RankGroups& groups() const override { return groups_; }
   bool scatters() const override { return fused_ || dispatcher_->scatters(); }
@@ -81,6 +85,7 @@ class CpuMoeBackend : public MoeBackend {
   void RunExperts(const MoeLayerParts& parts, MoeState& state) override;
   void PostPermute(const MoeLayerParts& parts, MoeState& state) override;
   void BeginCombine(const MoeLayerParts& parts, MoeState& state) override;
+  void RunDown(const MoeLayerParts& parts, MoeState& state) override;
   void EndCombine(const MoeLayerParts& parts, MoeState& state) override;
   void AddShared(const MoeLayerParts& parts, MoeState& state, float* own_out) override;
 

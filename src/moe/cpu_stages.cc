@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "moe/cpu_backend.h"
+#include "moe/expert_parts.h"
 #include "moe/physical_choice.h"
 
 namespace switchyard {
@@ -213,16 +214,18 @@ void CpuMoeBackend::RunExperts(const MoeLayerParts& layer, MoeState& state) {
   const CpuMoeParts& parts = Own(layer);
   CpuMoeState& s = Own(state);
   const ExpertRows none_yet = permute(s.dispatched.layout).post(s.grouped, nullptr);
-  const auto places = dispatcher_->OutputDestinations(none_yet, &s.handle);
-  s.outputs_written = !places.empty();
+  s.destinations = dispatcher_->OutputDestinations(none_yet, &s.handle);
+  s.outputs_written = !s.destinations.empty();
+  if (splits_down()) return runner_->RunGateUp(parts.Block(), s.grouped, pool_, &s.middle);
   if (s.outputs_written)
-    return runner_->RunTo(parts.Block(), s.grouped, s.width, pool_, exchange_.output_dtype, places);
+    return runner_->RunTo(parts.Block(), s.grouped, s.width, pool_, exchange_.output_dtype,
+                          s.destinations);
   float* y = s.outputs.Get(s.grouped.num_rows * s.width);
   runner_->Run(parts.Block(), s.grouped, s.width, pool_, y);
 }
 
 void CpuMoeBackend::PostPermute(const MoeLayerParts& /*layer*/, MoeState& state) {
-  if (fused_) return;
+  if (fused_ || splits_down()) return;
   CpuMoeState& s = Own(state);
   s.expert_rows =
       permute(s.dispatched.layout).post(s.grouped, s.outputs_written ? nullptr : s.outputs.data());
@@ -230,7 +233,26 @@ void CpuMoeBackend::PostPermute(const MoeLayerParts& /*layer*/, MoeState& state)
 }
 
 void CpuMoeBackend::BeginCombine(const MoeLayerParts& /*layer*/, MoeState& state) {
-  if (!fused_) dispatcher_->BeginCombine(Own(state).expert_rows, &Own(state).handle);
+  if (fused_ || splits_down()) return;
+  dispatcher_->BeginCombine(Own(state).expert_rows, &Own(state).handle);
+}
+
+void CpuMoeBackend::RunDown(const MoeLayerParts& layer, MoeState& state) {
+  if (!splits_down()) return;
+  CpuMoeState& s = Own(state);
+  const ExpertBlock block = Own(layer).Block();
+  RunnerOutputs to{.dtype = exchange_.output_dtype, .places = s.destinations};
+  if (!s.outputs_written) to.y = s.outputs.Get(s.grouped.num_rows * s.width);
+  s.expert_rows = permute(s.dispatched.layout).post(s.grouped, to.y);
+  const ExpertParts parts(exchange_.local_experts, dispatcher_->combine_parts());
+  const auto local = static_cast<int64_t>(block.experts.size());
+  for (int part = 0; part < parts.count(); ++part) {
+    const Share of_part = parts.Of(part);
+    const Share experts{std::min(of_part.begin, local), std::min(of_part.end, local)};
+    runner_->RunDown(block, s.grouped, experts, s.width, pool_, &s.middle, to);
+    dispatcher_->BeginCombinePart(s.expert_rows, {part, RowsOfExperts(s.grouped, experts)},
+                                  &s.handle);
+  }
 }
 
 void CpuMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {

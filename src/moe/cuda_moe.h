@@ -36,6 +36,8 @@ struct DeviceMoeContext {
   cuda::PeerMemory* peers = nullptr;
   kernels::Device* device = nullptr;  // a GPU
   DeviceMoeHosts hosts;               // with several hosts, groups.ep uses NCCL
+  // Parts of the down projection in single-batch overlap; 0: as many as its size justifies.
+  int down_parts = 0;
 };
 
 // Allocates peer memory: all ranks call it in one order. Error kInvalid names the flag that

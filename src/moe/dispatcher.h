@@ -28,6 +28,10 @@ namespace switchyard {
 // follows the last round only. A later round uses the dispatch buffers of the round before it. Its
 // dispatch therefore waits until every rank has called BeginCombine for that round.
 //
+// For single-batch overlap, combine may return outputs in several parts (expert_parts.h): one call
+// of BeginCombinePart for each part replaces BeginCombine. While later parts are computed, the
+// outputs of earlier ones travel, and their tokens' ranks may sum them.
+//
 // Begin starts an operation and returns, End waits for it. Other work, including calls of another
 // batch, may run in between. Every rank of the group makes the same calls in the same order, ranks
 // without tokens included. A batch's state lives in its handle; the dispatcher holds none.
@@ -109,6 +113,14 @@ class Dispatcher {
   virtual void PrepareCombine(const ExpertRows& /*experts*/, DispatchHandle*) {}
   // experts.rows must stay valid as long as BeginDispatch's x.
   virtual void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) = 0;
+  // Number of parts, the same on every rank.
+  virtual int combine_parts() const { return 1; }
+  // Instead of PrepareCombine and BeginCombine, once for each part, in ascending order. The runner
+  // has computed part.rows of `experts`: the outputs of the experts ExpertParts::Of(part.index).
+  virtual void BeginCombinePart(const ExpertRows& experts, const OutputPart& /*part*/,
+                                DispatchHandle* handle) {
+    BeginCombine(experts, handle);
+  }
   // y [tokens of all rounds, H]: sums over slots in slot order in float32, zero where all ids are
   // −1. (With --moe-combine-rows rank: sums over ranks of each rank's partial sum.)
   virtual void EndCombine(DispatchHandle* handle, float* y) = 0;

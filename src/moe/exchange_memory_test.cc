@@ -75,6 +75,20 @@ TEST(ExchangeMemoryTest, IsTheFormula) {
   }
 }
 
+// One flag for each part of the outputs instead of one for all. With 10 experts on 4 ranks, a rank
+// has at most three.
+TEST(ExchangeMemoryTest, HasAFlagForEachPartOfTheOutputs) {
+  for (const char* mode : {"normal", "low_latency"}) {
+    for (const int ranks : {1, 2, 4}) {
+      const size_t p = ranks, parts = ranks == 4 ? 3 : 4;
+      MoeOptions options = DeepEp(mode, 8, 5);
+      const size_t whole = MemoryOf(options, ranks);
+      options.single_batch_overlap = true;
+      EXPECT_EQ(MemoryOf(options, ranks), whole + 2 * 64 * p * (parts - 1)) << mode;
+    }
+  }
+}
+
 TEST(ExchangeMemoryTest, IsDescribedByBuffer) {
   const MoeOptions options = DeepEp("auto", 8, 5);  // a pass has 25 tokens per rank
   const std::string line = DescribeExchangeMemory(options, kShape, {2, 2});

@@ -171,6 +171,7 @@ void MoeLayer::RunRound(MoeState& s) const {
   RunExperts(s);
   PostPermute(s);
   BeginCombine(s);
+  RunDown(s);
   EndCombine(s);
 }
 

@@ -20,7 +20,7 @@ namespace switchyard {
 // Forward runs one batch to its end:
 //
 //   Start, then for each round: Route, BeginDispatch, RunShared (first round), EndDispatch,
-//   PrePermute, RunExperts, PostPermute, BeginCombine, EndCombine; then Scatter
+//   PrePermute, RunExperts, PostPermute, BeginCombine, RunDown, EndCombine; then Scatter
 //
 // A caller that runs the stages itself may interleave several batches (on GPUs, only one so far).
 // Each batch has its own state.
@@ -62,6 +62,7 @@ class MoeLayer {
   void RunExperts(MoeState& s) const { backend_->RunExperts(*parts_, s); }
   void PostPermute(MoeState& s) const { backend_->PostPermute(*parts_, s); }
   void BeginCombine(MoeState& s) const { backend_->BeginCombine(*parts_, s); }
+  void RunDown(MoeState& s) const { backend_->RunDown(*parts_, s); }
   // Does nothing before the last round if one combine covers all rounds.
   void EndCombine(MoeState& s) const {
     if (s.ends_combine()) backend_->EndCombine(*parts_, s);

@@ -53,6 +53,9 @@ struct MoeOptions {
   int num_redundant_experts = 0;                 // --ep-num-redundant-experts
   std::string init_expert_location = "trivial";  // --init-expert-location
 
+  // --enable-single-batch-overlap: combine returns the outputs of some experts while the down
+  // projection of others is computed, if the exchange supports it (CombinesInParts).
+  bool single_batch_overlap = false;
   // Passes in flight: 2 for two-batch overlap. Each has exchange buffers of its own.
   int passes = 1;
   // Number of hosts with equally many consecutive EP ranks; 1 if hosts have unequal shares. Derived
@@ -78,6 +81,10 @@ MoeOptions ForDraftModel(MoeOptions options);
 // Whether ranks route, dispatch and combine tokens of their own. Otherwise every rank has all
 // tokens and computes a partial sum of each.
 bool ScattersTokens(const MoeOptions& options, const MeshShape& mesh);
+
+// Whether the selected exchange can return outputs in parts, which single-batch overlap requires.
+// `backends`: null for the built-in ones.
+bool CombinesInParts(const MoeOptions& options, const MoeBackends* backends = nullptr);
 
 // Bytes of symmetric memory that the backend of a CPU rank allocates. Sizes the arena before ranks
 // start.

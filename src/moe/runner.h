@@ -46,6 +46,16 @@ struct ExpertBlock {
   float alpha = 1.702f, limit = 7.0f;  // of kSwiGluClamped
 };
 
+// The output rows of experts [experts.begin, experts.end).
+Share RowsOfExperts(const GroupedRows& rows, Share experts);
+
+// Where a runner writes its outputs: to y, or if y is null rounded to places, as in Runner::RunTo.
+struct RunnerOutputs {
+  float* y = nullptr;  // [rows.num_rows, hidden]
+  DType dtype = DType::kF32;
+  std::span<std::byte* const> places;  // [rows.num_rows]
+};
+
 // Stateless except for scratch. Owned by the backend. Used by the rank's thread only.
 class Runner {
  public:
@@ -67,8 +77,19 @@ class Runner {
   virtual void RunTo(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden,
                      ThreadPool& pool, DType dtype, std::span<std::byte* const> places);
 
+  // The same in two steps, for single-batch overlap. RunGateUp computes the activated rows of all
+  // experts, if the runner can compute them separately, and writes them to `middle`, which belongs
+  // to the batch. RunDown then computes the outputs of a run of experts. It is called once for each
+  // expert. The default computes both products in RunDown.
+  virtual void RunGateUp(const ExpertBlock& /*block*/, const GroupedRows& /*rows*/,
+                         ThreadPool& /*pool*/, Scratch<float>* /*middle*/) {}
+  virtual void RunDown(const ExpertBlock& block, const GroupedRows& rows, Share experts,
+                       int64_t hidden, ThreadPool& pool, Scratch<float>* middle,
+                       const RunnerOutputs& to);
+
  private:
-  Scratch<float> outputs_;  // of RunTo
+  Scratch<float> outputs_;             // of RunTo
+  std::vector<int32_t> part_offsets_;  // of RunDown
 };
 
 // Rounds rows [places.size(), H] and writes each to its place; null: not written.

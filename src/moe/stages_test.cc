@@ -173,6 +173,7 @@ void RunExperts(const MoeLayer& moe, MoeState& batch) {
   moe.RunExperts(batch);
   moe.PostPermute(batch);
   moe.BeginCombine(batch);
+  moe.RunDown(batch);
 }
 void EndCombine(const MoeLayer& moe, MoeState& batch) {
   moe.EndCombine(batch);

@@ -252,6 +252,7 @@ inline void RunStages(const MoeLayer& moe, MoeState& state, const float* hidden,
     moe.PostPermute(state);
     after(MoeStage::kPostPermute);
     moe.BeginCombine(state);
+    moe.RunDown(state);
     after(MoeStage::kBeginCombine);
     moe.EndCombine(state);
     after(MoeStage::kEndCombine);

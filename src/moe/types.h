@@ -38,6 +38,13 @@ struct Share {
 // one, the longer ones first. Partitions experts over EP ranks, and tokens.
 Share EvenShare(int64_t total, int64_t parts, int64_t part);
 
+// The tokens of a sum: those at `tokens` [count], or the first `count` if null.
+struct TokenList {
+  int64_t count = 0;
+  const int32_t* tokens = nullptr;
+  int64_t At(int64_t i) const { return tokens ? tokens[i] : i; }
+};
+
 // Expert outputs for combine, and the dispatched row of each.
 struct ExpertRows {
   // [num_rows, H]; null if the runner wrote them to the dispatcher's destinations
@@ -50,6 +57,12 @@ struct ExpertRows {
   const int32_t* places = nullptr;
   const int32_t* place_rows = nullptr;
   int64_t num_places = 0;
+};
+
+// A part of the outputs of a combine in several parts (expert_parts.h).
+struct OutputPart {
+  int index = 0;
+  Share rows;  // of the runner's outputs, in ascending parts
 };
 
 // The place of a round in a combine of several rounds, the same on every rank. By default each

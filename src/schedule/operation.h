@@ -31,7 +31,8 @@ enum class Phase : uint8_t {
   kShared,  // the shared expert
   kExperts,
   kCombine,
-  kDown,  // down projection of the experts; combine sends each row as soon as kDown has computed it
+  kDown,  // down projection of the experts, in parts; combine sends a part as soon as it is
+          // computed
   kFinish,
 };
 

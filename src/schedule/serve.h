@@ -36,8 +36,8 @@ struct ServeShape {
   // The exchange during which the shared expert runs: kDispatch or kCombine. None: kCombine in
   // prefill with several micro-batches, else kDispatch.
   std::optional<Phase> shared_under;
-  // Combine starts before the experts' down projection, and sends each row as soon as it is
-  // computed.
+  // Combine starts before the experts' down projection, and sends the outputs of each part of the
+  // experts as soon as they are computed.
   bool down_under_combine = false;
 
   bool moe(int layer) const { return experts[range.begin + layer]; }  // index within the range

@@ -160,6 +160,37 @@ TEST(PrintSchedule, ShowsTwoPrefillsThatAlternate) {
 )");
 }
 
+TEST(PrintSchedule, ShowsTheDownProjectionDuringCombine) {
+  ServeShape shape = ShapeOf({true}, Mode::kPrefill, 1);
+  shape.down_under_combine = true;
+  EXPECT_EQ(PrintSchedule(shape),
+            R"(prefill, 1 micro-batch through 1 layers (1 with experts): 11 operations
+       micro-batch 0          rows in flight
+    0  embed
+    1  layer 0 attention
+    2  layer 0 route
+    3  layer 0 dispatch       0d
+    4  layer 0 shared         0d
+    5  layer 0 experts
+    6  layer 0 combine        0c
+    7  layer 0 down           0c
+    8  layer 0 finish
+    9  logits
+   10  sample
+)");
+  shape.micro_batches = 2;
+  EXPECT_THAT(PrintSchedule(shape), HasSubstr(R"(
+    8  layer 0 experts                               1d
+    9  layer 0 combine                               1d 0c
+   10  layer 0 down                                  1d 0c
+   11                         layer 0 experts        0c
+   12                         layer 0 combine        0c 1c
+   13                         layer 0 down           0c 1c
+   14  layer 0 shared                                0c 1c
+   15  layer 0 finish                                1c
+)"));
+}
+
 TEST(PrintSchedule, ShowsADecodeThatTrailsTheOtherByTwoSegments) {
   EXPECT_EQ(PrintSchedule(ShapeOf({true, true}, Mode::kDecode, 2)),
             R"(decode, 2 micro-batches through 2 layers (2 with experts), offset 2: 38 operations

@@ -6,8 +6,10 @@
 namespace switchyard {
 
 std::string ServeScheduleText(const EngineConfig& config) {
-  schedule::ServeShape shape =
-      ServeShapeOf(ReadModelConfig(config), config.moe.waterfill, config.two_batch_overlap);
+  MoeOptions moe = config.moe;
+  moe.single_batch_overlap =
+      moe.single_batch_overlap && CombinesInParts(moe, config.backends.get());
+  schedule::ServeShape shape = ServeShapeOf(ReadModelConfig(config), moe, config.two_batch_overlap);
   shape.mode = schedule::Mode::kPrefill;
   std::string text = schedule::PrintSchedule(shape) + "\n";
   shape.mode = schedule::Mode::kDecode;

@@ -37,5 +37,17 @@ TEST(ServeScheduleText, TwoMicroBatchesTakeTurns) {
   EXPECT_THAT(text, HasSubstr("layer 2 qkv"));
 }
 
+TEST(ServeScheduleText, TheDownProjectionRunsDuringCombineIfTheExchangeReturnsParts) {
+  EngineConfig config = ConfigOf("deepseek_v3");
+  config.moe.single_batch_overlap = true;
+  EXPECT_THAT(ServeScheduleText(config), Not(HasSubstr("down")));
+  config.moe.a2a_backend = "deepep";
+  EXPECT_THAT(ServeScheduleText(config),
+              AllOf(HasSubstr("layer 2 combine        0c\n"),
+                    HasSubstr("layer 2 down           0c\n"), Not(HasSubstr("layer 0 down"))));
+  config.two_batch_overlap = true;
+  EXPECT_THAT(ServeScheduleText(config), HasSubstr("layer 2 down           0c 1c\n"));
+}
+
 }  // namespace
 }  // namespace switchyard

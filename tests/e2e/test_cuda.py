@@ -17,6 +17,7 @@ from test_checkpoints import logprobs
 from test_eplb import DP, EPLB, INT4, MOE_LAYERS, REDUNDANT, answers, eplb, metrics, settle, skewed
 from test_faults import ROUTER_RANKS, check_router_overflow
 from test_overlap import LAYOUTS as OVERLAP_LAYOUTS
+from test_overlap import SINGLE as SINGLE_BATCH_OVERLAP
 from test_overlap import answers as overlap_answers
 from test_profile import PASS, generate, names, spans, start, stop
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
@@ -98,6 +99,16 @@ def test_two_batch_overlap_changes_no_bit(layout, graphs):
     flags = [*device, *OVERLAP_LAYOUTS[layout], *GRAPHS[graphs]]
     with_it = overlap_answers(*flags, "--enable-two-batch-overlap", env=env)
     assert with_it == overlap_answers(*flags, env=env)
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", OVERLAP_LAYOUTS)
+def test_single_batch_overlap_changes_no_bit(layout, graphs):
+    device, env = where(OVERLAP_LAYOUTS[layout][1])
+    flags = [*device, *OVERLAP_LAYOUTS[layout], *GRAPHS[graphs]]
+    without = overlap_answers(*flags, env=env)
+    for overlap in SINGLE_BATCH_OVERLAP.values():
+        assert overlap_answers(*flags, *overlap, env=env) == without
 
 
 @pytest.mark.parametrize("ranks", ROUTER_RANKS)

@@ -1,5 +1,5 @@
-"""Two-batch overlap: served tokens and log-probabilities equal those of transformers, and those of a server without
-it when many requests are in flight."""
+"""Two-batch and single-batch overlap: served tokens and log-probabilities equal those of transformers, and those of a
+server without overlap when many requests are in flight."""
 import concurrent.futures
 import subprocess
 import sys
@@ -17,14 +17,31 @@ LAYOUTS = {
 FLAGS = ["--dtype", "float32", "--max-total-tokens", 4096, "--log-level", "warning"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
-def test_equals_transformers(name, layout):
-    with Server(FIXTURES / name, *FLAGS, *LAYOUTS[layout], "--enable-two-batch-overlap") as server:
+SINGLE = {
+    "single": ["--enable-single-batch-overlap"],
+    "both": ["--enable-single-batch-overlap", "--enable-two-batch-overlap"],
+}
+
+
+def check_reference(name, *flags):
+    with Server(FIXTURES / name, *FLAGS, *flags) as server:
         check = subprocess.run([sys.executable, ROOT / "tests/e2e/check_reference.py", "--url", server.url, FIXTURES / name,
                                 "--tolerance", "2e-4"], capture_output=True, text=True)
         assert check.returncode == 0, check.stdout + check.stderr + server.text()
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
+def test_equals_transformers(name, layout):
+    check_reference(name, *LAYOUTS[layout], "--enable-two-batch-overlap")
+
+
+@pytest.mark.parametrize("flags", SINGLE)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
+def test_single_batch_overlap_equals_transformers(name, layout, flags):
+    check_reference(name, *LAYOUTS[layout], *SINGLE[flags])
 
 
 def answers(*flags, env=None):
@@ -46,8 +63,28 @@ def test_outputs_of_requests_in_flight_are_bitwise_equal():
     assert answers(*layout) == answers(*layout, "--enable-two-batch-overlap", "--tbo-token-distribution-threshold", 0.3)
 
 
+@pytest.mark.parametrize("backend", [["--moe-a2a-backend", "deepep"], ["--moe-a2a-backend", "deepep", "--moe-combine-rows", "rank"],
+                                     ["--moe-a2a-backend", "flashinfer"]], ids=lambda b: "-".join(b[1::2]))
+def test_single_batch_overlap_changes_no_bit(backend):
+    layout = ["--tp", 4, "--ep", 4, "--dp-size", 2, "--enable-dp-attention", *backend]
+    without = answers(*layout)
+    for flags in SINGLE.values():
+        assert answers(*layout, *flags) == without
+
+
 def test_the_schedule_that_runs_is_printed():
     printed = subprocess.run([PROGRAM, "serve", "--model-path", FIXTURES / "qwen3_moe", "--print-schedule",
                               "--enable-two-batch-overlap"], capture_output=True, text=True)
     assert printed.returncode == 0, printed.stderr
     assert printed.stdout.startswith("prefill, 2 micro-batches through 3 layers")
+
+
+@pytest.mark.parametrize("backend", ["deepep", "none", "fused"])
+def test_single_batch_overlap_is_printed_or_said_to_have_no_effect(backend):
+    flags = ["--moe-a2a-backend", backend, "--enable-single-batch-overlap"]
+    printed = subprocess.run([PROGRAM, "serve", "--model-path", FIXTURES / "qwen3_moe", "--print-schedule", *flags],
+                             capture_output=True, text=True)
+    assert printed.returncode == 0, printed.stderr
+    assert ("layer 2 down" in printed.stdout) == (backend == "deepep")
+    said = (printed.stdout + printed.stderr).count("--enable-single-batch-overlap has no effect here")
+    assert said == (backend != "deepep")

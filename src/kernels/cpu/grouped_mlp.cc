@@ -1,7 +1,8 @@
-// GroupedMlp in two parallel loops: gate, up and activation into the scratch; then down. A task is
-// a block of columns of one expert, so that the few experts of a single token still occupy every
-// thread. Experts with many rows are compute-bound, those with few rows memory-bound; both kinds
-// run concurrently. Input rows are rounded before each loop if the experts' weights require it.
+// GroupedMlp in two parallel loops: gate, up and activation into the scratch (GroupedGateUp); then
+// down (GroupedDown). A task is a block of columns of one expert, so that the few experts of a
+// single token still occupy every thread. Experts with many rows are compute-bound, those with few
+// rows memory-bound; both kinds run concurrently. Input rows are rounded before each loop if the
+// experts' weights require it.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -199,11 +200,10 @@ struct Run {
   }
 };
 
-}  // namespace
+enum class Products : uint8_t { kGateUp, kDown, kBoth };
 
-void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool) {
-  const cpu::KernelTable* leaves = cpu::ActiveKernels();
-  if (leaves == nullptr) return reference::GroupedMlp(p);
+void RunProducts(const GroupedMlpParams& p, const cpu::KernelTable& leaves, Products products,
+                 ThreadPool& pool) {
   CHECK_EQ(p.offsets.size(), p.experts.size() + 1);
   static thread_local std::vector<int32_t> busy;
   busy.clear();
@@ -219,19 +219,42 @@ void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool) {
     return cpu::ExpertTaskColumns(p.offsets.back(), -order(busy[0]).first, n, pool.num_threads());
   };
   Run run = {.p = p,
-             .leaves = *leaves,
+             .leaves = leaves,
              .experts = busy,
              .width = w.gate.n,
              .hidden = w.down.n,
              .middle_columns = columns(w.gate.n),
              .down_columns = columns(w.down.n)};
   const auto count = static_cast<int64_t>(busy.size());
-  run.inputs = RoundInputs(p, busy, run.hidden, pool);
-  cpu::RunFromBothEnds(pool, count * CeilDiv(run.width, run.middle_columns),
-                       [&](int64_t task, int64_t next) { run.Middle(task, next); });
+  if (products != Products::kDown) {
+    run.inputs = RoundInputs(p, busy, run.hidden, pool);
+    cpu::RunFromBothEnds(pool, count * CeilDiv(run.width, run.middle_columns),
+                         [&](int64_t task, int64_t next) { run.Middle(task, next); });
+  }
+  if (products == Products::kGateUp) return;
   run.middle = RoundIntermediate(p, busy, run.width, pool);
   cpu::RunFromBothEnds(pool, count * CeilDiv(run.hidden, run.down_columns),
                        [&](int64_t task, int64_t next) { run.Down(task, next); });
+}
+
+}  // namespace
+
+void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool) {
+  const cpu::KernelTable* leaves = cpu::ActiveKernels();
+  if (leaves == nullptr) return reference::GroupedMlp(p);
+  RunProducts(p, *leaves, Products::kBoth, pool);
+}
+
+void GroupedGateUp(const GroupedMlpParams& p, ThreadPool& pool) {
+  const cpu::KernelTable* leaves = cpu::ActiveKernels();
+  if (leaves == nullptr) return reference::GroupedGateUp(p);
+  RunProducts(p, *leaves, Products::kGateUp, pool);
+}
+
+void GroupedDown(const GroupedMlpParams& p, ThreadPool& pool) {
+  const cpu::KernelTable* leaves = cpu::ActiveKernels();
+  if (leaves == nullptr) return reference::GroupedDown(p);
+  RunProducts(p, *leaves, Products::kDown, pool);
 }
 
 }  // namespace switchyard::kernels

@@ -18,7 +18,7 @@ void Run(const GroupedGemmParams& p, bool fp8, const PdlStream& chain) {
                                .a = p.a,
                                .lda = p.k,
                                .a_scales = p.a_scales,
-                               .ld_a_scales = p.rows,
+                               .ld_a_scales = p.ld_a_scales > 0 ? p.ld_a_scales : p.rows,
                                .b = p.b,
                                .b_scales = p.b_scales,
                                .bias = p.bias,

@@ -32,6 +32,7 @@ struct GroupedGemmParams {
   // e4m3 only: float32 scales of A [k / 128, rows] (rows contiguous), one per 128 elements of a
   // row.
   const float* a_scales = nullptr;
+  int64_t ld_a_scales = 0;  // stride of a_scales; 0: `rows`. For rows of a larger matrix
   const void* b = nullptr;  // [groups, n, k]
   // e4m3 only: float32 scales of B [groups, ceil(n / 128), k / 128].
   const float* b_scales = nullptr;

@@ -106,6 +106,60 @@ TEST_P(GroupedGemm, BlocksOfNoGroupAreNotWritten) {
   }
 }
 
+// Calls for runs of row blocks, and for runs of groups, give the bits of one call for all rows.
+TEST_P(GroupedGemm, PartsOfTheRowsHaveTheSameBits) {
+  const Layout layout({130, 5, 0, 40, 300, 1});
+  const GemmProblemData c(fp8(), layout.groups(), layout.rows(), 256, 384, 8);
+  const std::vector<float> want = RunGroups(c, layout, Way::kBlocks);
+  const DeviceMemory blocks = Upload(layout.blocks), begins = Upload(layout.begins),
+                     counts = Upload(layout.counts);
+  const int64_t element_bytes = fp8() ? 1 : 2;
+  const auto run = [&](GroupedGemmParams p) {
+    p.n = c.n;
+    p.k = c.k;
+    p.float_output = true;
+    fp8() ? GroupedGemmFp8(p, nullptr) : GroupedGemmBf16(p, nullptr);
+  };
+  const size_t size = c.rows * c.n;
+  DeviceMemory d = Upload(std::vector<float>(size, kUntouched));
+  for (const auto& [first, last] : {std::pair<int64_t, int64_t>{0, 3}, {3, 4}, {4, 20}}) {
+    const int64_t row = first * kGroupBlockRows;
+    const int64_t end = std::min<int64_t>(last * kGroupBlockRows, c.rows);
+    run({.a = c.a.data() + row * c.k * element_bytes,
+         .a_scales = fp8() ? c.a_scales.as<float>() + row : nullptr,
+         .ld_a_scales = c.rows,
+         .b = c.b.data(),
+         .b_scales = c.b_scales.as<float>(),
+         .d = d.as<float>() + row * c.n,
+         .block_groups = blocks.as<int32_t>() + first,
+         .rows = end - row,
+         .groups = c.groups});
+  }
+  Check(cudaDeviceSynchronize(), "grouped GEMM");
+  EXPECT_EQ(std::memcmp(Download<float>(d, size).data(), want.data(), size * sizeof(float)), 0);
+
+  d = Upload(std::vector<float>(size, kUntouched));
+  const int64_t scales_of_group = (c.n + 127) / 128 * ((c.k + 127) / 128);
+  for (const auto& [first, last] : {std::pair(0, 2), std::pair(2, 3), std::pair(3, 6)}) {
+    run({.a = c.a.data(),
+         .a_scales = c.a_scales.as<float>(),
+         .b = c.b.data() + first * c.n * c.k * element_bytes,
+         .b_scales = fp8() ? c.b_scales.as<float>() + first * scales_of_group : nullptr,
+         .d = d.data(),
+         .rows = c.rows,
+         .groups = last - first,
+         .group_begins = begins.as<int32_t>() + first,
+         .group_rows = counts.as<int32_t>() + first});
+  }
+  Check(cudaDeviceSynchronize(), "grouped GEMM");
+  const std::vector<float> few = Download<float>(d, size);
+  for (int g = 0; g < layout.groups(); ++g) {
+    const int64_t begin = layout.begins[g] * c.n;
+    EXPECT_EQ(std::memcmp(&few[begin], &want[begin], layout.counts[g] * c.n * sizeof(float)), 0)
+        << "group " << g;
+  }
+}
+
 TEST_P(GroupedGemm, CountsGiveTheSameBitsAsBlocksAndWriteNoOtherRows) {
   std::mt19937 random(4);
   for (const int64_t n : {64, 384, 1088})

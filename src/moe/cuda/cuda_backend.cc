@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "kernels/cuda/grouped_gemm.h"
 #include "moe/cuda/exchange.h"
 #include "moe/cuda/expert_moves.h"
@@ -133,7 +134,11 @@ CudaMoeBackend::CudaMoeBackend(const MoeOptions& options, const MoeShape& shape,
   low_latency_tokens_ = plan.low_latency_tokens;
   if (plan.normal) normal_ = MakeExchange(false, normal_tokens_);
   if (plan.low_latency) low_latency_ = MakeExchange(true, low_latency_tokens_);
-  if (options_.passes > 1) sends_.emplace(/*urgent=*/true);
+  if (options_.passes > 1 || options_.single_batch_overlap) sends_.emplace(/*urgent=*/true);
+  const bool exchanges = normal_ || low_latency_;
+  if (exchanges && options_.single_batch_overlap && mesh_.rank() == 0 &&
+      SpansHosts(mesh_.shape(), context_.hosts))
+    LOG_INFO("--enable-single-batch-overlap has no effect here: rows travel over NCCL");
   if (options_.a2a_backend == "none") {
     std::vector<int32_t> ids(experts_.size());
     for (int e = 0; e < experts_.size(); ++e) ids[e] = experts_.LocalIdOn(mesh_.ep_rank(), e);
@@ -294,7 +299,12 @@ const Branch* CudaMoeBackend::SharedBranch(const CudaMoeParts& parts,
 }
 
 bool CudaMoeBackend::Overlaps(const CudaMoeState& state) const {
-  return sends_ && state.overlaps && state.exchange && state.exchange->overlaps();
+  return sends_ && (state.overlaps || options_.single_batch_overlap) && state.exchange &&
+         state.exchange->overlaps();
+}
+
+bool CudaMoeBackend::SplitsDown(const CudaMoeState& state) const {
+  return options_.single_batch_overlap && Overlaps(state) && state.exchange->combines_in_parts();
 }
 
 cudaStream_t CudaMoeBackend::ForkSends(const CudaMoeState& state) const {

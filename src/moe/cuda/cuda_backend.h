@@ -135,6 +135,7 @@ class CudaMoeBackend : public MoeBackend {
   int64_t chunk_rows() const { return chunk_rows_; }
   // Whether ranks gather the tokens of all ranks for their experts (`none` with DP attention).
   bool gathers() const { return scatters_ && options_.a2a_backend == "none"; }
+  int down_parts() const { return context_.down_parts; }
 
   const RankGroups& groups() const override { return context_.groups; }
   bool scatters() const override { return scatters_; }
@@ -157,11 +158,12 @@ class CudaMoeBackend : public MoeBackend {
   void BeginDispatch(const MoeLayerParts& parts, MoeState& state) override;
   void RunShared(const MoeLayerParts& parts, MoeState& state) override;
   void EndDispatch(const MoeLayerParts& parts, MoeState& state) override;
-  // Computes the row order by expert; RunExperts permutes the rows.
+  // Computes the row order by expert; RunExperts and RunDown permute the rows.
   void PrePermute(const MoeLayerParts& parts, MoeState& state) override;
   void RunExperts(const MoeLayerParts& parts, MoeState& state) override;
   void PostPermute(const MoeLayerParts& parts, MoeState& state) override;
   void BeginCombine(const MoeLayerParts& parts, MoeState& state) override;
+  void RunDown(const MoeLayerParts& parts, MoeState& state) override;
   void EndCombine(const MoeLayerParts& parts, MoeState& state) override;
   void AddShared(const MoeLayerParts& parts, MoeState& state, float* own_out) override;
 
@@ -183,8 +185,11 @@ class CudaMoeBackend : public MoeBackend {
   // Sizes of every lane's tokens in this round, `size` bytes or floats per token.
   std::span<const size_t> LaneSizes(CudaMoeState& state, size_t size) const;
   const Branch* SharedBranch(const CudaMoeParts& parts, const CudaMoeState& state) const;
-  // Whether the exchange of this batch runs beside the computation of another pass.
+  // Whether the exchange of this batch runs beside computation: of another pass, or of the same one
+  // in single-batch overlap.
   bool Overlaps(const CudaMoeState& state) const;
+  // Whether RunDown computes the down projection and sends its outputs in parts.
+  bool SplitsDown(const CudaMoeState& state) const;
   // The stream for sends, after all current work. Overlapped sends have their own stream; MarkSent
   // marks their end, and later computation waits for that in AwaitSent.
   cudaStream_t ForkSends(const CudaMoeState& state) const;
@@ -213,7 +218,7 @@ class CudaMoeBackend : public MoeBackend {
   std::unique_ptr<ExpertMover> mover_;
   std::vector<int> layers_;  // placed so far: their indices in the model
   Branch beside_;
-  std::optional<Branch> sends_;  // of overlapped exchanges, if there are several passes
+  std::optional<Branch> sends_;  // of overlapped exchanges, if any
 };
 
 }  // namespace switchyard::cuda

@@ -272,7 +272,8 @@ void CudaMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
 
 void CudaMoeBackend::RunExperts(const MoeLayerParts& layer, MoeState& state) {
   const CudaMoeParts& parts = Own(layer);
-  RunDeviceExperts(parts.experts, ActivationOf(parts.config), Own(state), *this);
+  const auto run = SplitsDown(Own(state)) ? RunDeviceGateUp : RunDeviceExperts;
+  run(parts.experts, ActivationOf(parts.config), Own(state), *this);
 }
 
 // EndCombine reads the outputs in the order of the experts.
@@ -280,9 +281,24 @@ void CudaMoeBackend::PostPermute(const MoeLayerParts& /*layer*/, MoeState& /*sta
 
 void CudaMoeBackend::BeginCombine(const MoeLayerParts& layer, MoeState& state) {
   CudaMoeState& s = Own(state);
+  if (SplitsDown(s)) return;
   if (const Branch* branch = SharedBranch(Own(layer), s)) branch->Join(stream());
   if (!s.exchange) return;
   s.exchange->BeginCombine(s.slot, s.buffers.outputs.data(), s.order.position, ForkSends(s));
+  MarkSent(s);
+}
+
+// Each part is sent on the stream of sends as soon as it is computed. The event of a part is what
+// the sends wait for.
+void CudaMoeBackend::RunDown(const MoeLayerParts& layer, MoeState& state) {
+  CudaMoeState& s = Own(state);
+  if (!SplitsDown(s)) return;
+  const CudaMoeParts& parts = Own(layer);
+  RunDeviceDown(parts.experts, ActivationOf(parts.config), s, *this,
+                [&](const OutputRange& outputs) {
+                  s.exchange->BeginCombinePart(s.slot, s.buffers.outputs.data(), s.order.position,
+                                               outputs, ForkSends(s));
+                });
   MarkSent(s);
 }
 
@@ -290,6 +306,8 @@ void CudaMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {
   const CudaMoeParts& parts = Own(layer);
   CudaMoeState& s = Own(state);
   if (s.exchange) {
+    const Branch* branch = SplitsDown(s) ? SharedBranch(parts, s) : nullptr;
+    if (branch) branch->Join(stream());  // the down projection did not wait for it
     AwaitSent(s);
     return s.exchange->EndCombine(s.slot, s.combine_y(), stream());
   }

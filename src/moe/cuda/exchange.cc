@@ -39,6 +39,7 @@ struct Exchange::Impl {
     DeviceMemory state, words, before;
     ExchangeBatch batch = {};
     bool overlaps = false;  // Tokens::overlaps
+    int parts = 0;          // of the outputs, sent so far
   };
 
   ExchangeConfig config;
@@ -122,6 +123,7 @@ void Exchange::BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream
                    config.max_tokens);
   Impl::Slot& at = impl_->At(slot);
   at.overlaps = tokens.overlaps;
+  at.parts = 0;
   SetTokens(at.batch, tokens);
   Check(StartDispatch(at.batch, impl_->grids.dispatch, stream), "dispatch");
 }
@@ -141,8 +143,14 @@ DispatchedRows Exchange::EndDispatch(int slot, cudaStream_t stream) {
 
 void Exchange::BeginCombine(int slot, const void* outputs, const int32_t* position,
                             cudaStream_t stream) {
-  const Impl::Slot& at = impl_->At(slot);
-  Check(StartCombine(at.batch, outputs, position, impl_->grids.combine, stream), "combine");
+  BeginCombinePart(slot, outputs, position, {}, stream);
+}
+
+void Exchange::BeginCombinePart(int slot, const void* outputs, const int32_t* position,
+                                const OutputRange& range, cudaStream_t stream) {
+  Impl::Slot& at = impl_->At(slot);
+  const ReturnPart part = {.range = range, .index = at.parts++};
+  Check(StartCombine(at.batch, outputs, position, part, impl_->grids.combine, stream), "combine");
 }
 
 void Exchange::EndCombine(int slot, float* y, cudaStream_t stream) {

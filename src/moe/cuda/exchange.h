@@ -42,6 +42,9 @@ class Exchange : public RowExchange {
   DispatchedRows EndDispatch(int slot, cudaStream_t stream) override;
   void BeginCombine(int slot, const void* outputs, const int32_t* position,
                     cudaStream_t stream) override;
+  bool combines_in_parts() const override { return true; }
+  void BeginCombinePart(int slot, const void* outputs, const int32_t* position,
+                        const OutputRange& range, cudaStream_t stream) override;
   void EndCombine(int slot, float* y, cudaStream_t stream) override;
 
   void SetActive(const uint8_t* active);

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "comm/device/cuda/wait.h"
+#include "moe/cuda/output_range.h"
 #include "moe/cuda/token_addend.h"
 #include "moe/gpu_limits.h"
 
@@ -34,7 +35,8 @@ enum class RowKind : uint8_t { kF32, kBF16, kFp8 };
 // counts of round n + 1 to rank b once b has read those of n. This holds since a dispatches a round
 // only after its sums of the previous round. These sums have waited for all outputs of a's rows
 // from b, and b reads rows and metadata before it returns outputs. The sums have also waited for
-// b's ack, which b sends after it has read the counts. The ack matters if a sent no row to b. Rank
+// b's ack, which b sends after it has read the counts. The ack matters if a sent no row to b. If
+// combine has several parts, b sends acks and `arrived` with the last one. Rank
 // b may return outputs of round n + 1 to a once a has summed those of n. This holds since b first
 // waits for the new rows from all ranks, and a dispatches these after its sums of n.
 struct ExchangeLayout {
@@ -50,7 +52,7 @@ struct ExchangeState {
   uint32_t waited;                      // of the last dispatch received
   uint32_t active;                      // rank mask of the last dispatch sent
   uint32_t finished;                    // finished blocks of the running kernel; 0 between kernels
-  uint32_t next_chunk;                  // work counter of combine
+  uint32_t next_chunk;                  // work counter of combine, over all parts
   uint32_t timed_out;                   // a kernel of this round timed out: stop waiting for peers
   int32_t sent[kMaxExchangeRanks];      // rows to each rank
   int32_t received[kMaxExchangeRanks];  // rows from each rank: DispatchedRows::counts
@@ -91,8 +93,13 @@ cudaError_t LoadSumKernels();
 // `blocks`: grid size of the kernels that copy rows.
 cudaError_t StartDispatch(const ExchangeBatch& batch, int blocks, cudaStream_t stream);
 cudaError_t StartDispatchWait(const ExchangeBatch& batch, cudaStream_t stream);
+// Calls of one batch have ascending indices, beginning with 0, and the same `blocks`.
+struct ReturnPart {
+  OutputRange range;
+  int index = 0;
+};
 cudaError_t StartCombine(const ExchangeBatch& batch, const void* outputs, const int32_t* position,
-                         int blocks, cudaStream_t stream);
+                         const ReturnPart& part, int blocks, cudaStream_t stream);
 cudaError_t StartCombineSum(const ExchangeBatch& batch, float* y, int blocks, cudaStream_t stream);
 
 }  // namespace switchyard::cuda

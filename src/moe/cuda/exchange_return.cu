@@ -1,7 +1,8 @@
 // Combine kernel, sending side: writes expert outputs, or their weighted sums by rank, to the
-// receive buffers of the tokens' ranks. A persistent grid of `blocks` blocks takes chunks of
-// kChunkRows rows in token order. In each block kCopyWarps warps copy and one warp schedules chunks
-// and raises flags.
+// receive buffers of the tokens' ranks. In several launches if combine has several parts; the last
+// one raises the flags, since it completes the rows. A persistent grid of `blocks` blocks takes
+// chunks of kChunkRows rows in token order. In each block kCopyWarps warps copy and one warp
+// schedules chunks and raises flags.
 #include "comm/device/cuda/wait.cuh"
 #include "kernels/cuda/kernel_chain.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -41,17 +42,30 @@ __device__ __forceinline__ RowChunk ChunkOf(const ExchangeBatch& b, int index, i
   return {count > 0 ? source : -1, number, first, count};
 }
 
-// Returns one part of one dispatched row: its outputs, or their sum, to its source rank.
+// Positions [begin, end) of the outputs that this launch sends.
+struct Positions {
+  int begin, end;
+  __device__ bool Have(int position) const { return position >= begin && position < end; }
+};
+__device__ __forceinline__ Positions PositionsOf(const OutputRange& range) {
+  return {range.begin_on_device ? *range.begin_on_device : range.begin,
+          range.end_on_device ? *range.end_on_device : range.end};
+}
+
+// Returns one part of one dispatched row: its outputs, or their sum, to its source rank. The sum is
+// complete with the launch that has the row's last output.
 template <RowKind kRow, bool kByRank>
 __device__ __forceinline__ void ReturnRow(const ExchangeBatch& b, int source, int n, int parts,
-                                          int part, const uint4* outputs, const int32_t* position) {
+                                          int part, const uint4* outputs, const int32_t* position,
+                                          const Positions& sent) {
   constexpr int kElements = Packing<kRow>::kElements;
   const int lane = Lane(), vectors = b.hidden / kElements;
   const int64_t row = static_cast<int64_t>(source) * b.max_tokens + n;
   const std::byte* own = b.slot[b.rank];
   const int token = reinterpret_cast<const int32_t*>(own + b.layout.tokens)[row];
   const int of_lane = lane < b.top_k ? position[row * b.top_k + lane] : -1;
-  const uint32_t slots = __ballot_sync(~0u, of_lane >= 0);
+  if (kByRank && !sent.Have(__reduce_max_sync(~0u, of_lane))) return;
+  const uint32_t slots = __ballot_sync(~0u, kByRank ? of_lane >= 0 : sent.Have(of_lane));
   const Run run = PartOf(vectors, parts, part);
   const auto output = [&](int j) {
     return outputs + static_cast<int64_t>(__shfl_sync(~0u, of_lane, j)) * vectors;
@@ -96,8 +110,8 @@ struct ChunkQueue {
 // Copies a warp's part of the chunks that the flag warp publishes, until the list ends.
 template <RowKind kRow, bool kByRank>
 __device__ __forceinline__ void CopyChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
-                                           int count, const uint4* outputs,
-                                           const int32_t* position) {
+                                           int count, const uint4* outputs, const int32_t* position,
+                                           const Positions& sent) {
   constexpr int kParts = kCopyWarps / kChunkRows;
   const int row = Warp() / kParts, part = Warp() % kParts;
   for (uint32_t turn = 0;; ++turn) {
@@ -108,15 +122,18 @@ __device__ __forceinline__ void CopyChunks(const ExchangeBatch& b, ChunkQueue& q
     if (index >= chunks) return;
     const RowChunk chunk = ChunkOf(b, index, count);
     if (chunk.source >= 0 && row < chunk.count)
-      ReturnRow<kRow, kByRank>(b, chunk.source, chunk.first + row, kParts, part, outputs, position);
+      ReturnRow<kRow, kByRank>(b, chunk.source, chunk.first + row, kParts, part, outputs, position,
+                               sent);
     ptx::BarrierArriveWarp(&queue.moved[place]);
   }
 }
 
 // One warp: publishes chunks in token order over all blocks, so that rows needed first arrive
-// first, and raises the flags of finished chunks.
+// first, and raises the flags of finished chunks in the last launch. Each launch takes `chunks`
+// numbers from the work counter: one for each chunk that is not a block's first, and one more in
+// each block that had a chunk.
 __device__ __forceinline__ void PublishChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
-                                              int count, uint32_t round) {
+                                              int count, uint32_t round, const ReturnPart& part) {
   const int lane = Lane();
   uint32_t taken = 0, raised = 0;
   int taken_chunk[ChunkQueue::kAhead];
@@ -128,7 +145,7 @@ __device__ __forceinline__ void PublishChunks(const ExchangeBatch& b, ChunkQueue
       const RowChunk chunk = ChunkOf(b, taken_chunk[0], count);
       taken_chunk[0] = taken_chunk[1];
       ++raised;
-      if (chunk.source >= 0 && lane == 0)
+      if (part.range.last && chunk.source >= 0 && lane == 0)
         RaiseFlag(
             FlagsOf(b, chunk.source, b.layout.arrived) + b.rank * b.layout.chunks + chunk.number,
             round);
@@ -136,7 +153,9 @@ __device__ __forceinline__ void PublishChunks(const ExchangeBatch& b, ChunkQueue
     if (!more || taken - raised == ChunkQueue::kAhead) continue;
     auto index = static_cast<int>(blockIdx.x);
     if (taken > 0) {
-      if (lane == 0) index = static_cast<int>(gridDim.x + atomicAdd(&b.state->next_chunk, 1u));
+      if (lane == 0)
+        index = static_cast<int>(gridDim.x + atomicAdd(&b.state->next_chunk, 1u) -
+                                 static_cast<uint32_t>(part.index) * chunks);
       index = __shfl_sync(~0u, index, 0);
     }
     const uint32_t place = ChunkQueue::Place(taken);
@@ -150,7 +169,8 @@ __device__ __forceinline__ void PublishChunks(const ExchangeBatch& b, ChunkQueue
 
 template <RowKind kRow, bool kByRank>
 __global__ void __launch_bounds__(kReturnThreads, 2)
-    Return(const __grid_constant__ ExchangeBatch b, const uint4* outputs, const int32_t* position) {
+    Return(const __grid_constant__ ExchangeBatch b, const uint4* outputs, const int32_t* position,
+           const __grid_constant__ ReturnPart part) {
   __shared__ ChunkQueue queue;
   LaunchDependents();
   const uint32_t round = b.state->round, active = ActiveRanks(b) & b.state->active;
@@ -158,7 +178,7 @@ __global__ void __launch_bounds__(kReturnThreads, 2)
   const int most = __reduce_max_sync(~0u, count);
   const int chunks = (most + kChunkRows - 1) / kChunkRows * b.ranks;
   // Acknowledges that this rank has read the counts of this batch; it does not read them again.
-  if (blockIdx.x == 0 && Warp() == 0 && (active >> lane & 1u))
+  if (part.range.last && blockIdx.x == 0 && Warp() == 0 && (active >> lane & 1u))
     RaiseFlag(FlagsOf(b, lane, b.layout.acks) + b.rank, round);
   if (threadIdx.x < ChunkQueue::kAhead) {
     ptx::BarrierInit(&queue.taken[threadIdx.x], 1);
@@ -166,13 +186,13 @@ __global__ void __launch_bounds__(kReturnThreads, 2)
   }
   __syncthreads();
   if (Warp() < kCopyWarps) {
-    CopyChunks<kRow, kByRank>(b, queue, chunks, count, outputs, position);
+    CopyChunks<kRow, kByRank>(b, queue, chunks, count, outputs, position, PositionsOf(part.range));
   } else {
-    PublishChunks(b, queue, chunks, count, round);
+    PublishChunks(b, queue, chunks, count, round, part);
   }
 }
 
-using Kernel = void (*)(ExchangeBatch, const uint4*, const int32_t*);
+using Kernel = void (*)(ExchangeBatch, const uint4*, const int32_t*, ReturnPart);
 
 Kernel KernelFor(RowKind row, bool by_rank) {
   if (row == RowKind::kF32)
@@ -193,9 +213,9 @@ cudaError_t LoadReturnKernels() {
 }
 
 cudaError_t StartCombine(const ExchangeBatch& batch, const void* outputs, const int32_t* position,
-                         int blocks, cudaStream_t stream) {
+                         const ReturnPart& part, int blocks, cudaStream_t stream) {
   KernelFor(batch.combined, batch.sum_by_rank)<<<blocks, kReturnThreads, 0, stream>>>(
-      batch, static_cast<const uint4*>(outputs), position);
+      batch, static_cast<const uint4*>(outputs), position, part);
   return cudaGetLastError();
 }
 

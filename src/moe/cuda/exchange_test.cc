@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
@@ -85,6 +86,43 @@ TEST_F(CudaExchange, GivesWhatTheCpuGives) {
                                 experts);
       ranks.Upload(0, traffic);
       ranks.Run(0, traffic);
+      ranks.Synchronize();
+      ranks.CheckAll(0, traffic);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// The same with outputs that are sent in parts. Batches alternate between parts and the whole.
+TEST_F(CudaExchange, PartsOfTheOutputsGiveWhatTheCpuGives) {
+  kernels::Random random(12);
+  for (int i = 0; i < 24; ++i) {
+    const ExchangeConfig config = RandomConfig(random);
+    SCOPED_TRACE(Describe(config));
+    const ExpertMap experts(config.ranks * 3 + static_cast<int>(random.Below(20)), config.ranks,
+                            false);
+    TestExchangeRanks ranks(config, experts);
+    const auto positions = static_cast<int32_t>(config.ranks * config.max_tokens * config.top_k);
+    for (uint32_t batch = 0; batch < 4; ++batch) {
+      const TestTraffic traffic({.config = config, .seed = static_cast<uint32_t>(i) * 10 + batch},
+                                experts);
+      std::vector<int32_t> bounds = {0};
+      for (int64_t part = random.Below(6); part > 0; --part)
+        bounds.push_back(static_cast<int32_t>(random.Below(positions + 1)));
+      bounds.push_back(positions);
+      std::ranges::sort(bounds);
+      ranks.Upload(0, traffic);
+      const auto all = [&](const auto& call) {
+        for (int r = 0; r < config.ranks; ++r) call(r);
+      };
+      all([&](int r) { ranks.SetBounds(r, bounds); });
+      all([&](int r) { ranks.BeginDispatch(r, 0, traffic); });
+      all([&](int r) { ranks.EndDispatch(r, 0); });
+      all([&](int r) {
+        if (batch == 2) return ranks.BeginCombine(r, 0);
+        ranks.BeginCombineInParts(r, 0, bounds);
+      });
+      all([&](int r) { ranks.EndCombine(r, 0); });
       ranks.Synchronize();
       ranks.CheckAll(0, traffic);
       if (HasFatalFailure()) return;
@@ -194,7 +232,7 @@ TEST_F(CudaExchange, GivesTheSameBitsWhateverTheBlocks) {
 }
 
 // A captured graph is replayed with other tokens and other routing in the same buffers.
-TEST_F(CudaExchange, IsReplayedAsGraph) {
+void ExpectReplays(bool in_parts) {
   for (const bool low_latency : {false, true}) {
     ExchangeConfig config = SmallConfig(2);
     config.low_latency = low_latency;
@@ -203,6 +241,9 @@ TEST_F(CudaExchange, IsReplayedAsGraph) {
     const auto traffic_of = [&](uint32_t seed) {
       return TestTraffic({.config = config, .tokens = 31, .seed = seed}, experts);
     };
+    const auto positions = static_cast<int32_t>(config.ranks * config.max_tokens * config.top_k);
+    const std::vector<int32_t> bounds = {0, positions / 3, positions / 2, positions};
+    for (int r = 0; r < config.ranks; ++r) ranks.SetBounds(r, bounds);
     std::vector<cudaGraphExec_t> graphs(config.ranks);
     for (int r = 0; r < config.ranks; ++r) {
       ranks.Use(r);
@@ -210,7 +251,11 @@ TEST_F(CudaExchange, IsReplayedAsGraph) {
       Check(cudaStreamBeginCapture(ranks.stream(r), cudaStreamCaptureModeThreadLocal), "capture");
       ranks.BeginDispatch(r, 0, traffic_of(0));
       ranks.EndDispatch(r, 0);
-      ranks.BeginCombine(r, 0);
+      if (in_parts) {
+        ranks.BeginCombineInParts(r, 0, bounds);
+      } else {
+        ranks.BeginCombine(r, 0);
+      }
       ranks.EndCombine(r, 0);
       Check(cudaStreamEndCapture(ranks.stream(r), &graph), "capture");
       Check(cudaGraphInstantiate(&graphs[r], graph, 0), "graph");
@@ -225,11 +270,14 @@ TEST_F(CudaExchange, IsReplayedAsGraph) {
       }
       ranks.Synchronize();
       ranks.CheckAll(0, traffic);
-      if (HasFatalFailure()) return;
+      if (testing::Test::HasFatalFailure()) return;
     }
     for (const cudaGraphExec_t graph : graphs) Check(cudaGraphExecDestroy(graph), "graph");
   }
 }
+
+TEST_F(CudaExchange, IsReplayedAsGraph) { ExpectReplays(/*in_parts=*/false); }
+TEST_F(CudaExchange, IsReplayedAsGraphInParts) { ExpectReplays(/*in_parts=*/true); }
 
 TEST_F(CudaExchange, DoesWithoutRanksThatAreMaskedOut) {
   for (const bool by_rank : {false, true}) {

@@ -1,6 +1,8 @@
 // Expert computation of a rank on its GPU.
 #pragma once
 
+#include <functional>
+
 #include "moe/cuda/cuda_backend.h"
 #include "moe/cuda/expert_weights.h"
 
@@ -16,6 +18,15 @@ struct ExpertActivation {
 // number of rows, since the host does not know the counts.
 void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& activation,
                       const CudaMoeState& state, const CudaMoeBackend& backend);
+
+// The same in two steps, for single-batch overlap: a down projection in several parts. After each
+// part has been enqueued, send(range) is called with its outputs. Rows beyond the first chunk, of
+// which there are usually none, are processed in the second step.
+void RunDeviceGateUp(const DeviceExperts& experts, const ExpertActivation& activation,
+                     const CudaMoeState& state, const CudaMoeBackend& backend);
+void RunDeviceDown(const DeviceExperts& experts, const ExpertActivation& activation,
+                   const CudaMoeState& state, const CudaMoeBackend& backend,
+                   const std::function<void(const OutputRange&)>& send);
 
 // y [tokens, H] float32 = output of the only expert of `shared` for x [tokens, H].
 void RunSharedExpert(const DeviceExperts& shared, const ExpertActivation& activation,

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <vector>
@@ -15,11 +16,12 @@ struct Ranks {
   MoeOptions options;
   std::vector<TestPass> passes;
   DeviceMoeHosts hosts = {};
+  int down_parts = 0;
 
   // Outputs of the rank's group for all passes. All memory is allocated before any rank begins:
   // allocation synchronizes with the whole GPU, where a peer's kernel may be waiting for this rank.
   std::vector<float> OnRank(RankComm& comm) const {
-    TestRank rank(comm, dtype, options, ShapeFor(layer, passes), hosts);
+    TestRank rank(comm, dtype, options, ShapeFor(layer, passes), hosts, down_parts);
     const MoeLayer moe(layer.config,
                        layer.ShareOf(comm.mesh, ScattersTokens(options, comm.mesh.shape())),
                        rank.backend);
@@ -78,6 +80,7 @@ struct Ranks {
       moe.RunExperts(*s);
       moe.PostPermute(*s);
       moe.BeginCombine(*s);
+      moe.RunDown(*s);
     }
     for (MoeState* s : states) {
       moe.RunShared(*s);
@@ -187,6 +190,108 @@ TEST(CudaMoeRanks, PassesInFlightChangeNoBit) {
   none.passes = 2;
   EXPECT_TRUE(
       kernels::SameBits(Ranks{layer, DType::kBF16, none, Passes(1)}.On({.tp = 2, .ep = 2}), want));
+}
+
+// Combine sends outputs in parts while the down projection runs, with one pass and with two passes
+// in flight. With the default number of parts such small batches have one.
+TEST(CudaMoeRanks, SingleBatchOverlapChangesNoBit) {
+  SKIP_WITHOUT_GPU();
+  for (const WeightFormat format :
+       {WeightFormat::kF32, WeightFormat::kBF16, WeightFormat::kFp8Block, WeightFormat::kMxfp4}) {
+    const TestLayer layer = LayerFor(format);
+    const DType dtype = format == WeightFormat::kF32 ? DType::kF32 : DType::kBF16;
+    MoeOptions options = DeepEp("auto");
+    options.fp8_group_activations = format == WeightFormat::kFp8Block;
+    const auto want = Ranks{layer, dtype, options, Passes(1)}.On({});
+    options.single_batch_overlap = true;
+    for (const char* mode : {"normal", "low_latency", "auto"}) {
+      options.deepep_mode = mode;
+      for (const auto& [passes, parts] : {std::pair(1, 0), {1, 3}, {2, 3}}) {
+        options.passes = passes;
+        for (const MeshShape& mesh :
+             {MeshShape{.tp = 2, .ep = 2}, MeshShape{.tp = 4, .ep = 4, .dp = 2}}) {
+          SCOPED_TRACE(testing::Message() << Describe(mesh, options) << " " << Name(format) << ", "
+                                          << passes << " passes, " << parts << " parts");
+          EXPECT_TRUE(kernels::SameBits(
+              Ranks{layer, dtype, options, Passes(mesh.dp), {}, parts}.On(mesh), want));
+        }
+      }
+    }
+  }
+}
+
+// Batches with many rows for each expert, whose parts are ranges of rows.
+void ExpectSameBitsOfManyRows(const TestLayer& layer, const std::vector<int64_t>& totals,
+                              const std::vector<MeshShape>& meshes) {
+  MoeOptions options = DeepEp("normal");
+  options.fp8_group_activations = layer.spec.format == WeightFormat::kFp8Block;
+  const auto run = [&](const MeshShape& mesh, int parts) {
+    return Ranks{layer, DType::kBF16, options, SpreadPasses(totals, mesh.dp, /*decode=*/false),
+                 {},    parts}
+        .On(mesh);
+  };
+  const auto want = run({}, 0);
+  options.single_batch_overlap = true;
+  for (const MeshShape& mesh : meshes) {
+    for (const int parts : {0, 3}) {
+      SCOPED_TRACE(testing::Message() << Describe(mesh, options) << " " << Name(layer.spec.format)
+                                      << ", " << parts << " parts");
+      EXPECT_TRUE(kernels::SameBits(run(mesh, parts), want));
+    }
+  }
+}
+
+TEST(CudaMoeRanks, SingleBatchOverlapOfManyRowsChangesNoBit) {
+  SKIP_WITHOUT_GPU();
+  for (const WeightFormat format :
+       {WeightFormat::kBF16, WeightFormat::kFp8Block, WeightFormat::kMxfp4})
+    ExpectSameBitsOfManyRows(LayerFor(format), {700, 2500},
+                             {{.tp = 2, .ep = 2}, {.tp = 4, .ep = 4, .dp = 4}});
+}
+
+// All rows go to the first rank, which needs a second chunk: 18000 rows in chunks of 16384.
+TEST(CudaMoeRanks, SingleBatchOverlapOfSeveralChunksChangesNoBit) {
+  SKIP_WITHOUT_GPU();
+  TestLayer layer = LayerFor(WeightFormat::kBF16);
+  std::vector<float> bias(layer.spec.num_experts, 0.0f);
+  std::fill_n(bias.begin(), layer.spec.top_k, 1000.0f);
+  layer.whole.router.bias = bias.data();
+  ExpectSameBitsOfManyRows(layer, {6000}, {{.tp = 4, .ep = 4}});
+}
+
+TEST(CudaMoeRanks, SingleBatchOverlapChangesNoBitInRoundsAndByRank) {
+  SKIP_WITHOUT_GPU();
+  const TestLayer layer = LayerFor(WeightFormat::kBF16);
+  const MeshShape mesh = {.tp = 2, .ep = 2, .dp = 2};
+  for (const char* mode : {"normal", "low_latency"}) {
+    for (const char* rows : {"slot", "rank"}) {
+      MoeOptions options = DeepEp(mode);
+      options.combine_rows = rows;
+      options.long_seq_per_round_tokens = 9;
+      options.max_dispatch_tokens_per_rank = 4;
+      const auto want = Ranks{layer, DType::kBF16, options, Passes(2)}.On(mesh);
+      options.single_batch_overlap = true;
+      EXPECT_TRUE(kernels::SameBits(
+          Ranks{layer, DType::kBF16, options, Passes(2), {}, /*down_parts=*/3}.On(mesh), want))
+          << mode << " by " << rows;
+    }
+  }
+}
+
+// An exchange that sends no parts, and layers without an exchange.
+TEST(CudaMoeRanks, SingleBatchOverlapWithoutPartsChangesNoBit) {
+  SKIP_WITHOUT_GPU();
+  const TestLayer layer = LayerFor(WeightFormat::kBF16);
+  MoeOptions none;
+  const auto want = Ranks{layer, DType::kBF16, none, Passes(1)}.On({.tp = 2, .ep = 2});
+  none.single_batch_overlap = true;
+  EXPECT_TRUE(
+      kernels::SameBits(Ranks{layer, DType::kBF16, none, Passes(1)}.On({.tp = 2, .ep = 2}), want));
+  if (DeviceCount() < 2) return;  // NCCL needs one GPU per rank
+  MoeOptions options = DeepEp("auto");
+  const auto plain = Ranks{layer, DType::kBF16, options, Passes(1)}.On({});
+  options.single_batch_overlap = true;
+  ExpectSameBits(layer, DType::kBF16, options, plain, {.tp = 2, .ep = 2}, {.ranks_per_host = 1});
 }
 
 // Exchange over NCCL, as if every rank had its own host.

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/check.h"
 #include "core/dtype.h"
+#include "moe/cuda/output_range.h"
 #include "moe/cuda/token_addend.h"
 #include "moe/rows.h"
 
@@ -85,6 +87,15 @@ class RowExchange {
   // output of each (dispatched row, slot) whose id is not −1; −1 for the others.
   virtual void BeginCombine(int slot, const void* outputs, const int32_t* position,
                             cudaStream_t stream) = 0;
+  // Whether BeginCombinePart is supported.
+  virtual bool combines_in_parts() const { return false; }
+  // Instead of BeginCombine, for each of several disjoint ranges of positions that cover all
+  // outputs, in ascending order. The outputs of a range are final when its call runs, those of
+  // later ranges need not be. The calls of a batch go to one stream.
+  virtual void BeginCombinePart(int /*slot*/, const void* /*outputs*/, const int32_t* /*position*/,
+                                const OutputRange& /*range*/, cudaStream_t /*stream*/) {
+    CHECK(false);
+  }
   // y [tokens, hidden], must not overlap outputs or position.
   virtual void EndCombine(int slot, float* y, cudaStream_t stream) = 0;
 };

@@ -27,6 +27,7 @@ inline void EnablePeerAccess() {
 class TestExchangeRanks {
  public:
   static constexpr uint64_t kTimeoutNanoseconds = 20'000'000'000;  // ns
+  static constexpr int kMaxBounds = 16;                            // of BeginCombineInParts
 
   TestExchangeRanks(const ExchangeConfig& config, const ExpertMap& experts,
                     uint64_t nanoseconds = kTimeoutNanoseconds)
@@ -102,6 +103,29 @@ class TestExchangeRanks {
     const Buffers& in = ranks_[r]->slots[slot];
     exchange(r).BeginCombine(slot, in.outputs.data(), in.position.as<int32_t>(), stream(r));
   }
+  // The bounds of the parts of BeginCombineInParts. Not during capture.
+  void SetBounds(int r, const std::vector<int32_t>& bounds) {
+    Use(r);
+    Copy(ranks_[r]->bounds, bounds);
+  }
+  // Sends the outputs in parts at these positions. Every second part reads its bounds on the
+  // device.
+  void BeginCombineInParts(int r, int slot, const std::vector<int32_t>& bounds) {
+    Use(r);
+    const Buffers& in = ranks_[r]->slots[slot];
+    const int32_t* on_device = ranks_[r]->bounds.as<int32_t>();
+    for (size_t i = 0; i + 1 < bounds.size(); ++i) {
+      OutputRange range = {.begin = bounds[i], .end = bounds[i + 1]};
+      range.last = i + 2 == bounds.size();
+      if (i % 2 == 1) {
+        range = {.begin_on_device = on_device + i,
+                 .end_on_device = on_device + i + 1,
+                 .last = range.last};
+      }
+      exchange(r).BeginCombinePart(slot, in.outputs.data(), in.position.as<int32_t>(), range,
+                                   stream(r));
+    }
+  }
   void EndCombine(int r, int slot) {
     Use(r);
     exchange(r).EndCombine(slot, ranks_[r]->slots[slot].y.as<float>(), stream(r));
@@ -161,6 +185,7 @@ class TestExchangeRanks {
         : device((UseDevice(device_in), device_in)),
           memory(Exchange::PeerBytes(c)),
           active(c.ranks),
+          bounds(kMaxBounds * sizeof(int32_t)),
           report(sizeof(WaitTimeoutReport)),
           slots(c.in_flight) {
       *report.as<WaitTimeoutReport>() = {};
@@ -177,7 +202,7 @@ class TestExchangeRanks {
 
     int device;
     Stream stream;
-    DeviceMemory memory, active;
+    DeviceMemory memory, active, bounds;
     PinnedMemory report;
     std::unique_ptr<Exchange> exchange;
     std::vector<Buffers> slots;

@@ -18,7 +18,7 @@ constexpr std::chrono::milliseconds kRankTimeout{20'000};
 // A rank's GPU with its groups; ranks share GPUs if there are more ranks.
 struct TestRank {
   TestRank(RankComm& comm, DType dtype, const MoeOptions& options, const MoeShape& shape,
-           const DeviceMoeHosts& hosts = {})
+           const DeviceMoeHosts& hosts = {}, int down_parts = 0)
       : device(TestDevice(dtype, shape.max_tokens, comm.mesh.rank() % DeviceCount())),
         peers(comm, PeerBytes(comm.mesh, dtype, options, shape, hosts), kRankTimeout,
               hosts.ranks_per_host) {
@@ -40,6 +40,7 @@ struct TestRank {
     context.peers = &peers;
     context.device = device.get();
     context.hosts = hosts;
+    context.down_parts = down_parts;
     backend = MakeCudaMoe(options, shape, context);
   }
   static size_t PeerBytes(const Mesh& mesh, DType dtype, const MoeOptions& options,

@@ -1,14 +1,15 @@
 #include "moe/dispatchers/combined_rows.h"
 
+#include <algorithm>
 #include <functional>
 
 #include "core/check.h"
 
 namespace switchyard {
 
-void SumReturnedRows(const TopK& topk, const ExpertMap& experts, const ExchangeSlots& slots,
-                     DType dtype, int64_t hidden, const std::byte* outputs, ThreadPool& pool,
-                     float* y) {
+void SumReturnedRows(const TopK& topk, TokenList tokens, const ExpertMap& experts,
+                     const ExchangeSlots& slots, DType dtype, int64_t hidden,
+                     const std::byte* outputs, ThreadPool& pool, float* y) {
   const int64_t row_bytes = hidden * static_cast<int64_t>(SizeOf(dtype));
   const bool all_active = slots.AllActive();
   const auto list = [&](int64_t t, auto& rows, auto& weights) {
@@ -20,11 +21,12 @@ void SumReturnedRows(const TopK& topk, const ExpertMap& experts, const ExchangeS
       weights.push_back(topk.weights[place]);
     }
   };
-  SumRows(topk.tokens, dtype, hidden, list, pool, y);
+  SumRows(tokens, dtype, hidden, list, pool, y);
 }
 
 CombinedRows::CombinedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan)
     : combine_rows_(shape.combine_rows),
+      parts_(shape.local_experts, shape.combine_parts),
       hidden_(shape.hidden),
       capacity_(capacity),
       k_(shape.k),
@@ -84,24 +86,34 @@ std::span<std::byte* const> CombinedRows::Places(const ExchangeSlots& slots,
 }
 
 void CombinedRows::Prepare(ExchangeSlots& slots, const DispatchRows& rows,
-                           const DispatchRows::Batch& sent, const ExpertRows& experts, Batch* batch,
-                           ThreadPool& pool) const {
+                           const DispatchRows::Batch& sent, const ExpertRows& experts,
+                           Share outputs, Batch* batch, ThreadPool& pool) const {
   CHECK_EQ(batch->places.size(), static_cast<size_t>(experts.num_rows));
-  if (experts.rows) StoreRows(dtype_, experts.rows, hidden_, batch->places, pool);
-  if (combine_rows_ == CombineRows::kRank) SumByRank(slots, rows, sent, batch, pool);
-  RegisterWrites(slots, sent, *batch);
-  batch->prepared = true;
+  if (experts.rows) {
+    StoreRows(dtype_, experts.rows + outputs.begin * hidden_, hidden_,
+              std::span(batch->places).subspan(outputs.begin, outputs.size()), pool);
+  }
+  if (combine_rows_ == CombineRows::kRank) SumByRank(slots, rows, sent, outputs, batch, pool);
+  RegisterWrites(slots, sent, outputs, *batch);
+  batch->prepared = outputs.end == experts.num_rows;
+}
+
+bool CombinedRows::IsSummedWith(const Batch& batch, int64_t n, Share outputs) const {
+  const auto of_row = batch.output_of.begin() + n * k_;
+  const int32_t last = *std::max_element(of_row, of_row + k_);
+  return last >= outputs.begin && last < outputs.end;
 }
 
 // Sums a token's outputs in float32, in ascending slot order. Rounds the sum to dtype_, the format
 // that is sent.
 void CombinedRows::SumByRank(ExchangeSlots& slots, const DispatchRows& rows,
-                             const DispatchRows::Batch& sent, Batch* batch,
+                             const DispatchRows::Batch& sent, Share experts_outputs, Batch* batch,
                              ThreadPool& pool) const {
   const auto add_up = [&](int64_t begin, int64_t end) {
     std::vector<float> sum(hidden_), weights;
     std::vector<const std::byte*> outputs;
     for (int64_t n = begin; n < end; ++n) {
+      if (!IsSummedWith(*batch, n, experts_outputs)) continue;
       const int source = sent.sources[n];
       const float* of_slots = rows.Weights(slots, sent, source, n);
       outputs.clear();
@@ -121,7 +133,7 @@ void CombinedRows::SumByRank(ExchangeSlots& slots, const DispatchRows& rows,
 }
 
 void CombinedRows::RegisterWrites(ExchangeSlots& slots, const DispatchRows::Batch& sent,
-                                  const Batch& batch) const {
+                                  Share outputs, const Batch& batch) const {
   const auto wrote = [&](int64_t n, int slot) {
     const int source = sent.sources[n];
     if (slots.Mapped(source)) return;
@@ -133,23 +145,53 @@ void CombinedRows::RegisterWrites(ExchangeSlots& slots, const DispatchRows::Batc
   };
   if (slots.AllMapped()) return;
   if (combine_rows_ == CombineRows::kSlot) {
-    for (const auto [row, slot] : batch.targets)
+    for (const auto [row, slot] : std::span(batch.targets).subspan(outputs.begin, outputs.size()))
       if (row >= 0) wrote(row, slot);
   } else {
-    for (size_t n = 0; n < sent.tokens.size(); ++n) wrote(static_cast<int64_t>(n), 0);
+    for (int64_t n = 0; n < std::ssize(sent.tokens); ++n)
+      if (IsSummedWith(batch, n, outputs)) wrote(n, 0);
   }
 }
 
-void CombinedRows::Sum(const ExchangeSlots& slots, const DispatchRows::Batch& sent,
-                       const TopK& topk, const ExpertMap& experts, Batch* batch, ThreadPool& pool,
-                       float* y) const {
+void CombinedRows::AwaitAll(ExchangeSlots& slots, const SlotUse& use, int first_stage,
+                            const char* what) const {
+  for (int part = 0; part < parts(); ++part) slots.WaitAll(use, first_stage + part, what);
+}
+
+void CombinedRows::AwaitAndSum(ExchangeSlots& slots, int first_stage, const char* what,
+                               const DispatchRows::Batch& sent, const TopK& topk,
+                               const ExpertMap& experts, Batch* batch, ThreadPool& pool,
+                               float* y) const {
   batch->left = batch->prepared = false;
-  const bool several = batch->first_token > 0;
-  const TopK& all = several ? batch->topk : topk;
-  const std::vector<int32_t>& order = several ? batch->order : sent.order;
+  if (batch->first_token > 0 || parts() == 1) {
+    AwaitAll(slots, sent.use, first_stage, what);
+    const bool several = batch->first_token > 0;
+    const TopK& all = several ? batch->topk : topk;
+    return Sum(slots, sent, all, several ? batch->order : sent.order, {all.tokens}, experts, pool,
+               y);
+  }
+  SortTokens(sent, topk.tokens, batch);
+  for (int part = 0; part < parts(); ++part) {
+    slots.WaitAll(sent.use, first_stage + part, what);
+    Sum(slots, sent, topk, sent.order, batch->by_part.Of(part), experts, pool, y);
+  }
+}
+
+void CombinedRows::SortTokens(const DispatchRows::Batch& sent, int64_t tokens, Batch* batch) const {
+  batch->by_part.Sort(tokens, parts(), [&](int64_t t) {
+    int last = 0;
+    for (int64_t i = t * k_; i < (t + 1) * k_; ++i)
+      if (sent.owners[i] >= 0) last = std::max(last, parts_.PartOf(sent.local_ids[i]));
+    return last;
+  });
+}
+
+void CombinedRows::Sum(const ExchangeSlots& slots, const DispatchRows::Batch& sent,
+                       const TopK& topk, const std::vector<int32_t>& order, TokenList tokens,
+                       const ExpertMap& experts, ThreadPool& pool, float* y) const {
   const std::byte* outputs = slots.Local(sent.use, outputs_);
   if (combine_rows_ == CombineRows::kSlot)
-    return SumReturnedRows(all, experts, slots, dtype_, hidden_, outputs, pool, y);
+    return SumReturnedRows(topk, tokens, experts, slots, dtype_, hidden_, outputs, pool, y);
   const int ranks = slots.ranks();
   const auto list = [&](int64_t t, auto& rows, auto& weights) {
     for (int rank = 0; rank < ranks; ++rank) {
@@ -158,7 +200,7 @@ void CombinedRows::Sum(const ExchangeSlots& slots, const DispatchRows::Batch& se
       weights.push_back(1.0f);
     }
   };
-  SumRows(all.tokens, dtype_, hidden_, list, pool, y);
+  SumRows(tokens, dtype_, hidden_, list, pool, y);
 }
 
 }  // namespace switchyard

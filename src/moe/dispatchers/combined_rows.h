@@ -11,6 +11,7 @@
 #include "moe/combine.h"
 #include "moe/dispatchers/dispatch_rows.h"
 #include "moe/dispatchers/exchange_slots.h"
+#include "moe/expert_parts.h"
 #include "moe/placement.h"
 #include "moe/scratch.h"
 #include "moe/types.h"
@@ -26,11 +27,11 @@ struct OwnOutputs {
   std::vector<int32_t> row_for;  // [tokens, k] row of each output, −1: none of this rank
 };
 
-// y[t] = Σ_j weight[t, j] · output [t, j] over the slots whose expert is on an active rank.
-// `outputs` [tokens, k, H]: written by the experts' ranks.
-void SumReturnedRows(const TopK& topk, const ExpertMap& experts, const ExchangeSlots& slots,
-                     DType dtype, int64_t hidden, const std::byte* outputs, ThreadPool& pool,
-                     float* y);
+// y[t] = Σ_j weight[t, j] · output [t, j] over the slots whose expert is on an active rank, for
+// every token t of `tokens`. `outputs` [tokens, k, H]: written by the experts' ranks.
+void SumReturnedRows(const TopK& topk, TokenList tokens, const ExpertMap& experts,
+                     const ExchangeSlots& slots, DType dtype, int64_t hidden,
+                     const std::byte* outputs, ThreadPool& pool, float* y);
 
 // A part of a slot's payload in both modes of deepep. The runner writes its outputs to their final
 // locations: at the source rank (kSlot), or in memory of the batch, where they are summed first
@@ -52,6 +53,7 @@ class CombinedRows {
     // The routing of all rounds so far, if the combine covers several.
     TopK topk;
     std::vector<int32_t> order;  // as DispatchRows::Batch::order
+    TokensByPart by_part;        // own tokens, if there are several parts
     // kRank
     Scratch<std::byte> outputs;      // [num_rows, H]
     std::vector<int32_t> output_of;  // [received rows, k] by slot, or −1
@@ -68,22 +70,36 @@ class CombinedRows {
   // batch->targets.
   std::span<std::byte* const> Places(const ExchangeSlots& slots, const DispatchRows::Batch& sent,
                                      Batch* batch) const;
-  // After the runner: rounds float32 outputs to their destinations, computes partial sums if
-  // combined by rank, and registers the writes; a flag must follow.
+  // After the runner has computed `outputs`: rounds float32 outputs to their destinations, computes
+  // partial sums if combined by rank, and registers the writes; a flag must follow. Calls of one
+  // batch have ascending outputs.
   void Prepare(ExchangeSlots& slots, const DispatchRows& rows, const DispatchRows::Batch& sent,
-               const ExpertRows& experts, Batch* batch, ThreadPool& pool) const;
-  // Computes the weighted sums of all rounds. Call it after the flag of the last round. `topk`: of
-  // the last round.
-  void Sum(const ExchangeSlots& slots, const DispatchRows::Batch& sent, const TopK& topk,
-           const ExpertMap& experts, Batch* batch, ThreadPool& pool, float* y) const;
+               const ExpertRows& experts, Share outputs, Batch* batch, ThreadPool& pool) const;
+
+  // Part p of the outputs has the flag of stage `first_stage` + p (ExchangeSlots).
+  int parts() const { return parts_.count(); }
+  void AwaitAll(ExchangeSlots& slots, const SlotUse& use, int first_stage, const char* what) const;
+  // Waits for the flags of the last round and computes the weighted sums of all rounds. With one
+  // round, a token is summed as soon as the parts with its outputs have arrived. `topk`: of the
+  // last round.
+  void AwaitAndSum(ExchangeSlots& slots, int first_stage, const char* what,
+                   const DispatchRows::Batch& sent, const TopK& topk, const ExpertMap& experts,
+                   Batch* batch, ThreadPool& pool, float* y) const;
 
   int64_t capacity() const { return capacity_; }
 
  private:
   void SumByRank(ExchangeSlots& slots, const DispatchRows& rows, const DispatchRows::Batch& sent,
-                 Batch* batch, ThreadPool& pool) const;
-  void RegisterWrites(ExchangeSlots& slots, const DispatchRows::Batch& sent,
+                 Share outputs, Batch* batch, ThreadPool& pool) const;
+  void RegisterWrites(ExchangeSlots& slots, const DispatchRows::Batch& sent, Share outputs,
                       const Batch& batch) const;
+  void SortTokens(const DispatchRows::Batch& sent, int64_t tokens, Batch* batch) const;
+  void Sum(const ExchangeSlots& slots, const DispatchRows::Batch& sent, const TopK& topk,
+           const std::vector<int32_t>& order, TokenList tokens, const ExpertMap& experts,
+           ThreadPool& pool, float* y) const;
+  // kRank: whether the partial sum of received row n is complete with `outputs`: its last output is
+  // one of them.
+  bool IsSummedWith(const Batch& batch, int64_t n, Share outputs) const;
   // Offsets at the token's rank. kSlot: of slot j of token t; kRank: of the partial sum of `rank`.
   size_t OutputOffset(int64_t t, int j) const {
     return outputs_ + OutputPlace(t, j, k_) * row_bytes_;
@@ -93,6 +109,7 @@ class CombinedRows {
   }
 
   const CombineRows combine_rows_;
+  const ExpertParts parts_;
   int64_t hidden_, capacity_;
   int k_;
   DType dtype_;

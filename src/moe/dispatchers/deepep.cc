@@ -56,6 +56,11 @@ class DeepEpAuto : public Dispatcher {
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override {
     ModeOf(*handle).BeginCombine(experts, handle);
   }
+  int combine_parts() const override { return normal_.combine_parts(); }
+  void BeginCombinePart(const ExpertRows& experts, const OutputPart& part,
+                        DispatchHandle* handle) override {
+    ModeOf(*handle).BeginCombinePart(experts, part, handle);
+  }
   void EndCombine(DispatchHandle* handle, float* y) override {
     ModeOf(*handle).EndCombine(handle, y);
   }
@@ -94,6 +99,7 @@ DispatcherBackend DeepEpBackend() {
       .summary = "all-to-all through symmetric memory, modes normal, low_latency and auto",
       .memory = Memory,
       .combines_by_rank = true,
+      .combines_in_parts = true,
       .gpus = true};
 }
 

@@ -16,7 +16,7 @@ DeepEpLowLatency::Buffers::Buffers(const MoeOptions& options, const ExchangeShap
 }
 
 ExchangeMemory DeepEpLowLatency::Memory(const MoeOptions& options, const ExchangeShape& shape) {
-  return ExchangeSlots::Memory("deepep low_latency", shape.ep, kNumStages,
+  return ExchangeSlots::Memory("deepep low_latency", shape.ep, kOutputs + shape.combine_parts,
                                Buffers(options, shape).plan);
 }
 
@@ -26,8 +26,8 @@ DeepEpLowLatency::DeepEpLowLatency(const DispatcherContext& context)
       k_(context.shape.k),
       experts_(context.experts),
       buffers_(context.options, context.shape),
-      slots_(context.comm, "deepep low_latency", kNumStages, buffers_.plan.bytes(),
-             context.elastic) {}
+      slots_(context.comm, "deepep low_latency", kOutputs + context.shape.combine_parts,
+             buffers_.plan.bytes(), context.elastic) {}
 
 void DeepEpLowLatency::CheckTokens(int64_t tokens) const {
   if (tokens > buffers_.sent.capacity())
@@ -162,19 +162,30 @@ std::span<std::byte* const> DeepEpLowLatency::OutputDestinations(const ExpertRow
 void DeepEpLowLatency::PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
   if (!state.returned.left) OutputDestinations(experts, handle);
-  buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, &state.returned, pool_);
+  buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, {0, experts.num_rows},
+                            &state.returned, pool_);
 }
 
 void DeepEpLowLatency::BeginCombine(const ExpertRows& experts, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
   if (!state.returned.prepared) PrepareCombine(experts, handle);
-  slots_.RaiseAll(state.sent.use, kOutputs);
+  for (int part = 0; part < combine_parts(); ++part)
+    slots_.RaiseAll(state.sent.use, kOutputs + part);
+}
+
+void DeepEpLowLatency::BeginCombinePart(const ExpertRows& experts, const OutputPart& part,
+                                        DispatchHandle* handle) {
+  auto& state = handle->Get<State>();
+  if (!state.returned.left) OutputDestinations(experts, handle);
+  buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, part.rows, &state.returned,
+                            pool_);
+  slots_.RaiseAll(state.sent.use, kOutputs + part.index);
 }
 
 void DeepEpLowLatency::EndCombine(DispatchHandle* handle, float* y) {
   auto& state = handle->Get<State>();
-  slots_.WaitAll(state.sent.use, kOutputs, "deepep combine rows");
-  buffers_.returned.Sum(slots_, state.sent, *handle->topk, experts_, &state.returned, pool_, y);
+  buffers_.returned.AwaitAndSum(slots_, kOutputs, "deepep combine rows", state.sent, *handle->topk,
+                                experts_, &state.returned, pool_, y);
   slots_.Release(&state.sent.use);
 }
 

@@ -37,10 +37,13 @@ class DeepEpLowLatency : public Dispatcher {
                                                  DispatchHandle* handle) override;
   void PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) override;
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override;
+  int combine_parts() const override { return buffers_.returned.parts(); }
+  void BeginCombinePart(const ExpertRows& experts, const OutputPart& part,
+                        DispatchHandle* handle) override;
   void EndCombine(DispatchHandle* handle, float* y) override;
 
  private:
-  enum Stage { kRows, kOutputs, kNumStages };
+  enum Stage { kRows, kOutputs };  // kOutputs + p: part p of the outputs
 
   // Contents of a place.
   struct Place {

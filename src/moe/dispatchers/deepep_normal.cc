@@ -7,6 +7,11 @@
 #include "core/error.h"
 
 namespace switchyard {
+namespace {
+
+constexpr char kCombine[] = "deepep combine rows";
+
+}  // namespace
 
 DeepEpNormal::Buffers::Buffers(const PassRounds& rounds, const ExchangeShape& shape)
     : sent(shape, rounds.dispatch_tokens, &plan),
@@ -14,7 +19,7 @@ DeepEpNormal::Buffers::Buffers(const PassRounds& rounds, const ExchangeShape& sh
       tags(plan.Add("tags", sizeof(int32_t) * (1 + shape.k) * shape.ep * sent.capacity())) {}
 
 ExchangeMemory DeepEpNormal::Memory(const MoeOptions& options, const ExchangeShape& shape) {
-  return ExchangeSlots::Memory("deepep normal", shape.ep, kNumStages,
+  return ExchangeSlots::Memory("deepep normal", shape.ep, kOutputs + shape.combine_parts,
                                Buffers(RoundsOfPass(options, shape), shape).plan);
 }
 
@@ -24,7 +29,8 @@ DeepEpNormal::DeepEpNormal(const DispatcherContext& context)
       tag_size_(1 + context.shape.k),
       experts_(context.experts),
       buffers_(RoundsOfPass(context.options, context.shape), context.shape),
-      slots_(context.comm, "deepep normal", kNumStages, buffers_.plan.bytes(), context.elastic) {}
+      slots_(context.comm, "deepep normal", kOutputs + context.shape.combine_parts,
+             buffers_.plan.bytes(), context.elastic) {}
 
 void DeepEpNormal::CheckTokens(int64_t tokens, const DispatchHandle& handle) const {
   if (tokens > buffers_.sent.capacity())
@@ -39,7 +45,7 @@ void DeepEpNormal::CheckTokens(int64_t tokens, const DispatchHandle& handle) con
 // them until they raise the outputs flag.
 void DeepEpNormal::KeepSlot(const DispatchHandle& handle, State* state) {
   if (handle.round.first_token == 0) return;
-  slots_.WaitAll(state->sent.use, kOutputs, "deepep combine rows");
+  buffers_.returned.AwaitAll(slots_, state->sent.use, kOutputs, kCombine);
   slots_.Advance(&state->sent.use);
   state->sent.keeps_slot = true;
 }
@@ -156,20 +162,31 @@ std::span<std::byte* const> DeepEpNormal::OutputDestinations(const ExpertRows& e
 void DeepEpNormal::PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
   if (!state.returned.left) OutputDestinations(experts, handle);
-  buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, &state.returned, pool_);
+  buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, {0, experts.num_rows},
+                            &state.returned, pool_);
 }
 
 void DeepEpNormal::BeginCombine(const ExpertRows& experts, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
   if (!state.returned.prepared) PrepareCombine(experts, handle);
-  slots_.RaiseAll(state.sent.use, kOutputs);
+  for (int part = 0; part < combine_parts(); ++part)
+    slots_.RaiseAll(state.sent.use, kOutputs + part);
+}
+
+void DeepEpNormal::BeginCombinePart(const ExpertRows& experts, const OutputPart& part,
+                                    DispatchHandle* handle) {
+  auto& state = handle->Get<State>();
+  if (!state.returned.left) OutputDestinations(experts, handle);
+  buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, part.rows, &state.returned,
+                            pool_);
+  slots_.RaiseAll(state.sent.use, kOutputs + part.index);
 }
 
 void DeepEpNormal::EndCombine(DispatchHandle* handle, float* y) {
   auto& state = handle->Get<State>();
   CHECK(handle->round.last);
-  slots_.WaitAll(state.sent.use, kOutputs, "deepep combine rows");
-  buffers_.returned.Sum(slots_, state.sent, *handle->topk, experts_, &state.returned, pool_, y);
+  buffers_.returned.AwaitAndSum(slots_, kOutputs, kCombine, state.sent, *handle->topk, experts_,
+                                &state.returned, pool_, y);
   slots_.Release(&state.sent.use);
 }
 

@@ -25,7 +25,7 @@ namespace switchyard {
 // A pass in several rounds has one combine, if the outputs have room for all its tokens
 // (RoundsOfPass). Each round writes its outputs to their place in the pass and raises the outputs
 // flag, because the next round overwrites the rows that the experts have read. The sums follow the
-// flag of the last round.
+// flag of the last round. With single-batch overlap the outputs have one flag for each part.
 class DeepEpNormal : public Dispatcher {
  public:
   explicit DeepEpNormal(const DispatcherContext& context);
@@ -47,10 +47,13 @@ class DeepEpNormal : public Dispatcher {
                                                  DispatchHandle* handle) override;
   void PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) override;
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override;
+  int combine_parts() const override { return buffers_.returned.parts(); }
+  void BeginCombinePart(const ExpertRows& experts, const OutputPart& part,
+                        DispatchHandle* handle) override;
   void EndCombine(DispatchHandle* handle, float* y) override;
 
  private:
-  enum Stage { kRows, kOutputs, kNumStages };
+  enum Stage { kRows, kOutputs };  // kOutputs + p: part p of the outputs
 
   // One batch.
   struct State {

@@ -55,7 +55,7 @@ struct SlotUse {
 // a round: its flags are raised to the round's number and never cleared.
 //
 // A slot needs neither a barrier nor clearing, because every rank raises the flag of the last stage
-// (outputs) to every rank in every round, with or without rows:
+// (outputs, or their last part) to every rank in every round, with or without rows:
 //   - In BeginDispatch, A writes counts and metadata to B, and rows for B to A's own arena. B reads
 //     all of these before it raises the outputs flag. A leaves the round (EndCombine, or the
 //     next dispatch of the same combine) only after it has seen that flag from every rank. So when

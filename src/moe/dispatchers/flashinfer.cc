@@ -13,6 +13,7 @@
 #include "moe/dispatchers/exchange_slots.h"
 #include "moe/dispatchers/published_rows.h"
 #include "moe/dispatchers/rounds.h"
+#include "moe/expert_parts.h"
 #include "moe/scratch.h"
 
 namespace switchyard {
@@ -49,6 +50,7 @@ struct State {
   std::vector<int32_t> output_counts;  // [P]
   OwnOutputs own_outputs;
   std::vector<const std::byte*> outputs;  // [P] first output of each rank
+  TokensByPart by_part;                   // if there are several parts
 
   // As the experts' rank: rows [begin[s], begin[s + 1]) are from source s.
   std::vector<int32_t> begin;         // [P + 1]
@@ -69,11 +71,13 @@ class FlashInfer : public Dispatcher {
         output_dtype_(context.shape.output_dtype),
         output_bytes_(hidden_ * SizeOf(output_dtype_)),
         experts_(context.experts),
+        parts_(context.shape.local_experts, context.shape.combine_parts),
         buffers_(context.options, context.shape),
-        slots_(context.comm, "flashinfer", kNumStages, buffers_.plan.bytes()) {}
+        slots_(context.comm, "flashinfer", kOutputs + parts_.count(), buffers_.plan.bytes()) {}
 
   static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape) {
-    return ExchangeSlots::Memory("flashinfer", shape.ep, kNumStages, Buffers(options, shape).plan);
+    return ExchangeSlots::Memory("flashinfer", shape.ep, kOutputs + shape.combine_parts,
+                                 Buffers(options, shape).plan);
   }
 
   bool scatters() const override { return true; }
@@ -125,15 +129,22 @@ class FlashInfer : public Dispatcher {
 
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override {
     auto& state = handle->Get<State>();
-    PublishOutputs(experts, state);
-    slots_.RaiseAll(state.use, kOutputs);
+    PublishOutputs(experts, {.rows = {0, experts.num_rows}}, state);
+    for (int part = 0; part < parts_.count(); ++part) slots_.RaiseAll(state.use, kOutputs + part);
     KeepOwnOutputs(experts, handle->topk->tokens, &state);
+  }
+
+  int combine_parts() const override { return parts_.count(); }
+  void BeginCombinePart(const ExpertRows& experts, const OutputPart& part,
+                        DispatchHandle* handle) override {
+    auto& state = handle->Get<State>();
+    PublishOutputs(experts, part, state);
+    slots_.RaiseAll(state.use, kOutputs + part.index);
+    if (part.index == parts_.count() - 1) KeepOwnOutputs(experts, handle->topk->tokens, &state);
   }
 
   void EndCombine(DispatchHandle* handle, float* y) override {
     auto& state = handle->Get<State>();
-    slots_.WaitAll(state.use, kOutputs, kCombine);
-    FindOutputs(&state);
     const TopK& topk = *handle->topk;
     const OwnOutputs& own = state.own_outputs;
     const auto output_of = [&](int64_t t, int j) -> SlotOutput {
@@ -142,12 +153,22 @@ class FlashInfer : public Dispatcher {
       if (own.row_for[place] >= 0) return own.rows + own.row_for[place] * hidden_;
       return state.outputs[experts_.Owner(expert)] + state.output_order[place] * output_bytes_;
     };
-    SumTopK(topk, output_dtype_, hidden_, output_of, pool_, y);
+    // Outputs on other hosts are fetched once, after the last part.
+    const bool by_part = parts_.count() > 1 && slots_.AllMapped();
+    if (by_part) SortTokens(topk, &state);
+    for (int part = 0; part < parts_.count(); ++part) {
+      slots_.WaitAll(state.use, kOutputs + part, kCombine);
+      const bool last = part == parts_.count() - 1;
+      if (by_part ? part == 0 : last) FindOutputs(&state);
+      if (!by_part && !last) continue;
+      SumTopK(topk, by_part ? state.by_part.Of(part) : TokenList{topk.tokens}, output_dtype_,
+              hidden_, output_of, pool_, y);
+    }
     slots_.Release(&state.use);
   }
 
  private:
-  enum Stage { kRows, kOutputs, kNumStages };
+  enum Stage { kRows, kOutputs };  // kOutputs + p: part p of the outputs
 
   void PublishRows(const float* x, const TopK& topk, State* state) {
     state->x = x;
@@ -214,20 +235,24 @@ class FlashInfer : public Dispatcher {
     pool_.RunRanges(count, kRowGrain, std::cref(body));
   }
 
-  void PublishOutputs(const ExpertRows& experts, const State& state) const {
+  // Peers may read output_begins once the first part has its flag.
+  void PublishOutputs(const ExpertRows& experts, const OutputPart& part, const State& state) const {
     auto* output_begins =
         reinterpret_cast<int32_t*>(slots_.Local(state.use, buffers_.output_begins));
-    for (int source = 0; source < slots_.ranks(); ++source)
+    for (int source = 0; part.index == 0 && source < slots_.ranks(); ++source)
       output_begins[source] = state.output_begin[state.begin[source]];
     std::byte* outputs = slots_.Local(state.use, buffers_.outputs);
     const auto body = [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; ++n) {
         if (state.row_at[n] < 0) continue;
         int64_t output = state.output_begin[n];
-        for (int j = 0; j < k_; ++j)
-          if (const int64_t r = experts.position[n * k_ + j]; r >= 0)
-            StoreRow(output_dtype_, experts.rows + r * hidden_, hidden_,
-                     outputs + output++ * output_bytes_);
+        for (int j = 0; j < k_; ++j) {
+          const int64_t r = experts.position[n * k_ + j];
+          if (r < 0) continue;
+          std::byte* to = outputs + output++ * output_bytes_;
+          if (r >= part.rows.begin && r < part.rows.end)
+            StoreRow(output_dtype_, experts.rows + r * hidden_, hidden_, to);
+        }
       }
     };
     pool_.RunRanges(state.begin.back(), kRowGrain, std::cref(body));
@@ -241,6 +266,15 @@ class FlashInfer : public Dispatcher {
     for (int64_t n = state->begin[me]; n < state->begin[me + 1]; ++n)
       std::copy_n(experts.position + n * k_, k_,
                   own.row_for.begin() + OutputPlace(state->tokens[n], 0, k_));
+  }
+
+  void SortTokens(const TopK& topk, State* state) const {
+    state->by_part.Sort(topk.tokens, parts_.count(), [&](int64_t t) {
+      int last = 0;
+      for (int64_t i = t * k_; i < (t + 1) * k_; ++i)
+        if (topk.ids[i] >= 0) last = std::max(last, parts_.PartOf(experts_.LocalId(topk.ids[i])));
+      return last;
+    });
   }
 
   // Locates each rank's outputs for this one and makes them readable.
@@ -267,6 +301,7 @@ class FlashInfer : public Dispatcher {
   const DType output_dtype_;
   const int64_t output_bytes_;
   const ExpertMap& experts_;
+  const ExpertParts parts_;
   const Buffers buffers_;
   ExchangeSlots slots_;
 };
@@ -274,8 +309,10 @@ class FlashInfer : public Dispatcher {
 }  // namespace
 
 DispatcherBackend FlashInferBackend() {
-  return BackendOf<Dispatcher, FlashInfer>(
+  DispatcherBackend backend = BackendOf<Dispatcher, FlashInfer>(
       "one-sided: sources publish rows and routing, experts' ranks pull rows");
+  backend.combines_in_parts = true;
+  return backend;
 }
 
 }  // namespace switchyard

@@ -62,7 +62,8 @@ void FusedTiles::End(const ExpertBlock& block, DispatchHandle* handle, float* y)
     RunTile(block, state, begin, std::min(count, begin + kTileRows));
   slots_.RaiseAll(state.use, kOutputs);
   slots_.WaitAll(state.use, kOutputs, kCombine);
-  SumReturnedRows(*handle->topk, experts_, slots_, output_dtype_, hidden_,
+  const TopK& topk = *handle->topk;
+  SumReturnedRows(topk, {topk.tokens}, experts_, slots_, output_dtype_, hidden_,
                   slots_.Local(state.use, buffers_.outputs), pool_, y);
   slots_.Release(&state.use);
 }

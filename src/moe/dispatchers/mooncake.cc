@@ -63,6 +63,11 @@ class Mooncake : public Dispatcher {
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override {
     exchange_->BeginCombine(experts, handle);
   }
+  int combine_parts() const override { return exchange_->combine_parts(); }
+  void BeginCombinePart(const ExpertRows& experts, const OutputPart& part,
+                        DispatchHandle* handle) override {
+    exchange_->BeginCombinePart(experts, part, handle);
+  }
   void EndCombine(DispatchHandle* handle, float* y) override { exchange_->EndCombine(handle, y); }
 
  private:
@@ -75,7 +80,7 @@ class Mooncake : public Dispatcher {
 DispatcherBackend MooncakeBackend() {
   DispatcherBackend backend =
       BackendOf<Dispatcher, Mooncake>("deepep that continues without lost ranks");
-  backend.combines_by_rank = true;
+  backend.combines_by_rank = backend.combines_in_parts = true;
   backend.hosts = false;  // ElasticRanks needs memory that all ranks map
   return backend;
 }

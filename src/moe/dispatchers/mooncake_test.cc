@@ -43,9 +43,11 @@ TestLayer Layer() {
       {.hidden = kHidden, .intermediate = 64, .num_experts = kExperts, .top_k = kTopK});
 }
 
-MoeOptions Options(const std::string& mode, const std::string& combine_rows = "slot") {
+MoeOptions Options(const std::string& mode, const std::string& combine_rows = "slot",
+                   bool in_parts = false) {
   MoeOptions options = ExchangeKind{"mooncake", mode}.Options({DType::kBF16});
   options.combine_rows = combine_rows;
+  options.single_batch_overlap = in_parts;
   options.elastic_timeout_seconds = kTimeoutSeconds;
   return options;
 }
@@ -132,10 +134,10 @@ class Left : public std::exception {};
 
 // The ranks of `leaves` end their threads; the others finish all batches with the same mask.
 void ExpectOthersFinish(const std::string& mode, const Leaves& leaves,
-                        const std::string& combine_rows = "slot") {
+                        const std::string& combine_rows = "slot", bool in_parts = false) {
   SCOPED_TRACE(mode + " " + combine_rows);
   const auto expected = Expected(leaves);
-  RunExchangeRanks(Options(mode, combine_rows), Layer(), {kRanks, kRanks}, kTokens,
+  RunExchangeRanks(Options(mode, combine_rows, in_parts), Layer(), {kRanks, kRanks}, kTokens,
                    [&](const ExchangeRank& rank) {
                      try {
                        RunBatches(rank, leaves, expected, [] { throw Left(); });
@@ -166,6 +168,13 @@ TEST(MooncakeTest, WhatALostRankHadFinishedCounts) {
 TEST(MooncakeTest, SumsOfRanksGoOnWithoutALostOne) {
   for (const Step step : {kBeforeDispatch, kBeforeCombine, kAfterCombineBegan})
     ExpectOthersFinish("auto", {{2, {1, step}}}, "rank");
+}
+
+// In single-batch overlap a rank commits each part of its outputs.
+TEST(MooncakeTest, OutputsInPartsGoOnWithoutALostRank) {
+  for (const std::string mode : {"normal", "low_latency"})
+    for (const Step step : {kBeforeDispatch, kBeforeCombine, kAfterCombineBegan})
+      ExpectOthersFinish(mode, {{1, {1, step}}}, "slot", /*in_parts=*/true);
 }
 
 TEST(MooncakeTest, TwoRanksLostAtOnce) {

@@ -75,9 +75,12 @@ class NoneDispatcher : public Dispatcher {
       if (r < 0) return {};
       return state.outputs.rows + r * hidden_;
     };
-    if (!gathers_) return SumTopK(all, output_dtype_, hidden_, output_of, pool_, y);
+    const auto sum = [&](float* to) {
+      SumTopK(all, {all.tokens}, output_dtype_, hidden_, output_of, pool_, to);
+    };
+    if (!gathers_) return sum(y);
     state.sums.resize(all.tokens * hidden_);
-    SumTopK(all, output_dtype_, hidden_, output_of, pool_, state.sums.data());
+    sum(state.sums.data());
     ep_.ReduceScatterV(state.sums.data(), y, SizesOf(&state, hidden_));
   }
 

@@ -15,8 +15,15 @@ class GroupedMlpRunner : public Runner {
            float* y) override;
   void RunTo(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
              DType dtype, std::span<std::byte* const> places) override;
+  void RunGateUp(const ExpertBlock& block, const GroupedRows& rows, ThreadPool& pool,
+                 Scratch<float>* middle) override;
+  void RunDown(const ExpertBlock& block, const GroupedRows& rows, Share experts, int64_t hidden,
+               ThreadPool& pool, Scratch<float>* middle, const RunnerOutputs& to) override;
 
  private:
+  // Offsets of the experts in rows [begin, begin + count), stored in tile_offsets_.
+  std::span<const int32_t> TileOffsets(const GroupedRows& rows, int64_t begin, int64_t count);
+
   // Rows per tile of float32 outputs in RunTo. Large enough that weights are seldom reread for the
   // next tile, small enough that rounding reads from cache.
   static constexpr int64_t kTileRows = 1024;

@@ -16,6 +16,11 @@ class MaskedMlpRunner : public Runner {
            float* y) override;
   void RunTo(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
              DType dtype, std::span<std::byte* const> places) override;
+  // The activated rows are contiguous.
+  void RunGateUp(const ExpertBlock& block, const GroupedRows& rows, ThreadPool& pool,
+                 Scratch<float>* middle) override;
+  void RunDown(const ExpertBlock& block, const GroupedRows& rows, Share experts, int64_t hidden,
+               ThreadPool& pool, Scratch<float>* middle, const RunnerOutputs& to) override;
 
  private:
   // y [counts[e], hidden]: outputs of expert e.

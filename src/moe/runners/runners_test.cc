@@ -1,5 +1,8 @@
-// RunTo writes the rounded outputs of Run.
+// RunTo writes the rounded outputs of Run, and so do RunGateUp and RunDown together.
+#include <cmath>
 #include <cstring>
+#include <memory>
+#include <utility>
 
 #include "gtest/gtest.h"
 #include "moe/backends.h"
@@ -64,6 +67,83 @@ TEST(RunnersTest, LeaveInPlacesWhatTheyReturn) {
         std::ranges::fill(want, std::byte{0});
         if (places[r]) StoreRow(dtype, y.data() + r * hidden, hidden, want.data());
         ASSERT_EQ(std::memcmp(got, want.data(), bytes), 0) << name << " row " << r;
+      }
+    }
+  }
+}
+
+// Implements only what is required of a runner.
+class PlainRunner : public Runner {
+ public:
+  explicit PlainRunner(std::unique_ptr<Runner> inner) : inner_(std::move(inner)) {}
+  RunnerLayout layout() const override { return inner_->layout(); }
+  bool Supports(WeightFormat format) const override { return inner_->Supports(format); }
+  void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
+           float* y) override {
+    inner_->Run(block, rows, hidden, pool, y);
+  }
+
+ private:
+  std::unique_ptr<Runner> inner_;
+};
+
+// Expects the outputs of Run from RunGateUp, and RunDown for one run of experts after the other.
+void ExpectTwoStepsGiveTheSame(Runner& runner, const GroupedRows& rows, const ExpertBlock& block,
+                               int64_t hidden) {
+  ThreadPool pool(2);
+  std::vector<float> want(rows.num_rows * hidden, NAN);
+  runner.Run(block, rows, hidden, pool, want.data());
+  const int64_t experts = std::ssize(block.experts);
+  for (const std::vector<int64_t>& begins :
+       {std::vector<int64_t>{0, experts}, {0, 1, 4, 4, 5, experts}}) {
+    Scratch<float> middle;
+    // `y` of the first call has the rows that the second one rounds to their places.
+    std::vector<float> y(want.size(), NAN), placed(want.size(), NAN);
+    std::vector<std::byte*> places(rows.num_rows, nullptr);
+    for (int64_t r = 0; r < rows.num_rows; ++r)
+      if (r % 5 != 0 && !std::isnan(want[r * hidden]))  // not a gap row
+        places[r] = reinterpret_cast<std::byte*>(placed.data() + r * hidden);
+    const RunnerOutputs to_y{.y = y.data()}, to_places{.places = places};
+    for (const RunnerOutputs& to : {to_y, to_places}) {
+      runner.RunGateUp(block, rows, pool, &middle);
+      for (size_t i = 0; i + 1 < begins.size(); ++i)
+        runner.RunDown(block, rows, {begins[i], begins[i + 1]}, hidden, pool, &middle, to);
+    }
+    EXPECT_TRUE(kernels::SameBits(y, want));
+    for (int64_t r = 0; r < rows.num_rows; ++r) {
+      const float* row = want.data() + r * hidden;
+      if (places[r]) {
+        EXPECT_TRUE(kernels::SameBits(placed.data() + r * hidden, row, hidden)) << "row " << r;
+      } else {
+        EXPECT_TRUE(std::isnan(placed[r * hidden])) << "row " << r;
+      }
+    }
+  }
+}
+
+TEST(RunnersTest, TwoStepsGiveTheBitsOfOne) {
+  const int64_t hidden = 128, sources = 40;
+  const MoeBackends backends = BuiltinMoeBackends();
+  for (const ActivationFormat activation : {ActivationFormat::kNone, ActivationFormat::kFp8Group}) {
+    const TestLayer layer({.format = activation == ActivationFormat::kNone
+                                         ? WeightFormat::kF32
+                                         : WeightFormat::kFp8Block,
+                           .activation = activation,
+                           .hidden = hidden,
+                           .intermediate = 128,
+                           .num_experts = 6,
+                           .clamped_with_biases = true});
+    const std::vector<float> x = layer.Hidden(sources);
+    const ExpertBlock block{.experts = layer.whole.experts, .activation = layer.config.activation};
+    for (const std::vector<int32_t>& counts :
+         {std::vector<int32_t>{0, 3, 1900, 0, 250, 1}, {0, 0, 0, 0, 0, 2}, {0, 0, 0, 0, 0, 0}}) {
+      for (const auto& [name, backend] : backends.runners.all()) {
+        SCOPED_TRACE(name);
+        const auto runner = backend.make();
+        const GroupedRows rows = RowsOf(runner->layout(), counts, sources, x, hidden);
+        ExpectTwoStepsGiveTheSame(*runner, rows, block, hidden);
+        PlainRunner plain(backend.make());
+        ExpectTwoStepsGiveTheSame(plain, rows, block, hidden);
       }
     }
   }

@@ -152,6 +152,10 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
   app.Switch("--enable-two-batch-overlap,--enable-tbo", e.two_batch_overlap, kMoe,
              "Two-batch overlap: each batch runs as two micro-batches, which hide each other's "
              "exchange of token rows. Outputs stay bitwise equal");
+  app.Switch(
+      "--enable-single-batch-overlap", e.moe.single_batch_overlap, kMoe,
+      "Single-batch overlap: outputs of some experts return while the down projection of "
+      "others is computed, with deepep, flashinfer and mooncake. Outputs stay bitwise equal");
   app.Flag("--tbo-token-distribution-threshold", e.tbo_threshold, kMoe,
            "Splits a prefill batch between two requests if both parts have at least this fraction "
            "of the tokens, else within a request; 0.5 or more: always at the middle")
@@ -351,7 +355,7 @@ bool Parse(CommandLine& app, const std::vector<std::string>& args, ServerArgs& s
   SettleArgs(app, &server);
   if (server.low_priority_values_first && !server.engine.priority_scheduling)
     throw Invalid("--schedule-low-priority-values-first needs --enable-priority-scheduling");
-  NoteEnvironment(server.engine.moe, &taken);
+  NoteWithoutEffect(server.engine.moe, &taken);
   for (const std::string& line : taken.without_effect) LOG_INFO("{}", line);
   server.without_effect = std::move(taken.without_effect);
   return true;

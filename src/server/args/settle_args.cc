@@ -80,6 +80,16 @@ void NoteRounds(const MoeOptions& moe, TakenFlags* taken) {
   if (moe.combine_long_seq) note("DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ=1");
 }
 
+// Notes --enable-single-batch-overlap with an exchange that returns all outputs at once.
+void NoteSingleBatchOverlap(const MoeOptions& moe, TakenFlags* taken) {
+  if (!moe.single_batch_overlap || CombinesInParts(moe)) return;
+  taken->without_effect.push_back(fmt::format(
+      "--enable-single-batch-overlap has no effect here: --moe-a2a-backend {} {}", moe.a2a_backend,
+      moe.a2a_backend == "none" ? "sends no rows"
+                                : "does not return outputs in parts; want deepep, flashinfer or "
+                                  "mooncake"));
+}
+
 }  // namespace
 
 void SettleArgs(const CommandLine& app, ServerArgs* args) {
@@ -90,9 +100,10 @@ void SettleArgs(const CommandLine& app, ServerArgs* args) {
   CheckParserFlags(*args);
 }
 
-void NoteEnvironment(const MoeOptions& moe, TakenFlags* taken) {
+void NoteWithoutEffect(const MoeOptions& moe, TakenFlags* taken) {
   NoteDpRank(taken);
   NoteRounds(moe, taken);
+  NoteSingleBatchOverlap(moe, taken);
 }
 
 }  // namespace switchyard

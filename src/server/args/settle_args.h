@@ -11,10 +11,11 @@ namespace switchyard {
 // conflict.
 void SettleArgs(const CommandLine& app, ServerArgs* args);
 
-// Adds a log line to `taken` for each environment variable that is set and has no effect.
-// SGLANG_DP_RANK never has an effect, because requests select their group (data_parallel_rank).
-// HCCL_BUFFSIZE and DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ have no effect if the exchange that `moe`
-// selects does not run in rounds. Throws kInvalid for a variable with an unsupported value.
-void NoteEnvironment(const MoeOptions& moe, TakenFlags* taken);
+// Adds a log line to `taken` for each flag and environment variable below that is set and has no
+// effect. --enable-single-batch-overlap has none if the exchange that `moe` selects returns all
+// outputs at once. SGLANG_DP_RANK never has one, because requests select their group
+// (data_parallel_rank). HCCL_BUFFSIZE and DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ have none if the
+// exchange does not run in rounds. Throws kInvalid for a variable with an unsupported value.
+void NoteWithoutEffect(const MoeOptions& moe, TakenFlags* taken);
 
 }  // namespace switchyard

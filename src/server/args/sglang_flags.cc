@@ -32,8 +32,6 @@ constexpr std::array kFlags = {
                "requests can always set return_routed_experts"},
     SglangFlag{"--enable-dp-lm-head", 0, kWithoutEffect,
                "--moe-dense-tp-size decides which ranks share the head"},
-    SglangFlag{"--enable-single-batch-overlap", 0, kWithoutEffect,
-               "the shared expert always runs during dispatch"},
     SglangFlag{"--num-continuous-decode-steps", 1, kWithoutEffect,
                "steps are planned ahead, one at a time"},
     SglangFlag{"--enable-mixed-chunk", 0, kWithoutEffect,

@@ -60,7 +60,6 @@ TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
       {"--enable-mixed-chunk"},
       {"--trust-remote-code"},
       {"--enable-metrics"},
-      {"--enable-single-batch-overlap"},
       {"--grammar-backend", "xgrammar"},
       {"--cuda-graph-bs", "1", "2", "4"},
       {"--disaggregation-mode", "null"},
@@ -127,6 +126,8 @@ TEST(SglangFlagsTest, HonouredOnesReachTheEngine) {
   EXPECT_EQ(back.schedule_conservativeness, 0.3);
   EXPECT_EQ(back.max_prefill_tokens, 99);
   EXPECT_EQ(back.decode_log_interval, 7);
+  const auto overlap = ParseServe(With({"--enable-single-batch-overlap"}));
+  EXPECT_TRUE(DecodeConfig(EncodeConfig(overlap->engine)).moe.single_batch_overlap);
 }
 
 TEST(SglangFlagsTest, DpRankOfTheEnvironmentIsCheckedAndSaid) {
@@ -164,6 +165,10 @@ TEST(SglangFlagsTest, HonouredOnesChangeTheArguments) {
        {},
        [](const ServerArgs& a) { return a.engine.two_batch_overlap ? "two" : "one"; },
        "two"},
+      {{"--moe-a2a-backend", "deepep", "--enable-single-batch-overlap"},
+       {},
+       [](const ServerArgs& a) { return a.engine.moe.single_batch_overlap ? "single" : "none"; },
+       "single"},
       {{"--tbo-token-distribution-threshold", "0.25"},
        {},
        [](const ServerArgs& a) { return std::to_string(a.engine.tbo_threshold); },
@@ -232,6 +237,21 @@ TEST(SglangFlagsTest, HonouredOnesChangeTheArguments) {
     EXPECT_NE(row.observed(*plain), row.want) << name;
     EXPECT_THAT(args->without_effect, testing::IsEmpty()) << name;
   }
+}
+
+TEST(SglangFlagsTest, SingleBatchOverlapThatNothingUsesIsSaid) {
+  const auto lines = [](const std::vector<std::string>& backend) {
+    std::vector<std::string> words = {"--enable-single-batch-overlap"};
+    words.insert(words.end(), backend.begin(), backend.end());
+    return ParseServe(With(words))->without_effect;
+  };
+  EXPECT_THAT(lines({}), ElementsAre(HasSubstr("--enable-single-batch-overlap has no effect here: "
+                                               "--moe-a2a-backend none sends no rows")));
+  EXPECT_THAT(lines({"--moe-a2a-backend", "fused"}),
+              ElementsAre(AllOf(HasSubstr("fused does not return outputs in parts"),
+                                HasSubstr("want deepep, flashinfer or mooncake"))));
+  for (const char* backend : {"deepep", "flashinfer", "mooncake"})
+    EXPECT_THAT(lines({"--moe-a2a-backend", backend}), testing::IsEmpty()) << backend;
 }
 
 TEST(SglangFlagsTest, VariablesOfRoundsThatNothingUsesAreSaid) {

@@ -65,6 +65,11 @@ void Linear(const LinearParams& p) {
 }
 
 void GroupedMlp(const GroupedMlpParams& p) {
+  GroupedGateUp(p);
+  GroupedDown(p);
+}
+
+void GroupedGateUp(const GroupedMlpParams& p) {
   for (size_t e = 0; e < p.experts.size(); ++e) {
     const ExpertWeights& w = p.experts[e];
     std::vector<float> gate(w.gate.n), up(w.gate.n);
@@ -74,7 +79,19 @@ void GroupedMlp(const GroupedMlpParams& p) {
       Linear({.x = x, .w = w.gate, .bias = w.gate_bias, .y = gate.data(), .m = 1});
       Linear({.x = x, .w = w.up, .bias = w.up_bias, .y = up.data(), .m = 1});
       for (int64_t i = 0; i < w.gate.n; ++i) middle[i] = Activate(p, gate[i], up[i]);
-      Linear({.x = middle, .w = w.down, .bias = w.down_bias, .y = p.out + r * p.ldo, .m = 1});
+    }
+  }
+}
+
+void GroupedDown(const GroupedMlpParams& p) {
+  for (size_t e = 0; e < p.experts.size(); ++e) {
+    const ExpertWeights& w = p.experts[e];
+    for (int64_t r = p.offsets[e]; r < p.offsets[e + 1]; ++r) {
+      Linear({.x = p.scratch + r * w.gate.n,
+              .w = w.down,
+              .bias = w.down_bias,
+              .y = p.out + r * p.ldo,
+              .m = 1});
     }
   }
 }

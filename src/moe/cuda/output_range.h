@@ -1,0 +1,18 @@
+// A part of the outputs that combine returns.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+namespace switchyard::cuda {
+
+// The outputs that one part of combine sends: those at positions [begin, end). Bounds that only the
+// device knows are read there, if their pointer is set.
+struct OutputRange {
+  int32_t begin = 0, end = std::numeric_limits<int32_t>::max();
+  const int32_t* begin_on_device = nullptr;
+  const int32_t* end_on_device = nullptr;
+  bool last = true;  // of the batch
+};
+
+}  // namespace switchyard::cuda
