@@ -7,16 +7,15 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "server/anthropic/messages.h"
 #include "server/front/test_service.h"
-#include "server/http/test_client.h"
 #include "server/native/native.h"
 #include "server/openai/openai.h"
+#include "server/openai/test_requests.h"
 
 namespace switchyard {
 
@@ -84,12 +83,7 @@ class AnsweringServer {
   }
 
   std::string Post(const std::string& path, const Json& body, int status = 200) {
-    http::TestClient client(server_.port());
-    client.Post(path, body.dump());
-    const auto response = client.Read();
-    if (!response) return "no response";
-    EXPECT_EQ(response->status, status) << response->body;
-    return response->body;
+    return PostJson(server_.port(), path, body, status);
   }
 
   Json Ask(const std::string& path, const Json& body, int status = 200) {
@@ -99,12 +93,7 @@ class AnsweringServer {
   // The data of all events of a stream, without [DONE].
   std::vector<Json> Stream(const std::string& path, Json body) {
     body["stream"] = true;
-    std::istringstream lines(Post(path, body));
-    std::vector<Json> events;
-    for (std::string line; std::getline(lines, line);) {
-      if (line.starts_with("data: {")) events.push_back(Json::parse(line.substr(6)));
-    }
-    return events;
+    return EventsOf(Post(path, body));
   }
 
   TestService& world() { return world_; }

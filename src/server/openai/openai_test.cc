@@ -6,13 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "server/front/test_service.h"
-#include "server/http/test_client.h"
 #include "server/native/native.h"
+#include "server/openai/test_requests.h"
 
 namespace switchyard::openai {
 namespace {
@@ -36,12 +35,7 @@ class OpenAiTest : public testing::Test {
   }
 
   std::string Post(const std::string& path, const Json& body, int status = 200) {
-    http::TestClient client(server_.port());
-    client.Post(path, body.dump());
-    const auto response = client.Read();
-    if (!response) return "no response";
-    EXPECT_EQ(response->status, status) << response->body;
-    return response->body;
+    return PostJson(server_.port(), path, body, status);
   }
 
   Json Ask(const std::string& path, const Json& body, int status = 200) {
@@ -51,12 +45,7 @@ class OpenAiTest : public testing::Test {
   // The events of a stream, without the last one, [DONE].
   std::vector<Json> Stream(const std::string& path, Json body) {
     body["stream"] = true;
-    std::istringstream lines(Post(path, body));
-    std::vector<Json> events;
-    for (std::string line; std::getline(lines, line);) {
-      if (line.starts_with("data: {")) events.push_back(Json::parse(line.substr(6)));
-    }
-    return events;
+    return EventsOf(Post(path, body));
   }
 
   std::string ContentOf(const Json& body) {
