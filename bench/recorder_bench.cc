@@ -88,12 +88,12 @@ class Timed : public RoutingObserver {
   void OnPlacement(int layer, const ExpertPlacement& placement) override {
     recorder_.OnPlacement(layer, placement);
   }
-  void OnRoute(int layer, const RoutedTokens& tokens) override {
-    Time([&] { recorder_.OnRoute(layer, tokens); });
+  void OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) override {
+    Time([&] { recorder_.OnRoute(pass, layer, tokens); });
   }
   bool wants_dispatch() const override { return recorder_.wants_dispatch(); }
-  void OnDispatch(int layer, const GroupedRows& rows) override {
-    Time([&] { recorder_.OnDispatch(layer, rows); });
+  void OnDispatch(uint64_t pass, int layer, const GroupedRows& rows) override {
+    Time([&] { recorder_.OnDispatch(pass, layer, rows); });
   }
   template <typename F>
   void Time(const F& f) {
@@ -143,16 +143,17 @@ void RunRank(int64_t tokens, RankComm& comm, ThreadPool& pool) {
     Timed* timer = variant == 0 ? nullptr : timed[variant - 1].get();
     runtime->Observe(timer);
     comm.tp->Barrier("bench");
+    ++state->pass;
     const auto begin = Clock::now();
     if (timer) {
       timer->seconds = 0;
-      timer->Time([&] { recorder->BeginPass(tokens); });
+      timer->Time([&] { recorder->BeginPass(state->pass, tokens); });
     }
     for (const MoeLayer& layer : layers) {
       layer.Forward(*state, hidden.data() + first * kHidden, {groups, groups}, out.data());
       first = (first + tokens) % kRows;
     }
-    if (timer) timer->Time([&] { recorder->EndPass({positions, rows, ids}); });
+    if (timer) timer->Time([&] { recorder->EndPass(state->pass, {positions, rows, ids}); });
     return std::pair(SecondsSince(begin), timer ? timer->seconds : 0.0);
   };
 

@@ -20,7 +20,8 @@
 
 #include "comm/device/communicator.h"
 #include "core/command_line.h"
-#include "train/exchange/delayed_exchange.h"
+#include "train/exchange/delayed_dispatcher.h"
+#include "train/exchange/expert_exchange.h"
 #include "train/run/learner_links.h"
 
 namespace {
@@ -72,22 +73,23 @@ void Progress(bool synchronous, int round, int rounds) {
 
 Times Measure(const ModelConfig& config, const Shape& shape, bool synchronous) {
   const int64_t tokens = int64_t{shape.sequences} * shape.length;
-  const RowExchangeOptions options{
-      .message_bytes = MoeMessageBytes(config, kRanks, tokens, sizeof(float)),
-      .synchronous = synchronous};
+  const ExpertExchangeOptions options{.tokens = tokens, .synchronous = synchronous};
   Times times(std::size(kWays), std::vector<std::vector<double>>(std::size(kDelays)));
   const size_t bytes = LayoutRanks::BytesPerRank(kLayout) + 4096;
   const auto sums = SharedArena::Create(kRanks, bytes);
   RunRankThreads(
-      kRanks, bytes + RowExchangeBytes(kRanks, options),
+      kRanks, bytes + ExpertExchange::BytesPerRank(kRanks, config, options),
       [&](int rank, const std::shared_ptr<SharedArena>& arena) {
         const auto ranks = LayoutRanks::Create(arena, kLayout, rank);
         ExchangeDelay delay{.synchronous = synchronous};
-        const auto exchange = MakeDelayedExchange(
-            MakeRowExchange(*ranks->memory, ranks->place.EpGroup(), options), delay);
-        const LearnerLinks late(*ranks, 0), early(*ranks, 0, {}, sums);
         ThreadPool pool(1);
-        Model<float> model(config, {}, ranks->layer_ranks(*exchange), pool);
+        const ExpertExchange exchange(*ranks->memory, ranks->place.EpGroup(), config, options,
+                                      pool);
+        ExpertRanks experts = exchange.ranks();
+        DelayedDispatcher delayed(*experts.dispatcher, delay);
+        experts.dispatcher = &delayed;
+        const LearnerLinks late(*ranks, 0), early(*ranks, 0, {}, sums);
+        Model<float> model(config, {}, ranks->layer_ranks(experts), pool);
         model.Initialise(1, 0.02);
         std::vector<std::unique_ptr<Learner>> learners;
         for (const Way& way : kWays) {

@@ -125,9 +125,8 @@ void Run(const Options& options) {
   const std::string json((std::istreambuf_iterator<char>(file)), {});
   const ModelConfig config = ParseModelConfig(json);
   ThreadPool pool(options.threads);
-  const auto exchange = MakeLocalExchange();
   Model<float> model(
-      config, {.mtp_layers = options.mtp}, {.exchange = exchange.get()}, pool, {},
+      config, {.mtp_layers = options.mtp}, {}, pool, {},
       options.compute_dtype == "bfloat16" ? ProductDtype::kBFloat16 : ProductDtype::kFloat32);
   model.Initialise(1, 0.02);
   size_t count = 0;

@@ -41,6 +41,7 @@ struct EngineConfig {
   bool disable_overlap_schedule = false;  // --disable-overlap-schedule
   bool two_batch_overlap = false;         // --enable-two-batch-overlap
   double tbo_threshold = 0.48;            // --tbo-token-distribution-threshold
+  int32_t tbo_min_tokens = -1;            // --tbo-min-tokens; −1: set for the device
   // The backends that the MoE flags select from; null: the built-in ones. Not serialized, because
   // each rank process has its own.
   std::shared_ptr<const MoeBackends> backends;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -37,25 +38,48 @@ class FakeForward : public ForwardFunction {
   int64_t vocab_size() const override { return options_.vocab; }
   bool draws() const override { return options_.launches; }
   bool launches() const override { return options_.launches; }
+  bool launches_together() const override { return together; }
   std::span<const int32_t> drawn() const override { return drawn_; }
 
   void Launch(const ForwardBatch& batch) override {
     EXPECT_EQ(batch.draws.size(), batch.logit_rows.size());
     EXPECT_FALSE(batch.routed_experts);
-    Forward(batch);
-    pending_.push_back(drawn_);
+    Compute(batch);
+    pending_.push_back({batch.pass, drawn_});
     EXPECT_LE(pending_.size(), 2u);
     ++launched;
   }
   std::span<const int32_t> Collect() override {
     EXPECT_FALSE(pending_.empty());
-    collected_ = pending_.front();
+    collected_ = pending_.front().drawn;
     pending_.pop_front();
     return collected_;
   }
+  void AbortPass(uint64_t pass) override {
+    if (pass == running_) {
+      aborted_ = true;
+      return;
+    }
+    ASSERT_EQ(pending_.size(), 1u);
+    EXPECT_EQ(pending_.front().pass, pass);
+    pending_.pop_front();
+  }
+  bool aborted() const override { return aborted_; }
 
   std::span<const float> Forward(const ForwardBatch& batch) override {
+    aborted_ = false;
+    running_ = batch.pass;
+    if (during) during(batch.pass);
+    running_ = 0;
+    if (!aborted_) return Compute(batch);
+    for (const int32_t slot : batch.slots) store_.at(slot) = kNothing;  // undefined rows
+    return {};
+  }
+
+  std::span<const float> Compute(const ForwardBatch& batch) {
     CheckShape(batch);
+    EXPECT_GT(batch.pass, last_pass_);
+    last_pass_ = batch.pass;
     std::vector<int32_t> tokens = batch.tokens;
     for (size_t row = 0; row < batch.token_rows.size(); ++row)
       if (batch.token_rows[row] >= 0) tokens[row] = drawn_.at(batch.token_rows[row]);
@@ -107,6 +131,8 @@ class FakeForward : public ForwardFunction {
   uint64_t fingerprint = 0;  // of all batches so far
   int32_t poison = -1;       // a history that contains this token gives NaN
   std::string router_fault;  // the router fault of every sequence in a pass with NaN
+  bool together = false;     // launches_together
+  std::function<void(uint64_t pass)> during;  // called within Forward
 
  private:
   struct Entry {
@@ -181,8 +207,13 @@ class FakeForward : public ForwardFunction {
   std::vector<int32_t> routed_;
   Sampler sampler_;
   std::vector<int32_t> drawn_, collected_;
-  std::deque<std::vector<int32_t>> pending_;
-  bool poisoned_ = false;
+  struct Pending {
+    uint64_t pass;
+    std::vector<int32_t> drawn;
+  };
+  std::deque<Pending> pending_;
+  uint64_t last_pass_ = 0, running_ = 0;
+  bool poisoned_ = false, aborted_ = false;
 };
 
 }  // namespace switchyard

@@ -21,7 +21,7 @@ Cells CellsOf(const Feature& f) {
     return condition.empty() ? "yes" : condition;
   };
   const Reach& reach = f.reach;
-  return {cell(true, f.on_cpus), cell(reach.hosts, f.on_cpus),
+  return {cell(reach.cpus, f.on_cpus), cell(reach.cpus && reach.hosts, f.on_cpus),
           cell(reach.gpus && reach.one_gpu, f.on_gpus), cell(reach.gpus, f.on_gpus),
           cell(reach.gpus && reach.hosts, f.on_gpus)};
 }

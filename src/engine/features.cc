@@ -68,11 +68,12 @@ Feature Setting(Section section, const char* flag, Field<T> field, T example, Re
           .request = [=](EngineConfig& config) { field(config) = example; }};
 }
 
-// "with `deepep` or `mooncake`": the dispatchers that have an ability.
-std::string With(bool DispatcherBackend::*ability, const MoeBackends& backends, bool gpus) {
+// "with `deepep` or `mooncake`": the exchanges that have an ability.
+template <typename Backend>
+std::string With(const Registry<Backend>& exchanges, bool Backend::*ability) {
   std::vector<std::string> names;
-  for (const auto& [name, backend] : backends.dispatchers.all())
-    if (backend.*ability && (backend.gpus || !gpus)) names.push_back(fmt::format("`{}`", name));
+  for (const auto& [name, backend] : exchanges.all())
+    if (backend.*ability) names.push_back(fmt::format("`{}`", name));
   return fmt::format("with {}", Joined(names, " or "));
 }
 
@@ -86,10 +87,18 @@ void AddExchange(const MoeBackends& backends, std::vector<Feature>& all) {
         kExchange, "--moe-a2a-backend", name,
         [](EngineConfig& c) -> std::string& { return c.moe.a2a_backend; }, reach));
   };
+  const auto on_gpus = [&](const std::string& name) {
+    return backends.gpus.exchanges.FindIf(name) != nullptr;
+  };
   for (const auto& [name, b] : backends.dispatchers.all())
-    backend(name, {.gpus = b.gpus, .hosts = b.hosts});
+    backend(name, {.gpus = on_gpus(name), .hosts = b.hosts});
   for (const auto& [name, b] : backends.fused.all())
-    backend(name, {.gpus = b.gpus, .hosts = b.hosts});
+    backend(name, {.gpus = on_gpus(name), .hosts = b.hosts});
+  for (const auto& entry : backends.gpus.exchanges.all()) {
+    const std::string& name = entry.first;
+    if (!backends.dispatchers.FindIf(name) && !backends.fused.FindIf(name))
+      backend(name, {.cpus = false});
+  }
   choices("--deepep-mode", [](EngineConfig& c) -> std::string& { return c.moe.deepep_mode; },
           {"normal", "low_latency", "auto"});
   choices("--deepep-dispatcher-output-dtype",
@@ -97,16 +106,16 @@ void AddExchange(const MoeBackends& backends, std::vector<Feature>& all) {
           {"auto", "bf16", "fp8"});
   choices("--moe-combine-rows", [](EngineConfig& c) -> std::string& { return c.moe.combine_rows; },
           {"slot", "rank"});
-  all.back().on_cpus = With(&DispatcherBackend::combines_by_rank, backends, false);
-  all.back().on_gpus = With(&DispatcherBackend::combines_by_rank, backends, true);
+  all.back().on_cpus = With(backends.dispatchers, &DispatcherBackend::combines_by_rank);
+  all.back().on_gpus = With(backends.gpus.exchanges, &cuda::GpuExchangeBackend::combines_by_rank);
   all.back().request = [](EngineConfig& c) {
     c.moe.a2a_backend = "deepep";
     c.moe.combine_rows = "rank";
   };
-  all.push_back(Setting<bool>(kExchange, "--enable-deepep-waterfill",
-                              [](EngineConfig& c) -> bool& { return c.moe.waterfill; }, true,
-                              {.gpus = kWaterfillOnGpus}));
-  all.back().on_cpus = "not with `none`";
+  all.push_back(Setting<bool>(
+      kExchange, "--enable-deepep-waterfill",
+      [](EngineConfig& c) -> bool& { return c.moe.waterfill; }, true));
+  all.back().on_cpus = all.back().on_gpus = "not with `none`";
   all.back().request = [](EngineConfig& c) {
     c.moe.a2a_backend = "deepep";
     c.moe.waterfill = true;
@@ -114,10 +123,11 @@ void AddExchange(const MoeBackends& backends, std::vector<Feature>& all) {
   all.push_back(Setting<bool>(
       kExchange, "--enable-single-batch-overlap",
       [](EngineConfig& c) -> bool& { return c.moe.single_batch_overlap; }, true));
-  all.back().on_cpus = fmt::format("{}, else without effect",
-                                   With(&DispatcherBackend::combines_in_parts, backends, false));
-  all.back().on_gpus = fmt::format("{} on one host, else without effect",
-                                   With(&DispatcherBackend::combines_in_parts, backends, true));
+  all.back().on_cpus = fmt::format(
+      "{}, else without effect", With(backends.dispatchers, &DispatcherBackend::combines_in_parts));
+  all.back().on_gpus =
+      fmt::format("{} on one host, else without effect",
+                  With(backends.gpus.exchanges, &cuda::GpuExchangeBackend::combines_in_parts));
   all.back().request = [](EngineConfig& c) {
     c.moe.a2a_backend = "deepep";
     c.moe.single_batch_overlap = true;
@@ -125,12 +135,15 @@ void AddExchange(const MoeBackends& backends, std::vector<Feature>& all) {
 }
 
 void AddExperts(const MoeBackends& backends, std::vector<Feature>& all) {
-  for (const auto& [name, backend] : backends.runners.all()) {
-    all.push_back(Choice(kExperts, "--moe-runner-backend", name,
-                         [](EngineConfig& c) -> std::string& { return c.moe.runner_backend; },
-                         {.gpus = backend.gpus}));
-    all.back().on_gpus = "accepted, without effect";
-  }
+  const auto runner = [&](const std::string& name, Reach reach) {
+    all.push_back(Choice(
+        kExperts, "--moe-runner-backend", name,
+        [](EngineConfig& c) -> std::string& { return c.moe.runner_backend; }, reach));
+  };
+  for (const auto& entry : backends.runners.all())
+    runner(entry.first, {.gpus = backends.gpus.runners.FindIf(entry.first) != nullptr});
+  for (const auto& entry : backends.gpus.runners.all())
+    if (!backends.runners.FindIf(entry.first)) runner(entry.first, {.cpus = false});
   const auto limit = [&](const char* what, int most) {
     all.push_back(
         {.section = kExperts.name, .flag = what, .on_gpus = fmt::format("up to {}", most)});
@@ -238,7 +251,7 @@ void AddServing(std::vector<Feature>& all) {
 }
 
 bool Works(const Reach& reach, RankPlaces places) {
-  return (reach.gpus || !places.gpus) && (reach.hosts || !places.several_hosts);
+  return (places.gpus ? reach.gpus : reach.cpus) && (reach.hosts || !places.several_hosts);
 }
 
 [[noreturn]] void Refuse(const Feature& feature, const std::vector<Feature>& all,
@@ -247,13 +260,14 @@ bool Works(const Reach& reach, RankPlaces places) {
   for (const Feature& other : all)
     if (other.flag == feature.flag && !other.value.empty() && Works(other.reach, places))
       others.push_back(other.value);
-  const bool by_device = places.gpus && !feature.reach.gpus;
-  std::string want = by_device ? "--device cpu" : "one host";
+  const bool by_device = places.gpus ? !feature.reach.gpus : !feature.reach.cpus;
+  const char* const device = places.gpus ? "cpu" : "cuda";
+  std::string want = by_device ? fmt::format("--device {}", device) : "one host";
   if (!others.empty())
     want = fmt::format("{}, or {} {}", want, feature.flag, Joined(others, " | "));
+  const char* const where = !by_device ? "one host" : places.gpus ? "CPUs" : "GPUs";
   throw Invalid("{}{}{}: supported on {} only; want {}", feature.flag,
-                feature.value.empty() ? "" : " ", feature.value, by_device ? "CPUs" : "one host",
-                want);
+                feature.value.empty() ? "" : " ", feature.value, where, want);
 }
 
 }  // namespace

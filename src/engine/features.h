@@ -10,11 +10,12 @@
 
 namespace switchyard {
 
-// Where a feature works. Every feature works on CPU ranks of one host.
+// Where a feature works.
 struct Reach {
   bool gpus = true;     // ranks on GPUs
   bool hosts = true;    // ranks on several hosts
   bool one_gpu = true;  // false: needs several ranks, and each rank takes a GPU
+  bool cpus = true;     // ranks on CPUs; false only for a program's own backend
 };
 
 // Where the ranks of an engine compute.

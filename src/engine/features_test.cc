@@ -134,6 +134,23 @@ TEST(FeaturesTest, BackendsOfAProgramAreOnCpus) {
               HasSubstr("| `--moe-runner-backend` `mine` | yes | yes | no | no | no |\n"));
 }
 
+TEST(FeaturesTest, BackendsOfAProgramMayBeOnGpusOnly) {
+  EngineConfig config = TwoRanks();
+  MoeBackends backends = BuiltinMoeBackends();
+  backends.gpus.runners.Add("mine", backends.gpus.runners.Find("grouped_mlp"));
+  backends.gpus.exchanges.Add("mine", backends.gpus.exchanges.Find("deepep"));
+  config.backends = std::make_shared<MoeBackends>(backends);
+  config.moe.runner_backend = "mine";
+  EXPECT_EQ(ErrorOf([&] { CheckFeatures(config, ReadModelConfig(config), {.gpus = true}); }), "");
+  EXPECT_THAT(ErrorOf([&] { MakePlan(config); }),
+              HasSubstr("--moe-runner-backend mine: supported on GPUs only; want --device cuda, or "
+                        "--moe-runner-backend grouped_mlp | masked_mlp"));
+  const std::string table = FeatureTable(EngineFeatures(&backends));
+  EXPECT_THAT(table,
+              AllOf(HasSubstr("| `--moe-runner-backend` `mine` | no | no | yes | yes | yes |\n"),
+                    HasSubstr("| `--moe-a2a-backend` `mine` | no | no | yes | yes | yes |\n")));
+}
+
 TEST(FeatureTableTest, ValuesWithEqualCellsShareARow) {
   const std::string text = FeatureTable(
       {{.section = "A", .flag = "--x", .value = "1"},
@@ -151,10 +168,12 @@ TEST(FeatureTableTest, ValuesWithEqualCellsShareARow) {
 
 TEST(FeatureTableTest, HasTheFactsOfTheCode) {
   const std::string text = FeatureTable(EngineFeatures());
-  EXPECT_THAT(text, AllOf(HasSubstr("`--moe-a2a-backend` `deepep`, `none` | yes | yes | yes"),
-                          HasSubstr("`mooncake` | yes | no | no | no | no |"),
-                          HasSubstr("`float16` | yes | yes | as bfloat16"),
-                          HasSubstr("mxfp4, nvfp4 | yes | yes | as bfloat16; experts packed")));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("`--moe-a2a-backend` `deepep`, `flashinfer`, `none`, `fused` | yes | "
+                              "yes | yes"),
+                    HasSubstr("`mooncake` | yes | no | yes | yes | no |"),
+                    HasSubstr("`float16` | yes | yes | as bfloat16"),
+                    HasSubstr("mxfp4, nvfp4 | yes | yes | as bfloat16; experts packed")));
 }
 
 }  // namespace

@@ -6,13 +6,59 @@
 
 namespace switchyard {
 
-std::span<const float> ModelForward::Forward(const ForwardBatch& batch) {
+void ModelForward::BeginPass(const ForwardBatch& batch) {
   if (eplb_) eplb_->BeginPass();
-  if (recorder_) recorder_->BeginPass(batch.num_tokens());
+  if (recorder_) recorder_->BeginPass(batch.pass, batch.num_tokens());
+  if (!eplb_ && !recorder_) return;
+  OpenPass& pass = open_.emplace_back(OpenPass{.number = batch.pass});
+  if (!recorder_) return;
+  pass.positions = batch.positions;
+  pass.request_ids = batch.request_ids;
+  for (const auto& sequence : batch.sequences) pass.sequence_rows.push_back(sequence.rows);
+}
+
+void ModelForward::EndPasses(uint64_t last) {
+  for (; !open_.empty() && open_.front().number <= last; open_.pop_front()) {
+    const OpenPass& pass = open_.front();
+    if (recorder_)
+      recorder_->EndPass(pass.number, {pass.positions, pass.sequence_rows, pass.request_ids});
+    if (eplb_) eplb_->EndPass(pass.number);
+  }
+}
+
+void ModelForward::DropPass(uint64_t number) {
+  if (recorder_) recorder_->AbortPass(number);
+  if (eplb_) eplb_->AbortPass(number);
+  std::erase_if(open_, [&](const OpenPass& pass) { return pass.number == number; });
+}
+
+// Passes that were launched before have ended too.
+std::span<const float> ModelForward::Forward(const ForwardBatch& batch) {
+  BeginPass(batch);
   const std::span<const float> logits = model_.Forward(batch, kv_);
-  if (recorder_) EndPass(batch);
-  if (eplb_) eplb_->EndPass();
+  if (model_.aborted()) DropPass(batch.pass);
+  EndPasses(batch.pass);
   return logits;
+}
+
+void ModelForward::Launch(const ForwardBatch& batch) {
+  BeginPass(batch);
+  model_.Launch(batch, kv_);
+  launched_.push_back(batch.pass);
+}
+
+std::span<const int32_t> ModelForward::Collect() {
+  const std::span<const int32_t> tokens = model_.Collect();
+  EndPasses(launched_.front());
+  launched_.pop_front();
+  return tokens;
+}
+
+void ModelForward::AbortPass(uint64_t pass) {
+  if (launched_.empty() || launched_.front() != pass) return model_.AbortPass(pass);
+  model_.Collect();
+  launched_.pop_front();
+  DropPass(pass);
 }
 
 int64_t ModelForward::routed_width() const {
@@ -39,12 +85,6 @@ std::vector<std::string> ModelForward::RouterFaults(const ForwardBatch& batch) {
           LayerOfFault(first), ExpertOfFault(first));
   }
   return words;
-}
-
-void ModelForward::EndPass(const ForwardBatch& batch) {
-  sequence_rows_.clear();
-  for (const auto& sequence : batch.sequences) sequence_rows_.push_back(sequence.rows);
-  recorder_->EndPass({batch.positions, sequence_rows_, batch.request_ids});
 }
 
 }  // namespace switchyard

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,7 +14,9 @@
 namespace switchyard {
 
 // One per rank, used by the rank's thread; borrows all arguments. With an EplbManager or a
-// recorder, all ranks must run the same passes in the same order.
+// recorder, all ranks must run the same passes in the same order, and launch the same ones. Both
+// count a launched pass when it is collected. The manager may switch the placement before a pass is
+// launched, while the previous one is in flight: the device runs them one after the other.
 class ModelForward : public ForwardFunction {
  public:
   ModelForward(Model& model, KvStorage& kv, const ExpertServices& experts)
@@ -23,21 +26,35 @@ class ModelForward : public ForwardFunction {
   int64_t vocab_size() const override { return model_.config().vocab_size; }
   bool draws() const override { return model_.draws(); }
   std::span<const int32_t> drawn() const override { return model_.drawn(); }
-  bool launches() const override { return model_.draws() && !recorder_ && !eplb_; }
-  void Launch(const ForwardBatch& batch) override { model_.Launch(batch, kv_); }
-  std::span<const int32_t> Collect() override { return model_.Collect(); }
+  void AbortPass(uint64_t pass) override;
+  bool aborted() const override { return model_.aborted(); }
+  bool launches() const override { return model_.draws(); }
+  bool launches_together() const override { return recorder_ || eplb_; }
+  void Launch(const ForwardBatch& batch) override;
+  std::span<const int32_t> Collect() override;
   std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }
   int64_t routed_width() const override;
   std::vector<std::string> RouterFaults(const ForwardBatch& batch) override;
 
  private:
-  void EndPass(const ForwardBatch& batch);
+  // A pass whose routing has not been counted yet.
+  struct OpenPass {
+    uint64_t number = 0;
+    std::vector<int32_t> positions, sequence_rows;  // of PassTokens
+    std::vector<uint64_t> request_ids;
+  };
+  void BeginPass(const ForwardBatch& batch);
+  // Counts the passes up to number `last`.
+  void EndPasses(uint64_t last);
+  // Ends the last pass, or a launched one, without counting it.
+  void DropPass(uint64_t number);
 
   Model& model_;
   KvStorage& kv_;
-  ExpertRecorder* const recorder_;      // or null
-  EplbManager* const eplb_;             // or null
-  std::vector<int32_t> sequence_rows_;  // [sequences]
+  ExpertRecorder* const recorder_;  // or null
+  EplbManager* const eplb_;         // or null
+  std::deque<OpenPass> open_;       // oldest first; empty without recorder and manager
+  std::deque<uint64_t> launched_;   // numbers of the passes to collect
 };
 
 }  // namespace switchyard

@@ -362,6 +362,16 @@ std::string InitialPlanner(const EngineConfig& config, const EnginePlan& plan) {
                     config.mesh.ep);
 }
 
+// Two micro-batches read the weights of the experts twice. On a GPU that costs as much as the
+// products, unless each expert has many rows.
+int64_t MinTokensOfTwoBatches(const EngineConfig& config, const EnginePlan& plan) {
+  constexpr int64_t kRowsPerExpert = 256;
+  if (config.tbo_min_tokens >= 0) return config.tbo_min_tokens;
+  if (!plan.cuda || !plan.model.moe) return 2;
+  const RouterConfig& router = plan.model.moe->router;
+  return 2 * kRowsPerExpert * router.num_experts / router.top_k;
+}
+
 }  // namespace
 
 ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan, int rank) {
@@ -375,6 +385,7 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .movable_layers = config.eplb.layers_per_chunk,
                        .two_batch_overlap = config.two_batch_overlap,
                        .tbo_threshold = config.tbo_threshold,
+                       .tbo_min_tokens = MinTokensOfTwoBatches(config, plan),
                        .eplb_algorithm = InitialPlanner(config, plan),
                        .page_size = config.page_size};
   options.moe.nodes = NumExpertNodes(config, plan);

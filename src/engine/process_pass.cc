@@ -32,7 +32,25 @@ void RankEngine::Impl::AdvanceLaunched() {
     sequence.complete = sequence.output_length() >= sequence.request.sampling.max_new_tokens ||
                         sequence.length() >= max_length;
   }
-  launched = std::exchange(parts, {});
+  launched = {batch.pass, std::exchange(parts, {})};
+}
+
+void RankEngine::Impl::RevertLaunched() {
+  CHECK(plan.empty());  // no later pass is planned
+  const LaunchedPass pass = *std::exchange(launched, std::nullopt);
+  if (!pass.parts.empty()) --counters.steps;
+  for (const Part& part : pass.parts) {
+    if (!part.decoding) counters.prefill_tokens -= part.rows;
+    const auto entry = table.find(part.id);
+    if (entry == table.end()) continue;  // aborted
+    Sequence& sequence = entry->second;
+    CHECK_EQ(sequence.computed, part.end);
+    sequence.computed = part.end - part.rows;
+    if (part.logit_rows == 0) continue;
+    sequence.tokens.pop_back();
+    --sequence.unknown;
+    sequence.complete = false;
+  }
 }
 
 void RankEngine::Impl::ProcessLaunched(std::span<const Part> pass) {

@@ -154,10 +154,12 @@ StepCounts RankEngine::Impl::Plan() {
                      .logit_rows = static_cast<size_t>(sequence.LogitRows(part.rows).size()),
                      .decoding = sequence.decoding()});
   }
+  RequestDeviceSampling();
   return {.tokens = batch.num_tokens(),
           .decode_tokens = batch.decode_tokens,
           .logit_rows = std::ssize(batch.logit_rows),
-          .routed_experts = batch.routed_experts ? 1 : 0};
+          .routed_experts = batch.routed_experts ? 1 : 0,
+          .host_logits = NeedsLogits() ? 1 : 0};
 }
 
 void RankEngine::Impl::SetGroups(std::span<const StepCounts> groups) {
@@ -180,18 +182,27 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
   const bool others =
       std::ranges::any_of(groups, [](const StepCounts& group) { return group.tokens > 0; });
   const bool runs = others || !plan.empty();
-  std::optional<std::vector<Part>> previous = std::exchange(launched, std::nullopt);
-  if (runs) RequestDeviceSampling();
-  const bool launches = runs && CanLaunch();
+  const bool launches = runs && CanLaunch(groups);
+  bool aborted = false;
   std::span<const float> logits;
-  if (launches) {
-    Launch();
-    AdvanceLaunched();
-  } else if (runs) {
-    logits = Forward();
+  std::optional<LaunchedPass> previous = std::exchange(launched, std::nullopt);
+  try {
+    if (runs) batch.pass = ++last_pass;
+    if (launches) {
+      Launch();
+    } else if (runs) {
+      logits = Forward();
+      aborted = model.aborted();
+    }
+  } catch (...) {
+    launched = std::move(previous);
+    forwards = false;
+    plan = {};
+    throw;
   }
-  if (previous) ProcessLaunched(*previous);
-  if (runs && !launches) {
+  if (launches) AdvanceLaunched();
+  if (previous) ProcessLaunched(previous->parts);
+  if (runs && !launches && !aborted) {
     const profile::Span span(options.profiler,
                              {.name = "sample", .rows = std::ssize(batch.logit_rows)});
     ProcessPass({logits, model.drawn()});
@@ -203,7 +214,10 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
 
 std::span<const float> RankEngine::Impl::Forward() {
   const profile::Span span(options.profiler, {.name = "forward", .rows = batch.num_tokens()});
-  return model.Forward(batch);
+  forwards = true;
+  const std::span<const float> logits = model.Forward(batch);
+  forwards = false;
+  return logits;
 }
 
 void RankEngine::Impl::Launch() {
@@ -239,9 +253,14 @@ void RankEngine::Impl::RequestDeviceSampling() {
   }
 }
 
-bool RankEngine::Impl::CanLaunch() const {
-  return options.overlap_schedule && model.launches() && !batch.routed_experts &&
-         batch.draws.size() == batch.logit_rows.size();
+bool RankEngine::Impl::NeedsLogits() const {
+  return batch.routed_experts || batch.draws.size() != batch.logit_rows.size();
+}
+
+bool RankEngine::Impl::CanLaunch(std::span<const StepCounts> groups) const {
+  if (!options.overlap_schedule || !model.launches() || NeedsLogits()) return false;
+  return !model.launches_together() ||
+         std::ranges::none_of(groups, [](const StepCounts& group) { return group.host_logits; });
 }
 
 EngineStats RankEngine::Impl::Stats() const {
@@ -290,6 +309,23 @@ std::optional<PrefillPace> RankEngine::prefill_pace() const {
 }
 
 bool RankEngine::launched() const { return impl_->launched.has_value(); }
+uint64_t RankEngine::last_pass() const { return impl_->last_pass; }
+
+StepOutputs RankEngine::Collect() {
+  CHECK(impl_->plan.empty());
+  if (const auto pass = std::exchange(impl_->launched, std::nullopt))
+    impl_->ProcessLaunched(pass->parts);
+  return {std::exchange(impl_->answers, {})};
+}
+
+bool RankEngine::AbortPass(uint64_t pass) {
+  const bool forwards = impl_->forwards && pass == impl_->last_pass;
+  const bool launched = !impl_->forwards && impl_->launched && impl_->launched->pass == pass;
+  if (!forwards && !launched) return false;
+  impl_->model.AbortPass(pass);
+  if (launched) impl_->RevertLaunched();
+  return true;
+}
 bool RankEngine::HasWork() const { return impl_->HasWork(); }
 StepCounts RankEngine::Plan() { return impl_->Plan(); }
 StepOutputs RankEngine::Run(std::span<const StepCounts> groups) { return impl_->Run(groups); }

@@ -20,14 +20,21 @@ namespace switchyard {
 class ForwardFunction {
  public:
   virtual ~ForwardFunction() = default;
-  // Logits [batch.logit_rows, vocab]; valid until the next call.
+  // Logits [batch.logit_rows, vocab]; valid until the next call. None if the pass was aborted.
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
+  // Aborts a pass by ForwardBatch::pass: the one that Forward runs (Model::AbortPass), or the only
+  // launched one, which is waited for. Its results are discarded.
+  virtual void AbortPass(uint64_t /*pass*/) {}
+  virtual bool aborted() const { return false; }  // whether the last Forward's pass was aborted
   virtual int64_t vocab_size() const = 0;
   // Whether the model draws tokens itself for a batch with `draws` (Model::draws).
   virtual bool draws() const { return false; }
   virtual std::span<const int32_t> drawn() const { return {}; }
   // Whether passes can be launched. Then a batch may have ForwardBatch::token_rows.
   virtual bool launches() const { return false; }
+  // Whether all attention groups must launch a pass or none, because their ranks exchange data when
+  // it ends.
+  virtual bool launches_together() const { return false; }
   // Model::Launch and Model::Collect: a launched pass overlaps the planning of the next pass.
   virtual void Launch(const ForwardBatch&) {}
   virtual std::span<const int32_t> Collect() { return {}; }
@@ -45,6 +52,7 @@ class ForwardFunction {
 struct StepCounts {
   int64_t tokens = 0, decode_tokens = 0, logit_rows = 0;
   int64_t routed_experts = 0;  // 1 if requested
+  int64_t host_logits = 0;     // 1 if the batch needs its logits on the host, so it is not launched
 };
 
 // Maximum logit rows of one pass with prompt logprobs: 256 MiB of float32. A pass may have more
@@ -95,10 +103,21 @@ class RankEngine {
   // groups, this one included; empty: there is a single group. The model runs if any group has
   // tokens. With an overlapped schedule, a batch whose tokens the model draws is only launched. Its
   // outputs are returned by the next Run, which launches its own batch first. So the host plans,
-  // and sends outputs, while the device computes (NanoFlow; SGLang's overlap scheduler).
+  // and sends outputs, while the device computes (NanoFlow; SGLang's overlap scheduler). If the
+  // model throws, the engine is as before Plan, except that pages may be allocated.
   StepOutputs Run(std::span<const StepCounts> groups = {});
   // Whether outputs of a launched batch have not been returned yet.
   bool launched() const;
+  // Between two steps: ends the launched batch, if there is one, and returns its outputs.
+  StepOutputs Collect();
+  // The number of the last pass (ForwardBatch::pass), the same on all ranks; 0 before the first
+  // one.
+  uint64_t last_pass() const;
+  // Aborts a pass by its number, on every rank of the world at the same time. Either a launched
+  // pass, between two steps; or the pass that Run runs, from within the model, before the same
+  // operation. The pass gives no tokens. Its rows are planned again in a later step with the same
+  // results, under a new number. Returns false if the pass is not in flight.
+  bool AbortPass(uint64_t pass);
   // The limiter of prompt rows in steps with decoding requests. nullopt if there is no target time
   // or no chunk size.
   std::optional<PrefillPace> prefill_pace() const;

@@ -49,10 +49,14 @@ struct RankEngine::Impl {
     size_t logit_rows = 0;
     bool decoding = false;
   };
+  // Whether the planned batch needs its logits on the host.
+  bool NeedsLogits() const;
   // Whether the next pass can be planned before the planned pass ends.
-  bool CanLaunch() const;
+  bool CanLaunch(std::span<const StepCounts> groups) const;
   // Advances the sequences of the planned batch as far as possible while its tokens are unknown.
   void AdvanceLaunched();
+  // Undoes AdvanceLaunched.
+  void RevertLaunched();
   // Processes the tokens that a launched pass has drawn.
   void ProcessLaunched(std::span<const Part> launched);
   void ProcessDrawn(Sequence& sequence, const Part& part, int32_t token);
@@ -89,8 +93,14 @@ struct RankEngine::Impl {
   std::vector<RequestOutput> answers;   // returned at the end of the next step
   std::span<const ScheduledRows> plan;  // the scheduler's, valid between Plan and Run
   std::vector<Part> parts;              // of the planned batch
-  // The parts of the last launched pass, until its tokens are collected.
-  std::optional<std::vector<Part>> launched;
+  // The last launched pass, until its tokens are collected.
+  struct LaunchedPass {
+    uint64_t pass = 0;
+    std::vector<Part> parts;
+  };
+  std::optional<LaunchedPass> launched;
+  uint64_t last_pass = 0;           // the number of the last pass
+  bool forwards = false;            // whether the model runs it
   ForwardBatch batch;               // reused between steps to keep its allocations
   std::vector<std::string> faults;  // [sequences] of the last pass, or empty
   EngineStats counters;

@@ -81,6 +81,27 @@ TEST(RankEngineLaunch, PassesThatNeedLogitsFollowLaunchedOnes) {
   EXPECT_TRUE(SameLogprobs(rig.seen[2].output_logprobs, Alone(with).output_logprobs));
 }
 
+// As with a recorder, whose ranks exchange counts when a pass ends.
+TEST(RankEngineLaunch, AGroupMayHaveToWaitForTheLogitsOfAnother) {
+  for (const bool together : {false, true}) {
+    for (const int64_t others_need : {0, 1}) {
+      Rig rig = Launching();
+      rig.model.together = together;
+      rig.Tell({Greedy(1, Count(6), 3)});
+      const StepCounts mine = rig.engine.Plan();
+      EXPECT_EQ(mine.host_logits, 0);
+      const StepCounts other{.tokens = 1, .decode_tokens = 1, .host_logits = others_need};
+      rig.engine.Run(std::vector{mine, other});
+      EXPECT_EQ(rig.engine.launched(), !together || others_need == 0);
+    }
+  }
+  Rig rig = Launching();
+  EngineRequest with = Greedy(2, Count(9, 3), 5);
+  with.logprob = {.enabled = true};
+  rig.Tell({with});
+  EXPECT_EQ(rig.engine.Plan().host_logits, 1);
+}
+
 TEST(RankEngineLaunch, LogitsThatAreNotFiniteEndTheirRequestOnly) {
   for (const char* fault : {"", "the router of layer 3 gave expert 7 a score that is not finite"}) {
     Rig rig = Launching();

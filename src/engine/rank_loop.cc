@@ -204,6 +204,16 @@ std::vector<EngineMessage> ApplyToRecorder(const std::vector<ControlMessage>& me
 
 namespace {
 
+// Whether a message needs the counts of all passes so far, or changes what is counted.
+bool NeedCounts(const std::vector<ControlMessage>& messages) {
+  return std::ranges::any_of(messages, [](const ControlMessage& message) {
+    return std::holds_alternative<RecordExperts>(message) ||
+           std::holds_alternative<GetExpertLoad>(message) ||
+           std::holds_alternative<RebalanceExperts>(message) ||
+           std::holds_alternative<GetEplb>(message);
+  });
+}
+
 // The stage of a step; nullopt: it has no forward pass.
 std::optional<profile::Stage> StageOf(std::span<const StepCounts> groups) {
   std::optional<profile::Stage> stage;
@@ -234,6 +244,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     const bool busy = groups.any_work() || (eplb && eplb->busy());
     const std::vector<ControlMessage> messages = NextMessages(busy, comm, io, timer);
     open = !HasShutdown(messages);
+    if (engine.launched() && NeedCounts(messages)) Post(engine.Collect(), groups, profiler);
     groups.Post(engine.Apply(messages));
     groups.Post(ApplyToRecorder(messages, recorder, comm.mesh.rank() == 0));
     groups.Post(ApplyToEplb(messages, eplb, comm.mesh.rank() == 0));

@@ -37,7 +37,10 @@ class CheckedForward : public ForwardFunction {
   int64_t vocab_size() const override { return model_.vocab_size(); }
   bool draws() const override { return model_.draws(); }
   std::span<const int32_t> drawn() const override { return model_.drawn(); }
+  void AbortPass(uint64_t pass) override { model_.AbortPass(pass); }
+  bool aborted() const override { return model_.aborted(); }
   bool launches() const override { return model_.launches(); }
+  bool launches_together() const override { return model_.launches_together(); }
   void Launch(const ForwardBatch& batch) override;
   std::span<const int32_t> Collect() override { return model_.Collect(); }
   std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }

@@ -21,28 +21,31 @@ void BatchReplicas::OnPlacement(int layer, const ExpertPlacement& placement) {
   state.divider.Reset(algorithm_, state.location, 0, topology_, static_cast<int>(seed_));
 }
 
-void BatchReplicas::Choose(int layer, const TopK& logical, TopK* physical) {
-  Layer& state = layers_.at(layer);
+void BatchReplicas::Choose(const RoundToChoose& round, const TopK& logical, TopK* physical) {
+  Layer& state = layers_.at(round.layer);
   physical->tokens = logical.tokens;
   physical->k = logical.k;
   physical->weights = logical.weights;
   physical->ids.resize(logical.ids.size());
   if (algorithm_ == EpDispatchAlgorithm::kDynamic || algorithm_ == EpDispatchAlgorithm::kFake) {
-    ChooseAtRandom(layer, state, logical, physical);
+    ChooseAtRandom(round, state, logical, physical);
   } else {
     Divide(state, logical, physical);
   }
-  state.tokens += logical.tokens;
 }
 
-void BatchReplicas::ChooseAtRandom(int number, Layer& layer, const TopK& logical,
-                                   TopK* physical) const {
+// The keys of a token differ between passes, so that an expert's tokens take turns.
+void BatchReplicas::ChooseAtRandom(const RoundToChoose& round, const Layer& layer,
+                                   const TopK& logical, TopK* physical) const {
+  constexpr int kTokenBits = 32;
+  const auto batch = static_cast<int64_t>(2 * round.pass + (round.micro_batch != 0 ? 1 : 0));
+  const int64_t first = (batch << kTokenBits) + round.first_token;
   for (size_t i = 0; i < logical.ids.size(); ++i) {
     const int32_t id = logical.ids[i];
     const ChoiceKey key{.seed = seed_,
-                        .layer = number,
+                        .layer = round.layer,
                         .slot = static_cast<int32_t>(i % logical.k),
-                        .token = layer.tokens + static_cast<int64_t>(i) / logical.k};
+                        .token = first + static_cast<int64_t>(i) / logical.k};
     physical->ids[i] = id < 0 ? -1
                        : algorithm_ == EpDispatchAlgorithm::kFake
                            ? FakeExpert(layer.location.num_physical(), key)

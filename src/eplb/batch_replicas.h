@@ -21,15 +21,15 @@ class BatchReplicas : public ReplicaChooser {
   BatchReplicas(EpDispatchAlgorithm algorithm, const Mesh& mesh, bool scatters);
 
   void OnPlacement(int layer, const ExpertPlacement& placement) override;
-  void Choose(int layer, const TopK& logical, TopK* physical) override;
+  void Choose(const RoundToChoose& round, const TopK& logical, TopK* physical) override;
 
  private:
   struct Layer {
     ExpertLocation location;
     BatchDivider divider;
-    int64_t tokens = 0;  // number of tokens routed so far
   };
-  void ChooseAtRandom(int number, Layer& layer, const TopK& logical, TopK* physical) const;
+  void ChooseAtRandom(const RoundToChoose& round, const Layer& layer, const TopK& logical,
+                      TopK* physical) const;
   void Divide(Layer& layer, const TopK& logical, TopK* physical);
 
   const EpDispatchAlgorithm algorithm_;

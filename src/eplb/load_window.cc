@@ -48,20 +48,35 @@ LoadWindow::LoadWindow(int layers, int experts, int ranks, const ExpertMap& map,
       world_(world),
       now_(static_cast<size_t>(layers) * (experts + ranks)) {}
 
-void LoadWindow::Add(int layer, std::span<const int32_t> logical,
+LoadWindow::Counts& LoadWindow::CountsOf(uint64_t pass) {
+  if (const auto it = open_.find(pass); it != open_.end()) return it->second;
+  if (free_.empty()) return open_.emplace(pass, Counts(now_.size(), 0)).first->second;
+  auto node = free_.extract(free_.begin());
+  node.key() = pass;
+  std::ranges::fill(node.mapped(), 0);
+  return open_.insert(std::move(node)).position->second;
+}
+
+void LoadWindow::AbortPass(uint64_t pass) {
+  if (auto node = open_.extract(pass); !node.empty()) free_.insert(std::move(node));
+}
+
+void LoadWindow::Add(uint64_t pass, int layer, std::span<const int32_t> logical,
                      std::span<const int32_t> physical) {
-  int64_t* experts = ExpertsOf(layer);
-  int64_t* ranks = RanksOf(layer);
+  Counts& counts = CountsOf(pass);
+  int64_t* experts = ExpertsOf(counts, layer);
+  int64_t* ranks = RanksOf(counts, layer);
   for (const int32_t id : logical)
     if (id >= 0) ++experts[id];
   for (const int32_t id : physical)
     if (id >= 0) ++ranks[map_.Owner(id)];
 }
 
-void LoadWindow::AddCounts(int layer, std::span<const int32_t> logical,
+void LoadWindow::AddCounts(uint64_t pass, int layer, std::span<const int32_t> logical,
                            std::span<const int32_t> physical) {
-  int64_t* experts = ExpertsOf(layer);
-  int64_t* ranks = RanksOf(layer);
+  Counts& counts = CountsOf(pass);
+  int64_t* experts = ExpertsOf(counts, layer);
+  int64_t* ranks = RanksOf(counts, layer);
   for (size_t e = 0; e < logical.size(); ++e) experts[e] += logical[e];
   for (size_t p = 0; p < physical.size(); ++p)
     ranks[map_.Owner(static_cast<int32_t>(p))] += physical[p];
@@ -69,7 +84,11 @@ void LoadWindow::AddCounts(int layer, std::span<const int32_t> logical,
 
 // Ranks' counts are summed as float32: exact below 2^24, to one part in 10^7 above, and equal on
 // all ranks.
-bool LoadWindow::EndPass() {
+bool LoadWindow::EndPass(uint64_t pass) {
+  if (const auto it = open_.find(pass); it != open_.end()) {
+    std::ranges::transform(now_, it->second, now_.begin(), std::plus<int64_t>());
+    AbortPass(pass);  // its memory is free
+  }
   if (++passes_ < passes_per_step_) return false;
   passes_ = 0;
   sums_.assign(now_.begin(), now_.end());

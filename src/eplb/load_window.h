@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <span>
 #include <vector>
@@ -27,13 +28,18 @@ class LoadWindow {
   LoadWindow(int layers, int experts, int ranks, const ExpertMap& map, int64_t passes,
              Communicator& world);
 
-  // Adds the choices of one round, as logical expert ids and as slots; −1: none.
-  void Add(int layer, std::span<const int32_t> logical, std::span<const int32_t> physical);
+  // Adds the choices of one round of a pass, as logical expert ids and as slots; −1: none. Several
+  // passes may be in flight; each counts when it ends.
+  void Add(uint64_t pass, int layer, std::span<const int32_t> logical,
+           std::span<const int32_t> physical);
   // The same from the counts of each expert and of each slot.
-  void AddCounts(int layer, std::span<const int32_t> logical, std::span<const int32_t> physical);
-  // Collective after every passes_per_step-th pass; the sums are then equal on every rank. Returns
-  // whether a step has just been completed.
-  bool EndPass();
+  void AddCounts(uint64_t pass, int layer, std::span<const int32_t> logical,
+                 std::span<const int32_t> physical);
+  // Ends a pass. Collective after every passes_per_step-th pass; the sums are then equal on every
+  // rank. Returns whether a step has just been completed.
+  bool EndPass(uint64_t pass);
+  // Discards the counts of an aborted pass.
+  void AbortPass(uint64_t pass);
   // Call when experts have moved: earlier rank loads do not apply to the new placement.
   void OnMoved() {
     balanced_since_ = steps_.size();
@@ -55,10 +61,14 @@ class LoadWindow {
   double ShapeChange() const;
 
  private:
-  // A layer's part of now_: [experts] and [EP ranks].
-  int64_t* ExpertsOf(int layer) { return now_.data() + int64_t{layer} * experts_; }
-  int64_t* RanksOf(int layer) {
-    return now_.data() + int64_t{layers_} * experts_ + int64_t{layer} * ranks_;
+  using Counts = std::vector<int64_t>;  // [layers, experts], then [layers, EP ranks]
+  // The counts of a pass in flight, and a layer's part of them: [experts] and [EP ranks].
+  Counts& CountsOf(uint64_t pass);
+  int64_t* ExpertsOf(Counts& counts, int layer) const {
+    return counts.data() + int64_t{layer} * experts_;
+  }
+  int64_t* RanksOf(Counts& counts, int layer) const {
+    return counts.data() + int64_t{layers_} * experts_ + int64_t{layer} * ranks_;
   }
   // [layers, experts] rows in the last `most` steps.
   std::vector<int64_t> Sums(int most) const;
@@ -67,9 +77,10 @@ class LoadWindow {
   const ExpertMap map_;
   const int64_t passes_per_step_;
   Communicator& world_;
-  int64_t passes_ = 0;        // in the current step
-  std::vector<int64_t> now_;  // this rank's counts: [layers, experts], then [layers, EP ranks]
-  std::vector<float> sums_;   // the same summed over ranks: scratch
+  int64_t passes_ = 0;                      // in the current step
+  Counts now_;                              // this rank's counts of these passes
+  std::vector<float> sums_;                 // the same summed over ranks: scratch
+  std::map<uint64_t, Counts> open_, free_;  // passes in flight; memory of passes that have ended
   struct Step {
     std::vector<int32_t> counts;  // [layers, experts]
     double balancedness = 1;

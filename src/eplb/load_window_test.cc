@@ -27,8 +27,8 @@ LoadWindow Window(RankComm& comm, int64_t passes) {
 
 // The same choices in all layers; slots equal expert ids.
 bool Pass(LoadWindow& window, const std::vector<int32_t>& ids) {
-  for (int layer = 0; layer < kLayers; ++layer) window.Add(layer, ids, ids);
-  return window.EndPass();
+  for (int layer = 0; layer < kLayers; ++layer) window.Add(0, layer, ids, ids);
+  return window.EndPass(0);
 }
 
 TEST(LoadWindow, SumsOverRanksAndThePassesOfAStep) {
@@ -56,14 +56,44 @@ TEST(LoadWindow, TakesCountsAsItTakesTokens) {
     LoadWindow tokens = Window(comm, LoadWindow::kSteps), counts = tokens;
     const std::vector<int32_t> logical = {0, 0, 5, -1, 7}, physical = {1, 6, 5, -1, 0};
     for (int layer = 0; layer < kLayers; ++layer) {
-      tokens.Add(layer, logical, physical);
-      counts.AddCounts(layer, std::vector<int32_t>{2, 0, 0, 0, 0, 1, 0, 1},
+      tokens.Add(0, layer, logical, physical);
+      counts.AddCounts(0, layer, std::vector<int32_t>{2, 0, 0, 0, 0, 1, 0, 1},
                        std::vector<int32_t>{1, 1, 0, 0, 0, 1, 1, 0});
     }
-    EXPECT_TRUE(tokens.EndPass());
-    EXPECT_TRUE(counts.EndPass());
+    EXPECT_TRUE(tokens.EndPass(0));
+    EXPECT_TRUE(counts.EndPass(0));
     EXPECT_EQ(counts.MeanBalancedness(), tokens.MeanBalancedness());
     EXPECT_EQ(counts.History().counts, tokens.History().counts);
+  });
+}
+
+TEST(LoadWindow, PassesInFlightCountWhenTheyEnd) {
+  OnRanks([](RankComm& comm) {
+    LoadWindow window = Window(comm, 100);  // two passes per step
+    LoadWindow in_turn = window;
+    const auto add = [](LoadWindow& to, uint64_t pass, int layer, int32_t expert) {
+      to.Add(pass, layer, std::vector{expert}, std::vector{expert});
+    };
+    // Pass 3 routes its first layer before pass 2 ends the step, and pass 9 is aborted.
+    for (int layer = 0; layer < kLayers; ++layer) {
+      add(window, 1, layer, 1);
+      add(window, 2, layer, 2);
+      if (layer == 0) add(window, 3, layer, 3);
+      add(window, 9, layer, 5);
+    }
+    EXPECT_FALSE(window.EndPass(1));
+    EXPECT_TRUE(window.EndPass(2));
+    window.AbortPass(9);
+    for (int layer = 1; layer < kLayers; ++layer) add(window, 3, layer, 3);
+    EXPECT_FALSE(window.EndPass(3));
+    EXPECT_TRUE(window.EndPass(4));  // without tokens
+    for (uint64_t pass = 1; pass <= 4; ++pass) {
+      for (int layer = 0; layer < kLayers; ++layer)
+        if (pass < 4) add(in_turn, pass, layer, static_cast<int32_t>(pass));
+      in_turn.EndPass(pass);
+    }
+    EXPECT_EQ(window.History().counts, in_turn.History().counts);
+    EXPECT_EQ(window.History().steps, 2);
   });
 }
 
@@ -71,8 +101,8 @@ TEST(LoadWindow, CountsMoreThanFloatsCanOneByOne) {
   OnRanks([](RankComm& comm) {
     LoadWindow window = Window(comm, LoadWindow::kSteps);
     const std::vector<int32_t> ids(1 << 20, 3);
-    for (int i = 0; i < 17; ++i) window.Add(0, ids, ids);  // over 2^24
-    EXPECT_TRUE(window.EndPass());
+    for (int i = 0; i < 17; ++i) window.Add(0, 0, ids, ids);  // over 2^24
+    EXPECT_TRUE(window.EndPass(0));
     EXPECT_EQ(window.History().At(0, 0)[3], kRanks * 17 << 20);
   });
 }

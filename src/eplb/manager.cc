@@ -82,13 +82,15 @@ void EplbManager::Attach(MovableExperts* experts) {
       options_.num_iterations, *comm_.tp);
 }
 
-void EplbManager::OnRoute(int layer, const RoutedTokens& tokens) {
-  if (window_) window_->Add(index_of_[layer], tokens.logical, tokens.physical);
+void EplbManager::OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) {
+  if (window_) window_->Add(pass, index_of_[layer], tokens.logical, tokens.physical);
 }
 
-void EplbManager::OnCounts(int layer, const RoutedCounts& counts) {
-  if (window_) window_->AddCounts(index_of_[layer], counts.logical, counts.physical);
+void EplbManager::OnCounts(uint64_t pass, int layer, const RoutedCounts& counts) {
+  if (window_) window_->AddCounts(pass, index_of_[layer], counts.logical, counts.physical);
 }
+
+void EplbManager::AbortPass(uint64_t pass) { window_->AbortPass(pass); }
 
 bool EplbManager::busy() const {
   return status_.state != EplbState::kIdle && status_.state != EplbState::kDone;
@@ -102,9 +104,9 @@ void EplbManager::BeginPass() {
   }
 }
 
-void EplbManager::EndPass() {
+void EplbManager::EndPass(uint64_t pass) {
   ++status_.passes;
-  const bool whole = window_->EndPass();
+  const bool whole = window_->EndPass(pass);
   if (whole && steps_to_follow_up_ > 1) --steps_to_follow_up_;
   if (busy()) return;
   if (++passes_ >= options_.num_iterations) {

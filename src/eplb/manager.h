@@ -62,14 +62,17 @@ class EplbManager : public RoutingObserver {
   void Detach() { migration_.reset(); }
 
   void OnPlacement(int /*layer*/, const ExpertPlacement& /*placement*/) override {}
-  void OnRoute(int layer, const RoutedTokens& tokens) override;
+  void OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) override;
   bool wants_tokens() const override { return false; }
-  void OnCounts(int layer, const RoutedCounts& counts) override;
+  void OnCounts(uint64_t pass, int layer, const RoutedCounts& counts) override;
 
   // Call BeginPass before each pass. While `busy`, call it also when no pass runs because there are
-  // no tokens.
+  // no tokens. It may switch layers to another placement, for this pass and later ones. On a GPU an
+  // earlier pass may still be in flight. `pass`: as for OnRoute.
   void BeginPass();
-  void EndPass();
+  void EndPass(uint64_t pass);
+  // Instead of EndPass, for an aborted pass: its choices do not count.
+  void AbortPass(uint64_t pass);
   // Whether a plan is being computed or carried out; equal on every rank.
   bool busy() const;
 

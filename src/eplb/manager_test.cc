@@ -53,10 +53,10 @@ struct Rank {
         logical.ids.push_back(static_cast<int32_t>(hot_slot ? first_hot + random.Below(hot)
                                                             : random.Below(kExperts)));
       }
-      replicas.Choose(layer, logical, &physical);
-      manager.OnRoute(layer, {.tokens = 40, .logical = logical.ids, .physical = physical.ids});
+      replicas.Choose({.layer = layer}, logical, &physical);
+      manager.OnRoute(0, layer, {.tokens = 40, .logical = logical.ids, .physical = physical.ids});
     }
-    manager.EndPass();
+    manager.EndPass(0);
   }
   void Passes(int n) {
     for (int i = 0; i < n; ++i) Pass();

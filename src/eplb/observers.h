@@ -17,26 +17,26 @@ class Observers : public RoutingObserver {
   void OnPlacement(int layer, const ExpertPlacement& placement) override {
     for (RoutingObserver* one : all_) one->OnPlacement(layer, placement);
   }
-  void OnRoute(int layer, const RoutedTokens& tokens) override {
-    for (RoutingObserver* one : all_) one->OnRoute(layer, tokens);
+  void OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) override {
+    for (RoutingObserver* one : all_) one->OnRoute(pass, layer, tokens);
   }
   bool wants_tokens() const override {
     return std::ranges::any_of(all_, [](const auto* one) { return one->wants_tokens(); });
   }
-  void OnCounts(int layer, const RoutedCounts& counts) override {
-    for (RoutingObserver* one : all_) one->OnCounts(layer, counts);
+  void OnCounts(uint64_t pass, int layer, const RoutedCounts& counts) override {
+    for (RoutingObserver* one : all_) one->OnCounts(pass, layer, counts);
   }
-  bool wants_pass() const override {
-    return std::ranges::any_of(all_, [](const auto* one) { return one->wants_pass(); });
+  bool wants_pass(uint64_t pass) const override {
+    return std::ranges::any_of(all_, [&](const auto* one) { return one->wants_pass(pass); });
   }
   bool wants_dispatch() const override {
     for (const RoutingObserver* one : all_)
       if (one->wants_dispatch()) return true;
     return false;
   }
-  void OnDispatch(int layer, const GroupedRows& rows) override {
+  void OnDispatch(uint64_t pass, int layer, const GroupedRows& rows) override {
     for (RoutingObserver* one : all_)
-      if (one->wants_dispatch()) one->OnDispatch(layer, rows);
+      if (one->wants_dispatch()) one->OnDispatch(pass, layer, rows);
   }
 
  private:

@@ -32,17 +32,17 @@ TEST(Recorder, TakesCountsAsItTakesTokens) {
   WithRecorder({.mode = "stat"}, [&](ExpertRecorder& recorder) {
     EXPECT_FALSE(recorder.wants_tokens());
     recorder.Start();
-    recorder.BeginPass(2);
-    recorder.OnRoute(1, {.tokens = 2, .logical = logical, .physical = physical});
-    recorder.EndPass({});
+    recorder.BeginPass(0, 2);
+    recorder.OnRoute(0, 1, {.tokens = 2, .logical = logical, .physical = physical});
+    recorder.EndPass(0, {});
     by_tokens = recorder.Load();
   });
   WithRecorder({.mode = "stat"}, [&](ExpertRecorder& recorder) {
     const std::vector<int32_t> of_experts = {1, 2, 0, 1}, of_slots = {1, 1, 0, 1, 1};
     recorder.Start();
-    recorder.BeginPass(2);
-    recorder.OnCounts(1, {.logical = of_experts, .physical = of_slots});
-    recorder.EndPass({});
+    recorder.BeginPass(0, 2);
+    recorder.OnCounts(0, 1, {.logical = of_experts, .physical = of_slots});
+    recorder.EndPass(0, {});
     by_counts = recorder.Load();
   });
   EXPECT_EQ(by_counts.logical_count, (std::vector<int64_t>{0, 0, 0, 0, 1, 2, 0, 1}));
@@ -50,20 +50,50 @@ TEST(Recorder, TakesCountsAsItTakesTokens) {
   EXPECT_EQ(by_counts.rank_count, by_tokens.rank_count);
 }
 
+// The second pass begins before the first one ends, after expert 0 and expert 1 have changed
+// places.
+TEST(Recorder, PassesInFlightAreCountedApart) {
+  const std::vector<int32_t> first = {0, 0, 4, 3}, second = {0, 1, 1, 3};
+  WithRecorder({.mode = "stat"}, [&](ExpertRecorder& recorder) {
+    recorder.Start();
+    recorder.BeginPass(7, 2);
+    recorder.OnRoute(7, 1, {.tokens = 1, .physical = std::span(first).first(2)});
+    for (int layer = 0; layer < kLayers; ++layer)
+      recorder.OnPlacement(layer, ExpertPlacement(kExperts, {1, 0, 2, 3, 1}));
+    recorder.BeginPass(8, 2);
+    recorder.BeginPass(9, 2);
+    recorder.OnRoute(8, 1, {.tokens = 2, .physical = second});
+    recorder.OnRoute(9, 1, {.tokens = 2, .physical = second});
+    recorder.OnRoute(7, 1, {.tokens = 1, .physical = std::span(first).last(2)});
+    recorder.OnRoute(5, 1, {.tokens = 1, .physical = first});  // never began
+    recorder.EndPass(7, {});
+    recorder.AbortPass(9);
+    EXPECT_EQ(recorder.Load().logical_count, (std::vector<int64_t>{0, 0, 0, 0, 2, 1, 0, 1}));
+    recorder.EndPass(8, {});
+    EXPECT_EQ(recorder.Load().logical_count, (std::vector<int64_t>{0, 0, 0, 0, 4, 2, 0, 2}));
+    EXPECT_EQ(recorder.Load().passes, 2);
+    EXPECT_FALSE(recorder.wants_pass(9));
+    recorder.BeginPass(9, 2);  // the pass runs again
+    recorder.OnRoute(9, 1, {.tokens = 1, .physical = std::span(second).first(1)});
+    recorder.EndPass(9, {});
+    EXPECT_EQ(recorder.Load().logical_count, (std::vector<int64_t>{0, 0, 0, 0, 4, 3, 0, 2}));
+  });
+}
+
 TEST(Recorder, WantsThePassesThatItCounts) {
   WithRecorder({.mode = "per_token"}, [&](ExpertRecorder& recorder) {
     EXPECT_TRUE(recorder.wants_tokens());
     for (const bool recording : {false, true}) {
       if (recording) recorder.Start();
-      recorder.BeginPass(0);
-      EXPECT_EQ(recorder.wants_pass(), recording);
-      recorder.EndPass({});
+      recorder.BeginPass(0, 0);
+      EXPECT_EQ(recorder.wants_pass(0), recording);
+      recorder.EndPass(0, {});
     }
   });
   WithRecorder({.metrics = true}, [&](ExpertRecorder& recorder) {
-    recorder.BeginPass(0);
-    EXPECT_TRUE(recorder.wants_pass());
-    recorder.EndPass({});
+    recorder.BeginPass(0, 0);
+    EXPECT_TRUE(recorder.wants_pass(0));
+    recorder.EndPass(0, {});
   });
 }
 
@@ -73,19 +103,19 @@ TEST(Observers, WantWhatOneOfThemWants) {
     bool tokens = false, pass = false;
     int counted = 0;
     void OnPlacement(int, const ExpertPlacement&) override {}
-    void OnRoute(int, const RoutedTokens&) override {}
+    void OnRoute(uint64_t, int, const RoutedTokens&) override {}
     bool wants_tokens() const override { return tokens; }
-    void OnCounts(int, const RoutedCounts&) override { ++counted; }
-    bool wants_pass() const override { return pass; }
+    void OnCounts(uint64_t, int, const RoutedCounts&) override { ++counted; }
+    bool wants_pass(uint64_t) const override { return pass; }
   };
   One a, b;
   Observers both({&a, &b});
   EXPECT_FALSE(both.wants_tokens());
-  EXPECT_FALSE(both.wants_pass());
+  EXPECT_FALSE(both.wants_pass(0));
   b.tokens = a.pass = true;
   EXPECT_TRUE(both.wants_tokens());
-  EXPECT_TRUE(both.wants_pass());
-  both.OnCounts(0, {});
+  EXPECT_TRUE(both.wants_pass(0));
+  both.OnCounts(0, 0, {});
   EXPECT_EQ(a.counted + b.counted, 2);
 }
 

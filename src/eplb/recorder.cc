@@ -48,8 +48,8 @@ ExpertRecorder::ExpertRecorder(const ExpertRecorderOptions& options,
       by_token_(options.mode == "per_token"),
       owner_(Owners(map_)),
       local_to_physical_(LocalToPhysical(map_, comm.mesh.ep_rank())),
-      physical_to_logical_(static_cast<size_t>(shape.layers) * physical_, -1),
-      count_(physical_to_logical_.size()),
+      slots_(std::make_shared<std::vector<int32_t>>(static_cast<size_t>(shape.layers) * physical_,
+                                                    -1)),
       logical_(static_cast<size_t>(shape.layers) * shape.experts),
       by_rank_(static_cast<size_t>(shape.layers) * comm.mesh.ep()),
       reduced_(by_rank_.size()),
@@ -59,65 +59,91 @@ ExpertRecorder::ExpertRecorder(const ExpertRecorderOptions& options,
 void ExpertRecorder::OnPlacement(int layer, const ExpertPlacement& placement) {
   CHECK_LT(layer, shape_.layers);
   CHECK_EQ(placement.num_physical(), shape_.experts + shape_.redundant);
+  auto slots = std::make_shared<std::vector<int32_t>>(*slots_);
   std::ranges::copy(placement.physical_to_logical(),
-                    physical_to_logical_.begin() + static_cast<int64_t>(layer) * physical_);
+                    slots->begin() + static_cast<int64_t>(layer) * physical_);
+  slots_ = std::move(slots);
 }
 
-void ExpertRecorder::OnRoute(int layer, const RoutedTokens& tokens) {
-  if (!in_pass_) return;
+const ExpertRecorder::OpenPass* ExpertRecorder::Find(uint64_t pass) const {
+  const auto it = std::ranges::find_if(open_, [&](const auto& one) { return one->pass == pass; });
+  return it == open_.end() ? nullptr : it->get();
+}
+
+void ExpertRecorder::OnRoute(uint64_t number, int layer, const RoutedTokens& tokens) {
+  OpenPass* pass = Find(number);
+  if (!pass) return;
   if (!by_dispatch_) {
-    int32_t* count = count_.data() + static_cast<int64_t>(layer) * physical_;
+    int32_t* count = pass->count.data() + static_cast<int64_t>(layer) * physical_;
     for (const int32_t id : tokens.physical)
       if (id >= 0) ++count[id];
   }
-  if (!by_token_ || !recording_) return;
+  if (!by_token_ || !pass->records) return;
   const int k = shape_.top_k;
-  CHECK_LE(tokens.first_row + tokens.tokens, std::ssize(is_own_));
+  CHECK_LE(tokens.first_row + tokens.tokens, std::ssize(pass->is_own));
   for (int64_t t = 0; t < tokens.tokens; ++t) {
     const int64_t row = tokens.first_row + t;
-    is_own_[row] = 1;
+    pass->is_own[row] = 1;
     std::copy_n(tokens.logical.data() + t * k, k,
-                token_ids_.data() + (row * shape_.layers + layer) * k);
+                pass->token_ids.data() + (row * shape_.layers + layer) * k);
   }
 }
 
-void ExpertRecorder::OnCounts(int layer, const RoutedCounts& counts) {
-  if (!in_pass_ || by_dispatch_) return;
+void ExpertRecorder::OnCounts(uint64_t number, int layer, const RoutedCounts& counts) {
+  OpenPass* pass = Find(number);
+  if (!pass || by_dispatch_) return;
   CHECK_LE(std::ssize(counts.physical), physical_);
-  int32_t* count = count_.data() + static_cast<int64_t>(layer) * physical_;
+  int32_t* count = pass->count.data() + static_cast<int64_t>(layer) * physical_;
   for (size_t p = 0; p < counts.physical.size(); ++p) count[p] += counts.physical[p];
 }
 
 // Ranks of a MoE-TP group receive the same rows; only the first rank counts.
-void ExpertRecorder::OnDispatch(int layer, const GroupedRows& rows) {
-  if (!in_pass_ || comm_.mesh.moe_tp_rank() != 0) return;
-  int32_t* count = count_.data() + static_cast<int64_t>(layer) * physical_;
+void ExpertRecorder::OnDispatch(uint64_t number, int layer, const GroupedRows& rows) {
+  OpenPass* pass = Find(number);
+  if (!pass || comm_.mesh.moe_tp_rank() != 0) return;
+  int32_t* count = pass->count.data() + static_cast<int64_t>(layer) * physical_;
   for (size_t local = 0; local < local_to_physical_.size(); ++local)
     count[local_to_physical_[local]] +=
         rows.offsets.empty() ? rows.counts[local] : rows.offsets[local + 1] - rows.offsets[local];
 }
 
-void ExpertRecorder::BeginPass(int64_t tokens) {
-  in_pass_ = active();
-  if (!in_pass_) return;
-  std::ranges::fill(count_, 0);
+void ExpertRecorder::BeginPass(uint64_t number, int64_t tokens) {
+  CHECK(!Find(number));
+  if (!active()) return;
+  if (free_.empty()) free_.push_back(std::make_unique<OpenPass>());
+  OpenPass& pass = *open_.emplace_back(std::move(free_.back()));
+  free_.pop_back();
+  pass.pass = number;
+  pass.records = recording_;
+  pass.slots = slots_;
+  pass.count.assign(slots_->size(), 0);
   if (!by_token_ || !recording_) return;
-  token_ids_.assign(tokens * shape_.layers * shape_.top_k, -1);
-  is_own_.assign(tokens, 0);
+  pass.token_ids.assign(tokens * shape_.layers * shape_.top_k, -1);
+  pass.is_own.assign(tokens, 0);
 }
 
-void ExpertRecorder::EndPass(const PassTokens& tokens) {
-  if (in_pass_) {
-    CountPass();
-    if (recording_) Record(tokens);
+void ExpertRecorder::EndPass(uint64_t number, const PassTokens& tokens) {
+  if (const OpenPass* pass = Find(number)) {
+    CountPass(*pass);
+    if (pass->records) Record(*pass, tokens);
     if (options_.metrics) UpdateBalancedness();
+    Close(*pass);
   }
-  in_pass_ = false;
   ++passes_;
 }
 
-// Resolves slots at the end of each pass, not on demand, because experts may move between passes.
-void ExpertRecorder::CountPass() {
+void ExpertRecorder::AbortPass(uint64_t number) {
+  if (const OpenPass* pass = Find(number)) Close(*pass);
+}
+
+void ExpertRecorder::Close(const OpenPass& pass) {
+  const auto it = std::ranges::find_if(open_, [&](const auto& one) { return one.get() == &pass; });
+  free_.push_back(std::move(*it));
+  open_.erase(it);
+}
+
+// Resolves slots by the map with which the pass began, because experts may move between passes.
+void ExpertRecorder::CountPass(const OpenPass& pass) {
   std::ranges::fill(logical_, 0);
   std::ranges::fill(by_rank_, 0);
   const int ranks = comm_.mesh.ep();
@@ -126,10 +152,10 @@ void ExpertRecorder::CountPass() {
     int32_t* logical = logical_.data() + static_cast<int64_t>(layer) * shape_.experts;
     int32_t* by_rank = by_rank_.data() + static_cast<int64_t>(layer) * ranks;
     for (int p = 0; p < physical_; ++p) {
-      const int32_t count = count_[first + p];
+      const int32_t count = pass.count[first + p];
       if (count == 0) continue;
       by_rank[owner_[p]] += count;
-      if (const int32_t id = physical_to_logical_[first + p]; id >= 0) logical[id] += count;
+      if (const int32_t id = (*pass.slots)[first + p]; id >= 0) logical[id] += count;
     }
   }
   for (size_t i = 0; i < logical_.size(); ++i) total_[i] += logical_[i];
@@ -137,24 +163,25 @@ void ExpertRecorder::CountPass() {
   ++counted_passes_;
 }
 
-void ExpertRecorder::Record(const PassTokens& tokens) {
+void ExpertRecorder::Record(const OpenPass& pass, const PassTokens& tokens) {
   RecordedStep& step = steps_.Append();
   step.pass = passes_;
   step.logical = logical_;
-  if (by_token_) RecordTokens(tokens, &step);
+  if (by_token_) RecordTokens(pass, tokens, &step);
 }
 
-void ExpertRecorder::RecordTokens(const PassTokens& tokens, RecordedStep* step) const {
+void ExpertRecorder::RecordTokens(const OpenPass& pass, const PassTokens& tokens,
+                                  RecordedStep* step) const {
   const int64_t width = int64_t{shape_.layers} * shape_.top_k;
   int32_t row = 0;
   for (size_t s = 0; s < tokens.rows.size(); ++s) {
     for (const int32_t end = row + tokens.rows[s]; row < end; ++row) {
-      if (!is_own_[row]) continue;
+      if (!pass.is_own[row]) continue;
       step->rows.push_back(row);
       step->positions.push_back(tokens.positions[row]);
       step->request_ids.push_back(static_cast<int64_t>(tokens.request_ids[s]));
-      step->topk_ids.insert(step->topk_ids.end(), token_ids_.begin() + row * width,
-                            token_ids_.begin() + (row + 1) * width);
+      step->topk_ids.insert(step->topk_ids.end(), pass.token_ids.begin() + row * width,
+                            pass.token_ids.begin() + (row + 1) * width);
     }
   }
 }

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "comm/device/communicator.h"
@@ -33,6 +35,7 @@ struct PassTokens {
 
 // One per rank, next to the model that it observes; borrows `comm`. The rank's thread only. Every
 // rank of the world makes the same calls in the same order. Calls marked collective exchange data.
+// Counts belong to a pass by its number, so several passes may be in flight and interleaved.
 class ExpertRecorder : public RoutingObserver {
  public:
   // Error kInvalid: errors of Validate.
@@ -40,17 +43,20 @@ class ExpertRecorder : public RoutingObserver {
                  RankComm& comm);
 
   void OnPlacement(int layer, const ExpertPlacement& placement) override;
-  void OnRoute(int layer, const RoutedTokens& tokens) override;
+  void OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) override;
   bool wants_tokens() const override { return by_token_; }
-  void OnCounts(int layer, const RoutedCounts& counts) override;
-  bool wants_pass() const override { return in_pass_; }
+  void OnCounts(uint64_t pass, int layer, const RoutedCounts& counts) override;
+  bool wants_pass(uint64_t pass) const override { return Find(pass) != nullptr; }
   bool wants_dispatch() const override { return by_dispatch_; }
-  void OnDispatch(int layer, const GroupedRows& rows) override;
+  void OnDispatch(uint64_t pass, int layer, const GroupedRows& rows) override;
 
-  // Called around each pass of the model. `tokens`: rows of this rank's attention group. With
-  // metrics, EndPass is collective, and rank 0 logs the balancedness line.
-  void BeginPass(int64_t tokens);
-  void EndPass(const PassTokens& tokens);
+  // Called around each pass of the model. `pass`: its number, unique among the passes in flight.
+  // `tokens`: rows of this rank's attention group. Passes end in the order in which they began.
+  // With metrics, EndPass is collective, and rank 0 logs the balancedness line.
+  void BeginPass(uint64_t pass, int64_t tokens);
+  void EndPass(uint64_t pass, const PassTokens& tokens);
+  // Ends an aborted pass without counting it.
+  void AbortPass(uint64_t pass);
 
   // Start clears earlier records and starts recording; Stop keeps them. Start returns false if
   // recording was already active, Stop if it was not. Both cases merit only a warning. Error
@@ -73,10 +79,27 @@ class ExpertRecorder : public RoutingObserver {
   ExpertLoad Load();
 
  private:
+  // The slots of all layers: [layers, physical] logical experts, −1 for shared ones and in dense
+  // layers. A pass in flight keeps the map with which it began.
+  using SlotMap = std::shared_ptr<const std::vector<int32_t>>;
+  // This rank's contribution to a pass in flight.
+  struct OpenPass {
+    uint64_t pass = 0;
+    bool records = false;  // recording was active when it began
+    SlotMap slots;
+    std::vector<int32_t> count;      // [layers, physical]
+    std::vector<int32_t> token_ids;  // [group's tokens, layers, top_k]
+    std::vector<uint8_t> is_own;     // [group's tokens]
+  };
+
   bool active() const { return recording_ || options_.metrics; }
-  void Record(const PassTokens& tokens);
-  void RecordTokens(const PassTokens& tokens, RecordedStep* step) const;
-  void CountPass();
+  // Null: the pass is not observed.
+  const OpenPass* Find(uint64_t pass) const;
+  OpenPass* Find(uint64_t pass) { return const_cast<OpenPass*>(std::as_const(*this).Find(pass)); }
+  void Close(const OpenPass& pass);
+  void Record(const OpenPass& pass, const PassTokens& tokens);
+  void RecordTokens(const OpenPass& pass, const PassTokens& tokens, RecordedStep* step) const;
+  void CountPass(const OpenPass& pass);
   void UpdateBalancedness();
   ExpertDump WriteDump();
 
@@ -88,17 +111,16 @@ class ExpertRecorder : public RoutingObserver {
   const bool by_dispatch_, by_token_;
   const std::vector<int32_t> owner_;              // [physical] EP rank
   const std::vector<int32_t> local_to_physical_;  // of this rank's experts
-  std::vector<int32_t> physical_to_logical_;      // [layers, physical], −1 for shared and dense
+  SlotMap slots_;                                 // for passes that begin from now on
 
-  bool recording_ = false, in_pass_ = false;
+  bool recording_ = false;
   int64_t passes_ = 0, counted_passes_ = 0;
-  // This rank's contribution to the current pass.
-  std::vector<int32_t> count_;      // [layers, physical]
-  std::vector<int32_t> token_ids_;  // [group's tokens, layers, top_k]
-  std::vector<uint8_t> is_own_;     // [group's tokens]
-  std::vector<int32_t> logical_;    // [layers, experts] count_ by logical expert
-  std::vector<int32_t> by_rank_;    // [layers, EP ranks] count_ by the rank of the slot
-  std::vector<float> reduced_;      // [layers, EP ranks]
+  std::vector<std::unique_ptr<OpenPass>> open_;  // in the order in which they began
+  std::vector<std::unique_ptr<OpenPass>> free_;  // memory of passes that have ended
+  // Of the pass that ends.
+  std::vector<int32_t> logical_;  // [layers, experts] counts by logical expert
+  std::vector<int32_t> by_rank_;  // [layers, EP ranks] counts by the rank of the slot
+  std::vector<float> reduced_;    // [layers, EP ranks]
   // [layers · (experts + EP ranks)] logical_, then by_rank_, summed over all counted passes
   std::vector<int64_t> total_;
   RecordedSteps steps_;

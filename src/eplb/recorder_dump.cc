@@ -143,8 +143,8 @@ ExpertDump ExpertRecorder::WriteDump() {
   SafetensorsWriter writer;
   std::vector<int32_t> map;
   for (int64_t layer = 0; layer < shape_.layers; ++layer)
-    map.insert(map.end(), physical_to_logical_.begin() + layer * physical_,
-               physical_to_logical_.begin() + layer * physical_ + placed);
+    map.insert(map.end(), slots_->begin() + layer * physical_,
+               slots_->begin() + layer * physical_ + placed);
   const auto view = [&](const char* name, DType dtype, std::vector<int64_t> shape,
                         const auto& values) {
     writer.AddView(name, dtype, std::move(shape), values.data());

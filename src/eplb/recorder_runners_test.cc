@@ -160,10 +160,10 @@ std::vector<ExpertLoad> RunPassesWatched(const Setting& c, const TestLayer& laye
   for (const TestPass& pass : PassesOf(c)) {
     const std::vector<float> hidden = layer.Hidden(pass.total(), pass.seed);
     std::vector<float> out(pass.tokens[group] * layer.spec.hidden);
-    for (ExpertRecorder* recorder : recorders) recorder->BeginPass(pass.tokens[group]);
+    for (ExpertRecorder* recorder : recorders) recorder->BeginPass(0, pass.tokens[group]);
     moe.Forward(*state, hidden.data() + pass.FirstOf(group) * layer.spec.hidden,
                 {pass.tokens, pass.decoding}, out.data());
-    for (ExpertRecorder* recorder : recorders) recorder->EndPass({});
+    for (ExpertRecorder* recorder : recorders) recorder->EndPass(0, {});
   }
   std::vector<ExpertLoad> loads;
   for (ExpertRecorder* recorder : recorders) loads.push_back(recorder->Load());

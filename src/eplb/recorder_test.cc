@@ -160,7 +160,7 @@ class RecordedRanks {
     const std::vector<float> hidden = layers_[0].Hidden(pass.total(), pass.seed);
     std::vector<float> out(tokens * 32);
     std::vector<std::vector<std::vector<int32_t>>> chosen(kLayers);
-    recorder.BeginPass(tokens);
+    recorder.BeginPass(0, tokens);
     for (int i = 0; i < 2; ++i) {
       chosen[i + 1].emplace_back(tokens * kTopK, -7);
       moe[i].Forward(*moe[i].MakeState(), hidden.data() + pass.FirstOf(group) * 32,
@@ -172,7 +172,7 @@ class RecordedRanks {
     if (tokens > 0) rows.push_back(1);
     if (tokens > 1) rows.push_back(static_cast<int32_t>(tokens - 1));
     const std::vector<uint64_t> ids = {uint64_t(10 * group + 1), uint64_t(10 * group + 2)};
-    recorder.EndPass({positions, rows, std::span(ids).first(rows.size())});
+    recorder.EndPass(0, {positions, rows, std::span(ids).first(rows.size())});
     return chosen;
   }
 
@@ -420,9 +420,10 @@ TEST(Recorder, CountsFollowExpertsThatMove) {
     recorder.Start();
     for (int pass = 0; pass < 2; ++pass) {
       recorder.OnPlacement(1, ExpertPlacement(kExperts, map));
-      recorder.BeginPass(1);
-      recorder.OnRoute(1, {.tokens = 1, .logical = {}, .physical = std::vector<int32_t>{0, 4, -1}});
-      recorder.EndPass({});
+      recorder.BeginPass(0, 1);
+      recorder.OnRoute(0, 1,
+                       {.tokens = 1, .logical = {}, .physical = std::vector<int32_t>{0, 4, -1}});
+      recorder.EndPass(0, {});
       std::ranges::reverse(map);
     }
     out->load = recorder.Load();

@@ -78,14 +78,20 @@ profile::SpanInfo Decoder::Describe(const Operation& operation, const PassRows& 
 }
 
 void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> passes,
-                  std::span<const int64_t> group_logit_rows, profile::Profiler* profiler) const {
+                  std::span<const int64_t> group_logit_rows, const Watch& watch) const {
   Pass& head = *passes.front();
   int64_t selected = 0;  // rows
   for (const Operation& operation : program) {
     if (operation.kind == Kind::kSample) continue;  // by the caller, for the whole batch
     Pass& p = *passes[operation.micro_batch];
-    const profile::Span span(profiler,
-                             profiler ? Describe(operation, p.rows) : profile::SpanInfo());
+    if (watch.before) watch.before(p, operation);
+    if (p.aborted) {
+      Abort(p);
+      if (operation.kind == Kind::kLogits) selected += p.rows.logit_rows;
+      continue;
+    }
+    const profile::Span span(watch.profiler,
+                             watch.profiler ? Describe(operation, p.rows) : profile::SpanInfo());
     switch (operation.kind) {
       case Kind::kEmbed:
         Embed(p);
@@ -101,13 +107,18 @@ void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> pas
         CHECK(false);
     }
   }
-  const profile::Span span(profiler, {.name = "head",
-                                      .track = profile::Track::kPass,
-                                      .micro_batch = 0,
-                                      .rows = selected,
-                                      .columns = c_.config.hidden});
+  if (std::ranges::all_of(passes, &Pass::aborted)) return;
+  const profile::Span span(watch.profiler, {.name = "head",
+                                            .track = profile::Track::kPass,
+                                            .micro_batch = 0,
+                                            .rows = selected,
+                                            .columns = c_.config.hidden});
   if (selected > 0) Norm(head.selected.data(), weights_.final_norm, selected, head.selected.data());
   vocabulary_.Logits(group_logit_rows, head.selected.data(), &head.head);
+}
+
+void Decoder::Abort(Pass& p) const {
+  if (const int layer = std::exchange(p.exchanging, -1); layer >= 0) moe_[layer]->Abort(*p.moe);
 }
 
 void Decoder::Embed(Pass& p) const {
@@ -186,7 +197,7 @@ MoeTokens Decoder::TokensOf(const Pass& p) const {
           .group_decode_tokens = p.group_decode_tokens,
           .routed_experts = p.routed.empty() ? nullptr : p.routed_rows(),
           .router_faults = {p.kv->router_faults(), p.rows.slots},
-          .first_row = p.first_row};
+          .first_row = p.place.first_row};
 }
 
 void Decoder::Route(Pass& p, int layer) const {
@@ -196,7 +207,9 @@ void Decoder::Route(Pass& p, int layer) const {
   if (p.rows.tokens > 0)
     NormResidual(p, weights_.layers[layer].post_attention_norm, hook.to.rows ? &hook : nullptr);
   p.moe_in_stages = moe.StartOneRound(*p.moe, p.normed.data(), tokens, p.branch.data());
-  if (p.moe_in_stages) moe.Route(*p.moe);
+  if (!p.moe_in_stages) return;
+  p.exchanging = layer;
+  moe.Route(*p.moe);
 }
 
 void Decoder::RunExperts(Pass& p, int layer) const {
@@ -217,6 +230,7 @@ void Decoder::Finish(Pass& p, int layer) const {
   if (const MoeLayer* moe = moe_[layer].get()) {
     if (p.moe_in_stages) {
       moe->EndCombine(*p.moe);
+      p.exchanging = -1;
       moe->Scatter(*p.moe);
     } else {
       moe->Forward(*p.moe, p.normed.data(), TokensOf(p), p.branch.data());

@@ -44,12 +44,28 @@ class Decoder {
 
   // Executes `program`; the micro-batches of a batch are `passes`. Their logits, of
   // group_logit_rows [dp] rows of the whole batch, are then in the first pass's head buffers.
-  // Uses only ops of the device and collectives. `profiler` records each operation, and the head as
-  // "head". It is null while no step is recorded and while a graph is captured.
+  // Uses only ops of the device and collectives.
+  //
+  // The passes may belong to different batches. `watch.before` is called before each operation. It
+  // may set Pass::aborted, before the same operation on every rank. The exchange of the pass is
+  // then completed, and its other operations are skipped; its logits are undefined. Other passes
+  // are not affected. If all passes are aborted, the head does not run.
+  struct Watch {
+    // Records each operation, and the head as "head". Null while no step is recorded.
+    profile::Profiler* profiler = nullptr;
+    std::function<void(Pass&, const schedule::Operation&)> before;  // or null
+  };
   void Run(std::span<const schedule::Operation> program, std::span<Pass* const> passes,
-           std::span<const int64_t> group_logit_rows, profile::Profiler* profiler = nullptr) const;
+           std::span<const int64_t> group_logit_rows, const Watch& watch) const;
+  // The same while a graph is captured.
+  void Run(std::span<const schedule::Operation> program, std::span<Pass* const> passes,
+           std::span<const int64_t> group_logit_rows) const {
+    Run(program, passes, group_logit_rows, Watch());
+  }
 
  private:
+  // Completes the exchange of an aborted pass.
+  void Abort(Pass& p) const;
   profile::SpanInfo Describe(const schedule::Operation& operation, const PassRows& rows) const;
   void Embed(Pass& p) const;
   void Forward(Pass& p, int layer, schedule::Phase phase) const;

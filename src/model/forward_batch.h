@@ -13,6 +13,9 @@ namespace switchyard {
 // concatenated, decoding sequences first. Equal on every rank of the group. A group may have no
 // rows.
 struct ForwardBatch {
+  // The number of the pass, larger than those of earlier passes and the same on all ranks.
+  // Recorders and choosers of replicas tell passes in flight apart by it.
+  uint64_t pass = 0;
   std::vector<int32_t> tokens;  // [T]
   // [T] or empty: the logit row of the previous batch whose drawn token is this row's token; −1:
   // the token is the row's entry of `tokens`. Used if a batch is planned before the previous batch

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 
 #include "core/check.h"
 
@@ -15,9 +16,11 @@ std::vector<int64_t> CountsOf(const std::vector<int64_t>& given, int64_t own) {
 
 }  // namespace
 
-std::vector<int64_t> SplitRows(const ForwardBatch& batch, double threshold) {
+std::vector<int64_t> SplitRows(const ForwardBatch& batch, const SplitLimits& limits) {
   const std::vector<int64_t> rows = CountsOf(batch.group_tokens, batch.num_tokens());
   const std::vector<int64_t> decode = CountsOf(batch.group_decode_tokens, batch.decode_tokens);
+  const bool must = limits.max_in_one > 0 && std::ranges::max(rows) > limits.max_in_one;
+  if (!must && std::accumulate(rows.begin(), rows.end(), int64_t{0}) < limits.min_rows) return {};
   std::vector<int64_t> first(rows.size());
   for (size_t g = 0; g < rows.size(); ++g) first[g] = (rows[g] + 1) / 2;
   if (first == rows) return {};
@@ -28,7 +31,7 @@ std::vector<int64_t> SplitRows(const ForwardBatch& batch, double threshold) {
     if (std::abs(2 * int64_t{s.row_begin} - all) < std::abs(2 * nearest - all))
       nearest = s.row_begin;
   const auto smaller = static_cast<double>(std::min(nearest, all - nearest));
-  if (nearest > 0 && smaller >= threshold * static_cast<double>(all)) first[0] = nearest;
+  if (nearest > 0 && smaller >= limits.threshold * static_cast<double>(all)) first[0] = nearest;
   return first;
 }
 
@@ -45,6 +48,7 @@ ForwardBatch SliceBatch(const ForwardBatch& batch, int64_t begin, int64_t end,
     return std::vector<int32_t>(values.begin() + begin, values.begin() + end);
   };
   ForwardBatch part;
+  part.pass = batch.pass;
   part.tokens = rows_of(batch.tokens);
   if (!batch.token_rows.empty()) part.token_rows = rows_of(batch.token_rows);
   part.positions = rows_of(batch.positions);

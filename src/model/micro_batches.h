@@ -9,16 +9,22 @@
 
 namespace switchyard {
 
+// When a batch is split, and where.
+struct SplitLimits {
+  double threshold = 0.48;  // --tbo-token-distribution-threshold
+  int64_t min_rows = 2;     // of all groups, for a split: --tbo-min-tokens
+  int64_t max_in_one = 0;   // a batch with more rows in one group is always split; 0: no limit
+};
+
 // Rows of each attention group's first micro-batch [dp]; the rest is the second one. Empty if the
-// second one would have no row in any group. Every rank computes the same from the counts of all
-// groups.
+// batch is not split: it has few rows, or the second part would have no row in any group. Every
+// rank computes the same from the counts of all groups.
 //
 // The first micro-batch gets half of the rows. With one attention group, a batch with prompts is
 // split between two sequences, near the half, if each part then has at least `threshold` of the
-// rows (--tbo-token-distribution-threshold). Otherwise the split may be within a sequence. The
-// result is still exact: in each layer, the first part stores its keys before the second part
-// attends to them.
-std::vector<int64_t> SplitRows(const ForwardBatch& batch, double threshold);
+// rows. Otherwise the split may be within a sequence. The result is still exact: in each layer, the
+// first part stores its keys before the second part attends to them.
+std::vector<int64_t> SplitRows(const ForwardBatch& batch, const SplitLimits& limits);
 
 // Maximum rows of a micro-batch per group, if the batch has up to `max_rows` rows per group.
 int64_t MaxMicroBatchRows(int64_t max_rows, double threshold);

@@ -28,27 +28,43 @@ ForwardBatch BatchOf(const std::vector<int32_t>& rows, int64_t decode = 0, int32
 }
 
 TEST(SplitRowsTest, HalvesDecodeAndUnequalPrompts) {
-  EXPECT_THAT(SplitRows(BatchOf({1, 1, 1, 1, 1}, 5), 0.48), ElementsAre(3));
-  EXPECT_THAT(SplitRows(BatchOf({100}), 0.48), ElementsAre(50));
-  EXPECT_THAT(SplitRows(BatchOf({30, 70}), 0.48), ElementsAre(50));
+  EXPECT_THAT(SplitRows(BatchOf({1, 1, 1, 1, 1}, 5), {.threshold = 0.48}), ElementsAre(3));
+  EXPECT_THAT(SplitRows(BatchOf({100}), {.threshold = 0.48}), ElementsAre(50));
+  EXPECT_THAT(SplitRows(BatchOf({30, 70}), {.threshold = 0.48}), ElementsAre(50));
 }
 
 TEST(SplitRowsTest, SplitsBetweenSequencesNearTheMiddle) {
-  EXPECT_THAT(SplitRows(BatchOf({49, 51}), 0.48), ElementsAre(49));
-  EXPECT_THAT(SplitRows(BatchOf({30, 70}), 0.25), ElementsAre(30));
-  EXPECT_THAT(SplitRows(BatchOf({49, 51}), 0.5), ElementsAre(50));
-  EXPECT_THAT(SplitRows(BatchOf({10, 20, 22, 48}), 0.25), ElementsAre(52));
+  EXPECT_THAT(SplitRows(BatchOf({49, 51}), {.threshold = 0.48}), ElementsAre(49));
+  EXPECT_THAT(SplitRows(BatchOf({30, 70}), {.threshold = 0.25}), ElementsAre(30));
+  EXPECT_THAT(SplitRows(BatchOf({49, 51}), {.threshold = 0.5}), ElementsAre(50));
+  EXPECT_THAT(SplitRows(BatchOf({10, 20, 22, 48}), {.threshold = 0.25}), ElementsAre(52));
 }
 
 TEST(SplitRowsTest, OfSeveralGroupsFollowsFromTheirCounts) {
   ForwardBatch batch = BatchOf({3, 4});
   batch.group_tokens = {7, 1, 0, 2};
   batch.group_decode_tokens = {0, 1, 0, 2};
-  EXPECT_THAT(SplitRows(batch, 0.1), ElementsAre(4, 1, 0, 1));
+  EXPECT_THAT(SplitRows(batch, {.threshold = 0.1}), ElementsAre(4, 1, 0, 1));
   batch.group_tokens = {1, 0, 1, 1};
-  EXPECT_THAT(SplitRows(batch, 0.1), IsEmpty());
-  EXPECT_THAT(SplitRows(BatchOf({1}, 1), 0.48), IsEmpty());
-  EXPECT_THAT(SplitRows(BatchOf({}), 0.48), IsEmpty());
+  EXPECT_THAT(SplitRows(batch, {.threshold = 0.1}), IsEmpty());
+  EXPECT_THAT(SplitRows(BatchOf({1}, 1), {.threshold = 0.48}), IsEmpty());
+  EXPECT_THAT(SplitRows(BatchOf({}), {.threshold = 0.48}), IsEmpty());
+}
+
+TEST(SplitRowsTest, KeepsFewRowsOfAllGroupsInOnePart) {
+  ForwardBatch batch = BatchOf({3, 4});
+  EXPECT_THAT(SplitRows(batch, {.min_rows = 8}), IsEmpty());
+  EXPECT_THAT(SplitRows(batch, {.min_rows = 7}), ElementsAre(4));
+  batch.group_tokens = {7, 1};
+  batch.group_decode_tokens = {0, 1};
+  EXPECT_THAT(SplitRows(batch, {.min_rows = 8}), ElementsAre(4, 1));
+  EXPECT_THAT(SplitRows(batch, {.min_rows = 9}), IsEmpty());
+}
+
+TEST(SplitRowsTest, SplitsWhatOnePartCannotHold) {
+  ForwardBatch batch = BatchOf({3, 4});
+  EXPECT_THAT(SplitRows(batch, {.min_rows = 100, .max_in_one = 7}), IsEmpty());
+  EXPECT_THAT(SplitRows(batch, {.min_rows = 100, .max_in_one = 6}), ElementsAre(4));
 }
 
 TEST(MicroBatchesTest, KeepRowsKeysAndLogits) {

@@ -1,6 +1,7 @@
 #include "model/model.h"
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <map>
 #include <utility>
@@ -155,7 +156,9 @@ struct Model::Impl {
   const Decoder decoder;
   DeviceSampler sampler;
   std::span<const int32_t> drawn;                            // by the last Forward
+  std::deque<uint64_t> launched;                             // numbers of passes to collect
   size_t used_passes = 1;                                    // by the last batch
+  bool running = false;                                      // within Forward
   std::vector<std::unique_ptr<Pass>> passes;                 // one, or two for two-batch overlap
   std::vector<schedule::Operation> plain;                    // the schedule of one micro-batch
   std::vector<schedule::Operation> two_prefill, two_decode;  // of two, if there are two passes
@@ -239,7 +242,10 @@ struct Model::Impl {
 
   DeviceLogits Run(const ForwardBatch& batch, KvStorage& kv) {
     const std::vector<int64_t> first_rows =
-        passes.size() > 1 ? SplitRows(batch, options.tbo_threshold) : std::vector<int64_t>();
+        passes.size() > 1 ? SplitRows(batch, {.threshold = options.tbo_threshold,
+                                              .min_rows = options.tbo_min_tokens,
+                                              .max_in_one = options.max_pass_tokens})
+                          : std::vector<int64_t>();
     used_passes = first_rows.empty() ? 1 : 2;
     for (const auto& pass : passes)
       if (pass->moe) pass->moe->overlaps = used_passes > 1;
@@ -251,19 +257,45 @@ struct Model::Impl {
   }
 
   std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv) {
+    running = true;
     std::span<const float> logits;
     if (batch.draws.empty()) {
       logits = ToHost(Run(batch, kv));
     } else {
-      Launch(batch, kv);
+      Draw(batch, kv);
       drawn = sampler.ReceiveLast();  // passes that were launched before stay pending
     }
+    running = false;
+    ReportRouting(batch.pass);
+    return aborted() ? std::span<const float>() : logits;
+  }
+
+  void AbortPass(uint64_t number) {
+    if (!running) return;
     for (size_t i = 0; i < used_passes; ++i)
-      if (passes[i]->moe) passes[i]->moe->ReportRouting();
-    return logits;
+      if (passes[i]->number == number) passes[i]->aborted = true;
+  }
+  // The micro-batches of a batch have the same number.
+  bool aborted() const { return passes[0]->aborted; }
+
+  void ReportRouting(uint64_t last) {
+    for (const auto& pass : passes)
+      if (pass->moe) pass->moe->ReportRouting(last);
   }
 
   void Launch(const ForwardBatch& batch, KvStorage& kv) {
+    Draw(batch, kv);
+    launched.push_back(batch.pass);
+  }
+  std::span<const int32_t> Collect() {
+    const std::span<const int32_t> tokens = sampler.Receive();
+    ReportRouting(launched.front());
+    launched.pop_front();
+    return tokens;
+  }
+
+  // Enqueues a pass and the drawing of its tokens.
+  void Draw(const ForwardBatch& batch, KvStorage& kv) {
     const DeviceLogits logits = Run(batch, kv);
     CHECK_EQ(std::ssize(batch.draws), logits.rows + logits.more);
     sampler.Begin(*rank_device, batch.draws, config.vocab_size);
@@ -296,13 +328,13 @@ struct Model::Impl {
     const bool decode = IsDecode(batch);
     const bool record = recorded > 0 && IsPlainDecode(batch, std::numeric_limits<int64_t>::max()) &&
                         PaddedTokens(std::ranges::max(first_rows)) <= recorded;
-    const auto begin = [&](Pass& p, const ForwardBatch& part, int64_t first_row) {
+    const auto begin = [&](Pass& p, const ForwardBatch& part, const MicroBatchPlace& place) {
       p.Begin(record ? p.padded.Pad(part, kv.num_pages(), kv.page_size()) : part, kv,
-              sampler.tokens(), first_row);
-      p.moe->BeginPass(part.num_tokens(), first_row);
+              sampler.tokens(), place);
+      p.moe->BeginPass(part.num_tokens(), place.first_row);
     };
-    begin(first, parts.first, 0);
-    begin(second, parts.second, first_rows[comm.mesh.dp_rank()]);
+    begin(first, parts.first, {});
+    begin(second, parts.second, {.index = 1, .first_row = first_rows[comm.mesh.dp_rank()]});
     std::vector<int64_t> logit_rows = batch.group_logit_rows;  // [dp]
     if (logit_rows.empty()) logit_rows.push_back(std::ssize(batch.logit_rows));
     if (record) std::ranges::fill(logit_rows, first.rows.tokens + second.rows.tokens);
@@ -331,7 +363,13 @@ struct Model::Impl {
                                                               .micro_batch = 0,
                                                               .rows = rows,
                                                               .columns = config.hidden});
-    device.Run(key, [&] { decoder.Run(list, parts, logit_rows, key == 0 ? profiler : nullptr); });
+    if (key != 0) return device.Run(key, [&] { decoder.Run(list, parts, logit_rows); });
+    Decoder::Watch watch{.profiler = profiler};
+    if (running && options.before_operation)
+      watch.before = [&](const Pass& pass, const schedule::Operation& operation) {
+        options.before_operation(pass.number, operation);
+      };
+    device.Run(0, [&] { decoder.Run(list, parts, logit_rows, watch); });
   }
 
   // The most rows of a recorded pass; 0: recording is disabled.
@@ -386,7 +424,9 @@ void Model::Launch(const ForwardBatch& batch, KvStorage& kv) {
   CHECK(!batch.routed_experts);
   impl_->Launch(batch, kv);
 }
-std::span<const int32_t> Model::Collect() { return impl_->sampler.Receive(); }
+std::span<const int32_t> Model::Collect() { return impl_->Collect(); }
+void Model::AbortPass(uint64_t number) { impl_->AbortPass(number); }
+bool Model::aborted() const { return impl_->aborted(); }
 MovableExperts* Model::movable_experts() { return impl_->movable.get(); }
 const ModelConfig& Model::config() const { return impl_->config; }
 

@@ -30,15 +30,21 @@ class Model {
   // A cache for this model, in the memory of its device.
   KvStorage MakeCache(int64_t num_pages, int32_t page_size, DType dtype);
   // Logits of logit_rows, [rows, vocab], complete on every rank of the group; valid until the next
-  // call.
+  // call. Empty if the pass was aborted.
   std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv);
+  // Aborts the pass that Forward runs, if it has this number: its remaining operations are skipped.
+  // Only from ModelOptions::before_operation, before the same operation on every rank. Keys and
+  // values of the batch's rows are then undefined, and the batch may run again.
+  void AbortPass(uint64_t number);
+  bool aborted() const;  // whether the last Forward's pass was aborted
   // Whether batches may have `draws`. Forward then keeps the logits on the device and returns
   // none; drawn() has a token for each row, −1 where a logit is not finite.
   bool draws() const;
   std::span<const int32_t> drawn() const;
   // As Forward with `draws` for all logit rows and without routed experts. Returns once the pass is
   // enqueued; Collect waits for the oldest one and returns its tokens, valid until two more are
-  // launched. At most two passes may be launched but not yet collected.
+  // launched. At most two passes may be launched but not yet collected. Collect, and a Forward that
+  // follows, report the routing of launched passes to the observer.
   void Launch(const ForwardBatch& batch, KvStorage& kv);
   std::span<const int32_t> Collect();
   // [T, layers, top_k] logical experts that each row of the last batch was routed to, −1 for none

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "core/dtype.h"
 #include "model/weights.h"
 #include "moe/options.h"
+#include "schedule/operation.h"
 
 namespace switchyard {
 
@@ -46,11 +48,16 @@ struct ModelOptions {
   Observed observed = Observed::kNothing;
   ReplicaChooser* chooser = nullptr;      // of the MoE layers, likewise
   profile::Profiler* profiler = nullptr;  // records operations, outlives the model
-  bool movable_experts = false;           // enables Model::movable_experts
-  int movable_layers = 1;                 // whose new experts are held at once; −1: all
+  // Called on the rank's thread before each operation of Model::Forward, except for operations of
+  // captured passes. May call Model::AbortPass, before the same operation on every rank. Null:
+  // none.
+  std::function<void(uint64_t pass, const schedule::Operation& operation)> before_operation;
+  bool movable_experts = false;  // enables Model::movable_experts
+  int movable_layers = 1;        // whose new experts are held at once; −1: all
   // Batches run as two micro-batches that hide each other's exchanges (SplitRows).
   bool two_batch_overlap = false;
   double tbo_threshold = 0.48;
+  int64_t tbo_min_tokens = 2;  // of all attention groups: batches with fewer run whole
   // Maximum rows of one group in one pass: sizes activations and buffers. Derived by Model.
   int64_t max_pass_tokens = 0;
   std::string eplb_algorithm = "auto";  // planner for a recorded --init-expert-location

@@ -26,7 +26,8 @@ Pass::Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t s
         context.device.Allocate(max_tokens_ * context.config.moe->router.top_k * sizeof(int32_t));
 }
 
-void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* drawn, int64_t first) {
+void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* drawn,
+                 const MicroBatchPlace& of_batch) {
   const ModelConfig& config = context_.config;
   const int64_t tokens = batch.num_tokens();
   CHECK_LE(tokens, max_tokens_);
@@ -57,8 +58,13 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
   kv = &cache;
   sequences->Set(batch.sequences, cache.page_size());
 
-  first_row = first;
-  branch_pending = projected = false;
+  number = batch.pass;
+  place = of_batch;
+  if (moe) {
+    moe->pass = number;
+    moe->micro_batch = place.index;
+  }
+  aborted = branch_pending = projected = false;
   routed.clear();
   if (!batch.routed_experts || !config.has_moe()) return;
   routed.assign(tokens * config.num_layers() * config.moe->router.top_k, -1);

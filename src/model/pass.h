@@ -35,6 +35,12 @@ struct HeadBuffers {
   Activations logits;      // [rows, vocab]
 };
 
+// The place of a micro-batch in its batch.
+struct MicroBatchPlace {
+  int index = 0;
+  int64_t first_row = 0;  // index of this group's first row among those of the whole batch
+};
+
 // A batch in flight on one rank: its rows, activations and results. Layers have no state of a
 // batch, so several passes can be in flight, each at another layer. A pass is reused for many
 // batches, one at a time. Addresses change only in ReserveLogits, which discards recorded passes
@@ -45,10 +51,10 @@ class Pass {
   Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t scratch_floats);
 
   // Begins a batch, which must outlive its use: uploads its arrays and sequences, and clears the
-  // results of the previous batch. `kv` is the cache of all passes. `first`: index of this group's
-  // first row among those of the whole batch, if this is a micro-batch.
-  // `drawn`: the tokens to which ForwardBatch::token_rows refers, in device memory.
-  void Begin(const ForwardBatch& batch, KvStorage& kv, const int32_t* drawn, int64_t first = 0);
+  // results of the previous batch. `kv` is the cache of all passes. `drawn`: the tokens to which
+  // ForwardBatch::token_rows refers, in device memory. `place`: if this is a micro-batch.
+  void Begin(const ForwardBatch& batch, KvStorage& kv, const int32_t* drawn,
+             const MicroBatchPlace& place = {});
 
   // Allocates for `logit_rows` of this rank's group, and head buffers for group_rows [dp]. Recorded
   // passes are recorded again if memory moved.
@@ -69,8 +75,12 @@ class Pass {
   uint64_t RecordingKey(int64_t tokens);
 
   // The batch.
+  uint64_t number = 0;  // ForwardBatch::pass
+  // Whether the pass is aborted: the decoder skips its remaining operations (Decoder::Run). Set
+  // between two operations, the same ones on every rank.
+  bool aborted = false;
   PassRows rows;
-  int64_t first_row = 0;                                                     // see Begin
+  MicroBatchPlace place;
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;  // [dp]
   TokenPartition partition;  // of the tokens of all groups
   KvStorage* kv = nullptr;
@@ -84,6 +94,7 @@ class Pass {
   bool projected = false;         // attention's projections have run in this layer
   std::unique_ptr<MoeState> moe;  // null for a model without experts
   bool moe_in_stages = false;     // false: MoeLayer::Forward runs all stages of this layer
+  int exchanging = -1;            // the layer whose exchange is in flight; −1: none
   Activations selected;           // [logit rows, H]
   HeadBuffers head;
 

@@ -114,6 +114,9 @@ class MoeBackend {
   virtual void EndDispatch(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void PrePermute(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void RunExperts(const MoeLayerParts& parts, MoeState& state) = 0;
+  // Instead of RunExperts, for an aborted batch: leaves undefined outputs. A backend that computes
+  // the experts in another stage still does so.
+  virtual void SkipExperts(const MoeLayerParts& /*parts*/, MoeState& /*state*/) {}
   virtual void PostPermute(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void BeginCombine(const MoeLayerParts& parts, MoeState& state) = 0;
   // With single-batch overlap, computes the experts' down projection, and combine sends the outputs

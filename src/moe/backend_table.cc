@@ -130,6 +130,16 @@ void PrintPairs(const Facts& facts, const MoeBackends& backends, Lines out) {
     fmt::format_to(out, "  {:<30} one operator\n", entry.first);
 }
 
+void PrintGpus(const GpuMoeBackends& gpus, Lines out) {
+  const auto print = [&](std::string_view flag, const auto& registry) {
+    for (const auto& [name, backend] : registry.all())
+      fmt::format_to(out, "  {} {}: {}\n", flag, name, backend.summary);
+  };
+  fmt::format_to(out, "\nOn GPUs (permutes {})\n", gpus.permutes.Pairs());
+  print("--moe-a2a-backend", gpus.exchanges);
+  print("--moe-runner-backend", gpus.runners);
+}
+
 void PrintForeign(std::string_view flag, std::span<const SglangBackendName> names, Lines out) {
   std::map<std::string_view, std::vector<std::string_view>> served;
   for (const SglangBackendName& foreign : names)
@@ -156,11 +166,12 @@ std::string BackendTable(const MoeOptions& options, const MoeBackends& backends)
   const Facts facts = CollectFacts(options, backends);
   std::string text;
   const Lines out(text);
-  fmt::format_to(out, "Ranks are CPU processes; their kernels use {}.\n\n",
+  fmt::format_to(out, "Ranks on CPUs; their kernels use {}.\n\n",
                  kernels::Name(kernels::ActiveIsa()));
   PrintA2a(facts, backends, out);
   PrintRunners(facts, backends, out);
   PrintPairs(facts, backends, out);
+  PrintGpus(backends.gpus, out);
   fmt::format_to(out, "\nSGLang names\n");
   PrintForeign("--moe-runner-backend", ForeignRunnerNames(), out);
   PrintForeign("--moe-a2a-backend", ForeignA2aNames(), out);

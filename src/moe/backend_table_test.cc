@@ -71,6 +71,18 @@ TEST(BackendTableTest, NamesEveryBackendOfThisBuild) {
   }
 }
 
+TEST(BackendTableTest, ListsTheBackendsOfGpus) {
+  MoeBackends backends = SmallBackends();
+  backends.gpus.runners.Add("mine", {.summary = "a program's own"});
+  const std::string text = BackendTable({}, backends);
+  EXPECT_THAT(text,
+              HasSubstr("\nOn GPUs (permutes )\n  --moe-runner-backend mine: a program's own\n"));
+  EXPECT_THAT(BackendTable({}, BuiltinMoeBackends()),
+              AllOf(HasSubstr("On GPUs (permutes standard → contiguous, "),
+                    HasSubstr("\n  --moe-a2a-backend deepep: "),
+                    HasSubstr("\n  --moe-runner-backend masked_mlp: ")));
+}
+
 TEST(ExplainChoiceTest, SaysWhatIsChosenAndWhy) {
   const MoeBackends backends = SmallBackends();
   const auto explain = [&](const char* a2a, const char* runner, WeightFormat format) {

@@ -19,11 +19,9 @@ MoeBackends BuiltinMoeBackends() {
   b.fused.Add("fused", FusedTilesBackend());
 
   b.runners.Add("grouped_mlp", {.make = [] { return std::make_unique<GroupedMlpRunner>(); },
-                                .summary = "one contiguous grouped GEMM over exact counts",
-                                .gpus = true});
+                                .summary = "one contiguous grouped GEMM over exact counts"});
   b.runners.Add("masked_mlp", {.make = [] { return std::make_unique<MaskedMlpRunner>(); },
-                               .summary = "one masked GEMM per expert over a fixed capacity",
-                               .gpus = true});
+                               .summary = "one masked GEMM per expert over a fixed capacity"});
 
   b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kContiguous, SortRowsByExpert());
   b.permutes.Add(DispatchLayout::kNormal, RunnerLayout::kContiguous, SortRowsByExpert());
@@ -31,6 +29,8 @@ MoeBackends BuiltinMoeBackends() {
   b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kMasked, GroupRowsMasked());
   b.permutes.Add(DispatchLayout::kNormal, RunnerLayout::kMasked, GroupRowsMasked());
   b.permutes.Add(DispatchLayout::kLowLatency, RunnerLayout::kMasked, CompactPlacesMasked());
+
+  b.gpus = BuiltinGpuBackends();
   return b;
 }
 

@@ -1,4 +1,5 @@
-// The registries of dispatchers, fused operators, runners and permutes that form an MoE path.
+// The registries of dispatchers, fused operators, runners and permutes that form an MoE path. Those
+// of ranks on CPUs are here, those of ranks on GPUs in gpu_backends.h.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +12,7 @@
 #include "moe/dispatcher.h"
 #include "moe/exchange_memory.h"
 #include "moe/fused.h"
+#include "moe/gpu_backends.h"
 #include "moe/options.h"
 #include "moe/permute.h"
 #include "moe/placement.h"
@@ -64,7 +66,6 @@ struct ExchangeBackend {
   std::function<ExchangeMemory(const MoeOptions&, const ExchangeShape&)> memory = nullptr;
   bool combines_by_rank = false;   // supports --moe-combine-rows rank
   bool combines_in_parts = false;  // supports Dispatcher::BeginCombinePart
-  bool gpus = false;               // moe/cuda implements it for ranks on GPUs
   bool hosts = true;               // ranks may be on several hosts
 };
 using DispatcherBackend = ExchangeBackend<Dispatcher>;
@@ -86,10 +87,10 @@ ExchangeBackend<Interface> BackendOf(std::string summary) {
 struct RunnerBackend {
   std::function<std::unique_ptr<Runner>()> make;
   std::string summary;
-  bool gpus = false;  // accepted for ranks on GPUs, where moe/cuda selects kernels by format
 };
 
-// A new backend needs one file and one call of Add.
+// A new backend needs one file and one call of Add. A name may be registered for CPUs, for GPUs, or
+// for both.
 struct MoeBackends {
   Registry<DispatcherBackend> dispatchers{"--moe-a2a-backend"};
   // Also selected by --moe-a2a-backend; --moe-runner-backend is then auto or the same name.
@@ -97,6 +98,7 @@ struct MoeBackends {
   Registry<RunnerBackend> runners{"--moe-runner-backend"};
   std::string auto_runner = "grouped_mlp";  // what --moe-runner-backend auto means
   PermuteTable permutes;
+  GpuMoeBackends gpus;  // the same for ranks on GPUs
 };
 
 // The backends of this build.

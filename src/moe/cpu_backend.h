@@ -83,6 +83,7 @@ class CpuMoeBackend : public MoeBackend {
   void EndDispatch(const MoeLayerParts& parts, MoeState& state) override;
   void PrePermute(const MoeLayerParts& parts, MoeState& state) override;
   void RunExperts(const MoeLayerParts& parts, MoeState& state) override;
+  void SkipExperts(const MoeLayerParts& parts, MoeState& state) override;
   void PostPermute(const MoeLayerParts& parts, MoeState& state) override;
   void BeginCombine(const MoeLayerParts& parts, MoeState& state) override;
   void RunDown(const MoeLayerParts& parts, MoeState& state) override;
@@ -94,6 +95,7 @@ class CpuMoeBackend : public MoeBackend {
     return dispatcher_ ? dispatcher_->active_ranks() : std::span<const uint8_t>();
   }
   void StageInputRows(CpuMoeState& state) const;
+  std::span<std::byte* const> OutputPlaces(CpuMoeState& state) const;
 
   const ExchangeShape exchange_;
   RankComm& comm_;

@@ -86,10 +86,11 @@ void ReportRound(RoutingObserver& observer, const Mesh& mesh, int layer, const C
     return count == 0 ? std::span<const int32_t>()
                       : std::span(topk.ids).subspan(own.in_round.begin * topk.k, count * topk.k);
   };
-  observer.OnRoute(layer, {.first_row = count == 0 ? 0 : s.first_row + own.in_group,
-                           .tokens = count,
-                           .logical = rows(s.logical),
-                           .physical = rows(*s.topk)});
+  observer.OnRoute(s.pass, layer,
+                   {.first_row = count == 0 ? 0 : s.first_row + own.in_group,
+                    .tokens = count,
+                    .logical = rows(s.logical),
+                    .physical = rows(*s.topk)});
 }
 
 }  // namespace
@@ -100,11 +101,7 @@ std::unique_ptr<MoeLayerParts> CpuMoeBackend::Place(MoeLayerConfig config,
   MoeLayerWeights& w = parts->weights;
   if (shared_dispatched()) {
     CHECK(w.has_shared);
-    if (w.shared.gate.n != shape_.intermediate)
-      throw Invalid(
-          "--enable-deepep-waterfill needs shared and routed experts of equal intermediate size "
-          "(shared {}, routed {})",
-          w.shared.gate.n, shape_.intermediate);
+    CheckSharedFits(w, shape_.intermediate);
     w.experts.push_back(w.shared);
   }
   CHECK_EQ(static_cast<int>(w.experts.size()), experts_.LocalExperts(mesh_.ep_rank()));
@@ -168,7 +165,11 @@ void CpuMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   if (chooser_ || !parts.replicas.empty() || shared_dispatched()) {
     s.topk = &s.physical;
     if (chooser_) {
-      chooser_->Choose(config.layer, s.logical, &s.physical);
+      chooser_->Choose({.pass = s.pass,
+                        .micro_batch = s.micro_batch,
+                        .layer = config.layer,
+                        .first_token = s.first_routed()},
+                       s.logical, &s.physical);
     } else if (parts.replicas.empty()) {
       s.physical = s.logical;
     } else {
@@ -206,22 +207,36 @@ void CpuMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
   CpuMoeState& s = Own(state);
   permute(s.dispatched.layout).pre(permute_context(), s.dispatched, &s.grouped);
   if (observer_ && observer_->wants_dispatch())
-    observer_->OnDispatch(layer.config.layer, s.grouped);
+    observer_->OnDispatch(s.pass, layer.config.layer, s.grouped);
+}
+
+// Where the runner stores its outputs; empty: in state.outputs.
+std::span<std::byte* const> CpuMoeBackend::OutputPlaces(CpuMoeState& s) const {
+  const ExpertRows none_yet = permute(s.dispatched.layout).post(s.grouped, nullptr);
+  const auto places = dispatcher_->OutputDestinations(none_yet, &s.handle);
+  s.outputs_written = !places.empty();
+  if (!s.outputs_written) s.outputs.Get(s.grouped.num_rows * s.width);
+  return places;
 }
 
 void CpuMoeBackend::RunExperts(const MoeLayerParts& layer, MoeState& state) {
   if (fused_) return;
   const CpuMoeParts& parts = Own(layer);
   CpuMoeState& s = Own(state);
-  const ExpertRows none_yet = permute(s.dispatched.layout).post(s.grouped, nullptr);
-  s.destinations = dispatcher_->OutputDestinations(none_yet, &s.handle);
-  s.outputs_written = !s.destinations.empty();
+  s.destinations = OutputPlaces(s);
   if (splits_down()) return runner_->RunGateUp(parts.Block(), s.grouped, pool_, &s.middle);
   if (s.outputs_written)
     return runner_->RunTo(parts.Block(), s.grouped, s.width, pool_, exchange_.output_dtype,
                           s.destinations);
-  float* y = s.outputs.Get(s.grouped.num_rows * s.width);
-  runner_->Run(parts.Block(), s.grouped, s.width, pool_, y);
+  runner_->Run(parts.Block(), s.grouped, s.width, pool_, s.outputs.data());
+}
+
+// A fused operator computes the experts in EndCombine, and with single-batch overlap RunDown
+// computes the down projection.
+void CpuMoeBackend::SkipExperts(const MoeLayerParts& layer, MoeState& state) {
+  if (fused_) return;
+  if (splits_down()) return RunExperts(layer, state);
+  OutputPlaces(Own(state));
 }
 
 void CpuMoeBackend::PostPermute(const MoeLayerParts& /*layer*/, MoeState& state) {

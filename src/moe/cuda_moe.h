@@ -13,6 +13,8 @@
 
 namespace switchyard {
 
+struct MoeBackends;
+
 namespace kernels {
 class Device;
 }
@@ -38,6 +40,8 @@ struct DeviceMoeContext {
   DeviceMoeHosts hosts;               // with several hosts, groups.ep uses NCCL
   // Parts of the down projection in single-batch overlap; 0: as many as its size justifies.
   int down_parts = 0;
+  // The registries; null: the built-in backends.
+  std::shared_ptr<const MoeBackends> backends = nullptr;
 };
 
 // Allocates peer memory: all ranks call it in one order. Error kInvalid names the flag that
@@ -46,6 +50,7 @@ std::shared_ptr<MoeBackend> MakeCudaMoe(const MoeOptions& options, const MoeShap
                                         const DeviceMoeContext& context);
 // Bytes of peer memory that MakeCudaMoe allocates per rank. `dtype`: CudaDeviceOptions::dtype.
 size_t CudaMoePeerBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
-                        DType dtype, const DeviceMoeHosts& hosts = {});
+                        DType dtype, const DeviceMoeHosts& hosts = {},
+                        const MoeBackends* backends = nullptr);
 
 }  // namespace switchyard

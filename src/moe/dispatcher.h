@@ -125,6 +125,13 @@ class Dispatcher {
   // −1. (With --moe-combine-rows rank: sums over ranks of each rank's partial sum.)
   virtual void EndCombine(DispatchHandle* handle, float* y) = 0;
 
+  // Instead of EndCombine, if rows combine by slot and the combine has one round: waits for the
+  // outputs and returns them unweighted, [topk.tokens, k] rows of ExchangeShape::output_dtype. Rows
+  // of slots without an expert are undefined. Valid until ReleaseOutputs, which ends the batch.
+  // Training needs each output for the gradient of its weight. Null: not supported.
+  virtual const std::byte* EndCombineBySlot(DispatchHandle* /*handle*/) { return nullptr; }
+  virtual void ReleaseOutputs(DispatchHandle* /*handle*/) {}
+
   // Dispatches other rows x [topk.tokens, H] with the routing of the last batch of `handle`. That
   // batch must have had one round and must have ended on every rank. A backend reuses the layout it
   // computed and exchanged for that batch. Training sends gradients this way. The default calls

@@ -3,18 +3,15 @@
 #pragma once
 
 #include "comm/mesh.h"
+#include "moe/gpu_backends.h"
 #include "moe/gpu_limits.h"
 #include "moe/options.h"
 
-namespace switchyard {
+namespace switchyard::cuda {
 
-inline constexpr bool kWaterfillOnGpus = false;  // --enable-deepep-waterfill
+// Error kInvalid names the flag or the model's size that MoE layers on GPUs do not support. The
+// registry decides about exchanges and runners.
+void CheckGpuOptions(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
+                     const GpuMoeBackends& backends);
 
-namespace cuda {
-
-// Error kInvalid names the flag or the model's size that MoE layers on GPUs do not support. For
-// all-to-all backends and runners the registry decides (ExchangeBackend::gpus).
-void CheckGpuOptions(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh);
-
-}  // namespace cuda
-}  // namespace switchyard
+}  // namespace switchyard::cuda

@@ -5,6 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "moe/backends.h"
+#include "moe/runner_names.h"
 
 namespace switchyard {
 namespace {
@@ -15,9 +16,10 @@ constexpr MoeShape kShape{
     .hidden = 128, .intermediate = 128, .num_experts = 8, .top_k = 2, .max_tokens = 16};
 
 std::string ErrorOf(const MoeOptions& options, const MoeShape& shape = kShape,
-                    const MeshShape& mesh = {.tp = 2, .ep = 2}) {
+                    const MeshShape& mesh = {.tp = 2, .ep = 2},
+                    const GpuMoeBackends& backends = BuiltinGpuBackends()) {
   try {
-    cuda::CheckGpuOptions(options, shape, mesh);
+    cuda::CheckGpuOptions(options, shape, mesh, backends);
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kInvalid);
     return error.what();
@@ -25,18 +27,58 @@ std::string ErrorOf(const MoeOptions& options, const MoeShape& shape = kShape,
   return "";
 }
 
+constexpr char kExchanges[] = "deepep, flashinfer, fused, mooncake, none";
+
+TEST(GpuOptionsTest, GpusTakeEveryBackendOfCpus) {
+  const MoeBackends backends = BuiltinMoeBackends();
+  for (const auto& entry : backends.dispatchers.all())
+    EXPECT_EQ(ErrorOf({.a2a_backend = entry.first}), "");
+  for (const auto& entry : backends.fused.all())
+    EXPECT_EQ(ErrorOf({.a2a_backend = entry.first}), "");
+}
+
 TEST(GpuOptionsTest, TheRegistryDecidesWhichBackendsGpusTake) {
   const MoeBackends backends = BuiltinMoeBackends();
   const auto check = [](const std::string& name, bool gpus) {
     EXPECT_EQ(ErrorOf({.a2a_backend = name}),
-              gpus ? "" : fmt::format("--moe-a2a-backend {}: GPUs support deepep, none", name));
+              gpus ? "" : fmt::format("--moe-a2a-backend {}: GPUs support {}", name, kExchanges));
   };
-  for (const auto& [name, backend] : backends.dispatchers.all()) check(name, backend.gpus);
-  for (const auto& [name, backend] : backends.fused.all()) check(name, backend.gpus);
-  for (const auto& [name, backend] : backends.runners.all()) {
-    EXPECT_TRUE(backend.gpus);
-    EXPECT_EQ(ErrorOf({.runner_backend = name}), "");
+  const auto on_gpus = [&](const std::string& name) {
+    return backends.gpus.exchanges.FindIf(name) != nullptr;
+  };
+  for (const auto& entry : backends.dispatchers.all()) check(entry.first, on_gpus(entry.first));
+  for (const auto& entry : backends.fused.all()) check(entry.first, on_gpus(entry.first));
+  for (const auto& entry : backends.runners.all()) {
+    EXPECT_NE(backends.gpus.runners.FindIf(entry.first), nullptr);
+    EXPECT_EQ(ErrorOf({.runner_backend = entry.first}), "");
   }
+}
+
+TEST(GpuOptionsTest, AProgramsOwnBackendsAreTaken) {
+  GpuMoeBackends backends = BuiltinGpuBackends();
+  backends.exchanges.Add("own", {.summary = "a program's own"});
+  backends.runners.Add("own", {.summary = "a program's own"});
+  const MoeOptions own = {.a2a_backend = "own", .runner_backend = "own"};
+  EXPECT_EQ(ErrorOf(own, kShape, {.tp = 2, .ep = 2}, backends), "");
+  EXPECT_EQ(ErrorOf(own), fmt::format("--moe-a2a-backend own: GPUs support {}", kExchanges));
+  EXPECT_EQ(ErrorOf({.runner_backend = "own"}),
+            "--moe-runner-backend own: no such backend here, want one of: auto, grouped_mlp, "
+            "masked_mlp");
+}
+
+TEST(GpuOptionsTest, RunnersHaveAPermuteForRowsThatAreExchangedOrNot) {
+  const GpuMoeBackends backends = BuiltinGpuBackends();
+  for (const DispatchLayout from : {DispatchLayout::kStandard, DispatchLayout::kNormal})
+    for (const RunnerLayout to : {RunnerLayout::kContiguous, RunnerLayout::kMasked})
+      EXPECT_NE(backends.permutes.Find(from, to), nullptr);
+}
+
+TEST(GpuOptionsTest, RunnerNamesOfSglangAreResolved) {
+  const GpuMoeBackends backends = BuiltinGpuBackends();
+  EXPECT_EQ(ResolveGpuRunner("auto", backends), "grouped_mlp");
+  EXPECT_EQ(ResolveGpuRunner("triton", backends), "grouped_mlp");
+  EXPECT_EQ(ResolveGpuRunner("flashinfer_cutedsl", backends), "masked_mlp");
+  EXPECT_THAT(ErrorOf({.runner_backend = "aiter"}), HasSubstr("needs AMD GPUs"));
 }
 
 TEST(GpuOptionsTest, NamesOtherOptions) {
@@ -44,9 +86,9 @@ TEST(GpuOptionsTest, NamesOtherOptions) {
               HasSubstr("--deepep-mode fast"));
   EXPECT_THAT(ErrorOf({.a2a_backend = "none", .combine_rows = "rank"}),
               HasSubstr("--moe-combine-rows rank: --moe-a2a-backend none"));
+  EXPECT_THAT(ErrorOf({.a2a_backend = "flashinfer", .combine_rows = "rank"}),
+              HasSubstr("--moe-combine-rows rank: --moe-a2a-backend flashinfer"));
   EXPECT_EQ(ErrorOf({.a2a_backend = "deepep", .combine_rows = "rank"}), "");
-  EXPECT_THAT(ErrorOf({.a2a_backend = "deepep", .waterfill = true}),
-              HasSubstr("--enable-deepep-waterfill"));
 }
 
 TEST(GpuOptionsTest, LimitsOfTheKernels) {
@@ -59,6 +101,11 @@ TEST(GpuOptionsTest, LimitsOfTheKernels) {
   shape = kShape;
   shape.top_k = cuda::kMaxTopK + 1;
   EXPECT_THAT(ErrorOf({}, shape), HasSubstr("top_k=17"));
+  shape.top_k = cuda::kMaxExchangeTopK;
+  EXPECT_EQ(ErrorOf({.a2a_backend = "deepep", .waterfill = true}, shape), "");
+  shape.has_shared = true;
+  EXPECT_THAT(ErrorOf({.a2a_backend = "deepep", .waterfill = true}, shape),
+              HasSubstr("--enable-deepep-waterfill: top_k=16"));
   EXPECT_THAT(ErrorOf({.num_redundant_experts = 2 * cuda::kMaxLocalExperts}),
               HasSubstr("at most 512 per GPU"));
   const int ranks = 2 * cuda::kMaxExchangeRanks;

@@ -71,11 +71,13 @@ void MoeLayer::Forward(MoeState& state, const float* hidden, const MoeTokens& to
                        float* out) const {
   CheckTokens(tokens);
   const auto groups = tokens.group_tokens, decoding = tokens.group_decode_tokens;
-  const auto run = [&](std::span<const int64_t> counts, int64_t first, bool decode) {
+  const auto run = [&](std::span<const int64_t> counts, int64_t first, bool decode,
+                       int64_t routed_before = 0) {
     if (IsEmpty(counts)) return;
     const int64_t skipped = first * parts_->config.hidden;
     Start(state, hidden + skipped, counts, decode, out + skipped);
     SetRecords(state, tokens, first);
+    state.routed_before = routed_before;
     while (state.NextRound()) RunRound(state);
     Scatter(state);
   };
@@ -83,10 +85,11 @@ void MoeLayer::Forward(MoeState& state, const float* hidden, const MoeTokens& to
   if (std::ranges::equal(groups, decoding)) return run(groups, 0, /*decode=*/true);
   if (!backend_->splits_mixed_batches()) return run(groups, 0, /*decode=*/false);
   run(decoding, 0, /*decode=*/true);
+  const int64_t decoded = IsEmpty(decoding) ? 0 : state.lane_tokens;
   std::vector<int64_t>& others = state.other_tokens;
   others.resize(groups.size());
   for (size_t g = 0; g < groups.size(); ++g) others[g] = groups[g] - decoding[g];
-  run(others, decoding[backend_->mesh().dp_rank()], /*decode=*/false);
+  run(others, decoding[backend_->mesh().dp_rank()], /*decode=*/false, decoded);
 }
 
 void MoeLayer::SetRecords(MoeState& state, const MoeTokens& tokens, int64_t first) const {
@@ -134,7 +137,7 @@ void MoeLayer::Prepare(MoeState& s, std::span<const int64_t> group_tokens, bool 
   s.decode = decode;
   s.routed_experts = nullptr;
   s.router_faults = {};
-  s.first_row = 0;
+  s.first_row = s.routed_before = 0;
   s.own = {0, s.lane_tokens};
   s.lanes.assign(1, s.lane_tokens);
   s.partitioned = backend_->scatters();
@@ -160,6 +163,7 @@ void MoeLayer::Start(MoeState& s, const float* hidden, std::span<const int64_t> 
   s.out = out;
   backend_->Start(*parts_, s);
   Gather(s);
+  s.stage = BatchStage::kStarted;
 }
 
 void MoeLayer::RunRound(MoeState& s) const {
@@ -173,6 +177,43 @@ void MoeLayer::RunRound(MoeState& s) const {
   BeginCombine(s);
   RunDown(s);
   EndCombine(s);
+}
+
+void MoeLayer::Abort(MoeState& s) const {
+  while (s.stage != BatchStage::kEnded) {
+    switch (s.stage) {
+      case BatchStage::kStarted:
+        Route(s);
+        break;
+      case BatchStage::kRouted:
+        BeginDispatch(s);
+        break;
+      case BatchStage::kSent:
+        EndDispatch(s);
+        break;
+      case BatchStage::kArrived:
+        PrePermute(s);
+        break;
+      case BatchStage::kPermuted:
+        Run(&MoeBackend::SkipExperts, BatchStage::kComputed, s);
+        break;
+      case BatchStage::kComputed:
+        PostPermute(s);
+        break;
+      case BatchStage::kReady:
+        BeginCombine(s);
+        break;
+      case BatchStage::kReturned:
+        RunDown(s);
+        break;
+      case BatchStage::kDown:
+        CHECK(s.ends_combine());
+        EndCombine(s);
+        break;
+      case BatchStage::kEnded:
+        break;
+    }
+  }
 }
 
 std::span<const size_t> MoeLayer::PartSizes(MoeState& s, int first, int ranks, size_t size) const {

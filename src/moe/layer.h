@@ -54,21 +54,27 @@ class MoeLayer {
   // every sequence has one row, on all ranks.
   void Start(MoeState& state, const float* hidden, std::span<const int64_t> group_tokens,
              bool decode, float* out) const;
-  void Route(MoeState& s) const { backend_->Route(*parts_, s); }
-  void BeginDispatch(MoeState& s) const { backend_->BeginDispatch(*parts_, s); }
+  void Route(MoeState& s) const { Run(&MoeBackend::Route, BatchStage::kRouted, s); }
+  void BeginDispatch(MoeState& s) const { Run(&MoeBackend::BeginDispatch, BatchStage::kSent, s); }
   void RunShared(MoeState& s) const { backend_->RunShared(*parts_, s); }
-  void EndDispatch(MoeState& s) const { backend_->EndDispatch(*parts_, s); }
-  void PrePermute(MoeState& s) const { backend_->PrePermute(*parts_, s); }
-  void RunExperts(MoeState& s) const { backend_->RunExperts(*parts_, s); }
-  void PostPermute(MoeState& s) const { backend_->PostPermute(*parts_, s); }
-  void BeginCombine(MoeState& s) const { backend_->BeginCombine(*parts_, s); }
-  void RunDown(MoeState& s) const { backend_->RunDown(*parts_, s); }
+  void EndDispatch(MoeState& s) const { Run(&MoeBackend::EndDispatch, BatchStage::kArrived, s); }
+  void PrePermute(MoeState& s) const { Run(&MoeBackend::PrePermute, BatchStage::kPermuted, s); }
+  void RunExperts(MoeState& s) const { Run(&MoeBackend::RunExperts, BatchStage::kComputed, s); }
+  void PostPermute(MoeState& s) const { Run(&MoeBackend::PostPermute, BatchStage::kReady, s); }
+  void BeginCombine(MoeState& s) const { Run(&MoeBackend::BeginCombine, BatchStage::kReturned, s); }
+  void RunDown(MoeState& s) const { Run(&MoeBackend::RunDown, BatchStage::kDown, s); }
   // Does nothing before the last round if one combine covers all rounds.
   void EndCombine(MoeState& s) const {
-    if (s.ends_combine()) backend_->EndCombine(*parts_, s);
+    if (s.ends_combine()) Run(&MoeBackend::EndCombine, BatchStage::kEnded, s);
   }
   // Replicates the outputs over the group, after the last round.
   void Scatter(MoeState& state) const;
+
+  // Ends a batch of StartOneRound between two of its stages, without a result: `out` has undefined
+  // rows. Every rank calls it between the same stages. Completes the exchange, so that the state
+  // and its buffers can take the next batch, but skips the experts' GEMMs. Batches of other states
+  // are not affected. Does nothing after EndCombine.
+  void Abort(MoeState& state) const;
 
   // Switches to `placement`, with the same number of physical experts, from the next pass on;
   // `experts` are this rank's. Call it between the same two passes on every rank. With an
@@ -95,6 +101,11 @@ class MoeLayer {
   void Prepare(MoeState& state, std::span<const int64_t> group_tokens, bool decode) const;
   void Gather(MoeState& state) const;
   void RunRound(MoeState& state) const;
+  using StageFunction = void (MoeBackend::*)(const MoeLayerParts&, MoeState&);
+  void Run(StageFunction run, BatchStage stage, MoeState& s) const {
+    (backend_.get()->*run)(*parts_, s);
+    s.stage = stage;
+  }
   void ApplyPlacement();
   // Sizes of the own rows of `ranks` ranks from `first` on, `size` bytes or floats per row.
   std::span<const size_t> PartSizes(MoeState& state, int first, int ranks, size_t size) const;

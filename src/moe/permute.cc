@@ -1,7 +1,5 @@
 #include "moe/permute.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <functional>
 
@@ -174,20 +172,6 @@ ExpertRows OutputsByPlace(const GroupedRows& rows, float* y) {
 }
 
 }  // namespace
-
-const PermutePair* PermuteTable::Find(DispatchLayout from, RunnerLayout to) const {
-  const auto it = pairs_.find({from, to});
-  return it == pairs_.end() ? nullptr : &it->second;
-}
-
-std::string PermuteTable::Pairs() const {
-  std::string text;
-  for (const auto& [layouts, pair] : pairs_) {
-    if (!text.empty()) text += ", ";
-    text += fmt::format("{} → {}", Name(layouts.first), Name(layouts.second));
-  }
-  return text;
-}
 
 PermutePair SortRowsByExpert() { return {SortByExpert, OutputsByPosition}; }
 PermutePair GroupRowsMasked() { return {GroupByExpertMasked, OutputsByPosition}; }

@@ -1,11 +1,8 @@
 // Pre- and post-permute: conversion between a dispatcher's layout and a runner's.
 #pragma once
 
-#include <map>
-#include <string>
-#include <utility>
-
 #include "core/parallel.h"
+#include "moe/permute_table.h"
 #include "moe/runner.h"
 #include "moe/types.h"
 
@@ -27,16 +24,7 @@ struct PermutePair {
   ExpertRows (*post)(const GroupedRows& rows, float* y) = nullptr;
 };
 
-// The registered permutes by pair of layouts.
-class PermuteTable {
- public:
-  void Add(DispatchLayout from, RunnerLayout to, PermutePair pair) { pairs_[{from, to}] = pair; }
-  const PermutePair* Find(DispatchLayout from, RunnerLayout to) const;
-  std::string Pairs() const;  // "standard → contiguous, normal → contiguous, …", for messages
-
- private:
-  std::map<std::pair<DispatchLayout, RunnerLayout>, PermutePair> pairs_;
-};
+using PermuteTable = PermuteTableOf<PermutePair>;
 
 // standard, normal → contiguous: a stable counting sort of (row, slot) by expert.
 PermutePair SortRowsByExpert();

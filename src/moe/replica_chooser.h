@@ -1,10 +1,20 @@
 // The interface that selects expert replicas per batch.
 #pragma once
 
+#include <cstdint>
+
 #include "moe/placement.h"
 #include "moe/router.h"
 
 namespace switchyard {
+
+// The tokens of one round for which replicas are chosen. Equal on ranks that route the same tokens.
+struct RoundToChoose {
+  uint64_t pass = 0;    // MoeState::pass
+  int micro_batch = 0;  // MoeState::micro_batch
+  int layer = 0;
+  int64_t first_token = 0;  // among those that the rank routes in this layer and micro-batch
+};
 
 // Called by the MoE layers of one rank (MoeBackend::ChooseReplicasBy), on the rank's thread. Ranks
 // that route the same tokens must choose alike. Without an all-to-all backend, those are all ranks;
@@ -15,7 +25,9 @@ class ReplicaChooser {
   // The layer's placement, before its first pass and after each change.
   virtual void OnPlacement(int layer, const ExpertPlacement& placement) = 0;
   // Maps the tokens of one round: fills *physical with physical experts, −1 where `logical` has −1.
-  virtual void Choose(int layer, const TopK& logical, TopK* physical) = 0;
+  // The choice depends on the arguments and on the placement only, not on the order of calls. So
+  // passes may be interleaved.
+  virtual void Choose(const RoundToChoose& round, const TopK& logical, TopK* physical) = 0;
 };
 
 }  // namespace switchyard

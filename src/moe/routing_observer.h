@@ -30,24 +30,26 @@ struct RoutedCounts {
 
 // Called by the MoE layers of one rank (MoeBackend::Observe), on the rank's thread. On CPUs the
 // calls come during the pass. On GPUs they come after it, since the choices are on the device.
+// `pass` is the number of the pass (MoeState::pass). Calls of several passes may be interleaved.
 class RoutingObserver {
  public:
   virtual ~RoutingObserver() = default;
-  // The layer's placement, before its first pass and after each change.
+  // The layer's placement, before its first pass and after each change. It applies to passes that
+  // begin later, not to those in flight.
   virtual void OnPlacement(int layer, const ExpertPlacement& placement) = 0;
   // On CPUs called for each round of each pass, empty rounds included. On GPUs called for each run
   // of consecutive rows.
-  virtual void OnRoute(int layer, const RoutedTokens& tokens) = 0;
+  virtual void OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) = 0;
   // Whether OnRoute must have the single tokens. If not, a GPU may count the choices itself, and
   // call OnCounts once per layer and pass instead.
   virtual bool wants_tokens() const { return true; }
-  virtual void OnCounts(int /*layer*/, const RoutedCounts& /*counts*/) {}
-  // Whether the pass that begins is observed. Read before the pass; a GPU then skips the others.
-  virtual bool wants_pass() const { return true; }
+  virtual void OnCounts(uint64_t /*pass*/, int /*layer*/, const RoutedCounts& /*counts*/) {}
+  // Whether the pass is observed. Read when it begins; a GPU then skips the others.
+  virtual bool wants_pass(uint64_t /*pass*/) const { return true; }
   // Whether to call OnDispatch, once per round with the rows dispatched to this rank's experts. A
   // fused operator does not expose these rows and is then rejected.
   virtual bool wants_dispatch() const { return false; }
-  virtual void OnDispatch(int /*layer*/, const GroupedRows& /*rows*/) {}
+  virtual void OnDispatch(uint64_t /*pass*/, int /*layer*/, const GroupedRows& /*rows*/) {}
 };
 
 }  // namespace switchyard

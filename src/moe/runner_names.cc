@@ -47,12 +47,9 @@ Error Refusal(std::string_view flag, const SglangBackendName& foreign) {
                  foreign.name, foreign.needs, foreign.nearest);
 }
 
-}  // namespace
-
-std::span<const SglangBackendName> ForeignRunnerNames() { return kRunners; }
-std::span<const SglangBackendName> ForeignA2aNames() { return kA2a; }
-
-std::string ResolveRunner(const std::string& name, const MoeBackends& backends) {
+// `Backends`: of CPUs or of GPUs.
+template <typename Backends>
+std::string Resolve(const std::string& name, const Backends& backends) {
   if (name == "auto") return backends.auto_runner;
   if (backends.runners.FindIf(name)) return name;
   const SglangBackendName* foreign = FindSglangName(kRunners, name);
@@ -60,6 +57,18 @@ std::string ResolveRunner(const std::string& name, const MoeBackends& backends) 
   if (foreign) return std::string(foreign->nearest);
   throw Invalid("--moe-runner-backend {}: no such backend here, want one of: auto, {}", name,
                 backends.runners.Names());
+}
+
+}  // namespace
+
+std::span<const SglangBackendName> ForeignRunnerNames() { return kRunners; }
+std::span<const SglangBackendName> ForeignA2aNames() { return kA2a; }
+
+std::string ResolveRunner(const std::string& name, const MoeBackends& backends) {
+  return Resolve(name, backends);
+}
+std::string ResolveGpuRunner(const std::string& name, const GpuMoeBackends& backends) {
+  return Resolve(name, backends);
 }
 
 void CheckA2aName(const std::string& name, const MoeBackends& backends) {

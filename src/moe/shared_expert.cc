@@ -46,4 +46,12 @@ void ComputeSharedExpert(const MoeLayerConfig& config, const MoeLayerWeights& we
   });
 }
 
+void CheckSharedFits(const MoeLayerWeights& weights, int64_t intermediate) {
+  if (weights.shared.gate.n != intermediate)
+    throw Invalid(
+        "--enable-deepep-waterfill needs shared and routed experts of equal intermediate size "
+        "(shared {}, routed {})",
+        weights.shared.gate.n, intermediate);
+}
+
 }  // namespace switchyard

@@ -26,4 +26,8 @@ const float* SharedGates(const MoeLayerConfig& config, const MoeLayerWeights& we
                          const float* x, int64_t tokens, SharedExpertScratch* scratch,
                          ThreadPool& pool);
 
+// Error kInvalid if the shared expert cannot be dispatched as a routed one, whose intermediate size
+// is `intermediate`.
+void CheckSharedFits(const MoeLayerWeights& weights, int64_t intermediate);
+
 }  // namespace switchyard

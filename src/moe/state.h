@@ -12,6 +12,20 @@
 
 namespace switchyard {
 
+// The last stage of MoeLayer that has run for a batch.
+enum class BatchStage : uint8_t {
+  kEnded,     // no exchange is in flight
+  kStarted,   // Start
+  kRouted,    // Route
+  kSent,      // BeginDispatch
+  kArrived,   // EndDispatch
+  kPermuted,  // PrePermute
+  kComputed,  // RunExperts
+  kReady,     // PostPermute
+  kReturned,  // BeginCombine
+  kDown,      // RunDown
+};
+
 // The batch that a pass has in a layer, and the cursor over its rounds. A backend derives its own
 // state from this, with the outputs of each stage that the next one reads. A pass has one state for
 // all layers, and reuses its memory. States of several passes may be in flight at once.
@@ -24,11 +38,18 @@ struct MoeState {
   // Around a pass, for devices that record routing themselves: before its first layer, after its
   // last one, and after the host has waited for it. `rows`: of this rank's group, without padding;
   // the first one is row `first` of the whole batch. Not within a recorded part of the pass.
+  // ReportRouting reports the passes up to number `last` that have ended and were not reported yet.
+  // A second pass may end before the first one is reported.
   virtual void BeginPass(int64_t /*rows*/, int64_t /*first*/) {}
   virtual void EndPass() {}
-  virtual void ReportRouting() {}
+  virtual void ReportRouting(uint64_t /*last*/) {}
 
   const int slot;  // of the pass among those in flight: selects its exchange buffers
+
+  // Set before BeginPass. The number of the pass, the same on all ranks, and the micro-batch of it
+  // that has this state.
+  uint64_t pass = 0;
+  int micro_batch = 0;
 
   // Rows of this rank's attention group in this batch, and their outputs.
   const float* hidden = nullptr;      // [tokens, H]
@@ -38,6 +59,7 @@ struct MoeState {
   int32_t* routed_experts = nullptr;  // [tokens, top_k] or null
   RouterFaults router_faults;         // [tokens]
   int64_t first_row = 0;              // index of the first token among the group's in the pass
+  int64_t routed_before = 0;          // lane tokens of this layer and pass in an earlier batch
 
   // Rows that this rank routes: its lane's tokens, or all tokens if there is no partition.
   bool partitioned = false;
@@ -47,6 +69,8 @@ struct MoeState {
   const float* x = nullptr;    // [lane tokens, H]
   float* y = nullptr;          // [lane tokens, H]
   int64_t lane_tokens = 0;
+
+  BatchStage stage = BatchStage::kEnded;  // set by MoeLayer
 
   // Whether another pass is in flight, so that exchanges run beside computation.
   bool overlaps = false;
@@ -87,6 +111,9 @@ struct MoeState {
     const Share share = EvenShare(lane_tokens, mesh.world(), mesh.rank());
     return OwnInRound(share, share.begin, round);
   }
+
+  // Index of the round's first token among the lane's tokens of this layer and pass.
+  int64_t first_routed() const { return routed_before + round.begin; }
 
   const float* own_x() const { return hidden + own.begin * width; }
   const float* round_x() const { return x + round.begin * width; }

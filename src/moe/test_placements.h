@@ -40,7 +40,7 @@ class RoundRobinChooser : public ReplicaChooser {
       places_[placement.physical_to_logical()[p]].push_back(p);
     next_.resize(places_.size());
   }
-  void Choose(int, const TopK& logical, TopK* physical) override {
+  void Choose(const RoundToChoose&, const TopK& logical, TopK* physical) override {
     *physical = logical;
     for (int32_t& id : physical->ids)
       if (id >= 0) id = places_[id][next_[id]++ % places_[id].size()];

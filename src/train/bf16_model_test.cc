@@ -30,8 +30,7 @@ TEST_P(Bf16Gradients, AreNearThoseOfFloat32AndIndependentOfThreads) {
   double loss = 0.0;
   const auto gradients_of = [&](ProductDtype products, int threads) {
     ThreadPool pool(threads);
-    const auto exchange = MakeLocalExchange();
-    Model<float> model(config, options, {.exchange = exchange.get()}, pool, {}, products);
+    Model<float> model(config, options, {}, pool, {}, products);
     model.Initialise(7, 0.2);
     loss = model.Run(batch, size, true, &pass).total();
     return testing::Gradients(model);
@@ -64,8 +63,7 @@ double LossOfARun(ProductDtype products) {
   TrainerOptions options{.rows_per_step = 8, .rows_per_pass = 2, .output = dir};
   options.schedule = {.rate = 0.02, .warmup_steps = 3, .steps = 60};
   ThreadPool pool(1);
-  const auto exchange = MakeLocalExchange();
-  Model<float> model(config, losses, {.exchange = exchange.get()}, pool, {}, products);
+  Model<float> model(config, losses, {}, pool, {}, products);
   model.Initialise(1, 0.1);
   Learner learner(model, {.bias_step = 0.01, .bias_step_falls = false}, nullptr);
   Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});

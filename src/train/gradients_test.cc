@@ -182,12 +182,11 @@ TEST(Gradients, OfMicroBatchesAddUpToTheStep) {
 
 TEST(Model, RefusesWhatItCannotTrain) {
   ThreadPool pool(1);
-  const auto exchange = MakeLocalExchange();
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("mixtral"));
   const auto error = [&](const std::function<void(ModelConfig*)>& change) {
     ModelConfig changed = config;
     change(&changed);
-    return ErrorOf([&] { Model<float>(changed, {}, {.exchange = exchange.get()}, pool); });
+    return ErrorOf([&] { Model<float>(changed, {}, {}, pool); });
   };
   EXPECT_THAT(error([](ModelConfig* c) { c->attention.qkv_bias = true; }),
               ::testing::HasSubstr("MixtralForCausalLM: an attention with biases cannot be"));

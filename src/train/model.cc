@@ -51,7 +51,6 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
       set_(products) {
   const TensorNames names = FamilyOf(config_).names(config_);
   CheckTrainable(config_, names, options_);
-  CHECK(ranks.exchange != nullptr || !config_.has_moe());
   const Tensor table = BuildCosSin(config_.rope, config_.max_position);
   cos_sin_.assign(table.span<float>().begin(), table.span<float>().end());
 

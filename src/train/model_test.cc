@@ -21,35 +21,17 @@ fs::path Fixture(const std::string& name) {
   return fs::path(SWITCHYARD_TEST_DATA) / "fixtures" / name;
 }
 
-// A rank of an exchange that is never used.
-class Seat : public RowExchange {
- public:
-  Seat(int rank, int size) : rank_(rank), size_(size) {}
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  void Open(std::span<const size_t>, ExchangeHandle*) override {}
-  void Post(ExchangeHandle*) override {}
-  bool Arrived(ExchangeHandle*) override { return true; }
-  void Wait(ExchangeHandle*) override {}
-  void Release(ExchangeHandle*) override {}
-
- private:
-  int rank_, size_;
-};
-
 TEST(Model, RanksHoldTheirExpertsWithTheNumbersOfOneRank) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   ThreadPool pool(1);
-  Seat alone(0, 1);
-  Model<float> whole(config, {}, {.exchange = &alone}, pool);
+  Model<float> whole(config, {}, {}, pool);
   whole.Initialise(3, 0.02);
   std::map<std::string, std::vector<float>> rest;
   for (const Parameter<float>* p : whole.parameters())
     if (p->expert) rest[p->name] = p->value;
   EXPECT_EQ(rest.size(), 8u * 3u);
   for (int r = 0; r < 3; ++r) {
-    Seat seat(r, 3);
-    Model<float> part(config, {}, {.exchange = &seat}, pool);
+    Model<float> part(config, {}, {.experts = {.rank = r, .size = 3}}, pool);
     part.Initialise(3, 0.02);
     for (const Parameter<float>* p : part.parameters()) {
       if (!p->expert) continue;
@@ -82,9 +64,7 @@ TEST(Model, InitialNumbersHaveTheirDeviationAndNormsAreOne) {
 
 TEST(Model, LoadsACheckpointByItsNames) {
   ThreadPool pool(1);
-  const auto exchange = MakeLocalExchange();
-  Model<float> model(LoadModelConfig(Fixture("deepseek_v3")), {.mtp_layers = 1},
-                     {.exchange = exchange.get()}, pool);
+  Model<float> model(LoadModelConfig(Fixture("deepseek_v3")), {.mtp_layers = 1}, {}, pool);
   model.Load(Fixture("deepseek_v3"));
   const Checkpoint checkpoint(Fixture("deepseek_v3"));
   size_t found = 0;
@@ -106,9 +86,7 @@ TEST(Model, LoadsACheckpointByItsNames) {
 
 TEST(Model, SaysWhichTensorsACheckpointLacks) {
   ThreadPool pool(1);
-  const auto exchange = MakeLocalExchange();
-  Model<float> model(LoadModelConfig(Fixture("qwen3_moe")), {.mtp_layers = 1},
-                     {.exchange = exchange.get()}, pool);
+  Model<float> model(LoadModelConfig(Fixture("qwen3_moe")), {.mtp_layers = 1}, {}, pool);
   EXPECT_THAT(ErrorOf([&] { model.Load(Fixture("qwen3_moe")); }, ErrorKind::kNotFound),
               HasSubstr("model.layers.3.enorm.weight"));
 }

@@ -2,12 +2,15 @@
 // the exchange, or on the computation that overlaps it.
 #include <gmock/gmock.h>
 
+#include <cmath>
+#include <cstring>
 #include <mutex>
 
 #include "comm/device/communicator.h"
 #include "comm/device/rank_threads.h"
 #include "core/testing.h"
-#include "train/exchange/delayed_exchange.h"
+#include "train/exchange/delayed_dispatcher.h"
+#include "train/exchange/expert_exchange.h"
 #include "train/run/learner.h"
 #include "train/test_training.h"
 
@@ -61,22 +64,20 @@ Step RanksStep(const ModelConfig& config, const Batch& batch, const Form& form) 
   // Ranks that would share an expert during inference (MoE-TP) hold copies of it.
   const int ep = form.ranks / form.copies;
   const MeshShape shape{.tp = form.ranks, .ep = ep};
-  const RowExchangeOptions options{
-      .message_bytes = MoeMessageBytes(config, ep, batch.size(), sizeof(float)),
-      .places = 4,
-      .synchronous = form.synchronous};
-  const size_t bytes = RankComm::BytesPerRank(shape) + RowExchangeBytes(ep, options) + 4096;
+  const ExpertExchangeOptions options{.tokens = batch.size(), .synchronous = form.synchronous};
+  const size_t bytes =
+      RankComm::BytesPerRank(shape) + ExpertExchange::BytesPerRank(ep, config, options) + 4096;
   Step step;
   std::mutex mutex;
   const RankBody body = [&](int r, const std::shared_ptr<SharedArena>& arena) {
     const auto comm = RankComm::Create(arena, shape, r, {.timeout = std::chrono::seconds(60)});
-    const auto exchange = MakeRowExchange(*comm->memory, comm->mesh.EpGroup(), options);
+    ThreadPool pool(1);
+    const ExpertExchange exchange(*comm->memory, comm->mesh.EpGroup(), config, options, pool);
     const SumOverRanks sum = [&](std::span<float> v) {
       comm->tp->AllReduceSum(v.data(), v.size());
     };
     testing::OneRank<float> whole(config, Options());  // for its weights
-    ThreadPool pool(1);
-    Model<float> model(config, Options(), {.exchange = exchange.get(), .sum = sum}, pool);
+    Model<float> model(config, Options(), {.experts = exchange.ranks(), .sum = sum}, pool);
     std::map<std::string, const Parameter<float>*> all;
     for (const Parameter<float>* p : whole.model.parameters()) all[p->name] = p;
     for (Parameter<float>* p : model.parameters()) p->value = all.at(p->name)->value;
@@ -162,23 +163,23 @@ std::vector<double> Curve(const ModelConfig& config, const Batch& batch, int ran
                           schedule::Order order, int steps) {
   const StepSize size = testing::SizeOf(batch);
   const MeshShape shape{.tp = ranks, .ep = ranks};
-  const RowExchangeOptions options{.message_bytes =
-                                       MoeMessageBytes(config, ranks, batch.size(), sizeof(float))};
+  const ExpertExchangeOptions options{.tokens = batch.size()};
   std::vector<std::vector<double>> curves(ranks, std::vector<double>(steps));
   std::map<std::string, double> figures;  // of the last step, on every rank
   std::mutex mutex;
   RunRankThreads(
-      ranks, RankComm::BytesPerRank(shape) + RowExchangeBytes(ranks, options) + 4096,
+      ranks,
+      RankComm::BytesPerRank(shape) + ExpertExchange::BytesPerRank(ranks, config, options) + 4096,
       [&](int r, const std::shared_ptr<SharedArena>& arena) {
         const auto comm = RankComm::Create(arena, shape, r);
-        const auto exchange = MakeRowExchange(*comm->memory, comm->mesh.EpGroup(), options);
+        ThreadPool pool(1);
+        const ExpertExchange exchange(*comm->memory, comm->mesh.EpGroup(), config, options, pool);
         const SumOverRanks sum = [&](std::span<float> v) {
           comm->tp->AllReduceSum(v.data(), v.size());
         };
-        ThreadPool pool(1);
         LossOptions losses = Options();
         losses.balance.batch = 0.0;  // its f[e] depend on the partition into micro-batches
-        Model<float> model(config, losses, {.exchange = exchange.get(), .sum = sum}, pool);
+        Model<float> model(config, losses, {.experts = exchange.ranks(), .sum = sum}, pool);
         model.Initialise(9, 0.1);
         Learner learner(model, {.bias_step = 0.001, .order = order}, comm->tp.get());
         const Share mine = EvenShare(batch.sequences(), ranks, r);
@@ -226,92 +227,162 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Ranks,
                          ::testing::Values("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"),
                          [](const auto& info) { return info.param; });
 
+// Routing of `tokens` tokens: token t of `rank` in exchange n chooses experts that depend on all
+// three.
+TopK Routing(int n, int rank, int64_t tokens) {
+  constexpr int kExperts = 8, kTopK = 3;  // of SmallConfig("deepseek_v3")
+  TopK topk{.tokens = tokens, .k = kTopK};
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int j = 0; j < kTopK; ++j)
+      topk.ids.push_back(static_cast<int32_t>((n + 3 * rank + 5 * t + 2 * j) % kExperts));
+  topk.weights.assign(topk.ids.size(), 1.0f);
+  return topk;
+}
+
+void OnThreeRanks(const ExpertExchangeOptions& options,
+                  const std::function<void(ExpertExchange&)>& body) {
+  const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
+  RunRankThreads(3, ExpertExchange::BytesPerRank(3, config, options), [&](int r, auto arena) {
+    SymmetricMemory memory(arena, r, {});
+    ThreadPool pool(1);
+    ExpertExchange exchange(memory, {0, 1, 2}, config, options, pool);
+    body(exchange);
+  });
+}
+
 TEST(RowExchange, RefusesWhatItWasNotPlannedFor) {
-  const RowExchangeOptions options{.message_bytes = 64, .places = 1};
-  const std::string error = ErrorOf(
-      [&] {
-        RunRankThreads(2, RowExchangeBytes(2, options), [&](int r, auto arena) {
-          SymmetricMemory memory(arena, r, {});
-          const auto exchange = MakeRowExchange(memory, {0, 1}, options);
-          ExchangeHandle handle;
-          const size_t bytes[] = {65, 65};
-          exchange->Open(bytes, &handle);
-        });
-      },
-      ErrorKind::kResource);
-  EXPECT_THAT(error,
-              ::testing::HasSubstr("message of 65 bytes exceeds the exchange's limit of 64"));
+  const ExpertExchangeOptions options{.tokens = 4, .in_flight = 1};
   EXPECT_THAT(ErrorOf(
                   [&] {
-                    RunRankThreads(2, RowExchangeBytes(2, options), [&](int r, auto arena) {
-                      SymmetricMemory memory(arena, r, {});
-                      const auto exchange = MakeRowExchange(memory, {0, 1}, options);
-                      ExchangeHandle first, second;
-                      const size_t bytes[] = {8, 8};
-                      exchange->Open(bytes, &first);
-                      exchange->Open(bytes, &second);
+                    OnThreeRanks(options, [](ExpertExchange& exchange) {
+                      DispatchHandle handle;
+                      exchange.ranks().dispatcher->InputRows(5, false, &handle);
                     });
                   },
                   ErrorKind::kResource),
-              ::testing::HasSubstr("more than 1 exchanges are in flight"));
+              ::testing::HasSubstr("5 tokens on one rank exceed the capacity of 4"));
+  EXPECT_THAT(ErrorOf(
+                  [&] {
+                    OnThreeRanks(options, [](ExpertExchange& exchange) {
+                      DispatchHandle first, second;
+                      exchange.ranks().dispatcher->InputRows(1, false, &first);
+                      exchange.ranks().dispatcher->InputRows(1, false, &second);
+                    });
+                  },
+                  ErrorKind::kResource),
+              ::testing::HasSubstr("1 batches are in flight"));
+}
+
+// A batch whose rows are numbers, and whose experts return the row's number, the expert and the
+// slot.
+struct NumberedBatch {
+  static constexpr int64_t kTokens = 40;
+
+  NumberedBatch(int number, const ExpertRanks& expert_ranks)
+      : n(number),
+        ranks(expert_ranks),
+        topk(Routing(n, ranks.rank, (n * 37 + ranks.rank * 11) % kTokens)) {}
+
+  static float RowOf(int n, int rank, int64_t t) {
+    return static_cast<float>(n * 1000 + rank * 100 + t);
+  }
+
+  void Write(int gradient) {
+    std::byte* rows = ranks.dispatcher->InputRows(topk.tokens, false, &handle);
+    for (int64_t t = 0; t < topk.tokens; ++t) {
+      const float x = RowOf(n, ranks.rank, t) + 0.5f * static_cast<float>(gradient);
+      std::memcpy(rows + t * kRowBytes, &x, sizeof x);
+    }
+  }
+  void Send(bool gradient) {
+    Write(gradient);
+    if (gradient) {
+      ranks.dispatcher->BeginDispatchAgain(nullptr, false, &handle);
+    } else {
+      ranks.dispatcher->BeginDispatch(nullptr, topk, false, &handle);
+    }
+  }
+  // Receives rows, checks their order, and returns their numbers as outputs.
+  void Answer(bool gradient) {
+    const Dispatched in = ranks.dispatcher->EndDispatch(&handle);
+    EXPECT_TRUE(ranks.dispatcher->Arrived(&handle));
+    std::vector<int32_t> position(in.num_rows * in.k, -1);
+    std::vector<float> outputs;
+    float last = -1.0f;
+    for (int64_t row = 0; row < in.num_rows; ++row) {
+      float x = 0;
+      std::memcpy(&x, in.row_places[row], sizeof x);
+      EXPECT_GT(x, last) << "rows are in the order of ranks and tokens";
+      EXPECT_EQ(x - std::floor(x), gradient ? 0.5f : 0.0f);
+      last = x;
+      for (int j = 0; j < in.k; ++j) {
+        if (in.topk_ids[row * in.topk_stride + j] < 0) continue;
+        position[row * in.k + j] = static_cast<int32_t>(outputs.size());
+        outputs.push_back(x * 8 + static_cast<float>(j));
+      }
+    }
+    const ExpertRows experts = {.num_rows = std::ssize(outputs), .position = position.data()};
+    const auto places = ranks.dispatcher->OutputDestinations(experts, &handle);
+    for (size_t i = 0; i < outputs.size(); ++i) std::memcpy(places[i], &outputs[i], sizeof(float));
+    ranks.dispatcher->BeginCombine(experts, &handle);
+  }
+  void Check(bool gradient) {
+    const std::byte* rows = ranks.dispatcher->EndCombineBySlot(&handle);
+    for (int64_t i = 0; i < topk.tokens * topk.k; ++i) {
+      float y = 0;
+      std::memcpy(&y, rows + i * kRowBytes, sizeof y);
+      const float x = RowOf(n, ranks.rank, i / topk.k) + (gradient ? 0.5f : 0.0f);
+      EXPECT_EQ(y, x * 8 + static_cast<float>(i % topk.k));
+    }
+    ranks.dispatcher->ReleaseOutputs(&handle);
+  }
+
+  static constexpr int64_t kRowBytes = (12 + 3) * sizeof(float);  // hidden and k of the config
+  const int n;
+  const ExpertRanks ranks;
+  const TopK topk;
+  DispatchHandle handle;
+};
+
+// Buffers are reused, numbers of rows vary, and several batches are in flight, some of them with
+// the routing of an earlier dispatch.
+TEST(RowExchange, CarriesManyMessages) {
+  for (const bool synchronous : {false, true}) {
+    OnThreeRanks({.tokens = NumberedBatch::kTokens, .in_flight = 2, .synchronous = synchronous},
+                 [](ExpertExchange& exchange) {
+                   std::vector<std::unique_ptr<NumberedBatch>> batches;
+                   for (int n = 0; n < 30; ++n)
+                     batches.push_back(std::make_unique<NumberedBatch>(n, exchange.ranks()));
+                   for (const bool gradient : {false, true}) {
+                     batches[0]->Send(gradient);
+                     for (size_t n = 1; n < batches.size(); ++n) {
+                       batches[n]->Send(gradient);
+                       batches[n - 1]->Answer(gradient);
+                       batches[n - 1]->Check(gradient);
+                     }
+                     batches.back()->Answer(gradient);
+                     batches.back()->Check(gradient);
+                   }
+                 });
+  }
 }
 
 TEST(RowExchange, OfASlowNetworkArrivesAfterItsDelay) {
   const ExchangeDelay slow{.delay = std::chrono::milliseconds(20)};
-  const auto exchange = MakeDelayedExchange(MakeLocalExchange(), slow);
-  ExchangeHandle handle;
-  const size_t bytes[] = {8};
-  exchange->Open(bytes, &handle);
-  const auto begin = std::chrono::steady_clock::now();
-  exchange->Post(&handle);
-  exchange->Wait(&handle);
-  EXPECT_GE(std::chrono::steady_clock::now() - begin, slow.delay);
-  EXPECT_TRUE(exchange->Arrived(&handle));
-  EXPECT_EQ(handle.from[0].size(), 8u);
-  exchange->Release(&handle);
-}
-
-// Buffers are reused, message lengths vary, and several exchanges are in flight.
-TEST(RowExchange, CarriesManyMessages) {
-  for (const bool synchronous : {false, true}) {
-    const RowExchangeOptions options{
-        .message_bytes = 4000, .places = 2, .synchronous = synchronous};
-    RunRankThreads(3, RowExchangeBytes(3, options), [&](int rank, auto arena) {
-      SymmetricMemory memory(arena, rank, {});
-      const auto exchange = MakeRowExchange(memory, {0, 1, 2}, options);
-      const auto length = [](int n, int from, int to) {
-        return static_cast<size_t>((n * 37 + from * 11 + to * 5) % 1000) * sizeof(int);
-      };
-      ExchangeHandle handles[2];
-      const auto send = [&](int n) {
-        ExchangeHandle& h = handles[n % 2];
-        size_t bytes[3];
-        for (int r = 0; r < 3; ++r) bytes[r] = length(n, rank, r);
-        exchange->Open(bytes, &h);
-        for (int r = 0; r < 3; ++r)
-          std::fill_n(reinterpret_cast<int*>(h.to[r]), bytes[r] / sizeof(int),
-                      n * 9 + rank * 3 + r);
-        exchange->Post(&h);
-      };
-      const auto receive = [&](int n) {
-        ExchangeHandle& h = handles[n % 2];
-        exchange->Wait(&h);
-        EXPECT_TRUE(exchange->Arrived(&h));
-        for (int r = 0; r < 3; ++r) {
-          ASSERT_EQ(h.from[r].size(), length(n, r, rank));
-          for (size_t i = 0; i < h.from[r].size() / sizeof(int); ++i)
-            ASSERT_EQ(reinterpret_cast<const int*>(h.from[r].data())[i], n * 9 + r * 3 + rank);
-        }
-        exchange->Release(&h);
-      };
-      send(0);
-      for (int n = 1; n < 60; ++n) {
-        send(n);
-        receive(n - 1);
-      }
-      receive(59);
-    });
-  }
+  OnThreeRanks({.tokens = NumberedBatch::kTokens}, [&](ExpertExchange& exchange) {
+    ExpertRanks ranks = exchange.ranks();
+    DelayedDispatcher delayed(*ranks.dispatcher, slow);
+    ranks.dispatcher = &delayed;
+    NumberedBatch batch(1, ranks);
+    for (const bool gradient : {false, true}) {
+      const auto begin = std::chrono::steady_clock::now();
+      batch.Send(gradient);
+      batch.Answer(gradient);
+      EXPECT_GE(std::chrono::steady_clock::now() - begin, slow.delay);
+      batch.Check(gradient);
+      EXPECT_GE(std::chrono::steady_clock::now() - begin, 2 * slow.delay);
+    }
+  });
 }
 
 }  // namespace

@@ -79,9 +79,7 @@ inline StepSize SizeOf(const Batch& batch) {
 template <typename T>
 struct OneRank {
   OneRank(const ModelConfig& config, const LossOptions& options, int threads = 1)
-      : pool(threads),
-        exchange(MakeLocalExchange()),
-        model(config, options, {.exchange = exchange.get()}, pool) {
+      : pool(threads), model(config, options, {}, pool) {
     model.Initialise(7, 0.4);
     std::mt19937_64 random(11);
     std::uniform_real_distribution<double> near(-0.3, 0.3);
@@ -92,7 +90,6 @@ struct OneRank {
   }
 
   ThreadPool pool;
-  std::unique_ptr<RowExchange> exchange;
   Model<T> model;
 };
 

@@ -46,8 +46,7 @@ class Torch : public ::testing::TestWithParam<std::string> {
                         .mtp_weight = 0.3};
     if (GetParam() == "deepseek_v3") options.mtp_layers = 1;
     ThreadPool pool(2);
-    const auto exchange = MakeLocalExchange();
-    Model<T> model(config, options, {.exchange = exchange.get()}, pool);
+    Model<T> model(config, options, {}, pool);
     model.Load(fixture);
     const Batch batch{.tokens = Values<int32_t>(reference, "batch.tokens"),
                       .targets = Values<int32_t>(reference, "batch.targets"),

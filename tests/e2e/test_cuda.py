@@ -97,7 +97,7 @@ def test_two_hosts_equal_transformers(case):
 def test_two_batch_overlap_changes_no_bit(layout, graphs):
     device, env = where(OVERLAP_LAYOUTS[layout][1])
     flags = [*device, *OVERLAP_LAYOUTS[layout], *GRAPHS[graphs]]
-    with_it = overlap_answers(*flags, "--enable-two-batch-overlap", env=env)
+    with_it = overlap_answers(*flags, "--enable-two-batch-overlap", "--tbo-min-tokens", 2, env=env)
     assert with_it == overlap_answers(*flags, env=env)
 
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import server
+from test_cuda import gpus
 
 BUILD = pathlib.Path(server.PROGRAM).parent
 
@@ -24,6 +25,10 @@ def cache_entry(name):
     return line.partition("=")[2]
 
 
+def has_cuda():
+    return cache_entry("SWITCHYARD_CUDA") == "ON"
+
+
 @pytest.fixture(scope="module")
 def program():
     """Builds the example program. The sources are copied, so that the build finds no files of the source tree. The build
@@ -34,7 +39,9 @@ def program():
         shutil.rmtree(stale, ignore_errors=True)
     run("cmake", "--install", BUILD, "--prefix", prefix)
     shutil.copytree(server.ROOT / "examples/custom_runner", source)
-    same = ("CMAKE_CXX_COMPILER", "CMAKE_CXX_FLAGS", "CMAKE_CXX_FLAGS_RELEASE")
+    same = ["CMAKE_CXX_COMPILER", "CMAKE_CXX_FLAGS", "CMAKE_CXX_FLAGS_RELEASE"]
+    if has_cuda():
+        same.append("CMAKE_CUDA_COMPILER")
     run("cmake", "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release",
         *(f"-D{name}={cache_entry(name)}" for name in same))
     run("cmake", "--build", build)
@@ -51,16 +58,33 @@ def test_own_backends_are_listed_beside_the_built_in_ones(program):
     assert "paired with --moe-a2a-backend mailbox by standard → contiguous" in text
 
 
-@pytest.mark.parametrize("flags", [("--moe-runner-backend", "plain_mlp"), ()], ids=["own-runner", "own-dispatcher-alone"])
-def test_own_backends_serve(program, monkeypatch, flags):
+def serve_and_check(program, monkeypatch, *flags):
     monkeypatch.setattr(server, "PROGRAM", str(program))
     fixture = server.FIXTURES / "qwen3_moe"
-    with server.Server(fixture, "--dtype", "float32", "--tp", 2, "--ep", 2, "--moe-a2a-backend", "mailbox", *flags,
-                       "--max-total-tokens", 4096) as running:
+    with server.Server(fixture, "--dtype", "float32", *flags, "--max-total-tokens", 4096) as running:
         check = subprocess.run([sys.executable, server.ROOT / "tests/e2e/check_reference.py", "--url", running.url, fixture,
                                 "--tolerance", "2e-4"], capture_output=True, text=True)
         assert check.returncode == 0, check.stdout + check.stderr + running.text()
         assert running.stop() == 0
+
+
+@pytest.mark.parametrize("flags", [("--moe-runner-backend", "plain_mlp"), ()], ids=["own-runner", "own-dispatcher-alone"])
+def test_own_backends_serve(program, monkeypatch, flags):
+    serve_and_check(program, monkeypatch, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "mailbox", *flags)
+
+
+def test_own_runner_serves_on_a_gpu(program, monkeypatch):
+    if not has_cuda() or not gpus():
+        pytest.skip("a GPU and a build with CUDA are needed")
+    serve_and_check(program, monkeypatch, "--device", "cuda", "--moe-runner-backend", "plain_mlp")
+
+
+def test_own_backends_on_gpus_are_in_the_table_of_features(program):
+    text = run(program, "backends", "--markdown")
+    gpus_work = "yes | yes | yes" if has_cuda() else "no | no | no"
+    rows = [line for line in text.splitlines() if "`plain_mlp`" in line]
+    assert len(rows) == 1 and rows[0].endswith(f"| yes | yes | {gpus_work} |"), text
+    assert any("`mailbox`" in line and line.endswith("| yes | yes | no | no | no |") for line in text.splitlines()), text
 
 
 def test_own_names_are_refused_elsewhere():

@@ -87,7 +87,8 @@ class CudaRankDevice : public RankDevice {
                         .groups = groups_,
                         .peers = ScattersTokens(options.moe, mesh_.shape()) ? &peers_ : nullptr,
                         .device = device_.get(),
-                        .hosts = hosts_});
+                        .hosts = hosts_,
+                        .backends = options.backends});
   }
 
  private:
@@ -117,7 +118,7 @@ size_t CudaPeerBytes(const ModelConfig& config, const ModelOptions& options,
     bytes += cuda::CollectiveBytes(CollectivesOf(options), static_cast<int>(group.size()));
   if (config.has_moe())
     bytes += CudaMoePeerBytes(options.moe, MoeShapeOf(config, options.max_pass_tokens), shape,
-                              Precision(options), HostsOf(options, shape));
+                              Precision(options), HostsOf(options, shape), options.backends.get());
   return bytes;
 }
 

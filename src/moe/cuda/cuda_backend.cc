@@ -3,14 +3,13 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/error.h"
 #include "core/log.h"
 #include "kernels/cuda/grouped_gemm.h"
-#include "moe/cuda/exchange.h"
 #include "moe/cuda/expert_moves.h"
-#include "moe/cuda/nccl_exchange.h"
 #include "moe/cuda/select_experts.h"
-#include "moe/dispatchers/rounds.h"
 #include "moe/gpu_options.h"
+#include "moe/runner_names.h"
 #include "moe/token_partition.h"
 
 namespace switchyard::cuda {
@@ -24,10 +23,6 @@ constexpr int64_t kMinChunkRows = 16384;
 // (measured).
 constexpr int64_t kMaxTokensOnSideStream = 2048;
 
-// Grid size of exchange kernels if ranks share a GPU, as in tests: their kernels wait for one
-// another.
-constexpr int kBlocksOfSharedGpu = 8;
-
 int64_t RoundUp(int64_t n, int64_t to) { return CeilDiv(n, to) * to; }
 
 // The options for a GPU: rows travel in the type that its experts read.
@@ -37,22 +32,16 @@ MoeOptions ForDevice(MoeOptions options, DType dtype) {
   return options;
 }
 
-// The exchanges of these options, in allocation order.
-struct ExchangePlan {
-  bool normal = false, low_latency = false;
-  int64_t normal_tokens = 0, low_latency_tokens = 0;
-};
-ExchangePlan PlanExchanges(const MoeOptions& options, const ExchangeShape& shape) {
-  ExchangePlan plan;
-  const bool travels = options.a2a_backend == "deepep" && shape.ep > 1;
-  plan.normal_tokens = options.a2a_backend == "deepep" && options.deepep_mode != "low_latency"
-                           ? TokensPerRound(options, shape)
-                           : shape.max_tokens;
-  plan.low_latency_tokens =
-      std::min<int64_t>(shape.max_tokens, options.max_dispatch_tokens_per_rank);
-  plan.normal = travels && options.deepep_mode != "low_latency";
-  plan.low_latency = travels && options.deepep_mode != "normal";
-  return plan;
+// The modes of the exchange, in allocation order.
+ExchangeModes ModesOf(const GpuExchangeBackend& exchange, const MoeOptions& options,
+                      const ExchangeShape& shape) {
+  return exchange.modes ? exchange.modes(options, shape)
+                        : ExchangeModes{.normal_tokens = shape.max_tokens};
+}
+
+// Whether rows are sent to other ranks.
+bool Travel(const GpuExchangeBackend& exchange, const ExchangeShape& shape) {
+  return exchange.make && shape.ep > 1;
 }
 
 // EP groups are strided over the whole world (comm/mesh.h): if the world spans hosts, so does every
@@ -73,10 +62,6 @@ ExchangeConfig ConfigOf(const ExchangeShape& shape, const DeviceMoeHosts& hosts,
           .low_latency = low_latency,
           .in_flight = passes,
           .recorded_tokens = hosts.recorded_tokens};
-}
-
-int64_t ElementBytes(ElementType type) {
-  return type == ElementType::kFp8 ? 1 : type == ElementType::kBF16 ? 2 : 4;
 }
 
 DeviceMemory Memory(int64_t bytes) {
@@ -102,52 +87,82 @@ ProductBuffers ProductBytes::Allocate() const {
 }
 
 size_t CudaMoeBackend::PeerBytes(const MoeOptions& options_in, const MoeShape& shape,
-                                 const MeshShape& mesh, DType dtype, const DeviceMoeHosts& hosts) {
+                                 const MeshShape& mesh, DType dtype, const DeviceMoeHosts& hosts,
+                                 const GpuMoeBackends& backends) {
   const MoeOptions options = ForDevice(options_in, dtype);
-  CheckGpuOptions(options, shape, mesh);
+  CheckGpuOptions(options, shape, mesh, backends);
   const ExchangeShape exchange = ExchangeShapeOf(options, shape, mesh);
-  const ExchangePlan plan = PlanExchanges(options, exchange);
-  const auto bytes = SpansHosts(mesh, hosts) ? NcclExchange::PeerBytes : Exchange::PeerBytes;
-  size_t sum = 0;
-  if (plan.normal)
-    sum += bytes(ConfigOf(exchange, hosts, options.passes, false, plan.normal_tokens));
-  if (plan.low_latency)
-    sum += bytes(ConfigOf(exchange, hosts, options.passes, true, plan.low_latency_tokens));
-  return sum;
+  const GpuExchangeBackend& backend = backends.exchanges.Find(options.a2a_backend);
+  if (!Travel(backend, exchange)) return 0;
+  const ExchangeModes modes = ModesOf(backend, options, exchange);
+  const auto bytes = [&](bool low_latency, int64_t tokens) {
+    if (tokens == 0) return size_t{0};
+    return backend.peer_bytes(ConfigOf(exchange, hosts, options.passes, low_latency, tokens),
+                              SpansHosts(mesh, hosts));
+  };
+  return bytes(false, modes.normal_tokens) + bytes(true, modes.low_latency_tokens);
 }
 
 CudaMoeBackend::CudaMoeBackend(const MoeOptions& options, const MoeShape& shape,
-                               const DeviceMoeContext& context)
+                               const DeviceMoeContext& context, const GpuMoeBackends& backends)
     : MoeBackend(ForDevice(options, CudaDevice::From(*context.device).options().dtype), shape,
                  context.mesh),
       context_(context),
       device_(CudaDevice::From(*context.device)),
       exchange_shape_(ExchangeShapeOf(options_, shape, context.mesh.shape())),
       experts_(shape.num_experts + options.num_redundant_experts, context.mesh.ep(),
-               /*shared_dispatched=*/false),
+               options.waterfill && shape.has_shared),
       scatters_(ScattersTokens(options, context.mesh.shape())),
-      ep_group_(context.mesh.EpGroup()) {
+      ep_group_(context.mesh.EpGroup()),
+      exchange_((CheckGpuOptions(options_, shape, mesh_.shape(), backends),
+                 backends.exchanges.Find(options_.a2a_backend))),
+      runner_(backends.runners.Find(ResolveGpuRunner(options_.runner_backend, backends)).make()) {
   CHECK(shape.hidden > 0 && shape.num_experts > 0 && shape.top_k > 0 && shape.max_tokens > 0);
-  CheckGpuOptions(options_, shape, mesh_.shape());
-  const ExchangePlan plan = PlanExchanges(options_, exchange_shape_);
-  normal_tokens_ = plan.normal_tokens;
-  low_latency_tokens_ = plan.low_latency_tokens;
-  if (plan.normal) normal_ = MakeExchange(false, normal_tokens_);
-  if (plan.low_latency) low_latency_ = MakeExchange(true, low_latency_tokens_);
+  FindPermute(backends);
+  MakeExchanges();
   if (options_.passes > 1 || options_.single_batch_overlap) sends_.emplace(/*urgent=*/true);
   const bool exchanges = normal_ || low_latency_;
   if (exchanges && options_.single_batch_overlap && mesh_.rank() == 0 &&
       SpansHosts(mesh_.shape(), context_.hosts))
     LOG_INFO("--enable-single-batch-overlap has no effect here: rows travel over NCCL");
-  if (options_.a2a_backend == "none") {
+  if (!exchange_.make) {
     std::vector<int32_t> ids(experts_.size());
     for (int e = 0; e < experts_.size(); ++e) ids[e] = experts_.LocalIdOn(mesh_.ep_rank(), e);
     local_ids_ = UploadIds(ids);
+  }
+  if (shared_dispatched()) {
+    std::vector<int32_t> owners(experts_.size());
+    for (int e = 0; e < experts_.size(); ++e) owners[e] = experts_.Owner(e);
+    owners_ = UploadIds(owners);
   }
   PlanChunks();
 }
 
 CudaMoeBackend::~CudaMoeBackend() = default;
+
+// Exchanged rows arrive in the normal layout, also with low latency (DispatchedRows).
+void CudaMoeBackend::FindPermute(const GpuMoeBackends& backends) {
+  const DispatchLayout from =
+      Travel(exchange_, exchange_shape_) ? DispatchLayout::kNormal : DispatchLayout::kStandard;
+  const GpuPermute* permute = backends.permutes.Find(from, runner_->layout());
+  if (!permute)
+    throw Invalid(
+        "--moe-a2a-backend {} delivers layout {}, which no permute of GPUs converts to layout {} "
+        "of --moe-runner-backend {}; available permutes: {}",
+        options_.a2a_backend, Name(from), Name(runner_->layout()), options_.runner_backend,
+        backends.permutes.Pairs());
+  permute_ = *permute;
+}
+
+void CudaMoeBackend::MakeExchanges() {
+  const ExchangeModes modes = ModesOf(exchange_, options_, exchange_shape_);
+  CHECK(modes.normal_tokens > 0 || modes.low_latency_tokens > 0);
+  normal_tokens_ = modes.normal_tokens > 0 ? modes.normal_tokens : exchange_shape_.max_tokens;
+  low_latency_tokens_ = modes.low_latency_tokens;
+  if (!Travel(exchange_, exchange_shape_)) return;
+  if (modes.normal_tokens > 0) normal_ = MakeExchange(false, normal_tokens_);
+  if (modes.low_latency_tokens > 0) low_latency_ = MakeExchange(true, low_latency_tokens_);
+}
 
 std::unique_ptr<RowExchange> CudaMoeBackend::MakeExchange(bool low_latency, int64_t tokens) const {
   CHECK(context_.peers != nullptr);
@@ -155,11 +170,11 @@ std::unique_ptr<RowExchange> CudaMoeBackend::MakeExchange(bool low_latency, int6
       ConfigOf(exchange_shape_, context_.hosts, options_.passes, low_latency, tokens);
   config.rank = mesh_.ep_rank();
   config.world_ranks = ep_group_.data();
-  if (SpansHosts(mesh_.shape(), context_.hosts))
-    return std::make_unique<NcclExchange>(config, experts_, *context_.peers,
-                                          NcclGroup::From(groups().ep));
-  if (!context_.peers->HasDistinctGpus(ep_group_)) config.blocks = kBlocksOfSharedGpu;
-  return std::make_unique<Exchange>(config, experts_, *context_.peers);
+  return exchange_.make({.config = config,
+                         .experts = experts_,
+                         .peers = *context_.peers,
+                         .group = groups().ep,
+                         .spans_hosts = SpansHosts(mesh_.shape(), context_.hosts)});
 }
 
 void CudaMoeBackend::ReserveMoves(int layers) {
@@ -171,7 +186,7 @@ void CudaMoeBackend::ReserveMoves(int layers) {
 RoutingLogShape CudaMoeBackend::LogShape() const {
   return {.layers = static_cast<int>(layers_.size()),
           .experts = shape_.num_experts,
-          .physical = experts_.size(),
+          .physical = shape_.num_experts + options_.num_redundant_experts,
           .local = local_experts(),
           .top_k = shape_.top_k,
           .max_rows = shape_.max_tokens,
@@ -197,7 +212,7 @@ int64_t CudaMoeBackend::ArrivedCapacity() const {
 }
 
 void CudaMoeBackend::PlanChunks() {
-  const int64_t k = shape_.top_k, ep = mesh_.ep();
+  const int64_t k = slots_per_token(), ep = mesh_.ep();
   const int64_t slots = ArrivedCapacity() * std::min<int64_t>(k, local_experts());
   ordered_rows_ = MaxOrderedRows(slots, local_experts());
   // Under even load every rank receives k / ep of a row's slots. A chunk has twice that size.
@@ -211,11 +226,16 @@ std::unique_ptr<MoeState> CudaMoeBackend::MakeState(int slot) {
   CHECK_LT(slot, options_.passes);
   auto state = std::make_unique<CudaMoeState>(slot);
   MoeBuffers& b = state->buffers;
-  const int64_t hidden = shape_.hidden, k = shape_.top_k;
+  const int64_t hidden = shape_.hidden, k = slots_per_token();
   const int64_t round = RoundCapacity(), arrived = ArrivedCapacity();
   const int64_t lane = exchange_shape_.max_tokens;
   b.logits = Memory(round * shape_.num_experts * 4);
-  for (DeviceMemory* ids : {&b.logical, &b.ids, &b.weights}) *ids = Memory(round * k * 4);
+  for (DeviceMemory* ids : {&b.logical, &b.ids, &b.weights})
+    *ids = Memory(round * shape_.top_k * 4);
+  if (shared_dispatched()) {
+    for (DeviceMemory* ids : {&b.wide_ids, &b.wide_weights}) *ids = Memory(round * k * 4);
+    b.shared_gate = Memory(round * 4);
+  }
   if (scatters_ && mesh_.moe_tp() > 1) {
     b.gathered = Memory(lane * hidden * 4);
     b.lane_sums = Memory(lane * hidden * 4);
@@ -240,7 +260,8 @@ std::unique_ptr<MoeState> CudaMoeBackend::MakeState(int slot) {
     b.shared_y = Memory(own * hidden * 4);
     b.shared_gate = Memory(own * 4);
   }
-  if (chooser_) state->choice = std::make_unique<HostChoice>(*chooser_, round, shape_.top_k);
+  if (chooser_)
+    state->choice = std::make_unique<HostChoice>(*chooser_, round, shape_.top_k, stream());
   if (observer_)
     state->log = std::make_unique<RoutingLog>(*observer_, layers_, LogShape(), device_);
   return state;
@@ -298,27 +319,39 @@ const Branch* CudaMoeBackend::SharedBranch(const CudaMoeParts& parts,
   return beside ? &beside_ : nullptr;
 }
 
-bool CudaMoeBackend::Overlaps(const CudaMoeState& state) const {
-  return sends_ && (state.overlaps || options_.single_batch_overlap) && state.exchange &&
-         state.exchange->overlaps();
-}
-
-bool CudaMoeBackend::SplitsDown(const CudaMoeState& state) const {
-  return options_.single_batch_overlap && Overlaps(state) && state.exchange->combines_in_parts();
+void CudaMoeBackend::PlanRound(const CudaMoeParts& parts, CudaMoeState& s) const {
+  const int k = slots_per_token();
+  int64_t tokens = s.round.size();
+  if (s.exchange || gathers()) {
+    tokens = 0;
+    for (const int64_t lane : s.lanes) tokens += s.InRound(lane);
+  }
+  s.slots = tokens * std::min(k, local_experts());
+  s.expected_slots = CeilDiv(tokens * k, mesh_.ep());
+  s.ordered_rows = MaxOrderedRows(s.slots, parts.experts.experts);
+  s.down_parts = 1;
+  s.sends_beside = sends_ && s.exchange && s.exchange->overlaps() && s.overlaps;
+  if (!options_.single_batch_overlap || !s.exchange || !s.exchange->overlaps()) return;
+  if (s.exchange->combines_in_parts())
+    s.down_parts = context_.down_parts > 0 ? context_.down_parts
+                                           : runner_->DownParts(parts.experts, ChunkAt(s, 0));
+  const bool shared_on_stream =
+      parts.shared && s.own.size() > 0 && s.in_first_round() && !SharedBranch(parts, s);
+  s.sends_beside = s.sends_beside || SplitsDown(s) || shared_on_stream;
 }
 
 cudaStream_t CudaMoeBackend::ForkSends(const CudaMoeState& state) const {
-  if (!Overlaps(state)) return stream();
+  if (!state.sends_beside) return stream();
   sends_->Fork(stream());
   return sends_->stream();
 }
 
 void CudaMoeBackend::MarkSent(const CudaMoeState& state) const {
-  if (Overlaps(state)) state.sent.Record(sends_->stream());
+  if (state.sends_beside) state.sent.Record(sends_->stream());
 }
 
 void CudaMoeBackend::AwaitSent(const CudaMoeState& state) const {
-  if (Overlaps(state))
+  if (state.sends_beside)
     Check(cudaStreamWaitEvent(stream(), state.sent.get()), "wait for the sends of an exchange");
 }
 
@@ -328,12 +361,15 @@ namespace switchyard {
 
 std::shared_ptr<MoeBackend> MakeCudaMoe(const MoeOptions& options, const MoeShape& shape,
                                         const DeviceMoeContext& context) {
-  return std::make_shared<cuda::CudaMoeBackend>(options, shape, context);
+  const GpuMoeBackends builtin = context.backends ? GpuMoeBackends() : BuiltinGpuBackends();
+  return std::make_shared<cuda::CudaMoeBackend>(
+      options, shape, context, context.backends ? context.backends->gpus : builtin);
 }
 
 size_t CudaMoePeerBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
-                        DType dtype, const DeviceMoeHosts& hosts) {
-  return cuda::CudaMoeBackend::PeerBytes(options, shape, mesh, dtype, hosts);
+                        DType dtype, const DeviceMoeHosts& hosts, const MoeBackends* backends) {
+  return cuda::CudaMoeBackend::PeerBytes(options, shape, mesh, dtype, hosts,
+                                         backends ? backends->gpus : BuiltinGpuBackends());
 }
 
 }  // namespace switchyard

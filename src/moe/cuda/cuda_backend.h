@@ -11,6 +11,7 @@
 #include "moe/backends.h"
 #include "moe/cuda/expert_rows.h"
 #include "moe/cuda/expert_weights.h"
+#include "moe/cuda/gpu_runner.h"
 #include "moe/cuda/host_choice.h"
 #include "moe/cuda/routing_log.h"
 #include "moe/cuda/row_exchange.h"
@@ -21,14 +22,7 @@ namespace switchyard::cuda {
 
 class ExpertMover;
 
-// Buffers of the expert GEMMs, for a chunk of rows.
-struct ProductBuffers {
-  DeviceMemory a, a_scales;            // [rows, H] input of the first GEMM
-  DeviceMemory gate_up;                // [rows, 2 I] its output
-  DeviceMemory middle, middle_scales;  // [rows, I] the activated rows
-};
-
-// Their sizes in bytes.
+// The sizes of ProductBuffers in bytes.
 struct ProductBytes {
   int64_t a = 0, a_scales = 0, gate_up = 0, middle = 0, middle_scales = 0;
 
@@ -38,12 +32,13 @@ struct ProductBytes {
 
 // Device memory, sized for the largest batch when the state is made: a pass allocates nothing.
 struct MoeBuffers {
-  DeviceMemory logits;           // [round, num_experts]
-  DeviceMemory logical, ids;     // [round, top_k]
-  DeviceMemory weights;          // [round, top_k]
-  DeviceMemory gathered;         // [lane, H] if a lane's tokens are not contiguous
-  DeviceMemory lane_sums;        // [lane, H] partial sums of slices, for reduce-scatter
-  DeviceMemory all_x, all_sums;  // [tokens of all ranks, H] if `none` gathers them
+  DeviceMemory logits;                  // [round, num_experts]
+  DeviceMemory logical, ids;            // [round, top_k]
+  DeviceMemory weights;                 // [round, top_k]
+  DeviceMemory wide_ids, wide_weights;  // [round, top_k + 1] if the shared expert is dispatched
+  DeviceMemory gathered;                // [lane, H] if a lane's tokens are not contiguous
+  DeviceMemory lane_sums;               // [lane, H] partial sums of slices, for reduce-scatter
+  DeviceMemory all_x, all_sums;         // [tokens of all ranks, H] if `none` gathers them
   DeviceMemory all_ids, all_local, all_weights;  // [tokens of all ranks, top_k]
   DeviceMemory position;                         // RowOrder, maximum rows
   DeviceMemory offsets, counts, block_groups, order_scratch;
@@ -69,23 +64,29 @@ struct CudaMoeState : MoeState {
     bool travelled = false;          // false: float32, not rounded yet
     const int32_t* ids = nullptr;    // [segments · capacity, k] local
     const float* weights = nullptr;  // the same shape; if rows were not exchanged
-    int64_t slots = 0;               // maximum for this rank's experts
-    int64_t expected_slots = 0;      // expected under even load over ranks
   } arrived;
   RowOrder order;
-  int64_t ordered_rows = 0;            // maximum, padding included
+  // Of the round, from Route on.
+  int64_t slots = 0;           // maximum for this rank's experts
+  int64_t expected_slots = 0;  // expected under even load over ranks
+  int64_t ordered_rows = 0;    // maximum, padding included
+  int down_parts = 1;          // more than one: RunDown computes the down projection in parts
+  bool sends_beside = false;   // whether sends have their own stream
+  GpuGroupedRows grouped;      // the chunk that RunDown computes
+
   Event sent{cudaEventDisableTiming};  // the last sends of an overlapped exchange have ended
 
   std::unique_ptr<HostChoice> choice;  // null: no chooser
   std::unique_ptr<RoutingLog> log;     // null: no observer
   void BeginPass(int64_t rows, int64_t first) override {
-    if (log) log->Begin(rows, first);
+    if (choice) choice->Begin(pass, micro_batch);
+    if (log) log->Begin(pass, rows, first);
   }
   void EndPass() override {
     if (log) log->Read();
   }
-  void ReportRouting() override {
-    if (log) log->Report();
+  void ReportRouting(uint64_t last) override {
+    if (log) log->Report(last);
   }
 };
 
@@ -115,13 +116,17 @@ struct CudaMoeParts : MoeLayerParts {
   DeviceMatrix shared_gate;  // [1, H]; no data: no gate
 };
 
-// Enqueues all work on the device's stream, or on a branch that joins it again. Never waits on the
-// host; allocates nothing in a pass. Borrows device, collectives and peer memory.
+// The selected exchange, runner and permutes, with the kernels of the other stages. Enqueues all
+// work on the device's stream, or on a branch that joins it again. Never waits on the host;
+// allocates nothing in a pass. Borrows device, collectives and peer memory.
 class CudaMoeBackend : public MoeBackend {
  public:
-  CudaMoeBackend(const MoeOptions& options, const MoeShape& shape, const DeviceMoeContext& context);
+  // Error kInvalid names the flag: an unknown backend, or an exchange and a runner without a
+  // permute.
+  CudaMoeBackend(const MoeOptions& options, const MoeShape& shape, const DeviceMoeContext& context,
+                 const GpuMoeBackends& backends);
   static size_t PeerBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
-                          DType dtype, const DeviceMoeHosts& hosts);
+                          DType dtype, const DeviceMoeHosts& hosts, const GpuMoeBackends& backends);
   ~CudaMoeBackend() override;
 
   CudaDevice& device() const { return device_; }
@@ -131,11 +136,16 @@ class CudaMoeBackend : public MoeBackend {
   int local_experts() const { return experts_.LocalExperts(mesh_.ep_rank()); }
   // Format to which rows and outputs are rounded, exchanged or not.
   RowFormat row_format() const { return exchange_shape_.row_format; }
+  // Whether the shared expert is the last local expert of each rank, and each token has one more
+  // slot, for it (--enable-deepep-waterfill).
+  bool shared_dispatched() const { return options_.waterfill && shape_.has_shared; }
+  int slots_per_token() const { return exchange_shape_.k; }
   // Rows per chunk, the unit that one run of the GEMMs processes.
   int64_t chunk_rows() const { return chunk_rows_; }
   // Whether ranks gather the tokens of all ranks for their experts (`none` with DP attention).
-  bool gathers() const { return scatters_ && options_.a2a_backend == "none"; }
-  int down_parts() const { return context_.down_parts; }
+  bool gathers() const { return scatters_ && !exchange_.make; }
+  GpuRunner& runner() const { return *runner_; }
+  const GpuPermute& permute() const { return permute_; }
 
   const RankGroups& groups() const override { return context_.groups; }
   bool scatters() const override { return scatters_; }
@@ -168,6 +178,8 @@ class CudaMoeBackend : public MoeBackend {
   void AddShared(const MoeLayerParts& parts, MoeState& state, float* own_out) override;
 
  private:
+  void FindPermute(const GpuMoeBackends& backends);
+  void MakeExchanges();
   std::unique_ptr<RowExchange> MakeExchange(bool low_latency, int64_t tokens) const;
   int64_t RoundCapacity() const;    // tokens of one rank in a round, maximum
   int64_t ArrivedCapacity() const;  // rows that arrive in a round, maximum
@@ -181,17 +193,28 @@ class CudaMoeBackend : public MoeBackend {
   RoutingRecord RecordOf(const CudaMoeParts& parts, const CudaMoeState& state) const;
   RoutingLogShape LogShape() const;
   void StoreRoutedExperts(const CudaMoeState& state) const;
+  void ChooseReplicas(const CudaMoeParts& parts, const CudaMoeState& state) const;
+  void DispatchShared(const CudaMoeParts& parts, const CudaMoeState& state) const;
+  // [round, slots_per_token()] what dispatch reads.
+  const int32_t* DispatchedIds(const CudaMoeState& state) const;
+  const float* DispatchedWeights(const CudaMoeState& state) const;
+  GpuGroupedRows ChunkAt(const CudaMoeState& state, int64_t first) const;  // without its rows
+  GpuGroupedRows PermuteChunk(const CudaMoeParts& parts, const CudaMoeState& state,
+                              int64_t first) const;
+  std::byte* OutputsOf(const CudaMoeParts& parts, const CudaMoeState& state,
+                       const RowChunk& chunk) const;
   void GatherAll(CudaMoeState& state) const;
   // Sizes of every lane's tokens in this round, `size` bytes or floats per token.
   std::span<const size_t> LaneSizes(CudaMoeState& state, size_t size) const;
   const Branch* SharedBranch(const CudaMoeParts& parts, const CudaMoeState& state) const;
-  // Whether the exchange of this batch runs beside computation: of another pass, or of the same one
-  // in single-batch overlap.
-  bool Overlaps(const CudaMoeState& state) const;
-  // Whether RunDown computes the down projection and sends its outputs in parts.
-  bool SplitsDown(const CudaMoeState& state) const;
-  // The stream for sends, after all current work. Overlapped sends have their own stream; MarkSent
-  // marks their end, and later computation waits for that in AwaitSent.
+  // Sets what follows from the tokens of the round, and where its sends run. They run beside
+  // computation of another pass or, in single-batch overlap, of the shared expert or of further
+  // parts of the down projection. If there is nothing to run beside, a second stream would only
+  // cost time.
+  void PlanRound(const CudaMoeParts& parts, CudaMoeState& state) const;
+  static bool SplitsDown(const CudaMoeState& state) { return state.down_parts > 1; }
+  // The stream for sends, after all current work. Sends beside computation have their own stream;
+  // MarkSent marks their end, and later computation waits for that in AwaitSent.
   cudaStream_t ForkSends(const CudaMoeState& state) const;
   void MarkSent(const CudaMoeState& state) const;
   void AwaitSent(const CudaMoeState& state) const;
@@ -205,11 +228,15 @@ class CudaMoeBackend : public MoeBackend {
   const ExpertMap experts_;
   const bool scatters_;
   const std::vector<int> ep_group_;
+  const GpuExchangeBackend exchange_;
+  const std::unique_ptr<GpuRunner> runner_;
+  GpuPermute permute_;
   int64_t normal_tokens_ = 0, low_latency_tokens_ = 0;  // per round
   std::unique_ptr<RowExchange> normal_, low_latency_;
   int64_t ordered_rows_ = 0, chunk_rows_ = 0;  // maximum
   // [num_physical] local id on this rank or −1, if rows are not exchanged.
   DeviceMemory local_ids_;
+  DeviceMemory owners_;  // [physical] EP rank of each expert, if the shared expert is dispatched
   // What states need for the layers placed so far, in bytes.
   ProductBytes product_bytes_, beside_bytes_;
   int64_t output_bytes_ = 0;

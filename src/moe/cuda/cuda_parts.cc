@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "moe/cuda/cuda_backend.h"
 #include "moe/cuda/expert_moves.h"
+#include "moe/shared_expert.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -14,10 +15,16 @@ std::span<const float> Floats(const float* data, int64_t count) {
 }
 
 DeviceExperts PlaceExperts(const MoeLayerWeights& weights, const CudaMoeBackend& backend) {
-  CHECK_EQ(static_cast<int>(weights.experts.size()), backend.local_experts());
-  return DeviceExperts(weights.experts,
-                       ChooseArithmetic(weights.experts, backend.device().options().dtype,
-                                        IsHopper(), backend.device().options().packs_experts));
+  std::vector<kernels::ExpertWeights> experts(weights.experts.begin(), weights.experts.end());
+  if (backend.shared_dispatched()) {
+    CHECK(weights.has_shared);
+    CheckSharedFits(weights, backend.shape().intermediate);
+    experts.push_back(weights.shared);
+  }
+  CHECK_EQ(static_cast<int>(experts.size()), backend.local_experts());
+  const kernels::CudaDeviceOptions& device = backend.device().options();
+  return DeviceExperts(experts,
+                       backend.runner().Arithmetic(experts, device.dtype, device.packs_experts));
 }
 
 }  // namespace
@@ -37,7 +44,8 @@ CudaMoeParts::CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& w
     correction_bias = UploadFloats(Floats(weights.router.correction_bias, count));
   if (!weights.has_shared) return;
   const std::span one(&weights.shared, 1);
-  shared.emplace(one, ChooseArithmetic(one, backend.device().options().dtype, IsHopper()));
+  if (!backend.shared_dispatched())
+    shared.emplace(one, ChooseArithmetic(one, backend.device().options().dtype, IsHopper()));
   if (weights.shared_gate.defined()) shared_gate = UploadPlain(weights.shared_gate);
 }
 

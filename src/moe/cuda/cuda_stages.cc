@@ -10,7 +10,9 @@
 #include "moe/cuda/expert_runner.h"
 #include "moe/cuda/place_physical.h"
 #include "moe/cuda/router_logits.h"
+#include "moe/cuda/row_order.h"
 #include "moe/cuda/select_and_order.h"
+#include "moe/cuda/shared_slots.h"
 #include "quant/formats.h"
 
 namespace switchyard::cuda {
@@ -25,6 +27,11 @@ ExpertActivation ActivationOf(const MoeLayerConfig& config) {
   return {.clamped = config.activation == kernels::Activation::kSwiGluClamped,
           .alpha = config.swiglu_alpha,
           .limit = config.swiglu_limit};
+}
+
+ElementType TypeOf(RowFormat format) {
+  if (format.fp8) return ElementType::kFp8;
+  return format.dtype == DType::kBF16 ? ElementType::kBF16 : ElementType::kF32;
 }
 
 // The shared expert's output, from `token` of the own tokens on.
@@ -53,6 +60,7 @@ void CudaMoeBackend::Start(const MoeLayerParts& layer, MoeState& state) {
 void CudaMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   const CudaMoeParts& parts = Own(layer);
   CudaMoeState& s = Own(state);
+  PlanRound(parts, s);
   Check(RouterLogits({.x = s.round_x(),
                       .w = parts.router.data.data(),
                       .w_is_bf16 = parts.router.type == ElementType::kBF16,
@@ -66,18 +74,59 @@ void CudaMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   if (FusesSelectAndOrder(s)) return;  // PrePermute selects them
   Check(SelectExpertsOnDevice(Choice(parts, s), stream()), "choice of experts");
   StoreRoutedExperts(s);
-  if (!s.choice) return;
+  if (s.choice) ChooseReplicas(parts, s);
+  if (shared_dispatched()) DispatchShared(parts, s);
+}
+
+void CudaMoeBackend::ChooseReplicas(const CudaMoeParts& parts, const CudaMoeState& s) const {
   const int64_t tokens = s.round.size();
   const int32_t* logical = s.buffers.logical.as<int32_t>();
-  Check(PlacePhysical({.logical = logical,
-                       .physical = s.choice->Choose(parts.config.layer, logical, tokens, stream()),
-                       .local_ids = scatters_ ? nullptr : local_ids_.as<int32_t>(),
-                       .tokens = tokens,
-                       .k = shape_.top_k,
-                       .ids = s.buffers.ids.as<int32_t>(),
-                       .record = RecordOf(parts, s)},
-                      stream()),
+  Check(PlacePhysical(
+            {.logical = logical,
+             .physical = s.choice->Choose(parts.config.layer, s.first_routed(), logical, tokens),
+             .local_ids = scatters_ ? nullptr : local_ids_.as<int32_t>(),
+             .tokens = tokens,
+             .k = shape_.top_k,
+             .ids = s.buffers.ids.as<int32_t>(),
+             .record = RecordOf(parts, s)},
+            stream()),
         "places of replicas");
+}
+
+void CudaMoeBackend::DispatchShared(const CudaMoeParts& parts, const CudaMoeState& s) const {
+  const MoeBuffers& buffers = s.buffers;
+  const int64_t tokens = s.round.size();
+  const bool gated = parts.shared_gate.n > 0;
+  if (gated)
+    Check(RouterLogits({.x = s.round_x(),
+                        .w = parts.shared_gate.data.data(),
+                        .w_is_bf16 = parts.shared_gate.type == ElementType::kBF16,
+                        .y = buffers.shared_gate.as<float>(),
+                        .m = tokens,
+                        .n = 1,
+                        .k = s.width},
+                       stream()),
+          "gate of the shared expert");
+  Check(AppendSharedSlots({.ids = buffers.ids.as<int32_t>(),
+                           .weights = buffers.weights.as<float>(),
+                           .gates = gated ? buffers.shared_gate.as<float>() : nullptr,
+                           .owners = owners_.as<int32_t>(),
+                           .tokens = tokens,
+                           .k = shape_.top_k,
+                           .ranks = mesh_.ep(),
+                           .rank = mesh_.ep_rank(),
+                           .first_shared = experts_.size() - mesh_.ep(),
+                           .wide_ids = buffers.wide_ids.as<int32_t>(),
+                           .wide_weights = buffers.wide_weights.as<float>()},
+                          stream()),
+        "slots of the shared expert");
+}
+
+const int32_t* CudaMoeBackend::DispatchedIds(const CudaMoeState& s) const {
+  return (shared_dispatched() ? s.buffers.wide_ids : s.buffers.ids).as<int32_t>();
+}
+const float* CudaMoeBackend::DispatchedWeights(const CudaMoeState& s) const {
+  return (shared_dispatched() ? s.buffers.wide_weights : s.buffers.weights).as<float>();
 }
 
 RoutingRecord CudaMoeBackend::RecordOf(const CudaMoeParts& parts, const CudaMoeState& s) const {
@@ -118,7 +167,7 @@ SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const Cuda
 // Fuses selection and ordering if rows are not exchanged and no stage between reads the selection.
 bool CudaMoeBackend::FusesSelectAndOrder(const CudaMoeState& s) const {
   return device_.options().fused && !s.exchange && !gathers() && !s.choice &&
-         s.round.size() <= kMaxTokensToOrder;
+         !shared_dispatched() && s.round.size() <= kMaxTokensToOrder && permute_.joins_selection;
 }
 
 // Each rank stores its own tokens; Scatter all-gathers them over the attention group.
@@ -140,12 +189,12 @@ void CudaMoeBackend::BeginDispatch(const MoeLayerParts& layer, MoeState& state) 
     s.exchange->BeginDispatch(s.slot,
                               {.x = s.round_x(),
                                .dtype = DType::kF32,
-                               .ids = s.buffers.ids.as<int32_t>(),
-                               .weights = s.buffers.weights.as<float>(),
+                               .ids = DispatchedIds(s),
+                               .weights = DispatchedWeights(s),
                                .tokens = s.round.size(),
                                .longest = s.LongestInRound(),
                                .addend = SharedInSums(Own(layer), s),
-                               .overlaps = Overlaps(s)},
+                               .overlaps = s.sends_beside},
                               ForkSends(s));
     MarkSent(s);
   } else if (gathers()) {
@@ -162,15 +211,15 @@ std::span<const size_t> CudaMoeBackend::LaneSizes(CudaMoeState& s, size_t size) 
 // `none` with DP attention: gathers the tokens of all ranks on every rank.
 void CudaMoeBackend::GatherAll(CudaMoeState& s) const {
   const MoeBuffers& buffers = s.buffers;
-  const int k = shape_.top_k;
+  const int k = slots_per_token();
   const auto gather = [&](const void* part, const DeviceMemory& all, size_t size) {
     const auto sizes = LaneSizes(s, size);
     if (mesh_.ep() > 1) return groups().ep->AllGatherV(part, all.data(), sizes);
     Check(cudaMemcpyAsync(all.data(), part, sizes[0], cudaMemcpyDeviceToDevice, stream()),
           "copy of tokens");
   };
-  gather(buffers.ids.data(), buffers.all_ids, k * sizeof(int32_t));
-  gather(buffers.weights.data(), buffers.all_weights, k * sizeof(float));
+  gather(DispatchedIds(s), buffers.all_ids, k * sizeof(int32_t));
+  gather(DispatchedWeights(s), buffers.all_weights, k * sizeof(float));
   gather(s.round_x(), buffers.all_x, s.width * sizeof(float));
   const int64_t tokens = std::accumulate(s.lanes.begin(), s.lanes.end(), int64_t{0});
   Check(MapIds(buffers.all_ids.as<int32_t>(), local_ids_.as<int32_t>(), tokens * k,
@@ -206,39 +255,31 @@ void CudaMoeBackend::EndDispatch(const MoeLayerParts& /*layer*/, MoeState& state
   const MoeBuffers& buffers = s.buffers;
   CudaMoeState::Arrived& arrived = s.arrived;
   const int64_t hidden = s.width;
-  const int k = shape_.top_k;
-  const int64_t longest = s.LongestInRound();
-  int64_t tokens = 0;  // of all lanes in this round
-  for (const int64_t lane : s.lanes) tokens += s.InRound(lane);
   arrived = {};
   if (s.exchange) {
     AwaitSent(s);
     const DispatchedRows rows = s.exchange->EndDispatch(s.slot, stream());
-    const RowFormat format = row_format();
     arrived.in = {.segments = mesh_.ep(),
                   .capacity = s.max_round_tokens,
-                  .tokens = longest,
+                  .tokens = s.LongestInRound(),
                   .counts = rows.counts};
     arrived.rows = rows.rows;
     arrived.row_stride = rows.row_stride;
     arrived.scale_offset = rows.scale_offset;
-    arrived.type = format.fp8                     ? ElementType::kFp8
-                   : format.dtype == DType::kBF16 ? ElementType::kBF16
-                                                  : ElementType::kF32;
+    arrived.type = TypeOf(row_format());
     arrived.travelled = true;
     arrived.ids = rows.ids;
   } else {
     const bool all = gathers();
-    if (!all) tokens = s.round.size();
+    const int64_t tokens =
+        all ? std::accumulate(s.lanes.begin(), s.lanes.end(), int64_t{0}) : s.round.size();
     const float* x = all ? buffers.all_x.as<float>() : s.round_x();
     arrived.in = {.segments = 1, .capacity = tokens, .tokens = tokens};
     arrived.rows = reinterpret_cast<const std::byte*>(x);
     arrived.row_stride = hidden * static_cast<int64_t>(sizeof(float));
-    arrived.ids = all ? buffers.all_local.as<int32_t>() : buffers.ids.as<int32_t>();
-    arrived.weights = all ? buffers.all_weights.as<float>() : buffers.weights.as<float>();
+    arrived.ids = all ? buffers.all_local.as<int32_t>() : DispatchedIds(s);
+    arrived.weights = all ? buffers.all_weights.as<float>() : DispatchedWeights(s);
   }
-  arrived.slots = tokens * std::min(k, local_experts());
-  arrived.expected_slots = CeilDiv(tokens * k, mesh_.ep());
 }
 
 void CudaMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
@@ -246,14 +287,13 @@ void CudaMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
   CudaMoeState& s = Own(state);
   const MoeBuffers& buffers = s.buffers;
   const CudaMoeState::Arrived& arrived = s.arrived;
-  s.ordered_rows = MaxOrderedRows(arrived.slots, parts.experts.experts);
   s.order = {.position = buffers.position.as<int32_t>(),
              .offsets = buffers.offsets.as<int32_t>(),
              .counts = buffers.counts.as<int32_t>(),
              .block_groups = buffers.block_groups.as<int32_t>()};
   const RowOrderParams order = {.in = arrived.in,
                                 .ids = arrived.ids,
-                                .k = shape_.top_k,
+                                .k = slots_per_token(),
                                 .experts = parts.experts.experts,
                                 .blocks = s.ordered_rows / kGroupBlockRows,
                                 .scratch = buffers.order_scratch.as<int32_t>(),
@@ -263,17 +303,68 @@ void CudaMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
           "choice of experts and order of rows");
     StoreRoutedExperts(s);
   } else {
-    Check(OrderRows(order, stream()), "order of rows by expert");
+    permute_.order(order, stream());
   }
   // Without tokens the kernels above have not written the counts.
-  if (s.log && s.log->counts_dispatched() && arrived.slots > 0)
+  if (s.log && s.log->counts_dispatched() && s.slots > 0)
     s.log->CountDispatched(parts.index, buffers.counts.as<int32_t>());
 }
 
+GpuGroupedRows CudaMoeBackend::ChunkAt(const CudaMoeState& s, int64_t first) const {
+  return {.chunk = {.order = s.order,
+                    .first = first,
+                    .rows = std::min(chunk_rows_, s.ordered_rows - first)},
+          .is_whole = s.ordered_rows <= chunk_rows_,
+          .expected_rows = s.expected_slots};
+}
+
+// Copies the rows of the chunk that begins at `first` to the runner's input.
+GpuGroupedRows CudaMoeBackend::PermuteChunk(const CudaMoeParts& parts, const CudaMoeState& s,
+                                            int64_t first) const {
+  const CudaMoeState::Arrived& arrived = s.arrived;
+  const ProductBuffers& buffers = s.buffers.products;
+  GpuGroupedRows grouped = ChunkAt(s, first);
+  permute_.copy({.in = arrived.in,
+                 .rows = arrived.rows,
+                 .row_stride = arrived.row_stride,
+                 .scale_offset = arrived.scale_offset,
+                 .from = arrived.type,
+                 .via = arrived.travelled ? ElementType::kF32 : TypeOf(row_format()),
+                 .hidden = shape_.hidden,
+                 .k = slots_per_token(),
+                 .chunk = grouped.chunk,
+                 .to = parts.experts.arithmetic.input,
+                 .a = buffers.a.data(),
+                 .a_scales = buffers.a_scales.as<float>()},
+                chain());
+  grouped.a = buffers.a.data();
+  grouped.a_scales = buffers.a_scales.as<float>();
+  return grouped;
+}
+
+std::byte* CudaMoeBackend::OutputsOf(const CudaMoeParts& parts, const CudaMoeState& s,
+                                     const RowChunk& chunk) const {
+  return s.buffers.outputs.data() +
+         chunk.first * shape_.hidden * ElementBytes(parts.experts.arithmetic.output);
+}
+
+// In chunks of rows. Their number follows from the maximum number of rows, since the host does not
+// know the counts. If RunDown follows, only the first chunk, which usually has all rows.
 void CudaMoeBackend::RunExperts(const MoeLayerParts& layer, MoeState& state) {
   const CudaMoeParts& parts = Own(layer);
-  const auto run = SplitsDown(Own(state)) ? RunDeviceGateUp : RunDeviceExperts;
-  run(parts.experts, ActivationOf(parts.config), Own(state), *this);
+  CudaMoeState& s = Own(state);
+  const ProductBuffers& buffers = s.buffers.products;
+  const ExpertActivation activation = ActivationOf(parts.config);
+  if (SplitsDown(s)) {
+    if (s.ordered_rows == 0) return;
+    s.grouped = PermuteChunk(parts, s, 0);
+    return runner_->RunGateUp(parts.experts, activation, s.grouped, buffers, chain());
+  }
+  for (int64_t first = 0; first < s.ordered_rows; first += chunk_rows_) {
+    const GpuGroupedRows rows = PermuteChunk(parts, s, first);
+    runner_->Run(parts.experts, activation, rows, buffers, OutputsOf(parts, s, rows.chunk),
+                 chain());
+  }
 }
 
 // EndCombine reads the outputs in the order of the experts.
@@ -288,17 +379,32 @@ void CudaMoeBackend::BeginCombine(const MoeLayerParts& layer, MoeState& state) {
   MarkSent(s);
 }
 
-// Each part is sent on the stream of sends as soon as it is computed. The event of a part is what
-// the sends wait for.
+// Each part is sent on the stream of sends as soon as it is computed. Rows beyond the first chunk,
+// of which there are usually none, are processed here.
 void CudaMoeBackend::RunDown(const MoeLayerParts& layer, MoeState& state) {
   CudaMoeState& s = Own(state);
   if (!SplitsDown(s)) return;
   const CudaMoeParts& parts = Own(layer);
-  RunDeviceDown(parts.experts, ActivationOf(parts.config), s, *this,
-                [&](const OutputRange& outputs) {
-                  s.exchange->BeginCombinePart(s.slot, s.buffers.outputs.data(), s.order.position,
-                                               outputs, ForkSends(s));
-                });
+  const ProductBuffers& buffers = s.buffers.products;
+  const ExpertActivation activation = ActivationOf(parts.config);
+  const auto send = [&](OutputRange outputs) {
+    const RowChunk& chunk = s.grouped.chunk;
+    outputs.last = outputs.last && chunk.first + chunk.rows == s.ordered_rows;
+    s.exchange->BeginCombinePart(s.slot, s.buffers.outputs.data(), s.order.position, outputs,
+                                 ForkSends(s));
+  };
+  if (s.ordered_rows == 0) {
+    s.grouped = {};
+    send({});
+  }
+  for (int64_t first = 0; first < s.ordered_rows; first += chunk_rows_) {
+    if (first > 0) {
+      s.grouped = PermuteChunk(parts, s, first);
+      runner_->RunGateUp(parts.experts, activation, s.grouped, buffers, chain());
+    }
+    runner_->RunDown(parts.experts, activation, s.grouped, buffers, first == 0 ? s.down_parts : 1,
+                     OutputsOf(parts, s, s.grouped.chunk), chain(), send);
+  }
   MarkSent(s);
 }
 
@@ -319,7 +425,7 @@ void CudaMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {
                        .weights = s.arrived.weights,
                        .tokens = s.arrived.in.tokens,
                        .hidden = s.width,
-                       .k = shape_.top_k,
+                       .k = slots_per_token(),
                        .addend = SharedInSums(parts, s),
                        .y = sums},
                       SharedBranch(parts, s) ? PdlStream(stream()) : chain()),

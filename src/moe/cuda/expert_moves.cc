@@ -107,9 +107,10 @@ void ExpertMover::Move(const DeviceExperts& layer, const ExpertSlot& from,
 std::vector<OwnedExpert> ExpertMover::Switch(const DeviceExperts& layer,
                                              std::span<const int32_t> logical,
                                              std::vector<OwnedExpert> experts) {
-  CHECK_EQ(std::ssize(experts), layer.experts);
-  CHECK_EQ(std::ssize(logical), layer.experts);
-  for (int slot = 0; slot < layer.experts; ++slot) {
+  const int moved = static_cast<int>(experts.size());
+  CHECK_LE(moved, layer.experts);  // a dispatched shared expert follows them
+  CHECK_EQ(std::ssize(logical), moved);
+  for (int slot = 0; slot < moved; ++slot) {
     OwnedExpert& expert = experts[slot];
     if (!expert.placed) expert.placed = Upload(layer, expert.weights);
     const int held = Placed(expert)->slot;
@@ -118,7 +119,7 @@ std::vector<OwnedExpert> ExpertMover::Switch(const DeviceExperts& layer,
     Move(layer, layer.Slot(held), BlockSlot(layer, copy->block));
     expert.placed = std::move(copy);
   }
-  for (int slot = 0; slot < layer.experts; ++slot)
+  for (int slot = 0; slot < moved; ++slot)
     if (const DeviceExpert& expert = *Placed(experts[slot]); expert.spare)
       Move(layer, BlockSlot(layer, expert.block), layer.Slot(slot));
   const std::lock_guard lock(mutex_);

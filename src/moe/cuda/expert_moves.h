@@ -59,7 +59,7 @@ class ExpertMover {
   // Returns when the weights are in spare memory. Any thread; makes the GPU its current one.
   std::shared_ptr<DeviceExpert> Upload(const DeviceExperts& layer,
                                        const kernels::ExpertWeights& expert);
-  // Enqueues the exchange of all experts of a layer on the stream of the passes. `logical`
+  // Enqueues the exchange of all routed experts of a layer on the stream of the passes. `logical`
   // [experts]: the logical experts that the slots hold now. Returns what must live until the next
   // Upload. The rank's thread.
   std::vector<OwnedExpert> Switch(const DeviceExperts& layer, std::span<const int32_t> logical,

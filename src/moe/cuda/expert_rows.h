@@ -18,6 +18,9 @@ enum class ElementType : int32_t {
   kBF16,
   kFp8,  // e4m3 with one float32 scale per 128 elements
 };
+constexpr int64_t ElementBytes(ElementType type) {
+  return type == ElementType::kFp8 ? 1 : type == ElementType::kBF16 ? 2 : 4;
+}
 
 // Rows [first, first + rows) of an order, processed by one call. Without an order (null pointers),
 // row i belongs to the only expert at position i.

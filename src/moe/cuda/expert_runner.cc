@@ -5,6 +5,7 @@
 #include "kernels/cuda/dense_gemm.h"
 #include "kernels/cuda/grouped_gemm.h"
 #include "kernels/cuda/w4a16_gemm.h"
+#include "moe/cuda/builtin_backends.h"
 #include "moe/cuda/plain_gemm.h"
 #include "moe/expert_parts.h"
 
@@ -14,11 +15,6 @@ namespace {
 // Threshold of average rows per expert. Below it, the GEMM that reads only valid rows is faster
 // than the one that computes whole blocks of 128.
 constexpr int64_t kFewRows = 128;
-
-ElementType TypeOf(RowFormat format) {
-  if (format.fp8) return ElementType::kFp8;
-  return format.dtype == DType::kBF16 ? ElementType::kBF16 : ElementType::kF32;
-}
 
 constexpr int64_t kScaleRows = 4;  // alignment of a column of scales
 
@@ -59,37 +55,33 @@ void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
                    chain);
 }
 
-int64_t BytesOf(ElementType type) {
-  return type == ElementType::kFp8 ? 1 : type == ElementType::kBF16 ? 2 : 4;
-}
-
 // The rows of `experts`, by the GEMM that reads only valid rows.
-void MultiplyFewRows(const ExpertArithmetic& arithmetic, const Product& product,
-                     const RowChunk& chunk, ExpertRun experts, const PdlStream& chain) {
+void MultiplyByCounts(const ExpertArithmetic& arithmetic, const Product& product,
+                      const RowChunk& chunk, ExpertRun experts, const PdlStream& chain) {
   const DeviceMatrix& b = *product.b;
   const int64_t scales = CeilDiv(b.n, kFp8BlockSize) * CeilDiv(b.k, kFp8BlockSize);
-  const GroupedGemmParams p = {.a = product.a,
-                               .a_scales = product.a_scales,
-                               .ld_a_scales = product.ld_a_scales,
-                               .b = b.data.data() + experts.first * b.n * b.k * BytesOf(b.type),
-                               .b_scales = b.type == ElementType::kFp8
-                                               ? b.scales.as<float>() + experts.first * scales
-                                               : nullptr,
-                               .d = product.d,
-                               .rows = chunk.rows,
-                               .n = b.n,
-                               .k = b.k,
-                               .groups = experts.count,
-                               .group_begins = chunk.order.offsets + experts.first,
-                               .group_rows = chunk.order.counts + experts.first,
-                               .groups_ready = true,
-                               .bias = product.bias ? product.bias + experts.first * b.n : nullptr};
+  const GroupedGemmParams p = {
+      .a = product.a,
+      .a_scales = product.a_scales,
+      .ld_a_scales = product.ld_a_scales,
+      .b = b.data.data() + experts.first * b.n * b.k * ElementBytes(b.type),
+      .b_scales =
+          b.type == ElementType::kFp8 ? b.scales.as<float>() + experts.first * scales : nullptr,
+      .d = product.d,
+      .rows = chunk.rows,
+      .n = b.n,
+      .k = b.k,
+      .groups = experts.count,
+      .group_begins = chunk.order.offsets + experts.first,
+      .group_rows = chunk.order.counts + experts.first,
+      .groups_ready = true,
+      .bias = product.bias ? product.bias + experts.first * b.n : nullptr};
   arithmetic.input == ElementType::kFp8 ? GroupedGemmFp8(p, chain) : GroupedGemmBf16(p, chain);
 }
 
 // All rows of the chunk, which may be a part of the chunk that `product` has the strides of.
 void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const RowChunk& chunk,
-              int experts, bool few_rows, const PdlStream& chain) {
+              int experts, bool by_counts, const PdlStream& chain) {
   const DeviceMatrix& b = *product.b;
   if (!arithmetic.tensor_cores) {
     Check(PlainGroupedGemm({.a = product.a,
@@ -107,7 +99,7 @@ void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const 
     return;
   }
   if (b.packed) return MultiplyPacked(product, chunk, experts, chain);
-  if (few_rows) return MultiplyFewRows(arithmetic, product, chunk, {0, experts}, chain);
+  if (by_counts) return MultiplyByCounts(arithmetic, product, chunk, {0, experts}, chain);
   const GroupedGemmParams p = {
       .a = product.a,
       .a_scales = product.a_scales,
@@ -174,161 +166,157 @@ void MultiplyDense(const ExpertArithmetic& arithmetic, const Product& product, c
             chain);
 }
 
-// The GEMMs of a batch's expert rows, chunk by chunk.
-class ExpertProducts {
+// The GEMMs of a chunk.
+class MlpProducts {
  public:
-  ExpertProducts(const DeviceExperts& experts, const ExpertActivation& activation,
-                 const CudaMoeState& state, const CudaMoeBackend& backend)
+  MlpProducts(const DeviceExperts& experts, const GpuGroupedRows& rows,
+              const ProductBuffers& buffers, RunnerLayout layout, const PdlStream& chain)
       : experts_(experts),
-        activation_(activation),
-        state_(state),
-        backend_(backend),
-        few_rows_(state.ordered_rows <= backend.chunk_rows() &&
-                  state.arrived.expected_slots < kFewRows * experts.experts) {}
+        rows_(rows),
+        buffers_(buffers),
+        chain_(chain),
+        by_counts_(rows.is_whole && (layout == RunnerLayout::kMasked ||
+                                     rows.expected_rows < kFewRows * experts.experts)) {}
 
-  RowChunk ChunkAt(int64_t first) const {
-    return {.order = state_.order,
-            .first = first,
-            .rows = std::min(backend_.chunk_rows(), state_.ordered_rows - first)};
-  }
-
-  // Permute, gate and up GEMM, activation.
-  void GateUp(const RowChunk& chunk) const {
-    const ProductBuffers& buffers = state_.buffers.products;
-    const CudaMoeState::Arrived& arrived = state_.arrived;
-    Check(PermuteRows({.in = arrived.in,
-                       .rows = arrived.rows,
-                       .row_stride = arrived.row_stride,
-                       .scale_offset = arrived.scale_offset,
-                       .from = arrived.type,
-                       .via = arrived.travelled ? ElementType::kF32 : TypeOf(backend_.row_format()),
-                       .hidden = experts_.hidden,
-                       .k = backend_.shape().top_k,
-                       .chunk = chunk,
-                       .to = experts_.arithmetic.input,
-                       .a = buffers.a.data(),
-                       .a_scales = buffers.a_scales.as<float>()},
-                      backend_.chain()),
-          "permute of rows");
+  // Gate and up GEMM, activation.
+  void GateUp(const ExpertActivation& activation) const {
     Multiply(experts_.arithmetic,
-             {buffers.a.data(), buffers.a_scales.as<float>(), chunk.rows, &experts_.gate_up,
-              experts_.gate_up_bias.as<float>(), buffers.gate_up.data()},
-             chunk, experts_.experts, few_rows_, backend_.chain());
-    ActivateRows(experts_, activation_, chunk, buffers, backend_.chain());
+             {rows_.a, rows_.a_scales, rows_.chunk.rows, &experts_.gate_up,
+              experts_.gate_up_bias.as<float>(), buffers_.gate_up.data()},
+             rows_.chunk, experts_.experts, by_counts_, chain_);
+    ActivateRows(experts_, activation, rows_.chunk, buffers_, chain_);
   }
 
-  void Down(const RowChunk& chunk) const { DownRows(chunk, chunk); }
-
-  // Part `part` of `parts` of the down projection of a chunk; returns its outputs.
-  OutputRange DownPart(const RowChunk& chunk, int part, int parts) const {
-    if (parts > 1 && UsesFewRowsGemm()) return DownExperts(chunk, part, parts);
+  // Part `part` of `parts` of the down projection; returns its outputs.
+  OutputRange Down(int part, int parts, void* y) const {
+    if (parts > 1 && SplitsByExpert()) return DownExperts(part, parts, y);
     // Rows beyond the expected ones belong to the last part.
-    const int64_t rows = CeilDiv(CeilDiv(ExpectedRows(chunk), parts), kGroupBlockRows);
-    const int64_t begin = std::min(part * rows * kGroupBlockRows, chunk.rows);
-    const int64_t end =
-        part == parts - 1 ? chunk.rows : std::min(begin + rows * kGroupBlockRows, chunk.rows);
-    const RowChunk own = {.order = chunk.order, .first = chunk.first + begin, .rows = end - begin};
-    if (own.rows > 0) DownRows(chunk, own);
+    const RowChunk& all = rows_.chunk;
+    const int64_t rows = CeilDiv(CeilDiv(ExpectedRows(), parts), kGroupBlockRows) * kGroupBlockRows;
+    const int64_t begin = std::min(part * rows, all.rows);
+    const int64_t end = part == parts - 1 ? all.rows : std::min(begin + rows, all.rows);
+    const RowChunk own = {.order = all.order, .first = all.first + begin, .rows = end - begin};
+    if (own.rows > 0)
+      Multiply(experts_.arithmetic, DownProduct(begin, y), own, experts_.experts, by_counts_,
+               chain_);
     return {.begin = static_cast<int32_t>(own.first),
             .end = static_cast<int32_t>(own.first + own.rows)};
   }
 
-  // Parts for which the down projection of the first chunk still occupies the GPU.
-  int Parts(const RowChunk& chunk) const {
-    const int64_t units = UsesFewRowsGemm()
-                              ? experts_.experts * CeilDiv(experts_.hidden, kColumnsOfFewRows) /
-                                    (kMinWaves * MultiprocessorCount())
-                              : ExpectedRows(chunk) / kMinPartRows;
-    const int64_t most = UsesFewRowsGemm() ? experts_.experts : chunk.rows / kGroupBlockRows;
-    const int64_t wanted = backend_.down_parts() > 0 ? backend_.down_parts()
-                                                     : std::min<int64_t>(units, kMaxCombineParts);
+  // Parts that can be computed, at most `wanted`.
+  int Parts(int wanted) const {
+    const int64_t most = SplitsByExpert() ? experts_.experts : rows_.chunk.rows / kGroupBlockRows;
     return static_cast<int>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1)));
+  }
+  // Parts that hide more than their launches cost. With few rows there is one: four parts of 940 MB
+  // of weights each made a decode step 0.7 % slower (measured on two H200).
+  int UsefulParts() const {
+    if (by_counts_) return 1;
+    const int64_t products = ExpectedRows() * experts_.down.n * experts_.down.k;
+    return Parts(
+        static_cast<int>(std::min<int64_t>(products / kMinPartProducts, kMaxCombineParts)));
   }
 
  private:
-  // Minimum rows of a part: several waves of tiles of the many-rows GEMM.
-  static constexpr int64_t kMinPartRows = 4096;
-  // Columns per tile of the few-rows GEMM, and minimum waves of its tiles in a part.
-  static constexpr int64_t kColumnsOfFewRows = 128, kMinWaves = 2;
+  // Multiply-adds of a part: about 400 us on a Hopper GPU. Parts of 100 us were slower (measured).
+  static constexpr int64_t kMinPartProducts = int64_t{120} << 30;
 
-  bool UsesFewRowsGemm() const {
-    return few_rows_ && experts_.arithmetic.tensor_cores && !experts_.down.packed;
+  bool SplitsByExpert() const {
+    return by_counts_ && experts_.arithmetic.tensor_cores && !experts_.down.packed;
   }
   // With the padding of each expert.
-  int64_t ExpectedRows(const RowChunk& chunk) const {
-    return std::min(chunk.rows, state_.arrived.expected_slots +
-                                    int64_t{experts_.experts} * kGroupBlockRows / 2);
+  int64_t ExpectedRows() const {
+    return std::min(rows_.chunk.rows,
+                    rows_.expected_rows + int64_t{experts_.experts} * kGroupBlockRows / 2);
   }
 
-  // Rows `own` of the activated rows of `chunk`.
-  void DownRows(const RowChunk& chunk, const RowChunk& own) const {
-    const int64_t skipped = own.first - chunk.first;
-    Multiply(experts_.arithmetic, DownProduct(chunk, skipped), own, experts_.experts, few_rows_,
-             backend_.chain());
-  }
-  // Experts of a chunk with few rows. Their positions are known to the device.
-  OutputRange DownExperts(const RowChunk& chunk, int part, int parts) const {
+  // A run of experts. Their positions are known to the device.
+  OutputRange DownExperts(int part, int parts, void* y) const {
+    const RowChunk& chunk = rows_.chunk;
     const Share own = ExpertParts(experts_.experts, parts).Of(part);
-    MultiplyFewRows(experts_.arithmetic, DownProduct(chunk, 0), chunk,
-                    {static_cast<int>(own.begin), static_cast<int>(own.size())}, backend_.chain());
+    MultiplyByCounts(experts_.arithmetic, DownProduct(0, y), chunk,
+                     {static_cast<int>(own.begin), static_cast<int>(own.size())}, chain_);
     return {.begin_on_device = chunk.order.offsets + own.begin,
             .end_on_device = chunk.order.offsets + own.end};
   }
   // From row `skipped` of the chunk on.
-  Product DownProduct(const RowChunk& chunk, int64_t skipped) const {
-    const ProductBuffers& buffers = state_.buffers.products;
+  Product DownProduct(int64_t skipped, void* y) const {
     const ExpertArithmetic& arithmetic = experts_.arithmetic;
-    const float* scales = buffers.middle_scales.as<float>();
-    return {
-        .a = buffers.middle.data() + skipped * experts_.intermediate * BytesOf(arithmetic.input),
-        .a_scales = scales ? scales + skipped : nullptr,
-        .ld_a_scales = chunk.rows,
-        .b = &experts_.down,
-        .bias = experts_.down_bias.as<float>(),
-        .d = state_.buffers.outputs.data() +
-             (chunk.first + skipped) * experts_.hidden * BytesOf(arithmetic.output)};
+    const float* scales = buffers_.middle_scales.as<float>();
+    return {.a = buffers_.middle.data() +
+                 skipped * experts_.intermediate * ElementBytes(arithmetic.input),
+            .a_scales = scales ? scales + skipped : nullptr,
+            .ld_a_scales = rows_.chunk.rows,
+            .b = &experts_.down,
+            .bias = experts_.down_bias.as<float>(),
+            .d = static_cast<std::byte*>(y) +
+                 skipped * experts_.hidden * ElementBytes(arithmetic.output)};
   }
 
   const DeviceExperts& experts_;
-  const ExpertActivation& activation_;
-  const CudaMoeState& state_;
-  const CudaMoeBackend& backend_;
-  const bool few_rows_;
+  const GpuGroupedRows& rows_;
+  const ProductBuffers& buffers_;
+  const PdlStream& chain_;
+  const bool by_counts_;  // whether GEMMs read offsets and counts, which refer to the whole order
+};
+
+class MlpRunner : public GpuRunner {
+ public:
+  explicit MlpRunner(RunnerLayout layout) : layout_(layout) {}
+  RunnerLayout layout() const override { return layout_; }
+  int DownParts(const DeviceExperts& experts, const GpuGroupedRows& rows) const override {
+    return MlpProducts(experts, rows, ProductBuffers(), layout_, PdlStream(nullptr)).UsefulParts();
+  }
+
+  void Run(const DeviceExperts& experts, const ExpertActivation& activation,
+           const GpuGroupedRows& rows, const ProductBuffers& buffers, void* y,
+           const PdlStream& chain) override {
+    const MlpProducts products(experts, rows, buffers, layout_, chain);
+    products.GateUp(activation);
+    products.Down(0, 1, y);
+  }
+  void RunGateUp(const DeviceExperts& experts, const ExpertActivation& activation,
+                 const GpuGroupedRows& rows, const ProductBuffers& buffers,
+                 const PdlStream& chain) override {
+    MlpProducts(experts, rows, buffers, layout_, chain).GateUp(activation);
+  }
+  void RunDown(const DeviceExperts& experts, const ExpertActivation& /*activation*/,
+               const GpuGroupedRows& rows, const ProductBuffers& buffers, int parts, void* y,
+               const PdlStream& chain, const std::function<void(OutputRange)>& send) override {
+    const MlpProducts products(experts, rows, buffers, layout_, chain);
+    parts = products.Parts(parts);
+    for (int part = 0; part < parts; ++part) {
+      OutputRange outputs = products.Down(part, parts, y);
+      outputs.last = part == parts - 1;
+      send(outputs);
+    }
+  }
+
+ private:
+  const RunnerLayout layout_;
 };
 
 }  // namespace
 
-void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& activation,
-                      const CudaMoeState& state, const CudaMoeBackend& backend) {
-  const ExpertProducts products(experts, activation, state, backend);
-  for (int64_t first = 0; first < state.ordered_rows; first += backend.chunk_rows()) {
-    const RowChunk chunk = products.ChunkAt(first);
-    products.GateUp(chunk);
-    products.Down(chunk);
-  }
+void GpuRunner::RunDown(const DeviceExperts& experts, const ExpertActivation& activation,
+                        const GpuGroupedRows& rows, const ProductBuffers& buffers, int /*parts*/,
+                        void* y, const PdlStream& chain,
+                        const std::function<void(OutputRange)>& send) {
+  Run(experts, activation, rows, buffers, y, chain);
+  send({.begin = static_cast<int32_t>(rows.chunk.first),
+        .end = static_cast<int32_t>(rows.chunk.first + rows.chunk.rows)});
 }
 
-void RunDeviceGateUp(const DeviceExperts& experts, const ExpertActivation& activation,
-                     const CudaMoeState& state, const CudaMoeBackend& backend) {
-  const ExpertProducts products(experts, activation, state, backend);
-  if (state.ordered_rows > 0) products.GateUp(products.ChunkAt(0));
+ExpertArithmetic GpuRunner::Arithmetic(std::span<const kernels::ExpertWeights> experts, DType dtype,
+                                       bool packs) const {
+  return ChooseArithmetic(experts, dtype, IsHopper(), packs);
 }
 
-void RunDeviceDown(const DeviceExperts& experts, const ExpertActivation& activation,
-                   const CudaMoeState& state, const CudaMoeBackend& backend,
-                   const std::function<void(const OutputRange&)>& send) {
-  if (state.ordered_rows == 0) return send({});
-  const ExpertProducts products(experts, activation, state, backend);
-  for (int64_t first = 0; first < state.ordered_rows; first += backend.chunk_rows()) {
-    const RowChunk chunk = products.ChunkAt(first);
-    if (first > 0) products.GateUp(chunk);
-    const int parts = first == 0 ? products.Parts(chunk) : 1;
-    for (int part = 0; part < parts; ++part) {
-      OutputRange outputs = products.DownPart(chunk, part, parts);
-      outputs.last = part == parts - 1 && chunk.first + chunk.rows == state.ordered_rows;
-      send(outputs);
-    }
-  }
+std::unique_ptr<GpuRunner> MakeGroupedMlp() {
+  return std::make_unique<MlpRunner>(RunnerLayout::kContiguous);
+}
+std::unique_ptr<GpuRunner> MakeMaskedMlp() {
+  return std::make_unique<MlpRunner>(RunnerLayout::kMasked);
 }
 
 void RunSharedExpert(const DeviceExperts& shared, const ExpertActivation& activation,

@@ -18,32 +18,41 @@ namespace switchyard::cuda {
 // has been synchronized.
 class HostChoice {
  public:
-  // `max_tokens`: of a round.
-  HostChoice(ReplicaChooser& chooser, int64_t max_tokens, int top_k);
+  // `max_tokens`: of a round. `stream`: of the passes.
+  HostChoice(ReplicaChooser& chooser, int64_t max_tokens, int top_k, cudaStream_t stream);
   HostChoice(const HostChoice&) = delete;
   HostChoice& operator=(const HostChoice&) = delete;
 
+  // Enqueues the begin of a pass with this number; calls that follow on the stream belong to it.
+  // Not captured, because captured passes run with other numbers.
+  void Begin(uint64_t pass, int micro_batch);
   // Enqueues the choice for `tokens` tokens of a layer with logical experts [tokens, top_k].
-  // Returns their physical experts, in the same form, in device memory.
-  const int32_t* Choose(int layer, const int32_t* logical, int64_t tokens, cudaStream_t stream);
+  // `first_token`: as in RoundToChoose. Returns their physical experts, in the same form, in device
+  // memory.
+  const int32_t* Choose(int layer, int64_t first_token, const int32_t* logical, int64_t tokens);
 
  private:
   struct Call {
     HostChoice* owner = nullptr;
-    int layer = 0;
+    RoundToChoose round;  // of a Choose: without the pass
     int64_t tokens = 0;
     bool once = false;  // not captured: freed by the call
   };
+  static void SetPass(void* call);
   static void Run(void* call);
-  Call* MakeCall(int layer, int64_t tokens, cudaStream_t stream);
+  Call* MakeCall(const RoundToChoose& round, int64_t tokens);
 
   ReplicaChooser& chooser_;
   const int top_k_;
+  const cudaStream_t stream_;
   const PinnedMemory host_;      // [2, max_tokens, top_k]: logical, then physical
   const DeviceMemory physical_;  // [max_tokens, top_k]
   // Calls that captured passes make. They exist as long as this object, which outlives the captured
   // passes.
   std::vector<std::unique_ptr<Call>> recorded_;
+  // Used by the host functions, in stream order.
+  uint64_t pass_ = 0;
+  int micro_batch_ = 0;
   TopK logical_, chosen_;  // of the call that runs
 };
 

@@ -381,11 +381,9 @@ TEST(CudaMoeLayer, RefusesWhatGpusDoNotDo) {
     return ErrorOf([&] { OnGpu(layer, DType::kF32, options); });
   };
   MoeOptions options;
-  options.a2a_backend = "mooncake";
-  EXPECT_THAT(refusal(options), testing::HasSubstr("--moe-a2a-backend mooncake"));
-  options = {};
-  options.waterfill = true;
-  EXPECT_THAT(refusal(options), testing::HasSubstr("--enable-deepep-waterfill"));
+  options.a2a_backend = "flashinfer";
+  options.combine_rows = "rank";
+  EXPECT_THAT(refusal(options), testing::HasSubstr("--moe-combine-rows rank"));
 }
 
 }  // namespace

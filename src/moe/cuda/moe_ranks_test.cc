@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <span>
 #include <vector>
@@ -165,6 +166,50 @@ TEST(CudaMoeRanks, RankCountModeAndPlacementChangeNoBit) {
       layer.config.placement = ExpertPlacement(12, {11, 3, 0, 1, 10, 2, 8, 7, 6, 5, 9, 4, 0, 11});
       ExpectSameBits(layer, dtype, options, want, {.tp = 4, .ep = 4, .dp = 2});
     }
+  }
+}
+
+// The shared expert as one more routed expert, on whichever rank has few rows.
+TEST(CudaMoeRanks, WaterfillChangesNoBit) {
+  SKIP_WITHOUT_GPU();
+  for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kFp8Block}) {
+    TestLayer layer = LayerFor(format);
+    MoeOptions options = DeepEp("auto");
+    options.fp8_group_activations = format == WeightFormat::kFp8Block;
+    options.waterfill = true;
+    const auto want = Ranks{layer, DType::kBF16, options, Passes(1)}.On({});
+    for (const char* mode : {"normal", "low_latency", "auto"}) {
+      options.deepep_mode = mode;
+      ExpectSameBits(layer, DType::kBF16, options, want, {.tp = 2, .ep = 2});
+      ExpectSameBits(layer, DType::kBF16, options, want, {.tp = 4, .ep = 4, .dp = 2});
+    }
+    options.single_batch_overlap = true;
+    ExpectSameBits(layer, DType::kBF16, options, want, {.tp = 2, .ep = 2});
+    options.num_redundant_experts = 2;
+    layer.config.placement = ExpertPlacement(12, {11, 3, 0, 1, 10, 2, 8, 7, 6, 5, 9, 4, 0, 11});
+    ExpectSameBits(layer, DType::kBF16, options, want, {.tp = 4, .ep = 4, .dp = 2});
+    // Without an exchange, ranks gather the tokens of all ranks.
+    options = {};
+    options.fp8_group_activations = format == WeightFormat::kFp8Block;
+    options.waterfill = true;
+    layer.config.placement = {};
+    const auto sums =
+        Ranks{layer, DType::kBF16, options, Passes(2)}.On({.tp = 2, .ep = 2, .dp = 2});
+    ASSERT_EQ(sums.size(), want.size());
+    for (size_t i = 0; i < sums.size(); ++i)
+      ASSERT_NEAR(sums[i], want[i], 0.02f * (1.0f + std::abs(want[i]))) << i;
+  }
+}
+
+TEST(CudaMoeRanks, NamesOfExchangesChangeNoBit) {
+  SKIP_WITHOUT_GPU();
+  const TestLayer layer = LayerFor(WeightFormat::kBF16);
+  const auto want = Ranks{layer, DType::kBF16, DeepEp("auto"), Passes(1)}.On({});
+  for (const char* name : {"mooncake", "flashinfer", "fused"}) {
+    MoeOptions options = DeepEp("auto");
+    options.a2a_backend = name;
+    ExpectSameBits(layer, DType::kBF16, options, want, {.tp = 2, .ep = 2});
+    ExpectSameBits(layer, DType::kBF16, options, want, {.tp = 4, .ep = 4, .dp = 2});
   }
 }
 

@@ -115,7 +115,7 @@ struct Observed {
     gpu->state->BeginPass(rows, 0);
     gpu->Forward(layer, tokens, seed);
     gpu->state->EndPass();
-    gpu->state->ReportRouting();
+    gpu->state->ReportRouting(0);
   }
   std::vector<int32_t> Chosen(int64_t tokens, int64_t rows, uint32_t seed = 7) const {
     std::vector<int32_t> ids = ChosenOnCpu(layer, layer.Hidden(tokens, seed), tokens);
@@ -186,13 +186,40 @@ TEST(CudaRoutingLog, CapturedPassesFollowStartAndStop) {
     });
     observed.gpu->state->EndPass();
     const int before = observed.observer.calls;
-    observed.gpu->state->ReportRouting();
+    observed.gpu->state->ReportRouting(0);
     EXPECT_EQ(observed.observer.calls, before + (active ? 1 : 0));
     if (!active) continue;
     const auto chosen = observed.Chosen(kTokens, rows, pass);
     all.insert(all.end(), chosen.begin(), chosen.end());
     observed.ExpectCounts(all);
   }
+}
+
+// As if a pass is launched before the previous one is collected.
+TEST(CudaRoutingLog, APassMayEndBeforeThePreviousIsReported) {
+  SKIP_WITHOUT_GPU();
+  Observed observed(TestLayer({.shared = true}));
+  MoeState& state = *observed.gpu->state;
+  std::vector<int32_t> all;
+  std::vector<uint64_t> reported;
+  const auto tokens_of = [](uint64_t pass) { return static_cast<int64_t>(20 + pass); };
+  for (uint64_t pass = 1; pass <= 5; ++pass) {
+    SCOPED_TRACE(pass);
+    const int64_t tokens = tokens_of(pass);
+    state.pass = pass;
+    state.BeginPass(tokens, 0);
+    observed.gpu->Forward(observed.layer, tokens, static_cast<uint32_t>(pass));
+    state.EndPass();
+    state.ReportRouting(pass - 1);
+    EXPECT_EQ(observed.observer.counted_passes, reported);
+    if (pass > 1) observed.ExpectCounts(all);
+    const auto chosen = observed.Chosen(tokens, tokens, static_cast<uint32_t>(pass));
+    all.insert(all.end(), chosen.begin(), chosen.end());
+    reported.push_back(pass);
+  }
+  state.ReportRouting(5);
+  observed.ExpectCounts(all);
+  EXPECT_EQ(observed.observer.counted_passes, reported);
 }
 
 TEST(CudaRoutingLog, TokensAreReportedByRow) {
@@ -208,7 +235,7 @@ TEST(CudaRoutingLog, TokensAreReportedByRow) {
   MoeTokens tokens{.group_tokens = counts, .group_decode_tokens = decode, .first_row = kFirst};
   observed.gpu->moe->Forward(*observed.gpu->state, x.as<float>(), tokens, y.as<float>());
   observed.gpu->state->EndPass();
-  observed.gpu->state->ReportRouting();
+  observed.gpu->state->ReportRouting(0);
   const auto chosen = observed.Chosen(kTokens, kTokens);
   const auto& rows = observed.observer.rows.at(4);
   ASSERT_EQ(std::ssize(rows), kTokens - 2);
@@ -232,6 +259,48 @@ TEST(CudaRoutingLog, DispatchedRowsAreCountedByExpert) {
     all.insert(all.end(), chosen.begin(), chosen.end());
   }
   EXPECT_EQ(observed.observer.dispatched.at(4), CountsOf(observed.Physical(all), 12));
+}
+
+// Records which rounds it is called for.
+struct RecordingChooser : RoundRobinChooser {
+  void Choose(const RoundToChoose& round, const TopK& logical, TopK* physical) override {
+    rounds.push_back(round);
+    RoundRobinChooser::Choose(round, logical, physical);
+  }
+  std::vector<RoundToChoose> rounds;
+};
+
+TEST(CudaHostChoice, CapturedPassesHaveTheirOwnNumbers) {
+  SKIP_WITHOUT_GPU();
+  constexpr int64_t kTokens = 20;
+  RecordingChooser chooser;
+  Observed observed(TestLayer({}), {}, {}, &chooser);
+  kernels::Device& device = *observed.gpu->device;
+  const size_t bytes = kTokens * observed.layer.spec.hidden * sizeof(float);
+  const auto x = device.Allocate(bytes), y = device.Allocate(bytes);
+  const std::vector<int64_t> counts = {kTokens};
+  const auto hidden = observed.layer.Hidden(kTokens);
+  device.CopyIn(x.get(), hidden.data(), bytes);
+  MoeState& state = *observed.gpu->state;
+  for (uint64_t pass = 1; pass <= 6; ++pass) {
+    state.pass = pass;
+    state.micro_batch = static_cast<int>(pass % 2);
+    state.BeginPass(kTokens, 0);
+    device.Run(/*key=*/1, [&] {
+      observed.gpu->moe->Forward(state, static_cast<float*>(x.get()), {counts, counts},
+                                 static_cast<float*>(y.get()));
+    });
+    state.EndPass();
+    state.ReportRouting(pass - 1);
+  }
+  device.Synchronize();
+  ASSERT_EQ(chooser.rounds.size(), 6u);
+  for (uint64_t pass = 1; pass <= 6; ++pass) {
+    EXPECT_EQ(chooser.rounds[pass - 1].pass, pass);
+    EXPECT_EQ(chooser.rounds[pass - 1].micro_batch, static_cast<int>(pass % 2));
+    EXPECT_EQ(chooser.rounds[pass - 1].layer, 4);
+    EXPECT_EQ(chooser.rounds[pass - 1].first_token, 0);
+  }
 }
 
 // Directly, captured and replayed: outputs do not show the replicas, and the counts do.
@@ -260,10 +329,10 @@ TEST(CudaHostChoice, ChoosesReplicasOfEveryPass) {
     observed.gpu->state->EndPass();
     std::vector<float> out(hidden.size());
     device.CopyOut(out.data(), y.get(), bytes);
-    observed.gpu->state->ReportRouting();
+    observed.gpu->state->ReportRouting(0);
     EXPECT_TRUE(kernels::SameBits(out, still.gpu->Forward(still.layer, tokens, pass)));
     TopK logical{.tokens = tokens, .k = 3, .ids = observed.Chosen(tokens, tokens, pass)}, physical;
-    expected.Choose(4, logical, &physical);
+    expected.Choose({.layer = 4}, logical, &physical);
     all.insert(all.end(), physical.ids.begin(), physical.ids.end());
     EXPECT_EQ(observed.observer.physical.at(4), CountsOf(all, 12));
   }

@@ -78,7 +78,7 @@ struct Ranks {
                   static_cast<float*>(y.get()));
       state->EndPass();
       rank.device->CopyOut(out.data(), y.get(), out.size() * sizeof(float));
-      state->ReportRouting();
+      state->ReportRouting(0);
       result.out.insert(result.out.end(), out.begin(), out.end());
       result.observers.push_back(observer);
       observer = {};

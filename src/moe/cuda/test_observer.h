@@ -18,9 +18,10 @@ struct SummingObserver : RoutingObserver {
   // By layer and row: the reported choices. A row that is reported twice fails the test.
   std::map<int, std::map<int64_t, std::vector<int32_t>>> rows, physical_rows;
   int placements = 0, calls = 0;
+  std::vector<uint64_t> counted_passes;  // of each OnCounts
 
   void OnPlacement(int, const ExpertPlacement&) override { ++placements; }
-  void OnRoute(int layer, const RoutedTokens& t) override {
+  void OnRoute(uint64_t, int layer, const RoutedTokens& t) override {
     ++calls;
     if (t.tokens == 0) return;
     const int64_t k = std::ssize(t.logical) / t.tokens;
@@ -35,14 +36,15 @@ struct SummingObserver : RoutingObserver {
     }
   }
   bool wants_tokens() const override { return tokens; }
-  void OnCounts(int layer, const RoutedCounts& counts) override {
+  void OnCounts(uint64_t pass, int layer, const RoutedCounts& counts) override {
     ++calls;
+    counted_passes.push_back(pass);
     Add(counts.logical, logical[layer]);
     Add(counts.physical, physical[layer]);
   }
-  bool wants_pass() const override { return active; }
+  bool wants_pass(uint64_t) const override { return active; }
   bool wants_dispatch() const override { return dispatch; }
-  void OnDispatch(int layer, const GroupedRows& grouped) override {
+  void OnDispatch(uint64_t, int layer, const GroupedRows& grouped) override {
     ++calls;
     Add(grouped.counts, dispatched[layer]);
   }

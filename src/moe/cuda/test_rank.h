@@ -18,10 +18,11 @@ constexpr std::chrono::milliseconds kRankTimeout{20'000};
 // A rank's GPU with its groups; ranks share GPUs if there are more ranks.
 struct TestRank {
   TestRank(RankComm& comm, DType dtype, const MoeOptions& options, const MoeShape& shape,
-           const DeviceMoeHosts& hosts = {}, int down_parts = 0)
+           const DeviceMoeHosts& hosts = {}, int down_parts = 0,
+           std::shared_ptr<const MoeBackends> backends = nullptr)
       : device(TestDevice(dtype, shape.max_tokens, comm.mesh.rank() % DeviceCount())),
-        peers(comm, PeerBytes(comm.mesh, dtype, options, shape, hosts), kRankTimeout,
-              hosts.ranks_per_host) {
+        peers(comm, PeerBytes(comm.mesh, dtype, options, shape, hosts, backends.get()),
+              kRankTimeout, hosts.ranks_per_host) {
     CudaDevice& gpu = CudaDevice::From(*device);
     const auto watch = std::make_shared<NcclWatch>(comm, kRankTimeout);
     gpu.AddCheck([this] { peers.CheckTimeouts(); });
@@ -41,11 +42,13 @@ struct TestRank {
     context.device = device.get();
     context.hosts = hosts;
     context.down_parts = down_parts;
+    context.backends = std::move(backends);
     backend = MakeCudaMoe(options, shape, context);
   }
   static size_t PeerBytes(const Mesh& mesh, DType dtype, const MoeOptions& options,
-                          const MoeShape& shape, const DeviceMoeHosts& hosts) {
-    return CudaMoePeerBytes(options, shape, mesh.shape(), dtype, hosts) +
+                          const MoeShape& shape, const DeviceMoeHosts& hosts,
+                          const MoeBackends* backends = nullptr) {
+    return CudaMoePeerBytes(options, shape, mesh.shape(), dtype, hosts, backends) +
            4 * CollectiveBytes({}, mesh.world()) + (size_t{1} << 20);
   }
 

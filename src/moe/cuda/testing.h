@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/cuda/runtime.h"
@@ -82,10 +83,11 @@ constexpr int64_t kMaxTokens = 401;
 struct OnGpu {
   OnGpu(const TestLayer& layer, DType dtype, MoeOptions options = {},
         int64_t max_tokens = kMaxTokens, Without without = {}, RoutingObserver* observer = nullptr,
-        ReplicaChooser* chooser = nullptr)
+        ReplicaChooser* chooser = nullptr, std::shared_ptr<const MoeBackends> backends = nullptr)
       : device(TestDevice(dtype, max_tokens, 0, without)) {
     DeviceMoeContext context;
     context.device = device.get();
+    context.backends = std::move(backends);
     backend = MakeCudaMoe(options, layer.Shape(max_tokens), context);
     backend->Observe(observer);
     backend->ChooseReplicasBy(chooser);

@@ -153,6 +153,13 @@ void CombinedRows::RegisterWrites(ExchangeSlots& slots, const DispatchRows::Batc
   }
 }
 
+const std::byte* CombinedRows::OutputsBySlot(const ExchangeSlots& slots,
+                                             const DispatchRows::Batch& sent, Batch* batch) const {
+  CHECK(combine_rows_ == CombineRows::kSlot);
+  batch->left = batch->prepared = false;
+  return slots.Local(sent.use, outputs_);
+}
+
 void CombinedRows::AwaitAll(ExchangeSlots& slots, const SlotUse& use, int first_stage,
                             const char* what) const {
   for (int part = 0; part < parts(); ++part) slots.WaitAll(use, first_stage + part, what);

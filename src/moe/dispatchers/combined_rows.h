@@ -86,6 +86,10 @@ class CombinedRows {
                    const DispatchRows::Batch& sent, const TopK& topk, const ExpertMap& experts,
                    Batch* batch, ThreadPool& pool, float* y) const;
 
+  // Instead of Sum, for kSlot and one round: the outputs [tokens, k, H].
+  const std::byte* OutputsBySlot(const ExchangeSlots& slots, const DispatchRows::Batch& sent,
+                                 Batch* batch) const;
+
   int64_t capacity() const { return capacity_; }
 
  private:

@@ -99,8 +99,7 @@ DispatcherBackend DeepEpBackend() {
       .summary = "all-to-all through symmetric memory, modes normal, low_latency and auto",
       .memory = Memory,
       .combines_by_rank = true,
-      .combines_in_parts = true,
-      .gpus = true};
+      .combines_in_parts = true};
 }
 
 }  // namespace switchyard

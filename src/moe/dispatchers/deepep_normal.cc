@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/check.h"
 #include "core/error.h"
@@ -24,13 +25,26 @@ ExchangeMemory DeepEpNormal::Memory(const MoeOptions& options, const ExchangeSha
 }
 
 DeepEpNormal::DeepEpNormal(const DispatcherContext& context)
-    : pool_(context.pool),
-      k_(context.shape.k),
-      tag_size_(1 + context.shape.k),
-      experts_(context.experts),
-      buffers_(RoundsOfPass(context.options, context.shape), context.shape),
-      slots_(context.comm, "deepep normal", kOutputs + context.shape.combine_parts,
-             buffers_.plan.bytes(), context.elastic) {}
+    : DeepEpNormal(*context.comm.memory, context.comm.mesh.EpGroup(),
+                   RoundsOfPass(context.options, context.shape), context.shape, context.experts,
+                   context.pool, {.elastic = context.elastic}) {}
+
+DeepEpNormal::DeepEpNormal(SymmetricMemory& memory, std::vector<int> group,
+                           const PassRounds& rounds, const ExchangeShape& shape,
+                           const ExpertMap& experts, ThreadPool& pool,
+                           const ExchangeSlots::Options& options)
+    : pool_(pool),
+      k_(shape.k),
+      tag_size_(1 + shape.k),
+      experts_(experts),
+      buffers_(rounds, shape),
+      slots_(memory, std::move(group), "deepep normal", kOutputs + shape.combine_parts,
+             buffers_.plan.bytes(), options) {}
+
+size_t DeepEpNormal::Bytes(const PassRounds& rounds, const ExchangeShape& shape, int slots) {
+  return ExchangeSlots::Bytes(shape.ep, kOutputs + shape.combine_parts,
+                              Buffers(rounds, shape).plan.bytes(), slots);
+}
 
 void DeepEpNormal::CheckTokens(int64_t tokens, const DispatchHandle& handle) const {
   if (tokens > buffers_.sent.capacity())
@@ -188,6 +202,17 @@ void DeepEpNormal::EndCombine(DispatchHandle* handle, float* y) {
   buffers_.returned.AwaitAndSum(slots_, kOutputs, kCombine, state.sent, *handle->topk, experts_,
                                 &state.returned, pool_, y);
   slots_.Release(&state.sent.use);
+}
+
+const std::byte* DeepEpNormal::EndCombineBySlot(DispatchHandle* handle) {
+  auto& state = handle->Get<State>();
+  CHECK(handle->round.last && handle->round.first_token == 0);
+  buffers_.returned.AwaitAll(slots_, state.sent.use, kOutputs, kCombine);
+  return buffers_.returned.OutputsBySlot(slots_, state.sent, &state.returned);
+}
+
+void DeepEpNormal::ReleaseOutputs(DispatchHandle* handle) {
+  slots_.Release(&handle->Get<State>().sent.use);
 }
 
 }  // namespace switchyard

@@ -29,6 +29,13 @@ namespace switchyard {
 class DeepEpNormal : public Dispatcher {
  public:
   explicit DeepEpNormal(const DispatcherContext& context);
+  // For the ranks of another group than the EP group of a RankComm. `experts` and `pool` outlive
+  // it.
+  DeepEpNormal(SymmetricMemory& memory, std::vector<int> group, const PassRounds& rounds,
+               const ExchangeShape& shape, const ExpertMap& experts, ThreadPool& pool,
+               const ExchangeSlots::Options& options);
+  // Bytes that this constructor allocates.
+  static size_t Bytes(const PassRounds& rounds, const ExchangeShape& shape, int slots);
   // Errors as from RoundsOfPass.
   static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape);
 
@@ -51,6 +58,8 @@ class DeepEpNormal : public Dispatcher {
   void BeginCombinePart(const ExpertRows& experts, const OutputPart& part,
                         DispatchHandle* handle) override;
   void EndCombine(DispatchHandle* handle, float* y) override;
+  const std::byte* EndCombineBySlot(DispatchHandle* handle) override;
+  void ReleaseOutputs(DispatchHandle* handle) override;
 
  private:
   enum Stage { kRows, kOutputs };  // kOutputs + p: part p of the outputs

@@ -14,8 +14,8 @@ size_t FlagBytes(int ep, int num_stages) { return size_t{BufferPlan::kLine} * nu
 
 }  // namespace
 
-size_t ExchangeSlots::Bytes(int ep, int num_stages, size_t payload_bytes) {
-  return kSlots * (payload_bytes + FlagBytes(ep, num_stages));
+size_t ExchangeSlots::Bytes(int ep, int num_stages, size_t payload_bytes, int slots) {
+  return static_cast<size_t>(slots) * (payload_bytes + FlagBytes(ep, num_stages));
 }
 
 ExchangeMemory ExchangeSlots::Memory(const std::string& name, int ep, int num_stages,
@@ -27,24 +27,36 @@ ExchangeMemory ExchangeSlots::Memory(const std::string& name, int ep, int num_st
   return {{part}};
 }
 
-ExchangeSlots::ExchangeSlots(RankComm& comm, std::string name, int num_stages, size_t payload_bytes,
-                             ElasticRanks* elastic)
-    : memory_(*comm.memory),
+ExchangeSlots::ExchangeSlots(SymmetricMemory& memory, std::vector<int> group, std::string name,
+                             int num_stages, size_t payload_bytes, const Options& options)
+    : memory_(memory),
       name_(std::move(name)),
-      peers_(comm.mesh.EpGroup()),
-      rank_(comm.mesh.ep_rank()),
+      peers_(std::move(group)),
+      rank_(static_cast<int>(std::ranges::find(peers_, memory.rank()) - peers_.begin())),
       payload_bytes_(payload_bytes),
-      slot_bytes_(payload_bytes + FlagBytes(comm.mesh.ep(), num_stages)),
-      base_(memory_.Allocate(Bytes(comm.mesh.ep(), num_stages, payload_bytes))),
+      slot_bytes_(payload_bytes + FlagBytes(ranks(), num_stages)),
+      base_(memory_.Allocate(Bytes(ranks(), num_stages, payload_bytes, options.slots))),
+      taken_(options.slots),
+      rounds_(options.slots),
       all_mapped_(std::ranges::all_of(peers_, [&](int peer) { return memory_.Mapped(peer); })),
-      elastic_(elastic),
-      commits_(static_cast<size_t>(kSlots) * num_stages) {
+      pairwise_(options.pairwise),
+      elastic_(options.elastic),
+      commits_(static_cast<size_t>(options.slots) * num_stages) {
+  CHECK_LT(rank_, ranks());
+  CHECK_GE(options.slots, 1);
+  CHECK(!pairwise_ || elastic_ == nullptr);
   CHECK_EQ(payload_bytes % BufferPlan::kLine, 0u);
 }
 
+ExchangeSlots::ExchangeSlots(RankComm& comm, std::string name, int num_stages, size_t payload_bytes,
+                             ElasticRanks* elastic)
+    : ExchangeSlots(*comm.memory, comm.mesh.EpGroup(), std::move(name), num_stages, payload_bytes,
+                    {.elastic = elastic}) {}
+
 void ExchangeSlots::Take(SlotUse* use) {
   CHECK_EQ(use->slot, -1);
-  for (int slot = 0; slot < kSlots; ++slot) {
+  const auto slots = static_cast<int>(taken_.size());
+  for (int slot = 0; slot < slots; ++slot) {
     if (taken_[slot]) continue;
     taken_[slot] = true;
     use->slot = slot;
@@ -52,7 +64,7 @@ void ExchangeSlots::Take(SlotUse* use) {
     return;
   }
   throw Resource("{}: {} batches are in flight, all buffers are in use; end one first", name_,
-                 kSlots);
+                 slots);
 }
 
 void ExchangeSlots::Release(SlotUse* use) {
@@ -84,8 +96,19 @@ size_t ExchangeSlots::FlagOffset(int slot, int stage, int source) const {
   return base_ + slot * slot_bytes_ + payload_bytes_ + BufferPlan::kLine * flag;
 }
 
+void ExchangeSlots::RaisePairwise(const SlotUse& use, int stage) {
+  const int me = rank_, all = ranks();
+  memory_.Raise(peers_[me], FlagOffset(use.slot, stage, me), use.round);
+  for (int step = 1; step < all; ++step) {
+    memory_.Raise(peers_[(me + step) % all], FlagOffset(use.slot, stage, me), use.round);
+    const int source = (me - step + all) % all;
+    memory_.Wait(FlagOffset(use.slot, stage, source), use.round, peers_[source], name_.c_str());
+  }
+}
+
 void ExchangeSlots::RaiseAll(const SlotUse& use, int stage) {
-  if (elastic_) commits_[stage * kSlots + use.slot] = elastic_->Commit();
+  if (pairwise_) return RaisePairwise(use, stage);
+  if (elastic_) commits_[stage * taken_.size() + use.slot] = elastic_->Commit();
   for (const int peer : peers_) memory_.Raise(peer, FlagOffset(use.slot, stage, rank_), use.round);
 }
 
@@ -96,7 +119,7 @@ void ExchangeSlots::WaitAll(const SlotUse& use, int stage, const char* what) {
 }
 
 void ExchangeSlots::WaitForActive(const SlotUse& use, int stage, const char* what) {
-  const uint64_t commit = commits_[stage * kSlots + use.slot];
+  const uint64_t commit = commits_[stage * taken_.size() + use.slot];
   const Deadline until = elastic_->WaitDeadline();
   for (int source = 0; source < ranks(); ++source)
     if (Active(source))

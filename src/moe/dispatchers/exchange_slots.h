@@ -46,7 +46,7 @@ struct SlotUse {
   uint32_t round = 0;  // value of the slot's flags in this use
 };
 
-// kSlots equal buffers in every rank's arena. A batch occupies one from BeginDispatch to
+// Equal buffers in every rank's arena, two by default. A batch occupies one from BeginDispatch to
 // EndCombine, for several rounds if one combine covers them. All ranks of the EP group take and
 // release slots in the same order, so they agree on the slot without communication. Take returns
 // the lowest free slot, which keeps a single batch in warm cache.
@@ -71,16 +71,28 @@ class ExchangeSlots {
  public:
   static constexpr int kSlots = 2;  // two overlapping batches
 
-  // Allocates Bytes(…) symmetrically. `name` is for messages. With `elastic`, which outlives the
-  // slots, ranks may be lost, and waits skip them.
+  struct Options {
+    int slots = kSlots;  // maximum batches in flight
+    // RaiseAll goes in rounds: in each one a rank signals one peer and waits for another. This
+    // avoids congestion on networks that many concurrent senders would saturate. Not with
+    // `elastic`.
+    bool pairwise = false;
+    // Ranks may be lost, and waits skip them. Outlives the slots; null: they may not.
+    ElasticRanks* elastic = nullptr;
+  };
+  // `group`: the world ranks of the members, this one included. Allocates Bytes(…) symmetrically.
+  // `name` is for messages.
+  ExchangeSlots(SymmetricMemory& memory, std::vector<int> group, std::string name, int num_stages,
+                size_t payload_bytes, const Options& options);
+  // For the EP group.
   ExchangeSlots(RankComm& comm, std::string name, int num_stages, size_t payload_bytes,
                 ElasticRanks* elastic = nullptr);
-  static size_t Bytes(int ep, int num_stages, size_t payload_bytes);
+  static size_t Bytes(int ep, int num_stages, size_t payload_bytes, int slots = kSlots);
   // The same by buffer; the payload's buffers as in the plan.
   static ExchangeMemory Memory(const std::string& name, int ep, int num_stages,
                                const BufferPlan& payload);
 
-  int rank() const { return rank_; }                             // in the EP group
+  int rank() const { return rank_; }                             // in the group
   int ranks() const { return static_cast<int>(peers_.size()); }  // P
 
   // Assigns the batch a slot and the slot's next round. Error kResource if all slots are in use.
@@ -120,18 +132,19 @@ class ExchangeSlots {
   }
   size_t FlagOffset(int slot, int stage, int source) const;
   void WaitForActive(const SlotUse& use, int stage, const char* what);
+  void RaisePairwise(const SlotUse& use, int stage);
 
   SymmetricMemory& memory_;
   const std::string name_;
   const std::vector<int> peers_;  // world ranks
   const int rank_;
   const size_t payload_bytes_, slot_bytes_;
-  const size_t base_;  // of slot 0
-  bool taken_[kSlots] = {};
-  uint32_t rounds_[kSlots] = {};
-  const bool all_mapped_;
+  const size_t base_;             // of slot 0
+  std::vector<bool> taken_;       // [slots]
+  std::vector<uint32_t> rounds_;  // [slots]
+  const bool all_mapped_, pairwise_;
   ElasticRanks* const elastic_;
-  std::vector<uint64_t> commits_;  // [stages, kSlots] last commit numbers of elastic_
+  std::vector<uint64_t> commits_;  // [stages, slots] last commit numbers of elastic_
 };
 
 }  // namespace switchyard

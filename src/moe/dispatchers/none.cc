@@ -141,8 +141,7 @@ DispatcherBackend NoneBackend() {
                 return std::make_unique<NoneDispatcher>(context);
               },
           .symmetric_bytes = [](const MoeOptions&, const ExchangeShape&) { return size_t{0}; },
-          .summary = "collectives: every rank computes its experts for all tokens",
-          .gpus = true};
+          .summary = "collectives: every rank computes its experts for all tokens"};
 }
 
 }  // namespace switchyard

@@ -17,7 +17,7 @@ std::shared_ptr<MoeBackend> MakeCudaMoe(const MoeOptions&, const MoeShape&,
 }
 
 size_t CudaMoePeerBytes(const MoeOptions&, const MoeShape&, const MeshShape&, DType,
-                        const DeviceMoeHosts&) {
+                        const DeviceMoeHosts&, const MoeBackends*) {
   Refuse();
 }
 

@@ -152,6 +152,12 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
   app.Switch("--enable-two-batch-overlap,--enable-tbo", e.two_batch_overlap, kMoe,
              "Two-batch overlap: each batch runs as two micro-batches, which hide each other's "
              "exchange of token rows. Outputs stay bitwise equal");
+  app.Flag("--tbo-min-tokens", e.tbo_min_tokens, kMoe,
+           "Two-batch overlap: batches with fewer tokens, summed over attention groups, run whole. "
+           "-1: on CPUs 2; on GPUs as many as give each expert 256 tokens in each micro-batch, "
+           "since with fewer the time goes into reading weights, which two micro-batches read "
+           "twice")
+      .Range(-1, 1 << 30);
   app.Switch(
       "--enable-single-batch-overlap", e.moe.single_batch_overlap, kMoe,
       "Single-batch overlap: outputs of some experts return while the down projection of "

@@ -141,10 +141,9 @@ Json ScoreModel(const ScoreOptions& options) {
   Corpus corpus(std::move(documents),
                 {.length = length, .whole_documents = true, .shuffle = false});
 
-  const auto exchange = MakeLocalExchange();
   ThreadPool pool(options.threads);
   const LossOptions losses{.mtp_layers = MtpLayersOf(options.model)};
-  Model<float> model(config, losses, {.exchange = exchange.get()}, pool);
+  Model<float> model(config, losses, {}, pool);
   model.Load(options.model);
   const Parameter<float>& head = HeadOf(model);
 

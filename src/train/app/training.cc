@@ -11,7 +11,7 @@
 #include "core/error.h"
 #include "train/app/model_files.h"
 #include "train/app/step_log.h"
-#include "train/exchange/row_exchange.h"
+#include "train/exchange/expert_exchange.h"
 #include "train/model.h"
 #include "train/run/learner_links.h"
 
@@ -26,7 +26,7 @@ struct Setup {
   ModelFiles files;
   std::vector<EncodedDocument> documents;
   std::optional<fs::path> resumed;
-  RowExchangeOptions exchange;
+  ExpertExchangeOptions exchange;
   size_t link_floats = 0;             // maximum message between pipeline stages
   std::shared_ptr<SharedArena> sums;  // for early gradient sums; null: sums at the end of a step
 };
@@ -81,11 +81,7 @@ Setup Prepare(const TrainingOptions& options, Progress& progress) {
   setup.options.trainer.files.copied = setup.files.files;
   const int64_t pass_tokens = options.trainer.rows_per_pass * options.packing.length;
   setup.link_floats = static_cast<size_t>(pass_tokens * setup.files.config.hidden);
-  if (setup.files.config.moe) {
-    setup.exchange = {.message_bytes = MoeMessageBytes(setup.files.config, setup.options.layout.ep,
-                                                       pass_tokens, sizeof(float)),
-                      .synchronous = options.synchronous};
-  }
+  setup.exchange = {.tokens = pass_tokens, .synchronous = options.synchronous};
   const Corpus corpus(setup.documents, options.packing);  // validates the corpus
   progress.Say(fmt::format("one epoch: {} documents, {} tokens, {} of them targets",
                            setup.documents.size(), corpus.tokens(), corpus.targets()));
@@ -96,10 +92,9 @@ constexpr size_t kSlack = 4096;  // for alignment
 
 size_t BytesPerRank(const Setup& setup) {
   const Layout& layout = setup.options.layout;
-  size_t bytes = LayoutRanks::BytesPerRank(layout) + kSlack +
-                 LearnerLinks::BytesPerRank(layout, setup.link_floats);
-  if (layout.ep > 1) bytes += RowExchangeBytes(layout.ep, setup.exchange);
-  return bytes;
+  const size_t bytes = LayoutRanks::BytesPerRank(layout) + kSlack +
+                       LearnerLinks::BytesPerRank(layout, setup.link_floats);
+  return bytes + ExpertExchange::BytesPerRank(layout.ep, setup.files.config, setup.exchange);
 }
 
 // Body of one rank. Rank 0 reports.
@@ -107,13 +102,11 @@ void RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedArena>& a
              const std::function<bool()>& stop, Progress& progress, TrainingEnd* end) {
   const TrainingOptions& options = setup.options;
   const auto ranks = LayoutRanks::Create(arena, options.layout, rank, {.timeout = options.timeout});
-  const auto exchange =
-      options.layout.ep == 1
-          ? MakeLocalExchange()
-          : MakeRowExchange(*ranks->memory, ranks->place.EpGroup(), setup.exchange);
-  const LearnerLinks links(*ranks, setup.link_floats, {.timeout = options.timeout}, setup.sums);
   ThreadPool pool(options.threads);
-  Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(*exchange), pool,
+  const ExpertExchange exchange(*ranks->memory, ranks->place.EpGroup(), setup.files.config,
+                                setup.exchange, pool);
+  const LearnerLinks links(*ranks, setup.link_floats, {.timeout = options.timeout}, setup.sums);
+  Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(exchange.ranks()), pool,
                      ranks->place.Stage(setup.files.config), options.products);
   if (!setup.resumed && !options.init_from.empty()) {
     model.Load(options.init_from);

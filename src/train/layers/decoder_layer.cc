@@ -18,7 +18,7 @@ DecoderLayer<T>::DecoderLayer(const AttentionParts<T>& parts, bool moe, const La
   attention_ = MakeAttention(parts);
   post_norm_ = norm(parts.names.post_attention_norm);
   if (moe) {
-    moe_.emplace(parts.config, parts.names, prefix, *ranks.exchange, tp_, parts.parameters);
+    moe_.emplace(parts.config, parts.names, prefix, ranks.experts, tp_, parts.parameters);
   } else {
     const std::string mlp = prefix + parts.names.mlp + ".";
     dense_.push_back(FeedForward<T>::Make(parts.parameters, mlp + "gate_proj", mlp + "up_proj",

@@ -42,8 +42,8 @@ struct LayerPass {
 
 // Communication of layers with the other ranks.
 struct LayerRanks {
-  RowExchange* exchange = nullptr;  // of the experts
-  SumOverRanks sum;  // over all ranks that share a micro-batch (of the stage); empty: one rank
+  ExpertRanks experts;  // that hold the experts of a layer
+  SumOverRanks sum;     // over all ranks that share a micro-batch (of the stage); empty: one rank
   Collectives* tp = nullptr;  // the TP group; null: no tensor parallelism
 };
 

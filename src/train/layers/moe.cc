@@ -20,14 +20,14 @@ std::string BlockName(const TensorNames& names, const std::string& prefix) {
 
 template <typename T>
 MoeLayer<T>::MoeLayer(const ModelConfig& config, const TensorNames& names,
-                      const std::string& prefix, RowExchange& exchange, const TensorGroup& tp,
+                      const std::string& prefix, const ExpertRanks& ranks, const TensorGroup& tp,
                       ParameterSet<T>& set)
     : hidden_(config.hidden),
       num_experts_(config.moe->router.num_experts),
       k_(config.moe->router.top_k),
-      exchange_(exchange),
+      ranks_(ranks),
       tp_(tp),
-      mine_(EvenShare(num_experts_, exchange.size(), exchange.rank())),
+      mine_(EvenShare(num_experts_, ranks.size, ranks.rank)),
       router_(config.moe->router, config.hidden, BlockName(names, prefix) + names.router,
               names.correction_bias, set) {
   const std::string block = BlockName(names, prefix);
@@ -74,12 +74,12 @@ template <typename T>
 void MoeLayer<T>::BeginDispatch(const T* x, MoeState<T>* s, ThreadPool& pool) {
   s->x = x;
   if (Gathers(pool)) return;
-  SendToExperts(x, false, true, &s->rows, s, pool);
+  SendToExperts(x, /*gradient=*/false, &s->rows, s, pool);
 }
 
 template <typename T>
 void MoeLayer<T>::EndDispatch(MoeState<T>* s, ThreadPool& pool) {
-  ReceiveRows(true, &s->rows, s, pool);
+  ReceiveRows(/*gradient=*/false, &s->rows, s, pool);
 }
 
 template <typename T>
@@ -100,7 +100,7 @@ void MoeLayer<T>::BeginCombine(MoeState<T>* s, ThreadPool& pool) {
 
 template <typename T>
 void MoeLayer<T>::EndCombine(int64_t m, MoeState<T>* s, T* y, ThreadPool& pool) {
-  if (!Gathers(pool)) ReceiveReturnedRows(&s->results, &s->outputs, s);
+  if (!Gathers(pool)) ReceiveReturnedRows(&s->results, &s->outputs, s, pool);
   pool.RunRanges(m, kRowGrain, [&](int64_t begin, int64_t end) {
     ScratchBuffer<T> room(hidden_);
     T* sum = room.data();
@@ -142,12 +142,12 @@ void MoeLayer<T>::BeginCombineGradient(const T* dy, int64_t m, MoeState<T>* s, T
       s->dweights[slot] = Dot(dy + slot / k_ * hidden_, output, hidden_);
     }
   });
-  SendToExperts(dy, true, false, &s->results, s, pool);
+  SendToExperts(dy, /*gradient=*/true, &s->results, s, pool);
 }
 
 template <typename T>
 void MoeLayer<T>::EndCombineGradient(MoeState<T>* s, ThreadPool& pool) {
-  ReceiveRows(false, &s->results, s, pool);
+  ReceiveRows(/*gradient=*/true, &s->results, s, pool);
 }
 
 template <typename T>
@@ -184,7 +184,7 @@ template <typename T>
 void MoeLayer<T>::EndDispatchGradient(const T* x, int64_t m, MoeState<T>* s, T* dx,
                                       ThreadPool& pool) {
   router_.Backward(x, m, s->router, s->dweights.data(), dx, pool);
-  if (!Gathers(pool)) ReceiveReturnedRows(&s->drows, &s->outputs, s);
+  if (!Gathers(pool)) ReceiveReturnedRows(&s->drows, &s->outputs, s, pool);
   pool.RunRanges(m, kRowGrain, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       T* to = dx + t * hidden_;

@@ -10,17 +10,17 @@
 #include "model/config.h"
 #include "model/families/family.h"
 #include "moe/types.h"
-#include "train/exchange/row_exchange.h"
+#include "train/exchange/expert_exchange.h"
 #include "train/layers/feed_forward_tiles.h"
 #include "train/layers/router.h"
 
 namespace switchyard::train {
 
 // Activations of one micro-batch in one MoE layer, from Route to the end of the backward pass. Slot
-// t · k + j is the j-th expert of token t. A rank's slots are sorted by expert, then by slot. A
-// rank sends rows in this order. An expert receives them in this order too, one sending rank after
-// another. So if tokens are partitioned over ranks in order, an expert's rows have the same order
-// on any number of ranks, and sums over them have the same bits.
+// t · k + j is the j-th expert of token t. A rank's slots are sorted by expert, then by slot. An
+// expert has its rows in this order too, one sending rank after another. So if tokens are
+// partitioned over ranks in order, an expert's rows have the same order on any number of ranks, and
+// sums over them have the same bits.
 template <typename T>
 struct MoeState {
   RouterState<T> router;
@@ -33,8 +33,10 @@ struct MoeState {
   std::vector<T> dweights;              // [m, k]
 
   // On the rank that owns the experts.
-  std::vector<int32_t> received;  // [ranks, E_local] rows
-  std::vector<int32_t> offsets;   // [E_local + 1] prefix sum of each expert's rows
+  std::vector<int32_t> offsets;  // [E_local + 1] prefix sum of each expert's rows
+  // [R] the dispatched row of each row, and its slot in the token's top-k.
+  std::vector<int32_t> row_of, slot_of;
+  std::vector<int32_t> position;  // [dispatched rows, k] the reverse; -1: another rank's expert
   std::vector<T> rows, results;   // [R, H] inputs and outputs; backward: gradients of the outputs
   std::vector<T> drows;           // [R, H] gradients of the inputs
   FeedForwardState<T> experts;
@@ -42,7 +44,7 @@ struct MoeState {
   FeedForwardState<T> shared;
   std::vector<T> all_x;                   // with tensor parallelism: x of all rows
   std::vector<T> shared_output, dshared;  // [m, H]
-  ExchangeHandle exchange;
+  DispatchHandle exchange;
 };
 
 // Forward: Route, BeginDispatch, EndDispatch, RunExperts, BeginCombine, EndCombine; SharedForward
@@ -54,10 +56,10 @@ template <typename T>
 class MoeLayer {
  public:
   // Adds parameters of this rank's experts only: EvenShare of all experts. `prefix`:
-  // "model.layers.3.". The exchange is borrowed. `tp` partitions the rows of a micro-batch (each
+  // "model.layers.3.". The dispatcher is borrowed. `tp` partitions the rows of a micro-batch (each
   // rank routes its share) and the width of the shared experts.
   MoeLayer(const ModelConfig& config, const TensorNames& names, const std::string& prefix,
-           RowExchange& exchange, const TensorGroup& tp, ParameterSet<T>& set);
+           const ExpertRanks& ranks, const TensorGroup& tp, ParameterSet<T>& set);
 
   void Route(const T* x, int64_t m, MoeState<T>* state, ThreadPool& pool);
   void BeginDispatch(const T* x, MoeState<T>* state, ThreadPool& pool);
@@ -81,33 +83,34 @@ class MoeLayer {
   Share experts() const { return mine_; }  // of this rank
 
  private:
-  bool IsSingleRank() const { return exchange_.size() == 1; }
+  bool IsSingleRank() const { return ranks_.size == 1; }
   // Whether experts gather their rows directly from the tokens' rows, so that no row is exchanged.
   // The answer is the same in all phases.
   bool Gathers(const ThreadPool& pool) const;
-  void Pack(const T* rows, bool weighted, int64_t begin, int64_t count, const MoeState<T>& state,
-            T* out, ThreadPool& pool);
+  int64_t RowBytes() const { return (hidden_ + k_) * static_cast<int64_t>(sizeof(T)); }
+  void Pack(const T* rows, bool weighted, const MoeState<T>& state, T* out, ThreadPool& pool);
+  void OrderByExpert(const Dispatched& in, MoeState<T>* state) const;
   // Inputs of gathering experts. TokenRows: the tokens' rows. OutputGradients: weight · dy; it also
   // computes the gradient of each weight.
   TileRows<T> TokenRows(const MoeState<T>& state) const;
   TileRows<T> OutputGradients(MoeState<T>* state) const;
-  void SendToExperts(const T* rows, bool weighted, bool counts, std::vector<T>* own,
-                     MoeState<T>* state, ThreadPool& pool);
-  void ReceiveRows(bool counts, std::vector<T>* rows, MoeState<T>* state, ThreadPool& pool);
+  // A dispatch of the tokens' rows, or (`gradient`) of the gradients of their sums with the same
+  // routing, which are multiplied by the router weights.
+  void SendToExperts(const T* rows, bool gradient, std::vector<T>* own, MoeState<T>* state,
+                     ThreadPool& pool);
+  void ReceiveRows(bool gradient, std::vector<T>* rows, MoeState<T>* state, ThreadPool& pool);
   void ReturnRows(const std::vector<T>& rows, MoeState<T>* state, ThreadPool& pool);
   // On a single rank it moves the rows from `own`, which was the argument of ReturnRows.
-  void ReceiveReturnedRows(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* state);
+  void ReceiveReturnedRows(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* state,
+                           ThreadPool& pool);
 
   const int64_t hidden_, num_experts_, k_;
-  RowExchange& exchange_;
+  const ExpertRanks ranks_;
   const TensorGroup tp_;
   const Share mine_;
   Router<T> router_;
   std::vector<FeedForward<T>> experts_;  // of this rank
   std::vector<FeedForward<T>> shared_;   // none or one
 };
-
-// Bytes of the largest message that a layer sends: every row of `tokens` tokens to one rank.
-size_t MoeMessageBytes(const ModelConfig& config, int ep, int64_t tokens, size_t element_bytes);
 
 }  // namespace switchyard::train

@@ -1,7 +1,6 @@
-// Token permutation and all-to-all of rows between tokens and experts.
+// Token permutation and exchange of rows between tokens and experts.
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <numeric>
 
 #include "core/check.h"
@@ -12,32 +11,28 @@ namespace switchyard::train {
 namespace {
 
 constexpr int64_t kRowGrain = 32;
-constexpr size_t kAlignment = 64;
 
-// A message starts with the number of rows for each expert.
-size_t HeaderBytes(int64_t experts) {
-  const size_t bytes = static_cast<size_t>(experts) * sizeof(int32_t);
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+template <typename T>
+void CopyScaled(const T* row, T weight, int64_t n, T* to) {
+  for (int64_t c = 0; c < n; ++c) to[c] = weight * row[c];
 }
 
 }  // namespace
 
-// Gathers the rows of slots [begin, begin + count) of the sorted order: rows[t], or
-// weight · rows[t].
+// Gathers the rows of all slots in the sorted order: rows[t], or weight · rows[t].
 template <typename T>
-void MoeLayer<T>::Pack(const T* rows, bool weighted, int64_t begin, int64_t count,
-                       const MoeState<T>& s, T* out, ThreadPool& pool) {
-  pool.RunRanges(count, kRowGrain, [&](int64_t first, int64_t last) {
+void MoeLayer<T>::Pack(const T* rows, bool weighted, const MoeState<T>& s, T* out,
+                       ThreadPool& pool) {
+  pool.RunRanges(std::ssize(s.slots), kRowGrain, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
-      const int32_t slot = s.slots[begin + i];
+      const int32_t slot = s.slots[i];
       const T* row = rows + slot / k_ * hidden_;
       T* to = out + i * hidden_;
-      if (!weighted) {
+      if (weighted) {
+        CopyScaled(row, s.router.weights[slot], hidden_, to);
+      } else {
         std::copy_n(row, hidden_, to);
-        continue;
       }
-      const T weight = s.router.weights[slot];
-      for (int64_t c = 0; c < hidden_; ++c) to[c] = weight * row[c];
     }
   });
 }
@@ -57,155 +52,123 @@ TileRows<T> MoeLayer<T>::OutputGradients(MoeState<T>* s) const {
       const int32_t slot = s->slots[begin + i];
       const T* dy = s->dy + slot / k_ * hidden_;
       s->dweights[slot] = Dot(dy, s->outputs.data() + (begin + i) * hidden_, hidden_);
-      const T weight = s->router.weights[slot];
-      for (int64_t c = 0; c < hidden_; ++c) out[c] = weight * dy[c];
+      CopyScaled(dy, s->router.weights[slot], hidden_, out);
     }
   }};
 }
 
-// Sends one row for each slot to the owner of its expert. A single rank writes them directly to
-// `own`: its order of slots is the order of its experts' rows.
+// A single rank writes the rows of all slots directly to `own`: its order of slots is the order of
+// its experts' rows. Otherwise one row for each token goes to the ranks of its experts.
 template <typename T>
-void MoeLayer<T>::SendToExperts(const T* rows, bool weighted, bool counts, std::vector<T>* own,
-                                MoeState<T>* s, ThreadPool& pool) {
+void MoeLayer<T>::SendToExperts(const T* rows, bool gradient, std::vector<T>* own, MoeState<T>* s,
+                                ThreadPool& pool) {
   if (IsSingleRank()) {
     own->resize(s->slots.size() * hidden_);
-    return Pack(rows, weighted, 0, std::ssize(s->slots), *s, own->data(), pool);
+    return Pack(rows, gradient, *s, own->data(), pool);
   }
-  const int ranks = exchange_.size();
-  std::vector<size_t> bytes(ranks);
-  std::vector<int32_t> begins(ranks + 1);
-  for (int r = 0; r < ranks; ++r) {
-    const Share theirs = EvenShare(num_experts_, ranks, r);
-    const auto first = s->sent.begin() + theirs.begin, last = s->sent.begin() + theirs.end;
-    const int32_t n = std::accumulate(first, last, 0);
-    begins[r + 1] = begins[r] + n;
-    bytes[r] =
-        (counts ? HeaderBytes(theirs.size()) : 0) + static_cast<size_t>(n) * hidden_ * sizeof(T);
-  }
-  exchange_.Open(bytes, &s->exchange);
-  for (int r = 0; r < ranks; ++r) {
-    const Share theirs = EvenShare(num_experts_, ranks, r);
-    std::byte* message = s->exchange.to[r];
-    if (counts) {
-      std::memcpy(message, s->sent.data() + theirs.begin, theirs.size() * sizeof(int32_t));
-      message += HeaderBytes(theirs.size());
+  const TopK& topk = s->router.topk;
+  std::byte* buffer = ranks_.dispatcher->InputRows(topk.tokens, /*decode=*/false, &s->exchange);
+  CHECK(buffer != nullptr);
+  pool.RunRanges(topk.tokens, kRowGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      T* to = reinterpret_cast<T*>(buffer + t * RowBytes());
+      std::copy_n(rows + t * hidden_, hidden_, to);
+      if (gradient) std::copy_n(s->router.weights.data() + t * k_, k_, to + hidden_);
     }
-    Pack(rows, weighted, begins[r], begins[r + 1] - begins[r], *s, reinterpret_cast<T*>(message),
-         pool);
+  });
+  if (gradient) {
+    ranks_.dispatcher->BeginDispatchAgain(nullptr, /*decode=*/false, &s->exchange);
+  } else {
+    ranks_.dispatcher->BeginDispatch(nullptr, topk, /*decode=*/false, &s->exchange);
   }
-  exchange_.Post(&s->exchange);
 }
 
-// Receives the rows of this rank's experts, ordered by expert, then by rank.
+// Orders the (row, slot) pairs by expert, then by row, which is in the order of ranks and tokens.
 template <typename T>
-void MoeLayer<T>::ReceiveRows(bool counts, std::vector<T>* rows, MoeState<T>* s, ThreadPool& pool) {
-  const int ranks = exchange_.size();
-  const int64_t experts = mine_.size();
+void MoeLayer<T>::OrderByExpert(const Dispatched& in, MoeState<T>* s) const {
+  s->offsets.assign(mine_.size() + 1, 0);
+  const auto for_each = [&](const auto& visit) {
+    for (int64_t n = 0; n < in.num_rows; ++n)
+      for (int j = 0; j < in.k; ++j)
+        if (const int32_t e = in.topk_ids[n * in.topk_stride + j]; e >= 0) visit(n, j, e);
+  };
+  for_each([&](int64_t, int, int32_t e) { ++s->offsets[e + 1]; });
+  std::partial_sum(s->offsets.begin(), s->offsets.end(), s->offsets.begin());
+  std::vector<int32_t> next(s->offsets.begin(), s->offsets.end() - 1);
+  s->row_of.resize(s->offsets.back());
+  s->slot_of.resize(s->offsets.back());
+  s->position.assign(in.num_rows * in.k, -1);
+  for_each([&](int64_t n, int j, int32_t e) {
+    const int32_t r = next[e]++;
+    s->row_of[r] = static_cast<int32_t>(n);
+    s->slot_of[r] = j;
+    s->position[n * in.k + j] = r;
+  });
+}
+
+// Receives the rows of this rank's experts.
+template <typename T>
+void MoeLayer<T>::ReceiveRows(bool gradient, std::vector<T>* rows, MoeState<T>* s,
+                              ThreadPool& pool) {
   if (IsSingleRank()) {
-    if (!counts) return;
-    s->received = s->sent;
-    s->offsets.assign(experts + 1, 0);
+    if (gradient) return;
+    s->offsets.assign(mine_.size() + 1, 0);
     std::partial_sum(s->sent.begin(), s->sent.end(), s->offsets.begin() + 1);
     return;
   }
-  exchange_.Wait(&s->exchange);
-  if (counts) {
-    s->received.resize(ranks * experts);
-    s->offsets.assign(experts + 1, 0);
-    for (int r = 0; r < ranks; ++r) {
-      std::memcpy(s->received.data() + r * experts, s->exchange.from[r].data(),
-                  experts * sizeof(int32_t));
-      for (int64_t e = 0; e < experts; ++e) s->offsets[e + 1] += s->received[r * experts + e];
+  const Dispatched in = ranks_.dispatcher->EndDispatch(&s->exchange);
+  if (!gradient) OrderByExpert(in, s);
+  rows->resize(s->row_of.size() * hidden_);
+  pool.RunRanges(std::ssize(s->row_of), kRowGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T* row = reinterpret_cast<const T*>(in.row_places[s->row_of[r]]);
+      T* to = rows->data() + r * hidden_;
+      if (gradient) {
+        CopyScaled(row, row[hidden_ + s->slot_of[r]], hidden_, to);
+      } else {
+        std::copy_n(row, hidden_, to);
+      }
     }
-    std::partial_sum(s->offsets.begin(), s->offsets.end(), s->offsets.begin());
-  }
-  rows->resize(static_cast<int64_t>(s->offsets.back()) * hidden_);
-  std::vector<int32_t> next(s->offsets.begin(), s->offsets.end() - 1);
-  struct Run {
-    const T* from;
-    int64_t to, count;
-  };
-  std::vector<Run> runs;
-  for (int r = 0; r < ranks; ++r) {
-    const std::byte* message = s->exchange.from[r].data() + (counts ? HeaderBytes(experts) : 0);
-    const T* from = reinterpret_cast<const T*>(message);
-    for (int64_t e = 0; e < experts; ++e) {
-      const int32_t n = s->received[r * experts + e];
-      runs.push_back({from, next[e], n});
-      from += n * hidden_;
-      next[e] += n;
-    }
-  }
-  pool.Run(static_cast<int64_t>(runs.size()), [&](int64_t i) {
-    std::copy_n(runs[i].from, runs[i].count * hidden_, rows->data() + runs[i].to * hidden_);
   });
-  exchange_.Release(&s->exchange);
 }
 
-// The reverse of ReceiveRows and SendToExperts.
+// Writes each row to [token, slot] at the token's rank.
 template <typename T>
 void MoeLayer<T>::ReturnRows(const std::vector<T>& rows, MoeState<T>* s, ThreadPool& pool) {
   if (IsSingleRank()) return;
-  const int ranks = exchange_.size();
-  const int64_t experts = mine_.size();
-  std::vector<size_t> bytes(ranks);
-  for (int r = 0; r < ranks; ++r) {
-    const auto first = s->received.begin() + r * experts;
-    bytes[r] = std::accumulate(first, first + experts, size_t{0}) * hidden_ * sizeof(T);
-  }
-  exchange_.Open(bytes, &s->exchange);
-  std::vector<int32_t> next(s->offsets.begin(), s->offsets.end() - 1);
-  struct Run {
-    T* to;
-    int64_t from, count;
-  };
-  std::vector<Run> runs;
-  for (int r = 0; r < ranks; ++r) {
-    T* to = reinterpret_cast<T*>(s->exchange.to[r]);
-    for (int64_t e = 0; e < experts; ++e) {
-      const int32_t n = s->received[r * experts + e];
-      runs.push_back({to, next[e], n});
-      to += n * hidden_;
-      next[e] += n;
-    }
-  }
-  pool.Run(static_cast<int64_t>(runs.size()), [&](int64_t i) {
-    std::copy_n(rows.data() + runs[i].from * hidden_, runs[i].count * hidden_, runs[i].to);
+  const ExpertRows experts = {.num_rows = std::ssize(s->row_of), .position = s->position.data()};
+  const auto places = ranks_.dispatcher->OutputDestinations(experts, &s->exchange);
+  pool.RunRanges(experts.num_rows, kRowGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      std::memcpy(places[r], rows.data() + r * hidden_, hidden_ * sizeof(T));
   });
-  exchange_.Post(&s->exchange);
+  ranks_.dispatcher->BeginCombine(experts, &s->exchange);
 }
 
 template <typename T>
-void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* s) {
+void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* s,
+                                      ThreadPool& pool) {
   if (IsSingleRank()) return rows->swap(*own);
-  exchange_.Wait(&s->exchange);
-  rows->resize(static_cast<int64_t>(s->slots.size()) * hidden_);
-  T* to = rows->data();
-  for (const std::span<const std::byte> message : s->exchange.from) {
-    if (message.empty()) continue;
-    std::memcpy(to, message.data(), message.size());
-    to += message.size() / sizeof(T);
-  }
-  CHECK(to == rows->data() + rows->size());
-  exchange_.Release(&s->exchange);
+  const std::byte* returned = ranks_.dispatcher->EndCombineBySlot(&s->exchange);
+  CHECK(returned != nullptr);
+  rows->resize(s->slots.size() * hidden_);
+  pool.RunRanges(std::ssize(s->slots), kRowGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      std::memcpy(rows->data() + i * hidden_, returned + s->slots[i] * RowBytes(),
+                  hidden_ * sizeof(T));
+  });
+  ranks_.dispatcher->ReleaseOutputs(&s->exchange);
 }
 
-size_t MoeMessageBytes(const ModelConfig& config, int ep, int64_t tokens, size_t element_bytes) {
-  const RouterConfig& router = config.moe->router;
-  const int64_t theirs = EvenShare(router.num_experts, ep, 0).size();  // the largest share
-  const int64_t rows = tokens * std::min<int64_t>(router.top_k, theirs);
-  return HeaderBytes(theirs) + static_cast<size_t>(rows * config.hidden) * element_bytes;
-}
-
-#define SWITCHYARD_MOE_ROWS(T)                                                                  \
-  template TileRows<T> MoeLayer<T>::TokenRows(const MoeState<T>&) const;                        \
-  template TileRows<T> MoeLayer<T>::OutputGradients(MoeState<T>*) const;                        \
-  template void MoeLayer<T>::SendToExperts(const T*, bool, bool, std::vector<T>*, MoeState<T>*, \
-                                           ThreadPool&);                                        \
-  template void MoeLayer<T>::ReceiveRows(bool, std::vector<T>*, MoeState<T>*, ThreadPool&);     \
-  template void MoeLayer<T>::ReturnRows(const std::vector<T>&, MoeState<T>*, ThreadPool&);      \
-  template void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>*, std::vector<T>*, MoeState<T>*);
+#define SWITCHYARD_MOE_ROWS(T)                                                                   \
+  template TileRows<T> MoeLayer<T>::TokenRows(const MoeState<T>&) const;                         \
+  template TileRows<T> MoeLayer<T>::OutputGradients(MoeState<T>*) const;                         \
+  template void MoeLayer<T>::SendToExperts(const T*, bool, std::vector<T>*, MoeState<T>*,        \
+                                           ThreadPool&);                                         \
+  template void MoeLayer<T>::ReceiveRows(bool, std::vector<T>*, MoeState<T>*, ThreadPool&);      \
+  template void MoeLayer<T>::ReturnRows(const std::vector<T>&, MoeState<T>*, ThreadPool&);       \
+  template void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>*, std::vector<T>*, MoeState<T>*, \
+                                                 ThreadPool&);
 SWITCHYARD_MOE_ROWS(float)
 SWITCHYARD_MOE_ROWS(double)
 

@@ -117,9 +117,9 @@ std::string RankCoordinates::Title() const {
   return fmt::format("PP{} DP{} TP{} EP{}", pp, dp, tp, ep);
 }
 
-LayerRanks LayoutRanks::layer_ranks(RowExchange& exchange) const {
+LayerRanks LayoutRanks::layer_ranks(const ExpertRanks& experts) const {
   Collectives* const all = stage.get();
-  return {.exchange = &exchange,
+  return {.experts = experts,
           .sum = [all](std::span<float> v) { all->AllReduceSum(v.data(), v.size()); },
           .tp = tp.get()};
 }

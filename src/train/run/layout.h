@@ -95,7 +95,7 @@ struct LayoutRanks {
   }
 
   // Arguments of this rank's model, learner and trainer; all borrow this.
-  LayerRanks layer_ranks(RowExchange& exchange) const;
+  LayerRanks layer_ranks(const ExpertRanks& experts) const;
   LearnerRanks learner_ranks() const {
     return {.world = world.get(), .stage = stage.get(), .gradients = gradient_groups()};
   }

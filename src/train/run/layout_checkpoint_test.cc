@@ -61,10 +61,10 @@ TEST_F(LayoutCheckpoints, RanksLoadTheirPartsOfACheckpoint) {
   RunRankThreads(layout.ranks(), LayoutRanks::BytesPerRank(layout) + (1 << 20),
                  [&](int rank, const std::shared_ptr<SharedArena>& arena) {
                    const auto ranks = LayoutRanks::Create(arena, layout, rank);
-                   const auto exchange = MakeRowExchange(*ranks->memory, ranks->place.EpGroup(),
-                                                         {.message_bytes = 64});
                    ThreadPool pool(1);
-                   Model<float> model(config, {}, ranks->layer_ranks(*exchange), pool,
+                   const ExpertExchange exchange(*ranks->memory, ranks->place.EpGroup(), config,
+                                                 {.tokens = 1}, pool);
+                   Model<float> model(config, {}, ranks->layer_ranks(exchange.ranks()), pool,
                                       ranks->place.Stage(config));
                    model.Load(dir_ / "whole");
                    for (const Parameter<float>* p : model.parameters()) {

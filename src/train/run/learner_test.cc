@@ -35,8 +35,7 @@ TEST_F(LearnerTest, AModelLearnsOverRanksAndLoadsFromItsCheckpoint) {
   const ModelConfig config = LoadModelConfig(dir_);
   const LossOptions losses{.balance = {.sequence = 0.01}, .mtp_layers = 1};
   const MeshShape shape{.tp = kRanks, .ep = kRanks};
-  const RowExchangeOptions exchange_options{.message_bytes =
-                                                MoeMessageBytes(config, kRanks, 64, sizeof(float))};
+  const ExpertExchangeOptions exchange_options{.tokens = 64};
   TrainerOptions options{.rows_per_step = 8, .rows_per_pass = 2, .output = dir_ / "out"};
   options.schedule = {.rate = 0.02, .warmup_steps = 3, .steps = kSteps};
   options.files = {.dtype = DType::kF32, .copied = {dir_ / "config.json"}};
@@ -44,38 +43,38 @@ TEST_F(LearnerTest, AModelLearnsOverRanksAndLoadsFromItsCheckpoint) {
   std::vector<StepReport> reports;
   std::map<std::string, std::vector<float>> values;
   std::mutex mutex;
-  RunRankThreads(
-      kRanks,
-      RankComm::BytesPerRank(shape) + RowExchangeBytes(kRanks, exchange_options) + (1 << 20),
-      [&](int rank, const std::shared_ptr<SharedArena>& arena) {
-        const auto comm = RankComm::Create(arena, shape, rank);
-        const auto exchange =
-            MakeRowExchange(*comm->memory, comm->mesh.EpGroup(), exchange_options);
-        ThreadPool pool(1);
-        Model<float> model(config, losses, {.exchange = exchange.get()}, pool);
-        model.Initialise(1, 0.1);
-        Learner learner(model, {.bias_step = 0.01, .order = schedule::Order::kOverlapped},
-                        comm->tp.get());
-        Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});
-        TrainerOptions own = options;
-        own.files.aliases = learner.Aliases();
-        Trainer trainer(learner, corpus, own, comm->tp.get(), pool);
-        trainer.Run(
-            [&](const StepReport& report) {
-              if (rank == 0) reports.push_back(report);
-            },
-            [] { return false; }, {});
-        const std::lock_guard lock(mutex);
-        for (const Parameter<float>* p : learner.Parameters()) values[p->name] = p->value;
-      });
+  RunRankThreads(kRanks,
+                 RankComm::BytesPerRank(shape) +
+                     ExpertExchange::BytesPerRank(kRanks, config, exchange_options) + (1 << 20),
+                 [&](int rank, const std::shared_ptr<SharedArena>& arena) {
+                   const auto comm = RankComm::Create(arena, shape, rank);
+                   ThreadPool pool(1);
+                   const ExpertExchange exchange(*comm->memory, comm->mesh.EpGroup(), config,
+                                                 exchange_options, pool);
+                   Model<float> model(config, losses, {.experts = exchange.ranks()}, pool);
+                   model.Initialise(1, 0.1);
+                   Learner learner(model,
+                                   {.bias_step = 0.01, .order = schedule::Order::kOverlapped},
+                                   comm->tp.get());
+                   Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});
+                   TrainerOptions own = options;
+                   own.files.aliases = learner.Aliases();
+                   Trainer trainer(learner, corpus, own, comm->tp.get(), pool);
+                   trainer.Run(
+                       [&](const StepReport& report) {
+                         if (rank == 0) reports.push_back(report);
+                       },
+                       [] { return false; }, {});
+                   const std::lock_guard lock(mutex);
+                   for (const Parameter<float>* p : learner.Parameters())
+                     values[p->name] = p->value;
+                 });
   ASSERT_EQ(reports.size(), static_cast<size_t>(kSteps));
   EXPECT_LT(reports.back().losses.main, 0.5 * reports.front().losses.main);
   EXPECT_GT(reports.back().figures.at("balancedness"), 0.0);
 
   ThreadPool pool(1);
-  const auto local = MakeLocalExchange();
-  Model<float> model(LoadModelConfig(*LatestCheckpoint(options.output)), losses,
-                     {.exchange = local.get()}, pool);
+  Model<float> model(LoadModelConfig(*LatestCheckpoint(options.output)), losses, {}, pool);
   model.Load(*LatestCheckpoint(options.output));
   EXPECT_EQ(model.parameters().size(), values.size());
   float moved = 0.0f;
@@ -91,8 +90,7 @@ TEST_F(LearnerTest, AModelLearnsOverRanksAndLoadsFromItsCheckpoint) {
 float LargestMove(bool falls) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   ThreadPool pool(1);
-  const auto exchange = MakeLocalExchange();
-  Model<float> model(config, {}, {.exchange = exchange.get()}, pool);
+  Model<float> model(config, {}, {}, pool);
   model.Initialise(1, 0.1);
   Learner learner(model, {.bias_step = 0.5, .bias_step_falls = falls}, nullptr);
   const Batch batch = testing::RandomBatch({7, 5}, config.vocab_size, 3);

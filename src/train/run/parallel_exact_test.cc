@@ -17,18 +17,19 @@ LossOptions Options() {
 // Sums the gradients of one stage: each rank has a piece of partitioned tensors and of experts, and
 // a partial sum of all others.
 Gradients Of(const ModelConfig& config, const Batch& batch, const Layout& layout) {
-  const RowExchangeOptions options{
-      .message_bytes = MoeMessageBytes(config, layout.ep, batch.size(), sizeof(double))};
+  const ExpertExchangeOptions options{.tokens = batch.size(), .element_bytes = sizeof(double)};
   Gradients sums;
   std::mutex mutex;
   RunRankThreads(
       layout.ranks(),
-      LayoutRanks::BytesPerRank(layout) + RowExchangeBytes(layout.ep, options) + 4096,
+      LayoutRanks::BytesPerRank(layout) + ExpertExchange::BytesPerRank(layout.ep, config, options) +
+          4096,
       [&](int rank, const std::shared_ptr<SharedArena>& arena) {
         const auto ranks = LayoutRanks::Create(arena, layout, rank);
-        const auto exchange = MakeRowExchange(*ranks->memory, ranks->place.EpGroup(), options);
         ThreadPool pool(1);
-        Model<double> model(config, Options(), ranks->layer_ranks(*exchange), pool);
+        const ExpertExchange exchange(*ranks->memory, ranks->place.EpGroup(), config, options,
+                                      pool);
+        Model<double> model(config, Options(), ranks->layer_ranks(exchange.ranks()), pool);
         model.Initialise(7, 0.4);
         const Share mine = EvenShare(batch.sequences(), layout.dp, ranks->place.dp);
         Pass<double> pass;

@@ -52,7 +52,7 @@ class Runner {
     std::shared_ptr<SharedArena> sums;
     if (run_.early_sums) sums = SharedArena::Create(layout.ranks(), bytes);
     RunRankThreads(layout.ranks(),
-                   bytes + RowExchangeBytes(layout.ep, exchange_) +
+                   bytes + ExpertExchange::BytesPerRank(layout.ep, config_, exchange_) +
                        LearnerLinks::BytesPerRank(layout, Floats()),
                    [&](int rank, auto arena) { Rank(rank, arena, sums); });
     return std::move(learned_);
@@ -74,10 +74,10 @@ class Runner {
             const std::shared_ptr<SharedArena>& sums) {
     const SymmetricMemory::Options options{.timeout = std::chrono::seconds(60)};
     const auto ranks = LayoutRanks::Create(arena, run_.layout, rank, options);
-    const auto exchange = MakeRowExchange(*ranks->memory, ranks->place.EpGroup(), exchange_);
-    const LearnerLinks links(*ranks, Floats(), options, sums);
     ThreadPool pool(1);
-    Model<float> model(config_, Options(), ranks->layer_ranks(*exchange), pool,
+    const ExpertExchange exchange(*ranks->memory, ranks->place.EpGroup(), config_, exchange_, pool);
+    const LearnerLinks links(*ranks, Floats(), options, sums);
+    Model<float> model(config_, Options(), ranks->layer_ranks(exchange.ranks()), pool,
                        ranks->place.Stage(config_));
     model.Initialise(9, 0.1);
     Learner learner(model, {.bias_step = 0.001, .order = run_.order}, links.ranks());
@@ -113,9 +113,7 @@ class Runner {
   const ModelConfig config_;
   const Way run_;
   const Batch batch_;
-  const RowExchangeOptions exchange_{
-      .message_bytes = MoeMessageBytes(config_, run_.layout.ep, batch_.size(), sizeof(float)),
-      .synchronous = run_.synchronous};
+  const ExpertExchangeOptions exchange_{.tokens = batch_.size(), .synchronous = run_.synchronous};
   std::mutex mutex_;
   Learned learned_;
   std::map<std::string, std::vector<bool>> known_;

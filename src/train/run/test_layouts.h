@@ -124,9 +124,7 @@ inline LayoutResult RunLayout(const ModelConfig& config, const Batch& batch, con
   const StepSize size = SizeOf(batch);
   const Layout& layout = run.layout;
   CheckLayout(layout, config);
-  const RowExchangeOptions exchange_options{
-      .message_bytes =
-          config.moe ? MoeMessageBytes(config, layout.ep, batch.size(), sizeof(float)) : 0};
+  const ExpertExchangeOptions exchange_options{.tokens = batch.size()};
   LayoutResult result;
   result.curve.resize(run.steps);
   result.norms.resize(run.steps);
@@ -138,10 +136,10 @@ inline LayoutResult RunLayout(const ModelConfig& config, const Batch& batch, con
     const auto ranks =
         LayoutRanks::Create(arena, layout, rank, {.timeout = std::chrono::seconds(60)});
     const RankCoordinates& place = ranks->place;
-    const auto exchange = MakeRowExchange(*ranks->memory, place.EpGroup(), exchange_options);
-    OneRank<float> whole(config, run.losses);  // for its weights
     ThreadPool pool(1);
-    Model<float> model(config, run.losses, ranks->layer_ranks(*exchange), pool,
+    const ExpertExchange exchange(*ranks->memory, place.EpGroup(), config, exchange_options, pool);
+    OneRank<float> whole(config, run.losses);  // for its weights
+    Model<float> model(config, run.losses, ranks->layer_ranks(exchange.ranks()), pool,
                        place.Stage(config));
     std::map<std::string, const Parameter<float>*> all;
     for (const Parameter<float>* p : whole.model.parameters()) all[p->name] = p;
@@ -190,10 +188,10 @@ inline LayoutResult RunLayout(const ModelConfig& config, const Batch& batch, con
       SaveCheckpoint(run.save, catalog, &adam, state,
                      {.dtype = DType::kF32, .copied = {}, .aliases = model.aliases()});
   };
-  RunRankThreads(
-      layout.ranks(),
-      LayoutRanks::BytesPerRank(layout) + RowExchangeBytes(layout.ep, exchange_options) + 4096,
-      body);
+  RunRankThreads(layout.ranks(),
+                 LayoutRanks::BytesPerRank(layout) +
+                     ExpertExchange::BytesPerRank(layout.ep, config, exchange_options) + 4096,
+                 body);
   ExpectWhole(values_known);
   for (auto& stage : loads)
     for (auto& layer : stage) result.loads.push_back(std::move(layer));

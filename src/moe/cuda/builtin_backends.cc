@@ -1,0 +1,55 @@
+#include "moe/cuda/builtin_backends.h"
+
+#include <span>
+
+#include "core/cuda/runtime.h"
+#include "moe/cuda/exchange.h"
+#include "moe/cuda/expert_rows.h"
+#include "moe/cuda/nccl_exchange.h"
+#include "moe/cuda/row_order.h"
+
+namespace switchyard {
+namespace cuda {
+namespace {
+
+// Grid size of exchange kernels if ranks share a GPU, as in tests: their kernels wait for one
+// another.
+constexpr int kBlocksOfSharedGpu = 8;
+
+void Order(const RowOrderParams& p, cudaStream_t stream) {
+  Check(OrderRows(p, stream), "order of rows by expert");
+}
+
+void Copy(const PermuteRowsParams& p, const PdlStream& chain) {
+  Check(PermuteRows(p, chain), "permute of rows");
+}
+
+}  // namespace
+
+std::unique_ptr<RowExchange> MakeDeepEpExchange(const GpuExchangeContext& context) {
+  ExchangeConfig config = context.config;
+  if (context.spans_hosts)
+    return std::make_unique<NcclExchange>(config, context.experts, context.peers,
+                                          NcclGroup::From(context.group));
+  const std::span ranks(config.world_ranks, static_cast<size_t>(config.ranks));
+  if (!context.peers.HasDistinctGpus(ranks)) config.blocks = kBlocksOfSharedGpu;
+  return std::make_unique<Exchange>(config, context.experts, context.peers);
+}
+
+size_t DeepEpPeerBytes(const ExchangeConfig& config, bool spans_hosts) {
+  return spans_hosts ? NcclExchange::PeerBytes(config) : Exchange::PeerBytes(config);
+}
+
+GpuPermute OrderByExpert() { return {.order = Order, .copy = Copy, .joins_selection = true}; }
+
+}  // namespace cuda
+
+GpuFactories BuiltinGpuFactories() {
+  return {.deepep = cuda::MakeDeepEpExchange,
+          .deepep_peer_bytes = cuda::DeepEpPeerBytes,
+          .grouped_mlp = cuda::MakeGroupedMlp,
+          .masked_mlp = cuda::MakeMaskedMlp,
+          .order_by_expert = cuda::OrderByExpert()};
+}
+
+}  // namespace switchyard

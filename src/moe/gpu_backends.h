@@ -1,0 +1,106 @@
+// The registries of exchanges, runners and permutes that form the MoE path of ranks on GPUs.
+//
+// The interfaces are in moe/cuda, since they use CUDA's headers: RowExchange (row_exchange.h),
+// GpuRunner (gpu_runner.h) and the parameters of GpuPermute (row_order.h, expert_rows.h). A build
+// without CUDA has the same names, whose factories throw Error kInvalid.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "moe/options.h"
+#include "moe/permute_table.h"
+#include "moe/registry.h"
+
+struct CUstream_st;
+
+namespace switchyard {
+
+class Collectives;
+class ExpertMap;
+struct ExchangeShape;
+
+namespace cuda {
+
+class GpuRunner;
+class PeerMemory;
+class RowExchange;
+struct ExchangeConfig;
+struct PdlStream;
+struct PermuteRowsParams;
+struct RowOrderParams;
+
+// The modes that an exchange has, and the most tokens of one rank in one round of each; 0: the mode
+// does not exist. Low latency is for batches of decode rows only, if there is a normal mode too.
+struct ExchangeModes {
+  int64_t normal_tokens = 0, low_latency_tokens = 0;
+};
+
+// Arguments of an exchange. All outlive it, except for `config`.
+struct GpuExchangeContext {
+  const ExchangeConfig& config;  // of one mode
+  const ExpertMap& experts;
+  PeerMemory& peers;
+  Collectives* group = nullptr;  // the EP group; NCCL's if `spans_hosts`
+  bool spans_hosts = false;      // whether the ranks of the group are on several hosts
+};
+
+// A value of --moe-a2a-backend. Without `make`, rows are not exchanged: every rank computes the
+// sums of its own experts for all tokens, and collectives add them.
+struct GpuExchangeBackend {
+  // Error kInvalid if the options are incompatible.
+  std::function<ExchangeModes(const MoeOptions&, const ExchangeShape&)> modes;
+  // Bytes of peer memory that `make` allocates on each rank.
+  std::function<size_t(const ExchangeConfig&, bool spans_hosts)> peer_bytes;
+  // Called for each mode, for the current device, on all ranks in one order.
+  std::function<std::unique_ptr<RowExchange>(const GpuExchangeContext&)> make;
+  std::string summary;             // for `switchyard backends`
+  bool combines_by_rank = false;   // supports --moe-combine-rows rank
+  bool combines_in_parts = false;  // supports RowExchange::BeginCombinePart
+};
+
+// A value of --moe-runner-backend.
+struct GpuRunnerBackend {
+  std::function<std::unique_ptr<GpuRunner>()> make;
+  std::string summary;
+};
+
+// The conversion from a dispatch layout to a runner layout. Plain functions without state, which
+// enqueue kernels. Combine reads the outputs in the runner's layout, so there is no post-permute.
+struct GpuPermute {
+  // Computes the position of each dispatched row in the runner's layout.
+  void (*order)(const RowOrderParams& p, CUstream_st* stream) = nullptr;
+  // Copies the rows of a chunk to their positions, converted to the runner's input type.
+  void (*copy)(const PermuteRowsParams& p, const PdlStream& chain) = nullptr;
+  // Whether a kernel that also selects the experts may compute the positions instead of `order`
+  // (select_and_order.h).
+  bool joins_selection = false;
+};
+
+}  // namespace cuda
+
+struct GpuMoeBackends {
+  Registry<cuda::GpuExchangeBackend> exchanges{"--moe-a2a-backend"};
+  Registry<cuda::GpuRunnerBackend> runners{"--moe-runner-backend"};
+  std::string auto_runner = "grouped_mlp";  // what --moe-runner-backend auto means
+  PermuteTableOf<cuda::GpuPermute> permutes;
+};
+
+// The backends of this build.
+GpuMoeBackends BuiltinGpuBackends();
+
+// What the built-in backends consist of. Those of moe/no_cuda throw Error kInvalid.
+struct GpuFactories {
+  decltype(cuda::GpuExchangeBackend::make) deepep;
+  decltype(cuda::GpuExchangeBackend::peer_bytes) deepep_peer_bytes;
+  decltype(cuda::GpuRunnerBackend::make) grouped_mlp, masked_mlp;
+  // From any dispatch layout to the order by expert, of which both runner layouts are views:
+  // offsets and counts, or blocks of one expert.
+  cuda::GpuPermute order_by_expert;
+};
+GpuFactories BuiltinGpuFactories();
+
+}  // namespace switchyard

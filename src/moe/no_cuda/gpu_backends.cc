@@ -1,0 +1,32 @@
+// Stubs of the built-in backends of GPUs.
+#include "moe/gpu_backends.h"
+
+#include "core/error.h"
+
+namespace switchyard {
+
+namespace cuda {
+class RowExchange {};
+class GpuRunner {};
+}  // namespace cuda
+
+namespace {
+
+[[noreturn]] void Refuse() {
+  throw Invalid("this build has no CUDA: MoE layers compute on the CPU, --device cpu");
+}
+
+}  // namespace
+
+GpuFactories BuiltinGpuFactories() {
+  const auto runner = []() -> std::unique_ptr<cuda::GpuRunner> { Refuse(); };
+  return {.deepep = [](const cuda::GpuExchangeContext&) -> std::unique_ptr<cuda::RowExchange> {
+            Refuse();
+          },
+          .deepep_peer_bytes = [](const cuda::ExchangeConfig&, bool) -> size_t { Refuse(); },
+          .grouped_mlp = runner,
+          .masked_mlp = runner,
+          .order_by_expert = {}};
+}
+
+}  // namespace switchyard

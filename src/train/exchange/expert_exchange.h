@@ -1,0 +1,60 @@
+// The exchange of token rows between ranks with different experts: serving's dispatcher (src/moe).
+//
+// Training needs each slot's output at the token's own rank, because the gradient of its router
+// weight is dy · output. So the outputs return unweighted, one row for each (token, slot)
+// (Dispatcher::EndCombineBySlot). The gradient of combine is a dispatch with the forward routing
+// (BeginDispatchAgain), whose rows are dy. The gradient of dispatch is a combine. An expert's rank
+// needs the router weights of the rows of dy, so these follow the row. Elements are float32, or
+// float64 for gradient checks: the dispatcher moves them as opaque 32-bit words.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/device/symmetric_memory.h"
+#include "core/parallel.h"
+#include "model/config.h"
+#include "moe/dispatcher.h"
+#include "moe/dispatchers/exchange_slots.h"
+#include "moe/placement.h"
+
+namespace switchyard::train {
+
+// The ranks of an expert-parallel group.
+struct ExpertRanks {
+  int rank = 0, size = 1;
+  Dispatcher* dispatcher = nullptr;  // null: a single rank
+};
+
+struct ExpertExchangeOptions {
+  int64_t tokens = 0;                    // maximum of a rank in a micro-batch
+  size_t element_bytes = sizeof(float);  // of activations
+  // Maximum micro-batches between dispatch and combine. A list of src/schedule uses at most two.
+  int in_flight = ExchangeSlots::kSlots;
+  // --exchange sync: ranks exchange rows pairwise, and each exchange blocks.
+  bool synchronous = false;
+};
+
+// Owned by the rank; its MoE layers share it. The rank's thread only.
+class ExpertExchange {
+ public:
+  // `group`: world ranks, this one included. Over symmetric memory: every rank of the world
+  // constructs its exchange in the same order. Needs nothing for a group of one rank, and for a
+  // model without experts. `pool` is borrowed.
+  ExpertExchange(SymmetricMemory& memory, std::vector<int> group, const ModelConfig& config,
+                 const ExpertExchangeOptions& options, ThreadPool& pool);
+  // Bytes that the exchange allocates in each rank's arena.
+  static size_t BytesPerRank(int group_size, const ModelConfig& config,
+                             const ExpertExchangeOptions& options);
+
+  const ExpertRanks& ranks() const { return ranks_; }
+
+ private:
+  std::unique_ptr<const ExpertMap> experts_;
+  std::unique_ptr<Dispatcher> dispatcher_;
+  ExpertRanks ranks_;
+};
+
+}  // namespace switchyard::train
