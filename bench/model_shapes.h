@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "moe/router.h"
+#include "moe/router/router.h"
 
 namespace switchyard::bench {
 

@@ -19,7 +19,7 @@
 #include "core/log.h"
 #include "core/tensor.h"
 #include "eplb/recorder.h"
-#include "moe/cpu_backend.h"
+#include "moe/cpu/cpu_backend.h"
 #include "moe/layer.h"
 #include "quant/quantize.h"
 

@@ -1,5 +1,5 @@
 # `cmake --install` installs the program, and the library for find_package(switchyard). Users include headers by the same
-# paths as the sources do: "moe/runner.h". examples/custom_runner is built against the installed library.
+# paths as the sources do: "moe/runners/runner.h". examples/custom_runner is built against the installed library.
 include(CMakePackageConfigHelpers)
 
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/switchyard)

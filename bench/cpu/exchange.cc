@@ -36,7 +36,7 @@
 #include "bench/cpu/rank_benches.h"
 #include "bench/timing.h"
 #include "core/error.h"
-#include "moe/cpu_backend.h"
+#include "moe/cpu/cpu_backend.h"
 #include "quant/quantize.h"
 
 namespace switchyard::bench {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "moe/cpu_backend.h"
+#include "moe/cpu/cpu_backend.h"
 
 namespace switchyard::bench {
 

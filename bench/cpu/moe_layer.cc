@@ -26,7 +26,7 @@
 #include "core/tensor.h"
 #include "kernels/ops.h"
 #include "kernels/roofline.h"
-#include "moe/cpu_backend.h"
+#include "moe/cpu/cpu_backend.h"
 #include "moe/layer.h"
 #include "quant/quantize.h"
 

@@ -10,7 +10,7 @@
 #include "bench/timing.h"
 #include "core/cuda/runtime.h"
 #include "core/error.h"
-#include "moe/cuda/exchange.h"
+#include "moe/cuda/dispatchers/exchange.h"
 
 namespace switchyard::bench {
 

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "core/error.h"
-#include "moe/cuda/gpu_runner.h"
+#include "moe/cuda/runners/gpu_runner.h"
 #include "my_backends.h"
 
 namespace {

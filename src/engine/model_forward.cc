@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "moe/router_fault.h"
+#include "moe/router/router_fault.h"
 
 namespace switchyard {
 

@@ -7,7 +7,7 @@
 
 #include "comm/mesh.h"
 #include "eplb/replica_choice.h"
-#include "moe/replica_chooser.h"
+#include "moe/router/replica_chooser.h"
 
 namespace switchyard {
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "moe/placement.h"
+#include "moe/placement/placement.h"
 
 namespace switchyard {
 namespace {

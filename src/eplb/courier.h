@@ -11,7 +11,7 @@
 #include "comm/device/communicator.h"
 #include "core/tensor.h"
 #include "eplb/transfers.h"
-#include "moe/expert_image.h"
+#include "moe/placement/expert_image.h"
 
 namespace switchyard {
 

@@ -7,7 +7,7 @@
 
 #include "comm/device/communicator.h"
 #include "eplb/types.h"
-#include "moe/placement.h"
+#include "moe/placement/placement.h"
 
 namespace switchyard {
 

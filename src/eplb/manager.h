@@ -15,7 +15,7 @@
 #include "eplb/migration.h"
 #include "eplb/plan_job.h"
 #include "eplb/planner.h"
-#include "moe/routing_observer.h"
+#include "moe/router/routing_observer.h"
 
 namespace switchyard {
 

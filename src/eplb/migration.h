@@ -13,7 +13,7 @@
 
 #include "comm/device/communicator.h"
 #include "eplb/courier.h"
-#include "moe/movable_experts.h"
+#include "moe/placement/movable_experts.h"
 
 namespace switchyard {
 

@@ -9,7 +9,7 @@
 
 #include "core/testing.h"
 #include "eplb/test_movable.h"
-#include "moe/cpu_backend.h"
+#include "moe/cpu/cpu_backend.h"
 
 namespace switchyard {
 namespace {

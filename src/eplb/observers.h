@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "moe/routing_observer.h"
+#include "moe/router/routing_observer.h"
 
 namespace switchyard {
 

@@ -14,7 +14,7 @@
 #include "eplb/recorded_steps.h"
 #include "eplb/recorder_options.h"
 #include "moe/options.h"
-#include "moe/routing_observer.h"
+#include "moe/router/routing_observer.h"
 
 namespace switchyard {
 

@@ -9,7 +9,7 @@
 #include "eplb/batch_replicas.h"
 #include "eplb/observers.h"
 #include "eplb/recorder.h"
-#include "moe/cpu_backend.h"
+#include "moe/cpu/cpu_backend.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {

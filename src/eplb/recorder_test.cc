@@ -13,7 +13,7 @@
 
 #include "core/error.h"
 #include "core/testing.h"
-#include "moe/cpu_backend.h"
+#include "moe/cpu/cpu_backend.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {

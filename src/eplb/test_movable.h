@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "moe/movable_experts.h"
+#include "moe/placement/movable_experts.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {

@@ -11,7 +11,7 @@
 #include "core/dtype.h"
 #include "kernels/ops.h"
 #include "model/config_quantization.h"
-#include "moe/router.h"
+#include "moe/router/router.h"
 
 namespace switchyard {
 

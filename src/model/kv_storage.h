@@ -37,9 +37,9 @@ class KvStorage {
   Tensor& k(int64_t layer) { return k_[layer]; }
   Tensor& v(int64_t layer) { return v_[layer]; }
 
-  // [slots] the router fault (moe/router_fault.h) of the token at each slot, if this rank routed
-  // it; null without experts. Records outlive their pass, so the host need not read them after a
-  // pass without logits.
+  // [slots] the router fault (moe/router/router_fault.h) of the token at each slot, if this rank
+  // routed it; null without experts. Records outlive their pass, so the host need not read them
+  // after a pass without logits.
   int32_t* router_faults() {
     return router_faults_.defined() ? router_faults_.data<int32_t>() : nullptr;
   }

@@ -2,7 +2,7 @@
 
 #include "kernels/device.h"
 #include "model/model.h"
-#include "moe/router_fault.h"
+#include "moe/router/router_fault.h"
 
 namespace switchyard {
 namespace {

@@ -19,9 +19,9 @@
 #include "model/rope.h"
 #include "model/weights/placing.h"
 #include "model/weights/routers.h"
-#include "moe/exchange_memory.h"
+#include "moe/dispatchers/exchange_memory.h"
 #include "moe/layer.h"
-#include "moe/routing_log_shape.h"
+#include "moe/router/routing_log_shape.h"
 #include "profile/profiler.h"
 
 namespace switchyard {

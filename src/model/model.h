@@ -51,8 +51,8 @@ class Model {
   // (always in dense layers). Empty if the batch did not request them.
   std::span<const int32_t> routed_experts() const;
 
-  // The first router fault (moe/router_fault.h) of each sequence of the batch, among the tokens
-  // that this rank routed in this pass or earlier ones; 0: none.
+  // The first router fault (moe/router/router_fault.h) of each sequence of the batch, among the
+  // tokens that this rank routed in this pass or earlier ones; 0: none.
   std::vector<int32_t> RouterFaults(const ForwardBatch& batch, const KvStorage& kv) const;
   // The ranks with the same batches.
   Communicator& attention_group() const;

@@ -6,7 +6,7 @@
 
 #include "model/weights/expert_loader.h"
 #include "moe/layer.h"
-#include "moe/movable_experts.h"
+#include "moe/placement/movable_experts.h"
 
 namespace switchyard {
 

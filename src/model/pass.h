@@ -12,8 +12,8 @@
 #include "model/layers/context.h"
 #include "model/layers/scratch.h"
 #include "model/padded_batch.h"
+#include "moe/dispatchers/token_partition.h"
 #include "moe/state.h"
-#include "moe/token_partition.h"
 
 namespace switchyard {
 

@@ -1,6 +1,6 @@
 #include "model/rank_device.h"
 
-#include "moe/cpu_backend.h"
+#include "moe/cpu/cpu_backend.h"
 
 namespace switchyard {
 namespace {

@@ -1,8 +1,8 @@
 // A batch is aborted between any two stages. Another batch in flight keeps its bits, and the state
 // takes further batches.
 #include "gtest/gtest.h"
+#include "moe/placement/test_placements.h"
 #include "moe/test_layer.h"
-#include "moe/test_placements.h"
 
 namespace switchyard {
 namespace {

@@ -11,9 +11,9 @@
 #include "comm/mesh.h"
 #include "moe/layer_config.h"
 #include "moe/options.h"
-#include "moe/placement.h"
-#include "moe/replica_chooser.h"
-#include "moe/routing_observer.h"
+#include "moe/placement/placement.h"
+#include "moe/router/replica_chooser.h"
+#include "moe/router/routing_observer.h"
 #include "moe/rows.h"
 #include "moe/state.h"
 

@@ -7,7 +7,7 @@
 
 #include "comm/device/communicator.h"
 #include "core/error.h"
-#include "moe/runner_names.h"
+#include "moe/runners/runner_names.h"
 
 namespace switchyard {
 namespace {

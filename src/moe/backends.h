@@ -9,15 +9,15 @@
 #include <string>
 #include <utility>
 
-#include "moe/dispatcher.h"
-#include "moe/exchange_memory.h"
-#include "moe/fused.h"
+#include "moe/dispatchers/dispatcher.h"
+#include "moe/dispatchers/exchange_memory.h"
+#include "moe/dispatchers/fused.h"
 #include "moe/gpu_backends.h"
 #include "moe/options.h"
-#include "moe/permute.h"
-#include "moe/placement.h"
+#include "moe/permute/permute.h"
+#include "moe/placement/placement.h"
 #include "moe/registry.h"
-#include "moe/runner.h"
+#include "moe/runners/runner.h"
 
 namespace switchyard {
 

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "moe/covering_design.h"
+#include "moe/dispatchers/test_processes.h"
+#include "moe/placement/covering_design.h"
 #include "moe/test_layer.h"
-#include "moe/test_processes.h"
 
 namespace switchyard {
 namespace {

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "moe/options.h"
-#include "moe/permute_table.h"
+#include "moe/permute/permute_table.h"
 #include "moe/registry.h"
 
 struct CUstream_st;

@@ -2,7 +2,7 @@
 
 #include "core/error.h"
 #include "core/parallel.h"
-#include "moe/runner_names.h"
+#include "moe/runners/runner_names.h"
 
 namespace switchyard::cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "moe/backends.h"
-#include "moe/runner_names.h"
+#include "moe/runners/runner_names.h"
 
 namespace switchyard {
 namespace {

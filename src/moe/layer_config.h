@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "kernels/ops.h"
-#include "moe/placement.h"
-#include "moe/router.h"
-#include "moe/router_fault.h"
+#include "moe/placement/placement.h"
+#include "moe/router/router.h"
+#include "moe/router/router_fault.h"
 
 namespace switchyard {
 

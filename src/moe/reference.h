@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "moe/layer_config.h"
-#include "moe/router.h"
+#include "moe/router/router.h"
 #include "moe/rows.h"
 
 namespace switchyard {

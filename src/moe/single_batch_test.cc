@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "moe/dispatchers/test_exchange.h"
-#include "moe/expert_parts.h"
+#include "moe/runners/expert_parts.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {

@@ -4,7 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "moe/cpu_backend.h"
+#include "moe/cpu/cpu_backend.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "moe/router_fault.h"
-#include "moe/token_partition.h"
+#include "moe/dispatchers/token_partition.h"
+#include "moe/router/router_fault.h"
 #include "moe/types.h"
 
 namespace switchyard {

@@ -17,7 +17,7 @@
 #include "comm/device/rank_threads.h"
 #include "kernels/testing.h"
 #include "moe/backends.h"
-#include "moe/cpu_backend.h"
+#include "moe/cpu/cpu_backend.h"
 #include "moe/layer.h"
 #include "moe/reference.h"
 #include "quant/quantize.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "moe/router.h"
+#include "moe/router/router.h"
 #include "moe/rows.h"
 
 namespace switchyard {

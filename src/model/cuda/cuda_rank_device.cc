@@ -9,7 +9,7 @@
 #include "kernels/cuda/sample.h"
 #include "model/rank_device.h"
 #include "moe/cuda_moe.h"
-#include "moe/token_partition.h"
+#include "moe/dispatchers/token_partition.h"
 
 namespace switchyard {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "comm/device/collectives.h"
 #include "comm/mesh.h"
-#include "moe/token_partition.h"
+#include "moe/dispatchers/token_partition.h"
 
 namespace switchyard {
 

@@ -3,10 +3,10 @@
 #include <span>
 
 #include "core/cuda/runtime.h"
-#include "moe/cuda/exchange.h"
-#include "moe/cuda/expert_rows.h"
-#include "moe/cuda/nccl_exchange.h"
-#include "moe/cuda/row_order.h"
+#include "moe/cuda/dispatchers/exchange.h"
+#include "moe/cuda/dispatchers/nccl_exchange.h"
+#include "moe/cuda/permute/expert_rows.h"
+#include "moe/cuda/permute/row_order.h"
 
 namespace switchyard {
 namespace cuda {

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <memory>
 
-#include "moe/cuda/gpu_runner.h"
-#include "moe/cuda/row_exchange.h"
+#include "moe/cuda/dispatchers/row_exchange.h"
+#include "moe/cuda/runners/gpu_runner.h"
 #include "moe/gpu_backends.h"
 
 namespace switchyard::cuda {

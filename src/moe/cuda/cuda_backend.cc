@@ -6,11 +6,11 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "kernels/cuda/grouped_gemm.h"
-#include "moe/cuda/expert_moves.h"
-#include "moe/cuda/select_experts.h"
+#include "moe/cuda/placement/expert_moves.h"
+#include "moe/cuda/router/select_experts.h"
+#include "moe/dispatchers/token_partition.h"
 #include "moe/gpu_options.h"
-#include "moe/runner_names.h"
-#include "moe/token_partition.h"
+#include "moe/runners/runner_names.h"
 
 namespace switchyard::cuda {
 namespace {

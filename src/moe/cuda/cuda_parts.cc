@@ -4,8 +4,8 @@
 
 #include "core/check.h"
 #include "moe/cuda/cuda_backend.h"
-#include "moe/cuda/expert_moves.h"
-#include "moe/shared_expert.h"
+#include "moe/cuda/placement/expert_moves.h"
+#include "moe/runners/shared_expert.h"
 
 namespace switchyard::cuda {
 namespace {

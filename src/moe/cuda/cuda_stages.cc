@@ -7,12 +7,12 @@
 #include "core/error.h"
 #include "kernels/cuda/grouped_gemm.h"
 #include "moe/cuda/cuda_backend.h"
-#include "moe/cuda/expert_runner.h"
-#include "moe/cuda/place_physical.h"
-#include "moe/cuda/router_logits.h"
-#include "moe/cuda/row_order.h"
-#include "moe/cuda/select_and_order.h"
-#include "moe/cuda/shared_slots.h"
+#include "moe/cuda/permute/row_order.h"
+#include "moe/cuda/router/place_physical.h"
+#include "moe/cuda/router/router_logits.h"
+#include "moe/cuda/router/select_and_order.h"
+#include "moe/cuda/router/shared_slots.h"
+#include "moe/cuda/runners/expert_runner.h"
 #include "quant/formats.h"
 
 namespace switchyard::cuda {

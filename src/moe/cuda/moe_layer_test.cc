@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "core/testing.h"
-#include "moe/cuda/expert_weights.h"
+#include "moe/cuda/runners/expert_weights.h"
 #include "moe/cuda/testing.h"
 #include "moe/layer.h"
 

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "moe/backends.h"
-#include "moe/combine.h"
+#include "moe/dispatchers/combine.h"
 #include "moe/dispatchers/dispatch_rows.h"
 #include "moe/dispatchers/exchange_slots.h"
-#include "moe/expert_parts.h"
-#include "moe/placement.h"
+#include "moe/placement/placement.h"
+#include "moe/runners/expert_parts.h"
 #include "moe/scratch.h"
 #include "moe/types.h"
 

@@ -9,7 +9,7 @@
 
 #include "comm/device/communicator.h"
 #include "moe/dispatchers/elastic_ranks.h"
-#include "moe/exchange_memory.h"
+#include "moe/dispatchers/exchange_memory.h"
 
 namespace switchyard {
 

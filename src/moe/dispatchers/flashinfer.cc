@@ -8,12 +8,12 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "moe/combine.h"
+#include "moe/dispatchers/combine.h"
 #include "moe/dispatchers/combined_rows.h"
 #include "moe/dispatchers/exchange_slots.h"
 #include "moe/dispatchers/published_rows.h"
 #include "moe/dispatchers/rounds.h"
-#include "moe/expert_parts.h"
+#include "moe/runners/expert_parts.h"
 #include "moe/scratch.h"
 
 namespace switchyard {

@@ -3,7 +3,7 @@
 #include <functional>
 #include <numeric>
 
-#include "moe/combine.h"
+#include "moe/dispatchers/combine.h"
 
 namespace switchyard {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/device/rank_threads.h"
-#include "moe/cpu_backend.h"
+#include "moe/cpu/cpu_backend.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {

@@ -1,7 +1,7 @@
 // The grouped-GEMM runner of CPU ranks.
 #pragma once
 
-#include "moe/runner.h"
+#include "moe/runners/runner.h"
 
 namespace switchyard {
 

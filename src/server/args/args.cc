@@ -4,7 +4,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/cpu_binding.h"
-#include "moe/environment.h"
+#include "moe/dispatchers/environment.h"
 #include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
 #include "server/args/parser_args.h"

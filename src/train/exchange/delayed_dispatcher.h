@@ -3,7 +3,7 @@
 
 #include <chrono>
 
-#include "moe/dispatcher.h"
+#include "moe/dispatchers/dispatcher.h"
 
 namespace switchyard::train {
 

@@ -16,9 +16,9 @@
 #include "comm/device/symmetric_memory.h"
 #include "core/parallel.h"
 #include "model/config.h"
-#include "moe/dispatcher.h"
+#include "moe/dispatchers/dispatcher.h"
 #include "moe/dispatchers/exchange_slots.h"
-#include "moe/placement.h"
+#include "moe/placement/placement.h"
 
 namespace switchyard::train {
 

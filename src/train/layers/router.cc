@@ -11,7 +11,7 @@ namespace {
 
 using Scoring = RouterConfig::Scoring;
 
-constexpr double kTiny = 1e-20;  // all sigmoids may underflow to zero: as in moe/router.cc
+constexpr double kTiny = 1e-20;  // all sigmoids may underflow to zero: as in moe/router/router.cc
 
 template <typename T>
 T LogSum(const T* x, int64_t n) {

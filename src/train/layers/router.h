@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "moe/router.h"
+#include "moe/router/router.h"
 #include "train/layers/linear.h"
 #include "train/layers/rows.h"
 #include "train/layers/tensor_group.h"

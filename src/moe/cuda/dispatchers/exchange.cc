@@ -1,0 +1,165 @@
+#include "moe/cuda/dispatchers/exchange.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/check.h"
+#include "core/cuda/runtime.h"
+#include "core/error.h"
+#include "moe/cuda/dispatchers/exchange_launch.h"
+#include "moe/cuda/dispatchers/exchange_layout.h"
+#include "quant/formats.h"
+
+namespace switchyard::cuda {
+namespace {
+
+// Grid sizes of the kernels that copy rows.
+struct Grids {
+  int dispatch, combine;
+};
+Grids GridsFor(const ExchangeConfig& c) {
+  if (c.blocks > 0) return {c.blocks, c.blocks};
+  const int processors = MultiprocessorCount();
+  return {c.low_latency ? processors / 2 : processors, processors};
+}
+
+PeerPointers OfGroup(const ExchangeConfig& config, PeerMemory& memory) {
+  const size_t offset = memory.Allocate(Exchange::PeerBytes(config));
+  PeerPointers group;
+  for (int r = 0; r < config.ranks; ++r)
+    group.at[r] = memory.At(config.world_ranks ? config.world_ranks[r] : r, offset);
+  return group;
+}
+
+}  // namespace
+
+struct Exchange::Impl {
+  // Device state of a slot, and its batch: constants of the slot and the tokens of its last batch.
+  struct Slot {
+    DeviceMemory state, words, before;
+    ExchangeBatch batch = {};
+    bool overlaps = false;  // Tokens::overlaps
+    int parts = 0;          // of the outputs, sent so far
+  };
+
+  ExchangeConfig config;
+  ExchangeLayout layout;
+  Grids grids;
+  DeviceMemory experts;
+  std::vector<Slot> slots;
+
+  Impl(const ExchangeConfig& c, const ExpertMap& map, const ExchangePeers& peers)
+      : config(c),
+        layout(LayoutOf(c)),
+        grids(GridsFor(c)),
+        experts(PlacesOf(map, c.ranks)),
+        slots(c.in_flight) {
+    Check(LoadDispatchKernels(), "kernels of the dispatch");
+    Check(LoadReturnKernels(), "kernels of the combine");
+    Check(LoadSumKernels(), "kernels of the combine");
+    const int64_t words = CeilDiv(c.max_tokens, 32) * c.ranks;
+    for (int s = 0; s < c.in_flight; ++s) {
+      Slot& slot = slots[s];
+      slot.state = DeviceMemory(sizeof(ExchangeState));
+      slot.words = DeviceMemory(words * sizeof(uint32_t));
+      slot.before = DeviceMemory(words * sizeof(int32_t));
+      ExchangeBatch& b = slot.batch;
+      for (int r = 0; r < c.ranks; ++r) {
+        b.slot[r] = peers.memory.at[r] + s * layout.bytes;
+        b.world_ranks[r] = c.world_ranks ? c.world_ranks[r] : r;
+      }
+      b.layout = layout;
+      b.state = slot.state.as<ExchangeState>();
+      b.words = slot.words.as<uint32_t>();
+      b.before = slot.before.as<int32_t>();
+      b.experts = experts.as<int32_t>();
+      b.limit = peers.limit;
+      b.ranks = c.ranks;
+      b.rank = c.rank;
+      b.hidden = static_cast<int>(c.hidden);
+      b.top_k = c.top_k;
+      b.max_tokens = static_cast<int>(c.max_tokens);
+      b.num_experts = map.size();
+      b.dispatched = RowKindOf(c.dispatched);
+      b.combined = RowKindOf({.dtype = c.combined});
+      b.sum_by_rank = c.sum_by_rank;
+      b.low_latency = c.low_latency;
+      b.early = IsHopper();
+    }
+    config.world_ranks = nullptr;  // owned by the caller
+  }
+
+  Slot& At(int slot) {
+    CHECK_GE(slot, 0);
+    CHECK_LT(slot, config.in_flight);
+    return slots[slot];
+  }
+  // For a kernel that follows an event of another stream, if the batch overlaps. Programmatic
+  // dependent launch orders it after the previous kernel of its own stream only.
+  ExchangeBatch AfterEvent(int slot) {
+    ExchangeBatch batch = At(slot).batch;
+    batch.early = batch.early && !At(slot).overlaps;
+    return batch;
+  }
+};
+
+size_t Exchange::PeerBytes(const ExchangeConfig& config) {
+  return static_cast<size_t>(LayoutOf(config).bytes) * config.in_flight;
+}
+
+Exchange::Exchange(const ExchangeConfig& config, const ExpertMap& experts,
+                   const ExchangePeers& peers)
+    : impl_(std::make_unique<Impl>(config, experts, peers)) {}
+
+Exchange::Exchange(const ExchangeConfig& config, const ExpertMap& experts, PeerMemory& memory)
+    : Exchange(config, experts, {OfGroup(config, memory), memory.wait_limit()}) {}
+
+Exchange::~Exchange() = default;
+
+void Exchange::BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream) {
+  const ExchangeConfig& config = impl_->config;
+  if (tokens.tokens < 0 || tokens.tokens > config.max_tokens)
+    throw Resource("exchange: {} tokens on one rank exceed the capacity of {}", tokens.tokens,
+                   config.max_tokens);
+  Impl::Slot& at = impl_->At(slot);
+  at.overlaps = tokens.overlaps;
+  at.parts = 0;
+  SetTokens(at.batch, tokens);
+  Check(StartDispatch(at.batch, impl_->grids.dispatch, stream), "dispatch");
+}
+
+DispatchedRows Exchange::EndDispatch(int slot, cudaStream_t stream) {
+  const ExchangeBatch batch = impl_->AfterEvent(slot);
+  Check(StartDispatchWait(batch, stream), "end of the dispatch");
+  const std::byte* own = batch.slot[batch.rank];
+  const ExchangeLayout& at = batch.layout;
+  return {.rows = own + at.rows,
+          .row_stride = at.row_stride,
+          .scale_offset = at.scale_offset,
+          .ids = reinterpret_cast<const int32_t*>(own + at.ids),
+          .weights = batch.sum_by_rank ? reinterpret_cast<const float*>(own + at.weights) : nullptr,
+          .counts = batch.state->received};
+}
+
+void Exchange::BeginCombine(int slot, const void* outputs, const int32_t* position,
+                            cudaStream_t stream) {
+  BeginCombinePart(slot, outputs, position, {}, stream);
+}
+
+void Exchange::BeginCombinePart(int slot, const void* outputs, const int32_t* position,
+                                const OutputRange& range, cudaStream_t stream) {
+  Impl::Slot& at = impl_->At(slot);
+  const ReturnPart part = {.range = range, .index = at.parts++};
+  Check(StartCombine(at.batch, outputs, position, part, impl_->grids.combine, stream), "combine");
+}
+
+void Exchange::EndCombine(int slot, float* y, cudaStream_t stream) {
+  const ExchangeBatch batch = impl_->AfterEvent(slot);
+  Check(StartCombineSum(batch, y, impl_->grids.combine, stream), "end of the combine");
+}
+
+void Exchange::SetActive(const uint8_t* active) {
+  for (auto& slot : impl_->slots) slot.batch.active = active;
+}
+
+}  // namespace switchyard::cuda

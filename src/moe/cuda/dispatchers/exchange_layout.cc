@@ -1,0 +1,100 @@
+#include "moe/cuda/dispatchers/exchange_layout.h"
+
+#include <vector>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "quant/formats.h"
+#include "quant/fp8.h"
+
+namespace switchyard::cuda {
+namespace {
+
+int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
+
+void Validate(const ExchangeConfig& c) {
+  if (c.ranks < 1 || c.ranks > kMaxExchangeRanks || c.rank < 0 || c.rank >= c.ranks)
+    throw Invalid("exchange on GPUs: rank {} of {}, want at most {}", c.rank, c.ranks,
+                  kMaxExchangeRanks);
+  if (c.top_k < 1 || c.top_k > kMaxExchangeTopK)
+    throw Invalid("exchange on GPUs: {} experts per token, want at most {}", c.top_k,
+                  kMaxExchangeTopK);
+  // Elements in a lane's 16 bytes, for dispatched and combined rows.
+  const int64_t vector = c.dispatched.fp8 ? 16 : 8;
+  if (c.hidden < 1 || c.hidden % vector != 0)
+    throw Invalid("exchange on GPUs: rows of {} elements, want a multiple of {}", c.hidden, vector);
+  constexpr int64_t kMaxRows = int64_t{1} << 24, kMaxTokensOfFew = 4096;
+  if (c.max_tokens < 1 || c.max_tokens * c.ranks * c.top_k > kMaxRows)
+    throw Invalid("exchange on GPUs: {} tokens x {} ranks x {} slots, want at most {}",
+                  c.max_tokens, c.ranks, c.top_k, kMaxRows);
+  if (c.low_latency && c.max_tokens > kMaxTokensOfFew)
+    throw Invalid("exchange on GPUs: {} tokens in low-latency mode, want at most {}", c.max_tokens,
+                  kMaxTokensOfFew);
+  if (!c.dispatched.fp8 && c.dispatched.dtype != DType::kF32 && c.dispatched.dtype != DType::kBF16)
+    throw Invalid("exchange on GPUs: rows of {}, want float32, bfloat16 or FP8",
+                  Name(c.dispatched.dtype));
+  if (c.combined != DType::kF32 && c.combined != DType::kBF16)
+    throw Invalid("exchange on GPUs: returned rows of {}, want float32 or bfloat16",
+                  Name(c.combined));
+  if (c.in_flight < 1)
+    throw Invalid("exchange on GPUs: {} batches in flight, want at least 1", c.in_flight);
+}
+
+}  // namespace
+
+RowKind RowKindOf(RowFormat format) {
+  if (format.fp8) return RowKind::kFp8;
+  return format.dtype == DType::kF32 ? RowKind::kF32 : RowKind::kBF16;
+}
+
+ExchangeLayout LayoutOf(const ExchangeConfig& c) {
+  Validate(c);
+  ExchangeLayout layout = {};
+  layout.row_stride = RoundUp(c.dispatched.Bytes(c.hidden), kRowAlignment);
+  layout.scale_offset = c.dispatched.fp8 ? c.hidden : 0;
+  layout.combined_bytes = c.hidden * static_cast<int64_t>(SizeOf(c.combined));
+  const int64_t rows = c.ranks * c.max_tokens, tags = rows * c.top_k * 4;
+  int64_t end = 0;
+  const auto add = [&](int64_t bytes) {
+    const int64_t begin = end;
+    end = RoundUp(end + bytes, 256);
+    return begin;
+  };
+  layout.sent = add(int64_t{c.ranks} * 4);
+  layout.acks = add(int64_t{c.ranks} * 4);
+  layout.chunks = CeilDiv(c.max_tokens, kChunkRows);
+  layout.arrived = add(c.ranks * layout.chunks * 4);
+  layout.counts = add(int64_t{c.ranks} * 4);
+  layout.tokens = add(rows * 4);
+  layout.ids = add(tags);
+  layout.weights = add(c.sum_by_rank ? tags : 0);
+  layout.rows = add(rows * layout.row_stride);
+  layout.returned = add(c.max_tokens * (c.sum_by_rank ? c.ranks : c.top_k) * layout.combined_bytes);
+  layout.bytes = end;
+  return layout;
+}
+
+void SetTokens(ExchangeBatch& batch, const RowExchange::Tokens& tokens) {
+  if (tokens.dtype != DType::kF32 && tokens.dtype != DType::kBF16)
+    throw Invalid("exchange on GPUs: tokens of {}, want float32 or bfloat16", Name(tokens.dtype));
+  batch.x = tokens.x;
+  batch.x_is_bf16 = tokens.dtype == DType::kBF16;
+  batch.ids = tokens.ids;
+  batch.weights = tokens.weights;
+  batch.addend = tokens.addend;
+  batch.tokens = static_cast<int>(tokens.tokens);
+}
+
+DeviceMemory PlacesOf(const ExpertMap& experts, int ranks) {
+  std::vector<int32_t> places(experts.size());
+  for (int e = 0; e < experts.size(); ++e) {
+    CHECK_LT(experts.Owner(e), ranks);
+    CHECK_LT(experts.LocalId(e), 1 << kRankShift);
+    places[e] = experts.Owner(e) << kRankShift | experts.LocalId(e);
+  }
+  DeviceMemory memory(places.size() * sizeof(int32_t));
+  CopyToDevice(memory.data(), places.data(), memory.bytes(), "expert map");
+  return memory;
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,113 @@
+// Destination rows of tokens: a stable prefix sum over tokens, per rank. Deterministic: no atomics
+// decide an order.
+#pragma once
+
+#include "moe/cuda/dispatchers/exchange_launch.h"
+
+namespace switchyard::cuda {
+
+constexpr int kChunk = 32;  // tokens per bit-mask word
+
+__device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / 32; }
+__device__ __forceinline__ int Warps() { return static_cast<int>(blockDim.x) / 32; }
+
+// Bit mask of active ranks; a rank is always active in its own exchange. All lanes call it.
+__device__ __forceinline__ uint32_t ActiveRanks(const ExchangeBatch& b) {
+  const int lane = Lane();
+  const bool in = lane < b.ranks && (!b.active || lane == b.rank || b.active[lane] != 0);
+  return __ballot_sync(~0u, in);
+}
+
+// Rank and local id of a physical expert; rank −1 for invalid ids.
+struct ExpertPlace {
+  int rank, local_id;
+};
+__device__ __forceinline__ ExpertPlace PlaceOf(const ExchangeBatch& b, int32_t id) {
+  if (static_cast<uint32_t>(id) >= static_cast<uint32_t>(b.num_experts)) return {-1, -1};
+  const int32_t place = b.experts[id];
+  return {place >> kRankShift, place & ((1 << kRankShift) - 1)};
+}
+
+// One warp: per rank, the bit mask of a chunk's tokens with an expert there. words [chunks, ranks].
+__device__ __forceinline__ void MarkDestinations(const ExchangeBatch& b, int chunk, uint32_t active,
+                                                 uint32_t* words) {
+  const int token = chunk * kChunk + Lane();
+  uint32_t ranks = 0;
+  if (token < b.tokens) {
+    const int32_t* ids = b.ids + static_cast<int64_t>(token) * b.top_k;
+#pragma unroll 8
+    for (int j = 0; j < b.top_k; ++j) {
+      const int rank = PlaceOf(b, ids[j]).rank;
+      if (rank >= 0) ranks |= 1u << rank;
+    }
+  }
+  ranks &= active;
+  uint32_t of_lane = 0;
+  for (int r = 0; r < b.ranks; ++r) {
+    const uint32_t word = __ballot_sync(~0u, ranks >> r & 1u);
+    if (Lane() == r) of_lane = word;
+  }
+  if (Lane() < b.ranks) words[chunk * b.ranks + Lane()] = of_lane;
+}
+
+// One block, after MarkDestinations of all chunks: exclusive prefix sum of rows per chunk, and the
+// total. One warp per rank.
+__device__ __forceinline__ void PrefixCounts(const ExchangeBatch& b, const uint32_t* words,
+                                             int32_t* before, int32_t* total) {
+  const int chunks = (b.tokens + kChunk - 1) / kChunk;
+  for (int r = Warp(); r < b.ranks; r += Warps()) {
+    int sum = 0;
+    for (int first = 0; first < chunks; first += 32) {
+      const int chunk = first + Lane();
+      const int count = chunk < chunks ? __popc(words[chunk * b.ranks + r]) : 0;
+      int up_to = count;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int left = __shfl_up_sync(~0u, up_to, step);
+        if (Lane() >= step) up_to += left;
+      }
+      if (chunk < chunks) before[chunk * b.ranks + r] = sum + up_to - count;
+      sum += __shfl_sync(~0u, up_to, 31);
+    }
+    if (Lane() == 0) total[r] = sum;
+  }
+}
+
+// Lane r: number of rows at rank r of tokens before `token`, which may equal the token count.
+__device__ __forceinline__ int CountRowsBefore(const ExchangeBatch& b, int token) {
+  const int chunks = (b.tokens + kChunk - 1) / kChunk;
+  if (Lane() >= b.ranks || chunks == 0) return 0;
+  // Past the last token of a full chunk there is no further word.
+  const int chunk = min(token / kChunk, chunks - 1), within = token - chunk * kChunk;
+  const int at = chunk * b.ranks + Lane();
+  const uint32_t below = within == kChunk ? ~0u : (1u << within) - 1;
+  return b.before[at] + __popc(b.words[at] & below);
+}
+
+// Lane r: the token's row at rank r, or −1.
+__device__ __forceinline__ int RowAt(const ExchangeBatch& b, int token, const uint32_t* words,
+                                     const int32_t* before) {
+  if (Lane() >= b.ranks) return -1;
+  const int at = token / kChunk * b.ranks + Lane();
+  const uint32_t word = words[at], bit = 1u << token % kChunk;
+  return word & bit ? before[at] + __popc(word & (bit - 1)) : -1;
+}
+
+// True in all threads of the last block to finish. That block sees all other blocks' writes, and
+// its thread 0 may raise fenced flags for them. `finished` counts blocks and is 0 again when the
+// kernel ends.
+__device__ __forceinline__ bool IsLastBlock(uint32_t* finished) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence_system();  // publishes the block's writes, including those to peers
+    last = atomicAdd(finished, 1u) == gridDim.x - 1;
+    if (last) *finished = 0;
+    __threadfence_system();
+  }
+  __syncthreads();
+  return last;
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,63 @@
+// Interface between nccl_exchange.cc, which lays out memory and sends, and its kernels, which are
+// compiled for the device. Internal to moe/cuda.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "moe/cuda/dispatchers/exchange_launch.h"
+
+namespace switchyard::cuda {
+
+// Counts of one batch, by rank of the group. A return is the output of a (row, slot) pair, or a
+// row's partial sum if combined by rank.
+struct NcclCounts {
+  int32_t received[kMaxExchangeRanks];  // rows from each rank: DispatchedRows::counts
+  int32_t owed[kMaxExchangeRanks];      // returns to each rank
+  int32_t sent[kMaxExchangeRanks];      // rows to each rank
+  int32_t expected[kMaxExchangeRanks];  // returns from each rank
+};
+
+// Unpacks the received metadata of all source ranks into the layout of DispatchedRows.
+struct AcceptParams {
+  const std::byte* tags[kMaxExchangeRanks];  // by source: from ExchangeLayout::counts to its rows
+  ExchangeLayout layout;                     // of `tags`, for one source with `longest` tokens
+  int ranks, max_tokens, longest, top_k;
+  bool sum_by_rank;
+  int32_t* ids;    // [ranks, max_tokens, top_k]
+  float* weights;  // the same shape; if combined by rank
+  // [ranks, max_tokens] index of a row's first return among the returns to its rank.
+  int32_t* first_return;
+  NcclCounts* counts;  // received, owed
+};
+cudaError_t StartAccept(const AcceptParams& params, cudaStream_t stream);
+
+// Assigns each return a place on the token's rank: grouped by returning rank, then in order of
+// tokens and slots. The returning rank sends them in the same order.
+struct PlaceReturnsParams {
+  // Returns of rank r begin at r · segment; −1: right after those of rank r − 1.
+  int64_t segment;
+  int32_t* place;      // [tokens, top_k, or ranks if combined by rank], −1: none
+  NcclCounts* counts;  // sent, expected
+};
+cudaError_t StartPlaceReturns(const ExchangeBatch& batch, const PlaceReturnsParams& params,
+                              cudaStream_t stream);
+
+// Packs returns [begin, begin + most) for each rank into that rank's send buffer.
+struct PackReturnsParams {
+  std::byte* box[kMaxExchangeRanks];
+  const void* outputs;      // [*, hidden]
+  const int32_t* position;  // [ranks · max_tokens, top_k]
+  const int32_t* first_return;
+  const float* weights;      // [ranks · max_tokens, top_k] if combined by rank
+  const NcclCounts* counts;  // received
+  RowKind combined;
+  bool sum_by_rank;
+  int ranks, max_tokens, longest, top_k, hidden;
+  int64_t begin, most;
+};
+cudaError_t StartPackReturns(const PackReturnsParams& params, int blocks, cudaStream_t stream);
+
+}  // namespace switchyard::cuda

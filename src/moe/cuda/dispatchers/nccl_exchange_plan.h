@@ -1,0 +1,41 @@
+// Buffer layout of an NCCL exchange in a rank's own memory. Internal to moe/cuda.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/cuda/dispatchers/exchange_launch.h"
+#include "moe/cuda/dispatchers/row_exchange.h"
+
+namespace switchyard::cuda {
+
+// Below this size, fixed messages are cheaper than a host wait and the GPU idle time after it:
+// about 100 µs at 50 GB/s.
+constexpr int64_t kNcclSmallBytes = int64_t{5} << 20;
+
+// Layout of the message to one rank, in a batch whose longest rank has `longest` tokens: metadata
+// from `counts` to `rows`, then the rows. Same as ExchangeLayout with a single source.
+ExchangeLayout SingleSourceLayoutOf(const ExchangeConfig& config, int64_t longest);
+inline int64_t TagBytes(const ExchangeLayout& lone) { return lone.rows - lone.counts; }
+
+// Maximum returns of one token from one rank, and from all ranks.
+inline int64_t ReturnsFromRank(const ExchangeConfig& c) { return c.sum_by_rank ? 1 : c.top_k; }
+inline int64_t ReturnsOfToken(const ExchangeConfig& c) { return c.sum_by_rank ? c.ranks : c.top_k; }
+
+// Sizes and offsets of the consecutive buffers of one slot.
+struct NcclSlotPlan {
+  int64_t fixed_tokens;       // maximum tokens of batches in fixed-size messages
+  int64_t send_buffer_bytes;  // send buffer of one rank: metadata and rows, later returns
+  int64_t tag_bytes;          // metadata received from one rank of max_tokens
+  int64_t boxes, tags;        // [ranks] of each
+  int64_t rows;               // [ranks, max_tokens] of row_stride
+  int64_t ids, weights;       // [ranks, max_tokens, top_k]
+  int64_t first_return;       // [ranks, max_tokens]
+  int64_t place;              // [max_tokens, ReturnsOfToken]
+  int64_t returned;           // rows of combined_bytes, grouped by rank
+  int64_t counts;             // NcclCounts
+  int64_t bytes;
+};
+// Error kInvalid names the unsupported parameter.
+NcclSlotPlan NcclPlanOf(const ExchangeConfig& config);
+
+}  // namespace switchyard::cuda

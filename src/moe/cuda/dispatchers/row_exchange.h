@@ -1,0 +1,104 @@
+// The dispatch/combine interface between GPUs, independent of the transport: deepep on CUDA.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/check.h"
+#include "core/dtype.h"
+#include "moe/cuda/dispatchers/output_range.h"
+#include "moe/cuda/dispatchers/token_addend.h"
+#include "moe/rows.h"
+
+namespace switchyard::cuda {
+
+// Configuration of an exchange; the same on all ranks of the EP group except for `rank`.
+struct ExchangeConfig {
+  int ranks = 1, rank = 0;           // of the EP group
+  const int* world_ranks = nullptr;  // [ranks] world ranks (PeerMemory's numbering)
+  int64_t hidden = 0;                // a multiple of 8, of 16 for FP8
+  int top_k = 0;                     // at most 16
+  int64_t max_tokens = 0;            // of one rank in one exchange
+  RowFormat dispatched;              // kF32, kBF16, or FP8 with a float32 scale per 128 elements
+  DType combined = DType::kF32;      // of combined rows: kF32 or kBF16
+  // Combine returns one row per (token, rank), weighted and summed by the experts' rank, instead of
+  // one per (token, slot). Fewer bytes, but the sums then depend on the placement
+  // (--moe-combine-rows rank).
+  bool sum_by_rank = false;
+  // Tuned for few tokens (fixed small grid, one kernel per phase) instead of for bandwidth.
+  bool low_latency = false;
+  int in_flight = 2;  // maximum batches between BeginDispatch and EndCombine
+  // NCCL only: batches of up to this many tokens per rank do not wait on the host. Covers the
+  // batches that are captured in CUDA graphs.
+  int64_t recorded_tokens = 0;
+  // Grid size of the kernels that copy rows; 0: tuned for a GPU without other work. Ranks that
+  // share a GPU need few blocks, since their kernels wait for one another.
+  int blocks = 0;
+};
+
+// Received rows on the rank of their experts. Source rank s has rows [s · max_tokens, s ·
+// max_tokens + counts[s]), in token order. Device memory, valid until BeginCombine of the batch.
+struct DispatchedRows {
+  const std::byte* rows = nullptr;  // [ranks · max_tokens], each row_stride bytes: elements,
+                                    // and for FP8 the scales at scale_offset
+  int64_t row_stride = 0, scale_offset = 0;
+  const int32_t* ids = nullptr;     // [ranks · max_tokens, top_k] local expert or −1
+  const float* weights = nullptr;   // the same shape, if combined by rank; else null
+  const int32_t* counts = nullptr;  // [ranks]; 0 for ranks masked out or timed out
+};
+
+// The four calls enqueue kernels and return. Every rank of the group makes the same calls in the
+// same order. Several batches may be in flight, each with its own slot in [0, in_flight). A batch's
+// four calls go to one stream, or to streams ordered by events (Tokens::overlaps).
+//
+// Results are deterministic. The placement of rows depends on routing only (no atomics decide an
+// order). EndCombine adds over slots in slot order in float32, then the addend, exactly as
+// moe/dispatchers/combine.h. Results are bit-identical for every number of ranks, tuning and
+// transport.
+class RowExchange {
+ public:
+  virtual ~RowExchange() = default;
+
+  // Whether a batch may overlap computation on another stream.
+  virtual bool overlaps() const { return false; }
+
+  // x [tokens, hidden] of `dtype` kF32 or kBF16, ids [tokens, top_k] physical experts or −1,
+  // weights [tokens, top_k]. Device memory, valid until EndCombine has run.
+  struct Tokens {
+    const void* x = nullptr;
+    DType dtype = DType::kF32;
+    const int32_t* ids = nullptr;
+    const float* weights = nullptr;
+    int64_t tokens = 0;
+    // Maximum tokens of any rank of the group in this batch, the same on all of them. Determines
+    // the size of fixed-size messages. 0: unknown, use max_tokens.
+    int64_t longest = 0;
+    // Its memory is written by kernels that precede BeginCombine, or EndCombine if `overlaps`.
+    TokenAddend addend = {};
+    // Whether computation of this GPU runs beside the exchange. Begin* may then use another stream
+    // than End*. The caller orders the streams by events: Begin* after all earlier work, and the
+    // next End* after the end of the sends.
+    bool overlaps = false;
+  };
+  virtual void BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream) = 0;
+  virtual DispatchedRows EndDispatch(int slot, cudaStream_t stream) = 0;
+  // outputs [*, hidden] of config.combined; position [ranks · max_tokens, top_k]: index of the
+  // output of each (dispatched row, slot) whose id is not −1; −1 for the others.
+  virtual void BeginCombine(int slot, const void* outputs, const int32_t* position,
+                            cudaStream_t stream) = 0;
+  // Whether BeginCombinePart is supported.
+  virtual bool combines_in_parts() const { return false; }
+  // Instead of BeginCombine, for each of several disjoint ranges of positions that cover all
+  // outputs, in ascending order. The outputs of a range are final when its call runs, those of
+  // later ranges need not be. The calls of a batch go to one stream.
+  virtual void BeginCombinePart(int /*slot*/, const void* /*outputs*/, const int32_t* /*position*/,
+                                const OutputRange& /*range*/, cudaStream_t /*stream*/) {
+    CHECK(false);
+  }
+  // y [tokens, hidden], must not overlap outputs or position.
+  virtual void EndCombine(int slot, float* y, cudaStream_t stream) = 0;
+};
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,338 @@
+// Permute, activation and unpermute kernels of the experts; kThreads threads a block.
+//   CopyRowsKernel, ConvertRowsKernel  a block per dispatched row, or several (GridOf)
+//   ActivateKernel                     a block per kGroupBlockRows rows, or several
+//   SumSlotsKernel, AddToTokensKernel  a block per token, or several (GridOf)
+#include <algorithm>
+
+#include "kernels/cuda/grouped_gemm.h"
+#include "kernels/cuda/kernel_chain.cuh"
+#include "moe/cuda/permute/expert_rows.h"
+#include "moe/cuda/dispatchers/row_vectors.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+using Bf16 = __nv_bfloat16;
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kMaxSlots = 16;
+
+// Number of rows of the chunk from `begin` on, a multiple of kGroupBlockRows, that are not padding;
+// at most kGroupBlockRows.
+__device__ __forceinline__ int ValidRows(const RowChunk& chunk, int64_t begin) {
+  int64_t end = chunk.rows;
+  if (chunk.order.block_groups) {
+    const int64_t at = chunk.first + begin;
+    const int expert = chunk.order.block_groups[at / kGroupBlockRows];
+    if (expert < 0) return 0;
+    end = chunk.order.offsets[expert] + chunk.order.counts[expert] - chunk.first;
+  }
+  return static_cast<int>(min(max(end - begin, int64_t{0}), int64_t{kGroupBlockRows}));
+}
+
+// Destination rows in the chunk of one dispatched row, shared by the block.
+struct Places {
+  int count;
+  int rows[kMaxSlots];
+};
+__device__ __forceinline__ void FindDestinations(const PermuteRowsParams& p, int64_t row,
+                                                 Places* places) {
+  const unsigned lane = threadIdx.x;
+  if (lane < 32) {
+    const int64_t slot = row * p.k + lane;
+    int64_t at = -1;
+    if (lane < p.k)
+      at = (p.chunk.order.position ? p.chunk.order.position[slot] : row) - p.chunk.first;
+    const bool here = at >= 0 && at < p.chunk.rows;
+    const unsigned all = __ballot_sync(~0u, here);
+    if (here) places->rows[__popc(all & ((1u << lane) - 1))] = static_cast<int>(at);
+    if (lane == 0) places->count = __popc(all);
+  }
+  __syncthreads();
+}
+
+// The dispatched row of this block, −1 if it does not exist.
+__device__ __forceinline__ int64_t DispatchedRow(const RowSegments& in) {
+  const auto tokens = static_cast<uint32_t>(in.tokens);
+  const uint32_t segment = blockIdx.x / tokens, row = blockIdx.x % tokens;
+  if (in.counts && row >= in.counts[segment]) return -1;
+  return segment * in.capacity + row;
+}
+
+// Rows whose input type equals their dispatched type.
+__global__ void __launch_bounds__(kThreads) CopyRowsKernel(const PermuteRowsParams p) {
+  __shared__ Places places;
+  WaitForPriorKernels();
+  LaunchDependents();
+  const int64_t row = DispatchedRow(p.in);
+  if (row < 0) return;
+  FindDestinations(p, row, &places);
+  const int count = places.count;
+  if (count == 0) return;
+  const int64_t thread = blockIdx.y * kThreads + threadIdx.x, threads = gridDim.y * kThreads;
+  const std::byte* from = p.rows + row * p.row_stride;
+  const int64_t element = p.to == ElementType::kFp8 ? 1 : p.to == ElementType::kBF16 ? 2 : 4;
+  const int64_t bytes = p.hidden * element;
+  if (bytes % 16 == 0) {
+    for (int64_t i = thread * 16; i < bytes; i += threads * 16) {
+      const uint4 x = *reinterpret_cast<const uint4*>(from + i);
+      for (int j = 0; j < count; ++j)
+        *reinterpret_cast<uint4*>(static_cast<std::byte*>(p.a) + places.rows[j] * bytes + i) = x;
+    }
+  } else {
+    for (int64_t i = thread * 4; i < bytes; i += threads * 4) {
+      const uint32_t x = *reinterpret_cast<const uint32_t*>(from + i);
+      for (int j = 0; j < count; ++j)
+        *reinterpret_cast<uint32_t*>(static_cast<std::byte*>(p.a) + places.rows[j] * bytes + i) = x;
+    }
+  }
+  if (p.to != ElementType::kFp8) return;
+  const auto* scales = reinterpret_cast<const float*>(from + p.scale_offset);
+  for (int64_t g = thread; g < (p.hidden + 127) / 128; g += threads)
+    for (int j = 0; j < count; ++j) p.a_scales[g * p.chunk.rows + places.rows[j]] = scales[g];
+}
+
+__device__ __forceinline__ float4 LoadElements(const PermuteRowsParams& p, const std::byte* row,
+                                               int64_t group, int64_t i) {
+  switch (p.from) {
+    case ElementType::kF32:
+      return LoadFour(reinterpret_cast<const float*>(row) + i);
+    case ElementType::kBF16:
+      return LoadFour(reinterpret_cast<const Bf16*>(row) + i);
+    default:
+      return DecodeFour(*reinterpret_cast<const uint32_t*>(row + i),
+                        reinterpret_cast<const float*>(row + p.scale_offset)[group]);
+  }
+}
+
+// Stores a warp's 128 elements to all destinations of their row.
+__device__ __forceinline__ void StoreConverted(const PermuteRowsParams& p, const Places& places,
+                                               float4 x, int64_t group) {
+  const int lane = threadIdx.x % 32;
+  const int64_t i = group * 128 + lane * 4;
+  if (p.via == ElementType::kBF16) x = RoundToBf16(x);
+  Fp8Four quantized = {};
+  if (p.via == ElementType::kFp8 || p.to == ElementType::kFp8) quantized = QuantizeFour(x);
+  if (p.via == ElementType::kFp8) x = DecodeFour(quantized.codes, quantized.scale);
+  if (i >= p.hidden) return;
+  for (int j = 0; j < places.count; ++j) {
+    const int64_t at = places.rows[j] * p.hidden + i;
+    if (p.to == ElementType::kF32) {
+      StoreFour(static_cast<float*>(p.a) + at, x);
+    } else if (p.to == ElementType::kBF16) {
+      StoreFour(static_cast<Bf16*>(p.a) + at, x);
+    } else {
+      *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(p.a) + at) = quantized.codes;
+      if (lane == 0) p.a_scales[group * p.chunk.rows + places.rows[j]] = quantized.scale;
+    }
+  }
+}
+
+// A warp converts 128 elements at a time and prefetches several groups into registers.
+__global__ void __launch_bounds__(kThreads) ConvertRowsKernel(const PermuteRowsParams p) {
+  constexpr int kAtOnce = 4;
+  __shared__ Places places;
+  WaitForPriorKernels();
+  LaunchDependents();
+  const int64_t row = DispatchedRow(p.in);
+  if (row < 0) return;
+  FindDestinations(p, row, &places);
+  if (places.count == 0) return;
+  const std::byte* from = p.rows + row * p.row_stride;
+  const int lane = threadIdx.x % 32, warp = blockIdx.y * kWarps + threadIdx.x / 32;
+  const int64_t groups = (p.hidden + 127) / 128;
+  const int step = gridDim.y * kWarps;
+  for (int64_t first = warp; first < groups; first += kAtOnce * step) {
+    float4 x[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int64_t g = first + j * step, i = g * 128 + lane * 4;
+      x[j] = i < p.hidden ? LoadElements(p, from, g, i) : float4{};
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int64_t g = first + j * step;
+      if (g < groups) StoreConverted(p, places, x[j], g);
+    }
+  }
+}
+
+// x · sigmoid(slope · x). bfloat16 input uses fast intrinsics, accurate to the last few bits.
+template <typename From>
+__device__ __forceinline__ float Swish(float x, float slope) {
+  if constexpr (sizeof(From) == 2) return __fdividef(x, 1.0f + __expf(-slope * x));
+  return x / (1.0f + expf(-slope * x));
+}
+template <typename From>
+__device__ __forceinline__ float SwiGlu(const ActivateParams& p, float gate, float up) {
+  if (!p.clamped) return Swish<From>(gate, 1.0f) * up;
+  const float g = fminf(gate, p.limit);
+  const float u = fminf(fmaxf(up, -p.limit), p.limit);
+  return Swish<From>(g, p.alpha) * (u + 1.0f);
+}
+
+template <typename From>
+__device__ __forceinline__ float4 Activated(const ActivateParams& p, const From* gate_up,
+                                            int64_t i) {
+  if (i >= p.intermediate) return {};
+  const float4 gate = LoadFour(gate_up + i), up = LoadFour(gate_up + p.intermediate + i);
+  return {SwiGlu<From>(p, gate.x, up.x), SwiGlu<From>(p, gate.y, up.y),
+          SwiGlu<From>(p, gate.z, up.z), SwiGlu<From>(p, gate.w, up.w)};
+}
+
+// Stores a warp's 128 elements of a row, group g.
+__device__ __forceinline__ void StoreActivated(const ActivateParams& p, int64_t row, int64_t g,
+                                               int64_t i, float4 y) {
+  const int64_t at = row * p.intermediate + i;
+  const bool exists = i < p.intermediate;
+  if (p.to == ElementType::kFp8) {
+    const Fp8Four quantized = QuantizeFour(y);
+    if (!exists) return;  // groups are complete or absent
+    *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(p.middle) + at) = quantized.codes;
+    if (threadIdx.x % 32 == 0) p.scales[g * p.chunk.rows + row] = quantized.scale;
+  } else if (exists && p.to == ElementType::kBF16) {
+    StoreFour(static_cast<Bf16*>(p.middle) + at, y);
+  } else if (exists) {
+    StoreFour(static_cast<float*>(p.middle) + at, y);
+  }
+}
+
+// blockIdx.x: kGroupBlockRows rows, all of one expert. Its valid rows come first, so the padding
+// rows of few tokens cost nothing. blockIdx.y: a share of their groups of 128 elements. A warp
+// processes kAtOnce groups at a time.
+template <typename From>
+__global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams p) {
+  constexpr int kAtOnce = 2;
+  WaitForPriorKernels();
+  LaunchDependents();
+  const int64_t begin = int64_t{blockIdx.x} * kGroupBlockRows;
+  const int rows = ValidRows(p.chunk, begin);
+  const int groups = static_cast<int>((p.intermediate + 127) / 128), all = rows * groups;
+  const int lane = threadIdx.x % 32, step = gridDim.y * kWarps;
+  for (int first = blockIdx.y * kWarps + threadIdx.x / 32; first < all; first += kAtOnce * step) {
+    float4 y[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int unit = first + j * step;
+      const int64_t row = begin + unit / groups;
+      const From* gate_up = static_cast<const From*>(p.gate_up) + row * 2 * p.intermediate;
+      y[j] = unit < all ? Activated(p, gate_up, unit % groups * 128 + lane * 4) : float4{};
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int unit = first + j * step;
+      if (unit >= all) break;  // the same for all lanes
+      const int64_t row = begin + unit / groups, g = unit % groups, i = g * 128 + lane * 4;
+      StoreActivated(p, row, g, i, y[j]);
+    }
+  }
+}
+
+__device__ __forceinline__ void AddWeighted(float4* sum, float weight, float4 x) {
+  sum->x = __fadd_rn(sum->x, __fmul_rn(weight, x.x));
+  sum->y = __fadd_rn(sum->y, __fmul_rn(weight, x.y));
+  sum->z = __fadd_rn(sum->z, __fmul_rn(weight, x.z));
+  sum->w = __fadd_rn(sum->w, __fmul_rn(weight, x.w));
+}
+
+// One block per token, or several if there are few tokens.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) SumSlotsKernel(const UnpermuteRowsParams p) {
+  __shared__ int rows[kMaxSlots];
+  __shared__ float weights[kMaxSlots];
+  WaitForPriorKernels();
+  LaunchDependents();
+  const int64_t token = blockIdx.x;
+  if (threadIdx.x < p.k) {
+    rows[threadIdx.x] = p.position[token * p.k + threadIdx.x];
+    weights[threadIdx.x] = p.weights[token * p.k + threadIdx.x];
+  }
+  __syncthreads();
+  const float last = WeightOf(p.addend, token);
+  const T* outputs = static_cast<const T*>(p.outputs);
+  const int64_t thread = blockIdx.y * kThreads + threadIdx.x;
+  for (int64_t i = thread * 4; i < p.hidden; i += gridDim.y * kThreads * 4) {
+    float4 sum = {};
+#pragma unroll 4
+    for (int j = 0; j < p.k; ++j)
+      if (rows[j] >= 0) AddWeighted(&sum, weights[j], LoadFour(outputs + rows[j] * p.hidden + i));
+    if (p.addend.x) AddWeighted(&sum, last, LoadFour(p.addend.x + token * p.hidden + i));
+    StoreFour(p.y + token * p.hidden + i, sum);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) AddToTokensKernel(const AddToTokensParams p) {
+  const int64_t token = blockIdx.x;
+  const float weight = WeightOf(p.addend, token);
+  const float* x = p.addend.x + token * p.hidden;
+  float* y = p.y + token * p.hidden;
+  const int64_t thread = blockIdx.y * kThreads + threadIdx.x;
+  for (int64_t i = thread * 4; i < p.hidden; i += gridDim.y * kThreads * 4) {
+    float4 sum = LoadFour(y + i);
+    AddWeighted(&sum, weight, LoadFour(x + i));
+    StoreFour(y + i, sum);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    MapIdsKernel(const int32_t* from, const int32_t* table, int64_t count, int32_t* to) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count) to[i] = from[i] >= 0 ? table[from[i]] : -1;
+}
+
+// One block per row; with few rows, several blocks per row.
+dim3 GridOf(int64_t rows, int64_t hidden) {
+  constexpr int64_t kFewRows = 1024;
+  const int64_t parts = rows < kFewRows ? (hidden + kThreads * 4 - 1) / (kThreads * 4) : 1;
+  return dim3(static_cast<unsigned>(rows), static_cast<unsigned>(parts));
+}
+
+}  // namespace
+
+cudaError_t PermuteRows(const PermuteRowsParams& p, const PdlStream& chain) {
+  const int64_t rows = p.in.segments * p.in.tokens;
+  if (rows == 0 || p.chunk.rows == 0) return cudaSuccess;
+  if (p.k > kMaxSlots || p.hidden % 4 != 0) return cudaErrorInvalidValue;
+  const dim3 blocks = GridOf(rows, p.hidden);
+  const bool as_they_are =
+      p.from == p.to && (p.from != ElementType::kF32 || p.via == ElementType::kF32);
+  return LaunchWithPdl(as_they_are ? CopyRowsKernel : ConvertRowsKernel, blocks, kThreads, 0, chain,
+                       p);
+}
+
+cudaError_t Activate(const ActivateParams& p, const PdlStream& chain) {
+  if (p.chunk.rows == 0) return cudaSuccess;
+  // About one wave of blocks on a GPU of 132 multiprocessors, which hold 8 blocks each.
+  constexpr int64_t kWave = 1056;
+  const int64_t blocks = (p.chunk.rows + kGroupBlockRows - 1) / kGroupBlockRows;
+  const int64_t groups =
+      std::min<int64_t>(p.chunk.rows, kGroupBlockRows) * ((p.intermediate + 127) / 128);
+  const int64_t shares = std::clamp<int64_t>(kWave / blocks, 1, (groups + kWarps - 1) / kWarps);
+  return LaunchWithPdl(p.from == ElementType::kF32 ? ActivateKernel<float> : ActivateKernel<Bf16>,
+                       dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(shares)), kThreads,
+                       0, chain, p);
+}
+
+cudaError_t UnpermuteRows(const UnpermuteRowsParams& p, const PdlStream& chain) {
+  if (p.tokens == 0) return cudaSuccess;
+  if (p.k > kMaxSlots || p.hidden % 4 != 0) return cudaErrorInvalidValue;
+  return LaunchWithPdl(p.type == ElementType::kF32 ? SumSlotsKernel<float> : SumSlotsKernel<Bf16>,
+                       GridOf(p.tokens, p.hidden), kThreads, 0, chain, p);
+}
+
+cudaError_t AddToTokens(const AddToTokensParams& p, cudaStream_t stream) {
+  if (p.tokens == 0) return cudaSuccess;
+  AddToTokensKernel<<<GridOf(p.tokens, p.hidden), kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+cudaError_t MapIds(const int32_t* from, const int32_t* table, int64_t count, int32_t* to,
+                   cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
+  MapIdsKernel<<<blocks, kThreads, 0, stream>>>(from, table, count, to);
+  return cudaGetLastError();
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,90 @@
+// Row kernels around the grouped GEMMs of a GPU: permute into the GEMM's input, activation, and
+// unpermute to tokens if rows are not exchanged.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/stream_chain.h"
+#include "moe/cuda/dispatchers/token_addend.h"
+#include "moe/cuda/permute/row_order.h"
+
+namespace switchyard::cuda {
+
+enum class ElementType : int32_t {
+  kF32,
+  kBF16,
+  kFp8,  // e4m3 with one float32 scale per 128 elements
+};
+constexpr int64_t ElementBytes(ElementType type) {
+  return type == ElementType::kFp8 ? 1 : type == ElementType::kBF16 ? 2 : 4;
+}
+
+// Rows [first, first + rows) of an order, processed by one call. Without an order (null pointers),
+// row i belongs to the only expert at position i.
+struct RowChunk {
+  RowOrder order;
+  int64_t first = 0, rows = 0;  // multiples of kGroupBlockRows
+};
+
+// Permute: copies each dispatched row to its positions in the chunk, converted: a[position] = row.
+struct PermuteRowsParams {
+  RowSegments in;
+  const std::byte* rows = nullptr;  // [segments · capacity], each row_stride bytes
+  int64_t row_stride = 0, scale_offset = 0;
+  ElementType from = ElementType::kF32;
+  // Type to which dispatch rounds rows. Rows are rounded to it before the conversion to the GEMM's
+  // type. Differs from `from` only if `from` is kF32.
+  ElementType via = ElementType::kF32;
+  int64_t hidden = 0;  // a multiple of 4
+  int k = 0;           // slots per row
+  RowChunk chunk;
+  ElementType to = ElementType::kF32;
+  void* a = nullptr;          // [chunk rows, hidden]
+  float* a_scales = nullptr;  // kFp8: [hidden / 128, chunk rows]
+};
+cudaError_t PermuteRows(const PermuteRowsParams& p, const PdlStream& chain);
+
+// middle[r] = act(gate_up[r, 0 .. I), gate_up[r, I .. 2I)), rounded to `to`.
+struct ActivateParams {
+  const void* gate_up = nullptr;         // [chunk rows, 2 I]
+  ElementType from = ElementType::kF32;  // kF32 or kBF16
+  int64_t intermediate = 0;              // I, a multiple of 4
+  RowChunk chunk;
+  bool clamped = false;  // kernels::Activation::kSwiGluClamped
+  float alpha = 1.0f, limit = 0.0f;
+  ElementType to = ElementType::kF32;
+  void* middle = nullptr;   // [chunk rows, I]
+  float* scales = nullptr;  // kFp8: [I / 128, chunk rows]
+};
+cudaError_t Activate(const ActivateParams& p, const PdlStream& chain);
+
+// Unpermute: y[t] = Σ_j weight[t, j] · outputs[position[t, j]] in slot order, then the addend.
+// Product and sum are rounded to float32, as in moe/dispatchers/combine.h.
+struct UnpermuteRowsParams {
+  const void* outputs = nullptr;  // [*, hidden]
+  ElementType type = ElementType::kF32;
+  const int32_t* position = nullptr;  // [tokens, k], −1: no contribution
+  const float* weights = nullptr;     // [tokens, k]
+  int64_t tokens = 0, hidden = 0;     // hidden: a multiple of 4
+  int k = 0;
+  TokenAddend addend = {};
+  float* y = nullptr;  // [tokens, hidden]
+};
+cudaError_t UnpermuteRows(const UnpermuteRowsParams& p, const PdlStream& chain);
+
+// y[t] += addend[t], if it is not part of the sums.
+struct AddToTokensParams {
+  TokenAddend addend;
+  int64_t tokens = 0, hidden = 0;
+  float* y = nullptr;
+};
+cudaError_t AddToTokens(const AddToTokensParams& p, cudaStream_t stream);
+
+// to[i] = table[from[i]], −1 for −1.
+cudaError_t MapIds(const int32_t* from, const int32_t* table, int64_t count, int32_t* to,
+                   cudaStream_t stream);
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,211 @@
+// Router logits y = x · Wᵀ + bias with tensor cores (mma.sync m16n8k16) at float32 precision: each
+// float32 is split into three bfloat16 parts. A block of kWarps warps computes a tile of 16
+// kRowTiles × 8 kColumnTiles logits; the warps split K, and their partial sums are added in order.
+// Grid: (column tiles, row tiles).
+#include <cuda_bf16.h>
+
+#include "kernels/cuda/kernel_chain.cuh"
+#include "moe/cuda/router/router_logits.h"
+#include "moe/cuda/router/router_ptx.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+constexpr int kWarps = 8;  // per block: split-K, partial sums are added in order
+constexpr int kThreads = kWarps * 32;
+constexpr int kStep = 16;  // K elements of one mma
+
+// Splits x = parts[0] + parts[1] + parts[2], each bfloat16: 24 mantissa bits as three times 8.
+__device__ __forceinline__ void Split(float2 x, uint32_t (&parts)[3]) {
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const __nv_bfloat162 part = __floats2bfloat162_rn(x.x, x.y);
+    parts[i] = reinterpret_cast<const uint32_t&>(part);
+    x.x -= __low2float(part);
+    x.y -= __high2float(part);
+  }
+}
+
+// Fragment columns 2t, 2t + 1, 2t + 8, 2t + 9 of lane t are mapped to elements 4t … 4t + 3 of a
+// step, in A and B alike. A lane thus loads its four elements with one instruction.
+__device__ __forceinline__ float4 FourOf(const float* row, int64_t k) {
+  return ptx::LoadAhead(row + k);
+}
+__device__ __forceinline__ uint2 FourOf(const __nv_bfloat16* row, int64_t k) {
+  return ptx::LoadAhead(reinterpret_cast<const uint2*>(row + k));
+}
+
+struct Weights {
+  uint32_t parts[3][2];
+};
+__device__ __forceinline__ Weights SplitWeights(uint2 four) {
+  Weights w = {};
+  w.parts[0][0] = four.x;
+  w.parts[0][1] = four.y;
+  return w;
+}
+__device__ __forceinline__ Weights SplitWeights(float4 four) {
+  uint32_t low[3], high[3];
+  Split({four.x, four.y}, low);
+  Split({four.z, four.w}, high);
+  Weights w;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    w.parts[i][0] = low[i];
+    w.parts[i][1] = high[i];
+  }
+  return w;
+}
+
+// sums += products of one step.
+template <bool kExactWeights, int kRowTiles, int kColumnTiles, typename Four>
+__device__ __forceinline__ void MultiplyStep(const float4 (&x)[kRowTiles][2],
+                                             const Four (&w)[kColumnTiles],
+                                             float (&sums)[kRowTiles][kColumnTiles][4]) {
+  uint32_t a[kRowTiles][3][4];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t low[3], high[3];
+      Split({x[i][h].x, x[i][h].y}, low);
+      Split({x[i][h].z, x[i][h].w}, high);
+#pragma unroll
+      for (int part = 0; part < 3; ++part) {
+        a[i][part][h] = low[part];
+        a[i][part][2 + h] = high[part];
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kColumnTiles; ++j) {
+    const Weights b = SplitWeights(w[j]);
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      // Small products first. Products of two small parts are below float32's last bit: omitted.
+      ptx::MultiplyM16N8K16(sums[i][j], a[i][2], b.parts[0]);
+      if (!kExactWeights) {
+        ptx::MultiplyM16N8K16(sums[i][j], a[i][0], b.parts[2]);
+        ptx::MultiplyM16N8K16(sums[i][j], a[i][1], b.parts[1]);
+      }
+      ptx::MultiplyM16N8K16(sums[i][j], a[i][1], b.parts[0]);
+      if (!kExactWeights) ptx::MultiplyM16N8K16(sums[i][j], a[i][0], b.parts[1]);
+      ptx::MultiplyM16N8K16(sums[i][j], a[i][0], b.parts[0]);
+    }
+  }
+}
+
+// Computes a tile of 16 kRowTiles × 8 kColumnTiles logits and loads kBatch steps at a time. Logits
+// are bit-identical for all tile and batch sizes.
+template <typename W, int kRowTiles, int kColumnTiles, int kBatch>
+__global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParams p) {
+  constexpr bool kExactWeights = sizeof(W) == 2;  // bfloat16: one part is exact
+  constexpr int kRows = 16 * kRowTiles, kColumns = 8 * kColumnTiles;
+  extern __shared__ float partial[];  // [kWarps, kRows, kColumns]
+  WaitForPriorKernels();
+  LaunchDependents();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int group = lane / 4, quad = lane % 4;
+  const int64_t first_row = int64_t{blockIdx.y} * kRows;
+  const int first_column = blockIdx.x * kColumns;
+
+  const float* x[kRowTiles][2];
+  const W* w[kColumnTiles];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      x[i][h] = p.x + min(first_row + i * 16 + h * 8 + group, p.m - 1) * p.k;
+#pragma unroll
+  for (int j = 0; j < kColumnTiles; ++j)
+    w[j] = static_cast<const W*>(p.w) + min(first_column + j * 8 + group, p.n - 1) * p.k;
+
+  float sums[kRowTiles][kColumnTiles][4] = {};
+  const int64_t steps = (p.k + kStep - 1) / kStep;
+  const int64_t begin = steps * warp / kWarps, end = steps * (warp + 1) / kWarps;
+  for (int64_t first = begin; first < end; first += kBatch) {
+    float4 x_fours[kBatch][kRowTiles][2];
+    decltype(FourOf(w[0], 0)) w_fours[kBatch][kColumnTiles];
+#pragma unroll
+    for (int s = 0; s < kBatch; ++s) {
+      // Past the end, x is zero and w is any valid weight.
+      const int64_t k = (first + s) * kStep + quad * 4;
+      const bool exists = first + s < end && k < p.k;
+      const int64_t at = exists ? k : 0;
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) x_fours[s][i][h] = FourOf(x[i][h], at);
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) w_fours[s][j] = FourOf(w[j], at);
+    }
+    __syncwarp();  // keeps the batch's loads above
+#pragma unroll
+    for (int s = 0; s < kBatch; ++s) {
+      const bool exists = first + s < end && (first + s) * kStep + quad * 4 < p.k;
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          if (!exists) x_fours[s][i][h] = {};
+    }
+#pragma unroll
+    for (int s = 0; s < kBatch; ++s) MultiplyStep<kExactWeights>(x_fours[s], w_fours[s], sums);
+  }
+
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+    for (int j = 0; j < kColumnTiles; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = i * 16 + group + e / 2 * 8, column = j * 8 + quad * 2 + e % 2;
+        partial[(warp * kRows + row) * kColumns + column] = sums[i][j][e];
+      }
+  __syncthreads();
+  for (int at = threadIdx.x; at < kRows * kColumns; at += kThreads) {
+    const int64_t row = first_row + at / kColumns;
+    const int column = first_column + at % kColumns;
+    if (row >= p.m || column >= p.n) continue;
+    float sum = partial[at];
+#pragma unroll
+    for (int warp_of = 1; warp_of < kWarps; ++warp_of)
+      sum += partial[warp_of * kRows * kColumns + at];
+    p.y[row * p.n + column] = p.bias ? sum + p.bias[column] : sum;
+  }
+}
+
+template <typename W, int kRowTiles, int kColumnTiles, int kBatch>
+cudaError_t Start(const RouterLogitsParams& p, const PdlStream& chain) {
+  constexpr int kRows = 16 * kRowTiles, kColumns = 8 * kColumnTiles;
+  constexpr size_t kShared = kWarps * kRows * kColumns * sizeof(float);
+  if constexpr (kShared > 48 * 1024) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(LogitsKernel<W, kRowTiles, kColumnTiles, kBatch>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+    if (error != cudaSuccess) return error;
+  }
+  const dim3 grid((p.n + kColumns - 1) / kColumns,
+                  static_cast<unsigned>((p.m + kRows - 1) / kRows));
+  return LaunchWithPdl(LogitsKernel<W, kRowTiles, kColumnTiles, kBatch>, grid, kThreads, kShared,
+                       chain, p);
+}
+
+template <typename W>
+cudaError_t StartFor(const RouterLogitsParams& p, const PdlStream& chain) {
+  // Few tokens: small tiles for many blocks. Many tokens: large tiles, which reread elements less.
+  if (p.m <= 64 || p.n <= 8) return Start<W, 1, 1, 8>(p, chain);
+  if (p.m <= 256) return Start<W, 1, 2, 6>(p, chain);
+  if (p.m <= 640) return Start<W, 1, 4, 4>(p, chain);
+  return Start<W, 2, 8, 2>(p, chain);
+}
+
+}  // namespace
+
+cudaError_t RouterLogits(const RouterLogitsParams& p, const PdlStream& chain) {
+  if (p.m == 0) return cudaSuccess;
+  if (p.k % 4 != 0 || (p.m + 15) / 16 > 65535) return cudaErrorInvalidValue;
+  return p.w_is_bf16 ? StartFor<__nv_bfloat16>(p, chain) : StartFor<float>(p, chain);
+}
+
+}  // namespace switchyard::cuda

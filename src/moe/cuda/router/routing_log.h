@@ -1,0 +1,77 @@
+// The routing of a pass: recorded on the device, and reported to an observer after the pass.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "core/cuda/runtime.h"
+#include "kernels/cuda/cuda_device.h"
+#include "moe/cuda/router/routing_record.h"
+#include "moe/router/routing_log_shape.h"
+#include "moe/router/routing_observer.h"
+#include "moe/state.h"
+
+namespace switchyard::cuda {
+
+// One per MoeState of an observed backend. Its memory has fixed addresses, so captured passes
+// record too. Begin, Read and Report run around a pass, in this order. Begin and Read only enqueue
+// work; Report waits for it. The next pass may begin before the previous one is reported. Used by
+// the rank's thread; borrows observer and device.
+//
+//   Begin    clears the counts, and sets how many rows are recorded: 0 if not observed
+//   kernels  add counts or store ids by RecordOf, and AddDispatched
+//   Read     copies them to page-locked memory of the pass
+//   Report   calls the observer, layer by layer
+class RoutingLog {
+ public:
+  // `layers` [shape.layers]: their indices in the model, for the observer.
+  RoutingLog(RoutingObserver& observer, std::vector<int> layers, const RoutingLogShape& shape,
+             CudaDevice& device);
+
+  static constexpr size_t kMaxPending = 2;  // passes that are read but not reported
+
+  // `rows`: of this rank's group, without padding; the first one is row `first` of its batch.
+  void Begin(uint64_t pass, int64_t rows, int64_t first);
+  // Where the round of `state` records layer `index` of `layers`. `own`: the tokens that this rank
+  // reports. `physical_of`: as in RoutingRecord.
+  RoutingRecord RecordOf(int index, const MoeState& state, const OwnTokens& own,
+                         const int32_t* physical_of) const;
+  // Enqueues the addition of counts [shape.local], the rows of each expert of this rank.
+  void CountDispatched(int index, const int32_t* counts) const;
+  bool counts_dispatched() const { return shape_.dispatch; }
+  void Read();
+  // Reports the passes up to number `last`, in their order.
+  void Report(uint64_t last);
+
+ private:
+  struct PassRows {
+    uint64_t pass = 0;
+    int64_t rows = 0, first_row = 0;
+  };
+  // The record of a pass on the host.
+  struct Copy {
+    Copy(size_t counts_bytes, size_t ids_bytes) : counts(counts_bytes), ids(ids_bytes) {}
+    PassRows of;
+    const PinnedMemory counts;  // [layers] counts
+    const PinnedMemory ids;     // [2, layers, rows, top_k]
+    const Event read{cudaEventDisableTiming};
+  };
+
+  int32_t* CountsOf(int index) const;  // on the device
+  void Report(const Copy& copy) const;
+  void ReportTokens(const Copy& copy, int index) const;
+  void ReportCounts(const Copy& copy, int index) const;
+
+  RoutingObserver& observer_;
+  const std::vector<int> layers_;
+  const RoutingLogShape shape_;
+  CudaDevice& device_;
+  const DeviceMemory memory_;  // control, counts, ids
+  std::deque<Copy> copies_;    // [kMaxPending], used in turn
+  size_t oldest_ = 0, pending_ = 0;
+  PassRows now_;           // the pass that is being enqueued
+  bool observed_ = false;  // whether it is observed
+};
+
+}  // namespace switchyard::cuda

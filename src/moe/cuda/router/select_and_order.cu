@@ -1,0 +1,73 @@
+// Fused top-k selection and row ordering for few tokens. One warp selects the experts of one token,
+// kOrderWarps tokens per block. The last block to finish sorts the rows of all tokens by expert: a
+// counting sort in one block (row_order.cuh).
+#include <algorithm>
+
+#include "kernels/cuda/kernel_chain.cuh"
+#include "moe/cuda/permute/row_order.cuh"
+#include "moe/cuda/router/select_and_order.h"
+#include "moe/cuda/router/select_experts.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+using order::kOrderThreads;
+using order::kOrderWarps;
+
+// A warp selects for one token; the last block to finish orders the rows of all tokens.
+template <int kPerLane>
+__global__ void __launch_bounds__(kOrderThreads)
+    ChooseAndOrderKernel(const SelectExpertsParams choice, const RowOrderParams order,
+                         uint32_t* arrived, int64_t slots, int64_t tiles) {
+  extern __shared__ int shared[];  // scores of one token per warp, then the counts of the sort
+  __shared__ bool last;
+  WaitForPriorKernels();
+  LaunchDependents();
+  const int warp = threadIdx.x / 32;
+  const int64_t token = int64_t{blockIdx.x} * kOrderWarps + warp;
+  float* scores = reinterpret_cast<float*>(shared) + warp * kPerLane * 32;
+  if (token < choice.tokens) choice::SelectForToken<kPerLane>(choice, token, scores);
+  if (gridDim.x > 1) {
+    // Makes each thread's writes visible to a block that observes this block's arrival.
+    __threadfence();
+    __syncthreads();
+    // atomicInc wraps the counter to zero at the last block, ready for the next call.
+    if (threadIdx.x == 0) {
+      last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+      __threadfence();
+    }
+  }
+  __syncthreads();
+  if (gridDim.x == 1 || last) order::OrderInOneBlock(order, slots, tiles, shared);
+}
+
+template <int kPerLane>
+cudaError_t Start(const SelectExpertsParams& choice, const RowOrderParams& order, uint32_t* arrived,
+                  const PdlStream& chain) {
+  const int64_t slots = order.in.tokens * order.k;
+  const int64_t tiles = (slots + kOrderTile - 1) / kOrderTile;
+  const auto blocks = static_cast<unsigned>((choice.tokens + kOrderWarps - 1) / kOrderWarps);
+  const size_t bytes = kOrderWarps * std::max(order.experts, kPerLane * 32) * sizeof(int);
+  return LaunchWithPdl(ChooseAndOrderKernel<kPerLane>, dim3(blocks), kOrderThreads, bytes, chain,
+                       choice, order, arrived, slots, tiles);
+}
+
+}  // namespace
+
+cudaError_t SelectAndOrder(const SelectExpertsParams& choice, const RowOrderParams& order,
+                           uint32_t* arrived, const PdlStream& chain) {
+  if (choice.tokens == 0) return cudaSuccess;
+  const bool fits = choice.tokens <= kMaxTokensToOrder && choice.top_k <= kMaxTopK &&
+                    choice.num_experts <= kMaxRouterExperts &&
+                    choice.num_groups <= kMaxRouterGroups && order.experts <= kMaxLocalExperts;
+  const bool joined = order.ids == choice.ids && order.k == choice.top_k &&
+                      order.in.segments == 1 && order.in.tokens == choice.tokens &&
+                      order.in.counts == nullptr;
+  if (!fits || !joined) return cudaErrorInvalidValue;
+  if (choice.num_experts <= 64) return Start<2>(choice, order, arrived, chain);
+  if (choice.num_experts <= 128) return Start<4>(choice, order, arrived, chain);
+  if (choice.num_experts <= 256) return Start<8>(choice, order, arrived, chain);
+  return Start<16>(choice, order, arrived, chain);
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,204 @@
+// Device functions of expert selection: one warp per token.
+#pragma once
+
+#include "moe/cuda/router/routing_record.cuh"
+#include "moe/cuda/router/select_experts.h"
+
+namespace switchyard::cuda::choice {
+
+constexpr unsigned kAll = ~0u;
+
+__device__ __forceinline__ float MinusInfinity() { return __int_as_float(0xff800000); }  // −∞
+
+struct Best {
+  float value;
+  int id;  // −1: none
+};
+
+// Maps floats to integers in the same order, none of which is 0; ±0 map to one value.
+__device__ __forceinline__ uint32_t Rank(float x) {
+  const uint32_t bits = __float_as_uint(x + 0.0f);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+// Id of the largest value over all lanes, the lower id on ties. Lanes with id −1 do not take part;
+// values must not be NaN.
+__device__ __forceinline__ int WarpBest(Best best) {
+  const uint32_t rank = best.id < 0 ? 0 : Rank(best.value);
+  const uint32_t highest = __reduce_max_sync(kAll, rank);
+  const auto id = static_cast<uint32_t>(best.id);  // −1 becomes the largest
+  return static_cast<int>(__reduce_min_sync(kAll, rank == highest ? id : ~0u));
+}
+__device__ __forceinline__ float WarpMax(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, offset));
+  return x;
+}
+__device__ __forceinline__ float WarpSum(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kAll, x, offset);
+  return x;
+}
+
+// Bit g: experts of group g are eligible. `choice` [num_experts] in shared memory; one warp.
+static __device__ uint32_t BestGroups(const SelectExpertsParams& p, const float* choice, int lane) {
+  const int size = p.num_experts / p.num_groups;
+  float first = MinusInfinity(), second = MinusInfinity();
+  if (lane < p.num_groups) {
+    for (int i = 0; i < size; ++i) {
+      const float v = choice[lane * size + i];
+      if (v > first) {
+        second = first;
+        first = v;
+      } else if (v > second) {
+        second = v;
+      }
+    }
+  }
+  float score = p.top2_sum && size > 1 ? first + second : first;
+  // A group whose score is −∞ uses no slot of topk_groups, and its experts are not masked.
+  const bool unranked = lane < p.num_groups && score == MinusInfinity();
+  uint32_t groups = __ballot_sync(kAll, unranked);
+  for (int i = 0; i < p.topk_groups; ++i) {
+    const bool runs = lane < p.num_groups && score > MinusInfinity();
+    const int best = WarpBest({score, runs ? lane : -1});
+    if (best < 0) break;
+    groups |= 1u << best;
+    if (lane == best) score = MinusInfinity();
+  }
+  return groups;
+}
+
+__device__ __forceinline__ void WriteChoice(const SelectExpertsParams& p, int64_t token, int slot,
+                                            int id, float weight) {
+  const int64_t place = token * p.top_k + slot;
+  if (p.logical) p.logical[place] = id;
+  p.ids[place] = id >= 0 && p.places ? p.places[id] : id;
+  p.weights[place] = weight;
+  if (!IsRecorded(p.record, token)) return;
+  const int physical = id >= 0 && p.record.physical_of ? p.record.physical_of[id] : id;
+  RecordChoice(p.record, token, slot, p.top_k, id, physical);
+}
+
+__device__ __forceinline__ bool IsBad(const SelectExpertsParams& p, int expert, float score) {
+  if (expert >= p.num_experts) return false;
+  const float bias = p.correction_bias ? p.correction_bias[expert] : 0.0f;
+  return !isfinite(score) || !(isfinite(bias) || bias == MinusInfinity());
+}
+
+// For one lane. Only this warp and later kernels write the token's record.
+__device__ __forceinline__ void RecordFault(const FaultRecords& faults, int64_t token, int expert) {
+  if (faults.records == nullptr || token < faults.begin || token >= faults.end) return;
+  int32_t* record = faults.records + faults.index[token - faults.begin];
+  if (*record == 0) *record = faults.of_expert_0 + expert;
+}
+
+// One warp selects the experts of one token; `shared_choice` [32 kPerLane] is private to the warp.
+// Expert 32 i + lane is element i of a lane's arrays. A token with a score that is not finite gets
+// experts 0 to top_k - 1 with weights NaN: its logits are then NaN on every rank, which ends its
+// request.
+template <int kPerLane>
+__device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int64_t token,
+                                               float* shared_choice) {
+  const int lane = threadIdx.x % 32;
+  const float* logits = p.logits + token * p.num_experts;
+
+  float score[kPerLane], choice[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = i * 32 + lane;
+    score[i] = e < p.num_experts ? logits[e] : MinusInfinity();
+  }
+  bool bad = false;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) bad = bad || IsBad(p, i * 32 + lane, score[i]);
+  if (__any_sync(kAll, bad)) {  // uniform over the warp
+    // A second loop, because a number instead of the bool in the first one would spill registers.
+    uint32_t first = ~0u;
+#pragma unroll
+    for (int i = kPerLane - 1; i >= 0; --i)
+      if (IsBad(p, i * 32 + lane, score[i])) first = i * 32 + lane;
+    first = __reduce_min_sync(kAll, first);
+    if (lane == 0) RecordFault(p.faults, token, static_cast<int>(first));
+    if (lane < p.top_k) WriteChoice(p, token, lane, lane, __int_as_float(0x7fc00000));
+    return;
+  }
+  if (p.scoring == 0) {
+    float largest = MinusInfinity(), sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) largest = fmaxf(largest, score[i]);
+    largest = WarpMax(largest);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const bool exists = i * 32 + lane < p.num_experts;
+      score[i] = exists ? expf(score[i] - largest) : 0.0f;
+      sum += score[i];
+    }
+    sum = WarpSum(sum);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) score[i] /= sum;
+  } else if (p.scoring == 1) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) score[i] = 1.0f / (1.0f + expf(-score[i]));
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = i * 32 + lane;
+    choice[i] = e < p.num_experts ? score[i] : MinusInfinity();
+    if (p.correction_bias && e < p.num_experts) choice[i] += p.correction_bias[e];
+  }
+  if (p.num_groups > 1) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) shared_choice[i * 32 + lane] = choice[i];
+    __syncwarp();
+    const uint32_t groups = BestGroups(p, shared_choice, lane);
+    const int size = p.num_experts / p.num_groups;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int e = i * 32 + lane;
+      if (e < p.num_experts && !(groups >> (e / size) & 1)) choice[i] = MinusInfinity();
+    }
+  }
+
+  int id = -1;  // id of slot `lane`
+  float weight = 0.0f;
+  int chosen = 0;
+  for (int j = 0; j < p.top_k; ++j) {
+    Best own = {MinusInfinity(), -1};
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (choice[i] > own.value) own = {choice[i], i * 32 + lane};
+    const int best = WarpBest(own);
+    if (best < 0) break;
+    float mine = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (best != i * 32 + lane) continue;
+      mine = score[i];
+      choice[i] = MinusInfinity();
+    }
+    mine = __shfl_sync(kAll, mine, best % 32);
+    if (lane == j) {
+      id = best;
+      weight = mine;
+    }
+    ++chosen;
+  }
+
+  const bool has = lane < chosen;
+  if (p.scoring == 2) {
+    const float largest = WarpMax(has ? weight : MinusInfinity());
+    if (has) weight = expf(weight - largest);
+    float sum = 0.0f;
+    for (int j = 0; j < chosen; ++j) sum += __shfl_sync(kAll, weight, j);
+    if (has) weight /= sum;
+  }
+  if (p.renormalize) {
+    float sum = 1e-20f;  // sigmoids may all be zero
+    for (int j = 0; j < chosen; ++j) sum += __shfl_sync(kAll, weight, j);
+    if (has) weight /= sum;
+  }
+  if (lane >= p.top_k) return;
+  WriteChoice(p, token, lane, id, has ? weight * p.scaling : 0.0f);
+}
+
+}  // namespace switchyard::cuda::choice

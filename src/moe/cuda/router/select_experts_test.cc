@@ -1,0 +1,193 @@
+#include "moe/cuda/router/select_experts.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "moe/cuda/testing.h"
+#include "moe/router/router.h"
+#include "moe/router/router_fault.h"
+
+namespace switchyard::cuda {
+namespace {
+
+struct Choice {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+  std::vector<int32_t> bad_experts;  // as in TopK
+};
+
+// The experts of the faults, which must all be in `layer`.
+std::vector<int32_t> ExpertsOf(const std::vector<int32_t>& faults, int layer) {
+  std::vector<int32_t> experts(faults.size(), -1);
+  for (size_t i = 0; i < faults.size(); ++i) {
+    if (faults[i] == 0) continue;
+    EXPECT_EQ(LayerOfFault(faults[i]), layer);
+    experts[i] = ExpertOfFault(faults[i]);
+  }
+  return experts;
+}
+
+Choice OnDevice(const RouterConfig& config, const std::vector<float>& logits, int64_t tokens,
+                const std::vector<float>& bias, const std::vector<int32_t>& places = {}) {
+  const DeviceMemory device_logits = ToDevice(logits), device_bias = ToDevice(bias);
+  const DeviceMemory device_places = ToDevice(places);
+  const DeviceMemory ids(tokens * config.top_k * 4), weights(tokens * config.top_k * 4);
+  constexpr int kLayer = 5;
+  std::vector<int32_t> index(tokens);  // records in reverse order
+  std::iota(index.rbegin(), index.rend(), 0);
+  const DeviceMemory device_index = ToDevice(index), records(tokens * 4);
+  Check(SelectExpertsOnDevice({.logits = device_logits.as<float>(),
+                               .correction_bias = bias.empty() ? nullptr : device_bias.as<float>(),
+                               .tokens = tokens,
+                               .num_experts = config.num_experts,
+                               .top_k = config.top_k,
+                               .scoring = static_cast<int>(config.scoring),
+                               .renormalize = config.renormalize,
+                               .num_groups = config.num_groups,
+                               .topk_groups = config.topk_groups,
+                               .top2_sum = config.group_score == RouterConfig::GroupScore::kTop2Sum,
+                               .scaling = config.routed_scaling_factor,
+                               .places = places.empty() ? nullptr : device_places.as<int32_t>(),
+                               .ids = ids.as<int32_t>(),
+                               .weights = weights.as<float>(),
+                               .faults = {.records = records.as<int32_t>(),
+                                          .index = device_index.as<int32_t>(),
+                                          .end = tokens,
+                                          .of_expert_0 = FaultOf(kLayer, 0)}},
+                              nullptr),
+        "choice of experts");
+  std::vector<int32_t> faults = ToHost<int32_t>(records, tokens);
+  std::ranges::reverse(faults);
+  return {ToHost<int32_t>(ids, tokens * config.top_k),
+          ToHost<float>(weights, tokens * config.top_k), ExpertsOf(faults, kLayer)};
+}
+
+void ExpectAsOnCpu(const RouterConfig& config, const std::vector<float>& logits, int64_t tokens,
+                   const std::vector<float>& bias) {
+  ThreadPool pool(1);
+  TopK want;
+  SelectExperts(config, logits.data(), tokens, bias.empty() ? nullptr : bias.data(), &want, pool);
+  const Choice got = OnDevice(config, logits, tokens, bias);
+  EXPECT_EQ(got.ids, want.ids);
+  EXPECT_EQ(got.bad_experts, want.bad_experts);
+  for (size_t i = 0; i < want.weights.size(); ++i) {
+    ASSERT_EQ(std::isnan(got.weights[i]), std::isnan(want.weights[i])) << i;
+    if (std::isnan(want.weights[i])) continue;
+    ASSERT_NEAR(got.weights[i], want.weights[i], 1e-6 * (1 + std::abs(want.weights[i]))) << i;
+  }
+}
+
+// Rounds to multiples of `step`: scores tie exactly, or differ by more than the rounding of exp.
+std::vector<float> OnGrid(std::vector<float> values, float step) {
+  for (float& v : values) v = std::round(v / step) * step;
+  return values;
+}
+
+RouterConfig RandomRouter(kernels::Random& random) {
+  RouterConfig config;
+  config.num_groups = random.Pick({1, 1, 2, 4, 8, 32});
+  config.num_experts =
+      config.num_groups * static_cast<int>(1 + random.Below(512 / config.num_groups));
+  config.topk_groups = static_cast<int>(1 + random.Below(config.num_groups));
+  config.top_k = static_cast<int>(1 + random.Below(std::min(16, config.num_experts)));
+  config.scoring = random.Pick({RouterConfig::Scoring::kSoftmax, RouterConfig::Scoring::kSigmoid,
+                                RouterConfig::Scoring::kTopKSoftmax});
+  config.renormalize = random.Below(2) == 0;
+  config.group_score =
+      random.Pick({RouterConfig::GroupScore::kMax, RouterConfig::GroupScore::kTop2Sum});
+  config.routed_scaling_factor = random.Pick({1.0f, 2.5f});
+  return config;
+}
+
+TEST(SelectExpertsOnDevice, ChoosesAsTheCpuDoes) {
+  SKIP_WITHOUT_GPU();
+  kernels::Random random(1);
+  for (int round = 0; round < 60; ++round) {
+    const RouterConfig config = RandomRouter(random);
+    const int64_t tokens = random.Below(40);
+    const auto logits = OnGrid(random.Normal(tokens * config.num_experts), 1.0f / 64);
+    const auto bias = random.Below(2) == 0 ? OnGrid(random.Normal(config.num_experts, 0.2f), 0.125f)
+                                           : std::vector<float>();
+    SCOPED_TRACE(testing::Message()
+                 << "round " << round << ", experts " << config.num_experts << " groups "
+                 << config.num_groups << " of " << config.topk_groups << " top " << config.top_k);
+    ExpectAsOnCpu(config, logits, tokens, bias);
+  }
+}
+
+TEST(SelectExpertsOnDevice, TiesGoToTheLowerId) {
+  SKIP_WITHOUT_GPU();
+  const RouterConfig config = {.num_experts = 100, .top_k = 7};
+  const Choice got = OnDevice(config, std::vector<float>(200, 0.5f), 2, {});
+  for (int i = 0; i < 14; ++i) EXPECT_EQ(got.ids[i], i % 7);
+}
+
+// ExpectAsOnCpu treats NaN weights as equal.
+TEST(SelectExpertsOnDevice, ScoresThatAreNotFiniteGiveNanWeights) {
+  SKIP_WITHOUT_GPU();
+  for (const auto scoring : {RouterConfig::Scoring::kSigmoid, RouterConfig::Scoring::kTopKSoftmax,
+                             RouterConfig::Scoring::kSoftmax}) {
+    const RouterConfig config = {
+        .num_experts = 70, .top_k = 3, .scoring = scoring, .renormalize = true};
+    std::vector<float> logits(140, NAN);
+    logits[66] = 1.0f;
+    logits[5] = -2.0f;
+    ExpectAsOnCpu(config, logits, 2, {});
+  }
+}
+
+TEST(SelectExpertsOnDevice, ScoresThatAreNotFiniteAreRecordedByTokenAndExpert) {
+  SKIP_WITHOUT_GPU();
+  kernels::Random random(2);
+  for (int round = 0; round < 60; ++round) {
+    const RouterConfig config = RandomRouter(random);
+    const int64_t tokens = 1 + random.Below(40);
+    auto logits = OnGrid(random.Normal(tokens * config.num_experts), 1.0f / 64);
+    for (int64_t bad = random.Below(tokens + 1); bad > 0; --bad)
+      logits[random.Below(std::ssize(logits))] = random.Pick({NAN, INFINITY, -INFINITY});
+    std::vector<float> bias(round % 4 == 0 ? config.num_experts : 0, 0.0f);
+    if (round % 8 == 0) bias[random.Below(config.num_experts)] = random.Pick({NAN, INFINITY});
+    SCOPED_TRACE(testing::Message() << "round " << round << ", experts " << config.num_experts
+                                    << " tokens " << tokens);
+    ExpectAsOnCpu(config, logits, tokens, bias);
+  }
+}
+
+TEST(SelectExpertsOnDevice, OnlyTokensOfTheRangeAreRecordedAndEarlierFaultsStay) {
+  SKIP_WITHOUT_GPU();
+  constexpr int64_t kTokens = 6;
+  const DeviceMemory logits = ToDevice(std::vector<float>(kTokens * 3, NAN));
+  const DeviceMemory ids(kTokens * 4), weights(kTokens * 4);
+  const DeviceMemory index = ToDevice(std::vector<int32_t>{7, 0, 3});
+  std::vector<int32_t> want(8, 0);
+  want[0] = FaultOf(1, 2);
+  const DeviceMemory records = ToDevice(want);
+  Check(SelectExpertsOnDevice({.logits = logits.as<float>(),
+                               .tokens = kTokens,
+                               .num_experts = 3,
+                               .top_k = 1,
+                               .ids = ids.as<int32_t>(),
+                               .weights = weights.as<float>(),
+                               .faults = {.records = records.as<int32_t>(),
+                                          .index = index.as<int32_t>(),
+                                          .begin = 2,
+                                          .end = 5,
+                                          .of_expert_0 = FaultOf(4, 0)}},
+                              nullptr),
+        "choice of experts");
+  want[7] = want[3] = FaultOf(4, 0);
+  EXPECT_EQ(ToHost<int32_t>(records, 8), want);
+}
+
+TEST(SelectExpertsOnDevice, WritesPlaces) {
+  SKIP_WITHOUT_GPU();
+  const RouterConfig config = {.num_experts = 4, .top_k = 2};
+  const Choice got = OnDevice(config, {0, 3, 2, 1}, 1, {}, {10, 11, -1, 13});
+  EXPECT_EQ(got.ids, (std::vector<int32_t>{11, -1}));
+}
+
+}  // namespace
+}  // namespace switchyard::cuda

@@ -1,0 +1,53 @@
+// Conversion of an expert's weights to the format of the GPU's grouped GEMMs, and their upload.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/parallel.h"
+#include "moe/cuda/runners/expert_weights.h"
+
+namespace switchyard::cuda {
+
+// Bytes of a matrix on the device.
+struct MatrixBytes {
+  int64_t data = 0, scales = 0;
+};
+// Of `parts` parts [n, k], stacked along n.
+MatrixBytes BytesOfMatrix(int64_t parts, int64_t n, int64_t k, ElementType type,
+                          std::optional<W4A16Format> packed);
+
+// Used by one thread at a time, on the GPU that is current there. Reuses its staging memory.
+class ExpertUploader {
+ public:
+  // Copies host memory, which may change afterwards, to the device.
+  using Copy = std::function<void(std::byte* to, const void* from, int64_t bytes)>;
+
+  // `threads`: number of threads that convert weights.
+  ExpertUploader(Copy copy, int threads) : copy_(std::move(copy)), pool_(threads) {}
+
+  // Fills the slot. An expert without a bias, in a layer that has biases, gets zeros.
+  void Upload(const kernels::ExpertWeights& expert, const ExpertArithmetic& arithmetic,
+              const ExpertSlot& slot);
+  // The view's rows, contiguous, converted to `type`.
+  void UploadRows(const WeightView& w, ElementType type, std::byte* to);
+
+ private:
+  using Parts = std::span<const WeightView* const>;
+  void UploadMatrix(Parts parts, ElementType type, std::optional<W4A16Format> packed,
+                    std::byte* data, std::byte* scales);
+  void UploadBlockScales(const WeightView& w, std::byte* to);
+  void UploadBias(std::span<const float* const> parts, int64_t n, std::byte* to);
+  std::byte* Staging(int64_t bytes);
+
+  const Copy copy_;
+  ThreadPool pool_;
+  std::vector<std::byte> staging_;
+  std::vector<float> floats_;
+};
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,92 @@
+// Expert weights of a layer in the format of the GPU's grouped GEMMs.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/cuda/runtime.h"
+#include "core/dtype.h"
+#include "kernels/cuda/w4a16_layout.h"
+#include "kernels/ops.h"
+#include "moe/cuda/permute/expert_rows.h"
+#include "quant/weight_view.h"
+
+namespace switchyard::cuda {
+
+// A contiguous [n, k] matrix on the device: float32, bfloat16, or e4m3 with scales; or packed, with
+// bfloat16 arithmetic.
+struct DeviceMatrix {
+  ElementType type = ElementType::kF32;
+  int64_t n = 0, k = 0;
+  DeviceMemory data;
+  DeviceMemory scales;  // kFp8: [matrices, ceil(n / 128), ceil(k / 128)] float32
+  // `data` has the matrices' records, `scales` their global scales (w4a16_pack.h).
+  std::optional<W4A16Format> packed;
+};
+
+// Formats of an expert's packed matrices.
+struct PackedExperts {
+  W4A16Format gate_up, down;
+  bool operator==(const PackedExperts&) const = default;
+};
+
+// Data types and kernels of the experts' GEMMs.
+struct ExpertArithmetic {
+  ElementType input = ElementType::kF32;   // of GEMM inputs: rows and weights
+  ElementType output = ElementType::kF32;  // of GEMM outputs
+  bool tensor_cores = false;  // GroupedGemmFp8 and GroupedGemmBf16, else PlainGroupedGemm
+  ElementType weights = ElementType::kF32;
+  std::optional<PackedExperts> packed;  // GroupedGemmW4A16 instead of GroupedGemmBf16
+};
+
+// The arrays of an expert.
+enum ExpertArray : uint8_t {
+  kGateUp,  // gate rows, then up rows
+  kGateUpScales,
+  kDown,
+  kDownScales,
+  kGateUpBias,
+  kDownBias,
+  kExpertArrays
+};
+// The device memory of one expert; null for arrays that its layer does not have, which have 0
+// bytes.
+using ExpertSlot = std::array<std::byte*, kExpertArrays>;
+using ExpertSlotBytes = std::array<int64_t, kExpertArrays>;
+
+// kF32: float32 sums of unrounded products; bfloat16 weights stay bfloat16. kBF16 on a Hopper GPU:
+// FP8 if all weights are kFp8Block and this rank's shard begins and ends on block boundaries;
+// otherwise bfloat16, if the sizes meet the GEMM's alignment. All other cases: plain arithmetic on
+// bfloat16. `packs`: weights of GroupedGemmBf16 stay packed if their formats allow it; results are
+// bit-identical.
+ExpertArithmetic ChooseArithmetic(std::span<const kernels::ExpertWeights> experts, DType dtype,
+                                  bool hopper, bool packs = false);
+
+// Weights of all experts, contiguous; gate rows precede up rows. Owns its memory.
+struct DeviceExperts {
+  // Copies from the host, converting to the arithmetic's types.
+  DeviceExperts(std::span<const kernels::ExpertWeights> experts, ExpertArithmetic arithmetic);
+
+  ExpertSlotBytes slot_bytes() const;
+  ExpertSlot Slot(int expert) const;
+  // Error kInvalid if these arrays cannot hold `expert` with the same bits that the constructor
+  // would have stored.
+  void CheckFits(const kernels::ExpertWeights& expert) const;
+
+  ExpertArithmetic arithmetic;
+  int experts = 0;
+  int64_t hidden = 0, intermediate = 0;
+  DeviceMatrix gate_up;                  // [experts, 2 I, H]
+  DeviceMatrix down;                     // [experts, H, I]
+  DeviceMemory gate_up_bias, down_bias;  // [experts, 2 I], [experts, H] float32, or empty
+};
+
+// Uploads one weight as bfloat16 if it is stored so, otherwise as float32.
+DeviceMatrix UploadPlain(const WeightView& w);
+DeviceMemory UploadFloats(std::span<const float> values);
+DeviceMemory UploadIds(std::span<const int32_t> values);
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,81 @@
+// The interface of expert computation on GPUs (--moe-runner-backend).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "core/cuda/runtime.h"
+#include "core/dtype.h"
+#include "kernels/cuda/stream_chain.h"
+#include "kernels/ops.h"
+#include "moe/cuda/dispatchers/output_range.h"
+#include "moe/cuda/permute/expert_rows.h"
+#include "moe/cuda/runners/expert_weights.h"
+#include "moe/types.h"
+
+namespace switchyard::cuda {
+
+// Buffers of a runner, for a chunk of rows. Sized by the experts' arithmetic and intermediate size.
+struct ProductBuffers {
+  DeviceMemory a, a_scales;            // [rows, H] input of the first GEMM
+  DeviceMemory gate_up;                // [rows, 2 I] its output
+  DeviceMemory middle, middle_scales;  // [rows, I] the activated rows
+};
+
+struct ExpertActivation {
+  bool clamped = false;  // kernels::Activation::kSwiGluClamped
+  float alpha = 1.0f, limit = 0.0f;
+};
+
+// A chunk of rows grouped by expert, the output of pre-permute and input of a runner. The host does
+// not know how many rows are valid: chunk.order has offsets and counts on the device.
+struct GpuGroupedRows {
+  const void* a = nullptr;          // [chunk.rows, H] of ExpertArithmetic::input
+  const float* a_scales = nullptr;  // kFp8: [H / 128, chunk.rows]
+  RowChunk chunk;
+  bool is_whole = true;       // whether the chunk has all rows of the order
+  int64_t expected_rows = 0;  // of all experts in all chunks, if ranks have even load
+};
+
+// Owned by the backend, which all layers share. Used by the rank's thread only. A call enqueues
+// kernels that depend only on its arguments, and never waits on the host, so a pass can be captured
+// in a CUDA graph. No state of a batch: the chunks of several passes may follow each other.
+class GpuRunner {
+ public:
+  virtual ~GpuRunner() = default;
+
+  virtual RunnerLayout layout() const { return RunnerLayout::kContiguous; }
+  // Types of the placed weights, of `a`, and of the outputs. The type of the outputs must be that
+  // of ChooseArithmetic, because the exchange sends them unchanged. Error kInvalid names an
+  // unsupported weight format. `packs`: as for ChooseArithmetic, which the default calls.
+  virtual ExpertArithmetic Arithmetic(std::span<const kernels::ExpertWeights> experts, DType dtype,
+                                      bool packs) const;
+  // y [chunk.rows, H] of ExpertArithmetic::output: the expert's output for each valid row,
+  // unweighted; other rows are ignored. `buffers` are scratch, except for `a`. A row's output must
+  // be bit-identical regardless of the other rows and of the chunk.
+  virtual void Run(const DeviceExperts& experts, const ExpertActivation& activation,
+                   const GpuGroupedRows& rows, const ProductBuffers& buffers, void* y,
+                   const PdlStream& chain) = 0;
+
+  // The same in two steps, for single-batch overlap. RunGateUp computes the activated rows in
+  // `buffers`, if the runner can compute them separately. RunDown computes the outputs in parts and
+  // calls send(range) as soon as those of a part are enqueued, in the order of their rows;
+  // range.last: of the chunk. `parts`: how many, as far as the runner can. The default computes
+  // both products in RunDown, in one part.
+  //
+  // DownParts is the number of parts for which the overlap saves more than further launches cost.
+  // It depends on the numbers of rows only, since the rows have not arrived yet.
+  virtual int DownParts(const DeviceExperts& /*experts*/, const GpuGroupedRows& /*rows*/) const {
+    return 1;
+  }
+  virtual void RunGateUp(const DeviceExperts& /*experts*/, const ExpertActivation& /*activation*/,
+                         const GpuGroupedRows& /*rows*/, const ProductBuffers& /*buffers*/,
+                         const PdlStream& /*chain*/) {}
+  virtual void RunDown(const DeviceExperts& experts, const ExpertActivation& activation,
+                       const GpuGroupedRows& rows, const ProductBuffers& buffers, int parts,
+                       void* y, const PdlStream& chain,
+                       const std::function<void(OutputRange)>& send);
+};
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,38 @@
+// Pre- and post-permute: conversion between a dispatcher's layout and a runner's.
+#pragma once
+
+#include "core/parallel.h"
+#include "moe/permute/permute_table.h"
+#include "moe/runners/runner.h"
+#include "moe/types.h"
+
+namespace switchyard {
+
+// Layer and rank parameters of both directions.
+struct PermuteContext {
+  int64_t hidden = 0;
+  int num_local_experts = 0;
+  ThreadPool& pool;
+  // Alignment of each expert's first row in the contiguous layout (Runner::expert_alignment).
+  int expert_alignment = 1;
+};
+
+// The conversion from a dispatch layout to a runner layout and back. Plain functions without state.
+struct PermutePair {
+  void (*pre)(const PermuteContext& context, const Dispatched& in, GroupedRows* out) = nullptr;
+  // y: the runner's outputs for the rows of `pre`.
+  ExpertRows (*post)(const GroupedRows& rows, float* y) = nullptr;
+};
+
+using PermuteTable = PermuteTableOf<PermutePair>;
+
+// standard, normal → contiguous: a stable counting sort of (row, slot) by expert.
+PermutePair SortRowsByExpert();
+// standard, normal → masked: the same, with equal capacity for every expert.
+PermutePair GroupRowsMasked();
+// low-latency → contiguous: compacts the valid places, expert by expert.
+PermutePair CompactPlaces();
+// low-latency → masked: the same, with equal capacity for every expert.
+PermutePair CompactPlacesMasked();
+
+}  // namespace switchyard

@@ -1,0 +1,25 @@
+// Mapping of the router's logical experts to physical experts.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "moe/placement/placement.h"
+#include "moe/router/router.h"
+
+namespace switchyard {
+
+// Maps ids to physical experts: logical i becomes replicas[i] (ExpertPlacement::ReplicasFor); −1
+// remains −1.
+void ToPhysical(std::span<const int32_t> replicas, const TopK& logical, TopK* physical);
+
+// Appends a slot to every token that sends it to the shared expert of one rank (`weights` [tokens],
+// null: 1). Selects the rank with the fewest rows of these tokens so far, routed and shared. Ties
+// go to this rank, which transfers nothing; then to a rank that already receives the token's row;
+// then to the lowest. Skips ranks with 0 in `active`; empty: all are active.
+// (`--enable-deepep-waterfill`.)
+void AppendSharedSlots(const ExpertMap& experts, int ranks, int this_rank,
+                       std::span<const uint8_t> active, const float* weights, TopK* physical);
+
+}  // namespace switchyard

@@ -1,0 +1,165 @@
+// Expert selection against a plain reimplementation; hand-written cases for ties and limits.
+#include "moe/router/router.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/testing.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::FloatNear;
+using ::testing::Pointwise;
+using Scoring = RouterConfig::Scoring;
+
+TopK Select(const RouterConfig& config, const std::vector<float>& logits,
+            const float* correction_bias = nullptr) {
+  ThreadPool pool(2);
+  TopK out;
+  SelectExperts(config, logits.data(), logits.size() / config.num_experts, correction_bias, &out,
+                pool);
+  return out;
+}
+
+// Computes in double, and sorts instead of scanning as the router does; for scores without ties.
+TopK PlainSelect(const RouterConfig& c, const std::vector<float>& logits, const float* bias) {
+  TopK out{.tokens = static_cast<int64_t>(logits.size()) / c.num_experts, .k = c.top_k};
+  for (int64_t t = 0; t < out.tokens; ++t) {
+    std::vector<double> score(logits.begin() + t * c.num_experts,
+                              logits.begin() + (t + 1) * c.num_experts);
+    double total = 0;
+    for (const double s : score) total += std::exp(s);
+    for (double& s : score) {
+      if (c.scoring == Scoring::kSoftmax) s = std::exp(s) / total;
+      if (c.scoring == Scoring::kSigmoid) s = 1 / (1 + std::exp(-s));
+    }
+    const auto choice = [&](int e) { return score[e] + (bias ? bias[e] : 0.0f); };
+
+    const int size = c.num_experts / c.num_groups;
+    const auto group_score = [&](int g) {
+      std::vector<double> members;
+      for (int e = g * size; e < (g + 1) * size; ++e) members.push_back(choice(e));
+      std::ranges::sort(members, std::greater<>());
+      return c.group_score == RouterConfig::GroupScore::kMax ? members[0] : members[0] + members[1];
+    };
+    std::vector<int> groups(c.num_groups);
+    std::iota(groups.begin(), groups.end(), 0);
+    std::ranges::sort(groups, std::greater<>(), group_score);
+    groups.resize(c.topk_groups);
+
+    std::vector<int> experts;
+    for (const int g : groups)
+      for (int e = g * size; e < (g + 1) * size; ++e) experts.push_back(e);
+    std::ranges::sort(experts, std::greater<>(), choice);
+    experts.resize(c.top_k);
+
+    double sum = 0;
+    const bool softmax_after = c.scoring == Scoring::kTopKSoftmax;
+    const auto weight = [&](int e) { return softmax_after ? std::exp(score[e]) : score[e]; };
+    for (const int e : experts) sum += weight(e);
+    for (const int e : experts) {
+      const double w = c.renormalize || softmax_after ? weight(e) / sum : weight(e);
+      out.ids.push_back(e);
+      out.weights.push_back(static_cast<float>(w * c.routed_scaling_factor));
+    }
+  }
+  return out;
+}
+
+void ExpectPlain(const RouterConfig& config, bool with_bias) {
+  kernels::Random random(3);
+  const std::vector<float> logits = random.Normal(40 * config.num_experts, 1.5f);
+  const std::vector<float> bias = random.Normal(config.num_experts, 0.3f);
+  const float* correction = with_bias ? bias.data() : nullptr;
+  const TopK got = Select(config, logits, correction);
+  const TopK want = PlainSelect(config, logits, correction);
+  EXPECT_EQ(got.tokens, 40);
+  EXPECT_EQ(got.ids, want.ids);
+  EXPECT_THAT(got.weights,
+              Pointwise(FloatNear(1e-6f * config.routed_scaling_factor), want.weights));
+}
+
+TEST(RouterTest, Softmax) { ExpectPlain({.num_experts = 12, .top_k = 4}, false); }
+TEST(RouterTest, SoftmaxRenormalized) {
+  ExpectPlain({.num_experts = 12, .top_k = 4, .renormalize = true}, false);
+}
+TEST(RouterTest, TopKSoftmax) {
+  ExpectPlain({.num_experts = 12, .top_k = 4, .scoring = Scoring::kTopKSoftmax}, false);
+}
+TEST(RouterTest, GroupLimitedGreedy) {
+  ExpectPlain({.num_experts = 12,
+               .top_k = 3,
+               .num_groups = 4,
+               .topk_groups = 2,
+               .routed_scaling_factor = 16.0f},
+              false);
+}
+TEST(RouterTest, SigmoidWithCorrectionBiasAndGroups) {
+  ExpectPlain({.num_experts = 16,
+               .top_k = 4,
+               .scoring = Scoring::kSigmoid,
+               .renormalize = true,
+               .num_groups = 4,
+               .topk_groups = 2,
+               .group_score = RouterConfig::GroupScore::kTop2Sum,
+               .routed_scaling_factor = 2.5f},
+              true);
+}
+
+TEST(RouterTest, TiesGoToTheLowerId) {
+  const TopK out = Select({.num_experts = 6, .top_k = 3}, {1, 2, 2, 0, 2, 1});
+  EXPECT_THAT(out.ids, ElementsAre(1, 2, 4));
+  const TopK groups =
+      Select({.num_experts = 6, .top_k = 2, .num_groups = 3, .topk_groups = 1}, {1, 0, 1, 0, 1, 1});
+  EXPECT_THAT(groups.ids, ElementsAre(0, 1));
+}
+
+TEST(RouterTest, CorrectionBiasChoosesButDoesNotWeigh) {
+  const std::vector<float> bias = {0, 0, 5};
+  const TopK out =
+      Select({.num_experts = 3, .top_k = 1, .scoring = Scoring::kSigmoid}, {2, 1, 0}, bias.data());
+  EXPECT_THAT(out.ids, ElementsAre(2));
+  EXPECT_THAT(out.weights, ElementsAre(0.5f));
+}
+
+// The best groups win even if all their biased scores are negative.
+TEST(RouterTest, ExpertsOutsideTheBestGroupsAreNeverChosen) {
+  const std::vector<float> bias = {-3, -3, -4, -4};
+  const TopK out = Select({.num_experts = 4,
+                           .top_k = 2,
+                           .scoring = Scoring::kSigmoid,
+                           .num_groups = 2,
+                           .topk_groups = 1},
+                          {0, 0, 0, 0}, bias.data());
+  EXPECT_THAT(out.ids, ElementsAre(0, 1));
+}
+
+// A token without finite scores ends its request; other tokens of the batch are unaffected.
+TEST(RouterTest, ScoresThatAreNotFiniteAreMarkedByTokenAndExpert) {
+  for (const Scoring scoring : {Scoring::kSoftmax, Scoring::kSigmoid, Scoring::kTopKSoftmax}) {
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+      const TopK out = Select({.num_experts = 3, .top_k = 2, .scoring = scoring},
+                              {1, 2, 3, 1, bad, NAN, 3, 2, 1});
+      EXPECT_THAT(out.bad_experts, ElementsAre(-1, 1, -1));
+      EXPECT_THAT(out.ids, ElementsAre(2, 1, 0, 1, 0, 1));
+      for (int slot = 0; slot < 6; ++slot)
+        EXPECT_EQ(std::isnan(out.weights[slot]), slot == 2 || slot == 3) << slot;
+    }
+  }
+}
+
+TEST(RouterTest, ACorrectionBiasThatIsNotFiniteIsMarked) {
+  const std::vector<float> bias = {0, NAN, 0};
+  const TopK out =
+      Select({.num_experts = 3, .top_k = 1, .scoring = Scoring::kSigmoid}, {1, 2, 3}, bias.data());
+  EXPECT_THAT(out.bad_experts, ElementsAre(1));
+  EXPECT_TRUE(std::isnan(out.weights[0]));
+}
+
+}  // namespace
+}  // namespace switchyard
