@@ -1,6 +1,7 @@
 #include "engine/rank_engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -122,6 +123,7 @@ RequestOutput RankEngine::Impl::NewOutput(Sequence& sequence) const {
   return {.id = sequence.request.id,
           .prompt_tokens = static_cast<int32_t>(sequence.prompt_length),
           .cached_tokens = sequence.cached_tokens,
+          .queue_seconds = sequence.queue_seconds,
           .routed_experts = std::exchange(sequence.routed_experts, {})};
 }
 
@@ -141,9 +143,20 @@ void RankEngine::Impl::Fail(Sequence& sequence, const std::string& error, ErrorK
   Close(sequence, /*discard=*/true);  // its results are not trusted
 }
 
+void RankEngine::Impl::MeasureQueue() {
+  std::optional<std::chrono::steady_clock::time_point> now;
+  for (const ScheduledRows& part : plan) {
+    Sequence& sequence = *part.sequence;
+    if (sequence.queue_seconds >= 0) continue;
+    if (!now) now = std::chrono::steady_clock::now();
+    sequence.queue_seconds = std::chrono::duration<float>(*now - sequence.arrival).count();
+  }
+}
+
 StepCounts RankEngine::Impl::Plan() {
   const profile::Span span(options.profiler, {.name = "plan"});
   plan = scheduler.Plan();
+  MeasureQueue();
   BuildBatch(plan, options.page_size, batch);
   parts.clear();
   for (const ScheduledRows& part : plan) {

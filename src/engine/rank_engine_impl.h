@@ -51,6 +51,8 @@ struct RankEngine::Impl {
   };
   // Whether the planned batch needs its logits on the host.
   bool NeedsLogits() const;
+  // Sets the queue time of the sequences that were planned for the first time.
+  void MeasureQueue();
   // Whether the next pass can be planned before the planned pass ends.
   bool CanLaunch(std::span<const StepCounts> groups) const;
   // Advances the sequences of the planned batch as far as possible while its tokens are unknown.

@@ -114,6 +114,19 @@ TEST(RankEngine, ARunningRequestSharesItsPrompt) {
   EXPECT_EQ(rig.seen[1].new_tokens, rig.seen[2].new_tokens);
 }
 
+TEST(RankEngine, QueueTimeEndsAtTheFirstAdmission) {
+  RankEngine::Options options = Roomy();
+  options.max_running_requests = 1;
+  Rig rig(options);
+  rig.Tell({Greedy(1, Count(8), 4), Greedy(2, Count(8), 4)});
+  rig.Step();
+  EXPECT_GE(rig.seen[1].queue_seconds, 0);
+  rig.Tell({AbortRequest{2}});  // was never admitted
+  rig.RunOut();
+  EXPECT_EQ(rig.seen[2].finish, FinishReason::kAbort);
+  EXPECT_EQ(rig.seen[2].queue_seconds, -1);
+}
+
 TEST(RankEngine, FlushWaitsForNobody) {
   Rig rig(Roomy());
   rig.Tell({Greedy(1, Count(16), 4)});

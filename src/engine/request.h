@@ -139,6 +139,9 @@ struct RequestOutput {
   int32_t matched = -1;  // the stop token id of kStop
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;  // of the prompt, taken from the radix cache
+  // Time from the arrival at the rank to the first admission; −1: not admitted. It has no effect on
+  // scheduling, so it may differ between ranks.
+  float queue_seconds = -1;
   std::vector<PositionLogprobs>
       input_logprobs;  // with the first output, positions start .. prompt end
   std::vector<PositionLogprobs> output_logprobs;  // one for each new token

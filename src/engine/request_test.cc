@@ -75,6 +75,7 @@ std::vector<EngineMessage> SomeMessages() {
                        .matched = 8,
                        .prompt_tokens = 12,
                        .cached_tokens = 4,
+                       .queue_seconds = 0.5f,
                        .input_logprobs = {{.logprob = nan, .token = 1}},
                        .output_logprobs = {{.logprob = -1.5f,
                                             .token = 9,
@@ -173,6 +174,7 @@ TEST(RequestWire, MessagesSurviveTheTrip) {
   EXPECT_EQ(output.output_logprobs.at(0).top.at(1).token, 2);
   EXPECT_EQ(output.routed_experts, (std::vector<int32_t>{1, -1}));
   EXPECT_EQ(output.error, "why");
+  EXPECT_EQ(output.queue_seconds, 0.5f);
 }
 
 TEST(RequestWire, WhatRecordersSaySurvivesTheTrip) {

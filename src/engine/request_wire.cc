@@ -67,8 +67,8 @@ void Fields(Codec& codec, T& l) {
 }
 template <typename Codec, OneOf<RequestOutput> T>
 void Fields(Codec& codec, T& o) {
-  codec(o.id, o.new_tokens, o.finish, o.matched, o.prompt_tokens, o.cached_tokens, o.input_logprobs,
-        o.output_logprobs, o.routed_experts, o.error, o.error_kind);
+  codec(o.id, o.new_tokens, o.finish, o.matched, o.prompt_tokens, o.cached_tokens, o.queue_seconds,
+        o.input_logprobs, o.output_logprobs, o.routed_experts, o.error, o.error_kind);
 }
 template <typename Codec, OneOf<EngineStats> T>
 void Fields(Codec& codec, T& s) {

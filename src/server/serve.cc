@@ -81,6 +81,7 @@ void WarmUp(Service& service, const std::atomic<bool>& cancelled) {
   spec.sampling.max_new_tokens = 2;
   spec.sampling.temperature = 0;
   spec.sampling.ignore_eos = true;
+  spec.measured = false;
   const auto ended = std::make_shared<std::promise<std::string>>();  // may outlive this function
   service.front.Submit(std::move(spec),
                        [ended](const GenerationEvent& e) { ended->set_value(e.error); });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -56,6 +57,9 @@ struct Sequence {
 
   bool admitted_before = false;
   int32_t cached_tokens = 0;  // of the prompt, at the first admission
+
+  std::chrono::steady_clock::time_point arrival = std::chrono::steady_clock::now();
+  float queue_seconds = -1;  // from the arrival to the first planned rows; −1: none yet
 
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }
   int64_t pending() const { return length() - computed; }

@@ -1,5 +1,7 @@
 #include "server/api/pending_response.h"
 
+#include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -40,17 +42,19 @@ size_t CostOf(const GenerationEvent& e) {
 
 }  // namespace
 
-PendingResponse::PendingResponse(Service& service, size_t count, bool stream,
-                                 const http::Responder& responder, Events events)
+PendingResponse::PendingResponse(Service& service, const std::vector<GenerationSpec>& specs,
+                                 bool stream, const http::Responder& responder, Events events)
     : service_(service),
       stream_(stream),
       events_(std::move(events)),
       start_(Clock::now()),
       responder_(responder),
-      so_far_(count),
+      so_far_(specs.size()),
       memory_(responder.budget()),
-      open_(count) {
+      open_(specs.size()) {
   served_.model = service.model.name;
+  for (size_t i = 0; i < specs.size(); ++i)
+    if (specs[i].copy == 0) first_copies_.push_back(i);
 }
 
 void PendingResponse::Start(Service& service, const std::vector<GenerationSpec>& specs, bool stream,
@@ -58,7 +62,7 @@ void PendingResponse::Start(Service& service, const std::vector<GenerationSpec>&
   if (!service.ready)
     throw Error(ErrorKind::kUnavailable, "the server is still loading", "try again later");
   const std::shared_ptr<PendingResponse> pending(
-      new PendingResponse(service, specs.size(), stream, responder, std::move(events)));
+      new PendingResponse(service, specs, stream, responder, std::move(events)));
   size_t bytes = kTextFactor * pending->events_.text_bytes;
   for (const GenerationSpec& spec : specs)
     bytes += kGenerationBytes + kPromptCopies * sizeof(int32_t) * spec.input_ids.size();
@@ -128,6 +132,7 @@ void PendingResponse::Process(size_t i, const GenerationEvent& event) {
     Note(event);
     if (events_.on_news) events_.on_news(i, event, so_far_[i]);
     if (!event.finished() || --open_ > 0) return;
+    MeasureCopies();
     {
       std::lock_guard lock(mutex_);
       responder_->Note(served_);
@@ -150,6 +155,21 @@ void PendingResponse::Note(const GenerationEvent& event) {
   served_.prompt += event.prompt_tokens;
   served_.completion += event.completion_tokens;
   served_.cached += event.cached_tokens;
+}
+
+// Adds the longest copy of each prompt to the metrics, unless a copy failed or was aborted.
+void PendingResponse::MeasureCopies() const {
+  const auto complete = [](const Accumulated& a) {
+    return a.last.finish == FinishReason::kStop || a.last.finish == FinishReason::kLength;
+  };
+  for (size_t p = 0; p < first_copies_.size(); ++p) {
+    const size_t end = p + 1 < first_copies_.size() ? first_copies_[p + 1] : so_far_.size();
+    const auto copies = std::span(so_far_).subspan(first_copies_[p], end - first_copies_[p]);
+    if (!std::ranges::all_of(copies, complete)) continue;
+    int32_t most = 0;
+    for (const Accumulated& copy : copies) most = std::max(most, copy.last.completion_tokens);
+    service_.front.request_metrics().AddCopies(std::ssize(copies), most);
+  }
 }
 
 void PendingResponse::GiveUp(const Error& error) {

@@ -44,12 +44,13 @@ class PendingResponse : public std::enable_shared_from_this<PendingResponse> {
     GenerationEvent event;
   };
 
-  PendingResponse(Service& service, size_t count, bool stream, const http::Responder& responder,
-                  Events events);
+  PendingResponse(Service& service, const std::vector<GenerationSpec>& specs, bool stream,
+                  const http::Responder& responder, Events events);
   void OnEvent(size_t i, const GenerationEvent& event);
   void Process(size_t i, const GenerationEvent& event);
   void ProcessQueue();
   void Note(const GenerationEvent& event);
+  void MeasureCopies() const;
   void GiveUp(const Error& error);
   void Abort();
 
@@ -57,7 +58,8 @@ class PendingResponse : public std::enable_shared_from_this<PendingResponse> {
   const bool stream_;
   const Events events_;
   const std::chrono::steady_clock::time_point start_;
-  std::vector<uint64_t> ids_;  // set before events are processed
+  std::vector<uint64_t> ids_;         // set before events are processed
+  std::vector<size_t> first_copies_;  // the first generation of each prompt, in order
 
   std::mutex mutex_;  // guards queue_, working_ and responder_
   std::vector<News> queue_;

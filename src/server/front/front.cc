@@ -36,6 +36,23 @@ void CheckStops(const std::vector<std::string>& stops) {
   }
 }
 
+// A timeout is the only error of kind kUnavailable that ends a generation.
+metrics::End EndOf(const GenerationEvent& event) {
+  using metrics::End;
+  switch (event.finish) {
+    case FinishReason::kStop:
+      return End::kStop;
+    case FinishReason::kLength:
+      return End::kLength;
+    case FinishReason::kAbort:
+      return End::kAbort;
+    case FinishReason::kError:
+    case FinishReason::kNone:
+      break;
+  }
+  return event.error_kind == ErrorKind::kUnavailable ? End::kTimeout : End::kError;
+}
+
 void CheckAlternatives(const GenerationSpec& spec) {
   if (CountPromptAlternatives(spec) > kMaxPromptAlternatives)
     throw ParameterError(
@@ -47,14 +64,6 @@ void CheckAlternatives(const GenerationSpec& spec) {
 
 }  // namespace
 
-int64_t CountPromptAlternatives(const GenerationSpec& spec) {
-  const LogprobParams& wanted = spec.logprob;
-  if (!wanted.enabled || wanted.start < 0) return 0;
-  const int64_t positions = static_cast<int64_t>(spec.input_ids.size()) - wanted.start;
-  return std::max<int64_t>(0, positions) *
-         (wanted.top + static_cast<int64_t>(wanted.token_ids.size()));
-}
-
 // One open generation. After Submit, only the thread of OnMessage modifies it, except for the
 // members guarded by mutex_.
 struct Front::Open {
@@ -65,6 +74,7 @@ struct Front::Open {
   TokenOffsets offsets;  // used only with log-probabilities
   const Tokenizer& tokenizer;
   GenerationEvent next;  // accumulates output until stream_interval tokens or the end
+  metrics::RequestTimes times{.submitted = Clock::now()};
   int group = 0;
   int64_t tokens = 0;  // number of tokens reported to controller_; guarded by mutex_
   // Guarded by mutex_.
@@ -155,7 +165,11 @@ void Front::Open::Emit() {
 }
 
 Front::Front(RankLink& link, const Tokenizer& tokenizer, Limits limits, DpController controller)
-    : link_(link), tokenizer_(tokenizer), limits_(limits), controller_(std::move(controller)) {}
+    : link_(link),
+      tokenizer_(tokenizer),
+      limits_(limits),
+      metrics_(limits.context_length),
+      controller_(std::move(controller)) {}
 Front::~Front() = default;
 
 void Front::Check(GenerationSpec& spec) const {
@@ -222,6 +236,7 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
                                               "choose another name",
                                               spec.name));
     if (!spec.name.empty()) ++names_[spec.name];
+    if (spec.measured) metrics_.AddSubmission(spec.sampling.max_new_tokens);
     id = next_id_++;
     auto open = std::make_shared<Open>(id, tokenizer_, std::move(spec), std::move(callback));
     open->tokens = std::ssize(request.input_ids);
@@ -345,7 +360,8 @@ void Front::StopProfile(std::function<void(const ProfileReport&)> callback) {
 
 void Front::OnMessage(const EngineMessage& message) {
   if (const auto* step = std::get_if<StepOutputs>(&message)) {
-    for (const RequestOutput& output : step->outputs) Deliver(output);
+    const auto now = Clock::now();
+    for (const RequestOutput& output : step->outputs) Deliver(output, now);
   } else if (const auto* flush = std::get_if<FlushResult>(&message)) {
     if (const auto answer = TakeCallback(flushes_, flush->ticket)) answer(*flush);
   } else if (const auto* stats = std::get_if<StatsReport>(&message)) {
@@ -371,7 +387,7 @@ std::function<void(const T&)> Front::TakeCallback(
   return node ? std::move(node.mapped()) : nullptr;
 }
 
-void Front::Deliver(const RequestOutput& output) {
+void Front::Deliver(const RequestOutput& output, Clock::time_point now) {
   std::shared_ptr<Open> open;
   std::string overdue;
   {
@@ -381,16 +397,18 @@ void Front::Deliver(const RequestOutput& output) {
     open = it->second;
     const auto count = std::ssize(output.new_tokens);
     open->tokens += count;
-    if (count > 0 && !std::exchange(open->running, true)) open->since = Clock::now();
+    if (count > 0 && !std::exchange(open->running, true)) open->since = now;
     controller_.Grow(open->group, count);
     overdue = open->overdue;
   }
+  const int32_t tokens_before = open->next.completion_tokens;
   open->Take(output);
   if (!overdue.empty() && open->next.finish == FinishReason::kAbort) {
     open->next.finish = FinishReason::kError;
     open->next.error = overdue;
     open->next.error_kind = ErrorKind::kUnavailable;
   }
+  if (open->spec.measured) Measure(*open, output, tokens_before, now);
   if (open->next.finished()) {
     if (output.finish == FinishReason::kNone)
       Abort({output.id});          // ended by a stop string, which ranks do not match
@@ -403,6 +421,19 @@ void Front::Deliver(const RequestOutput& output) {
   } else if (open->next.tokens.size() >= static_cast<size_t>(open->spec.stream_interval)) {
     open->Emit();
   }
+}
+
+// `tokens_before`: the generation's tokens without those of `output`.
+void Front::Measure(Open& open, const RequestOutput& output, int32_t tokens_before,
+                    Clock::time_point now) {
+  const GenerationEvent& next = open.next;
+  metrics_.AddOutput({.tokens = next.completion_tokens - tokens_before,
+                      .prompt_tokens = next.prompt_tokens,
+                      .cached_tokens = output.cached_tokens,
+                      .queue_seconds = output.queue_seconds},
+                     now, &open.times);
+  if (next.finished())
+    metrics_.AddEnd(EndOf(next), open.times, next.prompt_tokens, next.completion_tokens, now);
 }
 
 void Front::OnRanksLost(const std::string& why) {
@@ -430,6 +461,7 @@ void Front::OnRanksLost(const std::string& why) {
     request->next.finish = FinishReason::kError;
     request->next.error = why;
     request->next.error_kind = ErrorKind::kPeer;
+    if (request->spec.measured) metrics_.CountEnd(metrics::End::kError);
     request->Emit();
   }
   for (auto& [ticket, answer] : flushes) answer({.ticket = ticket, .done = false});

@@ -16,6 +16,7 @@
 #include "engine/dp_controller.h"
 #include "engine/request.h"
 #include "server/front/generation.h"
+#include "server/metrics/request_metrics.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace switchyard {
@@ -87,6 +88,8 @@ class Front {
   void StartProfile(profile::Options options, std::function<void(const ProfileReport&)> callback);
   void StopProfile(std::function<void(const ProfileReport&)> callback);
 
+  metrics::RequestMetrics& request_metrics() { return metrics_; }
+
   void OnMessage(const EngineMessage& message);
   // Ends every open generation with FinishReason::kError and `why`. Later calls of Submit fail.
   void OnRanksLost(const std::string& why);
@@ -108,7 +111,9 @@ class Front {
   void ReleaseName(const std::string& name);
   bool IsNameTaken(const GenerationSpec& spec) const;
   void AbortWhere(const std::function<bool(const Open&)>& chosen);
-  void Deliver(const RequestOutput& output);
+  void Deliver(const RequestOutput& output, metrics::Clock::time_point now);
+  void Measure(Open& open, const RequestOutput& output, int32_t tokens_before,
+               metrics::Clock::time_point now);
   // Stores the callback under a new ticket. Throws kUnavailable if the ranks are lost.
   template <typename T>
   uint64_t Ask(std::map<uint64_t, std::function<void(const T&)>>& asked,
@@ -122,6 +127,7 @@ class Front {
   const Tokenizer& tokenizer_;
   const Limits limits_;
   std::atomic<bool> draining_{false}, lost_{false};
+  metrics::RequestMetrics metrics_;
 
   // Held from the insertion of a request into open_ until the request is sent. So an abort of an
   // open request is never sent before the request itself. Lock order: before mutex_.

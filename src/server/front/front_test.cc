@@ -379,5 +379,53 @@ TEST_F(FrontTest, ProfilesAreAnsweredOnce) {
   EXPECT_THAT(errors, ElementsAre("rank 1 died"));
 }
 
+TEST_F(FrontTest, CountsRequestsByTheirEnd) {
+  using metrics::End;
+  metrics::RequestMetrics& counted = front.request_metrics();
+  GenerationSpec spec = Spec();
+  spec.stop = {"cd"};
+  const auto prompt = spec.input_ids.size();
+  const uint64_t stopped = Submit(spec), aborted = Submit(Spec()), failed = Submit(Spec());
+  EXPECT_EQ(counted.submitted(), 3u);
+  const auto tokens = tokenizer->Encode("abcdef", false);
+  front.OnMessage(StepOutputs{{{.id = stopped, .new_tokens = tokens, .cached_tokens = 1}}});
+  EXPECT_EQ(counted.prompt_tokens(), prompt);
+  EXPECT_EQ(counted.cached_tokens(), 1u);
+  // Tokens after the stop string are not part of the response.
+  EXPECT_EQ(counted.generation_tokens(), static_cast<uint64_t>(events[0].completion_tokens));
+  EXPECT_LT(counted.generation_tokens(), tokens.size());
+  front.OnMessage(StepOutputs{{{.id = aborted, .finish = FinishReason::kAbort}}});
+  front.OnMessage(StepOutputs{{{.id = failed, .finish = FinishReason::kError, .error = "why"}}});
+  Submit(Spec());
+  front.OnRanksLost("lost");
+  EXPECT_EQ(counted.ended(End::kStop), 1u);
+  EXPECT_EQ(counted.ended(End::kAbort), 1u);
+  EXPECT_EQ(counted.ended(End::kError), 2u);
+  EXPECT_EQ(counted.ended(End::kLength) + counted.ended(End::kTimeout), 0u);
+}
+
+TEST_F(FrontTest, CountsARequestThatWaitedTooLongAsATimeout) {
+  Front impatient(link, *tokenizer,
+                  {.vocab_size = 512,
+                   .context_length = 64,
+                   .cache_tokens = 1024,
+                   .queue_timeout = std::chrono::duration<double>(1e-9)});
+  const uint64_t id = impatient.Submit(Spec(), [](const GenerationEvent&) {});
+  impatient.AbortOverdue();
+  impatient.OnMessage(StepOutputs{{{.id = id, .finish = FinishReason::kAbort}}});
+  EXPECT_EQ(impatient.request_metrics().ended(metrics::End::kTimeout), 1u);
+  EXPECT_EQ(impatient.request_metrics().ended(metrics::End::kAbort), 0u);
+}
+
+TEST_F(FrontTest, DoesNotCountTheServersOwnRequests) {
+  GenerationSpec spec = Spec();
+  spec.measured = false;
+  const uint64_t id = Submit(spec);
+  front.OnMessage(StepOutputs{{{.id = id, .new_tokens = {1}, .finish = FinishReason::kLength}}});
+  const metrics::RequestMetrics& counted = front.request_metrics();
+  EXPECT_EQ(counted.submitted() + counted.generation_tokens(), 0u);
+  EXPECT_EQ(counted.ended(metrics::End::kLength), 0u);
+}
+
 }  // namespace
 }  // namespace switchyard

@@ -31,6 +31,7 @@ struct GenerationSpec {
   // Special tokens that stay in the text despite skip_special_tokens: markers of an output parser.
   std::vector<int32_t> shown_special_tokens;
   bool token_ends = false;  // events have token_ends
+  bool measured = true;     // counted in the metrics of requests; false: the server's own probes
   // Number of new tokens after which an event is sent. The default sends one event, at the end.
   int32_t stream_interval = std::numeric_limits<int32_t>::max();
 };

@@ -233,6 +233,7 @@ awaitable<bool> ConnectionImpl::ServeRequest() {
   shown.method = received->request->method;
   shown.path = received->request->path;
   shown.id = received->request->id;
+  const std::string route = context_.router.RouteOf(shown.path);
   bool written = false;
   {
     const OpenRequest open(context_.open_requests);
@@ -243,6 +244,7 @@ awaitable<bool> ConnectionImpl::ServeRequest() {
   }
   const auto exchange = std::exchange(exchange_, nullptr);
   exchange->Close();
+  if (exchange->status() != 0) context_.responses.Add(route, shown.method, exchange->status());
   LogServed(shown, *exchange, written, start);
 
   if (!written) co_return false;

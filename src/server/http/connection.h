@@ -9,6 +9,7 @@
 #include "server/http/client_stream.h"
 #include "server/http/http_server.h"
 #include "server/http/memory_budget.h"
+#include "server/http/response_counts.h"
 #include "server/http/router.h"
 #include "server/http/worker_pool.h"
 
@@ -19,6 +20,7 @@ struct ConnectionContext {
   const ServerOptions& options;
   const Router& router;
   std::atomic<size_t>& open_requests;
+  ResponseCounts& responses;
   std::shared_ptr<MemoryBudget> budget;
   std::shared_ptr<WorkerPool> workers;
   const TlsContext* tls = nullptr;

@@ -56,6 +56,9 @@ TEST(RouterTest, PrefersExactPathsAndLongPrefixes) {
   EXPECT_EQ(find("GET", "/a/b"), "a");
   EXPECT_EQ(find("DELETE", "/a/z"), "delete");
   EXPECT_EQ(find("POST", "/a/z"), "");
+  EXPECT_EQ(router.RouteOf("/a/b/c"), "/a/b/c");
+  EXPECT_EQ(router.RouteOf("/a/b/d"), "/a/b/{y}");
+  EXPECT_EQ(router.RouteOf("/z"), "");
   EXPECT_EQ(router.Find("POST", "/a/z").allow, "DELETE, GET, HEAD, OPTIONS");
   EXPECT_EQ(router.Find("GET", "/z").allow, "");
 }

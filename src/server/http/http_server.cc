@@ -84,6 +84,7 @@ class Server::Impl {
 
   int port() const { return port_; }
   size_t open_requests() const { return open_requests_; }
+  const ResponseCounts& responses() const { return responses_; }
   std::chrono::milliseconds drain_timeout() const { return options_.drain_timeout; }
 
  private:
@@ -110,6 +111,7 @@ class Server::Impl {
   const ServerOptions options_;
   Router router_;
   std::atomic<size_t> open_requests_ = 0;
+  ResponseCounts responses_;
   int port_ = 0;
   std::optional<Io> io_;
   std::optional<TlsContext> tls_;
@@ -193,7 +195,7 @@ void Server::Impl::Adopt(ClientStream::Socket socket) {
     RefuseConnection(std::move(socket));
     return;
   }
-  const ConnectionContext context{options_, router_,  open_requests_,
+  const ConnectionContext context{options_, router_,  open_requests_,         responses_,
                                   budget_,  workers_, tls_ ? &*tls_ : nullptr};
   auto connection = Connection::Start(context, std::move(socket), spare,
                                       [this](Connection* ended) { Forget(ended); });
@@ -286,6 +288,8 @@ int Server::port() const { return impl_->port(); }
 void Server::StopAccepting() { impl_->StopAccepting(); }
 
 size_t Server::open_requests() const { return impl_->open_requests(); }
+
+const ResponseCounts& Server::responses() const { return impl_->responses(); }
 
 void Server::Stop() { impl_->Stop(impl_->drain_timeout()); }
 

@@ -61,6 +61,7 @@ struct ServedTokens {
 
 class Exchange;
 class MemoryBudget;
+class ResponseCounts;
 
 // Handle to one response, shared by its copies. Every member may be called from any thread, also
 // after the server has stopped. Calls have no effect after the client has disconnected or the
@@ -178,6 +179,9 @@ class Server {
   void StopAccepting();
 
   size_t open_requests() const;  // passed to a handler and not completely answered
+  // Responses that have ended, on accepted connections. Responses that the client did not wait for
+  // are included if their head was produced.
+  const ResponseCounts& responses() const;
 
   // Calls StopAccepting and closes idle connections. Waits at most drain_timeout for responses in
   // flight, then closes the remaining connections (OnClose callbacks run) and joins the I/O

@@ -30,18 +30,27 @@ void Router::Add(std::string method, std::string path, Handler handler, Access a
   CHECK(is_new);
 }
 
+const Router::Pattern* Router::FindPattern(const std::string& path) const {
+  const auto found = std::ranges::find_if(patterns_, [&](const Pattern& pattern) {
+    return path.size() > pattern.prefix.size() && path.starts_with(pattern.prefix);
+  });
+  return found == patterns_.end() ? nullptr : &*found;
+}
+
+std::string Router::RouteOf(const std::string& path) const {
+  if (exact_.contains(path)) return path;
+  const Pattern* pattern = FindPattern(path);
+  return pattern ? pattern->path() : "";
+}
+
 Router::Match Router::Find(std::string_view method, const std::string& path) const {
   Match match;
   const Methods* methods = nullptr;
   if (const auto exact = exact_.find(path); exact != exact_.end()) {
     methods = &exact->second;
-  } else {
-    for (const Pattern& pattern : patterns_) {
-      if (path.size() <= pattern.prefix.size() || !path.starts_with(pattern.prefix)) continue;
-      methods = &pattern.methods;
-      match.params[pattern.parameter] = path.substr(pattern.prefix.size());
-      break;
-    }
+  } else if (const Pattern* pattern = FindPattern(path)) {
+    methods = &pattern->methods;
+    match.params[pattern->parameter] = path.substr(pattern->prefix.size());
   }
   if (methods == nullptr) return match;
 

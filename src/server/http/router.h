@@ -25,6 +25,9 @@ class Router {
 
   Match Find(std::string_view method, const std::string& path) const;
 
+  // The registered path of the route that serves `path`, such as "/v1/models/{id}"; empty: none.
+  std::string RouteOf(const std::string& path) const;
+
  private:
   struct Route {
     Handler handler;
@@ -35,7 +38,10 @@ class Router {
     std::string prefix;     // "/v1/models/"
     std::string parameter;  // "id"
     Methods methods;
+    std::string path() const { return prefix + '{' + parameter + '}'; }
   };
+
+  const Pattern* FindPattern(const std::string& path) const;
 
   std::map<std::string, Methods> exact_;
   std::vector<Pattern> patterns_;  // longest prefix first

@@ -1,59 +1,14 @@
-// GET /metrics: counters of the engine and, if enabled, of expert load and EPLB.
-#include <prometheus/counter.h>
-#include <prometheus/gauge.h>
-#include <prometheus/registry.h>
-#include <prometheus/text_serializer.h>
-
+// GET /metrics: counters of requests, responses and the engine and, if enabled, of expert load and
+// EPLB.
 #include "core/error.h"
+#include "server/metrics/names.h"
+#include "server/metrics/page.h"
 #include "server/native/experts.h"
 
 namespace switchyard::native {
 namespace {
 
-using Labels = prometheus::Labels;
-
-// Values of one scrape, in a registry of its own.
-class Page {
- public:
-  void Gauge(const std::string& name, const std::string& help, const Labels& labels, double value) {
-    prometheus::BuildGauge().Name(name).Help(help).Register(registry_).Add(labels).Set(value);
-  }
-  void Counter(const std::string& name, const std::string& help, const Labels& labels,
-               double value) {
-    prometheus::BuildCounter().Name(name).Help(help).Register(registry_).Add(labels).Increment(
-        value);
-  }
-  std::string Text() const { return prometheus::TextSerializer().Serialize(registry_.Collect()); }
-
- private:
-  // With Merge, registering a family again returns the existing one.
-  prometheus::Registry registry_{prometheus::Registry::InsertBehavior::Merge};
-};
-
-void AddEngine(Page& page, const std::vector<EngineStats>& groups) {
-  for (size_t g = 0; g < groups.size(); ++g) {
-    const EngineStats& s = groups[g];
-    const Labels group = {{"group", std::to_string(g)}};
-    const auto pages = [&](const char* state, int64_t n) {
-      page.Gauge("switchyard_kv_pages", "Pages of the KV cache by state",
-                 {{"group", std::to_string(g)}, {"state", state}}, static_cast<double>(n));
-    };
-    page.Gauge("switchyard_running_requests", "Requests in the running set", group, s.running);
-    page.Gauge("switchyard_waiting_requests", "Requests in the queue", group, s.waiting);
-    pages("free", s.free_pages);
-    pages("cached", s.cached_pages);
-    pages("used", s.total_pages - s.free_pages - s.cached_pages);
-    const auto count = [&](const char* name, const char* help, int64_t n) {
-      page.Counter(name, help, group, static_cast<double>(n));
-    };
-    count("switchyard_steps_total", "Steps with a batch of this group", s.steps);
-    count("switchyard_prefill_tokens_total", "Prompt tokens computed", s.prefill_tokens);
-    count("switchyard_cached_prompt_tokens_total", "Prompt tokens found in the radix cache",
-          s.cached_prompt_tokens);
-    count("switchyard_decode_tokens_total", "Tokens generated", s.decode_tokens);
-    count("switchyard_retractions_total", "Requests retracted to free KV pages", s.retractions);
-  }
-}
+using metrics::Page;
 
 void AddExperts(Page& page, const ExpertLoad& load) {
   const Balancedness& b = load.balancedness;
@@ -108,9 +63,12 @@ class Scrape : public std::enable_shared_from_this<Scrape> {
   Scrape(Service& service, http::Responder responder)
       : service_(service), responder_(std::move(responder)) {}
 
-  void Start() {
+  void Start(const http::Server& server) {
+    metrics::AddRequests(service_.front.request_metrics(), service_.model.name,
+                         metrics::Clock::now(), &page_);
+    metrics::AddResponses(server.responses(), server.open_requests(), &page_);
     service_.front.Stats([self = shared_from_this()](const std::vector<EngineStats>& groups) {
-      AddEngine(self->page_, groups);
+      metrics::AddGroups(groups, self->service_.model.name, &self->page_);
       self->Go([&] { self->RequestExperts(); });
     });
   }
@@ -147,12 +105,12 @@ class Scrape : public std::enable_shared_from_this<Scrape> {
 }  // namespace
 
 void RegisterMetrics(http::Server& server, Service& service) {
-  server.Route(
-      "GET", "/metrics",
-      [&service](const std::shared_ptr<const http::Request>&, const http::Responder& responder) {
-        RequireReady(service);
-        std::make_shared<Scrape>(service, responder)->Start();
-      });
+  server.Route("GET", "/metrics",
+               [&service, &server](const std::shared_ptr<const http::Request>&,
+                                   const http::Responder& responder) {
+                 RequireReady(service);
+                 std::make_shared<Scrape>(service, responder)->Start(server);
+               });
 }
 
 }  // namespace switchyard::native

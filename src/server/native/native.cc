@@ -82,6 +82,7 @@ void HandleHealthGenerate(Service& service, const http::Responder& responder) {
   spec.sampling.max_new_tokens = 1;
   spec.sampling.temperature = 0;
   spec.sampling.ignore_eos = true;
+  spec.measured = false;
   service.front.Submit(std::move(spec), [responder](const GenerationEvent& e) {
     if (e.finish == FinishReason::kError) return responder.SendError(503, e.error);
     responder.Send(200, http::kJson, R"({"status":"ok"})");

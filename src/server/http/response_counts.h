@@ -1,0 +1,32 @@
+// Numbers of responses by route, method and status.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+namespace switchyard::http {
+
+struct ResponseKind {
+  std::string route;   // as registered, such as "/v1/models/{id}"; "unmatched" for other paths
+  std::string method;  // "other" if no route can have it, so that clients cannot add entries
+  int status = 0;
+  auto operator<=>(const ResponseKind&) const = default;
+};
+
+// Thread-safe. One lock per response, not per event of a stream.
+class ResponseCounts {
+ public:
+  // `route` may be empty: no route has the path.
+  void Add(std::string_view route, std::string_view method, int status);
+  std::map<ResponseKind, uint64_t> Read() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<ResponseKind, uint64_t> counts_;
+};
+
+}  // namespace switchyard::http

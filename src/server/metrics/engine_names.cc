@@ -1,0 +1,82 @@
+#include <utility>
+
+#include "server/metrics/names.h"
+
+namespace switchyard::metrics {
+namespace {
+
+void AddOwn(const EngineStats& s, const std::string& index, Page* page) {
+  const Labels group = {{"group", index}};
+  const auto pages = [&](const char* state, int64_t n) {
+    page->Gauge("switchyard_kv_pages", "Pages of the KV cache by state",
+                {{"group", index}, {"state", state}}, static_cast<double>(n));
+  };
+  page->Gauge("switchyard_running_requests", "Requests in the running set", group, s.running);
+  page->Gauge("switchyard_waiting_requests", "Requests in the queue", group, s.waiting);
+  pages("free", s.free_pages);
+  pages("cached", s.cached_pages);
+  pages("used", s.total_pages - s.free_pages - s.cached_pages);
+  const auto count = [&](const char* name, const char* help, int64_t n) {
+    page->Counter(name, help, group, static_cast<double>(n));
+  };
+  count("switchyard_steps_total", "Steps with a batch of this group", s.steps);
+  count("switchyard_prefill_tokens_total", "Prompt tokens computed", s.prefill_tokens);
+  count("switchyard_cached_prompt_tokens_total", "Prompt tokens found in the radix cache",
+        s.cached_prompt_tokens);
+  count("switchyard_decode_tokens_total", "Tokens generated", s.decode_tokens);
+  count("switchyard_retractions_total", "Requests retracted to free KV pages", s.retractions);
+}
+
+// The fraction of pages that requests use. Pages that only cache a prefix do not count.
+double Usage(const EngineStats& s) {
+  if (s.total_pages == 0) return 0;
+  const int64_t used = s.total_pages - s.free_pages - s.cached_pages;
+  return static_cast<double>(used) / static_cast<double>(s.total_pages);
+}
+
+void AddSglang(const EngineStats& s, const Labels& labels, Page* page) {
+  const int64_t used = s.total_pages - s.free_pages - s.cached_pages;
+  page->Gauge("sglang:num_running_reqs", "Requests in the running set", labels, s.running);
+  page->Gauge("sglang:num_queue_reqs", "Requests in the queue", labels, s.waiting);
+  page->Gauge("sglang:num_used_tokens", "Capacity in tokens of the KV pages that requests use",
+              labels, static_cast<double>(used * s.page_size));
+  page->Gauge("sglang:token_usage", "Fraction of the KV pages that requests use", labels, Usage(s));
+}
+
+void AddVllm(const EngineStats& s, const Labels& labels, Page* page) {
+  page->Gauge("vllm:num_requests_running", "Requests in the running set", labels, s.running);
+  page->Gauge("vllm:num_requests_waiting", "Requests in the queue", labels, s.waiting);
+  page->Gauge("vllm:kv_cache_usage_perc", "Fraction of the KV pages that requests use", labels,
+              Usage(s));
+  page->Counter("vllm:num_preemptions_total", "Requests retracted to free KV pages", labels,
+                static_cast<double>(s.retractions));
+}
+
+}  // namespace
+
+void AddGroups(const std::vector<EngineStats>& groups, const std::string& model, Page* page) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const std::string index = std::to_string(g);
+    AddOwn(groups[g], index, page);
+    Labels sglang = {{"model_name", model}};
+    if (groups.size() > 1) sglang["dp_rank"] = index;  // SGLang has the label only with DP
+    AddSglang(groups[g], sglang, page);
+    AddVllm(groups[g], {{"model_name", model}, {"engine", index}}, page);
+  }
+}
+
+void AddResponses(const http::ResponseCounts& responses, size_t open_requests, Page* page) {
+  page->Gauge("switchyard_http_open_requests", "HTTP requests without a complete response", {},
+              static_cast<double>(open_requests));
+  for (const auto& [kind, count] : responses.Read()) {
+    const std::string status = std::to_string(kind.status);
+    page->Counter("switchyard_http_responses_total", "HTTP responses by route, method and status",
+                  {{"route", kind.route}, {"method", kind.method}, {"status", status}},
+                  static_cast<double>(count));
+    page->Counter("sglang:http_responses_total", "HTTP responses by route, method and status",
+                  {{"endpoint", kind.route}, {"method", kind.method}, {"status_code", status}},
+                  static_cast<double>(count));
+  }
+}
+
+}  // namespace switchyard::metrics
