@@ -224,6 +224,9 @@ void Register(http::Server& server, Service& service) {
   });
   route("GET", "/health_generate",
         [&](const RequestPtr&, const http::Responder& out) { HandleHealthGenerate(service, out); });
+  route("GET", "/version", [](const RequestPtr&, const http::Responder& out) {
+    out.Send(200, http::kJson, Dump(Json::object({{"version", SWITCHYARD_VERSION}})));
+  });
   for (const char* path : {"/get_model_info", "/model_info"}) {
     route("GET", path,
           [&](const RequestPtr&, const http::Responder& out) { HandleModelInfo(service, out); });

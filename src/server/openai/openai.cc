@@ -12,9 +12,13 @@ namespace switchyard::openai {
 namespace {
 
 Json ModelCard(const Service& service, int64_t created) {
-  return {{"id", service.model.name},   {"object", "model"},
-          {"created", created},         {"owned_by", "switchyard"},
-          {"root", service.model.name}, {"max_model_len", service.plan.context_length}};
+  return {{"id", service.model.name},
+          {"object", "model"},
+          {"created", created},
+          {"owned_by", "switchyard"},
+          {"root", service.model.name},
+          {"parent", nullptr},  // of an adapter
+          {"max_model_len", service.plan.context_length}};
 }
 
 }  // namespace

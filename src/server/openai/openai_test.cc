@@ -159,6 +159,34 @@ TEST_F(OpenAiTest, ErrorsOfRanksNameNoDirectory) {
   }
 }
 
+TEST_F(OpenAiTest, ModelsHaveTheMembersOfOpenAiAndVllm) {
+  const std::string name = world_.model.name;
+  const Json list = Json::parse(GetText(server_.port(), "/v1/models"));
+  EXPECT_EQ(list["object"], "list");
+  ASSERT_EQ(list["data"].size(), 1u);
+  const Json& card = list["data"][0];
+  EXPECT_EQ(card["id"], name);
+  EXPECT_EQ(card["object"], "model");
+  EXPECT_GT(card["created"], 0);
+  EXPECT_EQ(card["owned_by"], "switchyard");
+  EXPECT_EQ(card["root"], name);
+  EXPECT_TRUE(card.at("parent").is_null());
+  EXPECT_EQ(card["max_model_len"], 512);
+  EXPECT_EQ(Json::parse(GetText(server_.port(), "/v1/models/" + name)), card);
+  const Json missing = Json::parse(GetText(server_.port(), "/v1/models/other/name", 404));
+  EXPECT_EQ(missing["error"]["code"], "model_not_found");
+  EXPECT_EQ(missing["error"]["type"], "not_found_error");
+  EXPECT_EQ(missing["error"]["param"], "model");
+  EXPECT_THAT(missing["error"]["message"].get<std::string>(), HasSubstr("other/name"));
+}
+
+TEST_F(OpenAiTest, VersionIsThatOfTheProgram) {
+  const Json version = Json::parse(GetText(server_.port(), "/version"));
+  ASSERT_EQ(version.size(), 1u);
+  EXPECT_THAT(version["version"].get<std::string>(),
+              testing::MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+"));
+}
+
 class LlamaTest : public OpenAiTest {
  protected:
   LlamaTest() : OpenAiTest("llama") {}

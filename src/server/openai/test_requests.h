@@ -23,6 +23,16 @@ inline std::string PostJson(uint16_t port, const std::string& path, const Json& 
   return response->body;
 }
 
+// Gets `path` from a server of this host and returns the body of the response. Expects `status`.
+inline std::string GetText(uint16_t port, const std::string& path, int status = 200) {
+  http::TestClient client(port);
+  client.Get(path);
+  const auto response = client.Read();
+  if (!response) return "no response";
+  EXPECT_EQ(response->status, status) << response->body;
+  return response->body;
+}
+
 // The data of all events of a stream, without [DONE].
 inline std::vector<Json> EventsOf(const std::string& stream) {
   std::istringstream lines(stream);
