@@ -78,6 +78,7 @@ REFUSED = [
     (COMPLETIONS, {"bad_words": [""]}, "bad_words"),
     (COMPLETIONS, {"allowed_token_ids": [99999]}, "allowed_token_ids"),
     (COMPLETIONS, {"truncate_prompt_tokens": 99999}, "truncate_prompt_tokens"),
+    (COMPLETIONS, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     (COMPLETIONS, {"truncation_side": "middle"}, "truncation_side"),
     (COMPLETIONS, {"prompt": ""}, "prompt"),
     (COMPLETIONS, {"prompt": [1, 99999]}, "prompt"),

@@ -128,6 +128,9 @@ bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpe
   if (!f.Has("truncate_prompt_tokens")) return false;
   const int64_t longest = service.front.longest();
   int64_t most = f.Int("truncate_prompt_tokens", 0, -1, longest);
+  if (most == 0)
+    throw InvalidField("truncate_prompt_tokens", "truncate_prompt_tokens is 0, want -1, or 1 to {}",
+                       longest);
   // −1: the context length minus the requested output.
   const int64_t answer = std::max<int64_t>(spec.sampling.max_new_tokens, 1);
   if (most == -1) most = answer < longest ? longest - answer : longest - 1;
