@@ -19,6 +19,7 @@
 #include "server/http_setup.h"
 #include "server/native/native.h"
 #include "server/openai/openai.h"
+#include "server/openapi/openapi.h"
 #include "server/ranks/engine_ranks.h"
 #include "server/ranks/follower.h"
 #include "server/ranks/membership.h"
@@ -199,6 +200,7 @@ int RunServe(const ServerArgs& args) {
   openai::Register(server, service);
   anthropic::Register(server, service);
   native::Register(server, service);
+  openapi::Register(server, service);
   server.Start();  // before loading, so that a port in use is reported at once
 
   std::optional<Membership> membership = Lead(launch, args.engine, plan, find_signal);

@@ -363,6 +363,27 @@ constexpr KnownField kResponses[] = {
     {"top_logprobs", kRefused, kNotSupported, "[0]"},
 };
 
+// SGLang's AbortReq and ProfileReqInput (managers/io_struct.py).
+constexpr KnownField kAbort[] = {{"rid", kHonoured},
+                                 {"abort_all", kHonoured},
+                                 {"finished_reason", kHint},
+                                 {"abort_message", kHint}};
+
+constexpr KnownField kStartProfile[] = {
+    {"output_dir", kHonoured},
+    {"start_step", kHonoured},
+    {"num_steps", kHonoured},
+    {"activities", kHonoured},
+    {"profile_by_stage", kHonoured},
+    {"record_shapes", kHonoured},
+    {"profile_prefix", kHonoured},
+    {"profile_id", kHonoured},
+    {"with_stack", kRefused, "is not supported: operations have no Python stack"},
+    {"merge_profiles", kRefused,
+     "is not supported: each rank writes a file; a viewer can open several"},
+    {"profile_stages", kRefused, "is not supported: profile_by_stage records prefill and decode"},
+};
+
 std::vector<KnownField> Join(std::span<const KnownField> a, std::span<const KnownField> b,
                              std::span<const KnownField> c = {}) {
   std::vector<KnownField> all(a.begin(), a.end());
@@ -379,7 +400,7 @@ const KnownField* FindField(RequestKind kind, std::string_view name) {
          {RequestKind::kChat, RequestKind::kCompletion, RequestKind::kGenerate,
           RequestKind::kSamplingParams, RequestKind::kTokenize, RequestKind::kDetokenize,
           RequestKind::kParseFunctionCall, RequestKind::kSeparateReasoning, RequestKind::kMessages,
-          RequestKind::kResponses}) {
+          RequestKind::kResponses, RequestKind::kAbort, RequestKind::kStartProfile}) {
       for (const KnownField& field : KnownFields(k)) tables[k][field.name] = &field;
     }
     return tables;
@@ -431,8 +452,17 @@ std::span<const KnownField> KnownFields(RequestKind kind) {
       return kMessages;
     case RequestKind::kResponses:
       return kResponses;
+    case RequestKind::kAbort:
+      return kAbort;
+    case RequestKind::kStartProfile:
+      return kStartProfile;
   }
   return {};
+}
+
+bool IsRefused(const KnownField& field, const Json& value) {
+  const bool refused = field.use == kRefused || field.use == kRefusedEvenEmpty;
+  return refused && !IsDisabled(field, value);
 }
 
 bool UnknownFields::Log(const std::string& name) {
@@ -451,8 +481,7 @@ void CheckFields(const Fields& fields, RequestKind kind, UnknownFields& unknown)
     const KnownField* field = FindField(kind, name);
     if (!field) {
       unknown.Log(fields.Name(name.c_str()));
-    } else if ((field->use == kRefused || field->use == kRefusedEvenEmpty) &&
-               !IsDisabled(*field, value)) {
+    } else if (IsRefused(*field, value)) {
       throw InvalidField(fields.Name(field->name), "{} {}", fields.Name(field->name), field->why);
     }
   }

@@ -35,10 +35,15 @@ enum class RequestKind {
   kSeparateReasoning,
   kMessages,
   kResponses,
+  kAbort,
+  kStartProfile,
 };
 
 // All fields of one kind of request, unordered, without duplicates.
 std::span<const KnownField> KnownFields(RequestKind kind);
+
+// Whether the server refuses `value` of the field.
+bool IsRefused(const KnownField& field, const Json& value);
 
 // Records which unknown fields have been logged. Thread-safe.
 class UnknownFields {

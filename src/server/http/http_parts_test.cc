@@ -56,6 +56,9 @@ TEST(RouterTest, PrefersExactPathsAndLongPrefixes) {
   EXPECT_EQ(find("GET", "/a/b"), "a");
   EXPECT_EQ(find("DELETE", "/a/z"), "delete");
   EXPECT_EQ(find("POST", "/a/z"), "");
+  std::string entries;
+  for (const Router::Entry& e : router.Entries()) entries += e.method + " " + e.path + ", ";
+  EXPECT_EQ(entries, "GET /a/b/c, GET /a/b/{y}, DELETE /a/{x}, GET /a/{x}, ");
   EXPECT_EQ(router.RouteOf("/a/b/c"), "/a/b/c");
   EXPECT_EQ(router.RouteOf("/a/b/d"), "/a/b/{y}");
   EXPECT_EQ(router.RouteOf("/z"), "");

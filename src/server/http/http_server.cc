@@ -85,6 +85,7 @@ class Server::Impl {
   int port() const { return port_; }
   size_t open_requests() const { return open_requests_; }
   const ResponseCounts& responses() const { return responses_; }
+  const Router& router() const { return router_; }
   std::chrono::milliseconds drain_timeout() const { return options_.drain_timeout; }
 
  private:
@@ -290,6 +291,8 @@ void Server::StopAccepting() { impl_->StopAccepting(); }
 size_t Server::open_requests() const { return impl_->open_requests(); }
 
 const ResponseCounts& Server::responses() const { return impl_->responses(); }
+
+const Router& Server::router() const { return impl_->router(); }
 
 void Server::Stop() { impl_->Stop(impl_->drain_timeout()); }
 

@@ -62,6 +62,7 @@ struct ServedTokens {
 class Exchange;
 class MemoryBudget;
 class ResponseCounts;
+class Router;
 
 // Handle to one response, shared by its copies. Every member may be called from any thread, also
 // after the server has stopped. Calls have no effect after the client has disconnected or the
@@ -182,6 +183,7 @@ class Server {
   // Responses that have ended, on accepted connections. Responses that the client did not wait for
   // are included if their head was produced.
   const ResponseCounts& responses() const;
+  const Router& router() const;  // constant after Start
 
   // Calls StopAccepting and closes idle connections. Waits at most drain_timeout for responses in
   // flight, then closes the remaining connections (OnClose callbacks run) and joins the I/O

@@ -43,6 +43,17 @@ std::string Router::RouteOf(const std::string& path) const {
   return pattern ? pattern->path() : "";
 }
 
+std::vector<Router::Entry> Router::Entries() const {
+  std::vector<Entry> entries;
+  const auto add = [&](const std::string& path, const Methods& methods) {
+    for (const auto& [method, route] : methods) entries.push_back({method, path, route.access});
+  };
+  for (const auto& [path, methods] : exact_) add(path, methods);
+  for (const Pattern& pattern : patterns_) add(pattern.path(), pattern.methods);
+  std::ranges::stable_sort(entries, {}, &Entry::path);
+  return entries;
+}
+
 Router::Match Router::Find(std::string_view method, const std::string& path) const {
   Match match;
   const Methods* methods = nullptr;

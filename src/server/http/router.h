@@ -28,6 +28,12 @@ class Router {
   // The registered path of the route that serves `path`, such as "/v1/models/{id}"; empty: none.
   std::string RouteOf(const std::string& path) const;
 
+  struct Entry {
+    std::string method, path;  // as registered
+    Access access;
+  };
+  std::vector<Entry> Entries() const;  // ordered by path, then by method
+
  private:
   struct Route {
     Handler handler;

@@ -175,6 +175,7 @@ void HandleFlushCache(Service& service, const http::Responder& responder) {
 void HandleAbort(Service& service, const http::Request& request, const http::Responder& responder) {
   const Json body = ParseBody(request);
   const Fields f(body);
+  CheckFields(f, RequestKind::kAbort, service.unknown_fields);
   if (f.Bool("abort_all", false)) {
     service.front.AbortAll();
   } else if (const std::string name = f.String("rid", ""); !name.empty()) {

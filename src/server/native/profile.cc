@@ -6,9 +6,11 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "server/api/guarded.h"
+#include "server/api/known_fields.h"
 #include "server/http/error_body.h"
 #include "server/native/experts.h"
 
@@ -18,27 +20,24 @@ namespace {
 using RequestPtr = std::shared_ptr<const http::Request>;
 
 constexpr int64_t kMaxSteps = 1'000'000'000;
-constexpr std::string_view kFields[] = {"output_dir",     "start_step",       "num_steps",
-                                        "activities",     "profile_by_stage", "with_stack",
-                                        "record_shapes",  "profile_prefix",   "profile_id",
-                                        "merge_profiles", "profile_stages"};
 
+// Unlike in other requests, an unknown field is an error.
 void CheckNames(const Json& body) {
+  std::vector<std::string_view> names;
+  for (const KnownField& field : KnownFields(RequestKind::kStartProfile))
+    names.push_back(field.name);
   for (const auto& [name, value] : body.items()) {
-    if (std::ranges::find(kFields, std::string_view(name)) == std::end(kFields))
-      throw InvalidField(name, "{} is unknown, want {}", name, Joined(kFields, ", "));
+    if (std::ranges::find(names, std::string_view(name)) == names.end())
+      throw InvalidField(name, "{} is unknown, want {}", name, Joined(names, ", "));
   }
 }
 
 void RefuseFeatures(const Fields& f) {
-  const auto refuse = [](const char* name, const char* why) {
-    throw InvalidField(name, "{} is not supported: {}", name, why);
-  };
-  if (f.Bool("with_stack", false)) refuse("with_stack", "operations have no Python stack");
-  if (f.Bool("merge_profiles", false))
-    refuse("merge_profiles", "each rank writes a file; a viewer can open several");
-  if (!f.Strings("profile_stages").empty())
-    refuse("profile_stages", "profile_by_stage records prefill and decode");
+  for (const KnownField& field : KnownFields(RequestKind::kStartProfile)) {
+    const Json* value = f.Find(field.name);
+    if (value && IsRefused(field, *value))
+      throw InvalidField(field.name, "{} {}", field.name, field.why);
+  }
 }
 
 void ReadActivities(const Fields& f, bool gpus, profile::Options* options) {

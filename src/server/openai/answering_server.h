@@ -16,6 +16,7 @@
 #include "server/native/native.h"
 #include "server/openai/openai.h"
 #include "server/openai/test_requests.h"
+#include "server/openapi/openapi.h"
 
 namespace switchyard {
 
@@ -69,6 +70,7 @@ class AnsweringServer {
     openai::Register(server_, world_.service);
     anthropic::Register(server_, world_.service);
     native::Register(server_, world_.service);
+    openapi::Register(server_, world_.service);
     server_.Start();
     world_.link.one_by_one = true;
   }
@@ -97,6 +99,7 @@ class AnsweringServer {
   }
 
   TestService& world() { return world_; }
+  const http::Router& router() const { return server_.router(); }
   int port() const { return server_.port(); }
 
  private:

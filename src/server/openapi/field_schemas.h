@@ -1,0 +1,37 @@
+// JSON schemas of the fields of request bodies.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "server/api/known_fields.h"
+
+namespace switchyard::openapi {
+
+struct FieldSchema {
+  const char* name;
+  const char* schema;  // JSON. Without null: a null field is absent
+};
+
+// The schema of an honoured field; nullptr if there is none. Fields that several kinds of requests
+// have in the same form share one schema.
+const char* SchemaOf(RequestKind kind, std::string_view name);
+
+// All schemas that SchemaOf may return for `kind`, without the shared ones.
+std::span<const FieldSchema> OwnSchemas(RequestKind kind);
+std::span<const FieldSchema> SharedSchemas();
+
+// A body in components/schemas. Several bodies may have the fields of one kind.
+struct Body {
+  const char* name;
+  RequestKind kind;
+  const char* rules;  // JSON members that the schema has in addition to properties, or ""
+};
+std::span<const Body> Bodies();
+
+// The schema of a body: every known field of its kind. Honoured fields have the schema of SchemaOf,
+// refused fields the values that disable them and "x-refused".
+Json BodySchema(const Body& body);
+
+}  // namespace switchyard::openapi
