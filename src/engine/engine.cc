@@ -30,6 +30,7 @@ uint64_t Engine::Submit(EngineRequest request, Callback on_output) {
   return impl_->ranks.Submit(std::move(request), std::move(on_output));
 }
 void Engine::Abort(uint64_t id) { impl_->ranks.Abort(id); }
+void Engine::Tell(ControlMessage message) { impl_->ranks.Tell(std::move(message)); }
 std::vector<EngineStats> Engine::Stats() { return impl_->ranks.Stats(); }
 bool Engine::FlushCache() { return impl_->ranks.FlushCache(); }
 const EnginePlan& Engine::plan() const { return impl_->plan; }

@@ -27,6 +27,9 @@ class Engine {
   // including the finished one.
   uint64_t Submit(EngineRequest request, Callback on_output);
   void Abort(uint64_t id);
+  // A message without an answer. For outputs with a grammar: GrammarTokens, then DefineGrammar,
+  // then requests with its id.
+  void Tell(ControlMessage message);
   // Submits, waits and returns all tokens; Error if the request fails.
   RequestOutput Generate(EngineRequest request);
   std::vector<EngineStats> Stats();  // one entry per attention group; Total adds them

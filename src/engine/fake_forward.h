@@ -104,7 +104,7 @@ class FakeForward : public ForwardFunction {
       }
     }
     EXPECT_EQ(next, batch.logit_rows.size());
-    Draw(batch.draws);
+    Draw(batch.draws, batch.masks ? &batch.masks() : nullptr);
     most_rows = std::max(most_rows, batch.num_tokens());
     ++passes;
     fingerprint = fingerprint * 31 + Fingerprint(batch, options_.page_size);
@@ -171,15 +171,19 @@ class FakeForward : public ForwardFunction {
               0);
   }
 
-  void Draw(std::span<const kernels::RowSampling> draws) {
+  void Draw(std::span<const kernels::RowSampling> draws, const TokenMasks* masks) {
     if (draws.empty()) return;
+    const int64_t words = MaskWords(options_.vocab);
     drawn_.clear();
     for (size_t row = 0; row < draws.size(); ++row) {
       const auto logits =
           std::span<const float>(logits_).subspan(row * options_.vocab, options_.vocab);
       const bool finite =
           std::ranges::all_of(logits, [](float logit) { return std::isfinite(logit); });
-      drawn_.push_back(finite ? sampler_.DrawRow(logits, draws[row]).value_or(-1) : -1);
+      std::span<const uint32_t> mask;
+      if (masks && masks->rows.at(row) >= 0)
+        mask = std::span(masks->words).subspan(masks->rows[row] * words, words);
+      drawn_.push_back(finite ? sampler_.DrawRow(logits, draws[row], mask).value_or(-1) : -1);
     }
   }
 

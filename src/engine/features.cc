@@ -246,7 +246,7 @@ void AddServing(std::vector<Feature>& all) {
   for (const char* kind : {"grouped-query", "latent (MLA)", "sliding window", "`clip_qkv`"})
     all.push_back({.section = kServing.name, .flag = "attention:", .value = kind});
   for (const char* what : {"prefix cache", "chunked prefill", "log-probabilities", "penalties",
-                           "`return_routed_experts`"})
+                           "structured output", "`return_routed_experts`"})
     all.push_back({.section = kServing.name, .flag = "requests:", .value = what});
 }
 

@@ -9,6 +9,7 @@
 #include "engine/rank_engine_impl.h"
 #include "engine/sampler/logprobs.h"
 #include "engine/sampler/softmax.h"
+#include "grammar/compiled_grammar.h"
 
 namespace switchyard {
 
@@ -50,6 +51,27 @@ void RankEngine::Impl::RevertLaunched() {
     sequence.tokens.pop_back();
     --sequence.unknown;
     sequence.complete = false;
+  }
+}
+
+void RankEngine::Impl::FillMasks(std::span<const Part> pass) {
+  const profile::Span span(options.profiler, {.name = "masks"});
+  const auto words = static_cast<size_t>(MaskWords(vocab));
+  masks.rows.assign(batch.logit_rows.size(), -1);
+  masks.words.clear();
+  size_t row = 0;
+  for (const Part& part : pass) {
+    row += part.logit_rows;
+    if (part.logit_rows == 0) continue;
+    const auto entry = table.find(part.id);
+    if (entry == table.end() || !entry->second.grammar) continue;
+    const size_t begin = masks.words.size();
+    masks.words.resize(begin + words);
+    if (entry->second.grammar->FillMask(std::span(masks.words).subspan(begin))) {
+      masks.rows[row - 1] = static_cast<int32_t>(begin / words);
+    } else {
+      masks.words.resize(begin);
+    }
   }
 }
 
@@ -100,6 +122,7 @@ std::map<uint64_t, std::string> RankEngine::Impl::FaultsOf(std::span<const Part>
 
 void RankEngine::Impl::ProcessDrawn(Sequence& sequence, const Part& part, int32_t token) {
   if (token < 0) return FailNotFinite(sequence);
+  if (!AcceptToken(sequence, token)) return;
   sequence.tokens[part.end] = token;
   --sequence.unknown;
   if (sequence.computed >= part.end) {
@@ -163,6 +186,14 @@ void RankEngine::Impl::AppendRoutedExperts(Sequence& sequence, const Part& part,
   sequence.next_routed = part.end;
 }
 
+bool RankEngine::Impl::AcceptToken(Sequence& sequence, int32_t token) {
+  if (!sequence.grammar) return true;
+  sequence.grammar->Accept(token);
+  if (sequence.grammar->failure().empty()) return true;
+  Fail(sequence, sequence.grammar->failure(), ErrorKind::kInvalid);
+  return false;
+}
+
 void RankEngine::Impl::FailNotFinite(Sequence& sequence) {
   const std::string error = sequence.router_fault.empty()
                                 ? "the model returned logits that are not finite (NaN or infinity)"
@@ -192,11 +223,24 @@ void RankEngine::Impl::AppendInputLogprobs(Sequence& sequence, Sequence::RowRang
   }
 }
 
-std::optional<int32_t> RankEngine::Impl::Draw(const Sequence& sequence, const Rows& own) {
+std::string RankEngine::Impl::WhyNoToken(const Sequence& sequence) {
+  if (!sequence.grammar)
+    return "the request's banned tokens and its minimum leave no token to sample";
+  if (!sequence.grammar->failure().empty()) return sequence.grammar->failure();
+  return "the request's banned tokens, its minimum and its grammar leave no token to sample";
+}
+
+std::optional<int32_t> RankEngine::Impl::Draw(Sequence& sequence, const Rows& own) {
   if (!own.drawn.empty()) return own.drawn.back();
   const SamplingParams& params = sequence.request.sampling;
+  std::span<const uint32_t> mask;
+  if (sequence.grammar) {
+    masks.words.resize(MaskWords(vocab));
+    if (!sequence.grammar->FillMask(masks.words)) return std::nullopt;
+    mask = masks.words;
+  }
   return sampler.Draw(own.logits.last(vocab), params, sequence.prompt(), sequence.output(),
-                      *params.seed);
+                      *params.seed, mask);
 }
 
 void RankEngine::Impl::SampleToken(Sequence& sequence, const Rows& own) {
@@ -207,11 +251,8 @@ void RankEngine::Impl::SampleToken(Sequence& sequence, const Rows& own) {
     output.finish = FinishReason::kLength;
   } else {
     const std::optional<int32_t> token = Draw(sequence, own);
-    if (!token) {
-      Fail(sequence, "the request's banned tokens and its minimum leave no token to sample",
-           ErrorKind::kInvalid);
-      return;
-    }
+    if (!token) return Fail(sequence, WhyNoToken(sequence), ErrorKind::kInvalid);
+    if (!AcceptToken(sequence, *token)) return;
     if (sequence.request.logprob.enabled)
       output.output_logprobs.push_back(
           LogprobsAt(own.logits.last(vocab), *token, sequence.request.logprob));
@@ -231,7 +272,9 @@ void RankEngine::Impl::CheckFinished(const Sequence& sequence, int32_t token, in
   const auto holds = [token](const std::vector<int32_t>& ids) {
     return std::find(ids.begin(), ids.end(), token) != ids.end();
   };
-  if (holds(params.stop_token_ids) || (!params.ignore_eos && holds(options.eos_token_ids))) {
+  const bool ended = sequence.grammar && sequence.grammar->ended();
+  if (ended || holds(params.stop_token_ids) ||
+      (!params.ignore_eos && holds(options.eos_token_ids))) {
     output.finish = FinishReason::kStop;
     output.matched = token;
   } else if (length - sequence.prompt_length >= params.max_new_tokens || length >= max_length) {

@@ -89,6 +89,8 @@ void RankEngine::Impl::CheckRequest(const EngineRequest& request) const {
   Validate(request.sampling, vocab);
   Validate(request.logprob, vocab);
   Validate(request.routed_experts, length, model.routed_width() > 0);
+  if (request.grammar != 0 && !grammars.Find(request.grammar))
+    throw Invalid("grammar {} is not defined", request.grammar);
 }
 
 void RankEngine::Impl::Enqueue(const EngineRequest& request) {
@@ -105,6 +107,8 @@ void RankEngine::Impl::Enqueue(const EngineRequest& request) {
   const auto [entry, added] = table.try_emplace(request.id, request);
   CHECK(added);  // ids of open requests are unique
   Sequence& sequence = entry->second;
+  if (request.grammar != 0)
+    sequence.grammar = std::make_unique<SequenceGrammar>(*grammars.Find(request.grammar));
   if (!sequence.request.sampling.seed)
     sequence.request.sampling.seed = DeriveSeed(options.random_seed, request.id);
   scheduler.Enqueue(&sequence);
@@ -199,6 +203,18 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
   bool aborted = false;
   std::span<const float> logits;
   std::optional<LaunchedPass> previous = std::exchange(launched, std::nullopt);
+  const auto end_previous = [&] {
+    if (const auto pass = std::exchange(previous, std::nullopt)) ProcessLaunched(pass->parts);
+  };
+  if (runs && !batch.draws.empty() && PlansGrammars()) {
+    // Masks depend on the tokens of the previous pass. The device may already compute this one.
+    batch.masks = [&]() -> const TokenMasks& {
+      if (launches) AdvanceLaunched();
+      end_previous();
+      FillMasks(launches ? launched->parts : parts);
+      return masks;
+    };
+  }
   try {
     if (runs) batch.pass = ++last_pass;
     if (launches) {
@@ -208,13 +224,16 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
       aborted = model.aborted();
     }
   } catch (...) {
-    launched = std::move(previous);
+    batch.masks = nullptr;
     forwards = false;
     plan = {};
+    if (launched) RevertLaunched();
+    launched = std::move(previous);
     throw;
   }
-  if (launches) AdvanceLaunched();
-  if (previous) ProcessLaunched(previous->parts);
+  batch.masks = nullptr;
+  if (launches && !launched) AdvanceLaunched();
+  end_previous();
   if (runs && !launches && !aborted) {
     const profile::Span span(options.profiler,
                              {.name = "sample", .rows = std::ssize(batch.logit_rows)});
@@ -266,6 +285,12 @@ void RankEngine::Impl::RequestDeviceSampling() {
   }
 }
 
+bool RankEngine::Impl::PlansGrammars() const {
+  return std::ranges::any_of(plan, [](const ScheduledRows& part) {
+    return part.sequence->grammar && part.sequence->LogitRows(part.rows).size() > 0;
+  });
+}
+
 bool RankEngine::Impl::NeedsLogits() const {
   return batch.routed_experts || batch.draws.size() != batch.logit_rows.size();
 }
@@ -308,6 +333,12 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
       answers.emplace_back(StatsReport{.ticket = get->ticket, .groups = {Stats()}});
     } else if (const auto* limit = std::get_if<LimitPrefill>(&message)) {
       impl_->scheduler.LimitPrefill(limit->rows);
+    } else if (const auto* tokens = std::get_if<GrammarTokens>(&message)) {
+      impl_->grammars.SetVocabulary(tokens->bytes);
+    } else if (const auto* define = std::get_if<DefineGrammar>(&message)) {
+      impl_->grammars.Define(define->id, define->bytes);
+    } else if (const auto* drop = std::get_if<DropGrammar>(&message)) {
+      impl_->grammars.Drop(drop->id);
     }  // the loop handles Shutdown and messages for the recorder
   }
   return answers;

@@ -11,6 +11,7 @@
 
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/rank_engine.h"
+#include "engine/rank_grammars.h"
 #include "engine/sampler/sampler.h"
 #include "engine/scheduler/scheduler.h"
 
@@ -59,6 +60,11 @@ struct RankEngine::Impl {
   void AdvanceLaunched();
   // Undoes AdvanceLaunched.
   void RevertLaunched();
+  // Fills `masks` for the rows of a pass whose tokens the model draws. A sequence whose grammar has
+  // failed gets no mask, and its token is not used.
+  void FillMasks(std::span<const Part> pass);
+  // Whether the planned batch draws a token that a grammar constrains.
+  bool PlansGrammars() const;
   // Processes the tokens that a launched pass has drawn.
   void ProcessLaunched(std::span<const Part> launched);
   void ProcessDrawn(Sequence& sequence, const Part& part, int32_t token);
@@ -73,14 +79,18 @@ struct RankEngine::Impl {
   void AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
                            std::span<const float> logits);
   void SampleToken(Sequence& sequence, const Rows& own);
-  // nullopt if penalties and biases forbid every token.
-  std::optional<int32_t> Draw(const Sequence& sequence, const Rows& own);
+  // nullopt if penalties, biases and the grammar leave no token.
+  std::optional<int32_t> Draw(Sequence& sequence, const Rows& own);
+  static std::string WhyNoToken(const Sequence& sequence);
   // `length`: of the sequence, `token` included.
   void CheckFinished(const Sequence& sequence, int32_t token, int64_t length,
                      RequestOutput& output) const;
   RequestOutput NewOutput(Sequence& sequence) const;
   void Fail(Sequence& sequence, const std::string& error, ErrorKind kind = ErrorKind::kResource);
   void FailNotFinite(Sequence& sequence);
+  // Appends a drawn token to the output's grammar, if there is one. Returns false if the grammar
+  // has failed, and ends the sequence.
+  bool AcceptToken(Sequence& sequence, int32_t token);
   void Close(Sequence& sequence, bool discard);
 
   const Options options;
@@ -89,6 +99,7 @@ struct RankEngine::Impl {
   KvCache cache;
   Scheduler scheduler;
   Sampler sampler;
+  RankGrammars grammars;
   // Maximum length of a sequence: the last token's key and value need a slot too.
   const int64_t max_length;
   std::map<uint64_t, Sequence> table;   // open requests; nodes have stable addresses
@@ -103,6 +114,7 @@ struct RankEngine::Impl {
   std::optional<LaunchedPass> launched;
   uint64_t last_pass = 0;           // the number of the last pass
   bool forwards = false;            // whether the model runs it
+  TokenMasks masks;                 // of the pass that draws next
   ForwardBatch batch;               // reused between steps to keep its allocations
   std::vector<std::string> faults;  // [sequences] of the last pass, or empty
   EngineStats counters;

@@ -65,6 +65,7 @@ struct EngineRequest {
   std::optional<int32_t> group;
   int32_t priority = 0;    // larger ones go first; see Scheduler::Options::priorities
   std::string cache_salt;  // only requests of equal salt share cached prefixes
+  uint64_t grammar = 0;    // DefineGrammar::id of the grammar of the output; 0: none
 };
 
 // Messages to the ranks, in one ordered stream. Every rank applies the same messages before the
@@ -105,10 +106,24 @@ struct StopProfile {
 struct LimitPrefill {
   int64_t rows = 0;
 };
+// Precedes the first DefineGrammar.
+struct GrammarTokens {
+  std::string bytes;  // GrammarVocabulary::Encode
+};
+// Precedes the first request with the grammar.
+struct DefineGrammar {
+  uint64_t id = 0;
+  std::string bytes;  // CompiledGrammar::ToBytes
+};
+// No later request has the grammar. Open requests keep it.
+struct DropGrammar {
+  uint64_t id = 0;
+};
 struct Shutdown {};  // the loop ends after this step
 using ControlMessage =
     std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, RecordExperts, GetExpertLoad,
-                 RebalanceExperts, GetEplb, StartProfile, StopProfile, LimitPrefill, Shutdown>;
+                 RebalanceExperts, GetEplb, StartProfile, StopProfile, LimitPrefill, GrammarTokens,
+                 DefineGrammar, DropGrammar, Shutdown>;
 
 struct TokenLogprob {
   int32_t token = 0;

@@ -45,6 +45,7 @@ std::vector<ControlMessage> SomeControl() {
   request.routed_experts = {.enabled = true, .start = 2};
   request.group = 3;
   request.cache_salt = "salt";
+  request.grammar = 13;
   return {request,
           AbortRequest{4},
           FlushCache{5},
@@ -64,7 +65,10 @@ std::vector<ControlMessage> SomeControl() {
                                    .device = false,
                                    .by_stage = true,
                                    .record_shapes = true}},
-          StopProfile{12}};
+          StopProfile{12},
+          GrammarTokens{"tokens"},
+          DefineGrammar{.id = 13, .bytes = "grammar"},
+          DropGrammar{14}};
 }
 
 std::vector<EngineMessage> SomeMessages() {
@@ -127,7 +131,7 @@ std::vector<EngineMessage> SomeMessages() {
 TEST(RequestWire, ControlSurvivesTheTrip) {
   const std::string bytes = EncodeControl(SomeControl());
   const std::vector<ControlMessage> back = DecodeControl(bytes);
-  ASSERT_EQ(back.size(), 12u);
+  ASSERT_EQ(back.size(), 15u);
   const auto& request = std::get<EngineRequest>(back[0]);
   EXPECT_EQ(request.input_ids, (std::vector<int32_t>{1, 2, 3}));
   EXPECT_EQ(request.sampling.seed, 123456789012345u);
@@ -139,6 +143,7 @@ TEST(RequestWire, ControlSurvivesTheTrip) {
   EXPECT_EQ(request.routed_experts.start, 2);
   EXPECT_EQ(request.group, 3);
   EXPECT_EQ(request.cache_salt, "salt");
+  EXPECT_EQ(request.grammar, 13u);
   EXPECT_EQ(request.sampling.bad_words, (std::vector<std::vector<int32_t>>{{7}, {8, 9}}));
   EXPECT_EQ(std::get<GetStats>(back[3]).ticket, 6u);
   EXPECT_FALSE(std::get<EngineRequest>(back[5]).sampling.seed.has_value());
@@ -156,6 +161,10 @@ TEST(RequestWire, ControlSurvivesTheTrip) {
   EXPECT_FALSE(start.options.host || start.options.device);
   EXPECT_TRUE(start.options.by_stage && start.options.record_shapes);
   EXPECT_EQ(std::get<StopProfile>(back[11]).ticket, 12u);
+  EXPECT_EQ(std::get<GrammarTokens>(back[12]).bytes, "tokens");
+  EXPECT_EQ(std::get<DefineGrammar>(back[13]).id, 13u);
+  EXPECT_EQ(std::get<DefineGrammar>(back[13]).bytes, "grammar");
+  EXPECT_EQ(std::get<DropGrammar>(back[14]).id, 14u);
   EXPECT_EQ(EncodeControl(back), bytes);
   EXPECT_TRUE(DecodeControl(EncodeControl({})).empty());
 }

@@ -27,9 +27,9 @@ void Fields(Codec& codec, T& p) {
 template <typename Codec, OneOf<EngineRequest> T>
 void Fields(Codec& codec, T& r) {
   codec(r.id, r.input_ids, r.sampling, r.logprob, r.routed_experts, r.group, r.priority,
-        r.cache_salt);
+        r.cache_salt, r.grammar);
 }
-template <typename Codec, OneOf<AbortRequest> T>
+template <typename Codec, OneOf<AbortRequest, DropGrammar> T>
 void Fields(Codec& codec, T& m) {
   codec(m.id);
 }
@@ -53,6 +53,14 @@ void Fields(Codec& codec, T& m) {
 template <typename Codec, OneOf<LimitPrefill> T>
 void Fields(Codec& codec, T& m) {
   codec(m.rows);
+}
+template <typename Codec, OneOf<GrammarTokens> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.bytes);
+}
+template <typename Codec, OneOf<DefineGrammar> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.id, m.bytes);
 }
 template <typename Codec, OneOf<Shutdown> T>
 void Fields(Codec&, T&) {}

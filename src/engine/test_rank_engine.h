@@ -65,6 +65,7 @@ class Rig {
     all.finish = news.finish;
     all.matched = news.matched;
     all.error = news.error;
+    all.error_kind = news.error_kind;
   }
 };
 

@@ -191,6 +191,11 @@ void ThreadEngine::Abort(uint64_t id) {
   impl_->Tell(AbortRequest{id});
 }
 
+void ThreadEngine::Tell(ControlMessage message) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->Tell(std::move(message));
+}
+
 std::vector<EngineStats> ThreadEngine::Stats() {
   return impl_->Ask<GetStats>(impl_->pending_stats);
 }

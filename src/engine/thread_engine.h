@@ -26,8 +26,9 @@ class ThreadEngine {
   // Error kPeer if the ranks have failed, kInvalid if the request names a nonexistent group.
   uint64_t Submit(EngineRequest request, Engine::Callback on_output);
   void Abort(uint64_t id);
-  std::vector<EngineStats> Stats();  // of each attention group
-  bool FlushCache();                 // FlushResult::done
+  void Tell(ControlMessage message);  // a message without an answer, such as DefineGrammar
+  std::vector<EngineStats> Stats();   // of each attention group
+  bool FlushCache();                  // FlushResult::done
 
  private:
   struct Impl;

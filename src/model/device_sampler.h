@@ -1,12 +1,14 @@
 // Draws tokens on the device that holds the logits.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
 
 #include "core/check.h"
+#include "model/forward_batch.h"
 #include "model/layers/activations.h"
 #include "model/rank_device.h"
 
@@ -19,8 +21,9 @@ class DeviceSampler {
  public:
   static constexpr size_t kMaxPending = 2;
 
-  // Begins a batch with one row of logits for each of `draws`.
-  void Begin(RankDevice& rank, std::span<const kernels::RowSampling> draws, int64_t vocab) {
+  // Begins a batch with one row of logits for each of `draws`. `masks`: null if there are none.
+  void Begin(RankDevice& rank, std::span<const kernels::RowSampling> draws, int64_t vocab,
+             const TokenMasks* masks = nullptr) {
     kernels::Device& device = rank.device();
     const auto rows = static_cast<int64_t>(draws.size());
     vocab_ = vocab;
@@ -32,6 +35,11 @@ class DeviceSampler {
     }
     weights_.Reserve(device, rows * vocab);
     if (rows > 0) device.CopyIn(draws_.get(), draws.data(), draws.size_bytes());
+    has_masks_ = masks && !masks->words.empty();
+    if (!has_masks_) return;
+    CHECK_EQ(std::ssize(masks->rows), rows);
+    mask_rows_.CopyIn(device, std::as_bytes(std::span(masks->rows)));
+    masks_.CopyIn(device, std::as_bytes(std::span(masks->words)));
   }
 
   // Draws the tokens of rows [first, first + rows) from logits [rows, vocab] on the device; −1
@@ -42,6 +50,8 @@ class DeviceSampler {
                .draws = static_cast<const kernels::RowSampling*>(draws_.get()) + first,
                .rows = rows,
                .vocab = vocab_,
+               .masks = has_masks_ ? masks_.data<uint32_t>() : nullptr,
+               .mask_rows = has_masks_ ? mask_rows_.data<int32_t>() + first : nullptr,
                .weights = weights_.data(),
                .tokens = static_cast<int32_t*>(tokens_.get()) + first});
   }
@@ -73,6 +83,26 @@ class DeviceSampler {
   const int32_t* tokens() const { return static_cast<const int32_t*>(tokens_.get()); }
 
  private:
+  // Device memory that grows with its contents.
+  class Buffer {
+   public:
+    void CopyIn(kernels::Device& device, std::span<const std::byte> bytes) {
+      if (bytes.size() > capacity_) {
+        capacity_ = std::max(bytes.size(), 2 * capacity_);
+        memory_ = device.Allocate(capacity_);
+      }
+      device.CopyIn(memory_.get(), bytes.data(), bytes.size());
+    }
+    template <typename T>
+    const T* data() const {
+      return static_cast<const T*>(memory_.get());
+    }
+
+   private:
+    std::shared_ptr<void> memory_;
+    size_t capacity_ = 0;
+  };
+
   std::span<const int32_t> Wait(size_t copy) {
     const std::span<const std::byte> bytes = copies_[copy]->Wait();
     return {reinterpret_cast<const int32_t*>(bytes.data()), bytes.size() / sizeof(int32_t)};
@@ -80,7 +110,9 @@ class DeviceSampler {
 
   int64_t capacity_ = 0, rows_ = 0, vocab_ = 0;
   std::shared_ptr<void> draws_, tokens_;
-  Activations weights_;  // [rows, vocab]
+  Activations weights_;       // [rows, vocab]
+  bool has_masks_ = false;    // of the current batch
+  Buffer mask_rows_, masks_;  // as TokenMasks
   std::array<std::unique_ptr<kernels::HostCopy>, kMaxPending> copies_;
   size_t oldest_ = 0, pending_ = 0;
 };

@@ -2,12 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "kernels/draw_params.h"
 #include "kernels/ops.h"
 
 namespace switchyard {
+
+// The tokens that may be drawn in some rows, by the grammars of their outputs.
+struct TokenMasks {
+  std::vector<int32_t> rows;  // [logit_rows] index of the row's mask; −1: every token is allowed
+  std::vector<uint32_t> words;  // [masks, MaskWords(vocab)] one bit for each token
+};
 
 // One forward pass of one attention group: the new rows of every sequence of its batch,
 // concatenated, decoding sequences first. Equal on every rank of the group. A group may have no
@@ -30,6 +37,10 @@ struct ForwardBatch {
   bool routed_experts = false;        // whether Model::routed_experts is needed
   // [logit_rows] if the model draws the tokens itself (Model::draws); else empty.
   std::vector<kernels::RowSampling> draws;
+  // With `draws`: returns the masks, which the model reads before its next pass. The model calls it
+  // once per pass, after the pass is enqueued and before it draws. So the host can compute masks
+  // while the device computes the pass. Null: every token is allowed.
+  std::function<const TokenMasks&()> masks;
   // [dp] tokens.size(), decode_tokens and logit_rows.size() of each attention group, this one
   // included. May be empty if there is only one.
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;

@@ -298,7 +298,8 @@ struct Model::Impl {
   void Draw(const ForwardBatch& batch, KvStorage& kv) {
     const DeviceLogits logits = Run(batch, kv);
     CHECK_EQ(std::ssize(batch.draws), logits.rows + logits.more);
-    sampler.Begin(*rank_device, batch.draws, config.vocab_size);
+    sampler.Begin(*rank_device, batch.draws, config.vocab_size,
+                  batch.masks ? &batch.masks() : nullptr);
     sampler.Draw(*rank_device, logits.data, 0, logits.rows);
     sampler.Draw(*rank_device, logits.more_data, logits.rows, logits.more);
     sampler.Send(device);

@@ -74,6 +74,12 @@ Front::Limits FrontLimits(const EngineConfig& config, const EnginePlan& plan,
           .running_timeout = std::chrono::duration<double>(http.running_timeout_seconds)};
 }
 
+// White space of constrained JSON, unless a request chooses another one.
+JsonSpace SpaceOf(const ServerArgs& args) {
+  return args.json_disable_any_whitespace ? JsonSpace::kPython
+                                          : *JsonSpaceOfPattern(args.json_whitespace);
+}
+
 // Runs one short request. Throws kPeer if it fails or does not end within --dist-timeout. Returns
 // early if `cancelled` becomes true.
 void WarmUp(Service& service, const std::atomic<bool>& cancelled) {
@@ -195,7 +201,11 @@ int RunServe(const ServerArgs& args) {
   Front front(
       link, *model.tokenizer, FrontLimits(args.engine, plan, args.http),
       DpController(args.engine.mesh.dp, ParseLoadBalanceMethod(args.engine.load_balance_method)));
-  Service service{front, model, args, plan};
+  std::optional<Grammars> grammars;
+  if (args.grammar_backend != "none")
+    grammars.emplace(*model.tokenizer, plan.model.vocab_size, plan.model.eos_token_ids,
+                     SpaceOf(args));
+  Service service{front, model, args, plan, grammars ? &*grammars : nullptr};
   http::Server server(SetUpHttp(args));
   openai::Register(server, service);
   anthropic::Register(server, service);

@@ -61,9 +61,18 @@ def test_offered_tools_change_no_text_without_a_call(plain, reasoning):
         answer = client_of(reasoning).chat.completions.create(**ask, tools=TOOLS, parallel_tool_calls=parallel,
                                                               extra_body={"separate_reasoning": False})
         assert answer.choices[0].message.content == text and answer.choices[0].finish_reason == "stop"
+    named = {"type": "function", "function": {"name": "get_time"}}
     with pytest.raises(openai.BadRequestError) as error:
-        client_of(reasoning).chat.completions.create(**ask, tools=TOOLS, tool_choice="required")
+        client_of(reasoning).chat.completions.create(**ask, tools=TOOLS, tool_choice=named)
     assert error.value.param == "tool_choice"
+
+
+# A call is forced after the reasoning, which this model never ends.
+def test_a_forced_call_leaves_reasoning_free(plain, reasoning):
+    ask = dict(model="yardling", messages=HELLO, temperature=0, max_tokens=40)
+    text = client_of(plain).chat.completions.create(**ask).choices[0].message.content
+    answer = client_of(reasoning).chat.completions.create(**ask, tools=TOOLS, tool_choice="required").choices[0]
+    assert answer.finish_reason == "length" and answer.message.reasoning_content.startswith(text)
 
 
 def test_given_texts_are_parsed(reasoning):

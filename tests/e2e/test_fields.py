@@ -48,14 +48,14 @@ def ids_of(server, text):
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 REFUSED = [
-    (CHAT, {"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
-    (CHAT, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
     (CHAT, {"tools": TOOLS, "parallel_tool_calls": "few"}, "parallel_tool_calls"),
     (CHAT, {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
     (CHAT, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     (CHAT, {"separate_reasoning": "some"}, "separate_reasoning"),
     (CHAT, {"reasoning_effort": "extreme"}, "reasoning_effort"),
-    (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"response_format": {"type": "yaml"}}, "response_format.type"),
     (CHAT, {"functions": [{"name": "f"}]}, "functions"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"chat_template": "{{ messages }}"}, "chat_template"),
@@ -70,8 +70,8 @@ REFUSED = [
     (CHAT, {"input_ids": [1, 2], "add_special_tokens": True}, "add_special_tokens"),
     (CHAT, {"input_ids": [1, 2], "return_prompt_text": True}, "return_prompt_text"),
     (COMPLETIONS, {"return_prompt_text": True}, "return_prompt_text"),
-    (COMPLETIONS, {"guided_json": {"type": "object"}}, "guided_json"),
-    (COMPLETIONS, {"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    (COMPLETIONS, {"guided_json": {"type": "objekt"}}, "guided_json"),
+    (COMPLETIONS, {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
     (COMPLETIONS, {"logit_processors": ["x"]}, "logit_processors"),
     (COMPLETIONS, {"best_of": 3}, "best_of"),
     (COMPLETIONS, {"suffix": "x"}, "suffix"),
@@ -86,7 +86,7 @@ REFUSED = [
     (COMPLETIONS, {"routed_dp_rank": 9}, "routed_dp_rank"),
     (GENERATE, {"session_params": {"id": "x"}}, "session_params"),
     (GENERATE, {"sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
-    (GENERATE, {"sampling_params": {"regex": "a"}}, "sampling_params.regex"),
+    (GENERATE, {"sampling_params": {"regex": "("}}, "sampling_params.regex"),
     (GENERATE, {"sampling_params": {"stop": [""]}}, "sampling_params.stop"),
     (GENERATE, {"return_logprob": True, "top_logprobs_num": 1000}, "top_logprobs_num"),
 ]

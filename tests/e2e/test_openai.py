@@ -115,7 +115,7 @@ def test_users_cannot_spell_special_tokens(server, client):
     ({"stop": [""]}, "stop"),
     ({"tools": "hammer"}, "tools"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
 ])
 def test_wrong_bodies_get_400(client, change, expected):
     with pytest.raises(openai.BadRequestError) as error:

@@ -22,25 +22,32 @@ class Sampler {
 
   Sampler(int64_t vocab_size, std::vector<int32_t> eos_token_ids);
 
-  // `logits` [vocab], all finite. Returns nullopt if penalties and biases forbid every token.
+  // `logits` [vocab], all finite. `mask`: one bit for each token that may be drawn; empty: all may.
+  // Returns nullopt if penalties, biases and the mask leave no token.
   //
   // Greedy (temperature 0, or too small to divide by) takes the largest logit, the lowest id among
   // equals. Otherwise: softmax(logits / temperature), the filters (nucleus.h), and one draw keyed
   // by `seed` and the number of tokens so far.
   std::optional<int32_t> Draw(std::span<const float> logits, const SamplingParams& params,
                               std::span<const int32_t> prompt, std::span<const int32_t> output,
-                              uint64_t seed);
+                              uint64_t seed, std::span<const uint32_t> mask = {});
   // The same without penalties and biases, for parameters as a device receives them.
-  std::optional<int32_t> DrawRow(std::span<const float> logits, const kernels::RowSampling& row);
+  std::optional<int32_t> DrawRow(std::span<const float> logits, const kernels::RowSampling& row,
+                                 std::span<const uint32_t> mask = {});
   static kernels::RowSampling RowSamplingOf(const SamplingParams& params, double uniform);
 
  private:
-  int32_t DrawWeighted(const Cutoff& cutoff, double uniform) const;
+  // Draws an index of `logits` [at most vocab].
+  std::optional<int32_t> DrawFrom(std::span<const float> logits, const kernels::RowSampling& row);
+  static int32_t DrawWeighted(std::span<const float> weights, const Cutoff& cutoff, double uniform);
 
   Penalties penalties_;
   NucleusFilter filter_;
   std::vector<float> adjusted_;  // [vocab]
   std::vector<float> weights_;   // [vocab]
+  // The allowed tokens of a row and their logits, in the order of ids.
+  std::vector<int32_t> allowed_ids_;
+  std::vector<float> allowed_;
 };
 
 }  // namespace switchyard

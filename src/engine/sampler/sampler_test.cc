@@ -218,6 +218,44 @@ TEST(Softmax, ExpIsAccurateAndForbiddenTokensWeighNothing) {
   EXPECT_EQ(weights[0], 1.0f);
 }
 
+// A draw with a mask equals a draw from the allowed logits alone.
+TEST(Sampler, MasksLeaveTheAllowedTokensOnly) {
+  for (const size_t vocab : {1u, 31u, 64u, 777u}) {
+    Sampler sampler(vocab, {});
+    for (uint64_t seed = 0; seed < 40; ++seed) {
+      const std::vector<float> logits = Noise(vocab, seed);
+      std::vector<uint32_t> mask((vocab + 31) / 32, 0);
+      std::vector<float> allowed;
+      Ids ids;
+      for (size_t id = 0; id < vocab; ++id) {
+        if (UniformDraw(seed + 1000, id) > 0.3 && !(id + 1 == vocab && ids.empty())) continue;
+        mask[id / 32] |= uint32_t{1} << (id % 32);
+        allowed.push_back(logits[id]);
+        ids.push_back(static_cast<int32_t>(id));
+      }
+      SamplingParams params;
+      params.temperature = seed % 4 == 0 ? 0.0f : 0.8f;
+      if (seed % 4 == 1) params.top_k = 3;
+      if (seed % 4 == 2) params.top_p = 0.7f;
+      if (seed % 4 == 3) params.min_p = 0.1f;
+      Sampler small(allowed.size(), {});
+      EXPECT_EQ(sampler.Draw(logits, params, {}, {}, seed, mask),
+                ids[*small.Draw(allowed, params, {}, {}, seed)]);
+    }
+  }
+}
+
+TEST(Sampler, MasksApplyAfterPenalties) {
+  const std::vector<float> logits = {5, 4, 3, 2};
+  Sampler sampler(4, {});
+  SamplingParams params{.temperature = 0};
+  params.logit_bias = {{1, -100.0f}};
+  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0, std::vector<uint32_t>{0b1110}), 2);
+  params.allowed_token_ids = {0};
+  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0, std::vector<uint32_t>{0b1110}), std::nullopt);
+  EXPECT_EQ(sampler.Draw(logits, {}, {}, {}, 0, std::vector<uint32_t>{0}), std::nullopt);
+}
+
 TEST(Softmax, FindsWhatIsNotFiniteAnywhere) {
   for (const size_t n : {1, 63, 64, 65, 200}) {
     std::vector<float> values(n, 1.0f);

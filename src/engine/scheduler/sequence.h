@@ -5,11 +5,13 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "engine/kv_cache/kv_cache.h"
+#include "engine/rank_grammars.h"
 #include "engine/request.h"
 
 namespace switchyard {
@@ -43,6 +45,8 @@ struct Sequence {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   int64_t next_routed = kNone;
   std::vector<int32_t> routed_experts;  // [positions, layers, top_k] sent with the next output
+
+  std::unique_ptr<SequenceGrammar> grammar;  // null: the output is not constrained
 
   // Description of the first router fault in this sequence; empty: none.
   std::string router_fault;

@@ -57,12 +57,23 @@ struct Shared {
   int32_t token;
 };
 
-__device__ Best Largest(const float* logits, int64_t vocab, Shared& shared, bool* finite) {
+// The mask of a row; null: every token is allowed.
+__device__ const uint32_t* MaskOf(const kernels::SampleParams& p, int64_t row) {
+  if (p.mask_rows == nullptr || p.mask_rows[row] < 0) return nullptr;
+  return p.masks + p.mask_rows[row] * ((p.vocab + 31) / 32);
+}
+__device__ bool Allows(const uint32_t* mask, int64_t token) {
+  return mask == nullptr || (mask[token / 32] >> (token % 32) & 1) != 0;
+}
+
+// The largest logit of an allowed token. `finite`: whether all logits are finite, allowed or not.
+__device__ Best Largest(const float* logits, const uint32_t* mask, int64_t vocab, Shared& shared,
+                        bool* finite) {
   Best best{-FLT_MAX, INT32_MAX};
   int32_t bad = 0;
   for (int64_t i = threadIdx.x; i < vocab; i += kThreads) {
     bad += !isfinite(logits[i]);
-    best = MaxOf(best, {logits[i], static_cast<int32_t>(i)});
+    if (Allows(mask, i)) best = MaxOf(best, {logits[i], static_cast<int32_t>(i)});
   }
   *finite = BlockSum(bad, shared.counts) == 0;
 #pragma unroll
@@ -187,15 +198,17 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(kernels::SampleParams p
   const float* logits = p.logits + row * p.vocab;
   float* weights = p.weights + row * p.vocab;
   const kernels::RowSampling draw = p.draws[row];
+  const uint32_t* mask = MaskOf(p, row);
   bool finite;
-  const Best best = Largest(logits, p.vocab, shared, &finite);
+  const Best best = Largest(logits, mask, p.vocab, shared, &finite);
   int32_t token = best.id;
   if (finite && draw.temperature > 0.0f) {
     const Run run = RunOf(p.vocab);
     const float scale = 1.0f / draw.temperature;
     double sum = 0.0;
     for (int64_t i = run.begin; i < run.end; ++i) {
-      weights[i] = expf((logits[i] - best.value) * scale);
+      // The filters never keep a weight of 0.
+      weights[i] = Allows(mask, i) ? expf((logits[i] - best.value) * scale) : 0.0f;
       sum += weights[i];
     }
     const double total = BlockSum(sum, shared.sums);

@@ -52,8 +52,14 @@ int32_t Reference(const std::vector<float>& logits, const RowSampling& draw) {
   return last;
 }
 
+// Masks of some rows, as kernels::SampleParams has them.
+struct Masks {
+  std::vector<int32_t> rows;    // [rows]
+  std::vector<uint32_t> words;  // [masks, (vocab + 31) / 32]
+};
+
 std::vector<int32_t> OnDevice(const std::vector<std::vector<float>>& rows,
-                              const std::vector<RowSampling>& draws) {
+                              const std::vector<RowSampling>& draws, const Masks& masks = {}) {
   const auto count = static_cast<int64_t>(rows.size());
   const auto vocab = static_cast<int64_t>(rows[0].size());
   DeviceMemory logits(count * vocab * sizeof(float)), weights(count * vocab * sizeof(float));
@@ -61,10 +67,19 @@ std::vector<int32_t> OnDevice(const std::vector<std::vector<float>>& rows,
   for (int64_t r = 0; r < count; ++r)
     CopyToDevice(logits.as<float>() + r * vocab, rows[r].data(), vocab * sizeof(float), "logits");
   CopyToDevice(asked.data(), draws.data(), asked.bytes(), "draws");
+  const bool masked = !masks.words.empty();
+  DeviceMemory words(masks.words.size() * sizeof(uint32_t) + 4);
+  DeviceMemory mask_rows(count * sizeof(int32_t));
+  if (masked) {
+    CopyToDevice(words.data(), masks.words.data(), masks.words.size() * sizeof(uint32_t), "masks");
+    CopyToDevice(mask_rows.data(), masks.rows.data(), mask_rows.bytes(), "rows of masks");
+  }
   Check(SampleTokens({.logits = logits.as<float>(),
                       .draws = asked.as<RowSampling>(),
                       .rows = count,
                       .vocab = vocab,
+                      .masks = masked ? words.as<uint32_t>() : nullptr,
+                      .mask_rows = masked ? mask_rows.as<int32_t>() : nullptr,
                       .weights = weights.as<float>(),
                       .tokens = tokens.as<int32_t>()},
                      nullptr),
@@ -125,6 +140,52 @@ TEST_F(DrawTest, LogitsThatAreNotFiniteAreTold) {
   fine[7] = 2.0f;
   EXPECT_EQ(OnDevice({nan, inf, fine}, {{}, {.temperature = 1.0f}, {}}),
             (std::vector<int32_t>{-1, -1, 7}));
+}
+
+// A row with a mask gives the token of a row that has only the allowed logits.
+TEST_F(DrawTest, MasksLeaveTheAllowedTokensOnly) {
+  std::uniform_real_distribution<double> uniform(0.0, 1.0);
+  for (const int64_t vocab : {1, 31, 32, 33, 1000, 151936}) {
+    const int64_t width = (vocab + 31) / 32;
+    std::vector<std::vector<float>> rows, compact;
+    std::vector<std::vector<int32_t>> allowed;
+    std::vector<RowSampling> draws;
+    Masks masks;
+    for (int i = 0; i < 24; ++i) {
+      rows.push_back(Row(vocab, 3.0f));
+      RowSampling draw{.temperature = i % 6 == 0 ? 0.0f : 0.9f, .uniform = uniform(random_)};
+      if (i % 4 == 1) draw.top_k = 1 + i;
+      if (i % 4 == 2) draw.top_p = 0.8f;
+      if (i % 4 == 3) draw.min_p = 0.05f;
+      draws.push_back(draw);
+      allowed.emplace_back();
+      compact.emplace_back();
+      masks.rows.push_back(i % 3 == 0 ? -1 : static_cast<int32_t>(masks.words.size() / width));
+      const size_t first = masks.words.size();
+      if (masks.rows.back() >= 0) masks.words.resize(first + width, 0);
+      const double share = i % 2 == 0 ? 0.5 : 0.01;
+      for (int32_t id = 0; id < vocab; ++id) {
+        const bool last_chance = id + 1 == vocab && allowed.back().empty();
+        if (masks.rows.back() >= 0 && !last_chance && uniform(random_) > share) continue;
+        if (masks.rows.back() >= 0) masks.words[first + id / 32] |= uint32_t{1} << (id % 32);
+        allowed.back().push_back(id);
+        compact.back().push_back(rows.back()[id]);
+      }
+    }
+    const std::vector<int32_t> tokens = OnDevice(rows, draws, masks);
+    int differ = 0;  // different rounding of sums may change a sample at a boundary
+    for (size_t i = 0; i < rows.size(); ++i) {
+      EXPECT_TRUE(std::ranges::binary_search(allowed[i], tokens[i])) << vocab << " " << i;
+      differ += tokens[i] != allowed[i][Reference(compact[i], draws[i])];
+    }
+    EXPECT_LE(differ, vocab > 10000 ? 1 : 0) << vocab;
+  }
+}
+
+TEST_F(DrawTest, ForbiddenLogitsThatAreNotFiniteAreToldToo) {
+  std::vector<float> row(40, 0.0f);
+  row[39] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(OnDevice({row}, {{}}, {.rows = {0}, .words = {1, 0}}), (std::vector<int32_t>{-1}));
 }
 
 TEST_F(DrawTest, SameRowsSameTokensWhateverIsBesideThem) {

@@ -157,6 +157,29 @@ void AddToolChoice(const Json& choice, Json* body) {
   (*body)["parallel_tool_calls"] = !f.Bool("disable_parallel_tool_use", false);
 }
 
+// Both places of the format have the same form: output_config.format, and formerly output_format.
+void AddFormat(const Json& format, const std::string& where, Json* body) {
+  if (!format.is_object()) throw InvalidField(where, "{} is not an object", where);
+  const Fields f(format, where + ".");
+  if (const std::string type = f.String("type", ""); type != "json_schema")
+    throw InvalidField(f.Name("type"), "{} is {}, want json_schema", f.Name("type"),
+                       Dump(type).substr(0, 80));
+  if (!f.Has("schema")) throw InvalidField(f.Name("schema"), "{} is missing", f.Name("schema"));
+  (*body)["response_format"] = {
+      {"type", "json_schema"},
+      {"json_schema", {{"name", "output"}, {"schema", *f.Find("schema")}}}};
+}
+
+void AddConfig(const Json& config, Json* body) {
+  if (!config.is_object()) throw InvalidField("output_config", "output_config is not an object");
+  const Fields f(config, "output_config.");
+  for (const auto& [key, value] : config.items()) {
+    if (key != "format" && f.Has(key.c_str()))
+      throw InvalidField(f.Name(key.c_str()), "{} is not supported", f.Name(key.c_str()));
+  }
+  if (const Json* format = f.Find("format")) AddFormat(*format, "output_config.format", body);
+}
+
 void AddThinking(const Json& thinking, Json* body) {
   if (!thinking.is_object()) throw InvalidField("thinking", "thinking is not an object");
   const std::string type = Fields(thinking, "thinking.").String("type", "");
@@ -179,6 +202,8 @@ Json ChatBodyOf(const Fields& f) {
   if (const Json* tools = f.Find("tools")) body["tools"] = ToolsOf(*tools);
   if (const Json* choice = f.Find("tool_choice")) AddToolChoice(*choice, &body);
   if (const Json* thinking = f.Find("thinking")) AddThinking(*thinking, &body);
+  if (const Json* format = f.Find("output_format")) AddFormat(*format, "output_format", &body);
+  if (const Json* config = f.Find("output_config")) AddConfig(*config, &body);
   return body;
 }
 

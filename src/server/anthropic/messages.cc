@@ -130,6 +130,15 @@ PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr&
   return events;
 }
 
+JobPtr ParseMessages(const Service& service, const Fields& f) {
+  try {
+    return openai::ParseChat(service, ChatBodyOf(f), "msg_");
+  } catch (const RequestError& e) {
+    const char* format = f.Has("output_config") ? "output_config.format" : "output_format";
+    throw Renamed(Renamed(e, "response_format.json_schema", format), "response_format", format);
+  }
+}
+
 void HandleMessages(Service& service, const http::Request& request,
                     const http::Responder& responder) {
   const Json body = ParseBody(request);
@@ -137,7 +146,7 @@ void HandleMessages(Service& service, const http::Request& request,
   CheckModel(service, f);
   CheckFields(f, RequestKind::kMessages, service.unknown_fields);
   if (!f.Has("max_tokens")) throw InvalidField("max_tokens", "max_tokens is missing");
-  const JobPtr job = openai::ParseChat(service, ChatBodyOf(f), "msg_");
+  const JobPtr job = ParseMessages(service, f);
   const bool stream = job->delivery.stream;
   PendingResponse::Start(
       service, job->specs, stream, responder,

@@ -94,7 +94,15 @@ TEST(AnthropicMessages, MalformedRequestsAreNamed) {
   EXPECT_EQ(param(R"({"max_tokens": null})"), "max_tokens");
   EXPECT_EQ(param(R"({"mcp_servers": [{"url": "x"}]})"), "mcp_servers");
   EXPECT_EQ(param(R"({"tools": [{"type": "web_search_20250305", "name": "s"}]})"), "tools[0].type");
-  EXPECT_EQ(param(R"({"tool_choice": {"type": "any"}})"), "tool_choice");
+  EXPECT_EQ(param(R"({"tool_choice": {"type": "tool", "name": "f"}})"), "tool_choice");
+  EXPECT_EQ(param(R"({"tool_choice": {"type": "some"}})"), "tool_choice.type");
+  EXPECT_EQ(param(R"({"output_format": {"type": "json_schema"}})"), "output_format.schema");
+  EXPECT_EQ(param(R"({"output_format": {"type": "json_schema", "schema": {"not": {}}}})"),
+            "output_format.schema");
+  EXPECT_EQ(param(R"({"output_config": {"format": {"type": "json_schema",
+                     "schema": {"not": {}}}}})"),
+            "output_config.format.schema");
+  EXPECT_EQ(param(R"({"output_config": {"effort": "high"}})"), "output_config.effort");
   EXPECT_EQ(param(R"({"thinking": {"type": "deep"}})"), "thinking.type");
 }
 

@@ -54,7 +54,7 @@ const Json& Object(const Fields& f, const char* key, const Json& value) {
 }  // namespace
 
 void CheckChatFields(const Fields& f) {
-  if (const Json* choice = f.Find("tool_choice")) RequireFreeChoice(ParseToolChoice(f), *choice);
+  CheckToolChoice(f);
   f.Bool("parallel_tool_calls", true);
 }
 

@@ -27,11 +27,16 @@ std::string Variables(const char* body) {
 }
 
 TEST(ChatFields, ToolChoicesThatCannotBeKeptAreRefused) {
-  for (const char* choice : {"null", R"("auto")", R"("none")"})
+  for (const char* choice : {"null", R"("auto")", R"("none")", R"("required")"})
     EXPECT_EQ(Check(fmt::format(R"({{"tools": [{{}}], "tool_choice": {}}})", choice).c_str()), "");
+  EXPECT_EQ(Check(R"({"tools": [{"function": {"name": "f"}}],
+                      "tool_choice": {"type": "function", "function": {"name": "f"}}})"),
+            "");
+  EXPECT_EQ(Check(R"({"tools": [], "tool_choice": "required"})"), "tool_choice");
+  EXPECT_EQ(Check(R"({"tool_choice": "required"})"), "tool_choice");
   for (const char* choice :
-       {R"("required")", R"("bogus")", R"("")", "1", "{}",
-        R"({"type": "function", "function": {"name": "f"}})", R"({"type": "allowed_tools"})"}) {
+       {R"("bogus")", R"("")", "1", "{}", R"({"type": "function", "function": {"name": "f"}})",
+        R"({"type": "allowed_tools"})"}) {
     EXPECT_EQ(Check(fmt::format(R"({{"tools": [{{}}], "tool_choice": {}}})", choice).c_str()),
               "tool_choice")
         << choice;

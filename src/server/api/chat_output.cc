@@ -4,6 +4,7 @@
 #include <random>
 #include <utility>
 
+#include "server/api/chat_grammar.h"
 #include "server/api/tools.h"
 
 namespace switchyard {
@@ -18,6 +19,7 @@ std::shared_ptr<const OutputPlan> PlanOutput(const ServedModel& model, const Fie
                   .stream_reasoning = f.Bool("stream_reasoning", true),
                   .include_reasoning = f.Bool("include_reasoning", true)};
   if (!plan.tools) plan.format.calls = nullptr;
+  if (ParseToolChoice(f).IsForced()) plan.format.calls = ForcedCalls(model.output_format);
   const ReasoningFormat*& reasoning = plan.format.reasoning;
   if (!reasoning) plan.separate_reasoning = false;
   // Other formats keep their markers in the content. Those of harmony frame the content too.

@@ -11,7 +11,6 @@ namespace {
 
 using enum FieldUse;
 
-constexpr char kConstrained[] = "is not supported: this server has no constrained decoding";
 constexpr char kAdapters[] = "is not supported: this server has no LoRA adapters";
 constexpr char kTextOnly[] = "is not supported: input and output are text only";
 constexpr char kDisaggregated[] = "is not supported: this server has no disaggregated serving";
@@ -62,10 +61,10 @@ constexpr KnownField kOpenAi[] = {
     {"return_token_ids", kHonoured},
     {"session_id", kHint},
     {"custom_labels", kHint},
-    {"regex", kRefused, kConstrained},
-    {"ebnf", kRefused, kConstrained},
-    {"json_schema", kRefusedEvenEmpty, kConstrained},
-    {"structural_tag", kRefused, kConstrained},
+    {"regex", kHonoured},
+    {"ebnf", kHonoured},
+    {"json_schema", kHonoured},
+    {"structural_tag", kHonoured},
     {"stop_regex", kRefused, kNotSupported},
     {"lora_path", kRefused, kAdapters},
     {"session_params", kRefused, kSession},
@@ -94,14 +93,14 @@ constexpr KnownField kOpenAi[] = {
     {"return_tokens_as_token_ids", kHonoured},
     // Affects only transformers' slow tokenizers; this server has fast ones.
     {"spaces_between_special_tokens", kHint},
-    {"guided_decoding_backend", kHint},  // no effect without another guided_ field
-    {"guided_json", kRefusedEvenEmpty, kConstrained},
-    {"guided_regex", kRefused, kConstrained},
-    {"guided_choice", kRefused, kConstrained},
-    {"guided_grammar", kRefused, kConstrained},
-    {"guided_json_object", kRefused, kConstrained},
-    {"guided_whitespace_pattern", kRefused, kConstrained},
-    {"structured_outputs", kRefused, kConstrained},
+    {"guided_decoding_backend", kHint},  // there is one
+    {"guided_json", kHonoured},
+    {"guided_regex", kHonoured},
+    {"guided_choice", kHonoured},
+    {"guided_grammar", kHonoured},
+    {"guided_json_object", kHonoured},
+    {"guided_whitespace_pattern", kHonoured},
+    {"structured_outputs", kHonoured},
     {"use_beam_search", kRefused, kBeams},
     {"early_stopping", kRefused, kBeams},
     {"length_penalty", kRefused, kBeams, "[1]"},
@@ -266,10 +265,10 @@ constexpr KnownField kSamplingParams[] = {
     {"bad_words", kHonoured},
     {"spaces_between_special_tokens", kHint},
     {"stop_regex", kRefused, kNotSupported},
-    {"json_schema", kRefusedEvenEmpty, kConstrained},
-    {"regex", kRefused, kConstrained},
-    {"ebnf", kRefused, kConstrained},
-    {"structural_tag", kRefused, kConstrained},
+    {"json_schema", kHonoured},
+    {"regex", kHonoured},
+    {"ebnf", kHonoured},
+    {"structural_tag", kHonoured},
     {"custom_params", kRefused, kProcessors},
     {"beam_width", kRefused, kBeams, "[1]"},
     {"use_beam_search", kRefused, kBeams},
@@ -317,8 +316,8 @@ constexpr KnownField kMessages[] = {
     {"service_tier", kHint},
     {"container", kRefused, kNotSupported},
     {"mcp_servers", kRefused, "is not supported: only clients run tools"},
-    {"output_format", kRefused, kConstrained},
-    {"output_config", kRefused, kNotSupported},
+    {"output_format", kHonoured},
+    {"output_config", kHonoured},
 };
 
 // OpenAI's Responses API (openai-python, types/responses/response_create_params.py), and sampling

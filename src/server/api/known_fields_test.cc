@@ -203,12 +203,11 @@ TEST(KnownFields, RefusedOnesAreNamedAndEmptyOnesPass) {
         EXPECT_EQ(Check(kind, body(value.dump())), "") << field.name;
     }
   }
-  EXPECT_EQ(Check(RequestKind::kChat, R"({"guided_json": {}})"), "guided_json");
   EXPECT_EQ(Check(RequestKind::kChat, R"({"web_search_options": {}})"), "web_search_options");
   EXPECT_EQ(Check(RequestKind::kChat, R"({"modalities": ["text", "audio"]})"), "modalities");
   EXPECT_EQ(Check(RequestKind::kChat, R"({"length_penalty": 1.0, "priority": 0})"), "");
-  EXPECT_EQ(Check(RequestKind::kSamplingParams, R"({"regex": "a"})", "sampling_params."),
-            "sampling_params.regex");
+  EXPECT_EQ(Check(RequestKind::kSamplingParams, R"({"stop_regex": "a"})", "sampling_params."),
+            "sampling_params.stop_regex");
 }
 
 // An endpoint supports such a field only if SGLang or vLLM defines the field for that endpoint.

@@ -22,6 +22,17 @@ class RequestError : public Error {
   std::string param_, code_;
 };
 
+// The error with the client's name of a field, if its field is `name` or a part of it:
+// "response_format.type" becomes "text.format.type".
+inline RequestError Renamed(const RequestError& error, const std::string& name,
+                            const std::string& client) {
+  if (!error.param().starts_with(name)) return error;
+  std::string message = error.what();
+  for (size_t at = 0; (at = message.find(name, at)) != std::string::npos; at += client.size())
+    message.replace(at, name.size(), client);
+  return {error.kind(), client + error.param().substr(name.size()), message, error.code()};
+}
+
 // Example: throw InvalidField("n", "n is {}, want 1 to {}", n, most);
 template <typename... Args>
 RequestError InvalidField(std::string param, fmt::format_string<Args...> format, Args&&... args) {

@@ -9,7 +9,7 @@ constexpr size_t kMaxName = 256;  // bytes
 
 [[noreturn]] void WrongChoice(const Json& value) {
   throw InvalidField("tool_choice",
-                     "tool_choice is {}, want auto or none: forced tool calls are not supported",
+                     "tool_choice is {}, want auto, none, required or the name of a function",
                      Dump(value).substr(0, 80));
 }
 
@@ -36,7 +36,7 @@ void CheckTool(const Json& tool, const std::string& where) {
   const Fields f(*function, t.Name("function."));
   CheckName(f);
   f.String("description", "");
-  f.Bool("strict", false);  // has no effect: calls are not constrained
+  f.Bool("strict", false);  // has no effect: only a forced choice constrains calls
   const Json* parameters = f.Find("parameters");
   if (parameters && !parameters->is_object())
     throw InvalidField(f.Name("parameters"), "{}: want an object with a JSON schema",
@@ -61,9 +61,21 @@ ToolChoice ParseToolChoice(const Fields& f) {
   WrongChoice(*choice);
 }
 
-void RequireFreeChoice(const ToolChoice& choice, const Json& value) {
-  if (choice.kind == ToolChoice::Kind::kRequired || choice.kind == ToolChoice::Kind::kNamed)
-    WrongChoice(value);
+void CheckToolChoice(const Fields& f) {
+  const ToolChoice choice = ParseToolChoice(f);
+  if (!choice.IsForced()) return;
+  const Json* tools = f.Find("tools");
+  if (!tools || !tools->is_array() || tools->empty())
+    throw InvalidField("tool_choice", "tool_choice {} needs tools",
+                       Dump(*f.Find("tool_choice")).substr(0, 80));
+  const auto is_named = [&](const Json& tool) {
+    const auto function = tool.is_object() ? tool.find("function") : tool.end();
+    return function != tool.end() && function->is_object() &&
+           function->value("name", Json()) == choice.name;
+  };
+  if (choice.kind == ToolChoice::Kind::kNamed && std::ranges::none_of(*tools, is_named))
+    throw InvalidField("tool_choice", "tool_choice: tools has no function {}",
+                       Dump(choice.name).substr(0, 80));
 }
 
 void CheckTools(const Fields& f) {

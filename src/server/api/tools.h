@@ -18,14 +18,17 @@ struct ToolChoice {
   };
   Kind kind = Kind::kAuto;
   std::string name;
+
+  bool IsForced() const { return kind == Kind::kRequired || kind == Kind::kNamed; }
 };
 
 // Parses `tool_choice`: "auto", "none", "required", or {"type": "function", "function": {"name"}}.
 // Throws RequestError for other values.
 ToolChoice ParseToolChoice(const Fields& f);
 
-// Throws RequestError for a choice that needs constrained decoding: kRequired and kNamed.
-void RequireFreeChoice(const ToolChoice& choice, const Json& value);
+// Throws RequestError for a choice that the tools of the request do not allow: kRequired without
+// tools, or kNamed with another name.
+void CheckToolChoice(const Fields& f);
 
 // Throws RequestError that names the field unless `tools` is a list of functions. A function has a
 // name of 1 to 256 bytes without white space and quotes, and may have a description, parameters (an

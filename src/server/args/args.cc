@@ -4,6 +4,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/cpu_binding.h"
+#include "grammar/source.h"
 #include "moe/dispatchers/environment.h"
 #include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
@@ -323,6 +324,15 @@ void AddServerFlags(CommandLine& app, ServerArgs& a) {
       .NonNegative();
   app.Switch("--stream-output,--incremental-streaming-output", a.stream_output, kServer,
              "/generate streams send only new output in each event, not the whole output so far");
+  app.Flag("--grammar-backend", a.grammar_backend, kServer,
+           "Library that constrains outputs to grammars (response_format, json_schema, regex, "
+           "ebnf, …): xgrammar, or none to refuse such requests")
+      .OneOf({"xgrammar", "none"});
+  app.Flag("--constrained-json-whitespace-pattern", a.json_whitespace, kServer,
+           "White space in constrained JSON: \"[ \\n\\r\\t]*\" (any), or \"\" (none)");
+  app.Switch(
+      "--constrained-json-disable-any-whitespace", a.json_disable_any_whitespace, kServer,
+      "Constrained JSON has \", \" and \": \" as Python writes them, and no other white space");
   app.Flag("--weight-version", a.weight_version, kServer,
            "Name of the weights, returned by /generate and /model_info");
   app.Switch("--schedule-low-priority-values-first", a.low_priority_values_first, kMemory,
@@ -376,6 +386,9 @@ std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args) {
   AddEngineFlags(app, a);
   AddServerFlags(app, a);
   if (!Parse(app, args, a)) return std::nullopt;
+  if (!JsonSpaceOfPattern(a.json_whitespace))
+    throw Invalid("--constrained-json-whitespace-pattern {} is not supported: want \"{}\" or \"\"",
+                  a.json_whitespace, kAnyJsonSpace);
   return a;
 }
 

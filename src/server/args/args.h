@@ -39,7 +39,10 @@ struct ServerArgs {
   double max_body_mb = 64;                 // --max-body-mb
   int stream_interval = 1;     // --stream-interval: tokens between two events of a stream
   bool stream_output = false;  // --stream-output: only new output in events of /generate
-  std::string weight_version = "default";  // --weight-version
+  std::string weight_version = "default";         // --weight-version
+  std::string grammar_backend = "xgrammar";       // --grammar-backend
+  std::string json_whitespace = R"([ \n\r\t]*)";  // --constrained-json-whitespace-pattern
+  bool json_disable_any_whitespace = false;       // --constrained-json-disable-any-whitespace
   std::string verify_weights;   // --verify-weights: file of SHA-256 sums; empty: no verification
   bool print_schedule = false;  // --print-schedule
   bool skip_server_warmup = false;

@@ -60,7 +60,7 @@ TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
       {"--enable-mixed-chunk"},
       {"--trust-remote-code"},
       {"--enable-metrics"},
-      {"--grammar-backend", "xgrammar"},
+      {"--disable-outlines-disk-cache"},
       {"--cuda-graph-bs", "1", "2", "4"},
       {"--disaggregation-mode", "null"},
       {"--pp-size", "1"},
@@ -89,6 +89,8 @@ TEST(SglangFlagsTest, RefusedByName) {
       {"--disaggregation-mode", "prefill"},
       {"--pp-size", "2"},
       {"--ssl-ca-certs", "ca.pem"},
+      {"--grammar-backend", "outlines"},
+      {"--constrained-json-whitespace-pattern", "[ab]"},
       {"--schedule-policy", "best"},
       {"--schedule-conservativeness", "-1"},
       {"--max-prefill-tokens", "many"},
@@ -128,6 +130,17 @@ TEST(SglangFlagsTest, HonouredOnesReachTheEngine) {
   EXPECT_EQ(back.decode_log_interval, 7);
   const auto overlap = ParseServe(With({"--enable-single-batch-overlap"}));
   EXPECT_TRUE(DecodeConfig(EncodeConfig(overlap->engine)).moe.single_batch_overlap);
+}
+
+TEST(SglangFlagsTest, GrammarFlagsReachTheServer) {
+  const auto args =
+      ParseServe(With({"--grammar-backend", "none", "--constrained-json-whitespace-pattern", "",
+                       "--constrained-json-disable-any-whitespace"}));
+  ASSERT_TRUE(args);
+  EXPECT_EQ(args->grammar_backend, "none");
+  EXPECT_EQ(args->json_whitespace, "");
+  EXPECT_TRUE(args->json_disable_any_whitespace);
+  EXPECT_EQ(ParseServe(With({}))->grammar_backend, "xgrammar");
 }
 
 TEST(SglangFlagsTest, DpRankOfTheEnvironmentIsCheckedAndSaid) {

@@ -222,7 +222,9 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
                         .routed_experts = spec.routed_experts,
                         .group = spec.group,
                         .priority = spec.priority,
-                        .cache_salt = spec.cache_salt};
+                        .cache_salt = spec.cache_salt,
+                        .grammar = spec.grammar ? spec.grammar->id : 0};
+  const std::shared_ptr<const ReadyGrammar> grammar = spec.grammar;
   std::lock_guard order(order_);
   {
     std::lock_guard lock(mutex_);
@@ -245,7 +247,10 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
     open_.emplace(id, std::move(open));
   }
   request.id = id;
-  link_.Send({std::move(request)});
+  std::vector<ControlMessage> messages;
+  if (grammar) grammars_.Introduce(*grammar, &messages);
+  messages.emplace_back(std::move(request));
+  link_.Send(messages);
   return id;
 }
 

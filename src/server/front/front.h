@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "engine/dp_controller.h"
 #include "engine/request.h"
+#include "server/front/defined_grammars.h"
 #include "server/front/generation.h"
 #include "server/metrics/request_metrics.h"
 #include "text/tokenizer/tokenizer.h"
@@ -132,6 +133,7 @@ class Front {
   // Held from the insertion of a request into open_ until the request is sent. So an abort of an
   // open request is never sent before the request itself. Lock order: before mutex_.
   std::mutex order_;
+  DefinedGrammars grammars_;  // guarded by order_
 
   mutable std::mutex mutex_;  // guards all members below; never held while a callback runs
   std::condition_variable idle_;

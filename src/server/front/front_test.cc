@@ -80,6 +80,56 @@ TEST_F(FrontTest, RefusesWhatRanksWouldRefuse) {
   EXPECT_THAT(Refusal(spec), HasSubstr("maximum context length is 64 tokens"));
 }
 
+std::shared_ptr<const ReadyGrammar> Grammar(uint64_t id, size_t bytes) {
+  static const auto kVocabulary = std::make_shared<const std::string>("vocabulary");
+  auto grammar = std::make_shared<ReadyGrammar>();
+  grammar->id = id;
+  grammar->bytes = std::string(bytes, 'x');
+  grammar->vocabulary = kVocabulary;
+  return grammar;
+}
+
+// "vocabulary", "define 1", "drop 1", "request 1" for each message.
+std::vector<std::string> Described(const std::vector<ControlMessage>& messages) {
+  std::vector<std::string> words;
+  for (const ControlMessage& message : messages) {
+    if (const auto* tokens = std::get_if<GrammarTokens>(&message)) words.push_back(tokens->bytes);
+    if (const auto* define = std::get_if<DefineGrammar>(&message))
+      words.push_back(fmt::format("define {}", define->id));
+    if (const auto* drop = std::get_if<DropGrammar>(&message))
+      words.push_back(fmt::format("drop {}", drop->id));
+    if (const auto* request = std::get_if<EngineRequest>(&message))
+      words.push_back(fmt::format("request {}", request->grammar));
+  }
+  return words;
+}
+
+TEST_F(FrontTest, DefinesAGrammarBeforeItsFirstRequest) {
+  for (const uint64_t id : {0u, 1u, 1u, 2u, 1u}) {
+    GenerationSpec spec = Spec();
+    if (id != 0) spec.grammar = Grammar(id, 10);
+    Submit(spec);
+  }
+  EXPECT_THAT(Described(link.sent), ElementsAre("request 0", "vocabulary", "define 1", "request 1",
+                                                "request 1", "define 2", "request 2", "request 1"));
+}
+
+TEST(DefinedGrammars, DropsTheOldestBeyondItsLimits) {
+  const auto described = [](DefinedGrammars::Limits limits, std::vector<uint64_t> ids) {
+    DefinedGrammars grammars(limits);
+    std::vector<ControlMessage> messages;
+    for (const uint64_t id : ids) grammars.Introduce(*Grammar(id, 10), &messages);
+    return Described(messages);
+  };
+  EXPECT_THAT(described({.count = 2}, {1, 2, 1, 3, 2}),
+              ElementsAre("vocabulary", "define 1", "define 2", "drop 2", "define 3", "drop 1",
+                          "define 2"));
+  EXPECT_THAT(described({.bytes = 25}, {1, 2, 3}),
+              ElementsAre("vocabulary", "define 1", "define 2", "drop 1", "define 3"));
+  EXPECT_THAT(described({.bytes = 5}, {1, 2}),
+              ElementsAre("vocabulary", "define 1", "drop 1", "define 2"));
+}
+
 TEST_F(FrontTest, CutsBothLimitsToTheContext) {
   GenerationSpec spec = Spec();
   spec.sampling.max_new_tokens = 5000;

@@ -7,6 +7,7 @@
 
 #include "server/api/known_fields.h"
 #include "server/front/front.h"
+#include "server/front/grammars.h"
 #include "server/front/served_model.h"
 
 namespace switchyard {
@@ -17,6 +18,7 @@ struct Service {
   const ServedModel& model;
   const ServerArgs& args;
   const EnginePlan& plan;
+  Grammars* grammars = nullptr;          // null: --grammar-backend none
   mutable UnknownFields unknown_fields;  // unknown fields seen in requests so far
   std::atomic<bool> ready{false};        // ranks have loaded, and the warm-up request has finished
   // Returns a description of a rank without a recent heartbeat, or "". The function is set before

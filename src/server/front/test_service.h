@@ -16,6 +16,7 @@ class AnsweringLink : public RankLink {
  public:
   void Send(const std::vector<ControlMessage>& messages) override {
     for (const ControlMessage& message : messages) {
+      sent.push_back(message);
       const auto* request = std::get_if<EngineRequest>(&message);
       if (request == nullptr) continue;
       RequestOutput output = answer;
@@ -26,6 +27,7 @@ class AnsweringLink : public RankLink {
   }
 
   Front* front = nullptr;
+  std::vector<ControlMessage> sent;
   RequestOutput answer{.finish = FinishReason::kLength};
   bool one_by_one = false;  // one message for each token
 
@@ -52,7 +54,8 @@ struct TestService {
               {.vocab_size = plan.model.vocab_size,
                .context_length = context_length,
                .cache_tokens = 2 * int64_t{context_length}}),
-        service{front, model, args, plan} {
+        grammars(*model.tokenizer, plan.model.vocab_size, plan.model.eos_token_ids),
+        service{front, model, args, plan, &grammars} {
     link.front = &front;
     link.answer.new_tokens = model.tokenizer->Encode("the yard", false);
     service.ready = true;
@@ -63,6 +66,7 @@ struct TestService {
   ServedModel model;
   AnsweringLink link;
   Front front;
+  Grammars grammars;
   Service service;
 };
 

@@ -2,6 +2,7 @@
 
 #include "server/api/copies.h"
 #include "server/api/data_parallel_rank.h"
+#include "server/api/grammar_fields.h"
 #include "server/api/sampling_fields.h"
 #include "server/native/generate.h"
 
@@ -17,6 +18,7 @@ void ParseSampling(const Service& service, const Fields& f, GenerationSpec* spec
   s.min_new_tokens = f.Int32("min_new_tokens", s.min_new_tokens);
   s.seed = f.Seed("sampling_seed");
   ParseSamplingFields(*service.model.tokenizer, f, spec);
+  ParseGrammar(service, f, spec);
 }
 
 std::vector<std::vector<int32_t>> ParsePrompts(const Service& service, const Fields& f,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/api/chat_fields.h"
+#include "server/api/chat_grammar.h"
 #include "server/api/chat_prompt.h"
 #include "server/api/copies.h"
 #include "server/api/model_name.h"
@@ -49,6 +50,7 @@ void ParsePrompt(const Service& service, const Fields& f, ChatJob& job, Generati
   }
   if (TruncatePrompt(service, f, spec, spec.input_ids))
     end = EndOfIds(*service.model.tokenizer, spec.input_ids);
+  ConstrainChat(service, f, end, &spec);
   job.output = PlanOutput(service.model, f, std::move(end));
   if (job.output) RequestMarkers(*job.output, *service.model.tokenizer, &spec);
 }

@@ -58,15 +58,6 @@ void ParseStreamOptions(const Fields& f, Delivery* d) {
     throw InvalidField("stream_options", "stream_options is only allowed with stream");
 }
 
-void CheckResponseFormat(const Fields& f) {
-  const Json* format = f.Find("response_format");
-  if (!format) return;
-  const std::string type =
-      format->is_object() ? Fields(*format, "response_format.").String("type", "text") : "";
-  if (type != "text")
-    throw InvalidField("response_format", "response_format: only type text is supported");
-}
-
 Json FinishReasonOf(const GenerationEvent& event, bool calls) {
   switch (event.finish) {
     case FinishReason::kNone:
@@ -94,7 +85,6 @@ void ParseSampling(const Service& service, const Fields& f, int32_t max_new_toke
   ParseSamplingFields(*service.model.tokenizer, f, spec);
   spec->group = ParseDataParallelRank(f);
   spec->priority = ParsePriority(service.args, f);
-  CheckResponseFormat(f);
 }
 
 void ParsePromptLogprobs(const Service& service, const Fields& f, bool echo, WantedLogprobs* wanted,

@@ -1,6 +1,7 @@
 #include "server/openai/completions.h"
 
 #include "server/api/copies.h"
+#include "server/api/grammar_fields.h"
 #include "server/api/guarded.h"
 #include "server/api/model_name.h"
 #include "server/api/pending_response.h"
@@ -176,6 +177,7 @@ std::shared_ptr<const CompletionJob> ParseCompletion(const Service& service, con
   job->logprobs = ParseLogprobs(f);
   GenerationSpec spec;
   ParseSampling(service, f, kDefaultMaxTokens, &spec);
+  ParseGrammar(service, f, &spec);
   if (job->delivery.stream) spec.stream_interval = service.args.stream_interval;
   ParsePromptLogprobs(service, f, job->echo, &job->logprobs, &spec);
   const ClientNames names = ClientNamesOf(

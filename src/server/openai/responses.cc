@@ -213,7 +213,12 @@ JobPtr ParseResponse(const Service& service, const ResponseStore& store, const J
   job->messages.insert(job->messages.end(), job->input.begin(), job->input.end());
   job->members = RepeatedMembers(f);
   job->store = f.Bool("store", true);
-  job->chat = ParseChat(service, ResponsesChatBody(f, job->messages), "resp_");
+  try {
+    job->chat = ParseChat(service, ResponsesChatBody(f, job->messages), "resp_");
+  } catch (const RequestError& e) {
+    throw Renamed(Renamed(e, "response_format.json_schema", "text.format"), "response_format",
+                  "text.format");
+  }
   return job;
 }
 

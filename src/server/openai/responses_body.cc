@@ -126,15 +126,25 @@ Json ToolChoiceOf(const Json& choice) {
           {"function", {{"name", choice["name"]}}}};
 }
 
-void CheckText(const Json& text) {
+// The format of a text as response_format of chats: a schema has its name beside it there.
+Json ResponseFormatOf(const Json& format) {
+  if (!format.is_object()) throw InvalidField("text.format", "text.format is not an object");
+  const Fields f(format, "text.format.");
+  const std::string type = f.String("type", "text");
+  if (type != "json_schema") return {{"type", type}};
+  if (!f.Has("schema")) throw InvalidField("text.format.schema", "text.format.schema is missing");
+  Json named = Json::object();
+  for (const char* key : {"name", "schema", "strict"})
+    if (const Json* value = f.Find(key)) named[key] = *value;
+  return {{"type", type}, {"json_schema", std::move(named)}};
+}
+
+void AddText(const Json& text, Json* body) {
   if (!text.is_object()) throw InvalidField("text", "text is not an object");
   const Fields f(text, "text.");
   if (f.String("verbosity", "medium") != "medium")
     throw InvalidField("text.verbosity", "text.verbosity is not supported");
-  const Json* format = f.Find("format");
-  const bool plain =
-      !format || (format->is_object() && format->value("type", Json("text")) == "text");
-  if (!plain) throw InvalidField("text.format", "text.format: only type text is supported");
+  if (const Json* format = f.Find("format")) (*body)["response_format"] = ResponseFormatOf(*format);
 }
 
 void CheckInclude(const Fields& f) {
@@ -183,7 +193,7 @@ Json ResponsesChatBody(const Fields& f, const Json& messages) {
   if (const Json* tools = f.Find("tools")) body["tools"] = ToolsOf(*tools);
   if (const Json* choice = f.Find("tool_choice")) body["tool_choice"] = ToolChoiceOf(*choice);
   if (const Json* reasoning = f.Find("reasoning")) AddReasoning(*reasoning, &body);
-  if (const Json* text = f.Find("text")) CheckText(*text);
+  if (const Json* text = f.Find("text")) AddText(*text, &body);
   CheckInclude(f);
   return body;
 }

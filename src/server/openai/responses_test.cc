@@ -73,7 +73,11 @@ TEST(ResponsesBody, MalformedRequestsAreNamed) {
   EXPECT_EQ(param(R"({"truncation": "auto"})"), "truncation");
   EXPECT_EQ(param(R"({"tools": [{"type": "web_search"}]})"), "tools[0].type");
   EXPECT_EQ(param(R"({"tool_choice": {"type": "function", "name": "f"}})"), "tool_choice");
-  EXPECT_EQ(param(R"({"text": {"format": {"type": "json_object"}}})"), "text.format");
+  EXPECT_EQ(param(R"({"text": {"format": {"type": "grammar"}}})"), "text.format.type");
+  EXPECT_EQ(param(R"({"text": {"format": {"type": "json_schema", "name": "n"}}})"),
+            "text.format.schema");
+  EXPECT_EQ(param(R"({"text": {"format": {"type": "json_schema", "schema": {"not": {}}}}})"),
+            "text.format.schema");
   EXPECT_EQ(param(R"({"include": ["file_search_call.results"]})"), "include");
   EXPECT_EQ(param(R"({"previous_response_id": "resp_x"})", 404), "previous_response_id");
 }

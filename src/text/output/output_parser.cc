@@ -13,9 +13,10 @@ std::string Tail(std::string_view text) {
   return std::string(text.substr(text.size() - std::min(text.size(), kMaxHeader)));
 }
 
-using Start = ReasoningSplitter::Start;
+}  // namespace
 
-Start StartOf(const ReasoningFormat& format, const PromptEnd& prompt) {
+ReasoningSplitter::Start ReasoningStart(const ReasoningFormat& format, const PromptEnd& prompt) {
+  using Start = ReasoningSplitter::Start;
   if (!prompt.message.empty()) {
     const std::string text = prompt.header + prompt.message;
     const size_t open = text.rfind(format.open), close = text.rfind(format.close);
@@ -27,8 +28,6 @@ Start StartOf(const ReasoningFormat& format, const PromptEnd& prompt) {
   if (header.ends_with(format.close)) return Start::kContent;
   return format.always ? Start::kReasoning : Start::kUndecided;
 }
-
-}  // namespace
 
 PromptEnd EndOf(const jinja::Rendered& prompt, bool continues) {
   PromptEnd end;
@@ -64,7 +63,7 @@ OutputParser::OutputParser(const OutputFormat& format, std::shared_ptr<const Off
   const ReasoningSplitter::Markers markers{.open = format.reasoning->open,
                                            .close = format.reasoning->close,
                                            .call = calls ? calls->begin : std::string_view()};
-  splitter_.emplace(events_, markers, StartOf(*format.reasoning, prompt));
+  splitter_.emplace(events_, markers, ReasoningStart(*format.reasoning, prompt));
 }
 
 void OutputParser::Push(std::string_view text) {

@@ -31,6 +31,9 @@ PromptEnd EndOf(const jinja::Rendered& prompt, bool continues);
 // The end of a prompt that a client sends as token ids, decoded with special tokens.
 PromptEnd EndOf(std::string_view prompt);
 
+// Where an output begins, for a format other than harmony.
+ReasoningSplitter::Start ReasoningStart(const ReasoningFormat& format, const PromptEnd& prompt);
+
 // Parses one output that arrives in pieces. The events, with adjacent pieces joined, depend only on
 // the text, not on its pieces. Total work is linear. Never throws for any text. One output, one
 // thread at a time.

@@ -1,0 +1,56 @@
+#include "engine/rank_grammars.h"
+
+#include <utility>
+
+#include "core/check.h"
+#include "core/error.h"
+
+namespace switchyard {
+
+void RankGrammars::SetVocabulary(std::string bytes) {
+  grammars_.clear();
+  table_ = std::async(std::launch::async, [bytes = std::move(bytes)] {
+             return std::make_shared<const TokenTable>(GrammarVocabulary::Decode(bytes));
+           }).share();
+}
+
+void RankGrammars::Define(uint64_t id, std::string bytes) {
+  CHECK(table_.valid());  // the front sends the vocabulary first
+  grammars_[id] = std::async(std::launch::async, [bytes = std::move(bytes), table = table_] {
+                    return CompiledGrammar::FromBytes(bytes, *table.get());
+                  }).share();
+}
+
+std::optional<RankGrammars::Pending> RankGrammars::Find(uint64_t id) const {
+  const auto found = grammars_.find(id);
+  return found == grammars_.end() ? std::nullopt : std::optional(found->second);
+}
+
+bool SequenceGrammar::FillMask(std::span<uint32_t> mask) {
+  if (!failure_.empty()) return false;
+  try {
+    if (!matcher_) matcher_.emplace(compiled_.get());
+    if (matcher_->FillMask(mask)) return true;
+    failure_ = "the grammar allows none of the model's tokens at this point of the output";
+  } catch (const Error& e) {
+    failure_ = e.what();
+  }
+  return false;
+}
+
+void SequenceGrammar::Accept(int32_t token) {
+  if (!failure_.empty()) return;
+  try {
+    CHECK(matcher_.has_value());  // a token is drawn with a mask
+    if (!matcher_->Accept(token))
+      failure_ = fmt::format("token {} was drawn, which the grammar does not allow", token);
+  } catch (const Error& e) {
+    failure_ = e.what();
+  }
+}
+
+void SequenceGrammar::Rollback(int64_t count) {
+  if (count > 0 && matcher_) matcher_->Rollback(count);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,55 @@
+// The grammars that the front has defined for the ranks, and the state of one output.
+#pragma once
+
+#include <cstdint>
+#include <future>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "grammar/compiled_grammar.h"
+
+namespace switchyard {
+
+// Owned by the rank's engine, used by the rank's thread. Grammars are read on threads of their own,
+// while the prompt is computed. All ranks of a group wait for a grammar at the same point, so the
+// time that it takes changes no decision.
+class RankGrammars {
+ public:
+  using Pending = std::shared_future<std::shared_ptr<const CompiledGrammar>>;
+
+  void SetVocabulary(std::string bytes);           // GrammarTokens
+  void Define(uint64_t id, std::string bytes);     // DefineGrammar
+  void Drop(uint64_t id) { grammars_.erase(id); }  // DropGrammar
+  std::optional<Pending> Find(uint64_t id) const;
+
+ private:
+  std::shared_future<std::shared_ptr<const TokenTable>> table_;
+  std::map<uint64_t, Pending> grammars_;
+};
+
+// The output of one sequence in its grammar. A retracted sequence keeps it, because it keeps its
+// tokens. An error is recorded, and ends the sequence when its next token is processed.
+class SequenceGrammar {
+ public:
+  explicit SequenceGrammar(RankGrammars::Pending compiled) : compiled_(std::move(compiled)) {}
+
+  // Writes the mask of the next token [MaskWords(vocab)]. False, and `failure` is set, if no token
+  // is allowed. Waits until the grammar has been read.
+  bool FillMask(std::span<uint32_t> mask);
+  // Appends a token that the last mask allows.
+  void Accept(int32_t token);
+  // Removes the last `count` tokens.
+  void Rollback(int64_t count);
+  bool ended() const { return matcher_ && matcher_->ended(); }
+  const std::string& failure() const { return failure_; }
+
+ private:
+  RankGrammars::Pending compiled_;
+  std::optional<GrammarMatcher> matcher_;
+  std::string failure_;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,70 @@
+// A grammar compiled for a vocabulary, and the matcher of one output.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "grammar/vocabulary.h"
+
+namespace switchyard {
+
+// Immutable; shared by all matchers of the grammar. Holds the token masks of each state of the
+// grammar as far as they do not depend on the rules around it.
+class CompiledGrammar {
+ public:
+  // The inverse of ToBytes, with a table of the same vocabulary. Throws Error kInvalid on malformed
+  // bytes.
+  static std::shared_ptr<const CompiledGrammar> FromBytes(std::string_view bytes,
+                                                          const TokenTable& table);
+  std::string ToBytes() const;
+  size_t memory_bytes() const;
+  int64_t vocab_size() const;
+
+  struct Impl;
+  explicit CompiledGrammar(std::unique_ptr<const Impl> impl);
+  ~CompiledGrammar();
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<const Impl> impl_;
+};
+
+// Number of words of a mask with one bit for each token.
+constexpr int64_t MaskWords(int64_t vocab) { return (vocab + 31) / 32; }
+// Whether bit `id` of a mask is set.
+constexpr bool MaskAllows(std::span<const uint32_t> mask, int64_t id) {
+  return (mask[id / 32] >> (id % 32) & 1) != 0;
+}
+
+// The state of one output in its grammar. Belongs to one sequence; single-threaded. Its methods
+// throw Error kInvalid if the library finds a state that it cannot handle.
+class GrammarMatcher {
+ public:
+  explicit GrammarMatcher(std::shared_ptr<const CompiledGrammar> grammar);
+  ~GrammarMatcher();
+  GrammarMatcher(GrammarMatcher&&) noexcept;
+  GrammarMatcher& operator=(GrammarMatcher&&) noexcept;
+
+  // Appends a token. Returns false, and changes nothing, if the grammar does not allow it.
+  bool Accept(int32_t token);
+  // Removes the last `count` accepted tokens, the stop token included.
+  void Rollback(int64_t count);
+  // Sets the bits of the allowed tokens in `mask` [MaskWords(vocab)], and clears all others. Stop
+  // tokens are allowed if the output so far is complete. Returns false if no token is allowed.
+  // Must not be called after a stop token.
+  bool FillMask(std::span<uint32_t> mask);
+  // Whether the output so far is complete.
+  bool CanEnd() const;
+  // Whether a stop token was accepted.
+  bool ended() const;
+  int64_t length() const;  // number of accepted tokens
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,72 @@
+// Compiles grammars for one vocabulary, and keeps the most recent ones.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "grammar/compiled_grammar.h"
+#include "grammar/source.h"
+#include "grammar/vocabulary.h"
+
+namespace switchyard {
+
+// Limits of one grammar. A grammar beyond them is an Error kInvalid that names the limit.
+struct GrammarLimits {
+  size_t source_bytes = size_t{256} << 10;
+  std::chrono::milliseconds time{10'000};
+  size_t mask_bytes = size_t{256} << 20;  // of the compiled grammar's token masks
+};
+
+// A grammar that is ready for the ranks. `id` is unique in the process.
+struct ReadyGrammar {
+  uint64_t id = 0;
+  std::shared_ptr<const CompiledGrammar> grammar;
+  std::string bytes;                              // CompiledGrammar::ToBytes
+  std::shared_ptr<const std::string> vocabulary;  // GrammarVocabulary::Encode, of all grammars
+
+  size_t memory_bytes() const { return grammar->memory_bytes() + bytes.size(); }
+};
+
+// Compiles without a cache. Throws Error kInvalid for a grammar that is malformed, cannot be
+// honoured or exceeds `limits`. Thread-safe.
+std::shared_ptr<const CompiledGrammar> CompileGrammar(const GrammarSource& source,
+                                                      const TokenTable& table,
+                                                      const GrammarLimits& limits = {});
+
+// A cache of compiled grammars: the least recently used ones are dropped beyond `cache_bytes`.
+// Thread-safe. If two threads compile the same source, the second one waits for the first one.
+class GrammarCache {
+ public:
+  // Throws the errors of TokenTable.
+  explicit GrammarCache(const GrammarVocabulary& vocabulary, GrammarLimits limits = {},
+                        size_t cache_bytes = size_t{256} << 20);
+  ~GrammarCache();
+
+  // Throws the errors of CompileGrammar.
+  std::shared_ptr<const ReadyGrammar> Get(const GrammarSource& source);
+
+  size_t bytes() const;      // of the cached grammars
+  int64_t compiled() const;  // number of compilations so far
+
+ private:
+  struct Entry;
+  void Shrink();
+
+  const TokenTable table_;
+  const std::shared_ptr<const std::string> encoded_;  // the vocabulary
+  const GrammarLimits limits_;
+  const size_t cache_bytes_;
+
+  mutable std::mutex mutex_;  // guards all members below; not held while a grammar is compiled
+  std::map<GrammarSource, std::shared_ptr<Entry>> entries_;
+  std::list<const GrammarSource*> order_;  // least recently used first; keys of entries_
+  size_t bytes_ = 0;
+  int64_t compiled_ = 0;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,56 @@
+#include "grammar/pattern.h"
+
+#include <chrono>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "grammar/compile_budget.h"
+#include "grammar/xgrammar_impl.h"
+
+namespace switchyard {
+namespace {
+
+constexpr size_t kMaxBytes = 4096;
+
+// Code points beyond ASCII as \u{…}: XGrammar compiles other expressions without the exclusions.
+std::string InAscii(const std::string& pattern) {
+  std::string out;
+  for (size_t i = 0; i < pattern.size();) {
+    const auto lead = static_cast<unsigned char>(pattern[i]);
+    if (lead < 0x80) {
+      if (lead < 0x20) throw Invalid("it has a control character");
+      out += pattern[i++];
+      continue;
+    }
+    const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+    if (lead < 0xc2 || i + length > pattern.size()) throw Invalid("it is not valid UTF-8");
+    uint32_t code = lead & (0xff >> (length + 1));
+    for (size_t k = 1; k < length; ++k)
+      code = code << 6 | (static_cast<unsigned char>(pattern[i + k]) & 0x3f);
+    out += fmt::format("\\u{{{:x}}}", code);
+    i += length;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string StringPattern(const std::string& pattern) {
+  if (pattern.size() > kMaxBytes)
+    throw Invalid("it has {} bytes, want at most {}", pattern.size(), kMaxBytes);
+  const std::string ascii = InAscii(pattern);
+  LimitRecursion();
+  CompileBudget budget(std::chrono::seconds(2), size_t{64} << 20);
+  const nlohmann::json schema = {{"type", "string"}, {"pattern", ascii}};
+  const auto grammar = xgrammar::Grammar::FromJSONSchema(schema.dump());
+  budget.CheckWarnings();
+  // Otherwise XGrammar has expanded the expression without the exclusions.
+  if (grammar.ToString().find("json_string=true") == std::string::npos)
+    throw Invalid(
+        "{} matches no text that JSON writes without escapes, or has a construct that is "
+        "not supported",
+        pattern);
+  return ascii;
+}
+
+}  // namespace switchyard

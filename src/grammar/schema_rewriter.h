@@ -1,0 +1,98 @@
+// Rewrites a JSON Schema into the subset that XGrammar compiles exactly.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "core/json.h"
+
+namespace switchyard {
+
+using SchemaJson = nlohmann::ordered_json;
+
+// The Error of a schema that cannot be honoured: "#/properties/a: <what>". `path`: a JSON pointer.
+template <typename... Args>
+Error SchemaError(const std::string& path, fmt::format_string<Args...> format, Args&&... args) {
+  return Invalid("{}: {}", path, fmt::format(format, std::forward<Args>(args)...));
+}
+
+// Keywords that do not constrain values, such as title.
+bool IsAnnotation(const std::string& keyword);
+// Throws SchemaError for a keyword that is unknown or never supported.
+void CheckKeywords(const SchemaJson& schema, const std::string& path);
+
+// The conjunction of two schemas without $ref and allOf at their top level. Throws SchemaError
+// that names the keyword for which no single schema is known.
+SchemaJson MergeSchemas(const SchemaJson& a, const SchemaJson& b, const std::string& path);
+
+// One schema of one type: `schema` has been checked, and its type is `type`. The result has only
+// keywords that apply to the type. Subschemas are rewritten by `rewrite`.
+using RewriteSubschema =
+    std::function<SchemaJson(const SchemaJson& schema, const std::string& path)>;
+SchemaJson RewriteTyped(const SchemaJson& schema, const std::string& type, const std::string& path,
+                        const RewriteSubschema& rewrite);
+
+// The types of a schema: its `type`, or the type to which its keywords apply. Empty: any type.
+std::vector<std::string> TypesOf(const SchemaJson& schema, const std::string& path);
+// Whether JSON Schema counts the value to the type.
+bool HasType(const SchemaJson& value, const std::string& type);
+
+// The regular expression of a format of strings. Throws SchemaError for an unknown format. Formats
+// of XGrammar that need no change give an empty string.
+std::string PatternOfFormat(const std::string& format, const std::string& path);
+
+// Definitions of a rewritten schema by name. A $ref of a rewritten schema is "#" or
+// "#/$defs/NAME".
+struct RewrittenSchema {
+  SchemaJson root;
+  std::map<std::string, SchemaJson> definitions;
+
+  const SchemaJson& Resolve(const std::string& reference) const;
+};
+
+// Whether no value is valid for both of two rewritten schemas, as far as that can be derived from
+// their types, their constant values and required properties.
+bool AreDisjoint(const RewrittenSchema& whole, const SchemaJson& a, const SchemaJson& b);
+// Throws SchemaError if a $ref leads to itself without any value in between, or if no finite value
+// is valid.
+void CheckRecursion(const RewrittenSchema& whole);
+
+// One use. The result accepts only values that `root` accepts, too. It excludes some of them:
+// properties come in the order of the schema, and XGrammar matches a `pattern` with the whole
+// string. The result of equal schemas is equal.
+class SchemaRewriter {
+ public:
+  explicit SchemaRewriter(const SchemaJson& root) : root_(root) {}
+  SchemaJson Run();
+
+ private:
+  // Branches of a oneOf, whose exclusion of each other is checked at the end.
+  struct OneOf {
+    std::string path;
+    SchemaJson branches;
+  };
+
+  // Counts and checks a schema. False for true, which is no constraint.
+  bool IsConstraint(const SchemaJson& schema, const std::string& path);
+  SchemaJson Rewrite(const SchemaJson& schema, const std::string& path);
+  SchemaJson RewriteReference(const std::string& reference, const std::string& path);
+  SchemaJson RewriteBranches(const SchemaJson& schema, const char* keyword,
+                             const std::string& path);
+  SchemaJson RewriteValues(const SchemaJson& schema, const std::string& path);
+  // The schema without $ref and allOf at its top level, and without annotations.
+  SchemaJson Flatten(const SchemaJson& schema, const std::string& path);
+  const SchemaJson& Resolve(const std::string& reference, const std::string& path) const;
+
+  const SchemaJson& root_;
+  RewrittenSchema out_;
+  std::map<std::string, std::string> names_;  // of definitions, by reference
+  std::vector<std::string> queue_;            // references that are not rewritten yet
+  std::vector<OneOf> one_ofs_;
+  int nodes_ = 0, depth_ = 0;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,57 @@
+// What constrains an output: a JSON Schema, any JSON object, a regular expression, a grammar in
+// EBNF or Lark, a structural tag, or a list of choices.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace switchyard {
+
+// White space between the parts of JSON.
+enum class JsonSpace : uint8_t {
+  kAny,     // any number of spaces, tabs and line breaks
+  kPython,  // ", " and ": ", as json.dumps of Python; no line breaks
+  kNone,    // "," and ":"
+};
+
+// Expressions of white space that are supported: any white space, or none. nullopt: another one.
+inline constexpr const char* kAnyJsonSpace = R"([ \n\r\t]*)";
+std::optional<JsonSpace> JsonSpaceOfPattern(const std::string& pattern);
+
+// The text of a grammar. Equal sources have equal compiled grammars. The whole output is
+// prefix (opening text | alternative).
+struct GrammarSource {
+  enum class Kind : uint8_t { kJsonSchema, kRegex, kEbnf, kLark, kStructuralTag };
+
+  Kind kind = Kind::kEbnf;
+  std::string text;
+  JsonSpace space = JsonSpace::kAny;         // of kJsonSchema
+  std::string prefix, opening, alternative;  // structural tags; may be empty
+
+  auto operator<=>(const GrammarSource&) const = default;
+};
+
+// These functions throw Error kInvalid for a constraint that cannot be honoured. The error names
+// the keyword and its place. A keyword is never ignored, unless JSON Schema defines it as an
+// annotation.
+
+// Properties follow the order of the schema. An object with `properties` has further ones only if
+// additionalProperties allows them.
+GrammarSource JsonSchemaGrammar(const nlohmann::ordered_json& schema,
+                                JsonSpace space = JsonSpace::kAny);
+GrammarSource JsonObjectGrammar(JsonSpace space = JsonSpace::kAny);  // any JSON object
+// The whole output matches the expression, with or without anchors.
+GrammarSource RegexGrammar(std::string regex);
+GrammarSource EbnfGrammar(std::string ebnf);  // the rule "root" is the output
+GrammarSource LarkGrammar(std::string lark);  // the rule "start" is the output
+// EBNF if the text has a "::=", else Lark (vLLM's rule).
+GrammarSource EbnfOrLarkGrammar(std::string text);
+GrammarSource ChoiceGrammar(const std::vector<std::string>& choices);  // one of the texts
+// XGrammar's format {"type": "structural_tag", "format": …}, or SGLang's earlier one with
+// "structures" and "triggers". Schemas within it follow the rules of JsonSchemaGrammar.
+GrammarSource StructuralTagGrammar(const nlohmann::ordered_json& tag);
+
+}  // namespace switchyard

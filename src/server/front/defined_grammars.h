@@ -1,0 +1,44 @@
+// The grammars that the ranks know.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <vector>
+
+#include "engine/request.h"
+#include "grammar/compiler.h"
+
+namespace switchyard {
+
+// Decides which definitions precede a request in the stream of control messages. Keeps the most
+// recent grammars on the ranks, up to a number and a size. Not thread-safe: the caller's lock also
+// covers the sending, so that the ranks see the same order.
+class DefinedGrammars {
+ public:
+  struct Limits {
+    size_t count = 512;
+    size_t bytes = size_t{512} << 20;  // of ReadyGrammar::bytes
+  };
+  DefinedGrammars() = default;
+  explicit DefinedGrammars(Limits limits) : limits_(limits) {}
+
+  // Appends the messages to send before a request with `grammar`. Grammars beyond the limits are
+  // dropped, the least recently used ones first; open requests keep theirs.
+  void Introduce(const ReadyGrammar& grammar, std::vector<ControlMessage>* messages);
+
+ private:
+  struct Defined {
+    size_t bytes = 0;
+    std::list<uint64_t>::iterator place;
+  };
+
+  Limits limits_;
+  bool has_vocabulary_ = false;
+  std::map<uint64_t, Defined> defined_;
+  std::list<uint64_t> order_;  // least recently used first
+  size_t bytes_ = 0;
+};
+
+}  // namespace switchyard
