@@ -96,7 +96,9 @@ TEST(JsonSchema, FormatsAreEnforced) {
        {R"({"type": "string", "format": "email"})",
         {"\"a.b@example.org\""},
         {"\"a@\"", "\"@b\"", "\"a b@c\""}},
-       {R"({"type": "string", "format": "hostname"})", {"\"a-b.example\""}, {"\"-a\"", "\"a..b\""}},
+       {R"({"type": "string", "format": "hostname"})",
+        {"\"a-b.example\"", "\"a\"", "\"ab\"", "\"a-c\"", "\"a--d\"", "\"a-c-e--f\""},
+        {"\"-a\"", "\"a-\"", "\"a..b\"", "\"xn--x\"", "\"ab--c.d\""}},
        {R"({"type": "string", "format": "uri"})", {"\"https://a.b/c?d=e#f\""}, {"\"a b\""}},
        {R"({"type": "string", "format": "json-pointer"})",
         {"\"\"", "\"/a/~1b\""},
@@ -201,7 +203,11 @@ TEST(JsonSchema, PropertyNamesMatchPatterns) {
          {R"({"type": "object", "propertyNames": {"enum": ["k", "l"]},
               "additionalProperties": {"type": "boolean"}})",
           {R"({"k": true})"},
-          {R"({"k": 1})", R"({"m": true})"}}});
+          {R"({"k": 1})", R"({"m": true})"}},
+         {R"({"type": "object", "propertyNames": {"maxLength": 1},
+              "unevaluatedProperties": {"type": "number"}})",
+          {R"({"k": 1})"},
+          {R"({"k": "a"})"}}});
 }
 
 TEST(JsonSchema, ReferencesAreResolved) {
@@ -258,7 +264,14 @@ TEST(JsonSchema, SchemasAreCombined) {
          {R"({"allOf": [{"type": "object", "properties": {"a": {"const": 1}}},
               {"type": "object", "properties": {"b": {"const": 2}}}], "unevaluatedProperties": false})",
           {R"({"a": 1, "b": 2})"},
-          {R"({"c": 3})"}}});
+          {R"({"c": 3})"}},
+         {R"({"allOf": [{"properties": {"a": {"const": 1}}, "unevaluatedProperties": false}],
+              "unevaluatedProperties": true})",
+          {R"({"a": 1})"},
+          {R"({"a": 1, "b": 2})"}},
+         {R"({"allOf": [{"prefixItems": [{"const": 1}]}], "unevaluatedItems": {"const": 2}})",
+          {"[1]", "[1, 2, 2]"},
+          {"[2]", "[1, 1]"}}});
 }
 
 TEST(JsonSchema, WhiteSpaceIsChosen) {
@@ -325,6 +338,10 @@ TEST(JsonSchema, WhatCannotBeHonouredIsNamedWithItsPlace) {
            {"type": "object", "properties": {"b": true}}]})",
        "#/allOf/1:", "additionalProperties"},
       {R"({"allOf": [{"pattern": "a"}, {"pattern": "b"}]})", "#/allOf/1:", "pattern"},
+      {R"({"allOf": [{"prefixItems": [{"minimum": 3}]}], "items": {"minimum": 5}})",
+       "#/allOf/0:", "items"},
+      {R"({"allOf": [{"prefixItems": [true]}, {"unevaluatedItems": false}]})",
+       "#/allOf/1:", "unevaluatedItems"},
       {R"({"type": "object", "required": ["a"], "properties": {}})", "#:", "required"},
       {R"({"type": "object", "minProperties": 2})", "#:", "minProperties"},
       {R"({"type": "object", "properties": {"a": true}, "patternProperties": {"b": true}})",

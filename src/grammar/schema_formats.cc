@@ -13,7 +13,12 @@ constexpr std::string_view kDate =
 constexpr std::string_view kTime =
     R"(([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d))";
 constexpr std::string_view kByte = R"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d))";
-constexpr std::string_view kLabel = R"([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)";
+// At most 63 characters, without hyphens at both the third and the fourth place: these are reserved
+// for Punycode (RFC 5891), in which not every text is valid.
+std::string Label() {
+  const std::string a = "[A-Za-z0-9]", any = "[A-Za-z0-9-]";
+  return fmt::format("{0}({1}?{0}|{1}{1}{0}|{1}({1}{0}|{0}-){1}{{0,58}}{0})?", a, any);
+}
 
 // Eight groups of hexadecimal digits, or fewer with one "::".
 std::string Ipv6() {
@@ -25,7 +30,7 @@ std::string Ipv6() {
 }
 
 std::map<std::string, std::string, std::less<>> MakePatterns() {
-  const std::string date(kDate), time(kTime), byte(kByte), label(kLabel);
+  const std::string date(kDate), time(kTime), byte(kByte), label = Label();
   // RFC 6901: no '/' and no '~' in a part, except in "~0" and "~1".
   const std::string parts = R"((/([^/~]|~[01])*)*)";
   return {{"date", date},

@@ -88,6 +88,20 @@ void CheckOtherProperties(const SchemaJson& closed, const SchemaJson& other,
   }
 }
 
+// The same for items: those of `closed` begin after its own prefixItems.
+void CheckOtherItems(const SchemaJson& closed, const SchemaJson& other, const std::string& path) {
+  const auto prefix = [](const SchemaJson& schema) {
+    return schema.contains("prefixItems") ? schema["prefixItems"].size() : 0;
+  };
+  for (const char* keyword : {"items", "unevaluatedItems"}) {
+    if (closed.contains(keyword) && closed[keyword] != true && prefix(other) > prefix(closed))
+      throw SchemaError(path,
+                        "{} is not supported in a combined schema if another one has more "
+                        "prefixItems",
+                        keyword);
+  }
+}
+
 void MergeKeyword(SchemaJson& into, const std::string& keyword, const SchemaJson& value,
                   const std::string& path) {
   SchemaJson& mine = into[keyword];
@@ -116,6 +130,8 @@ void MergeKeyword(SchemaJson& into, const std::string& keyword, const SchemaJson
 SchemaJson MergeSchemas(const SchemaJson& a, const SchemaJson& b, const std::string& path) {
   CheckOtherProperties(a, b, path);
   CheckOtherProperties(b, a, path);
+  CheckOtherItems(a, b, path);
+  CheckOtherItems(b, a, path);
   SchemaJson merged = a;
   for (const auto& [keyword, value] : b.items()) {
     if (IsAnnotation(keyword)) continue;

@@ -1,6 +1,7 @@
 #include "grammar/schema_rewriter.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <functional>
 #include <string_view>
@@ -203,9 +204,10 @@ SchemaJson SchemaRewriter::RewriteValues(const SchemaJson& schema, const std::st
 SchemaJson SchemaRewriter::Flatten(const SchemaJson& schema, const std::string& path) {
   const Deeper deeper(depth_, path);
   if (!IsConstraint(schema, path)) return SchemaJson::object();
-  // unevaluatedProperties beside allOf covers the properties of all entries, as does the same
-  // keyword of the merged schema.
-  SchemaJson merged = Without(schema, {"$ref", "allOf", "unevaluatedProperties"});
+  // These keywords beside allOf cover what all entries leave, as do the same ones of the merged
+  // schema. If an entry has the keyword too, it leaves nothing.
+  constexpr std::array<const char*, 2> kOfTheRest = {"unevaluatedProperties", "unevaluatedItems"};
+  SchemaJson merged = Without(schema, {"$ref", "allOf", kOfTheRest[0], kOfTheRest[1]});
   if (schema.contains("$ref")) {
     if (!schema["$ref"].is_string()) throw SchemaError(path, "$ref is not a string");
     const auto reference = schema["$ref"].get<std::string>();
@@ -218,8 +220,8 @@ SchemaJson SchemaRewriter::Flatten(const SchemaJson& schema, const std::string& 
       merged = MergeSchemas(merged, Flatten(list[i], where), where);
     }
   }
-  if (schema.contains("unevaluatedProperties"))
-    merged["unevaluatedProperties"] = schema["unevaluatedProperties"];
+  for (const char* keyword : kOfTheRest)
+    if (schema.contains(keyword) && !merged.contains(keyword)) merged[keyword] = schema[keyword];
   return merged;
 }
 

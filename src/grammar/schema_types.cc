@@ -223,10 +223,12 @@ SchemaJson RewriteNamedByPattern(const Context& in) {
             : names.contains("type") && names["type"] == "string";
     if (!strings) throw in.Refused("propertyNames is not a schema of strings");
     out["propertyNames"] = std::move(names);
-    if (in.Has("additionalProperties")) {
-      if (in["additionalProperties"] == false)
-        throw in.Refused("propertyNames beside additionalProperties false allows no property");
-      out["additionalProperties"] = in.Rewrite("additionalProperties");
+    for (const char* other : {"additionalProperties", "unevaluatedProperties"}) {
+      if (!in.Has(other)) continue;
+      if (in[other] == false)
+        throw in.Refused("propertyNames beside {} false allows no property", other);
+      out["additionalProperties"] = in.Rewrite(other);
+      break;
     }
     return out;
   }
