@@ -104,10 +104,10 @@ class FakeForward : public ForwardFunction {
       }
     }
     EXPECT_EQ(next, batch.logit_rows.size());
-    Draw(batch.draws, batch.masks ? &batch.masks() : nullptr);
     most_rows = std::max(most_rows, batch.num_tokens());
     ++passes;
     fingerprint = fingerprint * 31 + Fingerprint(batch, options_.page_size);
+    Draw(batch.draws, batch.masks ? &batch.masks() : nullptr);
     return batch.draws.empty() ? std::span<const float>(logits_) : std::span<const float>();
   }
 

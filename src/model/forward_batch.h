@@ -39,7 +39,8 @@ struct ForwardBatch {
   std::vector<kernels::RowSampling> draws;
   // With `draws`: returns the masks, which the model reads before its next pass. The model calls it
   // once per pass, after the pass is enqueued and before it draws. So the host can compute masks
-  // while the device computes the pass. Null: every token is allowed.
+  // while the device computes the pass. The call may end sequences, and frees their pages: `pages`
+  // of `sequences` must not be read after it. Null: every token is allowed.
   std::function<const TokenMasks&()> masks;
   // [dp] tokens.size(), decode_tokens and logit_rows.size() of each attention group, this one
   // included. May be empty if there is only one.
