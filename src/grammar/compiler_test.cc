@@ -289,7 +289,7 @@ TEST(ToolCallGrammar, WhiteSpaceOfArgumentsIsLimited) {
 
 // A source that may be preceded by text up to a marker, and replaced by other text.
 TEST(GrammarSource, PrefixesAndAlternativesAreAdded) {
-  const auto tag = [](nlohmann::ordered_json elements) {
+  const auto tag = [](const nlohmann::ordered_json& elements) {
     return nlohmann::ordered_json({{"type", "structural_tag"}, {"format", SequenceOf(elements)}})
         .dump();
   };
@@ -378,6 +378,7 @@ TEST(GrammarCache, ThreadsShareOneCompilation) {
   GrammarCache cache(TestVocabulary());
   std::vector<std::shared_ptr<const ReadyGrammar>> results(4);
   std::vector<std::thread> threads;
+  threads.reserve(results.size());
   for (auto& result : results)
     threads.emplace_back([&] { result = cache.Get(JsonObjectGrammar()); });
   for (std::thread& thread : threads) thread.join();

@@ -16,6 +16,11 @@ namespace {
 constexpr jinja::JsonLimits kSchemaLimits = {.depth = 128, .keys = 4096};
 constexpr char kSglangAnyObject[] = "$$ANY$$";  // SGLang's json_schema of response_format
 
+// Whether a field has one of the values by which clients say that they do not use it.
+bool IsUnset(const Json* value) {
+  return !value || *value == false || *value == "" || (value->is_structured() && value->empty());
+}
+
 class ConstraintReader {
  public:
   explicit ConstraintReader(JsonSpace space) : space_(space) {}
@@ -54,15 +59,14 @@ class ConstraintReader {
 
   void AddTag(const Fields& f, const char* key) {
     const Json* value = f.Find(key);
-    if (!value || *value == "" || *value == false || *value == Json::object()) return;
+    if (IsUnset(value)) return;
     Add(f, key,
         [&] { return StructuralTagGrammar(value->is_string() ? ParsedText(*value) : *value); });
   }
 
   void AddChoices(const Fields& f, const char* key) {
     const Json* value = f.Find(key);
-    if (value && *value != false && *value != Json::array())
-      Add(f, key, [&] { return ChoiceGrammar(f.Strings(key)); });
+    if (!IsUnset(value)) Add(f, key, [&] { return ChoiceGrammar(f.Strings(key)); });
   }
 
   void AddObject(const Fields& f, const char* key) {
@@ -132,7 +136,7 @@ void ReadResponseFormat(const Fields& f, ConstraintReader& reader) {
 
 void ReadStructuredOutputs(const Fields& f, ConstraintReader& reader) {
   const Json* value = f.Find("structured_outputs");
-  if (!value || *value == false || *value == "" || *value == Json::array()) return;
+  if (IsUnset(value)) return;
   const Json& object = Member(f, "structured_outputs");
   const Fields inner(object, f.Name("structured_outputs") + ".");
   for (const auto& [name, unused] : object.items()) {
