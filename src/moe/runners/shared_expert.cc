@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 
+#include "core/error.h"
 #include "moe/rows.h"
 
 namespace switchyard {
