@@ -37,6 +37,13 @@ constexpr char kStop[] =
     R"("description":"texts that end the generation, at most 1024 bytes each"})";
 constexpr char kTools[] = R"({"type":"array","items":{"$ref":"#/components/schemas/Tool"}})";
 
+// A constraint of the output: text, or a schema as an object or its text.
+constexpr char kConstraint[] = R"({"anyOf":[{"type":"string"},{"const":false}]})";
+constexpr char kJsonConstraint[] =
+    R"({"anyOf":[{"type":"object"},{"type":"string","description":"JSON"},{"const":false}]})";
+constexpr char kOutputFormat[] =
+    R"({"type":"object","properties":{"type":{"type":"string"},"schema":{"type":"object"}}})";
+
 // Fields with one meaning in all requests.
 constexpr FieldSchema kShared[] = {
     {"model", R"({"type":"string","description":"the served model; other names give a 404"})"},
@@ -76,6 +83,17 @@ constexpr FieldSchema kShared[] = {
     {"tools", kTools},
     {"chat_template_kwargs", kObject},
     {"parallel_tool_calls", kTrue},
+    {"regex", kConstraint},
+    {"ebnf", kConstraint},
+    {"json_schema", kJsonConstraint},
+    {"structural_tag", kJsonConstraint},
+    {"guided_json", kJsonConstraint},
+    {"guided_regex", kConstraint},
+    {"guided_choice", R"({"anyOf":[{"type":"array","items":{"type":"string"}},{"const":false}]})"},
+    {"guided_grammar", kConstraint},
+    {"guided_json_object", kBool},
+    {"guided_whitespace_pattern", kConstraint},
+    {"structured_outputs", R"({"anyOf":[{"type":"object"},{"const":false}]})"},
 };
 
 // Fields of both OpenAI endpoints for completions.
@@ -188,6 +206,8 @@ constexpr FieldSchema kMessages[] = {
     {"tool_choice",
      R"({"type":"object","properties":{"type":{"enum":["auto","any","tool","none"]},)"
      R"("name":{"type":"string"},"disable_parallel_tool_use":{"type":"boolean"}}})"},
+    {"output_format", kOutputFormat},
+    {"output_config", R"({"type":"object","properties":{"format":{"type":"object"}}})"},
     {"thinking", R"({"type":"object","required":["type"],"properties":)"
                  R"({"type":{"enum":["enabled","disabled","adaptive"]}}})"},
 };
