@@ -8,12 +8,12 @@
 namespace switchyard::anthropic {
 namespace {
 
-// The input of a call is an object. Arguments that are not JSON become {"arguments": text}.
+// The input of a call is an object, for DumpExact. Arguments that are not JSON become {"arguments":
+// text}.
 Json InputOf(const std::string& arguments) {
   constexpr jinja::JsonLimits kLimits{.depth = 128, .keys = 4096};
   try {
-    Json input =
-        jinja::ParseExactJson(arguments, "input", kLimits, [](std::string_view) { return false; });
+    Json input = jinja::ParseExactJson(arguments, "input", kLimits);
     if (input.is_object()) return input;
   } catch (const Json::exception&) {
   } catch (const Error&) {

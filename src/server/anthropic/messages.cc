@@ -125,7 +125,7 @@ PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr&
     message.Push(a.text, a.token_ends, a.last.finish);
     Json answer = EnvelopeOf(*job, message.blocks.blocks(), UsageOf(a.last, false));
     answer.update(EndingOf(a.last, message.output && message.output->has_calls()));
-    responder.Send(200, http::kJson, Dump(answer));
+    responder.Send(200, http::kJson, DumpExact(answer));
   };
   return events;
 }

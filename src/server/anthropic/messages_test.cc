@@ -192,6 +192,17 @@ TEST(AnthropicMessages, ArgumentsThatAreNotJsonAreKeptAsText) {
   EXPECT_TRUE(server.Ask(kPath, Request())["content"][0]["input"].contains("arguments"));
 }
 
+TEST(AnthropicMessages, LargeIntegersOfArgumentsKeepTheirDigits) {
+  AnsweringServer server("qwen3");
+  server.Answer(
+      "<tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": "
+      "[-123456789012345678901234567890123, 1.5, \"ü\", {}, []]}}</tool_call>",
+      FinishReason::kStop);
+  EXPECT_THAT(
+      server.Post(kPath, Request()),
+      testing::HasSubstr(R"("input":{"city":[-123456789012345678901234567890123,1.5,"ü",{},[]]})"));
+}
+
 TEST(AnthropicMessages, TokensAreCounted) {
   AnsweringServer server("qwen3");
   server.Answer("Hi");

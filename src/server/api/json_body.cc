@@ -122,6 +122,18 @@ std::string Dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+std::string DumpExact(const Json& json) {
+  if (const auto digits = jinja::BigIntegerOf(json)) return *digits;
+  if (!json.is_structured()) return Dump(json);
+  std::string text(1, json.is_object() ? '{' : '[');
+  for (const auto& [key, value] : json.items()) {
+    if (text.size() > 1) text += ',';
+    if (json.is_object()) text += Dump(Json(key)) + ':';
+    text += DumpExact(value);
+  }
+  return text + (json.is_object() ? '}' : ']');
+}
+
 const Json* Fields::Find(const char* key) const {
   const auto it = object_.find(key);
   return it == object_.end() || it->is_null() ? nullptr : &*it;

@@ -25,6 +25,8 @@ Json ParseBody(const http::Request& request);
 
 // Serializes a JSON response. Invalid UTF-8 is replaced by U+FFFD, not an error.
 std::string Dump(const Json& json);
+// The same for a response with values of jinja::ParseExactJson: prints integers beyond 64 bits.
+std::string DumpExact(const Json& json);
 
 // Typed access to an object's fields. An absent or null field gives the default. A wrong type
 // throws RequestError with the field's name after `prefix`, such as "sampling_params.top_k".
