@@ -52,6 +52,40 @@ void ReadSpecialTokens(const ConfigReader& reader, ModelConfig* config) {
   }
 }
 
+constexpr std::string_view kClassifier = "ForSequenceClassification";
+
+// The names of id2label in the order of ids; else LABEL_0 to LABEL_(num_labels - 1). transformers'
+// default is two classes.
+std::vector<std::string> ReadLabels(const ConfigReader& reader) {
+  constexpr int64_t kMostLabels = 1 << 20;
+  const auto named = reader.Object("id2label");
+  const int64_t count = named ? static_cast<int64_t>(named->Members().size())
+                              : reader.IntOr({"num_labels", "_num_labels"}, 2, 1, kMostLabels);
+  if (count == 0) throw Invalid("{}: has no classes", reader.Where("id2label"));
+  std::vector<std::string> labels;
+  for (int64_t i = 0; i < count; ++i) {
+    const std::string id = std::to_string(i);
+    if (named && !named->IsString(id))
+      throw Invalid("{}: missing or not a string; want the names of {} classes", named->Where(id),
+                    count);
+    labels.push_back(named ? named->StringOr({id}, "") : "LABEL_" + id);
+  }
+  return labels;
+}
+
+// As vLLM: a single class, and several independent ones, have sigmoid scores.
+PoolingConfig ReadClassifier(const ConfigReader& reader) {
+  using Activation = PoolingConfig::Activation;
+  PoolingConfig pooling{.labels = ReadLabels(reader)};
+  const std::string problem = reader.StringOr({"problem_type"}, "");
+  if (problem == "regression") {
+    pooling.activation = Activation::kIdentity;
+  } else if (problem == "multi_label_classification" || pooling.labels.size() == 1) {
+    pooling.activation = Activation::kSigmoid;
+  }
+  return pooling;
+}
+
 // config.json with its keys replaced by those of `overrides`.
 std::string Override(const std::string& config, const std::filesystem::path& file,
                      std::string_view overrides) {
@@ -75,8 +109,12 @@ ModelConfig Parse(const ConfigTexts& texts, const QuantizationFlags& flags) {
   const ConfigReader reader(texts.config, texts.where + "config.json");
   const Family& family = FamilyOf(reader);
   ModelConfig config;
-  config.architecture = family.architecture;
+  const auto architectures = reader.Strings("architectures");
+  config.architecture = architectures.empty() ? family.architecture : architectures.front();
   family.read_config(reader, &config);
+  config.causal =
+      reader.BoolOr("is_causal", true) && !reader.BoolOr("use_bidirectional_attention", false);
+  if (config.architecture.ends_with(kClassifier)) config.pooling = ReadClassifier(reader);
   config.quantization = ReadQuantization(reader, family.names(config).interleaved_experts);
   if (config.quantization.method.empty() && !texts.modelopt.empty()) {
     config.quantization =
@@ -105,7 +143,7 @@ int64_t ModelConfig::longest_context() const {
 }
 
 ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides,
-                            const QuantizationFlags& flags) {
+                            const QuantizationFlags& flags, const PoolingFlags& pooling) {
   std::string config = ReadConfigFile(dir / "config.json");
   if (!overrides.empty()) config = Override(config, dir / "config.json", overrides);
   const auto optional = [&](const char* name) {
@@ -113,7 +151,9 @@ ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view o
   };
   const std::string generation = optional("generation_config.json");
   const std::string modelopt = optional("hf_quant_config.json");
-  return Parse({config, generation, modelopt, (dir / "").string()}, flags);
+  ModelConfig model = Parse({config, generation, modelopt, (dir / "").string()}, flags);
+  SetPooling(dir, pooling, &model);
+  return model;
 }
 
 ModelConfig ParseModelConfig(std::string_view config_json, std::string_view generation_config_json,

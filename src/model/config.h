@@ -11,6 +11,7 @@
 #include "core/dtype.h"
 #include "kernels/ops.h"
 #include "model/config_quantization.h"
+#include "model/pooling.h"
 #include "moe/router/router.h"
 
 namespace switchyard {
@@ -87,6 +88,15 @@ struct ModelConfig {
   std::optional<int32_t> bos_token_id;
 
   QuantizationConfig quantization;
+  bool causal = true;  // false: attention in both directions
+  // Set: the model embeds or classifies prompts, and has no vocabulary head.
+  std::optional<PoolingConfig> pooling;
+
+  // Elements of a row of the head's output: a logit for each id or class, or the hidden state.
+  int64_t output_width() const {
+    if (!pooling) return vocab_size;
+    return pooling->classifies() ? static_cast<int64_t>(pooling->labels.size()) : hidden;
+  }
 
   bool has_moe() const { return moe.has_value(); }
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
@@ -100,7 +110,7 @@ struct ModelConfig {
 // (model/config_quantization.h). If config.json has no quantization_config, ModelOpt's
 // hf_quant_config.json is used.
 ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides = {},
-                            const QuantizationFlags& flags = {});
+                            const QuantizationFlags& flags = {}, const PoolingFlags& pooling = {});
 ModelConfig ParseModelConfig(std::string_view config_json,
                              std::string_view generation_config_json = {},
                              const QuantizationFlags& flags = {});

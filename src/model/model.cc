@@ -348,7 +348,7 @@ struct Model::Impl {
     const float* logits = first.head.logits.data();
     return {.data = logits,
             .rows = std::ssize(parts.first.logit_rows),
-            .more_data = logits + first.rows.logit_rows * config.vocab_size,
+            .more_data = logits + first.rows.logit_rows * config.output_width(),
             .more = std::ssize(parts.second.logit_rows)};
   }
 
@@ -389,14 +389,14 @@ struct Model::Impl {
   }
 
   std::span<const float> ToHost(const DeviceLogits& logits) {
-    const int64_t vocab = config.vocab_size, first = logits.rows * vocab;
-    const int64_t all = first + logits.more * vocab;
+    const int64_t width = config.output_width(), first = logits.rows * width;
+    const int64_t all = first + logits.more * width;
     if (device.is_cpu()) return {logits.data, static_cast<size_t>(all)};  // never padded
     std::vector<float>& host = passes[0]->host_logits;
     host.resize(all);
     device.CopyOut(host.data(), logits.data, first * sizeof(float));
     if (logits.more > 0)
-      device.CopyOut(host.data() + first, logits.more_data, logits.more * vocab * sizeof(float));
+      device.CopyOut(host.data() + first, logits.more_data, logits.more * width * sizeof(float));
     return host;
   }
 };

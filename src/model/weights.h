@@ -62,8 +62,10 @@ struct ModelWeights {
   WeightView embedding;  // rows [vocab_begin, vocab_end) of the vocabulary
   int64_t vocab_begin = 0, vocab_end = 0;
   std::vector<LayerWeights> layers;
-  Tensor final_norm;        // float32 [H]
-  WeightView head;          // HeadRows of the vocabulary; of the embedding if tied
+  Tensor final_norm;  // float32 [H]
+  // HeadRows of the vocabulary; of the embedding if tied. Of a classifier: all classes, on every
+  // rank. Of an embedding model: none.
+  WeightView head;
   size_t bytes_mapped = 0;  // of this rank's shard
 };
 

@@ -26,6 +26,7 @@ void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOp
   refuse(names.router_bias, "a router with a bias on its logits");
   refuse(names.interleaved_experts, "a checkpoint with stacked experts");
   refuse(!c.quantization.method.empty(), "a quantized checkpoint");
+  refuse(c.pooling.has_value(), "an embedding model or a classifier");
   refuse(options.mtp_layers < 0, "a negative number of MTP modules");
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "model/families/family.h"
@@ -25,7 +26,13 @@ std::span<const Family> Families() {
 
 const Family* FindFamily(std::string_view architecture) {
   const auto families = Families();
-  const auto it = std::ranges::find(families, architecture, &Family::architecture);
+  // A classifier, or a decoder without a head, of a family: Qwen3ForSequenceClassification,
+  // Qwen3Model.
+  std::string causal(architecture);
+  for (const std::string_view other : {"ForSequenceClassification", "Model"})
+    if (architecture.ends_with(other))
+      causal.replace(causal.size() - other.size(), other.size(), "ForCausalLM");
+  const auto it = std::ranges::find(families, causal, &Family::architecture);
   return it == families.end() ? nullptr : &*it;
 }
 

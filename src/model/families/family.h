@@ -52,7 +52,8 @@ struct Family {
 };
 
 std::span<const Family> Families();
-// nullptr if unknown.
+// `architecture`: also the name of a family's classifier (...ForSequenceClassification) or of its
+// decoder without a head (...Model). nullptr if unknown.
 const Family* FindFamily(std::string_view architecture);
 
 // One list of families for each file of this folder, since some files define two architectures.

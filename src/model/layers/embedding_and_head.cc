@@ -20,8 +20,9 @@ void EmbeddingAndHead::Embed(const Pass& pass, float* out) const {
 
 bool EmbeddingAndHead::Reserve(std::span<const int64_t> group_rows, HeadBuffers* buffers) const {
   const int64_t all = std::accumulate(group_rows.begin(), group_rows.end(), int64_t{0});
-  const int64_t most = std::ranges::max(group_rows), vocab = c_.config.vocab_size;
-  const bool split = SplitOverWorld(), joins = split || c_.mesh.attn_tp() > 1;
+  const int64_t most = std::ranges::max(group_rows), vocab = c_.config.output_width();
+  const bool split = SplitOverWorld() && !c_.config.pooling;
+  const bool joins = split || (c_.mesh.attn_tp() > 1 && !c_.config.pooling);
   bool moved = buffers->logits.Reserve(c_.device, most * vocab);
   if (split) moved |= buffers->all_hidden.Reserve(c_.device, all * c_.config.hidden);
   if (!joins) return moved;
@@ -34,6 +35,7 @@ void EmbeddingAndHead::Logits(std::span<const int64_t> group_rows, const float* 
                               HeadBuffers* head) const {
   HeadBuffers& buffers = *head;
   const int64_t rows = group_rows[c_.mesh.dp_rank()];
+  if (c_.config.pooling) return Pool(hidden, rows, buffers.logits.data());
   if (!SplitOverWorld()) {
     if (c_.groups.attn_tp->size() == 1) return Multiply(hidden, rows, buffers.logits.data());
     Multiply(hidden, rows, buffers.own.data());
@@ -47,6 +49,13 @@ void EmbeddingAndHead::Logits(std::span<const int64_t> group_rows, const float* 
     Join(*c_.groups.tp, next, group_rows[group], group == c_.mesh.dp_rank(), buffers);
     next += group_rows[group] * weights_.head.n;
   }
+}
+
+void EmbeddingAndHead::Pool(const float* hidden, int64_t rows, float* out) const {
+  if (rows == 0) return;
+  const int64_t width = c_.config.hidden;
+  if (c_.config.pooling->classifies()) return Multiply(hidden, rows, out);
+  c_.device.CopyRows({.x = hidden, .ldx = width, .y = out, .ldy = width, .m = rows, .n = width});
 }
 
 void EmbeddingAndHead::Multiply(const float* hidden, int64_t rows, float* out) const {

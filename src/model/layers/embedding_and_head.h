@@ -22,10 +22,13 @@ class EmbeddingAndHead {
   // Allocates buffers for group_rows [dp] logit rows of each group. Returns true if a buffer moved.
   bool Reserve(std::span<const int64_t> group_rows, HeadBuffers* buffers) const;
   // hidden [rows of this rank's group, H] → head->logits [rows, vocab], complete on every rank
-  // of the group. group_rows [dp]: at most those reserved.
+  // of the group. group_rows [dp]: at most those reserved. With ModelConfig::pooling, each rank
+  // computes all columns of its group's rows, [rows, output_width], without communication.
   void Logits(std::span<const int64_t> group_rows, const float* hidden, HeadBuffers* head) const;
 
  private:
+  // out [rows, output_width]: scores of all classes, or the hidden rows.
+  void Pool(const float* hidden, int64_t rows, float* out) const;
   // out [rows, vocabulary of this rank]
   void Multiply(const float* hidden, int64_t rows, float* out) const;
   // Gathers complete rows from all members' shards. `own` [rows, vocabulary of this rank].

@@ -59,6 +59,12 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   w.layers.reserve(config.layers.size());
   for (int64_t i = 0; i < config.num_layers(); ++i) w.layers.push_back(BuildLayer(parts, i));
   w.final_norm = parts.Norm(names.final_norm, config.hidden, "hidden_size");
+  if (config.pooling) {
+    if (const auto labels = static_cast<int64_t>(config.pooling->labels.size()))
+      w.head = parts.Plain("score.weight", labels, {0, labels}, "num_labels, hidden_size");
+    w.bytes_mapped = static_cast<size_t>(std::llround(parts.bytes()));
+    return w;
+  }
   const bool same = config.tie_embeddings && head.begin == vocab.begin && head.end == vocab.end;
   w.head =
       same ? w.embedding : vocabulary(config.tie_embeddings ? names.embedding : names.head, head);

@@ -192,12 +192,28 @@ void AddFile(const fs::path& path, const WeightMap* weight_map, uint32_t shard,
   }
 }
 
+// A checkpoint that was saved from a decoder without its head (transformers' ...Model) has names
+// without "model.". Adds this prefix, so that all checkpoints have the same names.
+void AddModelPrefix(std::map<std::string, StoredTensor, std::less<>>* tensors) {
+  if (!tensors->contains("embed_tokens.weight") || tensors->contains("model.embed_tokens.weight"))
+    return;
+  for (const std::string_view part : {"embed_tokens.", "layers.", "norm."}) {
+    for (auto it = tensors->lower_bound(part);
+         it != tensors->end() && it->first.starts_with(part);) {
+      auto node = tensors->extract(it++);
+      node.key().insert(0, "model.");
+      tensors->insert(std::move(node));
+    }
+  }
+}
+
 }  // namespace
 
 Checkpoint::Checkpoint(const fs::path& dir) : dir_(dir) {
   const auto weight_map = FindWeightMap(dir);
   if (!weight_map) {
     AddFile(dir / kSingleFile, nullptr, 0, &tensors_);
+    AddModelPrefix(&tensors_);
     return;
   }
   std::vector<std::string> paths;
@@ -212,6 +228,7 @@ Checkpoint::Checkpoint(const fs::path& dir) : dir_(dir) {
                     (dir / kIndexFile).string(), name, weight_map->shards[shard]);
     }
   }
+  AddModelPrefix(&tensors_);
 }
 
 std::vector<FileStamp> WeightFiles(const fs::path& dir) {
