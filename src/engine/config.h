@@ -33,6 +33,7 @@ struct EngineConfig {
       "auto";  // auto (bfloat16 where rows are rounded to it, else float32) | float32 | bfloat16 |
                // float16 | fp8_e4m3 | int8 (CPUs) (--kv-cache-dtype)
   QuantizationFlags quantization;    // --quantization, --quantize-activations
+  PoolingFlags pooling;              // --is-embedding, --pooler-config
   std::string load_format = "auto";  // --load-format
   // --tp-size, --ep-size, --dp-size (with --enable-dp-attention), --moe-dense-tp-size
   MeshShape mesh;

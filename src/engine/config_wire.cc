@@ -22,6 +22,10 @@ template <typename Codec, OneOf<QuantizationFlags> T>
 void Fields(Codec& codec, T& q) {
   codec(q.method, q.activations);
 }
+template <typename Codec, OneOf<PoolingFlags> T>
+void Fields(Codec& codec, T& p) {
+  codec(p.is_embedding, p.pooler_config);
+}
 template <typename Codec, OneOf<ExpertRecorderOptions> T>
 void Fields(Codec& codec, T& r) {
   codec(r.mode, r.buffer_size, r.dir, r.metrics);
@@ -35,14 +39,14 @@ template <typename Codec, OneOf<EngineConfig> T>
 void Fields(Codec& codec, T& c) {
   codec(c.model_path, c.model_override_args, c.device, c.base_gpu_id, c.gpu_id_step,
         c.disable_custom_all_reduce, c.disable_cuda_graph, c.cuda_graph_max_bs, c.dtype,
-        c.kv_cache_dtype, c.quantization, c.load_format, c.mesh, c.load_balance_method, c.moe,
-        c.disable_overlap_schedule, c.two_batch_overlap, c.tbo_threshold, c.tbo_min_tokens, c.eplb,
-        c.recorder, c.context_length, c.max_total_tokens, c.mem_fraction_static, c.page_size,
-        c.max_running_requests, c.max_queued_requests, c.chunked_prefill_size, c.max_prefill_tokens,
-        c.schedule_policy, c.schedule_conservativeness, c.target_step_ms, c.priority_scheduling,
-        c.preemption_threshold, c.decode_log_interval, c.disable_radix_cache, c.threads_per_rank,
-        c.cpu_bind, c.cpu_isa, c.dist_timeout_seconds, c.watchdog_timeout_seconds, c.random_seed,
-        c.log_level, c.check_batches);
+        c.kv_cache_dtype, c.quantization, c.pooling, c.load_format, c.mesh, c.load_balance_method,
+        c.moe, c.disable_overlap_schedule, c.two_batch_overlap, c.tbo_threshold, c.tbo_min_tokens,
+        c.eplb, c.recorder, c.context_length, c.max_total_tokens, c.mem_fraction_static,
+        c.page_size, c.max_running_requests, c.max_queued_requests, c.chunked_prefill_size,
+        c.max_prefill_tokens, c.schedule_policy, c.schedule_conservativeness, c.target_step_ms,
+        c.priority_scheduling, c.preemption_threshold, c.decode_log_interval, c.disable_radix_cache,
+        c.threads_per_rank, c.cpu_bind, c.cpu_isa, c.dist_timeout_seconds,
+        c.watchdog_timeout_seconds, c.random_seed, c.log_level, c.check_batches);
 }
 
 std::string EncodeConfig(const EngineConfig& config) { return EncodeFields(config); }

@@ -29,6 +29,7 @@ class FakeForward : public ForwardFunction {
     int64_t num_pages = 0;
     int32_t page_size = 1;
     bool launches = false;  // draws tokens, as a GPU does, and runs passes ahead
+    Pooling pooling = Pooling::kNone;
   };
   explicit FakeForward(Options options)
       : options_(options),
@@ -36,6 +37,7 @@ class FakeForward : public ForwardFunction {
         sampler_(options.vocab, {}) {}
 
   int64_t vocab_size() const override { return options_.vocab; }
+  Pooling pooling() const override { return options_.pooling; }
   bool draws() const override { return options_.launches; }
   bool launches() const override { return options_.launches; }
   bool launches_together() const override { return together; }

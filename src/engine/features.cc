@@ -241,8 +241,12 @@ void AddParallelism(std::vector<Feature>& all) {
       "--moe-dense-tp-size", [](EngineConfig& c) -> int& { return c.mesh.dense_tp; }, 1);
 }
 
-// Features that work everywhere, so no code refuses them.
+// Features that no code refuses.
 void AddServing(std::vector<Feature>& all) {
+  all.push_back(Setting<bool>(
+      kServing, "--is-embedding", [](EngineConfig& c) -> bool& { return c.pooling.is_embedding; },
+      true));
+  all.back().on_gpus = "untested";
   for (const char* kind : {"grouped-query", "latent (MLA)", "sliding window", "`clip_qkv`"})
     all.push_back({.section = kServing.name, .flag = "attention:", .value = kind});
   for (const char* what : {"prefix cache", "chunked prefill", "log-probabilities", "penalties",

@@ -24,6 +24,11 @@ class ModelForward : public ForwardFunction {
 
   std::span<const float> Forward(const ForwardBatch& batch) override;
   int64_t vocab_size() const override { return model_.config().vocab_size; }
+  Pooling pooling() const override {
+    const auto& pooling = model_.config().pooling;
+    return pooling ? pooling->type : Pooling::kNone;
+  }
+  int64_t output_width() const override { return model_.config().output_width(); }
   bool draws() const override { return model_.draws(); }
   std::span<const int32_t> drawn() const override { return model_.drawn(); }
   void AbortPass(uint64_t pass) override;

@@ -167,16 +167,17 @@ double ActivationBytesPerRank(const EngineConfig& config, const EnginePlan& plan
   const int64_t row = 4 * m.hidden + 3 * heads + std::max(middle, m.intermediate);
   const bool gathers = mesh.dp > 1 && mesh.dense_tp != 1;
   double logit_rows = plan.max_running_requests + 1;
-  if (plan.cuda)  // prompt log-probabilities of one pass
-    logit_rows =
-        std::max(logit_rows,
-                 static_cast<double>(std::min(MaxLogitRows(m.vocab_size), plan.max_batch_tokens)));
+  const int64_t width = m.output_width();
+  // Prompt log-probabilities of one pass, or the rows of a mean.
+  if (plan.cuda || (m.pooling && m.pooling->type == Pooling::kMean))
+    logit_rows = std::max(
+        logit_rows, static_cast<double>(std::min(MaxLogitRows(width), plan.max_batch_tokens)));
   const double gathered =
       gathers ? static_cast<double>(mesh.dp) *
                     static_cast<double>(2 * m.hidden + CeilDiv(m.intermediate, mesh.tp))
               : 0;
   return (static_cast<double>(rows) * (static_cast<double>(row) + gathered) +
-          3 * logit_rows * static_cast<double>(m.vocab_size) +
+          3 * logit_rows * static_cast<double>(width) +
           static_cast<double>(plan.context_length) * static_cast<double>(m.rope.rotary_dim)) *
          sizeof(float);
 }
@@ -337,8 +338,8 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
 }  // namespace
 
 ModelConfig ReadModelConfig(const EngineConfig& config) {
-  ModelConfig model =
-      LoadModelConfig(config.model_path, config.model_override_args, config.quantization);
+  ModelConfig model = LoadModelConfig(config.model_path, config.model_override_args,
+                                      config.quantization, config.pooling);
   // An explicit flag for a more exact type takes precedence.
   const bool may_round = config.quantization.activations == "auto" &&
                          (config.dtype == "auto" || config.dtype == "bfloat16");

@@ -144,7 +144,7 @@ void RankEngine::Impl::ProcessDrawn(Sequence& sequence, const Part& part, int32_
 void RankEngine::Impl::ProcessPass(Rows all) {
   if (batch.draws.empty()) {
     all.drawn = {};
-    CHECK_EQ(std::ssize(all.logits), std::ssize(batch.logit_rows) * vocab);
+    CHECK_EQ(std::ssize(all.logits), std::ssize(batch.logit_rows) * width);
   } else {
     CHECK_EQ(all.drawn.size(), batch.logit_rows.size());
   }
@@ -159,7 +159,7 @@ void RankEngine::Impl::ProcessPass(Rows all) {
     const Part& part = parts[i];
     Rows own;
     if (batch.draws.empty()) {
-      own.logits = all.logits.subspan(begin * vocab, part.logit_rows * vocab);
+      own.logits = all.logits.subspan(begin * width, part.logit_rows * width);
     } else {
       own.drawn = all.drawn.subspan(begin, part.logit_rows);
     }
@@ -205,11 +205,42 @@ void RankEngine::Impl::Finish(Sequence& sequence, const Part& part, const Rows& 
   const Sequence::RowRange rows = sequence.LogitRows(part.rows);
   if (!part.decoding) counters.prefill_tokens += part.rows;
   if (!own.finite()) return FailNotFinite(sequence);
-  AppendInputLogprobs(sequence, rows, own.logits);
+  if (sequence.pooled()) {
+    AppendPooled(sequence, rows, own.logits);
+  } else {
+    AppendInputLogprobs(sequence, rows, own.logits);
+  }
   sequence.computed = sequence.settled = part.end;
   if (sequence.pending() > 0) return;
   if (!part.decoding) cache.Publish(sequence.settled_tokens(), sequence.cache);
+  if (sequence.pooled()) return FinishPooled(sequence);
   SampleToken(sequence, own);
+}
+
+void RankEngine::Impl::AppendPooled(Sequence& sequence, Sequence::RowRange rows,
+                                    std::span<const float> own) const {
+  if (rows.size() == 0) return;
+  std::vector<double>& sum = sequence.pooled_sum;
+  if (sequence.request.pooling == Pooling::kLast) {
+    sum.assign(own.end() - width, own.end());
+    return;
+  }
+  // In the order of positions, so the sum does not depend on the chunks.
+  sum.resize(width);
+  for (int64_t row = 0; row < rows.size(); ++row)
+    for (int64_t i = 0; i < width; ++i) sum[i] += own[row * width + i];
+  sequence.next_pooled = rows.end;
+}
+
+void RankEngine::Impl::FinishPooled(Sequence& sequence) {
+  RequestOutput output = NewOutput(sequence);
+  const bool mean = sequence.request.pooling == Pooling::kMean;
+  const double count = mean ? static_cast<double>(sequence.prompt_length) : 1.0;
+  for (const double sum : sequence.pooled_sum)
+    output.pooled.push_back(static_cast<float>(sum / count));
+  output.finish = FinishReason::kLength;
+  answers.push_back(std::move(output));
+  Close(sequence, /*discard=*/false);
 }
 
 void RankEngine::Impl::AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,

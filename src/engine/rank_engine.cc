@@ -22,9 +22,9 @@
 
 namespace switchyard {
 
-int64_t MaxLogitRows(int64_t vocab_size) {
+int64_t MaxLogitRows(int64_t width) {
   constexpr int64_t kBytes = int64_t{256} << 20;
-  return std::max<int64_t>(1, kBytes / (vocab_size * static_cast<int64_t>(sizeof(float))));
+  return std::max<int64_t>(1, kBytes / (width * static_cast<int64_t>(sizeof(float))));
 }
 
 int64_t MaxPromptRows(int64_t chunk, int64_t max_prefill_tokens, int64_t context_length) {
@@ -39,19 +39,19 @@ std::optional<kernels::RowSampling> DeviceDrawParams(const Sequence& sequence) {
   const EngineRequest& request = sequence.request;
   const SamplingParams& params = request.sampling;
   const auto drawn = static_cast<int64_t>(sequence.output().size());
-  if (params.max_new_tokens == 0 || request.logprob.enabled || sequence.logprobs_pending() ||
-      Penalties::Needed(params, drawn))
+  if (sequence.pooled() || params.max_new_tokens == 0 || request.logprob.enabled ||
+      sequence.logprobs_pending() || Penalties::Needed(params, drawn))
     return std::nullopt;
   return Sampler::RowSamplingOf(params, UniformDraw(*params.seed, drawn));
 }
 
-Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t vocab) {
+Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t width) {
   const bool whole = options.chunked_prefill_size < 0;
   return {.max_running_requests = options.max_running_requests,
           .chunk_rows = MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
                                       options.context_length),
           .whole_prompts = whole,
-          .max_logit_rows = options.max_logit_rows ? options.max_logit_rows : MaxLogitRows(vocab),
+          .max_logit_rows = options.max_logit_rows ? options.max_logit_rows : MaxLogitRows(width),
           .policy = options.policy,
           .conservativeness = options.conservativeness,
           .priorities = options.priorities,
@@ -64,8 +64,9 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
     : options(std::move(from)),
       model(model),
       vocab(model.vocab_size()),
+      width(model.output_width()),
       cache(options.num_pages, options.page_size, options.enable_radix_cache),
-      scheduler(SchedulerOptions(options, vocab), cache),
+      scheduler(SchedulerOptions(options, width), cache),
       sampler(vocab, options.eos_token_ids),
       max_length(std::min(options.context_length, cache.capacity())) {
   CHECK_GT(options.max_running_requests, 0);
@@ -77,9 +78,14 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
 void RankEngine::Impl::CheckRequest(const EngineRequest& request) const {
   const auto length = static_cast<int64_t>(request.input_ids.size());
   if (length == 0) throw Invalid("the prompt is empty");
-  if (length > options.context_length - 1)
-    throw Invalid("the prompt has {} tokens; with one to generate, the context holds {}", length,
-                  options.context_length - 1);
+  if (request.pooling != model.pooling())
+    throw Invalid("the model {}", request.pooling == Pooling::kNone
+                                      ? "generates no text: it returns one vector for each prompt"
+                                      : "generates text, or has another kind of pooling");
+  const int64_t room = options.context_length - (request.pooling == Pooling::kNone ? 1 : 0);
+  if (length > room)
+    throw Invalid("the prompt has {} tokens; {}the context holds {}", length,
+                  room < options.context_length ? "with one to generate, " : "", room);
   if (length > cache.capacity())
     throw Invalid("the prompt has {} tokens; the cache holds {} (--max-total-tokens)", length,
                   cache.capacity());

@@ -20,13 +20,18 @@ namespace switchyard {
 class ForwardFunction {
  public:
   virtual ~ForwardFunction() = default;
-  // Logits [batch.logit_rows, vocab]; valid until the next call. None if the pass was aborted.
+  // Logits [batch.logit_rows, output_width]; valid until the next call. None if the pass was
+  // aborted.
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
   // Aborts a pass by ForwardBatch::pass: the one that Forward runs (Model::AbortPass), or the only
   // launched one, which is waited for. Its results are discarded.
   virtual void AbortPass(uint64_t /*pass*/) {}
   virtual bool aborted() const { return false; }  // whether the last Forward's pass was aborted
   virtual int64_t vocab_size() const = 0;
+  // The model's pooling. Other than kNone: all requests are pooled (EngineRequest::pooling).
+  virtual Pooling pooling() const { return Pooling::kNone; }
+  // Elements of a row that Forward returns (ModelConfig::output_width).
+  virtual int64_t output_width() const { return vocab_size(); }
   // Whether the model draws tokens itself for a batch with `draws` (Model::draws).
   virtual bool draws() const { return false; }
   virtual std::span<const int32_t> drawn() const { return {}; }
@@ -55,9 +60,10 @@ struct StepCounts {
   int64_t host_logits = 0;     // 1 if the batch needs its logits on the host, so it is not launched
 };
 
-// Maximum logit rows of one pass with prompt logprobs: 256 MiB of float32. A pass may have more
-// logit rows for decoding, one for each running request.
-int64_t MaxLogitRows(int64_t vocab_size);
+// Maximum logit rows of one pass with prompt logprobs, or with means over prompts: 256 MiB of
+// float32. A pass may have more logit rows for decoding, one for each running request. `width`:
+// elements of a row.
+int64_t MaxLogitRows(int64_t width);
 
 // Maximum prompt rows of one step: `chunk`, limited by `max_prefill_tokens` (0: no second limit).
 // `chunk` -1 means whole prompts, so the result is at least `context_length`.

@@ -34,7 +34,7 @@ struct RankEngine::Impl {
   void CheckRequest(const EngineRequest& request) const;
   // The logit rows of a pass, as logits or as the tokens that the model drew from them.
   struct Rows {
-    std::span<const float> logits;   // [rows, vocab]
+    std::span<const float> logits;   // [rows, width]
     std::span<const int32_t> drawn;  // [rows], −1: a logit is not finite
     bool finite() const;
   };
@@ -78,6 +78,9 @@ struct RankEngine::Impl {
   void AppendRoutedExperts(Sequence& sequence, const Part& part, int64_t first_row);
   void AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
                            std::span<const float> logits);
+  // Adds the rows `rows` of a pooled sequence to its result.
+  void AppendPooled(Sequence& sequence, Sequence::RowRange rows, std::span<const float> own) const;
+  void FinishPooled(Sequence& sequence);
   void SampleToken(Sequence& sequence, const Rows& own);
   // nullopt if penalties, biases and the grammar leave no token.
   std::optional<int32_t> Draw(Sequence& sequence, const Rows& own);
@@ -95,7 +98,7 @@ struct RankEngine::Impl {
 
   const Options options;
   ForwardFunction& model;
-  const int64_t vocab;
+  const int64_t vocab, width;  // of ids, and of a row of the model's output
   KvCache cache;
   Scheduler scheduler;
   Sampler sampler;

@@ -35,6 +35,8 @@ class CheckedForward : public ForwardFunction {
       : model_(model), group_(group), page_size_(page_size) {}
   std::span<const float> Forward(const ForwardBatch& batch) override;
   int64_t vocab_size() const override { return model_.vocab_size(); }
+  Pooling pooling() const override { return model_.pooling(); }
+  int64_t output_width() const override { return model_.output_width(); }
   bool draws() const override { return model_.draws(); }
   std::span<const int32_t> drawn() const override { return model_.drawn(); }
   void AbortPass(uint64_t pass) override { model_.AbortPass(pass); }

@@ -12,6 +12,7 @@
 #include "core/wire.h"
 #include "eplb/manager_options.h"
 #include "eplb/recorder_options.h"
+#include "model/pooling.h"
 #include "profile/options.h"
 
 namespace switchyard {
@@ -60,6 +61,9 @@ struct EngineRequest {
   SamplingParams sampling;
   LogprobParams logprob;
   RoutedExpertsParams routed_experts;
+  // Other than kNone: the request ends with its prompt, and returns RequestOutput::pooled. The
+  // parameters of sampling and log-probabilities do not apply.
+  Pooling pooling = Pooling::kNone;
   // The attention group that serves the request (`data_parallel_rank`). Empty until the sender to
   // the ranks assigns a group (DpController). Ranks treat an empty value as group 0.
   std::optional<int32_t> group;
@@ -164,6 +168,9 @@ struct RequestOutput {
   // the previous output, starting at RoutedExpertsParams::start; −1 where a layer or slot has no
   // expert. The last output token never goes through the model.
   std::vector<int32_t> routed_experts;
+  // [output_width] of a pooled request, with its only output: the last token's row of the head's
+  // output, or the mean over all tokens, before activation and normalization.
+  std::vector<float> pooled;
   std::string error;                            // of kError
   ErrorKind error_kind = ErrorKind::kResource;  // of kError; kInvalid: the client's fault
 };

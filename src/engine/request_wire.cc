@@ -6,6 +6,7 @@ namespace switchyard {
 
 constexpr ErrorKind LastOf(ErrorKind) { return ErrorKind::kResource; }
 constexpr FinishReason LastOf(FinishReason) { return FinishReason::kError; }
+constexpr Pooling LastOf(Pooling) { return Pooling::kMean; }
 constexpr RecordAction LastOf(RecordAction) { return RecordAction::kDump; }
 constexpr EplbState LastOf(EplbState) { return EplbState::kDone; }
 constexpr ProfileOutcome LastOf(ProfileOutcome) { return ProfileOutcome::kNotWritten; }
@@ -26,7 +27,7 @@ void Fields(Codec& codec, T& p) {
 }
 template <typename Codec, OneOf<EngineRequest> T>
 void Fields(Codec& codec, T& r) {
-  codec(r.id, r.input_ids, r.sampling, r.logprob, r.routed_experts, r.group, r.priority,
+  codec(r.id, r.input_ids, r.sampling, r.logprob, r.routed_experts, r.pooling, r.group, r.priority,
         r.cache_salt, r.grammar);
 }
 template <typename Codec, OneOf<AbortRequest, DropGrammar> T>
@@ -76,7 +77,7 @@ void Fields(Codec& codec, T& l) {
 template <typename Codec, OneOf<RequestOutput> T>
 void Fields(Codec& codec, T& o) {
   codec(o.id, o.new_tokens, o.finish, o.matched, o.prompt_tokens, o.cached_tokens, o.queue_seconds,
-        o.input_logprobs, o.output_logprobs, o.routed_experts, o.error, o.error_kind);
+        o.input_logprobs, o.output_logprobs, o.routed_experts, o.pooled, o.error, o.error_kind);
 }
 template <typename Codec, OneOf<EngineStats> T>
 void Fields(Codec& codec, T& s) {

@@ -9,7 +9,7 @@ int64_t PromptChunk(const Sequence& sequence, const PrefillBudget& budget) {
   if (budget.whole_prompts && rows < sequence.pending()) return 0;
   if (sequence.LogitRows(rows).size() <= budget.logit_rows) return rows;
   // All rows except the one that gives the token.
-  if (!sequence.logprobs_pending()) return rows - 1;
+  if (!sequence.needs_many_rows()) return rows - 1;
   // Rows before the first logit row do not count against the budget.
   return sequence.LogitRows(rows).first - sequence.computed + budget.logit_rows;
 }

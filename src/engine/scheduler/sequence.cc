@@ -24,12 +24,15 @@ Sequence::Sequence(EngineRequest from) : request(std::move(from)) {
 
 int64_t Sequence::max_reusable() const {
   const int64_t reusable = std::min(length() - 1, next_routed);
+  if (request.pooling == Pooling::kMean) return std::min(reusable, next_pooled);
   return logprobs_pending() ? std::min(reusable, next_logprob - 1) : reusable;
 }
 
 Sequence::RowRange Sequence::LogitRows(int64_t rows) const {
   const int64_t end = computed + rows;
   const bool gives_token = end == length();
+  if (request.pooling == Pooling::kMean)
+    return {std::min(end, std::max(computed, next_pooled)), end};
   // While logprobs are pending there is no output yet, so the rows that give them and the row that
   // gives the next token are contiguous.
   if (logprobs_pending()) return {std::min(end, std::max(computed, next_logprob - 1)), end};

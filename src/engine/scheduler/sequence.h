@@ -47,6 +47,10 @@ struct Sequence {
   std::vector<int32_t> routed_experts;  // [positions, layers, top_k] sent with the next output
 
   std::unique_ptr<SequenceGrammar> grammar;  // null: the output is not constrained
+  // Of a pooled sequence: the sum over its rows so far (kMean), or the last row (kLast), and the
+  // first position that is not yet in the sum. Its length is the prompt's, so it never decodes.
+  std::vector<double> pooled_sum;  // [output_width]
+  int64_t next_pooled = 0;
 
   // Description of the first router fault in this sequence; empty: none.
   std::string router_fault;
@@ -70,6 +74,9 @@ struct Sequence {
   int64_t output_length() const { return length() - prompt_length; }
   bool decoding() const { return pending() == 1 && output_length() > 0; }
   bool logprobs_pending() const { return next_logprob < prompt_length; }
+  bool pooled() const { return request.pooling != Pooling::kNone; }
+  // Whether all rows from some position on give logits, not only the last row.
+  bool needs_many_rows() const { return logprobs_pending() || request.pooling == Pooling::kMean; }
   bool routed_experts_pending() const { return next_routed != kNone; }
   int64_t known_length() const { return length() - unknown; }
   std::span<const int32_t> prompt() const { return std::span(tokens).first(prompt_length); }
@@ -88,7 +95,7 @@ struct Sequence {
 
   // The number of leading tokens that may come from the cache. At least one row is computed. A row
   // is also computed if its logits give pending logprobs (those of position p come from row p − 1),
-  // or if its routed experts are pending.
+  // if its routed experts are pending, or if it is missing in a mean.
   int64_t max_reusable() const;
   // The range [first, end) of rows whose logits are needed, among the `rows` that follow
   // `computed`.
