@@ -20,6 +20,7 @@
 #include "server/native/native.h"
 #include "server/openai/openai.h"
 #include "server/openapi/openapi.h"
+#include "server/pooling/pooling.h"
 #include "server/ranks/engine_ranks.h"
 #include "server/ranks/follower.h"
 #include "server/ranks/membership.h"
@@ -70,6 +71,7 @@ Front::Limits FrontLimits(const EngineConfig& config, const EnginePlan& plan,
           .cache_tokens = plan.num_pages * config.page_size,
           .max_open = MaxOpen(config, plan),
           .has_experts = plan.model.has_moe(),
+          .pooling = plan.model.pooling ? plan.model.pooling->type : Pooling::kNone,
           .queue_timeout = std::chrono::duration<double>(http.queue_timeout_seconds),
           .running_timeout = std::chrono::duration<double>(http.running_timeout_seconds)};
 }
@@ -85,7 +87,8 @@ JsonSpace SpaceOf(const ServerArgs& args) {
 void WarmUp(Service& service, const std::atomic<bool>& cancelled) {
   GenerationSpec spec;
   spec.input_ids = {service.model.config.bos_token_id.value_or(0)};
-  spec.sampling.max_new_tokens = 2;
+  spec.pooled = service.model.config.pooling.has_value();
+  spec.sampling.max_new_tokens = spec.pooled ? 0 : 2;
   spec.sampling.temperature = 0;
   spec.sampling.ignore_eos = true;
   spec.measured = false;
@@ -125,8 +128,13 @@ void PrintReady(const Service& service, int port) {
           : fmt::format("{}://localhost", scheme);
   const std::string key =
       ReadApiKeys(service.args.http).empty() ? "" : " -H 'Authorization: Bearer KEY'";
-  const std::string body =
-      service.model.chat_template.Present()
+  const auto& pooling = service.model.config.pooling;
+  const char* const path = pooling                                 ? "embeddings"
+                           : service.model.chat_template.Present() ? "chat/completions"
+                                                                   : "completions";
+  const char* const body =
+      pooling ? R"({"input": "Hello"})"
+      : service.model.chat_template.Present()
           ? R"({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})"
           : R"({"prompt": "Hello", "max_tokens": 32})";
   fmt::print(
@@ -134,7 +142,7 @@ void PrintReady(const Service& service, int port) {
       "'{}'\n",
       http.uds.empty() ? url : http.uds,
       http.uds.empty() ? "" : fmt::format("--unix-socket {} ", http.uds), url,
-      service.model.chat_template.Present() ? "chat/completions" : "completions", key, body);
+      pooling && pooling->classifies() ? "classify" : path, key, body);
   std::fflush(stdout);
 }
 
@@ -210,6 +218,7 @@ int RunServe(const ServerArgs& args) {
   openai::Register(server, service);
   anthropic::Register(server, service);
   native::Register(server, service);
+  pooling::Register(server, service);
   openapi::Register(server, service);
   server.Start();  // before loading, so that a port in use is reported at once
 

@@ -141,6 +141,7 @@ JobPtr ParseMessages(const Service& service, const Fields& f) {
 
 void HandleMessages(Service& service, const http::Request& request,
                     const http::Responder& responder) {
+  service.front.CheckTask(/*pooled=*/false);
   const Json body = ParseBody(request);
   const Fields f(body);
   CheckModel(service, f);

@@ -14,6 +14,7 @@ struct Accumulated {
   std::vector<int64_t> token_offsets;
   std::vector<uint32_t> token_ends;  // in `text`
   std::vector<int32_t> routed_experts;
+  std::vector<float> pooled;
   GenerationEvent last;
 
   void Add(const GenerationEvent& event) {
@@ -29,6 +30,7 @@ struct Accumulated {
                          event.token_offsets.end());
     routed_experts.insert(routed_experts.end(), event.routed_experts.begin(),
                           event.routed_experts.end());
+    pooled.insert(pooled.end(), event.pooled.begin(), event.pooled.end());
     last.id = event.id;
     last.finish = event.finish;
     last.matched = event.matched;

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/log.h"
+#include "server/api/known_pooling_fields.h"
 
 namespace switchyard {
 namespace {
@@ -399,7 +400,9 @@ const KnownField* FindField(RequestKind kind, std::string_view name) {
          {RequestKind::kChat, RequestKind::kCompletion, RequestKind::kGenerate,
           RequestKind::kSamplingParams, RequestKind::kTokenize, RequestKind::kDetokenize,
           RequestKind::kParseFunctionCall, RequestKind::kSeparateReasoning, RequestKind::kMessages,
-          RequestKind::kResponses, RequestKind::kAbort, RequestKind::kStartProfile}) {
+          RequestKind::kResponses, RequestKind::kAbort, RequestKind::kStartProfile,
+          RequestKind::kEmbeddings, RequestKind::kEncode, RequestKind::kClassify,
+          RequestKind::kScore, RequestKind::kRerank}) {
       for (const KnownField& field : KnownFields(k)) tables[k][field.name] = &field;
     }
     return tables;
@@ -455,8 +458,9 @@ std::span<const KnownField> KnownFields(RequestKind kind) {
       return kAbort;
     case RequestKind::kStartProfile:
       return kStartProfile;
+    default:
+      return KnownPoolingFields(kind);
   }
-  return {};
 }
 
 bool IsRefused(const KnownField& field, const Json& value) {

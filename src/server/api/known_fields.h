@@ -37,6 +37,12 @@ enum class RequestKind {
   kResponses,
   kAbort,
   kStartProfile,
+  // Requests to embedding models and classifiers.
+  kEmbeddings,
+  kEncode,
+  kClassify,
+  kScore,
+  kRerank,
 };
 
 // All fields of one kind of request, unordered, without duplicates.

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 
 namespace switchyard {
@@ -208,6 +209,26 @@ TEST(KnownFields, RefusedOnesAreNamedAndEmptyOnesPass) {
   EXPECT_EQ(Check(RequestKind::kChat, R"({"length_penalty": 1.0, "priority": 0})"), "");
   EXPECT_EQ(Check(RequestKind::kSamplingParams, R"({"stop_regex": "a"})", "sampling_params."),
             "sampling_params.stop_regex");
+}
+
+// openai-python, types/embedding_create_params.py; SGLang's and vLLM's requests for pooled vectors.
+TEST(KnownFields, RequestsForPooledVectorsAreComplete) {
+  const std::map<RequestKind, std::vector<const char*>> kFields = {
+      {RequestKind::kEmbeddings,
+       {"input", "model", "dimensions", "encoding_format", "user", "rid", "priority",
+        "truncate_prompt_tokens", "use_activation"}},
+      {RequestKind::kEncode, {"text", "input_ids", "image_data", "sampling_params", "dimensions"}},
+      {RequestKind::kClassify, {"input", "use_activation", "add_special_tokens", "request_id"}},
+      {RequestKind::kScore,
+       {"query", "items", "label_token_ids", "apply_softmax", "item_first", "text_1", "text_2",
+        "queries", "documents", "data_1", "data_2"}},
+      {RequestKind::kRerank, {"query", "documents", "top_n", "return_documents", "instruct"}}};
+  for (const auto& [kind, fields] : kFields) {
+    const std::set<std::string> names = Names(kind);
+    for (const char* field : fields) EXPECT_TRUE(names.contains(field)) << field;
+  }
+  EXPECT_EQ(Check(RequestKind::kRerank, R"({"rank_fields": ["title"]})"), "rank_fields");
+  EXPECT_EQ(Check(RequestKind::kRerank, R"({"rank_fields": ["text"]})"), "");
 }
 
 // An endpoint supports such a field only if SGLang or vLLM defines the field for that endpoint.

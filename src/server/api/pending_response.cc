@@ -34,10 +34,10 @@ size_t CostOf(const std::vector<PositionLogprobs>& positions) {
 
 // Bytes that an event adds to the request: the results in the event, and the JSON built from them.
 size_t CostOf(const GenerationEvent& e) {
-  constexpr size_t kTokenBytes = 32;
+  constexpr size_t kTokenBytes = 32, kFloatBytes = 40;  // as JSON, twice
   return kTextFactor * e.text.size() + kTokenBytes * e.tokens.size() +
-         kTokenBytes * e.routed_experts.size() / 4 + CostOf(e.input_logprobs) +
-         CostOf(e.output_logprobs);
+         kTokenBytes * e.routed_experts.size() / 4 + kFloatBytes * e.pooled.size() +
+         CostOf(e.input_logprobs) + CostOf(e.output_logprobs);
 }
 
 }  // namespace

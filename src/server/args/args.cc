@@ -63,6 +63,13 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
   app.Flag("--context-length", e.context_length, kModel,
            "Maximum number of prompt and output tokens; 0: the model's")
       .NonNegative();
+  app.Switch("--is-embedding", e.pooling.is_embedding, kModel,
+             "Serves embeddings instead of text. Set by itself for checkpoints with "
+             "sentence-transformers' modules.json, and for architectures ...Model; classifiers "
+             "(...ForSequenceClassification) need no flag");
+  app.Flag("--pooler-config,--override-pooler-config", e.pooling.pooler_config, kModel,
+           "JSON object that overrides the checkpoint's pooling: pooling_type LAST or MEAN, and "
+           "normalize true or false (vLLM)");
   app.Flag("--chat-template", a.chat_template, kModel,
            "Jinja file that replaces the checkpoint's chat template");
 }

@@ -123,7 +123,6 @@ constexpr std::array kFlags = {
     SglangFlag{"--pipeline-parallel-size", 1, kRefused, "pipeline stages are not supported", "1"},
     SglangFlag{"--pp-size", 1, kRefused, "pipeline stages are not supported", "1"},
     SglangFlag{"--tool-server", 1, kRefused, "only clients run tools"},
-    SglangFlag{"--is-embedding", 0, kRefused, "embeddings are not served"},
     SglangFlag{"--enable-custom-logit-processor", 0, kRefused, "code in requests is not supported"},
     SglangFlag{"--preferred-sampling-params", 1, kRefused,
                "defaults come from generation_config.json", ""},

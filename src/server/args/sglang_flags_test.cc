@@ -85,7 +85,6 @@ TEST(SglangFlagsTest, RefusedByName) {
       {"--speculative-moe-a2a-backend", "deepep"},
       {"--speculative-moe-runner-backend", "triton"},
       {"--lora-paths", "a=b"},
-      {"--is-embedding"},
       {"--disaggregation-mode", "prefill"},
       {"--pp-size", "2"},
       {"--ssl-ca-certs", "ca.pem"},
@@ -98,6 +97,14 @@ TEST(SglangFlagsTest, RefusedByName) {
   };
   for (const std::vector<std::string>& words : kRefused)
     EXPECT_THAT(ErrorOf(words), HasSubstr(words.front())) << words.front();
+}
+
+TEST(SglangFlagsTest, PoolingFlagsSetTheEngine) {
+  EXPECT_FALSE(ParseServe(With({}))->engine.pooling.is_embedding);
+  const auto args = ParseServe(
+      With({"--is-embedding", "--override-pooler-config", R"({"pooling_type": "MEAN"})"}));
+  EXPECT_TRUE(args->engine.pooling.is_embedding);
+  EXPECT_EQ(args->engine.pooling.pooler_config, R"({"pooling_type": "MEAN"})");
 }
 
 TEST(SglangFlagsTest, UnknownParsersListTheKnownOnes) {

@@ -106,6 +106,7 @@ void Front::Open::Take(const RequestOutput& output) {
   next.cached_tokens = output.cached_tokens;
   Append(next.input_logprobs, output.input_logprobs);
   Append(next.routed_experts, output.routed_experts);
+  Append(next.pooled, output.pooled);
   for (size_t i = 0; i < output.new_tokens.size() && !stop.matched(); ++i) AppendToken(output, i);
   const bool ended = output.finish != FinishReason::kNone;
   if (ended && !stop.matched())
@@ -161,6 +162,7 @@ void Front::Open::Emit() {
   next.token_offsets.clear();
   next.token_ends.clear();
   next.routed_experts.clear();
+  next.pooled.clear();
   callback(event);
 }
 
@@ -172,10 +174,21 @@ Front::Front(RankLink& link, const Tokenizer& tokenizer, Limits limits, DpContro
       controller_(std::move(controller)) {}
 Front::~Front() = default;
 
+void Front::CheckTask(bool pooled) const {
+  const bool pools = limits_.pooling != Pooling::kNone;
+  if (pooled == pools) return;
+  throw Invalid("{}", pools
+                          ? "this model does not generate text: want POST /v1/embeddings, /score, "
+                            "/rerank or /classify"
+                          : "this model generates text, not embeddings or classes: want POST "
+                            "/v1/completions, or a server started with --is-embedding");
+}
+
 void Front::Check(GenerationSpec& spec) const {
+  CheckTask(spec.pooled);
   Validate(spec.sampling, limits_.vocab_size);
   Validate(spec.logprob, limits_.vocab_size);
-  CheckPrompt(spec.input_ids);
+  CheckPrompt(spec.input_ids, spec.pooled);
   const auto length = static_cast<int64_t>(spec.input_ids.size());
   SamplingParams& sampling = spec.sampling;
   sampling.max_new_tokens =
@@ -187,15 +200,20 @@ void Front::Check(GenerationSpec& spec) const {
   controller_.CheckGroup(spec.group);  // the number of groups is constant
 }
 
-void Front::CheckPrompt(const std::vector<int32_t>& ids) const {
+void Front::CheckPrompt(const std::vector<int32_t>& ids, bool pooled) const {
   if (ids.empty()) throw ParameterError("prompt", "is empty: it has no tokens");
   const auto outside = [&](int32_t id) { return id < 0 || id >= limits_.vocab_size; };
   if (const auto bad = std::find_if(ids.begin(), ids.end(), outside); bad != ids.end()) {
     throw ParameterError("prompt", fmt::format("has {}, which is not a token id: want 0 to {}",
                                                *bad, limits_.vocab_size - 1));
   }
-  if (std::ssize(ids) < longest()) return;
+  if (std::ssize(ids) < longest() + (pooled ? 1 : 0)) return;
   // OpenAI's wording: agents search error messages for it.
+  if (pooled)
+    throw ContextLengthError(
+        fmt::format("This model's maximum context length is {} tokens. However, the input has {} "
+                    "tokens. Please reduce its length.",
+                    longest(), ids.size()));
   throw ContextLengthError(
       fmt::format("This model's maximum context length is {} tokens. However, the prompt has {} "
                   "tokens, which leaves no room for an answer. Please reduce its length.",
@@ -220,6 +238,7 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
                         .sampling = spec.sampling,
                         .logprob = spec.logprob,
                         .routed_experts = spec.routed_experts,
+                        .pooling = limits_.pooling,
                         .group = spec.group,
                         .priority = spec.priority,
                         .cache_salt = spec.cache_salt,

@@ -44,9 +44,10 @@ class Front {
   struct Limits {
     int64_t vocab_size = 0;
     int64_t context_length = 0;
-    int64_t cache_tokens = 0;  // KV capacity for one request, prompt and output together
-    int32_t max_open = 0;      // running and queued requests; 0: no limit
-    bool has_experts = true;   // the model has routed experts
+    int64_t cache_tokens = 0;          // KV capacity for one request, prompt and output together
+    int32_t max_open = 0;              // running and queued requests; 0: no limit
+    bool has_experts = true;           // the model has routed experts
+    Pooling pooling = Pooling::kNone;  // other than kNone: all requests are pooled
     // queue_timeout limits the time until the first token, running_timeout the time after that
     // token. 0: no limit.
     std::chrono::duration<double> queue_timeout{0}, running_timeout{0};
@@ -55,6 +56,9 @@ class Front {
   Front(RankLink& link, const Tokenizer& tokenizer, Limits limits, DpController controller = {});
   ~Front();
 
+  // Throws kInvalid unless the model serves such requests: pooled ones, or those that generate
+  // text.
+  void CheckTask(bool pooled) const;
   // Validates `spec`. Throws ParameterError for an invalid field (parameter "prompt" for the
   // prompt), or ContextLengthError. Reduces max_new_tokens to the room left in the context, and
   // min_new_tokens to max_new_tokens.
@@ -108,7 +112,7 @@ class Front {
  private:
   struct Open;
   Error Full() const;
-  void CheckPrompt(const std::vector<int32_t>& ids) const;
+  void CheckPrompt(const std::vector<int32_t>& ids, bool pooled) const;
   void ReleaseName(const std::string& name);
   bool IsNameTaken(const GenerationSpec& spec) const;
   void AbortWhere(const std::function<bool(const Open&)>& chosen);

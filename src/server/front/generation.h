@@ -24,6 +24,7 @@ struct GenerationSpec {
   SamplingParams sampling;
   LogprobParams logprob;
   RoutedExpertsParams routed_experts;
+  bool pooled = false;           // the result is GenerationEvent::pooled; nothing is generated
   std::optional<int32_t> group;  // attention group that serves the request (data_parallel_rank)
   int32_t priority = 0;          // larger ones go first (--enable-priority-scheduling)
   std::string cache_salt;        // cached prefixes are shared only between requests of equal salt
@@ -59,6 +60,7 @@ struct GenerationEvent {
   // token. Text after the last size became known only at the end of the generation.
   std::vector<uint32_t> token_ends;
   std::vector<int32_t> routed_experts;  // same layout as RequestOutput::routed_experts
+  std::vector<float> pooled;            // RequestOutput::pooled
   FinishReason finish = FinishReason::kNone;
   std::variant<std::monostate, int32_t, std::string> matched;  // stop token id or stop string
   int32_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;  // totals so far

@@ -83,6 +83,7 @@ Statement EngineStatement(const EngineConfig& config) {
       {"--ep-num-redundant-experts", std::to_string(config.moe.num_redundant_experts)},
       {"the hash of --init-expert-location", HashOfLocation(config.moe.init_expert_location)},
       {"the hash of config.json", HashOfFile(config.model_path / "config.json")},
+      {"the hash of modules.json", HashOfFile(config.model_path / "modules.json")},
       {"the hash of hf_quant_config.json", HashOfFile(config.model_path / "hf_quant_config.json")}};
 }
 

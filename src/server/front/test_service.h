@@ -1,6 +1,7 @@
 // A service without ranks, for tests of endpoints.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -11,7 +12,7 @@
 
 namespace switchyard {
 
-// Answers each request at once, with the same output.
+// Answers each request at once.
 class AnsweringLink : public RankLink {
  public:
   void Send(const std::vector<ControlMessage>& messages) override {
@@ -19,7 +20,7 @@ class AnsweringLink : public RankLink {
       sent.push_back(message);
       const auto* request = std::get_if<EngineRequest>(&message);
       if (request == nullptr) continue;
-      RequestOutput output = answer;
+      RequestOutput output = answer_to ? answer_to(*request) : answer;
       output.id = request->id;
       if (one_by_one) SendTokens(&output);
       front->OnMessage(StepOutputs{{output}});
@@ -29,7 +30,8 @@ class AnsweringLink : public RankLink {
   Front* front = nullptr;
   std::vector<ControlMessage> sent;
   RequestOutput answer{.finish = FinishReason::kLength};
-  bool one_by_one = false;  // one message for each token
+  std::function<RequestOutput(const EngineRequest&)> answer_to;  // or null: `answer`
+  bool one_by_one = false;                                       // one message for each token
 
  private:
   // Sends all tokens but the last one, and leaves that one in `output`.
@@ -46,14 +48,15 @@ struct TestService {
       : TestService({.engine = {.model_path = SWITCHYARD_TEST_DATA "/fixtures/" + fixture}}, 512) {}
   TestService(ServerArgs server_args, int32_t context_length)
       : args(std::move(server_args)),
-        plan{.model = LoadModelConfig(args.engine.model_path),
+        plan{.model = LoadModelConfig(args.engine.model_path, args.engine.model_override_args),
              .context_length = context_length,
              .num_pages = 64},
         model(LoadServedModel(args, plan.model)),
         front(link, *model.tokenizer,
               {.vocab_size = plan.model.vocab_size,
                .context_length = context_length,
-               .cache_tokens = 2 * int64_t{context_length}}),
+               .cache_tokens = 2 * int64_t{context_length},
+               .pooling = plan.model.pooling ? plan.model.pooling->type : Pooling::kNone}),
         grammars(*model.tokenizer, plan.model.vocab_size, plan.model.eos_token_ids),
         service{front, model, args, plan, &grammars} {
     link.front = &front;

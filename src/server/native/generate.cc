@@ -119,6 +119,7 @@ std::string GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
 
 void HandleGenerate(Service& service, const http::Request& request,
                     const http::Responder& responder) {
+  service.front.CheckTask(/*pooled=*/false);
   auto body = std::make_shared<const GenerateBody>(ParseGenerateBody(service, ParseBody(request)));
   const auto start = std::chrono::steady_clock::now();
   const auto answer = [&service, body, start](size_t i, const Accumulated& a, bool with_input) {

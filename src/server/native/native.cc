@@ -79,7 +79,8 @@ void HandleHealthGenerate(Service& service, const http::Responder& responder) {
   RequireReady(service);
   GenerationSpec spec;
   spec.input_ids = {service.model.config.bos_token_id.value_or(0)};
-  spec.sampling.max_new_tokens = 1;
+  spec.pooled = service.model.config.pooling.has_value();
+  spec.sampling.max_new_tokens = spec.pooled ? 0 : 1;
   spec.sampling.temperature = 0;
   spec.sampling.ignore_eos = true;
   spec.measured = false;
@@ -96,7 +97,7 @@ void HandleModelInfo(const Service& service, const http::Responder& responder) {
                        {"tokenizer_path", args.tokenizer_path.empty() ? service.model.path.string()
                                                                       : args.tokenizer_path},
                        {"served_model_name", service.model.name},
-                       {"is_generation", true},
+                       {"is_generation", !service.model.config.pooling},
                        {"weight_version", args.weight_version},
                        {"architecture", service.model.config.architecture},
                        {"max_model_len", service.plan.context_length},
@@ -152,6 +153,7 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
                {"chunked_prefill_size",
                 plan.chunked_prefill_size < 0 ? -1 : plan.chunked_prefill_size * e.mesh.dp},
                {"disable_radix_cache", e.disable_radix_cache},
+               {"is_embedding", service.model.config.pooling.has_value()},
                {"tool_call_parser", NameOf(service.model.output_format.calls)},
                {"reasoning_parser", NameOf(service.model.output_format.reasoning)},
                {"version", SWITCHYARD_VERSION}};

@@ -193,6 +193,7 @@ PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr&
 }  // namespace
 
 void HandleChat(Service& service, const http::Request& request, const http::Responder& responder) {
+  service.front.CheckTask(/*pooled=*/false);
   const JobPtr job = ParseChat(service, ParseBody(request));
   const bool stream = job->delivery.stream;
   PendingResponse::Start(

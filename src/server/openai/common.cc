@@ -18,14 +18,6 @@ std::string NewId(const char* prefix) {
   return fmt::format("{}{:016x}{:016x}", prefix, random(), random());
 }
 
-// The id is the client's rid, as in SGLang, or "<prefix><request_id>", as in vLLM, or a new one.
-std::string AnswerId(const Fields& f, const char* prefix) {
-  const Json* rid = f.Find("rid");
-  if (rid && rid->is_string()) return rid->get<std::string>();
-  if (f.Has("request_id")) return prefix + f.String("request_id", "");
-  return NewId(prefix);
-}
-
 // Depends on the program's version, the model and the parallel layout.
 std::string Fingerprint(const Service& service) {
   const MeshShape& mesh = service.args.engine.mesh;
@@ -75,6 +67,13 @@ Json FinishReasonOf(const GenerationEvent& event, bool calls) {
 
 }  // namespace
 
+std::string AnswerId(const Fields& f, const char* prefix) {
+  const Json* rid = f.Find("rid");
+  if (rid && rid->is_string()) return rid->get<std::string>();
+  if (f.Has("request_id")) return prefix + f.String("request_id", "");
+  return NewId(prefix);
+}
+
 void ParseSampling(const Service& service, const Fields& f, int32_t max_new_tokens,
                    GenerationSpec* spec) {
   spec->sampling = service.model.sampling_defaults;
@@ -122,7 +121,7 @@ bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpe
     throw InvalidField("truncate_prompt_tokens", "truncate_prompt_tokens is 0, want -1, or 1 to {}",
                        longest);
   // −1: the context length minus the requested output.
-  const int64_t answer = std::max<int64_t>(spec.sampling.max_new_tokens, 1);
+  const int64_t answer = spec.pooled ? 0 : std::max<int64_t>(spec.sampling.max_new_tokens, 1);
   if (most == -1) most = answer < longest ? longest - answer : longest - 1;
   if (std::ssize(ids) <= most) return false;
   if (side == "left") ids.erase(ids.begin(), ids.end() - most);  // vLLM keeps the end

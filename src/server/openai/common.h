@@ -45,6 +45,10 @@ bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpe
 // name of the prompt's field; `top` is the name of the field with the number of alternatives.
 ClientNames ClientNamesOf(const Fields& f, const char* prompt, const char* top);
 
+// The id of a response: the client's rid, as in SGLang, or "<prefix><request_id>", as in vLLM, or a
+// new one. `prefix` ends with a dash or an underscore.
+std::string AnswerId(const Fields& f, const char* prefix);
+
 // Members of a response and options of its stream.
 struct Delivery {
   std::string id;  // "chatcmpl-…", or from the client's rid or request_id

@@ -201,6 +201,7 @@ std::shared_ptr<const CompletionJob> ParseCompletion(const Service& service, con
 
 void HandleCompletions(Service& service, const http::Request& request,
                        const http::Responder& responder) {
+  service.front.CheckTask(/*pooled=*/false);
   const JobPtr job = ParseCompletion(service, ParseBody(request));
   const bool stream = job->delivery.stream;
   PendingResponse::Start(

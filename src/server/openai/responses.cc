@@ -224,6 +224,7 @@ JobPtr ParseResponse(const Service& service, const ResponseStore& store, const J
 
 void HandleCreate(Service& service, const StorePtr& store, const http::Request& request,
                   const http::Responder& responder) {
+  service.front.CheckTask(/*pooled=*/false);
   const JobPtr job = ParseResponse(service, *store, ParseBody(request));
   const bool stream = job->chat->delivery.stream;
   PendingResponse::Start(service, job->chat->specs, stream, responder,
