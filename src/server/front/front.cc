@@ -7,10 +7,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "server/front/stop_strings.h"
-#include "server/front/token_offsets.h"
-#include "server/front/token_text.h"
-#include "text/tokenizer/detokenizer.h"
+#include "server/front/open_generation.h"
 
 namespace switchyard {
 namespace {
@@ -19,11 +16,6 @@ using Clock = std::chrono::steady_clock;
 
 // Limits the work per token: one thread matches every token of all requests with the stop strings.
 constexpr size_t kMaxStopStrings = 64, kMaxStopBytes = 1024;
-
-template <typename T>
-void Append(std::vector<T>& to, const std::vector<T>& from) {
-  to.insert(to.end(), from.begin(), from.end());
-}
 
 void CheckStops(const std::vector<std::string>& stops) {
   if (stops.size() > kMaxStopStrings)
@@ -63,108 +55,6 @@ void CheckAlternatives(const GenerationSpec& spec) {
 }
 
 }  // namespace
-
-// One open generation. After Submit, only the thread of OnMessage modifies it, except for the
-// members guarded by mutex_.
-struct Front::Open {
-  GenerationSpec spec;
-  GenerationCallback callback;
-  IncrementalDetokenizer detokenizer;
-  StopStrings stop;
-  TokenOffsets offsets;  // used only with log-probabilities
-  const Tokenizer& tokenizer;
-  GenerationEvent next;  // accumulates output until stream_interval tokens or the end
-  metrics::RequestTimes times{.submitted = Clock::now()};
-  int group = 0;
-  int64_t tokens = 0;  // number of tokens reported to controller_; guarded by mutex_
-  // Guarded by mutex_.
-  Clock::time_point since = Clock::now();  // submission, or the first token once `running`
-  bool running = false;                    // has a first token
-  std::string overdue;                     // error message once aborted after a timeout
-
-  Open(uint64_t id, const Tokenizer& tokenizer, GenerationSpec s, GenerationCallback c)
-      : spec(std::move(s)),
-        callback(std::move(c)),
-        detokenizer(tokenizer, spec.skip_special_tokens, spec.input_ids),
-        stop(spec.stop, spec.keep_stop),
-        tokenizer(tokenizer) {
-    next.id = id;
-    next.prompt_tokens = static_cast<int32_t>(spec.input_ids.size());
-  }
-
-  void Take(const RequestOutput& output);
-  void AppendToken(const RequestOutput& output, size_t i);
-  std::string TextOf(int32_t token, bool hidden);
-  // Stop strings match only after the first min_new_tokens tokens, as in vLLM.
-  bool MayStop() const { return next.completion_tokens > spec.sampling.min_new_tokens; }
-  void Emit();
-};
-
-// Processes tokens one by one, so that the generation ends at the token that completes a stop
-// string.
-void Front::Open::Take(const RequestOutput& output) {
-  next.cached_tokens = output.cached_tokens;
-  Append(next.input_logprobs, output.input_logprobs);
-  Append(next.routed_experts, output.routed_experts);
-  Append(next.pooled, output.pooled);
-  for (size_t i = 0; i < output.new_tokens.size() && !stop.matched(); ++i) AppendToken(output, i);
-  const bool ended = output.finish != FinishReason::kNone;
-  if (ended && !stop.matched())
-    next.text += stop.Push({.text = detokenizer.Finish(), .may_stop = MayStop()});
-  if (stop.matched()) {
-    next.finish = FinishReason::kStop;
-    next.matched = *stop.matched();
-  } else if (ended) {
-    next.finish = output.finish;
-    next.error = output.error;
-    next.error_kind = output.error_kind;
-    if (output.finish == FinishReason::kStop) next.matched = output.matched;
-    next.text += stop.Finish();
-  }
-}
-
-void Front::Open::AppendToken(const RequestOutput& output, size_t i) {
-  const int32_t token = output.new_tokens[i];
-  next.tokens.push_back(token);
-  ++next.completion_tokens;
-  if (i < output.output_logprobs.size()) next.output_logprobs.push_back(output.output_logprobs[i]);
-  // A stop token ends the text without being part of it.
-  const bool ends = output.finish == FinishReason::kStop && i + 1 == output.new_tokens.size();
-  next.text += TextOf(token, ends && !spec.keep_stop);
-  if (spec.token_ends) next.token_ends.push_back(static_cast<uint32_t>(next.text.size()));
-}
-
-// Returns the text that can be shown once `token` is known. A `hidden` token adds no text itself.
-std::string Front::Open::TextOf(int32_t token, bool hidden) {
-  const std::vector<int32_t>& shown_special = spec.shown_special_tokens;
-  const bool shown_marker =
-      std::find(shown_special.begin(), shown_special.end(), token) != shown_special.end();
-  const bool skipped = spec.skip_special_tokens && !shown_marker && tokenizer.IsSpecial(token);
-  const std::string text = hidden ? "" : detokenizer.Push({&token, 1}, shown_marker);
-  if (spec.logprob.enabled) {
-    const std::string bytes = hidden || skipped ? "" : TokenBytes(tokenizer, token);
-    next.token_offsets.push_back(offsets.Begin(bytes));
-    offsets.Push(bytes, text);
-  }
-  std::string shown = stop.Push({.text = text, .may_stop = MayStop()});
-  // A stop string may be, or contain, a special token that is not shown.
-  if (skipped && !hidden && !stop.empty())
-    shown += stop.Push({.text = tokenizer.IdToToken(token), .may_stop = MayStop(), .hidden = true});
-  return shown;
-}
-
-void Front::Open::Emit() {
-  GenerationEvent event = next;
-  next.text.clear();
-  next.tokens.clear();
-  next.input_logprobs.clear();
-  next.output_logprobs.clear();
-  next.token_offsets.clear();
-  next.token_ends.clear();
-  next.routed_experts.clear();
-  next.pooled.clear();
-  callback(event);
-}
 
 Front::Front(RankLink& link, const Tokenizer& tokenizer, Limits limits, DpController controller)
     : link_(link),

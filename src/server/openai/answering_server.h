@@ -17,6 +17,7 @@
 #include "server/openai/openai.h"
 #include "server/openai/test_requests.h"
 #include "server/openapi/openapi.h"
+#include "server/pooling/pooling.h"
 
 namespace switchyard {
 
@@ -70,6 +71,7 @@ class AnsweringServer {
     openai::Register(server_, world_.service);
     anthropic::Register(server_, world_.service);
     native::Register(server_, world_.service);
+    pooling::Register(server_, world_.service);
     openapi::Register(server_, world_.service);
     server_.Start();
     world_.link.one_by_one = true;

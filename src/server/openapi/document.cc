@@ -11,6 +11,7 @@
 #include "server/openapi/chat_schemas.h"
 #include "server/openapi/field_schemas.h"
 #include "server/openapi/operations.h"
+#include "server/openapi/pooling_schemas.h"
 #include "server/openapi/schemas.h"
 #include "text/output/output_formats.h"
 
@@ -179,6 +180,8 @@ Json Schemas(const Service& service) {
   }
   schemas["CompletionRequest"]["properties"]["max_tokens"]["default"] = 16;
   for (const NamedSchema& schema : ChatSchemas()) schemas[schema.name] = Json::parse(schema.schema);
+  for (const NamedSchema& schema : PoolingSchemas())
+    schemas[schema.name] = Json::parse(schema.schema);
   for (const NamedSchema& schema : ResponseSchemas())
     schemas[schema.name] = Json::parse(schema.schema);
   AddBounds(service, &schemas);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "server/openapi/pooling_schemas.h"
+
 namespace switchyard::openapi {
 namespace {
 
@@ -259,6 +261,12 @@ constexpr Body kBodies[] = {
     {"DetokenizeRequest", RequestKind::kDetokenize, R"({"required":["tokens"]})"},
     {"ParseFunctionCallRequest", RequestKind::kParseFunctionCall, R"({"required":["text"]})"},
     {"SeparateReasoningRequest", RequestKind::kSeparateReasoning, R"({"required":["text"]})"},
+    {"EmbeddingRequest", RequestKind::kEmbeddings, R"({"required":["input"]})"},
+    {"EncodeRequest", RequestKind::kEncode,
+     R"({"anyOf":[{"required":["text"]},{"required":["input_ids"]}]})"},
+    {"ClassifyRequest", RequestKind::kClassify, ""},
+    {"ScoreRequest", RequestKind::kScore, ""},
+    {"RerankRequest", RequestKind::kRerank, R"({"required":["query","documents"]})"},
     {"AbortRequest", RequestKind::kAbort, ""},
     {"StartProfileRequest", RequestKind::kStartProfile, R"({"additionalProperties":false})"},
 };
@@ -350,8 +358,9 @@ std::span<const FieldSchema> OwnSchemas(RequestKind kind) {
       return kAbort;
     case RequestKind::kStartProfile:
       return kStartProfile;
+    default:
+      return PoolingFieldSchemas(kind);
   }
-  return {};
 }
 
 const char* SchemaOf(RequestKind kind, std::string_view name) {

@@ -1,0 +1,53 @@
+// The state of one generation in the front: from a rank's outputs to the events of a request.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "server/front/front.h"
+#include "server/front/stop_strings.h"
+#include "server/front/token_offsets.h"
+#include "text/tokenizer/detokenizer.h"
+
+namespace switchyard {
+
+// One open generation. After Submit, only the thread of OnMessage modifies it, except for the
+// members guarded by mutex_.
+struct Front::Open {
+  GenerationSpec spec;
+  GenerationCallback callback;
+  IncrementalDetokenizer detokenizer;
+  StopStrings stop;
+  TokenOffsets offsets;  // used only with log-probabilities
+  const Tokenizer& tokenizer;
+  GenerationEvent next;  // accumulates output until stream_interval tokens or the end
+  metrics::RequestTimes times{.submitted = std::chrono::steady_clock::now()};
+  int group = 0;
+  int64_t tokens = 0;  // number of tokens reported to controller_; guarded by mutex_
+  // Guarded by mutex_.
+  // Submission, or the first token once `running`.
+  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+  bool running = false;  // has a first token
+  std::string overdue;   // error message once aborted after a timeout
+
+  Open(uint64_t id, const Tokenizer& tokenizer, GenerationSpec s, GenerationCallback c)
+      : spec(std::move(s)),
+        callback(std::move(c)),
+        detokenizer(tokenizer, spec.skip_special_tokens, spec.input_ids),
+        stop(spec.stop, spec.keep_stop),
+        tokenizer(tokenizer) {
+    next.id = id;
+    next.prompt_tokens = static_cast<int32_t>(spec.input_ids.size());
+  }
+
+  void Take(const RequestOutput& output);
+  void AppendToken(const RequestOutput& output, size_t i);
+  std::string TextOf(int32_t token, bool hidden);
+  // Stop strings match only after the first min_new_tokens tokens, as in vLLM.
+  bool MayStop() const { return next.completion_tokens > spec.sampling.min_new_tokens; }
+  void Emit();
+};
+
+}  // namespace switchyard
