@@ -18,7 +18,9 @@ constexpr char kSglangAnyObject[] = "$$ANY$$";  // SGLang's json_schema of respo
 
 // Whether a field has one of the values by which clients say that they do not use it.
 bool IsUnset(const Json* value) {
-  return !value || *value == false || *value == "" || (value->is_structured() && value->empty());
+  if (!value || *value == false) return true;
+  if (value->is_string()) return value->get_ref<const std::string&>().empty();
+  return value->is_structured() && value->empty();
 }
 
 class ConstraintReader {
