@@ -47,6 +47,7 @@ class FakeForward : public ForwardFunction {
     EXPECT_EQ(batch.draws.size(), batch.logit_rows.size());
     EXPECT_FALSE(batch.routed_experts);
     Compute(batch);
+    if (after_draw) after_draw(batch.pass);
     pending_.push_back({batch.pass, drawn_});
     EXPECT_LE(pending_.size(), 2u);
     ++launched;
@@ -134,7 +135,8 @@ class FakeForward : public ForwardFunction {
   int32_t poison = -1;       // a history that contains this token gives NaN
   std::string router_fault;  // the router fault of every sequence in a pass with NaN
   bool together = false;     // launches_together
-  std::function<void(uint64_t pass)> during;  // called within Forward
+  std::function<void(uint64_t pass)> during;      // called within Forward
+  std::function<void(uint64_t pass)> after_draw;  // called at the end of Launch
 
  private:
   struct Entry {

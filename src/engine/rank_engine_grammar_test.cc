@@ -1,6 +1,7 @@
 // Outputs that a grammar constrains.
 #include <gmock/gmock.h>
 
+#include "core/error.h"
 #include "engine/test_rank_engine.h"
 #include "grammar/compiler.h"
 
@@ -123,6 +124,56 @@ TEST(RankEngineGrammar, LaunchedPassesGiveTheSameOutputs) {
       EXPECT_EQ(rig.seen[request.id].finish, want.finish);
     }
   }
+}
+
+std::vector<EngineRequest> TellSeveral(Rig& rig) {
+  rig.Tell(SomeGrammars());
+  std::vector<EngineRequest> requests;
+  for (uint64_t id = 1; id <= 6; ++id)
+    requests.push_back(With(id % 3, Drawn(id, Count(3 + static_cast<int32_t>(id), 2), 14, id)));
+  for (const EngineRequest& request : requests) rig.Tell({request});
+  return requests;
+}
+
+TEST(RankEngineGrammar, AbortedLaunchedPassesRunAgainWithTheSameResults) {
+  Rig rig(Roomy(), 61, /*launches=*/true);
+  const std::vector<EngineRequest> requests = TellSeveral(rig);
+  int aborts = 0;
+  for (int step = 0; rig.engine.HasWork(); ++step) {
+    ASSERT_LT(step, 1000);
+    rig.Step();
+    if (rig.engine.launched() && step % 3 == 1) {
+      EXPECT_TRUE(rig.engine.AbortPass(rig.engine.last_pass()));
+      ++aborts;
+    }
+  }
+  EXPECT_GT(aborts, 2);
+  for (const EngineRequest& request : requests)
+    EXPECT_EQ(rig.seen[request.id].new_tokens, Alone(request).new_tokens) << request.id;
+}
+
+// The masks have already ended the previous pass.
+TEST(RankEngineGrammar, AfterAnErrorBehindTheMasksThePassRunsAgain) {
+  Rig rig(Roomy(), 61, /*launches=*/true);
+  const std::vector<EngineRequest> requests = TellSeveral(rig);
+  uint64_t failed = 0;
+  rig.model.after_draw = [&](uint64_t pass) {
+    if (pass % 3 != 0 || pass == failed + 1) return;
+    failed = pass;
+    throw Resource("a device is lost");
+  };
+  int errors = 0;
+  while (rig.engine.HasWork()) {
+    try {
+      rig.Step();
+    } catch (const Error&) {
+      ASSERT_LT(++errors, 1000);
+    }
+  }
+  EXPECT_GT(errors, 2);
+  EXPECT_TRUE(rig.engine.PoolIsWhole());
+  for (const EngineRequest& request : requests)
+    EXPECT_EQ(rig.seen[request.id].new_tokens, Alone(request).new_tokens) << request.id;
 }
 
 TEST(RankEngineGrammar, ChunksOfThePromptChangeNothing) {
