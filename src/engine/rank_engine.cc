@@ -233,7 +233,7 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
     batch.masks = nullptr;
     forwards = false;
     plan = {};
-    if (launched) RevertLaunched();
+    if (launched) RevertLaunched();  // the error came after the masks
     launched = std::move(previous);
     throw;
   }
