@@ -89,7 +89,8 @@ void ScoreItems(Service& service, const Fields& f, const http::Responder& respon
           } else if (!pooled) {
             for (float& score : scores) score = std::exp(score);
           }
-          text += (i > 0 ? "," : "") + JsonList(scores);
+          if (i > 0) text += ',';
+          text += JsonList(scores);
         }
         return text + R"(],"model":)" + Dump(service.model.name) + R"(,"usage":)" +
                Dump(Usage(all)) + R"(,"object":"scoring"})";
