@@ -247,7 +247,7 @@ def test_without_the_flag_nothing_moves(checkpoint):
         for path, method in (("/eplb", "GET"), ("/eplb/rebalance", "POST")):
             status, answer = server.request(path, method=method)
             assert status == 400 and "--enable-eplb" in answer["error"]["message"]
-        assert "eplb" not in server.request("/metrics")[1]
+        assert "switchyard_eplb" not in server.request("/metrics")[1]
         assert server.stop() == 0
 
 

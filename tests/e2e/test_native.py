@@ -151,7 +151,7 @@ def test_information(server):
 def test_wrong_bodies(server):
     for body, expected in [({}, "text"), ({"text": "a", "input_ids": [1]}, "text"), ({"text": 5}, "text"),
                        ({"text": "a", "sampling_params": {"top_k": "x"}}, "sampling_params.top_k"),
-                       ({"text": "a", "sampling_params": {"regex": "a+"}}, "regex"),
+                       ({"text": "a", "sampling_params": {"regex": "(?=a)b"}}, "regex"),
                        ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
                        ({"input_ids": [-1]}, "input_ids"), ({"input_ids": [1.5]}, "input_ids"),
                        ({"input_ids": {"a": [1]}}, "input_ids"),
