@@ -44,10 +44,10 @@ class Files {
   }
 
  private:
-  static inline int count_ = 0;
+  static inline int count = 0;
   const std::filesystem::path dir_ =
       std::filesystem::temp_directory_path() /
-      ("switchyard_pooling_" + std::to_string(::getpid()) + "_" + std::to_string(++count_));
+      ("switchyard_pooling_" + std::to_string(::getpid()) + "_" + std::to_string(++count));
 };
 
 std::string Config(const std::string& architecture, const std::string& more = "") {
