@@ -107,23 +107,9 @@ TEST(RankEngineAbort, AfterAnErrorOfTheModelThePassRunsAgain) {
   for (const bool launches : {false, true}) {
     SCOPED_TRACE(launches);
     Rig rig(Tight(), 61, launches);
-    uint64_t failed = 0;
-    rig.model.during = [&](uint64_t pass) {
-      if (pass % 3 != 0 || pass == failed + 1) return;
-      failed = pass;
-      throw Resource("a peer is lost");
-    };
+    rig.model.during = rig.FailSometimes();
     TellAll(rig);
-    int errors = 0;
-    while (rig.engine.HasWork()) {
-      try {
-        rig.Step();
-      } catch (const Error&) {
-        ASSERT_LT(++errors, 1000);
-      }
-    }
-    EXPECT_GT(errors, 2);
-    EXPECT_TRUE(rig.engine.PoolIsWhole());
+    rig.RunThroughErrors();
     ExpectOutputsOf(rig.seen);
   }
 }

@@ -156,22 +156,8 @@ TEST(RankEngineGrammar, AbortedLaunchedPassesRunAgainWithTheSameResults) {
 TEST(RankEngineGrammar, AfterAnErrorBehindTheMasksThePassRunsAgain) {
   Rig rig(Roomy(), 61, /*launches=*/true);
   const std::vector<EngineRequest> requests = TellSeveral(rig);
-  uint64_t failed = 0;
-  rig.model.after_draw = [&](uint64_t pass) {
-    if (pass % 3 != 0 || pass == failed + 1) return;
-    failed = pass;
-    throw Resource("a device is lost");
-  };
-  int errors = 0;
-  while (rig.engine.HasWork()) {
-    try {
-      rig.Step();
-    } catch (const Error&) {
-      ASSERT_LT(++errors, 1000);
-    }
-  }
-  EXPECT_GT(errors, 2);
-  EXPECT_TRUE(rig.engine.PoolIsWhole());
+  rig.model.after_draw = rig.FailSometimes();
+  rig.RunThroughErrors();
   for (const EngineRequest& request : requests)
     EXPECT_EQ(rig.seen[request.id].new_tokens, Alone(request).new_tokens) << request.id;
 }

@@ -4,11 +4,13 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <functional>
 #include <map>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
 #include "engine/fake_forward.h"
 #include "engine/rank_engine.h"
 #include "engine/scheduler/batch.h"
@@ -40,6 +42,27 @@ class Rig {
     while (engine.HasWork() && most_steps-- > 0) Step();
     EXPECT_FALSE(engine.HasWork());
     EXPECT_TRUE(engine.PoolIsWhole());
+  }
+  // As RunOut, for a model that throws errors now and then.
+  void RunThroughErrors() {
+    int errors = 0;
+    while (engine.HasWork()) {
+      try {
+        Step();
+      } catch (const Error&) {
+        ASSERT_LT(++errors, 1000);
+      }
+    }
+    EXPECT_GT(errors, 2);
+    EXPECT_TRUE(engine.PoolIsWhole());
+  }
+  // Throws an error in every third pass, unless the previous one has thrown.
+  std::function<void(uint64_t)> FailSometimes() {
+    return [failed = uint64_t{0}](uint64_t pass) mutable {
+      if (pass % 3 != 0 || pass == failed + 1) return;
+      failed = pass;
+      throw Resource("a device is lost");
+    };
   }
   RequestOutput Run(const EngineRequest& request) {
     Tell({request});

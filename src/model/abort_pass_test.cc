@@ -6,70 +6,47 @@
 namespace switchyard {
 namespace {
 
-// Runs all passes of `groups`. Each one is first aborted before operation `first`, then before
-// operation first + `stride`, and so on, until it ends.
-std::vector<std::vector<Outcome>> RunWithAborts(const Case& c, const std::vector<Group>& groups,
-                                                int first, int stride) {
-  const ModelConfig config = LoadModelConfig(Fixture(c.fixture));
-  ModelOptions options{.dtype = c.dtype, .max_tokens = 64};
-  options.moe.a2a_backend = c.backend;
-  options.moe.deepep_mode = c.mode;
-  options.moe.long_seq_per_round_tokens = c.round_tokens;
-  options.two_batch_overlap = c.two_batches;
-  const MeshShape shape{.tp = c.tp, .ep = c.ep, .dp = c.dp, .dense_tp = c.dense_tp};
-  int passes = 0;
-  for (const Group& group : groups)
-    for (const Text& text : group) passes = std::max(passes, text.passes());
-  std::vector<std::vector<Outcome>> by_rank(c.tp);
-  RunRankThreads(c.tp, SymmetricBytesPerRank(config, options, shape),
-                 [&](int rank, std::shared_ptr<SharedArena> arena) {
-                   ThreadPool pool(1);
-                   const auto comm = RankComm::Create(std::move(arena), shape, rank);
-                   Model* running = nullptr;
-                   int left = 0;  // operations before the abort
-                   ModelOptions mine = options;
-                   mine.before_operation = [&](uint64_t pass, const schedule::Operation&) {
-                     running->AbortPass(pass + 1000);  // not in flight
-                     if (left-- == 0) running->AbortPass(pass);
-                   };
-                   Model model(Fixture(c.fixture), config, mine, *comm, pool);
-                   running = &model;
-                   std::vector<Sequences> all(groups.begin(), groups.end());
-                   Sequences& own = all[comm->mesh.dp_rank()];
-                   KvStorage kv(config, comm->mesh, own.num_pages(), kPageSize, c.kv_dtype);
-                   by_rank[rank].resize(groups[comm->mesh.dp_rank()].size());
-                   uint64_t number = 0;
-                   int aborts = 0;
-                   for (int pass = 0; pass < passes; ++pass) {
-                     std::vector<int64_t> tokens, decoding;
-                     for (Sequences& group : all) {
-                       tokens.push_back(group.Batch(pass).num_tokens());
-                       decoding.push_back(group.batch().decode_tokens);
-                     }
-                     ForwardBatch& batch = own.batch();
-                     batch.group_tokens = batch.group_logit_rows = tokens;
-                     batch.group_decode_tokens = decoding;
-                     std::span<const float> logits;
-                     for (int abort = first;; abort += stride) {
-                       batch.pass = ++number;
-                       left = abort;
-                       logits = model.Forward(batch, kv);
-                       if (!model.aborted()) break;
-                       EXPECT_TRUE(logits.empty());
-                       ++aborts;
-                     }
-                     own.Take(logits, model.routed_experts(), by_rank[rank]);
-                   }
-                   EXPECT_GE(aborts, passes);
-                 });
-  std::vector<std::vector<Outcome>> by_group;
-  for (int rank = 0; rank < c.tp; rank += c.tp / c.dp) by_group.push_back(by_rank[rank]);
-  return by_group;
-}
+// Runs passes of a rank. Each one is first aborted before operation `first`, then before operation
+// first + `stride`, and so on, until it ends.
+class ForwardWithAborts {
+ public:
+  ForwardWithAborts(ModelOptions& options, int first, int stride) : first_(first), stride_(stride) {
+    options.before_operation = [this](uint64_t pass, const schedule::Operation&) {
+      model_->AbortPass(pass + 1000);  // not in flight
+      if (left_-- == 0) model_->AbortPass(pass);
+    };
+  }
+  ~ForwardWithAborts() { EXPECT_GE(aborts_, passes_); }
+  ForwardWithAborts(const ForwardWithAborts&) = delete;
+  ForwardWithAborts& operator=(const ForwardWithAborts&) = delete;
+
+  std::span<const float> operator()(Model& model, ForwardBatch& batch, KvStorage& kv) {
+    model_ = &model;
+    ++passes_;
+    for (int abort = first_;; abort += stride_) {
+      batch.pass = ++number_;
+      left_ = abort;
+      const std::span<const float> logits = model.Forward(batch, kv);
+      if (!model.aborted()) return logits;
+      EXPECT_TRUE(logits.empty());
+      ++aborts_;
+    }
+  }
+
+ private:
+  const int first_, stride_;
+  Model* model_ = nullptr;
+  int left_ = 0;  // operations before the abort
+  uint64_t number_ = 0;
+  int passes_ = 0, aborts_ = 0;
+};
 
 void ExpectSameBitsAfterAborts(const Case& c, int first, int stride) {
   SCOPED_TRACE(testing::Message() << c);
-  EXPECT_TRUE(RunWithAborts(c, ManyTexts(c.dp), first, stride) == Run(c, ManyTexts(c.dp)));
+  const auto with_aborts = RunBy(c, ManyTexts(c.dp), [&](ModelOptions& options) {
+    return ForwardWithAborts(options, first, stride);
+  });
+  EXPECT_TRUE(with_aborts == Run(c, ManyTexts(c.dp)));
 }
 
 TEST(AbortPass, AnAbortedPassRunsAgainWithTheSameBits) {

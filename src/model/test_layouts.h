@@ -140,8 +140,11 @@ class Sequences {
 };
 
 // Runs all groups' texts through a model and returns the outputs of each group's first rank, by
-// group and text. Checks that the group's other ranks have the same.
-inline std::vector<std::vector<Outcome>> Run(const Case& c, const std::vector<Group>& groups) {
+// group and text. Checks that the group's other ranks have the same. On each rank, `make(options)`
+// returns a function that runs one pass: f(model, batch, kv), which returns the logits.
+template <typename Make>
+std::vector<std::vector<Outcome>> RunBy(const Case& c, const std::vector<Group>& groups,
+                                        const Make& make) {
   const ModelConfig config =
       LoadModelConfig(Fixture(c.fixture), {}, {.activations = c.activations});
   ModelOptions options{.dtype = c.dtype, .max_tokens = 64};
@@ -162,7 +165,9 @@ inline std::vector<std::vector<Outcome>> Run(const Case& c, const std::vector<Gr
                  [&](int rank, std::shared_ptr<SharedArena> arena) {
                    ThreadPool pool(1);
                    const auto comm = RankComm::Create(std::move(arena), shape, rank);
-                   Model model(Fixture(c.fixture), config, options, *comm, pool);
+                   ModelOptions own = options;
+                   auto forward = make(own);
+                   Model model(Fixture(c.fixture), config, own, *comm, pool);
                    std::vector<Sequences> all(groups.begin(), groups.end());
                    Sequences& mine = all[comm->mesh.dp_rank()];
                    KvStorage kv(config, comm->mesh, mine.num_pages(), kPageSize, c.kv_dtype);
@@ -175,7 +180,7 @@ inline std::vector<std::vector<Outcome>> Run(const Case& c, const std::vector<Gr
                      }
                      mine.batch().group_tokens = mine.batch().group_logit_rows = tokens;
                      mine.batch().group_decode_tokens = decoding;
-                     const auto logits = model.Forward(mine.batch(), kv);
+                     const auto logits = forward(model, mine.batch(), kv);
                      mine.Take(logits, model.routed_experts(), by_rank[rank]);
                    }
                  });
@@ -185,6 +190,13 @@ inline std::vector<std::vector<Outcome>> Run(const Case& c, const std::vector<Gr
     EXPECT_EQ(by_group.back(), by_rank[rank]) << "rank " << rank << " differs";
   }
   return by_group;
+}
+
+inline std::vector<std::vector<Outcome>> Run(const Case& c, const std::vector<Group>& groups) {
+  return RunBy(c, groups, [](ModelOptions&) {
+    return
+        [](Model& model, ForwardBatch& batch, KvStorage& kv) { return model.Forward(batch, kv); };
+  });
 }
 
 inline std::vector<int32_t> Ids(int length, int first) {
