@@ -55,28 +55,37 @@ void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
                    chain);
 }
 
+// What both GEMMs over experts [experts.first, …) read. Scales of FP8 weights are of blocks.
+GroupedGemmParams ParamsOf(const Product& product, const RowChunk& chunk, ExpertRun experts) {
+  const DeviceMatrix& b = *product.b;
+  const int64_t scales = CeilDiv(b.n, kFp8BlockSize) * CeilDiv(b.k, kFp8BlockSize);
+  return {.a = product.a,
+          .a_scales = product.a_scales,
+          .ld_a_scales = product.ld_a_scales,
+          .b = b.data.data() + experts.first * b.n * b.k * ElementBytes(b.type),
+          .b_scales =
+              b.type == ElementType::kFp8 ? b.scales.as<float>() + experts.first * scales : nullptr,
+          .d = product.d,
+          .rows = chunk.rows,
+          .n = b.n,
+          .k = b.k,
+          .groups = experts.count,
+          .bias = product.bias ? product.bias + experts.first * b.n : nullptr};
+}
+
+void Launch(const ExpertArithmetic& arithmetic, const GroupedGemmParams& p,
+            const PdlStream& chain) {
+  arithmetic.input == ElementType::kFp8 ? GroupedGemmFp8(p, chain) : GroupedGemmBf16(p, chain);
+}
+
 // The rows of `experts`, by the GEMM that reads only valid rows.
 void MultiplyByCounts(const ExpertArithmetic& arithmetic, const Product& product,
                       const RowChunk& chunk, ExpertRun experts, const PdlStream& chain) {
-  const DeviceMatrix& b = *product.b;
-  const int64_t scales = CeilDiv(b.n, kFp8BlockSize) * CeilDiv(b.k, kFp8BlockSize);
-  const GroupedGemmParams p = {
-      .a = product.a,
-      .a_scales = product.a_scales,
-      .ld_a_scales = product.ld_a_scales,
-      .b = b.data.data() + experts.first * b.n * b.k * ElementBytes(b.type),
-      .b_scales =
-          b.type == ElementType::kFp8 ? b.scales.as<float>() + experts.first * scales : nullptr,
-      .d = product.d,
-      .rows = chunk.rows,
-      .n = b.n,
-      .k = b.k,
-      .groups = experts.count,
-      .group_begins = chunk.order.offsets + experts.first,
-      .group_rows = chunk.order.counts + experts.first,
-      .groups_ready = true,
-      .bias = product.bias ? product.bias + experts.first * b.n : nullptr};
-  arithmetic.input == ElementType::kFp8 ? GroupedGemmFp8(p, chain) : GroupedGemmBf16(p, chain);
+  GroupedGemmParams p = ParamsOf(product, chunk, experts);
+  p.group_begins = chunk.order.offsets + experts.first;
+  p.group_rows = chunk.order.counts + experts.first;
+  p.groups_ready = true;
+  Launch(arithmetic, p, chain);
 }
 
 // All rows of the chunk, which may be a part of the chunk that `product` has the strides of.
@@ -100,20 +109,9 @@ void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const 
   }
   if (b.packed) return MultiplyPacked(product, chunk, experts, chain);
   if (by_counts) return MultiplyByCounts(arithmetic, product, chunk, {0, experts}, chain);
-  const GroupedGemmParams p = {
-      .a = product.a,
-      .a_scales = product.a_scales,
-      .ld_a_scales = product.ld_a_scales,
-      .b = b.data.data(),
-      .b_scales = b.scales.as<float>(),
-      .d = product.d,
-      .block_groups = chunk.order.block_groups + chunk.first / kGroupBlockRows,
-      .rows = chunk.rows,
-      .n = b.n,
-      .k = b.k,
-      .groups = experts,
-      .bias = product.bias};
-  arithmetic.input == ElementType::kFp8 ? GroupedGemmFp8(p, chain) : GroupedGemmBf16(p, chain);
+  GroupedGemmParams p = ParamsOf(product, chunk, {0, experts});
+  p.block_groups = chunk.order.block_groups + chunk.first / kGroupBlockRows;
+  Launch(arithmetic, p, chain);
 }
 
 void ActivateRows(const DeviceExperts& experts, const ExpertActivation& activation,
