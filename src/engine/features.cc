@@ -246,7 +246,6 @@ void AddServing(std::vector<Feature>& all) {
   all.push_back(Setting<bool>(
       kServing, "--is-embedding", [](EngineConfig& c) -> bool& { return c.pooling.is_embedding; },
       true));
-  all.back().on_gpus = "untested";
   for (const char* kind : {"grouped-query", "latent (MLA)", "sliding window", "`clip_qkv`"})
     all.push_back({.section = kServing.name, .flag = "attention:", .value = kind});
   for (const char* what : {"prefix cache", "chunked prefill", "log-probabilities", "penalties",
