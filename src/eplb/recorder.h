@@ -33,9 +33,10 @@ struct PassTokens {
   std::span<const uint64_t> request_ids;  // [sequences]
 };
 
-// One per rank, next to the model that it observes; borrows `comm`. The rank's thread only. Every
-// rank of the world makes the same calls in the same order. Calls marked collective exchange data.
-// Counts belong to a pass by its number, so several passes may be in flight and interleaved.
+// One per rank, next to the model that it observes; borrows `comm`. Used by the rank's thread only.
+// Every rank of the world makes the same calls in the same order. A call whose comment says
+// "collective" exchanges data between ranks. Counts are kept for each pass number, so several
+// passes may be in flight and interleaved.
 class ExpertRecorder : public RoutingObserver {
  public:
   // Error kInvalid: errors of Validate.

@@ -1,4 +1,4 @@
-// Two-batch overlap: outputs of the model on many layouts.
+// Two-batch overlap changes no bit of the outputs of a model, on many layouts.
 #include "model/test_layouts.h"
 
 namespace switchyard {

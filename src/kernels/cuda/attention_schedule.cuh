@@ -29,7 +29,8 @@ struct AttentionSchedule {
   const int32_t* rows = nullptr;    // of SequenceTable
   const int32_t* kv_len = nullptr;  // of SequenceTable
   int num_sequences = 0;
-  int group = 1, kv_heads = 1;  // query heads of a key-value head
+  int group = 1;  // query heads of a key-value head
+  int kv_heads = 1;
   int window = 0;
   int tile_rows = 0;
   KeySplits splits;

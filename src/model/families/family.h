@@ -38,8 +38,9 @@ struct TensorNames {
 
   bool router_bias = false, correction_bias = false;
   bool expert_biases = false;  // with interleaved experts only
-  // Experts are stacked in tensors [E, H, 2 I] and [E, I, H] (transposed), or in MXFP4 blocks [E, 2
-  // I, H] and [E, H, I]. Row (or column) 2 i is gate i, and 2 i + 1 is up i.
+  // Experts are stacked: gate_up_proj [E, H, 2I] and down_proj [E, I, H], both transposed; or as
+  // MXFP4 blocks, gate_up_proj [E, 2I, H] and down_proj [E, H, I]. In gate_up_proj, gate and up
+  // alternate along the 2I dimension: index 2j is gate j, and 2j + 1 is up j.
   bool interleaved_experts = false;
 };
 

@@ -49,7 +49,8 @@ class CoveringDesign {
     return false;
   }
 
-  // The choice that covers the most new pairs of the row. Ties rotate with the row index.
+  // The choice for factor f that forms the most uncovered pairs with the choices already in `row`.
+  // Ties go to the first of them in an order that begins at the row index.
   int BestChoice(const Row& row, size_t f) const {
     int best = 0, most = -1;
     for (int i = 0; i < sizes_[f]; ++i) {

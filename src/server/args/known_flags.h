@@ -1,4 +1,4 @@
-// Completion of flag prefixes and errors for unknown flags.
+// Expands abbreviated flags, and reports unknown flags.
 #pragma once
 
 #include <span>

@@ -64,7 +64,8 @@ class Router {
   // computes the state's gradients. The rank's tokens are its `tp` share of `rows`.
   double AddBalance(const BalanceLosses& losses, const RowLayout& rows, double step_tokens,
                     const SumOverRanks& sum, const TensorGroup& tp, RouterState<T>* state);
-  // dweights [m, k] → dx [m, H], written; accumulates the gradient of the linear layer.
+  // Computes dx [m, H] from dweights [m, k]. Overwrites dx, and adds to the gradient of the linear
+  // layer.
   void Backward(const T* x, int64_t m, RouterState<T>& state, const T* dweights, T* dx,
                 ThreadPool& pool);
 

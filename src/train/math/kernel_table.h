@@ -36,8 +36,9 @@ struct KernelTable {
                     int64_t ldo);
   // x[i] *= factor
   void (*scale)(float* x, int64_t n, float factor);
-  // s[i] = e^(scale · s[i] - shift), d[i] = s[i] · (d[i] - along) · scale
-  void (*softmax_gradient)(float* s, float* d, int64_t n, float scale, float shift, float along);
+  // s[i] = e^(scale · s[i] - shift), then d[i] = s[i] · (d[i] - delta) · scale with the new s[i].
+  // `delta`: the sum of s · d over the row (FlashAttention 2).
+  void (*softmax_gradient)(float* s, float* d, int64_t n, float scale, float shift, float delta);
   // x[i] = e^(scale · x[i] - shift); returns the sum, accumulated in vector lanes.
   float (*exp_sum)(float* x, int64_t n, float scale, float shift);
   // y = x · root · weight; see RmsNorm

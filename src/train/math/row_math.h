@@ -80,16 +80,17 @@ void AddScaled(const T* x, T factor, T* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] += x[i] * factor;
 }
 
-// s[i] = e^(scale · s[i] - shift), d[i] = s[i] · (d[i] - along) · scale
+// s[i] = e^(scale · s[i] - shift), then d[i] = s[i] · (d[i] - delta) · scale with the new s[i].
+// `delta`: the sum of s · d over the row (FlashAttention 2).
 template <typename T>
-void SoftmaxGradient(T* s, T* d, int64_t n, T scale, T shift, T along) {
+void SoftmaxGradient(T* s, T* d, int64_t n, T scale, T shift, T delta) {
   if constexpr (std::is_same_v<T, float>) {
     if (const KernelTable* leaves = ActiveKernels())
-      return leaves->softmax_gradient(s, d, n, scale, shift, along);
+      return leaves->softmax_gradient(s, d, n, scale, shift, delta);
   }
   for (int64_t i = 0; i < n; ++i) {
     s[i] = std::exp(s[i] * scale - shift);
-    d[i] = s[i] * (d[i] - along) * scale;
+    d[i] = s[i] * (d[i] - delta) * scale;
   }
 }
 
