@@ -176,5 +176,6 @@ def free_port(address="127.0.0.1"):
 
 def fails_to_start(*flags, timeout=60):
     """Runs `serve` with flags that it must reject. Returns (exit code, standard error)."""
-    done = subprocess.run([PROGRAM, "serve", *map(str, flags)], capture_output=True, text=True, timeout=timeout)
+    port = [] if "--port" in flags else ["--port", free_port()]
+    done = subprocess.run([PROGRAM, "serve", *map(str, [*flags, *port])], capture_output=True, text=True, timeout=timeout)
     return done.returncode, done.stderr
