@@ -20,7 +20,8 @@ TEST(SingleBatchOverlapTest, ChangesNoBit) {
   for (const Case& c : OverlapCases()) ExpectNoBitChanges(c);
 }
 
-// A partial sum of a rank depends on the rank's experts only, not on the part in which it returns.
+// With combine by rank, a partial sum is sent with the part of the combine that has its last
+// output. Its value does not depend on which part that is.
 TEST(SingleBatchOverlapTest, ChangesNoBitOfOutputsThatAreCombinedByRank) {
   for (const char* mode : {"normal", "low_latency"})
     ExpectNoBitChanges({.fixture = "deepseek_v3",

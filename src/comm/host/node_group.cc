@@ -155,7 +155,9 @@ bool NodeGroup::Gather(TcpListener& door, const Options& options) {
         fmt::format("node 0 waited {:g} s at {} for node {} of {}{}{}", Seconds(options.timeout),
                     options.address.Text(), Missing(options), options.nodes,
                     refusals.empty() ? "" : "; refused: ", Joined(refusals, "; ")),
-        refusals.empty() ? "start switchyard serve there, with its --node-rank" : kSecretHint);
+        refusals.empty()
+            ? "start switchyard serve on each missing node, with the --node-rank of that node"
+            : kSecretHint);
   }
   return true;
 }

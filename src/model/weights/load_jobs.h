@@ -1,4 +1,5 @@
-// Deferred work that fills the memory of views that already exist.
+// A list of deferred load jobs. Each fills memory that weight views (quant/weight_view.h) already
+// point to.
 #pragma once
 
 #include <cstddef>

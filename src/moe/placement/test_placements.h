@@ -9,7 +9,7 @@
 
 namespace switchyard {
 
-// Every expert once and some more often, at random places; the same on every rank.
+// Every expert at least once, some more often, at random places; the same on every rank.
 inline ExpertPlacement RandomPlacement(int experts, int redundant, uint32_t seed) {
   kernels::Random random(seed);
   std::vector<int32_t> map = random.Shuffled(experts);

@@ -48,7 +48,8 @@ class JsonCallReader {
   };
   // Consumes the first `*used` bytes of `text`. No Push may follow kEnd or kMalformed.
   Status Push(std::string_view text, size_t* used);
-  // The text has ended. kEnd or kMalformed. Ends an open call.
+  // Called at the end of the text. Ends an open call. Returns kMalformed if the text ends before any
+  // call, or before the present call has begun; otherwise kEnd.
   Status Finish();
 
   int calls() const { return calls_; }  // calls written so far

@@ -49,7 +49,8 @@ struct Range {
   }
 };
 
-// Reduces the points to at most kMaxPoints means of consecutive points.
+// Drops points that are not finite, and reduces the rest to at most kMaxPoints means of consecutive
+// points.
 Points Decimated(const Points& points) {
   Points finite;
   for (const auto& p : points) {
