@@ -25,12 +25,13 @@ void PrintCheckpoint(const EngineConfig& config, const MoeBackends& backends) {
              ExplainChoice(config.moe, {formats.formats.begin(), formats.formats.end()}, backends));
   for (const ActivationFormat activation : formats.activations)
     if (activation != ActivationFormat::kNone &&
-        activation != ActivationFormat::kBFloat16)  // not visible to the user on CPUs
+        activation != ActivationFormat::kBFloat16)  // bfloat16 rows are not reported
       fmt::print("  experts round their inputs to {} (--quantize-activations {})\n",
                  Name(activation), config.quantization.activations);
 }
 
-// Commands without --nnodes run the ranks of one host; `train` has no --device.
+// A command without --nnodes works on one host only. `train` has no --device, so it works on CPUs
+// only.
 void PrintFeatures(const MoeBackends& backends) {
   const char* const section = "Commands";
   std::vector<Feature> all = {

@@ -88,7 +88,7 @@ class Sequences {
   std::vector<std::vector<int32_t>> pages_;
 };
 
-// One step. `profiler`: null or of this rank.
+// One step. `profiler`: this rank's profiler; null: no profile.
 void Forward(ForwardFunction& model, const ForwardBatch& batch, profile::Profiler* profiler) {
   profile::Step step(profiler);
   {

@@ -1,4 +1,4 @@
-// `switchyard eplb`: planners of placements on recorded routing.
+// `switchyard eplb`: runs placement planners on recorded routing.
 #include "apps/eplb.h"
 
 #include <filesystem>

@@ -11,9 +11,9 @@ namespace {
 
 constexpr int kMaxColumns = 240;
 constexpr int kLeft = 70, kWidth = 960, kMapHeight = 240, kCurveHeight = 180, kGap = 46;
-constexpr int kShades = 17;     // colours of a heat map
-constexpr double kMaxLoad = 2;  // multiple of the mean rank load that has the last shade; larger
-                                // loads have it too
+constexpr int kShades = 17;  // colours of a heat map
+// The last shade is for rank loads of at least kMaxLoad times the mean.
+constexpr double kMaxLoad = 2;
 
 std::string Escaped(const std::string& text) {
   std::string out;

@@ -126,7 +126,7 @@ int RunTrain(const TrainArgs& args) {
   const std::string model = train::ExportFinal(args.output).string();
   try {
     train::WritePictures(args.output);
-  } catch (const Error& error) {  // A missing log only costs the picture: the model is saved.
+  } catch (const Error& error) {  // The model is saved even if the pictures fail.
     progress.Say(error.what());
   }
   fmt::print("{}\n", model);

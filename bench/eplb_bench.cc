@@ -79,7 +79,8 @@ void PrintRows(const ArrayFile& traces, bool exact) {
   }
 }
 
-// Extends the layers of `trace` to 58: the i-th has its experts' loads rotated by i.
+// Extends `trace` to 58 layers by repeating its layers. The loads of layer i are rotated by i
+// experts.
 LoadHistory AtDeepSeekV3sSize(const LoadHistory& trace, int begin) {
   LoadHistory loads{kWindow, 58, trace.experts, {}};
   for (int step = begin; step < begin + kWindow; ++step)
@@ -109,8 +110,8 @@ double MedianMs(const std::function<void()>& work) {
   return ms[10];
 }
 
-// The mean and the maximum of (load of the fullest rank / mean load), by the forecast and with even
-// shares of replicas. 1 is the lower bound.
+// The mean and the maximum over layers of (highest load of a rank / mean load). Loads are those of
+// the forecast, shared evenly by an expert's replicas. 1 is the lower bound.
 std::string OverTheBound(const LoadHistory& loads, const Placement& placement,
                          const RankTopology& topology) {
   const LoadForecast forecast = Forecast(loads);

@@ -3,8 +3,8 @@
 //
 // Usage: grammar_bench MODEL_DIR [--batch 32] [--tokens 64] [--tp 1] [--repeat 5]
 //
-// The masks are measured by replaying the outputs through the matchers on one thread. Their
-// fraction of an unconstrained step is the cost of a rank that computes nothing else meanwhile.
+// The masks are measured by replaying the outputs through the matchers on one thread. If nothing
+// overlaps the masks, a step becomes longer by their fraction of an unconstrained step.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ struct Args {
   int32_t batch = 32, tokens = 64, tp = 1, repeat = 5;
 };
 
-// Outputs long enough for the measurement, whatever the model prefers.
+// Grammars that force outputs long enough for the measurement, for any model.
 std::vector<std::pair<std::string, GrammarSource>> Cases() {
   const auto schema = [](const char* text) {
     return JsonSchemaGrammar(nlohmann::ordered_json::parse(text));

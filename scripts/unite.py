@@ -15,7 +15,7 @@ import hashlib
 import pathlib
 import re
 
-AVERAGE, MOST = 12, 16  # sources in a row that may be united
+AVERAGE, MOST = 12, 16  # average and maximum number of neighbouring sources in a group
 
 DECLARATION = re.compile(
     r"(?:template *<.*> *)?(?:class|struct|enum class|enum|union) (\w+)|using (\w+) *=|"

@@ -9,9 +9,9 @@
 //     of bytes into a peer's arena, in the same run.
 // Stages: `place` converts float32 rows into the send buffer (not measured for exchanges without
 // one); `dispatch`; `prepare` processes the runner's outputs before the combine; `combine`. With
-// --moe-combine-rows rank, `prepare` adds them up. Rows are permuted in between, but no experts are
-// computed: outputs are written to the runner's output buffer. `pass` covers everything from rows
-// to sums with small experts, so that fused exchanges can be compared.
+// --moe-combine-rows rank, `prepare` adds up the outputs of each token. Rows are permuted in
+// between, but no experts are computed: outputs are written to the runner's output buffer. `pass`
+// covers everything from rows to sums with small experts, so that fused exchanges can be compared.
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -151,9 +151,9 @@ class Bench {
     return std::ranges::find(all, 1) != all.end();
   }
 
-  // Time from the earliest start of a rank to now, when the last one has ended. The result is the
-  // same on every rank. If ranks share cores, it does not depend on the scheduling of their
-  // threads.
+  // Time from the start of the first rank to the end of the last. Each rank calls this at its end,
+  // and all get the same result. If ranks share cores, the result does not depend on the scheduling
+  // of their threads.
   double GroupTime(Clock::time_point start) const {
     using Times = std::array<Clock::rep, 2>;
     const Times mine = {start.time_since_epoch().count(), Clock::now().time_since_epoch().count()};

@@ -110,10 +110,10 @@ struct Bench {
   std::optional<WeightPool> weights;
   std::string filled_with;
   int64_t read_at = 0;     // position in `memory`
-  double bandwidth = 0.0;  // of plain reads between the repetitions of the last case
+  double bandwidth = 0.0;  // plain reads between the repetitions of the last case
 
-  // Seconds of f, the median of several calls; also records the bandwidth of plain reads of the
-  // pool in between.
+  // Median seconds of several calls of f. Also sets `bandwidth`, from plain reads of the pool
+  // between the calls.
   template <typename F>
   double Seconds(const F& f) {
     std::vector<double> rates;

@@ -43,7 +43,8 @@ constexpr double kSecondsPerCase = 1.0;
 // Number of different positions at which the tokens of a pass begin. If all passes had the same
 // tokens, they would select the same experts, whose weights would stay in the caches.
 constexpr int64_t kDifferentTokens = 512;
-// Matrices per thread, 2 to 14 MiB each, that are read without computing after each pass.
+// Number of matrices per thread that are read without computing after each pass. A matrix has 2 to
+// 14 MiB.
 constexpr int64_t kReadsPerThread = 8;
 
 // Formats of experts' weights and of the rows multiplied with them.
@@ -249,7 +250,7 @@ class Rank {
     return bytes * setup_.ranks / GroupTime(start);
   }
 
-  // Time from the earliest start of a rank to now, when the last one has ended.
+  // Time from the start of the first rank to the end of the last. Each rank calls this at its end.
   double GroupTime(Clock::time_point begin) const {
     using Times = std::array<Clock::rep, 2>;
     const Times mine = {begin.time_since_epoch().count(), Clock::now().time_since_epoch().count()};

@@ -10,7 +10,8 @@
 namespace switchyard::bench {
 namespace {
 
-// Independent chains that keep both FMA units busy; limited by the number of registers.
+// Numbers of independent chains, enough to keep both FMA units busy. The number of registers limits
+// them.
 constexpr int kChains = 16, kNarrowChains = 12;
 
 // Makes the compiler assume that x is read.
@@ -75,7 +76,7 @@ __attribute__((target("avx2"))) void Int8Dot256(int64_t steps) {
   const __m256i x = _mm256_set1_epi16(1);
   for (int64_t i = 0; i < steps; ++i) {
 #pragma GCC unroll 16
-    for (int c = 0; c < kNarrowChains; ++c) {  // with intrinsics GCC 12 spills the sums
+    for (int c = 0; c < kNarrowChains; ++c) {  // asm, because GCC 12 spills the sums of intrinsics
       __m256i pairs;
       asm("vpmaddwd %2, %0, %1\n\tvpaddd %1, %0, %0" : "+x"(acc[c]), "=&x"(pairs) : "x"(x));
     }

@@ -9,7 +9,7 @@
 namespace switchyard::bench {
 
 int CudaRanks(const Options& options, int fewest) {
-  constexpr int kMost = 8;  // GPUs of a host, and the maximum number of a rank's peers
+  constexpr int kMost = 8;  // the largest number of GPUs of a host
   if (cuda::DeviceCount() == 0) throw Invalid("--device cuda: no GPU found");
   if (options.ranks == 0) return std::clamp(cuda::DeviceCount(), fewest, kMost);
   if (options.ranks < fewest || options.ranks > kMost)

@@ -38,7 +38,7 @@ using cuda::PeerMemory;
 
 constexpr const char* kName = "moe-layer";
 constexpr int kRuns = 15;
-constexpr int kRanksOfExperts = 8;  // over which a model's experts are sharded
+constexpr int kRanksOfExperts = 8;  // a rank holds 1/8 of a model's experts by default
 constexpr const char* kStages[] = {"gather us",        "route us", "dispatch us",
                                    "shared+arrive us", "order us", "experts us",
                                    "combine us",       "sum us",   "scatter us"};
@@ -163,7 +163,7 @@ void RunCase(const Setup& setup, int64_t tokens, const MoeLayer& layer, MoeState
     for (int s = 0; s < kStageCount; ++s)
       times[s].push_back(1e-3 * marks[s + 1].MillisecondsSince(marks[s]));
   }
-  // The same without events between stages.
+  // Times the whole pass, without events between stages.
   const auto plain_key = static_cast<uint64_t>(tokens) + (uint64_t{1} << 32);
   const auto plain = [&] {
     layer.Forward(state, x, {counts, decode ? counts : std::vector<int64_t>(counts.size(), 0)}, y);

@@ -4,8 +4,8 @@
 // reduction of gradients with the backward pass.
 //
 // Every round runs a step of each kind, so that other load on the machine disturbs all kinds
-// equally. The printed times are medians over the rounds. "hidden" is the fraction of the summed
-// delays of all exchanges that did not lengthen the step.
+// equally. The printed times are medians over the rounds. "hidden" is 1 - added / sum. `added` is
+// the extra time of a step with delays; `sum` is the sum of the delays of all its exchanges.
 #include <fmt/format.h>
 #include <unistd.h>
 

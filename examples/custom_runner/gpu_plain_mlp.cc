@@ -14,7 +14,7 @@ using cuda::ElementType;
 
 class GpuPlainMlp : public cuda::GpuRunner {
  public:
-  // Weights become float32 or bfloat16: neither FP8 nor packed.
+  // Weights are expanded to float32 or bfloat16 at load time.
   cuda::ExpertArithmetic Arithmetic(std::span<const kernels::ExpertWeights> experts, DType dtype,
                                     bool /*packs*/) const override {
     return cuda::ChooseArithmetic(experts, dtype, /*hopper=*/false);

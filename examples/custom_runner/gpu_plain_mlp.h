@@ -1,4 +1,5 @@
-// Kernels of the runner for GPUs. Without headers of Switchyard, so that nvcc compiles only this.
+// Kernels of the runner for GPUs. They include no header of Switchyard, which keeps the nvcc
+// compilation short.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -114,7 +114,7 @@ class Generator:
     def reference(self, depth):
         name = f"d{len(self.definitions)}"
         self.definitions[name] = {}  # reserves the name
-        if self.random.random() < 0.3:  # a list of nested values that ends
+        if self.random.random() < 0.3:  # a linked list, which ends with null
             self.definitions[name] = {"type": "object", "properties": {
                 "v": self.integer(depth), "next": {"anyOf": [{"type": "null"}, {"$ref": f"#/$defs/{name}"}]}},
                 "required": ["v", "next"]}

@@ -157,7 +157,7 @@ def test_the_recorder_has_every_token(tmp_path, layout, graphs):
     with Server(test_recorder.MODEL, *device, *flags, *test_recorder.COMMON, *GRAPHS[graphs],
                 *test_recorder.recorder("per_token", tmp_path, "--enable-expert-distribution-metrics"), env=env) as server:
         server.folder = tmp_path
-        for _ in range(2):  # the second time, decode steps are replayed
+        for _ in range(2):  # in the second round, decode steps are replayed as CUDA graphs
             test_recorder.test_a_dump_has_every_token_of_every_layer(server)
         test_recorder.test_the_recorded_choice_is_the_one_that_answers_name(server)
         test_recorder.test_balancedness_is_logged_for_every_pass(server)
@@ -211,7 +211,7 @@ def test_experts_move_and_no_output_changes(tmp_path, dispatch, layout, weights)
         assert [answers(server, seed) for seed in range(2)] == want[:2]
         now = settle(server)
         assert now["failures"] == 0, now
-        if dispatch in ("balanced", "lp"):  # the choice of replicas balances the ranks, so a plan may gain too little
+        if dispatch in ("balanced", "lp"):  # replica selection balances the ranks, so no plan may be worth its cost
             assert now["balancedness"] > 0.9, now
         else:
             assert now["rebalances"] >= 1, now

@@ -212,7 +212,7 @@ def test_a_wait_in_mpi_init_ends(how, tmp_path):
         if how == "signal":
             while not (pid := rank_of(process.pid)):
                 time.sleep(0.05)
-            time.sleep(1)  # until the rank has started; before MPI_Init the signal would end it
+            time.sleep(1)  # until the rank is in MPI_Init; before that, the signal would end it
             os.kill(pid, signal.SIGTERM)
         assert process.wait(60) != 0
         log.seek(0)

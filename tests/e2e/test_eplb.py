@@ -22,7 +22,7 @@ RANKS = ["--tp", 4, "--ep", 4, "--moe-a2a-backend", "deepep", "--ep-num-redundan
          "--ep-dispatch-algorithm", "balanced", "--max-total-tokens", 8192]
 EPLB = ["--enable-eplb", "--eplb-rebalance-num-iterations", 100]
 DP = ["--dp-size", 2, "--enable-dp-attention"]
-INT4 = ["--quantization", "int4"]  # ranks send each other converted weights
+INT4 = ["--quantization", "int4"]  # converted weights, which ranks send to each other
 HOT = [8, 9, 10, 11]  # all on rank 1 in the trivial placement
 
 
@@ -120,7 +120,7 @@ def test_a_skewed_load_evens_out_and_no_output_changes(checkpoint, layout):
                 skew = now["balancedness"]
         now = settle(server)
         end = time.time() + 30
-        while now["balancedness"] is None and time.time() < end:  # no load counted since the last move
+        while now["balancedness"] is None and time.time() < end:  # no load has been counted since the last move
             answers(server, 0)
             now = settle(server)
         print(evened, now)

@@ -21,7 +21,7 @@ COMMON = ["--log-level", "warning", "--device", "cpu"]
 FORMATS = jsonschema.FormatChecker(["email", "ipv4", "ipv6", "uuid"])
 
 
-# Formats that the package checks only with further packages, or differently.
+# jsonschema checks these formats differently from RFC 3339, or only with further packages.
 @FORMATS.checks("date", ValueError)
 @FORMATS.checks("time", ValueError)
 @FORMATS.checks("date-time", ValueError)
@@ -29,7 +29,7 @@ def is_date_or_time(value):
     if not isinstance(value, str):
         return True
     text = value if "-" in value[:8] else "1970-01-01T" + value
-    # Python's dates begin with the year 1, those of RFC 3339 with the year 0, a leap year.
+    # RFC 3339 allows the year 0, but Python does not. Both 0 and 2000 are leap years.
     return bool(datetime.datetime.fromisoformat(re.sub("^0000-", "2000-", text)))
 
 

@@ -63,7 +63,7 @@ def test_a_template_over_a_limit_fails_only_its_request(model):
             return server.request("/v1/chat/completions",
                                   {"messages": [{"role": "user", "content": content}], "max_tokens": 1})
 
-        # Either the limit of steps or that of CPU time, depending on the machine.
+        # Depending on the machine, the template exceeds the limit of steps or that of CPU time first.
         status, answer = chat("loop")
         assert status == 400 and "the template takes more than" in answer["error"]["message"]
         status, answer = chat("grow")

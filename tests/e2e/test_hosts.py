@@ -164,7 +164,7 @@ def test_ranks_of_mpirun_answer_as_processes_do(mpirun, wire, on_one_host):
         assert answers(server) == on_one_host
         ranks = mpi_ranks(server)
         assert len(ranks) == 4
-        os.kill(ranks[0], signal.SIGTERM)  # to rank 0, because on SIGTERM mpirun kills its processes
+        os.kill(ranks[0], signal.SIGTERM)  # not to mpirun, which kills its processes on SIGTERM
         assert wait_end(server) == 0, server.text()
 
 

@@ -164,5 +164,5 @@ def test_the_document_lists_exactly_the_names_of_the_page(server):
             for i, prefix in prefixes.items():
                 plain = re.sub(r"\([^)]*\)", "", cells[i])  # labels
                 listed |= {prefix + name for name in re.findall(r"`([^`]+)`", plain)}
-    # The parser drops the ending of counters.
+    # The parser removes `_total` from names of counters.
     assert {name.removesuffix("_total") for name in listed} == set(Page(server).families)

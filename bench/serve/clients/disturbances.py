@@ -19,7 +19,7 @@ import traceback
 
 NICE = 10
 MEGABYTE = 1_000_000
-ROUND_SECONDS = 60  # then the remaining requests of a round count as unanswered
+ROUND_SECONDS = 60  # requests of a round without a response after this time count as unanswered
 WORDS = "dispatch combine router expert token rank yard the of and a cold engine moves along its track ".split()
 
 

@@ -6,7 +6,7 @@ import json
 import socket
 import struct
 
-ANSWER_SECONDS = 120  # for a complete response; of a slow reader, for its next bytes
+ANSWER_SECONDS = 120  # timeout of a complete response; for a slow reader, of the next bytes
 SLOW_BYTES, SLOW_SECONDS = 512, 0.005  # a slow reader reads this many bytes at a time and then pauses this long
 SLOW_BUFFER = 4096
 
@@ -53,7 +53,7 @@ class Connection:
 
     def __init__(self, reader, writer, slow):
         self.reader, self.writer, self.slow = reader, writer, slow
-        self.deadline = None  # of a slow reader: asyncio.Timeout, which its progress extends
+        self.deadline = None  # for a slow reader: an asyncio.Timeout, extended by each read
 
     @classmethod
     async def open(cls, address, slow=False):
