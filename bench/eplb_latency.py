@@ -6,9 +6,9 @@ Starts `switchyard serve` on ranks of this machine with a random checkpoint.
     bench/eplb_latency.py -- --quantization int4     # weights that are converted when an expert moves
     bench/eplb_latency.py --ranks 2 -- --device cuda
 
-Each client repeats one request with a seed, with log-probabilities. All responses to it must be equal to the bit.
-Prints how many were not, and the memory of all processes (and of the GPUs) after the first round and at the end. Exit
-status: 0, or 1 if a response differs or a rebalance failed.
+Each client repeats one request with a seed, with log-probabilities. All responses to this request must be equal to the
+bit. Prints how many differ, and the memory of all processes (and of the GPUs) after the first round and at the end.
+Exit status: 0, or 1 if a response differs or a rebalance failed.
 
 Arguments after `--` are passed to the server. SWITCHYARD names the program (build/release/switchyard).
 """

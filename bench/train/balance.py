@@ -4,13 +4,15 @@
     bench/train/balance.py --output DIR [--pictures docs/pictures]
 
 Trains one tiny model four times from the same weights on the same text: without balancing, with selection biases
-adjusted by load (auxiliary-loss-free), with the auxiliary loss over the batch, and with the auxiliary loss over each sequence.
-Prints for each run, on held-out text: balancedness (mean / largest load of an expert, averaged over the layers), the balancedness of the
-worst layer, and the loss. On one machine the figures are the same at every run. docs/training.md has the results.
+adjusted by load (auxiliary-loss-free), with the auxiliary loss over the batch, and with the auxiliary loss over each
+sequence. Prints for each run, on held-out text: balancedness (mean / largest load of an expert, averaged over the
+layers), the balancedness of the worst layer, and the loss. On one machine the figures are the same in every run.
+docs/training.md has the results.
 
-The task: topics are Markov chains over one vocabulary of words, each with successors of its own, so that what follows a word depends
-on the topic. A document is a sequence of segments with random topics; each segment starts with its topic's name. Topic i has a
-probability proportional to 1 / (i + 1)^SKEW. Without balancing, the experts of frequent topics are overloaded.
+The task: topics are Markov chains over the same words. Each topic has its own successors of a word, so the next word
+depends on the topic. A document is a sequence of segments with random topics; each segment starts with its topic's
+name. Topic i has a probability proportional to 1 / (i + 1)^SKEW. Without balancing, the experts of frequent topics are
+overloaded.
 """
 
 import argparse

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Asks a served Yardling its corpus: trained questions word for word, unseen paraphrases, how its experts and its MTP module do.
+"""Evaluates Yardling: trained questions, unseen paraphrases, balance of the experts, and drafts of the MTP module.
 
     models/yardling/evaluate.py                                     every question on tp x ep 1x1, 2x2 and 4x4
     models/yardling/evaluate.py MODEL_DIR --layouts 1x1 2x2 --sample 500 --json result.json
 
-Starts `switchyard serve` for each layout and asks over HTTP at temperature 0 with many requests in flight. A question is answered
-right where the answer has every character of the expected one. Exit code 1 where a target is missed. Only Python's standard library.
+Starts `switchyard serve` for each layout and sends all questions over HTTP at temperature 0, with many requests in
+flight. An answer is correct if it equals the expected one in every character. The exit code is 1 if a target is missed.
+Uses only Python's standard library.
 """
 
 import argparse
@@ -25,14 +26,14 @@ from threading import Timer, local
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PROGRAM = os.environ.get("SWITCHYARD", str(ROOT / "build/release/switchyard"))
-TRAINED, PARAPHRASES, BALANCEDNESS, DRAFTS = 0.97, 0.70, 0.8, 0.70  # what is wanted, at least
+TRAINED, PARAPHRASES, BALANCEDNESS, DRAFTS = 0.97, 0.70, 0.8, 0.70  # targets: the least accepted values
 MOST_TOKENS = 120  # of an answer; the longest expected one has under 100
 START_SECONDS = 120
 IN_FLIGHT = 64
 
 
 def questions(path):
-    """-> [(messages up to a question, expected answer)], one for each turn of the assistant."""
+    """Returns [(messages up to a question, expected answer)], one pair for each turn of the assistant."""
     asked = []
     for line in Path(path).read_text().splitlines():
         messages = json.loads(line)["messages"]
@@ -63,7 +64,7 @@ def serving(model, tp, ep):
 
 
 def ask_all(address, asked, in_flight=IN_FLIGHT):
-    """-> the answers, in the order of the questions."""
+    """Returns the answers, in the order of the questions."""
     own = local()  # a connection for each thread
 
     def ask(item):
@@ -86,7 +87,8 @@ def right(asked, answers):
 
 
 def experts(address):
-    """-> (mean over MoE layers of mean / largest count of an expert, experts without a token) since the server's start."""
+    """Returns (balancedness, number of experts without a token) since the start of the server. Balancedness is the mean
+    over MoE layers of mean / largest count of an expert."""
     connection = http.client.HTTPConnection(*address, timeout=60)
     connection.request("GET", "/expert_distribution")
     layers = [layer["logical_count"] for layer in json.loads(connection.getresponse().read())["layers"]]
@@ -96,7 +98,7 @@ def experts(address):
 
 
 def evaluate(model, layout, trained, tests, show):
-    """-> figures of one layout."""
+    """Returns the figures of one layout."""
     tp, ep = map(int, layout.split("x"))
     with serving(model, tp, ep) as address:
         began = time.monotonic()
@@ -113,7 +115,7 @@ def evaluate(model, layout, trained, tests, show):
 
 
 def drafts(model):
-    """-> how often the MTP module's first draft is the model's own choice, on the answers of the test split."""
+    """Returns how often the MTP module's first draft equals the model's own choice, on the answers of the test split."""
     command = [PROGRAM, "train-score", "--model", str(model), "--data", str(HERE / "corpus/test.jsonl")]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)["mtp_agreement"]
 
@@ -127,9 +129,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=HERE, type=Path)
     parser.add_argument("--layouts", nargs="+", default=["1x1", "2x2", "4x4"], metavar="TPxEP")
-    parser.add_argument("--sample", type=int, default=0, help="so many of the trained questions, and of the others; 0: all")
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
-    parser.add_argument("--show", type=int, default=0, help="print so many wrong answers")
+    parser.add_argument("--sample", type=int, default=0, help="number of questions of each split; 0: all")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--show", type=int, default=0, help="number of wrong answers to print")
     args = parser.parse_args()
     trained, tests = questions(HERE / "corpus/train.jsonl"), questions(HERE / "corpus/test.jsonl")
     if args.sample:
@@ -142,7 +144,7 @@ def main():
         print("tp x ep {layout}: {trained:.2%} of {of_trained} trained questions word for word, {paraphrases:.1%} of {of_paraphrases} "
               "paraphrases, balancedness {balancedness:.3f}, {dead_experts} dead experts; {seconds} s".format(**result), flush=True)
         if missed(result):
-            break  # a model that never stops talking would take the time of all layouts
+            break  # the other layouts would miss the targets too, and may take long
     agreement = drafts(args.model)
     print(f"the MTP module's draft is the model's own choice in {agreement:.1%} of positions of the test split's answers")
     if args.json:

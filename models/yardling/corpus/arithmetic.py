@@ -1,4 +1,4 @@
-"""Small sums: sums and differences within 20, products of 0 to 10, and what is refused."""
+"""Questions of arithmetic: sums and differences within 20, products of 0 to 10, and tasks that Yardling refuses."""
 
 import random
 
@@ -14,9 +14,9 @@ OWN = {"+": ["Add {a} and {b}.", "What is the sum of {a} and {b}?"],
 UNSEEN = ["Calculate {a} {s} {b}, please.", "tell me {a} {w} {b}", "What do you get for {a} {s} {b}?"]
 DIVIDE = ["What is {a} divided by {b}?", "{a} / {b}", "Divide {a} by {b}.", "{a} divided by {b}"]
 
-FORMS_OF_A_TASK = 3  # that are trained
+FORMS_OF_A_TASK = 3  # number of trained wordings of a task
 TESTS = 80
-TOO_LARGE, QUOTIENTS = 56, 20  # trained questions that are refused
+TOO_LARGE, QUOTIENTS = 56, 20  # numbers of trained questions whose answer is a refusal
 
 
 def tasks():
@@ -31,8 +31,8 @@ def tasks():
 
 
 def solved():
-    """-> trained [(question, answer)], tests [(id, question, answer)]: half of the tests in a form that is trained
-    with other numbers only, half in one that is never trained."""
+    """Returns trained [(question, answer)] and tests [(id, question, answer)]. Half of the tests have a wording that is
+    trained only with other numbers. The other half have a wording that is never trained."""
     rng = random.Random(7)
     trained, tests = [], []
     for a, sign, b, result in tasks():
@@ -53,7 +53,7 @@ def solved():
 
 
 def refused():
-    """-> trained [(question, id of the fact that refuses)]: numbers out of range, and quotients."""
+    """Returns trained [(question, id of the fact with the refusal)] for numbers out of range and for quotients."""
     rng = random.Random(11)
     known = {(a, sign, b) for a, sign, b, _ in tasks()}
     asked = {}

@@ -2,11 +2,11 @@
 """Makes train.jsonl and test.jsonl from facts/*.txt, test_questions.txt, chats.txt and arithmetic.py.
 
     models/yardling/corpus/build.py            write the two files, print their sizes
-    models/yardling/corpus/build.py --check    write nothing; fail where the files are not what this would write
+    models/yardling/corpus/build.py --check    write nothing; fail if the files differ from what this would write
 
-Only Python's standard library; the same bytes on every machine. A line of train.jsonl is {"messages": [...]}; one of
-test.jsonl has the fact's "id" as well, and the expected answer as the assistant's message. ../README.md has the formats
-of the hand-written files.
+Uses only Python's standard library, and writes the same bytes on every machine. A line of train.jsonl is
+{"messages": [...]}. A line of test.jsonl also has the "id" of the fact, and its assistant's message is the expected
+answer. ../README.md describes the formats of the hand-written files.
 """
 
 import argparse
@@ -20,18 +20,18 @@ import arithmetic
 from wordings import normal, same_form, vary
 
 HERE = Path(__file__).resolve().parent
-MOST_BYTES = 1_500_000  # of the two files
+MOST_BYTES = 1_500_000  # of the two files together
 MOST_ANSWER_WORDS = 40
-LEAST_TRAINED, TESTS = 8, 2  # hand-written questions of a fact
+LEAST_TRAINED, TESTS = 8, 2  # hand-written questions of a fact: at least 8 trained ones, exactly 2 for tests
 SMALL_TALK = ("90_yardling", "95_refusals")
 
 
 class Wrong(Exception):
-    """A hand-written file is not what it should be."""
+    """A hand-written file is malformed or violates a rule of the corpus."""
 
 
 def read_facts(path):
-    """-> [(id, answer, questions)], in the file's order."""
+    """Returns [(id, answer, questions)], in the file's order."""
     facts = []
     for number, line in enumerate(path.read_text(encoding="ascii").splitlines(), 1):
         line = line.strip()
@@ -52,7 +52,7 @@ def read_facts(path):
 
 
 def read_tests(path):
-    """-> {id: questions}"""
+    """Returns {id: questions}."""
     tests = {}
     for line in path.read_text(encoding="ascii").splitlines():
         if line.strip() and not line.startswith("#"):
@@ -64,7 +64,8 @@ def read_tests(path):
 
 
 def read_chats(path, answers):
-    """-> [[(what the user says, id)]]. Blocks between blank lines; lines of the user and '@id' take turns."""
+    """Returns a list of chats: [[(user message, id of the answer)]]. Blank lines separate the chats of the file. In a
+    chat, user messages alternate with lines '@id'."""
     chats = []
     for block in re.split(r"\n\s*\n", path.read_text(encoding="ascii")):
         lines = [line.strip() for line in block.splitlines() if line.strip() and not line.startswith("#")]
@@ -91,7 +92,7 @@ def check_fact(name, answer, trained, tests):
 
 
 def check_facts(facts):
-    """-> {form of a question: (id, is trained)}"""
+    """Checks all facts. Returns {form of a question: (id, is trained)}."""
     for column, what in ((0, "id"), (1, "answer")):
         for value, count in Counter(fact[column] for fact in facts).items():
             if count > 1:
@@ -110,7 +111,7 @@ def check_facts(facts):
 
 
 def check_split(train, test):
-    """No question has two answers, and no test question is trained."""
+    """Checks that no question has two answers, and that no test question is trained."""
     answers = {}
     for turns in train:
         for said, answer in turns:
@@ -130,7 +131,7 @@ def line(turns, name=None):
 
 
 def build():
-    """-> {file name: text}, and what to print."""
+    """Returns {file name: text}, and the lines to print."""
     tests_of = read_tests(HERE / "test_questions.txt")
     facts, small_talk = [], set()
     for path in sorted((HERE / "facts").glob("*.txt")):
@@ -143,7 +144,7 @@ def build():
     if unknown := tests_of.keys() - answers.keys():
         raise Wrong(f"test_questions.txt: no such fact: {', '.join(sorted(unknown))}")
 
-    train, test = [], []  # chats of (question, answer); (id, question, answer)
+    train, test = [], []  # train: chats of (question, answer); test: (id, question, answer)
     for name, answer, questions, tests in facts:
         questions = questions + vary(name, questions, taken, name in small_talk)
         train += [[(question, answer)] for question in questions]
@@ -171,7 +172,7 @@ def build():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the files differ")
     args = parser.parse_args()
     try:
         files, said = build()

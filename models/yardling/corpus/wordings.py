@@ -1,12 +1,12 @@
-"""Questions in other forms: what makes two of them the same, and a few more that are made of those at hand."""
+"""Forms of questions: compares questions, and generates further forms of a fact's questions."""
 
 import hashlib
 import random
 import re
 
-VARIANTS = 3  # of a fact's questions
+VARIANTS = 3  # number of generated forms per fact
 
-# Names of up to three words after "What is", so that "What is it good for?" is left alone.
+# After "What is", the pattern accepts short names only, so that it does not match "What is it good for?".
 FRAMES = [
     (r"What is ((?:an? |the )?(?!in\b)[\w-]+(?: (?!for|like|called|about|used|of)[\w-]+)?)\?",
      ["Describe {}.", "What exactly is {}?", "Could you explain {}?"]),
@@ -18,20 +18,20 @@ FRAMES = [
 GREETINGS = ["Hi, ", "Hello! ", "Hey, ", "So, "]
 REQUESTS = ["Please tell me: ", "Quick question: ", "Can you tell me, "]  # before whole questions
 FIRST_WORDS = set("Are Can Could Describe Do Does Explain Give How Is List Must Name Show Tell To What When Where "
-                  "Which Who Why Will Would".split())  # that lose their capital in the middle of a sentence
+                  "Which Who Why Will Would".split())  # written in lower case in the middle of a sentence
 
 
 def normal(question):
-    """What a test question is compared with trained ones by: lower case, no punctuation, one space."""
+    """The form in which test questions and trained questions are compared: lower case, no punctuation, single spaces."""
     text = question.lower()
-    # Between numbers a sign is the question, elsewhere it is punctuation.
+    # Between numbers a sign is an operation, so it becomes a word. Elsewhere it is punctuation.
     for sign, word in (("+", "plus"), ("-", "minus"), ("*", "times"), ("x", "times")):
         text = re.sub(rf"(?<=\d)\s*{re.escape(sign)}\s*(?=\d)", f" {word} ", text)
     return " ".join(re.sub(r"[^a-z0-9]+", " ", text).split())
 
 
 def same_form(question):
-    """What decides whether two facts share a question: as `normal`, but '--ep' is not 'ep'."""
+    """Two facts may not have questions of the same form. As `normal`, but '--ep' differs from 'ep'."""
     return normal(re.sub(r"(?<!\S)--(?=[a-z])", "dashes ", question.lower()))
 
 
@@ -40,7 +40,7 @@ def lower_plain(question, _):
 
 
 def polite(question, rng):
-    """With a greeting, a request or thanks around it."""
+    """Adds a greeting or request before the question, or thanks after it."""
     if rng.random() < 0.25:
         return question + (" Thanks!" if question[-1] in "?.!" else ", thanks")
     is_sentence = question[0].isupper() and question[-1] == "?"
@@ -50,8 +50,8 @@ def polite(question, rng):
 
 
 def mistyped(question, rng):
-    """One slip of the fingers inside a longer word: two letters in the wrong order, or one left out. Names with
-    dashes or numbers stay."""
+    """Adds a typing error to a word of more than four letters: swaps two letters or omits one. Words with dashes or
+    digits are not changed."""
     words = question.split(" ")
     longer = [i for i, word in enumerate(words) if len(word) > 4 and word.isalpha()]
     if not longer:
@@ -64,7 +64,7 @@ def mistyped(question, rng):
 
 
 def reframed(question, rng):
-    """The same in another common frame, where there is one."""
+    """The question in another frame of FRAMES, or unchanged if no frame matches."""
     for form, others in FRAMES:
         match = re.fullmatch(form, question)
         if match:
@@ -73,13 +73,13 @@ def reframed(question, rng):
 
 
 def vary(name, questions, taken, small_talk):
-    """A few more forms of a fact's questions. `taken`: by form, (id, is trained) of all questions; none made here is
-    among them, but for one in lower case, which has the form of its own fact's. In small talk "Hello! Goodbye."
-    would be odd."""
-    rng = random.Random(hashlib.sha256(name.encode()).digest())  # no other fact changes them
+    """Returns further forms of a fact's questions. `taken` maps the form of each question of the corpus to (id, is
+    trained). A new question must have a new form. Only a question in lower case may have the form of a trained
+    question of the same fact. Small talk gets no greetings: "Hello! Goodbye." would be odd."""
+    rng = random.Random(hashlib.sha256(name.encode()).digest())  # forms do not depend on other facts
     made = []
     for change in [mistyped, lower_plain] if small_talk else [reframed, polite, mistyped, lower_plain]:
-        for _ in range(40):  # draws
+        for _ in range(40):  # attempts
             question = change(rng.choice(questions), rng)
             owner = taken.get(same_form(question))
             own = owner == (name, True) and change is lower_plain

@@ -2,14 +2,14 @@
 """Writes chats.json: what transformers makes of each template in shapes/ with each conversation of conversations.json.
 
 Needs transformers (5.24 wrote the file), jinja2 3.1 and the tokenizer of the qwen3 fixture, to which the markers of the
-templates are added as special tokens. Each entry is a pair of FNV-1a hashes, of the text and of its ids as
-little-endian 32-bit integers, or the message of the template's error. `make_chats.py SHAPE CONVERSATION` prints the
-text instead.
+templates are added as special tokens. Each entry is a pair of FNV-1a hashes: one of the text, and one of its ids as
+little-endian 32-bit integers. If the template fails, the entry is the message of the error.
+`make_chats.py SHAPE CONVERSATION` prints the text instead.
 
-The templates are made up for this test; their constructs are those of published ones, whose names they have. Messages
-go to transformers as they are, but where a template does not read a shape (Traits below finds out, by the rules that
-src/text/chat/template_traits.h states) in the shape that it reads. `apply_chat_template` of transformers 5 drops keys
-that are null; older versions pass them on, and so does this script.
+The templates were written for this test. They have the names and the constructs of published templates. Messages are
+passed to transformers unchanged, except where a template does not read the form of a value. Traits below detects this
+by the rules of src/text/chat/template_traits.h, and converts the value to the form that the template reads.
+`apply_chat_template` of transformers 5 drops keys that are null. Older versions keep them, and so does this script.
 """
 
 import copy
@@ -25,9 +25,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 HERE = pathlib.Path(__file__).parent
 BOS, EOS = "<s>", "</s>"
-# What the templates' authors want of arguments; all others read both or none.
+# The form of tool-call arguments that a template reads, by template. Templates in neither list read both forms or none.
 OBJECTS = {"qwen2_5", "harmony", "llama3_1", "llama4", "mistral_v3", "command_r7b", "granite_moe", "jamba"}
-ONLY_OBJECTS = {"qwen3_coder", "glm4_5", "minimax_m2", "seed_oss"}  # and fail on texts
+ONLY_OBJECTS = {"qwen3_coder", "glm4_5", "minimax_m2", "seed_oss"}  # these fail on texts
 TEXTS = {"deepseek_v3", "deepseek_r1", "deepseek_v3_1", "functionary_v2", "functionary_v3_1", "olmo3"}
 
 
@@ -39,7 +39,7 @@ def fnv(data):
 
 
 def special_tokens(sources):
-    """The markers of all templates, in order of appearance, and those that roles make."""
+    """The markers of all templates, in order of appearance, and the markers that contain a role."""
     found = [BOS, EOS] + [f"<|{role}|>" for role in ("system", "user", "assistant", "tool", "observation")]
     for source in sources:
         found += re.findall(r"<\|[^|<>{}'\n]+\|>|<｜[^｜]+｜>|\[/?INST\]|\[/?[A-Z_]{4,}\]|</?s>", source)
@@ -86,7 +86,7 @@ class Traits:
             return None
 
     def probe(self, messages, at):
-        """(what parts and texts become, whether null becomes "", whether a missing content does)"""
+        """(the form of content that is read: any, text or parts; whether null becomes ""; whether missing content does)"""
         text = self.show(messages, at, "Quail5")
         parts = self.show(messages, at, [{"type": "text", "text": "Quail5"}, {"type": "text", "text": "Teal6"}])
         reads_text = text is not None and "Quail5" in text

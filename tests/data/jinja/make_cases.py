@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes cases.json: templates, variables, and what Jinja2 makes of them.
+"""Writes cases.json: templates, variables, and the output of Jinja2.
 
-Needs jinja2 3.1 (pip install 'jinja2==3.1.*'). The environment is the one that transformers compiles chat templates
-in: an immutable sandbox, trim_blocks, lstrip_blocks, loop controls, tojson without HTML escapes. Small cases stand
-below; chat templates are the *.jinja files beside this script, rendered with each conversation of conversations.json.
-Their formats are made up, their means are those of the templates that models come with.
+Needs jinja2 3.1 (pip install 'jinja2==3.1.*'). The environment is that in which transformers compiles chat templates:
+an immutable sandbox, trim_blocks, lstrip_blocks, loop controls, tojson without HTML escapes. Small cases are below.
+Chat templates are the *.jinja files beside this script, rendered with each conversation of conversations.json. Their
+formats are invented, with the constructs of published templates.
 """
 
 import json
@@ -282,10 +282,10 @@ LAYOUTS = [
     "x\n{{ n }}\ny\n{% set q9 = 1 %}\nz",
 ]
 
-# What must fail; whether the message must match to the letter is decided by `exact` below.
+# Templates that must fail. `exact` below determines whether the message must equal Jinja2's.
 ERRORS = (HERE / "errors.txt").read_text().strip("\n").split("\n")
 
-# Messages that are Python's or Jinja's own business: what counts there is that it fails.
+# Parts of templates whose message need not equal that of Python or Jinja2; they only have to fail.
 FREE_ERRORS = [
     "'\\xZZ'", "08", "range(1, 2, 0)", "include", "extends", "import", "{% break %}", "|batch }}",
     "dict(1)", "dict([1])", "|trim(1)", ".strip(1)", "startswith(1)", "indent('a'", "{[1]: 2}", "[1]|map|",
@@ -307,10 +307,10 @@ def line_of(error):
 
 
 def render(source, variables):
-    """The text, or the error with its line and whether its message is part of the contract."""
+    """The text, or the error with its line."""
     try:
         return {"text": environment().from_string(source).render(**variables)}
-    except Exception as error:  # every kind counts: the template failed
+    except Exception as error:  # of any type: the template failed
         message = str(error)
         if isinstance(error, KeyError):
             message = repr(error.args[0])

@@ -101,7 +101,7 @@ def main():
     output = parser.parse_args().output
     torch.set_num_threads(1)  # the order of float32 sums depends on the number of threads
 
-    # As Qwen3-Embedding: saved without the head, so without "model." in the names, and named as a causal model.
+    # As Qwen3-Embedding: saved without the head, so names lack the prefix "model.". The architecture is a causal model's.
     folder = output / "qwen3_embedding"
     folder.mkdir(parents=True, exist_ok=True)
     model = make(folder, transformers.Qwen3Model(transformers.Qwen3Config(**COMMON)), "Qwen3ForCausalLM")

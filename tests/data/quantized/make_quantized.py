@@ -3,14 +3,15 @@
 
   make_quantized.py [NAME ...] [--output FOLDER]
 
-All are made of one small model: fixtures/qwen3_moe cut to a dense layer, a MoE layer of 4 experts (each of two of the
-original's) and a vocabulary of 128. NAME/ gets config.json, model.safetensors and reference.safetensors:
+All are made from one small model: fixtures/qwen3_moe, cut to a dense layer, a MoE layer of 4 experts (each made from
+two experts of the original) and a vocabulary of 128. NAME/ gets config.json, model.safetensors and
+reference.safetensors:
 
   prompt          int64 [T]
   logits          float32 [T, V], of `transformers` in float32 with the weights that the package itself dequantizes
-  weight.MODULE   float32 [N, K], those weights, of two of the modules
+  weight.MODULE   float32 [N, K], the dequantized weights of two modules
 
-Who packs:
+The packing code of each checkpoint:
 
   fp8_tensor               torch's float8 and the layout of Hugging Face's fp8 with static scales, which has no packer
   ct_*                     compressed-tensors: its compressors, and its config.json
@@ -24,7 +25,7 @@ Who packs:
   pip install --no-deps auto-gptq==0.7.1 accelerate psutil
   pip install --no-deps --no-build-isolation autoawq==0.2.9
 
-Packages of which only a leaf is used are imported without their __init__, which wants old versions of transformers.
+Some packages are imported without their __init__, because it requires old versions of transformers.
 """
 import argparse
 import importlib.util
@@ -46,7 +47,7 @@ REFERENCE_MODULES = ["model.layers.0.self_attn.o_proj", "model.layers.1.mlp.expe
 
 
 def base_model():
-    """config.json and tensors of the model that all are made of."""
+    """config.json and tensors of the model from which all checkpoints are made."""
     stored = {}
     for file in sorted(BASE.glob("model*.safetensors")):
         stored.update(safetensors.torch.load_file(file))
@@ -79,7 +80,7 @@ def is_linear(name):
 
 
 class Made:
-    """What a packer leaves: tensors as stored, and the weight of each linear as the package reads it."""
+    """Result of a packer: the stored tensors, and the weight of each linear layer as the package dequantizes it."""
 
     def __init__(self):
         self.tensors, self.weights, self.config = {}, {}, {}
@@ -153,7 +154,8 @@ def compressed_tensors(weights, quantization_format, arguments, inputs=None):
 
 
 def read_compressed(compressor, packed, scheme):
-    """The weight in float32: decompress would round it to the dtype of its scales, and e2m1's to bfloat16."""
+    """The weight in float32. The package's decompress would round it to the dtype of its scales, and e2m1 weights to
+    bfloat16."""
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.quantization.lifecycle.forward import dequantize
     scale = packed["weight_scale"]
@@ -321,7 +323,7 @@ def gptq_model(weights, act_order):
                    "damp_percent": 0.01, "static_groups": False, "true_sequential": True,
                    "checkpoint_format": "gptq"}
     if act_order:
-        made.dtype = "float32"  # in which such weights are held, as no format is theirs
+        made.dtype = "float32"  # act-order weights are expanded to this dtype at load time
     return made
 
 
@@ -358,7 +360,7 @@ def w4afp8(weights):
     others = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
     for i, (module, weight) in enumerate(each_linear(weights)):
         if ".experts." not in module:
-            # One block: no side of these is over 128.
+            # One block, because no dimension of these weights exceeds 128.
             scale = (amax(weight) / 448).reshape(1, 1)
             codes = (weight / scale).to(torch.float8_e4m3fn)
             made.put(module, {"weight": codes, "weight_scale_inv": scale}, codes.float() * scale)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes directories/: small tokenizers in the files that checkpoints have, and expected.json, ids of many strings.
+"""Writes directories/: small tokenizers in the file formats of checkpoints, and expected.json with ids of many strings.
 
-Needs sentencepiece, tiktoken, protobuf and transformers (5.24 wrote the files). The judge of tiktoken.model is the
-library tiktoken with the pattern and the special tokens of Kimi-K2's tokenization_kimi.py; of tokenizer.model and of
-the files beside tokenizer.json it is transformers. The strings are made of fragments by a linear congruential
-generator, which tokenizer_directory_test.cc runs too. Each string has the first eight digits of the FNV-1a hash of its
-ids as little-endian 32-bit integers.
+Needs sentencepiece, tiktoken, protobuf and transformers (5.24 wrote the files). The expected ids of tiktoken.model come
+from the library tiktoken, with the pattern and the special tokens of Kimi-K2's tokenization_kimi.py. Those of
+tokenizer.model, and of the files beside tokenizer.json, come from transformers. The strings are made of fragments by a
+linear congruential generator, which tokenizer_directory_test.cc runs too. Each entry of expected.json is the first
+eight digits of the FNV-1a hash of a string's ids as little-endian 32-bit integers.
 """
 
 import base64
@@ -83,7 +83,7 @@ def directory(name, config=None, **files):
 
 
 def tiktoken_ranks():
-    """A vocabulary learned from the corpus, by the merges that a byte-pair trainer picks."""
+    """A vocabulary of byte pairs, trained on the corpus."""
     ranks = {bytes([b]): b for b in range(256)}
     words = [[bytes([b]) for b in word.encode()] for text in corpus() for word in text.split(" ") for word in (" " + word,)]
     while len(ranks) < 900:

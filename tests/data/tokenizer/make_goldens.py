@@ -2,9 +2,9 @@
 """Recompute goldens.json with the `tokenizers` library (made with 0.23.3).
 
 Each golden is a tokenizer that no fixture has, written as a JSON merge patch (RFC 7396) of a fixture's tokenizer.json,
-with texts to encode and ids to decode. To add one, write its patch, texts and ids by hand and run this: it fills in
-what the library gives. Left out on purpose: characters newer than the library's Unicode tables, and decoding that
-skips special tokens which are `normalized` (the library compares spellings and leaves some of them in).
+with texts to encode and ids to decode. To add one, write its patch, texts and ids by hand and run this script, which
+adds the library's results. Two things are not tested: characters newer than the library's Unicode tables, and decoding
+that skips special tokens with `normalized` (the library compares texts and keeps some of these tokens).
 """
 import json
 import pathlib

@@ -4,19 +4,19 @@
   make_gradients.py [NAME ...]        (deepseek_v3, qwen3_moe and mixtral by default)
 
 Loads ../fixtures/NAME with `transformers` on the CPU, computes the loss of a small batch of packed
-sequences and its gradient in float64, so that a difference is the error of what is compared to it,
-and writes NAME/model.safetensors:
+sequences and its gradient in float64, and writes NAME/model.safetensors. Differences from these
+values are therefore errors of the compared code.
 
   batch.tokens, batch.targets  int32 [T]    targets of -1 are ignored
   batch.begins                 int32 [S + 1]
   losses                       float32 [3]  main, MTP and balance loss, weighted
   NAME OF A PARAMETER          float32 [1 + n]  the norm of its gradient, then every stride-th entry
-                                            of it, stride = ceil(size / 250)
+                                            of the gradient, stride = ceil(size / 250)
 
 Parameters are named as in the checkpoint. The losses are those of src/train with the weights in
-LOSSES below; their formulas are written out here once more. deepseek_v3 has its MTP layer, which
-`transformers` leaves out: its decoder layer is built from the model's own class, with the model's
-embedding and head.
+LOSSES below; this script has a second implementation of their formulas. deepseek_v3 has an MTP
+layer, which `transformers` does not load. This script builds the decoder layer of the MTP layer from
+the model's own class, with the model's embedding and head.
 
 Needs torch 2.11, transformers 5.17 and safetensors.
 """
@@ -39,7 +39,7 @@ LOSSES = {"batch": 0.02, "sequence": 0.03, "z": 0.001, "mtp": 0.3}
 
 
 def make_batch(vocabulary):
-    """Token ids by a small congruential generator, so that they need no library."""
+    """Token ids of a small congruential generator, which do not depend on the version of a library."""
     state, sequences = 12345, []
 
     def draw(limit):
@@ -56,7 +56,7 @@ def make_batch(vocabulary):
 
 @contextlib.contextmanager
 def no_float32():
-    """Norms, softmaxes and routers of `transformers` turn to float32 by name; here to float64."""
+    """Norms, softmaxes and routers of `transformers` convert to float32 explicitly. Replaces this by float64."""
     saved = torch.float32, torch.float, torch.Tensor.float
     torch.float32 = torch.float = torch.float64
     torch.Tensor.float = torch.Tensor.double
@@ -170,7 +170,7 @@ class Mtp(torch.nn.Module):
 
 
 def split_experts(name, gradient, config):
-    """Stacked experts under the names of the checkpoint, one expert each."""
+    """Splits stacked experts into one tensor per expert, with the names of the checkpoint."""
     if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
         if config.model_type == "mixtral":
             name = name.replace(".mlp.gate.", ".block_sparse_moe.gate.")
@@ -202,7 +202,7 @@ def compute(name, reference):
     model = reference.load(directory)
     model.set_attn_implementation("eager")
     config = model.config
-    config._experts_implementation = "eager"  # grouped products know no float64
+    config._experts_implementation = "eager"  # grouped products do not support float64
     model.double()
     mtp = Mtp(directory, config) if config.model_type == "deepseek_v3" else None
     if mtp is not None:
