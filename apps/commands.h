@@ -1,4 +1,4 @@
-// Sub-commands that live in files of their own.
+// Sub-commands that are implemented in separate files.
 #pragma once
 
 #include <memory>

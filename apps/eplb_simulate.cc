@@ -64,7 +64,7 @@ int RunEplbSimulate(const EplbArgs& args) {
                           .every = args.every};
   const std::string title = fmt::format(
       "{} steps, {} of {} layers with tokens, {} experts on {} places of {} ranks on {} "
-      "nodes; {} every {} steps on the last {}, {} dispatch",
+      "nodes; {} plans every {} steps from the last {}, {} dispatch",
       trace.steps, trace.layers, recorded.layers, trace.experts, options.physical, args.ranks,
       args.nodes, args.algorithm, args.every, args.window, args.dispatch);
   auto told = std::chrono::steady_clock::now();

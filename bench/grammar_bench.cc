@@ -60,7 +60,7 @@ std::vector<std::pair<std::string, GrammarSource>> Cases() {
 
 // One batch of requests, started together.
 struct Run {
-  double step_seconds = 0;  // mean time between the first and the last outputs of a request
+  double step_seconds = 0;  // mean time of a decode step
   std::vector<Ids> outputs;
 };
 

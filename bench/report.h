@@ -66,7 +66,7 @@ class Report {
     std::string what;
     double value;
     std::string unit;
-    std::string text;  // replaces value and unit, unless empty
+    std::string text;  // not empty: instead of value and unit
   };
   void ClearProgress();
 

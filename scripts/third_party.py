@@ -45,8 +45,8 @@ XGRAMMAR = {
          "auto cur_adaptive_token_mask_cache = grammar_matcher.GetAdaptiveTokenMask(is_root_rule);\n"
          "    extern void SpendCompileBudget(std::size_t);\n"
          "    SpendCompileBudget(MemorySize(cur_adaptive_token_mask_cache));"),
-        # A token is below another one in the trie if the other one is its prefix. The original also accepts tokens that
-        # contain the other one elsewhere, so it rejects tokens that the grammar allows.
+        # In the trie, token A is below token B if B is a prefix of A. The original also accepts B at another position of
+        # A, so masks exclude tokens that the grammar allows.
         ("cpp/tokenizer_info.cc",
          "(token.find(prefix_stack.top().first) == std::string::npos)",
          "(token.rfind(prefix_stack.top().first, 0) != 0)"),

@@ -90,7 +90,7 @@ class WeightPool {
   }
 
  private:
-  // Without scales, which are less than a tenth of the total.
+  // Bytes of weights without their scales, which are less than a tenth of the total.
   int64_t Bytes(int64_t n, int64_t k) const {
     return n * k * static_cast<int64_t>(2 * BytesPerWeight(formats_.weights)) / 2;
   }

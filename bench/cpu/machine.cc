@@ -25,7 +25,7 @@ constexpr Feature kFeatures[] = {
     {"amx-bf16", 7, 0, 3, 22},  {"amx-int8", 7, 0, 3, 25},
 };
 
-// The first line of a small file; empty where there is none.
+// The first line of a small file; empty if the file does not exist.
 std::string LineOf(const std::string& file) {
   std::ifstream in(file);
   std::string line;

@@ -13,11 +13,11 @@ namespace switchyard::bench {
 // prefetch.
 void ReadLines(const void* begin, int64_t bytes, int64_t ahead);
 
-// Bytes per second of one read of `bytes` from `begin`, divided among the pool's threads. Call it
-// in turns with the measured work: memory bandwidth varies with other load on the machine.
+// Bytes per second of one read of `bytes` from `begin`, divided among the pool's threads. Alternate
+// it with the measured work, because memory bandwidth varies with other load on the machine.
 double ReadOnce(ThreadPool& pool, const void* begin, int64_t bytes);
 
-// One buffer for each thread of the pool, first touched by it. Borrows the pool.
+// One buffer for each thread of the pool. Each thread touches its buffer first. Borrows the pool.
 class MemoryLoops {
  public:
   // Error kResource if the memory cannot be allocated. `bytes`: a multiple of 4096, per thread.

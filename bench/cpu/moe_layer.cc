@@ -327,7 +327,7 @@ void CpuMoeLayer(const Options& options, Report& report) {
   const CpuCeilings ceilings = MeasureCpu(std::min(CoreCount(), ranks * threads), report);
   const std::vector<int64_t> default_tokens = {1, 8, 128, 1024};
   for (const ModelShape& model : ModelShapes()) {
-    // DeepSeek-V3's experts take 11 GiB: only with --model.
+    // DeepSeek-V3's experts take 11 GiB, so this model runs only if --model names it.
     if (options.model.empty() ? model.fp8 : options.model != model.name) continue;
     const int experts = options.experts_per_rank > 0 ? options.experts_per_rank * ranks
                                                      : model.num_experts / ranks * ranks;

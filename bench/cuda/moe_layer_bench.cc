@@ -83,7 +83,7 @@ struct HostExpert {
   std::vector<float> scales;
 };
 
-// Events that are also recorded in graphs.
+// Records an event, also during graph capture.
 void Mark(const Event& event, cudaStream_t stream) {
   cudaStreamCaptureStatus status;
   Check(cudaStreamIsCapturing(stream, &status), "capture status");

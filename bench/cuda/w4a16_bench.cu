@@ -51,8 +51,8 @@ struct Kind {
   W4A16Format format;
 };
 
-// Groups of `rows_of_group` rows each. Expanded weights use the contiguous layout where the rows
-// fill its blocks.
+// Groups of `rows_of_group` rows each. Products with expanded weights use the contiguous layout if
+// the rows fill its blocks.
 void Case(const Kind& kind, int groups, int rows_of_group, int64_t n, int64_t k,
           const GpuMachine& machine, Report& report) {
   const int64_t stride = (rows_of_group + 3) / 4 * 4, rows = groups * stride;

@@ -13,7 +13,7 @@ YARDLING = pathlib.Path(__file__).resolve().parents[2] / "models" / "yardling"
 CHAT = {"messages": [{"role": "user", "content": "What is a router?"}], "max_tokens": 3}
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
 
-# Operation; path, if the operation's path has a parameter; body.
+# (operation, path or None, body). The path is given only if the operation's path has a parameter.
 REQUESTS = [
     ("post /v1/chat/completions", None, CHAT),
     ("post /v1/chat/completions", None, {**CHAT, "n": 2, "logprobs": True, "top_logprobs": 2, "tools": TOOLS,

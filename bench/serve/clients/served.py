@@ -56,7 +56,7 @@ class Served:
         command = [program, "serve", "--model-path", str(model), "--port", "0", *RANKS, *flags]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, text=True)
         server = cls("127.0.0.1", 0, process, log)
-        line = process.stdout.readline()  # the only line; empty if the process ends
+        line = process.stdout.readline()  # the server prints one line; empty if the server exits
         found = re.search(r"ready at http://([^:/\s]+):(\d+)", line)
         if not found:
             process.kill()
