@@ -32,8 +32,8 @@ struct MeshShape {
 class Mesh {
  public:
   Mesh() = default;  // a single rank
-  // Error kInvalid names the flags if a size is below 1, ep or dp does not divide tp, or
-  // dense_tp is none of 0, 1 and tp.
+  // Error kInvalid names the flags. Sizes must be at least 1, ep and dp must divide tp, and
+  // dense_tp must be 0, 1 or tp.
   Mesh(const MeshShape& shape, int rank);
 
   int rank() const { return rank_; }

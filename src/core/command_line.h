@@ -54,7 +54,7 @@ class FlagHandle {
   FlagHandle Required();
   FlagHandle Group(const char* group);  // heading in the help; "": hidden
   FlagHandle ShowDefault();             // the target's present value, in the help
-  FlagHandle OptionalValue();           // without a value, the target becomes empty: a string
+  FlagHandle OptionalValue();           // for strings: without a value, the target becomes empty
   FlagHandle TakeLast();                // may be given several times; the last value counts
 
  private:

@@ -1,4 +1,4 @@
-// The process logger, the program's only global. Lines go to stderr as "[time] [level] [who] text".
+// The logger of the process. Lines go to stderr as "[time] [level] [who] text".
 #pragma once
 
 #include <iosfwd>

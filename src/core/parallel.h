@@ -14,9 +14,9 @@ namespace switchyard {
 class ThreadPool {
  public:
   explicit ThreadPool(int num_threads);  // 1: everything runs on the caller
-  // Pins worker i to cpus[i]; one CPU per thread. The caller (thread 0) and threads it starts later
-  // get the affinity mask of all of `cpus`, so that threads that load weights or move experts do
-  // not crowd onto one CPU.
+  // Pins worker i to cpus[i]; one CPU per thread. The caller (thread 0) gets the affinity mask of
+  // all of `cpus`, and so do threads that it starts later. So threads that load weights or move
+  // experts do not crowd onto one CPU.
   ThreadPool(int num_threads, std::span<const int> cpus);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -27,8 +27,8 @@ void Parse(std::span<const uint8_t> head, uint64_t file_size) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Parse({data, size}, size);
   if (size < 8) return 0;
-  // Few mutations keep the header length valid. So parses again with the correct length, and with
-  // data after the header.
+  // Few mutations keep the header length valid. So the data is parsed again with the correct
+  // length, and with data after the header.
   std::vector<uint8_t> fitting(data, data + size);
   const uint64_t length = size - 8;
   std::memcpy(fitting.data(), &length, sizeof length);

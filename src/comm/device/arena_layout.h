@@ -36,7 +36,7 @@ struct ArenaHeader {
   uint64_t bytes_per_rank;
   alignas(64) std::atomic<uint32_t> abort_state;
   std::array<char, 1020> abort_reason;
-  alignas(64) std::atomic<uint64_t> parent_beats;  // of the process that watches the ranks; 0: none
+  alignas(64) std::atomic<uint64_t> parent_beats;  // 0: no process watches the ranks
   std::array<RankState, kMaxRanksPerArena> ranks;
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -75,8 +75,8 @@ struct SharedArena::Impl {
   [[noreturn]] void ThrowAborted() const;
 };
 
-// Bytes of the header, a whole number of pages, and of the whole mapping; Error kInvalid if a
-// size is out of range.
+// `ArenaHeaderBytes`: size of the header, a whole number of pages. `ArenaBytes`: size of the whole
+// mapping; Error kInvalid if an argument is out of range.
 size_t ArenaHeaderBytes();
 size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank);
 

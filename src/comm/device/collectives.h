@@ -8,7 +8,8 @@ namespace switchyard {
 
 // Every member calls the same operations in the same order; ranks outside do not take part. Memory
 // arguments are on the object's device. On GPUs, operations are enqueued and return before they
-// complete. In a group of one, operations are free. Used by the rank's thread only.
+// complete. In a group of one, operations only copy the input if the output is elsewhere. Used by
+// the rank's thread only.
 class Collectives {
  public:
   virtual ~Collectives() = default;
@@ -20,9 +21,9 @@ class Collectives {
   // Members contribute counts[r] bytes each, concatenated in `out` in order of rank. `in` may be
   // this rank's segment of `out`.
   virtual void AllGatherV(const void* in, void* out, std::span<const size_t> counts) = 0;
-  // in [Σ counts] floats of each member, part r after part r - 1; out [counts[rank()]]: the sum of
-  // all members' part `rank()`. Counts are the same on all members and may be zero. `out` may be
-  // part `rank()` of `in` itself; otherwise `in` and `out` do not overlap.
+  // `in` has Σ counts floats: part 0, part 1, and so on. `out` has counts[rank()] floats: the sum
+  // of part `rank()` over all members. Counts are the same on all members and may be zero. `out`
+  // may be part `rank()` of `in` itself; otherwise `in` and `out` do not overlap.
   virtual void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) = 0;
 };
 

@@ -13,9 +13,9 @@ namespace {
 
 // One-shot all-reduce up to this size: every member sends its whole message to every peer and adds
 // all messages, in one exchange. Larger messages use two-shot: each member reduces one part and
-// sends it to all, in two exchanges. Two-shot copies and adds less: 3.25 instead of 7 times the
-// message in a group of 4. In a group of 2 it is 2.5 instead of 3 times, which saves less than the
-// second exchange costs.
+// sends it to all, in two exchanges. In a group of 4, two-shot copies and adds 3.25 times the
+// message instead of 7 times. A group of 2 always uses one-shot. There two-shot would copy and add
+// 2.5 instead of 3 times the message, which saves less than the second exchange costs.
 constexpr size_t kOneShotBytes = 4096;
 
 // The part of `whole` that is sent in the round that starts at `done`; empty past the end of

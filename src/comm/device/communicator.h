@@ -16,8 +16,8 @@ namespace switchyard {
 
 // A group's collectives. Every member calls the same operations in the same order; ranks outside do
 // not take part. Results do not depend on timing: sums are taken in group order, so every member
-// gets the same bits. Messages larger than the staging buffers are split into rounds. A group of
-// one costs nothing. Used by the rank's thread only.
+// gets the same bits. Messages larger than the staging buffers are split into rounds. In a group of
+// one, operations only copy the input if the output is elsewhere. Used by the rank's thread only.
 class Communicator : public Collectives {
  public:
   // Small enough to stay in a core's L2 cache, because a peer's data is read right after it is
@@ -40,9 +40,9 @@ class Communicator : public Collectives {
   void AllGather(const void* in, void* out, size_t bytes_per_rank);
   // Members contribute counts[r] bytes each, concatenated in `out` in order of rank.
   void AllGatherV(const void* in, void* out, std::span<const size_t> counts) override;
-  // in [Σ counts] floats of each member, part r after part r - 1; out [counts[rank()]]: the sum of
-  // all members' part `rank()`, in group order. Counts are the same on all members and may be zero.
-  // `out` may be part `rank()` of `in` itself; otherwise `in` and `out` do not overlap.
+  // `in` has Σ counts floats: part 0, part 1, and so on. `out` has counts[rank()] floats: the sum
+  // of part `rank()` over all members, in group order. Counts are the same on all members and may
+  // be zero. `out` may be part `rank()` of `in` itself; otherwise `in` and `out` do not overlap.
   void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) override;
   // The same with count_per_rank floats in each part.
   void ReduceScatterSum(const float* in, float* out, size_t count_per_rank);

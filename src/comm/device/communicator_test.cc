@@ -129,8 +129,8 @@ TEST(CommunicatorTest, ARankThatNeverComesIsNamed) {
   }
 }
 
-// One round in which every member sends every other one a distinct number, or, without
-// `everyone`, only member 0 sends and all read from it.
+// Runs one round. With `everyone`, every member sends a distinct number to every other member.
+// Otherwise only member 0 sends, and all others read from it.
 void TellAndListen(StagedRounds& rounds, bool everyone, uint32_t topic) {
   rounds.Begin("wrap");
   if (everyone || rounds.rank() == 0) {

@@ -60,7 +60,7 @@ class RemoteArenaAccess {
   int rank() const { return rank_; }
   std::span<std::byte> Bytes(ByteRange range) const;  // Error kInvalid if outside the arena
   void Raise(uint64_t flag_offset, uint32_t value) const;
-  uint64_t Beat() const;  // of this rank, from its own thread; see SharedArena::Impl
+  uint64_t Beat() const;  // adds a heartbeat of `rank()`, returns the counter; from its thread only
   void SetBeats(int rank, uint64_t beats) const;  // `rank` is on another host
   bool aborted() const;
   std::string AbortReason() const;  // once aborted()

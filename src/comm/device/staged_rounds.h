@@ -9,18 +9,18 @@
 
 namespace switchyard {
 
-// Every member runs the same sequence of rounds. In a round a member writes into its own slot in
-// the staging buffers of any peers, posts to each peer, and reads the slots of those peers whose
-// messages it needs:
+// Every member runs the same sequence of rounds. In a round a member writes messages to its own
+// slots in the staging buffers of peers, and posts to each peer. It then reads the messages that it
+// needs:
 //
 //   Begin(stage);
 //   for each peer: { fill Outbox(peer); Post(peer, bytes); }
 //   use Inbox(r) of some peers r
 //
-// Slots are double-buffered by the parity of the round, and their reuse needs no barrier:
-// Outbox(p) of round k waits until p has posted round k - 1. A member posts round k - 1 only after
-// it has finished with every inbox of round k - 2, the last round that used this slot. If every
-// member read from every peer in round k - 1, that wait returns at once.
+// Slots are double-buffered by the parity of the round. Their reuse needs no barrier. Outbox(p) of
+// round k waits until p has posted round k - 1. Before that post, p has finished with every inbox
+// of round k - 2, the last round that used this slot. If every member read from every peer in round
+// k - 1, that wait returns at once.
 //
 // Owned by a Communicator; the rank's thread only.
 class StagedRounds {

@@ -23,8 +23,8 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// A wait has three stages: it spins (for a peer that runs concurrently), yields its core (to a peer
-// that needs it), and sleeps (for a peer that computes or is idle).
+// A wait has three stages. It spins, for a peer that runs concurrently. It yields its core, to a
+// peer that needs it. It sleeps, for a peer that computes or is idle.
 constexpr int kSpins = 64;  // pauses, about 3 µs
 constexpr auto kYieldTime = std::chrono::microseconds(200);
 // Longest sleep between two checks for an abort. An abort just before the sleep does not end it.
@@ -69,9 +69,9 @@ class Images {
 
 // A peer rank as seen by this rank.
 struct Peer {
-  std::byte* base = nullptr;  // of its arena, or of its image
+  std::byte* base = nullptr;  // of its arena, or of this process's image of the arena
   bool remote = false;
-  std::vector<ByteRange> written;  // to the image, since the last Raise
+  std::vector<ByteRange> written;  // ranges of the image written since the last Raise
 };
 
 size_t CountRemote(const RemoteRanks* remote, int world) {
@@ -124,7 +124,7 @@ struct SymmetricMemory::Impl {
   // Sleeps until the flag is raised or the arena is aborted (returns true), or until `until` has
   // passed (returns false).
   //
-  // No wake-up is lost: the sleeper stores where it sleeps and then loads the flag; the raiser
+  // No wake-up is lost. The sleeper stores where it sleeps and then loads the flag. The raiser
   // stores the flag and then loads where the rank sleeps. These four accesses are sequentially
   // consistent, so at least one load returns what the other thread stored. If the flag is raised in
   // between, the futex call returns at once.

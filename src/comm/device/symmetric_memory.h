@@ -1,10 +1,10 @@
-// Symmetric memory, mapped by every rank for every rank: the primitive under collectives and
-// dispatchers.
+// Symmetric memory: each rank has memory that all ranks can access. Collectives and dispatchers are
+// built on it.
 //
 // Each rank owns an arena of equal size. A rank may write rows into a peer's arena and then raise a
-// flag there; the peer waits for the flag in its own arena and reads. On CPUs of one host an arena
-// is shared memory; the same algorithms run over NVLink, where a peer's arena is mapped into the
-// device's address space.
+// flag there. The peer waits for the flag in its own arena and reads the rows. On CPUs of one host
+// an arena is shared memory. On GPUs, the same algorithms run on memory that peers map over NVLink
+// (cuda/peer_memory.h).
 #pragma once
 
 #include <chrono>
@@ -50,8 +50,8 @@ class SharedArena {
 
   // Heartbeats of ranks: counters in shared memory, for a monitor in another thread or process. A
   // counter that does not change means that the rank is stopped or stuck. 0: the rank does not
-  // serve. The counters of other hosts are known to rank 0's host, and rank 0's to every host. They
-  // arrive about twice a second.
+  // serve. Rank 0's host receives the counters of all other hosts, and every host receives rank 0's
+  // counter, about twice a second.
   uint64_t beats(int rank) const;
   // The parent process has a heartbeat too, so that ranks detect when it is stopped. 0: no monitor.
   void BeatAsParent();
@@ -108,7 +108,7 @@ class SymmetricMemory {
   bool Mapped(int rank) const;  // whether At(rank, …) is that rank's memory itself
 
   // Flags are 32-bit round numbers. Raise has release semantics: a rank that sees the flag sees all
-  // writes before it. It also wakes a sleeping waiter. Each flag has one raiser.
+  // writes before it. It also wakes a sleeping waiter. Only one rank may raise a given flag.
   void Raise(int rank, size_t flag_offset, uint32_t value);
   // Waits until the local flag has reached `value` (modulo 2^32, so rounds may wrap). Spins
   // briefly, then sleeps on the word, so that it works with more ranks than cores. `peer` and

@@ -17,8 +17,8 @@
 #include "core/error.h"
 
 #ifdef __SANITIZE_THREAD__
-// libzmq is not built with the thread sanitizer, which therefore sees its copies and its locks only
-// in part: reports from inside the library are suppressed.
+// libzmq is not instrumented for the thread sanitizer, which sees only some of its accesses and
+// locks. So reports from inside the library are suppressed.
 extern "C" const char* __tsan_default_suppressions() { return "called_from_lib:libzmq.so\n"; }
 #endif
 
@@ -52,9 +52,9 @@ Names ParseEndpoint(const std::string& endpoint) {
 
 }  // namespace
 
-// Each direction is a separate stream: the receiver binds a PULL socket, and the sender connects a
-// PUSH socket, which queues messages even before the peer has started. So each of the two ZeroMQ
-// sockets is used by one thread, as ZeroMQ requires.
+// Each direction is a separate stream. The receiver binds a PULL socket. The sender connects a PUSH
+// socket, which queues messages even before the peer has started. So each of the two ZeroMQ sockets
+// is used by one thread, as ZeroMQ requires.
 struct ControlSocket::Impl {
   void* context = zmq_ctx_new();
   void* push = nullptr;

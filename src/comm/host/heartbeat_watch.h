@@ -22,17 +22,17 @@ struct RankSilence {
   std::chrono::steady_clock::duration length{};
 
   std::string Name() const;    // "rank 1 (pid 4711)", "rank 1"
-  std::string Reason() const;  // of the end of an engine: "rank 1 sent no heartbeat for 300 s (…)"
+  std::string Reason() const;  // why the engine ends: "rank 1 sent no heartbeat for 300 s (…)"
   double seconds() const { return std::chrono::duration<double>(length).count(); }
 };
 
-// Samples the heartbeats of ranks that are not child processes, on a separate thread: ranks of
-// other hosts and a rank that is a thread of this process. Owned by the host of this node's ranks.
+// Samples heartbeats on a separate thread, for ranks that are not child processes: ranks of other
+// hosts and a rank that is a thread of this process. Owned by the host of this node's ranks.
 // Thread-safe.
 class HeartbeatWatch {
  public:
-  // Called on the separate thread, once for each rank without a heartbeat for the timeout, if that
-  // is not 0. Must neither throw nor call Stop.
+  // Called on the separate thread, once for each rank that has sent no heartbeat for `timeout` (0:
+  // never called). Must neither throw nor call Stop.
   using OnSilent = std::function<void(const RankSilence&)>;
 
   HeartbeatWatch(std::shared_ptr<const SharedArena> arena, const std::vector<int>& ranks,

@@ -15,7 +15,7 @@ struct LaunchedRank {
 };
 
 // This process's rank among those started by a launcher, from the variables of OpenMPI, PMI or a
-// Slurm step; nullopt if there are no such variables, or only one process. Error kInvalid names a
+// Slurm step. Nullopt if there are no such variables, or only one process. Error kInvalid names a
 // malformed variable.
 using GetVariable = std::function<const char*(const char*)>;
 std::optional<LaunchedRank> FindLauncher(const GetVariable& get);

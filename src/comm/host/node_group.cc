@@ -21,7 +21,7 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr size_t kMaxBytes = size_t{64} << 20;      // of a message of node 0
+constexpr size_t kMaxBytes = size_t{64} << 20;      // of a message that node 0 sends
 constexpr size_t kMaxHelloBytes = size_t{1} << 20;  // of a NodeHello
 constexpr milliseconds kMemberInterval = 100ms;     // between two checks of joined nodes
 constexpr milliseconds kSendTimeout = 1s;

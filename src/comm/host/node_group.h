@@ -88,7 +88,7 @@ class NodeGroup {
   std::string job_;
   NodeNetwork network_;
   std::string host_;             // this node's address
-  std::vector<Member> members_;  // on node 0 all others, elsewhere node 0
+  std::vector<Member> members_;  // on node 0: all other nodes; elsewhere: node 0
   Events events_;
 
   std::mutex mutex_;     // guards the members below, and sends

@@ -316,7 +316,8 @@ TEST(RankProcessesTest, ARankThatIsKilledIsReportedAndStopsTheOthers) {
   EXPECT_EQ(exits[0].Describe(), "rank " + std::to_string(exits[0].rank) + " (pid " +
                                      std::to_string(pids[1]) +
                                      ") was killed by signal 9 (SIGKILL)");
-  // The others were waiting, or see the abort at their next wait: rank 0 after its next message.
+  // The other ranks already wait, or detect the abort at their next wait. Rank 0 starts that wait
+  // when it has received its next message.
   socket.Send("anyone there?");
   for (const RankExit& exit : troupe.Exits(3)) {
     EXPECT_TRUE(exit.signal == SIGKILL || exit.code == kStoppedByPeer) << exit.Describe();

@@ -10,8 +10,8 @@ namespace switchyard {
 inline constexpr std::chrono::milliseconds kHeartbeatSampleTime{100};  // between two samples
 
 // Measures the time without a change of one counter from regular samples. The time between two
-// samples counts for at most `longest_gap`: an observer that was itself stopped (SIGSTOP, a
-// suspended machine) saw nothing in between, which must not count against the observed process.
+// samples counts for at most `longest_gap`. While the observer itself is stopped (SIGSTOP, a
+// suspended machine), it takes no samples. That time must not count against the observed process.
 // Single-threaded.
 class Silence {
  public:

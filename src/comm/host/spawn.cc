@@ -33,7 +33,8 @@ struct ChildPlan {
   int report;  // a pipe that closes at exec; carries errno if exec fails
 };
 
-// Resets handlers: none of the parent's may run in the child, which unblocks signals before exec.
+// Resets signal handlers: the child unblocks signals before exec and must not run the parent's
+// handlers.
 void SetSignals() {
   for (int number = 1; number < NSIG; ++number) {
     struct sigaction action {};

@@ -165,7 +165,7 @@ TEST_F(AcceptorTest, AHostWithManyConnectionsDoesNotDisplaceAnother) {
   std::vector<TcpStream> silent;
   for (int i = 0; i < 40; ++i) silent.push_back(ConnectAsStranger(address()));
   Start({.key = Key("one secret"), .max_pending = 8});
-  // The first ones have been closed, so all have been accepted.
+  // Once 33 of the 41 connections are closed, at most 8 are pending, so all have been accepted.
   for (int i = 0; i < 33; ++i) {
     char byte = 0;
     EXPECT_EQ(silent[i].Receive(&byte, 1), IoResult::kClosed);

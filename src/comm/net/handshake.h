@@ -13,7 +13,7 @@ namespace switchyard {
 
 struct ConnectionKey {
   std::string bytes;
-  bool is_secret = false;  // otherwise it is known to every build of this version
+  bool is_secret = false;  // false: every build of this version has the same key
 
   // Derived from a secret for connections of one purpose; an empty secret gives a public key.
   static ConnectionKey Of(std::string_view secret, std::string_view label);
@@ -34,7 +34,7 @@ enum class Verdict : uint32_t {
   kAccepted,
   kSecretWanted,  // the acceptor has a secret, the opener none
   kNoSecret,      // the opener has a secret, the acceptor none
-  kWrongSecret,   // they have different ones
+  kWrongSecret,   // the two secrets differ
   kUnexpected,    // the acceptor expects no connection with this introduction
   kForeign,       // not sent: the other end runs another program or version
 };

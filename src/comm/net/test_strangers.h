@@ -31,9 +31,9 @@ void SendObject(TcpStream& stream, const T& object) {
   SendBytes(stream, {reinterpret_cast<const char*>(&object), sizeof object});
 }
 
-// Opens connections of these kinds: `silent` silent ones, a port scanner's that closes at once, an
-// HTTP and a TLS client, random bytes, a node of the previous version, and one that stops within
-// the handshake. Returns those that stay open.
+// Opens `silent` connections that send nothing, and one of each of these kinds: a port scanner's
+// that closes at once, an HTTP client, a TLS client, random bytes, a node of the previous version,
+// one that stops within the handshake. Returns those that stay open.
 inline std::vector<TcpStream> OpenStrangers(const HostPort& peer, int silent = 12) {
   std::vector<TcpStream> open;
   for (int i = 0; i < silent; ++i) open.push_back(ConnectAsStranger(peer));

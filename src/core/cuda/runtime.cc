@@ -81,8 +81,8 @@ PinnedMemory::~PinnedMemory() {
 
 Stream::Stream(bool urgent) {
   // The driver assigns a stream's hardware queue at its first work. Two threads that create streams
-  // at the same time can get the same queue (one pair in five to eight, driver of CUDA 13.0), and
-  // ranks that share a GPU then deadlock. So the first work is enqueued here, one stream at a time.
+  // at the same time can get the same queue (one pair in five to eight, driver of CUDA 13.0). Ranks
+  // that share a GPU then deadlock. So the first work is enqueued here, one stream at a time.
   static std::mutex first_work;
   const std::lock_guard lock(first_work);
   const DeviceMemory word(sizeof(int));

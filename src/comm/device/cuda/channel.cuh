@@ -32,8 +32,8 @@ class Channel {
                                     index * kTaggedCellBytes) +
            threadIdx.x * 2;
   }
-  // The tag of this round. It differs from every tag that a cell can hold from earlier rounds, and
-  // from 0, which marks a cell that was never written.
+  // The tag of this round. It differs from the tags of the last 2^31 rounds, and from 0, which
+  // marks a cell that was never written.
   __device__ uint32_t Tag() const { return counter_ | 1; }
 
   // Barrier of this block with the same block of all members; called by all threads. Writes of

@@ -13,10 +13,14 @@
 namespace switchyard::cuda {
 namespace {
 
-// Large reductions use NCCL, everything else peer memory. Measured on four H200s; each pair of
-// times is of NCCL, then of peer memory. All-reduce: NCCL is faster from 16 MB (94 and 105 µs).
-// Reduce-scatter, one NCCL reduce per part: NCCL is faster from about 40 MB (16 MB: 91 and 62 µs;
-// 64 MB: 198 and 229 µs). All-gather: NCCL is never faster (64 MB: 227 and 190 µs).
+// Large reductions use NCCL, everything else peer memory. Measured on four H200s:
+//
+//                   NCCL is faster     times of NCCL and of peer memory
+//   all-reduce      from 16 MB         16 MB: 94 and 105 µs
+//   reduce-scatter  from about 40 MB   16 MB: 91 and 62 µs; 64 MB: 198 and 229 µs
+//   all-gather      never              64 MB: 227 and 190 µs
+//
+// Reduce-scatter with NCCL is one reduce per part.
 class MixedCollectives : public Collectives {
  public:
   MixedCollectives(std::unique_ptr<Collectives> peer, std::unique_ptr<Collectives> nccl,
@@ -46,7 +50,7 @@ class MixedCollectives : public Collectives {
 // Exchanged by all ranks at setup, so that all choose the same transport.
 struct GroupSetup {
   bool one_host = false, nccl = false;  // the rank's group is on one host; NCCL is usable
-  NcclUniqueId id;                      // for the group of which this is the first rank
+  NcclUniqueId id;                      // set by the first rank of each group
 };
 
 std::vector<GroupSetup> ExchangeGroupSetup(RankComm& comm, const PeerMemory& memory,
@@ -95,7 +99,7 @@ std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
     LOG_INFO("collectives of all sizes use peer memory: {}", WhyNoNccl());
 
   std::unique_ptr<Collectives> peer, nccl;
-  // A group of one member has PeerCollectives on any number of hosts; its operations do nothing.
+  // A group of one member has PeerCollectives on any number of hosts; it needs no peer memory.
   if (one_host || group.size() == 1)
     peer = std::make_unique<PeerCollectives>(memory, group, stream);
   if ((!one_host || (wants_nccl && has_nccl)) && group.size() > 1) {

@@ -29,13 +29,13 @@ struct CollectiveOptions {
 };
 
 // Collectives of `group`, enqueued on `stream`. All operations can be captured in a CUDA graph:
-// launches depend on sizes only, and no host code waits. `group`: world ranks, ascending.
-// Construction is a collective over comm.tp: every rank of the world constructs groups of the same
-// kinds in the same order. Sums over peer memory are in group order: all members get the same bits,
-// for any message size.
+// launches depend on sizes and addresses only, and no host code waits. `group`: world ranks,
+// ascending. Construction is a collective over comm.tp: every rank of the world constructs groups
+// of the same kinds in the same order. Sums over peer memory are in group order: all members get
+// the same bits, for any message size.
 //
-// If any group of the kind has ranks on several hosts (PeerMemory), all groups of the kind use NCCL
-// alone: NcclGroup. Error kResource if a rank cannot use NCCL.
+// If a group of the kind has ranks on several hosts (PeerMemory), all its groups of several members
+// use NCCL alone: NcclGroup. Error kResource if a rank cannot use NCCL.
 std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
                                              std::vector<int> group, const std::string& name,
                                              cudaStream_t stream, const CollectiveOptions& options);

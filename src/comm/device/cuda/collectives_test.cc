@@ -73,7 +73,7 @@ bool ReduceScatterIsRight(GpuRank& gpu, Collectives& group, size_t count, size_t
   if (!SameBits(gpu.Read<float>(out, counts[own]),
                 Slice(SumOfAll(group.size(), total, salt), begin, counts[own])))
     return false;
-  auto expected = values;  // except the own part if the output is in place
+  auto expected = values;  // unchanged, except for the own part if the output is in place
   if (salt % 2 == 0) {
     const auto sums = Slice(SumOfAll(group.size(), total, salt), begin, counts[own]);
     std::ranges::copy(sums, expected.begin() + static_cast<ptrdiff_t>(begin));

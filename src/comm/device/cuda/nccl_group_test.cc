@@ -118,7 +118,8 @@ TEST(Nccl, LeavesGroupsOfOneHostToPeerMemory) {
   });
 }
 
-// Every pair has its own message size, some of them zero; includes messages to the own rank.
+// Every pair of ranks has its own message size, which may be zero. Ranks also send messages to
+// themselves.
 TEST(Nccl, ExchangesMessages) {
   const int gpus = std::min(DeviceCount(), 4);
   if (gpus < 2) GTEST_SKIP() << "NCCL needs one GPU per rank";

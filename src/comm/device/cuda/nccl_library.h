@@ -42,9 +42,9 @@ struct NcclLibrary {
 
   std::string missing;
   int version = 0;
-  // Whether ranks may share a GPU, which NCCL otherwise rejects: from 2.30 on, with
-  // NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment. For tests with more rank processes than GPUs;
-  // ranks that are threads of one process deadlock this way.
+  // Whether ranks may share a GPU. NCCL rejects this unless its version is at least 2.30 and the
+  // environment has NCCL_MULTI_RANK_GPU_ENABLE=1. Used by tests with more rank processes than GPUs.
+  // Ranks that are threads of one process would deadlock.
   bool shares_gpus = false;
 
   int (*GetVersion)(int*) = nullptr;

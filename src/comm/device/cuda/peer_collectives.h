@@ -12,8 +12,8 @@
 
 namespace switchyard::cuda {
 
-// One kernel per operation, for any size: large messages go through staging in rounds. Sums are in
-// group order, so results depend neither on timing nor on the message size.
+// Each operation launches one kernel, which moves large messages through staging in rounds. Sums
+// are in group order, so results depend neither on timing nor on the message size.
 class PeerCollectives : public Collectives {
  public:
   // Symmetric allocation: every rank of the world constructs one, with its own group.

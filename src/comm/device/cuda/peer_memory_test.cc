@@ -51,7 +51,7 @@ int RunProcesses(int gpus, const GpuRanks& ranks, const std::function<void(GpuRa
   return worst;
 }
 
-// Two ranks, whose sums have only one order.
+// A sum over two ranks does not depend on their order.
 void AddUp(GpuRank& gpu) {
   const auto group = MakeCollectives(*gpu.comm, gpu.memory, gpu.comm->mesh.TpGroup(), "tp",
                                      gpu.stream.get(), {.max_custom_bytes = size_t{1} << 30});

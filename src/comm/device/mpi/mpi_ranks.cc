@@ -52,7 +52,7 @@ class RangesType {
   }
   RangesType(const RangesType&) = delete;
   RangesType& operator=(const RangesType&) = delete;
-  ~RangesType() { MPI_Type_free(&type_); }  // pending operations with it still complete
+  ~RangesType() { MPI_Type_free(&type_); }  // pending operations that use it still complete
   MPI_Datatype get() const { return type_; }
 
  private:
@@ -95,15 +95,15 @@ class MpiRanks : public RemoteRanks {
     MPI_Request beats_request = MPI_REQUEST_NULL;
   };
 
-  // Limit of a wait on the rank's thread.
+  // Stop condition of waits on the rank's thread. Also sends heartbeats.
   std::function<bool()> BeatUntilAborted() {
     return [this] {
       if (const uint64_t beats = local_arena_.Beat(); beats != 0) SendBeats(beats);
       return local_arena_.aborted();
     };
   }
-  // Limit of a wait on the progress thread. Heartbeats are received meanwhile: if a peer is stopped
-  // within a transfer, the heartbeats of the other peers must still arrive.
+  // Limit of waits on the progress thread. Also receives heartbeats: if a peer is stopped within a
+  // transfer, the heartbeats of the other peers must still arrive.
   Limit UntilStopped() {
     return {.stop = [this] {
       ReceiveBeatsIfDue();
@@ -127,8 +127,8 @@ class MpiRanks : public RemoteRanks {
   const RemoteArenaAccess local_arena_;
   const std::shared_ptr<MpiFinalizeState> finalize_state_;
   std::vector<Peer> peers_;            // by rank; the rank's thread
-  steady_clock::time_point send_due_;  // of the next heartbeat; the rank's thread
-  steady_clock::time_point poll_due_;  // for heartbeats of peers; the progress thread
+  steady_clock::time_point send_due_;  // time of the next heartbeat; the rank's thread
+  steady_clock::time_point poll_due_;  // time of the next poll for beats; the progress thread
   // Number of sends, which orders accesses to the arena. The rank's thread increments it (release)
   // between its accesses and the send that follows them. The progress thread loads it (acquire)
   // before the accesses that handle the peer's response.
@@ -230,8 +230,8 @@ void MpiRanks::SendBeats(uint64_t beats) noexcept {
     Peer& peer = peers_[rank];
     int done = 0;
     MPI_Test(&peer.beats_request, &done, MPI_STATUS_IGNORE);
-    // No heartbeat is sent while the peer has not received the previous one. Only the final
-    // heartbeat, 0, waits until the peer has received it.
+    // A heartbeat is skipped if the peer has not received the previous one. Only the final
+    // heartbeat, 0, waits for that, for up to a second.
     const auto one_second = Limit::After(milliseconds(1000), [] { return false; });
     if (done == 0 && (beats != 0 || !mpi::Finish({&peer.beats_request, 1}, one_second))) continue;
     peer.beats = beats;
@@ -276,7 +276,7 @@ void MpiRanks::Handle(const mpi::Message& message) {
     case FrameKind::kAbort:
       return local_arena_.Abort({reinterpret_cast<const char*>(rest.data()), rest.size()});
     case FrameKind::kBye:
-      ReceiveBeats();  // the peer has sent none after its kBye
+      ReceiveBeats();  // the last ones: a peer sends none after its kBye
       local_arena_.SetBeats(message.source, 0);
       ++byes_;
       return;

@@ -178,7 +178,7 @@ TEST_F(MpiSessionTest, AnotherWorldThanTheLaunchersIsRefused) {
   EXPECT_THAT(output.text, HasSubstr("srun started 4 processes, but MPI sees 1"));
 }
 
-// The other process never calls MPI_Init, for which the first one waits.
+// The first process waits in MPI_Init for the other one, which never calls it.
 TEST_F(MpiSessionTest, AWaitInMpiInitHasADeadline) {
   const Output output = RunUnderMpi(1, "wait", ": -n 1 sleep 1000");
   EXPECT_NE(output.code, 0);

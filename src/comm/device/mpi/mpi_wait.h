@@ -64,8 +64,8 @@ struct Message {
   std::vector<std::byte> bytes;
 };
 
-// A received message, if there is one. Nullopt if its bytes do not arrive within the limit, since
-// its sender may be stopped.
+// Returns the next received message. Nullopt if there is none, or if its bytes do not arrive within
+// the limit, since its sender may be stopped.
 inline std::optional<Message> Poll(int source, Tag tag, const Limit& limit) {
   int there = 0;
   MPI_Message handle;

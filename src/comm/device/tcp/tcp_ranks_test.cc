@@ -192,7 +192,7 @@ TEST(TcpRanksTest, AFailureReachesRanksThatWaitInOtherNodes) {
   EXPECT_EQ(stopped, 3);
 }
 
-// Beats until each of the ranks has a heartbeat, or none of them.
+// Beats until all of `ranks` have a heartbeat or, if not `beating`, until none of them has one.
 void BeatUntil(bool beating, SymmetricMemory& memory, const SharedArena& arena,
                const std::vector<int>& ranks) {
   const auto give_up = std::chrono::steady_clock::now() + kOptions.timeout;
@@ -332,7 +332,7 @@ TEST_F(ByHandTest, AFetchThatIsNotAnsweredTimesOutByName) {
   SymmetricMemory memory(arena_, 0, {.timeout = milliseconds(50)});
   EXPECT_EQ(ErrorOf([&] { memory.Fetch(1, 0, 100, "combine"); }, ErrorKind::kTimeout),
             "rank 0 waited 0.05 s for rank 1 (node 1, 127.0.0.1) in combine");
-  to_rank0_.reset();  // otherwise rank 0 waits for it
+  to_rank0_.reset();  // otherwise rank 0 waits for this end's kBye
 }
 
 // The other end does not read, so the connection's buffers fill up.

@@ -11,7 +11,7 @@ namespace switchyard {
 
 // Created by node 0 at the rendezvous, the same on every rank. Plain value.
 struct TcpWorld {
-  std::string token;                // of this engine: the key of connections between its ranks
+  std::string token;                // key of the connections between the engine's ranks
   int ranks_per_node = 1;           // rank r is on node r / ranks_per_node
   std::vector<HostPort> listeners;  // [world]
 
