@@ -89,8 +89,8 @@ TEST_P(ActivationFormatTest, Int8ProductsHaveTheReferencesBits) {
   }
 }
 
-// Reduction order of AMX tiles: steps of 32 columns of K, each summed separately, even and odd
-// columns apart (Intel's manual, TDPBF16PS).
+// Reduction order of AMX tiles (Intel's manual, TDPBF16PS). Each step of 32 columns of K adds one
+// value: the sum of its even columns plus the sum of its odd columns.
 float InTileOrder(const float* x, const float* w, int64_t k) {
   float sum = 0;
   for (int64_t begin = 0; begin < k; begin += 32) {
@@ -103,8 +103,8 @@ float InTileOrder(const float* x, const float* w, int64_t k) {
   return sum;
 }
 
-// Reduction order of vdpbf16ps: in each of 16 lanes, the second column of each pair before the
-// first. The lanes are then reduced by adding one half to the other.
+// Reduction order of vdpbf16ps: each of 16 lanes adds the second column of a pair before the first.
+// The upper half of the lanes is then added to the lower half until one lane is left.
 float InPairOrder(const float* x, const float* w, int64_t k) {
   constexpr int kLanes = 16;
   float sums[kLanes] = {};

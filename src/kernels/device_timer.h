@@ -11,8 +11,9 @@ namespace switchyard::kernels {
 class DeviceTimer {
  public:
   virtual ~DeviceTimer() = default;
-  // Marks the present end of the stream. Returns the mark's index since the last Resolve, or -1 if
-  // too many marks are pending or the device has failed; the next op then reports the failure.
+  // Marks the present end of the stream. Returns the mark's index since the last Resolve. Returns
+  // -1 if too many marks are pending, or if the device has failed; the next op then reports the
+  // failure.
   virtual int Mark() noexcept = 0;
   // Waits for the device. Returns the time of each mark in nanoseconds of steady_clock, exact to
   // some microseconds relative to the host and to half a microsecond among marks. Then no mark is

@@ -14,7 +14,7 @@ constexpr int64_t kHidden = 256, kWidth = 128, kRows = 64;
 struct Case {
   WeightFormat format;
   ActivationFormat activation;
-  double bound;  // of the relative RMS error, about 3 % above the measured value
+  double bound;  // limit of the relative RMS error, about 3 % above the measured value
   Int4Packing int4 = {};
 };
 

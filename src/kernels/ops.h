@@ -12,9 +12,10 @@
 //
 // Reduction order: each output element is bit-identical for any number of rows in the call, any
 // tile sizes and any number of threads. Every kernel sums along K in one order, which depends only
-// on K and the instruction set. Attention visits keys in one order, which depends only on the
-// query's own sequence. Batches, chunks, ranks and placements therefore never change a result
-// (ARCHITECTURE.md, "Placement invariance").
+// on K, the formats and the device (CPUs: the instruction set). Attention visits keys in one order,
+// which depends only on the query's own sequence. Batches, chunks and placements therefore never
+// change a result. For numbers of ranks, ARCHITECTURE.md ("Placement invariance") lists the cases
+// in which this holds too.
 #pragma once
 
 #include <cstdint>
@@ -224,8 +225,8 @@ void Embed(const EmbedParams& p, ThreadPool& pool);
 enum class Isa : uint8_t { kReference, kAvx2, kAvx512, kAmx, kAmxEmulated };
 // Set by SelectIsa; by default the strongest one that this process can use.
 Isa ActiveIsa();
-// Whether this process may use AMX tiles: the CPU supports them for int8 and bfloat16, the
-// operating system saves them, and Linux has granted permission, which is requested once.
+// Whether this process may use AMX tiles. The CPU must support them for int8 and bfloat16, the
+// operating system must save them, and Linux must grant permission, which is requested once.
 bool HasAmx();
 // Whether `isa` has bfloat16 products that are faster than float32 ones: AMX tiles, or AVX-512 on
 // CPUs with AVX512_BF16.

@@ -1,5 +1,5 @@
-// Params of the small row ops that only devices have (kernels/device.h). Unlike kernels/ops.h, this
-// header contains only what device compilers can parse.
+// Params of small row ops that are in kernels/device.h but not in kernels/ops.h. Unlike
+// kernels/ops.h, this header contains only what device compilers can parse.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,8 @@
 namespace switchyard::kernels::cpu {
 
 // Float32 products (simd/linear.h): weight rows converted at a time, and columns per pass of a
-// register tile. The 32 × 1024 part of the panel stays in L1.
+// register tile. In a pass, a tile's rows of x stay in L1, and the 32 × 1024 part of the panel in
+// L2.
 constexpr int64_t kPanelRows = 32;
 constexpr int64_t kPanelDepth = 1024;
 // Rows of x that reuse a converted panel in L2 before the next 1024 columns. In bfloat16
@@ -50,8 +51,8 @@ constexpr int64_t kPackPrefetchDistance = 1024, kPackPrefetchBytes = 512;
 // AMX tiles, from Intel's throughput figures; not measured yet. A product of 16 rows of x with 1
 // KiB of weights takes 16 cycles; packing 1 KiB of either operand takes about 64 (shuffles, one per
 // cycle). x is packed, once per task, if it has at most kTilesMaxPackedRows rows and no more rows
-// than the task has weight rows. With 128 weight rows that costs 8 cycles per KiB of weights and 16
-// rows of x. Packing weights (amx/tile_panels.h) costs 64 per KiB for any number of rows.
+// than the task has weight rows. With 128 weight rows, packing x adds 8 cycles to each such
+// product. Packing weights (amx/tile_panels.h) adds 64 cycles per KiB, once for all rows of x.
 constexpr int64_t kTilesMaxPackedRows = 64;
 // Int8 products of fewer rows use AVX-512 VNNI, which takes about 10 cycles per row and has no
 // other cost.

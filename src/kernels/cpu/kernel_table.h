@@ -24,8 +24,9 @@ struct WeightRef {
   int32_t group_size;
   float global_scale;
   int64_t stored_k, row0, row_step, col0, n, k;
-  // Scalar fallback: converts columns [begin, end) of a row of `view`. Used where the first column
-  // lies inside a quantization block. Column 0 of this part is column `skip` of the view.
+  // Scalar fallback: converts columns [begin, end) of a row of `view`. Used where a vector would
+  // span two scales or start inside a byte (HasVectorRows in simd/rows.h). Column 0 of this part is
+  // column `skip` of the view.
   void (*convert)(const void* view, int64_t row, int64_t begin, int64_t end, float* out);
   const void* view;
   int64_t skip;
@@ -38,7 +39,7 @@ struct RowSource {
   const int32_t* ids;
 };
 
-// Int8 input rows: row i is row (ids ? ids[i] : i) of codes. Row stride `ld` is a multiple of 64;
+// Int8 input rows: row i is row (ids ? ids[i] : i) of `base`. Row stride `ld` is a multiple of 64;
 // padding columns are zero.
 struct Int8Source {
   const int8_t* base = nullptr;
@@ -47,7 +48,7 @@ struct Int8Source {
   const Int8Row* rows = nullptr;
 };
 
-// Bfloat16 input rows: row i is row (ids ? ids[i] : i) of base. Row stride `ld` is a multiple of
+// Bfloat16 input rows: row i is row (ids ? ids[i] : i) of `base`. Row stride `ld` is a multiple of
 // 32; padding columns are zero.
 struct BFloat16Source {
   const uint16_t* base = nullptr;
@@ -116,13 +117,13 @@ struct AttentionTask {
 };
 
 constexpr int64_t kMaxLanes = 16;
-// Row stride of k elements in scratch buffers: whole vectors, and never a power of two, which would
-// map all rows to one L1 set. Always inline: an out-of-line copy could be compiled for another
-// instruction set.
+// Row stride of k elements in scratch buffers: whole vectors and one more. So rows of a power of
+// two elements do not all map to one L1 set. Always inline: an out-of-line copy could be compiled
+// for another instruction set.
 [[gnu::always_inline]] constexpr int64_t ScratchStride(int64_t k) {
   return (k + kMaxLanes - 1) / kMaxLanes * kMaxLanes + kMaxLanes;
 }
-constexpr int64_t kInt4Block = 32;          // columns; other group sizes use the scalar path
+constexpr int64_t kInt4Block = 32;          // columns per zero point and scale in simd/rows.h
 constexpr int64_t kColumnBlock = 64;        // columns of a ColumnsTask
 constexpr int64_t kColumnDepth = 64;        // rows of W converted at a time
 constexpr int64_t kColumnBatch = 32;        // rows of x that share the converted rows

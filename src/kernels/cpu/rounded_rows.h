@@ -9,8 +9,8 @@
 
 namespace switchyard::kernels::cpu {
 
-// Whether the product runs in int8 (codes by codes). Other format pairs multiply rounded float32,
-// or bfloat16.
+// Whether the product runs in int8 (int8 rows by int8 weights). Other format pairs multiply rounded
+// float32, or bfloat16.
 bool UsesInt8Product(const WeightView& w);
 
 // Input row format of a weight, for the active instruction set.

@@ -1,6 +1,10 @@
-// Prefill attention with wgmma on Hopper: the kernel of attention_tile.cuh with large tiles and the
-// same bits as mma.sync, but faster. Tiles of 64 keys by 64 query rows (head size 64), 128 rows
-// (head size 128), or 64 rows with two warpgroups (latent: each has half of the 512 value columns).
+// Prefill attention with wgmma on Hopper: the kernel of attention_tile.cuh with large tiles. It has
+// the same bits as with mma.sync, but is faster. A tile has 64 keys and:
+//
+//   head size 64   64 query rows
+//   head size 128  128 query rows
+//   latent         64 query rows, two warpgroups with half of the 512 value columns each
+//
 // Grid: attention_start.cuh.
 #include "kernels/cuda/attention_start.cuh"
 

@@ -40,8 +40,8 @@ cudaError_t LaunchSimtAttention(const AttentionLaunch& launch, cudaStream_t stre
 // shared memory is too small, returns cudaErrorNotSupported without launching.
 cudaError_t StartTiledAttention(const AttentionLaunch& launch, const PdlStream& chain);
 cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const PdlStream& chain);
-// The same with wgmma, for sequences of at least min_rows rows (times query heads per key-value
-// head).
+// The same with wgmma, for sequences in which rows times query heads per key-value head are at
+// least min_rows.
 cudaError_t StartHopperAttention(const AttentionLaunch& launch, int min_rows,
                                  const PdlStream& chain);
 cudaError_t StartHopperLatentAttention(const AttentionLaunch& launch, int min_rows,

@@ -39,7 +39,7 @@ struct AttentionSchedule {
   int whole_sequences = 0, whole_splits = 1;
   // Sequences with rows · group outside of this range belong to another launch.
   int min_rows = 0, max_rows = 0;
-  int slots = 0;  // scratch slots, assigned in sequence order; if they run out, as whole_splits
+  int slots = 0;  // scratch slots, in order of sequence; a sequence without slots is not split
 };
 
 struct AttentionWorkItem {
@@ -53,7 +53,7 @@ struct AttentionWorkItem {
 struct SequenceWork {
   int tiles = 0, splits = 0;
   bool whole = false;
-  // Number of work items, and of scratch slots, if the keys are split.
+  // Number of work items if the keys are split; each has a scratch slot.
   __device__ int Units(const AttentionSchedule& s) const {
     return whole ? 0 : tiles * splits * s.kv_heads;
   }
@@ -150,7 +150,7 @@ class WorkItemFinder {
   int before_, units_ = 0;  // work items of earlier lanes, and of this lane
 };
 
-// The scratch slot of (tile 0, split 0, key-value head 0) of a sequence; −1 if its tiles process
+// The scratch slot of (tile 0, split 0, key-value head 0) of a sequence. −1 if its tiles process
 // all keys at once or belong to another launch. Called by a whole warp.
 __device__ inline int FirstSlot(const AttentionSchedule& s, int sequence) {
   int sum = 0;
@@ -162,7 +162,7 @@ __device__ inline int FirstSlot(const AttentionSchedule& s, int sequence) {
 
 // The keys visible to a tile.
 struct TileKeys {
-  int begin_row = 0, end_row = 0;  // of the tile, in rows · group + head of the group
+  int begin_row = 0, end_row = 0;  // of the tile; number of (row, head): row · group + head
   int first_position = 0;          // position of its first row
   int begin = 0, end = 0;          // keys
   int first_split = 0, splits = 0;

@@ -1,6 +1,6 @@
 // Launches of the tensor core attention kernels. Decode and prefill use different tile shapes. The
-// grid is one-dimensional: one block per tile (an upper bound of their number) if keys are not
-// split, else at most the number of resident blocks (persistent).
+// grid is one-dimensional. If keys are not split, it has one block per tile (an upper bound of
+// their number). Otherwise blocks are persistent, at most as many as are resident.
 #pragma once
 
 #include <algorithm>
@@ -32,10 +32,10 @@ cudaError_t ResidentBlocks(int* blocks) {
   return error;
 }
 
-// For sequences of min_rows to max_rows rows (times query heads per key-value head). Keys are split
-// if there are fewer tiles than `waves` times the resident blocks. In decode, the first sequences
-// are not split: as many as give every resident block the same number of tiles. Splitting the rest
-// fills the last wave.
+// For sequences in which rows times query heads per key-value head are min_rows to max_rows. Keys
+// are split if there are fewer tiles than `waves` times the resident blocks. In decode, the first
+// sequences are not split, except long ones (whole_splits): as many sequences as give every
+// resident block the same number of tiles. Splitting the others fills the last wave.
 template <typename Shape>
 cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows, int waves,
                        const PdlStream& chain) {

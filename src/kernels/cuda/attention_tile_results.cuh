@@ -54,7 +54,7 @@ class TileEpilogue {
   __device__ bool IsRow(int i) const { return keys_.begin_row + thread_.RowOf(i) < keys_.end_row; }
 
   // Updates the softmax state of this lane's row i. Returns the factors of the previous sums and of
-  // the part, and in `factor` the final factor.
+  // the part. Sets `factor` to the final factor after the last part, else to 1.
   __device__ MergeFactors MergeState(const Part& part, int i, bool last, float* factor) {
     const MergeFactors f =
         MergeSoftmax(total_[i], {.max = part.max[i], .sum = part.weights[2 * i]});

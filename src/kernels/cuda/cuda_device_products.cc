@@ -30,10 +30,11 @@ LinearOps::Kernel LinearOps::KernelOf(const kernels::LinearParams& p) const {
     return Kernel::kExact;
   const bool fp8 = w.format == WeightFormat::kFp8Block;
   const Kernel other = fp8 ? Kernel::kExact : Kernel::kMma;
-  // Views of an uploaded matrix that are not a contiguous matrix of their own.
+  // DenseGemm needs Hopper and a contiguous matrix. A view of some columns, or of rows apart, is
+  // not contiguous.
   if (!hopper_ || w.row_step != 1 || w.col0 != 0 || w.k != w.stored_k) return other;
   if (fp8 && w.row0 % kFp8BlockSize != 0) return other;
-  if (p.ldy % 2 != 0) return other;  // else alignment, and the kernel, would depend on the row
+  if (p.ldy % 2 != 0) return other;  // else alignment, and so the kernel, would differ between rows
   const WeightArg arg = WeightArgOf(w);
   // Input rows are in the scratch buffer, which is aligned; m = 1 stands for any m.
   const DenseGemmParams gemm = {.ld_x_scales = 4,

@@ -62,8 +62,8 @@ void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t pa
   Check(cudaMemcpyAsync(columns_.data(), columns, bytes, cudaMemcpyHostToDevice, stream_),
         "copy of the sequence table to the GPU");
 
-  // Page tables are as wide as the longest one of this batch; one staging segment of sequences at a
-  // time.
+  // Page tables are copied with the width of the longest one in this batch. One copy has as many of
+  // them as fit a staging segment.
   const int64_t width = CeilDiv(t.max_kv_len, page_size);
   if (width == 0) return;
   const int64_t row_bytes = width * kInt;

@@ -15,7 +15,7 @@ namespace switchyard::cuda {
 // Buffers at fixed addresses, sized for the maximum.
 class Sequences final : public kernels::PassSequences {
  public:
-  // Uploads through `staging`, in the order of `stream`. Borrows all three.
+  // Uploads through `staging`, in the order of `stream`. Borrows `staging`, `graphs` and `stream`.
   Sequences(const kernels::CudaDeviceOptions& limits, Staging& staging, const Graphs& graphs,
             cudaStream_t stream);
 

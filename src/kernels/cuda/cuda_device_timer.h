@@ -26,7 +26,7 @@ class StreamTimer final : public kernels::DeviceTimer {
  private:
   CudaDevice& device_;
   std::vector<Event> events_;
-  size_t marks_ = 0;  // of events_: recorded and not resolved
+  size_t marks_ = 0;  // number of recorded, unresolved events of events_
   Event reference_;
   std::vector<int64_t> times_;  // [marks of the last Resolve] nanoseconds of steady_clock
 };

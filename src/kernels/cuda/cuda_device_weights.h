@@ -13,8 +13,9 @@
 
 namespace switchyard::cuda {
 
-// kernels::GpuFormat of a view. Blocks count as whole if the view begins on block boundaries.
-// `plain`: selects no format with scales.
+// The format in which a device of `dtype` stores a view (kernels::GpuFormat). A view of adjacent
+// rows counts as whole FP8 blocks if it begins on block boundaries. `plain`: selects no format with
+// scales.
 WeightFormat DeviceFormat(const WeightView& w, DType dtype, bool plain = false);
 
 struct UploadTarget {

@@ -100,7 +100,7 @@ TEST_P(DenseGemmTest, RowsMayBeApart) {
   DenseGemmParams p = Params(c, m / 2, nullptr);
   p.ldx = 2 * k;  // every second row
   std::vector<float> want = Download<float>(all, m * n);
-  if (fp8()) {  // scales are contiguous, so only the first row matches
+  if (fp8()) {  // x_scales has no such gaps, so only the first row matches
     p.m = 1;
   }
   p.y = apart.data();

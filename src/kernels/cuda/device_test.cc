@@ -168,7 +168,7 @@ TEST_F(DeviceTest, MarksOfTheStreamHaveTimesOfTheHost) {
     EXPECT_EQ(timer->Mark(), 2);
     const std::span<const int64_t> times = timer->Resolve();
     const int64_t after = SteadyNanoseconds();
-    constexpr int64_t kSlack = 1'000'000;  // of the alignment of the two clocks
+    constexpr int64_t kSlack = 1'000'000;  // ns: tolerance for aligning the two clocks
     ASSERT_EQ(times.size(), 3u);
     EXPECT_GE(times[0], before - kSlack);
     EXPECT_LT(times[0], times[1]);

@@ -12,8 +12,8 @@ struct GemmPlan {
   bool few_rows = false;
   int weight_rows = 0;  // per block tile: 16, 32, 64 or 128; many rows: 192 (FP8) or 256
   int cluster = 1;      // blocks that share rows of A by multicast: 1 or 2
-  // 128-byte steps along K per stage: 1, or 4 if m and weight_rows are at most 64, K · element size
-  // is a multiple of 128, and there is no cluster.
+  // 128-byte steps along K per stage, 1 or 4. For 4, m and weight_rows are at most 64, K · element
+  // size is a multiple of 128, and there is no cluster.
   int steps = 1;
 
   bool operator==(const GemmPlan&) const = default;

@@ -1,6 +1,6 @@
 // Grouped and dense GEMM D = A · Bᵀ for many rows per group (prefill). Tokens are wgmma's 64-row
-// operand. Tile of a block: 128 tokens × 256 weights (bfloat16) or × 192 (FP8, as large as
-// registers allow), with 128-byte steps along K in a pipeline of four stages. Persistent grid of
+// operand. Tile of a block: 128 tokens × 256 weights in bfloat16, 128 × 192 in FP8 (as large as
+// registers allow). A pipeline of four stages takes steps of 128 bytes along K. Persistent grid of
 // two-block clusters that share their rows of A by multicast, at most one block per SM. A block has
 // 384 threads: two consumer warpgroups and a producer warpgroup, one thread of which issues TMA
 // loads. Scheme: see grouped_gemm.h.

@@ -52,8 +52,8 @@ struct WeightScales {
 //
 // FP8: the tensor core accumulates with fewer bits than float32. So it sums 128 elements only, and
 // the result is scaled and promoted to float32 registers. Meanwhile the tensor core serves the
-// other warpgroup, unless that one is promoting too, so the code between two steps is kept as short
-// as possible. Alternating the warpgroups by barriers costs more than it gains
+// other warpgroup, unless that one is promoting too. The code between two steps is therefore kept
+// as short as possible. Alternating the warpgroups by barriers costs more than it gains
 // (docs/notes/gpu.md).
 template <typename Format>
 __device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& shared,

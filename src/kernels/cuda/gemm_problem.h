@@ -1,6 +1,6 @@
 // Internal GEMM interface. The entry points (grouped_gemm.h, dense_gemm.h) validate. gemm_run.cc
-// selects a kernel and makes the tensor maps. gemm_many_rows.cu and gemm_few_rows.cu are device
-// code and include only this. Internal to kernels/cuda.
+// selects a kernel and makes the tensor maps. The kernels (gemm_many_rows.cu, gemm_few_rows.cu) do
+// not include the headers of the entry points. Internal to kernels/cuda.
 #pragma once
 
 #include <cuda.h>

@@ -1,8 +1,12 @@
 // bfloat16 GEMM with mma.sync, for cases that dense_gemm.h does not support: GPUs other than
-// Hopper, and small per-head matrices. y_h = x_h · W_hᵀ or x_h · W_h. Tile of a block (rows ×
-// columns × K step): 16 × 64 × 128 up to 64 rows, 64 × 64 × 64 up to 256 rows, else 128 × 128 × 32;
-// double-buffered shared memory. Grid (column tiles, row tiles, heads). Every output is one chain
-// of 16-wide steps along K, so all tile sizes give the same bits.
+// Hopper, and small per-head matrices. y_h = x_h · W_hᵀ or x_h · W_h. Tiles of a block:
+//
+//   up to 64 rows   16 rows × 64 columns, K step 128
+//   up to 256 rows  64 rows × 64 columns, K step 64
+//   more rows       128 rows × 128 columns, K step 32
+//
+// Shared memory is double-buffered. Grid (column tiles, row tiles, heads). Every output is one
+// chain of 16-wide steps along K, so all tile sizes give the same bits.
 #include "kernels/cuda/attention_ptx.cuh"
 #include "kernels/cuda/ops_elements.cuh"
 #include "kernels/cuda/ops_linear.h"

@@ -1,5 +1,5 @@
-// float32 GEMM for many outputs: a block of 256 threads computes a tile of kM × 64, kM / 16 × 4
-// outputs per thread, in steps of 16 along K.
+// float32 GEMM for many outputs. A block of 256 threads computes a tile of kM × 64 outputs, in
+// steps of 16 along K. A thread has kM / 16 × 4 outputs.
 #pragma once
 
 #include "kernels/cuda/ops_elements.cuh"

@@ -102,10 +102,9 @@ struct SamplingThreshold {
   int64_t ties;
 };
 
-// Tokens in the order of descending weight, then ascending id, are kept while fewer than top_k
-// tokens precede them and the preceding mass is at most top_p of the total. The weight threshold is
-// found by bisection over float bits: the bit patterns of positive floats are ordered as their
-// values.
+// Tokens are ordered by descending weight, then ascending id. A token is kept if fewer than top_k
+// tokens precede it and their mass is at most top_p of the total. The weight threshold is found by
+// bisection over float bits: the bit patterns of positive floats are ordered as their values.
 __device__ SamplingThreshold Filter(const float* weights, int64_t vocab, double total,
                                     const kernels::RowSampling& draw, Shared& shared) {
   const float least = fmaxf(FLT_MIN, fminf(draw.min_p, 1.0f));
@@ -126,7 +125,8 @@ __device__ SamplingThreshold Filter(const float* weights, int64_t vocab, double 
     *count = BlockSum(n, shared.counts);
     return BlockSum(sum, shared.sums);
   };
-  // The smallest bound that leaves room for tokens equal to it.
+  // The smallest bound such that fewer than `most` tokens are above it, with a total of at most
+  // `mass`. Tokens equal to it can then be kept.
   uint32_t low = 0, high = __float_as_uint(1.0f);
   while (low < high) {
     const uint32_t middle = low + (high - low) / 2;

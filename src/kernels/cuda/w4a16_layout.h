@@ -12,11 +12,17 @@
 //   zeros   kInt4 only: bytes in the order of the scales
 //
 // wgmma takes the 64 rows of its first operand from registers. Warp w has rows 16w to 16w + 15. A
-// thread has two of these rows, lane / 4 and lane / 4 + 8: the pair of rows above. Of 16 columns it
-// has 2 (lane % 4) + {0, 1} and the same + 8. Its four registers hold, in this order, the upper
-// row's first two columns, the lower row's first two, the upper row's last two, the lower row's
-// last two. The lower column is in the lower half. (PTX ISA, "Register Fragments for
-// wgmma.mma_async.m64nNk16"; mma.sync m16n8k16 has the same layout.)
+// thread has two of these rows, lane / 4 (upper) and lane / 4 + 8 (lower), which are a pair in the
+// record. In a run of 16 columns it has columns c, c + 1, c + 8 and c + 9, where c = 2 (lane % 4).
+// Each of its four registers has two columns, the lower column in the lower half:
+//
+//   register 0  upper row, columns c and c + 1
+//   register 1  lower row, columns c and c + 1
+//   register 2  upper row, columns c + 8 and c + 9
+//   register 3  lower row, columns c + 8 and c + 9
+//
+// (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16"; mma.sync m16n8k16 has the same
+// layout.)
 #pragma once
 
 #include <cuda_runtime_api.h>  // __host__, __device__

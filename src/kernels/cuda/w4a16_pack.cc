@@ -11,9 +11,9 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr float kMinGlobal = 0x1p-100f;     // times e4m3's smallest value, still a normal float32
-constexpr float kTooLarge = 4.0f;           // times 2^126, a scale of this is infinite
-constexpr uint8_t kMaxMxfp4Exponent = 128;  // plus 126, bfloat16's largest exponent
+constexpr float kMinGlobal = 0x1p-100f;     // times e4m3's smallest value: a normal float32
+constexpr float kTooLarge = 4.0f;           // times 2^126: overflows float32
+constexpr uint8_t kMaxMxfp4Exponent = 128;  // 128 + 126 is bfloat16's largest exponent
 
 const uint8_t* Bytes(const void* p) { return static_cast<const uint8_t*>(p); }
 int64_t StoredRow(const WeightView& w, int64_t i) { return w.row0 + i * w.row_step; }

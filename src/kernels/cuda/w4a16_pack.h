@@ -13,7 +13,7 @@
 namespace switchyard::cuda {
 
 // The common packed format of all `views` in which a GEMM has the same bits as with weights
-// expanded to bfloat16; nullopt if there is none, and the weights must be expanded. Requirements:
+// expanded to bfloat16. If there is none (nullopt), the weights must be expanded. Requirements:
 // - All views have one of the formats kMxfp4, kNvfp4 and kInt4Group.
 // - Column blocks that share a scale begin and end at multiples of 16 columns of each view (kMxfp4:
 //   of 32).
@@ -21,7 +21,8 @@ namespace switchyard::cuda {
 // - kNvfp4: scales are below 4, and the global scale is at least 2^-100. With several `parts` per
 //   matrix, the rows of each part fill whole tiles.
 // - kInt4Group: zero points are at most 127.
-// Reads all of kMxfp4's scales and of kInt4Group's zero points.
+// Reads all of kMxfp4's scales and of kInt4Group's zero points. Reads kNvfp4's scales if the global
+// scale does not bound them.
 std::optional<W4A16Format> W4A16FormatOf(std::span<const WeightView* const> views, int parts = 1);
 
 // Bytes of one packed n × k matrix.

@@ -1,5 +1,5 @@
-// Unpacks a thread's part of a 4-bit weight tile to the registers of wgmma's first operand: the
-// values of the weights expanded to bfloat16, bit for bit.
+// Unpacks a thread's part of a 4-bit weight tile to the registers of wgmma's first operand. The
+// values are those of weights expanded to bfloat16, bit for bit.
 //
 // Expansion rounds code · scale to float32, then to bfloat16. kMxfp4's product is exact, so one
 // rounding to bfloat16 is equivalent; the other formats round twice as expansion does. e2m1 codes

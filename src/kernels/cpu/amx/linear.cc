@@ -8,7 +8,7 @@
 namespace switchyard::kernels::cpu::amx {
 namespace {
 
-// Int8 codes by codes; weights are used unchanged.
+// Int8 rows by int8 weights, whose codes are used unchanged.
 struct Int8Product {
   static constexpr int kWeightBytes = 1;
   static constexpr bool kScaled = true;

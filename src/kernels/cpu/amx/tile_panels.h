@@ -30,8 +30,8 @@ TileRows GatherRows(const TileRows& rows, int64_t i, int64_t count, char* memory
   return {memory, rows.ld, nullptr};
 }
 
-// Multiplies rows [i, i + count) of x with two vectors of outputs of the panel from vector v on, or
-// with one if only one remains.
+// Multiplies rows [i, i + count) of x with vectors v and v + 1 of the panel's outputs, or with v
+// alone if it is the last.
 template <class P>
 void MultiplyVectors(ShapedTiles<P>& tiles, const LinearTask& t, const Panel& p, const TileRows& x,
                      int64_t i, int64_t count, int64_t n, int v, NextPanelPrefetch<P>& next,

@@ -1,6 +1,6 @@
 // Emulation of AMX instructions on CPUs without AMX. The CPU raises SIGILL, and the handler
 // emulates the instruction (emulated_tiles.h) and resumes after it. Tests therefore run the same
-// code as AMX CPUs, including its inline assembly operands, on any machine.
+// code as AMX CPUs, including its inline assembly operands, on any machine with AVX-512.
 #pragma once
 
 namespace switchyard::kernels::cpu::amx {

@@ -1,6 +1,6 @@
-// AMX tiles: eight registers of up to 16 rows of 64 bytes, with products of two tiles accumulated
-// in a third (Intel, Software Developer's Manual, volume 1, "Programming with Intel AMX"; volume 2,
-// LDTILECFG, TILELOADD, TDPBSSD, TDPBF16PS).
+// AMX tiles: eight registers of up to 16 rows of 64 bytes. Products of two tiles are accumulated in
+// a third. (Intel, Software Developer's Manual, volume 1, "Programming with Intel AMX"; volume 2,
+// LDTILECFG, TILELOADD, TDPBSSD, TDPBF16PS.)
 #pragma once
 
 #include <cstdint>

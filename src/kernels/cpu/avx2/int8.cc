@@ -63,7 +63,7 @@ struct Int8Dot {
   }
   static Sum Add(Sum sum, Codes w, Codes x) {
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
-    asm("" : "+x"(sum));  // else GCC 12 sums products of a line first and spills them
+    asm("" : "+x"(sum));  // otherwise GCC 12 adds up the products of a line first and spills them
     return sum;
   }
   static void Reduce4(const Sum (&acc)[4], int32_t* sums) {
@@ -71,7 +71,7 @@ struct Int8Dot {
       return _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
     };
     const Sum ab = add(acc[0], acc[1]), cd = add(acc[2], acc[3]);
-    // Each 128-bit lane: partial sums of the four vectors.
+    // Each 128-bit lane has one partial sum of each of the four vectors.
     const Sum all = _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(sums),
                      _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));

@@ -69,7 +69,8 @@ struct Vec {
   }
   static void ReduceAdd4(F a, F b, F c, F d, float* sums) {
     __m128 fa = Halves(a), fb = Halves(b), fc = Halves(c), fd = Halves(d);
-    // Lanes 0, 2 and 1, 3 of each: [a, a, b, b] and [c, c, d, d].
+    // Adds lanes 0 and 2, and lanes 1 and 3, of each vector: ab is [a, a, b, b], cd is [c, c, d,
+    // d].
     const __m128 ab = _mm_add_ps(_mm_movelh_ps(fa, fb), _mm_movehl_ps(fb, fa));
     const __m128 cd = _mm_add_ps(_mm_movelh_ps(fc, fd), _mm_movehl_ps(fd, fc));
     _mm_storeu_ps(sums, _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xdd)));

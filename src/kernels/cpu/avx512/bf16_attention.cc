@@ -3,10 +3,10 @@
 // per task. Exponentials are summed in float32 first, then rounded. Blocks, parts, maxima and sums
 // are as in simd/attention.h.
 //
-// Within a block, a query's row of exponentials is zero for keys that it does not attend to, so all
-// queries of a tile visit the same pairs. Zeros change no sum. vdpbf16ps flushes subnormals, so
-// every sum that it has added to is normal or zero. A subnormal initial sum would be flushed by the
-// query's first key anyway.
+// Within a block, a query's exponential is zero for keys that it does not attend to. So all queries
+// of a tile visit the same pairs. Zeros change no sum: vdpbf16ps flushes subnormals, so its sums
+// are normal or zero. Only an initial sum can be subnormal, and the query's first key would flush
+// it anyway.
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/bf16_pairs.h"
@@ -112,7 +112,7 @@ void LoadKeys(PairState& s, int64_t block, KeyRange range) {
 }
 
 // Scores of M queries with all keys of the block. Neither this function nor PairValues below is
-// inlined: inside the loop over blocks, their accumulators would spill to the stack, which costs
+// inlined. Inside the loop over blocks, their accumulators would spill to the stack, which costs
 // half of the time.
 template <int M>
 [[gnu::noinline]] void PairScores(const PairState& s, int64_t query, RowPrefetch& requests) {

@@ -27,7 +27,8 @@ const char* InputRow(const LinearTask& t, int64_t i) {
 }
 
 // Tile of rows [i, i + M) of x and `count` (1 to N) weight rows from n on; missing ones repeat the
-// last. Prefetches kAhead bytes ahead (0: no prefetch) or in turns.
+// last. Prefetches kAhead bytes ahead. kAhead 0: no prefetch; kPrefetchInTurns: as `turns`
+// specifies.
 template <int M, int N, int64_t kAhead>
 [[gnu::always_inline]] inline void PairTile(const LinearTask& t, int64_t i, int64_t n,
                                             int64_t count, const simd::PrefetchTurns& turns) {

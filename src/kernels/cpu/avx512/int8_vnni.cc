@@ -49,7 +49,7 @@ struct Int8Dot {
       return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
     };
     const Sum ab = add(acc[0], acc[1]), cd = add(acc[2], acc[3]);
-    // Each 128-bit lane: partial sums of the four vectors.
+    // Each 128-bit lane has one partial sum of each of the four vectors.
     const Sum abcd = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
     const __m256i two =
         _mm256_add_epi32(_mm512_castsi512_si256(abcd), _mm512_extracti64x4_epi64(abcd, 1));

@@ -23,8 +23,8 @@ namespace switchyard::kernels::cpu::avx512 {
 constexpr int kPanelTileRows = 6;
 static_assert(kMaxPanelCols == 4 * kPanelLanes);
 
-// Tile of rows [i, i + M) of x and a panel of N vectors of outputs from n on. Prefetches `lines` of
-// the next panel per 64 bytes of K, but at most rows times vectors: a core receives about one line
+// Tile of rows [i, i + M) of x and a panel of N vectors of outputs from n on. Per 64 bytes of K,
+// prefetches `lines` cache lines of the next panel, at most M · N: a core receives about one line
 // in the time of 16 products. Packing prefetches the remaining lines.
 template <class P, int M, int N>
 [[gnu::noinline]] void PanelTile(const LinearTask& t, const Panel& p, int64_t i, int64_t n,

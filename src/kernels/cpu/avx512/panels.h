@@ -39,8 +39,8 @@ const char* PanelWeightRow(const WeightRef& w, int64_t n) {
   return static_cast<const char*>(w.data) + first * P::kWeightBytes;
 }
 
-// 64 bytes of sixteen weight rows. Pair i of a half holds 32 bytes of row i / 4 · 8 + i % 4 and 32
-// bytes of the row four after it.
+// 64 bytes of each of sixteen weight rows, in two halves of 32 bytes. halves[h][i] has half h of
+// rows r and r + 4, where r = i / 4 · 8 + i % 4.
 struct PanelLines {
   __m512i halves[2][kPanelGroups];
 };
@@ -49,7 +49,9 @@ struct PanelLines {
 template <class P>
 [[gnu::always_inline]] inline void Transpose(const __m512i (&pairs)[kPanelGroups],
                                              __m512i (&groups)[kPanelGroups]) {
-  __m512i t[2][4];  // 128 bits of t[g][c]: columns c and 4 + c of rows 8 · g on, those of 8 · g + 4
+  // The 128-bit lanes of t[g][c] are columns c and 4 + c of rows 8 · g to 8 · g + 3. They are
+  // followed by the same columns of rows 8 · g + 4 to 8 · g + 7.
+  __m512i t[2][4];
 #pragma GCC unroll 2
   for (int g = 0; g < 2; ++g) {
     const __m512i* r = pairs + 4 * g;

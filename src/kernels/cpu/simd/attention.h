@@ -141,7 +141,7 @@ void ScoreKeys(AttentionState<V>& s) {
 
 constexpr int kReduceQueries = 4;  // queries per horizontal reduction
 
-// Online softmax step for M queries that attend to the same keys of a block: replaces scores with
+// Online softmax step for M queries that attend to the same keys of a block. Replaces scores with
 // exponentials relative to the new maximum and rescales the accumulated output. Lanes outside
 // `range` count as minus infinity.
 template <class State, int M>

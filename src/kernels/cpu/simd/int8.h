@@ -79,8 +79,8 @@ void StoreInt8Sums(const LinearTask& t, const Int8Outputs& o, int64_t i,
 }
 
 // Tile of rows [i, i + M) of x and `count` (1 to N) weight rows from n on; missing ones repeat the
-// last. Prefetches kAhead bytes ahead (0: no prefetch) or in turns. Sums of row i + r go to
-// sums[r], starting at index `at`.
+// last. Prefetches kAhead bytes ahead. kAhead 0: no prefetch; kPrefetchInTurns: as `turns`
+// specifies. Sums of row i + r go to sums[r], starting at index `at`.
 template <class D, int M, int N, int64_t kAhead>
 [[gnu::always_inline]] inline void Int8Tile(const LinearTask& t, const Int8Input<D>& input,
                                             int64_t i, int64_t n, int64_t count, int64_t at,

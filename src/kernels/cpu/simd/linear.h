@@ -5,8 +5,9 @@
 // prefetched streams, or one if x is a single row.
 //
 // Many rows: a panel of weight rows is converted to float32 once and stays in L2. Tiles of 6 × 4
-// accumulators (AVX-512) run over kPanelDepth columns, which stay in L1. Between column ranges a
-// tile's accumulators are saved as vectors, so each chain continues where it stopped.
+// accumulators (AVX-512) run over kPanelDepth columns at a time, so that a tile's rows of x stay in
+// L1. Between column ranges a tile's accumulators are saved as vectors, so each chain continues
+// where it stopped.
 #pragma once
 
 #include "kernels/cpu/heuristics.h"
@@ -18,9 +19,9 @@ namespace switchyard::kernels::cpu::simd {
 
 constexpr int kTileCols = 4;  // weight rows per register tile
 
-// Rows of x per tile with unpacked weights. For formats that are cheap to unpack, a tile has many
-// rows of x and two weight rows: each weight row is converted once. With four weight rows, GCC 12
-// would spill 3 × 4 AVX2 accumulators.
+// Rows of x per tile with unpacked weights. In formats of at least 16 bits, AVX2 tiles have up to
+// kDirectRows rows of x, but two weight rows above kWideRows (CachedCols). GCC 12 would spill 3 × 4
+// accumulators.
 template <class V>
 constexpr int DirectRows(int bits) {
   return bits >= 16 ? V::kDirectRows : V::kTileRows;
@@ -36,8 +37,8 @@ struct DirectShape {
   int cols;       // weight rows
   int64_t ahead;  // prefetch distance in bytes
 };
-// With one row of x there is so little work that the core reads far ahead by itself, and hardware
-// prefetch is fastest with one weight row after another.
+// One row of x gives so little work that the core reads far ahead by itself. Hardware prefetch is
+// then fastest with one weight row after another.
 template <class V>
 constexpr DirectShape ShapeOf(int rows, int bits) {
   if (rows == 1 && bits >= 16)
@@ -270,7 +271,7 @@ int BitsPerWeight(WeightFormat format) {
 
 template <class V>
 void LinearPanels(const LinearTask& t) {
-  // A stride that is not a power of two, so that rows map to different L1 sets.
+  // A power of two would map all rows to one L1 set.
   const int64_t stride = ScratchStride(t.w.k);
   float* scales = t.scratch;
   float* panel = scales + ScaleFloats<V>(t.w.k);

@@ -1,6 +1,6 @@
 // Weight rows of each format, read as float32 vectors. At(j) returns columns [j, j + lanes); AtN(j,
-// n) the first n of them, then zeros. Conversions are exact, so direct reads and panels converted
-// in advance feed the products with the same bits.
+// n) the first n of them, then zeros. Panels are converted with the same functions, so direct reads
+// and panels feed the products with the same bits.
 #pragma once
 
 #include "kernels/cpu/kernel_table.h"
@@ -72,7 +72,8 @@ struct Int8ChannelRow {
 };
 
 // `scales`: zero point and scale per kInt4Block columns. The first block starts `phase` columns
-// before column 0. Groups of any size consist of whole blocks.
+// before column 0. Groups consist of whole blocks or are whole rows (HasVectorRows); each block of
+// a group has a copy of the group's pair.
 template <class V>
 struct Int4Row {
   static constexpr int kBitsPerWeight = 4;

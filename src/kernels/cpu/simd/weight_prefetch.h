@@ -24,14 +24,14 @@ template <class V>
 // Prefetch distance of kBytes over all N streams together. Parameters as in PrefetchRowOffset.
 template <class V, int N, int64_t kBytes>
 struct WeightPrefetch {
-  int64_t turn;         // byte of a row from which the target is one round of rows further
-  int64_t here, there;  // offset to the target before `turn` and after; 0: none
+  int64_t turn;         // from this byte of a row on, the target is N rows further
+  int64_t here, there;  // offset to the target before `turn`, and from `turn` on; 0: none
 
   // `first`: the tile's first row, of `row_bytes` bytes.
   WeightPrefetch(int64_t row_bytes, int64_t stride, int64_t left, const void* first = nullptr,
                  const void* next = nullptr) {
     constexpr int64_t kEach = kBytes / N;
-    if (row_bytes < 1) row_bytes = 1;  // a few columns of 4 bits
+    if (row_bytes < 1) row_bytes = 1;  // a single column of 4 bits, rounded down to 0
     const int64_t rows = kEach / row_bytes * N, column = kEach % row_bytes;
     turn = row_bytes - column;
     const auto at = [&](int64_t row, int64_t byte) __attribute__((always_inline))->int64_t {
