@@ -30,7 +30,7 @@ std::string NameOfNow();
 // The end of a profile on one rank, or on all of them.
 struct Result {
   std::vector<std::string> files;  // written files, by rank; none for a stage without steps
-  std::string error;               // why a file is missing; empty: no file is
+  std::string error;               // why a file is missing; empty: all files are written
   int64_t events = 0, dropped = 0;
 };
 

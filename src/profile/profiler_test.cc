@@ -291,7 +291,8 @@ TEST_F(ProfilerTest, NamesADirectoryThatCannotBeWrittenTo) {
   }
   EXPECT_FALSE(profiler.active());
 
-  // Removed while the profile is active: the profile ends, and the result has the reason.
+  // If the directory is removed while the profile is active, the profile ends, and the result has
+  // the reason.
   options.dir = (dir_ / "sub").string();
   profiler.Start(options);
   Run(profiler);

@@ -43,7 +43,7 @@ enum class ActivationFormat : uint8_t {
   kFp8Token,   // e4m3, one scale per row: amax / 448
   kFp8Tensor,  // e4m3, static scale: the checkpoint's input_scale
   kInt8Token,  // int8, symmetric, one scale per row: amax / 127
-  kBFloat16,   // bfloat16, ties to even: GPU and AMX inputs for bfloat16 weights
+  kBFloat16,   // bfloat16, ties to even: for bfloat16 products with bfloat16 weights
 };
 
 constexpr int64_t kFp8BlockSize = 128;   // rows and columns that share a scale

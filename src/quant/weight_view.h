@@ -49,8 +49,8 @@ struct WeightView {
   }
 };
 
-// Dequantizes columns [col_begin, col_end) of row `row` of the view to float32, exactly for every
-// format. Reference for the tests of all kernels.
+// Dequantizes columns [col_begin, col_end) of row `row` of the view to float32. Products of codes
+// and scales are rounded to float32. Reference for the tests of all kernels.
 void DequantizeRow(const WeightView& w, int64_t row, int64_t col_begin, int64_t col_end,
                    float* out);
 

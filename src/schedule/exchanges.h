@@ -26,8 +26,8 @@ class ExchangesInFlight {
 // Maximum number of all-to-alls in flight. RowExchangeOptions::places must be at least this number.
 int MaxExchangesInFlight(std::span<const Operation> list);
 
-// Returns the first fault in the exchanges of a list, or an empty string: two of one micro-batch
-// in flight, more than `limit` in flight, or one that no later operation completes.
+// Returns the first fault in the exchanges of a list, or an empty string. Faults: two exchanges of
+// one micro-batch in flight, more than `limit` in flight, or one that no later operation completes.
 std::string FindExchangeError(std::span<const Operation> list, int limit, int first_layer = 0);
 
 }  // namespace switchyard::schedule

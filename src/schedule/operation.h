@@ -9,11 +9,11 @@
 
 namespace switchyard::schedule {
 
-// Phases of a layer, in the order of the forward pass. kDispatch and kCombine start an all-to-all
-// in either direction. The phase that consumes the rows completes the all-to-all (forward:
-// kExperts, kFinish; backward: kExperts, kAttention), so the operations scheduled in between
-// overlap the communication. Dense layers compute their feed-forward in kExperts, and have no
-// kRoute, kDispatch, kShared, kCombine and kDown.
+// Phases of a layer, in the order of the forward pass. In both passes, kDispatch and kCombine start
+// an all-to-all. The phase that consumes the rows completes the all-to-all (forward: kExperts,
+// kFinish; backward: kExperts, kAttention), so the operations scheduled in between overlap the
+// communication. Dense layers compute their feed-forward in kExperts, and have no kRoute,
+// kDispatch, kShared, kCombine and kDown.
 //
 // Training has no kQkv, kRoute and kDown; its kAttention includes the router. The backward pass
 // runs kFinish, kCombine, kExperts, kDispatch, kAttention. kShared may run anywhere between

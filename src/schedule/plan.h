@@ -21,8 +21,8 @@ struct StepShape {
   int micro_batches = 1;
   Order order = Order::kPlain;
   int stages = 1, stage = 0;  // of the pipeline
-  // All-reduces a layer's gradients as soon as its last backward pass is done, overlapped with the
-  // rest of the backward pass, instead of all of them at the end of the step.
+  // Starts a layer's gradient all-reduce as soon as its last backward pass is done, so that it
+  // overlaps the rest of the backward pass. Otherwise all of them start at the end of the step.
   bool early_sums = false;
   int first_layer = 0;  // global index of the stage's first layer, for printing
 
@@ -57,9 +57,13 @@ struct PairedPhase {
   Phase phase;
 };
 // Order of the phases within a pair of layers. Computation of the other micro-batch separates the
-// start and the completion of each all-to-all: attention overlaps the gradient of combine, the
-// experts' gradient overlaps dispatch, the experts overlap the gradient of dispatch, and
-// attention's gradient overlaps combine (DualPipe, DeepSeek-V3, arXiv:2412.19437, figure 4).
+// start and the completion of each all-to-all (DualPipe, DeepSeek-V3, arXiv:2412.19437, figure 4):
+//
+//   computation            all-to-all that it overlaps
+//   attention              gradient of combine
+//   gradient of experts    dispatch
+//   experts                gradient of dispatch
+//   gradient of attention  combine
 std::span<const PairedPhase> PairOrder();
 
 }  // namespace switchyard::schedule

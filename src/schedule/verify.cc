@@ -165,7 +165,7 @@ std::string FindPipelineError(std::span<const std::vector<Operation>> stages, in
   std::vector<std::deque<int>> forth(n), back(n);
   std::vector<size_t> at(n, 0);
   std::string fault;
-  // Both return whether the operation could run; if so, they have run it.
+  // `send` and `receive` run the operation if it need not wait, and return whether it ran.
   const auto send = [&](std::deque<int>& link, int m) {
     if (static_cast<int>(link.size()) >= link_places) return false;
     link.push_back(m);
