@@ -1,4 +1,5 @@
-// The only exception type for errors that users, files, requests and peers cause.
+// The exception type, with a few subclasses, for errors that users, files, requests and peers
+// cause.
 #pragma once
 
 #include <stdexcept>

@@ -75,8 +75,8 @@ struct SharedArena::Impl {
   [[noreturn]] void ThrowAborted() const;
 };
 
-// `ArenaHeaderBytes`: size of the header, a whole number of pages. `ArenaBytes`: size of the whole
-// mapping; Error kInvalid if an argument is out of range.
+// Bytes of the header, a whole number of pages, and of the whole mapping; Error kInvalid if a
+// size is out of range.
 size_t ArenaHeaderBytes();
 size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank);
 

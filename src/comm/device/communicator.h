@@ -56,7 +56,7 @@ class Communicator : public Collectives {
   std::unique_ptr<Impl> impl_;
 };
 
-// A rank's communicators, one object each, constructed in the same order on every rank.
+// A rank's communicators, one for each kind of group, constructed in the same order on every rank.
 struct RankComm {
   // Bytes of a rank's arena that the communicators allocate.
   static size_t BytesPerRank(const MeshShape& shape);

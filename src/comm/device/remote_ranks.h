@@ -26,8 +26,8 @@ struct ByteRange {
 // the rank's thread. Every operation fails with the reason of the abort when the arena is aborted.
 class RemoteRanks {
  public:
-  // Without an abort: sends kBye to the peers and waits briefly for their kBye, since unread data
-  // of theirs may still arrive. After an abort by a rank of this host: forwards the reason. Without
+  // Without an abort: sends kBye to the peers and waits briefly for their kBye, because data from
+  // them may still arrive. After an abort by a rank of this host: forwards the reason. Without
   // that, peers may detect this rank's exit before they receive the reason from the aborting rank.
   virtual ~RemoteRanks() = default;
 

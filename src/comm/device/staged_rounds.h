@@ -22,7 +22,7 @@ namespace switchyard {
 // of round k - 2, the last round that used this slot. If every member read from every peer in round
 // k - 1, that wait returns at once.
 //
-// Owned by a Communicator; the rank's thread only.
+// Owned by a Communicator; used by the rank's thread only.
 class StagedRounds {
  public:
   // Allocates `staging_bytes` and a cache line for each member's flag in every rank's arena.

@@ -28,7 +28,8 @@ class SharedArena {
  public:
   // Reserves world × bytes_per_rank; pages are committed on first touch.
   static std::shared_ptr<SharedArena> Create(int world, size_t bytes_per_rank);
-  // In a rank process. Takes ownership of the descriptor; Error kInvalid if it is not an arena.
+  // Maps the arena of an inherited descriptor in a rank process. Takes ownership of the descriptor.
+  // Error kInvalid if it is not an arena.
   static std::shared_ptr<SharedArena> FromFd(int fd);
   ~SharedArena();
 
@@ -57,7 +58,8 @@ class SharedArena {
   void BeatAsParent();
   uint64_t parent_beats() const;
 
-  // In a rank's process, before its SymmetricMemory: attaches the ranks of other hosts.
+  // Attaches the ranks of other hosts. Called in a rank's process, before its SymmetricMemory is
+  // made.
   void Attach(std::unique_ptr<RemoteRanks> remote);
 
  private:

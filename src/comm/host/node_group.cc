@@ -29,7 +29,7 @@ constexpr milliseconds kSendTimeout = 1s;
 constexpr milliseconds kJoinSlack = 5s;
 constexpr const char* kSecretHint = "--dist-secret-file needs the same secret on all nodes";
 
-enum class News : uint8_t { kEnd, kLost, kCause };  // kCause: kLost with its root cause
+enum class News : uint8_t { kEnd, kLost, kCause };  // kCause: kLost with the root cause
 
 // The first message of a node.
 struct NodeHello {

@@ -20,7 +20,7 @@ namespace switchyard {
 struct NodeNetwork {
   int node = 0;
   TcpWorld world;
-  std::vector<TcpListener> listeners;  // of this node's ranks, in their order
+  std::vector<TcpListener> listeners;  // one for each rank of this node, in order of rank
 
   int first_rank() const { return node * world.ranks_per_node; }
 };
@@ -63,7 +63,7 @@ class NodeGroup {
     std::function<void()> on_end;  // node 0 shuts the engine down
   };
   void Watch(Events events);
-  // From any thread. SendEnd: called on node 0, before its ranks leave.
+  // May be called from any thread. SendEnd: called on node 0, before its ranks leave.
   void SendEnd();
   void SendLost(const std::string& why, bool cause);
 

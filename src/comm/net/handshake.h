@@ -15,7 +15,8 @@ struct ConnectionKey {
   std::string bytes;
   bool is_secret = false;  // false: every build of this version has the same key
 
-  // Derived from a secret for connections of one purpose; an empty secret gives a public key.
+  // Derived from a secret for connections of one purpose. An empty secret gives a key that every
+  // build of this version has.
   static ConnectionKey Of(std::string_view secret, std::string_view label);
 };
 

@@ -86,8 +86,8 @@ void CopyToDevice(void* to, const void* from, size_t bytes, const char* what);
 // A non-blocking stream of the current device.
 class Stream {
  public:
-  // Synchronizes with all work of the device. Blocks of kernels on an `urgent` stream are scheduled
-  // before those of other streams.
+  // The constructor synchronizes with all work of the device. Blocks of kernels on an `urgent`
+  // stream are scheduled before those of other streams.
   explicit Stream(bool urgent = false);
   ~Stream();
   Stream(Stream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}

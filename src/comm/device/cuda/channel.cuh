@@ -1,5 +1,5 @@
-// Synchronization and staging between block c of all members' kernels. Internal to
-// comm/device/cuda.
+// Synchronization and staging between the blocks of equal index of all members' kernels. Internal
+// to comm/device/cuda.
 #pragma once
 
 #include <type_traits>
@@ -10,11 +10,11 @@
 namespace switchyard::cuda {
 
 // A round: write to the own staging region, barrier (Meet), read the peers' regions, and optionally
-// a second barrier. The two barriers raise the flags to counter + 1 and counter + 2; a round with
-// one barrier skips the first value. Regions are double-buffered. Round n + 2 overwrites the region
-// of round n. A block that begins round n + 2 has passed the barrier of round n + 1, so all members
-// have finished round n. The counter stays on the device between kernels, so captured kernels can
-// be replayed.
+// a second barrier. Two barriers raise the flags to counter + 1 and then to counter + 2. A single
+// barrier raises them to counter + 2 at once. Regions are double-buffered. Round n + 2 overwrites
+// the region of round n. A block that begins round n + 2 has passed the barrier of round n + 1, so
+// all members have finished round n. The counter stays on the device between kernels, so captured
+// kernels can be replayed.
 class Channel {
  public:
   __device__ explicit Channel(const ChannelSet& set, WaitStage stage)

@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
 }
 
 // Two-shot: every member reduces its part, then all members gather all parts. Two barriers per
-// round. A region has one slot per member; the owner's slot needs no input copy and receives its
-// sums.
+// round. A region has one slot per member. A member copies no input to its own slot, where it later
+// writes its sums.
 template <int kMost>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     TwoShotAllReduce(const __grid_constant__ ChannelSet set, float* data, size_t count,
