@@ -150,7 +150,7 @@ struct AttentionParams {
   // [heads] attention sinks: logits that join the softmax sum but carry no value; or null.
   const float* sinks = nullptr;
   // Allows CPUs to round q and the exponentials to bfloat16. They do so if kv_dtype is kBF16 and
-  // the CPU has bfloat16 products (HasBFloat16Products). It applies to all rows of a call, so no
+  // the CPU has bfloat16 products (HasBFloat16Products). This applies to all rows of a call, so no
   // row depends on the others.
   bool bfloat16_rows = false;
   std::span<const SequenceSpan> sequences;

@@ -6,7 +6,8 @@
 
 namespace switchyard::kernels {
 
-// Prefetch distance of sequential reads in bytes: the best of 0.5 to 4 KiB on machines we measured.
+// Prefetch distance of sequential reads in bytes: the best of 0.5 to 4 KiB on the measured
+// machines.
 constexpr int64_t kReadPrefetchDistance = 1536;
 
 // DRAM read bandwidth of `threads` threads in bytes per second. Each thread streams its own buffer,

@@ -20,7 +20,7 @@ Keys KeysOf(const SequenceSpan& s, int64_t begin, int64_t end, int64_t window) {
           int64_t{s.kv_len} - s.rows + end - 1};
 }
 
-// Query-key products of the last `rows` rows of one query head.
+// Number of query-key products of one query head in the last `rows` rows of a sequence.
 int64_t WorkOf(const SequenceSpan& s, int64_t rows, int64_t window) {
   const Keys keys = KeysOf(s, s.rows - rows, s.rows, window);
   return rows * (keys.last - keys.first + 1);

@@ -15,7 +15,8 @@ int64_t RoundUp(int64_t n, int64_t step) { return CeilDiv(n, step) * step; }
 
 int64_t ScaleFloats(int64_t k) { return RoundUp(2 * (k / kInt4Block + 2) + kMaxLanes, kMaxLanes); }
 
-// Bits per weight without scales, which add less than half a byte per weight.
+// Bits per weight without scales. Scales add less than half a byte per weight, so rounding down to
+// half bytes removes them.
 int64_t StoredBits(WeightFormat format) {
   return 4 * static_cast<int64_t>(2 * BytesPerWeight(format));
 }

@@ -11,8 +11,8 @@ namespace switchyard::kernels::cpu {
 // L2.
 constexpr int64_t kPanelRows = 32;
 constexpr int64_t kPanelDepth = 1024;
-// Rows of x that reuse a converted panel in L2 before the next 1024 columns. In bfloat16
-// (avx512/bf16_rows.cc): rows of x that stay in L2 while a task's weights stream through.
+// Rows of x that are multiplied with 1024 columns of a panel in L2 before the next 1024 columns. In
+// bfloat16 (avx512/bf16_rows.cc): rows of x that stay in L2 while a task's weights stream through.
 constexpr int64_t kPanelBatch = 96;
 // Maximum number of row tiles for which weights are converted inside the product. Repeating a cheap
 // conversion per tile costs less than writing a panel to L2 and reading it back.

@@ -8,7 +8,7 @@
 
 namespace switchyard::cuda {
 
-// For one work item; all threads of the block call these together.
+// Copies for one work item. All threads of the block call the functions together.
 template <typename Shape>
 class TileLoader {
  public:

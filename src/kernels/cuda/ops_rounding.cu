@@ -1,7 +1,6 @@
-// Activation quantization of GEMM inputs [m, k], optionally after the MLP activation. Rounds to an
-// ActivationFormat (output float32 or bfloat16), or quantizes to e4m3 codes with one scale per 128
-// elements. Grid: one block of 256 threads per row; a warp holds a group of 128 elements, four per
-// lane.
+// Activation quantization of GEMM inputs [m, k], optionally after the MLP activation: rounding to
+// an ActivationFormat (output float32 or bfloat16), and e4m3 codes with one scale per 128 elements.
+// Grid: one block of 256 threads per row; a warp holds a group of 128 elements, four per lane.
 #include <cmath>
 
 #include "kernels/cuda/fp8.cuh"

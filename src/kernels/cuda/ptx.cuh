@@ -76,7 +76,7 @@ __device__ __forceinline__ void BarrierArriveWarp(SharedAddr barrier) {
   __syncwarp();
   if (threadIdx.x % 32 < kWarpArrivals) BarrierArrive(barrier);
 }
-// Arrives at the barrier at that offset in each of the cluster's `blocks` blocks, at most 32.
+// Arrives at the barrier at the same offset in each of the cluster's `blocks` blocks, at most 32.
 __device__ __forceinline__ void BarrierArriveWarpAt(SharedAddr barrier, uint32_t blocks) {
   const uint32_t lane = threadIdx.x % 32;
   __syncwarp();

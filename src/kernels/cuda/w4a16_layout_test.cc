@@ -67,7 +67,7 @@ std::vector<uint16_t> UnpackAll(const PackedMatrices& m, int matrices) {
       const EmulatedThread t = {m.format, m.records.data() + tile * W4A16RecordBytes(m.format),
                                 m.globals[tile / column_tiles], thread};
       for (int i = 0; i < 32; ++i) {
-        // The PTX ISA's fragment of m64k16: lane / 4 and lane % 4, registers, halves.
+        // The PTX ISA's fragment of m64k16 (w4a16_layout.h).
         const int run = i / 8, slot = i / 2 % 4, half = i % 2, lane = thread % 32;
         const int64_t row =
             tile / column_tiles * 64 + thread / 32 * 16 + lane / 4 + (slot % 2 == 1 ? 8 : 0);

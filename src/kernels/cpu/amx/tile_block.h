@@ -81,8 +81,9 @@ class ShapedTiles {
   BlockShape shape_ = {0, 0};
 };
 
-// Operands of a block: `lines` · 64 bytes of K of rows with stride `ld`, and a panel of `vectors`
-// vectors. If `tail` is not null, one more line of rows with stride 64 follows.
+// Operands of a block. Rows have `lines` lines of 64 bytes along K and a stride of `ld` bytes. The
+// panel has `vectors` vectors. If `tail` is not null, it has one more line of each row, with a
+// stride of 64 bytes.
 struct BlockTask {
   const char* rows;
   int64_t ld;

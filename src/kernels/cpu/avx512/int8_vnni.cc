@@ -18,7 +18,7 @@ struct Int8Dot {
   static constexpr int kParts = 1;
   static constexpr int64_t kMaxRows = int64_t{1} << 32;  // any number
   static constexpr int kTileRows = 8;
-  // The accumulators fill the registers that x leaves free.
+  // Weight rows of a tile: as many as the registers can accumulate next to the rows of x.
   static constexpr int CachedCols(int rows) { return rows <= 6 ? 4 : 2; }
   static constexpr int Cols(int rows) {
     return rows <= kInt8SingleStreamRows ? 1 : CachedCols(rows);

@@ -6,11 +6,12 @@
 
 namespace switchyard::kernels::cpu::simd {
 
-// Byte offset from a task's row at `first` to the row `row` rows further. Rows are processed in
-// blocks of `block`, `stride` bytes apart; `left` rows remain from `first` on. After the last block
-// the offset leads to the rows of the next task at `next`, so that the next task does not start
-// with a stall. Returns 0 if `next` is null: the rows beyond may belong to another thread. V: the
-// vector type of an instruction set (kernels/cpu/kernel_table.h).
+// Byte offset from the weight row at `first` to the row that comes `row` rows later. Rows are
+// `stride` bytes apart and are processed in blocks of `block` rows. The task has `left` rows from
+// `first` on. Behind the task's last block, rows are those of the next task, whose first row is at
+// `next`, so that the next task does not start with a stall. Returns 0 there if `next` is null: the
+// rows may belong to another thread. V: the vector type of an instruction set
+// (kernels/cpu/kernel_table.h).
 template <class V>
 [[gnu::always_inline]] inline int64_t PrefetchRowOffset(int64_t row, int64_t block, int64_t stride,
                                                         int64_t left, const void* first,
@@ -58,8 +59,8 @@ struct PrefetchTurns {
 constexpr int64_t kPrefetchInTurns =
     -1;  // kAhead of tiles that get the distance from PrefetchTurns
 
-// PrefetchTurns::ahead for a block of `rows` rows that starts at `first`: whole blocks, at least
-// kBytes in total.
+// PrefetchTurns::ahead for a block of `rows` rows that starts at `first`. The distance is a number
+// of whole blocks with at least kBytes in total.
 template <class V, int64_t kBytes>
 int64_t PrefetchBlockOffset(int64_t rows, int64_t row_bytes, int64_t stride, int64_t left,
                             const void* first, const void* next) {
