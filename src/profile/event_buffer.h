@@ -24,8 +24,8 @@ struct Event {
   int64_t begin = 0, end = 0;   // nanoseconds of steady_clock
   int32_t step = 0;             // number of the forward pass since the server started
   int32_t layer = kNone;        // of the model
-  int32_t rows = kNone;         // of the input, in this rank's attention group
-  int32_t columns = kNone;      // of the input
+  int32_t rows = kNone;         // number of input rows in this rank's attention group
+  int32_t columns = kNone;      // width of an input row
   int16_t micro_batch = kNone;  // kPass, kDevice
   Track track = Track::kSteps;
   Stage stage = Stage::kPrefill;  // of the step

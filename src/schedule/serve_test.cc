@@ -113,7 +113,7 @@ TEST(ServePlan, TheOffsetOnlyInterleaves) {
         EXPECT_EQ(of(list), of(wanted));
       }
     }
-    // With more offset than segments, the micro-batches run one after the other.
+    // With an offset larger than the number of segments, micro-batches run one after the other.
     shape.offset = 20;
     EXPECT_TRUE(std::ranges::is_sorted(Plan(shape), {}, &Operation::micro_batch));
   }

@@ -53,7 +53,7 @@ class StepConstraints : public Constraints {
     return at;
   }
 
-  // The phases of a layer in order, except kShared, which may run between two given phases.
+  // The phases of a layer in order. Only kShared may run anywhere between two given phases.
   Operation Layer(Operation at, Operation phase, Phase shared_after, Phase shared_before,
                   std::span<const Phase> phases) {
     const auto of = [&](Phase p) {
