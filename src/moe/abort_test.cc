@@ -1,5 +1,5 @@
-// A batch is aborted between any two stages. Another batch in flight keeps its bits, and the state
-// takes further batches.
+// Aborts a batch between any two stages. The outputs of another batch in flight must not change,
+// and the state must be usable for further batches.
 #include "gtest/gtest.h"
 #include "moe/placement/test_placements.h"
 #include "moe/test_layer.h"
@@ -17,7 +17,7 @@ constexpr StageOf kStages[] = {
     &MoeLayer::PostPermute, &MoeLayer::BeginCombine,  &MoeLayer::EndCombine};
 constexpr int kNumStages = std::size(kStages);
 
-// A batch of this rank's group.
+// A batch of one attention group, run stage by stage.
 class Batch {
  public:
   Batch(const MoeLayer& moe, const TestLayer& layer, int slot, const TestPass& pass, int group)

@@ -19,7 +19,7 @@
 
 namespace switchyard {
 
-// The weights of one layer in the form that a backend reads. Constant except for the placement.
+// The weights of one layer in the form that a backend reads. Only SetReplicas and Swap change it.
 class MoeLayerParts {
  public:
   explicit MoeLayerParts(MoeLayerConfig layer_config) : config(std::move(layer_config)) {}
@@ -33,11 +33,12 @@ class MoeLayerParts {
   virtual void CheckFormats(const kernels::ExpertWeights& expert) const = 0;
   // The `local`-th routed expert, in any form that Swap takes. Copies no weights.
   virtual OwnedExpert Held(int local) const = 0;
-  // The same with its weights in host memory, to send it to another rank. Requires `readable`.
+  // The same expert with its weights in host memory, to send it to another rank. Requires
+  // `readable`.
   virtual OwnedExpert Expert(int local) const { return Held(local); }
   virtual bool readable() const { return true; }
-  // Copies an expert to memory from which Swap can take it quickly. Any thread, one at a time, also
-  // while passes run. Requires CheckFormats.
+  // Copies an expert that passed CheckFormats to memory from which Swap can take it quickly. May be
+  // called by any thread while passes run, but by one thread at a time.
   virtual OwnedExpert Stage(OwnedExpert expert) const { return expert; }
   // Replaces all routed experts of this rank by `experts`: each is a result of Held or of Stage, or
   // in host memory. Called on the rank's thread, between two passes. Returns objects that any
@@ -51,7 +52,7 @@ class MoeLayerParts {
 struct MoeInputBuffer {
   std::byte* rows = nullptr;  // contiguous; null: the layer converts the rows itself
   RowFormat format;
-  Share tokens;  // the tokens of this rank's attention group to write
+  Share tokens;  // the tokens of the attention group that this rank writes
 };
 
 // One per model and rank; its layers share it. MoeLayer calls the stages in order, for one state
@@ -68,8 +69,8 @@ class MoeBackend {
   const MoeShape& shape() const { return shape_; }
   const Mesh& mesh() const { return mesh_; }
   virtual const RankGroups& groups() const = 0;
-  // Whether each rank has tokens of its own. Otherwise every rank has all tokens and computes a
-  // partial sum of each.
+  // Whether the tokens of an attention group are partitioned over its ranks. Otherwise every rank
+  // has all of them and computes a partial sum of each.
   virtual bool scatters() const = 0;
   // Whether a batch of decode and prefill rows is split into two exchanges.
   virtual bool splits_mixed_batches() const = 0;
@@ -83,8 +84,8 @@ class MoeBackend {
   RoutingObserver* observer() const { return observer_; }
   ReplicaChooser* chooser() const { return chooser_; }
 
-  // Prepares for moves of experts. Staged experts of `layers` layers exist at the same time; −1: of
-  // all layers. Call it after all layers are placed.
+  // Reserves memory for moves of experts: staged experts of up to `layers` layers exist at the same
+  // time (−1: of all layers). Call it after all layers are placed.
   virtual void ReserveMoves(int /*layers*/) {}
   // Returns the state of a pass. Call it after all layers are placed. `slot` is less than the
   // number of passes in flight.
@@ -114,8 +115,8 @@ class MoeBackend {
   virtual void EndDispatch(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void PrePermute(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void RunExperts(const MoeLayerParts& parts, MoeState& state) = 0;
-  // Instead of RunExperts, for an aborted batch: leaves undefined outputs. A backend that computes
-  // the experts in another stage still does so.
+  // Replaces RunExperts for an aborted batch, and leaves outputs undefined. A backend that computes
+  // the experts in another stage still computes them.
   virtual void SkipExperts(const MoeLayerParts& /*parts*/, MoeState& /*state*/) {}
   virtual void PostPermute(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void BeginCombine(const MoeLayerParts& parts, MoeState& state) = 0;

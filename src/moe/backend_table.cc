@@ -84,7 +84,7 @@ std::string Listed(const std::vector<Value>& values) {
   return Joined(names, ", ");
 }
 
-// "normal → contiguous, low-latency → contiguous"; empty where a layout has no permute.
+// For example "normal → contiguous, low-latency → contiguous". Empty if a layout has no permute.
 std::string PermutePath(const std::vector<DispatchLayout>& from, RunnerLayout to,
                         const PermuteTable& permutes) {
   std::vector<std::string> steps;

@@ -66,13 +66,13 @@ struct ExchangeBackend {
   std::function<ExchangeMemory(const MoeOptions&, const ExchangeShape&)> memory = nullptr;
   bool combines_by_rank = false;   // supports --moe-combine-rows rank
   bool combines_in_parts = false;  // supports Dispatcher::BeginCombinePart
-  bool hosts = true;               // ranks may be on several hosts
+  bool hosts = true;               // supports ranks on several hosts
 };
 using DispatcherBackend = ExchangeBackend<Dispatcher>;
 using FusedBackend = ExchangeBackend<FusedExperts>;
 
-// For a class that is constructed from a DispatcherContext and whose Memory(options, shape) lists
-// its allocations.
+// The entry of a class that is constructed from a DispatcherContext and whose Memory(options,
+// shape) lists its allocations.
 template <typename Interface, typename Backend>
 ExchangeBackend<Interface> BackendOf(std::string summary) {
   return {.make = [](const DispatcherContext& c) { return std::make_unique<Backend>(c); },

@@ -150,8 +150,8 @@ std::vector<TestPass> PassesOf(const Case& c) {
   return passes;
 }
 
-// Rows near the midpoint of two values may round either way. Slices of an expert are rounded
-// separately and have their own scales for quantized activations.
+// A value near the midpoint between two representable values may be rounded either way. Slices of
+// an expert are rounded separately and have their own scales for quantized activations.
 double ToleranceOf(const Case& c) {
   const bool sliced = c.mesh.tp != c.mesh.ep;
   if (c.format.activation != ActivationFormat::kNone) return sliced ? 5e-2 : 2e-2;

@@ -97,8 +97,8 @@ struct GpuFactories {
   decltype(cuda::GpuExchangeBackend::make) deepep;
   decltype(cuda::GpuExchangeBackend::peer_bytes) deepep_peer_bytes;
   decltype(cuda::GpuRunnerBackend::make) grouped_mlp, masked_mlp;
-  // From any dispatch layout to the order by expert, of which both runner layouts are views:
-  // offsets and counts, or blocks of one expert.
+  // Converts any dispatch layout to rows ordered by expert. Both runner layouts are views of this
+  // order: offsets and counts, or blocks of one expert.
   cuda::GpuPermute order_by_expert;
 };
 GpuFactories BuiltinGpuFactories();

@@ -1,5 +1,6 @@
-// Placement invariance: with MoE-TP 1, a layer's output is bit-identical for every expert
-// placement, transport and batch composition.
+// Placement invariance of the all-to-all backends (not of `none`), with combine by slot and MoE-TP
+// 1: a layer's output is bit-identical for every placement, backend, number of ranks and batch
+// composition.
 #include <string>
 
 #include "gtest/gtest.h"

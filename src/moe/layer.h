@@ -13,17 +13,17 @@
 
 namespace switchyard {
 
-// Implements the order of the stages and the arithmetic of the mesh, the same on CPUs and GPUs. The
-// backend implements the kernels and the exchange. The state holds the batch. Used by the rank's
-// thread only.
+// Implements the order of the stages and the partition of tokens over ranks, the same on CPUs and
+// GPUs. The backend implements the kernels and the exchange. The state holds the batch. Used by the
+// rank's thread only.
 //
 // Forward runs one batch to its end:
 //
 //   Start, then for each round: Route, BeginDispatch, RunShared (first round), EndDispatch,
 //   PrePermute, RunExperts, PostPermute, BeginCombine, RunDown, EndCombine; then Scatter
 //
-// A caller that runs the stages itself may interleave several batches (on GPUs, only one so far).
-// Each batch has its own state.
+// A caller that runs the stages itself may interleave up to MoeOptions::passes batches. Each batch
+// has its own state.
 class MoeLayer {
  public:
   // Error kInvalid names the unsupported parameter.

@@ -25,7 +25,7 @@ struct MoeLayerConfig {
 // Views of the checkpoint: this rank's shard.
 struct MoeLayerWeights {
   RouterWeights router;  // replicated on every rank
-  // The physical experts of ExpertsOfRank(...), each the MoE-TP slice of its I.
+  // The physical experts of ExpertsOfRank(...), each with this rank's MoE-TP slice of I.
   std::vector<kernels::ExpertWeights> experts;
   // The shared expert, if any. Replicated on every rank if ranks have tokens of their own
   // (ScattersTokens); otherwise the rank's TP slice, whose output joins the same all-reduce.

@@ -277,7 +277,7 @@ TEST(MoeLayerTest, RouterFaultsAreRecordedByTheRanksThatRouteTheirTokens) {
   }
 }
 
-// A later layer, or another round, keeps the record.
+// Neither a later layer nor another round overwrites the record.
 TEST(MoeLayerTest, TheFirstLayersRouterFaultStays) {
   TestLayer layer({.hidden = 96, .intermediate = 64});
   const FaultyRows rows = WithRouterFaults(&layer, 4);

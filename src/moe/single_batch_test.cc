@@ -129,11 +129,11 @@ TEST(SingleBatchTest, ChangesNoBitOfDispatchedSharedExpertsAndReplicas) {
   }
 }
 
-// The batch of a rank in the parts of the dispatcher.
+// A rank's batch whose outputs are sent in parts.
 struct BatchInParts : ExchangeBatch {
   using ExchangeBatch::ExchangeBatch;
 
-  // From EndDispatch to the first part.
+  // Runs everything from EndDispatch up to the first part.
   void BeginCombine(const ExchangeRank& rank) {
     dispatched = rank.moe.dispatcher().EndDispatch(&handle);
     const PermutePair& permute = rank.moe.permute(dispatched.layout);

@@ -35,11 +35,11 @@ struct MoeState {
   MoeState(const MoeState&) = delete;
   MoeState& operator=(const MoeState&) = delete;
 
-  // Around a pass, for devices that record routing themselves: before its first layer, after its
-  // last one, and after the host has waited for it. `rows`: of this rank's group, without padding;
-  // the first one is row `first` of the whole batch. Not within a recorded part of the pass.
-  // ReportRouting reports the passes up to number `last` that have ended and were not reported yet.
-  // A second pass may end before the first one is reported.
+  // Called around a pass, for devices that record routing themselves: BeginPass before its first
+  // layer, EndPass after its last one, and ReportRouting after the host has waited for it. Calls
+  // are not captured in CUDA graphs. `rows`: of this rank's group, without padding; the first one
+  // is row `first` of the whole batch. ReportRouting reports the passes up to number `last` that
+  // have ended and were not reported yet. A second pass may end before the first one is reported.
   virtual void BeginPass(int64_t /*rows*/, int64_t /*first*/) {}
   virtual void EndPass() {}
   virtual void ReportRouting(uint64_t /*last*/) {}

@@ -18,7 +18,8 @@ uint32_t Word(const StoredTensor& t, int64_t i) {
 
 uint8_t Nibble(uint32_t word, int64_t i) { return static_cast<uint8_t>(word >> (4 * i) & 15); }
 
-// Words of eight columns, at (k / 8, row): transposes them, with the same bytes.
+// GPTQ stores words of eight columns as [k / 8, n]. Copies them to [rows, words]; each word stays
+// unchanged.
 void CopyGptq(const Int4Matrix& m, Range rows, Range cols, uint8_t* out) {
   const int64_t words = cols.size() / kInt4Word;
   for (int64_t w = 0; w < words; ++w) {

@@ -122,7 +122,8 @@ MoeInputBuffer CpuMoeBackend::InputRows(MoeState& state) {
           .format = exchange_.row_format};
 }
 
-// Runs before the router reads the rows, so that memory is read once.
+// Converts the round's rows for dispatch. Runs just before the router reads them, so that they come
+// from memory only once.
 void CpuMoeBackend::StageInputRows(CpuMoeState& s) const {
   if (fused_ || std::exchange(s.rows_staged, false)) return;
   const int64_t tokens = s.round.size(), row_bytes = exchange_.row_format.Bytes(s.width);

@@ -12,8 +12,8 @@ namespace switchyard {
 namespace cuda {
 namespace {
 
-// Grid size of exchange kernels if ranks share a GPU, as in tests: their kernels wait for one
-// another.
+// Grid size of exchange kernels if ranks share a GPU, as in tests. It is small, because kernels of
+// these ranks wait for one another and so must run at the same time.
 constexpr int kBlocksOfSharedGpu = 8;
 
 void Order(const RowOrderParams& p, cudaStream_t stream) {

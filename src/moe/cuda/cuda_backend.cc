@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kMinChunkRows = 16384;
 
 // Maximum tokens of a rank whose shared expert runs on its own stream. With so few tokens, router,
-// selection and row ordering leave most of the GPU idle. 4096 and 8192 tokens gained nothing
+// selection and row ordering leave most of the GPU idle. Limits of 4096 and 8192 gained nothing
 // (measured).
 constexpr int64_t kMaxTokensOnSideStream = 2048;
 
@@ -140,7 +140,7 @@ CudaMoeBackend::CudaMoeBackend(const MoeOptions& options, const MoeShape& shape,
 
 CudaMoeBackend::~CudaMoeBackend() = default;
 
-// Exchanged rows arrive in the normal layout, also with low latency (DispatchedRows).
+// Exchanged rows arrive in the normal layout, also in low-latency mode (DispatchedRows).
 void CudaMoeBackend::FindPermute(const GpuMoeBackends& backends) {
   const DispatchLayout from =
       Travel(exchange_, exchange_shape_) ? DispatchLayout::kNormal : DispatchLayout::kStandard;
@@ -215,8 +215,8 @@ void CudaMoeBackend::PlanChunks() {
   const int64_t k = slots_per_token(), ep = mesh_.ep();
   const int64_t slots = ArrivedCapacity() * std::min<int64_t>(k, local_experts());
   ordered_rows_ = MaxOrderedRows(slots, local_experts());
-  // Under even load every rank receives k / ep of a row's slots. A chunk has twice that size.
-  // Further rows need further chunks, which are usually empty.
+  // Under even load, each rank receives 1 / ep of all slots. A chunk has room for twice as many.
+  // The host launches the further chunks too, but usually they have no rows.
   const int64_t usual = 2 * CeilDiv((scatters_ ? ep : 1) * RoundCapacity() * k, ep) +
                         local_experts() * kGroupBlockRows;
   chunk_rows_ = std::min(ordered_rows_, RoundUp(std::max(usual, kMinChunkRows), kGroupBlockRows));

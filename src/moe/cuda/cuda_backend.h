@@ -110,15 +110,16 @@ struct CudaMoeParts : MoeLayerParts {
   // [num_logical] the id that each logical expert maps to: the physical expert if rows are
   // exchanged, otherwise the local id on this rank. The address is fixed: captured passes read it.
   DeviceMemory places;
-  DeviceMemory physical_of;  // [num_logical] the physical expert of each logical one, likewise
+  // [num_logical] the physical expert of each logical one, also at a fixed address
+  DeviceMemory physical_of;
   DeviceExperts experts;
   std::optional<DeviceExperts> shared;
   DeviceMatrix shared_gate;  // [1, H]; no data: no gate
 };
 
-// The selected exchange, runner and permutes, with the kernels of the other stages. Enqueues all
-// work on the device's stream, or on a branch that joins it again. Never waits on the host;
-// allocates nothing in a pass. Borrows device, collectives and peer memory.
+// The selected exchange, runner and permutes, with the kernels of the other stages. Stages enqueue
+// all work on the device's stream, or on a branch that joins it again. They neither block the host
+// nor allocate memory. Borrows device, collectives and peer memory.
 class CudaMoeBackend : public MoeBackend {
  public:
   // Error kInvalid names the flag: an unknown backend, or an exchange and a runner without a
@@ -134,7 +135,7 @@ class CudaMoeBackend : public MoeBackend {
   PdlStream chain() const { return device_.chain(); }
   const ExpertMap& experts() const { return experts_; }
   int local_experts() const { return experts_.LocalExperts(mesh_.ep_rank()); }
-  // Format to which rows and outputs are rounded, exchanged or not.
+  // Format to which rows and outputs are rounded, even if rows are not exchanged.
   RowFormat row_format() const { return exchange_shape_.row_format; }
   // Whether the shared expert is the last local expert of each rank, and each token has one more
   // slot, for it (--enable-deepep-waterfill).
@@ -207,14 +208,15 @@ class CudaMoeBackend : public MoeBackend {
   // Sizes of every lane's tokens in this round, `size` bytes or floats per token.
   std::span<const size_t> LaneSizes(CudaMoeState& state, size_t size) const;
   const Branch* SharedBranch(const CudaMoeParts& parts, const CudaMoeState& state) const;
-  // Sets what follows from the tokens of the round, and where its sends run. They run beside
-  // computation of another pass or, in single-batch overlap, of the shared expert or of further
-  // parts of the down projection. If there is nothing to run beside, a second stream would only
-  // cost time.
+  // Sets the fields of `state` that follow from the round's tokens, and whether its sends have
+  // their own stream. They have one if they can overlap computation of another pass or, in
+  // single-batch overlap, of the shared expert or of further parts of the down projection.
+  // Otherwise a second stream would only cost time.
   void PlanRound(const CudaMoeParts& parts, CudaMoeState& state) const;
   static bool SplitsDown(const CudaMoeState& state) { return state.down_parts > 1; }
-  // The stream for sends, after all current work. Sends beside computation have their own stream;
-  // MarkSent marks their end, and later computation waits for that in AwaitSent.
+  // Returns the stream for sends, which begin after all work enqueued so far. Sends that overlap
+  // computation have their own stream. MarkSent records their end, and AwaitSent makes later
+  // computation wait for it.
   cudaStream_t ForkSends(const CudaMoeState& state) const;
   void MarkSent(const CudaMoeState& state) const;
   void AwaitSent(const CudaMoeState& state) const;
@@ -234,7 +236,7 @@ class CudaMoeBackend : public MoeBackend {
   int64_t normal_tokens_ = 0, low_latency_tokens_ = 0;  // per round
   std::unique_ptr<RowExchange> normal_, low_latency_;
   int64_t ordered_rows_ = 0, chunk_rows_ = 0;  // maximum
-  // [num_physical] local id on this rank or −1, if rows are not exchanged.
+  // Used if rows are not exchanged: [num_physical] local id on this rank, or −1.
   DeviceMemory local_ids_;
   DeviceMemory owners_;  // [physical] EP rank of each expert, if the shared expert is dispatched
   // What states need for the layers placed so far, in bytes.
@@ -243,7 +245,7 @@ class CudaMoeBackend : public MoeBackend {
   bool has_shared_ = false;
   int64_t spare_bytes_ = 0;  // of one expert
   std::unique_ptr<ExpertMover> mover_;
-  std::vector<int> layers_;  // placed so far: their indices in the model
+  std::vector<int> layers_;  // model indices of the layers placed so far
   Branch beside_;
   std::optional<Branch> sends_;  // of overlapped exchanges, if any
 };

@@ -49,7 +49,7 @@ CudaMoeParts::CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& w
   if (weights.shared_gate.defined()) shared_gate = UploadPlain(weights.shared_gate);
 }
 
-// In place, on the stream of the passes: captured passes read the same addresses.
+// Overwrites the maps in place, on the stream of the passes: captured passes read these addresses.
 void CudaMoeParts::SetReplicas(std::vector<int32_t> replicas) {
   const Mesh& mesh = backend.mesh();
   if (replicas.empty()) {

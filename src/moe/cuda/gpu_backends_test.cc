@@ -40,7 +40,7 @@ class CountingRunner : public GpuRunner {
   std::atomic<int>* const runs_;
 };
 
-// The built-in backends, and "own": the same exchange and the same runner with counters.
+// The built-in backends, and an exchange and a runner named "own": the built-in ones with counters.
 struct OwnBackends {
   OwnBackends() : all(std::make_shared<MoeBackends>(BuiltinMoeBackends())) {
     GpuExchangeBackend exchange = all->gpus.exchanges.Find("deepep");

@@ -135,7 +135,8 @@ TEST(CudaMoeLayer, ATokenHasTheSameBitsInEveryBatch) {
                   {Bf16Layer(), DType::kBF16, {}},
                   {Fp8Layer(), DType::kBF16, Fp8Options()}};
   for (Case& c : cases) {
-    // Whole blocks of rows per expert, and few rows per expert.
+    // 3000 tokens fill blocks of rows per expert; the smaller passes below have few rows per
+    // expert.
     OnGpu gpu(c.layer, c.dtype, c.options, /*max_tokens=*/3000);
     const int64_t hidden = c.layer.spec.hidden;
     const auto x = c.layer.Hidden(3000);
@@ -208,7 +209,8 @@ TEST(CudaMoeLayer, CanBeRecordedAndReplayed) {
   }
 }
 
-// Directly, captured and replayed. A later layer keeps the records of the first one.
+// Passes run directly, captured and replayed. A later layer keeps the faults that the first layer
+// recorded.
 TEST(CudaMoeLayer, RouterFaultsAreRecordedByTokenAndFirstLayer) {
   SKIP_WITHOUT_GPU();
   constexpr int64_t kTokens = 50;

@@ -69,7 +69,8 @@ struct Ranks {
     return all;
   }
 
-  // As two-batch overlap orders the stages of prefill, shared expert during combine included.
+  // Runs the stages as two-batch overlap orders them in prefill, with the shared expert during
+  // combine.
   static void RunInterleaved(const MoeLayer& moe, std::span<MoeState* const> states) {
     for (MoeState* s : states) {
       moe.Route(*s);
@@ -169,7 +170,7 @@ TEST(CudaMoeRanks, RankCountModeAndPlacementChangeNoBit) {
   }
 }
 
-// The shared expert as one more routed expert, on whichever rank has few rows.
+// The shared expert is dispatched like a routed expert, to a rank with little load.
 TEST(CudaMoeRanks, WaterfillChangesNoBit) {
   SKIP_WITHOUT_GPU();
   for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kFp8Block}) {
@@ -238,7 +239,7 @@ TEST(CudaMoeRanks, PassesInFlightChangeNoBit) {
 }
 
 // Combine sends outputs in parts while the down projection runs, with one pass and with two passes
-// in flight. With the default number of parts such small batches have one.
+// in flight. With 0 (the default), such small batches have one part.
 TEST(CudaMoeRanks, SingleBatchOverlapChangesNoBit) {
   SKIP_WITHOUT_GPU();
   for (const WeightFormat format :

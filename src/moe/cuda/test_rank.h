@@ -15,7 +15,7 @@ namespace switchyard::cuda {
 
 constexpr std::chrono::milliseconds kRankTimeout{20'000};
 
-// A rank's GPU with its groups; ranks share GPUs if there are more ranks.
+// A rank's GPU with its groups. Ranks share GPUs if there are fewer GPUs than ranks.
 struct TestRank {
   TestRank(RankComm& comm, DType dtype, const MoeOptions& options, const MoeShape& shape,
            const DeviceMoeHosts& hosts = {}, int down_parts = 0,

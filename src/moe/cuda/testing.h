@@ -75,8 +75,8 @@ inline std::vector<float> ForwardOnce(const MoeLayer& moe, MoeState& state, kern
   return out;
 }
 
-// Not a multiple of any tile size, and run first: writes beyond a buffer would show in later
-// passes.
+// Not a multiple of any tile size. Tests run a pass of this size first, because its writes beyond a
+// buffer would show in later passes.
 constexpr int64_t kMaxTokens = 401;
 
 // A layer on one GPU that holds every expert.

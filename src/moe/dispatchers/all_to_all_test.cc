@@ -62,7 +62,7 @@ std::string ParamName(const ::testing::TestParamInfo<ExchangeKind>& info) {
 class AllToAllTest : public ::testing::TestWithParam<ExchangeKind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, AllToAllTest, ::testing::ValuesIn(kAllToAllKinds), ParamName);
 
-// Backends that need every rank, on any host.
+// All backends but mooncake: they need every rank, and ranks may be on several hosts.
 class StrictAllToAllTest : public AllToAllTest {};
 INSTANTIATE_TEST_SUITE_P(Kinds, StrictAllToAllTest,
                          KindsThat([](const auto& kind) { return kind.a2a != "mooncake"; }),
@@ -124,7 +124,7 @@ TEST_P(StrictAllToAllTest, RanksOfSeveralHosts) {
              RunExchange(kReference.Options(format), layer, {1, 1}, batches));
 }
 
-// As for gradients: other rows with the routing of the previous batch.
+// Dispatches other rows with the routing of the previous batch, as training does for gradients.
 TEST_P(AllToAllDispatcherTest, ASecondDispatchByTheSameRouting) {
   const TestLayer layer = SmallLayer();
   SomeTokens first = SomeTokens::Random(18, kExperts, kTopK, kHidden, 1), second = first;

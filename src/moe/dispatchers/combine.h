@@ -28,8 +28,8 @@ struct SlotOutput {
   const float* unrounded = nullptr;  // [H]
 };
 
-// y[t] = Σ_j weight[t, j] · output_of(t, j), from zero, j ascending, in float32, for every token t
-// of `tokens`. Outputs are rounded to `dtype` before weighting. output_of returns a SlotOutput and
+// For every token t of `tokens`: y[t] = Σ_j weight[t, j] · output_of(t, j), from zero, j ascending,
+// in float32. Outputs are rounded to `dtype` before weighting. output_of returns a SlotOutput and
 // runs on the pool's threads.
 template <typename OutputOf>
 void SumTopK(const TopK& topk, TokenList tokens, DType dtype, int64_t hidden,
@@ -59,9 +59,8 @@ void SumTopK(const TopK& topk, TokenList tokens, DType dtype, int64_t hidden,
   pool.RunRanges(tokens.count, kRowGrain, std::cref(body));
 }
 
-// y[t] = Σ weight · row over the rows that list_rows(t, rows, weights) appends for token t, in that
-// order; zeros where it appends none. For every token t of `tokens`. list_rows runs on the pool's
-// threads.
+// For every token t of `tokens`: y[t] = Σ weight · row over the rows that list_rows(t, rows,
+// weights) appends, in that order; zeros if it appends none. list_rows runs on the pool's threads.
 template <typename ListRows>
 void SumRows(TokenList tokens, DType dtype, int64_t hidden, const ListRows& list_rows,
              ThreadPool& pool, float* y) {

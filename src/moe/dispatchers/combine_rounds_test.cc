@@ -88,7 +88,7 @@ class BatchInRounds {
   bool done() const { return done_ == rounds_; }
   const std::vector<float>& y() const { return y_; }
 
-  // The next round, with its combine unless one combine covers all rounds.
+  // Runs the next round, with its combine unless one combine covers all rounds.
   void Round() {
     const int64_t first = done_++ * capacity_;
     const auto token = [&](int64_t t) { return std::min(own_.end, own_.begin + t); };
@@ -143,7 +143,7 @@ std::vector<float> OutputsOf(const MoeOptions& options, const TestLayer& layer, 
   return all;
 }
 
-// In one round on one rank.
+// Outputs of one round on one rank.
 std::vector<float> PlainOutputs(RowFormat format, const TestLayer& layer,
                                 const SomeTokens& tokens) {
   return RunExchange(kDeepEp.Options(format), layer, {1, 1}, {tokens})[0][0];

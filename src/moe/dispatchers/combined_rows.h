@@ -21,7 +21,7 @@ namespace switchyard {
 // Index of slot j of token t in the outputs [tokens, k].
 inline int32_t OutputPlace(int64_t t, int j, int k) { return static_cast<int32_t>(t * k + j); }
 
-// Outputs of this rank's experts for its own tokens, if they are not moved.
+// Outputs of this rank's experts for its own tokens, read where the runner wrote them.
 struct OwnOutputs {
   const float* rows = nullptr;   // runner outputs
   std::vector<int32_t> row_for;  // [tokens, k] row of each output, −1: none of this rank
@@ -49,7 +49,7 @@ class CombinedRows {
     std::vector<std::byte*> places;       // their destinations, [num_rows]
     bool left = false, prepared = false;  // Places and Prepare were called
     std::vector<std::byte*> arenas;       // kSlot: [P] outputs of each source
-    int64_t first_token = 0;              // of the current round, in the outputs
+    int64_t first_token = 0;              // of the current round, index in the outputs
     // The routing of all rounds so far, if the combine covers several.
     TopK topk;
     std::vector<int32_t> order;  // as DispatchRows::Batch::order
@@ -86,7 +86,7 @@ class CombinedRows {
                    const DispatchRows::Batch& sent, const TopK& topk, const ExpertMap& experts,
                    Batch* batch, ThreadPool& pool, float* y) const;
 
-  // Instead of Sum, for kSlot and one round: the outputs [tokens, k, H].
+  // Replaces the sums, for kSlot and one round: returns the outputs [tokens, k, H].
   const std::byte* OutputsBySlot(const ExchangeSlots& slots, const DispatchRows::Batch& sent,
                                  Batch* batch) const;
 
@@ -101,8 +101,8 @@ class CombinedRows {
   void Sum(const ExchangeSlots& slots, const DispatchRows::Batch& sent, const TopK& topk,
            const std::vector<int32_t>& order, TokenList tokens, const ExpertMap& experts,
            ThreadPool& pool, float* y) const;
-  // kRank: whether the partial sum of received row n is complete with `outputs`: its last output is
-  // one of them.
+  // kRank: whether `outputs` include the last output of received row n, which completes its partial
+  // sum.
   bool IsSummedWith(const Batch& batch, int64_t n, Share outputs) const;
   // Offsets at the token's rank. kSlot: of slot j of token t; kRank: of the partial sum of `rank`.
   size_t OutputOffset(int64_t t, int j) const {

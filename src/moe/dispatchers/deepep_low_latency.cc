@@ -118,7 +118,8 @@ Dispatched DeepEpLowLatency::EndDispatch(DispatchHandle* handle) {
   return in;
 }
 
-// Copies to memory of the batch, which outlives the slot and which a lost rank cannot overwrite.
+// Copies counts and places to memory of the batch. It outlives the slot, and a lost rank cannot
+// overwrite it.
 void DeepEpLowLatency::ReceivePlaces(State* state) const {
   const int ranks = slots_.ranks();
   const auto* counts =

@@ -12,15 +12,16 @@
 namespace switchyard {
 
 // Each rank rounds every row once, into its own arena. It sends every destination rank the row's
-// token index and local expert ids (metadata, "tags") and the number of rows (DispatchRows). Rows
-// need no prior exchange of counts: one phase. Ranks of the same host read the rows in place.
+// token index and local expert ids (metadata, "tags") and the number of rows (DispatchRows). Counts
+// are not exchanged before the rows, so dispatch has one phase. Ranks of the same host read the
+// rows in place.
 //
 // Combine returns one row per (token, slot). The expert's rank writes it to [token, slot] of the
 // source's arena, where the rows are summed. Summing on the expert's rank first would return min(k,
 // P) rows per token instead of k. But the reduction order, and with it the last bits, would then
 // depend on which experts share a rank. --moe-combine-rows rank selects this. Rows per token with P
-// ranks, of which a share of 1 / P stays local: min(k, P) dispatched and k combined, in the sent
-// formats. Outputs are rounded to the sent format before weighting.
+// ranks: at most min(k, P) dispatched and k combined, in the sent formats, of which a share of 1 /
+// P stays local. Outputs are rounded to the sent format before weighting.
 //
 // A pass in several rounds has one combine, if the outputs have room for all its tokens
 // (RoundsOfPass). Each round writes its outputs to their place in the pass and raises the outputs

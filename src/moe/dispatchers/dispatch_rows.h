@@ -56,10 +56,10 @@ class DispatchRows {
   // Sends rows to ranks that are not mapped, and row counts unless they are known; a flag must
   // follow.
   void Send(ExchangeSlots& slots, const Batch& batch, ThreadPool& pool) const;
-  // After that flag, if routing is not known yet: fills begin and sources. Tokens arrive with the
-  // mode's metadata.
+  // Fills `begin` and `sources`, after that flag, if the routing is not known yet. The mode's
+  // metadata has `tokens`.
   void Receive(const ExchangeSlots& slots, Batch* batch) const;
-  // After tokens are known: locates the rows in the arenas for this use of the slots.
+  // Locates the rows in the arenas for this use of the slots. `tokens` must be known.
   Dispatched Locate(const ExchangeSlots& slots, Batch* batch) const;
 
   // [k] weights of received row n from `source` (kRank).

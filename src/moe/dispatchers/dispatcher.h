@@ -30,7 +30,7 @@ namespace switchyard {
 //
 // For single-batch overlap, combine may return outputs in several parts (expert_parts.h): one call
 // of BeginCombinePart for each part replaces BeginCombine. While later parts are computed, the
-// outputs of earlier ones travel, and their tokens' ranks may sum them.
+// outputs of earlier ones are sent, and their tokens' ranks may sum them.
 //
 // Begin starts an operation and returns, End waits for it. Other work, including calls of another
 // batch, may run in between. Every rank of the group makes the same calls in the same order, ranks

@@ -224,7 +224,8 @@ TEST(DispatcherTest, DispatchAgainExchangesNoCounts) {
       batch.RunAll(*moe);
       const std::vector<float> want = batch.y;
       comm.tp->Barrier("test");
-      // Counts come first in a slot (DispatchRows). Reading them again would fail.
+      // Overwrites the received counts, which come first in a slot (DispatchRows): the dispatch
+      // must not read them again.
       auto* counts = reinterpret_cast<int32_t*>(comm.memory->Local(begin));
       std::fill_n(counts, BufferPlan::kLine / sizeof(int32_t), -77);
       comm.tp->Barrier("test");

@@ -72,7 +72,7 @@ class CoveringDesign {
   }
 
   std::vector<int> sizes_;
-  std::vector<size_t> first_;  // of each factor's choices among all
+  std::vector<size_t> first_;  // [factors] index of each factor's first choice among all choices
   size_t choices_ = 0;
   std::vector<bool> met_;  // [choices_, choices_]
   std::vector<Row> rows_;

@@ -56,7 +56,7 @@ std::pair<int64_t, int64_t> ScaleRows(const WeightView& w) {
 // The view's fields without its pointers, and the extents of its arrays.
 struct ViewHead {
   WeightView view;                 // of the copy: row0 is relative to its first row
-  std::array<Extent, 3> arrays{};  // data, scales, zeros in the stored arrays
+  std::array<Extent, 3> arrays{};  // of data, scales and zeros in the stored arrays
 };
 
 ViewHead HeadOf(const WeightView& w) {

@@ -41,8 +41,8 @@ class MovableExperts {
   // and leaves the layer unchanged.
   virtual PreparedLayer Prepare(int layer, const ExpertPlacement& placement, const Arrived& arrived,
                                 const Pace& pace) = 0;
-  // On the rank's thread, between the same two passes on every rank. Returns the layer's previous
-  // experts: freeing them may take time.
+  // Called on the rank's thread, between the same two passes on every rank. Returns the layer's
+  // previous experts: freeing them may take time.
   virtual std::vector<OwnedExpert> Switch(PreparedLayer prepared) = 0;
 };
 

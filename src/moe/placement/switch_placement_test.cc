@@ -82,7 +82,7 @@ TEST(SwitchPlacementTest, AgreesWithinRoundingWhereRanksAddUp) {
     EXPECT_LT(RelativeError(OutputsOf(layer, none, mesh, true), still), 1e-5);
     EXPECT_LT(RelativeError(OutputsOf(layer, none, mesh, true, /*in_turns=*/true), still), 1e-5);
   }
-  // MoE-TP slices: the ranks of a group choose alike.
+  // MoE-TP slices: the ranks of an MoE-TP group choose the same replicas.
   const MoeOptions deepep = Options({"deepep", "normal"});
   const MeshShape mesh{.tp = 4, .ep = 2};
   EXPECT_LT(RelativeError(OutputsOf(layer, deepep, mesh, true, true),

@@ -17,8 +17,8 @@ struct RoundToChoose {
 };
 
 // Called by the MoE layers of one rank (MoeBackend::ChooseReplicasBy), on the rank's thread. Ranks
-// that route the same tokens must choose alike. Without an all-to-all backend, those are all ranks;
-// with one, the ranks of an MoE-TP group.
+// that route the same tokens must choose the same replicas. Without an all-to-all backend, those
+// are all ranks; with one, the ranks of an MoE-TP group.
 class ReplicaChooser {
  public:
   virtual ~ReplicaChooser() = default;

@@ -33,7 +33,7 @@ class ExpertParts {
 // A batch's tokens, sorted by the last part that has an output of them. Reused between batches.
 class TokensByPart {
  public:
-  // part_of(token): the part of token `token` of `count`.
+  // Sorts `count` tokens. part_of(token): the last part that has an output of the token.
   template <typename PartOf>
   void Sort(int64_t count, int parts, const PartOf& part_of) {
     part_of_token_.resize(count);

@@ -6,8 +6,7 @@
 namespace switchyard {
 
 // Each expert has a fixed capacity of rows, of which the first counts[e] are valid: the layout for
-// decode on a device that must not wait for counts. Row by row the same arithmetic as
-// GroupedMlpRunner.
+// decode on a device that must not wait for counts. Each row is computed as in GroupedMlpRunner.
 class MaskedMlpRunner : public Runner {
  public:
   RunnerLayout layout() const override { return RunnerLayout::kMasked; }

@@ -87,7 +87,8 @@ class PlainRunner : public Runner {
   std::unique_ptr<Runner> inner_;
 };
 
-// Expects the outputs of Run from RunGateUp, and RunDown for one run of experts after the other.
+// Expects the outputs of Run if RunGateUp is followed by RunDown for one run of experts after the
+// other.
 void ExpectTwoStepsGiveTheSame(Runner& runner, const GroupedRows& rows, const ExpertBlock& block,
                                int64_t hidden) {
   ThreadPool pool(2);
@@ -97,7 +98,7 @@ void ExpectTwoStepsGiveTheSame(Runner& runner, const GroupedRows& rows, const Ex
   for (const std::vector<int64_t>& begins :
        {std::vector<int64_t>{0, experts}, {0, 1, 4, 4, 5, experts}}) {
     Scratch<float> middle;
-    // `y` of the first call has the rows that the second one rounds to their places.
+    // The first pass writes float32 rows to `y`. The second one writes rounded rows to `places`.
     std::vector<float> y(want.size(), NAN), placed(want.size(), NAN);
     std::vector<std::byte*> places(rows.num_rows, nullptr);
     for (int64_t r = 0; r < rows.num_rows; ++r)

@@ -34,12 +34,12 @@ PeerPointers OfGroup(const ExchangeConfig& config, PeerMemory& memory) {
 }  // namespace
 
 struct Exchange::Impl {
-  // Device state of a slot, and its batch: constants of the slot and the tokens of its last batch.
+  // Device state of a slot, and the kernel arguments of its last batch.
   struct Slot {
     DeviceMemory state, words, before;
     ExchangeBatch batch = {};
     bool overlaps = false;  // Tokens::overlaps
-    int parts = 0;          // of the outputs, sent so far
+    int parts = 0;          // parts of the outputs that were sent so far
   };
 
   ExchangeConfig config;
@@ -94,8 +94,9 @@ struct Exchange::Impl {
     CHECK_LT(slot, config.in_flight);
     return slots[slot];
   }
-  // For a kernel that follows an event of another stream, if the batch overlaps. Programmatic
-  // dependent launch orders it after the previous kernel of its own stream only.
+  // The arguments of a kernel that waits for an event of another stream if the batch overlaps. Such
+  // a kernel must not start early: programmatic dependent launch orders it only after the previous
+  // kernel of its own stream.
   ExchangeBatch AfterEvent(int slot) {
     ExchangeBatch batch = At(slot).batch;
     batch.early = batch.early && !At(slot).overlaps;

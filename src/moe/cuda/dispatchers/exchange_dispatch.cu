@@ -18,8 +18,8 @@ namespace {
 constexpr int kOrderThreads = 256;
 constexpr int kThreads = 256, kFewTokensThreads = 512;
 
-// Assigns destination rows to the tokens before Send. A separate kernel in normal mode, which has
-// many tokens.
+// Assigns destination rows to the tokens, before Send. Normal mode, which has many tokens, launches
+// this kernel; in low-latency mode every block of Send computes the same assignment.
 __global__ void Order(const __grid_constant__ ExchangeBatch b) {
   LaunchDependents();
   const uint32_t active = ActiveRanks(b);
@@ -35,8 +35,8 @@ struct RowPlaces {
   const int32_t* total;
 };
 
-// Writes a token's metadata next to its rows: token index, and local expert ids and weights by
-// slot.
+// Writes a token's metadata to each of `ranks`, at the index of the token's row there: token index,
+// local expert ids by slot and, if outputs are summed by rank, weights by slot.
 __device__ __forceinline__ void SendMetadata(const ExchangeBatch& b, int token, uint32_t ranks,
                                              int row) {
   const int lane = Lane();
@@ -61,8 +61,8 @@ __device__ __forceinline__ void SendMetadata(const ExchangeBatch& b, int token, 
   }
 }
 
-// A warp sends steps [begin, end) of a token's row to `ranks`; a step is 32 lanes of 16 bytes. Lane
-// r of `row` has the destination row at rank r.
+// A warp sends steps [begin, end) of a token's row to `ranks`. A step is 32 lanes of 16 bytes. In
+// lane r, `row` is the destination row at rank r.
 template <typename In, RowKind kRow>
 __device__ __forceinline__ void SendRow(const ExchangeBatch& b, int token, int begin, int end,
                                         uint32_t ranks, int row) {

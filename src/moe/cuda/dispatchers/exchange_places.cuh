@@ -94,9 +94,9 @@ __device__ __forceinline__ int RowAt(const ExchangeBatch& b, int token, const ui
   return word & bit ? before[at] + __popc(word & (bit - 1)) : -1;
 }
 
-// True in all threads of the last block to finish. That block sees all other blocks' writes, and
-// its thread 0 may raise fenced flags for them. `finished` counts blocks and is 0 again when the
-// kernel ends.
+// Returns true in all threads of the last block to finish. That block sees the writes of all other
+// blocks. Its thread 0 may raise flags for them with RaiseFencedFlag. `finished` counts blocks and
+// is 0 again when the kernel ends.
 __device__ __forceinline__ bool IsLastBlock(uint32_t* finished) {
   __shared__ bool last;
   __syncthreads();

@@ -12,8 +12,8 @@
 namespace switchyard::cuda {
 namespace {
 
-// Warps that copy rows, half of them for each row of a chunk, plus one that raises flags. Sized so
-// that two blocks of Sum fit on the same multiprocessor.
+// Warps that copy rows (half of them for each row of a chunk), and one more that raises flags.
+// Sized so that two blocks of Sum fit beside a block of this kernel on a multiprocessor.
 constexpr int kCopyWarps = 14, kReturnThreads = 32 * (kCopyWarps + 1);
 // 16-byte vectors in flight per lane.
 constexpr int kCopyVectors = 7, kPartSumVectors = 3;
@@ -52,8 +52,8 @@ __device__ __forceinline__ Positions PositionsOf(const OutputRange& range) {
           range.end_on_device ? *range.end_on_device : range.end};
 }
 
-// Returns one part of one dispatched row: its outputs, or their sum, to its source rank. The sum is
-// complete with the launch that has the row's last output.
+// Sends a part of a dispatched row's outputs, or of their sum, to the row's source rank. If combine
+// has several launches, the one with the row's last output sends the sum.
 template <RowKind kRow, bool kByRank>
 __device__ __forceinline__ void ReturnRow(const ExchangeBatch& b, int source, int n, int parts,
                                           int part, const uint4* outputs, const int32_t* position,
@@ -99,8 +99,8 @@ __device__ __forceinline__ void ReturnRow(const ExchangeBatch& b, int source, in
 // warps do not wait for one another.
 struct ChunkQueue {
   static constexpr uint32_t kAhead = 2;  // chunks in flight
-  uint64_t taken[kAhead];                // barriers: the flag warp has published a chunk,
-  uint64_t moved[kAhead];                // and all copy warps have finished it
+  uint64_t taken[kAhead];                // barriers: the flag warp has published a chunk
+  uint64_t moved[kAhead];                // barriers: all copy warps have finished the chunk
   int chunk[kAhead];
 
   static __device__ uint32_t Place(uint32_t turn) { return turn % kAhead; }
@@ -129,9 +129,9 @@ __device__ __forceinline__ void CopyChunks(const ExchangeBatch& b, ChunkQueue& q
 }
 
 // One warp: publishes chunks in token order over all blocks, so that rows needed first arrive
-// first, and raises the flags of finished chunks in the last launch. Each launch takes `chunks`
-// numbers from the work counter: one for each chunk that is not a block's first, and one more in
-// each block that had a chunk.
+// first. In the last launch it also raises the flags of finished chunks. Each launch increments the
+// work counter exactly `chunks` times: once for each chunk that is not the first one of a block,
+// and once more in each block that had a chunk.
 __device__ __forceinline__ void PublishChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
                                               int count, uint32_t round, const ReturnPart& part) {
   const int lane = Lane();

@@ -14,16 +14,16 @@ __device__ __forceinline__ uint32_t* FlagsOf(const ExchangeBatch& b, int rank, i
 struct Run {
   int begin, end;
 };
-// Part `part` of a row of `vectors`, in multiples of a warp's 32 vectors.
+// Part `part` of a row of `vectors` vectors. Parts begin at multiples of 32 vectors, one per lane.
 __device__ __forceinline__ Run PartOf(int vectors, int parts, int part) {
   const int steps = (vectors + 31) / 32, size = (steps + parts - 1) / parts * 32;
   return {part * size, min((part + 1) * size, vectors)};
 }
 
-// sum = Σ weight · row over a list of terms, from zero, in list order, each product and each sum
-// rounded. terms(add) calls add(row, weight, weighted) for each term; if `weighted` is false, the
-// row is added without multiplication by `weight`. Then store(vector, sums) is called for each
-// 16-byte vector of the range.
+// Computes sum = Σ weight · row over a list of terms, in list order from zero. Each product and
+// each sum is rounded. terms(add) calls add(row, weight, weighted) for each term; if `weighted` is
+// false, the row is added without multiplication by `weight`. Then store(vector, sums) is called
+// for each 16-byte vector of the range.
 template <int kElements, int kVectors, typename Terms, typename StoreSums>
 __device__ __forceinline__ void SumRun(Run run, const Terms& terms, const StoreSums& store) {
   for (int first = run.begin; first < run.end; first += 32 * kVectors) {

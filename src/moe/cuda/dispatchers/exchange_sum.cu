@@ -1,6 +1,5 @@
 // Combine kernel, receiving side: waits for the returned outputs of each token and sums them in
-// slot or rank order. kSumThreads threads a block; a work item is two tokens, one, or a part of
-// one.
+// slot or rank order. A block has kSumThreads threads.
 #include "comm/device/cuda/wait.cuh"
 #include "kernels/cuda/kernel_chain.cuh"
 #include "moe/cuda/dispatchers/exchange_launch.h"
@@ -16,8 +15,8 @@ constexpr int kSumThreads = 256;
 constexpr int kSumBlocks = 2;
 constexpr int kSumVectors = 4;  // 16-byte vectors in flight per lane
 
-// Partition of tokens over a block's warps. A work item is two tokens, one, or a part of one, so
-// that all blocks have work.
+// Partition of tokens over the warps of all blocks. A work item is two tokens, one token or a part
+// of one token, so that all blocks have work.
 struct TokenShares {
   int group = 2, slices = 1;  // tokens per work item; work items per token
   __device__ TokenShares(const ExchangeBatch& b, int steps) {
@@ -31,8 +30,8 @@ struct TokenShares {
 // One warp of a block: polls until all outputs of tokens [begin, end) have arrived. Flags of one
 // source may be raised in any order.
 //
-// Many blocks wait, and checking for a reported error reads host memory: such reads are slow and
-// serialized. One block reads it and publishes the result to the others.
+// A check for a reported error reads host memory. Such reads are slow and serialized, and many
+// blocks wait. So only block 0 checks repeatedly, and publishes the result to the others.
 __device__ __forceinline__ bool WaitForOutputs(const ExchangeBatch& b, int begin, int end,
                                                uint32_t round, uint32_t active) {
   const int lane = Lane(), first = CountRowsBefore(b, begin), last = CountRowsBefore(b, end) - 1;

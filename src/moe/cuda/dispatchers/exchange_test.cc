@@ -48,7 +48,7 @@ std::string Describe(const ExchangeConfig& c) {
                      c.blocks);
 }
 
-// Every transport takes the tokens from these fields.
+// The exchanges over peer memory and over NCCL read the tokens from these fields of the batch.
 TEST(ExchangeTokens, AreGivenToTheBatchWhole) {
   float x, weights, addend, gate;
   int32_t ids;
@@ -93,7 +93,8 @@ TEST_F(CudaExchange, GivesWhatTheCpuGives) {
   }
 }
 
-// The same with outputs that are sent in parts. Batches alternate between parts and the whole.
+// The same with outputs that are sent in parts. Batches whose outputs are sent in parts alternate
+// with batches whose outputs are sent at once.
 TEST_F(CudaExchange, PartsOfTheOutputsGiveWhatTheCpuGives) {
   kernels::Random random(12);
   for (int i = 0; i < 24; ++i) {
@@ -362,7 +363,7 @@ TEST_F(CudaExchange, RunsOverPeerMemory) {
     DeviceMemory y(want.size() * sizeof(float));
     std::vector<float> got(want.size());
     const Stream stream;
-    comm->tp->Barrier("all is allocated");  // it waits for kernels of a peer on the same GPU
+    comm->tp->Barrier("all is allocated");  // an allocation waits for kernels of a peer on this GPU
     for (int slot = 0; slot < config.in_flight; ++slot) {
       exchange.BeginDispatch(slot,
                              {.x = x.data(),

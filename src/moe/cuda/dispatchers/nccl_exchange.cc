@@ -24,7 +24,7 @@ struct NcclExchange::Impl {
     DeviceMemory state, words, before;
     PinnedMemory counts{sizeof(NcclCounts)};
     Event counted;             // counts have arrived on the host
-    ExchangeBatch batch = {};  // of its dispatch into the send buffers
+    ExchangeBatch batch = {};  // arguments of the dispatch into the send buffers
     ExchangeLayout lone = {};  // single-source layout of the batch
     int64_t longest = 0;
     bool fixed = false;
@@ -36,7 +36,7 @@ struct NcclExchange::Impl {
   NcclGroup& group;
   int blocks;
   DeviceMemory experts;
-  DeviceMemory ones;  // weights for partial sums by rank: [max_tokens, ranks]
+  DeviceMemory ones;  // [max_tokens, ranks] the weights of partial sums by rank
   std::vector<Slot> slots;
   std::vector<NcclMessage> sends, receives;  // reused, to avoid allocations
 

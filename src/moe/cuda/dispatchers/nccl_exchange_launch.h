@@ -22,8 +22,9 @@ struct NcclCounts {
 
 // Unpacks the received metadata of all source ranks into the layout of DispatchedRows.
 struct AcceptParams {
-  const std::byte* tags[kMaxExchangeRanks];  // by source: from ExchangeLayout::counts to its rows
-  ExchangeLayout layout;                     // of `tags`, for one source with `longest` tokens
+  // by source rank: from ExchangeLayout::counts to the rows
+  const std::byte* tags[kMaxExchangeRanks];
+  ExchangeLayout layout;  // of `tags`, for one source with `longest` tokens
   int ranks, max_tokens, longest, top_k;
   bool sum_by_rank;
   int32_t* ids;    // [ranks, max_tokens, top_k]
@@ -39,7 +40,7 @@ cudaError_t StartAccept(const AcceptParams& params, cudaStream_t stream);
 struct PlaceReturnsParams {
   // Returns of rank r begin at r · segment; −1: right after those of rank r − 1.
   int64_t segment;
-  int32_t* place;      // [tokens, top_k, or ranks if combined by rank], −1: none
+  int32_t* place;      // [tokens, top_k], or [tokens, ranks] if combined by rank; −1: none
   NcclCounts* counts;  // sent, expected
 };
 cudaError_t StartPlaceReturns(const ExchangeBatch& batch, const PlaceReturnsParams& params,

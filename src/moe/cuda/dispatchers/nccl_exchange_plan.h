@@ -23,9 +23,9 @@ inline int64_t ReturnsOfToken(const ExchangeConfig& c) { return c.sum_by_rank ? 
 
 // Sizes and offsets of the consecutive buffers of one slot.
 struct NcclSlotPlan {
-  int64_t fixed_tokens;       // maximum tokens of batches in fixed-size messages
+  int64_t fixed_tokens;       // maximum tokens of a batch in fixed mode
   int64_t send_buffer_bytes;  // send buffer of one rank: metadata and rows, later returns
-  int64_t tag_bytes;          // metadata received from one rank of max_tokens
+  int64_t tag_bytes;          // metadata received from one rank, for max_tokens tokens
   int64_t boxes, tags;        // [ranks] of each
   int64_t rows;               // [ranks, max_tokens] of row_stride
   int64_t ids, weights;       // [ranks, max_tokens, top_k]

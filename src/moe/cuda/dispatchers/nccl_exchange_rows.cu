@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kThreads) Accept(const __grid_constant__ Accep
   }
 }
 
-// The returns of one token: its slots with experts on ranks below `rank`, and on `rank`. If
-// combined by rank, each rank counts once.
+// Numbers of returns of one token: from the ranks below `rank`, and from `rank`. A rank returns one
+// row for each slot with an expert there, or a single row if combined by rank.
 struct TokenReturns {
   int below, own;
 };

@@ -17,8 +17,8 @@ namespace {
 constexpr std::chrono::milliseconds kTimeout{20'000};
 constexpr RowFormat kFp8 = {.dtype = DType::kBF16, .fp8 = true};
 
-// A rank with its own GPU and peer memory, connected to the others by NCCL only. A second, shared
-// peer memory serves the exchange to compare with.
+// A rank with its own GPU and peer memory, connected to the others by NCCL only. A second peer
+// memory, which all ranks share, is for the reference exchange.
 struct NcclRank {
   NcclRank(std::shared_ptr<SharedArena> arena, int ranks, int rank_in, const ExchangeConfig& c)
       : rank((UseDevice(rank_in), rank_in)),
@@ -138,7 +138,8 @@ class CudaNcclExchange : public testing::TestWithParam<int> {
             .dispatched = kFp8,
             .combined = DType::kBF16};
   }
-  // Batches of many tokens are counted, and the returns of one rank take two pieces.
+  // The largest batches use counted mode (nccl_exchange.h) and send the returns of a rank in two
+  // pieces.
   ExchangeConfig CountedConfig() const {
     return {.ranks = GetParam(),
             .hidden = 2048,
@@ -287,7 +288,7 @@ TEST_P(CudaNcclExchange, RefusesMoreTokensThanItHolds) {
   });
 }
 
-// Batches of more than a few tokens are counted, unless they must not wait on the host.
+// Batches of more than a few tokens use counted mode, unless they must not wait on the host.
 TEST(NcclExchangePlan, SendsFewTokensInMessagesOfFixedSize) {
   ExchangeConfig c = {.ranks = 16,
                       .hidden = 7168,

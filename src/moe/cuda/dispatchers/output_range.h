@@ -6,8 +6,8 @@
 
 namespace switchyard::cuda {
 
-// The outputs that one part of combine sends: those at positions [begin, end). Bounds that only the
-// device knows are read there, if their pointer is set.
+// The outputs that one part of combine sends: those at positions [begin, end). If a pointer is set,
+// kernels read that bound from device memory.
 struct OutputRange {
   int32_t begin = 0, end = std::numeric_limits<int32_t>::max();
   const int32_t* begin_on_device = nullptr;

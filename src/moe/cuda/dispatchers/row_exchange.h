@@ -1,4 +1,5 @@
-// The dispatch/combine interface between GPUs, independent of the transport: deepep on CUDA.
+// Interface of dispatch and combine between GPUs, over peer memory or NCCL: the deepep backend on
+// CUDA.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,7 +25,7 @@ struct ExchangeConfig {
   RowFormat dispatched;              // kF32, kBF16, or FP8 with a float32 scale per 128 elements
   DType combined = DType::kF32;      // of combined rows: kF32 or kBF16
   // Combine returns one row per (token, rank), weighted and summed by the experts' rank, instead of
-  // one per (token, slot). Fewer bytes, but the sums then depend on the placement
+  // one per (token, slot). This sends fewer bytes, but the sums depend on the placement
   // (--moe-combine-rows rank).
   bool sum_by_rank = false;
   // Tuned for few tokens (fixed small grid, one kernel per phase) instead of for bandwidth.
@@ -49,14 +50,15 @@ struct DispatchedRows {
   const int32_t* counts = nullptr;  // [ranks]; 0 for ranks masked out or timed out
 };
 
-// The four calls enqueue kernels and return. Every rank of the group makes the same calls in the
-// same order. Several batches may be in flight, each with its own slot in [0, in_flight). A batch's
-// four calls go to one stream, or to streams ordered by events (Tokens::overlaps).
+// BeginDispatch, EndDispatch, BeginCombine and EndCombine enqueue kernels and return. Only
+// NcclExchange may wait on the host, in EndDispatch. Every rank of the group makes the same calls
+// in the same order. Several batches may be in flight, each with its own slot in [0, in_flight). A
+// batch's four calls go to one stream, or to streams ordered by events (Tokens::overlaps).
 //
 // Results are deterministic. The placement of rows depends on routing only (no atomics decide an
 // order). EndCombine adds over slots in slot order in float32, then the addend, exactly as
-// moe/dispatchers/combine.h. Results are bit-identical for every number of ranks, tuning and
-// transport.
+// moe/dispatchers/combine.h. Without `sum_by_rank`, results are bit-identical for every number of
+// ranks and tuning, and over peer memory and NCCL.
 class RowExchange {
  public:
   virtual ~RowExchange() = default;
@@ -75,7 +77,8 @@ class RowExchange {
     // Maximum tokens of any rank of the group in this batch, the same on all of them. Determines
     // the size of fixed-size messages. 0: unknown, use max_tokens.
     int64_t longest = 0;
-    // Its memory is written by kernels that precede BeginCombine, or EndCombine if `overlaps`.
+    // Kernels that precede BeginCombine write its memory; if `overlaps`, kernels that precede
+    // EndCombine.
     TokenAddend addend = {};
     // Whether computation of this GPU runs beside the exchange. Begin* may then use another stream
     // than End*. The caller orders the streams by events: Begin* after all earlier work, and the
@@ -90,9 +93,9 @@ class RowExchange {
                             cudaStream_t stream) = 0;
   // Whether BeginCombinePart is supported.
   virtual bool combines_in_parts() const { return false; }
-  // Instead of BeginCombine, for each of several disjoint ranges of positions that cover all
-  // outputs, in ascending order. The outputs of a range are final when its call runs, those of
-  // later ranges need not be. The calls of a batch go to one stream.
+  // Several calls replace BeginCombine. Their ranges of positions are disjoint and ascending, and
+  // cover all outputs. The outputs of a range are final when its call runs; those of later ranges
+  // need not be. The calls of a batch go to one stream.
   virtual void BeginCombinePart(int /*slot*/, const void* /*outputs*/, const int32_t* /*position*/,
                                 const OutputRange& /*range*/, cudaStream_t /*stream*/) {
     CHECK(false);

@@ -103,7 +103,7 @@ class TestExchangeRanks {
     const Buffers& in = ranks_[r]->slots[slot];
     exchange(r).BeginCombine(slot, in.outputs.data(), in.position.as<int32_t>(), stream(r));
   }
-  // The bounds of the parts of BeginCombineInParts. Not during capture.
+  // Copies the bounds that BeginCombineInParts reads on the device. Must not be captured.
   void SetBounds(int r, const std::vector<int32_t>& bounds) {
     Use(r);
     Copy(ranks_[r]->bounds, bounds);

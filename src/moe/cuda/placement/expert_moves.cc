@@ -15,7 +15,7 @@ const DeviceExpert* Placed(const OwnedExpert& expert) {
   return static_cast<const DeviceExpert*>(expert.placed.get());
 }
 
-// A matrix of `rows` rows that begins at `row` of a stored one, and its first block scale.
+// Rows [row, row + rows) of a matrix that is stored at `data`, with block scales at `scales`.
 WeightView View(const DeviceMatrix& matrix, const std::byte* data, const std::byte* scales,
                 int64_t row, int64_t rows) {
   WeightView view{.format = matrix.type == ElementType::kFp8    ? WeightFormat::kFp8Block
@@ -76,7 +76,7 @@ ExpertSlot ExpertMover::BlockSlot(const DeviceExperts& layer, std::byte* block) 
   return slot;
 }
 
-// A block may still be the source of copies of the last Switch.
+// Makes the side stream wait for the last Switch, whose copies may still read spare blocks.
 void ExpertMover::WaitForSwitch() const {
   Check(cudaStreamWaitEvent(side_.get(), switched_.get()), "waiting for moved experts");
 }
@@ -102,8 +102,8 @@ void ExpertMover::Move(const DeviceExperts& layer, const ExpertSlot& from,
             "move of an expert");
 }
 
-// Experts that change slots within the layer go through spare memory too: their new slot may be the
-// old one of another.
+// Experts that change slots within the layer are copied to spare memory first, because their new
+// slots may hold other experts that move.
 std::vector<OwnedExpert> ExpertMover::Switch(const DeviceExperts& layer,
                                              std::span<const int32_t> logical,
                                              std::vector<OwnedExpert> experts) {

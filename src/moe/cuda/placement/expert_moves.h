@@ -15,7 +15,7 @@
 
 namespace switchyard::cuda {
 
-// Blocks of spare device memory, each for one expert of any layer. Any thread.
+// Blocks of spare device memory, each for one expert of any layer. Any thread may use them.
 class SpareExperts {
  public:
   SpareExperts(int64_t block_bytes, int blocks);
@@ -56,16 +56,17 @@ class ExpertMover {
   ExpertMover(CudaDevice& device, int64_t block_bytes, int blocks);
   static int64_t BlockBytes(const DeviceExperts& experts);
 
-  // Returns when the weights are in spare memory. Any thread; makes the GPU its current one.
+  // Returns when the weights are in spare memory. Any thread may call it; the call makes the GPU
+  // the thread's current one.
   std::shared_ptr<DeviceExpert> Upload(const DeviceExperts& layer,
                                        const kernels::ExpertWeights& expert);
   // Enqueues the exchange of all routed experts of a layer on the stream of the passes. `logical`
-  // [experts]: the logical experts that the slots hold now. Returns what must live until the next
-  // Upload. The rank's thread.
+  // [experts]: the logical experts that the slots hold now. Returns objects that must live until
+  // the next Upload. Called on the rank's thread.
   std::vector<OwnedExpert> Switch(const DeviceExperts& layer, std::span<const int32_t> logical,
                                   std::vector<OwnedExpert> experts);
-  // A copy of an expert in host memory, as weights of a checkpoint's formats. Waits for the copy.
-  // The layer's weights must not be packed. The rank's thread.
+  // Copies an expert to host memory, in a weight format of checkpoints, and waits for the copy. The
+  // layer's weights must not be packed. Called on the rank's thread.
   OwnedExpert Download(const DeviceExperts& layer, int slot);
 
  private:

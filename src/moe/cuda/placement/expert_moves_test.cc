@@ -71,7 +71,8 @@ struct Moving {
     gpu.device->CopyOut(out.data(), y.get(), bytes);
     return out;
   }
-  // As MovableLayers: held experts stay on the GPU, every third of them is loaded again.
+  // Moves experts as MovableLayers does. Two of three are taken from the GPU; the third is loaded
+  // again.
   void Move(uint32_t seed) {
     const ExpertPlacement before = gpu.moe->placement();
     ExpertPlacement placement = RandomPlacement(kExperts, kRedundant, seed);

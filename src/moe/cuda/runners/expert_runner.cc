@@ -32,7 +32,8 @@ struct ExpertRun {
   int first = 0, count = 0;
 };
 
-// Each GEMM follows a kernel that waits for the row-ordering kernel, so group sizes are known.
+// Each GEMM below follows a kernel that waits for the row-ordering kernel, so group sizes are final
+// when it starts (groups_ready).
 
 // Packed weights have one kernel for chunks of any size.
 void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
@@ -55,7 +56,8 @@ void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
                    chain);
 }
 
-// What both GEMMs over experts [experts.first, …) read. Scales of FP8 weights are of blocks.
+// Parameters over `experts` that do not depend on whether the GEMM reads valid rows or whole
+// blocks. FP8 weights have one scale per block.
 GroupedGemmParams ParamsOf(const Product& product, const RowChunk& chunk, ExpertRun experts) {
   const DeviceMatrix& b = *product.b;
   const int64_t scales = CeilDiv(b.n, kFp8BlockSize) * CeilDiv(b.k, kFp8BlockSize);
@@ -78,7 +80,7 @@ void Launch(const ExpertArithmetic& arithmetic, const GroupedGemmParams& p,
   arithmetic.input == ElementType::kFp8 ? GroupedGemmFp8(p, chain) : GroupedGemmBf16(p, chain);
 }
 
-// The rows of `experts`, by the GEMM that reads only valid rows.
+// Multiplies the rows of `experts` with the GEMM that reads only valid rows.
 void MultiplyByCounts(const ExpertArithmetic& arithmetic, const Product& product,
                       const RowChunk& chunk, ExpertRun experts, const PdlStream& chain) {
   GroupedGemmParams p = ParamsOf(product, chunk, experts);
@@ -88,7 +90,7 @@ void MultiplyByCounts(const ExpertArithmetic& arithmetic, const Product& product
   Launch(arithmetic, p, chain);
 }
 
-// All rows of the chunk, which may be a part of the chunk that `product` has the strides of.
+// Multiplies all rows of `chunk`. It may be a part of a larger chunk, whose strides `product` has.
 void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const RowChunk& chunk,
               int experts, bool by_counts, const PdlStream& chain) {
   const DeviceMatrix& b = *product.b;
@@ -222,13 +224,13 @@ class MlpProducts {
   bool SplitsByExpert() const {
     return by_counts_ && experts_.arithmetic.tensor_cores && !experts_.down.packed;
   }
-  // With the padding of each expert.
+  // Expected rows of the chunk, with the padding of each expert.
   int64_t ExpectedRows() const {
     return std::min(rows_.chunk.rows,
                     rows_.expected_rows + int64_t{experts_.experts} * kGroupBlockRows / 2);
   }
 
-  // A run of experts. Their positions are known to the device.
+  // Computes a part that is a run of experts. Only the device knows the positions of their rows.
   OutputRange DownExperts(int part, int parts, void* y) const {
     const RowChunk& chunk = rows_.chunk;
     const Share own = ExpertParts(experts_.experts, parts).Of(part);
@@ -237,7 +239,7 @@ class MlpProducts {
     return {.begin_on_device = chunk.order.offsets + own.begin,
             .end_on_device = chunk.order.offsets + own.end};
   }
-  // From row `skipped` of the chunk on.
+  // The down projection from row `skipped` of the chunk on.
   Product DownProduct(int64_t skipped, void* y) const {
     const ExpertArithmetic& arithmetic = experts_.arithmetic;
     const float* scales = buffers_.middle_scales.as<float>();

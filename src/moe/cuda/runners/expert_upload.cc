@@ -49,7 +49,7 @@ void ConvertRow(const WeightView& w, int64_t i, ElementType type, std::byte* to)
   for (int64_t j = 0; j < w.k; ++j) rounded[j] = ToBF16(values[j]);
 }
 
-// Of the block scales of a matrix.
+// Bytes of the block scales of an [n, k] matrix.
 int64_t ScaleBytes(int64_t n, int64_t k) {
   return CeilDiv(n, kFp8BlockSize) * CeilDiv(k, kFp8BlockSize) *
          static_cast<int64_t>(sizeof(float));

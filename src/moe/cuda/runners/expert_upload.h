@@ -17,14 +17,14 @@ namespace switchyard::cuda {
 struct MatrixBytes {
   int64_t data = 0, scales = 0;
 };
-// Of `parts` parts [n, k], stacked along n.
+// Bytes of a matrix of `parts` parts [n, k], stacked along n.
 MatrixBytes BytesOfMatrix(int64_t parts, int64_t n, int64_t k, ElementType type,
                           std::optional<W4A16Format> packed);
 
-// Used by one thread at a time, on the GPU that is current there. Reuses its staging memory.
+// Used by one thread at a time, on that thread's current GPU. Reuses its staging memory.
 class ExpertUploader {
  public:
-  // Copies host memory, which may change afterwards, to the device.
+  // Copies host memory to the device. The host memory may change as soon as the call returns.
   using Copy = std::function<void(std::byte* to, const void* from, int64_t bytes)>;
 
   // `threads`: number of threads that convert weights.
@@ -33,7 +33,7 @@ class ExpertUploader {
   // Fills the slot. An expert without a bias, in a layer that has biases, gets zeros.
   void Upload(const kernels::ExpertWeights& expert, const ExpertArithmetic& arithmetic,
               const ExpertSlot& slot);
-  // The view's rows, contiguous, converted to `type`.
+  // Uploads the view's rows, contiguous and converted to `type`.
   void UploadRows(const WeightView& w, ElementType type, std::byte* to);
 
  private:

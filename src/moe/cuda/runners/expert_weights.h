@@ -23,7 +23,7 @@ struct DeviceMatrix {
   int64_t n = 0, k = 0;
   DeviceMemory data;
   DeviceMemory scales;  // kFp8: [matrices, ceil(n / 128), ceil(k / 128)] float32
-  // `data` has the matrices' records, `scales` their global scales (w4a16_pack.h).
+  // Packed weights: `data` has the matrices' records, `scales` their global scales (w4a16_pack.h).
   std::optional<W4A16Format> packed;
 };
 
@@ -52,16 +52,15 @@ enum ExpertArray : uint8_t {
   kDownBias,
   kExpertArrays
 };
-// The device memory of one expert; null for arrays that its layer does not have, which have 0
-// bytes.
+// The device memory of one expert. Arrays that its layer does not have are null, with 0 bytes.
 using ExpertSlot = std::array<std::byte*, kExpertArrays>;
 using ExpertSlotBytes = std::array<int64_t, kExpertArrays>;
 
-// kF32: float32 sums of unrounded products; bfloat16 weights stay bfloat16. kBF16 on a Hopper GPU:
-// FP8 if all weights are kFp8Block and this rank's shard begins and ends on block boundaries;
-// otherwise bfloat16, if the sizes meet the GEMM's alignment. All other cases: plain arithmetic on
-// bfloat16. `packs`: weights of GroupedGemmBf16 stay packed if their formats allow it; results are
-// bit-identical.
+// Chooses by `dtype`. kF32: float32 sums of unrounded products; bfloat16 weights stay bfloat16.
+// kBF16 on a Hopper GPU: FP8 if all weights are kFp8Block and this rank's shard begins and ends on
+// block boundaries; otherwise bfloat16, if the sizes meet the GEMM's alignment. All other cases:
+// plain arithmetic on bfloat16. `packs`: weights of GroupedGemmBf16 stay packed if their formats
+// allow it; results are bit-identical.
 ExpertArithmetic ChooseArithmetic(std::span<const kernels::ExpertWeights> experts, DType dtype,
                                   bool hopper, bool packs = false);
 

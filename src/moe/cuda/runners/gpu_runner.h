@@ -40,7 +40,7 @@ struct GpuGroupedRows {
 
 // Owned by the backend, which all layers share. Used by the rank's thread only. A call enqueues
 // kernels that depend only on its arguments, and never waits on the host, so a pass can be captured
-// in a CUDA graph. No state of a batch: the chunks of several passes may follow each other.
+// in a CUDA graph. A runner keeps no state of a batch, so chunks of several passes may alternate.
 class GpuRunner {
  public:
   virtual ~GpuRunner() = default;
@@ -59,10 +59,10 @@ class GpuRunner {
                    const PdlStream& chain) = 0;
 
   // The same in two steps, for single-batch overlap. RunGateUp computes the activated rows in
-  // `buffers`, if the runner can compute them separately. RunDown computes the outputs in parts and
-  // calls send(range) as soon as those of a part are enqueued, in the order of their rows;
-  // range.last: of the chunk. `parts`: how many, as far as the runner can. The default computes
-  // both products in RunDown, in one part.
+  // `buffers`, if the runner can compute them separately. RunDown computes the outputs in at most
+  // `parts` parts, in the order of their rows. It calls send(range) as soon as a part is enqueued;
+  // range.last marks the last part of the chunk. The default computes both products in RunDown, in
+  // one part.
   //
   // DownParts is the number of parts for which the overlap saves more than further launches cost.
   // It depends on the numbers of rows only, since the rows have not arrived yet.

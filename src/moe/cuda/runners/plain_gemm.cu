@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(kThreads) PlainKernel(const PlainGemmParams p)
   const A* a = static_cast<const A*>(p.a) + row * p.k;
   const B* b = static_cast<const B*>(p.b) + (expert * p.n + column) * p.k;
   const int first_row = threadIdx.x / (kTile / kEach) * kEach;
-  const int first_column = threadIdx.x % (kTile / kEach);  // and at strides of kTile / kEach
+  // The first column of the thread. The next ones follow at strides of kTile / kEach.
+  const int first_column = threadIdx.x % (kTile / kEach);
   float sums[kEach][kEach] = {};
   for (int64_t k = 0; k < p.k; k += kDepth) {
     LoadTile(a_tile, a + k, p.k, rows, p.k - k);
