@@ -30,8 +30,8 @@ struct EngineConfig {
   int32_t cuda_graph_max_bs = 0;  // --cuda-graph-max-bs; 0: --max-running-requests, at most 256
   std::string dtype = "auto";     // auto | float32 | bfloat16 | float16 (--dtype)
   std::string kv_cache_dtype =
-      "auto";  // auto (bfloat16 where rows are rounded to it, else float32) | float32 | bfloat16 |
-               // float16 | fp8_e4m3 | int8 (CPUs) (--kv-cache-dtype)
+      "auto";  // auto (bfloat16 if rows are rounded to bfloat16, else float32) | float32 |
+               // bfloat16 | float16 | fp8_e4m3 | int8 (CPUs) (--kv-cache-dtype)
   QuantizationFlags quantization;    // --quantization, --quantize-activations
   PoolingFlags pooling;              // --is-embedding, --pooler-config
   std::string load_format = "auto";  // --load-format

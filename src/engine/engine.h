@@ -11,8 +11,8 @@
 
 namespace switchyard {
 
-// Ids in, ids out (text: text/tokenizer, text/chat). Thread-safe. Ranks are threads of this
-// process; `serve` runs the same loop in processes.
+// Takes token ids and returns token ids (for text: text/tokenizer, text/chat). Thread-safe. Ranks
+// are threads of this process; `serve` runs the same loop in processes.
 class Engine {
  public:
   using Callback =

@@ -14,8 +14,8 @@ namespace switchyard {
 struct Reach {
   bool gpus = true;     // ranks on GPUs
   bool hosts = true;    // ranks on several hosts
-  bool one_gpu = true;  // false: needs several ranks, and each rank takes a GPU
-  bool cpus = true;     // ranks on CPUs; false only for a program's own backend
+  bool one_gpu = true;  // works on one GPU; false: it needs several ranks, and so several GPUs
+  bool cpus = true;     // works on CPUs; false only for a program's own backend
 };
 
 // Where the ranks of an engine compute.

@@ -34,7 +34,7 @@ int64_t ReadField(const fs::path& path, const std::string& key) {
 }
 
 struct GroupFiles {
-  const char *limit, *usage, *file_cache;  // two files and a field of memory.stat
+  const char *limit, *usage, *file_cache;  // names of two files, and of a field in memory.stat
 };
 constexpr GroupFiles kVersion2 = {"memory.max", "memory.current", "inactive_file"};
 constexpr GroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",

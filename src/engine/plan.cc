@@ -70,7 +70,7 @@ void CheckFlags(const EngineConfig& c) {
                   c.threads_per_rank);
   if (!(c.dist_timeout_seconds > 0.0))
     throw Invalid("--dist-timeout {}: want more than 0 seconds", c.dist_timeout_seconds);
-  if (!(c.watchdog_timeout_seconds >= 3.0))  // an idle leader beats once a second
+  if (!(c.watchdog_timeout_seconds >= 3.0))  // an idle leader sends a heartbeat once a second
     throw Invalid("--watchdog-timeout {}: want at least 3 seconds", c.watchdog_timeout_seconds);
 }
 
@@ -168,7 +168,7 @@ double ActivationBytesPerRank(const EngineConfig& config, const EnginePlan& plan
   const bool gathers = mesh.dp > 1 && mesh.dense_tp != 1;
   double logit_rows = plan.max_running_requests + 1;
   const int64_t width = m.output_width();
-  // Prompt log-probabilities of one pass, or the rows of a mean.
+  // Rows of prompts for log-probabilities (counted on GPUs only) or for means.
   if (plan.cuda || (m.pooling && m.pooling->type == Pooling::kMean))
     logit_rows = std::max(
         logit_rows, static_cast<double>(std::min(MaxLogitRows(width), plan.max_batch_tokens)));
@@ -363,8 +363,8 @@ std::string InitialPlanner(const EngineConfig& config, const EnginePlan& plan) {
                     config.mesh.ep);
 }
 
-// Two micro-batches read the weights of the experts twice. On a GPU that costs as much as the
-// products, unless each expert has many rows.
+// Each of two micro-batches reads the weights of the experts. On a GPU the second read takes as
+// much time as the products, unless each expert has many rows.
 int64_t MinTokensOfTwoBatches(const EngineConfig& config, const EnginePlan& plan) {
   constexpr int64_t kRowsPerExpert = 256;
   if (config.tbo_min_tokens >= 0) return config.tbo_min_tokens;

@@ -213,7 +213,8 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
     if (const auto pass = std::exchange(previous, std::nullopt)) ProcessLaunched(pass->parts);
   };
   if (runs && !batch.draws.empty() && PlansGrammars()) {
-    // Masks depend on the tokens of the previous pass. The device may already compute this one.
+    // Masks depend on the tokens of the previous pass. The device may already compute the current
+    // pass.
     batch.masks = [&]() -> const TokenMasks& {
       if (launches) AdvanceLaunched();
       end_previous();
@@ -233,7 +234,7 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
     batch.masks = nullptr;
     forwards = false;
     plan = {};
-    if (launched) RevertLaunched();  // the error came after the masks
+    if (launched) RevertLaunched();  // the error came after the masks were filled
     launched = std::move(previous);
     throw;
   }

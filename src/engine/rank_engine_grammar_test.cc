@@ -152,7 +152,7 @@ TEST(RankEngineGrammar, AbortedLaunchedPassesRunAgainWithTheSameResults) {
     EXPECT_EQ(rig.seen[request.id].new_tokens, Alone(request).new_tokens) << request.id;
 }
 
-// The masks have already ended the previous pass.
+// When the error occurs, filling the masks has already ended the previous pass.
 TEST(RankEngineGrammar, AfterAnErrorBehindTheMasksThePassRunsAgain) {
   Rig rig(Roomy(), 61, /*launches=*/true);
   const std::vector<EngineRequest> requests = TellSeveral(rig);

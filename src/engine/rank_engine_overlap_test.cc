@@ -33,8 +33,8 @@ struct Client {
   EngineRequest request;
   int arrival = 0;             // step
   std::vector<int32_t> stop;   // ids of a stop string; empty: none
-  int64_t cancels_after = -1;  // tokens; −1: does not
-  int disconnects = -1;        // steps after the arrival; −1: does not
+  int64_t cancels_after = -1;  // tokens; −1: never
+  int disconnects = -1;        // steps after the arrival; −1: never
 };
 
 struct Traffic {
@@ -76,7 +76,7 @@ Traffic RandomTraffic(uint64_t seed) {
   RankEngine::Options& o = traffic.options;
   o.page_size = draws.Of({1, 4, 16});
   const int64_t longest = draws.Of({12, 40, 90});
-  // From little more than one request to all requests.
+  // The cache holds from little more than one request up to all requests.
   o.num_pages = (longest + 35) / o.page_size + draws.Below(200 / o.page_size) + 2;
   o.max_running_requests = draws.Of({1, 3, 8, 64});
   o.chunked_prefill_size = draws.Of({1, 5, 16, 64, -1});
@@ -232,7 +232,7 @@ TEST(RankEngineOverlap, OutputsEqualThoseWithoutOverlap) {
     retractions += std::min(overlapped.retractions(), plain.retractions());
     ASSERT_FALSE(testing::Test::HasFailure());
   }
-  // The traffic has every kind of end.
+  // The requests of the traffic end in every possible way.
   EXPECT_GT(launched, 2000);
   EXPECT_GT(retractions, 50);
   EXPECT_GT(stopped, 100);

@@ -30,14 +30,14 @@ class RankGrammars {
   std::map<uint64_t, Pending> grammars_;
 };
 
-// The output of one sequence in its grammar. A retracted sequence keeps it, because it keeps its
-// tokens. An error is recorded, and ends the sequence when its next token is processed.
+// The output of one sequence in its grammar. A retracted sequence keeps this object, because it
+// keeps its tokens. An error is recorded, and ends the sequence when its next token is processed.
 class SequenceGrammar {
  public:
   explicit SequenceGrammar(RankGrammars::Pending compiled) : compiled_(std::move(compiled)) {}
 
-  // Writes the mask of the next token [MaskWords(vocab)]. False, and `failure` is set, if no token
-  // is allowed. Waits until the grammar has been read.
+  // Writes the mask of the next token [MaskWords(vocab)]. Returns false, and sets `failure`, if no
+  // token is allowed. Waits until the grammar has been read.
   bool FillMask(std::span<uint32_t> mask);
   // Appends a token that the last mask allows.
   void Accept(int32_t token);

@@ -34,7 +34,8 @@ void BatchReplicas::Choose(const RoundToChoose& round, const TopK& logical, TopK
   }
 }
 
-// The keys of a token differ between passes, so that an expert's tokens take turns.
+// A token at the same position has another key in every pass. So the replicas of an expert take
+// turns.
 void BatchReplicas::ChooseAtRandom(const RoundToChoose& round, const Layer& layer,
                                    const TopK& logical, TopK* physical) const {
   constexpr int kTokenBits = 32;

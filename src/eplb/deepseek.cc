@@ -10,7 +10,7 @@ namespace switchyard {
 namespace {
 
 struct Packing {
-  std::vector<int> pack, place;  // [items] the pack, and the index within it
+  std::vector<int> pack, place;  // [items] the item's pack, and its index in the pack
 };
 
 // Packs in order of decreasing weight into the lightest pack that is not full. Ties between packs

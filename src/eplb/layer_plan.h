@@ -10,9 +10,10 @@
 
 namespace switchyard {
 
-// A value type; single-threaded. Bins are the living ranks. Even shares are in the middle of the
-// range that dispatch can choose from. So if even shares balance the bins, dispatch can correct a
-// batch equally far in both directions.
+// A value type; single-threaded. Bins are the living ranks. The plan divides an expert's load
+// evenly over its replicas, because even shares are in the middle of the range that dispatch can
+// choose from. So if even shares balance the bins, dispatch can correct a batch equally far in both
+// directions.
 class LayerPlan {
  public:
   // `bins` must outlive the plan. `load` [experts] tokens per step, not negative.

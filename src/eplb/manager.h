@@ -58,7 +58,8 @@ class EplbManager : public RoutingObserver {
 
   // Before the first pass; collective.
   void Attach(MovableExperts* experts);
-  // Before the experts are destroyed: stops a migration on this rank alone. No pass may follow.
+  // Stops a migration on this rank alone. Call it before the experts are destroyed; no pass may
+  // follow.
   void Detach() { migration_.reset(); }
 
   void OnPlacement(int /*layer*/, const ExpertPlacement& /*placement*/) override {}

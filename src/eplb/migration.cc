@@ -16,7 +16,7 @@ namespace {
 
 struct Stopped {};  // thrown to end the thread within a layer
 
-// A prefix of `text` of whole UTF-8 characters that fits, null-terminated.
+// The longest null-terminated prefix of `text` that fits and ends with a whole UTF-8 character.
 template <size_t kSize>
 std::array<char, kSize> Utf8Prefix(const std::string& text) {
   std::array<char, kSize> out{};

@@ -67,7 +67,7 @@ TEST(Migration, LayersSwitchOnAllRanksBeforeTheSamePass) {
         for (const LayerMove& move : moves) {
           const auto now = experts.PlacementOf(move.layer).physical_to_logical();
           switched += std::ranges::equal(now, move.placement.physical_to_logical()) ? 1 : 0;
-          // Old or new, never a mix.
+          // A layer has the experts of its old or of its new placement, never a mix.
           EXPECT_EQ(experts.Held(move.layer), experts.Wanted(move.layer));
         }
         EXPECT_EQ(switched, migration.layers_moved());
@@ -92,13 +92,13 @@ TEST(Migration, AStepBeginsToLoadWhatItsBudgetAllows) {
     FakeExperts experts(4, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     std::atomic<int> loads = 0;
     experts.on_load = [&](int, int32_t) { ++loads; };
-    // Less than one expert: still starts one each step, so that the migration ends.
+    // The budget is less than one expert. Each step still starts one, so that the migration ends.
     Migration migration(MovesOf(experts, 3), {.bytes_per_step = 60}, experts, *comm.tp);
     int steps = 1;
     for (; migration.Step(); ++steps) EXPECT_LE(loads, steps);
     EXPECT_EQ(loads, migration.experts_loaded());
     EXPECT_GT(loads, 4);
-    // 60 bytes a step for experts of 100.
+    // The budget is 60 bytes a step; an expert has 100.
     EXPECT_GE(steps, loads * FakeExperts::kBytes / 60);
   });
 }
@@ -193,7 +193,7 @@ TEST(Migration, AReasonMayBeMissingOrLong) {
       Migration migration(MovesOf(experts, 5), {.layers_per_chunk = -1}, experts, *comm.tp);
       RunToEnd(migration);
       EXPECT_EQ(migration.layers_moved(), 0);
-      // Other ranks have a prefix of whole characters.
+      // Other ranks have a prefix of the reason that ends with a whole character.
       EXPECT_EQ(migration.error(),
                 "rank 2 could not load an expert: " + (broken ? why : why.substr(0, 98)));
     });
@@ -338,7 +338,8 @@ class TestLayers : public MovableExperts {
   const Mesh mesh_;
 };
 
-constexpr int kAllTokenCounts = 21;  // period of the pass sizes, with and without decoding
+// pass sizes, with and without decoding, repeat after this many passes
+constexpr int kAllTokenCounts = 21;
 
 // The outputs of passes during three migrations, one after the other. If `passes` is given: the
 // outputs of `passes` passes without migration.

@@ -1,4 +1,5 @@
-// What several observers of one model want and get, and counts in place of tokens.
+// Several observers of one model: the data that they require and receive, and counts in place of
+// tokens.
 #include "eplb/observers.h"
 
 #include <gtest/gtest.h>
@@ -97,7 +98,7 @@ TEST(Recorder, WantsThePassesThatItCounts) {
   });
 }
 
-// Each is called for events that one of them needs.
+// Every observer is called for each event that one of them needs.
 TEST(Observers, WantWhatOneOfThemWants) {
   struct One : RoutingObserver {
     bool tokens = false, pass = false;

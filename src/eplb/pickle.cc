@@ -206,8 +206,8 @@ class Unpickler {
     if (found == memo_.end()) Damaged();
     stack_.push_back(found->second);
   }
-  // Stack height at the last mark, 0 without one: the start of the operands of an operation that
-  // ends the mark.
+  // Stack height at the last mark (0 without a mark). The operands of an operation that ends the
+  // mark begin there.
   size_t Bottom() const { return marks_.empty() ? 0 : marks_.back(); }
   uint32_t Top() const {
     if (stack_.size() <= Bottom()) Damaged();

@@ -57,8 +57,8 @@ class Filler {
 
   // Chooses among the bins with the most free slots (which also leaves enough bins for the next
   // expert). Prefers a component that the expert has not reached, then a node that it is not on,
-  // then the least load. One key combines all criteria. All but the load count in units larger than
-  // any load.
+  // then the least load. One key combines all criteria: those before the load count in units larger
+  // than any load.
   void PlaceReplicas(int32_t expert, int count) {
     const double share = plan_->load(expert) / count;
     for (size_t bin = 0; bin < key_.size(); ++bin)

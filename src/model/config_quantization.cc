@@ -102,8 +102,8 @@ QuantizationConfig ReadAwq(const ConfigReader& reader) {
           .ignored = Names(reader, {"modules_to_not_convert"})};
 }
 
-// DeepSeek's checkpoints for SGLang and TensorRT-LLM: int4 experts with e4m3 activations by a scale
-// of the tensor; all other linears in FP8 blocks.
+// DeepSeek's checkpoints for SGLang and TensorRT-LLM: int4 experts with e4m3 activations (one scale
+// per tensor); all other linears in FP8 blocks.
 QuantizationConfig ReadW4aFp8(const ConfigReader& reader) {
   const LinearScheme experts{.packing = Packing::kSignedInt4,
                              .format = WeightFormat::kInt4Group,

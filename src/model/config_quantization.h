@@ -67,7 +67,7 @@ struct QuantizationConfig {
   std::vector<std::string> names;  // values of `--quantization` that the checkpoint satisfies
   std::vector<SchemeRule> rules;   // the first match applies; no match: plain
   std::vector<ModulePattern> ignored;
-  // Activation rows of linears stored in bfloat16 are rounded to it.
+  // Activation rows of linears stored in bfloat16 are rounded to bfloat16.
   bool bfloat16_rows = false;
 
   bool none() const { return method.empty() && rules.empty(); }  // every linear is plain

@@ -12,7 +12,7 @@ namespace {
 using schedule::Kind;
 using schedule::Operation;
 
-// What a pass gives on one rank. Counts are on rank 0.
+// Results of a pass on one rank. Only rank 0 has counts.
 struct Result {
   std::vector<float> logits;
   std::vector<int64_t> logical, by_rank;  // counts of experts, and of ranks' slots
@@ -76,7 +76,8 @@ class Rank {
     return End(i, *only[0], 0);
   }
 
-  // Runs both passes. The second one is aborted before its operation `abort`; −1: not.
+  // Runs both passes. The second one is aborted before its operation `abort`; −1: it is not
+  // aborted.
   std::vector<Result> Both(const std::vector<Operation>& list, int abort = -1) {
     for (int i = 0; i < 2; ++i) Begin(i);
     Pass* const both[] = {model_.passes[0].get(), model_.passes[1].get()};

@@ -84,7 +84,7 @@ LoadOptions CompletePlacedLoad(const ModelConfig& config, const ModelOptions& op
   return load;
 }
 
-// Physical experts of the rank with the most.
+// Maximum number of physical experts on a rank.
 int64_t LocalExperts(const ModelConfig& config, const ModelOptions& options,
                      const MeshShape& shape) {
   return CeilDiv(config.moe->router.num_experts + options.moe.num_redundant_experts, shape.ep);
@@ -118,7 +118,7 @@ size_t SpareExpertBytes(const ModelConfig& config, const ModelOptions& options,
          (kAlignment +
           ExpertBytes(config, Mesh(shape, 0), CompletePlacedLoad(config, options, shape)));
 }
-// While it lives, the profiler, which may be null, uses the device's timer.
+// While this object lives, the profiler (which may be null) uses the device's timer.
 class AttachedTimer {
  public:
   AttachedTimer(profile::Profiler* profiler, kernels::Device& device)
@@ -275,7 +275,7 @@ struct Model::Impl {
     for (size_t i = 0; i < used_passes; ++i)
       if (passes[i]->number == number) passes[i]->aborted = true;
   }
-  // The micro-batches of a batch have the same number.
+  // The micro-batches of a batch have the same pass number, so all of them are aborted, or none.
   bool aborted() const { return passes[0]->aborted; }
 
   void ReportRouting(uint64_t last) {
@@ -319,7 +319,7 @@ struct Model::Impl {
     return {.data = p.head.logits.data(), .rows = std::ssize(batch.logit_rows)};
   }
 
-  // Two-batch overlap. Results are in the first pass.
+  // Runs a batch as two micro-batches (two-batch overlap). Results are in the first pass.
   DeviceLogits RunInTwo(const ForwardBatch& batch, std::span<const int64_t> first_rows,
                         KvStorage& kv) {
     const MicroBatches parts(batch, first_rows, comm.mesh.dp_rank());
@@ -352,8 +352,8 @@ struct Model::Impl {
             .more = std::ssize(parts.second.logit_rows)};
   }
 
-  // Runs all operations of the micro-batches. A pass with a key is recorded as a CUDA graph: one
-  // span, since its operations run in the graph.
+  // Runs all operations of the micro-batches. A pass with a key is recorded as a CUDA graph. A
+  // profile has one span for the whole graph, since its operations are not run one by one.
   void Execute(std::span<const schedule::Operation> list, std::span<Pass* const> parts,
                std::span<const int64_t> logit_rows, uint64_t key) {
     profile::Profiler* const profiler = profile::IfRecording(options.profiler);
@@ -379,9 +379,9 @@ struct Model::Impl {
     return std::min(options.gpu->graph_max_tokens, options.max_pass_tokens);
   }
 
-  // Sized by the rows of the largest group. So all groups record in the same pass, as NCCL
-  // requires. Reserves for the largest recorded pass at once, because a later reallocation would
-  // discard the recorded passes.
+  // Buffers are sized by the rows of the largest group, so all groups record in the same pass, as
+  // NCCL requires. Reserves for the largest recorded pass at once, because a later reallocation
+  // would discard the recorded passes.
   void ReserveLogits(std::vector<int64_t> group_rows) {
     const int64_t recorded = options.moe.passes * RecordedTokens();
     for (int64_t& count : group_rows) count = std::max(count, recorded);

@@ -79,12 +79,13 @@ TEST_P(ModelTest, LogProbsAreThoseOfTransformers) {
   if (c.dtype == DType::kF32 && c.kv_dtype == DType::kF32) {
     EXPECT_LT(worst, 2e-4);
   } else if (c.kv_dtype == DType::kI8) {
-    // Steps of 1 / 127 of a row's largest value, four times those of bfloat16 at large values.
+    // The step of an int8 cache is 1 / 127 of a row's largest value: at large values, four times
+    // the step of bfloat16.
     EXPECT_LT(worst, 4 * 5e-2);
     EXPECT_LT(total / count, 4 * 5e-3);
   } else if (c.kv_dtype == DType::kF8E4M3) {
-    // Four bits less than bfloat16: sixteen times its mean. The worst case is a token whose routing
-    // changed.
+    // e4m3 has four bits less than bfloat16, so the bound of the mean is sixteen times as large.
+    // The worst difference has no bound, since the routing of a token may change.
     EXPECT_LT(total / count, 16 * 5e-3);
   } else {
     EXPECT_LT(worst, 5e-2);

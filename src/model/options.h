@@ -53,11 +53,11 @@ struct ModelOptions {
   // none.
   std::function<void(uint64_t pass, const schedule::Operation& operation)> before_operation;
   bool movable_experts = false;  // enables Model::movable_experts
-  int movable_layers = 1;        // whose new experts are held at once; −1: all
+  int movable_layers = 1;        // number of layers whose new experts are held at once; −1: all
   // Batches run as two micro-batches that hide each other's exchanges (SplitRows).
   bool two_batch_overlap = false;
   double tbo_threshold = 0.48;
-  int64_t tbo_min_tokens = 2;  // of all attention groups: batches with fewer run whole
+  int64_t tbo_min_tokens = 2;  // over all attention groups; smaller batches are not split
   // Maximum rows of one group in one pass: sizes activations and buffers. Derived by Model.
   int64_t max_pass_tokens = 0;
   std::string eplb_algorithm = "auto";  // planner for a recorded --init-expert-location

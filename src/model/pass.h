@@ -31,7 +31,7 @@ struct PassRows {
 struct HeadBuffers {
   Activations all_hidden;  // [rows of all groups, H]
   Activations own;         // [rows, vocabulary of this rank]
-  Activations gathered;    // such a block of every member, in rank order
+  Activations gathered;    // `own` of every member, in rank order
   Activations logits;      // [rows, vocab]
 };
 

@@ -19,7 +19,7 @@ const char* NameOf(const Operation& o) {
   return o.kind == Kind::kForward ? Name(o.phase) : Name(o.kind);
 }
 
-// The events of passes of each rank's profile of one prefill of 24 rows.
+// Profiles one prefill of 24 rows. Returns the events of passes in each rank's profile.
 std::vector<std::vector<json>> Profile(const std::string& fixture, bool two_batches,
                                        bool single_batch) {
   const auto dir = std::filesystem::temp_directory_path() / ("model_profile_test_" + fixture);

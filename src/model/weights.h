@@ -70,8 +70,9 @@ struct ModelWeights {
 };
 
 struct LoadOptions {
-  std::string load_format = "auto";       // auto | safetensors | dummy
-  bool replicated_shared_expert = false;  // a2a backends replicate the shared expert; Model sets it
+  std::string load_format = "auto";  // auto | safetensors | dummy
+  // Set by Model: all-to-all backends replicate the shared expert.
+  bool replicated_shared_expert = false;
   std::vector<ExpertPlacement> placements;  // one for each layer; empty: trivial. Model sets it
   uint64_t dummy_seed = 0;
   // For a rank on a GPU: the type to which UploadWeights converts formats that the GPU's kernels
@@ -82,7 +83,7 @@ struct LoadOptions {
   // Called from the loading thread as bytes become resident: done and total bytes of this rank.
   std::function<void(size_t done, size_t total)> progress;
   bool check_nan_scales = true;  // rejects NaN scales and NaN float8 weights
-  int threads = 1;               // that fill memory; Model sets it
+  int threads = 1;               // number of threads that fill memory; Model sets it
 };
 
 // Loads this rank's shard. Errors name the file and tensor: missing or truncated files, tensors

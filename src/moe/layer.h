@@ -22,8 +22,7 @@ namespace switchyard {
 //   Start, then for each round: Route, BeginDispatch, RunShared (first round), EndDispatch,
 //   PrePermute, RunExperts, PostPermute, BeginCombine, RunDown, EndCombine; then Scatter
 //
-// A caller that runs the stages itself may interleave up to MoeOptions::passes batches. Each batch
-// has its own state.
+// A caller that runs the stages itself may interleave several batches, each with its own state.
 class MoeLayer {
  public:
   // Error kInvalid names the unsupported parameter.

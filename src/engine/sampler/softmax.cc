@@ -14,7 +14,7 @@ constexpr size_t kLanes = 16;  // partial sums: enough for one AVX-512 register
 // exp(x) for x in [−inf, 0]: x = n · ln 2 + r with |r| ≤ ln 2 / 2, a polynomial in r, and 2^n
 // through the exponent bits. Coefficients are Cephes' expf (Moshier).
 inline float ExpOfNonPositive(float x) {
-  constexpr float kLowest = -85.0f;  // 2^n stays normal; exp of it is 1e-37
+  constexpr float kLowest = -85.0f;  // 2^n stays a normal number; exp(−85) is about 1e-37
   const float clamped = x < kLowest ? kLowest : x;
   // Adding 1.5 · 2^23 leaves no fraction bits: the sum's low bits are the nearest integer.
   constexpr float kRound = 12582912.0f;

@@ -17,7 +17,7 @@ const std::vector<ScheduledRows>& Scheduler::Plan() {
   if (options_.priorities) Preempt();
   const bool all_stay = GrowDecoding();
   const PrefillBudget rest = PlanRunning();
-  // Admits nothing right after a retraction: a new request would be the next one to be retracted.
+  // Admits nothing after a retraction for lack of pages: a new request would be retracted next.
   if (all_stay) {
     estimate_.DecayAfterStep();
     Admit(rest);

@@ -27,8 +27,8 @@ struct ScheduledRows {
 // served. The running set is in order of admission. A request is admitted with pages for all its
 // tokens, so only decoding can run out of pages. Then the running request of the lowest priority is
 // retracted to the head of the queue. Among several of that priority, it is the one admitted last.
-// Among the requests of the highest priority, the one admitted first is never retracted. So every
-// request ends. Borrows sequences and cache. Used by the rank's thread only.
+// Among the requests of the highest priority, the one admitted first is never retracted. So one
+// request always advances to its end. Borrows sequences and cache. Used by the rank's thread only.
 class Scheduler {
  public:
   struct Options {

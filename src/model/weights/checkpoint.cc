@@ -98,7 +98,7 @@ class IndexReader final : public JsonEvents {
   }
 
  private:
-  // Throws if the value is at the position of weight_map or of a file name.
+  // Throws if weight_map or a file name is required at the position of this value.
   bool OtherValue() {
     if (depth() == 0 || (depth() == 1 && in_map_)) {
       throw Invalid("{}: weight_map is missing or not an object", name());

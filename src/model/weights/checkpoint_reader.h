@@ -84,9 +84,9 @@ class CheckpointReader {
   void Use(const uint8_t* begin, const uint8_t* end) { used_.push_back({begin, end}); }
   Slabs& slabs() { return slabs_; }
   ThreadPool& pool();
-  // Defers work until Finish, before the views are used; `bytes` of the result.
+  // Defers `work` until Finish, since views are used only after it. `bytes`: size of the result.
   void Later(size_t bytes, std::function<void()> work) { jobs_.Add(bytes, std::move(work)); }
-  // Cache of converted scales of complete tensors, shared by the parts of one.
+  // Cache of converted scales of complete tensors. The parts of a tensor share an entry.
   Bytes& Converted(const std::string& key) { return converted_[key]; }
   // Records a matrix that no format supports and that is held in the model's dtype; logged once.
   void RecordDequantized(std::string_view why);

@@ -32,7 +32,8 @@ class CountingSource : public WeightSource {
   void Finish(const Progress&) override {}
 
  private:
-  // As Device::Place and the packed experts of a Hopper GPU; an upper bound if dtype is float32.
+  // The format in which a GPU holds the matrix: that of Device::Place, or of packed experts on a
+  // Hopper GPU. With dtype float32, its size is an upper bound.
   WeightFormat Placed(WeightFormat stored, const MatrixRequest& r) const {
     const bool plain = stored == WeightFormat::kF32 || stored == WeightFormat::kBF16;
     if (!placed_as_ || plain || StaysPacked(stored, r)) return stored;

@@ -150,8 +150,8 @@ Target TargetOf(const MatrixRequest& r) {
   return to;
 }
 
-// Over rows [0, rows) of k numbers. Error if one is not finite; thrown on this thread, since the
-// pool's threads must not throw.
+// The largest magnitude in rows [0, rows) of k numbers. Throws Error if one is not finite, on the
+// calling thread, since the pool's threads must not throw.
 float LargestMagnitude(CheckpointReader& in, const PlainRows& from, int64_t rows, int64_t k) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   std::vector<float> largest(static_cast<size_t>(rows));

@@ -26,7 +26,7 @@ struct MatrixRequest {
   Range rows, cols;
   int64_t row0 = 0, row_step = 1;
   int64_t experts = 0, expert = 0;  // experts 0: no stack
-  int64_t total_rows = 0;           // `rows` is a subrange of this many; 0: n
+  int64_t total_rows = 0;           // rows of the request before sharding; 0: n
   // The storage scheme by config.json. A tensor that is stored plain is read as plain nevertheless:
   // ignore lists are sometimes incomplete.
   LinearScheme scheme;

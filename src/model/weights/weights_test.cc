@@ -174,7 +174,7 @@ TEST(LoadWeights, BytesOfARankAreThoseOfThePlan) {
   }
 }
 
-// As much as one more expert in every layer takes.
+// Expected: the bytes that one more expert in every layer takes.
 TEST(LoadWeights, BytesOfAnExpertAreThoseOfThePlan) {
   for (const std::string& name : kFixtures) {
     const ModelConfig config = LoadModelConfig(FixtureDir(name));
