@@ -225,7 +225,7 @@ void RankEngine::Impl::AppendPooled(Sequence& sequence, Sequence::RowRange rows,
     sum.assign(own.end() - width, own.end());
     return;
   }
-  // In the order of positions, so the sum does not depend on the chunks.
+  // Adds rows in the order of positions, so the sum does not depend on the chunks.
   sum.resize(width);
   for (int64_t row = 0; row < rows.size(); ++row)
     for (int64_t i = 0; i < width; ++i) sum[i] += own[row * width + i];

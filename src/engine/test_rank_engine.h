@@ -43,7 +43,7 @@ class Rig {
     EXPECT_FALSE(engine.HasWork());
     EXPECT_TRUE(engine.PoolIsWhole());
   }
-  // As RunOut, for a model that throws errors now and then.
+  // Like RunOut, for a model that throws errors now and then.
   void RunThroughErrors() {
     int errors = 0;
     while (engine.HasWork()) {

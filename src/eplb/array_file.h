@@ -26,7 +26,7 @@ class ArrayFile {
   // Error kNotFound if the file does not exist, kInvalid if it has none of the formats or is
   // truncated. Both messages start with the file name.
   explicit ArrayFile(const std::filesystem::path& path);
-  // From JSON text; `name` replaces the file name in messages.
+  // Reads JSON text; `name` replaces the file name in messages.
   ArrayFile(const std::string& text, std::string name);
 
   const std::string& name() const { return name_; }

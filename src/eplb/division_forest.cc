@@ -53,8 +53,8 @@ void DivisionForest::Prune(std::span<double> shares) {
   for (int32_t edge = 0; edge < std::ssize(shares); ++edge) {
     if (shares[edge] <= 0) continue;
     if (FindCycle(edge)) {
-      // Around the cycle, shares alternately lose and gain the amount of the smallest share, which
-      // becomes 0.
+      // The smallest share of the cycle becomes 0. Around the cycle, shares alternately decrease
+      // and increase by its amount.
       const auto least =
           std::ranges::min_element(cycle_, {}, [&](int32_t of) { return shares[of]; });
       const double moved = shares[*least];

@@ -11,7 +11,7 @@ namespace {
 constexpr std::array<float, 4> kHalfLives{1, 3, 10, 40};
 constexpr float kErrorHalfLife = 10;
 
-// All half-lives over one layer, in parallel. Loops run over experts only, so that they vectorize.
+// Averages with all half-lives over one layer. Loops run over experts only, so that they vectorize.
 class Averages {
  public:
   explicit Averages(int experts) : experts_(experts), of_(kHalfLives.size()) {

@@ -32,7 +32,7 @@ class LoadWindow {
   // passes may be in flight; each counts when it ends.
   void Add(uint64_t pass, int layer, std::span<const int32_t> logical,
            std::span<const int32_t> physical);
-  // The same from the counts of each expert and of each slot.
+  // The same, but with the counts of each expert and of each slot.
   void AddCounts(uint64_t pass, int layer, std::span<const int32_t> logical,
                  std::span<const int32_t> physical);
   // Ends a pass. Collective after every passes_per_step-th pass; the sums are then equal on every

@@ -43,7 +43,7 @@ struct EplbStatus {
   int64_t passes = 0;  // since the server started
   // Mean of (mean / max rank load) since experts last moved; nullopt if nothing was counted since.
   std::optional<double> balancedness;
-  // Of the current rebalance, or of the last one.
+  // These fields are of the current rebalance, or else of the last one.
   std::string trigger;               // iterations, shape (changed load distribution) or request
   std::optional<double> planned_at;  // balancedness at the time of planning
   int32_t layer = -1;                // layer being migrated; −1: none

@@ -94,7 +94,7 @@ class ExpertRecorder : public RoutingObserver {
   };
 
   bool active() const { return recording_ || options_.metrics; }
-  // Null: the pass is not observed.
+  // Returns null if the pass is not observed.
   const OpenPass* Find(uint64_t pass) const;
   OpenPass* Find(uint64_t pass) { return const_cast<OpenPass*>(std::as_const(*this).Find(pass)); }
   void Close(const OpenPass& pass);

@@ -100,7 +100,7 @@ ExpertDump ExpertRecorder::Dump() {
     throw Invalid("recording experts requires --expert-distribution-recorder-mode");
   ExpertDump dump = WriteDump();
   const bool is_leader = comm_.mesh.rank() == 0;
-  // Without a timeout: a slow disk must not end the server.
+  // Has no timeout: a slow disk must not end the server.
   const std::string failed =
       comm_.tp->Broadcast(is_leader && !dump.error.empty() ? "failed" : "", /*idle=*/true);
   if (failed.empty()) steps_.Clear();

@@ -54,8 +54,8 @@ struct Placement {
   std::span<int32_t> Layer(int layer) {
     return std::span(physical_to_logical).subspan(static_cast<size_t>(layer) * physical, physical);
   }
-  // For the MoE layer, which does not support dead ranks. Their slots, to which no token may be
-  // sent, get the experts of the trivial placement.
+  // The placement for the MoE layer, which does not support dead ranks. Slots of dead ranks get the
+  // experts of the trivial placement; no token may be sent to them.
   ExpertPlacement ToExpertPlacement(int layer) const;
 
   bool operator==(const Placement&) const = default;

@@ -73,7 +73,7 @@ std::vector<std::string> ReadLabels(const ConfigReader& reader) {
   return labels;
 }
 
-// As vLLM: a single class, and several independent ones, have sigmoid scores.
+// As in vLLM, a single class and several independent classes have sigmoid scores.
 PoolingConfig ReadClassifier(const ConfigReader& reader) {
   using Activation = PoolingConfig::Activation;
   PoolingConfig pooling{.labels = ReadLabels(reader)};

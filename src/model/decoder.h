@@ -57,7 +57,7 @@ class Decoder {
   };
   void Run(std::span<const schedule::Operation> program, std::span<Pass* const> passes,
            std::span<const int64_t> group_logit_rows, const Watch& watch) const;
-  // The same while a graph is captured.
+  // Executes `program` while a graph is captured.
   void Run(std::span<const schedule::Operation> program, std::span<Pass* const> passes,
            std::span<const int64_t> group_logit_rows) const {
     Run(program, passes, group_logit_rows, Watch());

@@ -64,7 +64,8 @@ class DeviceSampler {
     copy->Start(tokens_.get(), rows_ * sizeof(int32_t));
     ++pending_;
   }
-  // Waits for the tokens of the oldest batch that was sent. Valid until kMaxPending more are sent.
+  // Waits for the tokens of the oldest batch that is pending. They are valid until kMaxPending more
+  // are sent.
   std::span<const int32_t> Receive() {
     CHECK_GT(pending_, 0u);
     const std::span<const int32_t> tokens = Wait(oldest_);
@@ -72,7 +73,7 @@ class DeviceSampler {
     --pending_;
     return tokens;
   }
-  // The same for the batch that was sent last. Older ones stay pending.
+  // Waits for the tokens of the batch that was sent last. Older ones stay pending.
   std::span<const int32_t> ReceiveLast() {
     CHECK_GT(pending_, 0u);
     --pending_;

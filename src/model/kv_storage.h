@@ -25,7 +25,8 @@ class KvStorage {
   KvStorage() = default;
   KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
             DType dtype);
-  // In the memory of `device`, with one page beyond num_pages for padding rows of a batch.
+  // Allocates in the memory of `device`, with one page beyond num_pages for padding rows of a
+  // batch.
   KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
             DType dtype, kernels::Device& device);
   static size_t BytesPerToken(const ModelConfig& config, const Mesh& mesh,

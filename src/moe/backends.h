@@ -62,7 +62,7 @@ struct ExchangeBackend {
   // Exact bytes that `make` allocates on each rank. Error kInvalid if the options are incompatible.
   std::function<size_t(const MoeOptions&, const ExchangeShape&)> symmetric_bytes;
   std::string summary;  // for `switchyard backends`
-  // The same bytes by buffer, for the log; optional.
+  // `symmetric_bytes` divided into buffers, for the log; optional.
   std::function<ExchangeMemory(const MoeOptions&, const ExchangeShape&)> memory = nullptr;
   bool combines_by_rank = false;   // supports --moe-combine-rows rank
   bool combines_in_parts = false;  // supports Dispatcher::BeginCombinePart

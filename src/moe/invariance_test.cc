@@ -21,7 +21,7 @@ MoeOptions Options(const A2aChoice& choice, DType row_dtype = DType::kBF16) {
   return {.a2a_backend = choice.a2a, .deepep_mode = choice.mode, .row_dtype = row_dtype};
 }
 
-// On one rank with backend none: the simplest path.
+// Outputs of one rank with backend none, the simplest path.
 std::vector<float> OneRank(const TestLayer& layer, const MoeOptions& options,
                            const std::vector<int64_t>& totals = kTotals) {
   MoeOptions plain = options;

@@ -37,8 +37,8 @@ MoeOptions Options(const A2aChoice& choice, DType row_dtype, int capacity = 128)
           .row_dtype = row_dtype};
 }
 
-// In bfloat16, an output near the midpoint of two values may round either way, and slices of an
-// expert are rounded separately.
+// In bfloat16, an output near the midpoint of two representable values may be rounded either way,
+// and slices of an expert are rounded separately.
 double Tolerance(DType row_dtype) { return row_dtype == DType::kF32 ? 1e-5 : 1e-2; }
 
 // Iterates over meshes; backends and decode rotate over them. With `everywhere` each mesh runs all

@@ -78,8 +78,8 @@ struct Store {
 };
 
 #if defined(__x86_64__)
-// As Store, with the hardware instruction, which treats subnormals as zero. Returns false if the
-// row contains one; the caller then falls back to the loop above. n: a multiple of 32.
+// Converts like Store, with the hardware instruction, which treats subnormals as zero. Returns
+// false if the row contains one; the caller then falls back to the loop above. n: a multiple of 32.
 [[gnu::target("avx512f,avx512dq,avx512bf16")]] bool StoreBFloat16Fast(const float* x, int64_t n,
                                                                       uint16_t* row) {
   constexpr int kSubnormal = 0x20;

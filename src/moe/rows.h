@@ -52,7 +52,7 @@ struct NextRow {
 // sums next, to y + n, for prefetch; may be empty.
 void SumWeightedRows(DType dtype, std::span<const std::byte* const> rows, const float* weights,
                      int64_t n, float* y, std::span<const std::byte* const> next = {});
-// sum[i] += weight · row[i], two roundings (product, then sum), as in every combine.
+// sum[i] += weight · row[i]. Product and sum are rounded separately, as in every combine.
 void AddWeightedRow(DType dtype, const std::byte* row, float weight, int64_t n, float* sum,
                     NextRow next = {});
 // The same for a local float32 row: row[i] is x[i] rounded to `dtype`.

@@ -102,7 +102,7 @@ TEST(SingleBatchTest, ChangesNoBitOfOutputsCombinedByRank) {
   }
 }
 
-// With one combine for all rounds of a pass, and with a combine in each round.
+// Passes have one combine for all rounds, or a combine in each round.
 TEST(SingleBatchTest, ChangesNoBitOfPassesInRounds) {
   const TestLayer layer({.intermediate = 96, .shared = true});
   for (const A2aChoice& choice : AllA2aChoices()) {

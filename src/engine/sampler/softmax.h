@@ -11,7 +11,7 @@ namespace switchyard {
 
 bool AllFinite(std::span<const float> logits);
 
-float Max(std::span<const float> values);  // of at least one value, none NaN
+float Max(std::span<const float> values);  // `values` is not empty and has no NaN.
 
 // The lowest index of the largest value; 0 if `values` is empty.
 int32_t ArgMax(std::span<const float> values);
@@ -20,7 +20,7 @@ int32_t ArgMax(std::span<const float> values);
 // Returns their sum. Relative error of a weight below 2e-7; weights below 1e-37 are 0.
 double ExpWeights(std::span<const float> values, float max, float inverse_temperature,
                   float* weights);
-// The same sum at temperature 1, without the weights.
+// The sum that ExpWeights returns for temperature 1, without the weights.
 double ExpSum(std::span<const float> values, float max);
 
 }  // namespace switchyard

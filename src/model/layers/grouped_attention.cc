@@ -157,7 +157,7 @@ void GroupedAttention::ProjectAndStore(Pass& pass, const Arrays& a,
   }
   Tensor& k_cache = kv.k(layer);
   Tensor& v_cache = kv.v(layer);
-  // With a scale per head, each head is a row of the cache.
+  // If the cache has a scale per head, each head is stored as a row of the cache.
   const bool by_head = kernels::HasPerRowScale(kv.dtype());
   if (by_head) FillHeadSlots(pass, a.head_slots);
   const int64_t rows_each = by_head ? kv_heads_ : 1;

@@ -41,7 +41,7 @@ class GroupedAttention {
   Arrays TakeArrays(Pass& pass) const;
   void ProjectAndStore(Pass& pass, const Arrays& a, const GroupedAttentionWeights& w, int64_t layer,
                        const float* x) const;
-  // The same in two fused ops.
+  // ProjectAndStore in two fused ops.
   void ProjectAndStoreFused(Pass& pass, const Arrays& a, const GroupedAttentionWeights& w,
                             int64_t layer, const void* bf16_rows) const;
   kernels::LinearParams Joined(int64_t tokens, const GroupedAttentionWeights& w, float* qkv) const;

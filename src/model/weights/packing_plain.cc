@@ -49,7 +49,7 @@ WeightView ReadPlain(CheckpointReader& in, const MatrixRequest& r) {
   const StoredTensor* t = FindPlain(in, r);
   if (!t) return {};
   MatrixRequest plain = r;
-  // Only such weights take bfloat16 rows.
+  // Only weights stored in bfloat16 take bfloat16 rows.
   const bool halves =
       t->dtype == DType::kBF16 && r.scheme.activation == ActivationFormat::kBFloat16;
   plain.scheme.activation = halves ? ActivationFormat::kBFloat16 : ActivationFormat::kNone;

@@ -14,7 +14,7 @@ bool IsPlainFormat(WeightFormat format) {
          format == WeightFormat::kF16;
 }
 
-// Without activation format: routers multiply unrounded rows.
+// The result has no activation format, because routers multiply unrounded rows.
 WeightView Dequantized(const WeightView& w) {
   auto values = std::make_shared<std::vector<float>>(static_cast<size_t>(w.n * w.k));
   for (int64_t row = 0; row < w.n; ++row) DequantizeRow(w, row, 0, w.k, &(*values)[row * w.k]);

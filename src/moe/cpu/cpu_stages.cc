@@ -211,7 +211,7 @@ void CpuMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
     observer_->OnDispatch(s.pass, layer.config.layer, s.grouped);
 }
 
-// Where the runner stores its outputs; empty: in state.outputs.
+// Returns where the runner stores its outputs; empty: in state.outputs.
 std::span<std::byte* const> CpuMoeBackend::OutputPlaces(CpuMoeState& s) const {
   const ExpertRows none_yet = permute(s.dispatched.layout).post(s.grouped, nullptr);
   const auto places = dispatcher_->OutputDestinations(none_yet, &s.handle);

@@ -66,7 +66,7 @@ struct CudaMoeState : MoeState {
     const float* weights = nullptr;  // the same shape; if rows were not exchanged
   } arrived;
   RowOrder order;
-  // Of the round, from Route on.
+  // These describe the current round; set from Route on.
   int64_t slots = 0;           // maximum for this rank's experts
   int64_t expected_slots = 0;  // expected under even load over ranks
   int64_t ordered_rows = 0;    // maximum, padding included

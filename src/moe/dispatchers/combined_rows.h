@@ -70,9 +70,9 @@ class CombinedRows {
   // batch->targets.
   std::span<std::byte* const> Places(const ExchangeSlots& slots, const DispatchRows::Batch& sent,
                                      Batch* batch) const;
-  // After the runner has computed `outputs`: rounds float32 outputs to their destinations, computes
-  // partial sums if combined by rank, and registers the writes; a flag must follow. Calls of one
-  // batch have ascending outputs.
+  // Call it after the runner has computed `outputs`. Rounds float32 outputs to their destinations,
+  // computes partial sums if combined by rank, and registers the writes; a flag must follow. Each
+  // call of a batch has later outputs than the one before it.
   void Prepare(ExchangeSlots& slots, const DispatchRows& rows, const DispatchRows::Batch& sent,
                const ExpertRows& experts, Share outputs, Batch* batch, ThreadPool& pool) const;
 

@@ -7,7 +7,7 @@
 namespace switchyard {
 namespace {
 
-// Both modes. The mode of a batch is in its handle, so batches of both may be in flight.
+// Has both modes. The mode of a batch is in its handle, so batches of both may be in flight.
 class DeepEpAuto : public Dispatcher {
  public:
   explicit DeepEpAuto(const DispatcherContext& context) : normal_(context), low_latency_(context) {}

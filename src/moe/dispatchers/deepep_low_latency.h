@@ -54,11 +54,11 @@ class DeepEpLowLatency : public Dispatcher {
   // One batch.
   struct State {
     DispatchRows::Batch sent;
-    // To send: [P, E_local] rows per expert, [P, E_local, capacity] places.
+    // Data to send: [P, E_local] rows per expert, [P, E_local, capacity] places.
     std::vector<int32_t> expert_counts;
     std::vector<Place> places;
-    // Received: [P sources, E_local] valid places; [E_local, P sources, capacity] the row (index
-    // among all received) and the slot of its token for each place.
+    // Received data: [P sources, E_local] number of valid places; [E_local, P sources, capacity]
+    // for each place the row (index among all received) and the slot of its token.
     std::vector<int32_t> counts, place_row, place_slot;
     CombinedRows::Batch returned;
   };

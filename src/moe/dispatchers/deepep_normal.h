@@ -30,8 +30,8 @@ namespace switchyard {
 class DeepEpNormal : public Dispatcher {
  public:
   explicit DeepEpNormal(const DispatcherContext& context);
-  // For the ranks of another group than the EP group of a RankComm. `experts` and `pool` outlive
-  // it.
+  // For a group that is not the EP group of a RankComm. `experts` and `pool` outlive the
+  // dispatcher.
   DeepEpNormal(SymmetricMemory& memory, std::vector<int> group, const PassRounds& rounds,
                const ExchangeShape& shape, const ExpertMap& experts, ThreadPool& pool,
                const ExchangeSlots::Options& options);

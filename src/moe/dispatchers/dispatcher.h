@@ -108,8 +108,8 @@ class Dispatcher {
                                                          DispatchHandle*) {
     return {};
   }
-  // Before BeginCombine, or as a part of it: moves outputs to their destinations, sets no flags
-  // yet.
+  // Moves outputs to their destinations, but sets no flags. Optional: BeginCombine does it
+  // otherwise.
   virtual void PrepareCombine(const ExpertRows& /*experts*/, DispatchHandle*) {}
   // experts.rows must stay valid as long as BeginDispatch's x.
   virtual void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) = 0;

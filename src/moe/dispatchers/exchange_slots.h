@@ -88,7 +88,7 @@ class ExchangeSlots {
   ExchangeSlots(RankComm& comm, std::string name, int num_stages, size_t payload_bytes,
                 ElasticRanks* elastic = nullptr);
   static size_t Bytes(int ep, int num_stages, size_t payload_bytes, int slots = kSlots);
-  // The same by buffer; the payload's buffers as in the plan.
+  // The same bytes divided into buffers. Those of the payload are as in the plan.
   static ExchangeMemory Memory(const std::string& name, int ep, int num_stages,
                                const BufferPlan& payload);
 

@@ -43,8 +43,9 @@ struct Buffers {
 struct State {
   SlotUse use;
   bool again = false;  // reuses the known routing
-  // As a source: the index of the output of (token, slot) among those from its expert's rank, and
-  // the number of outputs per rank. Outputs of this rank's own experts are separate.
+  // Data as a source rank. `output_order`: index of the output of (token, slot) among all that its
+  // expert's rank returns. `output_counts`: outputs of each rank. This rank's own outputs are not
+  // counted.
   const float* x = nullptr;            // [tokens, H]
   std::vector<int32_t> output_order;   // [tokens, k]
   std::vector<int32_t> output_counts;  // [P]
@@ -52,7 +53,7 @@ struct State {
   std::vector<const std::byte*> outputs;  // [P] first output of each rank
   TokensByPart by_part;                   // if there are several parts
 
-  // As the experts' rank: rows [begin[s], begin[s + 1]) are from source s.
+  // Data as the experts' rank: rows [begin[s], begin[s + 1]) are from source s.
   std::vector<int32_t> begin;         // [P + 1]
   std::vector<int32_t> tokens;        // [rows] token index at its source
   std::vector<int32_t> local_ids;     // [rows, k]

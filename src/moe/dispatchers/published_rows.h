@@ -29,7 +29,8 @@ class PublishedRows {
   void PublishRows(const ExchangeSlots& slots, const SlotUse& use, const float* x, const TopK& topk,
                    const ExpertMap& experts, ThreadPool& pool) const;
 
-  // After that flag, on any rank. `what` is for the timeout message.
+  // Reads a source's routing, on any rank, after waiting for that flag. `what` is for the timeout
+  // message.
   Routing ReadRouting(ExchangeSlots& slots, const SlotUse& use, int source, const char* what) const;
   // Makes rows of a rank on another host readable; no-op otherwise. `tokens` are ascending.
   void FetchRows(ExchangeSlots& slots, const SlotUse& use, int source,

@@ -18,9 +18,9 @@ int64_t TokensPerRound(const MoeOptions& options, const ExchangeShape& shape);
 struct PassRounds {
   int64_t dispatch_tokens = 0, combine_tokens = 0;
 };
-// For deepep's normal mode on CPUs. Combine uses dispatch's rounds if combine_long_seq is set, or
-// if HCCL_BUFFSIZE covers one round but not a whole pass. Errors as from TokensPerRound; the one
-// for HCCL_BUFFSIZE states the smaller of both requirements.
+// Limits of deepep's normal mode on CPUs. Combine uses dispatch's rounds if combine_long_seq is
+// set, or if HCCL_BUFFSIZE covers one round but not a whole pass. Errors as from TokensPerRound;
+// the one for HCCL_BUFFSIZE states the smaller of both requirements.
 PassRounds RoundsOfPass(const MoeOptions& options, const ExchangeShape& shape);
 
 // Minimum HCCL_BUFFSIZE in MiB for exchanges of `tokens` tokens per rank, by SGLang's formula

@@ -78,7 +78,7 @@ void SortByExpert(const PermuteContext& context, const Dispatched& in, GroupedRo
   out->position = s.position.data();
 }
 
-// As above in the masked layout. The capacity is the largest count of an expert.
+// Groups rows by expert in the masked layout. The capacity is the largest count of an expert.
 void GroupByExpertMasked(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
   auto& s = out->storage;
   s.counts.assign(context.num_local_experts, 0);

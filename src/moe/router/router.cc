@@ -26,7 +26,7 @@ int ArgMax(std::span<const float> values) {
   return best;
 }
 
-// In place. Subtracts the maximum before the exponentials.
+// Softmax in place. Subtracts the maximum before it computes exponentials.
 void Softmax(std::span<float> values) {
   const float largest = *std::ranges::max_element(values);
   float sum = 0.0f;
@@ -108,7 +108,8 @@ int32_t FirstBad(std::span<const float> logits, const float* correction_bias) {
   return -1;
 }
 
-// For a token without usable scores: existing experts, and NaN weights that end its request.
+// Fills the choice of a token without usable scores: existing experts, and NaN weights that end its
+// request.
 void SelectNothing(std::span<int32_t> ids, std::span<float> weights) {
   std::iota(ids.begin(), ids.end(), 0);
   std::ranges::fill(weights, std::numeric_limits<float>::quiet_NaN());

@@ -49,7 +49,8 @@ struct ExpertBlock {
 // The output rows of experts [experts.begin, experts.end).
 Share RowsOfExperts(const GroupedRows& rows, Share experts);
 
-// Where a runner writes its outputs: to y, or if y is null rounded to places, as in Runner::RunTo.
+// Where a runner writes its outputs: to `y` as float32, or, if `y` is null, rounded to `places` as
+// in Runner::RunTo.
 struct RunnerOutputs {
   float* y = nullptr;  // [rows.num_rows, hidden]
   DType dtype = DType::kF32;
@@ -62,8 +63,9 @@ class Runner {
   virtual ~Runner() = default;
 
   virtual RunnerLayout layout() const = 0;
-  // contiguous: the alignment of offsets, for tiled device kernels (DeepEP's expert_alignment).
-  // Padding rows belong to the expert, may read any row, and their outputs are ignored.
+  // Alignment of offsets in the contiguous layout, for tiled device kernels (DeepEP's
+  // expert_alignment). Padding rows belong to the expert, may read any row, and their outputs are
+  // ignored.
   virtual int expert_alignment() const { return 1; }
   virtual bool Supports(WeightFormat format) const = 0;
 

@@ -22,7 +22,7 @@ std::span<const SglangBackendName> ForeignA2aNames();
 // registered name to itself, SGLang's name to its equivalent. Error kInvalid otherwise, with the
 // requirement of the name and the closest backend, or with all registered names.
 std::string ResolveRunner(const std::string& name, const MoeBackends& backends);
-// The same for ranks on GPUs.
+// As ResolveRunner, for ranks on GPUs.
 std::string ResolveGpuRunner(const std::string& name, const GpuMoeBackends& backends);
 
 // Error kInvalid if `--moe-a2a-backend name` is neither a dispatcher nor a fused operator, as

@@ -32,7 +32,8 @@ struct ExchangePeers {
 class Exchange : public RowExchange {
  public:
   static size_t PeerBytes(const ExchangeConfig& config);  // bytes that the constructor allocates
-  // For the current device. Allocates from `memory`: all ranks construct theirs in the same order.
+  // Constructed for the current device. Allocates from `memory`: all ranks construct theirs in the
+  // same order.
   Exchange(const ExchangeConfig& config, const ExpertMap& experts, PeerMemory& memory);
   Exchange(const ExchangeConfig& config, const ExpertMap& experts, const ExchangePeers& peers);
   ~Exchange() override;

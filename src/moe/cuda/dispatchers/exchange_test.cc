@@ -337,7 +337,7 @@ TEST_F(CudaExchange, RefusesWhatItCannotDo) {
   EXPECT_THROW(ranks.exchange(0).BeginDispatch(0, {.tokens = 41}, nullptr), Error);
 }
 
-// Over the engine's peer memory, with one thread per rank.
+// Runs an exchange over the engine's peer memory, with one thread per rank.
 TEST_F(CudaExchange, RunsOverPeerMemory) {
   ExchangeConfig config = SmallConfig(2);
   const ExpertMap experts(20, 2, false);

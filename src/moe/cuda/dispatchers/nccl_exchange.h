@@ -31,9 +31,9 @@ namespace switchyard::cuda {
 class NcclExchange : public RowExchange {
  public:
   static size_t PeerBytes(const ExchangeConfig& config);  // bytes that the constructor allocates
-  // For the current device. All ranks construct at the same time, since construction opens
-  // connections. `memory`: this rank's memory, which peers need not access. `group`: the ranks of
-  // the config.
+  // Constructed for the current device. All ranks construct at the same time, since construction
+  // opens connections. `memory`: this rank's memory, which peers need not access. `group`: the
+  // ranks of the config.
   NcclExchange(const ExchangeConfig& config, const ExpertMap& experts, PeerMemory& memory,
                NcclGroup& group);
   ~NcclExchange() override;

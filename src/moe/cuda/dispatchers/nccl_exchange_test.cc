@@ -160,7 +160,8 @@ class CudaNcclExchange : public testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaNcclExchange, testing::Values(1, 2, 3, 4));
 
-// The same rows as on the CPU, and the same sums as on the CPU and over peer memory.
+// Expects the rows that the CPU dispatches, and the sums of the CPU and of the exchange over peer
+// memory.
 TEST_P(CudaNcclExchange, GivesWhatPeerMemoryGives) {
   std::vector<ExchangeConfig> configs = {CountedConfig(), CountedByRankConfig()};
   for (const ExchangeConfig& c : configs) ASSERT_LT(NcclPlanOf(c).fixed_tokens, c.max_tokens);

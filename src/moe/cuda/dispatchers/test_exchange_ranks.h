@@ -151,7 +151,7 @@ class TestExchangeRanks {
     }
   }
 
-  // After Synchronize: compares all results bit for bit.
+  // Compares all results bit for bit. Call it after Synchronize.
   void CheckAll(int slot, const TestTraffic& traffic) const {
     for (int r = 0; r < config_.ranks; ++r) {
       if (!traffic.Active(r)) continue;

@@ -80,7 +80,7 @@ class TestTraffic {
     const ExchangeConfig& c = spec.config;
     const int64_t tokens = spec.tokens >= 0 ? spec.tokens : random_.Below(c.max_tokens + 1);
     rank->x = random_.Normal(tokens * c.hidden);
-    // Some groups of zeros, of tiny and of large values.
+    // Some groups become zeros, some tiny, some large.
     for (int64_t g = 0; g < std::ssize(rank->x) / 128; ++g) {
       const float factor = random_.Pick({1.0f, 1.0f, 1.0f, 0.0f, 1e-30f, 1e-39f, 1e30f});
       for (int64_t i = 0; i < 128; ++i) rank->x[g * 128 + i] *= factor;

@@ -89,7 +89,7 @@ struct Moving {
       }
       if (!loaded.contains(expert)) {
         gpu.moe->CheckFormats(experts[p].weights);
-        // On a thread of its own, as EPLB does.
+        // EPLB also stages experts on a thread of its own.
         std::thread([&] { loaded[expert] = gpu.moe->Stage(experts[p]); }).join();
       }
       experts[p] = loaded.at(expert);

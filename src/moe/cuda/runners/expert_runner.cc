@@ -132,7 +132,7 @@ void ActivateRows(const DeviceExperts& experts, const ExpertActivation& activati
         "activation of experts");
 }
 
-// As Multiply, for one expert that has all rows; float32 output if `float_output`.
+// Multiplies all rows with the weights of a single expert. The output is float32 if `float_output`.
 void MultiplyDense(const ExpertArithmetic& arithmetic, const Product& product, const RowChunk& rows,
                    int64_t tokens, bool float_output, const PdlStream& chain) {
   const DeviceMatrix& b = *product.b;
