@@ -42,7 +42,7 @@ struct EngineConfig {
   bool disable_overlap_schedule = false;  // --disable-overlap-schedule
   bool two_batch_overlap = false;         // --enable-two-batch-overlap
   double tbo_threshold = 0.48;            // --tbo-token-distribution-threshold
-  int32_t tbo_min_tokens = -1;            // --tbo-min-tokens; −1: set for the device
+  int32_t tbo_min_tokens = -1;            // --tbo-min-tokens; −1: MakePlan sets it
   // The backends that the MoE flags select from; null: the built-in ones. Not serialized, because
   // each rank process has its own.
   std::shared_ptr<const MoeBackends> backends;
@@ -51,9 +51,10 @@ struct EngineConfig {
   int64_t context_length = 0;      // --context-length; 0: the model's
   // --max-total-tokens: cache capacity of each attention group; 0: derived from the memory
   int64_t max_total_tokens = 0;
-  double mem_fraction_static = 0.85;  // --mem-fraction-static: fraction of this host's memory for
-                                      // weights and cache of all ranks; of each GPU's with CUDA
-  int32_t page_size = 16;             // --page-size
+  // --mem-fraction-static: fraction of memory for weights and cache: of this host's for all ranks,
+  // or of each GPU's
+  double mem_fraction_static = 0.85;
+  int32_t page_size = 16;  // --page-size
   // --max-running-requests of all attention groups; 0: 256, bounded by the cache
   int32_t max_running_requests = 0;
   // --max-queued-requests, enforced by the front; 0: no limit; −1: 16 times the maximum of running

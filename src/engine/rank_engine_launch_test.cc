@@ -114,7 +114,7 @@ TEST(RankEngineLaunch, LogitsThatAreNotFiniteEndTheirRequestOnly) {
     EXPECT_THAT(rig.seen[2].error, HasSubstr(*fault ? fault : "not finite"));
     EXPECT_THAT(rig.seen[2].new_tokens, IsEmpty());
     EXPECT_EQ(rig.seen[1].error, "");
-    // Its pages are not shared with others.
+    // The pages of request 2 are not shared with others.
     EXPECT_EQ(rig.Run(Greedy(3, Ids{1, 60, 2, 3, 4, 5}, 1)).cached_tokens, 0);
   }
 }

@@ -218,7 +218,7 @@ TEST(RankEngine, LogitsThatAreNotFiniteEndTheirRequestOnly) {
   EXPECT_EQ(rig.seen[2].finish, FinishReason::kError);
   EXPECT_THAT(rig.seen[2].error, HasSubstr("not finite"));
   EXPECT_NE(rig.seen[1].finish, FinishReason::kNone);
-  // Its pages are not shared with others.
+  // The pages of request 2 are not shared with others.
   EXPECT_EQ(rig.Run(Greedy(3, Ids{1, 60, 2, 3, 4, 5}, 1)).cached_tokens, 0);
 }
 

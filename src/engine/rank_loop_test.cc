@@ -142,7 +142,7 @@ TEST(RankLoop, AFailureIsToldBeforeAnythingIsTakenApart) {
 }
 
 TEST(RankLoop, EachGroupServesItsOwnRequests) {
-  // Group 1 alone, then both, then group 0 alone.
+  // First group 1 has work alone, then both groups have, then group 0 alone.
   const EngineRequest first = Request(1, 1, 20, 6), second = Request(2, 0, 40, 30);
   int calls = 0;
   const Heard heard = RunScript([&](const Heard& so_far) -> std::vector<ControlMessage> {
@@ -244,7 +244,7 @@ TEST(RankLoop, AProfileHasAFileOfEveryRank) {
   EXPECT_EQ(outcome(9), ProfileOutcome::kConflict);
   const profile::Result& result = heard.profiles.at(8).result;
   ASSERT_THAT(result.files, SizeIs(4));
-  // Two steps of the prompt, in chunks of 16, of which the second one gives the first token.
+  // The prompt takes two steps, in chunks of 16. The second one gives the first token.
   std::vector<std::string> want;
   for (int step = 0; step < 7; ++step)
     for (const char* name : {step < 2 ? "prefill step" : "decode step", "plan", "exchange counts",

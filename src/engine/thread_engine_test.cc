@@ -168,7 +168,8 @@ TEST(ThreadEngine, AbortAndDestructionReachTheirCallbacks) {
   {
     ThreadEngine engine(2, kArenaBytes, FakeRanks(2, 2), {},
                         DpController(2, LoadBalanceMethod::kRoundRobin));
-    // Does not end by itself within the context, unless the abort comes late.
+    // This request would run until the context is full. If the abort comes late, it ends by its
+    // length.
     const uint64_t id = engine.Submit(Request(1, 5, 80), aborted.Callback());
     engine.Abort(id);
     engine.Abort(id + 100);

@@ -5,10 +5,10 @@
 
 namespace switchyard {
 
-// Plans for three cases. If all ranks are alive: DeepSeek's plan (deepseek.h), hierarchical if the
-// groups of experts divide evenly over the nodes. If ranks are dead: DeepSeek's global plan for the
-// living ranks, placed in their slots, as in SGLang's elasticity_aware. If slots do not divide
-// evenly over ranks: the initial plan of `yard` (PlanFromScratch).
+// Plans by case. If slots do not divide evenly over ranks: the initial plan of `yard`
+// (PlanFromScratch). Otherwise, if all ranks are alive: DeepSeek's plan (deepseek.h), hierarchical
+// if the groups of experts divide evenly over the nodes. Otherwise, as in SGLang's
+// elasticity_aware: DeepSeek's global plan for the living ranks, placed in their slots.
 //
 // Every expert has a slot on a living rank; slots of dead ranks are −1. Error kInvalid: errors of
 // ValidateTopology.

@@ -72,7 +72,7 @@ class EplbManager : public RoutingObserver {
   // earlier pass may still be in flight. `pass`: as for OnRoute.
   void BeginPass();
   void EndPass(uint64_t pass);
-  // Instead of EndPass, for an aborted pass: its choices do not count.
+  // Replaces EndPass for an aborted pass, whose choices do not count.
   void AbortPass(uint64_t pass);
   // Whether a plan is being computed or carried out; equal on every rank.
   bool busy() const;
@@ -84,7 +84,7 @@ class EplbManager : public RoutingObserver {
   EplbStatus Status() const;
 
  private:
-  // Both functions plan for the load of the last `steps` steps.
+  // The two functions below plan for the load of the last `steps` steps.
   void ConsiderPlanning(const char* trigger, int steps);
   void StartPlanning(const char* trigger, int steps);
   // Number of steps to plan for. After a change of the distribution, older steps are left out.

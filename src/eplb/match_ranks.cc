@@ -51,12 +51,12 @@ class Costs {
   std::vector<double> cost_;
 };
 
-// [bins] the rank that gets part a.
+// Returns [bins] the rank that gets the experts which the plan assigns to rank a.
 std::vector<size_t> Match(const Costs& cost, const std::vector<RankSlots>& bins) {
   const size_t n = bins.size();
   std::vector<size_t> rank_of(n);
   std::vector<bool> taken(n, false);
-  std::vector<double> now(n);  // [bins] current cost of part a
+  std::vector<double> now(n);  // [bins] current cost of the experts of rank a
   for (size_t a = 0; a < n; ++a) {
     size_t best = n;
     for (size_t b = 0; b < n; ++b)

@@ -131,8 +131,8 @@ std::vector<TestPass> PassesOf(const Setting& c) {
           TestPass::Spread(1, c.mesh.dp, true, 3)};
 }
 
-// One rank: its layer runs the passes, observed by a recorder of each supported kind. Returns their
-// results on rank 0.
+// Runs the passes of one rank through its layer, observed by a recorder of each supported kind.
+// Returns their results on rank 0.
 std::vector<ExpertLoad> RunPassesWatched(const Setting& c, const TestLayer& layer,
                                          const std::shared_ptr<CpuMoeBackend>& runtime,
                                          RankComm& comm) {

@@ -21,7 +21,7 @@ struct TokenMasks {
 // rows.
 struct ForwardBatch {
   // The number of the pass, larger than those of earlier passes and the same on all ranks.
-  // Recorders and choosers of replicas tell passes in flight apart by it.
+  // Recorders and choosers of replicas distinguish passes in flight by this number.
   uint64_t pass = 0;
   std::vector<int32_t> tokens;  // [T]
   // [T] or empty: the logit row of the previous batch whose drawn token is this row's token; −1:

@@ -112,7 +112,7 @@ class Pass {
   const std::shared_ptr<void> arrays_;  // [kArrays, max_tokens] int32
   std::shared_ptr<void> routed_rows_;
   uint32_t generation_ = 0;       // of the memory
-  std::set<int64_t> seen_sizes_;  // of decode batches, since memory moved
+  std::set<int64_t> seen_sizes_;  // sizes of decode batches that have run since memory moved
 };
 
 }  // namespace switchyard

@@ -150,7 +150,7 @@ TEST(QuantizedModelErrors, QuantizedActivationsStayClose) {
   }
 }
 
-// bfloat16 weights with bfloat16 rows, with float32 products, those of AVX-512 and of AMX.
+// bfloat16 weights with bfloat16 rows: multiplied by float32 instructions, AVX-512 and AMX.
 TEST(QuantizedModelErrors, RowsInBFloat16StayClose) {
   const auto dir = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / "qwen3_moe";
   const std::vector<int32_t> tokens{3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 89, 79};

@@ -22,8 +22,8 @@ namespace cuda {
 class PeerMemory;
 }
 
-// Placement of ranks on hosts, and the limit of captured passes. Rows travel over NCCL if the world
-// spans hosts. The same on all ranks.
+// Placement of ranks on hosts, and the limit of captured passes. Rows are sent over NCCL if the
+// world spans hosts. The same on all ranks.
 struct DeviceMoeHosts {
   int ranks_per_host = 0;  // 0: one host has all ranks
   // Maximum tokens of a group in a captured pass, during which the host cannot wait.

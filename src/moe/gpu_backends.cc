@@ -36,8 +36,8 @@ GpuMoeBackends BuiltinGpuBackends() {
       .combines_by_rank = true,
       .combines_in_parts = true};
   b.exchanges.Add("deepep", deepep);
-  // Every exchange on GPUs is one-sided: a source writes rows and routing into the memory of the
-  // experts' ranks. So these names differ in their modes only.
+  // Over peer memory, every exchange is one-sided: a source writes rows and routing into the memory
+  // of the experts' ranks. So these names differ in their modes only.
   cuda::GpuExchangeBackend mooncake = deepep;
   mooncake.summary = "deepep's all-to-all; a lost GPU still ends the server";
   b.exchanges.Add("mooncake", mooncake);

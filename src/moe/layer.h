@@ -77,7 +77,8 @@ class MoeLayer {
 
   // Switches to `placement`, with the same number of physical experts, from the next pass on;
   // `experts` are this rank's. Call it between the same two passes on every rank. With an
-  // all-to-all backend the outputs stay bit-identical. Returns the previous experts.
+  // all-to-all backend, MoE-TP 1 and combine by slot, the outputs stay bit-identical. Returns the
+  // previous experts.
   std::vector<OwnedExpert> SwitchPlacement(ExpertPlacement placement,
                                            std::vector<OwnedExpert> experts);
   const ExpertPlacement& placement() const { return parts_->config.placement; }

@@ -22,7 +22,7 @@ struct Cutoff {
 // min_p times the largest probability. The most likely token always remains.
 //
 // A histogram over the weights' leading bits finds the bucket that contains the cutoff, and only
-// that bucket is sorted. Scratch of one rank's sampler.
+// that bucket is sorted. Each rank's sampler owns one object, with scratch.
 class NucleusFilter {
  public:
   explicit NucleusFilter(int64_t vocab_size);

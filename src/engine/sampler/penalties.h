@@ -10,7 +10,8 @@
 namespace switchyard {
 
 // A pure function of the request and its tokens so far. Keeps no state per request, so retraction
-// and batching cannot change the result. Scratch of one rank's sampler, sized by the vocabulary.
+// and batching cannot change the result. Each rank's sampler owns one object, with scratch sized by
+// the vocabulary.
 class Penalties {
  public:
   Penalties(int64_t vocab_size, std::vector<int32_t> eos_token_ids);

@@ -11,7 +11,7 @@ namespace switchyard {
 
 bool AllFinite(std::span<const float> logits);
 
-float Max(std::span<const float> values);  // `values` is not empty and has no NaN.
+float Max(std::span<const float> values);  // `values` is not empty and has no NaN
 
 // The lowest index of the largest value; 0 if `values` is empty.
 int32_t ArgMax(std::span<const float> values);

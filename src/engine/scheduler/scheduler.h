@@ -21,7 +21,7 @@ struct ScheduledRows {
 };
 
 // Continuous batching with chunked prefill. A step has one row of every decoding request and, up to
-// the chunk size, rows of prompts, so long prompts never stall decoding requests.
+// the chunk size, rows of prompts. So decoding requests do not wait for long prompts to end.
 //
 // The policy orders the queue before requests are admitted. The default is first come, first
 // served. The running set is in order of admission. A request is admitted with pages for all its

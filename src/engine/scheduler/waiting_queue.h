@@ -10,8 +10,8 @@ namespace switchyard {
 
 struct Sequence;
 
-// Every operation takes constant time, since disconnecting clients may remove tens of thousands of
-// requests from the middle. Borrows the sequences. Single-threaded.
+// Adding and removing takes constant time, since disconnecting clients may remove tens of thousands
+// of requests from the middle. Borrows the sequences. Single-threaded.
 class WaitingQueue {
  public:
   bool Empty() const { return order_.empty(); }
@@ -32,7 +32,7 @@ class WaitingQueue {
     return true;
   }
   std::vector<Sequence*> InOrder() const { return {order_.begin(), order_.end()}; }
-  // `sequences`: a permutation of the queue. Linear time.
+  // `sequences`: a permutation of the queue. Takes linear time.
   void SetOrder(const std::vector<Sequence*>& sequences) {
     for (Sequence* sequence : sequences) order_.splice(order_.end(), order_, places_.at(sequence));
   }

@@ -20,8 +20,8 @@ void ReadCommon(const ConfigReader& reader, double default_norm_eps, ModelConfig
 // intermediate_size of dense layers.
 void ReadDenseIntermediate(const ConfigReader& reader, ModelConfig* config);
 
-// num_attention_heads, num_key_value_heads (absent: equal to it), head_dim (absent:
-// `default_head_dim`, or if that is 0 hidden_size / num_attention_heads). The scale is
+// num_attention_heads, num_key_value_heads (absent: equal to num_attention_heads), head_dim
+// (absent: `default_head_dim`, or if that is 0 hidden_size / num_attention_heads). The scale is
 // head_dim^-0.5.
 void ReadGroupedAttention(const ConfigReader& reader, int64_t default_head_dim,
                           ModelConfig* config);

@@ -19,7 +19,8 @@ class EmbeddingAndHead {
 
   // out [T, H], complete on every rank of the attention group.
   void Embed(const Pass& pass, float* out) const;
-  // Allocates buffers for group_rows [dp] logit rows of each group. Returns true if a buffer moved.
+  // Allocates buffers for the logit rows of all groups, group_rows [dp]. Returns true if a buffer
+  // moved.
   bool Reserve(std::span<const int64_t> group_rows, HeadBuffers* buffers) const;
   // hidden [rows of this rank's group, H] → head->logits [rows, vocab], complete on every rank
   // of the group. group_rows [dp]: at most those reserved. With ModelConfig::pooling, each rank

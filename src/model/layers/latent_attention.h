@@ -11,8 +11,8 @@ namespace switchyard {
 // The cache holds one latent row per token, [kv_lora + rope], the same on every rank. Keys and
 // values are never decompressed. Queries are projected into the latent space (W_uk absorbed into q)
 // and attend to latents. W_uv projects the weighted sums back. Prefill takes the same path as
-// decode. A token's result therefore does not depend on whether prefill or decode computed it, and
-// prefixes can always be shared.
+// decode. A token's result therefore does not depend on whether prefill or decode computed it, so
+// requests can share prefixes.
 //
 // One object serves all layers.
 class LatentAttention {

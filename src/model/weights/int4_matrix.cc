@@ -7,7 +7,7 @@
 namespace switchyard {
 namespace {
 
-constexpr int kAwqNibble[8] = {0, 4, 1, 5, 2, 6, 3, 7};  // nibble of row i % 8
+constexpr int kAwqNibble[8] = {0, 4, 1, 5, 2, 6, 3, 7};  // [row % 8] the row's nibble
 constexpr uint8_t kSignBits = 0x88;                      // xor: two's complement to code
 
 uint32_t Word(const StoredTensor& t, int64_t i) {

@@ -42,7 +42,8 @@ struct CpuMoeState : MoeState {
 class CpuMoeBackend : public MoeBackend {
  public:
   // Error kInvalid names the flag: an unknown backend, or a dispatcher and a runner without a
-  // permute (with the list of existing ones). Allocates symmetrically: all ranks, in one order.
+  // permute (with the list of existing ones). Allocates symmetric memory, so all ranks construct
+  // theirs in the same order.
   CpuMoeBackend(const MoeOptions& options, const MoeShape& shape, RankComm& comm, ThreadPool& pool,
                 std::shared_ptr<const MoeBackends> backends);
 

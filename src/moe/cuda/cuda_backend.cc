@@ -25,7 +25,7 @@ constexpr int64_t kMaxTokensOnSideStream = 2048;
 
 int64_t RoundUp(int64_t n, int64_t to) { return CeilDiv(n, to) * to; }
 
-// The options for a GPU: rows travel in the type that its experts read.
+// The options for a GPU: rows are exchanged in the type that its experts read.
 MoeOptions ForDevice(MoeOptions options, DType dtype) {
   options.row_dtype = dtype;
   if (dtype == DType::kF32) options.fp8_group_activations = false;

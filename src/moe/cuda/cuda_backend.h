@@ -63,7 +63,7 @@ struct CudaMoeState : MoeState {
     ElementType type = ElementType::kF32;
     bool travelled = false;          // false: float32, not rounded yet
     const int32_t* ids = nullptr;    // [segments · capacity, k] local
-    const float* weights = nullptr;  // the same shape; if rows were not exchanged
+    const float* weights = nullptr;  // the same shape; set if rows were not exchanged
   } arrived;
   RowOrder order;
   // These describe the current round; set from Route on.

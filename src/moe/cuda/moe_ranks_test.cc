@@ -239,7 +239,7 @@ TEST(CudaMoeRanks, PassesInFlightChangeNoBit) {
 }
 
 // Combine sends outputs in parts while the down projection runs, with one pass and with two passes
-// in flight. With 0 (the default), such small batches have one part.
+// in flight. With `parts` 0, the default number, such small batches have one part.
 TEST(CudaMoeRanks, SingleBatchOverlapChangesNoBit) {
   SKIP_WITHOUT_GPU();
   for (const WeightFormat format :
@@ -266,7 +266,7 @@ TEST(CudaMoeRanks, SingleBatchOverlapChangesNoBit) {
   }
 }
 
-// Batches with many rows for each expert, whose parts are ranges of rows.
+// Expects the same bits for batches with many rows per expert. Their parts are ranges of rows.
 void ExpectSameBitsOfManyRows(const TestLayer& layer, const std::vector<int64_t>& totals,
                               const std::vector<MeshShape>& meshes) {
   MoeOptions options = DeepEp("normal");
@@ -324,7 +324,7 @@ TEST(CudaMoeRanks, SingleBatchOverlapChangesNoBitInRoundsAndByRank) {
   }
 }
 
-// An exchange that sends no parts, and layers without an exchange.
+// Combine has no parts, because the exchange cannot send them or rows are not exchanged.
 TEST(CudaMoeRanks, SingleBatchOverlapWithoutPartsChangesNoBit) {
   SKIP_WITHOUT_GPU();
   const TestLayer layer = LayerFor(WeightFormat::kBF16);

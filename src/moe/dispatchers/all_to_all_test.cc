@@ -36,7 +36,7 @@ SomeTokens SameExperts(int64_t tokens, std::array<int32_t, kTopK> ids) {
   return {std::move(all), kTopK, kHidden, 3};
 }
 
-// Run in sequence on the same buffers: contents of one batch must not affect the next.
+// Batches that run in sequence on the same buffers: contents of one batch must not affect the next.
 std::vector<SomeTokens> RoutingPatterns() {
   return {
       SomeTokens::Random(37, kExperts, kTopK, kHidden, 1),

@@ -1,5 +1,5 @@
-// The final weighted sum of combine, shared by all dispatchers. Its fixed reduction order makes
-// results independent of ranks, modes and placements.
+// The final weighted sum of combine, shared by all dispatchers. If rows combine by slot, its fixed
+// reduction order makes results independent of ranks, modes and placements.
 #pragma once
 
 #include <algorithm>

@@ -20,8 +20,8 @@ namespace switchyard {
 // source's arena, where the rows are summed. Summing on the expert's rank first would return min(k,
 // P) rows per token instead of k. But the reduction order, and with it the last bits, would then
 // depend on which experts share a rank. --moe-combine-rows rank selects this. Rows per token with P
-// ranks: at most min(k, P) dispatched and k combined, in the sent formats, of which a share of 1 /
-// P stays local. Outputs are rounded to the sent format before weighting.
+// ranks: at most min(k, P) dispatched and k combined, in the sent formats. On average, 1 / P of
+// them stay local. Outputs are rounded to the sent format before weighting.
 //
 // A pass in several rounds has one combine, if the outputs have room for all its tokens
 // (RoundsOfPass). Each round writes its outputs to their place in the pass and raises the outputs

@@ -31,7 +31,8 @@ class DispatchRows {
     // [n, k] EP rank of each slot's expert, −1 for none or an inactive rank, and its local id
     // there.
     std::vector<int32_t> owners, local_ids;
-    std::vector<int32_t> order;   // [n, P] index of the token's row among those to a rank, or −1
+    // [n, P] index of the token's row among the rows to each rank; −1: not sent there
+    std::vector<int32_t> order;
     std::vector<int32_t> counts;  // [P] rows to each rank
     // Received rows: those of source s are [begin[s], begin[s + 1]).
     std::vector<int32_t> begin;            // [P + 1]
@@ -53,8 +54,8 @@ class DispatchRows {
   // The same for other rows, with the layout of the batch's previous dispatch.
   void BeginAgain(ExchangeSlots& slots, const float* x, const TopK& topk, ThreadPool& pool,
                   Batch* batch) const;
-  // Sends rows to ranks that are not mapped, and row counts unless they are known; a flag must
-  // follow.
+  // Sends rows to ranks whose memory is not mapped, and row counts unless they are known; a flag
+  // must follow.
   void Send(ExchangeSlots& slots, const Batch& batch, ThreadPool& pool) const;
   // Fills `begin` and `sources`, after that flag, if the routing is not known yet. The mode's
   // metadata has `tokens`.

@@ -63,8 +63,8 @@ namespace switchyard {
 //     counts          source 0 (1,0), source 1 (1,1)    source 0 (1,2), source 1 (0,1)
 //     outputs         t0.0 t3.1 │ t2.0                  t1.0 │ t0.1 t1.1 t3.0
 //
-// The experts compute the same rows in either mode. The sum runs over slots in one order on one
-// rank, so that y is bit-identical across modes and placements.
+// The experts compute the same rows in either mode. If rows combine by slot, the sum runs over
+// slots in one order on one rank, so that y is bit-identical across modes and placements.
 //
 // Owned by the backend. Used by the rank's thread only.
 class Dispatcher {
@@ -113,7 +113,7 @@ class Dispatcher {
   virtual void PrepareCombine(const ExpertRows& /*experts*/, DispatchHandle*) {}
   // experts.rows must stay valid as long as BeginDispatch's x.
   virtual void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) = 0;
-  // Number of parts, the same on every rank.
+  // Number of parts in which combine returns outputs, the same on every rank.
   virtual int combine_parts() const { return 1; }
   // Instead of PrepareCombine and BeginCombine, once for each part, in ascending order. The runner
   // has computed part.rows of `experts`: the outputs of the experts ExpertParts::Of(part.index).

@@ -77,7 +77,7 @@ class ExchangeSlots {
     // avoids congestion on networks that many concurrent senders would saturate. Not with
     // `elastic`.
     bool pairwise = false;
-    // Ranks may be lost, and waits skip them. Outlives the slots; null: they may not.
+    // If set, ranks may be lost, and waits skip them. Outlives the slots.
     ElasticRanks* elastic = nullptr;
   };
   // `group`: the world ranks of the members, this one included. Allocates Bytes(…) symmetrically.

@@ -5,17 +5,18 @@
 
 namespace switchyard {
 
-// No rank writes into another rank's arena. A rank publishes data in its own arena and raises
-// flags; ranks that need the data pull it from there.
+// No rank writes into another rank's arena, except flags. A rank publishes data in its own arena
+// and raises flags; ranks that need the data pull it from there.
 //
 // Dispatch: a source publishes its rows and their routing. Each rank reads the routing of all
 // sources, selects the rows of its experts, and pulls those. Combine: the experts' rank publishes
 // one output per (token, slot), packed by source in token order, and the offset of each source. The
 // tokens' rank knows the order and sums the outputs in place.
 //
-// No counts are exchanged and no agreement is needed before rows move: one flag in each direction.
-// A row is written once, however many ranks read it. The cost is a read over the interconnect,
-// which stalls the reader; a write would not stall. Local rows and outputs are not moved.
+// Before rows move, no counts are exchanged and no agreement is needed: there is one flag in each
+// direction. A row is written once, however many ranks read it. The cost is a read over the
+// interconnect, which stalls the reader; a write would not stall. Local rows and outputs are not
+// moved.
 //
 // Traffic, for T tokens of hidden size H on each of P ranks: P · T · k ids to every rank; at most
 // min(k, P) rows of H per token dispatched; k rows of H per token combined. Memory per slot: T rows

@@ -112,7 +112,7 @@ class NoneDispatcher : public Dispatcher {
     state->x = state->rows.data();
   }
 
-  // Rounds state->x to the format of sent rows and back, in own storage.
+  // Rounds state->x to the format of sent rows and converts the result back, in own storage.
   void RoundRows(int64_t tokens, NoneState* state) {
     const float* from = state->x;
     state->rows.resize(tokens * hidden_);

@@ -1,4 +1,5 @@
-// Experts move between two passes: outputs stay bit-identical, and the previous experts are freed.
+// Experts move between two passes: outputs stay bit-identical (equal within rounding with `none` or
+// MoE-TP), and the previous experts are freed.
 #include <string>
 
 #include "gtest/gtest.h"

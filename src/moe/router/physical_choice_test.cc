@@ -31,7 +31,8 @@ TEST(AppendSharedSlotsTest, WorkedByHand) {
   const std::vector<float> gates = {0.1f, 0.2f, 0.3f};
   AppendSharedSlots(experts, 2, /*this_rank=*/0, {}, gates.data(), &topk);
   EXPECT_EQ(topk.k, 2);
-  // 2 and 1 rows: the first goes to rank 1. Then 2 and 2: stays local. Then 3 and 2.
+  // Ranks have 2 and 1 rows, so the first shared row goes to rank 1. Then they have 2 and 2, so the
+  // second one stays local. Then they have 3 and 2, so the third one goes to rank 1.
   EXPECT_THAT(topk.ids, ElementsAre(0, 5, 2, 4, 1, 5));
   EXPECT_THAT(topk.weights, ElementsAre(0.5f, 0.1f, 0.5f, 0.2f, 0.5f, 0.3f));
 }

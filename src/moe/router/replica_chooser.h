@@ -22,7 +22,7 @@ struct RoundToChoose {
 class ReplicaChooser {
  public:
   virtual ~ReplicaChooser() = default;
-  // The layer's placement, before its first pass and after each change.
+  // Called with the layer's placement, before its first pass and after each change.
   virtual void OnPlacement(int layer, const ExpertPlacement& placement) = 0;
   // Maps the tokens of one round: fills *physical with physical experts, −1 where `logical` has −1.
   // The choice depends on the arguments and on the placement only, not on the order of calls. So

@@ -34,8 +34,8 @@ struct RoutedCounts {
 class RoutingObserver {
  public:
   virtual ~RoutingObserver() = default;
-  // The layer's placement, before its first pass and after each change. It applies to passes that
-  // begin later, not to those in flight.
+  // Called with the layer's placement, before its first pass and after each change. It applies to
+  // passes that begin later, not to those in flight.
   virtual void OnPlacement(int layer, const ExpertPlacement& placement) = 0;
   // On CPUs called for each round of each pass, empty rounds included. On GPUs called for each run
   // of consecutive rows.

@@ -1,7 +1,7 @@
 // Combine kernel, sending side: writes expert outputs, or their weighted sums by rank, to the
-// receive buffers of the tokens' ranks. In several launches if combine has several parts; the last
-// one raises the flags, since it completes the rows. A persistent grid of `blocks` blocks takes
-// chunks of kChunkRows rows in token order. In each block kCopyWarps warps copy and one warp
+// receive buffers of the tokens' ranks. If combine has several parts, each part is a launch; the
+// last one raises the flags, since it completes the rows. A persistent grid of `blocks` blocks
+// takes chunks of kChunkRows rows in token order. In each block kCopyWarps warps copy and one warp
 // schedules chunks and raises flags.
 #include "comm/device/cuda/wait.cuh"
 #include "kernels/cuda/kernel_chain.cuh"

@@ -93,8 +93,8 @@ TEST_F(CudaExchange, GivesWhatTheCpuGives) {
   }
 }
 
-// The same with outputs that are sent in parts. Batches whose outputs are sent in parts alternate
-// with batches whose outputs are sent at once.
+// The same, but batches whose outputs are sent in parts alternate with batches whose outputs are
+// sent at once.
 TEST_F(CudaExchange, PartsOfTheOutputsGiveWhatTheCpuGives) {
   kernels::Random random(12);
   for (int i = 0; i < 24; ++i) {
