@@ -256,9 +256,9 @@ void RankEngine::Impl::AppendInputLogprobs(Sequence& sequence, Sequence::RowRang
 
 std::string RankEngine::Impl::WhyNoToken(const Sequence& sequence) {
   if (!sequence.grammar)
-    return "the request's banned tokens and its minimum leave no token to sample";
+    return "the request's banned tokens and minimum length leave no token to sample";
   if (!sequence.grammar->failure().empty()) return sequence.grammar->failure();
-  return "the request's banned tokens, its minimum and its grammar leave no token to sample";
+  return "the request's banned tokens, minimum length and grammar leave no token to sample";
 }
 
 std::optional<int32_t> RankEngine::Impl::Draw(Sequence& sequence, const Rows& own) {

@@ -44,7 +44,7 @@ GpuMoeBackends BuiltinGpuBackends() {
   cuda::GpuExchangeBackend normal = deepep;
   normal.modes = NormalMode;
   normal.combines_by_rank = false;
-  normal.summary = "one-sided all-to-all for batches of any size, without a mode of low latency";
+  normal.summary = "one-sided all-to-all for batches of any size, without a low-latency mode";
   b.exchanges.Add("flashinfer", normal);
   normal.summary = "the same stages as flashinfer, with several kernels for each";
   b.exchanges.Add("fused", normal);

@@ -24,7 +24,7 @@ struct RowFormat {
   bool fp8 = false;  // `dtype` is then the type before quantization
 
   int64_t Bytes(int64_t n) const;  // a multiple of four for FP8
-  // Whether rows travel unconverted: float32.
+  // Whether rows are exchanged unconverted: float32.
   bool plain() const { return dtype == DType::kF32 && !fp8; }
   bool operator==(const RowFormat&) const = default;
 };

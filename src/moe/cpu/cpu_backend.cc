@@ -14,7 +14,7 @@ namespace {
 
 void CheckOptions(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh) {
   if (!IsRowDType(options.row_dtype))
-    throw Invalid("--dtype {}: token rows travel as float32, bfloat16 or float16",
+    throw Invalid("--dtype {}: token rows are exchanged as float32, bfloat16 or float16",
                   Name(options.row_dtype));
   if (options.max_dispatch_tokens_per_rank < 1)
     throw Invalid("--num-max-dispatch-tokens-per-rank {}: want at least 1",

@@ -124,7 +124,7 @@ CudaMoeBackend::CudaMoeBackend(const MoeOptions& options, const MoeShape& shape,
   const bool exchanges = normal_ || low_latency_;
   if (exchanges && options_.single_batch_overlap && mesh_.rank() == 0 &&
       SpansHosts(mesh_.shape(), context_.hosts))
-    LOG_INFO("--enable-single-batch-overlap has no effect here: rows travel over NCCL");
+    LOG_INFO("--enable-single-batch-overlap has no effect here: rows are sent over NCCL");
   if (!exchange_.make) {
     std::vector<int32_t> ids(experts_.size());
     for (int e = 0; e < experts_.size(); ++e) ids[e] = experts_.LocalIdOn(mesh_.ep_rank(), e);
