@@ -1,4 +1,5 @@
-// One rank's engine: turns requests into batches, and batches into tokens. No text, no sockets.
+// One rank's engine: turns requests into batches, and batches into tokens. It handles neither text
+// nor sockets.
 #pragma once
 
 #include <chrono>

@@ -11,9 +11,10 @@
 
 namespace switchyard {
 
-// One per rank; the rank's thread only. `balanced` and `lp` divide the tokens that this rank routes
-// in a round. Ranks that route the same tokens choose the same replicas, since the choice depends
-// only on these tokens. Ranks that route their own tokens start at different replicas.
+// One per rank, used by the rank's thread only. `balanced` and `lp` divide the tokens that this
+// rank routes in a round. Ranks that route the same tokens choose the same replicas, since the
+// choice depends only on these tokens. Ranks that route their own tokens start at different
+// replicas.
 class BatchReplicas : public ReplicaChooser {
  public:
   // `scatters`: each rank routes its own tokens (ScattersTokens). kStatic is not supported here,

@@ -15,12 +15,12 @@
 
 namespace switchyard {
 
-// One per rank; the rank's thread only; borrows `comm`. Every rank makes the same calls of Begin,
-// Step and Cancel. Between two Steps all ranks take part in a collective (an all-gather), so no
-// piece is overwritten before it has been read. Pieces go through a double buffer in the receiver's
-// symmetric memory. A piece written in one step is read in the next, so Step itself never waits for
-// another rank. The batches of PlanTransfers run one after the other. Each rank of a MoE-TP group
-// sends its shard to the rank with the same MoE-TP index in the other group.
+// One per rank, used by the rank's thread only; borrows `comm`. Every rank makes the same calls of
+// Begin, Step and Cancel. Between two Steps all ranks take part in a collective (an all-gather), so
+// no piece is overwritten before it has been read. Pieces go through a double buffer in the
+// receiver's symmetric memory. A piece written in one step is read in the next, so Step itself
+// never waits for another rank. The batches of PlanTransfers run one after the other. Each rank of
+// a MoE-TP group sends its shard to the rank with the same MoE-TP index in the other group.
 class ExpertCourier {
  public:
   static constexpr size_t kPieceBytes = size_t{1} << 20;

@@ -17,7 +17,7 @@ struct InitLocation {
   int num_logical = 0;
   int redundant = 0;               // --ep-num-redundant-experts
   std::string algorithm = "auto";  // --eplb-algorithm, for a recorded distribution
-  RankTopology topology;           // likewise
+  RankTopology topology;           // for a recorded distribution too
 };
 
 // One placement for each layer. `location` is "trivial", JSON text that begins with {, or a JSON,

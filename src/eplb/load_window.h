@@ -16,8 +16,8 @@ namespace switchyard {
 
 // Keeps at most `kSteps` sums over consecutive passes, each over the same number of passes. These
 // sums are the steps of the history that planners receive. A sum is all-reduced when it is
-// complete, so every exchange is small. One per rank, which adds the choices of its own tokens; the
-// rank's thread only.
+// complete, so every exchange is small. Each rank has one, and adds the choices of its own tokens.
+// Used by the rank's thread only.
 class LoadWindow {
  public:
   static constexpr int kSteps = 50;

@@ -28,7 +28,7 @@ struct EplbShape {
   bool shared_dispatched = false;
 };
 
-// One per rank, next to the model that it observes; borrows `comm`. The rank's thread only.
+// One per rank, next to the model that it observes; borrows `comm`. Used by the rank's thread only.
 // BeginPass, EndPass and Rebalance are called on every rank around the same passes. Their traffic
 // is small: an all-reduce of counts about 50 times per --eplb-rebalance-num-iterations passes, and
 // a small message before each pass while a plan is computed or layers are migrating.

@@ -59,7 +59,7 @@ class Migration {
 
   int layers_moved() const { return static_cast<int>(moved_); }
   int experts_loaded() const { return loaded_; }      // by this rank, in layers that have switched
-  int experts_received() const { return received_; }  // likewise
+  int experts_received() const { return received_; }  // by this rank, in layers that have switched
   // Longest stall of a pass by layer switches on this rank.
   double longest_switch_seconds() const { return longest_switch_; }
   // The first layer that has not switched; −1: all have.

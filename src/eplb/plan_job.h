@@ -12,8 +12,8 @@
 
 namespace switchyard {
 
-// One per rank; the rank's thread only. Borrows `world`. Rank 0's destructor waits a few seconds
-// for the planner, then detaches from it.
+// One per rank, used by the rank's thread only. Borrows `world`. Rank 0's destructor waits a few
+// seconds for the planner, then detaches from it.
 class PlanJob {
  public:
   // The result shared with all ranks.

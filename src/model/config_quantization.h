@@ -98,7 +98,7 @@ QuantizationConfig ReadModelOptFile(const ConfigReader& reader);
 // except MLA's kv_b_proj; "mxfp4" packs the routed experts only.
 void ApplyFlags(const QuantizationFlags& flags, QuantizationConfig* config);
 
-// Maps a module's name to its scheme. Immutable; any thread.
+// Maps a module's name to its scheme. Immutable; any thread may use it.
 class LinearSchemes {
  public:
   // Error kInvalid for a malformed regular expression.

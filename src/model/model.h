@@ -34,8 +34,8 @@ class Model {
   // after the final norm, [rows, H], or a classifier's scores, [rows, labels].
   std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv);
   // Aborts the pass that Forward runs, if it has this number: its remaining operations are skipped.
-  // Only from ModelOptions::before_operation, before the same operation on every rank. Keys and
-  // values of the batch's rows are then undefined, and the batch may run again.
+  // Called only from ModelOptions::before_operation, before the same operation on every rank. Keys
+  // and values of the batch's rows are then undefined, and the batch may run again.
   void AbortPass(uint64_t number);
   bool aborted() const;  // whether the last Forward's pass was aborted
   // Whether batches may have `draws`. Forward then keeps the logits on the device and returns

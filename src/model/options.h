@@ -46,7 +46,7 @@ struct ModelOptions {
   std::optional<GpuOptions> gpu;                // none: CPU
   RoutingObserver* observer = nullptr;          // of the MoE layers, outlives the model
   Observed observed = Observed::kNothing;
-  ReplicaChooser* chooser = nullptr;      // of the MoE layers, likewise
+  ReplicaChooser* chooser = nullptr;      // of the MoE layers, outlives the model
   profile::Profiler* profiler = nullptr;  // records operations, outlives the model
   // Called on the rank's thread before each operation of Model::Forward, except for operations of
   // captured passes. May call Model::AbortPass, before the same operation on every rank. Null:

@@ -68,7 +68,7 @@ struct GpuRunnerBackend {
   std::string summary;
 };
 
-// The conversion from a dispatch layout to a runner layout. Plain functions without state, which
+// The conversion from a dispatch layout to a runner layout: plain functions without state, which
 // enqueue kernels. Combine reads the outputs in the runner's layout, so there is no post-permute.
 struct GpuPermute {
   // Computes the position of each dispatched row in the runner's layout.

@@ -118,7 +118,7 @@ struct Dispatched {
   // Rows of the own tokens are not copied, and not rounded yet. Null: row n is at index n.
   const int32_t* row_at = nullptr;
   const float* own_x = nullptr;  // [own tokens, H]
-  // [num_rows] address of row n, in the arena of any rank of this host; null: as above.
+  // [num_rows] address of row n, in the arena of any rank of this host; null: see row_at.
   const std::byte* const* row_places = nullptr;
 
   // standard and normal

@@ -1,7 +1,7 @@
 // Radix tree of cached prefixes: pages of tokens that a later request can reuse.
 //
-// After RadixAttention (Zheng et al., SGLang, 2023), with full pages as the unit. An edge holds the
-// tokens of one or more pages and their page numbers; siblings differ in their first page.
+// Follows RadixAttention (Zheng et al., SGLang, 2023), with full pages as the unit. An edge holds
+// the tokens of one or more pages and their page numbers; siblings differ in their first page.
 #pragma once
 
 #include <cstdint>

@@ -73,8 +73,8 @@ class CheckpointReader {
   void RecordMissing(const std::string& name);
   // The value of a tensor with one element, of any shape; nullopt if absent.
   std::optional<float> OptionalScalar(const std::string& name);
-  // As above, but records an absent tensor. Returns 1.0 if the tensor is absent or data is not
-  // read.
+  // As OptionalScalar, but records an absent tensor. Returns 1.0 if the tensor is absent or data is
+  // not read.
   float Scalar(const std::string& name);
 
   // Records bytes read in place: [first_byte, end_byte) of each stored row

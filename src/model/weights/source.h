@@ -53,7 +53,7 @@ class WeightSource {
   using Progress = std::function<void(size_t done, size_t total)>;
 
   virtual ~WeightSource() = default;
-  // Whether a tensor of this name is stored; distinguishes layouts of experts.
+  // Whether a tensor of this name is stored. Callers use it to distinguish layouts of experts.
   virtual bool Has(const std::string& name) const = 0;
   // The part in its stored format, or in the format that its scheme converts it to. A missing
   // tensor gives an undefined view and is reported by Finish, so that one message lists all of
@@ -83,7 +83,7 @@ std::unique_ptr<WeightSource> MakeCheckpointSource(const Checkpoint& checkpoint,
 // Generates numbers that depend only on the tensor name, the stored row and column, and the seed.
 // They do not depend on the part that a rank requests. The numbers have the format that config.json
 // implies and a standard deviation near 1 / sqrt(k). Filled by `threads` threads in Finish.
-// `slab_bytes` as above.
+// `slab_bytes`: see CheckpointSourceOptions.
 std::unique_ptr<WeightSource> MakeDummySource(const ModelConfig& config, uint64_t seed, int threads,
                                               size_t slab_bytes = 0);
 

@@ -15,7 +15,7 @@
 namespace switchyard {
 namespace {
 
-// Layers past the last: multi-token prediction, in checkpoints of DeepSeek and GLM.
+// Layers past the last one are multi-token-prediction layers, in checkpoints of DeepSeek and GLM.
 bool IsExtraLayer(std::string_view name, const std::string& layers, int64_t num_layers) {
   if (!name.starts_with(layers)) return false;
   name.remove_prefix(layers.size());

@@ -12,9 +12,9 @@
 
 namespace switchyard::cuda {
 
-// Packs rows for each rank, sends them, and lays them out on the receiver as Exchange does;
-// likewise the outputs of combine. Rows, their order and the sums are bit-identical to the exchange
-// over peer memory.
+// Packs rows for each rank, sends them, and lays them out on the receiver as Exchange does. Outputs
+// of combine are packed and sent in the same way. Rows, their order and the sums are bit-identical
+// to the exchange over peer memory.
 //
 // NCCL needs message sizes on the host, but only the device knows them. There are two modes. All
 // ranks derive the mode from the tokens of the longest rank (the one with the most tokens in this
