@@ -42,7 +42,8 @@ std::vector<ControlMessage> Define(const std::vector<GrammarSource>& sources) {
 
 constexpr char kItems[] = "root ::= item item+\nitem ::= \"ab\" | \"ccc\" | \"x\"";
 
-// 1: two or more items. 2: five letters from l to z. 3: 90 letters from a to f.
+// Grammar 1 allows two or more items, grammar 2 five letters from l to z, and grammar 3 90 letters
+// from a to f.
 std::vector<ControlMessage> SomeGrammars() {
   return Define({EbnfGrammar(kItems), RegexGrammar("[l-z]{5}"), RegexGrammar("[a-f]{90}")});
 }

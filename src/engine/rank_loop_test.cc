@@ -212,7 +212,7 @@ TEST(RankLoop, NothingMovesWithoutAManager) {
     EXPECT_THAT(heard.eplb.at(ticket).refused, ::testing::HasSubstr("--enable-eplb"));
 }
 
-// Names of the events of a trace file that are not descriptions.
+// Names of the complete events (phase "X") of a trace file.
 std::vector<std::string> EventNames(const std::string& file) {
   std::ifstream in(file);
   std::vector<std::string> names;

@@ -338,7 +338,7 @@ class TestLayers : public MovableExperts {
   const Mesh mesh_;
 };
 
-// pass sizes, with and without decoding, repeat after this many passes
+// Pass sizes, with and without decoding, repeat after this many passes.
 constexpr int kAllTokenCounts = 21;
 
 // The outputs of passes during three migrations, one after the other. If `passes` is given: the

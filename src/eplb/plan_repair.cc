@@ -121,7 +121,7 @@ void PlaceMissingExperts(Components* components, LayerPlan* plan) {
     if (unplaced < 0) return;
     const bool placed = Replace(-1, unplaced, components, plan) ||
                         Replace(LeastLoadedReplicated(*plan, unplaced), unplaced, components, plan);
-    CHECK(placed);  // ValidateTopology: there are slots for all experts
+    CHECK(placed);  // ValidateTopology ensures slots for all experts
   }
 }
 

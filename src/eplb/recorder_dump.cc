@@ -63,7 +63,7 @@ struct Kept {
   }
 };
 
-// Collective, for one step with index `index`. Only rank 0 keeps the tokens.
+// Gathers the tokens of the step with index `index` on rank 0. Collective.
 void GatherTokens(const RecordedStep& recorded, int32_t index, size_t width, RankComm& comm,
                   Kept* kept) {
   std::vector<size_t> ignored, of_rank;

@@ -166,7 +166,7 @@ class RecordedRanks {
       moe[i].Forward(*moe[i].MakeState(), hidden.data() + pass.FirstOf(group) * 32,
                      {pass.tokens, pass.decoding, chosen[i + 1][0].data()}, out.data());
     }
-    // Two requests if there are two tokens: the first has one row.
+    // Two or more tokens belong to two requests; the first request has one row.
     std::vector<int32_t> positions(tokens), rows;
     for (int64_t t = 0; t < tokens; ++t) positions[t] = static_cast<int32_t>(100 * group + t);
     if (tokens > 0) rows.push_back(1);

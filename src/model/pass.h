@@ -56,8 +56,8 @@ class Pass {
   void Begin(const ForwardBatch& batch, KvStorage& kv, const int32_t* drawn,
              const MicroBatchPlace& place = {});
 
-  // Allocates for `logit_rows` of this rank's group, and head buffers for group_rows [dp]. Recorded
-  // passes are recorded again if memory moved.
+  // Allocates the logit rows of this rank's group, `logit_rows`, and head buffers for group_rows
+  // [dp]. If memory moves, recorded passes are recorded again.
   template <typename ReserveHead>
   void ReserveLogits(int64_t logit_rows, const ReserveHead& reserve_head) {
     const bool rows_moved = selected.Reserve(context_.device, logit_rows * context_.config.hidden);

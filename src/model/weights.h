@@ -63,8 +63,8 @@ struct ModelWeights {
   int64_t vocab_begin = 0, vocab_end = 0;
   std::vector<LayerWeights> layers;
   Tensor final_norm;  // float32 [H]
-  // HeadRows of the vocabulary; of the embedding if tied. Of a classifier: all classes, on every
-  // rank. Of an embedding model: none.
+  // HeadRows of the vocabulary; if tied, rows of the embedding. A classifier has all classes, on
+  // every rank. An embedding model has no head.
   WeightView head;
   size_t bytes_mapped = 0;  // of this rank's shard
 };

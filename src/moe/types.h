@@ -34,8 +34,8 @@ struct Share {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
 };
-// Part `part` of `total` items split into `parts` contiguous runs whose lengths differ by at most
-// one, the longer ones first. Partitions experts over EP ranks, and tokens.
+// Part `part` of `total` items that are split into `parts` contiguous runs. Lengths of runs differ
+// by at most one, the longer ones first. Used to partition experts over EP ranks, and tokens.
 Share EvenShare(int64_t total, int64_t parts, int64_t part);
 
 // The tokens of a sum: those at `tokens` [count], or the first `count` if null.

@@ -136,8 +136,8 @@ WeightView ExpandInt4(CheckpointReader& in, const MatrixRequest& r, const Int4Ma
   });
 }
 
-// The part of the matrix that is converted: full groups, which the view may cut. If a row is
-// one group, any range of columns.
+// The part of the matrix that is converted: full groups, which the view may cut. If a row is one
+// group, the part may be any range of columns.
 struct Int4Part {
   Range rows, cols, groups;
   int64_t group_size = 0;

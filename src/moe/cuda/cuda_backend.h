@@ -118,8 +118,9 @@ struct CudaMoeParts : MoeLayerParts {
 };
 
 // The selected exchange, runner and permutes, with the kernels of the other stages. Stages enqueue
-// all work on the device's stream, or on a branch that joins it again. They neither block the host
-// nor allocate memory. Borrows device, collectives and peer memory.
+// all work on the device's stream, or on a branch that joins it again. They allocate no memory.
+// They do not block the host, except for EndDispatch over NCCL (nccl_exchange.h). Borrows device,
+// collectives and peer memory.
 class CudaMoeBackend : public MoeBackend {
  public:
   // Error kInvalid names the flag: an unknown backend, or an exchange and a runner without a
@@ -182,8 +183,8 @@ class CudaMoeBackend : public MoeBackend {
   void FindPermute(const GpuMoeBackends& backends);
   void MakeExchanges();
   std::unique_ptr<RowExchange> MakeExchange(bool low_latency, int64_t tokens) const;
-  int64_t RoundCapacity() const;    // tokens of one rank in a round, maximum
-  int64_t ArrivedCapacity() const;  // rows that arrive in a round, maximum
+  int64_t RoundCapacity() const;    // maximum tokens of one rank in a round
+  int64_t ArrivedCapacity() const;  // maximum rows that arrive in a round
   void PlanChunks();
   void ReserveExperts(const DeviceExperts& experts);
   void ReserveShared(const DeviceExperts& shared);

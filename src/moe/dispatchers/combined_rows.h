@@ -38,7 +38,7 @@ void SumReturnedRows(const TopK& topk, TokenList tokens, const ExpertMap& expert
 // (kRank).
 class CombinedRows {
  public:
-  // The received row, and the slot of its token, that an output belongs to.
+  // The received row to which a runner output belongs, and the slot of the row's token.
   struct Target {
     int32_t row = -1;  // −1: none, a gap row
     int32_t slot = 0;

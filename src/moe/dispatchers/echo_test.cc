@@ -76,7 +76,7 @@ Observed Observe(MoeOptions options, RunnerLayout layout, const MeshShape& mesh)
     std::vector<int32_t> ids(pass.tokens[group] * shape.top_k);
     moe.Forward(*moe.MakeState(), x.data(), {pass.tokens, pass.decoding, ids.data()}, y.data());
 
-    // Each slice returns whole rows and so adds one copy.
+    // Each MoE-TP slice returns whole rows, so a sum has one copy of a row for each slice.
     for (float& value : copies) value *= static_cast<float>(place.moe_tp());
     const std::lock_guard lock(mutex);
     seen.error = std::max(seen.error, RelativeError(y, copies));

@@ -12,8 +12,8 @@ namespace switchyard {
 
 // Every rank of an attention group has all tokens of its group. The exchange partitions them evenly
 // over the group's ranks: a rank's *own* tokens. The ranks of an MoE-TP group hold slices of the
-// same experts, so each needs the own tokens of the whole group: its *lane*. Each computes a
-// partial output of the lane; a reduce-scatter sums the parts into the own tokens.
+// same experts, so each needs the own tokens of all of them: its *lane*. Each computes a partial
+// output of the lane; a reduce-scatter sums the parts into the own tokens.
 //
 //   tp 4, dp 2, ep 2 (MoE-TP groups {0,1} {2,3}), 5 tokens in group 0 and 2 in group 1:
 //     rank    0      1      2    3
