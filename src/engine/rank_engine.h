@@ -25,7 +25,7 @@ class ForwardFunction {
   // aborted.
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
   // Aborts a pass by ForwardBatch::pass: the one that Forward runs (Model::AbortPass), or the only
-  // launched one, which is waited for. Its results are discarded.
+  // launched one, for whose end the call waits. Its results are discarded.
   virtual void AbortPass(uint64_t /*pass*/) {}
   virtual bool aborted() const { return false; }  // whether the last Forward's pass was aborted
   virtual int64_t vocab_size() const = 0;

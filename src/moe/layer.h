@@ -84,7 +84,7 @@ class MoeLayer {
   const ExpertPlacement& placement() const { return parts_->config.placement; }
   // Error kInvalid names --moe-runner-backend if it does not support the expert's format.
   void CheckFormats(const kernels::ExpertWeights& expert) const { parts_->CheckFormats(expert); }
-  // Forward to MoeLayerParts. `local`: index among this rank's routed experts. Other threads may
+  // These call MoeLayerParts. `local`: index among this rank's routed experts. Other threads may
   // call them unless SwitchPlacement runs.
   OwnedExpert Held(int local) const { return parts_->Held(local); }
   OwnedExpert Expert(int local) const { return parts_->Expert(local); }

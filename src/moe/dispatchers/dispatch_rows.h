@@ -57,8 +57,8 @@ class DispatchRows {
   // Sends rows to ranks whose memory is not mapped, and row counts unless they are known; a flag
   // must follow.
   void Send(ExchangeSlots& slots, const Batch& batch, ThreadPool& pool) const;
-  // Fills `begin` and `sources`, after that flag, if the routing is not known yet. The mode's
-  // metadata has `tokens`.
+  // Call it after that flag, if the routing is not known yet. Fills `begin` and `sources`. The mode
+  // fills `tokens` from its metadata.
   void Receive(const ExchangeSlots& slots, Batch* batch) const;
   // Locates the rows in the arenas for this use of the slots. `tokens` must be known.
   Dispatched Locate(const ExchangeSlots& slots, Batch* batch) const;

@@ -363,7 +363,7 @@ TEST_F(CudaExchange, RunsOverPeerMemory) {
     DeviceMemory y(want.size() * sizeof(float));
     std::vector<float> got(want.size());
     const Stream stream;
-    comm->tp->Barrier("all is allocated");  // later it would wait for a peer's kernels
+    comm->tp->Barrier("all is allocated");  // allocations wait for kernels of peers
     for (int slot = 0; slot < config.in_flight; ++slot) {
       exchange.BeginDispatch(slot,
                              {.x = x.data(),
