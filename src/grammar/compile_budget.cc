@@ -8,7 +8,7 @@ namespace {
 
 thread_local CompileBudget* current = nullptr;
 
-// "Check failed: (condition) is false: reason" → "reason".
+// The reason in a message of XGrammar: "Check failed: (condition) is false: reason" → "reason".
 std::string ReasonOf(const std::string& message) {
   constexpr const char* kMark = " is false: ";
   const size_t at = message.starts_with("Check failed") || message.starts_with("Internal check")
@@ -52,7 +52,8 @@ void CompileBudget::CheckWarnings() const {
 
 }  // namespace switchyard
 
-// Functions that XGrammar calls (XGRAMMAR_LOG_CUSTOMIZE, and a change of scripts/third_party.py).
+// Functions that XGrammar calls: its log functions, replaced by means of XGRAMMAR_LOG_CUSTOMIZE,
+// and SpendCompileBudget, whose call scripts/third_party.py adds to XGrammar's source.
 namespace xgrammar {
 
 void SpendCompileBudget(std::size_t bytes);

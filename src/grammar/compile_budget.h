@@ -1,4 +1,4 @@
-// Limits and messages of XGrammar while a thread compiles a grammar.
+// Limits the compilation of a grammar by XGrammar, and collects XGrammar's messages.
 #pragma once
 
 #include <chrono>
@@ -7,10 +7,10 @@
 
 namespace switchyard {
 
-// Applies to the calling thread during its lifetime. XGrammar reports the size of each token mask
-// (SpendCompileBudget). Beyond a limit, that call throws Error kInvalid, which ends the
-// compilation. Also records XGrammar's warnings: each one means that a part of the grammar would
-// be ignored.
+// During its lifetime, the object limits compilations on the thread that constructed it. XGrammar
+// calls SpendCompileBudget with the size of each token mask. Beyond a limit, this call throws Error
+// kInvalid, which ends the compilation. Also records XGrammar's warnings: each one means that
+// XGrammar would ignore a part of the grammar.
 class CompileBudget {
  public:
   CompileBudget(std::chrono::milliseconds time, size_t mask_bytes);

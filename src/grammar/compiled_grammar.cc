@@ -58,7 +58,8 @@ GrammarMatcher& GrammarMatcher::operator=(GrammarMatcher&&) noexcept = default;
 bool GrammarMatcher::Accept(int32_t token) {
   Impl& m = *impl_;
   if (ended() || token < 0 || token >= m.info.GetVocabSize()) return false;
-  // The library accepts a token without bytes anywhere. A grammar may allow one by its id.
+  // XGrammar's AcceptToken accepts a token without bytes in every state. The grammar allows such a
+  // token only where it names the token's id. So the mask decides.
   if (m.info.GetDecodedVocab()[token].empty() && !m.IsStop(token)) {
     m.scratch.resize(MaskWords(m.info.GetVocabSize()));
     FillMask(m.scratch);

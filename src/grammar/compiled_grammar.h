@@ -11,8 +11,8 @@
 
 namespace switchyard {
 
-// Immutable; shared by all matchers of the grammar. Holds the token masks of each state of the
-// grammar as far as they do not depend on the rules around it.
+// Immutable; shared by all matchers of the grammar. Holds, for each state of the grammar, the part
+// of the token mask that does not depend on the enclosing rules.
 class CompiledGrammar {
  public:
   // The inverse of ToBytes, with a table of the same vocabulary. Throws Error kInvalid on malformed

@@ -145,7 +145,8 @@ std::shared_ptr<const ReadyGrammar> GrammarCache::Get(const GrammarSource& sourc
   }
 }
 
-// Requires mutex_. Keeps the newest grammar, and those that are being compiled.
+// Drops the least recently used grammars until the cache fits its limit. Keeps the most recently
+// used grammar, and those that are being compiled. Requires mutex_.
 void GrammarCache::Shrink() {
   for (auto place = order_.begin(); bytes_ > cache_bytes_ && place != order_.end();) {
     const auto found = entries_.find(**place);

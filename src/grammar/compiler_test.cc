@@ -110,8 +110,8 @@ TestRegex RandomRegex(std::mt19937& random, int depth) {
   return all;
 }
 
-// All texts of at most five letters. A JSON string with a pattern is compiled in another way than a
-// regular expression.
+// Compares all texts of at most five letters. XGrammar compiles a regular expression and the
+// pattern of a JSON string by different code, so both are tested.
 TEST(GrammarSource, RandomRegexesAgreeWithAPlainMatcher) {
   std::vector<std::string> texts = {""};
   for (size_t i = 0; texts[i].size() < 5; ++i)
@@ -287,7 +287,8 @@ TEST(ToolCallGrammar, WhiteSpaceOfArgumentsIsLimited) {
   EXPECT_FALSE(Matches(call(JsonSpace::kPython), R"(call f {  "a": 1})"));
 }
 
-// A source that may be preceded by text up to a marker, and replaced by other text.
+// GrammarSource::prefix, opening and alternative: text before the grammar, and other text in its
+// place.
 TEST(GrammarSource, PrefixesAndAlternativesAreAdded) {
   const auto tag = [](const nlohmann::ordered_json& elements) {
     return nlohmann::ordered_json({{"type", "structural_tag"}, {"format", SequenceOf(elements)}})
@@ -321,7 +322,7 @@ TEST(GrammarSource, PrefixesAndAlternativesAreAdded) {
   }
 }
 
-// Where any token is allowed, the output still cannot end.
+// The free text of a prefix allows any token, but no stop token.
 TEST(GrammarSource, StopTokensAreNotPartOfAnyText) {
   for (const SpecialTokens& special :
        {SpecialTokens{}, SpecialTokens{{"<special>", kTestSpecial}}}) {

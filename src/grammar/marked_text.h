@@ -1,4 +1,4 @@
-// Texts with special tokens, as formats of structural tags.
+// Converts texts that contain special tokens to formats of structural tags.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace switchyard {
 
-// Texts that are one special token each. Grammars match special tokens only by their ids.
+// Special tokens: text and id. Grammars match special tokens only by their ids.
 using SpecialTokens = std::vector<std::pair<std::string, int32_t>>;
 
-// Formats of a sequence that matches `text` exactly. Texts of special tokens within it match the
-// tokens.
+// The elements of a sequence that matches `text` exactly. Where `text` contains the text of a
+// special token, the sequence matches the token.
 nlohmann::ordered_json MarkedText(std::string_view text, const SpecialTokens& special);
 
-// Formats of a sequence that matches any text up to the first of `markers`, without it. Either all
-// markers are special tokens, or none.
+// The elements of a sequence that matches any text before the first marker. Either all `markers`
+// are special tokens, or none is.
 nlohmann::ordered_json TextBefore(const std::vector<std::string>& markers,
                                   const SpecialTokens& special);
 

@@ -12,7 +12,8 @@ namespace {
 
 constexpr size_t kMaxBytes = 4096;
 
-// Code points beyond ASCII as \u{…}: XGrammar compiles other expressions without the exclusions.
+// Writes code points beyond ASCII as \u{…}. If an expression has such code points directly,
+// XGrammar does not exclude quotes, backslashes and control characters.
 std::string InAscii(const std::string& pattern) {
   std::string out;
   for (size_t i = 0; i < pattern.size();) {
@@ -44,7 +45,8 @@ std::string StringPattern(const std::string& pattern) {
   const nlohmann::json schema = {{"type", "string"}, {"pattern", ascii}};
   const auto grammar = xgrammar::Grammar::FromJSONSchema(schema.dump());
   budget.CheckWarnings();
-  // Otherwise XGrammar has expanded the expression without the exclusions.
+  // Without this mark, XGrammar has expanded the expression without excluding quotes, backslashes
+  // and control characters.
   if (grammar.ToString().find("json_string=true") == std::string::npos)
     throw Invalid(
         "{} matches no text that JSON writes without escapes, or has a construct that is "

@@ -9,9 +9,10 @@
 namespace switchyard {
 namespace {
 
-constexpr int kMaxDepth = 12;  // of properties in which a difference is sought
+constexpr int kMaxDepth = 12;  // nesting of the properties that are compared
 
-// The schemas without $ref and anyOf that `schema` stands for. nullopt: too many or a cycle.
+// Resolves $ref and anyOf: the schemas without them of which `schema` is the union. nullopt if
+// there are too many, or if a $ref leads back to itself.
 std::optional<std::vector<const SchemaJson*>> Alternatives(const RewrittenSchema& whole,
                                                            const SchemaJson& schema) {
   constexpr size_t kMost = 256;
@@ -67,8 +68,8 @@ class Disjointness {
     return !schema.contains("type") || HasType(value, schema["type"].get<std::string>());
   }
 
-  // Whether a property that `a` requires has no common value with that of `b`, or is not allowed
-  // in `b`.
+  // Whether `a` requires a property that `b` does not allow, or whose values in `a` and `b` are
+  // disjoint.
   bool Separates(const SchemaJson& a, const SchemaJson& b, int depth) const {
     if (!a.contains("required")) return false;
     const SchemaJson none = SchemaJson::object();
@@ -85,7 +86,7 @@ class Disjointness {
   const RewrittenSchema& whole_;
 };
 
-// Names of the definitions ("" is the root) that a schema stands for without a value in between.
+// The $refs of a schema itself and of its anyOf branches, but not those of properties or items.
 void DirectReferences(const SchemaJson& schema, std::vector<std::string>* found) {
   if (schema.contains("$ref")) found->push_back(schema["$ref"].get<std::string>());
   if (schema.contains("anyOf"))
@@ -102,7 +103,8 @@ bool LeadsTo(const RewrittenSchema& whole, const SchemaJson& from, const std::st
   });
 }
 
-// Whether a finite value is valid, given the definitions that are known to have one.
+// Whether a finite value is valid for `schema`. `finite`: definitions that are known to have a
+// finite value.
 bool HasValue(const SchemaJson& schema, const std::set<std::string>& finite) {
   const auto has = [&](const SchemaJson& sub) { return HasValue(sub, finite); };
   if (schema.contains("$ref")) return finite.contains(schema["$ref"].get<std::string>());

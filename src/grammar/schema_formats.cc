@@ -7,14 +7,14 @@
 namespace switchyard {
 namespace {
 
-// Days that exist: 31 or 30 days by month, and February 29 in leap years only.
+// Accepts only days that exist: 31 or 30 days by month, and February 29 in leap years only.
 constexpr std::string_view kDate =
     R"((\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))|(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29))";
 constexpr std::string_view kTime =
     R"(([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d))";
 constexpr std::string_view kByte = R"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d))";
-// At most 63 characters, without hyphens at both the third and the fourth place: these are reserved
-// for Punycode (RFC 5891), in which not every text is valid.
+// A label of a host name: at most 63 characters. Labels with hyphens as third and fourth character
+// are excluded: they are reserved for Punycode (RFC 5891), in which not every text is valid.
 std::string Label() {
   const std::string a = "[A-Za-z0-9]", any = "[A-Za-z0-9-]";
   return fmt::format("{0}({1}?{0}|{1}{1}{0}|{1}({1}{0}|{0}-){1}{{0,58}}{0})?", a, any);

@@ -13,7 +13,7 @@ const std::set<std::string_view> kLargest = {"minimum",  "exclusiveMinimum", "mi
                                              "minItems", "minProperties",    "uniqueItems"};
 const std::set<std::string_view> kSmallest = {"maximum", "exclusiveMaximum", "maxLength",
                                               "maxItems", "maxProperties"};
-// These decide about properties that `properties` of the same schema does not list.
+// Keywords that apply to properties that `properties` of the same schema does not list.
 constexpr std::array<const char*, 4> kOfOtherProperties = {
     "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"};
 
@@ -70,8 +70,8 @@ SchemaJson Union(SchemaJson a, const SchemaJson& b) {
   return a;
 }
 
-// Throws if `closed` decides about a property that only `other` lists: the merged schema would
-// not apply that decision.
+// Throws if such a keyword of `closed` applies to a property that only `other` lists. In the merged
+// schema, which lists the property, the keyword would no longer apply to it.
 void CheckOtherProperties(const SchemaJson& closed, const SchemaJson& other,
                           const std::string& path) {
   if (!other.contains("properties") || !other["properties"].is_object()) return;
@@ -88,7 +88,8 @@ void CheckOtherProperties(const SchemaJson& closed, const SchemaJson& other,
   }
 }
 
-// The same for items: those of `closed` begin after its own prefixItems.
+// The same for items. `items` of `closed` applies from the end of the prefixItems of `closed`; in
+// the merged schema it would apply from the end of the longer list.
 void CheckOtherItems(const SchemaJson& closed, const SchemaJson& other, const std::string& path) {
   const auto prefix = [](const SchemaJson& schema) {
     return schema.contains("prefixItems") ? schema["prefixItems"].size() : 0;

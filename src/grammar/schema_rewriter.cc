@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMaxNodes = 10'000, kMaxDepth = 64;
 
-// Counts nested calls.
+// Counts nested calls, and throws beyond kMaxDepth.
 class Deeper {
  public:
   Deeper(int& depth, const std::string& path) : depth_(depth) {
@@ -65,7 +65,7 @@ const SchemaJson* Select(const SchemaJson& from, const std::string& part) {
   return &from[index];
 }
 
-// The schema without the given keywords.
+// Returns the schema without the given keywords and without annotations.
 SchemaJson Without(const SchemaJson& schema, std::initializer_list<const char*> keywords) {
   SchemaJson rest = SchemaJson::object();
   for (const auto& [key, value] : schema.items()) {
@@ -82,7 +82,7 @@ const SchemaJson& ListOf(const SchemaJson& schema, const char* keyword, const st
   return list;
 }
 
-// The values of `enum` and `const` together.
+// The values that both `enum` and `const` allow.
 SchemaJson ValuesOf(const SchemaJson& schema, const std::string& path) {
   SchemaJson values = SchemaJson::array();
   if (schema.contains("enum")) values = ListOf(schema, "enum", path);
@@ -204,8 +204,8 @@ SchemaJson SchemaRewriter::RewriteValues(const SchemaJson& schema, const std::st
 SchemaJson SchemaRewriter::Flatten(const SchemaJson& schema, const std::string& path) {
   const Deeper deeper(depth_, path);
   if (!IsConstraint(schema, path)) return SchemaJson::object();
-  // These keywords beside allOf cover what all entries leave, as do the same ones of the merged
-  // schema. If an entry has the keyword too, it leaves nothing.
+  // Beside $ref and allOf, these keywords apply to what no entry has evaluated. In the merged
+  // schema they mean the same. If an entry has the keyword itself, nothing remains unevaluated.
   constexpr std::array<const char*, 2> kOfTheRest = {"unevaluatedProperties", "unevaluatedItems"};
   SchemaJson merged = Without(schema, {"$ref", "allOf", kOfTheRest[0], kOfTheRest[1]});
   if (schema.contains("$ref")) {

@@ -25,12 +25,13 @@ bool IsAnnotation(const std::string& keyword);
 // Throws SchemaError for a keyword that is unknown or never supported.
 void CheckKeywords(const SchemaJson& schema, const std::string& path);
 
-// The conjunction of two schemas without $ref and allOf at their top level. Throws SchemaError
-// that names the keyword for which no single schema is known.
+// The conjunction of two schemas without $ref and allOf at their top level. Throws SchemaError with
+// the name of a keyword that cannot be merged.
 SchemaJson MergeSchemas(const SchemaJson& a, const SchemaJson& b, const std::string& path);
 
-// One schema of one type: `schema` has been checked, and its type is `type`. The result has only
-// keywords that apply to the type. Subschemas are rewritten by `rewrite`.
+// Rewrites `schema` for values of one type. CheckKeywords has accepted the schema, and `type` is
+// one of its types. The result has only keywords that apply to the type. `rewrite` rewrites
+// subschemas.
 using RewriteSubschema =
     std::function<SchemaJson(const SchemaJson& schema, const std::string& path)>;
 SchemaJson RewriteTyped(const SchemaJson& schema, const std::string& type, const std::string& path,
@@ -38,11 +39,11 @@ SchemaJson RewriteTyped(const SchemaJson& schema, const std::string& type, const
 
 // The types of a schema: its `type`, or the type to which its keywords apply. Empty: any type.
 std::vector<std::string> TypesOf(const SchemaJson& schema, const std::string& path);
-// Whether JSON Schema counts the value to the type.
+// Whether the value has the type by the rules of JSON Schema: 3.0 is an integer.
 bool HasType(const SchemaJson& value, const std::string& type);
 
-// The regular expression of a format of strings. Throws SchemaError for an unknown format. Formats
-// of XGrammar that need no change give an empty string.
+// The regular expression of a string format. Empty if XGrammar's own implementation of the format
+// is used. Throws SchemaError for an unknown format.
 std::string PatternOfFormat(const std::string& format, const std::string& path);
 
 // Definitions of a rewritten schema by name. A $ref of a rewritten schema is "#" or
@@ -54,29 +55,29 @@ struct RewrittenSchema {
   const SchemaJson& Resolve(const std::string& reference) const;
 };
 
-// Whether no value is valid for both of two rewritten schemas, as far as that can be derived from
-// their types, their constant values and required properties.
+// Whether types, constant values and required properties show that no value is valid for both
+// rewritten schemas.
 bool AreDisjoint(const RewrittenSchema& whole, const SchemaJson& a, const SchemaJson& b);
 // Throws SchemaError if a $ref leads to itself without any value in between, or if no finite value
 // is valid.
 void CheckRecursion(const RewrittenSchema& whole);
 
-// One use. The result accepts only values that `root` accepts, too. It excludes some of them:
-// properties come in the order of the schema, and XGrammar matches a `pattern` with the whole
-// string. The result of equal schemas is equal.
+// Rewrites one schema. The result accepts a subset of the values that `root` accepts: properties
+// must have the order of the schema, and a `pattern` must match the whole string. Equal schemas
+// give equal results.
 class SchemaRewriter {
  public:
   explicit SchemaRewriter(const SchemaJson& root) : root_(root) {}
   SchemaJson Run();
 
  private:
-  // Branches of a oneOf, whose exclusion of each other is checked at the end.
+  // The branches of a oneOf. At the end they are checked to be disjoint.
   struct OneOf {
     std::string path;
     SchemaJson branches;
   };
 
-  // Counts and checks a schema. False for true, which is no constraint.
+  // Counts and checks a schema. Returns false for the schema `true`, which is no constraint.
   bool IsConstraint(const SchemaJson& schema, const std::string& path);
   SchemaJson Rewrite(const SchemaJson& schema, const std::string& path);
   SchemaJson RewriteReference(const std::string& reference, const std::string& path);

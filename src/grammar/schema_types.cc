@@ -91,7 +91,7 @@ double Bound(const Context& in, const char* keyword) {
   return bound;
 }
 
-// The bounds as inclusive integers.
+// Rewrites all bounds as inclusive integers.
 SchemaJson RewriteInteger(const Context& in) {
   double least = -HUGE_VAL, most = HUGE_VAL;
   if (in.Has("minimum")) least = std::ceil(Bound(in, "minimum"));
@@ -203,7 +203,8 @@ SchemaJson Properties(const Context& in) {
   return out;
 }
 
-// Names of properties by expressions or a schema; no property has a name of its own.
+// An object whose property names are given by patternProperties or propertyNames. `properties` and
+// `required` must be absent or empty.
 SchemaJson RewriteNamedByPattern(const Context& in) {
   SchemaJson out = {{"type", "object"}};
   const bool patterns = in.Has("patternProperties");
@@ -253,7 +254,7 @@ SchemaJson RewriteNamedByPattern(const Context& in) {
   return out;
 }
 
-// Whether properties without a name of their own are allowed, and their schema.
+// The schema of properties that `properties` does not list; nullopt if they are not allowed.
 std::optional<SchemaJson> OtherProperties(const Context& in, bool has_properties) {
   for (const char* keyword : {"additionalProperties", "unevaluatedProperties"}) {
     if (!in.Has(keyword)) continue;
@@ -299,10 +300,12 @@ SchemaJson RewriteObject(const Context& in) {
     } else if (stated) {
       out["additionalProperties"] = false;
     } else if (!out.contains("properties")) {
-      most = 0;  // not additionalProperties: the schema itself allows further ones (AreDisjoint)
+      // Not additionalProperties false: the original schema allows further properties, so for
+      // AreDisjoint the object must stay open.
+      most = 0;
     }
   }
-  // A grammar cannot exclude that a name occurs twice, which JSON counts once.
+  // A grammar cannot exclude that a name occurs twice, but JSON counts such a property once.
   if (open && least > 1)
     throw in.Refused("minProperties above 1 is only supported if all properties are listed");
   SetRange(out, "minProperties", least, "maxProperties", most, in);

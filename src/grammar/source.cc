@@ -34,7 +34,7 @@ void RewriteTagSchemas(SchemaJson& format, const std::string& path, int depth) {
     for (size_t i = 0; i < format.size(); ++i)
       RewriteTagSchemas(format[i], fmt::format("{}/{}", path, i), depth + 1);
   if (!format.is_object()) return;
-  // Merged and closed schemas have an order of properties, which XGrammar would undo.
+  // Properties of rewritten schemas have a fixed order, which any_order would remove.
   if (format.contains("json_schema") && format.contains("any_order") &&
       format["any_order"] != false)
     throw Invalid("{}: any_order is not supported: properties have the schema's order", path);
@@ -52,7 +52,7 @@ void RewriteTagSchemas(SchemaJson& format, const std::string& path, int depth) {
   }
 }
 
-// SGLang's earlier form: free text, in which each trigger must begin one of the structures.
+// SGLang's earlier form: free text. Where it contains a trigger, one of the structures must begin.
 SchemaJson FormatOfStructures(const SchemaJson& tag) {
   SchemaJson tags = SchemaJson::array();
   for (const SchemaJson& structure : tag["structures"]) {
@@ -73,7 +73,7 @@ SchemaJson FormatOfStructures(const SchemaJson& tag) {
 
 std::optional<JsonSpace> JsonSpaceOfPattern(const std::string& pattern) {
   if (pattern.empty()) return JsonSpace::kNone;
-  // The four characters of white space in any order, written as escapes or as they are.
+  // Accepts the four characters of white space in any order, escaped or not.
   if (!pattern.starts_with('[') || !pattern.ends_with("]*")) return std::nullopt;
   std::string characters;
   for (size_t i = 1; i + 2 < pattern.size(); ++i) {

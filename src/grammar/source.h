@@ -17,12 +17,13 @@ enum class JsonSpace : uint8_t {
   kNone,    // "," and ":"
 };
 
-// Expressions of white space that are supported: any white space, or none. nullopt: another one.
+// The JsonSpace of a regular expression for white space. Supported: kAnyJsonSpace, and the empty
+// expression (no white space). nullopt for other expressions.
 inline constexpr const char* kAnyJsonSpace = R"([ \n\r\t]*)";
 std::optional<JsonSpace> JsonSpaceOfPattern(const std::string& pattern);
 
-// The text of a grammar. Equal sources have equal compiled grammars. The whole output is
-// prefix (opening text | alternative).
+// A grammar in source form. Equal sources have equal compiled grammars. The whole output matches
+// `prefix`, and then either `opening` followed by `text`, or `alternative`.
 struct GrammarSource {
   enum class Kind : uint8_t { kJsonSchema, kRegex, kEbnf, kLark, kStructuralTag };
 

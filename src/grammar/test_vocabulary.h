@@ -38,7 +38,7 @@ inline const TokenTable& TestTable() {
   return table;
 }
 
-// Feeds the bytes of `text`. Whether the grammar accepts all of them, and may end there.
+// Whether the grammar accepts all bytes of `text`, and may end after them.
 inline bool Matches(const std::shared_ptr<const CompiledGrammar>& grammar, std::string_view text) {
   GrammarMatcher matcher(grammar);
   for (const char c : text)

@@ -39,7 +39,8 @@ SchemaJson TagMarker(const SchemaJson& element) {
   return element["type"] == "token" ? element : element["value"];
 }
 
-// One call. XGrammar's lists have tags as elements, so the first part is the beginning of a tag.
+// The format of one call, as a tag, because tags_with_separator takes only tags. The first part of
+// the call becomes the tag's `begin`.
 SchemaJson Call(const SchemaJson& function, const ToolCallFormat& format, JsonSpace space) {
   const auto name = function["name"].get<std::string>();
   std::string head = format.head + (format.quoted ? SchemaJson(name).dump() : name);

@@ -17,12 +17,12 @@ namespace switchyard {
 struct ToolCallFormat {
   std::string open, head, between, tail, separator, close;
   bool quoted = true;    // the name is a JSON string
-  bool indexed = false;  // the name is followed by a colon and an index of the model's choice
+  bool indexed = false;  // after the name: a colon and a number, which the model chooses
   SpecialTokens special{};
 };
 
 // The output of a request whose tool_choice requires calls: one or more calls of `tools` (an array
-// as OpenAI's chat API has it), and nothing else. `name`: the only tool that may be called.
+// in the format of OpenAI's chat API), and nothing else. `name`: the only tool that may be called.
 // `parallel`: whether there may be more than one call. The arguments match the `parameters` of the
 // tool. With a `space` other than kAny, they have at most one character of white space in a row.
 // Throws Error kInvalid that names the tool if its parameters cannot be honoured, or if no tool has

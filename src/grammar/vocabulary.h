@@ -22,7 +22,7 @@ struct GrammarVocabulary {
   static GrammarVocabulary Decode(std::string_view bytes);
 };
 
-// 0xff is not part of any UTF-8 text.
+// Begins with 0xff, which is not part of any UTF-8 text.
 inline std::string SpecialTokenBytes(std::string_view token) { return '\xff' + std::string(token); }
 
 // A vocabulary prepared for grammars: sorted, with ranges of common prefixes. Immutable, shared by

@@ -18,8 +18,8 @@ struct CompiledGrammar::Impl {
   xgrammar::CompiledGrammar compiled;
 };
 
-// JSON nests to 128 levels, and each level takes a few calls. The default of 10,000 calls may
-// exceed the stack of a thread.
+// Limits XGrammar's recursion. JSON nests to 128 levels, and each level takes a few calls.
+// XGrammar's default of 10,000 calls may exceed the stack of a thread.
 void LimitRecursion();
 
 }  // namespace switchyard
