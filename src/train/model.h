@@ -33,9 +33,10 @@ struct DepthState {
   // exchanged between pipeline stages. Before Forward of a stage's first layer it is the output of
   // the previous stage. Before Backward of its last layer it is the gradient from the next stage.
   std::vector<T> stream;
-  std::vector<T> last, final, dfinal;  // [m, H] the last layer's output, its norm; the gradient
-  std::vector<T> embedded, previous;   // [m, H] MTP: before their norms
-  std::vector<T> joined;               // [m, 2 H] MTP: after their norms, concatenated
+  // [m, H] each. last: the last layer's output; final: its norm; dfinal: the gradient of `final`.
+  std::vector<T> last, final, dfinal;
+  std::vector<T> embedded, previous;  // [m, H] MTP: before their norms
+  std::vector<T> joined;              // [m, 2 H] MTP: after their norms, concatenated
 };
 
 // One micro-batch between Begin and the end of its backward pass. Any number may be in flight. A

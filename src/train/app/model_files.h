@@ -25,14 +25,15 @@ TrainedConfig ReadTrainedConfig(const TrainingOptions& options);
 struct ModelFiles {
   ModelConfig config;
   int64_t mtp_layers = 0;
-  std::vector<std::filesystem::path> files;  // config.json, generation_config.json, tokenizer's
+  // config.json, generation_config.json and the tokenizer's files
+  std::vector<std::filesystem::path> files;
 };
 
 // Reads the model's config.json and writes it to the run's folder (output/.files), with the fields
 // that loaders need: model_type, torch_dtype as saved, num_nextn_predict_layers, ids of special
-// tokens. Also writes generation_config.json (the model's, or one with the ids that end a text) and
-// the tokenizer's files. Throws Error that names the file or flag: errors of LoadModelConfig, a
-// missing tokenizer, kResource if the folder cannot be written.
+// tokens. Also writes the tokenizer's files, and generation_config.json: that of the model, or else
+// one with the end-of-sequence ids. Throws Error that names the file or flag: errors of
+// LoadModelConfig, a missing tokenizer, kResource if the folder cannot be written.
 ModelFiles PrepareModelFiles(const TrainingOptions& options);
 
 // Throws Error kInvalid, naming the keys, if the checkpoint in `dir` was made from a config.json

@@ -17,7 +17,7 @@
 
 namespace switchyard::train {
 
-// A value type. Comments name the command-line flags that set each field.
+// A value type, set from the flags of `switchyard train`.
 struct TrainingOptions {
   std::filesystem::path model;      // config.json, or the directory of one
   std::filesystem::path tokenizer;  // directory; empty: the model's
@@ -28,9 +28,9 @@ struct TrainingOptions {
   std::vector<std::filesystem::path> data;
   DocumentEncoder::ChatLoss chat_loss = DocumentEncoder::ChatLoss::kAssistant;
   PackingOptions packing;
-  LossOptions losses;  // its mtp_layers is ignored
+  LossOptions losses;  // losses.mtp_layers is ignored: mtp_layers above applies
   LearnerOptions learner;
-  TrainerOptions trainer;                          // with output; its files.copied is ignored
+  TrainerOptions trainer;                          // with output; files.copied is ignored
   Layout layout;                                   // dp 0: the minimum that ep allows
   bool early_sums = false;                         // overlap gradient sums with backward
   int threads = 1;                                 // per rank

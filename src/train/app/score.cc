@@ -157,7 +157,7 @@ Json ScoreModel(const ScoreOptions& options) {
     for (const Row& row : corpus.Take(rows, &position)) {
       AppendRow(corpus.documents(), row, &batch);
     }
-    model.Begin(batch, {}, &pass);  // StepSize of one target, so losses are sums
+    model.Begin(batch, {}, &pass);  // the default StepSize divides by 1, so losses are sums
     model.Forward(&pass);
     model.Heads(false, &pass);
     counts.loss += pass.losses.main;

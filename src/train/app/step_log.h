@@ -38,9 +38,9 @@ class StepLog {
   std::ofstream out_;
 };
 
-// The lines of a log, oldest first. A last line truncated by a crash is skipped. Throws Error,
-// naming file and line, if the file cannot be read, if it has no step, or if any other line is not
-// a JSON object.
+// The lines of a log, oldest first. An invalid last line is skipped, because a crash may truncate
+// it. Throws Error that names the file, and the line if there is one: the file cannot be read, no
+// line is valid, or an earlier line is not a JSON object with a number `step`.
 std::vector<nlohmann::json> ReadStepLog(const std::filesystem::path& path);
 
 }  // namespace switchyard::train

@@ -13,7 +13,7 @@ namespace switchyard::train {
 struct Document {
   std::string text;
   nlohmann::ordered_json messages;  // [{"role": …, "content": …} …]
-  std::string where;                // "corpus/a.jsonl:12", for messages
+  std::string where;                // "corpus/a.jsonl:12", for error messages
 };
 
 // File formats by extension: .jsonl has one document per line, {"text": "…"} or {"messages":

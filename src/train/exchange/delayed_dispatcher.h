@@ -51,7 +51,7 @@ class DelayedDispatcher : public Dispatcher {
   struct State {
     Clock::time_point ready;  // of the exchange in flight
   };
-  // Around Begin*, before and after the call of the inner dispatcher.
+  // Called in Begin*: Start before the call of the inner dispatcher, Started after it.
   void Start(DispatchHandle* handle) const;
   void Started(DispatchHandle* handle) const;
   void AwaitReady(DispatchHandle* handle) const;  // in End*

@@ -3,9 +3,9 @@
 // Training needs each slot's output at the token's own rank, because the gradient of its router
 // weight is dy · output. So the outputs return unweighted, one row for each (token, slot)
 // (Dispatcher::EndCombineBySlot). The gradient of combine is a dispatch with the forward routing
-// (BeginDispatchAgain), whose rows are dy. The gradient of dispatch is a combine. An expert's rank
-// needs the router weights of the rows of dy, so these follow the row. Elements are float32, or
-// float64 for gradient checks: the dispatcher moves them as opaque 32-bit words.
+// (BeginDispatchAgain), whose rows are dy. The gradient of dispatch is a combine. The rank of an
+// expert multiplies dy by the router weight, so each row is sent with its k weights. Elements are
+// float32, or float64 for gradient checks: the dispatcher moves them as opaque 32-bit words.
 #pragma once
 
 #include <cstddef>
@@ -40,9 +40,9 @@ struct ExpertExchangeOptions {
 // Owned by the rank; its MoE layers share it. The rank's thread only.
 class ExpertExchange {
  public:
-  // `group`: world ranks, this one included. Over symmetric memory: every rank of the world
-  // constructs its exchange in the same order. Needs nothing for a group of one rank, and for a
-  // model without experts. `pool` is borrowed.
+  // `group`: world ranks, this one included. Allocates symmetric memory, so every rank of the world
+  // must construct its objects in the same order. Allocates nothing for a group of one rank, or for
+  // a model without experts. `pool` is borrowed.
   ExpertExchange(SymmetricMemory& memory, std::vector<int> group, const ModelConfig& config,
                  const ExpertExchangeOptions& options, ThreadPool& pool);
   // Bytes that the exchange allocates in each rank's arena.

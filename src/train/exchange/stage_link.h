@@ -21,8 +21,9 @@ struct StageLinkOptions {
 // rank that it waits for. Owned by a rank; the rank's thread only.
 class StageLink {
  public:
-  // Allocates, on every rank of the world in the same order. `previous`, `next`: world ranks that
-  // hold the layers before and after, for the same rows; -1: none.
+  // Allocates symmetric memory, so every rank of the world must construct its objects in the same
+  // order. `previous`, `next`: world ranks that hold the layers before and after, for the same
+  // rows; -1: none.
   StageLink(SymmetricMemory& memory, int previous, int next, const StageLinkOptions& options);
   // Bytes that the link allocates in each rank's arena.
   static size_t BytesPerRank(const StageLinkOptions& options);

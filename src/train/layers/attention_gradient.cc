@@ -12,8 +12,8 @@ namespace {
 constexpr int64_t kBlock = 128;                // rows and keys of a block
 constexpr int64_t kBlockStride = kBlock + 16;  // an odd number of cache lines
 
-// One query head of a sequence, packed. Operands with suffix _along are for products along the
-// rows.
+// One query head of a sequence, packed. Operands with suffix _along are packed for products whose
+// inner dimension is the rows (or keys) of the sequence.
 template <typename T>
 struct BackwardHead {
   const AttentionShape<T>& shape;
@@ -21,10 +21,10 @@ struct BackwardHead {
   int64_t n, stride;  // rows; row stride of the transposed keys and values
   const T *queries, *douts, *keys_transposed, *values_transposed;
   const T *keys_along, *queries_along, *douts_along;
+  // along: the sum of out · dout of each row (delta in FlashAttention 2)
   const T *log_sums, *along;
-  // [kBlock, kBlockStride] each: p and ds are probabilities and gradients of scores as computed.
-  // The others are packed for the products; if nothing is rounded, they are the buffers of p and
-  // ds.
+  // [kBlock, kBlockStride] each: p and ds are the probabilities and the gradients of scores. The
+  // others are copies of them, packed for products; if nothing is rounded, they are p and ds.
   T *p, *ds, *p_along, *ds_along, *ds_rows;
   T *dkeys, *dvalues;
   Rows<T> dq;
@@ -43,8 +43,8 @@ void PackBlockRows(const BackwardHead<T>& h, int64_t i, int64_t m, int64_t keys)
   }
 }
 
-// Computes probabilities and gradients of q · k, before the scale, for rows from `row` and keys
-// from `key`. Both are zero where the key is not visible to the row.
+// Computes the probabilities p, and the gradients ds of the unscaled scores q · k, for rows from
+// `row` and keys from `key`. Both are zero where the key is not visible to the row.
 template <typename T>
 void ComputeBlock(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys) {
   for (int64_t i = 0; i < rows; i += kQueryBlock) {

@@ -28,8 +28,8 @@ struct AttentionState {
   std::vector<T> log_sums;               // [heads, m]
 };
 
-// Used by the rank's thread only. Neither call communicates. If a rank holds only some of the
-// heads, out and dx are its partial sums, for all rows.
+// Used by the rank's thread only. Forward and Backward do not communicate. If a rank holds only
+// some of the heads, out and dx are its partial sums, for all rows.
 template <typename T>
 class AttentionLayer {
  public:

@@ -11,7 +11,7 @@
 namespace switchyard::train {
 
 constexpr int64_t kQueryBlock = 24;  // query rows of a score block; even
-constexpr int64_t kStrip = 6;        // rows of a product, over the keys visible to them; even
+constexpr int64_t kStrip = 6;        // query rows of one product with their visible keys; even
 
 // The first visible key of row r of a sequence, and one past the last.
 template <typename T>

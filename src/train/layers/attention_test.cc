@@ -160,7 +160,8 @@ TEST_P(AttentionOn, IsThatOfTheTextbook) {
   }
 }
 
-// Each operand has a relative error of at most 1/256; sums of some hundred elements have less.
+// Each operand has a relative error of at most 1/256. In sums of some hundred elements, these
+// errors partly cancel.
 TEST_P(AttentionOn, IsNearTheTextbookInBfloat16) {
   for (const int32_t window : {0, 1, 100, 131})
     Compare<float>({0, 1, 38, 337}, window, 0.04, ProductDtype::kBFloat16);

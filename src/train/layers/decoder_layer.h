@@ -21,7 +21,8 @@ using schedule::Phase;  // src/schedule defines the order of phases
 // Activations of one micro-batch in one layer; m: number of this rank's rows.
 template <typename T>
 struct LayerState {
-  // [m, H]: input, its norm, the sum after attention, its norm.
+  // [m, H] each. x: input; normed: its norm; after: x plus the output of attention; after_normed:
+  // the norm of `after`.
   std::vector<T> x, normed, after, after_normed;
   AttentionState<T> attention;
   FeedForwardState<T> dense;

@@ -39,8 +39,8 @@ template <typename T>
 void Forward(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets, const T* x,
              FeedForwardState<T>* state, T* out, ThreadPool& pool);
 
-// dx (+)= …; weight gradients are accumulated along the rows in order. The state is invalid
-// afterwards. Threads as in Forward.
+// Computes dx: adds to it if `accumulate`, else overwrites it. Adds to the weight gradients, row by
+// row in order. The state is invalid afterwards.
 template <typename T>
 void Backward(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
               const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,

@@ -39,7 +39,8 @@ struct Networks {
   T* packed;
 
   const T* Matrix(size_t e, int i) const { return packed + (3 * e + i) * panels; }
-  // Elements of a packed tile: the larger of the packings by rows and along the rows.
+  // Elements of a packed tile [kRows, d]: the maximum of its two forms, PackOperandRows and
+  // PackAlongRows.
   int64_t Operand(int64_t d) const {
     const int64_t rows = kRows * InnerFloats(form, d),
                   along = InnerFloats(form, kRows) * PairStride(form, d);

@@ -97,7 +97,8 @@ struct Linear {
   }
 };
 
-// Linear layers with the same input x. Backward accumulates their gradients of x in order.
+// One of several linear layers with the same input x. BackwardAll adds up their gradients of x in
+// order.
 template <typename T>
 struct LinearUse {
   const Linear<T>* linear;
@@ -109,7 +110,7 @@ void ForwardAll(std::span<const LinearUse<T>> uses, const T* x, int64_t m, Threa
   for (const auto& [linear, y] : uses) parts.push_back(linear->Forward(x, m, y));
   Project<T>(parts, pool);
 }
-// dx (+)= …
+// Computes dx: adds to it if `accumulate`, else overwrites it.
 template <typename T>
 void BackwardAll(std::span<const LinearUse<T>> uses, const T* x, int64_t m, T* dx, bool accumulate,
                  ThreadPool& pool) {

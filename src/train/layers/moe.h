@@ -17,10 +17,10 @@
 namespace switchyard::train {
 
 // Activations of one micro-batch in one MoE layer, from Route to the end of the backward pass. Slot
-// t · k + j is the j-th expert of token t. A rank's slots are sorted by expert, then by slot. An
-// expert has its rows in this order too, one sending rank after another. So if tokens are
-// partitioned over ranks in order, an expert's rows have the same order on any number of ranks, and
-// sums over them have the same bits.
+// t · k + j is the j-th expert of token t. A rank's slots are sorted by expert, then by slot. The
+// rows of an expert are in this order too: those of the first sending rank, then those of the next.
+// So if tokens are partitioned over ranks in order, an expert's rows have the same order on any
+// number of ranks, and sums over them have the same bits.
 template <typename T>
 struct MoeState {
   RouterState<T> router;
@@ -34,11 +34,12 @@ struct MoeState {
 
   // On the rank that owns the experts.
   std::vector<int32_t> offsets;  // [E_local + 1] prefix sum of each expert's rows
-  // [R] the dispatched row of each row, and its slot in the token's top-k.
+  // [R] for each expert row: index of the dispatched row that it copies, and its top-k slot.
   std::vector<int32_t> row_of, slot_of;
-  std::vector<int32_t> position;  // [dispatched rows, k] the reverse; -1: another rank's expert
-  std::vector<T> rows, results;   // [R, H] inputs and outputs; backward: gradients of the outputs
-  std::vector<T> drows;           // [R, H] gradients of the inputs
+  // [dispatched rows, k] the reverse: index of the expert row; -1: another rank's expert
+  std::vector<int32_t> position;
+  std::vector<T> rows, results;  // [R, H] inputs and outputs; backward: gradients of the outputs
+  std::vector<T> drows;          // [R, H] gradients of the inputs
   FeedForwardState<T> experts;
 
   FeedForwardState<T> shared;
@@ -90,17 +91,19 @@ class MoeLayer {
   int64_t RowBytes() const { return (hidden_ + k_) * static_cast<int64_t>(sizeof(T)); }
   void Pack(const T* rows, bool weighted, const MoeState<T>& state, T* out, ThreadPool& pool);
   void OrderByExpert(const Dispatched& in, MoeState<T>* state) const;
-  // Inputs of gathering experts. TokenRows: the tokens' rows. OutputGradients: weight · dy; it also
-  // computes the gradient of each weight.
+  // Inputs of experts that gather. TokenRows gives the tokens' rows. OutputGradients gives
+  // weight · dy, and also computes the gradient of each weight.
   TileRows<T> TokenRows(const MoeState<T>& state) const;
   TileRows<T> OutputGradients(MoeState<T>* state) const;
-  // A dispatch of the tokens' rows, or (`gradient`) of the gradients of their sums with the same
-  // routing, which are multiplied by the router weights.
+  // Dispatches `rows`: the tokens' rows, or with `gradient` the rows of dy, with the routing of the
+  // forward pass. Rows of dy are multiplied by the router weights: here on a single rank, else in
+  // ReceiveRows.
   void SendToExperts(const T* rows, bool gradient, std::vector<T>* own, MoeState<T>* state,
                      ThreadPool& pool);
   void ReceiveRows(bool gradient, std::vector<T>* rows, MoeState<T>* state, ThreadPool& pool);
   void ReturnRows(const std::vector<T>& rows, MoeState<T>* state, ThreadPool& pool);
-  // On a single rank it moves the rows from `own`, which was the argument of ReturnRows.
+  // Receives the rows that ReturnRows has sent. On a single rank, moves them from `own`, the
+  // argument of ReturnRows.
   void ReceiveReturnedRows(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* state,
                            ThreadPool& pool);
 

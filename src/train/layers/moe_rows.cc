@@ -57,8 +57,9 @@ TileRows<T> MoeLayer<T>::OutputGradients(MoeState<T>* s) const {
   }};
 }
 
-// A single rank writes the rows of all slots directly to `own`: its order of slots is the order of
-// its experts' rows. Otherwise one row for each token goes to the ranks of its experts.
+// On a single rank, writes the rows of all slots directly to `own`, because its sorted slots have
+// the order of its experts' rows. Otherwise sends one row for each token to the ranks of the
+// token's experts.
 template <typename T>
 void MoeLayer<T>::SendToExperts(const T* rows, bool gradient, std::vector<T>* own, MoeState<T>* s,
                                 ThreadPool& pool) {
@@ -83,7 +84,8 @@ void MoeLayer<T>::SendToExperts(const T* rows, bool gradient, std::vector<T>* ow
   }
 }
 
-// Orders the (row, slot) pairs by expert, then by row, which is in the order of ranks and tokens.
+// Orders the (dispatched row, slot) pairs by expert, then by row. Dispatched rows are ordered by
+// source rank, then by token.
 template <typename T>
 void MoeLayer<T>::OrderByExpert(const Dispatched& in, MoeState<T>* s) const {
   s->offsets.assign(mine_.size() + 1, 0);

@@ -14,8 +14,9 @@ namespace switchyard::train {
 // rank holds only its share of the rows (norms, residuals, router, experts). This is sequence
 // parallelism (Korthikanti et al., arXiv:2205.05198). Before a matrix partitioned by outputs the
 // rows are all-gathered. The partial sums after a matrix partitioned by inputs are
-// reduce-scattered, in rank order. Each operation is the transpose of the other. So the gradient of
-// a replicated tensor is partial on each rank, and a sum over the group completes it.
+// reduce-scattered, in rank order. Each of the two operations is the backward pass of the other.
+// Each rank computes the gradient of a replicated tensor from its own rows. So this gradient is
+// partial, and a sum over the group completes it.
 //
 // A group of one rank copies nothing. The rank's thread only; every rank makes the same calls.
 class TensorGroup {
@@ -39,7 +40,7 @@ class TensorGroup {
   // several ranks.
   template <typename T>
   void Scatter(const T* partial, int64_t m, int64_t width, T* mine) const;
-  // every [size, count]: values [count] of each rank.
+  // All-gather of equal shares: `every` [size, count] receives the `values` [count] of each rank.
   template <typename T>
   void GatherEqual(const T* values, int64_t count, T* every) const;
   // All-reduce in place, summed in rank order.

@@ -31,8 +31,8 @@ OperandForm FormOf(ProductDtype dtype) {
 inline int64_t InnerFloats(OperandForm form, int64_t k) {
   return form == OperandForm::kPairs ? (k + 1) / 2 : k;
 }
-// Stride in floats of rows whose columns are not the inner dimension. Pairs are written in
-// multiples of kPanel.
+// Row stride, in floats, of an operand whose rows run along the outer dimension n. Pairs are
+// written in multiples of kPanel.
 inline int64_t PairStride(OperandForm form, int64_t n) {
   return form == OperandForm::kPairs ? (n + 63) / 64 * 64 : n;
 }

@@ -206,8 +206,8 @@ void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t 
   ScaleResult(Part(p, i, i + m, j, j + n));
 }
 
-// Rows of a tile of C: half of kTileRows if rows are packed, so that they fit in a panel, or if
-// there are `few` tiles per thread.
+// Number of rows of a tile of C. Half of kTileRows if the rows of A are packed, so that they fit in
+// a panel. Also half if `few`: there are few tiles per thread.
 int64_t TileRows(const Product<float>& p, bool few) {
   return few || PacksRows(p) ? kTileRows / 2 : kTileRows;
 }

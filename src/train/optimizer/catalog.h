@@ -18,7 +18,7 @@ std::vector<std::string> GatherStrings(Collectives* all, const std::string& mine
 struct CatalogTensor {
   struct Piece {
     int64_t begin = 0, size = 0;  // along `dimension`; the whole range if not partitioned
-    int owner = 0;                // the lowest rank that holds it
+    int owner = 0;                // the lowest rank that holds the piece
   };
   std::vector<int64_t> shape;  // of the whole tensor
   bool learned = true;         // has gradients
@@ -29,10 +29,11 @@ struct CatalogTensor {
   bool cut() const { return pieces.size() > 1; }
 };
 
-// Assigns an owner rank to each tensor. A piece that several ranks hold (replicated tensors outside
-// the experts; all tensors of a data-parallel copy) is owned by the lowest of them, which alone
-// counts it in sums. Each partitioned tensor is written by one owner of its pieces, chosen in
-// round-robin order. Built once, collectively by all ranks; immutable.
+// Assigns an owner rank to each piece of a tensor. Several ranks may hold the same piece: of a
+// replicated tensor outside the experts, or of a data-parallel copy. The lowest of these ranks is
+// the owner, and only the owner counts the piece in sums. Each partitioned tensor is written by one
+// owner of its pieces, chosen in round-robin order. Built once, collectively by all ranks;
+// immutable.
 class Catalog {
  public:
   // Collective. Throws Error kInvalid, on every rank, if a name occurs twice on one rank, two ranks
@@ -42,7 +43,7 @@ class Catalog {
   Catalog(std::vector<Parameter<float>*> parameters, Collectives* all, Collectives* tp = nullptr);
 
   const std::vector<Parameter<float>*>& parameters() const { return parameters_; }  // of this rank
-  // The parameters whose pieces this rank owns, by name.
+  // Those of parameters() that this rank owns (Piece::owner), sorted by name.
   const std::vector<Parameter<float>*>& owned() const { return owned_; }
   Collectives* all() const { return all_; }
   int rank() const { return all_ == nullptr ? 0 : all_->rank(); }
@@ -50,15 +51,16 @@ class Catalog {
   // All tensors of all ranks, by name.
   const std::map<std::string, CatalogTensor>& tensors() const { return tensors_; }
 
-  // mine: one number for each of owned(). Returns the numbers of all pieces, ordered by name and by
-  // position in the tensor: the same on all ranks, whichever ranks hold the pieces. Collective.
+  // `mine`: one number for each of owned(). Returns the numbers of all pieces, ordered by name and
+  // then by position in the tensor. So the order does not depend on the owners. Collective.
   std::vector<double> Gather(const std::vector<double>& mine) const;
 
-  // Whether a rank of this one's TP group writes the tensor. Those ranks must then call Assemble.
+  // Whether the writer of the tensor is in this rank's TP group. If so, all ranks of the group must
+  // call Assemble.
   bool GroupWrites(const std::string& name) const;
-  // The whole tensor, assembled from each rank's `part` of p's shape: p's value or one of its
-  // moments. Collective over the TP group; only the writer gets it, other ranks get an empty
-  // vector.
+  // Assembles a whole tensor from the parts of the ranks. `part` has the shape of p: it is p's
+  // value or one of its moments. Collective over the TP group. Returns the tensor on its writer,
+  // and an empty vector on the other ranks.
   std::vector<float> Assemble(const Parameter<float>& p, const std::vector<float>& part) const;
 
  private:

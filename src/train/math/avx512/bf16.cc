@@ -1,4 +1,5 @@
-// Compiled for AVX512_BF16 too, which not every CPU with AVX-512 has: ActivePairLeaves checks.
+// Compiled for AVX-512 with AVX512_BF16. Not every CPU with AVX-512 has the latter, so
+// ActivePairLeaves checks the CPU.
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/vec.h"
