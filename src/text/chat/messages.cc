@@ -112,7 +112,7 @@ void AdaptArguments(const TemplateTraits& traits, Json* arguments) {
   }
 }
 
-// In the entries of tool_calls and in the older function_call.
+// Adapts the arguments of one call: an entry of tool_calls, or the older function_call.
 void AdaptCall(const TemplateTraits& traits, Json* call) {
   if (!call->is_object()) return;
   const auto function = call->find("function");

@@ -123,7 +123,8 @@ class Lexer {
     Advance(next);
   }
 
-  // At the name after `{%` and its sign: offset of a raw block's contents, or 0 for other tags.
+  // Call with at_ after `{%` and its sign. Returns the offset of a raw block's contents; 0 for
+  // other tags.
   size_t RawBody() const {
     size_t i = SkipSpace(source_, at_);
     if (source_.compare(i, 3, "raw") != 0) return 0;
@@ -132,8 +133,8 @@ class Lexer {
     return source_.compare(i, 2, "%}") == 0 ? i + 2 : 0;
   }
 
-  // If a tag ends at `i` (`-%}`, `+%}`, `%}` for close = "%}"): the offset after it and after the
-  // white space that it strips.
+  // Returns the offset after a tag's end at `i` (for close = "%}": `-%}`, `+%}` or `%}`) and after
+  // the white space that it strips. 0 if no tag ends at `i`.
   size_t TagEnd(size_t i, std::string_view close) const {
     bool is_variable = close == "}}";
     char sign = SignAt(i);

@@ -37,9 +37,9 @@ struct SyntaxError {
   std::string message;
 };
 
-// Tokenizes `source` as an environment with trim_blocks and lstrip_blocks: line breaks become
-// , one trailing break is dropped, comments are removed, raw blocks become data. Throws
-// SyntaxError.
+// Tokenizes `source` like a Jinja2 environment with trim_blocks and lstrip_blocks. All line breaks
+// become LF, and one at the end of the source is dropped. Comments are removed. Raw blocks become
+// data. Throws SyntaxError.
 std::vector<Token> Tokenize(std::string_view source);
 
 }  // namespace switchyard::jinja

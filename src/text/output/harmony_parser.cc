@@ -25,8 +25,8 @@ std::string_view WordAfter(std::string_view header, std::string_view before) {
   return rest.substr(0, rest.find_first_of(" \t\r\n<"));
 }
 
-// The recipient of a message, without the namespace of the client's functions. Empty if the
-// message has no recipient but the participants of the conversation.
+// The recipient of a message, without the prefix "functions.". Empty if the header names none, or
+// names a participant of the conversation (assistant, user, all).
 std::string_view RecipientOf(std::string_view header) {
   constexpr std::string_view kFunctions = "functions.";
   std::string_view recipient = WordAfter(header, "to=");

@@ -11,13 +11,13 @@ namespace switchyard {
 
 // Splits messages by their channel: analysis becomes reasoning, final and commentary become
 // content. A message to functions.NAME is a tool call, and its text the arguments. Consecutive
-// messages of one kind are joined by a line's end. Text without any channel is content. An output
-// that ends within a header has no text for it. One output, one thread at a time.
+// messages of one kind are joined by a line's end. Text without any channel is content. A header
+// that the end of the output cuts off gives no text. One output, one thread at a time.
 class HarmonyParser {
  public:
-  // Does not own `out`. `tools`: messages to recipients become calls; otherwise they are text of
-  // their channel. `prompt`: the end of the prompt. If it contains the beginning of a message of
-  // the assistant, the output continues that message.
+  // Does not own `out`. `tools`: whether messages with a recipient become calls; if not, they
+  // become text of their channel. `prompt`: the end of the prompt. If it contains the beginning of
+  // a message of the assistant, the output continues that message.
   HarmonyParser(OutputEvents& out, bool tools, std::string_view prompt);
 
   void Push(std::string_view text);

@@ -66,7 +66,7 @@ class HermesParser : public CallParser {
     return true;
   }
 
-  // Without a call, the opening marker is text too.
+  // If no call was read, the opening marker becomes content too.
   void WriteMalformed() {
     if (reader_->calls() == 0) writer_.Content(kOpen);
     writer_.Content(reader_->TakeRaw());

@@ -48,8 +48,8 @@ class JsonCallReader {
   };
   // Consumes the first `*used` bytes of `text`. No Push may follow kEnd or kMalformed.
   Status Push(std::string_view text, size_t* used);
-  // Called at the end of the text. Ends an open call. Returns kMalformed if the text ends before any
-  // call, or before the present call has begun; otherwise kEnd.
+  // Called at the end of the text. Ends an open call. Returns kMalformed if the text ends before
+  // any call, or before the present call has begun; otherwise kEnd.
   Status Finish();
 
   int calls() const { return calls_; }  // calls written so far
@@ -70,7 +70,8 @@ class JsonCallReader {
     kSkipped,    // in another value
     kComma,      // after a value
   };
-  enum class Step { kNext, kAgain, kEnd, kMalformed };  // kAgain: the state has changed first
+  // kAgain: the byte must be read once more, in the new state.
+  enum class Step { kNext, kAgain, kEnd, kMalformed };
 
   Step Read(char c);
   Step ReadBetween(char c);
@@ -80,8 +81,9 @@ class JsonCallReader {
   Step ReadText(char c, std::string* text, State next);  // a string, into `text`
   void EndArguments();
   Step EndObject();
-  Step Malformed();  // kMalformed; or kEnd after it has ended a call that is begun
-  bool Begin();      // writes the call's beginning; false: the name is malformed
+  // Ends the present call and returns kEnd if the call has begun, else returns kMalformed.
+  Step Malformed();
+  bool Begin();  // writes the call's beginning; false: the name is malformed
   void EndCall();
   void Write(std::string_view arguments);
   void Flush();

@@ -153,7 +153,7 @@ class MistralParser : public CallParser {
     head_.clear();
   }
 
-  // What has been read of a call that did not begin is text.
+  // The call did not begin: what has been read of it becomes content.
   bool BeginText() {
     if (state_ == State::kName || state_ == State::kId) writer_.Content(head_);
     head_.clear();

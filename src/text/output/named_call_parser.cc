@@ -198,7 +198,7 @@ class NamedCallParser : public CallParser {
     input_.Consume(bytes);
   }
 
-  // What has been read of a call that did not begin is text.
+  // The call did not begin: what has been read of it becomes content.
   bool BeginText() {
     writer_.Content(raw_);
     raw_.clear();

@@ -12,7 +12,7 @@ namespace switchyard {
 
 // A format of tool calls. Names are those of SGLang's --tool-call-parser.
 struct CallFormat {
-  // How the id of a call that the model does not name looks.
+  // The form of the ids that the server generates for calls without an id from the model.
   enum class Ids {
     kOpenAi,     // call_ and 24 characters
     kNineChars,  // 9 letters and digits, which Mistral's templates require

@@ -161,7 +161,7 @@ TEST(OutputParserTest, TextAroundCallsIsContentWithoutTheSpaceBetween) {
     const std::string format = sample.calls;
     if (format == "gpt-oss") continue;  // it has no text outside messages
     const bool at_start = format == "llama3" || format == "pythonic";
-    // Those two formats have calls after other text only with their marker.
+    // After other text, llama3 and pythonic recognize calls only with their marker.
     const std::string& call = at_start ? sample.both : sample.weather;
     const ParsedMessage message =
         ParseAllWays({.calls = format}, "Let me see.\n\n" + call + "\n Done.\n");

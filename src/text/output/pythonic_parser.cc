@@ -8,7 +8,8 @@
 namespace switchyard {
 namespace {
 
-// Finds the end of a list of calls byte by byte, and early that a text is not one.
+// Reads a list of calls byte by byte and finds its end. Reports early (kNoCalls) if the text does
+// not begin like a list of calls.
 class CallListEnd {
  public:
   enum class Place { kInside, kLast, kNoCalls };

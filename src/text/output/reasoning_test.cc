@@ -1,5 +1,5 @@
-// Reasoning: both styles of templates, switched off, continued messages, channels; and detection of
-// formats from templates.
+// Reasoning: templates with and without the opening marker in the prompt, thinking switched off,
+// continued messages, channels; and detection of formats from templates.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -248,7 +248,7 @@ class TagCallParser : public CallParser {
     if (found.marker.empty()) return false;
     if (found.marker == f_.value_end) input_.Consume(f_.value_end.size());
     if (IsStreamed()) {
-      writer_.Arguments("\"");  // without a line's end that is held back
+      writer_.Arguments("\"");  // a line's end that is held back is not part of the value
     } else {
       writer_.Arguments(ParameterJson(value_, types_));
     }
@@ -281,7 +281,7 @@ class TagCallParser : public CallParser {
     Take(text.substr(0, std::min(text.find_first_not_of(" \t\r\n"), text.size())));
   }
 
-  // What has been read of a call that did not begin is text.
+  // The call did not begin: what has been read of it becomes content.
   bool BeginText() {
     writer_.Content(raw_);
     raw_.clear();

@@ -21,11 +21,11 @@ struct AddedToken {
   std::string content;
   std::string normalized_content;  // the text that `normalized` tokens match and decode to
   bool single_word;                // matches only between non-word characters
-  bool lstrip;                     // consumes the spaces before, after
-  bool rstrip;
-  bool normalized;  // true: matched after the normalizer; false: before it
-  bool special;     // control token: omitted when decoding skips special tokens; never matched in
-                    // untrusted text
+  bool lstrip;                     // consumes the spaces before the token
+  bool rstrip;                     // consumes the spaces after the token
+  bool normalized;                 // true: matched after the normalizer; false: before it
+  bool special;  // control token: omitted when decoding skips special tokens; never matched in
+                 // untrusted text
 };
 
 // A part of a text: one added token, or (id -1) the text between two.

@@ -251,8 +251,8 @@ class StripCharacter final : public Filter {
   int64_t held_ = 0;  // number of held copies, which are stripped if the token ends here
 };
 
-// Turns the visible character into spaces. Unless `prepend` is never, drops every such character of
-// the first token: it is the space that was added before the text.
+// Turns the visible character into spaces. Unless `prepend` is never, drops such characters from
+// the first token instead, because the pre-tokenizer adds one before the text.
 class MetaspaceFilter final : public Filter {
  public:
   MetaspaceFilter(TokenSink* next, const Metaspace* options, bool first)

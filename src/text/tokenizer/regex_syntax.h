@@ -11,9 +11,10 @@ namespace switchyard {
 //   names;
 // - nested classes and their intersection with &&;
 // - (?m) for "dot matches newline", the scope of (?i), {n,m}+ as a repeated group (possessive in
-//   PCRE2), {,n}. Compile the
-// result with UTF, UCP and MULTILINE. Throws Error for malformed patterns that it detects; `where`
-// names file and key.
+//   PCRE2), {,n}.
+//
+// Compile the result with UTF, UCP and MULTILINE. Throws Error for malformed patterns that it
+// detects; `where` names file and key.
 std::string OnigurumaToPcre2(std::string_view pattern, std::string_view where);
 
 }  // namespace switchyard

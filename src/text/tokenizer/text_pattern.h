@@ -15,8 +15,8 @@ namespace switchyard {
 // Immutable, thread-safe.
 class TextPattern {
  public:
-  // `where` names file and key in errors. Both throw Error for an empty, malformed or oversized
-  // pattern.
+  // `where` names file and key in errors. Literal and Regex throw Error for an empty, malformed or
+  // oversized pattern.
   static TextPattern Literal(std::string_view text, std::string_view where);
   static TextPattern Regex(std::string_view oniguruma, std::string_view where);
 

@@ -72,7 +72,8 @@ void CompleteConfig(const SentencePieceModel& model, Json* config) {
   }
 }
 
-// Ids of the tokens that ApplyTokenizerConfig makes special under these names.
+// The ids of bos_token, eos_token and pad_token, by these names. ApplyTokenizerConfig makes the
+// tokens special.
 std::map<std::string, int32_t, std::less<>> NamedTokens(const TokenizerConfig& files,
                                                         const Tokenizer& tokenizer) {
   Json config = files.config.is_object() ? files.config : Json::object();

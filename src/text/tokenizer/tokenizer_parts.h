@@ -26,7 +26,7 @@ struct TokenizerParts {
   std::unique_ptr<PreTokenizer> pre_tokenizer;  // may be null
   TokenModel model;
   AddedTokens added;
-  int vocab_size;  // largest id + 1 of both
+  int vocab_size;  // largest id of `model` and `added`, plus 1
   PostProcessor post_processor;
   TokenDecoder decoder;
 };
