@@ -18,7 +18,7 @@ std::string TypeOf(const Json& block, const std::string& where) {
                      where, Dump(type).substr(0, 80));
 }
 
-// A required text of a block.
+// A required string member of a block.
 std::string TextOf(const Json& block, const char* key, const std::string& where) {
   const Fields f(block, where + ".");
   if (!f.Has(key)) throw InvalidField(f.Name(key), "{} is missing", f.Name(key));
@@ -59,7 +59,7 @@ void AddBlock(const Json& block, const std::string& where, bool assistant, Turn*
   } else if (type == "thinking" && assistant) {
     turn->reasoning += f.String("thinking", "");
   } else if (type == "redacted_thinking" && assistant) {
-    // Only its author can read it.
+    // Dropped: it is encrypted, and only the provider that created it can read it.
   } else if (type == "tool_use" && assistant) {
     const Json* input = f.Find("input");
     if (input && !input->is_object())

@@ -7,8 +7,8 @@
 
 namespace switchyard {
 
-// Throws RequestError for an unsupported tool_choice or a malformed parallel_tool_calls. The server
-// does not force tool calls, so tool_choice must be "auto" or "none".
+// Throws RequestError for a tool_choice that the tools of the request do not allow
+// (CheckToolChoice), or a malformed parallel_tool_calls.
 void CheckChatFields(const Fields& f);
 
 // Throws RequestError for a message role that neither OpenAI's API nor a published template

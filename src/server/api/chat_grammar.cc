@@ -16,7 +16,8 @@ constexpr std::string_view kHarmonyTurn = "<|start|>assistant";
 constexpr std::string_view kHarmonyCall = "<|channel|>commentary to=functions.";
 constexpr std::string_view kFinalChannel = "<|channel|>final<|message|>";
 
-// nullopt: the parameters of calls are not JSON, or there is no marker before them.
+// The grammar's form of a call format. nullopt if the format does not write parameters as JSON, or
+// has no marker before them.
 std::optional<ToolCallFormat> GrammarOf(const CallFormat& calls, const SpecialTokens& special) {
   ToolCallFormat format;
   if (calls.name == "qwen25") {
@@ -29,7 +30,7 @@ std::optional<ToolCallFormat> GrammarOf(const CallFormat& calls, const SpecialTo
         .head = "{\"name\": ", .between = ", \"parameters\": ", .tail = "}", .separator = "; "};
   } else if (calls.name == "mistral") {
     const bool named = std::ranges::any_of(special, [](const auto& s) {
-      return s.first == "[ARGS]";  // of tokenizers since v11
+      return s.first == "[ARGS]";  // only Mistral's tokenizers since v11 have this token
     });
     format = named ? ToolCallFormat{.head = "[TOOL_CALLS]", .between = "[ARGS]", .quoted = false}
                    : ToolCallFormat{.open = "[TOOL_CALLS][",
@@ -112,8 +113,8 @@ bool BeginsMessage(const PromptEnd& prompt) {
   return prompt.message.empty() && TrimMarkupSpace(prompt.header).ends_with(kHarmonyTurn);
 }
 
-// What comes before the constrained part of the output. `wanted`: the response has the reasoning
-// apart from the content.
+// The reasoning before the constrained part of the output. `wanted`: the response returns reasoning
+// separately from the content.
 Json ReasoningBefore(const OutputFormat& model, const PromptEnd& prompt,
                      const SpecialTokens& special, bool wanted) {
   using Start = ReasoningSplitter::Start;
@@ -169,7 +170,8 @@ void ConstrainChat(const Service& service, const Fields& f, const PromptEnd& pro
   const ToolChoice choice = ParseToolChoice(f);
   auto constraint = FindConstraint(service, f);
   const bool forced = choice.IsForced();
-  if (forced) constraint = ForcedConstraint(service, f, choice, special);  // there is no content
+  // A forced call replaces the content, and so also a constraint of the content.
+  if (forced) constraint = ForcedConstraint(service, f, choice, special);
   if (!constraint) return;
   Json before = ReasoningBefore(model, prompt, special, f.Bool("separate_reasoning", true));
   GrammarSource& source = constraint->source;

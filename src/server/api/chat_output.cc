@@ -22,7 +22,8 @@ std::shared_ptr<const OutputPlan> PlanOutput(const ServedModel& model, const Fie
   if (ParseToolChoice(f).IsForced()) plan.format.calls = ForcedCalls(model.output_format);
   const ReasoningFormat*& reasoning = plan.format.reasoning;
   if (!reasoning) plan.separate_reasoning = false;
-  // Other formats keep their markers in the content. Those of harmony frame the content too.
+  // If reasoning is not separated, it stays in the content with its markers. Harmony is parsed
+  // nevertheless, because its markers surround the content too.
   if (reasoning && !plan.separate_reasoning && !reasoning->IsHarmony()) reasoning = nullptr;
   if (!plan.format.calls && !reasoning) return nullptr;
   return std::make_shared<const OutputPlan>(std::move(plan));

@@ -19,14 +19,14 @@ struct OutputPlan {
   PromptEnd prompt;
   std::shared_ptr<const OfferedTools> tools;  // nullptr: calls are not parsed
   bool parallel_calls = true;                 // false: only the first call
-  bool separate_reasoning = true;             // false: reasoning of harmony is content
+  bool separate_reasoning = true;             // false: reasoning stays in the content
   bool stream_reasoning = true;               // false: reasoning is sent once it has ended
   bool include_reasoning = true;              // false: reasoning is dropped
 };
 
 // Reads tools, parallel_tool_calls, separate_reasoning, stream_reasoning and include_reasoning. The
-// model has the formats. Returns nullptr if outputs are content only. Throws RequestError for a
-// malformed field.
+// formats are those of the model. Returns nullptr if outputs need no parsing, because they are
+// content only. Throws RequestError for a malformed field.
 std::shared_ptr<const OutputPlan> PlanOutput(const ServedModel& model, const Fields& f,
                                              PromptEnd prompt);
 

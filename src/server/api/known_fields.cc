@@ -94,7 +94,7 @@ constexpr KnownField kOpenAi[] = {
     {"return_tokens_as_token_ids", kHonoured},
     // Affects only transformers' slow tokenizers; this server has fast ones.
     {"spaces_between_special_tokens", kHint},
-    {"guided_decoding_backend", kHint},  // there is one
+    {"guided_decoding_backend", kHint},  // this server has a single backend
     {"guided_json", kHonoured},
     {"guided_regex", kHonoured},
     {"guided_choice", kHonoured},

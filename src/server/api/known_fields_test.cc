@@ -231,7 +231,8 @@ TEST(KnownFields, RequestsForPooledVectorsAreComplete) {
   EXPECT_EQ(Check(RequestKind::kRerank, R"({"rank_fields": ["text"]})"), "");
 }
 
-// An endpoint supports such a field only if SGLang or vLLM defines the field for that endpoint.
+// An endpoint accepts a field about the prompt only if SGLang or vLLM defines the field for that
+// endpoint.
 TEST(KnownFields, PromptFieldsBelongToTheirEndpoints) {
   for (const char* field : {"echo", "add_special_tokens", "return_cached_tokens_details"}) {
     const std::string body = fmt::format(R"({{"{}": true}})", field);
@@ -249,7 +250,8 @@ TEST(KnownFields, UnknownOnesAreLoggedOnce) {
   const Json json = Json::parse(R"({"temprature": 1, "top_p": 1})");
   CheckFields(Fields(json, "sampling_params."), RequestKind::kSamplingParams, unknown);
   EXPECT_FALSE(unknown.Log("sampling_params.temprature"));
-  EXPECT_TRUE(unknown.Log("sampling_params.top_p"));  // a known field is not logged
+  // CheckFields did not log this field, because it is known.
+  EXPECT_TRUE(unknown.Log("sampling_params.top_p"));
   int logged = 2;
   for (int i = 0; i < 1000; ++i) logged += unknown.Log(fmt::format("field{}", i));
   EXPECT_EQ(logged, 256);  // at most 256 names are stored

@@ -22,8 +22,8 @@ class RequestError : public Error {
   std::string param_, code_;
 };
 
-// The error with the client's name of a field, if its field is `name` or a part of it:
-// "response_format.type" becomes "text.format.type".
+// Renames the field of an error: if it begins with `name`, this part is replaced by `client`, also
+// in the message. For example, "response_format.type" becomes "text.format.type".
 inline RequestError Renamed(const RequestError& error, const std::string& name,
                             const std::string& client) {
   if (!error.param().starts_with(name)) return error;

@@ -80,7 +80,7 @@ void NoteRounds(const MoeOptions& moe, TakenFlags* taken) {
   if (moe.combine_long_seq) note("DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ=1");
 }
 
-// Notes --enable-single-batch-overlap with an exchange that returns all outputs at once.
+// Notes --enable-single-batch-overlap if the exchange returns all outputs at once.
 void NoteSingleBatchOverlap(const MoeOptions& moe, TakenFlags* taken) {
   if (!moe.single_batch_overlap || CombinesInParts(moe)) return;
   taken->without_effect.push_back(fmt::format(

@@ -77,7 +77,7 @@ constexpr std::array kFlags = {
     SglangFlag{"--tokenizer-mode", 1, kWithoutEffect, "there is one tokenizer implementation"},
     SglangFlag{"--tokenizer-worker-num", 1, kWithoutEffect, "the front has two I/O threads"},
     SglangFlag{"--skip-tokenizer-init", 0, kWithoutEffect,
-               "requests may have input_ids, and answers have output_ids, with a tokenizer too"},
+               "input_ids and output_ids are also available with a tokenizer"},
     SglangFlag{"--model-loader-extra-config", 1, kWithoutEffect, "weights are mapped, not copied"},
     SglangFlag{"--model-impl", 1, kWithoutEffect, "each architecture has one implementation"},
     SglangFlag{"--weight-loader-disable-mmap", 0, kWithoutEffect, "weights are always mapped"},

@@ -43,8 +43,8 @@ constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr size_t kIdleReadSize = 1 << 10, kReadSize = 16 << 10;
 // Maximum number of bytes read ahead during a response. The rest stays in the kernel's buffer.
 constexpr size_t kMaxReadAhead = 16 << 10;
-// Interval of checks for a reset by a client that has closed its sending side, and the number of
-// such checks per probe (Exchange::Probe).
+// For a client that has closed its sending side: interval of checks for a reset, and the number of
+// checks per probe (Exchange::Probe).
 constexpr milliseconds kHangUpPoll{25};
 constexpr int kPollsBetweenProbes = 80;
 constexpr milliseconds kSpareTimeout{2000};  // for a connection beyond the limit
@@ -467,8 +467,8 @@ void ConnectionImpl::OnOutput() {
   news_.cancel();
 }
 
-// Cancels the socket's operations after `limit`. The count detects a timer that fires although it
-// was just disarmed.
+// Cancels the socket's operations after `limit`. deadline_count_ detects a timer that fires
+// although it was just disarmed.
 void ConnectionImpl::Arm(milliseconds limit) { ArmUntil(Clock::now() + limit); }
 
 void ConnectionImpl::ArmUntil(Clock::time_point deadline) {

@@ -38,8 +38,8 @@ class RecentTokens {
     std::atomic<int64_t> number{-1};  // since the clock's epoch
     std::atomic<int64_t> tokens{0};
   };
-  // A ring by the number of the second. It is longer than the window, so a reader does not meet a
-  // second that is being replaced.
+  // A ring, indexed by the number of the second. The ring is longer than the window, so a reader
+  // does not read an entry that is being overwritten.
   std::array<Second, 16> seconds_;
 };
 

@@ -66,7 +66,8 @@ class RequestMetrics {
   // Seconds.
   Histogram first_token, inter_token, per_output_token;
   Histogram latency, queue, prefill, decode, inference;
-  // Numbers. The last three: of one prompt, of its longest copy, and the limit of a generation.
+  // Numbers of tokens or of generations. copies: generations per prompt; most_tokens: tokens of the
+  // longest of them; max_new_tokens: token limit of a generation.
   Histogram request_prompt_tokens, request_tokens, copies, most_tokens, max_new_tokens;
 
  private:

@@ -73,7 +73,7 @@ constexpr HistogramName kVllmTokens[] = {
     {"vllm:request_max_num_generation_tokens", &R::most_tokens,
      "Tokens of the longest generation of a prompt"},
     {"vllm:request_params_max_tokens", &R::max_new_tokens,
-     "Limit of tokens of a generation, at most the room in the context"},
+     "Token limit of a generation, at most what its prompt leaves of the context"},
 };
 
 void AddAll(const R& requests, std::span<const HistogramName> names, const Labels& labels,

@@ -85,8 +85,8 @@ void AppendIds(const std::vector<int32_t>& ids, std::string& out) {
 
 // One response in SGLang's format, as JSON: text, output_ids, meta_info; in a stream of
 // several also `index`. With return_logprob, meta_info has lists for the prompt's
-// log-probabilities, which are empty unless `with_input` is true. Every event of a stream has all
-// tokens so far, so no JSON value is built for each of them.
+// log-probabilities, which are empty unless `with_input` is true. Ids are written directly as text,
+// because every event of a stream repeats all tokens so far, and a JSON value for each is slow.
 std::string GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body, size_t index,
                            const Accumulated& a, bool with_input, double seconds) {
   const GenerationSpec& spec = body.specs[index];

@@ -238,7 +238,7 @@ TEST(ChatConstraint, AppliesToTheContentAfterReasoning) {
       EXPECT_TRUE(server.Allows(text)) << text;
     for (const std::string& text : {kThought, kThought + "Hi", std::string("Hi"), kWeather})
       EXPECT_FALSE(server.Allows(text)) << text;
-    Json joint = Body(format);  // the content has no place for reasoning
+    Json joint = Body(format);  // one text for both: then the grammar allows no reasoning
     joint["separate_reasoning"] = false;
     server.Ask(kChat, joint);
     EXPECT_TRUE(server.Allows("{}"));

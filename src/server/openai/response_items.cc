@@ -8,7 +8,7 @@ namespace {
 
 using Kind = OutputEvent::Kind;
 
-// Names in the events of the part of an item.
+// The type of an event about the text of an item, such as "response.output_text.delta".
 std::string EventOf(const std::string& item_type, const char* what) {
   return "response." + std::string(item_type == "message" ? "output_text" : "reasoning_text") +
          "." + what;

@@ -119,14 +119,16 @@ Json ToolsOf(const Json& tools) {
   return out;
 }
 
-// "auto", "none" and "required" have the same form in both APIs; the name of a function has not.
+// Both APIs write "auto", "none" and "required" alike. For a named function the chat API has one
+// more object, `function`.
 Json ToolChoiceOf(const Json& choice) {
   if (!choice.is_object() || !choice.contains("name")) return choice;
   return {{"type", choice.value("type", Json("function"))},
           {"function", {{"name", choice["name"]}}}};
 }
 
-// The format of a text as response_format of chats: a schema has its name beside it there.
+// Converts text.format to response_format of the chat API, which has name, schema and strict in an
+// object `json_schema`.
 Json ResponseFormatOf(const Json& format) {
   if (!format.is_object()) throw InvalidField("text.format", "text.format is not an object");
   const Fields f(format, "text.format.");
@@ -149,7 +151,7 @@ void AddText(const Json& text, Json* body) {
 
 void CheckInclude(const Fields& f) {
   for (const std::string& name : f.Strings("include")) {
-    // Reasoning is not encrypted: it is in the response.
+    // Accepted without effect: responses have the reasoning as plain text.
     if (name != "reasoning.encrypted_content")
       throw InvalidField("include", "include: {} is not supported", Dump(name).substr(0, 80));
   }

@@ -110,7 +110,7 @@ constexpr FieldSchema kOpenAi[] = {
      R"("continuous_usage_stats":{"type":"boolean","default":false},)"
      R"("include_obfuscation":{"const":false}},"description":"only with stream"})"},
     {"truncate_prompt_tokens", R"({"anyOf":[{"const":-1},{"type":"integer","minimum":1}],)"
-                               R"("description":"-1: the context without max_tokens"})"},
+                               R"("description":"-1: the context length minus max_tokens"})"},
     {"truncation_side", R"({"enum":["left","right"],"default":"left"})"},
     {"prompt_logprobs", kPromptLogprobs},
 };

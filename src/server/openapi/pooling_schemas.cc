@@ -6,7 +6,7 @@ namespace {
 constexpr char kBool[] = R"({"type":"boolean"})";
 constexpr char kTrue[] = R"({"type":"boolean","default":true})";
 constexpr char kIds[] = R"({"type":"array","items":{"$ref":"#/components/schemas/TokenId"}})";
-// A text or token ids, or a list of these.
+// A text or a list of token ids, or a list of these.
 constexpr char kPrompts[] = R"({"anyOf":[{"type":"string"},{"type":"array"}]})";
 // A text, or an object with one.
 constexpr char kDocument[] = R"({"anyOf":[{"type":"string"},{"type":"object"},{"type":"array"}]})";

@@ -78,7 +78,7 @@ class PoolingServer {
   http::Server server_;
 };
 
-// Of an embedding model: [length, 2, 0, 0, ...].
+// An embedding model. The vector of a prompt is [prompt length, 2, 0, 0, …].
 class EmbeddingsTest : public testing::Test {
  protected:
   EmbeddingsTest() : server_(ArgsOf("pooling/qwen3_embedding")) {
