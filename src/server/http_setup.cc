@@ -40,7 +40,7 @@ size_t FitConnections(size_t wanted) {
   return fits;
 }
 
-// An eighth of the memory that this process may use.
+// An eighth of the memory that this process may use, at least 256 MiB.
 size_t DefaultHttpMemory() {
   constexpr int64_t kMinBytes = int64_t{256} << 20;
   return static_cast<size_t>(std::max(kMinBytes, ReadHostMemory().total / 8));

@@ -73,7 +73,7 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
       products);
 }
 
-// index: within the model, with MTP modules after its layers.
+// `index`: of the layer within the model. MTP modules follow the model's layers.
 template <typename T>
 void Model<T>::AddLayer(int64_t index, const TensorNames& names, const LayerRanks& ranks) {
   const std::string prefix = fmt::format("{}{}.", names.layers, index);

@@ -39,7 +39,8 @@ void CheckBatch(const Batch& batch, const ModelConfig& config) {
   CheckTokens(batch.targets, Batch::kIgnored, config.vocab_size, "target");
 }
 
-// All rows of each sequence of `before` except the last: only these have a next token.
+// Fills the rows of a module: those of `before` except the last of each sequence, which has no next
+// token. Each row gets the next token and its target.
 template <typename T>
 void ShiftByOneToken(const DepthState<T>& before, DepthState<T>* d) {
   d->source.clear();

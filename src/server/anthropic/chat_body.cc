@@ -25,7 +25,7 @@ std::string TextOf(const Json& block, const char* key, const std::string& where)
   return f.String(key, "");
 }
 
-// A string, or a list of text blocks.
+// The text of `content`: a string, or a list of text blocks, which are joined by line breaks.
 std::string JoinedText(const Json& content, const std::string& where) {
   if (content.is_null()) return "";
   if (content.is_string()) return content.get<std::string>();
@@ -157,7 +157,7 @@ void AddToolChoice(const Json& choice, Json* body) {
   (*body)["parallel_tool_calls"] = !f.Bool("disable_parallel_tool_use", false);
 }
 
-// Both places of the format have the same form: output_config.format, and formerly output_format.
+// Adds response_format. `format`: output_config.format, or output_format, its earlier name.
 void AddFormat(const Json& format, const std::string& where, Json* body) {
   if (!format.is_object()) throw InvalidField(where, "{} is not an object", where);
   const Fields f(format, where + ".");

@@ -8,8 +8,8 @@
 namespace switchyard::anthropic {
 namespace {
 
-// The input of a call is an object, for DumpExact. Arguments that are not JSON become {"arguments":
-// text}.
+// Parses the arguments of a call to the block's input, for DumpExact. The input must be an object,
+// so other arguments become {"arguments": text}.
 Json InputOf(const std::string& arguments) {
   constexpr jinja::JsonLimits kLimits{.depth = 128, .keys = 4096};
   try {

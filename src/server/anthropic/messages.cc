@@ -54,7 +54,7 @@ Json UsageOf(const GenerationEvent& last, bool opening) {
           {"output_tokens", opening ? 0 : last.completion_tokens}};
 }
 
-// stop_reason and stop_sequence.
+// The members stop_reason and stop_sequence of a message that has ended.
 Json EndingOf(const GenerationEvent& last, bool calls) {
   Json reason = "end_turn", sequence = nullptr;
   if (last.finish == FinishReason::kLength) {

@@ -49,7 +49,7 @@ class ConstraintReader {
     if (!text.empty()) Add(f, key, [&] { return make(text); });
   }
 
-  // A schema is an object, or its JSON text.
+  // Adds a schema: an object, or its JSON text. SGLang's "$$ANY$$" stands for any JSON object.
   void AddSchema(const Fields& f, const char* key) {
     const Json* value = f.Find(key);
     if (!value || *value == false) return;
@@ -75,7 +75,7 @@ class ConstraintReader {
     if (f.Bool(key, false)) Add(f, key, [&] { return JsonObjectGrammar(space_); });
   }
 
-  // vLLM's white space of JSON, for the fields that follow.
+  // Reads vLLM's fields for white space in JSON. They apply to constraints that are added later.
   void ReadSpace(const Fields& f, const char* pattern, const char* disable_any) {
     if (f.Bool(disable_any, false)) space_ = JsonSpace::kPython;
     if (const Json* value = f.Find(pattern); !value || *value == false) return;

@@ -20,13 +20,14 @@ bool IsPartOfPath(char c) {
          std::string_view("_-./").find(c) != std::string_view::npos;
 }
 
-// Whether a path ends before text[at]; a period may end the sentence.
+// Whether a path ends before text[at]. A period at text[at] may be the end of the sentence.
 bool PathEnds(const std::string& text, size_t at) {
   if (at < text.size() && text[at] == '.') ++at;
   return at >= text.size() || !IsPartOfPath(text[at]);
 }
 
-// Replaces `directory` where it is a whole path, or the beginning of a path.
+// Where `directory` is a whole path, replaces it by "the model". Where it is the beginning of a
+// path, removes it.
 void HideDirectory(const std::string& directory, std::string& text) {
   for (size_t at = text.find(directory); at != std::string::npos; at = text.find(directory, at)) {
     const size_t end = at + directory.size();

@@ -66,7 +66,7 @@ void NoteDpRank(TakenFlags* taken) {
       fmt::format("SGLANG_DP_RANK={} has no effect here: each request selects its group", text));
 }
 
-// Notes HCCL_BUFFSIZE and DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ.
+// Notes HCCL_BUFFSIZE and DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ if the exchange has no rounds.
 void NoteRounds(const MoeOptions& moe, TakenFlags* taken) {
   const bool low_latency = moe.deepep_mode == "low_latency" &&
                            (moe.a2a_backend == "deepep" || moe.a2a_backend == "mooncake");

@@ -9,7 +9,8 @@
 namespace switchyard {
 namespace {
 
-// Spellings of booleans in YAML. A quoted "true" is a string.
+// Whether a YAML value is a boolean (true, yes, on …, but not y and n). A quoted "true" is a
+// string.
 bool IsSwitch(const YAML::Node& value, bool* on) {
   return value.IsScalar() && value.Tag() != "!" && YAML::convert<bool>::decode(value, *on) &&
          value.Scalar() != "y" && value.Scalar() != "n";

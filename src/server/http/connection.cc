@@ -253,7 +253,7 @@ awaitable<bool> ConnectionImpl::ServeRequest() {
   co_return false;
 }
 
-// Returns no value if the client has disconnected.
+// Receives one request, or the refusal of one. Returns no value if the client has disconnected.
 awaitable<std::optional<ConnectionImpl::Received>> ConnectionImpl::Receive() {
   const auto deadline = Clock::now() + (spare_ ? kSpareTimeout : options_.read_timeout);
   RequestParser parser({.head_bytes = options_.max_header_bytes});
@@ -290,7 +290,8 @@ awaitable<std::optional<ConnectionImpl::Received>> ConnectionImpl::Receive() {
   co_return received;
 }
 
-// If there is no refusal and parser.done() is false, the client has disconnected.
+// Reads until the head is complete or refused. If there is no refusal and parser.done() is false,
+// the client has disconnected.
 awaitable<std::optional<Refusal>> ConnectionImpl::ReadHead(RequestParser& parser,
                                                            MemoryCharge& charge,
                                                            Clock::time_point deadline) {

@@ -51,7 +51,8 @@ bool HasItem(const std::optional<std::string>& list, std::string_view item) {
   return std::any_of(items.begin(), items.end(), [&](auto each) { return Same(each, item); });
 }
 
-// A name, an IPv4 address or an IPv6 address in brackets, and a port (RFC 3986, section 3.2.2).
+// Whether `host` is a name, an IPv4 address or an IPv6 address in brackets, with or without a port
+// (RFC 3986, section 3.2.2). An empty host is valid too.
 bool IsHost(std::string_view host) {
   if (host.empty()) return true;
   constexpr std::string_view kMarks = "-._~%!$&'()*+,;=";

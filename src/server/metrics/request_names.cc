@@ -66,7 +66,7 @@ constexpr HistogramName kVllm[] = {
     {"vllm:request_params_n", &R::copies, "Generations per prompt", kVllmCopies},
 };
 
-// Their bounds depend on the context length.
+// Histograms of token counts, whose bounds depend on the context length.
 constexpr HistogramName kVllmTokens[] = {
     {"vllm:request_prompt_tokens", &R::request_prompt_tokens, "Prompt tokens of a generation"},
     {"vllm:request_generation_tokens", &R::request_tokens, "Tokens of a generation"},

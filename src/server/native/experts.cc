@@ -15,7 +15,7 @@ namespace {
 
 using RequestPtr = std::shared_ptr<const http::Request>;
 
-// [rows, columns]
+// Converts `values` to a JSON matrix [rows, columns].
 Json Matrix(const std::vector<int64_t>& values, int64_t columns) {
   Json rows = Json::array();
   for (auto at = values.begin(); at != values.end(); at += columns)

@@ -74,7 +74,8 @@ RoutedExpertsParams ParseRoutedExperts(const Fields& f) {
           .start = static_cast<int32_t>(f.Int("routed_experts_start_len", 0, 0, INT32_MAX))};
 }
 
-// Fields of sampling_params get that prefix. Most other names are the engine's.
+// Fields of sampling_params get the prefix "sampling_params.". Most other fields have the name of
+// the engine's parameter.
 ClientNames ClientNamesOf(const Fields& f) {
   ClientNames names = {{"prompt", f.Has("text") ? "text" : "input_ids"},
                        {"top_logprobs", "top_logprobs_num"}};

@@ -74,7 +74,7 @@ void HandleDetokenize(const Service& service, const http::Request& request,
   responder.Send(200, http::kJson, Dump({{"text", text}, {"prompt", text}}));
 }
 
-// Checks the engine, not only the port: generates one token.
+// Checks the engine, not only the port: generates one token, or pools one prompt.
 void HandleHealthGenerate(Service& service, const http::Responder& responder) {
   RequireReady(service);
   GenerationSpec spec;

@@ -144,7 +144,7 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
   return events;
 }
 
-// Adds the reasoning tokens of the choice to `reasoning`.
+// Choice i of a response without streaming. Adds its reasoning tokens to `reasoning`.
 Json FullChoice(const ChatJob& job, const Tokenizer& tokenizer, size_t i, const Accumulated& a,
                 int64_t* reasoning) {
   Json message;

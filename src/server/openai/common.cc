@@ -18,7 +18,8 @@ std::string NewId(const char* prefix) {
   return fmt::format("{}{:016x}{:016x}", prefix, random(), random());
 }
 
-// Depends on the program's version, the model and the parallel layout.
+// A hash of what may affect outputs: version, model, context length, dtype, parallel layout and
+// exchange backend.
 std::string Fingerprint(const Service& service) {
   const MeshShape& mesh = service.args.engine.mesh;
   const std::string what =

@@ -34,7 +34,7 @@ struct Prompt {
   std::optional<std::string> text;  // if the client sent text, unchanged
 };
 
-// A string, a list of strings, a list of ids, or a list of such lists.
+// Parses `prompt`: a string, a list of strings, a list of ids, or a list of such lists.
 std::vector<Prompt> ParsePrompts(const Service& service, const Fields& f, int32_t copies) {
   const Json* prompt = f.Find("prompt");
   if (!prompt) throw InvalidField("prompt", "prompt is missing");

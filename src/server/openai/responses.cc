@@ -67,7 +67,7 @@ class Response {
     return object;
   }
 
-  // Keeps the response for later requests, if the request wants that.
+  // Keeps the response for later requests, unless the request has `store` false.
   void Store(ResponseStore& store, const Json& object) const {
     if (!job_->store) return;
     Json messages = job_->messages;
@@ -105,7 +105,7 @@ std::string FailureOf(const Service& service, const GenerationEvent& e) {
   return e.finish == FinishReason::kError ? RedactPaths(service, e.error) : "";
 }
 
-// Writes the events of a stream, with their numbers.
+// Writes the events of a stream, with their sequence numbers.
 class EventWriter {
  public:
   explicit EventWriter(http::Responder responder) : responder_(std::move(responder)) {}
@@ -168,7 +168,7 @@ PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr&
   return events;
 }
 
-// The messages of the response that this one continues.
+// The conversation that this request continues (previous_response_id), with its last response.
 Json EarlierMessages(const Fields& f, const ResponseStore& store) {
   if (!f.Has("previous_response_id")) return Json::array();
   const std::string id = f.String("previous_response_id", "");

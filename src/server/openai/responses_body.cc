@@ -7,7 +7,7 @@
 namespace switchyard::openai {
 namespace {
 
-// A string, or a list of parts with text.
+// The text of `content`: a string, or a list of parts with text.
 std::string PartsText(const Json& content, const std::string& where) {
   if (content.is_null()) return "";
   if (content.is_string()) return content.get<std::string>();

@@ -18,7 +18,7 @@ constexpr char kIdLists[] =
     R"({"anyOf":[{"type":"array","items":{"$ref":"#/components/schemas/TokenId"}},)"
     R"({"type":"array","items":{"type":"array","items":)"
     R"({"$ref":"#/components/schemas/TokenId"}}}]})";
-// Prompts: one of ids, or a list of such prompts.
+// A prompt of token ids, or a list of such prompts.
 constexpr char kPrompt[] =
     R"({"type":"array","items":{"$ref":"#/components/schemas/TokenId"},"minItems":1})";
 constexpr char kPrompts[] =
@@ -150,7 +150,7 @@ constexpr FieldSchema kCompletion[] = {
     {"add_special_tokens", kTrue},
 };
 
-// A value for all prompts, or a list with one value for each prompt.
+// Fields of /generate. Many have a value for all prompts, or a list with one value for each prompt.
 constexpr FieldSchema kGenerate[] = {
     {"text", kTextPrompts},
     {"input_ids", kPrompts},

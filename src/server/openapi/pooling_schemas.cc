@@ -12,7 +12,7 @@ constexpr char kPrompts[] = R"({"anyOf":[{"type":"string"},{"type":"array"}]})";
 constexpr char kDocument[] = R"({"anyOf":[{"type":"string"},{"type":"object"},{"type":"array"}]})";
 constexpr char kDimensions[] = R"({"type":"integer","minimum":1,"maximum":2147483647})";
 constexpr char kTruncate[] = R"({"anyOf":[{"const":-1},{"type":"integer","minimum":1}],)"
-                             R"("description":"-1: the context"})";
+                             R"("description":"-1: the context length"})";
 constexpr char kSide[] = R"({"enum":["left","right"],"default":"left"})";
 
 constexpr FieldSchema kEmbeddings[] = {

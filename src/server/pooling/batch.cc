@@ -16,7 +16,8 @@
 namespace switchyard::pooling {
 namespace {
 
-// One token more than the longest prompt, so that a longer text is detected.
+// The limit for Tokenizer::Encode: one token more than the longest prompt, so that a longer text is
+// detected. With truncate_prompt_tokens there is no limit.
 size_t Limit(const Service& service, const Fields& f) {
   return f.Has("truncate_prompt_tokens") ? Tokenizer::kNoLimit
                                          : static_cast<size_t>(service.front.longest()) + 1;

@@ -23,7 +23,7 @@ constexpr size_t kMaxTemplates = 64;
 
 std::string ReadFile(const fs::path& path) { return ReadRegularFile(path, kMaxFileBytes); }
 
-// Not an ordered_json, which looks up keys by linear search.
+// Returns a json, not an ordered_json, which looks up keys by linear search.
 Json ReadJson(const fs::path& path) {
   Json json = ParseBoundedJson(ReadFile(path), path.string());
   if (!json.is_object()) throw Invalid("{} is not a JSON object", path.string());
@@ -41,7 +41,8 @@ const std::string* TokenText(const Json& token) {
 // Texts of special tokens by name.
 using SpecialTokens = std::map<std::string, std::string>;
 
-// Every *_token of `config`: the usual seven, and those that a model adds (image_token …).
+// Every *_token of `config`: the usual seven, and those that a model adds (image_token …). Also the
+// entries of extra_special_tokens, if it is an object.
 void TakeSpecialTokens(const Json& config, SpecialTokens* tokens) {
   for (const auto& [name, value] : config.items()) {
     const std::string* text = TokenText(value);

@@ -75,7 +75,8 @@ void AdaptContent(const TemplateTraits::Content& traits, Json* message) {
   }
 }
 
-// nullopt if the text is not JSON.
+// Parses the arguments of a call. An empty text gives {}. nullopt if the text is not JSON, or
+// exceeds kArgumentLimits.
 std::optional<Json> ParseArguments(const std::string& text) {
   if (text.empty()) return Json::object();
   try {
@@ -87,7 +88,7 @@ std::optional<Json> ParseArguments(const std::string& text) {
   }
 }
 
-// In the format of Python's json.dumps.
+// Serializes arguments in the format of Python's json.dumps.
 std::string ArgumentsText(const Json& arguments) {
   jinja::Context context((jinja::RenderOptions()));
   try {

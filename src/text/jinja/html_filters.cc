@@ -93,7 +93,8 @@ Text WithoutTags(const Text& text) {
   return out;
 }
 
-// The character of "&name;"; empty for names other than nbsp and those that `escape` writes.
+// The character of the entity "&name;". `name` is one of the six names below, or a number such as
+// #39 or #x27. Empty for others.
 std::string CharacterOfEntity(std::string_view name) {
   static const std::unordered_map<std::string_view, std::string_view> names = {
       {"amp", "&"}, {"lt", "<"}, {"gt", ">"}, {"quot", "\""}, {"apos", "'"}, {"nbsp", "\u00a0"}};

@@ -17,7 +17,7 @@ Value MapFilter(Context& context, const Value& input, const Arguments& arguments
   return context.Make(map(context, Str(context, input)));
 }
 
-// Unlike in str.title, words begin only after white space and opening brackets.
+// Unlike in str.title, words begin only after white space, hyphens and opening brackets.
 Text TitleWords(Context& context, const Text& text) {
   context.Scan(16 * text.size());
   std::string_view bytes = text.str();

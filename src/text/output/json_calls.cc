@@ -75,7 +75,8 @@ JsonCallReader::Status JsonCallReader::Push(std::string_view text, size_t* used)
 }
 
 bool JsonCallReader::IsStopped() const {
-  // Only a call's head ends at the stop marker: a value may contain its text.
+  // The stop marker counts only in a call's head. Arguments and skipped values may contain its
+  // text.
   const bool in_head = !begun_ && state_ != State::kBetween && state_ != State::kArguments &&
                        state_ != State::kDecoded && state_ != State::kSkipped;
   return in_head && !options_.stop.empty() && raw_.ends_with(options_.stop);

@@ -168,7 +168,8 @@ class Reader {
     return true;
   }
 
-  // Numbers that are JSON too, possibly after a plus sign or with underscores.
+  // Numbers as in JSON. A leading plus sign, underscores, and forms such as "1." and ".5" are
+  // accepted too.
   bool Number(std::string* json) {
     std::string digits;
     if (text_[at_] == '+') ++at_;

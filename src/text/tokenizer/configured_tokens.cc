@@ -170,7 +170,8 @@ std::vector<Json> ExtraTokens(const Json& config) {
   return tokens;
 }
 
-// added_tokens.json: token texts and ids. The named ones are special.
+// Adds the tokens of added_tokens.json, a map from text to id. Tokens that `config` names
+// (bos_token …) or lists as additional special tokens are special.
 void AddOldTokens(const TokenizerConfig& files, const Json& config, TokenList* list) {
   if (files.added_tokens.is_null()) return;
   std::map<int32_t, std::string> by_id;

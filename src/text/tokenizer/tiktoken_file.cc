@@ -106,7 +106,8 @@ Json MergesOf(const std::vector<RankedToken>& tokens, const Ranks& ranks,
   return merges;
 }
 
-// By id. Skips malformed entries (tokenizer_config.json is checked elsewhere).
+// The texts of added_tokens_decoder by id. Skips malformed entries (tokenizer_config.json is
+// checked elsewhere).
 std::map<int32_t, std::string> DeclaredTokens(const Json& added_tokens_decoder) {
   std::map<int32_t, std::string> tokens;
   if (!added_tokens_decoder.is_object()) return tokens;

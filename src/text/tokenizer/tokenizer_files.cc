@@ -17,7 +17,7 @@ Json AddedToken(int32_t id, const std::string& content) {
           {"rstrip", false}, {"normalized", false}, {"special", true}};
 }
 
-// Puts the bos token before a text; a null post-processor without one.
+// A post-processor that puts the bos token before each text; null if there is no bos token.
 Json PostProcessor(const LearnedBpe& bpe, const std::string& bos) {
   if (bos.empty()) return nullptr;
   const auto id = std::find(bpe.tokens.begin(), bpe.tokens.end(), bos) - bpe.tokens.begin();

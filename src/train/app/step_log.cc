@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Lines of steps up to `last`.
+// The lines whose step is at most `last`.
 std::string LinesUpTo(const fs::path& path, int64_t last) {
   std::ifstream in(path);
   std::string kept;

@@ -83,7 +83,7 @@ void ComputeBlock(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t k
   }
 }
 
-// dq of the rows += dS · K. In diagonal blocks a row attends only to the keys up to itself.
+// dq of the rows (+)= dS · K. In diagonal blocks a row attends only to the keys up to itself.
 template <typename T>
 void AddToQueries(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys,
                   bool accumulate) {
@@ -161,7 +161,8 @@ const T* PackedAlongRows(OperandForm form, Rows<const T> in, int64_t n, int64_t 
   return out;
 }
 
-// One key head of a sequence. The query heads that share it add to its gradients one after another.
+// Computes the gradients of one key head of a sequence, and of the query heads that share it. These
+// add to the key head's gradients one after another.
 template <typename T>
 void BackwardGroup(const AttentionShape<T>& shape, const HeadTensors<T>& t, int64_t g,
                    int64_t begin, int64_t n, const T* log_sums, int64_t all_rows) {

@@ -22,7 +22,8 @@ const KernelTable* LeavesOf() {
   return std::is_same_v<T, float> ? ActiveKernels() : nullptr;
 }
 
-// Sixteen partial sums that the compiler can vectorize, the same for all instruction sets.
+// Σ a · b, in sixteen partial sums that the compiler can vectorize. The result is the same for all
+// instruction sets.
 template <typename T>
 T DotInLanes(const T* a, const T* b, int64_t n) {
   T sum[16] = {};
@@ -124,7 +125,7 @@ namespace {
 
 constexpr int64_t kMaxRotary = 256;
 
-// Interleaved pairs. A row's cosines and sines are expanded to pairs once for all heads.
+// Rope for interleaved pairs. A row's cosines and sines are expanded to pairs once for all heads.
 void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const KernelTable& leaves,
                  ThreadPool& pool) {
   const int64_t half = s.rotary_dim / 2;

@@ -88,7 +88,8 @@ void AddTopKSoftmaxGradient(const RouterConfig& c, const RoutedToken<T>& t, T* d
     if (t.ids[j] >= 0) dlogits[t.ids[j]] += t.weights[j] * (t.dweights[j] - along);
 }
 
-// dscores [E]: through the weights of the chosen experts, and through p.
+// Computes dscores [E]: the gradient through the weights of the chosen experts, plus that through
+// p.
 template <typename T>
 void ScoreGradient(const RouterConfig& c, const RoutedToken<T>& t, T* dscores) {
   std::fill_n(dscores, c.num_experts, T{0});

@@ -56,7 +56,8 @@ struct AssembledTensors {
   std::deque<std::vector<float>> room;  // owns the assembled partitioned tensors
 };
 
-// Collective over each TP group that writes a partitioned tensor.
+// Collects the tensors that this rank writes. Collective over each TP group that writes a
+// partitioned tensor.
 AssembledTensors Collect(const Catalog& catalog, AdamW* optimizer) {
   std::map<std::string, const AdamW::Moments*> moments;
   for (size_t i = 0; optimizer != nullptr && i < optimizer->parameters().size(); ++i) {
@@ -159,7 +160,7 @@ void WriteJson(const fs::path& path, const Json& json) {
   if (!out) throw Resource("{}: cannot be written", path.string());
 }
 
-// Writes the Hugging Face index that maps each weight to its file.
+// Writes the Hugging Face index that maps each weight to its file, if there are several files.
 void WriteIndex(const fs::path& dir, const Catalog& catalog, const CheckpointFiles& files,
                 const std::map<std::string, std::string>& aliases, const Writers& writers) {
   if (writers.count == 1) return;

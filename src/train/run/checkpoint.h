@@ -34,8 +34,8 @@ struct CheckpointFiles {
 
 // Collective. Writes `dir`. Each tensor is whole and is written by the rank that the catalog
 // assigns:
-//   model[-i-of-n].safetensors, model.safetensors.index.json   weights in `dtype`; those without
-//                                                              gradient in float32
+//   model[-i-of-n].safetensors       weights in `dtype`; those without gradient in float32
+//   model.safetensors.index.json     the file of each weight; only if there are several files
 //   optimizer[-i-of-n].safetensors   master.NAME, first.NAME, second.NAME in float32: the weights
 //                                    and AdamW's moments; only if `optimizer` is given
 //   trainer.json                     the state; only if `optimizer` is given

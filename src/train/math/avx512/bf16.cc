@@ -9,7 +9,7 @@
 namespace switchyard::train::avx512 {
 namespace {
 
-// Vectors of floats that hold pairs.
+// The vector type for ProductTask with pairs: each lane holds two bfloat16 in the bits of a float.
 struct PairVec : kernels::cpu::avx512::Vec {
   // Inline assembly, because GCC 12 copies the accumulators of the intrinsic and spills them.
   static F Fma(F x, F b, F sum) {
@@ -57,7 +57,7 @@ void RoundRows(const float* in, int64_t row, int64_t n, int64_t d, float* out, i
   }
 }
 
-// One row of pairs, padded to whole panels.
+// Writes one row of pairs, padded with zeros to whole panels.
 template <bool kSecond>
 [[gnu::always_inline]] inline void PairRow(const float* first, const float* second, int64_t d,
                                            __m512i order, float* out) {
