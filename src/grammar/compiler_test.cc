@@ -238,7 +238,7 @@ TEST(ToolCallGrammar, RequiresCallsWithArgumentsOfTheirTool) {
               HasSubstr("later"));
 }
 
-// Feeds texts; "<special>" is one token.
+// Whether the grammar accepts `text`, fed byte by byte, with "<special>" as one token.
 bool MatchesMarked(const GrammarSource& source, std::string_view text) {
   constexpr std::string_view kMarker = "<special>";
   GrammarMatcher matcher(CompileGrammar(source, TestTable()));
@@ -260,7 +260,7 @@ TEST(ToolCallGrammar, MarkersMayBeSpecialTokens) {
                                                 .special = special});
   EXPECT_TRUE(MatchesMarked(source, R"(<special>{"name": "f", "arguments": {}}!)"));
   EXPECT_FALSE(MatchesMarked(source, R"({"name": "f", "arguments": {}}!)"));
-  // Names of other formats are not quoted, and all calls are in one section.
+  // A format with unquoted names, and with one section around all calls.
   const GrammarSource named = ToolCallGrammar(tools, "f", true,
                                               {.open = "<special>[",
                                                .head = "call:",

@@ -1,6 +1,6 @@
 // Compiles arbitrary bytes as a grammar, with small limits. The first byte selects the kind. The
-// only allowed failure is Error. A compiled grammar must survive its own bytes, and its masks must
-// have only tokens that its matcher accepts.
+// only allowed failure is Error. Masks must have only tokens that the matcher accepts, also after
+// CompiledGrammar::ToBytes and FromBytes.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -68,7 +68,8 @@ TEST_P(FiniteDifferences, AgreeWithTheGradientOfEveryParameter) {
       double wanted = 0.0;
       for (size_t i = 0; i < v.size(); ++i) wanted += v[i] * gradient[i];
       p->value = value;
-      // For directions with a small derivative, relative to the gradient's length.
+      // The bound is relative to the derivative, or for a small derivative to the gradient's
+      // length.
       EXPECT_NEAR(found, wanted,
                   kBound * std::max(std::abs(wanted), 0.1 * std::sqrt(length)) + 1e-10)
           << p->name;

@@ -95,7 +95,8 @@ class Server::Impl {
 
     asio::io_context context;
     asio::executor_work_guard<asio::io_context::executor_type> work;
-    Acceptor acceptor{asio::make_strand(context)};  // its strand guards 4 members from here on
+    // The strand of `acceptor` guards acceptor, accepting, spare and warned.
+    Acceptor acceptor{asio::make_strand(context)};
     bool accepting = true;
     SpareDescriptor spare;
     std::chrono::steady_clock::time_point warned{};

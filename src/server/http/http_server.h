@@ -170,8 +170,8 @@ class Server {
   // body. Call before Start.
   void Route(std::string method, std::string path, Handler handler, Access access = Access::kUser);
 
-  // Binds and listens before it returns. Throws Resource if the port is in use, Invalid if the host
-  // is unknown or an option is out of range.
+  // Binds and listens before it returns. Throws Error: kResource if the port is in use, kInvalid if
+  // the host is unknown or an option is out of range.
   void Start();
 
   int port() const;  // the bound port; valid after Start

@@ -12,8 +12,8 @@ namespace switchyard::http {
 
 using Acceptor = boost::asio::basic_socket_acceptor<boost::asio::generic::stream_protocol>;
 
-// Binds and listens. Replaces a stale Unix socket file, on which no server listens. Throws Resource
-// if the port or file is in use, Invalid if the host is unknown.
+// Binds and listens. Replaces a stale Unix socket file, on which no server listens. Throws Error:
+// kResource if the port or file is in use, kInvalid if the host is unknown.
 void Listen(const ServerOptions& options, Acceptor& acceptor);
 
 int PortOf(const Acceptor& acceptor);  // 0 for a Unix socket

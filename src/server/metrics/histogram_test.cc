@@ -27,7 +27,7 @@ TEST(HistogramTest, OneValueMayCountSeveralTimes) {
   EXPECT_EQ(histogram.Read().sum, 2);
 }
 
-// Names with other buckets are served by the same counts.
+// One histogram serves metric names with different buckets.
 TEST(HistogramTest, CoarserBucketsAreSumsOfFinerOnes) {
   Histogram histogram({1, 2, 3, 4});
   for (const double value : {1, 2, 3, 4, 5}) histogram.Observe(value);

@@ -77,7 +77,7 @@ class AnsweringServer {
     world_.link.one_by_one = true;
   }
 
-  // The model ends the output itself, or it ends with `finish`.
+  // Sets the text of outputs, and how they end. kStop: the model ends them itself.
   void Answer(const std::string& text, FinishReason finish = FinishReason::kStop) {
     RequestOutput& answer = world_.link.answer;
     answer.new_tokens = world_.model.tokenizer->Encode(text, false);

@@ -120,7 +120,7 @@ TEST(ForcedCalls, HaveTheFormOfTheModel) {
       {"harmony",
        {"<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"},
        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>" + arguments},
-      // Formats with parameters between tags, and none.
+      // Formats with parameters between tags, and a model without a format: JSON as of Llama 3.
       {"qwen3_coder", {}, json},
       {"glm4_5", {"<tool_call>", "</tool_call>"}, json},
       {"chatml", {}, json}};

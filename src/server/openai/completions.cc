@@ -157,7 +157,7 @@ PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr&
   return events;
 }
 
-// Clients of the chat endpoint send false; it means no log-probabilities.
+// Reads `logprobs`. The value false means no log-probabilities, as in the chat API.
 WantedLogprobs ParseLogprobs(const Fields& f) {
   const Json* logprobs = f.Find("logprobs");
   if (!logprobs || *logprobs == false) return {};

@@ -8,7 +8,7 @@ constexpr char kTrue[] = R"({"type":"boolean","default":true})";
 constexpr char kIds[] = R"({"type":"array","items":{"$ref":"#/components/schemas/TokenId"}})";
 // A text or a list of token ids, or a list of these.
 constexpr char kPrompts[] = R"({"anyOf":[{"type":"string"},{"type":"array"}]})";
-// A text, or an object with one.
+// A text, an object with a text, or a list of these.
 constexpr char kDocument[] = R"({"anyOf":[{"type":"string"},{"type":"object"},{"type":"array"}]})";
 constexpr char kDimensions[] = R"({"type":"integer","minimum":1,"maximum":2147483647})";
 constexpr char kTruncate[] = R"({"anyOf":[{"const":-1},{"type":"integer","minimum":1}],)"

@@ -131,7 +131,7 @@ TEST(CallFormatsTest, ParametersOfSeveralLinesKeepTheirText) {
                                          "\n</parameter>\n<parameter=count>\n1\n</parameter>\n"
                                          "</function>"),
             expected);
-  // GLM writes values without lines of their own.
+  // GLM does not put values on lines of their own.
   EXPECT_EQ(Arguments("glm45", "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>" + code +
                                    "</arg_value><arg_key>count</arg_key><arg_value>1</arg_value>"
                                    "</tool_call>"),

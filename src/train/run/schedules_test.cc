@@ -37,7 +37,8 @@ ModelConfig Config(const std::string& kind) {
   return config;
 }
 
-// Plain gradient descent with micro-batches of two sequences, over the parts of the rows.
+// Plain gradient descent. Each micro-batch has two sequences, which are distributed over the
+// data-parallel parts.
 class Runner {
  public:
   Runner(const ModelConfig& config, const Way& run)
