@@ -136,7 +136,7 @@ void CheckRecursion(const RewrittenSchema& whole) {
   for (const std::string& reference : references) {
     std::set<std::string> seen;
     if (LeadsTo(whole, whole.Resolve(reference), reference, &seen))
-      throw SchemaError("#", "$ref leads to itself without a value in between");
+      throw SchemaError("#", "$ref leads back to itself directly, not by properties or items");
   }
   std::set<std::string> finite;
   for (size_t before = ~size_t{0}; before != finite.size();) {
@@ -145,7 +145,7 @@ void CheckRecursion(const RewrittenSchema& whole) {
       if (HasValue(whole.Resolve(reference), finite)) finite.insert(reference);
   }
   if (!finite.contains("#"))
-    throw SchemaError("#", "$ref: each value would contain another one without end");
+    throw SchemaError("#", "$ref: every value would have to contain another one, infinitely");
 }
 
 }  // namespace switchyard

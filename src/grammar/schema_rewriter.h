@@ -58,7 +58,7 @@ struct RewrittenSchema {
 // Whether types, constant values and required properties show that no value is valid for both
 // rewritten schemas.
 bool AreDisjoint(const RewrittenSchema& whole, const SchemaJson& a, const SchemaJson& b);
-// Throws SchemaError if a $ref leads to itself without any value in between, or if no finite value
+// Throws SchemaError if a $ref leads back to itself only by $ref and anyOf, or if no finite value
 // is valid.
 void CheckRecursion(const RewrittenSchema& whole);
 

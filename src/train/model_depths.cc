@@ -13,8 +13,8 @@ void CheckTokens(std::span<const int32_t> ids, int32_t lowest, int64_t vocab,
                  std::string_view what) {
   for (size_t t = 0; t < ids.size(); ++t) {
     if (ids[t] < lowest || ids[t] >= vocab) {
-      throw Invalid("{} {} of a batch is {}, want less than the vocabulary's {}", what, t, ids[t],
-                    vocab);
+      throw Invalid("{} {} of a batch is {}, want less than the vocabulary size {}", what, t,
+                    ids[t], vocab);
     }
   }
 }

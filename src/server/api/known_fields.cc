@@ -44,7 +44,7 @@ constexpr KnownField kOpenAi[] = {
     {"prompt_cache_retention", kHint},
     {"service_tier", kRefused, "is not supported: this server has a single service tier",
      R"(["auto", "default"])"},
-    {"store", kRefused, "is not supported: this server does not store responses"},
+    {"store", kRefused, "is not supported: only POST /v1/responses stores responses"},
 
     {"top_k", kHonoured},
     {"min_p", kHonoured},

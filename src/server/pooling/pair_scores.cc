@@ -23,8 +23,8 @@ PairScores::PairScores(const Service& service, const Fields& f, const char* firs
   CheckTexts(first_key, first);
   CheckTexts(second_key, second);
   if (first_ != 1 && first_ != pairs_)
-    throw InvalidField(second_key, "{} has {} texts, want {}, as {}", second_key, pairs_, first_,
-                       first_key);
+    throw InvalidField(second_key, "{} has {} texts, want {}, as many as {}", second_key, pairs_,
+                       first_, first_key);
   if (config_.labels.size() > 1)
     throw Invalid("this model has {} classes, so a pair has no single score: want POST /classify",
                   config_.labels.size());
