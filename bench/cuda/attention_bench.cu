@@ -122,11 +122,13 @@ void AttentionBench(const Options&, const GpuMachine& machine, Report& report) {
   for (const Shape& s : {qwen, oss, mla, mla8}) {
     for (const auto [batch, keys] :
          {std::pair{1, 1024}, std::pair{1, 4096}, std::pair{1, 32768}, std::pair{8, 4096},
-          std::pair{32, 512}, std::pair{32, 4096}, std::pair{128, 1024}, std::pair{128, 4096}})
+          std::pair{32, 512}, std::pair{32, 4096}, std::pair{128, 1024}, std::pair{128, 4096},
+          std::pair{256, 576}})
       Case(s, batch, 1, keys, false, machine, report);
     for (const auto [batch, rows, keys] :
          {std::tuple{1, 256, 4096}, std::tuple{1, 1024, 1024}, std::tuple{1, 4096, 4096},
-          std::tuple{8, 512, 512}, std::tuple{1, 2048, 16384}})
+          std::tuple{8, 512, 512}, std::tuple{16, 512, 512}, std::tuple{1, 2048, 16384},
+          std::tuple{1, 8192, 8192}})
       Case(s, batch, rows, keys, false, machine, report);
   }
   for (const Shape& s : {qwen, mla}) {

@@ -13,8 +13,7 @@ constexpr int kThreads = 128;  // four columns per thread
 constexpr int kInFlight = 16;  // loads in flight
 
 __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ TiledAttention p) {
-  WaitForPriorKernels();
-  LaunchDependents();
+  LaunchDependentsAndWait();
   const AttentionLaunch& launch = p.launch;
   const AttentionSchedule& schedule = p.schedule;
   const SequenceTable& table = launch.table;

@@ -73,8 +73,11 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
                    .slots = static_cast<int>(slots)},
       .states = reinterpret_cast<float2*>(launch.scratch + slots * Shape::kRows * Shape::kVDim),
       .parts = launch.scratch};
-  const int64_t blocks =
-      slots > 0 ? std::min<int64_t>(resident, tiles * most_splits) : std::max<int64_t>(tiles, 1);
+  // Sequences of more rows than a tile may belong to another launch. Then each has one tile.
+  const int64_t most_tiles =
+      max_rows <= Shape::kRows ? int64_t{table.num_sequences} * launch.kv_heads : tiles;
+  const int64_t blocks = slots > 0 ? std::min<int64_t>(resident, tiles * most_splits)
+                                   : std::max<int64_t>(most_tiles, 1);
   const cudaError_t error =
       LaunchWithPdl(TiledAttentionKernel<Shape>, dim3(static_cast<unsigned>(blocks)),
                     Shape::kThreads, Shape::kBytes, chain, p);

@@ -167,8 +167,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     for (int i = threadIdx.x; i < Shape::kOnesBytes / 4; i += Shape::kThreads)
       reinterpret_cast<uint32_t*>(shared + Shape::kOnesAt)[i] = kBf16Ones;
   }
-  WaitForPriorKernels();
-  LaunchDependents();
+  LaunchDependentsAndWait();
   const WorkItemFinder finder(p.schedule);  // used by the first warp
   if (threadIdx.x < 32) {
     const AttentionWorkItem first = finder.Find(p.schedule, blockIdx.x);

@@ -12,8 +12,7 @@ namespace {
 template <bool kWholeBlock>
 __global__ void __launch_bounds__(kNormThreads) AddNormKernel(kernels::AddNormParams p) {
   using Rows = RowThreads<kWholeBlock>;
-  WaitForPriorKernels();
-  LaunchDependents();
+  LaunchDependentsAndWait();
   const int64_t row = Rows::Row();
   if (row >= p.m) return;
   float* x = p.x + row * p.n;

@@ -90,8 +90,7 @@ __device__ __forceinline__ void StoreOut(uint16_t* row, int64_t i, int64_t k, fl
 // One block per row.
 template <ActivationFormat kFormat, bool kAligned, typename Out>
 __global__ void __launch_bounds__(kThreads) RoundKernel(RowSource p, float input_scale, Out* out) {
-  WaitForPriorKernels();
-  LaunchDependents();
+  LaunchDependentsAndWait();
   const int64_t row = blockIdx.x;
   const float row_scale = RowScale<kFormat, kAligned>(p, row, input_scale);
   // Whole warps take part in every step, as the group maximum requires.

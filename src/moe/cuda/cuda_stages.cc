@@ -311,9 +311,11 @@ void CudaMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
 }
 
 GpuGroupedRows CudaMoeBackend::ChunkAt(const CudaMoeState& s, int64_t first) const {
+  const int64_t rows = std::min(chunk_rows_, s.ordered_rows - first);
   return {.chunk = {.order = s.order,
                     .first = first,
-                    .rows = std::min(chunk_rows_, s.ordered_rows - first)},
+                    .rows = rows,
+                    .most_valid = std::min(rows, s.slots)},
           .is_whole = s.ordered_rows <= chunk_rows_,
           .expected_rows = s.expected_slots};
 }

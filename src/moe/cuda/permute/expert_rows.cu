@@ -6,8 +6,8 @@
 
 #include "kernels/cuda/grouped_gemm.h"
 #include "kernels/cuda/kernel_chain.cuh"
-#include "moe/cuda/permute/expert_rows.h"
 #include "moe/cuda/dispatchers/row_vectors.cuh"
+#include "moe/cuda/permute/expert_rows.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -203,9 +203,8 @@ __device__ __forceinline__ void StoreActivated(const ActivateParams& p, int64_t 
 // processes kAtOnce groups at a time.
 template <typename From>
 __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams p) {
-  constexpr int kAtOnce = 2;
-  WaitForPriorKernels();
-  LaunchDependents();
+  constexpr int kAtOnce = 4;
+  LaunchDependentsAndWait();
   const int64_t begin = int64_t{blockIdx.x} * kGroupBlockRows;
   const int rows = ValidRows(p.chunk, begin);
   const int groups = static_cast<int>((p.intermediate + 127) / 128), all = rows * groups;
@@ -241,8 +240,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads) SumSlotsKernel(const UnpermuteRowsParams p) {
   __shared__ int rows[kMaxSlots];
   __shared__ float weights[kMaxSlots];
-  WaitForPriorKernels();
-  LaunchDependents();
+  LaunchDependentsAndWait();
   const int64_t token = blockIdx.x;
   if (threadIdx.x < p.k) {
     rows[threadIdx.x] = p.position[token * p.k + threadIdx.x];
@@ -303,12 +301,13 @@ cudaError_t PermuteRows(const PermuteRowsParams& p, const PdlStream& chain) {
 
 cudaError_t Activate(const ActivateParams& p, const PdlStream& chain) {
   if (p.chunk.rows == 0) return cudaSuccess;
-  // About one wave of blocks on a GPU of 132 multiprocessors, which hold 8 blocks each.
-  constexpr int64_t kWave = 1056;
+  // About four waves of blocks on a GPU of 132 multiprocessors, which hold 8 blocks each; one wave
+  // if few rows are valid.
+  const int64_t wave = p.chunk.most_valid < 16384 ? 1056 : 4224;
   const int64_t blocks = (p.chunk.rows + kGroupBlockRows - 1) / kGroupBlockRows;
   const int64_t groups =
-      std::min<int64_t>(p.chunk.rows, kGroupBlockRows) * ((p.intermediate + 127) / 128);
-  const int64_t shares = std::clamp<int64_t>(kWave / blocks, 1, (groups + kWarps - 1) / kWarps);
+      std::min<int64_t>(p.chunk.most_valid, kGroupBlockRows) * ((p.intermediate + 127) / 128);
+  const int64_t shares = std::clamp<int64_t>(wave / blocks, 1, (groups + kWarps - 1) / kWarps);
   return LaunchWithPdl(p.from == ElementType::kF32 ? ActivateKernel<float> : ActivateKernel<Bf16>,
                        dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(shares)), kThreads,
                        0, chain, p);

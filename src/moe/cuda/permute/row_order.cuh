@@ -185,6 +185,34 @@ static __device__ void OrderOneTile(const RowOrderParams& p, int64_t slots, int*
   }
 }
 
+constexpr int kFewSlots = 256;
+
+// Orders at most kFewSlots slots in one block: each thread counts the slots of one expert, then
+// the earlier slots of one slot's expert. With so few, this takes a third of the time of the
+// counting sort. `ids` [slots] in shared memory, followed by −1 up to a multiple of four.
+static __device__ void OrderFewSlots(const RowOrderParams& p, int slots, const int32_t* ids) {
+  __shared__ Begins begins;
+  const auto same_before = [&](int expert, int end) {
+    int same = 0;
+    for (int i = 0; i < end; i += 4) {
+      const int4 four = *reinterpret_cast<const int4*>(ids + i);
+      same += (four.x == expert) + (i + 1 < end && four.y == expert) +
+              (i + 2 < end && four.z == expert) + (i + 3 < end && four.w == expert);
+    }
+    return same;
+  };
+  const int e = static_cast<int>(threadIdx.x);
+  const int32_t count = e < p.experts ? same_before(e, slots) : 0;
+  const int32_t begin = ScanCounts(p, count, begins);
+  for (int row = 0; row < count; row += kGroupBlockRows)
+    p.out.block_groups[(begin + row) / kGroupBlockRows] = e;
+  const int used = begins.of[p.experts] / kGroupBlockRows;
+  for (int64_t b = used + e; b < p.blocks; b += kOrderThreads) p.out.block_groups[b] = -1;
+  if (e >= slots) return;
+  const int expert = ids[e];
+  p.out.position[e] = expert >= 0 ? begins.of[expert] + same_before(expert, e) : -1;
+}
+
 // Computes the whole order in one block; `shared` [kOrderWarps, experts].
 __device__ __forceinline__ void OrderInOneBlock(const RowOrderParams& p, int64_t slots,
                                                 int64_t tiles, int* shared) {

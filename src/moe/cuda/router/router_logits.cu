@@ -102,8 +102,6 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
   constexpr bool kExactWeights = sizeof(W) == 2;  // bfloat16: one part is exact
   constexpr int kRows = 16 * kRowTiles, kColumns = 8 * kColumnTiles;
   extern __shared__ float partial[];  // [kWarps, kRows, kColumns]
-  WaitForPriorKernels();
-  LaunchDependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int group = lane / 4, quad = lane % 4;
   const int64_t first_row = int64_t{blockIdx.y} * kRows;
@@ -119,6 +117,14 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
 #pragma unroll
   for (int j = 0; j < kColumnTiles; ++j)
     w[j] = static_cast<const W*>(p.w) + min(first_column + j * 8 + group, p.n - 1) * p.k;
+  LaunchDependents();
+  // Weights are not the output of a kernel: the block's own go to L2 while it waits.
+  constexpr int64_t kLine = 128 / sizeof(W);
+  for (int row = first_column + warp; row < min(first_column + kColumns, p.n); row += kWarps) {
+    const W* line = static_cast<const W*>(p.w) + row * p.k;
+    for (int64_t k = lane * kLine; k < p.k; k += 32 * kLine) ptx::PrefetchToL2(line + k);
+  }
+  WaitForPriorKernels();
 
   float sums[kRowTiles][kColumnTiles][4] = {};
   const int64_t steps = (p.k + kStep - 1) / kStep;

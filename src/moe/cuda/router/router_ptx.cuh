@@ -31,4 +31,9 @@ __device__ __forceinline__ uint2 LoadAhead(const uint2* p) {
   return x;
 }
 
+// Starts to load the cache line of `p` into L2.
+__device__ __forceinline__ void PrefetchToL2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 }  // namespace switchyard::cuda::ptx

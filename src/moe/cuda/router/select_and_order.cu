@@ -21,12 +21,20 @@ __global__ void __launch_bounds__(kOrderThreads)
                          uint32_t* arrived, int64_t slots, int64_t tiles) {
   extern __shared__ int shared[];  // scores of one token per warp, then the counts of the sort
   __shared__ bool last;
-  WaitForPriorKernels();
-  LaunchDependents();
+  __shared__ __align__(16) int32_t ids[order::kFewSlots];
+  LaunchDependentsAndWait();
   const int warp = threadIdx.x / 32;
   const int64_t token = int64_t{blockIdx.x} * kOrderWarps + warp;
   float* scores = reinterpret_cast<float*>(shared) + warp * kPerLane * 32;
-  if (token < choice.tokens) choice::SelectForToken<kPerLane>(choice, token, scores);
+  const bool few = gridDim.x == 1 && slots <= order::kFewSlots;
+  if (few && threadIdx.x < order::kFewSlots) ids[threadIdx.x] = -1;
+  if (few) __syncthreads();
+  if (token < choice.tokens)
+    choice::SelectForToken<kPerLane>(choice, token, scores, few ? ids : nullptr);
+  if (few) {
+    __syncthreads();
+    return order::OrderFewSlots(order, static_cast<int>(slots), ids);
+  }
   if (gridDim.x > 1) {
     // Makes each thread's writes visible to a block that observes this block's arrival.
     __threadfence();

@@ -68,11 +68,14 @@ static __device__ uint32_t BestGroups(const SelectExpertsParams& p, const float*
   return groups;
 }
 
+// `copy` gets the ids too if it is not null.
 __device__ __forceinline__ void WriteChoice(const SelectExpertsParams& p, int64_t token, int slot,
-                                            int id, float weight) {
+                                            int id, float weight, int32_t* copy) {
   const int64_t place = token * p.top_k + slot;
   if (p.logical) p.logical[place] = id;
-  p.ids[place] = id >= 0 && p.places ? p.places[id] : id;
+  const int32_t written = id >= 0 && p.places ? p.places[id] : id;
+  p.ids[place] = written;
+  if (copy != nullptr) copy[place] = written;
   p.weights[place] = weight;
   if (!IsRecorded(p.record, token)) return;
   const int physical = id >= 0 && p.record.physical_of ? p.record.physical_of[id] : id;
@@ -95,10 +98,10 @@ __device__ __forceinline__ void RecordFault(const FaultRecords& faults, int64_t 
 // One warp selects the experts of one token; `shared_choice` [32 kPerLane] is private to the warp.
 // Expert 32 i + lane is element i of a lane's arrays. A token with a score that is not finite gets
 // experts 0 to top_k - 1 with weights NaN: its logits are then NaN on every rank, which ends its
-// request.
+// request. `copy` [tokens, top_k], or null: the ids are written there too.
 template <int kPerLane>
 __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int64_t token,
-                                               float* shared_choice) {
+                                               float* shared_choice, int32_t* copy = nullptr) {
   const int lane = threadIdx.x % 32;
   const float* logits = p.logits + token * p.num_experts;
 
@@ -119,7 +122,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
       if (IsBad(p, i * 32 + lane, score[i])) first = i * 32 + lane;
     first = __reduce_min_sync(kAll, first);
     if (lane == 0) RecordFault(p.faults, token, static_cast<int>(first));
-    if (lane < p.top_k) WriteChoice(p, token, lane, lane, __int_as_float(0x7fc00000));
+    if (lane < p.top_k) WriteChoice(p, token, lane, lane, __int_as_float(0x7fc00000), copy);
     return;
   }
   if (p.scoring == 0) {
@@ -198,7 +201,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
     if (has) weight /= sum;
   }
   if (lane >= p.top_k) return;
-  WriteChoice(p, token, lane, id, has ? weight * p.scaling : 0.0f);
+  WriteChoice(p, token, lane, id, has ? weight * p.scaling : 0.0f, copy);
 }
 
 }  // namespace switchyard::cuda::choice
