@@ -1,4 +1,5 @@
-// Properties of rewritten schemas: disjoint branches of oneOf, and recursion.
+// Checks of rewritten schemas: whether branches of a oneOf are disjoint, and whether a $ref
+// recurses without end.
 #include <algorithm>
 #include <optional>
 #include <set>

@@ -8,7 +8,7 @@
 
 namespace switchyard::cuda {
 
-// Copies for one work item. All threads of the block call the functions together.
+// Copies for one work item. All threads of the thread block call the functions together.
 template <typename Shape>
 class TileLoader {
  public:
@@ -20,8 +20,8 @@ class TileLoader {
         shared_(ptx::SharedAddress(shared)),
         shared_bytes_(shared) {}
 
-  // The cache slot of this thread's key of a block; −1 if the key is not visible to the tile, or
-  // the block is beyond the last one.
+  // The cache slot of this thread's key of a key block; −1 if the key is not visible to the tile,
+  // or the block is beyond the last one.
   __device__ int SlotOf(int block, int last) const {
     const SequenceTable& table = p_.launch.table;
     const int key = block * Shape::kKeys + threadIdx.x;
@@ -30,7 +30,7 @@ class TileLoader {
     return table.pages[int64_t{unit_.sequence} * table.max_pages + page] * table.page_size +
            (key - page * table.page_size);
   }
-  // Slots of the block in a stage.
+  // In shared memory: the cache slots of the key block in a stage, one per key.
   __device__ int* Slots(int stage) const {
     return reinterpret_cast<int*>(shared_bytes_ + Shape::kSlotsAt) + stage * Shape::kKeys;
   }

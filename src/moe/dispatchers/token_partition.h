@@ -36,7 +36,8 @@ class TokenPartition {
   // Tokens of this rank's lane, and the offset of its own tokens there.
   int64_t lane_tokens() const { return lane_tokens_; }
   int64_t own_in_lane() const { return own_in_lane_; }
-  // Determines the number of rounds; the same on every rank.
+  // Tokens of the longest lane of all ranks. It determines the number of exchange rounds, which is
+  // therefore the same on every rank.
   int64_t longest_lane() const { return longest_lane_; }
   // Whether a lane's tokens are contiguous in one attention group, beginning at lane_begin(): no
   // gather is needed.

@@ -8,14 +8,13 @@
 namespace switchyard {
 namespace {
 
-// True if a span continues the piece of the previous span. Spans are visited in reading order, or
-// from the end for kMergedWithNext. A delimiter joins the previous span unless that is a delimiter
-// too.
+// True if a span joins the piece of the span that was visited before it. Spans are visited in
+// reading order, or from the end for kMergedWithNext.
 bool Joins(const SplitSpan& span, bool previous_delimiter, SplitBehavior behavior) {
   switch (behavior) {
     case SplitBehavior::kMergedWithPrevious:
     case SplitBehavior::kMergedWithNext:
-      return span.delimiter && !previous_delimiter;
+      return span.delimiter && !previous_delimiter;  // two delimiters are two pieces
     case SplitBehavior::kContiguous:
       return span.delimiter == previous_delimiter;
     case SplitBehavior::kIsolated:
