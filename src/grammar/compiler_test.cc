@@ -238,18 +238,6 @@ TEST(ToolCallGrammar, RequiresCallsWithArgumentsOfTheirTool) {
               HasSubstr("later"));
 }
 
-// Whether the grammar accepts `text`, fed byte by byte, with "<special>" as one token.
-bool MatchesMarked(const GrammarSource& source, std::string_view text) {
-  constexpr std::string_view kMarker = "<special>";
-  GrammarMatcher matcher(CompileGrammar(source, TestTable()));
-  while (!text.empty()) {
-    const bool marker = text.starts_with(kMarker);
-    if (!matcher.Accept(marker ? kTestSpecial : static_cast<unsigned char>(text[0]))) return false;
-    text.remove_prefix(marker ? kMarker.size() : 1);
-  }
-  return matcher.CanEnd();
-}
-
 TEST(ToolCallGrammar, MarkersMayBeSpecialTokens) {
   const auto tools = ParseTestJson(R"([{"function": {"name": "f"}}])");
   const SpecialTokens special = {{"<special>", kTestSpecial}};

@@ -49,6 +49,18 @@ inline bool Matches(const GrammarSource& source, std::string_view text) {
   return Matches(CompileGrammar(source, TestTable()), text);
 }
 
+// Feeds texts; "<special>" is one token.
+inline bool MatchesMarked(const GrammarSource& source, std::string_view text) {
+  constexpr std::string_view kMarker = "<special>";
+  GrammarMatcher matcher(CompileGrammar(source, TestTable()));
+  while (!text.empty()) {
+    const bool marker = text.starts_with(kMarker);
+    if (!matcher.Accept(marker ? kTestSpecial : static_cast<unsigned char>(text[0]))) return false;
+    text.remove_prefix(marker ? kMarker.size() : 1);
+  }
+  return matcher.CanEnd();
+}
+
 inline nlohmann::ordered_json ParseTestJson(std::string_view text) {
   return nlohmann::ordered_json::parse(text);
 }

@@ -15,9 +15,22 @@ bool HasKeyword(const SchemaJson& schema) {
                              [](const auto& member) { return !IsAnnotation(member.key()); });
 }
 
-SchemaJson ArgumentsOf(const SchemaJson& function, const std::string& name, JsonSpace space) {
+bool IsStrict(const SchemaJson& function) {
+  const auto strict = function.find("strict");
+  return strict != function.end() && *strict == true;
+}
+
+// How the arguments of calls are written.
+struct ArgumentRules {
+  JsonSpace space;
+  MatchedCalls matched;
+};
+
+SchemaJson ArgumentsOf(const SchemaJson& function, const std::string& name,
+                       const ArgumentRules& rules) {
+  const bool matched = rules.matched == MatchedCalls::kAll || IsStrict(function);
   SchemaJson parameters = SchemaJson::object();
-  if (function.contains("parameters") && function["parameters"].is_object())
+  if (matched && function.contains("parameters") && function["parameters"].is_object())
     parameters = function["parameters"];
   if (!HasKeyword(parameters)) parameters["type"] = "object";
   SchemaJson format = {{"type", "json_schema"}};
@@ -26,7 +39,7 @@ SchemaJson ArgumentsOf(const SchemaJson& function, const std::string& name, Json
   } catch (const Error& e) {
     throw Invalid("parameters of tool {}: {}", name, e.what());
   }
-  if (space != JsonSpace::kAny) format["max_whitespace_cnt"] = 1;
+  if (rules.space != JsonSpace::kAny) format["max_whitespace_cnt"] = 1;
   return format;
 }
 
@@ -34,45 +47,51 @@ void Append(const SchemaJson& more, SchemaJson* elements) {
   elements->insert(elements->end(), more.begin(), more.end());
 }
 
-// A marker of a tag: text, or a token.
-SchemaJson TagMarker(const SchemaJson& element) {
-  return element["type"] == "token" ? element : element["value"];
-}
-
-// The format of one call, as a tag, because tags_with_separator takes only tags. The first part of
-// the call becomes the tag's `begin`.
-SchemaJson Call(const SchemaJson& function, const ToolCallFormat& format, JsonSpace space) {
+// The parts of one call.
+SchemaJson PartsOfCall(const SchemaJson& function, const ToolCallFormat& format,
+                       const ArgumentRules& rules) {
   const auto name = function["name"].get<std::string>();
   std::string head = format.head + (format.quoted ? SchemaJson(name).dump() : name);
   if (format.indexed) head += ':';
-  SchemaJson elements = MarkedText(head, format.special);
-  const SchemaJson begin = elements.front();
-  elements.erase(elements.begin());
-  if (format.indexed) elements.push_back({{"type", "regex"}, {"pattern", "[0-9]{1,3}"}});
-  Append(MarkedText(format.between, format.special), &elements);
-  elements.push_back(ArgumentsOf(function, name, space));
-  Append(MarkedText(format.tail, format.special), &elements);
+  SchemaJson parts = MarkedText(head, format.special);
+  if (format.indexed) parts.push_back({{"type", "regex"}, {"pattern", "[0-9]{1,3}"}});
+  Append(MarkedText(format.between, format.special), &parts);
+  parts.push_back(ArgumentsOf(function, name, rules));
+  Append(MarkedText(format.tail, format.special), &parts);
+  return parts;
+}
+
+// A sequence as a tag, since XGrammar's lists have tags as elements. A marker of a tag is a text or
+// a token.
+SchemaJson TagOf(SchemaJson parts) {
+  const SchemaJson first = parts.front();
+  parts.erase(parts.begin());
   return {{"type", "tag"},
-          {"begin", TagMarker(begin)},
-          {"content", SequenceOf(std::move(elements))},
+          {"begin", first["type"] == "token" ? first : first["value"]},
+          {"content", SequenceOf(std::move(parts))},
           {"end", ""}};
 }
 
-}  // namespace
-
-GrammarSource ToolCallGrammar(const nlohmann::ordered_json& tools,
-                              const std::optional<std::string>& name, bool parallel,
-                              const ToolCallFormat& format, JsonSpace space) {
+std::vector<SchemaJson> FunctionsOf(const SchemaJson& tools,
+                                    const std::optional<std::string>& name) {
   if (!tools.is_array()) throw Invalid("tools is not a list");
-  SchemaJson tags = SchemaJson::array();
+  std::vector<SchemaJson> functions;
   for (const SchemaJson& tool : tools) {
-    const SchemaJson function =
-        tool.is_object() && tool.contains("function") ? tool["function"] : tool;
+    SchemaJson function = tool.is_object() && tool.contains("function") ? tool["function"] : tool;
     if (!function.is_object() || !function.contains("name") || !function["name"].is_string())
       throw Invalid("tools has an entry without the name of a function");
-    if (!name || function["name"] == *name) tags.push_back(Call(function, format, space));
+    if (!name || function["name"] == *name) functions.push_back(std::move(function));
   }
-  if (tags.empty()) throw Invalid("tools has no function {}", name.value_or(""));
+  if (functions.empty()) throw Invalid("tools has no function {}", name.value_or(""));
+  return functions;
+}
+
+// One or more calls, from `format.open` to `format.close`.
+SchemaJson Calls(const std::vector<SchemaJson>& functions, bool parallel,
+                 const ToolCallFormat& format, const ArgumentRules& rules) {
+  SchemaJson tags = SchemaJson::array();
+  for (const SchemaJson& function : functions)
+    tags.push_back(TagOf(PartsOfCall(function, format, rules)));
   SchemaJson elements = MarkedText(format.open, format.special);
   elements.push_back({{"type", "tags_with_separator"},
                       {"tags", std::move(tags)},
@@ -80,9 +99,65 @@ GrammarSource ToolCallGrammar(const nlohmann::ordered_json& tools,
                       {"at_least_one", true},
                       {"stop_after_first", !parallel}});
   Append(MarkedText(format.close, format.special), &elements);
-  const SchemaJson whole = {{"type", "structural_tag"},
-                            {"format", SequenceOf(std::move(elements))}};
+  return SequenceOf(std::move(elements));
+}
+
+SchemaJson AnyOf(SchemaJson formats) { return {{"type", "or"}, {"elements", std::move(formats)}}; }
+
+// What follows the trigger: one call if each call has a trigger, else all of them.
+SchemaJson CallsAfterTrigger(const std::vector<SchemaJson>& functions, bool parallel,
+                             ToolCallFormat format, const ArgumentRules& rules) {
+  const std::string& trigger = format.trigger;
+  if (format.open.empty() && format.head.starts_with(trigger)) {
+    format.head.erase(0, trigger.size());
+    SchemaJson calls = SchemaJson::array();
+    for (const SchemaJson& function : functions)
+      calls.push_back(SequenceOf(PartsOfCall(function, format, rules)));
+    return AnyOf(std::move(calls));
+  }
+  if (format.open.starts_with(trigger)) format.open.erase(0, trigger.size());
+  return Calls(functions, parallel, format, rules);
+}
+
+GrammarSource GrammarOf(SchemaJson format) {
+  const SchemaJson whole = {{"type", "structural_tag"}, {"format", std::move(format)}};
   return {GrammarSource::Kind::kStructuralTag, whole.dump()};
+}
+
+}  // namespace
+
+GrammarSource ToolCallGrammar(const nlohmann::ordered_json& tools,
+                              const std::optional<std::string>& name, bool parallel,
+                              const ToolCallFormat& format, JsonSpace space, MatchedCalls matched) {
+  return GrammarOf(Calls(FunctionsOf(tools, name), parallel, format, {space, matched}));
+}
+
+GrammarSource TextWithCallsGrammar(const nlohmann::ordered_json& tools, bool parallel,
+                                   const ToolCallFormat& format, JsonSpace space) {
+  const std::vector<SchemaJson> functions = FunctionsOf(tools, std::nullopt);
+  const ArgumentRules rules{space, MatchedCalls::kStrict};
+  const auto text = [&](const std::string& trigger) -> SchemaJson {
+    SchemaJson calls = CallsAfterTrigger(functions, parallel, format, rules);
+    return {{"type", "dispatch"},
+            {"rules", SchemaJson::array({SchemaJson::array({trigger, std::move(calls)})})},
+            {"loop", parallel},
+            {"excludes", format.excluded}};
+  };
+  // Free text consists of bytes. A special token has the bytes of its text too, so it is a trigger
+  // like the text.
+  if (!format.leading) return GrammarOf(text(format.trigger));
+  const std::string space_pattern = "[ \\t\\r\\n]*";
+  const SchemaJson calls = Calls(functions, parallel, format, rules);
+  const SchemaJson blank = {{"type", "regex"}, {"pattern", space_pattern}};
+  // The first character of the text may be that of the trigger.
+  const SchemaJson first = {{"type", "regex"},
+                            {"pattern", space_pattern + "[^ \\t\\r\\n" + format.head.at(0) + ']'}};
+  SchemaJson tagged = SchemaJson::array({blank});
+  Append(MarkedText(format.trigger, format.special), &tagged);
+  tagged.push_back(calls);
+  return GrammarOf(AnyOf(SchemaJson::array(
+      {SequenceOf(SchemaJson::array({blank, calls})), SequenceOf(std::move(tagged)),
+       SequenceOf(SchemaJson::array({first, text(format.trigger.substr(1))})), blank})));
 }
 
 }  // namespace switchyard

@@ -1,9 +1,11 @@
 // Grammars of tool calls whose arguments are JSON.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "grammar/marked_text.h"
 #include "grammar/source.h"
@@ -19,16 +21,36 @@ struct ToolCallFormat {
   bool quoted = true;    // the name is a JSON string
   bool indexed = false;  // after the name: a colon and a number, which the model chooses
   SpecialTokens special{};
+
+  // In a text, this marker precedes calls. It may be the beginning of `open`, or of `head`.
+  std::string trigger{};
+  // Calls may also begin the text without the trigger. Then other text does not begin with the
+  // first character of `head`, apart from white space.
+  bool leading = false;
+  std::vector<std::string> excluded{};  // markers that text between calls cannot contain
+};
+
+// The calls whose arguments match the `parameters` of their tool. Arguments of other calls are any
+// JSON object.
+enum class MatchedCalls : uint8_t {
+  kAll,
+  kStrict,  // of tools with `strict`: true
 };
 
 // The output of a request whose tool_choice requires calls: one or more calls of `tools` (an array
-// in the format of OpenAI's chat API), and nothing else. `name`: the only tool that may be called.
-// `parallel`: whether there may be more than one call. The arguments match the `parameters` of the
-// tool. With a `space` other than kAny, they have at most one character of white space in a row.
-// Throws Error kInvalid that names the tool if its parameters cannot be honoured, or if no tool has
-// the name.
+// as OpenAI's chat API has it), and nothing else. `name`: the only tool that may be called.
+// `parallel`: whether there may be more than one call. With a `space` other than kAny, arguments
+// have at most one character of white space in a row. Throws Error kInvalid that names the tool if
+// its parameters cannot be honoured, or if no tool has the name.
 GrammarSource ToolCallGrammar(const nlohmann::ordered_json& tools,
                               const std::optional<std::string>& name, bool parallel,
-                              const ToolCallFormat& format, JsonSpace space = JsonSpace::kAny);
+                              const ToolCallFormat& format, JsonSpace space = JsonSpace::kAny,
+                              MatchedCalls matched = MatchedCalls::kAll);
+
+// The output of a request that offers tools: any text, in which `format.trigger` begins calls of
+// `tools` with arguments as MatchedCalls::kStrict has them. Without `parallel`, the output ends
+// after the first call. Throws as ToolCallGrammar does.
+GrammarSource TextWithCallsGrammar(const nlohmann::ordered_json& tools, bool parallel,
+                                   const ToolCallFormat& format, JsonSpace space = JsonSpace::kAny);
 
 }  // namespace switchyard

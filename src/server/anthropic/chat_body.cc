@@ -135,6 +135,7 @@ Json ToolsOf(const Json& tools) {
       throw InvalidField(t.Name("input_schema"), "{} is not an object", t.Name("input_schema"));
     Json function = {{"name", t.String("name", "")}, {"description", t.String("description", "")}};
     function["parameters"] = schema ? *schema : Json::object();
+    if (t.Bool("strict", false)) function["strict"] = true;
     out.push_back({{"type", "function"}, {"function", std::move(function)}});
   }
   return out;

@@ -26,8 +26,12 @@ std::optional<ToolCallFormat> GrammarOf(const CallFormat& calls, const SpecialTo
               .tail = "}\n</tool_call>",
               .separator = "\n"};
   } else if (calls.name == "llama3") {
-    format = {
-        .head = "{\"name\": ", .between = ", \"parameters\": ", .tail = "}", .separator = "; "};
+    format = {.head = "{\"name\": ",
+              .between = ", \"parameters\": ",
+              .tail = "}",
+              .separator = "; ",
+              .trigger = "<|python_tag|>",
+              .leading = true};
   } else if (calls.name == "mistral") {
     const bool named = std::ranges::any_of(special, [](const auto& s) {
       return s.first == "[ARGS]";  // only Mistral's tokenizers since v11 have this token
@@ -46,14 +50,16 @@ std::optional<ToolCallFormat> GrammarOf(const CallFormat& calls, const SpecialTo
               .tail = "\n```<｜tool▁call▁end｜>",
               .separator = "\n",
               .close = "<｜tool▁calls▁end｜>",
-              .quoted = false};
+              .quoted = false,
+              .excluded = {"<｜tool▁call▁begin｜>"}};
   } else if (calls.name == "deepseekv31") {
     format = {.open = "<｜tool▁calls▁begin｜>",
               .head = "<｜tool▁call▁begin｜>",
               .between = "<｜tool▁sep｜>",
               .tail = "<｜tool▁call▁end｜>",
               .close = "<｜tool▁calls▁end｜>",
-              .quoted = false};
+              .quoted = false,
+              .excluded = {"<｜tool▁call▁begin｜>"}};
   } else if (calls.name == "kimi_k2") {
     format = {.open = "<|tool_calls_section_begin|>",
               .head = "<|tool_call_begin|>functions.",
@@ -61,7 +67,8 @@ std::optional<ToolCallFormat> GrammarOf(const CallFormat& calls, const SpecialTo
               .tail = "<|tool_call_end|>",
               .close = "<|tool_calls_section_end|>",
               .quoted = false,
-              .indexed = true};
+              .indexed = true,
+              .excluded = {"<|tool_call_begin|>"}};
   } else if (calls.IsHarmony()) {
     format = {.head = std::string(kHarmonyCall),
               .between = " <|constrain|>json<|message|>",
@@ -70,6 +77,7 @@ std::optional<ToolCallFormat> GrammarOf(const CallFormat& calls, const SpecialTo
     return std::nullopt;
   }
   format.special = special;
+  if (!format.leading) format.trigger = calls.begin;
   return format;
 }
 
@@ -100,12 +108,25 @@ std::string Tag(Json elements) {
 // Line ends that models write after their reasoning.
 Json LineEnds() { return {{"type", "regex"}, {"pattern", "\\n{0,2}"}}; }
 
-// Messages of the channel analysis, each with the beginning of the next message.
-Json HarmonyReasoning(const SpecialTokens& special) {
-  Json message = MarkedText("<|channel|>analysis<|message|>", special);
-  Append(TextBefore({"<|end|>", "<|start|>", "<|channel|>", "<|message|>"}, special), &message);
-  Append(MarkedText(fmt::format("<|end|>{}", kHarmonyTurn), special), &message);
-  return Json::array({{{"type", "star"}, {"content", SequenceOf(std::move(message))}}});
+// The text of a message of a harmony model.
+Json HarmonyText(const SpecialTokens& special) {
+  return TextBefore({"<|end|>", "<|start|>", "<|channel|>", "<|message|>"}, special);
+}
+
+// Messages of the channel analysis, each with the beginning of the next message. `preambles`: also
+// messages of the channel commentary without a recipient, which precede calls.
+Json HarmonyReasoning(const SpecialTokens& special, bool preambles) {
+  Json messages = Json::array();
+  for (const char* header :
+       {"<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"}) {
+    if (!messages.empty() && !preambles) break;
+    Json message = MarkedText(header, special);
+    Append(HarmonyText(special), &message);
+    Append(MarkedText(fmt::format("<|end|>{}", kHarmonyTurn), special), &message);
+    messages.push_back(SequenceOf(std::move(message)));
+  }
+  Json any = {{"type", "or"}, {"elements", std::move(messages)}};
+  return Json::array({{{"type", "star"}, {"content", std::move(any)}}});
 }
 
 // Whether the output of a harmony model begins with the header of a message.
@@ -113,21 +134,28 @@ bool BeginsMessage(const PromptEnd& prompt) {
   return prompt.message.empty() && TrimMarkupSpace(prompt.header).ends_with(kHarmonyTurn);
 }
 
-// The reasoning before the constrained part of the output. `wanted`: the response returns reasoning
-// separately from the content.
+// What comes before the constrained part of the output.
+struct BeforeContent {
+  bool separate = true;         // the response has the reasoning apart from the content
+  bool preambles = false;       // of harmony
+  std::string_view excluded{};  // a marker that reasoning cannot contain; may be empty
+};
+
 Json ReasoningBefore(const OutputFormat& model, const PromptEnd& prompt,
-                     const SpecialTokens& special, bool wanted) {
+                     const SpecialTokens& special, const BeforeContent& before) {
   using Start = ReasoningSplitter::Start;
   Json elements = Json::array();
-  if (IsHarmony(model)) return BeginsMessage(prompt) ? HarmonyReasoning(special) : elements;
+  if (IsHarmony(model))
+    return BeginsMessage(prompt) ? HarmonyReasoning(special, before.preambles) : elements;
   if (!model.reasoning) return elements;
   const ReasoningFormat& format = *model.reasoning;
   const Start start = ReasoningStart(format, prompt);
-  if (start == Start::kContent || (start == Start::kUndecided && !wanted)) return elements;
-  const std::string close(format.close);
+  if (start == Start::kContent || (start == Start::kUndecided && !before.separate)) return elements;
+  std::vector<std::string> ends = {std::string(format.close)};
+  if (!before.excluded.empty()) ends.emplace_back(before.excluded);
   if (start == Start::kUndecided) elements = MarkedText(format.open, special);
-  Append(TextBefore({close}, special), &elements);
-  Append(MarkedText(close, special), &elements);
+  Append(TextBefore(ends, special), &elements);
+  Append(MarkedText(format.close, special), &elements);
   elements.push_back(LineEnds());
   if (start == Start::kReasoning) return elements;
   return Json::array({{{"type", "optional"}, {"content", SequenceOf(std::move(elements))}}});
@@ -141,20 +169,127 @@ std::string FreeCalls(const CallFormat& calls, const SpecialTokens& special) {
   return Tag(std::move(elements));
 }
 
-OutputConstraint ForcedConstraint(const Service& service, const Fields& f, const ToolChoice& choice,
-                                  const SpecialTokens& special) {
-  const CallFormat& calls = *ForcedCalls(service.model.output_format);
-  const bool parallel = f.Bool("parallel_tool_calls", true) && !calls.IsHarmony();
-  const auto name =
-      choice.kind == ToolChoice::Kind::kNamed ? std::optional(choice.name) : std::nullopt;
-  const JsonSpace space = service.grammars ? service.grammars->space() : JsonSpace::kAny;
+// The tools of a request, and how the model writes their calls.
+struct RequestCalls {
+  Json tools;
+  ToolCallFormat format;
+  bool parallel;
+  JsonSpace space;
+};
+
+RequestCalls CallsOf(const Service& service, const Fields& f, const CallFormat& calls,
+                     const SpecialTokens& special) {
+  Json tools = *f.Find("tools");
+  for (Json& tool : tools) {
+    Json& function = tool["function"];
+    function["strict"] = Fields(function).Bool("strict", false);
+  }
+  return {.tools = std::move(tools),
+          .format = *GrammarOf(calls, special),
+          .parallel = f.Bool("parallel_tool_calls", true) && !calls.IsHarmony(),
+          .space = service.grammars ? service.grammars->space() : JsonSpace::kAny};
+}
+
+// The calls of a request, and nothing else. `name`: of the only tool that may be called.
+GrammarSource OnlyCalls(const RequestCalls& r, MatchedCalls matched,
+                        const std::optional<std::string>& name = std::nullopt) {
   try {
-    return {"tool_choice",
-            ToolCallGrammar(*f.Find("tools"), name, parallel, *GrammarOf(calls, special), space)};
+    return ToolCallGrammar(r.tools, name, r.parallel, r.format, r.space, matched);
   } catch (const Error& e) {
     throw InvalidField("tools", "tools: {}", e.what());
   }
 }
+
+GrammarSource TextWithCalls(const RequestCalls& r) {
+  try {
+    return TextWithCallsGrammar(r.tools, r.parallel, r.format, r.space);
+  } catch (const Error& e) {
+    throw InvalidField("tools", "tools: {}", e.what());
+  }
+}
+
+// Finds the grammar of one request.
+class ChatConstrainer {
+ public:
+  ChatConstrainer(const Service& service, const Fields& f, const PromptEnd& prompt)
+      : service_(service),
+        f_(f),
+        prompt_(prompt),
+        model_(service.model.output_format),
+        special_(SpecialsOf(model_, *service.model.tokenizer)),
+        choice_(ParseToolChoice(f)),
+        separate_(f.Bool("separate_reasoning", true)),
+        harmony_(IsHarmony(model_)),
+        message_(harmony_ && BeginsMessage(prompt)) {
+    may_call_ =
+        !choice_.IsForced() && model_.calls && ParseOfferedTools(f) && (message_ || !harmony_);
+    strict_ = may_call_ && service.grammars && HasStrictTools(f) && GrammarOf(*model_.calls, {});
+  }
+
+  // nullopt: the output is not constrained.
+  std::optional<OutputConstraint> Find() const {
+    auto constraint = FindConstraint(service_, f_);
+    if (choice_.IsForced()) return Forced();  // there is no content
+    if (!constraint && !strict_) return std::nullopt;
+    if (!constraint && !harmony_) return OutputConstraint{"tools", StrictText()};
+    if (!constraint)
+      constraint = {.field = "tools",
+                    .source = {GrammarSource::Kind::kStructuralTag, Tag(HarmonyText(special_))}};
+    GrammarSource& source = constraint->source;
+    source.prefix = Before({.separate = separate_,
+                            .preambles = strict_,
+                            .excluded = strict_ ? model_.calls->begin : ""});
+    if (message_) source.opening = Tag(MarkedText(kFinalChannel, special_));
+    if (may_call_ && prompt_.message.empty()) source.alternative = CallsInstead();
+    return constraint;
+  }
+
+ private:
+  OutputConstraint Forced() const {
+    const CallFormat& calls = *ForcedCalls(model_);
+    const auto name =
+        choice_.kind == ToolChoice::Kind::kNamed ? std::optional(choice_.name) : std::nullopt;
+    GrammarSource source =
+        OnlyCalls(CallsOf(service_, f_, calls, special_), MatchedCalls::kAll, name);
+    source.prefix = Before({.separate = separate_, .excluded = calls.begin});
+    return {"tool_choice", std::move(source)};
+  }
+
+  // Any text in which calls of strict tools have matching arguments.
+  GrammarSource StrictText() const {
+    RequestCalls calls = CallsOf(service_, f_, *model_.calls, special_);
+    if (!calls.format.leading) return TextWithCalls(calls);  // its trigger ends reasoning too
+    // Calls may begin the content, which follows the reasoning. Content without reasoning does not
+    // contain the marker that ends it.
+    std::string before = Before({.separate = separate_});
+    if (!before.empty()) calls.format.excluded.emplace_back(model_.reasoning->close);
+    GrammarSource source = TextWithCalls(calls);
+    source.prefix = std::move(before);
+    return source;
+  }
+
+  // Calls of offered tools instead of content.
+  std::string CallsInstead() const {
+    if (!strict_ || (!harmony_ && model_.calls->begin.empty()))
+      return FreeCalls(*model_.calls, special_);
+    return OnlyCalls(CallsOf(service_, f_, *model_.calls, special_), MatchedCalls::kStrict).text;
+  }
+
+  std::string Before(const BeforeContent& before) const {
+    return Tag(ReasoningBefore(model_, prompt_, special_, before));
+  }
+
+  const Service& service_;
+  const Fields& f_;
+  const PromptEnd& prompt_;
+  const OutputFormat& model_;
+  const SpecialTokens special_;
+  const ToolChoice choice_;
+  const bool separate_;
+  const bool harmony_, message_;  // message_: the output begins with the header of a message
+  bool may_call_ = false;         // the model may call offered tools
+  bool strict_ = false;           // some of them need matching arguments
+};
 
 }  // namespace
 
@@ -165,23 +300,8 @@ const CallFormat* ForcedCalls(const OutputFormat& model) {
 
 void ConstrainChat(const Service& service, const Fields& f, const PromptEnd& prompt,
                    GenerationSpec* spec) {
-  const OutputFormat& model = service.model.output_format;
-  const SpecialTokens special = SpecialsOf(model, *service.model.tokenizer);
-  const ToolChoice choice = ParseToolChoice(f);
-  auto constraint = FindConstraint(service, f);
-  const bool forced = choice.IsForced();
-  // A forced call replaces the content, and so also a constraint of the content.
-  if (forced) constraint = ForcedConstraint(service, f, choice, special);
-  if (!constraint) return;
-  Json before = ReasoningBefore(model, prompt, special, f.Bool("separate_reasoning", true));
-  GrammarSource& source = constraint->source;
-  source.prefix = Tag(std::move(before));
-  const bool message = IsHarmony(model) && BeginsMessage(prompt);
-  if (!forced && message) source.opening = Tag(MarkedText(kFinalChannel, special));
-  const bool may_call = model.calls && ParseOfferedTools(f) && prompt.message.empty();
-  if (!forced && may_call && (message || !IsHarmony(model)))
-    source.alternative = FreeCalls(*model.calls, special);
-  spec->grammar = CompileConstraint(service, *constraint);
+  if (const auto constraint = ChatConstrainer(service, f, prompt).Find())
+    spec->grammar = CompileConstraint(service, *constraint);
 }
 
 }  // namespace switchyard

@@ -14,10 +14,12 @@ namespace switchyard {
 // Reads the fields of FindConstraint and tool_choice, and sets `spec->grammar` if they constrain
 // the output. `prompt`: the end of the prompt. Throws RequestError that names the field.
 //
-// Reasoning is not constrained. If the model has a format of reasoning, and the prompt does not
-// exclude reasoning, the grammar allows it before the constrained part. Forced calls have the
-// format that ForcedCalls returns. With a constraint of the content, the model may still call
-// offered tools, if its calls begin with a marker.
+// Reasoning is not constrained: the grammar has it before the constrained part, if the model has a
+// format of reasoning, and the prompt does not exclude it. Forced calls have the format that
+// ForcedCalls returns. With a constraint of the content, the model may still call offered tools, if
+// its calls begin with a marker. If tools are strict and the model's arguments are JSON, any text
+// is allowed, but calls in it have the model's format, and arguments of strict tools match their
+// parameters.
 void ConstrainChat(const Service& service, const Fields& f, const PromptEnd& prompt,
                    GenerationSpec* spec);
 

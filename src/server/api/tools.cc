@@ -36,7 +36,7 @@ void CheckTool(const Json& tool, const std::string& where) {
   const Fields f(*function, t.Name("function."));
   CheckName(f);
   f.String("description", "");
-  f.Bool("strict", false);  // has no effect: only a forced choice constrains calls
+  f.Bool("strict", false);
   const Json* parameters = f.Find("parameters");
   if (parameters && !parameters->is_object())
     throw InvalidField(f.Name("parameters"), "{}: want an object with a JSON schema",
@@ -84,6 +84,13 @@ void CheckTools(const Fields& f) {
   if (!tools->is_array()) throw InvalidField(f.Name("tools"), "{} is not a list", f.Name("tools"));
   for (size_t i = 0; i < tools->size(); ++i)
     CheckTool((*tools)[i], fmt::format("{}[{}]", f.Name("tools"), i));
+}
+
+bool HasStrictTools(const Fields& f) {
+  const Json* tools = f.Find("tools");
+  return tools && std::ranges::any_of(*tools, [](const Json& tool) {
+           return Fields(tool["function"]).Bool("strict", false);
+         });
 }
 
 std::shared_ptr<const OfferedTools> ParseOfferedTools(const Fields& f) {

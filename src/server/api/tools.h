@@ -35,6 +35,9 @@ void CheckToolChoice(const Fields& f);
 // object) and strict.
 void CheckTools(const Fields& f);
 
+// Whether a function of the checked `tools` has `strict`: true.
+bool HasStrictTools(const Fields& f);
+
 // The tools that a request offers to the model. nullptr without tools or with tool_choice "none".
 std::shared_ptr<const OfferedTools> ParseOfferedTools(const Fields& f);
 

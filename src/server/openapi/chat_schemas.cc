@@ -39,7 +39,7 @@ constexpr NamedSchema kChat[] = {
             "name": {"type": "string", "minLength": 1, "maxLength": 256},
             "description": {"type": "string"},
             "parameters": {"type": "object", "description": "a JSON schema"},
-            "strict": {"type": "boolean", "description": "accepted, without effect"}
+            "strict": {"type": "boolean", "description": "whether calls of this function match its parameters"}
           }
         }
       }
