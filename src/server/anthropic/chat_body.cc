@@ -192,10 +192,18 @@ void AddThinking(const Json& thinking, Json* body) {
                                      {"enable_thinking", type == "enabled"}};
 }
 
+// Whether the output continues the last message: an assistant's text.
+bool ContinuesLast(const Json& messages) {
+  const Json& last = messages.back();
+  return last["role"] == "assistant" && last["content"].is_string() && last["content"] != "" &&
+         !last.contains("tool_calls");
+}
+
 }  // namespace
 
 Json ChatBodyOf(const Fields& f) {
   Json body = {{"messages", MessagesOf(f)}};
+  if (ContinuesLast(body["messages"])) body["continue_final_message"] = true;
   for (const char* key : {"model", "max_tokens", "temperature", "top_p", "top_k", "stream"}) {
     if (const Json* value = f.Find(key)) body[key] = *value;
   }

@@ -53,6 +53,28 @@ TEST(AnthropicMessages, RequestsBecomeChats) {
       R"({"role":"tool","tool_call_id":"c1","content":"5"},{"role":"user","content":"So?"}]})");
 }
 
+TEST(AnthropicMessages, ALastAssistantMessageIsContinued) {
+  const auto continued = [](const char* last) {
+    const Json body = Json::parse(
+        R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": )" +
+        std::string(last) + "}]}");
+    return ChatBodyOf(Fields(body)).contains("continue_final_message");
+  };
+  EXPECT_TRUE(continued(R"("The answer is")"));
+  EXPECT_TRUE(continued(R"([{"type": "text", "text": "The answer is"}])"));
+  EXPECT_FALSE(continued(R"("")"));
+  EXPECT_FALSE(continued(R"([{"type": "tool_use", "id": "c1", "name": "f", "input": {}}])"));
+  AnsweringServer server("qwen3");
+  server.Answer(" four.");
+  const Json begun = {{"role", "assistant"}, {"content", "The answer is"}};
+  Json body = Request();
+  const Json whole = server.Ask(kPath, body);
+  body["messages"].push_back(begun);
+  const Json answer = server.Ask(kPath, body);
+  EXPECT_EQ(answer["content"][0]["text"], " four.");
+  EXPECT_GT(answer["usage"]["input_tokens"], whole["usage"]["input_tokens"]);
+}
+
 TEST(AnthropicMessages, ToolsAndThinkingBecomeFieldsOfChats) {
   const auto field = [](const char* more, const char* key) {
     Json body = Request(more);
