@@ -50,6 +50,13 @@ TEST(JsonSchema, TypeIsDerivedFromTheKeywords) {
          {R"({"required": ["a"]})", {R"({"a": 1})"}, {"{}", "1"}}});
 }
 
+TEST(JsonSchema, AnnotationsHaveNoEffect) {
+  Check({{R"({"type": "integer", "title": "a", "strict": true, "x-order": 1})", {"3"}, {"true"}},
+         {R"({"strict": true, "type": "object", "properties": {"strict": {"type": "integer"}}})",
+          {"{}", R"({"strict": 1})"},
+          {R"({"strict": true})"}}});
+}
+
 TEST(JsonSchema, StringsHaveTheirLengthAndNoControlCharacters) {
   Check({{R"({"type": "string", "minLength": 1, "maxLength": 3})",
           {"\"a\"", "\"abc\"", "\"日本é\""},

@@ -49,7 +49,8 @@ bool IsKnown(std::string_view keyword) {
 }  // namespace
 
 bool IsAnnotation(const std::string& keyword) {
-  return kAnnotations.contains(keyword) || keyword.starts_with("x-");
+  // `strict` is a field of OpenAI's tools, which clients also put into the schema.
+  return kAnnotations.contains(keyword) || keyword == "strict" || keyword.starts_with("x-");
 }
 
 void CheckKeywords(const SchemaJson& schema, const std::string& path) {
