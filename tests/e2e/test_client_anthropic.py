@@ -92,8 +92,12 @@ def test_the_tool_runner_runs_a_tool(client):
         ran.append(city)
         return "sunny"
 
-    runner = client.beta.messages.tool_runner(model=MODEL, max_tokens=100, messages=USER, tools=[get_weather],
-                                              tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    fields = dict(model=MODEL, max_tokens=100, messages=USER, tools=[get_weather],
+                  tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    # By default the runner sends only new messages, and expects the server to keep the others.
+    with pytest.raises(anthropic.BadRequestError, match="thread is not supported"):
+        next(iter(client.beta.messages.tool_runner(**fields)))
+    runner = client.beta.messages.tool_runner(**fields, thread=False)
     messages = []
     for message in runner:
         messages.append(message)

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/log.h"
+#include "server/api/known_agent_fields.h"
 #include "server/api/known_pooling_fields.h"
 
 namespace switchyard {
@@ -42,6 +43,7 @@ constexpr KnownField kOpenAi[] = {
     {"safety_identifier", kHint},
     {"prompt_cache_key", kHint},
     {"prompt_cache_retention", kHint},
+    {"prompt_cache_options", kHint},  // prefixes are always cached
     {"service_tier", kRefused, "is not supported: this server has a single service tier",
      R"(["auto", "default"])"},
     {"store", kRefused, "is not supported: only POST /v1/responses stores responses"},
@@ -115,6 +117,13 @@ constexpr KnownField kOpenAi[] = {
     {"repetition_detection", kRefused, kNotSupported},
     {"thinking_token_budget", kRefused, kNotSupported},
     {"return_token_offsets", kRefused, kNotSupported},
+    {"watermarking", kRefused, kNotSupported},
+    {"logprob_token_ids", kRefused, "is only supported by POST /generate: use token_ids_logprob"},
+    {"return_weight_versions", kRefused, kNotSupported},
+    {"routed_experts_prompt_start", kRefused, "is only supported by POST /generate", "[0]"},
+    {"mm_payload", kRefused, kTextOnly, R"(["tensors", "none"])"},
+    {"return_mm_kwargs", kRefused, kTextOnly},
+    {"ec_transfer_params", kRefused, kDisaggregated},
 };
 
 // Fields that determine the prompt of a chat request. /tokenize has them too.
@@ -296,73 +305,6 @@ constexpr KnownField kSeparateReasoning[] = {{"text", kHonoured},
                                              {"return_blocks", kHonoured},
                                              {"rid", kHint}};
 
-// Anthropic's Messages API (anthropic-python, types/message_create_params.py).
-constexpr KnownField kMessages[] = {
-    {"model", kHonoured},
-    {"max_tokens", kHonoured},
-    {"messages", kHonoured},
-    {"system", kHonoured},
-    {"stop_sequences", kHonoured},
-    {"stream", kHonoured},
-    {"temperature", kHonoured},
-    {"top_p", kHonoured},
-    {"top_k", kHonoured},
-    {"tools", kHonoured},
-    {"tool_choice", kHonoured},
-    {"thinking", kHonoured},
-    {"metadata", kHint},
-    {"cache_control", kHint},       // prefixes are always cached
-    {"context_management", kHint},  // this server removes nothing from the context
-    {"inference_geo", kHint},
-    {"service_tier", kHint},
-    {"container", kRefused, kNotSupported},
-    {"mcp_servers", kRefused, "is not supported: only clients run tools"},
-    {"output_format", kHonoured},
-    {"output_config", kHonoured},
-};
-
-// OpenAI's Responses API (openai-python, types/responses/response_create_params.py), and sampling
-// fields of SGLang.
-constexpr KnownField kResponses[] = {
-    {"model", kHonoured},
-    {"input", kHonoured},
-    {"instructions", kHonoured},
-    {"max_output_tokens", kHonoured},
-    {"parallel_tool_calls", kHonoured},
-    {"previous_response_id", kHonoured},
-    {"reasoning", kHonoured},
-    {"store", kHonoured},
-    {"stream", kHonoured},
-    {"stream_options", kHonoured},
-    {"temperature", kHonoured},
-    {"text", kHonoured},
-    {"tool_choice", kHonoured},
-    {"tools", kHonoured},
-    {"top_p", kHonoured},
-    {"metadata", kHonoured},
-    {"include", kHonoured},
-    {"top_k", kHonoured},
-    {"min_p", kHonoured},
-    {"seed", kHonoured},
-    {"stop", kHonoured},
-    {"frequency_penalty", kHonoured},
-    {"presence_penalty", kHonoured},
-    {"repetition_penalty", kHonoured},
-    {"chat_template_kwargs", kHonoured},
-    {"user", kHint},
-    {"safety_identifier", kHint},
-    {"prompt_cache_key", kHint},
-    {"prompt_cache_retention", kHint},
-    {"service_tier", kRefused, "is not supported: this server has a single service tier",
-     R"(["auto", "default"])"},
-    {"truncation", kRefused, "is not supported: only disabled", R"(["disabled"])"},
-    {"background", kRefused, "is not supported: responses use the request's connection"},
-    {"conversation", kRefused, "is not supported: use previous_response_id"},
-    {"max_tool_calls", kRefused, "is not supported: only clients run tools"},
-    {"prompt", kRefused, "is not supported: this server stores no prompts"},
-    {"top_logprobs", kRefused, kNotSupported, "[0]"},
-};
-
 // SGLang's AbortReq and ProfileReqInput (managers/io_struct.py).
 constexpr KnownField kAbort[] = {{"rid", kHonoured},
                                  {"abort_all", kHonoured},
@@ -451,9 +393,8 @@ std::span<const KnownField> KnownFields(RequestKind kind) {
     case RequestKind::kSeparateReasoning:
       return kSeparateReasoning;
     case RequestKind::kMessages:
-      return kMessages;
     case RequestKind::kResponses:
-      return kResponses;
+      return KnownAgentFields(kind);
     case RequestKind::kAbort:
       return kAbort;
     case RequestKind::kStartProfile:

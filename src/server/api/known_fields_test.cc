@@ -231,8 +231,30 @@ TEST(KnownFields, RequestsForPooledVectorsAreComplete) {
   EXPECT_EQ(Check(RequestKind::kRerank, R"({"rank_fields": ["text"]})"), "");
 }
 
-// An endpoint accepts a field about the prompt only if SGLang or vLLM defines the field for that
-// endpoint.
+// openai-python 3.57, types/responses/response_create_params.py; anthropic-python 2.14,
+// types/beta/message_create_params.py; vLLM 0.33, entrypoints/openai/chat_completion/protocol.py.
+TEST(KnownFields, HoldThoseOfRecentClients) {
+  const std::map<RequestKind, std::vector<const char*>> kFields = {
+      {RequestKind::kChat,
+       {"prompt_cache_options", "watermarking", "logprob_token_ids", "return_weight_versions",
+        "routed_experts_prompt_start", "mm_payload", "return_mm_kwargs", "ec_transfer_params"}},
+      {RequestKind::kResponses,
+       {"access_programs", "background_options", "context_management", "image", "include",
+        "max_tool_calls", "moderation", "prompt_cache_options", "top_logprobs", "truncation"}},
+      {RequestKind::kMessages,
+       {"billing_policy", "cache_control", "compaction", "container", "context_management",
+        "diagnostics", "fallbacks", "inference_geo", "output_config", "speed", "thread",
+        "user_profile_id"}}};
+  for (const auto& [kind, fields] : kFields) {
+    const std::set<std::string> names = Names(kind);
+    for (const char* field : fields) EXPECT_TRUE(names.contains(field)) << field;
+  }
+  EXPECT_EQ(Check(RequestKind::kMessages, R"({"speed": "standard", "fallbacks": []})"), "");
+  EXPECT_EQ(Check(RequestKind::kMessages, R"({"speed": "fast"})"), "speed");
+  EXPECT_EQ(Check(RequestKind::kResponses, R"({"moderation": {"model": "m"}})"), "moderation");
+}
+
+// An endpoint supports such a field only if SGLang or vLLM defines the field for that endpoint.
 TEST(KnownFields, PromptFieldsBelongToTheirEndpoints) {
   for (const char* field : {"echo", "add_special_tokens", "return_cached_tokens_details"}) {
     const std::string body = fmt::format(R"({{"{}": true}})", field);
