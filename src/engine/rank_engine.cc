@@ -97,6 +97,18 @@ void RankEngine::Impl::CheckRequest(const EngineRequest& request) const {
   Validate(request.routed_experts, length, model.routed_width() > 0);
   if (request.grammar != 0 && !grammars.Find(request.grammar))
     throw Invalid("grammar {} is not defined", request.grammar);
+  CheckOutput(request);
+}
+
+void RankEngine::Impl::CheckOutput(const EngineRequest& request) const {
+  const auto input = std::ssize(request.input_ids), output = std::ssize(request.output_ids);
+  if (output == 0) return;
+  if (request.pooling != Pooling::kNone) throw Invalid("a pooled request has no output");
+  if (output >= request.sampling.max_new_tokens || input + output >= max_length)
+    throw Invalid("the request has {} tokens of output already, which is its limit", output);
+  for (const int32_t id : request.output_ids)
+    if (id < 0 || id >= vocab)
+      throw Invalid("the output so far has token id {}, want 0 to {}", id, vocab - 1);
 }
 
 void RankEngine::Impl::Enqueue(const EngineRequest& request) {
@@ -114,7 +126,8 @@ void RankEngine::Impl::Enqueue(const EngineRequest& request) {
   CHECK(added);  // ids of open requests are unique
   Sequence& sequence = entry->second;
   if (request.grammar != 0)
-    sequence.grammar = std::make_unique<SequenceGrammar>(*grammars.Find(request.grammar));
+    sequence.grammar =
+        std::make_unique<SequenceGrammar>(*grammars.Find(request.grammar), request.output_ids);
   if (!sequence.request.sampling.seed)
     sequence.request.sampling.seed = DeriveSeed(options.random_seed, request.id);
   scheduler.Enqueue(&sequence);
@@ -360,6 +373,14 @@ std::optional<PrefillPace> RankEngine::prefill_pace() const {
 }
 
 bool RankEngine::launched() const { return impl_->launched.has_value(); }
+
+std::vector<uint64_t> RankEngine::InFlight() const {
+  std::vector<uint64_t> ids;
+  for (const ScheduledRows& part : impl_->plan) ids.push_back(part.sequence->request.id);
+  if (impl_->launched)
+    for (const Impl::Part& part : impl_->launched->parts) ids.push_back(part.id);
+  return ids;
+}
 uint64_t RankEngine::last_pass() const { return impl_->last_pass; }
 
 StepOutputs RankEngine::Collect() {

@@ -115,6 +115,8 @@ class RankEngine {
   StepOutputs Run(std::span<const StepCounts> groups = {});
   // Whether outputs of a launched batch have not been returned yet.
   bool launched() const;
+  // The requests of the planned batch and of the launched one; an id may appear twice.
+  std::vector<uint64_t> InFlight() const;
   // Between two steps: ends the launched batch, if there is one, and returns its outputs.
   StepOutputs Collect();
   // The number of the last pass (ForwardBatch::pass), the same on all ranks; 0 before the first

@@ -193,6 +193,24 @@ TEST(RankEngineGrammar, RetractedRequestsResumeInTheirGrammar) {
   }
 }
 
+TEST(RankEngineGrammar, OutputsContinueInTheirGrammarInANewEngine) {
+  for (const bool launches : {false, true}) {
+    for (const size_t known : {1u, 3u, 4u}) {
+      EngineRequest request = With(2, Drawn(1, Count(6), 12, 3));
+      const RequestOutput want = Alone(request);
+      request.output_ids.assign(want.new_tokens.begin(),
+                                want.new_tokens.begin() + static_cast<std::ptrdiff_t>(known));
+      Rig rig(Roomy(), 61, launches);
+      rig.Tell(SomeGrammars());
+      const RequestOutput rest = rig.Run(request);
+      Ids all = request.output_ids;
+      all.insert(all.end(), rest.new_tokens.begin(), rest.new_tokens.end());
+      EXPECT_EQ(all, want.new_tokens);
+      EXPECT_EQ(rest.finish, FinishReason::kStop);
+    }
+  }
+}
+
 TEST(RankEngineGrammar, PenaltiesAndLogprobsComeBesideTheGrammar) {
   EngineRequest request = With(1, Drawn(1, Count(6), 10, 3));
   request.sampling.repetition_penalty = 1.3f;

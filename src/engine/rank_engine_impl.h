@@ -32,6 +32,7 @@ struct RankEngine::Impl {
 
   // Throws Error kInvalid if the request can never run.
   void CheckRequest(const EngineRequest& request) const;
+  void CheckOutput(const EngineRequest& request) const;
   // The logit rows of a pass, as logits or as the tokens that the model drew from them.
   struct Rows {
     std::span<const float> logits;   // [rows, width]

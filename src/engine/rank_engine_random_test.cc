@@ -124,6 +124,65 @@ TEST_P(RandomWorkload, GivesWhatEachRequestGetsAlone) {
   EXPECT_EQ(crowd.engine.Stats().free_pages, w.num_pages);
 }
 
+// Engines end between any two steps, with passes in flight. The next engine has an empty cache, and
+// gets all open requests with their outputs.
+TEST_P(RandomWorkload, GoesOnInANewEngine) {
+  const Workload& w = GetParam();
+  const RankEngine::Options options{.page_size = w.page_size,
+                                    .num_pages = w.num_pages,
+                                    .max_running_requests = w.max_running,
+                                    .chunked_prefill_size = w.chunk,
+                                    .enable_radix_cache = w.radix,
+                                    .context_length = 160,
+                                    .eos_token_ids = {7},
+                                    .random_seed = 5,
+                                    .max_logit_rows = w.logit_rows};
+  const int64_t longest = std::min<int64_t>(100, w.page_size * w.num_pages);
+  constexpr uint64_t kRequests = 30;
+  Rig alone(options, 61, w.overlaps);
+  std::map<uint64_t, EngineRequest> requests;
+  auto crowd = std::make_unique<Rig>(options, 61, w.overlaps);
+  int engines = 1;
+  for (int step = 0; requests.size() < kRequests || crowd->engine.HasWork(); ++step) {
+    ASSERT_LT(step, 100000);
+    if (requests.size() < kRequests && Below(2) == 0) {
+      const uint64_t id = requests.size() + 1;
+      requests[id] = RandomRequest(id, longest);
+      alone.Run(requests[id]);
+      crowd->Tell({requests[id]});
+    }
+    crowd->Step();
+    if (Below(20 + 600 / static_cast<uint64_t>(w.chunk)) != 0) continue;
+    auto next = std::make_unique<Rig>(options, 61, w.overlaps);
+    next->seen = crowd->seen;
+    crowd = std::move(next);
+    ++engines;
+    for (auto [id, request] : requests) {
+      const auto seen = crowd->seen.find(id);
+      if (seen != crowd->seen.end()) {
+        if (seen->second.finish != FinishReason::kNone) continue;
+        request.output_ids = seen->second.new_tokens;
+        request.cached_tokens = seen->second.cached_tokens;
+      }
+      crowd->Tell({request});
+    }
+    ASSERT_FALSE(HasFailure());
+  }
+  EXPECT_GT(engines, 1);
+  EXPECT_TRUE(crowd->engine.PoolIsWhole());
+  ASSERT_EQ(crowd->seen.size(), kRequests);
+  for (const auto& [id, want] : alone.seen) {
+    const RequestOutput& got = crowd->seen[id];
+    SCOPED_TRACE(fmt::format("request {}", id));
+    EXPECT_EQ(got.finish, want.finish) << got.error;
+    EXPECT_EQ(got.new_tokens, want.new_tokens);
+    EXPECT_EQ(got.matched, want.matched);
+    EXPECT_TRUE(SameLogprobs(got.input_logprobs, want.input_logprobs));
+    EXPECT_TRUE(SameLogprobs(got.output_logprobs, want.output_logprobs));
+    EXPECT_EQ(got.routed_experts, want.routed_experts);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Pools, RandomWorkload,
     ::testing::Values(Workload{1, 128, 1, true, 8}, Workload{1, 110, 16, true, 64},

@@ -194,6 +194,19 @@ TEST(RankEngine, RequestsThatCannotRunGetAnError) {
   EXPECT_EQ(rig.model.passes, 0);
 }
 
+TEST(RankEngine, OutputBeyondTheLimitsIsRefused) {
+  Rig rig(Roomy());
+  EngineRequest request = Greedy(1, Count(10), 3);
+  request.output_ids = {1, 2, 3};
+  EXPECT_THAT(rig.Run(request).error, HasSubstr("3 tokens of output already"));
+  request.id = 2;
+  request.output_ids = {1, 61};
+  EXPECT_THAT(rig.Run(request).error, HasSubstr("token id 61"));
+  request.id = 3;
+  request.output_ids = {1, 2};
+  EXPECT_THAT(rig.Run(request).new_tokens, SizeIs(1));
+}
+
 TEST(RankEngine, ARequestAloneMayFillCacheOrContext) {
   RankEngine::Options options = Roomy();
   options.num_pages = 20;

@@ -26,10 +26,18 @@ std::optional<RankGrammars::Pending> RankGrammars::Find(uint64_t id) const {
   return found == grammars_.end() ? std::nullopt : std::optional(found->second);
 }
 
+void SequenceGrammar::Begin() {
+  matcher_.emplace(compiled_.get());
+  for (const int32_t token : std::exchange(accepted_, {})) {
+    if (!matcher_->Accept(token))
+      throw Invalid("the output so far has token {}, which the grammar does not allow", token);
+  }
+}
+
 bool SequenceGrammar::FillMask(std::span<uint32_t> mask) {
   if (!failure_.empty()) return false;
   try {
-    if (!matcher_) matcher_.emplace(compiled_.get());
+    if (!matcher_) Begin();
     if (matcher_->FillMask(mask)) return true;
     failure_ = "the grammar allows none of the model's tokens at this point of the output";
   } catch (const Error& e) {

@@ -8,6 +8,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "grammar/compiled_grammar.h"
 
@@ -34,7 +36,9 @@ class RankGrammars {
 // keeps its tokens. An error is recorded, and ends the sequence when its next token is processed.
 class SequenceGrammar {
  public:
-  explicit SequenceGrammar(RankGrammars::Pending compiled) : compiled_(std::move(compiled)) {}
+  // `accepted`: the output so far, of a request that is sent again.
+  explicit SequenceGrammar(RankGrammars::Pending compiled, std::vector<int32_t> accepted = {})
+      : compiled_(std::move(compiled)), accepted_(std::move(accepted)) {}
 
   // Writes the mask of the next token [MaskWords(vocab)]. Returns false, and sets `failure`, if no
   // token is allowed. Waits until the grammar has been read.
@@ -47,7 +51,10 @@ class SequenceGrammar {
   const std::string& failure() const { return failure_; }
 
  private:
+  void Begin();  // waits for the grammar, and enters `accepted_`
+
   RankGrammars::Pending compiled_;
+  std::vector<int32_t> accepted_;
   std::optional<GrammarMatcher> matcher_;
   std::string failure_;
 };

@@ -70,6 +70,10 @@ struct EngineRequest {
   int32_t priority = 0;    // larger ones go first; see Scheduler::Options::priorities
   std::string cache_salt;  // only requests of equal salt share cached prefixes
   uint64_t grammar = 0;    // DefineGrammar::id of the grammar of the output; 0: none
+  // Of a request that is sent again to new ranks: the output so far, which the front has. The
+  // request goes on after it as a retracted request does. Fewer than sampling.max_new_tokens.
+  std::vector<int32_t> output_ids;
+  int32_t cached_tokens = 0;  // with output_ids: RequestOutput::cached_tokens so far
 };
 
 // Messages to the ranks, in one ordered stream. Every rank applies the same messages before the

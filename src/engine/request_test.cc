@@ -46,6 +46,8 @@ std::vector<ControlMessage> SomeControl() {
   request.group = 3;
   request.cache_salt = "salt";
   request.grammar = 13;
+  request.output_ids = {11, 12};
+  request.cached_tokens = 5;
   return {request,
           AbortRequest{4},
           FlushCache{5},

@@ -28,7 +28,7 @@ void Fields(Codec& codec, T& p) {
 template <typename Codec, OneOf<EngineRequest> T>
 void Fields(Codec& codec, T& r) {
   codec(r.id, r.input_ids, r.sampling, r.logprob, r.routed_experts, r.pooling, r.group, r.priority,
-        r.cache_salt, r.grammar);
+        r.cache_salt, r.grammar, r.output_ids, r.cached_tokens);
 }
 template <typename Codec, OneOf<AbortRequest, DropGrammar> T>
 void Fields(Codec& codec, T& m) {

@@ -11,6 +11,10 @@ Sequence::Sequence(EngineRequest from) : request(std::move(from)) {
   prompt_length = length();
   if (request.routed_experts.enabled) next_routed = request.routed_experts.start;
   next_logprob = prompt_length;
+  if (!request.output_ids.empty()) {
+    Resume();
+    return;
+  }
   const LogprobParams& wanted = request.logprob;
   if (wanted.enabled && wanted.start >= 0 && wanted.start < prompt_length) {
     next_logprob = wanted.start;
@@ -20,6 +24,16 @@ Sequence::Sequence(EngineRequest from) : request(std::move(from)) {
       next_logprob = 1;
     }
   }
+}
+
+// The first output had the log-probabilities of the prompt, and each output the routed experts of
+// all rows before its last token.
+void Sequence::Resume() {
+  tokens.insert(tokens.end(), request.output_ids.begin(), request.output_ids.end());
+  request.output_ids.clear();
+  if (routed_experts_pending()) next_routed = std::max(next_routed, length() - 1);
+  admitted_before = true;
+  cached_tokens = request.cached_tokens;
 }
 
 int64_t Sequence::max_reusable() const {

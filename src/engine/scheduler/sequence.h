@@ -26,6 +26,7 @@ namespace switchyard {
 // gives the next token. A sequence with an output token and one pending row is decoding. A
 // retracted sequence has computed = 0 and keeps its tokens, so it resumes where it was.
 struct Sequence {
+  // With output_ids, the sequence is as after its retraction, when it had these tokens.
   explicit Sequence(EngineRequest request);
 
   EngineRequest request;
@@ -104,6 +105,9 @@ struct Sequence {
     int64_t size() const { return end - first; }
   };
   RowRange LogitRows(int64_t rows) const;
+
+ private:
+  void Resume();  // enters request.output_ids
 };
 
 }  // namespace switchyard
