@@ -235,6 +235,16 @@ void Post(StepOutputs outputs, GroupExchange& groups, profile::Profiler* profile
   groups.Post({std::move(outputs)});
 }
 
+// Notes the requests that this rank enters or computes now.
+void NoteWork(const std::vector<ControlMessage>& messages, const RankEngine& engine,
+              SymmetricMemory& memory) {
+  std::vector<uint64_t> ids = engine.InFlight();
+  for (const ControlMessage& message : messages) {
+    if (const auto* request = std::get_if<EngineRequest>(&message)) ids.push_back(request->id);
+  }
+  memory.NoteWork(ids);
+}
+
 void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecorder* recorder,
            EplbManager* eplb, profile::Profiler* profiler) {
   GroupExchange groups(comm, io);
@@ -244,6 +254,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     const bool busy = groups.any_work() || (eplb && eplb->busy());
     const std::vector<ControlMessage> messages = NextMessages(busy, comm, io, timer);
     open = !HasShutdown(messages);
+    NoteWork(messages, engine, *comm.memory);
     if (engine.launched() && NeedCounts(messages)) Post(engine.Collect(), groups, profiler);
     groups.Post(engine.Apply(messages));
     groups.Post(ApplyToRecorder(messages, recorder, comm.mesh.rank() == 0));
@@ -251,6 +262,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     groups.Post(ApplyToProfiler(messages, profiler, comm));
     profile::Step step(profiler);
     const StepCounts mine = engine.Plan();
+    NoteWork(messages, engine, *comm.memory);
     ExchangeCounts(mine, engine.HasWork(), groups, profiler);
     if (groups.any_work()) {
       timer.Start(groups.counts());

@@ -39,6 +39,14 @@ struct ArenaHeader {
   alignas(64) std::atomic<uint64_t> parent_beats;  // 0: no process watches the ranks
   std::array<RankState, kMaxRanksPerArena> ranks;
 };
+// What a rank computes, for the process that watches it: one page for each rank, after the header.
+struct WorkNote {
+  static constexpr uint64_t kUnknown = ~uint64_t{0};  // being written, or too many ids
+  std::atomic<uint64_t> count;
+  std::array<uint64_t, 511> ids;
+};
+static_assert(sizeof(WorkNote) == 4096);
+
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
@@ -58,6 +66,7 @@ struct SharedArena::Impl {
   std::unique_ptr<RemoteRanks> remote;  // null if all ranks are on this host
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base); }
+  WorkNote& work(int rank) const;
   std::byte* At(int rank, size_t offset) const;
   uint32_t* Flag(int rank, size_t offset) const;
   void Raise(int rank, size_t offset, uint32_t value) const;  // `rank` is on this host
@@ -75,9 +84,9 @@ struct SharedArena::Impl {
   [[noreturn]] void ThrowAborted() const;
 };
 
-// Bytes of the header, a whole number of pages, and of the whole mapping; Error kInvalid if a
-// size is out of range.
-size_t ArenaHeaderBytes();
+// Bytes before the ranks' arenas, a whole number of pages, and of the whole mapping; Error kInvalid
+// if a size is out of range.
+size_t ArenaHeaderBytes(uint64_t world);
 size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank);
 
 }  // namespace switchyard

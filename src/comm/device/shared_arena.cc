@@ -9,7 +9,9 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <optional>
 #include <thread>
+#include <vector>
 
 #include "comm/device/arena_layout.h"
 #include "comm/device/futex.h"
@@ -25,18 +27,20 @@ size_t RoundUpToPage(size_t bytes) { return (bytes + kPageBytes - 1) / kPageByte
 
 }  // namespace
 
-size_t ArenaHeaderBytes() { return RoundUpToPage(sizeof(ArenaHeader)); }
+size_t ArenaHeaderBytes(uint64_t world) {
+  return RoundUpToPage(sizeof(ArenaHeader)) + world * sizeof(WorkNote);
+}
 
 size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank) {
   if (world < 1 || world > kMaxRanksPerArena) {
     throw Invalid("shared memory for {} ranks: want 1 to {}", world, kMaxRanksPerArena);
   }
   const auto limit = static_cast<uint64_t>(std::numeric_limits<off_t>::max());
-  if (bytes_per_rank > (limit - ArenaHeaderBytes()) / world - kPageBytes) {
+  if (bytes_per_rank > (limit - ArenaHeaderBytes(world)) / world - kPageBytes) {
     throw Invalid("shared memory of {} bytes for each of {} ranks is out of range", bytes_per_rank,
                   world);
   }
-  return ArenaHeaderBytes() + world * RoundUpToPage(bytes_per_rank);
+  return ArenaHeaderBytes(world) + world * RoundUpToPage(bytes_per_rank);
 }
 
 SharedArena::Impl::~Impl() {
@@ -59,7 +63,12 @@ std::byte* SharedArena::Impl::At(int rank, size_t offset) const {
   CHECK_GE(rank, 0);
   CHECK_LT(rank, world);
   CHECK_LE(offset, bytes_per_rank);
-  return base + ArenaHeaderBytes() + static_cast<size_t>(rank) * bytes_per_rank + offset;
+  return base + ArenaHeaderBytes(world) + static_cast<size_t>(rank) * bytes_per_rank + offset;
+}
+
+WorkNote& SharedArena::Impl::work(int rank) const {
+  CHECK(rank >= 0 && rank < world);
+  return reinterpret_cast<WorkNote*>(base + ArenaHeaderBytes(0))[rank];
 }
 
 uint32_t* SharedArena::Impl::Flag(int rank, size_t offset) const {
@@ -146,7 +155,7 @@ std::shared_ptr<SharedArena> SharedArena::FromFd(int fd) {
   if (fstat(fd, &status) != 0) {
     throw Invalid("descriptor {} is not an arena of shared memory: {}", fd, std::strerror(errno));
   }
-  if (!S_ISREG(status.st_mode) || static_cast<size_t>(status.st_size) < ArenaHeaderBytes()) {
+  if (!S_ISREG(status.st_mode) || static_cast<size_t>(status.st_size) < ArenaHeaderBytes(1)) {
     throw Invalid("descriptor {} is not an arena of shared memory", fd);
   }
   impl->Map(static_cast<size_t>(status.st_size));
@@ -191,6 +200,14 @@ std::string SharedArena::AbortReason() const {
 uint64_t SharedArena::beats(int rank) const {
   CHECK(rank >= 0 && rank < world());
   return impl_->header().ranks[rank].beats.load(std::memory_order_relaxed);
+}
+
+std::optional<std::vector<uint64_t>> SharedArena::Work(int rank) const {
+  const WorkNote& work = impl_->work(rank);
+  const uint64_t count = work.count.load();
+  if (count > work.ids.size()) return std::nullopt;
+  return std::vector<uint64_t>(work.ids.begin(),
+                               work.ids.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
 void SharedArena::BeatAsParent() {

@@ -261,6 +261,14 @@ void SymmetricMemory::StopHeartbeat() {
   if (impl_->shared.remote != nullptr) impl_->shared.remote->SendBeats(0);
 }
 
+void SymmetricMemory::NoteWork(std::span<const uint64_t> ids) {
+  WorkNote& work = impl_->shared.work(rank());
+  work.count.store(WorkNote::kUnknown);
+  if (ids.size() > work.ids.size()) return;
+  std::ranges::copy(ids, work.ids.begin());
+  work.count.store(ids.size());
+}
+
 void SymmetricMemory::Abort(std::string_view reason) { impl_->arena->Abort(reason); }
 
 }  // namespace switchyard

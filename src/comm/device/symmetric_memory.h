@@ -11,8 +11,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace switchyard {
 
@@ -54,6 +57,9 @@ class SharedArena {
   // serve. Rank 0's host receives the counters of all other hosts, and every host receives rank 0's
   // counter, about twice a second.
   uint64_t beats(int rank) const;
+  // The requests that the rank computes (SymmetricMemory::NoteWork), for the process that watches
+  // it. Nothing if they are not known. Call it after the rank has ended.
+  std::optional<std::vector<uint64_t>> Work(int rank) const;
   // The parent process has a heartbeat too, so that ranks detect when it is stopped. 0: no monitor.
   void BeatAsParent();
   uint64_t parent_beats() const;
@@ -129,6 +135,10 @@ class SymmetricMemory {
   void StartHeartbeat();
   void Beat();
   void StopHeartbeat();
+
+  // Notes in shared memory which requests this rank computes from now on. If the rank ends by
+  // itself, one of them may be the cause.
+  void NoteWork(std::span<const uint64_t> ids);
 
   void Abort(std::string_view reason);
 

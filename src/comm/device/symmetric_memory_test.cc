@@ -55,6 +55,20 @@ TEST(SharedArenaTest, AttachesThroughItsDescriptor) {
   EXPECT_EQ(std::memcmp(reader.Local(word), "platform", 8), 0);
 }
 
+TEST(SharedArenaTest, ShowsTheWorkOfEachRank) {
+  const auto arena = SharedArena::Create(2, 1000);
+  SymmetricMemory memory(arena, 1, TimeoutOf(1000));
+  EXPECT_EQ(arena->Work(1), std::vector<uint64_t>());
+  memory.NoteWork(std::vector<uint64_t>{7, 9});
+  EXPECT_EQ(arena->Work(1), (std::vector<uint64_t>{7, 9}));
+  EXPECT_EQ(SharedArena::FromFd(dup(arena->fd()))->Work(1), (std::vector<uint64_t>{7, 9}));
+  EXPECT_EQ(arena->Work(0), std::vector<uint64_t>());
+  memory.NoteWork(std::vector<uint64_t>(100'000, 1));  // more than the note holds
+  EXPECT_EQ(arena->Work(1), std::nullopt);
+  memory.NoteWork({});
+  EXPECT_EQ(arena->Work(1), std::vector<uint64_t>());
+}
+
 TEST(SharedArenaTest, RefusesWhatIsNoArena) {
   const auto is_refused = [](int fd) {
     ExpectError(ErrorKind::kInvalid, HasSubstr("is not an arena of shared memory"),
