@@ -10,11 +10,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <condition_variable>
 #include <exception>
 #include <future>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -43,6 +45,18 @@ RankExit Reap(int rank, pid_t pid) {
   return exit;
 }
 
+// Whether the process is stopped by a signal. A process that a debugger has stopped is not.
+bool IsStopped(pid_t pid) {
+  const std::string path = fmt::format("/proc/{}/stat", pid);
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::array<char, 512> text{};
+  const ssize_t n = file.get() < 0 ? -1 : read(file.get(), text.data(), text.size());
+  if (n <= 0) return false;
+  const std::string_view stat(text.data(), static_cast<size_t>(n));
+  const size_t name_end = stat.rfind(')');  // the state follows the name
+  return name_end != std::string_view::npos && stat.substr(name_end).starts_with(") T");
+}
+
 void BlockAllSignals() {
   sigset_t all;
   sigfillset(&all);
@@ -51,7 +65,29 @@ void BlockAllSignals() {
 
 }  // namespace
 
+bool RankExit::ByItself() const {
+  switch (signal) {
+    case 0:
+    case SIGSEGV:
+    case SIGBUS:
+    case SIGILL:
+    case SIGFPE:
+    case SIGABRT:
+    case SIGTRAP:
+    case SIGSYS:
+      return true;
+    default:
+      return false;
+  }
+}
+
 std::string RankExit::Describe() const {
+  if (stopped_seconds > 0) {
+    return fmt::format(
+        "rank {} (pid {}) was stopped for {:.1f} s and was killed "
+        "(--rank-stall-timeout)",
+        rank, pid, stopped_seconds);
+  }
   if (silent_seconds > 0) {
     return fmt::format(
         "rank {} (pid {}) sent no heartbeat for {:.0f} s and was killed (--watchdog-timeout)", rank,
@@ -73,6 +109,8 @@ struct RankProcesses::Impl {
     bool ended = false;
     double silent_seconds = 0;  // seconds without a heartbeat when the watchdog killed it
     Silence silence{2 * kHeartbeatSampleTime};
+    double stopped_seconds = 0;  // time for which it was stopped when it was killed for that
+    Silence stopped{2 * kHeartbeatSampleTime};
   };
 
   std::shared_ptr<SharedArena> arena;
@@ -91,6 +129,7 @@ struct RankProcesses::Impl {
   void SpawnAll(const std::vector<std::string>& environment);
   void Watch();
   void SampleHeartbeats();
+  void KillStopped(Child& child, Silence::Clock::time_point now);  // requires the mutex
   void OnEnd(size_t child);
   int first_rank() const { return options.network ? options.network->first_rank() : 0; }
   int count() const {
@@ -155,13 +194,29 @@ void RankProcesses::Impl::SampleHeartbeats() {
   const std::lock_guard lock(mutex);
   for (Child& child : children) {
     if (child.ended) continue;
-    child.silence.Sample(arena->beats(child.rank), now);
+    const uint64_t beats = arena->beats(child.rank);
+    child.silence.Sample(beats, now);
     const auto silent = child.silence.length();
+    if (beats == 0 || silent.count() > 0) {
+      KillStopped(child, now);
+    } else {
+      child.stopped.Sample(0, now);
+    }
     if (options.watchdog_timeout.count() == 0 || silent < options.watchdog_timeout) continue;
     if (child.silent_seconds > 0) continue;  // killed already
     child.silent_seconds = std::chrono::duration<double>(silent).count();
     kill(child.pid, SIGKILL);
   }
+}
+
+// A rank that computes for long has no heartbeats either, so only a stopped one is killed so soon.
+void RankProcesses::Impl::KillStopped(Child& child, Silence::Clock::time_point now) {
+  if (options.stall_timeout.count() == 0 || child.stopped_seconds > 0) return;
+  child.stopped.Sample(IsStopped(child.pid) ? 1 : 0, now);
+  const auto stopped = child.stopped.length();
+  if (stopped < options.stall_timeout) return;
+  child.stopped_seconds = std::chrono::duration<double>(stopped).count();
+  kill(child.pid, SIGKILL);
 }
 
 void RankProcesses::Impl::OnEnd(size_t child) {
@@ -171,6 +226,7 @@ void RankProcesses::Impl::OnEnd(size_t child) {
     const std::lock_guard lock(mutex);
     exit = Reap(children[child].rank, children[child].pid);
     exit.silent_seconds = children[child].silent_seconds;
+    exit.stopped_seconds = children[child].stopped_seconds;
     exit.reason = arena->AbortReason();
     children[child].ended = true;
     const bool is_clean = exit.signal == 0 && exit.code == 0;

@@ -22,12 +22,17 @@ struct RankExit {
   int pid = 0;
   // Seconds without a heartbeat when the watchdog killed the rank; 0: not killed by it.
   double silent_seconds = 0;
+  // Seconds for which the process was stopped when it was killed for that; 0: not killed for that.
+  double stopped_seconds = 0;
   // Reason of the abort before this rank ended: its own error, or that of the rank that failed
   // first. Empty if there was no abort.
   std::string reason;
 
   // "rank 1 (pid 4711) was killed by signal 9 (SIGKILL)"
   std::string Describe() const;
+  // Whether the rank ended by a fault signal or an exit, so that its own work may be the cause. A
+  // SIGKILL comes from outside: a user, the kernel's lack of memory, or the watchdog.
+  bool ByItself() const;
 };
 
 // The ranks of one node as child processes. Each runs this program again (/proc/self/exe) with
@@ -50,6 +55,8 @@ class RankProcesses {
     std::chrono::milliseconds join_timeout{300'000};
     // A rank without a heartbeat for this time is killed; 0: never.
     std::chrono::milliseconds watchdog_timeout{0};
+    // A rank whose process is stopped (SIGSTOP) for this time is killed; 0: never.
+    std::chrono::milliseconds stall_timeout{0};
     std::function<bool()> give_up;  // polled by WaitJoined; may be empty
   };
   // Called from the watcher's thread once per rank that ends unexpectedly: before ExpectEnd, or

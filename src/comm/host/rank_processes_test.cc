@@ -146,7 +146,8 @@ int RankMain(int argc, char** argv) {
 class Troupe {
  public:
   Troupe(int world, std::string part, milliseconds join_timeout = kLong,
-         std::optional<NodeNetwork> network = {}, milliseconds watchdog_timeout = {})
+         std::optional<NodeNetwork> network = {}, milliseconds watchdog_timeout = {},
+         milliseconds stall_timeout = {})
       : arena_(SharedArena::Create(world, kBytes)),
         endpoint_(ControlSocket::UniqueEndpoint()),
         ranks_(arena_,
@@ -155,7 +156,8 @@ class Troupe {
                 .control_endpoint = endpoint_,
                 .network = std::move(network),
                 .join_timeout = join_timeout,
-                .watchdog_timeout = watchdog_timeout},
+                .watchdog_timeout = watchdog_timeout,
+                .stall_timeout = stall_timeout},
                [this](const RankExit& exit) {
                  const std::lock_guard lock(mutex_);
                  exits_.push_back(exit);
@@ -339,6 +341,22 @@ TEST(RankProcessesTest, TheWatchdogKillsARankWithoutHeartbeat) {
               AllOf(HasSubstr("sent no heartbeat for "), HasSubstr("--watchdog-timeout")));
 }
 
+// A rank that computes for long without a heartbeat is not stopped.
+TEST(RankProcessesTest, OnlyAStoppedRankIsKilledForAStall) {
+  Troupe troupe(2, "serve", kLong, {}, {}, milliseconds(300));
+  troupe.ranks().WaitJoined();
+  EXPECT_FALSE(troupe.HasExits(1, milliseconds(700)));
+  const auto pids = ChildrenOf(getpid());
+  ASSERT_EQ(pids.size(), 2u);
+  kill(pids[0], SIGSTOP);
+  const auto exits = troupe.Exits(1);
+  EXPECT_EQ(exits[0].pid, pids[0]);
+  EXPECT_GT(exits[0].stopped_seconds, 0);
+  EXPECT_FALSE(exits[0].ByItself());
+  EXPECT_THAT(exits[0].Describe(),
+              AllOf(HasSubstr("was stopped for "), HasSubstr("--rank-stall-timeout")));
+}
+
 TEST(RankProcessesTest, ARankThatDoesNotServeNeedsNoHeartbeat) {
   Troupe troupe(2, "serve", kLong, {}, milliseconds(300));
   troupe.ranks().WaitJoined();
@@ -459,13 +477,6 @@ TEST(RankProcessesTest, ARankStartedByHandIsRefused) {
     ASSERT_EQ(waitpid(pid, &status, 0), pid);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kNoSpec) << fds;
   }
-}
-
-TEST(RankExitTest, DescribesCodesAndSignals) {
-  EXPECT_EQ((RankExit{.rank = 2, .code = 3, .pid = 4711}).Describe(),
-            "rank 2 (pid 4711) ended with exit code 3");
-  EXPECT_EQ((RankExit{.rank = 1, .signal = SIGSEGV, .pid = 4711}).Describe(),
-            "rank 1 (pid 4711) was killed by signal 11 (SIGSEGV)");
 }
 
 }  // namespace
