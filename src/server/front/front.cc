@@ -123,18 +123,9 @@ void Front::ReleaseName(const std::string& name) {
 
 uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
   Check(spec);
-  uint64_t id = 0;
-  EngineRequest request{.input_ids = spec.input_ids,
-                        .sampling = spec.sampling,
-                        .logprob = spec.logprob,
-                        .routed_experts = spec.routed_experts,
-                        .pooling = limits_.pooling,
-                        .group = spec.group,
-                        .priority = spec.priority,
-                        .cache_salt = spec.cache_salt,
-                        .grammar = spec.grammar ? spec.grammar->id : 0};
-  const std::shared_ptr<const ReadyGrammar> grammar = spec.grammar;
+  std::vector<ControlMessage> messages;
   std::lock_guard order(order_);
+  uint64_t id = 0;
   {
     std::lock_guard lock(mutex_);
     if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
@@ -149,17 +140,14 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
     if (!spec.name.empty()) ++names_[spec.name];
     if (spec.measured) metrics_.AddSubmission(spec.sampling.max_new_tokens);
     id = next_id_++;
+    const std::optional<int32_t> pinned = spec.group;
     auto open = std::make_shared<Open>(id, tokenizer_, std::move(spec), std::move(callback));
-    open->tokens = std::ssize(request.input_ids);
-    open->group = controller_.Open(request.group, open->tokens);
-    request.group = open->group;
+    open->tokens = std::ssize(open->spec.input_ids);
+    open->group = controller_.Open(pinned, open->tokens);
+    if (!paused_ && suspects_.empty()) Append(*open, &messages);  // else it is sent later
     open_.emplace(id, std::move(open));
   }
-  request.id = id;
-  std::vector<ControlMessage> messages;
-  if (grammar) grammars_.Introduce(*grammar, &messages);
-  messages.emplace_back(std::move(request));
-  link_.Send(messages);
+  if (!messages.empty()) link_.Send(messages);
   return id;
 }
 
@@ -180,10 +168,14 @@ Error Front::Full() const {
 }
 
 void Front::Abort(const std::vector<uint64_t>& ids) {
-  std::vector<AbortRequest> requests;
-  requests.reserve(ids.size());
-  for (const uint64_t id : ids) requests.push_back({id});
-  const std::vector<ControlMessage> aborts(requests.begin(), requests.end());
+  std::vector<ControlMessage> aborts;
+  {
+    std::lock_guard lock(mutex_);
+    for (const uint64_t id : ids) {
+      if (const auto open = open_.find(id); open != open_.end()) open->second->aborted = true;
+      if (!paused_) aborts.emplace_back(AbortRequest{id});
+    }
+  }
   if (!aborts.empty()) link_.Send(aborts);
 }
 
@@ -226,84 +218,27 @@ void Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
   Abort(ids);
 }
 
-template <typename T>
-uint64_t Front::Ask(std::map<uint64_t, std::function<void(const T&)>>& asked,
-                    std::function<void(const T&)> callback) {
-  std::lock_guard lock(mutex_);
-  if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
-  asked[next_id_] = std::move(callback);
-  return next_id_++;
-}
-
-void Front::FlushCache(std::function<void(bool)> callback) {
-  const uint64_t ticket = Ask<FlushResult>(
-      flushes_, [callback = std::move(callback)](const FlushResult& r) { callback(r.done); });
-  link_.Send({switchyard::FlushCache{ticket}});
-}
-
-void Front::Stats(std::function<void(const std::vector<EngineStats>&)> callback) {
-  const uint64_t ticket = Ask<StatsReport>(
-      stats_, [callback = std::move(callback)](const StatsReport& r) { callback(r.groups); });
-  link_.Send({GetStats{ticket}});
-}
-
-void Front::RecordExperts(RecordAction action, std::function<void(const RecordResult&)> callback) {
-  link_.Send({switchyard::RecordExperts{Ask(records_, std::move(callback)), action}});
-}
-
-void Front::GetExpertLoad(std::function<void(const ExpertLoadReport&)> callback) {
-  link_.Send({switchyard::GetExpertLoad{Ask(loads_, std::move(callback))}});
-}
-
-void Front::RebalanceExperts(std::function<void(const EplbReport&)> callback) {
-  link_.Send({switchyard::RebalanceExperts{Ask(eplb_, std::move(callback))}});
-}
-
-void Front::GetEplb(std::function<void(const EplbReport&)> callback) {
-  link_.Send({switchyard::GetEplb{Ask(eplb_, std::move(callback))}});
-}
-
-void Front::StartProfile(profile::Options options,
-                         std::function<void(const ProfileReport&)> callback) {
-  link_.Send({switchyard::StartProfile{Ask(profiles_, std::move(callback)), std::move(options)}});
-}
-
-void Front::StopProfile(std::function<void(const ProfileReport&)> callback) {
-  link_.Send({switchyard::StopProfile{Ask(profiles_, std::move(callback))}});
-}
-
 void Front::OnMessage(const EngineMessage& message) {
   if (const auto* step = std::get_if<StepOutputs>(&message)) {
     const auto now = Clock::now();
     for (const RequestOutput& output : step->outputs) Deliver(output, now);
-  } else if (const auto* flush = std::get_if<FlushResult>(&message)) {
-    if (const auto answer = TakeCallback(flushes_, flush->ticket)) answer(*flush);
-  } else if (const auto* stats = std::get_if<StatsReport>(&message)) {
-    if (const auto answer = TakeCallback(stats_, stats->ticket)) answer(*stats);
-  } else if (const auto* record = std::get_if<RecordResult>(&message)) {
-    if (const auto answer = TakeCallback(records_, record->ticket)) answer(*record);
-  } else if (const auto* load = std::get_if<ExpertLoadReport>(&message)) {
-    if (const auto answer = TakeCallback(loads_, load->ticket)) answer(*load);
-  } else if (const auto* eplb = std::get_if<EplbReport>(&message)) {
-    if (const auto answer = TakeCallback(eplb_, eplb->ticket)) answer(*eplb);
-  } else if (const auto* profile = std::get_if<ProfileReport>(&message)) {
-    if (const auto answer = TakeCallback(profiles_, profile->ticket)) answer(*profile);
   } else if (const auto* failure = std::get_if<EngineFailure>(&message)) {
     LOG_ERROR("a rank failed: {}", failure->what);
+  } else {
+    Questions::OnAnswer answer;
+    {
+      std::lock_guard lock(mutex_);
+      answer = questions_.Take(message);
+    }
+    if (answer) answer(message);
   }
-}
-
-template <typename T>
-std::function<void(const T&)> Front::TakeCallback(
-    std::map<uint64_t, std::function<void(const T&)>>& asked, uint64_t ticket) {
-  std::lock_guard lock(mutex_);
-  auto node = asked.extract(ticket);
-  return node ? std::move(node.mapped()) : nullptr;
 }
 
 void Front::Deliver(const RequestOutput& output, Clock::time_point now) {
   std::shared_ptr<Open> open;
   std::string overdue;
+  bool suspect = false;
+  std::optional<Clock::time_point> ended;
   {
     std::lock_guard lock(mutex_);
     const auto it = open_.find(output.id);
@@ -312,28 +247,43 @@ void Front::Deliver(const RequestOutput& output, Clock::time_point now) {
     const auto count = std::ssize(output.new_tokens);
     open->tokens += count;
     if (count > 0 && !std::exchange(open->running, true)) open->since = now;
+    if (count > 0) ended = std::exchange(ended_, std::nullopt);
     controller_.Grow(open->group, count);
     overdue = open->overdue;
+    suspect = suspects_.contains(output.id);
   }
-  const int32_t tokens_before = open->next.completion_tokens;
-  open->Take(output);
-  if (!overdue.empty() && open->next.finish == FinishReason::kAbort) {
-    open->next.finish = FinishReason::kError;
-    open->next.error = overdue;
-    open->next.error_kind = ErrorKind::kUnavailable;
+  if (ended)
+    LOG_INFO("the first token came {:.0f} ms after the end of the last ranks",
+             std::chrono::duration<double, std::milli>(now - *ended).count());
+  if (!suspect) return Take(*open, output, overdue, now);
+  RequestOutput taken = output;
+  const bool passes = open->PassesTrial(output);
+  if (passes) taken.finish = FinishReason::kNone;
+  Take(*open, taken, overdue, now);
+  if (passes || open->next.finished()) EndTrial(output.id);
+}
+
+void Front::Take(Open& open, const RequestOutput& output, const std::string& overdue,
+                 Clock::time_point now) {
+  const int32_t tokens_before = open.next.completion_tokens;
+  open.Take(output);
+  if (!overdue.empty() && open.next.finish == FinishReason::kAbort) {
+    open.next.finish = FinishReason::kError;
+    open.next.error = overdue;
+    open.next.error_kind = ErrorKind::kUnavailable;
   }
-  if (open->spec.measured) Measure(*open, output, tokens_before, now);
-  if (open->next.finished()) {
+  if (open.spec.measured) Measure(open, output, tokens_before, now);
+  if (open.next.finished()) {
     if (output.finish == FinishReason::kNone)
-      Abort({output.id});          // ended by a stop string, which ranks do not match
-    ReleaseName(open->spec.name);  // so that the client can reuse it right after the response
-    open->Emit();
+      Abort({output.id});         // ended by a stop string, which ranks do not match
+    ReleaseName(open.spec.name);  // so that the client can reuse it right after the response
+    open.Emit();
     std::lock_guard lock(mutex_);
-    controller_.Close(open->group, open->tokens);
+    controller_.Close(open.group, open.tokens);
     open_.erase(output.id);
     if (open_.empty()) idle_.notify_all();
-  } else if (open->next.tokens.size() >= static_cast<size_t>(open->spec.stream_interval)) {
-    open->Emit();
+  } else if (open.next.tokens.size() >= static_cast<size_t>(open.spec.stream_interval)) {
+    open.Emit();
   }
 }
 
@@ -352,24 +302,15 @@ void Front::Measure(Open& open, const RequestOutput& output, int32_t tokens_befo
 
 void Front::OnRanksLost(const std::string& why) {
   std::map<uint64_t, std::shared_ptr<Open>> open;
-  std::map<uint64_t, std::function<void(const FlushResult&)>> flushes;
-  std::map<uint64_t, std::function<void(const StatsReport&)>> stats;
-  std::map<uint64_t, std::function<void(const RecordResult&)>> records;
-  std::map<uint64_t, std::function<void(const ExpertLoadReport&)>> loads;
-  std::map<uint64_t, std::function<void(const EplbReport&)>> eplb;
-  std::map<uint64_t, std::function<void(const ProfileReport&)>> profiles;
+  std::vector<std::function<void()>> answers;
   {
     std::lock_guard lock(mutex_);
     if (lost_.exchange(true)) return;
     lost_reason_ = why;
     open.swap(open_);
     names_.clear();
-    flushes.swap(flushes_);
-    stats.swap(stats_);
-    records.swap(records_);
-    loads.swap(loads_);
-    eplb.swap(eplb_);
-    profiles.swap(profiles_);
+    suspects_.clear();
+    answers = questions_.TakeAll(why);
   }
   for (auto& [id, request] : open) {
     request->next.finish = FinishReason::kError;
@@ -378,13 +319,7 @@ void Front::OnRanksLost(const std::string& why) {
     if (request->spec.measured) metrics_.CountEnd(metrics::End::kError);
     request->Emit();
   }
-  for (auto& [ticket, answer] : flushes) answer({.ticket = ticket, .done = false});
-  for (auto& [ticket, answer] : stats) answer({.ticket = ticket});
-  for (auto& [ticket, answer] : records) answer({.ticket = ticket, .dump = {.error = why}});
-  for (auto& [ticket, answer] : loads) answer({.ticket = ticket, .error = why});
-  for (auto& [ticket, answer] : eplb) answer({.ticket = ticket, .refused = why});
-  for (auto& [ticket, answer] : profiles)
-    answer({.ticket = ticket, .outcome = ProfileOutcome::kConflict, .result = {.error = why}});
+  for (const auto& answer : answers) answer();
   idle_.notify_all();
 }
 

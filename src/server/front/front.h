@@ -9,6 +9,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,6 +19,8 @@
 #include "engine/request.h"
 #include "server/front/defined_grammars.h"
 #include "server/front/generation.h"
+#include "server/front/questions.h"
+#include "server/metrics/rank_history.h"
 #include "server/metrics/request_metrics.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -28,6 +32,16 @@ class ContextLengthError : public Error {
   explicit ContextLengthError(const std::string& what) : Error(ErrorKind::kInvalid, what) {}
 };
 
+// How the ranks ended.
+struct RanksEnd {
+  std::string why;
+  std::chrono::steady_clock::time_point time{};  // of the detection
+  // A rank ended by a fault signal or an error, not by SIGKILL and not for want of a heartbeat. So
+  // a request of its batch may be the cause.
+  bool by_itself = false;
+  std::optional<std::vector<uint64_t>> batch;  // the ids of its requests; nullopt: not known
+};
+
 // Sends control messages to the ranks. Their replies arrive through Front::OnMessage.
 class RankLink {
  public:
@@ -36,9 +50,11 @@ class RankLink {
       const std::vector<ControlMessage>& messages) = 0;  // in order; from any thread; never blocks
 };
 
-// Owns the table of open generations; borrows link and tokenizer. Keeps the prompt and the unsent
-// output of each request until the request finishes. Submit, Abort and the queries may be called
-// from any thread; OnMessage and OnRanksLost from one thread each.
+// Owns the table of open generations; borrows link and tokenizer. Keeps the prompt and the output
+// ids of each request until the request finishes. So new ranks can continue it (Pause, Resume):
+// each token either is in the table, or no client has it and it is drawn again, equal. Submit,
+// Abort and the queries may be called from any thread; OnMessage, Pause, Resume and OnRanksLost
+// from one thread at a time.
 class Front {
  public:
   struct Limits {
@@ -96,6 +112,15 @@ class Front {
   metrics::RequestMetrics& request_metrics() { return metrics_; }
 
   void OnMessage(const EngineMessage& message);
+  // The ranks have ended, and new ones will start. Keeps open requests and questions; accepts new
+  // ones. If a rank ended by itself, the requests of its batch are suspect: Resume lets them run
+  // first, each of them alone for a few tokens. A request that ends its ranks then ends with an
+  // error.
+  void Pause(const RanksEnd& end);
+  // The link leads to new ranks. Asks the open questions again, and sends the open requests with
+  // their output, in the order of their ids.
+  void Resume();
+  RankHistory history() const;
   // Ends every open generation with FinishReason::kError and `why`. Later calls of Submit fail.
   void OnRanksLost(const std::string& why);
 
@@ -117,16 +142,20 @@ class Front {
   bool IsNameTaken(const GenerationSpec& spec) const;
   void AbortWhere(const std::function<bool(const Open&)>& chosen);
   void Deliver(const RequestOutput& output, metrics::Clock::time_point now);
+  void Take(Open& open, const RequestOutput& output, const std::string& overdue,
+            metrics::Clock::time_point now);
+  // Appends the messages that send the request to the ranks. Requires order_ and mutex_.
+  void Append(Open& open, std::vector<ControlMessage>* messages);
+  // Sends the requests that the ranks do not have, or one suspect alone. Requires order_.
+  void SendUnsent();
+  void EndTrial(uint64_t id);
   void Measure(Open& open, const RequestOutput& output, int32_t tokens_before,
                metrics::Clock::time_point now);
-  // Stores the callback under a new ticket. Throws kUnavailable if the ranks are lost.
-  template <typename T>
-  uint64_t Ask(std::map<uint64_t, std::function<void(const T&)>>& asked,
-               std::function<void(const T&)> callback);
-  // Removes and returns the callback of `ticket`; null for an unknown ticket.
-  template <typename T>
-  std::function<void(const T&)> TakeCallback(
-      std::map<uint64_t, std::function<void(const T&)>>& asked, uint64_t ticket);
+  // Sends a question. `if_lost` makes the answer if the ranks are lost. Throws kUnavailable if they
+  // are lost already.
+  template <typename Answer, typename Message>
+  void Ask(Message message, std::function<void(const Answer&)> callback,
+           std::function<Answer(const std::string& why)> if_lost);
 
   RankLink& link_;
   const Tokenizer& tokenizer_;
@@ -135,7 +164,8 @@ class Front {
   metrics::RequestMetrics metrics_;
 
   // Held from the insertion of a request into open_ until the request is sent. So an abort of an
-  // open request is never sent before the request itself. Lock order: before mutex_.
+  // open request is never sent before the request itself. Also held from the choice of what to send
+  // after a pause until it is sent. Lock order: before mutex_.
   std::mutex order_;
   DefinedGrammars grammars_;  // guarded by order_
 
@@ -145,13 +175,16 @@ class Front {
   uint64_t next_id_ = 1;
   std::map<uint64_t, std::shared_ptr<Open>> open_;
   std::map<std::string, int> names_;  // number of open generations of each name
-  std::map<uint64_t, std::function<void(const FlushResult&)>> flushes_;
-  std::map<uint64_t, std::function<void(const StatsReport&)>> stats_;
-  std::map<uint64_t, std::function<void(const RecordResult&)>> records_;
-  std::map<uint64_t, std::function<void(const ExpertLoadReport&)>> loads_;
-  std::map<uint64_t, std::function<void(const EplbReport&)>> eplb_;
-  std::map<uint64_t, std::function<void(const ProfileReport&)>> profiles_;
+  Questions questions_;
   std::string lost_reason_;
+  bool paused_ = false;  // between two epochs of the ranks: nothing is sent
+  // Open requests that were in the batch of a rank which ended by itself. While there are any, the
+  // ranks have only the first one.
+  std::set<uint64_t> suspects_;
+  int64_t epoch_ = 1, deaths_ = 0;
+  double pause_seconds_ = 0;
+  std::optional<metrics::Clock::time_point> paused_since_, held_since_;
+  std::optional<metrics::Clock::time_point> ended_;  // of the last ranks, until the first token
 };
 
 }  // namespace switchyard

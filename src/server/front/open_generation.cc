@@ -9,7 +9,7 @@ namespace switchyard {
 namespace {
 
 template <typename T>
-void Append(std::vector<T>& to, const std::vector<T>& from) {
+void AppendTo(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
@@ -19,9 +19,9 @@ void Append(std::vector<T>& to, const std::vector<T>& from) {
 // string.
 void Front::Open::Take(const RequestOutput& output) {
   next.cached_tokens = output.cached_tokens;
-  Append(next.input_logprobs, output.input_logprobs);
-  Append(next.routed_experts, output.routed_experts);
-  Append(next.pooled, output.pooled);
+  AppendTo(next.input_logprobs, output.input_logprobs);
+  AppendTo(next.routed_experts, output.routed_experts);
+  AppendTo(next.pooled, output.pooled);
   for (size_t i = 0; i < output.new_tokens.size() && !stop.matched(); ++i) AppendToken(output, i);
   const bool ended = output.finish != FinishReason::kNone;
   if (ended && !stop.matched())
@@ -41,6 +41,7 @@ void Front::Open::Take(const RequestOutput& output) {
 void Front::Open::AppendToken(const RequestOutput& output, size_t i) {
   const int32_t token = output.new_tokens[i];
   next.tokens.push_back(token);
+  this->output.push_back(token);
   ++next.completion_tokens;
   if (i < output.output_logprobs.size()) next.output_logprobs.push_back(output.output_logprobs[i]);
   // A stop token ends the text without being part of it.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "server/front/front.h"
 #include "server/front/stop_strings.h"
@@ -31,6 +32,11 @@ struct Front::Open {
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   bool running = false;  // has a first token
   std::string overdue;   // error message once aborted after a timeout
+  bool sent = false;     // the ranks have the request
+  bool aborted = false;  // an abort was sent, or follows the request once it is sent
+  // All tokens of the output, for ranks that continue it. Read by other threads only during a
+  // pause.
+  std::vector<int32_t> output;
 
   Open(uint64_t id, const Tokenizer& tokenizer, GenerationSpec s, GenerationCallback c)
       : spec(std::move(s)),
@@ -41,6 +47,11 @@ struct Front::Open {
     next.id = id;
     next.prompt_tokens = static_cast<int32_t>(spec.input_ids.size());
   }
+
+  // The request with its output so far. `trial`: it ends with kLength a few tokens later.
+  EngineRequest Request(Pooling pooling, bool trial) const;
+  // Whether `last` ends a trial, and not the request itself.
+  bool PassesTrial(const RequestOutput& last) const;
 
   void Take(const RequestOutput& output);
   void AppendToken(const RequestOutput& output, size_t i);
