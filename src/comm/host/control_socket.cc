@@ -134,14 +134,23 @@ void ControlSocket::Send(std::string message) {
   }
 }
 
-std::optional<std::string> ControlSocket::Receive(std::chrono::milliseconds timeout) {
+void ControlSocket::DiscardUnsent() {
+  const int no_time = 0;
+  zmq_setsockopt(impl_->push, ZMQ_LINGER, &no_time, sizeof no_time);
+}
+
+std::optional<std::string> ControlSocket::Receive(std::chrono::milliseconds timeout, int wake_fd) {
   using std::chrono::steady_clock;
   const auto start = steady_clock::now();
   auto left = timeout;
   for (;;) {
-    zmq_pollitem_t item{impl_->pull, 0, ZMQ_POLLIN, 0};
+    std::array<zmq_pollitem_t, 2> items{
+        {{impl_->pull, 0, ZMQ_POLLIN, 0}, {nullptr, wake_fd, ZMQ_POLLIN, 0}}};
     const auto wait = std::clamp<int64_t>(left.count(), 0, INT_MAX);
-    if (zmq_poll(&item, 1, static_cast<long>(wait)) > 0) break;
+    if (zmq_poll(items.data(), wake_fd < 0 ? 1 : 2, static_cast<long>(wait)) > 0) {
+      if (items[0].revents != 0) break;
+      return std::nullopt;
+    }
     // A signal interrupts the poll early.
     left = timeout - std::chrono::ceil<std::chrono::milliseconds>(steady_clock::now() - start);
     if (left.count() <= 0) return std::nullopt;

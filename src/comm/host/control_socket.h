@@ -21,8 +21,11 @@ class ControlSocket {
   ~ControlSocket();
 
   void Send(std::string message);  // never blocks: queues without limit while the peer is busy
-  // The next message, or nullopt after `timeout` (zero: polls once).
-  std::optional<std::string> Receive(std::chrono::milliseconds timeout);
+  // The next message, or nullopt after `timeout` (zero: polls once), or once the descriptor
+  // `wake_fd` is readable (−1: none).
+  std::optional<std::string> Receive(std::chrono::milliseconds timeout, int wake_fd = -1);
+  // The peer has ended: the destructor does not wait until it has received all messages.
+  void DiscardUnsent();
   // Becomes readable when messages may be pending (edge-triggered, as ZMQ_FD): after a wake-up,
   // call Receive(0) until it returns nullopt.
   int PollFd() const;

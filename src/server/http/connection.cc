@@ -23,6 +23,7 @@
 #include "server/http/dispatch.h"
 #include "server/http/error_body.h"
 #include "server/http/exchange.h"
+#include "server/http/open_request.h"
 #include "server/http/origins.h"
 #include "server/http/request_parser.h"
 #include "server/http/request_trace.h"
@@ -66,18 +67,6 @@ Admission ToAdmission(const Refusal& refusal) {
   return Admission::Refuse(refusal.status, refusal.message, refusal.code);
 }
 
-// Counts a request as open during its lifetime.
-class OpenRequest {
- public:
-  explicit OpenRequest(std::atomic<size_t>& count) : count_(count) { ++count_; }
-  ~OpenRequest() { --count_; }
-  OpenRequest(const OpenRequest&) = delete;
-  OpenRequest& operator=(const OpenRequest&) = delete;
-
- private:
-  std::atomic<size_t>& count_;
-};
-
 class ConnectionImpl final : public Connection,
                              public std::enable_shared_from_this<ConnectionImpl> {
  public:
@@ -92,6 +81,7 @@ class ConnectionImpl final : public Connection,
 
   void Advance(Phase phase) override;
   bool CloseUnlessAnswering() override;
+  void Comment(const std::string& text) override;
   void Spawn(std::function<void(Connection*)> on_end);
 
  private:
@@ -181,6 +171,12 @@ bool ConnectionImpl::CloseUnlessAnswering() {
     if (self->activity_.load() != Activity::kAnswering) self->stream_.Close();
   });
   return true;
+}
+
+void ConnectionImpl::Comment(const std::string& text) {
+  asio::post(stream_.get_executor(), [self = shared_from_this(), text] {
+    if (self->exchange_) self->exchange_->Comment(text);
+  });
 }
 
 awaitable<void> ConnectionImpl::Run() {

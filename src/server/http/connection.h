@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "server/http/client_stream.h"
 #include "server/http/http_server.h"
@@ -45,6 +46,8 @@ class Connection {
   // Closes the connection soon, unless it is answering a request. Returns false if it is answering.
   // From any thread.
   virtual bool CloseUnlessAnswering() = 0;
+  // Exchange::Comment of the present response. From any thread.
+  virtual void Comment(const std::string& text) = 0;
 
   // Calls `on_end` on the strand after the connection has ended and its socket is closed, never
   // within Start. `spare`: the connection exceeds the limit and gets only one response, a probe's

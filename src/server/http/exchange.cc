@@ -188,6 +188,14 @@ void Exchange::Probe() {
   if (wake_) wake_();
 }
 
+void Exchange::Comment(std::string_view text) {
+  std::lock_guard lock(mutex_);
+  const bool streams = event_stream_ && !gone_ && state_ == State::kOpen && !options_.head;
+  if (!streams || !pending_.empty()) return;
+  AppendChunk(SseComment(text));
+  if (wake_) wake_();
+}
+
 void Exchange::Defer(size_t bytes, std::function<void()> job) {
   const auto lane = WorkerPool::LaneOf(bytes);
   if (options_.workers && options_.workers->Post(lane, job, /*must=*/true)) return;

@@ -68,6 +68,8 @@ class Exchange {
   // or a comment between the events of a stream. If the client has closed its socket, and not only
   // its sending side, they cause a connection reset.
   void Probe();
+  // Adds a comment to an event stream that has begun, unless events still wait to be sent.
+  void Comment(std::string_view text);
   // Closes the connection after this response, unless keep-alive was already sent in its head.
   void DisableKeepAlive();
   bool keep_alive() const;  // as sent in the head

@@ -83,6 +83,10 @@ class Server::Impl {
   void Stop(std::chrono::milliseconds patience);
 
   int port() const { return port_; }
+  void CommentStreams(const std::string& text) {
+    std::lock_guard lock(mutex_);
+    for (const auto& [key, connection] : connections_) connection->Comment(text);
+  }
   size_t open_requests() const { return open_requests_; }
   const ResponseCounts& responses() const { return responses_; }
   const Router& router() const { return router_; }
@@ -288,6 +292,8 @@ void Server::Start() { impl_->Start(); }
 int Server::port() const { return impl_->port(); }
 
 void Server::StopAccepting() { impl_->StopAccepting(); }
+
+void Server::CommentStreams(const std::string& text) { impl_->CommentStreams(text); }
 
 size_t Server::open_requests() const { return impl_->open_requests(); }
 

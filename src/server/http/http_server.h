@@ -179,6 +179,10 @@ class Server {
   // Refuses new connections. Each open connection is closed after its next response.
   void StopAccepting();
 
+  // Writes a comment to every event stream that has begun and has no unsent events. Clients ignore
+  // comments; proxies then do not close the stream.
+  void CommentStreams(const std::string& text);
+
   size_t open_requests() const;  // passed to a handler and not completely answered
   // Responses that have ended, on accepted connections. Responses that the client did not wait for
   // are included if their head was produced.
