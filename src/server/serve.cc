@@ -25,6 +25,7 @@
 #include "server/ranks/follower.h"
 #include "server/ranks/membership.h"
 #include "server/ranks/served_weights.h"
+#include "server/ranks/supervisor.h"
 #include "server/schedule_text.h"
 #include "server/stop_signals.h"
 
@@ -146,14 +147,40 @@ void PrintReady(const Service& service, int port) {
   std::fflush(stdout);
 }
 
+std::chrono::milliseconds StallTimeout(const ServerArgs& args) {
+  return std::chrono::ceil<std::chrono::milliseconds>(
+      std::chrono::duration<double>(args.rank_stall_seconds));
+}
+
 // Returns the exit code that a shell reports for a process ended by the signal.
 int ReportInterrupted(int signal) {
   LOG_WARNING("the start was interrupted by signal {} before the server was ready", signal);
   return 128 + signal;
 }
 
+// Work of the main thread while it waits for signals, several times a second.
+class Upkeep {
+ public:
+  Upkeep(Service& service, http::Server& server) : service_(service), server_(server) {}
+
+  void Run() {
+    service_.front.AbortOverdue();
+    const double held = service_.front.history().held_for;
+    if (held < 1) next_comment_ = 1;
+    if (held < next_comment_) return;
+    server_.CommentStreams("waiting");  // so that proxies and clients do not give up
+    next_comment_ = held + 1;
+  }
+
+ private:
+  Service& service_;
+  http::Server& server_;
+  double next_comment_ = 1;  // second of the pause
+};
+
 // Waits until all requests have ended. Aborts the rest at the deadline or on a second signal.
-void Drain(Service& service, const StopSignals& signals, const std::atomic<bool>& lost) {
+void Drain(Service& service, Upkeep& upkeep, const StopSignals& signals,
+           const std::atomic<bool>& lost) {
   service.front.StartDraining();
   if (const size_t open = service.front.open())
     LOG_INFO("draining: {} requests are still running", open);
@@ -161,13 +188,27 @@ void Drain(Service& service, const StopSignals& signals, const std::atomic<bool>
                         std::chrono::duration<double>(service.args.drain_timeout_seconds);
   while (service.front.open() > 0 && !lost && std::chrono::steady_clock::now() < deadline) {
     if (signals.Wait(50ms)) break;
-    service.front.AbortOverdue();
+    upkeep.Run();
   }
   if (service.front.open() > 0 && !lost) {
     LOG_WARNING("aborting {} requests", service.front.open());
     service.front.AbortAll();
     service.front.WaitUntilIdle(5s);
   }
+}
+
+// Whether the ranks are restarted after one of them has ended.
+bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
+  const bool one_host = launch.alone() && !launch.launched;
+  if (args.enable_elastic_ep && !one_host)
+    throw Invalid(
+        "--enable-elastic-ep: only ranks that are processes of one host can be restarted, not "
+        "those "
+        "of several nodes or of a launcher");
+  if (args.disable_elastic_ep) return false;
+  if (!one_host)
+    LOG_INFO("the end of a rank ends the server: only ranks of one host can be restarted");
+  return one_host;
 }
 
 }  // namespace
@@ -185,6 +226,7 @@ int RunServe(const ServerArgs& args) {
   } const flush;
   const Launch launch = PlanLaunch(args, FindLauncher());
   if (launch.node > 0) return RunFollower(args, launch, signals);
+  const bool restarts = RestartsRanks(args, launch);
   if (!launch.launched) ReturnFreedMemory();  // a launched process also runs a rank
   std::atomic<int> interrupted{0};            // signal that interrupted the startup
   const FindSignal find_signal = [&] {
@@ -204,7 +246,7 @@ int RunServe(const ServerArgs& args) {
   // destroyed first; `link` is set afterwards.
   struct LateLink : RankLink {
     void Send(const std::vector<ControlMessage>& messages) override { ranks->Send(messages); }
-    EngineRanks* ranks = nullptr;
+    Supervisor* ranks = nullptr;
   } link;
   Front front(
       link, *model.tokenizer, FrontLimits(args.engine, plan, args.http),
@@ -230,20 +272,24 @@ int RunServe(const ServerArgs& args) {
 
   std::atomic<bool> lost{false}, cancelled{false};
   std::string lost_reason;
-  EngineRanks ranks(
-      [&](const std::string& endpoint, RankHost::OnExit on_exit) {
-        return StartRanks(launch, *membership, {args.engine, plan}, endpoint,
-                          WithChangedFiles(*weights, std::move(on_exit)),
-                          [&] { return cancelled.load(); });
-      },
-      std::move(membership->nodes),
-      {.on_message = [&](const EngineMessage& m) { front.OnMessage(m); },
-       .on_lost =
-           [&](const std::string& why) {
-             lost_reason = why;
-             lost = true;  // set first: a client may send a signal as soon as its request fails
-             front.OnRanksLost(why);
-           }});
+  const auto start_epoch = [&](EngineRanks::Events events, const std::function<bool()>& give_up) {
+    if (const std::string changes = DescribeChanges(*weights); !changes.empty())
+      throw Error(ErrorKind::kResource, "the ranks cannot continue with other weights" + changes);
+    return std::make_unique<EngineRanks>(
+        [&](const std::string& endpoint, RankHost::OnExit on_exit) {
+          return StartRanks(launch, *membership, {args.engine, plan},
+                            restarts ? StallTimeout(args) : 0ms, endpoint,
+                            WithChangedFiles(*weights, std::move(on_exit)),
+                            [&cancelled, give_up] { return cancelled || give_up(); });
+        },
+        std::move(membership->nodes), std::move(events));
+  };
+  Supervisor ranks({.restarts = restarts, .deaths = DeathLimit::Parse(args.max_rank_deaths)}, front,
+                   start_epoch, [&](const std::string& why) {
+                     lost_reason = why;
+                     lost = true;  // first: a client may send a signal as soon as its request fails
+                     front.OnRanksLost(why);
+                   });
   link.ranks = &ranks;
   const double silence_limit = std::min(20.0, args.engine.watchdog_timeout_seconds / 2);
   service.find_silent_rank = [&ranks, silence_limit] {
@@ -262,6 +308,7 @@ int RunServe(const ServerArgs& args) {
     ProgressLine line;
     if (ranks.WaitReady([&](const LoadProgress& p) { line.Show(p.done, p.total); }, cancelled)) {
       if (!args.skip_server_warmup) WarmUp(service, cancelled);
+      if (!cancelled) ranks.Watch();
       service.ready = !cancelled;
     }
   } catch (...) {
@@ -275,11 +322,12 @@ int RunServe(const ServerArgs& args) {
   }
 
   if (service.ready) {
+    Upkeep upkeep(service, server);
     if (!interrupted) {  // a signal may arrive just after `ready` is set
       PrintReady(service, server.port());
-      while (!lost && !signals.Wait(200ms)) front.AbortOverdue();
+      while (!lost && !signals.Wait(200ms)) upkeep.Run();
     }
-    Drain(service, signals, lost);
+    Drain(service, upkeep, signals, lost);
   }
   server.Stop();
   if (lost) {

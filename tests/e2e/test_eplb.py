@@ -220,7 +220,7 @@ def test_a_rank_killed_in_the_middle_ends_as_always():
     before = leftovers()
     # 40 layers with dummy weights move one layer per step, so the migration takes long enough to be interrupted.
     with Server(MODEL, *RANKS, *EPLB, "--load-format", "dummy", "--json-model-override-args", '{"num_hidden_layers": 40}',
-                "--eplb-min-rebalancing-utilization-threshold", 0) as server:
+                "--eplb-min-rebalancing-utilization-threshold", 0, "--disable-elastic-ep") as server:
         answers(server, 1, new_tokens=10)
         results = []
         thread = threading.Thread(target=lambda: results.append(server.request("/generate", {

@@ -81,7 +81,7 @@ def test_a_second_signal_does_not_wait_for_requests():
 
 def test_a_dead_rank_is_said_and_ends_the_server():
     before = leftovers()
-    with Server(MODEL, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", *ONE_AT_A_TIME) as server:
+    with Server(MODEL, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--disable-elastic-ep", *ONE_AT_A_TIME) as server:
         ranks = server.ranks()
         thread, results = in_background(lambda: server.request("/generate", LONGER))
         server.wait_busy(CHOICES)

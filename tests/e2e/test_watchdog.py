@@ -12,6 +12,8 @@ from server import FIXTURES, MPIRUN, OtherNode, Server, free_port, have_ended, m
 
 MODEL = FIXTURES / "qwen3_moe"
 WATCHDOG = 3
+# Without restarts, so that the end of a rank ends the server (test_elastic.py has the restarts).
+ONE_HOST = ["--tp", 2, "--ep", 2, "--disable-elastic-ep"]
 # The timeout for ranks of several nodes. /health names a rank without heartbeat after half of this time.
 NODES_WATCHDOG = 8
 NODES = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--mem-fraction-static", 0.2, "--watchdog-timeout", NODES_WATCHDOG]
@@ -30,7 +32,7 @@ def start_work(server):
 @pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_rank_ends_the_server_with_its_name(rank, busy):
-    with Server(MODEL, "--tp", 2, "--ep", 2, "--watchdog-timeout", WATCHDOG) as server:
+    with Server(MODEL, *ONE_HOST, "--watchdog-timeout", WATCHDOG) as server:
         thread, results = start_work(server) if busy else (None, None)
         pid = server.ranks()[rank]
         os.kill(pid, signal.SIGSTOP)
@@ -51,7 +53,7 @@ def test_a_stopped_rank_ends_the_server_with_its_name(rank, busy):
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_ranks_leave_a_stopped_server_process(busy):
-    with Server(MODEL, "--tp", 2, "--ep", 2, "--watchdog-timeout", WATCHDOG) as server:
+    with Server(MODEL, *ONE_HOST, "--watchdog-timeout", WATCHDOG) as server:
         if busy:
             start_work(server)
         server.process.send_signal(signal.SIGSTOP)
@@ -120,7 +122,7 @@ def test_a_stopped_node_ends_the_server_with_the_name_of_its_rank():
 
 
 def test_sigterm_ends_a_server_whose_leader_is_stopped():
-    with Server(MODEL, "--tp", 2) as server:
+    with Server(MODEL, *ONE_HOST) as server:
         os.kill(server.ranks()[0], signal.SIGSTOP)
         start = time.time()
         server.process.send_signal(signal.SIGTERM)

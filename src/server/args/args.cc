@@ -6,6 +6,7 @@
 #include "engine/cpu_binding.h"
 #include "grammar/source.h"
 #include "moe/dispatchers/environment.h"
+#include "server/args/death_limit.h"
 #include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
 #include "server/args/parser_args.h"
@@ -300,6 +301,21 @@ void AddEngineFlags(CommandLine& app, ServerArgs& a) {
       .OneOf({"debug", "info", "warning", "error"});
 }
 
+void AddElasticFlags(CommandLine& app, ServerArgs& a) {
+  app.Switch("--enable-elastic-ep", a.enable_elastic_ep, kParallel,
+             "Restarts the ranks if one ends, and continues all open requests with equal outputs. "
+             "The default if all ranks are processes of one host; refused otherwise");
+  app.Switch("--disable-elastic-ep", a.disable_elastic_ep, kParallel,
+             "Ends the server if a rank ends");
+  app.Flag("--max-rank-deaths", a.max_rank_deaths, kParallel,
+           "COUNT/SECONDS: ends the server if ranks end more than COUNT times within SECONDS");
+  app.Flag(
+         "--rank-stall-timeout", a.rank_stall_seconds, kParallel,
+         "Seconds for which the process of a rank may be stopped (SIGSTOP) until it is killed and "
+         "the ranks are restarted; 0: no limit but --watchdog-timeout")
+      .Range(0.0, 1e6);
+}
+
 void AddServerFlags(CommandLine& app, ServerArgs& a) {
   app.Flag("--nnodes", a.nnodes, kParallel,
            "Number of hosts; start serve on each with the same flags and its --node-rank")
@@ -316,6 +332,7 @@ void AddServerFlags(CommandLine& app, ServerArgs& a) {
       "Without it, any host that reaches --dist-init-addr can join or end the engine");
   app.Switch("--require-dist-secret", a.require_dist_secret, kParallel,
              "Refuses to start on several hosts without --dist-secret-file");
+  AddElasticFlags(app, a);
   app.Flag("--host", a.host, kServer, "Address to listen on; 0.0.0.0 for all");
   app.Flag("--port", a.port, kServer, "Port to listen on; 0: any free port").Range(0, 65535);
   AddHttpFlags(app, a.http);
@@ -394,6 +411,9 @@ std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args) {
   AddEngineFlags(app, a);
   AddServerFlags(app, a);
   if (!Parse(app, args, a)) return std::nullopt;
+  if (a.enable_elastic_ep && a.disable_elastic_ep)
+    throw Invalid("--enable-elastic-ep and --disable-elastic-ep exclude each other");
+  DeathLimit::Parse(a.max_rank_deaths);
   if (!JsonSpaceOfPattern(a.json_whitespace))
     throw Invalid("--constrained-json-whitespace-pattern {} is not supported: want \"{}\" or \"\"",
                   a.json_whitespace, kAnyJsonSpace);

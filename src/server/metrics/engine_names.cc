@@ -65,6 +65,15 @@ void AddGroups(const std::vector<EngineStats>& groups, const std::string& model,
   }
 }
 
+void AddRanks(const RankHistory& ranks, Page* page) {
+  page->Gauge("switchyard_epoch", "Number of starts of the ranks", {},
+              static_cast<double>(ranks.epoch));
+  page->Counter("switchyard_rank_deaths_total", "Ends of ranks that were not requested", {},
+                static_cast<double>(ranks.deaths));
+  page->Counter("switchyard_pause_seconds_total", "Time without ranks, since the first start", {},
+                ranks.pause_seconds);
+}
+
 void AddResponses(const http::ResponseCounts& responses, size_t open_requests, Page* page) {
   page->Gauge("switchyard_http_open_requests", "HTTP requests without a complete response", {},
               static_cast<double>(open_requests));

@@ -9,6 +9,7 @@
 #include "engine/request.h"
 #include "server/http/response_counts.h"
 #include "server/metrics/page.h"
+#include "server/metrics/rank_history.h"
 #include "server/metrics/request_metrics.h"
 
 namespace switchyard::metrics {
@@ -19,6 +20,9 @@ void AddRequests(const RequestMetrics& requests, const std::string& model, Clock
 
 // Counters of the engine, one entry per attention group.
 void AddGroups(const std::vector<EngineStats>& groups, const std::string& model, Page* page);
+
+// Restarts of the ranks.
+void AddRanks(const RankHistory& ranks, Page* page);
 
 void AddResponses(const http::ResponseCounts& responses, size_t open_requests, Page* page);
 

@@ -73,6 +73,7 @@ class NamesTest : public testing::Test {
     Page page;
     AddRequests(requests, model, start + 5s, &page);
     AddGroups(groups, model, &page);
+    AddRanks({.epoch = 3, .deaths = 2, .pause_seconds = 0.5}, &page);
     AddResponses(responses, 1, &page);
     return SamplesOf(page.Text());
   }
@@ -148,6 +149,13 @@ TEST_F(NamesTest, CountsResponsesByRouteAndStatus) {
   EXPECT_EQ(samples.at("sglang:http_responses_total"
                        R"({endpoint="unmatched",method="other",status_code="404"})"),
             2);
+}
+
+TEST_F(NamesTest, RestartsOfRanksAreCounted) {
+  auto samples = Scrape();
+  EXPECT_EQ(samples.at("switchyard_epoch"), 3);
+  EXPECT_EQ(samples.at("switchyard_rank_deaths_total"), 2);
+  EXPECT_EQ(samples.at("switchyard_pause_seconds_total"), 0.5);
 }
 
 TEST_F(NamesTest, LabelsAreEscaped) {

@@ -66,6 +66,7 @@ class Scrape : public std::enable_shared_from_this<Scrape> {
   void Start(const http::Server& server) {
     metrics::AddRequests(service_.front.request_metrics(), service_.model.name,
                          metrics::Clock::now(), &page_);
+    metrics::AddRanks(service_.front.history(), &page_);
     metrics::AddResponses(server.responses(), server.open_requests(), &page_);
     service_.front.Stats([self = shared_from_this()](const std::vector<EngineStats>& groups) {
       metrics::AddGroups(groups, self->service_.model.name, &self->page_);

@@ -74,6 +74,15 @@ void HandleDetokenize(const Service& service, const http::Request& request,
   responder.Send(200, http::kJson, Dump({{"text", text}, {"prompt", text}}));
 }
 
+// A short restart of the ranks only delays requests. 503 has a Retry-After header.
+void RequireRanks(const RankHistory& ranks) {
+  constexpr double kShort = 1;
+  if (ranks.paused_for > kShort)
+    throw Error(
+        ErrorKind::kUnavailable,
+        fmt::format("the ranks restart since {:.1f} s; requests wait for them", ranks.paused_for));
+}
+
 // Checks the engine, not only the port: generates one token, or pools one prompt.
 void HandleHealthGenerate(Service& service, const http::Responder& responder) {
   RequireReady(service);
@@ -223,6 +232,7 @@ void Register(http::Server& server, Service& service) {
   }
   route("GET", "/health", [&](const RequestPtr&, const http::Responder& out) {
     RequireReady(service);
+    RequireRanks(service.front.history());
     out.Send(200, http::kJson, R"({"status":"ok"})");
   });
   route("GET", "/health_generate",

@@ -1,5 +1,10 @@
 #include "server/ranks/engine_ranks.h"
 
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <utility>
 
 #include "core/error.h"
@@ -20,7 +25,9 @@ EngineRanks::EngineRanks(const StartHost& start, std::unique_ptr<NodeGroup> node
     : events_(std::move(events)),
       endpoint_(ControlSocket::UniqueEndpoint()),
       socket_(ControlSocket::Bind(endpoint_)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       nodes_(std::move(nodes)) {
+  if (wake_.get() < 0) throw Resource("cannot create an event descriptor: {}", strerror(errno));
   const auto on_exit = [this](const std::string& how, bool cause) { OnExit(how, cause); };
   host_ = start(endpoint_, on_exit);
   if (nodes_) nodes_->Watch({.on_lost = on_exit});
@@ -35,18 +42,27 @@ EngineRanks::~EngineRanks() {
   }
   host_->KillAll();
   stop_ = true;
+  Wake();
   reader_.join();
   nodes_.reset();
+  socket_.DiscardUnsent();
+}
+
+void EngineRanks::Wake() const {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
 }
 
 void EngineRanks::OnExit(const std::string& how, bool cause) {
   std::lock_guard lock(mutex_);
   if (leaving_) return;
+  if (exit_.empty()) exit_time_ = std::chrono::steady_clock::now();
   if (exit_.empty() || (cause && !exit_is_cause_)) {
     exit_ = how;
     exit_is_cause_ = cause;
   }
   changed_.notify_all();
+  Wake();
 }
 
 void EngineRanks::Send(const std::vector<ControlMessage>& messages) {
@@ -63,7 +79,7 @@ void EngineRanks::Read() {
       if (!exit_.empty() && !ended) ended = std::chrono::steady_clock::now();
       cause_known = exit_is_cause_ || !failure_.empty();
     }
-    const auto bytes = socket_.Receive(ended ? 5ms : 50ms);
+    const auto bytes = ended ? socket_.Receive(5ms) : socket_.Receive(1s, wake_.get());
     if (!bytes) {
       if (!ended) continue;
       if (!cause_known && std::chrono::steady_clock::now() - *ended < kCauseTime) continue;
@@ -86,14 +102,21 @@ void EngineRanks::Read() {
 
 void EngineRanks::Lost() {
   host_->KillAll();
-  std::string words;
+  RanksEnd end;
   {
     std::lock_guard lock(mutex_);
     const bool more = exit_.find(failure_) == std::string::npos;
-    words = more ? exit_ + ": " + failure_ : exit_;
+    end.why = more ? exit_ + ": " + failure_ : exit_;
+    end.time = exit_time_;
   }
-  if (nodes_) nodes_->SendLost(words, /*cause=*/true);
-  events_.on_lost(words);
+  if (nodes_) nodes_->SendLost(end.why, /*cause=*/true);
+  events_.on_lost(end);
+}
+
+RankHost::Ending EngineRanks::Reap() {
+  host_->KillAll();
+  host_->WaitEnded(10s);
+  return host_->HowEnded();
 }
 
 void EngineRanks::ThrowExit(std::unique_lock<std::mutex>& lock, const std::string& how) {

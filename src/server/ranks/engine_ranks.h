@@ -13,19 +13,22 @@
 
 #include "comm/host/control_socket.h"
 #include "comm/host/node_group.h"
+#include "comm/net/file_descriptor.h"
 #include "engine/config.h"
 #include "server/front/front.h"
 #include "server/ranks/rank_host.h"
 
 namespace switchyard {
 
-// Owned by `serve` on node 0. The constructor starts this node's ranks. A reader thread of this
-// object delivers the leader's messages and reports the loss of any rank or node.
+// One epoch of the ranks. Owned by Supervisor, on node 0. The constructor starts this node's ranks.
+// A reader thread of this object delivers the leader's messages and reports the loss of any rank or
+// node.
 class EngineRanks : public RankLink {
  public:
   struct Events {
     std::function<void(const EngineMessage&)> on_message;
-    std::function<void(const std::string& why)> on_lost;  // called at most once
+    // Called at most once, as the last act of the reader thread. Has `why` and `time`.
+    std::function<void(const RanksEnd&)> on_lost;
   };
   // Starts this node's ranks. The leader connects to the endpoint.
   using StartHost = std::function<std::unique_ptr<RankHost>(const std::string& endpoint,
@@ -43,11 +46,14 @@ class EngineRanks : public RankLink {
   // Describes the rank with the oldest heartbeat, such as "rank 1 (pid 4711) has sent no heartbeat
   // for 25 s". Empty if all heartbeats are more recent than `limit`.
   std::string Silent(std::chrono::duration<double> limit) const;
+  // Kills the ranks that still run and waits for their end. Then returns how the first one ended.
+  RankHost::Ending Reap();
   // Sends a shutdown message to the ranks and waits for their end. False if some had to be killed.
   bool Shutdown(std::chrono::milliseconds timeout);
 
  private:
   void Read();
+  void Wake() const;  // ends the reader's wait for a message
   void OnExit(const std::string& how, bool cause);
   void Lost();
   bool WaitJoined();
@@ -68,9 +74,11 @@ class EngineRanks : public RankLink {
   bool failure_is_invalid_ = false;  // the failure is that of a checkpoint or a flag
   std::string exit_;                 // how a rank or node ended; empty: none has
   bool exit_is_cause_ = false;
+  std::chrono::steady_clock::time_point exit_time_;
   bool leaving_ = false;
 
   std::atomic<bool> stop_{false};
+  FileDescriptor wake_;  // an eventfd
   std::unique_ptr<NodeGroup> nodes_;
   std::unique_ptr<RankHost> host_;
   std::thread reader_;

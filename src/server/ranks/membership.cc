@@ -118,8 +118,9 @@ bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const Ran
 }
 
 std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membership,
-                                     const RankJob& job, const std::string& endpoint,
-                                     RankHost::OnExit on_exit, std::function<bool()> give_up) {
+                                     const RankJob& job, std::chrono::milliseconds stall_timeout,
+                                     const std::string& endpoint, RankHost::OnExit on_exit,
+                                     std::function<bool()> give_up) {
   if (launch.launched) {
     return std::make_unique<ThreadHost>(job, launch.node, std::move(membership.arena), endpoint,
                                         std::move(on_exit));
@@ -131,6 +132,7 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
       .network = std::move(membership.network),
       .join_timeout = TimeoutOf(job.config),
       .watchdog_timeout = Milliseconds(job.config.watchdog_timeout_seconds),
+      .stall_timeout = stall_timeout,
       .give_up = std::move(give_up)};
   return std::make_unique<ProcessHost>(
       SharedArena::Create(job.config.mesh.tp, job.plan.symmetric_bytes_per_rank),

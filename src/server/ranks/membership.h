@@ -1,6 +1,7 @@
 // Membership of this process in the group of nodes of one engine.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -43,9 +44,11 @@ bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const Ran
 
 // Starts the ranks of this node. `endpoint`: control endpoint of the front, used by rank 0. If
 // `give_up` returns true, the wait for the ranks to join ends; `give_up` may be empty. Call after
-// ConnectLaunchedRank.
+// ConnectLaunchedRank. `stall_timeout`: RankProcesses::Options. With a single node, it may be
+// called again for new ranks.
 std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membership,
-                                     const RankJob& job, const std::string& endpoint,
-                                     RankHost::OnExit on_exit, std::function<bool()> give_up);
+                                     const RankJob& job, std::chrono::milliseconds stall_timeout,
+                                     const std::string& endpoint, RankHost::OnExit on_exit,
+                                     std::function<bool()> give_up);
 
 }  // namespace switchyard

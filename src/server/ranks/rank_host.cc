@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -59,16 +60,41 @@ RankLoopIo LeaderIo(const std::string& endpoint) {
 
 ProcessHost::ProcessHost(const std::shared_ptr<SharedArena>& arena, RankProcesses::Options options,
                          const OnExit& on_exit)
-    : alone_(!options.network),
+    : arena_(arena),
+      alone_(!options.network),
       others_(arena, RanksOfOtherNodes(options), options.watchdog_timeout,
               [on_exit](const RankSilence& silence) { on_exit(silence.Reason(), /*cause=*/true); }),
       processes_(arena, std::move(options), [this, on_exit](const RankExit& e) {
+        {
+          const std::lock_guard lock(mutex_);
+          exits_.push_back(e);
+        }
         // A killed rank is the root cause, even if another rank detected its death first and set
         // e.reason.
         const bool killed = e.signal != 0;
         on_exit(killed || e.reason.empty() ? e.Describe() : e.reason,
                 killed || (alone_ && !e.reason.empty()));
       }) {}
+
+// A rank may end by itself because another one was killed: then the kill is the cause.
+RankHost::Ending ProcessHost::HowEnded() const {
+  Ending ending{.batch = std::vector<uint64_t>()};
+  {
+    const std::lock_guard lock(mutex_);
+    ending.by_itself = !exits_.empty() && std::ranges::all_of(exits_, &RankExit::ByItself);
+    ending.by_signal =
+        std::ranges::any_of(exits_, [](const RankExit& exit) { return exit.signal != 0; });
+  }
+  for (int rank = 0; rank < arena_->world() && ending.batch; ++rank) {
+    const auto work = arena_->Work(rank);
+    if (!work) {
+      ending.batch.reset();
+    } else {
+      ending.batch->insert(ending.batch->end(), work->begin(), work->end());
+    }
+  }
+  return ending;
+}
 
 RankSilence ProcessHost::LongestSilence() const {
   const RankSilence own = processes_.LongestSilence(), other = others_.Longest();

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,6 +28,13 @@ class RankHost {
   // the first failure of the engine, and not a consequence of it on another rank.
   using OnExit = std::function<void(const std::string& how, bool cause)>;
 
+  // What the ranks did when the first of them ended.
+  struct Ending {
+    bool by_itself = false;                      // RanksEnd::by_itself
+    bool by_signal = false;                      // a rank was killed by a signal
+    std::optional<std::vector<uint64_t>> batch;  // RanksEnd::batch
+  };
+
   virtual ~RankHost() = default;  // ends ranks that still run
   virtual bool WaitJoined() = 0;  // false if cancelled
   // The rank with the oldest heartbeat among those whose heartbeats this node receives. Node 0
@@ -38,6 +46,7 @@ class RankHost {
   // Waits until all ranks have exited. After the timeout, kills the rest and returns false.
   virtual bool WaitEnded(std::chrono::milliseconds timeout) = 0;
   virtual void KillAll() = 0;
+  virtual Ending HowEnded() const { return {}; }
 };
 
 // Ranks as child processes.
@@ -53,8 +62,13 @@ class ProcessHost : public RankHost {
     return processes_.WaitEnded(timeout);
   }
   void KillAll() override { processes_.KillAll(); }
+  Ending HowEnded() const override;
 
  private:
+  const std::shared_ptr<SharedArena> arena_;
+  mutable std::mutex mutex_;
+  std::vector<RankExit> exits_;  // unexpected ones; guarded by mutex_
+
   const bool alone_;       // no other nodes, so the first known reason is the cause
   HeartbeatWatch others_;  // ranks of other nodes
   RankProcesses processes_;

@@ -59,18 +59,22 @@ std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
   return files;
 }
 
+std::string DescribeChanges(const std::vector<FileStamp>& files) {
+  std::string changes;
+  for (const FileStamp& file : files) {
+    const std::string change = DescribeChange(file);
+    if (!change.empty()) changes += "; " + change;
+  }
+  return changes;
+}
+
 RankHost::OnExit WithChangedFiles(std::vector<FileStamp> files, RankHost::OnExit on_exit) {
   return
       [files = std::move(files), on_exit = std::move(on_exit)](const std::string& how, bool cause) {
         // A rank without a heartbeat may be waiting for its file system. A check of the files would
         // then block too.
         if (how.find("heartbeat") != std::string::npos) return on_exit(how, cause);
-        std::string changes;
-        for (const FileStamp& file : files) {
-          const std::string change = DescribeChange(file);
-          if (!change.empty()) changes += "; " + change;
-        }
-        on_exit(changes.empty() ? how : how + changes, cause);
+        on_exit(how + DescribeChanges(files), cause);
       };
 }
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/regular_file.h"
@@ -16,6 +17,9 @@ namespace switchyard {
 // several threads call it concurrently. Throws Error that names the file.
 std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
                                                    const std::function<bool()>& interrupted);
+
+// "; FILE has changed: ..." for each of the files that has changed; empty: none has.
+std::string DescribeChanges(const std::vector<FileStamp>& files);
 
 // Returns a callback that appends the changes of `files` to the reason and passes it to `on_exit`.
 // The reason alone may not name the file: a rank that reads past the end of a truncated file is

@@ -1,0 +1,44 @@
+// Limits the restarts of ranks that end again and again (--max-rank-deaths).
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace switchyard {
+
+// At most `count` ends within `window`. Plain value.
+struct DeathLimit {
+  int count = 10;
+  std::chrono::duration<double> window{60};
+
+  // "10/60": 10 within 60 seconds. Throws Error kInvalid that names the flag.
+  static DeathLimit Parse(const std::string& text);
+  std::string Text() const;
+};
+
+// Counts ends. Single-threaded.
+class RecentDeaths {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit RecentDeaths(DeathLimit limit) : limit_(limit) {}
+
+  // Returns whether the ends within the window, this one included, are at most the limit.
+  bool Add(std::string why, Clock::time_point now) {
+    while (!recent_.empty() && now - recent_.front().first > limit_.window) recent_.pop_front();
+    recent_.emplace_back(now, std::move(why));
+    return recent_.size() <= static_cast<size_t>(limit_.count);
+  }
+  // The reasons of all ends within the window, for the error that ends the server.
+  std::string Reasons() const;
+
+ private:
+  const DeathLimit limit_;
+  std::deque<std::pair<Clock::time_point, std::string>> recent_;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,170 @@
+#include "server/ranks/supervisor.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+#include "core/error.h"
+#include "core/log.h"
+
+namespace switchyard {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double MillisecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+Supervisor::Supervisor(Options options, Front& front, StartEpoch start, OnLost on_lost)
+    : options_(options),
+      front_(front),
+      start_(std::move(start)),
+      on_lost_(std::move(on_lost)),
+      deaths_(options.deaths),
+      ranks_(Start()) {}
+
+Supervisor::~Supervisor() {
+  Stop();
+  ranks_.reset();
+}
+
+std::unique_ptr<EngineRanks> Supervisor::Start() {
+  return start_({.on_message = [this](const EngineMessage& m) { front_.OnMessage(m); },
+                 .on_lost = [this](const RanksEnd& end) { OnEnd(end); }},
+                [this] { return stopping_.load(); });
+}
+
+void Supervisor::Send(const std::vector<ControlMessage>& messages) {
+  const std::lock_guard lock(mutex_);
+  if (ranks_) ranks_->Send(messages);
+}
+
+std::optional<RankReady> Supervisor::WaitReady(
+    const std::function<void(const LoadProgress&)>& progress, const std::atomic<bool>& cancelled) {
+  return ranks_->WaitReady(progress, cancelled);
+}
+
+void Supervisor::Watch() {
+  if (!options_.restarts) return;
+  const std::lock_guard lock(mutex_);
+  watching_ = true;
+  thread_ = std::thread([this] { Run(); });
+}
+
+std::string Supervisor::Silent(std::chrono::duration<double> limit) const {
+  const std::lock_guard lock(mutex_);
+  return ranks_ ? ranks_->Silent(limit) : std::string();
+}
+
+void Supervisor::OnEnd(const RanksEnd& end) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (watching_) {
+      end_ = end;
+      changed_.notify_all();
+      return;
+    }
+  }
+  on_lost_(end.why);
+}
+
+void Supervisor::Run() {
+  pthread_setname_np(pthread_self(), "supervisor");
+  for (;;) {
+    RanksEnd end;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return stopping_ || end_; });
+      if (stopping_) return;
+      end = *std::exchange(end_, std::nullopt);
+    }
+    if (!Restart(std::move(end))) return;
+  }
+}
+
+// Kills and reaps the ranks, and completes `end` with what they did.
+RankHost::Ending Supervisor::Reap(RanksEnd* end) {
+  const auto start = Clock::now();
+  RankHost::Ending ending = ranks_->Reap();  // only this thread changes ranks_
+  end->by_itself = ending.by_itself;
+  end->batch = ending.batch;
+  LOG_INFO("all ranks have ended after {:.0f} ms", MillisecondsSince(start));
+  return ending;
+}
+
+// Returns whether there are ranks again.
+bool Supervisor::Restart(RanksEnd end) {
+  Reap(&end);
+  for (;;) {
+    front_.Pause(end);
+    LOG_WARNING("{}; all ranks are restarted", end.why);
+    if (!deaths_.Add(end.why, end.time)) {
+      on_lost_(deaths_.Reasons());
+      return false;
+    }
+    Drop();
+    try {
+      const std::optional<RanksEnd> again = StartAgain();
+      if (stopping_) {
+        Drop();  // they may still load
+        return false;
+      }
+      if (!again) break;
+      Drop();
+      const std::lock_guard lock(mutex_);
+      end_.reset();  // the same end, from the reader
+      end = *again;
+    } catch (const Error& error) {
+      on_lost_(error.what());
+      return false;
+    }
+  }
+  front_.Resume();
+  return true;
+}
+
+// Joins the reader of the ranks, so that none of their messages arrives any more.
+void Supervisor::Drop() {
+  std::unique_ptr<EngineRanks> old;  // destroyed without the lock, which its reader may take
+  const std::lock_guard lock(mutex_);
+  old.swap(ranks_);
+}
+
+// Starts new ranks. Returns how they ended if one was killed while they loaded. Throws the error of
+// a rank that cannot load, as at the start of the server.
+std::optional<RanksEnd> Supervisor::StartAgain() {
+  const auto start = Clock::now();
+  std::unique_ptr<EngineRanks> started = Start();
+  {
+    const std::lock_guard lock(mutex_);
+    ranks_ = std::move(started);
+  }
+  try {
+    if (ranks_->WaitReady([](const LoadProgress&) {}, stopping_))
+      LOG_INFO("new ranks have loaded after {:.0f} ms", MillisecondsSince(start));
+    return std::nullopt;
+  } catch (const Error& error) {
+    RanksEnd end{.why = error.what(), .time = Clock::now()};
+    if (!Reap(&end).by_signal) throw;
+    return end;
+  }
+}
+
+void Supervisor::Stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+bool Supervisor::Shutdown(std::chrono::milliseconds timeout) {
+  Stop();
+  return !ranks_ || ranks_->Shutdown(timeout);
+}
+
+}  // namespace switchyard
