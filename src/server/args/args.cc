@@ -125,9 +125,11 @@ void AddParallelFlags(CommandLine& app, ServerArgs& a) {
   app.Flag("--dist-timeout", e.dist_timeout_seconds, kParallel,
            "Timeout in seconds of a rank that waits for another rank")
       .Range(0.1, 1e6);
-  app.Flag("--watchdog-timeout", e.watchdog_timeout_seconds, kParallel,
-           "Seconds without a heartbeat after which a rank is killed and the server ends with an "
-           "error that names it. /health returns 503 after half of that time, at most 20 s")
+  app.Flag(
+         "--watchdog-timeout", e.watchdog_timeout_seconds, kParallel,
+         "Seconds without a heartbeat after which a rank is killed. Then the ranks restart, or the "
+         "server ends with an error that names it (--disable-elastic-ep, several nodes). /health "
+         "returns 503 after half of that time, at most 20 s")
       .Range(3.0, 1e6);
 }
 
