@@ -24,6 +24,7 @@ LAYOUTS = {
     "2 groups": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--dp-size", 2, "--enable-dp-attention"],
 }
 GENERATIONS = 32
+TOKENS = {"2 ranks": 70, "4 ranks": 45, "2 groups": 45}  # four ranks take long on two cores
 SCHEMA = json.dumps({"type": "object", "properties": {"name": {"type": "string"}, "on": {"type": "boolean"}},
                      "required": ["name", "on"]})
 
@@ -161,7 +162,7 @@ def wait_epoch(server, epoch):
 def wait_decoding(clients):
     """Waits until the streams are in the middle of their outputs."""
     streams = [c for c in clients if c.body["stream"]]
-    wait_until(lambda: sum(c.events for c in streams) > 12 * len(streams))
+    wait_until(lambda: sum(c.events for c in streams) > 8 * len(streams))
 
 
 def kill(server, ranks, sig):
@@ -235,7 +236,7 @@ def settled_descriptors(server):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_outputs_equal_those_of_an_undisturbed_server(layout):
     flags = [*FLAGS, *LAYOUTS[layout]]
-    batches = {name: bodies(i, 90) for i, name in enumerate(FAULTS[layout])}
+    batches = {name: bodies(i, TOKENS[layout]) for i, name in enumerate(FAULTS[layout])}
     with Server(YARDLING, *flags) as server:
         want = {name: finish(start_batch(server, made)) for name, made in batches.items()}
         assert server.stop() == 0
