@@ -202,9 +202,7 @@ bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
   const bool one_host = launch.alone() && !launch.launched;
   if (args.enable_elastic_ep && !one_host)
     throw Invalid(
-        "--enable-elastic-ep: only ranks that are processes of one host can be restarted, not "
-        "those "
-        "of several nodes or of a launcher");
+        "--enable-elastic-ep: ranks of several nodes or of a launcher cannot be restarted");
   if (args.disable_elastic_ep) return false;
   if (!one_host)
     LOG_INFO("the end of a rank ends the server: only ranks of one host can be restarted");

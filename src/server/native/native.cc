@@ -80,7 +80,7 @@ void RequireRanks(const RankHistory& ranks) {
   if (ranks.paused_for > kShort)
     throw Error(
         ErrorKind::kUnavailable,
-        fmt::format("the ranks restart since {:.1f} s; requests wait for them", ranks.paused_for));
+        fmt::format("the ranks have been down for {:.1f} s; requests wait", ranks.paused_for));
 }
 
 // Checks the engine, not only the port: generates one token, or pools one prompt.
