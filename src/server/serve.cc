@@ -8,6 +8,7 @@
 #include <future>
 #include <limits>
 #include <thread>
+#include <utility>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -223,8 +224,8 @@ int RunServe(const ServerArgs& args) {
     ~Flush() { FlushLog(1s); }
   } const flush;
   const Launch launch = PlanLaunch(args, FindLauncher());
-  if (launch.node > 0) return RunFollower(args, launch, signals);
   const bool restarts = RestartsRanks(args, launch);
+  if (launch.node > 0) return RunFollower(args, launch, signals);
   if (!launch.launched) ReturnFreedMemory();  // a launched process also runs a rank
   std::atomic<int> interrupted{0};            // signal that interrupted the startup
   const FindSignal find_signal = [&] {
@@ -270,8 +271,10 @@ int RunServe(const ServerArgs& args) {
 
   std::atomic<bool> lost{false}, cancelled{false};
   std::string lost_reason;
+  bool started = false;  // the first ranks
   const auto start_epoch = [&](EngineRanks::Events events, const std::function<bool()>& give_up) {
-    if (const std::string changes = DescribeChanges(*weights); !changes.empty())
+    const bool restarted = std::exchange(started, true);
+    if (const std::string changes = restarted ? DescribeChanges(*weights) : ""; !changes.empty())
       throw Error(ErrorKind::kResource, "the ranks cannot continue with other weights" + changes);
     return std::make_unique<EngineRanks>(
         [&](const std::string& endpoint, RankHost::OnExit on_exit) {

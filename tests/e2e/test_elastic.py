@@ -37,7 +37,7 @@ def bodies(batch, tokens):
         {"sampling_params": {"temperature": 1.0, "sampling_seed": 11}},
         {"sampling_params": {"temperature": 0.9, "top_p": 0.9}},  # the seed depends on the request's number
         {"sampling_params": {"temperature": 0.8, "frequency_penalty": 0.5, "presence_penalty": 0.3,
-                             "repetition_penalty": 1.2, "min_new_tokens": 20}},
+                             "repetition_penalty": 1.2, "min_new_tokens": 12}},
         {"sampling_params": {"temperature": 1.0}, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2},
         {"sampling_params": {"temperature": 1.0, "stop": ["zq", "expert 17"]}},
         {"sampling_params": {"temperature": 1.0, "n": 2}},
@@ -130,6 +130,7 @@ def start_batch(server, made):
         end = time.time() + 60
         while metric(server, "switchyard_requests_total") != submitted:
             assert time.time() < end, server.text()
+            assert not isinstance(clients[-1].result, str), clients[-1].result  # a refusal
             time.sleep(0.001)
     return clients
 

@@ -168,6 +168,11 @@ Error Front::Full() const {
 }
 
 void Front::Abort(const std::vector<uint64_t>& ids) {
+  std::lock_guard order(order_);
+  AbortInOrder(ids);
+}
+
+void Front::AbortInOrder(const std::vector<uint64_t>& ids) {
   std::vector<ControlMessage> aborts;
   {
     std::lock_guard lock(mutex_);
@@ -215,7 +220,7 @@ void Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
     for (const auto& [id, open] : open_)
       if (chosen(*open)) ids.push_back(id);
   }
-  Abort(ids);
+  AbortInOrder(ids);
 }
 
 void Front::OnMessage(const EngineMessage& message) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/format.h"
 #include "core/log.h"
 
 namespace switchyard {
@@ -98,11 +99,17 @@ RankHost::Ending Supervisor::Reap(RanksEnd* end) {
 // Returns whether there are ranks again.
 bool Supervisor::Restart(RanksEnd end) {
   Reap(&end);
-  for (;;) {
+  for (int starts = 1;; ++starts) {
     front_.Pause(end);
     LOG_WARNING("{}; all ranks are restarted", end.why);
     if (!deaths_.Add(end.why, end.time)) {
       on_lost_(deaths_.Reasons());
+      return false;
+    }
+    // Loads that take longer than the window and always fail would stay within the limit.
+    if (starts > options_.deaths.count) {
+      on_lost_(
+          fmt::format("ranks ended {} times in a row while they loaded: {}", starts - 1, end.why));
       return false;
     }
     Drop();
@@ -117,7 +124,7 @@ bool Supervisor::Restart(RanksEnd end) {
       const std::lock_guard lock(mutex_);
       end_.reset();  // the same end, from the reader
       end = *again;
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {  // also of the system: no thread, no descriptor
       on_lost_(error.what());
       return false;
     }
