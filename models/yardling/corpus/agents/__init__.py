@@ -1,0 +1,1 @@
+"""Chats with tools and with JSON, made from lists of words by seeded draws."""
