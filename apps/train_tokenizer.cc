@@ -45,7 +45,10 @@ int RunTrainTokenizer(const TrainTokenizerArgs& args) {
   for (const train::Document& document : documents) {
     add(document.text);
     if (document.messages.is_null()) continue;
-    for (const auto& message : document.messages) add(message["content"].get<std::string>());
+    for (const auto& message : document.messages) {
+      const auto content = message.find("content");  // missing or null: only calls of tools
+      if (content != message.end() && content->is_string()) add(content->get<std::string>());
+    }
   }
   const LearnedBpe bpe = trainer.Learn({.vocab_size = args.vocab_size,
                                         .min_frequency = args.min_frequency,

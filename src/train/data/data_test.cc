@@ -54,6 +54,28 @@ TEST_F(DataTest, FilesBecomeDocuments) {
   EXPECT_EQ(documents[2].where, (dir_ / "b.jsonl").string() + ":3");
 }
 
+TEST_F(DataTest, ChatsMayHaveToolsCallsAndVariables) {
+  const auto documents = ReadDocuments(
+      {Write("a.jsonl",
+             R"({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content":)"
+             R"( null, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}], "tools":)"
+             R"( [{"function": {"name": "f"}}], "chat_template_kwargs": {"loud": true}})")});
+  ASSERT_EQ(documents.size(), 1u);
+  EXPECT_EQ(documents[0].tools[0]["function"]["name"], "f");
+  EXPECT_EQ(documents[0].template_kwargs["loud"], true);
+  EXPECT_THAT(
+      ReadError("x.jsonl", R"({"messages": [{"role": "user", "content": "x"}], "tools": 1})"),
+      HasSubstr("x.jsonl:1: \"tools\" is not a list"));
+  EXPECT_THAT(ReadError("x.jsonl", R"({"messages": [{"role": "user", "content": "x"}],)"
+                                   R"( "chat_template_kwargs": []})"),
+              HasSubstr("\"chat_template_kwargs\" is not an object"));
+  EXPECT_THAT(ReadError("x.jsonl", R"({"messages": [{"role": "user", "content": null,)"
+                                   R"( "tool_calls": [{}]}]})"),
+              HasSubstr("message 0 has no string \"content\""));
+  EXPECT_THAT(ReadError("x.jsonl", R"({"messages": [{"role": "assistant", "tool_calls": []}]})"),
+              HasSubstr("message 0 has no string \"content\""));
+}
+
 TEST_F(DataTest, ErrorsNameFileAndLine) {
   EXPECT_THAT(ReadError("x.jsonl", "{\"text\": \"a\"}\n{\"text\": oops}\n"),
               HasSubstr("x.jsonl:2: not JSON"));
@@ -101,6 +123,31 @@ TEST_F(DataTest, OnlyTheAssistantIsLearned) {
   chat.messages.erase(3);
   chat.messages.erase(1);
   EXPECT_THAT(ErrorOf([&] { encoder.Encode(chat); }), HasSubstr("a.jsonl:1: no message with role"));
+}
+
+TEST_F(DataTest, ToolsAndVariablesReachTheTemplate) {
+  WriteChatTokenizer(
+      "{{ greeting }}{% for t in tools %}{{ t['name'] }};{% endfor %}"
+      "{% for m in messages %}{{ m['role'] }} {{ m['content'] or '' }}"
+      "{% for c in m['tool_calls'] %}{{ c['name'] }}{% endfor %}<|im_end|>{% endfor %}"
+      "{% if add_generation_prompt %}assistant {% endif %}");
+  using Json = nlohmann::ordered_json;
+  const Json named = {{"name", "hello"}};
+  Document chat{.where = "a.jsonl:1",
+                .tools = Json::array({named}),
+                .template_kwargs = {{"greeting", "there "}}};
+  chat.messages = {
+      {{"role", "user"}, {"content", "there"}},
+      {{"role", "assistant"}, {"content", nullptr}, {"tool_calls", Json::array({named})}}};
+  const DocumentEncoder encoder(dir_, DocumentEncoder::ChatLoss::kAssistant);
+  const EncodedDocument out = encoder.Encode(chat);
+  std::vector<int32_t> learned;
+  for (size_t i = 0; i < out.ids.size(); ++i) {
+    if (out.learned[i] != 0) learned.push_back(out.ids[i]);
+  }
+  EXPECT_EQ(encoder.tokenizer().Decode(out.ids, false),
+            "there hello;user there<|im_end|>assistant hello<|im_end|>");
+  EXPECT_EQ(encoder.tokenizer().Decode(learned, false), "hello<|im_end|>");
 }
 
 TEST_F(DataTest, ATemplateThatTakesBackWhatItWroteIsRefused) {

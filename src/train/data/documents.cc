@@ -27,18 +27,40 @@ bool IsBlank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
 
+bool HasText(const Json& message, const char* key) {
+  return message.is_object() && message.contains(key) && message.at(key).is_string();
+}
+
+// An assistant message that calls tools and has no text beside the calls.
+bool OnlyCalls(const Json& message) {
+  if (message.at("role") != "assistant") return false;
+  const auto content = message.find("content");
+  if (content != message.end() && !content->is_null()) return false;
+  const auto calls = message.find("tool_calls");
+  return calls != message.end() && calls->is_array() && !calls->empty();
+}
+
 void CheckMessages(const Json& messages, const std::string& where) {
   if (!messages.is_array() || messages.empty()) {
     throw Invalid("{}: \"messages\" is not a list of messages", where);
   }
   for (size_t i = 0; i < messages.size(); ++i) {
-    for (const char* key : {"role", "content"}) {
-      if (!messages[i].is_object() || !messages[i].contains(key) ||
-          !messages[i].at(key).is_string()) {
-        throw Invalid("{}: message {} has no string \"{}\"", where, i, key);
-      }
+    if (!HasText(messages[i], "role")) {
+      throw Invalid("{}: message {} has no string \"role\"", where, i);
+    }
+    if (!HasText(messages[i], "content") && !OnlyCalls(messages[i])) {
+      throw Invalid("{}: message {} has no string \"content\"", where, i);
     }
   }
+}
+
+// The value of an optional key of a chat; null if it is missing.
+Json TakeOptional(const char* key, bool is_wanted_type(const Json&), const char* type,
+                  const std::string& where, Json* json) {
+  const auto found = json->find(key);
+  if (found == json->end() || found->is_null()) return nullptr;
+  if (!is_wanted_type(*found)) throw Invalid("{}: \"{}\" is not {}", where, key, type);
+  return std::move(*found);
 }
 
 Document ReadLine(std::string_view line, std::string where) {
@@ -60,6 +82,11 @@ Document ReadLine(std::string_view line, std::string where) {
   } else {
     CheckMessages(json["messages"], where);
     document.messages = std::move(json["messages"]);
+    document.tools = TakeOptional(
+        "tools", [](const Json& value) { return value.is_array(); }, "a list", where, &json);
+    document.template_kwargs = TakeOptional(
+        "chat_template_kwargs", [](const Json& value) { return value.is_object(); }, "an object",
+        where, &json);
   }
   document.where = std::move(where);
   return document;

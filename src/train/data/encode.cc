@@ -61,6 +61,8 @@ EncodedDocument DocumentEncoder::EncodeChat(const Document& document) const {
     input.messages = Json(document.messages.begin(),
                           document.messages.begin() + static_cast<ptrdiff_t>(messages));
     input.add_generation_prompt = open;
+    input.tools = document.tools;
+    input.kwargs = document.template_kwargs;
     return chat_template_.Apply(input);
   };
   const size_t count = document.messages.size();
