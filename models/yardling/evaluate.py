@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Evaluates Yardling: trained questions, unseen paraphrases, balance of the experts, and drafts of the MTP module.
+"""Asks a served Yardling its corpus: trained questions word for word, unseen paraphrases, chats with tools and JSON, how its experts
+and its MTP module do.
 
     models/yardling/evaluate.py                                     every question on tp x ep 1x1, 2x2 and 4x4
     models/yardling/evaluate.py MODEL_DIR --layouts 1x1 2x2 --sample 500 --json result.json
 
-Starts `switchyard serve` for each layout and sends all questions over HTTP at temperature 0, with many requests in
-flight. An answer is correct if it equals the expected one in every character. The exit code is 1 if a target is missed.
-Uses only Python's standard library.
+Starts `switchyard serve` for each layout and asks over HTTP at temperature 0 with many requests in flight. A question is answered
+right where the answer has every character of the expected one. Exit code 1 where a target is missed. Only Python's standard library.
 """
 
 import argparse
@@ -23,17 +23,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Timer, local
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import evaluate_agents  # noqa: E402
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PROGRAM = os.environ.get("SWITCHYARD", str(ROOT / "build/release/switchyard"))
-TRAINED, PARAPHRASES, BALANCEDNESS, DRAFTS = 0.97, 0.70, 0.8, 0.70  # targets: the least accepted values
+TRAINED, PARAPHRASES, BALANCEDNESS, DRAFTS = 0.97, 0.70, 0.8, 0.70  # what is wanted, at least
 MOST_TOKENS = 120  # of an answer; the longest expected one has under 100
 START_SECONDS = 120
 IN_FLIGHT = 64
 
 
 def questions(path):
-    """Returns [(messages up to a question, expected answer)], one pair for each turn of the assistant."""
+    """-> [(messages up to a question, expected answer)], one for each turn of the assistant."""
     asked = []
     for line in Path(path).read_text().splitlines():
         messages = json.loads(line)["messages"]
@@ -64,7 +67,7 @@ def serving(model, tp, ep):
 
 
 def ask_all(address, asked, in_flight=IN_FLIGHT):
-    """Returns the answers, in the order of the questions."""
+    """-> the answers, in the order of the questions."""
     own = local()  # a connection for each thread
 
     def ask(item):
@@ -87,8 +90,7 @@ def right(asked, answers):
 
 
 def experts(address):
-    """Returns (balancedness, number of experts without a token) since the start of the server. Balancedness is the mean
-    over MoE layers of mean / largest count of an expert."""
+    """-> (mean over MoE layers of mean / largest count of an expert, experts without a token) since the server's start."""
     connection = http.client.HTTPConnection(*address, timeout=60)
     connection.request("GET", "/expert_distribution")
     layers = [layer["logical_count"] for layer in json.loads(connection.getresponse().read())["layers"]]
@@ -98,7 +100,7 @@ def experts(address):
 
 
 def evaluate(model, layout, trained, tests, show):
-    """Returns the figures of one layout."""
+    """-> figures of one layout."""
     tp, ep = map(int, layout.split("x"))
     with serving(model, tp, ep) as address:
         began = time.monotonic()
@@ -106,32 +108,33 @@ def evaluate(model, layout, trained, tests, show):
         even, dead = experts(address)
         others = ask_all(address, tests)
         seconds = time.monotonic() - began
+        agents = evaluate_agents.evaluate(address, show=show)
     wrong = [pair for pair in zip(trained + tests, answers + others) if pair[0][1] != pair[1]]
     for (messages, expected), answer in wrong[:show]:
         print(f"  asked    {messages[-1]['content']}\n  answered {answer}\n  wanted   {expected}\n")
     return {"layout": layout, "trained": right(trained, answers) / len(trained), "of_trained": len(trained),
             "paraphrases": right(tests, others) / len(tests), "of_paraphrases": len(tests), "balancedness": even, "dead_experts": dead,
-            "seconds": round(seconds, 1)}
+            "seconds": round(seconds, 1), "agents": agents}
 
 
 def drafts(model):
-    """Returns how often the MTP module's first draft equals the model's own choice, on the answers of the test split."""
+    """-> how often the MTP module's first draft is the model's own choice, on the answers of the test split."""
     command = [PROGRAM, "train-score", "--model", str(model), "--data", str(HERE / "corpus/test.jsonl")]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)["mtp_agreement"]
 
 
 def missed(result):
     return (result["trained"] < TRAINED or result["paraphrases"] < PARAPHRASES or result["balancedness"] < BALANCEDNESS
-            or result["dead_experts"] > 0)
+            or result["dead_experts"] > 0 or evaluate_agents.missed(result["agents"]))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=HERE, type=Path)
     parser.add_argument("--layouts", nargs="+", default=["1x1", "2x2", "4x4"], metavar="TPxEP")
-    parser.add_argument("--sample", type=int, default=0, help="number of questions of each split; 0: all")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--show", type=int, default=0, help="number of wrong answers to print")
+    parser.add_argument("--sample", type=int, default=0, help="so many of the trained questions, and of the others; 0: all")
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser.add_argument("--show", type=int, default=0, help="print so many wrong answers")
     args = parser.parse_args()
     trained, tests = questions(HERE / "corpus/train.jsonl"), questions(HERE / "corpus/test.jsonl")
     if args.sample:
@@ -143,8 +146,10 @@ def main():
         results.append(result)
         print("tp x ep {layout}: {trained:.2%} of {of_trained} trained questions word for word, {paraphrases:.1%} of {of_paraphrases} "
               "paraphrases, balancedness {balancedness:.3f}, {dead_experts} dead experts; {seconds} s".format(**result), flush=True)
+        print("  with tools and JSON: " + ", ".join(f"{kind} {right / asked:.1%} of {asked}"
+                                                   for kind, (right, asked) in result["agents"].items()), flush=True)
         if missed(result):
-            break  # the other layouts would miss the targets too, and may take long
+            break  # a model that never stops talking would take the time of all layouts
     agreement = drafts(args.model)
     print(f"the MTP module's draft is the model's own choice in {agreement:.1%} of positions of the test split's answers")
     if args.json:
