@@ -20,7 +20,7 @@ class Place(pydantic.BaseModel):
 
 
 class Trip(pydantic.BaseModel):
-    places: list[Place]
+    places: list[Place] = pydantic.Field(max_length=3)  # the model does not end lists
     note: Literal["short", "long"] | None
 
 
