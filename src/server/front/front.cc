@@ -280,7 +280,7 @@ void Front::Take(Open& open, const RequestOutput& output, const std::string& ove
   if (open.spec.measured) Measure(open, output, tokens_before, now);
   if (open.next.finished()) {
     if (output.finish == FinishReason::kNone)
-      Abort({output.id});         // ended by a stop string, which ranks do not match
+      AbortInOrder({output.id});  // ended by a stop string, which ranks do not match
     ReleaseName(open.spec.name);  // so that the client can reuse it right after the response
     open.Emit();
     std::lock_guard lock(mutex_);

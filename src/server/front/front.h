@@ -141,7 +141,8 @@ class Front {
   void ReleaseName(const std::string& name);
   bool IsNameTaken(const GenerationSpec& spec) const;
   void AbortWhere(const std::function<bool(const Open&)>& chosen);
-  void AbortInOrder(const std::vector<uint64_t>& ids);  // requires order_
+  // Requires order_, unless the ranks have sent output of the requests.
+  void AbortInOrder(const std::vector<uint64_t>& ids);
   void Deliver(const RequestOutput& output, metrics::Clock::time_point now);
   void Take(Open& open, const RequestOutput& output, const std::string& overdue,
             metrics::Clock::time_point now);
