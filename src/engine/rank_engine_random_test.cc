@@ -54,17 +54,21 @@ class RandomWorkload : public ::testing::TestWithParam<Workload> {
   uint64_t draws_ = 0;
 };
 
+RankEngine::Options OptionsOf(const Workload& w) {
+  return {.page_size = w.page_size,
+          .num_pages = w.num_pages,
+          .max_running_requests = w.max_running,
+          .chunked_prefill_size = w.chunk,
+          .enable_radix_cache = w.radix,
+          .context_length = 160,
+          .eos_token_ids = {7},
+          .random_seed = 5,
+          .max_logit_rows = w.logit_rows};
+}
+
 TEST_P(RandomWorkload, GivesWhatEachRequestGetsAlone) {
   const Workload& w = GetParam();
-  RankEngine::Options options{.page_size = w.page_size,
-                              .num_pages = w.num_pages,
-                              .max_running_requests = w.max_running,
-                              .chunked_prefill_size = w.chunk,
-                              .enable_radix_cache = w.radix,
-                              .context_length = 160,
-                              .eos_token_ids = {7},
-                              .random_seed = 5,
-                              .max_logit_rows = w.logit_rows};
+  const RankEngine::Options options = OptionsOf(w);
   RankEngine::Options alone_options = options;
   alone_options.enable_radix_cache = false;
   alone_options.chunked_prefill_size = 1000;
@@ -128,15 +132,7 @@ TEST_P(RandomWorkload, GivesWhatEachRequestGetsAlone) {
 // gets all open requests with their outputs.
 TEST_P(RandomWorkload, GoesOnInANewEngine) {
   const Workload& w = GetParam();
-  const RankEngine::Options options{.page_size = w.page_size,
-                                    .num_pages = w.num_pages,
-                                    .max_running_requests = w.max_running,
-                                    .chunked_prefill_size = w.chunk,
-                                    .enable_radix_cache = w.radix,
-                                    .context_length = 160,
-                                    .eos_token_ids = {7},
-                                    .random_seed = 5,
-                                    .max_logit_rows = w.logit_rows};
+  const RankEngine::Options options = OptionsOf(w);
   const int64_t longest = std::min<int64_t>(100, w.page_size * w.num_pages);
   constexpr uint64_t kRequests = 30;
   Rig alone(options, 61, w.overlaps);

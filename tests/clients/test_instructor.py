@@ -1,5 +1,4 @@
 """instructor: output that is parsed into models, by calls, JSON and JSON schema."""
-from typing import Literal
 
 import instructor
 import openai
@@ -7,24 +6,13 @@ import pydantic
 import pytest
 from instructor.exceptions import IncompleteOutputException, InstructorRetryException
 
-from tool_server import MODEL, QUESTION, tool_server
+from tool_server import MODEL, QUESTION, Place
 
 USER = [{"role": "user", "content": QUESTION}]
 
 
-class Place(pydantic.BaseModel):
-    city: Literal["Oslo", "Rome"]
-    days: Literal[1, 2, 3]
-
-
 class Anything(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow")
-
-
-@pytest.fixture(scope="module")
-def server():
-    with tool_server() as server:
-        yield server
 
 
 @pytest.fixture(params=["TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS"])

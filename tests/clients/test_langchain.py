@@ -1,34 +1,20 @@
 """langchain-openai: messages, structured output and tools, over chats and over responses."""
 from typing import Literal
 
-import pydantic
 import pytest
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-from tool_server import MODEL, QUESTION, is_weather, tool_server
+from tool_server import MODEL, QUESTION, Place, is_weather
 
 USER = [SystemMessage("Be brief."), HumanMessage(QUESTION)]
-
-
-class Place(pydantic.BaseModel):
-    """A place."""
-
-    city: Literal["Oslo", "Rome"]
-    days: Literal[1, 2, 3]
 
 
 @tool
 def get_weather(city: Literal["Oslo", "Rome"], days: Literal[1, 2, 3]) -> str:
     """Weather."""
     return f"sunny in {city}"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with tool_server() as server:
-        yield server
 
 
 @pytest.fixture(params=[False, True], ids=["chats", "responses"])

@@ -1,27 +1,14 @@
 """litellm, which sends the same request with the protocols of several providers."""
 import json
-from typing import Literal
 
 import litellm
-import pydantic
 import pytest
 
-from tool_server import MODEL, QUESTION, WEATHER, is_weather, tool_server
+from tool_server import MODEL, QUESTION, WEATHER, Place, is_weather
 
 USER = [{"role": "user", "content": QUESTION}]
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER}}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
-
-
-class Place(pydantic.BaseModel):
-    city: Literal["Oslo", "Rome"]
-    days: Literal[1, 2, 3]
-
-
-@pytest.fixture(scope="module")
-def server():
-    with tool_server() as server:
-        yield server
 
 
 @pytest.fixture(params=["openai", "hosted_vllm", "anthropic"])

@@ -3,26 +3,14 @@ import asyncio
 from typing import Literal
 
 import agents
-import pydantic
 import pytest
 from openai import AsyncOpenAI
 
-from tool_server import MODEL, QUESTION, tool_server
+from tool_server import MODEL, QUESTION, Place
 
 agents.set_tracing_disabled(True)
 # An answer that reaches the limit is an error for this client, so one sentence is enough.
 ENDING = {"max_tokens": 400, "temperature": 0, "extra_body": {"stop": ["."]}}
-
-
-class Place(pydantic.BaseModel):
-    city: Literal["Oslo", "Rome"]
-    days: Literal[1, 2, 3]
-
-
-@pytest.fixture(scope="module")
-def server():
-    with tool_server() as server:
-        yield server
 
 
 @pytest.fixture(params=["chats", "responses"])

@@ -2,7 +2,6 @@
 import asyncio
 from typing import Literal
 
-import pydantic
 import pytest
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.anthropic import AnthropicModel
@@ -10,18 +9,7 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tool_server import MODEL, QUESTION, tool_server
-
-
-class Place(pydantic.BaseModel):
-    city: Literal["Oslo", "Rome"]
-    days: Literal[1, 2, 3]
-
-
-@pytest.fixture(scope="module")
-def server():
-    with tool_server() as server:
-        yield server
+from tool_server import MODEL, QUESTION, Place
 
 
 def model_of(name, server):

@@ -3,18 +3,12 @@ import asyncio
 from typing import Literal
 
 import anthropic
-import pydantic
 import pytest
 
-from tool_server import MODEL, QUESTION, WEATHER, is_weather, tool_server
+from tool_server import MODEL, QUESTION, WEATHER, Place, is_weather, tool_server
 
 USER = [{"role": "user", "content": QUESTION}]
 TOOL = {"name": "get_weather", "description": "Weather", "input_schema": WEATHER, "strict": True}
-
-
-class Place(pydantic.BaseModel):
-    city: Literal["Oslo", "Rome"]
-    days: Literal[1, 2, 3]
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,11 @@ import openai
 import pydantic
 import pytest
 
-from tool_server import MODEL, QUESTION, WEATHER, is_weather, tool_server
+from tool_server import MODEL, QUESTION, WEATHER, Place, is_weather, tool_server
 
 USER = [{"role": "user", "content": QUESTION}]
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER, "strict": True}}
 RESPONSES_TOOL = {"type": "function", **TOOL["function"]}
-
-
-class Place(pydantic.BaseModel):
-    city: Literal["Oslo", "Rome"]
-    days: Literal[1, 2, 3]
 
 
 class Trip(pydantic.BaseModel):

@@ -4,6 +4,9 @@ The model calls no tools by itself. A test forces the first call with tool_choic
 Values of arguments are short by their schema: the model would write a free string up to the token limit.
 """
 import pathlib
+from typing import Literal
+
+import pydantic
 
 from server import ROOT, Server
 
@@ -14,6 +17,13 @@ QUESTION = "What is a router?"
 CITIES = ["Oslo", "Rome"]
 WEATHER = {"type": "object", "additionalProperties": False, "required": ["city", "days"], "properties": {
     "city": {"type": "string", "enum": CITIES}, "days": {"type": "integer", "enum": [1, 2, 3]}}}
+
+
+class Place(pydantic.BaseModel):
+    """A place, with the values of WEATHER."""
+
+    city: Literal["Oslo", "Rome"]
+    days: Literal[1, 2, 3]
 
 
 def tool_server(*flags):

@@ -1,4 +1,4 @@
-"""Tools that nobody knows: a verb, a noun and parameters with any names. Only the tool's own text tells what it does."""
+"""Tools with invented names: a verb, a noun and arbitrary parameters. Only the description says what a tool does."""
 
 from agents import values
 from agents.kinds import Kind, Slot
