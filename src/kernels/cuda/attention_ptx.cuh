@@ -16,6 +16,13 @@ __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool 
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
+// Arrives at an mbarrier, without changing its expected count, when all earlier copies of this thread
+// are complete. Needs sm_80.
+__device__ __forceinline__ void BarrierArriveAfterCopies(const void* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
+               : "memory");
+}
 // Waits until at most the last `kPending` groups of this thread are in flight.
 template <int kPending>
 __device__ __forceinline__ void WaitCopies() {

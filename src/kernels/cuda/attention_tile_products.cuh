@@ -107,10 +107,11 @@ __device__ __forceinline__ void ScoreByWarpgroup(const TileThread<Shape>& thread
 #endif
 }
 
-// The same with wgmma, for all keys of the block.
+// The same with wgmma, for all keys of the block. `ones_at`: shared memory that is filled with
+// ones.
 template <typename Shape>
 __device__ __forceinline__ void AddValuesByWarpgroup(const TileThread<Shape>& thread,
-                                                     uint32_t shared, uint32_t stage,
+                                                     uint32_t ones_at, uint32_t stage,
                                                      const uint32_t (&p)[Shape::kKeys / 16][4],
                                                      float (&sums)[Shape::kWarpColumns / 2],
                                                      float (&weights)[4]) {
@@ -118,7 +119,7 @@ __device__ __forceinline__ void AddValuesByWarpgroup(const TileThread<Shape>& th
   const uint64_t v = ColumnsDescriptor<Shape::kKeys * 128>(
       stage + (Shape::kLatent ? 0 : Shape::kKBytes) +
       thread.column_warp * (Shape::kWarpColumns / 64 * Shape::kKeys * 128));
-  const uint64_t ones = OnesDescriptor(shared + Shape::kOnesAt);
+  const uint64_t ones = OnesDescriptor(ones_at);
   ptx::PinRegisters(sums);
   ptx::PinRegisters(weights);
   ptx::WgmmaFence();

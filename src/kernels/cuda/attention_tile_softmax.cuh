@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "kernels/cuda/attention_merge.cuh"
 #include "kernels/cuda/attention_ptx.cuh"
 #include "kernels/cuda/attention_tile_products.cuh"
 
@@ -31,6 +32,34 @@ struct TileRows {
   int64_t out[2];  // offset of the lane's first columns in the output
 };
 
+template <typename Shape>
+__device__ __forceinline__ TileRows TileRowsOf(const TiledAttention& p,
+                                               const AttentionWorkItem& unit, const TileKeys& keys,
+                                               int row_begin, const TileThread<Shape>& thread) {
+  const int group = p.schedule.group;
+  const int from = keys.first_position - keys.begin_row / group;  // position of row 0
+  TileRows rows;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int flat = min(keys.begin_row + thread.RowOf(i), keys.end_row - 1), row = flat / group;
+    rows.end[i] = from + row + 1;
+    rows.begin[i] = p.schedule.window > 0 ? rows.end[i] - p.schedule.window : 0;
+    rows.head[i] = unit.kv_head * group + flat - row * group;
+    rows.out[i] = int64_t{row_begin + row} * p.launch.ldo + int64_t{rows.head[i]} * Shape::kVDim +
+                  thread.column_warp * Shape::kWarpColumns + thread.lane % 4 * 2;
+  }
+  return rows;
+}
+
+// Whether a key of the block is masked for a row of the tile.
+template <typename Shape>
+__device__ __forceinline__ bool BlockHasMaskedKeys(const AttentionSchedule& s, const TileKeys& keys,
+                                                   int block) {
+  const int first_key = block * Shape::kKeys;
+  return first_key + Shape::kKeys > keys.first_position + 1 ||
+         (s.window > 0 && first_key < keys.end - s.window);
+}
+
 // Masks keys outside of the visible range of the lane's rows.
 template <typename Shape>
 __device__ __forceinline__ void Mask(const TileThread<Shape>& thread, const TileRows& rows,
@@ -44,6 +73,11 @@ __device__ __forceinline__ void Mask(const TileThread<Shape>& thread, const Tile
     }
   }
 }
+
+// A row's maximum (times scale · log2 e) rises only if a score exceeds it by more than this. So
+// most blocks of keys need no rescale, and probabilities are at most 2^8, which bfloat16 and the
+// float32 sums hold with the same relative precision. FlashAttention-4 rescales in this way.
+constexpr float kMaxSlack = 8.0f;
 
 // Updates the row maxima of scores · scale (scale > 0), rescales sums and weights, and turns scores
 // into probabilities.
@@ -76,7 +110,8 @@ __device__ __forceinline__ void ToProbabilities(const TileThread<Shape>& thread,
   float rescale[2], base[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    top[i] = fmaxf(__fmul_rn(top[i], scale), part.max[i]);
+    top[i] = __fmul_rn(top[i], scale);
+    if (!(top[i] > part.max[i] + kMaxSlack)) top[i] = part.max[i];
     base[i] = top[i] == -INFINITY ? 0.0f : top[i];
     rescale[i] = ptx::Exp2(__fsub_rn(part.max[i], base[i]));
     part.max[i] = top[i];

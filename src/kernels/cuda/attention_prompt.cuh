@@ -1,0 +1,272 @@
+// Tensor core attention of prompts on Hopper: warp-specialized FlashAttention (the scheme of
+// FlashAttention-3, Shah et al. 2024) with the arithmetic of attention_tile.cuh, so that a row has
+// the same bits as in a decode tile.
+//
+// Tiling: 128 query rows by blocks of 64 keys. A thread block has two consumer warpgroups of 64
+// rows each and a producer warpgroup, which finds work items and copies keys, values and queries.
+// The producer runs ahead by the stages of the ring, across tiles, so that the tensor cores do not
+// wait at the start of a tile. The consumers never wait for each other: one computes its softmax
+// while the other multiplies.
+//
+// Shared memory: two buffers of queries, kStages of keys and values. Barriers per buffer and stage:
+// `full` (copied) and `empty` (read by all consumer warps).
+#pragma once
+
+#include "kernels/cuda/attention_tile_products.cuh"
+#include "kernels/cuda/attention_tile_results.cuh"
+#include "kernels/cuda/attention_tile_softmax.cuh"
+#include "kernels/cuda/gemm_tiles.cuh"
+#include "kernels/cuda/kernel_chain.cuh"
+
+namespace switchyard::cuda {
+
+// A work item as the producer hands it to the consumers.
+struct PromptItem {
+  AttentionWorkItem unit;  // sequence −1: no more items
+  TileKeys keys;
+  int row_begin;   // of the sequence's rows in the batch
+  int begin, end;  // keys to process
+  bool partial;    // the keys are one split of several
+};
+
+template <int kHeadDim, int kStages_>
+struct PromptShape : TileShape<kHeadDim, kHeadDim, false, 8, 1, kStages_, true> {
+  using Base = TileShape<kHeadDim, kHeadDim, false, 8, 1, kStages_, true>;
+  static constexpr int kConsumerThreads = Base::kThreads, kProducerThreads = 128;
+  static constexpr int kThreads = kConsumerThreads + kProducerThreads;
+  // Registers per thread; together those of the launch (168 for each of 384 threads).
+  static constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
+  static constexpr int kQueryBuffers = 2;
+  static_assert(Base::kRows == 128);
+};
+
+template <typename Shape>
+struct PromptShared {
+  char queries[Shape::kQueryBuffers][Shape::kQBytes];
+  char stages[Shape::kStages][Shape::kStageBytes];
+  uint32_t ones[Shape::kOnesBytes / 4];
+  PromptItem items[Shape::kQueryBuffers];
+  uint64_t queries_full[Shape::kQueryBuffers], queries_empty[Shape::kQueryBuffers];
+  uint64_t full[Shape::kStages], empty[Shape::kStages];
+
+  __device__ void InitBarriers() {
+    constexpr uint32_t kReaders = Shape::kConsumerThreads / 32 * ptx::kWarpArrivals;
+    for (int i = 0; i < Shape::kQueryBuffers; ++i) {
+      ptx::BarrierInit(&queries_full[i], Shape::kProducerThreads);
+      ptx::BarrierInit(&queries_empty[i], kReaders);
+    }
+    for (int i = 0; i < Shape::kStages; ++i) {
+      ptx::BarrierInit(&full[i], Shape::kProducerThreads);
+      ptx::BarrierInit(&empty[i], kReaders);
+    }
+    ptx::FenceBarrierInit();
+  }
+};
+
+// The producer warpgroup; all of its threads call Run.
+template <typename Shape>
+class PromptProducer {
+ public:
+  __device__ PromptProducer(const TiledAttention& p, PromptShared<Shape>& shared)
+      : p_(p), shared_(shared), thread_(threadIdx.x - Shape::kConsumerThreads) {}
+
+  __device__ void Run() {
+    const WorkItemFinder finder(p_.schedule);
+    for (int index = blockIdx.x;; index += static_cast<int>(gridDim.x)) {
+      PromptItem item;
+      item.unit = finder.Find(p_.schedule, index);
+      if (item.unit.sequence >= 0) {
+        item.keys = TileKeysOf(p_.schedule, item.unit.sequence, item.unit.tile);
+        if (item.unit.split >= item.keys.splits) continue;
+        SetRange(item);
+      }
+      ptx::BarrierWait(&shared_.queries_empty[buffer_.stage], buffer_.parity ^ 1);
+      if (thread_ == 0) shared_.items[buffer_.stage] = item;
+      if (item.unit.sequence < 0) {
+        ptx::BarrierArrive(&shared_.queries_full[buffer_.stage]);
+        return;
+      }
+      const int first = item.begin / Shape::kKeys, last = (item.end - 1) / Shape::kKeys;
+      CopyKeys(item, first);
+      CopyQueries(item);
+      for (int block = first + 1; block <= last; ++block) CopyKeys(item, block);
+    }
+  }
+
+ private:
+  __device__ void SetRange(PromptItem& item) const {
+    constexpr KeySplits kSplits = Shape::kSplits;
+    item.row_begin = p_.launch.table.row_begin[item.unit.sequence];
+    item.partial = item.unit.split >= 0 && item.keys.splits > 1;
+    const int split = item.keys.first_split + max(item.unit.split, 0);
+    item.begin = item.partial ? max(item.keys.begin, kSplits.Begin(split)) : item.keys.begin;
+    item.end = item.partial ? min(item.keys.end, kSplits.Begin(split + 1)) : item.keys.end;
+  }
+
+  // Copies a block of keys and values into the next stage; zeros for keys that are not visible to
+  // the tile. A warp copies 16 keys: each of its first 16 lanes looks up the cache slot of one, and
+  // eight lanes copy 128 bytes of a key at a time.
+  __device__ void CopyKeys(const PromptItem& item, int block) {
+    const SequenceTable& table = p_.launch.table;
+    const int lane = thread_ % 32, first_row = thread_ / 32 * 16;
+    const int key = block * Shape::kKeys + first_row + lane % 16;
+    int slot = -1;
+    if (key >= item.begin && key < item.end) {
+      const int page = static_cast<unsigned>(key) / static_cast<unsigned>(table.page_size);
+      slot = table.pages[int64_t{item.unit.sequence} * table.max_pages + page] * table.page_size +
+             (key - page * table.page_size);
+    }
+    const int64_t stride = int64_t{p_.launch.kv_heads} * Shape::kQkDim;
+    const int64_t column = int64_t{item.unit.kv_head} * Shape::kQkDim + lane % 8 * 8;
+    const auto* k = static_cast<const __nv_bfloat16*>(p_.launch.k) + column;
+    const auto* v = static_cast<const __nv_bfloat16*>(p_.launch.v) + column;
+    ptx::BarrierWait(&shared_.empty[stage_.stage], stage_.parity ^ 1);
+    const uint32_t to = ptx::SharedAddress(shared_.stages[stage_.stage]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first_row + 4 * i + lane / 8;
+      const int from_slot = __shfl_sync(~0u, slot, 4 * i + lane / 8);
+      const int64_t from = max(from_slot, 0) * stride;
+      const uint32_t row_to = to + SwizzledOffset<Shape::kKeys>(row, lane % 8);
+#pragma unroll
+      for (int panel = 0; panel < Shape::kQkDim / 64; ++panel) {
+        const uint32_t panel_to = row_to + panel * (Shape::kKeys * 128);
+        ptx::CopyAsync16(panel_to, k + from + 64 * panel, from_slot >= 0);
+        ptx::CopyAsync16(panel_to + Shape::kKBytes, v + from + 64 * panel, from_slot >= 0);
+      }
+    }
+    ptx::BarrierArriveAfterCopies(&shared_.full[stage_.stage]);
+    stage_.Next(Shape::kStages);
+  }
+
+  // Loads the tile's queries as bfloat16 into the buffer; zeros beyond the last row.
+  __device__ void CopyQueries(const PromptItem& item) {
+    constexpr int kPieces = Shape::kQkDim / 8, kInFlight = 4;
+    const int group = p_.schedule.group;
+    char* const to = shared_.queries[buffer_.stage];
+    for (int begin = thread_; begin < Shape::kRows * kPieces;
+         begin += kInFlight * Shape::kProducerThreads) {
+      float4 q[kInFlight][2] = {};
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const int at = begin + i * Shape::kProducerThreads, row = at / kPieces;
+        const int flat = item.keys.begin_row + row;
+        if (flat >= item.keys.end_row) continue;
+        const int query = flat / group, head = item.unit.kv_head * group + flat - query * group;
+        const auto* from = reinterpret_cast<const float4*>(
+            p_.launch.q + int64_t{item.row_begin + query} * p_.launch.ldq +
+            int64_t{head} * Shape::kQkDim + at % kPieces * 8);
+        q[i][0] = from[0];
+        q[i][1] = from[1];
+      }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const int at = begin + i * Shape::kProducerThreads;
+        const auto& [a, b] = q[i];
+        *reinterpret_cast<uint4*>(to + SwizzledOffset<Shape::kRows>(at / kPieces, at % kPieces)) = {
+            PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w)};
+      }
+    }
+    ptx::FenceAsyncProxy();
+    ptx::BarrierArrive(&shared_.queries_full[buffer_.stage]);
+    buffer_.Next(Shape::kQueryBuffers);
+  }
+
+  const TiledAttention& p_;
+  PromptShared<Shape>& shared_;
+  const int thread_;
+  PipelineState stage_, buffer_;
+};
+
+// A consumer warpgroup.
+template <typename Shape>
+class PromptConsumer {
+ public:
+  __device__ PromptConsumer(const TiledAttention& p, PromptShared<Shape>& shared)
+      : p_(p), shared_(shared) {
+    // The same for all lanes, so that wgmma descriptors stay in uniform registers.
+    thread_.warp = __shfl_sync(~0u, thread_.warp, 0);
+    thread_.row0 = thread_.warp * 16;
+  }
+
+  __device__ void Run() {
+    while (true) {
+      ptx::BarrierWait(&shared_.queries_full[buffer_.stage], buffer_.parity);
+      const PromptItem item = shared_.items[buffer_.stage];
+      if (item.unit.sequence < 0) return;
+      Process(item);
+      buffer_.Next(Shape::kQueryBuffers);
+    }
+  }
+
+ private:
+  __device__ void Process(const PromptItem& item) {
+    constexpr KeySplits kSplits = Shape::kSplits;
+    const TileRows rows = TileRowsOf(p_, item.unit, item.keys, item.row_begin, thread_);
+    const uint32_t queries = ptx::SharedAddress(shared_.queries[buffer_.stage]);
+    const uint32_t ones = ptx::SharedAddress(shared_.ones);
+    const float scale = __fmul_rn(p_.launch.scale, kLog2E);
+    const int first = item.begin / Shape::kKeys, last = (item.end - 1) / Shape::kKeys;
+    TileEpilogue<Shape> results(p_, item.unit, item.keys, thread_, rows);
+    TileAccumulator<Shape> part;
+    part.Clear();
+    for (int block = first; block <= last; ++block) {
+      const uint32_t stage = ptx::SharedAddress(shared_.stages[stage_.stage]);
+      ptx::BarrierWait(&shared_.full[stage_.stage], stage_.parity);
+      ptx::FenceAsyncProxy();
+      TileScores<Shape> scores;
+      ScoreByWarpgroup(
+          thread_, queries, stage, [] {}, scores);
+      if (block == last) ptx::BarrierArriveWarp(&shared_.queries_empty[buffer_.stage]);
+      if (BlockHasMaskedKeys<Shape>(p_.schedule, item.keys, block))
+        Mask(thread_, rows, block * Shape::kKeys, scores);
+      ToProbabilities(thread_, scale, nullptr, scores, part);
+      uint32_t p[Shape::kKeys / 16][4];
+#pragma unroll
+      for (int k = 0; k < Shape::kKeys / 16; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          p[k][i] = PackBf16(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+      AddValuesByWarpgroup(thread_, ones, stage, p, part.sums, part.weights);
+      ptx::BarrierArriveWarp(&shared_.empty[stage_.stage]);
+      stage_.Next(Shape::kStages);
+      const int split = kSplits.Of(block * Shape::kKeys);
+      if (split == kSplits.Of((block + 1) * Shape::kKeys) && block != last) continue;
+      if (item.partial) {
+        results.Store(part);
+      } else {
+        results.Add(part, split == item.keys.first_split, block == last);
+        part.Clear();
+      }
+    }
+  }
+
+  const TiledAttention& p_;
+  PromptShared<Shape>& shared_;
+  TileThread<Shape> thread_;
+  PipelineState stage_, buffer_;
+};
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    PromptAttentionKernel(const __grid_constant__ TiledAttention p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) char memory[];
+  auto& shared = *reinterpret_cast<PromptShared<Shape>*>(memory);
+  for (int i = threadIdx.x; i < Shape::kOnesBytes / 4; i += Shape::kThreads)
+    shared.ones[i] = kBf16Ones;
+  ptx::FenceAsyncProxy();
+  if (threadIdx.x == 0) shared.InitBarriers();
+  LaunchDependentsAndWait();
+  __syncthreads();
+  if (threadIdx.x >= Shape::kConsumerThreads) {
+    ptx::DeallocateRegisters<Shape::kProducerRegisters>();
+    PromptProducer<Shape>(p, shared).Run();
+  } else {
+    ptx::AllocateRegisters<Shape::kConsumerRegisters>();
+    PromptConsumer<Shape>(p, shared).Run();
+  }
+#endif
+}
+
+}  // namespace switchyard::cuda
