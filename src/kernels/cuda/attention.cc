@@ -41,6 +41,7 @@ void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bo
                const PdlStream& chain, std::span<std::byte> scratch) {
   AttentionLaunch launch = {.q = p.q,
                             .ldq = p.ldq,
+                            .bf16_queries = p.bf16_queries,
                             .k = p.k_cache,
                             .v = p.v_cache,
                             .kv_dtype = p.kv_dtype,
@@ -55,7 +56,7 @@ void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bo
                             .ldo = p.ldo,
                             .bf16_out = static_cast<__nv_bfloat16*>(p.bf16_out),
                             .table = table};
-  CHECK(!p.bf16_out || AttentionToBFloat16(p, exact));
+  CHECK(!(p.bf16_out || p.bf16_queries) || AttentionToBFloat16(p, exact));
   Start(launch, exact, false, scratch, chain);
 }
 

@@ -52,7 +52,7 @@ struct PromptShared {
   __device__ void InitBarriers() {
     constexpr uint32_t kReaders = Shape::kConsumerThreads / 32 * ptx::kWarpArrivals;
     for (int i = 0; i < Shape::kQueryBuffers; ++i) {
-      ptx::BarrierInit(&queries_full[i], Shape::kProducerThreads);
+      ptx::BarrierInit(&queries_full[i], Shape::kProducerThreads + 1);  // and one for the item
       ptx::BarrierInit(&queries_empty[i], kReaders);
     }
     for (int i = 0; i < Shape::kStages; ++i) {
@@ -81,15 +81,15 @@ class PromptProducer {
         SetRange(item);
       }
       ptx::BarrierWait(&shared_.queries_empty[buffer_.stage], buffer_.parity ^ 1);
-      if (thread_ == 0) shared_.items[buffer_.stage] = item;
+      if (thread_ == 0) {
+        shared_.items[buffer_.stage] = item;
+        ptx::BarrierArrive(&shared_.queries_full[buffer_.stage]);
+      }
       if (item.unit.sequence < 0) {
         ptx::BarrierArrive(&shared_.queries_full[buffer_.stage]);
         return;
       }
-      const int first = item.begin / Shape::kKeys, last = (item.end - 1) / Shape::kKeys;
-      CopyKeys(item, first);
-      CopyQueries(item);
-      for (int block = first + 1; block <= last; ++block) CopyKeys(item, block);
+      CopyKeys(item, [&] { CopyQueries(item); });
     }
   }
 
@@ -103,28 +103,43 @@ class PromptProducer {
     item.end = item.partial ? min(item.keys.end, kSplits.Begin(split + 1)) : item.keys.end;
   }
 
-  // Copies a block of keys and values into the next stage; zeros for keys that are not visible to
-  // the tile. A warp copies 16 keys: each of its first 16 lanes looks up the cache slot of one, and
-  // eight lanes copy 128 bytes of a key at a time.
-  __device__ void CopyKeys(const PromptItem& item, int block) {
+  // The cache slot of a key that this lane copies; −1: not visible to the tile. The first 16 lanes
+  // of a warp look up one of its 16 keys of the block each.
+  __device__ int SlotOf(const PromptItem& item, int block) const {
     const SequenceTable& table = p_.launch.table;
-    const int lane = thread_ % 32, first_row = thread_ / 32 * 16;
-    const int key = block * Shape::kKeys + first_row + lane % 16;
-    int slot = -1;
-    if (key >= item.begin && key < item.end) {
-      const int page = static_cast<unsigned>(key) / static_cast<unsigned>(table.page_size);
-      slot = table.pages[int64_t{item.unit.sequence} * table.max_pages + page] * table.page_size +
-             (key - page * table.page_size);
-    }
-    const int64_t stride = int64_t{p_.launch.kv_heads} * Shape::kQkDim;
-    const int64_t column = int64_t{item.unit.kv_head} * Shape::kQkDim + lane % 8 * 8;
+    const int key = block * Shape::kKeys + thread_ / 32 * 16 + thread_ % 16;
+    if (key < item.begin || key >= item.end) return -1;
+    const int page = static_cast<unsigned>(key) / static_cast<unsigned>(table.page_size);
+    return table.pages[int64_t{item.unit.sequence} * table.max_pages + page] * table.page_size +
+           (key - page * table.page_size);
+  }
+
+  // Copies all keys and values of the item. Slots are looked up one block ahead. `after_first` runs
+  // after the first block.
+  __device__ void CopyKeys(const PromptItem& item, const auto& after_first) {
+    const int first = item.begin / Shape::kKeys, last = (item.end - 1) / Shape::kKeys;
+    const int64_t column = int64_t{item.unit.kv_head} * Shape::kQkDim + threadIdx.x % 8 * 8;
     const auto* k = static_cast<const __nv_bfloat16*>(p_.launch.k) + column;
     const auto* v = static_cast<const __nv_bfloat16*>(p_.launch.v) + column;
+    int slot = SlotOf(item, first);
+    for (int block = first; block <= last; ++block) {
+      const int next_slot = SlotOf(item, block + 1);
+      CopyBlock(k, v, slot);
+      slot = next_slot;
+      if (block == first) after_first();
+    }
+  }
+
+  // Copies a block into the next stage; zeros for keys without a slot. Eight lanes copy 128 bytes
+  // of a key at a time.
+  __device__ void CopyBlock(const __nv_bfloat16* k, const __nv_bfloat16* v, int slot) {
+    const int64_t stride = int64_t{p_.launch.kv_heads} * Shape::kQkDim;
+    const int lane = thread_ % 32;
     ptx::BarrierWait(&shared_.empty[stage_.stage], stage_.parity ^ 1);
     const uint32_t to = ptx::SharedAddress(shared_.stages[stage_.stage]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = first_row + 4 * i + lane / 8;
+      const int row = thread_ / 32 * 16 + 4 * i + lane / 8;
       const int from_slot = __shfl_sync(~0u, slot, 4 * i + lane / 8);
       const int64_t from = max(from_slot, 0) * stride;
       const uint32_t row_to = to + SwizzledOffset<Shape::kKeys>(row, lane % 8);
@@ -139,37 +154,64 @@ class PromptProducer {
     stage_.Next(Shape::kStages);
   }
 
-  // Loads the tile's queries as bfloat16 into the buffer; zeros beyond the last row.
+  // Copies the tile's queries as bfloat16 into the buffer; zeros beyond the last row.
   __device__ void CopyQueries(const PromptItem& item) {
-    constexpr int kPieces = Shape::kQkDim / 8, kInFlight = 4;
-    const int group = p_.schedule.group;
-    char* const to = shared_.queries[buffer_.stage];
-    for (int begin = thread_; begin < Shape::kRows * kPieces;
-         begin += kInFlight * Shape::kProducerThreads) {
+    if (p_.launch.bf16_queries) {
+#pragma unroll 4
+      for (int i = 0; i < kQueryPieces / Shape::kProducerThreads; ++i) {
+        const int at = thread_ + i * Shape::kProducerThreads;
+        const float* from = QueryOf(item, at / kRowPieces);
+        ptx::CopyAsync16(
+            QueryPlace(at),
+            reinterpret_cast<const uint4*>(from ? from : p_.launch.q) + at % kRowPieces,
+            from != nullptr);
+      }
+      ptx::BarrierArriveAfterCopies(&shared_.queries_full[buffer_.stage]);
+    } else {
+      RoundQueries(item);
+      ptx::FenceAsyncProxy();
+      ptx::BarrierArrive(&shared_.queries_full[buffer_.stage]);
+    }
+    buffer_.Next(Shape::kQueryBuffers);
+  }
+
+  __device__ void RoundQueries(const PromptItem& item) const {
+    constexpr int kInFlight = 4;
+    for (int begin = thread_; begin < kQueryPieces; begin += kInFlight * Shape::kProducerThreads) {
       float4 q[kInFlight][2] = {};
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
-        const int at = begin + i * Shape::kProducerThreads, row = at / kPieces;
-        const int flat = item.keys.begin_row + row;
-        if (flat >= item.keys.end_row) continue;
-        const int query = flat / group, head = item.unit.kv_head * group + flat - query * group;
-        const auto* from = reinterpret_cast<const float4*>(
-            p_.launch.q + int64_t{item.row_begin + query} * p_.launch.ldq +
-            int64_t{head} * Shape::kQkDim + at % kPieces * 8);
-        q[i][0] = from[0];
-        q[i][1] = from[1];
+        const int at = begin + i * Shape::kProducerThreads;
+        const auto* from = reinterpret_cast<const float4*>(QueryOf(item, at / kRowPieces));
+        if (from == nullptr) continue;
+        q[i][0] = from[at % kRowPieces * 2];
+        q[i][1] = from[at % kRowPieces * 2 + 1];
       }
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
-        const int at = begin + i * Shape::kProducerThreads;
         const auto& [a, b] = q[i];
-        *reinterpret_cast<uint4*>(to + SwizzledOffset<Shape::kRows>(at / kPieces, at % kPieces)) = {
-            PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w)};
+        ptx::StoreShared16(
+            QueryPlace(begin + i * Shape::kProducerThreads),
+            {PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w)});
       }
     }
-    ptx::FenceAsyncProxy();
-    ptx::BarrierArrive(&shared_.queries_full[buffer_.stage]);
-    buffer_.Next(Shape::kQueryBuffers);
+  }
+
+  static constexpr int kRowPieces = Shape::kQkDim / 8;  // of eight elements
+  static constexpr int kQueryPieces = Shape::kRows * kRowPieces;
+
+  // The query of a row of the tile; null beyond the last row.
+  __device__ const float* QueryOf(const PromptItem& item, int row) const {
+    const int group = p_.schedule.group, flat = item.keys.begin_row + row;
+    if (flat >= item.keys.end_row) return nullptr;
+    const int query = static_cast<unsigned>(flat) / static_cast<unsigned>(group);
+    const int head = item.unit.kv_head * group + flat - query * group;
+    return p_.launch.q + int64_t{item.row_begin + query} * p_.launch.ldq +
+           int64_t{head} * Shape::kQkDim;
+  }
+  __device__ uint32_t QueryPlace(int piece) const {
+    return ptx::SharedAddress(shared_.queries[buffer_.stage]) +
+           SwizzledOffset<Shape::kRows>(piece / kRowPieces, piece % kRowPieces);
   }
 
   const TiledAttention& p_;
@@ -194,6 +236,7 @@ class PromptConsumer {
       ptx::BarrierWait(&shared_.queries_full[buffer_.stage], buffer_.parity);
       const PromptItem item = shared_.items[buffer_.stage];
       if (item.unit.sequence < 0) return;
+      ptx::FenceAsyncProxy();  // for queries that the producer copied
       Process(item);
       buffer_.Next(Shape::kQueryBuffers);
     }

@@ -16,6 +16,11 @@ __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool 
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
+__device__ __forceinline__ void StoreShared16(uint32_t to, uint4 x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
+}
 // Arrives at an mbarrier, without changing its expected count, when all earlier copies of this thread
 // are complete. Needs sm_80.
 __device__ __forceinline__ void BarrierArriveAfterCopies(const void* barrier) {
