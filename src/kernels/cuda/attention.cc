@@ -24,6 +24,7 @@ void Start(AttentionLaunch& launch, bool exact, bool latent, std::span<std::byte
   CHECK(IsAligned(launch.q) && IsAligned(launch.out) && IsAligned(launch.bf16_out));
   CHECK(IsAligned(launch.k) && IsAligned(launch.v));
   CHECK(launch.ldq % 4 == 0 && launch.ldo % 4 == 0);
+  CHECK(!launch.bf16_out || launch.ldo % 8 == 0);
   CHECK_GT(launch.scale, 0.0f);
   CHECK(IsAligned(scratch.data()));
   launch.hopper = IsHopper();

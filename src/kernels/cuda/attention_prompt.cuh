@@ -12,6 +12,8 @@
 // `full` (copied) and `empty` (read by all consumer warps).
 #pragma once
 
+#include <cstddef>
+
 #include "kernels/cuda/attention_tile_products.cuh"
 #include "kernels/cuda/attention_tile_results.cuh"
 #include "kernels/cuda/attention_tile_softmax.cuh"
@@ -72,9 +74,13 @@ class PromptProducer {
 
   __device__ void Run() {
     const WorkItemFinder finder(p_.schedule);
-    for (int index = blockIdx.x;; index += static_cast<int>(gridDim.x)) {
+    const int blocks = static_cast<int>(gridDim.x), rank = static_cast<int>(blockIdx.x);
+    for (int round = 0;; ++round) {
+      // Tiles are ordered by length. Every other round is reversed, so that all blocks get about
+      // the same number of keys.
       PromptItem item;
-      item.unit = finder.Find(p_.schedule, index);
+      item.unit =
+          finder.Find(p_.schedule, round * blocks + (round % 2 == 0 ? rank : blocks - 1 - rank));
       if (item.unit.sequence >= 0) {
         item.keys = TileKeysOf(p_.schedule, item.unit.sequence, item.unit.tile);
         if (item.unit.split >= item.keys.splits) continue;
@@ -220,15 +226,17 @@ class PromptProducer {
   PipelineState stage_, buffer_;
 };
 
-// A consumer warpgroup.
+// A consumer warpgroup. While the tensor cores multiply the probabilities of one block of keys by
+// its values, the threads compute the probabilities of the next block.
 template <typename Shape>
 class PromptConsumer {
  public:
   __device__ PromptConsumer(const TiledAttention& p, PromptShared<Shape>& shared)
-      : p_(p), shared_(shared) {
-    // The same for all lanes, so that wgmma descriptors stay in uniform registers.
+      : p_(p), shared_(shared), base_(&shared) {
+    // The same for all lanes, so that wgmma descriptors and barriers stay in uniform registers.
     thread_.warp = __shfl_sync(~0u, thread_.warp, 0);
     thread_.row0 = thread_.warp * 16;
+    base_.address = __shfl_sync(~0u, base_.address, 0);
   }
 
   __device__ void Run() {
@@ -236,58 +244,157 @@ class PromptConsumer {
       ptx::BarrierWait(&shared_.queries_full[buffer_.stage], buffer_.parity);
       const PromptItem item = shared_.items[buffer_.stage];
       if (item.unit.sequence < 0) return;
-      ptx::FenceAsyncProxy();  // for queries that the producer copied
       Process(item);
+      ptx::BarrierArriveWarp(&shared_.queries_empty[buffer_.stage]);
       buffer_.Next(Shape::kQueryBuffers);
     }
   }
 
  private:
+  using Shared = PromptShared<Shape>;
+
   __device__ void Process(const PromptItem& item) {
     constexpr KeySplits kSplits = Shape::kSplits;
     const TileRows rows = TileRowsOf(p_, item.unit, item.keys, item.row_begin, thread_);
-    const uint32_t queries = ptx::SharedAddress(shared_.queries[buffer_.stage]);
-    const uint32_t ones = ptx::SharedAddress(shared_.ones);
-    const float scale = __fmul_rn(p_.launch.scale, kLog2E);
     const int first = item.begin / Shape::kKeys, last = (item.end - 1) / Shape::kKeys;
     TileEpilogue<Shape> results(p_, item.unit, item.keys, thread_, rows);
-    TileAccumulator<Shape> part;
-    part.Clear();
-    for (int block = first; block <= last; ++block) {
-      const uint32_t stage = ptx::SharedAddress(shared_.stages[stage_.stage]);
-      ptx::BarrierWait(&shared_.full[stage_.stage], stage_.parity);
-      ptx::FenceAsyncProxy();
-      TileScores<Shape> scores;
-      ScoreByWarpgroup(
-          thread_, queries, stage, [] {}, scores);
-      if (block == last) ptx::BarrierArriveWarp(&shared_.queries_empty[buffer_.stage]);
-      if (BlockHasMaskedKeys<Shape>(p_.schedule, item.keys, block))
-        Mask(thread_, rows, block * Shape::kKeys, scores);
-      ToProbabilities(thread_, scale, nullptr, scores, part);
-      uint32_t p[Shape::kKeys / 16][4];
-#pragma unroll
-      for (int k = 0; k < Shape::kKeys / 16; ++k)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          p[k][i] = PackBf16(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
-      AddValuesByWarpgroup(thread_, ones, stage, p, part.sums, part.weights);
-      ptx::BarrierArriveWarp(&shared_.empty[stage_.stage]);
-      stage_.Next(Shape::kStages);
+    part_.Clear();
+    WaitForBlock(stage_);
+    ptx::WgmmaFence();
+    EnqueueScores(thread_, Queries(), Stage(stage_), scores_);
+    ptx::WgmmaWait<0>();
+    ptx::PinRegisters(scores_);
+    if (BlockHasMaskedKeys<Shape>(p_.schedule, item.keys, first))
+      Mask(thread_, rows, first * Shape::kKeys, scores_);
+    ToProbabilities(thread_, Scale(), nullptr, scores_, part_.max);
+    PackProbabilities();
+    float factor[2];
+    for (int block = first; block < last; ++block) {
+      PipelineState next = stage_;
+      next.Next(Shape::kStages);
+      WaitForBlock(next);
       const int split = kSplits.Of(block * Shape::kKeys);
-      if (split == kSplits.Of((block + 1) * Shape::kKeys) && block != last) continue;
-      if (item.partial) {
-        results.Store(part);
+      const bool ends = split != kSplits.Of((block + 1) * Shape::kKeys);
+      float max[2] = {ends ? -INFINITY : part_.max[0], ends ? -INFINITY : part_.max[1]};
+      const TileRescale rescale = BlockHasMaskedKeys<Shape>(p_.schedule, item.keys, block + 1)
+                                      ? Step<true>(next, rows, block + 1, max)
+                                      : Step<false>(next, rows, block + 1, max);
+      ptx::BarrierArriveWarp(Empty(stage_));
+      if (ends) {
+        results.Merge(part_, split == item.keys.first_split, false, factor);
+        part_.Clear();
       } else {
-        results.Add(part, split == item.keys.first_split, block == last);
-        part.Clear();
+        Apply(rescale, part_);
       }
+      part_.max[0] = max[0];
+      part_.max[1] = max[1];
+      PackProbabilities();
+      stage_ = next;
+    }
+    PinSums();
+    ptx::WgmmaFence();
+    EnqueueValues(thread_, Ones(), Stage(stage_), p_bf16_, part_.sums, part_.weights);
+    ptx::WgmmaWait<0>();
+    PinSums();
+    ptx::BarrierArriveWarp(Empty(stage_));
+    stage_.Next(Shape::kStages);
+    if (item.partial) return results.Store(part_);
+    results.Merge(part_, kSplits.Of(last * Shape::kKeys) == item.keys.first_split, true, factor);
+    if (p_.launch.bf16_out == nullptr) return results.StoreTotals(factor);
+    StoreRounded(item, results, factor);
+  }
+
+  // p · v of the block in stage_, and the probabilities of `block`, which is in stage `next`; its
+  // scores. No branches, because they would serialize the products in flight (C7514).
+  template <bool kMasked>
+  __device__ __forceinline__ TileRescale Step(const PipelineState& next, const TileRows& rows,
+                                              int block, float (&max)[2]) {
+    PinSums();
+    ptx::WgmmaFence();
+    EnqueueScores(thread_, Queries(), Stage(next), scores_);
+    EnqueueValues(thread_, Ones(), Stage(stage_), p_bf16_, part_.sums, part_.weights);
+    ptx::WgmmaWait<1>();
+    ptx::PinRegisters(scores_);
+    if constexpr (kMasked) Mask(thread_, rows, block * Shape::kKeys, scores_);
+    const TileRescale rescale = ToProbabilities(thread_, Scale(), nullptr, scores_, max);
+    ptx::WgmmaWait<0>();
+    PinSums();
+    return rescale;
+  }
+
+  __device__ __forceinline__ void PackProbabilities() {
+#pragma unroll
+    for (int k = 0; k < Shape::kKeys / 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        p_bf16_[k][i] = PackBf16(scores_[8 * k + 2 * i], scores_[8 * k + 2 * i + 1]);
+  }
+
+  // Stores the tile in bfloat16 through the buffer of its queries, so that every store instruction
+  // writes whole rows.
+  __device__ void StoreRounded(const PromptItem& item, const TileEpilogue<Shape>& results,
+                               const float (&factor)[2]) {
+    char* const tile = shared_.queries[buffer_.stage];
+    ptx::NamedBarrier(1 + thread_.warp / 4, 128);  // all warps have read their queries
+#pragma unroll
+    for (int n = 0; n < Shape::kVDim / 8; n += 2) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 y = results.Result(n + i / 2, i % 2, factor);
+        pairs[i] = PackBf16(y.x, y.y);
+      }
+      const int row = thread_.row0 + thread_.lane % 16, piece = n + thread_.lane / 16;
+      ptx::StoreMatrices(tile + SwizzledOffset<Shape::kRows>(row, piece), pairs[0], pairs[1],
+                         pairs[2], pairs[3]);
+    }
+    __syncwarp();
+    constexpr int kPieces = Shape::kVDim / 8;
+    const int group = p_.schedule.group;
+#pragma unroll
+    for (int i = 0; i < 16 * kPieces / 32; ++i) {
+      const int at = i * 32 + thread_.lane, row = thread_.row0 + at / kPieces;
+      const int flat = item.keys.begin_row + row;
+      if (flat >= item.keys.end_row) continue;
+      const int query = static_cast<unsigned>(flat) / static_cast<unsigned>(group);
+      const int head = item.unit.kv_head * group + flat - query * group;
+      __nv_bfloat16* to = p_.launch.bf16_out + int64_t{item.row_begin + query} * p_.launch.ldo +
+                          int64_t{head} * Shape::kVDim + at % kPieces * 8;
+      *reinterpret_cast<uint4*>(to) =
+          *reinterpret_cast<const uint4*>(tile + SwizzledOffset<Shape::kRows>(row, at % kPieces));
     }
   }
 
+  __device__ float Scale() const { return __fmul_rn(p_.launch.scale, kLog2E); }
+  __device__ void PinSums() {
+    ptx::PinRegisters(part_.sums);
+    ptx::PinRegisters(part_.weights);
+  }
+  // Waits for the producer's copies of a block of keys, and for those of the queries before it.
+  __device__ void WaitForBlock(const PipelineState& at) const {
+    ptx::BarrierWait(base_.After(offsetof(Shared, full) + at.stage * sizeof(uint64_t)), at.parity);
+    ptx::FenceAsyncProxy();
+  }
+  __device__ ptx::SharedAddr Empty(const PipelineState& at) const {
+    return base_.After(offsetof(Shared, empty) + at.stage * sizeof(uint64_t));
+  }
+  __device__ uint32_t Stage(const PipelineState& at) const {
+    return base_.address + offsetof(Shared, stages) + at.stage * Shape::kStageBytes;
+  }
+  __device__ uint32_t Queries() const {
+    return base_.address + offsetof(Shared, queries) + buffer_.stage * Shape::kQBytes;
+  }
+  __device__ uint32_t Ones() const { return base_.address + offsetof(Shared, ones); }
+
   const TiledAttention& p_;
-  PromptShared<Shape>& shared_;
+  Shared& shared_;
+  ptx::SharedAddr base_;
   TileThread<Shape> thread_;
   PipelineState stage_, buffer_;
+
+  TileAccumulator<Shape> part_;
+  TileScores<Shape> scores_;
+  uint32_t p_bf16_[Shape::kKeys / 16][4];  // probabilities of the block in stage_
 };
 
 template <typename Shape>

@@ -103,7 +103,9 @@ class TileWorker {
     }
     if (BlockHasMaskedKeys<Shape>(p_.schedule, keys_, block))
       Mask(thread_, rows_, block * Shape::kKeys + thread_.FirstKey(), scores);
-    ToProbabilities(thread_, __fmul_rn(p_.launch.scale, kLog2E), shared_bytes_, scores, part_);
+    Apply(ToProbabilities(thread_, __fmul_rn(p_.launch.scale, kLog2E), shared_bytes_, scores,
+                          part_.max),
+          part_);
     uint32_t p[Shape::kKeys / 16][4];
     if constexpr (Shape::kShares) {
       ShareProbabilities(thread_, shared_bytes_, scores);

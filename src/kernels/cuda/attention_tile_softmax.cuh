@@ -79,12 +79,16 @@ __device__ __forceinline__ void Mask(const TileThread<Shape>& thread, const Tile
 // float32 sums hold with the same relative precision. FlashAttention-4 rescales in this way.
 constexpr float kMaxSlack = 8.0f;
 
-// Updates the row maxima of scores · scale (scale > 0), rescales sums and weights, and turns scores
-// into probabilities.
+// Factors of the sums and weights so far, per row of the lane.
+struct TileRescale {
+  float factor[2];
+};
+
+// Updates the row maxima `max` by scores · scale (scale > 0), and turns scores into probabilities.
 template <typename Shape>
-__device__ __forceinline__ void ToProbabilities(const TileThread<Shape>& thread, float scale,
-                                                char* shared, TileScores<Shape>& scores,
-                                                TileAccumulator<Shape>& part) {
+__device__ __forceinline__ TileRescale ToProbabilities(const TileThread<Shape>& thread, float scale,
+                                                       char* shared, TileScores<Shape>& scores,
+                                                       float (&max)[2]) {
   float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
   for (int n = 0; n < Shape::kWarpKeys / 8; ++n)
@@ -107,29 +111,35 @@ __device__ __forceinline__ void ToProbabilities(const TileThread<Shape>& thread,
 #pragma unroll
       for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], tops[w * Shape::kRows + thread.RowOf(i)]);
   }
-  float rescale[2], base[2];
+  TileRescale rescale;
+  float base[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     top[i] = __fmul_rn(top[i], scale);
-    if (!(top[i] > part.max[i] + kMaxSlack)) top[i] = part.max[i];
+    if (!(top[i] > max[i] + kMaxSlack)) top[i] = max[i];
     base[i] = top[i] == -INFINITY ? 0.0f : top[i];
-    rescale[i] = ptx::Exp2(__fsub_rn(part.max[i], base[i]));
-    part.max[i] = top[i];
+    rescale.factor[i] = ptx::Exp2(__fsub_rn(max[i], base[i]));
+    max[i] = top[i];
   }
 #pragma unroll
   for (int n = 0; n < Shape::kWarpKeys / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       scores[4 * n + i] = ptx::Exp2(fmaf(scores[4 * n + i], scale, -base[i / 2]));
-  // Skips the rescale if all factors are 1.
-  if (__all_sync(~0u, rescale[0] == 1.0f && rescale[1] == 1.0f)) return;
+  return rescale;
+}
+
+// Does nothing if all factors of the warp are 1.
+template <typename Shape>
+__device__ __forceinline__ void Apply(const TileRescale& rescale, TileAccumulator<Shape>& part) {
+  if (__all_sync(~0u, rescale.factor[0] == 1.0f && rescale.factor[1] == 1.0f)) return;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) part.weights[i] = __fmul_rn(part.weights[i], rescale[i / 2]);
+  for (int i = 0; i < 4; ++i) part.weights[i] = __fmul_rn(part.weights[i], rescale.factor[i / 2]);
 #pragma unroll
   for (int n = 0; n < Shape::kWarpColumns / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      part.sums[4 * n + i] = __fmul_rn(part.sums[4 * n + i], rescale[i / 2]);
+      part.sums[4 * n + i] = __fmul_rn(part.sums[4 * n + i], rescale.factor[i / 2]);
 }
 
 // Stores probabilities to shared memory for the warps with other columns of the same rows.
