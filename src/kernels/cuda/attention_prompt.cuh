@@ -65,6 +65,39 @@ struct PromptShared {
   }
 };
 
+// Iterates over every kStep-th row of a tile without divisions.
+template <int kStep>
+class TileRow {
+ public:
+  __device__ TileRow(const TiledAttention& p, const PromptItem& item, int row)
+      : group_(p.schedule.group),
+        queries_(kStep / group_),
+        heads_(kStep % group_),
+        flat_(item.keys.begin_row + row),
+        end_(item.keys.end_row) {
+    const int query = flat_ / group_;
+    head_ = flat_ - query * group_;
+    query_ = item.row_begin + query;
+    first_head_ = item.unit.kv_head * group_;
+  }
+  __device__ bool IsReal() const { return flat_ < end_; }  // false behind the tile's last row
+  // The first element of the row's head in an array with this row stride.
+  __device__ int64_t Offset(int64_t stride, int head_dim) const {
+    return query_ * stride + int64_t{first_head_ + head_} * head_dim;
+  }
+  __device__ void Next() {
+    flat_ += kStep;
+    query_ += queries_;
+    head_ += heads_;
+    if (head_ >= group_) head_ -= group_, ++query_;
+  }
+
+ private:
+  const int group_, queries_, heads_;  // a step in queries and heads
+  int flat_, end_, head_, first_head_;
+  int64_t query_;
+};
+
 // The producer warpgroup; all of its threads call Run.
 template <typename Shape>
 class PromptProducer {
@@ -73,14 +106,16 @@ class PromptProducer {
       : p_(p), shared_(shared), thread_(threadIdx.x - Shape::kConsumerThreads) {}
 
   __device__ void Run() {
-    const WorkItemFinder finder(p_.schedule);
+    const bool split = p_.schedule.slots > 0;
+    const WorkItemFinder splits(p_.schedule);
+    TileFinder tiles(p_.schedule);
     const int blocks = static_cast<int>(gridDim.x), rank = static_cast<int>(blockIdx.x);
     for (int round = 0;; ++round) {
       // Tiles are ordered by length. Every other round is reversed, so that all blocks get about
       // the same number of keys.
       PromptItem item;
-      item.unit =
-          finder.Find(p_.schedule, round * blocks + (round % 2 == 0 ? rank : blocks - 1 - rank));
+      const int index = round * blocks + (round % 2 == 0 ? rank : blocks - 1 - rank);
+      item.unit = split ? splits.Find(p_.schedule, index) : tiles.Find(p_.schedule, index);
       if (item.unit.sequence >= 0) {
         item.keys = TileKeysOf(p_.schedule, item.unit.sequence, item.unit.tile);
         if (item.unit.split >= item.keys.splits) continue;
@@ -163,14 +198,13 @@ class PromptProducer {
   // Copies the tile's queries as bfloat16 into the buffer; zeros beyond the last row.
   __device__ void CopyQueries(const PromptItem& item) {
     if (p_.launch.bf16_queries) {
+      TileRow<kRowsAtOnce> row(p_, item, thread_ / kRowPieces);
 #pragma unroll 4
-      for (int i = 0; i < kQueryPieces / Shape::kProducerThreads; ++i) {
-        const int at = thread_ + i * Shape::kProducerThreads;
-        const float* from = QueryOf(item, at / kRowPieces);
-        ptx::CopyAsync16(
-            QueryPlace(at),
-            reinterpret_cast<const uint4*>(from ? from : p_.launch.q) + at % kRowPieces,
-            from != nullptr);
+      for (int i = 0; i < Shape::kRows / kRowsAtOnce; ++i, row.Next()) {
+        const int64_t at = row.IsReal() ? row.Offset(p_.launch.ldq, Shape::kQkDim) : 0;
+        const auto* from = reinterpret_cast<const uint4*>(p_.launch.q + at);
+        ptx::CopyAsync16(QueryPlace(thread_ + i * Shape::kProducerThreads),
+                         from + thread_ % kRowPieces, row.IsReal());
       }
       ptx::BarrierArriveAfterCopies(&shared_.queries_full[buffer_.stage]);
     } else {
@@ -204,6 +238,7 @@ class PromptProducer {
   }
 
   static constexpr int kRowPieces = Shape::kQkDim / 8;  // of eight elements
+  static constexpr int kRowsAtOnce = Shape::kProducerThreads / kRowPieces;
   static constexpr int kQueryPieces = Shape::kRows * kRowPieces;
 
   // The query of a row of the tile; null beyond the last row.
@@ -317,6 +352,7 @@ class PromptConsumer {
     ptx::PinRegisters(scores_);
     if constexpr (kMasked) Mask(thread_, rows, block * Shape::kKeys, scores_);
     const TileRescale rescale = ToProbabilities(thread_, Scale(), nullptr, scores_, max);
+    ptx::PinRegisters(scores_);  // computed before the wait
     ptx::WgmmaWait<0>();
     PinSums();
     return rescale;
@@ -349,19 +385,15 @@ class PromptConsumer {
                          pairs[2], pairs[3]);
     }
     __syncwarp();
-    constexpr int kPieces = Shape::kVDim / 8;
-    const int group = p_.schedule.group;
+    constexpr int kPieces = Shape::kVDim / 8, kRowsAtOnce = 32 / kPieces;
+    const int piece = thread_.lane % kPieces, first = thread_.row0 + thread_.lane / kPieces;
+    TileRow<kRowsAtOnce> row(p_, item, first);
 #pragma unroll
-    for (int i = 0; i < 16 * kPieces / 32; ++i) {
-      const int at = i * 32 + thread_.lane, row = thread_.row0 + at / kPieces;
-      const int flat = item.keys.begin_row + row;
-      if (flat >= item.keys.end_row) continue;
-      const int query = static_cast<unsigned>(flat) / static_cast<unsigned>(group);
-      const int head = item.unit.kv_head * group + flat - query * group;
-      __nv_bfloat16* to = p_.launch.bf16_out + int64_t{item.row_begin + query} * p_.launch.ldo +
-                          int64_t{head} * Shape::kVDim + at % kPieces * 8;
-      *reinterpret_cast<uint4*>(to) =
-          *reinterpret_cast<const uint4*>(tile + SwizzledOffset<Shape::kRows>(row, at % kPieces));
+    for (int i = 0; i < 16 / kRowsAtOnce; ++i, row.Next()) {
+      if (!row.IsReal()) continue;
+      __nv_bfloat16* to = p_.launch.bf16_out + row.Offset(p_.launch.ldo, Shape::kVDim) + piece * 8;
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(
+          tile + SwizzledOffset<Shape::kRows>(first + i * kRowsAtOnce, piece));
     }
   }
 
