@@ -89,27 +89,28 @@ template <typename Shape>
 __device__ __forceinline__ TileRescale ToProbabilities(const TileThread<Shape>& thread, float scale,
                                                        char* shared, TileScores<Shape>& scores,
                                                        float (&max)[2]) {
-  float top[2] = {-INFINITY, -INFINITY};
+  float tops[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // four independent chains
 #pragma unroll
   for (int n = 0; n < Shape::kWarpKeys / 8; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) top[i / 2] = fmaxf(top[i / 2], scores[4 * n + i]);
+    for (int i = 0; i < 4; ++i) tops[i] = fmaxf(tops[i], scores[4 * n + i]);
+  float top[2] = {fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3])};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 1));
     top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 2));
   }
   if constexpr (Shape::kShares) {
-    float* tops = reinterpret_cast<float*>(shared + Shape::kMaxAt);
+    float* of_warps = reinterpret_cast<float*>(shared + Shape::kMaxAt);
     if (thread.lane % 4 == 0) {
       for (int i = 0; i < 2; ++i)
-        tops[thread.column_warp * Shape::kRows + thread.RowOf(i)] = top[i];
+        of_warps[thread.column_warp * Shape::kRows + thread.RowOf(i)] = top[i];
     }
     __syncthreads();
 #pragma unroll
     for (int w = 0; w < Shape::kColumnWarps; ++w)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], tops[w * Shape::kRows + thread.RowOf(i)]);
+      for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], of_warps[w * Shape::kRows + thread.RowOf(i)]);
   }
   TileRescale rescale;
   float base[2];
