@@ -5,6 +5,7 @@
 // Grid: attention_start.cuh.
 #include "kernels/cuda/attention_prompt.cuh"
 #include "kernels/cuda/attention_start.cuh"
+#include "kernels/cuda/tensor_map.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -17,9 +18,28 @@ struct PromptKernel {
   static constexpr bool kPersistent = true;
 };
 
+template <typename Shape>
+PromptMaps MapsOf(const AttentionLaunch& launch) {
+  const int page = launch.table.page_size, box = std::min(page, Shape::kKeys);
+  if (box < 16 || page % box != 0 || Shape::kKeys % box != 0) return {};
+  // The number of slots is not known here; the page table bounds all accesses.
+  const int64_t slots = INT_MAX, columns = int64_t{launch.kv_heads} * Shape::kQkDim;
+  PromptMaps maps = {.k = MakeTensorMap(launch.k, slots, columns, 2, box, 64),
+                     .v = MakeTensorMap(launch.v, slots, columns, 2, box, 64),
+                     .box_keys = box};
+  // A tile has whole queries: all heads of a key-value head.
+  const int group = launch.heads / launch.kv_heads;
+  maps.has_q = launch.bf16_queries && Shape::kRows % group == 0;
+  if (maps.has_q)
+    maps.q = MakeVectorTensorMap(launch.q, launch.table.num_rows, launch.heads, Shape::kQkDim,
+                                 launch.ldq * 4, Shape::kQkDim * 4, Shape::kRows / group, group);
+  return maps;
+}
+
 template <int kHeadDim>
 cudaError_t Start(const AttentionLaunch& launch, int min_rows, const PdlStream& chain) {
-  return StartTilesOf<PromptKernel<kHeadDim>>(launch, min_rows, INT_MAX, 1, chain);
+  return StartTilesOf<PromptKernel<kHeadDim>>(
+      launch, min_rows, INT_MAX, 1, chain, MapsOf<typename PromptKernel<kHeadDim>::Shape>(launch));
 }
 
 }  // namespace

@@ -21,10 +21,10 @@ __device__ __forceinline__ void StoreShared16(uint32_t to, uint4 x) {
                "r"(x.w)
                : "memory");
 }
-// Arrives at an mbarrier, without changing its expected count, when all earlier copies of this thread
-// are complete. Needs sm_80.
-__device__ __forceinline__ void BarrierArriveAfterCopies(const void* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
+// Keeps an mbarrier's present phase from completing before all earlier copies of this thread are
+// complete. The expected number of arrivals stays the same. Needs sm_80.
+__device__ __forceinline__ void BarrierAwaitCopies(const void* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
                : "memory");
 }

@@ -41,13 +41,15 @@ cudaError_t ResidentBlocks(int* blocks) {
   return error;
 }
 
+// Starts Kernel::kFunction with a TiledAttention and the arguments `more`.
+//
 // For sequences in which rows times query heads per key-value head are min_rows to max_rows. Keys
 // are split if there are fewer tiles than `waves` times the resident blocks. In decode, the first
 // sequences are not split, except long ones (whole_splits): as many sequences as give every
 // resident block the same number of tiles. Splitting the others fills the last wave.
 template <typename Kernel>
 cudaError_t StartTilesOf(const AttentionLaunch& launch, int min_rows, int max_rows, int waves,
-                         const PdlStream& chain) {
+                         const PdlStream& chain, const auto&... more) {
   using Shape = typename Kernel::Shape;
   const SequenceTable& table = launch.table;
   const int group = launch.heads / launch.kv_heads;
@@ -90,7 +92,7 @@ cudaError_t StartTilesOf(const AttentionLaunch& launch, int min_rows, int max_ro
                          : Kernel::kPersistent ? std::clamp<int64_t>(most_tiles, 1, resident)
                                                : std::max<int64_t>(most_tiles, 1);
   const cudaError_t error = LaunchWithPdl(Kernel::kFunction, dim3(static_cast<unsigned>(blocks)),
-                                          Shape::kThreads, Kernel::kBytes, chain, p);
+                                          Shape::kThreads, Kernel::kBytes, chain, p, more...);
   if (error != cudaSuccess) return error;
   return slots > 0 ? StartMergeOfParts(p, chain) : cudaSuccess;
 }
