@@ -121,8 +121,8 @@ __device__ __forceinline__ void EnqueueValues(const TileThread<Shape>& thread, u
 }
 #endif
 
-// scores = q · kᵀ with wgmma, for all keys of the warpgroup's rows. meanwhile() runs concurrently and
-// must not branch.
+// scores = q · kᵀ with wgmma, for all keys of the warpgroup's rows. meanwhile() runs concurrently
+// and must not branch.
 template <typename Shape>
 __device__ __forceinline__ void ScoreByWarpgroup(const TileThread<Shape>& thread, uint32_t shared,
                                                  uint32_t stage, const auto& meanwhile,
