@@ -49,7 +49,15 @@ void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMa
   const DeviceArray<std::byte> scratch(cuda::kAttentionScratchBytes);
   FillUniform<<<1024, 256>>>(k.data, layers * slots * width, 1);
   if (!s.latent()) FillUniform<<<1024, 256>>>(v.data, layers * slots * width, uint64_t{1} << 40);
-  FillUniform<<<1024, 256>>>(q.data, num_rows * s.heads * s.qk_dim, uint64_t{1} << 41);
+  // Queries and outputs in bfloat16, as the layers of a model pass them on Hopper.
+  const bool in_bf16 = !s.latent() && cuda::AttentionToBFloat16(
+                                          {.kv_dtype = DType::kBF16, .head_dim = s.qk_dim}, exact);
+  if (in_bf16) {
+    FillUniform<<<1024, 256>>>(reinterpret_cast<__nv_bfloat16*>(q.data),
+                               2 * num_rows * s.heads * s.qk_dim, uint64_t{1} << 41);
+  } else {
+    FillUniform<<<1024, 256>>>(q.data, num_rows * s.heads * s.qk_dim, uint64_t{1} << 41);
+  }
 
   std::vector<int32_t> row_begin(batch), all_rows(batch, rows), kv_len(batch, keys);
   std::vector<int32_t> pages(int64_t{batch} * pages_each), row_sequence(num_rows);
@@ -86,6 +94,7 @@ void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMa
     } else {
       cuda::Attention({.q = q.data,
                        .ldq = int64_t{s.heads} * s.qk_dim,
+                       .bf16_queries = in_bf16,
                        .k_cache = keys_of_layer,
                        .v_cache = v.data + layer * slots * width,
                        .kv_dtype = DType::kBF16,
@@ -93,8 +102,9 @@ void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMa
                        .kv_heads = s.kv_heads,
                        .head_dim = s.qk_dim,
                        .scale = 0.1f,
-                       .out = out.data,
-                       .ldo = int64_t{s.heads} * s.v_dim},
+                       .out = in_bf16 ? nullptr : out.data,
+                       .ldo = int64_t{s.heads} * s.v_dim,
+                       .bf16_out = in_bf16 ? out.data : nullptr},
                       table, exact, stream, room);
     }
   };
@@ -103,7 +113,7 @@ void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMa
   const double flops = 2.0 * visits * s.heads * (s.qk_dim + s.v_dim);
   const double bytes =
       static_cast<double>(int64_t{batch} * keys * width * 2) * (s.latent() ? 1 : 2) +
-      4.0 * num_rows * s.heads * (s.qk_dim + s.v_dim);
+      (in_bf16 ? 2.0 : 4.0) * num_rows * s.heads * (s.qk_dim + s.v_dim);
   report.Add({.name = name,
               .shape = shape,
               .seconds = seconds,

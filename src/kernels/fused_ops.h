@@ -39,6 +39,8 @@ struct NormRopeStoreKvParams {
   void* k_cache = nullptr;             // [slots, kv_heads, head_dim] of kv_dtype
   void* v_cache = nullptr;
   DType kv_dtype = DType::kF32;
+  // Stores each query head rounded to bfloat16, in the first half of its place (AttentionParams).
+  bool bf16_queries = false;
 };
 
 // Threading, memory and ordering are as for Device.
@@ -53,7 +55,7 @@ class FusedOps {
   // must be bfloat16 and have the same number of columns and the same activation format; otherwise
   // returns an undefined view.
   virtual WeightView ConcatenateRows(std::span<const WeightView> parts) = 0;
-  // Whether Attention supports `bf16_out`.
+  // Whether Attention supports `bf16_queries` and `bf16_out`, which round as Attention does itself.
   virtual bool AttentionToBFloat16(const AttentionParams& p) const = 0;
 
   // Whether Linear would only round its input rows to bfloat16. The producer may then write

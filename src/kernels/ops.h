@@ -140,6 +140,9 @@ struct SequenceSpan {
 struct AttentionParams {
   const float* q = nullptr;  // [m, heads, head_dim], row stride ldq
   int64_t ldq = 0;
+  // q as NormRopeStoreKv writes it with its flag of this name, if FusedOps::AttentionToBFloat16 is
+  // true: each head is bfloat16, in the first half of its place of head_dim floats.
+  bool bf16_queries = false;
   const void* k_cache = nullptr;  // [slots, kv_heads, head_dim] of kv_dtype
   const void* v_cache = nullptr;  // same shape
   DType kv_dtype = DType::kF32;   // a cache dtype (kernels/cache_rows.h)

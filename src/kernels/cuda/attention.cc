@@ -24,6 +24,7 @@ void Start(AttentionLaunch& launch, bool exact, bool latent, std::span<std::byte
   CHECK(IsAligned(launch.q) && IsAligned(launch.out) && IsAligned(launch.bf16_out));
   CHECK(IsAligned(launch.k) && IsAligned(launch.v));
   CHECK(launch.ldq % 4 == 0 && launch.ldo % 4 == 0);
+  CHECK(!launch.bf16_out || launch.ldo % 8 == 0);
   CHECK_GT(launch.scale, 0.0f);
   CHECK(IsAligned(scratch.data()));
   launch.hopper = IsHopper();
@@ -41,6 +42,7 @@ void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bo
                const PdlStream& chain, std::span<std::byte> scratch) {
   AttentionLaunch launch = {.q = p.q,
                             .ldq = p.ldq,
+                            .bf16_queries = p.bf16_queries,
                             .k = p.k_cache,
                             .v = p.v_cache,
                             .kv_dtype = p.kv_dtype,
@@ -55,7 +57,7 @@ void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bo
                             .ldo = p.ldo,
                             .bf16_out = static_cast<__nv_bfloat16*>(p.bf16_out),
                             .table = table};
-  CHECK(!p.bf16_out || AttentionToBFloat16(p, exact));
+  CHECK(!(p.bf16_out || p.bf16_queries) || AttentionToBFloat16(p, exact));
   Start(launch, exact, false, scratch, chain);
 }
 

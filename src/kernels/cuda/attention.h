@@ -30,7 +30,7 @@ void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bo
                const PdlStream& chain, std::span<std::byte> scratch = {});
 void LatentAttention(const kernels::LatentAttentionParams& p, const SequenceTable& table,
                      bool exact, const PdlStream& chain, std::span<std::byte> scratch = {});
-// Whether Attention writes `bf16_out` for these sizes and this device.
+// Whether Attention reads `bf16_queries` and writes `bf16_out` for these sizes and this device.
 bool AttentionToBFloat16(const kernels::AttentionParams& p, bool exact);
 
 }  // namespace switchyard::cuda

@@ -1,20 +1,45 @@
-// Prefill attention with wgmma on Hopper: the kernel of attention_tile.cuh with large tiles. It has
-// the same bits as with mma.sync, but is faster. A tile has 64 keys and:
-//
-//   head size 64   64 query rows
-//   head size 128  128 query rows
-//   latent         64 query rows, two warpgroups with half of the 512 value columns each
+// Prefill attention with wgmma on Hopper. It has the same bits as with mma.sync, but is faster.
+// Head sizes 64 and 128: the kernel of attention_prompt.cuh. Latent: that of attention_tile.cuh
+// with tiles of 64 query rows by 64 keys, two warpgroups with half of the 512 value columns each.
 //
 // Grid: attention_start.cuh.
+#include "kernels/cuda/attention_prompt.cuh"
 #include "kernels/cuda/attention_start.cuh"
+#include "kernels/cuda/tensor_map.h"
 
 namespace switchyard::cuda {
 namespace {
 
 template <int kHeadDim>
+struct PromptKernel {
+  using Shape = PromptShape<kHeadDim, kHeadDim == 64 ? 6 : 4>;
+  static constexpr auto kFunction = PromptAttentionKernel<Shape>;
+  static constexpr int kBytes = sizeof(PromptShared<Shape>);
+  static constexpr bool kPersistent = true;
+};
+
+template <typename Shape>
+PromptMaps MapsOf(const AttentionLaunch& launch) {
+  const int page = launch.table.page_size, box = std::min(page, Shape::kKeys);
+  if (box < 16 || page % box != 0 || Shape::kKeys % box != 0) return {};
+  // The number of slots is not known here; the page table bounds all accesses.
+  const int64_t slots = INT_MAX, columns = int64_t{launch.kv_heads} * Shape::kQkDim;
+  PromptMaps maps = {.k = MakeTensorMap(launch.k, slots, columns, 2, box, 64),
+                     .v = MakeTensorMap(launch.v, slots, columns, 2, box, 64),
+                     .box_keys = box};
+  // A tile has whole queries: all heads of a key-value head.
+  const int group = launch.heads / launch.kv_heads;
+  maps.has_q = launch.bf16_queries && Shape::kRows % group == 0;
+  if (maps.has_q)
+    maps.q = MakeVectorTensorMap(launch.q, launch.table.num_rows, launch.heads, Shape::kQkDim,
+                                 launch.ldq * 4, Shape::kQkDim * 4, Shape::kRows / group, group);
+  return maps;
+}
+
+template <int kHeadDim>
 cudaError_t Start(const AttentionLaunch& launch, int min_rows, const PdlStream& chain) {
-  using Shape = TileShape<kHeadDim, kHeadDim, false, kHeadDim == 64 ? 4 : 8, 1, 2, true>;
-  return StartTiles<Shape>(launch, min_rows, INT_MAX, 1, chain);
+  return StartTilesOf<PromptKernel<kHeadDim>>(
+      launch, min_rows, INT_MAX, 1, chain, MapsOf<typename PromptKernel<kHeadDim>::Shape>(launch));
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ namespace switchyard::cuda {
 struct AttentionLaunch {
   const float* q = nullptr;  // [rows, heads, qk_dim], row stride ldq
   int64_t ldq = 0;
+  bool bf16_queries = false;  // AttentionParams
   const void* k = nullptr;  // [slots, kv_heads, qk_dim]
   const void* v = nullptr;  // likewise; the first v_dim elements are the value
   DType kv_dtype = DType::kF32;

@@ -16,6 +16,18 @@ __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool 
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
+__device__ __forceinline__ void StoreShared16(uint32_t to, uint4 x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
+}
+// Keeps an mbarrier's present phase from completing before all earlier copies of this thread are
+// complete. The expected number of arrivals stays the same. Needs sm_80.
+__device__ __forceinline__ void BarrierAwaitCopies(const void* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
+               : "memory");
+}
 // Waits until at most the last `kPending` groups of this thread are in flight.
 template <int kPending>
 __device__ __forceinline__ void WaitCopies() {

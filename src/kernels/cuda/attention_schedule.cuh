@@ -5,6 +5,7 @@
 // not affect the bits of a result.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 
 namespace switchyard::cuda {
@@ -148,6 +149,60 @@ class WorkItemFinder {
   int begin_, end_;         // sequences of this lane
   int first_slot_;          // scratch slots of earlier lanes
   int before_, units_ = 0;  // work items of earlier lanes, and of this lane
+};
+
+// Finds the tiles of a launch without splits, in another order: the last tile of every sequence,
+// then the one before it, and so on. So tiles of similar length follow each other. Used by a whole
+// warp.
+class TileFinder {
+ public:
+  __device__ explicit TileFinder(const AttentionSchedule& s) {
+    const int lane = threadIdx.x % 32, run = (s.num_sequences + 31) / 32;
+    begin_ = min(s.num_sequences, lane * run);
+    end_ = min(s.num_sequences, begin_ + run);
+  }
+
+  // Tile `index` of the launch; sequence −1: there are fewer. `index` must not decrease from call
+  // to call.
+  __device__ AttentionWorkItem Find(const AttentionSchedule& s, int index) {
+    int active, all;  // sequences with more than rank_ tiles: of this lane, of all lanes
+    while (true) {
+      active = 0;
+      int least = INT_MAX;  // tiles of such a sequence
+      for (int i = begin_; i < end_; ++i) {
+        const int tiles = PartOf(s, i).tiles;
+        if (tiles > rank_) ++active, least = min(least, tiles);
+      }
+      all = __reduce_add_sync(~0u, active);
+      if (all == 0) return {.sequence = -1};
+      least = __reduce_min_sync(~0u, least);
+      const int items = all * s.kv_heads * (least - rank_);
+      if (index - before_ < items) break;
+      before_ += items;
+      rank_ = least;
+    }
+    const int lane = threadIdx.x % 32, per_rank = all * s.kv_heads;
+    const int offset = index - before_, rank = rank_ + offset / per_rank;
+    const int of_rank = offset % per_rank, number = of_rank / s.kv_heads;
+    int skip = number - WarpSumBefore(active, lane);
+    int sequence = -1, tiles = 0;
+    if (skip >= 0 && skip < active) {
+      for (sequence = begin_;; ++sequence) {
+        tiles = PartOf(s, sequence).tiles;
+        if (tiles > rank_ && skip-- == 0) break;
+      }
+    }
+    const int from = __ffs(static_cast<int>(__ballot_sync(~0u, sequence >= 0))) - 1;
+    return {.sequence = __shfl_sync(~0u, sequence, from),
+            .tile = __shfl_sync(~0u, tiles, from) - 1 - rank,
+            .kv_head = of_rank % s.kv_heads,
+            .split = -1,
+            .slot = 0};
+  }
+
+ private:
+  int begin_, end_;            // sequences of this lane
+  int rank_ = 0, before_ = 0;  // tiles after this one in each sequence; tiles of earlier ranks
 };
 
 // The scratch slot of (tile 0, split 0, key-value head 0) of a sequence. −1 if its tiles process

@@ -11,8 +11,17 @@
 
 namespace switchyard::cuda {
 
-// Number of blocks of this shape that are resident on the current device (occupancy × SMs).
-template <typename Shape>
+// The kernel of attention_tile.cuh as StartTiles launches it.
+template <typename Shape_>
+struct TiledKernel {
+  using Shape = Shape_;
+  static constexpr auto kFunction = TiledAttentionKernel<Shape>;
+  static constexpr int kBytes = Shape::kBytes;
+  static constexpr bool kPersistent = false;  // also where keys are not split
+};
+
+// Number of blocks of this kernel that are resident on the current device (occupancy × SMs).
+template <typename Kernel>
 cudaError_t ResidentBlocks(int* blocks) {
   static std::atomic<int> known[64];  // by device; 0: not computed yet
   int device = 0;
@@ -22,23 +31,26 @@ cudaError_t ResidentBlocks(int* blocks) {
   int processors = 0, each = 0;
   cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess)
-    error = cudaFuncSetAttribute(TiledAttentionKernel<Shape>,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
+    error = cudaFuncSetAttribute(Kernel::kFunction, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 Kernel::kBytes);
   if (error == cudaSuccess)
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, TiledAttentionKernel<Shape>,
-                                                          Shape::kThreads, Shape::kBytes);
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, Kernel::kFunction,
+                                                          Kernel::Shape::kThreads, Kernel::kBytes);
   *blocks = processors * std::max(each, 1);
   if (error == cudaSuccess && device < 64) known[device] = *blocks;
   return error;
 }
 
+// Starts Kernel::kFunction with a TiledAttention and the arguments `more`.
+//
 // For sequences in which rows times query heads per key-value head are min_rows to max_rows. Keys
 // are split if there are fewer tiles than `waves` times the resident blocks. In decode, the first
 // sequences are not split, except long ones (whole_splits): as many sequences as give every
 // resident block the same number of tiles. Splitting the others fills the last wave.
-template <typename Shape>
-cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows, int waves,
-                       const PdlStream& chain) {
+template <typename Kernel>
+cudaError_t StartTilesOf(const AttentionLaunch& launch, int min_rows, int max_rows, int waves,
+                         const PdlStream& chain, const auto&... more) {
+  using Shape = typename Kernel::Shape;
   const SequenceTable& table = launch.table;
   const int group = launch.heads / launch.kv_heads;
   // Upper bound: every sequence has one partial tile.
@@ -47,7 +59,7 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
       ((decode ? 0 : int64_t{table.num_rows} * group / Shape::kRows) + table.num_sequences) *
       launch.kv_heads;
   int resident = 0;
-  if (const cudaError_t error = ResidentBlocks<Shape>(&resident); error != cudaSuccess)
+  if (const cudaError_t error = ResidentBlocks<Kernel>(&resident); error != cudaSuccess)
     return error;
   const int64_t most_keys = std::min<int64_t>(int64_t{table.max_pages} * table.page_size, INT_MAX);
   const int64_t most_splits = Shape::kSplits.Of(static_cast<int>(most_keys)) + 1;
@@ -76,13 +88,18 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
   // Sequences of more rows than a tile may belong to another launch. Then each has one tile.
   const int64_t most_tiles =
       max_rows <= Shape::kRows ? int64_t{table.num_sequences} * launch.kv_heads : tiles;
-  const int64_t blocks = slots > 0 ? std::min<int64_t>(resident, tiles * most_splits)
-                                   : std::max<int64_t>(most_tiles, 1);
-  const cudaError_t error =
-      LaunchWithPdl(TiledAttentionKernel<Shape>, dim3(static_cast<unsigned>(blocks)),
-                    Shape::kThreads, Shape::kBytes, chain, p);
+  const int64_t blocks = slots > 0             ? std::min<int64_t>(resident, tiles * most_splits)
+                         : Kernel::kPersistent ? std::clamp<int64_t>(most_tiles, 1, resident)
+                                               : std::max<int64_t>(most_tiles, 1);
+  const cudaError_t error = LaunchWithPdl(Kernel::kFunction, dim3(static_cast<unsigned>(blocks)),
+                                          Shape::kThreads, Kernel::kBytes, chain, p, more...);
   if (error != cudaSuccess) return error;
   return slots > 0 ? StartMergeOfParts(p, chain) : cudaSuccess;
+}
+template <typename Shape>
+cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows, int waves,
+                       const PdlStream& chain) {
+  return StartTilesOf<TiledKernel<Shape>>(launch, min_rows, max_rows, waves, chain);
 }
 
 // Small tiles for sequences that fit in one, large tiles for the others, launched by

@@ -101,7 +101,7 @@ class AttentionSequences {
   bool HasBFloat16Output() const {
     return shape_.rope == 0 && AttentionToBFloat16(Grouped(), /*exact=*/false);
   }
-  // The output in bfloat16, without exact arithmetic.
+  // Queries and output in bfloat16, without exact arithmetic.
   std::vector<float> RunToBFloat16(const std::vector<AttentionChunk>& chunks) const {
     return Run(chunks, false, kAttentionScratchBytes, 0, /*to_bfloat16=*/true);
   }
@@ -112,7 +112,8 @@ class AttentionSequences {
                          bool to_bfloat16 = false) const {
     const Pass pass = MakePass(chunks, gap);
     const size_t num_sequences = pass.rows.size();
-    const DeviceMemory q = Upload(pass.queries), k = Upload(k_), v = Upload(v_),
+    const DeviceMemory q = Upload(to_bfloat16 ? InBFloat16(pass.queries) : pass.queries),
+                       k = Upload(k_), v = Upload(v_),
                        sinks = Upload(sinks_), row_begin = Upload(pass.row_begin),
                        rows = Upload(pass.rows), kv_len = Upload(pass.kv_len),
                        pages = Upload(pass.pages), row_sequence = Upload(pass.row_sequence),
@@ -145,6 +146,7 @@ class AttentionSequences {
       p.sinks = shape_.sinks ? sinks.as<float>() : nullptr;
       if (to_bfloat16) {
         p.bf16_out = out.data();
+        p.bf16_queries = true;
       } else {
         p.out = out.as<float>();
       }
@@ -242,6 +244,17 @@ class AttentionSequences {
   float Scale() const { return 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)); }
   int64_t Width() const { return shape_.kv_heads * shape_.head_dim; }
   int32_t MaxPages() const { return 8192 / shape_.page_size; }
+
+  // The queries as AttentionParams::bf16_queries describes them, with NaN behind each head.
+  std::vector<float> InBFloat16(std::vector<float> queries) const {
+    const int64_t n = shape_.head_dim;
+    for (size_t at = 0; at < queries.size(); at += n) {
+      std::vector<uint16_t> head(2 * n, 0xffff);
+      for (int64_t i = 0; i < n; ++i) head[i] = ToBF16(queries[at + i]).bits;
+      std::memcpy(queries.data() + at, head.data(), n * sizeof(float));
+    }
+    return queries;
+  }
 
   // Queries representable in bfloat16, so that the reference has the same inputs.
   static std::vector<float> Rounded(std::vector<float> x) {

@@ -4,6 +4,7 @@
 //   for each split of the keys, for each of its blocks of kKeys at fixed positions:
 //     s = q · kᵀ (along the head, 16 at a time), new maximum, p = 2^(s − max) in bfloat16
 //     sums = sums · 2^(old max − max) + p · v, weights likewise with ones for v (16 keys at a time)
+//   The maximum rises only if a score exceeds it by kMaxSlack (ToProbabilities).
 //   splits are merged in order (softmax_merge.cuh)
 // A row's mma.sync result does not depend on the other rows. Masked keys do not change the result:
 // their p is 0.
@@ -45,7 +46,7 @@ class TileWorker {
     const int begin = partial ? max(keys_.begin, kSplits.Begin(split)) : keys_.begin;
     const int end = partial ? min(keys_.end, kSplits.Begin(split + 1)) : keys_.end;
     const int first = begin / Shape::kKeys, last = (end - 1) / Shape::kKeys;
-    SetRows();
+    rows_ = TileRowsOf(p_, unit_, keys_, p_.launch.table.row_begin[unit_.sequence], thread_);
     if (threadIdx.x < Shape::kKeys) {
 #pragma unroll
       for (int i = 0; i < Shape::kStages; ++i)
@@ -87,22 +88,6 @@ class TileWorker {
     if (thread_.lane == 0) found = unit;
   }
 
-  __device__ void SetRows() {
-    const int group = p_.schedule.group;
-    const int from = keys_.first_position - keys_.begin_row / group;  // position of row 0
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int flat = min(keys_.begin_row + thread_.RowOf(i), keys_.end_row - 1),
-                row = flat / group;
-      rows_.end[i] = from + row + 1;
-      rows_.begin[i] = p_.schedule.window > 0 ? rows_.end[i] - p_.schedule.window : 0;
-      rows_.head[i] = unit_.kv_head * group + flat - row * group;
-      rows_.out[i] = int64_t{p_.launch.table.row_begin[unit_.sequence] + row} * p_.launch.ldo +
-                     int64_t{rows_.head[i]} * Shape::kVDim +
-                     thread_.column_warp * Shape::kWarpColumns + thread_.lane % 4 * 2;
-    }
-  }
-
   // Processes the key block in stage `number` and meanwhile starts the copies of a later block into
   // the previous stage.
   __device__ void ProcessKeyBlock(int block, int number) {
@@ -116,12 +101,11 @@ class TileWorker {
       copies_.LoadKeys(next);
       Score(thread_, shared_, stage, scores);
     }
-    const int first_key = block * Shape::kKeys;
-    // True if a key of the block is masked for a row of the tile.
-    if (first_key + Shape::kKeys > keys_.first_position + 1 ||
-        (p_.schedule.window > 0 && first_key < keys_.end - p_.schedule.window))
-      Mask(thread_, rows_, first_key + thread_.FirstKey(), scores);
-    ToProbabilities(thread_, __fmul_rn(p_.launch.scale, kLog2E), shared_bytes_, scores, part_);
+    if (BlockHasMaskedKeys<Shape>(p_.schedule, keys_, block))
+      Mask(thread_, rows_, block * Shape::kKeys + thread_.FirstKey(), scores);
+    Apply(ToProbabilities(thread_, __fmul_rn(p_.launch.scale, kLog2E), shared_bytes_, scores,
+                          part_.max),
+          part_);
     uint32_t p[Shape::kKeys / 16][4];
     if constexpr (Shape::kShares) {
       ShareProbabilities(thread_, shared_bytes_, scores);
@@ -138,7 +122,7 @@ class TileWorker {
           p[k][i] = PackBf16(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
     }
     if constexpr (Shape::kHopper) {
-      AddValuesByWarpgroup(thread_, shared_, stage, p, part_.sums, part_.weights);
+      AddValuesByWarpgroup(thread_, shared_ + Shape::kOnesAt, stage, p, part_.sums, part_.weights);
     } else {
 #pragma unroll
       for (int k = 0; k < Shape::kKeys / 16; ++k)

@@ -73,6 +73,7 @@ class TileLoader {
                                   : 6;  // loads in flight
     for (int begin = threadIdx.x; begin < kCount; begin += kInFlight * Shape::kThreads) {
       float4 q[kInFlight][2] = {};
+      uint4 rounded[kInFlight] = {};
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
         const int at = begin + i * Shape::kThreads, row = at / kPieces, piece = at - row * kPieces;
@@ -81,17 +82,24 @@ class TileLoader {
         const int query = flat / group, head = unit_.kv_head * group + flat - query * group;
         const float4* from = reinterpret_cast<const float4*>(
             p_.launch.q + int64_t{row_begin + query} * p_.launch.ldq +
-            int64_t{head} * Shape::kQkDim + piece * 8);
-        q[i][0] = from[0];
-        q[i][1] = from[1];
+            int64_t{head} * Shape::kQkDim);
+        if (p_.launch.bf16_queries) {
+          rounded[i] = reinterpret_cast<const uint4*>(from)[piece];
+        } else {
+          q[i][0] = from[2 * piece];
+          q[i][1] = from[2 * piece + 1];
+        }
       }
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
         const int at = begin + i * Shape::kThreads, row = at / kPieces, piece = at - row * kPieces;
         if (row >= Shape::kRows) break;
         const auto& [a, b] = q[i];
-        *reinterpret_cast<uint4*>(shared_bytes_ + SwizzledOffset<Shape::kRows>(row, piece)) = {
-            PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w)};
+        if (!p_.launch.bf16_queries)
+          rounded[i] = {PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y),
+                        PackBf16(b.z, b.w)};
+        *reinterpret_cast<uint4*>(shared_bytes_ + SwizzledOffset<Shape::kRows>(row, piece)) =
+            rounded[i];
       }
     }
   }

@@ -84,16 +84,13 @@ __device__ __forceinline__ uint64_t OnesDescriptor(uint32_t blocks) {
   return uint64_t{blocks >> 4 & 0x3fff} | uint64_t{128 >> 4} << 16 | uint64_t{128 >> 4} << 32;
 }
 
-// The same with wgmma, for all keys of the warpgroup's rows. meanwhile() runs concurrently and must
-// not branch.
-template <typename Shape>
-__device__ __forceinline__ void ScoreByWarpgroup(const TileThread<Shape>& thread, uint32_t shared,
-                                                 uint32_t stage, const auto& meanwhile,
-                                                 TileScores<Shape>& scores) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  const uint64_t q = PanelDescriptor(shared + thread.row0 / 64 * 64 * 128);
+// Starts q · kᵀ with wgmma, for all keys of the warpgroup's rows, as a group of its own.
+template <typename Shape>
+__device__ __forceinline__ void EnqueueScores(const TileThread<Shape>& thread, uint32_t queries,
+                                              uint32_t stage, TileScores<Shape>& scores) {
+  const uint64_t q = PanelDescriptor(queries + thread.row0 / 64 * 64 * 128);
   const uint64_t k = PanelDescriptor(stage);
-  ptx::WgmmaFence();
 #pragma unroll
   for (int i = 0; i < Shape::kQkDim / 16; ++i) {
     const int q_at = i / 4 * (Shape::kRows * 128) + i % 4 * 32;
@@ -101,33 +98,57 @@ __device__ __forceinline__ void ScoreByWarpgroup(const TileThread<Shape>& thread
     ptx::WgmmaBf16(scores, q + (q_at >> 4), k + (k_at >> 4), i > 0);
   }
   ptx::WgmmaCommit();
-  meanwhile();
-  ptx::WgmmaWait<0>();
-  ptx::PinRegisters(scores);
-#endif
 }
 
-// The same with wgmma, for all keys of the block.
+// Starts sums += p · v and weights += p · 1 with wgmma, as a group of its own. `ones_at`: shared
+// memory that is filled with ones.
 template <typename Shape>
-__device__ __forceinline__ void AddValuesByWarpgroup(const TileThread<Shape>& thread,
-                                                     uint32_t shared, uint32_t stage,
-                                                     const uint32_t (&p)[Shape::kKeys / 16][4],
-                                                     float (&sums)[Shape::kWarpColumns / 2],
-                                                     float (&weights)[4]) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+__device__ __forceinline__ void EnqueueValues(const TileThread<Shape>& thread, uint32_t ones_at,
+                                              uint32_t stage,
+                                              const uint32_t (&p)[Shape::kKeys / 16][4],
+                                              float (&sums)[Shape::kWarpColumns / 2],
+                                              float (&weights)[4]) {
   const uint64_t v = ColumnsDescriptor<Shape::kKeys * 128>(
       stage + (Shape::kLatent ? 0 : Shape::kKBytes) +
       thread.column_warp * (Shape::kWarpColumns / 64 * Shape::kKeys * 128));
-  const uint64_t ones = OnesDescriptor(shared + Shape::kOnesAt);
-  ptx::PinRegisters(sums);
-  ptx::PinRegisters(weights);
-  ptx::WgmmaFence();
+  const uint64_t ones = OnesDescriptor(ones_at);
 #pragma unroll
   for (int k = 0; k < Shape::kKeys / 16; ++k) {
     ptx::WgmmaBf16MnMajor(sums, p[k], v + (k * 16 * 128 >> 4), true);
     ptx::WgmmaBf16MnMajor(weights, p[k], ones, true);
   }
   ptx::WgmmaCommit();
+}
+#endif
+
+// scores = q · kᵀ with wgmma, for all keys of the warpgroup's rows. meanwhile() runs concurrently
+// and must not branch.
+template <typename Shape>
+__device__ __forceinline__ void ScoreByWarpgroup(const TileThread<Shape>& thread, uint32_t shared,
+                                                 uint32_t stage, const auto& meanwhile,
+                                                 TileScores<Shape>& scores) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  ptx::WgmmaFence();
+  EnqueueScores(thread, shared, stage, scores);
+  meanwhile();
+  ptx::WgmmaWait<0>();
+  ptx::PinRegisters(scores);
+#endif
+}
+
+// The same with wgmma, for all keys of the block. `ones_at`: shared memory that is filled with
+// ones.
+template <typename Shape>
+__device__ __forceinline__ void AddValuesByWarpgroup(const TileThread<Shape>& thread,
+                                                     uint32_t ones_at, uint32_t stage,
+                                                     const uint32_t (&p)[Shape::kKeys / 16][4],
+                                                     float (&sums)[Shape::kWarpColumns / 2],
+                                                     float (&weights)[4]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  ptx::PinRegisters(sums);
+  ptx::PinRegisters(weights);
+  ptx::WgmmaFence();
+  EnqueueValues(thread, ones_at, stage, p, sums, weights);
   ptx::WgmmaWait<0>();
   ptx::PinRegisters(sums);
   ptx::PinRegisters(weights);

@@ -40,9 +40,43 @@ class TileEpilogue {
   // `out`.
   __device__ void Add(const Part& part, bool first, bool last) {
     if constexpr (kTotals > 0) {
-      MergeIntoRegisters(part, first, last);
+      float factor[2];
+      Merge(part, first, last, factor);
+      if (last) StoreTotals(factor);
     } else {
       MergeIntoOutput(part, first, last);
+    }
+  }
+  // Merges the next split into registers. After the last one, results are the totals times `factor`
+  // of the lane's two rows.
+  __device__ void Merge(const Part& part, bool first, bool last, float (&factor)[2]) {
+    MergeFactors f[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) f[i] = MergeState(part, i, last, &factor[i]);
+#pragma unroll
+    for (int n = 0; n < kTotals; ++n)
+      sums_[n] = MergeSoftmax(f[n % 4 / 2], first ? 0.0f : sums_[n], part.sums[n]);
+  }
+  // Two adjacent elements of the lane's row i, of columns [8n, 8n + 8) of the head.
+  __device__ float2 Result(int n, int i, const float (&factor)[2]) const {
+    return {__fmul_rn(sums_[4 * n + 2 * i], factor[i]),
+            __fmul_rn(sums_[4 * n + 2 * i + 1], factor[i])};
+  }
+  __device__ void StoreTotals(const float (&factor)[2]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (!IsRow(i)) continue;
+      float2* out = reinterpret_cast<float2*>(p_.launch.out + rows_.out[i]);
+      uint32_t* rounded = reinterpret_cast<uint32_t*>(p_.launch.bf16_out + rows_.out[i]);
+#pragma unroll
+      for (int n = 0; n < kTotals / 4; ++n) {
+        const float2 y = Result(n, i, factor);
+        if (p_.launch.bf16_out) {
+          rounded[4 * n] = PackBf16(y.x, y.y);
+        } else {
+          out[4 * n] = y;
+        }
+      }
     }
   }
 
@@ -84,33 +118,6 @@ class TileEpilogue {
           const float* from = part.sums + 4 * (begin + n) + 2 * i;
           out[4 * (begin + n)] = {__fmul_rn(MergeSoftmax(f, before[n].x, from[0]), factor),
                                   __fmul_rn(MergeSoftmax(f, before[n].y, from[1]), factor)};
-        }
-      }
-    }
-  }
-
-  __device__ void MergeIntoRegisters(const Part& part, bool first, bool last) {
-    float factor[2];
-    MergeFactors f[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) f[i] = MergeState(part, i, last, &factor[i]);
-#pragma unroll
-    for (int n = 0; n < kTotals; ++n)
-      sums_[n] = MergeSoftmax(f[n % 4 / 2], first ? 0.0f : sums_[n], part.sums[n]);
-    if (!last) return;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (!IsRow(i)) continue;
-      float2* out = reinterpret_cast<float2*>(p_.launch.out + rows_.out[i]);
-      uint32_t* rounded = reinterpret_cast<uint32_t*>(p_.launch.bf16_out + rows_.out[i]);
-#pragma unroll
-      for (int n = 0; n < kTotals / 4; ++n) {
-        const float2 y = {__fmul_rn(sums_[4 * n + 2 * i], factor[i]),
-                          __fmul_rn(sums_[4 * n + 2 * i + 1], factor[i])};
-        if (p_.launch.bf16_out) {
-          rounded[4 * n] = PackBf16(y.x, y.y);
-        } else {
-          out[4 * n] = y;
         }
       }
     }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "kernels/cuda/attention_merge.cuh"
 #include "kernels/cuda/attention_ptx.cuh"
 #include "kernels/cuda/attention_tile_products.cuh"
 
@@ -31,6 +32,34 @@ struct TileRows {
   int64_t out[2];  // offset of the lane's first columns in the output
 };
 
+template <typename Shape>
+__device__ __forceinline__ TileRows TileRowsOf(const TiledAttention& p,
+                                               const AttentionWorkItem& unit, const TileKeys& keys,
+                                               int row_begin, const TileThread<Shape>& thread) {
+  const int group = p.schedule.group;
+  const int from = keys.first_position - keys.begin_row / group;  // position of row 0
+  TileRows rows;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int flat = min(keys.begin_row + thread.RowOf(i), keys.end_row - 1), row = flat / group;
+    rows.end[i] = from + row + 1;
+    rows.begin[i] = p.schedule.window > 0 ? rows.end[i] - p.schedule.window : 0;
+    rows.head[i] = unit.kv_head * group + flat - row * group;
+    rows.out[i] = int64_t{row_begin + row} * p.launch.ldo + int64_t{rows.head[i]} * Shape::kVDim +
+                  thread.column_warp * Shape::kWarpColumns + thread.lane % 4 * 2;
+  }
+  return rows;
+}
+
+// Whether a key of the block is masked for a row of the tile.
+template <typename Shape>
+__device__ __forceinline__ bool BlockHasMaskedKeys(const AttentionSchedule& s, const TileKeys& keys,
+                                                   int block) {
+  const int first_key = block * Shape::kKeys;
+  return first_key + Shape::kKeys > keys.first_position + 1 ||
+         (s.window > 0 && first_key < keys.end - s.window);
+}
+
 // Masks keys outside of the visible range of the lane's rows.
 template <typename Shape>
 __device__ __forceinline__ void Mask(const TileThread<Shape>& thread, const TileRows& rows,
@@ -45,56 +74,73 @@ __device__ __forceinline__ void Mask(const TileThread<Shape>& thread, const Tile
   }
 }
 
-// Updates the row maxima of scores · scale (scale > 0), rescales sums and weights, and turns scores
-// into probabilities.
+// A row's maximum (times scale · log2 e) rises only if a score exceeds it by more than this. So
+// most blocks of keys need no rescale, and probabilities are at most 2^8, which bfloat16 and the
+// float32 sums hold with the same relative precision. FlashAttention-4 rescales in this way.
+constexpr float kMaxSlack = 8.0f;
+
+// Factors of the sums and weights so far, per row of the lane.
+struct TileRescale {
+  float factor[2];
+};
+
+// Updates the row maxima `max` by scores · scale (scale > 0), and turns scores into probabilities.
 template <typename Shape>
-__device__ __forceinline__ void ToProbabilities(const TileThread<Shape>& thread, float scale,
-                                                char* shared, TileScores<Shape>& scores,
-                                                TileAccumulator<Shape>& part) {
-  float top[2] = {-INFINITY, -INFINITY};
+__device__ __forceinline__ TileRescale ToProbabilities(const TileThread<Shape>& thread, float scale,
+                                                       char* shared, TileScores<Shape>& scores,
+                                                       float (&max)[2]) {
+  float tops[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // four independent chains
 #pragma unroll
   for (int n = 0; n < Shape::kWarpKeys / 8; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) top[i / 2] = fmaxf(top[i / 2], scores[4 * n + i]);
+    for (int i = 0; i < 4; ++i) tops[i] = fmaxf(tops[i], scores[4 * n + i]);
+  float top[2] = {fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3])};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 1));
     top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 2));
   }
   if constexpr (Shape::kShares) {
-    float* tops = reinterpret_cast<float*>(shared + Shape::kMaxAt);
+    float* of_warps = reinterpret_cast<float*>(shared + Shape::kMaxAt);
     if (thread.lane % 4 == 0) {
       for (int i = 0; i < 2; ++i)
-        tops[thread.column_warp * Shape::kRows + thread.RowOf(i)] = top[i];
+        of_warps[thread.column_warp * Shape::kRows + thread.RowOf(i)] = top[i];
     }
     __syncthreads();
 #pragma unroll
     for (int w = 0; w < Shape::kColumnWarps; ++w)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], tops[w * Shape::kRows + thread.RowOf(i)]);
+      for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], of_warps[w * Shape::kRows + thread.RowOf(i)]);
   }
-  float rescale[2], base[2];
+  TileRescale rescale;
+  float base[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    top[i] = fmaxf(__fmul_rn(top[i], scale), part.max[i]);
+    top[i] = __fmul_rn(top[i], scale);
+    if (!(top[i] > max[i] + kMaxSlack)) top[i] = max[i];
     base[i] = top[i] == -INFINITY ? 0.0f : top[i];
-    rescale[i] = ptx::Exp2(__fsub_rn(part.max[i], base[i]));
-    part.max[i] = top[i];
+    rescale.factor[i] = ptx::Exp2(__fsub_rn(max[i], base[i]));
+    max[i] = top[i];
   }
 #pragma unroll
   for (int n = 0; n < Shape::kWarpKeys / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       scores[4 * n + i] = ptx::Exp2(fmaf(scores[4 * n + i], scale, -base[i / 2]));
-  // Skips the rescale if all factors are 1.
-  if (__all_sync(~0u, rescale[0] == 1.0f && rescale[1] == 1.0f)) return;
+  return rescale;
+}
+
+// Does nothing if all factors of the warp are 1.
+template <typename Shape>
+__device__ __forceinline__ void Apply(const TileRescale& rescale, TileAccumulator<Shape>& part) {
+  if (__all_sync(~0u, rescale.factor[0] == 1.0f && rescale.factor[1] == 1.0f)) return;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) part.weights[i] = __fmul_rn(part.weights[i], rescale[i / 2]);
+  for (int i = 0; i < 4; ++i) part.weights[i] = __fmul_rn(part.weights[i], rescale.factor[i / 2]);
 #pragma unroll
   for (int n = 0; n < Shape::kWarpColumns / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      part.sums[4 * n + i] = __fmul_rn(part.sums[4 * n + i], rescale[i / 2]);
+      part.sums[4 * n + i] = __fmul_rn(part.sums[4 * n + i], rescale.factor[i / 2]);
 }
 
 // Stores probabilities to shared memory for the warps with other columns of the same rows.

@@ -67,8 +67,14 @@ __global__ void __launch_bounds__(kNormThreads)
     const int64_t of_cache = slot < 0 ? -1 : slot * p.kv_heads + key;
     return StoreHead<kDType>(row, of_cache, n, p.k_cache);
   }
-  for (int64_t i = Warp::Rank() * 4; i < n; i += Warp::kSize * 4)
-    StoreRow4<true>(x, i, n, LoadRow4<true>(row, i, n));
+  for (int64_t i = Warp::Rank() * 4; i < n; i += Warp::kSize * 4) {
+    const float4 y = LoadRow4<true>(row, i, n);
+    if (p.bf16_queries) {
+      reinterpret_cast<uint2*>(x)[i / 4] = ToBf16x4(y);
+    } else {
+      StoreRow4<true>(x, i, n, y);
+    }
+  }
 }
 
 template <DType kDType>
@@ -154,7 +160,9 @@ __global__ void __launch_bounds__(kHeadThreads)
     y = {rotate(y.x, other.x, cosine.x, sine.x), rotate(y.y, other.y, cosine.y, sine.y),
          rotate(y.z, other.z, cosine.z, sine.z), rotate(y.w, other.w, cosine.w, sine.w)};
     if (head >= all) continue;
-    if (key < 0) {
+    if (key < 0 && p.bf16_queries) {
+      reinterpret_cast<uint2*>(p.qkv + (int64_t{token} * all + head) * kDim)[in_head] = ToBf16x4(y);
+    } else if (key < 0) {
       *reinterpret_cast<float4*>(row + head * kDim) = y;
     } else if (slot >= 0) {
       const bool is_key = head < turned;

@@ -146,29 +146,43 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
                         .cache = into,
                         .dtype = c.dtype});
 
-    const DeviceVector all(*device_, qkv);
+    const DeviceVector all(*device_, qkv), again(*device_, qkv);
     const DeviceVector got_k(*device_, cache), got_v(*device_, cache);
     ASSERT_TRUE(device_->fused()->SupportsHeads(dim, c.rotary_dim));
-    device_->fused()->NormRopeStoreKv({.qkv = all.data(),
-                                       .q_norm = c.norm ? q_norm.data() : nullptr,
-                                       .k_norm = c.norm ? k_norm.data() : nullptr,
-                                       .m = c.m,
-                                       .heads = c.heads,
-                                       .kv_heads = kv_heads,
-                                       .head_dim = dim,
-                                       .rotary_dim = c.rotary_dim,
-                                       .interleaved = c.interleaved,
-                                       .positions = at.data(),
-                                       .cos_sin = table.data(),
-                                       .slots = to.data(),
-                                       .k_cache = got_k.data(),
-                                       .v_cache = got_v.data(),
-                                       .kv_dtype = c.dtype});
+    kernels::NormRopeStoreKvParams fused = {.qkv = all.data(),
+                                            .q_norm = c.norm ? q_norm.data() : nullptr,
+                                            .k_norm = c.norm ? k_norm.data() : nullptr,
+                                            .m = c.m,
+                                            .heads = c.heads,
+                                            .kv_heads = kv_heads,
+                                            .head_dim = dim,
+                                            .rotary_dim = c.rotary_dim,
+                                            .interleaved = c.interleaved,
+                                            .positions = at.data(),
+                                            .cos_sin = table.data(),
+                                            .slots = to.data(),
+                                            .k_cache = got_k.data(),
+                                            .v_cache = got_v.data(),
+                                            .kv_dtype = c.dtype};
+    device_->fused()->NormRopeStoreKv(fused);
     const std::vector<float> got = all.Read(), want = q.Read();
     for (int64_t t = 0; t < c.m; ++t)
       ASSERT_TRUE(SameBits(&got[t * ld], &want[t * q_width], q_width)) << "row " << t;
     EXPECT_EQ(got_k.Read(), want_k.Read());
     EXPECT_EQ(got_v.Read(), want_v.Read());
+
+    fused.qkv = again.data();
+    fused.bf16_queries = true;
+    device_->fused()->NormRopeStoreKv(fused);
+    const std::vector<float> halves = again.Read();
+    for (int64_t t = 0; t < c.m; ++t) {
+      for (int64_t h = 0; h < c.heads; ++h) {
+        const auto* rounded = reinterpret_cast<const uint16_t*>(&halves[t * ld + h * dim]);
+        for (int64_t i = 0; i < dim; ++i)
+          ASSERT_EQ(rounded[i], ToBF16(want[t * q_width + h * dim + i]).bits)
+              << "row " << t << ", head " << h;
+      }
+    }
   }
 }
 

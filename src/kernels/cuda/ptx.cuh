@@ -49,6 +49,12 @@ __device__ __forceinline__ void BarrierExpect(SharedAddr barrier, uint32_t bytes
                "r"(bytes)
                : "memory");
 }
+// The same without an arrival.
+__device__ __forceinline__ void BarrierExpectOnly(SharedAddr barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier.address),
+               "r"(bytes)
+               : "memory");
+}
 // Arrives at the barrier at the same offset in another block of the cluster.
 __device__ __forceinline__ void BarrierArriveAt(SharedAddr barrier, uint32_t block_of_cluster) {
   asm volatile(

@@ -70,4 +70,16 @@ CUtensorMap MakeTensorMap3d(const void* data, int64_t rows, int64_t columns, int
   return Encode<3>(data, element_bytes, sizes, strides, box);
 }
 
+CUtensorMap MakeVectorTensorMap(const void* data, int64_t outer, int64_t inner, int64_t columns,
+                                int64_t outer_stride, int64_t inner_stride, int box_outer,
+                                int box_inner) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(inner),
+                              static_cast<cuuint64_t>(outer)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(inner_stride),
+                                static_cast<cuuint64_t>(outer_stride)};
+  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_inner),
+                            static_cast<cuuint32_t>(box_outer)};
+  return Encode<3>(data, 2, sizes, strides, box);
+}
+
 }  // namespace switchyard::cuda

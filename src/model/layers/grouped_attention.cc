@@ -55,6 +55,7 @@ void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int6
   kernels::AttentionParams attention = {
       .q = a.q,
       .ldq = bf16_input ? q_width + 2 * kv_heads_ * head_dim_ : q_width,
+      .bf16_queries = bf16_input && PassesBf16Queries(kv),
       .k_cache = kv.k(layer).raw(),
       .v_cache = kv.v(layer).raw(),
       .kv_dtype = kv.dtype(),
@@ -124,7 +125,12 @@ void GroupedAttention::ProjectAndStoreFused(Pass& pass, const Arrays& a,
                                       .slots = pass.rows.slots,
                                       .k_cache = kv.k(layer).mutable_raw(),
                                       .v_cache = kv.v(layer).mutable_raw(),
-                                      .kv_dtype = kv.dtype()});
+                                      .kv_dtype = kv.dtype(),
+                                      .bf16_queries = PassesBf16Queries(kv)});
+}
+
+bool GroupedAttention::PassesBf16Queries(const KvStorage& kv) const {
+  return c_.device.fused()->AttentionToBFloat16({.kv_dtype = kv.dtype(), .head_dim = head_dim_});
 }
 
 void GroupedAttention::ProjectAndStore(Pass& pass, const Arrays& a,

@@ -44,6 +44,8 @@ class GroupedAttention {
   // ProjectAndStore in two fused ops.
   void ProjectAndStoreFused(Pass& pass, const Arrays& a, const GroupedAttentionWeights& w,
                             int64_t layer, const void* bf16_rows) const;
+  // Whether the fused ops pass queries to Attention in bfloat16.
+  bool PassesBf16Queries(const KvStorage& kv) const;
   kernels::LinearParams Joined(int64_t tokens, const GroupedAttentionWeights& w, float* qkv) const;
   // Clamps q, k and v to ±clip_qkv, after the norms and before rope (OLMo, OLMoE). NaN stays NaN,
   // as in torch.clamp.
