@@ -39,7 +39,7 @@ TEST(BoundedJson, RefusesNestingBeyondItsBound) {
 }
 
 TEST(BoundedJson, RefusesMoreValuesThanItsBound) {
-  const std::string text = R"({"a": [1, "b", null, true, 2.5]})";  // 8 with the objects and the key
+  const std::string text = R"({"a": [1, "b", null, true, 2.5]})";  // 8 values: also {, [ and "a"
   EXPECT_NO_THROW(ParseBoundedJson(text, "f", {.values = 8}));
   EXPECT_THAT(ErrorOf([&] { ParseBoundedJson(text, "f", {.values = 7}); }),
               HasSubstr("f: has more than 7 JSON values"));

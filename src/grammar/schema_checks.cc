@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kMaxDepth = 12;  // nesting of the properties that are compared
 
-// Resolves $ref and anyOf: the schemas without them of which `schema` is the union. nullopt if
-// there are too many, or if a $ref leads back to itself.
+// Resolves $ref and anyOf: returns schemas without these keywords, whose union is `schema`. nullopt
+// if there are too many, or if a $ref leads back to itself.
 std::optional<std::vector<const SchemaJson*>> Alternatives(const RewrittenSchema& whole,
                                                            const SchemaJson& schema) {
   constexpr size_t kMost = 256;

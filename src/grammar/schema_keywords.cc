@@ -18,7 +18,7 @@ const std::set<std::string_view> kAnnotations = {
     "$anchor",         "$vocabulary",      "$defs",         "definitions",  "discriminator",
     "contentEncoding", "contentMediaType", "contentSchema", "externalDocs", "xml"};
 
-// Keywords that apply to each type; integer shares those of number.
+// For each type, the keywords that apply to it. Those of number also apply to integer.
 const std::map<std::string_view, std::set<std::string_view>> kOfType = {
     {"string", {"minLength", "maxLength", "pattern", "format"}},
     {"number", {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}},

@@ -14,7 +14,7 @@ enum class Stage : uint8_t { kPrefill, kDecode };
 enum class Track : uint8_t {
   kSteps,   // the rank engine: steps and their parts
   kPass,    // a pass on the host: one track for each micro-batch
-  kDevice,  // a pass on the stream of a GPU, likewise
+  kDevice,  // a pass on the stream of a GPU: one track for each micro-batch
 };
 
 struct Event {

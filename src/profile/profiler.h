@@ -14,7 +14,7 @@
 
 namespace switchyard::profile {
 
-// What a span is about, for the trace viewer; see Event.
+// Name and properties of a span in the trace viewer; see Event.
 struct SpanInfo {
   const char* name = "";
   Track track = Track::kSteps;  // kPass: a GPU rank also records its stream
@@ -23,7 +23,7 @@ struct SpanInfo {
   int64_t rows = Event::kNone, columns = Event::kNone;
 };
 
-// One per rank, which outlives the model and the engine that record with it. Used by the rank's
+// One per rank. Must outlive the model and the engine that record with it. Used by the rank's
 // thread only. Every rank of the world makes the same calls between the same steps, so profiles
 // begin and end with the same step everywhere.
 //
@@ -53,7 +53,7 @@ class Profiler {
   // Whether a profile has started and not ended yet.
   bool active() const { return buffer_.has_value(); }
   // Ends the profile and writes its files. If the profile has already ended by num_steps, returns
-  // its result, once. Returns no value if there is neither.
+  // its result, once. Nullopt if there is no profile and no such result.
   std::optional<Result> Stop();
 
   // Whether a step is being recorded.

@@ -109,7 +109,7 @@ struct RankProcesses::Impl {
     bool ended = false;
     double silent_seconds = 0;  // seconds without a heartbeat when the watchdog killed it
     Silence silence{2 * kHeartbeatSampleTime};
-    double stopped_seconds = 0;  // time for which it was stopped when it was killed for that
+    double stopped_seconds = 0;  // seconds stopped when it was killed for being stopped
     Silence stopped{2 * kHeartbeatSampleTime};
   };
 
@@ -209,7 +209,8 @@ void RankProcesses::Impl::SampleHeartbeats() {
   }
 }
 
-// A rank that computes for long has no heartbeats either, so only a stopped one is killed so soon.
+// A rank in a long computation has no heartbeats either. So `stall_timeout` ends only processes
+// that are stopped.
 void RankProcesses::Impl::KillStopped(Child& child, Silence::Clock::time_point now) {
   if (options.stall_timeout.count() == 0 || child.stopped_seconds > 0) return;
   child.stopped.Sample(IsStopped(child.pid) ? 1 : 0, now);
@@ -306,7 +307,7 @@ bool RankProcesses::WaitJoined() {
     impl_->changed.wait_for(lock, std::chrono::milliseconds(5));
   }
   throw Error(ErrorKind::kTimeout,
-              fmt::format("after {:g} s not joined: rank {}",
+              fmt::format("these ranks did not join within {:g} s: {}",
                           std::chrono::duration<double>(impl_->options.join_timeout).count(),
                           Joined(missing, ", ")),
               "--dist-timeout sets how long to wait");

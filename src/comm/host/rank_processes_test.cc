@@ -65,7 +65,8 @@ std::vector<int> World(const SymmetricMemory& memory) {
 constexpr int kGood = 0, kWrong = 40, kStoppedByPeer = 41, kNoSpec = 42;
 
 bool SeesOnlyItsDescriptors(int fds_at_start) {
-  // stdin, stdout, stderr, the spec and the arena; the spec is closed after it is read.
+  // At the start: stdin, stdout, stderr, the spec and the arena. The spec is closed after it is
+  // read.
   return fds_at_start == 5 && CountOpenFds() == 4 && getenv("SWITCHYARD_RANK_FDS") == nullptr;
 }
 
@@ -216,7 +217,7 @@ std::vector<pid_t> ChildrenOf(pid_t pid) {
   return children;
 }
 
-// Runs a part after which the ranks still serve, and shuts them down.
+// Runs a part of the test after which the ranks still serve, and then shuts them down.
 void ExpectGoodEnd(const std::string& part, int world) {
   Troupe troupe(world, part);
   auto socket = ControlSocket::Bind(troupe.endpoint());
@@ -395,7 +396,7 @@ TEST(RankProcessesTest, WaitJoinedNamesTheRankThatIsMissing) {
     FAIL() << "rank 1 never joins";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("after 1.5 s not joined"), HasSubstr("rank 1"),
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("these ranks did not join within 1.5 s: 1"),
                                     HasSubstr("--dist-timeout")));
   }
 }

@@ -71,7 +71,8 @@ void Set(int fd, int level, int option, int value) {
   setsockopt(fd, level, option, &value, sizeof value);
 }
 
-// Waits for an event on the socket. kDone: there is one, or it is time to retry.
+// Waits for an event on the socket, for at most kPollInterval. Returns kDone also if no event
+// occurred in this time; the caller then retries.
 IoResult Await(int fd, short event, const IoLimit& limit) {
   const auto left = std::chrono::ceil<milliseconds>(limit.until - steady_clock::now());
   if (left.count() <= 0) return IoResult::kTimeout;

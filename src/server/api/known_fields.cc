@@ -323,7 +323,8 @@ constexpr KnownField kStartProfile[] = {
     {"with_stack", kRefused, "is not supported: operations have no Python stack"},
     {"merge_profiles", kRefused,
      "is not supported: each rank writes a file; a viewer can open several"},
-    {"profile_stages", kRefused, "is not supported: profile_by_stage records prefill and decode"},
+    {"profile_stages", kRefused,
+     "is not supported: profile_by_stage always records both prefill and decode"},
 };
 
 std::vector<KnownField> Join(std::span<const KnownField> a, std::span<const KnownField> b,

@@ -49,7 +49,7 @@ class MixedCollectives : public Collectives {
 
 // Exchanged by all ranks at setup, so that all choose the same transport.
 struct GroupSetup {
-  bool one_host = false, nccl = false;  // the rank's group is on one host; NCCL is usable
+  bool one_host = false, nccl = false;  // the group is on one host; this rank can use NCCL
   NcclUniqueId id;                      // set by the first rank of each group
 };
 

@@ -23,8 +23,8 @@ struct CollectiveOptions {
   // Without a limit (SIZE_MAX: no NCCL), sums do not depend on the number of rows, but the largest
   // all-reduces take 25 % longer.
   size_t max_custom_bytes = size_t{8} << 20;
-  // Shared by all groups of the rank; null: each group makes its own. If groups span hosts, the
-  // host waits for the stream through this object.
+  // The watch of NCCL operations, shared by all groups of the rank; null: each group creates one.
+  // If groups span hosts, the rank's thread waits for the stream through this watch.
   std::shared_ptr<NcclWatch> watch;
 };
 
@@ -34,12 +34,12 @@ struct CollectiveOptions {
 // of the same kinds in the same order. Sums over peer memory are in group order: all members get
 // the same bits, for any message size.
 //
-// If a group of the kind has ranks on several hosts (PeerMemory), all its groups of several members
-// use NCCL alone: NcclGroup. Error kResource if a rank cannot use NCCL.
+// If any group of a kind has ranks on several hosts, all groups of this kind with several members
+// use NCCL alone (NcclGroup). Error kResource if a rank cannot use NCCL.
 std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
                                              std::vector<int> group, const std::string& name,
                                              cudaStream_t stream, const CollectiveOptions& options);
-// Bytes of peer memory that one such object allocates.
+// Bytes of peer memory that one Collectives object allocates.
 size_t CollectiveBytes(const CollectiveOptions& options, int members);
 
 }  // namespace switchyard::cuda

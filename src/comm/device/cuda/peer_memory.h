@@ -54,7 +54,7 @@ class PeerMemory {
   std::byte* At(int rank, size_t offset) const;  // `rank` is on this host
   std::byte* Local(size_t offset) const { return At(rank(), offset); }
   PeerPointers Pointers(size_t offset) const;         // [world], all on one host
-  bool OnThisHost(std::span<const int> ranks) const;  // whether all of them are on this rank's host
+  bool OnThisHost(std::span<const int> ranks) const;  // whether all are on this rank's host
   // Whether no two of `ranks` share a GPU (in tests several share one).
   bool HasDistinctGpus(std::span<const int> ranks) const;
 

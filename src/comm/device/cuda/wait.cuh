@@ -16,8 +16,8 @@ __device__ __forceinline__ void RaiseFlag(uint32_t* flag, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
-// The same for a thread that has called __threadfence_system since its writes: one fence for
-// several flags.
+// RaiseFlag without a fence, for a thread that has called __threadfence_system after its writes. So
+// one fence serves several flags.
 __device__ __forceinline__ void RaiseFencedFlag(uint32_t* flag, uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }

@@ -52,7 +52,7 @@ class RangesType {
   }
   RangesType(const RangesType&) = delete;
   RangesType& operator=(const RangesType&) = delete;
-  ~RangesType() { MPI_Type_free(&type_); }  // pending operations that use it still complete
+  ~RangesType() { MPI_Type_free(&type_); }  // pending operations with this type still complete
   MPI_Datatype get() const { return type_; }
 
  private:
@@ -95,15 +95,16 @@ class MpiRanks : public RemoteRanks {
     MPI_Request beats_request = MPI_REQUEST_NULL;
   };
 
-  // Stop condition of waits on the rank's thread. Also sends heartbeats.
+  // Stop condition of waits on the rank's thread. Each evaluation also sends a heartbeat if one is
+  // due.
   std::function<bool()> BeatUntilAborted() {
     return [this] {
       if (const uint64_t beats = local_arena_.Beat(); beats != 0) SendBeats(beats);
       return local_arena_.aborted();
     };
   }
-  // Limit of waits on the progress thread. Also receives heartbeats: if a peer is stopped within a
-  // transfer, the heartbeats of the other peers must still arrive.
+  // Limit of waits on the progress thread. Its stop condition also receives heartbeats: while a
+  // stopped peer blocks a transfer, heartbeats of the other peers must still arrive.
   Limit UntilStopped() {
     return {.stop = [this] {
       ReceiveBeatsIfDue();
@@ -276,7 +277,7 @@ void MpiRanks::Handle(const mpi::Message& message) {
     case FrameKind::kAbort:
       return local_arena_.Abort({reinterpret_cast<const char*>(rest.data()), rest.size()});
     case FrameKind::kBye:
-      ReceiveBeats();  // the last ones: a peer sends none after its kBye
+      ReceiveBeats();  // the peer's last heartbeats: it sends none after its kBye
       local_arena_.SetBeats(message.source, 0);
       ++byes_;
       return;

@@ -69,7 +69,7 @@ class TcpRanks : public RemoteRanks {
   };
   enum class CloseReason { kNone, kBye, kAbort };  // the peer's last frame
 
-  // Limit of waits on the rank's thread. Also sends heartbeats.
+  // Limit of waits on the rank's thread. Its stop condition also sends heartbeats.
   IoLimit Limit(milliseconds timeout) {
     return IoLimit::After(timeout, [this] {
       if (const uint64_t beats = local_arena_.Beat(); beats != 0) SendBeats(beats);
