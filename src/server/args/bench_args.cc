@@ -89,8 +89,8 @@ std::optional<BenchArgs> ParseBench(const std::string& which,
   const auto summary = summaries.find(which);
   if (summary == summaries.end())
     throw Invalid(
-        "bench {}: the nearest is bench {}; want one-batch, serve, kernels, moe-layer, exchange or "
-        "roofline",
+        "there is no bench {}; the nearest is bench {}; want one-batch, serve, kernels, moe-layer, "
+        "exchange or roofline",
         which, NearestName(which, kBenches));
   CommandLine app(summary->second, "switchyard bench " + which);
   AddBenchFlags(app, a);

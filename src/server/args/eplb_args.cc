@@ -79,7 +79,7 @@ std::optional<EplbArgs> ParseEplb(const std::string& which, const std::vector<st
     return std::nullopt;
   }
   if (which != "plan" && which != "simulate")
-    throw Invalid("eplb {}: the nearest is eplb {}; want plan or simulate", which,
+    throw Invalid("there is no eplb {}; the nearest is eplb {}; want plan or simulate", which,
                   NearestName(which, kTools));
   EplbArgs a;
   a.which = which;

@@ -78,7 +78,7 @@ Sources FromKey(const Json& value, const fs::path& path) {
   return sources;
 }
 
-// A file that holds a template as plain text, or as JSON with a chat_template key.
+// The templates in a file, which is plain text or JSON with a chat_template key.
 Sources FromFile(const fs::path& path) {
   if (path.extension() == ".json") {
     Json json = ReadJson(path);

@@ -57,8 +57,8 @@ class ChatTemplate {
 
   ChatTemplate() = default;
 
-  // "tool_use" if there are tools and it exists; otherwise "default", or the only template. Throws
-  // Error.
+  // The template "tool_use" if there are tools and the checkpoint has this template; otherwise
+  // "default", or the only template. Throws Error.
   const Named& Choose(bool with_tools) const;
 
   std::string model_dir_;

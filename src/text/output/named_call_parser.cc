@@ -10,7 +10,7 @@ namespace {
 
 struct NamedFormat {
   std::string_view section_begin, section_end, call_begin, separator, call_end;
-  bool fenced = false;  // separator NAME newline ```json arguments ```: DeepSeek-V3
+  bool fenced = false;  // after `separator`: NAME, newline, ```json, arguments, ```
   bool id = false;      // the head is an id: functions.NAME:INDEX
 };
 
@@ -66,7 +66,7 @@ class NamedCallParser : public CallParser {
   }
 
   bool ReadText() {
-    // The end of a section may follow text that is not a call.
+    // A section may also end after text that is not a call.
     const PieceBuffer::Found found =
         in_section_ ? input_.Find(section_markers_) : input_.Find(text_markers_);
     writer_.Content(input_.rest().substr(0, found.begin));
@@ -215,7 +215,7 @@ class NamedCallParser : public CallParser {
   std::string raw_;          // text of the present call that became no event
   std::string held_;         // held back at the end of the arguments
   bool started_ = false;     // the arguments have text other than white space
-  bool wrote_ = false;       // some of it is written
+  bool wrote_ = false;       // a part of the arguments is written
   bool in_section_ = false;  // a call has begun since the last end of a section
 };
 

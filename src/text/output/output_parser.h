@@ -31,7 +31,7 @@ PromptEnd EndOf(const jinja::Rendered& prompt, bool continues);
 // The end of a prompt that a client sends as token ids, decoded with special tokens.
 PromptEnd EndOf(std::string_view prompt);
 
-// Where an output begins, for a format other than harmony.
+// Whether an output begins in reasoning or in content. For formats other than harmony.
 ReasoningSplitter::Start ReasoningStart(const ReasoningFormat& format, const PromptEnd& prompt);
 
 // Parses one output that arrives in pieces. The events, with adjacent pieces joined, depend only on

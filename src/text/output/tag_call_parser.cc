@@ -11,9 +11,9 @@ namespace {
 struct TagFormat {
   std::string_view section_begin, section_end;  // around calls; empty: none
   std::string_view call_begin, call_end;
-  std::string_view name_end;                // empty: a line's end, a parameter or the call's end
+  std::string_view name_end;                // empty: a name ends at a line's end or a tag
   std::string_view key_begin, key_end;      // around a parameter's name
-  std::string_view value_begin, value_end;  // around its value; value_begin may be empty
+  std::string_view value_begin, value_end;  // around a parameter's value; begin may be empty
   bool quoted = false;                      // names of functions and parameters may be in quotes
   bool own_lines = false;                   // a line's end next to a value belongs to the tags
   bool bare_calls = false;                  // call_begin begins a call outside a section too
@@ -72,7 +72,7 @@ class TagCallParser : public CallParser {
                      : std::vector<std::string_view>{f_.name_end, "<"};
     key_ends_ = {f_.key_end};
     value_ends_ = {f_.value_end};
-    // Models leave out the end of a value before the next tag.
+    // Some models omit value_end before the next tag.
     if (f_.own_lines) {
       line_before_key_ = "\n" + std::string(f_.key_begin);
       line_before_end_ = "\n" + std::string(f_.call_end);
@@ -248,7 +248,7 @@ class TagCallParser : public CallParser {
     if (found.marker.empty()) return false;
     if (found.marker == f_.value_end) input_.Consume(f_.value_end.size());
     if (IsStreamed()) {
-      writer_.Arguments("\"");  // a line's end that is held back is not part of the value
+      writer_.Arguments("\"");  // a held-back line end is not part of the value
     } else {
       writer_.Arguments(ParameterJson(value_, types_));
     }

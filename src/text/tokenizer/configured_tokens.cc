@@ -75,7 +75,7 @@ class TokenList {
 
   bool Has(const std::string& text) const { return index_.contains(text); }
 
-  // `declared`: the requested id of the token; negative: none.
+  // `declared`: the id that the configuration gives the token; negative: none.
   void Add(Json entry, int32_t declared) {
     const std::string text = entry["content"];
     if (text.empty() || !list_.is_array()) return;
