@@ -100,7 +100,8 @@ class Profiler {
   size_t step_on_device_ = 0;          // size of on_device_ when the step began
 };
 
-// `profiler` if it records a step, else null: for code with many spans, which then tests a pointer.
+// Returns `profiler` if it records a step, otherwise null. For code with many spans, which then
+// only tests a pointer.
 inline Profiler* IfRecording(Profiler* profiler) {
   return profiler && profiler->recording() ? profiler : nullptr;
 }

@@ -42,7 +42,7 @@ struct ArenaHeader {
 // The requests that a rank computes, read by the process that watches the rank. The notes follow
 // the header, one page for each rank.
 struct WorkNote {
-  static constexpr uint64_t kUnknown = ~uint64_t{0};  // being written, or too many ids
+  static constexpr uint64_t kUnknown = ~uint64_t{0};  // `count`: being written, or too many ids
   std::atomic<uint64_t> count;
   std::array<uint64_t, 511> ids;
 };

@@ -28,7 +28,8 @@ std::span<T> Piece(std::span<T> whole, size_t done, size_t slot) {
 
 }  // namespace
 
-// The names of the stages are built once: collectives run several times for each token.
+// The names of the stages are built only once, because collectives run several times for each
+// token.
 struct Communicator::Impl {
   std::string all_reduce, all_gather, reduce_scatter, broadcast;
   int rank = 0;
@@ -202,8 +203,9 @@ void Communicator::Barrier(const char* stage) {
   for (int k = 0; k < my.rounds->num_peers(); ++k) my.rounds->Inbox(my.rounds->Peer(k));
 }
 
-// The leader's slots hold the message's length and its first bytes in the first round, and only
-// bytes in later rounds. Members post empty rounds and read from the leader only.
+// In the first round, the leader's slots hold the length of the message and its first bytes; in
+// later rounds they hold only bytes. The other members post empty rounds and read from the leader
+// only.
 std::string Communicator::Broadcast(const std::string& from_leader, bool idle) {
   Impl& my = *impl_;
   if (my.size == 1) return from_leader;

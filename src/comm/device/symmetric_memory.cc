@@ -28,7 +28,8 @@ using std::chrono::steady_clock;
 // idle.
 constexpr int kSpins = 64;  // pauses, about 3 µs
 constexpr auto kYieldTime = std::chrono::microseconds(200);
-// Longest sleep between two checks for an abort. An abort just before the sleep does not end it.
+// Longest sleep between two checks for an abort. An abort just before the sleep does not wake the
+// rank.
 constexpr std::chrono::nanoseconds kMaxSleep = std::chrono::milliseconds(100);
 constexpr auto kNoTimeout = std::chrono::milliseconds::max();
 

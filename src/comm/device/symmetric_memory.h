@@ -104,8 +104,8 @@ class SymmetricMemory {
   std::byte* Local(size_t offset) { return At(rank(), offset); }
 
   // For ranks of other hosts, At(rank, …) is this host's image of that rank's arena, and Wrote and
-  // Fetch copy bytes between image and arena. For mapped ranks both do nothing, so algorithms call
-  // them for every rank.
+  // Fetch copy bytes between image and arena. For mapped ranks Wrote and Fetch do nothing, so
+  // algorithms call them for every rank.
   //
   // Marks [offset, offset + bytes) of `rank`'s copy as written here. The next Raise(rank, …) sends
   // the current bytes, which arrive before the flag does.

@@ -37,8 +37,8 @@ struct RankExit {
 };
 
 // The ranks of one node as child processes. Each runs this program again (/proc/self/exe) with
-// the argument vector {"switchyard", "rank"}. It inherits the arena's file descriptor and a
-// descriptor with its spec (see RankSpec), and no other descriptor but stdout and stderr. The
+// the argument vector {"switchyard", "rank"}. It inherits the descriptors of stdout, stderr, the
+// arena and its spec (see RankSpec), with several nodes also of its listener, and no others. The
 // kernel kills it when the parent dies.
 //
 // Ranks ignore SIGINT, SIGTERM and SIGHUP: the front must first drain its requests and then shut
@@ -68,8 +68,9 @@ class RankProcesses {
   RankProcesses(std::shared_ptr<SharedArena> arena, Options options, OnExit on_exit);
   ~RankProcesses();  // kills and reaps the remaining ranks
 
-  // Waits until every rank of this node has attached to the arena. Error kTimeout names those that
-  // have not, Error kPeer one that ended. Returns early, with false, when give_up returns true.
+  // Waits until every rank of this node has attached to the arena. Error kTimeout names the ranks
+  // that have not attached; Error kPeer names a rank that ended. Returns early, with false, when
+  // give_up returns true.
   bool WaitJoined();
   // The rank of this node with the longest time since its last heartbeat, and that time.
   RankSilence LongestSilence() const;

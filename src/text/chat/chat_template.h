@@ -27,13 +27,13 @@ struct ChatInput {
 // Owned by the server front; immutable after construction, thread-safe.
 class ChatTemplate {
  public:
-  // Reads chat_template.jinja with additional_chat_templates/NAME.jinja, else chat_template.json,
-  // else tokenizer_config.json's chat_template (a string, or a list of {name, template} with
-  // "default" and "tool_use"); `override_file` (--chat-template) replaces all of these. Special
-  // token strings come from tokenizer_config.json and special_tokens_map.json. Each template is
-  // probed for the shapes of messages that it reads (TemplateTraits). A directory without any
-  // template is not an error here. Throws Error that names the file, and the line of a syntax error
-  // in a template.
+  // Reads the templates and special tokens of a checkpoint (ReadChatFiles). Templates come from the
+  // first of these that exists: chat_template.jinja with additional_chat_templates/NAME.jinja;
+  // chat_template.json; the chat_template of tokenizer_config.json. The last is a string, or a list
+  // of {name, template} with "default" and "tool_use". `override_file` (--chat-template) replaces
+  // all of these. Each template is probed for the shapes of messages that it reads
+  // (TemplateTraits). A directory without any template is not an error here. Throws Error that
+  // names the file, and the line of a syntax error in a template.
   static ChatTemplate FromDirectory(const std::filesystem::path& model_dir,
                                     const std::optional<std::filesystem::path>& override_file = {});
 

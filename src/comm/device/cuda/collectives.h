@@ -14,9 +14,9 @@
 namespace switchyard::cuda {
 
 struct CollectiveOptions {
-  // Gathers and small reductions use one kernel over peer memory, large reductions NCCL
-  // (--disable-custom-all-reduce: everything uses NCCL). Without NCCL (libnccl.so.2 is loaded at
-  // run time) everything uses peer memory.
+  // Gathers and small reductions use one kernel over peer memory; large reductions use NCCL. With
+  // --disable-custom-all-reduce everything uses NCCL. If NCCL is unavailable (libnccl.so.2, loaded
+  // at run time), everything uses peer memory.
   bool custom_all_reduce = true;
   // The largest all-reduce over peer memory, in bytes (reduce-scatter: four times that). NCCL's
   // reduction order depends on the message size, so a row's sum depends on the number of rows.

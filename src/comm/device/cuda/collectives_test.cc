@@ -45,7 +45,7 @@ bool AllGatherIsRight(GpuRank& gpu, Collectives& group, size_t bytes, size_t off
   const size_t own = static_cast<size_t>(group.rank());
   const std::string mine = Text(counts[own], salt * 100 + static_cast<unsigned>(group.rank()));
   std::byte* out = gpu.scratch.data() + offset;
-  // The input is in place, out of place and aligned, or aligned on rank 0 only.
+  // The input is in place; or out of place and aligned; or out of place and aligned on rank 0 only.
   std::byte* apart = gpu.scratch.data() + gpu.scratch.bytes() / 2;
   std::byte* in = salt % 2 == 0 ? out + begin : apart + (salt % 4 == 1 ? 0 : group.rank());
   gpu.Fill(out, std::vector<char>(expected.size() + 1, '?'));

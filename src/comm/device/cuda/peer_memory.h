@@ -55,7 +55,7 @@ class PeerMemory {
   std::byte* Local(size_t offset) const { return At(rank(), offset); }
   PeerPointers Pointers(size_t offset) const;         // [world], all on one host
   bool OnThisHost(std::span<const int> ranks) const;  // whether all are on this rank's host
-  // Whether no two of `ranks` share a GPU (in tests several share one).
+  // Whether each of `ranks` has a GPU of its own. In tests, several ranks may share one.
   bool HasDistinctGpus(std::span<const int> ranks) const;
 
   std::chrono::milliseconds timeout() const;

@@ -232,7 +232,7 @@ void MpiRanks::SendBeats(uint64_t beats) noexcept {
     int done = 0;
     MPI_Test(&peer.beats_request, &done, MPI_STATUS_IGNORE);
     // A heartbeat is skipped if the peer has not received the previous one. Only the final
-    // heartbeat, 0, waits for that, for up to a second.
+    // heartbeat (0) waits for the previous one, for up to a second.
     const auto one_second = Limit::After(milliseconds(1000), [] { return false; });
     if (done == 0 && (beats != 0 || !mpi::Finish({&peer.beats_request, 1}, one_second))) continue;
     peer.beats = beats;
