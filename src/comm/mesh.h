@@ -54,8 +54,8 @@ class Mesh {
 
   std::vector<int> TpGroup() const;
   std::vector<int> AttnTpGroup() const;  // ranks that shard attention for the same requests
-  std::vector<int> EpGroup() const;  // ranks that hold different experts and the same slice of them
-  std::vector<int> MoeTpGroup() const;  // ranks that hold different slices of the same experts
+  std::vector<int> EpGroup() const;      // ranks that hold the same slice of different experts
+  std::vector<int> MoeTpGroup() const;   // ranks that hold different slices of the same experts
 
   std::string Title() const;  // "TP1 EP1", with DP attention "DP0 TP1 EP1"
 

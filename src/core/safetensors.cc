@@ -183,7 +183,7 @@ class HeaderReader final : public JsonEvents {
   std::string tensor_;
   RawEntry entry_;
   Member member_ = Member::kOther;
-  std::vector<uint64_t>* list_ = nullptr;  // the open list of entry_, or null
+  std::vector<uint64_t>* list_ = nullptr;  // the list of entry_ that is being read, or null
   bool skipping_ = false;                  // inside the value of __metadata__
   bool has_metadata_ = false;
 };

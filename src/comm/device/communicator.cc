@@ -38,7 +38,7 @@ struct Communicator::Impl {
   // Scratch by member, sized once.
   std::vector<const float*> sources;          // of a sum
   std::vector<std::span<std::byte>> places;   // segments of an all-gather's output
-  std::vector<std::span<const float>> parts;  // of the input of a reduce-scatter
+  std::vector<std::span<const float>> parts;  // parts of a reduce-scatter's input
   std::vector<size_t> equal_counts;
 
   void SendToAll(std::span<const std::byte> bytes);

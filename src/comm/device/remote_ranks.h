@@ -65,7 +65,7 @@ class RemoteArenaAccess {
   bool aborted() const;
   std::string AbortReason() const;  // once aborted()
   [[noreturn]] void ThrowAborted() const;
-  void Abort(std::string_view reason) const;  // the ranks of this host; peers notify their own
+  void Abort(std::string_view reason) const;  // aborts the ranks of this host only
 
  private:
   SharedArena::Impl& arena_;

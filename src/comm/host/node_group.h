@@ -39,7 +39,7 @@ class NodeGroup {
     Statement statement;  // must be equal on every node
     std::string secret;  // of the engine, the same on all nodes; empty: nodes are not authenticated
     std::chrono::milliseconds timeout{300'000};  // for all nodes to join
-    std::function<bool()> give_up;               // polled every 100 ms; must stay true once true
+    std::function<bool()> give_up;  // polled every 100 ms; must not return false after true
   };
   // Waits for the others. Returns null if give_up returns true. Error kTimeout names the missing
   // nodes, kInvalid names what differs; every node that has joined gets the same error. Other

@@ -117,7 +117,9 @@ struct RankProcesses::Impl {
   Options options;
   OnExit on_exit;
 
-  std::mutex mutex;  // guards the members below; children are reaped under it, before pid reuse
+  // Guards the members below. Children are reaped with the mutex held, so that a kill under the
+  // mutex cannot hit a reused pid.
+  std::mutex mutex;
   std::condition_variable changed;
   std::vector<Child> children;  // by rank
   std::vector<RankExit> exits;  // in order of exit
@@ -261,7 +263,7 @@ RankProcesses::RankProcesses(std::shared_ptr<SharedArena> arena, Options options
   // The thread owns the promise, since it may still be inside set_value when the future is ready.
   impl_->watcher = std::jthread(
       [&my = *impl_, spawned = std::move(spawned), environment = CopyEnvironment()]() mutable {
-        BlockAllSignals();  // the front's handlers run on the front's threads
+        BlockAllSignals();  // signal handlers run on the front's threads only
         pthread_setname_np(pthread_self(), "rank watcher");
         std::exception_ptr failure;
         try {

@@ -61,7 +61,7 @@ struct AuthenticatedListener::Impl {
   TcpListener& listener;
   const Options options;
   std::vector<Pending> pending;  // in the order of arrival
-  bool exhausted = false;        // descriptors are in short supply
+  bool exhausted = false;        // accept failed for lack of descriptors or memory
   std::set<std::string> logged;
   std::vector<std::string> refusals;
 

@@ -25,7 +25,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kPollInterval(100);       // between two polls of the stop condition
-constexpr milliseconds kReconnectInterval(100);  // between attempts, until the peer listens
+constexpr milliseconds kReconnectInterval(100);  // between two attempts to connect
 constexpr int kBacklog = 512;
 // The loss of a peer's host is detected after 19 s: 10 s without data, then 3 probes, 3 s each.
 constexpr int kProbeAfterSeconds = 10, kProbeEverySeconds = 3, kProbes = 3;

@@ -17,9 +17,9 @@ namespace switchyard {
 struct ChatInput {
   nlohmann::ordered_json messages;  // array of {role, content, …} as OpenAI's chat API has it
   nlohmann::ordered_json tools = nullptr;  // array of tools, or null
-  bool add_generation_prompt = true;       // end with the header of an assistant turn
+  bool add_generation_prompt = true;       // the prompt ends with the header of an assistant turn
   bool continue_final_message =
-      false;  // leave the last message unfinished; excludes add_generation_prompt
+      false;  // the last message stays unfinished; excludes add_generation_prompt
   nlohmann::ordered_json kwargs =
       nullptr;  // chat_template_kwargs: an object of additional variables, or null
 };

@@ -95,7 +95,7 @@ struct TestExpr {
 
 struct Expr {
   int line;
-  int depth;  // of the tree below, bounded by the parser
+  int depth;  // depth of the tree below this node; the parser limits it
   std::variant<Literal, Name, ListLiteral, DictLiteral, Attribute, Subscript, SliceExpr, Unary,
                Binary, Comparison, Concatenation, Logical, Conditional, CallExpr, FilterExpr,
                TestExpr>

@@ -103,7 +103,7 @@ Text SwapCase(Context& context, const Text& text) {
 struct ByteRange {
   size_t begin, end;
   size_t first;  // code points before begin
-  bool valid;    // start lies within the text and before end
+  bool valid;    // start <= end, and both lie within the text
 };
 
 ByteRange RangeOf(Context& context, const Text& text, const Bound& bound, size_t start_index) {

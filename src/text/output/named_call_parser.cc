@@ -213,7 +213,7 @@ class NamedCallParser : public CallParser {
   const std::array<std::string_view, 3> end_markers_;
   State state_ = State::kText;
   std::string raw_;          // text of the present call that became no event
-  std::string held_;         // held back at the end of the arguments
+  std::string held_;         // text held back at the end of the arguments
   bool started_ = false;     // the arguments have text other than white space
   bool wrote_ = false;       // a part of the arguments is written
   bool in_section_ = false;  // a call has begun since the last end of a section

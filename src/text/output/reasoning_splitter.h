@@ -40,9 +40,9 @@ class ReasoningSplitter {
   enum class State {
     kStart,           // before an opening marker
     kReasoningStart,  // in reasoning, before an opening marker that may follow
-    kReasoningLines,  // at the line ends before the first line of the reasoning
+    kReasoningLines,  // in the line ends between the opening marker and the reasoning
     kReasoning,
-    kContentStart,  // at the line ends before the content
+    kContentStart,  // in the line ends before the content
     kContent,
   };
 
@@ -57,7 +57,7 @@ class ReasoningSplitter {
   size_t end_count_;
   State state_;
   PieceBuffer input_;
-  std::string lines_;  // line ends at the end of the reasoning so far, held back
+  std::string lines_;  // held back: line ends at the end of the reasoning so far
 };
 
 }  // namespace switchyard

@@ -31,7 +31,7 @@ using std::chrono::steady_clock;
 constexpr size_t kInlineBytes = 8192;
 constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 30;  // counts of MPI are ints
 constexpr milliseconds kAbortTimeout = 1s;    // timeout for notifying all peers of an abort
-constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for the kBye of all peers
+constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for receiving the kBye of all peers
 constexpr milliseconds kBeatsPoll = 100ms;    // between two polls for heartbeats of peers
 
 // An MPI datatype that describes ranges of an arena.
@@ -127,9 +127,9 @@ class MpiRanks : public RemoteRanks {
 
   const RemoteArenaAccess local_arena_;
   const std::shared_ptr<MpiFinalizeState> finalize_state_;
-  std::vector<Peer> peers_;            // by rank; the rank's thread
-  steady_clock::time_point send_due_;  // time of the next heartbeat; the rank's thread
-  steady_clock::time_point poll_due_;  // time of the next poll for beats; the progress thread
+  std::vector<Peer> peers_;            // by rank; used by the rank's thread
+  steady_clock::time_point send_due_;  // time of the next heartbeat; used by the rank's thread
+  steady_clock::time_point poll_due_;  // time of the next poll; used by the progress thread
   // Number of sends, which orders accesses to the arena. The rank's thread increments it (release)
   // between its accesses and the send that follows them. The progress thread loads it (acquire)
   // before the accesses that handle the peer's response.

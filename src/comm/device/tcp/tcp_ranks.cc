@@ -28,7 +28,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kAbortTimeout = 1s;    // timeout for notifying all peers of an abort
-constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for the kBye of all peers
+constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for receiving the kBye of all peers
 constexpr milliseconds kBeatTimeout = 1s;     // timeout for a frame that fits the socket's buffer
 // How long to wait for a failing peer's reason. It arrives on the connection that the peer opened,
 // possibly slightly after the other connection is found closed.
@@ -62,7 +62,7 @@ class TcpRanks : public RemoteRanks {
   struct Peer {
     TcpStream out;                      // opened by this rank; used by the rank's thread only
     bool usable = false;                // `out` is between two frames
-    steady_clock::time_point beat_due;  // of the next heartbeat on `out`
+    steady_clock::time_point beat_due;  // time of the next heartbeat on `out`
     TcpStream in;                       // opened by the peer; used by the server thread
     bool connected = false;
     std::thread server;
