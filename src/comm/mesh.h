@@ -11,10 +11,11 @@ namespace switchyard {
 struct MeshShape {
   int tp = 1;
   int ep = 1;
-  // Attention groups, each with its own batches (`--dp-size` with `--enable-dp-attention`).
+  // Number of attention groups, each with its own batches (`--dp-size` with
+  // `--enable-dp-attention`).
   int dp = 1;
-  // Ranks that shard a dense feed-forward (`--moe-dense-tp-size`). 0 or tp: the whole world, on
-  // gathered tokens. 1: each rank holds all of it and processes its own tokens.
+  // Number of ranks that shard a dense feed-forward (`--moe-dense-tp-size`). 0 or tp: the whole
+  // world, on gathered tokens. 1: each rank holds all of it and processes its own tokens.
   int dense_tp = 0;
 };
 

@@ -33,7 +33,7 @@ TEST(BoundedJson, RefusesNestingBeyondItsBound) {
               HasSubstr("f: nests deeper than 5 levels"));
   EXPECT_THAT(ErrorOf([&] { ParseBoundedJson(R"({"a":{"b":{}}})", "f", {.depth = 2}); }),
               HasSubstr("deeper than 2"));
-  // Open brackets alone: the end is never read.
+  // Only open brackets: parsing stops at the depth limit, long before the end of the text.
   EXPECT_THAT(ErrorOf([&] { ParseBoundedJson(std::string(10'000'000, '['), "f"); }),
               HasSubstr("deeper than 64"));
 }

@@ -275,8 +275,8 @@ TEST(ToolCallGrammar, WhiteSpaceOfArgumentsIsLimited) {
   EXPECT_FALSE(Matches(call(JsonSpace::kPython), R"(call f {  "a": 1})"));
 }
 
-// GrammarSource::prefix, opening and alternative: text before the grammar, and other text in its
-// place.
+// GrammarSource::prefix and opening come before the grammar. GrammarSource::alternative comes in
+// place of opening and grammar.
 TEST(GrammarSource, PrefixesAndAlternativesAreAdded) {
   const auto tag = [](const nlohmann::ordered_json& elements) {
     return nlohmann::ordered_json({{"type", "structural_tag"}, {"format", SequenceOf(elements)}})

@@ -48,7 +48,7 @@ class Disjointness {
   }
 
  private:
-  // `a` and `b` have no $ref and no anyOf.
+  // Whether it is certain that no value is valid for both `a` and `b`, without $ref and anyOf.
   bool OfSimple(const SchemaJson& a, const SchemaJson& b, int depth) const {
     if (a.contains("enum")) {
       return std::ranges::none_of(a["enum"],

@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-// No effect on valid values (JSON Schema 2020-12, OpenAPI 3.1).
+// Keywords that do not affect which values are valid (JSON Schema 2020-12, OpenAPI 3.1).
 const std::set<std::string_view> kAnnotations = {
     "title",           "description",      "default",       "examples",     "example",
     "deprecated",      "readOnly",         "writeOnly",     "$comment",     "$schema",
@@ -49,7 +49,7 @@ bool IsKnown(std::string_view keyword) {
 }  // namespace
 
 bool IsAnnotation(const std::string& keyword) {
-  // `strict` is a field of OpenAI's tools, which clients also put into the schema.
+  // `strict` is a field of OpenAI's tools; some clients also put it into the schema.
   return kAnnotations.contains(keyword) || keyword == "strict" || keyword.starts_with("x-");
 }
 

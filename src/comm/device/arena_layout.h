@@ -17,8 +17,9 @@ namespace switchyard {
 inline constexpr uint64_t kArenaMagic = 0x414e455241445953;  // "SYDARENA"
 inline constexpr int kMaxRanksPerArena = 256;
 
-// The start of the mapping; the ranks' arenas follow, page-aligned, rank after rank. All processes
-// run the same build, so the layout needs no version. Lock-free atomics work across processes.
+// The start of the mapping. A WorkNote for each rank follows, and then the ranks' arenas,
+// page-aligned, in order of rank. All processes run the same build, so the layout needs no version.
+// Lock-free atomics work across processes.
 struct ArenaHeader {
   enum AbortState : uint32_t { kRunning, kAborting, kAborted };  // kAborting: reason being written
 
@@ -39,8 +40,8 @@ struct ArenaHeader {
   alignas(64) std::atomic<uint64_t> parent_beats;  // 0: no process watches the ranks
   std::array<RankState, kMaxRanksPerArena> ranks;
 };
-// The requests that a rank computes, read by the process that watches the rank. The notes follow
-// the header, one page for each rank.
+// The requests that a rank computes, read by the process that watches the rank. One page for each
+// rank.
 struct WorkNote {
   static constexpr uint64_t kUnknown = ~uint64_t{0};  // `count`: being written, or too many ids
   std::atomic<uint64_t> count;

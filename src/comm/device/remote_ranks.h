@@ -52,7 +52,7 @@ class RemoteRanks {
 inline constexpr std::chrono::milliseconds kBeatInterval{500};
 
 // One rank's arena as other hosts access it. Validates all arguments, because they come from the
-// network. Used by the threads of a RemoteRanks, one per peer or one for all.
+// network. Used by the threads of a RemoteRanks: one thread for each peer, or one for all peers.
 class RemoteArenaAccess {
  public:
   RemoteArenaAccess(SharedArena& arena, int rank) : arena_(*arena.impl_), rank_(rank) {}

@@ -99,8 +99,8 @@ std::string RankExit::Describe() const {
                      name != nullptr ? name : "?");
 }
 
-// The watcher's thread also starts the processes: the kernel sends a child its parent-death signal
-// when the thread that forked it ends, so that thread has to live as long as this object.
+// The watcher's thread also starts the processes. The kernel sends a child its parent-death signal
+// when the thread that forked the child ends. So this thread has to live as long as the object.
 struct RankProcesses::Impl {
   struct Child {
     int rank = -1;
@@ -239,7 +239,7 @@ void RankProcesses::Impl::OnEnd(size_t child) {
     arena->Abort(exit.Describe());
     if (on_exit) on_exit(exit);
   }
-  // Notifies last: a waiter may rely on the callback having returned.
+  // Notifies after the callback, because a waiter may rely on its return.
   const std::lock_guard lock(mutex);
   exits.push_back(exit);
   changed.notify_all();

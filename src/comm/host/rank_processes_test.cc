@@ -319,8 +319,8 @@ TEST(RankProcessesTest, ARankThatIsKilledIsReportedAndStopsTheOthers) {
   EXPECT_EQ(exits[0].Describe(), "rank " + std::to_string(exits[0].rank) + " (pid " +
                                      std::to_string(pids[1]) +
                                      ") was killed by signal 9 (SIGKILL)");
-  // The other ranks already wait, or detect the abort at their next wait. Rank 0 starts that wait
-  // when it has received its next message.
+  // The other ranks already wait, or detect the abort at their next wait. Rank 0 starts its next
+  // wait after it has received a message.
   socket.Send("anyone there?");
   for (const RankExit& exit : troupe.Exits(3)) {
     EXPECT_TRUE(exit.signal == SIGKILL || exit.code == kStoppedByPeer) << exit.Describe();

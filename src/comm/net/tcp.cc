@@ -82,7 +82,8 @@ IoResult Await(int fd, short event, const IoLimit& limit) {
   return IoResult::kDone;
 }
 
-// A socket in blocking mode; none if the address does not accept within the limit.
+// Returns a connected socket in blocking mode; none if the address does not accept within the
+// limit.
 FileDescriptor ConnectOnce(const addrinfo& address, const IoLimit& limit) {
   FileDescriptor fd(
       socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));

@@ -34,7 +34,7 @@ std::shared_ptr<const OutputPlan> PlanOutput(const ServedModel& model, const Fie
 // which part of the text each token gives.
 void RequestMarkers(const OutputPlan& plan, const Tokenizer& tokenizer, GenerationSpec* spec);
 
-// Parses one generation. Same thread rules as GenerationCallback.
+// Parses one generation. The thread rules are those of GenerationCallback.
 class ChatOutput {
  public:
   explicit ChatOutput(const OutputPlan& plan);

@@ -12,8 +12,8 @@
 namespace switchyard {
 namespace {
 
-// Maximum nesting depth. Messages and tool schemas are less deep, and recursive code that walks the
-// object does not overflow the stack.
+// Maximum nesting depth. Messages and tool schemas are less deep. Up to this depth, recursive code
+// that walks the object does not overflow the stack.
 constexpr int kMaxDepth = 128;
 // Maximum keys of an object. ordered_json looks up keys by linear search, so parsing takes
 // quadratic time in the number of keys.

@@ -22,7 +22,7 @@ constexpr char kHidden[] = "is not supported: this server returns no internal st
 constexpr char kSession[] = "is not supported: this server has no sessions";
 constexpr char kBeams[] = "is not supported: this server has no beam search";
 
-// Fields of both OpenAI endpoints: OpenAI's own, then SGLang's, then vLLM's.
+// Fields of both chat and completion requests: OpenAI's own, then SGLang's, then vLLM's.
 constexpr KnownField kOpenAi[] = {
     {"model", kHonoured},
     {"frequency_penalty", kHonoured},

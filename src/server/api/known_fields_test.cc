@@ -84,7 +84,8 @@ constexpr const char* kOpenAiCompletion[] = {"model",
                                              "temperature",
                                              "top_p",
                                              "user"};
-// SGLang, entrypoints/openai/protocol.py: fields of both requests that OpenAI does not have.
+// SGLang, entrypoints/openai/protocol.py: fields of chat and completion requests that OpenAI does
+// not have.
 constexpr const char* kSglang[] = {"top_k",
                                    "min_p",
                                    "min_tokens",

@@ -12,7 +12,7 @@ constexpr char kNotSupported[] = "is not supported";
 constexpr char kAdapters[] = "is not supported: this server has no LoRA adapters";
 constexpr char kHidden[] = "is not supported: this server returns no internal states";
 
-// Fields of all these endpoints: SGLang's, then vLLM's PoolingBasicRequestMixin.
+// Fields of all requests for pooled vectors: SGLang's, then vLLM's PoolingBasicRequestMixin.
 constexpr KnownField kCommon[] = {
     {"model", kHonoured},
     {"user", kHint},

@@ -43,9 +43,9 @@ class ChatTemplate {
   // The source of the template for conversations with or without tools; empty if there is none.
   std::string Source(bool with_tools) const;
 
-  // Passes messages unchanged, except for shapes that the template does not read (AdaptMessages).
-  // Throws Error kInvalid for malformed messages (named by index and key), and jinja::TemplateError
-  // with the template's own message.
+  // Renders the prompt. The template receives the messages unchanged, except for shapes that it
+  // does not read (AdaptMessages). Throws Error kInvalid for malformed messages (named by index and
+  // key), and jinja::TemplateError with the template's own message.
   jinja::Rendered Apply(const ChatInput& input, const jinja::RenderOptions& options = {}) const;
 
  private:

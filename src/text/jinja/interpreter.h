@@ -36,7 +36,7 @@ class Interpreter {
   // How a body ended.
   enum class Flow { kNormal, kBreak, kContinue };
 
-  // Runs `action` in `scope`, with its output going to `out`; null: to the current output.
+  // Runs `action` in `scope`. The output goes to `out`, or to the current output if `out` is null.
   template <typename Action>
   void Within(ScopePtr scope, Text* out, Action action);
   // Returns the output of `body`, run in a new child scope. `flow` is set to how it ended.

@@ -29,8 +29,8 @@ class JsonValueEnd {
 
 // Reads {"name": …, "arguments": …}, several such objects, or a list of them. The objects may be
 // separated by commas or semicolons. "parameters" is another name of "arguments". Arguments are
-// passed on while they arrive, as written; a string is decoded first, since it contains the JSON.
-// Keys other than these and "id" are skipped.
+// passed on while they arrive, as written. If they are a string, it is decoded first, since it
+// contains the JSON. Keys other than these and "id" are skipped.
 class JsonCallReader {
  public:
   struct Options {

@@ -84,7 +84,7 @@ class NamedCallParser : public CallParser {
     return true;
   }
 
-  // After a section's beginning or a call's end.
+  // Reads what follows the beginning of a section or the end of a call.
   bool ReadSection() {
     const std::string_view text = input_.rest();
     const size_t space = std::min(text.find_first_not_of(" \t\r\n"), text.size());

@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// One piece of an output. The pieces of one kind concatenate to its text.
+// One piece of an output. The pieces of one kind, concatenated, are the text of that kind.
 struct OutputEvent {
   enum class Kind {
     kReasoning,  // text

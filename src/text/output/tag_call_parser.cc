@@ -105,7 +105,7 @@ class TagCallParser : public CallParser {
 
   void AtEnd(bool complete) override {
     if (state_ == State::kValue && !IsStreamed()) {
-      // A number that is cut is not a value.
+      // A value that a limit has cut, such as a number, is not written.
       if (complete) writer_.Arguments(ParameterJson(value_, types_));
     } else if (state_ == State::kValue) {
       writer_.Arguments(EscapeJson(held_));
@@ -134,7 +134,7 @@ class TagCallParser : public CallParser {
     return true;
   }
 
-  // After a section's beginning, or after a call.
+  // Reads what follows the beginning of a section or the end of a call.
   bool ReadSection() {
     TakeSpace();
     if (input_.empty()) return false;
@@ -158,7 +158,7 @@ class TagCallParser : public CallParser {
   }
 
   bool ReadName() {
-    // Some templates begin a line before the name.
+    // Some templates have a line end before the name.
     if (f_.name_end.empty()) TakeSpace();
     const PieceBuffer::Found found = input_.Find(name_ends_);
     const bool named = found.marker != "<" && found.begin <= kMaxCallName;
@@ -180,7 +180,7 @@ class TagCallParser : public CallParser {
     return std::string(f_.quoted ? Unquote(text) : TrimMarkupSpace(text));
   }
 
-  // Between parameters. Other text ends the call, and so does the section's end.
+  // Reads the text between parameters. Other text or the end of the section ends the call.
   bool ReadParameters() {
     input_.ConsumeSpace();
     if (input_.empty()) return false;

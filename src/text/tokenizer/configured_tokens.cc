@@ -51,7 +51,7 @@ Json EntryOf(const Json& token, bool special) {
   return entry;
 }
 
-// The added_tokens of a document under construction.
+// The added_tokens of the tokenizer.json that is being completed.
 class TokenList {
  public:
   explicit TokenList(Json* tokenizer) : tokenizer_(*tokenizer), list_(tokenizer_["added_tokens"]) {

@@ -27,7 +27,7 @@ class Tokenizer {
   // added_tokens.json complete it (configured_tokens.h). Throws the errors of FromFile, and
   // kNotFound if none of the first three files exists.
   static std::unique_ptr<Tokenizer> FromDirectory(const std::filesystem::path& dir);
-  // True if FromDirectory finds a vocabulary there.
+  // True if FromDirectory finds a vocabulary in `dir`.
   static bool HasFiles(const std::filesystem::path& dir);
 
   // Loads one file alone. Throws Error (kNotFound, kInvalid) that names the file and the wrong key.

@@ -125,7 +125,7 @@ void NcclGroup::Connect() {
   WaitForStream();
 }
 
-// Small and large messages: NCCL uses more channels for large ones.
+// Exchanges small and large messages once, because NCCL uses more channels for large ones.
 void NcclGroup::ConnectPairs() {
   constexpr size_t kLarge = size_t{4} << 20;
   const auto members = static_cast<size_t>(size_);

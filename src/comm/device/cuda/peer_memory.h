@@ -29,10 +29,11 @@ struct PeerPointers {
   }
 };
 
-// One rank's handle. Each rank owns `bytes` of GPU memory, zeroed, and can read and write its
-// peers' memory over NVLink or PCIe. Ranks that are threads of one process use peer access, rank
-// processes CUDA IPC. NVLink multicast is not used. Construction is a collective over comm.tp; the
-// rank's thread calls it with its GPU current. Error kResource names two GPUs without peer access.
+// One rank's handle on the GPU memory of the ranks. Each rank owns `bytes` of GPU memory, zeroed,
+// and can read and write its peers' memory over NVLink or PCIe. Ranks that are threads of one
+// process use peer access, rank processes CUDA IPC. NVLink multicast is not used. Construction is a
+// collective over comm.tp; the rank's thread calls it with its GPU current. Error kResource names
+// two GPUs without peer access.
 //
 // If the world spans hosts, a rank accesses memory of ranks on its own host only; NCCL connects the
 // others (collectives.h).

@@ -30,8 +30,8 @@ using std::chrono::steady_clock;
 constexpr milliseconds kAbortTimeout = 1s;    // timeout for notifying all peers of an abort
 constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for receiving the kBye of all peers
 constexpr milliseconds kBeatTimeout = 1s;     // timeout for a frame that fits the socket's buffer
-// How long to wait for a failing peer's reason. It arrives on the connection that the peer opened,
-// possibly slightly after the other connection is found closed.
+// How long to wait for a failing peer's reason. The reason arrives on the connection that the peer
+// opened, possibly shortly after this rank finds its own connection to the peer closed.
 constexpr milliseconds kReasonTime = 300ms;
 
 template <typename T>
@@ -279,7 +279,7 @@ void TcpRanks::SendBeats(uint64_t beats) noexcept {
   const auto now = steady_clock::now();
   const int receivers = local_arena_.rank() == 0 ? static_cast<int>(peers_.size()) : 1;
   const Frame frame{.kind = FrameKind::kBeat, .count = beats};
-  // One rank of each host is enough, since the counters are in shared memory.
+  // Sends to one rank of each host only, since the ranks of a host share the counters.
   for (int r = 0; r < receivers; r += world_.ranks_per_node) {
     Peer* peer = peers_[r].get();
     if (peer == nullptr || !peer->usable || (beats != 0 && now < peer->beat_due)) continue;
