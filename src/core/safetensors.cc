@@ -54,7 +54,7 @@ TensorEntry CheckEntry(const RawEntry& entry, uint64_t data_begin, uint64_t data
   }
   const auto bytes = BytesOf(*entry.dtype, *entry.shape);
   if (bytes != end - begin) {
-    throw Invalid("{}: {} of [{}] does not fill its {} bytes", where, Name(*entry.dtype),
+    throw Invalid("{}: {} with shape [{}] does not fill its {} bytes", where, Name(*entry.dtype),
                   Joined(*entry.shape, ", "), end - begin);
   }
   return {*entry.dtype,

@@ -137,7 +137,7 @@ void CheckRecursion(const RewrittenSchema& whole) {
   for (const std::string& reference : references) {
     std::set<std::string> seen;
     if (LeadsTo(whole, whole.Resolve(reference), reference, &seen))
-      throw SchemaError("#", "$ref leads back to itself directly, not by properties or items");
+      throw SchemaError("#", "$ref leads back to itself without properties or items in between");
   }
   std::set<std::string> finite;
   for (size_t before = ~size_t{0}; before != finite.size();) {
@@ -146,7 +146,7 @@ void CheckRecursion(const RewrittenSchema& whole) {
       if (HasValue(whole.Resolve(reference), finite)) finite.insert(reference);
   }
   if (!finite.contains("#"))
-    throw SchemaError("#", "$ref: every value would have to contain another one, infinitely");
+    throw SchemaError("#", "$ref: every valid value would contain another one, without end");
 }
 
 }  // namespace switchyard

@@ -88,7 +88,7 @@ std::vector<std::string> TypesOf(const SchemaJson& schema, const std::string& pa
         types.emplace_back(of.first);
     }
     if (types.size() > 1)
-      throw SchemaError(path, "type is missing, and there are keywords for {}",
+      throw SchemaError(path, "type is missing, and the schema has keywords for {}",
                         Joined(types, " and for "));
     return types;
   }

@@ -191,8 +191,8 @@ void NodeGroup::Admit(AuthenticatedListener::Arrival arrival, const Options& opt
                       .listeners = std::move(hello.listeners),
                       .stream = std::move(arrival.stream)});
   if (hello.nodes != options.nodes) {
-    throw Invalid("--nnodes is {} on node 0, but {} on {}: all nodes need the same", options.nodes,
-                  hello.nodes, who);
+    throw Invalid("--nnodes is {} on node 0, but {} on {}: all nodes need the same value",
+                  options.nodes, hello.nodes, who);
   }
   if (node < 1 || node >= options.nodes) {
     throw Invalid("{}: want --node-rank 0 to {}", who, options.nodes - 1);

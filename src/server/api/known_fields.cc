@@ -137,7 +137,7 @@ constexpr KnownField kConversation[] = {
     {"chat_template_kwargs", kHonoured},
     {"continue_final_message", kHonoured},
     {"add_generation_prompt", kHonoured},
-    {"chat_template", kRefused, "is not supported: the server's template is used"},
+    {"chat_template", kRefused, "is not supported: the server uses its own template"},
 };
 
 constexpr KnownField kChat[] = {
@@ -237,7 +237,7 @@ constexpr KnownField kGenerate[] = {
     {"return_bytes", kRefused, kTextOnly},
     {"require_reasoning", kRefused, kNotSupported},
     {"max_thinking_tokens", kRefused, kNotSupported},
-    {"background", kRefused, "is not supported: responses use the request's connection"},
+    {"background", kRefused, "is not supported: the answer comes on the request's connection"},
     {"multi_item_delimiter_indices", kRefused, kNotSupported},
     {"priority", kHonoured},
     {"ngram_corpus_id", kRefused, kNotSupported},
