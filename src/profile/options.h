@@ -9,7 +9,7 @@ namespace switchyard::profile {
 
 // One profile. Fields and meaning follow SGLang's POST /start_profile.
 struct Options {
-  std::string dir;   // of the files, on each rank's host; created if it is missing
+  std::string dir;   // directory of the files on each rank's host; created if missing
   std::string name;  // the files are NAME-TP-RANK.trace.json
   // Steps are forward passes, counted from the start of the server. Recording starts with this
   // step, or with the next step if this one has already run.

@@ -91,7 +91,7 @@ class Profiler {
   Options options_;                    // of the active profile
   std::optional<EventBuffer> buffer_;  // while a profile is active
   std::array<int64_t, 2> recorded_{};  // steps by stage
-  std::optional<Result> finished_;     // of a profile that ended by num_steps
+  std::optional<Result> finished_;     // result of a profile that ended by num_steps
 
   bool recording_ = false;
   EventBuffer::Position step_begin_;
@@ -137,9 +137,9 @@ class Step {
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
 
-  // `rows`: of the batch of this rank's attention group. The last step of a profile writes the
-  // files, which takes a fraction of a second. Errors of files go to the log and into the result.
-  // Throws errors of the device.
+  // `rows`: number of rows in the batch of this rank's attention group. The last step of a profile
+  // writes the files, which takes a fraction of a second. Errors of files go to the log and into
+  // the result. Throws errors of the device.
   void End(Stage stage, int64_t rows) {
     if (Profiler* profiler = std::exchange(profiler_, nullptr)) profiler->EndStep(stage, rows);
   }

@@ -107,8 +107,8 @@ class SymmetricMemory {
   // Fetch copy bytes between image and arena. For mapped ranks Wrote and Fetch do nothing, so
   // algorithms call them for every rank.
   //
-  // Marks [offset, offset + bytes) of `rank`'s copy as written here. The next Raise(rank, …) sends
-  // the current bytes, which arrive before the flag does.
+  // Marks [offset, offset + bytes) of `rank`'s copy as written by this rank. The next Raise(rank,
+  // …) sends the current bytes, which arrive before the flag does.
   void Wrote(int rank, size_t offset, size_t bytes);
   // Copies the current bytes [offset, offset + bytes) of `rank`'s memory to the image. Waits with
   // the deadline of Wait; the peer's own thread takes no part. The caller must first have waited

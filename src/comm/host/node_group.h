@@ -16,7 +16,7 @@
 
 namespace switchyard {
 
-// The network between the ranks of one node and those of the others.
+// The network between the ranks of one node and the ranks of other nodes.
 struct NodeNetwork {
   int node = 0;
   TcpWorld world;
@@ -37,7 +37,7 @@ class NodeGroup {
     HostPort address;  // --dist-init-addr: an address of node 0 that all nodes reach
     int ranks_per_node = 1;
     Statement statement;  // must be equal on every node
-    std::string secret;  // of the engine, the same on all nodes; empty: nodes are not authenticated
+    std::string secret;   // the same on all nodes; empty: nodes are not authenticated
     std::chrono::milliseconds timeout{300'000};  // for all nodes to join
     std::function<bool()> give_up;  // polled every 100 ms; must not return false after true
   };

@@ -190,7 +190,8 @@ RequestCalls CallsOf(const Service& service, const Fields& f, const CallFormat& 
           .space = service.grammars ? service.grammars->space() : JsonSpace::kAny};
 }
 
-// The calls of a request, and nothing else. `name`: of the only tool that may be called.
+// The calls of a request, and nothing else. `name`: the only tool that may be called; nullopt: all
+// of them.
 GrammarSource OnlyCalls(const RequestCalls& r, MatchedCalls matched,
                         const std::optional<std::string>& name = std::nullopt) {
   try {

@@ -63,7 +63,7 @@ void AddPlan(CommandLine& app, EplbArgs& a) {
 
 void AddSimulate(CommandLine& app, EplbArgs& a) {
   app.Option("--window", a.window,
-             "Steps that each plan is computed from; the first window is not evaluated")
+             "Number of steps from which a plan is computed; the first window is not evaluated")
       .ShowDefault()
       .Positive();
   app.Option("--every", a.every, "Steps between two plans").ShowDefault().Positive();

@@ -25,7 +25,7 @@ class Interpreter {
 
   // ---- called back by macros and loops, which are values
 
-  // `scope`: where the macro was defined.
+  // `scope`: the scope in which the macro was defined.
   Value CallMacro(const MacroDefinition& macro, const ScopePtr& scope, const Arguments& arguments);
   // Runs the loop recursively over `iterable`, at recursion depth `depth`.
   Value RunLoop(const For& loop, const ScopePtr& scope, const Value& iterable, int depth);

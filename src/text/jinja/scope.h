@@ -53,7 +53,7 @@ class Scope {
   void Clear() { variables_.clear(); }
 
  private:
-  static constexpr size_t kBytes = 128;  // of the object and its control block
+  static constexpr size_t kBytes = 128;  // bytes of the object and its control block
 
   Context& context_;
   size_t held_ = 0;

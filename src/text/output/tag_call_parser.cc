@@ -299,7 +299,7 @@ class TagCallParser : public CallParser {
   std::string name_;  // of the present call
   int parameters_ = 0;
   JsonTypes types_ = 0;
-  std::string value_;        // of the present parameter, unless it is passed on at once
+  std::string value_;        // value of the present parameter, unless it is passed on at once
   std::string held_;         // the value's last line end
   bool after_call_ = false;  // a call has begun since the last text
 };

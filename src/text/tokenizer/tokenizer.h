@@ -71,8 +71,8 @@ class Tokenizer {
   // token. The view is valid as long as the tokenizer.
   std::string_view IdToToken(int32_t id) const;
 
-  // The text of a single token for log-probabilities: " hello" for both spellings above, even if
-  // the decoder strips spaces at the start of a text. Incomplete characters become U+FFFD.
+  // The text of a single token for log-probabilities: " hello" for "Ġhello" and for "▁hello", even
+  // if the decoder strips spaces at the start of a text. Incomplete characters become U+FFFD.
   std::string TokenText(int32_t id) const;
 
   std::optional<int32_t> TokenToId(std::string_view token) const;
