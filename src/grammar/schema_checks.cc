@@ -69,8 +69,8 @@ class Disjointness {
     return !schema.contains("type") || HasType(value, schema["type"].get<std::string>());
   }
 
-  // Whether `a` requires a property that `b` does not allow, or whose values in `a` and `b` are
-  // disjoint.
+  // Whether a property that `a` requires makes the schemas disjoint: `b` does not allow it, or its
+  // values in `a` and `b` are disjoint.
   bool Separates(const SchemaJson& a, const SchemaJson& b, int depth) const {
     if (!a.contains("required")) return false;
     const SchemaJson none = SchemaJson::object();

@@ -22,7 +22,7 @@ struct Rendered;
 // The end of a prompt, which determines whether the output begins within reasoning.
 struct PromptEnd {
   std::string header;   // the last text of the chat template, at most 4 KiB
-  std::string message;  // the unfinished last message after it (continue_final_message)
+  std::string message;  // the unfinished last message after the header (continue_final_message)
 };
 
 // The end of a rendered prompt. Only the template's own text becomes the header. `continues`: the

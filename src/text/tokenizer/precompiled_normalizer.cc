@@ -15,7 +15,7 @@
 namespace switchyard {
 namespace {
 
-// Longer grapheme clusters are not looked up as a whole, only by character.
+// Longer grapheme clusters are looked up character by character.
 constexpr size_t kMaxCluster = 5;  // bytes
 
 uint32_t LittleEndian(std::string_view bytes, size_t at) {

@@ -62,8 +62,8 @@ class PeerMemory {
   std::chrono::milliseconds timeout() const;
   // Timeout argument of kernels that wait for peers (wait.cuh).
   WaitLimit wait_limit() const;
-  // Call after stream synchronization. Error kTimeout "rank 1 waited 30 s for rank 3 in dispatch …"
-  // if a kernel timed out.
+  // Call after stream synchronization. If a kernel timed out, throws Error kTimeout, such as "rank
+  // 1 waited 30 s for rank 3 in dispatch …".
   void CheckTimeouts() const;
 
  private:

@@ -130,9 +130,9 @@ class MpiRanks : public RemoteRanks {
   std::vector<Peer> peers_;            // by rank; used by the rank's thread
   steady_clock::time_point send_due_;  // time of the next heartbeat; used by the rank's thread
   steady_clock::time_point poll_due_;  // time of the next poll; used by the progress thread
-  // Number of sends, which orders accesses to the arena. The rank's thread increments it (release)
-  // between its accesses and the send that follows them. The progress thread loads it (acquire)
-  // before the accesses that handle the peer's response.
+  // Counts sends, to order accesses to the arena between threads. The rank's thread increments it
+  // (release) between its accesses and the send that follows them. The progress thread loads it
+  // (acquire) before the accesses that handle the peer's response.
   std::atomic<uint64_t> sent_{0};
   std::atomic<int> byes_{0};
   std::atomic<bool> stop_{false};

@@ -95,9 +95,9 @@ class TcpRanks : public RemoteRanks {
   const TcpWorld world_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null for ranks of this node
 
-  // Number of sends, which orders accesses to the arena. The rank's thread increments it (release)
-  // between its accesses and the send that follows them. The server threads load it (acquire)
-  // before the accesses that handle the peer's response.
+  // Counts sends, to order accesses to the arena between threads. The rank's thread increments it
+  // (release) between its accesses and the send that follows them. The server threads load it
+  // (acquire) before the accesses that handle the peer's response.
   std::atomic<uint64_t> sent_{0};
   std::atomic<bool> leaving_{false};  // the destructor closes connections
 
