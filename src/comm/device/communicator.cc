@@ -14,8 +14,8 @@ namespace {
 // One-shot all-reduce up to this size: every member sends its whole message to every peer and adds
 // all messages, in one exchange. Larger messages use two-shot: each member reduces one part and
 // sends it to all, in two exchanges. In a group of 4, two-shot copies and adds 3.25 times the
-// message instead of 7 times. A group of 2 always uses one-shot. There two-shot would copy and add
-// 2.5 instead of 3 times the message, which saves less than the second exchange costs.
+// message instead of 7 times. A group of 2 always uses one-shot: two-shot would copy and add 2.5
+// instead of 3 times the message, which saves less time than the second exchange costs.
 constexpr size_t kOneShotBytes = 4096;
 
 // The part of `whole` that is sent in the round that starts at `done`; empty past the end of

@@ -103,7 +103,7 @@ class SymmetricMemory {
   std::byte* At(int rank, size_t offset);  // that rank's copy of the buffer
   std::byte* Local(size_t offset) { return At(rank(), offset); }
 
-  // For ranks of other hosts, At(rank, …) is this host's image of that rank's arena, and Wrote and
+  // For ranks of other hosts, At(rank, …) is this host's image of that rank's arena. Wrote and
   // Fetch copy bytes between image and arena. For mapped ranks Wrote and Fetch do nothing, so
   // algorithms call them for every rank.
   //
