@@ -42,8 +42,8 @@ class RemoteRanks {
   // Notifies all peers that can be reached without waiting.
   virtual void Abort(std::string_view reason) noexcept = 0;
   // Sends this rank's heartbeat counter to rank 0, or from rank 0 to every other host. Skips a peer
-  // if sending would have to wait. Sends at most once per kBeatInterval; a counter of 0 is always
-  // sent. Puts and fetches increment and send the counter while they wait, as SymmetricMemory's
+  // if sending would have to wait. Sends at most once per kBeatInterval, but a counter of 0 at any
+  // time. Puts and fetches increment and send the counter while they wait, as SymmetricMemory's
   // waits do.
   virtual void SendBeats(uint64_t beats) noexcept = 0;
 };
