@@ -20,7 +20,7 @@ Mesh::Mesh(const MeshShape& shape, int rank) : shape_(shape), rank_(rank) {
                   shape.dp, shape.tp);
   }
   if (shape.dense_tp != 0 && shape.dense_tp != 1 && shape.dense_tp != shape.tp) {
-    throw Invalid("--moe-dense-tp-size {}: want 1, or {} as --tp", shape.dense_tp, shape.tp);
+    throw Invalid("--moe-dense-tp-size {}: want 1, or {} (--tp)", shape.dense_tp, shape.tp);
   }
   CHECK_GE(rank, 0);
   CHECK_LT(rank, shape.tp);

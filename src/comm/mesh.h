@@ -11,10 +11,11 @@ namespace switchyard {
 struct MeshShape {
   int tp = 1;
   int ep = 1;
-  // Attention groups, each with its own batches (`--dp-size` with `--enable-dp-attention`).
+  // Number of attention groups, each with its own batches (`--dp-size` with
+  // `--enable-dp-attention`).
   int dp = 1;
-  // Ranks that shard a dense feed-forward (`--moe-dense-tp-size`). 0 or tp: the whole world, on
-  // gathered tokens. 1: each rank holds all of it and processes its own tokens.
+  // Number of ranks that shard a dense feed-forward (`--moe-dense-tp-size`). 0 or tp: the whole
+  // world, on gathered tokens. 1: each rank holds all of it and processes its own tokens.
   int dense_tp = 0;
 };
 
@@ -54,8 +55,8 @@ class Mesh {
 
   std::vector<int> TpGroup() const;
   std::vector<int> AttnTpGroup() const;  // ranks that shard attention for the same requests
-  std::vector<int> EpGroup() const;  // ranks that hold different experts and the same slice of them
-  std::vector<int> MoeTpGroup() const;  // ranks that hold different slices of the same experts
+  std::vector<int> EpGroup() const;      // ranks that hold the same slice of different experts
+  std::vector<int> MoeTpGroup() const;   // ranks that hold different slices of the same experts
 
   std::string Title() const;  // "TP1 EP1", with DP attention "DP0 TP1 EP1"
 

@@ -33,13 +33,13 @@ TEST(BoundedJson, RefusesNestingBeyondItsBound) {
               HasSubstr("f: nests deeper than 5 levels"));
   EXPECT_THAT(ErrorOf([&] { ParseBoundedJson(R"({"a":{"b":{}}})", "f", {.depth = 2}); }),
               HasSubstr("deeper than 2"));
-  // Open brackets alone: the end is never read.
+  // Only open brackets: parsing stops at the depth limit, long before the end of the text.
   EXPECT_THAT(ErrorOf([&] { ParseBoundedJson(std::string(10'000'000, '['), "f"); }),
               HasSubstr("deeper than 64"));
 }
 
 TEST(BoundedJson, RefusesMoreValuesThanItsBound) {
-  const std::string text = R"({"a": [1, "b", null, true, 2.5]})";  // 8 with the objects and the key
+  const std::string text = R"({"a": [1, "b", null, true, 2.5]})";  // 8 values: also {, [ and "a"
   EXPECT_NO_THROW(ParseBoundedJson(text, "f", {.values = 8}));
   EXPECT_THAT(ErrorOf([&] { ParseBoundedJson(text, "f", {.values = 7}); }),
               HasSubstr("f: has more than 7 JSON values"));

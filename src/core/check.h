@@ -11,7 +11,7 @@ namespace switchyard {
 [[noreturn]] void CheckFailed(const char* file, int line, const std::string& what);
 
 namespace internal {
-// `what`: the comparison as it is written; then its operands' values.
+// `what`: the comparison as written in the source; `a` and `b`: the values of its operands.
 [[noreturn]] void CompareFailed(const char* file, int line, const char* what, const std::string& a,
                                 const std::string& b);
 

@@ -53,7 +53,7 @@ class FlagHandle {
   FlagHandle ExistingFile();
   FlagHandle Required();
   FlagHandle Group(const char* group);  // heading in the help; "": hidden
-  FlagHandle ShowDefault();             // the target's present value, in the help
+  FlagHandle ShowDefault();             // in the help: the target's present value
   FlagHandle OptionalValue();           // for strings: without a value, the target becomes empty
   FlagHandle TakeLast();                // may be given several times; the last value counts
 

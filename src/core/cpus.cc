@@ -58,7 +58,7 @@ int NodeOf(const fs::path& directory) {
 }
 
 // Groups CPUs by physical core. Cores are sorted by NUMA node, package and core id, so that
-// adjacent cores share the most.
+// adjacent cores share as much hardware as possible.
 std::vector<CpuList> CoresOf(const CpuList& cpus, const fs::path& root) {
   std::map<std::tuple<int, int, int>, CpuList> cores;
   for (const int cpu : cpus) {

@@ -98,7 +98,7 @@ F8E4M3 ToF8E4M3(float x) {
   if (std::isnan(x)) return {static_cast<uint8_t>(sign | 0x7f)};
   if (magnitude >= 448.0f) return {static_cast<uint8_t>(sign | 0x7e)};
   if (magnitude <
-      0x1p-6f) {  // subnormals: a multiple of 2^-9; 8 of them round up into the first normal
+      0x1p-6f) {  // subnormals: multiples of 2^-9. A result of 8 is the code of the smallest normal
     return {static_cast<uint8_t>(sign | static_cast<uint8_t>(std::nearbyint(magnitude * 0x1p9f)))};
   }
   const uint32_t u = std::bit_cast<uint32_t>(magnitude);

@@ -41,7 +41,7 @@ class Error : public std::runtime_error {
 // object file that throws.
 Error FormatError(ErrorKind kind, fmt::string_view format, fmt::format_args args);
 
-// throw Invalid("config.json: num_experts is {}, want 1 to {}", n, limit);
+// Example: throw Invalid("config.json: num_experts is {}, want 1 to {}", n, limit);
 template <typename... Args>
 Error Invalid(fmt::format_string<Args...> format, Args&&... args) {
   return FormatError(ErrorKind::kInvalid, format, fmt::make_format_args(args...));

@@ -16,9 +16,9 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError };
 // the entry point of a rank.
 void InitLog(const std::string& level, const std::string& who = {});
 
-// Whether lines of `level` are written. Any thread.
+// Whether lines of `level` are written. Any thread may call it.
 bool Logs(LogLevel level);
-// Writes one line. Any thread; lines of several threads do not mix.
+// Writes one line. Any thread may call it; lines of several threads do not mix.
 void WriteLog(LogLevel level, fmt::string_view format, fmt::format_args args);
 
 // Redirects log lines to `to` during its lifetime. For tests; only one may exist at a time.

@@ -39,7 +39,7 @@ struct ThreadPool::State {
   std::vector<std::thread> workers;
   std::mutex mutex;
   std::condition_variable wake;
-  std::atomic<uint64_t> epoch{0};  // number of the loop; a worker takes part at most once in each
+  std::atomic<uint64_t> epoch{0};  // number of the loop; a worker takes part in a loop at most once
   std::atomic<bool> open{false};   // a loop is running and accepts workers
   std::atomic<int> inside{0};      // workers that may be reading n and body
   std::atomic<int64_t> next{0};

@@ -54,7 +54,7 @@ TensorEntry CheckEntry(const RawEntry& entry, uint64_t data_begin, uint64_t data
   }
   const auto bytes = BytesOf(*entry.dtype, *entry.shape);
   if (bytes != end - begin) {
-    throw Invalid("{}: {} of [{}] does not fill its {} bytes", where, Name(*entry.dtype),
+    throw Invalid("{}: {} with shape [{}] does not fill its {} bytes", where, Name(*entry.dtype),
                   Joined(*entry.shape, ", "), end - begin);
   }
   return {*entry.dtype,
@@ -183,7 +183,7 @@ class HeaderReader final : public JsonEvents {
   std::string tensor_;
   RawEntry entry_;
   Member member_ = Member::kOther;
-  std::vector<uint64_t>* list_ = nullptr;  // the open list of entry_, or null
+  std::vector<uint64_t>* list_ = nullptr;  // the list of entry_ that is being read, or null
   bool skipping_ = false;                  // inside the value of __metadata__
   bool has_metadata_ = false;
 };

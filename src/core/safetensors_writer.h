@@ -35,7 +35,7 @@ class SafetensorsWriter {
     DType dtype;
     std::vector<int64_t> shape;
     std::string bytes;           // copied data
-    const void* view = nullptr;  // or data that is not copied
+    const void* view = nullptr;  // data that is not copied; null: `bytes`
     size_t size = 0;             // bytes
   };
   void Copy(const std::string& name, DType dtype, std::vector<int64_t> shape, const void* data,

@@ -40,8 +40,8 @@ constexpr DType DTypeOf<uint8_t>() {
   return DType::kU8;
 }
 
-// Copies share memory, which lives until the last copy is gone (an allocation, a mapped file, or
-// the owner of a View). Not synchronised: writers need external synchronisation.
+// Copies share their memory: an allocation, a mapped file, or the memory of a View. It lives until
+// the last copy is gone. Not synchronised: writers need external synchronisation.
 class Tensor {
  public:
   Tensor() = default;

@@ -31,8 +31,8 @@ constexpr size_t kDigits = 64;  // hexadecimal digits of a sum
 
 using Sums = std::map<fs::path, std::string>;  // absolute path -> lower-case digits
 
-// Decodes the file name of a line that starts with a backslash. It has \\, \n and \r for a
-// backslash, a line feed and a carriage return.
+// Decodes the file name of a line that starts with a backslash. In such a name, \\, \n and \r stand
+// for a backslash, a line feed and a carriage return.
 std::string Unescape(std::string_view name) {
   std::string out;
   for (size_t i = 0; i < name.size(); ++i) {

@@ -52,8 +52,8 @@ void CompileBudget::CheckWarnings() const {
 
 }  // namespace switchyard
 
-// Functions that XGrammar calls: its log functions, replaced by means of XGRAMMAR_LOG_CUSTOMIZE,
-// and SpendCompileBudget, whose call scripts/third_party.py adds to XGrammar's source.
+// Functions that XGrammar calls. XGRAMMAR_LOG_CUSTOMIZE makes it use these log functions.
+// scripts/third_party.py adds the call of SpendCompileBudget to XGrammar's source.
 namespace xgrammar {
 
 void SpendCompileBudget(std::size_t bytes);

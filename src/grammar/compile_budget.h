@@ -23,7 +23,7 @@ class CompileBudget {
   // Throws Error kInvalid with the first warning, if there is one.
   void CheckWarnings() const;
 
-  static CompileBudget* Current();  // of the calling thread, or null
+  static CompileBudget* Current();  // the budget of the calling thread, or null
 
  private:
   const std::chrono::milliseconds time_;

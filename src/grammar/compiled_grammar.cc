@@ -58,8 +58,8 @@ GrammarMatcher& GrammarMatcher::operator=(GrammarMatcher&&) noexcept = default;
 bool GrammarMatcher::Accept(int32_t token) {
   Impl& m = *impl_;
   if (ended() || token < 0 || token >= m.info.GetVocabSize()) return false;
-  // XGrammar's AcceptToken accepts a token without bytes in every state. The grammar allows such a
-  // token only where it names the token's id. So the mask decides.
+  // In every state, XGrammar's AcceptToken accepts tokens that have no bytes. A grammar allows such
+  // a token only where the grammar has the token's id. So the mask decides.
   if (m.info.GetDecodedVocab()[token].empty() && !m.IsStop(token)) {
     m.scratch.resize(MaskWords(m.info.GetVocabSize()));
     FillMask(m.scratch);

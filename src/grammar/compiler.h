@@ -27,7 +27,7 @@ struct ReadyGrammar {
   uint64_t id = 0;
   std::shared_ptr<const CompiledGrammar> grammar;
   std::string bytes;                              // CompiledGrammar::ToBytes
-  std::shared_ptr<const std::string> vocabulary;  // GrammarVocabulary::Encode, of all grammars
+  std::shared_ptr<const std::string> vocabulary;  // GrammarVocabulary::Encode; always shared
 
   size_t memory_bytes() const { return grammar->memory_bytes() + bytes.size(); }
 };

@@ -38,7 +38,7 @@ TEST(GrammarSource, RegexMatchesTheWholeOutput) {
 // An expression over a, b and c with groups, choices and repetitions, and a plain matcher for it.
 struct TestRegex {
   std::string text;
-  // Where a match can end, given where it can begin.
+  // The positions at which a match can end, given those at which it can begin.
   std::function<std::set<size_t>(std::string_view whole, const std::set<size_t>& begins)> ends;
 
   bool Matches(std::string_view whole) const { return ends(whole, {0}).contains(whole.size()); }
@@ -248,7 +248,7 @@ TEST(ToolCallGrammar, MarkersMayBeSpecialTokens) {
                                                 .special = special});
   EXPECT_TRUE(MatchesMarked(source, R"(<special>{"name": "f", "arguments": {}}!)"));
   EXPECT_FALSE(MatchesMarked(source, R"({"name": "f", "arguments": {}}!)"));
-  // A format with unquoted names, and with one section around all calls.
+  // A call format with names without quotes, and with one pair of markers around all calls.
   const GrammarSource named = ToolCallGrammar(tools, "f", true,
                                               {.open = "<special>[",
                                                .head = "call:",
@@ -275,8 +275,8 @@ TEST(ToolCallGrammar, WhiteSpaceOfArgumentsIsLimited) {
   EXPECT_FALSE(Matches(call(JsonSpace::kPython), R"(call f {  "a": 1})"));
 }
 
-// GrammarSource::prefix, opening and alternative: text before the grammar, and other text in its
-// place.
+// GrammarSource::prefix and opening come before the grammar. GrammarSource::alternative comes in
+// place of opening and grammar.
 TEST(GrammarSource, PrefixesAndAlternativesAreAdded) {
   const auto tag = [](const nlohmann::ordered_json& elements) {
     return nlohmann::ordered_json({{"type", "structural_tag"}, {"format", SequenceOf(elements)}})

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kMaxDepth = 12;  // nesting of the properties that are compared
 
-// Resolves $ref and anyOf: the schemas without them of which `schema` is the union. nullopt if
-// there are too many, or if a $ref leads back to itself.
+// Resolves $ref and anyOf: returns schemas without these keywords, whose union is `schema`. nullopt
+// if there are too many, or if a $ref leads back to itself.
 std::optional<std::vector<const SchemaJson*>> Alternatives(const RewrittenSchema& whole,
                                                            const SchemaJson& schema) {
   constexpr size_t kMost = 256;
@@ -48,7 +48,7 @@ class Disjointness {
   }
 
  private:
-  // `a` and `b` have no $ref and no anyOf.
+  // Whether it is certain that no value is valid for both `a` and `b`, without $ref and anyOf.
   bool OfSimple(const SchemaJson& a, const SchemaJson& b, int depth) const {
     if (a.contains("enum")) {
       return std::ranges::none_of(a["enum"],
@@ -69,8 +69,8 @@ class Disjointness {
     return !schema.contains("type") || HasType(value, schema["type"].get<std::string>());
   }
 
-  // Whether `a` requires a property that `b` does not allow, or whose values in `a` and `b` are
-  // disjoint.
+  // Whether a property that `a` requires makes the schemas disjoint: `b` does not allow it, or its
+  // values in `a` and `b` are disjoint.
   bool Separates(const SchemaJson& a, const SchemaJson& b, int depth) const {
     if (!a.contains("required")) return false;
     const SchemaJson none = SchemaJson::object();
@@ -137,7 +137,7 @@ void CheckRecursion(const RewrittenSchema& whole) {
   for (const std::string& reference : references) {
     std::set<std::string> seen;
     if (LeadsTo(whole, whole.Resolve(reference), reference, &seen))
-      throw SchemaError("#", "$ref leads back to itself directly, not by properties or items");
+      throw SchemaError("#", "$ref leads back to itself without properties or items in between");
   }
   std::set<std::string> finite;
   for (size_t before = ~size_t{0}; before != finite.size();) {
@@ -146,7 +146,7 @@ void CheckRecursion(const RewrittenSchema& whole) {
       if (HasValue(whole.Resolve(reference), finite)) finite.insert(reference);
   }
   if (!finite.contains("#"))
-    throw SchemaError("#", "$ref: every value would have to contain another one, infinitely");
+    throw SchemaError("#", "$ref: every valid value would contain another one, without end");
 }
 
 }  // namespace switchyard

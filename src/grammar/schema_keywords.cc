@@ -11,14 +11,14 @@
 namespace switchyard {
 namespace {
 
-// No effect on valid values (JSON Schema 2020-12, OpenAPI 3.1).
+// Keywords that do not affect which values are valid (JSON Schema 2020-12, OpenAPI 3.1).
 const std::set<std::string_view> kAnnotations = {
     "title",           "description",      "default",       "examples",     "example",
     "deprecated",      "readOnly",         "writeOnly",     "$comment",     "$schema",
     "$anchor",         "$vocabulary",      "$defs",         "definitions",  "discriminator",
     "contentEncoding", "contentMediaType", "contentSchema", "externalDocs", "xml"};
 
-// Keywords that apply to each type; integer shares those of number.
+// For each type, the keywords that apply to it. Those of number also apply to integer.
 const std::map<std::string_view, std::set<std::string_view>> kOfType = {
     {"string", {"minLength", "maxLength", "pattern", "format"}},
     {"number", {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}},
@@ -49,7 +49,7 @@ bool IsKnown(std::string_view keyword) {
 }  // namespace
 
 bool IsAnnotation(const std::string& keyword) {
-  // `strict` is a field of OpenAI's tools, which clients also put into the schema.
+  // `strict` is a field of OpenAI's tools; some clients also put it into the schema.
   return kAnnotations.contains(keyword) || keyword == "strict" || keyword.starts_with("x-");
 }
 
@@ -88,7 +88,7 @@ std::vector<std::string> TypesOf(const SchemaJson& schema, const std::string& pa
         types.emplace_back(of.first);
     }
     if (types.size() > 1)
-      throw SchemaError(path, "type is missing, and there are keywords for {}",
+      throw SchemaError(path, "type is missing, and the schema has keywords for {}",
                         Joined(types, " and for "));
     return types;
   }

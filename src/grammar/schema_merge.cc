@@ -70,8 +70,8 @@ SchemaJson Union(SchemaJson a, const SchemaJson& b) {
   return a;
 }
 
-// Throws if such a keyword of `closed` applies to a property that only `other` lists. In the merged
-// schema, which lists the property, the keyword would no longer apply to it.
+// Throws if a keyword of kOfOtherProperties in `closed` applies to a property that only `other`
+// lists. The merged schema lists this property, so the keyword would no longer apply to it.
 void CheckOtherProperties(const SchemaJson& closed, const SchemaJson& other,
                           const std::string& path) {
   if (!other.contains("properties") || !other["properties"].is_object()) return;
@@ -88,8 +88,9 @@ void CheckOtherProperties(const SchemaJson& closed, const SchemaJson& other,
   }
 }
 
-// The same for items. `items` of `closed` applies from the end of the prefixItems of `closed`; in
-// the merged schema it would apply from the end of the longer list.
+// As CheckOtherProperties, for items. `items` of `closed` applies to the elements after the
+// prefixItems of `closed`. In the merged schema it would apply only to those after the longer
+// prefixItems.
 void CheckOtherItems(const SchemaJson& closed, const SchemaJson& other, const std::string& path) {
   const auto prefix = [](const SchemaJson& schema) {
     return schema.contains("prefixItems") ? schema["prefixItems"].size() : 0;

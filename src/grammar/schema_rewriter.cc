@@ -204,8 +204,9 @@ SchemaJson SchemaRewriter::RewriteValues(const SchemaJson& schema, const std::st
 SchemaJson SchemaRewriter::Flatten(const SchemaJson& schema, const std::string& path) {
   const Deeper deeper(depth_, path);
   if (!IsConstraint(schema, path)) return SchemaJson::object();
-  // Beside $ref and allOf, these keywords apply to what no entry has evaluated. In the merged
-  // schema they mean the same. If an entry has the keyword itself, nothing remains unevaluated.
+  // These keywords apply to properties and items that no entry of $ref and allOf has evaluated. The
+  // merged schema can keep them unchanged. If an entry has the keyword itself, it has evaluated
+  // everything, so the outer keyword is dropped.
   constexpr std::array<const char*, 2> kOfTheRest = {"unevaluatedProperties", "unevaluatedItems"};
   SchemaJson merged = Without(schema, {"$ref", "allOf", kOfTheRest[0], kOfTheRest[1]});
   if (schema.contains("$ref")) {

@@ -58,8 +58,8 @@ struct RewrittenSchema {
 // Whether types, constant values and required properties show that no value is valid for both
 // rewritten schemas.
 bool AreDisjoint(const RewrittenSchema& whole, const SchemaJson& a, const SchemaJson& b);
-// Throws SchemaError if a $ref leads back to itself only by $ref and anyOf, or if no finite value
-// is valid.
+// Throws SchemaError if a $ref leads back to itself through $ref and anyOf alone, or if no finite
+// value is valid.
 void CheckRecursion(const RewrittenSchema& whole);
 
 // Rewrites one schema. The result accepts a subset of the values that `root` accepts: properties

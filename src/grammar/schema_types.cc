@@ -300,8 +300,8 @@ SchemaJson RewriteObject(const Context& in) {
     } else if (stated) {
       out["additionalProperties"] = false;
     } else if (!out.contains("properties")) {
-      // Not additionalProperties false: the original schema allows further properties, so for
-      // AreDisjoint the object must stay open.
+      // Limits the number of properties instead of setting additionalProperties to false: the
+      // original schema allows further properties, so AreDisjoint must regard the object as open.
       most = 0;
     }
   }

@@ -126,7 +126,7 @@ GrammarSource ChoiceGrammar(const std::vector<std::string>& choices) {
 }
 
 GrammarSource StructuralTagGrammar(const nlohmann::ordered_json& tag) {
-  if (!tag.is_object()) throw Invalid("a structural tag is a JSON object");
+  if (!tag.is_object()) throw Invalid("the structural tag is not a JSON object");
   SchemaJson whole = {{"type", "structural_tag"}};
   if (tag.contains("format")) {
     whole["format"] = tag["format"];
@@ -134,7 +134,7 @@ GrammarSource StructuralTagGrammar(const nlohmann::ordered_json& tag) {
              tag.contains("triggers") && tag["triggers"].is_array()) {
     whole["format"] = FormatOfStructures(tag);
   } else {
-    throw Invalid("a structural tag has format, or structures and triggers");
+    throw Invalid("the structural tag has neither format nor structures and triggers");
   }
   RewriteTagSchemas(whole["format"], "#/format", 0);
   return {GrammarSource::Kind::kStructuralTag, whole.dump()};

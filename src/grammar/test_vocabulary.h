@@ -49,7 +49,7 @@ inline bool Matches(const GrammarSource& source, std::string_view text) {
   return Matches(CompileGrammar(source, TestTable()), text);
 }
 
-// Feeds texts; "<special>" is one token.
+// Whether the grammar accepts `text`, in which each "<special>" is one token.
 inline bool MatchesMarked(const GrammarSource& source, std::string_view text) {
   constexpr std::string_view kMarker = "<special>";
   GrammarMatcher matcher(CompileGrammar(source, TestTable()));

@@ -61,8 +61,8 @@ SchemaJson PartsOfCall(const SchemaJson& function, const ToolCallFormat& format,
   return parts;
 }
 
-// A sequence as a tag, since XGrammar's lists have tags as elements. A marker of a tag is a text or
-// a token.
+// Converts a sequence to a tag, because the elements of XGrammar's lists are tags. The first part
+// becomes the tag's begin marker, which is a text or a token.
 SchemaJson TagOf(SchemaJson parts) {
   const SchemaJson first = parts.front();
   parts.erase(parts.begin());
@@ -104,7 +104,8 @@ SchemaJson Calls(const std::vector<SchemaJson>& functions, bool parallel,
 
 SchemaJson AnyOf(SchemaJson formats) { return {{"type", "or"}, {"elements", std::move(formats)}}; }
 
-// What follows the trigger: one call if each call has a trigger, else all of them.
+// The format of what follows the trigger. If `head` begins with the trigger, each call has its own
+// trigger, so one call follows; otherwise all calls follow.
 SchemaJson CallsAfterTrigger(const std::vector<SchemaJson>& functions, bool parallel,
                              ToolCallFormat format, const ArgumentRules& rules) {
   const std::string& trigger = format.trigger;
@@ -143,13 +144,13 @@ GrammarSource TextWithCallsGrammar(const nlohmann::ordered_json& tools, bool par
             {"loop", parallel},
             {"excludes", format.excluded}};
   };
-  // Free text consists of bytes. A special token has the bytes of its text too, so it is a trigger
-  // like the text.
+  // XGrammar matches free text by bytes. The bytes of a special token end with its text
+  // (SpecialTokenBytes), so the token is recognised as the trigger too.
   if (!format.leading) return GrammarOf(text(format.trigger));
   const std::string space_pattern = "[ \\t\\r\\n]*";
   const SchemaJson calls = Calls(functions, parallel, format, rules);
   const SchemaJson blank = {{"type", "regex"}, {"pattern", space_pattern}};
-  // The first character of the text may be that of the trigger.
+  // The text may begin with the first character of the trigger.
   const SchemaJson first = {{"type", "regex"},
                             {"pattern", space_pattern + "[^ \\t\\r\\n" + format.head.at(0) + ']'}};
   SchemaJson tagged = SchemaJson::array({blank});

@@ -19,19 +19,19 @@ namespace switchyard {
 struct ToolCallFormat {
   std::string open, head, between, tail, separator, close;
   bool quoted = true;    // the name is a JSON string
-  bool indexed = false;  // after the name: a colon and a number, which the model chooses
+  bool indexed = false;  // a colon and a number, which the model chooses, follow the name
   SpecialTokens special{};
 
-  // In a text, this marker precedes calls. It may be the beginning of `open`, or of `head`.
+  // The marker before calls in a text. It may be the beginning of `open` or of `head`.
   std::string trigger{};
-  // Calls may also begin the text without the trigger. Then other text does not begin with the
-  // first character of `head`, apart from white space.
+  // Whether calls may also begin the text without the trigger. Other text then cannot begin with
+  // the first character of `head`, after white space.
   bool leading = false;
   std::vector<std::string> excluded{};  // markers that text between calls cannot contain
 };
 
-// The calls whose arguments match the `parameters` of their tool. Arguments of other calls are any
-// JSON object.
+// Selects the calls whose arguments must match the `parameters` of their tool. The arguments of
+// other calls can be any JSON object.
 enum class MatchedCalls : uint8_t {
   kAll,
   kStrict,  // of tools with `strict`: true

@@ -24,7 +24,7 @@ std::string GrammarVocabulary::Encode() const {
 GrammarVocabulary GrammarVocabulary::Decode(std::string_view bytes) {
   WireReader in(bytes);
   GrammarVocabulary vocabulary;
-  // The vector is not reserved to the count, which is untrusted.
+  // No memory is reserved for the count, because the count is untrusted.
   for (auto n = in.Get<uint64_t>(); n > 0; --n) vocabulary.tokens.push_back(in.GetString());
   vocabulary.stop_ids = in.GetVector<int32_t>();
   if (!in.AtEnd()) throw Invalid("the vocabulary of grammars has trailing bytes");

@@ -13,7 +13,8 @@ namespace switchyard {
 struct GrammarVocabulary {
   // [vocab] The bytes that each token adds to the output. Empty: an id without a token, which is
   // never allowed. The bytes of a special token are SpecialTokenBytes: no text of a grammar matches
-  // them. It is allowed in the free text of a structural tag, and where a tag names its id.
+  // them. A special token is allowed in the free text of a structural tag, and where a tag names
+  // the token's id.
   std::vector<std::string> tokens;
   std::vector<int32_t> stop_ids;  // allowed exactly where the grammar may end
 

@@ -14,7 +14,7 @@ enum class Stage : uint8_t { kPrefill, kDecode };
 enum class Track : uint8_t {
   kSteps,   // the rank engine: steps and their parts
   kPass,    // a pass on the host: one track for each micro-batch
-  kDevice,  // a pass on the stream of a GPU, likewise
+  kDevice,  // a pass on the stream of a GPU: one track for each micro-batch
 };
 
 struct Event {
@@ -48,7 +48,7 @@ class EventBuffer {
     events_.push_back(event);
     return static_cast<int64_t>(events_.size()) - 1;
   }
-  void Drop() { ++dropped_; }  // an event that has no time
+  void Drop() { ++dropped_; }  // counts an event whose times are unknown
   Event& operator[](int64_t index) { return events_[index]; }
 
   // A state of the buffer. Rewind returns to it: later events are removed, and later drops are no

@@ -9,10 +9,10 @@ namespace switchyard::profile {
 
 // One profile. Fields and meaning follow SGLang's POST /start_profile.
 struct Options {
-  std::string dir;   // of the files, on each rank's host; created if it is missing
+  std::string dir;   // directory of the files on each rank's host; created if missing
   std::string name;  // the files are NAME-TP-RANK.trace.json
   // Steps are forward passes, counted from the start of the server. Recording starts with this
-  // step, or with the next one if that is later.
+  // step, or with the next step if this one has already run.
   int64_t start_step = 0;
   int64_t num_steps = 0;       // recorded steps after which the profile ends; 0: Stop ends it
   bool host = true;            // activity CPU: times of the rank's thread

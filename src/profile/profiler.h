@@ -14,7 +14,7 @@
 
 namespace switchyard::profile {
 
-// What a span is about, for the trace viewer; see Event.
+// Name and properties of a span in the trace viewer; see Event.
 struct SpanInfo {
   const char* name = "";
   Track track = Track::kSteps;  // kPass: a GPU rank also records its stream
@@ -23,7 +23,7 @@ struct SpanInfo {
   int64_t rows = Event::kNone, columns = Event::kNone;
 };
 
-// One per rank, which outlives the model and the engine that record with it. Used by the rank's
+// One per rank. Must outlive the model and the engine that record with it. Used by the rank's
 // thread only. Every rank of the world makes the same calls between the same steps, so profiles
 // begin and end with the same step everywhere.
 //
@@ -53,7 +53,7 @@ class Profiler {
   // Whether a profile has started and not ended yet.
   bool active() const { return buffer_.has_value(); }
   // Ends the profile and writes its files. If the profile has already ended by num_steps, returns
-  // its result, once. Returns no value if there is neither.
+  // its result, once. Nullopt if there is no profile and no such result.
   std::optional<Result> Stop();
 
   // Whether a step is being recorded.
@@ -91,7 +91,7 @@ class Profiler {
   Options options_;                    // of the active profile
   std::optional<EventBuffer> buffer_;  // while a profile is active
   std::array<int64_t, 2> recorded_{};  // steps by stage
-  std::optional<Result> finished_;     // of a profile that ended by num_steps
+  std::optional<Result> finished_;     // result of a profile that ended by num_steps
 
   bool recording_ = false;
   EventBuffer::Position step_begin_;
@@ -100,7 +100,8 @@ class Profiler {
   size_t step_on_device_ = 0;          // size of on_device_ when the step began
 };
 
-// `profiler` if it records a step, else null: for code with many spans, which then tests a pointer.
+// Returns `profiler` if it records a step, otherwise null. For code with many spans, which then
+// only tests a pointer.
 inline Profiler* IfRecording(Profiler* profiler) {
   return profiler && profiler->recording() ? profiler : nullptr;
 }
@@ -136,9 +137,9 @@ class Step {
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
 
-  // `rows`: of the batch of this rank's attention group. The last step of a profile writes the
-  // files, which takes a fraction of a second. Errors of files go to the log and into the result.
-  // Throws errors of the device.
+  // `rows`: number of rows in the batch of this rank's attention group. The last step of a profile
+  // writes the files, which takes a fraction of a second. Errors of files go to the log and into
+  // the result. Throws errors of the device.
   void End(Stage stage, int64_t rows) {
     if (Profiler* profiler = std::exchange(profiler_, nullptr)) profiler->EndStep(stage, rows);
   }

@@ -257,7 +257,7 @@ TEST_F(ProfilerTest, TimesOperationsOnTheDevice) {
   EXPECT_THAT(Spans(Read(profiler.Stop()->files.at(0))), SizeIs(5));
 
   options.device = true;
-  timer.most_marks = 3;  // the second operation has no end
+  timer.most_marks = 3;  // no mark is left for the end of the second operation
   profiler.Start(options);
   Run(profiler);
   const Result result = profiler.Stop().value();

@@ -16,7 +16,8 @@
 namespace switchyard::profile {
 namespace {
 
-// Threads of the viewer; Perfetto reserves thread 0. Passes have few micro-batches.
+// Thread ids in the viewer; Perfetto reserves thread 0. A pass adds the index of its micro-batch,
+// which is far below 100.
 constexpr int kSteps = 1, kFirstPass = 2, kFirstDevice = 102;
 
 int ThreadOf(const Event& e) {
@@ -88,7 +89,7 @@ void AppendEvent(const TraceFile& file, const Event& e, std::string& to) {
   to += "}}";
 }
 
-// Header, descriptions, events. Errors appear in the state of `out`.
+// Writes the header, the descriptions and the events. Errors appear in the state of `out`.
 void Write(const TraceFile& file, std::span<const Event> events, std::ostream& out) {
   constexpr size_t kChunk = size_t{1} << 20;
   const nlohmann::json other = {{"profile", file.profile},

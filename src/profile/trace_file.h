@@ -17,7 +17,7 @@ struct TraceFile {
   int rank = 0;                // pid of all events
   std::string rank_title;      // "TP1 EP1"
   bool record_shapes = false;  // "Input Dims" of events, as in traces of PyTorch
-  int64_t dropped = 0;         // events that the buffer had no place for
+  int64_t dropped = 0;         // number of events that the buffer dropped
   std::optional<Stage> stage;  // only the events of this stage
 };
 

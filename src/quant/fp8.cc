@@ -88,7 +88,7 @@ void DequantizeFp8Groups(const uint8_t* codes, const float* scales, int64_t n, f
 }
 
 bool HasNanCodes(std::span<const uint8_t> codes) {
-  constexpr size_t kChunk = 65536;  // bytes between checks for an early exit
+  constexpr size_t kChunk = 65536;  // bytes between two checks for an early exit
   for (size_t at = 0; at < codes.size(); at += kChunk) {
     const auto count = static_cast<int64_t>(std::min(kChunk, codes.size() - at));
     if (RunWidest<AnyNan>(codes.data() + at, count)) return true;

@@ -11,7 +11,7 @@ namespace switchyard {
 
 constexpr int64_t kFp8GroupSize = 128;  // elements of a row that share a scale
 
-// codes[i] = e4m3(x[i] · (1 / scale)) and x[i] = codes[i] · scale.
+// Encode: codes[i] = e4m3(x[i] · (1 / scale)). Decode: x[i] = codes[i] · scale.
 void EncodeFp8(const float* x, int64_t n, float scale, uint8_t* codes);
 void DecodeFp8(const uint8_t* codes, int64_t n, float scale, float* x);
 

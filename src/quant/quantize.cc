@@ -96,7 +96,8 @@ struct PackSteps {
   }
 };
 
-// Packs x [n] as e2m1 codes in the same layout; x is already divided by its scales.
+// Packs x [n] as e2m1 codes, n even: two per byte, low nibble first. x is already divided by its
+// scales.
 struct PackE2M1 {
   [[gnu::always_inline]] static inline void Run(const float* x, int64_t n,
                                                 uint8_t* __restrict codes) {

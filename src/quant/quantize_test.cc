@@ -37,7 +37,7 @@ TEST(Quantize, Fp8RoundsWithinHalfAStepOfItsBlock) {
     for (int64_t j = 0; j < 150; ++j) {
       const float value = values[i * 150 + j];
       const float scale = scales[i / 128 * 2 + j / 128];
-      // Three mantissa bits, and steps of 2^-9 below the first normal.
+      // e4m3 has three mantissa bits, and steps of 2^-9 below the first normal.
       const float half_step = std::max(std::fabs(value) / 16, scale / 1024);
       EXPECT_NEAR(row[j], value, half_step * 1.0001f);
     }
@@ -165,7 +165,8 @@ TEST(Quantize, Nvfp4RoundsWithinHalfAStepOfItsBlock) {
       const float value = values[i * kColumns + j];
       const auto* codes = static_cast<const uint8_t*>(w.scales);
       const float scale = ToFloat(F8E4M3{codes[(i * kColumns + j) / 16]}) * w.global_scale;
-      // Step size: 0.5 up to 2, 1 up to 4, then 2. A scale that rounds down clamps at 6 steps.
+      // The step of e2m1 is 0.5 up to 2, 1 up to 4, then 2. If the scale is rounded down, larger
+      // values are clamped to 6.
       const float magnitude = std::fabs(value) / scale;
       const float half_step = magnitude < 2 ? 0.25f : magnitude < 4 ? 0.5f : 1.0f;
       EXPECT_NEAR(row[j], value, half_step * scale * 1.0001f) << i << ", " << j;

@@ -53,7 +53,7 @@ constexpr float kSmallestScale = 0x1p-64f;  // scales and products stay far from
   return (nan ? bits | 0x400000u : rounded) & 0xffff0000u;
 }
 
-// All ones if a < b, provided a - b does not overflow.
+// All bits are ones if a < b, else zeros. a - b must not overflow.
 [[gnu::always_inline]] inline uint32_t MaskBelow(int32_t a, int32_t b) {
   return static_cast<uint32_t>((a - b) >> 31);
 }

@@ -23,7 +23,7 @@ double BytesPerWeight(WeightFormat format, int64_t group_size = 128);
 struct WeightView {
   WeightFormat format = WeightFormat::kF32;
   const void* data = nullptr;    // element (0, 0) of the stored matrix, or of the expert's matrix
-  const void* scales = nullptr;  // of the stored matrix; null for plain formats
+  const void* scales = nullptr;  // scales of the stored matrix; null for plain formats
   const void* zeros = nullptr;   // kInt4Group: zero points; null: 8
   int32_t group_size = 0;        // kInt4Group: columns that share a scale
   float global_scale = 1.0f;     // kNvfp4

@@ -97,7 +97,7 @@ def test_help_names_all_of_them():
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["speed"], "bench speed: the nearest is bench serve; want one-batch, serve, kernels"),
+    (["speed"], "there is no bench speed; the nearest is bench serve; want one-batch, serve, kernels"),
     (["kernels", "--device", "cpu", "--filter", "no such case"], "--filter no such case: no case of bench kernels contains it"),
     (["kernels", "--tokens", "1"], "see switchyard bench kernels --help"),
     (["exchange", "--device", "cpu", "--ranks", "1"], "--ranks 1: want at least 2 ranks"),

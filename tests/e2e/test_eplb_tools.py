@@ -89,7 +89,7 @@ def test_counts_may_be_text(tmp_path):
 
 
 def test_what_is_wrong_is_said(tmp_path):
-    assert "eplb move: the nearest is eplb plan; want plan or simulate" in refusal("move")
+    assert "there is no eplb move; the nearest is eplb plan; want plan or simulate" in refusal("move")
     assert "--ranks is required" in refusal("plan", TRACES)
     assert f"{TRACES}: no array named logical_count; the file has drift, shift, steady" in refusal(
         "plan", TRACES, "--ranks", "8")

@@ -17,8 +17,9 @@ namespace switchyard {
 inline constexpr uint64_t kArenaMagic = 0x414e455241445953;  // "SYDARENA"
 inline constexpr int kMaxRanksPerArena = 256;
 
-// The start of the mapping; the ranks' arenas follow, page-aligned, rank after rank. All processes
-// run the same build, so the layout needs no version. Lock-free atomics work across processes.
+// The start of the mapping. A WorkNote for each rank follows, and then the ranks' arenas,
+// page-aligned, in order of rank. All processes run the same build, so the layout needs no version.
+// Lock-free atomics work across processes.
 struct ArenaHeader {
   enum AbortState : uint32_t { kRunning, kAborting, kAborted };  // kAborting: reason being written
 
@@ -39,9 +40,10 @@ struct ArenaHeader {
   alignas(64) std::atomic<uint64_t> parent_beats;  // 0: no process watches the ranks
   std::array<RankState, kMaxRanksPerArena> ranks;
 };
-// What a rank computes, for the process that watches it: one page for each rank, after the header.
+// The requests that a rank computes, read by the process that watches the rank. One page for each
+// rank.
 struct WorkNote {
-  static constexpr uint64_t kUnknown = ~uint64_t{0};  // being written, or too many ids
+  static constexpr uint64_t kUnknown = ~uint64_t{0};  // `count`: being written, or too many ids
   std::atomic<uint64_t> count;
   std::array<uint64_t, 511> ids;
 };
@@ -71,8 +73,8 @@ struct SharedArena::Impl {
   uint32_t* Flag(int rank, size_t offset) const;
   void Raise(int rank, size_t offset, uint32_t value) const;  // `rank` is on this host
 
-  // Adds a heartbeat of `rank`, unless its counter is 0. Returns the counter. Only the rank's
-  // thread may call it.
+  // Adds a heartbeat of `rank`, unless its heartbeat counter is 0. Returns the counter. Only the
+  // rank's thread may call it.
   uint64_t Beat(int rank) const;
 
   void Map(size_t bytes);  // maps `fd`
@@ -84,8 +86,8 @@ struct SharedArena::Impl {
   [[noreturn]] void ThrowAborted() const;
 };
 
-// Bytes before the ranks' arenas, a whole number of pages, and of the whole mapping; Error kInvalid
-// if a size is out of range.
+// Bytes before the first rank's arena (a whole number of pages), and bytes of the whole mapping.
+// Error kInvalid if a size is out of range.
 size_t ArenaHeaderBytes(uint64_t world);
 size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank);
 

@@ -1,4 +1,4 @@
-// Collectives of one group of ranks, independent of where their memory is.
+// Interface of the collectives of one group of ranks, for memory of any device.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@ namespace switchyard {
 
 // Every member calls the same operations in the same order; ranks outside do not take part. Memory
 // arguments are on the object's device. On GPUs, operations are enqueued and return before they
-// complete. In a group of one, operations only copy the input if the output is elsewhere. Used by
-// the rank's thread only.
+// complete. In a group of one, an operation only copies its input to the output, unless they are
+// the same memory. Used by the rank's thread only.
 class Collectives {
  public:
   virtual ~Collectives() = default;

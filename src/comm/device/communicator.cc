@@ -14,8 +14,8 @@ namespace {
 // One-shot all-reduce up to this size: every member sends its whole message to every peer and adds
 // all messages, in one exchange. Larger messages use two-shot: each member reduces one part and
 // sends it to all, in two exchanges. In a group of 4, two-shot copies and adds 3.25 times the
-// message instead of 7 times. A group of 2 always uses one-shot. There two-shot would copy and add
-// 2.5 instead of 3 times the message, which saves less than the second exchange costs.
+// message instead of 7 times. A group of 2 always uses one-shot: two-shot would copy and add 2.5
+// instead of 3 times the message, which saves less time than the second exchange costs.
 constexpr size_t kOneShotBytes = 4096;
 
 // The part of `whole` that is sent in the round that starts at `done`; empty past the end of
@@ -28,7 +28,8 @@ std::span<T> Piece(std::span<T> whole, size_t done, size_t slot) {
 
 }  // namespace
 
-// The names of the stages are built once: collectives run several times for each token.
+// The names of the stages are built only once, because collectives run several times for each
+// token.
 struct Communicator::Impl {
   std::string all_reduce, all_gather, reduce_scatter, broadcast;
   int rank = 0;
@@ -37,7 +38,7 @@ struct Communicator::Impl {
   // Scratch by member, sized once.
   std::vector<const float*> sources;          // of a sum
   std::vector<std::span<std::byte>> places;   // segments of an all-gather's output
-  std::vector<std::span<const float>> parts;  // of the input of a reduce-scatter
+  std::vector<std::span<const float>> parts;  // parts of a reduce-scatter's input
   std::vector<size_t> equal_counts;
 
   void SendToAll(std::span<const std::byte> bytes);
@@ -202,8 +203,9 @@ void Communicator::Barrier(const char* stage) {
   for (int k = 0; k < my.rounds->num_peers(); ++k) my.rounds->Inbox(my.rounds->Peer(k));
 }
 
-// The leader's slots hold the message's length and its first bytes in the first round, and only
-// bytes in later rounds. Members post empty rounds and read from the leader only.
+// In the first round, the leader's slots hold the length of the message and its first bytes; in
+// later rounds they hold only bytes. The other members post empty rounds and read from the leader
+// only.
 std::string Communicator::Broadcast(const std::string& from_leader, bool idle) {
   Impl& my = *impl_;
   if (my.size == 1) return from_leader;

@@ -17,10 +17,11 @@ namespace switchyard {
 // A group's collectives. Every member calls the same operations in the same order; ranks outside do
 // not take part. Results do not depend on timing: sums are taken in group order, so every member
 // gets the same bits. Messages larger than the staging buffers are split into rounds. In a group of
-// one, operations only copy the input if the output is elsewhere. Used by the rank's thread only.
+// one, an operation only copies its input to the output, unless they are the same memory. Used by
+// the rank's thread only.
 class Communicator : public Collectives {
  public:
-  // Small enough to stay in a core's L2 cache, because a peer's data is read right after it is
+  // Staging buffers stay in a core's L2 cache, because a peer's data is read right after it is
   // written.
   static constexpr size_t kStagingBytes = size_t{1} << 20;
 
@@ -44,7 +45,7 @@ class Communicator : public Collectives {
   // of part `rank()` over all members, in group order. Counts are the same on all members and may
   // be zero. `out` may be part `rank()` of `in` itself; otherwise `in` and `out` do not overlap.
   void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) override;
-  // The same with count_per_rank floats in each part.
+  // ReduceScatterV with count_per_rank floats in each part.
   void ReduceScatterSum(const float* in, float* out, size_t count_per_rank);
   void Barrier(const char* stage);
 

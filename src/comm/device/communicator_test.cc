@@ -29,7 +29,7 @@ TEST_P(CommunicatorSizesTest, CollectivesOfAnyLength) {
   });
 }
 
-// Large staging buffers: both forms of the all-reduce, in one round and in several.
+// Large staging buffers: one-shot and two-shot all-reduce, in one round and in several.
 TEST_P(CommunicatorSizesTest, LongAllReduceIsTheSumInGroupOrder) {
   RunRankThreads(GetParam(), kBytes, [](int rank, const std::shared_ptr<SharedArena>& arena) {
     SymmetricMemory memory(arena, rank, kOptions);

@@ -9,7 +9,7 @@ namespace switchyard {
 enum class FrameKind : uint32_t {
   kWrite,          // `count` ranges: a table of ByteRange, then their bytes
   kWriteAndRaise,  // as kWrite, then sets the flag at `offset` to `value`
-  kFetch,          // requests `count` bytes at `offset`; answered by a kBytes with them
+  kFetch,          // requests `count` bytes at `offset`; the answer is a kBytes
   kBytes,
   kBeat,   // `count` is the sender's heartbeat counter
   kAbort,  // `count` bytes of reason

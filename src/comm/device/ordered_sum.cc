@@ -27,7 +27,7 @@ void SumInOrder(std::span<const float* const> sources, float* out, size_t count)
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t n = std::min(kBlock, count - begin);
     const float* left = sources[0] + begin;
-    // Only the last sum is written to `out`, which may be a source that is still needed.
+    // Only the last sum is written to `out`, because `out` may be a source that is still needed.
     for (size_t r = 1; r + 1 < sources.size(); ++r) {
       Add(left, sources[r] + begin, partial.data(), n);
       left = partial.data();

@@ -16,8 +16,8 @@ using RankBody = std::function<void(int rank, std::shared_ptr<SharedArena>)>;
 // when it ends.
 void RunRankThreads(std::vector<std::shared_ptr<SharedArena>> arenas, const RankBody& body);
 
-// For tests: as above, on simulated nodes of `ranks_per_node` ranks. Ranks of a node share memory;
-// ranks of different nodes communicate over TCP on the loopback device.
+// For tests: as RunRankThreads, but on simulated nodes of `ranks_per_node` ranks. Ranks of a node
+// share memory; ranks of different nodes communicate over TCP on the loopback device.
 void RunTcpRankThreads(int world, int ranks_per_node, size_t bytes_per_rank, const RankBody& body);
 
 }  // namespace switchyard

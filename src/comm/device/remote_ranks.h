@@ -27,8 +27,8 @@ struct ByteRange {
 class RemoteRanks {
  public:
   // Without an abort: sends kBye to the peers and waits briefly for their kBye, because data from
-  // them may still arrive. After an abort by a rank of this host: forwards the reason. Without
-  // that, peers may detect this rank's exit before they receive the reason from the aborting rank.
+  // them may still arrive. After an abort by a rank of this host: forwards the reason. Otherwise,
+  // peers may detect this rank's exit before they receive the reason from the aborting rank.
   virtual ~RemoteRanks() = default;
 
   virtual bool IsRemote(int rank) const = 0;
@@ -42,8 +42,9 @@ class RemoteRanks {
   // Notifies all peers that can be reached without waiting.
   virtual void Abort(std::string_view reason) noexcept = 0;
   // Sends this rank's heartbeat counter to rank 0, or from rank 0 to every other host. Skips a peer
-  // if sending would have to wait. Sends at most once per kBeatInterval, except for 0. Puts and
-  // fetches increment and send the counter while they wait, as SymmetricMemory's waits do.
+  // if sending would have to wait. Sends at most once per kBeatInterval, but a counter of 0 at any
+  // time. Puts and fetches increment and send the counter while they wait, as SymmetricMemory's
+  // waits do.
   virtual void SendBeats(uint64_t beats) noexcept = 0;
 };
 
@@ -52,7 +53,7 @@ class RemoteRanks {
 inline constexpr std::chrono::milliseconds kBeatInterval{500};
 
 // One rank's arena as other hosts access it. Validates all arguments, because they come from the
-// network. Used by the threads of a RemoteRanks, one per peer or one for all.
+// network. Used by the threads of a RemoteRanks: one thread for each peer, or one for all peers.
 class RemoteArenaAccess {
  public:
   RemoteArenaAccess(SharedArena& arena, int rank) : arena_(*arena.impl_), rank_(rank) {}
@@ -65,7 +66,7 @@ class RemoteArenaAccess {
   bool aborted() const;
   std::string AbortReason() const;  // once aborted()
   [[noreturn]] void ThrowAborted() const;
-  void Abort(std::string_view reason) const;  // the ranks of this host; peers notify their own
+  void Abort(std::string_view reason) const;  // aborts the ranks of this host only
 
  private:
   SharedArena::Impl& arena_;

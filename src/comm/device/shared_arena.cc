@@ -99,8 +99,8 @@ void SharedArena::Impl::Abort(std::string_view reason) const {
   std::memcpy(shared.abort_reason.data(), reason.data(), length);
   shared.abort_reason[length] = '\0';
   shared.abort_state.store(ArenaHeader::kAborted);
-  // The flag words do not change, so a rank about to sleep can miss this wake-up. It then sleeps
-  // for at most kMaxSleep (symmetric_memory.cc).
+  // An abort does not change the flag words, so a rank that is about to sleep can miss this
+  // wake-up. It then sleeps for at most kMaxSleep (symmetric_memory.cc).
   for (int rank = 0; rank < world; ++rank) {
     const uint64_t asleep = shared.ranks[rank].sleeping_on.load();
     if (asleep != 0 && asleep <= bytes_per_rank) FutexWakeAll(Flag(rank, asleep - 1));

@@ -32,7 +32,7 @@ class StagedRounds {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(group_.size()); }
-  size_t slot_bytes() const { return slot_bytes_; }  // the most that one round carries to one peer
+  size_t slot_bytes() const { return slot_bytes_; }  // maximum bytes of one round to one peer
   // The k-th of the other members, k from 0. Each member starts with a different peer, so that they
   // do not all write to the same peer at once.
   int Peer(int k) const { return (rank_ + 1 + k) % size(); }

@@ -23,11 +23,13 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// A wait has three stages. It spins, for a peer that runs concurrently. It yields its core, to a
-// peer that needs it. It sleeps, for a peer that computes or is idle.
+// A wait has three stages. First it spins, because the peer may be about to raise the flag. Then it
+// yields its core, because the peer may need it. Then it sleeps, because the peer computes or is
+// idle.
 constexpr int kSpins = 64;  // pauses, about 3 µs
 constexpr auto kYieldTime = std::chrono::microseconds(200);
-// Longest sleep between two checks for an abort. An abort just before the sleep does not end it.
+// Longest sleep between two checks for an abort. An abort just before the sleep does not wake the
+// rank.
 constexpr std::chrono::nanoseconds kMaxSleep = std::chrono::milliseconds(100);
 constexpr auto kNoTimeout = std::chrono::milliseconds::max();
 
@@ -69,7 +71,7 @@ class Images {
 
 // A peer rank as seen by this rank.
 struct Peer {
-  std::byte* base = nullptr;  // of its arena, or of this process's image of the arena
+  std::byte* base = nullptr;  // start of its arena, or of this process's image of it
   bool remote = false;
   std::vector<ByteRange> written;  // ranges of the image written since the last Raise
 };

@@ -47,7 +47,8 @@ class SharedArena {
   // call wins. If remote ranks are attached, aborts them too; then only the rank's thread may call
   // it.
   void Abort(std::string_view reason);
-  // Aborts the ranks of this host only, from any thread; they forward it to their peers.
+  // Aborts the ranks of this host only, from any thread; these ranks forward the abort to their
+  // peers.
   void AbortHere(std::string_view reason);
   bool aborted() const;
   std::string AbortReason() const;  // empty before an abort
@@ -57,8 +58,8 @@ class SharedArena {
   // serve. Rank 0's host receives the counters of all other hosts, and every host receives rank 0's
   // counter, about twice a second.
   uint64_t beats(int rank) const;
-  // The requests that the rank computes (SymmetricMemory::NoteWork), for the process that watches
-  // it. Nothing if they are not known. Call it after the rank has ended.
+  // The requests that the rank noted last (SymmetricMemory::NoteWork), for the process that watches
+  // the rank. Nullopt if they are not known. Call it after the rank has ended.
   std::optional<std::vector<uint64_t>> Work(int rank) const;
   // The parent process has a heartbeat too, so that ranks detect when it is stopped. 0: no monitor.
   void BeatAsParent();
@@ -102,12 +103,12 @@ class SymmetricMemory {
   std::byte* At(int rank, size_t offset);  // that rank's copy of the buffer
   std::byte* Local(size_t offset) { return At(rank(), offset); }
 
-  // For ranks of other hosts, At(rank, …) is this host's image of that rank's arena, and Wrote and
-  // Fetch copy bytes between image and arena. For mapped ranks both do nothing, so algorithms call
-  // them for every rank.
+  // For ranks of other hosts, At(rank, …) is this host's image of that rank's arena. Wrote and
+  // Fetch copy bytes between image and arena. For mapped ranks Wrote and Fetch do nothing, so
+  // algorithms call them for every rank.
   //
-  // Marks [offset, offset + bytes) of `rank`'s copy as written here. The next Raise(rank, …) sends
-  // the current bytes, which arrive before the flag does.
+  // Marks [offset, offset + bytes) of `rank`'s copy as written by this rank. The next Raise(rank,
+  // …) sends the current bytes, which arrive before the flag does.
   void Wrote(int rank, size_t offset, size_t bytes);
   // Copies the current bytes [offset, offset + bytes) of `rank`'s memory to the image. Waits with
   // the deadline of Wait; the peer's own thread takes no part. The caller must first have waited

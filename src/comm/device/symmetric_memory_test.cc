@@ -82,7 +82,7 @@ TEST(SharedArenaTest, RefusesWhatIsNoArena) {
   ASSERT_EQ(ftruncate(zeros, 1 << 20), 0);
   is_refused(zeros);
 
-  // A header whose sizes contradict the file's.
+  // A header whose sizes contradict the size of the file.
   const auto arena = SharedArena::Create(2, kBytes);
   std::vector<char> header(8192);
   ASSERT_EQ(pread(arena->fd(), header.data(), header.size(), 0), 8192);

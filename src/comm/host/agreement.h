@@ -19,6 +19,6 @@ void CheckSame(const Statement& node0, const Statement& theirs, const std::strin
 // Node 0's answer to all nodes: the job, or the reason for a refusal.
 std::string EncodeJob(std::string_view job);
 std::string EncodeRefusal(std::string_view why);
-std::string DecodeJob(std::string_view answer);  // the job; Error kInvalid with a refusal's reason
+std::string DecodeJob(std::string_view answer);  // the job; throws a refusal as Error kInvalid
 
 }  // namespace switchyard

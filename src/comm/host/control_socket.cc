@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::string_view kHead = "ipc://@switchyard-";  // @: an abstract socket name, no file
 constexpr int kLingerMs = 1000;   // maximum time to send the last messages on close
-constexpr int kReconnectMs = 10;  // between attempts, until the peer has bound its end
+constexpr int kReconnectMs = 10;  // time between two attempts to connect
 constexpr size_t kTokenChars = 32;
 
 [[noreturn]] void Fail(const char* what, const std::string& endpoint) {

@@ -24,7 +24,8 @@ class ControlSocket {
   // The next message, or nullopt after `timeout` (zero: polls once), or once the descriptor
   // `wake_fd` is readable (−1: none).
   std::optional<std::string> Receive(std::chrono::milliseconds timeout, int wake_fd = -1);
-  // The peer has ended: the destructor does not wait until it has received all messages.
+  // Call it if the peer has ended: the destructor then does not wait until the peer has received
+  // all messages.
   void DiscardUnsent();
   // Becomes readable when messages may be pending (edge-triggered, as ZMQ_FD): after a wake-up,
   // call Receive(0) until it returns nullopt.

@@ -38,8 +38,8 @@ void HeartbeatWatch::Run() {
   }
 }
 
-// Returns the ranks to report, the one with the longest silence first, since it may be the cause of
-// the others.
+// Returns the ranks to report. The rank with the longest silence is first, since the others may
+// only be waiting for it.
 std::vector<RankSilence> HeartbeatWatch::Sample() {
   std::vector<RankSilence> silent;
   const auto now = Silence::Clock::now();

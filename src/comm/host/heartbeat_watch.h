@@ -27,7 +27,7 @@ struct RankSilence {
 };
 
 // Samples heartbeats on a separate thread, for ranks that are not child processes: ranks of other
-// hosts and a rank that is a thread of this process. Owned by the host of this node's ranks.
+// hosts and a rank that is a thread of this process. Owned by the RankHost of this node.
 // Thread-safe.
 class HeartbeatWatch {
  public:

@@ -21,7 +21,7 @@ TEST(LauncherTest, FindsItsPlace) {
   const auto mpi = In({{"OMPI_COMM_WORLD_RANK", "2"},
                        {"OMPI_COMM_WORLD_SIZE", "4"},
                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
-                       // of the daemon that Slurm started for mpirun
+                       // the variables of the daemon that Slurm started for mpirun
                        {"SLURM_PROCID", "0"},
                        {"SLURM_STEP_NUM_TASKS", "2"}});
   ASSERT_TRUE(mpi);

@@ -21,15 +21,15 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr size_t kMaxBytes = size_t{64} << 20;      // of a message that node 0 sends
-constexpr size_t kMaxHelloBytes = size_t{1} << 20;  // of a NodeHello
+constexpr size_t kMaxBytes = size_t{64} << 20;      // maximum of a message of node 0
+constexpr size_t kMaxHelloBytes = size_t{1} << 20;  // maximum of a NodeHello
 constexpr milliseconds kMemberInterval = 100ms;     // between two checks of joined nodes
 constexpr milliseconds kSendTimeout = 1s;
 // Added to the timeout of other nodes, so that node 0 times out first and names the missing nodes.
 constexpr milliseconds kJoinSlack = 5s;
 constexpr const char* kSecretHint = "--dist-secret-file needs the same secret on all nodes";
 
-enum class News : uint8_t { kEnd, kLost, kCause };  // kCause: kLost with the root cause
+enum class News : uint8_t { kEnd, kLost, kCause };  // kCause: `why` is the root cause
 
 // The first message of a node.
 struct NodeHello {
@@ -185,14 +185,14 @@ void NodeGroup::Admit(AuthenticatedListener::Arrival arrival, const Options& opt
   }
   const bool is_there =
       std::ranges::any_of(members_, [&](const Member& other) { return other.node == node; });
-  // Added before the checks, so that the node receives a refusal.
+  // The node is added before the checks, so that it receives the error if a check fails.
   members_.push_back({.node = node,
                       .host = std::move(arrival.host),
                       .listeners = std::move(hello.listeners),
                       .stream = std::move(arrival.stream)});
   if (hello.nodes != options.nodes) {
-    throw Invalid("--nnodes is {} on node 0, but {} on {}: all nodes need the same", options.nodes,
-                  hello.nodes, who);
+    throw Invalid("--nnodes is {} on node 0, but {} on {}: all nodes need the same value",
+                  options.nodes, hello.nodes, who);
   }
   if (node < 1 || node >= options.nodes) {
     throw Invalid("{}: want --node-rank 0 to {}", who, options.nodes - 1);

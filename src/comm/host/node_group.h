@@ -16,7 +16,7 @@
 
 namespace switchyard {
 
-// The network between the ranks of one node and those of the others.
+// The network between the ranks of one node and the ranks of other nodes.
 struct NodeNetwork {
   int node = 0;
   TcpWorld world;
@@ -37,14 +37,14 @@ class NodeGroup {
     HostPort address;  // --dist-init-addr: an address of node 0 that all nodes reach
     int ranks_per_node = 1;
     Statement statement;  // must be equal on every node
-    std::string secret;  // of the engine, the same on all nodes; empty: nodes are not authenticated
+    std::string secret;   // the same on all nodes; empty: nodes are not authenticated
     std::chrono::milliseconds timeout{300'000};  // for all nodes to join
-    std::function<bool()> give_up;               // polled every 100 ms; must stay true once true
+    std::function<bool()> give_up;  // polled every 100 ms; must not return false after true
   };
-  // Waits for the others. Returns null if give_up returns true. Error kTimeout names the missing
-  // nodes, kInvalid names what differs; every node that has joined gets the same error. Other
-  // connections, and nodes with another secret, are refused without ending the wait. A node that
-  // leaves during the wait may come again.
+  // Waits for the other nodes. Returns null if give_up returns true. Error kTimeout names the
+  // missing nodes, kInvalid names what differs; every node that has joined gets the same error.
+  // Other connections, and nodes with another secret, are refused without ending the wait. A node
+  // that leaves during the wait may come again.
   static std::unique_ptr<NodeGroup> Lead(const Options& options, const std::string& job);
   // Waits for node 0, and then for the others. Error kInvalid if node 0 has another secret.
   static std::unique_ptr<NodeGroup> Join(const Options& options);
@@ -54,11 +54,11 @@ class NodeGroup {
   NodeNetwork& network() { return network_; }
   std::string Describe(int node) const;  // "node 1 (10.0.0.2)"
 
-  // Each callback is called at most once, from a thread of this object. It must not destroy the
-  // object.
+  // Each callback is called at most once, from a thread of this object. A callback must not destroy
+  // the object.
   struct Events {
-    // A node is gone or reports that the engine is lost; `why` names it. `cause`: whether this is
-    // the root cause; false if it may be a consequence of another failure.
+    // A node is gone or reports that the engine is lost; `why` names the node. `cause`: whether
+    // this is the root cause; false if it may be a consequence of another failure.
     std::function<void(const std::string& why, bool cause)> on_lost;
     std::function<void()> on_end;  // node 0 shuts the engine down
   };

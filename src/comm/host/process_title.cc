@@ -9,9 +9,10 @@
 
 namespace switchyard {
 
-// The kernel shows the memory in which it stored argv. If argv's last byte is not zero, it reads on
-// into the environment that follows. So a title may use the memory of both, after the environment's
-// strings are copied elsewhere (as the setproctitle of the BSDs does).
+// The kernel shows as title the memory in which it stored argv. If the last byte of this memory is
+// not zero, the kernel reads on into the environment that follows. So a title may use the memory of
+// both, after the strings of the environment are copied elsewhere (as the setproctitle of the BSDs
+// does).
 void SetProcessTitle(int argc, char** argv, const std::string& title) {
   if (argc < 1 || argv[0] == nullptr) return;
   char* const begin = argv[0];

@@ -99,8 +99,8 @@ std::string RankExit::Describe() const {
                      name != nullptr ? name : "?");
 }
 
-// The watcher's thread also starts the processes: the kernel sends a child its parent-death signal
-// when the thread that forked it ends, so that thread has to live as long as this object.
+// The watcher's thread also starts the processes. The kernel sends a child its parent-death signal
+// when the thread that forked the child ends. So this thread has to live as long as the object.
 struct RankProcesses::Impl {
   struct Child {
     int rank = -1;
@@ -109,7 +109,7 @@ struct RankProcesses::Impl {
     bool ended = false;
     double silent_seconds = 0;  // seconds without a heartbeat when the watchdog killed it
     Silence silence{2 * kHeartbeatSampleTime};
-    double stopped_seconds = 0;  // time for which it was stopped when it was killed for that
+    double stopped_seconds = 0;  // seconds stopped when it was killed for being stopped
     Silence stopped{2 * kHeartbeatSampleTime};
   };
 
@@ -117,7 +117,9 @@ struct RankProcesses::Impl {
   Options options;
   OnExit on_exit;
 
-  std::mutex mutex;  // guards the members below; children are reaped under it, before pid reuse
+  // Guards the members below. Children are reaped with the mutex held, so that a kill under the
+  // mutex cannot hit a reused pid.
+  std::mutex mutex;
   std::condition_variable changed;
   std::vector<Child> children;  // by rank
   std::vector<RankExit> exits;  // in order of exit
@@ -209,7 +211,8 @@ void RankProcesses::Impl::SampleHeartbeats() {
   }
 }
 
-// A rank that computes for long has no heartbeats either, so only a stopped one is killed so soon.
+// A rank in a long computation has no heartbeats either. So `stall_timeout` ends only processes
+// that are stopped.
 void RankProcesses::Impl::KillStopped(Child& child, Silence::Clock::time_point now) {
   if (options.stall_timeout.count() == 0 || child.stopped_seconds > 0) return;
   child.stopped.Sample(IsStopped(child.pid) ? 1 : 0, now);
@@ -236,7 +239,7 @@ void RankProcesses::Impl::OnEnd(size_t child) {
     arena->Abort(exit.Describe());
     if (on_exit) on_exit(exit);
   }
-  // Notifies last: a waiter may rely on the callback having returned.
+  // Notifies after the callback, because a waiter may rely on its return.
   const std::lock_guard lock(mutex);
   exits.push_back(exit);
   changed.notify_all();
@@ -260,7 +263,7 @@ RankProcesses::RankProcesses(std::shared_ptr<SharedArena> arena, Options options
   // The thread owns the promise, since it may still be inside set_value when the future is ready.
   impl_->watcher = std::jthread(
       [&my = *impl_, spawned = std::move(spawned), environment = CopyEnvironment()]() mutable {
-        BlockAllSignals();  // the front's handlers run on the front's threads
+        BlockAllSignals();  // signal handlers run on the front's threads only
         pthread_setname_np(pthread_self(), "rank watcher");
         std::exception_ptr failure;
         try {
@@ -306,7 +309,7 @@ bool RankProcesses::WaitJoined() {
     impl_->changed.wait_for(lock, std::chrono::milliseconds(5));
   }
   throw Error(ErrorKind::kTimeout,
-              fmt::format("after {:g} s not joined: rank {}",
+              fmt::format("these ranks did not join within {:g} s: {}",
                           std::chrono::duration<double>(impl_->options.join_timeout).count(),
                           Joined(missing, ", ")),
               "--dist-timeout sets how long to wait");

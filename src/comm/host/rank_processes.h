@@ -22,7 +22,8 @@ struct RankExit {
   int pid = 0;
   // Seconds without a heartbeat when the watchdog killed the rank; 0: not killed by it.
   double silent_seconds = 0;
-  // Seconds for which the process was stopped when it was killed for that; 0: not killed for that.
+  // Seconds for which the process had been stopped (SIGSTOP) when it was killed for this reason; 0:
+  // not killed for this reason.
   double stopped_seconds = 0;
   // Reason of the abort before this rank ended: its own error, or that of the rank that failed
   // first. Empty if there was no abort.
@@ -31,20 +32,20 @@ struct RankExit {
   // "rank 1 (pid 4711) was killed by signal 9 (SIGKILL)"
   std::string Describe() const;
   // Whether the rank ended by a fault signal or an exit, so that its own work may be the cause. A
-  // SIGKILL comes from outside: a user, the kernel's lack of memory, or the watchdog.
+  // SIGKILL comes from outside: from a user, the kernel's out-of-memory killer, or the watchdog.
   bool ByItself() const;
 };
 
 // The ranks of one node as child processes. Each runs this program again (/proc/self/exe) with
-// the argument vector {"switchyard", "rank"}. It inherits the arena's file descriptor and a
-// descriptor with its spec (see RankSpec), and no other descriptor but stdout and stderr. The
+// the argument vector {"switchyard", "rank"}. It inherits the descriptors of stdout, stderr, the
+// arena and its spec (see RankSpec), with several nodes also of its listener, and no others. The
 // kernel kills it when the parent dies.
 //
 // Ranks ignore SIGINT, SIGTERM and SIGHUP: the front must first drain its requests and then shut
 // the ranks down. But a terminal sends Ctrl-C to the whole foreground group, and a service manager
 // sends SIGTERM to every process of a service.
 //
-// Owned by the front; thread-safe, but not to be destroyed from within on_exit.
+// Owned by the front. Thread-safe, but on_exit must not destroy it.
 class RankProcesses {
  public:
   struct Options {
@@ -67,16 +68,17 @@ class RankProcesses {
   RankProcesses(std::shared_ptr<SharedArena> arena, Options options, OnExit on_exit);
   ~RankProcesses();  // kills and reaps the remaining ranks
 
-  // Waits until every rank of this node has attached to the arena. Error kTimeout names those that
-  // have not, Error kPeer one that ended. Returns early, with false, when give_up returns true.
+  // Waits until every rank of this node has attached to the arena. Error kTimeout names the ranks
+  // that have not attached; Error kPeer names a rank that ended. Returns early, with false, when
+  // give_up returns true.
   bool WaitJoined();
   // The rank of this node with the longest time since its last heartbeat, and that time.
   RankSilence LongestSilence() const;
   // Call before the ranks are shut down: from now on an exit with code 0 is expected.
   void ExpectEnd();
-  // Waits until all have exited by themselves (after ExpectEnd and a shutdown message through the
-  // control socket), and kills those that have not by the deadline. Returns true if none was
-  // killed.
+  // Waits until all ranks have exited by themselves, and kills those that have not by the deadline.
+  // Call it after ExpectEnd and a shutdown message through the control socket. Returns true if none
+  // was killed.
   bool WaitEnded(std::chrono::milliseconds timeout);
   void KillAll();
 
@@ -100,7 +102,8 @@ struct RankSpec {
 // the start of main.
 RankSpec InheritRankSpec();
 // Sets the title that `ps` shows: "switchyard::rank TP1 EP1". Overwrites the memory of main's
-// `argv`, whose strings are lost, and moves those of the environment. Call before starting threads.
+// `argv`, whose strings are lost. Moves the strings of the environment elsewhere. Call before
+// starting threads.
 void SetProcessTitle(int argc, char** argv, const std::string& title);
 
 }  // namespace switchyard

@@ -65,7 +65,8 @@ std::vector<int> World(const SymmetricMemory& memory) {
 constexpr int kGood = 0, kWrong = 40, kStoppedByPeer = 41, kNoSpec = 42;
 
 bool SeesOnlyItsDescriptors(int fds_at_start) {
-  // stdin, stdout, stderr, the spec and the arena; the spec is closed after it is read.
+  // At the start: stdin, stdout, stderr, the spec and the arena. The spec is closed after it is
+  // read.
   return fds_at_start == 5 && CountOpenFds() == 4 && getenv("SWITCHYARD_RANK_FDS") == nullptr;
 }
 
@@ -216,7 +217,7 @@ std::vector<pid_t> ChildrenOf(pid_t pid) {
   return children;
 }
 
-// Runs a part after which the ranks still serve, and shuts them down.
+// Runs a part of the test after which the ranks still serve, and then shuts them down.
 void ExpectGoodEnd(const std::string& part, int world) {
   Troupe troupe(world, part);
   auto socket = ControlSocket::Bind(troupe.endpoint());
@@ -318,8 +319,8 @@ TEST(RankProcessesTest, ARankThatIsKilledIsReportedAndStopsTheOthers) {
   EXPECT_EQ(exits[0].Describe(), "rank " + std::to_string(exits[0].rank) + " (pid " +
                                      std::to_string(pids[1]) +
                                      ") was killed by signal 9 (SIGKILL)");
-  // The other ranks already wait, or detect the abort at their next wait. Rank 0 starts that wait
-  // when it has received its next message.
+  // The other ranks already wait, or detect the abort at their next wait. Rank 0 starts its next
+  // wait after it has received a message.
   socket.Send("anyone there?");
   for (const RankExit& exit : troupe.Exits(3)) {
     EXPECT_TRUE(exit.signal == SIGKILL || exit.code == kStoppedByPeer) << exit.Describe();
@@ -395,7 +396,7 @@ TEST(RankProcessesTest, WaitJoinedNamesTheRankThatIsMissing) {
     FAIL() << "rank 1 never joins";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("after 1.5 s not joined"), HasSubstr("rank 1"),
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("these ranks did not join within 1.5 s: 1"),
                                     HasSubstr("--dist-timeout")));
   }
 }

@@ -134,7 +134,7 @@ RankSpec InheritRankSpec() {
     spec.listener = TcpListener(FileDescriptor(fds[2]));
     fcntl(fds[2], F_SETFD, FD_CLOEXEC);
   }
-  // Child processes of this one must not inherit them.
+  // Child processes of this process must not inherit the descriptors.
   close(spec_fd);
   unsetenv(kRankFdsVariable);
   fcntl(arena_fd, F_SETFD, FD_CLOEXEC);

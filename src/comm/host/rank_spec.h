@@ -14,8 +14,8 @@ inline constexpr const char* kRankFdsVariable = "SWITCHYARD_RANK_FDS";
 std::string RankFdsEntry(const std::vector<int>& fds);
 
 // Writes an anonymous file (memfd, close-on-exec) with a rank's spec, without arena and listener,
-// and the parent's pid. The process list shows nothing of it. Error kResource if there are
-// no descriptors left.
+// and the parent's pid. So the process list does not show the spec. Error kResource if there are no
+// descriptors left.
 int WriteRankSpec(const RankSpec& spec, int parent_pid);
 
 }  // namespace switchyard

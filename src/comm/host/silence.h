@@ -9,9 +9,9 @@ namespace switchyard {
 
 inline constexpr std::chrono::milliseconds kHeartbeatSampleTime{100};  // between two samples
 
-// Measures the time without a change of one counter from regular samples. The time between two
-// samples counts for at most `longest_gap`. While the observer itself is stopped (SIGSTOP, a
-// suspended machine), it takes no samples. That time must not count against the observed process.
+// Measures from regular samples how long a counter has not changed. The time between two samples
+// counts for at most `longest_gap`. While the observer itself is stopped (SIGSTOP, a suspended
+// machine), it takes no samples, and this time must not count against the observed process.
 // Single-threaded.
 class Silence {
  public:

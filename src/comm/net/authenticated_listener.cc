@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kPollInterval(100);  // between two polls of the stop condition
-constexpr size_t kMessagePiece = 64 << 10;  // a message's memory grows as it arrives
+constexpr size_t kMessagePiece = 64 << 10;  // bytes by which a message's buffer grows
 constexpr size_t kMaxLogged = 32;           // log lines about refused connections
 constexpr size_t kMaxRefusals = 8;
 
@@ -61,7 +61,7 @@ struct AuthenticatedListener::Impl {
   TcpListener& listener;
   const Options options;
   std::vector<Pending> pending;  // in the order of arrival
-  bool exhausted = false;        // descriptors are in short supply
+  bool exhausted = false;        // accept failed for lack of descriptors or memory
   std::set<std::string> logged;
   std::vector<std::string> refusals;
 
@@ -178,7 +178,8 @@ std::optional<AuthenticatedListener::Arrival> AuthenticatedListener::Impl::StepA
   return std::nullopt;
 }
 
-// Continues with what has arrived; false if the connection is to be closed.
+// Continues the handshake with the bytes that have arrived. Returns false if the connection must be
+// closed.
 bool AuthenticatedListener::Impl::Step(Pending& connection) {
   while (connection.stage != Stage::kComplete) {
     if (!Receive(connection)) return false;

@@ -14,16 +14,16 @@
 
 namespace switchyard {
 
-// Performs the acceptor's part of the handshake with every connection of a listener. No connection
-// delays another, whatever it sends and however slowly. A connection that does not complete the
-// handshake is closed, and logged once for each host and reason. For one thread; the listener must
-// outlive this object.
+// Performs the acceptor's part of the handshake with every connection of a listener. A connection
+// that is slow or sends invalid bytes does not delay the others. A connection that does not
+// complete the handshake is closed, and logged once for each host and reason. For one thread; the
+// listener must outlive this object.
 class AuthenticatedListener {
  public:
   struct Options {
     ConnectionKey key;
     Purpose purpose = Purpose::kNode;
-    int32_t self = 0;                           // the number that openers have to name
+    int32_t self = 0;                           // own node or rank, which openers have to name
     std::function<bool(int32_t from)> expects;  // called after the proof; empty: all are expected
     size_t message_limit = 0;                   // bytes of the opener's message; 0: no message
     std::chrono::milliseconds timeout{10'000};  // from accept to the end of the message
@@ -52,11 +52,11 @@ class AuthenticatedListener {
   std::unique_ptr<Impl> impl_;
 };
 
-// Sends a length and the message, which is also the format of the opener's message after the
-// handshake.
+// Sends the length of the message and the message. The opener's message after the handshake has the
+// same format.
 bool SendMessage(TcpStream& stream, const std::string& message, const IoLimit& limit);
-// Receives such a message. Nullopt if the connection closes, if the limit expires, or if the
-// message is longer than `most`.
+// Receives a message in the format of SendMessage. Nullopt if the connection closes, if the limit
+// expires, or if the message is longer than `most`.
 std::optional<std::string> ReceiveMessage(TcpStream& stream, size_t most, const IoLimit& limit);
 
 }  // namespace switchyard

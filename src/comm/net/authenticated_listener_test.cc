@@ -134,7 +134,7 @@ TEST_F(AcceptorTest, StrangersDoNotEndOrDelayTheWait) {
     EXPECT_THAT(From(), ElementsAre(1));
     EXPECT_THAT(Refusals(), IsEmpty());
   }
-  // One line for several strangers of one host.
+  // One log line for several strangers of one host.
   const std::string_view line = "127.0.0.1 sent something other than a handshake of this version";
   const size_t first = log.str().find(line);
   ASSERT_NE(first, std::string::npos) << log.str();

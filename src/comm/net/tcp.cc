@@ -25,7 +25,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kPollInterval(100);       // between two polls of the stop condition
-constexpr milliseconds kReconnectInterval(100);  // between attempts, until the peer listens
+constexpr milliseconds kReconnectInterval(100);  // between two attempts to connect
 constexpr int kBacklog = 512;
 // The loss of a peer's host is detected after 19 s: 10 s without data, then 3 probes, 3 s each.
 constexpr int kProbeAfterSeconds = 10, kProbeEverySeconds = 3, kProbes = 3;
@@ -71,7 +71,8 @@ void Set(int fd, int level, int option, int value) {
   setsockopt(fd, level, option, &value, sizeof value);
 }
 
-// Waits for an event on the socket. kDone: there is one, or it is time to retry.
+// Waits for an event on the socket, for at most kPollInterval. Returns kDone also if no event
+// occurred in this time; the caller then retries.
 IoResult Await(int fd, short event, const IoLimit& limit) {
   const auto left = std::chrono::ceil<milliseconds>(limit.until - steady_clock::now());
   if (left.count() <= 0) return IoResult::kTimeout;
@@ -81,7 +82,8 @@ IoResult Await(int fd, short event, const IoLimit& limit) {
   return IoResult::kDone;
 }
 
-// A socket in blocking mode; none if the address does not accept within the limit.
+// Returns a connected socket in blocking mode; none if the address does not accept within the
+// limit.
 FileDescriptor ConnectOnce(const addrinfo& address, const IoLimit& limit) {
   FileDescriptor fd(
       socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));

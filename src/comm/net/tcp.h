@@ -78,8 +78,8 @@ class TcpListener {
 
   HostPort address() const;
   std::optional<TcpStream> Accept(const IoLimit& limit);
-  // A connection that has arrived, if any. `exhausted`, if given: whether accepting failed for want
-  // of descriptors or memory, so that the connection still waits.
+  // Returns a connection that has arrived, if any. Sets `*exhausted` to whether accept failed
+  // because there are no descriptors or no memory left; the connection then remains pending.
   std::optional<TcpStream> AcceptArrived(bool* exhausted = nullptr);
   FileDescriptor& socket() { return socket_; }  // for inheritance by another process
 

@@ -14,10 +14,11 @@ void Check(cudaError_t error, const char* what) {
 }
 
 int DeviceCount() {
-  // Must be set before CUDA starts. Streams of ranks that share a GPU need separate hardware
-  // queues; the default is 8. In a shared queue, a kernel that waits for another rank's kernel can
-  // block that kernel behind itself. Kernels are loaded eagerly: loading one at its first use waits
-  // for all running kernels, and one of those may be waiting for the kernel being loaded.
+  // These variables must be set before CUDA starts. Streams of ranks that share a GPU need separate
+  // hardware queues; the default is 8. In a shared queue, a kernel that waits for another rank's
+  // kernel can block that kernel behind itself. Kernels are loaded eagerly: loading one at its
+  // first use waits for all running kernels, and one of those may be waiting for the kernel being
+  // loaded.
   static const int settings = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0) +
                               setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   (void)settings;

@@ -11,8 +11,8 @@
 namespace switchyard::cuda {
 
 // Throws kResource "<what>: <CUDA error string>" unless `error` is cudaSuccess. `what` names the
-// attempted operation ("copy of logits to the host"). Asynchronous errors of earlier kernels may
-// surface here.
+// attempted operation ("copy of logits to the host"). The error may also be an asynchronous one of
+// an earlier kernel.
 void Check(cudaError_t error, const char* what);
 
 // Number of GPUs of this machine; 0 without a driver. Never throws. The first call must precede any

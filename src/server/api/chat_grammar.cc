@@ -134,7 +134,7 @@ bool BeginsMessage(const PromptEnd& prompt) {
   return prompt.message.empty() && TrimMarkupSpace(prompt.header).ends_with(kHarmonyTurn);
 }
 
-// What comes before the constrained part of the output.
+// Options of the part before the constrained part of the output.
 struct BeforeContent {
   bool separate = true;         // the response has the reasoning apart from the content
   bool preambles = false;       // of harmony
@@ -190,7 +190,8 @@ RequestCalls CallsOf(const Service& service, const Fields& f, const CallFormat& 
           .space = service.grammars ? service.grammars->space() : JsonSpace::kAny};
 }
 
-// The calls of a request, and nothing else. `name`: of the only tool that may be called.
+// The calls of a request, and nothing else. `name`: the only tool that may be called; nullopt: all
+// of them.
 GrammarSource OnlyCalls(const RequestCalls& r, MatchedCalls matched,
                         const std::optional<std::string>& name = std::nullopt) {
   try {
@@ -259,8 +260,8 @@ class ChatConstrainer {
   GrammarSource StrictText() const {
     RequestCalls calls = CallsOf(service_, f_, *model_.calls, special_);
     if (!calls.format.leading) return TextWithCalls(calls);  // its trigger ends reasoning too
-    // Calls may begin the content, which follows the reasoning. Content without reasoning does not
-    // contain the marker that ends it.
+    // Calls may begin the content, which follows the reasoning. The content cannot contain the
+    // marker that ends the reasoning.
     std::string before = Before({.separate = separate_});
     if (!before.empty()) calls.format.excluded.emplace_back(model_.reasoning->close);
     GrammarSource source = TextWithCalls(calls);
@@ -288,7 +289,7 @@ class ChatConstrainer {
   const bool separate_;
   const bool harmony_, message_;  // message_: the output begins with the header of a message
   bool may_call_ = false;         // the model may call offered tools
-  bool strict_ = false;           // some of them need matching arguments
+  bool strict_ = false;           // some offered tools are strict: arguments must match
 };
 
 }  // namespace

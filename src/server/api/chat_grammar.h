@@ -14,12 +14,13 @@ namespace switchyard {
 // Reads the fields of FindConstraint and tool_choice, and sets `spec->grammar` if they constrain
 // the output. `prompt`: the end of the prompt. Throws RequestError that names the field.
 //
-// Reasoning is not constrained: the grammar has it before the constrained part, if the model has a
-// format of reasoning, and the prompt does not exclude it. Forced calls have the format that
-// ForcedCalls returns. With a constraint of the content, the model may still call offered tools, if
-// its calls begin with a marker. If tools are strict and the model's arguments are JSON, any text
-// is allowed, but calls in it have the model's format, and arguments of strict tools match their
-// parameters.
+// Reasoning is not constrained. The grammar allows it before the constrained part if the model has
+// a format of reasoning and the prompt does not exclude reasoning. Calls that tool_choice requires
+// have the format that ForcedCalls returns. If the content is constrained, the model may call
+// offered tools instead, provided that its calls begin with a marker. If only strict tools
+// constrain the output, any text is allowed. Calls in the text must have the model's format, and
+// the arguments of strict tools must match their parameters. This requires a model that writes
+// arguments as JSON.
 void ConstrainChat(const Service& service, const Fields& f, const PromptEnd& prompt,
                    GenerationSpec* spec);
 

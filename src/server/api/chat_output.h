@@ -34,7 +34,7 @@ std::shared_ptr<const OutputPlan> PlanOutput(const ServedModel& model, const Fie
 // which part of the text each token gives.
 void RequestMarkers(const OutputPlan& plan, const Tokenizer& tokenizer, GenerationSpec* spec);
 
-// Parses one generation. Same thread rules as GenerationCallback.
+// Parses one generation. The thread rules are those of GenerationCallback.
 class ChatOutput {
  public:
   explicit ChatOutput(const OutputPlan& plan);
@@ -45,7 +45,7 @@ class ChatOutput {
                                 FinishReason finish);
 
   bool has_calls() const { return sent_calls_ > 0; }
-  // Tokens so far within reasoning, with its markers.
+  // Number of reasoning tokens so far, the markers of reasoning included.
   int64_t reasoning_tokens() const { return reasoning_tokens_; }
 
  private:
@@ -54,7 +54,7 @@ class ChatOutput {
   const OutputPlan& plan_;
   OutputParser parser_;
   std::string held_reasoning_;    // without stream_reasoning
-  bool after_reasoning_ = false;  // the last content was reasoning, without separate_reasoning
+  bool after_reasoning_ = false;  // without separate_reasoning: the last content was reasoning
   int32_t sent_calls_ = 0;
   int64_t reasoning_tokens_ = 0;
 };

@@ -26,8 +26,8 @@ bool PathEnds(const std::string& text, size_t at) {
   return at >= text.size() || !IsPartOfPath(text[at]);
 }
 
-// Where `directory` is a whole path, replaces it by "the model". Where it is the beginning of a
-// path, removes it.
+// Replaces `directory` by "the model" where it is a whole path, and removes it where it is the
+// beginning of a path.
 void HideDirectory(const std::string& directory, std::string& text) {
   for (size_t at = text.find(directory); at != std::string::npos; at = text.find(directory, at)) {
     const size_t end = at + directory.size();

@@ -25,7 +25,7 @@ Json ParseBody(const http::Request& request);
 
 // Serializes a JSON response. Invalid UTF-8 is replaced by U+FFFD, not an error.
 std::string Dump(const Json& json);
-// The same for a response with values of jinja::ParseExactJson: prints integers beyond 64 bits.
+// As Dump, but prints values of jinja::ParseExactJson, such as integers beyond 64 bits.
 std::string DumpExact(const Json& json);
 
 // Typed access to an object's fields. An absent or null field gives the default. A wrong type

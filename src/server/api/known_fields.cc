@@ -22,7 +22,7 @@ constexpr char kHidden[] = "is not supported: this server returns no internal st
 constexpr char kSession[] = "is not supported: this server has no sessions";
 constexpr char kBeams[] = "is not supported: this server has no beam search";
 
-// Fields of both OpenAI endpoints: OpenAI's own, then SGLang's, then vLLM's.
+// Fields of both chat and completion requests: OpenAI's own, then SGLang's, then vLLM's.
 constexpr KnownField kOpenAi[] = {
     {"model", kHonoured},
     {"frequency_penalty", kHonoured},
@@ -137,7 +137,7 @@ constexpr KnownField kConversation[] = {
     {"chat_template_kwargs", kHonoured},
     {"continue_final_message", kHonoured},
     {"add_generation_prompt", kHonoured},
-    {"chat_template", kRefused, "is not supported: the server's template is used"},
+    {"chat_template", kRefused, "is not supported: the server uses its own template"},
 };
 
 constexpr KnownField kChat[] = {
@@ -237,7 +237,7 @@ constexpr KnownField kGenerate[] = {
     {"return_bytes", kRefused, kTextOnly},
     {"require_reasoning", kRefused, kNotSupported},
     {"max_thinking_tokens", kRefused, kNotSupported},
-    {"background", kRefused, "is not supported: responses use the request's connection"},
+    {"background", kRefused, "is not supported: the answer comes on the request's connection"},
     {"multi_item_delimiter_indices", kRefused, kNotSupported},
     {"priority", kHonoured},
     {"ngram_corpus_id", kRefused, kNotSupported},
@@ -323,7 +323,8 @@ constexpr KnownField kStartProfile[] = {
     {"with_stack", kRefused, "is not supported: operations have no Python stack"},
     {"merge_profiles", kRefused,
      "is not supported: each rank writes a file; a viewer can open several"},
-    {"profile_stages", kRefused, "is not supported: profile_by_stage records prefill and decode"},
+    {"profile_stages", kRefused,
+     "is not supported: profile_by_stage always records both prefill and decode"},
 };
 
 std::vector<KnownField> Join(std::span<const KnownField> a, std::span<const KnownField> b,

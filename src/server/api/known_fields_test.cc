@@ -84,7 +84,8 @@ constexpr const char* kOpenAiCompletion[] = {"model",
                                              "temperature",
                                              "top_p",
                                              "user"};
-// SGLang, entrypoints/openai/protocol.py: fields of both requests that OpenAI does not have.
+// SGLang, entrypoints/openai/protocol.py: fields of chat and completion requests that OpenAI does
+// not have.
 constexpr const char* kSglang[] = {"top_k",
                                    "min_p",
                                    "min_tokens",
@@ -254,7 +255,8 @@ TEST(KnownFields, HoldThoseOfRecentClients) {
   EXPECT_EQ(Check(RequestKind::kResponses, R"({"moderation": {"model": "m"}})"), "moderation");
 }
 
-// An endpoint supports such a field only if SGLang or vLLM defines the field for that endpoint.
+// An endpoint supports a field that determines the prompt only if SGLang or vLLM defines the field
+// for that endpoint.
 TEST(KnownFields, PromptFieldsBelongToTheirEndpoints) {
   for (const char* field : {"echo", "add_special_tokens", "return_cached_tokens_details"}) {
     const std::string body = fmt::format(R"({{"{}": true}})", field);

@@ -12,7 +12,7 @@ constexpr char kNotSupported[] = "is not supported";
 constexpr char kAdapters[] = "is not supported: this server has no LoRA adapters";
 constexpr char kHidden[] = "is not supported: this server returns no internal states";
 
-// Fields of all these endpoints: SGLang's, then vLLM's PoolingBasicRequestMixin.
+// Fields of all requests for pooled vectors: SGLang's, then vLLM's PoolingBasicRequestMixin.
 constexpr KnownField kCommon[] = {
     {"model", kHonoured},
     {"user", kHint},
@@ -81,7 +81,7 @@ constexpr KnownField kEncode[] = {
     {"input_embeds", kRefused, "is not supported: use text or input_ids"},
     {"is_cross_encoder_request", kRefused, "is not supported: use POST /v1/score"},
     {"lora_id", kRefused, kAdapters},
-    {"background", kRefused, "is not supported: responses use the request's connection"},
+    {"background", kRefused, "is not supported: the answer comes on the request's connection"},
     {"http_worker_ipc", kRefused, kNotSupported},
     {"return_prompt_token_ids", kRefused, kNotSupported},
     {"return_pooled_hidden_states", kRefused, kHidden},
@@ -121,8 +121,8 @@ constexpr KnownField kRerank[] = {
     {"activation", kHonoured},
     {"instruct", kRefused, "is not supported: put it into the query"},
     {"instruction", kRefused, "is not supported: put it into the query"},
-    {"rank_fields", kRefused, "is not supported: documents have one text", R"([["text"]])"},
-    {"max_chunks_per_doc", kRefused, "is not supported: documents are one prompt", "[1]"},
+    {"rank_fields", kRefused, "is not supported: a document has only a text", R"([["text"]])"},
+    {"max_chunks_per_doc", kRefused, "is not supported: each document is one prompt", "[1]"},
     {"max_tokens_per_doc", kRefused, "is not supported: use truncate_prompt_tokens"},
     {"return_embeddings", kRefused, kNotSupported},
     {"chat_template", kRefused, kNotSupported},

@@ -14,7 +14,7 @@
 namespace switchyard {
 namespace {
 
-// Without a charset, some clients decode text/* with the wrong one for non-ASCII characters.
+// Without a charset in the type, some clients decode non-ASCII characters of text/* wrongly.
 const std::string kStreamType = std::string(http::kEventStream) + "; charset=utf-8";
 
 using Clock = std::chrono::steady_clock;

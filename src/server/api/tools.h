@@ -27,7 +27,7 @@ struct ToolChoice {
 ToolChoice ParseToolChoice(const Fields& f);
 
 // Throws RequestError for a choice that the tools of the request do not allow: kRequired without
-// tools, or kNamed with another name.
+// tools, or kNamed with a name that no tool has.
 void CheckToolChoice(const Fields& f);
 
 // Throws RequestError that names the field unless `tools` is a list of functions. A function has a

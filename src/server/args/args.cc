@@ -66,7 +66,7 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
            "Maximum number of prompt and output tokens; 0: the model's")
       .NonNegative();
   app.Switch("--is-embedding", e.pooling.is_embedding, kModel,
-             "Serves embeddings instead of text. Set by itself for checkpoints with "
+             "Serves embeddings instead of text. Set automatically for checkpoints with "
              "sentence-transformers' modules.json, and for architectures ...Model; classifiers "
              "(...ForSequenceClassification) need no flag");
   app.Flag("--pooler-config,--override-pooler-config", e.pooling.pooler_config, kModel,
@@ -116,8 +116,8 @@ void AddParallelFlags(CommandLine& app, ServerArgs& a) {
            "Compute threads per rank; 0: the CPUs available to this process, divided by the ranks")
       .NonNegative();
   app.Flag("--cpu-bind", e.cpu_bind, kParallel,
-           "CPU pinning of threads. auto: each rank gets a part of the CPUs available to this "
-           "process that no other server has claimed; no pinning on GPUs. none: no pinning. Or one "
+           "CPU pinning of threads. auto: each rank gets a part of this process's CPUs, except "
+           "those that another server has claimed; no pinning on GPUs. none: no pinning. Or one "
            "list per rank of this host, like 0-3|4-7 (SGLANG_CPU_OMP_THREADS_BIND)");
   app.Flag("--cpu-isa", e.cpu_isa, kParallel,
            "Instruction set: auto (the best of this CPU), reference, avx2, avx512, amx; "
@@ -127,9 +127,9 @@ void AddParallelFlags(CommandLine& app, ServerArgs& a) {
       .Range(0.1, 1e6);
   app.Flag(
          "--watchdog-timeout", e.watchdog_timeout_seconds, kParallel,
-         "Seconds without a heartbeat after which a rank is killed. Then the ranks restart, or the "
-         "server ends with an error that names it (--disable-elastic-ep, several nodes). /health "
-         "returns 503 after half of that time, at most 20 s")
+         "Seconds without a heartbeat after which a rank is killed. Then the ranks restart. With "
+         "--disable-elastic-ep or several nodes, the server instead ends with an error that names "
+         "the rank. /health returns 503 after half of that time, at most 20 s")
       .Range(3.0, 1e6);
 }
 
@@ -166,8 +166,8 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
              "exchange of token rows. Outputs stay bitwise equal");
   app.Flag("--tbo-min-tokens", e.tbo_min_tokens, kMoe,
            "Two-batch overlap: batches with fewer tokens, summed over attention groups, run whole. "
-           "-1: on CPUs 2; on GPUs as many as give each expert 256 tokens in each micro-batch, "
-           "since with fewer the time goes into reading weights, which two micro-batches read "
+           "-1: 2 on CPUs; on GPUs as many as give each expert 256 tokens in each micro-batch. "
+           "With fewer, reading weights takes most of the time, and two micro-batches read them "
            "twice")
       .Range(-1, 1 << 30);
   app.Switch(
@@ -203,7 +203,7 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
            "Layers that switch placement in the same step. Until the switch, their migrating "
            "experts take memory twice. -1: all layers of the plan");
   app.Flag("--eplb-min-rebalancing-utilization-threshold", eplb.min_utilization, kMoe,
-           "Skips a rebalance if the mean rank load divided by the maximum exceeds this")
+           "Skips a rebalance if the mean load of the ranks divided by the maximum exceeds this")
       .Range(0.0, 1.0);
   app.Flag("--eplb-watchdog-timeout", eplb.watchdog_seconds, kMoe,
            "Seconds without progress after which a plan or a migration is abandoned")
@@ -220,7 +220,7 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
            "Directory of the files that POST /dump_expert_distribution_record writes");
   app.Switch(
       "--enable-expert-distribution-metrics", recorder.metrics, kMoe,
-      "Logs the balancedness of each pass; counts in GET /expert_distribution and GET /metrics");
+      "Logs the balancedness of each pass; adds counts to GET /expert_distribution and /metrics");
   app.Flag("--elastic-ep-timeout", e.moe.elastic_timeout_seconds, kMoe,
            "Timeout in seconds of one exchange stage, after which mooncake continues without the "
            "missing rank")
@@ -236,7 +236,7 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
 void AddMemoryFlags(CommandLine& app, EngineConfig& e) {
   app.Flag(
          "--mem-fraction-static", e.mem_fraction_static, kMemory,
-         "Fraction of memory for weights and KV cache of all ranks (of this host, or of each GPU)")
+         "Fraction of this host's memory, or of each GPU's, for weights and KV cache of its ranks")
       .Range(0.01, 1.0);
   app.Flag("--max-total-tokens", e.max_total_tokens, kMemory,
            "Token capacity of the KV cache of each attention group; 0: from the available memory")
@@ -268,9 +268,11 @@ void AddMemoryFlags(CommandLine& app, EngineConfig& e) {
          "--schedule-conservativeness", e.schedule_conservativeness, kMemory,
          "Factor on the cache space that admission reserves for future tokens of running requests")
       .Range(0.0, 1e3);
-  app.Flag("--target-step-ms", e.target_step_ms, kMemory,
-           "Target time in milliseconds of a step with decoding requests; prompt chunks are cut to "
-           "fit. -1: 8 decode steps within 25 to 50 ms, at least 2 decode steps. 0: no target");
+  app.Flag(
+      "--target-step-ms", e.target_step_ms, kMemory,
+      "Target time in milliseconds of a step with decoding requests; prompt chunks are cut to "
+      "fit. -1: the time of 8 decode steps, limited to 25 to 50 ms, but at least the time of 2 "
+      "decode steps. 0: no target");
   app.Switch("--enable-priority-scheduling", e.priority_scheduling, kMemory,
              "Admits requests of higher `priority` first, and preempts running requests of lower "
              "priority");
@@ -311,10 +313,9 @@ void AddElasticFlags(CommandLine& app, ServerArgs& a) {
              "Ends the server if a rank ends");
   app.Flag("--max-rank-deaths", a.max_rank_deaths, kParallel,
            "COUNT/SECONDS: ends the server if ranks end more than COUNT times within SECONDS");
-  app.Flag(
-         "--rank-stall-timeout", a.rank_stall_seconds, kParallel,
-         "Seconds for which the process of a rank may be stopped (SIGSTOP) until it is killed and "
-         "the ranks are restarted; 0: no limit but --watchdog-timeout")
+  app.Flag("--rank-stall-timeout", a.rank_stall_seconds, kParallel,
+           "Seconds after which a rank's stopped process (SIGSTOP) is killed and the ranks are "
+           "restarted; 0: only --watchdog-timeout limits the time")
       .Range(0.0, 1e6);
 }
 

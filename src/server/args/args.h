@@ -17,7 +17,7 @@ struct ServerArgs {
   int dp_size = 1;                   // --dp-size; above 1, requires --enable-dp-attention
   bool enable_dp_attention = false;  // --enable-dp-attention
   bool enable_ep_moe = false;        // --enable-ep-moe: sets --ep-size to --tp-size
-  bool enable_deepep_moe = false;    // --enable-deepep-moe: the same, and selects deepep
+  bool enable_deepep_moe = false;    // --enable-deepep-moe: as --enable-ep-moe, and selects deepep
   // Lines about accepted flags without effect. Parse has already logged them.
   std::vector<std::string> without_effect;
   int nnodes = 1;                    // --nnodes: hosts, each with tp / nnodes ranks

@@ -45,7 +45,7 @@ void AddBenchFlags(CommandLine& app, BenchArgs& a) {
   }
   app.Flag("--ranks,--tp", a.ranks, kBench,
            a.which == "exchange"
-               ? "Ranks; 0: one for each GPU, or on CPUs 2 and then 4"
+               ? "Number of ranks; 0: one for each GPU; on CPUs 2, and then 4"
                : "Ranks, each with its own tokens; the EP size is their number. 0: one for each "
                  "GPU, or 2 on CPUs")
       .Range(0, 64);
@@ -67,7 +67,7 @@ void AddBenchFlags(CommandLine& app, BenchArgs& a) {
            "all that fit in memory")
       .OneOf({"olmoe-1b-7b", "qwen3-30b-a3b", "deepseek-v3"});
   app.Flag("--experts-per-rank", a.experts_per_rank, kBench,
-           "Experts of each rank; 0: the model's experts divided by the ranks, on GPUs by 8")
+           "Experts of each rank; 0: the model's experts divided by the ranks (on GPUs, by 8)")
       .NonNegative();
 }
 
@@ -89,8 +89,8 @@ std::optional<BenchArgs> ParseBench(const std::string& which,
   const auto summary = summaries.find(which);
   if (summary == summaries.end())
     throw Invalid(
-        "bench {}: the nearest is bench {}; want one-batch, serve, kernels, moe-layer, exchange or "
-        "roofline",
+        "there is no bench {}; the nearest is bench {}; want one-batch, serve, kernels, moe-layer, "
+        "exchange or roofline",
         which, NearestName(which, kBenches));
   CommandLine app(summary->second, "switchyard bench " + which);
   AddBenchFlags(app, a);

@@ -27,7 +27,8 @@ class RecentDeaths {
 
   explicit RecentDeaths(DeathLimit limit) : limit_(limit) {}
 
-  // Returns whether the ends within the window, this one included, are at most the limit.
+  // Adds the end of a rank. Returns false if there are now more ends within the window than the
+  // limit.
   bool Add(std::string why, Clock::time_point now) {
     while (!recent_.empty() && now - recent_.front().first > limit_.window) recent_.pop_front();
     recent_.emplace_back(now, std::move(why));

@@ -63,7 +63,7 @@ void AddPlan(CommandLine& app, EplbArgs& a) {
 
 void AddSimulate(CommandLine& app, EplbArgs& a) {
   app.Option("--window", a.window,
-             "Steps that each plan is computed from; the first window is not evaluated")
+             "Number of steps from which a plan is computed; the first window is not evaluated")
       .ShowDefault()
       .Positive();
   app.Option("--every", a.every, "Steps between two plans").ShowDefault().Positive();
@@ -79,7 +79,7 @@ std::optional<EplbArgs> ParseEplb(const std::string& which, const std::vector<st
     return std::nullopt;
   }
   if (which != "plan" && which != "simulate")
-    throw Invalid("eplb {}: the nearest is eplb {}; want plan or simulate", which,
+    throw Invalid("there is no eplb {}; the nearest is eplb {}; want plan or simulate", which,
                   NearestName(which, kTools));
   EplbArgs a;
   a.which = which;

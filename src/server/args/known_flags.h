@@ -17,9 +17,9 @@ std::string NearestName(std::string_view name, std::span<const std::string_view>
 // with that name, as Python's argparse does. If several options do, Error kInvalid lists them.
 void CompleteFlags(const CommandLine& app, std::vector<std::string>* words);
 
-// Throws kInvalid for the first word of the form --name or --name=value if `app` has no such
-// option. The error suggests the option with the nearest name. `from_file`: the words that
-// ExpandYamlConfig made from `file`.
+// Throws kInvalid for the first word --name or --name=value whose name is not an option of `app`.
+// The error suggests the option with the nearest name. `from_file`: the words that ExpandYamlConfig
+// made from `file`.
 void RefuseUnknownFlags(const CommandLine& app, const std::string& file,
                         const std::vector<std::string>& from_file,
                         const std::vector<std::string>& words);

@@ -66,7 +66,8 @@ void NoteDpRank(TakenFlags* taken) {
       fmt::format("SGLANG_DP_RANK={} has no effect here: each request selects its group", text));
 }
 
-// Notes HCCL_BUFFSIZE and DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ if the exchange has no rounds.
+// Adds log lines for HCCL_BUFFSIZE and DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ if the exchange has no
+// rounds.
 void NoteRounds(const MoeOptions& moe, TakenFlags* taken) {
   const bool low_latency = moe.deepep_mode == "low_latency" &&
                            (moe.a2a_backend == "deepep" || moe.a2a_backend == "mooncake");
@@ -80,7 +81,7 @@ void NoteRounds(const MoeOptions& moe, TakenFlags* taken) {
   if (moe.combine_long_seq) note("DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ=1");
 }
 
-// Notes --enable-single-batch-overlap if the exchange returns all outputs at once.
+// Adds a log line for --enable-single-batch-overlap if the exchange returns all outputs at once.
 void NoteSingleBatchOverlap(const MoeOptions& moe, TakenFlags* taken) {
   if (!moe.single_batch_overlap || CombinesInParts(moe)) return;
   taken->without_effect.push_back(fmt::format(

@@ -11,11 +11,12 @@ namespace switchyard {
 // conflict.
 void SettleArgs(const CommandLine& app, ServerArgs* args);
 
-// Adds a log line to `taken` for each flag and environment variable below that is set and has no
-// effect. --enable-single-batch-overlap has none if the exchange that `moe` selects returns all
-// outputs at once. SGLANG_DP_RANK never has one, because requests select their group
-// (data_parallel_rank). HCCL_BUFFSIZE and DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ have none if the
-// exchange does not run in rounds. Throws kInvalid for a variable with an unsupported value.
+// Adds a log line to `taken` for each of these flags and environment variables that is set but has
+// no effect. SGLANG_DP_RANK never has an effect, because requests select their group
+// (data_parallel_rank). The others have no effect with some of the exchanges that `moe` can select:
+// --enable-single-batch-overlap if the exchange returns all outputs at once, and HCCL_BUFFSIZE and
+// DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ if it does not run in rounds. Throws kInvalid for a
+// variable with an unsupported value.
 void NoteWithoutEffect(const MoeOptions& moe, TakenFlags* taken);
 
 }  // namespace switchyard

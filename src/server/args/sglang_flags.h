@@ -11,14 +11,14 @@ class CommandLine;
 
 struct SglangFlag {
   enum class Kind : uint8_t {
-    kWithoutEffect,  // accepted: one line at startup gives the reason `why`
-    kRefused,        // would change results: an error gives the reason `why`
+    kWithoutEffect,  // accepted: a log line at startup gives the reason `why`
+    kRefused,        // an error with the reason `why`: the flag would change results
   };
   const char* name;  // with dashes
   int values = 0;    // number of values; -1: one or more
   Kind kind = Kind::kWithoutEffect;
   const char* why = "";
-  const char* harmless = nullptr;  // a value of a refused flag that is accepted
+  const char* harmless = nullptr;  // the only value that a refused flag may have
 };
 
 // All flags, each name once.

@@ -160,7 +160,7 @@ TEST(SglangFlagsTest, DpRankOfTheEnvironmentIsCheckedAndSaid) {
   EXPECT_THAT(error, HasSubstr("SGLANG_DP_RANK=x"));
 }
 
-// Returns the value in the arguments that a flag or variable changes.
+// Returns the member of the arguments that is expected to change.
 using Observed = std::function<std::string(const ServerArgs&)>;
 
 struct Honoured {

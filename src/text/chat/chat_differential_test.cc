@@ -1,5 +1,5 @@
-// Renders the templates of tests/data/chat with each of its conversations, and compares text and
-// ids with those of transformers (make_chats.py there).
+// Renders each template of tests/data/chat with each conversation of that folder. Compares text and
+// ids with those of transformers (make_chats.py in that folder).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -41,8 +41,8 @@ const std::string* TokenText(const Json& token) {
 // Texts of special tokens by name.
 using SpecialTokens = std::map<std::string, std::string>;
 
-// Every *_token of `config`: the usual seven, and those that a model adds (image_token …). Also the
-// entries of extra_special_tokens, if it is an object.
+// Takes every *_token of `config`: the usual seven, and those that a model adds (image_token …). If
+// extra_special_tokens is an object, takes its entries too.
 void TakeSpecialTokens(const Json& config, SpecialTokens* tokens) {
   for (const auto& [name, value] : config.items()) {
     const std::string* text = TokenText(value);
@@ -57,7 +57,7 @@ void TakeSpecialTokens(const Json& config, SpecialTokens* tokens) {
 
 using Sources = std::map<std::string, ChatTemplateSource>;
 
-// A chat_template key: a string, or a list of {name, template}.
+// The templates of a chat_template key, which is a string or a list of {name, template}.
 Sources FromKey(const Json& value, const fs::path& path) {
   const std::string where = path.string() + ": chat_template";
   if (value.is_string()) return {{"default", {value, where}}};
@@ -78,7 +78,7 @@ Sources FromKey(const Json& value, const fs::path& path) {
   return sources;
 }
 
-// A file that holds a template as plain text, or as JSON with a chat_template key.
+// The templates in a file, which is plain text or JSON with a chat_template key.
 Sources FromFile(const fs::path& path) {
   if (path.extension() == ".json") {
     Json json = ReadJson(path);

@@ -20,10 +20,11 @@ struct ChatFiles {
   nlohmann::ordered_json special_tokens;                // texts by name: bos_token …
 };
 
-// Templates: `override_file`, else chat_template.jinja and additional_chat_templates/NAME.jinja,
-// else chat_template.json, else tokenizer_config.json's chat_template. Special tokens:
-// tokenizer_config.json. If it has no added_tokens_decoder, also special_tokens_map.json, as in
-// transformers. Throws Error that names the file at fault; a missing file is not an error.
+// Templates come from `override_file`, or else from the first of these that exists:
+// chat_template.jinja and additional_chat_templates/NAME.jinja; chat_template.json; the
+// chat_template of tokenizer_config.json. Special tokens come from tokenizer_config.json. If it has
+// no added_tokens_decoder, they also come from special_tokens_map.json, as in transformers. Throws
+// Error that names the invalid file. A file that is missing in `model_dir` is not an error.
 ChatFiles ReadChatFiles(const std::filesystem::path& model_dir,
                         const std::optional<std::filesystem::path>& override_file);
 

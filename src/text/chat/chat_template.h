@@ -17,9 +17,9 @@ namespace switchyard {
 struct ChatInput {
   nlohmann::ordered_json messages;  // array of {role, content, …} as OpenAI's chat API has it
   nlohmann::ordered_json tools = nullptr;  // array of tools, or null
-  bool add_generation_prompt = true;       // end with the header of an assistant turn
+  bool add_generation_prompt = true;       // the prompt ends with the header of an assistant turn
   bool continue_final_message =
-      false;  // leave the last message unfinished; excludes add_generation_prompt
+      false;  // the last message stays unfinished; excludes add_generation_prompt
   nlohmann::ordered_json kwargs =
       nullptr;  // chat_template_kwargs: an object of additional variables, or null
 };
@@ -27,13 +27,13 @@ struct ChatInput {
 // Owned by the server front; immutable after construction, thread-safe.
 class ChatTemplate {
  public:
-  // Reads chat_template.jinja with additional_chat_templates/NAME.jinja, else chat_template.json,
-  // else tokenizer_config.json's chat_template (a string, or a list of {name, template} with
-  // "default" and "tool_use"); `override_file` (--chat-template) replaces all of these. Special
-  // token strings come from tokenizer_config.json and special_tokens_map.json. Each template is
-  // probed for the shapes of messages that it reads (TemplateTraits). A directory without any
-  // template is not an error here. Throws Error that names the file, and the line of a syntax error
-  // in a template.
+  // Reads the templates and special tokens of a checkpoint (ReadChatFiles). Templates come from the
+  // first of these that exists: chat_template.jinja with additional_chat_templates/NAME.jinja;
+  // chat_template.json; the chat_template of tokenizer_config.json. The last is a string, or a list
+  // of {name, template} with "default" and "tool_use". `override_file` (--chat-template) replaces
+  // all of these. Each template is probed for the shapes of messages that it reads
+  // (TemplateTraits). A directory without any template is not an error here. Throws Error that
+  // names the file, and the line of a syntax error in a template.
   static ChatTemplate FromDirectory(const std::filesystem::path& model_dir,
                                     const std::optional<std::filesystem::path>& override_file = {});
 
@@ -43,9 +43,9 @@ class ChatTemplate {
   // The source of the template for conversations with or without tools; empty if there is none.
   std::string Source(bool with_tools) const;
 
-  // Passes messages unchanged, except for shapes that the template does not read (AdaptMessages).
-  // Throws Error kInvalid for malformed messages (named by index and key), and jinja::TemplateError
-  // with the template's own message.
+  // Renders the prompt. The template receives the messages unchanged, except for shapes that it
+  // does not read (AdaptMessages). Throws Error kInvalid for malformed messages (named by index and
+  // key), and jinja::TemplateError with the template's own message.
   jinja::Rendered Apply(const ChatInput& input, const jinja::RenderOptions& options = {}) const;
 
  private:
@@ -57,8 +57,8 @@ class ChatTemplate {
 
   ChatTemplate() = default;
 
-  // "tool_use" if there are tools and it exists; otherwise "default", or the only template. Throws
-  // Error.
+  // The template "tool_use" if there are tools and the checkpoint has this template; otherwise
+  // "default", or the only template. Throws Error.
   const Named& Choose(bool with_tools) const;
 
   std::string model_dir_;

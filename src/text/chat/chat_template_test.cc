@@ -25,7 +25,7 @@ const fs::path& Fixtures() {
   return path;
 }
 
-// A model directory of its own per test, removed at the end.
+// Each test has its own model directory, which is removed at the end.
 class ChatTemplateTest : public testing::Test {
  protected:
   ChatTemplateTest() {

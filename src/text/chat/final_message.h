@@ -10,8 +10,8 @@
 namespace switchyard {
 
 // A marker that is appended to the last message's text. Its position in the rendered prompt shows
-// where that text ends. The method is that of transformers (render_jinja_template). Unlike there,
-// the marker is chosen so that it occurs nowhere else in the rendered inputs.
+// where that text ends. The method is that of transformers (render_jinja_template). Unlike in
+// transformers, the marker is chosen so that it occurs nowhere else in the rendered inputs.
 class FinalMessageMark {
  public:
   // Appends the marker to the content of the last message: to the string, or to the last text part

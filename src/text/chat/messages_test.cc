@@ -1,5 +1,5 @@
-// The messages that templates receive: as sent by the client, or in another shape if a probe shows
-// that the template does not read the sent one.
+// The messages that templates receive: unchanged, or in another shape if a probe shows that the
+// template does not read the client's shape.
 #include "text/chat/messages.h"
 
 #include <gmock/gmock.h>

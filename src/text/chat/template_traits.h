@@ -18,9 +18,8 @@ inline constexpr size_t kRoleClasses = 4;
 // variants. kUser: all others.
 RoleClass ClassOfRole(std::string_view role);
 
-// Message shapes that the template does not read; messages in all other shapes are passed
-// unchanged. Probes set each member. The template counts as reading a shape unless a probe shows
-// that it does not.
+// The message shapes that the template does not read. Messages in all other shapes are passed
+// unchanged. A member is true only if a probe showed that the template does not read the shape.
 struct TemplateTraits {
   // tool_calls[].function.arguments: the template expects an object. Arguments given as a text
   // (JSON, as in OpenAI's API) are parsed before rendering.

@@ -8,7 +8,7 @@
 namespace switchyard::jinja {
 namespace {
 
-// Small enough that the sum of two values does not overflow Int.
+// Limit of integers, so that the sum of two of them does not overflow Int.
 constexpr Int kLimit = Int{1} << 120;
 
 Value Checked(Int value) {

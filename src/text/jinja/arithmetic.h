@@ -10,7 +10,7 @@ namespace switchyard::jinja {
 // beyond 2^120.
 Value Compute(BinaryOp op, const Value& a, const Value& b);
 
-// round(): half to even in the last of `digits` decimal places.
+// Python's round(): to `digits` decimal places, with ties to even.
 double RoundHalfEven(double value, int digits);
 
 }  // namespace switchyard::jinja

@@ -95,7 +95,7 @@ struct TestExpr {
 
 struct Expr {
   int line;
-  int depth;  // of the tree below, bounded by the parser
+  int depth;  // depth of the tree below this node; the parser limits it
   std::variant<Literal, Name, ListLiteral, DictLiteral, Attribute, Subscript, SliceExpr, Unary,
                Binary, Comparison, Concatenation, Logical, Conditional, CallExpr, FilterExpr,
                TestExpr>
@@ -151,7 +151,8 @@ struct MacroDefinition {
   std::string name;
   std::vector<Parameter> parameters;
   Body body;
-  // Whether the body reads the special name. Only then may calls pass such arguments.
+  // Whether the body reads the variable caller, varargs or kwargs. A call may pass a caller,
+  // further positional or further named arguments only if the body reads them.
   bool uses_caller = false;
   bool uses_varargs = false;
   bool uses_kwargs = false;

@@ -85,7 +85,7 @@ void Context::Step(size_t count) {
 }
 
 void Context::Work(size_t amount) {
-  constexpr size_t kWorkPerRead = 4096;  // steps, in total below 1 ms
+  constexpr size_t kWorkPerRead = 4096;  // steps; they take less than 1 ms
   work_ += amount;
   if (work_ < kWorkPerRead) return;
   work_ = 0;

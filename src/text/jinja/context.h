@@ -64,8 +64,8 @@ class Context {
   void Step(size_t count = 1);
   // Call before reading `bytes` bytes.
   void Scan(size_t bytes) { Step(1 + bytes / 64); }
-  // Call before allocating `bytes` bytes for an intermediate result. They count until the
-  // destruction of the innermost Temporaries.
+  // Call before allocating `bytes` bytes for an intermediate result. They count until the innermost
+  // Temporaries object is destroyed.
   void Allocate(size_t bytes);
 
   // Count the memory of a value or a scope. Call Hold before its creation and Drop at its
@@ -145,7 +145,8 @@ class Context {
   std::vector<ObjectPtr> kept_;      // last: the destructors of its objects call Drop
 };
 
-// Limits the C++ recursion of evaluation, whose depth macros and recursive loops control.
+// Limits the C++ recursion of evaluation, because macros and recursive loops of a template
+// determine its depth.
 class DepthGuard {
  public:
   explicit DepthGuard(int& depth) : depth_(depth) {

@@ -19,7 +19,7 @@ nlohmann::ordered_json TrustedString(std::string_view text);
 // An integer beyond 64 bits: an optional minus sign and digits.
 nlohmann::ordered_json BigIntegerTag(std::string_view digits);
 
-// The string of such a value; nullopt for any other value.
+// The text of a TrustedString, and the digits of a BigIntegerTag; nullopt for other values.
 std::optional<std::string> TrustedStringOf(const nlohmann::ordered_json& json);
 std::optional<std::string> BigIntegerOf(const nlohmann::ordered_json& json);
 
@@ -28,10 +28,10 @@ struct JsonLimits {
   int keys;   // per object
 };
 
-// As Json::parse, but integers beyond 64 bits become BigInteger values. If `keeps` is given, this
-// applies only below the top-level keys for which it returns true; elsewhere such integers become
-// doubles. Throws Json::exception for text that is not JSON. Throws Error kInvalid beyond `limits`;
-// its message begins with "the " + `what`.
+// As Json::parse, but integers beyond 64 bits become values of BigIntegerTag. If `keeps` is given,
+// this applies only below the top-level keys for which it returns true; elsewhere such integers
+// become doubles. Throws Json::exception for text that is not JSON. Throws Error kInvalid beyond
+// `limits`; its message begins with "the " + `what`.
 nlohmann::ordered_json ParseExactJson(
     std::string_view text, std::string_view what, JsonLimits limits,
     const std::function<bool(std::string_view top_level_key)>& keeps = nullptr);

@@ -48,7 +48,7 @@ class Reader {
   size_t at_ = 0;
 };
 
-// The format specification between `%` or `:` and the type.
+// The part of a format specification between `%` or `:` and the type.
 struct Spec {
   std::string fill = " ";
   char align = '\0';  // '\0': the default of the type

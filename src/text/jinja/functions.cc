@@ -101,7 +101,7 @@ std::optional<Value> Cycler::GetAttribute(Context& context, std::string_view nam
   return Value(ObjectPtr(context.New<CyclerMethod>(0, std::move(self), name == "next")));
 }
 
-// Wraps an object that holds other values, which count towards the nesting limit.
+// Wraps an object that holds other values. Their nesting counts towards the limit.
 Value MakeObject(ObjectPtr object) {
   if (object->depth() > kMaxNesting) Fail("objects nest deeper than {}", kMaxNesting);
   return Value(std::move(object));

@@ -27,7 +27,8 @@ void Interpreter::Print(const Text& text) {
   context_.Allocate(out_->GrowthBy(text.size(), text.runs()));
   const size_t runs_before = out_->runs();
   out_->Append(text);
-  // Counts the memory of Rendered::runs. `struct`, since Run is also a function of this class.
+  // Counts the memory of Rendered::runs. `struct Run` is the type; Run is also a function of this
+  // class.
   context_.Allocate((out_->runs() - runs_before) * sizeof(struct Run));
 }
 

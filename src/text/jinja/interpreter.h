@@ -25,7 +25,7 @@ class Interpreter {
 
   // ---- called back by macros and loops, which are values
 
-  // `scope`: where the macro was defined.
+  // `scope`: the scope in which the macro was defined.
   Value CallMacro(const MacroDefinition& macro, const ScopePtr& scope, const Arguments& arguments);
   // Runs the loop recursively over `iterable`, at recursion depth `depth`.
   Value RunLoop(const For& loop, const ScopePtr& scope, const Value& iterable, int depth);
@@ -36,7 +36,7 @@ class Interpreter {
   // How a body ended.
   enum class Flow { kNormal, kBreak, kContinue };
 
-  // Runs `action` in `scope`, with its output going to `out`; null: to the current output.
+  // Runs `action` in `scope`. The output goes to `out`, or to the current output if `out` is null.
   template <typename Action>
   void Within(ScopePtr scope, Text* out, Action action);
   // Returns the output of `body`, run in a new child scope. `flow` is set to how it ended.

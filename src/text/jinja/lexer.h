@@ -20,7 +20,7 @@ enum class TokenKind {
   kInteger,
   kFloat,
   kOperator,
-  kEnd,  // of the template; always the last token
+  kEnd,  // end of the template; always the last token
 };
 
 struct Token {

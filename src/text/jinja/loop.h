@@ -11,10 +11,10 @@
 
 namespace switchyard::jinja {
 
-// The object that the body sees as `loop`. The interpreter also iterates with it: it skips the
-// items that the loop's filter rejects. The filter is evaluated lazily, since it may read variables
-// that the body sets. loop.last tests items up to the next accepted one; loop.length tests all
-// items.
+// The object that the body sees as `loop`. The interpreter also iterates with this object, which
+// skips the items that the loop's filter rejects. The filter is evaluated lazily, since it may read
+// variables that the body sets. loop.last tests items up to the next accepted one; loop.length
+// tests all items.
 class Loop : public Object {
  public:
   // Call Finish() before the interpreter is destroyed: variables may keep this object alive longer.

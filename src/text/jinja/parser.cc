@@ -33,7 +33,7 @@ class Parser {
   }
 
  private:
-  // A block that encloses the current tag. For messages and for the nesting limit.
+  // A block that encloses the current tag; needed for error messages and for the nesting limit.
   struct OpenBlock {
     std::string_view tag;
     EndTags ends;

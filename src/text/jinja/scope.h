@@ -43,7 +43,7 @@ class Scope {
         return;
       }
     }
-    // The capacity of a vector is up to twice its size.
+    // Twice the size of an entry, because the capacity of a vector is up to twice its size.
     const size_t bytes = 2 * sizeof(variables_[0]) + name.size();
     context_.Hold(bytes);
     held_ += bytes;
@@ -53,7 +53,7 @@ class Scope {
   void Clear() { variables_.clear(); }
 
  private:
-  static constexpr size_t kBytes = 128;  // of the object and its control block
+  static constexpr size_t kBytes = 128;  // bytes of the object and its control block
 
   Context& context_;
   size_t held_ = 0;

@@ -239,7 +239,7 @@ Value GroupBy(Context& context, const Value& input, const Arguments& arguments) 
       members.push_back(sorted[i].list().items[2]);
     }
     if (members.empty())
-      members.push_back(sorted[i++].list().items[2]);  // a key unequal to itself (NaN)
+      members.push_back(sorted[i++].list().items[2]);  // NaN is not equal to itself
     Value group = context.MakeList(std::move(members));
     groups.push_back(context.MakeList({grouper, std::move(group)}, List::Kind::kTuple,
                                       std::string(kGroupLabel)));

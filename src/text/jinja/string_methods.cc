@@ -98,12 +98,12 @@ Text SwapCase(Context& context, const Text& text) {
   return out;
 }
 
-// Byte range of the code points [start, end) of `text`, the arguments of find, count and
-// startswith.
+// Byte range of the code points [start, end) of a text, where start and end are arguments of find,
+// count or startswith.
 struct ByteRange {
   size_t begin, end;
   size_t first;  // code points before begin
-  bool valid;    // start lies within the text and before end
+  bool valid;    // start <= end, and both lie within the text
 };
 
 ByteRange RangeOf(Context& context, const Text& text, const Bound& bound, size_t start_index) {

@@ -38,7 +38,7 @@ struct Rendered {
 // within one second.
 struct RenderOptions {
   int64_t max_steps = 10'000'000;        // evaluated nodes + visited elements + bytes read / 64
-  size_t max_bytes = size_t{64} << 20;   // of live strings, containers, scopes and output
+  size_t max_bytes = size_t{64} << 20;   // bytes of live strings, containers, scopes and output
   size_t max_output = size_t{64} << 20;  // bytes of rendered text
   double max_cpu_seconds = 1;  // CPU time of the thread, independent of other load on the machine
   double (*cpu_clock)() = nullptr;  // CPU time in seconds; null: the thread's CPU clock

@@ -1,4 +1,5 @@
-// Shared by string methods and filters: search, strip, split and replace, which keep runs.
+// Search, strip, split and replace for string methods and filters. Results keep the runs of the
+// text.
 #pragma once
 
 #include <optional>
@@ -21,7 +22,7 @@ size_t RFindBytes(Context& context, std::string_view haystack, std::string_view 
 Text Strip(Context& context, const Text& text, const std::optional<Text>& chars, bool left,
            bool right);
 
-// At most `count` replacements; negative: all.
+// Replaces at most `count` occurrences; negative: all.
 Text Replace(Context& context, const Text& text, const Text& from, const Text& to, Int count);
 
 // str.split and str.rsplit. A missing separator splits at runs of white space. At most `limit`

@@ -25,8 +25,8 @@ struct Arguments;
 // Integers in template arithmetic. Larger integers in requests are BigIntegers.
 using Int = __int128;
 
-// An integer of any size, which can be passed, compared and printed: decimal digits without leading
-// zeros, with a leading minus sign if negative.
+// An integer of any size, which can be passed, compared and printed. Decimal digits without leading
+// zeros, after a minus sign if the integer is negative.
 struct BigInteger {
   std::string digits;
 };
@@ -121,8 +121,8 @@ struct List {
   bool IsSequence() const { return kind != Kind::kGenerator && kind != Kind::kView; }
 };
 
-// Label of the pairs of the groupby filter, whose items are also the attributes `grouper` and
-// `list`.
+// The label of tuples that the groupby filter returns. Their two items are also the attributes
+// `grouper` and `list`.
 inline constexpr std::string_view kGroupLabel = "group";
 
 // Ordered by insertion. Lookups are linear: the dicts of templates are small, and those of requests

@@ -15,7 +15,7 @@ ParsedMessage Parse(const std::string& calls, std::string_view text, bool comple
                      std::vector{text});
 }
 
-// Arguments of the only call; the whole message if there is not exactly one.
+// Arguments of the only call; the whole message if there is not exactly one call.
 std::string Arguments(const std::string& calls, std::string_view text, bool complete = true) {
   const ParsedMessage message = Parse(calls, text, complete);
   return message.calls.size() == 1 ? message.calls[0].arguments : message.Text();

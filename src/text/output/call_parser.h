@@ -38,9 +38,10 @@ class CallParser {
   }
 
  protected:
-  // Consumes a part of input_. False: more text is necessary, or nothing is left.
+  // Consumes a part of input_. Returns false if the parser needs more text, or if all text is
+  // consumed.
   virtual bool Step() = 0;
-  // After the last Step: writes what is still held back.
+  // Called after the last Step: writes the text that is still held back.
   virtual void AtEnd(bool complete) = 0;
 
   PieceBuffer input_;

@@ -15,9 +15,9 @@ namespace switchyard {
 // that the end of the output cuts off gives no text. One output, one thread at a time.
 class HarmonyParser {
  public:
-  // Does not own `out`. `tools`: whether messages with a recipient become calls; if not, they
-  // become text of their channel. `prompt`: the end of the prompt. If it contains the beginning of
-  // a message of the assistant, the output continues that message.
+  // Does not own `out`. `tools`: whether messages with a recipient become calls; otherwise they
+  // become reasoning or content by their channel. `prompt`: the end of the prompt. If it contains
+  // the beginning of a message of the assistant, the output continues that message.
   HarmonyParser(OutputEvents& out, bool tools, std::string_view prompt);
 
   void Push(std::string_view text);
@@ -49,7 +49,7 @@ class HarmonyParser {
   Target target_ = Target::kContent;
   PieceBuffer input_;
   bool has_reasoning_ = false, has_content_ = false;  // written so far
-  bool first_ = true;                                 // no text of the present message so far
+  bool first_ = true;                                 // the present message has no text so far
   std::string held_;  // white space at the end of a call's arguments
 };
 

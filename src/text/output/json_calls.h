@@ -18,7 +18,7 @@ class JsonValueEnd {
   enum class Place {
     kInside,  // the byte belongs to the value
     kLast,    // the byte ends the value
-    kAfter,   // the value ended before the byte: numbers and words have no end of their own
+    kAfter,   // the value ended before the byte, which is how numbers and words end
   };
   Place Push(char c);
 
@@ -29,13 +29,13 @@ class JsonValueEnd {
 
 // Reads {"name": …, "arguments": …}, several such objects, or a list of them. The objects may be
 // separated by commas or semicolons. "parameters" is another name of "arguments". Arguments are
-// passed on while they arrive, as written; a string is decoded first, since it contains the JSON.
-// Keys other than these and "id" are skipped.
+// passed on while they arrive, as written. If they are a string, it is decoded first, since it
+// contains the JSON. Keys other than these and "id" are skipped.
 class JsonCallReader {
  public:
   struct Options {
-    std::string_view stop;      // marker that cannot be part of a call's head; may be empty
-    bool offered_only = false;  // the name of a tool that is not offered is malformed
+    std::string_view stop;      // a call is malformed if its head has this marker; empty: none
+    bool offered_only = false;  // a call of a tool that is not offered is malformed
   };
   // Does not own `writer` and `tools`.
   JsonCallReader(CallWriter& writer, const OfferedTools& tools, Options options)
@@ -53,7 +53,7 @@ class JsonCallReader {
   Status Finish();
 
   int calls() const { return calls_; }  // calls written so far
-  // Consumed text since the last call that became no event.
+  // The text after the last call that was consumed but became no event.
   std::string TakeRaw() { return std::exchange(raw_, {}); }
 
  private:
@@ -66,7 +66,7 @@ class JsonCallReader {
     kName,       // in the value of "name"
     kId,         // in the value of "id"
     kArguments,  // in the value of "arguments"
-    kDecoded,    // the same, within a string
+    kDecoded,    // in a string, the value of "arguments"
     kSkipped,    // in another value
     kComma,      // after a value
   };
@@ -83,7 +83,7 @@ class JsonCallReader {
   Step EndObject();
   // Ends the present call and returns kEnd if the call has begun, else returns kMalformed.
   Step Malformed();
-  bool Begin();  // writes the call's beginning; false: the name is malformed
+  bool Begin();  // writes kCallBegin; false: the name is malformed
   void EndCall();
   void Write(std::string_view arguments);
   void Flush();
@@ -99,14 +99,14 @@ class JsonCallReader {
   const Options options_;
   State state_ = State::kBetween;
   bool list_ = false, list_ended_ = false;
-  std::string raw_;              // consumed bytes that became no event, since the last call
+  std::string raw_;              // bytes after the last call that were consumed but became no event
   std::string key_, name_, id_;  // raw strings, without quotes
   bool has_name_ = false, has_arguments_ = false;
   bool begun_ = false;    // the call's beginning is written
   bool escaped_ = false;  // the next byte of the string follows a backslash
   bool wrote_ = false;    // arguments are not empty
-  std::string early_;     // arguments before the call's beginning
-  std::string pending_;   // arguments after it, to write
+  std::string early_;     // arguments that came before the name
+  std::string pending_;   // further arguments, still to be written
   std::string scalar_;    // arguments that are a number or a word
   JsonValueEnd value_;
   EscapeDecoder decoder_{EscapeDecoder::Language::kJson};

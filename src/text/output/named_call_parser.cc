@@ -10,7 +10,7 @@ namespace {
 
 struct NamedFormat {
   std::string_view section_begin, section_end, call_begin, separator, call_end;
-  bool fenced = false;  // separator NAME newline ```json arguments ```: DeepSeek-V3
+  bool fenced = false;  // after `separator`: NAME, newline, ```json, arguments, ```
   bool id = false;      // the head is an id: functions.NAME:INDEX
 };
 
@@ -66,7 +66,7 @@ class NamedCallParser : public CallParser {
   }
 
   bool ReadText() {
-    // The end of a section may follow text that is not a call.
+    // A section may also end after text that is not a call.
     const PieceBuffer::Found found =
         in_section_ ? input_.Find(section_markers_) : input_.Find(text_markers_);
     writer_.Content(input_.rest().substr(0, found.begin));
@@ -84,7 +84,7 @@ class NamedCallParser : public CallParser {
     return true;
   }
 
-  // After a section's beginning or a call's end.
+  // Reads what follows the beginning of a section or the end of a call.
   bool ReadSection() {
     const std::string_view text = input_.rest();
     const size_t space = std::min(text.find_first_not_of(" \t\r\n"), text.size());
@@ -213,9 +213,9 @@ class NamedCallParser : public CallParser {
   const std::array<std::string_view, 3> end_markers_;
   State state_ = State::kText;
   std::string raw_;          // text of the present call that became no event
-  std::string held_;         // held back at the end of the arguments
+  std::string held_;         // text held back at the end of the arguments
   bool started_ = false;     // the arguments have text other than white space
-  bool wrote_ = false;       // some of it is written
+  bool wrote_ = false;       // a part of the arguments is written
   bool in_section_ = false;  // a call has begun since the last end of a section
 };
 

@@ -31,8 +31,9 @@ class OfferedTools {
   std::map<std::string, std::map<std::string, JsonTypes, std::less<>>, std::less<>> types_;
 };
 
-// A parameter as JSON text. `text` is what the model wrote, `types` what the schema allows: JSON of
-// an allowed type, or Python's spelling of it, stays a value; other text becomes a string.
+// Converts a parameter to JSON text. `text` is what the model wrote; `types` are the types that the
+// schema allows. JSON of an allowed type, or Python's spelling of it, stays a value. Other text
+// becomes a string.
 std::string ParameterJson(std::string_view text, JsonTypes types);
 
 // `text` with the escapes of a JSON string, without quotes.

@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// One piece of an output. The pieces of one kind concatenate to its text.
+// One piece of an output. The pieces of one kind, concatenated, are the text of that kind.
 struct OutputEvent {
   enum class Kind {
     kReasoning,  // text
@@ -62,7 +62,7 @@ class CallWriter {
  private:
   OutputEvents& out_;
   std::string space_;        // held back
-  bool after_call_ = false;  // no other text since the last call
+  bool after_call_ = false;  // only white space has followed the last call
 };
 
 bool IsMarkupSpace(char c);  // space, tab, CR or LF

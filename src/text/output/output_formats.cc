@@ -143,7 +143,7 @@ const CallFormat* DetectCallFormat(std::string_view source) {
                                                                          : "qwen25");
   }
   if (Has(source, "[TOOL_CALLS]")) return named("mistral");
-  // Llama's templates that ask the model for calls like [func_name1(params_name1=params_value1 …)].
+  // Some templates of Llama request calls of the form [func_name1(params_name1=params_value1 …)].
   if (Has(source, "(params_name1=params_value1")) return named("pythonic");
   if (Has(source, "\"parameters\": ") && (Has(source, "ipython") || Has(source, "<|python_tag|>")))
     return named("llama3");
@@ -157,7 +157,8 @@ const ReasoningFormat* DetectReasoningFormat(std::string_view source) {
   if (Has(source, "<seed:think>")) return named("seed_oss");
   if (Has(source, "[THINK]")) return named("mistral");
   if (!Has(source, kEndThink)) return nullptr;
-  // DeepSeek-R1's templates have no switch for thinking, those of V3.1 and later do.
+  // The templates of DeepSeek-V3.1 and later have the variable thinking; those of DeepSeek-R1 do
+  // not.
   if (Has(source, "<｜Assistant｜>"))
     return named(Has(source, "thinking") ? "deepseek-v3" : "deepseek-r1");
   if (Has(source, "<minimax:tool_call>")) return named("minimax");

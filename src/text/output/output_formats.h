@@ -33,8 +33,8 @@ struct ReasoningFormat {
   std::string_view name;
   std::vector<std::string_view> aliases;
   std::string_view open, close;  // empty: harmony
-  // The output begins with reasoning even if neither the prompt nor the output has the opening
-  // marker, unless the prompt ends with the closing marker.
+  // The output begins with reasoning also if neither the prompt nor the output has the opening
+  // marker. The exception is a prompt that ends with the closing marker.
   bool always = false;
 
   bool IsHarmony() const { return open.empty(); }
@@ -43,7 +43,7 @@ struct ReasoningFormat {
 std::span<const CallFormat> CallFormats();
 std::span<const ReasoningFormat> ReasoningFormats();
 
-// The format of that name or alias; nullptr for other names.
+// The format with the name or alias `name`; nullptr if there is none.
 const CallFormat* FindCallFormat(std::string_view name);
 const ReasoningFormat* FindReasoningFormat(std::string_view name);
 

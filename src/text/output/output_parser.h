@@ -22,7 +22,7 @@ struct Rendered;
 // The end of a prompt, which determines whether the output begins within reasoning.
 struct PromptEnd {
   std::string header;   // the last text of the chat template, at most 4 KiB
-  std::string message;  // the unfinished last message after it (continue_final_message)
+  std::string message;  // the unfinished last message after the header (continue_final_message)
 };
 
 // The end of a rendered prompt. Only the template's own text becomes the header. `continues`: the
@@ -31,7 +31,7 @@ PromptEnd EndOf(const jinja::Rendered& prompt, bool continues);
 // The end of a prompt that a client sends as token ids, decoded with special tokens.
 PromptEnd EndOf(std::string_view prompt);
 
-// Where an output begins, for a format other than harmony.
+// Whether an output begins in reasoning or in content. For formats other than harmony.
 ReasoningSplitter::Start ReasoningStart(const ReasoningFormat& format, const PromptEnd& prompt);
 
 // Parses one output that arrives in pieces. The events, with adjacent pieces joined, depend only on

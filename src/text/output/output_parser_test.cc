@@ -159,7 +159,7 @@ TEST(OutputParserTest, EveryFormatGivesItsCallsForEveryCut) {
 TEST(OutputParserTest, TextAroundCallsIsContentWithoutTheSpaceBetween) {
   for (const FormatSample& sample : Samples()) {
     const std::string format = sample.calls;
-    if (format == "gpt-oss") continue;  // it has no text outside messages
+    if (format == "gpt-oss") continue;  // gpt-oss has no text outside messages
     const bool at_start = format == "llama3" || format == "pythonic";
     // After other text, llama3 and pythonic recognize calls only with their marker.
     const std::string& call = at_start ? sample.both : sample.weather;

@@ -21,8 +21,9 @@ class PieceBuffer {
   void Consume(size_t bytes);
   void ConsumeSpace();  // leading white space
 
-  // Position of the earliest marker in rest(), and the marker. Without a complete marker: the
-  // length of the text that no marker can include, and an empty `marker`.
+  // The position of the earliest marker in rest(), and the marker. If rest() has no complete
+  // marker, `marker` is empty, and `begin` is the length of the text that cannot be part of a
+  // marker.
   struct Found {
     size_t begin = 0;
     std::string_view marker;
@@ -38,7 +39,7 @@ class PieceBuffer {
   std::string text_;
   size_t at_ = 0;                           // start of rest()
   const std::string_view* last_ = nullptr;  // markers of the last search
-  size_t searched_ = 0;                     // bytes of rest() that it has covered
+  size_t searched_ = 0;                     // bytes of rest() that this search has covered
   bool ended_ = false;
 };
 

@@ -43,7 +43,7 @@ class Reader {
     std::vector<PythonCall> calls;
     if (!Take('[')) return std::nullopt;
     do {
-      if (!calls.empty() && Take(']')) return calls;  // a comma after the last call
+      if (!calls.empty() && Take(']')) return calls;  // a comma may follow the last call
       PythonCall call;
       if (!Name(/*dots=*/true, &call.name) || !Take('(') || !Keywords(&call.arguments))
         return std::nullopt;

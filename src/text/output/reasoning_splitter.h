@@ -17,11 +17,11 @@ class ReasoningSplitter {
  public:
   struct Markers {
     std::string_view open, close;
-    // Marker of a tool call, which ends reasoning without `close`. May be empty.
+    // The marker of a tool call, which ends the reasoning if `close` is missing. May be empty.
     std::string_view call;
   };
   enum class Start {
-    kUndecided,  // reasoning only if the output begins with the opening marker
+    kUndecided,  // in reasoning if the output begins with the opening marker
     kReasoning,  // in reasoning; an opening marker may follow
     kContent,    // after reasoning, or in content
   };
@@ -39,10 +39,10 @@ class ReasoningSplitter {
  private:
   enum class State {
     kStart,           // before an opening marker
-    kReasoningStart,  // the same, in reasoning
-    kReasoningLines,  // at the line ends before the first line of the reasoning
+    kReasoningStart,  // in reasoning, before an opening marker that may follow
+    kReasoningLines,  // in the line ends between the opening marker and the reasoning
     kReasoning,
-    kContentStart,  // at the line ends before the content
+    kContentStart,  // in the line ends before the content
     kContent,
   };
 
@@ -57,7 +57,7 @@ class ReasoningSplitter {
   size_t end_count_;
   State state_;
   PieceBuffer input_;
-  std::string lines_;  // line ends at the end of the reasoning so far, held back
+  std::string lines_;  // held back: line ends at the end of the reasoning so far
 };
 
 }  // namespace switchyard

@@ -10,11 +10,11 @@ namespace switchyard {
 // are written. A surrogate without its partner becomes U+FFFD.
 class EscapeDecoder {
  public:
-  enum class Language { kJson, kPython };  // Python also has \xHH, \UHHHHHHHH, \' and a line's end
+  enum class Language { kJson, kPython };  // kPython also: \xHH, \UHHHHHHHH, \' and a line's end
   explicit EscapeDecoder(Language language) : language_(language) {}
 
   void Push(char c, std::string* out);
-  void Finish(std::string* out);  // the literal has ended, or the text within it
+  void Finish(std::string* out);  // call at the end of the literal or of the text
   // True directly after a backslash: a quote then does not end the literal.
   bool InEscape() const { return escape_.size() == 1; }
 

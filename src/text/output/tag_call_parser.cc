@@ -11,9 +11,9 @@ namespace {
 struct TagFormat {
   std::string_view section_begin, section_end;  // around calls; empty: none
   std::string_view call_begin, call_end;
-  std::string_view name_end;                // empty: a line's end, a parameter or the call's end
+  std::string_view name_end;                // empty: a name ends at a line's end or a tag
   std::string_view key_begin, key_end;      // around a parameter's name
-  std::string_view value_begin, value_end;  // around its value; value_begin may be empty
+  std::string_view value_begin, value_end;  // around a parameter's value; begin may be empty
   bool quoted = false;                      // names of functions and parameters may be in quotes
   bool own_lines = false;                   // a line's end next to a value belongs to the tags
   bool bare_calls = false;                  // call_begin begins a call outside a section too
@@ -72,7 +72,7 @@ class TagCallParser : public CallParser {
                      : std::vector<std::string_view>{f_.name_end, "<"};
     key_ends_ = {f_.key_end};
     value_ends_ = {f_.value_end};
-    // Models leave out the end of a value before the next tag.
+    // Some models omit value_end before the next tag.
     if (f_.own_lines) {
       line_before_key_ = "\n" + std::string(f_.key_begin);
       line_before_end_ = "\n" + std::string(f_.call_end);
@@ -105,7 +105,7 @@ class TagCallParser : public CallParser {
 
   void AtEnd(bool complete) override {
     if (state_ == State::kValue && !IsStreamed()) {
-      // A number that is cut is not a value.
+      // A value that a limit has cut, such as a number, is not written.
       if (complete) writer_.Arguments(ParameterJson(value_, types_));
     } else if (state_ == State::kValue) {
       writer_.Arguments(EscapeJson(held_));
@@ -134,7 +134,7 @@ class TagCallParser : public CallParser {
     return true;
   }
 
-  // After a section's beginning, or after a call.
+  // Reads what follows the beginning of a section or the end of a call.
   bool ReadSection() {
     TakeSpace();
     if (input_.empty()) return false;
@@ -158,7 +158,7 @@ class TagCallParser : public CallParser {
   }
 
   bool ReadName() {
-    // Some templates begin a line before the name.
+    // Some templates have a line end before the name.
     if (f_.name_end.empty()) TakeSpace();
     const PieceBuffer::Found found = input_.Find(name_ends_);
     const bool named = found.marker != "<" && found.begin <= kMaxCallName;
@@ -180,7 +180,7 @@ class TagCallParser : public CallParser {
     return std::string(f_.quoted ? Unquote(text) : TrimMarkupSpace(text));
   }
 
-  // Between parameters. Other text ends the call, and so does the section's end.
+  // Reads the text between parameters. Other text or the end of the section ends the call.
   bool ReadParameters() {
     input_.ConsumeSpace();
     if (input_.empty()) return false;
@@ -248,7 +248,7 @@ class TagCallParser : public CallParser {
     if (found.marker.empty()) return false;
     if (found.marker == f_.value_end) input_.Consume(f_.value_end.size());
     if (IsStreamed()) {
-      writer_.Arguments("\"");  // a line's end that is held back is not part of the value
+      writer_.Arguments("\"");  // a held-back line end is not part of the value
     } else {
       writer_.Arguments(ParameterJson(value_, types_));
     }
@@ -299,7 +299,7 @@ class TagCallParser : public CallParser {
   std::string name_;  // of the present call
   int parameters_ = 0;
   JsonTypes types_ = 0;
-  std::string value_;        // of the present parameter, unless it is passed on at once
+  std::string value_;        // value of the present parameter, unless it is passed on at once
   std::string held_;         // the value's last line end
   bool after_call_ = false;  // a call has begun since the last text
 };

@@ -21,9 +21,9 @@ uint64_t Key(Pair pair) {
   return uint64_t{static_cast<uint32_t>(pair.first)} << 32 | static_cast<uint32_t>(pair.second);
 }
 
-// A pair and its count when it was queued. After that, the count of a pair only decreases. The
-// exception is pairs with the newest token, which get a new entry. An entry with an outdated count
-// is queued again with the current one, so the first up-to-date entry is the most frequent pair.
+// A pair and its count when it was queued. Later, the count of a pair only decreases, except for
+// pairs with the newest token, which get a new entry. An entry with an outdated count is queued
+// again with the current count. So the first entry with a current count is the most frequent pair.
 struct Candidate {
   int64_t count;
   Pair pair;
@@ -86,7 +86,7 @@ class Merger {
       const Candidate best = queue_.top();
       queue_.pop();
       const auto places = pairs_.find(Key(best.pair));
-      if (places == pairs_.end()) continue;  // a second entry of a merged pair
+      if (places == pairs_.end()) continue;  // the pair is merged; this is another entry of it
       const int64_t count = places->second.count;
       if (count != best.count) {
         Push(best.pair, count);

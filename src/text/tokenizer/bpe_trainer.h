@@ -21,8 +21,8 @@ struct BpeTrainingOptions {
   std::vector<std::string> special_tokens;
 };
 
-// Tokens by id, in the byte-level alphabet (text/tokenizer/byte_level.h), special tokens in plain
-// text. Merges are in the order of their ranks.
+// Tokens by id: special tokens in plain text, all others in the byte-level alphabet
+// (text/tokenizer/byte_level.h). Merges are in the order of their ranks.
 struct LearnedBpe {
   std::vector<std::string> tokens;
   std::vector<std::pair<int32_t, int32_t>> merges;

@@ -10,8 +10,8 @@ namespace switchyard {
 // "é\n" -> "Ã©Ċ".
 void AppendByteLevel(std::string_view bytes, std::string* out);
 
-// The inverse, for one token. A token with a character outside of the alphabet is returned as its
-// own UTF-8 bytes.
+// Converts one token back to bytes. A token with a character outside of the alphabet is returned as
+// its own UTF-8 bytes.
 std::string BytesOfByteLevel(std::string_view token);
 
 }  // namespace switchyard

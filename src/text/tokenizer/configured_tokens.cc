@@ -51,7 +51,7 @@ Json EntryOf(const Json& token, bool special) {
   return entry;
 }
 
-// The added_tokens of a document under construction.
+// The added_tokens of the tokenizer.json that is being completed.
 class TokenList {
  public:
   explicit TokenList(Json* tokenizer) : tokenizer_(*tokenizer), list_(tokenizer_["added_tokens"]) {
@@ -75,7 +75,7 @@ class TokenList {
 
   bool Has(const std::string& text) const { return index_.contains(text); }
 
-  // `declared`: the requested id of the token; negative: none.
+  // `declared`: the id that the configuration gives the token; negative: none.
   void Add(Json entry, int32_t declared) {
     const std::string text = entry["content"];
     if (text.empty() || !list_.is_array()) return;

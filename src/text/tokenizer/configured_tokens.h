@@ -15,8 +15,8 @@ struct TokenizerConfig {
 };
 
 // Completes `tokenizer` (the document of tokenizer.json) in the way of transformers 5.24:
-// - added_tokens_decoder adds tokens and overrides options of existing ones. Without it
-//   added_tokens.json and special_tokens_map.json are used, the files of older versions;
+// - added_tokens_decoder adds tokens and overrides options of existing ones. If it is missing, the
+//   files of older versions are used: added_tokens.json and special_tokens_map.json;
 // - named special tokens (bos_token, ..., image_token and the like) are added if they are missing,
 //   and so are additional_special_tokens or extra_special_tokens;
 // - a new token gets its id in the vocabulary, or its declared id if that is free, or the next free

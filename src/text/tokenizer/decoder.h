@@ -13,7 +13,7 @@
 
 namespace switchyard {
 
-// "<0xE4>": a token for one byte in vocabularies with byte fallback.
+// Whether the token stands for one byte, like "<0xE4>" in vocabularies with byte fallback.
 bool IsByteToken(std::string_view token);
 
 // Receives tokens, each in one or more fragments of whole characters.
@@ -28,7 +28,7 @@ class TokenSink {
 // Which part of a text a stream decodes.
 enum class DecodeScope {
   kWholeText,
-  kMiddleOfText,  // keeps the spaces that would be stripped at the start or end of a text
+  kMiddleOfText,  // spaces at the start and end are kept, not stripped
 };
 
 // Immutable description of the filters; thread-safe.

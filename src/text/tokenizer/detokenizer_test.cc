@@ -109,7 +109,7 @@ TEST_F(MixtralDetokenizerTest, ByteRunOfThePromptIsNotRepeated) {
   const Ids prompt = {Id("a"), Id("<0xE4>"), Id("<0xB8>"), Id("<0x93>")};
   IncrementalDetokenizer plain(*tokenizer_, true, prompt);
   EXPECT_EQ(plain.Push(Ids{Id("▁the")}), " the");
-  // A run of byte tokens that the generation completes.
+  // The prompt ends within a run of byte tokens, which the generation completes.
   IncrementalDetokenizer completing(*tokenizer_, true, std::span(prompt).first(3));
   EXPECT_EQ(completing.Push(Ids{Id("<0x93>"), Id("▁the")}), "专 the");
 }

@@ -43,7 +43,7 @@ class MarkedText {
     }
   }
 
-  // A part of the text; without marks unless `marked`.
+  // A part of the text. It has marks only if `marked`.
   MarkedText Part(TextRange range, bool marked) const {
     MarkedText part(marked && marked_);
     part.Append(*this, range);

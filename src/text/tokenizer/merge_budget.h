@@ -1,5 +1,4 @@
-// Limits the work of deriving merges from a vocabulary. The derivation tries every split of every
-// token.
+// Limits the work of deriving merges from a vocabulary, which tries every split of every token.
 #pragma once
 
 #include <cstddef>

@@ -31,7 +31,7 @@ class MergeTable {
 
   size_t SlotOf(uint64_t pair) const;
 
-  std::vector<Slot> slots_;  // a power of two, at most half full
+  std::vector<Slot> slots_;  // their number is a power of two; at most half are used
   int shift_;                // 64 - log2 of the number of slots
 };
 

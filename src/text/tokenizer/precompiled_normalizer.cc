@@ -15,7 +15,7 @@
 namespace switchyard {
 namespace {
 
-// Longer grapheme clusters are looked up only by character.
+// Longer grapheme clusters are looked up character by character.
 constexpr size_t kMaxCluster = 5;  // bytes
 
 uint32_t LittleEndian(std::string_view bytes, size_t at) {
@@ -98,7 +98,8 @@ class PrecompiledNormalizer final : public TextNormalizer {
     return end;
   }
 
-  // Replaces the whole range if the table has a prefix of it, as in spm_precompiled.
+  // Replaces the whole range if the table has an entry for a prefix of the range, as in
+  // spm_precompiled.
   bool Rewrite(const MarkedText& text, TextRange range, MarkedText* out) const {
     const std::string_view part = std::string_view(text.text()).substr(range.begin, range.size());
     const std::optional<uint32_t> at = trie_.ShortestPrefix(part);

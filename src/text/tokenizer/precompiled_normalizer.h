@@ -10,9 +10,9 @@
 namespace switchyard {
 
 // `charsmap`: a little-endian length, a Darts-clone double array of that many bytes, and the
-// NUL-terminated replacement texts, to which its values point. Texts are rewritten as in the
-// library tokenizers (spm_precompiled), which looks up grapheme clusters first. Throws Error that
-// names `where` for a malformed table.
+// NUL-terminated replacement texts, to which the values of the array point. Texts are rewritten as
+// in the library tokenizers (spm_precompiled), which looks up grapheme clusters first. Throws Error
+// that names `where` for a malformed table.
 std::unique_ptr<TextNormalizer> MakePrecompiledNormalizer(std::string charsmap,
                                                           const std::string& where);
 

@@ -15,7 +15,7 @@ class Message {
  public:
   struct Field {
     uint64_t number;
-    uint64_t integer = 0;    // of a varint, or the bits of a fixed32
+    uint64_t integer = 0;    // value of a varint, or the bits of a fixed32
     std::string_view bytes;  // of a length-delimited field
   };
 

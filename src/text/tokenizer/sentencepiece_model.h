@@ -38,8 +38,8 @@ struct SentencePieceModel {
   bool escape_whitespaces = true;
 };
 
-// Throws Error that names `file` for bytes that are not such a message, for model types other than
-// Unigram and BPE, and for pieces that are not UTF-8.
+// Throws Error that names `file` for bytes that are not such a protobuf message, for model types
+// other than Unigram and BPE, and for pieces that are not UTF-8.
 SentencePieceModel ReadSentencePiece(std::string_view bytes, const std::string& file);
 
 }  // namespace switchyard

@@ -26,8 +26,8 @@ struct SplitSpan {
   bool delimiter;
 };
 
-// Spans that cover [0, size): `delimiters` (ordered, disjoint) and the text between them; `invert`
-// swaps the two roles.
+// Spans that cover [0, size): `delimiters` (ordered, disjoint) and the text between them. With
+// `invert`, the text between them counts as delimiters.
 std::vector<SplitSpan> CoverWithSpans(const std::vector<TextRange>& delimiters, size_t size,
                                       bool invert);
 

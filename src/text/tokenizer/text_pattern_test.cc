@@ -26,7 +26,7 @@ TEST(TextPatternTest, EmptyMatchesDoNotFollowAMatch) {
   const auto matches = TextPattern::Regex("a*", "test").FindAll("aab");
   EXPECT_EQ(matches, (std::vector<TextRange>{{0, 2}, {3, 3}}));
   EXPECT_EQ(TextPattern::Regex("x*", "test").FindAll("\u00E9").size(),
-            2u);  // before and after the character, not inside
+            2u);  // matches before and after the character, not inside
 }
 
 // Each line tests a difference between Oniguruma and PCRE2.

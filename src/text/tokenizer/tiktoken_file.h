@@ -7,7 +7,7 @@
 
 namespace switchyard {
 
-// True if the text of a file looks like such a vocabulary (and not, for instance, like a
+// True if the text of a file looks like a tiktoken vocabulary (and not, for instance, like a
 // SentencePiece model).
 bool LooksLikeTiktoken(std::string_view text);
 

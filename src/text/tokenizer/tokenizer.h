@@ -21,13 +21,13 @@ struct TokenizerParts;  // the components of one tokenizer.json (tokenizer_parts
 // Immutable once loaded; const methods are thread-safe.
 class Tokenizer {
  public:
-  // Loads the tokenizer of a checkpoint directory: tokenizer.json, else tiktoken.model (Kimi-K2),
-  // else tokenizer.model (SentencePiece of type BPE or Unigram; or tiktoken, as in Llama 3).
-  // tokenizer_config.json, special_tokens_map.json and added_tokens.json complete it
-  // (configured_tokens.h). Throws the errors of FromFile, and kNotFound for a directory without any
-  // of the three.
+  // Loads the tokenizer of a checkpoint directory from the first of these files that exists:
+  // tokenizer.json; tiktoken.model (Kimi-K2); tokenizer.model (SentencePiece of type BPE or
+  // Unigram, or tiktoken as in Llama 3). tokenizer_config.json, special_tokens_map.json and
+  // added_tokens.json complete it (configured_tokens.h). Throws the errors of FromFile, and
+  // kNotFound if none of the first three files exists.
   static std::unique_ptr<Tokenizer> FromDirectory(const std::filesystem::path& dir);
-  // True if FromDirectory finds a vocabulary there.
+  // True if FromDirectory finds a vocabulary in `dir`.
   static bool HasFiles(const std::filesystem::path& dir);
 
   // Loads one file alone. Throws Error (kNotFound, kInvalid) that names the file and the wrong key.
@@ -71,16 +71,16 @@ class Tokenizer {
   // token. The view is valid as long as the tokenizer.
   std::string_view IdToToken(int32_t id) const;
 
-  // The text of a single token for log-probabilities: " hello" for both spellings above, even if
-  // the decoder strips spaces at the start of a text. Incomplete characters become U+FFFD.
+  // The text of a single token for log-probabilities: " hello" for "Ġhello" and for "▁hello", even
+  // if the decoder strips spaces at the start of a text. Incomplete characters become U+FFFD.
   std::string TokenText(int32_t id) const;
 
   std::optional<int32_t> TokenToId(std::string_view token) const;
 
-  // The id of "bos_token", "eos_token" or "pad_token", by the files of FromDirectory: a
-  // SentencePiece model names bos and eos, tokenizer_config.json overrides it, and
-  // special_tokens_map.json overrides both if there is no added_tokens_decoder. nullopt without
-  // such a token, and after FromFile or FromJson.
+  // The id of "bos_token", "eos_token" or "pad_token". FromDirectory reads these names: a
+  // SentencePiece model names bos and eos, and tokenizer_config.json overrides them. If it has no
+  // added_tokens_decoder, special_tokens_map.json overrides both files. nullopt if there is no such
+  // token, and after FromFile or FromJson.
   std::optional<int32_t> NamedToken(std::string_view name) const;
 
   // Largest id + 1; not every id below has a token.

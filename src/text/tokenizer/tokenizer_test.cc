@@ -205,7 +205,7 @@ TEST(EncodePiecesTest, EqualsEncodeOfTheWholeWithoutForgedTokens) {
 }
 
 TEST(TokenizerTest, LongRunsTakeTimeInProportion) {
-  // Quadratic time would take hours on these, beyond the test's time limit.
+  // Quadratic time would take hours on these marks, beyond the test's time limit.
   std::string marks = "e";
   for (int i = 0; i < 100'000; ++i) marks += i % 2 == 0 ? "\u0301" : "\u0323";
   for (const char* fixture : {"qwen3", "gpt_oss", "mixtral"}) {

@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-constexpr double kUnknownPenalty = 10;  // below the least likely token, as in SentencePiece
+constexpr double kUnknownPenalty = 10;  // subtracted from the lowest score, as in SentencePiece
 constexpr size_t kNowhere = std::string_view::npos;
 
 }  // namespace
@@ -85,7 +85,7 @@ void UnigramModel::Encode(std::string_view word, Scratch* scratch,
                           std::vector<int32_t>* ids) const {
   if (word.empty()) return;
   FindBestPath(word, scratch);
-  auto& path = scratch->path_;  // backwards from the end; `score` is unused here
+  auto& path = scratch->path_;  // from the last token to the first; `score` is unused
   path.clear();
   for (size_t end = word.size(); end > 0; end = scratch->places_[end].start)
     path.push_back(scratch->places_[end]);

@@ -1,5 +1,5 @@
-// Synchronization and staging between the blocks of equal index of all members' kernels. Internal
-// to comm/device/cuda.
+// Synchronization and staging between the blocks with the same index in the kernels of all members.
+// Internal to comm/device/cuda.
 #pragma once
 
 #include <type_traits>

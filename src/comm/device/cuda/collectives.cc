@@ -20,7 +20,7 @@ namespace {
 //   reduce-scatter  from about 40 MB   16 MB: 91 and 62 µs; 64 MB: 198 and 229 µs
 //   all-gather      never              64 MB: 227 and 190 µs
 //
-// Reduce-scatter with NCCL is one reduce per part.
+// With NCCL, a reduce-scatter runs one ncclReduce for each part, because parts differ in length.
 class MixedCollectives : public Collectives {
  public:
   MixedCollectives(std::unique_ptr<Collectives> peer, std::unique_ptr<Collectives> nccl,
@@ -49,7 +49,7 @@ class MixedCollectives : public Collectives {
 
 // Exchanged by all ranks at setup, so that all choose the same transport.
 struct GroupSetup {
-  bool one_host = false, nccl = false;  // the rank's group is on one host; NCCL is usable
+  bool one_host = false, nccl = false;  // the group is on one host; this rank can use NCCL
   NcclUniqueId id;                      // set by the first rank of each group
 };
 
@@ -68,7 +68,8 @@ std::vector<GroupSetup> ExchangeGroupSetup(RankComm& comm, const PeerMemory& mem
   return cards;
 }
 
-// Why NCCL is unavailable: this rank's own reason if it has one, else the possible reasons.
+// The reason why NCCL is unavailable: this rank's own reason if there is one, else the possible
+// reasons.
 std::string WhyNoNccl() {
   const std::string& missing = NcclLibrary::Get().missing;
   return missing.empty() ? "NCCL is not usable by all ranks, or ranks share a GPU" : missing;

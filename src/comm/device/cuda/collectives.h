@@ -14,17 +14,17 @@
 namespace switchyard::cuda {
 
 struct CollectiveOptions {
-  // Gathers and small reductions use one kernel over peer memory, large reductions NCCL
-  // (--disable-custom-all-reduce: everything uses NCCL). Without NCCL (libnccl.so.2 is loaded at
-  // run time) everything uses peer memory.
+  // Gathers and small reductions use one kernel over peer memory; large reductions use NCCL. With
+  // --disable-custom-all-reduce everything uses NCCL. If NCCL is unavailable (libnccl.so.2, loaded
+  // at run time), everything uses peer memory.
   bool custom_all_reduce = true;
   // The largest all-reduce over peer memory, in bytes (reduce-scatter: four times that). NCCL's
   // reduction order depends on the message size, so a row's sum depends on the number of rows.
   // Without a limit (SIZE_MAX: no NCCL), sums do not depend on the number of rows, but the largest
   // all-reduces take 25 % longer.
   size_t max_custom_bytes = size_t{8} << 20;
-  // Shared by all groups of the rank; null: each group makes its own. If groups span hosts, the
-  // host waits for the stream through this object.
+  // The watch of NCCL operations, shared by all groups of the rank; null: each group creates one.
+  // If groups span hosts, the rank's thread waits for the stream through this watch.
   std::shared_ptr<NcclWatch> watch;
 };
 
@@ -34,12 +34,12 @@ struct CollectiveOptions {
 // of the same kinds in the same order. Sums over peer memory are in group order: all members get
 // the same bits, for any message size.
 //
-// If a group of the kind has ranks on several hosts (PeerMemory), all its groups of several members
-// use NCCL alone: NcclGroup. Error kResource if a rank cannot use NCCL.
+// If any group of a kind has ranks on several hosts, all groups of this kind with several members
+// use NCCL alone (NcclGroup). Error kResource if a rank cannot use NCCL.
 std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
                                              std::vector<int> group, const std::string& name,
                                              cudaStream_t stream, const CollectiveOptions& options);
-// Bytes of peer memory that one such object allocates.
+// Bytes of peer memory that one Collectives object allocates.
 size_t CollectiveBytes(const CollectiveOptions& options, int members);
 
 }  // namespace switchyard::cuda

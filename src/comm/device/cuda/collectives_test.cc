@@ -45,7 +45,7 @@ bool AllGatherIsRight(GpuRank& gpu, Collectives& group, size_t bytes, size_t off
   const size_t own = static_cast<size_t>(group.rank());
   const std::string mine = Text(counts[own], salt * 100 + static_cast<unsigned>(group.rank()));
   std::byte* out = gpu.scratch.data() + offset;
-  // The input is in place, out of place and aligned, or aligned on rank 0 only.
+  // The input is in place; or out of place and aligned; or out of place and aligned on rank 0 only.
   std::byte* apart = gpu.scratch.data() + gpu.scratch.bytes() / 2;
   std::byte* in = salt % 2 == 0 ? out + begin : apart + (salt % 4 == 1 ? 0 : group.rank());
   gpu.Fill(out, std::vector<char>(expected.size() + 1, '?'));
@@ -73,7 +73,7 @@ bool ReduceScatterIsRight(GpuRank& gpu, Collectives& group, size_t count, size_t
   if (!SameBits(gpu.Read<float>(out, counts[own]),
                 Slice(SumOfAll(group.size(), total, salt), begin, counts[own])))
     return false;
-  auto expected = values;  // unchanged, except for the own part if the output is in place
+  auto expected = values;  // `in` is unchanged, except for the own part of in-place output
   if (salt % 2 == 0) {
     const auto sums = Slice(SumOfAll(group.size(), total, salt), begin, counts[own]);
     std::ranges::copy(sums, expected.begin() + static_cast<ptrdiff_t>(begin));
@@ -135,8 +135,8 @@ TEST_P(OverPeerMemory, ReduceScatterTakesRaggedPartsAndItsOwnPlace) {
   });
 }
 
-// Back-to-back operations: messages of one must not leak into the next, whichever blocks each of
-// them uses.
+// Operations directly after one another: data of one operation must not appear in the next,
+// whichever blocks the two operations use.
 TEST_P(OverPeerMemory, OperationsFollowOneAnother) {
   ranks_.Run([](GpuRank& gpu) {
     PeerCollectives group(gpu.memory, gpu.comm->mesh.TpGroup(), gpu.stream.get());
@@ -223,7 +223,7 @@ TEST(CudaCollectives, AMissingRankEndsTheWaitOfOthers) {
     PeerCollectives group(gpu.memory, gpu.comm->mesh.TpGroup(), gpu.stream.get());
     gpu.comm->tp->Barrier("start");
     if (gpu.rank == 0) {
-      for (int i = 0; i < 100; ++i)  // all but the first return at once
+      for (int i = 0; i < 100; ++i)  // the first one times out; the others return at once
         group.AllReduceSum(gpu.scratch.as<float>(), 3000);
       gpu.stream.Synchronize();
       const std::string said = ErrorOf([&] { gpu.memory.CheckTimeouts(); }, ErrorKind::kTimeout);

@@ -80,8 +80,8 @@ void NcclGroup::CheckAlive() const {
         fmt::format("{} rank {} of {}: NCCL was aborted by an earlier error", name_, rank_, size_));
 }
 
-// Polls until NCCL has enqueued the operation. An internal thread of NCCL does that, and it may
-// have to wait for peers.
+// Polls until NCCL has enqueued the operation. An internal thread of NCCL enqueues it, possibly
+// after a wait for peers.
 void NcclGroup::Finish(int result, const char* what) {
   const auto start = std::chrono::steady_clock::now();
   while (result == kNcclInProgress) {
@@ -125,7 +125,7 @@ void NcclGroup::Connect() {
   WaitForStream();
 }
 
-// Small and large messages: NCCL uses more channels for large ones.
+// Exchanges small and large messages once, because NCCL uses more channels for large ones.
 void NcclGroup::ConnectPairs() {
   constexpr size_t kLarge = size_t{4} << 20;
   const auto members = static_cast<size_t>(size_);

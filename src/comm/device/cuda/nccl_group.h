@@ -22,10 +22,10 @@ struct NcclMessage {
   size_t bytes = 0;
 };
 
-// A non-blocking communicator. A host wait for a peer lasts at most the timeout of the watch. If
-// the peer is missing or lost, it throws Error kTimeout or kPeer. NCCL kernels have no timeout, so
-// the host waits for streams through `watch`. NCCL chooses the reduction order by message size; all
-// members get the same bits.
+// A non-blocking communicator. The host waits for a peer at most for the timeout of the watch. If
+// the peer is missing or lost, the wait throws Error kTimeout or kPeer. NCCL kernels have no
+// timeout, so the host waits for streams through `watch`. NCCL chooses the reduction order by
+// message size; all members get the same bits.
 class NcclGroup : public Collectives {
  public:
   // Collective over the members. `name` is used in error messages.

@@ -17,7 +17,7 @@
 namespace switchyard::cuda {
 namespace {
 
-// Small integers, whose sums are exact in any order.
+// The inputs are small integers, whose sums are exact in any order.
 bool LargeIsRight(GpuRank& gpu, Collectives& group, unsigned salt) {
   constexpr size_t kCount = 1'000'003;
   std::vector<float> values(kCount), sums(kCount);

@@ -38,11 +38,12 @@ void NcclWatch::Look(std::chrono::steady_clock::time_point start) {
     AbortAll();
     Meet();  // throws the reason
   }
-  // Waits longer than the timeout of peer memory kernels, because these report the missing peer.
+  // Waits longer than peer memory kernels do, so that they time out first and report the missing
+  // peer.
   constexpr std::chrono::seconds kLater{1};
   if (std::chrono::steady_clock::now() - start < timeout_ + kLater) return;
   AbortAll();
-  Meet();  // its timeout error names the missing rank
+  Meet();  // if a rank is missing, the barrier times out and names it
   throw Error(ErrorKind::kTimeout,
               fmt::format("rank {} waited {:g} s for GPU work behind NCCL kernels, and so did all "
                           "other ranks: all are alive, but NCCL cannot connect their GPUs",

@@ -31,8 +31,8 @@ class NcclWatch {
   // waiting ranks run a barrier on the host communicator, and the timeout of the barrier names it.
   void Wait(cudaEvent_t event);
 
-  // Runs before groups are aborted. Destroys graphs that captured the groups' operations, because
-  // NCCL's abort waits for such graphs.
+  // `hook` is called before groups are aborted. It has to destroy the graphs that captured
+  // operations of the groups, because NCCL's abort waits for such graphs.
   void BeforeAbort(std::function<void()> hook) { before_abort_ = std::move(hook); }
 
  private:

@@ -25,9 +25,9 @@ class PeerCollectives : public Collectives {
   void AllGatherV(const void* in, void* out, std::span<const size_t> counts) override;
   void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) override;
 
-  // All-reduces of up to `tagged_bytes` (at most kMaxTaggedBytes) use tagged data, those of up to
-  // `one_shot_bytes` are one-shot (one barrier), larger ones two-shot (two barriers). The bits are
-  // the same.
+  // The kernel of an all-reduce depends on its size: tagged data up to `tagged_bytes` (at most
+  // kMaxTaggedBytes), one-shot up to `one_shot_bytes` (one barrier), two-shot above (two barriers).
+  // All kernels give the same bits.
   void SetLimits(size_t tagged_bytes, size_t one_shot_bytes);
 
  private:

@@ -91,7 +91,7 @@ void PeerMemory::Impl::Map(int peer) {
     return;
   }
   if (!theirs.exportable)
-    ThrowNoPeerAccess(mine, rank, theirs, peer, "its process cannot export it (CUDA IPC)");
+    ThrowNoPeerAccess(mine, rank, theirs, peer, "the owner's process cannot export it (CUDA IPC)");
   void* mapped = nullptr;
   const cudaError_t error =
       cudaIpcOpenMemHandle(&mapped, theirs.handle, cudaIpcMemLazyEnablePeerAccess);

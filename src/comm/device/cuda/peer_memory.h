@@ -29,10 +29,11 @@ struct PeerPointers {
   }
 };
 
-// One rank's handle. Each rank owns `bytes` of GPU memory, zeroed, and can read and write its
-// peers' memory over NVLink or PCIe. Ranks that are threads of one process use peer access, rank
-// processes CUDA IPC. NVLink multicast is not used. Construction is a collective over comm.tp; the
-// rank's thread calls it with its GPU current. Error kResource names two GPUs without peer access.
+// One rank's handle on the GPU memory of the ranks. Each rank owns `bytes` of GPU memory, zeroed,
+// and can read and write its peers' memory over NVLink or PCIe. Ranks that are threads of one
+// process use peer access, rank processes CUDA IPC. NVLink multicast is not used. Construction is a
+// collective over comm.tp; the rank's thread calls it with its GPU current. Error kResource names
+// two GPUs without peer access.
 //
 // If the world spans hosts, a rank accesses memory of ranks on its own host only; NCCL connects the
 // others (collectives.h).
@@ -54,15 +55,15 @@ class PeerMemory {
   std::byte* At(int rank, size_t offset) const;  // `rank` is on this host
   std::byte* Local(size_t offset) const { return At(rank(), offset); }
   PeerPointers Pointers(size_t offset) const;         // [world], all on one host
-  bool OnThisHost(std::span<const int> ranks) const;  // whether all of them are on this rank's host
-  // Whether no two of `ranks` share a GPU (in tests several share one).
+  bool OnThisHost(std::span<const int> ranks) const;  // whether all are on this rank's host
+  // Whether each of `ranks` has a GPU of its own. In tests, several ranks may share one.
   bool HasDistinctGpus(std::span<const int> ranks) const;
 
   std::chrono::milliseconds timeout() const;
   // Timeout argument of kernels that wait for peers (wait.cuh).
   WaitLimit wait_limit() const;
-  // Call after stream synchronization. Error kTimeout "rank 1 waited 30 s for rank 3 in dispatch …"
-  // if a kernel timed out.
+  // Call after stream synchronization. If a kernel timed out, throws Error kTimeout, such as "rank
+  // 1 waited 30 s for rank 3 in dispatch …".
   void CheckTimeouts() const;
 
  private:

@@ -63,7 +63,8 @@ void AddUp(GpuRank& gpu) {
   }
 }
 
-// CUDA does not survive a fork; googletest runs *DeathTest suites first.
+// A process that has used CUDA must not fork. googletest runs *DeathTest suites first, before CUDA
+// is used.
 TEST(PeerMemoryDeathTest, ProcessesReachOneAnother) {
   const int worst = RunProcesses(1, {{.tp = 2}}, AddUp);
   if (worst == kNoGpu) GTEST_SKIP() << "no GPU";

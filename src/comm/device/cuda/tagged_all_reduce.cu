@@ -9,9 +9,9 @@
 namespace switchyard::cuda {
 namespace {
 
-// A cell is reused after two rounds. This is safe: in the round in between, the cell's writer has
-// received a quad from the reader's block, whose first thread always sends one. The reader sent
-// that quad after the kernel that read the cell.
+// A cell is reused after two rounds. This is safe, because in the round in between the cell's
+// writer receives a quad from the reader's block, whose first thread always sends one. The reader
+// sends that quad after the kernel that reads the cell.
 template <int kMost>
 __global__ void __launch_bounds__(kTaggedThreads)
     TaggedAllReduce(const __grid_constant__ ChannelSet set, float* data, size_t count) {

@@ -1,4 +1,5 @@
-// Ranks of a test, one thread and GPU each, assigned round-robin: several ranks may share a GPU.
+// Ranks of a test. Each is a thread with a GPU; GPUs are assigned round-robin, so ranks may share
+// one.
 #pragma once
 
 #include <functional>
@@ -23,9 +24,10 @@ struct GpuRanks {
   void Run(const std::function<void(GpuRank&)>& body) const;
 };
 
-// Ranks that share a GPU must not allocate or free memory while a peer's kernel waits for theirs:
-// these calls synchronize the whole GPU. So everything is allocated here, before any rank begins. A
-// copy must not be enqueued behind a waiting kernel either: it would block the copies of all ranks.
+// A rank must not allocate or free memory while a peer's kernel on the same GPU waits for its
+// kernel: these calls synchronize the whole GPU. So everything is allocated here, before any rank
+// begins. A copy must not be enqueued behind a waiting kernel either: it would block the copies of
+// all ranks.
 struct GpuRank {
   GpuRank(std::shared_ptr<SharedArena> arena, const GpuRanks& ranks, int rank_in)
       : rank((UseDevice(rank_in % DeviceCount()), rank_in)),

@@ -16,8 +16,8 @@ __device__ __forceinline__ void RaiseFlag(uint32_t* flag, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
-// The same for a thread that has called __threadfence_system since its writes: one fence for
-// several flags.
+// RaiseFlag without a fence, for a thread that has called __threadfence_system after its writes. So
+// one fence serves several flags.
 __device__ __forceinline__ void RaiseFencedFlag(uint32_t* flag, uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
@@ -30,7 +30,7 @@ __device__ __forceinline__ uint64_t Nanoseconds() {
 
 // Polls until `come(seen)` is true. `come` stores in `seen` the value that it has read; a timeout
 // reports this value and `wanted`. Returns false if this wait or another wait with the same report
-// timed out. The caller may then use nothing that depends on the peer.
+// timed out. The caller must then not use data of the peer.
 template <typename Come>
 __device__ __forceinline__ bool WaitUntil(const Come& come, uint32_t wanted, const WaitLimit& limit,
                                           WaitStage stage, int peer) {

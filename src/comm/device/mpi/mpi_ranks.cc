@@ -31,7 +31,7 @@ using std::chrono::steady_clock;
 constexpr size_t kInlineBytes = 8192;
 constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 30;  // counts of MPI are ints
 constexpr milliseconds kAbortTimeout = 1s;    // timeout for notifying all peers of an abort
-constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for the kBye of all peers
+constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for receiving the kBye of all peers
 constexpr milliseconds kBeatsPoll = 100ms;    // between two polls for heartbeats of peers
 
 // An MPI datatype that describes ranges of an arena.
@@ -52,7 +52,7 @@ class RangesType {
   }
   RangesType(const RangesType&) = delete;
   RangesType& operator=(const RangesType&) = delete;
-  ~RangesType() { MPI_Type_free(&type_); }  // pending operations that use it still complete
+  ~RangesType() { MPI_Type_free(&type_); }  // pending operations with this type still complete
   MPI_Datatype get() const { return type_; }
 
  private:
@@ -95,15 +95,16 @@ class MpiRanks : public RemoteRanks {
     MPI_Request beats_request = MPI_REQUEST_NULL;
   };
 
-  // Stop condition of waits on the rank's thread. Also sends heartbeats.
+  // Stop condition of waits on the rank's thread. Each evaluation also sends a heartbeat if one is
+  // due.
   std::function<bool()> BeatUntilAborted() {
     return [this] {
       if (const uint64_t beats = local_arena_.Beat(); beats != 0) SendBeats(beats);
       return local_arena_.aborted();
     };
   }
-  // Limit of waits on the progress thread. Also receives heartbeats: if a peer is stopped within a
-  // transfer, the heartbeats of the other peers must still arrive.
+  // Limit of waits on the progress thread. Its stop condition also receives heartbeats: while a
+  // stopped peer blocks a transfer, heartbeats of the other peers must still arrive.
   Limit UntilStopped() {
     return {.stop = [this] {
       ReceiveBeatsIfDue();
@@ -126,12 +127,12 @@ class MpiRanks : public RemoteRanks {
 
   const RemoteArenaAccess local_arena_;
   const std::shared_ptr<MpiFinalizeState> finalize_state_;
-  std::vector<Peer> peers_;            // by rank; the rank's thread
-  steady_clock::time_point send_due_;  // time of the next heartbeat; the rank's thread
-  steady_clock::time_point poll_due_;  // time of the next poll for beats; the progress thread
-  // Number of sends, which orders accesses to the arena. The rank's thread increments it (release)
-  // between its accesses and the send that follows them. The progress thread loads it (acquire)
-  // before the accesses that handle the peer's response.
+  std::vector<Peer> peers_;            // by rank; used by the rank's thread
+  steady_clock::time_point send_due_;  // time of the next heartbeat; used by the rank's thread
+  steady_clock::time_point poll_due_;  // time of the next poll; used by the progress thread
+  // Counts sends, to order accesses to the arena between threads. The rank's thread increments it
+  // (release) between its accesses and the send that follows them. The progress thread loads it
+  // (acquire) before the accesses that handle the peer's response.
   std::atomic<uint64_t> sent_{0};
   std::atomic<int> byes_{0};
   std::atomic<bool> stop_{false};
@@ -231,7 +232,7 @@ void MpiRanks::SendBeats(uint64_t beats) noexcept {
     int done = 0;
     MPI_Test(&peer.beats_request, &done, MPI_STATUS_IGNORE);
     // A heartbeat is skipped if the peer has not received the previous one. Only the final
-    // heartbeat, 0, waits for that, for up to a second.
+    // heartbeat (0) waits for the previous one, for up to a second.
     const auto one_second = Limit::After(milliseconds(1000), [] { return false; });
     if (done == 0 && (beats != 0 || !mpi::Finish({&peer.beats_request, 1}, one_second))) continue;
     peer.beats = beats;
@@ -276,7 +277,7 @@ void MpiRanks::Handle(const mpi::Message& message) {
     case FrameKind::kAbort:
       return local_arena_.Abort({reinterpret_cast<const char*>(rest.data()), rest.size()});
     case FrameKind::kBye:
-      ReceiveBeats();  // the last ones: a peer sends none after its kBye
+      ReceiveBeats();  // the peer's last heartbeats: it sends none after its kBye
       local_arena_.SetBeats(message.source, 0);
       ++byes_;
       return;

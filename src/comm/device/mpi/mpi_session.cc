@@ -115,7 +115,7 @@ std::optional<std::string> MpiSession::Agree(const std::string& statement, const
     MPI_Isend(statement.data(), size, MPI_BYTE, 0, mpi::kStatement, MPI_COMM_WORLD, &request);
     auto decision = impl_->WaitForText(0, mpi::kDecision, limit);
     if (!decision) return std::nullopt;
-    // Rank 0 has received the statement, since it has sent its decision.
+    // Rank 0 decides after it has received all statements, so this send completes at once.
     CHECK(mpi::Finish({&request, 1}, Limit::After(impl_->options.timeout, [] { return false; })));
     return decision;
   }

@@ -21,9 +21,10 @@ class MpiSession {
   // Limits of the waits for other ranks during startup.
   struct Options {
     std::chrono::milliseconds timeout{300'000};
-    std::function<bool()> give_up;  // polled; must stay true once true; may be empty
-    // Has to end the process, since MPI_Init cannot be interrupted. Called from another thread when
-    // MPI_Init waits for too long; `why` names the waiting rank, and is empty after give_up.
+    std::function<bool()> give_up;  // polled; must not return false after true; may be empty
+    // Called from another thread if MPI_Init waits for too long or `give_up` returns true. It has
+    // to end the process, since MPI_Init cannot be interrupted. `why` names the waiting rank, and
+    // is empty after `give_up`.
     std::function<void(const std::string& why)> abandon;
   };
   // Error kInvalid if built without MPI, or if MPI sees another number of processes than the

@@ -28,10 +28,10 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kAbortTimeout = 1s;    // timeout for notifying all peers of an abort
-constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for the kBye of all peers
+constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for receiving the kBye of all peers
 constexpr milliseconds kBeatTimeout = 1s;     // timeout for a frame that fits the socket's buffer
-// How long to wait for a failing peer's reason. It arrives on the connection that the peer opened,
-// possibly slightly after the other connection is found closed.
+// How long to wait for a failing peer's reason. The reason arrives on the connection that the peer
+// opened, possibly shortly after this rank finds its own connection to the peer closed.
 constexpr milliseconds kReasonTime = 300ms;
 
 template <typename T>
@@ -62,14 +62,14 @@ class TcpRanks : public RemoteRanks {
   struct Peer {
     TcpStream out;                      // opened by this rank; used by the rank's thread only
     bool usable = false;                // `out` is between two frames
-    steady_clock::time_point beat_due;  // of the next heartbeat on `out`
+    steady_clock::time_point beat_due;  // time of the next heartbeat on `out`
     TcpStream in;                       // opened by the peer; used by the server thread
     bool connected = false;
     std::thread server;
   };
   enum class CloseReason { kNone, kBye, kAbort };  // the peer's last frame
 
-  // Limit of waits on the rank's thread. Also sends heartbeats.
+  // Limit of waits on the rank's thread. Its stop condition also sends heartbeats.
   IoLimit Limit(milliseconds timeout) {
     return IoLimit::After(timeout, [this] {
       if (const uint64_t beats = local_arena_.Beat(); beats != 0) SendBeats(beats);
@@ -95,9 +95,9 @@ class TcpRanks : public RemoteRanks {
   const TcpWorld world_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null for ranks of this node
 
-  // Number of sends, which orders accesses to the arena. The rank's thread increments it (release)
-  // between its accesses and the send that follows them. The server threads load it (acquire)
-  // before the accesses that handle the peer's response.
+  // Counts sends, to order accesses to the arena between threads. The rank's thread increments it
+  // (release) between its accesses and the send that follows them. The server threads load it
+  // (acquire) before the accesses that handle the peer's response.
   std::atomic<uint64_t> sent_{0};
   std::atomic<bool> leaving_{false};  // the destructor closes connections
 
@@ -279,7 +279,7 @@ void TcpRanks::SendBeats(uint64_t beats) noexcept {
   const auto now = steady_clock::now();
   const int receivers = local_arena_.rank() == 0 ? static_cast<int>(peers_.size()) : 1;
   const Frame frame{.kind = FrameKind::kBeat, .count = beats};
-  // One rank of each host is enough, since the counters are in shared memory.
+  // Sends to one rank of each host only, since the ranks of a host share the counters.
   for (int r = 0; r < receivers; r += world_.ranks_per_node) {
     Peer* peer = peers_[r].get();
     if (peer == nullptr || !peer->usable || (beats != 0 && now < peer->beat_due)) continue;

@@ -3,8 +3,8 @@
 // There is one connection for each ordered pair of ranks of different hosts. Only the opener's rank
 // thread writes requests to the connection. A thread of the other rank's process reads the requests
 // and writes answers to fetches. The opener waits for each answer before it continues. So no lock
-// is needed. Two ends cannot block in writes to each other, because the opener waits for everything
-// that the reading thread writes.
+// is needed. The two ends cannot block in writes to each other, because the reading thread writes
+// only answers that the opener waits for.
 #pragma once
 
 #include <chrono>
