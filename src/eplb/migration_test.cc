@@ -393,7 +393,7 @@ TEST(Migration, NoBitShowsWhereExpertsAreOrThatTheyMove) {
                    .shared = true});
   layer.config.placement = ExpertPlacement::Trivial(kExperts, kRedundant);
   for (const A2aChoice& choice : AllA2aChoices()) {
-    if (choice.a2a == "none") continue;  // its summation order depends on the rank
+    if (choice.a2a == "none") continue;  // the summation order of `none` depends on the rank
     SCOPED_TRACE(choice.Describe());
     MoeOptions options{
         .a2a_backend = choice.a2a, .deepep_mode = choice.mode, .row_dtype = DType::kBF16};

@@ -13,7 +13,7 @@
 namespace switchyard {
 namespace {
 
-constexpr int kSweeps = 4;       // per scenario; comparisons do not need the optimum
+constexpr int kSweeps = 4;       // per scenario; an approximate optimum suffices
 constexpr double kEven = 0.005;  // bins this close to the mean count as even
 
 // Tolerances of a repair. slack: excess load at which replicas move to an expert. even: swaps stop

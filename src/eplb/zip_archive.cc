@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kEndBytes = 22, kLocatorBytes = 20, kEnd64Bytes = 56;
 constexpr size_t kRecordBytes = 46, kHeaderBytes = 30;
 constexpr uint64_t kMaxEntries = 1 << 20;
-constexpr uint32_t kIn64 = 0xffffffff;  // the value is in the 64-bit field
+constexpr uint32_t kIn64 = 0xffffffff;  // marks a value that is in the 64-bit extra field
 
 // The little-endian number at `at`. Precondition: it lies inside the bytes.
 template <typename T>
