@@ -26,7 +26,7 @@ class ExpertMover;
 struct ProductBytes {
   int64_t a = 0, a_scales = 0, gate_up = 0, middle = 0, middle_scales = 0;
 
-  void Cover(const ProductBytes& other);  // the larger one of each
+  void Cover(const ProductBytes& other);  // takes the larger value of each field
   ProductBuffers Allocate() const;
 };
 
@@ -63,10 +63,10 @@ struct CudaMoeState : MoeState {
     ElementType type = ElementType::kF32;
     bool travelled = false;          // false: float32, not rounded yet
     const int32_t* ids = nullptr;    // [segments · capacity, k] local
-    const float* weights = nullptr;  // the same shape; set if rows were not exchanged
+    const float* weights = nullptr;  // [segments · capacity, k]; set if rows were not exchanged
   } arrived;
   RowOrder order;
-  // These describe the current round; set from Route on.
+  // The following fields describe the current round; set from Route on.
   int64_t slots = 0;           // maximum for this rank's experts
   int64_t expected_slots = 0;  // expected under even load over ranks
   int64_t ordered_rows = 0;    // maximum, padding included
@@ -159,7 +159,7 @@ class CudaMoeBackend : public MoeBackend {
 
   // Sized for the layers placed so far.
   std::unique_ptr<MoeState> MakeState(int slot) override;
-  // Copies the weights to the device; the host's may be freed when this returns.
+  // Copies the weights to the device; the host weights may be freed when this returns.
   std::unique_ptr<MoeLayerParts> Place(MoeLayerConfig config, MoeLayerWeights weights) override;
   void SelectExchange(int64_t longest, MoeState& state) override;
   float* GatheredRows(MoeState& state) override;

@@ -51,7 +51,7 @@ class DispatchRows {
   // to.
   void Begin(ExchangeSlots& slots, const ExpertMap& experts, const float* x, const TopK& topk,
              ThreadPool& pool, Batch* batch) const;
-  // The same for other rows, with the layout of the batch's previous dispatch.
+  // Begins a dispatch of other rows x, with the layout of the batch's previous dispatch.
   void BeginAgain(ExchangeSlots& slots, const float* x, const TopK& topk, ThreadPool& pool,
                   Batch* batch) const;
   // Sends rows to ranks whose memory is not mapped, and row counts unless they are known; a flag

@@ -1,4 +1,4 @@
-// The active ranks of an EP group, on which all of them agree.
+// The active ranks of an EP group. All active ranks agree on them.
 #pragma once
 
 #include <chrono>

@@ -193,7 +193,7 @@ TEST(ExchangeMemoryTest, HcclBuffsizeBoundsARoundBySglangsFormula) {
   EXPECT_THAT(error(options, shape),
               AllOf(HasSubstr("HCCL_BUFFSIZE=1575"), HasSubstr("4096 tokens per rank needs 1576"),
                     HasSubstr("DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS")));
-  // A pass of one round has the smaller form, unless combine in rounds is requested.
+  // A pass of one round needs the smaller buffer, unless combine in rounds is requested.
   MoeShape one_round = shape;
   one_round.max_tokens = 4096;
   options.hccl_buffer_mib = 1128;

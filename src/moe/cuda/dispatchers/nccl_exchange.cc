@@ -278,7 +278,7 @@ void NcclExchange::EndCombine(int slot_number, float* y, cudaStream_t stream) {
   Impl::Slot& slot = impl_->SlotOf(slot_number);
   const ExchangeConfig& config = impl_->config;
   const NcclSlotPlan& plan = impl_->plan;
-  // Same reduction order as Exchange: by rank, or by slot.
+  // Sums in the order of Exchange: by rank, or by slot.
   Check(UnpermuteRows(
             {.outputs = slot.memory + plan.returned,
              .type = config.combined == DType::kF32 ? ElementType::kF32 : ElementType::kBF16,

@@ -27,7 +27,7 @@ constexpr int64_t ElementBytes(ElementType type) {
 struct RowChunk {
   RowOrder order;
   int64_t first = 0, rows = 0;  // multiples of kGroupBlockRows
-  int64_t most_valid = rows;    // at most as many of its rows are no padding
+  int64_t most_valid = rows;    // maximum number of valid rows (no padding)
 };
 
 // Permute: copies each dispatched row to its positions in the chunk, converted: a[position] = row.

@@ -34,9 +34,9 @@ class HostChoice {
  private:
   struct Call {
     HostChoice* owner = nullptr;
-    RoundToChoose round;  // of a Choose: without the pass
+    RoundToChoose round;  // of Choose; Run fills in the pass and micro-batch
     int64_t tokens = 0;
-    bool once = false;  // not captured: freed by the call
+    bool once = false;  // not captured: freed when it has run
   };
   static void SetPass(void* call);
   static void Run(void* call);

@@ -118,7 +118,8 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
   for (int j = 0; j < kColumnTiles; ++j)
     w[j] = static_cast<const W*>(p.w) + min(first_column + j * 8 + group, p.n - 1) * p.k;
   LaunchDependents();
-  // Weights are not the output of a kernel: the block's own go to L2 while it waits.
+  // Weights are not the output of a kernel, so the block prefetches its weights to L2 before it
+  // waits.
   constexpr int64_t kLine = 128 / sizeof(W);
   for (int row = first_column + warp; row < min(first_column + kColumns, p.n); row += kWarps) {
     const W* line = static_cast<const W*>(p.w) + row * p.k;

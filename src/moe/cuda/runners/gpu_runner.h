@@ -58,11 +58,11 @@ class GpuRunner {
                    const GpuGroupedRows& rows, const ProductBuffers& buffers, void* y,
                    const PdlStream& chain) = 0;
 
-  // The same in two steps, for single-batch overlap. RunGateUp computes the activated rows in
-  // `buffers`, if the runner can compute them separately. RunDown computes the outputs in at most
-  // `parts` parts, in the order of their rows. It calls send(range) as soon as a part is enqueued;
-  // range.last marks the last part of the chunk. The default computes both products in RunDown, in
-  // one part.
+  // RunGateUp and RunDown replace Run in single-batch overlap. RunGateUp computes the activated
+  // rows in `buffers`, if the runner can compute them separately. RunDown computes the outputs in
+  // at most `parts` parts, in the order of their rows. It calls send(range) as soon as a part is
+  // enqueued; range.last marks the last part of the chunk. The default computes both products in
+  // RunDown, in one part.
   //
   // DownParts is the number of parts for which the overlap saves more than further launches cost.
   // It depends on the numbers of rows only, since the rows have not arrived yet.
