@@ -21,8 +21,8 @@ constexpr int64_t kDirectTiles16Bits = 6, kDirectTiles8Bits = 2;
 // during one memory access. With half the distance, one thread on Zen 4 lost a tenth to a quarter
 // of memory bandwidth; twice as much gave no gain.
 constexpr int64_t kPrefetchBytes = 8192;
-// Same if several tiles prefetch in turns (simd/weight_prefetch.h): a minimum, rounded up to whole
-// blocks of weight rows.
+// Prefetch distance in bytes if several tiles prefetch in turns (simd/weight_prefetch.h): a
+// minimum, rounded up to whole blocks of weight rows.
 constexpr int64_t kBlockPrefetchBytes = 16384;
 
 // Int8 products of few rows of x with unpacked weights (avx512/int8_vnni.cc): weight rows per tile.

@@ -134,7 +134,7 @@ void LinearOps::Multiply(const kernels::LinearParams& p, Kernel kernel, const Ro
       "Linear");
 }
 
-// LinearGroup with one part, except that it launches on the chain.
+// Like LinearGroup with one part, but launches on the chain.
 void LinearOps::Linear(const kernels::LinearParams& p, const PdlStream& chain) {
   CHECK_GT(p.w.k, 0);
   const Kernel kernel = KernelOf(p);
