@@ -68,8 +68,8 @@ class EplbManager : public RoutingObserver {
   void OnCounts(uint64_t pass, int layer, const RoutedCounts& counts) override;
 
   // Call BeginPass before each pass. While `busy`, call it also when no pass runs because there are
-  // no tokens. It may switch layers to another placement, for this pass and later ones. On a GPU an
-  // earlier pass may still be in flight. `pass`: as for OnRoute.
+  // no tokens. BeginPass may switch layers to another placement, for this pass and later ones. On a
+  // GPU an earlier pass may still be in flight. `pass`: as for OnRoute.
   void BeginPass();
   void EndPass(uint64_t pass);
   // Replaces EndPass for an aborted pass, whose choices do not count.

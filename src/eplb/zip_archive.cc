@@ -72,7 +72,7 @@ void ZipArchive::ReadDirectory(uint64_t begin, uint64_t size, uint64_t entries) 
                   .header = Number<uint32_t>(directory, at + 42),
                   .stored = Number<uint32_t>(directory, at + 20)};
     const std::string wide = Extra64(directory.substr(at + kRecordBytes + name, extra));
-    // The wide fields start with the uncompressed size if that has overflowed.
+    // The 64-bit values start with the uncompressed size if that has overflowed.
     size_t next = Number<uint32_t>(directory, at + 24) == kIn64 ? 8 : 0;
     for (uint64_t* value : {&record.stored, &record.header}) {
       if (*value != kIn64) continue;

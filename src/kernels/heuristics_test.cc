@@ -19,7 +19,7 @@ TEST(HeuristicsTest, PanelsAreWholePartsOfATask) {
 
 TEST(HeuristicsTest, PanelsOfUsualDepthsFitTheCaches) {
   constexpr int64_t kL2 = 1 << 20, kDeep = 4096;
-  // The current panel and the prefetched next one, with room for rows of x.
+  // The current panel and the prefetched next one leave half of L2 for rows of x.
   EXPECT_LE(2 * kMaxPanelCols * kDeep, kL2 / 2);
   EXPECT_LE(kPanelRows * kDeep * static_cast<int64_t>(sizeof(float)), kL2 / 2);
 }

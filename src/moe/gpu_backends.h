@@ -33,7 +33,7 @@ struct PdlStream;
 struct PermuteRowsParams;
 struct RowOrderParams;
 
-// The modes that an exchange has, and the most tokens of one rank in one round of each; 0: the mode
+// The modes of an exchange: the maximum tokens of one rank in one round of each mode; 0: the mode
 // does not exist. Low latency is for batches of decode rows only, if there is a normal mode too.
 struct ExchangeModes {
   int64_t normal_tokens = 0, low_latency_tokens = 0;

@@ -105,7 +105,7 @@ class WorkItemFinder {
     before_ = WarpSumBefore(units_, lane);
   }
 
-  // Work item `index` of the launch; sequence −1: there are fewer.
+  // Returns work item `index` of the launch; its sequence is −1 if there are fewer items.
   __device__ AttentionWorkItem Find(const AttentionSchedule& s, int index) const {
     const int lane = threadIdx.x % 32;
     const unsigned owner = __ballot_sync(~0u, index >= before_ && index < before_ + units_);

@@ -43,8 +43,8 @@ struct MoeBuffers {
   DeviceMemory position;                         // RowOrder, maximum rows
   DeviceMemory offsets, counts, block_groups, order_scratch;
   DeviceMemory order_arrived;          // of SelectAndOrder
-  ProductBuffers products;             // of a chunk of rows; shared expert included
-  ProductBuffers beside;               // of a shared expert on its own stream
+  ProductBuffers products;             // for a chunk of rows; also for the shared expert
+  ProductBuffers beside;               // for a shared expert on its own stream
   DeviceMemory outputs;                // [ordered rows, H]
   DeviceMemory shared_y, shared_gate;  // shared expert, own tokens
 };
@@ -206,7 +206,7 @@ class CudaMoeBackend : public MoeBackend {
   std::byte* OutputsOf(const CudaMoeParts& parts, const CudaMoeState& state,
                        const RowChunk& chunk) const;
   void GatherAll(CudaMoeState& state) const;
-  // Sizes of every lane's tokens in this round, `size` bytes or floats per token.
+  // Returns the size of every lane's tokens in this round; `size`: bytes or floats per token.
   std::span<const size_t> LaneSizes(CudaMoeState& state, size_t size) const;
   const Branch* SharedBranch(const CudaMoeParts& parts, const CudaMoeState& state) const;
   // Sets the fields of `state` that follow from the round's tokens, and whether its sends have
@@ -240,7 +240,7 @@ class CudaMoeBackend : public MoeBackend {
   // Used if rows are not exchanged: [num_physical] local id on this rank, or −1.
   DeviceMemory local_ids_;
   DeviceMemory owners_;  // [physical] EP rank of each expert, if the shared expert is dispatched
-  // What states need for the layers placed so far, in bytes.
+  // Bytes of the buffers that a state needs for the layers placed so far.
   ProductBytes product_bytes_, beside_bytes_;
   int64_t output_bytes_ = 0;
   bool has_shared_ = false;

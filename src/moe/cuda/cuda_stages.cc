@@ -415,7 +415,7 @@ void CudaMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {
   CudaMoeState& s = Own(state);
   if (s.exchange) {
     const Branch* branch = SplitsDown(s) ? SharedBranch(parts, s) : nullptr;
-    if (branch) branch->Join(stream());  // the down projection did not wait for it
+    if (branch) branch->Join(stream());  // the down projection did not wait for this branch
     AwaitSent(s);
     return s.exchange->EndCombine(s.slot, s.combine_y(), stream());
   }

@@ -40,8 +40,8 @@ class RoutingObserver {
   // On CPUs called for each round of each pass, empty rounds included. On GPUs called for each run
   // of consecutive rows.
   virtual void OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) = 0;
-  // Whether OnRoute must have the single tokens. If not, a GPU may count the choices itself, and
-  // call OnCounts once per layer and pass instead.
+  // Whether the observer needs OnRoute with the choices of each token. If not, a GPU may count the
+  // choices itself, and call OnCounts once per layer and pass instead.
   virtual bool wants_tokens() const { return true; }
   virtual void OnCounts(uint64_t /*pass*/, int /*layer*/, const RoutedCounts& /*counts*/) {}
   // Whether the pass is observed. Read when the pass begins; GPUs then record observed passes only.

@@ -36,7 +36,7 @@ struct NcclExchange::Impl {
   NcclGroup& group;
   int blocks;
   DeviceMemory experts;
-  DeviceMemory ones;  // [max_tokens, ranks] the weights of partial sums by rank
+  DeviceMemory ones;  // [max_tokens, ranks] ones: the weights of partial sums
   std::vector<Slot> slots;
   std::vector<NcclMessage> sends, receives;  // reused, to avoid allocations
 

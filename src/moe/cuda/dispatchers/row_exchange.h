@@ -56,7 +56,7 @@ struct DispatchedRows {
 // batch's four calls go to one stream, or to streams ordered by events (Tokens::overlaps).
 //
 // Results are deterministic. The placement of rows depends on routing only (no atomics decide an
-// order). EndCombine adds over slots in slot order in float32, then the addend, exactly as
+// order). EndCombine sums over slots in slot order in float32 and adds the addend last, exactly as
 // moe/dispatchers/combine.h. Without `sum_by_rank`, results are bit-identical for every number of
 // ranks and tuning, and over peer memory and NCCL.
 class RowExchange {

@@ -198,9 +198,9 @@ __device__ __forceinline__ void StoreActivated(const ActivateParams& p, int64_t 
   }
 }
 
-// blockIdx.x: kGroupBlockRows rows, all of one expert. Its valid rows come first, so the padding
-// rows of few tokens cost nothing. blockIdx.y: a share of their groups of 128 elements. A warp
-// processes kAtOnce groups at a time.
+// blockIdx.x selects kGroupBlockRows rows, all of one expert. Valid rows come first, so the padding
+// rows of few tokens cost nothing. blockIdx.y selects a share of the rows' groups of 128 elements.
+// A warp processes kAtOnce groups at a time.
 template <typename From>
 __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams p) {
   constexpr int kAtOnce = 4;
