@@ -119,7 +119,8 @@ std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init) {
     OpenLocation(init.location, &file);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kNotFound)
-      throw NotFound("--init-expert-location {}, and not \"trivial\"", error.what());
+      throw NotFound("--init-expert-location {}; want a file, JSON text or \"trivial\"",
+                     error.what());
     throw Invalid("--init-expert-location {}; {}", error.what(), kWanted);
   }
   try {
@@ -128,8 +129,7 @@ std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init) {
   } catch (const Error& error) {
     throw Invalid("--init-expert-location {}", error.what());
   }
-  throw Invalid("--init-expert-location {}: neither array found, {}; {}", file->name(),
-                file->NamesOfArrays(), kWanted);
+  throw Invalid("--init-expert-location {}: {}; {}", file->name(), file->NamesOfArrays(), kWanted);
 }
 
 void CheckSamePlacements(const std::vector<ExpertPlacement>& placements,
