@@ -33,12 +33,12 @@ struct EplbShape {
 // is small: an all-reduce of counts about 50 times per --eplb-rebalance-num-iterations passes, and
 // a small message before each pass while a plan is computed or layers are migrating.
 //
-// Every explicit request triggers a plan. If the mean balancedness (mean / max rank load) is at
-// most min_utilization, two other events trigger one too. One is the end of num_iterations passes
-// since the last rebalance. The other is a changed load distribution; a second plan follows once
-// the recent steps contain only the new load. Rank 0 plans on a separate thread and broadcasts the
-// plan. A Migration moves the layers that the plan changes. Without a request it skips layers whose
-// gain is below the cost of their moves (plan_value.h).
+// Every explicit request triggers a plan. Two other events trigger a plan only if the mean
+// balancedness (mean / max rank load) is at most min_utilization. One is the end of num_iterations
+// passes since the last rebalance. The other is a changed load distribution; a second plan follows
+// once the recent steps contain only the new load. Rank 0 plans on a separate thread and broadcasts
+// the plan. A Migration moves the layers that the plan changes. Without a request it skips layers
+// whose gain is below the cost of their moves (plan_value.h).
 class EplbManager : public RoutingObserver {
  public:
   // Fraction of the load that must have shifted to other experts since the last plan to trigger a

@@ -2,7 +2,7 @@
 //
 // The interfaces are in moe/cuda, since they use CUDA's headers: RowExchange (row_exchange.h),
 // GpuRunner (gpu_runner.h) and the parameters of GpuPermute (row_order.h, expert_rows.h). A build
-// without CUDA has the same names, whose factories throw Error kInvalid.
+// without CUDA registers the same names, but their factories throw Error kInvalid.
 #pragma once
 
 #include <cstddef>
@@ -92,7 +92,7 @@ struct GpuMoeBackends {
 // The backends of this build.
 GpuMoeBackends BuiltinGpuBackends();
 
-// What the built-in backends consist of. Those of moe/no_cuda throw Error kInvalid.
+// The functions of the built-in backends. Those of moe/no_cuda throw Error kInvalid.
 struct GpuFactories {
   decltype(cuda::GpuExchangeBackend::make) deepep;
   decltype(cuda::GpuExchangeBackend::peer_bytes) deepep_peer_bytes;

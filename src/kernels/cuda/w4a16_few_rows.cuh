@@ -77,8 +77,8 @@ __device__ __forceinline__ void ProduceWeights(const Kernel& p, const Stages& st
   }
 }
 
-// Loads tiles of all tokens × 64 columns, one after the other. The blocks of a cluster alternate in
-// multicasting boxes to both.
+// Loads tiles of all tokens × 64 columns, one after the other. The two blocks of a cluster take
+// turns: each multicasts every second box to both blocks.
 __device__ __forceinline__ void ProduceTokens(const Kernel& p, const Maps& maps,
                                               const Stages& stages, TileScheduler walk, int block,
                                               int cluster) {

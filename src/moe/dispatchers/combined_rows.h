@@ -59,7 +59,7 @@ class CombinedRows {
     std::vector<int32_t> output_of;  // [received rows, k] by slot, or −1
   };
 
-  // Allocates its buffer in the plan, for at most `capacity` tokens of one rank in all rounds.
+  // Adds its buffer to `plan`, for at most `capacity` tokens of one rank in all rounds.
   CombinedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
   // Call it after the dispatch of a round has begun. If the combine covers other rounds too, copies

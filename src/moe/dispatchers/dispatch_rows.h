@@ -40,7 +40,7 @@ class DispatchRows {
     std::vector<const std::byte*> row_places;
   };
 
-  // Allocates its buffers in the plan, for at most `capacity` tokens of one rank.
+  // Adds its buffers to `plan`, for at most `capacity` tokens of one rank.
   DispatchRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
   // Takes a slot, unless the batch keeps one; returns the buffer for the own rows [tokens, H], to

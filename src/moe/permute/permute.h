@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// Layer and rank parameters of both directions.
+// Parameters of the layer and the rank, for pre-permute and post-permute.
 struct PermuteContext {
   int64_t hidden = 0;
   int num_local_experts = 0;

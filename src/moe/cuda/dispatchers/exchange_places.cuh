@@ -80,7 +80,7 @@ __device__ __forceinline__ void PrefixCounts(const ExchangeBatch& b, const uint3
 __device__ __forceinline__ int CountRowsBefore(const ExchangeBatch& b, int token) {
   const int chunks = (b.tokens + kChunk - 1) / kChunk;
   if (Lane() >= b.ranks || chunks == 0) return 0;
-  // Past the last token of a full chunk there is no further word.
+  // If the last chunk is full, no word follows its last token.
   const int chunk = min(token / kChunk, chunks - 1), within = token - chunk * kChunk;
   const int at = chunk * b.ranks + Lane();
   const uint32_t below = within == kChunk ? ~0u : (1u << within) - 1;

@@ -82,7 +82,8 @@ __device__ __forceinline__ void MultiplyStep(const float4 (&x)[kRowTiles][2],
     const Weights b = SplitWeights(w[j]);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      // Small products first. Products of two small parts are below float32's last bit: omitted.
+      // Small products first. Products of two small parts are below float32's last bit and are
+      // omitted.
       ptx::MultiplyM16N8K16(sums[i][j], a[i][2], b.parts[0]);
       if (!kExactWeights) {
         ptx::MultiplyM16N8K16(sums[i][j], a[i][0], b.parts[2]);
