@@ -116,7 +116,8 @@ class LayerPlanner {
     return time / static_cast<double>(scenarios_.size());
   }
 
-  // `moved`: number of experts from the same node, plus node_price times that from other nodes.
+  // `moved`: number of experts from the same node, plus node_price times the number from other
+  // nodes.
   double Cost(double time, double moved) const {
     return options_.horizon * (time + (moved > 0 ? options_.least_gain : 0)) +
            options_.move_price * moved / static_cast<double>(bins_.size());

@@ -9,9 +9,9 @@
 
 namespace switchyard::cuda {
 
-// Splits of the keys at fixed positions; part of the reduction order. Smaller splits spread a
-// sequence over more SMs, larger ones leave less to merge: `fine` keys per split before position
-// `fine_end`, `coarse` keys after it.
+// The keys are split at fixed positions, which are part of the reduction order: `fine` keys per
+// split before position `fine_end`, `coarse` keys after it. Smaller splits spread a sequence over
+// more SMs; larger ones leave less to merge.
 struct KeySplits {
   int fine = 0, fine_end = 0, coarse = 0;
 

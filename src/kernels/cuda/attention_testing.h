@@ -101,7 +101,7 @@ class AttentionSequences {
   bool HasBFloat16Output() const {
     return shape_.rope == 0 && AttentionToBFloat16(Grouped(), /*exact=*/false);
   }
-  // The output in bfloat16, without exact arithmetic.
+  // Like Run, with output in bfloat16 and without exact arithmetic.
   std::vector<float> RunToBFloat16(const std::vector<AttentionChunk>& chunks) const {
     return Run(chunks, false, kAttentionScratchBytes, 0, /*to_bfloat16=*/true);
   }

@@ -30,7 +30,7 @@ __device__ __forceinline__ ExpertPlace PlaceOf(const ExchangeBatch& b, int32_t i
 }
 
 // One warp: for each rank, sets the bit mask of the chunk's tokens that have an expert on that
-// rank. words [chunks, ranks].
+// rank. `words` [chunks, ranks].
 __device__ __forceinline__ void MarkDestinations(const ExchangeBatch& b, int chunk, uint32_t active,
                                                  uint32_t* words) {
   const int token = chunk * kChunk + Lane();
@@ -52,8 +52,9 @@ __device__ __forceinline__ void MarkDestinations(const ExchangeBatch& b, int chu
   if (Lane() < b.ranks) words[chunk * b.ranks + Lane()] = of_lane;
 }
 
-// One block, after MarkDestinations of all chunks; one warp per rank. before [chunks, ranks]: rows
-// to the rank in all earlier chunks. total [ranks]: all rows to the rank.
+// One block, after MarkDestinations of all chunks; one warp per rank. Writes `before` [chunks,
+// ranks], the number of rows to the rank in all earlier chunks, and `total` [ranks], the number of
+// all rows to the rank.
 __device__ __forceinline__ void PrefixCounts(const ExchangeBatch& b, const uint32_t* words,
                                              int32_t* before, int32_t* total) {
   const int chunks = (b.tokens + kChunk - 1) / kChunk;

@@ -84,7 +84,7 @@ struct AddToTokensParams {
 };
 cudaError_t AddToTokens(const AddToTokensParams& p, cudaStream_t stream);
 
-// to[i] = table[from[i]], −1 for −1.
+// to[i] = table[from[i]], or −1 where from[i] is −1.
 cudaError_t MapIds(const int32_t* from, const int32_t* table, int64_t count, int32_t* to,
                    cudaStream_t stream);
 
