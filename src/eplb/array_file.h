@@ -49,7 +49,7 @@ class ArrayFile {
   std::set<std::string> scattered_;  // tensors of a PyTorch file that are not contiguous
 };
 
-// Formats a value for messages. Of a list or object only the type is named.
+// Formats a value for messages; for a list or an object, only its type.
 std::string DescribeValue(const nlohmann::json& value);
 
 // Token counts for each expert. `array` (logical_count in the recorder's files) has the shape

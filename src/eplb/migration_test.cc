@@ -341,8 +341,8 @@ class TestLayers : public MovableExperts {
 // Pass sizes, with and without decoding, repeat after this many passes.
 constexpr int kAllTokenCounts = 21;
 
-// The outputs of passes during three migrations, one after the other. If `passes` is given: the
-// outputs of `passes` passes without migration.
+// If *passes is 0: the outputs of passes during three migrations, one after the other; *passes
+// receives the number of passes. Otherwise: the outputs of *passes passes without migration.
 std::vector<float> Outputs(const TestLayer& layer, const MoeOptions& options, int* passes) {
   const bool moving = *passes == 0;
   const auto last_call = std::chrono::steady_clock::now() + std::chrono::seconds(20);

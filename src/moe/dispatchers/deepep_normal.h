@@ -30,8 +30,8 @@ namespace switchyard {
 class DeepEpNormal : public Dispatcher {
  public:
   explicit DeepEpNormal(const DispatcherContext& context);
-  // For a group that is not the EP group of a RankComm. `experts` and `pool` outlive the
-  // dispatcher.
+  // Constructs a dispatcher for a group that is not the EP group of a RankComm. `experts` and
+  // `pool` outlive the dispatcher.
   DeepEpNormal(SymmetricMemory& memory, std::vector<int> group, const PassRounds& rounds,
                const ExchangeShape& shape, const ExpertMap& experts, ThreadPool& pool,
                const ExchangeSlots::Options& options);

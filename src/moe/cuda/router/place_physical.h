@@ -12,7 +12,7 @@ namespace switchyard::cuda {
 struct PlacePhysicalParams {
   const int32_t* logical = nullptr;   // [tokens, k] −1: none
   const int32_t* physical = nullptr;  // [tokens, k] −1: none
-  // [num_physical] local id on this rank or −1, if rows stay on their rank. Null: the identity.
+  // If rows stay on their rank: [num_physical] local id on this rank, or −1. Null: the identity.
   const int32_t* local_ids = nullptr;
   int64_t tokens = 0;
   int k = 0;
