@@ -15,8 +15,8 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxDimensions = 4;
-// Maximum length of a safetensors header. The first eight bytes of a text file, read as a length,
-// exceed it, because text has no zero bytes.
+// Maximum length of a safetensors header. A text file has no zero bytes, so its first eight bytes,
+// read as a length, exceed this maximum.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
 std::string ReadAll(std::ifstream& in) {

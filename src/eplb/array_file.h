@@ -31,11 +31,11 @@ class ArrayFile {
 
   const std::string& name() const { return name_; }
   bool Has(const std::string& array) const;
-  // "the file has a, b", for messages.
+  // Returns a list of the arrays for messages: "the file has a, b".
   std::string NamesOfArrays() const;
   // Accepts nested lists of equal lengths, at most 4 deep, or a tensor of int16, int32 or int64.
-  // Error kInvalid names file and array: the array is missing (with the existing names), has
-  // another type, is ragged, or has values outside int32.
+  // Error kInvalid if the array is missing, has another type, is ragged or has values outside
+  // int32. The message names file and array; for a missing array it lists the existing ones.
   IntArray Get(const std::string& array) const;
   // The parsed JSON; null for a file with tensors.
   const nlohmann::json* json() const { return std::get_if<nlohmann::json>(&content_); }
@@ -49,12 +49,12 @@ class ArrayFile {
   std::set<std::string> scattered_;  // tensors of a PyTorch file that are not contiguous
 };
 
-// Formats a value for messages. Of a list or object only the type is named.
+// Formats a value for messages; for a list or an object, only its type.
 std::string DescribeValue(const nlohmann::json& value);
 
 // Token counts for each expert. `array` (logical_count in the recorder's files) has the shape
-// [steps, layers, experts] or [layers, experts]. Error kInvalid names file and array: errors of
-// ArrayFile, another shape, an empty array, a negative count.
+// [steps, layers, experts] or [layers, experts]. Error kInvalid, which names file and array: errors
+// of ArrayFile, another shape, an empty array or a negative count.
 LoadHistory ReadLoads(const ArrayFile& file, const std::string& array = "logical_count");
 
 }  // namespace switchyard

@@ -88,7 +88,7 @@ TEST_F(ArrayFileTest, ListsAreNestedAsDeeplyAsTheyLike) {
               HasSubstr("a: a list is not a 32-bit integer"));
 }
 
-// Every one-byte change and every truncation of a file is either read or rejected.
+// Each file with one changed byte and each truncated file is either read or rejected.
 TEST_F(ArrayFileTest, SurvivesMutations) {
   SafetensorsWriter writer;
   writer.Add("logical_count", {2, 3}, std::vector<int32_t>{1, 2, 3, 4, 5, 6});

@@ -20,7 +20,7 @@ namespace switchyard {
 // no piece is overwritten before it has been read. Pieces go through a double buffer in the
 // receiver's symmetric memory. A piece written in one step is read in the next, so Step itself
 // never waits for another rank. The batches of PlanTransfers run one after the other. Each rank of
-// a MoE-TP group sends its shard to the rank with the same MoE-TP index in the other group.
+// a MoE-TP group sends its shard to the rank with the same MoE-TP index in the receiving group.
 class ExpertCourier {
  public:
   static constexpr size_t kPieceBytes = size_t{1} << 20;
@@ -39,8 +39,8 @@ class ExpertCourier {
   void Begin(const std::vector<LayerBatches>& layers, int physical, Held held);
 
   bool active() const { return batch_ < batches_.size(); }
-  // Number of batches that this rank has completed since Begin. It is shared with the other ranks
-  // before the next Step.
+  // Number of batches that this rank has completed since Begin. The caller shares it with the other
+  // ranks before the next Step.
   int64_t batches_done() const { return static_cast<int64_t>(batch_) + (idle() ? 1 : 0); }
   int64_t pieces() const { return pieces_; }  // received since construction
   // Sends and receives at most one piece. `all_done`: the minimum of batches_done over all ranks.

@@ -49,7 +49,8 @@ std::vector<int32_t> RandomMap(int physical, uint32_t seed) {
   return map;
 }
 
-// Two layers from one random placement to another; cancelled after `stop_after` steps.
+// Moves two layers from one random placement to another. Cancels the transfers after `stop_after`
+// steps.
 void Move(RankComm& comm, ExpertCourier& courier, uint32_t seed, int stop_after = -1) {
   constexpr int kPhysical = 13;
   const Mesh& mesh = comm.mesh;

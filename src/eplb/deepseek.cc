@@ -14,9 +14,9 @@ struct Packing {
 };
 
 // Packs in order of decreasing weight into the lightest pack that is not full. Ties between packs
-// go to the lower index. Ties between items keep the order of libstdc++'s std::sort, which the
-// reference has too (torch.sort on CPUs). Only the numbering of an expert's replicas depends on
-// that order, not the load.
+// go to the lower index. Ties between items are in the order of libstdc++'s std::sort, as in the
+// reference (torch.sort on CPUs). This order affects the numbering of an expert's replicas, but not
+// the load.
 Packing PackEvenly(std::span<const float> weights, int packs) {
   const int items = static_cast<int>(weights.size()), capacity = items / packs;
   Packing packing{std::vector<int>(items), std::vector<int>(items)};
@@ -65,7 +65,7 @@ struct Sizes {
   int physical, groups, nodes, ranks;
 };
 
-// Experts grouped by node: [experts] the expert at each position.
+// Returns the experts grouped by node: [experts] the expert at each position.
 std::vector<int> ExpertsByNode(std::span<const float> load, const Sizes& sizes) {
   const int experts = static_cast<int>(load.size()), group_size = experts / sizes.groups;
   std::vector<float> group_load(sizes.groups, 0.0f);

@@ -54,7 +54,7 @@ void DivisionForest::Prune(std::span<double> shares) {
     if (shares[edge] <= 0) continue;
     if (FindCycle(edge)) {
       // The smallest share of the cycle becomes 0. Around the cycle, shares alternately decrease
-      // and increase by its amount.
+      // and increase by the amount of the smallest share.
       const auto least =
           std::ranges::min_element(cycle_, {}, [&](int32_t of) { return shares[of]; });
       const double moved = shares[*least];

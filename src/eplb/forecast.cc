@@ -38,7 +38,8 @@ class Averages {
     }
   }
 
-  // The longest half-life on ties (a single step has no errors).
+  // Index of the half-life with the least error; on ties the longest one. After a single step there
+  // are no errors.
   size_t Best() const {
     size_t best = of_.size() - 1;
     for (size_t i = best; i-- > 0;)

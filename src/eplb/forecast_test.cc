@@ -33,7 +33,7 @@ TEST(ForecastTest, ForgetsTheOldShapeSoonAfterASuddenChange) {
     error += std::abs(forecast.Layer(0)[e] - mean);
     total += mean;
   }
-  EXPECT_LT(error, 0.2 * total);  // the error of the window's plain sum exceeds half
+  EXPECT_LT(error, 0.2 * total);  // for the window's plain sum the error exceeds half of total
 }
 
 TEST(ForecastTest, OfOneStepIsThatStepAndOfNoneNothing) {

@@ -20,7 +20,7 @@ constexpr const char* kCounts = "logical_count";
 constexpr const char* kWanted =
     "want JSON, safetensors or .pt with physical_to_logical_map or logical_count";
 
-// The rows of a tensor in the JSON form of the map.
+// Converts a tensor to the rows of the JSON form of the map.
 json RowsOfTensor(const ArrayFile& file) {
   const IntArray map = file.Get(kMap);
   if (map.shape.size() != 2 || map.values.empty())
@@ -35,7 +35,7 @@ json RowsOfTensor(const ArrayFile& file) {
   return rows;
 }
 
-// The rows of the map: those of the file, or of a tensor, stored in `converted`. JSON rows are not
+// Returns the rows of the map. The rows of a tensor are stored in `converted`. JSON rows are not
 // copied, because the copy is recursive and deeply nested lists would overflow the stack.
 const json& ReadMap(const ArrayFile& file, json* converted) {
   if (file.json() == nullptr) return *converted = RowsOfTensor(file);
@@ -119,7 +119,8 @@ std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init) {
     OpenLocation(init.location, &file);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kNotFound)
-      throw NotFound("--init-expert-location {}, and not \"trivial\"", error.what());
+      throw NotFound("--init-expert-location {}; want a file, JSON text or \"trivial\"",
+                     error.what());
     throw Invalid("--init-expert-location {}; {}", error.what(), kWanted);
   }
   try {
@@ -128,8 +129,7 @@ std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init) {
   } catch (const Error& error) {
     throw Invalid("--init-expert-location {}", error.what());
   }
-  throw Invalid("--init-expert-location {}: neither array found, {}; {}", file->name(),
-                file->NamesOfArrays(), kWanted);
+  throw Invalid("--init-expert-location {}: {}; {}", file->name(), file->NamesOfArrays(), kWanted);
 }
 
 void CheckSamePlacements(const std::vector<ExpertPlacement>& placements,

@@ -27,8 +27,8 @@ struct InitLocation {
 //                            the whole row) is the trivial placement
 //   logical_count            otherwise: a recorded distribution (ReadLoads) of all layers, for
 //                            which `algorithm` plans
-// Equal on all ranks that read equal files. Error kInvalid names flag, file and layer; kNotFound
-// names flag and file.
+// The result is equal on all ranks that read equal files. Error kInvalid names flag, file and
+// layer; kNotFound names flag and file.
 std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init);
 
 // Collective. Error kInvalid on every rank, naming the flag with its value `location`, if any rank

@@ -119,7 +119,7 @@ TEST_F(LoadPlacementsTest, TheFlagsValueMayBeJsonText) {
   EXPECT_THAT(ErrorOf([] { Load("{]", 1, 4, 0); }),
               AllOf(HasSubstr("--init-expert-location (JSON text): "), HasSubstr("parse error")));
   EXPECT_THAT(ErrorOf([] { Load(R"({"map": [1], "n": 2})", 1, 4, 0); }),
-              HasSubstr("neither array found, the file has map; want JSON"));
+              HasSubstr("(JSON text): the file has map; want JSON"));
 }
 
 TEST_F(LoadPlacementsTest, TorchFilesOfSglangAreRead) {

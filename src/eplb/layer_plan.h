@@ -35,7 +35,8 @@ class LayerPlan {
   double PerReplica(int32_t expert) const { return per_replica_[expert]; }
   // [experts] tokens of each replica; the whole load for experts without a replica.
   std::span<const double> per_replica() const { return per_replica_; }
-  // [experts] the same with one replica less; infinite for fewer than two replicas.
+  // [experts] tokens of each replica if the expert had one replica less; infinite for experts with
+  // fewer than two replicas.
   std::span<const double> with_one_less() const { return with_one_less_; }
   int bin_of(int place) const { return bin_of_[place]; }  // −1: slot of a dead rank
   // Linked list of the slots of an expert, in no order: first_slot, then next_slot until −1.

@@ -32,7 +32,7 @@ double Distance(std::span<const int64_t> a, std::span<const int64_t> b) {
 }
 
 int32_t ToCount(float sum) {
-  constexpr float kMost = 2147483520;  // the largest float32 that is an int32
+  constexpr float kMost = 2147483520;  // the largest float32 that fits an int32
   return static_cast<int32_t>(std::min(sum, kMost));
 }
 

@@ -16,8 +16,8 @@ namespace switchyard {
 
 // Keeps at most `kSteps` sums over consecutive passes, each over the same number of passes. These
 // sums are the steps of the history that planners receive. A sum is all-reduced when it is
-// complete, so every exchange is small. Each rank has one, and adds the choices of its own tokens.
-// Used by the rank's thread only.
+// complete, so every exchange is small. Each rank has one LoadWindow, and adds the choices of its
+// own tokens. Used by the rank's thread only.
 class LoadWindow {
  public:
   static constexpr int kSteps = 50;
@@ -32,7 +32,7 @@ class LoadWindow {
   // passes may be in flight; each counts when it ends.
   void Add(uint64_t pass, int layer, std::span<const int32_t> logical,
            std::span<const int32_t> physical);
-  // The same, but with the counts of each expert and of each slot.
+  // Adds one round of a pass as counts of each expert and of each slot.
   void AddCounts(uint64_t pass, int layer, std::span<const int32_t> logical,
                  std::span<const int32_t> physical);
   // Ends a pass. Collective after every passes_per_step-th pass; the sums are then equal on every
@@ -62,7 +62,8 @@ class LoadWindow {
 
  private:
   using Counts = std::vector<int64_t>;  // [layers, experts], then [layers, EP ranks]
-  // The counts of a pass in flight, and a layer's part of them: [experts] and [EP ranks].
+  // Returns the counts of a pass in flight. ExpertsOf and RanksOf return a layer's part of them:
+  // [experts] and [EP ranks].
   Counts& CountsOf(uint64_t pass);
   int64_t* ExpertsOf(Counts& counts, int layer) const {
     return counts.data() + int64_t{layer} * experts_;
@@ -78,8 +79,8 @@ class LoadWindow {
   const int64_t passes_per_step_;
   Communicator& world_;
   int64_t passes_ = 0;                      // in the current step
-  Counts now_;                              // this rank's counts of these passes
-  std::vector<float> sums_;                 // the same summed over ranks: scratch
+  Counts now_;                              // counts of this rank in the current step
+  std::vector<float> sums_;                 // scratch: now_ summed over ranks
   std::map<uint64_t, Counts> open_, free_;  // passes in flight; memory of passes that have ended
   struct Step {
     std::vector<int32_t> counts;  // [layers, experts]

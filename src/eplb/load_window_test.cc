@@ -25,7 +25,7 @@ LoadWindow Window(RankComm& comm, int64_t passes) {
   return {kLayers, kExperts, kRanks, ExpertMap(kExperts, kRanks, false), passes, *comm.tp};
 }
 
-// The same choices in all layers; slots equal expert ids.
+// Every layer gets these choices; slots equal expert ids.
 bool Pass(LoadWindow& window, const std::vector<int32_t>& ids) {
   for (int layer = 0; layer < kLayers; ++layer) window.Add(0, layer, ids, ids);
   return window.EndPass(0);
@@ -131,7 +131,7 @@ TEST(LoadWindow, BalancednessIsThatSinceExpertsMoved) {
     for (int i = 0; i < 6; ++i) Pass(window, {0});
     EXPECT_DOUBLE_EQ(window.MeanBalancedness().value(), 0.5);
     Pass(window, {0});
-    window.OnMoved();  // within a step, which is then excluded
+    window.OnMoved();  // within a step; this step does not count
     Pass(window, {0, 4});
     EXPECT_EQ(window.MeanBalancedness(), std::nullopt);
     for (int i = 0; i < 2; ++i) Pass(window, {0, 0, 0, 4});
@@ -158,7 +158,7 @@ TEST(LoadWindow, TellsAnotherShapeFromChance) {
     passes(30, 0);
     EXPECT_LT(window.ShapeChange(), 0.1);
     passes(LoadWindow::kRecent / 2, 2);
-    EXPECT_NEAR(window.ShapeChange(), 0.25, 0.1);  // half of the rows, half of which have moved
+    EXPECT_NEAR(window.ShapeChange(), 0.25, 0.1);  // half the rows are new, half of these moved
     passes(LoadWindow::kRecent, 4);
     EXPECT_GT(window.ShapeChange(), 0.85);
     window.OnPlanned(LoadWindow::kRecent);

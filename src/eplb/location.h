@@ -13,8 +13,8 @@ namespace switchyard {
 class ExpertLocation {
  public:
   ExpertLocation() = default;
-  // Replicas are in ascending order of slots. If `replica` [layers, physical] is given, it is the
-  // index of each slot among its expert's replicas (as DeepSeek's planner numbers them).
+  // `replica` [layers, physical]: the index of each slot among its expert's replicas, as DeepSeek's
+  // planner numbers them. If it is empty, replicas are in ascending order of slots.
   explicit ExpertLocation(const Placement& placement, std::span<const int32_t> replica = {});
 
   int layers() const { return placement_.layers; }

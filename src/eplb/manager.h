@@ -24,7 +24,7 @@ struct EplbShape {
   int experts = 0;    // logical
   int redundant = 0;  // physical experts beyond the logical ones
   int groups = 1;     // expert groups of group-limited routing (n_group)
-  int nodes = 1;      // hosts; also 1 if they hold unequal numbers of EP ranks
+  int nodes = 1;      // hosts; 1 if hosts have unequal numbers of EP ranks
   bool shared_dispatched = false;
 };
 
@@ -33,12 +33,12 @@ struct EplbShape {
 // is small: an all-reduce of counts about 50 times per --eplb-rebalance-num-iterations passes, and
 // a small message before each pass while a plan is computed or layers are migrating.
 //
-// Every explicit request triggers a plan. If the mean balancedness (mean / max rank load) is at
-// most min_utilization, two events do so too. One is the end of num_iterations passes since the
-// last rebalance. The other is a changed load distribution; a second plan follows once the recent
-// steps contain only the new load. Rank 0 plans on a separate thread and broadcasts the plan. A
-// Migration moves the layers that the plan changes. Without a request it skips layers whose gain is
-// below the cost of their moves (plan_value.h).
+// Every explicit request triggers a plan. Two other events trigger a plan only if the mean
+// balancedness (mean / max rank load) is at most min_utilization. One is the end of num_iterations
+// passes since the last rebalance. The other is a changed load distribution; a second plan follows
+// once the recent steps contain only the new load. Rank 0 plans on a separate thread and broadcasts
+// the plan. A Migration moves the layers that the plan changes. Without a request it skips layers
+// whose gain is below the cost of their moves (plan_value.h).
 class EplbManager : public RoutingObserver {
  public:
   // Fraction of the load that must have shifted to other experts since the last plan to trigger a
@@ -68,8 +68,8 @@ class EplbManager : public RoutingObserver {
   void OnCounts(uint64_t pass, int layer, const RoutedCounts& counts) override;
 
   // Call BeginPass before each pass. While `busy`, call it also when no pass runs because there are
-  // no tokens. It may switch layers to another placement, for this pass and later ones. On a GPU an
-  // earlier pass may still be in flight. `pass`: as for OnRoute.
+  // no tokens. BeginPass may switch layers to another placement, for this pass and later ones. On a
+  // GPU an earlier pass may still be in flight. `pass`: as for OnRoute.
   void BeginPass();
   void EndPass(uint64_t pass);
   // Replaces EndPass for an aborted pass, whose choices do not count.
@@ -106,15 +106,15 @@ class EplbManager : public RoutingObserver {
   std::vector<int> layers_;    // MoE layers
   std::vector<int> index_of_;  // [layers of the model] index into layers_; −1: dense
   std::optional<LoadWindow> window_;
-  int64_t passes_ = 0;  // since the last plan or the end of its migration
+  int64_t passes_ = 0;  // since the last plan or the end of the last migration
   // A changed distribution triggers a plan while the recent steps still contain older load. A
   // second plan follows when they no longer do. Counts down the steps to the second plan; 1: due,
   // 0: none.
   int steps_to_follow_up_ = 0;
   PlanJob plan_;
-  int not_worth_moving_ = 0;  // layers of the last plan (plan_value.h)
+  int not_worth_moving_ = 0;  // layers whose moves gain too little (plan_value.h)
   ExpertCourier courier_;
-  bool sends_ = false;  // experts are received from ranks that hold them
+  bool sends_ = false;  // whether experts are also received from other ranks
   std::unique_ptr<Migration> migration_;
   std::chrono::steady_clock::time_point began_;
   EplbStatus status_;

@@ -43,7 +43,7 @@ struct EplbStatus {
   int64_t passes = 0;  // since the server started
   // Mean of (mean / max rank load) since experts last moved; nullopt if nothing was counted since.
   std::optional<double> balancedness;
-  // These fields are of the current rebalance, or else of the last one.
+  // The following fields describe the current rebalance, or the last one if none is in progress.
   std::string trigger;               // iterations, shape (changed load distribution) or request
   std::optional<double> planned_at;  // balancedness at the time of planning
   int32_t layer = -1;                // layer being migrated; −1: none
@@ -56,7 +56,7 @@ struct EplbStatus {
   // Since the server started.
   int64_t plans = 0, rebalances = 0;  // plans made; migrations completed
   int64_t layers_moved = 0;
-  int64_t experts_loaded = 0, experts_received = 0;  // by rank 0: from checkpoint and other ranks
+  int64_t experts_loaded = 0, experts_received = 0;  // by rank 0: from files; from other ranks
   int64_t failures = 0, watchdog_resets = 0;         // failures include watchdog resets
   std::string last_result, last_failure;             // messages
 };

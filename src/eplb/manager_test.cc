@@ -145,7 +145,7 @@ TEST(EplbManager, LeavesAnEvenLoadAlone) {
 TEST(EplbManager, PlansThatGainLessThanTheyCostAreNotCarriedOut) {
   OnRanks([](RankComm& comm) {
     Rank rank(Every(50), comm);
-    rank.hot = 0;  // an even load: what a plan gains is noise
+    rank.hot = 0;  // the load is even, so a plan's gain is only noise
     rank.Passes(50);
     rank.Settle();
     const EplbStatus status = rank.manager.Status();
@@ -188,7 +188,8 @@ TEST(EplbManager, PlansBeforeItsTimeWhenTheLoadHasAnotherShape) {
     rank.first_hot = 1;
     rank.Passes(300);
     rank.Settle();
-    // Once when the new load is half of the window, and again when it fills the window.
+    // The shift triggers a plan when the new load is half of the window, and another when the new
+    // load fills the window.
     EXPECT_GE(rank.manager.Status().plans, 2);
     EXPECT_LE(rank.manager.Status().plans, 3);
     EXPECT_EQ(rank.manager.Status().trigger, "shape");

@@ -13,7 +13,7 @@ class Costs {
   Costs(std::span<const int32_t> previous, const std::vector<RankSlots>& bins, int nodes,
         int num_logical, double node_price, std::span<const int32_t> next)
       : size_(bins.size()), cost_(size_ * size_) {
-    // The default cost of every expert is node_price; holders' nodes and ranks lower it.
+    // Every expert costs node_price by default, and less on the nodes and ranks of its holders.
     struct Holder {
       size_t bin;
       int next;  // next holder of the same expert; −1: none

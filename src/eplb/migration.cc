@@ -139,7 +139,7 @@ bool Migration::Step() {
   state_changed_.notify_all();
   std::vector<RankStatus> all(world_.size());
   world_.AllGather(&mine, all.data(), sizeof mine);
-  const bool carrying = transferring_;  // `all` does not cover a chunk that Decide starts
+  const bool carrying = transferring_;  // `all` excludes chunks that Decide starts
   if (error_.empty()) Decide(all);
   if (error_.empty() && carrying) StepTransfers(all);
   // A rank's thread ends after the last chunk has been switched.

@@ -19,7 +19,7 @@ namespace switchyard {
 
 struct MigrationOptions {
   int layers_per_chunk = 1;                    // layers that switch at the same step; −1: all
-  int64_t bytes_per_step = int64_t{32} << 20;  // limit of loads that a rank starts in one step
+  int64_t bytes_per_step = int64_t{32} << 20;  // limit of bytes that a rank starts to load per step
   // Timeout without progress on any rank. At least Migration::kMinStalledSteps passes must also
   // have run without progress, because a pass may take long.
   std::chrono::duration<double> patience{60};
@@ -110,7 +110,7 @@ class Migration {
   std::condition_variable state_changed_;
   State state_ = State::kLoading;
   bool stop_ = false;
-  int64_t budget_ = 0;        // bytes; may become negative after a larger expert
+  int64_t budget_ = 0;        // bytes; may become negative if an expert exceeds it
   int64_t started_ = 0;       // number of expert loads started
   bool all_arrived_ = false;  // all experts of the chunk that the courier transfers have arrived
   std::map<int, MovableExperts::Arrived> arrived_;

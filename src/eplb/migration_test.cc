@@ -341,8 +341,8 @@ class TestLayers : public MovableExperts {
 // Pass sizes, with and without decoding, repeat after this many passes.
 constexpr int kAllTokenCounts = 21;
 
-// The outputs of passes during three migrations, one after the other. If `passes` is given: the
-// outputs of `passes` passes without migration.
+// If *passes is 0: the outputs of passes during three migrations, one after the other; *passes
+// receives the number of passes. Otherwise: the outputs of *passes passes without migration.
 std::vector<float> Outputs(const TestLayer& layer, const MoeOptions& options, int* passes) {
   const bool moving = *passes == 0;
   const auto last_call = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -393,7 +393,7 @@ TEST(Migration, NoBitShowsWhereExpertsAreOrThatTheyMove) {
                    .shared = true});
   layer.config.placement = ExpertPlacement::Trivial(kExperts, kRedundant);
   for (const A2aChoice& choice : AllA2aChoices()) {
-    if (choice.a2a == "none") continue;  // its summation order depends on the rank
+    if (choice.a2a == "none") continue;  // the summation order of `none` depends on the rank
     SCOPED_TRACE(choice.Describe());
     MoeOptions options{
         .a2a_backend = choice.a2a, .deepep_mode = choice.mode, .row_dtype = DType::kBF16};

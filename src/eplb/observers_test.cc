@@ -1,5 +1,5 @@
-// Several observers of one model: the data that they require and receive, and counts in place of
-// tokens.
+// Tests of several observers of one model: which data they require and receive. Also tests
+// observers that receive counts instead of tokens.
 #include "eplb/observers.h"
 
 #include <gtest/gtest.h>

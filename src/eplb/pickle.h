@@ -33,8 +33,8 @@ class Pickle {
     std::vector<std::pair<uint32_t, uint32_t>> entries;  // of kDict: key, value
   };
 
-  // Error kInvalid starts with `where`: truncated input, an unsupported operation, or an operand
-  // that does not exist.
+  // Error kInvalid for truncated input, an unsupported operation or an operand that does not exist.
+  // The message starts with `where`.
   Pickle(const std::string& bytes, const std::string& where);
 
   const Value& root() const { return values_[root_]; }

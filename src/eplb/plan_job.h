@@ -40,7 +40,7 @@ class PlanJob {
 
   Communicator& world_;
   std::future<std::string> plan_,
-      timed_out_plan_;  // rank 0; `timed_out_plan_`: the one that timed out
+      timed_out_plan_;  // on rank 0: of the current planner, and of one that timed out
   std::chrono::steady_clock::time_point began_;
 };
 

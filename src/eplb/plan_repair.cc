@@ -73,7 +73,7 @@ class Components {
   }
 
   std::vector<int> of_;     // [bins]
-  std::vector<int> first_;  // [experts] a bin that holds it
+  std::vector<int> first_;  // [experts] a bin that holds the expert
   int calls_ = 0;
 };
 

@@ -82,7 +82,7 @@ class Filler {
       if (reached_[component]) component = joined;
   }
 
-  // `experts`, heaviest first, each to the lightest bin with a free slot.
+  // Puts each of `experts`, heaviest first, on the lightest bin with a free slot.
   void PlaceUnreplicated(std::span<const int32_t> experts) {
     using Bin = std::pair<double, int>;
     std::priority_queue<Bin, std::vector<Bin>, std::greater<>> lightest;

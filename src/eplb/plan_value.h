@@ -7,7 +7,7 @@
 namespace switchyard {
 
 // Number of rows that a rank can compute while it receives the weights of one expert from its own
-// node. Memory bandwidth limits both, and computing these rows reads the weights once.
+// node. Memory bandwidth limits both operations; computing these rows reads the weights once.
 constexpr double kRowsPerExpert = 64;
 
 // Finds the layers of `*plan` whose moves gain less than they cost, and resets them to their

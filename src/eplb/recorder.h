@@ -86,7 +86,7 @@ class ExpertRecorder : public RoutingObserver {
   // This rank's contribution to a pass in flight.
   struct OpenPass {
     uint64_t pass = 0;
-    bool records = false;  // recording was active when it began
+    bool records = false;  // recording was active when the pass began
     SlotMap slots;
     std::vector<int32_t> count;      // [layers, physical]
     std::vector<int32_t> token_ids;  // [group's tokens, layers, top_k]
@@ -122,7 +122,8 @@ class ExpertRecorder : public RoutingObserver {
   std::vector<int32_t> logical_;  // [layers, experts] counts by logical expert
   std::vector<int32_t> by_rank_;  // [layers, EP ranks] counts by the rank of the slot
   std::vector<float> reduced_;    // [layers, EP ranks]
-  // [layers · (experts + EP ranks)] logical_, then by_rank_, summed over all counted passes
+  // [layers · (experts + EP ranks)] first logical_, then by_rank_; each summed over all counted
+  // passes
   std::vector<int64_t> total_;
   RecordedSteps steps_;
   BalancednessWindows windows_;

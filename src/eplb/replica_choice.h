@@ -22,8 +22,8 @@ enum class EpDispatchAlgorithm {
 // Error kInvalid lists the names: static, dynamic, fake, balanced, lp.
 EpDispatchAlgorithm ParseEpDispatchAlgorithm(const std::string& name);
 
-// [logical] the slot to which `rank` sends its tokens (NearReplica). Layers compute the same with
-// ExpertPlacement::ReplicasFor if all ranks are alive.
+// [logical] the slot to which `rank` sends its tokens (NearReplica). Layers use
+// ExpertPlacement::ReplicasFor, which gives the same slots if all ranks are alive.
 std::vector<int32_t> StaticReplicas(const ExpertLocation& location, int layer,
                                     const RankTopology& topology, int rank);
 

@@ -62,8 +62,9 @@ struct Placement {
 };
 
 // Error kInvalid if a size is below 1, ranks are not divisible by nodes, or `active` has another
-// length or no living rank. Also if all living ranks together have fewer slots than there are
-// experts, or if one rank has more slots than there are experts (it would hold an expert twice).
+// length or no living rank. Error kInvalid also if all living ranks together have fewer slots than
+// there are experts, or if one rank has more slots than there are experts (it would hold an expert
+// twice).
 void ValidateTopology(const RankTopology& topology, int physical, int logical);
 
 // Error kInvalid naming layer and slot if the map has another size, an id is outside [−1, logical),

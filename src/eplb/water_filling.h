@@ -10,9 +10,9 @@
 
 namespace switchyard {
 
-// Prepared for the placement of one layer: the bins (ranks) of each expert's replicas. Load divides
-// freely over an expert's replicas. Each thread has its own instance; nothing is allocated after
-// Reset.
+// Reset prepares an instance for the placement of one layer, which gives the bins (ranks) of each
+// expert's replicas. An expert's load may be divided over its replicas in any way. Each thread has
+// its own instance; nothing is allocated after Reset.
 //
 // Block coordinate descent: each replicated expert in turn distributes its load over its bins by
 // water-filling, with all others fixed. Sweeps alternate forward and backward. This minimizes the
@@ -27,9 +27,10 @@ class WaterFilling {
     int32_t place = 0;  // slot index of the caller
   };
 
-  // `bin_of` [slots]: −1 for unused slots; slots of a bin are contiguous. `expert_of` [slots].
-  // `offset`, not negative: the starting point among equally good replicas of an expert. It differs
-  // between dividers that each divide their own batch; otherwise all would choose the first.
+  // `bin_of` [slots]: −1 for unused slots; slots of a bin are contiguous. `expert_of` [slots]: the
+  // expert of each slot. `offset`, not negative: the starting point among equally good replicas of
+  // an expert. It differs between dividers that each divide their own batch; otherwise all would
+  // choose the first.
   void Reset(int num_bins, int num_experts, std::span<const int32_t> bin_of,
              std::span<const int32_t> expert_of, int offset = 0);
 

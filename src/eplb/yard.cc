@@ -13,7 +13,7 @@
 namespace switchyard {
 namespace {
 
-constexpr int kSweeps = 4;       // per scenario; comparisons do not need the optimum
+constexpr int kSweeps = 4;       // per scenario; an approximate optimum suffices
 constexpr double kEven = 0.005;  // bins this close to the mean count as even
 
 // Tolerances of a repair. slack: excess load at which replicas move to an expert. even: swaps stop
@@ -116,7 +116,8 @@ class LayerPlanner {
     return time / static_cast<double>(scenarios_.size());
   }
 
-  // `moved`: number of experts from the same node, plus node_price times that from other nodes.
+  // `moved`: number of experts from the same node, plus node_price times the number from other
+  // nodes.
   double Cost(double time, double moved) const {
     return options_.horizon * (time + (moved > 0 ? options_.least_gain : 0)) +
            options_.move_price * moved / static_cast<double>(bins_.size());

@@ -16,7 +16,7 @@ struct YardOptions {
   double least_gain = 0.01;
   // Maximum number of swaps, and of replicas moved, for one layer.
   int budget = 64;
-  // Number of last recorded steps whose noise is used to evaluate a plan.
+  // Number of the last recorded steps on whose loads a plan is evaluated.
   int scenarios = 4;
 };
 

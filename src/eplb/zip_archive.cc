@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kEndBytes = 22, kLocatorBytes = 20, kEnd64Bytes = 56;
 constexpr size_t kRecordBytes = 46, kHeaderBytes = 30;
 constexpr uint64_t kMaxEntries = 1 << 20;
-constexpr uint32_t kIn64 = 0xffffffff;  // the value is in the 64-bit field
+constexpr uint32_t kIn64 = 0xffffffff;  // marks a value that is in the 64-bit extra field
 
 // The little-endian number at `at`. Precondition: it lies inside the bytes.
 template <typename T>
@@ -72,7 +72,7 @@ void ZipArchive::ReadDirectory(uint64_t begin, uint64_t size, uint64_t entries) 
                   .header = Number<uint32_t>(directory, at + 42),
                   .stored = Number<uint32_t>(directory, at + 20)};
     const std::string wide = Extra64(directory.substr(at + kRecordBytes + name, extra));
-    // The wide fields start with the uncompressed size if that has overflowed.
+    // The 64-bit values start with the uncompressed size if that has overflowed.
     size_t next = Number<uint32_t>(directory, at + 24) == kIn64 ? 8 : 0;
     for (uint64_t* value : {&record.stored, &record.header}) {
       if (*value != kIn64) continue;

@@ -16,7 +16,8 @@ class ZipArchive {
     uint64_t begin = 0, size = 0;  // bytes in the file
   };
 
-  // Error kInvalid names the file: no directory, one outside the file, or more than 2^20 entries.
+  // Error kInvalid, which names the file, if the directory is missing, lies outside the file or has
+  // more than 2^20 entries.
   explicit ZipArchive(const std::filesystem::path& path);
 
   const std::string& name() const { return name_; }

@@ -10,8 +10,8 @@ namespace {
 
 class AttentionTest : public IsaTest {};
 
-// A cache of `slots` slots of `heads` rows of `width` elements of a cache type, filled from
-// float32.
+// A cache with `slots` slots, filled from float32. A slot has `heads` rows of `width` elements of a
+// cache type.
 struct Cache {
   std::vector<char> bytes;
   Cache(DType dtype, const std::vector<float>& values, int64_t slots, int64_t heads, int64_t width)

@@ -93,7 +93,7 @@ class Device {
   // values[index[i]] = 0. Indices are not negative.
   virtual void ClearEntries(int32_t* values, const int32_t* index, int64_t count) = 0;
   virtual void Rope(const RopeParams& p) = 0;
-  // `sequences` are from this device. `sequences` and `page_size` of the Params stay empty.
+  // `sequences` are from this device. `sequences` and `page_size` of `p` stay empty.
   virtual void Attention(const AttentionParams& p, const PassSequences& sequences) = 0;
   virtual void LatentAttention(const LatentAttentionParams& p, const PassSequences& sequences) = 0;
   virtual void StoreKv(const StoreKvParams& p) = 0;

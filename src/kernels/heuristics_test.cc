@@ -19,7 +19,7 @@ TEST(HeuristicsTest, PanelsAreWholePartsOfATask) {
 
 TEST(HeuristicsTest, PanelsOfUsualDepthsFitTheCaches) {
   constexpr int64_t kL2 = 1 << 20, kDeep = 4096;
-  // The current panel and the prefetched next one, with room for rows of x.
+  // The current panel and the prefetched next one leave half of L2 for rows of x.
   EXPECT_LE(2 * kMaxPanelCols * kDeep, kL2 / 2);
   EXPECT_LE(kPanelRows * kDeep * static_cast<int64_t>(sizeof(float)), kL2 / 2);
 }
@@ -49,7 +49,7 @@ TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
           const int64_t place = at + ahead.Of(at);
           ASSERT_GE(place, at);
           ASSERT_LT(place, left * stride) << row_bytes << " " << left << " " << at;
-          // Inside a row, not in the gap between two.
+          // The target is inside a row, not in the gap between two rows.
           ASSERT_LT(place % stride, row_bytes);
         }
       }
@@ -59,10 +59,10 @@ TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
 
 TEST(HeuristicsTest, WeightsAreAskedForAsFarAheadAsSaid) {
   constexpr int64_t kRow = 2048, kMany = 1000;
-  // One stream: four rows ahead. Four streams: the next four rows.
+  // With one stream the target is four rows ahead. With four streams it is in the next four rows.
   EXPECT_EQ((simd::WeightPrefetch<int, 1, 4 * kRow>(kRow, kRow, kMany).Of(0)), 4 * kRow);
   EXPECT_EQ((simd::WeightPrefetch<int, 4, 4 * kRow>(kRow, kRow, kMany).Of(64)), 4 * kRow);
-  // Within a long row, and from its last part to the start of the next row.
+  // The target is within a long row; from the row's last part it is at the start of the next row.
   const simd::WeightPrefetch<int, 1, kRow> deep(2 * kRow, 3 * kRow, kMany);
   EXPECT_EQ(deep.Of(0), kRow);
   EXPECT_EQ(kRow + deep.Of(kRow), 3 * kRow);

@@ -76,9 +76,9 @@ struct GroupedMlpParams {
   int64_t ldo = 0;
 };
 void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool);
-// Its two products, with the same bits. GroupedGateUp writes `scratch` and ignores `out`.
-// GroupedDown reads `scratch` and ignores x; it may overwrite `scratch` with rounded values, so
-// each row must be computed once only.
+// Compute the two products of GroupedMlp separately, with the same bits. GroupedGateUp writes
+// `scratch` and ignores `out`. GroupedDown reads `scratch` and ignores x; it may overwrite
+// `scratch` with rounded values, so each row must be computed once only.
 void GroupedGateUp(const GroupedMlpParams& p, ThreadPool& pool);
 void GroupedDown(const GroupedMlpParams& p, ThreadPool& pool);
 

@@ -33,8 +33,8 @@ class MoeLayerParts {
   virtual void CheckFormats(const kernels::ExpertWeights& expert) const = 0;
   // The `local`-th routed expert, in any form that Swap takes. Copies no weights.
   virtual OwnedExpert Held(int local) const = 0;
-  // The same expert with its weights in host memory, to send it to another rank. Requires
-  // `readable`.
+  // The `local`-th routed expert with its weights in host memory, to send them to another rank.
+  // Requires `readable`.
   virtual OwnedExpert Expert(int local) const { return Held(local); }
   virtual bool readable() const { return true; }
   // Copies an expert that passed CheckFormats to memory from which Swap can take it quickly. May be
@@ -70,7 +70,7 @@ class MoeBackend {
   const Mesh& mesh() const { return mesh_; }
   virtual const RankGroups& groups() const = 0;
   // Whether the tokens of an attention group are partitioned over its ranks. Otherwise every rank
-  // has all of them and computes a partial sum of each.
+  // has all tokens and computes a partial sum for each token.
   virtual bool scatters() const = 0;
   // Whether a batch of decode and prefill rows is split into two exchanges.
   virtual bool splits_mixed_batches() const = 0;

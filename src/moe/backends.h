@@ -62,7 +62,7 @@ struct ExchangeBackend {
   // Exact bytes that `make` allocates on each rank. Error kInvalid if the options are incompatible.
   std::function<size_t(const MoeOptions&, const ExchangeShape&)> symmetric_bytes;
   std::string summary;  // for `switchyard backends`
-  // `symmetric_bytes` divided into buffers, for the log; optional.
+  // The buffers that add up to `symmetric_bytes`, for the log; optional.
   std::function<ExchangeMemory(const MoeOptions&, const ExchangeShape&)> memory = nullptr;
   bool combines_by_rank = false;   // supports --moe-combine-rows rank
   bool combines_in_parts = false;  // supports Dispatcher::BeginCombinePart
@@ -71,8 +71,8 @@ struct ExchangeBackend {
 using DispatcherBackend = ExchangeBackend<Dispatcher>;
 using FusedBackend = ExchangeBackend<FusedExperts>;
 
-// The entry of a class that is constructed from a DispatcherContext and whose Memory(options,
-// shape) lists its allocations.
+// Makes the entry of a class that is constructed from a DispatcherContext. The class describes its
+// allocations in Memory(options, shape).
 template <typename Interface, typename Backend>
 ExchangeBackend<Interface> BackendOf(std::string summary) {
   return {.make = [](const DispatcherContext& c) { return std::make_unique<Backend>(c); },
@@ -98,7 +98,7 @@ struct MoeBackends {
   Registry<RunnerBackend> runners{"--moe-runner-backend"};
   std::string auto_runner = "grouped_mlp";  // what --moe-runner-backend auto means
   PermuteTable permutes;
-  GpuMoeBackends gpus;  // the same for ranks on GPUs
+  GpuMoeBackends gpus;  // registries for ranks on GPUs
 };
 
 // The backends of this build.

@@ -37,7 +37,8 @@ GpuMoeBackends BuiltinGpuBackends() {
       .combines_in_parts = true};
   b.exchanges.Add("deepep", deepep);
   // Over peer memory, every exchange is one-sided: a source writes rows and routing into the memory
-  // of the experts' ranks. So these names differ in their modes only.
+  // of the experts' ranks. So the following names differ only in their modes and in whether they
+  // combine by rank.
   cuda::GpuExchangeBackend mooncake = deepep;
   mooncake.summary = "deepep's all-to-all; a lost GPU still ends the server";
   b.exchanges.Add("mooncake", mooncake);

@@ -2,7 +2,7 @@
 //
 // The interfaces are in moe/cuda, since they use CUDA's headers: RowExchange (row_exchange.h),
 // GpuRunner (gpu_runner.h) and the parameters of GpuPermute (row_order.h, expert_rows.h). A build
-// without CUDA has the same names, whose factories throw Error kInvalid.
+// without CUDA registers the same names, but their factories throw Error kInvalid.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ struct PdlStream;
 struct PermuteRowsParams;
 struct RowOrderParams;
 
-// The modes that an exchange has, and the most tokens of one rank in one round of each; 0: the mode
+// The modes of an exchange: the maximum tokens of one rank in one round of each mode; 0: the mode
 // does not exist. Low latency is for batches of decode rows only, if there is a normal mode too.
 struct ExchangeModes {
   int64_t normal_tokens = 0, low_latency_tokens = 0;
@@ -92,7 +92,7 @@ struct GpuMoeBackends {
 // The backends of this build.
 GpuMoeBackends BuiltinGpuBackends();
 
-// What the built-in backends consist of. Those of moe/no_cuda throw Error kInvalid.
+// The functions of the built-in backends. Those of moe/no_cuda throw Error kInvalid.
 struct GpuFactories {
   decltype(cuda::GpuExchangeBackend::make) deepep;
   decltype(cuda::GpuExchangeBackend::peer_bytes) deepep_peer_bytes;

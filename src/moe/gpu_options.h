@@ -9,8 +9,8 @@
 
 namespace switchyard::cuda {
 
-// Error kInvalid names the flag or the model's size that MoE layers on GPUs do not support. The
-// registry decides about exchanges and runners.
+// Error kInvalid names the flag or the model's size that MoE layers on GPUs do not support.
+// Exchanges and runners are checked by the registry instead.
 void CheckGpuOptions(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
                      const GpuMoeBackends& backends);
 

@@ -1,4 +1,4 @@
-// What MoE layers on GPUs refuse, in builds without CUDA too.
+// Errors for options that MoE layers on GPUs do not support, in builds without CUDA too.
 #include "moe/gpu_options.h"
 
 #include "core/error.h"

@@ -34,8 +34,8 @@ class MoeLayer {
 
   // hidden, out [tokens of this rank's attention group, H] in the memory of the layer's device,
   // replicated over the ranks of the group (out may not alias hidden). Every rank of the world
-  // calls, including those with empty groups. On a GPU the work is enqueued. It depends only on the
-  // counts in `tokens`, so it can be captured in a CUDA graph and replayed.
+  // calls Forward, including ranks with empty groups. On a GPU the work is enqueued. It depends
+  // only on the counts in `tokens`, so it can be captured in a CUDA graph and replayed.
   void Forward(MoeState& state, const float* hidden, const MoeTokens& tokens, float* out) const;
 
   // Begins a batch with a single round. The caller then runs the stages from Route to EndCombine,
@@ -84,8 +84,8 @@ class MoeLayer {
   const ExpertPlacement& placement() const { return parts_->config.placement; }
   // Error kInvalid names --moe-runner-backend if it does not support the expert's format.
   void CheckFormats(const kernels::ExpertWeights& expert) const { parts_->CheckFormats(expert); }
-  // These call MoeLayerParts. `local`: index among this rank's routed experts. Other threads may
-  // call them unless SwitchPlacement runs.
+  // The following functions call MoeLayerParts. `local`: index among this rank's routed experts.
+  // Other threads may call them unless SwitchPlacement runs.
   OwnedExpert Held(int local) const { return parts_->Held(local); }
   OwnedExpert Expert(int local) const { return parts_->Expert(local); }
   bool readable() const { return parts_->readable(); }

@@ -28,7 +28,8 @@ struct MoeLayerWeights {
   // The physical experts of ExpertsOfRank(...), each with this rank's MoE-TP slice of I.
   std::vector<kernels::ExpertWeights> experts;
   // The shared expert, if any. Replicated on every rank if ranks have tokens of their own
-  // (ScattersTokens); otherwise the rank's TP slice, whose output joins the same all-reduce.
+  // (ScattersTokens); otherwise the rank's TP slice, whose output is summed in the all-reduce of
+  // the routed experts.
   bool has_shared = false;
   kernels::ExpertWeights shared;
   WeightView shared_gate;  // [1, H], sigmoid; undefined: no gate

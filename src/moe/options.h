@@ -58,8 +58,8 @@ struct MoeOptions {
   bool single_batch_overlap = false;
   // Passes in flight: 2 for two-batch overlap. Each has exchange buffers of its own.
   int passes = 1;
-  // Number of hosts with equally many consecutive EP ranks; 1 if hosts have unequal shares. Derived
-  // from the launch configuration.
+  // Number of hosts, each with the same number of consecutive EP ranks; 1 if these numbers differ.
+  // Derived from the launch configuration.
   int nodes = 1;
   DType row_dtype = DType::kF32;  // of dispatched and combined rows: the model's dtype
   // Whether experts quantize their input rows to FP8 in groups of 128; resolves `auto` above.
@@ -79,7 +79,7 @@ struct MoeShape {
 MoeOptions ForDraftModel(MoeOptions options);
 
 // Whether ranks route, dispatch and combine tokens of their own. Otherwise every rank has all
-// tokens and computes a partial sum of each.
+// tokens and computes a partial sum for each token.
 bool ScattersTokens(const MoeOptions& options, const MeshShape& mesh);
 
 // Whether the selected exchange can return outputs in parts, which single-batch overlap requires.

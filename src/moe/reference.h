@@ -17,7 +17,7 @@ namespace switchyard {
 void MoeReference(const MoeLayerConfig& config, const MoeLayerWeights& weights, RowFormat format,
                   const float* hidden, int64_t tokens, float* out, bool shared_dispatched = false);
 
-// The routed experts only, for given expert ids.
+// Like MoeReference, but computes the routed experts only, for given expert ids.
 void RoutedReference(const MoeLayerConfig& config, const MoeLayerWeights& weights, RowFormat format,
                      const float* hidden, const TopK& topk, float* out);
 

@@ -55,7 +55,7 @@ void SumWeightedRows(DType dtype, std::span<const std::byte* const> rows, const 
 // sum[i] += weight · row[i]. Product and sum are rounded separately, as in every combine.
 void AddWeightedRow(DType dtype, const std::byte* row, float weight, int64_t n, float* sum,
                     NextRow next = {});
-// The same for a local float32 row: row[i] is x[i] rounded to `dtype`.
+// sum[i] += weight · (x[i] rounded to `dtype`), for a local float32 row. Rounds as AddWeightedRow.
 void AddWeightedRounded(DType dtype, const float* x, float weight, int64_t n, float* sum,
                         NextRow next = {});
 

@@ -233,8 +233,8 @@ enum class MoeStage : uint8_t {
   kEndCombine
 };
 
-// Runs a batch stage by stage, as MoeLayer::Forward, and calls `after` at the end of the stages of
-// MoeStage in each round.
+// Runs a batch stage by stage, as MoeLayer::Forward, and calls `after` after each stage that
+// MoeStage lists, in each round.
 inline void RunStages(const MoeLayer& moe, MoeState& state, const float* hidden,
                       std::span<const int64_t> group_tokens, bool decode, float* out,
                       const std::function<void(MoeStage)>& after) {

@@ -17,7 +17,7 @@ namespace switchyard {
 enum class DispatchLayout : uint8_t {
   kStandard,    // every row of the group, once each
   kNormal,      // one row per (token, destination rank), grouped by source rank
-  kLowLatency,  // the same rows, indexed per expert by [E_local, sources, capacity]
+  kLowLatency,  // rows of kNormal, indexed per expert by [E_local, sources, capacity]
 };
 
 // Layout of a runner's input rows.

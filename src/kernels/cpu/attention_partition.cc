@@ -57,8 +57,8 @@ void PartitionAttention(const AttentionWork& work, int threads, AttentionPartiti
       tasks += split ? keys.parts() : 1;
     }
   }
-  // With fewer tasks than threads, split the heads of a group over tasks. Otherwise a task has all
-  // of them, so that they share the loads of keys.
+  // With fewer tasks than threads, the heads of a group are split over tasks. Otherwise a task has
+  // up to kQueryBlock heads of a group, which then share the loads of keys.
   if (tasks > 0 && tasks * work.kv_heads < threads) {
     cut.heads = std::min(cut.heads, CeilDiv(work.group * tasks * work.kv_heads, threads));
   }

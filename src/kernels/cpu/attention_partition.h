@@ -1,6 +1,6 @@
 // Work partition of an attention call: blocks of query rows, and query heads that share a KV head.
-// If these are too few for all threads, also parts of the keys (split-KV). The partition never
-// changes a bit of the result.
+// If these are too few for all threads, the keys are divided into parts too (split-KV). The
+// partition never changes a bit of the result.
 #pragma once
 
 #include <cstdint>

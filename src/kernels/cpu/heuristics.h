@@ -21,8 +21,8 @@ constexpr int64_t kDirectTiles16Bits = 6, kDirectTiles8Bits = 2;
 // during one memory access. With half the distance, one thread on Zen 4 lost a tenth to a quarter
 // of memory bandwidth; twice as much gave no gain.
 constexpr int64_t kPrefetchBytes = 8192;
-// Same if several tiles prefetch in turns (simd/weight_prefetch.h): a minimum, rounded up to whole
-// blocks of weight rows.
+// Prefetch distance in bytes if several tiles prefetch in turns (simd/weight_prefetch.h): a
+// minimum, rounded up to whole blocks of weight rows.
 constexpr int64_t kBlockPrefetchBytes = 16384;
 
 // Int8 products of few rows of x with unpacked weights (avx512/int8_vnni.cc): weight rows per tile.
@@ -64,8 +64,9 @@ constexpr int64_t kInt8TilesMinRows = 8;
 // experts, or one expert chosen by all tokens, then still occupy every thread.
 constexpr int64_t kMinExpertColumns = 128, kMaxExpertColumns = 512;
 constexpr int64_t kExpertTasksPerThread = 8;
-// `rows`: rows of all experts. `fullest`: rows of the expert with the most, at least 1. All blocks
-// of an expert have equal size except the last. Always inline: see kernel_table.h.
+// Returns the columns per task. `rows`: rows of all experts. `fullest`: rows of the expert with the
+// most rows, at least 1. All blocks of an expert have equal size except the last. Always inline:
+// see kernel_table.h.
 [[gnu::always_inline]] constexpr int64_t ExpertTaskColumns(int64_t rows, int64_t fullest,
                                                            int64_t width, int threads) {
   int64_t most = rows * width / (kExpertTasksPerThread * threads * fullest);

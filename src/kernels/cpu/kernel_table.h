@@ -25,8 +25,8 @@ struct WeightRef {
   float global_scale;
   int64_t stored_k, row0, row_step, col0, n, k;
   // Scalar fallback: converts columns [begin, end) of a row of `view`. Used where a vector would
-  // span two scales or start inside a byte (HasVectorRows in simd/rows.h). Column 0 of this part is
-  // column `skip` of the view.
+  // span two scales or start inside a byte (HasVectorRows in simd/rows.h). Column 0 of this
+  // WeightRef is column `skip` of the view.
   void (*convert)(const void* view, int64_t row, int64_t begin, int64_t end, float* out);
   const void* view;
   int64_t skip;

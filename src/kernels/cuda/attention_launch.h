@@ -20,7 +20,7 @@ struct AttentionLaunch {
   int64_t ldq = 0;
   bool bf16_queries = false;  // AttentionParams
   const void* k = nullptr;  // [slots, kv_heads, qk_dim]
-  const void* v = nullptr;  // likewise; the first v_dim elements are the value
+  const void* v = nullptr;  // [slots, kv_heads, qk_dim]; a value is the first v_dim of these
   DType kv_dtype = DType::kF32;
   int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
   float scale = 1.0f;
@@ -41,8 +41,8 @@ cudaError_t LaunchSimtAttention(const AttentionLaunch& launch, cudaStream_t stre
 // shared memory is too small, returns cudaErrorNotSupported without launching.
 cudaError_t StartTiledAttention(const AttentionLaunch& launch, const PdlStream& chain);
 cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const PdlStream& chain);
-// The same with wgmma, for sequences in which rows times query heads per key-value head are at
-// least min_rows.
+// Tensor cores with wgmma on Hopper, for sequences in which rows times query heads per key-value
+// head are at least min_rows.
 cudaError_t StartHopperAttention(const AttentionLaunch& launch, int min_rows,
                                  const PdlStream& chain);
 cudaError_t StartHopperLatentAttention(const AttentionLaunch& launch, int min_rows,

@@ -10,9 +10,9 @@
 
 namespace switchyard::cuda {
 
-// Splits of the keys at fixed positions; part of the reduction order. Smaller splits spread a
-// sequence over more SMs, larger ones leave less to merge: `fine` keys per split before position
-// `fine_end`, `coarse` keys after it.
+// The keys are split at fixed positions, which are part of the reduction order: `fine` keys per
+// split before position `fine_end`, `coarse` keys after it. Smaller splits spread a sequence over
+// more SMs; larger ones leave less to merge.
 struct KeySplits {
   int fine = 0, fine_end = 0, coarse = 0;
 
@@ -106,7 +106,7 @@ class WorkItemFinder {
     before_ = WarpSumBefore(units_, lane);
   }
 
-  // Work item `index` of the launch; sequence −1: there are fewer.
+  // Returns work item `index` of the launch; its sequence is −1 if there are fewer items.
   __device__ AttentionWorkItem Find(const AttentionSchedule& s, int index) const {
     const int lane = threadIdx.x % 32;
     const unsigned owner = __ballot_sync(~0u, index >= before_ && index < before_ + units_);

@@ -149,7 +149,8 @@ void ExpectSameBitsInAnyChunks(const AttentionShape& shape, bool exact, Random& 
   for (const int32_t chunk : {1, 7, 64, 256, length}) {
     sequences.LayOut(random);
     for (int32_t begin = 0; begin < length; begin += chunk) {
-      // Of the small chunks, only those at block and split boundaries and some random ones.
+      // Runs all large chunks. Runs small chunks only at block and split boundaries, and some at
+      // random.
       const int32_t end = std::min(begin + chunk, length);
       if (chunk < 64 && begin % 64 > 2 && end % 64 > 2 && random.Below(40) != 0) continue;
       for (const size_t scratch : {kAttentionScratchBytes, size_t{0}}) {

@@ -105,8 +105,8 @@ class AttentionSequences {
   std::vector<float> RunToBFloat16(const std::vector<AttentionChunk>& chunks) const {
     return Run(chunks, false, kAttentionScratchBytes, 0, /*to_bfloat16=*/true);
   }
-  // The same on the GPU. Before each chunk there are `gap` rows of no sequence, which must stay
-  // unchanged, and an empty sequence.
+  // The output rows of Reference, computed on the GPU. An empty sequence and `gap` rows that belong
+  // to no sequence precede each chunk. The kernel must not write these rows.
   std::vector<float> Run(const std::vector<AttentionChunk>& chunks, bool exact,
                          size_t scratch_bytes = kAttentionScratchBytes, int32_t gap = 0,
                          bool to_bfloat16 = false) const {

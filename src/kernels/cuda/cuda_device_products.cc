@@ -30,8 +30,8 @@ LinearOps::Kernel LinearOps::KernelOf(const kernels::LinearParams& p) const {
     return Kernel::kExact;
   const bool fp8 = w.format == WeightFormat::kFp8Block;
   const Kernel other = fp8 ? Kernel::kExact : Kernel::kMma;
-  // DenseGemm needs Hopper and a contiguous matrix. A view of some columns, or of rows apart, is
-  // not contiguous.
+  // DenseGemm needs Hopper and a contiguous matrix. A view of some columns, or of rows that are not
+  // adjacent, is not contiguous.
   if (!hopper_ || w.row_step != 1 || w.col0 != 0 || w.k != w.stored_k) return other;
   if (fp8 && w.row0 % kFp8BlockSize != 0) return other;
   if (p.ldy % 2 != 0) return other;  // else alignment, and so the kernel, would differ between rows
@@ -134,7 +134,7 @@ void LinearOps::Multiply(const kernels::LinearParams& p, Kernel kernel, const Ro
       "Linear");
 }
 
-// LinearGroup with one part, except that it launches on the chain.
+// Like LinearGroup with one part, but launches on the chain.
 void LinearOps::Linear(const kernels::LinearParams& p, const PdlStream& chain) {
   CHECK_GT(p.w.k, 0);
   const Kernel kernel = KernelOf(p);

@@ -30,7 +30,7 @@ class Scratch {
 // Weights come from UploadWeight or are views of such weights. The kernel and the form of the input
 // rows depend on the weight and on the alignment of the output, never on the number of rows:
 //   kF32 device                           LinearExact on rows in the weight's ActivationFormat
-//   kBF16 device, kF32 or kF16 weight     the same: float32 routers are meant to stay exact
+//   kBF16 device, kF32 or kF16 weight     LinearExact too: float32 routers are meant to stay exact
 //   kBF16 device, kBF16 weight            DenseGemm on Hopper, or LinearBf16
 //   kBF16 device, kFp8Block weight        DenseGemm on Hopper, rows in FP8 groups of 128; else
 //                                         LinearExact on rows rounded the same way

@@ -68,7 +68,8 @@ class ProductsTest : public DeviceTest {
     return rounded;
   }
 
-  // Relative to ‖x‖ ‖w‖. Tensor core sums of FP8 products have fewer bits within 128 elements.
+  // Tolerance relative to ‖x‖ ‖w‖. Tensor core sums of FP8 products have fewer bits within 128
+  // elements.
   double Tolerance(Device& device, WeightFormat placed) {
     if (&device == exact_.get() || placed == WeightFormat::kF32) return 40 * kEpsilon;
     return placed == WeightFormat::kFp8Block ? 1e-3 : 100 * kEpsilon;

@@ -197,7 +197,7 @@ cudaError_t Start(const GemmLaunch& launch, const PdlStream& chain) {
       .column_tiles = static_cast<int>((p.n + step - 1) / step),
       .float_output = p.float_output,
       .accumulate = p.accumulate};
-  // Upper bound of the tiles; empty groups have none.
+  // Upper bound of the number of tiles; empty groups have none.
   const int64_t most_parts = (p.rows + kMaxTokens - 1) / kMaxTokens + p.groups;
   const int64_t clusters =
       std::min<int64_t>(launch.gpu.processors / cluster, most_parts * kernel.column_tiles);

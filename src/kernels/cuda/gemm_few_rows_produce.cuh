@@ -35,7 +35,8 @@ __device__ __forceinline__ void ProduceWeights(const Kernel& p, const CUtensorMa
   }
 }
 
-// The blocks of a cluster alternate in multicasting token boxes to both.
+// The two blocks of a cluster take turns: each multicasts every second box of tokens to both
+// blocks.
 __device__ __forceinline__ void ProduceTokens(const Kernel& p, const CUtensorMap& map,
                                               const CUtensorMap& small_map, int step,
                                               const Stages& stages, TileScheduler walk, int block,

@@ -20,7 +20,7 @@ struct Kernel {
   int64_t ldd;
   const int32_t* group_begins;
   const int32_t* group_rows;  // null: one group of `rows`
-  bool groups_ready;          // group arrays are final before the previous kernel ends
+  bool groups_ready;          // as in GroupedGemmParams
   int rows, n, groups;
   int k_blocks;      // 128-byte steps along K
   int weight_rows;   // per block tile

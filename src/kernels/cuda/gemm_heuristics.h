@@ -12,8 +12,8 @@ struct GemmPlan {
   bool few_rows = false;
   int weight_rows = 0;  // per block tile: 16, 32, 64 or 128; many rows: 192 (FP8) or 256
   int cluster = 1;      // blocks that share rows of A by multicast: 1 or 2
-  // 128-byte steps along K per stage, 1 or 4. For 4, m and weight_rows are at most 64, K · element
-  // size is a multiple of 128, and there is no cluster.
+  // 128-byte steps along K per stage, 1 or 4. For 4 steps, m and weight_rows are at most 64, K ·
+  // element size is a multiple of 128, and there is no cluster.
   int steps = 1;
 
   bool operator==(const GemmPlan&) const = default;
@@ -28,9 +28,9 @@ constexpr int kFourStepsMaxTokens = 64, kFourStepsMaxWeights = 64;
 int TileTokens(int64_t m);
 
 GemmPlan PlanManyRows(bool fp8);
-// For groups whose row counts are on the device, on a GPU with `processors` SMs.
+// Selects a plan for groups whose row counts are on the device, for a GPU with `processors` SMs.
 GemmPlan PlanFewRows(int64_t groups, int64_t n, int processors);
-// For one group of m rows.
+// Selects a plan for one group of m rows.
 GemmPlan PlanDenseGemm(bool fp8, int64_t m, int64_t n, int64_t k, int processors);
 
 }  // namespace switchyard::cuda

@@ -31,7 +31,7 @@ __device__ __forceinline__ void Produce(const Kernel& p, const CUtensorMap& a_ma
       const int s = ring.stage;
       ptx::BarrierWait(&shared.empty[s], ring.parity ^ 1);
       ptx::BarrierExpect(&shared.full[s], Shared<Format>::kStageBytes);
-      // Each block of the cluster loads half of the rows and multicasts them to both.
+      // Each block of the cluster loads half of the rows and multicasts them to both blocks.
       constexpr int kPart = kBlockM / kCluster;
       ptx::LoadBoxMulticast(shared.a[s] + block_of_cluster * kPart * kGemmRowBytes, &a_map,
                             kb * kBlockK, row + block_of_cluster * kPart, &shared.full[s],

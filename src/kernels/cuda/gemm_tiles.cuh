@@ -40,7 +40,7 @@ class OperandDescriptors {
   __device__ __forceinline__ explicit OperandDescriptors(ptx::SharedAddr tile)
       : low_(__shfl_sync(~0u, static_cast<uint32_t>(ptx::MatrixDescriptor(ptx::Pinned(tile))), 0)) {
   }
-  // Descriptor of the tile `bytes` further on, a multiple of 1024.
+  // Descriptor of the tile that begins `bytes` bytes after `tile`; `bytes` is a multiple of 1024.
   __device__ __forceinline__ uint64_t After(uint32_t bytes) const {
     return ptx::MatrixDescriptorOf(low_ + bytes / 16);
   }

@@ -23,10 +23,10 @@ __device__ __forceinline__ void WaitForPriorKernels() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Both, in the order that starts the next kernel soonest: it may then begin while the kernels
-// before this one still run. A GEMM that follows several small kernels thus fetches its weights
-// during all of them. A kernel whose successor reads group sizes before it waits (`groups_ready`)
-// must wait first instead.
+// Launches dependents before it waits, so that the next kernel starts as soon as possible: while
+// the kernels before this one may still run. A GEMM that follows several small kernels thus fetches
+// its weights during all of them. A kernel whose successor reads group sizes before it waits
+// (`groups_ready`) must wait first instead.
 __device__ __forceinline__ void LaunchDependentsAndWait() {
   LaunchDependents();
   WaitForPriorKernels();
@@ -35,8 +35,8 @@ __device__ __forceinline__ void LaunchDependentsAndWait() {
 // Launches a kernel with PDL if `early`. The kernel must call WaitForPriorKernels before it
 // accesses the output of earlier kernels. Even a kernel without such accesses must call it before
 // it ends, so that its successor follows all earlier kernels. Before the call it may read only data
-// that no kernel of the chain writes, such as weights; and, if the previous kernel waits before it
-// launches dependents, the results of the kernels that the previous one waited for (bypassing L1).
+// that no kernel of the chain writes, such as weights. Exception: if the previous kernel waits
+// before it launches dependents, the results for which it waited may be read too, bypassing L1.
 template <typename... Params, typename... Args>
 cudaError_t LaunchWithPdl(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
                           bool early, cudaStream_t stream, Args&&... args) {
@@ -58,7 +58,7 @@ cudaError_t LaunchWithPdl(void (*kernel)(Params...), dim3 blocks, int threads, s
   return LaunchWithPdl(kernel, blocks, threads, shared_bytes, chain.early, chain.stream,
                        std::forward<Args>(args)...);
 }
-// The same, with clusters of `cluster` blocks.
+// Like LaunchWithPdl, for a grid of `clusters` clusters of `cluster` blocks each.
 template <typename... Params, typename... Args>
 cudaError_t LaunchClusters(void (*kernel)(Params...), int clusters, int cluster, int threads,
                            size_t shared_bytes, const PdlStream& chain, Args&&... args) {

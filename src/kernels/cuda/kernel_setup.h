@@ -8,7 +8,7 @@
 
 namespace switchyard::cuda {
 
-// One static instance per kernel; the first call on a GPU sets the attribute there.
+// One static instance per kernel; the first call on a GPU sets the kernel's attribute on that GPU.
 class SharedMemoryOptIn {
  public:
   template <typename Function>

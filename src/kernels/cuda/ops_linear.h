@@ -37,8 +37,8 @@ inline bool CanVectorLoad(const LinearLaunch& p, int64_t run) {
 
 // Sums of float32 products in one order along K, for any size.
 cudaError_t LinearExact(const LinearLaunch& p, cudaStream_t stream);
-// Both operands rounded to bfloat16, tensor core (mma.sync) sums in float32 over 16 elements at a
-// time along K, in one order for any size. Weights of kBF16 and kFp8Block.
+// Rounds both operands to bfloat16 and sums in float32 with tensor cores (mma.sync), 16 elements at
+// a time along K, in one order for any size. For weights of kBF16 and kFp8Block.
 cudaError_t LinearBf16(const LinearLaunch& p, cudaStream_t stream);
 
 }  // namespace switchyard::cuda::ops

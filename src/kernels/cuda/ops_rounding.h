@@ -27,7 +27,7 @@ struct Rounding {
 // RoundActivations on every row; out [m, k] must not be x.
 cudaError_t RoundRows(const RowSource& rows, const Rounding& rounding, float* out,
                       cudaStream_t stream);
-// The same, then rounded to bfloat16.
+// RoundActivations on every row, then rounding to bfloat16.
 cudaError_t RoundRowsToBf16(const RowSource& rows, const Rounding& rounding, void* out,
                             const PdlStream& chain);
 // QuantizeFp8Groups on every row: codes [m, k], scales [k / 128, scale_stride] with row r's scales

@@ -22,7 +22,7 @@ struct SharedAddr {
     return place;
   }
 };
-// The same address, pinned in a register. Otherwise the compiler recomputes the block's shared
+// Pins a shared memory address in a register. Otherwise the compiler recomputes the block's shared
 // memory window at every use (S2UR, some 30 clocks), which delays consecutive wgmmas in a main
 // loop.
 __device__ __forceinline__ SharedAddr Pinned(SharedAddr place) {
@@ -92,7 +92,7 @@ __device__ __forceinline__ void BarrierArriveWarpAt(SharedAddr barrier, uint32_t
     for (uint32_t block = 0; block < blocks; ++block) BarrierArriveAt(barrier, block);
   }
 }
-// Whether the phase of that parity is complete; non-blocking.
+// Whether the barrier's phase with parity `parity` is complete; non-blocking.
 __device__ __forceinline__ bool BarrierTestWait(SharedAddr barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
@@ -149,7 +149,7 @@ __device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int co
       "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier))
       : "memory");
 }
-// The same for a 3-D box.
+// Loads the 3-D box at (column, row, plane); its bytes count at the barrier.
 __device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int column, int row,
                                         int plane, uint64_t* barrier) {
   asm volatile(
@@ -220,7 +220,7 @@ __device__ __forceinline__ void StoreMatrices(void* to, uint32_t a, uint32_t b, 
       "r"(a), "r"(b), "r"(c), "r"(d)
       : "memory");
 }
-// The same, each matrix transposed: its columns become rows in shared memory.
+// Stores four 8 × 8 matrices, each transposed: columns of a matrix become rows in shared memory.
 __device__ __forceinline__ void StoreMatricesTransposed(void* to, uint32_t a, uint32_t b,
                                                         uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(

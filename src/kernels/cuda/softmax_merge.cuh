@@ -1,5 +1,6 @@
-// Merge of partial softmax results of successive key splits (online softmax). In registers and in
-// the merge kernel alike, the merge follows the order of the splits and uses these roundings.
+// Merge of partial softmax results of successive key splits (online softmax). Both the merge in
+// registers and the merge kernel follow the order of the splits and use the roundings of these
+// functions.
 #pragma once
 
 #include <cmath>

@@ -14,10 +14,10 @@ namespace switchyard::cuda {
 // kResource if the driver rejects the map.
 CUtensorMap MakeTensorMap(const void* data, int64_t rows, int64_t columns, int element_bytes,
                           int box_rows, int box_columns, int64_t stride = 0);
-// 3-D tensor map of such a matrix (bytes or bfloat16) with boxes of `planes` planes of box_rows ×
-// 128 bytes. Planes are adjacent along the row and are stored in shared memory as consecutive
-// tiles. Coordinates: 0, the row, the index of the plane. columns · element_bytes is a multiple of
-// 128.
+// 3-D tensor map of a row-major matrix (bytes or bfloat16) with boxes of `planes` planes of
+// box_rows × 128 bytes. Planes are adjacent along the row and are stored in shared memory as
+// consecutive tiles. Coordinates: 0, the row, the index of the plane. columns · element_bytes is a
+// multiple of 128.
 CUtensorMap MakeTensorMap3d(const void* data, int64_t rows, int64_t columns, int element_bytes,
                             int box_rows, int planes, int64_t stride = 0);
 

@@ -49,7 +49,7 @@ struct Kernel {
   int first_row;
 };
 
-// The row tiles (64 weight rows each) of a block's tile: number of the first one, and count.
+// The row tiles (64 weight rows each) of a block's tile: index of the first one, and their number.
 struct RowTiles {
   int first, count;
 };
@@ -77,8 +77,8 @@ __device__ __forceinline__ void ProduceWeights(const Kernel& p, const Stages& st
   }
 }
 
-// Loads tiles of all tokens × 64 columns, one after the other. The blocks of a cluster alternate in
-// multicasting boxes to both.
+// Loads tiles of all tokens × 64 columns, one after the other. The two blocks of a cluster take
+// turns: each multicasts every second box to both blocks.
 __device__ __forceinline__ void ProduceTokens(const Kernel& p, const Maps& maps,
                                               const Stages& stages, TileScheduler walk, int block,
                                               int cluster) {
@@ -343,7 +343,7 @@ cudaError_t StartWith(const W4A16Launch& launch, const PdlStream& chain) {
                          .first_row = static_cast<int>(p.first_row)};
   Maps maps;
   for (int i = 0; i < kMapCount; ++i) maps.of[i] = launch.a_maps[i];
-  // Upper bound of the tiles; empty groups have none.
+  // Upper bound of the number of tiles; empty groups have none.
   const int64_t most_parts = (p.rows + kMaxTokens - 1) / kMaxTokens + p.groups;
   const int64_t clusters =
       std::min<int64_t>(launch.gpu.processors / cluster, most_parts * kernel.few.column_tiles);

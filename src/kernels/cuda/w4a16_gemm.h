@@ -9,9 +9,9 @@
 
 namespace switchyard::cuda {
 
-// D[r, :] = A[r, :] · B[g(r)]ᵀ (+ bias[g(r)]), where row r is in group g(r). As GroupedGemmBf16
-// (grouped_gemm.h) with group_begins and group_rows, but for weights that stay packed. The result
-// has the bits of the GEMM with expanded weights: unpacking gives the same bits, and the reduction
+// D[r, :] = A[r, :] · B[g(r)]ᵀ (+ bias[g(r)]), where row r is in group g(r). Like GroupedGemmBf16
+// (grouped_gemm.h) with group_begins and group_rows, but the weights stay packed. The result has
+// the bits of the GEMM with expanded weights: unpacking gives the same bits, and the reduction
 // order is the same.
 //
 // Weights are read and unpacked once per 192 rows of a group: efficient for groups of few rows,

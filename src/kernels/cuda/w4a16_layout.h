@@ -39,8 +39,8 @@ enum class W4A16Kind : uint8_t {
 
 struct W4A16Format {
   W4A16Kind kind = W4A16Kind::kMxfp4;
-  // Scales per row of a tile, one for each 64 / scales columns: kMxfp4 2, kNvfp4 4, kInt4 1, 2 or
-  // 4.
+  // Scales per row of a tile, one for each 64 / scales columns. kMxfp4: 2; kNvfp4: 4; kInt4: 1, 2
+  // or 4.
   int scales = 2;
   bool operator==(const W4A16Format&) const = default;
 };
@@ -80,7 +80,8 @@ __host__ __device__ constexpr W4A16Position W4A16CodePosition(int row, int colum
           .run = column / kW4A16Run,
           .shift = 4 * slot + in_run % 2 * 16};
 }
-// The inverse: the row of a thread's register, and its lower column within a run.
+// The inverse of W4A16CodePosition: the row of a thread's register `slot`, and the lower one of its
+// two columns within a run.
 __host__ __device__ constexpr int W4A16RowOf(int thread, int slot) {
   return thread / 32 * 16 + thread % 32 / 4 + slot % 2 * 8;
 }

@@ -18,7 +18,7 @@ namespace switchyard::cuda {
 
 namespace ptx {
 
-// Both halves, rounded to nearest even; subnormals are not flushed.
+// Multiplies both halves and rounds to nearest even; subnormals are not flushed.
 __device__ __forceinline__ uint32_t MulBf16x2(uint32_t a, uint32_t b) {
   uint32_t d;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
@@ -36,7 +36,7 @@ __device__ __forceinline__ float LowBf16(uint32_t pair) { return __uint_as_float
 __device__ __forceinline__ float HighBf16(uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
-// Both halves times `scale`: the float32 products, rounded to bfloat16.
+// Multiplies both halves by `scale` in float32 and rounds the products to bfloat16.
 __device__ __forceinline__ uint32_t ScaleBf16x2(uint32_t pair, float scale) {
   return Pack(__fmul_rn(LowBf16(pair), scale), __fmul_rn(HighBf16(pair), scale));
 }

@@ -232,8 +232,8 @@ void CpuMoeBackend::RunExperts(const MoeLayerParts& layer, MoeState& state) {
   runner_->Run(parts.Block(), s.grouped, s.width, pool_, s.outputs.data());
 }
 
-// A fused operator computes the experts in EndCombine, and with single-batch overlap RunDown
-// computes the down projection.
+// Skips nothing for a fused operator, which computes the experts in EndCombine. With single-batch
+// overlap, RunDown still computes the down projection and needs the results of RunExperts.
 void CpuMoeBackend::SkipExperts(const MoeLayerParts& layer, MoeState& state) {
   if (fused_) return;
   if (splits_down()) return RunExperts(layer, state);

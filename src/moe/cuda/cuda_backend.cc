@@ -310,7 +310,8 @@ std::unique_ptr<MoeLayerParts> CudaMoeBackend::Place(MoeLayerConfig config,
 }
 
 // With few tokens, the shared expert overlaps the other stages on a branch. The branch forks and
-// joins in the first round. With another pass in flight, the schedule decides when it runs.
+// joins in the first round. With another pass in flight, the schedule decides when the shared
+// expert runs.
 const Branch* CudaMoeBackend::SharedBranch(const CudaMoeParts& parts,
                                            const CudaMoeState& state) const {
   const int64_t own = state.own.size();

@@ -26,7 +26,7 @@ class ExpertMover;
 struct ProductBytes {
   int64_t a = 0, a_scales = 0, gate_up = 0, middle = 0, middle_scales = 0;
 
-  void Cover(const ProductBytes& other);  // the larger one of each
+  void Cover(const ProductBytes& other);  // takes the larger value of each field
   ProductBuffers Allocate() const;
 };
 
@@ -43,8 +43,8 @@ struct MoeBuffers {
   DeviceMemory position;                         // RowOrder, maximum rows
   DeviceMemory offsets, counts, block_groups, order_scratch;
   DeviceMemory order_arrived;          // of SelectAndOrder
-  ProductBuffers products;             // of a chunk of rows; shared expert included
-  ProductBuffers beside;               // of a shared expert on its own stream
+  ProductBuffers products;             // for a chunk of rows; also for the shared expert
+  ProductBuffers beside;               // for a shared expert on its own stream
   DeviceMemory outputs;                // [ordered rows, H]
   DeviceMemory shared_y, shared_gate;  // shared expert, own tokens
 };
@@ -63,10 +63,10 @@ struct CudaMoeState : MoeState {
     ElementType type = ElementType::kF32;
     bool travelled = false;          // false: float32, not rounded yet
     const int32_t* ids = nullptr;    // [segments · capacity, k] local
-    const float* weights = nullptr;  // the same shape; set if rows were not exchanged
+    const float* weights = nullptr;  // [segments · capacity, k]; set if rows were not exchanged
   } arrived;
   RowOrder order;
-  // These describe the current round; set from Route on.
+  // The following fields describe the current round; set from Route on.
   int64_t slots = 0;           // maximum for this rank's experts
   int64_t expected_slots = 0;  // expected under even load over ranks
   int64_t ordered_rows = 0;    // maximum, padding included
@@ -159,7 +159,7 @@ class CudaMoeBackend : public MoeBackend {
 
   // Sized for the layers placed so far.
   std::unique_ptr<MoeState> MakeState(int slot) override;
-  // Copies the weights to the device; the host's may be freed when this returns.
+  // Copies the weights to the device; the host weights may be freed when this returns.
   std::unique_ptr<MoeLayerParts> Place(MoeLayerConfig config, MoeLayerWeights weights) override;
   void SelectExchange(int64_t longest, MoeState& state) override;
   float* GatheredRows(MoeState& state) override;
@@ -206,7 +206,7 @@ class CudaMoeBackend : public MoeBackend {
   std::byte* OutputsOf(const CudaMoeParts& parts, const CudaMoeState& state,
                        const RowChunk& chunk) const;
   void GatherAll(CudaMoeState& state) const;
-  // Sizes of every lane's tokens in this round, `size` bytes or floats per token.
+  // Returns the size of every lane's tokens in this round; `size`: bytes or floats per token.
   std::span<const size_t> LaneSizes(CudaMoeState& state, size_t size) const;
   const Branch* SharedBranch(const CudaMoeParts& parts, const CudaMoeState& state) const;
   // Sets the fields of `state` that follow from the round's tokens, and whether its sends have
@@ -240,7 +240,7 @@ class CudaMoeBackend : public MoeBackend {
   // Used if rows are not exchanged: [num_physical] local id on this rank, or −1.
   DeviceMemory local_ids_;
   DeviceMemory owners_;  // [physical] EP rank of each expert, if the shared expert is dispatched
-  // What states need for the layers placed so far, in bytes.
+  // Bytes of the buffers that a state needs for the layers placed so far.
   ProductBytes product_bytes_, beside_bytes_;
   int64_t output_bytes_ = 0;
   bool has_shared_ = false;

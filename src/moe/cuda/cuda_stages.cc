@@ -134,8 +134,7 @@ RoutingRecord CudaMoeBackend::RecordOf(const CudaMoeParts& parts, const CudaMoeS
   return s.log->RecordOf(parts.index, s, s.ReportedInRound(mesh_), parts.physical_of.as<int32_t>());
 }
 
-// With a chooser the ids stay logical until it has run, and are recorded then.
-
+// With a chooser, the selected ids stay logical; ChooseReplicas maps and records them.
 SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const CudaMoeState& s) const {
   const RouterConfig& router = parts.config.router;
   const MoeBuffers& buffers = s.buffers;
@@ -350,8 +349,9 @@ std::byte* CudaMoeBackend::OutputsOf(const CudaMoeParts& parts, const CudaMoeSta
          chunk.first * shape_.hidden * ElementBytes(parts.experts.arithmetic.output);
 }
 
-// In chunks of rows. Their number follows from the maximum number of rows, since the host does not
-// know the counts. If RunDown follows, only the first chunk, which usually has all rows.
+// Processes the rows in chunks. The number of chunks follows from the maximum number of rows, since
+// the host does not know the counts. If RunDown follows, computes only gate and up, and only for
+// the first chunk, which usually has all rows.
 void CudaMoeBackend::RunExperts(const MoeLayerParts& layer, MoeState& state) {
   const CudaMoeParts& parts = Own(layer);
   CudaMoeState& s = Own(state);
@@ -415,7 +415,7 @@ void CudaMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {
   CudaMoeState& s = Own(state);
   if (s.exchange) {
     const Branch* branch = SplitsDown(s) ? SharedBranch(parts, s) : nullptr;
-    if (branch) branch->Join(stream());  // the down projection did not wait for it
+    if (branch) branch->Join(stream());  // the down projection did not wait for this branch
     AwaitSent(s);
     return s.exchange->EndCombine(s.slot, s.combine_y(), stream());
   }

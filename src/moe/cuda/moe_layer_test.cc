@@ -369,8 +369,8 @@ TEST(CudaMoeLayer, PackedExpertsDoNotChangeABit) {
       const TestLayer layer = PackedLayer(format, clamped_with_biases);
       OnGpu plain(layer, DType::kBF16, {}, 3000, {.packs_experts = true});
       OnGpu packed(layer, DType::kBF16, {}, 3000);
-      // From few rows per expert to many. Many rows are processed in blocks, for which weights are
-      // dequantized.
+      // The passes have few to many rows per expert. Many rows are processed in blocks, for which
+      // weights are dequantized.
       for (const int64_t tokens : {401, 0, 1, 5, 16, 131, 3000})
         EXPECT_TRUE(kernels::SameBits(packed.Forward(layer, tokens), plain.Forward(layer, tokens)))
             << Name(format) << ", " << tokens << " tokens";

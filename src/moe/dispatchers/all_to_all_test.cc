@@ -62,7 +62,7 @@ std::string ParamName(const ::testing::TestParamInfo<ExchangeKind>& info) {
 class AllToAllTest : public ::testing::TestWithParam<ExchangeKind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, AllToAllTest, ::testing::ValuesIn(kAllToAllKinds), ParamName);
 
-// All backends but mooncake: they need every rank, and ranks may be on several hosts.
+// All backends except mooncake: those that need every rank and whose ranks may be on several hosts.
 class StrictAllToAllTest : public AllToAllTest {};
 INSTANTIATE_TEST_SUITE_P(Kinds, StrictAllToAllTest,
                          KindsThat([](const auto& kind) { return kind.a2a != "mooncake"; }),

@@ -49,7 +49,7 @@ class CombinedRows {
     std::vector<std::byte*> places;       // their destinations, [num_rows]
     bool left = false, prepared = false;  // Places and Prepare were called
     std::vector<std::byte*> arenas;       // kSlot: [P] outputs of each source
-    int64_t first_token = 0;              // of the current round, index in the outputs
+    int64_t first_token = 0;              // index of the current round in the outputs
     // The routing of all rounds so far, if the combine covers several.
     TopK topk;
     std::vector<int32_t> order;  // as DispatchRows::Batch::order
@@ -59,7 +59,7 @@ class CombinedRows {
     std::vector<int32_t> output_of;  // [received rows, k] by slot, or −1
   };
 
-  // Allocates its buffer in the plan, for at most `capacity` tokens of one rank in all rounds.
+  // Adds its buffer to `plan`, for at most `capacity` tokens of one rank in all rounds.
   CombinedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
   // Call it after the dispatch of a round has begun. If the combine covers other rounds too, copies
@@ -86,7 +86,8 @@ class CombinedRows {
                    const DispatchRows::Batch& sent, const TopK& topk, const ExpertMap& experts,
                    Batch* batch, ThreadPool& pool, float* y) const;
 
-  // Replaces the sums, for kSlot and one round: returns the outputs [tokens, k, H].
+  // Replaces AwaitAndSum, for kSlot and one round. Call it after AwaitAll. Returns the outputs
+  // [tokens, k, H].
   const std::byte* OutputsBySlot(const ExchangeSlots& slots, const DispatchRows::Batch& sent,
                                  Batch* batch) const;
 

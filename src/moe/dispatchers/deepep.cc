@@ -7,7 +7,8 @@
 namespace switchyard {
 namespace {
 
-// Has both modes. The mode of a batch is in its handle, so batches of both may be in flight.
+// Has the normal and the low-latency mode. The handle of a batch has its mode, so batches of both
+// modes may be in flight.
 class DeepEpAuto : public Dispatcher {
  public:
   explicit DeepEpAuto(const DispatcherContext& context) : normal_(context), low_latency_(context) {}

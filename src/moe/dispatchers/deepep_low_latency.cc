@@ -118,8 +118,8 @@ Dispatched DeepEpLowLatency::EndDispatch(DispatchHandle* handle) {
   return in;
 }
 
-// Copies counts and places to memory of the batch. It outlives the slot, and a lost rank cannot
-// overwrite it.
+// Copies counts and places to memory of the batch, which outlives the slot. A lost rank cannot
+// overwrite this copy.
 void DeepEpLowLatency::ReceivePlaces(State* state) const {
   const int ranks = slots_.ranks();
   const auto* counts =

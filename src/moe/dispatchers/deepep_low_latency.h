@@ -58,7 +58,8 @@ class DeepEpLowLatency : public Dispatcher {
     std::vector<int32_t> expert_counts;
     std::vector<Place> places;
     // Received data: [P sources, E_local] number of valid places; [E_local, P sources, capacity]
-    // for each place the row (index among all received) and the slot of its token.
+    // for each place, the index of its row among all received rows, and the slot of the row's
+    // token.
     std::vector<int32_t> counts, place_row, place_slot;
     CombinedRows::Batch returned;
   };

@@ -138,8 +138,8 @@ Dispatched DeepEpNormal::EndDispatch(DispatchHandle* handle) {
   return in;
 }
 
-// Copies the tags to memory of the batch. It outlives the slot, and a lost rank cannot overwrite
-// it.
+// Copies the tags to memory of the batch, which outlives the slot. A lost rank cannot overwrite
+// this copy.
 void DeepEpNormal::ReceiveTags(State* state) const {
   const std::vector<int32_t>& begin = state->sent.begin;
   const int64_t capacity = std::min(buffers_.sent.capacity(),

@@ -19,8 +19,8 @@ namespace switchyard {
 // Combine returns one row per (token, slot). The expert's rank writes it to [token, slot] of the
 // source's arena, where the rows are summed. Summing on the expert's rank first would return min(k,
 // P) rows per token instead of k. But the reduction order, and with it the last bits, would then
-// depend on which experts share a rank. --moe-combine-rows rank selects this. Rows per token with P
-// ranks: at most min(k, P) dispatched and k combined, in the sent formats. On average, 1 / P of
+// depend on which experts share a rank. --moe-combine-rows rank selects these partial sums. With P
+// ranks, at most min(k, P) rows per token are dispatched and k are combined. On average, 1 / P of
 // them stay local. Outputs are rounded to the sent format before weighting.
 //
 // A pass in several rounds has one combine, if the outputs have room for all its tokens
@@ -30,8 +30,8 @@ namespace switchyard {
 class DeepEpNormal : public Dispatcher {
  public:
   explicit DeepEpNormal(const DispatcherContext& context);
-  // For a group that is not the EP group of a RankComm. `experts` and `pool` outlive the
-  // dispatcher.
+  // Constructs a dispatcher for a group that is not the EP group of a RankComm. `experts` and
+  // `pool` outlive the dispatcher.
   DeepEpNormal(SymmetricMemory& memory, std::vector<int> group, const PassRounds& rounds,
                const ExchangeShape& shape, const ExpertMap& experts, ThreadPool& pool,
                const ExchangeSlots::Options& options);

@@ -13,10 +13,10 @@ namespace switchyard {
 
 // A part of a slot's payload. Every rank's arena has a segment per source. A rank's own segment
 // holds its tokens' rows, rounded once, preferably by their producer (InputRows). Ranks of the same
-// host read them in place, so that only routing and a flag are sent to them. For a rank of another
-// host, the rows that it needs are copied to this rank's segment of its arena, contiguously. A
-// sender derives the destination of a row locally, so rows and counts are sent together, in
-// one phase. Destinations depend on the routing alone (tokens ascending), so no order depends on
+// host read them in place, so that only routing and a flag are sent to them. The rows that a rank
+// of another host needs are copied contiguously to this rank's segment in that rank's arena. A
+// sender derives the destination of a row locally, so rows and counts are sent together, in one
+// phase. Destinations depend on the routing alone (tokens ascending), so no order depends on
 // timing.
 //
 // If ranks combine partial sums (CombineRows::kRank), weights are stored and sent like rows.
@@ -40,7 +40,7 @@ class DispatchRows {
     std::vector<const std::byte*> row_places;
   };
 
-  // Allocates its buffers in the plan, for at most `capacity` tokens of one rank.
+  // Adds its buffers to `plan`, for at most `capacity` tokens of one rank.
   DispatchRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
   // Takes a slot, unless the batch keeps one; returns the buffer for the own rows [tokens, H], to
@@ -51,7 +51,7 @@ class DispatchRows {
   // to.
   void Begin(ExchangeSlots& slots, const ExpertMap& experts, const float* x, const TopK& topk,
              ThreadPool& pool, Batch* batch) const;
-  // The same for other rows, with the layout of the batch's previous dispatch.
+  // Begins a dispatch of other rows x, with the layout of the batch's previous dispatch.
   void BeginAgain(ExchangeSlots& slots, const float* x, const TopK& topk, ThreadPool& pool,
                   Batch* batch) const;
   // Sends rows to ranks whose memory is not mapped, and row counts unless they are known; a flag

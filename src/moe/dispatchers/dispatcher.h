@@ -26,7 +26,7 @@ namespace switchyard {
 // One combine may cover several rounds of a batch (MaxCombineTokens). Each round then has its own
 // BeginDispatch, EndDispatch and BeginCombine, with its place in DispatchHandle::round. EndCombine
 // follows the last round only. A later round uses the dispatch buffers of the round before it. Its
-// dispatch therefore waits until every rank has called BeginCombine for that round.
+// dispatch therefore waits until every rank has called BeginCombine for the round before it.
 //
 // For single-batch overlap, combine may return outputs in several parts (expert_parts.h): one call
 // of BeginCombinePart for each part replaces BeginCombine. While later parts are computed, the
@@ -101,15 +101,15 @@ class Dispatcher {
   // a polling caller must eventually call EndDispatch. The error names the missing peer.
   virtual bool Arrived(DispatchHandle*) { return true; }
   virtual Dispatched EndDispatch(DispatchHandle* handle) = 0;
-  // Optional, between EndDispatch and PrepareCombine. The destination of each of the runner's
-  // outputs [experts.num_rows], to be rounded to ExchangeShape::output_dtype; null for rows that no
-  // rank reads. Empty: outputs stay float32, in experts.rows of the calls below.
+  // Optional, between EndDispatch and PrepareCombine. Returns where the runner stores each output
+  // [experts.num_rows], rounded to ExchangeShape::output_dtype; null for rows that no rank reads.
+  // If the result is empty, outputs stay float32, in experts.rows of the calls below.
   virtual std::span<std::byte* const> OutputDestinations(const ExpertRows& /*experts*/,
                                                          DispatchHandle*) {
     return {};
   }
-  // Moves outputs to their destinations, but sets no flags. Optional: BeginCombine does it
-  // otherwise.
+  // Moves outputs to their destinations, but sets no flags. Optional: without this call,
+  // BeginCombine moves them.
   virtual void PrepareCombine(const ExpertRows& /*experts*/, DispatchHandle*) {}
   // experts.rows must stay valid as long as BeginDispatch's x.
   virtual void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) = 0;

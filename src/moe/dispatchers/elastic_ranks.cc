@@ -92,8 +92,8 @@ void ElasticRanks::Mask(int ep_rank, const char* what) {
   mask_[ep_rank] = 0;
   all_active_ = false;
   LOG_WARNING(
-      "rank {} continues without rank {} and its experts: it did not end {} in {:g} s; {} of {} EP "
-      "ranks are active",
+      "rank {} continues without rank {} and its experts: that rank did not end {} in {:g} s; {} "
+      "of {} EP ranks are active",
       peers_[rank_], peers_[ep_rank], what, Seconds(timeout_), std::ranges::count(mask_, 1),
       mask_.size());
 }

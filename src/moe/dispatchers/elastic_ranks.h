@@ -1,4 +1,4 @@
-// The active ranks of an EP group, on which all of them agree.
+// The active ranks of an EP group. All active ranks agree on them.
 #pragma once
 
 #include <chrono>
@@ -49,9 +49,9 @@ class ElasticRanks {
   bool active(int ep_rank) const { return mask_[ep_rank] != 0; }
   bool all_active() const { return all_active_; }
 
-  // Commits this rank's next stage; all its writes are visible to ranks that observe the commit.
-  // Returns the stage number, the same on every rank. Error kPeer if the others have excluded this
-  // rank.
+  // Commits this rank's next stage. All earlier writes of this rank are visible to ranks that
+  // observe the commit. Returns the stage number, the same on every rank. Error kPeer if the others
+  // have excluded this rank.
   uint64_t Commit();
   // Deadline for the stages of one wait.
   Deadline WaitDeadline() const { return std::chrono::steady_clock::now() + timeout_; }

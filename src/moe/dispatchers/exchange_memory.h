@@ -25,7 +25,7 @@ struct ExchangeMemory {
   std::vector<Part> parts;
 
   size_t bytes() const;
-  // "94.1 MiB: deepep normal 2 × (rows 32.0 MiB, …)"
+  // For example "94.1 MiB: deepep normal 2 × (rows 32.0 MiB, …)".
   std::string Describe() const;
 };
 

@@ -193,7 +193,7 @@ TEST(ExchangeMemoryTest, HcclBuffsizeBoundsARoundBySglangsFormula) {
   EXPECT_THAT(error(options, shape),
               AllOf(HasSubstr("HCCL_BUFFSIZE=1575"), HasSubstr("4096 tokens per rank needs 1576"),
                     HasSubstr("DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS")));
-  // A pass of one round has the smaller form, unless combine in rounds is requested.
+  // A pass of one round needs the smaller buffer, unless combine in rounds is requested.
   MoeShape one_round = shape;
   one_round.max_tokens = 4096;
   options.hccl_buffer_mib = 1128;
@@ -219,7 +219,8 @@ TEST(ExchangeMemoryTest, HcclBuffsizeDecidesWhetherOneCombineCoversAPass) {
   EXPECT_EQ(bytes(3816, 16384), expected(16384));  // 2 · (106 + 16384 · 2 · 7168 · 8 / 2^20) + 20
   EXPECT_EQ(bytes(3815, 16384), expected(4096));
   EXPECT_EQ(bytes(1576, 16384), expected(4096));
-  // A pass that is slightly longer than a round needs less for one combine than in rounds.
+  // For a pass that is slightly longer than a round, one combine needs a smaller buffer than
+  // combines in rounds.
   EXPECT_EQ(bytes(1326, 5000), expected(5000));
   EXPECT_THAT(ErrorOf([&] { bytes(1325, 5000); }),
               AllOf(HasSubstr("HCCL_BUFFSIZE=1325"), HasSubstr("5000 tokens per rank needs 1326")));

@@ -74,7 +74,7 @@ class ExchangeSlots {
   struct Options {
     int slots = kSlots;  // maximum batches in flight
     // RaiseAll goes in rounds: in each one a rank signals one peer and waits for another. This
-    // avoids congestion on networks that many concurrent senders would saturate. Not with
+    // avoids congestion on networks that many concurrent senders would saturate. Not used with
     // `elastic`.
     bool pairwise = false;
     // If set, ranks may be lost, and waits skip them. Outlives the slots.
@@ -88,7 +88,8 @@ class ExchangeSlots {
   ExchangeSlots(RankComm& comm, std::string name, int num_stages, size_t payload_bytes,
                 ElasticRanks* elastic = nullptr);
   static size_t Bytes(int ep, int num_stages, size_t payload_bytes, int slots = kSlots);
-  // The same bytes divided into buffers. Those of the payload are as in the plan.
+  // Describes the memory that Bytes counts, for kSlots slots: the buffers of `payload`, then the
+  // flags.
   static ExchangeMemory Memory(const std::string& name, int ep, int num_stages,
                                const BufferPlan& payload);
 

@@ -278,7 +278,7 @@ class FlashInfer : public Dispatcher {
     });
   }
 
-  // Locates each rank's outputs for this one and makes them readable.
+  // Locates the outputs that each rank has for this rank, and makes them readable.
   void FindOutputs(State* state) {
     state->outputs.assign(slots_.ranks(), nullptr);
     for (int owner = 0; owner < slots_.ranks(); ++owner) {

@@ -76,8 +76,8 @@ int64_t ExpectedRows(const Leaves& leaves, int batch, int ep_rank) {
   return rows;
 }
 
-// Outputs of deepep on one rank, with no choice of the lost ranks' experts. Those of mooncake must
-// be bit-identical.
+// Outputs of deepep on one rank, if no token chooses an expert of a lost rank. Those of mooncake
+// must be bit-identical.
 std::vector<std::vector<float>> Expected(const Leaves& leaves) {
   const ExpertMap experts(kExperts, kRanks, false);
   std::vector<SomeTokens> batches;

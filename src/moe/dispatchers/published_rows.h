@@ -21,7 +21,7 @@ class PublishedRows {
     const int32_t* ids = nullptr;  // [tokens, k] physical experts, −1 for none
   };
 
-  // Allocates its buffers in the plan, for at most `capacity` tokens.
+  // Adds its buffers to `plan`, for at most `capacity` tokens.
   PublishedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
   // Write routing, and the rows that experts of other ranks need; a flag must follow both.

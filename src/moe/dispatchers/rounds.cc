@@ -26,9 +26,9 @@ int64_t SplitPass(const MoeOptions& options, const ExchangeShape& shape) {
   const int64_t rounds = CeilDiv(shape.max_tokens, capacity);
   if (options.long_seq_rounds > 0 && rounds > options.long_seq_rounds)
     throw Invalid(
-        "--deepep-normal-long-seq-round {}: a pass has up to {} tokens per rank, which take with "
-        "--deepep-normal-long-seq-per-round-tokens {} a total of {} rounds; raise one of the two, "
-        "or shorten passes",
+        "--deepep-normal-long-seq-round {0}: a pass of up to {1} tokens per rank needs {3} rounds "
+        "with --deepep-normal-long-seq-per-round-tokens {2}; raise one of the two, or shorten "
+        "passes",
         options.long_seq_rounds, shape.max_tokens, options.long_seq_per_round_tokens, rounds);
   return capacity;
 }

@@ -19,8 +19,8 @@ struct PassRounds {
   int64_t dispatch_tokens = 0, combine_tokens = 0;
 };
 // Limits of deepep's normal mode on CPUs. Combine uses dispatch's rounds if combine_long_seq is
-// set, or if HCCL_BUFFSIZE covers one round but not a whole pass. Errors as from TokensPerRound;
-// the one for HCCL_BUFFSIZE states the smaller of both requirements.
+// set, or if HCCL_BUFFSIZE covers one round but not a whole pass. Errors as from TokensPerRound. If
+// HCCL_BUFFSIZE is too small, the error states the smaller of the two requirements.
 PassRounds RoundsOfPass(const MoeOptions& options, const ExchangeShape& shape);
 
 // Minimum HCCL_BUFFSIZE in MiB for exchanges of `tokens` tokens per rank, by SGLang's formula

@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// Layer and rank parameters of both directions.
+// Parameters of the layer and the rank, for pre-permute and post-permute.
 struct PermuteContext {
   int64_t hidden = 0;
   int num_local_experts = 0;
@@ -28,11 +28,11 @@ using PermuteTable = PermuteTableOf<PermutePair>;
 
 // standard, normal → contiguous: a stable counting sort of (row, slot) by expert.
 PermutePair SortRowsByExpert();
-// standard, normal → masked: the same, with equal capacity for every expert.
+// standard, normal → masked: groups rows by expert, with equal capacity for every expert.
 PermutePair GroupRowsMasked();
 // low-latency → contiguous: compacts the valid places, expert by expert.
 PermutePair CompactPlaces();
-// low-latency → masked: the same, with equal capacity for every expert.
+// low-latency → masked: the valid places, expert by expert, with equal capacity for every expert.
 PermutePair CompactPlacesMasked();
 
 }  // namespace switchyard

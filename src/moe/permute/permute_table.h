@@ -22,7 +22,7 @@ class PermuteTableOf {
     const auto it = permutes_.find({from, to});
     return it == permutes_.end() ? nullptr : &it->second;
   }
-  // "standard → contiguous, normal → contiguous, …", for messages.
+  // The registered pairs for messages: "standard → contiguous, normal → contiguous, …".
   std::string Pairs() const {
     std::string text;
     for (const auto& entry : permutes_) {

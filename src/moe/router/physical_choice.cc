@@ -15,7 +15,7 @@ void ToPhysical(std::span<const int32_t> replicas, const TopK& logical, TopK* ph
 
 namespace {
 
-// Ordered by fewest rows, then nearest; the smallest key wins.
+// Compared by rows, then distance, then rank; the smallest is selected.
 struct Candidate {
   int64_t rows;
   int distance;  // 0: this rank; 1: already receives the token's row; 2: neither

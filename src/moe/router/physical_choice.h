@@ -14,10 +14,10 @@ namespace switchyard {
 // remains −1.
 void ToPhysical(std::span<const int32_t> replicas, const TopK& logical, TopK* physical);
 
-// Appends a slot to every token that sends it to the shared expert of one rank (`weights` [tokens],
-// null: 1). Selects the rank with the fewest rows of these tokens so far, routed and shared. Ties
-// go to this rank, which transfers nothing; then to a rank that already receives the token's row;
-// then to the lowest. Skips ranks with 0 in `active`; empty: all are active.
+// Appends to every token a slot for the shared expert of one rank. `weights` [tokens]: the slots'
+// weights; null: 1. Selects the rank with the fewest rows of these tokens so far, routed and
+// shared. Ties go to this rank, which transfers nothing; then to a rank that already receives the
+// token's row; then to the lowest. Skips ranks with 0 in `active`; empty: all are active.
 // (`--enable-deepep-waterfill`.)
 void AppendSharedSlots(const ExpertMap& experts, int ranks, int this_rank,
                        std::span<const uint8_t> active, const float* weights, TopK* physical);

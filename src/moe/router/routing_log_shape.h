@@ -17,10 +17,10 @@ struct RoutingLogShape {
   bool tokens = false;    // the choices of each row; false: only their counts
   bool dispatch = false;  // the rows dispatched to each expert of this rank
 
-  // int32 words. Counts of a layer: [experts], [physical], [local].
+  // Sizes in int32 words. Counts of a layer: [experts], [physical], [local].
   int64_t CountsOfLayer() const { return int64_t{experts} + physical + local; }
   int64_t Counts() const { return tokens && !dispatch ? 0 : layers * CountsOfLayer(); }
-  // Ids: logical [layers, max_rows, top_k], and the same for physical experts.
+  // Ids: logical [layers, max_rows, top_k], then physical [layers, max_rows, top_k].
   int64_t IdsOfLayer() const { return max_rows * top_k; }
   int64_t Ids() const { return tokens ? 2 * layers * IdsOfLayer() : 0; }
   // Two words of control come first, padded to kAlignment.

@@ -34,17 +34,17 @@ struct RoutedCounts {
 class RoutingObserver {
  public:
   virtual ~RoutingObserver() = default;
-  // Called with the layer's placement, before its first pass and after each change. It applies to
-  // passes that begin later, not to those in flight.
+  // Called with the layer's placement, before its first pass and after each change. The placement
+  // applies to passes that begin later, not to those in flight.
   virtual void OnPlacement(int layer, const ExpertPlacement& placement) = 0;
   // On CPUs called for each round of each pass, empty rounds included. On GPUs called for each run
   // of consecutive rows.
   virtual void OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) = 0;
-  // Whether OnRoute must have the single tokens. If not, a GPU may count the choices itself, and
-  // call OnCounts once per layer and pass instead.
+  // Whether the observer needs OnRoute with the choices of each token. If not, a GPU may count the
+  // choices itself, and call OnCounts once per layer and pass instead.
   virtual bool wants_tokens() const { return true; }
   virtual void OnCounts(uint64_t /*pass*/, int /*layer*/, const RoutedCounts& /*counts*/) {}
-  // Whether the pass is observed. Read when it begins; a GPU then skips the others.
+  // Whether the pass is observed. Read when the pass begins; GPUs then record observed passes only.
   virtual bool wants_pass(uint64_t /*pass*/) const { return true; }
   // Whether to call OnDispatch, once per round with the rows dispatched to this rank's experts. A
   // fused operator does not expose these rows and is then rejected.

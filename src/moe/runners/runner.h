@@ -74,15 +74,15 @@ class Runner {
   virtual void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden,
                    ThreadPool& pool, float* y) = 0;
 
-  // The same with each output rounded to `dtype` and written to places[r] [rows.num_rows]; null:
-  // not written. Tiled runners avoid storing all float32 outputs.
+  // Rounds each output of Run to `dtype` and writes it to places[r] [rows.num_rows]; null: not
+  // written. Tiled runners avoid storing all float32 outputs.
   virtual void RunTo(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden,
                      ThreadPool& pool, DType dtype, std::span<std::byte* const> places);
 
-  // The same in two steps, for single-batch overlap. RunGateUp computes the activated rows of all
-  // experts, if the runner can compute them separately, and writes them to `middle`, which belongs
-  // to the batch. RunDown then computes the outputs of a run of experts. It is called once for each
-  // expert. The default computes both products in RunDown.
+  // RunGateUp and RunDown replace Run and RunTo in single-batch overlap. RunGateUp computes the
+  // activated rows of all experts, if the runner can compute them separately, and writes them to
+  // `middle`, which belongs to the batch. RunDown then computes the outputs of a run of experts. It
+  // is called once for each expert. The default computes both products in RunDown.
   virtual void RunGateUp(const ExpertBlock& /*block*/, const GroupedRows& /*rows*/,
                          ThreadPool& /*pool*/, Scratch<float>* /*middle*/) {}
   virtual void RunDown(const ExpertBlock& block, const GroupedRows& rows, Share experts,

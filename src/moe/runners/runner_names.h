@@ -25,8 +25,8 @@ std::string ResolveRunner(const std::string& name, const MoeBackends& backends);
 // As ResolveRunner, for ranks on GPUs.
 std::string ResolveGpuRunner(const std::string& name, const GpuMoeBackends& backends);
 
-// Error kInvalid if `--moe-a2a-backend name` is neither a dispatcher nor a fused operator, as
-// above.
+// Error kInvalid if `--moe-a2a-backend name` is neither a dispatcher nor a fused operator. The
+// message is as for ResolveRunner.
 void CheckA2aName(const std::string& name, const MoeBackends& backends);
 
 }  // namespace switchyard

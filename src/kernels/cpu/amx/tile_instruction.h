@@ -31,7 +31,7 @@ struct TileInstruction {
 using Registers = std::span<const uint64_t, 16>;
 
 // Decodes the instruction at `code`, of which 15 bytes must be readable (fewer if it ends earlier).
-// nullopt if it is not one of the above.
+// nullopt if it is not an instruction of TileOperation.
 std::optional<TileInstruction> DecodeTileInstruction(const uint8_t* code, Registers registers);
 
 }  // namespace switchyard::kernels::cpu::amx

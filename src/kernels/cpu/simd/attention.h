@@ -193,7 +193,8 @@ void Exponentiate(State& s, int64_t query, KeyRange range) {
   }
 }
 
-// For all queries that attend to keys of the block. `whole`: all queries attend to all of its keys.
+// Computes the exponentials of all queries that attend to keys of the block. `whole`: all queries
+// attend to all of its keys.
 template <class State>
 void ExponentiateBlock(State& s, int64_t block, bool whole) {
   int64_t i = 0;

@@ -20,13 +20,13 @@ namespace switchyard::kernels::cpu::simd {
 constexpr int kTileCols = 4;  // weight rows per register tile
 
 // Rows of x per tile with unpacked weights. In formats of at least 16 bits, AVX2 tiles have up to
-// kDirectRows rows of x, but two weight rows above kWideRows (CachedCols). GCC 12 would spill 3 × 4
-// accumulators.
+// kDirectRows rows of x. Above kWideRows rows of x they have only two weight rows (CachedCols),
+// because GCC 12 would spill 3 × 4 accumulators.
 template <class V>
 constexpr int DirectRows(int bits) {
   return bits >= 16 ? V::kDirectRows : V::kTileRows;
 }
-// Weight rows of such a tile if they are in a cache.
+// Weight rows of a tile with unpacked weights that are in a cache.
 template <class V>
 constexpr int CachedCols(int rows, int bits) {
   return bits >= 16 && rows > V::kWideRows ? kTileCols / 2 : kTileCols;

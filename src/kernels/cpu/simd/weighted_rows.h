@@ -55,8 +55,8 @@ int64_t WeightedRowsSteps(int64_t begin, int64_t end, int64_t width, int64_t m) 
   return strips * tiles * (end - begin) / RowPrefetch::kStepInterval;
 }
 
-// For m accumulator rows. `width` is a multiple of the lanes and must be readable in every row.
-// Prefetches `requests` meanwhile.
+// Adds the weighted rows [begin, end) to m accumulator rows. `width` is a multiple of the lanes and
+// must be readable in every row. Prefetches `requests` meanwhile.
 template <class V>
 void AddWeightedRows(const float* weights, int64_t weight_stride, const float* const* rows,
                      int64_t begin, int64_t end, int64_t width, int64_t m, float* acc,

@@ -27,8 +27,8 @@ struct ExchangePeers {
 // between batches, in stream order, and on all ranks alike. Masked ranks miss rounds: to readmit
 // one, all ranks must construct new exchanges.
 //
-// On Hopper, kernels of these calls start while the preceding kernel in the stream still runs, so
-// that combine sums outputs while other outputs are in flight.
+// On Hopper, the kernels of an exchange start while the preceding kernel in the stream still runs,
+// so that combine sums outputs while other outputs are in flight.
 class Exchange : public RowExchange {
  public:
   static size_t PeerBytes(const ExchangeConfig& config);  // bytes that the constructor allocates

@@ -36,9 +36,9 @@ enum class RowKind : uint8_t { kF32, kBF16, kFp8 };
 // only after its sums of the previous round. These sums have waited for all outputs of a's rows
 // from b, and b reads rows and metadata before it returns outputs. The sums have also waited for
 // b's ack, which b sends after it has read the counts. The ack matters if a sent no row to b. If
-// combine has several parts, b sends acks and `arrived` with the last one. Rank
-// b may return outputs of round n + 1 to a once a has summed those of n. This holds since b first
-// waits for the new rows from all ranks, and a dispatches these after its sums of n.
+// combine has several parts, b sends acks and `arrived` with the last part. Rank b may return
+// outputs of round n + 1 to a once a has summed those of n. This holds since b first waits for the
+// new rows from all ranks, and a dispatches these after its sums of n.
 struct ExchangeLayout {
   int64_t sent, acks, arrived, counts, tokens, ids, weights, rows, returned;
   int64_t chunks;  // per source rank
@@ -93,7 +93,8 @@ cudaError_t LoadSumKernels();
 // `blocks`: grid size of the kernels that copy rows.
 cudaError_t StartDispatch(const ExchangeBatch& batch, int blocks, cudaStream_t stream);
 cudaError_t StartDispatchWait(const ExchangeBatch& batch, cudaStream_t stream);
-// Calls of one batch have ascending indices, beginning with 0, and the same `blocks`.
+// Calls of StartCombine for one batch have the same `blocks` and ascending `index` values from 0
+// on.
 struct ReturnPart {
   OutputRange range;
   int index = 0;

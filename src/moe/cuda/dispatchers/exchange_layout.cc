@@ -14,7 +14,7 @@ int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; 
 
 void Validate(const ExchangeConfig& c) {
   if (c.ranks < 1 || c.ranks > kMaxExchangeRanks || c.rank < 0 || c.rank >= c.ranks)
-    throw Invalid("exchange on GPUs: rank {} of {}, want at most {}", c.rank, c.ranks,
+    throw Invalid("exchange on GPUs: rank {} of {} ranks, want at most {}", c.rank, c.ranks,
                   kMaxExchangeRanks);
   if (c.top_k < 1 || c.top_k > kMaxExchangeTopK)
     throw Invalid("exchange on GPUs: {} experts per token, want at most {}", c.top_k,

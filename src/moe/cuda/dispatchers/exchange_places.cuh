@@ -29,7 +29,8 @@ __device__ __forceinline__ ExpertPlace PlaceOf(const ExchangeBatch& b, int32_t i
   return {place >> kRankShift, place & ((1 << kRankShift) - 1)};
 }
 
-// One warp: per rank, the bit mask of a chunk's tokens with an expert there. words [chunks, ranks].
+// One warp: for each rank, sets the bit mask of the chunk's tokens that have an expert on that
+// rank. `words` [chunks, ranks].
 __device__ __forceinline__ void MarkDestinations(const ExchangeBatch& b, int chunk, uint32_t active,
                                                  uint32_t* words) {
   const int token = chunk * kChunk + Lane();
@@ -51,8 +52,9 @@ __device__ __forceinline__ void MarkDestinations(const ExchangeBatch& b, int chu
   if (Lane() < b.ranks) words[chunk * b.ranks + Lane()] = of_lane;
 }
 
-// One block, after MarkDestinations of all chunks: exclusive prefix sum of rows per chunk, and the
-// total. One warp per rank.
+// One block, after MarkDestinations of all chunks; one warp per rank. Writes `before` [chunks,
+// ranks], the number of rows to the rank in all earlier chunks, and `total` [ranks], the number of
+// all rows to the rank.
 __device__ __forceinline__ void PrefixCounts(const ExchangeBatch& b, const uint32_t* words,
                                              int32_t* before, int32_t* total) {
   const int chunks = (b.tokens + kChunk - 1) / kChunk;
@@ -74,18 +76,19 @@ __device__ __forceinline__ void PrefixCounts(const ExchangeBatch& b, const uint3
   }
 }
 
-// Lane r: number of rows at rank r of tokens before `token`, which may equal the token count.
+// Lane r returns the number of rows that the tokens before `token` have at rank r. `token` may
+// equal the token count.
 __device__ __forceinline__ int CountRowsBefore(const ExchangeBatch& b, int token) {
   const int chunks = (b.tokens + kChunk - 1) / kChunk;
   if (Lane() >= b.ranks || chunks == 0) return 0;
-  // Past the last token of a full chunk there is no further word.
+  // If the last chunk is full, no word follows its last token.
   const int chunk = min(token / kChunk, chunks - 1), within = token - chunk * kChunk;
   const int at = chunk * b.ranks + Lane();
   const uint32_t below = within == kChunk ? ~0u : (1u << within) - 1;
   return b.before[at] + __popc(b.words[at] & below);
 }
 
-// Lane r: the token's row at rank r, or −1.
+// Lane r returns the token's row at rank r, or −1.
 __device__ __forceinline__ int RowAt(const ExchangeBatch& b, int token, const uint32_t* words,
                                      const int32_t* before) {
   if (Lane() >= b.ranks) return -1;

@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kSumThreads, 4)
     const int rank = is_slot ? PlaceOf(b, b.ids[slot]).rank : -1;
     const bool adds = rank >= 0 && (active >> rank & 1u);
     const float weight = !kByRank && is_slot ? b.weights[slot] : 1.0f;
-    // Bit mask of contributing slots, or ranks.
+    // Bit mask of the slots that contribute to the token's sum; with kByRank, of the ranks.
     const uint32_t terms =
         kByRank ? __reduce_or_sync(~0u, adds ? 1u << rank : 0u) : __ballot_sync(~0u, adds);
     bool here = true;

@@ -48,7 +48,7 @@ std::string Describe(const ExchangeConfig& c) {
                      c.blocks);
 }
 
-// The exchanges over peer memory and over NCCL read the tokens from these fields of the batch.
+// SetTokens fills the fields from which the exchanges over peer memory and NCCL read the tokens.
 TEST(ExchangeTokens, AreGivenToTheBatchWhole) {
   float x, weights, addend, gate;
   int32_t ids;
@@ -93,8 +93,7 @@ TEST_F(CudaExchange, GivesWhatTheCpuGives) {
   }
 }
 
-// The same, but batches whose outputs are sent in parts alternate with batches whose outputs are
-// sent at once.
+// Batches whose outputs are sent in parts alternate with batches whose outputs are sent at once.
 TEST_F(CudaExchange, PartsOfTheOutputsGiveWhatTheCpuGives) {
   kernels::Random random(12);
   for (int i = 0; i < 24; ++i) {

@@ -36,7 +36,7 @@ struct NcclExchange::Impl {
   NcclGroup& group;
   int blocks;
   DeviceMemory experts;
-  DeviceMemory ones;  // [max_tokens, ranks] the weights of partial sums by rank
+  DeviceMemory ones;  // [max_tokens, ranks] ones: the weights of partial sums
   std::vector<Slot> slots;
   std::vector<NcclMessage> sends, receives;  // reused, to avoid allocations
 
@@ -278,7 +278,7 @@ void NcclExchange::EndCombine(int slot_number, float* y, cudaStream_t stream) {
   Impl::Slot& slot = impl_->SlotOf(slot_number);
   const ExchangeConfig& config = impl_->config;
   const NcclSlotPlan& plan = impl_->plan;
-  // Same reduction order as Exchange: by rank, or by slot.
+  // Sums in the order of Exchange: by rank, or by slot.
   Check(UnpermuteRows(
             {.outputs = slot.memory + plan.returned,
              .type = config.combined == DType::kF32 ? ElementType::kF32 : ElementType::kBF16,

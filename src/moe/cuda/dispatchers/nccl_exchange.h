@@ -33,7 +33,7 @@ class NcclExchange : public RowExchange {
   static size_t PeerBytes(const ExchangeConfig& config);  // bytes that the constructor allocates
   // Constructed for the current device. All ranks construct at the same time, since construction
   // opens connections. `memory`: this rank's memory, which peers need not access. `group`: the
-  // ranks of the config.
+  // ranks of `config`.
   NcclExchange(const ExchangeConfig& config, const ExpertMap& experts, PeerMemory& memory,
                NcclGroup& group);
   ~NcclExchange() override;

@@ -22,13 +22,13 @@ struct NcclCounts {
 
 // Unpacks the received metadata of all source ranks into the layout of DispatchedRows.
 struct AcceptParams {
-  // by source rank: from ExchangeLayout::counts to the rows
+  // by source rank: metadata as in ExchangeLayout, from `counts` up to `rows`
   const std::byte* tags[kMaxExchangeRanks];
   ExchangeLayout layout;  // of `tags`, for one source with `longest` tokens
   int ranks, max_tokens, longest, top_k;
   bool sum_by_rank;
   int32_t* ids;    // [ranks, max_tokens, top_k]
-  float* weights;  // the same shape; if combined by rank
+  float* weights;  // [ranks, max_tokens, top_k], if combined by rank
   // [ranks, max_tokens] index of a row's first return among the returns to its rank.
   int32_t* first_return;
   NcclCounts* counts;  // received, owed

@@ -13,7 +13,8 @@ namespace switchyard::cuda {
 constexpr int64_t kNcclSmallBytes = int64_t{5} << 20;
 
 // Layout of the message to one rank, in a batch whose longest rank has `longest` tokens: metadata
-// from `counts` to `rows`, then the rows. Same as ExchangeLayout with a single source.
+// from `counts` to `rows`, then the rows. The offsets are those of an ExchangeLayout with a single
+// source.
 ExchangeLayout SingleSourceLayoutOf(const ExchangeConfig& config, int64_t longest);
 inline int64_t TagBytes(const ExchangeLayout& lone) { return lone.rows - lone.counts; }
 

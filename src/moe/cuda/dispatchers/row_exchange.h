@@ -46,7 +46,7 @@ struct DispatchedRows {
                                     // and for FP8 the scales at scale_offset
   int64_t row_stride = 0, scale_offset = 0;
   const int32_t* ids = nullptr;     // [ranks · max_tokens, top_k] local expert or −1
-  const float* weights = nullptr;   // the same shape, if combined by rank; else null
+  const float* weights = nullptr;   // [ranks · max_tokens, top_k] if combined by rank; else null
   const int32_t* counts = nullptr;  // [ranks]; 0 for ranks masked out or timed out
 };
 
@@ -56,7 +56,7 @@ struct DispatchedRows {
 // batch's four calls go to one stream, or to streams ordered by events (Tokens::overlaps).
 //
 // Results are deterministic. The placement of rows depends on routing only (no atomics decide an
-// order). EndCombine adds over slots in slot order in float32, then the addend, exactly as
+// order). EndCombine sums over slots in slot order in float32 and adds the addend last, exactly as
 // moe/dispatchers/combine.h. Without `sum_by_rank`, results are bit-identical for every number of
 // ranks and tuning, and over peer memory and NCCL.
 class RowExchange {
@@ -77,8 +77,8 @@ class RowExchange {
     // Maximum tokens of any rank of the group in this batch, the same on all of them. Determines
     // the size of fixed-size messages. 0: unknown, use max_tokens.
     int64_t longest = 0;
-    // Kernels that precede BeginCombine write its memory; if `overlaps`, kernels that precede
-    // EndCombine.
+    // The addend's memory is written by kernels that precede BeginCombine, or EndCombine if
+    // `overlaps`.
     TokenAddend addend = {};
     // Whether computation of this GPU runs beside the exchange. Begin* may then use another stream
     // than End*. The caller orders the streams by events: Begin* after all earlier work, and the
@@ -93,9 +93,9 @@ class RowExchange {
                             cudaStream_t stream) = 0;
   // Whether BeginCombinePart is supported.
   virtual bool combines_in_parts() const { return false; }
-  // Several calls replace BeginCombine. Their ranges of positions are disjoint and ascending, and
-  // cover all outputs. The outputs of a range are final when its call runs; those of later ranges
-  // need not be. The calls of a batch go to one stream.
+  // Several calls of BeginCombinePart replace BeginCombine. Their ranges of positions are disjoint
+  // and ascending, and cover all outputs. The outputs of a range are final when its call runs;
+  // those of later ranges need not be. The calls of a batch go to one stream.
   virtual void BeginCombinePart(int /*slot*/, const void* /*outputs*/, const int32_t* /*position*/,
                                 const OutputRange& /*range*/, cudaStream_t /*stream*/) {
     CHECK(false);

@@ -131,7 +131,7 @@ class TestExchangeRanks {
     exchange(r).EndCombine(slot, ranks_[r]->slots[slot].y.as<float>(), stream(r));
   }
 
-  // Runs a whole batch on all active ranks: one kind of call on all of them, then the next.
+  // Runs a whole batch: makes each call on all active ranks before the next call.
   void Run(int slot, const TestTraffic& traffic) {
     const auto all = [&](const auto& call) {
       for (int r = 0; r < config_.ranks; ++r)

@@ -13,7 +13,7 @@
 
 namespace switchyard::cuda {
 
-// One batch on all ranks, a deterministic function of the spec.
+// One batch on all ranks, a deterministic function of its Spec.
 class TestTraffic {
  public:
   struct Spec {

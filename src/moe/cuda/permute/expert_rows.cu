@@ -18,8 +18,8 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSlots = 16;
 
-// Number of rows of the chunk from `begin` on, a multiple of kGroupBlockRows, that are not padding;
-// at most kGroupBlockRows.
+// Number of valid rows (no padding) among the kGroupBlockRows rows of the chunk from `begin` on.
+// `begin` is a multiple of kGroupBlockRows.
 __device__ __forceinline__ int ValidRows(const RowChunk& chunk, int64_t begin) {
   int64_t end = chunk.rows;
   if (chunk.order.block_groups) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ int ValidRows(const RowChunk& chunk, int64_t begin) {
   return static_cast<int>(min(max(end - begin, int64_t{0}), int64_t{kGroupBlockRows}));
 }
 
-// Destination rows in the chunk of one dispatched row, shared by the block.
+// The rows of the chunk to which one dispatched row is copied, shared by the block.
 struct Places {
   int count;
   int rows[kMaxSlots];
@@ -60,7 +60,7 @@ __device__ __forceinline__ int64_t DispatchedRow(const RowSegments& in) {
   return segment * in.capacity + row;
 }
 
-// Rows whose input type equals their dispatched type.
+// Copies rows whose input type equals their dispatched type.
 __global__ void __launch_bounds__(kThreads) CopyRowsKernel(const PermuteRowsParams p) {
   __shared__ Places places;
   WaitForPriorKernels();
@@ -181,7 +181,7 @@ __device__ __forceinline__ float4 Activated(const ActivateParams& p, const From*
           SwiGlu<From>(p, gate.z, up.z), SwiGlu<From>(p, gate.w, up.w)};
 }
 
-// Stores a warp's 128 elements of a row, group g.
+// Stores a warp's 128 elements, which are group `g` of a row.
 __device__ __forceinline__ void StoreActivated(const ActivateParams& p, int64_t row, int64_t g,
                                                int64_t i, float4 y) {
   const int64_t at = row * p.intermediate + i;
@@ -198,9 +198,9 @@ __device__ __forceinline__ void StoreActivated(const ActivateParams& p, int64_t 
   }
 }
 
-// blockIdx.x: kGroupBlockRows rows, all of one expert. Its valid rows come first, so the padding
-// rows of few tokens cost nothing. blockIdx.y: a share of their groups of 128 elements. A warp
-// processes kAtOnce groups at a time.
+// blockIdx.x selects kGroupBlockRows rows, all of one expert. Valid rows come first, so the padding
+// rows of few tokens cost nothing. blockIdx.y selects a share of the rows' groups of 128 elements.
+// A warp processes kAtOnce groups at a time.
 template <typename From>
 __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams p) {
   constexpr int kAtOnce = 4;

@@ -27,7 +27,7 @@ constexpr int64_t ElementBytes(ElementType type) {
 struct RowChunk {
   RowOrder order;
   int64_t first = 0, rows = 0;  // multiples of kGroupBlockRows
-  int64_t most_valid = rows;    // at most as many of its rows are no padding
+  int64_t most_valid = rows;    // maximum number of valid rows (no padding)
 };
 
 // Permute: copies each dispatched row to its positions in the chunk, converted: a[position] = row.
@@ -84,7 +84,7 @@ struct AddToTokensParams {
 };
 cudaError_t AddToTokens(const AddToTokensParams& p, cudaStream_t stream);
 
-// to[i] = table[from[i]], −1 for −1.
+// to[i] = table[from[i]], or −1 where from[i] is −1.
 cudaError_t MapIds(const int32_t* from, const int32_t* table, int64_t count, int32_t* to,
                    cudaStream_t stream);
 

@@ -84,7 +84,7 @@ static __device__ void WriteBlockGroups(const RowOrderParams& p, const Begins& b
   }
 }
 
-// Converts tile counts [tiles, experts] to the first output row of each tile's slots per expert.
+// Replaces the counts [tiles, experts] by the first output row of each expert's slots in each tile.
 static __device__ void ScanTiles(const RowOrderParams& p, int64_t tiles, int32_t* of_tiles) {
   __shared__ Begins begins;
   const int e = threadIdx.x;
@@ -187,8 +187,8 @@ static __device__ void OrderOneTile(const RowOrderParams& p, int64_t slots, int*
 
 constexpr int kFewSlots = 256;
 
-// Orders at most kFewSlots slots in one block: each thread counts the slots of one expert, then
-// the earlier slots of one slot's expert. With so few, this takes a third of the time of the
+// Orders at most kFewSlots slots in one block: each thread counts the slots of one expert, then the
+// earlier slots of one slot's expert. With so few slots, this takes a third of the time of the
 // counting sort. `ids` [slots] in shared memory, followed by −1 up to a multiple of four.
 static __device__ void OrderFewSlots(const RowOrderParams& p, int slots, const int32_t* ids) {
   __shared__ Begins begins;

@@ -32,7 +32,7 @@ struct RowOrderParams {
   RowSegments in;
   const int32_t* ids = nullptr;  // [segments · capacity, k] local experts or −1
   int k = 0, experts = 0;
-  int64_t blocks = 0;          // of block_groups; sufficient for any routing of these counts
+  int64_t blocks = 0;          // length of block_groups; enough for any routing
   int32_t* scratch = nullptr;  // RowOrderScratch(…) integers
   RowOrder out;
 };

@@ -76,7 +76,7 @@ class ExpertMover {
 
   CudaDevice& device_;
   const std::shared_ptr<SpareExperts> spare_;
-  std::mutex mutex_;  // guards the side stream and all below
+  std::mutex mutex_;  // guards the side stream and all members below
   const Stream side_;
   Event switched_{cudaEventDisableTiming};  // the last Switch on the stream of the passes
   Staging staging_;

@@ -10,9 +10,9 @@
 
 namespace switchyard::cuda {
 
-// One per MoeState whose backend has a chooser. The chooser is the CPU's, so its algorithms exist
-// once. It runs as a host function between two copies on the stream of the passes, and captured
-// passes call it too. The rank's thread never waits for it.
+// One per MoeState whose backend has a chooser. CPU ranks use the same chooser, so each algorithm
+// has one implementation. It runs as a host function between two copies on the stream of the
+// passes, and captured passes call it too. The rank's thread never waits for it.
 //
 // The chooser runs on a thread of the CUDA runtime. So a placement may change only after the stream
 // has been synchronized.
@@ -27,16 +27,16 @@ class HostChoice {
   // Not captured, because captured passes run with other numbers.
   void Begin(uint64_t pass, int micro_batch);
   // Enqueues the choice for `tokens` tokens of a layer with logical experts [tokens, top_k].
-  // `first_token`: as in RoundToChoose. Returns their physical experts, in the same form, in device
+  // `first_token`: as in RoundToChoose. Returns the physical experts [tokens, top_k] in device
   // memory.
   const int32_t* Choose(int layer, int64_t first_token, const int32_t* logical, int64_t tokens);
 
  private:
   struct Call {
     HostChoice* owner = nullptr;
-    RoundToChoose round;  // of a Choose: without the pass
+    RoundToChoose round;  // of Choose; Run fills in the pass and micro-batch
     int64_t tokens = 0;
-    bool once = false;  // not captured: freed by the call
+    bool once = false;  // not captured: freed when it has run
   };
   static void SetPass(void* call);
   static void Run(void* call);

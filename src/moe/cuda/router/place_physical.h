@@ -1,4 +1,4 @@
-// From physical experts to the ids that the exchange or this rank's GEMMs read.
+// Maps physical experts to the ids that the exchange or this rank's GEMMs read.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,8 +11,8 @@ namespace switchyard::cuda {
 
 struct PlacePhysicalParams {
   const int32_t* logical = nullptr;   // [tokens, k] −1: none
-  const int32_t* physical = nullptr;  // [tokens, k] −1 where logical is
-  // [num_physical] local id on this rank or −1, if rows stay on their rank. Null: the identity.
+  const int32_t* physical = nullptr;  // [tokens, k] −1: none
+  // If rows stay on their rank: [num_physical] local id on this rank, or −1. Null: the identity.
   const int32_t* local_ids = nullptr;
   int64_t tokens = 0;
   int k = 0;

@@ -82,7 +82,8 @@ __device__ __forceinline__ void MultiplyStep(const float4 (&x)[kRowTiles][2],
     const Weights b = SplitWeights(w[j]);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      // Small products first. Products of two small parts are below float32's last bit: omitted.
+      // Small products first. Products of two small parts are below float32's last bit and are
+      // omitted.
       ptx::MultiplyM16N8K16(sums[i][j], a[i][2], b.parts[0]);
       if (!kExactWeights) {
         ptx::MultiplyM16N8K16(sums[i][j], a[i][0], b.parts[2]);
@@ -118,7 +119,8 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
   for (int j = 0; j < kColumnTiles; ++j)
     w[j] = static_cast<const W*>(p.w) + min(first_column + j * 8 + group, p.n - 1) * p.k;
   LaunchDependents();
-  // Weights are not the output of a kernel: the block's own go to L2 while it waits.
+  // Weights are not the output of a kernel, so the block prefetches its weights to L2 before it
+  // waits.
   constexpr int64_t kLine = 128 / sizeof(W);
   for (int row = first_column + warp; row < min(first_column + kColumns, p.n); row += kWarps) {
     const W* line = static_cast<const W*>(p.w) + row * p.k;

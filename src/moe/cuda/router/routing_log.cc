@@ -97,7 +97,7 @@ void RoutingLog::Report(uint64_t last) {
   }
 }
 
-// Waits with the device's deadline, unless the results of the pass have been waited for already.
+// Waits with the device's deadline, unless the pass's results are on the host already.
 void RoutingLog::Report(const Copy& copy) const {
   if (cudaEventQuery(copy.read.get()) != cudaSuccess) {
     cudaGetLastError();  // "not ready" is no error

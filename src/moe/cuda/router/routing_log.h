@@ -33,8 +33,8 @@ class RoutingLog {
 
   // `rows`: of this rank's group, without padding; the first one is row `first` of its batch.
   void Begin(uint64_t pass, int64_t rows, int64_t first);
-  // Where the round of `state` records layer `index` of `layers`. `own`: the tokens that this rank
-  // reports. `physical_of`: as in RoutingRecord.
+  // Returns where the round of `state` records layer `index` of `layers`. `own`: the tokens that
+  // this rank reports. `physical_of`: as in RoutingRecord.
   RoutingRecord RecordOf(int index, const MoeState& state, const OwnTokens& own,
                          const int32_t* physical_of) const;
   // Enqueues the addition of counts [shape.local], the rows of each expert of this rank.

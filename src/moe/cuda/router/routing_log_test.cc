@@ -27,7 +27,7 @@ struct RandomCase {
         logits(random.Normal(tokens * experts)),
         bias(experts, 0.0f),
         physical_of(experts) {
-    // With few experts left, some slots have none.
+    // If fewer than k experts have a finite bias, some slots have none.
     const int64_t left = random.Below(2) == 0 ? random.Below(k + 1) : experts;
     for (int64_t e = left; e < experts; ++e) bias[e] = -INFINITY;
     for (int32_t& id : physical_of) id = static_cast<int32_t>(random.Below(experts + 5));
@@ -110,7 +110,7 @@ struct Observed {
     gpu.emplace(layer, DType::kF32, options, kMaxTokens, without, &observer, chooser);
     replicas = layer.config.placement.CommonReplicas();
   }
-  // A pass of which `rows` rows are no padding.
+  // Runs a pass of `tokens` rows, of which `rows` are valid and the others padding.
   void Run(int64_t tokens, int64_t rows, uint32_t seed = 7) {
     gpu->state->BeginPass(rows, 0);
     gpu->Forward(layer, tokens, seed);
@@ -195,7 +195,7 @@ TEST(CudaRoutingLog, CapturedPassesFollowStartAndStop) {
   }
 }
 
-// As if a pass is launched before the previous one is collected.
+// Launches a pass before the previous one is collected.
 TEST(CudaRoutingLog, APassMayEndBeforeThePreviousIsReported) {
   SKIP_WITHOUT_GPU();
   Observed observed(TestLayer({.shared = true}));
@@ -303,7 +303,8 @@ TEST(CudaHostChoice, CapturedPassesHaveTheirOwnNumbers) {
   }
 }
 
-// Directly, captured and replayed: outputs do not show the replicas, and the counts do.
+// Runs passes directly, captured and replayed. Outputs do not depend on the replicas; the counts
+// do.
 TEST(CudaHostChoice, ChoosesReplicasOfEveryPass) {
   SKIP_WITHOUT_GPU();
   Observed still(TestLayer({.shared = true}));

@@ -144,7 +144,7 @@ TEST(CudaRoutingRanks, EveryTokenCountsOnce) {
           SummingObserver::Add(result.observers[i].physical.at(kLayerNumber), physical);
         }
         EXPECT_EQ(logical, CountsOf(chosen, kExperts)) << "pass " << i;
-        // The slots of an expert have all of its rows.
+        // Together, the slots of an expert have all of its rows.
         const auto placement =
             moving ? RandomPlacement(kExperts, kRedundant, static_cast<uint32_t>(100 + i))
                    : ExpertPlacement::Trivial(kExperts, kRedundant);

@@ -5,8 +5,8 @@
 
 namespace switchyard::cuda {
 
-// The choice of slot `slot` of `k` of a token of the call; −1: none. One thread per slot. The order
-// of the additions does not matter, since counts are integers.
+// Records the choice for slot `slot` of `k` of a token; `logical` and `physical`: −1 for none. One
+// thread per slot. The order of the additions does not matter, since counts are integers.
 __device__ __forceinline__ void RecordChoice(const RoutingRecord& record, int64_t token, int slot,
                                              int k, int logical, int physical) {
   const int64_t row = record.first_row + token - record.begin;

@@ -14,7 +14,8 @@ struct RoutingControl {
   int32_t active = 0;  // 1: dispatched rows are counted
 };
 
-// Word of the ids of a row that this rank has not reported: RoutingLog fills them bytewise.
+// The value of each id in a row that this rank has not reported. RoutingLog sets all bytes of the
+// ids to kUnreportedByte.
 constexpr int32_t kUnreportedByte = 0xfe;
 constexpr int32_t kUnreported = static_cast<int32_t>(0xfefefefeu);
 

@@ -88,7 +88,7 @@ __device__ __forceinline__ bool IsBad(const SelectExpertsParams& p, int expert, 
   return !isfinite(score) || !(isfinite(bias) || bias == MinusInfinity());
 }
 
-// For one lane. Only this warp and later kernels write the token's record.
+// Called by one lane. Only this warp and later kernels write the token's record.
 __device__ __forceinline__ void RecordFault(const FaultRecords& faults, int64_t token, int expert) {
   if (faults.records == nullptr || token < faults.begin || token >= faults.end) return;
   int32_t* record = faults.records + faults.index[token - faults.begin];

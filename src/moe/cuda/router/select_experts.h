@@ -29,7 +29,7 @@ struct SelectExpertsParams {
   int scoring = 0;  // 0 softmax, 1 sigmoid, 2 softmax over the selected
   bool renormalize = false;
   int num_groups = 1, topk_groups = 1;
-  bool top2_sum = false;  // group score: sum of the two best; else the best
+  bool top2_sum = false;  // group score: the sum of its two best; false: the best
   float scaling = 1.0f;
 
   // [num_experts] the id written for each logical expert, or −1; null: the logical id.

@@ -1,5 +1,5 @@
 // One block. Its threads count the rows of each rank, one thread computes how many tokens each rank
-// gets, and the threads then copy the slots of their tokens and append one.
+// gets, and the threads then copy the slots of their tokens and append the shared expert's slot.
 //
 // The counts are levelled as water in a vessel: the ranks with fewer rows than the level are filled
 // up to it.
@@ -17,7 +17,7 @@ __device__ void Level(const int* rows, int ranks, int own, int64_t tokens, int64
     for (int r = 0; r < ranks; ++r) sum += max(level - rows[r], int64_t{0});
     return sum;
   };
-  // The highest level that the tokens fill.
+  // Finds the highest level to which the tokens can fill all ranks.
   int64_t low = rows[0], high = rows[0];
   for (int r = 1; r < ranks; ++r) {
     low = min(low, int64_t{rows[r]});

@@ -23,10 +23,10 @@ struct SharedSlotsParams {
   float* wide_weights = nullptr;
 };
 
-// Appends a slot to every token that sends it to the shared expert of one rank. Afterwards the
-// ranks have as even a number of rows of these tokens as possible, routed and shared, as from
-// AppendSharedSlots on CPUs (moe/router/physical_choice.h). Ties go to `rank` first. Which token
-// goes to which of these ranks may differ from the CPU, and changes no output.
+// Appends to every token a slot for the shared expert of one rank. The numbers of rows of these
+// tokens, routed and shared, then are as even over the ranks as possible, as from AppendSharedSlots
+// on CPUs (moe/router/physical_choice.h). Ties go to `rank` first. Which token goes to which of
+// these ranks may differ from the CPU, and changes no output.
 cudaError_t AppendSharedSlots(const SharedSlotsParams& p, cudaStream_t stream);
 
 }  // namespace switchyard::cuda

@@ -219,7 +219,8 @@ class MlpProducts {
   }
 
  private:
-  // Multiply-adds of a part: about 400 us on a Hopper GPU. Parts of 100 us were slower (measured).
+  // Minimum multiply-adds of a part: about 400 us on a Hopper GPU. Parts of 100 us were slower
+  // (measured).
   static constexpr int64_t kMinPartProducts = int64_t{120} << 30;
 
   bool SplitsByExpert() const {

@@ -137,17 +137,17 @@ void DeviceExperts::CheckFits(const kernels::ExpertWeights& expert) const {
     throw Invalid("an expert that moves to this GPU {}: restart without --enable-eplb", why);
   };
   if (expert.gate.n != intermediate || expert.gate.k != hidden)
-    refuse("has another size than the ones here");
+    refuse("has another size than this layer's experts");
   if ((HasUpperBias(expert) && gate_up_bias.bytes() == 0) ||
       (HasLowerBias(expert) && down_bias.bytes() == 0))
-    refuse("has a bias, and the ones here have none");
+    refuse("has a bias, and this layer's experts have none");
   const std::span one(&expert, 1);
   const bool fp8 = arithmetic.input == ElementType::kFp8;
   const bool keeps_bf16 =
       arithmetic.input == ElementType::kF32 && arithmetic.weights == ElementType::kBF16;
   if ((fp8 && !HasFp8Blocks(expert)) || (keeps_bf16 && !IsStored(expert, WeightFormat::kBF16)) ||
       (arithmetic.packed && FindPacked(one) != arithmetic.packed))
-    refuse("cannot be stored in the format of the ones here");
+    refuse("cannot be stored in the format of this layer's experts");
 }
 
 DeviceMatrix UploadPlain(const WeightView& w) {

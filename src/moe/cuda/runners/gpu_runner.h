@@ -46,9 +46,9 @@ class GpuRunner {
   virtual ~GpuRunner() = default;
 
   virtual RunnerLayout layout() const { return RunnerLayout::kContiguous; }
-  // Types of the placed weights, of `a`, and of the outputs. The type of the outputs must be that
-  // of ChooseArithmetic, because the exchange sends them unchanged. Error kInvalid names an
-  // unsupported weight format. `packs`: as for ChooseArithmetic, which the default calls.
+  // Types of the placed weights, of ProductBuffers::a and of the outputs. The type of the outputs
+  // must be that of ChooseArithmetic, because the exchange sends them unchanged. Error kInvalid
+  // names an unsupported weight format. `packs`: as for ChooseArithmetic, which the default calls.
   virtual ExpertArithmetic Arithmetic(std::span<const kernels::ExpertWeights> experts, DType dtype,
                                       bool packs) const;
   // Computes y [chunk.rows, H] of type ExpertArithmetic::output: the expert's output for each valid
@@ -58,14 +58,14 @@ class GpuRunner {
                    const GpuGroupedRows& rows, const ProductBuffers& buffers, void* y,
                    const PdlStream& chain) = 0;
 
-  // The same in two steps, for single-batch overlap. RunGateUp computes the activated rows in
-  // `buffers`, if the runner can compute them separately. RunDown computes the outputs in at most
-  // `parts` parts, in the order of their rows. It calls send(range) as soon as a part is enqueued;
-  // range.last marks the last part of the chunk. The default computes both products in RunDown, in
-  // one part.
+  // RunGateUp and RunDown replace Run in single-batch overlap. RunGateUp computes the activated
+  // rows in `buffers`, if the runner can compute them separately. RunDown computes the outputs in
+  // at most `parts` parts, in the order of their rows. It calls send(range) as soon as a part is
+  // enqueued; range.last marks the last part of the chunk. The default computes both products in
+  // RunDown, in one part.
   //
-  // DownParts is the number of parts for which the overlap saves more than further launches cost.
-  // It depends on the numbers of rows only, since the rows have not arrived yet.
+  // DownParts is the number of parts for which the overlap saves more time than the additional
+  // launches cost. It depends on the numbers of rows only, since the rows have not arrived yet.
   virtual int DownParts(const DeviceExperts& /*experts*/, const GpuGroupedRows& /*rows*/) const {
     return 1;
   }
