@@ -26,8 +26,8 @@ Sequence::Sequence(EngineRequest from) : request(std::move(from)) {
   }
 }
 
-// The first output had the log-probabilities of the prompt, and each output the routed experts of
-// all rows before its last token.
+// The front already has the log-probabilities of the prompt, which the first output had. It also
+// has the routed experts of all rows before the last token.
 void Sequence::Resume() {
   tokens.insert(tokens.end(), request.output_ids.begin(), request.output_ids.end());
   request.output_ids.clear();
