@@ -20,7 +20,7 @@ class RankDevice {
   // Draws tokens from logits, if the device supports it.
   virtual bool draws() const { return false; }
   virtual void Draw(const kernels::SampleParams&) {}
-  // The backend of its MoE layers, which must not outlive this.
+  // Makes the backend of the rank's MoE layers. It must not outlive this object.
   virtual std::shared_ptr<MoeBackend> MakeMoe(const ModelOptions& options,
                                               const MoeShape& shape) = 0;
 };
@@ -30,7 +30,7 @@ class RankDevice {
 std::unique_ptr<RankDevice> MakeRankDevice(const ModelConfig& config, const ModelOptions& options,
                                            RankComm& comm, ThreadPool& pool);
 
-// Creates it for a GPU (cuda/, no_cuda/).
+// MakeRankDevice for a GPU. Defined in cuda/, or in no_cuda/ for builds without CUDA.
 std::unique_ptr<RankDevice> MakeCudaRankDevice(const ModelConfig& config,
                                                const ModelOptions& options, RankComm& comm);
 

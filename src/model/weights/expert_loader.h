@@ -28,7 +28,7 @@ class ExpertLoader {
   // Whether experts are converted or generated instead of used in their stored format. Decided by
   // loading one expert of the first MoE layer.
   bool Converts() const;
-  // Bytes of that shard, as counted by loading progress.
+  // Bytes of the shard that Load returns, as counted by loading progress.
   size_t BytesPerExpert(int64_t layer) const;
 
  private:

@@ -83,7 +83,8 @@ Int4Matrix FindMatrix(CheckpointReader& in, const MatrixRequest& r, const Int4Na
   return m;
 }
 
-// The group of each column if g_idx does not assign them in consecutive order; else empty.
+// The group of each column, from g_idx. Empty if there is no g_idx, or if column j is in group
+// j / group_size for all j.
 std::vector<int32_t> ColumnGroups(CheckpointReader& in, const MatrixRequest& r, const Int4Matrix& m,
                                   const std::string& name) {
   if (name.empty() || r.scheme.group_size == 0 || !in.Has(name)) return {};
@@ -160,7 +161,7 @@ Int4Part PartOf(const MatrixRequest& r) {
 struct Converted {
   uint8_t* codes = nullptr;  // null: used in place
   float* scales = nullptr;
-  uint8_t* zeros = nullptr;  // null: 8
+  uint8_t* zeros = nullptr;  // null: all zero points are 8
 };
 
 void ConvertRows(const Int4Matrix& m, const Int4Part& p, Range rows, const Converted& to,
