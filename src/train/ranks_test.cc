@@ -53,7 +53,7 @@ struct Form {
   int ranks = 1;
   int copies = 1;  // of each expert; the EP size is ranks / copies
   bool synchronous = false;
-  bool two = false;  // micro-batches
+  bool two = false;  // two micro-batches
   schedule::Order order = schedule::Order::kPlain;
   bool tcp = false;
   std::vector<int64_t> borders;  // sequence boundaries of the ranks

@@ -18,7 +18,7 @@ struct StageLinkOptions {
 
 // Over symmetric memory: a message is written into the receiver's arena. Messages are received in
 // send order. Each wait has the memory's timeout, and its error names the waiting rank and the
-// rank that it waits for. Owned by a rank; the rank's thread only.
+// rank that it waits for. Owned by a rank; used by the rank's thread only.
 class StageLink {
  public:
   // Allocates symmetric memory, so every rank of the world must construct its objects in the same
