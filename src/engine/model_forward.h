@@ -50,7 +50,7 @@ class ModelForward : public ForwardFunction {
     std::vector<uint64_t> request_ids;
   };
   void BeginPass(const ForwardBatch& batch);
-  // Counts the passes up to number `last`.
+  // Counts the routing of all passes up to number `last`.
   void EndPasses(uint64_t last);
   // Ends the last pass, or a launched one, without counting it.
   void DropPass(uint64_t number);

@@ -200,10 +200,10 @@ HostMemory GpuMemory(const EngineConfig& config, const EnginePlan& plan) {
   return {.total = gpu.total_bytes / sharing, .available = gpu.free_bytes / sharing};
 }
 
-// Bytes that the plan may use; negative if none are left. The rest of the memory is for unplanned
-// allocations. On a GPU these are scratch of kernels, graphs and buffers of NCCL. There, the rest
-// is reserved in full, in addition to the memory that other processes use. On a host, other
-// processes may use the rest.
+// Bytes that the plan may use; negative if none are left. --mem-fraction-static leaves a part of
+// the memory for unplanned allocations. On a GPU, these are scratch of kernels, graphs and buffers
+// of NCCL. This part is reserved in addition to the memory of other processes. On a host, other
+// processes may use this part.
 int64_t Budget(const HostMemory& memory, const EngineConfig& config, bool cuda) {
   const auto share =
       static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static);

@@ -47,8 +47,8 @@ Sequence::RowRange Sequence::LogitRows(int64_t rows) const {
   const bool gives_token = end == length();
   if (request.pooling == Pooling::kMean)
     return {std::min(end, std::max(computed, next_pooled)), end};
-  // While logprobs are pending there is no output yet, so the rows that give them and the row that
-  // gives the next token are contiguous.
+  // While logprobs of the prompt are pending, there is no output yet. So the rows that give
+  // logprobs and the row that gives the next token are contiguous.
   if (logprobs_pending()) return {std::min(end, std::max(computed, next_logprob - 1)), end};
   return {gives_token ? end - 1 : end, end};
 }
