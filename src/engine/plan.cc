@@ -340,7 +340,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
 ModelConfig ReadModelConfig(const EngineConfig& config) {
   ModelConfig model = LoadModelConfig(config.model_path, config.model_override_args,
                                       config.quantization, config.pooling);
-  // An explicit flag for a more exact type takes precedence.
+  // Rows are not rounded if a flag requests a more exact type.
   const bool may_round = config.quantization.activations == "auto" &&
                          (config.dtype == "auto" || config.dtype == "bfloat16");
   if (may_round && kernels::HasBFloat16Products(kernels::IsaOf(config.cpu_isa)))
@@ -355,7 +355,7 @@ Observed ObservedBy(const EngineConfig& config) {
   return config.recorder.any() || config.eplb.enable ? Observed::kCounts : Observed::kNothing;
 }
 
-// The planner for a recorded distribution.
+// The planner that computes the initial placement from a recorded distribution.
 std::string InitialPlanner(const EngineConfig& config, const EnginePlan& plan) {
   if (!plan.model.has_moe()) return config.eplb.algorithm;
   return PlannerFor(config.eplb,

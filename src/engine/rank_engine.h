@@ -21,7 +21,7 @@ namespace switchyard {
 class ForwardFunction {
  public:
   virtual ~ForwardFunction() = default;
-  // Logits [batch.logit_rows, output_width]; valid until the next call. None if the pass was
+  // Logits [batch.logit_rows, output_width]; valid until the next call. Empty if the pass was
   // aborted.
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
   // Aborts the pass with this number (ForwardBatch::pass), and discards its results. Either Forward

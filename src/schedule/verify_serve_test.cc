@@ -18,7 +18,7 @@ namespace {
 using ::testing::HasSubstr;
 using Operations = std::vector<Operation>;
 
-// Every mode, number of micro-batches, and option of the shapes of a pipeline.
+// Calls body(shape) for every mode, number of micro-batches, and setting of single-batch overlap.
 void ForEachShape(const std::vector<bool>& experts, const LayerRange& range,
                   const std::function<void(const ServeShape&)>& body) {
   for (const Mode mode : {Mode::kPrefill, Mode::kDecode}) {

@@ -28,8 +28,8 @@ class StageLink {
   // Bytes that the link allocates in each rank's arena.
   static size_t BytesPerRank(const StageLinkOptions& options);
 
-  // Copies the message and returns; blocks while all buffers are full. Error kResource if the
-  // message exceeds `floats`; kTimeout.
+  // Copies the message and returns; blocks while all buffers are full. Errors: kResource if
+  // the message exceeds `floats`; kTimeout.
   void Send(std::span<const float> rows);              // to the next stage
   void SendGradient(std::span<const float> gradient);  // to the previous stage
   // Receives the next message. Errors: kTimeout; kPeer if the message has another length.
