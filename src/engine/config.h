@@ -51,8 +51,8 @@ struct EngineConfig {
   int64_t context_length = 0;      // --context-length; 0: the model's
   // --max-total-tokens: cache capacity of each attention group; 0: derived from the memory
   int64_t max_total_tokens = 0;
-  // --mem-fraction-static: fraction of memory for weights and cache: of this host's for all ranks,
-  // or of each GPU's
+  // --mem-fraction-static: fraction of the memory for weights and cache. On CPUs, of this host's
+  // memory, for all its ranks; on GPUs, of each GPU's memory.
   double mem_fraction_static = 0.85;
   int32_t page_size = 16;  // --page-size
   // --max-running-requests of all attention groups; 0: 256, bounded by the cache

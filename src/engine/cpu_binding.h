@@ -32,9 +32,9 @@ std::vector<CpuList> ParseCpuBind(const std::string& text, int32_t threads_per_r
 // neither true nor false.
 std::string CpuBindOfEnvironment();
 
-// The binding of rank `index` of the `count` ranks of one engine that partition `allowed` among
-// them. Chooses CPUs that no other server has reserved; pins no threads if too few CPUs are left.
-// `root`: see PartitionCpus.
+// The binding of rank `index` if `count` ranks of one engine partition the CPUs `allowed`. Chooses
+// CPUs that no other server has reserved; pins no threads if too few CPUs are left. `root`: see
+// PartitionCpus.
 CpuBinding BindToShare(const CpuList& allowed, int index, int count, int32_t threads_per_rank,
                        const std::filesystem::path& root = "/");
 

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 namespace fs = std::filesystem;
 
-// Creates directories of CPUs that no other process uses.
+// A fake /sys with eight CPUs, so that no other process reserves CPUs of the test.
 class CpuBindingTest : public testing::Test {
  protected:
   CpuBindingTest()

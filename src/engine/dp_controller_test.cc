@@ -28,15 +28,15 @@ TEST(DpController, TotalRequestsTakesTheGroupWithTheFewest) {
   DpController controller(3, Method::kTotalRequests);
   EXPECT_THAT(Open(controller, {1, 100, 1, 1}), ElementsAre(0, 1, 2, 0));
   controller.Close(1, 100);
-  EXPECT_THAT(Open(controller, {1, 1}), ElementsAre(1, 1));  // 2 1 1, then 2 2 1
+  EXPECT_THAT(Open(controller, {1, 1}), ElementsAre(1, 1));  // open requests: 2 1 1, then 2 2 1
 }
 
 TEST(DpController, TotalTokensCountsPromptsAndOutputsOfOpenRequests) {
   DpController controller(2, Method::kTotalTokens);
   EXPECT_THAT(Open(controller, {50, 30, 10}), ElementsAre(0, 1, 1));
-  controller.Grow(1, 25);  // 50, 65
+  controller.Grow(1, 25);  // open tokens: 50, 65
   EXPECT_THAT(Open(controller, {5}), ElementsAre(0));
-  controller.Close(1, 55);  // 55, 10
+  controller.Close(1, 55);  // open tokens: 55, 10
   EXPECT_THAT(Open(controller, {5}), ElementsAre(1));
   EXPECT_EQ(controller.loads()[1].tokens, 15);
   EXPECT_EQ(controller.loads()[1].requests, 2);

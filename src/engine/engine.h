@@ -27,8 +27,8 @@ class Engine {
   // including the finished one.
   uint64_t Submit(EngineRequest request, Callback on_output);
   void Abort(uint64_t id);
-  // A message without an answer. For outputs with a grammar: GrammarTokens, then DefineGrammar,
-  // then requests with its id.
+  // Sends a message that has no answer. GrammarTokens and then DefineGrammar must precede requests
+  // with the grammar's id.
   void Tell(ControlMessage message);
   // Submits, waits and returns all tokens; Error if the request fails.
   RequestOutput Generate(EngineRequest request);

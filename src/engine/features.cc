@@ -68,7 +68,7 @@ Feature Setting(Section section, const char* flag, Field<T> field, T example, Re
           .request = [=](EngineConfig& config) { field(config) = example; }};
 }
 
-// "with `deepep` or `mooncake`": the exchanges that have an ability.
+// Names the exchanges that have an ability: "with `deepep` or `mooncake`".
 template <typename Backend>
 std::string With(const Registry<Backend>& exchanges, bool Backend::*ability) {
   std::vector<std::string> names;
@@ -123,11 +123,10 @@ void AddExchange(const MoeBackends& backends, std::vector<Feature>& all) {
   all.push_back(Setting<bool>(
       kExchange, "--enable-single-batch-overlap",
       [](EngineConfig& c) -> bool& { return c.moe.single_batch_overlap; }, true));
-  all.back().on_cpus = fmt::format(
-      "{}, else without effect", With(backends.dispatchers, &DispatcherBackend::combines_in_parts));
-  all.back().on_gpus =
-      fmt::format("{} on one host, else without effect",
-                  With(backends.gpus.exchanges, &cuda::GpuExchangeBackend::combines_in_parts));
+  // CombinesInParts reads the registry of CPUs for ranks on GPUs too.
+  const std::string in_parts = With(backends.dispatchers, &DispatcherBackend::combines_in_parts);
+  all.back().on_cpus = fmt::format("{}; otherwise no effect", in_parts);
+  all.back().on_gpus = fmt::format("on several GPUs of one host {}; otherwise no effect", in_parts);
   all.back().request = [](EngineConfig& c) {
     c.moe.a2a_backend = "deepep";
     c.moe.single_batch_overlap = true;
@@ -153,7 +152,7 @@ void AddExperts(const MoeBackends& backends, std::vector<Feature>& all) {
   limit("experts of a token", cuda::kMaxTopK);
 }
 
-// "with grouped_mlp" if not all runners take the format.
+// Names the runners that support the format: "experts with `grouped_mlp`". Empty if all do.
 std::string RunnersOf(WeightFormat format, const MoeBackends& backends) {
   std::vector<std::string> names;
   for (const auto& [name, backend] : backends.runners.all())

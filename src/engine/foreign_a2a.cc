@@ -13,7 +13,7 @@ void ReplaceForeignA2a(EngineConfig* config) {
   const MoeBackends& all = config->backends ? *config->backends : builtin;
   // The calling program may have a backend of this name.
   if (all.dispatchers.FindIf(name) || all.fused.FindIf(name)) return;
-  // GPUs have no fused operator (moe/cuda).
+  // On GPUs, "fused" is an exchange, not a fused operator (moe/gpu_backends.cc).
   const bool cpu = config->device == "cpu" || (config->device == "auto" && FindGpus().empty());
   moe.a2a_backend = cpu && all.fused.FindIf("fused") ? "fused" : "deepep";
   // SGLang combines this backend with the runner of the same name.

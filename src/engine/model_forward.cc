@@ -32,7 +32,7 @@ void ModelForward::DropPass(uint64_t number) {
   std::erase_if(open_, [&](const OpenPass& pass) { return pass.number == number; });
 }
 
-// Passes that were launched before have ended too.
+// When Forward returns, all passes that were launched before it have ended too.
 std::span<const float> ModelForward::Forward(const ForwardBatch& batch) {
   BeginPass(batch);
   const std::span<const float> logits = model_.Forward(batch, kv_);

@@ -16,8 +16,8 @@ namespace switchyard {
 // One per rank, used by the rank's thread; borrows all arguments. With an EplbManager or a
 // recorder, all ranks must run the same passes in the same order, and launch the same ones. The
 // manager and the recorder count a launched pass when it is collected. The manager may switch the
-// placement before a pass is launched, while the previous one is in flight: the device runs them
-// one after the other.
+// placement while a launched pass is in flight. The device executes pass, switch and next pass in
+// this order.
 class ModelForward : public ForwardFunction {
  public:
   ModelForward(Model& model, KvStorage& kv, const ExpertServices& experts)
@@ -50,7 +50,7 @@ class ModelForward : public ForwardFunction {
     std::vector<uint64_t> request_ids;
   };
   void BeginPass(const ForwardBatch& batch);
-  // Counts the passes up to number `last`.
+  // Counts the routing of all passes up to number `last`.
   void EndPasses(uint64_t last);
   // Ends the last pass, or a launched one, without counting it.
   void DropPass(uint64_t number);

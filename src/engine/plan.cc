@@ -200,10 +200,10 @@ HostMemory GpuMemory(const EngineConfig& config, const EnginePlan& plan) {
   return {.total = gpu.total_bytes / sharing, .available = gpu.free_bytes / sharing};
 }
 
-// Bytes that the plan may use; negative if none are left. The rest of the memory is for unplanned
-// allocations. On a GPU these are scratch of kernels, graphs and buffers of NCCL. There, the rest
-// is reserved in full, in addition to the memory that other processes use. On a host, other
-// processes may use the rest.
+// Bytes that the plan may use; negative if none are left. --mem-fraction-static leaves a part of
+// the memory for unplanned allocations. On a GPU, these are scratch of kernels, graphs and buffers
+// of NCCL. This part is reserved in addition to the memory of other processes. On a host, other
+// processes may use this part.
 int64_t Budget(const HostMemory& memory, const EngineConfig& config, bool cuda) {
   const auto share =
       static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static);
@@ -340,7 +340,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
 ModelConfig ReadModelConfig(const EngineConfig& config) {
   ModelConfig model = LoadModelConfig(config.model_path, config.model_override_args,
                                       config.quantization, config.pooling);
-  // An explicit flag for a more exact type takes precedence.
+  // Rows are not rounded if a flag requests a more exact type.
   const bool may_round = config.quantization.activations == "auto" &&
                          (config.dtype == "auto" || config.dtype == "bfloat16");
   if (may_round && kernels::HasBFloat16Products(kernels::IsaOf(config.cpu_isa)))
@@ -355,7 +355,7 @@ Observed ObservedBy(const EngineConfig& config) {
   return config.recorder.any() || config.eplb.enable ? Observed::kCounts : Observed::kNothing;
 }
 
-// The planner for a recorded distribution.
+// The planner that computes the initial placement from a recorded distribution.
 std::string InitialPlanner(const EngineConfig& config, const EnginePlan& plan) {
   if (!plan.model.has_moe()) return config.eplb.algorithm;
   return PlannerFor(config.eplb,

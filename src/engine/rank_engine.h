@@ -21,15 +21,16 @@ namespace switchyard {
 class ForwardFunction {
  public:
   virtual ~ForwardFunction() = default;
-  // Logits [batch.logit_rows, output_width]; valid until the next call. None if the pass was
+  // Logits [batch.logit_rows, output_width]; valid until the next call. Empty if the pass was
   // aborted.
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
-  // Aborts a pass by ForwardBatch::pass: the one that Forward runs (Model::AbortPass), or the only
-  // launched one, for whose end the call waits. Its results are discarded.
+  // Aborts the pass with this number (ForwardBatch::pass), and discards its results. Either Forward
+  // runs the pass (Model::AbortPass), or it is the only launched pass. The call waits for the end
+  // of a launched pass.
   virtual void AbortPass(uint64_t /*pass*/) {}
   virtual bool aborted() const { return false; }  // whether the last Forward's pass was aborted
   virtual int64_t vocab_size() const = 0;
-  // The model's pooling. Other than kNone: all requests are pooled (EngineRequest::pooling).
+  // The model's pooling. If it is not kNone, all requests are pooled (EngineRequest::pooling).
   virtual Pooling pooling() const { return Pooling::kNone; }
   // Elements of a row that Forward returns (ModelConfig::output_width).
   virtual int64_t output_width() const { return vocab_size(); }
@@ -122,10 +123,10 @@ class RankEngine {
   // The number of the last pass (ForwardBatch::pass), the same on all ranks; 0 before the first
   // one.
   uint64_t last_pass() const;
-  // Aborts a pass by its number, on every rank of the world at the same time. Either a launched
-  // pass, between two steps; or the pass that Run runs, from within the model, before the same
-  // operation. The pass gives no tokens. Its rows are planned again in a later step with the same
-  // results, under a new number. Returns false if the pass is not in flight.
+  // Aborts the pass with this number. All ranks of the world must call it at the same point:
+  // between two steps for a launched pass; within the model, before the same operation, for the
+  // pass that Run runs. The pass gives no tokens. A later step plans its rows again under a new
+  // number, with the same results. Returns false if the pass is not in flight.
   bool AbortPass(uint64_t pass);
   // The limiter of prompt rows in steps with decoding requests. nullopt if there is no target time
   // or no chunk size.

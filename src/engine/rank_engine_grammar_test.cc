@@ -42,8 +42,8 @@ std::vector<ControlMessage> Define(const std::vector<GrammarSource>& sources) {
 
 constexpr char kItems[] = "root ::= item item+\nitem ::= \"ab\" | \"ccc\" | \"x\"";
 
-// Grammar 1 allows two or more items, grammar 2 five letters from l to z, and grammar 3 90 letters
-// from a to f.
+// Grammar 1: two or more items. Grammar 2: five letters from l to z. Grammar 3: 90 letters from a
+// to f.
 std::vector<ControlMessage> SomeGrammars() {
   return Define({EbnfGrammar(kItems), RegexGrammar("[l-z]{5}"), RegexGrammar("[a-f]{90}")});
 }

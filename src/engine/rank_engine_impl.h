@@ -99,7 +99,7 @@ struct RankEngine::Impl {
 
   const Options options;
   ForwardFunction& model;
-  const int64_t vocab, width;  // of ids, and of a row of the model's output
+  const int64_t vocab, width;  // number of ids; elements of a row of the model's output
   KvCache cache;
   Scheduler scheduler;
   Sampler sampler;
@@ -117,7 +117,7 @@ struct RankEngine::Impl {
   };
   std::optional<LaunchedPass> launched;
   uint64_t last_pass = 0;           // the number of the last pass
-  bool forwards = false;            // whether the model runs it
+  bool forwards = false;            // whether the model's Forward runs now
   TokenMasks masks;                 // of the pass that draws next
   ForwardBatch batch;               // reused between steps to keep its allocations
   std::vector<std::string> faults;  // [sequences] of the last pass, or empty

@@ -81,8 +81,8 @@ TEST(RankEngineLaunch, PassesThatNeedLogitsFollowLaunchedOnes) {
   EXPECT_TRUE(SameLogprobs(rig.seen[2].output_logprobs, Alone(with).output_logprobs));
 }
 
-// `together`: all groups launch a pass or none, as with a recorder, whose ranks exchange counts
-// when a pass ends.
+// `together`: either all groups launch a pass or none does. A recorder requires this, because the
+// ranks exchange its counts when a pass ends.
 TEST(RankEngineLaunch, AGroupMayHaveToWaitForTheLogitsOfAnother) {
   for (const bool together : {false, true}) {
     for (const int64_t others_need : {0, 1}) {

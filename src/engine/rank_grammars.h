@@ -51,7 +51,7 @@ class SequenceGrammar {
   const std::string& failure() const { return failure_; }
 
  private:
-  void Begin();  // waits for the grammar, and enters `accepted_`
+  void Begin();  // waits for the grammar; its matcher then accepts `accepted_`
 
   RankGrammars::Pending compiled_;
   std::vector<int32_t> accepted_;

@@ -89,7 +89,7 @@ constexpr char kNoRecorder[] =
     "expert counting is disabled: start with --expert-distribution-recorder-mode or "
     "--enable-expert-distribution-metrics";
 
-// An Error kInvalid is the same on every rank.
+// Returns an Error kInvalid in the result, because every rank has the same one. Rethrows others.
 RecordResult Record(const RecordExperts& asked, ExpertRecorder* recorder) {
   RecordResult result{.ticket = asked.ticket};
   try {
@@ -235,7 +235,7 @@ void Post(StepOutputs outputs, GroupExchange& groups, profile::Profiler* profile
   groups.Post({std::move(outputs)});
 }
 
-// Notes the requests that this rank enters or computes now.
+// Notes the requests that this rank receives with `messages` or computes now.
 void NoteWork(const std::vector<ControlMessage>& messages, const RankEngine& engine,
               SymmetricMemory& memory) {
   std::vector<uint64_t> ids = engine.InFlight();

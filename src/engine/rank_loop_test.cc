@@ -261,7 +261,8 @@ TEST(RankLoop, AProfileHasAFileOfEveryRank) {
 TEST(RankLoop, AProfileThatARankCannotWriteIsRefusedOnAllOfThem) {
   const auto dir = std::filesystem::temp_directory_path() / "rank_loop_test_refused";
   std::filesystem::remove_all(dir);
-  std::filesystem::create_directories(dir / ".switchyard-profile-2");  // rank 2's test file
+  // A folder with the name of rank 2's test file, so that the rank cannot write this file.
+  std::filesystem::create_directories(dir / ".switchyard-profile-2");
   int calls = 0;
   const Script script = [&](const Heard& so_far) -> std::vector<ControlMessage> {
     if (++calls == 1)

@@ -61,8 +61,8 @@ struct EngineRequest {
   SamplingParams sampling;
   LogprobParams logprob;
   RoutedExpertsParams routed_experts;
-  // Other than kNone: the request ends with its prompt, and returns RequestOutput::pooled. The
-  // parameters of sampling and log-probabilities do not apply.
+  // If not kNone, the request ends with its prompt and returns RequestOutput::pooled. The
+  // parameters of sampling and log-probabilities do not apply then.
   Pooling pooling = Pooling::kNone;
   // The attention group that serves the request (`data_parallel_rank`). Empty until the sender to
   // the ranks assigns a group (DpController). Ranks treat an empty value as group 0.
@@ -70,8 +70,8 @@ struct EngineRequest {
   int32_t priority = 0;    // larger ones go first; see Scheduler::Options::priorities
   std::string cache_salt;  // only requests of equal salt share cached prefixes
   uint64_t grammar = 0;    // DefineGrammar::id of the grammar of the output; 0: none
-  // Of a request that is sent again to new ranks: the output so far, which the front has. The
-  // request goes on after it as a retracted request does. Fewer than sampling.max_new_tokens.
+  // If the front sends a request again to new ranks: the output so far. The request resumes after
+  // these tokens, like a retracted request. Fewer tokens than sampling.max_new_tokens.
   std::vector<int32_t> output_ids;
   int32_t cached_tokens = 0;  // with output_ids: RequestOutput::cached_tokens so far
 };
@@ -168,9 +168,9 @@ struct RequestOutput {
   std::vector<PositionLogprobs>
       input_logprobs;  // with the first output, positions start .. prompt end
   std::vector<PositionLogprobs> output_logprobs;  // one for each new token
-  // [positions, layers, top_k] logical experts of the positions that went through the model since
-  // the previous output, starting at RoutedExpertsParams::start; −1 where a layer or slot has no
-  // expert. The last output token never goes through the model.
+  // [positions, layers, top_k] logical experts of the positions that the model computed since the
+  // previous output, from RoutedExpertsParams::start on. −1: the layer or slot has no expert. The
+  // last output token is never computed.
   std::vector<int32_t> routed_experts;
   // [output_width] of a pooled request, with its only output: the last token's row of the head's
   // output, or the mean over all tokens, before activation and normalization.

@@ -1,7 +1,7 @@
 // Serialization of structs from one list of their fields, which writer and reader share. So the two
 // cannot disagree.
 //
-// For a struct S, define a function that both classes find by name lookup,
+// For a struct S, define a function that FieldWriter and FieldReader find by name lookup,
 //   template <typename Codec, OneOf<S> T> void Fields(Codec& codec, T& s) { codec(s.a, s.b); }
 // Fields may be numbers, enums, strings, paths, other such structs, and vectors, optionals, pairs
 // and variants of them. An enum needs `constexpr E LastOf(E)`, its largest value.

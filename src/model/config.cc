@@ -54,8 +54,8 @@ void ReadSpecialTokens(const ConfigReader& reader, ModelConfig* config) {
 
 constexpr std::string_view kClassifier = "ForSequenceClassification";
 
-// The names of id2label in the order of ids; else LABEL_0 to LABEL_(num_labels - 1). transformers'
-// default is two classes.
+// The names of id2label, in the order of ids. Without id2label: LABEL_0 to LABEL_(num_labels - 1);
+// num_labels is 2 by default, as in transformers.
 std::vector<std::string> ReadLabels(const ConfigReader& reader) {
   constexpr int64_t kMostLabels = 1 << 20;
   const auto named = reader.Object("id2label");
@@ -137,7 +137,7 @@ int64_t ModelConfig::longest_context() const {
     return max_position;
   const int64_t original =
       rope.original_max_position > 0 ? rope.original_max_position : max_position;
-  constexpr double kMost = 1e9;  // limit as of max_position_embeddings
+  constexpr double kMost = 1e9;  // max_position_embeddings has the same limit
   const double stretched = std::min(kMost, static_cast<double>(original) * rope.factor);
   return std::max(max_position, static_cast<int64_t>(stretched));
 }

@@ -26,7 +26,7 @@ struct RopeConfig {
   double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
   double beta_fast = 32.0, beta_slow = 1.0;              // yarn
   double mscale = 0.0, mscale_all_dim = 0.0;             // yarn; 0: absent
-  std::optional<double> attention_factor;  // yarn; overrides the one from factor and mscale
+  std::optional<double> attention_factor;  // yarn, longrope; overrides the computed factor
   bool truncate = true;      // yarn: whether the correction range is rounded to integers
   int64_t rotary_dim = 0;    // rotated elements of a head
   bool interleaved = false;  // pairs (2i, 2i + 1)

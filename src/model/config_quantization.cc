@@ -23,7 +23,8 @@ std::vector<ModulePattern> Names(const ConfigReader& reader,
   return patterns;
 }
 
-// Hugging Face's fp8: block scales as DeepSeek publishes them, else scales of tensors or rows.
+// Hugging Face's fp8. With weight_block_size, scales are of blocks, as in DeepSeek's checkpoints;
+// without it, of rows or of the tensor.
 QuantizationConfig ReadFp8(const ConfigReader& reader) {
   LinearScheme scheme{.packing = Packing::kFp8, .format = WeightFormat::kFp8Channel};
   const auto block = reader.Ints("weight_block_size", 1, kMaxGroup);

@@ -88,7 +88,7 @@ struct QuantizationFlags {
 };
 
 // Reads `quantization_config`. Error kInvalid names the key and value of unsupported settings.
-// `mxfp4_blocks`: the family has fused experts.
+// `mxfp4_blocks`: the family may store experts as MXFP4 `_blocks` and `_scales` (gpt-oss).
 QuantizationConfig ReadQuantization(const ConfigReader& reader, bool mxfp4_blocks);
 // Reads ModelOpt's hf_quant_config.json, for a config.json without quantization_config.
 QuantizationConfig ReadModelOptFile(const ConfigReader& reader);

@@ -37,8 +37,9 @@ class ConfigReader {
   bool IsString(std::string_view key) const;
   bool IsNull(std::string_view key) const;   // present, and null
   std::vector<std::string> Members() const;  // the object's keys, sorted by name
-  // A list of integers, or a single one; absent: empty.
+  // A list of numbers. Error if the key is absent.
   std::vector<float> Floats(std::string_view key, double min, double max) const;
+  // A list of integers, or a single one; absent: empty.
   std::vector<int64_t> Ints(std::string_view key, int64_t min, int64_t max) const;
   // The object under `key`; nullopt where absent.
   std::optional<ConfigReader> Object(std::string_view key) const;

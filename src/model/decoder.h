@@ -42,14 +42,14 @@ class Decoder {
   // Allocates logit rows and head buffers for group_rows [dp] of a whole batch.
   void ReserveLogits(std::span<const int64_t> group_rows, Pass& pass) const;
 
-  // Executes `program`; the micro-batches of a batch are `passes`. Their logits, of
-  // group_logit_rows [dp] rows of the whole batch, are then in the first pass's head buffers.
+  // Executes `program` on `passes`, which are usually the micro-batches of one batch. Afterwards
+  // the logits of all passes, group_logit_rows [dp] rows, are in the first pass's head buffers.
   // Uses only ops of the device and collectives.
   //
-  // The passes may belong to different batches. `watch.before` is called before each operation. It
-  // may set Pass::aborted, before the same operation on every rank. The exchange of the pass is
-  // then completed, and its other operations are skipped; its logits are undefined. Other passes
-  // are not affected. If all passes are aborted, the head does not run.
+  // The passes may also belong to different batches. `watch.before` is called before each
+  // operation. It may set Pass::aborted, before the same operation on every rank. The exchange of
+  // an aborted pass is completed, and its other operations are skipped; its logits are undefined.
+  // Other passes are not affected. If all passes are aborted, the head does not run.
   struct Watch {
     // Records each operation, and the head as "head". Null while no step is recorded.
     profile::Profiler* profiler = nullptr;

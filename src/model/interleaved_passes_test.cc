@@ -1,5 +1,5 @@
-// Two passes in flight: interleaved at any operation, with a recorder and a chooser of replicas,
-// and with one of them aborted.
+// Two passes in flight, with a recorder and a chooser of replicas. The passes are interleaved at
+// any operation. In some cases one of them is aborted.
 #include <gtest/gtest.h>
 
 #include "eplb/batch_replicas.h"

@@ -36,7 +36,7 @@ std::vector<int64_t> SplitRows(const ForwardBatch& batch, const SplitLimits& lim
 }
 
 int64_t MaxMicroBatchRows(int64_t max_rows, double threshold) {
-  // The smaller part has at least `threshold` of the rows. One more covers rounding.
+  // The smaller part has at least `threshold` of the rows. One more row covers rounding.
   const double larger = std::max(0.5, 1.0 - threshold) * static_cast<double>(max_rows);
   return std::min(max_rows, static_cast<int64_t>(larger) + 1);
 }

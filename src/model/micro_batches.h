@@ -16,9 +16,10 @@ struct SplitLimits {
   int64_t max_in_one = 0;   // a batch with more rows in one group is always split; 0: no limit
 };
 
-// Rows of each attention group's first micro-batch [dp]; the rest is the second one. Empty if the
-// batch is not split: it has few rows, or the second part would have no row in any group. Every
-// rank computes the same from the counts of all groups.
+// Number of rows of each attention group [dp] in the first micro-batch; the second one has the
+// other rows. Empty if the batch is not split, because it has few rows, or because the second
+// micro-batch would have no row in any group. All ranks get equal results from the counts of all
+// groups.
 //
 // The first micro-batch gets half of the rows. With one attention group, a batch with prompts is
 // split between two sequences, near the half, if each part then has at least `threshold` of the

@@ -90,7 +90,7 @@ int64_t LocalExperts(const ModelConfig& config, const ModelOptions& options,
   return CeilDiv(config.moe->router.num_experts + options.moe.num_redundant_experts, shape.ep);
 }
 
-// The records of routing in a GPU's memory, one for each pass in flight.
+// Bytes of the routing records in a GPU's memory, one record for each pass in flight.
 size_t RoutingLogBytes(const ModelConfig& config, const ModelOptions& options,
                        const MeshShape& shape) {
   if (options.observed == Observed::kNothing || !config.has_moe()) return 0;
@@ -106,7 +106,7 @@ size_t RoutingLogBytes(const ModelConfig& config, const ModelOptions& options,
   return complete.moe.passes * log.Bytes();
 }
 
-// The memory in which a GPU holds the new experts of layers that have not switched yet.
+// Bytes of the memory in which a GPU holds the new experts of layers that have not switched yet.
 size_t SpareExpertBytes(const ModelConfig& config, const ModelOptions& options,
                         const MeshShape& shape) {
   if (!options.movable_experts || !config.has_moe()) return 0;
@@ -161,7 +161,7 @@ struct Model::Impl {
   bool running = false;                                      // within Forward
   std::vector<std::unique_ptr<Pass>> passes;                 // one, or two for two-batch overlap
   std::vector<schedule::Operation> plain;                    // the schedule of one micro-batch
-  std::vector<schedule::Operation> two_prefill, two_decode;  // of two, if there are two passes
+  std::vector<schedule::Operation> two_prefill, two_decode;  // of two micro-batches
 
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
@@ -231,8 +231,8 @@ struct Model::Impl {
         comm.mesh);
   }
 
-  // The logits of a batch on the device: of `rows` rows, then of `more` rows of a second
-  // micro-batch, which are not adjacent if the first one is padded.
+  // The logits of a batch on the device: `rows` rows at `data`, and `more` rows of a second
+  // micro-batch at `more_data`. If the first micro-batch is padded, the two are not adjacent.
   struct DeviceLogits {
     const float* data = nullptr;  // [rows, vocab]
     int64_t rows = 0;

@@ -42,10 +42,11 @@ class Model {
   // none; drawn() has a token for each row, −1 where a logit is not finite.
   bool draws() const;
   std::span<const int32_t> drawn() const;
-  // As Forward with `draws` for all logit rows and without routed experts. Returns once the pass is
-  // enqueued; Collect waits for the oldest one and returns its tokens, valid until two more are
-  // launched. At most two passes may be launched but not yet collected. Collect, and a Forward that
-  // follows, report the routing of launched passes to the observer.
+  // Launch runs a batch like Forward, but returns once the pass is enqueued. The batch needs
+  // `draws` for all logit rows, and must not request routed experts. Collect waits for the oldest
+  // launched pass and returns its tokens, which are valid until two more passes are launched. At
+  // most two passes may be launched but not yet collected. Collect, and a later Forward, report the
+  // routing of launched passes to the observer.
   void Launch(const ForwardBatch& batch, KvStorage& kv);
   std::span<const int32_t> Collect();
   // [T, layers, top_k] logical experts that each row of the last batch was routed to, −1 for none
@@ -71,7 +72,7 @@ class Model {
 // Symmetric memory per rank, to size the arena before the ranks start.
 size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                              const MeshShape& shape);
-// A log line: the part of that memory that the exchange takes. Requires a model with experts.
+// A log line with the symmetric memory that the exchange takes. Requires a model with experts.
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
                                    const MeshShape& shape);
 // Device memory of a rank on a GPU besides weights, cache and activations: buffers that its peers

@@ -19,12 +19,12 @@ bool IsDecode(const ForwardBatch& batch);
 // no experts' ids: the work of a recorded pass. The result is equal in every group.
 bool IsPlainDecode(const ForwardBatch& batch, int64_t most);
 
-// A batch padded with rows of no sequence: token 0 at position 0, with key and value in the page
-// after the cache's last. Every group gets the same number of rows, a size of PaddedTokens; all
-// ranks compute the same one. Reused from step to step.
+// A batch with padding rows, which belong to no request: token 0 at position 0, with key and value
+// in the page after the cache's last. Every group gets the same number of rows: PaddedTokens of the
+// largest group's rows. Reused from step to step.
 class PaddedBatch {
  public:
-  // `batch` is plain decode and outlives the use of the result.
+  // `batch` must satisfy IsPlainDecode, and must outlive the use of the result.
   const ForwardBatch& Pad(const ForwardBatch& batch, int64_t spare_page, int32_t page_size);
 
  private:

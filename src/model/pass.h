@@ -52,7 +52,8 @@ class Pass {
 
   // Begins a batch, which must outlive its use: uploads its arrays and sequences, and clears the
   // results of the previous batch. `kv` is the cache of all passes. `drawn`: the tokens to which
-  // ForwardBatch::token_rows refers, in device memory. `place`: if this is a micro-batch.
+  // ForwardBatch::token_rows refers, in device memory. `place`: the place of `batch` in
+  // the whole batch, if `batch` is a micro-batch.
   void Begin(const ForwardBatch& batch, KvStorage& kv, const int32_t* drawn,
              const MicroBatchPlace& place = {});
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kMaxBytes = 1 << 20;
 
-// The modules of "sentence_transformers.models.Pooling" and of later spellings of it.
+// "Pooling" of "sentence_transformers.models.Pooling". Newer versions have other module paths.
 std::string LastPart(const std::string& type) { return type.substr(type.rfind('.') + 1); }
 
 Pooling ParseType(const std::string& name, const std::string& where) {

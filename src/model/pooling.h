@@ -45,9 +45,12 @@ struct PoolingFlags {
 // pooling, and for modules that this program does not have.
 std::optional<PoolingConfig> ReadPoolingModules(const std::filesystem::path& dir);
 
-// Sets `model->pooling` for a checkpoint directory. It is set for classifiers (already read from
-// config.json), with --is-embedding, if the architecture is a decoder without a head (...Model),
-// and if modules.json has a pooling module. Error for flags that contradict the checkpoint.
+// Sets `model->pooling` for a checkpoint directory. A model has pooling in any of these cases:
+// - it is a classifier, whose pooling was already read from config.json;
+// - modules.json has a pooling module;
+// - --is-embedding is set;
+// - the architecture is a decoder without a head (...Model).
+// Error for flags that contradict the checkpoint.
 void SetPooling(const std::filesystem::path& dir, const PoolingFlags& flags, ModelConfig* model);
 
 }  // namespace switchyard

@@ -27,7 +27,7 @@ std::string ErrorOf(const std::function<void()>& run) {
   return "no error";
 }
 
-// Fixture() looks in tests/data/fixtures.
+// The path of a fixture of tests/data/pooling, relative to tests/data/fixtures.
 std::string Named(const std::string& name) { return "../pooling/" + name; }
 
 // A directory with the files of a checkpoint, as texts.

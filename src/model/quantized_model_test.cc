@@ -115,8 +115,8 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, QuantizedModel,
                                          "gptq_act_order", "awq", "w4afp8"),
                          [](const auto& name) { return std::string(name.param); });
 
-// Each layer is sharded at multiples of its own group size: of 96 elements the second rank has 48
-// of the first layer and 64 of the second.
+// Each layer is sharded at multiples of its own group size. Of the 96 intermediate elements, the
+// second rank has 48 in the first layer and 64 in the second layer.
 TEST(QuantizedModelSchemes, DenseLayersMayDifferInFormat) {
   const auto fixtures = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures";
   ModelConfig config = LoadModelConfig(fixtures / "llama");
@@ -131,7 +131,7 @@ TEST(QuantizedModelSchemes, DenseLayersMayDifferInFormat) {
       2e-4);
 }
 
-// Includes rows of 8 bits, for which these checkpoints were made.
+// With activations rounded to 8 bits, for which these checkpoints were made.
 TEST(QuantizedModelErrors, QuantizedActivationsStayClose) {
   const struct {
     const char* checkpoint;

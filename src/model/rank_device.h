@@ -17,10 +17,10 @@ class RankDevice {
   virtual ~RankDevice() = default;
   virtual kernels::Device& device() = 0;
   virtual const RankGroups& groups() = 0;
-  // Draws tokens from logits, if the device supports it.
+  // Whether the device can draw tokens from logits; Draw does it.
   virtual bool draws() const { return false; }
   virtual void Draw(const kernels::SampleParams&) {}
-  // The backend of its MoE layers, which must not outlive this.
+  // Makes the backend of the rank's MoE layers. It must not outlive this object.
   virtual std::shared_ptr<MoeBackend> MakeMoe(const ModelOptions& options,
                                               const MoeShape& shape) = 0;
 };
@@ -30,7 +30,7 @@ class RankDevice {
 std::unique_ptr<RankDevice> MakeRankDevice(const ModelConfig& config, const ModelOptions& options,
                                            RankComm& comm, ThreadPool& pool);
 
-// Creates it for a GPU (cuda/, no_cuda/).
+// MakeRankDevice for a GPU. Defined in cuda/, or in no_cuda/ for builds without CUDA.
 std::unique_ptr<RankDevice> MakeCudaRankDevice(const ModelConfig& config,
                                                const ModelOptions& options, RankComm& comm);
 

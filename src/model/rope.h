@@ -10,20 +10,23 @@
 namespace switchyard {
 
 // Angle per position of each rotated pair, [rotary_dim / 2]: theta^(-2i / rotary_dim), scaled by
-// type. linear: divided by the factor. llama3: low frequencies divided by the factor, high ones
-// unscaled, a linear ramp between. yarn: the same with yarn's ramp, after Peng et al.,
-// https://arxiv.org/abs/2309.00071. longrope: divided by short_factor. For `dynamic` and
-// `longrope` the result is valid for sequences up to the original length. Computed in float32 with
-// transformers' order of operations: at position 10^5, a relative error of 10^-7 in the frequency
-// turns a pair by a hundredth of a radian.
+// type:
+//   linear    divided by the factor
+//   llama3    low frequencies divided by the factor, high ones unscaled, a linear ramp in between
+//   yarn      like llama3, with the ramp of Peng et al. (https://arxiv.org/abs/2309.00071)
+//   longrope  divided by short_factor
+// For `dynamic` and `longrope` the result is valid for sequences up to the original length.
+// Computed in float32 with transformers' order of operations: at position 10^5, a relative error of
+// 10^-7 in the frequency turns a pair by a hundredth of a radian.
 std::vector<float> InverseFrequencies(const RopeConfig& rope);
 
 // YaRN's temperature: 0.1 · mscale · ln(factor) + 1, or 1 if the factor is at most 1.
 double YarnMscale(const RopeConfig& rope, double mscale);
 
-// The factor of cosines and sines: attention_factor if given; for longrope
-// sqrt(1 + ln(factor) / ln(original length)); for yarn YarnMscale(mscale) /
-// YarnMscale(mscale_all_dim) if both are given, else YarnMscale(1); 1 for all others.
+// The factor of cosines and sines. longrope and yarn: attention_factor if given. Otherwise:
+//   longrope  sqrt(1 + ln(factor) / ln(original length)), or 1 if the factor is at most 1
+//   yarn      YarnMscale(mscale) / YarnMscale(mscale_all_dim) if both are given, else YarnMscale(1)
+//   others    1
 double RopeAttentionFactor(const RopeConfig& rope);
 
 // float32 [max_position, rotary_dim]: per position rotary_dim / 2 cosines, then as many sines,

@@ -140,8 +140,9 @@ class Sequences {
 };
 
 // Runs all groups' texts through a model and returns the outputs of each group's first rank, by
-// group and text. Checks that the group's other ranks have the same. On each rank, `make(options)`
-// returns a function that runs one pass: f(model, batch, kv), which returns the logits.
+// group and text. Checks that the group's other ranks have the same outputs. On each rank,
+// `make(options)` returns a function that runs one pass: f(model, batch, kv), which returns the
+// logits.
 template <typename Make>
 std::vector<std::vector<Outcome>> RunBy(const Case& c, const std::vector<Group>& groups,
                                         const Make& make) {
@@ -205,8 +206,8 @@ inline std::vector<int32_t> Ids(int length, int first) {
   return ids;
 }
 
-// Groups of unequal batches, an empty one, prompts and decoding in one pass, and passes in which
-// a group has no rows.
+// Groups with one to three texts; every fourth group has none. Some passes have both prompt chunks
+// and decode rows. In some passes a group has no rows.
 inline std::vector<Group> Groups(int dp) {
   std::vector<Group> groups(dp);
   for (int g = 0; g < dp; ++g) {

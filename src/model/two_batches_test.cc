@@ -14,8 +14,8 @@ void ExpectNoBitChangesInTwoBatches(Case c) {
   }
 }
 
-// Prompts, decoding and mixed batches, split between texts and within one; rounds; groups with one
-// row or none.
+// Covers prompts, decoding and mixed batches, and splits between two texts or within one. Also
+// covers exchanges in several rounds, and groups with one row or none.
 TEST(TwoBatchOverlapTest, ChangesNoBit) {
   for (const Case& c : OverlapCases()) ExpectNoBitChangesInTwoBatches(c);
 }

@@ -11,7 +11,7 @@
 
 namespace switchyard::schedule {
 
-// A value; one thread at a time.
+// A value type. Used by one thread at a time.
 class Constraints {
  public:
   // Requires an operation, exactly once. Returns it.

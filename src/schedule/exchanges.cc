@@ -11,8 +11,8 @@ namespace {
 Operation StartOf(const Operation& end) {
   Operation start = end;
   const bool forward = end.kind == Kind::kForward;
-  // The experts read the rows of dispatch in the forward pass, and the gradient of combine in the
-  // backward pass. The last phase of a pass through the layer reads the rows of the other exchange.
+  // In the forward pass, kExperts reads the rows of dispatch, and kFinish those of combine. In the
+  // backward pass, kExperts reads the gradient of combine, and kAttention that of dispatch.
   start.phase = (end.phase == Phase::kExperts) == forward ? Phase::kDispatch : Phase::kCombine;
   return start;
 }

@@ -9,7 +9,7 @@
 
 namespace switchyard::schedule {
 
-// Follows a list of operations. A value; one thread at a time.
+// Follows a list of operations. A value type. Used by one thread at a time.
 class ExchangesInFlight {
  public:
   // Removes the exchange that the operation completes, or adds the one that it starts.
@@ -23,7 +23,8 @@ class ExchangesInFlight {
   std::vector<Operation> started_;
 };
 
-// Maximum number of all-to-alls in flight. RowExchangeOptions::places must be at least this number.
+// Maximum number of all-to-alls in flight. ExpertExchangeOptions::in_flight must be at least this
+// number.
 int MaxExchangesInFlight(std::span<const Operation> list);
 
 // Returns the first fault in the exchanges of a list, or an empty string. Faults: two exchanges of

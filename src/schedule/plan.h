@@ -32,11 +32,11 @@ struct StepShape {
 };
 
 // Number of forward passes that a stage runs before its first backward pass. Plain 1F1B (PipeDream,
-// arXiv:2006.09503; Megatron-LM, arXiv:2104.04473): stages − 1 − stage, and each backward pass is
-// preceded by one more forward pass. Overlapped: a pair interleaves forward pass f with backward
-// pass f − WarmUp. The last stage needs one warm-up pass, so that it has a backward pass to pair.
-// Each earlier stage needs two more than the stage that follows it. The following stage returns
-// rows only at the end of a pair, and by then this stage should have started its next pair.
+// arXiv:2006.09503; Megatron-LM, arXiv:2104.04473): stages − 1 − stage. Then one forward pass and
+// one backward pass alternate. Overlapped: a pair interleaves forward pass f with backward pass
+// f − WarmUp. The last stage needs one warm-up pass, so that it has a backward pass to pair. Each
+// earlier stage needs two more than the stage that follows it. The following stage returns rows
+// only at the end of a pair, and by then this stage should have started its next pair.
 int WarmUp(const StepShape& shape);
 
 // Maximum number of micro-batches in flight, which is the number of activation buffers of a rank.

@@ -12,9 +12,9 @@ namespace switchyard::schedule {
 // One line for each operation: its index, its description in the column forward or backward, and
 // the all-to-alls in flight while it runs. "3c' 4d" stands for the gradient of combine of
 // micro-batch 3 and dispatch of micro-batch 4. One-time operations are in the column forward.
-// `list` belongs to `shape`.
+// `list` must be a schedule of `shape`.
 std::string PrintSchedule(const StepShape& shape, std::span<const Operation> list);
-// The same for a step of serving, with a column for each micro-batch.
+// Prints the table of a step of serving, which has a column for each micro-batch.
 std::string PrintSchedule(const ServeShape& shape, std::span<const Operation> list);
 // Print the schedule Plan(shape).
 std::string PrintSchedule(const StepShape& shape);

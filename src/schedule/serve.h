@@ -72,7 +72,7 @@ using Segment = std::vector<Phase>;
 // Segments and offsets follow SGLang's two-batch overlap of DeepSeek-V3, which calls a segment a
 // stage. SGLang's last segment in decode only receives the rows; here kFinish also adds them.
 std::vector<Segment> LayerSegments(const ServeShape& shape, bool moe);
-// The same phases in one list.
+// The phases of all segments of LayerSegments, in one list.
 std::vector<Phase> LayerPhases(const ServeShape& shape, bool moe);
 
 // Returns the schedule of at least one layer and one micro-batch. The end of a layer and the begin

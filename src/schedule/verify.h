@@ -22,7 +22,8 @@ namespace switchyard::schedule {
 // - at most one all-to-all is in flight, or with Order::kOverlapped two of different micro-batches.
 std::string FindScheduleError(const StepShape& shape, std::span<const Operation> list);
 
-// The same for a step of serving. Checks that:
+// Returns the first fault in the list of one rank for a step of serving, or an empty string. Checks
+// that:
 // - each operation that the shape requires is listed exactly once, and no other;
 // - the operations of each micro-batch are in order, with the shared expert between the start and
 //   the completion of SharedUnder's exchange;

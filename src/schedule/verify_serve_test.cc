@@ -18,7 +18,7 @@ namespace {
 using ::testing::HasSubstr;
 using Operations = std::vector<Operation>;
 
-// Every mode, number of micro-batches, and option of the shapes of a pipeline.
+// Calls body(shape) for every mode, number of micro-batches, and setting of single-batch overlap.
 void ForEachShape(const std::vector<bool>& experts, const LayerRange& range,
                   const std::function<void(const ServeShape&)>& body) {
   for (const Mode mode : {Mode::kPrefill, Mode::kDecode}) {
@@ -90,9 +90,11 @@ TEST(FindServeFault, FindsWhatIsMissingDoubleOrStrange) {
   });
 }
 
-// Reimplements the rules in another way. Without its shared experts, each micro-batch runs the same
-// operations as in `right`. A shared expert runs while the only exchange of its micro-batch in
-// flight is the one that SharedUnder selects. Micro-batches begin and end in order.
+// An independent implementation of the rules:
+// - each micro-batch runs the operations of `right`, in the same order except for shared experts;
+// - while a shared expert runs, the exchange that SharedUnder selects is in flight, and no other of
+//   its micro-batch;
+// - micro-batches begin and end in order.
 bool IsValid(const ServeShape& shape, const Operations& right, const Operations& list) {
   std::vector<int> begun, ended;
   for (int m = 0; m < shape.micro_batches; ++m) {

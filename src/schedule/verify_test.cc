@@ -65,7 +65,7 @@ TEST(FindFault, FindsWhatComesTooEarly) {
   EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("await sums comes before"));
 }
 
-// Gradients would be accumulated in another order.
+// If two micro-batches swap their places, their gradients are accumulated in another order.
 TEST(FindFault, FindsBackwardPassesThatChangeTheOrderOfSums) {
   const StepShape shape{.experts = {true}, .micro_batches = 2, .order = Order::kPlain};
   std::vector<Operation> list = Plan(shape);

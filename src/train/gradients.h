@@ -23,7 +23,8 @@ struct GradientGroups {
 // rank of a group.
 void SumGradients(std::span<Parameter<float>* const> parameters, const GradientGroups& groups);
 
-// The same for a single stage without tensor-parallel slices; `all` are its ranks.
+// SumGradients for a single pipeline stage without tensor parallelism. `all`: the ranks of the
+// stage.
 void SumGradients(std::span<Parameter<float>* const> parameters, Collectives& all,
                   Collectives* expert_copies = nullptr);
 

@@ -49,8 +49,8 @@ struct Pass {
   Losses losses;
 };
 
-// Owned by a rank; the rank's thread only. Every rank of the exchange makes the same calls in the
-// same order, with its own batches, including empty ones.
+// Owned by a rank; used by the rank's thread only. Every rank of the exchange makes the same calls
+// in the same order, with its own batches, including empty ones.
 //
 // Experts are partitioned over the ranks of the exchange. Attention heads, widths of dense layers
 // and shared experts, and the vocabulary are partitioned over the ranks of a tensor-parallel group,

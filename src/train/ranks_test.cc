@@ -53,7 +53,7 @@ struct Form {
   int ranks = 1;
   int copies = 1;  // of each expert; the EP size is ranks / copies
   bool synchronous = false;
-  bool two = false;  // micro-batches
+  bool two = false;  // two micro-batches
   schedule::Order order = schedule::Order::kPlain;
   bool tcp = false;
   std::vector<int64_t> borders;  // sequence boundaries of the ranks
@@ -227,8 +227,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Ranks,
                          ::testing::Values("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"),
                          [](const auto& info) { return info.param; });
 
-// Routing of `tokens` tokens: token t of `rank` in exchange n chooses experts that depend on all
-// three.
+// Routing of `tokens` tokens of `rank` in exchange n. The experts of token t depend on t, `rank`
+// and n.
 TopK Routing(int n, int rank, int64_t tokens) {
   constexpr int kExperts = 8, kTopK = 3;  // of SmallConfig("deepseek_v3")
   TopK topk{.tokens = tokens, .k = kTopK};

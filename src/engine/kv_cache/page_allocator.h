@@ -6,8 +6,8 @@
 
 namespace switchyard {
 
-// Allocates page numbers [0, total); KvStorage (model/model.h) owns their memory. The free list is
-// LIFO, so that every rank gets the same numbers. Used by the rank's thread only.
+// Allocates page numbers [0, total); KvStorage (model/kv_storage.h) owns their memory. The free
+// list is LIFO, so that every rank gets the same numbers. Used by the rank's thread only.
 class PageAllocator {
  public:
   explicit PageAllocator(int64_t total);

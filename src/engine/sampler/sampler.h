@@ -31,7 +31,7 @@ class Sampler {
   std::optional<int32_t> Draw(std::span<const float> logits, const SamplingParams& params,
                               std::span<const int32_t> prompt, std::span<const int32_t> output,
                               uint64_t seed, std::span<const uint32_t> mask = {});
-  // The same without penalties and biases, for parameters as a device receives them.
+  // Draw without penalties and biases. `row`: the parameters in the form that devices receive.
   std::optional<int32_t> DrawRow(std::span<const float> logits, const kernels::RowSampling& row,
                                  std::span<const uint32_t> mask = {});
   static kernels::RowSampling RowSamplingOf(const SamplingParams& params, double uniform);

@@ -60,7 +60,7 @@ std::vector<int> CountDraws(const std::vector<float>& logits, const SamplingPara
   return counts;
 }
 
-// Pearson's statistic per degree of freedom is about 1; tokens of zero probability never occur.
+// Expects Pearson's statistic per degree of freedom near 1, and no token of probability 0.
 void ExpectDistribution(const std::vector<int>& counts, const std::vector<double>& p, int draws) {
   double statistic = 0;
   int cells = 0;

@@ -32,7 +32,7 @@ inline float ExpOfNonPositive(float x) {
   return x < kLowest ? 0.0f : p * std::bit_cast<float>(exponent);
 }
 
-// Sums in kLanes running sums per 4096 values, then in double.
+// Adds up blocks of 4096 values in kLanes float32 sums, and these sums in double.
 class LaneSum {
  public:
   void AddBlock(const float* __restrict block) {

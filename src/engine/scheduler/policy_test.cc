@@ -84,8 +84,8 @@ TEST_F(PolicyTest, DepthFirstByWeight) {
   Add(Run(700, 9));  // not cached
   Add(then(right, 1));
   Add(then(right, 2));
-  // First the three requests below the first page: two on the right, one on the left. Then the one
-  // below 300, then the one that is not cached.
+  // The three requests with the page that `left` and `right` share come first: two with `right`,
+  // then one with `left`. Then the request that begins with 300, then the one that is not cached.
   EXPECT_THAT(Order("dfs-weight"), ElementsAre(4, 5, 2, 1, 3));
 }
 

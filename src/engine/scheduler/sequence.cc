@@ -26,8 +26,8 @@ Sequence::Sequence(EngineRequest from) : request(std::move(from)) {
   }
 }
 
-// The first output had the log-probabilities of the prompt, and each output the routed experts of
-// all rows before its last token.
+// The front already has the log-probabilities of the prompt, which the first output had. It also
+// has the routed experts of all rows before the last token.
 void Sequence::Resume() {
   tokens.insert(tokens.end(), request.output_ids.begin(), request.output_ids.end());
   request.output_ids.clear();
@@ -47,8 +47,8 @@ Sequence::RowRange Sequence::LogitRows(int64_t rows) const {
   const bool gives_token = end == length();
   if (request.pooling == Pooling::kMean)
     return {std::min(end, std::max(computed, next_pooled)), end};
-  // While logprobs are pending there is no output yet, so the rows that give them and the row that
-  // gives the next token are contiguous.
+  // While logprobs of the prompt are pending, there is no output yet. So the rows that give
+  // logprobs and the row that gives the next token are contiguous.
   if (logprobs_pending()) return {std::min(end, std::max(computed, next_logprob - 1)), end};
   return {gives_token ? end - 1 : end, end};
 }

@@ -26,7 +26,7 @@ namespace switchyard {
 // gives the next token. A sequence with an output token and one pending row is decoding. A
 // retracted sequence has computed = 0 and keeps its tokens, so it resumes where it was.
 struct Sequence {
-  // With output_ids, the sequence is as after its retraction, when it had these tokens.
+  // With output_ids, the sequence resumes like one that was retracted after these output tokens.
   explicit Sequence(EngineRequest request);
 
   EngineRequest request;
@@ -48,8 +48,8 @@ struct Sequence {
   std::vector<int32_t> routed_experts;  // [positions, layers, top_k] sent with the next output
 
   std::unique_ptr<SequenceGrammar> grammar;  // null: the output is not constrained
-  // Of a pooled sequence: the sum over its rows so far (kMean), or the last row (kLast), and the
-  // first position that is not yet in the sum. Its length is the prompt's, so it never decodes.
+  // For pooled sequences, which never decode: the sum over all rows so far (kMean) or the last row
+  // (kLast), and the first position that is not yet in the sum.
   std::vector<double> pooled_sum;  // [output_width]
   int64_t next_pooled = 0;
 

@@ -39,7 +39,7 @@ DeviceMoeHosts HostsOf(const ModelOptions& options, const MeshShape& shape) {
           .recorded_tokens = std::max(of_group, MaxLaneTokens(shape, of_group))};
 }
 
-// tp, ep, moe_tp, attn_tp of a rank, as in RankComm.
+// The names and the members of a rank's groups, which are those of RankComm.
 std::vector<std::pair<const char*, std::vector<int>>> GroupsOf(const Mesh& mesh) {
   return {{"tp", mesh.TpGroup()},
           {"ep", mesh.EpGroup()},

@@ -33,7 +33,7 @@ class GroupedAttention {
  private:
   // Arrays in the pass's scratch.
   struct Arrays {
-    float *q, *k, *v;     // [T, heads · D], [T, kv_heads · D] twice; fused: q has all three
+    float *q, *k, *v;     // q [T, heads · D]; k, v [T, kv_heads · D]; fused: all are in q
     float* attended;      // [T, heads · D]
     float* squares;       // [2, T], for a norm over all heads of all ranks
     int32_t* head_slots;  // [T, kv_heads], for a cache with a scale per head

@@ -51,7 +51,7 @@ void LatentAttention::Attend(Pass& pass, const LatentAttentionWeights& w, int64_
                              float* out) const {
   const int64_t tokens = pass.rows.tokens;
   const int64_t q_head = nope_ + rope_, latent = lora_ + rope_;
-  const Arrays a = TakeArrays(pass);  // those of Project
+  const Arrays a = TakeArrays(pass);  // the same arrays as in Project
 
   c_.device.HeadLinear({.x = a.q,
                         .ldx = heads_ * q_head,

@@ -54,8 +54,8 @@ struct WeightMap {
   std::vector<Assignment> tensors;                      // sorted by name
 };
 
-// Reads {"weight_map": {TENSOR: FILE}} and ignores all other members, so that memory is that of the
-// map.
+// Reads {"weight_map": {TENSOR: FILE}} and ignores all other members, so that only the map takes
+// memory.
 class IndexReader final : public JsonEvents {
  public:
   explicit IndexReader(std::string_view file) : JsonEvents(file, /*max_depth=*/64) {}

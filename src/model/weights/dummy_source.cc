@@ -158,7 +158,7 @@ class DummySource : public WeightSource {
       view.group_size = GroupSizeOf(r.scheme, {0, r.k});
     }
     const CodeLayout layout = LayoutOf(view.format, view.group_size);
-    if (layout.bits == 4) {  // full groups, which the view may cut
+    if (layout.bits == 4) {  // full groups; the view may begin or end within one
       cols = {r.cols.begin / layout.unit * layout.unit,
               CeilDiv(r.cols.end, layout.unit) * layout.unit};
     }

@@ -24,7 +24,7 @@ struct ExpertLoader::Impl {
     if (!dummy) checkpoint.emplace(dir);
   }
 
-  // Allocates in one piece of `bytes`.
+  // A source that allocates its memory in one piece of `bytes`.
   std::unique_ptr<WeightSource> Source(size_t bytes) const {
     constexpr size_t kRounding = size_t{16} << 10;  // for rounding to cache lines, and small scales
     if (dummy) return MakeDummySource(config, seed, 1, bytes + kRounding);

@@ -12,10 +12,10 @@
 
 namespace switchyard {
 
-// Loads an expert exactly as LoadWeights does. Matrices used in their stored format are views of
-// the mapped file, whose pages are prefaulted; others are converted by the calling thread. So an
-// expert has the same bits on every rank. Each has its own memory, freed with the last view. Any
-// thread may call it, one at a time.
+// Loads experts with the same bits as LoadWeights, on every rank. Matrices used in their stored
+// format are views of the mapped file, whose pages are prefaulted. The calling thread converts all
+// other matrices. Each expert has its own memory, which is freed with the last view of the expert.
+// Used by any thread, one at a time.
 class ExpertLoader {
  public:
   // Opens the checkpoint and keeps its files mapped; borrows nothing. Throws Checkpoint's errors.
@@ -28,7 +28,7 @@ class ExpertLoader {
   // Whether experts are converted or generated instead of used in their stored format. Decided by
   // loading one expert of the first MoE layer.
   bool Converts() const;
-  // Bytes of that shard, as counted by loading progress.
+  // Bytes of the shard that Load returns, as counted by loading progress.
   size_t BytesPerExpert(int64_t layer) const;
 
  private:

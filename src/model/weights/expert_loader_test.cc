@@ -22,7 +22,7 @@ Values Biases(const kernels::ExpertWeights& w) {
   return all;
 }
 
-// Loads each expert of a rank's layers alone, on a rank with the same MoE-TP rank.
+// On each rank, loads every expert alone and compares it with the rank's expert in LoadWeights.
 void ExpectTheModels(const std::filesystem::path& dir, const ModelConfig& config,
                      const MeshShape& shape, const LoadOptions& options) {
   for (int rank = 0; rank < shape.tp; ++rank) {

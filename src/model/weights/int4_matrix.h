@@ -27,7 +27,7 @@ struct Int4Matrix {
   Packing packing = Packing::kPackedInt4;
   const StoredTensor* codes = nullptr;
   const StoredTensor* scales = nullptr;  // float32, bfloat16 or float16
-  const StoredTensor* zeros = nullptr;   // null: 8
+  const StoredTensor* zeros = nullptr;   // null: all zero points are 8
   bool zeros_less_one = false;
   int64_t n = 0, k = 0, groups = 0;
 

@@ -1,6 +1,6 @@
-// Reads 4-bit integers with scales per group of columns (Int4Matrix documents each method's
-// packing) and converts them to the one in-memory format: only this rank's shard, once, at the end
-// of loading. Rows that are stored in that format already are used in place.
+// Reads 4-bit integers with scales per group of columns. Int4Matrix documents the packing of each
+// method. At the end of loading, this rank's shard is converted once to the in-memory format. Rows
+// that are stored in this format already are used in place.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -83,7 +83,8 @@ Int4Matrix FindMatrix(CheckpointReader& in, const MatrixRequest& r, const Int4Na
   return m;
 }
 
-// The group of each column if g_idx does not assign them in consecutive order; else empty.
+// The group of each column, from g_idx. Empty if there is no g_idx, or if column j is in group
+// j / group_size for all j.
 std::vector<int32_t> ColumnGroups(CheckpointReader& in, const MatrixRequest& r, const Int4Matrix& m,
                                   const std::string& name) {
   if (name.empty() || r.scheme.group_size == 0 || !in.Has(name)) return {};
@@ -136,8 +137,8 @@ WeightView ExpandInt4(CheckpointReader& in, const MatrixRequest& r, const Int4Ma
   });
 }
 
-// The part of the matrix that is converted: full groups, which the view may cut. If a row is one
-// group, the part may be any range of columns.
+// The part of the matrix that is converted: full groups, although the view may begin or end within
+// a group. If a row is one group, the part may be any range of columns.
 struct Int4Part {
   Range rows, cols, groups;
   int64_t group_size = 0;
@@ -160,7 +161,7 @@ Int4Part PartOf(const MatrixRequest& r) {
 struct Converted {
   uint8_t* codes = nullptr;  // null: used in place
   float* scales = nullptr;
-  uint8_t* zeros = nullptr;  // null: 8
+  uint8_t* zeros = nullptr;  // null: all zero points are 8
 };
 
 void ConvertRows(const Int4Matrix& m, const Int4Part& p, Range rows, const Converted& to,

@@ -7,8 +7,8 @@
 namespace switchyard {
 namespace {
 
-// Kernels read rows along k. A matrix stored as [k, n] (gpt-oss in bfloat16) is transposed once,
-// only this rank's shard.
+// Kernels read rows along k. So this rank's shard of a matrix that is stored as [k, n] (gpt-oss in
+// bfloat16) is transposed once.
 WeightView Turn(CheckpointReader& in, const MatrixRequest& r, const StoredTensor& t) {
   MatrixRequest part = r;
   part.rows = {0, r.rows.size()};

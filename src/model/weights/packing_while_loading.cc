@@ -85,8 +85,8 @@ class PlainRows {
   int64_t n_, k_;
 };
 
-// The packed rows and columns (full units, which the view may cut), their destination, and the
-// columns read for them.
+// The packed rows and columns, their destination, and the columns read for them. Rows and columns
+// are full units, although the view may begin or end within a unit.
 struct Target {
   Layout layout;
   LinearScheme scheme;

@@ -57,8 +57,8 @@ class Parts {
   // Rows `rows` of `name`.weight [n, k], and of its bias.
   LinearWeight Rows(const std::string& name, int64_t n, int64_t k, Range rows, bool bias,
                     std::string_view keys);
-  // Columns `cols` of an attention output or a feed-forward. The shards' products are summed over
-  // the group, so only its first rank has the bias.
+  // Columns `cols` of a linear at the output of attention or of a feed-forward. The shards'
+  // products are summed over the group, so only its first rank has the bias.
   LinearWeight Columns(const std::string& name, int64_t n, int64_t k, Range cols, bool bias,
                        std::string_view keys);
   // gate, up and down linears of these names, of which the rank has `part` of `intermediate`. Gate

@@ -21,7 +21,7 @@ struct Range {
 void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_shared_expert);
 
 Range QueryHeads(const AttentionConfig& attention, const Mesh& mesh);
-// If an attention group has more ranks than KV heads, runs of ranks replicate one head.
+// If an attention group has more ranks than KV heads, several consecutive ranks hold the same head.
 Range KvHeads(const AttentionConfig& attention, const Mesh& mesh);
 // Rows of the vocabulary: equal runs of ceil(vocab / ranks), the last ones shorter or empty.
 Range VocabRows(int64_t vocab_size, int ranks, int rank);

@@ -174,7 +174,7 @@ TEST(LoadWeights, BytesOfARankAreThoseOfThePlan) {
   }
 }
 
-// Expected: the bytes that one more expert in every layer takes.
+// ExpertBytes equals the growth of WeightBytesPerRank per layer if each layer has one more expert.
 TEST(LoadWeights, BytesOfAnExpertAreThoseOfThePlan) {
   for (const std::string& name : kFixtures) {
     const ModelConfig config = LoadModelConfig(FixtureDir(name));

@@ -42,7 +42,7 @@ bool IsPacked(const std::string& role, const Method& m) {
   return linear && m.others != W::kBF16;
 }
 
-// The rows of the complete matrix, quantized by quant's own code.
+// The complete matrix, quantized to `format` and dequantized.
 Values Packed(const Values& plain, W format, int64_t k) {
   const auto n = static_cast<int64_t>(plain.size()) / k;
   return Dequantize(Quantize(format, plain, n, k));
@@ -103,13 +103,15 @@ TEST(WhileLoading, NumbersThatNoFormatHoldsAreRefused) {
   }
 }
 
-// Too small for scales that are normal numbers.
+// Weights so small that their scales would be subnormal.
 TEST(WhileLoading, TinyWeightsBecomeZeros) {
   ChangedCheckpoint c("qwen3_moe");
   std::string& bytes = c.tensors.at("model.layers.1.mlp.experts.2.up_proj.weight").bytes;
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = i % 2 == 0 ? '\0' : '\x01';  // 2^-125
   for (const Method& m : kMethods) {
-    if (m.experts == W::kMxfp4) continue;  // its exponents have the same range
+    // MXFP4 scales (e8m0) have the exponent range of bfloat16, so these weights do not become
+    // zeros.
+    if (m.experts == W::kMxfp4) continue;
     SCOPED_TRACE(m.name);
     c.config = LoadModelConfig(FixtureDir("qwen3_moe"), {}, {.method = m.name});
     const Roles roles = Assemble(c.Write(), c.config, {2, 1});

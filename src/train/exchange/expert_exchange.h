@@ -37,7 +37,7 @@ struct ExpertExchangeOptions {
   bool synchronous = false;
 };
 
-// Owned by the rank; its MoE layers share it. The rank's thread only.
+// Owned by the rank; its MoE layers share it. Used by the rank's thread only.
 class ExpertExchange {
  public:
   // `group`: world ranks, this one included. Allocates symmetric memory, so every rank of the world

@@ -18,7 +18,7 @@ struct StageLinkOptions {
 
 // Over symmetric memory: a message is written into the receiver's arena. Messages are received in
 // send order. Each wait has the memory's timeout, and its error names the waiting rank and the
-// rank that it waits for. Owned by a rank; the rank's thread only.
+// rank that it waits for. Owned by a rank; used by the rank's thread only.
 class StageLink {
  public:
   // Allocates symmetric memory, so every rank of the world must construct its objects in the same
@@ -28,8 +28,8 @@ class StageLink {
   // Bytes that the link allocates in each rank's arena.
   static size_t BytesPerRank(const StageLinkOptions& options);
 
-  // Copies the message and returns; blocks while all buffers are full. Error kResource if the
-  // message exceeds `floats`; kTimeout.
+  // Copies the message and returns; blocks while all buffers are full. Errors: kResource if
+  // the message exceeds `floats`; kTimeout.
   void Send(std::span<const float> rows);              // to the next stage
   void SendGradient(std::span<const float> gradient);  // to the previous stage
   // Receives the next message. Errors: kTimeout; kPeer if the message has another length.

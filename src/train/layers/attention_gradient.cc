@@ -161,8 +161,8 @@ const T* PackedAlongRows(OperandForm form, Rows<const T> in, int64_t n, int64_t 
   return out;
 }
 
-// Computes the gradients of one key head of a sequence, and of the query heads that share it. These
-// add to the key head's gradients one after another.
+// Computes the gradients of one key head of a sequence, and of the query heads that share it. The
+// query heads add to the gradients of the key head one after another.
 template <typename T>
 void BackwardGroup(const AttentionShape<T>& shape, const HeadTensors<T>& t, int64_t g,
                    int64_t begin, int64_t n, const T* log_sums, int64_t all_rows) {

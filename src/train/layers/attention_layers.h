@@ -42,7 +42,8 @@ class AttentionLayer {
                         T* dx, ThreadPool& pool) = 0;
 };
 
-// Constructor arguments of both kinds. `prefix`: "model.layers.3.". cos_sin must outlive the layer.
+// Constructor arguments of both kinds of attention. `prefix`: "model.layers.3.". cos_sin must
+// outlive the layer.
 template <typename T>
 struct AttentionParts {
   const ModelConfig& config;

@@ -43,12 +43,12 @@ struct LayerPass {
 
 // Communication of layers with the other ranks.
 struct LayerRanks {
-  ExpertRanks experts;  // that hold the experts of a layer
-  SumOverRanks sum;     // over all ranks that share a micro-batch (of the stage); empty: one rank
+  ExpertRanks experts;        // the ranks that hold the experts of a layer
+  SumOverRanks sum;           // over all ranks of the stage; empty: one rank
   Collectives* tp = nullptr;  // the TP group; null: no tensor parallelism
 };
 
-// Owned by the model; the rank's thread only.
+// Owned by the model; used by the rank's thread only.
 template <typename T>
 class DecoderLayer {
  public:

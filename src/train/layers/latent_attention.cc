@@ -142,8 +142,8 @@ class LatentAttention : public AttentionLayer<T> {
     Rope(RopeOf(rows), s->k.data(), false, pool);
   }
 
-  // The reverse: each head's own part of dk goes into dkv. The shared parts, summed over heads, go
-  // into dlatent.
+  // The reverse of MakeKeys: each head's own part of dk goes into dkv. The shared parts, summed
+  // over heads, go into dlatent.
   void TakeKeys(const RowLayout& rows, ScratchBuffer<T>& dk, ScratchBuffer<T>* dkv,
                 ScratchBuffer<T>* dlatent, ThreadPool& pool) {
     Rope(RopeOf(rows), dk.data(), true, pool);

@@ -36,7 +36,8 @@ struct MoeState {
   std::vector<int32_t> offsets;  // [E_local + 1] prefix sum of each expert's rows
   // [R] for each expert row: index of the dispatched row that it copies, and its top-k slot.
   std::vector<int32_t> row_of, slot_of;
-  // [dispatched rows, k] the reverse: index of the expert row; -1: another rank's expert
+  // [dispatched rows, k] index of the expert row of each (dispatched row, top-k slot); -1: the
+  // expert is on another rank
   std::vector<int32_t> position;
   std::vector<T> rows, results;  // [R, H] inputs and outputs; backward: gradients of the outputs
   std::vector<T> drows;          // [R, H] gradients of the inputs
@@ -52,7 +53,8 @@ struct MoeState {
 // anywhere before EndCombine. Backward: BeginCombineGradient, EndCombineGradient,
 // RunExpertsGradient, BeginDispatchGradient, EndDispatchGradient; SharedBackward anywhere before
 // EndDispatchGradient. Calls with other states may come between a Begin and its End. Every rank
-// makes the same calls, with m = 0 if it has no tokens. Owned by its layer; the rank's thread only.
+// makes the same calls, with m = 0 if it has no tokens. Owned by its layer; used by the rank's
+// thread only.
 template <typename T>
 class MoeLayer {
  public:

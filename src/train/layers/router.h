@@ -22,8 +22,8 @@ struct BalanceLosses {
   // Σ_e f[e] · mean_t p[t, e] over the tokens of the micro-batch on all ranks: GShard's loss in the
   // form of the Switch Transformer (arXiv:2101.03961, equation 4), for top-k.
   double batch = 0.0;
-  // The same within each sequence, with sequences weighted by length: DeepSeek-V3's complementary
-  // sequence-wise loss (arXiv:2412.19437, equations 17 to 20).
+  // The formula of `batch` for each sequence alone, with sequences weighted by length:
+  // DeepSeek-V3's complementary sequence-wise loss (arXiv:2412.19437, equations 17 to 20).
   double sequence = 0.0;
   // mean_t (log Σ_e e^logit[t, e])²: ST-MoE's z-loss (arXiv:2202.08906, equation 5).
   double z = 0.0;

@@ -18,7 +18,8 @@ namespace switchyard::train {
 // Each rank computes the gradient of a replicated tensor from its own rows. So this gradient is
 // partial, and a sum over the group completes it.
 //
-// A group of one rank copies nothing. The rank's thread only; every rank makes the same calls.
+// A group of one rank copies nothing. Used by the rank's thread only. Every rank makes the same
+// calls.
 class TensorGroup {
  public:
   explicit TensorGroup(Collectives* ranks = nullptr) : ranks_(ranks) {}  // null: a single rank
@@ -33,7 +34,7 @@ class TensorGroup {
   // for a single rank.
   template <typename T>
   const T* Gather(const T* mine, int64_t m, int64_t width, std::vector<T>* room) const;
-  // The same into `all`; only for several ranks.
+  // Gather into `all`; only for several ranks.
   template <typename T>
   void GatherInto(const T* mine, int64_t m, int64_t width, T* all) const;
   // Reduce-scatter: partial [m, width] of each rank → mine [Mine(m), width], summed; only for

@@ -21,7 +21,7 @@ namespace {
 
 // Tile of C: rows are a multiple of the register tile's six, to leave few remainder rows.
 constexpr int64_t kTileRows = 48, kTileColumns = 4 * kPanel;
-constexpr int64_t kTasks = 8;  // minimum per thread, for load balance, if rows suffice
+constexpr int64_t kTasks = 8;  // minimum per thread if there are enough rows, for load balance
 
 // kSteps: inner steps of one packing task. kFewSteps: inner steps that a task packs at a time, over
 // all columns. Both are even.

@@ -31,8 +31,8 @@ const PairLeaves* ActivePairLeaves();
 void MultiplyPairs(std::span<const Product<float>> products, const PairLeaves& leaves, int threads,
                    ThreadPool& pool);
 
-// For CPUs without that instruction: the same products over rounded copies of the operands. Owns
-// the copies.
+// Products for CPUs without the bfloat16 instruction: `products` with rounded copies of the
+// operands. Owns the copies.
 class RoundedOperands {
  public:
   explicit RoundedOperands(std::span<const Product<float>> products);

@@ -70,7 +70,7 @@ namespace avx512 {
 extern const KernelTable kKernels;
 }
 
-// For kernels::ActiveIsa(); null for the reference implementation.
+// The kernels of kernels::ActiveIsa(); null for the reference implementation.
 const KernelTable* ActiveKernels();
 
 }  // namespace switchyard::train

@@ -113,8 +113,8 @@ Product<T> Part(Product<T> p, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
 }
 
 // B in consecutive panels of kPanel columns: [panels][k][kPanel], the last one zero-padded. A tile
-// of C then reads contiguous memory, whatever the strides of B. If C has fewer rows than B, and B's
-// rows are contiguous, the copy would cost more than it saves.
+// of C then reads contiguous memory, whatever the strides of B. If B has contiguous rows and more
+// rows than C, the copy would cost more than it saves, so B is used in place.
 struct Operand {
   float* panels = nullptr;  // null: B is used in place
 

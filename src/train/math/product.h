@@ -39,7 +39,8 @@ struct Product {
 // writes.
 template <typename T>
 void Multiply(std::span<const Product<T>> products, ThreadPool& pool);
-// On the calling thread alone, in float32 or float64: for code that is already split into tasks.
+// Multiplies on the calling thread alone, in float32 or float64. For code that is already split
+// into tasks.
 template <typename T>
 void MultiplySerial(const Product<T>& product);
 

@@ -94,7 +94,8 @@ void SoftmaxGradient(T* s, T* d, int64_t n, T scale, T shift, T delta) {
   }
 }
 
-// As in pointwise.h, on the calling thread. The gradient recomputes `out` unless it is null.
+// SwiGlu and its gradient as in pointwise.h, but on the calling thread. The gradient recomputes
+// `out` unless it is null.
 template <typename T>
 void SwiGluSerial(const T* gate, const T* up, T* out, int64_t n) {
   if constexpr (std::is_same_v<T, float>) {

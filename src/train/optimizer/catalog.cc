@@ -64,7 +64,8 @@ Catalog::Catalog(std::vector<Parameter<float>*> parameters, Collectives* all, Co
   }
 }
 
-// Adds the tensors of one rank, a JSON list of Describe; called in rank order.
+// Adds the tensors of one rank. `entries`: a JSON list of results of Describe. Called in rank
+// order.
 void Catalog::Add(int rank, const std::string& entries) {
   std::set<std::string> names;
   for (const auto& entry : nlohmann::json::parse(entries)) {

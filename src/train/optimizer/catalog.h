@@ -29,11 +29,10 @@ struct CatalogTensor {
   bool cut() const { return pieces.size() > 1; }
 };
 
-// Assigns an owner rank to each piece of a tensor. Several ranks may hold the same piece: of a
-// replicated tensor outside the experts, or of a data-parallel copy. The lowest of these ranks is
-// the owner, and only the owner counts the piece in sums. Each partitioned tensor is written by one
-// owner of its pieces, chosen in round-robin order. Built once, collectively by all ranks;
-// immutable.
+// Assigns an owner rank to each piece of a tensor. Several ranks hold the same piece if the tensor
+// is replicated, or if they are data-parallel copies. The lowest of these ranks is the owner, and
+// only the owner counts the piece in sums. Each partitioned tensor is written by one owner of its
+// pieces, chosen in round-robin order. Built once, collectively by all ranks; immutable.
 class Catalog {
  public:
   // Collective. Throws Error kInvalid, on every rank, if a name occurs twice on one rank, two ranks

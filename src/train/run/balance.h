@@ -12,7 +12,7 @@ namespace switchyard::train {
 // Aggregate over a number of MoE layers.
 struct Balance {
   double layers = 0.0;
-  double sum = 0.0;    // over layers: mean load over largest load, 1 for layers without load
+  double sum = 0.0;    // over layers: mean load / largest load, or 1 for a layer without load
   double worst = 1.0;  // minimum over layers
   double dead = 0.0;   // number of experts without a token
 

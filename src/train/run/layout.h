@@ -76,9 +76,9 @@ struct RankCoordinates {
   std::string Title() const;  // "PP1 DP0 TP1 EP1"
 };
 
-// A rank's coordinates and the collectives of its groups. Owned by the rank; the rank's thread
-// only. The gradient collectives are separate objects, so that their order is independent of other
-// collectives.
+// A rank's coordinates and the collectives of its groups. Owned by the rank; used by the rank's
+// thread only. The gradient collectives are separate objects, so that their order is independent of
+// other collectives.
 struct LayoutRanks {
   RankCoordinates place;
   std::unique_ptr<SymmetricMemory> memory;
@@ -86,7 +86,7 @@ struct LayoutRanks {
   // For gradients.
   std::unique_ptr<Communicator> stage_sums, copies, expert_copies, embedding;
 
-  // Borrowed from this.
+  // Borrows this object.
   GradientGroups gradient_groups() const {
     return {stage_sums.get(), copies.get(), expert_copies.get(),
             place.layout.pp > 1 && (place.pp == 0 || place.pp + 1 == place.layout.pp)
@@ -94,7 +94,7 @@ struct LayoutRanks {
                 : nullptr};
   }
 
-  // Arguments of this rank's model, learner and trainer; all borrow this.
+  // Arguments of this rank's model, learner and trainer. They borrow this object.
   LayerRanks layer_ranks(const ExpertRanks& experts) const;
   LearnerRanks learner_ranks() const {
     return {.world = world.get(), .stage = stage.get(), .gradients = gradient_groups()};
@@ -103,7 +103,7 @@ struct LayoutRanks {
     return {.all = world.get(), .tp = tp.get(), .part = place.dp, .parts = place.layout.dp};
   }
 
-  // Bytes that this allocates in each rank's arena.
+  // Bytes that an object allocates in each rank's arena.
   static size_t BytesPerRank(const Layout& layout);
   // Called on every rank of the world; the arena's world must be layout.ranks().
   static std::unique_ptr<LayoutRanks> Create(std::shared_ptr<SharedArena> arena,

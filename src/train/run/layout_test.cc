@@ -84,7 +84,7 @@ TEST(Layout, RefusesWhatCannotBeCut) {
   EXPECT_EQ(error({.tp = 4, .ep = 8, .dp = 2, .pp = 2}, "deepseek_v3"), "no error");
 }
 
-// Sums over all groups at once, with values whose result every rank can compute.
+// All-reduces over each group give the sum of the values of its members.
 TEST(Layout, RanksAddUpOverTheirGroups) {
   const Layout layout{.tp = 2, .ep = 2, .dp = 2, .pp = 2};
   RunRankThreads(layout.ranks(), LayoutRanks::BytesPerRank(layout) + 4096,

@@ -43,8 +43,8 @@ struct LearnerRanks {
 };
 
 // Connects a model to the collectives of its ranks. Learn executes the step's schedule
-// (src/schedule); gradients are summed over ranks when it returns. Everything is borrowed. The
-// rank's thread only.
+// (src/schedule); gradients are summed over ranks when it returns. Everything is borrowed.
+// Used by the rank's thread only.
 class Learner : public TrainedModel {
  public:
   Learner(Model<float>& model, const LearnerOptions& options, const LearnerRanks& ranks);

@@ -12,7 +12,7 @@
 namespace switchyard::train {
 
 // A rank's link to its neighbors in the pipeline, and the overlapped gradient sums, if enabled.
-// Owned by the rank; the rank's thread only; must outlive the learner.
+// Owned by the rank; used by the rank's thread only. Must outlive the learner.
 class LearnerLinks {
  public:
   // Collective: allocates in the memory of `ranks`, which is borrowed. `floats`: maximum rows of a

@@ -86,7 +86,7 @@ TEST_F(LearnerTest, AModelLearnsOverRanksAndLoadsFromItsCheckpoint) {
   EXPECT_GT(moved, 0.0f) << "no selection bias was moved";
 }
 
-// The largest change of a selection bias by one step of 0.5 at half of the rate.
+// The largest change of a selection bias in a step with bias_step 0.5 and half the learning rate.
 float LargestMove(bool falls) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   ThreadPool pool(1);

@@ -1,4 +1,5 @@
-// Gradients in float64: differences between layouts are no longer rounding, so any left is a bug.
+// Gradients in float64 on several layouts. Rounding errors are so small that a larger difference is
+// a bug.
 #include <gmock/gmock.h>
 
 #include <mutex>

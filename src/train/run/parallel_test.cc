@@ -87,8 +87,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Layouts,
                          ::testing::Values("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"),
                          [](const auto& info) { return info.param; });
 
-// A stage computes the same as its layers in the whole model, bitwise, except for the embedding,
-// whose two copies are summed in another order.
+// The layers of a stage give the same bits as in the whole model. The exception is the embedding's
+// gradient: the gradients of its two copies are summed in another order.
 TEST(Stages, ChangeNoBit) {
   ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   config.layers.resize(4, config.layers.back());

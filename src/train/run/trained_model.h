@@ -13,7 +13,8 @@
 
 namespace switchyard::train {
 
-// Owned by one rank; the rank's thread only. Every rank makes the same calls in the same order.
+// Owned by one rank; used by the rank's thread only. Every rank makes the same calls in the same
+// order.
 class TrainedModel {
  public:
   virtual ~TrainedModel() = default;

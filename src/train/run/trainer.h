@@ -48,7 +48,7 @@ struct TrainerRanks {
   int part = 0, parts = 1;
 };
 
-// Trains a model over ranks. Everything is borrowed. The rank's thread only.
+// Trains a model over ranks. Everything is borrowed. Used by the rank's thread only.
 class Trainer {
  public:
   // Collective. Throws Error kInvalid for options that are out of range.

@@ -1,4 +1,4 @@
-// Compiled for AVX-512 with AVX512_BF16. Not every CPU with AVX-512 has the latter, so
+// Compiled for AVX-512 with AVX512_BF16. Not every CPU with AVX-512 has AVX512_BF16, so
 // ActivePairLeaves checks the CPU.
 #include <immintrin.h>
 
