@@ -38,7 +38,8 @@ EngineRequest Front::Open::Request(Pooling pooling, bool trial) const {
     SamplingParams& sampling = request.sampling;
     sampling.max_new_tokens =
         std::min(sampling.max_new_tokens, next.completion_tokens + kTrialTokens);
-    // No stop id is drawn before the limit either way.
+    // min_new_tokens must not exceed max_new_tokens. If it is lowered to this limit, still no stop
+    // id is drawn before the limit.
     sampling.min_new_tokens = std::min(sampling.min_new_tokens, sampling.max_new_tokens);
   }
   return request;

@@ -11,7 +11,7 @@
 
 namespace switchyard::http {
 
-// Grows with the received bytes, not to the announced length, and charges its memory. Not
+// Grows as bytes arrive, not at once to the announced length. Charges its memory to `charge`. Not
 // thread-safe.
 class BodyBuffer {
  public:

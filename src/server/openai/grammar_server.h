@@ -45,7 +45,7 @@ inline Json Required(const char* choice = R"("required")") {
 
 inline const char* const kNamed = R"({"type": "function", "function": {"name": "get_time"}})";
 
-// Answers chats, and knows what their grammars allow.
+// Answers chats, and reports which outputs their grammars allow.
 class GrammarServer : public AnsweringServer {
  public:
   using AnsweringServer::AnsweringServer;
