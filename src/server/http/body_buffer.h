@@ -31,7 +31,7 @@ class BodyBuffer {
   MemoryCharge& charge() { return charge_; }
 
  private:
-  MemoryCharge charge_;  // its size at construction, plus the capacity of bytes_
+  MemoryCharge charge_;  // initial charge plus the capacity of bytes_
   const uint64_t expected_;
   const size_t limit_;
   std::string bytes_;

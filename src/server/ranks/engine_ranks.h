@@ -27,7 +27,8 @@ class EngineRanks : public RankLink {
  public:
   struct Events {
     std::function<void(const EngineMessage&)> on_message;
-    // Called at most once, as the last act of the reader thread. Has `why` and `time`.
+    // Called at most once, at the end of the reader thread. Only `why` and `time` of the argument
+    // are set.
     std::function<void(const RanksEnd&)> on_lost;
   };
   // Starts this node's ranks. The leader connects to the endpoint.
