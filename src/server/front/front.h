@@ -117,8 +117,8 @@ class Front {
   // first, each of them alone for a few tokens. If ranks end by themselves again while a suspect
   // runs alone, the suspect ends with an error.
   void Pause(const RanksEnd& end);
-  // The link leads to new ranks. Asks the open questions again, and sends the open requests with
-  // their output, in the order of their ids.
+  // Call when the link leads to new ranks. Sends the open questions again, then the open requests
+  // with their output, in the order of their ids.
   void Resume();
   RankHistory history() const;
   // Ends every open generation with FinishReason::kError and `why`. Later calls of Submit fail.

@@ -38,7 +38,7 @@ class Questions {
     auto node = open_.extract(ticket);
     return node ? std::move(node.mapped().on_answer) : nullptr;
   }
-  // The messages of all open questions, to ask new ranks.
+  // The messages of all open questions, to send to new ranks.
   std::vector<ControlMessage> Messages() const {
     std::vector<ControlMessage> messages;
     for (const auto& [ticket, question] : open_) messages.push_back(question.message);

@@ -1,4 +1,4 @@
-// The prompts of one request that asks for pooled vectors, and the response.
+// The prompts of one request for pooled vectors, and the response.
 #pragma once
 
 #include <cstdint>

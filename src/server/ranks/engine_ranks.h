@@ -72,7 +72,7 @@ class EngineRanks : public RankLink {
   std::optional<RankReady> ready_;
   LoadProgress progress_;
   std::string failure_;              // the leader's error message; empty: none received
-  bool failure_is_invalid_ = false;  // the failure is that of a checkpoint or a flag
+  bool failure_is_invalid_ = false;  // failure_ is an error of a checkpoint or a flag
   std::string exit_;                 // how a rank or node ended; empty: none has
   bool exit_is_cause_ = false;
   std::chrono::steady_clock::time_point exit_time_;
