@@ -98,8 +98,10 @@ void Front::Pause(const RanksEnd& end) {
     if (culprit) cached = open_.at(*culprit)->next.cached_tokens;
   }
   if (!culprit) return;
-  LOG_ERROR("request {} has ended its ranks twice, the second time alone: it ends with an error",
-            *culprit);
+  LOG_ERROR(
+      "the ranks ended twice while they computed request {}, the second time alone: the request "
+      "ends with an error",
+      *culprit);
   Deliver({.id = *culprit,
            .finish = FinishReason::kError,
            .cached_tokens = cached,
@@ -132,8 +134,8 @@ void Front::Resume() {
     if (!questions.empty()) link_.Send(questions);
     SendUnsent();
   }
-  LOG_INFO("epoch {}: serving again after a pause of {:.0f} ms; {} open requests go on{}", number,
-           Milliseconds(pause), open,
+  LOG_INFO("epoch {}: serving again after a pause of {:.0f} ms; {} open requests continue{}",
+           number, Milliseconds(pause), open,
            suspects ? fmt::format(", after {} that run alone first", suspects) : "");
 }
 
