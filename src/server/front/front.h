@@ -105,7 +105,7 @@ class Front {
   // the reason if the request is refused or the ranks are lost.
   void RebalanceExperts(std::function<void(const EplbReport&)> callback);
   void GetEplb(std::function<void(const EplbReport&)> callback);
-  // Starts or ends a profile on all ranks. If the ranks are lost, `result` carries an error.
+  // Starts or ends a profile on all ranks. If the ranks are lost, the report carries an error.
   void StartProfile(profile::Options options, std::function<void(const ProfileReport&)> callback);
   void StopProfile(std::function<void(const ProfileReport&)> callback);
 

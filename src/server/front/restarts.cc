@@ -139,7 +139,7 @@ void Front::Resume() {
            suspects ? fmt::format(", after {} that run alone first", suspects) : "");
 }
 
-// The trial of a suspect has ended. If the request goes on, it is sent again with the others.
+// The trial of a suspect has ended. If the request has not ended, it is sent again with the others.
 void Front::EndTrial(uint64_t id) {
   std::lock_guard order(order_);
   {

@@ -50,7 +50,7 @@ class GrammarServer : public AnsweringServer {
  public:
   using AnsweringServer::AnsweringServer;
 
-  // Whether the last request allows `text` as its whole output.
+  // Whether the grammar of the last request allows `text` as the whole output.
   bool Allows(const std::string& text) {
     const auto matcher = LastMatcher();
     EXPECT_TRUE(matcher);
