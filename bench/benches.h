@@ -17,14 +17,16 @@ struct MoeBackends;
 namespace switchyard::bench {
 
 struct Options {
-  // exchange, moe-layer. 0 means: on CPUs, 2 and then 4 (moe-layer: 2); on GPUs, one rank per GPU.
+  // Number of ranks of `exchange` and `moe-layer`. 0: on GPUs one rank per GPU; on CPUs 2 ranks,
+  // and for `exchange` then also 4.
   int ranks = 0;
   int threads = 0;  // CPU threads of `kernels` and `roofline`, and per rank of `moe-layer`; 0: all
                     // cores
   int gpu = 0;      // GPU index for `kernels` and `roofline`
   std::vector<int64_t> tokens;  // tokens per rank; empty: the benchmark's defaults
   std::string model;            // moe-layer: a name of model_shapes.h; empty: all that fit
-  // moe-layer. 0 means: on CPUs, all experts divided by the number of ranks; on GPUs, as with EP 8.
+  // Experts per rank of `moe-layer`. 0: on CPUs the model's experts divided by the number of ranks;
+  // on GPUs an eighth of the model's experts.
   int experts_per_rank = 0;
   std::shared_ptr<const MoeBackends> backends;  // null: the backends of this program
   // For kernel tuning: the time of each stage, the time of every GEMM plan, the grid size in

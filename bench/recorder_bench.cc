@@ -52,7 +52,7 @@ MoeShape Shape(int64_t tokens) {
 }
 constexpr MeshShape kMesh = {.tp = kRanks, .ep = kRanks, .dp = kRanks};
 
-// The experts of one layer, used by all layers: more than any cache holds.
+// All layers use the experts of one layer, which are larger than any cache.
 class Weights {
  public:
   explicit Weights(int local_experts) {

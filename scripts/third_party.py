@@ -39,7 +39,7 @@ XGRAMMAR = {
         ("cpp/json_schema_converter.cc",
          R"""builder_.AddCharacterClass({{'"', '"'}, {'\\', '\\'}, {'\r', '\r'}, {'\n', '\n'}}, true);""",
          R"""builder_.AddCharacterClass({{0, 0x1f}, {'"', '"'}, {'\\', '\\'}}, true);"""),
-        # A limit of time and memory, defined in src/grammar/compile_budget.cc.
+        # Adds a limit of time and memory, defined in src/grammar/compile_budget.cc.
         ("cpp/grammar_compiler.cc",
          "auto cur_adaptive_token_mask_cache = grammar_matcher.GetAdaptiveTokenMask(is_root_rule);",
          "auto cur_adaptive_token_mask_cache = grammar_matcher.GetAdaptiveTokenMask(is_root_rule);\n"

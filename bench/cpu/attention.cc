@@ -132,8 +132,8 @@ class Case {
   }
 
  private:
-  static constexpr int64_t kDifferentRows = 4096;  // later positions repeat the last row: random
-                                                   // generation is slow
+  static constexpr int64_t kDifferentRows = 4096;  // random rows; later positions copy the last
+                                                   // one, because generation is slow
   int64_t Pages() const { return (load_.keys + kPageSize - 1) / kPageSize; }
 
   const Heads h_;

@@ -8,8 +8,8 @@ namespace switchyard::bench {
 struct CpuCeilings {
   double bandwidth = 0.0;  // bytes per second read from memory
   double peak = 0.0;       // float32 operations per second; a multiply-add is two
-  double int8_peak = 0.0;  // the same for int8
-  double bf16_peak = 0.0;  // the same for bfloat16 dot products; the float32 peak if the CPU has
+  double int8_peak = 0.0;  // int8 operations per second
+  double bf16_peak = 0.0;  // operations per second of bfloat16 dot products; `peak` if the CPU has
                            // none
 };
 

@@ -109,7 +109,7 @@ class Bench {
     return 2.0 * static_cast<double>(bytes) / time;
   }
 
-  // Returns the same on every rank.
+  // Returns the same value on every rank.
   bool Begins(const std::string& name, const std::string& shape) const {
     if (!report_.Wants(name, ShapeOf(shape))) return false;
     if (comm_->tp->rank() == 0) report_.Start(name, ShapeOf(shape));

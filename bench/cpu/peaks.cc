@@ -68,7 +68,7 @@ __attribute__((target("avx512f,avx512vnni"))) void Int8Dot512(int64_t steps) {
   Use(acc[0]);
 }
 
-// int8 multiplication as the AVX2 kernels do it: 16-bit pairs to int32, and a sum.
+// int8 products as in the AVX2 kernels: pairs of 16-bit products are added to int32 sums.
 __attribute__((target("avx2"))) void Int8Dot256(int64_t steps) {
   __m256i acc[kNarrowChains];
 #pragma GCC unroll 16

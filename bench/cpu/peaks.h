@@ -13,7 +13,7 @@ namespace switchyard::bench {
 struct PeakLoop {
   std::string_view name;         // type and instruction set: "float32 avx512"
   std::string_view instruction;  // "vfmadd, 512 bits"
-  double operations;             // of one step; a multiply-add is two
+  double operations;             // operations of one step; a multiply-add is two
   void (*run)(int64_t steps);    // runs on the calling thread
 };
 

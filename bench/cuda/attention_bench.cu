@@ -24,7 +24,7 @@ constexpr int kPageSize = 64;
 
 struct Shape {
   const char* name;
-  int heads, kv_heads, qk_dim, v_dim;  // latent (MLA) if the last two differ
+  int heads, kv_heads, qk_dim, v_dim;  // latent (MLA) if qk_dim and v_dim differ
   bool latent() const { return qk_dim != v_dim; }
 };
 

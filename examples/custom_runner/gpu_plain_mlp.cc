@@ -1,4 +1,4 @@
-// The same runner for GPUs: computes the MLP formula element by element.
+// The runner `plain_mlp` for GPUs: computes the MLP formula element by element.
 #include "gpu_plain_mlp.h"
 
 #include <memory>

@@ -49,7 +49,7 @@ __global__ void Multiply(const RowProducts p) {
 
 cudaError_t MultiplyRows(const RowProducts& p, cudaStream_t stream) {
   constexpr int64_t kMostRows =
-      32768;  // of one launch: the limit of a grid's second dimension is 65535
+      32768;  // rows of one launch; a grid's second dimension is at most 65535
   const int64_t x_bytes = p.x_is_bf16 ? 2 : 4, y_bytes = p.y_is_bf16 ? 2 : 4;
   for (int64_t first = 0; first < p.rows.rows; first += kMostRows) {
     RowProducts part = p;

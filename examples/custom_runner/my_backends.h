@@ -5,7 +5,7 @@
 
 // --moe-runner-backend plain_mlp
 void AddPlainMlp(switchyard::MoeBackends& backends);
-// The same name for ranks on GPUs.
+// --moe-runner-backend plain_mlp for ranks on GPUs
 void AddGpuPlainMlp(switchyard::MoeBackends& backends);
 // --moe-a2a-backend mailbox
 void AddMailbox(switchyard::MoeBackends& backends);

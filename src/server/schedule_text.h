@@ -11,8 +11,8 @@ namespace switchyard {
 // the order in which a rank runs them. With --enable-single-batch-overlap the down projection is
 // separate if the exchange backend can return outputs in parts. Otherwise the operations are the
 // same for every exchange backend, although the backend `none` sends no rows. With
-// --enable-two-batch-overlap they have two micro-batches. Reads only the model's config.json, and
-// throws Error if it cannot be read.
+// --enable-two-batch-overlap the schedules have two micro-batches. Reads only the model's
+// config.json, and throws Error if it cannot be read.
 std::string ServeScheduleText(const EngineConfig& config);
 
 }  // namespace switchyard

@@ -106,7 +106,7 @@ class Client(threading.Thread):
 def without_times(value):
     for choice in value if isinstance(value, list) else [value]:
         choice.get("meta_info", {}).pop("e2e_latency", None)
-        if len(value) > 1 and isinstance(value, list):  # copies share their prompt, or not: it depends on the time
+        if len(value) > 1 and isinstance(value, list):  # whether copies share a cached prompt depends on timing
             choice["meta_info"].pop("cached_tokens", None)
             choice["meta_info"].pop("cached_tokens_details", None)
         if "index" in choice:
@@ -327,7 +327,7 @@ def test_sigterm_during_a_restart_drains():
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0, server.text()
         assert finish(clients)[0]["meta_info"]["completion_tokens"] == 120
-    with Server(YARDLING, *FLAGS, "--tp", 2) as server:  # without requests, the restart is cut short
+    with Server(YARDLING, *FLAGS, "--tp", 2) as server:  # without requests, SIGTERM ends the restart early
         kill(server, [0], signal.SIGKILL)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0, server.text()

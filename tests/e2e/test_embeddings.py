@@ -73,7 +73,7 @@ def test_embeddings_equal_transformers(layout):
         assert answer.usage.prompt_tokens == sum(len(tensors[f"ids.{i}"][0]) for i in range(len(texts)))
         for item, expected in zip(answer.data, want, strict=True):
             assert item.embedding == pytest.approx(expected, abs=2e-5)
-        for i, item in enumerate(answer.data):  # alone, and as ids: the same bits
+        for i, item in enumerate(answer.data):  # a text sent alone, as ids, gives the same bits
             ids = tensors[f"ids.{i}"][0]
             alone = client.embeddings.create(model="default", input=ids, encoding_format="float")
             assert struct.pack("32f", *alone.data[0].embedding) == struct.pack("32f", *item.embedding)

@@ -23,7 +23,7 @@ RANKS = ["--tp", 4, "--ep", 4, "--moe-a2a-backend", "deepep", "--ep-num-redundan
 EPLB = ["--enable-eplb", "--eplb-rebalance-num-iterations", 100]
 DP = ["--dp-size", 2, "--enable-dp-attention"]
 INT4 = ["--quantization", "int4"]  # converted weights, which ranks send to each other
-HOT = [8, 9, 10, 11]  # all on rank 1 in the trivial placement
+HOT = [8, 9, 10, 11]  # experts that are all on rank 1 in the trivial placement
 
 
 def skewed(directory):

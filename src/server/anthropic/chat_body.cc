@@ -59,7 +59,7 @@ void AddBlock(const Json& block, const std::string& where, bool assistant, Turn*
   } else if (type == "thinking" && assistant) {
     turn->reasoning += f.String("thinking", "");
   } else if (type == "redacted_thinking" && assistant) {
-    // Dropped: it is encrypted, and only the provider that created it can read it.
+    // The block is dropped: it is encrypted, and only the provider that created it can read it.
   } else if (type == "tool_use" && assistant) {
     const Json* input = f.Find("input");
     if (input && !input->is_object())
@@ -192,7 +192,7 @@ void AddThinking(const Json& thinking, Json* body) {
                                      {"enable_thinking", type == "enabled"}};
 }
 
-// Whether the output continues the last message: an assistant's text.
+// Whether the output continues the last message, which then is a text of the assistant.
 bool ContinuesLast(const Json& messages) {
   const Json& last = messages.back();
   return last["role"] == "assistant" && last["content"].is_string() && last["content"] != "" &&

@@ -8,8 +8,8 @@
 namespace switchyard::anthropic {
 namespace {
 
-// Parses the arguments of a call to the block's input, for DumpExact. The input must be an object,
-// so other arguments become {"arguments": text}.
+// Converts the arguments of a call to the member `input` of its block, for DumpExact. `input` must
+// be an object, so other arguments become {"arguments": text}.
 Json InputOf(const std::string& arguments) {
   constexpr jinja::JsonLimits kLimits{.depth = 128, .keys = 4096};
   try {
@@ -55,7 +55,7 @@ void MessageBlocks::Add(const std::vector<OutputEvent>& events) {
 
 void MessageBlocks::Finish() { End(); }
 
-// Begins a block, unless one of that type is open.
+// Begins a block, unless a block of this type is open.
 void MessageBlocks::Begin(const char* type, const Json& block) {
   if (open_ == type) return;
   End();

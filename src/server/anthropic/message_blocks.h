@@ -30,7 +30,7 @@ class MessageBlocks {
   Sink sink_;
   Json blocks_ = Json::array();
   std::string open_;       // type of the last block; empty if it has ended
-  std::string arguments_;  // of the open block of type tool_use
+  std::string arguments_;  // arguments of the open block, if its type is tool_use
 };
 
 }  // namespace switchyard::anthropic

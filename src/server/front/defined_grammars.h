@@ -1,4 +1,4 @@
-// The grammars that the ranks know.
+// Tracks which grammars the front has sent to the ranks.
 #pragma once
 
 #include <cstddef>

@@ -36,10 +36,10 @@ class ContextLengthError : public Error {
 struct RanksEnd {
   std::string why;
   std::chrono::steady_clock::time_point time{};  // of the detection
-  // A rank ended by a fault signal or an error, not by SIGKILL and not for want of a heartbeat. So
-  // a request of its batch may be the cause.
+  // A rank ended by a fault signal or an error, not by SIGKILL or because of a missing heartbeat.
+  // So a request of that rank's batch may be the cause.
   bool by_itself = false;
-  std::optional<std::vector<uint64_t>> batch;  // the ids of its requests; nullopt: not known
+  std::optional<std::vector<uint64_t>> batch;  // request ids of that batch; nullopt: unknown
 };
 
 // Sends control messages to the ranks. Their replies arrive through Front::OnMessage.
@@ -51,10 +51,10 @@ class RankLink {
 };
 
 // Owns the table of open generations; borrows link and tokenizer. Keeps the prompt and the output
-// ids of each request until the request finishes. So new ranks can continue it (Pause, Resume):
-// each token either is in the table, or no client has it and it is drawn again, equal. Submit,
-// Abort and the queries may be called from any thread; OnMessage, Pause, Resume and OnRanksLost
-// from one thread at a time.
+// ids of each request until the request finishes. So new ranks can continue it (Pause, Resume). A
+// token that is not in the table was not sent to a client, and the new ranks draw the same token
+// again. Submit, Abort and the queries may be called from any thread; OnMessage, Pause, Resume and
+// OnRanksLost from one thread at a time.
 class Front {
  public:
   struct Limits {
@@ -105,7 +105,7 @@ class Front {
   // the reason if the request is refused or the ranks are lost.
   void RebalanceExperts(std::function<void(const EplbReport&)> callback);
   void GetEplb(std::function<void(const EplbReport&)> callback);
-  // Starts or ends a profile on all ranks. If the ranks are lost, `result` carries an error.
+  // Starts or ends a profile on all ranks. If the ranks are lost, the report carries an error.
   void StartProfile(profile::Options options, std::function<void(const ProfileReport&)> callback);
   void StopProfile(std::function<void(const ProfileReport&)> callback);
 
@@ -114,11 +114,11 @@ class Front {
   void OnMessage(const EngineMessage& message);
   // The ranks have ended, and new ones will start. Keeps open requests and questions; accepts new
   // ones. If a rank ended by itself, the requests of its batch are suspect: Resume lets them run
-  // first, each of them alone for a few tokens. A request that ends its ranks then ends with an
-  // error.
+  // first, each of them alone for a few tokens. If ranks end by themselves again while a suspect
+  // runs alone, the suspect ends with an error.
   void Pause(const RanksEnd& end);
-  // The link leads to new ranks. Asks the open questions again, and sends the open requests with
-  // their output, in the order of their ids.
+  // Call when the link leads to new ranks. Sends the open questions again, then the open requests
+  // with their output, in the order of their ids.
   void Resume();
   RankHistory history() const;
   // Ends every open generation with FinishReason::kError and `why`. Later calls of Submit fail.
@@ -166,8 +166,8 @@ class Front {
   metrics::RequestMetrics metrics_;
 
   // Held from the insertion of a request into open_ until the request is sent. So an abort of an
-  // open request is never sent before the request itself. Also held from the choice of what to send
-  // after a pause until it is sent. Lock order: before mutex_.
+  // open request is never sent before the request itself. Also held while the requests to send
+  // after a pause are selected and sent. Lock order: before mutex_.
   std::mutex order_;
   DefinedGrammars grammars_;  // guarded by order_
 
@@ -186,7 +186,7 @@ class Front {
   int64_t epoch_ = 1, deaths_ = 0;
   double pause_seconds_ = 0;
   std::optional<metrics::Clock::time_point> paused_since_, held_since_;
-  std::optional<metrics::Clock::time_point> ended_;  // of the last ranks, until the first token
+  std::optional<metrics::Clock::time_point> ended_;  // end of the last ranks; reset at first token
 };
 
 }  // namespace switchyard

@@ -21,13 +21,13 @@ int32_t TokenOf(uint64_t id, size_t n) {
   return static_cast<int32_t>(20 + (id * 37 + n * 5) % 400);
 }
 
-// Ranks of one epoch. Each step gives every open request its next token.
+// Simulated ranks. Each step gives every open request its next token.
 class FakeRanks : public RankLink {
  public:
   void Send(const std::vector<ControlMessage>& messages) override {
     sent.insert(sent.end(), messages.begin(), messages.end());
   }
-  // New ranks, which know nothing. Messages to the old ones are lost.
+  // Replaces the ranks with new ones that have no requests. Messages to the old ranks are lost.
   void Restart() {
     sent.clear();
     taken_ = 0;
@@ -153,7 +153,7 @@ TEST_F(FrontRestartTest, EachTokenArrivesOnceWhereverTheRanksEnd) {
       const uint64_t a = Submit(9);
       const uint64_t b = Submit(4);
       Steps(first);
-      const uint64_t c = Submit(5);  // may still be on its way
+      const uint64_t c = Submit(5);  // the ranks may not have read it
       front->Pause(Killed());
       ranks.Restart();
       const uint64_t d = Submit(3);  // waits
@@ -171,7 +171,7 @@ TEST_F(FrontRestartTest, EachTokenArrivesOnceWhereverTheRanksEnd) {
   }
 }
 
-// The ranks may have sent tokens that were not read. They are drawn again.
+// The new ranks draw tokens again that the old ranks sent but the front did not read.
 TEST_F(FrontRestartTest, UnreadTokensAreComputedAgain) {
   const uint64_t id = Submit(6);
   Steps(2);
@@ -229,7 +229,8 @@ TEST_F(FrontRestartTest, QuestionsAreAskedAgain) {
   EXPECT_THAT(ranks.sent, IsEmpty());
 }
 
-// The seed of a request without one depends on its id, which questions must not shift.
+// A request without a seed gets one from its id, so a question must not change the ids of later
+// requests.
 TEST_F(FrontRestartTest, QuestionsTakeNoIdsOfRequests) {
   EXPECT_EQ(Submit(1), 1u);
   front->FlushCache([](bool) {});

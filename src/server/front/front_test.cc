@@ -89,7 +89,7 @@ std::shared_ptr<const ReadyGrammar> Grammar(uint64_t id, size_t bytes) {
   return grammar;
 }
 
-// "vocabulary", "define 1", "drop 1", "request 1" for each message.
+// Describes each message as "vocabulary", "define 1", "drop 1" or "request 1".
 std::vector<std::string> Described(const std::vector<ControlMessage>& messages) {
   std::vector<std::string> words;
   for (const ControlMessage& message : messages) {

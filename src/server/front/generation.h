@@ -56,8 +56,8 @@ struct GenerationEvent {
   // With output_logprobs: an offset in the generation's text for each of `tokens`. It is the offset
   // of the character in which the token begins (TokenOffsets).
   std::vector<int64_t> token_offsets;
-  // If requested, for each of `tokens`: the size of the part of `text` that is known with the
-  // token. Text after the last size became known only at the end of the generation.
+  // If requested: for each of `tokens`, how many bytes of `text` were known after that token. Bytes
+  // beyond the last value became known only at the end of the generation.
   std::vector<uint32_t> token_ends;
   std::vector<int32_t> routed_experts;  // same layout as RequestOutput::routed_experts
   std::vector<float> pooled;            // RequestOutput::pooled

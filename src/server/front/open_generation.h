@@ -27,13 +27,12 @@ struct Front::Open {
   metrics::RequestTimes times{.submitted = std::chrono::steady_clock::now()};
   int group = 0;
   int64_t tokens = 0;  // number of tokens reported to controller_; guarded by mutex_
-  // Guarded by mutex_.
-  // Submission, or the first token once `running`.
+  // Time of submission, or of the first token once `running` is true. Guarded by mutex_.
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   bool running = false;  // has a first token
   std::string overdue;   // error message once aborted after a timeout
   bool sent = false;     // the ranks have the request
-  bool aborted = false;  // an abort was sent, or follows the request once it is sent
+  bool aborted = false;  // an abort was sent, or will be sent after the request
   // All tokens of the output, for ranks that continue it. Read by other threads only during a
   // pause.
   std::vector<int32_t> output;
@@ -50,7 +49,7 @@ struct Front::Open {
 
   // The request with its output so far. `trial`: it ends with kLength a few tokens later.
   EngineRequest Request(Pooling pooling, bool trial) const;
-  // Whether `last` ends a trial, and not the request itself.
+  // Whether `last` ends only the trial: the request has more tokens to generate.
   bool PassesTrial(const RequestOutput& last) const;
 
   void Take(const RequestOutput& output);

@@ -26,7 +26,8 @@ class Questions {
     open_[last_ticket_] = {message, std::move(on_answer), std::move(if_lost)};
     return message;
   }
-  // Ends the question of an answer. Null if it is not open, or if the message is not an answer.
+  // Removes the question that `message` answers, and returns its callback. Returns null if this
+  // question is not open, or if `message` is not an answer.
   OnAnswer Take(const EngineMessage& message) {
     const auto ticket = std::visit(
         [](const auto& m) -> uint64_t {
@@ -37,7 +38,7 @@ class Questions {
     auto node = open_.extract(ticket);
     return node ? std::move(node.mapped().on_answer) : nullptr;
   }
-  // The messages of all open questions, to ask new ranks.
+  // The messages of all open questions, to send to new ranks.
   std::vector<ControlMessage> Messages() const {
     std::vector<ControlMessage> messages;
     for (const auto& [ticket, question] : open_) messages.push_back(question.message);

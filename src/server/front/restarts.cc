@@ -38,7 +38,8 @@ EngineRequest Front::Open::Request(Pooling pooling, bool trial) const {
     SamplingParams& sampling = request.sampling;
     sampling.max_new_tokens =
         std::min(sampling.max_new_tokens, next.completion_tokens + kTrialTokens);
-    // No stop id is drawn before the limit either way.
+    // min_new_tokens must not exceed max_new_tokens. If it is lowered to this limit, still no stop
+    // id is drawn before the limit.
     sampling.min_new_tokens = std::min(sampling.min_new_tokens, sampling.max_new_tokens);
   }
   return request;
@@ -97,8 +98,10 @@ void Front::Pause(const RanksEnd& end) {
     if (culprit) cached = open_.at(*culprit)->next.cached_tokens;
   }
   if (!culprit) return;
-  LOG_ERROR("request {} has ended its ranks twice, the second time alone: it ends with an error",
-            *culprit);
+  LOG_ERROR(
+      "the ranks ended twice while they computed request {}, the second time alone: the request "
+      "ends with an error",
+      *culprit);
   Deliver({.id = *culprit,
            .finish = FinishReason::kError,
            .cached_tokens = cached,
@@ -131,12 +134,12 @@ void Front::Resume() {
     if (!questions.empty()) link_.Send(questions);
     SendUnsent();
   }
-  LOG_INFO("epoch {}: serving again after a pause of {:.0f} ms; {} open requests go on{}", number,
-           Milliseconds(pause), open,
+  LOG_INFO("epoch {}: serving again after a pause of {:.0f} ms; {} open requests continue{}",
+           number, Milliseconds(pause), open,
            suspects ? fmt::format(", after {} that run alone first", suspects) : "");
 }
 
-// The trial of a suspect has ended. If the request goes on, it is sent again with the others.
+// The trial of a suspect has ended. If the request has not ended, it is sent again with the others.
 void Front::EndTrial(uint64_t id) {
   std::lock_guard order(order_);
   {

@@ -11,7 +11,7 @@
 
 namespace switchyard::http {
 
-// Grows with the received bytes, not to the announced length, and charges its memory. Not
+// Grows as bytes arrive, not at once to the announced length. Charges its memory to `charge`. Not
 // thread-safe.
 class BodyBuffer {
  public:
@@ -31,7 +31,7 @@ class BodyBuffer {
   MemoryCharge& charge() { return charge_; }
 
  private:
-  MemoryCharge charge_;  // its size at construction, plus the capacity of bytes_
+  MemoryCharge charge_;  // initial charge plus the capacity of bytes_
   const uint64_t expected_;
   const size_t limit_;
   std::string bytes_;

@@ -6,7 +6,7 @@
 namespace switchyard::http {
 namespace {
 
-constexpr int kMaxSizeDigits = 15;  // hexadecimal: larger than any body, without overflow
+constexpr int kMaxSizeDigits = 15;  // hexadecimal; 2^60 exceeds any body and fits 64 bits
 
 int HexDigit(char c) {
   if (c >= '0' && c <= '9') return c - '0';

@@ -127,7 +127,7 @@ class ConnectionImpl final : public Connection,
 
   // All members below are accessed on the strand only.
   ClientStream stream_;
-  asio::steady_timer deadline_;  // of the current socket operation; at most one has a deadline
+  asio::steady_timer deadline_;  // for one socket operation at a time
   uint64_t deadline_count_ = 0;
   bool timed_out_ = false;
   asio::steady_timer news_;  // never expires; cancelled when the exchange has new output

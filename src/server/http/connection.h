@@ -46,7 +46,7 @@ class Connection {
   // Closes the connection soon, unless it is answering a request. Returns false if it is answering.
   // From any thread.
   virtual bool CloseUnlessAnswering() = 0;
-  // Exchange::Comment of the present response. From any thread.
+  // Calls Exchange::Comment of the present response. From any thread.
   virtual void Comment(const std::string& text) = 0;
 
   // Calls `on_end` on the strand after the connection has ended and its socket is closed, never

@@ -20,7 +20,7 @@ RootNames ReadRootNames();
 // or an opening bracket, and has two components or more. So routes such as /v1/models, URLs and
 // most texts of requests stay unchanged.
 std::string HidePaths(std::string_view message, const RootNames& roots);
-// The same with the names of this host, read once.
+// HidePaths with the result of ReadRootNames, which is called only once.
 std::string HidePaths(std::string_view message);
 
 }  // namespace switchyard::http

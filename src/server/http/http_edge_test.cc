@@ -185,7 +185,8 @@ TEST_F(HttpEdgeTest, BodiesShareOneMemory) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   ASSERT_GE(used(), kFirst);
-  // While it grows, a second body of this size needs more memory than the first one leaves.
+  // A second body of this size needs more memory, while its buffer grows, than the first body
+  // leaves.
   for (int i = 0; i < 5; ++i) {
     TestClient refused(server_->port());
     refused.Send(begin);

@@ -194,7 +194,7 @@ TEST_F(HttpFramingTest, EachCaseHasItsStatusAndItsEnd) {
   }
 }
 
-// The same cases, one byte at a time: results do not depend on how the input is split.
+// Sends each case one byte at a time: results do not depend on how the input is split.
 TEST_F(HttpFramingTest, CasesDoNotDependOnHowBytesArrive) {
   for (const FramingCase& each : Cases()) {
     if (each.bytes.size() > 300) continue;

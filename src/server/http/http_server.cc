@@ -45,7 +45,7 @@ constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::chrono::milliseconds kAcceptPause{100};   // after a failed accept
 constexpr std::chrono::seconds kAcceptWarningPause{10};  // between two such warnings
 // Maximum number of connections beyond the limit that still get one response, so that health probes
-// work. The same number of earlier ones may still be closing.
+// work. In addition, up to this number of earlier spare connections may still be closing.
 constexpr size_t kSpareConnections = 64;
 
 ServerOptions Checked(ServerOptions options) {

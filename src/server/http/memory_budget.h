@@ -40,8 +40,8 @@ class MemoryCharge {
   bool Resize(size_t bytes);
   bool Add(size_t bytes) { return Resize(bytes_ + bytes); }
 
-  // Like Add, but throws: kTooLarge if this charge alone would exceed the limit, otherwise
-  // kUnavailable.
+  // Like Add, but throws instead of returning false: kTooLarge if this charge alone would exceed
+  // the limit, otherwise kUnavailable.
   void Require(size_t bytes);
 
   size_t bytes() const { return bytes_; }

@@ -10,7 +10,7 @@ namespace switchyard::http {
 enum class OriginKind {
   kNone,     // no Origin header: not a browser, or a same-origin page
   kAllowed,  // its pages may read responses
-  kForeign,  // its pages may not; requests that change state are refused
+  kForeign,  // its pages may not read responses or send requests that change state
 };
 
 // Allowed origins: pages of this machine ("http://localhost:8000"), the server's own origin (equal

@@ -1,5 +1,5 @@
-// Bounds of histogram buckets: those of SGLang's and vLLM's metrics, so that their panels and
-// alerts find the buckets that they name.
+// Bounds of histogram buckets: those of SGLang's and vLLM's metrics, so that panels and alerts made
+// for those servers find their buckets.
 #pragma once
 
 #include <cstdint>

@@ -8,9 +8,9 @@ namespace switchyard {
 struct RankHistory {
   int64_t epoch = 1;
   int64_t deaths = 0;  // ends of ranks that were followed by a restart, or by the server's end
-  double pause_seconds = 0;  // without ranks, all pauses
+  double pause_seconds = 0;  // total time without ranks
   double paused_for = 0;     // seconds of the present pause; 0: there are ranks
-  double held_for = 0;       // seconds since some requests have had no ranks; 0: all have
+  double held_for = 0;       // seconds for which some requests have waited for ranks; 0: none waits
 };
 
 }  // namespace switchyard

@@ -26,7 +26,7 @@ struct RequestTimes {
   bool has_token = false;
 };
 
-// What a generation got since the previous call of AddOutput.
+// Output of a generation since the previous call of AddOutput.
 struct NewOutput {
   int64_t tokens = 0;  // generated
   int64_t prompt_tokens = 0, cached_tokens = 0;

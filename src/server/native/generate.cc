@@ -65,7 +65,8 @@ void AddLogprobs(const Tokenizer& tokenizer, const GenerationSpec& spec, const c
   if (!spec.logprob.token_ids.empty()) meta[prefix + "_token_ids_logprobs"] = std::move(asked);
 }
 
-// Output of one event alone. The last event has the routed experts of all positions.
+// The output of one event, without that of earlier events. The last event has the routed experts of
+// all positions.
 Accumulated Segment(const GenerationEvent& event, const Accumulated& so_far) {
   Accumulated segment;
   segment.Add(event);
@@ -83,8 +84,8 @@ void AppendIds(const std::vector<int32_t>& ids, std::string& out) {
   out += ']';
 }
 
-// One response in SGLang's format, as JSON: text, output_ids, meta_info; in a stream of
-// several also `index`. With return_logprob, meta_info has lists for the prompt's
+// One response in SGLang's format, as JSON: text, output_ids, meta_info; in a stream of several
+// generations also `index`. With return_logprob, meta_info has lists for the prompt's
 // log-probabilities, which are empty unless `with_input` is true. Ids are written directly as text,
 // because every event of a stream repeats all tokens so far, and a JSON value for each is slow.
 std::string GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body, size_t index,

@@ -1,5 +1,5 @@
-// GET /metrics: counters of requests, responses and the engine and, if enabled, of expert load and
-// EPLB.
+// GET /metrics: counters of requests, responses and the engine. If enabled, also those of expert
+// load and EPLB.
 #include "core/error.h"
 #include "server/metrics/names.h"
 #include "server/metrics/page.h"

@@ -74,7 +74,8 @@ void HandleDetokenize(const Service& service, const http::Request& request,
   responder.Send(200, http::kJson, Dump({{"text", text}, {"prompt", text}}));
 }
 
-// A short restart of the ranks only delays requests. 503 has a Retry-After header.
+// Throws only if a restart takes long, because a short one only delays requests. The response (503)
+// has a Retry-After header.
 void RequireRanks(const RankHistory& ranks) {
   constexpr double kShort = 1;
   if (ranks.paused_for > kShort)

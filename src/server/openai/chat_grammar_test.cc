@@ -14,12 +14,12 @@ namespace {
 
 using testing::HasSubstr;
 
-// The form of a forced call with each template, parsed to the same message.
+// Forced calls have the form of the template. Each is parsed to the same message.
 TEST(ForcedCalls, HaveTheFormOfTheModel) {
   const std::string arguments = R"({"city": "Rom"})";
   const std::string json = R"({"name": "get_weather", "parameters": )" + arguments + "}";
   std::vector<Format> formats = JsonFormats();
-  for (const Format& other :  // with parameters between tags, and none
+  for (const Format& other :  // parameters between tags, or no format of calls
        {Format{"qwen3_coder", {}, json}, Format{"glm4_5", {"<tool_call>", "</tool_call>"}, json},
         Format{"chatml", {}, json}})
     formats.push_back(other);
@@ -145,7 +145,7 @@ TEST(ChatConstraint, AppliesToTheContentAfterReasoning) {
       EXPECT_TRUE(server.Allows(text)) << text;
     for (const std::string& text : {kThought, kThought + "Hi", std::string("Hi"), kWeather})
       EXPECT_FALSE(server.Allows(text)) << text;
-    Json joint = Body(format);  // one text for both: then the grammar allows no reasoning
+    Json joint = Body(format);  // not separated: the grammar allows no reasoning
     joint["separate_reasoning"] = false;
     server.Ask(kChat, joint);
     EXPECT_TRUE(server.Allows("{}"));

@@ -45,12 +45,12 @@ inline Json Required(const char* choice = R"("required")") {
 
 inline const char* const kNamed = R"({"type": "function", "function": {"name": "get_time"}})";
 
-// Answers chats, and knows what their grammars allow.
+// Answers chats, and reports which outputs their grammars allow.
 class GrammarServer : public AnsweringServer {
  public:
   using AnsweringServer::AnsweringServer;
 
-  // Whether the last request allows `text` as its whole output.
+  // Whether the grammar of the last request allows `text` as the whole output.
   bool Allows(const std::string& text) {
     const auto matcher = LastMatcher();
     EXPECT_TRUE(matcher);

@@ -25,7 +25,7 @@ class ParsedChat : public AnsweringServer {
 
   std::vector<Json> Events(const Json& more = Json::object()) { return Stream(kChat, Body(more)); }
 
-  // The choices of a stream joined, in the form of those of a response.
+  // Joins the events of a stream to choices in the form that a response without streaming has.
   std::vector<Json> Joined(const std::vector<Json>& events) {
     std::vector<Json> choices;
     for (const Json& event : events) {

@@ -65,7 +65,7 @@ void ResponseItems::AddText(const char* type, const std::string& text) {
   Emit(EventOf(open_, "delta"), std::move(members));
 }
 
-// Begins an item with one part of text, unless one of that type is open.
+// Begins an item with one part of text, unless an item of this type is open.
 void ResponseItems::BeginText(const char* type) {
   if (open_ == type) return;
   End("completed");

@@ -11,7 +11,7 @@
 namespace switchyard::openai {
 
 // Keeps responses in memory, up to a number and a size. A new response removes the oldest ones.
-// Nothing is written to files, so a restart forgets them. Thread-safe.
+// Nothing is written to files, so responses are lost at a restart. Thread-safe.
 class ResponseStore {
  public:
   struct Limits {

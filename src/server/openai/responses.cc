@@ -25,7 +25,7 @@ using StorePtr = std::shared_ptr<ResponseStore>;
 struct ResponseJob {
   std::shared_ptr<const ChatJob> chat;
   Json members;   // members of the response that repeat the request
-  Json messages;  // of earlier responses and of the request
+  Json messages;  // messages of earlier responses and of the request
   Json input;     // of the request
   bool store = true;
 };

@@ -1,4 +1,5 @@
-// Tools with `strict` that the model may call: any text, with calls whose arguments match.
+// Tools with `strict` and tool_choice "auto": the output is any text, and the arguments of calls in
+// it match the tools.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -121,7 +122,7 @@ TEST(StrictCalls, NeedParametersThatCanBeHonoured) {
   body["tool_choice"] = "none";
   server.Ask(kChat, body);
   EXPECT_FALSE(server.IsConstrained());
-  for (const char* shape : {"qwen3_coder", "chatml"}) {  // calls are not JSON, or there are none
+  for (const char* shape : {"qwen3_coder", "chatml"}) {  // no calls in JSON, or no format of calls
     GrammarServer other(shape);
     other.Answer("Hi");
     body["tool_choice"] = "auto";

@@ -110,8 +110,8 @@ http::Access AccessOf(const http::Router& router, const Operation& operation) {
   return http::Access::kUser;
 }
 
-// Only routes that the server has. A route without an entry in Operations() is absent; a test
-// checks that there is none.
+// Describes the entries of Operations() whose routes the server has. A test checks that every route
+// has an entry.
 Json Paths(const http::Router& router, bool with_keys) {
   Json paths = Json::object();
   for (const Operation& operation : Operations()) {

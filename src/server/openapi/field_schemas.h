@@ -11,7 +11,7 @@ namespace switchyard::openapi {
 
 struct FieldSchema {
   const char* name;
-  const char* schema;  // JSON. Without null: a null field is absent
+  const char* schema;  // JSON. Null is not listed: a null field counts as absent
 };
 
 // The schema of an honoured field; nullptr if there is none. Fields that several kinds of requests

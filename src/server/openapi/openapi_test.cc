@@ -139,7 +139,7 @@ bool Allows(const Json& schema, const char* type) {
          (types->is_array() && std::ranges::find(*types, Json(type)) != types->end());
 }
 
-// A parser that reads a field in another form than its schema does not pass.
+// Fails if a parser accepts a field of a type that the field's schema does not have.
 TEST_F(OpenApiTest, ParsersRefuseValuesOfOtherTypes) {
   const Json user = {{"role", "user"}, {"content", "Hi"}};
   const Json messages = Json::array({user});

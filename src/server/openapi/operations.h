@@ -16,7 +16,7 @@ struct Operation {
   const char* event = "";     // schema of the events of a stream; empty: no streams
   bool done = false;          // the last event of a stream has the data [DONE]
   bool optional_body = false;
-  // The route that serves the path, if it is registered with another path.
+  // The registered path of the route that serves `path`; empty: `path` itself.
   const char* route = "";
 };
 

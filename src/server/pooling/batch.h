@@ -1,4 +1,4 @@
-// The prompts of one request that asks for pooled vectors, and the response.
+// The prompts of one request for pooled vectors, and the response.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Batch {
 
 enum class Wants { kVectors, kEmbeddings, kClasses };
 // Checks "model", and all fields by the table of `kind`. Throws kInvalid if the model generates
-// text, or if it has no embeddings or classes and the request wants them.
+// text, or if the request requires embeddings or classes and the model has none.
 void CheckRequest(const Service& service, const Fields& f, RequestKind kind, Wants wants);
 
 Batch NewBatch(const Fields& f, const char* id_prefix);

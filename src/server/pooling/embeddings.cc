@@ -26,7 +26,7 @@ Form ParseForm(const Service& service, const Fields& f) {
           .normalize = model.pooling->normalize && !classifies};
 }
 
-// Adds encoding_format, and vLLM's use_activation or, as it was called before, normalize.
+// Adds encoding_format, and vLLM's use_activation (or normalize, its former name).
 Form ParseOpenAiForm(const Service& service, const Fields& f) {
   Form form = ParseForm(service, f);
   for (const char* key : {"normalize", "use_activation"})

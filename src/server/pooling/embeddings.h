@@ -11,7 +11,8 @@ namespace switchyard::pooling {
 
 void HandleEmbeddings(Service& service, const http::Request& request,
                       const http::Responder& responder);
-// Also SGLang's native body of /classify: the scores before the activation are the "embedding".
+// Also serves SGLang's native body of /classify: then "embedding" has the scores before the
+// activation.
 void HandleEncode(Service& service, const Json& body, const http::Responder& responder);
 
 // Shortens an embedding to `dimensions` elements (Matryoshka) and normalizes it.

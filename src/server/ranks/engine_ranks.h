@@ -27,7 +27,8 @@ class EngineRanks : public RankLink {
  public:
   struct Events {
     std::function<void(const EngineMessage&)> on_message;
-    // Called at most once, as the last act of the reader thread. Has `why` and `time`.
+    // Called at most once, at the end of the reader thread. Only `why` and `time` of the argument
+    // are set.
     std::function<void(const RanksEnd&)> on_lost;
   };
   // Starts this node's ranks. The leader connects to the endpoint.
@@ -71,7 +72,7 @@ class EngineRanks : public RankLink {
   std::optional<RankReady> ready_;
   LoadProgress progress_;
   std::string failure_;              // the leader's error message; empty: none received
-  bool failure_is_invalid_ = false;  // the failure is that of a checkpoint or a flag
+  bool failure_is_invalid_ = false;  // failure_ is an error of a checkpoint or a flag
   std::string exit_;                 // how a rank or node ended; empty: none has
   bool exit_is_cause_ = false;
   std::chrono::steady_clock::time_point exit_time_;

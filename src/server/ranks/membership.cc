@@ -69,7 +69,7 @@ std::optional<Membership> MeetOverMpi(const Launch& launch, const EngineConfig& 
   return membership;
 }
 
-// One warning for each node started by hand, and one for all ranks of a launcher.
+// Logs one warning on each node started by hand, and one for all ranks of a launcher.
 void WarnWithoutSecret(const Launch& launch) {
   if (!launch.secret.empty() || (launch.launched && launch.node > 0)) return;
   LOG_WARNING(

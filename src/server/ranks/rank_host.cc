@@ -127,8 +127,8 @@ ThreadHost::~ThreadHost() {
   thread_.join();
 }
 
-// After an abort, the silence of another rank is a consequence of the abort. If this process's rank
-// is silent, it hangs while it ends.
+// After an abort, the silence of another rank is a consequence of the abort. But if this process's
+// own rank is silent, it hangs during its end.
 void ThreadHost::OnSilent(const RankSilence& silence) {
   const bool own = silence.rank == rank_;
   std::string why = silence.Reason();

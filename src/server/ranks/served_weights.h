@@ -14,7 +14,7 @@ namespace switchyard {
 
 // Checks the checkpoint's headers, and with --verify-weights its SHA-256 sums. Returns the weight
 // files, or an empty list with --load-format dummy. Returns nullopt if `interrupted` returns true;
-// several threads call it concurrently. Throws Error that names the file.
+// several threads call `interrupted` concurrently. Throws Error that names the file.
 std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
                                                    const std::function<bool()>& interrupted);
 

@@ -122,9 +122,9 @@ bool Supervisor::Restart(RanksEnd end) {
       if (!again) break;
       Drop();
       const std::lock_guard lock(mutex_);
-      end_.reset();  // the same end, from the reader
+      end_.reset();  // the reader reports the same end
       end = *again;
-    } catch (const std::exception& error) {  // also of the system: no thread, no descriptor
+    } catch (const std::exception& error) {  // also system errors, such as no descriptor
       on_lost_(error.what());
       return false;
     }

@@ -19,12 +19,12 @@ namespace switchyard {
 
 // Owned by `serve` on node 0, for the life of the server. Owns the ranks of the present epoch. If a
 // rank ends, a thread of this object kills and reaps the others, starts new ranks with a new arena
-// and a new control socket, and lets the front go on. Public members may be called from any thread.
+// and a new control socket, and resumes the front. Public members may be called from any thread.
 class Supervisor : public RankLink {
  public:
   struct Options {
-    bool restarts = false;  // else the loss of a rank is final
-    DeathLimit deaths;      // more of them are final
+    bool restarts = false;  // false: the loss of a rank is final
+    DeathLimit deaths;      // beyond this limit, the loss is final
   };
   // Starts the ranks of an epoch. Polls `give_up` while it waits. An Error is final.
   using StartEpoch = std::function<std::unique_ptr<EngineRanks>(EngineRanks::Events events,
@@ -36,7 +36,8 @@ class Supervisor : public RankLink {
   Supervisor(Options options, Front& front, StartEpoch start, OnLost on_lost);
   ~Supervisor() override;
 
-  // Messages without ranks are dropped: after a pause, the front sends all that matters.
+  // Drops messages while there are no ranks. After a pause, the front sends open requests and
+  // questions again.
   void Send(const std::vector<ControlMessage>& messages) override;
   // EngineRanks::WaitReady of the first epoch.
   std::optional<RankReady> WaitReady(const std::function<void(const LoadProgress&)>& progress,

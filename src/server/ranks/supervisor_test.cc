@@ -1,4 +1,5 @@
-// Restarts of ranks that are only the other end of the control socket.
+// Restarts. The ranks are simulated: a test thread reads and writes their end of the control
+// socket.
 #include "server/ranks/supervisor.h"
 
 #include <gmock/gmock.h>
