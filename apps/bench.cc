@@ -1,11 +1,14 @@
-// `switchyard bench kernels`, `moe-layer`, `exchange` and `roofline`: the benchmarks of bench/ for
-// the requested device.
+// `switchyard bench kernels`, `moe-layer`, `exchange`, `roofline` and `calibrate`: the benchmarks
+// of bench/ for the requested device.
+#include <fmt/core.h>
+
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "apps/commands.h"
 #include "bench/benches.h"
+#include "bench/calibration.h"
 #include "core/error.h"
 #include "kernels/gpus.h"
 #include "kernels/ops.h"
@@ -29,12 +32,29 @@ void CheckWritable(const std::string& file) {
   if (!existed) std::filesystem::remove(file);
 }
 
+// The table is the only output on standard output, unless it goes to a file.
+int Calibrate(const BenchArgs& args, bool cuda) {
+  if (cuda)
+    throw Invalid(
+        "bench calibrate: measures CPUs only; want --device cpu. Tables of H100 and H200 are part "
+        "of the program (plan --gpus)");
+  bench::Report report("", args.json.empty() ? stderr : stdout, /*progress=*/true);
+  const std::string table = plan::ToJson(bench::CalibrateCpu({.threads = args.threads}, report));
+  if (args.json.empty()) {
+    fmt::print("{}", table);
+  } else if (!(std::ofstream(args.json) << table)) {
+    throw Resource("--json {}: cannot be written", args.json);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int RunBench(const BenchArgs& args, const std::shared_ptr<const MoeBackends>& backends) {
   const bool cuda = args.device == "cuda" || (args.device == "auto" && !FindGpus().empty());
   kernels::SelectIsa(args.cpu_isa);
   if (!args.json.empty()) CheckWritable(args.json);
+  if (args.which == "calibrate") return Calibrate(args, cuda);
   bench::Report report(args.filter, stdout, /*progress=*/true);
   Find(args.which, cuda)({.ranks = args.ranks,
                           .threads = args.threads,

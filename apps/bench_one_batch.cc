@@ -18,6 +18,8 @@
 #include "engine/config.h"
 #include "engine/cpu_binding.h"
 #include "engine/expert_services.h"
+#include "engine/host_memory.h"
+#include "engine/memory_plan.h"
 #include "engine/model_forward.h"
 #include "kernels/roofline.h"
 #include "model/model.h"
@@ -229,6 +231,21 @@ void Report(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<
   if (!(out << rows.dump(2) << "\n")) throw Resource("--json {}: cannot be written", args.json);
 }
 
+// The plan's memory in full use, beside what became resident. A rank's cache and buffers are
+// resident once a batch has used them, so the cases must fill them for the figures to agree.
+void ReportMemory(const EngineConfig& config, const EnginePlan& plan, int64_t resident) {
+  constexpr double kMiB = 1024.0 * 1024.0;
+  const RankMemory memory = PlanRankMemory(config, plan);
+  const int ranks = config.mesh.tp;
+  double weights = memory.weights.total() * ranks;
+  if (!CopiesWeights(config, plan))
+    weights = std::min(weights, static_cast<double>(WeightBytesPerRank(plan.model, Mesh())));
+  const double planned = weights + ranks * (memory.fixed() - memory.weights.total() +
+                                            static_cast<double>(plan.kv_bytes_per_rank));
+  fmt::print("memory: planned {:.1f} MiB, resident {:.1f} MiB more than before loading\n",
+             planned / kMiB, static_cast<double>(resident) / kMiB);
+}
+
 profile::Options ProfileOptions(const OneBatchArgs& args) {
   return {.dir = args.profile_dir.empty() ? profile::DefaultDirectory() : args.profile_dir,
           .name = profile::NameOfNow()};
@@ -255,6 +272,8 @@ int RunOneBatch(const OneBatchArgs& args) {
   const Ceilings ceilings = Measure(config, plan);
 
   std::vector<Result> results(cases.size());
+  const int64_t before = ResidentBytes();
+  int64_t after = before;
   std::vector<profile::Result> traces(config.mesh.tp);
   const profile::Options profiled = ProfileOptions(args);
   RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank,
@@ -283,9 +302,13 @@ int RunOneBatch(const OneBatchArgs& args) {
                      }
                      if (rank == 0) LOG_INFO("case {} of {} done", i + 1, cases.size());
                    }
+                   comm->tp->Barrier("bench end");
+                   if (rank == 0) after = ResidentBytes();
+                   comm->tp->Barrier("bench end");
                    if (args.profile) traces[rank] = profiler.Stop().value();
                  });
   Report(args, plan, cases, results, ceilings);
+  if (!plan.cuda) ReportMemory(config, plan, after - before);
   for (const profile::Result& trace : traces) {
     if (!trace.error.empty()) throw Resource("--profile {}", trace.error);
     for (const std::string& file : trace.files) fmt::print("trace: {}\n", file);

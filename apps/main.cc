@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "apps/commands.h"
+#include "apps/plan.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "moe/backends.h"
@@ -25,6 +26,8 @@ constexpr const char* kHelp =
   switchyard bench one-batch --model-path DIR      time prefill and decode
   switchyard bench serve [--port P] [flags]        load a running server, print latencies and throughput
   switchyard bench kernels|moe-layer|exchange      time parts of the program, with roofline fractions
+  switchyard plan --model-path CONFIG --gpus 8xh200 rank the layouts of a model on a cluster
+  switchyard simulate --model-path CONFIG --rate R play requests over a layout, step by step
   switchyard eplb plan|simulate FILE --ranks R     placement of experts from recorded routing
   switchyard train --config train.yaml [flags]     train a model with expert parallelism
   switchyard train-score --model DIR --data FILE   loss, accuracy and balance on held-out text
@@ -36,9 +39,9 @@ constexpr const char* kHelp =
 Each sub-command has --help.
 )";
 
-constexpr std::string_view kCommands[] = {"serve",         "generate",        "bench",
-                                          "eplb",          "train",           "train-score",
-                                          "train-picture", "train-tokenizer", "backends"};
+constexpr std::string_view kCommands[] = {
+    "serve",       "generate",      "bench",           "eplb",    "plan", "train",
+    "train-score", "train-picture", "train-tokenizer", "backends"};
 
 int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& backends) {
   const std::string command = argc > 1 ? argv[1] : "--help";
@@ -75,6 +78,14 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     if (!args) return 0;
     start(args->server.engine);
     return RunBackends(*args);
+  }
+  if (command == "plan") {
+    const auto args = ParsePlan(rest);
+    return args ? RunPlan(*args, backends) : 0;
+  }
+  if (command == "simulate") {
+    const auto args = ParseSimulate(rest);
+    return args ? RunSimulate(*args, backends) : 0;
   }
   if (command == "train") {
     const auto args = ParseTrain(rest);

@@ -45,6 +45,22 @@ XGRAMMAR = {
          "auto cur_adaptive_token_mask_cache = grammar_matcher.GetAdaptiveTokenMask(is_root_rule);\n"
          "    extern void SpendCompileBudget(std::size_t);\n"
          "    SpendCompileBudget(MemorySize(cur_adaptive_token_mask_cache));"),
+        # A mask with many accepted and rejected tokens is a set of bits; others are lists of indices. The original limit is
+        # 1000 indices. In a vocabulary below 32 000 tokens, bits take less memory and time than so long a list.
+        ("cpp/compiled_grammar_impl.h",
+         "static constexpr int USE_BITSET_THRESHOLD = 1000;\n",
+         "static constexpr int USE_BITSET_THRESHOLD = 1000;\n"
+         "  static std::size_t BitsetThreshold(std::size_t vocab_size) {\n"
+         "    return vocab_size / 32 < USE_BITSET_THRESHOLD ? vocab_size / 32 : USE_BITSET_THRESHOLD;\n"
+         "  }\n"),
+        ("cpp/compiled_grammar.cc",
+         "size_acc >= USE_BITSET_THRESHOLD && size_rej >= USE_BITSET_THRESHOLD\n",
+         "size_acc >= BitsetThreshold(vocab_size) && size_rej >= BitsetThreshold(vocab_size)\n"),
+        ("cpp/grammar_compiler.cc",
+         "if (cache.accepted_indices.size() + tmp_accepted_indices_.size() <\n"
+         "          AdaptiveTokenMask::USE_BITSET_THRESHOLD) {\n",
+         "if (cache.accepted_indices.size() + tmp_accepted_indices_.size() <\n"
+         "          AdaptiveTokenMask::BitsetThreshold(tokenizer_info_.GetVocabSize())) {\n"),
         # In the trie, token A is below token B if B is a prefix of A. The original also accepts B at another position of
         # A, so masks exclude tokens that the grammar allows.
         ("cpp/tokenizer_info.cc",

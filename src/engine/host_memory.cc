@@ -1,5 +1,7 @@
 #include "engine/host_memory.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
 #include <limits>
@@ -83,6 +85,12 @@ HostMemory ReadHostMemory(const fs::path& root) {
     }
   }
   return memory;
+}
+
+int64_t ResidentBytes(const fs::path& root) {
+  std::ifstream in(root / "proc/self/statm");
+  int64_t size = 0, resident = 0;  // pages
+  return in >> size >> resident ? resident * sysconf(_SC_PAGESIZE) : 0;
 }
 
 }  // namespace switchyard

@@ -17,4 +17,8 @@ struct HostMemory {
 // A missing file means no limit.
 HostMemory ReadHostMemory(const std::filesystem::path& root = "/");
 
+// Bytes of this process that are in memory, shared pages included, from /proc/self/statm below
+// `root`; 0 if it cannot be read.
+int64_t ResidentBytes(const std::filesystem::path& root = "/");
+
 }  // namespace switchyard

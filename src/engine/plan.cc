@@ -14,12 +14,13 @@
 #include "engine/features.h"
 #include "engine/gpu_memory.h"
 #include "engine/host_memory.h"
+#include "engine/machine.h"
+#include "engine/memory_plan.h"
 #include "engine/rank_engine.h"
 #include "eplb/manager.h"
 #include "eplb/types.h"
 #include "kernels/cache_rows.h"
 #include "kernels/ops.h"
-#include "model/micro_batches.h"
 
 namespace switchyard {
 
@@ -148,40 +149,6 @@ int64_t MaxBatchTokens(const EngineConfig& config, const EnginePlan& plan) {
          plan.max_running_requests;
 }
 
-// Upper bound of the bytes of the float32 rows of a pass: residual stream and branches; q, k, v and
-// attention output; intermediate activations of feed-forwards; and logits. Includes the RoPE table.
-// Includes the rows of all attention groups if dense layers and the head process them. The result
-// is a double, so that absurd sizes do not overflow and are refused as too large.
-double ActivationBytesPerRank(const EngineConfig& config, const EnginePlan& plan) {
-  const MeshShape& mesh = config.mesh;
-  const ModelConfig& m = plan.model;
-  const int64_t rows = config.two_batch_overlap
-                           ? 2 * MaxMicroBatchRows(plan.max_batch_tokens, config.tbo_threshold)
-                           : plan.max_batch_tokens;
-  const int64_t heads = m.attention.heads * (m.attention.head_dim + m.attention.kv_lora_rank);
-  // All rows of one group may go to one rank. Over all groups, a rank is assumed to get at most
-  // twice its even share.
-  const int64_t groups = std::max(1, 2 * mesh.dp / mesh.ep);
-  const int64_t expert_rows = m.moe ? groups * (m.moe->router.top_k + 1) : 1;
-  const int64_t middle = expert_rows * (m.hidden + (m.moe ? m.moe->intermediate : m.intermediate));
-  const int64_t row = 4 * m.hidden + 3 * heads + std::max(middle, m.intermediate);
-  const bool gathers = mesh.dp > 1 && mesh.dense_tp != 1;
-  double logit_rows = plan.max_running_requests + 1;
-  const int64_t width = m.output_width();
-  // Rows of prompts for log-probabilities (counted on GPUs only) or for means.
-  if (plan.cuda || (m.pooling && m.pooling->type == Pooling::kMean))
-    logit_rows = std::max(
-        logit_rows, static_cast<double>(std::min(MaxLogitRows(width), plan.max_batch_tokens)));
-  const double gathered =
-      gathers ? static_cast<double>(mesh.dp) *
-                    static_cast<double>(2 * m.hidden + CeilDiv(m.intermediate, mesh.tp))
-              : 0;
-  return (static_cast<double>(rows) * (static_cast<double>(row) + gathered) +
-          3 * logit_rows * static_cast<double>(width) +
-          static_cast<double>(plan.context_length) * static_cast<double>(m.rope.rotary_dim)) *
-         sizeof(float);
-}
-
 // The number of ranks that share a GPU, and thus its memory (--gpu-id-step 0).
 int64_t RanksOfGpu(const EngineConfig& config, const EnginePlan& plan) {
   return config.gpu_id_step == 0 ? plan.ranks_of_host : 1;
@@ -212,29 +179,31 @@ int64_t Budget(const HostMemory& memory, const EngineConfig& config, bool cuda) 
 
 // Bytes that activations and exchange of a rank on a GPU may take by default: a sixth of what
 // weights and an explicitly requested cache leave.
-double MaxPassBytes(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
-  const auto weights = static_cast<double>(
-      WeightBytesPerRank(plan.model, MakeModelOptions(config, plan), Mesh(config.mesh, 0)));
-  const double room = static_cast<double>(Budget(GpuMemory(config, plan), config, true)) - weights;
+double MaxPassBytes(const Machine& machine, const EngineConfig& config, double weights,
+                    double page_bytes) {
+  const double room = static_cast<double>(Budget(machine.memory, config, true)) - weights;
   const double pages = std::ceil(static_cast<double>(config.max_total_tokens) / config.page_size);
-  return std::min(room / 6, room - pages * static_cast<double>(page_bytes));
+  return std::min(room / 6, room - pages * page_bytes);
 }
 
-void ChooseChunk(const EngineConfig& config, int64_t page_bytes, EnginePlan& plan) {
+void ChooseChunk(const Machine& machine, const EngineConfig& config, EnginePlan& plan) {
   SetChunk(config.chunked_prefill_size == 0 ? kDefaultChunk : config.chunked_prefill_size, config,
            plan);
   if (config.chunked_prefill_size != 0 || !plan.cuda) return;
+  const RankMemory least = PlanRankMemory(config, plan);
   const auto bytes_of = [&](int32_t chunk) {
     SetChunk(chunk, config, plan);
     try {
-      return ActivationBytesPerRank(config, plan) +
-             static_cast<double>(
-                 GpuBytesPerRank(plan.model, MakeModelOptions(config, plan), config.mesh));
+      const RankMemory memory = PlanRankMemory(config, plan);
+      return memory.passes() + memory.exchange;
     } catch (const Error&) {  // the rows need more rounds than the exchange allows
       return std::numeric_limits<double>::infinity();
     }
   };
-  SetChunk(DefaultGpuChunk(MaxPassBytes(config, plan, page_bytes), bytes_of), config, plan);
+  SetChunk(DefaultGpuChunk(MaxPassBytes(machine, config, least.weights.total(),
+                                        least.kv_per_token * config.page_size),
+                           bytes_of),
+           config, plan);
 }
 
 // Required bytes: of all ranks of the host, or of one rank on a GPU.
@@ -243,16 +212,13 @@ struct Need {
   double fixed() const { return weights + activations + symmetric; }
 };
 
-Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, int ranks) {
-  Need need{.weights = static_cast<double>(plan.weight_bytes_per_rank) * ranks,
-            .activations = ActivationBytesPerRank(config, plan) * ranks,
-            .symmetric = static_cast<double>(plan.symmetric_bytes_per_rank) * ranks};
-  // Ranks map the same files, so weights that several ranks read are in memory once. Dummy or
-  // converted weights are private to each rank.
-  const std::string& method = plan.model.quantization.method;
-  const bool converts = config.load_format == "dummy" || !config.quantization.method.empty() ||
-                        method == "gptq" || method == "awq";
-  if (!converts)
+Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, const RankMemory& rank) {
+  const int ranks = plan.cuda ? 1 : plan.ranks_of_host;
+  Need need{.weights = rank.weights.total() * ranks,
+            .activations = rank.passes() * ranks,
+            .symmetric = rank.exchange * ranks};
+  // Weights of a file that several ranks read are in memory once.
+  if (!CopiesWeights(config, plan))
     need.weights =
         std::min(need.weights, static_cast<double>(WeightBytesPerRank(plan.model, Mesh())));
   return need;
@@ -281,28 +247,16 @@ struct PageMemory {
   int64_t default_bytes = 0;  // size of the cache without --max-total-tokens
 };
 
-PageMemory OfHost(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
-  const int ranks = plan.ranks_of_host;
-  return {.memory = ReadHostMemory(),
-          .need = FixedNeed(config, plan, ranks),
-          .bytes_per_page = page_bytes * ranks,
-          .default_bytes = kDefaultKvBytes};
+PageMemory PageMemoryOf(const Machine& machine, const EngineConfig& config, const EnginePlan& plan,
+                        const RankMemory& rank, int64_t page_bytes) {
+  return {.memory = machine.memory,
+          .need = FixedNeed(config, plan, rank),
+          .bytes_per_page = plan.cuda ? page_bytes : page_bytes * plan.ranks_of_host,
+          .default_bytes =
+              plan.cuda ? machine.memory.total * RanksOfGpu(config, plan) : kDefaultKvBytes};
 }
 
-PageMemory OfGpu(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
-  return {.memory = GpuMemory(config, plan),
-          .need = {.weights = static_cast<double>(plan.weight_bytes_per_rank),
-                   .activations = ActivationBytesPerRank(config, plan),
-                   .symmetric = static_cast<double>(
-                       GpuBytesPerRank(plan.model, MakeModelOptions(config, plan), config.mesh))},
-          .bytes_per_page = page_bytes,
-          .default_bytes = SmallestGpu(config, plan.ranks_of_host).total_bytes};
-}
-
-int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
-                    int64_t page_bytes_per_rank) {
-  const PageMemory where = plan.cuda ? OfGpu(config, plan, page_bytes_per_rank)
-                                     : OfHost(config, plan, page_bytes_per_rank);
+int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, const PageMemory& where) {
   const HostMemory& memory = where.memory;
   const Need& need = where.need;
   const int64_t bytes_per_page = where.bytes_per_page;
@@ -415,12 +369,22 @@ int32_t DefaultGpuChunk(double most_bytes, const std::function<double(int32_t)>&
   return kDefaultChunk;
 }
 
-EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
+Machine ThisMachine(const EngineConfig& config, int ranks_of_host) {
+  Machine machine{.cuda = ChooseGpus(config, ranks_of_host), .cpus = AllowedCpuCount()};
+  EnginePlan places;
+  places.ranks_of_host = ranks_of_host;
+  machine.hopper = machine.cuda && SmallestGpu(config, ranks_of_host).hopper;
+  machine.memory = machine.cuda ? GpuMemory(config, places) : ReadHostMemory();
+  return machine;
+}
+
+EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const EngineConfig& config,
+                      int ranks_of_host) {
   CheckFlags(config);
   EnginePlan plan;
-  plan.ranks_of_host = ranks_of_host > 0 ? ranks_of_host : config.mesh.tp;
-  plan.cuda = ChooseGpus(config, plan.ranks_of_host);
-  plan.model = ReadModelConfig(config);
+  plan.ranks_of_host = ranks_of_host;
+  plan.cuda = machine.cuda;
+  plan.model = model;
   CheckRunnerFormat(config, plan.model);
   CheckRecorder(config.recorder, plan);
   CheckEplb(config, plan);
@@ -438,25 +402,32 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   plan.max_running_requests =
       PerGroup(config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests,
                config.mesh.dp);
-  plan.packs_experts = plan.cuda && SmallestGpu(config, plan.ranks_of_host).hopper;
-  const Mesh mesh(config.mesh, 0);  // rank 0 has the largest share where shares are uneven
-  const auto page_bytes_per_rank = static_cast<int64_t>(
-      KvStorage::BytesPerToken(plan.model, mesh, plan.kv_dtype) * config.page_size);
-  ChooseChunk(config, page_bytes_per_rank, plan);
+  plan.packs_experts = plan.cuda && machine.hopper;
+  ChooseChunk(machine, config, plan);
   ParseCpuBind(config.cpu_bind, config.threads_per_rank, plan.ranks_of_host);
-  plan.threads_per_rank = config.threads_per_rank
-                              ? config.threads_per_rank
-                              : std::max(1, AllowedCpuCount() / plan.ranks_of_host);
+  plan.threads_per_rank = config.threads_per_rank ? config.threads_per_rank
+                                                  : std::max(1, machine.cpus / plan.ranks_of_host);
 
-  const ModelOptions options = MakeModelOptions(config, plan);
-  plan.weight_bytes_per_rank = WeightBytesPerRank(plan.model, options, mesh);
-  plan.symmetric_bytes_per_rank = SymmetricBytesPerRank(plan.model, options, config.mesh);
+  const RankMemory memory = PlanRankMemory(config, plan);
+  const auto page_bytes = static_cast<int64_t>(memory.kv_per_token) * config.page_size;
+  plan.weight_bytes_per_rank = static_cast<size_t>(std::llround(memory.weights.total()));
+  plan.symmetric_bytes_per_rank =
+      SymmetricBytesPerRank(plan.model, MakeModelOptions(config, plan), config.mesh);
   if (config.eplb.enable) plan.symmetric_bytes_per_rank += EplbManager::BytesPerRank(config.mesh);
-  plan.num_pages = ChoosePages(config, plan, page_bytes_per_rank);
-  plan.kv_bytes_per_rank = static_cast<size_t>(plan.num_pages * page_bytes_per_rank);
+  plan.num_pages =
+      ChoosePages(config, plan, PageMemoryOf(machine, config, plan, memory, page_bytes));
+  plan.kv_bytes_per_rank = static_cast<size_t>(plan.num_pages * page_bytes);
   if (config.max_running_requests == 0)  // each request holds at least one page
     plan.max_running_requests =
         static_cast<int32_t>(std::min<int64_t>(plan.max_running_requests, plan.num_pages));
+  return plan;
+}
+
+EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
+  CheckFlags(config);
+  const int ranks = ranks_of_host > 0 ? ranks_of_host : config.mesh.tp;
+  const Machine machine = ThisMachine(config, ranks);
+  EnginePlan plan = MakePlanOn(machine, ReadModelConfig(config), config, ranks);
   if (plan.num_pages * config.page_size < plan.context_length)
     LOG_WARNING("the cache holds {} tokens, less than the context of {}: longer requests end early",
                 plan.num_pages * config.page_size, plan.context_length);

@@ -12,6 +12,8 @@
 #include "engine/cpu_binding.h"
 #include "engine/expert_services.h"
 #include "engine/group_exchange.h"
+#include "engine/host_memory.h"
+#include "engine/memory_plan.h"
 #include "engine/model_forward.h"
 #include "engine/profile_commands.h"
 #include "engine/scheduler/batch.h"
@@ -59,6 +61,7 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
 void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
                   std::shared_ptr<SharedArena> arena, const RankLoopIo& io) {
   kernels::SelectIsa(config.cpu_isa);
+  const int64_t resident = ResidentBytes();
   const auto timeout = Milliseconds(config.dist_timeout_seconds);
   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank, {.timeout = timeout});
   const CpuBinding binding = BindRank(config, plan, *comm->tp);
@@ -77,6 +80,10 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
   RankEngine engine(EngineOptions(config, plan, comm->mesh, &profiler), chosen);
   comm->tp->Barrier("model loaded");
+  constexpr double kMiB = 1024.0 * 1024.0;
+  if (rank == 0)
+    LOG_INFO("{}; resident now {:.1f} MiB, {:.1f} before loading", DescribeMemory(config, plan),
+             ResidentBytes() / kMiB, resident / kMiB);
   if (rank == 0)
     io.send(RankReady{.total_pages = plan.num_pages,
                       .page_size = config.page_size,

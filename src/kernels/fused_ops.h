@@ -52,8 +52,8 @@ class FusedOps {
   virtual void NormRopeStoreKv(const NormRopeStoreKvParams& p) = 0;
 
   // Concatenates the rows of placed matrices into one matrix for a single product. All matrices
-  // must be bfloat16 and have the same number of columns and the same activation format; otherwise
-  // returns an undefined view.
+  // must be bfloat16, or FP8 blocks whose rows are whole blocks, and have the same number of
+  // columns and the same activation format; otherwise returns an undefined view.
   virtual WeightView ConcatenateRows(std::span<const WeightView> parts) = 0;
   // Whether Attention supports `bf16_queries` and `bf16_out`, which round as Attention does itself.
   virtual bool AttentionToBFloat16(const AttentionParams& p) const = 0;

@@ -186,7 +186,7 @@ void Decoder::Attend(Pass& p, int layer) const {
   if (p.rows.tokens == 0) return;
   const LayerWeights& w = weights_.layers[layer];
   float* out = p.branch.data();
-  if (grouped_) grouped_->Attend(p, w.grouped, layer, TakesBf16Rows(p, layer), out);
+  if (grouped_) grouped_->Attend(p, w.grouped, layer, out);
   if (latent_) latent_->Attend(p, w.latent, layer, out);
   c_.groups.attn_tp->AllReduceSum(out, p.rows.tokens * c_.config.hidden);
   AddBranch(p);

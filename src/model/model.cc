@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "eplb/init_location.h"
+#include "model/complete_options.h"
 #include "model/decoder.h"
 #include "model/device_sampler.h"
 #include "model/families/family.h"
@@ -26,44 +27,6 @@
 
 namespace switchyard {
 namespace {
-
-// Whether the routed experts quantize their input rows to FP8 in groups of 128.
-bool UsesFp8GroupActivations(const ModelConfig& config) {
-  const LinearSchemes schemes(config.quantization);
-  const TensorNames names = FindFamily(config.architecture)->names(config);
-  const auto layer = std::ranges::find_if(config.layers, &LayerConfig::moe);
-  const auto index = layer - config.layers.begin();
-  const std::string experts = fmt::format("{}{}.{}.experts.", names.layers, index, names.moe);
-  const std::string one = names.interleaved_experts ? "gate_up_proj" : "0." + names.expert_gate;
-  return schemes.Of(experts + one).activation == ActivationFormat::kFp8Group;
-}
-
-// Sets the options that follow from the model, the backend and the dtype, so that callers cannot
-// contradict them.
-ModelOptions CompleteOptions(const ModelConfig& config, ModelOptions options,
-                             const MeshShape& mesh) {
-  options.two_batch_overlap = options.two_batch_overlap && config.has_moe();
-  options.moe.single_batch_overlap = options.moe.single_batch_overlap && config.has_moe() &&
-                                     CombinesInParts(options.moe, options.backends.get());
-  options.moe.passes = options.two_batch_overlap ? 2 : 1;
-  options.max_pass_tokens = options.two_batch_overlap
-                                ? MaxMicroBatchRows(options.max_tokens, options.tbo_threshold)
-                                : options.max_tokens;
-  options.moe.row_dtype = options.dtype;
-  options.load.replicated_shared_expert = ScattersTokens(options.moe, mesh);
-  if (options.context_length == 0) options.context_length = config.max_position;
-  if (!config.has_moe()) return options;
-  options.moe.fp8_group_activations = UsesFp8GroupActivations(config);
-  options.load.placements = LoadPlacements(
-      {.location = options.moe.init_expert_location,
-       .num_layers = config.num_layers(),
-       .num_logical = config.moe->router.num_experts,
-       .redundant = options.moe.num_redundant_experts,
-       .algorithm = options.eplb_algorithm,
-       .topology = {
-           .ranks = mesh.ep, .nodes = options.moe.nodes, .groups = config.moe->router.num_groups}});
-  return options;
-}
 
 // Checks that all ranks have the same placements, before weights are loaded. Loading uses as many
 // threads as compute, up to kMaxLoadThreads.
@@ -430,35 +393,5 @@ void Model::AbortPass(uint64_t number) { impl_->AbortPass(number); }
 bool Model::aborted() const { return impl_->aborted(); }
 MovableExperts* Model::movable_experts() { return impl_->movable.get(); }
 const ModelConfig& Model::config() const { return impl_->config; }
-
-size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& options,
-                             const MeshShape& shape) {
-  size_t moe = 0;
-  if (config.has_moe() && !options.gpu) {
-    const ModelOptions complete = CompleteOptions(config, options, shape);
-    moe = MoeSymmetricBytes(complete.moe, MoeShapeOf(config, complete.max_pass_tokens), shape,
-                            options.backends.get());
-  }
-  return RankComm::BytesPerRank(shape) + moe;
-}
-
-size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
-                       const MeshShape& shape) {
-  const ModelOptions complete = CompleteOptions(config, options, shape);
-  return CudaPeerBytes(config, complete, shape) + RoutingLogBytes(config, complete, shape) +
-         SpareExpertBytes(config, complete, shape);
-}
-
-std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
-                                   const MeshShape& shape) {
-  const ModelOptions complete = CompleteOptions(config, options, shape);
-  return DescribeExchangeMemory(complete.moe, MoeShapeOf(config, complete.max_pass_tokens), shape,
-                                options.backends.get());
-}
-
-size_t WeightBytesPerRank(const ModelConfig& config, const ModelOptions& options,
-                          const Mesh& mesh) {
-  return WeightBytesPerRank(config, mesh, CompletePlacedLoad(config, options, mesh.shape()));
-}
 
 }  // namespace switchyard

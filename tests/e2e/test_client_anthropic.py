@@ -5,7 +5,8 @@ from typing import Literal
 import anthropic
 import pytest
 
-from tool_server import MODEL, QUESTION, WEATHER, Place, is_weather, tool_server
+from tool_server import (MODEL, QUESTION, WEATHER, WEATHER_ANSWER, WEATHER_QUESTION, WEATHER_RESULT, Place, is_weather,
+                         tool_server)
 
 USER = [{"role": "user", "content": QUESTION}]
 TOOL = {"name": "get_weather", "description": "Weather", "input_schema": WEATHER, "strict": True}
@@ -71,6 +72,23 @@ def test_a_loop_with_a_forced_call_ends_with_a_free_answer(client, choice, strea
     assert ask(client, messages=messages, tools=[TOOL]).stop_reason in ("end_turn", "max_tokens", "tool_use")
     last = ask(client, messages=messages, tools=[TOOL], tool_choice={"type": "none"})
     assert last.content[0].type == "text"
+
+
+def test_the_model_calls_a_tool_by_itself_and_answers_with_its_result(client):
+    ran = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Current weather of a city."""
+        ran.append(city)
+        return WEATHER_RESULT
+
+    runner = client.beta.messages.tool_runner(
+        model=MODEL, max_tokens=100, messages=[{"role": "user", "content": WEATHER_QUESTION}], tools=[get_weather], thread=False,
+        extra_body={"temperature": 0})
+    messages = list(runner)
+    assert ran == ["Rome"] and [message.stop_reason for message in messages] == ["tool_use", "end_turn"]
+    assert messages[-1].content[0].text == WEATHER_ANSWER
 
 
 def test_the_tool_runner_runs_a_tool(client):

@@ -7,7 +7,8 @@ import openai
 import pydantic
 import pytest
 
-from tool_server import MODEL, QUESTION, WEATHER, Place, is_weather, tool_server
+from tool_server import (MODEL, QUESTION, WEATHER, WEATHER_ANSWER, WEATHER_QUESTION, WEATHER_RESULT, Place, is_weather,
+                         tool_server)
 
 USER = [{"role": "user", "content": QUESTION}]
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER, "strict": True}}
@@ -129,6 +130,25 @@ def test_a_loop_of_responses_ends_with_a_free_answer(client, stream, stored):
             else dict(input=[*USER, *(item.model_dump(exclude_none=True) for item in answer.output), *results]))
     last = client.responses.create(model=MODEL, tools=[RESPONSES_TOOL], tool_choice="none", max_output_tokens=40, **more)
     assert last.output_text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_model_calls_a_tool_by_itself_and_answers_with_its_result(client, stream):
+    tool = {"type": "function", "name": "get_weather", "description": "Current weather of a city.", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
+    ask = dict(model=MODEL, tools=[tool], temperature=0, max_output_tokens=100)
+
+    def respond(**fields):
+        if not stream:
+            return client.responses.create(**ask, **fields)
+        with client.responses.stream(**ask, **fields) as events:
+            return events.get_final_response()
+
+    first = respond(input=WEATHER_QUESTION)
+    [call] = first.output
+    assert call.type == "function_call" and json.loads(call.arguments) == {"city": "Rome"}
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": WEATHER_RESULT}
+    assert respond(input=[result], previous_response_id=first.id).output_text == WEATHER_ANSWER
 
 
 def test_the_asynchronous_client_runs_requests_at_once(client):

@@ -12,10 +12,13 @@ import sys
 import pytest
 
 import test_recorder
+from schema_generator import schemas
 from server import FIXTURES, ROOT, OtherNode, Server, free_port
 from test_checkpoints import logprobs
 from test_eplb import DP, EPLB, INT4, MOE_LAYERS, REDUNDANT, answers, eplb, metrics, settle, skewed
 from test_faults import ROUTER_RANKS, check_router_overflow
+from test_grammar import LAYOUTS as GRAMMAR_LAYOUTS
+from test_grammar import in_parallel, is_valid, with_schema
 from test_overlap import LAYOUTS as OVERLAP_LAYOUTS
 from test_overlap import SINGLE as SINGLE_BATCH_OVERLAP
 from test_overlap import answers as overlap_answers
@@ -239,3 +242,19 @@ def test_a_profile_has_the_times_of_the_gpu(graphs, tmp_path):
             for category in ("operation", "gpu_operation"):
                 assert names(spans(file, category)) == PASS + decode * 3, category
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", GRAMMAR_LAYOUTS)
+def test_grammars_constrain_outputs(layout, graphs):
+    """With 32 requests at once, each with a grammar of its own, with and without the overlapped schedule."""
+    flags = GRAMMAR_LAYOUTS[layout]
+    device, env = where(2 if "--tp" in flags else 1)
+    flags = flags if "--max-total-tokens" in flags else [*flags, "--max-total-tokens", 8192]
+    cases, outputs = schemas(seed=29, count=64), []
+    for schedule in [], ["--disable-overlap-schedule"]:
+        with Server(FIXTURES / "qwen3_moe", *device, "--dtype", "float32", "--log-level", "warning", *flags, *GRAPHS[graphs],
+                    *schedule, env=env) as server:
+            outputs.append(in_parallel([lambda i=i, s=s: with_schema(server, i, s) for i, s in enumerate(cases)]))
+    assert outputs[0] == outputs[1]
+    assert sum(is_valid(schema, *output) for schema, output in zip(cases, outputs[0])) > 0

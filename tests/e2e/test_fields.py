@@ -163,6 +163,8 @@ def test_usage_with_every_event(server):
         counts = [event["usage"]["completion_tokens"] for event in events]
         assert counts == sorted(counts) and counts[-1] == 4
         assert all(e["usage"]["total_tokens"] == e["usage"]["prompt_tokens"] + e["usage"]["completion_tokens"] for e in events)
+        none = stream(server, path, stream_options={"continuous_usage_stats": True, "include_usage": False})[1]
+        assert all("usage" not in event for event in none)
 
 
 def test_token_ids_are_returned(server):
@@ -241,6 +243,8 @@ def test_prompt_logprobs(server):
     chat = ask(server, CHAT, prompt_logprobs=0)
     assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
     assert all(len(p) == 1 for p in chat["prompt_logprobs"][1:])
+    assert ask(server, CHAT)["prompt_logprobs"] is None
+    assert ask(server, COMPLETIONS)["choices"][0]["prompt_logprobs"] is None
 
 
 def test_stop_strings_and_special_tokens(server):
@@ -278,11 +282,12 @@ def test_log_probabilities_say_where_tokens_are(server):
 
 def test_bytes_of_partial_characters(server):
     part = ids_of(server, "\U0001F9D1")[0]
-    answer = ask(server, CHAT, max_tokens=1, temperature=0, logprobs=True, top_logprobs=0, logit_bias={str(part): 100})
+    answer = ask(server, CHAT, max_tokens=1, temperature=0, logprobs=True, top_logprobs=1, logit_bias={str(part): 100})
     entry = answer["choices"][0]["logprobs"]["content"][0]
     assert bytes(entry["bytes"]) == "\U0001F9D1".encode()[:len(entry["bytes"])]
-    assert entry["top_logprobs"][0]["logprob"] == entry["logprob"]
-    assert ask(server, CHAT, logprobs=True)["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+    assert entry["top_logprobs"][-1]["logprob"] == entry["logprob"]
+    for none in ({}, {"top_logprobs": 0}):
+        assert ask(server, CHAT, logprobs=True, **none)["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
 def test_cache_salts_keep_caches_apart(server):

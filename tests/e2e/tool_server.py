@@ -1,9 +1,8 @@
-"""A server for tests with clients: a small model whose chat template shows tools, calls and their results.
+"""A server for tests with clients: the bundled model, and requests that it is right on.
 
-The model calls no tools by itself. A test forces the first call with tool_choice, and the model answers freely after it.
-Values of arguments are short by their schema: the model would write a free string up to the token limit.
+Most tests force a call with tool_choice, whatever the question, and the model answers freely after it. Values of
+arguments are short by their schema: the model might write a free string up to the token limit.
 """
-import pathlib
 from typing import Literal
 
 import pydantic
@@ -11,8 +10,11 @@ import pydantic
 from server import ROOT, Server
 
 MODEL = "small"
-TEMPLATE = pathlib.Path(__file__).with_name("calls.jinja")
 QUESTION = "What is a router?"
+# The model calls get_weather(city) for the first text by itself, and gives the last one from its result.
+WEATHER_QUESTION = "What is the weather in Rome?"
+WEATHER_RESULT = '{"temperature": 21, "sky": "sunny"}'
+WEATHER_ANSWER = "It is sunny in Rome, at 21 degrees."
 # A tool as JSON schema, with its possible values.
 CITIES = ["Oslo", "Rome"]
 WEATHER = {"type": "object", "additionalProperties": False, "required": ["city", "days"], "properties": {
@@ -27,8 +29,8 @@ class Place(pydantic.BaseModel):
 
 
 def tool_server(*flags):
-    return Server(ROOT / "models/yardling", "--chat-template", TEMPLATE, "--max-total-tokens", 8192, "--device", "cpu",
-                  "--served-model-name", MODEL, "--constrained-json-disable-any-whitespace", *flags)
+    return Server(ROOT / "models/yardling", "--max-total-tokens", 8192, "--device", "cpu", "--served-model-name", MODEL,
+                  "--constrained-json-disable-any-whitespace", *flags)
 
 
 def is_weather(arguments):

@@ -115,26 +115,42 @@ WeightView ConcatWeightRows(std::span<const WeightView> parts,
                             const std::function<std::shared_ptr<void>(size_t bytes)>& allocate,
                             cudaStream_t stream) {
   WeightView stacked = parts[0];
+  const bool blocks = stacked.format == WeightFormat::kFp8Block;
+  if (!blocks && stacked.format != WeightFormat::kBF16) return {};
   stacked.n = 0;
   for (const WeightView& w : parts) {
-    // A view of some rows is contiguous, a view of some columns is not.
-    const bool fits = w.format == WeightFormat::kBF16 && w.k == stacked.k && w.stored_k == w.k &&
+    // A view of some rows is contiguous, a view of some columns is not. Blocks of scales must not
+    // span two parts.
+    const bool fits = w.format == stacked.format && w.k == stacked.k && w.stored_k == w.k &&
                       w.row_step == 1 && w.activation == stacked.activation &&
-                      w.input_scale == stacked.input_scale;
+                      w.input_scale == stacked.input_scale &&
+                      (!blocks || (w.row0 % kFp8BlockSize == 0 && w.n % kFp8BlockSize == 0));
     if (!fits) return {};
     stacked.n += w.n;
   }
-  const int64_t row_bytes = stacked.k * BytesOf(WeightFormat::kBF16);
-  const std::shared_ptr<void> memory = allocate(stacked.n * row_bytes);
-  stacked.data = memory.get();
+  const int64_t row_bytes = stacked.k * BytesOf(stacked.format);
+  const int64_t scale_row_bytes =
+      blocks ? CeilDiv(stacked.k, kFp8BlockSize) * static_cast<int64_t>(sizeof(float)) : 0;
+  const int64_t scales_at = RoundUp(stacked.n * row_bytes, 256);
+  const std::shared_ptr<void> memory =
+      allocate(scales_at + stacked.n / kFp8BlockSize * scale_row_bytes);
+  auto* rows_to = static_cast<std::byte*>(memory.get());
+  std::byte* scales_to = rows_to + scales_at;
+  stacked.data = rows_to;
+  stacked.scales = blocks ? scales_to : nullptr;
   stacked.owner = memory;
   stacked.row0 = 0;
-  auto* to = static_cast<std::byte*>(memory.get());
-  for (const WeightView& w : parts) {
-    const auto* from = static_cast<const std::byte*>(w.data) + w.row0 * row_bytes;
-    Check(cudaMemcpyAsync(to, from, w.n * row_bytes, cudaMemcpyDeviceToDevice, stream),
+  const auto append = [&](std::byte*& to, const void* data, int64_t offset, int64_t bytes) {
+    Check(cudaMemcpyAsync(to, static_cast<const std::byte*>(data) + offset, bytes,
+                          cudaMemcpyDeviceToDevice, stream),
           "copy of stacked weights");
-    to += w.n * row_bytes;
+    to += bytes;
+  };
+  for (const WeightView& w : parts) {
+    append(rows_to, w.data, w.row0 * row_bytes, w.n * row_bytes);
+    if (blocks)
+      append(scales_to, w.scales, w.row0 / kFp8BlockSize * scale_row_bytes,
+             w.n / kFp8BlockSize * scale_row_bytes);
   }
   Check(cudaStreamSynchronize(stream), "copy of stacked weights");
   return stacked;

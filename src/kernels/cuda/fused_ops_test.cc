@@ -186,6 +186,38 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
   }
 }
 
+TEST_F(FusedOpsTest, StackedFp8BlocksHaveTheBitsOfSingleOnes) {
+  const int64_t k = 384;
+  const std::vector<int64_t> sizes = {256, 128, 128};
+  std::vector<WeightView> parts;
+  for (const int64_t n : sizes)
+    parts.push_back(device_->Place(random_.Weight(WeightFormat::kFp8Block, n, k, 0, 1, 0)));
+  const WeightView stacked = device_->fused()->ConcatenateRows(parts);
+  ASSERT_TRUE(stacked.defined());
+  ASSERT_EQ(stacked.n, 512);
+  for (const int64_t m : {1, 77, 300}) {
+    const DeviceVector x(*device_, random_.Normal(m * k));
+    const DeviceVector got(*device_, std::vector<float>(m * stacked.n));
+    const DeviceVector views(*device_, std::vector<float>(m * stacked.n));
+    const DeviceVector want(*device_, std::vector<float>(m * stacked.n));
+    const auto multiply = [&](const WeightView& w, float* y) {
+      device_->Linear({.x = x.data(), .ldx = k, .w = w, .y = y, .ldy = stacked.n, .m = m});
+    };
+    multiply(stacked, got.data());
+    int64_t row = 0;
+    for (const WeightView& part : parts) {
+      multiply(part, want.data() + row);
+      multiply(stacked.Rows(row, row + part.n), views.data() + row);
+      row += part.n;
+    }
+    const std::vector<float> result = got.Read();
+    EXPECT_TRUE(SameBits(result, want.Read())) << m;
+    EXPECT_TRUE(SameBits(result, views.Read())) << m;
+  }
+  parts[1] = parts[1].Rows(0, 64);  // its block of scales would also cover rows of parts[2]
+  EXPECT_FALSE(device_->fused()->ConcatenateRows(parts).defined());
+}
+
 // A layer's ops from the residual stream to the QKV projection; run directly, captured and
 // replayed, because early launch applies in graphs too.
 TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {

@@ -40,22 +40,22 @@ GroupedAttention::Arrays GroupedAttention::TakeArrays(Pass& pass) const {
 void GroupedAttention::Project(Pass& pass, const GroupedAttentionWeights& w, int64_t layer,
                                const float* x, const void* bf16_rows) const {
   const Arrays a = TakeArrays(pass);
-  if (bf16_rows != nullptr) {
-    ProjectAndStoreFused(pass, a, w, layer, bf16_rows);
+  if (UsesFusedOps(pass.rows.tokens, w)) {
+    ProjectAndStoreFused(pass, a, w, layer, x, bf16_rows);
   } else {
     ProjectAndStore(pass, a, w, layer, x);
   }
 }
 
 void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int64_t layer,
-                              bool bf16_input, float* out) const {
+                              float* out) const {
   const int64_t q_width = heads_ * head_dim_;
   const Arrays a = TakeArrays(pass);  // the same arrays as in Project
   KvStorage& kv = *pass.kv;
   kernels::AttentionParams attention = {
       .q = a.q,
-      .ldq = bf16_input ? q_width + 2 * kv_heads_ * head_dim_ : q_width,
-      .bf16_queries = bf16_input && PassesBf16Queries(kv),
+      .ldq = fused_ops ? q_width + 2 * kv_heads_ * head_dim_ : q_width,
+      .bf16_queries = fused_ops && PassesBf16Queries(kv),
       .k_cache = kv.k(layer).raw(),
       .v_cache = kv.v(layer).raw(),
       .kv_dtype = kv.dtype(),
@@ -94,21 +94,34 @@ kernels::LinearParams GroupedAttention::Joined(int64_t tokens, const GroupedAtte
           .m = tokens};
 }
 
-bool GroupedAttention::TakesBf16Input(int64_t tokens, const GroupedAttentionWeights& w) const {
+bool GroupedAttention::UsesFusedOps(int64_t tokens, const GroupedAttentionWeights& w) const {
   const kernels::FusedOps* fused = c_.device.fused();
   // The fused op does not clamp. Models with clip_qkv also normalize whole projections, which the
   // fused op does not support either.
   return fused && w.qkv.w.defined() && c_.config.attention.clip_qkv == 0.0f &&
          c_.config.attention.qk_norm != AttentionConfig::QkNorm::kWhole &&
          fused->SupportsHeads(head_dim_, c_.config.rope.rotary_dim) &&
-         fused->ReadsBFloat16Rows(Joined(tokens, w, nullptr));
+         (w.qkv.w.format == WeightFormat::kFp8Block ||
+          fused->ReadsBFloat16Rows(Joined(tokens, w, nullptr)));
+}
+
+bool GroupedAttention::TakesBf16Input(int64_t tokens, const GroupedAttentionWeights& w) const {
+  return UsesFusedOps(tokens, w) &&
+         c_.device.fused()->ReadsBFloat16Rows(Joined(tokens, w, nullptr));
 }
 
 void GroupedAttention::ProjectAndStoreFused(Pass& pass, const Arrays& a,
                                             const GroupedAttentionWeights& w, int64_t layer,
-                                            const void* bf16_rows) const {
+                                            const float* x, const void* bf16_rows) const {
   KvStorage& kv = *pass.kv;
-  c_.device.fused()->LinearOfBFloat16Rows(Joined(pass.rows.tokens, w, a.q), bf16_rows);
+  kernels::LinearParams product = Joined(pass.rows.tokens, w, a.q);
+  if (bf16_rows != nullptr) {
+    c_.device.fused()->LinearOfBFloat16Rows(product, bf16_rows);
+  } else {
+    product.x = x;
+    product.ldx = c_.config.hidden;
+    c_.device.Linear(product);
+  }
   const bool norm = c_.config.attention.qk_norm == AttentionConfig::QkNorm::kPerHead;
   c_.device.fused()->NormRopeStoreKv({.qkv = a.q,
                                       .q_norm = norm ? w.q_norm.data<float>() : nullptr,

@@ -26,9 +26,8 @@ class GroupedAttention {
   void Project(Pass& pass, const GroupedAttentionWeights& w, int64_t layer, const float* x,
                const void* bf16_rows) const;
   // After Project of the same layer: out [T, H], this rank's partial sum over its heads; the caller
-  // all-reduces. `bf16_input`: whether Project took bfloat16 rows.
-  void Attend(Pass& pass, const GroupedAttentionWeights& w, int64_t layer, bool bf16_input,
-              float* out) const;
+  // all-reduces.
+  void Attend(Pass& pass, const GroupedAttentionWeights& w, int64_t layer, float* out) const;
 
  private:
   // Arrays in the pass's scratch.
@@ -41,9 +40,11 @@ class GroupedAttention {
   Arrays TakeArrays(Pass& pass) const;
   void ProjectAndStore(Pass& pass, const Arrays& a, const GroupedAttentionWeights& w, int64_t layer,
                        const float* x) const;
-  // ProjectAndStore in two fused ops.
+  // Whether one product gives queries, keys and values, which a fused op norms, rotates and stores.
+  bool UsesFusedOps(int64_t tokens, const GroupedAttentionWeights& w) const;
+  // ProjectAndStore in these two ops; reads `bf16_rows` instead of x if it is not null.
   void ProjectAndStoreFused(Pass& pass, const Arrays& a, const GroupedAttentionWeights& w,
-                            int64_t layer, const void* bf16_rows) const;
+                            int64_t layer, const float* x, const void* bf16_rows) const;
   // Whether the fused ops pass queries to Attention in bfloat16.
   bool PassesBf16Queries(const KvStorage& kv) const;
   kernels::LinearParams Joined(int64_t tokens, const GroupedAttentionWeights& w, float* qkv) const;

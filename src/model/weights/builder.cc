@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/check.h"
 #include "model/weights/parts.h"
@@ -8,23 +10,52 @@
 namespace switchyard {
 namespace {
 
-LayerWeights BuildLayer(Parts& parts, int64_t index) {
+double BytesOf(const WeightView& w) {
+  return static_cast<double>(w.n) * static_cast<double>(w.k) *
+         BytesPerWeight(w.format, std::max(w.group_size, 1));
+}
+
+double BytesOf(const kernels::ExpertWeights& w) {
+  return BytesOf(w.gate) + BytesOf(w.up) + BytesOf(w.down);
+}
+
+// The bytes since the last call.
+class Meter {
+ public:
+  explicit Meter(const Parts& parts) : parts_(parts), last_(parts.bytes()) {}
+  double Next() { return parts_.bytes() - std::exchange(last_, parts_.bytes()); }
+
+ private:
+  const Parts& parts_;
+  double last_;
+};
+
+LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   const ModelConfig& config = parts.config();
   const TensorNames& names = parts.names();
   const Mesh& mesh = parts.mesh();
   const std::string prefix = fmt::format("{}{}.", names.layers, index);
   LayerWeights layer;
+  Meter meter(parts);
   layer.input_norm =
       parts.Norm(prefix + names.input_norm + ".weight", config.hidden, "hidden_size");
   layer.post_attention_norm =
       parts.Norm(prefix + names.post_attention_norm + ".weight", config.hidden, "hidden_size");
+  bytes.norms += meter.Next();
   if (config.attention.kind == AttentionConfig::Kind::kGrouped) {
     layer.grouped = BuildGroupedAttention(parts, prefix);
   } else {
     layer.latent = BuildLatentAttention(parts, prefix);
   }
+  bytes.attention += meter.Next();
   if (config.layers[index].moe) {
     layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), &layer.owned);
+    const double router = BytesOf(layer.moe.router.w);
+    const double shared =
+        layer.moe.has_shared ? BytesOf(layer.moe.shared) + BytesOf(layer.moe.shared_gate) : 0;
+    bytes.router += router;
+    bytes.shared += shared;
+    bytes.experts += meter.Next() - router - shared;
   } else {
     const std::string mlp = prefix + names.mlp;
     const Range part =
@@ -33,6 +64,7 @@ LayerWeights BuildLayer(Parts& parts, int64_t index) {
             : parts.EvenColumns(mlp + ".down_proj", config.intermediate, mesh.tp(), mesh.tp_rank());
     layer.dense = parts.FeedForward(mlp + ".gate_proj", mlp + ".up_proj", mlp + ".down_proj",
                                     config.intermediate, part, "hidden_size, intermediate_size");
+    bytes.dense += meter.Next();
   }
   return layer;
 }
@@ -40,7 +72,9 @@ LayerWeights BuildLayer(Parts& parts, int64_t index) {
 }  // namespace
 
 ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const LoadOptions& options,
-                          WeightSource& source) {
+                          WeightSource& source, WeightBytes* by_module) {
+  WeightBytes ignored;
+  WeightBytes& bytes = by_module ? *by_module : ignored;
   const Family* family = FindFamily(config.architecture);
   CHECK(family != nullptr);
   CheckSplits(config, mesh, options.replicated_shared_expert);
@@ -52,22 +86,28 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   const auto vocabulary = [&](const std::string& name, Range rows) {
     return parts.Plain(name, config.vocab_size, rows, "vocab_size, hidden_size");
   };
+  Meter meter(parts);
   ModelWeights w;
   w.vocab_begin = vocab.begin;
   w.vocab_end = vocab.end;
   w.embedding = vocabulary(names.embedding, vocab);
+  bytes.embedding += meter.Next();
   w.layers.reserve(config.layers.size());
-  for (int64_t i = 0; i < config.num_layers(); ++i) w.layers.push_back(BuildLayer(parts, i));
+  for (int64_t i = 0; i < config.num_layers(); ++i) w.layers.push_back(BuildLayer(parts, i, bytes));
+  meter.Next();
   w.final_norm = parts.Norm(names.final_norm, config.hidden, "hidden_size");
+  bytes.norms += meter.Next();
   if (config.pooling) {
     if (const auto labels = static_cast<int64_t>(config.pooling->labels.size()))
       w.head = parts.Plain("score.weight", labels, {0, labels}, "num_labels, hidden_size");
+    bytes.head += meter.Next();
     w.bytes_mapped = static_cast<size_t>(std::llround(parts.bytes()));
     return w;
   }
   const bool same = config.tie_embeddings && head.begin == vocab.begin && head.end == vocab.end;
   w.head =
       same ? w.embedding : vocabulary(config.tie_embeddings ? names.embedding : names.head, head);
+  bytes.head += meter.Next();
   w.bytes_mapped = static_cast<size_t>(std::llround(parts.bytes()));
   return w;
 }

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "model/config.h"
+#include "model/weight_bytes.h"
 #include "model/weights.h"
 #include "model/weights/safetensors.h"
 #include "model/weights/shard.h"
@@ -103,8 +104,9 @@ int64_t ColumnUnit(const LinearScheme& scheme);
 WeightFormat PlainFormat(DType dtype);  // of kF32, kBF16 or kF16
 
 // Requests this rank's shard from the source, by the tensor names of the config's family. CHECKs
-// that the architecture is known; Error if the sizes cannot be sharded (CheckSplits).
+// that the architecture is known; Error if the sizes cannot be sharded (CheckSplits). Adds to
+// *by_module the bytes of each module, unless it is null.
 ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const LoadOptions& options,
-                          WeightSource& source);
+                          WeightSource& source, WeightBytes* by_module = nullptr);
 
 }  // namespace switchyard

@@ -9,6 +9,10 @@ namespace switchyard {
 // (kernels::GroupedMlp), which reads every weight format in place.
 class GroupedMlpRunner : public Runner {
  public:
+  // Rows per tile of float32 outputs in RunTo. Large enough that weights are seldom reread for the
+  // next tile, small enough that rounding reads from cache.
+  static constexpr int64_t kTileRows = 1024;
+
   RunnerLayout layout() const override { return RunnerLayout::kContiguous; }
   bool Supports(WeightFormat format) const override;
   void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
@@ -23,10 +27,6 @@ class GroupedMlpRunner : public Runner {
  private:
   // Offsets of the experts in rows [begin, begin + count), stored in tile_offsets_.
   std::span<const int32_t> TileOffsets(const GroupedRows& rows, int64_t begin, int64_t count);
-
-  // Rows per tile of float32 outputs in RunTo. Large enough that weights are seldom reread for the
-  // next tile, small enough that rounding reads from cache.
-  static constexpr int64_t kTileRows = 1024;
 
   Scratch<float> middle_;  // [rows, I]
   Scratch<float> tile_;    // [tile rows, H]

@@ -20,27 +20,34 @@ constexpr const char* kBenchHelp =
   switchyard bench moe-layer                    one MoE layer: router, exchange, experts
   switchyard bench exchange                     collectives, dispatch and combine of rows
   switchyard bench roofline                     peak rates of the machine: memory, caches, arithmetic
+  switchyard bench calibrate                    a cost table of this machine for `switchyard plan`
 
 Each has --help. A result line has the median time of one call, operations and bytes per second, and the
 fraction of the roofline, whose peak rates are measured in the same run.
 )";
 
-constexpr std::string_view kBenches[] = {"one-batch", "serve",    "kernels",
-                                         "moe-layer", "exchange", "roofline"};
+constexpr std::string_view kBenches[] = {"one-batch", "serve",    "kernels",  "moe-layer",
+                                         "exchange",  "roofline", "calibrate"};
 
 void AddBenchFlags(CommandLine& app, BenchArgs& a) {
   constexpr const char* kBench = "Benchmark";
   app.Flag("--device", a.device, kBench,
            "Device to measure: auto (cuda if there is a GPU), cpu or cuda")
       .OneOf({"auto", "cpu", "cuda"});
-  app.Flag("--filter", a.filter, kBench, "Runs only cases whose name and shape contain this text");
-  app.Flag("--json", a.json, kBench, "Also write the figures to this file");
+  const bool calibrates = a.which == "calibrate";
+  if (!calibrates)
+    app.Flag("--filter", a.filter, kBench,
+             "Runs only cases whose name and shape contain this text");
+  app.Flag("--json", a.json, kBench,
+           calibrates ? "Write the table to this file instead of standard output"
+                      : "Also write the figures to this file");
   if (a.which != "roofline")
     app.Flag("--cpu-isa", a.cpu_isa, kBench,
              "Instruction set on CPUs: auto, reference, avx2, avx512, amx; amx-emulated for tests");
-  if (a.which == "kernels" || a.which == "roofline") {
+  if (a.which == "kernels" || a.which == "roofline" || calibrates) {
     app.Flag("--cpu-threads", a.threads, kBench, "Threads on CPUs; 0: all cores").NonNegative();
-    app.Flag("--base-gpu-id", a.base_gpu_id, kBench, "GPU to measure").NonNegative();
+    if (!calibrates)
+      app.Flag("--base-gpu-id", a.base_gpu_id, kBench, "GPU to measure").NonNegative();
     return;
   }
   app.Flag("--ranks,--tp", a.ranks, kBench,
@@ -85,7 +92,10 @@ std::optional<BenchArgs> ParseBench(const std::string& which,
       {"kernels", "Time matrix products, experts and attention; on GPUs also small ops"},
       {"moe-layer", "Time one MoE layer with random weights: router, exchange, experts"},
       {"exchange", "Time collectives, and dispatch and combine of rows between ranks"},
-      {"roofline", "Measure the peak rates of this machine: memory, caches, arithmetic"}};
+      {"roofline", "Measure the peak rates of this machine: memory, caches, arithmetic"},
+      {"calibrate",
+       "Measure kernels and copies of this machine's CPUs, and print a cost table for `switchyard "
+       "plan --cost-table`"}};
   const auto summary = summaries.find(which);
   if (summary == summaries.end())
     throw Invalid(

@@ -182,9 +182,10 @@ PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr&
     answer["usage"] = Usage(all, job->delivery.n, ReasoningTokens(*job, reasoning));
     answer.update(PromptMembers(*job));
     if (Json ext = SglExt(job->delivery, all); !ext.is_null()) answer["sglext"] = std::move(ext);
-    if (job->logprobs.prompt_top >= 0)
-      answer["prompt_logprobs"] =
-          PromptLogprobs(tokenizer, all[0].input_logprobs, job->logprobs.prompt_top);
+    answer["prompt_logprobs"] =
+        job->logprobs.prompt_top < 0
+            ? Json()
+            : PromptLogprobs(tokenizer, all[0].input_logprobs, job->logprobs.prompt_top);
     responder.Send(200, http::kJson, Dump(answer));
   };
   return events;

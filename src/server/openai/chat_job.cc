@@ -18,7 +18,9 @@ namespace {
 
 WantedLogprobs ParseLogprobs(const Fields& f) {
   WantedLogprobs wanted{.output = f.Bool("logprobs", false)};
-  if (f.Has("top_logprobs")) wanted.top = static_cast<int32_t>(f.Int("top_logprobs", 0, 0, 20));
+  // 0: the list of alternatives stays empty, as without the field.
+  if (const int64_t top = f.Int("top_logprobs", 0, 0, 20); top > 0)
+    wanted.top = static_cast<int32_t>(top);
   if (wanted.top > 0 && !wanted.output)
     throw InvalidField("top_logprobs", "top_logprobs requires logprobs: true");
   return wanted;

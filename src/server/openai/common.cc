@@ -43,7 +43,8 @@ void ParseStreamOptions(const Fields& f, Delivery* d) {
     throw InvalidField("stream_options", "stream_options is not an object");
   const Fields o(*options, "stream_options.");
   d->include_usage = o.Bool("include_usage", false);
-  d->continuous_usage = o.Bool("continuous_usage_stats", false);
+  // SGLang sends usage in every event for this field alone, vLLM not with include_usage false.
+  d->continuous_usage = o.Bool("continuous_usage_stats", false) && o.Bool("include_usage", true);
   if (o.Bool("include_obfuscation", false))
     throw InvalidField("stream_options.include_obfuscation",
                        "stream_options.include_obfuscation is not supported");
@@ -188,7 +189,10 @@ static Json UsageJson(int64_t prompt, int64_t completion, int64_t cached,
                 {"completion_tokens", completion},
                 {"total_tokens", prompt + completion},
                 {"prompt_tokens_details", {{"cached_tokens", cached}}}};
-  if (reasoning) usage["completion_tokens_details"]["reasoning_tokens"] = *reasoning;
+  if (reasoning) {
+    usage["completion_tokens_details"]["reasoning_tokens"] = *reasoning;
+    usage["reasoning_tokens"] = *reasoning;  // SGLang's name
+  }
   return usage;
 }
 

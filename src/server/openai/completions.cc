@@ -88,9 +88,10 @@ Json FullChoice(const CompletionJob& job, const Tokenizer& tokenizer, size_t i,
                                        a.output_logprobs, a.token_offsets)}};
   AddEnding(a.last, choice);
   AddTokenIds(job, i, a.tokens, true, choice);
-  if (job.logprobs.prompt_top >= 0)
-    choice["prompt_logprobs"] =
-        PromptLogprobs(tokenizer, a.input_logprobs, job.logprobs.prompt_top);
+  choice["prompt_logprobs"] =
+      job.logprobs.prompt_top < 0
+          ? Json()
+          : PromptLogprobs(tokenizer, a.input_logprobs, job.logprobs.prompt_top);
   return choice;
 }
 

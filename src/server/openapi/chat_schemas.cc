@@ -75,7 +75,8 @@ constexpr NamedSchema kChat[] = {
         "completion_tokens_details": {
           "type": "object",
           "properties": {"reasoning_tokens": {"type": "integer"}}
-        }
+        },
+        "reasoning_tokens": {"type": "integer"}
       }
     })"},
     {"FinishReason", R"({"enum": ["stop", "tool_calls", "length", "abort", null]})"},
@@ -112,7 +113,7 @@ constexpr NamedSchema kChat[] = {
         "usage": {"$ref": "#/components/schemas/Usage"},
         "prompt_token_ids": {"type": "array", "items": {"type": "integer"}},
         "prompt_text": {"type": "string"},
-        "prompt_logprobs": {"type": "array"},
+        "prompt_logprobs": {"type": ["array", "null"]},
         "sglext": {"type": "object"}
       }
     })"},
@@ -194,7 +195,7 @@ constexpr NamedSchema kChat[] = {
               "matched_stop": {"$ref": "#/components/schemas/MatchedStop"},
               "token_ids": {"type": "array", "items": {"type": "integer"}},
               "prompt_token_ids": {"type": "array", "items": {"type": "integer"}},
-              "prompt_logprobs": {"type": "array"}
+              "prompt_logprobs": {"type": ["array", "null"]}
             }
           }
         },

@@ -8,8 +8,10 @@ constexpr char kTrue[] = R"({"type":"boolean","default":true})";
 constexpr char kIds[] = R"({"type":"array","items":{"$ref":"#/components/schemas/TokenId"}})";
 // A text or a list of token ids, or a list of these.
 constexpr char kPrompts[] = R"({"anyOf":[{"type":"string"},{"type":"array"}]})";
-// A text, an object with a text, or a list of these.
-constexpr char kDocument[] = R"({"anyOf":[{"type":"string"},{"type":"object"},{"type":"array"}]})";
+// Texts, or objects with a text.
+constexpr char kDocuments[] =
+    R"({"type":"array","items":{"anyOf":[{"type":"string"},)"
+    R"({"type":"object","required":["text"],"properties":{"text":{"type":"string"}}}]}})";
 constexpr char kDimensions[] = R"({"type":"integer","minimum":1,"maximum":2147483647})";
 constexpr char kTruncate[] = R"({"anyOf":[{"const":-1},{"type":"integer","minimum":1}],)"
                              R"("description":"-1: the context length"})";
@@ -63,8 +65,8 @@ constexpr FieldSchema kScore[] = {
 };
 
 constexpr FieldSchema kRerank[] = {
-    {"query", kDocument},
-    {"documents", R"({"type":"array"})"},
+    {"query", R"({"type":"string"})"},
+    {"documents", kDocuments},
     {"top_n", R"({"type":"integer","minimum":0,"maximum":2147483647})"},
     {"return_documents", kTrue},
     {"activation", kBool},

@@ -12,6 +12,7 @@
 #include "server/native/native.h"
 #include "server/openai/openai.h"
 #include "server/openai/test_requests.h"
+#include "server/openapi/field_schemas.h"
 #include "server/pooling/embeddings.h"
 #include "server/pooling/vectors.h"
 
@@ -213,6 +214,21 @@ TEST_F(EmbeddingsTest, ScoresAreCosines) {
   EXPECT_FALSE(server_.Ask("/rerank", two)["results"][0].contains("document"));
   EXPECT_THAT(server_.ErrorOf("/rerank", {{"query", "a"}, {"documents", Json::array()}}),
               HasSubstr("documents has no texts"));
+}
+
+TEST_F(EmbeddingsTest, RerankReadsWhatItsSchemaAllows) {
+  using openapi::SchemaOf;
+  EXPECT_EQ(Json::parse(SchemaOf(RequestKind::kRerank, "query"))["type"], "string");
+  const Json documents = Json::parse(SchemaOf(RequestKind::kRerank, "documents"));
+  EXPECT_EQ(documents["items"]["anyOf"][0]["type"], "string");
+  EXPECT_EQ(documents["items"]["anyOf"][1]["required"], Json::array({"text"}));
+  for (const Json& query : {Json::object({{"text", "a"}}), Json::array({"a"}), Json(1)})
+    EXPECT_THAT(server_.ErrorOf("/rerank", {{"query", query}, {"documents", {"b"}}}),
+                HasSubstr("query"));
+  for (const Json& document : {Json::object({{"title", "b"}}), Json::array({"b"}), Json(1)})
+    EXPECT_THAT(
+        server_.ErrorOf("/rerank", {{"query", "a"}, {"documents", Json::array({document})}}),
+        HasSubstr("want texts, or objects with a text"));
 }
 
 TEST_F(EmbeddingsTest, RequestsForTextAndClassesAreRefused) {

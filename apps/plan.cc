@@ -1,0 +1,131 @@
+// `switchyard plan` ranks the layouts of a model on a cluster; `switchyard simulate` plays requests
+// over one.
+#include "apps/plan.h"
+
+#include <fmt/core.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "core/cpus.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "engine/host_memory.h"
+#include "kernels/ops.h"
+#include "plan/report.h"
+#include "plan/search.h"
+#include "plan/simulate.h"
+
+namespace switchyard {
+namespace {
+
+using nlohmann::json;
+
+// `file`: a config.json without the other files of a checkpoint.
+ModelConfig ReadConfigFile(const EngineConfig& config) {
+  std::ifstream in(config.model_path);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (config.model_override_args.empty())
+    return ParseModelConfig(text.str(), {}, config.quantization);
+  json document = json::parse(text.str(), nullptr, false);
+  const json overrides = json::parse(config.model_override_args, nullptr, false);
+  if (!overrides.is_object()) throw Invalid("--json-model-override-args: want a JSON object");
+  if (!document.is_object()) throw Invalid("{}: not a JSON object", config.model_path.string());
+  document.update(overrides);
+  return ParseModelConfig(document.dump(), {}, config.quantization);
+}
+
+ModelConfig ReadModel(const PlanArgs& args) {
+  const bool file = std::filesystem::is_regular_file(args.engine.model_path);
+  ModelConfig model = file ? ReadConfigFile(args.engine) : ReadModelConfig(args.engine);
+  const bool bfloat16 = args.engine.dtype == "auto" || args.engine.dtype == "bfloat16";
+  if (!args.card.empty()) {
+    model.quantization.bfloat16_rows = false;  // of CPUs only
+  } else if (bfloat16 && kernels::HasBFloat16Products(kernels::ActiveIsa())) {
+    model.quantization.bfloat16_rows = true;
+  }
+  return model;
+}
+
+plan::CostTable TableOf(const PlanArgs& args, int cpus) {
+  if (!args.cost_table.empty()) {
+    plan::CostTable table = plan::ReadCostTable(args.cost_table);
+    if (table.cuda == args.card.empty())
+      throw Invalid("--cost-table {}: of {}, but the plan is for {}", args.cost_table,
+                    table.cuda ? "a GPU" : "CPUs", args.card.empty() ? "CPUs" : "GPUs");
+    return table;
+  }
+  return args.card.empty() ? plan::CpuDefaults(cpus) : plan::ShippedTable(args.card);
+}
+
+plan::Question QuestionOf(const PlanArgs& args) {
+  plan::Question q{.config = args.engine, .model = ReadModel(args)};
+  plan::Cluster& c = q.cluster;
+  c.cuda = !args.card.empty();
+  c.cpus = args.cpus > 0 ? args.cpus : AllowedCpuCount();
+  q.table = TableOf(args, c.cpus);
+  c.card = c.cuda ? args.card : "host";
+  c.per_node = c.cuda ? args.per_node : c.cpus;
+  c.nodes = args.nodes;
+  c.nics = args.nics;
+  c.nic_gbit = args.nic_gbit;
+  c.memory = args.memory_gib > 0 ? args.memory_gib * (int64_t{1} << 30)
+             : c.cuda            ? q.table.memory_bytes
+                                 : static_cast<double>(ReadHostMemory().available);
+  if (c.memory <= 0)
+    throw Invalid("--cost-table {}: it has no memory_bytes; add --memory GIB", args.cost_table);
+  q.load = {.input = args.input,
+            .output = args.output,
+            .rate = args.rate,
+            .batch = args.batch,
+            .max_ttft = args.max_ttft_ms * 1e-3,
+            .max_itl = args.max_itl_ms * 1e-3,
+            .imbalance = args.imbalance,
+            .price = args.price};
+  if (args.input + args.output > q.model.longest_context())
+    throw Invalid("--input-len {} and --output-len {}: the model's context holds {} tokens",
+                  args.input, args.output, q.model.longest_context());
+  return q;
+}
+
+}  // namespace
+
+int RunPlan(const PlanArgs& args, const std::shared_ptr<const MoeBackends>& backends) {
+  plan::Question q = QuestionOf(args);
+  q.config.backends = backends;
+  if (!args.explain.empty()) {
+    fmt::print("{}", plan::Explain(q, plan::ParseLayout(args.explain)));
+    return 0;
+  }
+  const std::vector<plan::Evaluation> ranked = plan::Search(q);
+  if (!args.svg.empty()) {
+    std::ofstream out(args.svg);
+    if (!(out << plan::Picture(q, ranked))) throw Resource("--svg {}: cannot be written", args.svg);
+  }
+  fmt::print("{}", args.json ? plan::ReportJson(q, ranked) : plan::Report(q, ranked, args.rows));
+  return 0;
+}
+
+int RunSimulate(const SimulateArgs& args, const std::shared_ptr<const MoeBackends>& backends) {
+  plan::Question q = QuestionOf(args.plan);
+  q.config.backends = backends;
+  const double rate = args.plan.rate;
+  const std::vector<plan::Arrival> arrivals =
+      args.trace.empty() ? plan::PoissonArrivals(q.load, rate, args.seconds, args.seed)
+                         : plan::ReadArrivals(args.trace);
+  const plan::Evaluation layout = args.layout.empty()
+                                      ? plan::Search(q).front()
+                                      : plan::Evaluate(q, plan::ParseLayout(args.layout));
+  const plan::Simulation simulation = plan::Simulate(q, layout, arrivals);
+  if (!args.chrome_trace.empty()) {
+    std::ofstream out(args.chrome_trace);
+    if (!(out << plan::SimulationTrace(simulation)))
+      throw Resource("--chrome-trace {}: cannot be written", args.chrome_trace);
+  }
+  fmt::print("costs: {}: {}\n{}", q.table.name, q.table.source,
+             plan::SimulationText(layout, simulation));
+  return 0;
+}
+
+}  // namespace switchyard

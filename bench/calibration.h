@@ -1,0 +1,13 @@
+// `switchyard bench calibrate`: the rates of this machine's kernels and links, as a cost table.
+#pragma once
+
+#include "bench/benches.h"
+#include "plan/cost_table.h"
+
+namespace switchyard::bench {
+
+// Measures products, experts, attention, small ops and copies with all threads together, about a
+// minute. Whole layers and steps are not measured.
+plan::CostTable CalibrateCpu(const Options& options, Report& report);
+
+}  // namespace switchyard::bench

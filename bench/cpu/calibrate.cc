@@ -1,0 +1,333 @@
+#include <fmt/format.h>
+
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bench/calibration.h"
+#include "bench/cpu/cores.h"
+#include "bench/cpu/machine.h"
+#include "bench/cpu/memory_loops.h"
+#include "bench/timing.h"
+#include "core/tensor.h"
+#include "kernels/cache_rows.h"
+#include "kernels/ops.h"
+#include "moe/router/router.h"
+
+namespace switchyard::bench {
+namespace {
+
+constexpr int64_t kHidden = 2048, kWidth = 1024, kHeads = 16, kHeadDim = 128;
+constexpr int64_t kPoolBytes = int64_t{1} << 30;
+constexpr int kExperts = 16;
+constexpr char kByte = 0x3c;  // a small positive number in every format
+
+// Products of one format of weights and rows.
+struct Format {
+  WeightFormat weights;
+  ActivationFormat rows = ActivationFormat::kNone;
+
+  std::string Name() const {
+    std::string name(switchyard::Name(weights));
+    if (rows != ActivationFormat::kNone) name += fmt::format(", {}", switchyard::Name(rows));
+    return name;
+  }
+};
+
+Tensor Filled(int64_t bytes) {
+  Tensor t = Tensor::Empty(DType::kU8, {bytes});
+  std::memset(t.mutable_raw(), kByte, bytes);
+  return t;
+}
+
+// Weights at a new position of a large memory for each product, so that they are not in cache.
+class Weights {
+ public:
+  Weights() : memory_(Filled(kPoolBytes)), scales_(Filled(int64_t{1} << 26)) {}
+
+  WeightView Next(const Format& format, int64_t n, int64_t k) {
+    const auto bytes =
+        static_cast<int64_t>(static_cast<double>(n * k) * BytesPerWeight(format.weights));
+    if (next_ + bytes > kPoolBytes) next_ = 0;
+    WeightView w = {.format = format.weights,
+                    .data = static_cast<const char*>(memory_.raw()) + next_,
+                    .scales = scales_.raw(),
+                    .group_size = format.weights == WeightFormat::kInt4Group ? 128 : 0,
+                    .activation = format.rows,
+                    .stored_k = k,
+                    .n = n,
+                    .k = k};
+    next_ += (bytes + 4095) / 4096 * 4096;
+    return w;
+  }
+
+ private:
+  Tensor memory_, scales_;
+  int64_t next_ = 0;
+};
+
+class Calibration {
+ public:
+  Calibration(int threads, Report& report) : pool_(threads), report_(report) {}
+
+  plan::CostTable Run() {
+    plan::CostTable t = plan::CpuDefaults(pool_.num_threads());
+    t.name = "cpu";
+    t.source = fmt::format("switchyard bench calibrate: {}, {} threads, {}", CpuName(),
+                           pool_.num_threads(), kernels::Name(kernels::ActiveIsa()));
+    t.measured = true;
+    report_.Note(t.source);
+    SmallOps(&t);
+    t.weights.clear();
+    t.products.clear();
+    t.experts.clear();
+    for (const Format& format : Formats()) {
+      Products(format, &t);
+      Experts(format, &t);
+    }
+    // The measured rates of products include the time to read weights.
+    t.weights["bfloat16"] = 1e15;
+    t.product_seconds = t.grouped_seconds = 0;
+    Attention(&t);
+    Latent(&t);
+    Copies(&t);
+    return t;
+  }
+
+ private:
+  static std::vector<Format> Formats() {
+    std::vector<Format> formats = {{WeightFormat::kBF16}};
+    if (kernels::HasBFloat16Products(kernels::ActiveIsa()))
+      formats.push_back({WeightFormat::kBF16, ActivationFormat::kBFloat16});
+    formats.push_back({WeightFormat::kInt8Channel, ActivationFormat::kInt8Token});
+    formats.push_back({WeightFormat::kFp8Block});
+    formats.push_back({WeightFormat::kMxfp4});
+    return formats;
+  }
+
+  double Add(const std::string& name, const std::string& shape, double seconds, double flops,
+             double bytes) {
+    report_.Add({.name = name, .shape = shape, .seconds = seconds, .flops = flops, .bytes = bytes});
+    return seconds;
+  }
+
+  void SmallOps(plan::CostTable* t) {
+    const auto norm = [&](int64_t rows) {
+      const Tensor x = Filled(rows * kHidden * 4), weight = Filled(kHidden * 4);
+      Tensor y = Filled(rows * kHidden * 4);
+      const double seconds = MedianSeconds([&] {
+        kernels::RmsNorm({.x = static_cast<const float*>(x.raw()),
+                          .ldx = kHidden,
+                          .weight = static_cast<const float*>(weight.raw()),
+                          .y = static_cast<float*>(y.mutable_raw()),
+                          .ldy = kHidden,
+                          .m = rows,
+                          .n = kHidden},
+                         pool_);
+      });
+      return Add("norm", fmt::format("{} x {}", rows, kHidden), seconds, 0,
+                 static_cast<double>(rows * kHidden * 8));
+    };
+    t->op_seconds = norm(1);
+    constexpr int64_t kRows = 8192;
+    t->bandwidth = static_cast<double>(kRows * kHidden * 8) / norm(kRows);
+    constexpr int64_t kTokens = 512, kRouted = 64;
+    const RouterConfig router = {.num_experts = kRouted, .top_k = 8};
+    std::vector<float> logits(kTokens * kRouted);
+    for (size_t i = 0; i < logits.size(); ++i)
+      logits[i] = static_cast<float>((i * 7919) % 1009) / 1009;
+    TopK topk;
+    const double select = MedianSeconds(
+        [&] { SelectExperts(router, logits.data(), kTokens, nullptr, &topk, pool_); });
+    t->select_seconds =
+        Add("select", fmt::format("{} tokens, top-8 of {}", kTokens, kRouted), select, 0, 0) /
+        static_cast<double>(kTokens * kRouted);
+  }
+
+  void Products(const Format& format, plan::CostTable* t) {
+    plan::Curve& curve = t->products[format.Name()];
+    for (const int64_t m : {1, 2, 4, 8, 16, 32, 64, 128, 512}) {
+      const Tensor x = Filled(m * kHidden * 4);
+      Tensor y = Filled(m * kHidden * 4);
+      const double flops = 2.0 * static_cast<double>(m * kHidden * kHidden);
+      const std::string shape = fmt::format("{} {} x {} x {}", format.Name(), m, kHidden, kHidden);
+      report_.Start("product", shape);
+      const double seconds = MedianSeconds([&] {
+        kernels::Linear({.x = static_cast<const float*>(x.raw()),
+                         .ldx = kHidden,
+                         .w = weights_.Next(format, kHidden, kHidden),
+                         .y = static_cast<float*>(y.mutable_raw()),
+                         .ldy = kHidden,
+                         .m = m},
+                        pool_);
+      });
+      Add("product", shape, seconds, flops,
+          static_cast<double>(kHidden * kHidden) * BytesPerWeight(format.weights));
+      curve.points.emplace_back(static_cast<double>(m), flops / seconds);
+    }
+  }
+
+  // Every expert has the same number of rows.
+  void Experts(const Format& format, plan::CostTable* t) {
+    plan::Curve& curve = t->experts[format.Name()];
+    for (const int64_t each : {1, 2, 4, 8, 16, 64, 256}) {
+      const int64_t rows = each * kExperts;
+      const Tensor x = Filled(rows * kHidden * 4);
+      Tensor middle = Filled(rows * kWidth * 4), out = Filled(rows * kHidden * 4);
+      std::vector<kernels::ExpertWeights> experts(kExperts);
+      std::vector<int32_t> offsets(kExperts + 1);
+      for (int e = 0; e <= kExperts; ++e) offsets[e] = static_cast<int32_t>(e * each);
+      const double weights = 3.0 * kHidden * kWidth;
+      const std::string shape =
+          fmt::format("{} {} rows each of {} experts", format.Name(), each, kExperts);
+      report_.Start("experts", shape);
+      const double seconds = MedianSeconds([&] {
+        for (kernels::ExpertWeights& expert : experts)
+          expert = {.gate = weights_.Next(format, kWidth, kHidden),
+                    .up = weights_.Next(format, kWidth, kHidden),
+                    .down = weights_.Next(format, kHidden, kWidth)};
+        kernels::GroupedMlp({.x = static_cast<const float*>(x.raw()),
+                             .ldx = kHidden,
+                             .experts = experts,
+                             .offsets = offsets,
+                             .scratch = static_cast<float*>(middle.mutable_raw()),
+                             .out = static_cast<float*>(out.mutable_raw()),
+                             .ldo = kHidden},
+                            pool_);
+      });
+      const double flops = 2.0 * static_cast<double>(rows) * weights;
+      Add("experts", shape, seconds, flops, kExperts * weights * BytesPerWeight(format.weights));
+      curve.points.emplace_back(static_cast<double>(each), flops / seconds);
+    }
+  }
+
+  // A batch of equal sequences, with keys in consecutive pages.
+  struct Batch {
+    static constexpr int32_t kPage = 16;
+    Batch(int32_t sequences, int32_t rows, int32_t keys) : pages(sequences * (keys / kPage + 1)) {
+      for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i);
+      for (int32_t s = 0; s < sequences; ++s)
+        spans.push_back({.row_begin = s * rows,
+                         .rows = rows,
+                         .kv_len = keys,
+                         .pages = pages.data() + s * (keys / kPage + 1)});
+    }
+    int64_t slots() const { return std::ssize(pages) * kPage; }
+    std::vector<int32_t> pages;
+    std::vector<kernels::SequenceSpan> spans;
+  };
+
+  bool pairs() const { return kernels::HasBFloat16Products(kernels::ActiveIsa()); }
+  DType cache() const { return pairs() ? DType::kBF16 : DType::kF32; }
+
+  // Seconds of `sequences` sequences, whose last `rows` rows are queries.
+  double Attend(int64_t group, int32_t sequences, int32_t rows, int32_t keys) {
+    const int64_t kv_heads = kHeads / group;
+    const Batch batch(sequences, rows, keys);
+    const int64_t row_bytes = kernels::CacheRowBytes(cache(), kHeadDim);
+    const Tensor k = Filled(batch.slots() * kv_heads * row_bytes);
+    const Tensor v = Filled(batch.slots() * kv_heads * row_bytes);
+    const int64_t width = kHeads * kHeadDim;
+    const Tensor q = Filled(sequences * rows * width * 4);
+    Tensor out = Filled(sequences * rows * width * 4);
+    return MedianSeconds([&] {
+      kernels::Attention({.q = static_cast<const float*>(q.raw()),
+                          .ldq = width,
+                          .k_cache = k.raw(),
+                          .v_cache = v.raw(),
+                          .kv_dtype = cache(),
+                          .heads = kHeads,
+                          .kv_heads = kv_heads,
+                          .head_dim = kHeadDim,
+                          .page_size = Batch::kPage,
+                          .scale = 0.1f,
+                          .bfloat16_rows = pairs(),
+                          .sequences = batch.spans,
+                          .out = static_cast<float*>(out.mutable_raw()),
+                          .ldo = width},
+                         pool_);
+    });
+  }
+
+  void Attention(plan::CostTable* t) {
+    t->decode_flops = t->latent_flops = 0;  // in the rates by bytes
+    t->decode_bytes.points.clear();
+    t->prompt_flops.points.clear();
+    t->attention_seconds = Add("attention", "1 row on 16 keys", Attend(1, 1, 1, 16), 0, 0);
+    constexpr int32_t kKeys = 1024;
+    for (const int64_t group : {1, 4, 8}) {
+      const auto sequences = static_cast<int32_t>(8 * group);
+      const double bytes = 2.0 * sequences * kKeys * static_cast<double>(kHeads / group) *
+                           static_cast<double>(kernels::CacheRowBytes(cache(), kHeadDim));
+      const double seconds =
+          Add("attention",
+              fmt::format("{} heads of a KV head, {} x 1 rows on {} keys", group, sequences, kKeys),
+              Attend(group, sequences, 1, kKeys), 0, bytes);
+      t->decode_bytes.points.emplace_back(static_cast<double>(group), bytes / seconds);
+    }
+    for (const auto& [rows, keys] : {std::pair{512, 512}, {512, 2048}, {512, 16384}}) {
+      const double mean = keys - (rows - 1) / 2.0;
+      const double flops = 4.0 * rows * mean * kHeads * kHeadDim;
+      const double seconds = Add("attention", fmt::format("{} rows on {} keys", rows, keys),
+                                 Attend(1, 1, rows, keys), flops, 0);
+      t->prompt_flops.points.emplace_back(mean, flops / seconds);
+    }
+  }
+
+  double AttendLatent(int32_t sequences, int32_t rows, int32_t keys) {
+    constexpr int64_t kLora = 512, kRope = 64;
+    const Batch batch(sequences, rows, keys);
+    const Tensor c = Filled(batch.slots() * kernels::CacheRowBytes(cache(), kLora + kRope));
+    const Tensor q = Filled(sequences * rows * kHeads * (kLora + kRope) * 4);
+    Tensor out = Filled(sequences * rows * kHeads * kLora * 4);
+    return MedianSeconds([&] {
+      kernels::LatentAttention({.q = static_cast<const float*>(q.raw()),
+                                .ldq = kHeads * (kLora + kRope),
+                                .cache = c.raw(),
+                                .kv_dtype = cache(),
+                                .heads = kHeads,
+                                .lora = kLora,
+                                .rope = kRope,
+                                .page_size = Batch::kPage,
+                                .scale = 0.1f,
+                                .bfloat16_rows = pairs(),
+                                .sequences = batch.spans,
+                                .out = static_cast<float*>(out.mutable_raw()),
+                                .ldo = kHeads * kLora},
+                               pool_);
+    });
+  }
+
+  void Latent(plan::CostTable* t) {
+    t->latent_bytes.points.clear();
+    t->latent_prompt_flops.points.clear();
+    const double bytes = 64.0 * 1024 * static_cast<double>(kernels::CacheRowBytes(cache(), 576));
+    const double decode = Add("latent attention", "16 heads, 64 x 1 rows on 1024 keys",
+                              AttendLatent(64, 1, 1024), 0, bytes);
+    t->latent_bytes.points.emplace_back(kHeads, bytes / decode);
+    const double mean = 1024 - 511 / 2.0, flops = 2.0 * 512 * mean * kHeads * (576 + 512);
+    const double prompt = Add("latent attention", "16 heads, 512 rows on 1024 keys",
+                              AttendLatent(1, 512, 1024), flops, 0);
+    t->latent_prompt_flops.points.emplace_back(mean, flops / prompt);
+  }
+
+  // Rows between ranks are copies by the sender's threads.
+  void Copies(plan::CostTable* t) {
+    MemoryLoops loops(pool_, int64_t{1} << 27);
+    t->host.rate = loops.Copy() / 2;
+    report_.Machine("copies", t->host.rate * 1e-9, "GB/s");
+  }
+
+  ThreadPool pool_;
+  Report& report_;
+  Weights weights_;
+};
+
+}  // namespace
+
+plan::CostTable CalibrateCpu(const Options& options, Report& report) {
+  return Calibration(options.threads > 0 ? options.threads : CoreCount(), report).Run();
+}
+
+}  // namespace switchyard::bench

@@ -1,0 +1,51 @@
+#include "engine/memory_plan.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/format.h"
+#include "engine/rank_engine.h"
+#include "eplb/manager.h"
+
+namespace switchyard {
+namespace {
+
+constexpr double kMiB = 1024.0 * 1024.0;
+
+}  // namespace
+
+RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
+  const ModelConfig& model = plan.model;
+  int64_t logit_rows = plan.max_running_requests + 1;
+  // Rows of prompts for log-probabilities (counted on GPUs only) or for means.
+  if (plan.cuda || (model.pooling && model.pooling->type == Pooling::kMean))
+    logit_rows =
+        std::max(logit_rows, std::min(MaxLogitRows(model.output_width()), plan.max_batch_tokens));
+  RankMemory memory = MemoryOfRank(model, MakeModelOptions(config, plan), config.mesh,
+                                   {.logit_rows = logit_rows, .kv_dtype = plan.kv_dtype});
+  if (config.eplb.enable && !plan.cuda)
+    memory.exchange += static_cast<double>(EplbManager::BytesPerRank(config.mesh));
+  return memory;
+}
+
+bool CopiesWeights(const EngineConfig& config, const EnginePlan& plan) {
+  const std::string& method = plan.model.quantization.method;
+  return plan.cuda || config.load_format == "dummy" || !config.quantization.method.empty() ||
+         method == "gptq" || method == "awq";
+}
+
+std::string DescribeMemory(const EngineConfig& config, const EnginePlan& plan) {
+  const RankMemory memory = PlanRankMemory(config, plan);
+  const auto cache = static_cast<double>(plan.kv_bytes_per_rank);
+  std::vector<std::string> modules;
+  for (const auto& [name, bytes] : memory.weights.Parts())
+    if (bytes > 0) modules.push_back(fmt::format("{} {:.1f}", name, bytes / kMiB));
+  return fmt::format(
+      "memory of a rank in full use: {:.1f} MiB: weights {:.1f} ({}), cache {:.1f}, activations "
+      "{:.1f}, experts' rows {:.1f}, logits {:.1f}, rope table {:.1f}, exchange buffers {:.1f}",
+      (memory.fixed() + cache) / kMiB, memory.weights.total() / kMiB, Joined(modules, ", "),
+      cache / kMiB, memory.activations / kMiB, memory.moe / kMiB, memory.logits / kMiB,
+      memory.tables / kMiB, memory.exchange / kMiB);
+}
+
+}  // namespace switchyard

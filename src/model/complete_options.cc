@@ -1,0 +1,61 @@
+#include "model/complete_options.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "eplb/init_location.h"
+#include "model/families/family.h"
+#include "model/micro_batches.h"
+#include "moe/backends.h"
+
+namespace switchyard {
+namespace {
+
+// Whether the routed experts quantize their input rows to FP8 in groups of 128.
+bool UsesFp8GroupActivations(const ModelConfig& config) {
+  const LinearSchemes schemes(config.quantization);
+  const TensorNames names = FindFamily(config.architecture)->names(config);
+  const auto layer = std::ranges::find_if(config.layers, &LayerConfig::moe);
+  const auto index = layer - config.layers.begin();
+  const std::string experts = fmt::format("{}{}.{}.experts.", names.layers, index, names.moe);
+  const std::string one = names.interleaved_experts ? "gate_up_proj" : "0." + names.expert_gate;
+  return schemes.Of(experts + one).activation == ActivationFormat::kFp8Group;
+}
+
+}  // namespace
+
+ModelOptions CompleteOptions(const ModelConfig& config, ModelOptions options,
+                             const MeshShape& mesh) {
+  options.two_batch_overlap = options.two_batch_overlap && config.has_moe();
+  options.moe.single_batch_overlap = options.moe.single_batch_overlap && config.has_moe() &&
+                                     CombinesInParts(options.moe, options.backends.get());
+  options.moe.passes = options.two_batch_overlap ? 2 : 1;
+  options.max_pass_tokens = options.two_batch_overlap
+                                ? MaxMicroBatchRows(options.max_tokens, options.tbo_threshold)
+                                : options.max_tokens;
+  options.moe.row_dtype = options.dtype;
+  options.load.replicated_shared_expert = ScattersTokens(options.moe, mesh);
+  if (options.context_length == 0) options.context_length = config.max_position;
+  if (!config.has_moe()) return options;
+  options.moe.fp8_group_activations = UsesFp8GroupActivations(config);
+  options.load.placements = LoadPlacements(
+      {.location = options.moe.init_expert_location,
+       .num_layers = config.num_layers(),
+       .num_logical = config.moe->router.num_experts,
+       .redundant = options.moe.num_redundant_experts,
+       .algorithm = options.eplb_algorithm,
+       .topology = {
+           .ranks = mesh.ep, .nodes = options.moe.nodes, .groups = config.moe->router.num_groups}});
+  return options;
+}
+
+LoadOptions CompletePlacedLoad(const ModelConfig& config, const ModelOptions& options,
+                               const MeshShape& shape) {
+  LoadOptions load = CompleteOptions(config, options, shape).load;
+  if (!options.gpu) return load;
+  load.gpu_plain_dtype = options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
+  load.packs_experts = options.gpu->packs_experts && options.dtype != DType::kF32;
+  return load;
+}
+
+}  // namespace switchyard

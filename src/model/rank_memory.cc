@@ -1,0 +1,311 @@
+#include "model/rank_memory.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+#include "kernels/cache_rows.h"
+#include "model/complete_options.h"
+#include "model/kv_storage.h"
+#include "model/layers/scratch.h"
+#include "model/model.h"
+#include "model/rank_device.h"
+#include "model/weights/shard.h"
+#include "model/weights/source.h"
+#include "moe/backends.h"
+#include "moe/dispatchers/exchange_memory.h"
+#include "moe/dispatchers/token_partition.h"
+#include "moe/router/routing_log_shape.h"
+#include "moe/runners/grouped_mlp.h"
+
+namespace switchyard {
+namespace {
+
+// Maximum number of physical experts on a rank.
+int64_t LocalExperts(const ModelConfig& config, const ModelOptions& options,
+                     const MeshShape& shape) {
+  return CeilDiv(config.moe->router.num_experts + options.moe.num_redundant_experts, shape.ep);
+}
+
+// The records of routing in a GPU's memory, one for each pass in flight.
+size_t RoutingLogBytes(const ModelConfig& config, const ModelOptions& options,
+                       const MeshShape& shape) {
+  if (options.observed == Observed::kNothing || !config.has_moe()) return 0;
+  const ModelOptions complete = CompleteOptions(config, options, shape);
+  const RoutingLogShape log{
+      .layers = static_cast<int>(std::ranges::count_if(config.layers, &LayerConfig::moe)),
+      .experts = config.moe->router.num_experts,
+      .physical = config.moe->router.num_experts + options.moe.num_redundant_experts,
+      .local = static_cast<int>(LocalExperts(config, options, shape)),
+      .top_k = config.moe->router.top_k,
+      .max_rows = complete.max_pass_tokens,
+      .tokens = options.observed == Observed::kTokens};
+  return complete.moe.passes * log.Bytes();
+}
+
+// The memory in which a GPU holds the new experts of layers that have not switched yet.
+size_t SpareExpertBytes(const ModelConfig& config, const ModelOptions& options,
+                        const MeshShape& shape) {
+  if (!options.movable_experts || !config.has_moe()) return 0;
+  const int64_t layers = std::ranges::count_if(config.layers, &LayerConfig::moe);
+  const int64_t held =
+      options.movable_layers < 0 ? layers : std::min<int64_t>(layers, options.movable_layers);
+  constexpr size_t kAlignment = 2048;  // of an expert's arrays
+  return static_cast<size_t>(held * LocalExperts(config, options, shape)) *
+         (kAlignment +
+          ExpertBytes(config, Mesh(shape, 0), CompletePlacedLoad(config, options, shape)));
+}
+
+// Whether a rule of quantization may differ between layers of one kind.
+bool NamesLayers(const QuantizationConfig& quantization) {
+  const auto names = [](const ModulePattern& pattern) {
+    const std::string_view text = pattern.text;
+    const size_t at = text.find("layers");
+    return at != std::string_view::npos && !text.substr(at).starts_with("layers.*.");
+  };
+  if (std::ranges::any_of(quantization.ignored, names)) return true;
+  return std::ranges::any_of(quantization.rules, [&](const SchemeRule& rule) {
+    return std::ranges::any_of(rule.targets, names);
+  });
+}
+
+struct Counted {
+  WeightBytes bytes;
+  int64_t dense_width = 0;
+};
+
+Counted CountAll(const ModelConfig& config, const Mesh& mesh, const LoadOptions& load) {
+  Counted counted;
+  const ModelWeights weights = BuildWeights(
+      config, mesh, load, *MakeCountingSource(config, load.gpu_plain_dtype, load.packs_experts),
+      &counted.bytes);
+  for (const LayerWeights& layer : weights.layers)
+    counted.dense_width = std::max(counted.dense_width, layer.dense.gate.n);
+  return counted;
+}
+
+// Layers of one kind have equal sizes, unless a rule names some of them. So one of each is counted,
+// which is faster for plans that compare hundreds of layouts.
+Counted Count(const ModelConfig& config, const Mesh& mesh, const LoadOptions& load) {
+  if (NamesLayers(config.quantization)) return CountAll(config, mesh, load);
+  Counted all;
+  const double final_norm = static_cast<double>(config.hidden) * sizeof(float);
+  for (const bool moe : {false, true}) {
+    const auto first = std::ranges::find(config.layers, moe, &LayerConfig::moe);
+    if (first == config.layers.end()) continue;
+    const auto times =
+        static_cast<double>(std::ranges::count(config.layers, moe, &LayerConfig::moe));
+    ModelConfig one = config;
+    one.layers = {*first};
+    LoadOptions of_one = load;
+    if (!load.placements.empty())
+      of_one.placements = {load.placements[first - config.layers.begin()]};
+    const Counted counted = CountAll(one, mesh, of_one);
+    const WeightBytes& b = counted.bytes;
+    all.dense_width = std::max(all.dense_width, counted.dense_width);
+    all.bytes.embedding = b.embedding;
+    all.bytes.head = b.head;
+    all.bytes.attention += times * b.attention;
+    all.bytes.dense += times * b.dense;
+    all.bytes.router += times * b.router;
+    all.bytes.experts += times * b.experts;
+    all.bytes.shared += times * b.shared;
+    all.bytes.norms += times * (b.norms - final_norm);
+  }
+  all.bytes.norms += final_norm;
+  return all;
+}
+
+// The sizes of one rank's pass.
+class PassSizes {
+ public:
+  PassSizes(const ModelConfig& config, const ModelOptions& options, const MeshShape& shape,
+            int64_t dense_width)
+      : c_(config),
+        o_(options),
+        mesh_(shape, 0),
+        rows_(options.max_pass_tokens),
+        dense_width_(dense_width) {}
+
+  // Rows of a pass: residual, normed and branch, ids, and the scratch of the largest layer. CPU
+  // kernels also keep one buffer of rounded input rows.
+  double Activations() const {
+    const auto rows = static_cast<double>(rows_);
+    double bytes = rows * (3.0 * c_.hidden * sizeof(float) + 5 * sizeof(int32_t));
+    if (c_.has_moe()) bytes += rows * c_.moe->router.top_k * sizeof(int32_t);
+    bytes += static_cast<double>(LayerFloats()) * sizeof(float);
+    return o_.moe.passes * bytes + (o_.gpu ? 0 : RoundedRows());
+  }
+
+  double Moe() const {
+    if (!c_.has_moe()) return 0;
+    return o_.moe.passes * (o_.gpu ? GpuMoe() : CpuMoe());
+  }
+
+  double Logits(int64_t logit_rows) const {
+    const auto rows = static_cast<double>(logit_rows);
+    const auto vocab = static_cast<double>(c_.output_width());
+    const bool split = mesh_.dp() > 1 && !mesh_.replicated_dense() && !c_.pooling;
+    double floats = rows * (vocab + static_cast<double>(c_.hidden));  // and their selected rows
+    if (split || (mesh_.attn_tp() > 1 && !c_.pooling)) {
+      const double all = split ? mesh_.dp() * rows : rows;
+      const int ranks = split ? mesh_.tp() : mesh_.attn_tp();
+      floats += rows * vocab + all * CeilDiv(c_.output_width(), ranks);
+      if (split) floats += all * c_.hidden;
+    }
+    if (o_.gpu) floats += rows * vocab;  // the copy that the sampler changes
+    return floats * sizeof(float);
+  }
+
+ private:
+  // As GroupedAttention, LatentAttention and DenseFeedForward compute ScratchFloats.
+  int64_t LayerFloats() const {
+    const AttentionConfig& a = c_.attention;
+    const int64_t heads = QueryHeads(a, mesh_).size();
+    int64_t attention = 0;
+    if (a.kind == AttentionConfig::Kind::kGrouped) {
+      const int64_t kv = KvHeads(a, mesh_).size(), q = o_.gpu ? heads + 2 * kv : heads;
+      attention = LayerScratch::Floats({rows_ * q * a.head_dim, rows_ * kv * a.head_dim,
+                                        rows_ * kv * a.head_dim, rows_ * heads * a.head_dim,
+                                        2 * rows_, rows_ * kv});
+    } else {
+      const int64_t latent = a.kv_lora_rank + a.qk_rope_head_dim;
+      attention = LayerScratch::Floats(
+          {rows_ * a.q_lora_rank, rows_ * heads * (a.qk_nope_head_dim + a.qk_rope_head_dim),
+           rows_ * latent, rows_ * heads * latent, rows_ * heads * a.kv_lora_rank,
+           rows_ * heads * a.v_head_dim});
+    }
+    return std::max(attention, DenseFloats());
+  }
+
+  int64_t DenseFloats() const {
+    if (dense_width_ == 0) return 0;
+    if (mesh_.replicated_dense())
+      return LayerScratch::Floats({CeilDiv(rows_, mesh_.attn_tp()) * dense_width_});
+    if (mesh_.dp() == 1) return LayerScratch::Floats({rows_ * dense_width_});
+    const int64_t all = rows_ * mesh_.dp();
+    return LayerScratch::Floats({all * c_.hidden, all * c_.hidden, all * dense_width_});
+  }
+
+  double RoundedRows() const {
+    if (!c_.quantization.bfloat16_rows || !c_.quantization.none()) return 0;
+    const AttentionConfig& a = c_.attention;
+    const int64_t heads = QueryHeads(a, mesh_).size();
+    const int64_t head_width = a.kind == AttentionConfig::Kind::kLatent ? a.v_head_dim : a.head_dim;
+    double elements = static_cast<double>(rows_) *
+                      static_cast<double>(std::max({c_.hidden, heads * head_width, dense_width_}));
+    if (c_.has_moe()) elements = std::max(elements, ExpertRows() * ExpertWidth());
+    return 2 * elements;
+  }
+
+  // Tokens that this rank routes.
+  double Lane() const {
+    return static_cast<double>(
+        ScattersTokens(o_.moe, mesh_.shape()) ? MaxLaneTokens(mesh_.shape(), rows_) : rows_);
+  }
+  double ExpertWidth() const {
+    return static_cast<double>(CeilDiv(c_.moe->intermediate, mesh_.moe_tp()));
+  }
+  // Rows of this rank's experts. Over several ranks, a rank is assumed to get its even share of the
+  // rows of all lanes, and a quarter more.
+  double ExpertRows() const {
+    const double all = Lane() * c_.moe->router.top_k;
+    if (mesh_.ep() == 1) return all;
+    const double lanes = ScattersTokens(o_.moe, mesh_.shape()) ? mesh_.ep() : 1;
+    return std::min(lanes * all, 1.25 * lanes * all / mesh_.ep());
+  }
+
+  double CpuMoe() const {
+    const double k = c_.moe->router.top_k, lane = Lane(), hidden = static_cast<double>(c_.hidden);
+    double bytes = lane * (c_.moe->router.num_experts * sizeof(float) + 2 * k * 8);
+    // Input rows and their places, by expert.
+    bytes += ExpertRows() * 3 * sizeof(int32_t);
+    const bool none = o_.moe.a2a_backend == "none";
+    // Outputs of experts stay here with `none`; exchanges have buffers for them.
+    const double tile =
+        none ? ExpertRows() : std::min<double>(ExpertRows(), GroupedMlpRunner::kTileRows);
+    bytes += tile * (hidden + ExpertWidth()) * sizeof(float);
+    if (none && o_.moe.row_dtype != DType::kF32)  // rounded input rows
+      bytes += lane * (mesh_.dp() > 1 ? mesh_.ep() : 1) * hidden * sizeof(float);
+    if (c_.moe->shared_intermediate > 0) {
+      const bool whole = o_.load.replicated_shared_expert;
+      const double own = whole ? lane / mesh_.moe_tp() : lane;
+      const auto width = static_cast<double>(
+          whole ? c_.moe->shared_intermediate : CeilDiv(c_.moe->shared_intermediate, mesh_.tp()));
+      bytes += own * (hidden + width) * sizeof(float);
+    }
+    return bytes;
+  }
+
+  // An upper bound. All rows of one group may go to one rank. Over all groups, a rank is assumed to
+  // get at most twice its even share.
+  double GpuMoe() const {
+    const int groups = std::max(1, 2 * mesh_.dp() / mesh_.ep());
+    return static_cast<double>(rows_) * groups * (c_.moe->router.top_k + 1) *
+           static_cast<double>(c_.hidden + c_.moe->intermediate) * sizeof(float);
+  }
+
+  const ModelConfig& c_;
+  const ModelOptions& o_;
+  const Mesh mesh_;
+  const int64_t rows_, dense_width_;
+};
+
+}  // namespace
+
+WeightBytes WeightsOfRank(const ModelConfig& config, const MeshShape& mesh,
+                          const LoadOptions& load) {
+  return Count(config, Mesh(mesh, 0), load).bytes;
+}
+
+RankMemory MemoryOfRank(const ModelConfig& config, const ModelOptions& options,
+                        const MeshShape& mesh, const RankMemoryShape& shape) {
+  const ModelOptions complete = CompleteOptions(config, options, mesh);
+  const LoadOptions load = CompletePlacedLoad(config, options, mesh);
+  RankMemory memory;
+  const Counted counted = Count(config, Mesh(mesh, 0), load);
+  memory.weights = counted.bytes;
+  const PassSizes sizes(config, complete, mesh, counted.dense_width);
+  memory.kv_per_token =
+      static_cast<double>(KvStorage::BytesPerToken(config, Mesh(mesh, 0), shape.kv_dtype));
+  memory.activations = sizes.Activations();
+  memory.moe = sizes.Moe();
+  memory.logits = sizes.Logits(shape.logit_rows);
+  memory.tables = static_cast<double>(complete.context_length) *
+                  static_cast<double>(config.rope.rotary_dim) * sizeof(float);
+  memory.exchange = static_cast<double>(options.gpu ? GpuBytesPerRank(config, options, mesh)
+                                                    : SymmetricBytesPerRank(config, options, mesh));
+  return memory;
+}
+
+size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& options,
+                             const MeshShape& shape) {
+  size_t moe = 0;
+  if (config.has_moe() && !options.gpu) {
+    const ModelOptions complete = CompleteOptions(config, options, shape);
+    moe = MoeSymmetricBytes(complete.moe, MoeShapeOf(config, complete.max_pass_tokens), shape,
+                            options.backends.get());
+  }
+  return RankComm::BytesPerRank(shape) + moe;
+}
+
+size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
+                       const MeshShape& shape) {
+  const ModelOptions complete = CompleteOptions(config, options, shape);
+  return CudaPeerBytes(config, complete, shape) + RoutingLogBytes(config, complete, shape) +
+         SpareExpertBytes(config, complete, shape);
+}
+
+std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
+                                   const MeshShape& shape) {
+  const ModelOptions complete = CompleteOptions(config, options, shape);
+  return DescribeExchangeMemory(complete.moe, MoeShapeOf(config, complete.max_pass_tokens), shape,
+                                options.backends.get());
+}
+
+size_t WeightBytesPerRank(const ModelConfig& config, const ModelOptions& options,
+                          const Mesh& mesh) {
+  return WeightBytesPerRank(config, mesh, CompletePlacedLoad(config, options, mesh.shape()));
+}
+
+}  // namespace switchyard

@@ -1,0 +1,45 @@
+// The memory of a rank, from config.json and the options alone. `serve` sizes its cache by it, and
+// `switchyard plan` prints it.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/mesh.h"
+#include "core/dtype.h"
+#include "model/config.h"
+#include "model/options.h"
+#include "model/weight_bytes.h"
+
+namespace switchyard {
+
+// Bytes of one rank besides its program. On CPUs a part becomes resident when a batch first uses
+// it. Doubles, so that absurd sizes do not overflow.
+struct RankMemory {
+  WeightBytes weights;      // where each rank has its own copy
+  double kv_per_token = 0;  // of the cache
+  double activations = 0;   // rows of passes, scratch of layers and of kernels
+  double moe = 0;           // router, rows and products of experts
+  double logits = 0;        // head buffers
+  double tables = 0;        // of rotary embeddings
+  double exchange = 0;      // symmetric memory, or peer memory and spare experts of a GPU
+
+  double passes() const { return activations + moe + logits + tables; }
+  double fixed() const { return weights.total() + passes() + exchange; }  // all but the cache
+};
+
+// The sizes that the plan of an engine chooses.
+struct RankMemoryShape {
+  int64_t logit_rows = 0;  // most rows of one attention group whose logits a pass computes
+  DType kv_dtype = DType::kF32;
+};
+
+// Rank 0, which has the largest share where shares are uneven. `options`: of the model's
+// constructor. Error kInvalid as from the constructor, for sizes that cannot be sharded.
+RankMemory MemoryOfRank(const ModelConfig& config, const ModelOptions& options,
+                        const MeshShape& mesh, const RankMemoryShape& shape);
+
+// The weights of rank 0 alone. `load`: with the formats of a GPU's memory, if it is for a GPU.
+WeightBytes WeightsOfRank(const ModelConfig& config, const MeshShape& mesh,
+                          const LoadOptions& load = {});
+
+}  // namespace switchyard

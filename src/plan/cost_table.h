@@ -1,0 +1,87 @@
+// The rates of one kind of device, from which the time of a step is computed.
+//
+// A table comes from `switchyard bench calibrate`, from the shipped tables (shipped_tables.cc), or
+// from a data sheet. Only kernels and links are measured, never whole steps.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace switchyard::plan {
+
+// A positive function of a positive size: linear between points in logarithms of both, constant
+// before the first and after the last point.
+struct Curve {
+  std::vector<std::pair<double, double>> points;  // ascending sizes
+
+  bool empty() const { return points.empty(); }
+  double At(double size) const;
+};
+
+// Transfers between ranks.
+struct Link {
+  double seconds = 0;  // of the smallest transfer, with its synchronization
+  double rate = 0;     // bytes per second that one rank sends
+};
+
+struct CostTable {
+  std::string name;       // "h200"
+  std::string source;     // where the figures come from
+  bool measured = false;  // false: from data sheets
+  bool cuda = true;
+  double memory_bytes = 0;  // of a device
+  double bandwidth = 0;     // of element-wise ops: bytes per second, read and written
+
+  // By number format, as Name(WeightFormat) writes it, and that of rounded rows if there is one:
+  // "int8-channel, int8-token". `weights`: bytes per second of weights that
+  // a product reads. `products`: FLOP per second by rows of each matrix. `experts`: the same for
+  // grouped products, by rows of each expert that has rows. A format without an entry uses
+  // that without rounded rows, then bfloat16's; without `experts`, `products` apply.
+  std::map<std::string, double> weights;
+  std::map<std::string, Curve> products, experts;
+
+  double op_seconds = 0;       // start of a small op
+  double product_seconds = 0;  // start of a product
+  double grouped_seconds = 0;  // start of a grouped product
+  double chain_seconds = 0;    // of one column: the additions of a sum follow one another
+  double step_seconds = 0;     // of a step: scheduling, upload, draw of tokens
+  double select_seconds = 0;   // of one expert's logit of one token, in the selection of experts
+
+  // Attention. Decode reads keys and values: bytes per second by query heads that share a KV head;
+  // `latent` for MLA. Products are limited by FLOP per second, of prompts by the mean number of
+  // keys of a row.
+  double attention_seconds = 0;
+  Curve decode_bytes, latent_bytes;
+  double decode_flops = 0, latent_flops = 0;
+  Curve prompt_flops, latent_prompt_flops;
+
+  // Ranks of one host, and ranks of several hosts. A host's NICs are given by the cluster.
+  Link host, network;
+  double network_share = 0.85;  // of a NIC's nominal rate
+  Curve all_reduce;             // seconds by bytes, four ranks of a host; empty: from the link
+  // Whether an exchange proceeds while the rank computes.
+  bool exchange_overlaps = true;
+
+  // One of several ranks that share the device's memory and units: each has `share` of the rates.
+  CostTable Shared(double share) const;
+
+  double WeightRate(const std::string& format) const;
+  double ProductRate(const std::string& format, double rows) const;
+  double ExpertRate(const std::string& format, double rows) const;
+};
+
+// Error kInvalid names the file, the key, and what is expected.
+CostTable ReadCostTable(const std::filesystem::path& file);
+CostTable ParseCostTable(const std::string& json, const std::string& name);
+std::string ToJson(const CostTable& table);
+
+// The shipped table of a card ("h200", any case). Error kInvalid lists the known names.
+CostTable ShippedTable(const std::string& card);
+std::vector<std::string> ShippedNames();
+// A CPU without calibration: `cpus` threads, from rates per thread.
+CostTable CpuDefaults(int cpus);
+
+}  // namespace switchyard::plan

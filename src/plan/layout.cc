@@ -1,0 +1,170 @@
+#include "plan/layout.h"
+
+#include <charconv>
+#include <string_view>
+
+#include "core/error.h"
+
+namespace switchyard::plan {
+namespace {
+
+constexpr const char* kBackends[] = {"none", "deepep", "mooncake", "flashinfer", "fused"};
+constexpr const char* kModes[] = {"normal", "low_latency"};
+
+std::vector<std::string> Split(const std::string& text) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  while (begin <= text.size()) {
+    const size_t end = std::min(text.find('-', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+// The number after `prefix`, if `part` has that form.
+bool TakeNumber(std::string_view part, std::string_view prefix, int* to) {
+  if (!part.starts_with(prefix)) return false;
+  part.remove_prefix(prefix.size());
+  int value = 0;
+  const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+  if (error != std::errc() || end != part.data() + part.size()) return false;
+  *to = value;
+  return true;
+}
+
+std::vector<int> Divisors(int n) {
+  std::vector<int> all;
+  for (int d = 1; d <= n; ++d)
+    if (n % d == 0) all.push_back(d);
+  return all;
+}
+
+// A world may fill a part of a node or whole nodes.
+bool FitsNodes(int ranks, const Cluster& cluster) {
+  if (ranks <= cluster.per_node) return cluster.per_node % ranks == 0;
+  return ranks % cluster.per_node == 0 && cluster.nodes % (ranks / cluster.per_node) == 0;
+}
+
+void AddExchanges(Layout layout, const Cluster& cluster, std::vector<Layout>& all) {
+  layout.a2a = "none";
+  all.push_back(layout);
+  if (layout.mesh.ep == 1) return;
+  layout.a2a = "deepep";
+  all.push_back(layout);
+  layout.tbo = true;
+  all.push_back(layout);
+  layout.tbo = false;
+  if (!cluster.cuda || layout.mesh.ep < 4) return;
+  layout.redundant = layout.mesh.ep;  // one more slot on each rank
+  all.push_back(layout);
+}
+
+}  // namespace
+
+std::string Layout::Name() const {
+  std::string name = fmt::format("tp{}", mesh.tp);
+  if (mesh.ep > 1) name += fmt::format("-ep{}", mesh.ep);
+  if (mesh.dp > 1) name += fmt::format("-dp{}", mesh.dp);
+  if (mesh.dense_tp == 1 && mesh.tp > 1) name += "-dense1";
+  if (a2a != "none") name += "-" + a2a;
+  if (mode != "auto") name += "-" + mode;
+  if (runner != "auto") name += "-run_" + runner;
+  if (redundant > 0) name += fmt::format("-red{}", redundant);
+  if (tbo) name += "-tbo";
+  if (chunk != 0) name += fmt::format("-chunk{}", chunk);
+  return name;
+}
+
+bool operator==(const Layout& a, const Layout& b) { return a.Name() == b.Name(); }
+
+Layout ParseLayout(const std::string& name) {
+  Layout layout;
+  for (const std::string& part : Split(name)) {
+    int dense = 0;
+    bool known =
+        TakeNumber(part, "tp", &layout.mesh.tp) || TakeNumber(part, "ep", &layout.mesh.ep) ||
+        TakeNumber(part, "dp", &layout.mesh.dp) || TakeNumber(part, "red", &layout.redundant) ||
+        TakeNumber(part, "chunk", &layout.chunk);
+    if (!known && TakeNumber(part, "dense", &dense)) {
+      layout.mesh.dense_tp = dense;
+      known = true;
+    }
+    for (const char* backend : kBackends)
+      if (!known && part == backend) {
+        layout.a2a = part;
+        known = true;
+      }
+    for (const char* mode : kModes)
+      if (!known && part == mode) {
+        layout.mode = part;
+        known = true;
+      }
+    if (!known && part.starts_with("run_")) {
+      layout.runner = part.substr(4);
+      known = true;
+    }
+    if (!known && part == "tbo") layout.tbo = known = true;
+    if (!known)
+      throw Invalid(
+          "layout {}: part \"{}\" is unknown; want parts like "
+          "tp8-ep8-dp8-dense1-deepep-low_latency-"
+          "red8-tbo-chunk8192 (pp and PD are not available)",
+          name, part);
+  }
+  if (layout.mesh.tp < 1 || layout.mesh.ep < 1 || layout.mesh.dp < 1)
+    throw Invalid("layout {}: want sizes of at least 1", name);
+  return layout;
+}
+
+EngineConfig ConfigOf(const Layout& layout, const EngineConfig& base) {
+  EngineConfig config = base;
+  config.mesh = layout.mesh;
+  config.moe.a2a_backend = layout.a2a;
+  config.moe.deepep_mode = layout.mode;
+  config.moe.runner_backend = layout.runner;
+  config.moe.num_redundant_experts = layout.redundant;
+  config.two_batch_overlap = layout.tbo;
+  if (layout.chunk != 0) config.chunked_prefill_size = layout.chunk;
+  return config;
+}
+
+std::string FlagsOf(const Layout& layout) {
+  std::string flags;
+  if (layout.mesh.tp > 1) flags += fmt::format(" --tp-size {}", layout.mesh.tp);
+  if (layout.mesh.ep > 1) flags += fmt::format(" --ep-size {}", layout.mesh.ep);
+  if (layout.mesh.dp > 1)
+    flags += fmt::format(" --dp-size {} --enable-dp-attention", layout.mesh.dp);
+  if (layout.mesh.dense_tp == 1 && layout.mesh.tp > 1) flags += " --moe-dense-tp-size 1";
+  if (layout.a2a != "none") flags += " --moe-a2a-backend " + layout.a2a;
+  if (layout.mode != "auto") flags += " --deepep-mode " + layout.mode;
+  if (layout.runner != "auto") flags += " --moe-runner-backend " + layout.runner;
+  if (layout.redundant > 0)
+    flags += fmt::format(" --ep-num-redundant-experts {} --ep-dispatch-algorithm balanced",
+                         layout.redundant);
+  if (layout.tbo) flags += " --enable-two-batch-overlap";
+  if (layout.chunk != 0) flags += fmt::format(" --chunked-prefill-size {}", layout.chunk);
+  return flags;
+}
+
+std::vector<Layout> EnumerateLayouts(const Cluster& cluster, const ModelConfig& model) {
+  std::vector<Layout> all;
+  for (const int tp : Divisors(cluster.devices())) {
+    if (!FitsNodes(tp, cluster)) continue;
+    for (const int ep : model.has_moe() ? Divisors(tp) : std::vector<int>{1}) {
+      for (const int dp : Divisors(tp)) {
+        Layout layout;
+        layout.mesh = {.tp = tp, .ep = ep, .dp = dp};
+        AddExchanges(layout, cluster, all);
+        // Complete dense layers on each rank pay off where each rank has tokens of its own.
+        if (dp == tp && tp > 1) {
+          layout.mesh.dense_tp = 1;
+          AddExchanges(layout, cluster, all);
+        }
+      }
+    }
+  }
+  return all;
+}
+
+}  // namespace switchyard::plan

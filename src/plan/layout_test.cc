@@ -1,0 +1,53 @@
+#include "plan/layout.h"
+
+#include <gmock/gmock.h>
+
+#include "core/error.h"
+#include "plan/test_question.h"
+
+namespace switchyard::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Layout, NamesReadBack) {
+  for (const char* name : {"tp1", "tp8-ep8", "tp8-ep4-dp2-deepep",
+                           "tp16-ep16-dp16-dense1-deepep-low_latency-red16-tbo",
+                           "tp2-ep2-mooncake-normal-run_masked_mlp-chunk4096"})
+    EXPECT_EQ(ParseLayout(name).Name(), name);
+}
+
+TEST(Layout, UnknownPartsAreNamed) {
+  for (const char* name : {"tp8-pp2", "tp8-", "8", "tpx", "tp8-ep8x", "tp0"}) {
+    try {
+      ParseLayout(name);
+      FAIL() << name;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("layout"));
+    }
+  }
+}
+
+TEST(Layout, FlagsAreThoseThatDifferFromServesDefaults) {
+  EXPECT_EQ(FlagsOf(ParseLayout("tp1")), "");
+  EXPECT_EQ(FlagsOf(ParseLayout("tp8-ep8-dp8-dense1-deepep-tbo")),
+            " --tp-size 8 --ep-size 8 --dp-size 8 --enable-dp-attention --moe-dense-tp-size 1"
+            " --moe-a2a-backend deepep --enable-two-batch-overlap");
+}
+
+TEST(Layout, EnumeratedSizesDivideEachOtherAndTheNodes) {
+  const Question q = GpuQuestion("qwen3_30b_a3b", "h200", 8, 3);
+  const std::vector<Layout> all = EnumerateLayouts(q.cluster, q.model);
+  EXPECT_GT(all.size(), 50u);
+  for (const Layout& layout : all) {
+    const MeshShape& mesh = layout.mesh;
+    EXPECT_EQ(mesh.tp % mesh.ep, 0) << layout.Name();
+    EXPECT_EQ(mesh.tp % mesh.dp, 0) << layout.Name();
+    EXPECT_TRUE(8 % mesh.tp == 0 || mesh.tp % 8 == 0) << layout.Name();
+    EXPECT_EQ(24 % mesh.tp, 0) << layout.Name();
+    EXPECT_EQ(ParseLayout(layout.Name()).Name(), layout.Name());
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::plan

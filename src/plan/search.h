@@ -1,0 +1,87 @@
+// Evaluates layouts of a model on a cluster, and ranks them.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/memory_plan.h"
+#include "plan/layout.h"
+#include "plan/step_cost.h"
+
+namespace switchyard::plan {
+
+// What the ranks shall do. Exactly one of `batch` and `rate` may be set. With neither, the
+// concurrency with the highest throughput within the limits is chosen.
+struct Load {
+  int64_t input = 1024, output = 512;
+  double rate = 0;         // requests per second of the whole cluster
+  double batch = 0;        // concurrent requests of the whole cluster
+  double max_ttft = 0;     // seconds; 0: no limit
+  double max_itl = 0;      // seconds; 0: no limit
+  double imbalance = 1.1;  // see Routing
+  double price = 0;        // of a device and hour; 0: unknown
+};
+
+struct Question {
+  EngineConfig config;  // flags that all layouts share; its backends may be set
+  ModelConfig model;
+  Cluster cluster;
+  CostTable table;
+  Load load;
+};
+
+// A number of concurrent requests of one engine, in a steady state.
+struct Point {
+  double running = 0;        // of one engine
+  StepTime prefill, decode;  // one full prefill step; one decode step
+  double prefill_rows = 0;   // of that step, all groups
+  double prefill_rate = 0;   // prompt tokens per second of one engine, while it prefills
+  double output_rate = 0;    // tokens per second of one engine, in the steady state
+  double ttft = 0, itl = 0;  // seconds
+  double requests = 0;       // per second of one engine
+};
+
+struct Evaluation {
+  Layout layout;
+  std::string refused;    // why the engine does not accept it, or why it does not meet the load
+  bool accepted = false;  // by the engine: it fits, and all flags are valid
+  int replicas = 1;
+  EnginePlan plan;
+  RankMemory memory;
+  double memory_total = 0;     // bytes of the device, or of the host
+  double cache_tokens = 0;     // of one engine
+  double longest_context = 0;  // tokens of one request
+  double most_requests = 0;    // of one engine, that the cache holds
+  std::vector<Point> points;   // by rising concurrency, within the cache
+  std::optional<Point> best;   // that meets the load and the limits
+  double per_device = 0;       // output tokens per second; on CPUs of the host
+  double cost = 0;             // of a million output tokens; 0: unknown
+  std::string binds;           // what limits the best point, in words
+};
+
+// One layout. A layout that the engine refuses has the reason in `refused`, and no points.
+Evaluation Evaluate(const Question& question, const Layout& layout);
+// All layouts, best first; refused ones last. Error kResource if none fits, which says what would
+// be needed; Error kInvalid if none meets the limits, which says what is reachable.
+std::vector<Evaluation> Search(const Question& question);
+
+// The step costs of an evaluated layout.
+class LayoutCosts {
+ public:
+  LayoutCosts(const Question& question, const Layout& layout, const EnginePlan& plan);
+  StepTime Decode(double running, double keys) const;  // `running`: of all groups
+  StepTime Prefill(double rows, double prompt) const;  // `rows`: of all groups
+  const Ranks& ranks() const { return ranks_; }
+
+ private:
+  Ranks RanksOf(const Question& question, const Layout& layout, const EnginePlan& plan,
+                bool decode) const;
+  const ModelFormats formats_;
+  const CostTable table_;  // of one rank
+  const Ranks ranks_, decode_ranks_;
+  const StepCosts prefill_, decode_;
+};
+
+}  // namespace switchyard::plan

@@ -1,0 +1,59 @@
+// Plays requests over the ranks of a layout, step by step. A step's time is that of StepCosts,
+// kept for each shape, so a day of a large cluster takes minutes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "plan/search.h"
+
+namespace switchyard::plan {
+
+struct Arrival {
+  double seconds = 0;  // since the start
+  int64_t input = 0, output = 0;
+};
+
+// Poisson arrivals of equal requests. The same seed gives the same arrivals.
+std::vector<Arrival> PoissonArrivals(const Load& load, double rate, double seconds, uint64_t seed);
+// A trace: lines of JSON with timestamp (ms), input_length and output_length (Mooncake), or CSV
+// with columns TIMESTAMP, ContextTokens and GeneratedTokens (Azure). Error kInvalid names the file
+// and line.
+std::vector<Arrival> ReadArrivals(const std::filesystem::path& file);
+
+struct Percentiles {
+  double p50 = 0, p90 = 0, p99 = 0;
+};
+
+struct Simulation {
+  int64_t requests = 0, steps = 0;
+  double seconds = 0;        // until the last request has ended
+  double output_rate = 0;    // tokens per second of the cluster
+  double busy = 0;           // share of the time in which an engine runs steps, on average
+  double running = 0;        // requests of the cluster that run, on average over steps' time
+  double uneven = 0;         // share of group-steps in which a group has no rows while another has
+  int64_t most_waiting = 0;  // requests that wait for their first step, of an engine
+  Percentiles ttft, itl, latency;
+  // Steps of the first engine: start, seconds, prompt rows, decode rows; at most `kKeptSteps`.
+  struct Step {
+    double start, seconds;
+    int64_t prompt_rows, decode_rows;
+  };
+  static constexpr size_t kKeptSteps = 20'000;
+  std::vector<Step> first_engine;
+};
+
+// Requests go to engines and their groups in turn. A group admits the oldest requests while its
+// running limit and its cache hold them to their end; prompts run in chunks. All groups of an
+// engine step together. Error kInvalid for a request that the cache cannot hold, and for a layout
+// that is not accepted.
+Simulation Simulate(const Question& question, const Evaluation& layout,
+                    const std::vector<Arrival>& arrivals);
+
+std::string SimulationText(const Evaluation& layout, const Simulation& simulation);
+// A Chrome trace of the first engine's steps.
+std::string SimulationTrace(const Simulation& simulation);
+
+}  // namespace switchyard::plan

@@ -1,0 +1,408 @@
+#include "plan/step_cost.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/format.h"
+#include "kernels/cache_rows.h"
+#include "model/weights/shard.h"
+#include "model/weights/source.h"
+
+namespace switchyard::plan {
+namespace {
+
+using schedule::Phase;
+
+constexpr double kFloat = sizeof(float);
+
+MatrixFormat FormatOf(const WeightView& w, ActivationFormat rows = ActivationFormat::kNone) {
+  const bool fp8 = w.format == WeightFormat::kFp8Block || w.format == WeightFormat::kFp8Channel;
+  std::string name(Name(w.format));
+  if (rows != ActivationFormat::kNone) name += fmt::format(", {}", Name(rows));
+  return {.name = std::move(name),
+          .bytes = BytesPerWeight(w.format, std::max(w.group_size, 1)),
+          .fp8_rows = fp8};
+}
+
+}  // namespace
+
+const char* Name(Part part) {
+  constexpr const char* kNames[] = {"attention", "dense",   "router",      "dispatch", "experts",
+                                    "shared",    "combine", "collectives", "head",     "host"};
+  return kNames[static_cast<size_t>(part)];
+}
+
+const char* Name(Limit limit) {
+  constexpr const char* kNames[] = {"memory bandwidth", "arithmetic", "network", "starts of ops"};
+  return kNames[static_cast<size_t>(limit)];
+}
+
+void Cost::Add(const Cost& other, double times) {
+  for (size_t i = 0; i < parts.size(); ++i) parts[i] += times * other.parts[i];
+  for (size_t i = 0; i < limits.size(); ++i) limits[i] += times * other.limits[i];
+}
+
+double Cost::sum() const { return std::accumulate(parts.begin(), parts.end(), 0.0); }
+
+ModelFormats FormatsOf(const ModelConfig& model, bool cuda, bool hopper) {
+  // One layer of each kind is enough.
+  ModelConfig few = model;
+  few.layers.clear();
+  for (const bool moe : {false, true}) {
+    const auto layer = std::ranges::find(model.layers, moe, &LayerConfig::moe);
+    if (layer != model.layers.end()) few.layers.push_back(*layer);
+  }
+  const auto placed = cuda ? std::optional(DType::kBF16) : std::nullopt;
+  const ModelWeights w =
+      BuildWeights(few, Mesh(), {}, *MakeCountingSource(few, placed, cuda && hopper));
+  // Rows of CPU kernels; GPUs have one way for each format.
+  ActivationFormat rows = ActivationFormat::kNone;
+  const QuantizationConfig& quantization = model.quantization;
+  if (!cuda && !quantization.rules.empty()) {
+    rows = quantization.rules.front().scheme.activation;
+  } else if (!cuda && quantization.none() && quantization.bfloat16_rows &&
+             model.dtype == DType::kBF16) {
+    rows = ActivationFormat::kBFloat16;
+  }
+  ModelFormats formats;
+  for (size_t i = 0; i < few.layers.size(); ++i) {
+    const LayerWeights& layer = w.layers[i];
+    const bool latent = few.attention.kind == AttentionConfig::Kind::kLatent;
+    formats.attention = FormatOf(latent ? layer.latent.o.w : layer.grouped.o.w, rows);
+    if (!few.layers[i].moe) {
+      formats.dense = FormatOf(layer.dense.gate, rows);
+      continue;
+    }
+    formats.router = FormatOf(layer.moe.router.w);
+    formats.experts = FormatOf(layer.moe.experts.front().gate, rows);
+    if (layer.moe.has_shared) formats.shared = FormatOf(layer.moe.shared.gate, rows);
+  }
+  formats.head = FormatOf(w.head);
+  return formats;
+}
+
+// An op whose rows pass through memory once.
+void StepCosts::Small(Part part, double bytes, Cost* cost, double ops) const {
+  cost->Add(part, Limit::kStart, ops * t_.op_seconds);
+  cost->Add(part, Limit::kBandwidth, bytes / t_.bandwidth);
+}
+
+void StepCosts::Product(Part part, const MatrixFormat& format, double rows, double n, double k,
+                        Cost* cost, double seconds_of_start) const {
+  if (rows <= 0 || n <= 0) return;
+  const std::string& name = format.name;
+  const double memory = n * k * format.bytes / t_.WeightRate(name);
+  const double flops = 2 * rows * n * k / t_.ProductRate(name, rows);
+  const double chain = k * t_.chain_seconds;
+  cost->Add(part, Limit::kStart, seconds_of_start < 0 ? t_.product_seconds : seconds_of_start);
+  const double most = std::max({memory, flops, chain});
+  const Limit limit = most == memory  ? Limit::kBandwidth
+                      : most == flops ? Limit::kFlops
+                                      : Limit::kStart;
+  cost->Add(part, limit, most);
+  if (format.fp8_rows && t_.cuda) Small(part, rows * k * 3, cost);  // quantization of the rows
+}
+
+double StepCosts::Lane(const StepShape& shape) const {
+  return scatters() ? World(shape) / r_.mesh.ep : shape.rows;
+}
+
+// The ranks that a token's experts are on, of an EP group, with even routing. A router that limits
+// the groups of experts also limits the ranks.
+double StepCosts::DistinctRanks() const {
+  const RouterConfig& router = m_.moe->router;
+  double ranks = r_.mesh.ep;
+  if (router.num_groups > 1 && router.topk_groups > 0)
+    ranks = std::max(1.0, ranks * router.topk_groups / router.num_groups);
+  return ranks * (1 - std::pow(1 - 1 / ranks, router.top_k));
+}
+
+void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
+  const AttentionConfig& a = m_.attention;
+  const auto hidden = static_cast<double>(m_.hidden);
+  const auto heads = static_cast<double>(QueryHeads(a, mesh_).size());
+  const double norm = t_.cuda ? 14 : 8;  // bytes of an element, the sum of a branch included
+  Small(Part::kAttention, shape.rows * hidden * norm, cost);
+  if (a.kind == AttentionConfig::Kind::kGrouped) {
+    const double width = (heads + 2.0 * KvHeads(a, mesh_).size()) * a.head_dim;
+    Product(Part::kAttention, f_.attention, shape.rows, width, hidden, cost);
+    Small(Part::kAttention, shape.rows * width * (t_.cuda ? 8 : 16), cost, t_.cuda ? 1 : 4);
+    return;
+  }
+  const double latent = a.kv_lora_rank + a.qk_rope_head_dim;
+  const double q = heads * (a.qk_nope_head_dim + a.qk_rope_head_dim);
+  if (a.q_lora_rank > 0) {
+    Product(Part::kAttention, f_.attention, shape.rows, a.q_lora_rank, hidden, cost);
+    Small(Part::kAttention, shape.rows * a.q_lora_rank * 2 * kFloat, cost);
+    Product(Part::kAttention, f_.attention, shape.rows, q, a.q_lora_rank, cost);
+  } else {
+    Product(Part::kAttention, f_.attention, shape.rows, q, hidden, cost);
+  }
+  Product(Part::kAttention, f_.attention, shape.rows, latent, hidden, cost);
+  Small(Part::kAttention, shape.rows * (q + 2 * latent) * 2 * kFloat, cost, 3);
+  const MatrixFormat plain{};  // the absorbed matrices are held unquantized
+  Product(Part::kAttention, plain, shape.rows, heads * a.kv_lora_rank, a.qk_nope_head_dim, cost);
+}
+
+void StepCosts::Attend(const StepShape& shape, Cost* cost) const {
+  const AttentionConfig& a = m_.attention;
+  const auto hidden = static_cast<double>(m_.hidden);
+  const auto heads = static_cast<double>(QueryHeads(a, mesh_).size());
+  const bool latent = a.kind == AttentionConfig::Kind::kLatent;
+  const double kv_heads = latent ? 1 : static_cast<double>(KvHeads(a, mesh_).size());
+  const double key = latent ? a.kv_lora_rank + a.qk_rope_head_dim : a.head_dim;
+  const double value = latent ? a.kv_lora_rank : a.head_dim;
+  double flops = 0, bytes = 0;  // of a layer, on average over windows
+  for (const LayerConfig& layer : m_.layers) {
+    const double keys = layer.window > 0 ? std::min<double>(shape.keys, layer.window) : shape.keys;
+    flops += 2 * shape.rows * keys * heads * (key + value);
+    bytes += shape.sequences * keys * kv_heads * (latent ? 1 : 2) *
+             static_cast<double>(kernels::CacheRowBytes(r_.kv_dtype, static_cast<int64_t>(key)));
+  }
+  flops /= static_cast<double>(m_.layers.size());
+  bytes /= static_cast<double>(m_.layers.size());
+  double of_bytes = 0, of_flops = 0;
+  if (shape.decode) {
+    of_bytes = bytes / (latent ? t_.latent_bytes : t_.decode_bytes).At(heads / kv_heads);
+    const double rate = latent ? t_.latent_flops : t_.decode_flops;
+    of_flops = rate > 0 ? flops / rate : 0;
+  } else {
+    of_flops = flops / (latent ? t_.latent_prompt_flops : t_.prompt_flops).At(shape.keys);
+  }
+  cost->Add(Part::kAttention, Limit::kStart, t_.attention_seconds);
+  cost->Add(Part::kAttention, of_bytes > of_flops ? Limit::kBandwidth : Limit::kFlops,
+            std::max(of_bytes, of_flops));
+  if (latent) {
+    const MatrixFormat plain{};
+    Product(Part::kAttention, plain, shape.rows, heads * a.v_head_dim, a.kv_lora_rank, cost);
+  }
+  Product(Part::kAttention, f_.attention, shape.rows, hidden,
+          heads * static_cast<double>(latent ? a.v_head_dim : a.head_dim), cost);
+  AllReduce(shape.rows * hidden * kFloat, mesh_.attn_tp(), cost);
+  if (!t_.cuda) Small(Part::kAttention, shape.rows * hidden * 3 * kFloat, cost);  // sum of branch
+}
+
+void StepCosts::Route(const StepShape& shape, Cost* cost) const {
+  const RouterConfig& router = m_.moe->router;
+  const double lane = Lane(shape);
+  const auto hidden = static_cast<double>(m_.hidden);
+  Small(Part::kRouter, shape.rows * hidden * (t_.cuda ? 14 : 8), cost);
+  Product(Part::kRouter, f_.router, lane, router.num_experts, hidden, cost, t_.op_seconds);
+  Small(Part::kRouter, lane * router.num_experts * 2 * kFloat, cost, t_.cuda ? 2.5 : 1);
+  cost->Add(Part::kRouter, Limit::kFlops, lane * router.num_experts * t_.select_seconds);
+}
+
+// Gate, up and activation; down.
+void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
+  const RouterConfig& router = m_.moe->router;
+  const double world = World(shape), physical = router.num_experts + r_.redundant;
+  const double local = physical / r_.mesh.ep, k = router.top_k;
+  const double mean = world * k / r_.mesh.ep;  // rows of a rank
+  double rows = mean;
+  if (r_.mesh.ep > 1) {
+    // The fullest of `ep` ranks of random rows, and the given imbalance of experts.
+    const double random = std::sqrt(2 * std::log(r_.mesh.ep) * mean);
+    rows = std::min(world * std::min(k, local), mean * routing_.imbalance + random);
+  }
+  const double touched = std::max(std::min(local, rows),
+                                  std::min(rows, local * (1 - std::pow(1 - k / physical, world))));
+  const double used = std::min(touched, local * (1 - std::pow(1 - k / physical, world)));
+  if (used <= 0) return;
+  const double width = static_cast<double>(m_.moe->intermediate) / mesh_.moe_tp();
+  const auto hidden = static_cast<double>(m_.hidden);
+  const std::string& name = f_.experts.name;
+  const auto product = [&](double n, double columns, Cost* cost) {
+    const double memory = used * n * columns * f_.experts.bytes / t_.WeightRate(name);
+    const double flops = 2 * rows * n * columns / t_.ExpertRate(name, rows / used);
+    cost->Add(Part::kExperts, Limit::kStart, t_.grouped_seconds);
+    cost->Add(Part::kExperts, memory > flops ? Limit::kBandwidth : Limit::kFlops,
+              std::max(memory, flops));
+  };
+  if (t_.cuda) Small(Part::kExperts, rows * hidden * 2 + world * hidden * kFloat, up);  // permute
+  product(2 * width, hidden, up);
+  if (t_.cuda) Small(Part::kExperts, rows * width * 6, up);  // activation
+  if (t_.cuda && f_.experts.fp8_rows) Small(Part::kExperts, rows * (hidden + width) * 3, up, 1);
+  product(hidden, width, down);
+}
+
+void StepCosts::Dense(const StepShape& shape, Cost* cost) const {
+  const auto hidden = static_cast<double>(m_.hidden);
+  const bool whole = mesh_.replicated_dense() || r_.mesh.tp == 1;
+  const bool gathers = !whole && r_.mesh.dp > 1;
+  const double rows = whole ? shape.rows / mesh_.attn_tp() : World(shape);
+  const double width = static_cast<double>(m_.intermediate) / (whole ? 1 : r_.mesh.tp);
+  Small(Part::kDense, shape.rows * hidden * (t_.cuda ? 14 : 8), cost);
+  if (gathers) AllGather(rows * hidden * kFloat, r_.mesh.tp, cost);
+  Product(Part::kDense, f_.dense, rows, 2 * width, hidden, cost);
+  if (t_.cuda) Small(Part::kDense, rows * width * 6, cost);
+  Product(Part::kDense, f_.dense, rows, hidden, width, cost);
+  if (!t_.cuda) Small(Part::kDense, shape.rows * hidden * 3 * kFloat, cost);
+  if (gathers) {
+    AllGather(rows * hidden * kFloat, r_.mesh.tp, cost);  // reduce-scatter
+  } else if (whole) {
+    AllGather(shape.rows * hidden * kFloat, mesh_.attn_tp(), cost);
+  } else {
+    AllReduce(rows * hidden * kFloat, r_.mesh.tp, cost);
+  }
+}
+
+void StepCosts::Shared(const StepShape& shape, Cost* cost) const {
+  const double all = m_.moe->shared_intermediate;
+  if (all == 0) return;
+  const bool whole = scatters();
+  const double rows = whole ? shape.rows / mesh_.attn_tp() : shape.rows;
+  const double width = whole ? all : all / r_.mesh.tp;
+  const auto hidden = static_cast<double>(m_.hidden);
+  Product(Part::kShared, f_.shared, rows, 2 * width, hidden, cost);
+  if (t_.cuda) Small(Part::kShared, rows * width * 6, cost);
+  Product(Part::kShared, f_.shared, rows, hidden, width, cost);
+  if (!t_.cuda) Small(Part::kShared, rows * hidden * 3 * kFloat, cost);
+}
+
+// Each of `tokens` tokens sends `rows_per_token` rows, evenly over the ranks of the EP group.
+void StepCosts::Exchange(Part part, double rows_per_token, double row_bytes, double tokens,
+                         Cost* cost) const {
+  const double ep = r_.mesh.ep;
+  // Ranks of this host in an EP group, which is strided over the world.
+  const double near =
+      std::max(1.0, std::min(ep, static_cast<double>(r_.ranks_of_host) / mesh_.moe_tp()));
+  const double bytes = tokens * rows_per_token * row_bytes;
+  double seconds = 0, start = t_.host.seconds;
+  seconds = bytes * (near - 1) / ep / t_.host.rate;
+  if (near < ep) {
+    const double rate = r_.nic_rate * t_.network_share / r_.ranks_of_host;
+    seconds = std::max(seconds, bytes * (ep - near) / ep / std::max(rate, 1.0));
+    start = std::max(start, t_.network.seconds);
+  }
+  cost->Add(part, Limit::kStart, start);
+  cost->Add(part, Limit::kNetwork, seconds);
+}
+
+void StepCosts::Finish(const StepShape& shape, Cost* cost) const {
+  const auto hidden = static_cast<double>(m_.hidden);
+  const double k = m_.moe->router.top_k, lane = Lane(shape);
+  if (exchanges()) {  // sums of slots at the token's rank
+    Small(Part::kCombine, lane * hidden * (k * SizeOf(r_.row_dtype) + kFloat), cost);
+  } else {
+    const double all = scatters() ? World(shape) : shape.rows;
+    const double rows = all * k / r_.mesh.ep;
+    Small(Part::kCombine, (rows * (t_.cuda ? 2 : kFloat) + all * kFloat) * hidden, cost);
+    if (scatters()) {
+      AllGather(all * hidden * kFloat, r_.mesh.tp, cost);  // reduce-scatter
+    } else {
+      AllReduce(all * hidden * kFloat, r_.mesh.tp, cost);
+    }
+  }
+  if (scatters() && mesh_.attn_tp() > 1)
+    AllGather(shape.rows * hidden * kFloat, mesh_.attn_tp(), cost);
+  if (!t_.cuda) Small(Part::kCombine, shape.rows * hidden * 3 * kFloat, cost);
+}
+
+// Over several hosts, ranks of a host first add their rows, then hosts exchange the sums.
+void StepCosts::AllReduce(double bytes, int ranks, Cost* cost) const {
+  if (ranks <= 1 || bytes <= 0) return;
+  const double near = std::min(ranks, r_.ranks_of_host), hosts = ranks / near;
+  double start = 0, seconds = 0;
+  if (near > 1) {
+    const double share = 2 * (near - 1) / near;
+    if (t_.all_reduce.empty()) {
+      start = t_.host.seconds;
+      seconds = share * bytes / t_.host.rate;
+    } else {
+      start = t_.all_reduce.points.front().second;
+      seconds = (t_.all_reduce.At(bytes) - start) * share / 1.5;  // measured with four ranks
+      const auto& last = t_.all_reduce.points.back();
+      if (bytes > last.first) seconds *= bytes / last.first;
+    }
+  }
+  if (hosts > 1) {
+    start += t_.network.seconds;
+    seconds += 2 * (hosts - 1) / hosts * bytes /
+               std::max(1.0, r_.nic_rate * t_.network_share * near / r_.ranks_of_host);
+  }
+  cost->Add(Part::kCollectives, Limit::kStart, start);
+  cost->Add(Part::kCollectives, Limit::kNetwork, seconds);
+}
+
+// `bytes`: of the result.
+void StepCosts::AllGather(double bytes, int ranks, Cost* cost) const {
+  if (ranks <= 1 || bytes <= 0) return;
+  const double near = std::min(ranks, r_.ranks_of_host), hosts = ranks / near;
+  double start = t_.host.seconds / 2, seconds = bytes * (near - 1) / near / t_.host.rate;
+  if (hosts > 1) {
+    start += t_.network.seconds;
+    seconds += bytes * (hosts - 1) / hosts /
+               std::max(1.0, r_.nic_rate * t_.network_share * near / r_.ranks_of_host);
+  }
+  cost->Add(Part::kCollectives, Limit::kStart, start);
+  cost->Add(Part::kCollectives, Limit::kNetwork, seconds);
+}
+
+StepCosts::PhaseCost StepCosts::Of(const StepShape& shape, bool moe, Phase phase,
+                                   bool split) const {
+  PhaseCost cost;
+  const auto hidden = static_cast<double>(m_.hidden);
+  switch (phase) {
+    case Phase::kQkv:
+      Qkv(shape, &cost.compute);
+      break;
+    case Phase::kAttention:
+      if (!split) Qkv(shape, &cost.compute);
+      Attend(shape, &cost.compute);
+      break;
+    case Phase::kRoute:
+      Route(shape, &cost.compute);
+      break;
+    case Phase::kDispatch:
+      if (exchanges()) {
+        const bool fp8 = f_.experts.fp8_rows && t_.cuda;
+        const double row = hidden * (fp8 ? 1 + kFloat / 128 : SizeOf(r_.row_dtype));
+        Exchange(Part::kDispatch, DistinctRanks(), row, Lane(shape), &cost.transfer);
+      } else if (scatters()) {
+        AllGather(World(shape) * hidden * kFloat, r_.mesh.tp, &cost.compute);
+      }
+      break;
+    case Phase::kShared:
+      Shared(shape, &cost.compute);
+      break;
+    case Phase::kExperts:
+      if (!moe) {
+        Dense(shape, &cost.compute);
+      } else {
+        Experts(shape, &cost.compute, &cost.compute);
+      }
+      break;
+    case Phase::kCombine:
+      if (exchanges())
+        Exchange(Part::kCombine, m_.moe->router.top_k, hidden * SizeOf(r_.row_dtype), Lane(shape),
+                 &cost.transfer);
+      break;
+    case Phase::kDown:
+      break;
+    case Phase::kFinish:
+      Finish(shape, &cost.compute);
+      break;
+  }
+  return cost;
+}
+
+Cost StepCosts::Ends(const StepShape& shape) const {
+  Cost cost;
+  const auto hidden = static_cast<double>(m_.hidden);
+  const bool split = mesh_.dp() > 1 && !mesh_.replicated_dense();
+  const int ranks = split ? r_.mesh.tp : mesh_.attn_tp();
+  const double rows = split ? shape.logit_rows * r_.mesh.dp : shape.logit_rows;
+  const auto width = static_cast<double>(m_.output_width());
+  Small(Part::kHead, shape.rows * hidden * 2 * kFloat, &cost);  // embedding
+  AllReduce(shape.rows * hidden * kFloat, mesh_.attn_tp(), &cost);
+  Small(Part::kHead, rows * hidden * 4 * kFloat, &cost, 2);
+  if (split) AllGather(rows * hidden * kFloat, r_.mesh.tp, &cost);
+  Product(Part::kHead, f_.head, rows, width / ranks, hidden, &cost);
+  AllGather(rows * width * kFloat, ranks, &cost);
+  Small(Part::kHead, shape.logit_rows * width * kFloat, &cost);  // draw
+  cost.Add(Part::kHost, Limit::kStart, t_.step_seconds);
+  return cost;
+}
+
+}  // namespace switchyard::plan

@@ -1,0 +1,142 @@
+// The time of one step of a rank, by part and by what limits it. Computed from the sizes of the
+// model and a cost table, and played over the list of operations that the engine runs
+// (schedule/serve.h). So an exchange overlaps what the engine overlaps with it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "model/config.h"
+#include "plan/cost_table.h"
+#include "plan/layout.h"
+#include "quant/formats.h"
+#include "schedule/serve.h"
+
+namespace switchyard::plan {
+
+enum class Part : uint8_t {
+  kAttention,
+  kDense,
+  kRouter,
+  kDispatch,
+  kExperts,
+  kShared,
+  kCombine,
+  kCollectives,
+  kHead,
+  kHost,
+  kCount
+};
+const char* Name(Part part);
+
+// What limits an op: the memory's bandwidth, arithmetic, links, or the time to start it.
+enum class Limit : uint8_t { kBandwidth, kFlops, kNetwork, kStart, kCount };
+const char* Name(Limit limit);
+
+struct Cost {
+  std::array<double, static_cast<size_t>(Part::kCount)> parts{};    // seconds
+  std::array<double, static_cast<size_t>(Limit::kCount)> limits{};  // the same seconds
+
+  void Add(Part part, Limit limit, double seconds) {
+    parts[static_cast<size_t>(part)] += seconds;
+    limits[static_cast<size_t>(limit)] += seconds;
+  }
+  void Add(const Cost& other, double times = 1);
+  double sum() const;
+};
+
+// Formats of a model's matrices in the memory of its ranks.
+struct MatrixFormat {
+  // "bfloat16", or with the format of rounded input rows: "int8-channel, int8-token". Tables have
+  // rates by this name.
+  std::string name = "bfloat16";
+  double bytes = 2;  // of a weight, with its scales
+  bool fp8_rows = false;
+};
+struct ModelFormats {
+  MatrixFormat attention, dense, experts, shared, router, head;
+};
+ModelFormats FormatsOf(const ModelConfig& model, bool cuda, bool hopper);
+
+// The rows of one attention group in a step. All groups have equal steps.
+struct StepShape {
+  bool decode = true;
+  double sequences = 1;
+  double rows = 1;  // decode: of the sequences
+  double keys = 1;  // that a row attends to, on average
+  double logit_rows = 1;
+};
+
+struct StepTime {
+  double seconds = 0;  // from start to end
+  Cost work;           // of all operations; more than `seconds` if some overlap
+  double hidden() const { return work.sum() - seconds; }
+};
+
+// Assumptions about routing.
+struct Routing {
+  // Rows of the fullest rank over the mean of ranks, besides the random part; 1: even.
+  double imbalance = 1.0;
+};
+
+// The ranks of one engine of a layout.
+struct Ranks {
+  MeshShape mesh;
+  std::string a2a = "none";
+  bool low_latency = false;
+  int redundant = 0;
+  bool tbo = false, sbo = false;
+  int64_t tbo_min_tokens = 2;  // of all groups
+  DType row_dtype = DType::kBF16, kv_dtype = DType::kBF16;
+  int ranks_of_host = 1;
+  double nic_rate = 0;  // bytes per second of a host's NICs together, nominal
+};
+
+class StepCosts {
+ public:
+  StepCosts(const ModelConfig& model, const ModelFormats& formats, const CostTable& table,
+            const Ranks& ranks, const Routing& routing)
+      : m_(model), f_(formats), t_(table), r_(ranks), routing_(routing), mesh_(ranks.mesh, 0) {}
+
+  StepTime Of(const StepShape& shape) const;
+
+  // The cost of one phase of a layer. The transfer of an exchange is separate from computation.
+  struct PhaseCost {
+    Cost compute, transfer;
+  };
+  PhaseCost Of(const StepShape& shape, bool moe, schedule::Phase phase, bool split) const;
+  // Embedding, head and the host's work of a whole step.
+  Cost Ends(const StepShape& shape) const;
+
+ private:
+  void Small(Part part, double bytes, Cost* cost, double ops = 1) const;
+  void Product(Part part, const MatrixFormat& format, double rows, double n, double k, Cost* cost,
+               double seconds_of_start = -1) const;
+  void Qkv(const StepShape& shape, Cost* cost) const;
+  void Attend(const StepShape& shape, Cost* cost) const;
+  void Route(const StepShape& shape, Cost* cost) const;
+  void Experts(const StepShape& shape, Cost* up, Cost* down) const;
+  void Dense(const StepShape& shape, Cost* cost) const;
+  void Shared(const StepShape& shape, Cost* cost) const;
+  void Exchange(Part part, double rows_per_token, double row_bytes, double tokens,
+                Cost* cost) const;
+  void Finish(const StepShape& shape, Cost* cost) const;
+  void AllReduce(double bytes, int ranks, Cost* cost) const;
+  void AllGather(double bytes, int ranks, Cost* cost) const;
+
+  bool scatters() const { return r_.a2a != "none" || r_.mesh.dp > 1; }
+  bool exchanges() const { return r_.a2a != "none" && r_.mesh.ep > 1; }
+  double Lane(const StepShape& shape) const;  // tokens that a rank routes
+  double World(const StepShape& shape) const { return shape.rows * r_.mesh.dp; }
+  double DistinctRanks() const;
+
+  const ModelConfig& m_;
+  const ModelFormats& f_;
+  const CostTable& t_;
+  const Ranks r_;
+  const Routing routing_;
+  const Mesh mesh_;
+};
+
+}  // namespace switchyard::plan

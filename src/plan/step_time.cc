@@ -1,0 +1,94 @@
+// Plays the engine's list of operations with the costs of its phases.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <utility>
+
+#include "model/decoder.h"
+#include "plan/step_cost.h"
+
+namespace switchyard::plan {
+namespace {
+
+using schedule::Kind;
+using schedule::Operation;
+using schedule::Phase;
+
+// The lists depend on few things, and a search needs them thousands of times.
+const std::vector<Operation>& ProgramOf(const ModelConfig& model, bool two, bool decode) {
+  static thread_local std::map<std::string, std::vector<Operation>> known;
+  std::string key(two ? "2" : "1");
+  key += decode ? 'd' : 'p';
+  key += model.has_moe() && model.moe->shared_intermediate > 0 ? 's' : '-';
+  for (const LayerConfig& layer : model.layers) key += layer.moe ? 'm' : '.';
+  auto [entry, added] = known.try_emplace(std::move(key));
+  if (added) {
+    schedule::ServeShape shape = ServeShapeOf(model, {}, two);
+    shape.mode = decode ? schedule::Mode::kDecode : schedule::Mode::kPrefill;
+    entry->second = schedule::Plan(shape);
+  }
+  return entry->second;
+}
+
+constexpr size_t kPhases = static_cast<size_t>(Phase::kFinish) + 1;
+
+}  // namespace
+
+StepTime StepCosts::Of(const StepShape& shape) const {
+  const bool two = r_.tbo && m_.has_moe() && World(shape) >= static_cast<double>(r_.tbo_min_tokens);
+  StepShape part = shape;
+  if (two) {
+    part.rows /= 2;
+    part.sequences = std::max(1.0, part.sequences / 2);
+  }
+  const std::vector<Operation>& program = ProgramOf(m_, two, shape.decode);
+  // Whether projections are an operation of their own.
+  const bool split = std::ranges::any_of(program, [](const Operation& operation) {
+    return operation.kind == Kind::kForward && operation.phase == Phase::kQkv;
+  });
+  std::array<std::array<PhaseCost, kPhases>, 2> costs;
+  std::array<std::array<std::pair<double, double>, kPhases>, 2> seconds;
+  for (const bool moe : {false, true}) {
+    if (moe && !m_.has_moe()) continue;
+    for (size_t p = 0; p < kPhases; ++p) {
+      const auto phase = static_cast<Phase>(p);
+      if (!moe && phase != Phase::kQkv && phase != Phase::kAttention && phase != Phase::kExperts)
+        continue;
+      costs[moe][p] = Of(part, moe, phase, split);
+      seconds[moe][p] = {costs[moe][p].compute.sum(), costs[moe][p].transfer.sum()};
+    }
+  }
+  StepTime time;
+  std::array<std::array<int, kPhases>, 2> times{};
+  std::array<double, 2> arrival{};
+  double clock = 0, link = 0;  // when the rank and its links are free
+  for (const Operation& operation : program) {
+    if (operation.kind != Kind::kForward) continue;
+    const bool moe = m_.layers[operation.layer].moe;
+    const auto p = static_cast<size_t>(operation.phase);
+    const auto [compute, transfer] = seconds[moe][p];
+    ++times[moe][p];
+    double& arrives = arrival[operation.micro_batch];
+    if (operation.phase == Phase::kExperts || operation.phase == Phase::kFinish)
+      clock = std::max(clock, arrives);
+    clock += compute;
+    if (transfer <= 0) continue;
+    if (!t_.exchange_overlaps) {
+      clock += transfer;
+      continue;
+    }
+    link = std::max(clock, link) + transfer;
+    arrives = link;
+  }
+  for (const bool moe : {false, true})
+    for (size_t p = 0; p < kPhases; ++p) {
+      time.work.Add(costs[moe][p].compute, times[moe][p]);
+      time.work.Add(costs[moe][p].transfer, times[moe][p]);
+    }
+  const Cost ends = Ends(shape);
+  time.work.Add(ends);
+  time.seconds = clock + ends.sum();
+  return time;
+}
+
+}  // namespace switchyard::plan

@@ -1,0 +1,34 @@
+// Questions about published models, for tests.
+#pragma once
+
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "model/config.h"
+#include "plan/search.h"
+
+namespace switchyard::plan {
+
+inline ModelConfig PublishedModel(const std::string& name) {
+  std::ifstream in(std::string(SWITCHYARD_TEST_DATA) + "/plan/" + name + ".json");
+  std::ostringstream text;
+  text << in.rdbuf();
+  return ParseModelConfig(text.str());
+}
+
+inline Question GpuQuestion(const std::string& model, const std::string& card, int per_node,
+                            int nodes = 1) {
+  Question q{.model = PublishedModel(model), .table = ShippedTable(card)};
+  q.config.model_path = model;
+  q.cluster = {.card = card,
+               .cuda = true,
+               .per_node = per_node,
+               .nodes = nodes,
+               .nics = nodes > 1 ? 8 : 0,
+               .nic_gbit = nodes > 1 ? 400.0 : 0.0,
+               .memory = q.table.memory_bytes};
+  return q;
+}
+
+}  // namespace switchyard::plan

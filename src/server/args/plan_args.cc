@@ -1,0 +1,188 @@
+#include "server/args/plan_args.h"
+
+#include <charconv>
+#include <string_view>
+
+#include "core/command_line.h"
+#include "core/error.h"
+#include "model/hub_cache.h"
+#include "server/args/known_flags.h"
+#include "server/args/parse_words.h"
+
+namespace switchyard {
+namespace {
+
+constexpr const char* kModel = "Model";
+constexpr const char* kCluster = "Cluster";
+constexpr const char* kLoad = "Load";
+constexpr const char* kOutput = "Output";
+
+void AddModel(CommandLine& app, PlanArgs& a) {
+  EngineConfig& e = a.engine;
+  app.Option("--model-path,--model", e.model_path,
+             "config.json, a checkpoint's directory, or a Hugging Face id in the hub cache. No "
+             "weights are read")
+      .Group(kModel)
+      .Required();
+  app.Flag("--revision", a.revision, kModel, "Branch, tag or commit, if --model-path is a hub id");
+  app.Flag("--json-model-override-args", e.model_override_args, kModel,
+           "JSON object whose keys replace config.json's");
+  app.Flag("--dtype", e.dtype, kModel, "As of serve");
+  app.Flag("--kv-cache-dtype", e.kv_cache_dtype, kModel, "As of serve");
+  app.Flag("--quantization", e.quantization.method, kModel, "As of serve");
+  app.Flag("--context-length", e.context_length, kModel, "As of serve").NonNegative();
+  app.Flag("--mem-fraction-static", e.mem_fraction_static, kModel, "As of serve").Range(0.01, 1.0);
+  app.Flag("--page-size", e.page_size, kModel, "As of serve").Range(1, 1024);
+  app.Flag("--max-running-requests", e.max_running_requests, kModel,
+           "As of serve; 0: 256 for each attention group, at most 4096")
+      .NonNegative();
+  app.Flag("--chunked-prefill-size", e.chunked_prefill_size, kModel, "As of serve");
+}
+
+void AddCluster(CommandLine& app, PlanArgs& a, std::vector<std::string>& gpus, std::string& nics,
+                bool& cpu) {
+  app.List("--gpus", gpus, kCluster,
+           "GPUs of a node: 8xh200. Cards: h100, h200 (measured kernels); h800, h20, a100, b200, "
+           "l40s, rtx4090 (data sheets); any other name with --cost-table");
+  app.Flag("--nodes", a.nodes, kCluster, "Nodes").Range(1, 4096);
+  app.Flag("--nics", nics, kCluster, "NICs of a node and their Gbit/s: 8x400; needed for 2 nodes");
+  app.Switch("--cpu", cpu, kCluster, "Ranks on the CPUs of this host");
+  app.Flag("--cpus", a.cpus, kCluster, "CPUs of a host that is not this one; 0: this host's")
+      .NonNegative();
+  app.Flag("--memory", a.memory_gib, kCluster,
+           "GiB of a GPU, or of the host; 0: the card's, or this host's")
+      .NonNegative();
+  app.Flag("--cost-table", a.cost_table, kCluster,
+           "JSON of `switchyard bench calibrate`, instead of the shipped table");
+}
+
+void AddLoad(CommandLine& app, PlanArgs& a) {
+  app.Flag("--input-len", a.input, kLoad, "Prompt tokens of a request").Positive();
+  app.Flag("--output-len", a.output, kLoad, "Output tokens of a request").Positive();
+  app.Flag("--rate", a.rate, kLoad, "Requests per second of the whole cluster").NonNegative();
+  app.Flag("--batch", a.batch, kLoad, "Concurrent requests of the whole cluster").NonNegative();
+  app.Flag("--slo-ttft", a.max_ttft_ms, kLoad, "Longest time to the first token, in ms; 0: none")
+      .NonNegative();
+  app.Flag("--slo-itl", a.max_itl_ms, kLoad, "Longest time between tokens, in ms; 0: none")
+      .NonNegative();
+  app.Flag("--imbalance", a.imbalance, kLoad,
+           "Expert rows of the fullest EP rank over the mean, besides the random part")
+      .Range(1.0, 64.0);
+  app.Flag("--price", a.price, kLoad, "Price of a GPU (or host) and hour, in any currency")
+      .NonNegative();
+}
+
+void AddOutput(CommandLine& app, PlanArgs& a) {
+  app.Flag("--explain", a.explain, kOutput,
+           "Print the decision tree with the numbers of a layout, like tp8-ep8-dp8-dense1-deepep");
+  app.Flag("--svg", a.svg, kOutput, "Write the Pareto picture to this file");
+  app.Switch("--json", a.json, kOutput, "Print all layouts as JSON");
+  app.Flag("--top", a.rows, kOutput, "Rows of the table").Positive();
+}
+
+// "8x400" as a number and the text after x.
+bool SplitCount(std::string_view text, int* count, std::string* rest) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *count);
+  if (error != std::errc() || end == text.data() + text.size() || *end != 'x') return false;
+  *rest = std::string(end + 1, text.data() + text.size());
+  return *count > 0 && !rest->empty();
+}
+
+void SetGpus(const std::vector<std::string>& words, PlanArgs& a) {
+  std::string text;
+  for (const std::string& word : words) text += word;
+  if (SplitCount(text, &a.per_node, &a.card)) {
+    if (a.per_node > 1024) throw Invalid("--gpus {}: want at most 1024 GPUs of a node", text);
+    return;
+  }
+  a.per_node = 1;
+  a.card = text;
+  if (text.empty() || (text[0] >= '0' && text[0] <= '9'))
+    throw Invalid("--gpus {}: want a number and a card, like 8xh200", text);
+}
+
+void SetNics(const std::string& text, PlanArgs& a) {
+  if (text.empty()) return;
+  std::string rate;
+  const bool split = SplitCount(text, &a.nics, &rate);
+  const auto [end, error] = std::from_chars(rate.data(), rate.data() + rate.size(), a.nic_gbit);
+  if (!split || error != std::errc() || end != rate.data() + rate.size() || !(a.nic_gbit > 0) ||
+      a.nics > 1024)
+    throw Invalid("--nics {}: want a number of NICs and their Gbit/s, like 8x400", text);
+}
+
+// The words of flags that have other forms in PlanArgs.
+struct Words {
+  std::vector<std::string> gpus;
+  std::string nics;
+  bool cpu = false;
+};
+
+void Settle(const Words& words, PlanArgs& a) {
+  if (words.gpus.empty() == !words.cpu) throw Invalid("plan: want --gpus, like 8xh200, or --cpu");
+  if (!words.cpu) SetGpus(words.gpus, a);
+  SetNics(words.nics, a);
+  if (a.nodes > 1 && words.cpu) throw Invalid("--nodes {}: with --cpu, want 1", a.nodes);
+  if (a.nodes > 1 && a.nics == 0)
+    throw Invalid("--nodes {}: --nics is missing, like --nics 8x400", a.nodes);
+  if (a.rate > 0 && a.batch > 0) throw Invalid("--rate and --batch exclude each other");
+  const std::filesystem::path named = a.engine.model_path;
+  if (!std::filesystem::is_regular_file(named))
+    a.engine.model_path = ResolveCheckpoint(named, a.revision);
+}
+
+}  // namespace
+
+std::optional<PlanArgs> ParsePlan(const std::vector<std::string>& args) {
+  PlanArgs a;
+  Words words;
+  CommandLine app(
+      "Rank the ways to divide a model over GPUs or CPUs, from config.json alone: memory, times, "
+      "throughput, and the command line of the best",
+      "switchyard plan");
+  AddModel(app, a);
+  AddCluster(app, a, words.gpus, words.nics, words.cpu);
+  AddLoad(app, a);
+  AddOutput(app, a);
+  app.Footer(
+      "Layouts are those that this engine runs: tp, ep, dp attention, dense layers, exchange, "
+      "redundant experts, two-batch overlap.\nNot available, so not offered: pipeline parallelism "
+      "(pp), and separate ranks for prefill and decode (PD).\nEngines on a part of the GPUs are "
+      "replicated. docs/planning.md explains the figures.");
+  if (!ParseWords(app, args)) return std::nullopt;
+  Settle(words, a);
+  return a;
+}
+
+std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) {
+  SimulateArgs a;
+  Words words;
+  constexpr const char* kSimulation = "Simulation";
+  CommandLine app(
+      "Play requests over a layout of a cluster, step by step: latencies, use, imbalance",
+      "switchyard simulate");
+  AddModel(app, a.plan);
+  AddCluster(app, a.plan, words.gpus, words.nics, words.cpu);
+  AddLoad(app, a.plan);
+  app.Flag("--layout", a.layout, kSimulation,
+           "Layout as `switchyard plan` names it; default: the first of the plan");
+  app.Flag(
+      "--trace", a.trace, kSimulation,
+      "Arrivals: Mooncake's JSON lines, or Azure's CSV; default: Poisson arrivals with --rate");
+  app.Flag("--seconds", a.seconds, kSimulation, "Seconds of Poisson arrivals").Range(0.001, 1e7);
+  app.Flag("--seed", a.seed, kSimulation, "Seed of Poisson arrivals");
+  app.Flag("--chrome-trace", a.chrome_trace, kSimulation,
+           "Write the steps of the first engine to this file");
+  app.Footer(
+      "Steps are played, not single operations. Experts are loaded evenly, no prefix is cached, "
+      "and "
+      "requests are admitted in order.");
+  if (!ParseWords(app, args)) return std::nullopt;
+  Settle(words, a.plan);
+  if (a.trace.empty() && a.plan.rate <= 0)
+    throw Invalid("simulate: want --rate, requests per second, or --trace");
+  if (a.plan.batch > 0) throw Invalid("--batch {}: simulate takes --rate or --trace", a.plan.batch);
+  return a;
+}
+
+}  // namespace switchyard

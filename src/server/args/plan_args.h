@@ -1,0 +1,49 @@
+// The command lines of `switchyard plan` and `switchyard simulate`.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/config.h"
+
+namespace switchyard {
+
+// `engine` has the flags that all layouts share.
+struct PlanArgs {
+  EngineConfig engine;
+  std::string revision = "main";
+  std::string card;  // of --gpus; empty: CPUs
+  int per_node = 0, nodes = 1;
+  int nics = 0;  // --nics, of a node
+  double nic_gbit = 0;
+  int cpus = 0;            // --cpus; 0: those of this process
+  double memory_gib = 0;   // --memory, of a device or of the host; 0: the card's, or this host's
+  std::string cost_table;  // --cost-table FILE
+  int64_t input = 1024, output = 512;      // --input-len, --output-len
+  double rate = 0, batch = 0;              // --rate, --batch
+  double max_ttft_ms = 0, max_itl_ms = 0;  // --slo-ttft, --slo-itl
+  double imbalance = 1.1;                  // --imbalance
+  double price = 0;                        // --price, of a device and hour
+  std::string explain;                     // --explain LAYOUT
+  std::string svg;                         // --svg FILE
+  bool json = false;                       // --json
+  int rows = 12;                           // --top
+};
+
+// Arguments of `simulate` in addition to the model, the cluster and the load.
+struct SimulateArgs {
+  PlanArgs plan;
+  std::string layout;        // --layout; empty: the first of the plan
+  std::string trace;         // --trace FILE; empty: Poisson arrivals with --rate
+  double seconds = 60;       // --seconds of arrivals
+  uint64_t seed = 0;         // --seed
+  std::string chrome_trace;  // --chrome-trace FILE
+};
+
+// For --help, prints the help and returns nothing. Throws Error kInvalid that names the flag.
+std::optional<PlanArgs> ParsePlan(const std::vector<std::string>& args);
+std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args);
+
+}  // namespace switchyard

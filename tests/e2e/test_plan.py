@@ -1,0 +1,108 @@
+"""`switchyard plan`, and the memory that a plan predicts against the memory that a process takes."""
+import json
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+import server
+
+DATA = pathlib.Path(__file__).parent.parent / "data"
+ROOT = DATA.parent.parent
+MEMORY = re.compile(r"memory: planned ([\d.]+) MiB, resident ([\d.]+) MiB more than before loading")
+# Sizes at which the program itself is small beside the model. A page of the allocator counts little.
+SHAPES = {
+    "qwen3_moe": {"hidden_size": 512, "moe_intermediate_size": 256, "num_experts": 32, "num_hidden_layers": 6,
+                  "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000},
+    "olmoe": {"hidden_size": 512, "intermediate_size": 512, "num_experts": 32, "num_hidden_layers": 6,
+              "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 32000},
+    "llama": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16,
+              "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000},
+    "deepseek_v3": {"hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 256,
+                    "n_routed_experts": 32, "num_hidden_layers": 6, "vocab_size": 32000},
+}
+
+
+def run(*arguments, code=0):
+    done = subprocess.run([server.PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stderr + done.stdout
+    return done.stdout if code == 0 else done.stderr
+
+
+def planned_and_resident(*arguments):
+    # Prompts that fill the chunk, and sequences that fill the cache, make all of the plan resident.
+    out = run("bench", "one-batch", "--device", "cpu", "--repeat", 1, "--input-len", 192, "--output-len", 16,
+              "--batch-size", 32, "--max-running-requests", 32, "--chunked-prefill-size", 2048, *arguments)
+    planned, resident = MEMORY.search(out).groups()
+    return float(planned), float(resident)
+
+
+@pytest.mark.parametrize("name, flags", [*((name, []) for name in SHAPES),
+                                         ("qwen3_moe", ["--tp-size", 2, "--ep-size", 2]),
+                                         ("deepseek_v3", ["--tp-size", 2])])
+def test_resident_memory_is_the_planned_one(name, flags):
+    planned, resident = planned_and_resident("--model-path", DATA / "fixtures" / name, "--load-format", "dummy",
+                                             "--json-model-override-args", json.dumps(SHAPES[name]), *flags)
+    assert resident == pytest.approx(planned, rel=0.03)
+
+
+@pytest.mark.parametrize("model", [DATA / "fixtures" / name for name in SHAPES] + [ROOT / "models/yardling"],
+                         ids=lambda path: path.name)
+def test_resident_memory_of_a_small_model_is_the_planned_one_and_the_heap(model):
+    planned, resident = planned_and_resident("--model-path", model)
+    assert resident == pytest.approx(planned, abs=4)  # MiB: threads, tables and heap of the program
+
+
+def test_serve_logs_planned_and_resident_memory():
+    with server.Server(ROOT / "models/yardling", "--device", "cpu", "--max-total-tokens", 2000) as running:
+        line = re.search(r"memory of a rank in full use: ([\d.]+) MiB: weights .*; resident now ([\d.]+) MiB, "
+                         r"([\d.]+) before loading", running.text())
+    assert line and float(line[2]) > float(line[3])
+
+
+def test_plan_of_gpus_prints_a_ranking_and_a_command():
+    out = run("plan", "--model-path", DATA / "plan/deepseek_v3.json", "--gpus", "8x", "h200", "--input-len", 2000,
+              "--output-len", 100)
+    assert re.search(r"^   1  tp8", out, re.M)
+    assert "switchyard serve --model-path" in out and "decode is limited by" in out
+
+
+def test_plan_is_json(tmp_path):
+    picture = tmp_path / "pareto.svg"
+    out = run("plan", "--model-path", DATA / "plan/qwen3_30b_a3b.json", "--gpus", "2xh100", "--json", "--svg", picture,
+              "--price", 2.5, "--slo-itl", 50)
+    figures = json.loads(out)
+    first = figures["layouts"][0]
+    assert first["best"]["itl"] <= 0.05 and first["cost_per_million_output_tokens"] > 0
+    assert sum(first["memory_per_rank"]["weights"].values()) > 1e9
+    assert picture.read_text().startswith("<svg")
+
+
+def test_plan_of_the_cpu_command_is_accepted_by_serve():
+    out = run("plan", "--model-path", ROOT / "models/yardling", "--cpu", "--cpus", 2, "--memory", 4, "--input-len", 100,
+              "--output-len", 50)
+    command = next(line for line in out.splitlines() if line.startswith("switchyard serve"))
+    printed = run(*command.split()[1:], "--print-schedule")
+    assert "attention" in printed
+
+
+def test_explain_prints_the_decision_tree():
+    out = run("plan", "--model-path", DATA / "plan/deepseek_v3.json", "--gpus", "8xh200", "--explain",
+              "tp8-ep8-dp8-dense1-deepep")
+    assert "1. How many devices hold the weights?" in out and "Which batch, and what limits it?" in out
+
+
+@pytest.mark.parametrize("flags, wanted", [
+    (["--gpus", "8xtpu"], "card tpu is unknown"),
+    (["--gpus", "8xh100"], "would hold it"),
+    (["--gpus", "8xh200", "--slo-itl", "0.001"], "the least ITL"),
+    (["--gpus", "8xh200", "--nodes", "2"], "--nics is missing"),
+    (["--gpus", "8xh200", "--nics", "8"], "--nics 8: want"),
+    (["--gpus", "8xh200", "--input-len", "999999"], "the model's context holds"),
+    (["--gpus", "8xh200", "--rate", "1", "--batch", "1"], "exclude each other"),
+    (["--gpus", "8xh200", "--explain", "tp8-pp2"], "part \"pp2\" is unknown"),
+    ([], "want --gpus"),
+])
+def test_bad_input_says_what_would_be_needed(flags, wanted):
+    assert wanted in run("plan", "--model-path", DATA / "plan/deepseek_v3.json", *flags, code=2)
