@@ -113,7 +113,7 @@ int RunEplbPlan(const EplbArgs& args) {
   const double ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   fmt::print(
-      "{} steps, {} layers, {} experts on {} places of {} ranks on {} nodes: {} took {:.1f} ms\n"
+      "{} steps, {} layers, {} experts in {} slots of {} ranks on {} nodes: {} took {:.1f} ms\n"
       "mean / max rank load over the recorded steps, before ({}) and after ({} dispatch)\n",
       loads.steps, loads.layers, loads.experts, physical, topology.ranks, topology.nodes,
       args.algorithm, ms, moves ? "as it was" : "trivial", args.dispatch);

@@ -63,8 +63,8 @@ int RunEplbSimulate(const EplbArgs& args) {
                           .window = args.window,
                           .every = args.every};
   const std::string title = fmt::format(
-      "{} steps, {} of {} layers with tokens, {} experts on {} places of {} ranks on {} "
-      "nodes; {} plans every {} steps from the last {}, {} dispatch",
+      "{} steps, {} of {} layers with tokens, {} experts in {} slots of {} ranks on {} nodes; "
+      "algorithm {}, a plan every {} steps from the loads of the last {} steps; dispatch {}",
       trace.steps, trace.layers, recorded.layers, trace.experts, options.physical, args.ranks,
       args.nodes, args.algorithm, args.every, args.window, args.dispatch);
   auto told = std::chrono::steady_clock::now();

@@ -106,7 +106,8 @@ void Print(const Options& options, double parameters, const Batch& batch,
   const auto rate = [&](double seconds) { return static_cast<double>(batch.size()) / seconds; };
   fmt::print(
       "{:.2f} M parameters, {} tokens in {} sequences, {} threads, {}: median {:.1f} ms, {:.0f} "
-      "tokens/s (least {:.1f} ms, {:.0f}); CPU median {:.0f} ms, least {:.0f}\n",
+      "tokens/s (fastest {:.1f} ms, {:.0f} tokens/s); CPU time: median {:.0f} ms, minimum {:.0f} "
+      "ms\n",
       parameters * 1e-6, batch.size(), batch.sequences(), options.threads, options.compute_dtype,
       median.total * 1e3, rate(median.total), least.total * 1e3, rate(least.total),
       cpu[cpu.size() / 2] * 1e3, cpu.front() * 1e3);

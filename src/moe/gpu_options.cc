@@ -31,8 +31,10 @@ void CheckSizes(const MoeOptions& options, const MoeShape& shape, const MeshShap
                   kMaxExchangeTopK);
   if (CeilDiv(shape.num_experts + options.num_redundant_experts, mesh.ep) + shared >
       kMaxLocalExperts)
-    throw Invalid("{} experts and {} redundant ones on {} ranks: at most {} per GPU",
-                  shape.num_experts, options.num_redundant_experts, mesh.ep, kMaxLocalExperts);
+    throw Invalid("{} experts and {} redundant experts on {} ranks: at most {} per GPU{}",
+                  shape.num_experts, options.num_redundant_experts, mesh.ep,
+                  kMaxLocalExperts - shared,
+                  shared > 0 ? ", because waterfill uses a slot for the shared expert" : "");
   if (options.a2a_backend != "none" && mesh.ep > kMaxExchangeRanks)
     throw Invalid("--ep-size {}: --moe-a2a-backend {} supports at most {} GPUs", mesh.ep,
                   options.a2a_backend, kMaxExchangeRanks);

@@ -29,7 +29,7 @@ inline constexpr double kVllmInterToken[] = {
 inline constexpr double kVllmLatency[] = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
                                           30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
 
-// Numbers of tokens and of copies.
+// Token counts, and completions per prompt (the request's `n`).
 inline constexpr double kSglangTokens[] = {
     100,    300,    500,    700,    1000,   1500,    2000,    3000,    4000,    5000,
     6000,   7000,   8000,   9000,   10'000, 12'000,  15'000,  20'000,  22'000,  25'000,

@@ -27,8 +27,9 @@ struct Utf8Sequence {
   size_t length;  // bytes, at least 1
 };
 
-// The sequence at bytes[position]: one character, or the longest invalid run that becomes one
-// U+FFFD ("maximal subpart", Unicode 15 section 3.9; Rust's lossy conversion does the same).
+// Scans the sequence at bytes[position]. kValid: one character. kInvalid: the bytes to replace by
+// one U+FFFD, i.e. a maximal subpart (Unicode 15, section 3.9), as in Rust's lossy conversion.
+// kCut: an incomplete sequence at the end.
 Utf8Sequence ScanUtf8(std::string_view bytes, size_t position);
 
 bool IsValidUtf8(std::string_view bytes);

@@ -71,7 +71,8 @@ template <class P>
   }
 }
 
-// load(row, at) returns 32 bytes from byte `at` of a line of rows[…].
+// Fills `lines` with 64 bytes of each row. load(row, at) returns 32 of them from offset `at` (0 or
+// 32); `row` is an element of `rows`.
 template <class P, class LoadHalf>
 [[gnu::always_inline]] inline void LoadPairs(const char* const (&rows)[kPanelLanes],
                                              const LoadHalf& load, PanelLines& lines) {
