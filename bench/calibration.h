@@ -6,8 +6,8 @@
 
 namespace switchyard::bench {
 
-// Measures products, experts, attention, small ops and copies with all threads together, about a
-// minute. Whole layers and steps are not measured.
+// Measures products, experts, attention, small ops and copies with all threads together, in two
+// rounds of about a minute. Whole layers and steps are not measured.
 plan::CostTable CalibrateCpu(const Options& options, Report& report);
 
 }  // namespace switchyard::bench

@@ -6,10 +6,12 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/mesh.h"
 #include "core/dtype.h"
+#include "engine/speculative/options.h"
 #include "eplb/manager_options.h"
 #include "eplb/recorder_options.h"
 #include "model/model.h"
@@ -39,6 +41,7 @@ struct EngineConfig {
   MeshShape mesh;
   std::string load_balance_method = "auto";  // --load-balance-method: see DpController
   MoeOptions moe;  // --moe-a2a-backend, --deepep-mode, … (row_dtype is set from dtype)
+  SpeculativeOptions speculative;         // --speculative-algorithm, …
   bool disable_overlap_schedule = false;  // --disable-overlap-schedule
   bool two_batch_overlap = false;         // --enable-two-batch-overlap
   double tbo_threshold = 0.48;            // --tbo-token-distribution-threshold
@@ -96,6 +99,8 @@ ModelConfig ReadModelConfig(const EngineConfig& config);
 // memory before loading starts. Pages, requests and batches are those of one attention group.
 struct EnginePlan {
   ModelConfig model;
+  std::optional<ModelConfig> draft;  // of the draft model of speculative decoding, if there is one
+  DraftLimits drafts;
   bool cuda = false;             // ranks compute on GPUs
   bool packs_experts = false;    // GPUs keep 4-bit experts packed
   int32_t ranks_of_host = 1;     // ranks that share this host's memory, cores and GPUs

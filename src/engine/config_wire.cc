@@ -35,18 +35,24 @@ void Fields(Codec& codec, T& e) {
   codec(e.enable, e.algorithm, e.num_iterations, e.layers_per_chunk, e.min_utilization, e.dispatch,
         e.watchdog_seconds);
 }
+template <typename Codec, OneOf<SpeculativeOptions> T>
+void Fields(Codec& codec, T& o) {
+  codec(o.algorithm, o.num_steps, o.eagle_topk, o.num_draft_tokens, o.draft_model_path,
+        o.simulate_acceptance);
+}
 template <typename Codec, OneOf<EngineConfig> T>
 void Fields(Codec& codec, T& c) {
   codec(c.model_path, c.model_override_args, c.device, c.base_gpu_id, c.gpu_id_step,
         c.disable_custom_all_reduce, c.disable_cuda_graph, c.cuda_graph_max_bs, c.dtype,
         c.kv_cache_dtype, c.quantization, c.pooling, c.load_format, c.mesh, c.load_balance_method,
-        c.moe, c.disable_overlap_schedule, c.two_batch_overlap, c.tbo_threshold, c.tbo_min_tokens,
-        c.eplb, c.recorder, c.context_length, c.max_total_tokens, c.mem_fraction_static,
-        c.page_size, c.max_running_requests, c.max_queued_requests, c.chunked_prefill_size,
-        c.max_prefill_tokens, c.schedule_policy, c.schedule_conservativeness, c.target_step_ms,
-        c.priority_scheduling, c.preemption_threshold, c.decode_log_interval, c.disable_radix_cache,
-        c.threads_per_rank, c.cpu_bind, c.cpu_isa, c.dist_timeout_seconds,
-        c.watchdog_timeout_seconds, c.random_seed, c.log_level, c.check_batches);
+        c.moe, c.speculative, c.disable_overlap_schedule, c.two_batch_overlap, c.tbo_threshold,
+        c.tbo_min_tokens, c.eplb, c.recorder, c.context_length, c.max_total_tokens,
+        c.mem_fraction_static, c.page_size, c.max_running_requests, c.max_queued_requests,
+        c.chunked_prefill_size, c.max_prefill_tokens, c.schedule_policy,
+        c.schedule_conservativeness, c.target_step_ms, c.priority_scheduling,
+        c.preemption_threshold, c.decode_log_interval, c.disable_radix_cache, c.threads_per_rank,
+        c.cpu_bind, c.cpu_isa, c.dist_timeout_seconds, c.watchdog_timeout_seconds, c.random_seed,
+        c.log_level, c.check_batches);
 }
 
 std::string EncodeConfig(const EngineConfig& config) { return EncodeFields(config); }

@@ -1,6 +1,7 @@
 #include "engine/features.h"
 
 #include <algorithm>
+#include <cctype>
 #include <string_view>
 #include <utility>
 
@@ -240,8 +241,26 @@ void AddParallelism(std::vector<Feature>& all) {
       "--moe-dense-tp-size", [](EngineConfig& c) -> int& { return c.mesh.dense_tp; }, 1);
 }
 
-// Features that no code refuses.
+// Features that no code refuses, but drafts on GPUs.
 void AddServing(std::vector<Feature>& all) {
+  for (const char* name : {"NGRAM", "NEXTN", "MTP", "STANDALONE"}) {
+    all.push_back(Choice(kServing, "--speculative-algorithm", name,
+                         [](EngineConfig& c) -> std::string& { return c.speculative.algorithm; },
+                         {.gpus = false}));
+    all.back().requested = [name](const EngineConfig& c, const ModelConfig&) {
+      return std::ranges::equal(c.speculative.algorithm, std::string_view(name), {},
+                                [](unsigned char ch) { return std::toupper(ch); });
+    };
+    const bool standalone = std::string_view(name) == "STANDALONE";
+    if (!standalone && std::string_view(name) != "NGRAM") {
+      all.back().request = nullptr;  // works with checkpoints that have an MTP layer
+      continue;
+    }
+    all.back().request = [=](EngineConfig& c) {
+      c.speculative.algorithm = name;
+      if (standalone) c.speculative.draft_model_path = c.model_path;
+    };
+  }
   all.push_back(Setting<bool>(
       kServing, "--is-embedding", [](EngineConfig& c) -> bool& { return c.pooling.is_embedding; },
       true));

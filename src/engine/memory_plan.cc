@@ -5,12 +5,32 @@
 
 #include "core/format.h"
 #include "engine/rank_engine.h"
+#include "engine/speculative/draft_model.h"
 #include "eplb/manager.h"
 
 namespace switchyard {
 namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
+
+// Adds the memory of a draft model.
+void Add(const RankMemory& draft, RankMemory* memory) {
+  WeightBytes& w = memory->weights;
+  w.embedding += draft.weights.embedding;
+  w.attention += draft.weights.attention;
+  w.dense += draft.weights.dense;
+  w.router += draft.weights.router;
+  w.experts += draft.weights.experts;
+  w.shared += draft.weights.shared;
+  w.norms += draft.weights.norms;
+  w.head += draft.weights.head;
+  memory->kv_per_token += draft.kv_per_token;
+  memory->activations += draft.activations;
+  memory->moe += draft.moe;
+  memory->logits += draft.logits;
+  memory->tables += draft.tables;
+  memory->exchange += draft.exchange;
+}
 
 }  // namespace
 
@@ -21,8 +41,19 @@ RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
   if (plan.cuda || (model.pooling && model.pooling->type == Pooling::kMean))
     logit_rows =
         std::max(logit_rows, std::min(MaxLogitRows(model.output_width()), plan.max_batch_tokens));
-  RankMemory memory = MemoryOfRank(model, MakeModelOptions(config, plan), config.mesh,
-                                   {.logit_rows = logit_rows, .kv_dtype = plan.kv_dtype});
+  if (plan.drafts.most > 0)
+    logit_rows =
+        std::max(logit_rows, std::min(MaxLogitRows(model.output_width()),
+                                      int64_t{plan.max_running_requests} * (1 + plan.drafts.most)));
+  const RankMemoryShape shape{.logit_rows = logit_rows, .kv_dtype = plan.kv_dtype};
+  const ModelOptions options = MakeModelOptions(config, plan);
+  RankMemory memory = MemoryOfRank(model, options, config.mesh, shape);
+  if (plan.draft) {
+    Add(MemoryOfRank(*plan.draft, MakeDraftOptions(options), config.mesh, shape), &memory);
+    if (plan.draft->is_mtp)  // the target's and the layer's hidden rows
+      memory.activations +=
+          2.0 * static_cast<double>(plan.max_batch_tokens * model.hidden) * sizeof(float);
+  }
   if (config.eplb.enable && !plan.cuda)
     memory.exchange += static_cast<double>(EplbManager::BytesPerRank(config.mesh));
   return memory;

@@ -17,6 +17,7 @@
 #include "engine/machine.h"
 #include "engine/memory_plan.h"
 #include "engine/rank_engine.h"
+#include "engine/speculative/draft_model.h"
 #include "eplb/manager.h"
 #include "eplb/types.h"
 #include "kernels/cache_rows.h"
@@ -146,7 +147,7 @@ int32_t PerGroup(int32_t total, int dp) { return std::max(1, total / dp); }
 
 int64_t MaxBatchTokens(const EngineConfig& config, const EnginePlan& plan) {
   return MaxPromptRows(plan.chunked_prefill_size, config.max_prefill_tokens, plan.context_length) +
-         plan.max_running_requests;
+         plan.max_running_requests * (1 + plan.drafts.most);
 }
 
 // The number of ranks that share a GPU, and thus its memory (--gpu-id-step 0).
@@ -220,7 +221,9 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, const RankMem
   // Weights of a file that several ranks read are in memory once.
   if (!CopiesWeights(config, plan))
     need.weights =
-        std::min(need.weights, static_cast<double>(WeightBytesPerRank(plan.model, Mesh())));
+        std::min(need.weights,
+                 static_cast<double>(WeightBytesPerRank(plan.model, Mesh()) +
+                                     (plan.draft ? WeightBytesPerRank(*plan.draft, Mesh()) : 0)));
   return need;
 }
 
@@ -385,6 +388,8 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.ranks_of_host = ranks_of_host;
   plan.cuda = machine.cuda;
   plan.model = model;
+  plan.draft = ReadDraftConfig(config, plan.model);
+  plan.drafts = LimitsOf(config.speculative);
   CheckRunnerFormat(config, plan.model);
   CheckRecorder(config.recorder, plan);
   CheckEplb(config, plan);
@@ -410,9 +415,12 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
 
   const RankMemory memory = PlanRankMemory(config, plan);
   const auto page_bytes = static_cast<int64_t>(memory.kv_per_token) * config.page_size;
+  const ModelOptions options = MakeModelOptions(config, plan);
   plan.weight_bytes_per_rank = static_cast<size_t>(std::llround(memory.weights.total()));
-  plan.symmetric_bytes_per_rank =
-      SymmetricBytesPerRank(plan.model, MakeModelOptions(config, plan), config.mesh);
+  plan.symmetric_bytes_per_rank = SymmetricBytesPerRank(plan.model, options, config.mesh);
+  if (plan.draft)
+    plan.symmetric_bytes_per_rank +=
+        SymmetricBytesPerRank(*plan.draft, MakeDraftOptions(options), config.mesh);
   if (config.eplb.enable) plan.symmetric_bytes_per_rank += EplbManager::BytesPerRank(config.mesh);
   plan.num_pages =
       ChoosePages(config, plan, PageMemoryOf(machine, config, plan, memory, page_bytes));

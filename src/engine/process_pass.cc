@@ -168,10 +168,14 @@ void RankEngine::Impl::ProcessPass(Rows all) {
     const auto entry = table.find(part.id);
     if (entry == table.end()) continue;  // ended with the token of the previous launched pass
     Sequence& sequence = entry->second;
-    AppendRoutedExperts(sequence, part, first_row - part.rows);
+    if (part.drafts == 0) AppendRoutedExperts(sequence, part, first_row - part.rows);
     if (i < faults.size() && !faults[i].empty() && sequence.router_fault.empty())
       sequence.router_fault = faults[i];
-    Finish(sequence, part, own);  // may end the sequence
+    if (part.drafts == 0) {
+      Finish(sequence, part, own);  // may end the sequence
+    } else {
+      Verify(sequence, part, own, first_row - part.rows);
+    }
   }
 }
 
@@ -194,11 +198,14 @@ bool RankEngine::Impl::AcceptToken(Sequence& sequence, int32_t token) {
   return false;
 }
 
+std::string RankEngine::Impl::NotFiniteError(const Sequence& sequence) {
+  return sequence.router_fault.empty()
+             ? "the model returned logits that are not finite (NaN or infinity)"
+             : sequence.router_fault;
+}
+
 void RankEngine::Impl::FailNotFinite(Sequence& sequence) {
-  const std::string error = sequence.router_fault.empty()
-                                ? "the model returned logits that are not finite (NaN or infinity)"
-                                : sequence.router_fault;
-  Fail(sequence, error);
+  Fail(sequence, NotFiniteError(sequence));
 }
 
 void RankEngine::Impl::Finish(Sequence& sequence, const Part& part, const Rows& own) {

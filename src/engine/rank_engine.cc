@@ -19,6 +19,7 @@
 #include "engine/sampler/softmax.h"
 #include "engine/scheduler/batch.h"
 #include "engine/scheduler/scheduler.h"
+#include "engine/speculative/drafter.h"
 
 namespace switchyard {
 
@@ -55,7 +56,8 @@ Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t 
           .policy = options.policy,
           .conservativeness = options.conservativeness,
           .priorities = options.priorities,
-          .preemption_threshold = options.preemption_threshold};
+          .preemption_threshold = options.preemption_threshold,
+          .max_draft_rows = int64_t{options.max_drafts} * options.max_running_requests};
 }
 
 }  // namespace
@@ -68,7 +70,8 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
       cache(options.num_pages, options.page_size, options.enable_radix_cache),
       scheduler(SchedulerOptions(options, width), cache),
       sampler(vocab, options.eos_token_ids),
-      max_length(std::min(options.context_length, cache.capacity())) {
+      max_length(std::min(options.context_length, cache.capacity())),
+      draft_limit(options.drafter ? options.max_drafts : 0) {
   CHECK_GT(options.max_running_requests, 0);
   CHECK_GT(options.context_length, 0);
   CHECK_NE(options.chunked_prefill_size, 0);
@@ -147,6 +150,7 @@ RequestOutput RankEngine::Impl::NewOutput(Sequence& sequence) const {
           .prompt_tokens = static_cast<int32_t>(sequence.prompt_length),
           .cached_tokens = sequence.cached_tokens,
           .queue_seconds = sequence.queue_seconds,
+          .drafts = sequence.draft_counts,
           .routed_experts = std::exchange(sequence.routed_experts, {})};
 }
 
@@ -188,12 +192,14 @@ StepCounts RankEngine::Impl::Plan() {
                      .rows = part.rows,
                      .end = sequence.computed + part.rows,
                      .logit_rows = static_cast<size_t>(sequence.LogitRows(part.rows).size()),
-                     .decoding = sequence.decoding()});
+                     .decoding = sequence.decoding(),
+                     .drafts = sequence.decoding() ? sequence.drafts.size() : 0});
   }
   RequestDeviceSampling();
   return {.tokens = batch.num_tokens(),
           .decode_tokens = batch.decode_tokens,
           .logit_rows = std::ssize(batch.logit_rows),
+          .decoding = std::ranges::count_if(parts, &Part::decoding),
           .routed_experts = batch.routed_experts ? 1 : 0,
           .host_logits = NeedsLogits() ? 1 : 0};
 }
@@ -257,7 +263,9 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
   if (runs && !launches && !aborted) {
     const profile::Span span(options.profiler,
                              {.name = "sample", .rows = std::ssize(batch.logit_rows)});
+    const std::vector<Part> pass = parts;
     ProcessPass({logits, model.drawn()});
+    if (options.drafter) ProposeDrafts(pass);
   }
   if (batch.decode_tokens > 0 && runs) LogDecoding();
   plan = {};
@@ -292,7 +300,7 @@ void RankEngine::Impl::LogDecoding() {
 
 void RankEngine::Impl::RequestDeviceSampling() {
   batch.draws.clear();
-  if (!model.draws() || batch.logit_rows.empty()) return;
+  if (!model.draws() || batch.logit_rows.empty() || options.drafter) return;
   for (const ScheduledRows& part : plan) {
     const Sequence& sequence = *part.sequence;
     if (sequence.LogitRows(part.rows).size() == 0) continue;
@@ -316,7 +324,8 @@ bool RankEngine::Impl::NeedsLogits() const {
 }
 
 bool RankEngine::Impl::CanLaunch(std::span<const StepCounts> groups) const {
-  if (!options.overlap_schedule || !model.launches() || NeedsLogits()) return false;
+  if (!options.overlap_schedule || !model.launches() || NeedsLogits() || options.drafter)
+    return false;
   return !model.launches_together() ||
          std::ranges::none_of(groups, [](const StepCounts& group) { return group.host_logits; });
 }
@@ -353,6 +362,9 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
       answers.emplace_back(StatsReport{.ticket = get->ticket, .groups = {Stats()}});
     } else if (const auto* limit = std::get_if<LimitPrefill>(&message)) {
       impl_->scheduler.LimitPrefill(limit->rows);
+    } else if (const auto* limit = std::get_if<LimitDrafts>(&message)) {
+      impl_->draft_limit =
+          impl_->options.drafter ? std::min(limit->drafts, impl_->options.max_drafts) : 0;
     } else if (const auto* tokens = std::get_if<GrammarTokens>(&message)) {
       impl_->grammars.SetVocabulary(tokens->bytes);
     } else if (const auto* define = std::get_if<DefineGrammar>(&message)) {
@@ -371,6 +383,14 @@ std::optional<PrefillPace> RankEngine::prefill_pace() const {
       MaxPromptRows(o.chunked_prefill_size, o.max_prefill_tokens, o.context_length);
   return PrefillPace(std::max(0.0, o.target_step_ms) / 1e3, rows);
 }
+
+std::optional<DraftPace> RankEngine::draft_pace() const {
+  const Options& o = impl_->options;
+  if (!o.drafter || !o.adapt_drafts) return std::nullopt;
+  return DraftPace(o.max_drafts);
+}
+
+int32_t RankEngine::draft_limit() const { return static_cast<int32_t>(impl_->draft_limit); }
 
 bool RankEngine::launched() const { return impl_->launched.has_value(); }
 

@@ -13,9 +13,12 @@
 #include "engine/request.h"
 #include "engine/scheduler/policy.h"
 #include "engine/scheduler/prefill_pace.h"
+#include "engine/speculative/draft_pace.h"
 #include "profile/profiler.h"
 
 namespace switchyard {
+
+class Drafter;
 
 // The model interface of the scheduler; tests substitute a fake.
 class ForwardFunction {
@@ -58,6 +61,7 @@ class ForwardFunction {
 // The counts of a group's batch that the other attention groups need.
 struct StepCounts {
   int64_t tokens = 0, decode_tokens = 0, logit_rows = 0;
+  int64_t decoding = 0;        // sequences of the decode tokens
   int64_t routed_experts = 0;  // 1 if requested
   int64_t host_logits = 0;     // 1 if the batch needs its logits on the host, so it is not launched
 };
@@ -94,7 +98,16 @@ class RankEngine {
     std::vector<int32_t> eos_token_ids;
     uint64_t random_seed = 0;
     int64_t max_logit_rows = 0;  // 0: MaxLogitRows
-    int32_t group = 0;           // this rank's attention group; other groups' requests are ignored
+    // Speculative decoding: the most drafts of a sequence in a step, and their source, which
+    // outlives the engine. Null: none. With a drafter, steps are not launched ahead, and the engine
+    // reads all logits on the host.
+    int32_t max_drafts = 0;
+    Drafter* drafter = nullptr;
+    bool adapt_drafts = false;  // the number of drafts follows draft_pace
+    // If not negative: the probability with which a draft counts as equal to the sampled token, for
+    // benchmarks. Outputs are then those of the drafts.
+    double simulate_acceptance = -1;
+    int32_t group = 0;  // this rank's attention group; other groups' requests are ignored
     // Records plan, forward pass and sampling; outlives the engine. Null: nothing is recorded.
     profile::Profiler* profiler = nullptr;
   };
@@ -131,6 +144,9 @@ class RankEngine {
   // The limiter of prompt rows in steps with decoding requests. nullopt if there is no target time
   // or no chunk size.
   std::optional<PrefillPace> prefill_pace() const;
+  // The selection of the number of drafts; nullopt if it is fixed.
+  std::optional<DraftPace> draft_pace() const;
+  int32_t draft_limit() const;  // the most drafts of a sequence now; 0 without a drafter
   StepOutputs Step() {
     Plan();
     return Run();

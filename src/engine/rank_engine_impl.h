@@ -50,6 +50,7 @@ struct RankEngine::Impl {
     int64_t rows = 0, end = 0;  // the rows of positions [end − rows, end)
     size_t logit_rows = 0;
     bool decoding = false;
+    size_t drafts = 0;  // of the rows, the last ones
   };
   // Whether the planned batch needs its logits on the host.
   bool NeedsLogits() const;
@@ -75,6 +76,16 @@ struct RankEngine::Impl {
   void ProcessPass(Rows all);
   // Processes one sequence's part of a pass, row by row.
   void Finish(Sequence& sequence, const Part& part, const Rows& own);
+  // Samples the tokens of a part with drafts, as separate decode steps would, until a token differs
+  // from its draft. `first_row`: the part's first row in the batch.
+  void Verify(Sequence& sequence, const Part& part, const Rows& own, int64_t first_row);
+  // Verify's loop. Returns the error that ends the request, with `kind`; empty: none.
+  std::string SampleDrafts(Sequence& sequence, std::span<const int32_t> drafts, const Rows& own,
+                           RequestOutput& output, ErrorKind& kind);
+  // Has the drafter propose tokens after a pass. Called on every rank of the world.
+  void ProposeDrafts(std::span<const Part> pass);
+  // The most drafts that the sequence can use in its next step.
+  int64_t WantedDrafts(const Sequence& sequence) const;
   // `first_row`: the part's first row in the batch.
   void AppendRoutedExperts(Sequence& sequence, const Part& part, int64_t first_row);
   void AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
@@ -92,6 +103,7 @@ struct RankEngine::Impl {
   RequestOutput NewOutput(Sequence& sequence) const;
   void Fail(Sequence& sequence, const std::string& error, ErrorKind kind = ErrorKind::kResource);
   void FailNotFinite(Sequence& sequence);
+  static std::string NotFiniteError(const Sequence& sequence);
   // Appends a drawn token to the output's grammar, if there is one. Returns false if the grammar
   // has failed, and ends the sequence.
   bool AcceptToken(Sequence& sequence, int32_t token);
@@ -122,6 +134,7 @@ struct RankEngine::Impl {
   ForwardBatch batch;               // reused between steps to keep its allocations
   std::vector<std::string> faults;  // [sequences] of the last pass, or empty
   EngineStats counters;
+  int64_t draft_limit;  // the most drafts of a sequence; at most options.max_drafts
   // Counters for --decode-log-interval.
   int64_t decode_steps = 0, logged_tokens = 0;
   std::chrono::steady_clock::time_point last_log = std::chrono::steady_clock::now();

@@ -18,6 +18,8 @@
 #include "engine/profile_commands.h"
 #include "engine/scheduler/batch.h"
 #include "engine/scheduler/prefill_pace.h"
+#include "engine/speculative/draft_model.h"
+#include "engine/speculative/ngram_drafter.h"
 #include "kernels/ops.h"
 
 namespace switchyard {
@@ -37,7 +39,7 @@ std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
 }
 
 RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& plan,
-                                  const Mesh& mesh, profile::Profiler* profiler) {
+                                  const Mesh& mesh, profile::Profiler* profiler, Drafter* drafter) {
   return {.page_size = config.page_size,
           .num_pages = plan.num_pages,
           .max_running_requests = plan.max_running_requests,
@@ -54,8 +56,42 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .context_length = plan.context_length,
           .eos_token_ids = plan.model.eos_token_ids,
           .random_seed = config.random_seed,
+          .max_drafts = plan.drafts.most,
+          .drafter = drafter,
+          .adapt_drafts = plan.drafts.adapts,
+          .simulate_acceptance = config.speculative.simulate_acceptance,
           .group = mesh.dp_rank(),
           .profiler = profiler};
+}
+
+// The source of drafts of speculative decoding, if there is one.
+struct Drafting {
+  std::unique_ptr<DraftModel> model;
+  std::unique_ptr<Drafter> drafter;
+};
+
+Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model& target,
+                      profile::Profiler* profiler, RankComm& comm, ThreadPool& pool) {
+  Drafting made;
+  if (plan.drafts.most > 0 && comm.mesh.rank() == 0) {
+    LOG_INFO("speculative decoding: {}, {} {} drafts; steps are not launched ahead",
+             config.speculative.algorithm, plan.drafts.adapts ? "up to" : "always",
+             plan.drafts.most);
+    if (config.speculative.simulate_acceptance >= 0)
+      LOG_WARNING("--speculative-simulate-acceptance {}: outputs are wrong",
+                  config.speculative.simulate_acceptance);
+  }
+  if (SourceOf(config.speculative) == DraftSource::kNgram)
+    made.drafter = std::make_unique<NgramDrafter>();
+  if (!plan.draft) return made;
+  made.model =
+      std::make_unique<DraftModel>(config, plan, comm.mesh.rank(), target, profiler, comm, pool);
+  constexpr int64_t kSavedBytes = int64_t{256} << 20;
+  const int64_t saved_rows =
+      kSavedBytes / (plan.draft->hidden * int64_t{sizeof(float)} * plan.max_running_requests);
+  made.drafter = std::make_unique<ModelDrafter>(*made.model, config.page_size,
+                                                plan.max_batch_tokens, saved_rows);
+  return made;
 }
 
 void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
@@ -72,13 +108,16 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   experts.AddTo(&options);
   profile::Profiler profiler(rank, comm->mesh.Title());
   options.profiler = &profiler;
+  options.keeps_hidden = plan.draft && plan.draft->is_mtp;
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
   const ExpertServices::Attached attached(experts, model);
   ModelForward forward(model, kv, experts);
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
-  RankEngine engine(EngineOptions(config, plan, comm->mesh, &profiler), chosen);
+  const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool);
+  RankEngine engine(EngineOptions(config, plan, comm->mesh, &profiler, drafting.drafter.get()),
+                    chosen);
   comm->tp->Barrier("model loaded");
   constexpr double kMiB = 1024.0 * 1024.0;
   if (rank == 0)
@@ -124,16 +163,19 @@ void MoveWithoutPass(EplbManager& eplb, bool is_leader) {
 }
 
 // Measures steps on the leader, and sends all ranks the number of prompt rows that fit the target
-// time.
+// time, and the number of drafts that gives the most tokens.
 class StepTimer {
  public:
-  explicit StepTimer(std::optional<PrefillPace> pace) : pace_(pace) {}
+  explicit StepTimer(const RankEngine& engine)
+      : engine_(engine), pace_(engine.prefill_pace()), drafts_(engine.draft_pace()) {}
 
-  void Start(std::span<const StepCounts> groups) {
+  // `mine`: of the leader's group.
+  void Start(std::span<const StepCounts> groups, const StepCounts& mine) {
     started_ = Clock::now();
-    current_ = {};
+    current_ = {.decoding_here = mine.decoding};
     for (const StepCounts& group : groups) {
       current_.decode_rows += group.decode_tokens;
+      current_.decoding += group.decoding;
       // The group with the most rows sets the time of the step.
       current_.prompt_rows = std::max(current_.prompt_rows, group.tokens - group.decode_tokens);
     }
@@ -144,26 +186,49 @@ class StepTimer {
   void Stop(bool launched) {
     const auto now = Clock::now();
     if (!launched && !launched_) Observe(current_, now - started_);
+    ObserveDrafts(now - started_);
     if (launched && launched_) Observe(*launched_, now - ended_);
     ended_ = now;
     launched_ = launched ? std::optional(current_) : std::nullopt;
   }
-  void AddLimit(std::vector<ControlMessage>& messages) {
-    if (!pace_ || pace_->rows() == sent_) return;
-    sent_ = pace_->rows();
-    messages.emplace_back(LimitPrefill{.rows = sent_});
+  void AddLimits(std::vector<ControlMessage>& messages) {
+    if (pace_ && pace_->rows() != sent_) {
+      sent_ = pace_->rows();
+      messages.emplace_back(LimitPrefill{.rows = sent_});
+    }
+    if (!drafts_) return;
+    // A step without decoding sequences precedes one with its new sequences.
+    const int32_t limit = drafts_->Limit(std::max(current_.decoding, expected_));
+    if (limit != engine_.draft_limit()) messages.emplace_back(LimitDrafts{.drafts = limit});
   }
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Rows {
     int64_t decode_rows = 0, prompt_rows = 0;
+    int64_t decoding = 0, decoding_here = 0;  // sequences of all groups, and of the leader's
   };
+  void ObserveDrafts(std::chrono::duration<double> time) {
+    if (!drafts_) return;
+    const int32_t limit = engine_.draft_limit();
+    const EngineStats stats = engine_.Stats();
+    expected_ = stats.running;
+    drafts_->ObserveDrafts(current_.decoding_here, {.verify_steps = stats.verify_steps,
+                                                    .verified = stats.verified_by_position,
+                                                    .accepted = stats.accepted_by_position});
+    if (current_.prompt_rows == 0)
+      drafts_->Observe(current_.decoding, limit == last_limit_ ? limit : -1, time.count());
+    last_limit_ = limit;
+  }
   void Observe(const Rows& rows, std::chrono::duration<double> time) {
     if (pace_) pace_->Observe(rows.prompt_rows, rows.decode_rows, time.count());
   }
 
+  const RankEngine& engine_;
   std::optional<PrefillPace> pace_;
+  std::optional<DraftPace> drafts_;
+  int32_t last_limit_ = -1;
+  int64_t expected_ = 0;  // running sequences of the leader's group
   Clock::time_point started_, ended_;
   Rows current_;
   std::optional<Rows> launched_;
@@ -180,7 +245,7 @@ std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLo
       comm.memory->Beat();
       messages = io.receive(busy ? std::chrono::milliseconds(0) : kIdleWait);
     } while (!busy && messages.empty());
-    timer.AddLimit(messages);
+    timer.AddLimits(messages);
     if (group.size() > 1) group.Broadcast(EncodeControl(messages), /*idle=*/!busy);
     return messages;
   }
@@ -255,7 +320,7 @@ void NoteWork(const std::vector<ControlMessage>& messages, const RankEngine& eng
 void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecorder* recorder,
            EplbManager* eplb, profile::Profiler* profiler) {
   GroupExchange groups(comm, io);
-  StepTimer timer(engine.prefill_pace());
+  StepTimer timer(engine);
   comm.memory->StartHeartbeat();
   for (bool open = true; open;) {
     const bool busy = groups.any_work() || (eplb && eplb->busy());
@@ -272,7 +337,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     NoteWork(messages, engine, *comm.memory);
     ExchangeCounts(mine, engine.HasWork(), groups, profiler);
     if (groups.any_work()) {
-      timer.Start(groups.counts());
+      timer.Start(groups.counts(), mine);
       Post(engine.Run(groups.counts()), groups, profiler);
       timer.Stop(engine.launched());
       if (const auto stage = StageOf(groups.counts())) step.End(*stage, mine.tokens);

@@ -114,6 +114,10 @@ struct StopProfile {
 struct LimitPrefill {
   int64_t rows = 0;
 };
+// Created by the leader, not the front: the maximum drafts of a sequence (DraftPace).
+struct LimitDrafts {
+  int32_t drafts = 0;
+};
 // Precedes the first DefineGrammar.
 struct GrammarTokens {
   std::string bytes;  // GrammarVocabulary::Encode
@@ -130,8 +134,8 @@ struct DropGrammar {
 struct Shutdown {};  // the loop ends after this step
 using ControlMessage =
     std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, RecordExperts, GetExpertLoad,
-                 RebalanceExperts, GetEplb, StartProfile, StopProfile, LimitPrefill, GrammarTokens,
-                 DefineGrammar, DropGrammar, Shutdown>;
+                 RebalanceExperts, GetEplb, StartProfile, StopProfile, LimitPrefill, LimitDrafts,
+                 GrammarTokens, DefineGrammar, DropGrammar, Shutdown>;
 
 struct TokenLogprob {
   int32_t token = 0;
@@ -154,6 +158,13 @@ enum class FinishReason : uint8_t {
   kError,   // described by `error`
 };
 
+// The drafts of a request so far (speculative decoding).
+struct DraftCounts {
+  int32_t steps = 0;     // decode steps with drafts
+  int32_t drafted = 0;   // drafts in these steps
+  int32_t accepted = 0;  // drafts that equalled the sampled tokens
+};
+
 // New output of one request after a step.
 struct RequestOutput {
   uint64_t id = 0;
@@ -165,6 +176,7 @@ struct RequestOutput {
   // Time from the arrival at the rank to the first admission; −1: not admitted. It has no effect on
   // scheduling, so it may differ between ranks.
   float queue_seconds = -1;
+  DraftCounts drafts;
   std::vector<PositionLogprobs>
       input_logprobs;  // with the first output, positions start .. prompt end
   std::vector<PositionLogprobs> output_logprobs;  // one for each new token
@@ -186,6 +198,12 @@ struct EngineStats {  // of one attention group
   int32_t page_size = 1;
   int64_t steps = 0, prefill_tokens = 0, cached_prompt_tokens = 0, decode_tokens = 0,
           retractions = 0;
+  // Speculative decoding: steps of sequences with drafts, and the outcome of the drafts. An
+  // accepted draft equals the sampled token.
+  int64_t verify_steps = 0, drafted_tokens = 0, accepted_tokens = 0;
+  // [positions] drafts verified and accepted at each position after the last known token. A draft
+  // is not verified if an earlier one of its step was rejected.
+  std::vector<int64_t> verified_by_position, accepted_by_position;
 };
 struct StatsReport {
   uint64_t ticket = 0;

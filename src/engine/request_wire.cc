@@ -55,6 +55,10 @@ template <typename Codec, OneOf<LimitPrefill> T>
 void Fields(Codec& codec, T& m) {
   codec(m.rows);
 }
+template <typename Codec, OneOf<LimitDrafts> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.drafts);
+}
 template <typename Codec, OneOf<GrammarTokens> T>
 void Fields(Codec& codec, T& m) {
   codec(m.bytes);
@@ -74,15 +78,21 @@ template <typename Codec, OneOf<PositionLogprobs> T>
 void Fields(Codec& codec, T& l) {
   codec(l.logprob, l.token, l.rank, l.top, l.asked);
 }
+template <typename Codec, OneOf<DraftCounts> T>
+void Fields(Codec& codec, T& d) {
+  codec(d.steps, d.drafted, d.accepted);
+}
 template <typename Codec, OneOf<RequestOutput> T>
 void Fields(Codec& codec, T& o) {
   codec(o.id, o.new_tokens, o.finish, o.matched, o.prompt_tokens, o.cached_tokens, o.queue_seconds,
-        o.input_logprobs, o.output_logprobs, o.routed_experts, o.pooled, o.error, o.error_kind);
+        o.drafts, o.input_logprobs, o.output_logprobs, o.routed_experts, o.pooled, o.error,
+        o.error_kind);
 }
 template <typename Codec, OneOf<EngineStats> T>
 void Fields(Codec& codec, T& s) {
   codec(s.running, s.waiting, s.total_pages, s.free_pages, s.cached_pages, s.page_size, s.steps,
-        s.prefill_tokens, s.cached_prompt_tokens, s.decode_tokens, s.retractions);
+        s.prefill_tokens, s.cached_prompt_tokens, s.decode_tokens, s.retractions, s.verify_steps,
+        s.drafted_tokens, s.accepted_tokens, s.verified_by_position, s.accepted_by_position);
 }
 template <typename Codec, OneOf<StatsReport> T>
 void Fields(Codec& codec, T& m) {
@@ -164,6 +174,15 @@ std::vector<EngineMessage> DecodeMessages(std::string_view bytes) {
   return DecodeFields<std::vector<EngineMessage>>(bytes);
 }
 
+namespace {
+
+void AddTo(std::vector<int64_t>& sums, const std::vector<int64_t>& values) {
+  if (sums.size() < values.size()) sums.resize(values.size());
+  for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
+}
+
+}  // namespace
+
 EngineStats Total(const std::vector<EngineStats>& groups) {
   EngineStats total;
   for (const EngineStats& g : groups) {
@@ -178,6 +197,11 @@ EngineStats Total(const std::vector<EngineStats>& groups) {
     total.cached_prompt_tokens += g.cached_prompt_tokens;
     total.decode_tokens += g.decode_tokens;
     total.retractions += g.retractions;
+    total.verify_steps += g.verify_steps;
+    total.drafted_tokens += g.drafted_tokens;
+    total.accepted_tokens += g.accepted_tokens;
+    AddTo(total.verified_by_position, g.verified_by_position);
+    AddTo(total.accepted_by_position, g.accepted_by_position);
   }
   return total;
 }

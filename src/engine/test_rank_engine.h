@@ -23,14 +23,16 @@ using Ids = std::vector<int32_t>;
 class Rig {
  public:
   // `launches`: with a model that draws tokens and runs passes ahead.
-  explicit Rig(RankEngine::Options options, int64_t vocab = 61, bool launches = false,
+  explicit Rig(const RankEngine::Options& options, int64_t vocab = 61, bool launches = false,
                Pooling pooling = Pooling::kNone)
       : model({.vocab = vocab,
                .num_pages = options.num_pages,
                .page_size = options.page_size,
                .launches = launches,
                .pooling = pooling}),
-        engine(std::move(options), model) {}
+        engine(options, model) {
+    model.drafts = options.drafter != nullptr;
+  }
 
   std::vector<EngineMessage> Tell(std::vector<ControlMessage> messages) {
     return engine.Apply(messages);

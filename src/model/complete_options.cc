@@ -16,7 +16,7 @@ bool UsesFp8GroupActivations(const ModelConfig& config) {
   const LinearSchemes schemes(config.quantization);
   const TensorNames names = FindFamily(config.architecture)->names(config);
   const auto layer = std::ranges::find_if(config.layers, &LayerConfig::moe);
-  const auto index = layer - config.layers.begin();
+  const auto index = config.first_layer + (layer - config.layers.begin());
   const std::string experts = fmt::format("{}{}.{}.experts.", names.layers, index, names.moe);
   const std::string one = names.interleaved_experts ? "gate_up_proj" : "0." + names.expert_gate;
   return schemes.Of(experts + one).activation == ActivationFormat::kFp8Group;

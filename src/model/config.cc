@@ -14,6 +14,7 @@ namespace switchyard {
 namespace {
 
 constexpr uint64_t kMaxConfigBytes = 16 << 20;
+constexpr int64_t kMaxMtpLayers = 1024;
 
 std::string ReadConfigFile(const std::filesystem::path& path) {
   try {
@@ -112,6 +113,7 @@ ModelConfig Parse(const ConfigTexts& texts, const QuantizationFlags& flags) {
   const auto architectures = reader.Strings("architectures");
   config.architecture = architectures.empty() ? family.architecture : architectures.front();
   family.read_config(reader, &config);
+  config.mtp_layers = reader.IntOr({"num_nextn_predict_layers"}, 0, 0, kMaxMtpLayers);
   config.causal =
       reader.BoolOr("is_causal", true) && !reader.BoolOr("use_bidirectional_attention", false);
   if (config.architecture.ends_with(kClassifier)) config.pooling = ReadClassifier(reader);
@@ -140,6 +142,21 @@ int64_t ModelConfig::longest_context() const {
   constexpr double kMost = 1e9;  // max_position_embeddings has the same limit
   const double stretched = std::min(kMost, static_cast<double>(original) * rope.factor);
   return std::max(max_position, static_cast<int64_t>(stretched));
+}
+
+ModelConfig MtpConfigOf(const ModelConfig& target) {
+  const Family* family = FindFamily(target.architecture);
+  if (target.mtp_layers == 0 || family == nullptr || !family->mtp || target.pooling)
+    throw Invalid("{} has no multi-token prediction (MTP) layer that can draft: {}",
+                  target.architecture,
+                  family != nullptr && family->mtp && !target.pooling
+                      ? "num_nextn_predict_layers is 0 in config.json"
+                      : "want DeepseekV3ForCausalLM or Glm4MoeForCausalLM");
+  ModelConfig mtp = target;
+  mtp.layers = {target.layers.back()};
+  mtp.first_layer = target.num_layers();
+  mtp.is_mtp = true;
+  return mtp;
 }
 
 ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides,

@@ -84,6 +84,12 @@ struct ModelConfig {
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
   std::optional<MoeModelConfig> moe;
   std::vector<LayerConfig> layers;
+  // Number of multi-token prediction (MTP) layers after the last layer (num_nextn_predict_layers).
+  // They are not in `layers`.
+  int64_t mtp_layers = 0;
+  // Of MtpConfigOf: the model is an MTP layer. Its first layer has this number in the checkpoint.
+  bool is_mtp = false;
+  int64_t first_layer = 0;
   std::vector<int32_t> eos_token_ids;  // union of config.json and generation_config.json
   std::optional<int32_t> bos_token_id;
 
@@ -101,6 +107,11 @@ struct ModelConfig {
   bool has_moe() const { return moe.has_value(); }
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
 };
+
+// The model that consists of the first MTP layer of `target`, for drafts. Its input is a hidden row
+// of the target, or of itself, and the next token (ForwardBatch::hidden). Error kInvalid if the
+// target has none.
+ModelConfig MtpConfigOf(const ModelConfig& target);
 
 // Reads DIR/config.json (and generation_config.json if it exists), with the reader of its family
 // (families/). Both the hub's spelling of keys and that of transformers 5 are accepted. Errors name

@@ -59,7 +59,9 @@ Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
 
 int64_t Decoder::ScratchFloats(int64_t max_tokens) const {
   const auto need = [&](const auto& layer) { return layer ? layer->ScratchFloats(max_tokens) : 0; };
-  return std::max({need(grouped_), need(latent_), need(dense_)});
+  const int64_t joined =
+      weights_.mtp ? LayerScratch::Floats({2 * max_tokens * c_.config.hidden}) : 0;
+  return std::max({need(grouped_), need(latent_), need(dense_), joined});
 }
 
 void Decoder::ReserveLogits(std::span<const int64_t> group_rows, Pass& pass) const {
@@ -67,14 +69,32 @@ void Decoder::ReserveLogits(std::span<const int64_t> group_rows, Pass& pass) con
                      [&](HeadBuffers& head) { return vocabulary_.Reserve(group_rows, &head); });
 }
 
+const char* Decoder::BackendOf(const Operation& operation) const {
+  if (operation.kind != Kind::kForward || !moe_[operation.layer]) return nullptr;
+  const MoeBackend& backend = moe_[operation.layer]->backend();
+  switch (operation.phase) {
+    case Phase::kDispatch:
+    case Phase::kCombine:
+      return backend.exchange_name();
+    case Phase::kExperts:
+    case Phase::kDown:
+      return backend.runner_name();
+    default:
+      return nullptr;
+  }
+}
+
 profile::SpanInfo Decoder::Describe(const Operation& operation, const PassRows& rows) const {
   const bool of_logits = operation.kind == Kind::kLogits, of_ids = operation.kind == Kind::kEmbed;
   return {.name = operation.kind == Kind::kForward ? Name(operation.phase) : Name(operation.kind),
           .track = profile::Track::kPass,
           .micro_batch = operation.micro_batch,
-          .layer = operation.layer,
+          .layer = operation.kind == Kind::kForward
+                       ? operation.layer + static_cast<int>(c_.config.first_layer)
+                       : operation.layer,
           .rows = of_logits ? rows.logit_rows : rows.tokens,
-          .columns = of_ids ? 1 : c_.config.hidden};
+          .columns = of_ids ? 1 : c_.config.hidden,
+          .backend = BackendOf(operation)};
 }
 
 void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> passes,
@@ -128,6 +148,41 @@ void Decoder::Embed(Pass& p) const {
   if (c_.config.has_moe())
     c_.device.ClearEntries(p.kv->router_faults(), p.rows.slots, p.rows.tokens);
   if (p.rows.tokens > 0) vocabulary_.Embed(p, p.residual.data());
+  if (p.rows.tokens > 0 && weights_.mtp) JoinHidden(p);
+}
+
+void Decoder::JoinHidden(Pass& p) const {
+  const MtpWeights& w = *weights_.mtp;
+  const int64_t hidden = c_.config.hidden, tokens = p.rows.tokens;
+  CHECK(p.rows.hidden != nullptr);
+  p.scratch.Reset();
+  float* const joined = p.scratch.Take(2 * tokens * hidden);  // [T, 2 · H]
+  const auto norm = [&](const float* x, int64_t ldx, const Tensor& weight, float* y) {
+    c_.device.RmsNorm({.x = x,
+                       .ldx = ldx,
+                       .weight = weight.data<float>(),
+                       .y = y,
+                       .ldy = 2 * hidden,
+                       .m = tokens,
+                       .n = hidden,
+                       .eps = c_.config.norm_eps});
+  };
+  norm(p.residual.data(), hidden, w.embedding_norm, joined);
+  c_.device.CopyRows({.x = p.rows.hidden,
+                      .ldx = hidden,
+                      .rows = p.rows.hidden_row,
+                      .y = joined + hidden,
+                      .ldy = 2 * hidden,
+                      .m = tokens,
+                      .n = hidden});
+  norm(joined + hidden, 2 * hidden, w.hidden_norm, joined + hidden);
+  c_.device.Linear({.x = joined,
+                    .ldx = 2 * hidden,
+                    .w = w.projection.w,
+                    .bias = w.projection.bias_data(),
+                    .y = p.residual.data(),
+                    .ldy = hidden,
+                    .m = tokens});
 }
 
 void Decoder::Forward(Pass& p, int layer, Phase phase) const {
@@ -253,6 +308,8 @@ void Decoder::StoreRoutedExperts(Pass& p, int layer) const {
 
 void Decoder::SelectRows(Pass& p, float* to) const {
   if (p.branch_pending) AddPendingBranch(p);
+  if (p.hidden_out && p.rows.tokens > 0)
+    Norm(p.residual.data(), weights_.final_norm, p.rows.tokens, p.hidden_out);
   if (p.rows.logit_rows == 0) return;
   c_.device.CopyRows({.x = p.residual.data(),
                       .ldx = c_.config.hidden,

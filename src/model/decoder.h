@@ -66,8 +66,12 @@ class Decoder {
  private:
   // Completes the exchange of an aborted pass.
   void Abort(Pass& p) const;
+  // The backend that runs an operation of a MoE layer; null: none.
+  const char* BackendOf(const schedule::Operation& operation) const;
   profile::SpanInfo Describe(const schedule::Operation& operation, const PassRows& rows) const;
   void Embed(Pass& p) const;
+  // The input of an MTP layer, from the embeddings in `residual` and the given hidden rows.
+  void JoinHidden(Pass& p) const;
   void Forward(Pass& p, int layer, schedule::Phase phase) const;
   void Project(Pass& p, int layer) const;
   void Attend(Pass& p, int layer) const;

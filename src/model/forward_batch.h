@@ -33,8 +33,9 @@ struct ForwardBatch {
   std::vector<kernels::SequenceSpan> sequences;
   std::vector<int32_t> logit_rows;    // rows whose logits are computed, ascending
   std::vector<uint64_t> request_ids;  // [sequences] EngineRequest::id; Forward does not read them
-  int64_t decode_tokens = 0;          // leading rows: the one new row of each decoding sequence
-  bool routed_experts = false;        // whether Model::routed_experts is needed
+  // Leading rows: those of decoding sequences. Each has one row, and a row for each draft.
+  int64_t decode_tokens = 0;
+  bool routed_experts = false;  // whether Model::routed_experts is needed
   // [logit_rows] if the model draws the tokens itself (Model::draws); else empty.
   std::vector<kernels::RowSampling> draws;
   // With `draws`: returns the masks, which the model reads before its next pass. The model calls it
@@ -46,6 +47,11 @@ struct ForwardBatch {
   // included. May be empty if there is only one.
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;
   bool groups_want_routed_experts = false;  // whether any group's batch has `routed_experts`
+
+  // Of a model that is an MTP layer: rows [., H] in the device's memory (Model::hidden), and the
+  // row of each token [T]. `tokens` are those that follow the rows.
+  const float* hidden = nullptr;
+  std::vector<int32_t> hidden_rows;
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
 };

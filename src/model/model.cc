@@ -122,6 +122,7 @@ struct Model::Impl {
   std::deque<uint64_t> launched;                             // numbers of passes to collect
   size_t used_passes = 1;                                    // by the last batch
   bool running = false;                                      // within Forward
+  Activations hidden;                                        // [max_tokens, H] if they are kept
   std::vector<std::unique_ptr<Pass>> passes;                 // one, or two for two-batch overlap
   std::vector<schedule::Operation> plain;                    // the schedule of one micro-batch
   std::vector<schedule::Operation> two_prefill, two_decode;  // of two micro-batches
@@ -147,6 +148,7 @@ struct Model::Impl {
     for (int i = 0; i < options.moe.passes; ++i)
       passes.push_back(std::make_unique<Pass>(i, context, options.max_pass_tokens,
                                               decoder.ScratchFloats(options.max_pass_tokens)));
+    if (options.keeps_hidden) hidden.Reserve(device, options.max_tokens * config.hidden);
     FinishRouters(config, &weights);
     UploadWeights(device, weights);
     if (config.has_moe()) MakeMoeLayers(dir);
@@ -268,6 +270,10 @@ struct Model::Impl {
     sampler.Send(device);
   }
 
+  void KeepHidden(Pass& p) {
+    if (options.keeps_hidden) p.hidden_out = hidden.data() + p.place.first_row * config.hidden;
+  }
+
   // Pads decode batches to a recorded size; runs all other batches as they are.
   DeviceLogits RunInOne(const ForwardBatch& batch, KvStorage& kv) {
     Pass& p = *passes[0];
@@ -275,6 +281,7 @@ struct Model::Impl {
     const bool record = recorded > 0 && IsPlainDecode(batch, recorded);
     p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv,
             sampler.tokens());
+    KeepHidden(p);
     if (p.moe) p.moe->BeginPass(batch.num_tokens(), 0);
     ReserveLogits(p.group_logit_rows);
     Pass* const only[] = {&p};
@@ -295,6 +302,7 @@ struct Model::Impl {
     const auto begin = [&](Pass& p, const ForwardBatch& part, const MicroBatchPlace& place) {
       p.Begin(record ? p.padded.Pad(part, kv.num_pages(), kv.page_size()) : part, kv,
               sampler.tokens(), place);
+      KeepHidden(p);
       p.moe->BeginPass(part.num_tokens(), place.first_row);
     };
     begin(first, parts.first, {});
@@ -378,6 +386,7 @@ std::span<const float> Model::Forward(const ForwardBatch& batch, KvStorage& kv) 
   return impl_->Forward(batch, kv);
 }
 std::span<const int32_t> Model::routed_experts() const { return impl_->passes[0]->routed; }
+const float* Model::hidden() const { return impl_->hidden.data(); }
 std::vector<int32_t> Model::RouterFaults(const ForwardBatch& batch, const KvStorage& kv) const {
   return kv.RouterFaultsOf(batch.sequences, impl_->device);
 }

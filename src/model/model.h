@@ -52,6 +52,9 @@ class Model {
   // [T, layers, top_k] logical experts that each row of the last batch was routed to, −1 for none
   // (always in dense layers). Empty if the batch did not request them.
   std::span<const int32_t> routed_experts() const;
+  // With ModelOptions::keeps_hidden: the rows of the last batch after the final norm, [T, H], in
+  // the device's memory. Valid until the next call of Forward.
+  const float* hidden() const;
 
   // The first router fault (moe/router/router_fault.h) of each sequence of the batch, among the
   // tokens that this rank routed in this pass or earlier ones; 0: none.

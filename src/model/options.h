@@ -52,6 +52,7 @@ struct ModelOptions {
   // captured passes. May call Model::AbortPass, before the same operation on every rank. Null:
   // none.
   std::function<void(uint64_t pass, const schedule::Operation& operation)> before_operation;
+  bool keeps_hidden = false;     // enables Model::hidden
   bool movable_experts = false;  // enables Model::movable_experts
   int movable_layers = 1;        // number of layers whose new experts are held at once; −1: all
   // Batches run as two micro-batches that hide each other's exchanges (SplitRows).

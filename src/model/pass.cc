@@ -7,7 +7,7 @@
 namespace switchyard {
 namespace {
 
-constexpr int64_t kArrays = 5;  // of PassRows, and token_rows
+constexpr int64_t kArrays = 6;  // of PassRows, and token_rows
 
 }  // namespace
 
@@ -48,7 +48,9 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
           .positions = Upload(1, batch.positions),
           .slots = Upload(2, batch.slots),
           .logit_rows = static_cast<int64_t>(batch.logit_rows.size()),
-          .logit_row = Upload(3, batch.logit_rows)};
+          .logit_row = Upload(3, batch.logit_rows),
+          .hidden = batch.hidden,
+          .hidden_row = Upload(5, batch.hidden_rows)};
   if (!batch.token_rows.empty()) {
     CHECK_EQ(batch.token_rows.size(), batch.tokens.size());
     CHECK(drawn != nullptr);

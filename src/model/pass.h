@@ -25,6 +25,9 @@ struct PassRows {
   const int32_t* slots = nullptr;      // [tokens]
   int64_t logit_rows = 0;
   const int32_t* logit_row = nullptr;  // [logit_rows]
+  // Of an MTP layer: the given hidden rows, and the index of each token's row [tokens].
+  const float* hidden = nullptr;
+  const int32_t* hidden_row = nullptr;
 };
 
 // Buffers of EmbeddingAndHead. They grow with the number of logit rows.
@@ -97,6 +100,8 @@ class Pass {
   bool moe_in_stages = false;     // false: MoeLayer::Forward runs all stages of this layer
   int exchanging = -1;            // the layer whose exchange is in flight; −1: none
   Activations selected;           // [logit rows, H]
+  // The rows after the final norm, [T, H], are written there; null: they are not needed.
+  float* hidden_out = nullptr;
   HeadBuffers head;
 
   // Results.

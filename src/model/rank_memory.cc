@@ -131,7 +131,7 @@ class PassSizes {
   // kernels also keep one buffer of rounded input rows.
   double Activations() const {
     const auto rows = static_cast<double>(rows_);
-    double bytes = rows * (3.0 * c_.hidden * sizeof(float) + 5 * sizeof(int32_t));
+    double bytes = rows * (3.0 * c_.hidden * sizeof(float) + 6 * sizeof(int32_t));
     if (c_.has_moe()) bytes += rows * c_.moe->router.top_k * sizeof(int32_t);
     bytes += static_cast<double>(LayerFloats()) * sizeof(float);
     return o_.moe.passes * bytes + (o_.gpu ? 0 : RoundedRows());

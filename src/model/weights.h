@@ -58,11 +58,18 @@ struct LayerWeights {
   std::vector<Tensor> owned;     // float32 copies that `moe` points into (biases)
 };
 
+// The input of an MTP layer: projection · [norm(embedding of the token), norm(hidden row)].
+struct MtpWeights {
+  Tensor embedding_norm, hidden_norm;  // float32 [H]
+  LinearWeight projection;             // [H, 2 · H], whole on every rank
+};
+
 struct ModelWeights {
   WeightView embedding;  // rows [vocab_begin, vocab_end) of the vocabulary
   int64_t vocab_begin = 0, vocab_end = 0;
   std::vector<LayerWeights> layers;
-  Tensor final_norm;  // float32 [H]
+  std::optional<MtpWeights> mtp;  // with ModelConfig::is_mtp
+  Tensor final_norm;              // float32 [H]
   // HeadRows of the vocabulary; if tied, rows of the embedding. A classifier has all classes, on
   // every rank. An embedding model has no head.
   WeightView head;

@@ -67,6 +67,9 @@ class MoeBackend {
 
   const MoeOptions& options() const { return options_; }
   const MoeShape& shape() const { return shape_; }
+  // Names in profiles. They live as long as the backend.
+  const char* exchange_name() const { return options_.a2a_backend.c_str(); }
+  virtual const char* runner_name() const { return options_.runner_backend.c_str(); }
   const Mesh& mesh() const { return mesh_; }
   virtual const RankGroups& groups() const = 0;
   // Whether the tokens of an attention group are partitioned over its ranks. Otherwise every rank

@@ -30,6 +30,7 @@ class MoeLayer {
 
   // Returns a state for passes through all layers of this layer's backend. Call it after they are
   // built.
+  const MoeBackend& backend() const { return *backend_; }
   std::unique_ptr<MoeState> MakeState(int slot = 0) const { return backend_->MakeState(slot); }
 
   // hidden, out [tokens of this rank's attention group, H] in the memory of the layer's device,

@@ -20,13 +20,14 @@ enum class Track : uint8_t {
 struct Event {
   static constexpr int kNone = -1;
 
-  const char* name = "";        // static storage, without characters that JSON escapes
-  int64_t begin = 0, end = 0;   // nanoseconds of steady_clock
-  int32_t step = 0;             // number of the forward pass since the server started
-  int32_t layer = kNone;        // of the model
-  int32_t rows = kNone;         // number of input rows in this rank's attention group
-  int32_t columns = kNone;      // width of an input row
-  int16_t micro_batch = kNone;  // kPass, kDevice
+  const char* name = "";          // static storage, without characters that JSON escapes
+  int64_t begin = 0, end = 0;     // nanoseconds of steady_clock
+  const char* backend = nullptr;  // as `name`; null: none
+  int32_t step = 0;               // number of the forward pass since the server started
+  int32_t layer = kNone;          // of the model
+  int32_t rows = kNone;           // number of input rows in this rank's attention group
+  int32_t columns = kNone;        // width of an input row
+  int16_t micro_batch = kNone;    // kPass, kDevice
   Track track = Track::kSteps;
   Stage stage = Stage::kPrefill;  // of the step
 };

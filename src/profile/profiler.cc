@@ -14,6 +14,7 @@ namespace {
 
 Event EventOf(const SpanInfo& info, int64_t step) {
   return {.name = info.name,
+          .backend = info.backend,
           .step = static_cast<int32_t>(step),
           .layer = info.layer,
           .rows = static_cast<int32_t>(info.rows),

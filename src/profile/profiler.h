@@ -21,6 +21,7 @@ struct SpanInfo {
   int micro_batch = Event::kNone;
   int layer = Event::kNone;
   int64_t rows = Event::kNone, columns = Event::kNone;
+  const char* backend = nullptr;  // that runs the operation; outlives the profile
 };
 
 // One per rank. Must outlive the model and the engine that record with it. Used by the rank's
@@ -32,7 +33,7 @@ struct SpanInfo {
 // profile.
 class Profiler {
  public:
-  // Maximum number of events in one profile, 48 bytes each. The file states how many more there
+  // Maximum number of events in one profile, 56 bytes each. The file states how many more there
   // were.
   static constexpr size_t kMaxEvents = size_t{1} << 18;
   // Number of device spans after which a step ends with a wait for their times.

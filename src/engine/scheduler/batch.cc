@@ -15,8 +15,11 @@ void AddRows(const ScheduledRows& part, int32_t page_size, ForwardBatch& batch) 
   CHECK_LE(end, static_cast<int64_t>(pages.size()) * page_size);
   const auto row_begin = static_cast<int32_t>(batch.num_tokens());
   for (int64_t position = sequence.computed; position < end; ++position) {
-    batch.tokens.push_back(sequence.tokens[position]);
-    batch.token_rows.push_back(position < sequence.known_length() ? -1 : sequence.unknown_row);
+    const bool draft = position >= sequence.length();
+    batch.tokens.push_back(draft ? sequence.drafts[position - sequence.length()]
+                                 : sequence.tokens[position]);
+    batch.token_rows.push_back(draft || position < sequence.known_length() ? -1
+                                                                           : sequence.unknown_row);
     batch.positions.push_back(static_cast<int32_t>(position));
     batch.slots.push_back(pages[position / page_size] * page_size +
                           static_cast<int32_t>(position % page_size));
@@ -63,7 +66,7 @@ void BuildBatch(std::span<const ScheduledRows> plan, int32_t page_size, ForwardB
     const Sequence& sequence = *part.sequence;
     if (sequence.decoding()) {
       CHECK_EQ(batch.decode_tokens, batch.num_tokens());  // decode rows come first
-      ++batch.decode_tokens;
+      batch.decode_tokens += part.rows;
     }
     batch.routed_experts |= sequence.routed_experts_pending();
     AddRows(part, page_size, batch);

@@ -16,6 +16,7 @@ const std::vector<ScheduledRows>& Scheduler::Plan() {
   plan_.clear();
   if (options_.priorities) Preempt();
   const bool all_stay = GrowDecoding();
+  TrimDrafts();
   const PrefillBudget rest = PlanRunning();
   // Admits nothing after a retraction for lack of pages: a new request would be retracted next.
   if (all_stay) {
@@ -67,15 +68,43 @@ void Scheduler::Retract(size_t index) {
   Sequence* sequence = running_[index];
   running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
   cache_.Release(sequence->settled_tokens(), sequence->cache);
-  sequence->computed = sequence->settled = 0;
+  sequence->computed = sequence->settled = sequence->draft_computed = 0;
+  sequence->drafts.clear();
+  sequence->saved_hidden = {};
   waiting_.PushFront(sequence);
   ++retractions_;
   estimate_.ResetAfterRetraction();
 }
 
+int64_t Scheduler::GrowForDrafts(int64_t count, Sequence& sequence) {
+  for (; count > 0; --count) {
+    const int64_t more = cache_.PagesFor(sequence.length() + count) -
+                         static_cast<int64_t>(sequence.cache.pages.size());
+    if (more > 0 && cache_.available() - more < running()) continue;
+    CHECK(cache_.Grow(sequence.length() + count, sequence.cache));
+    return count;
+  }
+  return 0;
+}
+
+void Scheduler::TrimDrafts() {
+  const int64_t decoding = std::ranges::count_if(running_, &Sequence::decoding);
+  int64_t left =
+      std::min(options_.max_draft_rows, std::max<int64_t>(0, options_.max_logit_rows - decoding));
+  for (Sequence* sequence : running_) {
+    const auto drafts = static_cast<int64_t>(sequence->drafts.size());
+    const int64_t kept = sequence->decoding() && !sequence->complete ? std::min(drafts, left) : 0;
+    sequence->drafts.resize(kept);
+    left -= kept;
+  }
+}
+
 PrefillBudget Scheduler::PlanRunning() {
   const auto decodes = [](const Sequence* s) { return s->decoding() && !s->complete; };
-  const int64_t decoding = std::ranges::count_if(running_, decodes);
+  const auto rows_of = [](const Sequence* s) { return 1 + static_cast<int64_t>(s->drafts.size()); };
+  int64_t decoding = 0;  // rows
+  for (const Sequence* sequence : running_)
+    if (decodes(sequence)) decoding += rows_of(sequence);
   PrefillBudget budget{
       .rows = decoding > 0 || others_decode_ ? std::min(options_.chunk_rows, prefill_limit_)
                                              : options_.chunk_rows,
@@ -83,7 +112,7 @@ PrefillBudget Scheduler::PlanRunning() {
       .whole_prompts = options_.whole_prompts,
   };
   for (Sequence* sequence : running_)
-    if (decodes(sequence)) plan_.push_back({sequence, 1});
+    if (decodes(sequence)) plan_.push_back({sequence, rows_of(sequence)});
   for (Sequence* sequence : running_) {
     if (sequence->decoding()) continue;
     if (const int64_t rows = PromptChunk(*sequence, budget)) {
@@ -110,7 +139,7 @@ bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
   sequence.computed =
       cache_.Borrow(std::span<const int32_t>(sequence.tokens).first(sequence.max_reusable()),
                     sequence.cache, sequence.request.cache_salt);
-  sequence.settled = sequence.computed;
+  sequence.settled = sequence.draft_computed = sequence.computed;
   const int64_t rows = PromptChunk(sequence, budget);
   int64_t reserved = 0;  // a single request needs no reserve: it has no competitors
   if (!running_.empty()) {
@@ -120,7 +149,7 @@ bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
   const int64_t needed = cache_.PagesFor(sequence.length()) - sequence.cache.borrowed;
   if (rows == 0 || needed + reserved > cache_.available()) {
     cache_.Release({}, sequence.cache);
-    sequence.computed = sequence.settled = 0;
+    sequence.computed = sequence.settled = sequence.draft_computed = 0;
     return false;
   }
   CHECK(cache_.Grow(sequence.length(), sequence.cache));

@@ -44,6 +44,7 @@ class Scheduler {
     // are ignored.
     bool priorities = false;
     int64_t preemption_threshold = 10;
+    int64_t max_draft_rows = 0;  // of a step, over all sequences
   };
   Scheduler(Options options, KvCache& cache)
       : options_(options), cache_(cache), estimate_(options.conservativeness) {}
@@ -57,6 +58,11 @@ class Scheduler {
   void LimitPrefill(int64_t rows) { prefill_limit_ = rows; }
   // Sets whether requests of another group decode. If so, the limit applies to this group too.
   void SetOthersDecode(bool decode) { others_decode_ = decode; }
+
+  // Allocates pages for up to `count` drafts of a decoding sequence, and for the rows of a draft
+  // model. Returns the number of drafts that have pages. Drafts never use the last pages: one for
+  // each running request is left.
+  int64_t GrowForDrafts(int64_t count, Sequence& sequence);
 
   // Plans a step, decoding sequences first. Every planned sequence has pages for all its tokens.
   // Empty only if no request is open.
@@ -72,6 +78,8 @@ class Scheduler {
   size_t Victim() const;  // index in running_ of the request to retract; running_ is not empty
   void Retract(size_t index);
   void Preempt();
+  // Discards drafts of sequences that do not decode, and drafts beyond the limits of a step.
+  void TrimDrafts();
   PrefillBudget PlanRunning();
   void Admit(PrefillBudget budget);
   bool TryAdmit(Sequence& sequence, PrefillBudget& budget);

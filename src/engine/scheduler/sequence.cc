@@ -44,13 +44,13 @@ int64_t Sequence::max_reusable() const {
 
 Sequence::RowRange Sequence::LogitRows(int64_t rows) const {
   const int64_t end = computed + rows;
-  const bool gives_token = end == length();
+  const bool gives_token = end >= length();
   if (request.pooling == Pooling::kMean)
     return {std::min(end, std::max(computed, next_pooled)), end};
   // While logprobs of the prompt are pending, there is no output yet. So the rows that give
   // logprobs and the row that gives the next token are contiguous.
   if (logprobs_pending()) return {std::min(end, std::max(computed, next_logprob - 1)), end};
-  return {gives_token ? end - 1 : end, end};
+  return {gives_token ? length() - 1 : end, end};
 }
 
 }  // namespace switchyard

@@ -13,6 +13,7 @@
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/rank_grammars.h"
 #include "engine/request.h"
+#include "engine/speculative/ngram_index.h"
 
 namespace switchyard {
 
@@ -64,6 +65,18 @@ struct Sequence {
   // Whether the length limit is reached, so that nothing is left to schedule.
   bool complete = false;
 
+  // Speculative decoding: guesses of the tokens that follow `tokens`. The next decode step computes
+  // their rows too, and keeps those that equal the tokens it samples. Their keys and values are
+  // beyond `computed`, and are overwritten after a rejection.
+  std::vector<int32_t> drafts;
+  std::unique_ptr<NgramIndex> ngrams;  // of NgramDrafter; null: none yet
+  // Number of leading rows that are in the draft model's cache. After a reuse of cached prefixes
+  // their rows are assumed to be there; a wrong row gives worse drafts only.
+  int64_t draft_computed = 0;
+  // [rows, H] the target's hidden rows from `draft_computed` on, for an MTP layer that was not run.
+  std::vector<float> saved_hidden;
+  DraftCounts draft_counts;
+
   bool admitted_before = false;
   int32_t cached_tokens = 0;  // of the prompt, at the first admission
 
@@ -99,7 +112,7 @@ struct Sequence {
   // if its routed experts are pending, or if it is missing in a mean.
   int64_t max_reusable() const;
   // The range [first, end) of rows whose logits are needed, among the `rows` that follow
-  // `computed`.
+  // `computed`. Rows beyond the length are those of drafts.
   struct RowRange {
     int64_t first = 0, end = 0;
     int64_t size() const { return end - first; }

@@ -38,8 +38,8 @@ TensorNames Names(const ModelConfig&) {
 }
 
 constexpr Family kFamilies[] = {
-    {"DeepseekV3ForCausalLM", "deepseek_v3", ReadConfig, Names},
-    {"DeepseekV3ForCausalLM", "kimi_k2", ReadConfig, Names},
+    {"DeepseekV3ForCausalLM", "deepseek_v3", ReadConfig, Names, /*mtp=*/true},
+    {"DeepseekV3ForCausalLM", "kimi_k2", ReadConfig, Names, /*mtp=*/true},
 };
 
 }  // namespace

@@ -50,6 +50,7 @@ struct Family {
   // Fills everything but architecture, end-of-sequence ids and quantization.
   void (*read_config)(const ConfigReader& reader, ModelConfig* config);
   TensorNames (*names)(const ModelConfig& config);
+  bool mtp = false;  // MTP layers have the tensor names of DeepSeek-V3's
 };
 
 std::span<const Family> Families();

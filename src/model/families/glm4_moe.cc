@@ -33,7 +33,8 @@ TensorNames Names(const ModelConfig&) {
   return names;
 }
 
-constexpr Family kFamilies[] = {{"Glm4MoeForCausalLM", "glm4_moe", ReadConfig, Names}};
+constexpr Family kFamilies[] = {
+    {"Glm4MoeForCausalLM", "glm4_moe", ReadConfig, Names, /*mtp=*/true}};
 
 }  // namespace
 

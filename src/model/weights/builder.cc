@@ -34,7 +34,7 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   const ModelConfig& config = parts.config();
   const TensorNames& names = parts.names();
   const Mesh& mesh = parts.mesh();
-  const std::string prefix = fmt::format("{}{}.", names.layers, index);
+  const std::string prefix = fmt::format("{}{}.", names.layers, config.first_layer + index);
   LayerWeights layer;
   Meter meter(parts);
   layer.input_norm =
@@ -69,6 +69,25 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   return layer;
 }
 
+MtpWeights BuildMtp(Parts& parts, const std::string& prefix) {
+  const int64_t hidden = parts.config().hidden;
+  return {.embedding_norm = parts.Norm(prefix + "enorm.weight", hidden, "hidden_size"),
+          .hidden_norm = parts.Norm(prefix + "hnorm.weight", hidden, "hidden_size"),
+          .projection = parts.Rows(prefix + "eh_proj", hidden, 2 * hidden, {0, hidden},
+                                   /*bias=*/false, "hidden_size")};
+}
+
+// The names of an MTP layer's own embedding, norm and head. Some checkpoints store only the norm;
+// then embedding and head are the model's.
+void UseMtpNames(const Parts& parts, const std::string& prefix, TensorNames* names) {
+  const auto replace = [&](std::string& name, const std::string& own) {
+    if (parts.Has(own)) name = own;
+  };
+  replace(names->embedding, prefix + "embed_tokens.weight");
+  replace(names->head, prefix + "shared_head.head.weight");
+  names->final_norm = prefix + "shared_head.norm.weight";
+}
+
 }  // namespace
 
 ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const LoadOptions& options,
@@ -78,7 +97,7 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   const Family* family = FindFamily(config.architecture);
   CHECK(family != nullptr);
   CheckSplits(config, mesh, options.replicated_shared_expert);
-  const TensorNames names = family->names(config);
+  TensorNames names = family->names(config);
   Parts parts({config, mesh, names, options.replicated_shared_expert, options.placements}, source);
 
   const Range vocab = EmbeddingRows(config.vocab_size, mesh);
@@ -88,6 +107,11 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   };
   Meter meter(parts);
   ModelWeights w;
+  if (config.is_mtp) {
+    const std::string prefix = fmt::format("{}{}.", names.layers, config.first_layer);
+    w.mtp = BuildMtp(parts, prefix);
+    UseMtpNames(parts, prefix, &names);
+  }
   w.vocab_begin = vocab.begin;
   w.vocab_end = vocab.end;
   w.embedding = vocabulary(names.embedding, vocab);

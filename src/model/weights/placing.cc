@@ -59,6 +59,11 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
   Place(device, weights.embedding);
   Place(device, weights.head);
   Place(device, weights.final_norm);
+  if (weights.mtp) {
+    Place(device, weights.mtp->embedding_norm);
+    Place(device, weights.mtp->hidden_norm);
+    Place(device, weights.mtp->projection);
+  }
   for (LayerWeights& layer : weights.layers) {
     GroupedAttentionWeights& grouped = layer.grouped;
     const LinearWeight* const qkv[] = {&grouped.q, &grouped.k, &grouped.v};

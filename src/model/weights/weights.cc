@@ -27,6 +27,7 @@ bool IsExtraLayer(std::string_view name, const std::string& layers, int64_t num_
 void LogUnused(const Checkpoint& checkpoint, const ModelConfig& config,
                const std::set<std::string, std::less<>>& used) {
   const std::string layers = FindFamily(config.architecture)->names(config).layers;
+  if (config.is_mtp) return;  // the target's tensors are unused
   size_t extra = 0;
   for (const auto& [name, tensor] : checkpoint.tensors()) {
     if (used.contains(name) || name.ends_with("rotary_emb.inv_freq")) continue;
@@ -37,8 +38,10 @@ void LogUnused(const Checkpoint& checkpoint, const ModelConfig& config,
     }
   }
   if (extra != 0) {
-    LOG_DEBUG("{}: {} tensors belong to multi-token-prediction layers, which serving does not load",
-              checkpoint.dir().string(), extra);
+    LOG_DEBUG(
+        "{}: {} tensors belong to multi-token prediction layers, which serving loads only with "
+        "--speculative-algorithm NEXTN",
+        checkpoint.dir().string(), extra);
   }
 }
 

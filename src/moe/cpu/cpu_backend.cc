@@ -152,9 +152,11 @@ CpuMoeBackend::CpuMoeBackend(const MoeOptions& options, const MoeShape& shape, R
   CheckNames(options, *backends);
   if (const FusedBackend* fused = backends->fused.FindIf(options.a2a_backend)) {
     fused_ = fused->make(context);
+    runner_name_ = options.a2a_backend;
     return;
   }
   runner_ = MakeRunner(options, *backends, /*logs_mapping=*/comm.mesh.rank() == 0);
+  runner_name_ = ResolveRunner(options.runner_backend, *backends);
   dispatcher_ = backends->dispatchers.Find(options.a2a_backend).make(context);
   permutes_ = FindPermutes(options, *dispatcher_, *runner_, backends->permutes);
 }

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "moe/backend.h"
@@ -55,6 +56,7 @@ class CpuMoeBackend : public MoeBackend {
   FusedExperts* fused() const { return fused_.get(); }
   Dispatcher& dispatcher() const { return *dispatcher_; }
   Runner& runner() const { return *runner_; }
+  const char* runner_name() const override { return runner_name_.c_str(); }
   const PermutePair& permute(DispatchLayout from) const { return permutes_.at(from); }
   PermuteContext permute_context() const;
   bool Supports(WeightFormat format) const;
@@ -105,6 +107,7 @@ class CpuMoeBackend : public MoeBackend {
   const ExpertMap experts_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::unique_ptr<Runner> runner_;
+  std::string runner_name_;  // of the fused operator, if there is one
   std::unique_ptr<FusedExperts> fused_;
   std::map<DispatchLayout, PermutePair> permutes_;
 };

@@ -37,6 +37,7 @@ struct Accumulated {
     last.prompt_tokens = event.prompt_tokens;
     last.completion_tokens = event.completion_tokens;
     last.cached_tokens = event.cached_tokens;
+    last.drafts = event.drafts;
     last.error = event.error;
     last.error_kind = event.error_kind;
   }

@@ -12,6 +12,7 @@
 #include "server/args/parser_args.h"
 #include "server/args/settle_args.h"
 #include "server/args/sglang_flags.h"
+#include "server/args/speculative_args.h"
 #include "server/args/yaml_config.h"
 
 namespace switchyard {
@@ -227,10 +228,6 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
       .Range(0.001, 86400.0);
   app.Flag("--moe-runner-backend", e.moe.runner_backend, kMoe,
            "Computation of the experts: auto, or a name from `switchyard backends`");
-  app.Flag("--speculative-moe-a2a-backend", e.moe.speculative_a2a_backend, kMoe,
-           "--moe-a2a-backend of a draft model (not supported yet)");
-  app.Flag("--speculative-moe-runner-backend", e.moe.speculative_runner_backend, kMoe,
-           "--moe-runner-backend of a draft model (not supported yet)");
 }
 
 void AddMemoryFlags(CommandLine& app, EngineConfig& e) {
@@ -293,6 +290,7 @@ void AddEngineFlags(CommandLine& app, ServerArgs& a) {
   AddModelFlags(app, a);
   AddParallelFlags(app, a);
   AddMoeFlags(app, e);
+  AddSpeculativeFlags(app, e);
   AddMemoryFlags(app, e);
   app.Switch("--check-batches", e.check_batches, kMisc,
              "Compares the batches of all ranks before each step (slow)");

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "model/hub_cache.h"
 #include "server/args/parser_args.h"
+#include "server/args/speculative_args.h"
 
 namespace switchyard {
 namespace {
@@ -23,16 +24,6 @@ void SetExpertParallelism(const CommandLine& app, ServerArgs& a) {
                   backend);
   }
   backend = "deepep";
-}
-
-// Refuses the backend flags of a draft model, because draft models are not supported.
-void RefuseDraftBackends(const MoeOptions& moe) {
-  for (const auto& [flag, value] :
-       {std::pair{"--speculative-moe-a2a-backend", moe.speculative_a2a_backend},
-        std::pair{"--speculative-moe-runner-backend", moe.speculative_runner_backend}}) {
-    if (!value.empty())
-      throw Invalid("{} {}: needs speculative decoding, which is not supported yet", flag, value);
-  }
 }
 
 void SetAttentionGroups(ServerArgs& a) {
@@ -95,7 +86,7 @@ void NoteSingleBatchOverlap(const MoeOptions& moe, TakenFlags* taken) {
 
 void SettleArgs(const CommandLine& app, ServerArgs* args) {
   SetExpertParallelism(app, *args);
-  RefuseDraftBackends(args->engine.moe);
+  CheckSpeculation(args->engine);
   SetAttentionGroups(*args);
   ResolveModel(*args);
   CheckParserFlags(*args);

@@ -21,7 +21,8 @@ constexpr const char* kNoTracing = "such metrics and traces are not supported; s
 constexpr const char* kCacheTiers = "the KV cache has one tier, in the device's memory";
 constexpr const char* kNoMultimodal = "models read text only";
 constexpr const char* kLibraries = "collectives select their algorithm by message size";
-constexpr const char* kNoSpeculation = "there is no speculative decoding yet";
+constexpr const char* kNoEagle = "heads of EAGLE are not supported";
+constexpr const char* kNgrams = "n-grams of 2 to 5 tokens of the request's own text are looked up";
 constexpr const char* kNoLora = "adapters (LoRA) are not supported";
 constexpr const char* kNoDisaggregation = "prefill and decode run in one engine";
 
@@ -132,15 +133,21 @@ constexpr std::array kFlags = {
     SglangFlag{"--enable-lora", 0, kRefused, kNoLora},
     SglangFlag{"--lora-paths", -1, kRefused, kNoLora},
     SglangFlag{"--max-loras-per-batch", 1, kWithoutEffect, kNoLora},
-    SglangFlag{"--speculative-algorithm", 1, kRefused, kNoSpeculation},
-    SglangFlag{"--speculative-algo", 1, kRefused, kNoSpeculation},
-    SglangFlag{"--speculative-draft-model-path", 1, kRefused, kNoSpeculation},
-    SglangFlag{"--speculative-draft", 1, kRefused, kNoSpeculation},
-    SglangFlag{"--speculative-num-steps", 1, kRefused, kNoSpeculation},
-    SglangFlag{"--speculative-eagle-topk", 1, kRefused, kNoSpeculation},
-    SglangFlag{"--speculative-num-draft-tokens", 1, kRefused, kNoSpeculation},
-    SglangFlag{"--speculative-token-map", 1, kRefused, kNoSpeculation},
-    SglangFlag{"--speculative-attention-mode", 1, kWithoutEffect, kNoSpeculation},
+    SglangFlag{"--speculative-token-map", 1, kRefused, kNoEagle},
+    SglangFlag{"--speculative-attention-mode", 1, kWithoutEffect, kOneAttention},
+    SglangFlag{"--speculative-accept-threshold-single", 1, kRefused,
+               "drafts are accepted only if they equal the sampled token"},
+    SglangFlag{"--speculative-accept-threshold-acc", 1, kRefused,
+               "drafts are accepted only if they equal the sampled token"},
+    SglangFlag{"--speculative-draft-model-revision", 1, kRefused,
+               "--speculative-draft-model-path is a directory"},
+    SglangFlag{"--speculative-ngram-min-match-window-size", 1, kWithoutEffect, kNgrams},
+    SglangFlag{"--speculative-ngram-max-match-window-size", 1, kWithoutEffect, kNgrams},
+    SglangFlag{"--speculative-ngram-min-bfs-breadth", 1, kWithoutEffect, kNgrams},
+    SglangFlag{"--speculative-ngram-max-bfs-breadth", 1, kWithoutEffect, kNgrams},
+    SglangFlag{"--speculative-ngram-match-type", 1, kWithoutEffect, kNgrams},
+    SglangFlag{"--speculative-ngram-branch-length", 1, kWithoutEffect, kNgrams},
+    SglangFlag{"--speculative-ngram-capacity", 1, kWithoutEffect, kNgrams},
     SglangFlag{"--disaggregation-mode", 1, kRefused, kNoDisaggregation, "null"},
     SglangFlag{"--disaggregation-transfer-backend", 1, kWithoutEffect, kNoDisaggregation},
     SglangFlag{"--disaggregation-bootstrap-port", 1, kWithoutEffect, kNoDisaggregation},

@@ -139,6 +139,23 @@ TEST(SglangFlagsTest, HonouredOnesReachTheEngine) {
   EXPECT_TRUE(DecodeConfig(EncodeConfig(overlap->engine)).moe.single_batch_overlap);
 }
 
+TEST(SglangFlagsTest, SpeculativeFlagsReachTheEngine) {
+  const auto args =
+      ParseServe(With({"--speculative-algo", "STANDALONE", "--speculative-draft", "small",
+                       "--speculative-num-steps", "3", "--speculative-num-draft-tokens", "4",
+                       "--speculative-eagle-topk", "1", "--speculative-moe-a2a-backend", "deepep",
+                       "--speculative-moe-runner-backend", "masked_mlp"}));
+  ASSERT_TRUE(args);
+  const EngineConfig back = DecodeConfig(EncodeConfig(args->engine));
+  EXPECT_EQ(back.speculative.algorithm, "STANDALONE");
+  EXPECT_EQ(back.speculative.draft_model_path, "small");
+  EXPECT_EQ(back.speculative.num_steps, "3");
+  EXPECT_EQ(back.speculative.num_draft_tokens, 4);
+  EXPECT_EQ(back.moe.speculative_a2a_backend, "deepep");
+  EXPECT_EQ(back.moe.speculative_runner_backend, "masked_mlp");
+  EXPECT_EQ(ParseServe(With({}))->engine.speculative.algorithm, "");
+}
+
 TEST(SglangFlagsTest, GrammarFlagsReachTheServer) {
   const auto args =
       ParseServe(With({"--grammar-backend", "none", "--constrained-json-whitespace-pattern", "",

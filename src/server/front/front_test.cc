@@ -180,6 +180,22 @@ TEST_F(FrontTest, AStopStringEndsTheRequestOnBothSides) {
   EXPECT_THAT(events, SizeIs(1));
 }
 
+// A step with drafts may give tokens after the stop string.
+TEST_F(FrontTest, TokensOfTheSameStepAfterAStopStringAreDropped) {
+  GenerationSpec spec = Spec();
+  spec.stop = {"b"};
+  spec.routed_experts = {.enabled = true};
+  const uint64_t id = Submit(spec);
+  const std::vector<int32_t> tokens = tokenizer->Encode("abc", false);
+  ASSERT_THAT(tokens, SizeIs(3));
+  front.OnMessage(
+      StepOutputs{{{.id = id, .new_tokens = tokens, .routed_experts = {1, 2, 3, 4, 5, 6}}}});
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].text, "a");
+  EXPECT_EQ(events[0].completion_tokens, 2);
+  EXPECT_THAT(events[0].routed_experts, ElementsAre(1, 2, 3, 4));
+}
+
 // Text held back after the last token (max_new_tokens) may complete a stop string at the end.
 TEST_F(FrontTest, AStopStringCompletedAtTheEndIsAStop) {
   GenerationSpec spec = Spec();

@@ -19,10 +19,17 @@ void AppendTo(std::vector<T>& to, const std::vector<T>& from) {
 // string.
 void Front::Open::Take(const RequestOutput& output) {
   next.cached_tokens = output.cached_tokens;
+  next.drafts = output.drafts;
   AppendTo(next.input_logprobs, output.input_logprobs);
   AppendTo(next.routed_experts, output.routed_experts);
   AppendTo(next.pooled, output.pooled);
-  for (size_t i = 0; i < output.new_tokens.size() && !stop.matched(); ++i) AppendToken(output, i);
+  const size_t tokens = output.new_tokens.size();
+  size_t taken = 0;
+  while (taken < tokens && !stop.matched()) AppendToken(output, taken++);
+  // An output with several tokens has one row of experts for each of them.
+  if (taken < tokens)
+    next.routed_experts.resize(next.routed_experts.size() -
+                               output.routed_experts.size() / tokens * (tokens - taken));
   const bool ended = output.finish != FinishReason::kNone;
   if (ended && !stop.matched())
     next.text += stop.Push({.text = detokenizer.Finish(), .may_stop = MayStop()});

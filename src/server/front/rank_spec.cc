@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "core/wire.h"
+#include "engine/speculative/draft_model.h"
 
 namespace switchyard {
 namespace {
@@ -66,6 +67,8 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   job.plan.model = ReadModelConfig(job.config);
   // Use the leader's value: different rounding on another CPU type would change the sums.
   job.plan.model.quantization.bfloat16_rows = bfloat16_rows;
+  job.plan.draft = ReadDraftConfig(job.config, job.plan.model);
+  job.plan.drafts = LimitsOf(job.config.speculative);
   return job;
 }
 
@@ -77,6 +80,10 @@ Statement EngineStatement(const EngineConfig& config) {
       {"--moe-dense-tp-size", std::to_string(config.mesh.dense_tp)},
       {"--moe-a2a-backend", config.moe.a2a_backend},
       {"--moe-runner-backend", config.moe.runner_backend},
+      {"--speculative-algorithm", config.speculative.algorithm},
+      {"--speculative-moe-a2a-backend", config.moe.speculative_a2a_backend},
+      {"--speculative-moe-runner-backend", config.moe.speculative_runner_backend},
+      {"the hash of the draft model's config.json", HashOfFile(DraftPath(config) / "config.json")},
       {"--load-format", config.load_format},
       {"--quantization", config.quantization.method},
       {"--json-model-override-args", config.model_override_args},

@@ -20,5 +20,21 @@ TEST(RankSpec, RowsAreRoundedAsTheLeaderSays) {
   }
 }
 
+TEST(RankSpec, RanksHaveTheDraftModel) {
+  EngineConfig config;
+  config.model_path = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures/deepseek_v3";
+  config.max_total_tokens = 1000;
+  config.device = "cpu";
+  config.speculative = {.algorithm = "NEXTN", .num_steps = "3"};
+  const EnginePlan plan = MakePlan(config);
+  const RankJob job = DecodeRankSpec(EncodeRankSpec(config, plan));
+  ASSERT_TRUE(job.plan.draft);
+  EXPECT_TRUE(job.plan.draft->is_mtp);
+  EXPECT_EQ(job.plan.draft->first_layer, 3);
+  EXPECT_EQ(job.plan.drafts.most, 3);
+  EXPECT_FALSE(job.plan.drafts.adapts);
+  EXPECT_EQ(job.plan.max_batch_tokens, plan.max_batch_tokens);
+}
+
 }  // namespace
 }  // namespace switchyard

@@ -27,6 +27,45 @@ void AddOwn(const EngineStats& s, const std::string& index, Page* page) {
   count("switchyard_retractions_total", "Requests retracted to free KV pages", s.retractions);
 }
 
+double Ratio(int64_t count, int64_t of) {
+  return of == 0 ? 0 : static_cast<double>(count) / static_cast<double>(of);
+}
+
+// Of speculative decoding; only if there were drafts.
+void AddDrafts(const EngineStats& s, const std::string& index, const Labels& sglang,
+               const Labels& vllm, Page* page) {
+  if (s.verify_steps == 0) return;
+  const Labels group = {{"group", index}};
+  const auto count = [&](const char* name, const char* help, const Labels& labels, int64_t n) {
+    page->Counter(name, help, labels, static_cast<double>(n));
+  };
+  count("switchyard_verify_steps_total", "Decode steps of a request with drafts", group,
+        s.verify_steps);
+  count("switchyard_draft_tokens_total", "Draft tokens computed", group, s.drafted_tokens);
+  count("switchyard_accepted_draft_tokens_total", "Draft tokens equal to the sampled tokens", group,
+        s.accepted_tokens);
+  for (size_t i = 0; i < s.verified_by_position.size(); ++i) {
+    const Labels place = {{"group", index}, {"position", std::to_string(i)}};
+    count("switchyard_verified_drafts_by_position_total",
+          "Draft tokens whose preceding drafts were accepted", place, s.verified_by_position[i]);
+  }
+  for (size_t i = 0; i < s.accepted_by_position.size(); ++i) {
+    Labels place = {{"group", index}, {"position", std::to_string(i)}};
+    count("switchyard_accepted_drafts_by_position_total",
+          "Draft tokens equal to the sampled tokens, by position", place,
+          s.accepted_by_position[i]);
+  }
+  page->Gauge("sglang:spec_accept_length", "Tokens of a request in a decode step with drafts",
+              sglang, 1 + Ratio(s.accepted_tokens, s.verify_steps));
+  page->Gauge("sglang:spec_accept_rate", "Accepted fraction of the draft tokens", sglang,
+              Ratio(s.accepted_tokens, s.drafted_tokens));
+  count("vllm:spec_decode_num_drafts_total", "Decode steps of a request with drafts", vllm,
+        s.verify_steps);
+  count("vllm:spec_decode_num_draft_tokens_total", "Draft tokens computed", vllm, s.drafted_tokens);
+  count("vllm:spec_decode_num_accepted_tokens_total", "Draft tokens equal to the sampled tokens",
+        vllm, s.accepted_tokens);
+}
+
 // The fraction of pages that requests use. Pages that only cache a prefix do not count.
 double Usage(const EngineStats& s) {
   if (s.total_pages == 0) return 0;
@@ -61,7 +100,9 @@ void AddGroups(const std::vector<EngineStats>& groups, const std::string& model,
     Labels sglang = {{"model_name", model}};
     if (groups.size() > 1) sglang["dp_rank"] = index;  // SGLang has the label only with DP
     AddSglang(groups[g], sglang, page);
-    AddVllm(groups[g], {{"model_name", model}, {"engine", index}}, page);
+    const Labels vllm = {{"model_name", model}, {"engine", index}};
+    AddVllm(groups[g], vllm, page);
+    AddDrafts(groups[g], index, sglang, vllm, page);
   }
 }
 

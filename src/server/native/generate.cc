@@ -99,6 +99,13 @@ std::string GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
                {"cached_tokens_details", CachedTokensDetails(a.last.cached_tokens)},
                {"weight_version", body.weight_version},
                {"e2e_latency", seconds}};
+  if (const DraftCounts& drafts = a.last.drafts; drafts.steps > 0) {  // SGLang's names
+    meta["spec_verify_ct"] = drafts.steps;
+    meta["spec_draft_token_num"] = drafts.drafted;
+    meta["spec_accept_token_num"] = drafts.accepted;
+    meta["spec_accept_rate"] = static_cast<double>(drafts.accepted) / drafts.drafted;
+    meta["spec_accept_length"] = 1 + static_cast<double>(drafts.accepted) / drafts.steps;
+  }
   if (spec.logprob.enabled) {
     static const std::vector<PositionLogprobs> kNone;
     AddLogprobs(tokenizer, spec, "input", with_input ? a.input_logprobs : kNone,

@@ -116,6 +116,20 @@ void HandleModelInfo(const Service& service, const http::Responder& responder) {
                        {"has_audio_understanding", false}}));
 }
 
+// Adds the counts of speculative decoding.
+void AddDrafts(const EngineStats& s, Json* state) {
+  const auto ratio = [](int64_t count, int64_t of) {
+    return of == 0 ? 0 : static_cast<double>(count) / static_cast<double>(of);
+  };
+  state->update({{"verify_steps", s.verify_steps},
+                 {"draft_tokens", s.drafted_tokens},
+                 {"accepted_draft_tokens", s.accepted_tokens},
+                 {"wasted_draft_tokens", s.drafted_tokens - s.accepted_tokens},
+                 {"verified_by_position", s.verified_by_position},
+                 {"accepted_by_position", s.accepted_by_position},
+                 {"avg_spec_accept_length", 1 + ratio(s.accepted_tokens, s.verify_steps)}});
+}
+
 // State of one attention group; `open`: its open requests.
 Json StateJson(const EngineStats& s, int64_t open) {
   return {{"open_requests", open},
@@ -167,10 +181,21 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
                {"tool_call_parser", NameOf(service.model.output_format.calls)},
                {"reasoning_parser", NameOf(service.model.output_format.reasoning)},
                {"version", SWITCHYARD_VERSION}};
-  service.front.Stats([info = std::move(info), open = service.front.open_by_group(),
+  const bool speculates = plan.drafts.most > 0;
+  if (speculates) {
+    info["speculative_algorithm"] = e.speculative.algorithm;
+    info["speculative_num_steps"] = plan.drafts.adapts ? Json("auto") : Json(plan.drafts.most);
+    info["speculative_num_draft_tokens"] = plan.drafts.most + 1;
+    info["speculative_moe_a2a_backend"] = e.moe.speculative_a2a_backend;
+    info["speculative_moe_runner_backend"] = e.moe.speculative_runner_backend;
+  }
+  service.front.Stats([info = std::move(info), open = service.front.open_by_group(), speculates,
                        responder](const std::vector<EngineStats>& groups) mutable {
     Json states = Json::array();
-    for (size_t g = 0; g < groups.size(); ++g) states.push_back(StateJson(groups[g], open[g]));
+    for (size_t g = 0; g < groups.size(); ++g) {
+      states.push_back(StateJson(groups[g], open[g]));
+      if (speculates) AddDrafts(groups[g], &states.back());
+    }
     info["internal_states"] = std::move(states);
     responder.Send(200, http::kJson, Dump(info));
   });

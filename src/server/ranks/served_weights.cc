@@ -9,6 +9,7 @@
 #include "core/log.h"
 #include "core/verify_files.h"
 #include "engine/config.h"
+#include "engine/speculative/draft_model.h"
 #include "model/weights.h"
 #include "model/weights/safetensors.h"
 
@@ -56,6 +57,8 @@ std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
     LOG_INFO("{}: all {} weight files match {}", dir, files.size(), args.verify_weights);
   }
   CheckCheckpoint(dir, config);
+  if (const auto draft = ReadDraftConfig(args.engine, config))
+    CheckCheckpoint(DraftPath(args.engine), *draft);
   return files;
 }
 

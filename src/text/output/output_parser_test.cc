@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
@@ -156,6 +157,14 @@ TEST(OutputParserTest, EveryFormatGivesItsCallsForEveryCut) {
   }
 }
 
+TEST(OutputParserTest, EveryFormatHasASample) {
+  const std::vector<FormatSample> samples = Samples();
+  for (const CallFormat& format : CallFormats())
+    EXPECT_TRUE(std::ranges::any_of(samples, [&](const FormatSample& sample) {
+      return sample.calls == format.name;
+    })) << format.name;
+}
+
 TEST(OutputParserTest, TextAroundCallsIsContentWithoutTheSpaceBetween) {
   for (const FormatSample& sample : Samples()) {
     const std::string format = sample.calls;
@@ -243,6 +252,36 @@ TEST(OutputParserTest, ReasoningPrecedesContentAndCalls) {
       ASSERT_EQ(message.calls.size(), 1u) << message.Text();
       ExpectArguments(message.calls[0], "get_weather", R"({"city": "Löndon"})");
     }
+  }
+}
+
+TEST(OutputParserTest, EveryReasoningFormatIsSeparatedForEveryCut) {
+  for (const ReasoningFormat& format : ReasoningFormats()) {
+    const std::string open(format.open), close(format.close);
+    std::vector<std::string> texts = {open + "\nSunny?\n" + close + "\n\nYes"};
+    if (format.always) texts.push_back("Sunny?" + close + "Yes");
+    if (format.IsHarmony())
+      texts = {
+          "<|channel|>analysis<|message|>Sunny?<|end|><|start|>assistant<|channel|>final"
+          "<|message|>Yes<|return|>"};
+    for (const std::string& text : texts) {
+      const ParsedMessage message =
+          ParseAllWays({.calls = {}, .reasoning = std::string(format.name)}, text);
+      EXPECT_EQ(message.reasoning, "Sunny?") << format.name << ": " << text;
+      EXPECT_EQ(message.content, "Yes") << format.name << ": " << text;
+    }
+  }
+}
+
+// Harmony has no text outside messages, so parts of a malformed call are dropped or content.
+TEST(OutputParserTest, MalformedHarmonyCallsAreNoCalls) {
+  for (const char* text :
+       {"<|channel|>commentary to=functions.<|message|>{}<|call|>",
+        "<|channel|>commentary to=<|message|>{}<|call|>", "<|channel|><|message|><|call|>",
+        "<|start|><|start|><|call|>", "<|message|>{}<|message|>{}<|call|>",
+        "<|channel|>commentary to=functions.f", "<|constrain|>json<|call|>"}) {
+    const ParsedMessage message = ParseAllWays({.calls = "gpt-oss", .reasoning = "gpt-oss"}, text);
+    EXPECT_TRUE(message.calls.empty()) << text << " " << message.Text();
   }
 }
 

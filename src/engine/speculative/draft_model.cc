@@ -1,0 +1,91 @@
+#include "engine/speculative/draft_model.h"
+
+#include <utility>
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+ModelOptions OptionsOf(const EngineConfig& config, const EnginePlan& plan, int rank,
+                       profile::Profiler* profiler) {
+  ModelOptions options = MakeDraftOptions(MakeModelOptions(config, plan, rank));
+  options.keeps_hidden = plan.draft->is_mtp;
+  options.profiler = profiler;
+  return options;
+}
+
+}  // namespace
+
+std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target) {
+  const DraftSource source = SourceOf(config.speculative);
+  if (source != DraftSource::kNone && target.pooling)
+    throw Invalid("--speculative-algorithm {}: the model generates no text",
+                  config.speculative.algorithm);
+  std::optional<ModelConfig> draft;
+  if (source == DraftSource::kMtp) draft = MtpConfigOf(target);
+  if (source == DraftSource::kStandalone) {
+    draft = LoadModelConfig(DraftPath(config));
+    draft->quantization.bfloat16_rows = target.quantization.bfloat16_rows;
+    if (draft->vocab_size != target.vocab_size || draft->pooling)
+      throw Invalid(
+          "--speculative-draft-model-path {}: want a model that generates text with the target's "
+          "vocabulary of {} tokens; this one has {}",
+          DraftPath(config).string(), target.vocab_size, draft->vocab_size);
+  }
+  if (draft && draft->has_moe()) return draft;
+  for (const auto& [flag, value] :
+       {std::pair{"--speculative-moe-a2a-backend", config.moe.speculative_a2a_backend},
+        std::pair{"--speculative-moe-runner-backend", config.moe.speculative_runner_backend}}) {
+    if (!value.empty())
+      throw Invalid("{} {}: {}", flag, value,
+                    draft ? "the draft model has no experts"
+                          : "needs a draft model (--speculative-algorithm NEXTN or STANDALONE)");
+  }
+  return draft;
+}
+
+std::filesystem::path DraftPath(const EngineConfig& config) {
+  const std::string& path = config.speculative.draft_model_path;
+  return path.empty() ? config.model_path : std::filesystem::path(path);
+}
+
+ModelOptions MakeDraftOptions(ModelOptions target) {
+  ModelOptions draft = std::move(target);
+  MoeOptions& moe = draft.moe;
+  moe = ForDraftModel(moe);
+  moe.num_redundant_experts = 0;
+  moe.init_expert_location = "trivial";
+  moe.combine_rows = "slot";
+  moe.waterfill = false;
+  draft.observed = Observed::kNothing;
+  draft.movable_experts = false;
+  draft.two_batch_overlap = false;
+  draft.load.progress = nullptr;
+  return draft;
+}
+
+DraftModel::DraftModel(const EngineConfig& config, const EnginePlan& plan, int rank, Model& target,
+                       profile::Profiler* profiler, RankComm& comm, ThreadPool& pool)
+    : target_(target),
+      comm_(comm),
+      model_(DraftPath(config), *plan.draft, OptionsOf(config, plan, rank, profiler), comm, pool),
+      kv_(model_.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype)) {}
+
+std::span<const float> DraftModel::Forward(const ForwardBatch& batch) {
+  return model_.Forward(batch, kv_);
+}
+
+std::vector<int64_t> DraftModel::GatherCounts(std::span<const int64_t> mine) {
+  const Mesh& mesh = comm_.mesh;
+  if (mesh.dp() == 1) return {mine.begin(), mine.end()};
+  std::vector<int64_t> of_ranks(mine.size() * mesh.world()), counts;
+  comm_.tp->AllGather(mine.data(), of_ranks.data(), mine.size_bytes());
+  for (int rank = 0; rank < mesh.world(); rank += mesh.attn_tp()) {
+    const auto own = of_ranks.begin() + static_cast<std::ptrdiff_t>(rank * mine.size());
+    counts.insert(counts.end(), own, own + static_cast<std::ptrdiff_t>(mine.size()));
+  }
+  return counts;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,43 @@
+// A rank's draft model: its configuration, and its passes.
+#pragma once
+
+#include <filesystem>
+
+#include "engine/config.h"
+#include "engine/speculative/model_drafter.h"
+#include "model/model.h"
+
+namespace switchyard {
+
+// The draft model's configuration, if the flags ask for one. Error kInvalid if it does not fit the
+// target.
+std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target);
+// The directory of its checkpoint.
+std::filesystem::path DraftPath(const EngineConfig& config);
+// `target`: MakeModelOptions. The draft's MoE layers have backends of their own
+// (--speculative-moe-runner-backend, --speculative-moe-a2a-backend), no replicas, and are not
+// recorded.
+ModelOptions MakeDraftOptions(ModelOptions target);
+
+// Owns the draft model and its cache; borrows the rest. `plan.draft` is set.
+class DraftModel : public DraftForward {
+ public:
+  DraftModel(const EngineConfig& config, const EnginePlan& plan, int rank, Model& target,
+             profile::Profiler* profiler, RankComm& comm, ThreadPool& pool);
+
+  std::span<const float> Forward(const ForwardBatch& batch) override;
+  int64_t vocab_size() const override { return model_.config().vocab_size; }
+  bool takes_hidden() const override { return model_.config().is_mtp; }
+  int64_t hidden_width() const override { return model_.config().hidden; }
+  const float* target_hidden() const override { return target_.hidden(); }
+  const float* hidden() const override { return model_.hidden(); }
+  std::vector<int64_t> GatherCounts(std::span<const int64_t> mine) override;
+
+ private:
+  const Model& target_;
+  RankComm& comm_;
+  Model model_;
+  KvStorage kv_;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,114 @@
+#include "engine/speculative/draft_pace.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+
+namespace switchyard {
+namespace {
+
+// A server whose steps take `seconds(sequences, drafts)`, and whose drafts are accepted with a
+// probability each.
+class Simulation {
+ public:
+  Simulation(int32_t most, double acceptance, std::function<double(int64_t, int32_t)> seconds)
+      : pace_(most),
+        acceptance_(acceptance),
+        seconds_(std::move(seconds)),
+        verified_(most),
+        accepted_(most),
+        exact_(2 * most) {}
+
+  // The time of `steps` steps divided by that of plain steps for the same tokens.
+  double RelativeTime(int64_t sequences, int steps) {
+    double time = 0, tokens = 0;
+    for (int step = 0; step < steps; ++step) {
+      const int32_t limit = pace_.Limit(sequences);
+      ++steps_of[limit];
+      time += seconds_(sequences, limit);
+      double reached = static_cast<double>(sequences);
+      tokens += reached;
+      for (int32_t i = 0; i < limit; ++i) {
+        exact_[2 * i] += reached;
+        reached *= acceptance_;
+        exact_[2 * i + 1] += reached;
+        tokens += reached;
+        verified_[i] = std::llround(exact_[2 * i]);
+        accepted_[i] = std::llround(exact_[2 * i + 1]);
+      }
+      if (limit > 0) verify_steps_ += sequences;
+      pace_.ObserveDrafts(sequences, {verify_steps_, verified_, accepted_});
+      pace_.Observe(sequences, limit == last_ ? limit : -1, seconds_(sequences, limit));
+      last_ = limit;
+    }
+    return time / (tokens / static_cast<double>(sequences) * seconds_(sequences, 0));
+  }
+
+  std::map<int32_t, int> steps_of;
+
+ private:
+  DraftPace pace_;
+  const double acceptance_;
+  const std::function<double(int64_t, int32_t)> seconds_;
+  int64_t verify_steps_ = 0;
+  std::vector<int64_t> verified_, accepted_;
+  std::vector<double> exact_;  // of each position: verified and accepted
+  int32_t last_ = -1;
+};
+
+TEST(DraftPaceTest, CheapRowsGetManyDrafts) {
+  Simulation s(6, 0.9, [](int64_t, int32_t drafts) { return 1 + 0.05 * drafts; });
+  EXPECT_LT(s.RelativeTime(10, 300), 0.4);
+  EXPECT_GT(s.steps_of[6], 250);
+}
+
+TEST(DraftPaceTest, DearRowsGetNoDrafts) {
+  Simulation s(6, 0.5, [](int64_t, int32_t drafts) { return 1.0 + drafts; });
+  EXPECT_LT(s.RelativeTime(10, 200), 1.06);
+  EXPECT_LT(s.RelativeTime(10, 1000), 1.02);
+  EXPECT_GT(s.steps_of[0], 1100);
+}
+
+TEST(DraftPaceTest, TheNumberDependsOnTheBatch) {
+  // Rows up to 8 are free.
+  const auto seconds = [](int64_t sequences, int32_t drafts) {
+    return std::max<double>(8, static_cast<double>(sequences * (1 + drafts)));
+  };
+  Simulation s(4, 0.7, seconds);
+  EXPECT_LT(s.RelativeTime(1, 200), 0.45);
+  EXPECT_LT(s.RelativeTime(32, 1000), 1.03);
+  s.steps_of.clear();
+  EXPECT_LT(s.RelativeTime(1, 100), 0.4);
+  EXPECT_GT(s.steps_of[4], 90);
+}
+
+TEST(DraftPaceTest, AMiddleNumberCanBeTheBest) {
+  Simulation s(8, 0.6, [](int64_t, int32_t drafts) { return 1 + 0.2 * drafts; });
+  s.RelativeTime(4, 2000);
+  // Tokens 1, 1.6, 1.96, 2.18 in 1, 1.2, 1.4, 1.6: 1 and 2 drafts are the best.
+  EXPECT_GT(s.steps_of[1] + s.steps_of[2], 1900);
+}
+
+TEST(DraftPaceTest, ACostThatGrowsLaterIsNoticed) {
+  double row = 0.02;
+  Simulation s(4, 0.6, [&](int64_t, int32_t drafts) { return 1 + row * drafts; });
+  s.RelativeTime(4, 500);
+  row = 2;
+  s.steps_of.clear();
+  s.RelativeTime(4, 500);
+  EXPECT_GT(s.steps_of[0], 400);
+}
+
+TEST(DraftPaceTest, UnverifiedPositionsAreEstimatedByEarlierOnes) {
+  DraftPace pace(4);
+  const std::vector<int64_t> verified = {1000}, accepted = {900};
+  pace.ObserveDrafts(10, {100, verified, accepted});
+  EXPECT_NEAR(pace.TokensOf(0), 1, 1e-9);
+  EXPECT_NEAR(pace.TokensOf(1), 1.9, 0.01);
+  EXPECT_NEAR(pace.TokensOf(2), 1.9 + 0.81, 0.02);
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,37 @@
+// Proposals of tokens for speculative decoding.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "engine/scheduler/sequence.h"
+#include "model/forward_batch.h"
+
+namespace switchyard {
+
+// A sequence after a pass of the model, open, with the tokens that the pass gave.
+struct DraftPart {
+  Sequence* sequence = nullptr;
+  int64_t first_row = 0;  // of the pass: the row of position `begin`
+  // The positions whose rows of the pass have correct tokens: not those of rejected drafts.
+  int64_t begin = 0, rows = 0;
+  bool decoding = false;  // the rows were decode rows
+  // The most drafts that the sequence can use; 0: it does not decode in the next step. The sequence
+  // has pages for them.
+  int64_t wanted = 0;
+};
+
+// Fills Sequence::drafts. A draft affects speed only: the model verifies each draft, and its own
+// token is the output (RankEngine). So drafts may come from approximations, but they must be equal
+// on all ranks of an attention group. Used by the rank's thread only.
+class Drafter {
+ public:
+  virtual ~Drafter() = default;
+  // Called after each pass of the model that was not aborted, on every rank of the world, in the
+  // same order. Parts are in the order of the batch. `limit`: the most drafts of any sequence; it
+  // is equal on all ranks. May be collective over the world.
+  virtual void Draft(std::span<const DraftPart> parts, int64_t limit) = 0;
+};
+
+}  // namespace switchyard

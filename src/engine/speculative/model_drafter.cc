@@ -1,0 +1,188 @@
+#include "engine/speculative/model_drafter.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "engine/sampler/random.h"
+#include "engine/sampler/softmax.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int64_t kCounts = 3;  // of a pass: tokens, decode tokens, logit rows
+
+}  // namespace
+
+void ModelDrafter::Clear() {
+  batch_.tokens.clear();
+  batch_.positions.clear();
+  batch_.slots.clear();
+  batch_.sequences.clear();
+  batch_.logit_rows.clear();
+  batch_.request_ids.clear();
+  batch_.hidden_rows.clear();
+  batch_.decode_tokens = 0;
+}
+
+void ModelDrafter::AddRow(const Sequence& sequence, int64_t position, int32_t token,
+                          int32_t hidden_row) {
+  const std::vector<int32_t>& pages = sequence.cache.pages;
+  CHECK_LT(position, std::ssize(pages) * page_size_);
+  batch_.tokens.push_back(token);
+  batch_.positions.push_back(static_cast<int32_t>(position));
+  batch_.slots.push_back(pages[position / page_size_] * page_size_ +
+                         static_cast<int32_t>(position % page_size_));
+  if (model_.takes_hidden()) batch_.hidden_rows.push_back(hidden_row);
+}
+
+void ModelDrafter::EndRows(const Sequence& sequence, int64_t begin, int64_t end) {
+  const int64_t rows = end - begin;
+  batch_.sequences.push_back({.row_begin = static_cast<int32_t>(batch_.num_tokens() - rows),
+                              .rows = static_cast<int32_t>(rows),
+                              .kv_len = static_cast<int32_t>(end),
+                              .pages = sequence.cache.pages.data()});
+  batch_.request_ids.push_back(sequence.request.id);
+}
+
+int64_t ModelDrafter::SavedRows(const Sequence& sequence) const {
+  return std::ssize(sequence.saved_hidden) / model_.hidden_width();
+}
+
+void ModelDrafter::Save(const DraftPart& part) const {
+  Sequence& sequence = *part.sequence;
+  const int64_t saved = SavedRows(sequence), width = model_.hidden_width();
+  if (sequence.draft_computed + saved != part.begin || saved + part.rows > max_saved_rows_) {
+    sequence.saved_hidden = {};  // its later rows are useless without these
+    return;
+  }
+  const float* const first = model_.target_hidden() + part.first_row * width;
+  sequence.saved_hidden.insert(sequence.saved_hidden.end(), first, first + part.rows * width);
+}
+
+bool ModelDrafter::AddMtpRows(const DraftPart& part) {
+  Sequence& sequence = *part.sequence;
+  const int64_t saved = SavedRows(sequence), width = model_.hidden_width();
+  if (sequence.draft_computed + saved != part.begin) return false;
+  const int64_t rows = saved + part.rows;
+  if (rows > max_rows_ - batch_.num_tokens()) {
+    Save(part);
+    return false;
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t position = sequence.draft_computed + i;
+    AddRow(sequence, position, sequence.tokens[position + 1],
+           static_cast<int32_t>(batch_.num_tokens()));
+  }
+  hidden_.insert(hidden_.end(), sequence.saved_hidden.begin(), sequence.saved_hidden.end());
+  const float* const first = model_.target_hidden() + part.first_row * width;
+  hidden_.insert(hidden_.end(), first, first + part.rows * width);
+  sequence.saved_hidden.clear();
+  EndRows(sequence, sequence.draft_computed, sequence.draft_computed + rows);
+  return true;
+}
+
+bool ModelDrafter::AddTokenRows(const DraftPart& part) {
+  Sequence& sequence = *part.sequence;
+  const int64_t begin = sequence.draft_computed;
+  // The last token's row too, which the target computes in its next step.
+  const int64_t end = part.wanted > 0 ? sequence.length() : part.begin + part.rows;
+  // Rows that do not fit are computed after a later pass.
+  const int64_t rows = std::min(end - begin, max_rows_ - batch_.num_tokens());
+  if (rows <= 0) return false;
+  for (int64_t position = begin; position < begin + rows; ++position)
+    AddRow(sequence, position, sequence.tokens[position], -1);
+  EndRows(sequence, begin, begin + rows);
+  return begin + rows == end;
+}
+
+void ModelDrafter::AddPart(const DraftPart& part, int64_t limit) {
+  const int64_t before = batch_.num_tokens();
+  const bool complete = model_.takes_hidden() ? AddMtpRows(part) : AddTokenRows(part);
+  const int64_t rows = batch_.num_tokens() - before;
+  part.sequence->draft_computed += rows;
+  if (part.decoding) batch_.decode_tokens += rows;
+  const int64_t wanted = std::min(part.wanted, limit);
+  if (wanted == 0 || !complete) return;
+  const auto last = static_cast<int32_t>(batch_.num_tokens() - 1);
+  batch_.logit_rows.push_back(last);
+  chains_.push_back({.sequence = part.sequence, .wanted = wanted, .row = last});
+}
+
+void ModelDrafter::Continue(int64_t drafts) {
+  Clear();
+  std::erase_if(chains_, [&](const Chain& chain) { return chain.wanted <= drafts; });
+  for (Chain& chain : chains_) {
+    const Sequence& sequence = *chain.sequence;
+    const int64_t position = sequence.draft_computed - 1 + drafts;
+    AddRow(sequence, position, sequence.drafts.back(), chain.row);
+    EndRows(sequence, position, position + 1);
+    chain.row = static_cast<int32_t>(batch_.num_tokens() - 1);
+    batch_.logit_rows.push_back(chain.row);
+  }
+  batch_.decode_tokens = batch_.num_tokens();
+}
+
+std::vector<int64_t> ModelDrafter::CountsOf(int64_t limit) const {
+  std::vector<int64_t> counts = {batch_.num_tokens(), batch_.decode_tokens,
+                                 std::ssize(batch_.logit_rows)};
+  for (int64_t drafts = 1; drafts < limit; ++drafts) {
+    const int64_t rows =
+        std::ranges::count_if(chains_, [&](const Chain& chain) { return chain.wanted > drafts; });
+    counts.insert(counts.end(), kCounts, rows);
+  }
+  return counts;
+}
+
+bool ModelDrafter::SetGroups(std::span<const int64_t> all, int64_t pass, int64_t limit) {
+  batch_.group_tokens.clear();
+  batch_.group_decode_tokens.clear();
+  batch_.group_logit_rows.clear();
+  for (size_t group = 0; group < all.size(); group += kCounts * limit) {
+    const auto counts = all.subspan(group + kCounts * pass, kCounts);
+    batch_.group_tokens.push_back(counts[0]);
+    batch_.group_decode_tokens.push_back(counts[1]);
+    batch_.group_logit_rows.push_back(counts[2]);
+  }
+  return std::ranges::any_of(batch_.group_tokens, [](int64_t tokens) { return tokens > 0; });
+}
+
+int32_t ModelDrafter::Sample(const Sequence& sequence, std::span<const float> logits) {
+  if (!AllFinite(logits)) return 0;
+  const SamplingParams& params = sequence.request.sampling;
+  const auto drawn = static_cast<uint64_t>(sequence.output_length() + sequence.drafts.size());
+  const auto row = Sampler::RowSamplingOf(params, UniformDraw(*params.seed, drawn));
+  return sampler_.DrawRow(logits, row).value_or(0);
+}
+
+void ModelDrafter::Forward() {
+  ++batch_.pass;
+  const std::span<const float> logits = model_.Forward(batch_);
+  const int64_t vocab = model_.vocab_size();
+  CHECK_EQ(std::ssize(logits), std::ssize(chains_) * vocab);
+  for (size_t i = 0; i < chains_.size(); ++i) {
+    Sequence& sequence = *chains_[i].sequence;
+    sequence.drafts.push_back(Sample(sequence, logits.subspan(i * vocab, vocab)));
+  }
+}
+
+void ModelDrafter::Draft(std::span<const DraftPart> parts, int64_t limit) {
+  if (limit == 0) {
+    if (!model_.takes_hidden()) return;
+    for (const DraftPart& part : parts) Save(part);
+    return;
+  }
+  Clear();
+  hidden_.clear();
+  chains_.clear();
+  for (const DraftPart& part : parts) AddPart(part, limit);
+  const std::vector<int64_t> all = model_.GatherCounts(CountsOf(limit));
+  batch_.hidden = hidden_.data();
+  for (int64_t pass = 0; pass < limit; ++pass) {
+    if (pass > 0) Continue(pass);
+    if (!SetGroups(all, pass, limit)) return;
+    Forward();
+    batch_.hidden = model_.hidden();
+  }
+}
+
+}  // namespace switchyard

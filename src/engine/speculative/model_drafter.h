@@ -1,0 +1,89 @@
+// Drafts from a model: the target's MTP layer, or a small model of its own.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/sampler/sampler.h"
+#include "engine/speculative/drafter.h"
+
+namespace switchyard {
+
+// The model interface of ModelDrafter; tests substitute a fake. All ranks of the world call it
+// together.
+class DraftForward {
+ public:
+  virtual ~DraftForward() = default;
+  // Logits [batch.logit_rows, vocab], valid until the next call.
+  virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
+  virtual int64_t vocab_size() const = 0;
+  // Whether the model is an MTP layer. Its rows take hidden rows: of the target's last pass, or of
+  // the last Forward.
+  virtual bool takes_hidden() const = 0;
+  virtual int64_t hidden_width() const { return 0; }
+  virtual const float* target_hidden() const { return nullptr; }
+  virtual const float* hidden() const { return nullptr; }
+  // The counts of all attention groups, [dp, mine.size()], from those of this group.
+  virtual std::vector<int64_t> GatherCounts(std::span<const int64_t> mine) = 0;
+};
+
+// After each pass of the target, one pass of the draft model adds the rows of the new tokens to its
+// cache, and gives the first draft of each decoding sequence. Each further draft takes one more
+// pass, with one row for each sequence. The draft model's cache has the page numbers of the
+// target's.
+//
+// An MTP layer predicts the token after next: the row at position p takes the target's hidden row
+// of p and the token at p + 1. Rows of later drafts take the layer's own hidden rows.
+//
+// Drafts are sampled with the parameters, the seed and the random numbers of the tokens that they
+// guess. So a draft model with the target's distribution would guess each sampled token.
+class ModelDrafter : public Drafter {
+ public:
+  // `max_rows`: of one pass. `max_saved_rows`: hidden rows that a sequence keeps while drafting is
+  // off; a sequence with more is not drafted again. Borrows `model`.
+  ModelDrafter(DraftForward& model, int32_t page_size, int64_t max_rows, int64_t max_saved_rows)
+      : model_(model),
+        page_size_(page_size),
+        max_rows_(max_rows),
+        max_saved_rows_(max_saved_rows),
+        sampler_(model.vocab_size(), {}) {}
+
+  void Draft(std::span<const DraftPart> parts, int64_t limit) override;
+
+ private:
+  // A sequence that is drafted, and its row in the last pass.
+  struct Chain {
+    Sequence* sequence = nullptr;
+    int64_t wanted = 0;
+    int32_t row = 0;
+  };
+  void AddPart(const DraftPart& part, int64_t limit);
+  // Adds the rows of a part whose hidden rows are known, and those saved before.
+  bool AddMtpRows(const DraftPart& part);
+  bool AddTokenRows(const DraftPart& part);
+  void Save(const DraftPart& part) const;
+  int64_t SavedRows(const Sequence& sequence) const;
+  void AddRow(const Sequence& sequence, int64_t position, int32_t token, int32_t hidden_row);
+  void EndRows(const Sequence& sequence, int64_t begin, int64_t end);
+  // Fills the batch with the next row of each sequence that needs more than `drafts` drafts.
+  void Continue(int64_t drafts);
+  // Runs the batch and appends a draft to each chain.
+  void Forward();
+  void Clear();
+  // Counts of the passes of a step: tokens, decode tokens, logit rows of each.
+  std::vector<int64_t> CountsOf(int64_t limit) const;
+  // Sets the counts of pass `pass` of all groups. Returns whether any group has tokens.
+  bool SetGroups(std::span<const int64_t> all, int64_t pass, int64_t limit);
+  int32_t Sample(const Sequence& sequence, std::span<const float> logits);
+
+  DraftForward& model_;
+  const int32_t page_size_;
+  const int64_t max_rows_, max_saved_rows_;
+  Sampler sampler_;
+  ForwardBatch batch_;
+  std::vector<float> hidden_;  // [rows of the first pass, H]
+  std::vector<Chain> chains_;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,219 @@
+#include "engine/speculative/model_drafter.h"
+
+#include <gmock/gmock.h>
+
+#include <map>
+#include <memory>
+
+namespace switchyard {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr int64_t kVocab = 50, kWidth = 2;
+constexpr int32_t kPageSize = 4;
+
+// An MTP layer, or a small model, that keeps its rows in pages. The row of token t at position p
+// gives the hidden row {t, p} and a logit for the token t + 1.
+class FakeDraft : public DraftForward {
+ public:
+  FakeDraft(bool mtp, int64_t groups) : mtp_(mtp), groups_(groups) {}
+
+  std::span<const float> Forward(const ForwardBatch& batch) override {
+    ++passes;
+    tokens = batch.tokens;
+    positions = batch.positions;
+    decode_tokens = batch.decode_tokens;
+    group_tokens = batch.group_tokens;
+    given.clear();
+    for (const int32_t row : batch.hidden_rows) given.push_back(batch.hidden[row * kWidth]);
+    hidden_.clear();
+    for (size_t row = 0; row < tokens.size(); ++row) {
+      hidden_.push_back(static_cast<float>(1000 + tokens[row]));
+      hidden_.push_back(static_cast<float>(positions[row]));
+      slots[batch.slots[row]] = tokens[row];
+    }
+    logits_.assign(batch.logit_rows.size() * kVocab, 0.0f);
+    for (size_t i = 0; i < batch.logit_rows.size(); ++i)
+      logits_[i * kVocab + (tokens[batch.logit_rows[i]] + 1) % kVocab] = 9;
+    return logits_;
+  }
+  int64_t vocab_size() const override { return kVocab; }
+  bool takes_hidden() const override { return mtp_; }
+  int64_t hidden_width() const override { return kWidth; }
+  const float* target_hidden() const override { return target.data(); }
+  const float* hidden() const override { return hidden_.data(); }
+  std::vector<int64_t> GatherCounts(std::span<const int64_t> mine) override {
+    std::vector<int64_t> all(mine.begin(), mine.end());
+    for (int64_t group = 1; group < groups_; ++group) all.insert(all.end(), mine.size(), 1);
+    return all;
+  }
+
+  // Sets the hidden row of each row of the target's pass to {its index + `base`, 0}.
+  void SetTarget(int64_t rows, float base) {
+    target.clear();
+    for (int64_t row = 0; row < rows; ++row)
+      target.insert(target.end(), {base + static_cast<float>(row), 0.0f});
+  }
+
+  int passes = 0;
+  std::vector<int32_t> tokens, positions;  // of the last pass
+  int64_t decode_tokens = 0;
+  std::vector<int64_t> group_tokens;
+  std::vector<float> given, target;
+  std::map<int32_t, int32_t> slots;
+
+ private:
+  const bool mtp_;
+  const int64_t groups_;
+  std::vector<float> hidden_, logits_;
+};
+
+class ModelDrafterTest : public ::testing::Test {
+ protected:
+  void Make(bool mtp, int64_t groups = 1, int64_t max_rows = 100, int64_t saved = 6) {
+    model = std::make_unique<FakeDraft>(mtp, groups);
+    drafter = std::make_unique<ModelDrafter>(*model, kPageSize, max_rows, saved);
+  }
+  // A sequence whose prompt was computed, and whose first token was sampled.
+  std::unique_ptr<Sequence> AfterPrompt(std::vector<int32_t> tokens) {
+    EngineRequest request{.id = 1, .input_ids = std::move(tokens)};
+    request.sampling.temperature = 0;
+    request.sampling.seed = 1;
+    auto sequence = std::make_unique<Sequence>(std::move(request));
+    sequence->computed = sequence->length();
+    sequence->cache.pages = {3, 5, 1, 7, 2, 6};
+    return sequence;
+  }
+  void Append(Sequence& sequence, std::vector<int32_t> tokens) {
+    sequence.tokens.insert(sequence.tokens.end(), tokens.begin(), tokens.end());
+    sequence.computed = sequence.length() - 1;
+  }
+
+  std::unique_ptr<FakeDraft> model;
+  std::unique_ptr<ModelDrafter> drafter;
+};
+
+TEST_F(ModelDrafterTest, MtpRowsTakeTheNextTokensAndTheTargetsHiddenRows) {
+  Make(/*mtp=*/true);
+  const auto s = AfterPrompt({10, 11, 12});
+  Append(*s, {20});
+  model->SetTarget(5, 100);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 2, 0, 3, false, 1}}, 4);
+  EXPECT_EQ(model->passes, 1);
+  EXPECT_THAT(s->drafts, ElementsAre(21));
+  EXPECT_EQ(s->draft_computed, 3);
+  EXPECT_EQ(model->slots[12], 11);  // page 3: position 0 has the token at 1
+  EXPECT_EQ(model->slots[14], 20);
+}
+
+TEST_F(ModelDrafterTest, ChainsTakeTheLayersOwnHiddenRows) {
+  Make(/*mtp=*/true);
+  const auto s = AfterPrompt({10, 11, 12});
+  Append(*s, {20});
+  model->SetTarget(3, 100);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 3}}, 3);
+  EXPECT_THAT(s->drafts, ElementsAre(21, 22, 23));
+  EXPECT_THAT(model->tokens, ElementsAre(22));  // of the last pass
+  EXPECT_THAT(model->positions, ElementsAre(4));
+  EXPECT_THAT(model->given, ElementsAre(1021));
+  EXPECT_EQ(model->decode_tokens, 1);
+}
+
+TEST_F(ModelDrafterTest, AcceptedRowsReplaceThoseOfDrafts) {
+  Make(/*mtp=*/true);
+  const auto s = AfterPrompt({10, 11, 12});
+  Append(*s, {20});
+  model->SetTarget(3, 100);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 3}}, 3);
+  s->drafts.clear();
+  Append(*s, {21, 30});  // one draft was right
+  model->SetTarget(4, 200);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 3, 2, true, 1}}, 1);
+  EXPECT_THAT(model->tokens, ElementsAre(21, 30));
+  EXPECT_THAT(model->positions, ElementsAre(3, 4));
+  EXPECT_THAT(model->given, ElementsAre(200, 201));
+  EXPECT_EQ(model->decode_tokens, 2);
+  EXPECT_THAT(s->drafts, ElementsAre(31));
+}
+
+TEST_F(ModelDrafterTest, HiddenRowsAreSavedWhileDraftingIsOff) {
+  Make(/*mtp=*/true);
+  const auto s = AfterPrompt({10, 11, 12});
+  Append(*s, {20});
+  model->SetTarget(3, 100);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 1}}, 0);
+  Append(*s, {21});
+  model->SetTarget(2, 200);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 1, 3, 1, true, 1}}, 0);
+  EXPECT_EQ(model->passes, 0);
+  EXPECT_THAT(s->drafts, IsEmpty());
+  Append(*s, {22});
+  model->SetTarget(1, 300);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 4, 1, true, 1}}, 1);
+  EXPECT_THAT(model->tokens, ElementsAre(11, 12, 20, 21, 22));
+  EXPECT_THAT(model->given, ElementsAre(100, 101, 102, 201, 300));
+  EXPECT_THAT(s->drafts, ElementsAre(23));
+  EXPECT_THAT(s->saved_hidden, IsEmpty());
+}
+
+TEST_F(ModelDrafterTest, ASequenceWithMissingRowsIsNotDrafted) {
+  Make(/*mtp=*/true, 1, 100, /*saved=*/3);
+  const auto s = AfterPrompt({10, 11, 12});
+  Append(*s, {20});
+  model->SetTarget(3, 100);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 1}}, 0);
+  Append(*s, {21});
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 3, 1, true, 1}}, 0);  // a fourth row
+  EXPECT_THAT(s->saved_hidden, IsEmpty());
+  Append(*s, {22});
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 4, 1, true, 1}}, 1);
+  EXPECT_EQ(model->passes, 0);
+  EXPECT_THAT(s->drafts, IsEmpty());
+}
+
+TEST_F(ModelDrafterTest, ASmallModelTakesTheTokensThemselves) {
+  Make(/*mtp=*/false);
+  const auto s = AfterPrompt({10, 11, 12});
+  Append(*s, {20});
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 2}}, 2);
+  EXPECT_THAT(s->drafts, ElementsAre(21, 22));
+  EXPECT_EQ(s->draft_computed, 4);
+  EXPECT_EQ(model->slots[12], 10);
+  EXPECT_EQ(model->slots[15], 20);
+  EXPECT_EQ(model->slots[20], 21);  // page 5
+  s->drafts.clear();
+  Append(*s, {21, 22, 23});
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 3, 3, true, 1}}, 1);
+  EXPECT_THAT(model->tokens, ElementsAre(21, 22, 23));
+  EXPECT_THAT(model->positions, ElementsAre(4, 5, 6));
+}
+
+TEST_F(ModelDrafterTest, ASmallModelCatchesUpInSeveralPasses) {
+  Make(/*mtp=*/false, 1, /*max_rows=*/4);
+  const auto s = AfterPrompt({10, 11, 12, 13, 14, 15});
+  Append(*s, {20});
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 6, false, 2}}, 0);
+  EXPECT_EQ(model->passes, 0);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 6, false, 2}}, 2);
+  EXPECT_THAT(s->drafts, IsEmpty());
+  EXPECT_EQ(s->draft_computed, 4);
+  Append(*s, {21});
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 6, 1, true, 2}}, 2);
+  EXPECT_THAT(s->drafts, ElementsAre(22, 23));
+}
+
+// All ranks run the same passes, also those of a group without sequences.
+TEST_F(ModelDrafterTest, AGroupWithoutSequencesRunsThePassesOfOthers) {
+  Make(/*mtp=*/true, /*groups=*/2);
+  drafter->Draft({}, 3);
+  EXPECT_EQ(model->passes, 3);
+  EXPECT_THAT(model->group_tokens, ElementsAre(0, 1));
+  Make(/*mtp=*/true, /*groups=*/1);
+  drafter->Draft({}, 3);
+  EXPECT_EQ(model->passes, 0);
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,93 @@
+#include "engine/speculative/options.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int32_t kAutoDrafts = 4, kAutoNgramDrafts = 8;
+
+std::string Upper(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::toupper(c); });
+  return text;
+}
+
+// 0: auto.
+int32_t StepsOf(const std::string& text) {
+  if (text == "auto") return 0;
+  int32_t steps = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), steps);
+  if (error != std::errc() || end != text.data() + text.size() || steps < 1 || steps > kMostDrafts)
+    throw Invalid("--speculative-num-steps {}: want auto, or 1 to {}", text, kMostDrafts);
+  return steps;
+}
+
+void RefuseWithoutAlgorithm(const SpeculativeOptions& o) {
+  const SpeculativeOptions defaults;
+  const auto refuse = [](const char* flag) {
+    throw Invalid("{}: needs --speculative-algorithm", flag);
+  };
+  if (o.num_steps != defaults.num_steps) refuse("--speculative-num-steps");
+  if (o.eagle_topk != defaults.eagle_topk) refuse("--speculative-eagle-topk");
+  if (o.num_draft_tokens != 0) refuse("--speculative-num-draft-tokens");
+  if (!o.draft_model_path.empty()) refuse("--speculative-draft-model-path");
+  if (o.simulate_acceptance >= 0) refuse("--speculative-simulate-acceptance");
+}
+
+}  // namespace
+
+DraftSource SourceOf(const SpeculativeOptions& options) {
+  if (options.algorithm.empty()) {
+    RefuseWithoutAlgorithm(options);
+    return DraftSource::kNone;
+  }
+  const std::string name = Upper(options.algorithm);
+  if (name == "EAGLE" || name == "EAGLE3")
+    throw Invalid(
+        "--speculative-algorithm {}: heads of EAGLE are not supported; want NEXTN for the "
+        "checkpoint's MTP layer, STANDALONE or NGRAM",
+        options.algorithm);
+  const bool mtp = name == "NEXTN" || name == "MTP";
+  if (!mtp && name != "NGRAM" && name != "STANDALONE")
+    throw Invalid("--speculative-algorithm {}: want NGRAM, NEXTN, MTP or STANDALONE",
+                  options.algorithm);
+  if (options.eagle_topk != 1)
+    throw Invalid("--speculative-eagle-topk {}: drafts are chains, not trees; want 1",
+                  options.eagle_topk);
+  const bool standalone = name == "STANDALONE";
+  if (standalone && options.draft_model_path.empty())
+    throw Invalid("--speculative-algorithm {}: needs --speculative-draft-model-path",
+                  options.algorithm);
+  if (!standalone && !options.draft_model_path.empty())
+    throw Invalid(
+        "--speculative-draft-model-path {}: --speculative-algorithm {} has no draft model",
+        options.draft_model_path, options.algorithm);
+  if (standalone) return DraftSource::kStandalone;
+  return mtp ? DraftSource::kMtp : DraftSource::kNgram;
+}
+
+DraftLimits LimitsOf(const SpeculativeOptions& options) {
+  const DraftSource source = SourceOf(options);
+  if (source == DraftSource::kNone) return {};
+  const int32_t steps = StepsOf(options.num_steps), tokens = options.num_draft_tokens;
+  if (options.simulate_acceptance > 1)
+    throw Invalid("--speculative-simulate-acceptance {}: want 0 to 1", options.simulate_acceptance);
+  if (tokens == 0) {
+    if (steps > 0) return {.most = steps};
+    return {.most = source == DraftSource::kNgram ? kAutoNgramDrafts : kAutoDrafts, .adapts = true};
+  }
+  if (tokens < 2 || tokens > kMostDrafts + 1)
+    throw Invalid("--speculative-num-draft-tokens {}: want 2 to {}", tokens, kMostDrafts + 1);
+  if (steps > 0 && tokens != steps + 1)
+    throw Invalid(
+        "--speculative-num-draft-tokens {}: a chain of {} drafts has {} rows (the last token and "
+        "the drafts); want {}, or leave one of the flags out",
+        tokens, steps, steps + 1, steps + 1);
+  return {.most = tokens - 1, .adapts = steps == 0 && source != DraftSource::kNgram};
+}
+
+}  // namespace switchyard

@@ -1,0 +1,41 @@
+// The flags of speculative decoding.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace switchyard {
+
+// Names follow SGLang's flags.
+struct SpeculativeOptions {
+  std::string algorithm;           // --speculative-algorithm; empty: no speculation
+  std::string num_steps = "auto";  // --speculative-num-steps: auto, or drafts of each step
+  int32_t eagle_topk = 1;          // --speculative-eagle-topk: 1, since drafts are chains
+  // --speculative-num-draft-tokens: rows of a verification, the number of drafts + 1; 0: from
+  // num_steps
+  int32_t num_draft_tokens = 0;
+  std::string draft_model_path;     // --speculative-draft-model-path, of STANDALONE
+  double simulate_acceptance = -1;  // --speculative-simulate-acceptance; negative: none
+};
+
+// The source of drafts.
+enum class DraftSource : uint8_t {
+  kNone,
+  kNgram,       // NGRAM: the request's own text
+  kMtp,         // NEXTN, MTP: the checkpoint's multi-token prediction layer
+  kStandalone,  // STANDALONE: a small model with the same vocabulary
+};
+
+struct DraftLimits {
+  int32_t most = 0;     // drafts of a sequence in a step; 0: no speculation
+  bool adapts = false;  // the number follows the measured acceptance and cost (DraftPace)
+};
+
+constexpr int32_t kMostDrafts = 16;
+
+// Error kInvalid names a flag with an unknown value, a flag that contradicts another one, or an
+// algorithm that is not supported.
+DraftSource SourceOf(const SpeculativeOptions& options);
+DraftLimits LimitsOf(const SpeculativeOptions& options);
+
+}  // namespace switchyard

@@ -1,0 +1,128 @@
+// Speculative decoding: a decode step with drafts samples as many tokens as the drafts allow.
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+#include "engine/rank_engine_impl.h"
+#include "engine/sampler/logprobs.h"
+#include "engine/sampler/random.h"
+#include "engine/speculative/drafter.h"
+
+namespace switchyard {
+
+// Each row is sampled with the sequence as it is after the rows before it. So penalties, minimum
+// length, masks of the grammar and stop rules are those of a step without drafts. The random number
+// of a token depends only on the seed and the number of tokens before it.
+std::string RankEngine::Impl::SampleDrafts(Sequence& sequence, std::span<const int32_t> drafts,
+                                           const Rows& own, RequestOutput& output,
+                                           ErrorKind& kind) {
+  const SamplingParams& params = sequence.request.sampling;
+  for (size_t row = 0; row <= drafts.size(); ++row) {
+    const Rows one{.logits = own.logits.subspan(row * width, width), .drawn = {}};
+    if (!one.finite()) {
+      kind = ErrorKind::kResource;
+      return NotFiniteError(sequence);
+    }
+    std::optional<int32_t> token = Draw(sequence, one);
+    kind = ErrorKind::kInvalid;
+    if (!token) return WhyNoToken(sequence);
+    bool same = row < drafts.size() && *token == drafts[row];
+    if (options.simulate_acceptance >= 0 && row < drafts.size()) {
+      const auto counter = static_cast<uint64_t>(sequence.output_length());
+      same = UniformDraw(~*params.seed, counter) < options.simulate_acceptance;
+      if (same) token = drafts[row];
+    }
+    if (sequence.grammar) {
+      sequence.grammar->Accept(*token);
+      if (!sequence.grammar->failure().empty()) return sequence.grammar->failure();
+    }
+    if (sequence.request.logprob.enabled)
+      output.output_logprobs.push_back(LogprobsAt(one.logits, *token, sequence.request.logprob));
+    output.new_tokens.push_back(*token);
+    sequence.tokens.push_back(*token);
+    if (row < drafts.size()) {
+      ++counters.verified_by_position[row];
+      if (same) {
+        ++counters.accepted_by_position[row];
+        ++output.drafts.accepted;
+      }
+    }
+    CheckFinished(sequence, *token, sequence.length(), output);
+    if (!same || output.finish != FinishReason::kNone) break;
+  }
+  return {};
+}
+
+void RankEngine::Impl::Verify(Sequence& sequence, const Part& part, const Rows& own,
+                              int64_t first_row) {
+  const std::vector<int32_t> drafts = std::exchange(sequence.drafts, {});
+  CHECK_EQ(drafts.size(), part.drafts);
+  CHECK_EQ(own.logits.size(), (drafts.size() + 1) * static_cast<size_t>(width));
+  for (auto* counts : {&counters.verified_by_position, &counters.accepted_by_position})
+    counts->resize(std::max(counts->size(), drafts.size()));
+
+  RequestOutput sampled;
+  ErrorKind kind = ErrorKind::kResource;
+  const std::string error = SampleDrafts(sequence, drafts, own, sampled, kind);
+  const auto tokens = static_cast<int64_t>(sampled.new_tokens.size());
+  // The rows of the last known token and of the accepted drafts; rows after them are discarded.
+  Part kept = part;
+  kept.rows = std::max<int64_t>(1, tokens);
+  kept.end = part.end - part.rows + kept.rows;
+  AppendRoutedExperts(sequence, kept, first_row);
+  sequence.computed = sequence.settled = kept.end;
+  const int32_t accepted = sampled.drafts.accepted;
+  ++sequence.draft_counts.steps;
+  sequence.draft_counts.drafted += static_cast<int32_t>(drafts.size());
+  sequence.draft_counts.accepted += accepted;
+  ++counters.verify_steps;
+  counters.drafted_tokens += std::ssize(drafts);
+  counters.accepted_tokens += accepted;
+  counters.decode_tokens += tokens;
+
+  if (error.empty() || tokens > 0) {
+    RequestOutput output = NewOutput(sequence);
+    output.new_tokens = std::move(sampled.new_tokens);
+    output.output_logprobs = std::move(sampled.output_logprobs);
+    output.finish = sampled.finish;
+    output.matched = sampled.matched;
+    answers.push_back(std::move(output));
+  }
+  if (!error.empty()) return Fail(sequence, error, kind);
+  if (sampled.finish != FinishReason::kNone) Close(sequence, /*discard=*/false);
+}
+
+int64_t RankEngine::Impl::WantedDrafts(const Sequence& sequence) const {
+  if (!sequence.decoding()) return 0;
+  const int64_t tokens = sequence.request.sampling.max_new_tokens - sequence.output_length();
+  const int64_t room = max_length - sequence.length();
+  // The last token of an output needs no row after it.
+  return std::clamp<int64_t>(std::min(tokens, room) - 1, 0, draft_limit);
+}
+
+void RankEngine::Impl::ProposeDrafts(std::span<const Part> pass) {
+  const profile::Span span(options.profiler, {.name = "draft"});
+  std::vector<DraftPart> open;
+  int64_t row = 0;
+  for (const Part& part : pass) {
+    const int64_t first_row = row;
+    row += part.rows;
+    const auto entry = table.find(part.id);
+    if (entry == table.end()) continue;
+    Sequence& sequence = entry->second;
+    const int64_t begin = part.end - part.rows;
+    open.push_back({.sequence = &sequence,
+                    .first_row = first_row,
+                    .begin = begin,
+                    .rows = sequence.computed - begin,
+                    .decoding = part.decoding,
+                    .wanted = scheduler.GrowForDrafts(WantedDrafts(sequence), sequence)});
+  }
+  options.drafter->Draft(open, draft_limit);
+  for (const DraftPart& part : open) {
+    CHECK_LE(std::ssize(part.sequence->drafts), part.wanted);
+    for (const int32_t token : part.sequence->drafts) CHECK(token >= 0 && token < vocab);
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,54 @@
+#include "server/args/speculative_args.h"
+
+#include <utility>
+
+#include "core/error.h"
+#include "engine/speculative/options.h"
+
+namespace switchyard {
+namespace {
+
+constexpr const char* kSpeculation = "Speculative decoding";
+
+}  // namespace
+
+void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
+  SpeculativeOptions& s = e.speculative;
+  app.Flag("--speculative-algorithm,--speculative-algo", s.algorithm, kSpeculation,
+           "Source of drafts, which are verified so that outputs stay equal: NGRAM (the request's "
+           "own text), NEXTN or MTP (the checkpoint's MTP layer), STANDALONE (a small model); "
+           "empty: no drafts");
+  app.Flag(
+      "--speculative-num-steps", s.num_steps, kSpeculation,
+      "Maximum drafts of a request in a step, 1 to 16. auto: chosen by the measured acceptance "
+      "and cost, 0 if drafts do not pay");
+  app.Flag("--speculative-eagle-topk", s.eagle_topk, kSpeculation,
+           "Drafts that follow each draft: 1 (chains); trees are not supported");
+  app.Flag("--speculative-num-draft-tokens", s.num_draft_tokens, kSpeculation,
+           "Rows of a verification, the number of drafts + 1; 0: from --speculative-num-steps")
+      .NonNegative();
+  app.Flag("--speculative-draft-model-path,--speculative-draft", s.draft_model_path, kSpeculation,
+           "Directory of the draft model of STANDALONE, with the target's vocabulary");
+  app.Flag("--speculative-simulate-acceptance", s.simulate_acceptance, kSpeculation,
+           "For benchmarks only: the probability with which a draft is accepted whatever the model "
+           "samples, 0 to 1. Outputs are then wrong. -1: none");
+  app.Flag("--speculative-moe-a2a-backend", e.moe.speculative_a2a_backend, kSpeculation,
+           "--moe-a2a-backend of the draft model; default: the target's");
+  app.Flag("--speculative-moe-runner-backend", e.moe.speculative_runner_backend, kSpeculation,
+           "--moe-runner-backend of the draft model; default: the target's");
+}
+
+void CheckSpeculation(const EngineConfig& engine) {
+  LimitsOf(engine.speculative);
+  const DraftSource source = SourceOf(engine.speculative);
+  if (source == DraftSource::kMtp || source == DraftSource::kStandalone) return;
+  for (const auto& [flag, value] :
+       {std::pair{"--speculative-moe-a2a-backend", engine.moe.speculative_a2a_backend},
+        std::pair{"--speculative-moe-runner-backend", engine.moe.speculative_runner_backend}}) {
+    if (!value.empty())
+      throw Invalid("{} {}: needs a draft model (--speculative-algorithm NEXTN or STANDALONE)",
+                    flag, value);
+  }
+}
+
+}  // namespace switchyard
