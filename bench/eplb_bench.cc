@@ -52,9 +52,10 @@ std::string Figures(const SimulateResult& result) {
 
 void PrintRows(const ArrayFile& traces, bool exact) {
   fmt::print(
-      "trace   places ranks | trivial | deepseek, GiB |    yard every 50, GiB |  every 10, GiB | "
-      "  every 5, GiB{}\n",
-      exact ? " | every 5, exact division" : "");
+      "balancedness (mean / max rank load) and GiB moved; intervals in steps\n"
+      "trace    slots ranks | trivial | deepseek_hierarchical | yard every 50 |    every 10 | "
+      "     every 5{}\n",
+      exact ? " | every 5, LP split" : "");
   for (const char* name : {"steady", "drift", "shift"}) {
     if (!traces.Has(name)) continue;
     const LoadHistory trace = ReadLoads(traces, name);

@@ -27,10 +27,12 @@ void CheckBalancedMemory(const std::set<int>& taken, const std::vector<GpuInfo>&
     return;
   throw Error(ErrorKind::kResource,
               fmt::format("GPU {} ({}) has {:.1f} GiB free, GPU {} has {:.1f}: each rank's share "
-                          "of the model must fit the smallest",
+                          "of the model must fit the least free memory",
                           least, gpus[least].name, gpus[least].free_bytes / kGiB, most,
                           gpus[most].free_bytes / kGiB),
-              "stop its other processes, or choose GPUs with --base-gpu-id and --gpu-id-step");
+              fmt::format("stop other processes on GPU {}, or choose GPUs with --base-gpu-id and "
+                          "--gpu-id-step",
+                          least));
 }
 
 }  // namespace

@@ -29,9 +29,9 @@ struct DepthState {
   RowLayout rows;
   std::vector<int32_t> tokens, targets;  // [n]
   std::vector<int32_t> source;           // [n] row of the previous depth; empty for depth 0
-  // [m, H] hidden states between layers; backward: their gradient. The stream of depth 0 is
-  // exchanged between pipeline stages. Before Forward of a stage's first layer it is the output of
-  // the previous stage. Before Backward of its last layer it is the gradient from the next stage.
+  // [m, H] hidden states between layers; in the backward pass, their gradient. Pipeline stages send
+  // and receive this buffer of depth 0. Before a stage's first Forward it has the output of the
+  // previous stage. Before the stage's first Backward it has the gradient of the next stage.
   std::vector<T> stream;
   // [m, H] each. last: the last layer's output; final: its norm; dfinal: the gradient of `final`.
   std::vector<T> last, final, dfinal;

@@ -50,8 +50,8 @@ class Scheduler {
       : options_(options), cache_(cache), estimate_(options.conservativeness) {}
 
   void Enqueue(Sequence* sequence) { waiting_.PushBack(sequence); }
-  // Removes the sequence and releases its pages; its computed pages are published unless
-  // `discard`.
+  // Removes the sequence and releases its pages. Unless `discard`, its computed pages are first
+  // inserted into the prefix cache.
   void Remove(Sequence* sequence, bool discard = false);
 
   // Sets the maximum prompt rows of steps with decoding requests; at most chunk_rows.

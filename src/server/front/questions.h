@@ -1,4 +1,4 @@
-// Questions to the ranks that have no answer yet.
+// Control messages to the ranks ("questions") whose responses have not arrived.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ class Questions {
  public:
   using OnAnswer = std::function<void(const EngineMessage&)>;
 
-  // Returns the message to send. `if_lost` makes the answer if there are no ranks any more.
+  // Returns the message to send. `if_lost` creates the response if the ranks are lost for good.
+  // After a restart of the ranks, the message is sent again instead.
   template <typename Message>
   ControlMessage Add(Message message, OnAnswer on_answer,
                      std::function<EngineMessage(const std::string& why)> if_lost) {
