@@ -37,50 +37,6 @@ ModelOptions CheckPlacements(ModelOptions options, RankComm& comm, const ThreadP
   return options;
 }
 
-// The load options of CompleteOptions, with the formats of weights in a GPU's memory.
-LoadOptions CompletePlacedLoad(const ModelConfig& config, const ModelOptions& options,
-                               const MeshShape& shape) {
-  LoadOptions load = CompleteOptions(config, options, shape).load;
-  if (!options.gpu) return load;
-  load.gpu_plain_dtype = options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
-  load.packs_experts = options.gpu->packs_experts && options.dtype != DType::kF32;
-  return load;
-}
-
-// Maximum number of physical experts on a rank.
-int64_t LocalExperts(const ModelConfig& config, const ModelOptions& options,
-                     const MeshShape& shape) {
-  return CeilDiv(config.moe->router.num_experts + options.moe.num_redundant_experts, shape.ep);
-}
-
-// Bytes of the routing records in a GPU's memory, one record for each pass in flight.
-size_t RoutingLogBytes(const ModelConfig& config, const ModelOptions& options,
-                       const MeshShape& shape) {
-  if (options.observed == Observed::kNothing || !config.has_moe()) return 0;
-  const ModelOptions complete = CompleteOptions(config, options, shape);
-  const RoutingLogShape log{
-      .layers = static_cast<int>(std::ranges::count_if(config.layers, &LayerConfig::moe)),
-      .experts = config.moe->router.num_experts,
-      .physical = config.moe->router.num_experts + options.moe.num_redundant_experts,
-      .local = static_cast<int>(LocalExperts(config, options, shape)),
-      .top_k = config.moe->router.top_k,
-      .max_rows = complete.max_pass_tokens,
-      .tokens = options.observed == Observed::kTokens};
-  return complete.moe.passes * log.Bytes();
-}
-
-// Bytes of the memory in which a GPU holds the new experts of layers that have not switched yet.
-size_t SpareExpertBytes(const ModelConfig& config, const ModelOptions& options,
-                        const MeshShape& shape) {
-  if (!options.movable_experts || !config.has_moe()) return 0;
-  const int64_t layers = std::ranges::count_if(config.layers, &LayerConfig::moe);
-  const int64_t held =
-      options.movable_layers < 0 ? layers : std::min<int64_t>(layers, options.movable_layers);
-  constexpr size_t kAlignment = 2048;  // of an expert's arrays
-  return static_cast<size_t>(held * LocalExperts(config, options, shape)) *
-         (kAlignment +
-          ExpertBytes(config, Mesh(shape, 0), CompletePlacedLoad(config, options, shape)));
-}
 // While this object lives, the profiler (which may be null) uses the device's timer.
 class AttachedTimer {
  public:
@@ -125,7 +81,7 @@ struct Model::Impl {
   Activations hidden;                                        // [max_tokens, H] if they are kept
   std::vector<std::unique_ptr<Pass>> passes;                 // one, or two for two-batch overlap
   std::vector<schedule::Operation> plain;                    // the schedule of one micro-batch
-  std::vector<schedule::Operation> two_prefill, two_decode;  // of two micro-batches
+  std::vector<schedule::Operation> two_prefill, two_decode;  // of two, if there are two passes
 
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
@@ -196,8 +152,8 @@ struct Model::Impl {
         comm.mesh);
   }
 
-  // The logits of a batch on the device: `rows` rows at `data`, and `more` rows of a second
-  // micro-batch at `more_data`. If the first micro-batch is padded, the two are not adjacent.
+  // The logits of a batch on the device: of `rows` rows, then of `more` rows of a second
+  // micro-batch, which are not adjacent if the first one is padded.
   struct DeviceLogits {
     const float* data = nullptr;  // [rows, vocab]
     int64_t rows = 0;

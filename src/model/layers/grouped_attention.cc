@@ -50,7 +50,8 @@ void GroupedAttention::Project(Pass& pass, const GroupedAttentionWeights& w, int
 void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int64_t layer,
                               float* out) const {
   const int64_t q_width = heads_ * head_dim_;
-  const Arrays a = TakeArrays(pass);  // the same arrays as in Project
+  const bool fused_ops = UsesFusedOps(pass.rows.tokens, w);
+  const Arrays a = TakeArrays(pass);  // those of Project
   KvStorage& kv = *pass.kv;
   kernels::AttentionParams attention = {
       .q = a.q,
@@ -96,8 +97,8 @@ kernels::LinearParams GroupedAttention::Joined(int64_t tokens, const GroupedAtte
 
 bool GroupedAttention::UsesFusedOps(int64_t tokens, const GroupedAttentionWeights& w) const {
   const kernels::FusedOps* fused = c_.device.fused();
-  // The fused op does not clamp. Models with clip_qkv also normalize whole projections, which the
-  // fused op does not support either.
+  // The fused op does not clamp. Models with clip_qkv norm whole projections and need other ops
+  // anyway.
   return fused && w.qkv.w.defined() && c_.config.attention.clip_qkv == 0.0f &&
          c_.config.attention.qk_norm != AttentionConfig::QkNorm::kWhole &&
          fused->SupportsHeads(head_dim_, c_.config.rope.rotary_dim) &&

@@ -100,7 +100,7 @@ std::optional<BenchArgs> ParseBench(const std::string& which,
   if (summary == summaries.end())
     throw Invalid(
         "there is no bench {}; the nearest is bench {}; want one-batch, serve, kernels, moe-layer, "
-        "exchange or roofline",
+        "exchange, roofline or calibrate",
         which, NearestName(which, kBenches));
   CommandLine app(summary->second, "switchyard bench " + which);
   AddBenchFlags(app, a);
