@@ -19,8 +19,8 @@ struct AttentionLaunch {
   const float* q = nullptr;  // [rows, heads, qk_dim], row stride ldq
   int64_t ldq = 0;
   bool bf16_queries = false;  // AttentionParams
-  const void* k = nullptr;  // [slots, kv_heads, qk_dim]
-  const void* v = nullptr;  // [slots, kv_heads, qk_dim]; a value is the first v_dim of these
+  const void* k = nullptr;    // [slots, kv_heads, qk_dim]
+  const void* v = nullptr;    // [slots, kv_heads, qk_dim]; a value is the first v_dim of these
   DType kv_dtype = DType::kF32;
   int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
   float scale = 1.0f;

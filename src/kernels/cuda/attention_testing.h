@@ -113,11 +113,10 @@ class AttentionSequences {
     const Pass pass = MakePass(chunks, gap);
     const size_t num_sequences = pass.rows.size();
     const DeviceMemory q = Upload(to_bfloat16 ? InBFloat16(pass.queries) : pass.queries),
-                       k = Upload(k_), v = Upload(v_),
-                       sinks = Upload(sinks_), row_begin = Upload(pass.row_begin),
-                       rows = Upload(pass.rows), kv_len = Upload(pass.kv_len),
-                       pages = Upload(pass.pages), row_sequence = Upload(pass.row_sequence),
-                       scratch(scratch_bytes);
+                       k = Upload(k_), v = Upload(v_), sinks = Upload(sinks_),
+                       row_begin = Upload(pass.row_begin), rows = Upload(pass.rows),
+                       kv_len = Upload(pass.kv_len), pages = Upload(pass.pages),
+                       row_sequence = Upload(pass.row_sequence), scratch(scratch_bytes);
     constexpr float kUntouched = 77.0f;
     std::vector<float> all(pass.num_rows * OutWidth(), kUntouched);
     const DeviceMemory out = Upload(all);

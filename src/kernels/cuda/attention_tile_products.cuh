@@ -136,8 +136,8 @@ __device__ __forceinline__ void ScoreByWarpgroup(const TileThread<Shape>& thread
 #endif
 }
 
-// sums += p · v and weights += p · 1 with wgmma, for all keys of the block. `ones_at`: shared memory
-// that is filled with ones.
+// sums += p · v and weights += p · 1 with wgmma, for all keys of the block. `ones_at`: shared
+// memory that is filled with ones.
 template <typename Shape>
 __device__ __forceinline__ void AddValuesByWarpgroup(const TileThread<Shape>& thread,
                                                      uint32_t ones_at, uint32_t stage,

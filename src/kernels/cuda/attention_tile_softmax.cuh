@@ -110,7 +110,8 @@ __device__ __forceinline__ TileRescale ToProbabilities(const TileThread<Shape>& 
 #pragma unroll
     for (int w = 0; w < Shape::kColumnWarps; ++w)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], of_warps[w * Shape::kRows + thread.RowOf(i)]);
+      for (int i = 0; i < 2; ++i)
+        top[i] = fmaxf(top[i], of_warps[w * Shape::kRows + thread.RowOf(i)]);
   }
   TileRescale rescale;
   float base[2];

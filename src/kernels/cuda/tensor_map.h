@@ -21,9 +21,9 @@ CUtensorMap MakeTensorMap(const void* data, int64_t rows, int64_t columns, int e
 CUtensorMap MakeTensorMap3d(const void* data, int64_t rows, int64_t columns, int element_bytes,
                             int box_rows, int planes, int64_t stride = 0);
 
-// 3-D tensor map of bfloat16 vectors [outer, inner] of `columns` elements, with boxes of box_outer ×
-// box_inner × 64 elements, in the 128-byte swizzle. Strides in bytes, multiples of 16. Coordinates:
-// the column, the inner and the outer index.
+// 3-D tensor map of bfloat16 vectors [outer, inner] of `columns` elements, with boxes of box_outer
+// × box_inner × 64 elements, in the 128-byte swizzle. Strides in bytes, multiples of 16.
+// Coordinates: the column, the inner and the outer index.
 CUtensorMap MakeVectorTensorMap(const void* data, int64_t outer, int64_t inner, int64_t columns,
                                 int64_t outer_stride, int64_t inner_stride, int box_outer,
                                 int box_inner);
