@@ -36,7 +36,8 @@ def test_same_ids_as_tokenizers(tmp_path, flags):
     for text in TEXTS:
         ids = theirs.encode(text, add_special_tokens=False).ids
         assert theirs.decode(ids, skip_special_tokens=False) == text
-    assert len(theirs.encode(TEXTS[-1]).ids) < len(TEXTS[-1]) / 3
+    # About 3 characters per token. The page changes, so the bound leaves room; without merges it would be 1.
+    assert len(theirs.encode(TEXTS[-1]).ids) < len(TEXTS[-1]) / 2.5
     assert (theirs.encode("x").ids[0] == 0) == bool(flags)
 
 
