@@ -10,8 +10,6 @@
 namespace switchyard {
 namespace {
 
-using ::testing::HasSubstr;
-
 constexpr int32_t kVocab = 61;
 
 RankEngine::Options With(Drafter* drafter, int32_t drafts, RankEngine::Options options = Roomy()) {
