@@ -18,7 +18,8 @@ def run(*args):
 
 
 def train(tmp_path, *flags):
-    done = run(ROOT / "docs", ROOT / "README.md", "--output", tmp_path / "tokenizer", "--vocab-size", 2000, *flags)
+    # A folder and a file. All of docs grows, so that 2000 tokens fit the README less and less.
+    done = run(ROOT / "docs/notes", ROOT / "README.md", "--output", tmp_path / "tokenizer", "--vocab-size", 2000, *flags)
     assert done.returncode == 0, done.stderr
     return tmp_path / "tokenizer"
 
@@ -36,8 +37,7 @@ def test_same_ids_as_tokenizers(tmp_path, flags):
     for text in TEXTS:
         ids = theirs.encode(text, add_special_tokens=False).ids
         assert theirs.decode(ids, skip_special_tokens=False) == text
-    # About 3 characters per token. The page changes, so the bound leaves room; without merges it would be 1.
-    assert len(theirs.encode(TEXTS[-1]).ids) < len(TEXTS[-1]) / 2.5
+    assert len(theirs.encode(TEXTS[-1]).ids) < len(TEXTS[-1]) / 3
     assert (theirs.encode("x").ids[0] == 0) == bool(flags)
 
 
