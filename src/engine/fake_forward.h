@@ -109,6 +109,7 @@ class FakeForward : public ForwardFunction {
     EXPECT_EQ(next, batch.logit_rows.size());
     most_rows = std::max(most_rows, batch.num_tokens());
     ++passes;
+    if (batch.draws.empty() && !batch.logit_rows.empty()) ++passes_with_logits;
     fingerprint = fingerprint * 31 + Fingerprint(batch, options_.page_size);
     Draw(batch.draws, batch.masks ? &batch.masks() : nullptr);
     return batch.draws.empty() ? std::span<const float>(logits_) : std::span<const float>();
@@ -130,7 +131,7 @@ class FakeForward : public ForwardFunction {
     return logits;
   }
 
-  int64_t most_rows = 0, passes = 0, launched = 0;
+  int64_t most_rows = 0, passes = 0, launched = 0, passes_with_logits = 0;
   uint64_t fingerprint = 0;  // of all batches so far
   int32_t poison = -1;       // a history that contains this token gives NaN
   std::string router_fault;  // the router fault of every sequence in a pass with NaN

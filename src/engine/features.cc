@@ -241,12 +241,11 @@ void AddParallelism(std::vector<Feature>& all) {
       "--moe-dense-tp-size", [](EngineConfig& c) -> int& { return c.mesh.dense_tp; }, 1);
 }
 
-// Features that no code refuses, but drafts on GPUs.
+// Features that no code refuses.
 void AddServing(std::vector<Feature>& all) {
   for (const char* name : {"NGRAM", "NEXTN", "MTP", "STANDALONE"}) {
     all.push_back(Choice(kServing, "--speculative-algorithm", name,
-                         [](EngineConfig& c) -> std::string& { return c.speculative.algorithm; },
-                         {.gpus = false}));
+                         [](EngineConfig& c) -> std::string& { return c.speculative.algorithm; }));
     all.back().requested = [name](const EngineConfig& c, const ModelConfig&) {
       return std::ranges::equal(c.speculative.algorithm, std::string_view(name), {},
                                 [](unsigned char ch) { return std::toupper(ch); });

@@ -347,19 +347,21 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .eplb_algorithm = InitialPlanner(config, plan),
                        .page_size = config.page_size};
   options.moe.nodes = NumExpertNodes(config, plan);
-  if (plan.cuda)
+  if (plan.cuda) {
+    // Every row of a recorded batch may be a sequence; a batch is padded to the next recorded size.
+    const int64_t recorded =
+        std::min<int64_t>(config.cuda_graph_max_bs > 0 ? config.cuda_graph_max_bs : 256,
+                          plan.max_running_requests * (1 + plan.drafts.most));
     options.gpu =
         GpuOptions{.index = config.base_gpu_id + rank % plan.ranks_of_host * config.gpu_id_step,
                    .custom_all_reduce = !config.disable_custom_all_reduce,
                    .graphs = !config.disable_cuda_graph,
                    .packs_experts = plan.packs_experts,
-                   // A batch is padded to the next recorded size, never beyond max_sequences.
-                   .graph_max_tokens = std::min<int64_t>(
-                       config.cuda_graph_max_bs > 0 ? config.cuda_graph_max_bs : 256,
-                       plan.max_running_requests),
-                   .max_sequences = plan.max_running_requests + 1,
+                   .graph_max_tokens = recorded,
+                   .max_sequences = std::max<int64_t>(plan.max_running_requests, recorded) + 1,
                    .timeout = Milliseconds(config.dist_timeout_seconds),
                    .ranks_per_host = plan.ranks_of_host};
+  }
   options.load.load_format = config.load_format;
   options.load.dummy_seed = config.random_seed;
   return options;

@@ -35,11 +35,12 @@ int64_t MaxPromptRows(int64_t chunk, int64_t max_prefill_tokens, int64_t context
 
 namespace {
 
-// The draw parameters if the engine needs no logits for this sequence's next token, else nullopt.
-std::optional<kernels::RowSampling> DeviceDrawParams(const Sequence& sequence) {
+// The draw parameters if the engine needs no logits for a token of this sequence, else nullopt.
+// `more`: the number of drafts before the token.
+std::optional<kernels::RowSampling> DeviceDrawParams(const Sequence& sequence, int64_t more) {
   const EngineRequest& request = sequence.request;
   const SamplingParams& params = request.sampling;
-  const auto drawn = static_cast<int64_t>(sequence.output().size());
+  const int64_t drawn = std::ssize(sequence.output()) + more;
   if (sequence.pooled() || params.max_new_tokens == 0 || request.logprob.enabled ||
       sequence.logprobs_pending() || Penalties::Needed(params, drawn))
     return std::nullopt;
@@ -300,16 +301,21 @@ void RankEngine::Impl::LogDecoding() {
 
 void RankEngine::Impl::RequestDeviceSampling() {
   batch.draws.clear();
-  if (!model.draws() || batch.logit_rows.empty() || options.drafter) return;
-  for (const ScheduledRows& part : plan) {
-    const Sequence& sequence = *part.sequence;
-    if (sequence.LogitRows(part.rows).size() == 0) continue;
-    const std::optional<kernels::RowSampling> draw = DeviceDrawParams(sequence);
-    if (!draw) {
-      batch.draws.clear();
-      return;
+  if (!model.draws() || batch.logit_rows.empty() ) return;
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const Sequence& sequence = *plan[i].sequence;
+    if (parts[i].logit_rows == 0) continue;
+    const auto drafts = static_cast<int64_t>(parts[i].drafts);
+    // The masks after a draft depend on it, and FillMasks fills one for each sequence.
+    const bool masked_drafts = drafts > 0 && sequence.grammar;
+    for (int64_t row = 0; row <= drafts; ++row) {
+      const auto draw = masked_drafts ? std::nullopt : DeviceDrawParams(sequence, row);
+      if (!draw) {
+        batch.draws.clear();
+        return;
+      }
+      batch.draws.push_back(*draw);
     }
-    batch.draws.push_back(*draw);
   }
 }
 

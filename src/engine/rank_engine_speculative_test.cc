@@ -42,6 +42,40 @@ TEST(RankEngineSpeculative, CorrectDraftsGiveSeveralTokensInOneStep) {
   EXPECT_THAT(stats.accepted_by_position, ::testing::ElementsAre(3, 3, 3));
 }
 
+// As on a GPU: the engine gets the tokens of all rows, and no logits.
+TEST(RankEngineSpeculative, TheModelDrawsTheTokensAfterDrafts) {
+  OracleDrafter oracle(0.8, kVocab);
+  EngineRequest request = Greedy(1, Count(6), 23);
+  request.sampling.temperature = 0.9f;
+  request.sampling.seed = 3;
+  const RequestOutput want = Teach(oracle, request);
+  Rig rig(With(&oracle, 3), kVocab, /*launches=*/true);
+  EXPECT_EQ(rig.Run(request).new_tokens, want.new_tokens);
+  EXPECT_EQ(rig.model.passes_with_logits, 0);
+  EXPECT_EQ(rig.model.launched, 0);
+  EXPECT_GT(rig.engine.Stats().accepted_tokens, 5);
+  request.id = 2;
+  request.logprob.enabled = true;
+  oracle.outputs[2] = want.new_tokens;
+  EXPECT_EQ(rig.Run(request).new_tokens, want.new_tokens);
+  EXPECT_GT(rig.model.passes_with_logits, 0);
+}
+
+TEST(RankEngineSpeculative, AFaultInADrawnRowEndsTheOutputAfterTheTokensBeforeIt) {
+  OracleDrafter oracle(1.0, kVocab);
+  const EngineRequest request = Greedy(1, Count(6), 13);
+  const Ids tokens = Teach(oracle, request).new_tokens;
+  Rig plain{Roomy()};
+  plain.model.poison = tokens[3];
+  const RequestOutput want = plain.Run(request);
+  Rig rig(With(&oracle, 5), kVocab, /*launches=*/true);
+  rig.model.poison = tokens[3];
+  const RequestOutput got = rig.Run(request);
+  EXPECT_EQ(got.finish, FinishReason::kError);
+  EXPECT_EQ(got.error, want.error);
+  EXPECT_EQ(got.new_tokens, want.new_tokens);
+}
+
 TEST(RankEngineSpeculative, WrongDraftsCostNoToken) {
   OracleDrafter oracle(0.0, kVocab);
   const EngineRequest request = Greedy(1, Count(6), 13);
@@ -200,6 +234,7 @@ struct Workload {
   int32_t drafts;
   double accuracy;
   int64_t logit_rows = 0;
+  bool draws = false;  // the model draws tokens where the engine needs no logits
 };
 
 class RandomDrafts : public ::testing::TestWithParam<Workload> {
@@ -273,8 +308,8 @@ TEST_P(RandomDrafts, GiveTheOutputsWithoutDrafts) {
   const auto drafter = [&](int i) -> Drafter* {
     return w.accuracy < 0 ? static_cast<Drafter*>(&ngrams[i]) : &oracles[i];
   };
-  Rig crowd(With(drafter(0), w.drafts, plain), kVocab);
-  Rig twin(With(drafter(1), w.drafts, plain), kVocab);
+  Rig crowd(With(drafter(0), w.drafts, plain), kVocab, w.draws);
+  Rig twin(With(drafter(1), w.drafts, plain), kVocab, w.draws);
   Rig alone(alone_options);
   for (Rig* rig : {&crowd, &twin, &alone}) rig->Tell(Grammar());
   const int64_t longest = std::min<int64_t>(100, w.page_size * w.num_pages);
@@ -331,7 +366,11 @@ INSTANTIATE_TEST_SUITE_P(Pools, RandomDrafts,
                                            Workload{4, 1000, 64, true, 1, 15, 0.9},
                                            Workload{1, 160, 64, false, 5, 3, 0.0},
                                            Workload{16, 200, 64, false, 64, 4, -1},
-                                           Workload{4, 40, 8, true, 9, 3, -1}));
+                                           Workload{4, 40, 8, true, 9, 3, -1},
+                                           Workload{16, 200, 32, true, 1, 4, 0.9, 0, true},
+                                           Workload{4, 40, 8, true, 2, 3, 0.7, 0, true},
+                                           Workload{1, 128, 16, false, 3, 2, 0.5, 0, true},
+                                           Workload{16, 200, 64, true, 16, 4, -1, 0, true}));
 
 }  // namespace
 }  // namespace switchyard

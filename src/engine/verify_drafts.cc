@@ -18,7 +18,8 @@ std::string RankEngine::Impl::SampleDrafts(Sequence& sequence, std::span<const i
                                            ErrorKind& kind) {
   const SamplingParams& params = sequence.request.sampling;
   for (size_t row = 0; row <= drafts.size(); ++row) {
-    const Rows one{.logits = own.logits.subspan(row * width, width), .drawn = {}};
+    const Rows one = own.drawn.empty() ? Rows{own.logits.subspan(row * width, width), {}}
+                                       : Rows{{}, own.drawn.subspan(row, 1)};
     if (!one.finite()) {
       kind = ErrorKind::kResource;
       return NotFiniteError(sequence);
@@ -57,7 +58,8 @@ void RankEngine::Impl::Verify(Sequence& sequence, const Part& part, const Rows& 
                               int64_t first_row) {
   const std::vector<int32_t> drafts = std::exchange(sequence.drafts, {});
   CHECK_EQ(drafts.size(), part.drafts);
-  CHECK_EQ(own.logits.size(), (drafts.size() + 1) * static_cast<size_t>(width));
+  CHECK_EQ(own.drawn.empty() ? own.logits.size() / static_cast<size_t>(width) : own.drawn.size(),
+           drafts.size() + 1);
   for (auto* counts : {&counters.verified_by_position, &counters.accepted_by_position})
     counts->resize(std::max(counts->size(), drafts.size()));
 

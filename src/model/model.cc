@@ -79,6 +79,7 @@ struct Model::Impl {
   size_t used_passes = 1;                                    // by the last batch
   bool running = false;                                      // within Forward
   Activations hidden;                                        // [max_tokens, H] if they are kept
+  std::vector<const float*> hidden_inputs;                   // addresses that batches have given
   std::vector<std::unique_ptr<Pass>> passes;                 // one, or two for two-batch overlap
   std::vector<schedule::Operation> plain;                    // the schedule of one micro-batch
   std::vector<schedule::Operation> two_prefill, two_decode;  // of two, if there are two passes
@@ -230,18 +231,39 @@ struct Model::Impl {
     if (options.keeps_hidden) p.hidden_out = hidden.data() + p.place.first_row * config.hidden;
   }
 
+  // A size of recorded passes. `more`: rows of the second micro-batch, or rows of logits if only
+  // some rows have them, which is only so in one micro-batch of a draft model; else 0.
+  static uint64_t SizeOf(int64_t rows, int64_t more, uint64_t inputs) {
+    CHECK(rows < (1 << 15) && more < (1 << 15));
+    return static_cast<uint64_t>(rows) | static_cast<uint64_t>(more) << 15 | inputs << 30;
+  }
+
+  // A number for the address of the batch's hidden rows, since recorded passes read them there. A
+  // batch with kMaxInputs is not recorded.
+  static constexpr uint64_t kMaxInputs = 4;
+  uint64_t InputsOf(const ForwardBatch& batch) {
+    if (batch.hidden == nullptr) return 0;
+    const auto known = std::ranges::find(hidden_inputs, batch.hidden);
+    const auto index = static_cast<uint64_t>(known - hidden_inputs.begin());
+    if (known == hidden_inputs.end() && index < kMaxInputs) hidden_inputs.push_back(batch.hidden);
+    return index;
+  }
+
   // Pads decode batches to a recorded size; runs all other batches as they are.
   DeviceLogits RunInOne(const ForwardBatch& batch, KvStorage& kv) {
     Pass& p = *passes[0];
     const int64_t recorded = RecordedTokens();
-    const bool record = recorded > 0 && IsPlainDecode(batch, recorded);
+    const uint64_t inputs = InputsOf(batch);
+    const bool record = recorded > 0 && inputs < kMaxInputs && IsPlainDecode(batch, recorded);
     p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv,
             sampler.tokens());
     KeepHidden(p);
     if (p.moe) p.moe->BeginPass(batch.num_tokens(), 0);
     ReserveLogits(p.group_logit_rows);
+    const int64_t more = HasAllLogits(batch) ? 0 : p.rows.logit_rows;
     Pass* const only[] = {&p};
-    Execute(plain, only, p.group_logit_rows, record ? p.RecordingKey(p.rows.tokens) : 0);
+    Execute(plain, only, p.group_logit_rows,
+            record ? p.RecordingKey(SizeOf(p.rows.tokens, more, inputs)) : 0);
     return {.data = p.head.logits.data(), .rows = std::ssize(batch.logit_rows)};
   }
 
@@ -253,7 +275,9 @@ struct Model::Impl {
     // The first part has half of the rows, rounded up.
     const int64_t recorded = RecordedTokens();
     const bool decode = IsDecode(batch);
-    const bool record = recorded > 0 && IsPlainDecode(batch, std::numeric_limits<int64_t>::max()) &&
+    // The padding rows of the first part would overwrite the hidden rows of the second one.
+    const bool record = recorded > 0 && !options.keeps_hidden && HasAllLogits(batch) &&
+                        IsPlainDecode(batch, std::numeric_limits<int64_t>::max()) &&
                         PaddedTokens(std::ranges::max(first_rows)) <= recorded;
     const auto begin = [&](Pass& p, const ForwardBatch& part, const MicroBatchPlace& place) {
       p.Begin(record ? p.padded.Pad(part, kv.num_pages(), kv.page_size()) : part, kv,
@@ -269,7 +293,7 @@ struct Model::Impl {
     ReserveLogits(logit_rows);
     Pass* const both[] = {&first, &second};
     const uint64_t key =
-        record ? first.RecordingKey(second.rows.tokens << 16 | first.rows.tokens) : 0;
+        record ? first.RecordingKey(SizeOf(first.rows.tokens, second.rows.tokens, 0)) : 0;
     Execute(decode ? two_decode : two_prefill, both, logit_rows, key);
     first.routed.insert(first.routed.end(), second.routed.begin(), second.routed.end());
     const float* logits = first.head.logits.data();
@@ -349,6 +373,7 @@ std::vector<int32_t> Model::RouterFaults(const ForwardBatch& batch, const KvStor
 Communicator& Model::attention_group() const { return *impl_->comm.attn_tp; }
 bool Model::draws() const { return impl_->rank_device->draws(); }
 std::span<const int32_t> Model::drawn() const { return impl_->drawn; }
+kernels::Device& Model::device() { return impl_->device; }
 void Model::Launch(const ForwardBatch& batch, KvStorage& kv) {
   CHECK(!batch.routed_experts);
   impl_->Launch(batch, kv);

@@ -55,6 +55,8 @@ class Model {
   // With ModelOptions::keeps_hidden: the rows of the last batch after the final norm, [T, H], in
   // the device's memory. Valid until the next call of Forward.
   const float* hidden() const;
+  // The device that runs the passes.
+  kernels::Device& device();
 
   // The first router fault (moe/router/router_fault.h) of each sequence of the batch, among the
   // tokens that this rank routed in this pass or earlier ones; 0: none.

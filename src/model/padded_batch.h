@@ -15,13 +15,18 @@ int64_t PaddedTokens(int64_t tokens);
 // Whether every attention group only decodes.
 bool IsDecode(const ForwardBatch& batch);
 
-// Whether every attention group only decodes, with logits of every row, at most `most` rows, and
-// no experts' ids: the work of a recorded pass. The result is equal in every group.
+// Whether every attention group has logits of every row.
+bool HasAllLogits(const ForwardBatch& batch);
+
+// Whether every attention group only decodes, at most `most` rows, and without experts' ids: the
+// work of a recorded pass. The result is equal in every group.
 bool IsPlainDecode(const ForwardBatch& batch, int64_t most);
 
 // A batch with padding rows, which belong to no request: token 0 at position 0, with key and value
 // in the page after the cache's last. Every group gets the same number of rows: PaddedTokens of the
-// largest group's rows. Reused from step to step.
+// largest group's rows. So the launches of the pass depend on this number, and, if only some rows
+// have logits, on the padded number of these. There are as many sequences as rows: a sequence with
+// drafts has several rows, and empty ones follow the others. Reused from step to step.
 class PaddedBatch {
  public:
   // `batch` must satisfy IsPlainDecode, and must outlive the use of the result.

@@ -52,6 +52,43 @@ TEST(PaddedBatchTest, RowsThatFillUpHaveAPageOfTheirOwn) {
   EXPECT_EQ(*filled.sequences[3].pages, 7);
 }
 
+TEST(PaddedBatchTest, SequencesWithDraftsLeaveEmptyOnes) {
+  const int32_t page = 3;
+  ForwardBatch batch = Decode(6, &page);  // three rows of each of two sequences
+  batch.sequences = {{.row_begin = 0, .rows = 3, .kv_len = 6, .pages = &page},
+                     {.row_begin = 3, .rows = 3, .kv_len = 6, .pages = &page}};
+  ASSERT_TRUE(IsPlainDecode(batch, 8));
+  PaddedBatch padded;
+  const ForwardBatch& filled = padded.Pad(batch, 7, 16);
+  std::vector<int32_t> rows;
+  for (const auto& sequence : filled.sequences) rows.push_back(sequence.rows);
+  EXPECT_THAT(rows, ElementsAre(3, 3, 1, 1, 0, 0, 0, 0));
+  EXPECT_EQ(filled.sequences[4].row_begin, 8);
+}
+
+TEST(PaddedBatchTest, LogitsOfSomeRowsHaveASizeOfTheirOwn) {
+  const int32_t page = 3;
+  const float hidden = 0;
+  ForwardBatch batch = Decode(6, &page);
+  batch.logit_rows = {1, 3, 5};
+  batch.hidden = &hidden;
+  batch.hidden_rows = {4, 5, 6, 7, 8, 9};
+  ASSERT_TRUE(IsPlainDecode(batch, 8));
+  ASSERT_FALSE(HasAllLogits(batch));
+  PaddedBatch padded;
+  const ForwardBatch& filled = padded.Pad(batch, 7, 16);
+  EXPECT_THAT(filled.logit_rows, ElementsAre(1, 3, 5, 7));
+  EXPECT_THAT(filled.hidden_rows, ElementsAre(4, 5, 6, 7, 8, 9, 0, 0));
+
+  ForwardBatch empty;  // a group without rows
+  empty.hidden = &hidden;
+  empty.group_tokens = empty.group_decode_tokens = {0, 5};
+  empty.group_logit_rows = {0, 3};
+  EXPECT_THAT(padded.Pad(empty, 7, 16).logit_rows, ElementsAre(7, 7, 7, 7));
+  EXPECT_THAT(padded.Pad(empty, 7, 16).group_logit_rows, Each(4));
+  EXPECT_THAT(padded.Pad(empty, 7, 16).hidden_rows, ::testing::SizeIs(8));
+}
+
 TEST(PaddedBatchTest, GroupsGetTheLargestOnesSize) {
   ForwardBatch batch;  // this group has no rows
   batch.group_tokens = batch.group_decode_tokens = batch.group_logit_rows = {0, 5};

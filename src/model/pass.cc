@@ -72,10 +72,10 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
   routed.assign(tokens * config.num_layers() * config.moe->router.top_k, -1);
 }
 
-uint64_t Pass::RecordingKey(int64_t tokens) {
-  if (seen_sizes_.insert(tokens).second) return 0;
-  return static_cast<uint64_t>(index_) << 56 | static_cast<uint64_t>(generation_) << 32 |
-         static_cast<uint64_t>(tokens);
+uint64_t Pass::RecordingKey(uint64_t size) {
+  CHECK_EQ(size >> 32, 0u);
+  if (seen_sizes_.insert(size).second) return 0;
+  return static_cast<uint64_t>(index_) << 56 | static_cast<uint64_t>(generation_) << 32 | size;
 }
 
 const int32_t* Pass::Upload(int64_t array, const std::vector<int32_t>& values) {

@@ -74,9 +74,9 @@ class Pass {
   // [T, top_k] in device memory: the experts of the layer that runs.
   int32_t* routed_rows() const { return static_cast<int32_t*>(routed_rows_.get()); }
 
-  // The key under which Device::Run records a pass of this size. It is 0 for the first pass of a
-  // size, which loads kernels and allocates scratch and is not recorded.
-  uint64_t RecordingKey(int64_t tokens);
+  // The key under which Device::Run records a pass of this size, a number of up to 32 bits. It is 0
+  // for the first pass of a size, which loads kernels and allocates scratch and is not recorded.
+  uint64_t RecordingKey(uint64_t size);
 
   // The batch.
   uint64_t number = 0;  // ForwardBatch::pass
@@ -118,7 +118,7 @@ class Pass {
   const std::shared_ptr<void> arrays_;  // [kArrays, max_tokens] int32
   std::shared_ptr<void> routed_rows_;
   uint32_t generation_ = 0;       // of the memory
-  std::set<int64_t> seen_sizes_;  // sizes of decode batches that have run since memory moved
+  std::set<uint64_t> seen_sizes_;  // sizes of decode batches that have run since memory moved
 };
 
 }  // namespace switchyard

@@ -24,6 +24,9 @@ from test_overlap import SINGLE as SINGLE_BATCH_OVERLAP
 from test_overlap import answers as overlap_answers
 from test_profile import PASS, generate, names, spans, start, stop
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
+from test_speculative import LAYOUTS as DRAFT_LAYOUTS
+from test_speculative import answers as draft_answers
+from test_speculative import YARDLING
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
 EIGHT = [(8, 4), (8, 8)]  # with two attention groups, since the checkpoints have four heads
@@ -258,3 +261,24 @@ def test_grammars_constrain_outputs(layout, graphs):
             outputs.append(in_parallel([lambda i=i, s=s: with_schema(server, i, s) for i, s in enumerate(cases)]))
     assert outputs[0] == outputs[1]
     assert sum(is_valid(schema, *output) for schema, output in zip(cases, outputs[0])) > 0
+
+
+@functools.cache
+def without_drafts(*flags):
+    with Server(YARDLING, "--device", "cuda", *flags) as server:
+        return draft_answers(server)
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", DRAFT_LAYOUTS)
+def test_drafts_change_no_output(layout, graphs):
+    """Also with requests whose tokens the host samples, and with grammars."""
+    drafts = DRAFT_LAYOUTS[layout]
+    device, env = where(2 if "--tp" in drafts else 1)
+    flags = ["--max-total-tokens", 8192, "--chunked-prefill-size", 48, "--max-running-requests", 8, "--log-level", "warning",
+             "--dtype", "float32"]
+    with Server(YARDLING, *device, *flags, *drafts, *GRAPHS[graphs], env=env) as server:
+        assert draft_answers(server) == without_drafts(*flags)
+        states = server.request("/get_server_info")[1]["internal_states"]
+        assert sum(state["accepted_draft_tokens"] for state in states) > 0
+        assert server.stop() == 0

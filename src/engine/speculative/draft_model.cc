@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "kernels/device.h"
 
 namespace switchyard {
 namespace {
@@ -73,7 +74,28 @@ DraftModel::DraftModel(const EngineConfig& config, const EnginePlan& plan, int r
       kv_(model_.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype)) {}
 
 std::span<const float> DraftModel::Forward(const ForwardBatch& batch) {
-  return model_.Forward(batch, kv_);
+  // On a GPU the two models have streams of their own, and one reads the hidden rows of the other.
+  // Their collectives must not overlap either.
+  target_.device().Synchronize();
+  const std::span<const float> logits = model_.Forward(batch, kv_);
+  model_.device().Synchronize();
+  return logits;
+}
+
+void DraftModel::ReadTargetHidden(int64_t first_row, int64_t rows, float* to) {
+  const int64_t width = hidden_width();
+  target_.device().CopyOut(to, target_hidden() + first_row * width, rows * width * sizeof(float));
+}
+
+const float* DraftModel::PlaceHidden(std::span<const float> rows) {
+  kernels::Device& device = model_.device();
+  if (device.is_cpu()) return rows.data();
+  if (rows.size() > placed_floats_) {
+    placed_floats_ = rows.size();
+    placed_ = device.Allocate(rows.size_bytes());
+  }
+  device.CopyIn(placed_.get(), rows.data(), rows.size_bytes());
+  return static_cast<const float*>(placed_.get());
 }
 
 std::vector<int64_t> DraftModel::GatherCounts(std::span<const int64_t> mine) {

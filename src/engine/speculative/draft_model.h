@@ -26,18 +26,24 @@ class DraftModel : public DraftForward {
              profile::Profiler* profiler, RankComm& comm, ThreadPool& pool);
 
   std::span<const float> Forward(const ForwardBatch& batch) override;
+  bool draws() const override { return model_.draws(); }
+  std::span<const int32_t> drawn() const override { return model_.drawn(); }
   int64_t vocab_size() const override { return model_.config().vocab_size; }
   bool takes_hidden() const override { return model_.config().is_mtp; }
   int64_t hidden_width() const override { return model_.config().hidden; }
   const float* target_hidden() const override { return target_.hidden(); }
   const float* hidden() const override { return model_.hidden(); }
+  void ReadTargetHidden(int64_t first_row, int64_t rows, float* to) override;
+  const float* PlaceHidden(std::span<const float> rows) override;
   std::vector<int64_t> GatherCounts(std::span<const int64_t> mine) override;
 
  private:
-  const Model& target_;
+  Model& target_;
   RankComm& comm_;
   Model model_;
   KvStorage kv_;
+  std::shared_ptr<void> placed_;  // hidden rows in device memory
+  size_t placed_floats_ = 0;
 };
 
 }  // namespace switchyard

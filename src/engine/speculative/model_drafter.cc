@@ -48,20 +48,25 @@ int64_t ModelDrafter::SavedRows(const Sequence& sequence) const {
   return std::ssize(sequence.saved_hidden) / model_.hidden_width();
 }
 
-void ModelDrafter::Save(const DraftPart& part) const {
+void ModelDrafter::AppendTargetHidden(const DraftPart& part, std::vector<float>& to) {
+  const size_t before = to.size();
+  to.resize(before + part.rows * model_.hidden_width());
+  model_.ReadTargetHidden(part.first_row, part.rows, to.data() + before);
+}
+
+void ModelDrafter::Save(const DraftPart& part) {
   Sequence& sequence = *part.sequence;
-  const int64_t saved = SavedRows(sequence), width = model_.hidden_width();
+  const int64_t saved = SavedRows(sequence);
   if (sequence.draft_computed + saved != part.begin || saved + part.rows > max_saved_rows_) {
     sequence.saved_hidden = {};  // its later rows are useless without these
     return;
   }
-  const float* const first = model_.target_hidden() + part.first_row * width;
-  sequence.saved_hidden.insert(sequence.saved_hidden.end(), first, first + part.rows * width);
+  AppendTargetHidden(part, sequence.saved_hidden);
 }
 
 bool ModelDrafter::AddMtpRows(const DraftPart& part) {
   Sequence& sequence = *part.sequence;
-  const int64_t saved = SavedRows(sequence), width = model_.hidden_width();
+  const int64_t saved = SavedRows(sequence);
   if (sequence.draft_computed + saved != part.begin) return false;
   const int64_t rows = saved + part.rows;
   if (rows > max_rows_ - batch_.num_tokens()) {
@@ -71,12 +76,13 @@ bool ModelDrafter::AddMtpRows(const DraftPart& part) {
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t position = sequence.draft_computed + i;
     AddRow(sequence, position, sequence.tokens[position + 1],
-           static_cast<int32_t>(batch_.num_tokens()));
+           static_cast<int32_t>(takes_saved_ ? batch_.num_tokens() : part.first_row + i));
   }
-  hidden_.insert(hidden_.end(), sequence.saved_hidden.begin(), sequence.saved_hidden.end());
-  const float* const first = model_.target_hidden() + part.first_row * width;
-  hidden_.insert(hidden_.end(), first, first + part.rows * width);
-  sequence.saved_hidden.clear();
+  if (takes_saved_) {
+    hidden_.insert(hidden_.end(), sequence.saved_hidden.begin(), sequence.saved_hidden.end());
+    AppendTargetHidden(part, hidden_);
+    sequence.saved_hidden.clear();
+  }
   EndRows(sequence, sequence.draft_computed, sequence.draft_computed + rows);
   return true;
 }
@@ -146,17 +152,30 @@ bool ModelDrafter::SetGroups(std::span<const int64_t> all, int64_t pass, int64_t
   return std::ranges::any_of(batch_.group_tokens, [](int64_t tokens) { return tokens > 0; });
 }
 
-int32_t ModelDrafter::Sample(const Sequence& sequence, std::span<const float> logits) {
-  if (!AllFinite(logits)) return 0;
+kernels::RowSampling ModelDrafter::SamplingOf(const Sequence& sequence) {
   const SamplingParams& params = sequence.request.sampling;
   const auto drawn = static_cast<uint64_t>(sequence.output_length() + sequence.drafts.size());
-  const auto row = Sampler::RowSamplingOf(params, UniformDraw(*params.seed, drawn));
-  return sampler_.DrawRow(logits, row).value_or(0);
+  return Sampler::RowSamplingOf(params, UniformDraw(*params.seed, drawn));
+}
+
+int32_t ModelDrafter::Sample(const Sequence& sequence, std::span<const float> logits) {
+  if (!AllFinite(logits)) return 0;
+  return sampler_.DrawRow(logits, SamplingOf(sequence)).value_or(0);
 }
 
 void ModelDrafter::Forward() {
   ++batch_.pass;
+  batch_.draws.clear();
+  if (model_.draws())
+    for (const Chain& chain : chains_) batch_.draws.push_back(SamplingOf(*chain.sequence));
   const std::span<const float> logits = model_.Forward(batch_);
+  if (!batch_.draws.empty()) {
+    const std::span<const int32_t> drawn = model_.drawn();
+    CHECK_EQ(drawn.size(), chains_.size());
+    for (size_t i = 0; i < chains_.size(); ++i)
+      chains_[i].sequence->drafts.push_back(std::max(0, drawn[i]));
+    return;
+  }
   const int64_t vocab = model_.vocab_size();
   CHECK_EQ(std::ssize(logits), std::ssize(chains_) * vocab);
   for (size_t i = 0; i < chains_.size(); ++i) {
@@ -174,9 +193,11 @@ void ModelDrafter::Draft(std::span<const DraftPart> parts, int64_t limit) {
   Clear();
   hidden_.clear();
   chains_.clear();
+  takes_saved_ = std::ranges::any_of(
+      parts, [](const DraftPart& part) { return !part.sequence->saved_hidden.empty(); });
   for (const DraftPart& part : parts) AddPart(part, limit);
   const std::vector<int64_t> all = model_.GatherCounts(CountsOf(limit));
-  batch_.hidden = hidden_.data();
+  batch_.hidden = takes_saved_ ? model_.PlaceHidden(hidden_) : model_.target_hidden();
   for (int64_t pass = 0; pass < limit; ++pass) {
     if (pass > 0) Continue(pass);
     if (!SetGroups(all, pass, limit)) return;

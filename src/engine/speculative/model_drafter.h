@@ -1,6 +1,7 @@
 // Drafts from a model: the target's MTP layer, or a small model of its own.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -15,15 +16,29 @@ namespace switchyard {
 class DraftForward {
  public:
   virtual ~DraftForward() = default;
-  // Logits [batch.logit_rows, vocab], valid until the next call.
+  // Logits [batch.logit_rows, vocab], valid until the next call. Empty if the batch has `draws`,
+  // which needs draws().
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
+  // Whether the model draws tokens itself, on its device. drawn(): those of the last batch with
+  // `draws`, [logit rows]; −1 where a logit is not finite.
+  virtual bool draws() const { return false; }
+  virtual std::span<const int32_t> drawn() const { return {}; }
   virtual int64_t vocab_size() const = 0;
   // Whether the model is an MTP layer. Its rows take hidden rows: of the target's last pass, or of
   // the last Forward.
   virtual bool takes_hidden() const = 0;
   virtual int64_t hidden_width() const { return 0; }
+  // In the model's memory: rows [., hidden_width] of the target's last pass, and of the last
+  // Forward.
   virtual const float* target_hidden() const { return nullptr; }
   virtual const float* hidden() const { return nullptr; }
+  // Copies rows of target_hidden() to host memory.
+  virtual void ReadTargetHidden(int64_t first_row, int64_t rows, float* to) {
+    const float* const from = target_hidden() + first_row * hidden_width();
+    std::copy_n(from, rows * hidden_width(), to);
+  }
+  // The address of these rows in the model's memory, for the next Forward.
+  virtual const float* PlaceHidden(std::span<const float> rows) { return rows.data(); }
   // The counts of all attention groups, [dp, mine.size()], from those of this group.
   virtual std::vector<int64_t> GatherCounts(std::span<const int64_t> mine) = 0;
 };
@@ -62,7 +77,9 @@ class ModelDrafter : public Drafter {
   // Adds the rows of a part whose hidden rows are known, and those saved before.
   bool AddMtpRows(const DraftPart& part);
   bool AddTokenRows(const DraftPart& part);
-  void Save(const DraftPart& part) const;
+  void Save(const DraftPart& part);
+  // Appends the hidden rows of a part to `to`.
+  void AppendTargetHidden(const DraftPart& part, std::vector<float>& to);
   int64_t SavedRows(const Sequence& sequence) const;
   void AddRow(const Sequence& sequence, int64_t position, int32_t token, int32_t hidden_row);
   void EndRows(const Sequence& sequence, int64_t begin, int64_t end);
@@ -75,6 +92,7 @@ class ModelDrafter : public Drafter {
   std::vector<int64_t> CountsOf(int64_t limit) const;
   // Sets the counts of pass `pass` of all groups. Returns whether any group has tokens.
   bool SetGroups(std::span<const int64_t> all, int64_t pass, int64_t limit);
+  static kernels::RowSampling SamplingOf(const Sequence& sequence);
   int32_t Sample(const Sequence& sequence, std::span<const float> logits);
 
   DraftForward& model_;
@@ -82,7 +100,9 @@ class ModelDrafter : public Drafter {
   const int64_t max_rows_, max_saved_rows_;
   Sampler sampler_;
   ForwardBatch batch_;
-  std::vector<float> hidden_;  // [rows of the first pass, H]
+  // The hidden rows of the first pass, if it also takes saved ones. Else it takes the target's.
+  bool takes_saved_ = false;
+  std::vector<float> hidden_;  // [rows, H]
   std::vector<Chain> chains_;
 };
 

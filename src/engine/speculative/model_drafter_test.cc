@@ -37,8 +37,15 @@ class FakeDraft : public DraftForward {
     logits_.assign(batch.logit_rows.size() * kVocab, 0.0f);
     for (size_t i = 0; i < batch.logit_rows.size(); ++i)
       logits_[i * kVocab + (tokens[batch.logit_rows[i]] + 1) % kVocab] = 9;
-    return logits_;
+    if (batch.draws.empty()) return logits_;
+    EXPECT_EQ(batch.draws.size(), batch.logit_rows.size());
+    drawn_.clear();
+    for (const int32_t row : batch.logit_rows)
+      drawn_.push_back(tokens[row] == fault ? -1 : (tokens[row] + 1) % kVocab);
+    return {};
   }
+  bool draws() const override { return draws_tokens; }
+  std::span<const int32_t> drawn() const override { return drawn_; }
   int64_t vocab_size() const override { return kVocab; }
   bool takes_hidden() const override { return mtp_; }
   int64_t hidden_width() const override { return kWidth; }
@@ -57,6 +64,8 @@ class FakeDraft : public DraftForward {
       target.insert(target.end(), {base + static_cast<float>(row), 0.0f});
   }
 
+  bool draws_tokens = false;
+  int32_t fault = -1;  // logits of this token's rows are not finite
   int passes = 0;
   std::vector<int32_t> tokens, positions;  // of the last pass
   int64_t decode_tokens = 0;
@@ -68,6 +77,7 @@ class FakeDraft : public DraftForward {
   const bool mtp_;
   const int64_t groups_;
   std::vector<float> hidden_, logits_;
+  std::vector<int32_t> drawn_;
 };
 
 class ModelDrafterTest : public ::testing::Test {
@@ -119,6 +129,17 @@ TEST_F(ModelDrafterTest, ChainsTakeTheLayersOwnHiddenRows) {
   EXPECT_THAT(model->positions, ElementsAre(4));
   EXPECT_THAT(model->given, ElementsAre(1021));
   EXPECT_EQ(model->decode_tokens, 1);
+}
+
+TEST_F(ModelDrafterTest, AModelMayDrawTheDraftsItself) {
+  Make(/*mtp=*/true);
+  model->draws_tokens = true;
+  model->fault = 22;
+  const auto s = AfterPrompt({10, 11, 12});
+  Append(*s, {20});
+  model->SetTarget(3, 100);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 4}}, 4);
+  EXPECT_THAT(s->drafts, ElementsAre(21, 22, 0, 1));  // any token replaces a fault
 }
 
 TEST_F(ModelDrafterTest, AcceptedRowsReplaceThoseOfDrafts) {
