@@ -301,7 +301,7 @@ void RankEngine::Impl::LogDecoding() {
 
 void RankEngine::Impl::RequestDeviceSampling() {
   batch.draws.clear();
-  if (!model.draws() || batch.logit_rows.empty() ) return;
+  if (!model.draws() || batch.logit_rows.empty()) return;
   for (size_t i = 0; i < plan.size(); ++i) {
     const Sequence& sequence = *plan[i].sequence;
     if (parts[i].logit_rows == 0) continue;

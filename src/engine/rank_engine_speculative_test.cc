@@ -355,22 +355,18 @@ TEST_P(RandomDrafts, GiveTheOutputsWithoutDrafts) {
   EXPECT_EQ(crowd.engine.Stats().free_pages, w.num_pages);
 }
 
-INSTANTIATE_TEST_SUITE_P(Pools, RandomDrafts,
-                         ::testing::Values(Workload{1, 128, 1, true, 8, 3, 0.8},
-                                           Workload{1, 110, 16, true, 64, 5, 0.9},
-                                           Workload{4, 30, 7, true, 16, 2, 0.7},
-                                           Workload{4, 30, 64, false, 16, 4, 0.9, 24},
-                                           Workload{16, 8, 64, true, 8, 3, 0.8, 7},
-                                           Workload{16, 10, 5, true, 32, 1, 0.5},
-                                           Workload{16, 200, 32, true, 64, 8, 0.95},
-                                           Workload{4, 1000, 64, true, 1, 15, 0.9},
-                                           Workload{1, 160, 64, false, 5, 3, 0.0},
-                                           Workload{16, 200, 64, false, 64, 4, -1},
-                                           Workload{4, 40, 8, true, 9, 3, -1},
-                                           Workload{16, 200, 32, true, 1, 4, 0.9, 0, true},
-                                           Workload{4, 40, 8, true, 2, 3, 0.7, 0, true},
-                                           Workload{1, 128, 16, false, 3, 2, 0.5, 0, true},
-                                           Workload{16, 200, 64, true, 16, 4, -1, 0, true}));
+INSTANTIATE_TEST_SUITE_P(
+    Pools, RandomDrafts,
+    ::testing::Values(
+        Workload{1, 128, 1, true, 8, 3, 0.8}, Workload{1, 110, 16, true, 64, 5, 0.9},
+        Workload{4, 30, 7, true, 16, 2, 0.7}, Workload{4, 30, 64, false, 16, 4, 0.9, 24},
+        Workload{16, 8, 64, true, 8, 3, 0.8, 7}, Workload{16, 10, 5, true, 32, 1, 0.5},
+        Workload{16, 200, 32, true, 64, 8, 0.95}, Workload{4, 1000, 64, true, 1, 15, 0.9},
+        Workload{1, 160, 64, false, 5, 3, 0.0}, Workload{16, 200, 64, false, 64, 4, -1},
+        Workload{4, 40, 8, true, 9, 3, -1}, Workload{16, 200, 32, true, 1, 4, 0.9, 0, true},
+        Workload{4, 40, 8, true, 2, 3, 0.7, 0, true},
+        Workload{1, 128, 16, false, 3, 2, 0.5, 0, true},
+        Workload{16, 200, 64, true, 16, 4, -1, 0, true}));
 
 }  // namespace
 }  // namespace switchyard

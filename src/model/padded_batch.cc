@@ -48,8 +48,7 @@ const ForwardBatch& PaddedBatch::Pad(const ForwardBatch& batch, int64_t spare_pa
                                      int32_t page_size) {
   const int64_t rows = PaddedTokens(LargestGroup(batch));
   const bool all_logits = HasAllLogits(batch);
-  const int64_t some =
-      PaddedTokens(Largest(batch.group_logit_rows, std::ssize(batch.logit_rows)));
+  const int64_t some = PaddedTokens(Largest(batch.group_logit_rows, std::ssize(batch.logit_rows)));
   const int64_t logit_rows = all_logits ? rows : std::min(rows, some);
   page_ = static_cast<int32_t>(spare_page);
   padded_ = batch;

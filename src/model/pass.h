@@ -117,7 +117,7 @@ class Pass {
   const int64_t max_tokens_;
   const std::shared_ptr<void> arrays_;  // [kArrays, max_tokens] int32
   std::shared_ptr<void> routed_rows_;
-  uint32_t generation_ = 0;       // of the memory
+  uint32_t generation_ = 0;        // of the memory
   std::set<uint64_t> seen_sizes_;  // sizes of decode batches that have run since memory moved
 };
 
