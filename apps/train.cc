@@ -36,6 +36,7 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
                .shuffle = !args.in_order,
                .seed = args.seed};
   o.losses.mtp_weight = args.mtp_weight;
+  o.losses.mtp_only = args.train_only == "mtp";
   o.losses.balance = {
       .batch = args.balance_loss, .sequence = args.sequence_balance_loss, .z = args.z_loss};
   o.learner = {.bias_step = args.bias_step,

@@ -14,6 +14,9 @@ struct LossOptions {
   // the weight of the mean of the modules' cross-entropies.
   int64_t mtp_layers = 0;
   double mtp_weight = 0.3;
+  // Trains the modules alone. The model's own parameters, with embedding and head, are frozen:
+  // they have no gradient, their losses are not computed, and no backward pass runs through them.
+  bool mtp_only = false;
 };
 
 // The share of a rank and micro-batch, divided by StepSize: shares sum to the step's losses.

@@ -28,6 +28,8 @@ void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOp
   refuse(!c.quantization.method.empty(), "a quantized checkpoint");
   refuse(c.pooling.has_value(), "an embedding model or a classifier");
   refuse(options.mtp_layers < 0, "a negative number of MTP modules");
+  if (options.mtp_only && options.mtp_layers == 0)
+    throw Invalid("{}: there is no MTP module to train (--mtp-layers)", c.architecture);
 }
 
 StageRange Bounded(StageRange stage, const ModelConfig& config) {
@@ -71,6 +73,16 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
   head_.head = Linear<T>::Of(
       config_.tie_embeddings ? embedding_ : set_.Add(names.head, table_shape, false, vocabulary),
       products);
+  if (options_.mtp_only) Freeze();
+}
+
+template <typename T>
+void Model<T>::Freeze() {
+  CHECK(stage_.first && stage_.last);
+  for (Parameter<T>& p : set_.all()) {
+    const auto owns = [&](const std::string& prefix) { return p.name.starts_with(prefix); };
+    if (std::ranges::none_of(mtp_prefixes_, owns)) p.gradient = {};
+  }
 }
 
 // `index`: of the layer within the model. MTP modules follow the model's layers.
@@ -82,6 +94,7 @@ void Model<T>::AddLayer(int64_t index, const TensorNames& names, const LayerRank
     return set_.Add(prefix + name + ".weight", {hidden_});
   };
   if (mtp) {
+    mtp_prefixes_.push_back(prefix);
     auto* const embedding_norm = norm("enorm");
     auto* const hidden_norm = norm("hnorm");
     mtp_.push_back({.embedding_norm = embedding_norm,
@@ -146,7 +159,7 @@ void Model<T>::Forward(int64_t layer, Phase phase, Pass<T>* pass) {
       Join(depth, pass);
     }
   }
-  layers_[layer]->Forward(phase, options_, pass->step.tokens,
+  layers_[layer]->Forward(phase, IsFrozen(depth) ? no_losses_ : options_, pass->step.tokens,
                           {d.rows, pass->layers[layer], d.stream, pool_}, &pass->losses);
   if (phase == Phase::kAttention && moe_index_[layer] >= 0) {
     const std::vector<float>& loads = pass->layers[layer].moe.router.loads;
@@ -164,6 +177,7 @@ template <typename T>
 void Model<T>::Heads(bool backward, Pass<T>* pass) {
   if (!stage_.last) return;
   for (size_t depth = 0; depth < pass->depths.size(); ++depth) {
+    if (IsFrozen(static_cast<int64_t>(depth))) continue;
     DepthState<T>& d = pass->depths[depth];
     const int64_t n = d.rows.rows();
     double scale = 1.0 / pass->step.targets;
@@ -181,6 +195,7 @@ void Model<T>::Heads(bool backward, Pass<T>* pass) {
 template <typename T>
 void Model<T>::Backward(int64_t layer, Phase phase, Pass<T>* pass) {
   const int64_t depth = DepthOf(layer);
+  if (IsFrozen(depth)) return;
   DepthState<T>& d = pass->depths[depth];
   const int64_t m = MyRows(d);
   if (phase == Phase::kFinish && LastOfDepth(layer)) {
@@ -241,7 +256,7 @@ template <typename T>
 void Model<T>::MoveBiases(std::span<const std::vector<float>> loads, double gamma) {
   CHECK_EQ(loads.size(), loads_.size());
   for (int64_t i = 0; i < layers(); ++i) {
-    if (moe_index_[i] < 0) continue;
+    if (moe_index_[i] < 0 || IsFrozen(DepthOf(i))) continue;
     Parameter<T>* bias = layers_[i]->moe()->router().bias();
     if (bias != nullptr) MoveBias<T>(loads[moe_index_[i]], gamma, bias->value);
   }

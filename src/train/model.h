@@ -70,8 +70,8 @@ class Model {
   std::vector<Parameter<T>*> parameters();
   // Further checkpoint names of parameters (the MTP modules' embedding and head).
   std::vector<std::pair<std::string, const Parameter<T>*>> aliases() const;
-  // Loads a checkpoint in Hugging Face layout, with this rank's experts only. Errors: those of
-  // LoadWeights.
+  // Loads a checkpoint in Hugging Face layout, with this rank's experts only. With mtp_only,
+  // modules whose tensors the checkpoint lacks keep their weights. Errors: those of LoadWeights.
   void Load(const std::filesystem::path& dir);
   // Normally distributed weights that depend only on seed, name and index; norms 1, biases 0.
   void Initialise(uint64_t seed, double deviation);
@@ -112,6 +112,8 @@ class Model {
     Parameter<T>* final_norm;
   };
   int64_t DepthOf(int64_t layer) const;
+  bool IsFrozen(int64_t depth) const { return options_.mtp_only && depth == 0; }
+  void Freeze();  // removes the gradients of all parameters but those of the MTP modules
   // Whether a layer is the first or last one of a prediction depth on this stage.
   bool FirstOfDepth(int64_t layer) const {
     return (layer == 0 && stage_.first) || layer >= main_layers_;
@@ -137,6 +139,7 @@ class Model {
 
   const ModelConfig config_;
   const LossOptions options_;
+  const LossOptions no_losses_ = {};  // of frozen layers
   const StageRange stage_;
   const int64_t main_layers_, hidden_;  // of this stage, without MTP modules
   const TensorGroup tp_;
@@ -147,6 +150,7 @@ class Model {
   HeadLoss<T> head_;
   std::vector<std::unique_ptr<DecoderLayer<T>>> layers_;
   std::vector<MtpModule> mtp_;
+  std::vector<std::string> mtp_prefixes_;  // of the modules' tensors
   std::vector<int64_t> moe_index_;  // [layers] index into loads_, or -1
   std::vector<std::vector<float>> loads_;
 };

@@ -153,8 +153,9 @@ void Model<T>::JoinBackward(int64_t depth, Pass<T>* pass) {
                     norm->gradient.data(), pool_);
   };
   take(d.embedded, module.embedding_norm, 0);
-  EmbedRowsBackward(d, dx.data());
+  if (!embedding_->gradient.empty()) EmbedRowsBackward(d, dx.data());
   take(d.previous, module.hidden_norm, hidden_);
+  if (IsFrozen(depth - 1)) return;
   if (tp_.alone())
     return EmbedGradient<T>(d.source, dx.data(), hidden_, before.dfinal.data(), pool_);
   // Rows of the previous depth may be on another rank.

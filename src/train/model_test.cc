@@ -91,6 +91,51 @@ TEST(Model, SaysWhichTensorsACheckpointLacks) {
               HasSubstr("model.layers.3.enorm.weight"));
 }
 
+// The modules learn as they do beside the model's own losses.
+TEST(MtpOnly, OnlyTheModulesHaveGradientsAndTheseAreTheSame) {
+  const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
+  OneRank<float> whole(config, {.mtp_layers = 2}),
+      frozen(config, {.mtp_layers = 2, .mtp_only = true});
+  const Batch batch = testing::RandomBatch({7, 9}, config.vocab_size, 3);
+  Pass<float> pass;
+  const Losses want = whole.model.Run(batch, testing::SizeOf(batch), true, &pass);
+  const Losses got = frozen.model.Run(batch, testing::SizeOf(batch), true, &pass);
+  EXPECT_EQ(got.mtp, want.mtp);
+  EXPECT_EQ(got.main, 0.0);
+  size_t learned = 0;
+  const auto parameters = frozen.model.parameters(), all = whole.model.parameters();
+  ASSERT_EQ(parameters.size(), all.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Parameter<float>& p = *parameters[i];
+    ASSERT_EQ(p.name, all[i]->name);
+    const bool module =
+        p.name.starts_with("model.layers.2.") || p.name.starts_with("model.layers.3.");
+    if (module) {
+      EXPECT_EQ(p.gradient, all[i]->gradient) << p.name;
+    } else {
+      EXPECT_TRUE(p.gradient.empty()) << p.name;
+    }
+    learned += p.gradient.empty() ? 0 : 1;
+  }
+  EXPECT_GT(learned, 20u);
+}
+
+TEST(MtpOnly, ACheckpointMayLackTheModules) {
+  ThreadPool pool(1);
+  Model<float> model(LoadModelConfig(Fixture("qwen3_moe")), {.mtp_layers = 1, .mtp_only = true}, {},
+                     pool);
+  model.Initialise(5, 0.02);
+  model.Load(Fixture("qwen3_moe"));
+  const auto all_ones = [&](std::string_view name) {
+    for (const Parameter<float>* p : model.parameters())
+      if (p->name == name) return std::ranges::all_of(p->value, [](float v) { return v == 1.0f; });
+    ADD_FAILURE() << name;
+    return false;
+  };
+  EXPECT_TRUE(all_ones("model.layers.3.enorm.weight"));
+  EXPECT_FALSE(all_ones("model.norm.weight"));
+}
+
 TEST(Balance, BiasMovesTowardsTheMean) {
   std::vector<float> bias = {0.5f, 0.0f, -0.25f, 0.0f};
   MoveBias<float>(std::vector<float>{4, 0, 2, 2}, 0.125, bias);

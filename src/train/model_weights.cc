@@ -1,4 +1,5 @@
 // Initializes a model's parameters from a checkpoint or at random.
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -57,9 +58,17 @@ void Model<T>::Load(const std::filesystem::path& dir) {
   const Checkpoint checkpoint(dir);
   const std::unique_ptr<WeightSource> source =
       MakeCheckpointSource(checkpoint, config_, {.threads = pool_.num_threads()});
+  std::vector<Parameter<T>*> stored;
+  for (Parameter<T>& p : set_.all()) {
+    const auto lacks = [&](const std::string& prefix) {
+      return p.name.starts_with(prefix) && !source->Has(prefix + "eh_proj.weight");
+    };
+    if (!options_.mtp_only || std::ranges::none_of(mtp_prefixes_, lacks)) stored.push_back(&p);
+  }
   std::vector<WeightView> matrices;
   std::vector<std::vector<float>> vectors;
-  for (const Parameter<T>& p : set_.all()) {
+  for (const Parameter<T>* parameter : stored) {
+    const Parameter<T>& p = *parameter;
     matrices.emplace_back();
     vectors.emplace_back();
     const int64_t n = p.whole_shape()[0];
@@ -80,8 +89,8 @@ void Model<T>::Load(const std::filesystem::path& dir) {
   }
   source->Finish({});
   std::vector<float> row;
-  size_t i = 0;
-  for (Parameter<T>& p : set_.all()) {
+  for (size_t i = 0; i < stored.size(); ++i) {
+    Parameter<T>& p = *stored[i];
     if (p.shape.size() == 1) {
       std::copy(vectors[i].begin(), vectors[i].end(), p.value.begin());
     } else {
@@ -91,7 +100,6 @@ void Model<T>::Load(const std::filesystem::path& dir) {
         std::copy(row.begin(), row.end(), p.value.begin() + r * p.shape[1]);
       }
     }
-    ++i;
   }
 }
 

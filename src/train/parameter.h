@@ -32,12 +32,15 @@ struct Parameter {
                                // for a slice, the shape of the part
   std::vector<T> value;        // master weights
   // Gradient of the step's total loss, accumulated over micro-batches; empty if the parameter is
-  // not trained by gradients (selection biases).
+  // not trained by gradients (selection biases, frozen parameters).
   std::vector<T> gradient;
   // Whether this is a weight of an expert. Only the EP ranks that own the expert hold it. Its
   // gradient is complete on these ranks: EP ranks do not sum it, and the global norm counts it
   // once.
   bool expert = false;
+  // Checkpoints store it in float32, whatever the dtype of their weights: selection biases, which
+  // move by less than bfloat16 resolves.
+  bool exact = false;
   bool decay = true;  // weight decay: matrices yes, norms and biases no
   Slice slice = {};
   bool on_two_stages = false;  // held by the first and the last pipeline stage (embedding)

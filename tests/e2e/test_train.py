@@ -207,3 +207,33 @@ def test_a_second_signal_ends_at_once(folder):
     process.send_signal(signal.SIGCONT)
     process.communicate(timeout=30)
     assert process.returncode == 130
+
+
+def test_an_mtp_module_is_trained_for_a_frozen_model(folder, tmp_path):
+    """The model answers as before, and its new module drafts what it answers."""
+    base, module = tmp_path / "base", tmp_path / "module"
+    train(folder, base, 120, "--mtp-layers", 0)
+    said = train(folder, module, 80, "--train-only", "mtp", "--mtp-layers", 1, "--init-from", base / "final")
+    assert "step 80/80" in said
+    log = steps_of(module)
+    assert log[-1]["mtp"] < log[0]["mtp"] / 2
+    assert all(step["main"] == 0 for step in log)
+
+    def outputs(model, *flags):
+        with Server(model, "--max-total-tokens", 512, "--log-level", "warning", *flags) as server:
+            all_ = [server.request("/v1/chat/completions", {"messages": [{"role": "user", "content": question}],
+                                                            "temperature": 0, "max_tokens": 40})[1]["choices"][0]["message"]
+                    for question in QUESTIONS]
+            return all_, server.request("/get_server_info")[1]["internal_states"][0]
+
+    want, _ = outputs(base / "final")
+    got, state = outputs(module / "final", "--speculative-algorithm", "NEXTN", "--speculative-num-steps", 1)
+    assert got == want
+    assert state["accepted_draft_tokens"] > state["draft_tokens"] / 2
+
+
+def test_modules_alone_need_a_model(folder, tmp_path):
+    wrong = fails(*command(folder, tmp_path / "out", 2, "--train-only", "mtp"))
+    assert "--train-only mtp" in wrong and "--init-from" in wrong
+    wrong = fails(*command(folder, tmp_path / "out", 2, "--train-only", "head"))
+    assert "--train-only" in wrong and "mtp" in wrong

@@ -26,6 +26,10 @@ void AddModelFlags(CommandLine& app, TrainArgs& a) {
       .Range(-1, 16);
   app.Flag("--mtp-weight", a.mtp_weight, kGroup, "Weight of the mean loss of these modules")
       .NonNegative();
+  app.Flag("--train-only", a.train_only, kGroup,
+           "all, or mtp: only these modules, for speculative decoding; the weights of --init-from "
+           "stay as they are, and modules that it lacks start at random")
+      .OneOf({"all", "mtp"});
 }
 
 void AddDataFlags(CommandLine& app, TrainArgs& a) {

@@ -11,13 +11,14 @@ namespace switchyard {
 // Every flag is also a key of --config. The defaults are those of absent flags.
 struct TrainArgs {
   // Model
-  std::string model;             // --model: a config.json or its directory
-  std::string tokenizer_path;    // --tokenizer-path; empty: the model's directory
-  std::string init_from;         // --init-from: directory of a checkpoint's weights
-  double init_deviation = 0.02;  // --init-deviation
-  uint64_t seed = 0;             // --seed: of the weights and of the data's order
-  int64_t mtp_layers = -1;       // --mtp-layers; -1: config.json's num_nextn_predict_layers
-  double mtp_weight = 0.3;       // --mtp-weight
+  std::string model;               // --model: a config.json or its directory
+  std::string tokenizer_path;      // --tokenizer-path; empty: the model's directory
+  std::string init_from;           // --init-from: directory of a checkpoint's weights
+  double init_deviation = 0.02;    // --init-deviation
+  uint64_t seed = 0;               // --seed: of the weights and of the data's order
+  int64_t mtp_layers = -1;         // --mtp-layers; -1: config.json's num_nextn_predict_layers
+  double mtp_weight = 0.3;         // --mtp-weight
+  std::string train_only = "all";  // --train-only
   // Data
   std::vector<std::string> data;        // --data
   int64_t length = 512;                 // --length: tokens of a row

@@ -69,9 +69,24 @@ std::optional<fs::path> CheckpointToResume(const TrainingOptions& options) {
   return named;
 }
 
+// `mtp_layers`: of the run.
+void CheckMtpOnly(const TrainingOptions& options, int64_t mtp_layers) {
+  if (!options.losses.mtp_only) return;
+  if (mtp_layers == 0)
+    throw Error(ErrorKind::kInvalid, "--train-only mtp: the model has no MTP module",
+                "add one with --mtp-layers 1");
+  if (options.layout.pp > 1)
+    throw Invalid("--train-only mtp: the modules are on one pipeline stage; want --pp 1, not {}",
+                  options.layout.pp);
+  if (options.init_from.empty())
+    throw Error(ErrorKind::kInvalid, "--train-only mtp: the model's own weights are not trained",
+                "name their checkpoint with --init-from");
+}
+
 Setup Prepare(const TrainingOptions& options, Progress& progress) {
   Setup setup{.options = options};
   CheckSchedule(options.trainer.schedule);
+  CheckMtpOnly(options, ReadTrainedConfig(options).mtp_layers);
   setup.files = PrepareModelFiles(options);
   setup.options.layout = LayoutOf(options, setup.files.config);
   setup.resumed = CheckpointToResume(options);
@@ -108,10 +123,10 @@ void RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedArena>& a
   const LearnerLinks links(*ranks, setup.link_floats, {.timeout = options.timeout}, setup.sums);
   Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(exchange.ranks()), pool,
                      ranks->place.Stage(setup.files.config), options.products);
-  if (!setup.resumed && !options.init_from.empty()) {
-    model.Load(options.init_from);
-  } else if (!setup.resumed) {
+  if (!setup.resumed) {
+    // Also before Load, which may leave new MTP modules as they are.
     model.Initialise(options.seed, options.init_deviation);
+    if (!options.init_from.empty()) model.Load(options.init_from);
   }
   Learner learner(model, options.learner, links.ranks());
   Corpus corpus(setup.documents, options.packing);

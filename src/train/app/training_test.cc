@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "core/testing.h"
+#include "model/weights/safetensors.h"
 #include "text/tokenizer/base64.h"
 #include "train/app/step_log.h"
 #include "train/app/test_run.h"
@@ -130,6 +132,50 @@ TEST_F(TrainingTest, ARunBeginsWithOtherWeights) {
   EXPECT_LT(Losses(options.trainer.output).front(), cold - 0.1);
 }
 
+TEST_F(TrainingTest, MtpModulesAreTrainedOnAFrozenModel) {
+  TrainingOptions options = Options(8);
+  options.mtp_layers = 0;
+  options.trainer.output = dir_ / "base";
+  const fs::path base = Train(options).checkpoint;
+  options = Options(8);
+  options.mtp_layers = 1;
+  options.losses.mtp_only = true;
+  options.init_from = base;
+  options.learner.bias_step = 0.01;
+  const TrainingEnd whole = Train(options);
+  const std::vector<double> losses = Losses(dir_ / "out");
+  EXPECT_LT(losses.back(), losses.front() - 0.05);
+
+  const Checkpoint before(base), after(whole.checkpoint);
+  size_t equal = 0;
+  for (const auto& [name, tensor] : before.tensors()) {
+    const StoredTensor* same = after.Find(name);
+    ASSERT_NE(same, nullptr) << name;
+    ASSERT_EQ(same->num_bytes, tensor.num_bytes) << name;
+    EXPECT_EQ(std::memcmp(same->data, tensor.data, tensor.num_bytes), 0) << name;
+    ++equal;
+  }
+  EXPECT_GT(after.tensors().size(), equal + 20);
+
+  for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.tp = 2, .ep = 2}}) {
+    options.trainer.output = dir_ / layout.ToString();
+    options.layout = layout;
+    options.early_sums = layout.dp == 2;
+    Train(options);
+    const std::vector<double> others = Losses(options.trainer.output);
+    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(others[i], losses[i], 1e-4) << i;
+  }
+  options = Options(8);
+  options.losses.mtp_only = true;
+  options.init_from = base;
+  options.mtp_layers = 1;
+  options.trainer.output = dir_ / "halves";
+  std::atomic<int> asked{0};
+  Train(options, [&] { return asked++ >= 4; });
+  EXPECT_EQ(Bytes(Train(options).checkpoint / "model.safetensors"),
+            Bytes(whole.checkpoint / "model.safetensors"));
+}
+
 TEST_F(TrainingTest, ResumptionIsAsAskedFor) {
   TrainingOptions options = Options(2);
   const TrainingEnd end = Train(options);
@@ -178,6 +224,11 @@ TEST_F(TrainingTest, WhatCannotBeTrainedIsRefusedBeforeItBegins) {
   EXPECT_THAT(error([](auto* o) { o->layout.ep = 16; }), HasSubstr("--ep 16"));
   EXPECT_THAT(error([](auto* o) { o->trainer.schedule.warmup_steps = 5; }),
               HasSubstr("--warmup-steps"));
+  EXPECT_THAT(error([](auto* o) { o->losses.mtp_only = true; }), HasSubstr("--init-from"));
+  EXPECT_THAT(error([](auto* o) { o->losses.mtp_only = true, o->mtp_layers = 0; }),
+              HasSubstr("no MTP module (add one with --mtp-layers 1)"));
+  EXPECT_THAT(error([](auto* o) { o->losses.mtp_only = true, o->layout.pp = 2; }),
+              HasSubstr("want --pp 1, not 2"));
   EXPECT_FALSE(LatestCheckpoint(dir_ / "out").has_value());
 }
 

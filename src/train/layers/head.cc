@@ -95,7 +95,8 @@ double HeadLoss<T>::Run(const T* x, std::span<const int32_t> targets, T scale, T
     if (dx == nullptr) continue;
     const Product<T> products[] = {head.ForInput(logits.data(), m, din.data(), false),
                                    head.ForWeight(logits.data(), in.data(), m)};
-    Multiply<T>(products, pool);
+    const size_t learned = head.weight->gradient.empty() ? 1 : 2;
+    Multiply<T>(std::span(products).first(learned), pool);
     for (int64_t i = 0; i < m; ++i)
       std::copy_n(din.data() + i * hidden, hidden, dx + rows[begin + i] * hidden);
   }

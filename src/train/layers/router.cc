@@ -133,6 +133,7 @@ Router<T>::Router(const RouterConfig& config, int64_t hidden, const std::string&
   if (!selection_bias) return;
   bias_ = set.Add(name + ".e_score_correction_bias", {config.num_experts});
   bias_->gradient.clear();
+  bias_->exact = true;
 }
 
 template <typename T>

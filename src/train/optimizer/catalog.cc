@@ -16,7 +16,7 @@ using Piece = CatalogTensor::Piece;
 
 nlohmann::json Describe(const Parameter<float>& p) {
   const int along = p.slice.partial() ? p.slice.dimension : 0;
-  return {p.name, p.whole_shape(), !p.gradient.empty(), along, p.slice.begin, p.shape.at(along)};
+  return {p.name, p.whole_shape(), p.exact, along, p.slice.begin, p.shape.at(along)};
 }
 
 }  // namespace
@@ -76,7 +76,7 @@ void Catalog::Add(int rank, const std::string& entries) {
     }
     const Piece piece{entry[4].get<int64_t>(), entry[5].get<int64_t>(), rank};
     const auto [at, added] = tensors_.emplace(
-        name, CatalogTensor{.shape = shape, .learned = entry[2], .dimension = entry[3]});
+        name, CatalogTensor{.shape = shape, .exact = entry[2], .dimension = entry[3]});
     CatalogTensor& known = at->second;
     if (known.shape != shape) {
       throw Invalid("tensor {} is {} on rank {} and {} on rank {}", name, ShapeString(known.shape),

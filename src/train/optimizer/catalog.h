@@ -21,7 +21,7 @@ struct CatalogTensor {
     int owner = 0;                // the lowest rank that holds the piece
   };
   std::vector<int64_t> shape;  // of the whole tensor
-  bool learned = true;         // has gradients
+  bool exact = false;          // Parameter::exact
   int dimension = 0;           // partitioned dimension
   std::vector<Piece> pieces;   // ascending and contiguous
   int writer = 0;              // the rank that writes it to files: one of the owners

@@ -43,7 +43,7 @@ std::string FileName(const char* stem, int index, int count) {
                     : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, index + 1, count);
 }
 
-DType StoredAs(bool learned, DType dtype) { return learned ? dtype : DType::kF32; }
+DType StoredAs(bool exact, DType dtype) { return exact ? DType::kF32 : dtype; }
 
 // A whole tensor that this rank writes.
 struct AssembledTensor {
@@ -124,7 +124,7 @@ void WriteWeights(const fs::path& dir, const AssembledTensors& wholes, const Che
   std::deque<std::vector<BF16>> bf16_values;
   const auto add = [&](const std::string& name, const AssembledTensor& w) {
     const std::vector<int64_t>& shape = w.tensor->shape;
-    if (StoredAs(w.tensor->learned, files.dtype) == DType::kF32) {
+    if (StoredAs(w.tensor->exact, files.dtype) == DType::kF32) {
       writer.AddView(name, DType::kF32, shape, w.value);
       return;
     }
@@ -169,7 +169,7 @@ void WriteIndex(const fs::path& dir, const Catalog& catalog, const CheckpointFil
   const auto add = [&](const std::string& name, const CatalogTensor& tensor) {
     map[name] =
         FileName("model", writers.index_of_rank[static_cast<size_t>(tensor.writer)], writers.count);
-    bytes += Elements(tensor.shape) * SizeOf(StoredAs(tensor.learned, files.dtype));
+    bytes += Elements(tensor.shape) * SizeOf(StoredAs(tensor.exact, files.dtype));
   };
   for (const auto& [name, tensor] : catalog.tensors()) add(name, tensor);
   for (const auto& [alias, name] : aliases) add(alias, catalog.tensors().at(name));

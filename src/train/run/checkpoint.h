@@ -34,7 +34,7 @@ struct CheckpointFiles {
 
 // Collective. Writes `dir`. Each tensor is whole and is written by the rank that the catalog
 // assigns:
-//   model[-i-of-n].safetensors       weights in `dtype`; those without gradient in float32
+//   model[-i-of-n].safetensors       weights in `dtype`; selection biases in float32
 //   model.safetensors.index.json     the file of each weight; only if there are several files
 //   optimizer[-i-of-n].safetensors   master.NAME, first.NAME, second.NAME in float32: the weights
 //                                    and AdamW's moments; only if `optimizer` is given
