@@ -25,6 +25,7 @@ void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOp
   refuse(c.moe && c.moe->shared_gate, "a shared expert with a gate");
   refuse(names.router_bias, "a router with a bias on its logits");
   refuse(names.interleaved_experts, "a checkpoint with stacked experts");
+  refuse(names.correction_bias_row, "a router with a selection bias of one row");
   refuse(!c.quantization.method.empty(), "a quantized checkpoint");
   refuse(c.pooling.has_value(), "an embedding model or a classifier");
   refuse(options.mtp_layers < 0, "a negative number of MTP modules");

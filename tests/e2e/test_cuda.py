@@ -16,6 +16,8 @@ from schema_generator import schemas
 from server import FIXTURES, ROOT, OtherNode, Server, free_port
 from test_checkpoints import logprobs
 from test_eplb import DP, EPLB, INT4, MOE_LAYERS, REDUNDANT, answers, eplb, metrics, settle, skewed
+from test_families import NAMES as FAMILIES
+from test_families import check as check_family
 from test_faults import ROUTER_RANKS, check_router_overflow
 from test_grammar import LAYOUTS as GRAMMAR_LAYOUTS
 from test_grammar import in_parallel, is_valid, with_schema
@@ -74,6 +76,14 @@ def test_equals_transformers(case):
              *{**BACKENDS, **DP_BACKENDS, **TWO_GROUPS}[backend], *GRAPHS[graphs]]
     with Server(FIXTURES / name, *flags, env=env) as server:
         check_reference(server, name)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_equal_transformers(tmp_path, name, ranks):
+    device, env = where(ranks)
+    layout = [] if ranks == 1 else ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep"]
+    check_family(name, tmp_path, *device, *layout, env=env)
 
 
 HOSTS = [(name, 2, mode, graphs) for name in ("olmoe", "deepseek_v3") for mode in ("none", "normal", "low_latency")

@@ -82,10 +82,11 @@ void ScaleLatentScores(ModelConfig* config) {
 
 MoeModelConfig ReadMoe(const ConfigReader& reader, ConfigReader::Keys intermediate_keys) {
   MoeModelConfig moe;
-  const ConfigReader::Keys experts = {"num_experts", "num_local_experts", "n_routed_experts"};
+  const ConfigReader::Keys experts = {"num_experts", "num_local_experts", "n_routed_experts",
+                                      "moe_num_experts"};
   moe.router.num_experts = static_cast<int>(reader.Int(experts, 1, kMaxCount));
-  moe.router.top_k =
-      static_cast<int>(reader.Int({"num_experts_per_tok", "experts_per_token"}, 1, kMaxCount));
+  moe.router.top_k = static_cast<int>(
+      reader.Int({"num_experts_per_tok", "experts_per_token", "moe_k"}, 1, kMaxCount));
   if (moe.router.top_k > moe.router.num_experts) {
     throw Invalid("{} is {}, more than the {} experts", reader.Where("num_experts_per_tok"),
                   moe.router.top_k, moe.router.num_experts);
@@ -133,6 +134,31 @@ void MarkSparseLayers(const ConfigReader& reader, ModelConfig* config) {
   for (int64_t i = 0; i < config->num_layers(); ++i) {
     config->layers[i].moe = (i + 1) % step == 0 && !std::ranges::count(dense, i);
   }
+}
+
+void ReadNoAuxRouter(const ConfigReader& reader, bool renormalizes, double scale,
+                     RouterConfig* router) {
+  router->scoring = RouterConfig::Scoring::kSigmoid;
+  router->group_score = RouterConfig::GroupScore::kTop2Sum;
+  router->renormalize = reader.BoolOr("norm_topk_prob", renormalizes);
+  router->routed_scaling_factor =
+      static_cast<float>(reader.DoubleOr({"routed_scaling_factor"}, scale, 0.0, 1e6));
+  ReadGroups(reader, 1, 1, router);
+}
+
+bool ReadMlpLayerTypes(const ConfigReader& reader, ModelConfig* config) {
+  const auto types = reader.Strings("mlp_layer_types");
+  if (types.empty()) return false;
+  if (std::ssize(types) != config->num_layers())
+    throw Invalid("{} has {} entries; want one for each of the {} layers",
+                  reader.Where("mlp_layer_types"), types.size(), config->num_layers());
+  for (int64_t i = 0; i < config->num_layers(); ++i) {
+    if (types[i] != "dense" && types[i] != "sparse")
+      throw Invalid("{} holds \"{}\"; want dense or sparse", reader.Where("mlp_layer_types"),
+                    types[i]);
+    config->layers[i].moe = types[i] == "sparse";
+  }
+  return true;
 }
 
 bool ReadLayerTypes(const ConfigReader& reader, int64_t window, ModelConfig* config) {

@@ -45,6 +45,16 @@ MoeModelConfig ReadMoe(const ConfigReader& reader, ConfigReader::Keys intermedia
 void ReadGroups(const ConfigReader& reader, int64_t default_groups, int64_t default_topk_groups,
                 RouterConfig* router);
 
+// DeepSeek-V3's router: sigmoid scores, and groups scored by the sum of their two best experts.
+// norm_topk_prob, routed_scaling_factor (absent: `renormalizes`, `scale`), n_group, topk_group
+// (absent: one group).
+void ReadNoAuxRouter(const ConfigReader& reader, bool renormalizes, double scale,
+                     RouterConfig* router);
+
+// Reads mlp_layer_types if present: MoE in "sparse" layers, none in "dense" ones. Returns whether
+// present.
+bool ReadMlpLayerTypes(const ConfigReader& reader, ModelConfig* config);
+
 // MoE in layers at or past first_k_dense_replace, every moe_layer_freq-th.
 void MarkMoeLayersAfter(const ConfigReader& reader, int64_t default_dense, ModelConfig* config);
 // MoE in every decoder_sparse_step-th layer that mlp_only_layers does not name.

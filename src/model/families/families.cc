@@ -11,7 +11,9 @@ std::vector<Family> Collect() {
   std::vector<Family> all;
   for (std::span<const Family> page :
        {MixtralFamily(), Qwen2MoeFamily(), Qwen3MoeFamily(), OlmoeFamily(), DeepseekV2Family(),
-        DeepseekV3Family(), GptOssFamily(), Glm4MoeFamily(), LlamaFamily(), QwenFamily()}) {
+        DeepseekV3Family(), GptOssFamily(), Glm4MoeFamily(), LlamaFamily(), QwenFamily(),
+        Glm4MoeLiteFamily(), Dots1Family(), MiniMaxM2Family(), Ernie45MoeFamily(),
+        SolarOpenFamily()}) {
     all.insert(all.end(), page.begin(), page.end());
   }
   return all;

@@ -37,12 +37,21 @@ struct TensorNames {
   std::string shared = "shared_experts", shared_gate = "shared_expert_gate";
 
   bool router_bias = false, correction_bias = false;
-  bool expert_biases = false;  // with interleaved experts only
+  // Name of the correction bias in the block; empty: that of most families, in the router.
+  std::string correction_bias_name;
+  bool correction_bias_row = false;  // the correction bias is stored as [1, E]
+  bool expert_biases = false;        // with interleaved experts only
   // Experts are stacked: gate_up_proj [E, H, 2I] and down_proj [E, I, H], both transposed; or as
   // MXFP4 blocks, gate_up_proj [E, 2I, H] and down_proj [E, H, I]. In gate_up_proj, gate and up
   // alternate along the 2I dimension: index 2j is gate j, and 2j + 1 is up j.
   bool interleaved_experts = false;
 };
+
+// The correction bias of the router of the block `prefix`.
+inline std::string CorrectionBiasName(const TensorNames& names, const std::string& prefix) {
+  return prefix + (names.correction_bias_name.empty() ? names.router + ".e_score_correction_bias"
+                                                      : names.correction_bias_name);
+}
 
 struct Family {
   std::string_view architecture;  // "Qwen3MoeForCausalLM"
@@ -67,6 +76,11 @@ std::span<const Family> DeepseekV2Family();
 std::span<const Family> DeepseekV3Family();
 std::span<const Family> GptOssFamily();
 std::span<const Family> Glm4MoeFamily();
+std::span<const Family> Glm4MoeLiteFamily();
+std::span<const Family> Dots1Family();
+std::span<const Family> MiniMaxM2Family();
+std::span<const Family> Ernie45MoeFamily();
+std::span<const Family> SolarOpenFamily();
 std::span<const Family> LlamaFamily();
 std::span<const Family> QwenFamily();
 

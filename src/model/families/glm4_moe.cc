@@ -16,13 +16,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   ReadRope(reader, 10000.0, a.head_dim, config, 0.5);
   MarkMoeLayersAfter(reader, 1, config);
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});
-  RouterConfig& router = config->moe->router;
-  router.scoring = RouterConfig::Scoring::kSigmoid;
-  router.group_score = RouterConfig::GroupScore::kTop2Sum;
-  router.renormalize = reader.BoolOr("norm_topk_prob", true);
-  router.routed_scaling_factor =
-      static_cast<float>(reader.DoubleOr({"routed_scaling_factor"}, 1.0, 0.0, 1e6));
-  ReadGroups(reader, 1, 1, &router);
+  ReadNoAuxRouter(reader, true, 1.0, &config->moe->router);
   config->moe->shared_intermediate =
       reader.IntOr({"n_shared_experts"}, 1, 0, kMaxCount) * config->moe->intermediate;
 }

@@ -11,7 +11,9 @@ namespace {
 
 constexpr std::string_view kExpertKeys = "num_experts, hidden_size, moe_intermediate_size";
 
-RouterWeights BuildRouter(Parts& parts, const std::string& prefix, std::vector<Tensor>* owned) {
+// `block`: the prefix of the MoE block.
+RouterWeights BuildRouter(Parts& parts, const std::string& block, std::vector<Tensor>* owned) {
+  const std::string prefix = block + parts.names().router;
   const int64_t experts = parts.config().moe->router.num_experts;
   const auto vector = [&](const std::string& name) {
     owned->push_back(
@@ -22,7 +24,12 @@ RouterWeights BuildRouter(Parts& parts, const std::string& prefix, std::vector<T
   w.w = parts.RouterMatrix(prefix, experts);
   if (parts.names().router_bias) w.bias = vector(prefix + ".bias");
   if (parts.names().correction_bias) {
-    w.correction_bias = vector(prefix + ".e_score_correction_bias");
+    owned->push_back(parts.Vector({.name = CorrectionBiasName(parts.names(), block),
+                                   .n = experts,
+                                   .range = {0, experts},
+                                   .experts = parts.names().correction_bias_row ? 1 : 0,
+                                   .keys = "num_experts"}));
+    w.correction_bias = std::as_const(owned->back()).data<float>();
   }
   return w;
 }
@@ -155,7 +162,7 @@ MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPl
   const Mesh& mesh = parts.mesh();
   const std::string block = BlockPrefix(parts, prefix);
   MoeLayerWeights w;
-  w.router = BuildRouter(parts, block + names.router, owned);
+  w.router = BuildRouter(parts, block, owned);
   const ExpertRange places = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
   w.experts = ExpertsOfBlock(
       parts, block + "experts.",

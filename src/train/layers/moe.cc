@@ -29,7 +29,8 @@ MoeLayer<T>::MoeLayer(const ModelConfig& config, const TensorNames& names,
       tp_(tp),
       mine_(EvenShare(num_experts_, ranks.size, ranks.rank)),
       router_(config.moe->router, config.hidden, BlockName(names, prefix) + names.router,
-              names.correction_bias, set) {
+              names.correction_bias ? CorrectionBiasName(names, BlockName(names, prefix)) : "",
+              set) {
   const std::string block = BlockName(names, prefix);
   const auto network = [&](const std::string& at, const std::string& gate, const std::string& up,
                            const std::string& down, int64_t width, bool expert,

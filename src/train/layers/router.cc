@@ -127,11 +127,11 @@ void AddScoreGradient(const RouterConfig& c, const RoutedToken<T>& t, const T* d
 
 template <typename T>
 Router<T>::Router(const RouterConfig& config, int64_t hidden, const std::string& name,
-                  bool selection_bias, ParameterSet<T>& set)
+                  const std::string& bias_name, ParameterSet<T>& set)
     : config_(config), linear_(Linear<T>::Make(set, name, config.num_experts, hidden)) {
   linear_.dtype = ProductDtype::kFloat32;  // rounded logits would change the expert choice
-  if (!selection_bias) return;
-  bias_ = set.Add(name + ".e_score_correction_bias", {config.num_experts});
+  if (bias_name.empty()) return;
+  bias_ = set.Add(bias_name, {config.num_experts});
   bias_->gradient.clear();
   bias_->exact = true;
 }

@@ -51,11 +51,10 @@ using SumOverRanks = std::function<void(std::span<float>)>;
 template <typename T>
 class Router {
  public:
-  // `name`: of the linear layer, "model.layers.3.mlp.gate". The selection bias (auxiliary-loss-free
-  // balancing, arXiv:2408.15664), if any, is a parameter without gradient, called
-  // `name` + ".e_score_correction_bias".
-  Router(const RouterConfig& config, int64_t hidden, const std::string& name, bool selection_bias,
-         ParameterSet<T>& set);
+  // `name`: of the linear layer, "model.layers.3.mlp.gate". `bias_name`: of the selection bias
+  // (auxiliary-loss-free balancing, arXiv:2408.15664), a parameter without gradient; empty: none.
+  Router(const RouterConfig& config, int64_t hidden, const std::string& name,
+         const std::string& bias_name, ParameterSet<T>& set);
 
   // Fills the state. The inference router (SelectExperts) makes the choice from float32 logits.
   void Forward(const T* x, int64_t m, RouterState<T>* state, ThreadPool& pool);

@@ -1,0 +1,42 @@
+// ERNIE-4.5: a softmax router with a correction bias that affects only the selection; weights are
+// renormalised. Rotary pairs are interleaved.
+#include "model/families/common.h"
+#include "model/families/family.h"
+
+namespace switchyard {
+namespace {
+
+void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
+  ReadCommon(reader, 1e-5, config);
+  config->tie_embeddings = reader.BoolOr("tie_word_embeddings", true);
+  ReadDenseIntermediate(reader, config);
+  ReadGroupedAttention(reader, 0, config);
+  RequireFalse(reader, "use_bias");
+  ReadRope(reader, 500000.0, config->attention.head_dim, config);
+  config->rope.interleaved = true;
+  const int64_t first = reader.IntOr({"moe_layer_start_index"}, 1, 0, kMaxCount);
+  const int64_t last = reader.IntOr({"moe_layer_end_index"}, -1, -1, kMaxCount);
+  const int64_t every = reader.IntOr({"moe_layer_interval"}, 1, 1, kMaxCount);
+  for (int64_t i = first; i < config->num_layers() && (last < 0 || i <= last); ++i)
+    config->layers[i].moe = (i + 1) % every == 0;
+  config->moe = ReadMoe(reader, {"moe_intermediate_size"});
+  config->moe->router.renormalize = true;
+  config->moe->shared_intermediate =
+      reader.IntOr({"moe_num_shared_experts"}, 2, 0, kMaxCount) * config->moe->intermediate;
+}
+
+TensorNames Names(const ModelConfig&) {
+  TensorNames names;
+  names.correction_bias = true;
+  names.correction_bias_name = "moe_statics.e_score_correction_bias";
+  names.correction_bias_row = true;
+  return names;
+}
+
+constexpr Family kFamilies[] = {{"Ernie4_5_MoeForCausalLM", "ernie4_5_moe", ReadConfig, Names}};
+
+}  // namespace
+
+std::span<const Family> Ernie45MoeFamily() { return kFamilies; }
+
+}  // namespace switchyard

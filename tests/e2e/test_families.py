@@ -1,0 +1,40 @@
+"""Serves the checkpoints of tests/data/families on CPUs. Tokens must equal those of transformers, and log-probabilities
+must agree to 2e-4 in float32. SWITCHYARD_TEST_FAMILIES names another folder of such checkpoints."""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from server import FIXTURES, ROOT, Server
+
+FOLDER = pathlib.Path(os.environ.get("SWITCHYARD_TEST_FAMILIES", ROOT / "tests/data/families"))
+NAMES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
+LAYOUTS = {
+    "one": [],
+    "tp2": ["--tp", 2],
+    "normal": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--deepep-mode", "normal"],
+    "low_latency": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"],
+}
+FLAGS = ["--tokenizer-path", FIXTURES / "qwen3_moe", "--dtype", "float32", "--max-total-tokens", 2048, "--log-level", "warning"]
+
+
+def check(name, folder, *flags, env=None):
+    """`folder`: for a copy of the checkpoint with empty lists of text cases."""
+    model = folder / name
+    shutil.copytree(FOLDER / name, model)
+    (model / "reference.json").write_text(json.dumps({"encode": [], "encode_special": [], "chat": []}))
+    with Server(model, *FLAGS, *flags, env=env) as server:
+        done = subprocess.run([sys.executable, ROOT / "tests/e2e/check_reference.py", "--url", server.url, model,
+                               "--tolerance", "2e-4"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr + server.text()
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_transformers(tmp_path, name, layout):
+    check(name, tmp_path, *LAYOUTS[layout])
