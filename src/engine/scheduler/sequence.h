@@ -13,6 +13,7 @@
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/rank_grammars.h"
 #include "engine/request.h"
+#include "engine/speculative/forced_pace.h"
 #include "engine/speculative/ngram_index.h"
 
 namespace switchyard {
@@ -70,6 +71,7 @@ struct Sequence {
   // beyond `computed`, and are overwritten after a rejection.
   std::vector<int32_t> drafts;
   bool drafts_forced = false;          // the drafts are those of GrammarDrafter
+  ForcedPace forced_pace;              // of GrammarDrafter
   std::unique_ptr<NgramIndex> ngrams;  // of NgramDrafter; null: none yet
   // Number of leading rows that are in the draft model's cache. After a reuse of cached prefixes
   // their rows are assumed to be there; a wrong row gives worse drafts only.
