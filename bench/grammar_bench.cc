@@ -2,7 +2,9 @@
 // alone, and of compilation.
 //
 // Usage: grammar_bench MODEL_DIR [--batch 32] [--tokens 64] [--tp 1] [--repeat 5]
+//        grammar_bench MODEL_DIR --jump-forward [--temperature 0] [--no-examples] [--tokens 64] …
 //
+// With --jump-forward, measures jump-forward decoding instead (bench/jump_forward.h).
 // The masks are measured by replaying the outputs through the matchers on one thread. If nothing
 // overlaps the masks, a step becomes longer by their fraction of an unconstrained step.
 #include <fmt/format.h>
@@ -13,6 +15,7 @@
 #include <mutex>
 #include <random>
 
+#include "bench/jump_forward.h"
 #include "core/command_line.h"
 #include "core/error.h"
 #include "core/json.h"
@@ -37,6 +40,9 @@ double Median(std::vector<double> values) {
 struct Args {
   std::string model;
   int32_t batch = 32, tokens = 64, tp = 1, repeat = 5;
+  bool jump_forward = false;
+  double temperature = 0;    // with jump_forward
+  bool no_examples = false;  // with jump_forward
 };
 
 // Grammars that force outputs long enough for the measurement, for any model.
@@ -209,9 +215,22 @@ int main(int argc, char** argv) {
   app.Option("--tokens", args.tokens, "Tokens of each request").Range(2, 4096);
   app.Option("--tp", args.tp, "Number of ranks").Positive();
   app.Option("--repeat", args.repeat, "Runs of each case; medians are printed").Positive();
+  app.Switch("--jump-forward", args.jump_forward, "", "Measures jump-forward decoding");
+  app.Switch("--no-examples", args.no_examples, "",
+             "With --jump-forward: prompts without examples of outputs");
+  app.Option("--temperature", args.temperature, "With --jump-forward; 0: greedy");
   if (const auto code = app.ParseMain(argc, argv)) return *code;
   try {
-    bench::Measurement(args).Report();
+    if (args.jump_forward) {
+      bench::ReportJumpForward({.model = args.model,
+                                .tokens = args.tokens,
+                                .tp = args.tp,
+                                .repeat = args.repeat,
+                                .temperature = args.temperature,
+                                .examples = !args.no_examples});
+    } else {
+      bench::Measurement(args).Report();
+    }
   } catch (const std::exception& e) {
     fmt::print(stderr, "grammar_bench: {}\n", e.what());
     return 1;

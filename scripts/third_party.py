@@ -81,6 +81,11 @@ XGRAMMAR = {
          "    result = child.Star();\n"
          "    for (int i = 0; i < state.lower_bound; ++i) result = FSMWithStartEnd::Concat({child, result});\n"
          "    return ResultOk(std::move(result));\n"),
+        # Bounds the forced text, which is without end in a grammar such as root ::= "a" root. GrammarMatcher::ForcedText
+        # relies on the bound.
+        ("cpp/grammar_matcher.cc",
+         "  while (can_find_next_char) {\n",
+         "  while (can_find_next_char && num_accepted_chars < 256) {\n"),
     ),
 }
 

@@ -42,6 +42,7 @@ struct EngineConfig {
   std::string load_balance_method = "auto";  // --load-balance-method: see DpController
   MoeOptions moe;  // --moe-a2a-backend, --deepep-mode, … (row_dtype is set from dtype)
   SpeculativeOptions speculative;         // --speculative-algorithm, …
+  bool disable_jump_forward = false;      // --disable-jump-forward
   bool disable_overlap_schedule = false;  // --disable-overlap-schedule
   bool two_batch_overlap = false;         // --enable-two-batch-overlap
   double tbo_threshold = 0.48;            // --tbo-token-distribution-threshold
@@ -101,6 +102,7 @@ struct EnginePlan {
   ModelConfig model;
   std::optional<ModelConfig> draft;  // of the draft model of speculative decoding, if there is one
   DraftLimits drafts;
+  int32_t max_forced = 0;        // RankEngine::Options::max_forced
   bool cuda = false;             // ranks compute on GPUs
   bool packs_experts = false;    // GPUs keep 4-bit experts packed
   int32_t ranks_of_host = 1;     // ranks that share this host's memory, cores and GPUs

@@ -268,6 +268,10 @@ void AddServing(std::vector<Feature>& all) {
   for (const char* what : {"prefix cache", "chunked prefill", "log-probabilities", "penalties",
                            "structured output", "`return_routed_experts`"})
     all.push_back({.section = kServing.name, .flag = "requests:", .value = what});
+  all.push_back({.section = kServing.name,
+                 .flag = "requests:",
+                 .value = "jump-forward in structured output",
+                 .on_gpus = "off, with equal outputs"});
 }
 
 bool Works(const Reach& reach, RankPlaces places) {

@@ -58,7 +58,8 @@ Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t 
           .conservativeness = options.conservativeness,
           .priorities = options.priorities,
           .preemption_threshold = options.preemption_threshold,
-          .max_draft_rows = int64_t{options.max_drafts} * options.max_running_requests};
+          .max_draft_rows = int64_t{options.max_drafts} * options.max_running_requests,
+          .drafts_take_room = options.max_forced > 0};
 }
 
 }  // namespace
@@ -72,6 +73,7 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
       scheduler(SchedulerOptions(options, width), cache),
       sampler(vocab, options.eos_token_ids),
       max_length(std::min(options.context_length, cache.capacity())),
+      max_forced(model.draws() ? 0 : options.max_forced),
       draft_limit(options.drafter ? options.max_drafts : 0) {
   CHECK_GT(options.max_running_requests, 0);
   CHECK_GT(options.context_length, 0);
@@ -129,9 +131,11 @@ void RankEngine::Impl::Enqueue(const EngineRequest& request) {
   const auto [entry, added] = table.try_emplace(request.id, request);
   CHECK(added);  // ids of open requests are unique
   Sequence& sequence = entry->second;
-  if (request.grammar != 0)
+  if (request.grammar != 0) {
     sequence.grammar =
         std::make_unique<SequenceGrammar>(*grammars.Find(request.grammar), request.output_ids);
+    ++open_grammars;
+  }
   if (!sequence.request.sampling.seed)
     sequence.request.sampling.seed = DeriveSeed(options.random_seed, request.id);
   scheduler.Enqueue(&sequence);
@@ -152,6 +156,7 @@ RequestOutput RankEngine::Impl::NewOutput(Sequence& sequence) const {
           .cached_tokens = sequence.cached_tokens,
           .queue_seconds = sequence.queue_seconds,
           .drafts = sequence.draft_counts,
+          .forced = sequence.forced_counts,
           .routed_experts = std::exchange(sequence.routed_experts, {})};
 }
 
@@ -159,6 +164,7 @@ void RankEngine::Impl::Close(Sequence& sequence, bool discard) {
   const uint64_t id = sequence.request.id;
   sequence.Truncate(sequence.known_length());
   scheduler.Remove(&sequence, discard);
+  if (sequence.grammar) --open_grammars;
   table.erase(id);
 }
 
@@ -266,7 +272,7 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
                              {.name = "sample", .rows = std::ssize(batch.logit_rows)});
     const std::vector<Part> pass = parts;
     ProcessPass({logits, model.drawn()});
-    if (options.drafter) ProposeDrafts(pass);
+    ProposeDrafts(pass);
   }
   if (batch.decode_tokens > 0 && runs) LogDecoding();
   plan = {};

@@ -104,6 +104,9 @@ class RankEngine {
     int32_t max_drafts = 0;
     Drafter* drafter = nullptr;
     bool adapt_drafts = false;  // the number of drafts follows draft_pace
+    // The most drafts that the grammar of a sequence forces in a step (GrammarDrafter); 0: none.
+    // They precede those of `drafter`. Not used if the model draws.
+    int32_t max_forced = 0;
     // If not negative: the probability with which a draft counts as equal to the sampled token, for
     // benchmarks. Outputs are then those of the drafts.
     double simulate_acceptance = -1;

@@ -14,6 +14,7 @@
 #include "engine/rank_grammars.h"
 #include "engine/sampler/sampler.h"
 #include "engine/scheduler/scheduler.h"
+#include "engine/speculative/grammar_drafter.h"
 
 namespace switchyard {
 
@@ -82,10 +83,13 @@ struct RankEngine::Impl {
   // Verify's loop. Returns the error that ends the request, with `kind`; empty: none.
   std::string SampleDrafts(Sequence& sequence, std::span<const int32_t> drafts, const Rows& own,
                            RequestOutput& output, ErrorKind& kind);
-  // Has the drafter propose tokens after a pass. Called on every rank of the world.
+  // Proposes tokens after a pass: those that grammars force, and those of the drafter for the other
+  // sequences. Called on every rank of the world.
   void ProposeDrafts(std::span<const Part> pass);
-  // The most drafts that the sequence can use in its next step.
-  int64_t WantedDrafts(const Sequence& sequence) const;
+  // The open sequences of a pass, with the drafts that grammars force.
+  std::vector<DraftPart> ProposeForced(std::span<const Part> pass);
+  // The most drafts that the sequence can use in its next step, at most `limit`.
+  int64_t WantedDrafts(const Sequence& sequence, int64_t limit) const;
   // `first_row`: the part's first row in the batch.
   void AppendRoutedExperts(Sequence& sequence, const Part& part, int64_t first_row);
   void AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
@@ -134,7 +138,10 @@ struct RankEngine::Impl {
   ForwardBatch batch;               // reused between steps to keep its allocations
   std::vector<std::string> faults;  // [sequences] of the last pass, or empty
   EngineStats counters;
-  int64_t draft_limit;  // the most drafts of a sequence; at most options.max_drafts
+  GrammarDrafter grammar_drafter;
+  const int64_t max_forced;   // 0: grammars force no drafts
+  int64_t open_grammars = 0;  // open requests with a grammar
+  int64_t draft_limit;        // the most drafts of a sequence; at most options.max_drafts
   // Counters for --decode-log-interval.
   int64_t decode_steps = 0, logged_tokens = 0;
   std::chrono::steady_clock::time_point last_log = std::chrono::steady_clock::now();

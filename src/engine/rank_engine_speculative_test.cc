@@ -224,7 +224,8 @@ TEST(RankEngineSpeculative, NgramsOfAFixedOutputAreAccepted) {
   EXPECT_LT(rig.model.passes, 25);
 }
 
-// Random workloads with drafts of a given accuracy. Negative: drafts from n-grams.
+// Random workloads with drafts of a given accuracy. Negative: drafts from n-grams. `forced`: the
+// drafts that grammars may force, which come first.
 struct Workload {
   int32_t page_size;
   int64_t num_pages;
@@ -234,6 +235,7 @@ struct Workload {
   int32_t drafts;
   double accuracy;
   int64_t logit_rows = 0;
+  int32_t forced = 0;
   bool draws = false;  // the model draws tokens where the engine needs no logits
 };
 
@@ -266,7 +268,9 @@ class RandomDrafts : public ::testing::TestWithParam<Workload> {
           .enabled = true, .start = static_cast<int32_t>(Below(longest)) - 1, .top = 2};
     if (Below(3) == 0)
       request.routed_experts = {.enabled = true, .start = static_cast<int32_t>(Below(length + 1))};
-    if (Below(4) == 0 && p.allowed_token_ids.empty() && p.bad_words.empty()) request.grammar = 1;
+    const bool constrained = Below(GetParam().forced > 0 ? 2 : 4) == 0;
+    if (constrained && p.allowed_token_ids.empty() && p.bad_words.empty())
+      request.grammar = GetParam().forced > 0 ? 1 + Below(5) : 1;
     request.priority = static_cast<int32_t>(Below(3)) * 20;
     return request;
   }
@@ -275,43 +279,52 @@ class RandomDrafts : public ::testing::TestWithParam<Workload> {
   uint64_t draws_ = 0;
 };
 
-// Grammar 1: words of letters from a to f, one of three at a time.
-std::vector<ControlMessage> Grammar() {
+// Grammar 1: words of letters from a to f, one of three at a time. The others force most of their
+// text. A pair of equal letters is one token or two.
+std::vector<ControlMessage> Grammars() {
   GrammarVocabulary vocabulary;
   for (int32_t id = 0; id < kVocab; ++id)
     vocabulary.tokens.emplace_back(id < 26 ? 1 : 2, static_cast<char>('a' + id % 26));
   vocabulary.tokens[7] = "";
   vocabulary.stop_ids = {7};
   const TokenTable table(vocabulary);
-  const auto grammar = CompileGrammar(RegexGrammar("([a-f]|xy|[k-p]){1,30}"), table);
-  return {GrammarTokens{vocabulary.Encode()}, DefineGrammar{1, grammar->ToBytes()}};
+  std::vector<ControlMessage> messages = {GrammarTokens{vocabulary.Encode()}};
+  uint64_t id = 0;
+  for (const GrammarSource& source :
+       {RegexGrammar("([a-f]|xy|[k-p]){1,30}"), RegexGrammar("(abcdefg(x|yz)klmno){1,9}"),
+        RegexGrammar("((aaabbb|cccc)(dd|ee)*){2,20}"), ChoiceGrammar({"abcabcabcabc", "ddddd"}),
+        EbnfGrammar("root ::= (\"abc\" | \"x\" n \"yy\")+\nn[max_tokens=3] ::= [k-p]+")})
+    messages.push_back(DefineGrammar{++id, CompileGrammar(source, table)->ToBytes()});
+  return messages;
 }
 
 TEST_P(RandomDrafts, GiveTheOutputsWithoutDrafts) {
   const Workload& w = GetParam();
-  const RankEngine::Options plain{.page_size = w.page_size,
-                                  .num_pages = w.num_pages,
-                                  .max_running_requests = w.max_running,
-                                  .chunked_prefill_size = w.chunk,
-                                  .priorities = w.max_running % 2 == 0,
-                                  .enable_radix_cache = w.radix,
-                                  .context_length = 160,
-                                  .eos_token_ids = {7},
-                                  .random_seed = 5,
-                                  .max_logit_rows = w.logit_rows};
+  RankEngine::Options plain{.page_size = w.page_size,
+                            .num_pages = w.num_pages,
+                            .max_running_requests = w.max_running,
+                            .chunked_prefill_size = w.chunk,
+                            .priorities = w.max_running % 2 == 0,
+                            .enable_radix_cache = w.radix,
+                            .context_length = 160,
+                            .eos_token_ids = {7},
+                            .random_seed = 5,
+                            .max_logit_rows = w.logit_rows};
   RankEngine::Options alone_options = plain;
   alone_options.enable_radix_cache = false;
   alone_options.chunked_prefill_size = 1000;
   alone_options.max_logit_rows = 0;
+  plain.max_forced = w.forced;
   OracleDrafter oracles[] = {OracleDrafter(w.accuracy, kVocab), OracleDrafter(w.accuracy, kVocab)};
   NgramDrafter ngrams[2];
   const auto drafter = [&](int i) -> Drafter* {
+    if (w.drafts == 0) return nullptr;
     return w.accuracy < 0 ? static_cast<Drafter*>(&ngrams[i]) : &oracles[i];
   };
   Rig crowd(With(drafter(0), w.drafts, plain), kVocab, w.draws);
   Rig twin(With(drafter(1), w.drafts, plain), kVocab, w.draws);
   Rig alone(alone_options);
-  for (Rig* rig : {&crowd, &twin, &alone}) rig->Tell(Grammar());
+  for (Rig* rig : {&crowd, &twin, &alone}) rig->Tell(Grammars());
   const int64_t longest = std::min<int64_t>(100, w.page_size * w.num_pages);
 
   uint64_t next_id = 1;
@@ -343,8 +356,9 @@ TEST_P(RandomDrafts, GiveTheOutputsWithoutDrafts) {
   }
   EXPECT_TRUE(crowd.engine.PoolIsWhole());
   const EngineStats stats = crowd.engine.Stats();
-  EXPECT_GT(stats.drafted_tokens, 0);
+  EXPECT_EQ(stats.drafted_tokens > 0, w.drafts > 0);
   EXPECT_GE(stats.accepted_tokens, w.accuracy > 0 ? stats.verify_steps / 4 : 0);
+  EXPECT_EQ(stats.accepted_forced_tokens > 20, w.forced > 0);
   ASSERT_EQ(crowd.seen.size(), kRequests);
   for (const auto& [id, want] : alone.seen) {
     const RequestOutput& got = crowd.seen[id];
@@ -363,10 +377,22 @@ INSTANTIATE_TEST_SUITE_P(
         Workload{16, 8, 64, true, 8, 3, 0.8, 7}, Workload{16, 10, 5, true, 32, 1, 0.5},
         Workload{16, 200, 32, true, 64, 8, 0.95}, Workload{4, 1000, 64, true, 1, 15, 0.9},
         Workload{1, 160, 64, false, 5, 3, 0.0}, Workload{16, 200, 64, false, 64, 4, -1},
-        Workload{4, 40, 8, true, 9, 3, -1}, Workload{16, 200, 32, true, 1, 4, 0.9, 0, true},
-        Workload{4, 40, 8, true, 2, 3, 0.7, 0, true},
-        Workload{1, 128, 16, false, 3, 2, 0.5, 0, true},
-        Workload{16, 200, 64, true, 16, 4, -1, 0, true}));
+        Workload{4, 40, 8, true, 9, 3, -1}, Workload{16, 200, 32, true, 1, 4, 0.9, 0, 0, true},
+        Workload{4, 40, 8, true, 2, 3, 0.7, 0, 0, true},
+        Workload{1, 128, 16, false, 3, 2, 0.5, 0, 0, true},
+        Workload{16, 200, 64, true, 16, 4, -1, 0, 0, true}));
+
+INSTANTIATE_TEST_SUITE_P(JumpForward, RandomDrafts,
+                         ::testing::Values(Workload{1, 128, 1, true, 8, 0, 0, 0, 8},
+                                           Workload{1, 110, 16, true, 64, 0, 0, 0, 5},
+                                           Workload{4, 30, 7, true, 16, 0, 0, 0, 8},
+                                           Workload{4, 30, 64, false, 16, 0, 0, 24, 8},
+                                           Workload{16, 8, 64, true, 8, 0, 0, 7, 3},
+                                           Workload{16, 200, 32, true, 64, 0, 0, 0, 8},
+                                           Workload{4, 1000, 64, true, 1, 0, 0, 0, 8},
+                                           Workload{4, 30, 7, true, 16, 2, 0.7, 0, 8},
+                                           Workload{16, 200, 32, true, 64, 8, 0.95, 0, 4},
+                                           Workload{4, 40, 8, true, 9, 3, -1, 0, 8}));
 
 }  // namespace
 }  // namespace switchyard

@@ -1,9 +1,11 @@
 #include "engine/rank_grammars.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/check.h"
 #include "core/error.h"
+#include "grammar/forced_tokens.h"
 
 namespace switchyard {
 
@@ -36,6 +38,11 @@ void SequenceGrammar::Begin() {
 
 bool SequenceGrammar::FillMask(std::span<uint32_t> mask) {
   if (!failure_.empty()) return false;
+  if (!next_mask_.empty()) {
+    CHECK_EQ(mask.size(), next_mask_.size());
+    std::ranges::copy(next_mask_, mask.begin());
+    return true;
+  }
   try {
     if (!matcher_) Begin();
     if (matcher_->FillMask(mask)) return true;
@@ -46,8 +53,23 @@ bool SequenceGrammar::FillMask(std::span<uint32_t> mask) {
   return false;
 }
 
+std::vector<int32_t> SequenceGrammar::Forced(int64_t most, std::span<const int32_t> output) {
+  if (!failure_.empty() || !matcher_ || !forces_) return {};
+  try {
+    return ForcedTokens(*matcher_, most, &next_mask_);
+  } catch (const Error&) {
+    // The state that the library cannot handle may lie beyond the end of the output.
+    forces_ = false;
+    next_mask_.clear();
+    matcher_.reset();
+    accepted_.assign(output.begin(), output.end());
+  }
+  return {};
+}
+
 void SequenceGrammar::Accept(int32_t token) {
   if (!failure_.empty()) return;
+  next_mask_.clear();
   try {
     CHECK(matcher_.has_value());  // a token is drawn with a mask
     if (!matcher_->Accept(token))
@@ -58,7 +80,9 @@ void SequenceGrammar::Accept(int32_t token) {
 }
 
 void SequenceGrammar::Rollback(int64_t count) {
-  if (count > 0 && matcher_) matcher_->Rollback(count);
+  if (count == 0 || !matcher_) return;
+  next_mask_.clear();
+  matcher_->Rollback(count);
 }
 
 }  // namespace switchyard

@@ -43,6 +43,8 @@ class SequenceGrammar {
   // Writes the mask of the next token [MaskWords(vocab)]. Returns false, and sets `failure`, if no
   // token is allowed. Waits until the grammar has been read.
   bool FillMask(std::span<uint32_t> mask);
+  // ForcedTokens (grammar/forced_tokens.h) after `output`, all tokens so far.
+  std::vector<int32_t> Forced(int64_t most, std::span<const int32_t> output);
   // Appends a token that the last mask allows.
   void Accept(int32_t token);
   // Removes the last `count` tokens.
@@ -56,6 +58,8 @@ class SequenceGrammar {
   RankGrammars::Pending compiled_;
   std::vector<int32_t> accepted_;
   std::optional<GrammarMatcher> matcher_;
+  std::vector<uint32_t> next_mask_;  // of the next token, if Forced has filled it; else empty
+  bool forces_ = true;               // false: Forced returns nothing
   std::string failure_;
 };
 

@@ -59,6 +59,7 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .max_drafts = plan.drafts.most,
           .drafter = drafter,
           .adapt_drafts = plan.drafts.adapts,
+          .max_forced = plan.max_forced,
           .simulate_acceptance = config.speculative.simulate_acceptance,
           .group = mesh.dp_rank(),
           .profiler = profiler};

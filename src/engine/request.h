@@ -158,11 +158,18 @@ enum class FinishReason : uint8_t {
   kError,   // described by `error`
 };
 
-// The drafts of a request so far (speculative decoding).
+// The drafts of a request so far.
 struct DraftCounts {
   int32_t steps = 0;     // decode steps with drafts
   int32_t drafted = 0;   // drafts in these steps
   int32_t accepted = 0;  // drafts that equalled the sampled tokens
+
+  DraftCounts& operator+=(const DraftCounts& other) {
+    steps += other.steps;
+    drafted += other.drafted;
+    accepted += other.accepted;
+    return *this;
+  }
 };
 
 // New output of one request after a step.
@@ -176,7 +183,8 @@ struct RequestOutput {
   // Time from the arrival at the rank to the first admission; −1: not admitted. It has no effect on
   // scheduling, so it may differ between ranks.
   float queue_seconds = -1;
-  DraftCounts drafts;
+  DraftCounts drafts;  // of speculative decoding
+  DraftCounts forced;  // of jump-forward decoding: drafts that the grammar forces
   std::vector<PositionLogprobs>
       input_logprobs;  // with the first output, positions start .. prompt end
   std::vector<PositionLogprobs> output_logprobs;  // one for each new token
@@ -204,6 +212,8 @@ struct EngineStats {  // of one attention group
   // [positions] drafts verified and accepted at each position after the last known token. A draft
   // is not verified if an earlier one of its step was rejected.
   std::vector<int64_t> verified_by_position, accepted_by_position;
+  // Jump-forward decoding: the same numbers for the drafts that grammars force.
+  int64_t forced_steps = 0, forced_tokens = 0, accepted_forced_tokens = 0;
 };
 struct StatsReport {
   uint64_t ticket = 0;

@@ -85,14 +85,15 @@ void Fields(Codec& codec, T& d) {
 template <typename Codec, OneOf<RequestOutput> T>
 void Fields(Codec& codec, T& o) {
   codec(o.id, o.new_tokens, o.finish, o.matched, o.prompt_tokens, o.cached_tokens, o.queue_seconds,
-        o.drafts, o.input_logprobs, o.output_logprobs, o.routed_experts, o.pooled, o.error,
-        o.error_kind);
+        o.drafts, o.forced, o.input_logprobs, o.output_logprobs, o.routed_experts, o.pooled,
+        o.error, o.error_kind);
 }
 template <typename Codec, OneOf<EngineStats> T>
 void Fields(Codec& codec, T& s) {
   codec(s.running, s.waiting, s.total_pages, s.free_pages, s.cached_pages, s.page_size, s.steps,
         s.prefill_tokens, s.cached_prompt_tokens, s.decode_tokens, s.retractions, s.verify_steps,
-        s.drafted_tokens, s.accepted_tokens, s.verified_by_position, s.accepted_by_position);
+        s.drafted_tokens, s.accepted_tokens, s.verified_by_position, s.accepted_by_position,
+        s.forced_steps, s.forced_tokens, s.accepted_forced_tokens);
 }
 template <typename Codec, OneOf<StatsReport> T>
 void Fields(Codec& codec, T& m) {
@@ -202,6 +203,9 @@ EngineStats Total(const std::vector<EngineStats>& groups) {
     total.accepted_tokens += g.accepted_tokens;
     AddTo(total.verified_by_position, g.verified_by_position);
     AddTo(total.accepted_by_position, g.accepted_by_position);
+    total.forced_steps += g.forced_steps;
+    total.forced_tokens += g.forced_tokens;
+    total.accepted_forced_tokens += g.accepted_forced_tokens;
   }
   return total;
 }

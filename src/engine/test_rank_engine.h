@@ -32,7 +32,7 @@ class Rig {
                .launches = launches,
                .pooling = pooling}),
         engine(options, model) {
-    model.drafts = options.drafter != nullptr;
+    model.drafts = options.drafter != nullptr || options.max_forced > 0;
   }
 
   std::vector<EngineMessage> Tell(std::vector<ControlMessage> messages) {

@@ -17,6 +17,8 @@ std::string RankEngine::Impl::SampleDrafts(Sequence& sequence, std::span<const i
                                            const Rows& own, RequestOutput& output,
                                            ErrorKind& kind) {
   const SamplingParams& params = sequence.request.sampling;
+  const bool forced = sequence.drafts_forced;
+  const bool simulates = options.simulate_acceptance >= 0 && !forced;
   for (size_t row = 0; row <= drafts.size(); ++row) {
     const Rows one = own.drawn.empty() ? Rows{own.logits.subspan(row * width, width), {}}
                                        : Rows{{}, own.drawn.subspan(row, 1)};
@@ -28,7 +30,7 @@ std::string RankEngine::Impl::SampleDrafts(Sequence& sequence, std::span<const i
     kind = ErrorKind::kInvalid;
     if (!token) return WhyNoToken(sequence);
     bool same = row < drafts.size() && *token == drafts[row];
-    if (options.simulate_acceptance >= 0 && row < drafts.size()) {
+    if (simulates && row < drafts.size()) {
       const auto counter = static_cast<uint64_t>(sequence.output_length());
       same = UniformDraw(~*params.seed, counter) < options.simulate_acceptance;
       if (same) token = drafts[row];
@@ -41,12 +43,10 @@ std::string RankEngine::Impl::SampleDrafts(Sequence& sequence, std::span<const i
       output.output_logprobs.push_back(LogprobsAt(one.logits, *token, sequence.request.logprob));
     output.new_tokens.push_back(*token);
     sequence.tokens.push_back(*token);
-    if (row < drafts.size()) {
+    if (same) ++output.drafts.accepted;
+    if (row < drafts.size() && !forced) {
       ++counters.verified_by_position[row];
-      if (same) {
-        ++counters.accepted_by_position[row];
-        ++output.drafts.accepted;
-      }
+      if (same) ++counters.accepted_by_position[row];
     }
     CheckFinished(sequence, *token, sequence.length(), output);
     if (!same || output.finish != FinishReason::kNone) break;
@@ -60,8 +60,10 @@ void RankEngine::Impl::Verify(Sequence& sequence, const Part& part, const Rows& 
   CHECK_EQ(drafts.size(), part.drafts);
   CHECK_EQ(own.drawn.empty() ? own.logits.size() / static_cast<size_t>(width) : own.drawn.size(),
            drafts.size() + 1);
-  for (auto* counts : {&counters.verified_by_position, &counters.accepted_by_position})
-    counts->resize(std::max(counts->size(), drafts.size()));
+  const bool forced = sequence.drafts_forced;
+  if (!forced)
+    for (auto* counts : {&counters.verified_by_position, &counters.accepted_by_position})
+      counts->resize(std::max(counts->size(), drafts.size()));
 
   RequestOutput sampled;
   ErrorKind kind = ErrorKind::kResource;
@@ -73,13 +75,13 @@ void RankEngine::Impl::Verify(Sequence& sequence, const Part& part, const Rows& 
   kept.end = part.end - part.rows + kept.rows;
   AppendRoutedExperts(sequence, kept, first_row);
   sequence.computed = sequence.settled = kept.end;
-  const int32_t accepted = sampled.drafts.accepted;
-  ++sequence.draft_counts.steps;
-  sequence.draft_counts.drafted += static_cast<int32_t>(drafts.size());
-  sequence.draft_counts.accepted += accepted;
-  ++counters.verify_steps;
-  counters.drafted_tokens += std::ssize(drafts);
-  counters.accepted_tokens += accepted;
+  const DraftCounts step = {.steps = 1,
+                            .drafted = static_cast<int32_t>(drafts.size()),
+                            .accepted = sampled.drafts.accepted};
+  (forced ? sequence.forced_counts : sequence.draft_counts) += step;
+  (forced ? counters.forced_steps : counters.verify_steps) += 1;
+  (forced ? counters.forced_tokens : counters.drafted_tokens) += step.drafted;
+  (forced ? counters.accepted_forced_tokens : counters.accepted_tokens) += step.accepted;
   counters.decode_tokens += tokens;
 
   if (error.empty() || tokens > 0) {
@@ -94,16 +96,15 @@ void RankEngine::Impl::Verify(Sequence& sequence, const Part& part, const Rows& 
   if (sampled.finish != FinishReason::kNone) Close(sequence, /*discard=*/false);
 }
 
-int64_t RankEngine::Impl::WantedDrafts(const Sequence& sequence) const {
+int64_t RankEngine::Impl::WantedDrafts(const Sequence& sequence, int64_t limit) const {
   if (!sequence.decoding()) return 0;
   const int64_t tokens = sequence.request.sampling.max_new_tokens - sequence.output_length();
   const int64_t room = max_length - sequence.length();
   // The last token of an output needs no row after it.
-  return std::clamp<int64_t>(std::min(tokens, room) - 1, 0, draft_limit);
+  return std::clamp<int64_t>(std::min(tokens, room) - 1, 0, limit);
 }
 
-void RankEngine::Impl::ProposeDrafts(std::span<const Part> pass) {
-  const profile::Span span(options.profiler, {.name = "draft"});
+std::vector<DraftPart> RankEngine::Impl::ProposeForced(std::span<const Part> pass) {
   std::vector<DraftPart> open;
   int64_t row = 0;
   for (const Part& part : pass) {
@@ -118,12 +119,34 @@ void RankEngine::Impl::ProposeDrafts(std::span<const Part> pass) {
                     .begin = begin,
                     .rows = sequence.computed - begin,
                     .decoding = part.decoding,
-                    .wanted = scheduler.GrowForDrafts(WantedDrafts(sequence), sequence)});
+                    .wanted = WantedDrafts(sequence, max_forced)});
   }
-  options.drafter->Draft(open, draft_limit);
+  grammar_drafter.Draft(open, max_forced);
+  // Most grammars force nothing at most places, so only these drafts get pages.
   for (const DraftPart& part : open) {
-    CHECK_LE(std::ssize(part.sequence->drafts), part.wanted);
-    for (const int32_t token : part.sequence->drafts) CHECK(token >= 0 && token < vocab);
+    std::vector<int32_t>& drafts = part.sequence->drafts;
+    if (!drafts.empty()) drafts.resize(scheduler.GrowForDrafts(std::ssize(drafts), *part.sequence));
+    part.sequence->drafts_forced = !drafts.empty();
+  }
+  return open;
+}
+
+void RankEngine::Impl::ProposeDrafts(std::span<const Part> pass) {
+  if (!options.drafter && (max_forced == 0 || open_grammars == 0)) return;
+  const profile::Span span(options.profiler, {.name = "draft"});
+  std::vector<DraftPart> open = ProposeForced(pass);
+  if (options.drafter) {
+    for (DraftPart& part : open) {
+      Sequence& sequence = *part.sequence;
+      part.wanted = sequence.drafts_forced ? 0 : WantedDrafts(sequence, draft_limit);
+      part.wanted = scheduler.GrowForDrafts(part.wanted, sequence);
+    }
+    options.drafter->Draft(open, draft_limit);
+  }
+  for (const DraftPart& part : open) {
+    const Sequence& sequence = *part.sequence;
+    if (!sequence.drafts_forced) CHECK_LE(std::ssize(sequence.drafts), part.wanted);
+    for (const int32_t token : sequence.drafts) CHECK(token >= 0 && token < vocab);
   }
 }
 

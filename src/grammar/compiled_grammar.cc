@@ -10,7 +10,25 @@
 
 namespace switchyard {
 
-CompiledGrammar::CompiledGrammar(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+namespace {
+
+// XGrammar prints the budgets of a rule before its "::=".
+bool HasBudgets(const xgrammar::Grammar& grammar) {
+  const std::string text = grammar.ToString();
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+    const std::string_view head = line.substr(0, line.find("::="));
+    if (head.find("max_tokens=") != head.npos || head.find("max_chars=") != head.npos) return true;
+    begin = end + 1;
+  }
+  return false;
+}
+
+}  // namespace
+
+CompiledGrammar::CompiledGrammar(std::unique_ptr<const Impl> impl)
+    : impl_(std::move(impl)), has_budgets_(HasBudgets(impl_->compiled.GetGrammar())) {}
 CompiledGrammar::~CompiledGrammar() = default;
 
 std::shared_ptr<const CompiledGrammar> CompiledGrammar::FromBytes(std::string_view bytes,
@@ -94,8 +112,14 @@ bool GrammarMatcher::FillMask(std::span<uint32_t> mask) {
   return std::ranges::any_of(mask, [](uint32_t word) { return word != 0; });
 }
 
+std::string GrammarMatcher::ForcedText() {
+  CHECK(!ended());
+  return impl_->matcher.FindJumpForwardString();
+}
+
 bool GrammarMatcher::CanEnd() const { return ended() || impl_->matcher.IsCompleted(); }
 bool GrammarMatcher::ended() const { return impl_->matcher.IsTerminated(); }
 int64_t GrammarMatcher::length() const { return impl_->length; }
+const CompiledGrammar& GrammarMatcher::grammar() const { return *impl_->grammar; }
 
 }  // namespace switchyard

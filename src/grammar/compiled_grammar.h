@@ -22,6 +22,8 @@ class CompiledGrammar {
   std::string ToBytes() const;
   size_t memory_bytes() const;
   int64_t vocab_size() const;
+  // Whether a rule limits the number of its tokens or characters.
+  bool has_budgets() const { return has_budgets_; }
 
   struct Impl;
   explicit CompiledGrammar(std::unique_ptr<const Impl> impl);
@@ -30,6 +32,7 @@ class CompiledGrammar {
 
  private:
   std::unique_ptr<const Impl> impl_;
+  const bool has_budgets_;
 };
 
 // Number of words of a mask with one bit for each token.
@@ -56,11 +59,17 @@ class GrammarMatcher {
   // tokens are allowed if the output so far is complete. Returns false if no token is allowed.
   // Must not be called after a stop token.
   bool FillMask(std::span<uint32_t> mask);
+  // The bytes with which every continuation of the output begins, at most kMostForcedText. Empty if
+  // there are none, or if the output may end here. Tokens that a grammar names by their ids are not
+  // considered. Must not be called after a stop token.
+  static constexpr size_t kMostForcedText = 256;  // as scripts/third_party.py sets it
+  std::string ForcedText();
   // Whether the output so far is complete.
   bool CanEnd() const;
   // Whether a stop token was accepted.
   bool ended() const;
   int64_t length() const;  // number of accepted tokens
+  const CompiledGrammar& grammar() const;
 
  private:
   struct Impl;

@@ -1,6 +1,6 @@
 // Compiles arbitrary bytes as a grammar, with small limits. The first byte selects the kind. The
 // only allowed failure is Error. Masks must have only tokens that the matcher accepts, also after
-// CompiledGrammar::ToBytes and FromBytes.
+// CompiledGrammar::ToBytes and FromBytes. Forced tokens must not change the matcher.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -10,6 +10,7 @@
 #include "core/bounded_json.h"
 #include "core/error.h"
 #include "grammar/compiler.h"
+#include "grammar/forced_tokens.h"
 #include "grammar/source.h"
 
 namespace {
@@ -56,8 +57,10 @@ GrammarSource SourceOf(uint8_t kind, const std::string& text) {
 
 void Walk(const std::shared_ptr<const CompiledGrammar>& grammar, size_t steps) {
   GrammarMatcher matcher(grammar);
-  std::vector<uint32_t> mask(switchyard::MaskWords(grammar->vocab_size()));
+  std::vector<uint32_t> mask(switchyard::MaskWords(grammar->vocab_size())), again = mask, scratch;
   for (size_t step = 0; step < steps && !matcher.ended() && matcher.FillMask(mask); ++step) {
+    switchyard::ForcedTokens(matcher, 4, &scratch);
+    if (!matcher.FillMask(again) || again != mask) std::abort();
     int64_t last = -1;
     for (int64_t id = 0; id < grammar->vocab_size(); ++id)
       if (switchyard::MaskAllows(mask, id) && (last < 0 || (id + step) % 7 == 0)) last = id;

@@ -87,10 +87,17 @@ int64_t Scheduler::GrowForDrafts(int64_t count, Sequence& sequence) {
   return 0;
 }
 
+int64_t Scheduler::DraftRoom(int64_t decoding) const {
+  if (!options_.drafts_take_room) return options_.max_draft_rows;
+  // A whole prompt may need all prompt rows.
+  const int64_t prompt_rows = options_.whole_prompts ? 0 : options_.chunk_rows / 2;
+  return options_.max_draft_rows + options_.max_running_requests - decoding + prompt_rows;
+}
+
 void Scheduler::TrimDrafts() {
   const int64_t decoding = std::ranges::count_if(running_, &Sequence::decoding);
   int64_t left =
-      std::min(options_.max_draft_rows, std::max<int64_t>(0, options_.max_logit_rows - decoding));
+      std::min(DraftRoom(decoding), std::max<int64_t>(0, options_.max_logit_rows - decoding));
   for (Sequence* sequence : running_) {
     const auto drafts = static_cast<int64_t>(sequence->drafts.size());
     const int64_t kept = sequence->decoding() && !sequence->complete ? std::min(drafts, left) : 0;
@@ -105,9 +112,11 @@ PrefillBudget Scheduler::PlanRunning() {
   int64_t decoding = 0;  // rows
   for (const Sequence* sequence : running_)
     if (decodes(sequence)) decoding += rows_of(sequence);
+  const int64_t room =
+      options_.chunk_rows + options_.max_running_requests + options_.max_draft_rows - decoding;
+  const int64_t rows = std::min(options_.chunk_rows, room);
   PrefillBudget budget{
-      .rows = decoding > 0 || others_decode_ ? std::min(options_.chunk_rows, prefill_limit_)
-                                             : options_.chunk_rows,
+      .rows = decoding > 0 || others_decode_ ? std::min(rows, prefill_limit_) : rows,
       .logit_rows = std::max<int64_t>(1, options_.max_logit_rows - decoding),
       .whole_prompts = options_.whole_prompts,
   };

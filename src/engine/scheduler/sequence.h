@@ -13,6 +13,7 @@
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/rank_grammars.h"
 #include "engine/request.h"
+#include "engine/speculative/forced_pace.h"
 #include "engine/speculative/ngram_index.h"
 
 namespace switchyard {
@@ -69,13 +70,15 @@ struct Sequence {
   // their rows too, and keeps those that equal the tokens it samples. Their keys and values are
   // beyond `computed`, and are overwritten after a rejection.
   std::vector<int32_t> drafts;
+  bool drafts_forced = false;          // the drafts are those of GrammarDrafter
+  ForcedPace forced_pace;              // of GrammarDrafter
   std::unique_ptr<NgramIndex> ngrams;  // of NgramDrafter; null: none yet
   // Number of leading rows that are in the draft model's cache. After a reuse of cached prefixes
   // their rows are assumed to be there; a wrong row gives worse drafts only.
   int64_t draft_computed = 0;
   // [rows, H] the target's hidden rows from `draft_computed` on, for an MTP layer that was not run.
   std::vector<float> saved_hidden;
-  DraftCounts draft_counts;
+  DraftCounts draft_counts, forced_counts;  // of speculative decoding, of GrammarDrafter
 
   bool admitted_before = false;
   int32_t cached_tokens = 0;  // of the prompt, at the first admission

@@ -17,8 +17,8 @@ struct DraftPart {
   // The positions whose rows of the pass have correct tokens: not those of rejected drafts.
   int64_t begin = 0, rows = 0;
   bool decoding = false;  // the rows were decode rows
-  // The most drafts that the sequence can use; 0: it does not decode in the next step. The sequence
-  // has pages for them.
+  // The most drafts that the sequence can use; 0: it does not decode in the next step, or has
+  // drafts of another source. The sequence has pages for them.
   int64_t wanted = 0;
 };
 

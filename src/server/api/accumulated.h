@@ -38,6 +38,7 @@ struct Accumulated {
     last.completion_tokens = event.completion_tokens;
     last.cached_tokens = event.cached_tokens;
     last.drafts = event.drafts;
+    last.forced = event.forced;
     last.error = event.error;
     last.error_kind = event.error_kind;
   }

@@ -90,6 +90,7 @@ void SettleArgs(const CommandLine& app, ServerArgs* args) {
   SetAttentionGroups(*args);
   ResolveModel(*args);
   CheckParserFlags(*args);
+  if (args->grammar_backend == "none") args->engine.disable_jump_forward = true;
 }
 
 void NoteWithoutEffect(const MoeOptions& moe, TakenFlags* taken) {

@@ -32,6 +32,9 @@ void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
   app.Flag("--speculative-simulate-acceptance", s.simulate_acceptance, kSpeculation,
            "For benchmarks only: the probability with which a draft is accepted whatever the model "
            "samples, 0 to 1. Outputs are then wrong. -1: none");
+  app.Switch("--disable-jump-forward", e.disable_jump_forward, kSpeculation,
+             "Computes one token of an output in a step where its grammar forces the next text. By "
+             "default this text is drafted on CPUs, with equal outputs");
   app.Flag("--speculative-moe-a2a-backend", e.moe.speculative_a2a_backend, kSpeculation,
            "--moe-a2a-backend of the draft model; default: the target's");
   app.Flag("--speculative-moe-runner-backend", e.moe.speculative_runner_backend, kSpeculation,

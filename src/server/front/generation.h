@@ -64,7 +64,7 @@ struct GenerationEvent {
   FinishReason finish = FinishReason::kNone;
   std::variant<std::monostate, int32_t, std::string> matched;  // stop token id or stop string
   int32_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;  // totals so far
-  DraftCounts drafts;                                                   // RequestOutput::drafts
+  DraftCounts drafts, forced;                                           // of RequestOutput
   std::string error;                            // set with FinishReason::kError
   ErrorKind error_kind = ErrorKind::kResource;  // set with FinishReason::kError
 

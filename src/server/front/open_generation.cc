@@ -20,6 +20,7 @@ void AppendTo(std::vector<T>& to, const std::vector<T>& from) {
 void Front::Open::Take(const RequestOutput& output) {
   next.cached_tokens = output.cached_tokens;
   next.drafts = output.drafts;
+  next.forced = output.forced;
   AppendTo(next.input_logprobs, output.input_logprobs);
   AppendTo(next.routed_experts, output.routed_experts);
   AppendTo(next.pooled, output.pooled);

@@ -37,6 +37,7 @@ std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan) {
   w.Put(plan.max_running_requests);
   w.Put(plan.chunked_prefill_size);
   w.Put(plan.max_batch_tokens);
+  w.Put(plan.max_forced);
   w.Put(plan.threads_per_rank);
   w.Put(plan.weight_bytes_per_rank);
   w.Put(plan.kv_bytes_per_rank);
@@ -58,6 +59,7 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   job.plan.max_running_requests = r.Get<int32_t>();
   job.plan.chunked_prefill_size = r.Get<int32_t>();
   job.plan.max_batch_tokens = r.Get<int64_t>();
+  job.plan.max_forced = r.Get<int32_t>();
   job.plan.threads_per_rank = r.Get<int32_t>();
   job.plan.weight_bytes_per_rank = r.Get<size_t>();
   job.plan.kv_bytes_per_rank = r.Get<size_t>();

@@ -66,6 +66,21 @@ void AddDrafts(const EngineStats& s, const std::string& index, const Labels& sgl
         vllm, s.accepted_tokens);
 }
 
+// Of jump-forward decoding; only if there were drafts.
+void AddForced(const EngineStats& s, const std::string& index, Page* page) {
+  if (s.forced_steps == 0) return;
+  const Labels group = {{"group", index}};
+  const auto count = [&](const char* name, const char* help, int64_t n) {
+    page->Counter(name, help, group, static_cast<double>(n));
+  };
+  count("switchyard_jump_forward_steps_total",
+        "Decode steps of a request with drafts that its grammar forces", s.forced_steps);
+  count("switchyard_jump_forward_draft_tokens_total", "Draft tokens that grammars force, computed",
+        s.forced_tokens);
+  count("switchyard_accepted_jump_forward_draft_tokens_total",
+        "Draft tokens that grammars force, equal to the sampled tokens", s.accepted_forced_tokens);
+}
+
 // The fraction of pages that requests use. Pages that only cache a prefix do not count.
 double Usage(const EngineStats& s) {
   if (s.total_pages == 0) return 0;
@@ -103,6 +118,7 @@ void AddGroups(const std::vector<EngineStats>& groups, const std::string& model,
     const Labels vllm = {{"model_name", model}, {"engine", index}};
     AddVllm(groups[g], vllm, page);
     AddDrafts(groups[g], index, sglang, vllm, page);
+    AddForced(groups[g], index, page);
   }
 }
 

@@ -106,6 +106,11 @@ std::string GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
     meta["spec_accept_rate"] = static_cast<double>(drafts.accepted) / drafts.drafted;
     meta["spec_accept_length"] = 1 + static_cast<double>(drafts.accepted) / drafts.steps;
   }
+  if (const DraftCounts& forced = a.last.forced; forced.steps > 0) {
+    meta["jump_forward_ct"] = forced.steps;
+    meta["jump_forward_draft_token_num"] = forced.drafted;
+    meta["jump_forward_accept_token_num"] = forced.accepted;
+  }
   if (spec.logprob.enabled) {
     static const std::vector<PositionLogprobs> kNone;
     AddLogprobs(tokenizer, spec, "input", with_input ? a.input_logprobs : kNone,

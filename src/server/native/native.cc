@@ -130,6 +130,13 @@ void AddDrafts(const EngineStats& s, Json* state) {
                  {"avg_spec_accept_length", 1 + ratio(s.accepted_tokens, s.verify_steps)}});
 }
 
+// Adds the counts of jump-forward decoding.
+void AddForced(const EngineStats& s, Json* state) {
+  state->update({{"jump_forward_steps", s.forced_steps},
+                 {"jump_forward_draft_tokens", s.forced_tokens},
+                 {"accepted_jump_forward_draft_tokens", s.accepted_forced_tokens}});
+}
+
 // State of one attention group; `open`: its open requests.
 Json StateJson(const EngineStats& s, int64_t open) {
   return {{"open_requests", open},
@@ -177,6 +184,7 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
                {"chunked_prefill_size",
                 plan.chunked_prefill_size < 0 ? -1 : plan.chunked_prefill_size * e.mesh.dp},
                {"disable_radix_cache", e.disable_radix_cache},
+               {"jump_forward", plan.max_forced > 0},
                {"is_embedding", service.model.config.pooling.has_value()},
                {"tool_call_parser", NameOf(service.model.output_format.calls)},
                {"reasoning_parser", NameOf(service.model.output_format.reasoning)},
@@ -190,11 +198,13 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
     info["speculative_moe_runner_backend"] = e.moe.speculative_runner_backend;
   }
   service.front.Stats([info = std::move(info), open = service.front.open_by_group(), speculates,
+                       jumps = plan.max_forced > 0,
                        responder](const std::vector<EngineStats>& groups) mutable {
     Json states = Json::array();
     for (size_t g = 0; g < groups.size(); ++g) {
       states.push_back(StateJson(groups[g], open[g]));
       if (speculates) AddDrafts(groups[g], &states.back());
+      if (jumps) AddForced(groups[g], &states.back());
     }
     info["internal_states"] = std::move(states);
     responder.Send(200, http::kJson, Dump(info));

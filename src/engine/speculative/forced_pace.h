@@ -1,0 +1,36 @@
+// The number of forced drafts, from their acceptance so far.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/request.h"
+
+namespace switchyard {
+
+// The state of one sequence. Fractions are integers, so that they are equal on all ranks.
+struct ForcedPace {
+  DraftCounts seen;  // outcomes that are part of the state
+  int32_t right =
+      -1;  // decayed acceptance of drafts whose predecessors were right; −1: no draft yet
+  int32_t pause = 0;   // steps without drafts after the next trial
+  int32_t paused = 0;  // such steps that are left
+};
+
+// A draft pays if the probability that it and its predecessors are right exceeds the cost of its
+// row. So a model that splits forced text in unusual ways, such as letter by letter, gets few
+// drafts. Of all sequences of a rank; new ones start from the acceptance of the others.
+class ForcedAcceptance {
+ public:
+  // The number of drafts in the next step of a sequence, given all its outcomes so far; at most
+  // `most`. `sequences`: those that decode in that step.
+  int32_t Limit(const DraftCounts& so_far, int64_t sequences, int32_t most, ForcedPace& pace);
+
+ private:
+  static constexpr int32_t kOne = 1 << 14;
+  static int32_t CostOf(int64_t sequences);
+  void Observe(int32_t drafted, int32_t accepted, ForcedPace& pace);
+
+  int32_t right_ = kOne * 9 / 10;  // as of a model that splits text as its tokenizer does
+};
+
+}  // namespace switchyard
