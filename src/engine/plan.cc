@@ -392,7 +392,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.model = model;
   plan.draft = ReadDraftConfig(config, plan.model);
   plan.drafts = LimitsOf(config.speculative);
-  // GPUs do not verify drafts; a pooled model generates nothing.
+  // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
   if (!plan.cuda && !model.pooling && !config.disable_jump_forward)
     plan.max_forced = kMostForcedDrafts;
   CheckRunnerFormat(config, plan.model);
