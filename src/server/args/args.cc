@@ -412,8 +412,11 @@ std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args) {
   AddEngineFlags(app, a);
   AddServerFlags(app, a);
   if (!Parse(app, args, a)) return std::nullopt;
-  if (a.enable_elastic_ep && a.disable_elastic_ep)
-    throw Invalid("--enable-elastic-ep and --disable-elastic-ep exclude each other");
+  for (const char* flag : {"--enable-elastic-ep", "--max-rank-deaths", "--rank-stall-timeout"}) {
+    if (!app.Given(flag)) continue;
+    if (a.disable_elastic_ep) throw Invalid("{} and --disable-elastic-ep exclude each other", flag);
+    a.restart_flags.emplace_back(flag);
+  }
   DeathLimit::Parse(a.max_rank_deaths);
   if (!JsonSpaceOfPattern(a.json_whitespace))
     throw Invalid("--constrained-json-whitespace-pattern {} is not supported: want \"{}\" or \"\"",

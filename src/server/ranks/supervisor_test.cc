@@ -29,6 +29,7 @@ class FakeHost : public RankHost {
   void ExpectEnd() override {}
   bool WaitEnded(std::chrono::milliseconds) override { return true; }
   void KillAll() override {}
+  bool Kill(std::chrono::milliseconds) override { return can_be_killed; }
   Ending HowEnded() const override { return ending_; }
 
   void Send(const EngineMessage& message) { socket_.Send(EncodeMessage(message)); }
@@ -37,6 +38,7 @@ class FakeHost : public RankHost {
     EXPECT_TRUE(bytes.has_value());
     return bytes ? DecodeControl(*bytes) : std::vector<ControlMessage>();
   }
+  bool can_be_killed = true;
   // Call it last: the host may then be destroyed.
   void End(const std::string& why, Ending ending) {
     ending_ = std::move(ending);
@@ -191,6 +193,17 @@ TEST_F(SupervisorTest, ShutdownDoesNotWaitForRanksThatLoad) {
   Host(1).End("rank 1 was killed", kKilled);
   Host(2);
   EXPECT_TRUE(supervisor->Shutdown(10s));
+}
+
+TEST_F(SupervisorTest, ARankThatCannotBeKilledEndsTheServer) {
+  Start({.restarts = true, .reap_timeout = 7s});
+  supervisor->Watch();
+  const uint64_t id = Submit(9);
+  Host(1).can_be_killed = false;
+  Host(1).End("rank 1 was killed", kKilled);
+  EXPECT_THAT(Lost(), HasSubstr("has not ended after 7 s"));
+  EXPECT_TRUE(front.ranks_lost());
+  EXPECT_EQ(id, 1u);
 }
 
 }  // namespace
