@@ -386,8 +386,10 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     ExchangeCounts(mine, engine.HasWork(), groups, profiler);
     if (groups.any_work()) {
       timer.Start(groups.counts(), mine);
-      // Moves of experts take time of their own.
-      Post(RunStep(engine, groups, *comm.memory, eplb ? nullptr : &allowance), groups, profiler);
+      // Moves of experts and draft passes take time that does not follow from the rows.
+      const bool predictable = !eplb && engine.draft_limit() == 0;
+      Post(RunStep(engine, groups, *comm.memory, predictable ? &allowance : nullptr), groups,
+           profiler);
       timer.Stop(engine.launched());
       if (const auto stage = StageOf(groups.counts())) step.End(*stage, mine.tokens);
     } else if (eplb && eplb->busy()) {
