@@ -110,19 +110,7 @@ TEST_P(RandomWorkload, GivesWhatEachRequestGetsAlone) {
   for (const auto& [id, want] : alone.seen) {
     const RequestOutput& got = crowd.seen[id];
     SCOPED_TRACE(fmt::format("request {}", id));
-    if (aborted.count(id)) {
-      EXPECT_EQ(got.finish, FinishReason::kAbort);
-      ASSERT_LE(got.new_tokens.size(), want.new_tokens.size());
-      EXPECT_TRUE(
-          std::equal(got.new_tokens.begin(), got.new_tokens.end(), want.new_tokens.begin()));
-      continue;
-    }
-    EXPECT_EQ(got.finish, want.finish) << got.error;
-    EXPECT_EQ(got.new_tokens, want.new_tokens);
-    EXPECT_EQ(got.matched, want.matched);
-    EXPECT_TRUE(SameLogprobs(got.input_logprobs, want.input_logprobs));
-    EXPECT_TRUE(SameLogprobs(got.output_logprobs, want.output_logprobs));
-    EXPECT_EQ(got.routed_experts, want.routed_experts);
+    ExpectSameOutput(got, want, aborted.count(id) > 0);
   }
   EXPECT_TRUE(std::get<FlushResult>(crowd.Tell({FlushCache{}}).at(0)).done);
   EXPECT_EQ(crowd.engine.Stats().free_pages, w.num_pages);
@@ -170,12 +158,7 @@ TEST_P(RandomWorkload, GoesOnInANewEngine) {
   for (const auto& [id, want] : alone.seen) {
     const RequestOutput& got = crowd->seen[id];
     SCOPED_TRACE(fmt::format("request {}", id));
-    EXPECT_EQ(got.finish, want.finish) << got.error;
-    EXPECT_EQ(got.new_tokens, want.new_tokens);
-    EXPECT_EQ(got.matched, want.matched);
-    EXPECT_TRUE(SameLogprobs(got.input_logprobs, want.input_logprobs));
-    EXPECT_TRUE(SameLogprobs(got.output_logprobs, want.output_logprobs));
-    EXPECT_EQ(got.routed_experts, want.routed_experts);
+    ExpectSameOutput(got, want);
   }
 }
 

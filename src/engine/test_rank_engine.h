@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -128,6 +129,25 @@ inline bool SameLogprobs(const std::vector<PositionLogprobs>& a,
     return l.token == r.token && same(l.logprob, r.logprob) && same_list(l.top, r.top) &&
            same_list(l.asked, r.asked);
   });
+}
+
+// Whether two runs of a request gave the same output. `aborted`: the run of `got` was aborted, so
+// its tokens are the beginning of those of `want`.
+inline void ExpectSameOutput(const RequestOutput& got, const RequestOutput& want,
+                             bool aborted = false) {
+  if (aborted) {
+    EXPECT_EQ(got.finish, FinishReason::kAbort);
+    ASSERT_LE(got.new_tokens.size(), want.new_tokens.size());
+    EXPECT_TRUE(std::equal(got.new_tokens.begin(), got.new_tokens.end(), want.new_tokens.begin()));
+    return;
+  }
+  EXPECT_EQ(got.finish, want.finish) << got.error;
+  EXPECT_EQ(got.error, want.error);
+  EXPECT_EQ(got.new_tokens, want.new_tokens);
+  EXPECT_EQ(got.matched, want.matched);
+  EXPECT_TRUE(SameLogprobs(got.input_logprobs, want.input_logprobs));
+  EXPECT_TRUE(SameLogprobs(got.output_logprobs, want.output_logprobs));
+  EXPECT_EQ(got.routed_experts, want.routed_experts);
 }
 
 }  // namespace switchyard

@@ -33,8 +33,7 @@ GpuMoeBackends BuiltinGpuBackends() {
       .peer_bytes = factories.deepep_peer_bytes,
       .make = factories.deepep,
       .summary = "all-to-all over peer memory, or over NCCL between hosts",
-      .combines_by_rank = true,
-      .combines_in_parts = true};
+      .combines_by_rank = true};
   b.exchanges.Add("deepep", deepep);
   // Over peer memory, every exchange is one-sided: a source writes rows and routing into the memory
   // of the experts' ranks. So the following names differ only in their modes and in whether they

@@ -57,9 +57,8 @@ struct GpuExchangeBackend {
   std::function<size_t(const ExchangeConfig&, bool spans_hosts)> peer_bytes;
   // Called for each mode, for the current device, on all ranks in one order.
   std::function<std::unique_ptr<RowExchange>(const GpuExchangeContext&)> make;
-  std::string summary;             // for `switchyard backends`
-  bool combines_by_rank = false;   // supports --moe-combine-rows rank
-  bool combines_in_parts = false;  // supports RowExchange::BeginCombinePart
+  std::string summary;            // for `switchyard backends`
+  bool combines_by_rank = false;  // supports --moe-combine-rows rank
 };
 
 // A value of --moe-runner-backend.

@@ -38,7 +38,7 @@ def refusal(*arguments):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_plan_prints_the_placement_and_how_even_it_is(algorithm):
     printed = lines("plan", TRACES, *SIZE, "--algorithm", algorithm)
-    assert printed[0].startswith(f"200 steps, 1 layers, 256 experts on 288 places of 32 ranks on 4 nodes: {algorithm} took ")
+    assert printed[0].startswith(f"200 steps, 1 layers, 256 experts in 288 slots of 32 ranks on 4 nodes: {algorithm} took ")
     before, after = map(float, re.fullmatch(r" +0 +([\d.]+) +([\d.]+)", printed[3]).groups())
     assert 0 < before < after <= 1
     ranks = [re.fullmatch(r"  rank (\d+): ([\d ]+)", line) for line in printed if line.startswith("  rank ")]

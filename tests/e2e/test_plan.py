@@ -51,7 +51,8 @@ def test_resident_memory_is_the_planned_one(name, flags):
                          ids=lambda path: path.name)
 def test_resident_memory_of_a_small_model_is_the_planned_one_and_the_heap(model):
     planned, resident = planned_and_resident("--model-path", model)
-    assert resident == pytest.approx(planned, abs=4)  # MiB: threads, tables and heap of the program
+    # In MiB. Threads, tables and heap of the program take 2 to 4, most in a build with CUDA.
+    assert resident == pytest.approx(planned, abs=6)
 
 
 def test_serve_logs_planned_and_resident_memory():
