@@ -13,6 +13,7 @@
 #include "engine/expert_services.h"
 #include "engine/group_exchange.h"
 #include "engine/host_memory.h"
+#include "engine/kept_model.h"
 #include "engine/memory_plan.h"
 #include "engine/model_forward.h"
 #include "engine/profile_commands.h"
@@ -71,8 +72,14 @@ struct Drafting {
   std::unique_ptr<Drafter> drafter;
 };
 
+// What a rank keeps from one epoch to the next.
+struct Kept {
+  KeptModel model, draft;
+};
+
 Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model& target,
-                      profile::Profiler* profiler, RankComm& comm, ThreadPool& pool) {
+                      profile::Profiler* profiler, RankComm& comm, ThreadPool& pool,
+                      KeptModel* kept) {
   Drafting made;
   if (plan.drafts.most > 0 && comm.mesh.rank() == 0) {
     LOG_INFO("speculative decoding: {}, {} {} drafts; steps are not launched ahead",
@@ -85,8 +92,7 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
   if (SourceOf(config.speculative) == DraftSource::kNgram)
     made.drafter = std::make_unique<NgramDrafter>();
   if (!plan.draft) return made;
-  made.model =
-      std::make_unique<DraftModel>(config, plan, comm.mesh.rank(), target, profiler, comm, pool);
+  made.model = std::make_unique<DraftModel>(config, plan, target, profiler, comm, pool, kept);
   constexpr int64_t kSavedBytes = int64_t{256} << 20;
   const int64_t saved_rows =
       kSavedBytes / (plan.draft->hidden * int64_t{sizeof(float)} * plan.max_running_requests);
@@ -94,12 +100,6 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
                                                 plan.max_batch_tokens, saved_rows);
   return made;
 }
-
-// What a rank keeps from one epoch to the next. On GPUs it keeps nothing.
-struct Kept {
-  std::shared_ptr<const ModelWeights> weights;
-  std::optional<KvStorage> kv;  // memory only: the next epoch overwrites it
-};
 
 // Serves for an epoch. Everything but `kept` belongs to it.
 void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
@@ -118,17 +118,14 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   profile::Profiler profiler(rank, comm->mesh.Title());
   options.profiler = &profiler;
   options.keeps_hidden = plan.draft && plan.draft->is_mtp;
-  options.weights = kept->weights;
+  options.weights = kept->model.weights();
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
-  KvStorage kv =
-      kept->kv ? *kept->kv : model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
-  kept->weights = model.weights();
-  if (kept->weights) kept->kv = kv;
+  KvStorage kv = kept->model.Keep(model, plan, config.page_size);
   const ExpertServices::Attached attached(experts, model);
   ModelForward forward(model, kv, experts);
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
-  const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool);
+  const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool, &kept->draft);
   RankEngine engine(EngineOptions(config, plan, comm->mesh, &profiler, drafting.drafter.get()),
                     chosen);
   comm->tp->Barrier("model loaded");
@@ -439,7 +436,7 @@ namespace {
 bool CanContinue(const std::exception& error, const SharedArena& arena, const Kept& kept) {
   const auto* known = dynamic_cast<const Error*>(&error);
   return known && known->kind() == ErrorKind::kPeer && arena.has_epochs() &&
-         arena.AbortReason() == known->what() && kept.weights;
+         arena.AbortReason() == known->what() && kept.model.weights();
 }
 
 }  // namespace

@@ -17,8 +17,9 @@ LAYOUTS = {
     "2 ranks": ["--tp", 2, "--ep", 2],
     "4 ranks": ["--tp", 4, "--ep", 4, "--moe-a2a-backend", "deepep"],
     "2 groups": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--dp-size", 2, "--enable-dp-attention"],
+    "drafts": ["--tp", 2, "--ep", 2, "--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2],
 }
-TOKENS = {"2 ranks": 70, "4 ranks": 45, "2 groups": 45}  # four ranks take long on two cores
+TOKENS = {"2 ranks": 70, "4 ranks": 45, "2 groups": 45, "drafts": 70}  # four ranks take long on two cores
 
 
 def kill_twice(server, clients):
@@ -57,6 +58,10 @@ FAULTS = {
     "2 groups": {
         "SIGKILL of rank 1, decode": when_decoding([1], signal.SIGKILL),
     },
+    "drafts": {
+        "SIGKILL of rank 1, decode": when_decoding([1], signal.SIGKILL),
+        "SIGSEGV of rank 0, decode": when_decoding([0], signal.SIGSEGV),
+    },
 }
 
 
@@ -84,6 +89,7 @@ def test_outputs_equal_those_of_an_undisturbed_server(layout):
             print(f"{layout:9} | {name:40} | first token {tokens[-1]:>5} ms | longest gap {gap * 1000:6.0f} ms")
             assert len(server.ranks()) == count and server.ranks() != old  # the others keep their weights
             assert not any(state_of(pid) for pid in set(old) - set(server.ranks()))
+        assert any(state.get("draft_tokens") for state in server.states()) == (layout == "drafts")
         after = settled_descriptors(server)
         assert after[1] == before[1] and after[0] <= before[0], (before, after)
         ranks = server.ranks()
