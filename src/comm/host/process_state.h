@@ -1,4 +1,4 @@
-// What the kernel tells about another process.
+// The state of another process, read from the kernel.
 #pragma once
 
 #include <sys/types.h>

@@ -146,10 +146,14 @@ std::vector<int> RankProcesses::Impl::SpawnMissing() {
   for (int i = 0; i < std::ssize(children); ++i) {  // only this thread changes the list
     if (!children[i].ended) continue;
     Child child = Spawn(i);
+    if (child.pidfd.get() < 0) {
+      const int error = errno;
+      kill(child.pid, SIGKILL);
+      Reap(child.rank, child.pid);
+      throw Resource("cannot watch rank {}: {}", child.rank, strerror(error));
+    }
     const std::lock_guard lock(mutex);
     children[i] = std::move(child);
-    if (children[i].pidfd.get() < 0)
-      throw Resource("cannot watch rank {}: {}", children[i].rank, strerror(errno));
     started.push_back(children[i].rank);
   }
   return started;
