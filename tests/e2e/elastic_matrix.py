@@ -2,7 +2,7 @@
 
     build/venv/bin/python tests/e2e/elastic_matrix.py [--layout NAME ...] [--how HOW ...] [--when WHEN ...] [--who WHO ...]
 
-All cells take about an hour on two cores. The exit code is 1 if a request was lost or an output differs.
+The exit code is 1 if a request was lost, an output differs, or a process or descriptor is left behind.
 """
 import argparse
 import os
@@ -11,7 +11,8 @@ import signal
 import sys
 import time
 
-from elastic import FLAGS, YARDLING, Client, Faults, bodies, finish, metric, start_batch, wait_decoding
+from elastic import (FLAGS, YARDLING, Faults, bodies, finish, metric, settled_descriptors, start_batch, state_of,
+                     wait_decoding)
 
 LAYOUTS = {
     "tp2": ["--tp", 2],
@@ -28,16 +29,23 @@ LAYOUTS = {
 }
 WHO = {"first": lambda n: [0], "last": lambda n: [n - 1], "two": lambda n: [0, 1], "all": lambda n: list(range(n))}
 HOW = ["kill", "segv", "abort", "bus", "exit", "throw", "stop", "spin"]
-# Points of a step while requests decode; "prefill": in the first layer of the first chunk; "idle": a signal.
-WHEN = ["idle", "prefill", "plan", "layer", "post", "sampled"]
+# Points of a step while requests decode. "prefill": in the first layer of the first chunk. "idle": a signal. "loading": a
+# rank is killed while requests decode, and the new one fails while it loads.
+WHEN = ["idle", "prefill", "plan", "layer", "post", "sampled", "loading"]
 SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGABRT, "bus": signal.SIGBUS, "stop": signal.SIGSTOP}
 
 
-def exists(when, how):
-    """A rank that spins outside of a forward pass is not detected before --watchdog-timeout."""
-    if when == "idle":
+def exists(name, when, how, who):
+    if who == "two" and ranks_of(name) == 2:  # all
+        return False
+    if when in ("idle", "loading"):  # an error of a rank that loads ends the server
         return how in SIGNALS
+    # A rank that spins outside of a forward pass is not detected before --watchdog-timeout.
     return how != "spin" or when in ("layer", "prefill")
+
+
+def ranks_of(name):
+    return LAYOUTS[name][LAYOUTS[name].index("--tp") + 1]
 
 
 def run_cell(faults, when, how, ranks, made):
@@ -47,7 +55,7 @@ def run_cell(faults, when, how, ranks, made):
         for rank in ranks:
             os.kill(pids[rank], SIGNALS[how])
         return start_batch(server, made)
-    point = "layer" if when == "prefill" else when
+    point = {"prefill": "layer", "loading": "load"}.get(when, when)
     if when == "prefill":
         for rank in ranks:
             faults.order(f"{rank}.{point}", how)
@@ -56,36 +64,69 @@ def run_cell(faults, when, how, ranks, made):
         wait_decoding(clients)
         for rank in ranks:
             faults.order(f"{rank}.{point}", how)
+    if when == "loading":
+        pids = server.ranks()
+        for rank in ranks:
+            os.kill(pids[rank], signal.SIGKILL)
     return clients
+
+
+def undisturbed(flags, tokens, cells):
+    """The results of all batches. The next batch is sent while one runs."""
+    with Faults(YARDLING, *flags) as faults:
+        results, running = [], []
+        for i in range(cells):
+            running.append(start_batch(faults.server, bodies(i, tokens)))
+            if len(running) == 2:
+                results.append(finish(running.pop(0)))
+        return results + [finish(clients) for clients in running]
 
 
 def row(*columns):
     print("| " + " | ".join(str(c) for c in columns) + " |", flush=True)
 
 
+def run_cells(name, faults, cells, want, tokens):
+    """Returns the number of bad cells."""
+    server, bad = faults.server, 0
+    for i, (when, how, who) in enumerate(cells):
+        epoch = metric(server, "switchyard_epoch")
+        pids = server.ranks()
+        clients = run_cell(faults, when, how, WHO[who](len(pids)), bodies(i, tokens))
+        results = finish(clients)
+        lost = sum(isinstance(result, str) for result in results)
+        wrong = sum(got != expected for got, expected in zip(results, want[i])) - lost
+        ended = metric(server, "switchyard_epoch") - epoch
+        left = [pid for pid in set(pids) - set(server.ranks()) if state_of(pid)]
+        for order in os.listdir(faults.folder.name):  # of a rank that another one has stopped first
+            os.unlink(os.path.join(faults.folder.name, order))
+        firsts = re.findall(r"the first token came (\d+) ms", server.text())
+        gap = max(c.gap for c in clients)
+        row(name, when, how, who, len(results), lost, wrong, int(ended), firsts[-1] if firsts else "-", f"{gap * 1000:.0f}")
+        bad += lost + wrong > 0 or ended < 1 or len(left) > 0
+    return bad
+
+
 def run_layout(name, args):
     """Returns the number of bad cells."""
     flags = [*FLAGS, *LAYOUTS[name], "--max-rank-deaths", "1000000/60"]
-    cells = [(when, how, who) for when in args.when for how in args.how for who in args.who if exists(when, how)]
-    with Faults(YARDLING, *flags) as undisturbed:
-        want = [finish(start_batch(undisturbed.server, bodies(i, args.tokens))) for i in range(len(cells))]
-    bad = 0
+    cells = [(when, how, who) for when in args.when for how in args.how for who in args.who if exists(name, when, how, who)]
+    want = undisturbed(flags, args.tokens, len(cells))
     with Faults(YARDLING, *flags) as faults:
-        for i, (when, how, who) in enumerate(cells):
-            server = faults.server
-            epoch = metric(server, "switchyard_epoch")
-            made = bodies(i, args.tokens)
-            clients = run_cell(faults, when, how, WHO[who](len(server.ranks())), made)
-            results = finish(clients)
-            lost = sum(isinstance(result, str) for result in results)
-            wrong = sum(got != expected for got, expected in zip(results, want[i])) - lost
-            ended = metric(server, "switchyard_epoch") - epoch
-            for order in os.listdir(faults.folder.name):  # of a rank that another one has stopped first
-                os.unlink(os.path.join(faults.folder.name, order))
-            tokens = re.findall(r"the first token came (\d+) ms", server.text())
-            gap = max((c.gap for c in clients if isinstance(c, Client)), default=0)
-            row(name, when, how, who, len(results), lost, wrong, int(ended), tokens[-1] if tokens else "-", f"{gap * 1000:.0f}")
-            bad += lost + wrong > 0 or ended < 1
+        server = faults.server
+        before = settled_descriptors(server)
+        try:
+            bad = run_cells(name, faults, cells, want, args.tokens)
+        except Exception:
+            print(server.text()[-4000:], file=sys.stderr)
+            raise
+        after = settled_descriptors(server)
+        ranks = server.ranks()
+        code = server.stop()
+    left = [pid for pid in ranks if state_of(pid)]
+    if code != 0 or left or after[1] != before[1] or after[0] > before[0]:
+        print(f"{name}: exit code {code}, processes left: {left}, descriptors {before} before and {after} after", flush=True)
+        bad += 1
     return bad
 
 
