@@ -146,8 +146,9 @@ void Supervisor::Drop() {
   old.swap(ranks_);
 }
 
-// Starts new ranks. Returns how they ended if one was killed while they loaded. Throws the error of
-// a rank that cannot load, as at the start of the server.
+// Starts new ranks. Returns how they ended if one ended while they loaded. Throws if they did not
+// join in time, and if the leader has found that the checkpoint or a flag is not valid: another
+// start would fail as well.
 std::optional<RanksEnd> Supervisor::StartAgain() {
   const auto start = Clock::now();
   std::unique_ptr<EngineRanks> started = Start();
@@ -161,7 +162,7 @@ std::optional<RanksEnd> Supervisor::StartAgain() {
     return std::nullopt;
   } catch (const Error& error) {
     RanksEnd end{.why = error.what(), .time = Clock::now()};
-    if (!Reap(&end).by_signal) throw;
+    if (!Reap(&end).by_signal && error.kind() != ErrorKind::kPeer) throw;
     return end;
   }
 }

@@ -153,6 +153,20 @@ TEST_F(SupervisorTest, RanksThatAreKilledWhileTheyLoadAreRestarted) {
   EXPECT_EQ(front.history().epoch, 2);
 }
 
+// It may have been short of memory, for example. --max-rank-deaths limits the number of attempts.
+TEST_F(SupervisorTest, RanksThatEndByThemselvesWhileTheyLoadAreRestarted) {
+  Start({.restarts = true, .deaths = {.count = 3, .window = 60s}});
+  supervisor->Watch();
+  Host(1).End("rank 1 was killed", kKilled);
+  Host(2).End("rank 1 ended with exit code 0", kFailed);
+  Host(3).Send(RankReady{});
+  while (front.history().epoch < 2) std::this_thread::yield();
+  EXPECT_EQ(front.history().deaths, 2);
+  Host(3).End("rank 1 was killed", kKilled);
+  Host(4).End("rank 1 ended with exit code 1", kFailed);
+  EXPECT_THAT(Lost(), AllOf(HasSubstr("exit code 0"), HasSubstr("exit code 1")));
+}
+
 TEST_F(SupervisorTest, AnErrorOfRanksThatLoadIsFinal) {
   Start({.restarts = true});
   supervisor->Watch();
