@@ -168,10 +168,13 @@ class RankEngine {
 // in milliseconds), broadcasts them to all ranks, and sends the answers of all attention groups
 // through `send`. Loads the model first (the leader sends progress and RankReady). Runs on thread
 // ranks and process ranks alike. Returns after Shutdown. An Error on any rank aborts the arena and
-// is rethrown.
+// is rethrown. If the arena has epochs, a rank that another one has aborted waits for the next
+// epoch with its weights, and serves again.
 struct RankLoopIo {
   std::function<std::vector<ControlMessage>(std::chrono::milliseconds)> receive;  // leader only
   std::function<void(const EngineMessage&)> send;                                 // leader only
+  // Connects to the front of the next epoch. Leader only; null: there is one epoch.
+  std::function<RankLoopIo(const std::string& endpoint)> reconnect;
 };
 void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
                  const std::shared_ptr<SharedArena>& arena, const RankLoopIo& io);

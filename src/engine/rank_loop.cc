@@ -13,6 +13,7 @@
 #include "engine/expert_services.h"
 #include "engine/group_exchange.h"
 #include "engine/host_memory.h"
+#include "engine/kept_model.h"
 #include "engine/memory_plan.h"
 #include "engine/model_forward.h"
 #include "engine/profile_commands.h"
@@ -20,6 +21,7 @@
 #include "engine/scheduler/prefill_pace.h"
 #include "engine/speculative/draft_model.h"
 #include "engine/speculative/ngram_drafter.h"
+#include "engine/step_allowance.h"
 #include "kernels/ops.h"
 
 namespace switchyard {
@@ -71,8 +73,14 @@ struct Drafting {
   std::unique_ptr<Drafter> drafter;
 };
 
+// What a rank keeps from one epoch to the next.
+struct Kept {
+  KeptModel model, draft;
+};
+
 Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model& target,
-                      profile::Profiler* profiler, RankComm& comm, ThreadPool& pool) {
+                      profile::Profiler* profiler, RankComm& comm, ThreadPool& pool,
+                      KeptModel* kept) {
   Drafting made;
   if (plan.drafts.most > 0 && comm.mesh.rank() == 0) {
     LOG_INFO("speculative decoding: {}, {} {} drafts; steps are not launched ahead",
@@ -85,8 +93,7 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
   if (SourceOf(config.speculative) == DraftSource::kNgram)
     made.drafter = std::make_unique<NgramDrafter>();
   if (!plan.draft) return made;
-  made.model =
-      std::make_unique<DraftModel>(config, plan, comm.mesh.rank(), target, profiler, comm, pool);
+  made.model = std::make_unique<DraftModel>(config, plan, target, profiler, comm, pool, kept);
   constexpr int64_t kSavedBytes = int64_t{256} << 20;
   const int64_t saved_rows =
       kSavedBytes / (plan.draft->hidden * int64_t{sizeof(float)} * plan.max_running_requests);
@@ -95,12 +102,14 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
   return made;
 }
 
+// Serves for an epoch. Everything but `kept` belongs to it.
 void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
-                  std::shared_ptr<SharedArena> arena, const RankLoopIo& io) {
+                  std::shared_ptr<SharedArena> arena, const RankLoopIo& io, Kept* kept) {
   kernels::SelectIsa(config.cpu_isa);
   const int64_t resident = ResidentBytes();
   const auto timeout = Milliseconds(config.dist_timeout_seconds);
   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank, {.timeout = timeout});
+  comm->memory->TestFault("load");
   const CpuBinding binding = BindRank(config, plan, *comm->tp);
   ThreadPool pool(binding.threads, binding.cpus);
   ModelOptions options = MakeModelOptions(config, plan, rank);
@@ -110,13 +119,14 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   profile::Profiler profiler(rank, comm->mesh.Title());
   options.profiler = &profiler;
   options.keeps_hidden = plan.draft && plan.draft->is_mtp;
+  options.weights = kept->model.weights();
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
-  KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
+  KvStorage kv = kept->model.Keep(model, plan, config.page_size);
   const ExpertServices::Attached attached(experts, model);
   ModelForward forward(model, kv, experts);
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
-  const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool);
+  const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool, &kept->draft);
   RankEngine engine(EngineOptions(config, plan, comm->mesh, &profiler, drafting.drafter.get()),
                     chosen);
   comm->tp->Barrier("model loaded");
@@ -245,6 +255,7 @@ std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLo
     do {
       comm.memory->Beat();
       messages = io.receive(busy ? std::chrono::milliseconds(0) : kIdleWait);
+      comm.memory->CheckAborted();
     } while (!busy && messages.empty());
     timer.AddLimits(messages);
     if (group.size() > 1) group.Broadcast(EncodeControl(messages), /*idle=*/!busy);
@@ -308,6 +319,19 @@ void Post(StepOutputs outputs, GroupExchange& groups, profile::Profiler* profile
   groups.Post({std::move(outputs)});
 }
 
+// Runs the planned step. Meanwhile the process that watches the rank knows how long it may compute.
+StepOutputs RunStep(RankEngine& engine, const GroupExchange& groups, SymmetricMemory& memory,
+                    StepAllowance* allowance) {
+  const int64_t rows = StepAllowance::RowsOf(groups.counts());
+  const auto start = std::chrono::steady_clock::now();
+  if (allowance) memory.AllowSilence(allowance->Of(rows));
+  StepOutputs outputs = engine.Run(groups.counts());
+  memory.AllowSilence({});
+  if (allowance) allowance->Observe(rows, std::chrono::steady_clock::now() - start);
+  memory.TestFault("sampled");
+  return outputs;
+}
+
 // Notes the requests that this rank receives with `messages` or computes now.
 void NoteWork(const std::vector<ControlMessage>& messages, const RankEngine& engine,
               SymmetricMemory& memory) {
@@ -318,16 +342,36 @@ void NoteWork(const std::vector<ControlMessage>& messages, const RankEngine& eng
   memory.NoteWork(ids);
 }
 
+// Points at which a test may make the rank fail: "enter.ID" before a request is entered whose
+// prompt begins with the token ID, and "question" before a message that has an answer, but for
+// statistics.
+void FailIfOrdered(const std::vector<ControlMessage>& messages, const SymmetricMemory& memory) {
+  for (const ControlMessage& message : messages) {
+    if (const auto* request = std::get_if<EngineRequest>(&message)) {
+      if (!request->input_ids.empty())
+        memory.TestFault(fmt::format("enter.{}", request->input_ids.front()));
+    } else if (!std::holds_alternative<GetStats>(message)) {
+      std::visit(
+          [&](const auto& question) {
+            if constexpr (requires { question.ticket; }) memory.TestFault("question");
+          },
+          message);
+    }
+  }
+}
+
 void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecorder* recorder,
            EplbManager* eplb, profile::Profiler* profiler) {
   GroupExchange groups(comm, io);
   StepTimer timer(engine);
+  StepAllowance allowance;
   comm.memory->StartHeartbeat();
   for (bool open = true; open;) {
     const bool busy = groups.any_work() || (eplb && eplb->busy());
     const std::vector<ControlMessage> messages = NextMessages(busy, comm, io, timer);
     open = !HasShutdown(messages);
     NoteWork(messages, engine, *comm.memory);
+    FailIfOrdered(messages, *comm.memory);
     if (engine.launched() && NeedCounts(messages)) Post(engine.Collect(), groups, profiler);
     groups.Post(engine.Apply(messages));
     groups.Post(ApplyToRecorder(messages, recorder, comm.mesh.rank() == 0));
@@ -335,11 +379,15 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     groups.Post(ApplyToProfiler(messages, profiler, comm));
     profile::Step step(profiler);
     const StepCounts mine = engine.Plan();
-    NoteWork(messages, engine, *comm.memory);
+    comm.memory->NoteWork(engine.InFlight());
+    comm.memory->TestFault("plan");
     ExchangeCounts(mine, engine.HasWork(), groups, profiler);
     if (groups.any_work()) {
       timer.Start(groups.counts(), mine);
-      Post(engine.Run(groups.counts()), groups, profiler);
+      // Moves of experts and draft passes take time that does not follow from the rows.
+      const bool predictable = !eplb && engine.draft_limit() == 0;
+      Post(RunStep(engine, groups, *comm.memory, predictable ? &allowance : nullptr), groups,
+           profiler);
       timer.Stop(engine.launched());
       if (const auto stage = StageOf(groups.counts())) step.End(*stage, mine.tokens);
     } else if (eplb && eplb->busy()) {
@@ -383,16 +431,37 @@ void CheckedForward::Launch(const ForwardBatch& batch) {
   model_.Launch(batch);
 }
 
+namespace {
+
+// Whether the rank ended its epoch only because another one aborted it, and has its weights.
+bool CanContinue(const std::exception& error, const SharedArena& arena, const Kept& kept) {
+  const auto* known = dynamic_cast<const Error*>(&error);
+  return known && known->kind() == ErrorKind::kPeer && arena.has_epochs() &&
+         arena.AbortReason() == known->what() && kept.model.weights();
+}
+
+}  // namespace
+
 void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
                  const std::shared_ptr<SharedArena>& arena, const RankLoopIo& io) {
-  try {
-    LoadAndServe(config, plan, rank, arena, io);
-  } catch (const std::exception& error) {
-    arena->Abort(fmt::format("rank {} failed: {}", rank, error.what()));
-    const auto* known = dynamic_cast<const Error*>(&error);
-    if (rank == 0)
-      io.send(EngineFailure{error.what(), known ? known->kind() : ErrorKind::kResource});
-    throw;
+  Kept kept;
+  RankLoopIo current = io;
+  for (;;) {
+    try {
+      LoadAndServe(config, plan, rank, arena, current, &kept);
+      return;
+    } catch (const std::exception& error) {
+      if (!CanContinue(error, *arena, kept)) {
+        arena->Abort(fmt::format("rank {} failed: {}", rank, error.what()));
+        const auto* known = dynamic_cast<const Error*>(&error);
+        if (rank == 0)
+          current.send(EngineFailure{error.what(), known ? known->kind() : ErrorKind::kResource});
+        throw;
+      }
+    }
+    LOG_INFO("{}; this rank keeps its weights and waits", arena->AbortReason());
+    const std::string endpoint = arena->WaitForEpoch(rank);
+    if (current.reconnect) current = current.reconnect(endpoint);
   }
 }
 

@@ -66,7 +66,8 @@ struct Model::Impl {
   kernels::Device& device;
   const AttachedTimer timer;
   const RankGroups& groups;
-  ModelWeights weights;
+  ModelWeights weights;  // without those of MoE layers, once these have them
+  std::shared_ptr<const ModelWeights> kept_weights;
   Tensor cos_sin;  // [context_length, rotary_dim]
   const LayerContext context;
   std::shared_ptr<MoeBackend> moe_backend;
@@ -96,19 +97,29 @@ struct Model::Impl {
         device(rank_device->device()),
         timer(options.profiler, device),
         groups(rank_device->groups()),
-        weights(LoadWeights(dir, config, comm.mesh, options.load)),
+        weights(options.weights ? *options.weights
+                                : LoadWeights(dir, config, comm.mesh, options.load)),
         cos_sin(device.Place(BuildCosSin(config.rope, options.context_length))),
         context{config, comm.mesh, cos_sin, groups, device},
         moe(config.layers.size()),
-        decoder(context, weights, moe, [this] { comm.memory->Beat(); }) {
+        decoder(context, weights, moe, [this] { BeginLayer(); }) {
     MakeSchedules();
     for (int i = 0; i < options.moe.passes; ++i)
       passes.push_back(std::make_unique<Pass>(i, context, options.max_pass_tokens,
                                               decoder.ScratchFloats(options.max_pass_tokens)));
     if (options.keeps_hidden) hidden.Reserve(device, options.max_tokens * config.hidden);
     FinishRouters(config, &weights);
+    // Views and tensors share the memory of the weights.
+    if (device.is_cpu() && !options.movable_experts)
+      kept_weights = std::make_shared<const ModelWeights>(weights);
     UploadWeights(device, weights);
     if (config.has_moe()) MakeMoeLayers(dir);
+  }
+
+  void BeginLayer() {
+    comm.memory->Beat();
+    comm.memory->TestFault("layer");
+    if (device.is_cpu()) comm.memory->CheckAborted();  // a layer may take long
   }
 
   void MakeSchedules() {
@@ -365,6 +376,7 @@ KvStorage Model::MakeCache(int64_t num_pages, int32_t page_size, DType dtype) {
 std::span<const float> Model::Forward(const ForwardBatch& batch, KvStorage& kv) {
   return impl_->Forward(batch, kv);
 }
+std::shared_ptr<const ModelWeights> Model::weights() const { return impl_->kept_weights; }
 std::span<const int32_t> Model::routed_experts() const { return impl_->passes[0]->routed; }
 const float* Model::hidden() const { return impl_->hidden.data(); }
 std::vector<int32_t> Model::RouterFaults(const ForwardBatch& batch, const KvStorage& kv) const {

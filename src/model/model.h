@@ -61,6 +61,9 @@ class Model {
   // The first router fault (moe/router/router_fault.h) of each sequence of the batch, among the
   // tokens that this rank routed in this pass or earlier ones; 0: none.
   std::vector<int32_t> RouterFaults(const ForwardBatch& batch, const KvStorage& kv) const;
+  // The weights, which outlive the model as long as they are held. Null on a GPU, and if experts
+  // move.
+  std::shared_ptr<const ModelWeights> weights() const;
   // The ranks with the same batches.
   Communicator& attention_group() const;
 

@@ -38,6 +38,9 @@ struct GpuOptions {
 enum class Observed : uint8_t { kNothing, kCounts, kTokens };
 
 struct ModelOptions {
+  // The weights of an earlier model with equal options (Model::weights), on a CPU. Null: they are
+  // loaded.
+  std::shared_ptr<const ModelWeights> weights;
   DType dtype = DType::kBF16;  // of the cache and of exchanged token rows; sums are always float32
   int64_t max_tokens = 0;      // maximum rows of one group in one batch
   int64_t context_length = 0;  // positions: sizes the RoPE table; 0: the model's maximum

@@ -201,9 +201,9 @@ void Drain(Service& service, Upkeep& upkeep, const StopSignals& signals,
 // Whether the ranks are restarted after one of them has ended.
 bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
   const bool one_host = launch.alone() && !launch.launched;
-  if (args.enable_elastic_ep && !one_host)
-    throw Invalid(
-        "--enable-elastic-ep: ranks of several nodes or of a launcher cannot be restarted");
+  if (!args.restart_flags.empty() && !one_host)
+    throw Invalid("{}: ranks of several nodes or of a launcher cannot be restarted",
+                  args.restart_flags.front());
   if (args.disable_elastic_ep) return false;
   if (!one_host)
     LOG_INFO("the end of a rank ends the server: only ranks of one host can be restarted");
@@ -279,7 +279,7 @@ int RunServe(const ServerArgs& args) {
     return std::make_unique<EngineRanks>(
         [&](const std::string& endpoint, RankHost::OnExit on_exit) {
           return StartRanks(launch, *membership, {args.engine, plan},
-                            restarts ? StallTimeout(args) : 0ms, endpoint,
+                            {restarts, restarts ? StallTimeout(args) : 0ms}, endpoint,
                             WithChangedFiles(*weights, std::move(on_exit)),
                             [&cancelled, give_up] { return cancelled || give_up(); });
         },

@@ -1,175 +1,25 @@
 """Ranks that end while requests run: all outputs equal those of an undisturbed server, byte for byte."""
 import contextlib
-import http.client
-import json
 import os
-import pathlib
-import random
 import re
 import signal
 import subprocess
 import threading
 import time
-import urllib.parse
 
 import pytest
 
+from elastic import (FLAGS, YARDLING, Client, bodies, finish, kill, metric, settled_descriptors, start_batch, state_of,
+                     wait_decoding, wait_epoch, wait_until)
 from server import Server, fails_to_start, free_port
 
-YARDLING = pathlib.Path(__file__).resolve().parents[2] / "models" / "yardling"
-FLAGS = ["--device", "cpu", "--max-total-tokens", 32768, "--max-running-requests", 64, "--random-seed", 7]
 LAYOUTS = {
     "2 ranks": ["--tp", 2, "--ep", 2],
     "4 ranks": ["--tp", 4, "--ep", 4, "--moe-a2a-backend", "deepep"],
     "2 groups": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--dp-size", 2, "--enable-dp-attention"],
+    "drafts": ["--tp", 2, "--ep", 2, "--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2],
 }
-GENERATIONS = 32
-TOKENS = {"2 ranks": 70, "4 ranks": 45, "2 groups": 45}  # four ranks take long on two cores
-SCHEMA = json.dumps({"type": "object", "properties": {"name": {"type": "string"}, "on": {"type": "boolean"}},
-                     "required": ["name", "on"]})
-
-
-def bodies(batch, tokens):
-    """The requests of a batch: 32 generations of all kinds. Their prompts share no prefix."""
-    r = random.Random(batch)
-    kinds = [
-        {"sampling_params": {"temperature": 0}},
-        {"sampling_params": {"temperature": 1.0, "sampling_seed": 11}},
-        {"sampling_params": {"temperature": 0.9, "top_p": 0.9}},  # the seed depends on the request's number
-        {"sampling_params": {"temperature": 0.8, "frequency_penalty": 0.5, "presence_penalty": 0.3,
-                             "repetition_penalty": 1.2, "min_new_tokens": 12}},
-        {"sampling_params": {"temperature": 1.0}, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2},
-        {"sampling_params": {"temperature": 1.0, "stop": ["zq", "expert 17"]}},
-        {"sampling_params": {"temperature": 1.0, "n": 2}},
-        {"sampling_params": {"temperature": 0}, "return_routed_experts": True},
-        {"sampling_params": {"temperature": 1.0, "json_schema": SCHEMA, "ignore_eos": False}},
-    ]
-    made = []
-    while sum(b["sampling_params"].get("n", 1) for b in made) < GENERATIONS:
-        number = len(made)
-        body = json.loads(json.dumps(kinds[number % len(kinds)]))
-        limit = tokens if number % 4 else tokens // 3
-        body["sampling_params"] = {"ignore_eos": True, "max_new_tokens": limit, **body["sampling_params"]}
-        length = r.choice([3, 17, 60, 200])
-        body["input_ids"] = [100 + batch * GENERATIONS + number] + [r.randrange(2, 2000) for _ in range(length)]
-        body["stream"] = number % 3 != 0
-        made.append(body)
-    return made
-
-
-class Client(threading.Thread):
-    """Sends a request, and keeps what it receives."""
-
-    def __init__(self, server, body):
-        super().__init__(daemon=True)
-        self.server, self.body = server, body
-        self.events, self.result, self.comments, self.gap = 0, None, 0, 0.0
-        self.start()
-
-    def run(self):
-        try:
-            self.receive()
-        except Exception as e:  # any failure of a client fails the test
-            self.result = repr(e)
-
-    def receive(self):
-        url = urllib.parse.urlparse(self.server.url)
-        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=120)
-        connection.request("POST", "/generate", json.dumps(self.body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        if not self.body["stream"]:
-            self.result = without_times(json.loads(response.read()))
-            return
-        last, choices, before = None, {}, None
-        for line in response:
-            if line.startswith(b": "):
-                self.comments += 1
-            if not line.startswith(b"data: "):
-                continue
-            now = time.monotonic()
-            if before is not None:
-                self.gap = max(self.gap, now - before)
-            before = now
-            last = line
-            if line.startswith(b"data: [DONE]"):
-                break
-            event = json.loads(line[6:])
-            if "error" in event:
-                raise AssertionError(event)
-            self.events += 1
-            choices[event.get("index", 0)] = without_times(event)
-        assert last and last.startswith(b"data: [DONE]"), last
-        self.result = choices
-        connection.close()
-
-
-def without_times(value):
-    for choice in value if isinstance(value, list) else [value]:
-        choice.get("meta_info", {}).pop("e2e_latency", None)
-        if len(value) > 1 and isinstance(value, list):  # whether copies share a cached prompt depends on timing
-            choice["meta_info"].pop("cached_tokens", None)
-            choice["meta_info"].pop("cached_tokens_details", None)
-        if "index" in choice:
-            choice["meta_info"].pop("cached_tokens", None)
-            choice["meta_info"].pop("cached_tokens_details", None)
-    return value
-
-
-def metric(server, name):
-    status, text = server.request("/metrics")
-    return float(re.search(rf"^{name} (\S+)", text, re.M).group(1)) if status == 200 else None
-
-
-def start_batch(server, made):
-    """Sends the requests one after another, so that their numbers are the same on every server."""
-    submitted = metric(server, "switchyard_requests_total")
-    clients = []
-    for body in made:
-        clients.append(Client(server, body))
-        submitted += body["sampling_params"].get("n", 1)
-        end = time.time() + 60
-        while metric(server, "switchyard_requests_total") != submitted:
-            assert time.time() < end, server.text()
-            assert not isinstance(clients[-1].result, str), clients[-1].result  # a refusal
-            time.sleep(0.001)
-    return clients
-
-
-def finish(clients):
-    for client in clients:
-        client.join(120)
-        assert not client.is_alive()
-    return [client.result for client in clients]
-
-
-def state_of(pid):
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return None
-
-
-def wait_until(condition, seconds=60):
-    end = time.time() + seconds
-    while not condition():
-        assert time.time() < end
-        time.sleep(0.002)
-
-
-def wait_epoch(server, epoch):
-    wait_until(lambda: metric(server, "switchyard_epoch") == epoch)
-
-
-def wait_decoding(clients):
-    """Waits until the streams are in the middle of their outputs."""
-    streams = [c for c in clients if c.body["stream"]]
-    wait_until(lambda: sum(c.events for c in streams) > 8 * len(streams))
-
-
-def kill(server, ranks, sig):
-    pids = server.ranks()
-    for rank in ranks:
-        os.kill(pids[rank], sig)
+TOKENS = {"2 ranks": 70, "4 ranks": 45, "2 groups": 45, "drafts": 70}  # four ranks take long on two cores
 
 
 def kill_twice(server, clients):
@@ -208,30 +58,11 @@ FAULTS = {
     "2 groups": {
         "SIGKILL of rank 1, decode": when_decoding([1], signal.SIGKILL),
     },
+    "drafts": {
+        "SIGKILL of rank 1, decode": when_decoding([1], signal.SIGKILL),
+        "SIGSEGV of rank 0, decode": when_decoding([0], signal.SIGSEGV),
+    },
 }
-
-
-def descriptors(server):
-    """Open descriptors of the server process: all, and those of shared memory."""
-    links = []
-    for entry in pathlib.Path(f"/proc/{server.process.pid}/fd").iterdir():
-        try:
-            links.append(os.readlink(entry))
-        except FileNotFoundError:
-            continue
-    return len(links), sum("memfd" in link for link in links)
-
-
-def settled_descriptors(server):
-    """Clients' connections take a while to close."""
-    last = None
-    for _ in range(100):
-        now = descriptors(server)
-        if now == last:
-            return now
-        last = now
-        time.sleep(0.1)
-    return last
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -256,8 +87,9 @@ def test_outputs_equal_those_of_an_undisturbed_server(layout):
             gap = max(c.gap for c in clients)
             tokens = re.findall(r"the first token came (\d+) ms", server.text())
             print(f"{layout:9} | {name:40} | first token {tokens[-1]:>5} ms | longest gap {gap * 1000:6.0f} ms")
-            assert len(server.ranks()) == count and not set(server.ranks()) & set(old)
-            assert not any(state_of(pid) for pid in old)
+            assert len(server.ranks()) == count and server.ranks() != old  # the others keep their weights
+            assert not any(state_of(pid) for pid in set(old) - set(server.ranks()))
+        assert any(state.get("draft_tokens") for state in server.states()) == (layout == "drafts")
         after = settled_descriptors(server)
         assert after[1] == before[1] and after[0] <= before[0], (before, after)
         ranks = server.ranks()
@@ -350,6 +182,9 @@ def test_flags_that_do_not_fit_are_refused():
     for flags, expected in [(["--max-rank-deaths", "0/60"], "--max-rank-deaths"),
                             (["--enable-elastic-ep", "--disable-elastic-ep"], "exclude each other"),
                             (["--rank-stall-timeout", -1], "--rank-stall-timeout"),
+                            (["--rank-stall-timeout", 1, "--disable-elastic-ep"], "--rank-stall-timeout"),
+                            (["--max-rank-deaths", "3/60", "--tp", 2, "--nnodes", 2, "--dist-init-addr",
+                              f"127.0.0.1:{free_port()}"], "--max-rank-deaths"),
                             (["--enable-elastic-ep", "--tp", 2, "--nnodes", 2, "--dist-init-addr",
                               f"127.0.0.1:{free_port()}"], "--enable-elastic-ep")]:
         code, said = fails_to_start("--model-path", YARDLING, *flags)

@@ -30,6 +30,9 @@ struct ArenaHeader {
     // Heartbeats of the serving rank; 0 before it serves and after its end. For a rank of another
     // host: the last value that has arrived.
     std::atomic<uint64_t> beats;
+    // Milliseconds for which the rank may compute without a heartbeat; 0: no limit.
+    std::atomic<uint32_t> allowed_ms;
+    std::atomic<uint32_t> waits;  // 1: for the next epoch
   };
 
   uint64_t magic;
@@ -38,16 +41,18 @@ struct ArenaHeader {
   alignas(64) std::atomic<uint32_t> abort_state;
   std::array<char, 1020> abort_reason;
   alignas(64) std::atomic<uint64_t> parent_beats;  // 0: no process watches the ranks
+  alignas(64) std::atomic<uint32_t> epoch;         // 0: there is only one
+  std::array<char, 252> endpoint;                  // of the front in this epoch, from the second on
   std::array<RankState, kMaxRanksPerArena> ranks;
 };
-// The requests that a rank computes, read by the process that watches the rank. One page for each
-// rank.
+// The requests that a rank computes, read by the process that watches the rank. One note for each
+// rank. Pages without ids are never touched, so they take no memory.
 struct WorkNote {
   static constexpr uint64_t kUnknown = ~uint64_t{0};  // `count`: being written, or too many ids
   std::atomic<uint64_t> count;
-  std::array<uint64_t, 511> ids;
+  std::array<uint64_t, (size_t{1} << 16) - 1> ids;
 };
-static_assert(sizeof(WorkNote) == 4096);
+static_assert(sizeof(WorkNote) == size_t{512} << 10);
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);

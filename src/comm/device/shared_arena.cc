@@ -197,9 +197,61 @@ std::string SharedArena::AbortReason() const {
   return impl_->aborted() ? impl_->AbortReason() : std::string();
 }
 
+void SharedArena::EnableEpochs() { impl_->header().epoch.store(1); }
+
+bool SharedArena::has_epochs() const { return impl_->header().epoch.load() != 0; }
+
+bool SharedArena::Waits(int rank) const {
+  CHECK(rank >= 0 && rank < world());
+  return impl_->header().ranks[rank].waits.load() != 0;
+}
+
+void SharedArena::BeginEpoch(std::string_view endpoint) {
+  ArenaHeader& header = impl_->header();
+  CHECK(has_epochs() && endpoint.size() < header.endpoint.size());
+  // A hole reads as zeros and takes no memory. It has all but the header: notes and ranks' arenas.
+  const size_t begin = ArenaHeaderBytes(0);
+  if (fallocate(impl_->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+                static_cast<off_t>(impl_->mapped_bytes - begin)) != 0) {
+    throw Resource("cannot clear the shared memory of the ranks: {}", std::strerror(errno));
+  }
+  for (ArenaHeader::RankState& rank : header.ranks) {
+    rank.joined.store(0);
+    rank.sleeping_on.store(0);
+    rank.beats.store(0);
+    rank.allowed_ms.store(0);
+    rank.waits.store(0);
+  }
+  header.abort_reason.fill('\0');
+  header.abort_state.store(ArenaHeader::kRunning);
+  header.endpoint.fill('\0');
+  std::ranges::copy(endpoint, header.endpoint.begin());
+  header.epoch.fetch_add(1);
+  FutexWakeAll(reinterpret_cast<uint32_t*>(&header.epoch));
+}
+
+std::string SharedArena::WaitForEpoch(int rank) {
+  constexpr std::chrono::seconds kMaxSleep{10};
+  ArenaHeader& header = impl_->header();
+  CHECK(rank >= 0 && rank < world() && has_epochs());
+  const uint32_t epoch = header.epoch.load();
+  header.ranks[rank].beats.store(0);
+  header.ranks[rank].allowed_ms.store(0);
+  header.ranks[rank].waits.store(1);
+  while (header.epoch.load() == epoch)
+    FutexWait(reinterpret_cast<uint32_t*>(&header.epoch), epoch, kMaxSleep);
+  return {header.endpoint.data(), strnlen(header.endpoint.data(), header.endpoint.size())};
+}
+
 uint64_t SharedArena::beats(int rank) const {
   CHECK(rank >= 0 && rank < world());
   return impl_->header().ranks[rank].beats.load(std::memory_order_relaxed);
+}
+
+std::chrono::milliseconds SharedArena::AllowedSilence(int rank) const {
+  CHECK(rank >= 0 && rank < world());
+  return std::chrono::milliseconds(
+      impl_->header().ranks[rank].allowed_ms.load(std::memory_order_relaxed));
 }
 
 std::optional<std::vector<uint64_t>> SharedArena::Work(int rank) const {

@@ -10,11 +10,13 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include "comm/device/arena_layout.h"
 #include "comm/device/futex.h"
+#include "comm/device/test_faults.h"
 #include "core/check.h"
 #include "core/error.h"
 
@@ -92,6 +94,7 @@ struct SymmetricMemory::Impl {
         rank(rank_in),
         options(options_in),
         spins(shared.world <= sysconf(_SC_NPROCESSORS_ONLN) ? kSpins : 0),
+        faults(TestFaults::FromEnvironment(rank_in)),
         images(CountRemote(shared.remote.get(), shared.world) * shared.bytes_per_rank),
         peers(static_cast<size_t>(shared.world)) {
     std::byte* image = images.start();
@@ -108,6 +111,7 @@ struct SymmetricMemory::Impl {
   int rank;
   Options options;
   int spins;  // 0 if ranks outnumber cores: the peer may need this core
+  const std::unique_ptr<TestFaults> faults;  // null outside of tests
   Images images;
   std::vector<Peer> peers;  // by rank
   size_t used = 0;
@@ -202,7 +206,12 @@ void SymmetricMemory::Fetch(int rank, size_t offset, size_t bytes, const char* s
   impl_->shared.remote->Fetch(rank, peer.base, {offset, bytes}, stage, impl_->options.timeout);
 }
 
+void SymmetricMemory::TestFault(std::string_view point) const {
+  if (impl_->faults) impl_->faults->At(point);
+}
+
 void SymmetricMemory::Raise(int rank, size_t flag_offset, uint32_t value) {
+  TestFault("post");
   Peer& peer = impl_->PeerOf(rank);
   if (!peer.remote) {
     impl_->shared.Raise(rank, flag_offset, value);
@@ -252,6 +261,10 @@ void SymmetricMemory::Wait(size_t flag_offset, uint32_t value, int peer, const c
 
 bool SymmetricMemory::aborted() const { return impl_->shared.aborted(); }
 
+void SymmetricMemory::CheckAborted() const {
+  if (impl_->shared.aborted()) impl_->shared.ThrowAborted();
+}
+
 void SymmetricMemory::StartHeartbeat() {
   impl_->shared.header().ranks[rank()].beats.store(1, std::memory_order_relaxed);
 }
@@ -261,6 +274,12 @@ void SymmetricMemory::Beat() { impl_->Beat(); }
 void SymmetricMemory::StopHeartbeat() {
   impl_->shared.header().ranks[rank()].beats.store(0, std::memory_order_relaxed);
   if (impl_->shared.remote != nullptr) impl_->shared.remote->SendBeats(0);
+}
+
+void SymmetricMemory::AllowSilence(std::chrono::milliseconds time) {
+  const auto limited = std::clamp<int64_t>(time.count(), 0, std::numeric_limits<uint32_t>::max());
+  impl_->shared.header().ranks[rank()].allowed_ms.store(static_cast<uint32_t>(limited),
+                                                        std::memory_order_relaxed);
 }
 
 void SymmetricMemory::NoteWork(std::span<const uint64_t> ids) {

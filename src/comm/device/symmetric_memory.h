@@ -53,11 +53,25 @@ class SharedArena {
   bool aborted() const;
   std::string AbortReason() const;  // empty before an abort
 
+  // Epochs: after an abort, ranks may wait until the parent has started the missing ones, and then
+  // begin again with new communicators. The parent calls EnableEpochs before it starts ranks, and
+  // BeginEpoch when each rank either waits or has ended: it clears the memory of all ranks, which
+  // are then not joined any more. `endpoint` is for the ranks that wait.
+  void EnableEpochs();
+  bool has_epochs() const;
+  void BeginEpoch(std::string_view endpoint);
+  bool Waits(int rank) const;
+  // In a rank that has destroyed its SymmetricMemory: waits for the next epoch, without a deadline.
+  // Returns its endpoint.
+  std::string WaitForEpoch(int rank);
+
   // Heartbeats of ranks: counters in shared memory, for a monitor in another thread or process. A
   // counter that does not change means that the rank is stopped or stuck. 0: the rank does not
   // serve. Rank 0's host receives the counters of all other hosts, and every host receives rank 0's
   // counter, about twice a second.
   uint64_t beats(int rank) const;
+  // How long the rank may compute without a heartbeat (SymmetricMemory::AllowSilence).
+  std::chrono::milliseconds AllowedSilence(int rank) const;
   // The requests that the rank noted last (SymmetricMemory::NoteWork), for the process that watches
   // the rank. Nullopt if they are not known. Call it after the rank has ended.
   std::optional<std::vector<uint64_t>> Work(int rank) const;
@@ -129,6 +143,7 @@ class SymmetricMemory {
   bool WaitFor(size_t flag_offset, uint32_t value, std::chrono::milliseconds timeout);
   bool Reached(size_t flag_offset, uint32_t value);  // polls the flag once, without waiting
   bool aborted() const;                              // whether every wait throws from now on
+  void CheckAborted() const;                         // throws as a wait does
 
   // Heartbeat of this rank. Between StartHeartbeat and StopHeartbeat every wait beats; Beat adds a
   // beat within long computations. Before StartHeartbeat and after StopHeartbeat, Beat has no
@@ -136,12 +151,18 @@ class SymmetricMemory {
   void StartHeartbeat();
   void Beat();
   void StopHeartbeat();
+  // From now on the rank may compute for `time` without a heartbeat; longer than that, it hangs. 0:
+  // no limit.
+  void AllowSilence(std::chrono::milliseconds time);
 
   // Notes in shared memory which requests this rank computes from now on. If the rank ends by
   // itself, one of them may be the cause.
   void NoteWork(std::span<const uint64_t> ids);
 
   void Abort(std::string_view reason);
+
+  // A point at which a test may make this rank fail (TestFaults).
+  void TestFault(std::string_view point) const;
 
  private:
   struct Impl;

@@ -69,6 +69,36 @@ TEST(SharedArenaTest, ShowsTheWorkOfEachRank) {
   EXPECT_EQ(arena->Work(1), std::vector<uint64_t>());
 }
 
+TEST(SharedArenaTest, AnEpochBeginsWithClearedMemory) {
+  const auto arena = SharedArena::Create(2, 1000);
+  EXPECT_FALSE(arena->has_epochs());
+  arena->EnableEpochs();
+  {
+    SymmetricMemory memory(arena, 1, TimeoutOf(1000));
+    const size_t flag = memory.Allocate(4);
+    memory.Raise(1, flag, 7);
+    memory.NoteWork(std::vector<uint64_t>{7});
+    memory.StartHeartbeat();
+    memory.AllowSilence(std::chrono::milliseconds(90));
+    EXPECT_EQ(arena->AllowedSilence(1), std::chrono::milliseconds(90));
+    arena->Abort("rank 0 has ended");
+  }
+  std::string endpoint;
+  std::thread rank([&] { endpoint = SharedArena::FromFd(dup(arena->fd()))->WaitForEpoch(1); });
+  while (!arena->Waits(1)) std::this_thread::yield();
+  EXPECT_EQ(arena->beats(1), 0u);
+  arena->BeginEpoch("the front");
+  rank.join();
+  EXPECT_EQ(endpoint, "the front");
+  EXPECT_FALSE(arena->aborted());
+  EXPECT_EQ(arena->AbortReason(), "");
+  EXPECT_FALSE(arena->Waits(1));
+  EXPECT_EQ(arena->Work(1), std::vector<uint64_t>());
+  EXPECT_EQ(arena->AllowedSilence(1), std::chrono::milliseconds(0));
+  SymmetricMemory memory(arena, 1, TimeoutOf(1000));
+  EXPECT_FALSE(memory.Reached(memory.Allocate(4), 1));
+}
+
 TEST(SharedArenaTest, RefusesWhatIsNoArena) {
   const auto is_refused = [](int fd) {
     ExpectError(ErrorKind::kInvalid, HasSubstr("is not an arena of shared memory"),

@@ -1,25 +1,25 @@
 #include "comm/host/rank_processes.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <condition_variable>
 #include <exception>
 #include <future>
 #include <mutex>
-#include <string_view>
+#include <optional>
 #include <thread>
 #include <utility>
 
+#include "comm/host/process_state.h"
 #include "comm/host/rank_spec.h"
 #include "comm/host/silence.h"
 #include "comm/host/spawn.h"
@@ -45,18 +45,6 @@ RankExit Reap(int rank, pid_t pid) {
   return exit;
 }
 
-// Whether the process is stopped by a signal. A process that a debugger has stopped is not.
-bool IsStopped(pid_t pid) {
-  const std::string path = fmt::format("/proc/{}/stat", pid);
-  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  std::array<char, 512> text{};
-  const ssize_t n = file.get() < 0 ? -1 : read(file.get(), text.data(), text.size());
-  if (n <= 0) return false;
-  const std::string_view stat(text.data(), static_cast<size_t>(n));
-  const size_t name_end = stat.rfind(')');  // the state follows the name
-  return name_end != std::string_view::npos && stat.substr(name_end).starts_with(") T");
-}
-
 void BlockAllSignals() {
   sigset_t all;
   sigfillset(&all);
@@ -65,40 +53,6 @@ void BlockAllSignals() {
 
 }  // namespace
 
-bool RankExit::ByItself() const {
-  switch (signal) {
-    case 0:
-    case SIGSEGV:
-    case SIGBUS:
-    case SIGILL:
-    case SIGFPE:
-    case SIGABRT:
-    case SIGTRAP:
-    case SIGSYS:
-      return true;
-    default:
-      return false;
-  }
-}
-
-std::string RankExit::Describe() const {
-  if (stopped_seconds > 0) {
-    return fmt::format(
-        "rank {} (pid {}) was stopped for {:.1f} s and was killed "
-        "(--rank-stall-timeout)",
-        rank, pid, stopped_seconds);
-  }
-  if (silent_seconds > 0) {
-    return fmt::format(
-        "rank {} (pid {}) sent no heartbeat for {:.0f} s and was killed (--watchdog-timeout)", rank,
-        pid, silent_seconds);
-  }
-  if (signal == 0) return fmt::format("rank {} (pid {}) ended with exit code {}", rank, pid, code);
-  const char* name = sigabbrev_np(signal);
-  return fmt::format("rank {} (pid {}) was killed by signal {} (SIG{})", rank, pid, signal,
-                     name != nullptr ? name : "?");
-}
-
 // The watcher's thread also starts the processes. The kernel sends a child its parent-death signal
 // when the thread that forked the child ends. So this thread has to live as long as the object.
 struct RankProcesses::Impl {
@@ -106,11 +60,14 @@ struct RankProcesses::Impl {
     int rank = -1;
     pid_t pid = -1;
     FileDescriptor pidfd;
-    bool ended = false;
+    bool ended = false;         // reaped
+    bool reported = false;      // after `ended`: the callback has returned
     double silent_seconds = 0;  // seconds without a heartbeat when the watchdog killed it
     Silence silence{2 * kHeartbeatSampleTime};
     double stopped_seconds = 0;  // seconds stopped when it was killed for being stopped
     Silence stopped{2 * kHeartbeatSampleTime};
+    double hung_seconds = 0;  // time without a heartbeat when it was killed for that
+    double cpu_at_beat = 0;   // CPU seconds at the last heartbeat
   };
 
   std::shared_ptr<SharedArena> arena;
@@ -122,57 +79,116 @@ struct RankProcesses::Impl {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<Child> children;  // by rank
-  std::vector<RankExit> exits;  // in order of exit
+  std::vector<RankExit> exits;  // in order of exit, of this epoch
   bool end_expected = false;
   bool killed = false;
+  bool closing = false;
+  // The watcher's thread is to begin an epoch, and returns the ranks that it has started.
+  std::optional<std::promise<std::vector<int>>> next_epoch;
+
+  FileDescriptor wake;  // an eventfd that ends the watcher's wait
+  std::vector<std::string> environment;
 
   std::jthread watcher;  // last: joined first
 
-  void SpawnAll(const std::vector<std::string>& environment);
+  void SpawnAll();
+  Child Spawn(int i);
+  std::vector<int> SpawnMissing();
+  void Wake() const;
+  void BeginEpoch();
   void Watch();
   void SampleHeartbeats();
   void KillStopped(Child& child, Silence::Clock::time_point now);  // requires the mutex
+  void KillHung(Child& child);                                     // requires the mutex
   void OnEnd(size_t child);
   int first_rank() const { return options.network ? options.network->first_rank() : 0; }
   int count() const {
     return options.network ? options.network->world.ranks_per_node : options.world;
   }
   void Kill();  // requires the mutex
-  bool AllEnded() const { return exits.size() == children.size(); }
+  bool AllEnded() const { return std::ranges::all_of(children, &Child::reported); }
 };
 
-void RankProcesses::Impl::SpawnAll(const std::vector<std::string>& environment) {
+RankProcesses::Impl::Child RankProcesses::Impl::Spawn(int i) {
+  const int rank = first_rank() + i;
+  RankSpec rank_spec{.rank = rank,
+                     .world = options.world,
+                     .spec = options.spec,
+                     .control_endpoint = options.control_endpoint};
+  std::vector<int> inherited{arena->fd()};
+  if (options.network) {
+    rank_spec.network = options.network->world;
+    inherited.push_back(options.network->listeners[i].socket().get());
+  }
+  const FileDescriptor spec(WriteRankSpec(rank_spec, getpid()));
+  inherited.insert(inherited.begin(), spec.get());
+  std::vector<std::string> variables = environment;
+  variables.push_back(RankFdsEntry(inherited));
+  Child child{.rank = rank, .pid = SpawnSelf({"switchyard", "rank"}, variables, inherited)};
+  child.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, child.pid, 0)));
+  return child;
+}
+
+void RankProcesses::Impl::SpawnAll() {
   for (int i = 0; i < count(); ++i) {
-    const int rank = first_rank() + i;
-    RankSpec rank_spec{.rank = rank,
-                       .world = options.world,
-                       .spec = options.spec,
-                       .control_endpoint = options.control_endpoint};
-    std::vector<int> inherited{arena->fd()};
-    if (options.network) {
-      rank_spec.network = options.network->world;
-      inherited.push_back(options.network->listeners[i].socket().get());
-    }
-    const FileDescriptor spec(WriteRankSpec(rank_spec, getpid()));
-    inherited.insert(inherited.begin(), spec.get());
-    std::vector<std::string> variables = environment;
-    variables.push_back(RankFdsEntry(inherited));
-    const pid_t pid = SpawnSelf({"switchyard", "rank"}, variables, inherited);
+    Child child = Spawn(i);
     const std::lock_guard lock(mutex);
-    children.push_back({.rank = rank, .pid = pid});
-    children.back().pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-    if (children.back().pidfd.get() < 0) {
-      throw Resource("cannot watch rank {}: {}", rank, strerror(errno));
-    }
+    children.push_back(std::move(child));
+    if (children.back().pidfd.get() < 0)
+      throw Resource("cannot watch rank {}: {}", first_rank() + i, strerror(errno));
   }
   options.network.reset();  // closes the listeners, which the ranks have inherited
 }
 
-// Ends when every child has ended. The destructor kills the children first.
+// Starts the ranks that have ended.
+std::vector<int> RankProcesses::Impl::SpawnMissing() {
+  std::vector<int> started;
+  for (int i = 0; i < std::ssize(children); ++i) {  // only this thread changes the list
+    if (!children[i].ended) continue;
+    Child child = Spawn(i);
+    if (child.pidfd.get() < 0) {
+      const int error = errno;
+      kill(child.pid, SIGKILL);
+      Reap(child.rank, child.pid);
+      throw Resource("cannot watch rank {}: {}", child.rank, strerror(error));
+    }
+    const std::lock_guard lock(mutex);
+    children[i] = std::move(child);
+    started.push_back(children[i].rank);
+  }
+  return started;
+}
+
+void RankProcesses::Impl::Wake() const {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake.get(), &one, sizeof one);
+}
+
+// No rank of the last epoch ends meanwhile, because this thread reaps them.
+void RankProcesses::Impl::BeginEpoch() {
+  std::optional<std::promise<std::vector<int>>> asked;
+  {
+    const std::lock_guard lock(mutex);
+    asked.swap(next_epoch);
+    if (!asked) return;
+    exits.clear();
+    killed = false;
+  }
+  try {
+    arena->BeginEpoch(options.control_endpoint);
+    asked->set_value(SpawnMissing());
+  } catch (...) {
+    asked->set_exception(std::current_exception());
+  }
+}
+
+// Ends when every child has ended, and with epochs when the object is destroyed too. The destructor
+// kills the children first.
 void RankProcesses::Impl::Watch() {
   for (;;) {
-    std::vector<pollfd> fds;
+    std::vector<pollfd> fds{{wake.get(), POLLIN, 0}};
     std::vector<size_t> watched;
+    bool stays = false;
     {
       const std::lock_guard lock(mutex);
       for (size_t i = 0; i < children.size(); ++i) {
@@ -180,13 +196,18 @@ void RankProcesses::Impl::Watch() {
         fds.push_back({children[i].pidfd.get(), POLLIN, 0});
         watched.push_back(i);
       }
+      stays = options.epochs && !closing;
     }
-    if (fds.empty()) return;
+    if (watched.empty() && !stays) return;
     poll(fds.data(), fds.size(), static_cast<int>(kHeartbeatSampleTime.count()));
     SampleHeartbeats();
-    for (size_t i = 0; i < fds.size(); ++i) {
-      if (fds[i].revents != 0) OnEnd(watched[i]);
+    for (size_t i = 0; i < watched.size(); ++i) {
+      if (fds[i + 1].revents != 0) OnEnd(watched[i]);
     }
+    if (fds[0].revents == 0) continue;
+    uint64_t count = 0;
+    [[maybe_unused]] const ssize_t n = read(wake.get(), &count, sizeof count);
+    BeginEpoch();
   }
 }
 
@@ -204,6 +225,7 @@ void RankProcesses::Impl::SampleHeartbeats() {
     } else {
       child.stopped.Sample(0, now);
     }
+    KillHung(child);
     if (options.watchdog_timeout.count() == 0 || silent < options.watchdog_timeout) continue;
     if (child.silent_seconds > 0) continue;  // killed already
     child.silent_seconds = std::chrono::duration<double>(silent).count();
@@ -211,14 +233,29 @@ void RankProcesses::Impl::SampleHeartbeats() {
   }
 }
 
-// A rank in a long computation has no heartbeats either. So `stall_timeout` ends only processes
-// that are stopped.
+// A rank in a long computation has no heartbeats either. So this function ends only processes that
+// are stopped. KillHung uses the time that the step may take.
 void RankProcesses::Impl::KillStopped(Child& child, Silence::Clock::time_point now) {
   if (options.stall_timeout.count() == 0 || child.stopped_seconds > 0) return;
   child.stopped.Sample(IsStopped(child.pid) ? 1 : 0, now);
   const auto stopped = child.stopped.length();
   if (stopped < options.stall_timeout) return;
   child.stopped_seconds = std::chrono::duration<double>(stopped).count();
+  kill(child.pid, SIGKILL);
+}
+
+void RankProcesses::Impl::KillHung(Child& child) {
+  if (options.stall_timeout.count() == 0 || child.hung_seconds > 0) return;
+  const auto silent = child.silence.length();
+  if (silent.count() == 0) {
+    child.cpu_at_beat = CpuSeconds(child.pid);
+    return;
+  }
+  const std::chrono::milliseconds allowed = arena->AllowedSilence(child.rank);
+  if (allowed.count() == 0) return;  // between two steps
+  const std::chrono::duration<double> limit = std::max(options.stall_timeout, allowed);
+  if (silent < limit || CpuSeconds(child.pid) - child.cpu_at_beat < limit.count()) return;
+  child.hung_seconds = std::chrono::duration<double>(silent).count();
   kill(child.pid, SIGKILL);
 }
 
@@ -230,6 +267,7 @@ void RankProcesses::Impl::OnEnd(size_t child) {
     exit = Reap(children[child].rank, children[child].pid);
     exit.silent_seconds = children[child].silent_seconds;
     exit.stopped_seconds = children[child].stopped_seconds;
+    exit.hung_seconds = children[child].hung_seconds;
     exit.reason = arena->AbortReason();
     children[child].ended = true;
     const bool is_clean = exit.signal == 0 && exit.code == 0;
@@ -242,6 +280,7 @@ void RankProcesses::Impl::OnEnd(size_t child) {
   // Notifies after the callback, because a waiter may rely on its return.
   const std::lock_guard lock(mutex);
   exits.push_back(exit);
+  children[child].reported = true;
   changed.notify_all();
 }
 
@@ -258,34 +297,43 @@ RankProcesses::RankProcesses(std::shared_ptr<SharedArena> arena, Options options
   impl_->arena = std::move(arena);
   impl_->options = std::move(options);
   impl_->on_exit = std::move(on_exit);
+  impl_->environment = CopyEnvironment();
+  impl_->wake = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (impl_->wake.get() < 0)
+    throw Resource("cannot create an event descriptor: {}", strerror(errno));
+  if (impl_->options.epochs) impl_->arena->EnableEpochs();
   std::promise<void> spawned;
   auto outcome = spawned.get_future();
   // The thread owns the promise, since it may still be inside set_value when the future is ready.
-  impl_->watcher = std::jthread(
-      [&my = *impl_, spawned = std::move(spawned), environment = CopyEnvironment()]() mutable {
-        BlockAllSignals();  // signal handlers run on the front's threads only
-        pthread_setname_np(pthread_self(), "rank watcher");
-        std::exception_ptr failure;
-        try {
-          my.SpawnAll(environment);
-        } catch (...) {
-          failure = std::current_exception();
-          const std::lock_guard lock(my.mutex);
-          my.Kill();
-        }
-        if (failure == nullptr) {
-          spawned.set_value();
-          my.Watch();
-        } else {
-          for (auto& child : my.children) Reap(-1, child.pid);
-          spawned.set_exception(failure);
-        }
-      });
+  impl_->watcher = std::jthread([&my = *impl_, spawned = std::move(spawned)]() mutable {
+    BlockAllSignals();  // signal handlers run on the front's threads only
+    pthread_setname_np(pthread_self(), "rank watcher");
+    std::exception_ptr failure;
+    try {
+      my.SpawnAll();
+    } catch (...) {
+      failure = std::current_exception();
+      const std::lock_guard lock(my.mutex);
+      my.Kill();
+    }
+    if (failure == nullptr) {
+      spawned.set_value();
+      my.Watch();
+    } else {
+      for (auto& child : my.children) Reap(-1, child.pid);
+      spawned.set_exception(failure);
+    }
+  });
   outcome.get();
 }
 
 RankProcesses::~RankProcesses() {
-  KillAll();
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->closing = true;
+    impl_->Kill();
+  }
+  impl_->Wake();
   impl_->watcher.join();
 }
 
@@ -338,6 +386,43 @@ bool RankProcesses::WaitEnded(std::chrono::milliseconds timeout) {
   impl_->Kill();
   impl_->changed.wait(lock, all_ended);
   return false;
+}
+
+bool RankProcesses::Kill(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(impl_->mutex);
+  impl_->Kill();
+  return impl_->changed.wait_for(lock, timeout, [&] { return impl_->AllEnded(); });
+}
+
+bool RankProcesses::Settle(std::chrono::milliseconds wait, std::chrono::milliseconds end) {
+  // A rank that begins to wait writes to shared memory, which does not notify `changed`.
+  constexpr std::chrono::milliseconds kPoll{1};
+  using Clock = std::chrono::steady_clock;
+  RankProcesses::Impl& my = *impl_;
+  const auto settled = [&](const Impl::Child& child) {
+    return child.reported || my.arena->Waits(child.rank);
+  };
+  std::unique_lock lock(my.mutex);
+  const auto give_up = Clock::now() + wait;
+  while (!std::ranges::all_of(my.children, settled) && Clock::now() < give_up)
+    my.changed.wait_for(lock, kPoll);
+  my.killed = true;  // ends from now on are not news
+  for (const Impl::Child& child : my.children) {
+    if (!child.ended && !my.arena->Waits(child.rank)) kill(child.pid, SIGKILL);
+  }
+  return my.changed.wait_for(lock, end, [&] { return std::ranges::all_of(my.children, settled); });
+}
+
+std::vector<int> RankProcesses::BeginEpoch(const std::string& control_endpoint) {
+  std::future<std::vector<int>> started;
+  {
+    const std::lock_guard lock(impl_->mutex);
+    CHECK(impl_->options.epochs && !impl_->closing);
+    impl_->options.control_endpoint = control_endpoint;
+    started = impl_->next_epoch.emplace().get_future();
+  }
+  impl_->Wake();
+  return started.get();
 }
 
 void RankProcesses::KillAll() {

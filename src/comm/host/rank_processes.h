@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/device/symmetric_memory.h"
 #include "comm/device/tcp/tcp_world.h"
@@ -25,6 +26,9 @@ struct RankExit {
   // Seconds for which the process had been stopped (SIGSTOP) when it was killed for this reason; 0:
   // not killed for this reason.
   double stopped_seconds = 0;
+  // Seconds for which it computed a step without a heartbeat when it was killed for that; 0: not
+  // killed for that.
+  double hung_seconds = 0;
   // Reason of the abort before this rank ended: its own error, or that of the rank that failed
   // first. Empty if there was no abort.
   std::string reason;
@@ -56,9 +60,13 @@ class RankProcesses {
     std::chrono::milliseconds join_timeout{300'000};
     // A rank without a heartbeat for this time is killed; 0: never.
     std::chrono::milliseconds watchdog_timeout{0};
-    // A rank whose process is stopped (SIGSTOP) for this time is killed; 0: never.
+    // A rank whose process is stopped (SIGSTOP) for this time is killed; 0: never. So is one that
+    // computes a step for this time, and for longer than SymmetricMemory::AllowSilence, without a
+    // heartbeat. Only CPU time counts then, since the machine may be busy.
     std::chrono::milliseconds stall_timeout{0};
     std::function<bool()> give_up;  // polled by WaitJoined; may be empty
+    // Ranks may wait for the next epoch instead of ending (SharedArena::WaitForEpoch).
+    bool epochs = false;
   };
   // Called from the watcher's thread once per rank that ends unexpectedly: before ExpectEnd, or
   // after it with a nonzero exit code. The arena is aborted first, so that other ranks stop waiting
@@ -81,6 +89,13 @@ class RankProcesses {
   // was killed.
   bool WaitEnded(std::chrono::milliseconds timeout);
   void KillAll();
+  // Kills the remaining ranks and waits for their end. False if one has not ended by the timeout.
+  bool Kill(std::chrono::milliseconds timeout);
+  // With epochs, after an abort: waits until each rank has ended or waits for the next epoch. Kills
+  // those that do neither by `wait`. False if one of these has not ended after `end`.
+  bool Settle(std::chrono::milliseconds wait, std::chrono::milliseconds end);
+  // After Settle: begins the next epoch and starts the ranks that have ended. Returns these.
+  std::vector<int> BeginEpoch(const std::string& control_endpoint);
 
  private:
   struct Impl;

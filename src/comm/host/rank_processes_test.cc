@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <fstream>
@@ -24,24 +25,16 @@
 #include "comm/device/tcp/tcp_ranks.h"
 #include "comm/host/control_socket.h"
 #include "comm/host/spawn.h"
+#include "comm/host/test_rank_processes.h"
 #include "core/error.h"
 #include "core/log.h"
 
 namespace switchyard {
 namespace {
 
-using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr milliseconds kLong(60'000);
-constexpr size_t kBytes = size_t{1} << 20;
-
-std::string Contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 // ---- The rank's side ----
 
@@ -108,7 +101,23 @@ int ServeUntilEnd(const RankSpec& spec, Communicator& tp) {
   return kWrong;
 }
 
+// Serves in each epoch with a new communicator.
+int ServeEpochs(RankSpec& spec) {
+  prctl(PR_SET_NAME, RankName(spec.rank).c_str());
+  for (;;) {
+    try {
+      SymmetricMemory memory(spec.arena, spec.rank, {.timeout = kLong});
+      Communicator tp(memory, World(memory), "tp", 4096);
+      return ServeUntilEnd(spec, tp);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kPeer) return kWrong;
+    }
+    spec.control_endpoint = spec.arena->WaitForEpoch(spec.rank);
+  }
+}
+
 int PlayPart(RankSpec& spec, int argc, char** argv, int fds_at_start) {
+  if (spec.spec == "epochs") return ServeEpochs(spec);
   if (spec.spec == "never join" && spec.rank == 1) pause();
   if (spec.spec == "exit before joining" && spec.rank == 1) return 3;
   if (spec.network) {
@@ -122,6 +131,11 @@ int PlayPart(RankSpec& spec, int argc, char** argv, int fds_at_start) {
   if (spec.spec == "signals" && !OutlivesSignals()) return kWrong;
   // Rank 0 waits for messages of the parent, which has no heartbeat here.
   if (spec.spec == "beat" && spec.rank == 1) memory.StartHeartbeat();
+  if (spec.spec == "spin" && spec.rank == 1) {
+    memory.StartHeartbeat();
+    memory.AllowSilence(milliseconds(200));
+    for (volatile int turns = 0;;) turns = turns + 1;
+  }
   if (spec.spec == "title" && !ShowsTitle(spec, argc, argv)) return kWrong;
   return ServeUntilEnd(spec, tp);
 }
@@ -143,52 +157,6 @@ int RankMain(int argc, char** argv) {
 
 // ---- The parent's side ----
 
-// Ranks that all run one part of a test; records the reported exits.
-class Troupe {
- public:
-  Troupe(int world, std::string part, milliseconds join_timeout = kLong,
-         std::optional<NodeNetwork> network = {}, milliseconds watchdog_timeout = {},
-         milliseconds stall_timeout = {})
-      : arena_(SharedArena::Create(world, kBytes)),
-        endpoint_(ControlSocket::UniqueEndpoint()),
-        ranks_(arena_,
-               {.world = world,
-                .spec = std::move(part),
-                .control_endpoint = endpoint_,
-                .network = std::move(network),
-                .join_timeout = join_timeout,
-                .watchdog_timeout = watchdog_timeout,
-                .stall_timeout = stall_timeout},
-               [this](const RankExit& exit) {
-                 const std::lock_guard lock(mutex_);
-                 exits_.push_back(exit);
-                 changed_.notify_all();
-               }) {}
-
-  RankProcesses& ranks() { return ranks_; }
-  const std::string& endpoint() const { return endpoint_; }
-  const std::shared_ptr<SharedArena>& arena() const { return arena_; }
-
-  bool HasExits(size_t count, milliseconds wait) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, wait, [&] { return exits_.size() >= count; });
-  }
-  // The exits reported so far, once there are `count`.
-  std::vector<RankExit> Exits(size_t count) {
-    EXPECT_TRUE(HasExits(count, kLong));
-    const std::lock_guard lock(mutex_);
-    return exits_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<RankExit> exits_;
-  std::shared_ptr<SharedArena> arena_;
-  std::string endpoint_;
-  RankProcesses ranks_;
-};
-
 // Listeners of all ranks, as after a rendezvous of two nodes.
 std::pair<NodeNetwork, NodeNetwork> TwoNodes(int ranks_per_node) {
   NodeNetwork first, second;
@@ -202,19 +170,6 @@ std::pair<NodeNetwork, NodeNetwork> TwoNodes(int ranks_per_node) {
   }
   first.world = second.world = world;
   return {std::move(first), std::move(second)};
-}
-
-std::vector<pid_t> ChildrenOf(pid_t pid) {
-  std::vector<pid_t> children;
-  DIR* tasks = opendir(("/proc/" + std::to_string(pid) + "/task").c_str());
-  if (tasks == nullptr) return children;
-  while (const dirent* task = readdir(tasks)) {
-    std::istringstream list(
-        Contents("/proc/" + std::to_string(pid) + "/task/" + task->d_name + "/children"));
-    children.insert(children.end(), std::istream_iterator<pid_t>(list), {});
-  }
-  closedir(tasks);
-  return children;
 }
 
 // Runs a part of the test after which the ranks still serve, and then shuts them down.
@@ -356,6 +311,16 @@ TEST(RankProcessesTest, OnlyAStoppedRankIsKilledForAStall) {
   EXPECT_FALSE(exits[0].ByItself());
   EXPECT_THAT(exits[0].Describe(),
               AllOf(HasSubstr("was stopped for "), HasSubstr("--rank-stall-timeout")));
+}
+
+TEST(RankProcessesTest, ARankThatComputesAStepForTooLongIsKilled) {
+  Troupe troupe(2, "spin", kLong, {}, {}, milliseconds(300));
+  const auto exits = troupe.Exits(1);
+  EXPECT_EQ(exits[0].rank, 1);
+  EXPECT_GE(exits[0].hung_seconds, 0.3);
+  EXPECT_FALSE(exits[0].ByItself());
+  EXPECT_THAT(exits[0].Describe(),
+              AllOf(HasSubstr("without a heartbeat"), HasSubstr("--rank-stall-timeout")));
 }
 
 TEST(RankProcessesTest, ARankThatDoesNotServeNeedsNoHeartbeat) {

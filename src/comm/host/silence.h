@@ -33,7 +33,7 @@ class Silence {
   Clock::duration length() const { return silent_; }
 
  private:
-  const std::chrono::milliseconds longest_gap_;
+  std::chrono::milliseconds longest_gap_;
   uint64_t beats_ = 0;
   Clock::time_point sampled_{};
   Clock::duration silent_{};

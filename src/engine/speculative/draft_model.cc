@@ -9,10 +9,11 @@ namespace switchyard {
 namespace {
 
 ModelOptions OptionsOf(const EngineConfig& config, const EnginePlan& plan, int rank,
-                       profile::Profiler* profiler) {
+                       profile::Profiler* profiler, const KeptModel& kept) {
   ModelOptions options = MakeDraftOptions(MakeModelOptions(config, plan, rank));
   options.keeps_hidden = plan.draft->is_mtp;
   options.profiler = profiler;
+  options.weights = kept.weights();
   return options;
 }
 
@@ -66,12 +67,14 @@ ModelOptions MakeDraftOptions(ModelOptions target) {
   return draft;
 }
 
-DraftModel::DraftModel(const EngineConfig& config, const EnginePlan& plan, int rank, Model& target,
-                       profile::Profiler* profiler, RankComm& comm, ThreadPool& pool)
+DraftModel::DraftModel(const EngineConfig& config, const EnginePlan& plan, Model& target,
+                       profile::Profiler* profiler, RankComm& comm, ThreadPool& pool,
+                       KeptModel* kept)
     : target_(target),
       comm_(comm),
-      model_(DraftPath(config), *plan.draft, OptionsOf(config, plan, rank, profiler), comm, pool),
-      kv_(model_.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype)) {}
+      model_(DraftPath(config), *plan.draft,
+             OptionsOf(config, plan, comm.mesh.rank(), profiler, *kept), comm, pool),
+      kv_(kept->Keep(model_, plan, config.page_size)) {}
 
 std::span<const float> DraftModel::Forward(const ForwardBatch& batch) {
   // On a GPU the two models have streams of their own, and one reads the hidden rows of the other.

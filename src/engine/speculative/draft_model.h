@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "engine/config.h"
+#include "engine/kept_model.h"
 #include "engine/speculative/model_drafter.h"
 #include "model/model.h"
 
@@ -19,11 +20,12 @@ std::filesystem::path DraftPath(const EngineConfig& config);
 // recorded.
 ModelOptions MakeDraftOptions(ModelOptions target);
 
-// Owns the draft model and its cache; borrows the rest. `plan.draft` is set.
+// Owns the draft model and its cache; borrows the rest. `plan.draft` is set. Takes the weights of
+// the last epoch from `kept`, and keeps them there for the next.
 class DraftModel : public DraftForward {
  public:
-  DraftModel(const EngineConfig& config, const EnginePlan& plan, int rank, Model& target,
-             profile::Profiler* profiler, RankComm& comm, ThreadPool& pool);
+  DraftModel(const EngineConfig& config, const EnginePlan& plan, Model& target,
+             profile::Profiler* profiler, RankComm& comm, ThreadPool& pool, KeptModel* kept);
 
   std::span<const float> Forward(const ForwardBatch& batch) override;
   bool draws() const override { return model_.draws(); }

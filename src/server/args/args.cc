@@ -311,9 +311,11 @@ void AddElasticFlags(CommandLine& app, ServerArgs& a) {
              "Ends the server if a rank ends");
   app.Flag("--max-rank-deaths", a.max_rank_deaths, kParallel,
            "COUNT/SECONDS: ends the server if ranks end more than COUNT times within SECONDS");
-  app.Flag("--rank-stall-timeout", a.rank_stall_seconds, kParallel,
-           "Seconds after which a rank's stopped process (SIGSTOP) is killed and the ranks are "
-           "restarted; 0: only --watchdog-timeout limits the time")
+  app.Flag(
+         "--rank-stall-timeout", a.rank_stall_seconds, kParallel,
+         "Seconds for which a rank process may be stopped (SIGSTOP), or may compute a step without "
+         "progress, before it is killed and started again. Long steps may take longer. 0: only "
+         "--watchdog-timeout limits the time")
       .Range(0.0, 1e6);
 }
 
@@ -412,8 +414,11 @@ std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args) {
   AddEngineFlags(app, a);
   AddServerFlags(app, a);
   if (!Parse(app, args, a)) return std::nullopt;
-  if (a.enable_elastic_ep && a.disable_elastic_ep)
-    throw Invalid("--enable-elastic-ep and --disable-elastic-ep exclude each other");
+  for (const char* flag : {"--enable-elastic-ep", "--max-rank-deaths", "--rank-stall-timeout"}) {
+    if (!app.Given(flag)) continue;
+    if (a.disable_elastic_ep) throw Invalid("{} and --disable-elastic-ep exclude each other", flag);
+    a.restart_flags.emplace_back(flag);
+  }
   DeathLimit::Parse(a.max_rank_deaths);
   if (!JsonSpaceOfPattern(a.json_whitespace))
     throw Invalid("--constrained-json-whitespace-pattern {} is not supported: want \"{}\" or \"\"",

@@ -49,6 +49,8 @@ struct ServerArgs {
   bool disable_elastic_ep = false;        // --disable-elastic-ep
   std::string max_rank_deaths = "10/60";  // --max-rank-deaths COUNT/SECONDS
   double rank_stall_seconds = 0.5;        // --rank-stall-timeout; 0: no limit
+  // The flags given that have an effect only if the ranks are restarted.
+  std::vector<std::string> restart_flags;
   bool skip_server_warmup = false;
   bool log_requests = false;
   double drain_timeout_seconds =

@@ -30,8 +30,12 @@ std::string DeathLimit::Text() const { return fmt::format("{}/{:g}", count, wind
 std::string RecentDeaths::Reasons() const {
   std::string reasons;
   for (const auto& [time, why] : recent_) reasons += (reasons.empty() ? "" : "; ") + why;
-  return fmt::format("the ranks ended {} times within {:g} s (--max-rank-deaths {}): {}",
-                     recent_.size(), limit_.window.count(), limit_.Text(), reasons);
+  const auto span = recent_.back().first - recent_.front().first;
+  const std::string where = span > limit_.window
+                                ? std::string("in a row without an output")
+                                : fmt::format("within {:g} s", limit_.window.count());
+  return fmt::format("the ranks ended {} times {} (--max-rank-deaths {}): {}", recent_.size(),
+                     where, limit_.Text(), reasons);
 }
 
 }  // namespace switchyard

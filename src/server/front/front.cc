@@ -168,20 +168,28 @@ Error Front::Full() const {
 }
 
 void Front::Abort(const std::vector<uint64_t>& ids) {
-  std::lock_guard order(order_);
-  AbortInOrder(ids);
+  std::vector<Ending> endings;
+  {
+    std::lock_guard order(order_);
+    std::vector<ControlMessage> aborts;
+    {
+      std::lock_guard lock(mutex_);
+      for (const uint64_t id : ids)
+        if (const auto open = open_.find(id); open != open_.end())
+          Abort(*open->second, &endings, &aborts);
+    }
+    if (!aborts.empty()) link_.Send(aborts);
+  }
+  End(endings);
 }
 
-void Front::AbortInOrder(const std::vector<uint64_t>& ids) {
-  std::vector<ControlMessage> aborts;
-  {
-    std::lock_guard lock(mutex_);
-    for (const uint64_t id : ids) {
-      if (const auto open = open_.find(id); open != open_.end()) open->second->aborted = true;
-      if (!paused_) aborts.emplace_back(AbortRequest{id});
-    }
+void Front::Abort(Open& open, std::vector<Ending>* endings, std::vector<ControlMessage>* aborts) {
+  open.aborted = true;
+  if (!paused_ && open.sent) {
+    aborts->emplace_back(AbortRequest{open.next.id});
+  } else {
+    Finish(open, {.finish = FinishReason::kAbort}, endings);
   }
-  if (!aborts.empty()) link_.Send(aborts);
 }
 
 void Front::AbortOverdue() {
@@ -213,14 +221,13 @@ void Front::AbortAll() {
 }
 
 void Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
-  std::lock_guard order(order_);
   std::vector<uint64_t> ids;
   {
     std::lock_guard lock(mutex_);
     for (const auto& [id, open] : open_)
       if (chosen(*open)) ids.push_back(id);
   }
-  AbortInOrder(ids);
+  Abort(ids);
 }
 
 void Front::OnMessage(const EngineMessage& message) {
@@ -234,6 +241,7 @@ void Front::OnMessage(const EngineMessage& message) {
     {
       std::lock_guard lock(mutex_);
       answer = questions_.Take(message);
+      if (const auto* stats = std::get_if<StatsReport>(&message)) last_stats_ = stats->groups;
     }
     if (answer) answer(message);
   }
@@ -249,7 +257,9 @@ void Front::Deliver(const RequestOutput& output, Clock::time_point now) {
     const auto it = open_.find(output.id);
     if (it == open_.end()) return;  // already ended here by a stop string
     open = it->second;
+    if (open->ending) return;
     const auto count = std::ssize(output.new_tokens);
+    answered_ |= count > 0 || output.finish != FinishReason::kNone;
     open->tokens += count;
     if (count > 0 && !std::exchange(open->running, true)) open->since = now;
     if (count > 0) ended = std::exchange(ended_, std::nullopt);
@@ -280,7 +290,7 @@ void Front::Take(Open& open, const RequestOutput& output, const std::string& ove
   if (open.spec.measured) Measure(open, output, tokens_before, now);
   if (open.next.finished()) {
     if (output.finish == FinishReason::kNone)
-      AbortInOrder({output.id});  // ended by a stop string, which ranks do not match
+      link_.Send({AbortRequest{output.id}});  // ended by a stop string, which ranks do not match
     ReleaseName(open.spec.name);  // so that the client can reuse it right after the response
     open.Emit();
     std::lock_guard lock(mutex_);
@@ -313,6 +323,7 @@ void Front::OnRanksLost(const std::string& why) {
     if (lost_.exchange(true)) return;
     lost_reason_ = why;
     open.swap(open_);
+    std::erase_if(open, [](const auto& entry) { return entry.second->ending; });
     names_.clear();
     suspects_.clear();
     answers = questions_.TakeAll(why);

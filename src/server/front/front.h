@@ -40,6 +40,7 @@ struct RanksEnd {
   // So a request of that rank's batch may be the cause.
   bool by_itself = false;
   std::optional<std::vector<uint64_t>> batch;  // request ids of that batch; nullopt: unknown
+  bool Had(uint64_t id) const;                 // whether this request may have been in the batch
 };
 
 // Sends control messages to the ranks. Their replies arrive through Front::OnMessage.
@@ -50,11 +51,14 @@ class RankLink {
       const std::vector<ControlMessage>& messages) = 0;  // in order; from any thread; never blocks
 };
 
+// Whether a question that the ranks cannot answer now waits for them, or fails.
+enum class WhenHeld : uint8_t { kWait, kFail };
+
 // Owns the table of open generations; borrows link and tokenizer. Keeps the prompt and the output
 // ids of each request until the request finishes. So new ranks can continue it (Pause, Resume). A
 // token that is not in the table was not sent to a client, and the new ranks draw the same token
-// again. Submit, Abort and the queries may be called from any thread; OnMessage, Pause, Resume and
-// OnRanksLost from one thread at a time.
+// again. Submit, Abort and the queries may be called from any thread; OnMessage, BeginPause, Pause,
+// Resume and OnRanksLost from one thread at a time.
 class Front {
  public:
   struct Limits {
@@ -86,7 +90,8 @@ class Front {
   // Throws kInvalid if `count` exceeds the limit of open requests, and kBusy if `count` more
   // requests do not fit now.
   void CheckCapacity(size_t count) const;
-  // Asynchronous: generations that are still open end with FinishReason::kAbort.
+  // Generations that are still open end with FinishReason::kAbort: at once if the ranks do not have
+  // them, else when the ranks have ended them. The callbacks may run in this call.
   void Abort(const std::vector<uint64_t>& ids);
   void AbortNamed(const std::string& name);  // every generation with this name or batch name
   // Maximum number of tokens of one request, prompt and output together.
@@ -94,17 +99,20 @@ class Front {
   void AbortAll();
 
   void FlushCache(std::function<void(bool done)> callback);
-  // Statistics, one entry per attention group; empty if the ranks are lost.
+  // Statistics, one entry per attention group; empty if the ranks are lost. While requests are
+  // held, the last known ones, at once.
   void Stats(std::function<void(const std::vector<EngineStats>&)> callback);
 
   // Controls the expert recorder. kDump writes its file on rank 0's host. If the ranks are lost,
   // the result carries an error.
   void RecordExperts(RecordAction action, std::function<void(const RecordResult&)> callback);
-  void GetExpertLoad(std::function<void(const ExpertLoadReport&)> callback);
+  void GetExpertLoad(std::function<void(const ExpertLoadReport&)> callback,
+                     WhenHeld when_held = WhenHeld::kWait);
   // RebalanceExperts starts expert rebalancing now; GetEplb returns its status. The report carries
   // the reason if the request is refused or the ranks are lost.
   void RebalanceExperts(std::function<void(const EplbReport&)> callback);
-  void GetEplb(std::function<void(const EplbReport&)> callback);
+  void GetEplb(std::function<void(const EplbReport&)> callback,
+               WhenHeld when_held = WhenHeld::kWait);
   // Starts or ends a profile on all ranks. If the ranks are lost, the report carries an error.
   void StartProfile(profile::Options options, std::function<void(const ProfileReport&)> callback);
   void StopProfile(std::function<void(const ProfileReport&)> callback);
@@ -112,11 +120,17 @@ class Front {
   metrics::RequestMetrics& request_metrics() { return metrics_; }
 
   void OnMessage(const EngineMessage& message);
-  // The ranks have ended, and new ones will start. Keeps open requests and questions; accepts new
-  // ones. If a rank ended by itself, the requests of its batch are suspect: Resume lets them run
+  // A rank has ended, so nothing is sent until Resume. Keeps open requests and questions; accepts
+  // new ones. Aborted requests end. `ended`: when the rank ended.
+  void BeginPause(std::chrono::steady_clock::time_point ended);
+  // All ranks have ended their epoch, and new ones will start. Begins the pause if it has not
+  // begun. If a rank ended by itself, the requests of its batch are suspect: Resume lets them run
   // first, each of them alone for a few tokens. If ranks end by themselves again while a suspect
-  // runs alone, the suspect ends with an error.
-  void Pause(const RanksEnd& end);
+  // runs alone, the suspect ends with an error. A question that two ends of ranks have interrupted
+  // ends with an error. Returns whether the ranks had requests and answered none of them since
+  // Resume. After several such ends in a row, SIGKILL and stalls make requests suspect too: the
+  // kernel may kill ranks because of the memory that one needs.
+  bool Pause(const RanksEnd& end);
   // Call when the link leads to new ranks. Sends the open questions again, then the open requests
   // with their output, in the order of their ids.
   void Resume();
@@ -141,8 +155,22 @@ class Front {
   void ReleaseName(const std::string& name);
   bool IsNameTaken(const GenerationSpec& spec) const;
   void AbortWhere(const std::function<bool(const Open&)>& chosen);
-  // Requires order_, unless the ranks have sent output of the requests.
-  void AbortInOrder(const std::vector<uint64_t>& ids);
+  // A request that ends here, because the ranks do not have it.
+  struct Ending {
+    std::shared_ptr<Open> open;
+    RequestOutput last;
+    std::string overdue;  // Open::overdue
+    bool suspect = false;
+  };
+  // Lets the request end with `last`, unless it ends already. Requires mutex_.
+  void Finish(Open& open, RequestOutput last, std::vector<Ending>* endings);
+  // Aborts one request. Requires order_ and mutex_.
+  void Abort(Open& open, std::vector<Ending>* endings, std::vector<ControlMessage>* aborts);
+  void End(const std::vector<Ending>& endings);
+  // Whether requests or questions wait. Requires mutex_.
+  bool held() const { return paused_ || !suspects_.empty(); }
+  std::vector<EngineStats> HeldStats() const;  // requires mutex_
+  bool EndedWithoutAnswer(const RanksEnd& end);
   void Deliver(const RequestOutput& output, metrics::Clock::time_point now);
   void Take(Open& open, const RequestOutput& output, const std::string& overdue,
             metrics::Clock::time_point now);
@@ -155,9 +183,11 @@ class Front {
                metrics::Clock::time_point now);
   // Sends a question. `if_lost` makes the answer if the ranks are lost. Throws kUnavailable if they
   // are lost already.
+  // `if_held` makes the answer while requests are held; null: the question waits.
   template <typename Answer, typename Message>
   void Ask(Message message, std::function<void(const Answer&)> callback,
-           std::function<Answer(const std::string& why)> if_lost);
+           std::function<Answer(const std::string& why)> if_lost,
+           std::function<Answer()> if_held = nullptr);
 
   RankLink& link_;
   const Tokenizer& tokenizer_;
@@ -183,6 +213,9 @@ class Front {
   // Open requests that were in the batch of a rank which ended by itself. While there are any, the
   // ranks have only the first one.
   std::set<uint64_t> suspects_;
+  bool answered_ = false;   // the ranks have sent output since Resume
+  int fruitless_ends_ = 0;  // ends in a row without it, of ranks that had requests
+  std::vector<EngineStats> last_stats_;
   int64_t epoch_ = 1, deaths_ = 0;
   double pause_seconds_ = 0;
   std::optional<metrics::Clock::time_point> paused_since_, held_since_;

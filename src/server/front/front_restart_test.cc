@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <thread>
 
 #include "core/error.h"
 #include "server/front/front.h"
@@ -356,6 +357,139 @@ TEST_F(FrontRestartTest, HistoryCountsEpochsDeathsAndPauses) {
   EXPECT_EQ(history.deaths, 2);
   EXPECT_EQ(history.paused_for, 0);
   EXPECT_GE(history.pause_seconds, 2);
+}
+
+TEST_F(FrontRestartTest, AnAbortDuringAPauseEndsTheRequestAtOnce) {
+  const uint64_t a = Submit(20), b = Submit(20);
+  Steps(1);
+  front->Pause(Killed());
+  front->Abort({a});
+  EXPECT_EQ(clients[a]->finish, FinishReason::kAbort);
+  EXPECT_THAT(clients[a]->tokens, SizeIs(1));
+  EXPECT_EQ(front->open(), 1u);
+  ranks.Restart();
+  front->Resume();
+  EXPECT_THAT(ranks.Requested(), ElementsAre(b));
+  RunOut();
+  ExpectWhole(b, 20);
+}
+
+TEST_F(FrontRestartTest, APauseEndsRequestsThatWereAborted) {
+  const uint64_t id = Submit(20);
+  Steps(1);
+  front->Abort({id});
+  EXPECT_EQ(clients[id]->finish, FinishReason::kNone);
+  front->BeginPause(Clock::now());
+  EXPECT_EQ(clients[id]->finish, FinishReason::kAbort);
+  EXPECT_TRUE(front->WaitUntilIdle(std::chrono::milliseconds(0)));
+}
+
+TEST_F(FrontRestartTest, ATimeoutDuringAPauseEndsTheRequestAtOnce) {
+  ranks.Restart();
+  front =
+      std::make_unique<Front>(ranks, *tokenizer,
+                              Front::Limits{.vocab_size = 512,
+                                            .context_length = 64,
+                                            .cache_tokens = 1024,
+                                            .queue_timeout = std::chrono::duration<double>(1e-6)});
+  const uint64_t id = Submit(20);
+  front->Pause(Killed());
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  front->AbortOverdue();
+  EXPECT_EQ(clients[id]->finish, FinishReason::kError);
+  EXPECT_THAT(clients[id]->error, HasSubstr("--request-queue-timeout"));
+}
+
+TEST_F(FrontRestartTest, AnAbortedRequestThatWaitsForSuspectsEndsAtOnce) {
+  const uint64_t a = Submit(9), b = Submit(9), c = Submit(9);
+  Steps(1);
+  Restart(Crashed({{a, b}}));
+  front->Abort({b, c});
+  EXPECT_EQ(clients[b]->finish, FinishReason::kAbort);
+  EXPECT_EQ(clients[c]->finish, FinishReason::kAbort);
+  RunOut();
+  ExpectWhole(a, 9);
+}
+
+TEST_F(FrontRestartTest, AQuestionIsAskedTwiceAtMost) {
+  std::vector<std::string> errors;
+  const auto dump = [&] {
+    front->RecordExperts(RecordAction::kDump,
+                         [&](const RecordResult& r) { errors.push_back(r.dump.error); });
+  };
+  const uint64_t id = Submit(20);
+  Steps(1);
+  dump();
+  Restart(Crashed({{id}}));
+  EXPECT_THAT(ranks.sent, SizeIs(1));  // the suspect alone, without the question
+  Steps(2);
+  EXPECT_THAT(errors, IsEmpty());
+  EXPECT_THAT(ranks.sent, SizeIs(3));  // the question and the request
+  Restart(Crashed({{id}}));
+  EXPECT_THAT(errors, ElementsAre(HasSubstr("SIGSEGV")));
+  dump();  // new questions wait for the suspect
+  Steps(2);
+  EXPECT_THAT(errors, SizeIs(1));
+  EXPECT_EQ(clients[id]->finish, FinishReason::kNone);
+  RunOut();
+  ExpectWhole(id, 20);
+}
+
+TEST_F(FrontRestartTest, StatisticsAreAnsweredDuringAPause) {
+  std::vector<std::vector<EngineStats>> answers;
+  const auto ask = [&] {
+    front->Stats([&](const std::vector<EngineStats>& groups) { answers.push_back(groups); });
+  };
+  ask();
+  const uint64_t ticket = std::get<GetStats>(ranks.sent.at(0)).ticket;
+  front->OnMessage(StatsReport{.ticket = ticket, .groups = {{.running = 3, .total_pages = 50}}});
+  ask();
+  Submit(9);
+  front->Pause(Killed());
+  ask();
+  ASSERT_THAT(answers, SizeIs(3));
+  for (const auto& groups : {answers[1], answers[2]}) {
+    ASSERT_THAT(groups, SizeIs(1));
+    EXPECT_EQ(groups[0].running, 0);
+    EXPECT_EQ(groups[0].waiting, 1);
+    EXPECT_EQ(groups[0].total_pages, 50);
+  }
+  std::string refused;
+  front->GetEplb([&](const EplbReport& report) { refused = report.refused; }, WhenHeld::kFail);
+  EXPECT_THAT(refused, HasSubstr("restarting"));
+}
+
+// The kernel may kill the ranks because of the memory that a request needs.
+TEST_F(FrontRestartTest, KillsInARowWithoutATokenMakeTheirBatchSuspect) {
+  const uint64_t a = Submit(9), b = Submit(9);
+  const auto kill = [&](std::vector<uint64_t> batch) {
+    const bool fruitless =
+        front->Pause({.why = "rank 0 was killed", .time = Clock::now(), .batch = std::move(batch)});
+    ranks.Restart();
+    front->Resume();
+    return fruitless;
+  };
+  Steps(1);
+  EXPECT_FALSE(kill({a, b}));
+  for (int i = 1; i < 5; ++i) EXPECT_TRUE(kill({a, b}));
+  EXPECT_THAT(ranks.Requested(), ElementsAre(a, b));
+  EXPECT_TRUE(kill({a, b}));
+  for (int i = 6; i <= 8; ++i) {
+    EXPECT_THAT(ranks.Requested(), ElementsAre(a));
+    EXPECT_EQ(clients[a]->finish, FinishReason::kNone);
+    EXPECT_TRUE(kill({a}));
+  }
+  EXPECT_THAT(clients[a]->error, HasSubstr("rank 0 was killed"));
+  RunOut();
+  ExpectWhole(b, 9);
+}
+
+TEST_F(FrontRestartTest, KillsOfRanksWithoutRequestsAreNotFruitless) {
+  for (int i = 0; i < 9; ++i) {
+    EXPECT_FALSE(front->Pause({.why = "killed", .time = Clock::now(), .batch = {{}}}));
+    ranks.Restart();
+    front->Resume();
+  }
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 namespace switchyard {
 
 // One open generation. After Submit, only the thread of OnMessage modifies it, except for the
-// members guarded by mutex_.
+// members guarded by mutex_. Once it is `ending`, only the thread that set this does.
 struct Front::Open {
   GenerationSpec spec;
   GenerationCallback callback;
@@ -32,7 +32,8 @@ struct Front::Open {
   bool running = false;  // has a first token
   std::string overdue;   // error message once aborted after a timeout
   bool sent = false;     // the ranks have the request
-  bool aborted = false;  // an abort was sent, or will be sent after the request
+  bool aborted = false;  // an abort was sent, or the request ends without one
+  bool ending = false;   // aborted while the ranks did not have it: their output is dropped
   // All tokens of the output, for ranks that continue it. Read by other threads only during a
   // pause.
   std::vector<int32_t> output;

@@ -1,4 +1,5 @@
 // Questions of the front to the ranks.
+#include <optional>
 #include <utility>
 
 #include "server/front/front.h"
@@ -7,23 +8,52 @@ namespace switchyard {
 
 template <typename Answer, typename Message>
 void Front::Ask(Message message, std::function<void(const Answer&)> callback,
-                std::function<Answer(const std::string& why)> if_lost) {
-  std::lock_guard order(order_);
-  ControlMessage asked;
+                std::function<Answer(const std::string& why)> if_lost,
+                std::function<Answer()> if_held) {
+  std::optional<Answer> at_once;
   {
-    std::lock_guard lock(mutex_);
-    if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
-    asked = questions_.Add(
-        std::move(message),
-        [callback = std::move(callback)](const EngineMessage& answer) {
-          if (const auto* mine = std::get_if<Answer>(&answer)) callback(*mine);
-        },
-        [if_lost = std::move(if_lost)](const std::string& why) -> EngineMessage {
-          return if_lost(why);
-        });
-    if (paused_) return;  // Resume sends it
+    std::lock_guard order(order_);
+    std::vector<ControlMessage> messages;
+    {
+      std::lock_guard lock(mutex_);
+      if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
+      if (held() && if_held) {
+        at_once = if_held();
+      } else {
+        std::function<EngineMessage()> held_answer;
+        if (if_held) held_answer = [if_held = std::move(if_held)] { return if_held(); };
+        questions_.Add(
+            std::move(message),
+            [callback](const EngineMessage& answer) {
+              if (const auto* mine = std::get_if<Answer>(&answer)) callback(*mine);
+            },
+            [if_lost = std::move(if_lost)](const std::string& why) -> EngineMessage {
+              return if_lost(why);
+            },
+            std::move(held_answer));
+        if (!held()) messages = questions_.TakeUnsent();  // else SendUnsent sends it
+      }
+    }
+    if (!messages.empty()) link_.Send(messages);
   }
-  link_.Send({std::move(asked)});
+  if (at_once) callback(*at_once);
+}
+
+namespace {
+
+constexpr char kNoRanks[] = "the ranks are restarting";
+
+}  // namespace
+
+std::vector<EngineStats> Front::HeldStats() const {
+  std::vector<EngineStats> groups = last_stats_;
+  const auto loads = controller_.loads();
+  groups.resize(loads.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    groups[g].running = 0;
+    groups[g].waiting = static_cast<int32_t>(loads[g].requests);
+  }
+  return groups;
 }
 
 void Front::FlushCache(std::function<void(bool)> callback) {
@@ -36,7 +66,8 @@ void Front::FlushCache(std::function<void(bool)> callback) {
 void Front::Stats(std::function<void(const std::vector<EngineStats>&)> callback) {
   Ask<StatsReport>(
       GetStats{}, [callback = std::move(callback)](const StatsReport& r) { callback(r.groups); },
-      [](const std::string&) { return StatsReport{}; });
+      [](const std::string&) { return StatsReport{}; },
+      [this] { return StatsReport{.groups = HeldStats()}; });
 }
 
 void Front::RecordExperts(RecordAction action, std::function<void(const RecordResult&)> callback) {
@@ -44,9 +75,13 @@ void Front::RecordExperts(RecordAction action, std::function<void(const RecordRe
                     [](const std::string& why) { return RecordResult{.dump = {.error = why}}; });
 }
 
-void Front::GetExpertLoad(std::function<void(const ExpertLoadReport&)> callback) {
-  Ask<ExpertLoadReport>(switchyard::GetExpertLoad{}, std::move(callback),
-                        [](const std::string& why) { return ExpertLoadReport{.error = why}; });
+void Front::GetExpertLoad(std::function<void(const ExpertLoadReport&)> callback,
+                          WhenHeld when_held) {
+  std::function<ExpertLoadReport()> if_held;
+  if (when_held == WhenHeld::kFail) if_held = [] { return ExpertLoadReport{.error = kNoRanks}; };
+  Ask<ExpertLoadReport>(
+      switchyard::GetExpertLoad{}, std::move(callback),
+      [](const std::string& why) { return ExpertLoadReport{.error = why}; }, std::move(if_held));
 }
 
 void Front::RebalanceExperts(std::function<void(const EplbReport&)> callback) {
@@ -54,9 +89,12 @@ void Front::RebalanceExperts(std::function<void(const EplbReport&)> callback) {
                   [](const std::string& why) { return EplbReport{.refused = why}; });
 }
 
-void Front::GetEplb(std::function<void(const EplbReport&)> callback) {
-  Ask<EplbReport>(switchyard::GetEplb{}, std::move(callback),
-                  [](const std::string& why) { return EplbReport{.refused = why}; });
+void Front::GetEplb(std::function<void(const EplbReport&)> callback, WhenHeld when_held) {
+  std::function<EplbReport()> if_held;
+  if (when_held == WhenHeld::kFail) if_held = [] { return EplbReport{.refused = kNoRanks}; };
+  Ask<EplbReport>(
+      switchyard::GetEplb{}, std::move(callback),
+      [](const std::string& why) { return EplbReport{.refused = why}; }, std::move(if_held));
 }
 
 namespace {

@@ -17,15 +17,20 @@ namespace switchyard {
 class Questions {
  public:
   using OnAnswer = std::function<void(const EngineMessage&)>;
+  using Deliveries = std::vector<std::function<void()>>;
 
-  // Returns the message to send. `if_lost` creates the response if the ranks are lost for good.
-  // After a restart of the ranks, the message is sent again instead.
+  // Most times that a question is sent. If ranks have ended so often, it may be the cause.
+  static constexpr int kMaxSent = 2;
+
+  // `if_lost` creates the response if the ranks are lost for good, or if they end after the
+  // question was sent kMaxSent times. `if_held` creates it if there are no ranks at present; null:
+  // the question waits for new ones.
   template <typename Message>
-  ControlMessage Add(Message message, OnAnswer on_answer,
-                     std::function<EngineMessage(const std::string& why)> if_lost) {
+  void Add(Message message, OnAnswer on_answer,
+           std::function<EngineMessage(const std::string& why)> if_lost,
+           std::function<EngineMessage()> if_held) {
     message.ticket = ++last_ticket_;
-    open_[last_ticket_] = {message, std::move(on_answer), std::move(if_lost)};
-    return message;
+    open_[last_ticket_] = {message, std::move(on_answer), std::move(if_lost), std::move(if_held)};
   }
   // Removes the question that `message` answers, and returns its callback. Returns null if this
   // question is not open, or if `message` is not an answer.
@@ -39,20 +44,34 @@ class Questions {
     auto node = open_.extract(ticket);
     return node ? std::move(node.mapped().on_answer) : nullptr;
   }
-  // The messages of all open questions, to send to new ranks.
-  std::vector<ControlMessage> Messages() const {
+  // The messages of the questions that the ranks do not have, to be sent now.
+  std::vector<ControlMessage> TakeUnsent() {
     std::vector<ControlMessage> messages;
-    for (const auto& [ticket, question] : open_) messages.push_back(question.message);
+    for (auto& [ticket, question] : open_) {
+      if (question.with_ranks) continue;
+      question.with_ranks = true;
+      ++question.times_sent;
+      messages.push_back(question.message);
+    }
     return messages;
   }
+  // Ends the questions that have an answer without ranks. Returns functions that deliver it.
+  Deliveries TakeHeld() {
+    return TakeWhere([](Question& question) { return static_cast<bool>(question.if_held); },
+                     [](Question& question) { return question.if_held(); });
+  }
+  // The ranks have ended. Ends the questions that may not be sent again.
+  Deliveries OnRanksEnd(const std::string& why) {
+    return TakeWhere(
+        [](Question& question) {
+          return std::exchange(question.with_ranks, false) && question.times_sent >= kMaxSent;
+        },
+        [&](Question& question) { return question.if_lost(why); });
+  }
   // Ends all questions. Returns functions that deliver the answers.
-  std::vector<std::function<void()>> TakeAll(const std::string& why) {
-    std::vector<std::function<void()>> deliveries;
-    for (auto& [ticket, question] : std::exchange(open_, {})) {
-      deliveries.emplace_back([on_answer = std::move(question.on_answer),
-                               answer = question.if_lost(why)] { on_answer(answer); });
-    }
-    return deliveries;
+  Deliveries TakeAll(const std::string& why) {
+    return TakeWhere([](Question&) { return true; },
+                     [&](Question& question) { return question.if_lost(why); });
   }
 
  private:
@@ -60,7 +79,25 @@ class Questions {
     ControlMessage message;
     OnAnswer on_answer;
     std::function<EngineMessage(const std::string& why)> if_lost;
+    std::function<EngineMessage()> if_held;
+    bool with_ranks = false;  // the present ranks have it
+    int times_sent = 0;
   };
+  template <typename Condition, typename MakeAnswer>
+  Deliveries TakeWhere(const Condition& condition, const MakeAnswer& make_answer) {
+    Deliveries deliveries;
+    for (auto it = open_.begin(); it != open_.end();) {
+      Question& question = it->second;
+      if (!condition(question)) {
+        ++it;
+        continue;
+      }
+      deliveries.emplace_back([on_answer = std::move(question.on_answer),
+                               answer = make_answer(question)] { on_answer(answer); });
+      it = open_.erase(it);
+    }
+    return deliveries;
+  }
 
   uint64_t last_ticket_ = 0;  // tickets begin at 1
   std::map<uint64_t, Question> open_;

@@ -15,11 +15,20 @@ using Clock = std::chrono::steady_clock;
 // ended while they computed the token after the next one, because they launch passes ahead.
 constexpr int32_t kTrialTokens = 2;
 
+// Number of ends in a row without any output after which a killed batch is suspect too, and after
+// which a killed request that runs alone is the cause. Kills from outside hardly hit so often in a
+// row before the first token.
+constexpr int kFruitlessEnds = 5, kLoneFruitlessEnds = 8;
+
 double Milliseconds(Clock::duration time) {
   return std::chrono::duration<double, std::milli>(time).count();
 }
 
 }  // namespace
+
+bool RanksEnd::Had(uint64_t id) const {
+  return !batch || std::ranges::find(*batch, id) != batch->end();
+}
 
 EngineRequest Front::Open::Request(Pooling pooling, bool trial) const {
   EngineRequest request{.id = next.id,
@@ -54,7 +63,6 @@ void Front::Append(Open& open, std::vector<ControlMessage>* messages) {
   if (open.spec.grammar) grammars_.Introduce(*open.spec.grammar, messages);
   open.sent = true;
   messages->emplace_back(open.Request(limits_.pooling, suspects_.contains(open.next.id)));
-  if (open.aborted) messages->emplace_back(AbortRequest{open.next.id});
 }
 
 void Front::SendUnsent() {
@@ -66,52 +74,107 @@ void Front::SendUnsent() {
       Open& first = *open_.at(*suspects_.begin());
       if (!first.sent) Append(first, &messages);
     } else {
+      // A question that ends the ranks must not do so while a suspect runs alone.
+      messages = questions_.TakeUnsent();
       for (const auto& [id, open] : open_)
-        if (!open->sent) Append(*open, &messages);
+        if (!open->sent && !open->ending) Append(*open, &messages);
       held_since_.reset();
     }
   }
   if (!messages.empty()) link_.Send(messages);
 }
 
-void Front::Pause(const RanksEnd& end) {
-  std::optional<uint64_t> culprit;
-  int32_t cached = 0;
+void Front::Finish(Open& open, RequestOutput last, std::vector<Ending>* endings) {
+  if (std::exchange(open.ending, true)) return;
+  last.id = open.next.id;
+  last.cached_tokens = open.next.cached_tokens;
+  last.drafts = open.next.drafts;
+  endings->push_back({.open = open_.at(last.id),
+                      .last = std::move(last),
+                      .overdue = open.overdue,
+                      .suspect = suspects_.erase(open.next.id) > 0});
+}
+
+// Until they have left the table, only this thread modifies these generations.
+void Front::End(const std::vector<Ending>& endings) {
+  const auto now = Clock::now();
+  bool suspect = false;
+  for (const Ending& ending : endings) {
+    suspect |= ending.suspect;
+    Take(*ending.open, ending.last, ending.overdue, now);
+  }
+  if (!suspect) return;
+  std::lock_guard order(order_);
+  SendUnsent();  // the next suspect, or all
+}
+
+void Front::BeginPause(Clock::time_point ended) {
+  std::vector<Ending> endings;
+  Questions::Deliveries answers;
   {
     std::lock_guard order(order_);
     std::lock_guard lock(mutex_);
     if (lost_) return;
     paused_ = true;
-    if (!held_since_) held_since_ = end.time;
-    if (!paused_since_) paused_since_ = end.time;
+    if (!held_since_) held_since_ = ended;
+    if (!paused_since_) paused_since_ = ended;
+    std::vector<ControlMessage> no_aborts;
+    for (const auto& [id, open] : open_)
+      if (open->aborted) Abort(*open, &endings, &no_aborts);
+    answers = questions_.TakeHeld();
+  }
+  End(endings);
+  for (const auto& answer : answers) answer();
+}
+
+// Notes whether the last ranks had requests, and answered none of them. Requires mutex_.
+bool Front::EndedWithoutAnswer(const RanksEnd& end) {
+  const bool worked = std::ranges::any_of(
+      open_, [&](const auto& entry) { return entry.second->sent && end.Had(entry.first); });
+  if (answered_) fruitless_ends_ = 0;
+  if (answered_ || !worked) return false;
+  ++fruitless_ends_;
+  return true;
+}
+
+bool Front::Pause(const RanksEnd& end) {
+  BeginPause(end.time);
+  bool fruitless = false;
+  std::vector<Ending> endings;
+  Questions::Deliveries answers;
+  {
+    std::lock_guard order(order_);
+    std::lock_guard lock(mutex_);
+    if (lost_) return false;
     ++deaths_;
-    const std::optional<uint64_t> alone =
-        suspects_.empty() ? std::nullopt : std::optional(*suspects_.begin());
+    fruitless = EndedWithoutAnswer(end);
+    const auto blames = [&](int ends) {
+      return end.by_itself || (fruitless && fruitless_ends_ >= ends);
+    };
+    answers = questions_.OnRanksEnd(end.why);
+    const uint64_t alone = suspects_.empty() ? 0 : *suspects_.begin();  // 0: none
     for (const auto& [id, open] : open_) {
       const bool sent = std::exchange(open->sent, false);
-      if (!sent || !end.by_itself) continue;
-      const bool in_batch = !end.batch || std::ranges::find(*end.batch, id) != end.batch->end();
-      if (!in_batch) continue;
-      if (alone == id) culprit = id;
-      suspects_.insert(id);  // the culprit leaves the set when it ends
+      if (!sent || !blames(kFruitlessEnds) || !end.Had(id) || open->ending) continue;
+      if (alone != id) suspects_.insert(id);
+      if (alone != id || !blames(kLoneFruitlessEnds)) continue;
+      LOG_ERROR(
+          "the ranks ended again and again while they computed request {}, the last time alone: "
+          "the request ends with an error",
+          id);
+      Finish(*open,
+             {.finish = FinishReason::kError,
+              .error = end.why + ", while it computed this request alone",
+              .error_kind = ErrorKind::kPeer},
+             &endings);
     }
-    if (culprit) cached = open_.at(*culprit)->next.cached_tokens;
   }
-  if (!culprit) return;
-  LOG_ERROR(
-      "the ranks ended twice while they computed request {}, the second time alone: the request "
-      "ends with an error",
-      *culprit);
-  Deliver({.id = *culprit,
-           .finish = FinishReason::kError,
-           .cached_tokens = cached,
-           .error = end.why + ", while it computed this request alone",
-           .error_kind = ErrorKind::kPeer},
-          Clock::now());
+  End(endings);
+  for (const auto& answer : answers) answer();
+  return fruitless;
 }
 
 void Front::Resume() {
-  std::vector<ControlMessage> questions;
   size_t open = 0, suspects = 0;
   int64_t number = 0;
   Clock::duration pause{};
@@ -125,13 +188,12 @@ void Front::Resume() {
       pause_seconds_ += std::chrono::duration<double>(pause).count();
       number = ++epoch_;
       paused_ = false;
+      answered_ = false;
       ended_ = now - pause;
-      questions = questions_.Messages();
       open = open_.size();
       suspects = suspects_.size();
     }
     grammars_ = DefinedGrammars();
-    if (!questions.empty()) link_.Send(questions);
     SendUnsent();
   }
   LOG_INFO("epoch {}: serving again after a pause of {:.0f} ms; {} open requests continue{}",

@@ -77,17 +77,21 @@ class Scrape : public std::enable_shared_from_this<Scrape> {
  private:
   void RequestExperts() {
     if (!service_.args.engine.recorder.any()) return RequestEplb();
-    service_.front.GetExpertLoad([self = shared_from_this()](const ExpertLoadReport& report) {
-      if (report.error.empty()) AddExperts(self->page_, report.load);
-      self->Go([&] { self->RequestEplb(); });
-    });
+    service_.front.GetExpertLoad(
+        [self = shared_from_this()](const ExpertLoadReport& report) {
+          if (report.error.empty()) AddExperts(self->page_, report.load);
+          self->Go([&] { self->RequestEplb(); });
+        },
+        WhenHeld::kFail);
   }
   void RequestEplb() {
     if (!service_.args.engine.eplb.enable) return Send();
-    service_.front.GetEplb([self = shared_from_this()](const EplbReport& report) {
-      if (report.refused.empty()) AddEplb(self->page_, report.status);
-      self->Send();
-    });
+    service_.front.GetEplb(
+        [self = shared_from_this()](const EplbReport& report) {
+          if (report.refused.empty()) AddEplb(self->page_, report.status);
+          self->Send();
+        },
+        WhenHeld::kFail);
   }
   void Go(const std::function<void()>& next) {
     try {

@@ -101,7 +101,8 @@ void EngineRanks::Read() {
 }
 
 void EngineRanks::Lost() {
-  host_->KillAll();
+  host_->EndEpoch();
+  Send({});  // an idle leader waits for a message
   RanksEnd end;
   {
     std::lock_guard lock(mutex_);
@@ -113,9 +114,12 @@ void EngineRanks::Lost() {
   events_.on_lost(end);
 }
 
-RankHost::Ending EngineRanks::Reap() {
-  host_->KillAll();
-  host_->WaitEnded(10s);
+RankHost::Ending EngineRanks::Reap(std::chrono::milliseconds timeout) {
+  if (!host_->Kill(timeout))
+    throw Error(ErrorKind::kPeer,
+                fmt::format("a rank that was killed has not ended after {:g} s: it may wait for a "
+                            "driver or a file system",
+                            std::chrono::duration<double>(timeout).count()));
   return host_->HowEnded();
 }
 

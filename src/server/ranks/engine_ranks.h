@@ -48,7 +48,8 @@ class EngineRanks : public RankLink {
   // for 25 s". Empty if all heartbeats are more recent than `limit`.
   std::string Silent(std::chrono::duration<double> limit) const;
   // Kills the ranks that still run and waits for their end. Then returns how the first one ended.
-  RankHost::Ending Reap();
+  // Error kPeer if one has not ended after the timeout.
+  RankHost::Ending Reap(std::chrono::milliseconds timeout);
   // Sends a shutdown message to the ranks and waits for their end. False if some had to be killed.
   bool Shutdown(std::chrono::milliseconds timeout);
 

@@ -103,7 +103,7 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     outcome.Lose(how, cause);
   };
   const auto host =
-      StartRanks(launch, *membership, job, 0ms, {}, WithChangedFiles(*weights, report), {});
+      StartRanks(launch, *membership, job, {}, {}, WithChangedFiles(*weights, report), {});
   host->ExpectEnd();  // a clean exit happens only after a shutdown message
   nodes.Watch({.on_lost = [&](const std::string& why, bool cause) { outcome.Lose(why, cause); },
                .on_end = [&] { outcome.End(); }});

@@ -118,13 +118,19 @@ bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const Ran
 }
 
 std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membership,
-                                     const RankJob& job, std::chrono::milliseconds stall_timeout,
+                                     const RankJob& job, const RestartOptions& restart,
                                      const std::string& endpoint, RankHost::OnExit on_exit,
                                      std::function<bool()> give_up) {
   if (launch.launched) {
     return std::make_unique<ThreadHost>(job, launch.node, std::move(membership.arena), endpoint,
                                         std::move(on_exit));
   }
+  if (membership.ranks) {
+    membership.ranks->BeginEpoch(endpoint, std::move(on_exit));
+    return std::make_unique<EpochHost>(membership.ranks);
+  }
+  // Ranks on GPUs, and ranks whose experts move, cannot go on: they are killed at once.
+  const bool keeps_weights = restart.restarts && !job.plan.cuda && !job.config.eplb.enable;
   RankProcesses::Options options{
       .world = job.config.mesh.tp,
       .spec = EncodeRankSpec(job.config, job.plan),
@@ -132,11 +138,15 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
       .network = std::move(membership.network),
       .join_timeout = TimeoutOf(job.config),
       .watchdog_timeout = Milliseconds(job.config.watchdog_timeout_seconds),
-      .stall_timeout = stall_timeout,
-      .give_up = std::move(give_up)};
-  return std::make_unique<ProcessHost>(
-      SharedArena::Create(job.config.mesh.tp, job.plan.symmetric_bytes_per_rank),
-      std::move(options), std::move(on_exit));
+      .stall_timeout = restart.stall_timeout,
+      .give_up = std::move(give_up),
+      .epochs = keeps_weights};
+  auto arena = SharedArena::Create(job.config.mesh.tp, job.plan.symmetric_bytes_per_rank);
+  if (!keeps_weights)
+    return std::make_unique<ProcessHost>(std::move(arena), std::move(options), std::move(on_exit));
+  membership.ranks =
+      std::make_shared<ProcessHost>(std::move(arena), std::move(options), std::move(on_exit));
+  return std::make_unique<EpochHost>(membership.ranks);
 }
 
 }  // namespace switchyard

@@ -22,6 +22,13 @@ struct Membership {
   std::optional<NodeNetwork> network;  // taken from `nodes`; moved to the ranks at their start
   std::string job;                     // input of DecodeRankSpec
   std::shared_ptr<SharedArena> arena;  // of a launched rank, until it is started
+  std::shared_ptr<ProcessHost> ranks;  // that outlive an epoch, once they are started
+};
+
+// Whether ranks are restarted after one of them has ended. `stall_timeout`: RankProcesses::Options.
+struct RestartOptions {
+  bool restarts = false;
+  std::chrono::milliseconds stall_timeout{0};
 };
 
 // Polled during waits for other nodes. Returns the signal that ends a wait, or 0. After the first
@@ -44,10 +51,10 @@ bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const Ran
 
 // Starts the ranks of this node. `endpoint`: control endpoint of the front, used by rank 0. If
 // `give_up` returns true, the wait for the ranks to join ends; `give_up` may be empty. Call after
-// ConnectLaunchedRank. `stall_timeout`: RankProcesses::Options. With a single node, it may be
-// called again for new ranks.
+// ConnectLaunchedRank. With restarts, it is called again for each epoch, after the ranks of the
+// last one have ended, or wait for the next. Then it starts those that have ended.
 std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membership,
-                                     const RankJob& job, std::chrono::milliseconds stall_timeout,
+                                     const RankJob& job, const RestartOptions& restart,
                                      const std::string& endpoint, RankHost::OnExit on_exit,
                                      std::function<bool()> give_up);
 

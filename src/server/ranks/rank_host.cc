@@ -20,6 +20,10 @@ using namespace std::chrono_literals;
 
 // How long a silent rank may take to exit after its arena is aborted.
 constexpr auto kEndTime = 5s;
+// How long a rank may take to end its epoch after an abort. It checks for an abort in each layer.
+constexpr auto kSettleTime = 2s;
+// How long killed processes may take to end. They may have much memory to release.
+constexpr auto kKillTime = 30s;
 
 std::vector<int> RanksOfOtherNodes(const RankProcesses::Options& options) {
   if (!options.network) return {};
@@ -55,16 +59,21 @@ RankLoopIo LeaderIo(const std::string& endpoint) {
     return all;
   };
   io.send = [socket](const EngineMessage& message) { socket->Send(EncodeMessage(message)); };
+  io.reconnect = [socket](const std::string& next) {
+    socket->DiscardUnsent();  // its peer is gone
+    return LeaderIo(next);
+  };
   return io;
 }
 
 ProcessHost::ProcessHost(const std::shared_ptr<SharedArena>& arena, RankProcesses::Options options,
-                         const OnExit& on_exit)
+                         OnExit on_exit)
     : arena_(arena),
+      on_exit_(std::move(on_exit)),
       alone_(!options.network),
       others_(arena, RanksOfOtherNodes(options), options.watchdog_timeout,
-              [on_exit](const RankSilence& silence) { on_exit(silence.Reason(), /*cause=*/true); }),
-      processes_(arena, std::move(options), [this, on_exit](const RankExit& e) {
+              [this](const RankSilence& silence) { Report(silence.Reason(), /*cause=*/true); }),
+      processes_(arena, std::move(options), [this](const RankExit& e) {
         {
           const std::lock_guard lock(mutex_);
           exits_.push_back(e);
@@ -72,9 +81,44 @@ ProcessHost::ProcessHost(const std::shared_ptr<SharedArena>& arena, RankProcesse
         // A killed rank is the root cause, even if another rank detected its death first and set
         // e.reason.
         const bool killed = e.signal != 0;
-        on_exit(killed || e.reason.empty() ? e.Describe() : e.reason,
-                killed || (alone_ && !e.reason.empty()));
+        Report(killed || e.reason.empty() ? e.Describe() : e.reason,
+               killed || (alone_ && !e.reason.empty()));
       }) {}
+
+void ProcessHost::Report(const std::string& how, bool cause) {
+  const std::lock_guard lock(report_mutex_);
+  if (on_exit_) on_exit_(how, cause);
+}
+
+void ProcessHost::Detach() {
+  const std::lock_guard lock(report_mutex_);
+  on_exit_ = nullptr;
+}
+
+bool ProcessHost::Settle(std::chrono::milliseconds timeout) {
+  return processes_.Settle(kSettleTime, timeout);
+}
+
+void ProcessHost::BeginEpoch(const std::string& endpoint, OnExit on_exit) {
+  {
+    const std::lock_guard lock(mutex_);
+    exits_.clear();
+  }
+  {
+    const std::lock_guard lock(report_mutex_);
+    on_exit_ = std::move(on_exit);
+  }
+  const std::vector<int> started = processes_.BeginEpoch(endpoint);
+  if (std::ssize(started) < arena_->world())
+    LOG_INFO("rank {} is started again; the others keep their weights", Joined(started, ", "));
+}
+
+ProcessHost::~ProcessHost() {
+  if (processes_.Kill(kKillTime)) return;
+  LOG_ERROR("a rank that was killed does not end; the process exits without it");
+  FlushLog(1s);
+  _exit(1);
+}
 
 // A rank may end by itself because another one was killed: then the kill is the cause.
 RankHost::Ending ProcessHost::HowEnded() const {

@@ -46,14 +46,23 @@ class RankHost {
   // Waits until all ranks have exited. After the timeout, kills the rest and returns false.
   virtual bool WaitEnded(std::chrono::milliseconds timeout) = 0;
   virtual void KillAll() = 0;
+  // A rank has ended. Kills the others, unless they can go on in the next epoch.
+  virtual void EndEpoch() { KillAll(); }
+  // Kills ranks that still run and waits for their end. False if one has not ended by the timeout.
+  virtual bool Kill(std::chrono::milliseconds timeout) {
+    KillAll();
+    WaitEnded(timeout);
+    return true;
+  }
   virtual Ending HowEnded() const { return {}; }
 };
 
-// Ranks as child processes.
+// Ranks as child processes. If one cannot be killed, the destructor ends this process without it.
 class ProcessHost : public RankHost {
  public:
   ProcessHost(const std::shared_ptr<SharedArena>& arena, RankProcesses::Options options,
-              const OnExit& on_exit);
+              OnExit on_exit);
+  ~ProcessHost() override;
 
   bool WaitJoined() override { return processes_.WaitJoined(); }
   RankSilence LongestSilence() const override;
@@ -62,16 +71,52 @@ class ProcessHost : public RankHost {
     return processes_.WaitEnded(timeout);
   }
   void KillAll() override { processes_.KillAll(); }
+  bool Kill(std::chrono::milliseconds timeout) override { return processes_.Kill(timeout); }
   Ending HowEnded() const override;
 
+  // With RankProcesses::Options::epochs. Settle: RankProcesses::Settle. BeginEpoch starts the ranks
+  // that have ended; the others go on with their weights. Detach: no exit is reported until then.
+  bool Settle(std::chrono::milliseconds timeout);
+  void Detach();
+  void BeginEpoch(const std::string& endpoint, OnExit on_exit);
+
  private:
+  void Report(const std::string& how, bool cause);
+
   const std::shared_ptr<SharedArena> arena_;
+  std::mutex report_mutex_;
+  OnExit on_exit_;  // guarded by report_mutex_
   mutable std::mutex mutex_;
   std::vector<RankExit> exits_;  // unexpected ones; guarded by mutex_
 
   const bool alone_;       // no other nodes, so the first known reason is the cause
   HeartbeatWatch others_;  // ranks of other nodes
   RankProcesses processes_;
+};
+
+// The ranks of a ProcessHost for one epoch. After Kill, those that wait for the next epoch stay.
+class EpochHost : public RankHost {
+ public:
+  explicit EpochHost(std::shared_ptr<ProcessHost> ranks) : ranks_(std::move(ranks)) {}
+  ~EpochHost() override { ranks_->Detach(); }
+
+  bool WaitJoined() override { return ranks_->WaitJoined(); }
+  RankSilence LongestSilence() const override { return ranks_->LongestSilence(); }
+  void ExpectEnd() override { ranks_->ExpectEnd(); }
+  bool WaitEnded(std::chrono::milliseconds timeout) override { return ranks_->WaitEnded(timeout); }
+  void KillAll() override {
+    if (!settled_) ranks_->KillAll();
+  }
+  void EndEpoch() override {}
+  bool Kill(std::chrono::milliseconds timeout) override {
+    settled_ = true;
+    return ranks_->Settle(timeout);
+  }
+  Ending HowEnded() const override { return ranks_->HowEnded(); }
+
+ private:
+  const std::shared_ptr<ProcessHost> ranks_;
+  std::atomic<bool> settled_{false};
 };
 
 // Runs one rank on a thread of this process, for a process that a launcher started as that rank.

@@ -20,6 +20,9 @@ namespace {
 // would wait forever if the server process is stopped.
 RankLoopIo WatchParent(RankLoopIo io, std::shared_ptr<const SharedArena> arena, double timeout) {
   constexpr std::chrono::milliseconds kMaxGap{2000};  // an idle leader polls once a second
+  io.reconnect = [reconnect = std::move(io.reconnect), arena, timeout](const std::string& next) {
+    return WatchParent(reconnect(next), arena, timeout);
+  };
   io.receive = [receive = std::move(io.receive), arena = std::move(arena), timeout,
                 silence = Silence(kMaxGap)](std::chrono::milliseconds wait) mutable {
     silence.Sample(arena->parent_beats(), Silence::Clock::now());

@@ -86,23 +86,29 @@ void Supervisor::Run() {
   }
 }
 
-// Kills and reaps the ranks, and completes `end` with what they did.
+// Kills and reaps the ranks, and completes `end` with what they did. Throws if a rank does not end.
 RankHost::Ending Supervisor::Reap(RanksEnd* end) {
   const auto start = Clock::now();
-  RankHost::Ending ending = ranks_->Reap();  // only this thread changes ranks_
+  RankHost::Ending ending = ranks_->Reap(options_.reap_timeout);  // only this thread changes ranks_
   end->by_itself = ending.by_itself;
   end->batch = ending.batch;
-  LOG_INFO("all ranks have ended after {:.0f} ms", MillisecondsSince(start));
+  LOG_INFO("all ranks have ended their epoch after {:.0f} ms", MillisecondsSince(start));
   return ending;
 }
 
 // Returns whether there are ranks again.
 bool Supervisor::Restart(RanksEnd end) {
-  Reap(&end);
+  front_.BeginPause(end.time);  // first, since the ranks may take long to end
+  try {
+    Reap(&end);
+  } catch (const Error& error) {
+    on_lost_(error.what());
+    return false;
+  }
   for (int starts = 1;; ++starts) {
-    front_.Pause(end);
-    LOG_WARNING("{}; all ranks are restarted", end.why);
-    if (!deaths_.Add(end.why, end.time)) {
+    const bool fruitless = front_.Pause(end);
+    LOG_WARNING("{}; the ranks restart", end.why);
+    if (!deaths_.Add(end.why, end.time, fruitless)) {
       on_lost_(deaths_.Reasons());
       return false;
     }
@@ -140,8 +146,9 @@ void Supervisor::Drop() {
   old.swap(ranks_);
 }
 
-// Starts new ranks. Returns how they ended if one was killed while they loaded. Throws the error of
-// a rank that cannot load, as at the start of the server.
+// Starts new ranks. Returns how they ended if one ended while they loaded. Throws if they did not
+// join in time, and if the leader has found that the checkpoint or a flag is not valid: another
+// start would fail as well.
 std::optional<RanksEnd> Supervisor::StartAgain() {
   const auto start = Clock::now();
   std::unique_ptr<EngineRanks> started = Start();
@@ -155,7 +162,7 @@ std::optional<RanksEnd> Supervisor::StartAgain() {
     return std::nullopt;
   } catch (const Error& error) {
     RanksEnd end{.why = error.what(), .time = Clock::now()};
-    if (!Reap(&end).by_signal) throw;
+    if (!Reap(&end).by_signal && error.kind() != ErrorKind::kPeer) throw;
     return end;
   }
 }

@@ -18,13 +18,17 @@
 namespace switchyard {
 
 // Owned by `serve` on node 0, for the life of the server. Owns the ranks of the present epoch. If a
-// rank ends, a thread of this object kills and reaps the others, starts new ranks with a new arena
-// and a new control socket, and resumes the front. Public members may be called from any thread.
+// rank ends, a thread of this object pauses the front, ends the epoch of the other ranks, starts
+// the next epoch with a new control socket, and resumes the front. Public members may be called
+// from any thread.
 class Supervisor : public RankLink {
  public:
   struct Options {
     bool restarts = false;  // false: the loss of a rank is final
     DeathLimit deaths;      // beyond this limit, the loss is final
+    // How long killed ranks may take to end. One that waits for a driver or a file system may not
+    // end at all; this is final too.
+    std::chrono::milliseconds reap_timeout{30'000};
   };
   // Starts the ranks of an epoch. Polls `give_up` while it waits. An Error is final.
   using StartEpoch = std::function<std::unique_ptr<EngineRanks>(EngineRanks::Events events,

@@ -29,6 +29,7 @@ class FakeHost : public RankHost {
   void ExpectEnd() override {}
   bool WaitEnded(std::chrono::milliseconds) override { return true; }
   void KillAll() override {}
+  bool Kill(std::chrono::milliseconds) override { return can_be_killed; }
   Ending HowEnded() const override { return ending_; }
 
   void Send(const EngineMessage& message) { socket_.Send(EncodeMessage(message)); }
@@ -37,6 +38,7 @@ class FakeHost : public RankHost {
     EXPECT_TRUE(bytes.has_value());
     return bytes ? DecodeControl(*bytes) : std::vector<ControlMessage>();
   }
+  bool can_be_killed = true;
   // Call it last: the host may then be destroyed.
   void End(const std::string& why, Ending ending) {
     ending_ = std::move(ending);
@@ -151,6 +153,20 @@ TEST_F(SupervisorTest, RanksThatAreKilledWhileTheyLoadAreRestarted) {
   EXPECT_EQ(front.history().epoch, 2);
 }
 
+// It may have been short of memory, for example. --max-rank-deaths limits the number of attempts.
+TEST_F(SupervisorTest, RanksThatEndByThemselvesWhileTheyLoadAreRestarted) {
+  Start({.restarts = true, .deaths = {.count = 3, .window = 60s}});
+  supervisor->Watch();
+  Host(1).End("rank 1 was killed", kKilled);
+  Host(2).End("rank 1 ended with exit code 0", kFailed);
+  Host(3).Send(RankReady{});
+  while (front.history().epoch < 2) std::this_thread::yield();
+  EXPECT_EQ(front.history().deaths, 2);
+  Host(3).End("rank 1 was killed", kKilled);
+  Host(4).End("rank 1 ended with exit code 1", kFailed);
+  EXPECT_THAT(Lost(), AllOf(HasSubstr("exit code 0"), HasSubstr("exit code 1")));
+}
+
 TEST_F(SupervisorTest, AnErrorOfRanksThatLoadIsFinal) {
   Start({.restarts = true});
   supervisor->Watch();
@@ -191,6 +207,17 @@ TEST_F(SupervisorTest, ShutdownDoesNotWaitForRanksThatLoad) {
   Host(1).End("rank 1 was killed", kKilled);
   Host(2);
   EXPECT_TRUE(supervisor->Shutdown(10s));
+}
+
+TEST_F(SupervisorTest, ARankThatCannotBeKilledEndsTheServer) {
+  Start({.restarts = true, .reap_timeout = 7s});
+  supervisor->Watch();
+  const uint64_t id = Submit(9);
+  Host(1).can_be_killed = false;
+  Host(1).End("rank 1 was killed", kKilled);
+  EXPECT_THAT(Lost(), HasSubstr("has not ended after 7 s"));
+  EXPECT_TRUE(front.ranks_lost());
+  EXPECT_EQ(id, 1u);
 }
 
 }  // namespace

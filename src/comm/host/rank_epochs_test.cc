@@ -1,0 +1,60 @@
+// Ranks that outlive an epoch. Their program is that of rank_processes_test.cc.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <algorithm>
+
+#include "comm/host/test_rank_processes.h"
+
+namespace switchyard {
+namespace {
+
+std::vector<pid_t> Sorted(std::vector<pid_t> pids) {
+  std::ranges::sort(pids);
+  return pids;
+}
+
+TEST(RankEpochsTest, ARankThatOutlivesAnEpochServesInTheNext) {
+  Troupe troupe(3, "epochs", kLong, {}, {}, {}, /*epochs=*/true);
+  auto socket = std::make_unique<ControlSocket>(ControlSocket::Bind(troupe.endpoint()));
+  RankProcesses& ranks = troupe.ranks();
+  for (const int victim : {1, 0, 2}) {
+    EXPECT_TRUE(ranks.WaitJoined());
+    const auto before = ChildrenOf(getpid());
+    ASSERT_EQ(before.size(), 3u);
+    const size_t exits = troupe.Exits(0).size();
+    kill(PidOf(victim), SIGKILL);
+    EXPECT_EQ(troupe.Exits(exits + 1).back().rank, victim);
+    socket->Send("wake");  // the leader waits for a message
+    EXPECT_TRUE(ranks.Settle(kLong, kLong));
+    const std::string endpoint = ControlSocket::UniqueEndpoint();
+    socket->DiscardUnsent();
+    socket = std::make_unique<ControlSocket>(ControlSocket::Bind(endpoint));
+    EXPECT_THAT(ranks.BeginEpoch(endpoint), testing::ElementsAre(victim));
+    EXPECT_TRUE(ranks.WaitJoined());
+    std::vector<pid_t> kept;
+    std::ranges::set_intersection(Sorted(before), Sorted(ChildrenOf(getpid())),
+                                  std::back_inserter(kept));
+    EXPECT_EQ(kept.size(), 2u);
+    socket->Send("hello");
+    EXPECT_EQ(socket->Receive(kLong), "rank 0 heard hello");
+  }
+  ranks.ExpectEnd();
+  socket->Send("end");
+  EXPECT_TRUE(ranks.WaitEnded(kLong));
+}
+
+TEST(RankEpochsTest, ARankThatNeitherWaitsNorEndsIsKilled) {
+  Troupe troupe(2, "epochs", kLong, {}, {}, {}, /*epochs=*/true);
+  auto socket = ControlSocket::Bind(troupe.endpoint());
+  EXPECT_TRUE(troupe.ranks().WaitJoined());
+  kill(PidOf(1), SIGKILL);
+  troupe.Exits(1);
+  EXPECT_TRUE(troupe.ranks().Settle(milliseconds(50), kLong));  // the leader waits for a message
+  EXPECT_THAT(troupe.ranks().BeginEpoch(troupe.endpoint()), testing::ElementsAre(0, 1));
+  EXPECT_TRUE(troupe.ranks().WaitJoined());
+  EXPECT_EQ(troupe.Exits(0).size(), 1u);
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,43 @@
+#include "engine/step_allowance.h"
+
+#include <algorithm>
+
+namespace switchyard {
+namespace {
+
+constexpr int64_t kSmallRows = 64;
+constexpr int64_t kLogitRowCost = 4;
+// A step has a heartbeat in each layer, so even a rank that is several times slower than before has
+// one within its time for a whole step.
+constexpr double kMargin = 2;
+constexpr double kDecay = 0.98;  // of the slowest step, for each later one
+
+void ToSlowest(double* slowest, double now) { *slowest = std::max(now, *slowest * kDecay); }
+
+}  // namespace
+
+int64_t StepAllowance::RowsOf(std::span<const StepCounts> groups) {
+  int64_t rows = 0;
+  for (const StepCounts& group : groups) rows += group.tokens + kLogitRowCost * group.logit_rows;
+  return rows;
+}
+
+std::chrono::milliseconds StepAllowance::Of(int64_t rows) const {
+  if (small_ <= 0) return kUnmeasured;
+  double seconds = small_;
+  if (rows > kSmallRows) {
+    // Until a large step was measured, it takes at most as long as small ones with as many rows.
+    seconds += static_cast<double>(rows) * (per_row_ > 0 ? per_row_ : small_);
+  }
+  return std::chrono::ceil<std::chrono::milliseconds>(Seconds(kMargin * seconds));
+}
+
+void StepAllowance::Observe(int64_t rows, Seconds time) {
+  if (rows > kSmallRows) {
+    ToSlowest(&per_row_, time.count() / static_cast<double>(rows));
+  } else if (rows > 0) {
+    ToSlowest(&small_, time.count());
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,32 @@
+// How long a step may take, from the times of earlier steps.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+
+#include "engine/rank_engine.h"
+
+namespace switchyard {
+
+// A rank that computes a step for longer than this hangs. Estimates the time of a step from the
+// slowest similar steps of late. Small steps read all weights, so their time hardly depends on the
+// rows; the time of large steps is proportional to them. Used by the rank's thread.
+class StepAllowance {
+ public:
+  using Seconds = std::chrono::duration<double>;
+
+  // The rows of a step. A row of logits costs more than a row of layers, because the host reads it.
+  static int64_t RowsOf(std::span<const StepCounts> groups);
+
+  // kUnmeasured until a step was measured.
+  static constexpr std::chrono::milliseconds kUnmeasured{30'000};
+  std::chrono::milliseconds Of(int64_t rows) const;
+  void Observe(int64_t rows, Seconds time);
+
+ private:
+  double small_ = 0;    // seconds of a step with few rows; 0: unknown
+  double per_row_ = 0;  // seconds for each row of a large step; 0: unknown
+};
+
+}  // namespace switchyard
