@@ -103,9 +103,10 @@ void ModelDrafter::AddPart(const DraftPart& part, int64_t limit) {
   if (part.decoding) batch_.decode_tokens += rows;
   const int64_t wanted = std::min(part.wanted, limit);
   if (wanted == 0 || !complete) return;
-  const auto last = static_cast<int32_t>(batch_.num_tokens() - 1);
-  batch_.logit_rows.push_back(last);
-  chains_.push_back({.sequence = part.sequence, .wanted = wanted, .row = last});
+  batch_.logit_rows.push_back(static_cast<int32_t>(batch_.num_tokens() - 1));
+  chains_.push_back({.sequence = part.sequence,
+                     .wanted = wanted,
+                     .row = static_cast<int32_t>(batch_.logit_rows.size() - 1)});
 }
 
 void ModelDrafter::Continue(int64_t drafts) {

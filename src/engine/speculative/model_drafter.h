@@ -23,15 +23,15 @@ class DraftForward {
   virtual bool takes_hidden() const = 0;
   virtual int64_t hidden_width() const { return 0; }
   virtual const float* target_hidden() const { return nullptr; }
-  virtual const float* hidden() const { return nullptr; }
+  virtual const float* hidden() const { return nullptr; }  // [logit rows, hidden_width]
   // The counts of all attention groups, [dp, mine.size()], from those of this group.
   virtual std::vector<int64_t> GatherCounts(std::span<const int64_t> mine) = 0;
 };
 
 // After each pass of the target, one pass of the draft model adds the rows of the new tokens to its
-// cache, and gives the first draft of each decoding sequence. Each further draft takes one more
-// pass, with one row for each sequence. The draft model's cache has the page numbers of the
-// target's.
+// cache, and gives the first draft of each decoding sequence. In the last layer, the rows without
+// drafts only give keys and values. Each further draft takes one more pass, with one row for each
+// sequence. The draft model's cache has the page numbers of the target's.
 //
 // An MTP layer predicts the token after next: the row at position p takes the target's hidden row
 // of p and the token at p + 1. Rows of later drafts take the layer's own hidden rows.
@@ -47,12 +47,14 @@ class ModelDrafter : public Drafter {
         page_size_(page_size),
         max_rows_(max_rows),
         max_saved_rows_(max_saved_rows),
-        sampler_(model.vocab_size(), {}) {}
+        sampler_(model.vocab_size(), {}) {
+    batch_.only_logit_rows = true;
+  }
 
   void Draft(std::span<const DraftPart> parts, int64_t limit) override;
 
  private:
-  // A sequence that is drafted, and its row in the last pass.
+  // A sequence that is drafted, and its row among the logit rows of the last pass.
   struct Chain {
     Sequence* sequence = nullptr;
     int64_t wanted = 0;

@@ -14,8 +14,8 @@ using ::testing::IsEmpty;
 constexpr int64_t kVocab = 50, kWidth = 2;
 constexpr int32_t kPageSize = 4;
 
-// An MTP layer, or a small model, that keeps its rows in pages. The row of token t at position p
-// gives the hidden row {t, p} and a logit for the token t + 1.
+// An MTP layer, or a small model, that keeps its rows in pages. The logit row of token t at
+// position p gives the hidden row {1000 + t, p} and a logit for the token t + 1.
 class FakeDraft : public DraftForward {
  public:
   FakeDraft(bool mtp, int64_t groups) : mtp_(mtp), groups_(groups) {}
@@ -28,11 +28,12 @@ class FakeDraft : public DraftForward {
     group_tokens = batch.group_tokens;
     given.clear();
     for (const int32_t row : batch.hidden_rows) given.push_back(batch.hidden[row * kWidth]);
+    EXPECT_TRUE(batch.only_logit_rows);
+    for (size_t row = 0; row < tokens.size(); ++row) slots[batch.slots[row]] = tokens[row];
     hidden_.clear();
-    for (size_t row = 0; row < tokens.size(); ++row) {
+    for (const int32_t row : batch.logit_rows) {
       hidden_.push_back(static_cast<float>(1000 + tokens[row]));
       hidden_.push_back(static_cast<float>(positions[row]));
-      slots[batch.slots[row]] = tokens[row];
     }
     logits_.assign(batch.logit_rows.size() * kVocab, 0.0f);
     for (size_t i = 0; i < batch.logit_rows.size(); ++i)
