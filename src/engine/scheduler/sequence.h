@@ -70,6 +70,7 @@ struct Sequence {
   // beyond `computed`, and are overwritten after a rejection.
   std::vector<int32_t> drafts;
   std::unique_ptr<NgramIndex> ngrams;  // of NgramDrafter; null: none yet
+  int64_t ngram_drafts = 0;            // of NgramDrafter, in the last step
   // Number of leading rows that are in the draft model's cache. After a reuse of cached prefixes
   // their rows are assumed to be there; a wrong row gives worse drafts only.
   int64_t draft_computed = 0;
