@@ -41,17 +41,21 @@ class DraftForward {
 class ModelDrafter : public Drafter {
  public:
   // `max_rows`: of one pass. `max_saved_rows`: hidden rows that a sequence keeps while drafting is
-  // off; a sequence with more is not drafted again. Borrows `model`.
-  ModelDrafter(DraftForward& model, int32_t page_size, int64_t max_rows, int64_t max_saved_rows)
+  // off; a sequence with more is not drafted again. `ends_early`: a sequence gets no more drafts
+  // once they are probably wrong, if there is one attention group. Borrows `model`.
+  ModelDrafter(DraftForward& model, int32_t page_size, int64_t max_rows, int64_t max_saved_rows,
+               bool ends_early = false)
       : model_(model),
         page_size_(page_size),
         max_rows_(max_rows),
         max_saved_rows_(max_saved_rows),
+        ends_early_(ends_early),
         sampler_(model.vocab_size(), {}) {
     batch_.only_logit_rows = true;
   }
 
   void Draft(std::span<const DraftPart> parts, int64_t limit) override;
+  bool catches_up() const override { return true; }
 
  private:
   // A sequence that is drafted, and its row among the logit rows of the last pass.
@@ -59,6 +63,7 @@ class ModelDrafter : public Drafter {
     Sequence* sequence = nullptr;
     int64_t wanted = 0;
     int32_t row = 0;
+    double probability = 1;  // of all its drafts, in the draft model
   };
   void AddPart(const DraftPart& part, int64_t limit);
   // Adds the rows of a part whose hidden rows are known, and those saved before.
@@ -70,18 +75,20 @@ class ModelDrafter : public Drafter {
   void EndRows(const Sequence& sequence, int64_t begin, int64_t end);
   // Fills the batch with the next row of each sequence that needs more than `drafts` drafts.
   void Continue(int64_t drafts);
-  // Runs the batch and appends a draft to each chain.
-  void Forward();
+  // Runs the batch and appends a draft to each chain. `may_end`: chains may end early.
+  void Forward(bool may_end);
   void Clear();
   // Counts of the passes of a step: tokens, decode tokens, logit rows of each.
   std::vector<int64_t> CountsOf(int64_t limit) const;
-  // Sets the counts of pass `pass` of all groups. Returns whether any group has tokens.
+  // Sets the counts of pass `pass` of all groups. A single group may have fewer rows than planned.
+  // Returns whether any group has tokens.
   bool SetGroups(std::span<const int64_t> all, int64_t pass, int64_t limit);
   int32_t Sample(const Sequence& sequence, std::span<const float> logits);
 
   DraftForward& model_;
   const int32_t page_size_;
   const int64_t max_rows_, max_saved_rows_;
+  const bool ends_early_;
   Sampler sampler_;
   ForwardBatch batch_;
   std::vector<float> hidden_;  // [rows of the first pass, H]

@@ -37,7 +37,7 @@ class FakeDraft : public DraftForward {
     }
     logits_.assign(batch.logit_rows.size() * kVocab, 0.0f);
     for (size_t i = 0; i < batch.logit_rows.size(); ++i)
-      logits_[i * kVocab + (tokens[batch.logit_rows[i]] + 1) % kVocab] = 9;
+      logits_[i * kVocab + (tokens[batch.logit_rows[i]] + 1) % kVocab] = peak;
     return logits_;
   }
   int64_t vocab_size() const override { return kVocab; }
@@ -58,6 +58,7 @@ class FakeDraft : public DraftForward {
       target.insert(target.end(), {base + static_cast<float>(row), 0.0f});
   }
 
+  float peak = 9;  // the largest logit; the others are 0
   int passes = 0;
   std::vector<int32_t> tokens, positions;  // of the last pass
   int64_t decode_tokens = 0;
@@ -73,9 +74,10 @@ class FakeDraft : public DraftForward {
 
 class ModelDrafterTest : public ::testing::Test {
  protected:
-  void Make(bool mtp, int64_t groups = 1, int64_t max_rows = 100, int64_t saved = 6) {
+  void Make(bool mtp, int64_t groups = 1, int64_t max_rows = 100, int64_t saved = 6,
+            bool ends_early = false) {
     model = std::make_unique<FakeDraft>(mtp, groups);
-    drafter = std::make_unique<ModelDrafter>(*model, kPageSize, max_rows, saved);
+    drafter = std::make_unique<ModelDrafter>(*model, kPageSize, max_rows, saved, ends_early);
   }
   // A sequence whose prompt was computed, and whose first token was sampled.
   std::unique_ptr<Sequence> AfterPrompt(std::vector<int32_t> tokens) {
@@ -203,6 +205,20 @@ TEST_F(ModelDrafterTest, ASmallModelCatchesUpInSeveralPasses) {
   Append(*s, {21});
   drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 6, 1, true, 2}}, 2);
   EXPECT_THAT(s->drafts, ElementsAre(22, 23));
+}
+
+TEST_F(ModelDrafterTest, AChainEndsEarlyOnceItsDraftsAreImprobable) {
+  for (const auto& [groups, peak, drafts] :
+       {std::tuple{1, 9.0f, 4}, {1, 4.5f, 3}, {1, 0.5f, 1}, {2, 0.5f, 4}}) {
+    Make(/*mtp=*/true, groups, 100, 6, /*ends_early=*/true);
+    model->peak = peak;
+    const auto s = AfterPrompt({10, 11, 12});
+    Append(*s, {20});
+    model->SetTarget(3, 100);
+    drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 4}}, 4);
+    EXPECT_EQ(std::ssize(s->drafts), drafts) << groups << " " << peak;
+    EXPECT_EQ(model->passes, drafts);
+  }
 }
 
 // All ranks run the same passes, also those of a group without sequences.
