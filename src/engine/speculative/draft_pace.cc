@@ -18,6 +18,7 @@ constexpr int32_t kMostMore = 2;  // drafts more than the best number, if never 
 constexpr int64_t kFresh = 200;
 // A trial ends after this many steps if its rate is below this part of the best one.
 constexpr int kFewSteps = 2;
+constexpr int64_t kCompareSteps = 8;
 constexpr double kHopeless = 0.85;
 
 // Batch sizes that share measurements: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, …
@@ -180,6 +181,9 @@ void DraftPace::Choose(Size& size) {
   const bool hopeless = size.running != size.best && arm.samples >= kFewSteps &&
                         RateOf(size, size.running) < kHopeless * RateOf(size, size.best);
   if (arm.samples < kTrialSteps && !hopeless) return;
+  // Without a trial, the numbers are compared in some steps only.
+  if (size.running == size.best && arm.samples > kTrialSteps && size.steps % kCompareSteps != 0)
+    return;
   size.running = size.best;
   if (!size.arms[size.best].known()) return;
   if (size.best > 0 && !size.arms[0].known()) return Try(size, 0);

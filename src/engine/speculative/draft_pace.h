@@ -21,9 +21,9 @@ namespace switchyard {
 // Used only by the leader's thread, which sends the limit to all ranks.
 class DraftPace {
  public:
-  static constexpr int kTrialSteps = 4;        // that are measured before numbers are compared
-  static constexpr int64_t kRetrySteps = 200;  // at least, between two trials of a batch size
-  static constexpr double kTrialShare = 0.01;  // of the time: the most that trials may lose
+  static constexpr int kTrialSteps = 4;         // that are measured before numbers are compared
+  static constexpr int64_t kRetrySteps = 200;   // at least, between two trials of a batch size
+  static constexpr double kTrialShare = 0.005;  // of the time: the most that trials may lose
 
   explicit DraftPace(int32_t most);
 
