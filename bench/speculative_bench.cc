@@ -1,25 +1,33 @@
 // Speculative decoding: time of the same outputs with and without drafts, in alternation.
 //
-// Usage: speculative_bench --model DIR --text FILE [--algorithm NEXTN] [--steps auto] [--batch 1]
-//                          [--prompt 48] [--tokens 128] [--tp 1] [--temperature 0] [--repeat 5]
-//                          [--draft DIR] [--simulate -1] [--repetitions 1]
+// Usage: speculative_bench --model DIR (--text FILE | --chats FILE) [--algorithm NEXTN]
+//                          [--steps auto] [--batch 1] [--prompts 40] [--prompt 48] [--tokens 128]
+//                          [--tp 1] [--temperature 0] [--repeat 5] [--draft DIR] [--simulate -1]
+//                          [--repetitions 1]
 //
-// Prompts are paragraphs of FILE, cut to `--prompt` tokens. With --repetitions, a prompt has its
-// paragraph several times, so the output tends to repeat it. Figures are of whole requests, prompts
-// included. Outputs of both engines are compared, unless acceptance is simulated.
+// With --text, prompts are paragraphs of FILE, cut to `--prompt` tokens, and outputs have
+// `--tokens` tokens. With --repetitions, a prompt has its paragraph several times, so the output
+// tends to repeat it. With --chats, FILE has a chat on each line ({"messages": […]}); prompts are
+// the first questions, and outputs end where the model ends them. Figures are of whole requests,
+// prompts included, and of decoding only: from the first output of a request to its last. Outputs
+// of both engines are compared, unless acceptance is simulated.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <fstream>
+#include <functional>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "core/command_line.h"
 #include "core/error.h"
 #include "engine/engine.h"
+#include "text/chat/chat_template.h"
+#include "text/chat/encode_rendered.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace switchyard::bench {
@@ -29,8 +37,8 @@ using Clock = std::chrono::steady_clock;
 using Ids = std::vector<int32_t>;
 
 struct Args {
-  std::string model, text, algorithm = "NEXTN", steps = "auto", draft;
-  int32_t batch = 1, prompt = 48, tokens = 128, tp = 1, repeat = 5, repetitions = 1;
+  std::string model, text, chats, algorithm = "NEXTN", steps = "auto", draft;
+  int32_t batch = 1, prompts = 40, prompt = 48, tokens = 128, tp = 1, repeat = 5, repetitions = 1;
   double temperature = 0, simulate = -1;
 };
 
@@ -39,33 +47,60 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+// The prompt of a line; empty: none.
+using PromptOf = std::function<Ids(const std::string&)>;
+
+PromptOf Paragraphs(const Args& args, const Tokenizer& tokenizer) {
+  return [&](const std::string& line) {
+    const Ids all = tokenizer.Encode(line, /*add_special_tokens=*/false);
+    Ids ids;
+    if (std::ssize(all) < args.prompt) return ids;
+    for (int32_t i = 0; i < args.repetitions; ++i)
+      ids.insert(ids.end(), all.begin(), all.begin() + args.prompt);
+    return ids;
+  };
+}
+
+PromptOf Questions(const Args& args, const Tokenizer& tokenizer) {
+  return [&tokenizer, chat = ChatTemplate::FromDirectory(args.model)](const std::string& line) {
+    const auto messages = nlohmann::ordered_json::parse(line)["messages"];
+    return EncodeRendered(
+        tokenizer, chat.Apply({.messages = nlohmann::ordered_json::array({messages.at(0)})}));
+  };
+}
+
+// Up to --prompts prompts, from lines at equal distances in the file.
 std::vector<Ids> Prompts(const Args& args) {
+  const std::string& path = args.chats.empty() ? args.text : args.chats;
   const auto tokenizer = Tokenizer::FromDirectory(args.model);
-  std::ifstream file(args.text);
-  if (!file) throw NotFound("{}: cannot be read", args.text);
-  std::vector<Ids> prompts;
-  for (std::string line; std::getline(file, line);) {
-    Ids ids = tokenizer->Encode(line, /*add_special_tokens=*/false);
-    if (std::ssize(ids) < args.prompt) continue;
-    ids.resize(args.prompt);
-    const Ids once = ids;
-    for (int32_t i = 1; i < args.repetitions; ++i) ids.insert(ids.end(), once.begin(), once.end());
-    prompts.push_back(std::move(ids));
-  }
-  if (prompts.empty()) throw Invalid("{}: no paragraph has {} tokens", args.text, args.prompt);
+  const PromptOf prompt_of =
+      args.chats.empty() ? Paragraphs(args, *tokenizer) : Questions(args, *tokenizer);
+  std::ifstream file(path);
+  if (!file) throw NotFound("{}: cannot be read", path);
+  std::vector<Ids> all, prompts;
+  for (std::string line; std::getline(file, line);)
+    if (Ids ids = prompt_of(line); !ids.empty()) all.push_back(std::move(ids));
+  if (all.empty()) throw Invalid("{}: no paragraph has {} tokens", path, args.prompt);
+  const size_t count = std::min<size_t>(args.prompts, all.size());
+  for (size_t i = 0; i < count; ++i) prompts.push_back(all[i * all.size() / count]);
   return prompts;
 }
 
 struct Run {
-  double seconds = 0;
-  int64_t tokens = 0;
+  double seconds = 0, decode_seconds = 0;  // of all requests; sum over requests
+  int64_t tokens = 0, decode_tokens = 0;   // decode: without the first of each request
   std::vector<Ids> outputs;
+  std::vector<Clock::time_point> first;  // output of a request
+
+  double rate() const { return static_cast<double>(tokens) / seconds; }
+  double decode_rate() const { return static_cast<double>(decode_tokens) / decode_seconds; }
 };
 
 // All prompts, `batch` at a time.
 Run RunAll(Engine& engine, const Args& args, const std::vector<Ids>& prompts) {
   Run run;
   run.outputs.resize(prompts.size());
+  run.first.resize(prompts.size());
   std::mutex mutex;
   std::condition_variable done;
   engine.FlushCache();
@@ -78,12 +113,15 @@ Run RunAll(Engine& engine, const Args& args, const std::vector<Ids>& prompts) {
       request.sampling.max_new_tokens = args.tokens;
       request.sampling.temperature = static_cast<float>(args.temperature);
       request.sampling.seed = i;
-      request.sampling.ignore_eos = true;
+      request.sampling.ignore_eos = args.chats.empty();
       engine.Submit(std::move(request), [&, i](const RequestOutput& output) {
         const std::lock_guard lock(mutex);
         Ids& ids = run.outputs[i];
+        if (ids.empty()) run.first[i] = Clock::now();
         ids.insert(ids.end(), output.new_tokens.begin(), output.new_tokens.end());
         if (output.finish == FinishReason::kNone) return;
+        run.decode_seconds += std::chrono::duration<double>(Clock::now() - run.first[i]).count();
+        run.decode_tokens += std::max<int64_t>(0, std::ssize(ids) - 1);
         --open;
         done.notify_all();
       });
@@ -121,20 +159,25 @@ void Bench(const Args& args) {
                         .draft_model_path = args.draft,
                         .simulate_acceptance = args.simulate};
   Engine drafts(config);
-  std::vector<double> plain_rates, rates, ratios;
+  int64_t tokens = 0;
+  std::vector<double> plain_rates, rates, ratios, decode_ratios;
   for (int32_t i = 0; i <= args.repeat; ++i) {
     const Run a = RunAll(plain, args, prompts), b = RunAll(drafts, args, prompts);
     if (args.simulate < 0 && a.outputs != b.outputs) throw Invalid("outputs differ: a bug");
     if (i == 0) continue;  // warm-up
-    plain_rates.push_back(static_cast<double>(a.tokens) / a.seconds);
-    rates.push_back(static_cast<double>(b.tokens) / b.seconds);
-    ratios.push_back(rates.back() / plain_rates.back());
+    plain_rates.push_back(a.rate());
+    rates.push_back(b.rate());
+    ratios.push_back(b.rate() / a.rate());
+    decode_ratios.push_back(b.decode_rate() / a.decode_rate());
+    tokens = a.tokens;
   }
-  fmt::print("{} {} steps, batch {}, {} prompts of {} tokens, {} tokens each\n", args.algorithm,
-             args.steps, args.batch, prompts.size(), prompts[0].size(), args.tokens);
+  fmt::print("{} {} steps, batch {}, {} prompts, {} tokens of outputs\n", args.algorithm,
+             args.steps, args.batch, prompts.size(), tokens);
   fmt::print("tokens/s without drafts {:.1f}, with {:.1f}: {:.3f} x ({:.3f} to {:.3f})\n",
              Median(plain_rates), Median(rates), Median(ratios), *std::ranges::min_element(ratios),
              *std::ranges::max_element(ratios));
+  fmt::print("decoding only: {:.3f} x ({:.3f} to {:.3f})\n", Median(decode_ratios),
+             *std::ranges::min_element(decode_ratios), *std::ranges::max_element(decode_ratios));
   PrintDrafts(Total(drafts.Stats()));
 }
 
@@ -146,11 +189,13 @@ int main(int argc, char** argv) {
   bench::Args a;
   CommandLine app("Time of the same outputs with and without drafts");
   app.Option("--model", a.model, "Checkpoint directory").Required();
-  app.Option("--text", a.text, "File whose lines begin the prompts").Required();
+  app.Option("--text", a.text, "File whose lines begin the prompts");
+  app.Option("--chats", a.chats, "File with a chat on each line, instead of --text");
   app.Option("--algorithm", a.algorithm, "NGRAM, NEXTN or STANDALONE");
   app.Option("--steps", a.steps, "auto, or drafts of a step");
   app.Option("--draft", a.draft, "Draft model of STANDALONE");
   app.Option("--batch", a.batch, "Requests at a time").Positive();
+  app.Option("--prompts", a.prompts, "The most prompts").Positive();
   app.Option("--prompt", a.prompt, "Tokens of a paragraph").Positive();
   app.Option("--tokens", a.tokens, "Tokens of an output").Positive();
   app.Option("--tp", a.tp, "Number of ranks").Positive();

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 namespace switchyard {
@@ -30,8 +32,7 @@ TEST(ThreadPoolTest, RangesCoverEverythingWithoutOverlap) {
   }
 }
 
-// Writes of a loop are visible after Run. Some loops start right after the previous one, others
-// after a pause in which the workers fall asleep.
+// Writes of a loop are visible after Run.
 TEST(ThreadPoolTest, ManyLoopsInARow) {
   ThreadPool pool(4);
   std::vector<int64_t> sums(64);
@@ -39,6 +40,34 @@ TEST(ThreadPoolTest, ManyLoopsInARow) {
     pool.Run(64, [&](int64_t i) { sums[i] += i; });
   }
   for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(sums[i], 2000 * i);
+}
+
+// Some loops start right after the previous one, others while the workers fall asleep, and others
+// while they sleep. Some end before a worker wakes up.
+TEST(ThreadPoolTest, LoopsAfterPauses) {
+  ThreadPool pool(3);
+  std::vector<int64_t> sums(8);
+  for (int round = 0; round < 600; ++round) {
+    std::this_thread::sleep_for(std::chrono::microseconds(round % 3 * 97));
+    const int64_t n = 2 + round % 7;
+    pool.Run(n, [&](int64_t i) { ++sums[i]; });
+    if (round % 5 == 0) pool.Run(n, [&](int64_t i) { --sums[i]; });
+    if (round % 5 == 0) pool.Run(n, [&](int64_t i) { ++sums[i]; });
+  }
+  EXPECT_EQ(sums[0], 600);
+  EXPECT_EQ(sums[1], 600);
+  EXPECT_LT(sums[7], 600);
+}
+
+// A pool may end while its workers spin or sleep.
+TEST(ThreadPoolTest, PoolsEndAtAnyTime) {
+  for (int i = 0; i < 40; ++i) {
+    ThreadPool pool(3);
+    std::atomic<int> hits = 0;
+    if (i % 2 == 0) pool.Run(9, [&](int64_t) { ++hits; });
+    std::this_thread::sleep_for(std::chrono::microseconds(i % 4 * 83));
+    EXPECT_EQ(hits, i % 2 == 0 ? 9 : 0);
+  }
 }
 
 }  // namespace

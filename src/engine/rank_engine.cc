@@ -404,6 +404,23 @@ std::optional<DraftPace> RankEngine::draft_pace() const {
 
 int32_t RankEngine::draft_limit() const { return static_cast<int32_t>(impl_->draft_limit); }
 
+std::span<const int64_t> RankEngine::accepted_drafts() const {
+  return impl_->counters.accepted_by_position;
+}
+
+int64_t RankEngine::running() const { return impl_->scheduler.running(); }
+
+bool RankEngine::DraftsPayBacklog() const {
+  if (!impl_->options.drafter || !impl_->options.drafter->catches_up()) return true;
+  int64_t missed = 0, remaining = 0;
+  for (const auto& [id, sequence] : impl_->table) {
+    if (!sequence.decoding()) continue;
+    missed += sequence.computed - sequence.draft_computed;
+    remaining += sequence.request.sampling.max_new_tokens - sequence.output_length();
+  }
+  return missed <= remaining;
+}
+
 bool RankEngine::launched() const { return impl_->launched.has_value(); }
 
 std::vector<uint64_t> RankEngine::InFlight() const {

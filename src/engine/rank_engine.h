@@ -150,6 +150,11 @@ class RankEngine {
   // The selection of the number of drafts; nullopt if it is fixed.
   std::optional<DraftPace> draft_pace() const;
   int32_t draft_limit() const;  // the most drafts of a sequence now; 0 without a drafter
+  std::span<const int64_t> accepted_drafts() const;  // EngineStats::accepted_by_position
+  int64_t running() const;                           // requests
+  // Whether the rows that the draft model has missed are at most the tokens that remain to
+  // generate. Otherwise drafts would save less time than these rows take.
+  bool DraftsPayBacklog() const;
   StepOutputs Step() {
     Plan();
     return Run();

@@ -98,7 +98,8 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
   const int64_t saved_rows =
       kSavedBytes / (plan.draft->hidden * int64_t{sizeof(float)} * plan.max_running_requests);
   made.drafter = std::make_unique<ModelDrafter>(*made.model, config.page_size,
-                                                plan.max_batch_tokens, saved_rows);
+                                                plan.max_batch_tokens, saved_rows,
+                                                /*ends_early=*/plan.drafts.adapts);
   return made;
 }
 
@@ -202,6 +203,7 @@ class StepTimer {
     ended_ = now;
     launched_ = launched ? std::optional(current_) : std::nullopt;
   }
+  // `messages`: those that have arrived before the step.
   void AddLimits(std::vector<ControlMessage>& messages) {
     if (pace_ && pace_->rows() != sent_) {
       sent_ = pace_->rows();
@@ -209,8 +211,14 @@ class StepTimer {
     }
     if (!drafts_) return;
     // A step without decoding sequences precedes one with its new sequences.
-    const int32_t limit = drafts_->Limit(std::max(current_.decoding, expected_));
-    if (limit != engine_.draft_limit()) messages.emplace_back(LimitDrafts{.drafts = limit});
+    const auto arrived = std::ranges::count_if(messages, [](const ControlMessage& message) {
+      return std::holds_alternative<EngineRequest>(message);
+    });
+    const int32_t limit = drafts_->Limit(std::max(current_.decoding, expected_ + arrived));
+    if (limit == engine_.draft_limit()) return;
+    // The rows that a draft model has missed must be worth computing.
+    if (engine_.draft_limit() == 0 && !engine_.DraftsPayBacklog()) return;
+    messages.emplace_back(LimitDrafts{.drafts = limit});
   }
 
  private:
@@ -222,11 +230,8 @@ class StepTimer {
   void ObserveDrafts(std::chrono::duration<double> time) {
     if (!drafts_) return;
     const int32_t limit = engine_.draft_limit();
-    const EngineStats stats = engine_.Stats();
-    expected_ = stats.running;
-    drafts_->ObserveDrafts(current_.decoding_here, {.verify_steps = stats.verify_steps,
-                                                    .verified = stats.verified_by_position,
-                                                    .accepted = stats.accepted_by_position});
+    expected_ = engine_.running();
+    drafts_->ObserveDrafts(current_.decoding_here, last_limit_, engine_.accepted_drafts());
     if (current_.prompt_rows == 0)
       drafts_->Observe(current_.decoding, limit == last_limit_ ? limit : -1, time.count());
     last_limit_ = limit;
@@ -239,7 +244,7 @@ class StepTimer {
   std::optional<PrefillPace> pace_;
   std::optional<DraftPace> drafts_;
   int32_t last_limit_ = -1;
-  int64_t expected_ = 0;  // running sequences of the leader's group
+  int64_t expected_ = 0;  // running requests of the leader's group
   Clock::time_point started_, ended_;
   Rows current_;
   std::optional<Rows> launched_;

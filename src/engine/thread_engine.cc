@@ -37,7 +37,8 @@ struct ThreadEngine::Impl {
 
   std::vector<ControlMessage> Receive(std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex);
-    news.wait_for(lock, timeout, [this] { return !inbox.empty(); });
+    const auto arrived = [this] { return !inbox.empty(); };
+    if (timeout.count() > 0) news.wait_for(lock, timeout, arrived);  // 0: without a system call
     return std::exchange(inbox, {});
   }
 

@@ -133,7 +133,8 @@ void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> pas
                                             .micro_batch = 0,
                                             .rows = selected,
                                             .columns = c_.config.hidden});
-  if (selected > 0) Norm(head.selected.data(), weights_.final_norm, selected, head.selected.data());
+  if (selected > 0 && !head.hidden_out)
+    Norm(head.selected.data(), weights_.final_norm, selected, head.selected.data());
   vocabulary_.Logits(group_logit_rows, head.selected.data(), &head.head);
 }
 
@@ -226,15 +227,22 @@ bool Decoder::TakesBf16Rows(const Pass& p, int layer) const {
          grouped_->TakesBf16Input(p.rows.tokens, weights_.layers[layer].grouped);
 }
 
-// Attention is skipped if the group has no tokens.
+// Attention is skipped if the group has no tokens. All keys and values are stored before rows are
+// dropped.
 void Decoder::Project(Pass& p, int layer) const {
-  if (p.rows.tokens == 0) return;
   const LayerWeights& w = weights_.layers[layer];
-  const bool bf16_rows = TakesBf16Rows(p, layer);
-  NormResidual(p, w.input_norm, nullptr, bf16_rows);
-  const float* x = p.normed.data();
-  if (grouped_) grouped_->Project(p, w.grouped, layer, x, bf16_rows ? x : nullptr);
-  if (latent_) latent_->Project(p, w.latent, layer, x);
+  if (p.rows.tokens > 0) {
+    const bool bf16_rows = TakesBf16Rows(p, layer);
+    NormResidual(p, w.input_norm, nullptr, bf16_rows);
+    const float* x = p.normed.data();
+    if (grouped_) grouped_->Project(p, w.grouped, layer, x, bf16_rows ? x : nullptr);
+    if (latent_) latent_->StoreLatents(p, w.latent, layer, x);
+  }
+  if (p.only_logit_rows && layer + 1 == c_.config.num_layers()) {
+    if (grouped_ && p.rows.tokens > 0) grouped_->KeepLogitRows(p);
+    p.KeepLogitRows();
+  }
+  if (latent_ && p.rows.tokens > 0) latent_->ProjectQueries(p, w.latent, p.normed.data());
 }
 
 void Decoder::Attend(Pass& p, int layer) const {
@@ -311,7 +319,7 @@ void Decoder::SelectRows(Pass& p, float* to) const {
   if (p.hidden_out && p.rows.tokens > 0)
     Norm(p.residual.data(), weights_.final_norm, p.rows.tokens, p.hidden_out);
   if (p.rows.logit_rows == 0) return;
-  c_.device.CopyRows({.x = p.residual.data(),
+  c_.device.CopyRows({.x = p.hidden_out ? p.hidden_out : p.residual.data(),
                       .ldx = c_.config.hidden,
                       .rows = p.rows.logit_row,
                       .y = to,

@@ -79,7 +79,7 @@ class Decoder {
   void RunExperts(Pass& p, int layer) const;
   void Finish(Pass& p, int layer) const;
   void StoreRoutedExperts(Pass& p, int layer) const;
-  // Copies to `to` the rows whose logits are needed.
+  // Copies to `to` the rows whose logits are needed; if hidden rows are kept, after the final norm.
   void SelectRows(Pass& p, float* to) const;
 
   MoeTokens TokensOf(const Pass& p) const;

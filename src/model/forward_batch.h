@@ -52,6 +52,11 @@ struct ForwardBatch {
   // row of each token [T]. `tokens` are those that follow the rows.
   const float* hidden = nullptr;
   std::vector<int32_t> hidden_rows;
+  // Whether other rows than `logit_rows` only give keys and values. Then the last layer computes
+  // its queries, experts and outputs for `logit_rows` only, and Model::hidden has these rows only.
+  // The logit rows of a sequence are its last ones. On CPUs, without `routed_experts`. Equal in all
+  // groups.
+  bool only_logit_rows = false;
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
 };

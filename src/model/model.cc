@@ -281,6 +281,7 @@ struct Model::Impl {
   // Runs a batch as two micro-batches (two-batch overlap). Results are in the first pass.
   DeviceLogits RunInTwo(const ForwardBatch& batch, std::span<const int64_t> first_rows,
                         KvStorage& kv) {
+    CHECK(!batch.only_logit_rows);
     const MicroBatches parts(batch, first_rows, comm.mesh.dp_rank());
     Pass &first = *passes[0], &second = *passes[1];
     // The first part has half of the rows, rounded up.

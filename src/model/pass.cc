@@ -1,13 +1,17 @@
 #include "model/pass.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "core/check.h"
 
 namespace switchyard {
 namespace {
 
-constexpr int64_t kArrays = 6;  // of PassRows, and token_rows
+// The arrays of PassRows, and token_rows.
+constexpr int64_t kIds = 0, kPositions = 1, kSlots = 2, kLogitRows = 3, kTokenRows = 4,
+                  kHiddenRows = 5, kArrays = 6;
 
 }  // namespace
 
@@ -44,21 +48,23 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
   partition.Reset(context_.mesh, group_tokens);
 
   rows = {.tokens = tokens,
-          .ids = Upload(0, batch.tokens),
-          .positions = Upload(1, batch.positions),
-          .slots = Upload(2, batch.slots),
+          .ids = Upload(kIds, batch.tokens),
+          .positions = Upload(kPositions, batch.positions),
+          .slots = Upload(kSlots, batch.slots),
           .logit_rows = static_cast<int64_t>(batch.logit_rows.size()),
-          .logit_row = Upload(3, batch.logit_rows),
+          .logit_row = Upload(kLogitRows, batch.logit_rows),
           .hidden = batch.hidden,
-          .hidden_row = Upload(5, batch.hidden_rows)};
+          .hidden_row = Upload(kHiddenRows, batch.hidden_rows)};
   if (!batch.token_rows.empty()) {
     CHECK_EQ(batch.token_rows.size(), batch.tokens.size());
     CHECK(drawn != nullptr);
-    auto* ids = static_cast<int32_t*>(arrays_.get());  // array 0
-    context_.device.GatherTokens(ids, Upload(4, batch.token_rows), drawn, tokens);
+    context_.device.GatherTokens(Array(kIds), Upload(kTokenRows, batch.token_rows), drawn, tokens);
   }
   kv = &cache;
-  sequences->Set(batch.sequences, cache.page_size());
+  given_sequences_ = batch.sequences;
+  sequences->Set(given_sequences_, cache.page_size());
+  only_logit_rows = batch.only_logit_rows;
+  CHECK(!only_logit_rows || (context_.device.is_cpu() && !batch.routed_experts));
 
   number = batch.pass;
   place = of_batch;
@@ -78,8 +84,50 @@ uint64_t Pass::RecordingKey(uint64_t size) {
   return static_cast<uint64_t>(index_) << 56 | static_cast<uint64_t>(generation_) << 32 | size;
 }
 
+void Pass::KeepLogitRows(Activations& values) {
+  const int64_t width = context_.config.hidden;
+  context_.device.CopyRows({.x = values.data(),
+                            .ldx = width,
+                            .rows = rows.logit_row,
+                            .y = branch.data(),
+                            .ldy = width,
+                            .m = rows.logit_rows,
+                            .n = width});
+  std::swap(values, branch);
+}
+
+// The arrays are in host memory (ForwardBatch::only_logit_rows).
+void Pass::KeepLogitRows() {
+  CHECK(!branch_pending);
+  const std::span<int32_t> kept(Array(kLogitRows), static_cast<size_t>(rows.logit_rows));
+  if (rows.logit_rows < rows.tokens) {
+    KeepLogitRows(residual);
+    KeepLogitRows(normed);
+    for (const int64_t array : {kPositions, kSlots})
+      for (size_t i = 0; i < kept.size(); ++i) Array(array)[i] = Array(array)[kept[i]];
+    kept_sequences_.clear();
+    auto row = kept.begin();
+    for (const kernels::SequenceSpan& all : given_sequences_) {
+      const int32_t end = all.row_begin + all.rows;
+      const auto first = row;
+      while (row != kept.end() && *row < end) ++row;
+      if (row == first) continue;
+      kernels::SequenceSpan span = all;
+      span.row_begin = static_cast<int32_t>(first - kept.begin());
+      span.rows = static_cast<int32_t>(row - first);
+      CHECK_EQ(*first, end - span.rows);  // its last rows
+      kept_sequences_.push_back(span);
+    }
+    std::iota(kept.begin(), kept.end(), 0);
+    sequences->Set(kept_sequences_, kv->page_size());
+    rows.tokens = rows.logit_rows;
+  }
+  group_tokens = group_decode_tokens = group_logit_rows;  // one row of each sequence, as in decode
+  partition.Reset(context_.mesh, group_tokens);
+}
+
 const int32_t* Pass::Upload(int64_t array, const std::vector<int32_t>& values) {
-  int32_t* to = static_cast<int32_t*>(arrays_.get()) + array * max_tokens_;
+  int32_t* to = Array(array);
   if (!values.empty()) context_.device.CopyIn(to, values.data(), values.size() * sizeof(int32_t));
   return to;
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "model/forward_batch.h"
@@ -70,6 +71,11 @@ class Pass {
     seen_sizes_.clear();
   }
 
+  // Keeps only the rows whose logits are needed, in `rows`, `residual`, `normed`, `sequences` and
+  // the counts of all groups (ForwardBatch::only_logit_rows). Called once keys and values of the
+  // last layer are stored.
+  void KeepLogitRows();
+
   int index() const { return index_; }
   // [T, top_k] in device memory: the experts of the layer that runs.
   int32_t* routed_rows() const { return static_cast<int32_t*>(routed_rows_.get()); }
@@ -83,6 +89,7 @@ class Pass {
   // Whether the pass is aborted: the decoder skips its remaining operations (Decoder::Run). Set
   // between two operations, the same ones on every rank.
   bool aborted = false;
+  bool only_logit_rows = false;  // ForwardBatch::only_logit_rows
   PassRows rows;
   MicroBatchPlace place;
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;  // [dp]
@@ -100,7 +107,8 @@ class Pass {
   bool moe_in_stages = false;     // false: MoeLayer::Forward runs all stages of this layer
   int exchanging = -1;            // the layer whose exchange is in flight; −1: none
   Activations selected;           // [logit rows, H]
-  // The rows after the final norm, [T, H], are written there; null: they are not needed.
+  // The rows after the final norm, [T, H], are written there; null: they are not needed. T is the
+  // number of logit rows with only_logit_rows.
   float* hidden_out = nullptr;
   HeadBuffers head;
 
@@ -110,14 +118,20 @@ class Pass {
   std::vector<int32_t> layer_routed;  // [T, top_k]
 
  private:
+  int32_t* Array(int64_t array) const {
+    return static_cast<int32_t*>(arrays_.get()) + array * max_tokens_;
+  }
   const int32_t* Upload(int64_t array, const std::vector<int32_t>& values);
+  void KeepLogitRows(Activations& values);
 
   const int index_;
   const LayerContext& context_;
   const int64_t max_tokens_;
   const std::shared_ptr<void> arrays_;  // [kArrays, max_tokens] int32
   std::shared_ptr<void> routed_rows_;
-  uint32_t generation_ = 0;        // of the memory
+  std::span<const kernels::SequenceSpan> given_sequences_;  // of the batch
+  std::vector<kernels::SequenceSpan> kept_sequences_;       // of KeepLogitRows
+  uint32_t generation_ = 0;                                 // of the memory
   std::set<uint64_t> seen_sizes_;  // sizes of decode batches that have run since memory moved
 };
 

@@ -73,6 +73,7 @@ struct Sequence {
   bool drafts_forced = false;          // the drafts are those of GrammarDrafter
   ForcedPace forced_pace;              // of GrammarDrafter
   std::unique_ptr<NgramIndex> ngrams;  // of NgramDrafter; null: none yet
+  int64_t ngram_drafts = 0;            // of NgramDrafter, in the last step
   // Number of leading rows that are in the draft model's cache. After a reuse of cached prefixes
   // their rows are assumed to be there; a wrong row gives worse drafts only.
   int64_t draft_computed = 0;

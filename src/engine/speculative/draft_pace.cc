@@ -1,15 +1,25 @@
 #include "engine/speculative/draft_pace.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
 
 namespace switchyard {
 namespace {
 
 constexpr double kDecay = 0.995;  // per step, of the sums of outcomes
-constexpr double kNewest = 0.2;   // weight of the newest time
-constexpr double kGain = 1.02;    // a change must promise this factor
+constexpr double kGain = 1.02;    // more drafts must promise this factor
 constexpr double kUnknown = 0.7;  // acceptance without measurements
 constexpr int32_t kFirst = 2;     // drafts before anything was measured
+constexpr int32_t kMostMore = 2;  // drafts more than the best number, if never measured
+// Steps for which a time holds. Later the sequences are longer, so it is measured again before the
+// number is selected.
+constexpr int64_t kFresh = 200;
+// A trial ends after this many steps if its rate is below this part of the best one.
+constexpr int kFewSteps = 2;
+constexpr int64_t kCompareSteps = 8;
+constexpr double kHopeless = 0.85;
 
 // Batch sizes that share measurements: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, …
 int64_t ClassOf(int64_t sequences) {
@@ -24,105 +34,173 @@ int64_t ClassOf(int64_t sequences) {
 
 }  // namespace
 
+void DraftPace::Arm::Add(double time, int64_t step) {
+  last[samples % kWindow] = time;
+  ++samples;
+  measured = step;
+  std::array<double, kWindow> sorted = last;
+  const auto count = static_cast<int>(std::min<int64_t>(samples, kWindow)), half = (count + 1) / 2;
+  std::nth_element(sorted.begin(), sorted.begin() + half - 1, sorted.begin() + count);
+  seconds = std::accumulate(sorted.begin(), sorted.begin() + half, 0.0) / half;
+}
+
 DraftPace::DraftPace(int32_t most)
-    : most_(most), verified_(most), accepted_(most), seen_verified_(most), seen_accepted_(most) {}
+    : most_(most), last_(std::min(kFirst, most)), wanted_(most), accepted_(most), seen_(most) {}
+
+const DraftPace::Size* DraftPace::Nearest(int64_t sequences, const Size* except) const {
+  const Size* nearest = nullptr;
+  const auto distance = [&](const Size& size) {
+    return std::abs(std::log(static_cast<double>(size.sequences) / static_cast<double>(sequences)));
+  };
+  for (const auto& [key, size] : sizes_) {
+    if (&size == except || !size.arms[size.best].known()) continue;
+    if (!nearest || distance(size) < distance(*nearest)) nearest = &size;
+  }
+  return nearest;
+}
 
 DraftPace::Size& DraftPace::SizeOf(int64_t sequences) {
-  const auto [entry, added] = sizes_.try_emplace(ClassOf(sequences));
-  Size& size = entry->second;
-  if (added) {
-    size.arms.resize(most_ + 1);
-    size.best = size.running = std::min(kFirst, most_);
-  }
+  const int64_t key = ClassOf(sequences);
+  const auto found = sizes_.find(key);
+  if (found != sizes_.end()) return found->second;
+  const Size* const like = Nearest(key, nullptr);
+  Size& size = sizes_[key];
+  size.sequences = key;
+  size.arms.resize(most_ + 1);
+  size.best = size.running = like ? like->best : std::min(kFirst, most_);
   return size;
 }
 
 double DraftPace::TokensOf(int32_t limit) const {
-  double reached = 1, drafts = 0, before = kUnknown;
+  double tokens = 1, reached = 1, acceptance = kUnknown;
   for (int32_t i = 0; i < limit; ++i) {
-    constexpr double kPrior = 2;  // outcomes that the acceptance of the position before adds
-    before = (accepted_[i] + kPrior * before) / (verified_[i] + kPrior);
-    reached *= before;
-    drafts += reached;
+    constexpr double kPrior = 2;  // steps that the acceptance of the position before adds
+    const double before = reached;
+    reached = (accepted_[i] + kPrior * before * acceptance) / (wanted_[i] + kPrior);
+    acceptance = std::min(1.0, reached / before);
+    tokens += reached;
   }
-  const double share = sequence_steps_ > 0 ? with_drafts_ / sequence_steps_ : 1;
-  return 1 + share * drafts;
+  return tokens;
+}
+
+double DraftPace::SecondsOf(const Size& size, int32_t limit) const {
+  if (size.arms[limit].known()) return size.arms[limit].seconds;
+  const double plain = size.arms[0].seconds;
+  if (!size.arms[0].known()) return 0;
+  const auto nearest_arm = [&](const Size& of) {
+    int32_t nearest = 0;
+    for (int32_t i = 1; i <= most_; ++i)
+      if (of.arms[i].known() && (nearest == 0 || std::abs(i - limit) < std::abs(nearest - limit)))
+        nearest = i;
+    return nearest;
+  };
+  // Each draft adds the same time.
+  const auto scaled = [&](const Size& of, int32_t arm) {
+    return plain * (1 + (of.arms[arm].seconds / of.arms[0].seconds - 1) * limit / arm);
+  };
+  if (const int32_t arm = nearest_arm(size); arm > 0) return scaled(size, arm);
+  const Size* const like = Nearest(size.sequences, &size);
+  if (!like || !like->arms[0].known()) return 0;
+  const int32_t arm = nearest_arm(*like);
+  return arm > 0 ? scaled(*like, arm) : 0;
 }
 
 double DraftPace::RateOf(const Size& size, int32_t limit) const {
-  return TokensOf(limit) / size.arms[limit].seconds;
+  const double seconds = SecondsOf(size, limit);
+  return seconds > 0 ? TokensOf(limit) / seconds : 0;
 }
 
-void DraftPace::ObserveDrafts(int64_t sequences, const Drafts& so_far) {
-  const auto add = [](std::span<const int64_t> now, std::vector<int64_t>& seen,
-                      std::vector<double>& sums) {
-    for (size_t i = 0; i < sums.size(); ++i) {
-      const int64_t count = i < now.size() ? now[i] : 0;
-      sums[i] = kDecay * sums[i] + static_cast<double>(count - seen[i]);
-      seen[i] = count;
-    }
-  };
-  const int64_t steps = so_far.verify_steps - seen_steps_;
-  seen_steps_ = so_far.verify_steps;
-  // A step without any drafts says nothing about them.
-  if (steps == 0 && (with_drafts_ == 0 || sequences == 0)) return;
-  add(so_far.verified, seen_verified_, verified_);
-  add(so_far.accepted, seen_accepted_, accepted_);
-  with_drafts_ = kDecay * with_drafts_ + static_cast<double>(steps);
-  sequence_steps_ = kDecay * sequence_steps_ + static_cast<double>(std::max(steps, sequences));
+double DraftPace::LossOf(const Size& size, int32_t limit, double seconds) const {
+  const double rate = RateOf(size, size.best);
+  return rate > 0 ? std::max(0.0, seconds - TokensOf(limit) / rate) : 0;
+}
+
+void DraftPace::ObserveDrafts(int64_t sequences, int32_t limit, std::span<const int64_t> accepted) {
+  for (int32_t i = 0; i < most_; ++i) {
+    const int64_t count = i < std::ssize(accepted) ? accepted[i] : 0;
+    const auto more = static_cast<double>(count - std::exchange(seen_[i], count));
+    if (i >= limit || sequences == 0) continue;
+    wanted_[i] = kDecay * wanted_[i] + static_cast<double>(sequences);
+    accepted_[i] = kDecay * accepted_[i] + more;
+  }
 }
 
 void DraftPace::Observe(int64_t sequences, int32_t limit, double seconds) {
-  if (sequences == 0 || limit < 0 || limit > most_) return;
+  if (sequences == 0 || limit > most_) return;
   Size& size = SizeOf(sequences);
-  Arm& arm = size.arms[limit];
-  const bool outlier = arm.samples >= kTrialSteps && seconds > 3 * arm.seconds;
-  if (outlier) seconds = 3 * arm.seconds;
-  // Of the first steps the shortest counts: they may include work that is done once.
-  if (arm.samples == 0) {
-    arm.seconds = seconds;
-  } else if (arm.samples < kTrialSteps) {
-    arm.seconds = std::min(arm.seconds, seconds);
-  } else {
-    arm.seconds += kNewest * (seconds - arm.seconds);
-  }
-  ++arm.samples;
   ++size.steps;
-  if (limit == size.running && arm.samples >= kTrialSteps) Choose(size);
+  elapsed_ += seconds;
+  if (size.running != size.best && limit != size.best) {
+    const double loss = LossOf(size, std::max(limit, 0), seconds);
+    size.trial_cost += loss;
+    lost_ += loss;
+  }
+  if (limit < 0) return;
+  size.arms[limit].Add(seconds, size.steps);
+  if (limit == size.running) Choose(size);
+}
+
+void DraftPace::Try(Size& size, int32_t limit) {
+  size.arms[limit].samples = 0;
+  size.running = limit;
+  size.trial_began = size.steps;
+  size.trial_cost = 0;
+}
+
+std::optional<int32_t> DraftPace::Promising(const Size& size) const {
+  std::optional<int32_t> found;
+  double highest = RateOf(size, size.best);
+  for (int32_t limit = 0; limit <= most_; ++limit) {
+    if (limit == size.best) continue;
+    if (!size.arms[limit].known() && limit > size.best + kMostMore) break;
+    const double rate = RateOf(size, limit);
+    if (rate <= highest || (limit > size.best && rate < kGain * RateOf(size, size.best))) continue;
+    found = limit;
+    highest = rate;
+  }
+  return found;
+}
+
+std::optional<int32_t> DraftPace::Retry(Size& size) const {
+  if (size.steps - size.trial_began < kRetrySteps) return std::nullopt;
+  const std::array<int32_t, 3> others = {size.best + 1, size.best - 1, 0};
+  const int32_t limit = others[size.next_retry % others.size()];
+  if (limit < 0 || limit > most_ || limit == size.best) {
+    ++size.next_retry;
+    return std::nullopt;
+  }
+  const double best = size.arms[size.best].seconds, seconds = SecondsOf(size, limit);
+  const double expected = kTrialSteps * (seconds > 0 ? LossOf(size, limit, seconds) : best);
+  if (lost_ + std::max(expected, size.trial_cost) > kTrialShare * elapsed_) return std::nullopt;
+  ++size.next_retry;
+  return limit;
 }
 
 void DraftPace::Choose(Size& size) {
-  // The best of the measured numbers.
-  if (size.arms[size.best].samples < kTrialSteps) size.best = size.running;
-  for (int32_t limit = 0; limit <= most_; ++limit) {
-    if (size.arms[limit].samples < kTrialSteps || limit == size.best) continue;
-    if (RateOf(size, limit) > kGain * RateOf(size, size.best)) size.best = limit;
-  }
+  const Arm& arm = size.arms[size.running];
+  const bool hopeless = size.running != size.best && arm.samples >= kFewSteps &&
+                        RateOf(size, size.running) < kHopeless * RateOf(size, size.best);
+  if (arm.samples < kTrialSteps && !hopeless) return;
+  // Without a trial, the numbers are compared in some steps only.
+  if (size.running == size.best && arm.samples > kTrialSteps && size.steps % kCompareSteps != 0)
+    return;
   size.running = size.best;
-  // A neighbour that was never measured pays at most if its step takes the time of the best one's.
-  const auto may_pay = [&](int32_t limit) {
-    if (limit < 0 || limit > most_ || size.arms[limit].samples > 0) return false;
-    const Arm& best = size.arms[size.best];
-    const bool fewer = limit < size.best;
-    return fewer || TokensOf(limit) / best.seconds > kGain * RateOf(size, size.best);
-  };
-  for (const int32_t limit : {0, size.best + 1, size.best - 1}) {
-    if (!may_pay(limit)) continue;
-    size.running = limit;
-    size.steps = 0;
+  if (!size.arms[size.best].known()) return;
+  if (size.best > 0 && !size.arms[0].known()) return Try(size, 0);
+  if (const auto limit = Promising(size)) {
+    const Arm& promising = size.arms[*limit];
+    if (!promising.known() || promising.samples < kFewSteps ||
+        size.steps - promising.measured > kFresh)
+      return Try(size, *limit);
+    size.best = size.running = *limit;
     return;
   }
-  if (size.steps < kRetrySteps) return;
-  size.steps = 0;
-  size.upward = !size.upward;
-  const int32_t again = std::clamp(size.best + (size.upward ? 1 : -1), 0, most_);
-  if (again == size.best) return;
-  size.arms[again].samples = 0;
-  size.running = again;
+  if (const auto limit = Retry(size)) Try(size, *limit);
 }
 
 int32_t DraftPace::Limit(int64_t sequences) {
-  return sequences == 0 ? std::min(kFirst, most_) : SizeOf(sequences).running;
+  if (sequences > 0) last_ = SizeOf(sequences).running;
+  return last_;
 }
 
 }  // namespace switchyard

@@ -17,9 +17,8 @@ class Simulation {
       : pace_(most),
         acceptance_(acceptance),
         seconds_(std::move(seconds)),
-        verified_(most),
         accepted_(most),
-        exact_(2 * most) {}
+        exact_(most) {}
 
   // The time of `steps` steps divided by that of plain steps for the same tokens.
   double RelativeTime(int64_t sequences, int steps) {
@@ -31,20 +30,19 @@ class Simulation {
       double reached = static_cast<double>(sequences);
       tokens += reached;
       for (int32_t i = 0; i < limit; ++i) {
-        exact_[2 * i] += reached;
         reached *= acceptance_;
-        exact_[2 * i + 1] += reached;
+        exact_[i] += reached;
         tokens += reached;
-        verified_[i] = std::llround(exact_[2 * i]);
-        accepted_[i] = std::llround(exact_[2 * i + 1]);
+        accepted_[i] = std::llround(exact_[i]);
       }
-      if (limit > 0) verify_steps_ += sequences;
-      pace_.ObserveDrafts(sequences, {verify_steps_, verified_, accepted_});
+      pace_.ObserveDrafts(sequences, limit, accepted_);
       pace_.Observe(sequences, limit == last_ ? limit : -1, seconds_(sequences, limit));
       last_ = limit;
     }
     return time / (tokens / static_cast<double>(sequences) * seconds_(sequences, 0));
   }
+
+  DraftPace& pace() { return pace_; }
 
   std::map<int32_t, int> steps_of;
 
@@ -52,9 +50,8 @@ class Simulation {
   DraftPace pace_;
   const double acceptance_;
   const std::function<double(int64_t, int32_t)> seconds_;
-  int64_t verify_steps_ = 0;
-  std::vector<int64_t> verified_, accepted_;
-  std::vector<double> exact_;  // of each position: verified and accepted
+  std::vector<int64_t> accepted_;  // drafts, by position
+  std::vector<double> exact_;      // before rounding
   int32_t last_ = -1;
 };
 
@@ -101,10 +98,72 @@ TEST(DraftPaceTest, ACostThatGrowsLaterIsNoticed) {
   EXPECT_GT(s.steps_of[0], 400);
 }
 
+TEST(DraftPaceTest, ACostThatFallsLaterIsNoticed) {
+  double row = 1;
+  Simulation s(4, 0.6, [&](int64_t, int32_t drafts) { return 1 + row * drafts; });
+  s.RelativeTime(4, 500);
+  row = 0.02;
+  s.steps_of.clear();
+  s.RelativeTime(4, 8000);
+  EXPECT_GT(s.steps_of[4], 4000);
+}
+
+TEST(DraftPaceTest, TrialsOfNumbersThatDoNotPayTakeASmallShareOfTheTime) {
+  // Turning drafts on takes long: the draft model computes the rows that it has missed.
+  int32_t last = 0;
+  Simulation s(4, 0.5, [&](int64_t, int32_t drafts) {
+    return 1.0 + drafts + (last == 0 && drafts > 0 ? 20 : 0);
+  });
+  for (int i = 0; i < 200; ++i) {
+    const int32_t limit = s.pace().Limit(16);
+    s.RelativeTime(16, 1);
+    last = limit;
+  }
+  double time = 0;
+  for (int i = 0; i < 5000; ++i) {
+    const int32_t limit = s.pace().Limit(16);
+    time += s.RelativeTime(16, 1) - 1;
+    last = limit;
+  }
+  EXPECT_LT(time / 5000, 0.03);
+}
+
+TEST(DraftPaceTest, AnIdleTimeKeepsTheLimit) {
+  Simulation s(4, 0.5, [](int64_t, int32_t drafts) { return 1.0 + drafts; });
+  EXPECT_EQ(s.pace().Limit(0), 2);
+  s.RelativeTime(10, 200);
+  EXPECT_EQ(s.pace().Limit(10), 0);
+  EXPECT_EQ(s.pace().Limit(0), 0);
+}
+
+TEST(DraftPaceTest, ANewSizeBeginsWithTheNumberOfTheNearestOne) {
+  Simulation s(
+      4, 0.5, [](int64_t sequences, int32_t drafts) { return sequences < 4 ? 1.0 : 1.0 + drafts; });
+  s.RelativeTime(16, 50);
+  EXPECT_EQ(s.pace().Limit(16), 0);
+  EXPECT_EQ(s.pace().Limit(24), 0);
+  s.RelativeTime(2, 1000);
+  EXPECT_EQ(s.pace().Limit(1), s.pace().Limit(2));
+  EXPECT_GT(s.pace().Limit(1), 0);
+}
+
+// Long times without drafts do not lower the acceptance.
+TEST(DraftPaceTest, StepsWithoutDraftsDoNotCountAsRejections) {
+  const auto seconds = [](int64_t sequences, int32_t drafts) {
+    return sequences == 1 ? 1 + 0.1 * drafts : 1.0 + drafts;
+  };
+  Simulation s(4, 0.8, seconds);
+  s.RelativeTime(1, 300);
+  s.RelativeTime(32, 2000);
+  s.steps_of.clear();
+  s.RelativeTime(1, 100);
+  EXPECT_GT(s.steps_of[4], 90);
+}
+
 TEST(DraftPaceTest, UnverifiedPositionsAreEstimatedByEarlierOnes) {
   DraftPace pace(4);
-  const std::vector<int64_t> verified = {1000}, accepted = {900};
-  pace.ObserveDrafts(10, {100, verified, accepted});
+  const std::vector<int64_t> accepted = {900};
+  pace.ObserveDrafts(1000, 1, accepted);
   EXPECT_NEAR(pace.TokensOf(0), 1, 1e-9);
   EXPECT_NEAR(pace.TokensOf(1), 1.9, 0.01);
   EXPECT_NEAR(pace.TokensOf(2), 1.9 + 0.81, 0.02);

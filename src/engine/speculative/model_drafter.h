@@ -29,7 +29,7 @@ class DraftForward {
   virtual bool takes_hidden() const = 0;
   virtual int64_t hidden_width() const { return 0; }
   // In the model's memory: rows [., hidden_width] of the target's last pass, and of the last
-  // Forward.
+  // Forward: of all its rows, or with ForwardBatch::only_logit_rows of the logit rows.
   virtual const float* target_hidden() const { return nullptr; }
   virtual const float* hidden() const { return nullptr; }
   // Copies rows of target_hidden() to host memory.
@@ -44,9 +44,9 @@ class DraftForward {
 };
 
 // After each pass of the target, one pass of the draft model adds the rows of the new tokens to its
-// cache, and gives the first draft of each decoding sequence. Each further draft takes one more
-// pass, with one row for each sequence. The draft model's cache has the page numbers of the
-// target's.
+// cache, and gives the first draft of each decoding sequence. In the last layer, the rows without
+// drafts only give keys and values. Each further draft takes one more pass, with one row for each
+// sequence. The draft model's cache has the page numbers of the target's.
 //
 // An MTP layer predicts the token after next: the row at position p takes the target's hidden row
 // of p and the token at p + 1. Rows of later drafts take the layer's own hidden rows.
@@ -56,22 +56,29 @@ class DraftForward {
 class ModelDrafter : public Drafter {
  public:
   // `max_rows`: of one pass. `max_saved_rows`: hidden rows that a sequence keeps while drafting is
-  // off; a sequence with more is not drafted again. Borrows `model`.
-  ModelDrafter(DraftForward& model, int32_t page_size, int64_t max_rows, int64_t max_saved_rows)
+  // off; a sequence with more is not drafted again. `ends_early`: a sequence gets no more drafts
+  // once they are probably wrong, if there is one attention group. Borrows `model`.
+  ModelDrafter(DraftForward& model, int32_t page_size, int64_t max_rows, int64_t max_saved_rows,
+               bool ends_early = false)
       : model_(model),
         page_size_(page_size),
         max_rows_(max_rows),
         max_saved_rows_(max_saved_rows),
-        sampler_(model.vocab_size(), {}) {}
+        ends_early_(ends_early),
+        sampler_(model.vocab_size(), {}) {
+    batch_.only_logit_rows = !model.draws();  // not on GPUs
+  }
 
   void Draft(std::span<const DraftPart> parts, int64_t limit) override;
+  bool catches_up() const override { return true; }
 
  private:
-  // A sequence that is drafted, and its row in the last pass.
+  // A sequence that is drafted, and its row in hidden() after the last pass.
   struct Chain {
     Sequence* sequence = nullptr;
     int64_t wanted = 0;
     int32_t row = 0;
+    double probability = 1;  // of all its drafts, in the draft model
   };
   void AddPart(const DraftPart& part, int64_t limit);
   // Adds the rows of a part whose hidden rows are known, and those saved before.
@@ -85,12 +92,13 @@ class ModelDrafter : public Drafter {
   void EndRows(const Sequence& sequence, int64_t begin, int64_t end);
   // Fills the batch with the next row of each sequence that needs more than `drafts` drafts.
   void Continue(int64_t drafts);
-  // Runs the batch and appends a draft to each chain.
-  void Forward();
+  // Runs the batch and appends a draft to each chain. `may_end`: chains may end early.
+  void Forward(bool may_end);
   void Clear();
   // Counts of the passes of a step: tokens, decode tokens, logit rows of each.
   std::vector<int64_t> CountsOf(int64_t limit) const;
-  // Sets the counts of pass `pass` of all groups. Returns whether any group has tokens.
+  // Sets the counts of pass `pass` of all groups. A single group may have fewer rows than planned.
+  // Returns whether any group has tokens.
   bool SetGroups(std::span<const int64_t> all, int64_t pass, int64_t limit);
   static kernels::RowSampling SamplingOf(const Sequence& sequence);
   int32_t Sample(const Sequence& sequence, std::span<const float> logits);
@@ -98,6 +106,7 @@ class ModelDrafter : public Drafter {
   DraftForward& model_;
   const int32_t page_size_;
   const int64_t max_rows_, max_saved_rows_;
+  const bool ends_early_;
   Sampler sampler_;
   ForwardBatch batch_;
   // The hidden rows of the first pass, if it also takes saved ones. Else it takes the target's.

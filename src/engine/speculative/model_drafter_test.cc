@@ -14,8 +14,8 @@ using ::testing::IsEmpty;
 constexpr int64_t kVocab = 50, kWidth = 2;
 constexpr int32_t kPageSize = 4;
 
-// An MTP layer, or a small model, that keeps its rows in pages. The row of token t at position p
-// gives the hidden row {t, p} and a logit for the token t + 1.
+// An MTP layer, or a small model, that keeps its rows in pages. The logit row of token t at
+// position p gives the hidden row {1000 + t, p} and a logit for the token t + 1.
 class FakeDraft : public DraftForward {
  public:
   FakeDraft(bool mtp, int64_t groups) : mtp_(mtp), groups_(groups) {}
@@ -28,15 +28,21 @@ class FakeDraft : public DraftForward {
     group_tokens = batch.group_tokens;
     given.clear();
     for (const int32_t row : batch.hidden_rows) given.push_back(batch.hidden[row * kWidth]);
+    EXPECT_EQ(batch.only_logit_rows, !draws_tokens);
+    for (size_t row = 0; row < tokens.size(); ++row) slots[batch.slots[row]] = tokens[row];
     hidden_.clear();
-    for (size_t row = 0; row < tokens.size(); ++row) {
+    const auto keep = [&](size_t row) {
       hidden_.push_back(static_cast<float>(1000 + tokens[row]));
       hidden_.push_back(static_cast<float>(positions[row]));
-      slots[batch.slots[row]] = tokens[row];
+    };
+    if (batch.only_logit_rows) {
+      for (const int32_t row : batch.logit_rows) keep(row);
+    } else {
+      for (size_t row = 0; row < tokens.size(); ++row) keep(row);
     }
     logits_.assign(batch.logit_rows.size() * kVocab, 0.0f);
     for (size_t i = 0; i < batch.logit_rows.size(); ++i)
-      logits_[i * kVocab + (tokens[batch.logit_rows[i]] + 1) % kVocab] = 9;
+      logits_[i * kVocab + (tokens[batch.logit_rows[i]] + 1) % kVocab] = peak;
     if (batch.draws.empty()) return logits_;
     EXPECT_EQ(batch.draws.size(), batch.logit_rows.size());
     drawn_.clear();
@@ -66,6 +72,7 @@ class FakeDraft : public DraftForward {
 
   bool draws_tokens = false;
   int32_t fault = -1;  // logits of this token's rows are not finite
+  float peak = 9;      // the largest logit; the others are 0
   int passes = 0;
   std::vector<int32_t> tokens, positions;  // of the last pass
   int64_t decode_tokens = 0;
@@ -82,9 +89,11 @@ class FakeDraft : public DraftForward {
 
 class ModelDrafterTest : public ::testing::Test {
  protected:
-  void Make(bool mtp, int64_t groups = 1, int64_t max_rows = 100, int64_t saved = 6) {
+  void Make(bool mtp, int64_t groups = 1, int64_t max_rows = 100, int64_t saved = 6,
+            bool ends_early = false, bool draws = false) {
     model = std::make_unique<FakeDraft>(mtp, groups);
-    drafter = std::make_unique<ModelDrafter>(*model, kPageSize, max_rows, saved);
+    model->draws_tokens = draws;
+    drafter = std::make_unique<ModelDrafter>(*model, kPageSize, max_rows, saved, ends_early);
   }
   // A sequence whose prompt was computed, and whose first token was sampled.
   std::unique_ptr<Sequence> AfterPrompt(std::vector<int32_t> tokens) {
@@ -132,14 +141,14 @@ TEST_F(ModelDrafterTest, ChainsTakeTheLayersOwnHiddenRows) {
 }
 
 TEST_F(ModelDrafterTest, AModelMayDrawTheDraftsItself) {
-  Make(/*mtp=*/true);
-  model->draws_tokens = true;
+  Make(/*mtp=*/true, 1, 100, 6, /*ends_early=*/true, /*draws=*/true);
   model->fault = 22;
   const auto s = AfterPrompt({10, 11, 12});
   Append(*s, {20});
   model->SetTarget(3, 100);
   drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 4}}, 4);
   EXPECT_THAT(s->drafts, ElementsAre(21, 22, 0, 1));  // any token replaces a fault
+  EXPECT_THAT(model->given, ElementsAre(1000));       // the hidden row of the last pass
 }
 
 TEST_F(ModelDrafterTest, AcceptedRowsReplaceThoseOfDrafts) {
@@ -223,6 +232,20 @@ TEST_F(ModelDrafterTest, ASmallModelCatchesUpInSeveralPasses) {
   Append(*s, {21});
   drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 6, 1, true, 2}}, 2);
   EXPECT_THAT(s->drafts, ElementsAre(22, 23));
+}
+
+TEST_F(ModelDrafterTest, AChainEndsEarlyOnceItsDraftsAreImprobable) {
+  for (const auto& [groups, peak, drafts] :
+       {std::tuple{1, 9.0f, 4}, {1, 4.5f, 3}, {1, 0.5f, 1}, {2, 0.5f, 4}}) {
+    Make(/*mtp=*/true, groups, 100, 6, /*ends_early=*/true);
+    model->peak = peak;
+    const auto s = AfterPrompt({10, 11, 12});
+    Append(*s, {20});
+    model->SetTarget(3, 100);
+    drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 4}}, 4);
+    EXPECT_EQ(std::ssize(s->drafts), drafts) << groups << " " << peak;
+    EXPECT_EQ(model->passes, drafts);
+  }
 }
 
 // All ranks run the same passes, also those of a group without sequences.

@@ -1,42 +1,59 @@
 #include "engine/speculative/ngram_index.h"
 
-namespace switchyard {
-namespace {
+#include <algorithm>
+#include <bit>
 
-// FNV-1a over whole tokens, after the length.
-uint64_t HashOf(std::span<const int32_t> tokens) {
-  uint64_t hash = 0xcbf29ce484222325u ^ tokens.size();
-  for (const int32_t token : tokens) {
-    hash = (hash ^ static_cast<uint32_t>(token)) * 0x100000001b3u;
-    hash ^= hash >> 29;
-  }
-  return hash;
+namespace switchyard {
+
+size_t NgramIndex::EntryOf(std::span<const int32_t> tokens, int64_t end) const {
+  const uint64_t pair = uint64_t{static_cast<uint32_t>(tokens[end - 2])} << 32 |
+                        static_cast<uint32_t>(tokens[end - 1]);
+  constexpr uint64_t kOdd = 0x9e3779b97f4a7c15u;  // 2^64 / golden ratio (Knuth)
+  return (pair * kOdd) >> (64 - std::countr_zero(latest_.size()));
 }
 
-}  // namespace
+void NgramIndex::Link(std::span<const int32_t> tokens, int64_t end) {
+  int32_t& latest = latest_[EntryOf(tokens, end)];
+  previous_[end] = latest;
+  latest = static_cast<int32_t>(end);
+}
 
 void NgramIndex::AddUpTo(std::span<const int32_t> tokens, int64_t end) {
-  for (; added_ < end; ++added_) {
-    for (int64_t n = kShortest; n <= kLongest && n <= added_ + 1; ++n)
-      next_[HashOf(tokens.subspan(added_ + 1 - n, n))] = static_cast<int32_t>(added_ + 1);
+  if (end <= added_) return;
+  previous_.resize(end + 1);
+  if (std::ssize(latest_) <= end) {
+    constexpr size_t kEntries = 256;
+    latest_.assign(std::max(kEntries, std::bit_ceil(2 * static_cast<size_t>(end))), 0);
+    added_ = 0;
   }
+  for (int64_t at = std::max(added_ + 1, kShortest); at <= end; ++at) Link(tokens, at);
+  added_ = end;
+}
+
+int64_t NgramIndex::Find(std::span<const int32_t> tokens) const {
+  const auto length = static_cast<int64_t>(tokens.size());
+  int64_t best = 0, longest = kShortest - 1;
+  int64_t at = latest_[EntryOf(tokens, length)];
+  for (int i = 0; at > 0 && i < kCandidates && longest < kLongest; ++i, at = previous_[at]) {
+    int64_t same = 0;
+    while (same < kLongest && same < at && tokens[at - 1 - same] == tokens[length - 1 - same])
+      ++same;
+    if (same <= longest) continue;
+    longest = same;
+    best = at;
+  }
+  return best;
 }
 
 std::vector<int32_t> NgramIndex::Guess(std::span<const int32_t> tokens, int64_t count) {
   const auto length = static_cast<int64_t>(tokens.size());
   std::vector<int32_t> guess;
-  AddUpTo(tokens, length - 1);  // without the n-grams of the end itself
+  if (length <= kShortest) return guess;
+  AddUpTo(tokens, length - 1);  // without the pair of the end itself
   if (count <= 0) return guess;
-  for (int64_t n = kLongest; n >= kShortest; --n) {
-    if (n >= length) continue;
-    const auto found = next_.find(HashOf(tokens.last(n)));
-    if (found == next_.end()) continue;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t from = found->second + i;
-      guess.push_back(from < length ? tokens[from] : guess[from - length]);
-    }
-    return guess;
-  }
+  const int64_t from = Find(tokens);
+  for (int64_t i = from; from > 0 && i < from + count; ++i)
+    guess.push_back(i < length ? tokens[i] : guess[i - length]);
   return guess;
 }
 

@@ -3,32 +3,41 @@
 
 #include <cstdint>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 namespace switchyard {
 
-// For each n-gram of a sequence, the position of its latest occurrence. The tokens that followed an
-// earlier occurrence of the last n tokens are a guess of the next tokens (prompt lookup decoding).
-// Memory: a few entries per token.
+// The tokens that followed an earlier occurrence of the last n tokens of a sequence are a guess of
+// its next tokens (prompt lookup decoding). Occurrences of each pair of tokens are linked, the
+// latest first. A new token costs one entry of a table and one link.
 class NgramIndex {
  public:
   static constexpr int64_t kShortest = 2, kLongest = 5;  // tokens of an n-gram
 
   // Returns up to `count` tokens that may follow `tokens`; none if no n-gram of the end occurred
-  // before. The longest n-gram takes precedence, and its latest occurrence. If the guess reaches
-  // the end of `tokens`, it continues with its own tokens, so a repetition goes on. `tokens` begins
-  // with the tokens of the previous call.
+  // before. The longest n-gram takes precedence, and its latest occurrence, among the latest
+  // kCandidates occurrences of the last pair. If the guess reaches the end of `tokens`, it
+  // continues with its own tokens, so a repetition goes on. `tokens` begins with the tokens of the
+  // previous call.
   std::vector<int32_t> Guess(std::span<const int32_t> tokens, int64_t count);
 
  private:
-  // Adds the n-grams that end before position `end`.
-  void AddUpTo(std::span<const int32_t> tokens, int64_t end);
+  static constexpr int kCandidates = 64;
 
-  // Hash of an n-gram -> the position after its latest occurrence. Equal hashes of different
-  // n-grams give a bad guess, which is rejected.
-  std::unordered_map<uint64_t, int32_t> next_;
-  int64_t added_ = 0;  // the n-grams that end before this position are in the map
+  // Adds the pairs that end before position `end`.
+  void AddUpTo(std::span<const int32_t> tokens, int64_t end);
+  // Links the pair that ends before position `end`.
+  void Link(std::span<const int32_t> tokens, int64_t end);
+  // The entry of the pair that ends before position `end`.
+  size_t EntryOf(std::span<const int32_t> tokens, int64_t end) const;
+  // The position after the best occurrence of the last tokens; 0: none.
+  int64_t Find(std::span<const int32_t> tokens) const;
+
+  // By hash of a pair: the position after its latest occurrence; 0: none. A power of two.
+  std::vector<int32_t> latest_;
+  // By position after a pair: the position after the previous pair of the same entry; 0: none.
+  std::vector<int32_t> previous_;
+  int64_t added_ = 0;  // the pairs that end before this position, or earlier, are linked
 };
 
 }  // namespace switchyard

@@ -2,6 +2,10 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
+#include "engine/sampler/random.h"
+
 namespace switchyard {
 namespace {
 
@@ -45,6 +49,40 @@ TEST(NgramIndexTest, TokensAreAddedAsTheyArrive) {
   tokens.insert(tokens.end(), {7, 1, 2});
   EXPECT_THAT(index.Guess(tokens, 0), IsEmpty());
   EXPECT_THAT(index.Guess(tokens, 2), ElementsAre(7, 1));
+}
+
+// A slow definition of Guess: tries every earlier occurrence.
+std::vector<int32_t> GuessBySearch(const std::vector<int32_t>& tokens, int64_t count) {
+  const auto length = std::ssize(tokens);
+  for (int64_t n = NgramIndex::kLongest; n >= NgramIndex::kShortest; --n) {
+    for (int64_t at = length - 1; at >= n; --at) {
+      if (n >= length || !std::equal(tokens.end() - n, tokens.end(), tokens.begin() + (at - n)))
+        continue;
+      std::vector<int32_t> all = tokens;
+      for (int64_t i = 0; i < count; ++i) all.push_back(all[at + i]);
+      return {all.begin() + length, all.end()};
+    }
+  }
+  return {};
+}
+
+TEST(NgramIndexTest, RandomTextsGiveTheGuessesOfASearch) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    NgramIndex index;
+    const auto letters = static_cast<double>(3 + seed);
+    std::vector<int32_t> tokens;
+    for (uint64_t i = 0; i < 400; ++i) {
+      tokens.push_back(static_cast<int32_t>(UniformDraw(seed, i) * letters));
+      if (i % 3 == seed % 3) continue;  // several tokens at once
+      const std::vector<int32_t> got = index.Guess(tokens, 6);
+      // Among many occurrences of a pair, only the latest ones are compared.
+      if (i < 64) {
+        EXPECT_EQ(got, GuessBySearch(tokens, 6)) << seed << " " << i;
+      } else {
+        EXPECT_EQ(got.empty(), GuessBySearch(tokens, 6).empty());
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -25,6 +25,11 @@ constexpr int64_t kPrefetchBytes = 8192;
 // minimum, rounded up to whole blocks of weight rows.
 constexpr int64_t kBlockPrefetchBytes = 16384;
 
+// Bfloat16 products of few rows of x: weight rows of at most this many bytes are multiplied four at
+// a time and without prefetches. Their lanes are then reduced together, which takes about as long
+// as the products of such a short row. Longer rows stream faster one after another.
+constexpr int64_t kShortRowBytes = 1024;
+
 // Int8 products of few rows of x with unpacked weights (avx512/int8_vnni.cc): weight rows per tile.
 // Up to kInt8SingleStreamRows rows of x a tile has one weight row, which hardware prefetches
 // fastest. Measured against four weight rows: 1.2 to 1.3 times as fast with 1 and 2 rows of x, 1.1

@@ -47,6 +47,22 @@ void GroupedAttention::Project(Pass& pass, const GroupedAttentionWeights& w, int
   }
 }
 
+void GroupedAttention::KeepLogitRows(Pass& pass) const {
+  const Arrays a =
+      TakeArrays(pass);  // those of Project; queries come first, for any number of rows
+  const int64_t width = heads_ * head_dim_, rows = pass.rows.logit_rows;
+  if (rows == pass.rows.tokens) return;
+  c_.device.CopyRows({.x = a.q,
+                      .ldx = width,
+                      .rows = pass.rows.logit_row,
+                      .y = a.attended,
+                      .ldy = width,
+                      .m = rows,
+                      .n = width});
+  c_.device.CopyRows(
+      {.x = a.attended, .ldx = width, .y = a.q, .ldy = width, .m = rows, .n = width});
+}
+
 void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int64_t layer,
                               float* out) const {
   const int64_t q_width = heads_ * head_dim_;

@@ -25,6 +25,9 @@ class GroupedAttention {
   // read then.
   void Project(Pass& pass, const GroupedAttentionWeights& w, int64_t layer, const float* x,
                const void* bf16_rows) const;
+  // After Project: keeps the queries of the rows whose logits are needed (Pass::KeepLogitRows,
+  // which follows). On CPUs.
+  void KeepLogitRows(Pass& pass) const;
   // After Project of the same layer: out [T, H], this rank's partial sum over its heads; the caller
   // all-reduces.
   void Attend(Pass& pass, const GroupedAttentionWeights& w, int64_t layer, float* out) const;

@@ -40,18 +40,11 @@ LatentAttention::Arrays LatentAttention::TakeArrays(Pass& pass) const {
   return a;
 }
 
-void LatentAttention::Project(Pass& pass, const LatentAttentionWeights& w, int64_t layer,
-                              const float* x) const {
-  const Arrays a = TakeArrays(pass);
-  ProjectQueries(pass, a, w, x);
-  StoreLatents(pass, a, w, layer, x);
-}
-
 void LatentAttention::Attend(Pass& pass, const LatentAttentionWeights& w, int64_t layer,
                              float* out) const {
   const int64_t tokens = pass.rows.tokens;
   const int64_t q_head = nope_ + rope_, latent = lora_ + rope_;
-  const Arrays a = TakeArrays(pass);  // the same arrays as in Project
+  const Arrays a = TakeArrays(pass);  // the same arrays as in ProjectQueries
 
   c_.device.HeadLinear({.x = a.q,
                         .ldx = heads_ * q_head,
@@ -98,8 +91,9 @@ void LatentAttention::Attend(Pass& pass, const LatentAttentionWeights& w, int64_
                     .m = tokens});
 }
 
-void LatentAttention::ProjectQueries(Pass& pass, const Arrays& a, const LatentAttentionWeights& w,
+void LatentAttention::ProjectQueries(Pass& pass, const LatentAttentionWeights& w,
                                      const float* x) const {
+  const Arrays a = TakeArrays(pass);
   const int64_t tokens = pass.rows.tokens, hidden = c_.config.hidden;
   const int64_t q_lora = c_.config.attention.q_lora_rank, width = heads_ * (nope_ + rope_);
   if (q_lora == 0) {
@@ -146,8 +140,9 @@ void LatentAttention::ProjectQueries(Pass& pass, const Arrays& a, const LatentAt
                   .cos_sin = c_.cos_sin.data<float>()});
 }
 
-void LatentAttention::StoreLatents(Pass& pass, const Arrays& a, const LatentAttentionWeights& w,
-                                   int64_t layer, const float* x) const {
+void LatentAttention::StoreLatents(Pass& pass, const LatentAttentionWeights& w, int64_t layer,
+                                   const float* x) const {
+  const Arrays a = TakeArrays(pass);
   const int64_t tokens = pass.rows.tokens, latent = lora_ + rope_;
   c_.device.Linear({.x = x,
                     .ldx = c_.config.hidden,

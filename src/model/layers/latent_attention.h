@@ -22,10 +22,14 @@ class LatentAttention {
   // Floats of the pass's scratch that a layer uses.
   int64_t ScratchFloats(int64_t max_tokens) const;
 
-  // x [T, H] (normalised) → queries in the pass's scratch, latents in the cache.
-  void Project(Pass& pass, const LatentAttentionWeights& w, int64_t layer, const float* x) const;
-  // After Project of the same layer: out [T, H], this rank's partial sum over its heads; the caller
-  // all-reduces.
+  // x [T, H] (normalised) → latents in the cache.
+  void StoreLatents(Pass& pass, const LatentAttentionWeights& w, int64_t layer,
+                    const float* x) const;
+  // x [T, H] (normalised) → queries in the pass's scratch, after StoreLatents of the same layer.
+  // The pass may have fewer rows than there.
+  void ProjectQueries(Pass& pass, const LatentAttentionWeights& w, const float* x) const;
+  // After ProjectQueries of the same layer: out [T, H], this rank's partial sum over its heads; the
+  // caller all-reduces.
   void Attend(Pass& pass, const LatentAttentionWeights& w, int64_t layer, float* out) const;
 
  private:
@@ -39,10 +43,6 @@ class LatentAttention {
     float* values;      // [T, heads, v]
   };
   Arrays TakeArrays(Pass& pass) const;
-  void ProjectQueries(Pass& pass, const Arrays& a, const LatentAttentionWeights& w,
-                      const float* x) const;
-  void StoreLatents(Pass& pass, const Arrays& a, const LatentAttentionWeights& w, int64_t layer,
-                    const float* x) const;
 
   const LayerContext& c_;
   const int64_t heads_;  // of this rank

@@ -98,6 +98,8 @@ void MultiplyPairs(const LinearTask& t, int64_t first, int64_t rows) {
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t i = first + rows * tile / tiles;
       simd::ForRows<Vec, kPairRows>(first + rows * (tile + 1) / tiles - i, [&]<int M>() {
+        if (tiles == 1 && t.w.k * kHalf <= kShortRowBytes)
+          return RunPairTiles<M, kTileCols, 0>(t, i, n, count);
         // A single row of x takes one weight row after another, as in float32.
         if constexpr (M == 1) return RunPairTiles<M, 1, 0>(t, i, n, count);
         if (tiles == 1) return RunPairTiles<M, kTileCols, kPrefetchBytes>(t, i, n, count);

@@ -1,0 +1,66 @@
+#include "engine/speculative/ngram_drafter.h"
+
+#include <gmock/gmock.h>
+
+namespace switchyard {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class NgramDrafterTest : public ::testing::Test {
+ protected:
+  NgramDrafterTest() : sequence_(Request()) { sequence_.computed = sequence_.length(); }
+
+  static EngineRequest Request() {
+    EngineRequest request{.id = 1};
+    for (int32_t i = 0; i < 60; ++i) request.input_ids.push_back(i % 20);
+    return request;
+  }
+  // The drafts after a step that gave `tokens`, the last one without its row.
+  std::vector<int32_t> After(std::vector<int32_t> tokens, int64_t limit = 8) {
+    const bool decoding = sequence_.output_length() > 0;
+    sequence_.drafts.clear();
+    const auto rows = std::ssize(tokens);
+    sequence_.tokens.insert(sequence_.tokens.end(), tokens.begin(), tokens.end());
+    const DraftPart part{.sequence = &sequence_,
+                         .begin = sequence_.length() - 1 - rows,
+                         .rows = rows,
+                         .decoding = decoding,
+                         .wanted = limit};
+    drafter_.Draft({&part, 1}, limit);
+    return sequence_.drafts;
+  }
+
+  Sequence sequence_;
+  NgramDrafter drafter_;
+};
+
+TEST_F(NgramDrafterTest, AcceptedDraftsAreFollowedByMore) {
+  EXPECT_THAT(After({0}), ElementsAre(1));
+  EXPECT_THAT(After({1, 2}), ElementsAre(3, 4, 5));
+  EXPECT_THAT(After({3, 4, 5, 6}), SizeIs(7));
+  EXPECT_THAT(After({7, 8, 9, 10, 11, 12, 13, 14}), SizeIs(8));  // the limit
+}
+
+TEST_F(NgramDrafterTest, RejectedDraftsAreFollowedByFewer) {
+  After({0});
+  After({1, 2});
+  EXPECT_THAT(After({3, 4, 5, 6}), SizeIs(7));
+  EXPECT_THAT(After({7, 8, 30}), IsEmpty());  // no such text
+  EXPECT_THAT(After({3}), IsEmpty());
+  EXPECT_THAT(After({4}), ElementsAre(5));
+  EXPECT_THAT(After({5, 6}), SizeIs(3));
+  EXPECT_THAT(After({7, 8}), SizeIs(2));  // one of three was right
+}
+
+TEST_F(NgramDrafterTest, TheLimitAndTheSequenceBoundTheDrafts) {
+  After({0});
+  EXPECT_THAT(After({1, 2}, 2), SizeIs(2));
+  EXPECT_THAT(After({3, 4, 5}, 1), SizeIs(1));
+  EXPECT_THAT(After({6, 7}, 0), IsEmpty());
+}
+
+}  // namespace
+}  // namespace switchyard
