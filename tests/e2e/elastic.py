@@ -150,6 +150,10 @@ def state_of(pid):
         return None
 
 
+def stopped(server):
+    return [pid for pid in server.ranks() if state_of(pid) == "T"]
+
+
 def wait_until(condition, seconds=60):
     end = time.time() + seconds
     while not condition():

@@ -1,16 +1,13 @@
 """Ranks that end while requests run: all outputs equal those of an undisturbed server, byte for byte."""
-import contextlib
 import os
 import re
 import signal
 import subprocess
-import threading
-import time
 
 import pytest
 
-from elastic import (FLAGS, YARDLING, Client, bodies, finish, kill, metric, settled_descriptors, start_batch, state_of,
-                     wait_decoding, wait_epoch, wait_until)
+from elastic import (FLAGS, YARDLING, Client, Faults, bodies, finish, kill, metric, settled_descriptors, start_batch,
+                     state_of, stopped, wait_decoding, wait_epoch, wait_until)
 from server import Server, fails_to_start, free_port
 
 LAYOUTS = {
@@ -110,32 +107,25 @@ def test_an_idle_server_survives_and_answers_at_once():
 
 
 def test_a_paused_stream_gets_comments_and_health_is_503():
-    """New ranks are killed as soon as they appear, for longer than a second."""
-    with Server(YARDLING, *FLAGS, "--tp", 2, "--max-rank-deaths", "1000/60") as server:
+    """The new rank is stopped for longer than a second while it loads."""
+    with Faults(YARDLING, *FLAGS, "--tp", 2, "--rank-stall-timeout", 0) as faults:
+        server = faults.server
         body = {"input_ids": [5, 6, 7], "stream": True,
-                "sampling_params": {"temperature": 0, "ignore_eos": True, "max_new_tokens": 400}}
+                "sampling_params": {"temperature": 0, "ignore_eos": True, "max_new_tokens": 3000}}
         client = Client(server, body)
         wait_until(lambda: client.events > 3)
-        stop = threading.Event()
-
-        def keep_down():
-            while not stop.is_set():
-                for pid in server.ranks():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                time.sleep(0.01)
-
-        killer = threading.Thread(target=keep_down, daemon=True)
-        killer.start()
+        faults.order("1.load", "stop")
+        kill(server, [1], signal.SIGKILL)
+        wait_until(lambda: stopped(server))
         try:
             wait_until(lambda: server.request("/health")[0] == 503, 20)
             wait_until(lambda: client.comments > 0, 20)
         finally:
-            stop.set()
-            killer.join()
+            for pid in stopped(server):
+                os.kill(pid, signal.SIGCONT)
         client.join(60)
         assert isinstance(client.result, dict), client.result
-        assert client.result[0]["meta_info"]["completion_tokens"] == 400
+        assert client.result[0]["meta_info"]["completion_tokens"] == 3000
         assert server.request("/health")[0] == 200
 
 

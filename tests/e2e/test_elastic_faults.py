@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from elastic import FLAGS, YARDLING, Client, Faults, finish, metric, start_batch, state_of, wait_until
+from elastic import FLAGS, YARDLING, Client, Faults, finish, metric, start_batch, stopped, wait_until
 from server import ROOT
 
 POISON = 1999  # the first token of a prompt
@@ -75,10 +75,6 @@ def test_a_question_that_ends_its_ranks_is_asked_twice(faults, expected):
     faults.withdraw("0.question")
     assert metric(faults.server, "switchyard_rank_deaths_total") == deaths + 2
     assert texts(finish(clients)) == expected
-
-
-def stopped(server):
-    return [pid for pid in server.ranks() if state_of(pid) == "T"]
 
 
 def test_requests_end_and_questions_are_answered_during_a_pause():
