@@ -105,7 +105,7 @@ def without_times(value):
     """Without what depends on the time of steps: durations, and counts of drafts, which the server adapts."""
     for choice in value if isinstance(value, list) else [value]:
         meta = choice.get("meta_info", {})
-        for key in [key for key in meta if key == "e2e_latency" or key.startswith("spec_")]:
+        for key in [key for key in meta if key == "e2e_latency" or key.startswith(("spec_", "jump_forward_"))]:
             meta.pop(key)
         if len(value) > 1 and isinstance(value, list):  # whether copies share a cached prompt depends on timing
             choice["meta_info"].pop("cached_tokens", None)

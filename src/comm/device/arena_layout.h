@@ -50,9 +50,9 @@ struct ArenaHeader {
 struct WorkNote {
   static constexpr uint64_t kUnknown = ~uint64_t{0};  // `count`: being written, or too many ids
   std::atomic<uint64_t> count;
-  std::array<uint64_t, (size_t{1} << 16) - 1> ids;
+  std::array<uint64_t, (size_t{1} << 13) - 1> ids;
 };
-static_assert(sizeof(WorkNote) == size_t{512} << 10);
+static_assert(sizeof(WorkNote) == size_t{64} << 10);
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
