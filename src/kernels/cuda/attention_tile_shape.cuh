@@ -10,10 +10,10 @@
 namespace switchyard::cuda {
 
 // A block has kRowGroups · kColumnWarps warps with 16 query rows each. The kColumnWarps warps of
-// the same rows partition the keys in q · kᵀ and the columns in p · v. With kHopper the four warps
-// of the same columns form a warpgroup, use wgmma, and score all keys of their rows. wgmma has
-// mma.sync's accumulator layout. On an H200 it also has the same bits: measured on products of K up
-// to 4096, and tests compare the same rows in both kinds of tiles.
+// the same rows partition the keys in q · kᵀ and the columns in p · v. With kHopper every four
+// warps of the same columns form a warpgroup, use wgmma, and score all keys of their rows. wgmma
+// has mma.sync's accumulator layout. On an H200 its results are bit-identical too: measured up to K
+// = 4096, and tests compare rows of wgmma and mma.sync tiles.
 template <int kQkDim_, int kVDim_, bool kLatent_, int kRowGroups_, int kColumnWarps_, int kStages_,
           bool kHopper_ = false>
 struct TileShape {

@@ -154,7 +154,7 @@ TEST(LoadWeights, RanksMapOnlyTheirShare) {
   EXPECT_EQ(last, total);
   const ModelWeights part = LoadWeights(dir, config, Mesh({4, 4}, 0), {});
   EXPECT_LT(part.bytes_mapped, whole.bytes_mapped / 2);
-  // Views point into the mapping: a rank with all rows copies no matrix.
+  // The stored matrix of the gate has 64 columns.
   EXPECT_EQ(whole.layers[0].moe.experts[0].gate.stored_k, 64);
   EXPECT_EQ(CheckCheckpoint(dir, config), whole.bytes_mapped);
 }

@@ -37,7 +37,7 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
            "Directory of the tokenizer; default: --model-path");
   app.Flag("--revision", a.revision, kModel, "Branch, tag or commit, if --model-path is a hub id");
   app.Flag("--download-dir", a.download_dir, kModel,
-           "Hub cache; default: HF_HUB_CACHE, or the folder hub of HF_HOME");
+           "Hub cache; default: HF_HUB_CACHE, or HF_HOME/hub");
   app.Flag("--load-format", e.load_format, kModel,
            "auto, safetensors, or dummy (random weights in the shapes of config.json)")
       .OneOf({"auto", "safetensors", "dummy"});

@@ -159,7 +159,7 @@ std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) 
   Words words;
   constexpr const char* kSimulation = "Simulation";
   CommandLine app(
-      "Play requests over a layout of a cluster, step by step: latencies, use, imbalance",
+      "Simulate requests on a layout of a cluster, step by step: latencies, use, imbalance",
       "switchyard simulate");
   AddModel(app, a.plan);
   AddCluster(app, a.plan, words.gpus, words.nics, words.cpu);
@@ -174,9 +174,8 @@ std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) 
   app.Flag("--chrome-trace", a.chrome_trace, kSimulation,
            "Write the steps of the first engine to this file");
   app.Footer(
-      "Steps are played, not single operations. Experts are loaded evenly, no prefix is cached, "
-      "and "
-      "requests are admitted in order.");
+      "Whole steps are simulated, not operations. Assumed: balanced experts, no prefix cache, and "
+      "admission in order of arrival.");
   if (!ParseWords(app, args)) return std::nullopt;
   Settle(words, a.plan);
   if (a.trace.empty() && a.plan.rate <= 0)
