@@ -411,17 +411,18 @@ std::span<const int64_t> RankEngine::accepted_drafts() const {
 int64_t RankEngine::running() const { return impl_->scheduler.running(); }
 
 bool RankEngine::DraftsPayBacklog() const {
-  if (!impl_->options.drafter || !impl_->options.drafter->catches_up()) return true;
+  if (!impl_->options.drafter) return true;
   int64_t missed = 0, remaining = 0;
   for (const auto& [id, sequence] : impl_->table) {
     if (!sequence.decoding()) continue;
-    missed += sequence.computed - sequence.draft_computed;
+    missed += impl_->options.drafter->Backlog(sequence);
     remaining += sequence.request.sampling.max_new_tokens - sequence.output_length();
   }
   return missed <= remaining;
 }
 
 bool RankEngine::launched() const { return impl_->launched.has_value(); }
+bool RankEngine::launches() const { return impl_->model.launches(); }
 
 std::vector<uint64_t> RankEngine::InFlight() const {
   std::vector<uint64_t> ids;

@@ -132,6 +132,7 @@ class RankEngine {
   StepOutputs Run(std::span<const StepCounts> groups = {});
   // Whether outputs of a launched batch have not been returned yet.
   bool launched() const;
+  bool launches() const;  // whether the model can run passes ahead, as on a GPU
   // The requests of the planned batch and of the launched one; an id may appear twice.
   std::vector<uint64_t> InFlight() const;
   // Between two steps: ends the launched batch, if there is one, and returns its outputs.

@@ -95,8 +95,9 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
   if (!plan.draft) return made;
   made.model = std::make_unique<DraftModel>(config, plan, target, profiler, comm, pool, kept);
   constexpr int64_t kSavedBytes = int64_t{256} << 20;
-  const int64_t saved_rows =
-      kSavedBytes / (plan.draft->hidden * int64_t{sizeof(float)} * plan.max_running_requests);
+  const int64_t saved_rows = std::min<int64_t>(
+      plan.max_batch_tokens,  // a pass adds all of them
+      kSavedBytes / (plan.draft->hidden * int64_t{sizeof(float)} * plan.max_running_requests));
   made.drafter = std::make_unique<ModelDrafter>(*made.model, config.page_size,
                                                 plan.max_batch_tokens, saved_rows,
                                                 /*ends_early=*/plan.drafts.adapts);
@@ -389,8 +390,9 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     ExchangeCounts(mine, engine.HasWork(), groups, profiler);
     if (groups.any_work()) {
       timer.Start(groups.counts(), mine);
-      // Moves of experts and draft passes take time that does not follow from the rows.
-      const bool predictable = !eplb && engine.draft_limit() == 0;
+      // Moves of experts and draft passes take time that does not follow from the rows. On a GPU, a
+      // step waits for the pass of the step before, without heartbeats.
+      const bool predictable = !eplb && engine.draft_limit() == 0 && !engine.launches();
       Post(RunStep(engine, groups, *comm.memory, predictable ? &allowance : nullptr), groups,
            profiler);
       timer.Stop(engine.launched());

@@ -144,6 +144,13 @@ int64_t ModelConfig::longest_context() const {
   return std::max(max_position, static_cast<int64_t>(stretched));
 }
 
+std::vector<std::string> MtpArchitectures() {
+  std::set<std::string> names;
+  for (const Family& family : Families())
+    if (family.mtp) names.emplace(family.architecture);
+  return {names.begin(), names.end()};
+}
+
 ModelConfig MtpConfigOf(const ModelConfig& target) {
   const Family* family = FindFamily(target.architecture);
   if (target.mtp_layers == 0 || family == nullptr || !family->mtp || target.pooling)
@@ -151,7 +158,7 @@ ModelConfig MtpConfigOf(const ModelConfig& target) {
                   target.architecture,
                   family != nullptr && family->mtp && !target.pooling
                       ? "num_nextn_predict_layers is 0 in config.json"
-                      : "want DeepseekV3ForCausalLM or Glm4MoeForCausalLM");
+                      : fmt::format("want {}", Joined(MtpArchitectures(), " or ")));
   ModelConfig mtp = target;
   mtp.layers = {target.layers.back()};
   mtp.first_layer = target.num_layers();

@@ -126,5 +126,6 @@ ModelConfig ParseModelConfig(std::string_view config_json,
                              std::string_view generation_config_json = {},
                              const QuantizationFlags& flags = {});
 std::vector<std::string> KnownArchitectures();
+std::vector<std::string> MtpArchitectures();  // those whose MTP layers can draft
 
 }  // namespace switchyard

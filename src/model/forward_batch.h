@@ -57,6 +57,8 @@ struct ForwardBatch {
   // The logit rows of a sequence are its last ones. On CPUs, without `routed_experts`. Equal in all
   // groups.
   bool only_logit_rows = false;
+  // Whether the pass may be recorded as a CUDA graph. Equal in all groups.
+  bool may_record = true;
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
 };

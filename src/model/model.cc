@@ -264,8 +264,9 @@ struct Model::Impl {
   DeviceLogits RunInOne(const ForwardBatch& batch, KvStorage& kv) {
     Pass& p = *passes[0];
     const int64_t recorded = RecordedTokens();
-    const uint64_t inputs = InputsOf(batch);
-    const bool record = recorded > 0 && inputs < kMaxInputs && IsPlainDecode(batch, recorded);
+    bool record = recorded > 0 && batch.may_record && IsPlainDecode(batch, recorded);
+    const uint64_t inputs = record ? InputsOf(batch) : 0;
+    record = record && inputs < kMaxInputs;
     p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv,
             sampler.tokens());
     KeepHidden(p);

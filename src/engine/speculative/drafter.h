@@ -32,9 +32,9 @@ class Drafter {
   // same order. Parts are in the order of the batch. `limit`: the most drafts of any sequence; it
   // is equal on all ranks. May be collective over the world.
   virtual void Draft(std::span<const DraftPart> parts, int64_t limit) = 0;
-  // Whether the drafter computes the rows that it has missed (Sequence::draft_computed) when
-  // `limit` rises from 0.
-  virtual bool catches_up() const { return false; }
+  // The rows of an open sequence that the drafter has missed, and would compute when `limit` rises
+  // from 0.
+  virtual int64_t Backlog(const Sequence&) const { return 0; }
 };
 
 }  // namespace switchyard

@@ -12,6 +12,9 @@ namespace {
 
 constexpr int64_t kCounts = 3;  // of a pass: tokens, decode tokens, logit rows
 
+// The numbers of a group: the counts of each pass, and whether the first one takes saved rows.
+int64_t StrideOf(int64_t limit) { return kCounts * limit + 1; }
+
 // A chain ends if its drafts are less probable. A further draft takes a pass of the draft model and
 // a row of the target: with Yardling 0.4 of a plain step, and less with larger models.
 constexpr double kImprobable = 0.4;
@@ -152,17 +155,24 @@ std::vector<int64_t> ModelDrafter::CountsOf(int64_t limit) const {
   return counts;
 }
 
+int64_t ModelDrafter::Backlog(const Sequence& sequence) const {
+  const int64_t missed = sequence.computed - sequence.draft_computed;
+  if (!model_.takes_hidden()) return missed;
+  return SavedRows(sequence) == missed ? missed : 0;  // else it is not drafted again
+}
+
 bool ModelDrafter::SetGroups(std::span<const int64_t> all, int64_t pass, int64_t limit) {
   batch_.group_tokens.clear();
   batch_.group_decode_tokens.clear();
   batch_.group_logit_rows.clear();
-  if (std::ssize(all) == kCounts * limit) {
+  const int64_t stride = StrideOf(limit);
+  if (std::ssize(all) == stride) {
     batch_.group_tokens.push_back(batch_.num_tokens());
     batch_.group_decode_tokens.push_back(batch_.decode_tokens);
     batch_.group_logit_rows.push_back(std::ssize(batch_.logit_rows));
     return batch_.num_tokens() > 0;
   }
-  for (size_t group = 0; group < all.size(); group += kCounts * limit) {
+  for (size_t group = 0; group < all.size(); group += stride) {
     const auto counts = all.subspan(group + kCounts * pass, kCounts);
     batch_.group_tokens.push_back(counts[0]);
     batch_.group_decode_tokens.push_back(counts[1]);
@@ -220,13 +230,19 @@ void ModelDrafter::Draft(std::span<const DraftPart> parts, int64_t limit) {
   takes_saved_ = std::ranges::any_of(
       parts, [](const DraftPart& part) { return !part.sequence->saved_hidden.empty(); });
   for (const DraftPart& part : parts) AddPart(part, limit);
-  const std::vector<int64_t> all = model_.GatherCounts(CountsOf(limit));
-  batch_.hidden = takes_saved_ ? model_.PlaceHidden(hidden_) : model_.target_hidden();
+  std::vector<int64_t> mine = CountsOf(limit);
+  mine.push_back(hidden_.empty() ? 0 : 1);
+  const std::vector<int64_t> all = model_.GatherCounts(mine);
+  batch_.hidden = hidden_.empty() ? model_.target_hidden() : model_.PlaceHidden(hidden_);
+  batch_.may_record = true;
+  for (size_t last = mine.size() - 1; last < all.size(); last += mine.size())
+    if (all[last] != 0) batch_.may_record = false;
   for (int64_t pass = 0; pass < limit; ++pass) {
     if (pass > 0) Continue(pass);
     if (!SetGroups(all, pass, limit)) return;
-    Forward(ends_early_ && std::ssize(all) == kCounts * limit);
+    Forward(ends_early_ && std::ssize(all) == StrideOf(limit));
     batch_.hidden = model_.hidden();
+    batch_.may_record = true;
   }
 }
 

@@ -57,7 +57,8 @@ class ModelDrafter : public Drafter {
  public:
   // `max_rows`: of one pass. `max_saved_rows`: hidden rows that a sequence keeps while drafting is
   // off; a sequence with more is not drafted again. `ends_early`: a sequence gets no more drafts
-  // once they are probably wrong, if there is one attention group. Borrows `model`.
+  // once they are probably wrong, if there is one attention group and the model returns logits.
+  // Borrows `model`.
   ModelDrafter(DraftForward& model, int32_t page_size, int64_t max_rows, int64_t max_saved_rows,
                bool ends_early = false)
       : model_(model),
@@ -70,7 +71,7 @@ class ModelDrafter : public Drafter {
   }
 
   void Draft(std::span<const DraftPart> parts, int64_t limit) override;
-  bool catches_up() const override { return true; }
+  int64_t Backlog(const Sequence& sequence) const override;
 
  private:
   // A sequence that is drafted, and its row in hidden() after the last pass.
@@ -109,7 +110,8 @@ class ModelDrafter : public Drafter {
   const bool ends_early_;
   Sampler sampler_;
   ForwardBatch batch_;
-  // The hidden rows of the first pass, if it also takes saved ones. Else it takes the target's.
+  // The hidden rows of the first pass, if it also takes saved ones. Else it takes the target's. If
+  // any group takes saved ones, the pass is not recorded.
   bool takes_saved_ = false;
   std::vector<float> hidden_;  // [rows, H]
   std::vector<Chain> chains_;

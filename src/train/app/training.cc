@@ -9,6 +9,8 @@
 
 #include "comm/device/communicator.h"
 #include "core/error.h"
+#include "core/format.h"
+#include "model/families/family.h"
 #include "train/app/model_files.h"
 #include "train/app/step_log.h"
 #include "train/exchange/expert_exchange.h"
@@ -69,10 +71,13 @@ std::optional<fs::path> CheckpointToResume(const TrainingOptions& options) {
   return named;
 }
 
-// `mtp_layers`: of the run.
-void CheckMtpOnly(const TrainingOptions& options, int64_t mtp_layers) {
+void CheckMtpOnly(const TrainingOptions& options, const TrainedConfig& model) {
   if (!options.losses.mtp_only) return;
-  if (mtp_layers == 0)
+  const Family* family = FindFamily(model.config.architecture);
+  if (family != nullptr && !family->mtp)
+    throw Invalid("--train-only mtp: {} cannot draft with an MTP module; want {}",
+                  model.config.architecture, Joined(MtpArchitectures(), " or "));
+  if (model.mtp_layers == 0)
     throw Error(ErrorKind::kInvalid, "--train-only mtp: the model has no MTP module",
                 "add one with --mtp-layers 1");
   if (options.layout.pp > 1)
@@ -86,7 +91,7 @@ void CheckMtpOnly(const TrainingOptions& options, int64_t mtp_layers) {
 Setup Prepare(const TrainingOptions& options, Progress& progress) {
   Setup setup{.options = options};
   CheckSchedule(options.trainer.schedule);
-  CheckMtpOnly(options, ReadTrainedConfig(options).mtp_layers);
+  CheckMtpOnly(options, ReadTrainedConfig(options));
   setup.files = PrepareModelFiles(options);
   setup.options.layout = LayoutOf(options, setup.files.config);
   setup.resumed = CheckpointToResume(options);
