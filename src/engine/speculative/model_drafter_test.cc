@@ -26,6 +26,7 @@ class FakeDraft : public DraftForward {
     positions = batch.positions;
     decode_tokens = batch.decode_tokens;
     group_tokens = batch.group_tokens;
+    may_record.push_back(batch.may_record);
     given.clear();
     for (const int32_t row : batch.hidden_rows) given.push_back(batch.hidden[row * kWidth]);
     EXPECT_EQ(batch.only_logit_rows, !draws_tokens);
@@ -77,6 +78,7 @@ class FakeDraft : public DraftForward {
   std::vector<int32_t> tokens, positions;  // of the last pass
   int64_t decode_tokens = 0;
   std::vector<int64_t> group_tokens;
+  std::vector<bool> may_record;  // of each pass
   std::vector<float> given, target;
   std::map<int32_t, int32_t> slots;
 
@@ -188,6 +190,24 @@ TEST_F(ModelDrafterTest, HiddenRowsAreSavedWhileDraftingIsOff) {
   EXPECT_THAT(s->saved_hidden, IsEmpty());
 }
 
+// All groups record the same passes, and only some of them may have saved rows.
+TEST_F(ModelDrafterTest, APassWithSavedRowsIsNotRecorded) {
+  Make(/*mtp=*/true);
+  const auto s = AfterPrompt({10, 11, 12});
+  Append(*s, {20});
+  model->SetTarget(3, 100);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 1}}, 0);
+  EXPECT_EQ(drafter->Backlog(*s), 3);
+  Append(*s, {21});
+  model->SetTarget(1, 200);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 3, 1, true, 2}}, 2);
+  EXPECT_EQ(drafter->Backlog(*s), 0);
+  s->drafts.clear();
+  Append(*s, {22});
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 4, 1, true, 2}}, 2);
+  EXPECT_THAT(model->may_record, ElementsAre(false, true, true, true));
+}
+
 TEST_F(ModelDrafterTest, ASequenceWithMissingRowsIsNotDrafted) {
   Make(/*mtp=*/true, 1, 100, /*saved=*/3);
   const auto s = AfterPrompt({10, 11, 12});
@@ -199,6 +219,7 @@ TEST_F(ModelDrafterTest, ASequenceWithMissingRowsIsNotDrafted) {
   EXPECT_THAT(s->saved_hidden, IsEmpty());
   Append(*s, {22});
   drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 4, 1, true, 1}}, 1);
+  EXPECT_EQ(drafter->Backlog(*s), 0);  // it never catches up
   EXPECT_EQ(model->passes, 0);
   EXPECT_THAT(s->drafts, IsEmpty());
 }

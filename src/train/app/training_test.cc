@@ -229,6 +229,10 @@ TEST_F(TrainingTest, WhatCannotBeTrainedIsRefusedBeforeItBegins) {
               HasSubstr("no MTP module (add one with --mtp-layers 1)"));
   EXPECT_THAT(error([](auto* o) { o->losses.mtp_only = true, o->layout.pp = 2; }),
               HasSubstr("want --pp 1, not 2"));
+  std::ofstream(dir_ / "config.json") << testing::SmallConfig("qwen3_moe");
+  EXPECT_THAT(error([](auto* o) { o->losses.mtp_only = true, o->mtp_layers = 1; }),
+              HasSubstr("Qwen3MoeForCausalLM cannot draft with an MTP module; want "
+                        "DeepseekV3ForCausalLM or Glm4MoeForCausalLM"));
   EXPECT_FALSE(LatestCheckpoint(dir_ / "out").has_value());
 }
 
