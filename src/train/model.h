@@ -151,7 +151,7 @@ class Model {
   std::vector<std::unique_ptr<DecoderLayer<T>>> layers_;
   std::vector<MtpModule> mtp_;
   std::vector<std::string> mtp_prefixes_;  // of the modules' tensors
-  std::vector<int64_t> moe_index_;  // [layers] index into loads_, or -1
+  std::vector<int64_t> moe_index_;         // [layers] index into loads_, or -1
   std::vector<std::vector<float>> loads_;
 };
 

@@ -17,8 +17,8 @@ struct HeadLoss {
   TensorGroup tp = TensorGroup();
   // Returns the sum of -log softmax(x · Wᵀ)[target] over rows whose target is not Batch::kIgnored.
   // If dx [m, H] is not null, dx is written and the head's gradient, if it has one, is accumulated,
-  // both multiplied by `scale`. Ranks that share the vocabulary call it with the same rows. dx is then a partial
-  // sum, and the loss is that of this rank's share of the rows.
+  // both multiplied by `scale`. Ranks that share the vocabulary call it with the same rows. dx is
+  // then a partial sum, and the loss is that of this rank's share of the rows.
   double Run(const T* x, std::span<const int32_t> targets, T scale, T* dx, ThreadPool& pool) const;
 };
 
