@@ -7,13 +7,13 @@ import functools
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
 
+import check_reference
 import test_recorder
 from schema_generator import schemas
-from server import FIXTURES, ROOT, OtherNode, Server, free_port
+from server import FIXTURES, OtherNode, Server, free_port
 from test_checkpoints import logprobs
 from test_eplb import DP, EPLB, INT4, MOE_LAYERS, REDUNDANT, answers, eplb, metrics, settle, skewed
 from test_families import NAMES as FAMILIES
@@ -51,13 +51,6 @@ def where(ranks):
     pytest.skip(f"{ranks} GPUs are needed, {gpus()} were found")
 
 
-def check_reference(server, name, *others):
-    check = subprocess.run([sys.executable, ROOT / "tests/e2e/check_reference.py", "--url", server.url, FIXTURES / name,
-                            "--tolerance", "2e-4"], capture_output=True, text=True)
-    assert check.returncode == 0, check.stdout + check.stderr + server.text() + "".join(o.text() for o in others)
-    assert server.stop() == 0
-
-
 CASES = [(name, layout, backend, graphs) for name in NAMES for layout in LAYOUTS for backend in BACKENDS for graphs in GRAPHS]
 CASES += [(name, (4, 2), backend, "graphs") for name in NAMES for backend in DP_BACKENDS]
 CASES += [(name, layout, backend, "graphs") for name in NAMES for layout in EIGHT for backend in DP_BACKENDS]
@@ -75,7 +68,7 @@ def test_equals_transformers(case):
     flags = [*device, "--dtype", "float32", "--tp", tp, "--ep", ep, "--max-total-tokens", 4096, "--log-level", "warning",
              *{**BACKENDS, **DP_BACKENDS, **TWO_GROUPS}[backend], *GRAPHS[graphs]]
     with Server(FIXTURES / name, *flags, env=env) as server:
-        check_reference(server, name)
+        check_reference.check(server, FIXTURES / name)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -104,7 +97,7 @@ def test_two_hosts_equal_transformers(case):
     with OtherNode(FIXTURES / name, address, *flags, *second, env={**env, "NCCL_HOSTID": "second"}) as node1:
         with Server(FIXTURES / name, *flags, "--nnodes", 2, "--node-rank", 0, "--dist-init-addr", address,
                     env={**env, "NCCL_HOSTID": "first"}) as node0:
-            check_reference(node0, name, node1)
+            check_reference.check(node0, FIXTURES / name, node1)
             assert node1.wait() == 0
 
 

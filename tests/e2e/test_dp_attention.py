@@ -3,15 +3,14 @@ import array
 import base64
 import json
 import struct
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
 
 import pytest
 
-from server import FIXTURES, ROOT, Server, fails_to_start
+import check_reference
+from server import FIXTURES, Server, fails_to_start
 
 MODEL = FIXTURES / "qwen3_moe"
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
@@ -60,9 +59,8 @@ def routed(answer):
 
 
 def test_equals_transformers(server):
-    check = subprocess.run([sys.executable, ROOT / "tests/e2e/check_reference.py", "--url", server.url, MODEL,
-                            "--tolerance", "2e-4"], capture_output=True, text=True)
-    assert check.returncode == 0, check.stdout + check.stderr + server.text()
+    equal, report = check_reference.compare(server.url, MODEL, 2e-4)
+    assert equal, report + server.text()
 
 
 def test_many_requests_at_once_get_what_each_gets_alone(server):

@@ -4,11 +4,10 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 
+import check_reference
 from server import FIXTURES, ROOT, Server
 
 FOLDER = pathlib.Path(os.environ.get("SWITCHYARD_TEST_FAMILIES", ROOT / "tests/data/families"))
@@ -28,10 +27,7 @@ def check(name, folder, *flags, env=None):
     shutil.copytree(FOLDER / name, model)
     (model / "reference.json").write_text(json.dumps({"encode": [], "encode_special": [], "chat": []}))
     with Server(model, *FLAGS, *flags, env=env) as server:
-        done = subprocess.run([sys.executable, ROOT / "tests/e2e/check_reference.py", "--url", server.url, model,
-                               "--tolerance", "2e-4"], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr + server.text()
-        assert server.stop() == 0
+        check_reference.check(server, model)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

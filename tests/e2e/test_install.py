@@ -4,10 +4,10 @@ features of Switchyard.
 import pathlib
 import shutil
 import subprocess
-import sys
 
 import pytest
 
+import check_reference
 import server
 from test_cuda import gpus
 
@@ -62,10 +62,7 @@ def serve_and_check(program, monkeypatch, *flags):
     monkeypatch.setattr(server, "PROGRAM", str(program))
     fixture = server.FIXTURES / "qwen3_moe"
     with server.Server(fixture, "--dtype", "float32", *flags, "--max-total-tokens", 4096) as running:
-        check = subprocess.run([sys.executable, server.ROOT / "tests/e2e/check_reference.py", "--url", running.url, fixture,
-                                "--tolerance", "2e-4"], capture_output=True, text=True)
-        assert check.returncode == 0, check.stdout + check.stderr + running.text()
-        assert running.stop() == 0
+        check_reference.check(running, fixture)
 
 
 @pytest.mark.parametrize("flags", [("--moe-runner-backend", "plain_mlp"), ()], ids=["own-runner", "own-dispatcher-alone"])

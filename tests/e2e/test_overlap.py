@@ -2,11 +2,11 @@
 server without overlap when many requests are in flight."""
 import concurrent.futures
 import subprocess
-import sys
 
 import pytest
 
-from server import FIXTURES, PROGRAM, ROOT, Server
+import check_reference
+from server import FIXTURES, PROGRAM, Server
 
 LAYOUTS = {
     "none": ["--tp", 2, "--ep", 2],
@@ -23,25 +23,22 @@ SINGLE = {
 }
 
 
-def check_reference(name, *flags):
+def serve_and_check(name, *flags):
     with Server(FIXTURES / name, *FLAGS, *flags) as server:
-        check = subprocess.run([sys.executable, ROOT / "tests/e2e/check_reference.py", "--url", server.url, FIXTURES / name,
-                                "--tolerance", "2e-4"], capture_output=True, text=True)
-        assert check.returncode == 0, check.stdout + check.stderr + server.text()
-        assert server.stop() == 0
+        check_reference.check(server, FIXTURES / name)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
 def test_equals_transformers(name, layout):
-    check_reference(name, *LAYOUTS[layout], "--enable-two-batch-overlap")
+    serve_and_check(name, *LAYOUTS[layout], "--enable-two-batch-overlap")
 
 
 @pytest.mark.parametrize("flags", SINGLE)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
 def test_single_batch_overlap_equals_transformers(name, layout, flags):
-    check_reference(name, *LAYOUTS[layout], *SINGLE[flags])
+    serve_and_check(name, *LAYOUTS[layout], *SINGLE[flags])
 
 
 def answers(*flags, env=None):

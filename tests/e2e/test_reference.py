@@ -1,12 +1,10 @@
 """Serves each reference checkpoint over HTTP on each layout and backend. Tokens must equal those of transformers, and
 log-probabilities must agree to 2e-4 in float32.
 """
-import subprocess
-import sys
-
 import pytest
 
-from server import FIXTURES, ROOT, Server
+import check_reference
+from server import FIXTURES, Server
 
 NAMES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "deepseek_v3_fp8", "gpt_oss",
          "glm4_moe", "llama", "qwen3"]
@@ -47,8 +45,4 @@ CASES = [(name, layout, backend) for name in NAMES
 def test_equals_transformers(case):
     name, layout, backend = case
     with Server(FIXTURES / name, *flags(layout, backend)) as server:
-        check = subprocess.run([sys.executable, ROOT / "tests/e2e/check_reference.py", "--url", server.url, FIXTURES / name,
-                                "--tolerance", "2e-4"],
-                               capture_output=True, text=True)
-        assert check.returncode == 0, check.stdout + check.stderr + server.text()
-        assert server.stop() == 0
+        check_reference.check(server, FIXTURES / name)
