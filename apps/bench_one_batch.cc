@@ -231,7 +231,7 @@ void Report(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<
   if (!(out << rows.dump(2) << "\n")) throw Resource("--json {}: cannot be written", args.json);
 }
 
-// The plan's memory in full use, beside what became resident. A rank's cache and buffers are
+// Prints the planned memory in full use and the resident memory. A rank's cache and buffers are
 // resident once a batch has used them, so the cases must fill them for the figures to agree.
 void ReportMemory(const EngineConfig& config, const EnginePlan& plan, int64_t resident) {
   constexpr double kMiB = 1024.0 * 1024.0;

@@ -43,7 +43,7 @@ std::optional<ServeOptions> Parse(const std::vector<std::string>& words) {
   flag("--random-range-ratio", o.range_ratio,
        "Lengths are uniform in [ratio x maximum, maximum]; 1: all equal")
       .Range(0.0, 1.0);
-  flag("--request-rate", rate, "Requests per second (Poisson process); inf: all at once")
+  flag("--request-rate", rate, "Requests per second (Poisson process); inf: all at the same time")
       .Positive();
   flag("--max-concurrency", o.max_concurrency, "Maximum requests in flight; 0: no limit")
       .NonNegative();

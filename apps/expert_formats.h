@@ -8,9 +8,9 @@
 namespace switchyard {
 
 struct ExpertFormats {
-  std::set<WeightFormat> formats;          // of the stored weights
-  std::set<ActivationFormat> activations;  // of the rows that are multiplied with the weights
-  double bytes = 0;                        // of all routed experts of all layers
+  std::set<WeightFormat> formats;          // formats of the stored weights
+  std::set<ActivationFormat> activations;  // formats of the rows that are multiplied with them
+  double bytes = 0;                        // total of all routed experts of all layers
 };
 ExpertFormats ExpertFormatsOf(const ModelConfig& config);
 

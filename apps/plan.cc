@@ -1,5 +1,5 @@
-// `switchyard plan` ranks the layouts of a model on a cluster; `switchyard simulate` plays requests
-// over one.
+// `switchyard plan` ranks the layouts of a model on a cluster; `switchyard simulate` simulates
+// requests on one of them.
 #include "apps/plan.h"
 
 #include <fmt/core.h>

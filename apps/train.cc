@@ -83,7 +83,7 @@ class StopWatch {
             if (asked_) _exit(130);
             asked_ = true;
             progress.Say(
-                "stopping after this step; repeat the signal to stop at once, without saving");
+                "stopping after this step; repeat the signal to stop immediately, without saving");
           }
         }) {}
   ~StopWatch() {

@@ -87,7 +87,7 @@ std::vector<Ids> Prompts(const Args& args) {
 }
 
 struct Run {
-  double seconds = 0, decode_seconds = 0;  // of all requests; sum over requests
+  double seconds = 0, decode_seconds = 0;  // of the whole run; sum over requests
   int64_t tokens = 0, decode_tokens = 0;   // decode: without the first of each request
   std::vector<Ids> outputs;
   std::vector<Clock::time_point> first;  // output of a request
@@ -192,17 +192,18 @@ int main(int argc, char** argv) {
   app.Option("--text", a.text, "File whose lines begin the prompts");
   app.Option("--chats", a.chats, "File with a chat on each line, instead of --text");
   app.Option("--algorithm", a.algorithm, "NGRAM, NEXTN or STANDALONE");
-  app.Option("--steps", a.steps, "auto, or drafts of a step");
+  app.Option("--steps", a.steps, "Maximum drafts per request and step, or auto");
   app.Option("--draft", a.draft, "Draft model of STANDALONE");
-  app.Option("--batch", a.batch, "Requests at a time").Positive();
-  app.Option("--prompts", a.prompts, "The most prompts").Positive();
-  app.Option("--prompt", a.prompt, "Tokens of a paragraph").Positive();
+  app.Option("--batch", a.batch, "Number of concurrent requests").Positive();
+  app.Option("--prompts", a.prompts, "Maximum number of prompts").Positive();
+  app.Option("--prompt", a.prompt, "Prompt tokens taken from each paragraph").Positive();
   app.Option("--tokens", a.tokens, "Tokens of an output").Positive();
   app.Option("--tp", a.tp, "Number of ranks").Positive();
-  app.Option("--repeat", a.repeat, "Measured pairs of runs").Positive();
+  app.Option("--repeat", a.repeat, "Measured pairs of runs (with and without drafts)").Positive();
   app.Option("--temperature", a.temperature, "0: greedy");
-  app.Option("--simulate", a.simulate, "Simulated acceptance; -1: none");
-  app.Option("--repetitions", a.repetitions, "Times that a prompt has its paragraph").Positive();
+  app.Option("--simulate", a.simulate, "Simulated acceptance probability of a draft; -1: none");
+  app.Option("--repetitions", a.repetitions, "How often each prompt repeats its paragraph")
+      .Positive();
   if (const auto code = app.ParseMain(argc, argv)) return *code;
   try {
     bench::Bench(a);

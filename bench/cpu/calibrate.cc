@@ -285,7 +285,7 @@ class Calibration {
   }
 
   void Attention(plan::CostTable* t) {
-    t->decode_flops = t->latent_flops = 0;  // in the rates by bytes
+    t->decode_flops = t->latent_flops = 0;  // included in the rates by bytes
     t->decode_bytes.points.clear();
     t->prompt_flops.points.clear();
     t->attention_seconds = Add("attention", "1 row on 16 keys", Attend(1, 1, 1, 16), 0, 0);

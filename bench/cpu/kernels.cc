@@ -29,7 +29,7 @@ namespace {
 constexpr int64_t kHidden = 2048, kWidth = 1024, kExperts = 64, kTopK = 8, kVocabulary = 50304;
 constexpr int64_t kPoolBytes = int64_t{3} << 29;   // 1.5 GiB
 constexpr int64_t kReadBytes = int64_t{1} << 26;   // bytes read at a time between repetitions
-constexpr int64_t kScaleBytes = int64_t{1} << 26;  // room for the scales of the largest matrix
+constexpr int64_t kScaleBytes = int64_t{1} << 26;  // space for the scales of the largest matrix
 
 // A number format of weights and of the rows that are multiplied with them.
 struct Formats {
@@ -110,7 +110,7 @@ struct Bench {
   std::optional<WeightPool> weights;
   std::string filled_with;
   int64_t read_at = 0;     // position in `memory`
-  double bandwidth = 0.0;  // of plain reads during the last case
+  double bandwidth = 0.0;  // bandwidth of plain reads during the last case
 
   // Median seconds of several calls of f. Also sets `bandwidth`, from plain reads of the pool
   // between the calls.

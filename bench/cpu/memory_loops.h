@@ -1,4 +1,4 @@
-// Memory and cache bandwidth: reads and writes by all threads of a pool at once.
+// Memory and cache bandwidth: reads and writes by all threads of a pool concurrently.
 #pragma once
 
 #include <cstdint>

@@ -28,7 +28,7 @@ struct Bench {
   Device& device;
   const GpuMachine& machine;
   Report& report;
-  uint64_t key = 0;  // of the last graph
+  uint64_t key = 0;  // key of the last graph
   std::vector<std::shared_ptr<void>> memory;
 
   float* Floats(int64_t count) {

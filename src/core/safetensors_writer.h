@@ -22,7 +22,7 @@ class SafetensorsWriter {
   void SetMetadata(const std::string& key, std::string value) { metadata_[key] = std::move(value); }
 
   bool empty() const { return entries_.empty(); }
-  uint64_t data_bytes() const;  // of all tensors, without the header
+  uint64_t data_bytes() const;  // size of all tensors, without the header
 
   // Writes to a temporary file, syncs it, and renames it to `path`, so that readers of `path`
   // always see a complete file. Error kResource names the file and the reason; no partial file

@@ -100,7 +100,8 @@ ModelConfig ReadModelConfig(const EngineConfig& config);
 // memory before loading starts. Pages, requests and batches are those of one attention group.
 struct EnginePlan {
   ModelConfig model;
-  std::optional<ModelConfig> draft;  // of the draft model of speculative decoding, if there is one
+  std::optional<ModelConfig>
+      draft;  // configuration of the draft model of speculative decoding, if any
   DraftLimits drafts;
   int32_t max_forced = 0;        // RankEngine::Options::max_forced
   bool cuda = false;             // ranks compute on GPUs

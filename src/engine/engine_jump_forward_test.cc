@@ -141,7 +141,7 @@ TEST(JumpForwardPlan, IsOffOnGpus) {
   EXPECT_EQ(MakePlanOn(gpu, ReadModelConfig(config), config, 1).max_forced, 0);
 }
 
-// Drafts take the room of prompt rows, so buffers have the same sizes.
+// Drafts use the buffer rows of prompts, so buffers have the same sizes.
 TEST(JumpForwardPlan, NeedsNoMemory) {
   EngineConfig config = ConfigOf("qwen3_moe");
   const EnginePlan with = MakePlan(config);

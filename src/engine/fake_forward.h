@@ -132,7 +132,7 @@ class FakeForward : public ForwardFunction {
   }
 
   int64_t most_rows = 0, passes = 0, launched = 0, passes_with_logits = 0;
-  uint64_t fingerprint = 0;  // of all batches so far
+  uint64_t fingerprint = 0;  // hash of all batches so far
   int32_t poison = -1;       // a history that contains this token gives NaN
   std::string router_fault;  // the router fault of every sequence in a pass with NaN
   bool together = false;     // launches_together

@@ -19,7 +19,7 @@ class GroupExchange {
   GroupExchange(RankComm& comm, const RankLoopIo& io) : comm_(comm), io_(io) {}
 
   // Holds this group's answers until the next exchange. If all groups answer the same query, the
-  // exchange merges their answers into one. Outputs of group 0 are sent at once.
+  // exchange merges their answers into one. Outputs of group 0 are sent immediately.
   void Post(std::vector<EngineMessage> answers);
   // Collective over the world. `counts` describes this group's planned batch.
   void Run(const StepCounts& counts, bool has_work);

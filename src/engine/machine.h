@@ -1,4 +1,4 @@
-// The memory and the devices that a plan is made for: those of this host, or described ones.
+// Memory and devices for which a plan is made: those of this host, or of a described machine.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace switchyard {
 
-// What MakePlan needs to know of a host.
+// Properties of a host that MakePlan uses.
 struct Machine {
   bool cuda = false;    // ranks compute on GPUs
   bool hopper = false;  // the GPUs keep 4-bit experts packed
-  HostMemory memory;    // of the host, or of one rank's share of its GPU
-  int cpus = 1;         // that ranks of this host may use
+  HostMemory memory;    // the host's memory, or one rank's share of its GPU's memory
+  int cpus = 1;         // CPUs available to ranks of this host
 };
 
 // The machine of this process for these flags. Errors as from MakePlan.

@@ -30,8 +30,8 @@ namespace {
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 // Default cache size of a host without --max-total-tokens: a larger cache only delays startup.
 constexpr int64_t kDefaultKvBytes = int64_t{8} << 30;
-constexpr int32_t kDefaultRunningRequests = 256;  // of all attention groups
-constexpr int32_t kDefaultChunk = 2048;           // of all attention groups
+constexpr int32_t kDefaultRunningRequests = 256;  // over all attention groups
+constexpr int32_t kDefaultChunk = 2048;           // over all attention groups
 constexpr int32_t kLargestPage = 1024;
 constexpr int64_t kMaxBatchTokens = 1 << 20;
 

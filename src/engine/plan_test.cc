@@ -245,7 +245,7 @@ TEST(Plan, ExpertsMoveWhereThereAreSomeAndSomewhereToGo) {
   EXPECT_THAT(ErrorOf(other), HasSubstr("--eplb-min-rebalancing-utilization-threshold 2"));
   other = config;
   other.moe.num_redundant_experts = 1000;  // a rank would hold an expert twice
-  EXPECT_THAT(ErrorOf(other), HasSubstr("it would hold one twice"));
+  EXPECT_THAT(ErrorOf(other), HasSubstr("it would hold an expert twice"));
   other = config;
   other.model_path = fs::path(SWITCHYARD_TEST_DATA) / "fixtures/llama";
   EXPECT_NE(ErrorOf(other), "");

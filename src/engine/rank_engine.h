@@ -98,14 +98,14 @@ class RankEngine {
     std::vector<int32_t> eos_token_ids;
     uint64_t random_seed = 0;
     int64_t max_logit_rows = 0;  // 0: MaxLogitRows
-    // Speculative decoding: the most drafts of a sequence in a step, and their source, which
-    // outlives the engine. Null: none. With a drafter, steps are not launched ahead, and the engine
-    // reads all logits on the host.
+    // Speculative decoding: maximum number of drafts of a sequence in a step, and their source,
+    // which outlives the engine. Null: none. With a drafter, steps are not launched ahead, and the
+    // engine reads all logits on the host.
     int32_t max_drafts = 0;
     Drafter* drafter = nullptr;
     bool adapt_drafts = false;  // the number of drafts follows draft_pace
-    // The most drafts that the grammar of a sequence forces in a step (GrammarDrafter); 0: none.
-    // They precede those of `drafter`. Not used if the model draws.
+    // Maximum number of drafts that the grammar of a sequence forces in a step (GrammarDrafter); 0:
+    // none. They precede those of `drafter`. Not used if the model samples.
     int32_t max_forced = 0;
     // If not negative: the probability with which a draft counts as equal to the sampled token, for
     // benchmarks. Outputs are then those of the drafts.
@@ -150,11 +150,13 @@ class RankEngine {
   std::optional<PrefillPace> prefill_pace() const;
   // The selection of the number of drafts; nullopt if it is fixed.
   std::optional<DraftPace> draft_pace() const;
-  int32_t draft_limit() const;  // the most drafts of a sequence now; 0 without a drafter
+  int32_t draft_limit()
+      const;  // current maximum number of drafts of a sequence; 0 without a drafter
   std::span<const int64_t> accepted_drafts() const;  // EngineStats::accepted_by_position
   int64_t running() const;                           // requests
-  // Whether the rows that the draft model has missed are at most the tokens that remain to
-  // generate. Otherwise drafts would save less time than these rows take.
+  // Whether the draft model's backlog (rows that it has not computed) is at most the number of
+  // tokens still to generate. With a larger backlog, drafts would save less time than these rows
+  // take.
   bool DraftsPayBacklog() const;
   StepOutputs Step() {
     Plan();
@@ -172,8 +174,8 @@ class RankEngine {
 
 // The loop of one rank. The leader receives messages through `receive` (blocking up to its argument
 // in milliseconds), broadcasts them to all ranks, and sends the answers of all attention groups
-// through `send`. Loads the model first (the leader sends progress and RankReady). Runs on thread
-// ranks and process ranks alike. Returns after Shutdown. An Error on any rank aborts the arena and
+// through `send`. Loads the model first (the leader sends progress and RankReady). Runs on both
+// thread ranks and process ranks. Returns after Shutdown. An Error on any rank aborts the arena and
 // is rethrown. If the arena has epochs, a rank that another one has aborted waits for the next
 // epoch with its weights, and serves again.
 struct RankLoopIo {

@@ -103,7 +103,7 @@ TEST(RankEngineGrammar, OtherRequestsAreNotConstrained) {
   EXPECT_EQ(rig.seen[3].new_tokens, Alone(With(2, Greedy(3, Count(5, 20)))).new_tokens);
 }
 
-// A device draws with masks that the host computes while the pass runs.
+// The device samples with masks that the host computes while the pass runs.
 TEST(RankEngineGrammar, LaunchedPassesGiveTheSameOutputs) {
   for (const bool overlap : {true, false}) {
     RankEngine::Options options = Roomy();

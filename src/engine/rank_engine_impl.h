@@ -51,7 +51,7 @@ struct RankEngine::Impl {
     int64_t rows = 0, end = 0;  // the rows of positions [end − rows, end)
     size_t logit_rows = 0;
     bool decoding = false;
-    size_t drafts = 0;  // of the rows, the last ones
+    size_t drafts = 0;  // the last `drafts` of the rows are drafts
   };
   // Whether the planned batch needs its logits on the host.
   bool NeedsLogits() const;
@@ -88,7 +88,7 @@ struct RankEngine::Impl {
   void ProposeDrafts(std::span<const Part> pass);
   // The open sequences of a pass, with the drafts that grammars force.
   std::vector<DraftPart> ProposeForced(std::span<const Part> pass);
-  // The most drafts that the sequence can use in its next step, at most `limit`.
+  // Maximum number of drafts that the sequence can use in its next step, at most `limit`.
   int64_t WantedDrafts(const Sequence& sequence, int64_t limit) const;
   // `first_row`: the part's first row in the batch.
   void AppendRoutedExperts(Sequence& sequence, const Part& part, int64_t first_row);
@@ -98,7 +98,7 @@ struct RankEngine::Impl {
   void AppendPooled(Sequence& sequence, Sequence::RowRange rows, std::span<const float> own) const;
   void FinishPooled(Sequence& sequence);
   void SampleToken(Sequence& sequence, const Rows& own);
-  // nullopt if penalties, biases and the grammar leave no token.
+  // Returns nullopt if penalties, biases and the grammar exclude all tokens.
   std::optional<int32_t> Draw(Sequence& sequence, const Rows& own);
   static std::string WhyNoToken(const Sequence& sequence);
   // `length`: of the sequence, `token` included.
@@ -125,7 +125,7 @@ struct RankEngine::Impl {
   std::map<uint64_t, Sequence> table;   // open requests; nodes have stable addresses
   std::vector<RequestOutput> answers;   // returned at the end of the next step
   std::span<const ScheduledRows> plan;  // the scheduler's, valid between Plan and Run
-  std::vector<Part> parts;              // of the planned batch
+  std::vector<Part> parts;              // parts of the planned batch
   // The last launched pass, until its tokens are collected.
   struct LaunchedPass {
     uint64_t pass = 0;
@@ -134,14 +134,15 @@ struct RankEngine::Impl {
   std::optional<LaunchedPass> launched;
   uint64_t last_pass = 0;           // the number of the last pass
   bool forwards = false;            // whether the model's Forward runs now
-  TokenMasks masks;                 // of the pass that draws next
+  TokenMasks masks;                 // masks of the next pass that samples tokens
   ForwardBatch batch;               // reused between steps to keep its allocations
   std::vector<std::string> faults;  // [sequences] of the last pass, or empty
   EngineStats counters;
   GrammarDrafter grammar_drafter;
   const int64_t max_forced;   // 0: grammars force no drafts
   int64_t open_grammars = 0;  // open requests with a grammar
-  int64_t draft_limit;        // the most drafts of a sequence; at most options.max_drafts
+  int64_t
+      draft_limit;  // current maximum number of drafts of a sequence; at most options.max_drafts
   // Counters for --decode-log-interval.
   int64_t decode_steps = 0, logged_tokens = 0;
   std::chrono::steady_clock::time_point last_log = std::chrono::steady_clock::now();

@@ -213,7 +213,8 @@ TEST(RankEngineSpeculative, SimulatedAcceptanceDecidesByItself) {
   EXPECT_EQ(none.engine.Stats().accepted_tokens, 0);
 }
 
-// A request that repeats itself gets several tokens per step without any weights.
+// With n-gram drafts, a request with a repetitive output gets several tokens per step, without a
+// draft model.
 TEST(RankEngineSpeculative, NgramsOfAFixedOutputAreAccepted) {
   NgramDrafter drafter;
   EngineRequest request = Greedy(1, Count(4), 60);

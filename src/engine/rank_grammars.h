@@ -15,7 +15,7 @@
 
 namespace switchyard {
 
-// Owned by the rank's engine, used by the rank's thread. Grammars are read on threads of their own,
+// Owned by the rank's engine, used by the rank's thread. Grammars are read on separate threads,
 // while the prompt is computed. All ranks of a group wait for a grammar at the same point, so the
 // time that it takes changes no decision.
 class RankGrammars {
@@ -58,7 +58,7 @@ class SequenceGrammar {
   RankGrammars::Pending compiled_;
   std::vector<int32_t> accepted_;
   std::optional<GrammarMatcher> matcher_;
-  std::vector<uint32_t> next_mask_;  // of the next token, if Forced has filled it; else empty
+  std::vector<uint32_t> next_mask_;  // mask of the next token, if Forced has filled it; else empty
   bool forces_ = true;               // false: Forced returns nothing
   std::string failure_;
 };

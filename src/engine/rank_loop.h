@@ -14,8 +14,8 @@ namespace switchyard {
 // group has work, the leader blocks in `receive` and the other ranks wait for it. `recorder`
 // handles RecordExperts and GetExpertLoad, `eplb` handles RebalanceExperts and GetEplb, `profiler`
 // handles StartProfile and StopProfile and records the steps. If a handler is null, its messages
-// are refused. An error aborts the arena before it is rethrown. So the other ranks stop at once,
-// although destructors may have to wait for loading or planning threads.
+// are refused. An error aborts the arena before it is rethrown. So the other ranks stop
+// immediately, although destructors may have to wait for loading or planning threads.
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
                    ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr,
                    profile::Profiler* profiler = nullptr);

@@ -142,7 +142,7 @@ struct TokenLogprob {
   float logprob = 0.0f;
 };
 struct PositionLogprobs {
-  float logprob = 0.0f;  // of the token at this position; NaN at the first prompt position
+  float logprob = 0.0f;  // logprob of the token at this position; NaN at the first prompt position
   int32_t token = 0;
   int32_t rank = 0;                 // rank of the token in the vocabulary, from 1; 0 if not
                                     // requested
@@ -179,12 +179,12 @@ struct RequestOutput {
   FinishReason finish = FinishReason::kNone;
   int32_t matched = -1;  // the stop token id of kStop
   int32_t prompt_tokens = 0;
-  int32_t cached_tokens = 0;  // of the prompt, taken from the radix cache
+  int32_t cached_tokens = 0;  // prompt tokens taken from the radix cache
   // Time from the arrival at the rank to the first admission; −1: not admitted. It has no effect on
   // scheduling, so it may differ between ranks.
   float queue_seconds = -1;
   DraftCounts drafts;  // of speculative decoding
-  DraftCounts forced;  // of jump-forward decoding: drafts that the grammar forces
+  DraftCounts forced;  // drafts of jump-forward decoding, which the grammar forces
   std::vector<PositionLogprobs>
       input_logprobs;  // with the first output, positions start .. prompt end
   std::vector<PositionLogprobs> output_logprobs;  // one for each new token
@@ -196,7 +196,7 @@ struct RequestOutput {
   // output, or the mean over all tokens, before activation and normalization.
   std::vector<float> pooled;
   std::string error;                            // of kError
-  ErrorKind error_kind = ErrorKind::kResource;  // of kError; kInvalid: the client's fault
+  ErrorKind error_kind = ErrorKind::kResource;  // for kError; kInvalid: the client's fault
 };
 
 struct EngineStats {  // of one attention group
@@ -228,7 +228,7 @@ struct RecordResult {
   uint64_t ticket = 0;
   // For kStart and kStop: whether the recording state changed.
   bool changed = false;
-  ExpertDump dump;  // of kDump; kStart and kStop use only `error`
+  ExpertDump dump;  // result of kDump; kStart and kStop use only `error`
 };
 struct ExpertLoadReport {
   uint64_t ticket = 0;
@@ -249,13 +249,13 @@ enum class ProfileOutcome : uint8_t {
 struct ProfileReport {  // the answer to StartProfile and StopProfile
   uint64_t ticket = 0;
   ProfileOutcome outcome = ProfileOutcome::kDone;
-  profile::Result result;  // of all ranks; after kDone of StopProfile, `error` is empty
+  profile::Result result;  // files of all ranks; after kDone of StopProfile, `error` is empty
 };
 struct StepOutputs {
   std::vector<RequestOutput> outputs;
 };
 struct RankReady {          // the leader's first message: model loaded, cache allocated
-  int64_t total_pages = 0;  // of each attention group
+  int64_t total_pages = 0;  // per attention group
   int32_t page_size = 1;
   int32_t max_running_requests = 0;
   int64_t context_length = 0;

@@ -10,7 +10,7 @@ constexpr int64_t kLogitRowCost = 4;
 // A step has a heartbeat in each layer, so even a rank that is several times slower than before has
 // one within its time for a whole step.
 constexpr double kMargin = 2;
-constexpr double kDecay = 0.98;  // of the slowest step, for each later one
+constexpr double kDecay = 0.98;  // factor on the slowest step for each later step
 
 void ToSlowest(double* slowest, double now) { *slowest = std::max(now, *slowest * kDecay); }
 

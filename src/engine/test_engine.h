@@ -59,7 +59,7 @@ inline EngineRequest RequestOf(uint64_t i, int32_t vocab) {
 
 using Outputs = std::map<uint64_t, RequestOutput>;
 
-// All requests at once; so they are batched, and some wait or are retracted.
+// Submits all requests at the same time, so they are batched, and some wait or are retracted.
 inline Outputs RunAll(Engine& engine, uint64_t count,
                       const std::function<EngineRequest(uint64_t, int32_t)>& request = RequestOf) {
   std::mutex mutex;

@@ -27,7 +27,7 @@ class ThreadEngine {
   uint64_t Submit(EngineRequest request, Engine::Callback on_output);
   void Abort(uint64_t id);
   void Tell(ControlMessage message);  // a message without an answer, such as DefineGrammar
-  std::vector<EngineStats> Stats();   // of each attention group
+  std::vector<EngineStats> Stats();   // one entry per attention group
   bool FlushCache();                  // FlushResult::done
 
  private:

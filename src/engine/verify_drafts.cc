@@ -1,4 +1,5 @@
-// Speculative decoding: a decode step with drafts samples as many tokens as the drafts allow.
+// Speculative decoding: verification of drafts. A decode step samples tokens up to the first one
+// that differs from its draft.
 #include <algorithm>
 #include <utility>
 

@@ -9,7 +9,7 @@
 namespace switchyard {
 
 // Divides `load` [experts] (whole tokens) over replicas. `shares` [slots] sum to each expert's load
-// and minimize the load of the fullest bin, which is returned. `bin_of` [slots]: −1 for an unused
+// and minimize the maximum load of a bin, which is returned. `bin_of` [slots]: −1 for an unused
 // slot; every expert with load has a slot. `offset`, not negative: selects which of several equally
 // good replicas is filled first (as in WaterFilling).
 //

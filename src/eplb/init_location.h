@@ -13,7 +13,7 @@ namespace switchyard {
 
 struct InitLocation {
   std::string location = "trivial";  // --init-expert-location
-  int64_t num_layers = 0;            // of the model, including dense layers
+  int64_t num_layers = 0;            // layers of the model, including dense layers
   int num_logical = 0;
   int redundant = 0;               // --ep-num-redundant-experts
   std::string algorithm = "auto";  // --eplb-algorithm, for a recorded distribution

@@ -106,7 +106,7 @@ bool LayerPlan::SwapFromHeaviest(int heavy) {
       if (solo_[i] == kInfinite) continue;
       for (int j = slots(bin).begin; j < slots(bin).end; ++j) {
         const double change = solo_[i] - solo_[j];        // −infinite: no gain
-        const double gain = 2 * change * (gap - change);  // of the sum of squares
+        const double gain = 2 * change * (gap - change);  // reduction of the sum of squares
         if (gain <= best) continue;
         best = gain;
         from = i, to = j, to_bin = bin;

@@ -45,9 +45,9 @@ class LayerPlan {
   bool Holds(int bin, int32_t expert) const;
   int Heaviest() const;
 
-  // Swaps experts without replicas between the fullest bin and other bins. Each swap is the one
-  // that lowers the sum of squared bin loads most. Stops when no swap lowers it, the fullest bin is
-  // within `tolerance` of the mean, or `budget` swaps are done. Returns the number of swaps.
+  // Swaps experts without replicas between the most loaded bin and other bins. Each swap is the one
+  // that reduces the sum of squared bin loads most. Stops when no swap reduces it, the most loaded
+  // bin is within `tolerance` of the mean, or `budget` swaps are done. Returns the number of swaps.
   int ImproveBySwaps(double tolerance, int budget);
 
  private:

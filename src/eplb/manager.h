@@ -20,7 +20,7 @@
 namespace switchyard {
 
 struct EplbShape {
-  int layers = 0;     // of the model, including dense layers
+  int layers = 0;     // layers of the model, including dense layers
   int experts = 0;    // logical
   int redundant = 0;  // physical experts beyond the logical ones
   int groups = 1;     // expert groups of group-limited routing (n_group)

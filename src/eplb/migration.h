@@ -23,7 +23,7 @@ struct MigrationOptions {
   // Timeout without progress on any rank. At least Migration::kMinStalledSteps passes must also
   // have run without progress, because a pass may take long.
   std::chrono::duration<double> patience{60};
-  RankTopology topology;  // of the ranks that exchange experts
+  RankTopology topology;  // the ranks that exchange experts
 };
 
 struct LayerMove {

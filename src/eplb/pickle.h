@@ -27,10 +27,10 @@ class Pickle {
   };
   struct Value {
     Kind kind = Kind::kNone;
-    int64_t number = 0;  // of kBool and kInt
-    std::string text;    // of kText and kGlobal
+    int64_t number = 0;  // value of kBool and kInt
+    std::string text;    // value of kText and kGlobal
     std::vector<uint32_t> items;
-    std::vector<std::pair<uint32_t, uint32_t>> entries;  // of kDict: key, value
+    std::vector<std::pair<uint32_t, uint32_t>> entries;  // for kDict: key, value
   };
 
   // Error kInvalid for truncated input, an unsupported operation or an operand that does not exist.

@@ -13,7 +13,7 @@ namespace {
 constexpr double kNodePrice = 4;   // as YardOptions::node_price
 constexpr double kMinGain = 0.01;  // as YardOptions::least_gain
 
-// Load of the fullest rank in rows, summed over the steps.
+// Rows of the most loaded rank, summed over the steps.
 double FullestRows(const LoadHistory& history, int layer, EpDispatchAlgorithm dispatch,
                    const RankTopology& topology, const Placement& placement) {
   const ExpertLocation location(placement);

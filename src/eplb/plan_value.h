@@ -12,12 +12,12 @@ constexpr double kRowsPerExpert = 64;
 
 // Finds the layers of `*plan` whose moves gain less than they cost, and resets them to their
 // placement in `previous`. Returns the number of layers reset. Per layer, over the recorded steps:
-//   gain   reduction of the fullest rank's rows, summed over the steps
+//   gain   reduction of the most loaded rank's rows, summed over the steps
 //   cost   kRowsPerExpert rows per expert received (four times that from other nodes) / ranks,
-//          plus two standard deviations of the fullest rank's count: a plan that only fits the
-//          noise of few tokens gains nothing later
+//          plus two standard deviations of the most loaded rank's count: a plan that only fits
+//          the noise of few tokens gains nothing later
 // A layer is also reset if its gain is below 1 % of the time of all passes. The time of a pass
-// counts as the rows of its fullest rank, plus kRowsPerExpert for reading the weights of one
+// counts as the rows of its most loaded rank, plus kRowsPerExpert for reading the weights of one
 // expert. `passes`: number of passes in the history. With dispatch `fake` no layer is reset, since
 // its loads do not depend on the placement. Pure. Both placements are valid for `topology` and have
 // the history's layers and experts.

@@ -65,7 +65,7 @@ TEST(PlannerTest, SaysWhatIsWrong) {
             "or yard");
   EXPECT_EQ(error("yard", {.ranks = 4, .nodes = 3}, 8), "4 ranks are not divisible by 3 nodes");
   EXPECT_EQ(error("yard", {.ranks = 4}, 40),
-            "rank 0 has 10 slots for 8 experts; it would hold one twice");
+            "rank 0 has 10 slots for 8 experts: it would hold an expert twice");
   RankTopology half{.ranks = 4};
   half.active = {1, 1, 0, 0};
   EXPECT_EQ(error("yard", half, 12),

@@ -19,7 +19,7 @@
 namespace switchyard {
 
 struct ExpertRecorderShape {
-  int layers = 0;   // of the model, including dense layers, whose counts stay 0
+  int layers = 0;   // layers of the model; dense layers are included, and their counts stay 0
   int experts = 0;  // logical
   int top_k = 0;
   int redundant = 0;               // physical experts beyond the logical ones
@@ -111,7 +111,7 @@ class ExpertRecorder : public RoutingObserver {
   const int physical_;  // slots of all ranks, including dispatched shared experts
   const bool by_dispatch_, by_token_;
   const std::vector<int32_t> owner_;              // [physical] EP rank
-  const std::vector<int32_t> local_to_physical_;  // of this rank's experts
+  const std::vector<int32_t> local_to_physical_;  // physical expert of each of this rank's experts
   SlotMap slots_;                                 // for passes that begin from now on
 
   bool recording_ = false;

@@ -40,7 +40,7 @@ std::vector<T> Permuted(const std::vector<T>& values, const std::vector<size_t>&
   return out;
 }
 
-struct Tokens {  // of all ranks, ordered by step, attention group and row
+struct Tokens {  // tokens of all ranks, ordered by step, attention group and row
   std::vector<int32_t> step, positions, topk_ids;
   std::vector<int64_t> request_ids;
 };

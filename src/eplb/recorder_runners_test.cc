@@ -83,7 +83,7 @@ struct Setting {
 struct Counted {
   RowCounts rows;                  // [slots]
   std::vector<int64_t> rank_rows;  // [world] over all slots of a rank; fused: none
-  std::vector<ExpertLoad> loads;   // of mode stat, and of stat_approx if supported
+  std::vector<ExpertLoad> loads;   // of mode stat; also of stat_approx if supported
 };
 
 std::shared_ptr<MoeBackends> CountingBackends(const Setting& c, RowCounts* rows,

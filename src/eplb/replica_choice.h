@@ -35,7 +35,8 @@ struct ChoiceKey {
   int64_t token = 0;            // its position in the sequence, or another stable index
 };
 int32_t DynamicReplica(std::span<const int32_t> replicas, const ChoiceKey& key);
-// Different slots for the top-k entries of a token, if there are enough. `physical`: slot count.
+// `fake` dispatch: selects different slots for the top-k entries of a token, if there are enough
+// slots. `physical`: slot count.
 int32_t FakeExpert(int32_t physical, const ChoiceKey& key);
 
 // Divides the tokens of a batch over slots. Single-threaded. Caches per-layer state of a placement

@@ -40,8 +40,9 @@ class Matcher {
   std::vector<int> sends_;                          // [ranks] so far
 };
 
-// Puts each transfer into the first batch with room: a greedy edge coloring of the graph of ranks.
-// The number of batches is less than twice the number of transfers of the busiest rank.
+// Puts each transfer into the first batch in which both ranks are free: a greedy edge coloring of
+// the graph of ranks. The number of batches is less than twice the number of transfers of the
+// busiest rank.
 std::vector<std::vector<Transfer>> ColorIntoBatches(const std::vector<Transfer>& all, int ranks) {
   std::vector<std::vector<Transfer>> batches;
   std::vector<std::vector<int>> peer;      // [batches][ranks]; −1: none yet

@@ -66,8 +66,8 @@ void ValidateTopology(const RankTopology& topology, int physical, int logical) {
   for (const RankSlots& slots : LivingSlots(topology, physical)) {
     places += slots.size();
     if (slots.size() > logical)
-      throw Invalid("rank {} has {} slots for {} experts; it would hold one twice", slots.rank,
-                    slots.size(), logical);
+      throw Invalid("rank {} has {} slots for {} experts: it would hold an expert twice",
+                    slots.rank, slots.size(), logical);
   }
   if (places < logical)
     throw Invalid("{} experts do not fit; {} of {} ranks are alive and have {} slots", logical,

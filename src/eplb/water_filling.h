@@ -18,7 +18,7 @@ namespace switchyard {
 // water-filling, with all others fixed. Sweeps alternate forward and backward. This minimizes the
 // sum of squared bin loads, which is convex with constraints separable by expert, so the iteration
 // converges to its unique minimum (P. Tseng, 2001). That division also has the least maximum load:
-// if the fullest bin could be relieved, the sum of squares would decrease. So the iteration
+// if the most loaded bin could be relieved, the sum of squares would decrease. So the iteration
 // converges to the exact optimum (exact_balance.h); `sweeps` bounds the distance from it.
 class WaterFilling {
  public:
@@ -34,8 +34,8 @@ class WaterFilling {
   void Reset(int num_bins, int num_experts, std::span<const int32_t> bin_of,
              std::span<const int32_t> expert_of, int offset = 0);
 
-  // Returns the load of the fullest bin. `load` [experts], not negative. Stops before `sweeps` if
-  // no bin exceeds the mean by more than the fraction `tolerance`.
+  // Returns the load of the most loaded bin. `load` [experts], not negative. Stops before `sweeps`
+  // if no bin exceeds the mean by more than the fraction `tolerance`.
   double Fill(std::span<const double> load, int sweeps, double tolerance = 0);
 
   std::span<const double> bin_loads() const { return bins_; }  // [bins] after Fill
@@ -52,7 +52,7 @@ class WaterFilling {
   void FillExpert(const Replicated& group, double load);
   void PrepareForest();
 
-  std::vector<Replica> replicas_;  // of replicated experts, grouped
+  std::vector<Replica> replicas_;  // replicas of replicated experts, grouped by expert
   std::vector<Replicated> replicated_;
   std::vector<Replica> single_;                    // [experts]; bin −1: replicated, or no slot
   std::vector<double> filled_;                     // [replicas_]

@@ -17,7 +17,7 @@ constexpr int kSweeps = 4;       // per scenario; an approximate optimum suffice
 constexpr double kEven = 0.005;  // bins this close to the mean count as even
 
 // Tolerances of a repair. slack: excess load at which replicas move to an expert. even: swaps stop
-// when the fullest bin is this close to the mean.
+// when the most loaded bin is this close to the mean.
 struct Repair {
   double slack, even;
 };

@@ -88,7 +88,7 @@ std::shared_ptr<const CompiledGrammar> CompileGrammar(const GrammarSource& sourc
         std::make_unique<const CompiledGrammar::Impl>(CompiledGrammar::Impl{std::move(compiled)}));
   } catch (const Error&) {
     throw;
-  } catch (const std::exception& e) {  // of the library, or std::bad_alloc
+  } catch (const std::exception& e) {  // from XGrammar, or std::bad_alloc
     throw Invalid("the grammar cannot be compiled: {}", e.what());
   }
 }

@@ -19,7 +19,7 @@ namespace switchyard {
 struct GrammarLimits {
   size_t source_bytes = size_t{256} << 10;
   std::chrono::milliseconds time{10'000};
-  size_t mask_bytes = size_t{256} << 20;  // of the compiled grammar's token masks
+  size_t mask_bytes = size_t{256} << 20;  // limit for the compiled grammar's token masks
 };
 
 // A grammar that is ready for the ranks. `id` is unique in the process.
@@ -50,7 +50,7 @@ class GrammarCache {
   // Throws the errors of CompileGrammar.
   std::shared_ptr<const ReadyGrammar> Get(const GrammarSource& source);
 
-  size_t bytes() const;      // of the cached grammars
+  size_t bytes() const;      // size of the cached grammars
   int64_t compiled() const;  // number of compilations so far
 
  private:

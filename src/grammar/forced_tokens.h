@@ -10,14 +10,14 @@ namespace switchyard {
 
 // A guess of the next tokens, at most `most`. The forced text is split into the longest tokens of
 // the vocabulary, from left to right, as most tokenizers split most texts. The model may split it
-// in another way. The last token is left out if the grammar also allows a token that begins with it
-// and goes on. Tokens without text are included if they are the only ones allowed. Stop tokens are
+// in another way. The last token is left out if the grammar also allows a longer token that begins
+// with it. Tokens without text are included if they are the only ones allowed. Stop tokens are
 // never included.
 //
-// Leaves the matcher in its state, unless it throws the errors of GrammarMatcher. If no token is
-// returned, `mask` is the mask of the next token [MaskWords(vocab)], or empty: it was not needed,
-// or it allows no token. Empty for a grammar with budgets: XGrammar does not take back that a rule
-// ended at its budget.
+// Does not change the matcher's state, unless it throws the errors of GrammarMatcher. If no token
+// is returned, `mask` is the mask of the next token [MaskWords(vocab)], or empty: it was not
+// needed, or it allows no token. Empty for a grammar with budgets, because XGrammar cannot roll
+// back the end of a rule at its budget.
 std::vector<int32_t> ForcedTokens(GrammarMatcher& matcher, int64_t most,
                                   std::vector<uint32_t>* mask);
 

@@ -1,4 +1,5 @@
-// The conjunction of schemas: entries of allOf, and keywords beside $ref, anyOf and oneOf.
+// The conjunction of schemas: entries of allOf, and keywords in the same schema as $ref, anyOf or
+// oneOf.
 #include <algorithm>
 #include <array>
 #include <set>

@@ -188,7 +188,8 @@ SchemaJson SchemaRewriter::RewriteValues(const SchemaJson& schema, const std::st
   const SchemaJson rest = Without(schema, {"enum", "const", "type"});
   const char* keyword = schema.contains("const") ? "const" : "enum";
   if (!rest.empty())
-    throw SchemaError(path, "{} beside {} is not supported", rest.items().begin().key(), keyword);
+    throw SchemaError(path, "{} together with {} is not supported", rest.items().begin().key(),
+                      keyword);
   const std::vector<std::string> types = TypesOf(schema, path);
   SchemaJson kept = SchemaJson::array();
   for (const SchemaJson& value : ValuesOf(schema, path)) {

@@ -90,7 +90,7 @@ class SchemaRewriter {
 
   const SchemaJson& root_;
   RewrittenSchema out_;
-  std::map<std::string, std::string> names_;  // of definitions, by reference
+  std::map<std::string, std::string> names_;  // names of definitions, by reference
   std::vector<std::string> queue_;            // references that are not rewritten yet
   std::vector<OneOf> one_ofs_;
   int nodes_ = 0, depth_ = 0;

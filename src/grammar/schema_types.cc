@@ -59,11 +59,11 @@ SchemaJson RewriteString(const Context& in) {
     if (!in.Has(keyword)) continue;
     if (!in[keyword].is_string()) throw in.Refused("{} is not a string", keyword);
     if (least > 0 || most < kMaxCount)
-      throw in.Refused("{} beside {} is not supported", least > 0 ? "minLength" : "maxLength",
-                       keyword);
+      throw in.Refused("{} together with {} is not supported",
+                       least > 0 ? "minLength" : "maxLength", keyword);
   }
   if (in.Has("pattern") && in.Has("format"))
-    throw in.Refused("pattern beside format is not supported");
+    throw in.Refused("pattern together with format is not supported");
   if (in.Has("format")) {
     const auto format = in["format"].get<std::string>();
     const std::string pattern = PatternOfFormat(format, in.path);
@@ -193,7 +193,7 @@ SchemaJson Properties(const Context& in) {
     if (schema == false) {
       if (in.Has("additionalProperties") && in["additionalProperties"] != false)
         throw in.Refused(
-            "properties: the schema false is not supported beside "
+            "properties: the schema false is not supported together with "
             "additionalProperties, here {}",
             name);
       continue;
@@ -210,9 +210,9 @@ SchemaJson RewriteNamedByPattern(const Context& in) {
   const bool patterns = in.Has("patternProperties");
   const char* keyword = patterns ? "patternProperties" : "propertyNames";
   if (in.Has("properties") && in["properties"] != SchemaJson::object())
-    throw in.Refused("{} beside properties is not supported", keyword);
+    throw in.Refused("{} together with properties is not supported", keyword);
   if (in.Has("required") && in["required"] != SchemaJson::array())
-    throw in.Refused("{} beside required is not supported", keyword);
+    throw in.Refused("{} together with required is not supported", keyword);
   if (!patterns) {
     SchemaJson names = in["propertyNames"];
     if (names.is_object() && !names.contains("type") && !names.contains("$ref"))
@@ -227,17 +227,18 @@ SchemaJson RewriteNamedByPattern(const Context& in) {
     for (const char* other : {"additionalProperties", "unevaluatedProperties"}) {
       if (!in.Has(other)) continue;
       if (in[other] == false)
-        throw in.Refused("propertyNames beside {} false allows no property", other);
+        throw in.Refused("propertyNames together with {} false allows no property", other);
       out["additionalProperties"] = in.Rewrite(other);
       break;
     }
     return out;
   }
   if (in.Has("propertyNames"))
-    throw in.Refused("propertyNames beside patternProperties is not supported");
+    throw in.Refused("propertyNames together with patternProperties is not supported");
   if (!in["patternProperties"].is_object()) throw in.Refused("patternProperties is not an object");
   if (in.Has("additionalProperties") && in["additionalProperties"] != false)
-    throw in.Refused("additionalProperties beside patternProperties is only supported if false");
+    throw in.Refused(
+        "additionalProperties together with patternProperties is only supported if false");
   SchemaJson by_pattern = SchemaJson::object();
   for (const auto& [pattern, schema] : in["patternProperties"].items()) {
     SchemaJson value = in.rewrite(schema, fmt::format("{}/patternProperties/{}", in.path, pattern));

@@ -34,7 +34,7 @@ struct ToolCallFormat {
 // other calls can be any JSON object.
 enum class MatchedCalls : uint8_t {
   kAll,
-  kStrict,  // of tools with `strict`: true
+  kStrict,  // only calls of tools with `strict`: true
 };
 
 // The output of a request whose tool_choice requires calls: one or more calls of `tools` (an array

@@ -1,4 +1,4 @@
-// XGrammar's objects behind the classes of this module. Included by its sources only.
+// XGrammar's objects that implement the classes of this module. Included by its sources only.
 #pragma once
 
 #include <xgrammar/xgrammar.h>

@@ -17,8 +17,8 @@ struct SampleParams {
   const float* logits = nullptr;       // [rows, vocab]
   const RowSampling* draws = nullptr;  // [rows]
   int64_t rows = 0, vocab = 0;
-  // Masks with one bit for each token, bit i % 32 of word i / 32. Only tokens whose bit is set are
-  // drawn. Each mask has at least one such token.
+  // Masks with one bit for each token, bit i % 32 of word i / 32. Only tokens whose bit is set can
+  // be sampled. Each mask has at least one such token.
   const uint32_t* masks = nullptr;     // [masks, (vocab + 31) / 32]
   const int32_t* mask_rows = nullptr;  // [rows] index of the row's mask, −1: none; null: no masks
   float* weights = nullptr;            // [rows, vocab] scratch

@@ -8,7 +8,8 @@ namespace {
 
 class LinearTest : public IsaTest {};
 
-// Bounds |y - expected| by 20 eps ‖x‖ ‖w‖: the rounding error of a dot product, with room for bias.
+// Bounds |y - expected| by 20 eps ‖x‖ ‖w‖: the rounding error of a dot product, with a margin for
+// the bias.
 void ExpectNear(const LinearParams& p, const std::vector<float>& expected,
                 const std::string& what) {
   std::vector<float> row(p.w.k);

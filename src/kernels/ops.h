@@ -140,8 +140,9 @@ struct SequenceSpan {
 struct AttentionParams {
   const float* q = nullptr;  // [m, heads, head_dim], row stride ldq
   int64_t ldq = 0;
-  // q as NormRopeStoreKv writes it with its flag of this name, if FusedOps::AttentionToBFloat16 is
-  // true: each head is bfloat16, in the first half of its place of head_dim floats.
+  // Whether q has the format that NormRopeStoreKv writes with its flag bf16_queries: each head is
+  // bfloat16 and occupies the first half of its head_dim floats. Only if
+  // FusedOps::AttentionToBFloat16 is true.
   bool bf16_queries = false;
   const void* k_cache = nullptr;  // [slots, kv_heads, head_dim] of kv_dtype
   const void* v_cache = nullptr;  // same shape

@@ -48,7 +48,7 @@ struct AttentionConfig {
   bool output_bias = false;
   bool sinks = false;
   float clip_qkv = 0.0f;  // grouped: q, k and v are clamped to [-clip_qkv, clip_qkv]; 0: no clamp
-  float scale = 1.0f;     // of the logits, including yarn's mscale² if the family uses it
+  float scale = 1.0f;     // scale of the logits, including yarn's mscale² if the family uses it
   // Latent attention (MLA).
   int64_t q_lora_rank = 0;  // 0: q is one projection
   int64_t kv_lora_rank = 0;
@@ -62,7 +62,7 @@ struct LayerConfig {
 
 struct MoeModelConfig {
   RouterConfig router;
-  int64_t intermediate = 0;         // of one routed expert
+  int64_t intermediate = 0;         // width of one routed expert
   int64_t shared_intermediate = 0;  // total of the shared expert(s); 0: none
   bool shared_gate = false;
 };

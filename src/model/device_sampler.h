@@ -15,8 +15,8 @@
 namespace switchyard {
 
 // Owns the buffers, which grow with the number of rows. The tokens of a batch stay on the device
-// until the next batch draws, so the next batch can read them (ForwardBatch::token_rows). Copies to
-// the host of up to kMaxPending batches may be under way.
+// until the tokens of the next batch are sampled, so the next batch can read them
+// (ForwardBatch::token_rows). Copies to the host of up to kMaxPending batches may be in flight.
 class DeviceSampler {
  public:
   static constexpr size_t kMaxPending = 2;
@@ -112,7 +112,7 @@ class DeviceSampler {
   int64_t capacity_ = 0, rows_ = 0, vocab_ = 0;
   std::shared_ptr<void> draws_, tokens_;
   Activations weights_;       // [rows, vocab]
-  bool has_masks_ = false;    // of the current batch
+  bool has_masks_ = false;    // whether the current batch has masks
   Buffer mask_rows_, masks_;  // as TokenMasks
   std::array<std::unique_ptr<kernels::HostCopy>, kMaxPending> copies_;
   size_t oldest_ = 0, pending_ = 0;

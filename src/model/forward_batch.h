@@ -10,7 +10,7 @@
 
 namespace switchyard {
 
-// The tokens that may be drawn in some rows, by the grammars of their outputs.
+// Masks of the tokens that may be sampled in some rows, by the grammars of their outputs.
 struct TokenMasks {
   std::vector<int32_t> rows;  // [logit_rows] index of the row's mask; −1: every token is allowed
   std::vector<uint32_t> words;  // [masks, MaskWords(vocab)] one bit for each token
@@ -24,7 +24,7 @@ struct ForwardBatch {
   // Recorders and choosers of replicas distinguish passes in flight by this number.
   uint64_t pass = 0;
   std::vector<int32_t> tokens;  // [T]
-  // [T] or empty: the logit row of the previous batch whose drawn token is this row's token; −1:
+  // [T] or empty: the logit row of the previous batch whose sampled token is this row's token; −1:
   // the token is the row's entry of `tokens`. Used if a batch is planned before the previous batch
   // has ended.
   std::vector<int32_t> token_rows;
@@ -33,28 +33,29 @@ struct ForwardBatch {
   std::vector<kernels::SequenceSpan> sequences;
   std::vector<int32_t> logit_rows;    // rows whose logits are computed, ascending
   std::vector<uint64_t> request_ids;  // [sequences] EngineRequest::id; Forward does not read them
-  // Leading rows: those of decoding sequences. Each has one row, and a row for each draft.
+  // Number of leading rows that belong to decoding sequences. Each of these sequences has one row,
+  // and one more for each draft.
   int64_t decode_tokens = 0;
   bool routed_experts = false;  // whether Model::routed_experts is needed
-  // [logit_rows] if the model draws the tokens itself (Model::draws); else empty.
+  // [logit_rows] if the model samples the tokens itself (Model::draws); else empty.
   std::vector<kernels::RowSampling> draws;
   // With `draws`: returns the masks, which the model reads before its next pass. The model calls it
-  // once per pass, after the pass is enqueued and before it draws. So the host can compute masks
-  // while the device computes the pass. The call may end sequences, and frees their pages: `pages`
-  // of `sequences` must not be read after it. Null: every token is allowed.
+  // once per pass, after the pass is enqueued and before tokens are sampled. So the host can
+  // compute masks while the device computes the pass. The call may end sequences, and frees their
+  // pages: `pages` of `sequences` must not be read after it. Null: every token is allowed.
   std::function<const TokenMasks&()> masks;
   // [dp] tokens.size(), decode_tokens and logit_rows.size() of each attention group, this one
   // included. May be empty if there is only one.
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;
   bool groups_want_routed_experts = false;  // whether any group's batch has `routed_experts`
 
-  // Of a model that is an MTP layer: rows [., H] in the device's memory (Model::hidden), and the
-  // row of each token [T]. `tokens` are those that follow the rows.
+  // Input of an MTP layer: rows [., H] of hidden states in the device's memory (Model::hidden), and
+  // the row of each token [T]. Each element of `tokens` is the token after its row's position.
   const float* hidden = nullptr;
   std::vector<int32_t> hidden_rows;
-  // Whether other rows than `logit_rows` only give keys and values. Then the last layer computes
-  // its queries, experts and outputs for `logit_rows` only, and Model::hidden has these rows only.
-  // The logit rows of a sequence are its last ones. On CPUs, without `routed_experts`. Equal in all
+  // If true, rows other than `logit_rows` only store keys and values: the last layer computes
+  // queries, experts and outputs for `logit_rows` only, and Model::hidden has these rows only. The
+  // logit rows of a sequence are its last ones. On CPUs, without `routed_experts`. Equal in all
   // groups.
   bool only_logit_rows = false;
   // Whether the pass may be recorded as a CUDA graph. Equal in all groups.

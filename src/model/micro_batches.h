@@ -1,4 +1,5 @@
-// Splits a batch into two micro-batches, which hide each other's exchanges (two-batch overlap).
+// Two-batch overlap: splits a batch into two micro-batches. Each one computes while the rows of the
+// other are exchanged.
 #pragma once
 
 #include <cstdint>

@@ -75,15 +75,16 @@ struct Model::Impl {
   std::unique_ptr<MovableLayers> movable;      // or null
   const Decoder decoder;
   DeviceSampler sampler;
-  std::span<const int32_t> drawn;                            // by the last Forward
-  std::deque<uint64_t> launched;                             // numbers of passes to collect
-  size_t used_passes = 1;                                    // by the last batch
-  bool running = false;                                      // within Forward
-  Activations hidden;                                        // [max_tokens, H] if they are kept
-  std::vector<const float*> hidden_inputs;                   // addresses that batches have given
-  std::vector<std::unique_ptr<Pass>> passes;                 // one, or two for two-batch overlap
-  std::vector<schedule::Operation> plain;                    // the schedule of one micro-batch
-  std::vector<schedule::Operation> two_prefill, two_decode;  // of two, if there are two passes
+  std::span<const int32_t> drawn;             // tokens sampled by the last Forward
+  std::deque<uint64_t> launched;              // numbers of passes to collect
+  size_t used_passes = 1;                     // number of passes of the last batch
+  bool running = false;                       // within Forward
+  Activations hidden;                         // [max_tokens, H] if they are kept
+  std::vector<const float*> hidden_inputs;    // addresses that batches have given
+  std::vector<std::unique_ptr<Pass>> passes;  // one, or two for two-batch overlap
+  std::vector<schedule::Operation> plain;     // the schedule of one micro-batch
+  std::vector<schedule::Operation> two_prefill,
+      two_decode;  // schedules of two micro-batches, if there are two passes
 
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
@@ -196,7 +197,7 @@ struct Model::Impl {
       logits = ToHost(Run(batch, kv));
     } else {
       Draw(batch, kv);
-      drawn = sampler.ReceiveLast();  // passes that were launched before stay pending
+      drawn = sampler.ReceiveLast();  // copies of earlier batches stay pending
     }
     running = false;
     ReportRouting(batch.pass);
@@ -337,14 +338,14 @@ struct Model::Impl {
     device.Run(0, [&] { decoder.Run(list, parts, logit_rows, watch); });
   }
 
-  // The most rows of a recorded pass; 0: recording is disabled.
+  // Maximum rows of a recorded pass; 0: recording is disabled.
   int64_t RecordedTokens() const {
     if (!options.gpu || !options.gpu->graphs) return 0;
     return std::min(options.gpu->graph_max_tokens, options.max_pass_tokens);
   }
 
   // Buffers are sized by the rows of the largest group, so all groups record in the same pass, as
-  // NCCL requires. Reserves for the largest recorded pass at once, because a later reallocation
+  // NCCL requires. Reserves for the largest recorded pass in advance, because a later reallocation
   // would discard the recorded passes.
   void ReserveLogits(std::vector<int64_t> group_rows) {
     const int64_t recorded = options.moe.passes * RecordedTokens();

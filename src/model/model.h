@@ -84,8 +84,8 @@ size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& opti
 // A log line with the symmetric memory that the exchange takes. Requires a model with experts.
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
                                    const MeshShape& shape);
-// Device memory of a rank on a GPU besides weights, cache and activations: buffers that its peers
-// write to, the record of routing, and the spare memory of experts that move.
+// Device memory of a rank on a GPU in addition to weights, cache and activations: buffers that its
+// peers write to, the record of routing, and the spare memory of experts that move.
 size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                        const MeshShape& shape);
 // Bytes of weights that one rank reads.

@@ -29,7 +29,7 @@ struct GpuOptions {
   bool packs_experts = true;                   // the GPU has kernels for packed 4-bit experts
   int64_t graph_max_tokens = 0;                // --cuda-graph-max-bs: decode tokens of a group
   int64_t max_sequences = 0;                   // of one pass
-  std::chrono::milliseconds timeout{300'000};  // of kernels that wait for a peer
+  std::chrono::milliseconds timeout{300'000};  // limit for kernels that wait for a peer
   int ranks_per_host = 0;                      // 0: all ranks are on one host
 };
 
@@ -41,15 +41,16 @@ struct ModelOptions {
   // The weights of an earlier model with equal options (Model::weights), on a CPU. Null: they are
   // loaded.
   std::shared_ptr<const ModelWeights> weights;
-  DType dtype = DType::kBF16;  // of the cache and of exchanged token rows; sums are always float32
+  DType dtype =
+      DType::kBF16;  // format of the cache and of exchanged token rows; sums are always float32
   int64_t max_tokens = 0;      // maximum rows of one group in one batch
   int64_t context_length = 0;  // positions: sizes the RoPE table; 0: the model's maximum
   MoeOptions moe;
   std::shared_ptr<const MoeBackends> backends;  // null: those of this program
   std::optional<GpuOptions> gpu;                // none: CPU
-  RoutingObserver* observer = nullptr;          // of the MoE layers, outlives the model
+  RoutingObserver* observer = nullptr;          // observes the MoE layers; outlives the model
   Observed observed = Observed::kNothing;
-  ReplicaChooser* chooser = nullptr;      // of the MoE layers, outlives the model
+  ReplicaChooser* chooser = nullptr;      // selects replicas in the MoE layers; outlives the model
   profile::Profiler* profiler = nullptr;  // records operations, outlives the model
   // Called on the rank's thread before each operation of Model::Forward, except for operations of
   // captured passes. May call Model::AbortPass, before the same operation on every rank. Null:
@@ -57,7 +58,8 @@ struct ModelOptions {
   std::function<void(uint64_t pass, const schedule::Operation& operation)> before_operation;
   bool keeps_hidden = false;     // enables Model::hidden
   bool movable_experts = false;  // enables Model::movable_experts
-  int movable_layers = 1;        // number of layers whose new experts are held at once; −1: all
+  int movable_layers =
+      1;  // number of layers whose new experts are in memory at the same time; −1: all
   // Batches run as two micro-batches that hide each other's exchanges (SplitRows).
   bool two_batch_overlap = false;
   double tbo_threshold = 0.48;
@@ -65,7 +67,7 @@ struct ModelOptions {
   // Maximum rows of one group in one pass: sizes activations and buffers. Derived by Model.
   int64_t max_pass_tokens = 0;
   std::string eplb_algorithm = "auto";  // planner for a recorded --init-expert-location
-  int32_t page_size = 16;               // of the cache passed to Forward
+  int32_t page_size = 16;               // page size of the cache passed to Forward
   LoadOptions load;
 };
 

@@ -25,8 +25,9 @@ bool IsPlainDecode(const ForwardBatch& batch, int64_t most);
 // A batch with padding rows, which belong to no request: token 0 at position 0, with key and value
 // in the page after the cache's last. Every group gets the same number of rows: PaddedTokens of the
 // largest group's rows. So the launches of the pass depend on this number, and, if only some rows
-// have logits, on the padded number of these. There are as many sequences as rows: a sequence with
-// drafts has several rows, and empty ones follow the others. Reused from step to step.
+// have logits, on the padded number of these. The number of sequences equals the number of rows: if
+// sequences with drafts have several rows, empty sequences follow at the end. Reused from step to
+// step.
 class PaddedBatch {
  public:
   // `batch` must satisfy IsPlainDecode, and must outlive the use of the result.

@@ -93,7 +93,7 @@ class Pass {
   PassRows rows;
   MicroBatchPlace place;
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;  // [dp]
-  TokenPartition partition;  // of the tokens of all groups
+  TokenPartition partition;  // partition of the tokens of all groups
   KvStorage* kv = nullptr;
   std::unique_ptr<kernels::PassSequences> sequences;
   PaddedBatch padded;  // if the batch is padded

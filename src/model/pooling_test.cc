@@ -166,7 +166,7 @@ TEST_P(PoolingModelTest, RowsAreThoseOfTransformers) {
   double worst = 0;
   for (size_t i = 0; i < stored.size(); ++i) {
     const std::vector<float>& got = outcomes[i % c.dp][i / c.dp].logits;
-    const std::vector<float>& want = stored[i].rows;  // of a classifier: the last row only
+    const std::vector<float>& want = stored[i].rows;  // for a classifier: the last row only
     ASSERT_GE(got.size(), want.size());
     ASSERT_TRUE(classifies || got.size() == want.size());
     const size_t skipped = got.size() - want.size();

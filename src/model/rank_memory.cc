@@ -50,7 +50,7 @@ size_t SpareExpertBytes(const ModelConfig& config, const ModelOptions& options,
   const int64_t layers = std::ranges::count_if(config.layers, &LayerConfig::moe);
   const int64_t held =
       options.movable_layers < 0 ? layers : std::min<int64_t>(layers, options.movable_layers);
-  constexpr size_t kAlignment = 2048;  // of an expert's arrays
+  constexpr size_t kAlignment = 2048;  // alignment of an expert's arrays
   return static_cast<size_t>(held * LocalExperts(config, options, shape)) *
          (kAlignment +
           ExpertBytes(config, Mesh(shape, 0), CompletePlacedLoad(config, options, shape)));
@@ -84,8 +84,8 @@ Counted CountAll(const ModelConfig& config, const Mesh& mesh, const LoadOptions&
   return counted;
 }
 
-// Layers of one kind have equal sizes, unless a rule names some of them. So one of each is counted,
-// which is faster for plans that compare hundreds of layouts.
+// Layers of one kind have equal sizes, unless a rule names some of them. So one layer of each kind
+// is counted, which is faster for plans that compare hundreds of layouts.
 Counted Count(const ModelConfig& config, const Mesh& mesh, const LoadOptions& load) {
   if (NamesLayers(config.quantization)) return CountAll(config, mesh, load);
   Counted all;

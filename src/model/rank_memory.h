@@ -12,8 +12,8 @@
 
 namespace switchyard {
 
-// Bytes of one rank besides its program. On CPUs a part becomes resident when a batch first uses
-// it. Doubles, so that absurd sizes do not overflow.
+// Memory of one rank in bytes, without the program itself. On CPUs a part becomes resident when a
+// batch first uses it. Doubles, so that absurd sizes do not overflow.
 struct RankMemory {
   WeightBytes weights;      // where each rank has its own copy
   double kv_per_token = 0;  // of the cache

@@ -25,7 +25,7 @@ struct Case {
   std::string fixture;
   int tp = 1, ep = 1;
   std::string backend = "none", mode = "auto";
-  DType dtype = DType::kF32;     // of exchanged token rows
+  DType dtype = DType::kF32;     // format of exchanged token rows
   DType kv_dtype = DType::kF32;  // of the cache
   int dp = 1, dense_tp = 0;
   int redundant = 0;  // experts

@@ -73,7 +73,7 @@ struct ModelWeights {
   // HeadRows of the vocabulary; if tied, rows of the embedding. A classifier has all classes, on
   // every rank. An embedding model has no head.
   WeightView head;
-  size_t bytes_mapped = 0;  // of this rank's shard
+  size_t bytes_mapped = 0;  // mapped bytes of this rank's shard
 };
 
 struct LoadOptions {

@@ -7,7 +7,7 @@ constexpr int kMaxRouterExperts = 512;  // logical
 constexpr int kMaxRouterGroups = 32;
 constexpr int kMaxTopK = 16;
 constexpr int kMaxLocalExperts = 512;  // physical, of one GPU
-constexpr int kMaxExchangeRanks = 16;  // of an EP group
+constexpr int kMaxExchangeRanks = 16;  // maximum size of an EP group
 constexpr int kMaxExchangeTopK = 16;   // slots of a token
 
 }  // namespace switchyard::cuda

@@ -27,8 +27,8 @@ void CheckSizes(const MoeOptions& options, const MoeShape& shape, const MeshShap
         shape.num_experts, shape.top_k, kMaxRouterExperts, kMaxTopK);
   const int shared = options.waterfill && shape.has_shared ? 1 : 0;
   if (shared > 0 && shape.top_k + 1 > kMaxExchangeTopK)
-    throw Invalid("--enable-deepep-waterfill: top_k={} and one slot exceed {}", shape.top_k,
-                  kMaxExchangeTopK);
+    throw Invalid("--enable-deepep-waterfill: top_k={} plus the shared expert's slot exceeds {}",
+                  shape.top_k, kMaxExchangeTopK);
   if (CeilDiv(shape.num_experts + options.num_redundant_experts, mesh.ep) + shared >
       kMaxLocalExperts)
     throw Invalid("{} experts and {} redundant experts on {} ranks: at most {} per GPU{}",

@@ -61,14 +61,14 @@ struct MoeOptions {
   // Number of hosts, each with the same number of consecutive EP ranks; 1 if these numbers differ.
   // Derived from the launch configuration.
   int nodes = 1;
-  DType row_dtype = DType::kF32;  // of dispatched and combined rows: the model's dtype
+  DType row_dtype = DType::kF32;  // format of dispatched and combined rows: the model's dtype
   // Whether experts quantize their input rows to FP8 in groups of 128; resolves `auto` above.
   bool fp8_group_activations = false;
 };
 
 struct MoeShape {
   int64_t hidden = 0;
-  int64_t intermediate = 0;  // of a routed expert, whole (before MoE-TP)
+  int64_t intermediate = 0;  // width of a routed expert before MoE-TP
   int num_experts = 0;       // logical
   int top_k = 0;
   int64_t max_tokens = 0;  // maximum rows of one attention group in one pass

@@ -186,7 +186,7 @@ TEST(CombinesInPartsTest, IsAPropertyOfTheBackend) {
   EXPECT_FALSE(CombinesInParts({.a2a_backend = "fused"}));
 }
 
-// Outputs do not depend on whether a caller sends parts of them or all at once. Runs of batches
+// Outputs do not depend on whether a caller sends them in several parts or in one. Runs of batches
 // with both kinds of call share buffers.
 TEST_P(CombinePartsTest, PartsAndTheWholeGiveTheSameBits) {
   const TestLayer layer = Layer();

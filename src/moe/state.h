@@ -26,9 +26,10 @@ enum class BatchStage : uint8_t {
   kDown,      // RunDown
 };
 
-// The batch that a pass has in a layer, and the cursor over its rounds. A backend derives its own
-// state from this, with the outputs of each stage that the next one reads. A pass has one state for
-// all layers, and reuses its memory. States of several passes may be in flight at once.
+// The batch of a pass in a layer, and the cursor over its rounds. A backend derives its own state
+// from this; it adds the outputs of each stage, which the next stage reads. A pass has one state
+// for all layers, and reuses its memory. States of several passes may be in flight at the same
+// time.
 struct MoeState {
   explicit MoeState(int pass_slot) : slot(pass_slot) {}
   virtual ~MoeState() = default;
@@ -44,10 +45,10 @@ struct MoeState {
   virtual void EndPass() {}
   virtual void ReportRouting(uint64_t /*last*/) {}
 
-  const int slot;  // of the pass among those in flight: selects its exchange buffers
+  const int slot;  // index of the pass among those in flight; selects its exchange buffers
 
-  // Set before BeginPass. The number of the pass, the same on all ranks, and the micro-batch of it
-  // that has this state.
+  // Set before BeginPass: the number of the pass (the same on all ranks), and the index of the
+  // micro-batch to which this state belongs.
   uint64_t pass = 0;
   int micro_batch = 0;
 
@@ -72,17 +73,17 @@ struct MoeState {
 
   BatchStage stage = BatchStage::kEnded;  // set by MoeLayer
 
-  // Whether another pass is in flight, so that exchanges run beside computation.
+  // Whether another pass is in flight, so that exchanges overlap computation.
   bool overlaps = false;
 
   // The current round. Every rank has the same number of rounds.
   Share round;  // range of the lane's tokens
   int64_t rounds = 0, rounds_done = 0;
-  int64_t max_round_tokens = 0;  // of one rank: capacity of one exchange
+  int64_t max_round_tokens = 0;  // capacity of one exchange, in tokens of one rank
   bool combines_once = false;    // one combine for all rounds, after the last one
   bool rows_staged = false;      // the caller already wrote the rows to InputRows' buffer
 
-  std::vector<size_t> part_sizes;     // of an all-gather or reduce-scatter, by member
+  std::vector<size_t> part_sizes;     // part of each member in an all-gather or reduce-scatter
   std::vector<int64_t> other_tokens;  // [dp]
 
   // Advances to the next round; false after the last one.

@@ -62,7 +62,7 @@ struct ExpertRows {
 // A part of the outputs of a combine in several parts (expert_parts.h).
 struct OutputPart {
   int index = 0;
-  Share rows;  // of the runner's outputs, in ascending parts
+  Share rows;  // range of the runner's outputs; consecutive parts ascend
 };
 
 // The place of a round in a combine of several rounds, the same on every rank. By default each
@@ -80,7 +80,7 @@ struct RoundPlace {
 class DispatchHandle {
  public:
   DispatchLayout layout = DispatchLayout::kStandard;
-  const TopK* topk = nullptr;  // of the own tokens; owned by the caller
+  const TopK* topk = nullptr;  // routing of the own tokens; owned by the caller
   RoundPlace round;            // set by the caller before InputRows and BeginDispatch
 
   // The dispatcher's per-batch state, created at first use and kept as long as the handle. Each

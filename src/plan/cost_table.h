@@ -23,7 +23,7 @@ struct Curve {
 
 // Transfers between ranks.
 struct Link {
-  double seconds = 0;  // of the smallest transfer, with its synchronization
+  double seconds = 0;  // time of the smallest transfer, with its synchronization
   double rate = 0;     // bytes per second that one rank sends
 };
 
@@ -33,26 +33,26 @@ struct CostTable {
   bool measured = false;  // false: from data sheets
   bool cuda = true;
   double memory_bytes = 0;  // of a device
-  double bandwidth = 0;     // of element-wise ops: bytes per second, read and written
+  double bandwidth = 0;     // bandwidth of element-wise ops: bytes per second, read and written
 
-  // By number format, as Name(WeightFormat) writes it, and that of rounded rows if there is one:
-  // "int8-channel, int8-token". `weights`: bytes per second of weights that
-  // a product reads. `products`: FLOP per second by rows of each matrix. `experts`: the same for
-  // grouped products, by rows of each expert that has rows. A format without an entry uses
-  // that without rounded rows, then bfloat16's; without `experts`, `products` apply.
+  // Keys are Name(WeightFormat), followed by the format of rounded rows if there is one:
+  // "int8-channel, int8-token". `weights`: bytes per second of weights that a product reads.
+  // `products`: FLOP per second by rows of each matrix. `experts`: the same for grouped products,
+  // by rows of each expert that has rows. For a format without an entry, the entry without rounded
+  // rows is used, else that of bfloat16; without `experts`, `products` apply.
   std::map<std::string, double> weights;
   std::map<std::string, Curve> products, experts;
 
   double op_seconds = 0;       // start of a small op
   double product_seconds = 0;  // start of a product
   double grouped_seconds = 0;  // start of a grouped product
-  double chain_seconds = 0;    // of one column: the additions of a sum follow one another
-  double step_seconds = 0;     // of a step: scheduling, upload, draw of tokens
-  double select_seconds = 0;   // of one expert's logit of one token, in the selection of experts
+  double chain_seconds = 0;    // time of one column: the additions of a sum are sequential
+  double step_seconds = 0;     // time per step: scheduling, upload, sampling of tokens
+  double select_seconds = 0;   // expert selection: time per expert and token
 
-  // Attention. Decode reads keys and values: bytes per second by query heads that share a KV head;
-  // `latent` for MLA. Products are limited by FLOP per second, of prompts by the mean number of
-  // keys of a row.
+  // Attention; `latent` is for MLA. decode_bytes: bytes per second at which decode reads keys and
+  // values, by the number of query heads that share a KV head. flops: FLOP per second of products;
+  // for prompts, by the mean number of keys of a row.
   double attention_seconds = 0;
   Curve decode_bytes, latent_bytes;
   double decode_flops = 0, latent_flops = 0;
@@ -60,7 +60,7 @@ struct CostTable {
 
   // Ranks of one host, and ranks of several hosts. A host's NICs are given by the cluster.
   Link host, network;
-  double network_share = 0.85;  // of a NIC's nominal rate
+  double network_share = 0.85;  // achieved share of a NIC's nominal rate
   Curve all_reduce;             // seconds by bytes, four ranks of a host; empty: from the link
   // Whether an exchange proceeds while the rank computes.
   bool exchange_overlaps = true;

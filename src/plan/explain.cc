@@ -1,4 +1,5 @@
-// The decision tree of layouts: for each question, the numbers and the layout's answer.
+// The decision tree of layouts (`plan --explain`): for each question, the numbers of the layout and
+// the branch that it takes.
 #include <algorithm>
 #include <cmath>
 
@@ -53,7 +54,7 @@ class Tree {
   }
 
   void Memory() {
-    Ask("How many devices hold the weights?");
+    Ask("How many devices are needed to hold the weights?");
     const double whole = Weights({}), usable = q_.cluster.memory * q_.config.mem_fraction_static;
     const double least = std::ceil(whole / usable);
     Tell(
@@ -104,11 +105,11 @@ class Tree {
                : "Columns still fill tiles of 128. All ranks of a slice have equal loads.");
     if (layout_.mesh.ep > 1)
       Tell(
-          fmt::format("With EP the fullest rank determines the time; {:.2f} times the mean is "
-                      "assumed{}.",
+          fmt::format("With EP the most loaded rank determines the time. Assumed: {:.2f} "
+                      "times the mean load{}.",
                       q_.load.imbalance,
                       layout_.redundant > 0
-                          ? fmt::format(", and {} redundant experts even it out", layout_.redundant)
+                          ? fmt::format(", reduced by {} redundant experts", layout_.redundant)
                           : ""));
   }
 

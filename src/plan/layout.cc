@@ -156,7 +156,7 @@ std::vector<Layout> EnumerateLayouts(const Cluster& cluster, const ModelConfig& 
         Layout layout;
         layout.mesh = {.tp = tp, .ep = ep, .dp = dp};
         AddExchanges(layout, cluster, all);
-        // Complete dense layers on each rank pay off where each rank has tokens of its own.
+        // Complete dense layers on each rank are faster if each rank has its own tokens.
         if (dp == tp && tp > 1) {
           layout.mesh.dense_tp = 1;
           AddExchanges(layout, cluster, all);

@@ -73,12 +73,12 @@ std::string Compare(const Question& q, const Evaluation& a, const Evaluation& b)
     }
   }
   if (most > 0)
-    text += fmt::format("; it spends {:.0f} instead of {:.0f} device-us on {} for a token",
+    text += fmt::format("; a token takes {:.0f} instead of {:.0f} device-us of {}",
                         1e6 * p.decode.work.parts[part] * devices_a,
                         1e6 * o.decode.work.parts[part] * devices_b, Name(static_cast<Part>(part)));
   if (p.running > 1.2 * o.running && a.layout.mesh.tp == b.layout.mesh.tp)
     text +=
-        fmt::format("; it runs {:.0f} instead of {:.0f} requests at once", p.running, o.running);
+        fmt::format("; it runs {:.0f} instead of {:.0f} concurrent requests", p.running, o.running);
   return text;
 }
 
@@ -140,7 +140,7 @@ std::string ServeCommand(const Question& q, const Evaluation& e) {
   if (c.mem_fraction_static != EngineConfig().mem_fraction_static)
     command += fmt::format(" --mem-fraction-static {}", c.mem_fraction_static);
   if (e.best) {
-    // The limit is part of the memory plan, so it is the one that the plan was made with.
+    // The memory plan depends on this limit, so the command repeats the plan's value.
     command +=
         fmt::format(" --max-running-requests {}", e.plan.max_running_requests * e.layout.mesh.dp);
   }

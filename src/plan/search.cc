@@ -39,7 +39,7 @@ Point PointOf(const Question& q, const LayoutCosts& costs, const EnginePlan& pla
   p.decode = costs.Decode(running, input + output / 2);
   const double of_prefill = running * input / p.prefill_rate;
   const double of_decode = output * p.decode.seconds;
-  const double round = of_prefill + of_decode;  // in which `running` requests end
+  const double round = of_prefill + of_decode;  // time to serve `running` requests
   p.requests = running / round;
   p.output_rate = p.requests * output;
   p.itl = round / output;
@@ -205,7 +205,8 @@ Evaluation Evaluate(const Question& q, const Layout& layout) {
   e.memory_total = q.cluster.memory;
   EngineConfig config = ConfigOf(layout, q.config);
   config.device = q.cluster.cuda ? "cuda" : "cpu";
-  // As many requests as the cache may hold; their number sizes buffers, so it stays bounded.
+  // Allows as many requests as the cache may hold, within a bound, because buffers are sized for
+  // this number.
   if (config.max_running_requests == 0)
     config.max_running_requests =
         static_cast<int32_t>(std::min<double>(256.0 * layout.mesh.dp, 4096.0));
@@ -254,7 +255,7 @@ std::vector<Evaluation> Search(const Question& q) {
     if (all.front().accepted)
       throw Invalid("no layout meets the load. The best one, {}: {}", all.front().layout.Name(),
                     all.front().refused);
-    // The layout that holds the least on each rank names what is missing.
+    // For the error: the smallest weights of a rank over all layouts.
     double least = 1e300;
     for (const Layout& layout : EnumerateLayouts(q.cluster, q.model)) {
       try {

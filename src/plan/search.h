@@ -21,7 +21,7 @@ struct Load {
   double max_ttft = 0;     // seconds; 0: no limit
   double max_itl = 0;      // seconds; 0: no limit
   double imbalance = 1.1;  // see Routing
-  double price = 0;        // of a device and hour; 0: unknown
+  double price = 0;        // price of a device per hour; 0: unknown
 };
 
 struct Question {
@@ -36,7 +36,7 @@ struct Question {
 struct Point {
   double running = 0;        // of one engine
   StepTime prefill, decode;  // one full prefill step; one decode step
-  double prefill_rows = 0;   // of that step, all groups
+  double prefill_rows = 0;   // rows of that step, all groups
   double prefill_rate = 0;   // prompt tokens per second of one engine, while it prefills
   double output_rate = 0;    // tokens per second of one engine, in the steady state
   double ttft = 0, itl = 0;  // seconds
@@ -46,18 +46,18 @@ struct Point {
 struct Evaluation {
   Layout layout;
   std::string refused;    // why the engine does not accept it, or why it does not meet the load
-  bool accepted = false;  // by the engine: it fits, and all flags are valid
+  bool accepted = false;  // whether the engine accepts it: it fits, and all flags are valid
   int replicas = 1;
   EnginePlan plan;
   RankMemory memory;
   double memory_total = 0;     // bytes of the device, or of the host
-  double cache_tokens = 0;     // of one engine
+  double cache_tokens = 0;     // tokens in the cache of one engine
   double longest_context = 0;  // tokens of one request
-  double most_requests = 0;    // of one engine, that the cache holds
+  double most_requests = 0;    // maximum concurrent requests in the cache of one engine
   std::vector<Point> points;   // by rising concurrency, within the cache
-  std::optional<Point> best;   // that meets the load and the limits
+  std::optional<Point> best;   // the best point within the load and the limits
   double per_device = 0;       // output tokens per second; on CPUs of the host
-  double cost = 0;             // of a million output tokens; 0: unknown
+  double cost = 0;             // cost of a million output tokens; 0: unknown
   std::string binds;           // what limits the best point, in words
 };
 

@@ -40,7 +40,7 @@ CostTable H200() {
   t.grouped_seconds = 8.5 * kMicro;
   t.chain_seconds = 0.08 * kMicro / 64;  // dependent products: 80 ns for 64 columns
   t.step_seconds = 80 * kMicro;          // the gap between two graphs: 59 to 110 us
-  t.select_seconds = 0;                  // in the start of the op
+  t.select_seconds = 0;                  // included in the start of the op
   t.attention_seconds = 15 * kMicro;
   t.decode_bytes.points = {{1, 3.9 * kTera}};
   t.latent_bytes.points = {{1, 3.1 * kTera}};
@@ -49,8 +49,8 @@ CostTable H200() {
   t.prompt_flops.points = {{256, 120 * kTera}, {2048, 307 * kTera}, {15360, 381 * kTera}};
   t.latent_prompt_flops.points = {{256, 200 * kTera}, {2048, 311 * kTera}, {15360, 344 * kTera}};
   t.host = {.seconds = 8 * kMicro, .rate = 340 * kGiga};
-  // Between hosts rows travel over NCCL. Not measured on several hosts of GPUs: the start is that
-  // of DeepEP's published low-latency times over RDMA.
+  // NCCL transfers rows between hosts. This was not measured; the latency is that of DeepEP's
+  // published low-latency times over RDMA.
   t.network = {.seconds = 60 * kMicro, .rate = 0};
   t.all_reduce.points = {{8e3, 3.2 * kMicro},
                          {64e3, 5.5 * kMicro},

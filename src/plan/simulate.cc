@@ -32,7 +32,7 @@ struct Group {
   int64_t reserved = 0;  // tokens of the cache
 };
 
-// Rows of a step, of the fullest group: it sets the time.
+// Rows of a step in the group with the most rows, which determines the step's time.
 struct Rows {
   int64_t prompt = 0, decode = 0, keys = 0, prompt_keys = 0;
   auto operator<=>(const Rows&) const = default;
@@ -51,8 +51,8 @@ class StepTimes {
   }
 
  private:
-  // A step with prompt and decode rows runs as one pass: products see all rows, so the decode rows
-  // add what they would add to a longer prompt, and the reading of their keys.
+  // A step with prompt and decode rows is one pass. In matrix products, a decode row costs as much
+  // as one more prompt row. The time to read the keys of decode rows is added.
   double Seconds(const Rows& rows) const {
     const auto groups = static_cast<double>(dp_);
     if (rows.prompt == 0)

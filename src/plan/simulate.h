@@ -1,5 +1,5 @@
-// Plays requests over the ranks of a layout, step by step. A step's time is that of StepCosts,
-// kept for each shape, so a day of a large cluster takes minutes.
+// Simulates requests on the ranks of a layout, step by step. StepCosts computes the time of a step
+// once for each shape, so a simulated day of a large cluster takes minutes.
 #pragma once
 
 #include <cstdint>

@@ -153,7 +153,7 @@ void StepCosts::Attend(const StepShape& shape, Cost* cost) const {
   const double kv_heads = latent ? 1 : static_cast<double>(KvHeads(a, mesh_).size());
   const double key = latent ? a.kv_lora_rank + a.qk_rope_head_dim : a.head_dim;
   const double value = latent ? a.kv_lora_rank : a.head_dim;
-  double flops = 0, bytes = 0;  // of a layer, on average over windows
+  double flops = 0, bytes = 0;  // per layer, averaged over windows
   for (const LayerConfig& layer : m_.layers) {
     const double keys = layer.window > 0 ? std::min<double>(shape.keys, layer.window) : shape.keys;
     flops += 2 * shape.rows * keys * heads * (key + value);
@@ -201,7 +201,8 @@ void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
   const double mean = world * k / r_.mesh.ep;  // rows of a rank
   double rows = mean;
   if (r_.mesh.ep > 1) {
-    // The fullest of `ep` ranks of random rows, and the given imbalance of experts.
+    // Rows of the most loaded of `ep` ranks: the mean times the given imbalance, plus the expected
+    // excess of random routing.
     const double random = std::sqrt(2 * std::log(r_.mesh.ep) * mean);
     rows = std::min(world * std::min(k, local), mean * routing_.imbalance + random);
   }

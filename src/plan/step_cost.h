@@ -1,6 +1,6 @@
-// The time of one step of a rank, by part and by what limits it. Computed from the sizes of the
-// model and a cost table, and played over the list of operations that the engine runs
-// (schedule/serve.h). So an exchange overlaps what the engine overlaps with it.
+// The time of one step of a rank, by part and by what limits it. The cost of each phase is computed
+// from the sizes of the model and a cost table. The list of operations that the engine runs
+// (schedule/serve.h) determines which phases overlap.
 #pragma once
 
 #include <array>
@@ -51,7 +51,7 @@ struct MatrixFormat {
   // "bfloat16", or with the format of rounded input rows: "int8-channel, int8-token". Tables have
   // rates by this name.
   std::string name = "bfloat16";
-  double bytes = 2;  // of a weight, with its scales
+  double bytes = 2;  // bytes of a weight, including its scales
   bool fp8_rows = false;
 };
 struct ModelFormats {
@@ -64,19 +64,19 @@ struct StepShape {
   bool decode = true;
   double sequences = 1;
   double rows = 1;  // decode: of the sequences
-  double keys = 1;  // that a row attends to, on average
+  double keys = 1;  // keys that a row attends to, on average
   double logit_rows = 1;
 };
 
 struct StepTime {
   double seconds = 0;  // from start to end
-  Cost work;           // of all operations; more than `seconds` if some overlap
+  Cost work;           // sum over all operations; more than `seconds` if some overlap
   double hidden() const { return work.sum() - seconds; }
 };
 
 // Assumptions about routing.
 struct Routing {
-  // Rows of the fullest rank over the mean of ranks, besides the random part; 1: even.
+  // Rows of the most loaded rank divided by the mean, in addition to random variation; 1: even.
   double imbalance = 1.0;
 };
 

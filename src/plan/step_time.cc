@@ -1,4 +1,4 @@
-// Plays the engine's list of operations with the costs of its phases.
+// Simulates the engine's list of operations with the costs of its phases.
 #include <algorithm>
 #include <array>
 #include <map>

@@ -21,7 +21,7 @@ struct SpanInfo {
   int micro_batch = Event::kNone;
   int layer = Event::kNone;
   int64_t rows = Event::kNone, columns = Event::kNone;
-  const char* backend = nullptr;  // that runs the operation; outlives the profile
+  const char* backend = nullptr;  // backend that runs the operation; outlives the profile
 };
 
 // One per rank. Must outlive the model and the engine that record with it. Used by the rank's
@@ -89,7 +89,7 @@ class Profiler {
   kernels::DeviceTimer* timer_ = nullptr;
   int64_t steps_ = 0;  // number of steps that have ended since the server started
 
-  Options options_;                    // of the active profile
+  Options options_;                    // options of the active profile
   std::optional<EventBuffer> buffer_;  // while a profile is active
   std::array<int64_t, 2> recorded_{};  // steps by stage
   std::optional<Result> finished_;     // result of a profile that ended by num_steps

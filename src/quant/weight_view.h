@@ -27,7 +27,7 @@ struct WeightView {
   const void* zeros = nullptr;   // kInt4Group: zero points; null: 8
   int32_t group_size = 0;        // kInt4Group: columns that share a scale
   float global_scale = 1.0f;     // kNvfp4
-  ActivationFormat activation = ActivationFormat::kNone;  // of its input rows
+  ActivationFormat activation = ActivationFormat::kNone;  // format of its input rows
   float input_scale = 1.0f;                               // of kFp8Tensor
   int64_t stored_k = 0;                                   // columns of the stored matrix
   int64_t row0 = 0, row_step = 1, col0 = 0;

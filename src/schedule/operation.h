@@ -58,7 +58,7 @@ struct Operation {
   static constexpr int kNone = -1;
 
   Kind kind = Kind::kBegin;
-  int micro_batch = kNone;  // of a training step, or of a batch that is served
+  int micro_batch = kNone;  // index of a micro-batch in a training step, or in a served batch
   int layer = kNone;        // index within the stage
   Phase phase = Phase::kAttention;
 

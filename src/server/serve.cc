@@ -261,7 +261,7 @@ int RunServe(const ServerArgs& args) {
   native::Register(server, service);
   pooling::Register(server, service);
   openapi::Register(server, service);
-  server.Start();  // before loading, so that a port in use is reported at once
+  server.Start();  // before loading, so that a port in use is reported immediately
 
   std::optional<Membership> membership = Lead(launch, args.engine, plan, find_signal);
   if (!membership || !ConnectLaunchedRank(launch, *membership, {args.engine, plan}, find_signal)) {

@@ -141,7 +141,7 @@ class Model {
   const LossOptions options_;
   const LossOptions no_losses_ = {};  // of frozen layers
   const StageRange stage_;
-  const int64_t main_layers_, hidden_;  // of this stage, without MTP modules
+  const int64_t main_layers_, hidden_;  // layers of this stage without MTP modules; hidden size
   const TensorGroup tp_;
   ThreadPool& pool_;
   std::vector<float> cos_sin_;
@@ -150,7 +150,7 @@ class Model {
   HeadLoss<T> head_;
   std::vector<std::unique_ptr<DecoderLayer<T>>> layers_;
   std::vector<MtpModule> mtp_;
-  std::vector<std::string> mtp_prefixes_;  // of the modules' tensors
+  std::vector<std::string> mtp_prefixes_;  // prefixes of the modules' tensor names
   std::vector<int64_t> moe_index_;         // [layers] index into loads_, or -1
   std::vector<std::vector<float>> loads_;
 };

@@ -91,7 +91,7 @@ TEST(Model, SaysWhichTensorsACheckpointLacks) {
               HasSubstr("model.layers.3.enorm.weight"));
 }
 
-// The modules learn as they do beside the model's own losses.
+// The gradients of the modules are the same as in training with the model's own losses.
 TEST(MtpOnly, OnlyTheModulesHaveGradientsAndTheseAreTheSame) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   OneRank<float> whole(config, {.mtp_layers = 2}),

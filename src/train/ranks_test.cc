@@ -51,7 +51,7 @@ Step OneRankStep(const ModelConfig& config, const Batch& batch) {
 
 struct Form {
   int ranks = 1;
-  int copies = 1;  // of each expert; the EP size is ranks / copies
+  int copies = 1;  // copies of each expert; the EP size is ranks / copies
   bool synchronous = false;
   bool two = false;  // two micro-batches
   schedule::Order order = schedule::Order::kPlain;
@@ -165,7 +165,7 @@ std::vector<double> Curve(const ModelConfig& config, const Batch& batch, int ran
   const MeshShape shape{.tp = ranks, .ep = ranks};
   const ExpertExchangeOptions options{.tokens = batch.size()};
   std::vector<std::vector<double>> curves(ranks, std::vector<double>(steps));
-  std::map<std::string, double> figures;  // of the last step, on every rank
+  std::map<std::string, double> figures;  // metrics of the last step, on every rank
   std::mutex mutex;
   RunRankThreads(
       ranks,

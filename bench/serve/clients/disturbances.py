@@ -204,7 +204,7 @@ def slowloris(address, _):
 
 
 def disconnects(address, model):
-    """Disconnects 1000 streams, half at once and half after their first token, alternately with RST and FIN."""
+    """Disconnects 1000 streams, half immediately and half after their first token, alternately with RST and FIN."""
     body = {"model": model, "prompt": [5, 6, 7], "max_tokens": 400, "ignore_eos": True, "stream": True}
     request = post("/v1/completions", body)
 

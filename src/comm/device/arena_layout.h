@@ -42,7 +42,7 @@ struct ArenaHeader {
   std::array<char, 1020> abort_reason;
   alignas(64) std::atomic<uint64_t> parent_beats;  // 0: no process watches the ranks
   alignas(64) std::atomic<uint32_t> epoch;         // 0: there is only one
-  std::array<char, 252> endpoint;                  // of the front in this epoch, from the second on
+  std::array<char, 252> endpoint;  // the front's control endpoint; set from the second epoch on
   std::array<RankState, kMaxRanksPerArena> ranks;
 };
 // The requests that a rank computes, read by the process that watches the rank. One note for each

@@ -20,7 +20,7 @@ namespace switchyard {
 // Slots are double-buffered by the parity of the round. Their reuse needs no barrier. Outbox(p) of
 // round k waits until p has posted round k - 1. Before that post, p has finished with every inbox
 // of round k - 2, the last round that used this slot. If every member read from every peer in round
-// k - 1, that wait returns at once.
+// k - 1, that wait returns immediately.
 //
 // Owned by a Communicator; used by the rank's thread only.
 class StagedRounds {
@@ -34,7 +34,7 @@ class StagedRounds {
   int size() const { return static_cast<int>(group_.size()); }
   size_t slot_bytes() const { return slot_bytes_; }  // maximum bytes of one round to one peer
   // The k-th of the other members, k from 0. Each member starts with a different peer, so that they
-  // do not all write to the same peer at once.
+  // do not all write to the same peer at the same time.
   int Peer(int k) const { return (rank_ + 1 + k) % size(); }
   int num_peers() const { return size() - 1; }
 

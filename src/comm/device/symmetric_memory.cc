@@ -133,7 +133,7 @@ struct SymmetricMemory::Impl {
   // No wake-up is lost. The sleeper stores where it sleeps and then loads the flag. The raiser
   // stores the flag and then loads where the rank sleeps. These four accesses are sequentially
   // consistent, so at least one load returns what the other thread stored. If the flag is raised in
-  // between, the futex call returns at once.
+  // between, the futex call returns immediately.
   bool SleepUntil(size_t offset, uint32_t value, Deadline until) {
     uint32_t* word = shared.Flag(rank, offset);
     const std::atomic_ref<uint32_t> flag(*word);

@@ -114,7 +114,7 @@ class SymmetricMemory {
   size_t Allocate(size_t bytes, size_t alignment = 64);
   size_t bytes_used() const;
 
-  std::byte* At(int rank, size_t offset);  // that rank's copy of the buffer
+  std::byte* At(int rank, size_t offset);  // the copy of the buffer in `rank`'s arena
   std::byte* Local(size_t offset) { return At(rank(), offset); }
 
   // For ranks of other hosts, At(rank, …) is this host's image of that rank's arena. Wrote and

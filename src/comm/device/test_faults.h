@@ -8,11 +8,11 @@
 
 namespace switchyard {
 
-// Reads orders from a folder, so that a test can place them while the ranks run. If the file
-// RANK.POINT exists when the rank passes the point, the rank removes it and fails as its text says:
-// kill, segv, abort, bus or stop (that signal), exit (exit code 0), throw (std::bad_alloc), or spin
-// (an endless loop). After "always ", the file stays. Owned by the rank's SymmetricMemory, used by
-// the rank's thread only.
+// Injects faults for tests. Commands are files in a folder, so that a test can write them while the
+// ranks run. If the file RANK.POINT exists when the rank passes the point, the rank removes it and
+// fails as its text says: kill, segv, abort, bus or stop (that signal), exit (exit code 0), throw
+// (std::bad_alloc), or spin (an endless loop). After "always ", the file stays. Owned by the rank's
+// SymmetricMemory, used by the rank's thread only.
 class TestFaults {
  public:
   // The folder. Not set outside of tests.

@@ -278,7 +278,7 @@ void AuthenticatedListener::Impl::Wait(const IoLimit& limit) const {
   const auto now = steady_clock::now();
   auto until = std::min(limit.until, now + kPollInterval);
   std::vector<pollfd> items;
-  // A listener that cannot accept stays readable, so polling it would return at once.
+  // A listener that cannot accept stays readable, so polling it would return immediately.
   if (!exhausted) items.push_back({const_cast<TcpListener&>(listener).socket().get(), POLLIN, 0});
   for (const Pending& connection : pending) {
     items.push_back({connection.stream.fd(), POLLIN, 0});

@@ -1,4 +1,4 @@
-// Accepts authenticated connections, many at once.
+// Accepts authenticated connections, many concurrently.
 #pragma once
 
 #include <chrono>

@@ -29,7 +29,7 @@ constexpr milliseconds kReconnectInterval(100);  // between two attempts to conn
 constexpr int kBacklog = 512;
 // The loss of a peer's host is detected after 19 s: 10 s without data, then 3 probes, 3 s each.
 constexpr int kProbeAfterSeconds = 10, kProbeEverySeconds = 3, kProbes = 3;
-constexpr size_t kMaxIovecs = 1024;  // of one system call (IOV_MAX)
+constexpr size_t kMaxIovecs = 1024;  // limit of one system call (IOV_MAX)
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 

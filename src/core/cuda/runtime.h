@@ -23,7 +23,7 @@ int DeviceCount();
 void UseDevice(int device);
 // Whether the current device supports wgmma and TMA (Hopper, compute capability 9.0).
 bool IsHopper();
-int MultiprocessorCount();  // of the current device
+int MultiprocessorCount();  // for the current device
 
 // Device memory, allocated on the device that is current at construction. Movable; freed with the
 // object.

@@ -11,7 +11,7 @@ struct RadixCache::Node {
   std::vector<int32_t> pages;
   Node* parent = nullptr;
   std::vector<std::unique_ptr<Node>> children;  // ascending by their first page's tokens
-  int64_t locks = 0;                            // of this node and of all below it
+  int64_t locks = 0;                            // locks of this node and of its descendants
   uint64_t last_use = 0;
   uint64_t queued = 0;  // the node's key (last_use) in evictable_; 0: absent
   std::string salt;     // set for a root

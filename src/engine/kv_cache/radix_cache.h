@@ -19,7 +19,7 @@ namespace switchyard {
 
 // Owns its pages until it evicts them. A locked node and the path above it are kept. Unlocked nodes
 // are evicted from the leaves upwards, in LRU order. The order uses a counter, not a clock, so that
-// all ranks evict alike. Borrows the allocator. Used by the rank's thread only.
+// all ranks evict the same nodes. Borrows the allocator. Used by the rank's thread only.
 class RadixCache {
  public:
   struct Node;  // opaque to callers; valid while it or a node below it is locked
@@ -28,7 +28,7 @@ class RadixCache {
   ~RadixCache();
 
   struct Match {
-    std::vector<int32_t> pages;  // of the matched prefix
+    std::vector<int32_t> pages;  // pages of the matched prefix
     Node* node = nullptr;        // its last node; the root if nothing matched
   };
   // The longest cached prefix of `tokens` in full pages. A node is split if necessary, so that the

@@ -168,7 +168,8 @@ bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
     cached_prompt_tokens_ += sequence.computed;
   }
   Spend(sequence, rows, budget);
-  // A retracted request decodes at once if all of its tokens but the last are in the cache.
+  // A retracted request resumes with a decode step if all of its tokens but the last are in the
+  // cache.
   const auto place = sequence.decoding() ? std::ranges::find_if_not(plan_, &Sequence::decoding,
                                                                     &ScheduledRows::sequence)
                                          : plan_.end();

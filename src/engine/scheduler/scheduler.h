@@ -44,9 +44,9 @@ class Scheduler {
     // are ignored.
     bool priorities = false;
     int64_t preemption_threshold = 10;
-    int64_t max_draft_rows = 0;  // of a step, over all sequences
-    // Whether a step may have more rows of drafts: in the place of requests that do not run, and of
-    // up to half of the prompt rows. So they need no memory of their own.
+    int64_t max_draft_rows = 0;  // maximum draft rows of a step, over all sequences
+    // Whether a step may have more draft rows, in the buffer rows of requests that do not run and
+    // of up to half of the prompt rows. So drafts need no additional memory.
     bool drafts_take_room = false;
   };
   Scheduler(Options options, KvCache& cache)
@@ -81,7 +81,7 @@ class Scheduler {
   size_t Victim() const;  // index in running_ of the request to retract; running_ is not empty
   void Retract(size_t index);
   void Preempt();
-  // The most rows of drafts of a step with this number of decoding sequences.
+  // Maximum draft rows of a step with this number of decoding sequences.
   int64_t DraftRoom(int64_t decoding) const;
   // Discards drafts of sequences that do not decode, and drafts beyond the limits of a step.
   void TrimDrafts();

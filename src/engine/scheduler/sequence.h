@@ -72,17 +72,17 @@ struct Sequence {
   std::vector<int32_t> drafts;
   bool drafts_forced = false;          // the drafts are those of GrammarDrafter
   ForcedPace forced_pace;              // of GrammarDrafter
-  std::unique_ptr<NgramIndex> ngrams;  // of NgramDrafter; null: none yet
-  int64_t ngram_drafts = 0;            // of NgramDrafter, in the last step
+  std::unique_ptr<NgramIndex> ngrams;  // index of NgramDrafter; null: not created yet
+  int64_t ngram_drafts = 0;            // number of drafts of NgramDrafter in the last step
   // Number of leading rows that are in the draft model's cache. After a reuse of cached prefixes
   // their rows are assumed to be there; a wrong row gives worse drafts only.
   int64_t draft_computed = 0;
   // [rows, H] the target's hidden rows from `draft_computed` on, for an MTP layer that was not run.
   std::vector<float> saved_hidden;
-  DraftCounts draft_counts, forced_counts;  // of speculative decoding, of GrammarDrafter
+  DraftCounts draft_counts, forced_counts;  // by the algorithm; by GrammarDrafter
 
   bool admitted_before = false;
-  int32_t cached_tokens = 0;  // of the prompt, at the first admission
+  int32_t cached_tokens = 0;  // prompt tokens from the cache at the first admission
 
   std::chrono::steady_clock::time_point arrival = std::chrono::steady_clock::now();
   float queue_seconds = -1;  // from the arrival to the first planned rows; −1: none yet
@@ -112,11 +112,11 @@ struct Sequence {
   }
 
   // The number of leading tokens that may come from the cache. At least one row is computed. A row
-  // is also computed if its logits give pending logprobs (those of position p come from row p − 1),
-  // if its routed experts are pending, or if it is missing in a mean.
+  // is also computed if it is needed for pending logprobs (row p − 1 gives those of position p),
+  // for pending routed experts, or for the mean of a pooled sequence.
   int64_t max_reusable() const;
   // The range [first, end) of rows whose logits are needed, among the `rows` that follow
-  // `computed`. Rows beyond the length are those of drafts.
+  // `computed`. Rows beyond the length belong to drafts.
   struct RowRange {
     int64_t first = 0, end = 0;
     int64_t size() const { return end - first; }

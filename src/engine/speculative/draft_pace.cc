@@ -9,7 +9,7 @@ namespace switchyard {
 namespace {
 
 constexpr double kDecay = 0.995;  // per step, of the sums of outcomes
-constexpr double kGain = 1.02;    // more drafts must promise this factor
+constexpr double kGain = 1.02;    // minimum factor of the expected rate for more drafts
 constexpr double kUnknown = 0.7;  // acceptance without measurements
 constexpr int32_t kFirst = 2;     // drafts before anything was measured
 constexpr int32_t kMostMore = 2;  // drafts more than the best number, if never measured

@@ -13,17 +13,17 @@ namespace switchyard {
 // The time of a step depends on the number of decoding sequences and on the drafts of each: more
 // rows read more experts' weights. The tokens of a step depend on the acceptance. For each size of
 // batch, the pace measures the time of a step with some numbers of drafts, including the time of
-// drafting, and estimates the time with others. It selects the number with the most expected tokens
-// per second, 0 if drafts do not pay. A number that promises more is tried in a few steps. Numbers
-// that promise less are tried again after many steps, as long as all such trials take a small share
-// of the time.
+// drafting, and estimates the time with others. It selects the number with the highest expected
+// tokens per second, 0 if drafts are not faster. A number with a higher expected rate is tried in a
+// few steps. Numbers with a lower one are tried again after many steps, as long as such trials take
+// a small share of the time.
 //
 // Used only by the leader's thread, which sends the limit to all ranks.
 class DraftPace {
  public:
-  static constexpr int kTrialSteps = 4;         // that are measured before numbers are compared
-  static constexpr int64_t kRetrySteps = 200;   // at least, between two trials of a batch size
-  static constexpr double kTrialShare = 0.005;  // of the time: the most that trials may lose
+  static constexpr int kTrialSteps = 4;         // measured steps before numbers are compared
+  static constexpr int64_t kRetrySteps = 200;   // minimum between two trials of a batch size
+  static constexpr double kTrialShare = 0.005;  // maximum share of the time lost by trials
 
   explicit DraftPace(int32_t most);
 
@@ -59,9 +59,9 @@ class DraftPace {
     std::vector<Arm> arms;
     int32_t best = 0, running = 0;  // numbers of drafts; they differ in a trial
     int64_t steps = 0;
-    int64_t trial_began = 0;  // at this step, the last one
-    double trial_cost = 0;    // seconds lost by it
-    int next_retry = 0;       // which neighbour of the best number is tried again next
+    int64_t trial_began = 0;  // Size::steps at the start of the last trial
+    double trial_cost = 0;    // seconds lost by that trial
+    int next_retry = 0;       // selects the neighbour of the best number for the next retry
   };
   Size& SizeOf(int64_t sequences);
   // The measured size nearest to `sequences`; null: none.
@@ -73,9 +73,10 @@ class DraftPace {
   // The seconds that a step with this limit loses against the best one.
   double LossOf(const Size& size, int32_t limit, double seconds) const;
   void Choose(Size& size);
-  // A number of drafts that promises more than the best one.
+  // A number of drafts with a higher expected rate than the best one.
   std::optional<int32_t> Promising(const Size& size) const;
-  // A number of drafts to try although it promises less; nullopt: the trial would take too much.
+  // A number of drafts to try despite a lower expected rate; nullopt: the trial would take too much
+  // time.
   std::optional<int32_t> Retry(Size& size) const;
   static void Try(Size& size, int32_t limit);
 
@@ -83,9 +84,9 @@ class DraftPace {
   int32_t last_;  // limit
   std::map<int64_t, Size> sizes_;
   double elapsed_ = 0, lost_ = 0;  // seconds of all steps, and of those lost by trials
-  // By position: decayed sums over the steps in which a draft at this position was wanted, so that
-  // they follow the text. Steps of sequences, and accepted drafts. A draft may be missing, or an
-  // earlier one was rejected.
+  // By position: sums over the steps in which a draft at this position was wanted; old steps have
+  // less weight, so the sums follow the text. `wanted_` counts these steps, `accepted_` the
+  // accepted drafts. A wanted draft may not have been proposed, or an earlier draft was rejected.
   std::vector<double> wanted_, accepted_;
   std::vector<int64_t> seen_;  // accepted drafts
 };

@@ -13,12 +13,13 @@ namespace switchyard {
 // A sequence after a pass of the model, open, with the tokens that the pass gave.
 struct DraftPart {
   Sequence* sequence = nullptr;
-  int64_t first_row = 0;  // of the pass: the row of position `begin`
-  // The positions whose rows of the pass have correct tokens: not those of rejected drafts.
+  int64_t first_row = 0;  // row of position `begin` in the pass
+  // The positions whose rows of the pass have correct tokens. Rows of rejected drafts are not
+  // included.
   int64_t begin = 0, rows = 0;
   bool decoding = false;  // the rows were decode rows
-  // The most drafts that the sequence can use; 0: it does not decode in the next step, or has
-  // drafts of another source. The sequence has pages for them.
+  // Maximum number of drafts that the sequence can use; 0: it does not decode in the next step, or
+  // has drafts from another source. The sequence has pages for them.
   int64_t wanted = 0;
 };
 
@@ -29,8 +30,8 @@ class Drafter {
  public:
   virtual ~Drafter() = default;
   // Called after each pass of the model that was not aborted, on every rank of the world, in the
-  // same order. Parts are in the order of the batch. `limit`: the most drafts of any sequence; it
-  // is equal on all ranks. May be collective over the world.
+  // same order. Parts are in the order of the batch. `limit`: the maximum number of drafts of any
+  // sequence, equal on all ranks. May be collective over the world.
   virtual void Draft(std::span<const DraftPart> parts, int64_t limit) = 0;
   // The rows of an open sequence that the drafter has missed, and would compute when `limit` rises
   // from 0.

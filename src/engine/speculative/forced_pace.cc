@@ -5,7 +5,8 @@
 namespace switchyard {
 namespace {
 
-// The newest outcome has the weight 1 / kNewest, of a sequence and of all of them.
+// Weight of the newest outcome: 1 / kNewest in the mean of a sequence, 1 / kNewestOfAll in the mean
+// of all sequences.
 constexpr int32_t kNewest = 8, kNewestOfAll = 64;
 constexpr int32_t kFirstPause = 4, kLongestPause = 32;  // steps between trials
 
@@ -45,7 +46,7 @@ int32_t ForcedAcceptance::Limit(const DraftCounts& so_far, int64_t sequences, in
     pace.paused = 0;
     return limit;
   }
-  // Now and then one draft is tried. A trial goes on until a draft has an outcome.
+  // Occasionally one draft is tried. The trial continues until a draft has an outcome.
   if (new_outcome) {
     pace.paused = pace.pause;
     pace.pause = std::min(2 * pace.pause, kLongestPause);

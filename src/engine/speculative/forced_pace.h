@@ -16,9 +16,10 @@ struct ForcedPace {
   int32_t paused = 0;  // such steps that are left
 };
 
-// A draft pays if the probability that it and its predecessors are right exceeds the cost of its
-// row. So a model that splits forced text in unusual ways, such as letter by letter, gets few
-// drafts. Of all sequences of a rank; new ones start from the acceptance of the others.
+// A draft is worthwhile if the probability that it and its predecessors are correct exceeds the
+// cost of its row. So a model that splits forced text in unusual ways, such as letter by letter,
+// gets few drafts. One object for all sequences of a rank: new sequences start from the acceptance
+// of the others.
 class ForcedAcceptance {
  public:
   // The number of drafts in the next step of a sequence, given all its outcomes so far; at most
@@ -30,7 +31,7 @@ class ForcedAcceptance {
   static int32_t CostOf(int64_t sequences);
   void Observe(int32_t drafted, int32_t accepted, ForcedPace& pace);
 
-  int32_t right_ = kOne * 9 / 10;  // as of a model that splits text as its tokenizer does
+  int32_t right_ = kOne * 9 / 10;  // initial value: a model that splits text as its tokenizer does
 };
 
 }  // namespace switchyard

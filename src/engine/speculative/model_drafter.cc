@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-constexpr int64_t kCounts = 3;  // of a pass: tokens, decode tokens, logit rows
+constexpr int64_t kCounts = 3;  // counts of a pass: tokens, decode tokens, logit rows
 
 // The numbers of a group: the counts of each pass, and whether the first one takes saved rows.
 int64_t StrideOf(int64_t limit) { return kCounts * limit + 1; }
@@ -158,7 +158,9 @@ std::vector<int64_t> ModelDrafter::CountsOf(int64_t limit) const {
 int64_t ModelDrafter::Backlog(const Sequence& sequence) const {
   const int64_t missed = sequence.computed - sequence.draft_computed;
   if (!model_.takes_hidden()) return missed;
-  return SavedRows(sequence) == missed ? missed : 0;  // else it is not drafted again
+  return SavedRows(sequence) == missed
+             ? missed
+             : 0;  // with other rows missing, the sequence is not drafted again
 }
 
 bool ModelDrafter::SetGroups(std::span<const int64_t> all, int64_t pass, int64_t limit) {

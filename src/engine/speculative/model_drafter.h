@@ -79,7 +79,7 @@ class ModelDrafter : public Drafter {
     Sequence* sequence = nullptr;
     int64_t wanted = 0;
     int32_t row = 0;
-    double probability = 1;  // of all its drafts, in the draft model
+    double probability = 1;  // product of the probabilities of its drafts in the draft model
   };
   void AddPart(const DraftPart& part, int64_t limit);
   // Adds the rows of a part whose hidden rows are known, and those saved before.

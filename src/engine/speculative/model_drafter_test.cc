@@ -75,7 +75,7 @@ class FakeDraft : public DraftForward {
   int32_t fault = -1;  // logits of this token's rows are not finite
   float peak = 9;      // the largest logit; the others are 0
   int passes = 0;
-  std::vector<int32_t> tokens, positions;  // of the last pass
+  std::vector<int32_t> tokens, positions;  // arguments of the last pass
   int64_t decode_tokens = 0;
   std::vector<int64_t> group_tokens;
   std::vector<bool> may_record;  // of each pass

@@ -73,7 +73,7 @@ TEST(NgramIndexTest, RandomTextsGiveTheGuessesOfASearch) {
     std::vector<int32_t> tokens;
     for (uint64_t i = 0; i < 400; ++i) {
       tokens.push_back(static_cast<int32_t>(UniformDraw(seed, i) * letters));
-      if (i % 3 == seed % 3) continue;  // several tokens at once
+      if (i % 3 == seed % 3) continue;  // several tokens in one call
       const std::vector<int32_t> got = index.Guess(tokens, 6);
       // Among many occurrences of a pair, only the latest ones are compared.
       if (i < 64) {

@@ -33,8 +33,8 @@ struct DraftLimits {
 
 constexpr int32_t kMostDrafts = 16;
 
-// The most drafts of a step that the grammar of a request forces (GrammarDrafter). Most forced
-// texts have fewer tokens; longer ones take several steps.
+// Maximum number of drafts that the grammar of a request forces in a step (GrammarDrafter). Most
+// forced texts have fewer tokens; longer ones take several steps.
 constexpr int32_t kMostForcedDrafts = 8;
 
 // Error kInvalid names a flag with an unknown value, a flag that contradicts another one, or an

@@ -1,4 +1,4 @@
-// For tests: a drafter that knows the outputs.
+// For tests: a drafter that is given the outputs.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -21,7 +21,7 @@ struct CpuSequences final : PassSequences {
   int32_t page_size = 1;
 };
 
-// Ops of this device have ended when they return, so a copy is complete at once.
+// Ops of this device have ended when they return, so a copy is complete when the call returns.
 class CpuHostCopy final : public HostCopy {
  public:
   void Start(const void* from, size_t bytes) override {

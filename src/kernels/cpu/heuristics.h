@@ -34,8 +34,8 @@ constexpr int64_t kShortRowBytes = 1024;
 // Up to kInt8SingleStreamRows rows of x a tile has one weight row, which hardware prefetches
 // fastest. Measured against four weight rows: 1.2 to 1.3 times as fast with 1 and 2 rows of x, 1.1
 // to 1.2 times with 3 and 4. With more rows of x, reloading x for each weight row leaves a core no
-// room to read ahead. Up to kInt8NoPrefetchRows rows, software prefetch takes more time than it
-// saves.
+// load slots to read ahead. Up to kInt8NoPrefetchRows rows, software prefetch takes more time than
+// it saves.
 constexpr int kInt8SingleStreamRows = 5, kInt8NoPrefetchRows = 2;
 
 // Weight panels (avx512/panels.h): outputs per panel, halved if the panel would exceed

@@ -95,7 +95,7 @@ struct AttentionTask {
   const float* q;  // row r, head g at q + r · ldq + g · k_width
   int64_t ldq;
   int64_t rows, group;     // rows · group at most kQueryBlock
-  int64_t first_position;  // of row 0; causal: a row attends up to its own position
+  int64_t first_position;  // position of row 0; causal: a row attends up to its own position
   int64_t window;          // 0: all
   const void* k;           // key j at k + slot(j) · key_stride bytes; v likewise
   const void* v;
@@ -107,7 +107,7 @@ struct AttentionTask {
   const int32_t* pages;
   int64_t page_size;
   float scale;
-  const float* sinks;  // of the group's heads, or null
+  const float* sinks;  // sinks of the group's heads, or null
   float* out;          // row r, head g at out + r · ldo + g · v_width
   int64_t ldo;
   float* scratch;  // AttentionScratch(k_width, v_width) floats
@@ -160,7 +160,7 @@ namespace avx512 {
 void Linear(const LinearTask& t);
 void LinearInt8(const LinearTask& t);        // needs VNNI
 void LinearBF16(const LinearTask& t);        // needs AVX512_BF16
-void AttentionBF16(const AttentionTask& t);  // likewise
+void AttentionBF16(const AttentionTask& t);  // needs AVX512_BF16
 extern const KernelTable kKernels;           // linear_int8: AVX2's; linear_bf16: null
 }  // namespace avx512
 namespace amx {

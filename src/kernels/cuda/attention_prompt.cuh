@@ -9,9 +9,9 @@
 // while the other multiplies.
 //
 // Copies: by TMA, which needs one producer warp. Only the last block of a sequence, of which some
-// keys do not exist, is copied by cp.async, which fills with zeros: values behind the sequence may
-// be NaN, whose product with a probability of zero is not zero. Caches whose pages do not divide a
-// block are copied by cp.async and four warps.
+// keys do not exist, is copied by cp.async, which fills with zeros: values after the end of the
+// sequence may be NaN, whose product with a probability of zero is not zero. Caches whose pages do
+// not divide a block are copied by cp.async and four warps.
 //
 // Shared memory: two buffers of queries, kStages of keys and values. Barriers per buffer and stage:
 // `full` (copied) and `empty` (read by all consumer warps).

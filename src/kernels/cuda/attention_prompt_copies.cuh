@@ -13,7 +13,7 @@ namespace switchyard::cuda {
 struct PromptItem {
   AttentionWorkItem unit;  // sequence −1: no more items
   TileKeys keys;
-  int row_begin;   // of the sequence's rows in the batch
+  int row_begin;   // index of the sequence's first row in the batch
   int begin, end;  // keys to process
   bool partial;    // the keys are one split of several
 };
@@ -76,7 +76,7 @@ class TileRow {
     query_ = item.row_begin + query;
     first_head_ = item.unit.kv_head * group_;
   }
-  __device__ bool IsReal() const { return flat_ < end_; }  // false behind the tile's last row
+  __device__ bool IsReal() const { return flat_ < end_; }  // false after the tile's last row
   // The first element of the row's head in an array with this row stride.
   __device__ int64_t Offset(int64_t stride, int head_dim) const {
     return query_ * stride + int64_t{first_head_ + head_} * head_dim;
@@ -227,8 +227,8 @@ class PromptProducer {
     ptx::BarrierAwaitCopies(&shared_.full[stage_.stage]);
   }
 
-  // Copies the tile's queries as bfloat16 into the buffer. Rows behind the tile's last one are
-  // zeros or other queries; their results are not stored.
+  // Copies the tile's queries as bfloat16 into the buffer. Rows after the tile's last one are zeros
+  // or other queries; their results are not stored.
   __device__ void CopyQueries(const PromptItem& item) {
     uint64_t* const full = &shared_.queries_full[buffer_.stage];
     char* const to = shared_.queries[buffer_.stage];

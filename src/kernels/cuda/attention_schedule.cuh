@@ -206,7 +206,7 @@ class TileFinder {
 };
 
 // The scratch slot of (tile 0, split 0, key-value head 0) of a sequence. −1 if its tiles process
-// all keys at once or belong to another launch. Called by a whole warp.
+// all keys in one work item or belong to another launch. Called by a whole warp.
 __device__ inline int FirstSlot(const AttentionSchedule& s, int sequence) {
   int sum = 0;
   for (int i = threadIdx.x % 32; i < sequence; i += 32) sum += PartOf(s, i).Units(s);
@@ -217,9 +217,10 @@ __device__ inline int FirstSlot(const AttentionSchedule& s, int sequence) {
 
 // The keys visible to a tile.
 struct TileKeys {
-  int begin_row = 0, end_row = 0;  // of the tile; number of (row, head): row · group + head
-  int first_position = 0;          // position of its first row
-  int begin = 0, end = 0;          // keys
+  int begin_row = 0,
+      end_row = 0;         // range of the tile; (row, head) has the number row · group + head
+  int first_position = 0;  // position of its first row
+  int begin = 0, end = 0;  // keys
   int first_split = 0, splits = 0;
 };
 __device__ __forceinline__ TileKeys TileKeysOf(const AttentionSchedule& s, int sequence, int tile) {

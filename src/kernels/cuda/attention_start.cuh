@@ -11,13 +11,13 @@
 
 namespace switchyard::cuda {
 
-// The kernel of attention_tile.cuh as StartTiles launches it.
+// Template argument of StartTiles for the kernel of attention_tile.cuh.
 template <typename Shape_>
 struct TiledKernel {
   using Shape = Shape_;
   static constexpr auto kFunction = TiledAttentionKernel<Shape>;
   static constexpr int kBytes = Shape::kBytes;
-  static constexpr bool kPersistent = false;  // also where keys are not split
+  static constexpr bool kPersistent = false;  // true: persistent blocks even if keys are not split
 };
 
 // Number of blocks of this kernel that are resident on the current device (occupancy × SMs).

@@ -244,7 +244,7 @@ class AttentionSequences {
   int64_t Width() const { return shape_.kv_heads * shape_.head_dim; }
   int32_t MaxPages() const { return 8192 / shape_.page_size; }
 
-  // The queries as AttentionParams::bf16_queries describes them, with NaN behind each head.
+  // The queries as AttentionParams::bf16_queries describes them, with NaN after each head.
   std::vector<float> InBFloat16(std::vector<float> queries) const {
     const int64_t n = shape_.head_dim;
     for (size_t at = 0; at < queries.size(); at += n) {

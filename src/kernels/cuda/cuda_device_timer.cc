@@ -29,7 +29,7 @@ std::span<const int64_t> StreamTimer::Resolve() {
   times_.clear();
   if (marks_ == 0) return times_;
   device_.Synchronize();
-  // The stream is idle, so the reference event completes at once: between two readings of the
+  // The stream is idle, so the reference event completes immediately: between two readings of the
   // host's clock. If other processes use the GPU, it may complete later, so the readings are
   // repeated.
   int64_t reference = 0, window = std::numeric_limits<int64_t>::max();

@@ -1,7 +1,7 @@
 // Fused per-head RMS norm, rotary embedding and KV cache store of the QKV projection's output
 // (semantics: kernels/fused_ops.h). Two kernels with the same bits:
 //   WholeHeadsKernel       heads of 64 or 128 that are rotated whole, not interleaved: a lane has
-//                          four elements in registers, a warp several heads at once
+//                          four elements in registers, a warp several heads at a time
 //   NormRopeStoreKvKernel  any head: one warp per head, which is staged in shared memory
 #include "kernels/cuda/fused_rows.h"
 #include "kernels/cuda/kernel_chain.cuh"
@@ -99,7 +99,7 @@ __device__ __forceinline__ double LaneSum(double value) {
 constexpr int kHeadThreads = 256;
 
 // A warp takes kAtOnce steps of 128 elements of a token's heads, all loads first. It computes the
-// scales of its heads in different lanes at once, because 1 / sqrt in double takes as many
+// scales of its heads in parallel lanes, because 1 / sqrt in double takes as many
 // instructions as everything else. Rotated pairs are kLanes / 2 lanes apart.
 template <DType kDType, int kDim, int kAtOnce>
 __global__ void __launch_bounds__(kHeadThreads)
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   if (p.q_norm != nullptr) {
     q_norm = __ldg(reinterpret_cast<const float4*>(p.q_norm + in_head * 4));
     k_norm = __ldg(reinterpret_cast<const float4*>(p.k_norm + in_head * 4));
-    double own = 0;  // of head in_head % kAtOnce
+    double own = 0;  // scale of head in_head % kAtOnce
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const double squares = LaneSum<kLanes>(SquaresOf(x[j]));

@@ -12,7 +12,7 @@ constexpr int kBoxTokens = 64, kSmallBoxTokens = 16;
 constexpr int kScaleBytes = 1024;    // token scales of a stage
 constexpr int kStagedRowBytes = 48;  // 16 bfloat16 and padding: eight rows have no bank conflicts
 
-// Kernel arguments besides the tensor maps.
+// Kernel arguments other than the tensor maps.
 struct Kernel {
   const float* b_scales;
   const float* bias;

@@ -35,7 +35,7 @@ struct Shared {
       sizeof(a[0]) + sizeof(b[0]) + (Format::kScaled ? sizeof(a_scales[0]) : 0);
 };
 
-// Kernel arguments besides the tensor maps.
+// Kernel arguments other than the tensor maps.
 struct Kernel {
   const float* b_scales;
   const float* bias;

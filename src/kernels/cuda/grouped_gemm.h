@@ -39,7 +39,7 @@ struct GroupedGemmParams {
   void* d = nullptr;  // [rows, n] bfloat16, or float32 where float_output
   // [rows / kGroupBlockRows] on the device: the group of each block, −1 to skip it.
   const int32_t* block_groups = nullptr;
-  int64_t rows = 0;  // of A and D; a multiple of kGroupBlockRows (with group_rows: of 4)
+  int64_t rows = 0;  // rows of A and D; a multiple of kGroupBlockRows (with group_rows: of 4)
   int64_t n = 0;     // a multiple of 64
   int64_t k = 0;     // e4m3: a multiple of 128; bfloat16: of 64
   int groups = 0;

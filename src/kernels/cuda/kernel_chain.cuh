@@ -16,7 +16,7 @@ __device__ __forceinline__ void LaunchDependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Waits until all earlier kernels have ended and their writes are visible. Returns at once in a
+// Waits until all earlier kernels have ended and their writes are visible. Returns immediately in a
 // kernel that was not launched early.
 __device__ __forceinline__ void WaitForPriorKernels() {
 #if __CUDA_ARCH__ >= 900

@@ -37,8 +37,8 @@ struct Maps {
   CUtensorMap of[kMapCount];  // boxes of 64, 32 and 16 rows of A
 };
 
-// Kernel arguments besides the tensor maps. `few.k_blocks` counts the pipeline stages along K, of
-// kW4A16Steps tiles of 64 columns each.
+// Kernel arguments other than the tensor maps. `few.k_blocks` counts the pipeline stages along K,
+// of kW4A16Steps tiles of 64 columns each.
 struct Kernel {
   few_rows::Kernel few;
   const uint8_t* records;

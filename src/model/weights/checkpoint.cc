@@ -171,7 +171,8 @@ void AddFile(const fs::path& path, const WeightMap* weight_map, uint32_t shard,
   const RegularFile file(path);
   const auto map = Map(file);
   TensorEntries entries = ParseSafetensorsHeader({map->data, map->size}, map->size, map->name);
-  while (!entries.empty()) {  // extract() frees each entry at once: names are never stored twice
+  while (
+      !entries.empty()) {  // extract() frees each entry immediately: names are never stored twice
     auto node = entries.extract(entries.begin());
     if (weight_map != nullptr && weight_map->ShardOf(node.key()).value_or(shard) != shard) continue;
     TensorEntry& entry = node.mapped();

@@ -72,7 +72,7 @@ struct CheckpointSourceOptions {
   bool check_nan_scales = true;  // rejects NaN scales and codes in requested parts
   int threads = 1;               // for conversion
   bool log = true;               // logs which matrices are held in another format
-  size_t slab_bytes = 0;         // of the memory for converted matrices (Slabs); 0: the default
+  size_t slab_bytes = 0;  // slab size of the memory for converted matrices (Slabs); 0: the default
   // Receives the names of all requested tensors that exist.
   std::set<std::string, std::less<>>* found = nullptr;
 };
@@ -101,7 +101,7 @@ int32_t GroupSizeOf(const LinearScheme& scheme, Range cols);
 // Number of adjacent columns that must stay on one rank: 32 for MXFP4, the group size for int4,
 // else 1.
 int64_t ColumnUnit(const LinearScheme& scheme);
-WeightFormat PlainFormat(DType dtype);  // of kF32, kBF16 or kF16
+WeightFormat PlainFormat(DType dtype);  // for kF32, kBF16 or kF16
 
 // Requests this rank's shard from the source, by the tensor names of the config's family. CHECKs
 // that the architecture is known; Error if the sizes cannot be sharded (CheckSplits). Adds to

@@ -22,7 +22,7 @@ struct CpuMoeState : MoeState {
   using MoeState::MoeState;
 
   Scratch<float> gathered, lane_sums;
-  Scratch<float> logits;  // of the router, [round, num_experts]
+  Scratch<float> logits;  // router logits [round, num_experts]
   TopK logical;           // [round, top_k] logical experts that the router selects
   TopK physical;          // [round, k] physical experts, if they differ
   const TopK* topk = nullptr;
@@ -107,7 +107,7 @@ class CpuMoeBackend : public MoeBackend {
   const ExpertMap experts_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::unique_ptr<Runner> runner_;
-  std::string runner_name_;  // of the fused operator, if there is one
+  std::string runner_name_;  // name of the runner, or of the fused operator if there is one
   std::unique_ptr<FusedExperts> fused_;
   std::map<DispatchLayout, PermutePair> permutes_;
 };

@@ -215,7 +215,7 @@ void CudaMoeBackend::PlanChunks() {
   const int64_t k = slots_per_token(), ep = mesh_.ep();
   const int64_t slots = ArrivedCapacity() * std::min<int64_t>(k, local_experts());
   ordered_rows_ = MaxOrderedRows(slots, local_experts());
-  // Under even load, each rank receives 1 / ep of all slots. A chunk has room for twice as many.
+  // Under even load, each rank receives 1 / ep of all slots. A chunk has space for twice as many.
   // The host launches the further chunks too, but usually they have no rows.
   const int64_t usual = 2 * CeilDiv((scatters_ ? ep : 1) * RoundCapacity() * k, ep) +
                         local_experts() * kGroupBlockRows;

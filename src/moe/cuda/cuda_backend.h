@@ -248,7 +248,7 @@ class CudaMoeBackend : public MoeBackend {
   std::unique_ptr<ExpertMover> mover_;
   std::vector<int> layers_;  // model indices of the layers placed so far
   Branch beside_;
-  std::optional<Branch> sends_;  // of overlapped exchanges, if any
+  std::optional<Branch> sends_;  // stream of overlapped exchanges, if any
 };
 
 }  // namespace switchyard::cuda

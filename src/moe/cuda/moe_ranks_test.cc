@@ -214,7 +214,7 @@ TEST(CudaMoeRanks, NamesOfExchangesChangeNoBit) {
   }
 }
 
-// Two passes at a time. Exchanges of one run beside the computation of the other.
+// Two passes at a time. The exchanges of one overlap the computation of the other.
 TEST(CudaMoeRanks, PassesInFlightChangeNoBit) {
   SKIP_WITHOUT_GPU();
   for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kFp8Block}) {

@@ -1,5 +1,5 @@
-// Properties of every all-to-all exchange, dispatchers and fused operators alike: bit-identical
-// results, batches in flight, capacities, and the peer named in a timeout.
+// Properties of every all-to-all exchange (dispatchers and fused operators): bit-identical results,
+// batches in flight, capacities, and the peer named in a timeout.
 #include <algorithm>
 #include <array>
 #include <iterator>

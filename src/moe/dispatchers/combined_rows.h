@@ -33,9 +33,9 @@ void SumReturnedRows(const TopK& topk, TokenList tokens, const ExpertMap& expert
                      const ExchangeSlots& slots, DType dtype, int64_t hidden,
                      const std::byte* outputs, ThreadPool& pool, float* y);
 
-// A part of a slot's payload in both modes of deepep. The runner writes its outputs to their final
-// locations: at the source rank (kSlot), or in memory of the batch, where they are summed first
-// (kRank).
+// Part of the payload of an exchange slot: expert outputs on their way back, in both modes of
+// deepep. The runner writes its outputs to their final locations: at the source rank (kSlot), or in
+// memory of the batch, where they are summed first (kRank).
 class CombinedRows {
  public:
   // The received row to which a runner output belongs, and the slot of the row's token.
@@ -45,7 +45,7 @@ class CombinedRows {
   };
   // One batch.
   struct Batch {
-    std::vector<Target> targets;          // of the runner outputs, [num_rows]
+    std::vector<Target> targets;          // destinations of the runner outputs, [num_rows]
     std::vector<std::byte*> places;       // their destinations, [num_rows]
     bool left = false, prepared = false;  // Places and Prepare were called
     std::vector<std::byte*> arenas;       // kSlot: [P] outputs of each source

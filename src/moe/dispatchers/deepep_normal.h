@@ -23,7 +23,7 @@ namespace switchyard {
 // ranks, at most min(k, P) rows per token are dispatched and k are combined. On average, 1 / P of
 // them stay local. Outputs are rounded to the sent format before weighting.
 //
-// A pass in several rounds has one combine, if the outputs have room for all its tokens
+// A pass in several rounds has one combine, if the outputs buffer has space for all its tokens
 // (RoundsOfPass). Each round writes its outputs to their place in the pass and raises the outputs
 // flag, because the next round overwrites the rows that the experts have read. The sums follow the
 // flag of the last round. With single-batch overlap the outputs have one flag for each part.

@@ -11,13 +11,13 @@
 
 namespace switchyard {
 
-// A part of a slot's payload. Every rank's arena has a segment per source. A rank's own segment
-// holds its tokens' rows, rounded once, preferably by their producer (InputRows). Ranks of the same
-// host read them in place, so that only routing and a flag are sent to them. The rows that a rank
-// of another host needs are copied contiguously to this rank's segment in that rank's arena. A
-// sender derives the destination of a row locally, so rows and counts are sent together, in one
-// phase. Destinations depend on the routing alone (tokens ascending), so no order depends on
-// timing.
+// Part of the payload of an exchange slot: dispatched rows and their routing. Every rank's arena
+// has one segment per source rank. A rank's own segment holds its tokens' rows, rounded once,
+// preferably by their producer (InputRows). Ranks of the same host read them in place, so that only
+// routing and a flag are sent to them. The rows that a rank of another host needs are copied
+// contiguously to this rank's segment in that rank's arena. A sender derives the destination of a
+// row locally, so rows and counts are sent together, in one phase. Destinations depend on the
+// routing alone (tokens ascending), so no order depends on timing.
 //
 // If ranks combine partial sums (CombineRows::kRank), weights are stored and sent like rows.
 class DispatchRows {

@@ -47,7 +47,7 @@ struct Observed {
   std::vector<int64_t> chosen;     // [num_experts] number of router selections
   std::vector<int64_t> computed;   // [num_experts] rows of all its replicas
   std::vector<int64_t> rank_rows;  // [tp] rows of all experts of a rank
-  double error = 0;                // of combined tokens against their inputs
+  double error = 0;                // maximum difference between combined tokens and their inputs
 };
 
 Observed Observe(MoeOptions options, RunnerLayout layout, const MeshShape& mesh) {

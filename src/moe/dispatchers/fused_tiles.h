@@ -17,9 +17,9 @@ namespace switchyard {
 // per rank signals the end of its list; all its outputs are then complete. The tokens' rank sums in
 // slot order.
 //
-// The rows of all experts are thus never materialized. Besides the index (twelve bytes per output),
-// the scratch is one tile of inputs, intermediates and outputs, for any batch size. A hot expert
-// takes several tiles, and its weights are read once per tile; small experts share a tile.
+// The rows of all experts are thus never materialized. In addition to the index (twelve bytes per
+// output), the scratch is one tile of inputs, intermediates and outputs, for any batch size. A hot
+// expert takes several tiles, and its weights are read once per tile; small experts share a tile.
 //
 // Traffic, for T tokens of hidden size H on each of P ranks: P · T · k ids to every rank; k rows of
 // H per token dispatched and k combined. A row for several experts of a rank is gathered once for

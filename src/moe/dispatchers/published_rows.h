@@ -11,8 +11,8 @@
 
 namespace switchyard {
 
-// A part of a slot's payload in the one-sided exchanges. A row is written once, however many ranks
-// read it, and a rank writes rows to its own arena only.
+// Part of the payload of an exchange slot in the one-sided exchanges: rows that other ranks pull. A
+// row is written once, however many ranks read it, and a rank writes rows to its own arena only.
 class PublishedRows {
  public:
   // Routing of the tokens published by one rank. Views of its arena.

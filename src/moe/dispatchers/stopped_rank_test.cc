@@ -70,7 +70,7 @@ TEST_P(StoppedRankTest, OthersSayWhoTheyWaitForAndWhereAndGiveUp) {
   // Only mode auto depends on decode.
   for (const bool decode : {false, true}) {
     if (decode && choice.Describe() != "deepep") continue;
-    std::vector<std::unique_ptr<TestProcesses>> worlds;  // all stages at once
+    std::vector<std::unique_ptr<TestProcesses>> worlds;  // all stages concurrently
     for (const Stage& stage : kStages)
       worlds.push_back(std::make_unique<TestProcesses>(
           kWorld, bytes, [&](int rank, std::shared_ptr<SharedArena> arena) {

@@ -31,8 +31,10 @@ class TokenPartition {
   // Recomputes the partition and reuses the memory.
   void Reset(const Mesh& mesh, std::span<const int64_t> group_tokens);
 
-  Share own(int rank) const { return own_[rank]; }  // range in the rank's group
-  int64_t total() const { return total_; }          // of all groups
+  Share own(int rank) const {
+    return own_[rank];
+  }                                         // the rank's own tokens, a range of its group's tokens
+  int64_t total() const { return total_; }  // tokens of all groups
   // Tokens of this rank's lane, and the offset of its own tokens there.
   int64_t lane_tokens() const { return lane_tokens_; }
   int64_t own_in_lane() const { return own_in_lane_; }

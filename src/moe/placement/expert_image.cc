@@ -55,8 +55,8 @@ std::pair<int64_t, int64_t> ScaleRows(const WeightView& w) {
 
 // The view's fields without its pointers, and the extents of its arrays.
 struct ViewHead {
-  WeightView view;                 // of the copy: row0 is relative to its first row
-  std::array<Extent, 3> arrays{};  // of data, scales and zeros in the stored arrays
+  WeightView view;                 // view of the copy; row0 is relative to its first row
+  std::array<Extent, 3> arrays{};  // extents of data, scales and zeros in the stored arrays
 };
 
 ViewHead HeadOf(const WeightView& w) {

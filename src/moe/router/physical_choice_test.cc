@@ -72,8 +72,8 @@ TEST(AppendSharedSlotsTest, LostRanksGetNothing) {
   for (int t = 0; t < 6; ++t) EXPECT_EQ(experts.Owner(topk.ids[2 * t + 1]), 3) << t;
 }
 
-// The fullest rank has no more rows than the minimum over all assignments of the shared rows: the
-// maximum of the routed rows and of an even share of all rows.
+// The most loaded rank has no more rows than the minimum over all assignments of the shared rows:
+// the maximum of the routed rows and of an even share of all rows.
 TEST(AppendSharedSlotsTest, TheFullestRankIsAsEmptyAsItCanBe) {
   kernels::Random random(11);
   for (int round = 0; round < 200; ++round) {

@@ -13,7 +13,7 @@ struct RoutingLogShape {
   int physical = 0;  // of all ranks
   int local = 0;     // physical experts of this rank
   int top_k = 0;
-  int64_t max_rows = 0;   // of a group in a pass
+  int64_t max_rows = 0;   // maximum rows of a group in a pass
   bool tokens = false;    // the choices of each row; false: only their counts
   bool dispatch = false;  // the rows dispatched to each expert of this rank
 

@@ -18,7 +18,7 @@ struct GroupedRows {
   const float* x = nullptr;          // row stride ldx
   int64_t ldx = 0;                   // elements
   const int32_t* row_ids = nullptr;  // [num_rows] row of x for each output row; null: identity
-  int64_t num_rows = 0;              // of the output, including the gaps of a masked layout
+  int64_t num_rows = 0;              // rows of the output, including the gaps of a masked layout
 
   // contiguous
   std::span<const int32_t>

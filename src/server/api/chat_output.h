@@ -39,7 +39,7 @@ class ChatOutput {
  public:
   explicit ChatOutput(const OutputPlan& plan);
 
-  // Adds an event of the generation, or all of them at once (Accumulated). Returns the parts for
+  // Adds an event of the generation, or all events in one call (Accumulated). Returns the parts for
   // the client. Every call has an id.
   std::vector<OutputEvent> Push(const std::string& text, const std::vector<uint32_t>& token_ends,
                                 FinishReason finish);

@@ -31,7 +31,8 @@ class ConstraintReader {
   void Add(const Fields& f, const char* key, const std::function<GrammarSource()>& make) {
     const std::string name = f.Name(key);
     if (found_)
-      throw InvalidField(name, "{} beside {} is not supported: want one constraint of the output",
+      throw InvalidField(name,
+                         "{} together with {} is not supported: want one constraint of the output",
                          name, found_->field);
     try {
       found_ = OutputConstraint{name, make()};

@@ -28,8 +28,8 @@ class RecentDeaths {
   explicit RecentDeaths(DeathLimit limit) : limit_(limit) {}
 
   // Adds the end of a rank. Returns false if there are now more ends within the window than the
-  // limit. `fruitless`: nothing was achieved since the last end. Such ends in a row count however
-  // long they take, since loading may take so long that the window never has enough of them.
+  // limit. `fruitless`: no output since the last end. Consecutive fruitless ends count regardless
+  // of the window, because loading may take so long that the window never contains enough of them.
   bool Add(std::string why, Clock::time_point now, bool fruitless = false) {
     while (!fruitless && !recent_.empty() && now - recent_.front().first > limit_.window)
       recent_.pop_front();

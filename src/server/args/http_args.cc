@@ -53,7 +53,8 @@ void AddHttpFlags(CommandLine& app, HttpArgs& a) {
            "/abort_request, /eplb/rebalance, recording of experts, profiles); default: "
            "SWITCHYARD_ADMIN_API_KEY");
   app.Flag("--cors-allow-origins", a.cors_allow_origins, kGroup,
-           "Comma-separated origins whose web pages may call, or *. Pages of this machine and of "
+           "Comma-separated origins whose web pages may send requests, or *. Pages of this machine "
+           "and of "
            "the server's own origin are always allowed");
   app.Flag("--max-connections", a.max_connections, kGroup,
            "Maximum open connections; further ones get 503, except for GET /health")

@@ -27,16 +27,17 @@ void AddModel(CommandLine& app, PlanArgs& a) {
   app.Flag("--revision", a.revision, kModel, "Branch, tag or commit, if --model-path is a hub id");
   app.Flag("--json-model-override-args", e.model_override_args, kModel,
            "JSON object whose keys replace config.json's");
-  app.Flag("--dtype", e.dtype, kModel, "As of serve");
-  app.Flag("--kv-cache-dtype", e.kv_cache_dtype, kModel, "As of serve");
-  app.Flag("--quantization", e.quantization.method, kModel, "As of serve");
-  app.Flag("--context-length", e.context_length, kModel, "As of serve").NonNegative();
-  app.Flag("--mem-fraction-static", e.mem_fraction_static, kModel, "As of serve").Range(0.01, 1.0);
-  app.Flag("--page-size", e.page_size, kModel, "As of serve").Range(1, 1024);
+  app.Flag("--dtype", e.dtype, kModel, "Same as for serve");
+  app.Flag("--kv-cache-dtype", e.kv_cache_dtype, kModel, "Same as for serve");
+  app.Flag("--quantization", e.quantization.method, kModel, "Same as for serve");
+  app.Flag("--context-length", e.context_length, kModel, "Same as for serve").NonNegative();
+  app.Flag("--mem-fraction-static", e.mem_fraction_static, kModel, "Same as for serve")
+      .Range(0.01, 1.0);
+  app.Flag("--page-size", e.page_size, kModel, "Same as for serve").Range(1, 1024);
   app.Flag("--max-running-requests", e.max_running_requests, kModel,
-           "As of serve; 0: 256 for each attention group, at most 4096")
+           "Same as for serve; 0: 256 for each attention group, at most 4096")
       .NonNegative();
-  app.Flag("--chunked-prefill-size", e.chunked_prefill_size, kModel, "As of serve");
+  app.Flag("--chunked-prefill-size", e.chunked_prefill_size, kModel, "Same as for serve");
 }
 
 void AddCluster(CommandLine& app, PlanArgs& a, std::vector<std::string>& gpus, std::string& nics,
@@ -45,7 +46,8 @@ void AddCluster(CommandLine& app, PlanArgs& a, std::vector<std::string>& gpus, s
            "GPUs of a node: 8xh200. Cards: h100, h200 (measured kernels); h800, h20, a100, b200, "
            "l40s, rtx4090 (data sheets); any other name with --cost-table");
   app.Flag("--nodes", a.nodes, kCluster, "Nodes").Range(1, 4096);
-  app.Flag("--nics", nics, kCluster, "NICs of a node and their Gbit/s: 8x400; needed for 2 nodes");
+  app.Flag("--nics", nics, kCluster,
+           "NICs per node with their Gbit/s: 8x400; needed for 2 nodes or more");
   app.Switch("--cpu", cpu, kCluster, "Ranks on the CPUs of this host");
   app.Flag("--cpus", a.cpus, kCluster, "CPUs of a host that is not this one; 0: this host's")
       .NonNegative();
@@ -66,9 +68,10 @@ void AddLoad(CommandLine& app, PlanArgs& a) {
   app.Flag("--slo-itl", a.max_itl_ms, kLoad, "Longest time between tokens, in ms; 0: none")
       .NonNegative();
   app.Flag("--imbalance", a.imbalance, kLoad,
-           "Expert rows of the fullest EP rank over the mean, besides the random part")
+           "Expert rows of the most loaded EP rank divided by the mean, in addition to random "
+           "variation")
       .Range(1.0, 64.0);
-  app.Flag("--price", a.price, kLoad, "Price of a GPU (or host) and hour, in any currency")
+  app.Flag("--price", a.price, kLoad, "Price per hour of a GPU (or host), in any currency")
       .NonNegative();
 }
 

@@ -72,7 +72,8 @@ void NoteRounds(const MoeOptions& moe, TakenFlags* taken) {
   if (moe.combine_long_seq) note("DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ=1");
 }
 
-// Adds a log line for --enable-single-batch-overlap if the exchange returns all outputs at once.
+// Adds a log line for --enable-single-batch-overlap if the exchange returns all outputs in one
+// part.
 void NoteSingleBatchOverlap(const MoeOptions& moe, TakenFlags* taken) {
   if (!moe.single_batch_overlap || CombinesInParts(moe)) return;
   taken->without_effect.push_back(fmt::format(

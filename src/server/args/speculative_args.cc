@@ -21,7 +21,7 @@ void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
   app.Flag(
       "--speculative-num-steps", s.num_steps, kSpeculation,
       "Maximum drafts of a request in a step, 1 to 16. auto: chosen by the measured acceptance "
-      "and cost, 0 if drafts do not pay");
+      "and cost, 0 if drafts are not faster");
   app.Flag("--speculative-eagle-topk", s.eagle_topk, kSpeculation,
            "Drafts that follow each draft: 1 (chains); trees are not supported");
   app.Flag("--speculative-num-draft-tokens", s.num_draft_tokens, kSpeculation,
@@ -33,8 +33,8 @@ void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
            "For benchmarks only: the probability with which a draft is accepted whatever the model "
            "samples, 0 to 1. Outputs are then wrong. -1: none");
   app.Switch("--disable-jump-forward", e.disable_jump_forward, kSpeculation,
-             "Computes one token of an output in a step where its grammar forces the next text. By "
-             "default this text is drafted on CPUs, with equal outputs");
+             "Disables jump-forward decoding: by default, CPU ranks draft the text that a grammar "
+             "forces, so a step gives several tokens. Outputs are equal");
   app.Flag("--speculative-moe-a2a-backend", e.moe.speculative_a2a_backend, kSpeculation,
            "--moe-a2a-backend of the draft model; default: the target's");
   app.Flag("--speculative-moe-runner-backend", e.moe.speculative_runner_backend, kSpeculation,

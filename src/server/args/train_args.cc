@@ -118,7 +118,8 @@ void AddRankFlags(CommandLine& app, TrainArgs& a) {
   app.Flag("--pp,--pp-size", a.pp, kGroup, "Pipeline stages").Positive();
   app.Flag("--threads", a.threads, kGroup, "Compute threads per rank").Range(1, 1024);
   app.Flag("--exchange", a.exchange, kGroup,
-           "Exchange of rows with the experts: async (with all ranks at once), or sync (pairwise)")
+           "Exchange of rows with the experts: async (with all ranks concurrently), or sync "
+           "(pairwise)")
       .OneOf({"sync", "async"});
   app.Flag("--schedule", a.schedule, kGroup,
            "plain (micro-batches one after the other), or overlapped (the forward of one "
@@ -167,7 +168,7 @@ A YAML file has the same names without dashes:
   switchyard train --config train.yaml --output run --ep 2 --save-every 200
   switchyard serve --model-path run/final
 
-SIGINT or SIGTERM saves a checkpoint and ends the run; the same command resumes it. A second signal ends it at once.
+SIGINT or SIGTERM saves a checkpoint and ends the run; the same command resumes it. A second signal ends it immediately.
 )";
 
 // Checks the required flags.

@@ -26,7 +26,7 @@
 
 namespace switchyard {
 
-// The prompt leaves no room for output in the context.
+// The prompt leaves no space for output in the context.
 class ContextLengthError : public Error {
  public:
   explicit ContextLengthError(const std::string& what) : Error(ErrorKind::kInvalid, what) {}
@@ -51,7 +51,7 @@ class RankLink {
       const std::vector<ControlMessage>& messages) = 0;  // in order; from any thread; never blocks
 };
 
-// Whether a question that the ranks cannot answer now waits for them, or fails.
+// Whether a query waits or fails while the ranks cannot respond.
 enum class WhenHeld : uint8_t { kWait, kFail };
 
 // Owns the table of open generations; borrows link and tokenizer. Keeps the prompt and the output
@@ -80,7 +80,7 @@ class Front {
   // text.
   void CheckTask(bool pooled) const;
   // Validates `spec`. Throws ParameterError for an invalid field (parameter "prompt" for the
-  // prompt), or ContextLengthError. Reduces max_new_tokens to the room left in the context, and
+  // prompt), or ContextLengthError. Reduces max_new_tokens to the space left in the context, and
   // min_new_tokens to max_new_tokens.
   void Check(GenerationSpec& spec) const;
   // Validates `spec` and sends the request to the ranks. Returns its id. Throws the errors of
@@ -90,8 +90,8 @@ class Front {
   // Throws kInvalid if `count` exceeds the limit of open requests, and kBusy if `count` more
   // requests do not fit now.
   void CheckCapacity(size_t count) const;
-  // Generations that are still open end with FinishReason::kAbort: at once if the ranks do not have
-  // them, else when the ranks have ended them. The callbacks may run in this call.
+  // Generations that are still open end with FinishReason::kAbort: immediately if the ranks do not
+  // have them, else when the ranks have ended them. The callbacks may run in this call.
   void Abort(const std::vector<uint64_t>& ids);
   void AbortNamed(const std::string& name);  // every generation with this name or batch name
   // Maximum number of tokens of one request, prompt and output together.
@@ -100,7 +100,7 @@ class Front {
 
   void FlushCache(std::function<void(bool done)> callback);
   // Statistics, one entry per attention group; empty if the ranks are lost. While requests are
-  // held, the last known ones, at once.
+  // held, the last known ones, immediately.
   void Stats(std::function<void(const std::vector<EngineStats>&)> callback);
 
   // Controls the expert recorder. kDump writes its file on rank 0's host. If the ranks are lost,
@@ -131,7 +131,7 @@ class Front {
   // Resume. After several such ends in a row, SIGKILL and stalls make requests suspect too: the
   // kernel may kill ranks because of the memory that one needs.
   bool Pause(const RanksEnd& end);
-  // Call when the link leads to new ranks. Sends the open questions again, then the open requests
+  // Call when the link leads to new ranks. Sends the open queries again, then the open requests
   // with their output, in the order of their ids.
   void Resume();
   RankHistory history() const;
@@ -167,7 +167,7 @@ class Front {
   // Aborts one request. Requires order_ and mutex_.
   void Abort(Open& open, std::vector<Ending>* endings, std::vector<ControlMessage>* aborts);
   void End(const std::vector<Ending>& endings);
-  // Whether requests or questions wait. Requires mutex_.
+  // Whether requests or queries wait. Requires mutex_.
   bool held() const { return paused_ || !suspects_.empty(); }
   std::vector<EngineStats> HeldStats() const;  // requires mutex_
   bool EndedWithoutAnswer(const RanksEnd& end);
@@ -181,9 +181,8 @@ class Front {
   void EndTrial(uint64_t id);
   void Measure(Open& open, const RequestOutput& output, int32_t tokens_before,
                metrics::Clock::time_point now);
-  // Sends a question. `if_lost` makes the answer if the ranks are lost. Throws kUnavailable if they
-  // are lost already.
-  // `if_held` makes the answer while requests are held; null: the question waits.
+  // Sends a query. `if_lost` makes the response if the ranks are lost. Throws kUnavailable if they
+  // are lost already. `if_held` makes the response while requests are held; null: the query waits.
   template <typename Answer, typename Message>
   void Ask(Message message, std::function<void(const Answer&)> callback,
            std::function<Answer(const std::string& why)> if_lost,

@@ -230,7 +230,7 @@ TEST_F(FrontRestartTest, QuestionsAreAskedAgain) {
   EXPECT_THAT(ranks.sent, IsEmpty());
 }
 
-// A request without a seed gets one from its id, so a question must not change the ids of later
+// A request without a seed gets one from its id, so a query must not change the ids of later
 // requests.
 TEST_F(FrontRestartTest, QuestionsTakeNoIdsOfRequests) {
   EXPECT_EQ(Submit(1), 1u);
@@ -421,13 +421,13 @@ TEST_F(FrontRestartTest, AQuestionIsAskedTwiceAtMost) {
   Steps(1);
   dump();
   Restart(Crashed({{id}}));
-  EXPECT_THAT(ranks.sent, SizeIs(1));  // the suspect alone, without the question
+  EXPECT_THAT(ranks.sent, SizeIs(1));  // the suspect alone, without the query
   Steps(2);
   EXPECT_THAT(errors, IsEmpty());
-  EXPECT_THAT(ranks.sent, SizeIs(3));  // the question and the request
+  EXPECT_THAT(ranks.sent, SizeIs(3));  // the query and the request
   Restart(Crashed({{id}}));
   EXPECT_THAT(errors, ElementsAre(HasSubstr("SIGSEGV")));
-  dump();  // new questions wait for the suspect
+  dump();  // new queries wait for the suspect
   Steps(2);
   EXPECT_THAT(errors, SizeIs(1));
   EXPECT_EQ(clients[id]->finish, FinishReason::kNone);

@@ -28,7 +28,7 @@ struct GenerationSpec {
   std::optional<int32_t> group;  // attention group that serves the request (data_parallel_rank)
   int32_t priority = 0;          // larger ones go first (--enable-priority-scheduling)
   std::string cache_salt;        // cached prefixes are shared only between requests of equal salt
-  std::shared_ptr<const ReadyGrammar> grammar;  // of the output; null: not constrained
+  std::shared_ptr<const ReadyGrammar> grammar;  // grammar of the output; null: not constrained
   std::vector<std::string> stop;
   bool keep_stop = false;  // the stop string stays in the text (no_stop_trim)
   bool skip_special_tokens = true;

@@ -13,7 +13,7 @@ const std::string kTexts[] = {R"({"name": "Ann", "tags": ["a", "b"], "n": -1.5e3
 
 struct Kind {
   const char* files;
-  const char* prefix;  // that the tokenizer adds to a text
+  const char* prefix;  // prefix that the tokenizer adds to a text
 };
 
 // The bytes of a text's tokens are the bytes of the text.

@@ -1,4 +1,4 @@
-// Questions of the front to the ranks.
+// The front's queries to the ranks: statistics, expert load, profiles and others.
 #include <optional>
 #include <utility>
 

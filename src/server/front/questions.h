@@ -1,4 +1,4 @@
-// Control messages to the ranks ("questions") whose responses have not arrived.
+// Open queries: control messages to the ranks whose responses have not arrived.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@
 
 namespace switchyard {
 
-// Each question has a ticket, which its answer repeats. Owned by Front; not thread-safe.
+// Each query has a ticket, which its response repeats. Owned by Front; not thread-safe.
 class Questions {
  public:
   using OnAnswer = std::function<void(const EngineMessage&)>;
   using Deliveries = std::vector<std::function<void()>>;
 
-  // Most times that a question is sent. If ranks have ended so often, it may be the cause.
+  // How often a query is sent at most. If the ranks ended each time, the query may be the cause.
   static constexpr int kMaxSent = 2;
 
-  // `if_lost` creates the response if the ranks are lost for good, or if they end after the
-  // question was sent kMaxSent times. `if_held` creates it if there are no ranks at present; null:
-  // the question waits for new ones.
+  // `if_lost` creates the response if the ranks are lost for good, or if they end after the query
+  // was sent kMaxSent times. `if_held` creates it if there are no ranks at present; null: the query
+  // waits for new ranks.
   template <typename Message>
   void Add(Message message, OnAnswer on_answer,
            std::function<EngineMessage(const std::string& why)> if_lost,
@@ -32,8 +32,8 @@ class Questions {
     message.ticket = ++last_ticket_;
     open_[last_ticket_] = {message, std::move(on_answer), std::move(if_lost), std::move(if_held)};
   }
-  // Removes the question that `message` answers, and returns its callback. Returns null if this
-  // question is not open, or if `message` is not an answer.
+  // Removes the query to which `message` responds, and returns its callback. Returns null if this
+  // query is not open, or if `message` is not a response.
   OnAnswer Take(const EngineMessage& message) {
     const auto ticket = std::visit(
         [](const auto& m) -> uint64_t {
@@ -44,7 +44,7 @@ class Questions {
     auto node = open_.extract(ticket);
     return node ? std::move(node.mapped().on_answer) : nullptr;
   }
-  // The messages of the questions that the ranks do not have, to be sent now.
+  // The messages of the queries that the ranks do not have, to be sent now.
   std::vector<ControlMessage> TakeUnsent() {
     std::vector<ControlMessage> messages;
     for (auto& [ticket, question] : open_) {
@@ -55,12 +55,13 @@ class Questions {
     }
     return messages;
   }
-  // Ends the questions that have an answer without ranks. Returns functions that deliver it.
+  // Ends the queries that can be responded to without ranks. Returns functions that deliver the
+  // responses.
   Deliveries TakeHeld() {
     return TakeWhere([](Question& question) { return static_cast<bool>(question.if_held); },
                      [](Question& question) { return question.if_held(); });
   }
-  // The ranks have ended. Ends the questions that may not be sent again.
+  // The ranks have ended. Ends the queries that may not be sent again.
   Deliveries OnRanksEnd(const std::string& why) {
     return TakeWhere(
         [](Question& question) {
@@ -68,7 +69,7 @@ class Questions {
         },
         [&](Question& question) { return question.if_lost(why); });
   }
-  // Ends all questions. Returns functions that deliver the answers.
+  // Ends all queries. Returns functions that deliver the responses.
   Deliveries TakeAll(const std::string& why) {
     return TakeWhere([](Question&) { return true; },
                      [&](Question& question) { return question.if_lost(why); });

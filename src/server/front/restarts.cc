@@ -74,7 +74,7 @@ void Front::SendUnsent() {
       Open& first = *open_.at(*suspects_.begin());
       if (!first.sent) Append(first, &messages);
     } else {
-      // A question that ends the ranks must not do so while a suspect runs alone.
+      // A query that makes ranks fail must not do so while a suspect runs alone.
       messages = questions_.TakeUnsent();
       for (const auto& [id, open] : open_)
         if (!open->sent && !open->ending) Append(*open, &messages);

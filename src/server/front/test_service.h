@@ -12,7 +12,7 @@
 
 namespace switchyard {
 
-// Answers each request at once.
+// Answers each request immediately.
 class AnsweringLink : public RankLink {
  public:
   void Send(const std::vector<ControlMessage>& messages) override {

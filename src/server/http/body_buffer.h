@@ -11,8 +11,8 @@
 
 namespace switchyard::http {
 
-// Grows as bytes arrive, not at once to the announced length. Charges its memory to `charge`. Not
-// thread-safe.
+// Grows as bytes arrive; does not allocate the announced length in advance. Charges its memory to
+// `charge`. Not thread-safe.
 class BodyBuffer {
  public:
   // `expected`: the body length given in the head, or `limit` if unknown. In bytes.

@@ -27,9 +27,9 @@ class ClientStream {
   ClientStream(Socket socket, const TlsContext* tls);
   ~ClientStream();
 
-  boost::asio::awaitable<bool> Handshake();  // true at once without TLS
+  boost::asio::awaitable<bool> Handshake();  // true immediately without TLS
   // Reads at least one byte, or returns an error. At the end of the client's input, `ended` becomes
-  // true. Every later call returns end-of-file at once, because the kernel reports the end only
+  // true. Every later call returns end-of-file immediately, because the kernel reports the end only
   // once.
   boost::asio::awaitable<Done> ReadSome(boost::asio::mutable_buffer into);
   boost::asio::awaitable<Done> WriteSome(std::string_view bytes);

@@ -133,7 +133,7 @@ class ConnectionImpl final : public Connection,
   asio::steady_timer news_;  // never expires; cancelled when the exchange has new output
   std::string input_;        // received bytes; the first used_ of them are consumed
   size_t used_ = 0;
-  std::shared_ptr<Exchange> exchange_;  // of the current response
+  std::shared_ptr<Exchange> exchange_;  // exchange of the current response
 };
 
 void ConnectionImpl::Spawn(std::function<void(Connection*)> on_end) {

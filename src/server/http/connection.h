@@ -31,8 +31,8 @@ struct ConnectionContext {
 enum class Phase {
   kServing,
   kLastRequest,  // a connection is closed after its next response
-  kDraining,     // idle connections are closed at once, others after the current response
-  kClosed,       // all connections are closed at once
+  kDraining,     // idle connections are closed immediately, others after the current response
+  kClosed,       // all connections are closed immediately
 };
 
 // Handle to a connection, which runs as a coroutine on its socket's executor. That executor must be

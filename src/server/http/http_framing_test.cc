@@ -15,7 +15,7 @@ constexpr bool kLives = true, kEnds = false;
 struct FramingCase {
   const char* name;
   std::string bytes;
-  int status;  // of the first final response
+  int status;  // status of the first final response
   bool lives;  // whether the connection serves a second request
 };
 

@@ -127,7 +127,7 @@ class Server::Impl {
   std::mutex mutex_;  // guards the members below
   std::condition_variable all_ended_;
   std::unordered_map<Connection*, std::shared_ptr<Connection>> connections_;
-  std::vector<Connection*> spares_;   // of connections_, those beyond the limit, oldest first
+  std::vector<Connection*> spares_;   // those of connections_ beyond the limit, oldest first
   std::vector<Connection*> evicted_;  // earlier spares that are closing
 };
 
@@ -210,9 +210,10 @@ void Server::Impl::Adopt(ClientStream::Socket socket) {
   connections_.emplace(key, std::move(connection));
 }
 
-// Makes room for another connection beyond the limit. If there is no room, closes the oldest one
-// that is not being answered, so that clients without a request do not block health probes. Returns
-// false if all are being answered, or if too many are still closing.
+// Frees a spare slot for another connection beyond the limit. If all spare slots are in use, closes
+// the oldest of these connections that is not being answered, so that clients without a request do
+// not block health probes. Returns false if all are being answered, or if too many are still
+// closing.
 bool Server::Impl::MakeSpareRoom() {
   if (spares_.size() < kSpareConnections) return true;
   if (evicted_.size() >= kSpareConnections) return false;

@@ -2,9 +2,9 @@
 //
 // One Connection per client runs on an I/O thread. It serves its requests strictly one after
 // another, so pipelined requests are answered in order. The server calls a handler once the whole
-// request body has been read. The handler keeps the Responder and returns at once. The connection
-// keeps reading during a response, so that it detects a disconnect promptly even if no data is
-// being written.
+// request body has been read. The handler keeps the Responder and returns immediately. The
+// connection keeps reading during a response, so that it detects a disconnect promptly even if no
+// data is being written.
 //
 // I/O threads only transfer bytes. Handlers of requests with a body run on worker threads of lower
 // priority, with separate threads for small and large bodies (worker_pool.h). One limit covers the

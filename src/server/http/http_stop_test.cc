@@ -28,7 +28,7 @@ class HttpStopTest : public testing::Test {
     options_.drain_timeout = std::chrono::minutes(1);
   }
 
-  // GET /open passes its Responder to the test; GET /hello responds at once.
+  // GET /open passes its Responder to the test; GET /hello responds immediately.
   void Start() {
     server_ = std::make_unique<Server>(options_);
     server_->Route("GET", "/open", [this](auto, Responder responder) {

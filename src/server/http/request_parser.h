@@ -22,7 +22,7 @@ struct RequestHead {
   bool keep_alive = true;
   bool expects_continue = false;
   bool chunked = false;
-  uint64_t length = 0;  // of a body that is not chunked, in bytes
+  uint64_t length = 0;  // bytes of a body that is not chunked
 
   bool has_body() const { return chunked || length > 0; }
 };

@@ -13,7 +13,7 @@ struct ResponseHead {
   int status = 200;
   std::string content_type;  // empty: none is sent
   Headers extra;
-  std::optional<size_t> length;  // of the body in bytes; absent: see `chunked`
+  std::optional<size_t> length;  // bytes of the body; absent: see `chunked`
   bool chunked = false;          // if false and no length: closing the connection ends the body
   bool keep_alive = true;
 };

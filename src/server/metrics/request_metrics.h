@@ -54,7 +54,9 @@ class RequestMetrics {
   void AddCopies(int64_t copies, int64_t most_tokens);
 
   uint64_t submitted() const { return submitted_; }
-  uint64_t prompt_tokens() const { return prompt_tokens_; }  // of generations with a first token
+  uint64_t prompt_tokens() const {
+    return prompt_tokens_;
+  }  // counts only generations with a first token
   uint64_t cached_tokens() const { return cached_tokens_; }
   uint64_t generation_tokens() const { return generation_tokens_; }
   uint64_t ended(End end) const { return ends_[static_cast<int>(end)]; }

@@ -58,7 +58,7 @@ void ReadActivities(const Fields& f, bool gpus, profile::Options* options) {
     throw InvalidField("activities", "activities is empty, want CPU, GPU or both");
   if (!options->host && !gpus)
     throw InvalidField("activities", "activities is GPU, but all ranks are on CPUs: want CPU");
-  options->device &= gpus;  // on CPUs, "GPU" beside "CPU" has no effect
+  options->device &= gpus;  // on CPUs, "GPU" in addition to "CPU" has no effect
 }
 
 // Reads a field that becomes part of a file name.

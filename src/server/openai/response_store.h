@@ -16,7 +16,7 @@ class ResponseStore {
  public:
   struct Limits {
     size_t responses = 1024;
-    size_t bytes = size_t{64} << 20;  // of all JSON texts
+    size_t bytes = size_t{64} << 20;  // limit for all JSON texts
   };
   // JSON texts.
   struct Entry {

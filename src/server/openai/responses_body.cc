@@ -119,8 +119,8 @@ Json ToolsOf(const Json& tools) {
   return out;
 }
 
-// Both APIs write "auto", "none" and "required" alike. For a named function the chat API has one
-// more object, `function`.
+// "auto", "none" and "required" are the same in both APIs. For a named function the chat API has
+// one more object, `function`.
 Json ToolChoiceOf(const Json& choice) {
   if (!choice.is_object() || !choice.contains("name")) return choice;
   return {{"type", choice.value("type", Json("function"))},

@@ -14,7 +14,7 @@ namespace switchyard::pooling {
 
 // Prompts of one request, in the order in which their results are returned.
 struct Batch {
-  std::string id;  // of the response: the client's rid or request_id, or a new one
+  std::string id;  // id of the response: the client's rid or request_id, or a new one
   int64_t created = 0;
   std::vector<GenerationSpec> specs;
 };

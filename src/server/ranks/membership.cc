@@ -129,7 +129,7 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
     membership.ranks->BeginEpoch(endpoint, std::move(on_exit));
     return std::make_unique<EpochHost>(membership.ranks);
   }
-  // Ranks on GPUs, and ranks whose experts move, cannot go on: they are killed at once.
+  // Ranks on GPUs, and ranks whose experts move, cannot continue: they are killed immediately.
   const bool keeps_weights = restart.restarts && !job.plan.cuda && !job.config.eplb.enable;
   RankProcesses::Options options{
       .world = job.config.mesh.tp,

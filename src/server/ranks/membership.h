@@ -21,8 +21,8 @@ struct Membership {
   std::unique_ptr<NodeGroup> nodes;
   std::optional<NodeNetwork> network;  // taken from `nodes`; moved to the ranks at their start
   std::string job;                     // input of DecodeRankSpec
-  std::shared_ptr<SharedArena> arena;  // of a launched rank, until it is started
-  std::shared_ptr<ProcessHost> ranks;  // that outlive an epoch, once they are started
+  std::shared_ptr<SharedArena> arena;  // arena of a launched rank, until that rank is started
+  std::shared_ptr<ProcessHost> ranks;  // kept between epochs, once the ranks are started
 };
 
 // Whether ranks are restarted after one of them has ended. `stall_timeout`: RankProcesses::Options.

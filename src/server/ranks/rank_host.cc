@@ -182,7 +182,8 @@ void ThreadHost::OnSilent(const RankSilence& silence) {
     why = arena->AbortReason();
   }
   if (!killed_) {
-    LOG_WARNING("{}", silence.Reason());  // at once, since a launcher may soon kill this process
+    LOG_WARNING("{}",
+                silence.Reason());  // immediately, since a launcher may soon kill this process
     on_exit_(why, /*cause=*/true);
   }
   if (!own) return;

@@ -46,7 +46,7 @@ class RankHost {
   // Waits until all ranks have exited. After the timeout, kills the rest and returns false.
   virtual bool WaitEnded(std::chrono::milliseconds timeout) = 0;
   virtual void KillAll() = 0;
-  // A rank has ended. Kills the others, unless they can go on in the next epoch.
+  // A rank has ended. Kills the others, unless they can continue in the next epoch.
   virtual void EndEpoch() { KillAll(); }
   // Kills ranks that still run and waits for their end. False if one has not ended by the timeout.
   virtual bool Kill(std::chrono::milliseconds timeout) {
@@ -75,7 +75,8 @@ class ProcessHost : public RankHost {
   Ending HowEnded() const override;
 
   // With RankProcesses::Options::epochs. Settle: RankProcesses::Settle. BeginEpoch starts the ranks
-  // that have ended; the others go on with their weights. Detach: no exit is reported until then.
+  // that have ended; the others continue with their weights. Detach: no exit is reported until
+  // then.
   bool Settle(std::chrono::milliseconds timeout);
   void Detach();
   void BeginEpoch(const std::string& endpoint, OnExit on_exit);

@@ -41,7 +41,7 @@ class Supervisor : public RankLink {
   ~Supervisor() override;
 
   // Drops messages while there are no ranks. After a pause, the front sends open requests and
-  // questions again.
+  // queries again.
   void Send(const std::vector<ControlMessage>& messages) override;
   // EngineRanks::WaitReady of the first epoch.
   std::optional<RankReady> WaitReady(const std::function<void(const LoadProgress&)>& progress,

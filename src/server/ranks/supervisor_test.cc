@@ -112,7 +112,7 @@ class SupervisorTest : public testing::Test, public RankLink {
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<FakeHost*> hosts;  // of ended epochs too
+  std::vector<FakeHost*> hosts;  // hosts of all epochs, ended ones included
   std::vector<int32_t> tokens;
   std::promise<std::string> lost;
   std::unique_ptr<Tokenizer> tokenizer =

@@ -173,7 +173,7 @@ class Prober {
 
   const jinja::Template& chat_;
   const Json& special_tokens_;
-  Json filler_ = "-";  // content of the other user messages
+  Json filler_ = "-";  // content of user messages whose text does not matter
 };
 
 }  // namespace

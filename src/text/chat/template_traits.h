@@ -10,7 +10,7 @@
 
 namespace switchyard {
 
-// Classes of roles that templates treat alike.
+// Classes of roles that templates treat in the same way.
 enum class RoleClass : size_t { kSystem, kUser, kAssistant, kTool };
 inline constexpr size_t kRoleClasses = 4;
 
@@ -37,7 +37,7 @@ struct TemplateTraits {
     bool missing_is_empty = false;  // a message without the key "content" fails
   };
   std::array<Content, kRoleClasses> content;  // by RoleClass
-  Content content_with_calls;                 // of assistant messages with tool_calls
+  Content content_with_calls;                 // for assistant messages with tool_calls
 
   const Content& ContentOf(const nlohmann::ordered_json& message) const;
 };

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kNone = std::string::npos;
 
-// strip and split treat None and a missing argument alike.
+// strip and split treat None like a missing argument.
 std::optional<Text> OptionalText(const Bound& bound, size_t index) {
   if (!bound[index] || bound[index]->IsNone()) return std::nullopt;
   return bound.TextOr(index, "");

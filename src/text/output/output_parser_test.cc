@@ -50,7 +50,7 @@ ParsedMessage ParseAllWays(const ParseCase& options, const std::string& text) {
 struct FormatSample {
   const char* calls;
   std::string weather, both;
-  const char* id = "";  // of the first call
+  const char* id = "";  // id of the first call
 };
 
 const std::string kDeepSeekBegin = "<｜tool▁calls▁begin｜>", kDeepSeekEnd = "<｜tool▁calls▁end｜>";

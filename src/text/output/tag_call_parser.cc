@@ -296,10 +296,10 @@ class TagCallParser : public CallParser {
   std::string line_before_key_, line_before_end_;
   State state_ = State::kText;
   std::string raw_;   // text of the present call that became no event
-  std::string name_;  // of the present call
+  std::string name_;  // name of the present call
   int parameters_ = 0;
   JsonTypes types_ = 0;
-  std::string value_;        // value of the present parameter, unless it is passed on at once
+  std::string value_;        // value of the present parameter, unless it is passed on immediately
   std::string held_;         // the value's last line end
   bool after_call_ = false;  // a call has begun since the last text
 };

@@ -11,7 +11,7 @@ struct Metaspace {
   enum class Prepend { kAlways, kFirst, kNever };
 
   std::string replacement;  // one character
-  Prepend prepend;  // which pieces of text get a space in front: all, the first of the input, none
+  Prepend prepend;          // pieces that get a leading space: all, the first of the input, none
   bool split;
 };
 

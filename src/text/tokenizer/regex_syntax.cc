@@ -173,7 +173,7 @@ class Translator {
   }
 
   // Translates an escape that is an atom outside of classes and an item within them. `kept`:
-  // further letters that PCRE2 reads alike.
+  // further letters with the same meaning in PCRE2.
   std::string CommonEscape(char c, std::string_view kept) {
     switch (c) {
       case 's':

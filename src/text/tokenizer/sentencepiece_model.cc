@@ -16,7 +16,7 @@ class Message {
   struct Field {
     uint64_t number;
     uint64_t integer = 0;    // value of a varint, or the bits of a fixed32
-    std::string_view bytes;  // of a length-delimited field
+    std::string_view bytes;  // contents of a length-delimited field
   };
 
   Message(std::string_view bytes, const std::string& file) : rest_(bytes), file_(file) {}

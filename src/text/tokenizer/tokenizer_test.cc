@@ -159,7 +159,8 @@ TEST(EncodePiecesTest, ShorterSpecialTokenOfTheTemplateCountsWhereTheLongerOneIs
             (Ids{3, 4}));
 }
 
-// The marks survive every normalizer: the token occurs only in the normalized text.
+// All normalizers keep the trust marks of characters. The special token matches only after
+// normalization.
 TEST(EncodePiecesTest, NormalizedSpecialTokensNeedTrustToo) {
   nlohmann::json json = SmallTokenizer();
   json["added_tokens"].push_back(

@@ -158,7 +158,7 @@ ModelFiles PrepareModelFiles(const TrainingOptions& options) {
     if (fs::exists(tokenizer_dir / name)) {
       add(name, Read(tokenizer_dir / name));
     } else {
-      fs::remove(dir / name, failed);  // of an earlier run with another tokenizer
+      fs::remove(dir / name, failed);  // left from an earlier run with another tokenizer
     }
   }
   return out;

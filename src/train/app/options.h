@@ -36,7 +36,7 @@ struct TrainingOptions {
   int threads = 1;                                 // per rank
   ProductDtype products = ProductDtype::kFloat32;  // --compute-dtype
   bool synchronous = false;                        // pairwise row exchange
-  std::chrono::milliseconds timeout{300'000};      // of waits for another rank
+  std::chrono::milliseconds timeout{300'000};      // limit for waits on another rank
   std::string resume = "auto";                     // auto, never, or the directory of a checkpoint
 };
 

@@ -16,7 +16,7 @@ struct Curve {
 
 struct PictureOptions {
   std::string title, x_label, y_label;
-  std::optional<double> low, high;  // of the y axis; default: range of the smoothed curves
+  std::optional<double> low, high;  // range of the y axis; default: range of the smoothed curves
 };
 
 // Draws axes with ticks at round numbers and a legend. Each curve has a pale line of its points and

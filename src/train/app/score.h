@@ -16,7 +16,7 @@ struct ScoreOptions {
   std::vector<std::filesystem::path> data;
   DocumentEncoder::ChatLoss chat_loss = DocumentEncoder::ChatLoss::kAssistant;
   int64_t length = 512;        // tokens of a row; documents that fit stay whole
-  int64_t rows_per_pass = 16;  // rows computed at once
+  int64_t rows_per_pass = 16;  // rows per forward pass
   int threads = 1;
 };
 

@@ -31,7 +31,9 @@ class Corpus {
   // A stable hash of documents and packing. A run may only resume with an equal fingerprint.
   const std::string& fingerprint() const { return fingerprint_; }
   const std::vector<EncodedDocument>& documents() const { return documents_; }
-  int64_t tokens() const { return tokens_; }    // of one epoch, without each document's last token
+  int64_t tokens() const {
+    return tokens_;
+  }  // tokens of one epoch; each document's last one does not count
   int64_t targets() const { return targets_; }  // of one epoch
   int64_t RowsOf(int64_t epoch) { return static_cast<int64_t>(Epoch(epoch).size()); }
 

@@ -52,7 +52,7 @@ void PackCut(std::span<const Part> documents, int64_t length, std::vector<Row>* 
 }
 
 void PackWhole(std::span<const Part> documents, int64_t length, std::vector<Row>* rows) {
-  std::multimap<int64_t, size_t> open;  // remaining room -> row; ties in insertion order
+  std::multimap<int64_t, size_t> open;  // remaining space -> row; ties in insertion order
   for (Part rest : documents) {
     while (rest.length > 0) {
       const int64_t take = std::min(length, rest.length);  // longer documents are split

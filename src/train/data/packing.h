@@ -35,8 +35,8 @@ using Row = std::vector<Part>;  // the parts of one row; at most the row length 
 
 // The rows of one epoch in training order: a function only of the documents' lengths, the options
 // and the epoch number. Documents are shuffled and packed in the shuffled order (whole documents
-// into the fullest row with room). Then rows are shuffled. Documents of fewer than two tokens are
-// dropped. Deterministic on every machine.
+// into the row with the least remaining space that suffices). Then rows are shuffled. Documents of
+// fewer than two tokens are dropped. Deterministic on every machine.
 std::vector<Row> PackEpoch(std::span<const int64_t> document_lengths, const PackingOptions& options,
                            int64_t epoch);
 

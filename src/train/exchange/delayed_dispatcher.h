@@ -49,7 +49,7 @@ class DelayedDispatcher : public Dispatcher {
   using Clock = std::chrono::steady_clock;
 
   struct State {
-    Clock::time_point ready;  // of the exchange in flight
+    Clock::time_point ready;  // when the exchange in flight may end
   };
   // Called in Begin*: Start before the call of the inner dispatcher, Started after it.
   void Start(DispatchHandle* handle) const;

@@ -10,8 +10,8 @@
 
 namespace switchyard::train {
 
-constexpr int64_t kQueryBlock = 24;  // query rows of a score block; even
-constexpr int64_t kStrip = 6;        // query rows of one product with their visible keys; even
+constexpr int64_t kQueryBlock = 24;  // query rows of a score block; must be even
+constexpr int64_t kStrip = 6;  // query rows of one product with their visible keys; must be even
 
 // The first visible key of row r of a sequence, and one past the last.
 template <typename T>

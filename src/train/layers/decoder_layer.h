@@ -35,7 +35,7 @@ struct LayerState {
 // The arguments of the phases.
 template <typename T>
 struct LayerPass {
-  const RowLayout& rows;  // of all ranks of the TP group
+  const RowLayout& rows;  // rows of all ranks of the TP group
   LayerState<T>& state;
   std::vector<T>& stream;  // forward: hidden [m, H], in place; backward: its gradient
   ThreadPool& pool;

@@ -7,7 +7,7 @@
 namespace switchyard::train {
 namespace {
 
-// Each product runs for all networks at once, distributed over the threads.
+// Each product is one parallel loop over all networks, distributed over the threads.
 template <typename T>
 void ForwardProducts(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
                      const T* x, FeedForwardState<T>* state, T* out, ThreadPool& pool) {

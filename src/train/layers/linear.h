@@ -60,7 +60,9 @@ class ParameterSet {
     return &p;
   }
   std::deque<Parameter<T>>& all() { return all_; }
-  ProductDtype products() const { return products_; }  // of linear layers made from this set
+  ProductDtype products() const {
+    return products_;
+  }  // dtype of the products of linear layers made from this set
 
  private:
   const ProductDtype products_;
@@ -72,7 +74,8 @@ template <typename T>
 struct Linear {
   Parameter<T>* weight = nullptr;  // [n, k]
   int64_t n = 0, k = 0;
-  ProductDtype dtype = ProductDtype::kFloat32;  // of forward and both gradient products
+  ProductDtype dtype =
+      ProductDtype::kFloat32;  // dtype of the forward product and of both gradient products
 
   // n, k: dimensions of the whole tensor.
   static Linear Make(ParameterSet<T>& set, const std::string& name, int64_t n, int64_t k,

@@ -30,7 +30,7 @@ struct Product {
   int64_t ldc = 0;
   int64_t m = 0, n = 0, k = 0;
   bool accumulate = false;
-  T scale = 1;  // of A · B. Must be 1 if accumulate is set.
+  T scale = 1;  // factor of A · B. Must be 1 if accumulate is set.
   ProductDtype dtype = ProductDtype::kFloat32;
 };
 

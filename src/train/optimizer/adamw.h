@@ -12,7 +12,7 @@ namespace switchyard::train {
 struct AdamWOptions {
   double beta1 = 0.9, beta2 = 0.95;
   double epsilon = 1e-8;
-  double weight_decay = 0.1;  // of parameters with `decay`
+  double weight_decay = 0.1;  // applies to parameters with `decay`
 };
 
 // Loshchilov, Hutter: Decoupled Weight Decay Regularization (2019), with the operation order of
@@ -28,7 +28,7 @@ class AdamW {
   void Step(double learning_rate, double gradient_scale, ThreadPool& pool);
 
   struct Moments {
-    std::vector<float> first, second;  // of the value's size; empty without gradient
+    std::vector<float> first, second;  // same size as the value; empty without gradient
   };
   const std::vector<Parameter<float>*>& parameters() const { return parameters_; }
   std::vector<Moments>& moments() { return moments_; }  // in the order of the parameters

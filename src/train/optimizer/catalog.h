@@ -20,7 +20,7 @@ struct CatalogTensor {
     int64_t begin = 0, size = 0;  // along `dimension`; the whole range if not partitioned
     int owner = 0;                // the lowest rank that holds the piece
   };
-  std::vector<int64_t> shape;  // of the whole tensor
+  std::vector<int64_t> shape;  // shape of the whole tensor
   bool exact = false;          // Parameter::exact
   int dimension = 0;           // partitioned dimension
   std::vector<Piece> pieces;   // ascending and contiguous

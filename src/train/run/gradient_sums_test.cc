@@ -73,7 +73,7 @@ TEST(GradientSums, EndWithTheRankThatFails) {
                      sums.Await();
                    });
   } catch (const Error& e) {
-    error = e.what();  // of rank 0, or of a rank whose sum was aborted by it
+    error = e.what();  // error of rank 0, or of a rank whose sum rank 0 aborted
   }
   EXPECT_THAT(error, ::testing::HasSubstr("strange tokens"));
 }

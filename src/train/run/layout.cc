@@ -45,7 +45,7 @@ void CheckTensorParallel(int tp, const ModelConfig& config) {
     divides(attention.kv_heads, "key-value heads");
     if (attention.qk_norm == AttentionConfig::QkNorm::kWhole) {
       throw Invalid(
-          "--tp {}: {} normalizes queries over all heads at once, which cannot be partitioned; "
+          "--tp {}: {} normalizes queries over all heads together, which cannot be partitioned; "
           "use --dp",
           tp, config.architecture);
     }

@@ -68,8 +68,9 @@ struct RankCoordinates {
   std::vector<int> CopiesGroup() const;        // same slice of the same layers, other rows
   std::vector<int> EpGroup() const;            // different experts
   std::vector<int> ExpertCopiesGroup() const;  // the same experts
-  // The ranks at this rank's position in the first and the last stage. Stages in between do not use
-  // their group, which has the ranks of the first stage and of this stage.
+  // The group that sums the gradients of the embedding's copies: the ranks at this rank's position
+  // in the first and the last stage. Stages in between get a group with the first stage, which they
+  // do not use.
   std::vector<int> EmbeddingGroup() const;
   // The layers of this rank's stage: even ranges, longer ones first.
   StageRange Stage(const ModelConfig& config) const;

@@ -77,7 +77,7 @@ TEST(Layout, RefusesWhatCannotBeCut) {
               HasSubstr("--tp 3: does not divide the model's 4 attention heads"));
   EXPECT_THAT(error({.tp = 4}, "mixtral"),
               HasSubstr("--tp 4: does not divide the model's 2 key-value heads"));
-  EXPECT_THAT(error({.tp = 2}, "olmoe"), HasSubstr("over all heads at once"));
+  EXPECT_THAT(error({.tp = 2}, "olmoe"), HasSubstr("over all heads together"));
   EXPECT_THAT(error({.pp = 3}, "mixtral"), HasSubstr("--pp 3: exceeds the model's 2 layers"));
   EXPECT_THAT(error({.ep = 8, .dp = 8}, "mixtral"),
               HasSubstr("--ep 8: exceeds the model's 6 experts"));

@@ -77,8 +77,9 @@ class Learner : public TrainedModel {
   const LearnerOptions options_;
   const LearnerRanks ranks_;
   schedule::StepShape shape_;
-  std::vector<schedule::Operation> list_;  // of a step of shape_; empty before the first
-  std::vector<Pass<float>> passes_;        // [places] micro-batch m uses passes_[m % places]
+  std::vector<schedule::Operation>
+      list_;                         // schedule of a step of shape_; empty before the first step
+  std::vector<Pass<float>> passes_;  // [places] micro-batch m uses passes_[m % places]
   // [layers + 1] parameters of each layer; the last entry holds those outside of all layers.
   std::vector<std::vector<Parameter<float>*>> parameters_;
 };

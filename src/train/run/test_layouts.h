@@ -68,7 +68,7 @@ using Tensors = std::map<std::string, std::vector<float>>;
 
 // Results over all ranks, with whole tensors.
 struct LayoutResult {
-  Tensors gradients;  // of the last step
+  Tensors gradients;  // gradients of the last step
   Tensors values;     // after the last step
   std::vector<double> curve, norms;
   std::vector<std::vector<float>>

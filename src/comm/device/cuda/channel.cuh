@@ -11,7 +11,7 @@ namespace switchyard::cuda {
 
 // A round: write to the own staging region, barrier (Meet), read the peers' regions, and optionally
 // a second barrier. Two barriers raise the flags to counter + 1 and then to counter + 2. A single
-// barrier raises them to counter + 2 at once. Regions are double-buffered. Round n + 2 overwrites
+// barrier raises them directly to counter + 2. Regions are double-buffered. Round n + 2 overwrites
 // the region of round n. A block that begins round n + 2 has passed the barrier of round n + 1, so
 // all members have finished round n. The counter stays on the device between kernels, so captured
 // kernels can be replayed.

@@ -223,7 +223,7 @@ TEST(CudaCollectives, AMissingRankEndsTheWaitOfOthers) {
     PeerCollectives group(gpu.memory, gpu.comm->mesh.TpGroup(), gpu.stream.get());
     gpu.comm->tp->Barrier("start");
     if (gpu.rank == 0) {
-      for (int i = 0; i < 100; ++i)  // the first one times out; the others return at once
+      for (int i = 0; i < 100; ++i)  // the first one times out; the others return immediately
         group.AllReduceSum(gpu.scratch.as<float>(), 3000);
       gpu.stream.Synchronize();
       const std::string said = ErrorOf([&] { gpu.memory.CheckTimeouts(); }, ErrorKind::kTimeout);

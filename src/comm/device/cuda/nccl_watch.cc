@@ -44,12 +44,13 @@ void NcclWatch::Look(std::chrono::steady_clock::time_point start) {
   if (std::chrono::steady_clock::now() - start < timeout_ + kLater) return;
   AbortAll();
   Meet();  // if a rank is missing, the barrier times out and names it
-  throw Error(ErrorKind::kTimeout,
-              fmt::format("rank {} waited {:g} s for GPU work behind NCCL kernels, and so did all "
-                          "other ranks: all are alive, but NCCL cannot connect their GPUs",
-                          comm_.tp->rank(), std::chrono::duration<double>(timeout_).count()),
-              "run with NCCL_DEBUG=WARN, and check that NCCL_SOCKET_IFNAME and "
-              "NCCL_IB_HCA name the network between the hosts");
+  throw Error(
+      ErrorKind::kTimeout,
+      fmt::format("rank {} waited {:g} s for GPU work queued after NCCL kernels, and so did all "
+                  "other ranks: all are alive, but NCCL cannot connect their GPUs",
+                  comm_.tp->rank(), std::chrono::duration<double>(timeout_).count()),
+      "run with NCCL_DEBUG=WARN, and check that NCCL_SOCKET_IFNAME and "
+      "NCCL_IB_HCA name the network between the hosts");
 }
 
 void NcclWatch::Meet() { comm_.tp->Barrier("NCCL stream wait"); }
@@ -58,7 +59,7 @@ void NcclWatch::AbortAll() {
   if (groups_.empty()) return;
   if (before_abort_) before_abort_();
   // Aborts run as one NCCL group. An abort waits for its communicator's kernels, which may be
-  // queued behind kernels of a communicator that is not aborted yet.
+  // queued after kernels of a communicator that is not aborted yet.
   const NcclLibrary& nccl = NcclLibrary::Get();
   nccl.GroupStart();
   for (NcclGroup* group : groups_) group->Abort();

@@ -25,10 +25,11 @@ class NcclWatch {
 
   std::chrono::milliseconds timeout() const { return timeout_; }
 
-  // Waits until `event` completes; returns at once if there are no groups. On an error or timeout
-  // it aborts all groups, so that the stream drains. Error kPeer has NCCL's error text or the abort
-  // reason of a rank. Error kTimeout names the missing rank. NCCL does not report that rank. So the
-  // waiting ranks run a barrier on the host communicator, and the timeout of the barrier names it.
+  // Waits until `event` completes; returns immediately if there are no groups. On an error or
+  // timeout it aborts all groups, so that the stream drains. Error kPeer has NCCL's error text or
+  // the abort reason of a rank. Error kTimeout names the missing rank. NCCL does not report that
+  // rank. So the waiting ranks run a barrier on the host communicator, and the timeout of the
+  // barrier names it.
   void Wait(cudaEvent_t event);
 
   // `hook` is called before groups are aborted. It has to destroy the graphs that captured

@@ -26,7 +26,7 @@ struct GpuRanks {
 
 // A rank must not allocate or free memory while a peer's kernel on the same GPU waits for its
 // kernel: these calls synchronize the whole GPU. So everything is allocated here, before any rank
-// begins. A copy must not be enqueued behind a waiting kernel either: it would block the copies of
+// begins. A copy must not be enqueued after a waiting kernel either: it would block the copies of
 // all ranks.
 struct GpuRank {
   GpuRank(std::shared_ptr<SharedArena> arena, const GpuRanks& ranks, int rank_in)

@@ -115,7 +115,7 @@ std::optional<std::string> MpiSession::Agree(const std::string& statement, const
     MPI_Isend(statement.data(), size, MPI_BYTE, 0, mpi::kStatement, MPI_COMM_WORLD, &request);
     auto decision = impl_->WaitForText(0, mpi::kDecision, limit);
     if (!decision) return std::nullopt;
-    // Rank 0 decides after it has received all statements, so this send completes at once.
+    // Rank 0 decides after it has received all statements, so this send completes immediately.
     CHECK(mpi::Finish({&request, 1}, Limit::After(impl_->options.timeout, [] { return false; })));
     return decision;
   }
@@ -133,7 +133,8 @@ std::optional<std::string> MpiSession::Agree(const std::string& statement, const
   }
   if (!mpi::Finish(requests, limit)) {
     if (impl_->stopped()) return std::nullopt;
-    throw Error(ErrorKind::kTimeout, "rank 0 could not send its decision to the other ranks");
+    throw Error(ErrorKind::kTimeout,
+                "rank 0 could not send the result of the startup checks to the other ranks");
   }
   return decision;
 }

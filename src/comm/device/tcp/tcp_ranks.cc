@@ -358,7 +358,7 @@ TcpRanks::CloseReason TcpRanks::ServeFrames(int rank) {
 
 // Receives directly into the arena: the ranges belong to the writer until the flag is raised.
 bool TcpRanks::ReceiveRanges(TcpStream& in, const Frame& frame) {
-  if (frame.count > kMaxFrameRanges) throw Invalid("{} ranges at once", frame.count);
+  if (frame.count > kMaxFrameRanges) throw Invalid("{} ranges in one message", frame.count);
   std::array<ByteRange, kMaxFrameRanges> table;
   if (in.Receive(table.data(), frame.count * sizeof(ByteRange)) != IoResult::kDone) return false;
   std::array<iovec, kMaxFrameRanges> parts;

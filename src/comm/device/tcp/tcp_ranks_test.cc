@@ -325,7 +325,7 @@ TEST_F(ByHandTest, TheHeartbeatOfAPeerIsTheLastOneUntilItLeaves) {
 
 TEST_F(ByHandTest, TooManyRangesAreRefused) {
   SendFrame({.kind = FrameKind::kWrite, .count = 1u << 30});
-  EXPECT_THAT(WaitEnds(), HasSubstr("ranges at once"));
+  EXPECT_THAT(WaitEnds(), HasSubstr("ranges in one message"));
 }
 
 TEST_F(ByHandTest, AFetchThatIsNotAnsweredTimesOutByName) {

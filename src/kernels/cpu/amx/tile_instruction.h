@@ -23,7 +23,7 @@ struct TileInstruction {
   int length;            // bytes
   int tile;              // tile operand; C of products
   int a, b;              // A and B of products
-  uint64_t address = 0;  // of a tile's first row, or of the configuration
+  uint64_t address = 0;  // address of a tile's first row, or of the configuration
   int64_t stride = 0;    // row stride in bytes
 };
 

@@ -20,13 +20,14 @@ namespace switchyard::kernels::cpu::simd {
 template <class V>
 struct AttentionState : QueryKeys<V> {
   using Vectors = V;
-  KeySums<V> part;   // of the current part; in the partials buffer if other threads share the keys
-  KeySums<V> total;  // of the preceding parts
+  KeySums<V>
+      part;  // sums of the current part; in the partials buffer if other threads share the keys
+  KeySums<V> total;  // sums of the preceding parts
   float* weights;    // [queries, kKeyBlock] scores, then their exponentials
   float* keys;       // [k_width, kKeyBlock] as float32
   float* values;     // [kKeyBlock, Padded(v_width)] as float32
   const float* value_rows[kKeyBlock];
-  KeyAddresses next;  // of the next block
+  KeyAddresses next;  // addresses of the next block, for prefetch
   int64_t next_keys = 0;
 
   explicit AttentionState(const AttentionTask& task)

@@ -41,7 +41,7 @@ const int8_t* Int8WeightRow(const WeightRef& w, int64_t n) {
 // kInt8Rows weight rows starting at `n`, of which `count` exist.
 struct Int8Outputs {
   int64_t n, count;
-  float scales[kInt8Rows];  // of the weight rows
+  float scales[kInt8Rows];  // scales of the weight rows
 };
 
 template <class D>

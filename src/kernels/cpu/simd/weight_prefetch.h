@@ -8,7 +8,7 @@ namespace switchyard::kernels::cpu::simd {
 
 // Byte offset from the weight row at `first` to the row that comes `row` rows later. Rows are
 // `stride` bytes apart and are processed in blocks of `block` rows. The task has `left` rows from
-// `first` on. Behind the task's last block, rows are those of the next task, whose first row is at
+// `first` on. After the task's last block, rows are those of the next task, whose first row is at
 // `next`, so that the next task does not start with a stall. Returns 0 there if `next` is null: the
 // rows may belong to another thread. V: the vector type of an instruction set
 // (kernels/cpu/kernel_table.h).

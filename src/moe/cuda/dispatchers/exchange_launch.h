@@ -48,8 +48,8 @@ struct ExchangeLayout {
 
 // Device-side variables of one slot.
 struct ExchangeState {
-  uint32_t round;                       // of the last dispatch sent
-  uint32_t waited;                      // of the last dispatch received
+  uint32_t round;                       // round of the last dispatch sent
+  uint32_t waited;                      // round of the last dispatch received
   uint32_t active;                      // rank mask of the last dispatch sent
   uint32_t finished;                    // finished blocks of the running kernel; 0 between kernels
   uint32_t next_chunk;                  // work counter of combine, over all parts
@@ -66,7 +66,7 @@ struct ExchangeBatch {
   // Destinations, by chunk of 32 tokens and by rank: bit mask of tokens, and number of rows before
   // the chunk.
   uint32_t* words;         // [ceil(tokens / 32), ranks]
-  int32_t* before;         // likewise
+  int32_t* before;         // same shape
   const int32_t* experts;  // [num_experts]
   const uint8_t* active;   // [ranks] or null
   WaitLimit limit;

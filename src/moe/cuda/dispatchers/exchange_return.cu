@@ -13,7 +13,7 @@ namespace switchyard::cuda {
 namespace {
 
 // Warps that copy rows (half of them for each row of a chunk), and one more that raises flags.
-// Sized so that two blocks of Sum fit beside a block of this kernel on a multiprocessor.
+// Sized so that two blocks of Sum and one block of this kernel fit on a multiprocessor together.
 constexpr int kCopyWarps = 14, kReturnThreads = 32 * (kCopyWarps + 1);
 // 16-byte vectors in flight per lane.
 constexpr int kCopyVectors = 7, kPartSumVectors = 3;

@@ -9,9 +9,9 @@ namespace switchyard::cuda {
 namespace {
 
 constexpr int kSumThreads = 256;
-// Blocks per multiprocessor. They fit beside a block of Return (64 registers a thread), so that
-// both kernels start together. This requires kernels without a shared-memory carveout preference:
-// with one, they did not run concurrently (measured).
+// Blocks per multiprocessor. They fit together with a block of Return (64 registers per thread), so
+// that both kernels start together. This requires kernels without a shared-memory carveout
+// preference: with one, they did not run concurrently (measured).
 constexpr int kSumBlocks = 2;
 constexpr int kSumVectors = 4;  // 16-byte vectors in flight per lane
 

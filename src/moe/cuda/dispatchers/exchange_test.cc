@@ -93,7 +93,8 @@ TEST_F(CudaExchange, GivesWhatTheCpuGives) {
   }
 }
 
-// Batches whose outputs are sent in parts alternate with batches whose outputs are sent at once.
+// Batches whose outputs are sent in parts alternate with batches whose outputs are sent in one
+// part.
 TEST_F(CudaExchange, PartsOfTheOutputsGiveWhatTheCpuGives) {
   kernels::Random random(12);
   for (int i = 0; i < 24; ++i) {

@@ -24,7 +24,7 @@ struct NcclCounts {
 struct AcceptParams {
   // by source rank: metadata as in ExchangeLayout, from `counts` up to `rows`
   const std::byte* tags[kMaxExchangeRanks];
-  ExchangeLayout layout;  // of `tags`, for one source with `longest` tokens
+  ExchangeLayout layout;  // layout of `tags`, for one source with `longest` tokens
   int ranks, max_tokens, longest, top_k;
   bool sum_by_rank;
   int32_t* ids;    // [ranks, max_tokens, top_k]

@@ -17,13 +17,13 @@ namespace switchyard::cuda {
 
 // Configuration of an exchange; the same on all ranks of the EP group except for `rank`.
 struct ExchangeConfig {
-  int ranks = 1, rank = 0;           // of the EP group
+  int ranks = 1, rank = 0;           // size of the EP group, and this rank
   const int* world_ranks = nullptr;  // [ranks] world ranks (PeerMemory's numbering)
   int64_t hidden = 0;                // a multiple of 8, of 16 for FP8
   int top_k = 0;                     // at most 16
-  int64_t max_tokens = 0;            // of one rank in one exchange
+  int64_t max_tokens = 0;            // maximum tokens of one rank in one exchange
   RowFormat dispatched;              // kF32, kBF16, or FP8 with a float32 scale per 128 elements
-  DType combined = DType::kF32;      // of combined rows: kF32 or kBF16
+  DType combined = DType::kF32;      // format of combined rows: kF32 or kBF16
   // Combine returns one row per (token, rank), weighted and summed by the experts' rank, instead of
   // one per (token, slot). This sends fewer bytes, but the sums depend on the placement
   // (--moe-combine-rows rank).
@@ -80,7 +80,7 @@ class RowExchange {
     // The addend's memory is written by kernels that precede BeginCombine, or EndCombine if
     // `overlaps`.
     TokenAddend addend = {};
-    // Whether computation of this GPU runs beside the exchange. Begin* may then use another stream
+    // Whether computation of this GPU overlaps the exchange. Begin* may then use another stream
     // than End*. The caller orders the streams by events: Begin* after all earlier work, and the
     // next End* after the end of the sends.
     bool overlaps = false;

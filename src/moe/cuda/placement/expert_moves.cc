@@ -7,7 +7,7 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr int64_t kAlignment = 256;  // of an array in a block
+constexpr int64_t kAlignment = 256;  // alignment of an array in a block
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 

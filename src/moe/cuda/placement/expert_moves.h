@@ -47,9 +47,10 @@ struct DeviceExpert : PlacedExpert {
 };
 
 // One per backend whose experts move. New experts are uploaded to spare memory on a side stream,
-// beside the passes. Between two passes they are copied to their slots on the stream of the passes.
-// Slots keep their addresses, so captured passes stay valid and kernels need no table of pointers.
-// By memory bandwidth, the copy of an expert of 42 MB takes about 25 µs (not measured).
+// concurrently with the passes. Between two passes they are copied to their slots on the stream of
+// the passes. Slots keep their addresses, so captured passes stay valid and kernels need no table
+// of pointers. By memory bandwidth, the copy of an expert of 42 MB takes about 25 µs (not
+// measured).
 class ExpertMover {
  public:
   // Space for `blocks` experts of at most `block_bytes` (BlockBytes).

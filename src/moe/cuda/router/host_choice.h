@@ -34,7 +34,7 @@ class HostChoice {
  private:
   struct Call {
     HostChoice* owner = nullptr;
-    RoundToChoose round;  // of Choose; Run fills in the pass and micro-batch
+    RoundToChoose round;  // argument of Choose; Run fills in the pass and micro-batch
     int64_t tokens = 0;
     bool once = false;  // not captured: freed when it has run
   };
@@ -53,7 +53,7 @@ class HostChoice {
   // Used by the host functions, in stream order.
   uint64_t pass_ = 0;
   int micro_batch_ = 0;
-  TopK logical_, chosen_;  // of the call that runs
+  TopK logical_, chosen_;  // ids of the running call
 };
 
 }  // namespace switchyard::cuda

@@ -27,7 +27,7 @@ __device__ __forceinline__ void Split(float2 x, uint32_t (&parts)[3]) {
 }
 
 // Fragment columns 2t, 2t + 1, 2t + 8, 2t + 9 of lane t are mapped to elements 4t … 4t + 3 of a
-// step, in A and B alike. A lane thus loads its four elements with one instruction.
+// step, in both A and B. A lane thus loads its four elements with one instruction.
 __device__ __forceinline__ float4 FourOf(const float* row, int64_t k) {
   return ptx::LoadAhead(row + k);
 }

@@ -17,7 +17,7 @@ struct SharedSlotsParams {
   const int32_t* owners = nullptr;  // [num_physical] EP rank of each physical expert
   int64_t tokens = 0;
   int k = 0;
-  int ranks = 1, rank = 0;      // of the EP group, at most kMaxExchangeRanks
+  int ranks = 1, rank = 0;      // size of the EP group (at most kMaxExchangeRanks), and this rank
   int32_t first_shared = 0;     // the physical expert of rank 0's shared expert; others follow it
   int32_t* wide_ids = nullptr;  // [tokens, k + 1]
   float* wide_weights = nullptr;

@@ -35,7 +35,7 @@ struct PackedExperts {
 
 // Data types and kernels of the experts' GEMMs.
 struct ExpertArithmetic {
-  ElementType input = ElementType::kF32;   // of GEMM inputs: rows and weights
+  ElementType input = ElementType::kF32;   // type of GEMM inputs: rows and weights
   ElementType output = ElementType::kF32;  // of GEMM outputs
   bool tensor_cores = false;  // GroupedGemmFp8 and GroupedGemmBf16, else PlainGroupedGemm
   ElementType weights = ElementType::kF32;

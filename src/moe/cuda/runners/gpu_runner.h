@@ -35,7 +35,7 @@ struct GpuGroupedRows {
   const float* a_scales = nullptr;  // kFp8: [H / 128, chunk.rows]
   RowChunk chunk;
   bool is_whole = true;       // whether the chunk has all rows of the order
-  int64_t expected_rows = 0;  // of all experts in all chunks, if ranks have even load
+  int64_t expected_rows = 0;  // total rows of all experts and chunks, if ranks have even load
 };
 
 // Owned by the backend, which all layers share. Used by the rank's thread only. A call enqueues
