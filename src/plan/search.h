@@ -56,7 +56,7 @@ struct Evaluation {
   double most_requests = 0;    // maximum concurrent requests in the cache of one engine
   std::vector<Point> points;   // by rising concurrency, within the cache
   std::optional<Point> best;   // the best point within the load and the limits
-  double per_device = 0;       // output tokens per second; on CPUs of the host
+  double per_device = 0;       // output tokens per second per device; on CPUs: per host
   double cost = 0;             // cost of a million output tokens; 0: unknown
   std::string binds;           // what limits the best point, in words
 };

@@ -8,11 +8,12 @@
 namespace switchyard {
 namespace {
 
-constexpr double kDecay = 0.995;  // per step, of the sums of outcomes
+constexpr double kDecay = 0.995;  // factor per step on the sums of outcomes
 constexpr double kGain = 1.02;    // minimum factor of the expected rate for more drafts
 constexpr double kUnknown = 0.7;  // acceptance without measurements
 constexpr int32_t kFirst = 2;     // drafts before anything was measured
-constexpr int32_t kMostMore = 2;  // drafts more than the best number, if never measured
+constexpr int32_t kMostMore =
+    2;  // how far a number of drafts that was never measured may exceed the best one
 // Steps for which a time holds. Later the sequences are longer, so it is measured again before the
 // number is selected.
 constexpr int64_t kFresh = 200;
@@ -74,7 +75,8 @@ DraftPace::Size& DraftPace::SizeOf(int64_t sequences) {
 double DraftPace::TokensOf(int32_t limit) const {
   double tokens = 1, reached = 1, acceptance = kUnknown;
   for (int32_t i = 0; i < limit; ++i) {
-    constexpr double kPrior = 2;  // steps that the acceptance of the position before adds
+    constexpr double kPrior =
+        2;  // weight, in steps, of the previous position's acceptance (the prior)
     const double before = reached;
     reached = (accepted_[i] + kPrior * before * acceptance) / (wanted_[i] + kPrior);
     acceptance = std::min(1.0, reached / before);
