@@ -87,7 +87,7 @@ EngineStats StatsOf(const EngineConfig& config, float temperature) {
   return Total(engine.Stats());
 }
 
-// A draft model that is the target guesses every token, also sampled ones: both models draw with
+// A draft model that is the target guesses every token, also sampled ones: both models sample with
 // the same random numbers.
 TEST(SpeculativeEngineTest, TheTargetAsItsDraftModelIsAlwaysRight) {
   EngineConfig config = ConfigOf("deepseek_v3");
