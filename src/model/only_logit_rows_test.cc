@@ -5,8 +5,7 @@
 namespace switchyard {
 namespace {
 
-// The number of rows of a text in a pass whose logits are wanted, the last ones: of some texts
-// none, of others one or two.
+// The number of logit rows of a text in a pass: its last zero, one or two rows, by pass and text.
 int LogitRows(const Group& group, size_t text, int pass) {
   const auto [begin, end] = group[text].Rows(pass);
   return std::min(end - begin, (pass + static_cast<int>(text)) % 3);

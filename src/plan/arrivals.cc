@@ -26,8 +26,8 @@ std::vector<std::string> Cells(const std::string& line) {
   return cells;
 }
 
-// "2023-11-16 18:15:46.6805900" or a number of seconds, as seconds. Days of a month count, months
-// do not: traces last days.
+// Converts "2023-11-16 18:15:46.6805900", or a number of seconds, to seconds. Year and month are
+// ignored: a trace covers a few days.
 bool Seconds(const std::string& text, double* to) {
   int year = 0, month = 0, day = 0, hour = 0, minute = 0;
   double second = 0;

@@ -60,7 +60,8 @@ CostTable H200() {
   return t;
 }
 
-// The rates of H200, with another memory, and products and links scaled by the data sheets.
+// A card whose rates are those of the H200, scaled by the ratios of memory bandwidth, product rate
+// and link rate in the data sheets.
 struct Card {
   const char* name;
   double gib, memory_tbs;  // capacity, and peak bandwidth in TB/s

@@ -31,9 +31,11 @@ struct Simulation {
   int64_t requests = 0, steps = 0;
   double seconds = 0;      // until the last request has ended
   double output_rate = 0;  // tokens per second of the cluster
-  double busy = 0;         // mean fraction of the time in which an engine runs steps
-  double running = 0;      // mean number of running requests of the cluster, weighted by step time
-  double uneven = 0;       // share of group-steps in which a group has no rows while another has
+  double busy = 0;         // fraction of the time in which an engine runs steps, mean over engines
+  double running =
+      0;  // mean number of running requests of the cluster, weighted by the times of the steps
+  double uneven = 0;  // fraction of (group, step) pairs in which the group has no rows, but another
+                      // group has rows
   int64_t most_waiting =
       0;  // maximum number of requests of an engine that wait for their first step
   Percentiles ttft, itl, latency;

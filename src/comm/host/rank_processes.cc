@@ -83,7 +83,7 @@ struct RankProcesses::Impl {
   bool end_expected = false;
   bool killed = false;
   bool closing = false;
-  // The watcher's thread is to begin an epoch, and returns the ranks that it has started.
+  // Set: the watcher's thread begins an epoch and returns the ranks that it has started.
   std::optional<std::promise<std::vector<int>>> next_epoch;
 
   FileDescriptor wake;  // an eventfd that ends the watcher's wait

@@ -14,8 +14,8 @@ constexpr double kUnknown = 0.7;  // acceptance without measurements
 constexpr int32_t kFirst = 2;     // drafts before anything was measured
 constexpr int32_t kMostMore =
     2;  // how far a number of drafts that was never measured may exceed the best one
-// Steps for which a time holds. Later the sequences are longer, so it is measured again before the
-// number is selected.
+// Number of steps after which a measured time is outdated. Later the sequences are longer, so the
+// time is measured again before the number of drafts is selected.
 constexpr int64_t kFresh = 200;
 // A trial ends after this many steps if its rate is below this part of the best one.
 constexpr int kFewSteps = 2;
@@ -96,7 +96,7 @@ double DraftPace::SecondsOf(const Size& size, int32_t limit) const {
         nearest = i;
     return nearest;
   };
-  // Each draft adds the same time.
+  // Assumes that each draft adds the same time.
   const auto scaled = [&](const Size& of, int32_t arm) {
     return plain * (1 + (of.arms[arm].seconds / of.arms[0].seconds - 1) * limit / arm);
   };
@@ -183,7 +183,7 @@ void DraftPace::Choose(Size& size) {
   const bool hopeless = size.running != size.best && arm.samples >= kFewSteps &&
                         RateOf(size, size.running) < kHopeless * RateOf(size, size.best);
   if (arm.samples < kTrialSteps && !hopeless) return;
-  // Without a trial, the numbers are compared in some steps only.
+  // Outside of trials, the numbers of drafts are compared only in every kCompareSteps-th step.
   if (size.running == size.best && arm.samples > kTrialSteps && size.steps % kCompareSteps != 0)
     return;
   size.running = size.best;
