@@ -141,8 +141,8 @@ struct RankEngine::Impl {
   GrammarDrafter grammar_drafter;
   const int64_t max_forced;   // 0: grammars force no drafts
   int64_t open_grammars = 0;  // open requests with a grammar
-  int64_t
-      draft_limit;  // current maximum number of drafts of a sequence; at most options.max_drafts
+  // Current maximum number of drafts of a sequence; at most options.max_drafts.
+  int64_t draft_limit;
   // Counters for --decode-log-interval.
   int64_t decode_steps = 0, logged_tokens = 0;
   std::chrono::steady_clock::time_point last_log = std::chrono::steady_clock::now();

@@ -75,7 +75,8 @@ std::vector<Arrival> PoissonArrivals(const Load& load, double rate, double secon
   std::vector<Arrival> arrivals;
   std::mt19937_64 random(seed);
   for (double at = 0;;) {
-    // By hand: the library's distributions differ between implementations.
+    // Computed here, because the distributions of the standard library differ between
+    // implementations.
     const double uniform = (static_cast<double>(random() >> 11) + 0.5) / 9007199254740992.0;
     at -= std::log(uniform) / rate;
     if (at > seconds) return arrivals;

@@ -12,8 +12,8 @@
 
 namespace switchyard::plan {
 
-// What the ranks shall do. Exactly one of `batch` and `rate` may be set. With neither, the
-// concurrency with the highest throughput within the limits is chosen.
+// The load of the cluster, and its limits. Exactly one of `batch` and `rate` may be set. With
+// neither, the concurrency with the highest throughput within the limits is chosen.
 struct Load {
   int64_t input = 1024, output = 512;
   double rate = 0;         // requests per second of the whole cluster

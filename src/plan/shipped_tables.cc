@@ -132,7 +132,7 @@ CostTable ShippedTable(const std::string& card) {
 }
 
 CostTable CpuDefaults(int cpus) {
-  // Of one thread of a server CPU with AVX-512: 118 GFLOP/s in float32, 236 in bfloat16.
+  // Rates of one thread of a server CPU with AVX-512: 118 GFLOP/s in float32, 236 in bfloat16.
   const double threads = std::max(1, cpus);
   CostTable t;
   t.name = "cpu";

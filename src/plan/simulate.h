@@ -32,12 +32,12 @@ struct Simulation {
   double seconds = 0;      // until the last request has ended
   double output_rate = 0;  // tokens per second of the cluster
   double busy = 0;         // fraction of the time in which an engine runs steps, mean over engines
-  double running =
-      0;  // mean number of running requests of the cluster, weighted by the times of the steps
-  double uneven = 0;  // fraction of (group, step) pairs in which the group has no rows, but another
-                      // group has rows
-  int64_t most_waiting =
-      0;  // maximum number of requests of an engine that wait for their first step
+  // Mean number of running requests of the cluster, weighted by the times of the steps.
+  double running = 0;
+  // Fraction of (group, step) pairs in which the group has no rows, but another group has rows.
+  double uneven = 0;
+  // Maximum number of requests of an engine that wait for their first step.
+  int64_t most_waiting = 0;
   Percentiles ttft, itl, latency;
   // Steps of the first engine: start, seconds, prompt rows, decode rows; at most `kKeptSteps`.
   struct Step {

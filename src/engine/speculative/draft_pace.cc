@@ -12,8 +12,8 @@ constexpr double kDecay = 0.995;  // factor per step on the sums of outcomes
 constexpr double kGain = 1.02;    // minimum factor of the expected rate for more drafts
 constexpr double kUnknown = 0.7;  // acceptance without measurements
 constexpr int32_t kFirst = 2;     // drafts before anything was measured
-constexpr int32_t kMostMore =
-    2;  // how far a number of drafts that was never measured may exceed the best one
+// How far a number of drafts that was never measured may exceed the best one.
+constexpr int32_t kMostMore = 2;
 // Number of steps after which a measured time is outdated. Later the sequences are longer, so the
 // time is measured again before the number of drafts is selected.
 constexpr int64_t kFresh = 200;
@@ -75,8 +75,8 @@ DraftPace::Size& DraftPace::SizeOf(int64_t sequences) {
 double DraftPace::TokensOf(int32_t limit) const {
   double tokens = 1, reached = 1, acceptance = kUnknown;
   for (int32_t i = 0; i < limit; ++i) {
-    constexpr double kPrior =
-        2;  // weight, in steps, of the previous position's acceptance (the prior)
+    // Weight, in steps, of the previous position's acceptance (the prior).
+    constexpr double kPrior = 2;
     const double before = reached;
     reached = (accepted_[i] + kPrior * before * acceptance) / (wanted_[i] + kPrior);
     acceptance = std::min(1.0, reached / before);
