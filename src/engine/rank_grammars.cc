@@ -73,7 +73,7 @@ void SequenceGrammar::Accept(int32_t token) {
   try {
     CHECK(matcher_.has_value());  // a token is sampled with a mask
     if (!matcher_->Accept(token))
-      failure_ = fmt::format("token {} was drawn, which the grammar does not allow", token);
+      failure_ = fmt::format("token {} was sampled, which the grammar does not allow", token);
   } catch (const Error& e) {
     failure_ = e.what();
   }
