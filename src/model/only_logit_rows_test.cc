@@ -37,7 +37,7 @@ class Forward {
   }
 
  private:
-  // The batch has the texts of one group, in another order.
+  // The logit rows of the batch, whose sequences are the texts of one group in another order.
   std::vector<int32_t> RowsOf(const ForwardBatch& batch) const {
     std::vector<int32_t> rows;
     for (const auto& sequence : batch.sequences) {

@@ -29,7 +29,7 @@ struct PlanArgs {
   std::string explain;                     // --explain LAYOUT
   std::string svg;                         // --svg FILE
   bool json = false;                       // --json
-  int rows = 12;                           // --seconds: duration of Poisson arrivals
+  int rows = 12;                           // --top: rows of the table
 };
 
 // Arguments of `simulate` in addition to the model, the cluster and the load.
@@ -37,7 +37,7 @@ struct SimulateArgs {
   PlanArgs plan;
   std::string layout;        // --layout; empty: the first of the plan
   std::string trace;         // --trace FILE; empty: Poisson arrivals with --rate
-  double seconds = 60;       // --seconds of arrivals
+  double seconds = 60;       // --seconds: duration of Poisson arrivals
   uint64_t seed = 0;         // --seed
   std::string chrome_trace;  // --chrome-trace FILE
 };
