@@ -182,8 +182,8 @@ void RankProcesses::Impl::BeginEpoch() {
   }
 }
 
-// Ends when every child has ended, and with epochs when the object is destroyed too. The destructor
-// kills the children first.
+// Returns when every child has ended and, with epochs, the object is being destroyed. The
+// destructor first kills the children.
 void RankProcesses::Impl::Watch() {
   for (;;) {
     std::vector<pollfd> fds{{wake.get(), POLLIN, 0}};
