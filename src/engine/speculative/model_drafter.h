@@ -111,8 +111,8 @@ class ModelDrafter : public Drafter {
   const bool ends_early_;
   Sampler sampler_;
   ForwardBatch batch_;
-  // Hidden rows for the first pass of a step, if it also processes saved rows; otherwise the pass
-  // reads the target's. If any group has saved rows, the pass is not recorded.
+  // Whether the first pass of a step also processes saved rows. Then it reads `hidden_`, else the
+  // hidden rows of the target. If any group has saved rows, the pass is not recorded as a graph.
   bool takes_saved_ = false;
   std::vector<float> hidden_;  // [rows, H]
   std::vector<Chain> chains_;
