@@ -52,7 +52,7 @@ plan::CostTable TableOf(const PlanArgs& args, int cpus) {
   if (!args.cost_table.empty()) {
     plan::CostTable table = plan::ReadCostTable(args.cost_table);
     if (table.cuda == args.card.empty())
-      throw Invalid("--cost-table {}: of {}, but the plan is for {}", args.cost_table,
+      throw Invalid("--cost-table {}: measured for {}, but the plan is for {}", args.cost_table,
                     table.cuda ? "a GPU" : "CPUs", args.card.empty() ? "CPUs" : "GPUs");
     return table;
   }

@@ -119,8 +119,8 @@ int RunTrain(const TrainArgs& args) {
       options, [&] { return watch.asked(); }, progress);
   if (end.stopped) {
     progress.Say(
-        fmt::format("stopped after step {} of {}; {} is saved, and the same command goes "
-                    "on from it",
+        fmt::format("stopped after step {} of {}; {} is saved, and the same command continues from "
+                    "it",
                     end.step, args.steps, end.checkpoint.string()));
     return 0;
   }

@@ -133,7 +133,7 @@ void PrintTimes(const ArrayFile& traces) {
   fmt::print(
       "\n58 layers, 256 experts, 320 places, 64 ranks on 8 nodes, 50 steps; medians of 21, of one "
       "core's time\n"
-      "trace   | deepseek ms | yard ms: first, from trivial, again | fullest / mean: mean, "
+      "trace   | deepseek ms | yard ms: first, from trivial, again | max / mean: mean, "
       "worst\n");
   const RankTopology topology{.ranks = 64, .nodes = 8, .groups = 8};
   for (const char* name : {"steady", "drift", "shift"}) {

@@ -162,8 +162,8 @@ void RunRank(int64_t tokens, RankComm& comm, ThreadPool& pool) {
   const auto start = Clock::now();
   for (int run = -1;; ++run) {
     for (int i = 0; i < kCount; ++i) {
-      const int variant = (i + std::max(run, 0)) % kCount;  // rotates, so that no variant always
-                                                            // follows the same one
+      // Each run begins with another variant.
+      const int variant = (i + std::max(run, 0)) % kCount;
       const auto [seconds, recorder_seconds] = pass(variant);
       if (run < 0) continue;  // warm-up
       whole[variant].push_back(seconds);

@@ -17,7 +17,7 @@ struct Cache {
   int64_t bytes = 0;
   std::string shared_by;  // the cores that share it, in Linux's list format: "0-1"
 };
-// By level; empty if the system does not report them.
+// The caches of cpu0, ordered by level; empty if the system does not report them.
 std::vector<Cache> Caches();
 
 }  // namespace switchyard::bench

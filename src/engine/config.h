@@ -100,8 +100,8 @@ ModelConfig ReadModelConfig(const EngineConfig& config);
 // memory before loading starts. Pages, requests and batches are those of one attention group.
 struct EnginePlan {
   ModelConfig model;
-  std::optional<ModelConfig>
-      draft;  // configuration of the draft model of speculative decoding, if any
+  // Configuration of the draft model of speculative decoding, if any.
+  std::optional<ModelConfig> draft;
   DraftLimits drafts;
   int32_t max_forced = 0;        // RankEngine::Options::max_forced
   bool cuda = false;             // ranks compute on GPUs
@@ -117,6 +117,8 @@ struct EnginePlan {
   int32_t threads_per_rank = 1;      // used unless BindRank partitions the CPUs
   size_t weight_bytes_per_rank = 0, kv_bytes_per_rank = 0, symmetric_bytes_per_rank = 0;
 };
+// Reads config.json and computes the sizes of the engine from flags and the memory of this host.
+// Throws Error kInvalid for invalid or unsupported flags, and kResource if the memory is too small.
 //
 // `ranks_of_host`: the number of ranks that share this host's memory and cores; 0: all ranks.
 EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host = 0);

@@ -87,7 +87,7 @@ EngineStats StatsOf(const EngineConfig& config, float temperature) {
   return Total(engine.Stats());
 }
 
-// A draft model that is the target guesses every token, also sampled ones: both models draw with
+// A draft model that is the target guesses every token, also sampled ones: both models sample with
 // the same random numbers.
 TEST(SpeculativeEngineTest, TheTargetAsItsDraftModelIsAlwaysRight) {
   EngineConfig config = ConfigOf("deepseek_v3");
@@ -97,7 +97,7 @@ TEST(SpeculativeEngineTest, TheTargetAsItsDraftModelIsAlwaysRight) {
   for (const float temperature : {0.0f, 1.0f}) {
     const EngineStats stats = StatsOf(config, temperature);
     EXPECT_EQ(stats.accepted_tokens, stats.drafted_tokens);
-    EXPECT_EQ(stats.accepted_tokens, 8 * 30);  // 40 tokens after the first, 4 in each step
+    EXPECT_EQ(stats.accepted_tokens, 8 * 30);  // 8 requests, each with 10 steps of 3 drafts
   }
 }
 

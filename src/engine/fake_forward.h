@@ -28,7 +28,7 @@ class FakeForward : public ForwardFunction {
     int64_t vocab = 61;
     int64_t num_pages = 0;
     int32_t page_size = 1;
-    bool launches = false;  // draws tokens, as a GPU does, and runs passes ahead
+    bool launches = false;  // samples tokens, as a GPU does, and runs passes ahead
     Pooling pooling = Pooling::kNone;
   };
   explicit FakeForward(Options options)
@@ -115,7 +115,7 @@ class FakeForward : public ForwardFunction {
     return batch.draws.empty() ? std::span<const float>(logits_) : std::span<const float>();
   }
 
-  // Two "experts" for each row: the row's token and position.
+  // Fake routing: two "experts" for each row, which are the row's token and position.
   std::span<const int32_t> routed_experts() const override { return routed_; }
   int64_t routed_width() const override { return 2; }
   std::vector<std::string> RouterFaults(const ForwardBatch& batch) override {

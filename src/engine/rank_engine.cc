@@ -35,7 +35,7 @@ int64_t MaxPromptRows(int64_t chunk, int64_t max_prefill_tokens, int64_t context
 
 namespace {
 
-// The draw parameters if the engine needs no logits for a token of this sequence, else nullopt.
+// The sampling parameters if the engine needs no logits for a token of this sequence, else nullopt.
 // `more`: the number of drafts before the token.
 std::optional<kernels::RowSampling> DeviceDrawParams(const Sequence& sequence, int64_t more) {
   const EngineRequest& request = sequence.request;

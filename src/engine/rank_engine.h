@@ -37,7 +37,7 @@ class ForwardFunction {
   virtual Pooling pooling() const { return Pooling::kNone; }
   // Elements of a row that Forward returns (ModelConfig::output_width).
   virtual int64_t output_width() const { return vocab_size(); }
-  // Whether the model draws tokens itself for a batch with `draws` (Model::draws).
+  // Whether the model samples tokens itself for a batch with `draws` (Model::draws).
   virtual bool draws() const { return false; }
   virtual std::span<const int32_t> drawn() const { return {}; }
   // Whether passes can be launched. Then a batch may have ForwardBatch::token_rows.
@@ -125,10 +125,10 @@ class RankEngine {
   StepCounts Plan();
   // Runs the planned batch and returns outputs of requests. `groups` [dp] has the counts of all
   // groups, this one included; empty: there is a single group. The model runs if any group has
-  // tokens. With an overlapped schedule, a batch whose tokens the model draws is only launched. Its
-  // outputs are returned by the next Run, which launches its own batch first. So the host plans,
-  // and sends outputs, while the device computes (NanoFlow; SGLang's overlap scheduler). If the
-  // model throws, the engine is as before Plan, except that pages may be allocated.
+  // tokens. With an overlapped schedule, a batch whose tokens the model samples is only launched.
+  // Its outputs are returned by the next Run, which launches its own batch first. So the host
+  // plans, and sends outputs, while the device computes (NanoFlow; SGLang's overlap scheduler). If
+  // the model throws, the engine is as before Plan, except that pages may be allocated.
   StepOutputs Run(std::span<const StepCounts> groups = {});
   // Whether outputs of a launched batch have not been returned yet.
   bool launched() const;

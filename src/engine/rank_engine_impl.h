@@ -34,13 +34,13 @@ struct RankEngine::Impl {
   // Throws Error kInvalid if the request can never run.
   void CheckRequest(const EngineRequest& request) const;
   void CheckOutput(const EngineRequest& request) const;
-  // The logit rows of a pass, as logits or as the tokens that the model drew from them.
+  // The logit rows of a pass, as logits or as the tokens that the model sampled from them.
   struct Rows {
     std::span<const float> logits;   // [rows, width]
     std::span<const int32_t> drawn;  // [rows], −1: a logit is not finite
     bool finite() const;
   };
-  // Enables drawing in the model, if the model supports it and the engine needs the logits of no
+  // Enables sampling in the model, if the model supports it and the engine needs the logits of no
   // row of the batch.
   void RequestDeviceSampling();
   // Writes one log line every --decode-log-interval steps with decoding.
@@ -63,12 +63,12 @@ struct RankEngine::Impl {
   void AdvanceLaunched();
   // Undoes AdvanceLaunched.
   void RevertLaunched();
-  // Fills `masks` for the rows of a pass whose tokens the model draws. A sequence whose grammar has
-  // failed gets no mask, and its token is not used.
+  // Fills `masks` for the rows of a pass whose tokens the model samples. A sequence whose grammar
+  // has failed gets no mask, and its token is not used.
   void FillMasks(std::span<const Part> pass);
   // Whether the planned batch draws a token that a grammar constrains.
   bool PlansGrammars() const;
-  // Processes the tokens that a launched pass has drawn.
+  // Processes the tokens that a launched pass has sampled.
   void ProcessLaunched(std::span<const Part> launched);
   void ProcessDrawn(Sequence& sequence, const Part& part, int32_t token);
   // The router faults of the sequences of a launched pass, by id.
@@ -108,7 +108,7 @@ struct RankEngine::Impl {
   void Fail(Sequence& sequence, const std::string& error, ErrorKind kind = ErrorKind::kResource);
   void FailNotFinite(Sequence& sequence);
   static std::string NotFiniteError(const Sequence& sequence);
-  // Appends a drawn token to the output's grammar, if there is one. Returns false if the grammar
+  // Appends a sampled token to the output's grammar, if there is one. Returns false if the grammar
   // has failed, and ends the sequence.
   bool AcceptToken(Sequence& sequence, int32_t token);
   void Close(Sequence& sequence, bool discard);
@@ -141,8 +141,8 @@ struct RankEngine::Impl {
   GrammarDrafter grammar_drafter;
   const int64_t max_forced;   // 0: grammars force no drafts
   int64_t open_grammars = 0;  // open requests with a grammar
-  int64_t
-      draft_limit;  // current maximum number of drafts of a sequence; at most options.max_drafts
+  // Current maximum number of drafts of a sequence; at most options.max_drafts.
+  int64_t draft_limit;
   // Counters for --decode-log-interval.
   int64_t decode_steps = 0, logged_tokens = 0;
   std::chrono::steady_clock::time_point last_log = std::chrono::steady_clock::now();

@@ -158,7 +158,7 @@ TEST(RankEngineJumpForward, SimulatedAcceptanceIsOfTheAlgorithmOnly) {
   EXPECT_EQ(rig.engine.Stats().accepted_forced_tokens, 8 + 8 + 8);
 }
 
-// Models that draw themselves, on GPUs, verify no drafts.
+// Models that sample tokens themselves (on GPUs) verify no drafts.
 TEST(RankEngineJumpForward, IsOffIfTheModelDraws) {
   const GrammarSource source = ChoiceGrammar({kLetters});
   Rig rig(Jumping(), kVocab, /*launches=*/true);

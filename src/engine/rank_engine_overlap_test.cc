@@ -58,7 +58,7 @@ EngineRequest RandomRequest(uint64_t id, int64_t longest, Draws& draws) {
   if (draws.OneIn(4)) p.top_k = 7;
   if (draws.OneIn(4)) p.min_p = 0.05f;
   if (draws.OneIn(3)) p.stop_token_ids = {draws.Int(61), draws.Int(61), draws.Int(61)};
-  if (!draws.OneIn(3)) return request;  // the model draws the tokens
+  if (!draws.OneIn(3)) return request;  // the model samples the tokens
   if (draws.OneIn(3)) p.repetition_penalty = 1.2f;
   if (draws.OneIn(3)) p.frequency_penalty = 0.3f;
   if (draws.OneIn(3)) p.min_new_tokens = std::min(p.max_new_tokens, 4);

@@ -237,7 +237,7 @@ struct Workload {
   double accuracy;
   int64_t logit_rows = 0;
   int32_t forced = 0;
-  bool draws = false;  // the model draws tokens where the engine needs no logits
+  bool draws = false;  // the model samples tokens where the engine needs no logits
 };
 
 class RandomDrafts : public ::testing::TestWithParam<Workload> {

@@ -71,9 +71,9 @@ void SequenceGrammar::Accept(int32_t token) {
   if (!failure_.empty()) return;
   next_mask_.clear();
   try {
-    CHECK(matcher_.has_value());  // a token is drawn with a mask
+    CHECK(matcher_.has_value());  // a token is sampled with a mask
     if (!matcher_->Accept(token))
-      failure_ = fmt::format("token {} was drawn, which the grammar does not allow", token);
+      failure_ = fmt::format("token {} was sampled, which the grammar does not allow", token);
   } catch (const Error& e) {
     failure_ = e.what();
   }

@@ -217,7 +217,7 @@ class StepTimer {
     });
     const int32_t limit = drafts_->Limit(std::max(current_.decoding, expected_ + arrived));
     if (limit == engine_.draft_limit()) return;
-    // The rows that a draft model has missed must be worth computing.
+    // Drafting resumes only if the draft model has missed few enough rows (DraftsPayBacklog).
     if (engine_.draft_limit() == 0 && !engine_.DraftsPayBacklog()) return;
     messages.emplace_back(LimitDrafts{.drafts = limit});
   }

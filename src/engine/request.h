@@ -20,7 +20,7 @@ namespace switchyard {
 // Sampling parameters. Validated by the front (Validate); ranks trust them.
 struct SamplingParams {
   int32_t max_new_tokens = 128;
-  int32_t min_new_tokens = 0;  // no end-of-sequence or stop id is drawn before this length
+  int32_t min_new_tokens = 0;  // no end-of-sequence or stop id is sampled before this length
   float temperature = 1.0f;    // 0: greedy
   float top_p = 1.0f;
   int32_t top_k = -1;  // −1: all
@@ -34,8 +34,8 @@ struct SamplingParams {
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   std::vector<std::pair<int32_t, float>> logit_bias;
-  std::vector<int32_t> allowed_token_ids;  // the only ids that may be drawn; empty: all
-  // Each entry is a sequence of ids that the output must not contain: its last id is not drawn
+  std::vector<int32_t> allowed_token_ids;  // the only ids that may be sampled; empty: all
+  // Each entry is a sequence of ids that the output must not contain: its last id is not sampled
   // directly after its other ids.
   std::vector<std::vector<int32_t>> bad_words;
 };

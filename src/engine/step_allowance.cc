@@ -26,7 +26,8 @@ std::chrono::milliseconds StepAllowance::Of(int64_t rows) const {
   if (small_ <= 0) return kUnmeasured;
   double seconds = small_;
   if (rows > kSmallRows) {
-    // Until a large step was measured, it takes at most as long as small ones with as many rows.
+    // Until a large step was measured, assumes that each of its rows takes at most the time of a
+    // small step.
     seconds += static_cast<double>(rows) * (per_row_ > 0 ? per_row_ : small_);
   }
   return std::chrono::ceil<std::chrono::milliseconds>(Seconds(kMargin * seconds));

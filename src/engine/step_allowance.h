@@ -9,14 +9,16 @@
 
 namespace switchyard {
 
-// A rank that computes a step for longer than this hangs. Estimates the time of a step from the
-// slowest similar steps of late. Small steps read all weights, so their time hardly depends on the
-// rows; the time of large steps is proportional to them. Used by the rank's thread.
+// The time limit of a step: a rank that exceeds it is assumed to hang. The limit is estimated from
+// the slowest similar steps so far, with less weight for older steps. Small steps read all weights,
+// so their time hardly depends on the rows; the time of large steps is proportional to them. Used
+// by the rank's thread.
 class StepAllowance {
  public:
   using Seconds = std::chrono::duration<double>;
 
-  // The rows of a step. A row of logits costs more than a row of layers, because the host reads it.
+  // The rows of a step, as an estimate of its time: a row of logits counts additionally, several
+  // times, because the host reads it.
   static int64_t RowsOf(std::span<const StepCounts> groups);
 
   // kUnmeasured until a step was measured.

@@ -23,7 +23,7 @@ using Ids = std::vector<int32_t>;
 // A rank with its fake model, and the merged outputs of each request.
 class Rig {
  public:
-  // `launches`: with a model that draws tokens and runs passes ahead.
+  // `launches`: with a model that samples tokens and runs passes ahead.
   explicit Rig(const RankEngine::Options& options, int64_t vocab = 61, bool launches = false,
                Pooling pooling = Pooling::kNone)
       : model({.vocab = vocab,

@@ -56,7 +56,7 @@ class EplbManager : public RoutingObserver {
     return ExpertCourier::BytesPerRank(shape.tp);
   }
 
-  // Before the first pass; collective.
+  // Call it before the first pass. Collective.
   void Attach(MovableExperts* experts);
   // Stops a migration on this rank alone. Call it before the experts are destroyed; no pass may
   // follow.

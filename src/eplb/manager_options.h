@@ -53,7 +53,7 @@ struct EplbStatus {
   double plan_seconds = 0, move_seconds = 0;
   double longest_switch_seconds = 0;  // longest stall of a pass of rank 0 by layer switches
   int64_t move_passes = 0;
-  // Since the server started.
+  // Counters since the start of the server.
   int64_t plans = 0, rebalances = 0;  // plans made; migrations completed
   int64_t layers_moved = 0;
   int64_t experts_loaded = 0, experts_received = 0;  // by rank 0: from files; from other ranks

@@ -171,7 +171,7 @@ TEST(Migration, WhereOneRankCannotLoadAllKeepWhatTheyHave) {
       EXPECT_EQ(experts.alive(), held);
       for (const int layer : experts.layers())
         EXPECT_EQ(experts.Held(layer), experts.Wanted(layer));
-      // And it can be retried.
+      // The migration can be retried.
       experts.on_load = {};
       Migration again(MovesOf(experts, 9), {}, experts, *comm.tp);
       RunToEnd(again);

@@ -43,7 +43,7 @@ void PlanJob::Start(Planner planner) {
   began_ = std::chrono::steady_clock::now();
   if (world_.rank() != 0 || (timed_out_plan_.valid() && !IsReady(timed_out_plan_))) return;
   timed_out_plan_ = {};
-  // Not std::async, whose futures block in the destructor.
+  // Does not use std::async, because its futures block in their destructors.
   std::packaged_task<std::string()> task([planner = std::move(planner)] {
     LowerThreadPriority();
     return RunPlanner(planner);

@@ -118,7 +118,7 @@ class ExpertRecorder : public RoutingObserver {
   int64_t passes_ = 0, counted_passes_ = 0;
   std::vector<std::unique_ptr<OpenPass>> open_;  // in the order in which they began
   std::vector<std::unique_ptr<OpenPass>> free_;  // memory of passes that have ended
-  // Of the pass that ends.
+  // Counts of the pass that ends.
   std::vector<int32_t> logical_;  // [layers, experts] counts by logical expert
   std::vector<int32_t> by_rank_;  // [layers, EP ranks] counts by the rank of the slot
   std::vector<float> reduced_;    // [layers, EP ranks]

@@ -20,7 +20,7 @@ double Balancedness(const std::vector<double>& rank_load) {
   return most > 0 ? Mean(rank_load) / most : 1;
 }
 
-// Evaluates a placement in use.
+// Computes the loads of the ranks with the current placement, step by step.
 class Evaluator {
  public:
   Evaluator(EpDispatchAlgorithm dispatch, const RankTopology& topology, int layers)

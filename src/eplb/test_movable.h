@@ -84,7 +84,7 @@ class FakeExperts : public MovableExperts {
   void SetSends(bool sends) { sends_ = sends; }
   // Called by the loading thread before each expert is loaded; may block or throw.
   std::function<void(int layer, int32_t expert)> on_load;
-  std::function<void(int layer)> on_prepare;  // the same, before each layer
+  std::function<void(int layer)> on_prepare;  // called by the loading thread before each layer
 
  private:
   struct Layer {

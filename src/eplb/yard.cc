@@ -13,7 +13,8 @@
 namespace switchyard {
 namespace {
 
-constexpr int kSweeps = 4;       // per scenario; an approximate optimum suffices
+// Sweeps of water-filling for each scenario; an approximate optimum suffices.
+constexpr int kSweeps = 4;
 constexpr double kEven = 0.005;  // bins this close to the mean count as even
 
 // Tolerances of a repair. slack: excess load at which replicas move to an expert. even: swaps stop

@@ -22,11 +22,11 @@ struct YardOptions {
 
 // Plans each layer separately, on its load forecast (forecast.h). Candidates: the current
 // placement; the current placement repaired by few changes; and a plan from scratch with its parts
-// matched to the ranks that already hold them (layer_plan.h, match_ranks.h). The load of the
-// fullest rank is evaluated over the last recorded steps, scaled to the forecast, with `balanced`
-// dispatch (water_filling.h). The candidate with the least cost is chosen:
-//     horizon · fullest / mean  +  move_price · (experts moved, from other nodes · node_price) /
-//     ranks
+// matched to the ranks that already hold them (layer_plan.h, match_ranks.h). The maximum rank load
+// is evaluated over the last recorded steps, scaled to the forecast, with `balanced` dispatch
+// (water_filling.h). The candidate with the least cost is chosen:
+//     horizon · max / mean
+//     + move_price · (experts from the same node + node_price · experts from other nodes) / ranks
 // So the current placement stays if no candidate gains more than it costs. If the plan from scratch
 // would gain too little even at no cost, the other candidates are not tried.
 //

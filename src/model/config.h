@@ -87,7 +87,8 @@ struct ModelConfig {
   // Number of multi-token prediction (MTP) layers after the last layer (num_nextn_predict_layers).
   // They are not in `layers`.
   int64_t mtp_layers = 0;
-  // Of MtpConfigOf: the model is an MTP layer. Its first layer has this number in the checkpoint.
+  // Set by MtpConfigOf. is_mtp: the model is an MTP layer. first_layer: the number of its first
+  // layer in the checkpoint.
   bool is_mtp = false;
   int64_t first_layer = 0;
   std::vector<int32_t> eos_token_ids;  // union of config.json and generation_config.json

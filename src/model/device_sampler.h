@@ -80,7 +80,7 @@ class DeviceSampler {
     return Wait((oldest_ + pending_) % kMaxPending);
   }
 
-  // [rows] of the last batch that drew, in device memory.
+  // [rows] of the last sampled batch, in device memory.
   const int32_t* tokens() const { return static_cast<const int32_t*>(tokens_.get()); }
 
  private:

@@ -228,7 +228,7 @@ struct Model::Impl {
     return tokens;
   }
 
-  // Enqueues a pass and the drawing of its tokens.
+  // Enqueues a pass and the sampling of its tokens.
   void Draw(const ForwardBatch& batch, KvStorage& kv) {
     const DeviceLogits logits = Run(batch, kv);
     CHECK_EQ(std::ssize(batch.draws), logits.rows + logits.more);

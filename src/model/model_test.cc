@@ -156,7 +156,7 @@ void ExpectSameBits(const Case& c) {
       EXPECT_EQ(outcomes[g][i], Alone(c, groups[g][i])) << "group " << g << " text " << i;
 }
 
-// On 1 to 8 ranks, each with its own batch and its own share of the experts.
+// Runs on 1 to 8 ranks, each with its own batch and its own share of the experts.
 TEST(DpAttention, LogitsHaveTheSameBitsOnAnyNumberOfRanks) {
   for (const int ranks : {1, 2, 4, 8}) {
     for (const auto& [backend, mode] : RowBackends()) {

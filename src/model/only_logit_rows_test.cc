@@ -5,8 +5,7 @@
 namespace switchyard {
 namespace {
 
-// The number of rows of a text in a pass whose logits are wanted, the last ones: of some texts
-// none, of others one or two.
+// The number of logit rows of a text in a pass: its last zero, one or two rows, by pass and text.
 int LogitRows(const Group& group, size_t text, int pass) {
   const auto [begin, end] = group[text].Rows(pass);
   return std::min(end - begin, (pass + static_cast<int>(text)) % 3);
@@ -38,7 +37,7 @@ class Forward {
   }
 
  private:
-  // The batch has the texts of one group, in another order.
+  // The logit rows of the batch, whose sequences are the texts of one group in another order.
   std::vector<int32_t> RowsOf(const ForwardBatch& batch) const {
     std::vector<int32_t> rows;
     for (const auto& sequence : batch.sequences) {

@@ -41,8 +41,8 @@ struct ModelOptions {
   // The weights of an earlier model with equal options (Model::weights), on a CPU. Null: they are
   // loaded.
   std::shared_ptr<const ModelWeights> weights;
-  DType dtype =
-      DType::kBF16;  // format of the cache and of exchanged token rows; sums are always float32
+  // Format of the cache and of exchanged token rows; sums are always float32.
+  DType dtype = DType::kBF16;
   int64_t max_tokens = 0;      // maximum rows of one group in one batch
   int64_t context_length = 0;  // positions: sizes the RoPE table; 0: the model's maximum
   MoeOptions moe;
@@ -58,8 +58,8 @@ struct ModelOptions {
   std::function<void(uint64_t pass, const schedule::Operation& operation)> before_operation;
   bool keeps_hidden = false;     // enables Model::hidden
   bool movable_experts = false;  // enables Model::movable_experts
-  int movable_layers =
-      1;  // number of layers whose new experts are in memory at the same time; −1: all
+  // Number of layers whose new experts are in memory at the same time; −1: all.
+  int movable_layers = 1;
   // Batches run as two micro-batches that hide each other's exchanges (SplitRows).
   bool two_batch_overlap = false;
   double tbo_threshold = 0.48;

@@ -17,7 +17,7 @@ class RankDevice {
   virtual ~RankDevice() = default;
   virtual kernels::Device& device() = 0;
   virtual const RankGroups& groups() = 0;
-  // Whether the device can draw tokens from logits; Draw does it.
+  // Whether the device can sample tokens from logits (Draw).
   virtual bool draws() const { return false; }
   virtual void Draw(const kernels::SampleParams&) {}
   // Makes the backend of the rank's MoE layers. It must not outlive this object.

@@ -158,7 +158,7 @@ class PassSizes {
   }
 
  private:
-  // As GroupedAttention, LatentAttention and DenseFeedForward compute ScratchFloats.
+  // The results of ScratchFloats of GroupedAttention, LatentAttention and DenseFeedForward.
   int64_t LayerFloats() const {
     const AttentionConfig& a = c_.attention;
     const int64_t heads = QueryHeads(a, mesh_).size();

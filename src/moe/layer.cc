@@ -251,7 +251,8 @@ void MoeLayer::Scatter(MoeState& s) const {
         s.y, own_out, PartSizes(s, mesh.ep_rank() * mesh.moe_tp(), mesh.moe_tp(), s.width));
   backend_->AddShared(*parts_, s, own_out);
   if (!s.partitioned) {
-    // Each rank has the partial sum of its experts and of its slices, the shared expert's included.
+    // Each rank has partial sums: those of its experts or slices of experts, and that of its slice
+    // of the shared expert.
     if (mesh.tp() > 1) groups.tp->AllReduceSum(own_out, s.own.size() * s.width);
     return;
   }

@@ -41,8 +41,8 @@ MoeOptions Options(const A2aChoice& choice, DType row_dtype, int capacity = 128)
 // and slices of an expert are rounded separately.
 double Tolerance(DType row_dtype) { return row_dtype == DType::kF32 ? 1e-5 : 1e-2; }
 
-// Iterates over meshes; backends and decode rotate over them. With `everywhere` each mesh runs all
-// backends.
+// Compares the layer with the reference on every mesh, with two backends on each (with
+// `everywhere`: with all). The backends are taken in turn, first in prefill, then in decode.
 void ExpectReference(const TestLayer& layer, DType row_dtype, const std::vector<int64_t>& totals,
                      int capacity = 128, bool everywhere = false) {
   const std::vector<A2aChoice> choices = AllA2aChoices();

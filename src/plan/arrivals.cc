@@ -26,8 +26,8 @@ std::vector<std::string> Cells(const std::string& line) {
   return cells;
 }
 
-// "2023-11-16 18:15:46.6805900" or a number of seconds, as seconds. Days of a month count, months
-// do not: traces last days.
+// Converts "2023-11-16 18:15:46.6805900", or a number of seconds, to seconds. Year and month are
+// ignored: a trace covers a few days.
 bool Seconds(const std::string& text, double* to) {
   int year = 0, month = 0, day = 0, hour = 0, minute = 0;
   double second = 0;
@@ -75,7 +75,8 @@ std::vector<Arrival> PoissonArrivals(const Load& load, double rate, double secon
   std::vector<Arrival> arrivals;
   std::mt19937_64 random(seed);
   for (double at = 0;;) {
-    // By hand: the library's distributions differ between implementations.
+    // Computed here, because the distributions of the standard library differ between
+    // implementations.
     const double uniform = (static_cast<double>(random() >> 11) + 0.5) / 9007199254740992.0;
     at -= std::log(uniform) / rate;
     if (at > seconds) return arrivals;

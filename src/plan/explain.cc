@@ -82,8 +82,8 @@ class Tree {
     }
     const double nic = q_.cluster.nics * q_.cluster.nic_gbit / 8 / q_.cluster.per_node;
     Tell(
-        fmt::format("No: {} nodes. A rank's share of the NICs is {:.0f} GB/s, within a host it "
-                    "sends {:.0f} GB/s, and each exchange starts with {:.0f} us.",
+        fmt::format("No: {} nodes. A rank sends {:.0f} GB/s over its share of the NICs and {:.0f} "
+                    "GB/s within a host. Each exchange has a fixed cost of {:.0f} us.",
                     layout_.mesh.tp / q_.cluster.per_node, nic * t.network_share, t.host.rate / 1e9,
                     1e6 * t.network.seconds));
   }

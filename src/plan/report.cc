@@ -33,9 +33,8 @@ std::string Assumptions(const Question& q) {
   if (q.load.max_ttft > 0) text += fmt::format(", TTFT at most {:.0f} ms", 1e3 * q.load.max_ttft);
   if (q.load.max_itl > 0) text += fmt::format(", ITL at most {:.1f} ms", 1e3 * q.load.max_itl);
   text += fmt::format(
-      "\nassumed: routing is random and even, the fullest rank has {:.2f} times the mean besides; "
-      "no "
-      "prefix is cached; prefill and decode share the ranks\n",
+      "\nassumed: routing is random and even, and in addition the most loaded rank has {:.2f} "
+      "times the mean load; no prefix is cached; prefill and decode share the ranks\n",
       q.load.imbalance);
   return text;
 }
@@ -73,9 +72,9 @@ std::string Compare(const Question& q, const Evaluation& a, const Evaluation& b)
     }
   }
   if (most > 0)
-    text += fmt::format("; a token takes {:.0f} instead of {:.0f} device-us of {}",
-                        1e6 * p.decode.work.parts[part] * devices_a,
-                        1e6 * o.decode.work.parts[part] * devices_b, Name(static_cast<Part>(part)));
+    text += fmt::format("; per token, {} takes {:.0f} instead of {:.0f} device-microseconds",
+                        Name(static_cast<Part>(part)), 1e6 * p.decode.work.parts[part] * devices_a,
+                        1e6 * o.decode.work.parts[part] * devices_b);
   if (p.running > 1.2 * o.running && a.layout.mesh.tp == b.layout.mesh.tp)
     text +=
         fmt::format("; it runs {:.0f} instead of {:.0f} concurrent requests", p.running, o.running);

@@ -12,8 +12,8 @@
 
 namespace switchyard::plan {
 
-// What the ranks shall do. Exactly one of `batch` and `rate` may be set. With neither, the
-// concurrency with the highest throughput within the limits is chosen.
+// The load of the cluster, and its limits. Exactly one of `batch` and `rate` may be set. With
+// neither, the concurrency with the highest throughput within the limits is chosen.
 struct Load {
   int64_t input = 1024, output = 512;
   double rate = 0;         // requests per second of the whole cluster
@@ -56,7 +56,7 @@ struct Evaluation {
   double most_requests = 0;    // maximum concurrent requests in the cache of one engine
   std::vector<Point> points;   // by rising concurrency, within the cache
   std::optional<Point> best;   // the best point within the load and the limits
-  double per_device = 0;       // output tokens per second; on CPUs of the host
+  double per_device = 0;       // output tokens per second per device; on CPUs: per host
   double cost = 0;             // cost of a million output tokens; 0: unknown
   std::string binds;           // what limits the best point, in words
 };

@@ -60,7 +60,8 @@ CostTable H200() {
   return t;
 }
 
-// The rates of H200, with another memory, and products and links scaled by the data sheets.
+// A card whose rates are those of the H200, scaled by the ratios of memory bandwidth, product rate
+// and link rate in the data sheets.
 struct Card {
   const char* name;
   double gib, memory_tbs;  // capacity, and peak bandwidth in TB/s
@@ -131,7 +132,7 @@ CostTable ShippedTable(const std::string& card) {
 }
 
 CostTable CpuDefaults(int cpus) {
-  // Of one thread of a server CPU with AVX-512: 118 GFLOP/s in float32, 236 in bfloat16.
+  // Rates of one thread of a server CPU with AVX-512: 118 GFLOP/s in float32, 236 in bfloat16.
   const double threads = std::max(1, cpus);
   CostTable t;
   t.name = "cpu";

@@ -29,12 +29,15 @@ struct Percentiles {
 
 struct Simulation {
   int64_t requests = 0, steps = 0;
-  double seconds = 0;        // until the last request has ended
-  double output_rate = 0;    // tokens per second of the cluster
-  double busy = 0;           // share of the time in which an engine runs steps, on average
-  double running = 0;        // requests of the cluster that run, on average over steps' time
-  double uneven = 0;         // share of group-steps in which a group has no rows while another has
-  int64_t most_waiting = 0;  // requests that wait for their first step, of an engine
+  double seconds = 0;      // until the last request has ended
+  double output_rate = 0;  // tokens per second of the cluster
+  double busy = 0;         // fraction of the time in which an engine runs steps, mean over engines
+  // Mean number of running requests of the cluster, weighted by the times of the steps.
+  double running = 0;
+  // Fraction of (group, step) pairs in which the group has no rows, but another group has rows.
+  double uneven = 0;
+  // Maximum number of requests of an engine that wait for their first step.
+  int64_t most_waiting = 0;
   Percentiles ttft, itl, latency;
   // Steps of the first engine: start, seconds, prompt rows, decode rows; at most `kKeptSteps`.
   struct Step {

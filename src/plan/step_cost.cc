@@ -56,7 +56,7 @@ ModelFormats FormatsOf(const ModelConfig& model, bool cuda, bool hopper) {
   const auto placed = cuda ? std::optional(DType::kBF16) : std::nullopt;
   const ModelWeights w =
       BuildWeights(few, Mesh(), {}, *MakeCountingSource(few, placed, cuda && hopper));
-  // Rows of CPU kernels; GPUs have one way for each format.
+  // Row format of CPU kernels. On GPUs the weight format determines the row format.
   ActivationFormat rows = ActivationFormat::kNone;
   const QuantizationConfig& quantization = model.quantization;
   if (!cuda && !quantization.rules.empty()) {

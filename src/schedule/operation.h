@@ -44,7 +44,7 @@ enum class Kind : uint8_t {
   kSend,             // send hidden states to the next stage
   kHeads,            // training: losses and their gradients, on the last stage
   kLogits,           // serving: logits of the rows that need a token, on the last stage
-  kSample,           // serving: the tokens
+  kSample,           // serving: sample the tokens
   kReceiveGradient,  // receive the gradient of the sent hidden states from the next stage
   kBackward,         // backward of one phase of one layer
   kSendGradient,     // send the gradient of the received hidden states to the previous stage

@@ -176,7 +176,7 @@ class Upkeep {
  private:
   Service& service_;
   http::Server& server_;
-  double next_comment_ = 1;  // second of the pause
+  double next_comment_ = 1;  // next comment, in seconds since the start of the pause
 };
 
 // Waits until all requests have ended. Aborts the rest at the deadline or on a second signal.

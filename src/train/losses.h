@@ -8,8 +8,8 @@
 namespace switchyard::train {
 
 struct LossOptions {
-  BalanceLosses
-      balance;  // weights of the losses of each MoE layer; the losses are summed over layers
+  // Weights of the losses of each MoE layer; the losses are summed over layers.
+  BalanceLosses balance;
   // Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2). Module d, counted from 1,
   // predicts the token d positions after the one that the model's head predicts. mtp_weight is λ,
   // the weight of the mean of the modules' cross-entropies.

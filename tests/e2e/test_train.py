@@ -122,7 +122,7 @@ def test_interrupted_and_resumed_is_the_same(folder):
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=30)[1]
     assert process.returncode == 0, said
-    assert "the same command goes on from it" in said and "is saved" in said
+    assert "the same command continues from it" in said and "is saved" in said
     taken = len(steps_of(folder / "cut"))
     assert 3 <= taken < 40, "the run ended before it could be stopped"
     # Simulates a crash: a log line after the last checkpoint.

@@ -151,8 +151,8 @@ class SymmetricMemory {
   void StartHeartbeat();
   void Beat();
   void StopHeartbeat();
-  // From now on the rank may compute for `time` without a heartbeat; longer than that, it hangs. 0:
-  // no limit.
+  // Sets the time for which the rank may compute without a heartbeat before it is considered hung;
+  // 0: no limit.
   void AllowSilence(std::chrono::milliseconds time);
 
   // Notes in shared memory which requests this rank computes from now on. If the rank ends by

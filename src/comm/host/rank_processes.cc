@@ -83,7 +83,7 @@ struct RankProcesses::Impl {
   bool end_expected = false;
   bool killed = false;
   bool closing = false;
-  // The watcher's thread is to begin an epoch, and returns the ranks that it has started.
+  // Set: the watcher's thread begins an epoch and returns the ranks that it has started.
   std::optional<std::promise<std::vector<int>>> next_epoch;
 
   FileDescriptor wake;  // an eventfd that ends the watcher's wait
@@ -182,8 +182,8 @@ void RankProcesses::Impl::BeginEpoch() {
   }
 }
 
-// Ends when every child has ended, and with epochs when the object is destroyed too. The destructor
-// kills the children first.
+// Returns when every child has ended and, with epochs, the object is being destroyed. The
+// destructor first kills the children.
 void RankProcesses::Impl::Watch() {
   for (;;) {
     std::vector<pollfd> fds{{wake.get(), POLLIN, 0}};

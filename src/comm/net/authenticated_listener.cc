@@ -209,7 +209,7 @@ bool AuthenticatedListener::Impl::Receive(Pending& connection) {
   return false;
 }
 
-// This stage's object is complete.
+// Called when the object that the connection's stage expects is complete.
 bool AuthenticatedListener::Impl::Advance(Pending& connection) {
   switch (connection.stage) {
     case Stage::kOpening:

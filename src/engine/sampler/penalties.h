@@ -1,4 +1,4 @@
-// Logit adjustments before a draw: penalties, biases, and forbidden tokens.
+// Logit adjustments before sampling: penalties, biases, and forbidden tokens.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Draws the next token from a row of logits.
+// Samples the next token from a row of logits.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace switchyard {
 
 // A pure function of logits, request and the tokens so far: the same seed gives the same tokens on
-// every rank, whatever else is in the batch. Owns vocabulary-sized scratch, so a draw allocates
+// every rank, whatever else is in the batch. Owns vocabulary-sized scratch, so sampling allocates
 // nothing. Used by the rank's thread only.
 class Sampler {
  public:
@@ -22,12 +22,12 @@ class Sampler {
 
   Sampler(int64_t vocab_size, std::vector<int32_t> eos_token_ids);
 
-  // `logits` [vocab], all finite. `mask`: one bit for each token that may be drawn; empty: all may.
-  // Returns nullopt if penalties, biases and the mask leave no token.
+  // `logits` [vocab], all finite. `mask`: one bit for each token that may be sampled; empty: all
+  // may. Returns nullopt if penalties, biases and the mask leave no token.
   //
   // Greedy (temperature 0, or too small to divide by) takes the largest logit, the lowest id among
-  // equals. Otherwise: softmax(logits / temperature), the filters (nucleus.h), and one draw keyed
-  // by `seed` and the number of tokens so far.
+  // equals. Otherwise: softmax(logits / temperature), the filters (nucleus.h), and one random
+  // number keyed by `seed` and the number of tokens so far.
   std::optional<int32_t> Draw(std::span<const float> logits, const SamplingParams& params,
                               std::span<const int32_t> prompt, std::span<const int32_t> output,
                               uint64_t seed, std::span<const uint32_t> mask = {});

@@ -45,8 +45,9 @@ class Scheduler {
     bool priorities = false;
     int64_t preemption_threshold = 10;
     int64_t max_draft_rows = 0;  // maximum draft rows of a step, over all sequences
-    // Whether a step may have more draft rows, in the buffer rows of requests that do not run and
-    // of up to half of the prompt rows. So drafts need no additional memory.
+    // Whether a step may have more draft rows than max_draft_rows if it has few decode or prompt
+    // rows. The additional draft rows use the buffer rows of requests that do not run, and up to
+    // half of the buffer rows of prompts, so they need no additional memory.
     bool drafts_take_room = false;
   };
   Scheduler(Options options, KvCache& cache)

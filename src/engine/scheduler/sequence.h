@@ -58,8 +58,8 @@ struct Sequence {
   // Description of the first router fault in this sequence; empty: none.
   std::string router_fault;
 
-  // While a token is being drawn, its entry in `tokens` is kUnknown. When the pass ends, the entry
-  // becomes the token drawn for logit row `unknown_row` of that pass.
+  // While a token is being sampled, its entry in `tokens` is kUnknown. When the pass ends, the
+  // entry becomes the token sampled for logit row `unknown_row` of that pass.
   static constexpr int32_t kUnknown = -1;
   int64_t unknown = 0;  // number of kUnknown entries, at the end of `tokens`
   int32_t unknown_row = 0;

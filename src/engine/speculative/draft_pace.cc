@@ -8,13 +8,14 @@
 namespace switchyard {
 namespace {
 
-constexpr double kDecay = 0.995;  // per step, of the sums of outcomes
+constexpr double kDecay = 0.995;  // factor per step on the sums of outcomes
 constexpr double kGain = 1.02;    // minimum factor of the expected rate for more drafts
 constexpr double kUnknown = 0.7;  // acceptance without measurements
 constexpr int32_t kFirst = 2;     // drafts before anything was measured
-constexpr int32_t kMostMore = 2;  // drafts more than the best number, if never measured
-// Steps for which a time holds. Later the sequences are longer, so it is measured again before the
-// number is selected.
+// How far a number of drafts that was never measured may exceed the best one.
+constexpr int32_t kMostMore = 2;
+// Number of steps after which a measured time is outdated. Later the sequences are longer, so the
+// time is measured again before the number of drafts is selected.
 constexpr int64_t kFresh = 200;
 // A trial ends after this many steps if its rate is below this part of the best one.
 constexpr int kFewSteps = 2;
@@ -74,7 +75,8 @@ DraftPace::Size& DraftPace::SizeOf(int64_t sequences) {
 double DraftPace::TokensOf(int32_t limit) const {
   double tokens = 1, reached = 1, acceptance = kUnknown;
   for (int32_t i = 0; i < limit; ++i) {
-    constexpr double kPrior = 2;  // steps that the acceptance of the position before adds
+    // Weight, in steps, of the previous position's acceptance (the prior).
+    constexpr double kPrior = 2;
     const double before = reached;
     reached = (accepted_[i] + kPrior * before * acceptance) / (wanted_[i] + kPrior);
     acceptance = std::min(1.0, reached / before);
@@ -94,7 +96,7 @@ double DraftPace::SecondsOf(const Size& size, int32_t limit) const {
         nearest = i;
     return nearest;
   };
-  // Each draft adds the same time.
+  // Assumes that each draft adds the same time.
   const auto scaled = [&](const Size& of, int32_t arm) {
     return plain * (1 + (of.arms[arm].seconds / of.arms[0].seconds - 1) * limit / arm);
   };
@@ -181,7 +183,7 @@ void DraftPace::Choose(Size& size) {
   const bool hopeless = size.running != size.best && arm.samples >= kFewSteps &&
                         RateOf(size, size.running) < kHopeless * RateOf(size, size.best);
   if (arm.samples < kTrialSteps && !hopeless) return;
-  // Without a trial, the numbers are compared in some steps only.
+  // Outside of trials, the numbers of drafts are compared only in every kCompareSteps-th step.
   if (size.running == size.best && arm.samples > kTrialSteps && size.steps % kCompareSteps != 0)
     return;
   size.running = size.best;

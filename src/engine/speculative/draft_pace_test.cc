@@ -69,7 +69,7 @@ TEST(DraftPaceTest, DearRowsGetNoDrafts) {
 }
 
 TEST(DraftPaceTest, TheNumberDependsOnTheBatch) {
-  // Rows up to 8 are free.
+  // A step takes the same time for up to 8 rows.
   const auto seconds = [](int64_t sequences, int32_t drafts) {
     return std::max<double>(8, static_cast<double>(sequences * (1 + drafts)));
   };
@@ -84,7 +84,8 @@ TEST(DraftPaceTest, TheNumberDependsOnTheBatch) {
 TEST(DraftPaceTest, AMiddleNumberCanBeTheBest) {
   Simulation s(8, 0.6, [](int64_t, int32_t drafts) { return 1 + 0.2 * drafts; });
   s.RelativeTime(4, 2000);
-  // Tokens 1, 1.6, 1.96, 2.18 in 1, 1.2, 1.4, 1.6: 1 and 2 drafts are the best.
+  // With 0 to 3 drafts, a step takes 1, 1.2, 1.4 and 1.6 and gives 1, 1.6, 1.96 and 2.18 tokens. So
+  // 1 and 2 drafts are the best numbers.
   EXPECT_GT(s.steps_of[1] + s.steps_of[2], 1900);
 }
 

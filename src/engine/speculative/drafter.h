@@ -33,8 +33,8 @@ class Drafter {
   // same order. Parts are in the order of the batch. `limit`: the maximum number of drafts of any
   // sequence, equal on all ranks. May be collective over the world.
   virtual void Draft(std::span<const DraftPart> parts, int64_t limit) = 0;
-  // The rows of an open sequence that the drafter has missed, and would compute when `limit` rises
-  // from 0.
+  // Number of rows of an open sequence that the drafter has not computed while `limit` was 0. It
+  // would have to compute them when `limit` rises.
   virtual int64_t Backlog(const Sequence&) const { return 0; }
 };
 

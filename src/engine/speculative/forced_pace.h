@@ -9,11 +9,11 @@ namespace switchyard {
 
 // The state of one sequence. Fractions are integers, so that they are equal on all ranks.
 struct ForcedPace {
-  DraftCounts seen;  // outcomes that are part of the state
+  DraftCounts seen;  // outcomes that `acceptance` already includes
   int32_t right =
       -1;  // decayed acceptance of drafts whose predecessors were right; −1: no draft yet
   int32_t pause = 0;   // steps without drafts after the next trial
-  int32_t paused = 0;  // such steps that are left
+  int32_t paused = 0;  // remaining steps of the current pause
 };
 
 // A draft is worthwhile if the probability that it and its predecessors are correct exceeds the

@@ -71,7 +71,7 @@ void ModelDrafter::Save(const DraftPart& part) {
   Sequence& sequence = *part.sequence;
   const int64_t saved = SavedRows(sequence);
   if (sequence.draft_computed + saved != part.begin || saved + part.rows > max_saved_rows_) {
-    sequence.saved_hidden = {};  // its later rows are useless without these
+    sequence.saved_hidden = {};  // later rows cannot be used without these
     return;
   }
   AppendTargetHidden(part, sequence.saved_hidden);

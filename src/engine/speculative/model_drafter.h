@@ -19,17 +19,18 @@ class DraftForward {
   // Logits [batch.logit_rows, vocab], valid until the next call. Empty if the batch has `draws`,
   // which needs draws().
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
-  // Whether the model draws tokens itself, on its device. drawn(): those of the last batch with
+  // Whether the model samples tokens itself, on its device. drawn(): those of the last batch with
   // `draws`, [logit rows]; −1 where a logit is not finite.
   virtual bool draws() const { return false; }
   virtual std::span<const int32_t> drawn() const { return {}; }
   virtual int64_t vocab_size() const = 0;
-  // Whether the model is an MTP layer. Its rows take hidden rows: of the target's last pass, or of
-  // the last Forward.
+  // Whether the model is an MTP layer. The input of a row then includes a hidden row: of the
+  // target's last pass, or of the last Forward.
   virtual bool takes_hidden() const = 0;
   virtual int64_t hidden_width() const { return 0; }
-  // In the model's memory: rows [., hidden_width] of the target's last pass, and of the last
-  // Forward: of all its rows, or with ForwardBatch::only_logit_rows of the logit rows.
+  // Hidden rows [., hidden_width] in the model's memory. target_hidden(): of the target's last
+  // pass. hidden(): of the last Forward, for all rows or, with ForwardBatch::only_logit_rows, for
+  // the logit rows.
   virtual const float* target_hidden() const { return nullptr; }
   virtual const float* hidden() const { return nullptr; }
   // Copies rows of target_hidden() to host memory.
@@ -110,8 +111,8 @@ class ModelDrafter : public Drafter {
   const bool ends_early_;
   Sampler sampler_;
   ForwardBatch batch_;
-  // The hidden rows of the first pass, if it also takes saved ones. Else it takes the target's. If
-  // any group takes saved ones, the pass is not recorded.
+  // Whether the first pass of a step also processes saved rows. Then it reads `hidden_`, else the
+  // hidden rows of the target. If any group has saved rows, the pass is not recorded as a graph.
   bool takes_saved_ = false;
   std::vector<float> hidden_;  // [rows, H]
   std::vector<Chain> chains_;

@@ -136,7 +136,7 @@ TEST_F(ModelDrafterTest, ChainsTakeTheLayersOwnHiddenRows) {
   model->SetTarget(3, 100);
   drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 3}}, 3);
   EXPECT_THAT(s->drafts, ElementsAre(21, 22, 23));
-  EXPECT_THAT(model->tokens, ElementsAre(22));  // of the last pass
+  EXPECT_THAT(model->tokens, ElementsAre(22));  // tokens of the last pass
   EXPECT_THAT(model->positions, ElementsAre(4));
   EXPECT_THAT(model->given, ElementsAre(1021));
   EXPECT_EQ(model->decode_tokens, 1);

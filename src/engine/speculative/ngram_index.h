@@ -33,9 +33,11 @@ class NgramIndex {
   // The position after the best occurrence of the last tokens; 0: none.
   int64_t Find(std::span<const int32_t> tokens) const;
 
-  // By hash of a pair: the position after its latest occurrence; 0: none. A power of two.
+  // Indexed by the hash of a pair: the position after its latest occurrence; 0: none. The size is a
+  // power of two.
   std::vector<int32_t> latest_;
-  // By position after a pair: the position after the previous pair of the same entry; 0: none.
+  // Indexed by the position after a pair: the position after the previous pair with the same entry
+  // in latest_; 0: none.
   std::vector<int32_t> previous_;
   int64_t added_ = 0;  // the pairs that end before this position, or earlier, are linked
 };

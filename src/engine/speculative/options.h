@@ -14,7 +14,7 @@ struct SpeculativeOptions {
   // --speculative-num-draft-tokens: rows of a verification, the number of drafts + 1; 0: from
   // num_steps
   int32_t num_draft_tokens = 0;
-  std::string draft_model_path;     // --speculative-draft-model-path, of STANDALONE
+  std::string draft_model_path;     // --speculative-draft-model-path, for STANDALONE
   double simulate_acceptance = -1;  // --speculative-simulate-acceptance; negative: none
 };
 

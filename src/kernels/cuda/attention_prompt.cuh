@@ -107,8 +107,9 @@ class PromptConsumer {
     StoreRounded(item, results, factor);
   }
 
-  // p · v of the block in stage_, and the probabilities of `block`, which is in stage `next`; its
-  // scores. No branches, because they would serialize the products in flight (C7514).
+  // Enqueues p · v of the block in stage_ and the scores of `block`, which is in stage `next`. Then
+  // computes the probabilities of `block`. No branches, because they would serialize the products
+  // in flight (C7514).
   template <bool kMasked>
   __device__ __forceinline__ TileRescale Step(const PipelineState& next, const TileRows& rows,
                                               int block, bool last, float (&max)[2]) {

@@ -245,7 +245,7 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
 
   kernels::CudaDeviceOptions options_;
   int index_;
-  bool hopper_ = IsHopper();  // after index_, which sets the current GPU
+  bool hopper_ = IsHopper();  // initialized after index_, whose initializer selects the current GPU
   Stream stream_;
   Staging staging_;
   LinearOps products_;

@@ -63,8 +63,8 @@ struct Family {
 };
 
 std::span<const Family> Families();
-// `architecture`: also the name of a family's classifier (...ForSequenceClassification) or of its
-// decoder without a head (...Model). nullptr if unknown.
+// `architecture` may also be the name of the classifier (...ForSequenceClassification) or of the
+// decoder without a head (...Model) of a family. nullptr if unknown.
 const Family* FindFamily(std::string_view architecture);
 
 // One list of families for each file of this folder, since some files define two architectures.

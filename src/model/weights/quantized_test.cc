@@ -24,8 +24,8 @@ using A = ActivationFormat;
 const struct Case {
   const char* name;
   WeightFormat experts, attention;
-  ActivationFormat
-      activation;  // activation format of the experts with --quantize-activations always
+  // Activation format of the experts with --quantize-activations always.
+  ActivationFormat activation;
 } kCases[] = {
     {"fp8_tensor", W::kFp8Channel, W::kFp8Channel, A::kFp8Tensor},
     {"ct_fp8_channel", W::kFp8Channel, W::kFp8Channel, A::kFp8Token},

@@ -161,7 +161,7 @@ void CpuMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   StoreRouterFaults(config.layer, s);
   StoreRoutedExperts(s);
 
-  // From logical to physical experts.
+  // Maps logical experts to physical experts, if they differ.
   s.topk = &s.logical;
   if (chooser_ || !parts.replicas.empty() || shared_dispatched()) {
     s.topk = &s.physical;

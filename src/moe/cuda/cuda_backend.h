@@ -197,7 +197,7 @@ class CudaMoeBackend : public MoeBackend {
   void StoreRoutedExperts(const CudaMoeState& state) const;
   void ChooseReplicas(const CudaMoeParts& parts, const CudaMoeState& state) const;
   void DispatchShared(const CudaMoeParts& parts, const CudaMoeState& state) const;
-  // [round, slots_per_token()] what dispatch reads.
+  // [tokens of the round, slots_per_token()] the ids and weights that dispatch sends.
   const int32_t* DispatchedIds(const CudaMoeState& state) const;
   const float* DispatchedWeights(const CudaMoeState& state) const;
   GpuGroupedRows ChunkAt(const CudaMoeState& state, int64_t first) const;  // without its rows

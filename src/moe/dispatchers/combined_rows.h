@@ -47,7 +47,7 @@ class CombinedRows {
   struct Batch {
     std::vector<Target> targets;          // destinations of the runner outputs, [num_rows]
     std::vector<std::byte*> places;       // their destinations, [num_rows]
-    bool left = false, prepared = false;  // Places and Prepare were called
+    bool left = false, prepared = false;  // whether Places, and Prepare, was called
     std::vector<std::byte*> arenas;       // kSlot: [P] outputs of each source
     int64_t first_token = 0;              // index of the current round in the outputs
     // The routing of all rounds so far, if the combine covers several.

@@ -108,8 +108,8 @@ int32_t FirstBad(std::span<const float> logits, const float* correction_bias) {
   return -1;
 }
 
-// Fills the choice of a token without usable scores: existing experts, and NaN weights that end its
-// request.
+// Fills in the selection for a token without usable scores: valid expert ids, and NaN weights,
+// which end its request.
 void SelectNothing(std::span<int32_t> ids, std::span<float> weights) {
   std::iota(ids.begin(), ids.end(), 0);
   std::ranges::fill(weights, std::numeric_limits<float>::quiet_NaN());

@@ -87,8 +87,8 @@ class PlainRunner : public Runner {
   std::unique_ptr<Runner> inner_;
 };
 
-// Expects the outputs of Run if RunGateUp is followed by RunDown for one run of experts after the
-// other.
+// Expects that RunGateUp, followed by RunDown for consecutive ranges of experts, gives the outputs
+// of Run.
 void ExpectTwoStepsGiveTheSame(Runner& runner, const GroupedRows& rows, const ExpertBlock& block,
                                int64_t hidden) {
   ThreadPool pool(2);

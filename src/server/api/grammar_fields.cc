@@ -122,7 +122,7 @@ void ReadResponseFormat(const Fields& f, ConstraintReader& reader) {
   } else if (type == "json_schema") {
     const Json& named = Member(inner, "json_schema");
     const Fields schema(named, inner.Name("json_schema") + ".");
-    schema.Bool("strict", true);  // both values mean that the output matches the schema
+    schema.Bool("strict", true);  // checks the type only: either value enforces the schema
     const char* key = schema.Has("schema") ? "schema" : "schema_";
     if (!schema.Has(key))
       throw InvalidField(schema.Name("schema"), "{} is missing", schema.Name("schema"));

@@ -59,7 +59,8 @@ TEST_F(GrammarFieldsTest, EachFieldConstrainsTheOutput) {
         R"({"guided_json": )" + schema + "}", R"({"guided_json": )" + quoted + "}",
         R"({"structured_outputs": {"json": )" + schema + "}}"}) {
     EXPECT_TRUE(Matches(body, R"({"b": 1, "a": 2})")) << body;
-    EXPECT_FALSE(Matches(body, R"({"a": 2, "b": 1})")) << body;  // the order of the schema
+    // Properties must have the order of the schema.
+    EXPECT_FALSE(Matches(body, R"({"a": 2, "b": 1})")) << body;
     EXPECT_FALSE(Matches(body, "{}")) << body;
   }
   for (const char* body :

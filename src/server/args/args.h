@@ -98,7 +98,7 @@ struct BenchArgs {
   int base_gpu_id = 0;           // --base-gpu-id of kernels and roofline
   int ranks = 0;                 // --ranks, --tp
   int experts_per_rank = 0;      // --experts-per-rank
-  std::vector<int64_t> tokens;   // --tokens, of each rank
+  std::vector<int64_t> tokens;   // --tokens: per rank
   std::string model;             // --model
   std::string cpu_isa = "auto";  // --cpu-isa
 };

@@ -52,9 +52,9 @@ void AddBenchFlags(CommandLine& app, BenchArgs& a) {
   }
   app.Flag("--ranks,--tp", a.ranks, kBench,
            a.which == "exchange"
-               ? "Number of ranks; 0: one for each GPU; on CPUs 2, and then 4"
-               : "Ranks, each with its own tokens; the EP size is their number. 0: one for each "
-                 "GPU, or 2 on CPUs")
+               ? "Number of ranks; 0: one per GPU; on CPUs, runs with 2 and with 4 ranks"
+               : "Number of ranks (the EP size), each with its own tokens. 0: one per GPU, or 2 on "
+                 "CPUs")
       .Range(0, 64);
   app.Option(
          "--tokens", a.tokens,

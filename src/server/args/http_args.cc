@@ -62,9 +62,10 @@ void AddHttpFlags(CommandLine& app, HttpArgs& a) {
   app.Flag("--http-workers", a.worker_threads, kGroup,
            "Worker threads for requests larger than 64 KiB; 0: one per 8 CPUs")
       .Range(0, 64);
-  app.Flag("--http-memory-limit", a.memory_limit, kGroup,
-           "Memory limit of all requests in the server process (bodies, results, unsent answers), "
-           "like 512M or 4G. Further requests get 413 or 503. Default: an eighth of memory");
+  app.Flag(
+      "--http-memory-limit", a.memory_limit, kGroup,
+      "Memory limit of all requests in the server process (bodies, results, unsent responses), "
+      "like 512M or 4G. Further requests get 413 or 503. Default: an eighth of memory");
   app.Flag("--request-queue-timeout", a.queue_timeout_seconds, kGroup,
            "Timeout in seconds from submission to the first token; 0: none")
       .NonNegative();

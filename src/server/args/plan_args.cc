@@ -114,7 +114,7 @@ void SetNics(const std::string& text, PlanArgs& a) {
     throw Invalid("--nics {}: want a number of NICs and their Gbit/s, like 8x400", text);
 }
 
-// The words of flags that have other forms in PlanArgs.
+// Values of flags that PlanArgs holds in another form.
 struct Words {
   std::vector<std::string> gpus;
   std::string nics;

@@ -16,20 +16,20 @@ struct PlanArgs {
   std::string revision = "main";
   std::string card;  // of --gpus; empty: CPUs
   int per_node = 0, nodes = 1;
-  int nics = 0;  // --nics, of a node
+  int nics = 0;  // --nics: NICs per node
   double nic_gbit = 0;
   int cpus = 0;            // --cpus; 0: those of this process
-  double memory_gib = 0;   // --memory, of a device or of the host; 0: the card's, or this host's
+  double memory_gib = 0;   // --memory: per GPU, or of the host; 0: the card's, or this host's
   std::string cost_table;  // --cost-table FILE
   int64_t input = 1024, output = 512;      // --input-len, --output-len
   double rate = 0, batch = 0;              // --rate, --batch
   double max_ttft_ms = 0, max_itl_ms = 0;  // --slo-ttft, --slo-itl
   double imbalance = 1.1;                  // --imbalance
-  double price = 0;                        // --price, of a device and hour
+  double price = 0;                        // --price: per hour of a GPU or host
   std::string explain;                     // --explain LAYOUT
   std::string svg;                         // --svg FILE
   bool json = false;                       // --json
-  int rows = 12;                           // --top
+  int rows = 12;                           // --top: rows of the table
 };
 
 // Arguments of `simulate` in addition to the model, the cluster and the load.
@@ -37,7 +37,7 @@ struct SimulateArgs {
   PlanArgs plan;
   std::string layout;        // --layout; empty: the first of the plan
   std::string trace;         // --trace FILE; empty: Poisson arrivals with --rate
-  double seconds = 60;       // --seconds of arrivals
+  double seconds = 60;       // --seconds: duration of Poisson arrivals
   uint64_t seed = 0;         // --seed
   std::string chrome_trace;  // --chrome-trace FILE
 };

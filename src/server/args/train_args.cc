@@ -24,11 +24,12 @@ void AddModelFlags(CommandLine& app, TrainArgs& a) {
            "Number of multi-token prediction modules; -1: num_nextn_predict_layers of config.json, "
            "or none")
       .Range(-1, 16);
-  app.Flag("--mtp-weight", a.mtp_weight, kGroup, "Weight of the mean loss of these modules")
+  app.Flag("--mtp-weight", a.mtp_weight, kGroup,
+           "Weight of the mean loss of the multi-token prediction modules")
       .NonNegative();
   app.Flag("--train-only", a.train_only, kGroup,
-           "all, or mtp: only these modules, for speculative decoding; the weights of --init-from "
-           "stay as they are, and modules that it lacks start at random")
+           "all, or mtp: only the multi-token prediction modules, for speculative decoding. Other "
+           "weights of --init-from do not change; missing modules start with random weights")
       .OneOf({"all", "mtp"});
 }
 

@@ -28,18 +28,18 @@ struct TrainArgs {
   // Steps
   int64_t steps = 0;                   // --steps
   int64_t rows_per_step = 32;          // --rows-per-step, over all ranks
-  int64_t rows_per_pass = 8;           // --rows-per-pass, of a rank
+  int64_t rows_per_pass = 8;           // --rows-per-pass, on one rank
   double learning_rate = 1e-3;         // --learning-rate
   std::string lr_schedule = "cosine";  // --lr-schedule: cosine, wsd, constant
-  double final_lr_part = 0.1;          // --final-lr-part, of the learning rate
+  double final_lr_part = 0.1;          // --final-lr-part, a fraction of the learning rate
   int64_t warmup_steps = 0;            // --warmup-steps
-  int64_t decay_steps = 0;             // --decay-steps, of wsd
+  int64_t decay_steps = 0;             // --decay-steps, for wsd
   double adam_beta1 = 0.9, adam_beta2 = 0.95, adam_epsilon = 1e-8;
   double weight_decay = 0.1;              // --weight-decay
   double clip_grad_norm = 1.0;            // --clip-grad-norm; 0: none
   std::string compute_dtype = "float32";  // --compute-dtype of products: float32, bfloat16
   // Balance of experts
-  double balance_loss = 0.0;                // --balance-loss, over the batch
+  double balance_loss = 0.0;  // --balance-loss: weight of the loss over a micro-batch of all ranks
   double sequence_balance_loss = 0.0;       // --sequence-balance-loss
   double z_loss = 0.0;                      // --z-loss
   double bias_step = 0.0;                   // --bias-step
@@ -47,7 +47,7 @@ struct TrainArgs {
   // Ranks
   int tp = 1, ep = 1, pp = 1;
   int dp = 0;                      // --dp; 0: the number that --ep needs
-  int threads = 1;                 // --threads, of a rank
+  int threads = 1;                 // --threads, per rank
   std::string exchange = "async";  // --exchange: sync, async
   std::string schedule = "plain";  // --schedule: plain, overlapped
   bool early_sums = false;         // --early-sums

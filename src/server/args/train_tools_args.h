@@ -22,10 +22,10 @@ struct TrainScoreArgs {
 struct TrainPictureArgs {
   std::vector<std::string> logs;    // LOG, several
   std::vector<std::string> labels;  // --labels; empty: the folders' names
-  std::string key = "loss";         // --key of the lines
+  std::string key = "loss";         // --key: the plotted field of the log's lines
   std::string output;               // --output FILE.svg
   std::string title;                // --title; empty: the key
-  std::optional<double> low, high;  // --low, --high of the y axis
+  std::optional<double> low, high;  // --low, --high: range of the y axis
 };
 
 // Returns nothing after printing the help for --help. Throws kInvalid that names the flag.

@@ -56,7 +56,7 @@ enum class WhenHeld : uint8_t { kWait, kFail };
 
 // Owns the table of open generations; borrows link and tokenizer. Keeps the prompt and the output
 // ids of each request until the request finishes. So new ranks can continue it (Pause, Resume). A
-// token that is not in the table was not sent to a client, and the new ranks draw the same token
+// token that is not in the table was not sent to a client, and the new ranks sample the same token
 // again. Submit, Abort and the queries may be called from any thread; OnMessage, BeginPause, Pause,
 // Resume and OnRanksLost from one thread at a time.
 class Front {

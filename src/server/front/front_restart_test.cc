@@ -172,7 +172,7 @@ TEST_F(FrontRestartTest, EachTokenArrivesOnceWhereverTheRanksEnd) {
   }
 }
 
-// The new ranks draw tokens again that the old ranks sent but the front did not read.
+// The new ranks sample tokens again that the old ranks sent but the front did not read.
 TEST_F(FrontRestartTest, UnreadTokensAreComputedAgain) {
   const uint64_t id = Submit(6);
   Steps(2);

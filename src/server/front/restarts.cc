@@ -48,7 +48,7 @@ EngineRequest Front::Open::Request(Pooling pooling, bool trial) const {
     sampling.max_new_tokens =
         std::min(sampling.max_new_tokens, next.completion_tokens + kTrialTokens);
     // min_new_tokens must not exceed max_new_tokens. If it is lowered to this limit, still no stop
-    // id is drawn before the limit.
+    // id is sampled before the limit.
     sampling.min_new_tokens = std::min(sampling.min_new_tokens, sampling.max_new_tokens);
   }
   return request;

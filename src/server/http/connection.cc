@@ -456,7 +456,8 @@ void ConnectionImpl::NotifyOutput() {
 void ConnectionImpl::OnOutput() {
   if (exchange_ && exchange_->Overflowed() && stream_.is_open()) {
     LOG_WARNING(
-        "http: {}: closed, the client reads too slowly: its unsent answer exceeds {} bytes or what "
+        "http: {}: closed, the client reads too slowly: its unsent response exceeds {} bytes or "
+        "what "
         "is left of --http-memory-limit",
         peer_, options_.max_backlog_bytes);
     stream_.Close();

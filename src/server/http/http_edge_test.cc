@@ -185,8 +185,8 @@ TEST_F(HttpEdgeTest, BodiesShareOneMemory) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   ASSERT_GE(used(), kFirst);
-  // A second body of this size needs more memory, while its buffer grows, than the first body
-  // leaves.
+  // The memory that the first body leaves does not suffice for the growing buffer of a second body
+  // of this size.
   for (int i = 0; i < 5; ++i) {
     TestClient refused(server_->port());
     refused.Send(begin);

@@ -31,7 +31,7 @@ double Ratio(int64_t count, int64_t of) {
   return of == 0 ? 0 : static_cast<double>(count) / static_cast<double>(of);
 }
 
-// Of speculative decoding; only if there were drafts.
+// Adds the counters of speculative decoding, if there were drafts.
 void AddDrafts(const EngineStats& s, const std::string& index, const Labels& sglang,
                const Labels& vllm, Page* page) {
   if (s.verify_steps == 0) return;
@@ -66,7 +66,7 @@ void AddDrafts(const EngineStats& s, const std::string& index, const Labels& sgl
         vllm, s.accepted_tokens);
 }
 
-// Of jump-forward decoding; only if there were drafts.
+// Adds the counters of jump-forward decoding, if there were drafts.
 void AddForced(const EngineStats& s, const std::string& index, Page* page) {
   if (s.forced_steps == 0) return;
   const Labels group = {{"group", index}};

@@ -115,7 +115,7 @@ TEST_F(NamesTest, BucketsHaveTheBoundsOfTheirServer) {
   EXPECT_EQ(samples.count(R"(vllm:inter_token_latency_seconds_bucket{model_name="m",le="0.04"})"),
             0u);
   EXPECT_EQ(samples.at(R"(vllm:inter_token_latency_seconds_bucket{model_name="m",le="+Inf"})"), 1);
-  // The last bound of numbers of tokens is below the context length.
+  // The buckets of token counts end below the context length.
   EXPECT_EQ(samples.count(R"(vllm:request_prompt_tokens_bucket{model_name="m",le="2000"})"), 1u);
   EXPECT_EQ(samples.count(R"(vllm:request_prompt_tokens_bucket{model_name="m",le="5000"})"), 0u);
 }

@@ -43,7 +43,8 @@ void ParseStreamOptions(const Fields& f, Delivery* d) {
     throw InvalidField("stream_options", "stream_options is not an object");
   const Fields o(*options, "stream_options.");
   d->include_usage = o.Bool("include_usage", false);
-  // SGLang sends usage in every event for this field alone, vLLM not with include_usage false.
+  // If only this field is set, SGLang sends usage in every event. vLLM does not if include_usage is
+  // false.
   d->continuous_usage = o.Bool("continuous_usage_stats", false) && o.Bool("include_usage", true);
   if (o.Bool("include_obfuscation", false))
     throw InvalidField("stream_options.include_obfuscation",

@@ -20,7 +20,7 @@ class PairScores {
              const std::vector<std::string>& first, const char* second_key,
              const std::vector<std::string>& second, Batch* batch);
 
-  // The score of each pair, by the results of the batch.
+  // The score of each pair, computed from the results of the batch.
   std::vector<float> Of(const std::vector<Accumulated>& all) const;
 
  private:

@@ -25,7 +25,7 @@ struct Membership {
   std::shared_ptr<ProcessHost> ranks;  // kept between epochs, once the ranks are started
 };
 
-// Whether ranks are restarted after one of them has ended. `stall_timeout`: RankProcesses::Options.
+// Restarts of ranks after one of them has ended. `stall_timeout`: see RankProcesses::Options.
 struct RestartOptions {
   bool restarts = false;
   std::chrono::milliseconds stall_timeout{0};

@@ -44,7 +44,8 @@ std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
     throw Invalid("--verify-weights {}: --load-format dummy has no weights to verify",
                   args.verify_weights);
   }
-  // Before the verification, which may take minutes.
+  // Reads the configuration before the verification, which may take minutes, so that its errors
+  // appear first.
   const ModelConfig config = ReadModelConfig(args.engine);
   std::vector<FileStamp> files = WeightFiles(dir);
   if (!args.verify_weights.empty()) {

@@ -86,7 +86,7 @@ void Supervisor::Run() {
   }
 }
 
-// Kills and reaps the ranks, and completes `end` with what they did. Throws if a rank does not end.
+// Kills and reaps the ranks, and adds to `end` how they ended. Throws if a rank does not end.
 RankHost::Ending Supervisor::Reap(RanksEnd* end) {
   const auto start = Clock::now();
   RankHost::Ending ending = ranks_->Reap(options_.reap_timeout);  // only this thread changes ranks_

@@ -94,7 +94,7 @@ std::string ArgumentsText(const Json& arguments) {
   try {
     return ToJson(context, FromJson(context, arguments, false), jinja::JsonStyle()).str();
   } catch (const jinja::Raise& raise) {
-    throw Invalid("messages: the arguments of a tool call: {}", raise.message);
+    throw Invalid("messages: invalid arguments of a tool call: {}", raise.message);
   }
 }
 

@@ -86,9 +86,9 @@ class Value {
   const Dict& dict() const { return *std::get<DictPtr>(data_); }
   const ObjectPtr& object() const { return std::get<ObjectPtr>(data_); }
 
-  // Of bools and integers.
+  // The value of a bool or an integer.
   Int integer() const { return IsBool() ? Int{boolean()} : std::get<Int>(data_); }
-  // Of all numbers.
+  // The value of any number.
   double AsDouble() const { return IsFloat() ? floating() : static_cast<double>(integer()); }
 
  private:

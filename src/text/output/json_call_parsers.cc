@@ -171,7 +171,7 @@ class Llama3Parser : public CallParser {
   const OfferedTools& tools_;
   State state_ = State::kStart;
   std::optional<JsonCallReader> reader_;
-  std::string_view tag_;  // before the present calls
+  std::string_view tag_;  // tag before the current calls
 };
 
 }  // namespace

@@ -157,8 +157,8 @@ const ReasoningFormat* DetectReasoningFormat(std::string_view source) {
   if (Has(source, "<seed:think>")) return named("seed_oss");
   if (Has(source, "[THINK]")) return named("mistral");
   if (!Has(source, kEndThink)) return nullptr;
-  // The templates of DeepSeek-V3.1 and later have the variable thinking; those of DeepSeek-R1 do
-  // not.
+  // The templates of DeepSeek-V3.1 and later read a variable named `thinking`; those of DeepSeek-R1
+  // do not.
   if (Has(source, "<｜Assistant｜>"))
     return named(Has(source, "thinking") ? "deepseek-v3" : "deepseek-r1");
   if (Has(source, "<minimax:tool_call>")) return named("minimax");

@@ -54,7 +54,7 @@ TEST_F(ScoreTest, WhatWasLearnedShows) {
   EXPECT_NEAR(other["loss"].get<double>(), score["loss"].get<double>(), 1e-9);
   EXPECT_EQ(other["accuracy"], score["accuracy"]);
   EXPECT_EQ(other["layers"], score["layers"]);
-  // With prompts as targets.
+  // The tokens of prompts are targets too.
   asked.chat_loss = DocumentEncoder::ChatLoss::kAll;
   EXPECT_GT(ScoreModel(asked)["positions"], score["positions"]);
 }

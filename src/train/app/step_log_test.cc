@@ -41,7 +41,7 @@ class StepLogTest : public ::testing::Test {
 
 TEST_F(StepLogTest, LinesPastTheCheckpointGo) {
   Write(0, 1, 7);
-  Write(4, 5, 6);  // from the checkpoint of step 4
+  Write(4, 5, 6);  // resumes from the checkpoint of step 4
   const auto lines = ReadStepLog(path());
   ASSERT_EQ(lines.size(), 6u);
   for (size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(lines[i]["step"], i + 1);

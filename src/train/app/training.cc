@@ -129,7 +129,8 @@ void RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedArena>& a
   Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(exchange.ranks()), pool,
                      ranks->place.Stage(setup.files.config), options.products);
   if (!setup.resumed) {
-    // Also before Load, which may leave new MTP modules as they are.
+    // Load does not set MTP modules that the checkpoint lacks, so all parameters are initialised
+    // first.
     model.Initialise(options.seed, options.init_deviation);
     if (!options.init_from.empty()) model.Load(options.init_from);
   }

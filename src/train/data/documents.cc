@@ -42,7 +42,7 @@ bool OnlyCalls(const Json& message) {
 
 void CheckMessages(const Json& messages, const std::string& where) {
   if (!messages.is_array() || messages.empty()) {
-    throw Invalid("{}: \"messages\" is not a list of messages", where);
+    throw Invalid("{}: \"messages\" is not a list of at least one message", where);
   }
   for (size_t i = 0; i < messages.size(); ++i) {
     if (!HasText(messages[i], "role")) {

@@ -10,8 +10,8 @@
 namespace switchyard::train {
 namespace {
 
-constexpr int64_t kRows =
-    96;  // rows of a tile: even, and a multiple of the register tile's six rows
+// Rows of a tile: even, and a multiple of the register tile's six rows.
+constexpr int64_t kRows = 96;
 constexpr int64_t kMaxWeights = 96 * 1024;     // maximum weights of a network: 384 KB of gradients
 constexpr int64_t kNetworksForEachThread = 2;  // load balance: networks have unequal row counts
 

@@ -74,8 +74,8 @@ template <typename T>
 struct Linear {
   Parameter<T>* weight = nullptr;  // [n, k]
   int64_t n = 0, k = 0;
-  ProductDtype dtype =
-      ProductDtype::kFloat32;  // dtype of the forward product and of both gradient products
+  // Dtype of the forward product and of both gradient products.
+  ProductDtype dtype = ProductDtype::kFloat32;
 
   // n, k: dimensions of the whole tensor.
   static Linear Make(ParameterSet<T>& set, const std::string& name, int64_t n, int64_t k,

@@ -32,7 +32,7 @@ struct MoeState {
   const T *x = nullptr, *dy = nullptr;  // [m, H] of the tokens, for experts that gather
   std::vector<T> dweights;              // [m, k]
 
-  // On the rank that owns the experts.
+  // The following members are those of the rank that owns the experts.
   std::vector<int32_t> offsets;  // [E_local + 1] prefix sum of each expert's rows
   // [R] for each expert row: index of the dispatched row that it copies, and its top-k slot.
   std::vector<int32_t> row_of, slot_of;

@@ -139,7 +139,7 @@ TEST_F(TrainerTest, AFullDiskKeepsTheLastGoodCheckpoint) {
               ErrorKind::kResource);
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, handler);
-  ASSERT_EQ(warnings.size(), 1u);  // at step 4; the one at the end is thrown
+  ASSERT_EQ(warnings.size(), 1u);  // the warning of step 4; the error at the end is thrown
   EXPECT_THAT(warnings[0], HasSubstr("model.safetensors: cannot be written: File too large"));
   EXPECT_THAT(error, HasSubstr("cannot be written"));
   EXPECT_EQ(LatestCheckpoint(options.output)->filename(), "checkpoint-000002");

@@ -19,7 +19,7 @@ std::unique_ptr<MpiSession> MpiSession::Start(const LaunchedRank& launched, Opti
 MpiSession::MpiSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 MpiSession::~MpiSession() = default;
 
-// Start returns no session.
+// The members are never called, because Start returns no session.
 int MpiSession::rank() const { CHECK(false); }
 std::optional<std::string> MpiSession::Agree(const std::string&, const Decide&) { CHECK(false); }
 void MpiSession::Attach(SharedArena&) { CHECK(false); }

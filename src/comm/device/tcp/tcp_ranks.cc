@@ -99,7 +99,7 @@ class TcpRanks : public RemoteRanks {
   // (release) between its accesses and the send that follows them. The server threads load it
   // (acquire) before the accesses that handle the peer's response.
   std::atomic<uint64_t> sent_{0};
-  std::atomic<bool> leaving_{false};  // the destructor closes connections
+  std::atomic<bool> leaving_{false};  // the destructor is closing the connections
 
   std::mutex mutex_;  // guards `serving_`
   std::condition_variable peer_closed_;

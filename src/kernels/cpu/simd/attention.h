@@ -20,8 +20,8 @@ namespace switchyard::kernels::cpu::simd {
 template <class V>
 struct AttentionState : QueryKeys<V> {
   using Vectors = V;
-  KeySums<V>
-      part;  // sums of the current part; in the partials buffer if other threads share the keys
+  // Sums of the current part; in the partials buffer if other threads share the keys.
+  KeySums<V> part;
   KeySums<V> total;  // sums of the preceding parts
   float* weights;    // [queries, kKeyBlock] scores, then their exponentials
   float* keys;       // [k_width, kKeyBlock] as float32

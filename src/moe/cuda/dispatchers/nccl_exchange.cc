@@ -181,7 +181,8 @@ void NcclExchange::BeginDispatch(int slot_number, const Tokens& tokens, cudaStre
   const int64_t longest = tokens.longest > 0 ? tokens.longest : config.max_tokens;
   if (tokens.tokens < 0 || tokens.tokens > longest || longest > config.max_tokens)
     throw Resource(
-        "exchange: {} tokens of this rank or {} of the largest rank exceed the capacity of {}",
+        "exchange: {} tokens of this rank, or {} of the rank with the most, exceed the capacity of "
+        "{}",
         tokens.tokens, longest, config.max_tokens);
   Impl::Slot& slot = impl_->SlotOf(slot_number);
   slot.longest = longest;

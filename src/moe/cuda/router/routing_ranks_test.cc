@@ -13,9 +13,9 @@ constexpr int kExperts = 12, kRedundant = 4, kLayerNumber = 2;
 struct Ranks {
   MoeOptions options;
   MeshShape mesh;
-  bool tokens = false;  // records them
-  bool moving = false;  // experts move before each pass
-  bool choosing = false;
+  bool tokens = false;    // the observer records the routing of each token
+  bool moving = false;    // experts move before each pass
+  bool choosing = false;  // a RoundRobinChooser chooses replicas
 
   static TestLayer Layer() {
     TestLayer layer({.format = WeightFormat::kF32,

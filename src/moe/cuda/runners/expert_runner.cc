@@ -259,7 +259,9 @@ class MlpProducts {
   const GpuGroupedRows& rows_;
   const ProductBuffers& buffers_;
   const PdlStream& chain_;
-  const bool by_counts_;  // whether GEMMs read offsets and counts, which refer to the whole order
+  // Whether GEMMs find the rows of experts by offsets and counts. These refer to the whole order,
+  // so this is false for a chunk that is only a part of it.
+  const bool by_counts_;
 };
 
 class MlpRunner : public GpuRunner {
