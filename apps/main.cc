@@ -22,6 +22,7 @@ constexpr const char* kHelp =
     R"(Switchyard: Mixture-of-Experts language models with expert parallelism
 
   switchyard serve --model-path DIR [flags]        serve a checkpoint over HTTP
+  switchyard route --worker-urls URL…              one address for several servers of a model
   switchyard generate --model-path DIR --prompt T  generate text, printing as it comes
   switchyard bench one-batch --model-path DIR      time prefill and decode
   switchyard bench serve [--port P] [flags]        load a running server, print latencies and throughput
@@ -40,8 +41,8 @@ Each sub-command has --help.
 )";
 
 constexpr std::string_view kCommands[] = {
-    "serve",       "generate",      "bench",           "eplb",    "plan", "train",
-    "train-score", "train-picture", "train-tokenizer", "backends"};
+    "serve", "route",       "generate",      "bench",           "eplb",    "plan",
+    "train", "train-score", "train-picture", "train-tokenizer", "backends"};
 
 int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& backends) {
   const std::string command = argc > 1 ? argv[1] : "--help";
@@ -67,6 +68,7 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     start(args->engine);
     return RunServe(*args);
   }
+  if (command == "route") return RunRoute(rest);
   if (command == "generate") {
     auto args = ParseGenerate(rest);
     if (!args) return 0;

@@ -24,7 +24,10 @@ class Server:
     """A running `switchyard serve` on a free port. `log` receives its standard error. `prefix`: a launcher, e.g. mpirun."""
 
     def __init__(self, model, *flags, env=None, prefix=()):
-        self.command = [*prefix, PROGRAM, "serve", "--model-path", str(model), "--port", "0", *map(str, flags)]
+        self._start([*prefix, PROGRAM, "serve", "--model-path", str(model), "--port", "0", *map(str, flags)], env)
+
+    def _start(self, command, env=None):
+        self.command = command
         self.log = tempfile.NamedTemporaryFile("w+", prefix="switchyard-", suffix=".log")
         self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=self.log, text=True,
                                         env={**os.environ, **(env or {})})

@@ -1,0 +1,140 @@
+// `switchyard route`: a router in front of several servers.
+#include <fmt/core.h>
+
+#include <chrono>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/commands.h"
+#include "core/command_line.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "route/route_server.h"
+#include "server/args/args.h"
+#include "server/args/parse_words.h"
+#include "server/http_setup.h"
+#include "server/stop_signals.h"
+
+namespace switchyard {
+namespace {
+
+using namespace std::chrono_literals;
+using route::RouteOptions;
+
+struct RouteArgs {
+  RouteOptions route;
+  ServerArgs server;  // only the flags of HTTP
+  std::string log_level = "info";
+};
+
+std::chrono::milliseconds Milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+std::optional<RouteArgs> Parse(const std::vector<std::string>& words) {
+  constexpr const char* kRouting = "Routing";
+  constexpr const char* kServer = "HTTP server";
+  RouteArgs a;
+  RouteOptions& r = a.route;
+  double connect = 5, silence = 1800, interval = 5, health_timeout = 5;
+  double tree_mb = 64;
+  CommandLine app(
+      "Route requests to several servers of a model. Clients use the router's address as if it "
+      "were a server's. Workers that are down or restarting get no requests.",
+      "switchyard route");
+  app.List("--worker-urls", r.worker_urls, kRouting,
+           "Servers, as http://HOST:PORT; more can be added by POST /workers");
+  app.Flag(
+         "--policy", r.policy, kRouting,
+         "cache_aware (the worker that has seen the longest prefix of the prompt, unless the load "
+         "is unbalanced), power_of_two (the less loaded of two random workers), round_robin or "
+         "random")
+      .OneOf({"cache_aware", "power_of_two", "round_robin", "random"});
+  app.Flag("--cache-threshold", r.cache_aware.cache_threshold, kRouting,
+           "cache_aware: smallest part of a prompt that a worker must have seen to be preferred")
+      .Range(0.0, 1.0);
+  app.Flag("--balance-abs-threshold", r.cache_aware.balance_abs_threshold, kRouting,
+           "cache_aware: the load is unbalanced if the open requests of two workers differ by more "
+           "than this, and by more than --balance-rel-threshold")
+      .NonNegative();
+  app.Flag("--balance-rel-threshold", r.cache_aware.balance_rel_threshold, kRouting,
+           "cache_aware: factor between the most and the fewest open requests of a worker")
+      .Range(1.0, 1e6);
+  app.Flag("--max-tree-mb", tree_mb, kRouting,
+           "cache_aware: MiB of prompts that are remembered; the oldest are forgotten")
+      .Range(0.1, 65536.0);
+  app.Flag("--max-retries", r.proxy.max_retries, kRouting,
+           "Further workers for a request that fails before its first event")
+      .Range(0, 100);
+  app.Flag("--health-check-interval", interval, kRouting, "Seconds between two GET /health")
+      .Range(0.05, 3600.0);
+  app.Flag("--health-check-timeout", health_timeout, kRouting, "Seconds until a check has failed")
+      .Range(0.05, 3600.0);
+  app.Flag("--health-failure-threshold", r.failure_threshold, kRouting,
+           "Consecutive failures after which a worker gets no requests")
+      .Range(1, 1000);
+  app.Flag("--connect-timeout", connect, kRouting, "Seconds to connect to a worker")
+      .Range(0.01, 3600.0);
+  app.Flag("--worker-timeout", silence, kRouting,
+           "Seconds without a byte from a worker after which a request has failed")
+      .Range(0.01, 86400.0);
+  app.Flag("--worker-api-key", r.proxy.worker_key, kRouting,
+           "API key that workers get; default: the client's");
+  app.Flag("--seed", r.seed, kRouting, "Seed of power_of_two and random");
+  app.Flag("--host", a.server.host, kServer, "Address to listen on; 0.0.0.0 for all");
+  app.Flag("--port", a.server.port, kServer, "Port to listen on; 0: any free port").Range(0, 65535);
+  AddHttpFlags(app, a.server.http);
+  app.Flag("--max-body-mb", a.server.max_body_mb, kServer,
+           "Maximum request body in MiB; larger ones get 413")
+      .Range(1e-3, 1e6);
+  app.Flag("--drain-timeout", a.server.drain_timeout_seconds, kServer,
+           "Seconds after SIGTERM until running requests are aborted")
+      .NonNegative();
+  app.Switch("--log-requests", a.server.log_requests, kServer, "Logs one line per request");
+  app.Flag("--log-level", a.log_level, kServer, "debug, info, warning or error")
+      .OneOf({"debug", "info", "warning", "error"});
+  if (!ParseWords(app, words)) return std::nullopt;
+  for (const char* flag : {"--request-queue-timeout", "--request-timeout"})
+    if (app.Given(flag))
+      throw Invalid("{}: set it for the workers; the router has --worker-timeout", flag);
+  r.proxy.timeouts = {.connect = Milliseconds(connect), .silence = Milliseconds(silence)};
+  r.proxy.health_interval = Milliseconds(interval);
+  r.proxy.health_timeout = Milliseconds(health_timeout);
+  r.cache_aware.max_tree_bytes = static_cast<size_t>(tree_mb * (1 << 20));
+  return a;
+}
+
+}  // namespace
+
+int RunRoute(const std::vector<std::string>& words) {
+  const auto args = Parse(words);
+  if (!args) return 0;
+  InitLog(args->log_level);
+  const StopSignals signals;  // before threads exist
+  http::ServerOptions http = SetUpHttp(args->server);
+  http.drain_timeout = Milliseconds(args->server.drain_timeout_seconds);
+  // Health checks of a load balancer have no key.
+  http.paths_without_key = {"/health", "/readiness", "/liveness"};
+  route::RouteServer server(args->route, std::move(http));
+  server.Start();
+  const std::string& host = args->server.host;
+  if (args->server.http.uds.empty())
+    fmt::print("switchyard route is ready at {}://{}:{} ({} workers, {})\n",
+               args->server.http.ssl_certfile.empty() ? "http" : "https",
+               host.find(':') == std::string::npos ? host : "[" + host + "]", server.port(),
+               args->route.worker_urls.size(), args->route.policy);
+  else
+    fmt::print("switchyard route is ready at {}\n", args->server.http.uds);
+  std::fflush(stdout);
+  if (args->route.worker_urls.empty())
+    LOG_WARNING("there are no workers: add some by POST /workers or --worker-urls");
+  while (signals.Wait(1h) == 0) {
+  }
+  LOG_INFO("stops after the open requests");
+  server.Stop();
+  return 0;
+}
+
+}  // namespace switchyard

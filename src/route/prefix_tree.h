@@ -1,0 +1,61 @@
+// Which worker has seen which prompt prefixes: a radix tree over bytes.
+//
+// An approximation of the workers' own prefix caches, which this process does not see. Method of
+// SGLang's router (cache-aware load balancing): one tree for all workers, with the workers of each
+// node.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace switchyard::route {
+
+// One thread at a time.
+class PrefixTree {
+ public:
+  // `max_bytes`: limit of the stored text. If an insertion exceeds it, the prefixes that were not
+  // used for the longest time are removed, down to three quarters of the limit.
+  explicit PrefixTree(size_t max_bytes);
+  ~PrefixTree();
+
+  void Insert(std::string_view text, int64_t worker);
+
+  struct Match {
+    int64_t worker = -1;  // −1: none of them has seen a prefix
+    size_t bytes = 0;     // length of its longest prefix
+  };
+  // The longest prefix of `text` that one of `workers` has seen. Of several workers with that
+  // prefix, returns the one that used it last. Marks nothing as used.
+  Match Find(std::string_view text, std::span<const int64_t> workers) const;
+
+  void Remove(int64_t worker);  // with all its prefixes
+
+  size_t bytes() const { return bytes_; }  // text of all nodes
+  size_t bytes_of(int64_t worker) const;   // text of the nodes that the worker has
+
+ private:
+  struct Node {
+    std::string text;                                // of the edge to this node
+    std::map<char, std::unique_ptr<Node>> children;  // by the first byte of their text
+    std::map<int64_t, uint64_t> workers;             // worker -> time of the last use
+    uint64_t last_use() const;
+  };
+
+  void Evict();
+  void Drop(Node& node, int64_t worker);
+  // Removes descendants without workers, and counts their text.
+  void RemoveEmpty(Node& node);
+
+  const size_t max_bytes_;
+  size_t bytes_ = 0;
+  uint64_t now_ = 0;
+  std::map<int64_t, size_t> bytes_of_;
+  Node root_;
+};
+
+}  // namespace switchyard::route

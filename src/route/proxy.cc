@@ -1,0 +1,311 @@
+#include "route/proxy.h"
+
+#include <algorithm>
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <utility>
+
+#include "core/json.h"
+#include "core/log.h"
+#include "server/http/error_body.h"
+#include "server/http/sse.h"
+
+namespace switchyard::route {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+
+bool IsEventStream(const std::string& content_type) {
+  return content_type.starts_with(http::kEventStream);
+}
+
+// Another worker may answer: this one is starting, draining, restarting its ranks, or full.
+bool MayRetry(int status) {
+  return status == 429 || status == 502 || status == 503 || status == 504;
+}
+
+// Whether bytes of an event stream contain the beginning of an event, and not only comments.
+class EventSeen {
+ public:
+  bool Add(std::string_view bytes) {
+    for (const char c : bytes) {
+      if (c == '\n' || c == '\r') {
+        line_start_ = true;
+      } else if (line_start_) {
+        line_start_ = false;
+        if (c != ':') return seen_ = true;
+      }
+    }
+    return seen_;
+  }
+
+ private:
+  bool line_start_ = true, seen_ = false;
+};
+
+// Counts a request as open at its worker during its lifetime.
+class OpenAt {
+ public:
+  OpenAt(WorkerSet& workers, int64_t id) : workers_(workers), id_(id) {}
+  ~OpenAt() { workers_.Release(id_); }
+  OpenAt(const OpenAt&) = delete;
+  OpenAt& operator=(const OpenAt&) = delete;
+
+ private:
+  WorkerSet& workers_;
+  const int64_t id_;
+};
+
+}  // namespace
+
+// A request on its way, over all attempts.
+class Proxy::Exchange {
+ public:
+  Exchange(std::shared_ptr<const http::Request> request, http::Responder responder)
+      : request(std::move(request)), responder(std::move(responder)) {}
+
+  const std::shared_ptr<const http::Request> request;
+  std::optional<http::Responder> responder;  // empty after a stream was cut off
+  PromptInfo prompt;
+  std::vector<int64_t> tried;
+  std::string failure;       // of the last attempt
+  bool begun = false;        // the head of a stream was sent
+  bool events_sent = false;  // the client has received a part of the response
+  bool may_try_more = true;  // another worker exists, and retries are left
+  std::shared_ptr<Upstream*> upstream = std::make_shared<Upstream*>(nullptr);  // to cancel
+
+  // Ends the exchange with an error, in the way that its state permits.
+  void Fail(int status, const std::string& message) {
+    if (!begun) {
+      responder->SendError(status, message);
+      return;
+    }
+    responder->Write(http::SseEvent(http::ErrorBody(status, message)));
+    responder.reset();  // without an end, so that the client detects an incomplete response
+  }
+};
+
+Proxy::Proxy(ProxyOptions options, WorkerSet& workers, Policy& policy)
+    : options_(std::move(options)),
+      workers_(workers),
+      policy_(policy),
+      work_(asio::make_work_guard(io_)),
+      thread_([this] { io_.run(); }) {}
+
+Proxy::~Proxy() {
+  io_.stop();
+  thread_.join();
+}
+
+void Proxy::Forward(std::shared_ptr<const http::Request> request,
+                    const http::Responder& responder) {
+  ++counts_.requests;
+  asio::co_spawn(io_, Serve(std::move(request), responder), asio::detached);
+}
+
+void Proxy::Broadcast(std::shared_ptr<const http::Request> request,
+                      const http::Responder& responder) {
+  asio::co_spawn(io_, SendToAll(std::move(request), responder), asio::detached);
+}
+
+void Proxy::Watch(int64_t worker) { asio::co_spawn(io_, CheckHealth(worker), asio::detached); }
+
+asio::awaitable<void> Proxy::Serve(std::shared_ptr<const http::Request> request,
+                                   http::Responder responder) {
+  Exchange exchange(std::move(request), std::move(responder));
+  exchange.prompt = ReadPrompt(exchange.request->body);
+  if (exchange.request->path.starts_with("/v1/responses/"))
+    exchange.prompt.names_stored_response = true;
+  exchange.responder->OnClose([this, upstream = exchange.upstream] {
+    asio::post(io_, [upstream] {
+      if (*upstream) (*upstream)->Cancel();
+    });
+  });
+  for (int attempt = 0; !exchange.responder->Closed(); ++attempt) {
+    const WorkerSet::Lease lease = workers_.Acquire(policy_, exchange.prompt.key, exchange.tried);
+    if (!lease) {
+      ++counts_.without_worker;
+      const size_t known = workers_.All().size();
+      exchange.Fail(503, exchange.failure.empty()
+                             ? fmt::format("none of {} workers is healthy", known)
+                             : fmt::format("no other worker is healthy; {}", exchange.failure));
+      break;
+    }
+    const OpenAt open(workers_, lease.id);
+    if (attempt > 0) ++counts_.retries;
+    exchange.tried.push_back(lease.id);
+    exchange.may_try_more = attempt < options_.max_retries && workers_.HasOther(exchange.tried);
+    const Outcome outcome = co_await Attempt(exchange, lease);
+    if (outcome == Outcome::kAnswered) break;
+    if (attempt >= options_.max_retries) {
+      exchange.Fail(502, fmt::format("{} workers failed; {}", attempt + 1, exchange.failure));
+      break;
+    }
+  }
+}
+
+asio::awaitable<std::unique_ptr<Upstream>> Proxy::SendTo(Exchange& exchange,
+                                                         const WorkerSet::Lease& lease) {
+  const std::string head = RequestHead(*exchange.request, lease.url, options_.worker_key);
+  if (auto idle = idle_.Take(lease.id)) {
+    auto upstream = std::make_unique<Upstream>(std::move(*idle), options_.timeouts);
+    *exchange.upstream = upstream.get();
+    try {
+      co_await upstream->Send(head, exchange.request->body);
+      co_return upstream;
+    } catch (const UpstreamError&) {
+      // The worker may have closed the connection before the request. A new one tells.
+      *exchange.upstream = nullptr;
+      if (exchange.responder->Closed()) throw;
+    }
+  }
+  auto upstream = std::make_unique<Upstream>(beast::tcp_stream(io_), options_.timeouts);
+  *exchange.upstream = upstream.get();
+  co_await upstream->Connect(lease.url);
+  co_await upstream->Send(head, exchange.request->body);
+  co_return upstream;
+}
+
+asio::awaitable<Proxy::Outcome> Proxy::Attempt(Exchange& exchange, const WorkerSet::Lease& lease) {
+  std::unique_ptr<Upstream> upstream;
+  Outcome outcome = Outcome::kAnswered;
+  try {
+    upstream = co_await SendTo(exchange, lease);
+    const int status = upstream->status();
+    const bool not_stored = status == 404 && exchange.prompt.names_stored_response;
+    if ((MayRetry(status) || not_stored) && exchange.may_try_more) {
+      exchange.failure = fmt::format("{} returned {}", lease.url.text, status);
+      outcome = Outcome::kRetry;
+    } else {
+      co_await Relay(exchange, *upstream);
+    }
+    workers_.RequestSucceeded(lease.id);
+  } catch (const UpstreamError& error) {
+    if (!exchange.responder || exchange.responder->Closed()) {
+      outcome = Outcome::kAnswered;  // the client has gone, so the exchange was cancelled
+    } else {
+      exchange.failure = fmt::format("{}: {}", lease.url.text, error.what());
+      const bool changed = error.refused ? workers_.Refused(lease.id, error.what())
+                                         : workers_.Failed(lease.id, error.what());
+      if (changed) {
+        LOG_WARNING("worker {}: unhealthy: {}", lease.url.text, error.what());
+        idle_.Drop(lease.id);
+      }
+      outcome = Outcome::kRetry;
+      if (exchange.events_sent) {
+        ++counts_.cut_streams;
+        exchange.Fail(502, exchange.failure);
+        outcome = Outcome::kAnswered;
+      }
+    }
+  }
+  *exchange.upstream = nullptr;
+  if (upstream && upstream->reusable()) idle_.Put(lease.id, upstream->TakeStream());
+  co_return outcome;
+}
+
+asio::awaitable<void> Proxy::Relay(Exchange& exchange, Upstream& upstream) {
+  const http::Responder& responder = *exchange.responder;
+  const int status = upstream.status();
+  const std::string content_type = upstream.Header("content-type");
+  const bool events = IsEventStream(content_type);
+  if (exchange.begun && !(events && status == 200)) {
+    // An earlier attempt has begun an event stream, so this response can only be an event of it.
+    std::string body;
+    for (std::string part; !(part = co_await upstream.Read()).empty();) body += part;
+    exchange.Fail(status, body);
+    co_return;
+  }
+  if (!events && upstream.has_length()) {
+    std::string body;
+    for (std::string part; !(part = co_await upstream.Read()).empty();) {
+      body += part;
+      if (body.size() > options_.max_response_bytes)
+        throw UpstreamError(
+            false, fmt::format("the response exceeds {} MiB", options_.max_response_bytes >> 20));
+    }
+    responder.Send(status, content_type, body, upstream.ForwardedHeaders());
+    co_return;
+  }
+  EventSeen seen;
+  for (std::string part; !(part = co_await upstream.Read()).empty();) {
+    if (!exchange.begun) responder.BeginStream(status, content_type, upstream.ForwardedHeaders());
+    exchange.begun = true;
+    exchange.events_sent = !events || seen.Add(part);
+    responder.Write(part);
+    if (responder.Closed()) co_return;
+  }
+  if (!exchange.begun) responder.BeginStream(status, content_type, upstream.ForwardedHeaders());
+  responder.EndStream();
+}
+
+asio::awaitable<std::string> Proxy::CheckOnce(const WorkerUrl& worker) {
+  http::Request request;
+  request.method = "GET";
+  request.path = "/health";
+  request.peer = "router";
+  request.id = "health-check";
+  UpstreamTimeouts timeouts{.connect = options_.health_timeout, .silence = options_.health_timeout};
+  Upstream upstream(beast::tcp_stream(io_), timeouts);
+  try {
+    co_await upstream.Connect(worker);
+    co_await upstream.Send(RequestHead(request, worker, options_.worker_key), {});
+    if (upstream.status() == 200) co_return std::string();
+    co_return fmt::format("GET /health returned {}", upstream.status());
+  } catch (const UpstreamError& error) {
+    co_return error.what();
+  }
+}
+
+asio::awaitable<void> Proxy::CheckHealth(int64_t worker) {
+  asio::steady_timer timer(io_);
+  while (true) {
+    const auto all = workers_.All();
+    const auto state = std::ranges::find(all, worker, &WorkerState::id);
+    if (state == all.end()) break;
+    const std::string failure = co_await CheckOnce(state->url);
+    if (failure.empty()) {
+      if (workers_.CheckSucceeded(worker)) LOG_INFO("worker {}: healthy", state->url.text);
+    } else if (workers_.Failed(worker, failure)) {
+      LOG_WARNING("worker {}: unhealthy: {}", state->url.text, failure);
+      idle_.Drop(worker);
+      policy_.Forget(worker);  // a new process has an empty cache
+    }
+    // A worker that was never healthy is probably loading.
+    const bool waiting = !state->healthy && !failure.empty();
+    timer.expires_after(waiting ? std::min(options_.health_interval, std::chrono::milliseconds(500))
+                                : options_.health_interval);
+    co_await timer.async_wait(asio::use_awaitable);
+  }
+  idle_.Drop(worker);
+  policy_.Forget(worker);
+}
+
+asio::awaitable<void> Proxy::SendToAll(std::shared_ptr<const http::Request> request,
+                                       http::Responder responder) {
+  nlohmann::ordered_json results = nlohmann::ordered_json::array();
+  bool all_succeeded = true;
+  for (const WorkerState& worker : workers_.All()) {
+    nlohmann::ordered_json result = {{"url", worker.url.text}};
+    Upstream upstream(beast::tcp_stream(io_), options_.timeouts);
+    try {
+      co_await upstream.Connect(worker.url);
+      co_await upstream.Send(RequestHead(*request, worker.url, options_.worker_key), request->body);
+      result["status"] = upstream.status();
+      all_succeeded = all_succeeded && upstream.status() < 300;
+    } catch (const UpstreamError& error) {
+      result["error"] = error.what();
+      all_succeeded = false;
+    }
+    results.push_back(std::move(result));
+  }
+  responder.Send(all_succeeded ? 200 : 502, http::kJson,
+                 nlohmann::ordered_json{{"workers", std::move(results)}}.dump());
+}
+
+}  // namespace switchyard::route

@@ -1,0 +1,80 @@
+// Forwards requests to workers.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "route/policy.h"
+#include "route/prompt_key.h"
+#include "route/upstream.h"
+#include "route/worker_set.h"
+#include "server/http/http_server.h"
+
+namespace switchyard::route {
+
+struct ProxyOptions {
+  UpstreamTimeouts timeouts;
+  int max_retries = 3;  // further workers that a request is sent to
+  std::chrono::milliseconds health_interval{5'000};
+  std::chrono::milliseconds health_timeout{5'000};
+  std::string worker_key;                         // API key of the workers; empty: the client's
+  size_t max_response_bytes = size_t{256} << 20;  // of a response that is not streamed
+};
+
+struct ProxyCounts {
+  std::atomic<uint64_t> requests{0}, retries{0}, without_worker{0}, cut_streams{0};
+};
+
+// Sends each request to one worker and its response back, streamed as it arrives. If a worker fails
+// before the client has received a part of the response (of an event stream: before its first
+// event), the request is sent to another worker.
+//
+// One thread of its own transfers the bytes and checks the workers' health. `workers` and `policy`
+// must outlive the proxy.
+class Proxy {
+ public:
+  Proxy(ProxyOptions options, WorkerSet& workers, Policy& policy);
+  ~Proxy();  // cuts off exchanges in progress
+
+  // From any thread; returns immediately.
+  void Forward(std::shared_ptr<const http::Request> request, const http::Responder& responder);
+  // Sends the request to all workers, and answers with the status of each.
+  void Broadcast(std::shared_ptr<const http::Request> request, const http::Responder& responder);
+  void Watch(int64_t worker);  // checks its health until it is removed
+
+  const ProxyCounts& counts() const { return counts_; }
+
+ private:
+  enum class Outcome { kAnswered, kRetry };
+  class Exchange;
+
+  boost::asio::awaitable<void> Serve(std::shared_ptr<const http::Request> request,
+                                     http::Responder responder);
+  boost::asio::awaitable<Outcome> Attempt(Exchange& exchange, const WorkerSet::Lease& lease);
+  boost::asio::awaitable<std::unique_ptr<Upstream>> SendTo(Exchange& exchange,
+                                                           const WorkerSet::Lease& lease);
+  boost::asio::awaitable<void> Relay(Exchange& exchange, Upstream& upstream);
+  boost::asio::awaitable<void> CheckHealth(int64_t worker);
+  boost::asio::awaitable<std::string> CheckOnce(const WorkerUrl& worker);
+  boost::asio::awaitable<void> SendToAll(std::shared_ptr<const http::Request> request,
+                                         http::Responder responder);
+
+  const ProxyOptions options_;
+  WorkerSet& workers_;
+  Policy& policy_;
+  ProxyCounts counts_;
+  boost::asio::io_context io_{1};
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
+  IdleConnections idle_;
+  std::thread thread_;
+};
+
+}  // namespace switchyard::route

@@ -1,0 +1,80 @@
+// The servers behind the router: their addresses, health and load.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "route/policy.h"
+
+namespace switchyard::route {
+
+// A parsed "http://HOST:PORT[/PREFIX]".
+struct WorkerUrl {
+  std::string text;    // normalized; the key of a worker
+  std::string host;    // name or address, an IPv6 address without brackets
+  uint16_t port = 80;  // of the URL
+  std::string prefix;  // "" or "/path", without a slash at the end
+};
+
+// Error kInvalid names the part that is wrong. "HOST:PORT" means "http://HOST:PORT". https is
+// refused.
+WorkerUrl ParseWorkerUrl(std::string_view url);
+
+struct WorkerState {
+  int64_t id = 0;
+  WorkerUrl url;
+  bool healthy = false;  // false also before the first check
+  int64_t open = 0;      // requests in flight
+  uint64_t requests = 0, failures = 0;
+  std::string last_failure;
+};
+
+// Members may be called from any thread.
+class WorkerSet {
+ public:
+  // `failure_threshold`: consecutive failures of checks or requests after which a worker gets no
+  // requests. A successful check makes it healthy again.
+  explicit WorkerSet(int failure_threshold) : failure_threshold_(failure_threshold) {}
+
+  int64_t Add(WorkerUrl url);              // Error kInvalid if the URL is a worker already
+  int64_t Remove(const std::string& url);  // returns its id; Error kNotFound if there is none
+  std::vector<WorkerState> All() const;    // ascending by id
+  bool Contains(int64_t id) const;
+
+  // Selects a healthy worker that is not in `except`, and counts the request as open. An empty
+  // result: there is none.
+  struct Lease {
+    int64_t id = -1;
+    WorkerUrl url;
+    explicit operator bool() const { return id >= 0; }
+  };
+  Lease Acquire(Policy& policy, std::string_view prompt, std::span<const int64_t> except);
+  bool HasOther(std::span<const int64_t> except) const;  // whether Acquire would find one
+  void Release(int64_t id);
+
+  // Results of requests and checks. Those with a result return whether the worker's health changed.
+  void RequestSucceeded(int64_t id);
+  bool CheckSucceeded(int64_t id);  // this alone makes a worker healthy again
+  bool Failed(int64_t id, const std::string& why);
+  bool Refused(int64_t id, const std::string& why);  // no connection: unhealthy at once
+
+ private:
+  struct Entry {
+    WorkerState state;
+    int failed_in_a_row = 0;
+  };
+  Entry* Find(int64_t id);
+  bool SetHealth(Entry& entry, bool healthy);
+
+  const int failure_threshold_;
+  mutable std::mutex mutex_;
+  int64_t next_id_ = 0;
+  std::vector<Entry> entries_;  // ascending by id
+};
+
+}  // namespace switchyard::route

@@ -1,0 +1,128 @@
+"""switchyard route: one address for several servers."""
+import concurrent.futures
+import json
+import random
+import re
+import subprocess
+import time
+
+import pytest
+
+from server import PROGRAM, ROOT, Server
+
+YARDLING = ROOT / "models/yardling"
+FLAGS = ["--device", "cpu", "--tp", 1, "--max-total-tokens", 8192, "--log-level", "warning"]
+
+
+class Router(Server):
+    def __init__(self, workers, *flags):
+        self._start([PROGRAM, "route", "--port", "0", "--health-check-interval", "0.1", "--worker-urls",
+                     *(w.url for w in workers), *map(str, flags)])
+
+    def wait_healthy(self, count, seconds=60):
+        end = time.time() + seconds
+        while sum(w["is_healthy"] for w in self.workers()) != count:
+            assert time.time() < end, self.workers()
+            time.sleep(0.02)
+
+    def workers(self):
+        return self.request("/workers")[1]["workers"]
+
+    def metric(self, name):
+        return sum(float(value) for value in re.findall(rf"^switchyard_route_{name}(?:{{.*}})? (\S+)$",
+                                                        self.request("/metrics")[1], re.M))
+
+
+@pytest.fixture
+def workers():
+    with Server(YARDLING, *FLAGS) as a, Server(YARDLING, *FLAGS) as b:
+        yield [a, b]
+
+
+def chat(text, **fields):
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 24, "temperature": 0, **fields}
+
+
+def stream(server, body):
+    """The text of a streamed chat, and whether it ended."""
+    _, text = server.request("/v1/chat/completions", {**body, "stream": True})
+    events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    chunks = [json.loads(e) for e in events if e != "[DONE]"]
+    assert not [c for c in chunks if "error" in c], text
+    return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"]), events[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("policy", ["cache_aware", "power_of_two", "round_robin", "random"])
+def test_answers_are_those_of_a_worker(workers, policy):
+    texts = [f"What is {i} plus {i + 1}?" for i in range(6)]
+    want = [workers[0].request("/v1/chat/completions", chat(t))[1]["choices"] for t in texts]
+    with Router(workers, "--policy", policy) as router:
+        router.wait_healthy(2)
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            got = list(pool.map(lambda t: router.request("/v1/chat/completions", chat(t))[1]["choices"], texts))
+            streams = list(pool.map(lambda t: stream(router, chat(t)), texts))
+        assert got == want
+        assert streams == [(choices[0]["message"]["content"], True) for choices in want]
+        assert router.request("/v1/models")[1]["data"] == workers[0].request("/v1/models")[1]["data"]
+        status, error = router.request("/v1/chat/completions", chat("x", temperature=-1))
+        assert status == 400 and "temperature" in json.dumps(error)
+        assert router.stop() == 0
+
+
+def test_a_conversation_stays_where_its_prefix_is_cached(workers):
+    system = {"role": "system", "content": "Answer in one word. " * 20}
+    with Router(workers) as router:
+        router.wait_healthy(2)
+        conversations = [[system, {"role": "user", "content": f"{name} asks: {'really ' * 30}?"}]
+                         for name in ("Anna", "Bert")]
+        conversations[1] = conversations[1][1:]
+        cached = []
+        for turn in range(3):
+            for messages in conversations:
+                status, answer = router.request("/v1/chat/completions", {"messages": messages, "max_tokens": 8})
+                assert status == 200
+                cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+                messages += [answer["choices"][0]["message"], {"role": "user", "content": "And then?"}]
+        assert all(c > 30 for c in cached[2:]), cached
+        assert [w["requests"] for w in router.workers()] == [3, 3]
+
+
+def test_killed_workers_lose_no_request_that_has_not_begun(workers):
+    """Two workers are killed and started again in turn. Requests without streaming all succeed."""
+    texts = [f"Tell me about {i}" for i in range(40)]
+    want = {t: workers[0].request("/v1/chat/completions", chat(t))[1]["choices"] for t in texts[:8]}
+    with Router(workers, "--policy", "round_robin", "--max-retries", 5) as router, \
+            concurrent.futures.ThreadPoolExecutor(8) as pool:
+        router.wait_healthy(2)
+        rng = random.Random(1)
+        current = list(workers)
+        for _ in range(3):
+            jobs = [(t, pool.submit(router.request, "/v1/chat/completions", chat(t)))
+                    for t in rng.sample(texts[:8], 8) * 3]
+            time.sleep(rng.random() * 0.05)
+            victim = current.pop(rng.randrange(2))
+            victim.process.kill()
+            for text, job in jobs:
+                status, answer = job.result()
+                assert status == 200, answer
+                assert answer["choices"] == want[text]
+            router.wait_healthy(1)
+            current.append(Server(YARDLING, *FLAGS))
+            assert router.request("/workers", {"url": current[-1].url})[0] == 200
+            router.wait_healthy(2)
+        assert router.metric("worker_open_requests") == 0
+        for server in current:
+            server.stop()
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--policy", "best"], "--policy"),
+    (["--worker-urls", "https://x:1"], "https is not supported"),
+    (["--worker-urls", "http://x:1", "x:1"], "is a worker already"),
+    (["--request-timeout", 5], "--worker-timeout"),
+    (["--worker-url", "http://x:1"], "--worker-url"),
+])
+def test_bad_flags_are_named(flags, message):
+    done = subprocess.run([PROGRAM, "route", "--port", "0", *map(str, flags)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) <= 2
