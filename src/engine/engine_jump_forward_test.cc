@@ -102,7 +102,7 @@ TEST_P(JumpForwardEngine, GivesTheOutputsWithoutIt) {
   Define(engine);
   ExpectEqual(RunAll(engine, kRequests, Constrained), want);
   const EngineStats stats = Total(engine.Stats());
-  EXPECT_GT(stats.accepted_forced_tokens, 50);  // each saves its sequence a step
+  EXPECT_GT(stats.accepted_forced_tokens, 50);  // each accepted draft saves a step
   EXPECT_LE(stats.accepted_forced_tokens, stats.forced_tokens);
   EXPECT_EQ(stats.drafted_tokens > 0, *c.algorithm != '\0');
   // The second time, prompts are in the cache.

@@ -66,7 +66,7 @@ struct RankEngine::Impl {
   // Fills `masks` for the rows of a pass whose tokens the model samples. A sequence whose grammar
   // has failed gets no mask, and its token is not used.
   void FillMasks(std::span<const Part> pass);
-  // Whether the planned batch draws a token that a grammar constrains.
+  // Whether the planned batch samples a token that a grammar constrains.
   bool PlansGrammars() const;
   // Processes the tokens that a launched pass has sampled.
   void ProcessLaunched(std::span<const Part> launched);

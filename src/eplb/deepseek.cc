@@ -112,7 +112,8 @@ DeepSeekPlan PlanDeepSeek(const LoadHistory& history, const RankTopology& topolo
   if (physical % sizes.ranks != 0)
     throw Invalid("deepseek: {} slots are not divisible by {} ranks", physical, sizes.ranks);
   if (physical < history.experts)
-    throw Invalid("deepseek: {} slots for {} experts", physical, history.experts);
+    throw Invalid("deepseek: {} slots for {} experts: want at least one for each", physical,
+                  history.experts);
   if (sizes.groups % sizes.nodes != 0 || history.experts % sizes.groups != 0)
     throw Invalid("deepseek_hierarchical: {} experts in {} groups are not divisible by {} nodes",
                   history.experts, sizes.groups, sizes.nodes);

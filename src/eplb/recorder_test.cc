@@ -309,7 +309,8 @@ TEST_P(RecorderOn, PerTokenHasEveryTokenOnceInOrder) {
   EXPECT_EQ(file.Read<int32_t>("topk_ids"), topk);
 }
 
-// Loads count slots, including replicas and dispatched shared experts; recording was not started.
+// The load of a rank is the number of top-k slots of its experts, including replicas and dispatched
+// shared experts. It is counted although recording was not started.
 TEST_P(RecorderOn, MetricsHaveTheRanksLoads) {
   const Setting& setting = GetParam();
   const int ranks = setting.mesh.ep;

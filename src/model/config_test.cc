@@ -206,7 +206,8 @@ json Transformers5Spelling(json c) {
   for (const char* key : {"num_experts", "n_routed_experts"}) {
     if (c.contains(key)) {
       c["num_local_experts"] = c[key];
-      if (c["model_type"] != "deepseek_v2") c.erase(key);  // its presence marks MoE models there
+      // In deepseek_v2 the presence of this key marks MoE models.
+      if (c["model_type"] != "deepseek_v2") c.erase(key);
     }
   }
   return c;

@@ -1,4 +1,4 @@
-// Draws tokens on the device that holds the logits.
+// Samples tokens on the device that holds the logits.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +42,7 @@ class DeviceSampler {
     masks_.CopyIn(device, std::as_bytes(std::span(masks->words)));
   }
 
-  // Draws the tokens of rows [first, first + rows) from logits [rows, vocab] on the device; −1
+  // Samples the tokens of rows [first, first + rows) from logits [rows, vocab] on the device; −1
   // where a logit is not finite.
   void Draw(RankDevice& rank, const float* logits, int64_t first, int64_t rows) {
     if (rows == 0) return;

@@ -66,7 +66,7 @@ struct Model::Impl {
   kernels::Device& device;
   const AttachedTimer timer;
   const RankGroups& groups;
-  ModelWeights weights;  // without those of MoE layers, once these have them
+  ModelWeights weights;  // without weights that MoE layers have taken
   std::shared_ptr<const ModelWeights> kept_weights;
   Tensor cos_sin;  // [context_length, rotary_dim]
   const LayerContext context;

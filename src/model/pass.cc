@@ -115,7 +115,7 @@ void Pass::KeepLogitRows() {
       kernels::SequenceSpan span = all;
       span.row_begin = static_cast<int32_t>(first - kept.begin());
       span.rows = static_cast<int32_t>(row - first);
-      CHECK_EQ(*first, end - span.rows);  // its last rows
+      CHECK_EQ(*first, end - span.rows);  // the kept rows are the last ones
       kept_sequences_.push_back(span);
     }
     std::iota(kept.begin(), kept.end(), 0);

@@ -15,7 +15,7 @@ namespace switchyard {
 // Memory of one rank in bytes, without the program itself. On CPUs a part becomes resident when a
 // batch first uses it. Doubles, so that absurd sizes do not overflow.
 struct RankMemory {
-  WeightBytes weights;      // where each rank has its own copy
+  WeightBytes weights;      // counted as if each rank had its own copy
   double kv_per_token = 0;  // of the cache
   double activations = 0;   // rows of passes, scratch of layers and of kernels
   double moe = 0;           // router, rows and products of experts

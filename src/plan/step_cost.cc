@@ -401,7 +401,7 @@ Cost StepCosts::Ends(const StepShape& shape) const {
   if (split) AllGather(rows * hidden * kFloat, r_.mesh.tp, &cost);
   Product(Part::kHead, f_.head, rows, width / ranks, hidden, &cost);
   AllGather(rows * width * kFloat, ranks, &cost);
-  Small(Part::kHead, shape.logit_rows * width * kFloat, &cost);  // draw
+  Small(Part::kHead, shape.logit_rows * width * kFloat, &cost);  // sampling
   cost.Add(Part::kHost, Limit::kStart, t_.step_seconds);
   return cost;
 }

@@ -31,13 +31,13 @@ class Sampler {
   std::optional<int32_t> Draw(std::span<const float> logits, const SamplingParams& params,
                               std::span<const int32_t> prompt, std::span<const int32_t> output,
                               uint64_t seed, std::span<const uint32_t> mask = {});
-  // Draw without penalties and biases. `row`: the parameters in the form that devices receive.
+  // Samples without penalties and biases. `row`: the parameters in the form that devices receive.
   std::optional<int32_t> DrawRow(std::span<const float> logits, const kernels::RowSampling& row,
                                  std::span<const uint32_t> mask = {});
   static kernels::RowSampling RowSamplingOf(const SamplingParams& params, double uniform);
 
  private:
-  // Draws an index of `logits` [at most vocab].
+  // Samples an index of `logits` [at most vocab].
   std::optional<int32_t> DrawFrom(std::span<const float> logits, const kernels::RowSampling& row);
   static int32_t DrawWeighted(std::span<const float> weights, const Cutoff& cutoff, double uniform);
 

@@ -89,7 +89,8 @@ class TileRow {
   }
 
  private:
-  const int group_, queries_, heads_;  // a step in queries and heads
+  // group_: query heads per KV head. kStep rows are queries_ queries and heads_ heads.
+  const int group_, queries_, heads_;
   int flat_, end_, head_, first_head_;
   int64_t query_;
 };

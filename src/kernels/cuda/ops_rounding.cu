@@ -134,7 +134,7 @@ cudaError_t Round(const RowSource& p, const Rounding& r, Out* out, const PdlStre
     case ActivationFormat::kInt8Token:
       return Start<ActivationFormat::kInt8Token>(p, r.input_scale, out, chain);
     case ActivationFormat::kBFloat16:
-      break;  // UploadWeight never produces it
+      break;  // UploadWeight never produces this format
   }
   return cudaErrorInvalidValue;
 }

@@ -48,8 +48,8 @@ void GroupedAttention::Project(Pass& pass, const GroupedAttentionWeights& w, int
 }
 
 void GroupedAttention::KeepLogitRows(Pass& pass) const {
-  const Arrays a =
-      TakeArrays(pass);  // those of Project; queries come first, for any number of rows
+  // The arrays that Project has filled; queries come first, for any number of rows.
+  const Arrays a = TakeArrays(pass);
   const int64_t width = heads_ * head_dim_, rows = pass.rows.logit_rows;
   if (rows == pass.rows.tokens) return;
   c_.device.CopyRows({.x = a.q,
@@ -67,7 +67,7 @@ void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int6
                               float* out) const {
   const int64_t q_width = heads_ * head_dim_;
   const bool fused_ops = UsesFusedOps(pass.rows.tokens, w);
-  const Arrays a = TakeArrays(pass);  // those of Project
+  const Arrays a = TakeArrays(pass);  // the arrays that Project has filled
   KvStorage& kv = *pass.kv;
   kernels::AttentionParams attention = {
       .q = a.q,

@@ -200,7 +200,7 @@ class CudaMoeBackend : public MoeBackend {
   // [tokens of the round, slots_per_token()] the ids and weights that dispatch sends.
   const int32_t* DispatchedIds(const CudaMoeState& state) const;
   const float* DispatchedWeights(const CudaMoeState& state) const;
-  GpuGroupedRows ChunkAt(const CudaMoeState& state, int64_t first) const;  // without its rows
+  GpuGroupedRows ChunkAt(const CudaMoeState& state, int64_t first) const;  // row data unset
   GpuGroupedRows PermuteChunk(const CudaMoeParts& parts, const CudaMoeState& state,
                               int64_t first) const;
   std::byte* OutputsOf(const CudaMoeParts& parts, const CudaMoeState& state,

@@ -46,7 +46,7 @@ struct Ranks {
     rank.device->Synchronize();
     comm.tp->Barrier("before the passes");
     for (size_t i = 0; i < passes.size(); i += states.size()) {
-      std::vector<MoeState*> staged;  // those whose stages run interleaved
+      std::vector<MoeState*> staged;  // states whose stages run interleaved
       for (size_t slot = 0; slot < states.size() && i + slot < passes.size(); ++slot) {
         const TestPass& pass = passes[i + slot];
         const auto* x = static_cast<const float*>(xs[i + slot].get());

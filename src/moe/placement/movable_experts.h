@@ -15,7 +15,7 @@ namespace switchyard {
 struct PreparedLayer {
   int layer = 0;
   ExpertPlacement placement;
-  std::vector<OwnedExpert> experts;  // those of ExpertsOfRank(...)
+  std::vector<OwnedExpert> experts;  // the experts of ExpertsOfRank(...)
   int loaded = 0;                    // number loaded from the checkpoint
   int received = 0;                  // number received from other ranks
 };
@@ -29,7 +29,7 @@ class MovableExperts {
   using Arrived = std::map<int32_t, OwnedExpert>;  // by logical expert
 
   virtual ~MovableExperts() = default;
-  virtual std::vector<int> layers() const = 0;  // those with experts, ascending
+  virtual std::vector<int> layers() const = 0;  // the layers with experts, ascending
   virtual const ExpertPlacement& PlacementOf(int layer) const = 0;
   // Whether receiving an expert from a rank that holds it costs less than loading it from the
   // checkpoint, which may convert it again.

@@ -13,7 +13,7 @@ struct RoundToChoose {
   uint64_t pass = 0;    // MoeState::pass
   int micro_batch = 0;  // MoeState::micro_batch
   int layer = 0;
-  int64_t first_token = 0;  // among those that the rank routes in this layer and micro-batch
+  int64_t first_token = 0;  // index among the tokens that the rank routes in this micro-batch
 };
 
 // Called by the MoE layers of one rank (MoeBackend::ChooseReplicasBy), on the rank's thread. Ranks

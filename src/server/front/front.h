@@ -213,7 +213,7 @@ class Front {
   // ranks have only the first one.
   std::set<uint64_t> suspects_;
   bool answered_ = false;   // the ranks have sent output since Resume
-  int fruitless_ends_ = 0;  // ends in a row without it, of ranks that had requests
+  int fruitless_ends_ = 0;  // consecutive ends without output, of ranks that had requests
   std::vector<EngineStats> last_stats_;
   int64_t epoch_ = 1, deaths_ = 0;
   double pause_seconds_ = 0;

@@ -1,4 +1,4 @@
-// Recording and moves on several ranks.
+// Tests with several ranks: recording of routing, and moves of experts.
 #include <gtest/gtest.h>
 
 #include "moe/cuda/router/test_observer.h"
