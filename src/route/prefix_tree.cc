@@ -97,12 +97,15 @@ void PrefixTree::RemoveEmpty(Node& node) {
   std::vector<Node*> open = {&node};
   std::vector<std::unique_ptr<Node>> removed;
   const auto take_empty = [&](Node& from, bool all) {
-    std::erase_if(from.children, [&](auto& entry) {
-      if (!all && !entry.second->workers.empty()) return false;
-      bytes_ -= entry.second->text.size();
-      removed.push_back(std::move(entry.second));
-      return true;
-    });
+    for (auto child = from.children.begin(); child != from.children.end();) {
+      if (!all && !child->second->workers.empty()) {
+        ++child;
+        continue;
+      }
+      bytes_ -= child->second->text.size();
+      removed.push_back(std::move(child->second));
+      child = from.children.erase(child);
+    }
   };
   while (!open.empty()) {
     Node* const next = open.back();

@@ -350,7 +350,7 @@ TEST_F(RouteServerTest, KeysOfTheRouterAndOfItsWorkersDiffer) {
   EXPECT_EQ(Ask("GET /x").status, 401);
   EXPECT_EQ(Ask("GET /x", "", "Authorization: Bearer outer\r\n").status, 200);
   EXPECT_EQ(seen, "Bearer inner");
-  EXPECT_EQ(Ask("GET /workers", "", "Authorization: Bearer outer\r\n").status, 401);
+  EXPECT_EQ(Ask("GET /workers", "", "Authorization: Bearer outer\r\n").status, 403);
   EXPECT_EQ(Ask("GET /workers", "", "Authorization: Bearer admin\r\n").status, 200);
 }
 

@@ -66,8 +66,8 @@ std::string RequestHead(const http::Request& request, const WorkerUrl& worker,
     separator = '&';
   }
   const bool ipv6 = worker.host.find(':') != std::string::npos;
-  head += fmt::format(ipv6 ? " HTTP/1.1\r\nHost: [{}]:{}\r\n" : " HTTP/1.1\r\nHost: {}:{}\r\n",
-                      worker.host, worker.port);
+  head += fmt::format(" HTTP/1.1\r\nHost: {}:{}\r\n", ipv6 ? "[" + worker.host + "]" : worker.host,
+                      worker.port);
   for (const auto& [name, value] : request.headers) {
     if (IsHopByHop(name) || EqualNames(name, "x-request-id") || EqualNames(name, "x-forwarded-for"))
       continue;

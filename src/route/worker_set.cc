@@ -50,8 +50,8 @@ WorkerUrl ParseWorkerUrl(std::string_view url) {
     if (error != std::errc() || end != port.data() + port.size() || out.port == 0)
       throw fail("the port must be a number from 1 to 65535");
   }
-  out.text =
-      fmt::format(bracket ? "http://[{}]:{}{}" : "http://{}:{}{}", out.host, out.port, out.prefix);
+  out.text = fmt::format("http://{}:{}{}", bracket ? "[" + out.host + "]" : out.host, out.port,
+                         out.prefix);
   return out;
 }
 
