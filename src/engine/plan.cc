@@ -302,6 +302,8 @@ ModelConfig ReadModelConfig(const EngineConfig& config) {
                          (config.dtype == "auto" || config.dtype == "bfloat16");
   if (may_round && kernels::HasBFloat16Products(kernels::IsaOf(config.cpu_isa)))
     model.quantization.bfloat16_rows = true;
+  if (may_round && kernels::HasFourBitProducts(kernels::IsaOf(config.cpu_isa)))
+    model.quantization.int8_group_rows = true;
   return model;
 }
 
@@ -390,6 +392,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.ranks_of_host = ranks_of_host;
   plan.cuda = machine.cuda;
   plan.model = model;
+  if (plan.cuda) plan.model.quantization.int8_group_rows = false;
   plan.draft = ReadDraftConfig(config, plan.model);
   plan.drafts = LimitsOf(config.speculative);
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.

@@ -87,6 +87,11 @@ void RoundActivations(ActivationFormat format, float input_scale, const float* x
       return RunWidest<RoundInt8>(x, n, out);
     case ActivationFormat::kBFloat16:
       return RunWidest<RoundBFloat16>(x, n, out);
+    case ActivationFormat::kInt8Group:
+      for (int64_t i = 0; i < n; i += kInt8GroupSize) {
+        RunWidest<RoundInt8>(x + i, n - i < kInt8GroupSize ? n - i : kInt8GroupSize, out + i);
+      }
+      return;
   }
   CheckFailed(__FILE__, __LINE__, "unknown activation format");
 }

@@ -9,9 +9,9 @@
 namespace switchyard {
 
 // Rounds x [n] to the grid of the format: out[i] = code · scale. `input_scale` is used by
-// kFp8Tensor only. `out` may alias x. The groups of kFp8Group start at x[0], so with MoE-TP each
-// rank's slice of a row has its own groups. With kFp8Token and kInt8Token each slice has its own
-// scale.
+// kFp8Tensor only. `out` may alias x. The groups of kFp8Group and kInt8Group start at x[0], so with
+// MoE-TP each rank's slice of a row has its own groups. With kFp8Token and kInt8Token each slice
+// has its own scale.
 void RoundActivations(ActivationFormat format, float input_scale, const float* x, int64_t n,
                       float* out);
 

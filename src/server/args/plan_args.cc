@@ -30,6 +30,7 @@ void AddModel(CommandLine& app, PlanArgs& a) {
   app.Flag("--dtype", e.dtype, kModel, "As of serve");
   app.Flag("--kv-cache-dtype", e.kv_cache_dtype, kModel, "As of serve");
   app.Flag("--quantization", e.quantization.method, kModel, "As of serve");
+  app.Flag("--quantization-config", e.quantization.rules, kModel, "As of serve");
   app.Flag("--context-length", e.context_length, kModel, "As of serve").NonNegative();
   app.Flag("--mem-fraction-static", e.mem_fraction_static, kModel, "As of serve").Range(0.01, 1.0);
   app.Flag("--page-size", e.page_size, kModel, "As of serve").Range(1, 1024);
