@@ -14,7 +14,7 @@ constexpr int64_t kWordColumns = 8;  // columns whose even and odd codes are sep
 constexpr int64_t kWords = kInt8GroupSize / kWordColumns;  // of a chunk
 constexpr int64_t kMostBlocks = kInt8GroupSize / kNvfp4BlockSize;
 
-// Separates the even and odd bytes of each word of a chunk, and sums each word's codes.
+// Separates the even and odd columns of a chunk, and sums the codes of each word.
 struct SeparateWords {
   [[gnu::always_inline]] static inline void Run(const int8_t* __restrict from,
                                                 int8_t* __restrict to, int32_t* __restrict sums) {
@@ -32,7 +32,9 @@ struct SeparateWords {
       word ^= bytes ^ (bytes << 8);
       const uint64_t pairs = (word ^ (word >> 16)) & 0x00000000ffff0000;
       word ^= pairs ^ (pairs << 16);
-      __builtin_memcpy(to + i * kWordColumns, &word, sizeof(word));
+      const auto even = static_cast<uint32_t>(word), odd = static_cast<uint32_t>(word >> 32);
+      __builtin_memcpy(to + i * sizeof(even), &even, sizeof(even));
+      __builtin_memcpy(to + kInt8GroupSize / 2 + i * sizeof(odd), &odd, sizeof(odd));
     }
   }
 };

@@ -17,6 +17,7 @@ struct FourBitDot {
   static constexpr int kRows = 4;
   static constexpr int Chains(int) { return 1; }  // only one addition per product is in the chain
   static constexpr int64_t kVectorBytes = 32;
+  static constexpr int DirectRows(int) { return 0; }
 
   static I Load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static I Set1(int32_t x) { return _mm256_set1_epi32(x); }
@@ -34,7 +35,7 @@ struct FourBitDot {
   [[gnu::always_inline]] static void AddProducts(I& a, I&, I low, I high, const char* x) {
     int32_t even, odd;
     __builtin_memcpy(&even, x, sizeof(even));
-    __builtin_memcpy(&odd, x + sizeof(even), sizeof(odd));
+    __builtin_memcpy(&odd, x + simd::kFourBitChunk / 2, sizeof(odd));
     const I pairs = _mm256_add_epi16(_mm256_maddubs_epi16(low, Set1(even)),
                                      _mm256_maddubs_epi16(high, Set1(odd)));
     a = Add(a, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -56,25 +57,25 @@ struct FourBitDot {
     for (int c = 0; c < kLanes; ++c) Vec::Store(reinterpret_cast<float*>(out) + c * kLanes, x[c]);
   }
 
-  static __m256 HalvedE8M0(const char* p, int64_t n) {
-    const I codes = Bytes(p, n);
+  template <int b>
+  static I Byte(I x) {
+    return _mm256_and_si256(_mm256_srli_epi32(x, 8 * b), Set1(255));
+  }
+  static void Store(void* p, I x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
+  static void StoreBytes(I x, char* out) {
+    alignas(32) int32_t lanes[kLanes];
+    Store(lanes, x);
+    for (int i = 0; i < kLanes; ++i) out[i] = static_cast<char>(lanes[i]);
+  }
+  static __m256 HalvedE8M0(I codes) {
     // Code 0 is subnormal, code 255 is NaN.
     const I bits = _mm256_max_epi32(_mm256_slli_epi32(codes, 23), Set1(0x00400000));
     const I nan = _mm256_cmpeq_epi32(codes, Set1(255));
     const I all = _mm256_blendv_epi8(bits, Set1(0x7fc00000), nan);
     return _mm256_mul_ps(_mm256_castsi256_ps(all), _mm256_set1_ps(0.5f));
   }
-  static __m256 ZeroOperands(const char* p, int64_t n) {
-    const I value = _mm256_sub_epi32(Set1(16), Bytes(p, n));
-    return _mm256_castsi256_ps(_mm256_mullo_epi32(value, Set1(0x01010101)));
-  }
-
- private:
-  // n bytes, widened to lanes.
-  static I Bytes(const char* p, int64_t n) {
-    char bytes[kLanes] = {};
-    __builtin_memcpy(bytes, p, n);
-    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+  static I ZeroOperands(I zeros) {
+    return _mm256_mullo_epi32(_mm256_sub_epi32(Set1(16), zeros), Set1(0x01010101));
   }
 };
 

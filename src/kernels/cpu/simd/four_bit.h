@@ -5,19 +5,17 @@
 // instruction set gives the same bits.
 //
 // D, one per instruction set, defines:
-//   Vec                          its vector type (avx512/vec.h, avx2/vec.h)
-//   I                            vector of bytes and of int32 sums
-//   kLanes, kRows, Chains(m)     outputs of a panel; rows of x of a tile; independent sums of each
-//   of
-//                                m rows of x, so that latency does not limit few rows
-//   Load, Set1, Add              of int32 lanes
-//   Table, Lookup                a table of sixteen bytes, and its bytes at the given nibbles
-//   AddBytes                     sums of bytes
-//   LowNibbles, HighNibbles      of each byte
-//   AddProducts(a, b, low, high, x)  adds to each lane the products of low with the four codes at
-//   x,
-//                                and of high with the four codes after them, to a and b
-//   ToFloat
+//   Vec: its vector type (avx512/vec.h, avx2/vec.h)
+//   I: vector of bytes and of int32 sums
+//   kLanes, kRows: outputs of a panel, and rows of x of a tile
+//   Chains(m): sums of each of m rows of x, so that latency does not limit few rows
+//   Load, Store, Set1, Add: of int32 lanes; ToFloat
+//   Table, Lookup: a table of sixteen bytes, and its bytes at the given nibbles
+//   AddBytes, LowNibbles, HighNibbles: of each byte
+//   AddProducts(a, b, low, high, x): adds to each lane the products of low with the four codes at
+//     x, and of high with those half a chunk further, to a and b
+//   DirectRows(kBlocks): up to this many rows of x are multiplied without a panel of codes, by
+//     DirectTile<Codes, kBlocks, M>(outputs, rows, ahead), which does what FourBitTile does
 #pragma once
 
 #include "kernels/cpu/kernel_table.h"
@@ -80,16 +78,23 @@ template <class D>
   V::StoreN(y, value, o.count);
 }
 
-// Rows [i, i + M) of x with a panel. Prefetches `lines` lines of `next` per chunk.
+// Rows of a panel to prefetch: those from `first` to before `last` belong to this tile.
+template <class D>
+struct FourBitAhead {
+  const FourBitRows<D>& rows;
+  int64_t first, last;
+};
+
+// Rows [i, i + M) of x with a panel.
 template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
-[[gnu::noinline]] void FourBitTile(const FourBitOutputs<D>& o, int64_t i, FourBitPrefetch<D>& next,
-                                   int64_t lines) {
+[[gnu::noinline]] void FourBitTile(const FourBitOutputs<D>& o, int64_t i,
+                                   const FourBitAhead<D>& ahead) {
   using V = typename D::Vec;
   using I = typename D::I;
   constexpr int kChains = D::Chains(M);
   constexpr int kVectors = kFourBitVectors / kBlocks;  // of a block
   constexpr int kStep = kVectors < 4 ? kVectors : 4;
-  constexpr int64_t kPair = 8;  // codes of x for a vector of weights
+  constexpr int64_t kFour = 4;  // even, and odd, codes of x for a vector of weights
   const Int8BlockSource& rows = o.t.blocks;
   const char* x[M];
 #pragma GCC unroll 8
@@ -101,9 +106,9 @@ template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
 #pragma GCC unroll 8
   for (int r = 0; r < M; ++r) total[r] = V::Zero();
   const char* w = o.panel.codes;
-  int64_t at = 0;  // code of x
-  for (int64_t c = 0; c < o.chunks; ++c) {
-    next.Touch(lines);
+  int64_t at = 0;  // even code of x
+  for (int64_t c = 0; c < o.chunks; ++c, at += kFourBitChunk / 2) {
+    PrefetchChunk<D>(ahead.rows, c, ahead.first, ahead.last);
     typename V::F inner[M];
 #pragma GCC unroll 8
     for (int r = 0; r < M; ++r) inner[r] = V::Zero();
@@ -119,7 +124,7 @@ template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
       if constexpr (Codes::kZeros) numbers = D::Load(o.panel.zeros + b * D::kLanes);
       for (int v = 0; v < kVectors; v += kStep) {
 #pragma GCC unroll 4
-        for (int s = 0; s < kStep; ++s, w += FourBitPanel<D>::kVector, at += kPair) {
+        for (int s = 0; s < kStep; ++s, w += FourBitPanel<D>::kVector, at += kFour) {
           const I bytes = D::Load(w);
           const I low = Codes::Decode(D::LowNibbles(bytes), numbers);
           const I high = Codes::Decode(D::HighNibbles(bytes), numbers);
@@ -150,17 +155,28 @@ template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
 }
 
 template <class Codes, int kBlocks, class D = typename Codes::Device, int M = D::kRows>
-void RunFourBitTile(const FourBitOutputs<D>& o, int64_t i, int64_t m, FourBitPrefetch<D>& next,
-                    int64_t lines) {
+void RunFourBitTile(const FourBitOutputs<D>& o, int64_t i, int64_t m,
+                    const FourBitAhead<D>& ahead) {
   if constexpr (M > 1) {
-    if (m < M) return RunFourBitTile<Codes, kBlocks, D, M - 1>(o, i, m, next, lines);
+    if (m < M) return RunFourBitTile<Codes, kBlocks, D, M - 1>(o, i, m, ahead);
   }
-  FourBitTile<Codes, kBlocks, M>(o, i, next, lines);
+  FourBitTile<Codes, kBlocks, M>(o, i, ahead);
+}
+
+// Multiplies m rows of x, at most M, without a panel of codes.
+template <class Codes, int kBlocks, class D, int M>
+void RunDirectTile(const FourBitOutputs<D>& o, const FourBitRows<D>& rows,
+                   const FourBitAhead<D>& ahead) {
+  if constexpr (M > 1) {
+    if (o.t.m < M) return RunDirectTile<Codes, kBlocks, D, M - 1>(o, rows, ahead);
+  }
+  D::template DirectTile<Codes, kBlocks, M>(o, rows, ahead);
 }
 
 template <class Codes, int kBlocks>
 void MultiplyFourBit(const LinearTask& t) {
   using D = typename Codes::Device;
+  constexpr int64_t kHalf = D::kLanes / 2;
   const int64_t chunks = (t.w.k + kFourBitChunk - 1) / kFourBitChunk;
   const int64_t tiles = (t.m + D::kRows - 1) / D::kRows;
   if (tiles == 0) return;
@@ -169,15 +185,23 @@ void MultiplyFourBit(const LinearTask& t) {
   for (int64_t n = t.begin; n < t.end; n += D::kLanes) {
     const int64_t count = t.end - n < D::kLanes ? t.end - n : D::kLanes;
     if (t.bias != nullptr) __builtin_memcpy(bias, t.bias + n, count * sizeof(float));
-    // The next panel's lines are prefetched while this one is packed and multiplied: half and half.
-    constexpr int64_t kLines = D::kLanes;  // of a chunk of a panel
-    FourBitPrefetch<D> next = PrefetchOfPanel<D>(t, n + D::kLanes);
-    PackFourBitPanel<D, Codes::kZeros, kBlocks>(t, n, count, chunks, panel, next, kLines / 2);
-    const int64_t lines = (kLines / 2 + tiles - 1) / tiles;
     const FourBitOutputs<D> o = {t, panel, t.bias != nullptr ? bias : nullptr, n, count, chunks};
+    const FourBitRows<D> rows = CodeRows<D>(t, n, count);
+    const FourBitRows<D> ahead = RowsAhead<D>(t, n + D::kLanes, rows);
+    PackFourBitNumbers<D, Codes::kZeros, kBlocks>(t, n, count, chunks, panel);
+    constexpr int kDirectRows = Codes::kZeros ? 0 : D::DirectRows(kBlocks);
+    if constexpr (kDirectRows > 0) {
+      if (t.m <= kDirectRows) {
+        RunDirectTile<Codes, kBlocks, D, kDirectRows>(o, rows, {ahead, 0, D::kLanes});
+        continue;
+      }
+    }
+    PackFourBitCodes<D>(rows, (t.w.k + 1) / 2, panel.codes, ahead);
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t i = t.m * tile / tiles;
-      RunFourBitTile<Codes, kBlocks>(o, i, t.m * (tile + 1) / tiles - i, next, lines);
+      const FourBitAhead<D> part = {ahead, kHalf + kHalf * tile / tiles,
+                                    kHalf + kHalf * (tile + 1) / tiles};
+      RunFourBitTile<Codes, kBlocks>(o, i, t.m * (tile + 1) / tiles - i, part);
     }
   }
 }

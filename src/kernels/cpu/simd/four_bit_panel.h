@@ -8,8 +8,9 @@
 //   kVectorBytes                 bytes of each row that TransposeCodes transposes: four per lane
 //   TransposeCodes(rows, at, count, out)  bytes [at, at + count) of FourBitRows, zeros up to
 //                                kVectorBytes; writes kLanes vectors
-//   HalvedE8M0(p, n)             2^(code - 128) of n codes: half of e8m0
-//   ZeroOperands(p, n)           n zero points: 16 - zero in each byte of a lane, as floats' bits
+//   Byte<b>(x)                   byte b of each lane; StoreBytes(x, out): the lowest ones
+//   HalvedE8M0(codes)            2^(code - 128): half of e8m0
+//   ZeroOperands(zeros)          16 - zero in each byte of a lane
 #pragma once
 
 #include "kernels/cpu/kernel_table.h"
@@ -44,31 +45,47 @@ struct FourBitRows {
   const char* row[D::kLanes];
 };
 
+// Addresses of rows [n, n + count) of a task; missing ones repeat the last.
 template <class D>
-using FourBitPrefetch = PanelPrefetch<typename D::Vec>;
-
-// Prefetch of the panel's rows from row n on. Behind the task's end these are rows of the next
-// task.
-template <class D>
-FourBitPrefetch<D> PrefetchOfPanel(const LinearTask& t, int64_t n) {
-  using V = typename D::Vec;
-  constexpr int kBits = 4;
-  const int64_t stride = RowStride<V>(t.w, kBits), bytes = (t.w.k + 1) / 2, left = t.end - n;
-  if (left > 0)
-    return {RowBytes<V>(t.w, n, kBits), stride, bytes, left < D::kLanes ? left : D::kLanes};
-  return {static_cast<const char*>(t.next), stride, bytes, t.next != nullptr ? D::kLanes : 0};
+FourBitRows<D> CodeRows(const LinearTask& t, int64_t n, int64_t count) {
+  FourBitRows<D> rows;
+  for (int r = 0; r < D::kLanes; ++r)
+    rows.row[r] = RowBytes<typename D::Vec>(t.w, n + (r < count ? r : count - 1), 4);
+  return rows;
 }
 
-// Copies the codes of rows of `bytes` bytes, with zero nibbles up to a whole chunk. Prefetches
-// `lines` lines of `next` per chunk.
+// The rows of the panel that begins at row n, to prefetch. Behind the task's end these are the rows
+// of the next task, or `now` if they are unknown: a prefetch of lines in cache costs little.
+template <class D>
+FourBitRows<D> RowsAhead(const LinearTask& t, int64_t n, const FourBitRows<D>& now) {
+  const int64_t left = t.end - n;
+  if (left > 0) return CodeRows<D>(t, n, left < D::kLanes ? left : D::kLanes);
+  if (t.next == nullptr) return now;
+  FourBitRows<D> rows;
+  for (int r = 0; r < D::kLanes; ++r)
+    rows.row[r] = static_cast<const char*>(t.next) + r * RowStride<typename D::Vec>(t.w, 4);
+  return rows;
+}
+
+// Prefetches a chunk of rows [first, last). The lines of a panel are requested at an even rate
+// while the panel before is packed and multiplied.
+template <class D>
+[[gnu::always_inline]] inline void PrefetchChunk(const FourBitRows<D>& ahead, int64_t chunk,
+                                                 int64_t first, int64_t last) {
+  for (int64_t r = first; r < last; ++r)
+    __builtin_prefetch(ahead.row[r] + chunk * kFourBitChunkBytes, 0, 2);
+}
+
+// Copies the codes of rows of `bytes` bytes, with zero nibbles up to a whole chunk. Prefetches the
+// first half of `ahead`.
 template <class D>
 void PackFourBitCodes(const FourBitRows<D>& rows, int64_t bytes, char* out,
-                      FourBitPrefetch<D>& next, int64_t lines) {
+                      const FourBitRows<D>& ahead) {
   constexpr int64_t kParts = kFourBitChunkBytes / D::kVectorBytes;
   constexpr int64_t kPart = D::kLanes * FourBitPanel<D>::kVector;  // bytes of a panel
   int64_t k = 0;
   for (; k + kFourBitChunkBytes <= bytes; k += kFourBitChunkBytes) {
-    next.Touch(lines);
+    PrefetchChunk<D>(ahead, k / kFourBitChunkBytes, 0, D::kLanes / 2);
     for (int64_t part = 0; part < kParts; ++part, out += kPart)
       D::TransposeCodes(rows, k + part * D::kVectorBytes, D::kVectorBytes, out);
   }
@@ -79,18 +96,22 @@ void PackFourBitCodes(const FourBitRows<D>& rows, int64_t bytes, char* out,
   }
 }
 
-// Transposes `count` numbers of each row: out[j · lanes + r] is number j of row r. load(r, j, n)
-// returns numbers j to j + n - 1 of row r, n at most the lanes.
-template <class D, class Load>
-[[gnu::always_inline]] inline void TransposeNumbers(int64_t count, float* out, const Load& load) {
-  using V = typename D::Vec;
-  for (int64_t j = 0; j < count; j += D::kLanes) {
-    const int64_t n = count - j < D::kLanes ? count - j : D::kLanes;
-    typename V::F x[D::kLanes];
-#pragma GCC unroll 16
-    for (int r = 0; r < D::kLanes; ++r) x[r] = load(r, j, n);
-    V::Transpose(x);
-    for (int64_t i = 0; i < n; ++i) V::Store(out + (j + i) * D::kLanes, x[i]);
+// Transposes `count` bytes of each row. convert(j, bytes) receives byte j of each row, in lanes.
+template <class D, class Convert>
+[[gnu::always_inline]] inline void TransposeBytes(const FourBitRows<D>& from, int64_t count,
+                                                  const Convert& convert) {
+  constexpr int64_t kVector = FourBitPanel<D>::kVector;
+  alignas(64) char tile[D::kLanes * kVector];
+  for (int64_t j = 0; j < count; j += D::kVectorBytes) {
+    const int64_t n = count - j < D::kVectorBytes ? count - j : D::kVectorBytes;
+    D::TransposeCodes(from, j, n, tile);
+    for (int64_t i = 0; i < n; i += 4) {
+      const auto four = D::Load(tile + i / 4 * kVector);
+      convert(j + i, D::template Byte<0>(four));
+      if (i + 1 < n) convert(j + i + 1, D::template Byte<1>(four));
+      if (i + 2 < n) convert(j + i + 2, D::template Byte<2>(four));
+      if (i + 3 < n) convert(j + i + 3, D::template Byte<3>(four));
+    }
   }
 }
 
@@ -141,50 +162,54 @@ void SpreadOverChunks(const WeightRef& w, int64_t chunks, void* panel) {
 template <class D>
 void PackFourBitScales(const WeightRef& w, const FourBitRows<D>& from, int64_t count, float* out) {
   using V = typename D::Vec;
-  const auto& row = from.row;
-  switch (w.format) {
-    case WeightFormat::kMxfp4:
-      return TransposeNumbers<D>(
-          count, out, [&](int r, int64_t j, int64_t n) __attribute__((always_inline)) {
-            return D::HalvedE8M0(row[r] + j, n);
-          });
-    case WeightFormat::kNvfp4: {
-      // E4M3Over256 divides by 256; the codes of e2m1 are doubled.
-      const auto factor = V::Set1(w.global_scale * 128.0f);
-      return TransposeNumbers<D>(
-          count, out, [&](int r, int64_t j, int64_t n) __attribute__((always_inline)) {
-            return V::Mul(V::E4M3Over256N(row[r] + j, n), factor);
-          });
+  using I = typename D::I;
+  if (w.format == WeightFormat::kInt4Group) {
+    constexpr int64_t kVector = FourBitPanel<D>::kVector;
+    alignas(64) char tile[D::kLanes * kVector];
+    const int64_t bytes = count * 4;
+    for (int64_t at = 0; at < bytes; at += D::kVectorBytes, out += D::kLanes * D::kLanes) {
+      const int64_t n = bytes - at < D::kVectorBytes ? bytes - at : D::kVectorBytes;
+      D::TransposeCodes(from, at, n, tile);
+      __builtin_memcpy(out, tile, n / 4 * kVector);
     }
-    default:
-      return TransposeNumbers<D>(
-          count, out, [&](int r, int64_t j, int64_t n) __attribute__((always_inline)) {
-            return V::LoadN(reinterpret_cast<const float*>(row[r]) + j, n);
-          });
+    return;
   }
+  if (w.format == WeightFormat::kMxfp4) {
+    return TransposeBytes<D>(
+        from, count, [out](int64_t j, I codes) __attribute__((always_inline)) {
+          V::Store(out + j * D::kLanes, D::HalvedE8M0(codes));
+        });
+  }
+  // E4M3Over256 divides by 256; the codes of e2m1 are doubled.
+  const auto factor = V::Set1(w.global_scale * 128.0f);
+  TransposeBytes<D>(
+      from, count, [ out, factor ](int64_t j, I codes) __attribute__((always_inline)) {
+        alignas(64) char bytes[D::kLanes];
+        D::StoreBytes(codes, bytes);
+        V::Store(out + j * D::kLanes, V::Mul(V::E4M3Over256(bytes), factor));
+      });
 }
 
-// Fills the panel with weight rows [n, n + lanes), of which `count` exist; missing ones repeat the
-// last. Prefetches the scales of the next rows, and `lines` lines of `next` per chunk.
+// Fills the scales and zero points of the panel of weight rows [n, n + lanes), of which `count`
+// exist. Prefetches the scales of the next rows.
 template <class D, bool kZeros, int kBlocks>
-void PackFourBitPanel(const LinearTask& t, int64_t n, int64_t count, int64_t chunks,
-                      const FourBitPanel<D>& panel, FourBitPrefetch<D>& next, int64_t lines) {
+void PackFourBitNumbers(const LinearTask& t, int64_t n, int64_t count, int64_t chunks,
+                        const FourBitPanel<D>& panel) {
   using V = typename D::Vec;
   constexpr int kLanes = D::kLanes;
   const FourBitScales scales = ScalesFrom<D>(t, n);
-  FourBitRows<D> codes, scale_rows;
-  for (int r = 0; r < kLanes; ++r) {
-    const int64_t row = r < count ? r : count - 1;
-    codes.row[r] = RowBytes<V>(t.w, n + row, 4);
-    scale_rows.row[r] = scales.base + row * scales.stride;
-  }
+  const auto rows_from = [&](const char* base, int64_t stride) {
+    FourBitRows<D> rows;
+    for (int r = 0; r < kLanes; ++r) rows.row[r] = base + (r < count ? r : count - 1) * stride;
+    return rows;
+  };
   if (n + kLanes < t.end) {
     const int64_t left = t.end - n - kLanes;
     FourBitScales later = scales;
     later.base += kLanes * scales.stride;
     PrefetchScales<D>(later, left < kLanes ? left : kLanes);
   }
-  PackFourBitScales<D>(t.w, scale_rows, scales.count, panel.scales);
+  PackFourBitScales<D>(t.w, rows_from(scales.base, scales.stride), scales.count, panel.scales);
   SpreadOverChunks<D>(t.w, chunks, panel.scales);
   const int64_t blocks = (t.w.k + t.blocks.block - 1) / t.blocks.block;
   for (int64_t j = blocks; j < chunks * kBlocks; ++j)
@@ -192,15 +217,13 @@ void PackFourBitPanel(const LinearTask& t, int64_t n, int64_t count, int64_t chu
   if constexpr (kZeros) {
     const auto* zeros = static_cast<const char*>(t.w.zeros) +
                         (scales.base - static_cast<const char*>(t.w.scales)) / scales.bytes;
-    const int64_t stride = scales.stride / scales.bytes;
-    TransposeNumbers<D>(
-        scales.count, reinterpret_cast<float*>(panel.zeros),
-        [&](int r, int64_t j, int64_t n) __attribute__((always_inline)) {
-          return D::ZeroOperands(zeros + (r < count ? r : count - 1) * stride + j, n);
+    TransposeBytes<D>(
+        rows_from(zeros, scales.stride / scales.bytes),
+        scales.count, [&](int64_t j, typename D::I zero) __attribute__((always_inline)) {
+          D::Store(panel.zeros + j * kLanes, D::ZeroOperands(zero));
         });
     SpreadOverChunks<D>(t.w, chunks, panel.zeros);
   }
-  PackFourBitCodes<D>(codes, (t.w.k + 1) / 2, panel.codes, next, lines);
 }
 
 }  // namespace switchyard::kernels::cpu::simd
