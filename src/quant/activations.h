@@ -25,4 +25,8 @@ struct Int8Row {
 };
 Int8Row QuantizeInt8Row(const float* x, int64_t n, int8_t* codes);
 
+// Quantizes x [n] to codes of kInt8Group, with ceil(n / kInt8GroupSize) scales like those of
+// Int8Row.
+void QuantizeInt8Groups(const float* x, int64_t n, int8_t* codes, float* scales);
+
 }  // namespace switchyard

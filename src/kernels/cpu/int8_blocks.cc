@@ -14,10 +14,28 @@ constexpr int64_t kWordColumns = 8;  // columns whose even and odd codes are sep
 constexpr int64_t kWords = kInt8GroupSize / kWordColumns;  // of a chunk
 constexpr int64_t kMostBlocks = kInt8GroupSize / kNvfp4BlockSize;
 
-// Separates the even and odd columns of a chunk, and sums the codes of each word.
-struct SeparateWords {
-  [[gnu::always_inline]] static inline void Run(const int8_t* __restrict from,
-                                                int8_t* __restrict to, int32_t* __restrict sums) {
+// Separates the even and odd columns of each chunk in place, and writes the starts of its blocks of
+// `words` words.
+struct SeparateChunks {
+  [[gnu::always_inline]] static inline void Run(int8_t* codes, int64_t chunks, int64_t words,
+                                                int32_t offset, char* starts) {
+    for (int64_t c = 0; c < chunks; ++c, codes += kInt8GroupSize) {
+      int8_t chunk[kInt8GroupSize];
+      int32_t sums[kWords];
+      __builtin_memcpy(chunk, codes, sizeof(chunk));
+      Separate(chunk, codes, sums);
+      for (int64_t word = 0; word < kWords; word += words, starts += sizeof(int32_t)) {
+        int32_t sum = 0;
+        for (int64_t i = 0; i < words; ++i) sum += sums[word + i];
+        const int32_t start = -offset * sum;
+        __builtin_memcpy(starts, &start, sizeof(start));
+      }
+    }
+  }
+  // Also sums the codes of each word.
+  [[gnu::always_inline]] static inline void Separate(const int8_t* __restrict from,
+                                                     int8_t* __restrict to,
+                                                     int32_t* __restrict sums) {
     constexpr uint64_t kEven = 0x00ff00ff00ff00ff, kSigns = 0x8080808080808080;
     for (int64_t i = 0; i < kWords; ++i) {
       uint64_t word;
@@ -82,33 +100,18 @@ int64_t Int8BlockRowBytes(int64_t k) {
 }
 
 void PutInt8BlockRow(const WeightView& w, const float* x, int64_t k, char* row) {
-  const int64_t chunks = CeilDiv(k, kInt8GroupSize);
-  const int64_t words_per_block = Int8BlockColumns(w) / kWordColumns;
-  const int32_t offset = FourBitOffset(w);
+  const int64_t chunks = CeilDiv(k, kInt8GroupSize), columns = chunks * kInt8GroupSize;
   auto* codes = reinterpret_cast<int8_t*>(row);
-  char* scales = row + chunks * kInt8GroupSize;
-  char* starts = scales + chunks * static_cast<int64_t>(sizeof(float));
-  const bool whole_row = w.activation == ActivationFormat::kInt8Token;
-  float scale = whole_row ? QuantizeInt8Row(x, k, codes).scale : 0.0f;
-  for (int64_t c = 0; c < chunks; ++c) {
-    const int64_t first = c * kInt8GroupSize, count = std::min(kInt8GroupSize, k - first);
-    int8_t chunk[kInt8GroupSize] = {};
-    int32_t sums[kWords];
-    if (whole_row) {
-      std::memcpy(chunk, codes + first, static_cast<size_t>(count));
-    } else {
-      scale = QuantizeInt8Row(x + first, count, chunk).scale;
-    }
-    const auto* from = static_cast<const int8_t*>(chunk);
-    vector_width::RunWidest<SeparateWords>(from, codes + first, static_cast<int32_t*>(sums));
-    std::memcpy(scales + c * static_cast<int64_t>(sizeof(float)), &scale, sizeof(scale));
-    for (int64_t word = 0; word < kWords; word += words_per_block, starts += sizeof(int32_t)) {
-      int32_t sum = 0;
-      for (int64_t i = 0; i < words_per_block; ++i) sum += sums[word + i];
-      const int32_t start = -offset * sum;
-      std::memcpy(starts, &start, sizeof(start));
-    }
+  auto* scales = reinterpret_cast<float*>(row + columns);
+  if (w.activation == ActivationFormat::kInt8Token) {
+    std::fill_n(scales, chunks, QuantizeInt8Row(x, k, codes).scale);
+  } else {
+    QuantizeInt8Groups(x, k, codes, scales);
   }
+  std::memset(codes + k, 0, static_cast<size_t>(columns - k));
+  auto* starts = reinterpret_cast<char*>(scales + chunks);
+  vector_width::RunWidest<SeparateChunks>(codes, chunks, Int8BlockColumns(w) / kWordColumns,
+                                          FourBitOffset(w), starts);
 }
 
 }  // namespace switchyard::kernels::cpu
