@@ -115,6 +115,21 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, QuantizedModel,
                                          "gptq_act_order", "awq", "w4afp8"),
                          [](const auto& name) { return std::string(name.param); });
 
+// The default of CPUs for 4-bit weights: int8 rows with one scale per 128 columns.
+TEST(QuantizedModelRows, Int8GroupsStayClose) {
+  for (const char* name : {"ct_int4", "ct_int4_zeros", "gptq", "awq", "ct_mxfp4", "ct_nvfp4"}) {
+    SCOPED_TRACE(name);
+    const Reference reference = ReadReference(name);
+    ModelConfig config = LoadModelConfig(Dir(name));
+    config.quantization.int8_group_rows = true;
+    const auto rounded = Logits(Dir(name), config, {1, 1}, reference.tokens);
+    EXPECT_LT(RelativeError(rounded, reference.logits), 0.06);
+    EXPECT_GT(RelativeError(rounded, reference.logits), 1e-4);
+    const auto two = Logits(Dir(name), config, {2, 2}, reference.tokens);
+    EXPECT_LT(RelativeError(two, reference.logits), 0.06);
+  }
+}
+
 // Each layer is sharded at multiples of its own group size. Of the 96 intermediate elements, the
 // second rank has 48 in the first layer and 64 in the second layer.
 TEST(QuantizedModelSchemes, DenseLayersMayDifferInFormat) {
