@@ -42,6 +42,7 @@ ModelConfig ReadModel(const PlanArgs& args) {
   const bool bfloat16 = args.engine.dtype == "auto" || args.engine.dtype == "bfloat16";
   if (!args.card.empty()) {
     model.quantization.bfloat16_rows = false;  // of CPUs only
+    model.quantization.int8_group_rows = false;
   } else if (bfloat16 && kernels::HasBFloat16Products(kernels::ActiveIsa())) {
     model.quantization.bfloat16_rows = true;
   }

@@ -31,7 +31,9 @@ struct Format {
 
   std::string Name() const {
     std::string name(switchyard::Name(weights));
-    if (rows != ActivationFormat::kNone) name += fmt::format(", {}", switchyard::Name(rows));
+    // Int8 groups are the default rows of 4-bit weights, which a plan does not name.
+    if (rows != ActivationFormat::kNone && rows != ActivationFormat::kInt8Group)
+      name += fmt::format(", {}", switchyard::Name(rows));
     return name;
   }
 };
@@ -136,7 +138,7 @@ class Calibration {
       formats.push_back({WeightFormat::kBF16, ActivationFormat::kBFloat16});
     formats.push_back({WeightFormat::kInt8Channel, ActivationFormat::kInt8Token});
     formats.push_back({WeightFormat::kFp8Block});
-    formats.push_back({WeightFormat::kMxfp4});
+    formats.push_back({WeightFormat::kMxfp4, ActivationFormat::kInt8Group});
     return formats;
   }
 

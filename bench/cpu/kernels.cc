@@ -36,7 +36,9 @@ struct Formats {
   WeightFormat weights;
   ActivationFormat rows = ActivationFormat::kNone;
 
-  bool Int8() const { return rows == ActivationFormat::kInt8Token; }
+  bool Int8() const {
+    return rows == ActivationFormat::kInt8Token || rows == ActivationFormat::kInt8Group;
+  }
   bool BF16() const { return rows == ActivationFormat::kBFloat16; }
   std::string Label() const {
     return rows == ActivationFormat::kNone ? std::string(Name(weights))
@@ -79,7 +81,6 @@ class WeightPool {
     WeightView w = {.format = formats_.weights,
                     .data = memory_.data() + next_,
                     .scales = scales,
-                    .zeros = scales + kScaleBytes / 2,
                     .group_size = 128,
                     .activation = formats_.rows,
                     .stored_k = k,
@@ -239,8 +240,11 @@ void CpuKernels(const Options& options, Report& report) {
                              {W::kInt8Channel},
                              {W::kInt8Channel, ActivationFormat::kInt8Token},
                              {W::kInt4Group},
+                             {W::kInt4Group, ActivationFormat::kInt8Group},
                              {W::kMxfp4},
+                             {W::kMxfp4, ActivationFormat::kInt8Group},
                              {W::kNvfp4},
+                             {W::kNvfp4, ActivationFormat::kInt8Group},
                              {W::kF32}};
   for (const Formats& f : formats) {
     for (const int64_t m : {1, 8, 32, 512}) {

@@ -52,8 +52,8 @@ struct Formats {
   const char* name;
   WeightFormat weights;
   ActivationFormat rows;
-  int bytes;    // per weight, without scales
-  double peak;  // FLOP rate of products in this format
+  double bytes;  // per weight, without scales
+  double peak;   // FLOP rate of products in this format
 };
 
 // The formats of a model's experts, with the row formats that the engine selects for them
@@ -63,9 +63,13 @@ std::vector<Formats> FormatsOf(const ModelShape& model, const CpuCeilings& ceili
   using W = WeightFormat;
   if (model.fp8) return {{"fp8 blocks", W::kFp8Block, A::kNone, 1, ceilings.peak}};
   const bool pairs = kernels::HasBFloat16Products(kernels::ActiveIsa());
+  const bool four_bit = kernels::HasFourBitProducts(kernels::ActiveIsa());
+  const double four_bit_peak = four_bit ? ceilings.int8_peak : ceilings.peak;
   return {{"bfloat16", W::kBF16, pairs ? A::kBFloat16 : A::kNone, 2,
            pairs ? ceilings.bf16_peak : ceilings.peak},
-          {"int8", W::kInt8Channel, A::kInt8Token, 1, ceilings.int8_peak}};
+          {"int8", W::kInt8Channel, A::kInt8Token, 1, ceilings.int8_peak},
+          {"int4", W::kInt4Group, four_bit ? A::kInt8Group : A::kNone, 0.5, four_bit_peak},
+          {"mxfp4", W::kMxfp4, four_bit ? A::kInt8Group : A::kNone, 0.5, four_bit_peak}};
 }
 
 struct Setup {
@@ -123,7 +127,7 @@ class Weights {
 
  private:
   WeightView Copy(WeightView w) {
-    const int64_t bytes = w.n * w.k * setup_.formats.bytes;
+    const auto bytes = static_cast<int64_t>(static_cast<double>(w.n * w.k) * setup_.formats.bytes);
     Tensor memory = Tensor::Empty(DType::kU8, {bytes});
     std::memcpy(memory.mutable_raw(), w.data, bytes);
     w.data = memory.raw();

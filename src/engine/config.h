@@ -92,7 +92,8 @@ std::string EncodeConfig(const EngineConfig& config);
 EngineConfig DecodeConfig(std::string_view bytes);
 
 // Reads config.json and applies the flags. `--quantize-activations auto` selects bfloat16 rows if
-// this CPU has bfloat16 multiply instructions.
+// this CPU has bfloat16 multiply instructions, and int8 rows for 4-bit weights. MakePlanOn drops
+// the latter for GPUs.
 ModelConfig ReadModelConfig(const EngineConfig& config);
 
 // The sizes that follow from config.json and the machine: dtype, context length, page count,

@@ -182,6 +182,10 @@ void AddWeights(const MoeBackends& backends, std::vector<Feature>& all) {
   for (const char* name : {"fp8", "w8a8_fp8", "w8a8_int8", "int4", "w4afp8", "mxfp4", "nvfp4"})
     all.push_back(Choice(kWeights, "--quantization", name,
                          [](EngineConfig& c) -> std::string& { return c.quantization.method; }));
+  all.push_back(Setting<std::string>(
+      kWeights, "--quantization-config",
+      [](EngineConfig& c) -> std::string& { return c.quantization.rules; },
+      R"({"rules": [{"targets": ["lm_head"], "method": "w8a8_int8"}]})", {.gpus = false}));
 }
 
 void AddBalance(std::vector<Feature>& all) {

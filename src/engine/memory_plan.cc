@@ -62,7 +62,7 @@ RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
 bool CopiesWeights(const EngineConfig& config, const EnginePlan& plan) {
   const std::string& method = plan.model.quantization.method;
   return plan.cuda || config.load_format == "dummy" || !config.quantization.method.empty() ||
-         method == "gptq" || method == "awq";
+         !config.quantization.rules.empty() || method == "gptq" || method == "awq";
 }
 
 std::string DescribeMemory(const EngineConfig& config, const EnginePlan& plan) {

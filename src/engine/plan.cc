@@ -302,6 +302,8 @@ ModelConfig ReadModelConfig(const EngineConfig& config) {
                          (config.dtype == "auto" || config.dtype == "bfloat16");
   if (may_round && kernels::HasBFloat16Products(kernels::IsaOf(config.cpu_isa)))
     model.quantization.bfloat16_rows = true;
+  if (may_round && kernels::HasFourBitProducts(kernels::IsaOf(config.cpu_isa)))
+    model.quantization.int8_group_rows = true;
   return model;
 }
 
@@ -383,6 +385,29 @@ Machine ThisMachine(const EngineConfig& config, int ranks_of_host) {
   return machine;
 }
 
+namespace {
+
+// Whether the rows of every linear of a layer are rounded, to bfloat16 or to int8 groups.
+bool RoundsAllRows(const QuantizationConfig& quantization) {
+  if (!quantization.bfloat16_rows) return false;
+  const auto rounded = [&](const SchemeRule& rule) {
+    const LinearScheme& scheme = rule.scheme;
+    return scheme.packing == Packing::kPlain ||
+           (HasFourBitCodes(scheme.format) && !scheme.act_order && quantization.int8_group_rows);
+  };
+  const auto of_layers = [](const SchemeRule& rule) {
+    return !std::ranges::all_of(rule.targets, [](const ModulePattern& target) {
+      return target.text == "lm_head" || target.text == "embed_tokens";
+    });
+  };
+  return std::ranges::all_of(quantization.rules, rounded) &&
+         std::ranges::all_of(quantization.chosen, [&](const SchemeRule& rule) {
+           return rounded(rule) || !of_layers(rule);
+         });
+}
+
+}  // namespace
+
 EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const EngineConfig& config,
                       int ranks_of_host) {
   CheckFlags(config);
@@ -390,6 +415,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.ranks_of_host = ranks_of_host;
   plan.cuda = machine.cuda;
   plan.model = model;
+  if (plan.cuda) plan.model.quantization.int8_group_rows = false;
   plan.draft = ReadDraftConfig(config, plan.model);
   plan.drafts = LimitsOf(config.speculative);
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
@@ -403,10 +429,9 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.dtype = ChooseDType(config.dtype,
                            IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
   // A bfloat16 cache has the precision of the matrix products at half the size of float32. On CPUs,
-  // quantized weights have float32 rows, so the cache stays float32.
-  const QuantizationConfig& quantization = plan.model.quantization;
-  const bool rounds = plan.dtype != DType::kF32 &&
-                      (plan.cuda || (quantization.bfloat16_rows && quantization.none()));
+  // 8-bit weights have float32 rows, so the cache stays float32.
+  const bool rounds =
+      plan.dtype != DType::kF32 && (plan.cuda || RoundsAllRows(plan.model.quantization));
   plan.kv_dtype = ChooseCacheDType(config, rounds ? DType::kBF16 : DType::kF32);
   plan.context_length = ChooseContext(config, plan.model);
   plan.max_running_requests =

@@ -154,6 +154,14 @@ TEST(Plan, ProductsOfBFloat16MakeRowsAndCacheInItTheDefault) {
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kBF16);
   config.quantization.method = "fp8";  // its rows are float32
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kF32);
+  config.quantization.method = "int4";  // its rows are int8
+  EXPECT_TRUE(ReadModelConfig(config).quantization.int8_group_rows);
+  EXPECT_EQ(MakePlan(config).kv_dtype, DType::kBF16);
+  config.quantization.rules = R"({"rules": [{"targets": ["lm_head"], "method": "w8a8_int8"}]})";
+  EXPECT_EQ(MakePlan(config).kv_dtype, DType::kBF16);
+  config.quantization.rules = R"({"rules": [{"targets": ["self_attn"], "method": "fp8"}]})";
+  EXPECT_EQ(MakePlan(config).kv_dtype, DType::kF32);
+  config.quantization.rules = "";
   config.quantization.method = "";
   config.kv_cache_dtype = "float32";
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kF32);

@@ -13,8 +13,8 @@ namespace {
 class ActivationFormatTest : public IsaTest {};
 
 constexpr ActivationFormat kRounding[] = {
-    ActivationFormat::kFp8Group, ActivationFormat::kFp8Token, ActivationFormat::kFp8Tensor,
-    ActivationFormat::kInt8Token, ActivationFormat::kBFloat16};
+    ActivationFormat::kFp8Group,  ActivationFormat::kFp8Token, ActivationFormat::kFp8Tensor,
+    ActivationFormat::kInt8Token, ActivationFormat::kBFloat16, ActivationFormat::kInt8Group};
 
 WeightView WithActivation(WeightView w, ActivationFormat format, float input_scale = 0.01f) {
   w.activation = format;
@@ -304,9 +304,12 @@ struct MixedExperts {
 
   void Add(Random& random, WeightFormat format, int64_t hidden, int64_t width, ActivationFormat in,
            ActivationFormat middle, float input_scale) {
+    // Gate and up have the same groups.
+    const WeightView both =
+        WithActivation(random.Weight(format, 2 * width, hidden), in, input_scale);
     weights.push_back(
-        {.gate = WithActivation(random.Weight(format, width, hidden), in, input_scale),
-         .up = WithActivation(random.Weight(format, width, hidden), in, input_scale),
+        {.gate = both.Rows(0, width),
+         .up = both.Rows(width, 2 * width),
          .down = WithActivation(random.Weight(format, hidden, width), middle, input_scale)});
   }
 };
@@ -325,6 +328,20 @@ std::vector<MixedExperts> ExpertSets(Random& random, int64_t hidden, int64_t wid
   for (int e = 0; e < 4; ++e) {
     halves.Add(random, WeightFormat::kBF16, hidden, width, A::kBFloat16, A::kBFloat16, 1);
   }
+  for (const WeightFormat format :
+       {WeightFormat::kInt4Group, WeightFormat::kMxfp4, WeightFormat::kNvfp4}) {
+    MixedExperts& four_bit = sets.emplace_back();
+    for (int e = 0; e < 4; ++e) {
+      four_bit.Add(random, format, hidden, width, A::kInt8Group, A::kInt8Group, 1);
+    }
+  }
+  MixedExperts& mixed_four_bit = sets.emplace_back();
+  mixed_four_bit.Add(random, WeightFormat::kInt4Group, hidden, width, A::kInt8Group, A::kNone, 1);
+  mixed_four_bit.Add(random, WeightFormat::kInt4Group, hidden, width, A::kInt8Group, A::kInt8Group,
+                     1);
+  mixed_four_bit.Add(random, WeightFormat::kMxfp4, hidden, width, A::kInt8Group, A::kInt8Token, 1);
+  mixed_four_bit.Add(random, WeightFormat::kInt8Channel, hidden, width, A::kInt8Token,
+                     A::kInt8Group, 1);
   MixedExperts& mixed = sets.emplace_back();
   mixed.Add(random, WeightFormat::kFp8Channel, hidden, width, A::kFp8Tensor, A::kNone, 0.01f);
   mixed.Add(random, WeightFormat::kFp8Channel, hidden, width, A::kFp8Tensor, A::kFp8Group, 0.013f);
@@ -389,7 +406,8 @@ TEST_P(ActivationFormatTest, GatheredRowsHaveTheBitsOfRowsAlone) {
   constexpr int64_t kHidden = 150, kWidth = 70, kTokens = 90, kRows = 140;
   const std::vector<int32_t> offsets = {0, 75, 75, kRows};
   const std::pair<WeightFormat, A> kinds[] = {{WeightFormat::kInt8Channel, A::kInt8Token},
-                                              {WeightFormat::kBF16, A::kBFloat16}};
+                                              {WeightFormat::kBF16, A::kBFloat16},
+                                              {WeightFormat::kMxfp4, A::kInt8Group}};
   for (const auto& [format, activation] : kinds) {
     MixedExperts set;
     for (int e = 0; e < 3; ++e) {

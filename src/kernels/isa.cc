@@ -95,6 +95,8 @@ bool HasBFloat16Products(Isa isa) {
   return isa >= Isa::kAmx || (isa == Isa::kAvx512 && cpu::HasAvx512BF16());
 }
 
+bool HasFourBitProducts(Isa isa) { return isa != Isa::kReference; }
+
 Isa IsaOf(std::string_view name) {
   const Isa best = Detect();
   if (name == "auto") return best;

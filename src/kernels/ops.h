@@ -6,9 +6,12 @@
 //
 // If a weight has an ActivationFormat, Linear, LinearGroup and GroupedMlp round its input rows to
 // it, each row independently (quant/activations.h). kInt8Channel weights with kInt8Token rows
-// multiply as int8 with exact int32 sums, bit-identical on every instruction set. kBF16 weights
-// with kBFloat16 rows use bfloat16 products where the instruction set has them, otherwise float32
-// products of the rounded rows.
+// multiply as int8 with exact int32 sums, bit-identical on every instruction set. 4-bit weights
+// with kInt8Group or kInt8Token rows multiply as integers if HasFourBitProducts: the sum of the
+// columns that share a scale is exact, and bits are the same on every instruction set. Groups that
+// do not divide into 32, 64 or 128 columns multiply as float32. kBF16 weights with kBFloat16 rows
+// use bfloat16 products where the instruction set has them, otherwise float32 products of the
+// rounded rows.
 //
 // Reduction order: each output element is bit-identical for any number of rows in the call, any
 // tile sizes and any number of threads. Every kernel sums along K in one order, which depends only
@@ -235,6 +238,9 @@ bool HasAmx();
 // Whether `isa` has bfloat16 products that are faster than float32 ones: AMX tiles, or AVX-512 on
 // CPUs with AVX512_BF16.
 bool HasBFloat16Products(Isa isa);
+// Whether `isa` multiplies 4-bit weights with kInt8Group rows as integers. The reference multiplies
+// the rounded rows as float32.
+bool HasFourBitProducts(Isa isa);
 // Parses the value of `--cpu-isa`; "auto" is the strongest one that this process can use. Throws
 // Error kInvalid if the name is unknown or this process cannot use it.
 Isa IsaOf(std::string_view name);

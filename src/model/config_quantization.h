@@ -67,19 +67,30 @@ struct QuantizationConfig {
   std::vector<std::string> names;  // values of `--quantization` that the checkpoint satisfies
   std::vector<SchemeRule> rules;   // the first match applies; no match: plain
   std::vector<ModulePattern> ignored;
+  // Rules of --quantization-config. They precede `rules` and `ignored`, and they alone apply to the
+  // embedding and the head too.
+  std::vector<SchemeRule> chosen;
   // Activation rows of linears stored in bfloat16 are rounded to bfloat16.
   bool bfloat16_rows = false;
+  // Activation rows of linears with 4-bit weights are rounded to kInt8Group, unless the checkpoint
+  // defines their format. Routers and MLA's absorbed products keep float32 rows. CPUs only.
+  bool int8_group_rows = false;
 
-  bool none() const { return method.empty() && rules.empty(); }  // every linear is plain
+  bool none() const {
+    return method.empty() && rules.empty() && chosen.empty();
+  }  // every linear is plain
   // gpt-oss: stacked experts are stored as MXFP4 `_blocks` and `_scales`, which need no rule.
   bool mxfp4_blocks() const { return method == "mxfp4"; }
 
   bool operator==(const QuantizationConfig&) const = default;
 };
 
-// `--quantization` and `--quantize-activations`.
+// `--quantization`, `--quantization-config` and `--quantize-activations`.
 struct QuantizationFlags {
   std::string method;  // empty: as in the checkpoint
+  // A file, or JSON text: {"rules": [{"targets": […], "method": …, "group_size": …}, …]}. A target
+  // is a name or a regular expression, as in ModulePattern. Empty: no rules.
+  std::string rules;
   // auto: int8 if the checkpoint was made for int8 arithmetic, else float32. ReadModelConfig
   // (engine/config.h) describes the exceptions. always: the activation format that GPUs use for the
   // weights, including bfloat16 rows for linears in bfloat16 (not for routers, embedding and head).
@@ -93,6 +104,9 @@ QuantizationConfig ReadQuantization(const ConfigReader& reader, bool mxfp4_block
 // Reads ModelOpt's hf_quant_config.json, for a config.json without quantization_config.
 QuantizationConfig ReadModelOptFile(const ConfigReader& reader);
 
+// Reads a QuantizationFlags::rules. Error kInvalid names the key and value of what is wrong.
+std::vector<SchemeRule> ReadQuantizationRules(const std::string& location);
+
 // Error kInvalid if the method is unknown, or if the checkpoint is already quantized by another
 // method (the error names both). Experts, attention and dense feed-forwards are packed on load,
 // except MLA's kv_b_proj; "mxfp4" packs the routed experts only.
@@ -105,6 +119,8 @@ class LinearSchemes {
   explicit LinearSchemes(const QuantizationConfig& config);
   ~LinearSchemes();
   const LinearScheme& Of(std::string_view module) const;
+  // Of the embedding or the head, whose rows are float32 if they are plain.
+  const LinearScheme& OfVocabulary(std::string_view module) const;
 
  private:
   struct Table;

@@ -70,9 +70,11 @@ void ApplyFlags(const QuantizationFlags& flags, QuantizationConfig* config) {
   }
   config->bfloat16_rows = choice == "always";
   if (!flags.method.empty()) ApplyMethod(flags.method, config);
-  for (SchemeRule& rule : config->rules) {
-    if (!Computed(rule.scheme.activation, choice)) {
-      rule.scheme.activation = ActivationFormat::kNone;
+  if (!flags.rules.empty()) config->chosen = ReadQuantizationRules(flags.rules);
+  for (std::vector<SchemeRule>* rules : {&config->chosen, &config->rules}) {
+    for (SchemeRule& rule : *rules) {
+      if (!Computed(rule.scheme.activation, choice))
+        rule.scheme.activation = ActivationFormat::kNone;
     }
   }
 }

@@ -161,5 +161,30 @@ TEST(ReadQuantization, Fp8WithoutBlocksHasScalesOfRows) {
   EXPECT_EQ(scheme(R"(, "weight_block_size": [128, 128])").format, WeightFormat::kFp8Block);
 }
 
+TEST(QuantizationRules, MistakesAreNamed) {
+  const auto error = [](const std::string& text) -> std::string {
+    try {
+      ReadQuantizationRules(text);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  const auto rule = [](const std::string& fields) { return R"({"rules": [{)" + fields + "}]}"; };
+  EXPECT_EQ(error(rule(R"("targets": ["lm_head"], "method": "none")")), "no error");
+  EXPECT_THAT(error("/nonexistent"), HasSubstr("/nonexistent"));
+  EXPECT_THAT(error("{}"), HasSubstr("rules is empty"));
+  EXPECT_THAT(error(R"({"rules": 3})"), HasSubstr("rules is 3"));
+  EXPECT_THAT(error(R"({"rules": [3]})"), HasSubstr("rules holds 3"));
+  EXPECT_THAT(error(R"({"groups": []})"), HasSubstr("groups: unknown key"));
+  EXPECT_THAT(error(rule(R"("method": "int4")")), HasSubstr("rules[0].targets is empty"));
+  EXPECT_THAT(error(rule(R"("targets": ["q"], "method": "q4_k")")), HasSubstr("q4_k"));
+  EXPECT_THAT(error(rule(R"("targets": ["q"], "bits": 4)")), HasSubstr("bits: unknown key"));
+  EXPECT_THAT(error(rule(R"("targets": ["q"], "method": "int4", "group_size": 33)")),
+              HasSubstr("group_size is odd"));
+  EXPECT_THAT(error(rule(R"("targets": ["q"], "method": "mxfp4", "group_size": 32)")),
+              HasSubstr("only int4"));
+}
+
 }  // namespace
 }  // namespace switchyard

@@ -171,4 +171,18 @@ std::optional<ConfigReader> ConfigReader::Object(std::string_view key) const {
                       fmt::format("{}{}.", prefix_, key));
 }
 
+std::vector<ConfigReader> ConfigReader::Objects(std::string_view key) const {
+  std::vector<ConfigReader> out;
+  if (!Has(key)) return out;
+  const json& list = *value_->object.find(key);
+  if (!list.is_array()) throw Invalid("{} is {}; want a list of objects", Where(key), Show(list));
+  for (const json& item : list) {
+    if (!item.is_object())
+      throw Invalid("{} holds {}; want a list of objects", Where(key), Show(item));
+    out.push_back(ConfigReader(std::make_shared<const Value>(Value{item}), file_,
+                               fmt::format("{}{}[{}].", prefix_, key, out.size())));
+  }
+  return out;
+}
+
 }  // namespace switchyard

@@ -43,6 +43,8 @@ class ConfigReader {
   std::vector<int64_t> Ints(std::string_view key, int64_t min, int64_t max) const;
   // The object under `key`; nullopt where absent.
   std::optional<ConfigReader> Object(std::string_view key) const;
+  // The list of objects under `key`; absent: empty.
+  std::vector<ConfigReader> Objects(std::string_view key) const;
 
  private:
   struct Value;

@@ -78,25 +78,45 @@ struct LinearSchemes::Table {
     Matcher targets;
   };
   Matcher ignored;
-  std::vector<Rule> rules;
+  std::vector<Rule> chosen, rules;
+  LinearScheme plain_vocabulary;
+
+  // The first rule that applies, or null.
+  static const Rule* Find(const std::vector<Rule>& list, std::string_view module) {
+    const auto rule = std::ranges::find_if(
+        list, [&](const Rule& r) { return r.every || r.targets.AnyFits(module); });
+    return rule == list.end() ? nullptr : &*rule;
+  }
+  const LinearScheme& Chosen(const Rule& rule) const {
+    return rule.scheme.packing == Packing::kPlain ? plain : rule.scheme;
+  }
 };
 
 LinearSchemes::LinearSchemes(const QuantizationConfig& config) {
-  auto table = std::make_unique<Table>(Table{{}, Matcher(config.ignored), {}});
+  auto table = std::make_unique<Table>(Table{{}, Matcher(config.ignored), {}, {}, {}});
   if (config.bfloat16_rows) table->plain.activation = ActivationFormat::kBFloat16;
-  for (const SchemeRule& rule : config.rules) {
-    table->rules.push_back({rule.scheme, rule.targets.empty(), Matcher(rule.targets)});
-  }
+  const auto add = [](const std::vector<SchemeRule>& from, std::vector<Table::Rule>& to) {
+    for (const SchemeRule& rule : from)
+      to.push_back({rule.scheme, rule.targets.empty(), Matcher(rule.targets)});
+  };
+  add(config.chosen, table->chosen);
+  add(config.rules, table->rules);
   table_ = std::move(table);
 }
 
 LinearSchemes::~LinearSchemes() = default;
 
 const LinearScheme& LinearSchemes::Of(std::string_view module) const {
+  if (const auto* rule = Table::Find(table_->chosen, module)) return table_->Chosen(*rule);
   if (table_->ignored.AnyFits(module)) return table_->plain;
-  const auto rule = std::ranges::find_if(
-      table_->rules, [&](const Table::Rule& r) { return r.every || r.targets.AnyFits(module); });
-  return rule == table_->rules.end() ? table_->plain : rule->scheme;
+  const auto* rule = Table::Find(table_->rules, module);
+  return rule == nullptr ? table_->plain : rule->scheme;
+}
+
+const LinearScheme& LinearSchemes::OfVocabulary(std::string_view module) const {
+  const auto* rule = Table::Find(table_->chosen, module);
+  const bool packs = rule != nullptr && rule->scheme.packing != Packing::kPlain;
+  return packs ? rule->scheme : table_->plain_vocabulary;
 }
 
 }  // namespace switchyard

@@ -2,6 +2,7 @@
 // format's own package dequantizes them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -114,6 +115,25 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, QuantizedModel,
                                          "modelopt_fp8", "modelopt_nvfp4", "modelopt_w4a8", "gptq",
                                          "gptq_act_order", "awq", "w4afp8"),
                          [](const auto& name) { return std::string(name.param); });
+
+// The default of CPUs for 4-bit weights: int8 rows with one scale per 128 columns.
+TEST(QuantizedModelRows, Int8GroupsStayClose) {
+  for (const char* name : {"ct_int4", "ct_int4_zeros", "gptq", "awq", "ct_mxfp4", "ct_nvfp4"}) {
+    SCOPED_TRACE(name);
+    const Reference reference = ReadReference(name);
+    ModelConfig config = LoadModelConfig(Dir(name));
+    config.quantization.int8_group_rows = true;
+    const auto rounded = Logits(Dir(name), config, {1, 1}, reference.tokens);
+    EXPECT_LT(RelativeError(rounded, reference.logits), 0.06);
+    EXPECT_GT(RelativeError(rounded, reference.logits), 1e-4);
+    // No bit of a row depends on the rows after it.
+    const std::vector<int32_t> first(reference.tokens.begin(), reference.tokens.begin() + 3);
+    const auto alone = Logits(Dir(name), config, {1, 1}, first);
+    EXPECT_TRUE(std::equal(alone.begin(), alone.end(), rounded.begin()));
+    const auto two = Logits(Dir(name), config, {2, 2}, reference.tokens);
+    EXPECT_LT(RelativeError(two, reference.logits), 0.06);
+  }
+}
 
 // Each layer is sharded at multiples of its own group size. Of the 96 intermediate elements, the
 // second rank has 48 in the first layer and 64 in the second layer.

@@ -32,6 +32,26 @@ struct EncodeInt8 {
   }
 };
 
+[[gnu::always_inline]] inline float EncodeInt8Group(const float* x, int64_t n,
+                                                    int8_t* __restrict codes) {
+  const float scale = Int8Scale(x, n), inverse = 1.0f / scale;
+  for (int64_t i = 0; i < n; ++i) {
+    codes[i] = static_cast<int8_t>(rounding::RoundToInt(x[i] * inverse));
+  }
+  return scale;
+}
+
+struct EncodeInt8Groups {
+  [[gnu::always_inline]] static inline void Run(const float* x, int64_t n, int8_t* codes,
+                                                float* scales) {
+    int64_t i = 0;
+    for (; i + kInt8GroupSize <= n; i += kInt8GroupSize) {
+      *scales++ = EncodeInt8Group(x + i, kInt8GroupSize, codes + i);
+    }
+    if (i < n) *scales = EncodeInt8Group(x + i, n - i, codes + i);
+  }
+};
+
 struct RoundInt8 {
   [[gnu::always_inline]] static inline void Run(const float* x, int64_t n, float* out) {
     const float scale = Int8Scale(x, n), inverse = 1.0f / scale;
@@ -87,6 +107,11 @@ void RoundActivations(ActivationFormat format, float input_scale, const float* x
       return RunWidest<RoundInt8>(x, n, out);
     case ActivationFormat::kBFloat16:
       return RunWidest<RoundBFloat16>(x, n, out);
+    case ActivationFormat::kInt8Group:
+      for (int64_t i = 0; i < n; i += kInt8GroupSize) {
+        RunWidest<RoundInt8>(x + i, n - i < kInt8GroupSize ? n - i : kInt8GroupSize, out + i);
+      }
+      return;
   }
   CheckFailed(__FILE__, __LINE__, "unknown activation format");
 }
@@ -97,6 +122,10 @@ void NarrowToBFloat16(const float* x, int64_t n, uint16_t* out) {
 
 Int8Row QuantizeInt8Row(const float* x, int64_t n, int8_t* codes) {
   return RunWidest<EncodeInt8>(x, n, codes);
+}
+
+void QuantizeInt8Groups(const float* x, int64_t n, int8_t* codes, float* scales) {
+  RunWidest<EncodeInt8Groups>(x, n, codes, scales);
 }
 
 }  // namespace switchyard

@@ -9,9 +9,9 @@
 namespace switchyard {
 
 // Rounds x [n] to the grid of the format: out[i] = code · scale. `input_scale` is used by
-// kFp8Tensor only. `out` may alias x. The groups of kFp8Group start at x[0], so with MoE-TP each
-// rank's slice of a row has its own groups. With kFp8Token and kInt8Token each slice has its own
-// scale.
+// kFp8Tensor only. `out` may alias x. The groups of kFp8Group and kInt8Group start at x[0], so with
+// MoE-TP each rank's slice of a row has its own groups. With kFp8Token and kInt8Token each slice
+// has its own scale.
 void RoundActivations(ActivationFormat format, float input_scale, const float* x, int64_t n,
                       float* out);
 
@@ -24,5 +24,9 @@ struct Int8Row {
   int32_t sum = 0;  // sum of the codes
 };
 Int8Row QuantizeInt8Row(const float* x, int64_t n, int8_t* codes);
+
+// Quantizes x [n] to codes of kInt8Group, with ceil(n / kInt8GroupSize) scales like those of
+// Int8Row.
+void QuantizeInt8Groups(const float* x, int64_t n, int8_t* codes, float* scales);
 
 }  // namespace switchyard

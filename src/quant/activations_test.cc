@@ -111,5 +111,26 @@ TEST(RoundActivations, ANanReachesTheResult) {
   }
 }
 
+TEST(RoundActivations, Int8GroupsHaveTheirOwnScales) {
+  std::vector<float> x = RandomRow(333);
+  for (size_t i = 128; i < 256; ++i) x[i] *= 100;
+  for (size_t i = 256; i < x.size(); ++i) x[i] = 0;
+  std::vector<int8_t> codes(333);
+  std::vector<float> scales(3);
+  QuantizeInt8Groups(x.data(), 333, codes.data(), scales.data());
+  const std::vector<float> out = Rounded(ActivationFormat::kInt8Group, x);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float scale = scales[i / 128];
+    EXPECT_EQ(out[i], static_cast<float>(codes[i]) * scale);
+    EXPECT_NEAR(out[i], x[i], 0.501f * scale);
+  }
+  for (int64_t group = 0; group < 3; ++group) {
+    std::vector<int8_t> alone(128);
+    const int64_t first = group * 128, n = std::min<int64_t>(128, 333 - first);
+    EXPECT_EQ(QuantizeInt8Row(&x[first], n, alone.data()).scale, scales[group]);
+    EXPECT_TRUE(std::equal(alone.begin(), alone.begin() + n, codes.begin() + first));
+  }
+}
+
 }  // namespace
 }  // namespace switchyard

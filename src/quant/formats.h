@@ -22,9 +22,9 @@ enum class WeightFormat : uint8_t {
   // int8 [N, K] with one float32 scale per row [N]: w = q · scale.
   kInt8Channel,
   // 4-bit codes 0..15, two per byte, low nibble first: uint8 [N, K/2]. Scales are float32 [N,
-  // ceil(K/g)], zero points uint8 [N, ceil(K/g)] (8 if absent): w = (code - zero) · scale. g is the
-  // view's group_size; K is even. GPTQ, AWQ and compressed-tensors pack the same numbers in other
-  // orders, which are converted to this one at load time.
+  // ceil(K/g)], zero points uint8 [N, ceil(K/g)] from 0 to 16 (8 if absent): w = (code - zero) ·
+  // scale. g is the view's group_size; K is even. GPTQ, AWQ and compressed-tensors pack the same
+  // numbers in other orders, which are converted to this one at load time.
   kInt4Group,
   // 4-bit e2m1, two per byte, low nibble first: uint8 [N, K/32, 16]. One e8m0 exponent (bias 127)
   // per 32 columns: uint8 [N, K/32] (OCP microscaling; `_blocks` and `_scales` of gpt-oss).
@@ -44,9 +44,12 @@ enum class ActivationFormat : uint8_t {
   kFp8Tensor,  // e4m3, static scale: the checkpoint's input_scale
   kInt8Token,  // int8, symmetric, one scale per row: amax / 127
   kBFloat16,   // bfloat16, ties to even: for bfloat16 products with bfloat16 weights
+  // int8, symmetric, one scale per 128 columns of each row: amax / 127. For 4-bit weights on CPUs.
+  kInt8Group,
 };
 
 constexpr int64_t kFp8BlockSize = 128;   // rows and columns that share a scale
+constexpr int64_t kInt8GroupSize = 128;  // columns of a row of kInt8Group that share a scale
 constexpr int64_t kMxfp4BlockSize = 32;  // columns that share an exponent
 constexpr int64_t kNvfp4BlockSize = 16;  // columns that share a scale
 constexpr int kInt4Zero = 8;             // zero point of kInt4Group if none is stored

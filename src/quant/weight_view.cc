@@ -47,6 +47,8 @@ std::string_view Name(ActivationFormat format) {
       return "int8-token";
     case ActivationFormat::kBFloat16:
       return "bfloat16";
+    case ActivationFormat::kInt8Group:
+      return "int8-group";
   }
   CheckFailed(__FILE__, __LINE__, "unknown activation format");
 }

@@ -12,6 +12,11 @@ namespace switchyard {
 
 std::string_view Name(WeightFormat format);
 std::string_view Name(ActivationFormat format);
+// Whether codes have four bits.
+constexpr bool HasFourBitCodes(WeightFormat format) {
+  return format == WeightFormat::kInt4Group || format == WeightFormat::kMxfp4 ||
+         format == WeightFormat::kNvfp4;
+}
 // Stored bytes per weight, including scales and zero points, but not scales of whole rows.
 // `group_size` is used by kInt4Group only.
 double BytesPerWeight(WeightFormat format, int64_t group_size = 128);

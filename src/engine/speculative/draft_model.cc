@@ -29,6 +29,7 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
   if (source == DraftSource::kStandalone) {
     draft = LoadModelConfig(DraftPath(config));
     draft->quantization.bfloat16_rows = target.quantization.bfloat16_rows;
+    draft->quantization.int8_group_rows = target.quantization.int8_group_rows;
     if (draft->vocab_size != target.vocab_size || draft->pooling)
       throw Invalid(
           "--speculative-draft-model-path {}: want a model that generates text with the target's "

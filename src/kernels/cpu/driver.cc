@@ -45,7 +45,10 @@ class Buffer {
 
 KernelTable Avx512Kernels() {
   KernelTable leaves = avx512::kKernels;
-  if (HasAvx512Vnni()) leaves.linear_int8 = avx512::LinearInt8;
+  if (HasAvx512Vnni()) {
+    leaves.linear_int8 = avx512::LinearInt8;
+    leaves.linear_four_bit = avx512::LinearFourBit;
+  }
   if (HasAvx512BF16()) {
     leaves.linear_bf16 = avx512::LinearBF16;
     leaves.attention_bf16 = avx512::AttentionBF16;

@@ -56,12 +56,22 @@ struct BFloat16Source {
   const int32_t* ids = nullptr;
 };
 
+// Int8 input rows of products with 4-bit weights (cpu/int8_blocks.h): row i is row (ids ? ids[i] :
+// i) of `base`, `ld` bytes apart. `block`: columns that share a weight scale, a divisor of 128.
+struct Int8BlockSource {
+  const char* base = nullptr;
+  int64_t ld = 0;
+  const int32_t* ids = nullptr;
+  int64_t block = 0;
+};
+
 // Computes y[i, n] for rows i in [0, m) and weight rows n in [begin, end).
 struct LinearTask {
   WeightRef w;
   RowSource x;               // input of `linear`
   Int8Source codes;          // input of `linear_int8`; weights are kInt8Channel
   BFloat16Source bf16_rows;  // input of `linear_bf16`; weights are kBF16
+  Int8BlockSource blocks;    // input of `linear_four_bit`; weights have four bits
   int64_t m;
   int64_t begin, end;
   const float* bias;
@@ -136,6 +146,7 @@ struct KernelTable {
   void (*linear)(const LinearTask&);
   void (*linear_int8)(const LinearTask&);
   void (*linear_bf16)(const LinearTask&);  // null if the instruction set has none
+  void (*linear_four_bit)(const LinearTask&);
   void (*columns)(const ColumnsTask&);
   void (*attention)(const AttentionTask&);
   // Bfloat16 products: dtype kBF16, k_width even. Null if the CPU has none.
@@ -154,14 +165,16 @@ struct KernelTable {
 namespace avx2 {
 void Linear(const LinearTask& t);
 void LinearInt8(const LinearTask& t);
+void LinearFourBit(const LinearTask& t);
 extern const KernelTable kKernels;
 }  // namespace avx2
 namespace avx512 {
 void Linear(const LinearTask& t);
 void LinearInt8(const LinearTask& t);        // needs VNNI
 void LinearBF16(const LinearTask& t);        // needs AVX512_BF16
+void LinearFourBit(const LinearTask& t);     // needs VNNI
 void AttentionBF16(const AttentionTask& t);  // needs AVX512_BF16
-extern const KernelTable kKernels;           // linear_int8: AVX2's; linear_bf16: null
+extern const KernelTable kKernels;           // int8 and 4 bits: AVX2's; linear_bf16: null
 }  // namespace avx512
 namespace amx {
 void LinearInt8(const LinearTask& t);

@@ -85,23 +85,27 @@ std::span<const cpu::RoundedRows> RoundInputs(std::span<const LinearParams> part
 }
 
 void RunTask(const cpu::KernelTable& leaves, const LinearParams& p, const cpu::RoundedRows& input,
-             const Cut& cut, int64_t task) {
+             const Cut& cut, int64_t task, int64_t threads) {
   const int64_t column = task % cut.columns, batch = task / cut.columns;
   const int64_t first = p.m * batch / cut.batches, last = p.m * (batch + 1) / cut.batches;
   // Whole panels, so that only the last task ends in a partial one.
   const int64_t panels = CeilDiv(p.w.n, kPanelRows);
+  const auto begin_of = [&](int64_t c) { return panels * c / cut.columns * kPanelRows; };
+  // Threads take tasks in turn, so this one probably continues `threads` tasks further.
+  const int64_t later = column + threads;
   cpu::LinearTask t = {
       .w = cpu::MakeRef(p.w),
       .x = {p.x + first * p.ldx, p.ldx, nullptr},
       .codes = {},
       .m = last - first,
-      .begin = panels * column / cut.columns * kPanelRows,
-      .end = std::min(p.w.n, panels * (column + 1) / cut.columns * kPanelRows),
+      .begin = begin_of(column),
+      .end = std::min(p.w.n, begin_of(column + 1)),
       .bias = p.bias,
       .y = p.y + first * p.ldy,
       .ldy = p.ldy,
       .accumulate = p.accumulate,
       .scratch = cpu::ThreadScratch(cpu::LinearScratch(p.w.k)),
+      .next = later < cut.columns ? cpu::RowAddress(p.w, begin_of(later)) : nullptr,
   };
   cpu::RunLinear(leaves, p.w, input, first, nullptr, t);
 }
@@ -129,7 +133,9 @@ void LinearGroup(std::span<const LinearParams> parts, ThreadPool& pool) {
   cpu::RunTasks(pool, tasks, [&](int64_t task) {
     for (size_t i = 0; i < parts.size(); ++i) {
       const Cut c = cut(parts[i]);
-      if (task < c.tasks()) return RunTask(*leaves, parts[i], inputs[i], c, task);
+      if (task < c.tasks()) {
+        return RunTask(*leaves, parts[i], inputs[i], c, task, pool.num_threads());
+      }
       task -= c.tasks();
     }
   });

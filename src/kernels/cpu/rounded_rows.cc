@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "kernels/cpu/driver.h"
+#include "kernels/cpu/int8_blocks.h"
 #include "quant/activations.h"
 
 namespace switchyard::kernels::cpu {
@@ -30,8 +31,9 @@ bool UsesInt8Product(const WeightView& w) {
 InputRowFormat InputRowFormatOf(const WeightView& w) {
   if (w.activation == ActivationFormat::kNone) return InputRowFormat::kUnrounded;
   if (UsesInt8Product(w)) return InputRowFormat::kInt8Codes;
-  const bool pairs = w.format == WeightFormat::kBF16 && w.activation == ActivationFormat::kBFloat16;
   const KernelTable* leaves = ActiveKernels();
+  if (HasInt8Blocks(w) && leaves != nullptr) return InputRowFormat::kInt8Blocks;
+  const bool pairs = w.format == WeightFormat::kBF16 && w.activation == ActivationFormat::kBFloat16;
   const bool bf16_rows = pairs && leaves != nullptr && leaves->linear_bf16 != nullptr;
   return bf16_rows ? InputRowFormat::kBFloat16Rows : InputRowFormat::kFloat32Rows;
 }
@@ -40,10 +42,13 @@ void InputRowFormats::Add(InputRowFormat form) {
   floats = floats || form == InputRowFormat::kFloat32Rows;
   codes = codes || form == InputRowFormat::kInt8Codes;
   bf16_rows = bf16_rows || form == InputRowFormat::kBFloat16Rows;
+  blocks = blocks || form == InputRowFormat::kInt8Blocks;
 }
 
 bool SameInput(const WeightView& a, const WeightView& b) {
-  return a.activation == b.activation && InputRowFormatOf(a) == InputRowFormatOf(b) &&
+  const InputRowFormat form = InputRowFormatOf(a);
+  return a.activation == b.activation && form == InputRowFormatOf(b) &&
+         (form != InputRowFormat::kInt8Blocks || SameInt8Blocks(a, b)) &&
          (a.activation != ActivationFormat::kFp8Tensor || a.input_scale == b.input_scale);
 }
 
@@ -65,6 +70,8 @@ void RoundedRows::Put(const WeightView& w, int64_t row, const float* from) const
       std::fill(out + k, out + ldh, uint16_t{0});
       return;
     }
+    case InputRowFormat::kInt8Blocks:
+      return PutInt8BlockRow(w, from, k, blocks + row * ldb);
   }
 }
 
@@ -82,6 +89,9 @@ void RunLinear(const KernelTable& leaves, const WeightView& w, const RoundedRows
     case InputRowFormat::kBFloat16Rows:
       t.bf16_rows = {input.bf16_rows + first * input.ldh, input.ldh, ids};
       return leaves.linear_bf16(t);
+    case InputRowFormat::kInt8Blocks:
+      t.blocks = {input.blocks + first * input.ldb, input.ldb, ids, Int8BlockColumns(w)};
+      return leaves.linear_four_bit(t);
   }
   leaves.linear(t);
 }
@@ -93,6 +103,7 @@ int64_t RoundedBytes(int64_t rows, int64_t k, const InputRowFormats& forms) {
     bytes += rows * RowStride(k) + RoundUp(rows * static_cast<int64_t>(sizeof(Int8Row)));
   }
   if (forms.bf16_rows) bytes += rows * RowStride(k * kHalf);
+  if (forms.blocks) bytes += rows * RowStride(Int8BlockRowBytes(k));
   return bytes;
 }
 
@@ -114,6 +125,11 @@ RoundedRows AssignRoundedBuffers(int64_t rows, int64_t k, const InputRowFormats&
   if (forms.bf16_rows) {
     out.bf16_rows = reinterpret_cast<uint16_t*>(memory);
     out.ldh = RowStride(k * kHalf) / kHalf;
+    memory += RoundedBytes(rows, k, {.bf16_rows = true});
+  }
+  if (forms.blocks) {
+    out.blocks = memory;
+    out.ldb = RowStride(Int8BlockRowBytes(k));
   }
   return out;
 }

@@ -19,14 +19,15 @@ enum class InputRowFormat : uint8_t {
   kFloat32Rows,   // rounded, as float32
   kInt8Codes,     // int8, for weights with UsesInt8Product
   kBFloat16Rows,  // bfloat16, for bfloat16 weights if the instruction set has such products
+  kInt8Blocks,    // int8 for 4-bit weights (int8_blocks.h)
 };
 InputRowFormat InputRowFormatOf(const WeightView& w);
 
 // The set of formats that rows are rounded to.
 struct InputRowFormats {
-  bool floats = false, codes = false, bf16_rows = false;
+  bool floats = false, codes = false, bf16_rows = false, blocks = false;
 
-  bool any() const { return floats || codes || bf16_rows; }
+  bool any() const { return floats || codes || bf16_rows || blocks; }
   void Add(InputRowFormat form);
 };
 
@@ -44,6 +45,8 @@ struct RoundedRows {
   Int8Row* int8_rows = nullptr;   // [rows]
   uint16_t* bf16_rows = nullptr;  // [rows, ldh], zeros from k on
   int64_t ldh = 0;
+  char* blocks = nullptr;  // [rows, ldb] bytes
+  int64_t ldb = 0;
 
   // Rounds x [k] for products with w. `from` may be the destination row.
   void Put(const WeightView& w, int64_t row, const float* from) const;

@@ -134,7 +134,8 @@ cudaError_t Round(const RowSource& p, const Rounding& r, Out* out, const PdlStre
     case ActivationFormat::kInt8Token:
       return Start<ActivationFormat::kInt8Token>(p, r.input_scale, out, chain);
     case ActivationFormat::kBFloat16:
-      break;  // UploadWeight never produces this format
+    case ActivationFormat::kInt8Group:
+      break;  // never a format of rows on GPUs
   }
   return cudaErrorInvalidValue;
 }

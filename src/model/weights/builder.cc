@@ -102,9 +102,6 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
 
   const Range vocab = EmbeddingRows(config.vocab_size, mesh);
   const Range head = HeadRows(config.vocab_size, mesh);
-  const auto vocabulary = [&](const std::string& name, Range rows) {
-    return parts.Plain(name, config.vocab_size, rows, "vocab_size, hidden_size");
-  };
   Meter meter(parts);
   ModelWeights w;
   if (config.is_mtp) {
@@ -114,7 +111,7 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   }
   w.vocab_begin = vocab.begin;
   w.vocab_end = vocab.end;
-  w.embedding = vocabulary(names.embedding, vocab);
+  w.embedding = parts.Vocabulary(names.embedding, vocab);
   bytes.embedding += meter.Next();
   w.layers.reserve(config.layers.size());
   for (int64_t i = 0; i < config.num_layers(); ++i) w.layers.push_back(BuildLayer(parts, i, bytes));
@@ -129,8 +126,8 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
     return w;
   }
   const bool same = config.tie_embeddings && head.begin == vocab.begin && head.end == vocab.end;
-  w.head =
-      same ? w.embedding : vocabulary(config.tie_embeddings ? names.embedding : names.head, head);
+  w.head = same ? w.embedding
+                : parts.Vocabulary(config.tie_embeddings ? names.embedding : names.head, head);
   bytes.head += meter.Next();
   w.bytes_mapped = static_cast<size_t>(std::llround(parts.bytes()));
   return w;

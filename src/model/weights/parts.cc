@@ -9,12 +9,20 @@ namespace {
 // differently for the two (an input scale on one, or one left plain), both get unquantized float32
 // rows.
 void ShareInput(WeightView& gate, WeightView& up) {
-  if (gate.activation != up.activation || gate.format != up.format) {
+  // Int8 rows for 4-bit weights depend on the scales' columns and on zero points.
+  const bool same_groups =
+      gate.group_size == up.group_size && (gate.zeros == nullptr) == (up.zeros == nullptr);
+  if (gate.activation != up.activation || gate.format != up.format || !same_groups) {
     gate.activation = up.activation = ActivationFormat::kNone;
   }
   gate.input_scale = up.input_scale = gate.activation == ActivationFormat::kFp8Tensor
                                           ? std::max(gate.input_scale, up.input_scale)
                                           : 1.0f;
+}
+
+// bfloat16 is a default for plain weights.
+bool DefinesNoRows(ActivationFormat activation) {
+  return activation == ActivationFormat::kNone || activation == ActivationFormat::kBFloat16;
 }
 
 }  // namespace
@@ -25,7 +33,11 @@ ExpertPlacement Parts::PlacementOf(int64_t layer) const {
 }
 
 WeightView Parts::Matrix(const MatrixRequest& request) {
-  const WeightView view = source_.Matrix(request);
+  WeightView view = source_.Matrix(request);
+  if (config().quantization.int8_group_rows && HasFourBitCodes(view.format) &&
+      DefinesNoRows(view.activation)) {
+    view.activation = ActivationFormat::kInt8Group;
+  }
   bytes_ += static_cast<double>(view.n) * static_cast<double>(view.k) *
             BytesPerWeight(view.format, std::max(view.group_size, 1));
   return view;
@@ -55,6 +67,19 @@ WeightView Parts::Plain(const std::string& name, int64_t n, Range rows, std::str
                  .keys = keys});
 }
 
+WeightView Parts::Vocabulary(const std::string& name, Range rows) {
+  constexpr std::string_view kSuffix = ".weight";
+  std::string_view module = name;
+  if (module.ends_with(kSuffix)) module.remove_suffix(kSuffix.size());
+  return Matrix({.name = name,
+                 .n = config().vocab_size,
+                 .k = config().hidden,
+                 .rows = rows,
+                 .cols = {0, config().hidden},
+                 .scheme = schemes_.OfVocabulary(module),
+                 .keys = "vocab_size, hidden_size"});
+}
+
 WeightView Parts::RouterMatrix(const std::string& name, int64_t experts) {
   constexpr const char* kScales[] = {".weight_scale", ".weight_scale_inv", ".weight_packed",
                                      ".qweight"};
@@ -64,13 +89,15 @@ WeightView Parts::RouterMatrix(const std::string& name, int64_t experts) {
   if (!quantized) return Plain(name + ".weight", experts, {0, experts}, kKeys);
   LinearScheme scheme = SchemeOf(name);
   scheme.activation = ActivationFormat::kNone;
-  return Matrix({.name = name + ".weight",
-                 .n = experts,
-                 .k = config().hidden,
-                 .rows = {0, experts},
-                 .cols = {0, config().hidden},
-                 .scheme = scheme,
-                 .keys = kKeys});
+  WeightView view = Matrix({.name = name + ".weight",
+                            .n = experts,
+                            .k = config().hidden,
+                            .rows = {0, experts},
+                            .cols = {0, config().hidden},
+                            .scheme = scheme,
+                            .keys = kKeys});
+  view.activation = ActivationFormat::kNone;
+  return view;
 }
 
 LinearWeight Parts::Rows(const std::string& name, int64_t n, int64_t k, Range rows, bool bias,

@@ -50,7 +50,9 @@ class Parts {
     return Norm(name, n, {0, n}, keys);
   }
 
-  // A matrix [n, hidden] that is stored plain: embedding, head, most routers.
+  // Rows `rows` of the embedding or the head, [vocab_size, hidden].
+  WeightView Vocabulary(const std::string& name, Range rows);
+  // A matrix [n, hidden] that is stored plain: most routers.
   WeightView Plain(const std::string& name, int64_t n, Range rows, std::string_view keys);
   // A router's matrix [experts, hidden]; quantized only if the checkpoint stores scales for it.
   WeightView RouterMatrix(const std::string& name, int64_t experts);

@@ -139,6 +139,40 @@ TEST(WhileLoading, DummyWeightsHaveTheFormat) {
   }
 }
 
+// --quantization-config: its rules precede those of --quantization, and they alone reach the head.
+TEST(WhileLoading, RulesChooseFormatsOfModules) {
+  const auto dir = FixtureDir("qwen3_moe");
+  const Roles plain = Assemble(dir, LoadModelConfig(dir), {1, 1});
+  const ModelConfig config = LoadModelConfig(dir, {}, {.method = "mxfp4", .rules = R"({"rules": [
+      {"targets": ["self_attn.o_proj"], "method": "none"},
+      {"targets": ["re:.*self_attn.*"], "method": "int4", "group_size": 32},
+      {"targets": ["lm_head", "embed_tokens"], "method": "w8a8_int8"}]})"});
+  const ModelWeights w = LoadWeights(dir, config, Mesh(), {});
+  EXPECT_EQ(w.layers[0].moe.experts[0].gate.format, W::kMxfp4);
+  EXPECT_EQ(w.layers[0].grouped.q.w.format, W::kInt4Group);
+  EXPECT_EQ(w.layers[0].grouped.q.w.group_size, 32);
+  EXPECT_EQ(w.layers[0].grouped.o.w.format, W::kBF16);
+  EXPECT_EQ(w.head.format, W::kInt8Channel);
+  EXPECT_EQ(w.head.activation, ActivationFormat::kInt8Token);
+  EXPECT_EQ(w.embedding.format, W::kInt8Channel);
+  const Roles whole = Assemble(dir, config, {1, 1});
+  EXPECT_TRUE(whole.at("head") == Packed(plain.at("head"), W::kInt8Channel, config.hidden));
+  EXPECT_TRUE(whole.at("embedding") ==
+              Packed(plain.at("embedding"), W::kInt8Channel, config.hidden));
+  ExpectSame(Assemble(dir, config, {4, 2}), whole);
+  const ModelWeights dummy = LoadWeights("", config, Mesh(), {.load_format = "dummy"});
+  EXPECT_EQ(dummy.head.format, W::kInt8Channel);
+  const ModelWeights exact =
+      LoadWeights(dir,
+                  LoadModelConfig(dir, {},
+                                  {.rules = R"({"rules": [{"targets": ["lm_head"],
+        "method": "w8a8_int8"}]})",
+                                   .activations = "never"}),
+                  Mesh(), {});
+  EXPECT_EQ(exact.head.activation, ActivationFormat::kNone);
+  EXPECT_EQ(exact.embedding.format, W::kBF16);
+}
+
 TEST(WhileLoading, ProgressCountsWhatIsPacked) {
   const auto dir = FixtureDir("qwen2_moe");
   const ModelConfig config = LoadModelConfig(dir, {}, {.method = "fp8"});

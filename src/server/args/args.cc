@@ -48,11 +48,14 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
            "w8a8_fp8, w8a8_int8, int4, w4afp8, mxfp4 or nvfp4. If the checkpoint is already "
            "quantized, the name must match its format");
   app.Flag(
-         "--quantize-activations", e.quantization.activations, kModel,
-         "Format of activations in matrix products. auto: int8 if the checkpoint has int8 "
-         "activations; bfloat16 for bfloat16 weights if the CPU has bfloat16 instructions "
-         "(AVX512_BF16, AMX) and --dtype is not float32 or float16; else float32. always: rounded "
-         "as on GPUs (FP8, int8, bfloat16). never: float32")
+      "--quantization-config", e.quantization.rules, kModel,
+      "File, or JSON text, with quantization formats of modules by name, also of embedding and "
+      "head. Its rules precede those of --quantization (docs/cpus.md). CPUs only");
+  app.Flag("--quantize-activations", e.quantization.activations, kModel,
+           "Format of activations in matrix products. auto: int8 if the checkpoint has int8 "
+           "activations; unless --dtype is float32 or float16, int8 on CPUs for 4-bit weights, and "
+           "bfloat16 for bfloat16 weights if the CPU has bfloat16 instructions (AVX512_BF16, AMX); "
+           "else float32. always: rounded as on GPUs (FP8, int8, bfloat16). never: float32")
       .OneOf({"auto", "always", "never"});
   app.Flag(
          "--dtype", e.dtype, kModel,

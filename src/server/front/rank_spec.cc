@@ -43,6 +43,7 @@ std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan) {
   w.Put(plan.kv_bytes_per_rank);
   w.Put(plan.symmetric_bytes_per_rank);
   w.Put(plan.model.quantization.bfloat16_rows);
+  w.Put(plan.model.quantization.int8_group_rows);
   return w.Take();
 }
 
@@ -65,10 +66,12 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   job.plan.kv_bytes_per_rank = r.Get<size_t>();
   job.plan.symmetric_bytes_per_rank = r.Get<size_t>();
   const bool bfloat16_rows = r.Get<bool>();
+  const bool int8_group_rows = r.Get<bool>();
   if (!model_path.empty()) job.config.model_path = model_path;
   job.plan.model = ReadModelConfig(job.config);
-  // Use the leader's value: different rounding on another CPU type would change the sums.
+  // Use the leader's values: different rounding on another CPU type would change the sums.
   job.plan.model.quantization.bfloat16_rows = bfloat16_rows;
+  job.plan.model.quantization.int8_group_rows = int8_group_rows;
   job.plan.draft = ReadDraftConfig(job.config, job.plan.model);
   job.plan.drafts = LimitsOf(job.config.speculative);
   return job;
@@ -88,6 +91,7 @@ Statement EngineStatement(const EngineConfig& config) {
       {"the hash of the draft model's config.json", HashOfFile(DraftPath(config) / "config.json")},
       {"--load-format", config.load_format},
       {"--quantization", config.quantization.method},
+      {"the hash of --quantization-config", HashOfLocation(config.quantization.rules)},
       {"--json-model-override-args", config.model_override_args},
       {"--ep-num-redundant-experts", std::to_string(config.moe.num_redundant_experts)},
       {"the hash of --init-expert-location", HashOfLocation(config.moe.init_expert_location)},

@@ -10,6 +10,7 @@ namespace switchyard::kernels::cpu::avx2 {
 constexpr KernelTable kKernels = {
     .linear = Linear,
     .linear_int8 = LinearInt8,
+    .linear_four_bit = LinearFourBit,
     .columns = simd::Columns<Vec>,
     .attention = simd::Attention<Vec>,
     .merge_attention = simd::MergeAttention<Vec>,

@@ -1,0 +1,237 @@
+// VNNI products of 4-bit weights and int8 rows.
+#include "kernels/cpu/simd/four_bit.h"
+
+#include <immintrin.h>
+
+#include "kernels/cpu/avx512/panels.h"
+#include "kernels/cpu/avx512/vec.h"
+#include "kernels/cpu/kernel_table.h"
+
+namespace switchyard::kernels::cpu::avx512 {
+namespace {
+
+struct FourBitDot {
+  using Vec = avx512::Vec;
+  using I = __m512i;
+  static constexpr int kLanes = 16;
+  static constexpr int kRows = 8;
+  static constexpr int Chains(int m) { return m == 1 ? 4 : m <= 4 ? 2 : 1; }
+  static constexpr int64_t kVectorBytes = kPanelLine;
+  // Blocks of 16 columns need twice the sums.
+  static constexpr int DirectRows(int blocks) { return blocks == 8 ? 2 : 4; }
+
+  static I Load(const void* p) { return _mm512_loadu_si512(p); }
+  static I Set1(int32_t x) { return _mm512_set1_epi32(x); }
+  static I Add(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I AddBytes(I a, I b) { return _mm512_add_epi8(a, b); }
+  static I LowNibbles(I x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+  static I HighNibbles(I x) { return LowNibbles(_mm512_srli_epi16(x, 4)); }
+  template <class... Bytes>
+  static I Table(Bytes... bytes) {
+    return _mm512_broadcast_i32x4(_mm_setr_epi8(static_cast<char>(bytes)...));
+  }
+  static I Lookup(I table, I nibbles) { return _mm512_shuffle_epi8(table, nibbles); }
+  static __m512 ToFloat(I x) { return _mm512_cvtepi32_ps(x); }
+
+  [[gnu::always_inline]] static void AddProducts(I& a, I& b, I low, I high, const char* x) {
+    AddFour(a, low, x);
+    AddFour(b, high, x + simd::kFourBitChunk / 2);
+  }
+
+  // The four halves of a transposed line are loaded without shuffles (panels.h).
+  static void TransposeCodes(const simd::FourBitRows<FourBitDot>& rows, int64_t at, int64_t count,
+                             char* out) {
+    PanelLines lines;
+    if (count == kPanelLine) {
+      LoadLines<FourBitDot>(rows.row, at, lines);
+    } else {
+      const uint64_t mask = (uint64_t{1} << count) - 1;
+      const auto load = [ at, mask ](const char* row, int64_t half) __attribute__((always_inline)) {
+        return _mm256_maskz_loadu_epi8(static_cast<__mmask32>(mask >> half), row + at + half);
+      };
+      LoadPairs<FourBitDot>(rows.row, load, lines);
+    }
+#pragma GCC unroll 2
+    for (const auto& half : lines.halves) {
+      __m512i groups[kPanelGroups];
+      Transpose<FourBitDot>(half, groups);
+#pragma GCC unroll 8
+      for (int c = 0; c < kPanelGroups; ++c) _mm512_store_si512(out + c * kPanelLine, groups[c]);
+      out += kPanelGroups * kPanelLine;
+    }
+  }
+
+  template <int b>
+  static I Byte(I x) {
+    return _mm512_and_si512(_mm512_srli_epi32(x, 8 * b), Set1(255));
+  }
+  static void Store(void* p, I x) { _mm512_storeu_si512(p, x); }
+  static void StoreBytes(I x, char* out) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(x));
+  }
+  static __m512 HalvedE8M0(I codes) {
+    // Code 0 is subnormal, code 255 is NaN.
+    __m512i bits = _mm512_max_epi32(_mm512_slli_epi32(codes, 23), Set1(0x00400000));
+    const __mmask16 nan = _mm512_cmpeq_epi32_mask(codes, Set1(255));
+    bits = _mm512_mask_mov_epi32(bits, nan, Set1(0x7fc00000));
+    return _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(0.5f));
+  }
+  static I ZeroOperands(I zeros) {
+    return _mm512_mullo_epi32(_mm512_sub_epi32(Set1(16), zeros), Set1(0x01010101));
+  }
+
+  // Four weight rows at a time, transposed within 128-bit lanes only: lane q of vector c has four
+  // bytes of each row, from byte 16 · q + 4 · c of the chunk on. It is multiplied with x in the
+  // same order. The sums' lanes are exchanged once per chunk.
+  template <class Codes, int kBlocks, int M>
+  [[gnu::noinline]] static void DirectTile(const simd::FourBitOutputs<FourBitDot>& o,
+                                           const simd::FourBitRows<FourBitDot>& rows,
+                                           const simd::FourBitAhead<FourBitDot>& ahead);
+
+ private:
+  using Four [[gnu::may_alias]] = int32_t;  // codes of a row of x, which were written as bytes
+  // In place: with the intrinsic, GCC 12 copies the sums and spills them.
+  [[gnu::always_inline]] static void AddFour(I& sum, I weights, const char* x) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0"
+        : "+v"(sum)
+        : "v"(weights), "m"(*reinterpret_cast<const Four*>(x)));
+  }
+  [[gnu::always_inline]] static void AddLanes(I& sum, I weights, I x) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "vm"(x));
+  }
+};
+
+constexpr int kQuads = 4;  // of the rows of a panel; also the lanes of a vector, and its parts
+
+// 64 bytes of four rows, of which `mask` are valid.
+struct Quad {
+  __m512i part[kQuads];
+
+  [[gnu::always_inline]] Quad(const char* const* rows, int64_t at, __mmask64 mask, bool whole) {
+    __m512i x[kQuads];
+#pragma GCC unroll 4
+    for (int r = 0; r < kQuads; ++r) {
+      x[r] = whole ? _mm512_loadu_si512(rows[r] + at) : _mm512_maskz_loadu_epi8(mask, rows[r] + at);
+    }
+    const __m512i ab = _mm512_unpacklo_epi32(x[0], x[1]), cd = _mm512_unpacklo_epi32(x[2], x[3]);
+    const __m512i ab_high = _mm512_unpackhi_epi32(x[0], x[1]);
+    const __m512i cd_high = _mm512_unpackhi_epi32(x[2], x[3]);
+    part[0] = _mm512_unpacklo_epi64(ab, cd);
+    part[1] = _mm512_unpackhi_epi64(ab, cd);
+    part[2] = _mm512_unpacklo_epi64(ab_high, cd_high);
+    part[3] = _mm512_unpackhi_epi64(ab_high, cd_high);
+  }
+};
+
+// lanes[q] becomes lane q of each of the four vectors.
+[[gnu::always_inline]] inline void TransposeLanes(const __m512i (&x)[kQuads],
+                                                  __m512i (&lanes)[kQuads]) {
+  const __m512i low = _mm512_shuffle_i32x4(x[0], x[1], 0x44);
+  const __m512i low2 = _mm512_shuffle_i32x4(x[2], x[3], 0x44);
+  const __m512i high = _mm512_shuffle_i32x4(x[0], x[1], 0xee);
+  const __m512i high2 = _mm512_shuffle_i32x4(x[2], x[3], 0xee);
+  lanes[0] = _mm512_shuffle_i32x4(low, low2, 0x88);
+  lanes[1] = _mm512_shuffle_i32x4(low, low2, 0xdd);
+  lanes[2] = _mm512_shuffle_i32x4(high, high2, 0x88);
+  lanes[3] = _mm512_shuffle_i32x4(high, high2, 0xdd);
+}
+
+template <int kPart>
+[[gnu::always_inline]] inline __m512i Spread(__m512i x) {
+  return _mm512_shuffle_epi32(x, static_cast<_MM_PERM_ENUM>(kPart * 0x55));
+}
+
+template <class Codes, int kBlocks, int M>
+void FourBitDot::DirectTile(const simd::FourBitOutputs<FourBitDot>& o,
+                            const simd::FourBitRows<FourBitDot>& rows,
+                            const simd::FourBitAhead<FourBitDot>& ahead) {
+  // Blocks of 16 columns are half of a lane's parts each.
+  constexpr int kHalves = kBlocks == 8 ? 2 : 1;
+  constexpr int kLanesOfBlock = kQuads * kHalves / kBlocks;
+  const Int8BlockSource& source = o.t.blocks;
+  const char* x[M];
+#pragma GCC unroll 4
+  for (int r = 0; r < M; ++r)
+    x[r] = source.base + (source.ids != nullptr ? source.ids[r] : r) * source.ld;
+  const int64_t scales_at = o.chunks * simd::kFourBitChunk, starts_at = scales_at + o.chunks * 4;
+  const int64_t bytes = (o.t.w.k + 1) / 2;
+  const I table = Codes::Numbers();
+  __m512 total[M];
+#pragma GCC unroll 4
+  for (int r = 0; r < M; ++r) total[r] = _mm512_setzero_ps();
+  for (int64_t c = 0; c < o.chunks; ++c) {
+    simd::PrefetchChunk<FourBitDot>(ahead.rows, c, ahead.first, ahead.last);
+    const int64_t at = c * simd::kFourBitChunkBytes, left = bytes - at;
+    const bool whole = left >= simd::kFourBitChunkBytes;
+    const __mmask64 mask = whole ? ~__mmask64{0} : (__mmask64{1} << left) - 1;
+    // By parts first: then x needs two registers per row, and sums fit the registers.
+    I quads[kQuads][kQuads];
+#pragma GCC unroll 4
+    for (int q = 0; q < kQuads; ++q) {
+      const Quad quad(rows.row + q * kQuads, at, mask, whole);
+#pragma GCC unroll 4
+      for (int part = 0; part < kQuads; ++part) quads[q][part] = quad.part[part];
+    }
+    I sums[M][kHalves][kQuads];
+#pragma GCC unroll 4
+    for (int r = 0; r < M; ++r) {
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) {
+#pragma GCC unroll 4
+        for (int q = 0; q < kQuads; ++q) sums[r][h][q] = _mm512_setzero_si512();
+      }
+    }
+    const auto add = [&]<int kPart>() __attribute__((always_inline)) {
+      I even[M], odd[M];
+#pragma GCC unroll 4
+      for (int r = 0; r < M; ++r) {
+        const char* codes = x[r] + c * simd::kFourBitChunk;
+        even[r] = Spread<kPart>(Load(codes));
+        odd[r] = Spread<kPart>(Load(codes + simd::kFourBitChunk / 2));
+      }
+#pragma GCC unroll 4
+      for (int q = 0; q < kQuads; ++q) {
+        const I low = Codes::Decode(LowNibbles(quads[q][kPart]), table);
+        const I high = Codes::Decode(HighNibbles(quads[q][kPart]), table);
+#pragma GCC unroll 4
+        for (int r = 0; r < M; ++r) {
+          I& sum = sums[r][kPart * kHalves / kQuads][q];
+          AddLanes(sum, low, even[r]);
+          AddLanes(sum, high, odd[r]);
+        }
+      }
+    };
+    add.template operator()<0>();
+    add.template operator()<1>();
+    add.template operator()<2>();
+    add.template operator()<3>();
+#pragma GCC unroll 4
+    for (int r = 0; r < M; ++r) {
+      I lanes[kHalves][kQuads];
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) TransposeLanes(sums[r][h], lanes[h]);
+      __m512 inner = _mm512_setzero_ps();
+#pragma GCC unroll 8
+      for (int b = 0; b < kBlocks; ++b) {
+        const int first = b / kHalves * kLanesOfBlock;
+        I sum = lanes[b % kHalves][first];
+#pragma GCC unroll 3
+        for (int l = 1; l < kLanesOfBlock; ++l) sum = Add(sum, lanes[b % kHalves][first + l]);
+        const int64_t block = c * kBlocks + b;
+        sum = Add(sum, Set1(simd::LoadNumber<FourBitDot, int32_t>(x[r] + starts_at + block * 4)));
+        const __m512 scale = _mm512_load_ps(o.panel.scales + block * kLanes);
+        inner = _mm512_fmadd_ps(ToFloat(sum), scale, inner);
+      }
+      const float scale = simd::LoadNumber<FourBitDot, float>(x[r] + scales_at + c * 4);
+      total[r] = _mm512_fmadd_ps(inner, _mm512_set1_ps(scale), total[r]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < M; ++r) simd::StoreFourBit<FourBitDot>(o, r, total[r]);
+}
+
+}  // namespace
+
+void LinearFourBit(const LinearTask& t) { simd::LinearFourBit<FourBitDot>(t); }
+
+}  // namespace switchyard::kernels::cpu::avx512

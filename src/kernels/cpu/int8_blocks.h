@@ -1,0 +1,43 @@
+// Int8 rows for products with 4-bit weights. A row is divided into chunks of kInt8GroupSize
+// columns, which have one scale each. A chunk is divided into blocks: the columns that share a
+// weight scale.
+//
+// Layout of a row of k columns, c = ceil(k / kInt8GroupSize) chunks of b blocks:
+//   int8 codes [c][128], zeros from column k on. The 64 even columns of a chunk precede the odd
+//   ones,
+//     because the low and the high nibbles of weight bytes are multiplied separately.
+//   float scales [c]
+//   int32 starts [c][b]: minus FourBitOffset times the sum of the block's codes
+//
+// Kernels multiply unsigned weights, w + offset, with the codes. A sum that begins at `start` is
+// then the exact sum of the products of w and codes. An output is
+//   Σ over chunks in order: scale of the chunk · Σ over its blocks in order: weight scale · sum
+// in float32, with fused multiply-adds from zero on. So it does not depend on the number of rows.
+#pragma once
+
+#include <cstdint>
+
+#include "quant/weight_view.h"
+
+namespace switchyard::kernels::cpu {
+
+// Columns of a block: 16 (kNvfp4), 32, 64 or 128; 0 if the view's scales do not allow such blocks.
+int64_t Int8BlockColumns(const WeightView& w);
+
+// Whether w has four-bit codes, int8 rows and Int8BlockColumns.
+bool HasInt8Blocks(const WeightView& w);
+
+// Whether rows prepared for `a` suit b too, which has the same activation format.
+bool SameInt8Blocks(const WeightView& a, const WeightView& b);
+
+// What kernels add to weights to make them unsigned: 8 for kInt4Group, or 16 with zero points; 12
+// for e2m1, whose values are doubled to be integers.
+int32_t FourBitOffset(const WeightView& w);
+
+// Bytes of a row of k columns, for any weight.
+int64_t Int8BlockRowBytes(int64_t k);
+
+// Writes the row of x [k] for products with w. `row` is aligned to 64 bytes. w has HasInt8Blocks.
+void PutInt8BlockRow(const WeightView& w, const float* x, int64_t k, char* row);
+
+}  // namespace switchyard::kernels::cpu

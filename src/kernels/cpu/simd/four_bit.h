@@ -1,0 +1,234 @@
+// Products of 4-bit weights and int8 rows with dot products of bytes, for any number of rows. A few
+// weight rows at a time are transposed into a panel in L1 (four_bit_panel.h), which all rows of x
+// are multiplied with. Nibbles are unpacked in registers, once per tile of rows of x. Sums of
+// blocks are exact integers, and cpu/int8_blocks.h defines the order of float additions, so every
+// instruction set gives the same bits.
+//
+// D, one per instruction set, defines:
+//   Vec: its vector type (avx512/vec.h, avx2/vec.h)
+//   I: vector of bytes and of int32 sums
+//   kLanes, kRows: outputs of a panel, and rows of x of a tile
+//   Chains(m): sums of each of m rows of x, so that latency does not limit few rows
+//   Load, Store, Set1, Add: of int32 lanes; ToFloat
+//   Table, Lookup: a table of sixteen bytes, and its bytes at the given nibbles
+//   AddBytes, LowNibbles, HighNibbles: of each byte
+//   AddProducts(a, b, low, high, x): adds to each lane the products of low with the four codes at
+//     x, and of high with those half a chunk further, to a and b
+//   DirectRows(kBlocks): up to this many rows of x are multiplied without a panel of codes, by
+//     DirectTile<Codes, kBlocks, M>(outputs, rows, ahead), which does what FourBitTile does
+#pragma once
+
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/simd/four_bit_panel.h"
+
+namespace switchyard::kernels::cpu::simd {
+
+// Unsigned operands of nibbles: weight + FourBitOffset. `numbers`: Numbers(), or the zero points.
+template <class D>
+struct Int4Codes {
+  using Device = D;
+  static constexpr bool kZeros = false;
+  static typename D::I Numbers() { return D::Set1(0); }
+  static typename D::I Decode(typename D::I nibbles, typename D::I) { return nibbles; }
+};
+template <class D>
+struct Int4ZeroCodes {
+  using Device = D;
+  static constexpr bool kZeros = true;
+  static typename D::I Numbers() { return D::Set1(0); }
+  static typename D::I Decode(typename D::I nibbles, typename D::I zeros) {
+    return D::AddBytes(nibbles, zeros);
+  }
+};
+template <class D>
+struct E2M1Codes {
+  using Device = D;
+  static constexpr bool kZeros = false;
+  static typename D::I Numbers() {  // twice the value, plus 12
+    return D::Table(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  }
+  static typename D::I Decode(typename D::I nibbles, typename D::I table) {
+    return D::Lookup(table, nibbles);
+  }
+};
+
+template <class D, class T>
+[[gnu::always_inline]] inline T LoadNumber(const char* p) {
+  T value;
+  __builtin_memcpy(&value, p, sizeof(value));
+  return value;
+}
+
+// A packed panel of outputs [n, n + count) of a task.
+template <class D>
+struct FourBitOutputs {
+  const LinearTask& t;
+  FourBitPanel<D> panel;
+  const float* bias;  // [kLanes], or null
+  int64_t n, count, chunks;
+};
+
+template <class D>
+[[gnu::always_inline]] inline void StoreFourBit(const FourBitOutputs<D>& o, int64_t i,
+                                                typename D::Vec::F value) {
+  using V = typename D::Vec;
+  float* y = o.t.y + i * o.t.ldy + o.n;
+  if (o.bias != nullptr) value = V::Add(value, V::Load(o.bias));
+  if (o.t.accumulate) value = V::Add(V::LoadN(y, o.count), value);
+  V::StoreN(y, value, o.count);
+}
+
+// Rows of a panel to prefetch: those from `first` to before `last` belong to this tile.
+template <class D>
+struct FourBitAhead {
+  const FourBitRows<D>& rows;
+  int64_t first, last;
+};
+
+// Rows [i, i + M) of x with a panel.
+template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
+[[gnu::noinline]] void FourBitTile(const FourBitOutputs<D>& o, int64_t i,
+                                   const FourBitAhead<D>& ahead) {
+  using V = typename D::Vec;
+  using I = typename D::I;
+  constexpr int kChains = D::Chains(M);
+  constexpr int kVectors = kFourBitVectors / kBlocks;  // of a block
+  constexpr int kStep = kVectors < 4 ? kVectors : 4;
+  constexpr int64_t kFour = 4;  // even, and odd, codes of x for a vector of weights
+  const Int8BlockSource& rows = o.t.blocks;
+  const char* x[M];
+#pragma GCC unroll 8
+  for (int r = 0; r < M; ++r)
+    x[r] = rows.base + (rows.ids != nullptr ? rows.ids[i + r] : i + r) * rows.ld;
+  const int64_t scales_at = o.chunks * kFourBitChunk, starts_at = scales_at + o.chunks * 4;
+  const I table = Codes::Numbers();
+  typename V::F total[M];
+#pragma GCC unroll 8
+  for (int r = 0; r < M; ++r) total[r] = V::Zero();
+  const char* w = o.panel.codes;
+  int64_t at = 0;  // even code of x
+  for (int64_t c = 0; c < o.chunks; ++c, at += kFourBitChunk / 2) {
+    PrefetchChunk<D>(ahead.rows, c, ahead.first, ahead.last);
+    typename V::F inner[M];
+#pragma GCC unroll 8
+    for (int r = 0; r < M; ++r) inner[r] = V::Zero();
+    for (int64_t b = c * kBlocks; b < (c + 1) * kBlocks; ++b) {
+      I sums[M][kChains];
+#pragma GCC unroll 8
+      for (int r = 0; r < M; ++r) {
+        sums[r][0] = D::Set1(LoadNumber<D, int32_t>(x[r] + starts_at + b * 4));
+#pragma GCC unroll 4
+        for (int s = 1; s < kChains; ++s) sums[r][s] = D::Set1(0);
+      }
+      I numbers = table;
+      if constexpr (Codes::kZeros) numbers = D::Load(o.panel.zeros + b * D::kLanes);
+      for (int v = 0; v < kVectors; v += kStep) {
+#pragma GCC unroll 4
+        for (int s = 0; s < kStep; ++s, w += FourBitPanel<D>::kVector, at += kFour) {
+          const I bytes = D::Load(w);
+          const I low = Codes::Decode(D::LowNibbles(bytes), numbers);
+          const I high = Codes::Decode(D::HighNibbles(bytes), numbers);
+#pragma GCC unroll 8
+          for (int r = 0; r < M; ++r) {
+            D::AddProducts(sums[r][2 * s % kChains], sums[r][(2 * s + 1) % kChains], low, high,
+                           x[r] + at);
+          }
+        }
+      }
+      const auto scale = V::Load(o.panel.scales + b * D::kLanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < M; ++r) {
+        I sum = sums[r][0];
+#pragma GCC unroll 4
+        for (int s = 1; s < kChains; ++s) sum = D::Add(sum, sums[r][s]);
+        inner[r] = V::Fma(D::ToFloat(sum), scale, inner[r]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < M; ++r) {
+      const auto scale = V::Set1(LoadNumber<D, float>(x[r] + scales_at + c * 4));
+      total[r] = V::Fma(inner[r], scale, total[r]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < M; ++r) StoreFourBit<D>(o, i + r, total[r]);
+}
+
+template <class Codes, int kBlocks, class D = typename Codes::Device, int M = D::kRows>
+void RunFourBitTile(const FourBitOutputs<D>& o, int64_t i, int64_t m,
+                    const FourBitAhead<D>& ahead) {
+  if constexpr (M > 1) {
+    if (m < M) return RunFourBitTile<Codes, kBlocks, D, M - 1>(o, i, m, ahead);
+  }
+  FourBitTile<Codes, kBlocks, M>(o, i, ahead);
+}
+
+// Multiplies m rows of x, at most M, without a panel of codes.
+template <class Codes, int kBlocks, class D, int M>
+void RunDirectTile(const FourBitOutputs<D>& o, const FourBitRows<D>& rows,
+                   const FourBitAhead<D>& ahead) {
+  if constexpr (M > 1) {
+    if (o.t.m < M) return RunDirectTile<Codes, kBlocks, D, M - 1>(o, rows, ahead);
+  }
+  D::template DirectTile<Codes, kBlocks, M>(o, rows, ahead);
+}
+
+template <class Codes, int kBlocks>
+void MultiplyFourBit(const LinearTask& t) {
+  using D = typename Codes::Device;
+  constexpr int64_t kHalf = D::kLanes / 2;
+  const int64_t chunks = (t.w.k + kFourBitChunk - 1) / kFourBitChunk;
+  const int64_t tiles = (t.m + D::kRows - 1) / D::kRows;
+  if (tiles == 0) return;
+  const FourBitPanel<D> panel(reinterpret_cast<char*>(t.scratch), chunks, chunks * kBlocks);
+  alignas(64) float bias[D::kLanes] = {};
+  for (int64_t n = t.begin; n < t.end; n += D::kLanes) {
+    const int64_t count = t.end - n < D::kLanes ? t.end - n : D::kLanes;
+    if (t.bias != nullptr) __builtin_memcpy(bias, t.bias + n, count * sizeof(float));
+    const FourBitOutputs<D> o = {t, panel, t.bias != nullptr ? bias : nullptr, n, count, chunks};
+    const FourBitRows<D> rows = CodeRows<D>(t, n, count);
+    const FourBitRows<D> ahead = RowsAhead<D>(t, n + D::kLanes, rows);
+    PackFourBitNumbers<D, Codes::kZeros, kBlocks>(t, n, count, chunks, panel);
+    constexpr int kDirectRows = Codes::kZeros ? 0 : D::DirectRows(kBlocks);
+    if constexpr (kDirectRows > 0) {
+      if (t.m <= kDirectRows) {
+        RunDirectTile<Codes, kBlocks, D, kDirectRows>(o, rows, {ahead, 0, D::kLanes});
+        continue;
+      }
+    }
+    PackFourBitCodes<D>(rows, (t.w.k + 1) / 2, panel.codes, ahead);
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const int64_t i = t.m * tile / tiles;
+      const FourBitAhead<D> part = {ahead, kHalf + kHalf * tile / tiles,
+                                    kHalf + kHalf * (tile + 1) / tiles};
+      RunFourBitTile<Codes, kBlocks>(o, i, t.m * (tile + 1) / tiles - i, part);
+    }
+  }
+}
+
+template <class Codes>
+void MultiplyInt4(const LinearTask& t) {
+  switch (t.blocks.block) {
+    case 32:
+      return MultiplyFourBit<Codes, 4>(t);
+    case 64:
+      return MultiplyFourBit<Codes, 2>(t);
+    default:
+      return MultiplyFourBit<Codes, 1>(t);
+  }
+}
+
+template <class D>
+void LinearFourBit(const LinearTask& t) {
+  switch (t.w.format) {
+    case WeightFormat::kMxfp4:
+      return MultiplyFourBit<E2M1Codes<D>, kFourBitChunk / kMxfp4BlockSize>(t);
+    case WeightFormat::kNvfp4:
+      return MultiplyFourBit<E2M1Codes<D>, kFourBitChunk / kNvfp4BlockSize>(t);
+    default:
+      return t.w.zeros != nullptr ? MultiplyInt4<Int4ZeroCodes<D>>(t)
+                                  : MultiplyInt4<Int4Codes<D>>(t);
+  }
+}
+
+}  // namespace switchyard::kernels::cpu::simd

@@ -1,0 +1,288 @@
+// Products of 4-bit weights with int8 rows.
+#include <cmath>
+
+#include "kernels/cpu/int8_blocks.h"
+#include "kernels/cpu/rounded_rows.h"
+#include "kernels/reference.h"
+#include "kernels/testing.h"
+#include "quant/activations.h"
+
+namespace switchyard::kernels {
+namespace {
+
+class FourBitTest : public IsaTest {};
+
+// A weight format with its groups.
+struct Kind {
+  WeightFormat format;
+  int32_t group = 128;
+  bool symmetric = true;
+};
+
+constexpr Kind kKinds[] = {{WeightFormat::kInt4Group, 32},
+                           {WeightFormat::kInt4Group, 32, false},
+                           {WeightFormat::kInt4Group, 64},
+                           {WeightFormat::kInt4Group, 64, false},
+                           {WeightFormat::kInt4Group, 128},
+                           {WeightFormat::kInt4Group, 128, false},
+                           {WeightFormat::kInt4Group, 256, false},
+                           {WeightFormat::kInt4Group, 4096, false},
+                           {WeightFormat::kInt4Group, 48},  // without an integer product
+                           {WeightFormat::kMxfp4},
+                           {WeightFormat::kNvfp4}};
+
+std::string What(const Kind& kind, int64_t m, int64_t n, int64_t k, int64_t col0) {
+  return fmt::format("{} group {}{}, {} x {} x {} from column {}", Name(kind.format), kind.group,
+                     kind.symmetric ? "" : " with zeros", m, n, k, col0);
+}
+
+// A random weight, viewed from row row0 and column col0 in steps of row_step. Some rows and some
+// blocks are zero.
+WeightView MakeWeight(Random& random, const Kind& kind, int64_t n, int64_t k, int64_t row0 = 0,
+                      int64_t row_step = 1, int64_t col0 = 0,
+                      ActivationFormat activation = ActivationFormat::kInt8Group) {
+  const int64_t rows = row0 + n * row_step, columns = CeilDiv(col0 + k, 32) * 32;
+  std::vector<float> values = random.Normal(rows * columns);
+  for (int64_t i = 0; i < rows * columns; i += 32) {
+    if (random.Below(8) == 0) std::fill_n(values.begin() + i, 32, 0.0f);
+  }
+  if (row0 < rows) std::fill_n(values.begin() + row0 * columns, columns, 0.0f);
+  WeightView w = Quantize(kind.format, values, rows, columns,
+                          {.group_size = kind.group, .symmetric = kind.symmetric});
+  w.activation = activation;
+  w.row0 = row0;
+  w.row_step = row_step;
+  w.col0 = col0;
+  w.n = n;
+  w.k = k;
+  return w;
+}
+
+struct Inputs {
+  int64_t m, ldx;
+  std::vector<float> x, bias;
+};
+
+// Rows of different magnitudes; the second is zero.
+Inputs MakeInputs(Random& random, int64_t m, int64_t n, int64_t k) {
+  Inputs in = {m, k + random.Below(3), {}, random.Normal(n)};
+  in.x = random.Normal(m * in.ldx + 1);
+  for (int64_t i = 0; i < m; ++i) {
+    const float scale = i == 1 ? 0.0f : std::exp2(static_cast<float>(random.Below(20) - 10));
+    for (int64_t j = 0; j < k; ++j) in.x[i * in.ldx + j] *= scale;
+  }
+  return in;
+}
+
+TEST_P(FourBitTest, LinearMultipliesRoundedRows) {
+  Random random(1);
+  ThreadPool pool(2);
+  for (int round = 0; round < 220; ++round) {
+    const Kind& kind = kKinds[round % std::size(kKinds)];
+    const int64_t m = random.Pick<int64_t>({0, 1, 2, 3, 4, 5, 7, 8, 9, 17, 40});
+    const int64_t k = random.Pick<int64_t>({2, 30, 32, 64, 96, 128, 130, 200, 256, 384, 1000});
+    const int64_t n = random.Pick<int64_t>({0, 1, 3, 15, 16, 17, 33, 70});
+    const int64_t col0 = random.Pick<int64_t>({0, 0, 16, 32, 64, 128, 256});
+    const bool token = random.Below(4) == 0;
+    const WeightView w =
+        MakeWeight(random, kind, n, k, random.Below(9), 1 + random.Below(2), col0,
+                   token ? ActivationFormat::kInt8Token : ActivationFormat::kInt8Group);
+    const Inputs in = MakeInputs(random, m, n, k);
+    const int64_t ldy = n + random.Below(3);
+    std::vector<float> y = random.Normal(m * ldy + 1);
+    const std::vector<float> before = y;
+    const bool accumulate = round % 3 == 0, biased = round % 2 != 0;
+    Linear({.x = in.x.data(),
+            .ldx = in.ldx,
+            .w = w,
+            .bias = biased ? in.bias.data() : nullptr,
+            .y = y.data(),
+            .ldy = ldy,
+            .m = m,
+            .accumulate = accumulate},
+           pool);
+    std::vector<float> rounded(k), row(k);
+    std::vector<bool> written(y.size());
+    for (int64_t i = 0; i < m; ++i) {
+      RoundActivations(w.activation, 1, &in.x[i * in.ldx], k, rounded.data());
+      for (int64_t j = 0; j < n; ++j) {
+        DequantizeRow(w, j, 0, k, row.data());
+        double want = 0, magnitudes = 0;
+        for (int64_t c = 0; c < k; ++c) {
+          want += double{rounded[c]} * row[c];
+          magnitudes += std::fabs(double{rounded[c]} * row[c]);
+        }
+        if (biased) want += in.bias[j];
+        if (accumulate) want += before[i * ldy + j];
+        // The float32 products of other instruction sets also round each product.
+        const double bound = 16 * kEpsilon * (magnitudes + std::fabs(want) + 1e-3);
+        ASSERT_NEAR(y[i * ldy + j], want, bound) << What(kind, m, n, k, col0);
+        written[i * ldy + j] = true;
+      }
+    }
+    for (size_t i = 0; i < y.size(); ++i) {
+      if (!written[i]) {
+        ASSERT_EQ(y[i], before[i]) << What(kind, m, n, k, col0);
+      }
+    }
+  }
+}
+
+// The sum in the order of cpu/int8_blocks.h.
+float InBlockOrder(const WeightView& w, int64_t row, const float* x) {
+  const int64_t block = cpu::Int8BlockColumns(w), k = w.k;
+  std::vector<int8_t> codes(k);
+  float total = 0, x_scale = 0;
+  const bool token = w.activation == ActivationFormat::kInt8Token;
+  if (token) x_scale = QuantizeInt8Row(x, k, codes.data()).scale;
+  for (int64_t chunk = 0; chunk < k; chunk += kInt8GroupSize) {
+    const int64_t chunk_end = std::min(k, chunk + kInt8GroupSize);
+    if (!token) x_scale = QuantizeInt8Row(x + chunk, chunk_end - chunk, &codes[chunk]).scale;
+    float inner = 0;
+    for (int64_t begin = chunk; begin < chunk_end; begin += block) {
+      const int64_t count = std::min(chunk_end - begin, block);
+      std::vector<float> weights(count);
+      DequantizeRow(w, row, begin, begin + count, weights.data());
+      // The largest scale of which every weight is a multiple: half of the least one for e2m1.
+      float scale = 0;
+      const int64_t stored_row = w.row0 + row * w.row_step, column = w.col0 + begin;
+      if (w.format == WeightFormat::kInt4Group) {
+        const int64_t groups = CeilDiv(w.stored_k, w.group_size);
+        scale = static_cast<const float*>(w.scales)[stored_row * groups + column / w.group_size];
+      } else {  // weights are at most 6, so the scale follows from one weight that is not 0
+        WeightView one = w;
+        const std::vector<uint8_t> ones(w.stored_k / 2 * (stored_row + 1), 0x11);  // 0.5
+        one.data = ones.data();
+        DequantizeRow(one, row, begin, begin + 1, &scale);
+      }
+      int32_t sum = 0;
+      for (int64_t j = 0; j < count; ++j) {
+        const float step = scale == 0 ? 0 : weights[j] / scale;
+        sum += static_cast<int32_t>(std::lround(step)) * codes[begin + j];
+      }
+      inner = std::fma(static_cast<float>(sum), scale, inner);
+    }
+    total = std::fma(inner, x_scale, total);
+  }
+  return total;
+}
+
+TEST_P(FourBitTest, SumsHaveTheDocumentedOrder) {
+  if (!HasFourBitProducts(GetParam())) GTEST_SKIP() << "rounded rows are multiplied in float32";
+  Random random(2);
+  ThreadPool pool(2);
+  for (int round = 0; round < 110; ++round) {
+    const Kind& kind = kKinds[round % std::size(kKinds)];
+    const int64_t m = random.Pick<int64_t>({1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 20});
+    const int64_t k = random.Pick<int64_t>({32, 96, 128, 160, 256, 290, 512, 1000});
+    const int64_t n = random.Pick<int64_t>({1, 5, 16, 31, 40});
+    const WeightView w = MakeWeight(random, kind, n, k, random.Below(5), 1 + random.Below(2), 128);
+    EXPECT_EQ(cpu::InputRowFormatOf(w) == cpu::InputRowFormat::kInt8Blocks, kind.group != 48);
+    if (kind.group == 48) continue;
+    const Inputs in = MakeInputs(random, m, n, k);
+    std::vector<float> y(m * n), want(m * n);
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        want[i * n + j] = InBlockOrder(w, j, &in.x[i * in.ldx]) + in.bias[j];
+      }
+    }
+    Linear({.x = in.x.data(),
+            .ldx = in.ldx,
+            .w = w,
+            .bias = in.bias.data(),
+            .y = y.data(),
+            .ldy = n,
+            .m = m},
+           pool);
+    ASSERT_TRUE(SameBits(y, want)) << What(kind, m, n, k, 128);
+  }
+}
+
+TEST_P(FourBitTest, ARowDoesNotDependOnItsBatch) {
+  Random random(3);
+  ThreadPool one(1), three(3);
+  constexpr int64_t kRows = 37, kDepth = 416, kColumns = 150;
+  for (const Kind& kind : kKinds) {
+    const WeightView w = MakeWeight(random, kind, kColumns, kDepth);
+    const Inputs in = MakeInputs(random, kRows, kColumns, kDepth);
+    std::vector<float> all(kRows * kColumns), some(all.size());
+    LinearParams p = {
+        .x = in.x.data(), .ldx = in.ldx, .w = w, .y = all.data(), .ldy = kColumns, .m = kRows};
+    Linear(p, one);
+    p.y = some.data();
+    for (const int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17}) {
+      for (const int64_t first : {int64_t{0}, kRows - m}) {
+        p.x = in.x.data() + first * in.ldx;
+        p.m = m;
+        Linear(p, three);
+        ASSERT_TRUE(SameBits(some.data(), &all[first * kColumns], m * kColumns))
+            << What(kind, m, kColumns, kDepth, 0) << " first " << first;
+      }
+    }
+  }
+}
+
+// Zero points of GPTQ's first layout reach 16.
+TEST_P(FourBitTest, ZeroPointsReachTheEdges) {
+  ThreadPool pool(1);
+  constexpr int64_t kDepth = 128, kColumns = 17;
+  const std::vector<uint8_t> codes(kColumns * kDepth / 2, 0xf0);  // 0, 15, 0, 15, …
+  const std::vector<float> scales(kColumns, 0.5f), x(kDepth, 127.0f);
+  std::vector<uint8_t> zeros(kColumns);
+  for (int64_t j = 0; j < kColumns; ++j) zeros[j] = static_cast<uint8_t>(j);
+  std::vector<float> y(kColumns);
+  Linear({.x = x.data(),
+          .ldx = kDepth,
+          .w = {.format = WeightFormat::kInt4Group,
+                .data = codes.data(),
+                .scales = scales.data(),
+                .zeros = zeros.data(),
+                .group_size = 128,
+                .activation = ActivationFormat::kInt8Group,
+                .stored_k = kDepth,
+                .n = kColumns,
+                .k = kDepth},
+          .y = y.data(),
+          .ldy = kColumns,
+          .m = 1},
+         pool);
+  for (int64_t j = 0; j < kColumns; ++j) {
+    const auto zero = static_cast<float>(j);
+    EXPECT_EQ(y[j], 127.0f * 64 * 0.5f * (15 - 2 * zero)) << j;
+  }
+}
+
+// MXFP4's extreme exponents.
+TEST_P(FourBitTest, BlockExponentsKeepTheirValues) {
+  ThreadPool pool(1);
+  constexpr int64_t kDepth = 32;
+  const uint8_t exponents[] = {0, 1, 2, 60, 127, 200, 254, 255};
+  constexpr int64_t kColumns = std::size(exponents);
+  const std::vector<uint8_t> codes(kColumns * kDepth / 2, 0x22);  // 1
+  const std::vector<float> x(kDepth, 127.0f / 1024);
+  std::vector<float> y(kColumns);
+  Linear({.x = x.data(),
+          .ldx = kDepth,
+          .w = {.format = WeightFormat::kMxfp4,
+                .data = codes.data(),
+                .scales = exponents,
+                .activation = ActivationFormat::kInt8Group,
+                .stored_k = kDepth,
+                .n = kColumns,
+                .k = kDepth},
+          .y = y.data(),
+          .ldy = kColumns,
+          .m = 1},
+         pool);
+  for (int64_t j = 0; j + 1 < kColumns; ++j) {
+    const double want = 32 * 127.0 / 1024 * FromE8M0(exponents[j]);
+    if (want > 3.4e38) continue;
+    EXPECT_NEAR(y[j], want, 1e-4 * want) << int{exponents[j]};
+  }
+  EXPECT_TRUE(std::isnan(y[kColumns - 1]));
+}
+
+INSTANTIATE_TEST_SUITE_P(Isa, FourBitTest, EveryIsa(), IsaName);
+
+}  // namespace
+}  // namespace switchyard::kernels
