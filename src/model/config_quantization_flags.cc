@@ -53,6 +53,11 @@ void ApplyMethod(const std::string& method, QuantizationConfig* config) {
   config->rules = RulesOf(method);
   // MLA splits kv_b_proj by heads and absorbs it into queries and outputs.
   config->ignored = {{ModulePattern::Kind::kName, "self_attn.kv_b_proj"}};
+  if (method == "int4" || method.starts_with("nvfp4")) {
+    for (const std::string_view name : kLatentProjections) {
+      config->ignored.push_back({ModulePattern::Kind::kName, std::string(name)});
+    }
+  }
   if (config->rules.empty()) {
     throw Invalid(
         "--quantization {} cannot be applied to a checkpoint that is not quantized; want "

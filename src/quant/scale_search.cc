@@ -25,29 +25,34 @@ struct Candidates {
   Lanes inverse, low, high;
 };
 
-// The extreme values of a group and 0.
+// The extreme values of a group and 0, and its mean magnitude.
 struct Extremes {
-  float low = 0, high = 0;
+  float low = 0, high = 0, mean = 0;
 };
 
 [[gnu::always_inline]] inline Extremes FindExtremes(const float* x, int64_t n) {
-  Lanes low = {}, high = {};
+  Lanes low = {}, high = {}, magnitudes = {};
   int64_t i = 0;
   for (; i + kCandidates <= n; i += kCandidates) {
     Lanes v;
     std::memcpy(&v, x + i, sizeof v);
     low = v < low ? v : low;
     high = v > high ? v : high;
+    magnitudes += v < 0.0f ? -v : v;
   }
   Extremes e;
+  float sum = 0;
   for (int lane = 0; lane < kCandidates; ++lane) {
     e.low = low[lane] < e.low ? low[lane] : e.low;
     e.high = high[lane] > e.high ? high[lane] : e.high;
+    sum += magnitudes[lane];
   }
   for (; i < n; ++i) {
     e.low = x[i] < e.low ? x[i] : e.low;
     e.high = x[i] > e.high ? x[i] : e.high;
+    sum += rounding::Magnitude(x[i]);
   }
+  e.mean = sum / static_cast<float>(n);
   return e;
 }
 
@@ -88,15 +93,20 @@ constexpr Lanes kSecond = {0, 0, 0, 0, 1, 1, 1, 1};
   if (largest > 0x1p100f) return {.scale = ToFloat(ToBF16(largest / 7.0f))};
   const Candidates c = symmetric ? Symmetric(e) : WithZeros(e);
   constexpr float kMagic = 0x1.8p23f;  // rounds to integers (rounding.h)
-  Lanes products = {}, squares = {};   // sums of x · steps, and of steps²
+  const float inverse = 1.0f / largest, mean = e.mean * inverse;
+  Lanes products = {}, squares = {};  // sums of weight · x · steps and weight · steps²
   for (int64_t i = 0; i < n; ++i) {
+    const float part = x[i] * inverse, magnitude = rounding::Magnitude(part);
+    const float weight = symmetric ? magnitude * magnitude : mean + magnitude;
+    const float weighted = weight * part;
     Lanes steps = (c.inverse * x[i] + kMagic) - kMagic;
     steps = steps < c.low ? c.low : steps;
     steps = steps > c.high ? c.high : steps;
-    products += steps * x[i];
-    squares += steps * steps;
+    products += steps * weighted;
+    squares += steps * steps * weight;
   }
-  // The gain is the sum of x² less the squared error. NaN if all codes are zero.
+  // Scales in units of the largest magnitude. The gain is the weighted sum of x² less the weighted
+  // squared error. NaN if all codes are zero.
   const Lanes scales = products / squares, gains = products * scales;
   int best = 0;
   float most = 0;
@@ -106,7 +116,7 @@ constexpr Lanes kSecond = {0, 0, 0, 0, 1, 1, 1, 1};
     best = better ? i : best;
   }
   if (!(most > 0)) return {};
-  return {ToFloat(ToBF16(scales[best])), static_cast<uint8_t>(-c.low[best])};
+  return {ToFloat(ToBF16(scales[best] * largest)), static_cast<uint8_t>(-c.low[best])};
 }
 
 struct FindScales {
