@@ -7,6 +7,7 @@
 
 #include "server/args/args.h"
 #include "server/args/eplb_args.h"
+#include "server/args/quantize_args.h"
 #include "server/args/tokenizer_args.h"
 #include "server/args/train_args.h"
 #include "server/args/train_tools_args.h"
@@ -25,6 +26,7 @@ int RunRoute(const std::vector<std::string>& args);  // with its own flags
 // bench kernels, moe-layer and exchange.
 int RunBench(const BenchArgs& args, const std::shared_ptr<const MoeBackends>& backends);
 int RunEplb(const EplbArgs& args);  // eplb plan and simulate
+int RunQuantize(const QuantizeArgs& args);
 int RunTrain(const TrainArgs& args);
 int RunTrainScore(const TrainScoreArgs& args);
 int RunTrainPicture(const TrainPictureArgs& args);

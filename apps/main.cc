@@ -30,6 +30,7 @@ constexpr const char* kHelp =
   switchyard plan --model-path CONFIG --gpus 8xh200 rank the layouts of a model on a cluster
   switchyard simulate --model-path CONFIG --rate R play requests over a layout, step by step
   switchyard eplb plan|simulate FILE --ranks R     placement of experts from recorded routing
+  switchyard quantize DIR OUT --format int4        write a quantized checkpoint
   switchyard train --config train.yaml [flags]     train a model with expert parallelism
   switchyard train-score --model DIR --data FILE   loss, accuracy and balance on held-out text
   switchyard train-picture LOG… --output X.svg     curves of training logs
@@ -41,7 +42,7 @@ Each sub-command has --help.
 )";
 
 constexpr std::string_view kCommands[] = {
-    "serve", "route",       "generate",      "bench",           "eplb",    "plan",
+    "serve", "route",       "generate",      "bench",           "eplb",    "plan", "quantize",
     "train", "train-score", "train-picture", "train-tokenizer", "backends"};
 
 int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& backends) {
@@ -88,6 +89,10 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
   if (command == "simulate") {
     const auto args = ParseSimulate(rest);
     return args ? RunSimulate(*args, backends) : 0;
+  }
+  if (command == "quantize") {
+    const auto args = ParseQuantize(rest);
+    return args ? RunQuantize(*args) : 0;
   }
   if (command == "train") {
     const auto args = ParseTrain(rest);

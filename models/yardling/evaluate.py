@@ -45,11 +45,11 @@ def questions(path):
 
 
 @contextlib.contextmanager
-def serving(model, tp, ep):
+def serving(model, tp, ep, flags=()):
     """A server on a free port: yields (host, port)."""
     command = [PROGRAM, "serve", "--model-path", str(model), "--port", "0", "--tp", str(tp), "--ep", str(ep),
                "--enable-expert-distribution-metrics", "--log-level", "warning", "--max-total-tokens", "65536",
-               "--device", "cpu"]
+               "--device", "cpu", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     late = Timer(START_SECONDS, process.kill)
     late.start()
@@ -99,10 +99,10 @@ def experts(address):
     return even, sum(layer.count(0) for layer in counts)
 
 
-def evaluate(model, layout, trained, tests, show):
+def evaluate(model, layout, trained, tests, show, flags=()):
     """-> figures of one layout."""
     tp, ep = map(int, layout.split("x"))
-    with serving(model, tp, ep) as address:
+    with serving(model, tp, ep, flags) as address:
         began = time.monotonic()
         answers = ask_all(address, trained)
         even, dead = experts(address)
@@ -132,6 +132,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=HERE, type=Path)
     parser.add_argument("--layouts", nargs="+", default=["1x1", "2x2", "4x4"], metavar="TPxEP")
+    parser.add_argument("--quantization", help="of the server, e.g. int4")
     parser.add_argument("--sample", type=int, default=0, help="so many of the trained questions, and of the others; 0: all")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     parser.add_argument("--show", type=int, default=0, help="print so many wrong answers")
@@ -141,8 +142,9 @@ def main():
         draw = random.Random(1)
         trained, tests = (draw.sample(asked, min(args.sample, len(asked))) for asked in (trained, tests))
     results = []
+    flags = ["--quantization", args.quantization] if args.quantization else []
     for layout in args.layouts:
-        result = evaluate(args.model, layout, trained, tests, args.show)
+        result = evaluate(args.model, layout, trained, tests, args.show, flags)
         results.append(result)
         print("tp x ep {layout}: {trained:.2%} of {of_trained} trained questions word for word, {paraphrases:.1%} of {of_paraphrases} "
               "paraphrases, balancedness {balancedness:.3f}, {dead_experts} dead experts; {seconds} s".format(**result), flush=True)
@@ -150,6 +152,9 @@ def main():
                                                    for kind, (right, asked) in result["agents"].items()), flush=True)
         if missed(result):
             break  # a model that never stops talking would take the time of all layouts
+    config = json.loads((args.model / "config.json").read_text())
+    if args.quantization or "quantization_config" in config:  # train-score reads plain weights
+        sys.exit(any(map(missed, results)))
     agreement = drafts(args.model)
     print(f"the MTP module's draft is the model's own choice in {agreement:.1%} of positions of the test split's answers")
     if args.json:

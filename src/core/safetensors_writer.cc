@@ -1,19 +1,13 @@
 #include "core/safetensors_writer.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <system_error>
 #include <utility>
 
 #include "core/check.h"
-#include "core/error.h"
+#include "core/output_file.h"
 
 namespace switchyard {
 namespace {
@@ -53,54 +47,24 @@ size_t BytesOf(DType dtype, const std::vector<int64_t>& shape) {
          SizeOf(dtype);
 }
 
-std::string Header(const std::map<std::string, std::string>& metadata, nlohmann::json tensors) {
-  if (!metadata.empty()) tensors["__metadata__"] = metadata;
-  std::string header = tensors.dump();
-  header.resize((header.size() + 7) / 8 * 8, ' ');  // aligns the tensor data to 8 bytes
-  return header;
-}
-
-// A temporary file, deleted unless Finish renames it. Errors are std::system_error.
-class PartFile {
- public:
-  explicit PartFile(std::filesystem::path path) : path_(std::move(path)) {
-    file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file_ < 0) Fail();
-  }
-  PartFile(const PartFile&) = delete;
-  PartFile& operator=(const PartFile&) = delete;
-  ~PartFile() {
-    if (file_ >= 0) ::close(file_);
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove(path_, ignored);
-  }
-
-  void Write(const void* data, size_t size) {
-    const char* next = static_cast<const char*>(data);
-    while (size > 0) {
-      const ssize_t written = ::write(file_, next, std::min(size, size_t{1} << 30));
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) Fail();
-      next += written;
-      size -= static_cast<size_t>(written);
-    }
-  }
-
-  void Finish(const std::filesystem::path& path) {
-    if (::fsync(file_) != 0) Fail();
-    if (::close(std::exchange(file_, -1)) != 0) Fail();
-    std::filesystem::rename(path_, path);
-    path_.clear();
-  }
-
- private:
-  [[noreturn]] static void Fail() { throw std::system_error(errno, std::generic_category()); }
-
-  std::filesystem::path path_;
-  int file_ = -1;
-};
-
 }  // namespace
+
+std::string SafetensorsHead(const TensorEntries& tensors,
+                            const std::map<std::string, std::string>& metadata) {
+  nlohmann::json json = nlohmann::json::object();
+  for (const auto& [name, entry] : tensors) {
+    json[name] = {{"dtype", FormatName(entry.dtype)},
+                  {"shape", entry.shape},
+                  {"data_offsets", {entry.begin, entry.end}}};
+  }
+  if (!metadata.empty()) json["__metadata__"] = metadata;
+  std::string header = json.dump();
+  header.resize((header.size() + 7) / 8 * 8, ' ');  // aligns the tensor data to 8 bytes
+  const uint64_t length = header.size();
+  std::string head(sizeof length, '\0');
+  std::memcpy(head.data(), &length, sizeof length);  // little endian, like the host
+  return head + header;
+}
 
 void SafetensorsWriter::Copy(const std::string& name, DType dtype, std::vector<int64_t> shape,
                              const void* data, size_t size) {
@@ -137,30 +101,19 @@ uint64_t SafetensorsWriter::data_bytes() const {
 }
 
 void SafetensorsWriter::Write(const std::filesystem::path& path) const {
-  nlohmann::json tensors = nlohmann::json::object();
+  TensorEntries tensors;
   uint64_t offset = 0;
   for (const Entry& entry : entries_) {
-    tensors[entry.name] = {{"dtype", FormatName(entry.dtype)},
-                           {"shape", entry.shape},
-                           {"data_offsets", {offset, offset + entry.size}}};
+    tensors[entry.name] = {entry.dtype, entry.shape, offset, offset + entry.size};
     offset += entry.size;
   }
-  const std::string header = Header(metadata_, std::move(tensors));
-  const uint64_t length = header.size();
-
-  std::filesystem::path part = path;
-  part += ".part";
-  try {
-    PartFile out(part);
-    out.Write(&length, sizeof length);  // little endian, like the host
-    out.Write(header.data(), header.size());
-    for (const Entry& entry : entries_) {
-      out.Write(entry.view != nullptr ? entry.view : entry.bytes.data(), entry.size);
-    }
-    out.Finish(path);
-  } catch (const std::system_error& error) {
-    throw Resource("{}: cannot be written: {}", path.string(), error.code().message());
+  const std::string head = SafetensorsHead(tensors, metadata_);
+  OutputFile out(path);
+  out.Write(head.data(), head.size());
+  for (const Entry& entry : entries_) {
+    out.Write(entry.view != nullptr ? entry.view : entry.bytes.data(), entry.size);
   }
+  out.Finish();
 }
 
 }  // namespace switchyard

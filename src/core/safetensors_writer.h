@@ -8,8 +8,14 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/safetensors.h"
 
 namespace switchyard {
+
+// The first bytes of a file: the length of the header, and the header. `begin` and `end` of the
+// entries: offsets from the end of the returned bytes.
+std::string SafetensorsHead(const TensorEntries& tensors,
+                            const std::map<std::string, std::string>& metadata);
 
 // Collects tensors and writes them in one call. A value type.
 class SafetensorsWriter {

@@ -1,10 +1,8 @@
 #include "core/verify_files.h"
 
-#include <openssl/evp.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -20,6 +18,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/sha256.h"
 
 namespace switchyard {
 namespace {
@@ -90,39 +89,6 @@ Sums ReadSums(const fs::path& dir, const fs::path& list) {
   }
   return sums;
 }
-
-std::string Hex(const unsigned char* bytes, size_t count) {
-  static constexpr char kHex[] = "0123456789abcdef";
-  std::string out;
-  for (size_t i = 0; i < count; ++i) {
-    out += kHex[bytes[i] >> 4];
-    out += kHex[bytes[i] & 15];
-  }
-  return out;
-}
-
-class Sha256 {
- public:
-  Sha256() : context_(EVP_MD_CTX_new(), &EVP_MD_CTX_free) {
-    Check(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
-  }
-  void Add(const void* bytes, size_t count) {
-    Check(EVP_DigestUpdate(context_.get(), bytes, count) == 1);
-  }
-  std::string Finish() {
-    std::array<unsigned char, EVP_MAX_MD_SIZE> digest;
-    unsigned int size = 0;
-    Check(EVP_DigestFinal_ex(context_.get(), digest.data(), &size) == 1);
-    return Hex(digest.data(), size);
-  }
-
- private:
-  static void Check(bool done) {
-    if (!done) throw Resource("libcrypto cannot compute SHA-256");
-  }
-
-  std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context_;
-};
 
 // State of one call of VerifyFiles, on its stack. Its threads take files from a shared counter, the
 // largest first.

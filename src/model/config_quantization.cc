@@ -144,7 +144,11 @@ QuantizationConfig ReadQuantization(const ConfigReader& reader, bool mxfp4_block
   const std::string method = object->StringOr({"quant_method"}, "");
   QuantizationConfig config = ReadMethod(*object, method, mxfp4_blocks);
   config.method = method;
-  const LinearSchemes checked(config);  // throws on malformed patterns
+  try {
+    const LinearSchemes checked(config);  // throws on malformed patterns
+  } catch (const Error& e) {
+    throw Error(e.kind(), fmt::format("config.json: quantization_config: {}", e.what()));
+  }
   return config;
 }
 

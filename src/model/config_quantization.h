@@ -62,6 +62,11 @@ struct SchemeRule {
   bool operator==(const SchemeRule&) const = default;
 };
 
+// MLA's projections to its latent vectors. They stay plain if all linears are packed into 4 bits:
+// they are small, and every head of a token depends on each latent element.
+inline constexpr std::string_view kLatentProjections[] = {"self_attn.q_a_proj",
+                                                          "self_attn.kv_a_proj_with_mqa"};
+
 struct QuantizationConfig {
   std::string method;              // quant_method of the checkpoint; empty: none
   std::vector<std::string> names;  // values of `--quantization` that the checkpoint satisfies

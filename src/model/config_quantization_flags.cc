@@ -7,12 +7,16 @@
 namespace switchyard {
 namespace {
 
-constexpr int64_t kInt4Group = 128;
+// Groups of 32 columns with zero points have an error as small as Q4_K's (quant/scale_search.h).
+constexpr int64_t kInt4Group = 32;
+constexpr int64_t kW4aFp8Group = 128;  // the group of published W4A-FP8 checkpoints
 
-LinearScheme WhileLoading(WeightFormat format, ActivationFormat activation) {
+LinearScheme WhileLoading(WeightFormat format, ActivationFormat activation, int64_t group = 0,
+                          bool zeros = false) {
   return {.packing = Packing::kWhileLoading,
           .format = format,
-          .group_size = format == WeightFormat::kInt4Group ? kInt4Group : 0,
+          .group_size = group,
+          .zeros = zeros,
           .activation = activation};
 }
 
@@ -22,17 +26,17 @@ std::vector<SchemeRule> RulesOf(const std::string& method) {
   using W = WeightFormat;
   using A = ActivationFormat;
   const std::vector<ModulePattern> experts{{ModulePattern::Kind::kName, "experts"}};
-  const auto all = [](W weights, A inputs) {
-    return std::vector<SchemeRule>{{WhileLoading(weights, inputs), {}}};
+  const auto all = [](W weights, A inputs, int64_t group = 0, bool zeros = false) {
+    return std::vector<SchemeRule>{{WhileLoading(weights, inputs, group, zeros), {}}};
   };
   if (method == "fp8") return all(W::kFp8Block, A::kFp8Group);
   if (method == "w8a8_fp8") return all(W::kFp8Channel, A::kFp8Token);
   if (method == "w8a8_int8") return all(W::kInt8Channel, A::kInt8Token);
-  if (method == "int4") return all(W::kInt4Group, A::kNone);
+  if (method == "int4") return all(W::kInt4Group, A::kNone, kInt4Group, true);
   if (method == "nvfp4" || method == "nvfp4_online") return all(W::kNvfp4, A::kNone);
   if (method == "mxfp4") return {{WhileLoading(W::kMxfp4, A::kNone), experts}};
   if (method == "w4afp8") {
-    return {{WhileLoading(W::kInt4Group, A::kFp8Token), experts},
+    return {{WhileLoading(W::kInt4Group, A::kFp8Token, kW4aFp8Group), experts},
             {WhileLoading(W::kFp8Block, A::kFp8Group), {}}};
   }
   return {};
@@ -49,6 +53,11 @@ void ApplyMethod(const std::string& method, QuantizationConfig* config) {
   config->rules = RulesOf(method);
   // MLA splits kv_b_proj by heads and absorbs it into queries and outputs.
   config->ignored = {{ModulePattern::Kind::kName, "self_attn.kv_b_proj"}};
+  if (method == "int4" || method.starts_with("nvfp4")) {
+    for (const std::string_view name : kLatentProjections) {
+      config->ignored.push_back({ModulePattern::Kind::kName, std::string(name)});
+    }
+  }
   if (config->rules.empty()) {
     throw Invalid(
         "--quantization {} cannot be applied to a checkpoint that is not quantized; want "

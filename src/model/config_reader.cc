@@ -163,6 +163,21 @@ bool ConfigReader::IsNull(std::string_view key) const {
   return it != value_->object.end() && it->is_null();
 }
 
+std::vector<ConfigReader> ConfigReader::Objects(std::string_view key) const {
+  std::vector<ConfigReader> out;
+  if (!Has(key)) return out;
+  const json& list = *value_->object.find(key);
+  if (!list.is_array()) throw Invalid("{} is {}; want a list of objects", Where(key), Show(list));
+  for (const json& item : list) {
+    if (!item.is_object()) {
+      throw Invalid("{} holds {}; want a list of objects", Where(key), Show(item));
+    }
+    out.push_back(ConfigReader(std::make_shared<const Value>(Value{item}), file_,
+                               fmt::format("{}{}[{}].", prefix_, key, out.size())));
+  }
+  return out;
+}
+
 std::optional<ConfigReader> ConfigReader::Object(std::string_view key) const {
   if (!Has(key)) return std::nullopt;
   const json& value = *value_->object.find(key);

@@ -41,6 +41,8 @@ class ConfigReader {
   std::vector<float> Floats(std::string_view key, double min, double max) const;
   // A list of integers, or a single one; absent: empty.
   std::vector<int64_t> Ints(std::string_view key, int64_t min, int64_t max) const;
+  // The elements of a list of objects; absent: empty.
+  std::vector<ConfigReader> Objects(std::string_view key) const;
   // The object under `key`; nullopt where absent.
   std::optional<ConfigReader> Object(std::string_view key) const;
   // The list of objects under `key`; absent: empty.

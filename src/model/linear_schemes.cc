@@ -37,8 +37,7 @@ class Matcher {
       try {
         regexes_.back().assign(p.text);
       } catch (const std::regex_error& e) {
-        throw Invalid("config.json: quantization_config: \"{}\" is not a regular expression: {}",
-                      p.text, e.what());
+        throw Invalid("\"{}\" is not a regular expression: {}", p.text, e.what());
       }
     }
   }

@@ -10,6 +10,7 @@
 #include "quant/activations.h"
 #include "quant/fp8.h"
 #include "quant/rounding.h"
+#include "quant/scale_search.h"
 #include "quant/vector_width.h"
 
 namespace switchyard {
@@ -80,18 +81,37 @@ void PackInt8Channel(const float* w, int64_t n, int64_t k, Packed& out) {
   }
 }
 
-// Quantizes x [n] / scale to 4-bit codes, n even: two per byte, low nibble first.
+// Quantizes a row x [k] by the scales of its groups to 4-bit codes, k even: two per byte, low
+// nibble first. Blocks of 16 columns have fixed length, so that compilers vectorise groups of 32.
 struct PackSteps {
+  static constexpr int64_t kBlock = 16;
+
   [[gnu::always_inline]] static inline uint32_t Code(float steps, int zero) {
     const int code = rounding::RoundToInt(steps) + zero;
     return static_cast<uint32_t>(code < 0 ? 0 : code > 15 ? 15 : code);
   }
-  [[gnu::always_inline]] static inline void Run(const float* x, int64_t n, float scale, int zero,
+  [[gnu::always_inline]] static inline void PackBlock(const float* x, float inverse, int zero,
+                                                      uint8_t* __restrict codes) {
+    uint8_t wide[kBlock];
+    for (int64_t i = 0; i < kBlock; ++i) {
+      wide[i] = static_cast<uint8_t>(Code(x[i] * inverse, zero));
+    }
+    for (int64_t i = 0; i < kBlock / 2; ++i) {
+      codes[i] = static_cast<uint8_t>(wide[2 * i] | wide[2 * i + 1] << 4);
+    }
+  }
+  [[gnu::always_inline]] static inline void Run(const float* x, int64_t k, int64_t group,
+                                                const Int4Scale* scales,
                                                 uint8_t* __restrict codes) {
-    const float inverse = 1.0f / scale;
-    for (int64_t i = 0; i < n / 2; ++i) {
-      codes[i] = static_cast<uint8_t>(Code(x[2 * i] * inverse, zero) |
-                                      Code(x[2 * i + 1] * inverse, zero) << 4);
+    for (int64_t j = 0; j < k; ++scales) {
+      const float inverse = 1.0f / scales->scale;
+      const int zero = scales->zero;
+      const int64_t end = group < k - j ? j + group : k;
+      for (; j + kBlock <= end; j += kBlock) PackBlock(x + j, inverse, zero, codes + j / 2);
+      for (; j < end; j += 2) {
+        codes[j / 2] =
+            static_cast<uint8_t>(Code(x[j] * inverse, zero) | Code(x[j + 1] * inverse, zero) << 4);
+      }
     }
   }
 };
@@ -108,33 +128,40 @@ struct PackE2M1 {
   }
 };
 
+// Scale and zero point by the extreme values of a group.
+Int4Scale ScaleOfExtremes(const float* group, int64_t count, bool symmetric) {
+  if (symmetric) return {.scale = ScaleFor(7.5f, Largest(group, count))};
+  const float low = std::min(0.0f, *std::min_element(group, group + count));
+  const float high = std::max(0.0f, *std::max_element(group, group + count));
+  const float scale = ScaleFor(15.0f, high - low);
+  return {scale, static_cast<uint8_t>(std::lrint(-low / scale))};
+}
+
 void PackInt4(const float* w, int64_t n, int64_t k, const Int4Packing& packing, Packed& out) {
   CHECK_EQ(k % 2, 0);
   CHECK_GT(packing.group_size, 0);
   CHECK_EQ(packing.group_size % 2, 0);
+  const int64_t group = packing.group_size;
   out.codes.resize(n * k / 2);
+  std::vector<Int4Scale> scales(CeilDiv(k, group));
   for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = 0; j < k; j += packing.group_size) {
-      const float* group = w + i * k + j;
-      const int64_t count = std::min<int64_t>(packing.group_size, k - j);
-      float scale;
-      int zero = kInt4Zero;
-      if (packing.symmetric) {
-        scale = ScaleFor(7.5f, Largest(group, count));
-      } else {
-        const float low = std::min(0.0f, *std::min_element(group, group + count));
-        const float high = std::max(0.0f, *std::max_element(group, group + count));
-        scale = ScaleFor(15.0f, high - low);
-        zero = static_cast<int>(std::lrint(-low / scale));
-        out.zeros.push_back(static_cast<uint8_t>(zero));
+    const float* row = w + i * k;
+    if (packing.search) {
+      FindInt4Scales(row, k, group, packing.symmetric, scales.data());
+    } else {
+      for (int64_t j = 0; j < k; j += group) {
+        scales[j / group] = ScaleOfExtremes(row + j, std::min(group, k - j), packing.symmetric);
       }
-      out.scales.push_back(scale);
-      RunWidest<PackSteps>(group, count, scale, zero, &out.codes[(i * k + j) / 2]);
+    }
+    RunWidest<PackSteps>(row, k, group, scales.data(), &out.codes[i * k / 2]);
+    for (const Int4Scale& s : scales) {
+      out.scales.push_back(s.scale);
+      if (!packing.symmetric) out.zeros.push_back(s.zero);
     }
   }
 }
 
-// Packs rows of e2m1 blocks. `put_scale(amax)` appends the scale of a block and returns the scale's
+// Packs rows of e2m1 blocks. `put_scale(x)` appends the scale of a block and returns the scale's
 // value. If the value is 0, the block underflows and its codes are zeros.
 template <typename PutScale>
 void PackE2M1Blocks(const float* w, int64_t n, int64_t k, int64_t block, Packed& out,
@@ -145,7 +172,7 @@ void PackE2M1Blocks(const float* w, int64_t n, int64_t k, int64_t block, Packed&
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < k; j += block) {
       const float* x = w + i * k + j;
-      const float scale = put_scale(Largest(x, block));
+      const float scale = put_scale(x);
       const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
       for (int64_t c = 0; c < block; ++c) steps[j + c] = x[c] * inverse;
     }
@@ -153,10 +180,15 @@ void PackE2M1Blocks(const float* w, int64_t n, int64_t k, int64_t block, Packed&
   }
 }
 
-void PackMxfp4(const float* w, int64_t n, int64_t k, Packed& out) {
-  PackE2M1Blocks(w, n, k, kMxfp4BlockSize, out, [&](float largest) {
-    const int power = largest > 0 ? std::clamp(std::ilogb(largest) - 2, -127, 127) : 0;
-    out.block_scales.push_back(static_cast<uint8_t>(power + 127));
+uint8_t Mxfp4Scale(const float* block) {
+  const float largest = Largest(block, kMxfp4BlockSize);
+  const int power = largest > 0 ? std::clamp(std::ilogb(largest) - 2, -127, 127) : 0;
+  return static_cast<uint8_t>(power + 127);
+}
+
+void PackMxfp4(const float* w, int64_t n, int64_t k, bool search, Packed& out) {
+  PackE2M1Blocks(w, n, k, kMxfp4BlockSize, out, [&](const float* block) {
+    out.block_scales.push_back(search ? FindMxfp4Scale(block) : Mxfp4Scale(block));
     return FromE8M0(out.block_scales.back());
   });
 }
@@ -164,7 +196,8 @@ void PackMxfp4(const float* w, int64_t n, int64_t k, Packed& out) {
 // Returns the per-tensor scale.
 float PackNvfp4(const float* w, int64_t n, int64_t k, Packed& out) {
   const float global = Nvfp4GlobalScale(Largest(w, n * k));
-  PackE2M1Blocks(w, n, k, kNvfp4BlockSize, out, [&](float largest) {
+  PackE2M1Blocks(w, n, k, kNvfp4BlockSize, out, [&](const float* block) {
+    const float largest = Largest(block, kNvfp4BlockSize);
     out.block_scales.push_back(rounding::ToE4M3(largest / 6.0f / global));
     return rounding::FromE4M3(out.block_scales.back()) * global;
   });
@@ -193,7 +226,7 @@ void PackCodes(const float* w, const Int4Packing& int4, Packed& out, WeightView&
       if (!int4.symmetric) view.zeros = out.zeros.data();
       break;
     case WeightFormat::kMxfp4:
-      PackMxfp4(w, view.n, view.k, out);
+      PackMxfp4(w, view.n, view.k, int4.search, out);
       view.scales = out.block_scales.data();
       return;
     case WeightFormat::kNvfp4:
@@ -206,7 +239,7 @@ void PackCodes(const float* w, const Int4Packing& int4, Packed& out, WeightView&
 
 }  // namespace
 
-float Nvfp4GlobalScale(float largest) { return ScaleFor(6.0f * 448.0f, largest); }
+float Nvfp4GlobalScale(float largest) { return 1.0f / (1.0f / ScaleFor(6.0f * 448.0f, largest)); }
 
 WeightView Quantize(WeightFormat format, std::span<const float> w, int64_t n, int64_t k,
                     const Int4Packing& int4) {

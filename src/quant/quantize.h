@@ -12,6 +12,9 @@ namespace switchyard {
 struct Int4Packing {
   int32_t group_size = 128;  // even; columns per scale; the last group of a row may be short
   bool symmetric = true;     // no zero points
+  // Of kInt4Group and kMxfp4: scales of small squared error (scale_search.h), as loaders use. If
+  // false, the rules below, which depend on the extreme values only.
+  bool search = false;
 };
 
 // Packs w [n, k], row-major, and returns a view of the whole matrix that owns its memory. Values
@@ -24,7 +27,8 @@ struct Int4Packing {
 //     must be even.
 //   kMxfp4: the block exponent is that of the largest magnitude, minus 2 (OCP microscaling 1.0,
 //     6.3); k must be a multiple of 32.
-//   kNvfp4: the tensor scale maps the tensor's largest magnitude to 6 · 448. The block scale maps
+//   kNvfp4: the tensor scale maps the tensor's largest magnitude to 6 · 448, and is the reciprocal
+//     of a float32, as compressed-tensors stores it. The block scale maps
 //     the block's largest magnitude to 6; k must be a multiple of 16.
 WeightView Quantize(WeightFormat format, std::span<const float> w, int64_t n, int64_t k,
                     const Int4Packing& int4 = {});

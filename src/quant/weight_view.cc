@@ -1,5 +1,6 @@
 #include "quant/weight_view.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -131,10 +132,13 @@ void DequantizeInt8(const WeightView& w, int64_t row, int64_t begin, int64_t end
 void DequantizeInt4(const WeightView& w, int64_t row, int64_t begin, int64_t end, float* out) {
   const uint8_t* codes = Bytes(w.data) + row * (w.stored_k / 2);
   const int64_t first = row * CeilDiv(w.stored_k, w.group_size);
-  for (int64_t j = begin; j < end; ++j) {
-    const int64_t group = first + j / w.group_size;
-    const int zero = w.zeros != nullptr ? Bytes(w.zeros)[group] : kInt4Zero;
-    *out++ = static_cast<float>(Nibble(codes, j) - zero) * LoadAt<float>(w.scales, group);
+  for (int64_t j = begin; j < end;) {
+    const int64_t group = j / w.group_size;
+    const int zero = w.zeros != nullptr ? Bytes(w.zeros)[first + group] : kInt4Zero;
+    const auto scale = LoadAt<float>(w.scales, first + group);
+    for (const int64_t last = std::min(end, (group + 1) * w.group_size); j < last; ++j) {
+      *out++ = static_cast<float>(Nibble(codes, j) - zero) * scale;
+    }
   }
 }
 

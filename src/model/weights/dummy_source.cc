@@ -168,7 +168,8 @@ class DummySource : public WeightSource {
     const auto row_begin = static_cast<size_t>(cols.begin * layout.bits / 8);
     const size_t data_bytes = Slabs::Align(row_bytes * static_cast<size_t>(view.n));
     const size_t scales = NumScales(view, layout);
-    const Slabs::Piece piece = slabs_.Allocate(data_bytes + scales * layout.scale_bytes);
+    const size_t zeros = r.scheme.zeros ? scales : 0;
+    const Slabs::Piece piece = slabs_.Allocate(data_bytes + scales * layout.scale_bytes + zeros);
     view.data = piece.data;
     view.owner = piece.owner;
     AddFill({.out = piece.data,
@@ -182,6 +183,11 @@ class DummySource : public WeightSource {
     if (scales != 0) {
       view.scales = piece.data + data_bytes;
       SetScales(r.k, scales, piece.data + data_bytes, &view);
+    }
+    if (zeros != 0) {
+      uint8_t* points = piece.data + data_bytes + scales * layout.scale_bytes;
+      std::fill_n(points, zeros, static_cast<uint8_t>(kInt4Zero));
+      view.zeros = points;
     }
     return view;
   }

@@ -95,11 +95,15 @@ struct Target {
   float largest = 0;  // largest magnitude of the matrix, for formats with whole_matrix
   uint8_t* codes = nullptr;
   uint8_t* scales = nullptr;
+  uint8_t* zeros = nullptr;  // null: the scheme has no zero points
 
   size_t CodeBytes(int64_t columns) const { return static_cast<size_t>(columns * layout.bits / 8); }
   size_t ScaleBytes(int64_t columns) const {
     return layout.scale_bytes *
            static_cast<size_t>(layout.whole_rows ? 1 : CeilDiv(columns, layout.col_unit));
+  }
+  size_t ZeroBytes(int64_t columns) const {
+    return scheme.zeros ? static_cast<size_t>(CeilDiv(columns, layout.col_unit)) : 0;
   }
   size_t scale_rows() const { return static_cast<size_t>(CeilDiv(rows.size(), layout.row_unit)); }
 };
@@ -118,7 +122,9 @@ void PackRows(const PlainRows& from, const Target& to, Range part) {
     if (!std::all_of(row, row + width, [](float x) { return std::isfinite(x); })) from.Refuse(i);
   }
   const WeightView packed = Quantize(to.scheme.format, values, part.size() + extra, width,
-                                     {.group_size = static_cast<int32_t>(to.scheme.group_size)});
+                                     {.group_size = static_cast<int32_t>(to.scheme.group_size),
+                                      .symmetric = !to.scheme.zeros,
+                                      .search = true});
   if (extra != 0) {
     CHECK_EQ(packed.global_scale, Nvfp4GlobalScale(to.largest));
   }
@@ -134,6 +140,10 @@ void PackRows(const PlainRows& from, const Target& to, Range part) {
   const int64_t unit = to.layout.row_unit;
   std::memcpy(to.scales + (part.begin - to.rows.begin) / unit * to.ScaleBytes(kept), packed.scales,
               static_cast<size_t>(CeilDiv(part.size(), unit)) * to.ScaleBytes(kept));
+  if (to.zeros) {
+    std::memcpy(to.zeros + (part.begin - to.rows.begin) * to.ZeroBytes(kept), packed.zeros,
+                static_cast<size_t>(part.size()) * to.ZeroBytes(kept));
+  }
 }
 
 Range Widen(Range part, int64_t unit, int64_t limit) {
@@ -202,12 +212,15 @@ WeightView ReadAndPack(CheckpointReader& in, const MatrixRequest& r) {
   }
   const size_t row_bytes = to.CodeBytes(to.cols.size());
   const size_t code_bytes = Slabs::Align(row_bytes * static_cast<size_t>(to.rows.size()));
-  const Slabs::Piece piece =
-      in.slabs().Allocate(code_bytes + to.scale_rows() * to.ScaleBytes(to.cols.size()));
+  const size_t scale_bytes = to.scale_rows() * to.ScaleBytes(to.cols.size());
+  const size_t zero_bytes = to.scale_rows() * to.ZeroBytes(to.cols.size());
+  const Slabs::Piece piece = in.slabs().Allocate(code_bytes + scale_bytes + zero_bytes);
   to.codes = piece.data;
   to.scales = piece.data + code_bytes;
+  if (zero_bytes != 0) to.zeros = to.scales + scale_bytes;
   view.data = to.codes;
   view.scales = to.scales;
+  view.zeros = to.zeros;
   view.owner = piece.owner;
   for (int64_t first = to.rows.begin; first < to.rows.end; first += kRowsOfJob) {
     const Range part = {first, std::min(to.rows.end, first + kRowsOfJob)};

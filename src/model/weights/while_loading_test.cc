@@ -43,9 +43,9 @@ bool IsPacked(const std::string& role, const Method& m) {
 }
 
 // The complete matrix, quantized to `format` and dequantized.
-Values Packed(const Values& plain, W format, int64_t k) {
+Values Packed(const Values& plain, W format, int64_t k, const Int4Packing& int4) {
   const auto n = static_cast<int64_t>(plain.size()) / k;
-  return Dequantize(Quantize(format, plain, n, k));
+  return Dequantize(Quantize(format, plain, n, k, int4));
 }
 
 TEST(WhileLoading, LinearsArePackedAndNothingElse) {
@@ -53,6 +53,9 @@ TEST(WhileLoading, LinearsArePackedAndNothingElse) {
   const Roles plain = Assemble(dir, LoadModelConfig(dir), {1, 1});
   for (const Method& m : kMethods) {
     SCOPED_TRACE(m.name);
+    const bool of_groups = std::string(m.name) == "int4";
+    const Int4Packing int4{
+        .group_size = of_groups ? 32 : 128, .symmetric = !of_groups, .search = true};
     const ModelConfig config = LoadModelConfig(dir, {}, {.method = m.name});
     const Roles packed = Assemble(dir, config, {1, 1});
     for (const auto& [role, values] : packed) {
@@ -67,7 +70,7 @@ TEST(WhileLoading, LinearsArePackedAndNothingElse) {
                                                          : config.moe->intermediate;
       }
       const bool expert = role.find(".experts.") != std::string::npos;
-      EXPECT_TRUE(values == Packed(plain.at(role), expert ? m.experts : m.others, k)) << role;
+      EXPECT_TRUE(values == Packed(plain.at(role), expert ? m.experts : m.others, k, int4)) << role;
     }
   }
 }
