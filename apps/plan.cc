@@ -9,6 +9,7 @@
 
 #include "core/cpus.h"
 #include "core/error.h"
+#include "core/gguf_files.h"
 #include "core/json.h"
 #include "engine/host_memory.h"
 #include "kernels/ops.h"
@@ -37,7 +38,8 @@ ModelConfig ReadConfigFile(const EngineConfig& config) {
 }
 
 ModelConfig ReadModel(const PlanArgs& args) {
-  const bool file = std::filesystem::is_regular_file(args.engine.model_path);
+  const std::filesystem::path& path = args.engine.model_path;
+  const bool file = std::filesystem::is_regular_file(path) && !FindGguf(path);
   ModelConfig model = file ? ReadConfigFile(args.engine) : ReadModelConfig(args.engine);
   const bool bfloat16 = args.engine.dtype == "auto" || args.engine.dtype == "bfloat16";
   if (!args.card.empty()) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/format.h"
+#include "core/gguf_files.h"
 #include "engine/rank_engine.h"
 #include "engine/speculative/draft_model.h"
 #include "eplb/manager.h"
@@ -62,7 +63,8 @@ RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
 bool CopiesWeights(const EngineConfig& config, const EnginePlan& plan) {
   const std::string& method = plan.model.quantization.method;
   return plan.cuda || config.load_format == "dummy" || !config.quantization.method.empty() ||
-         !config.quantization.rules.empty() || method == "gptq" || method == "awq";
+         !config.quantization.rules.empty() || method == "gptq" || method == "awq" ||
+         (!method.empty() && FindGguf(config.model_path));
 }
 
 std::string DescribeMemory(const EngineConfig& config, const EnginePlan& plan) {

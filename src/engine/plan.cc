@@ -6,6 +6,7 @@
 #include "core/cpus.h"
 #include "core/duration.h"
 #include "core/error.h"
+#include "core/gguf_files.h"
 #include "core/log.h"
 #include "engine/config.h"
 #include "engine/cpu_binding.h"
@@ -108,6 +109,17 @@ void CheckRunnerFormat(const EngineConfig& config, const ModelConfig& model) {
       "add --quantization mxfp4, or leave the flag out",
       model.quantization.method.empty() ? std::string(Name(model.dtype))
                                         : model.quantization.method);
+}
+
+void CheckGgufDevice(const EngineConfig& config, const EnginePlan& plan) {
+  if (!plan.cuda) return;
+  for (const std::filesystem::path& path : {config.model_path, DraftPath(config)}) {
+    if (FindGguf(path))
+      throw Invalid(
+          "--device cuda: {} is a GGUF model, which runs on CPUs only; want --device cpu, or a "
+          "safetensors checkpoint",
+          path.string());
+  }
 }
 
 bool IsActivationType(DType d) { return d == DType::kF32 || d == DType::kBF16 || d == DType::kF16; }
@@ -421,6 +433,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
   if (!plan.cuda && !model.pooling && !config.disable_jump_forward)
     plan.max_forced = kMostForcedDrafts;
+  CheckGgufDevice(config, plan);
   CheckRunnerFormat(config, plan.model);
   CheckRecorder(config.recorder, plan);
   CheckEplb(config, plan);

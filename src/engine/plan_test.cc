@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "engine/config.h"
 #include "engine/host_memory.h"
+#include "engine/machine.h"
 
 namespace switchyard {
 namespace {
@@ -271,6 +272,21 @@ TEST(Plan, TooLittleMemoryIsSaidBeforeLoading) {
                     HasSubstr("--max-total-tokens")));
   config.max_total_tokens = 0;
   EXPECT_THAT(ErrorOf(config, ErrorKind::kResource), HasSubstr("--mem-fraction-static"));
+}
+
+TEST(Plan, RefusesGgufModelsOnGpus) {
+  EngineConfig config = Fixture();
+  config.model_path = fs::path(SWITCHYARD_TEST_DATA) / "gguf/olmoe_q8_0.gguf";
+  const ModelConfig model = ReadModelConfig(config);
+  EXPECT_EQ(MakePlan(config).dtype, DType::kBF16);
+  config.device = "cuda";
+  const Machine gpu{.cuda = true, .memory = {.total = int64_t{80} << 30}, .cpus = 4};
+  try {
+    MakePlanOn(gpu, model, config, 1);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("olmoe_q8_0.gguf is a GGUF model, which runs on CPUs"));
+  }
 }
 
 class HostMemoryTest : public ::testing::Test {

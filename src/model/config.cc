@@ -6,9 +6,11 @@
 
 #include "core/bounded_json.h"
 #include "core/error.h"
+#include "core/gguf_files.h"
 #include "core/regular_file.h"
 #include "model/config_reader.h"
 #include "model/families/family.h"
+#include "model/gguf/gguf_config.h"
 
 namespace switchyard {
 namespace {
@@ -131,6 +133,23 @@ ModelConfig Parse(const ConfigTexts& texts, const QuantizationFlags& flags) {
   return config;
 }
 
+ModelConfig LoadGguf(const std::filesystem::path& file, std::string_view overrides,
+                     const QuantizationFlags& flags, const PoolingFlags& pooling) {
+  const GgufFiles files(file);
+  if (!flags.method.empty())
+    throw Invalid(
+        "--quantization {}: {} is a GGUF file, whose weights keep their format; leave the flag out",
+        flags.method, files.name());
+  const GgufConfig texts = ReadGgufConfig(files);
+  const std::string config =
+      overrides.empty() ? texts.config : Override(texts.config, files.name(), overrides);
+  ModelConfig model =
+      Parse({config, texts.generation, {}, fmt::format("{}, as ", files.name())}, flags);
+  SetGgufQuantization(files, &model.quantization);
+  SetPooling(file, pooling, &model);  // has no modules.json
+  return model;
+}
+
 }  // namespace
 
 int64_t ModelConfig::longest_context() const {
@@ -168,6 +187,7 @@ ModelConfig MtpConfigOf(const ModelConfig& target) {
 
 ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides,
                             const QuantizationFlags& flags, const PoolingFlags& pooling) {
+  if (const auto gguf = FindGguf(dir)) return LoadGguf(*gguf, overrides, flags, pooling);
   std::string config = ReadConfigFile(dir / "config.json");
   if (!overrides.empty()) config = Override(config, dir / "config.json", overrides);
   const auto optional = [&](const char* name) {

@@ -1,13 +1,11 @@
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <optional>
 #include <utility>
 
 #include "core/bounded_json.h"
 #include "core/error.h"
+#include "core/gguf_files.h"
+#include "core/mapped_file.h"
 #include "model/weights/safetensors.h"
 
 namespace switchyard {
@@ -18,27 +16,6 @@ namespace fs = std::filesystem;
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr uint64_t kMaxIndexBytes = 256 << 20;
-
-// A read-only mapping of a file, removed on destruction. Immutable.
-struct MappedFile {
-  MappedFile(std::string file_name, const uint8_t* bytes, size_t num_bytes)
-      : name(std::move(file_name)), data(bytes), size(num_bytes) {}
-  ~MappedFile() { munmap(const_cast<uint8_t*>(data), size); }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  const std::string name;
-  const uint8_t* const data;
-  const size_t size;
-};
-
-std::shared_ptr<const MappedFile> Map(const RegularFile& file) {
-  const std::string name = file.stamp().path.string();
-  if (file.size() == 0) throw Invalid("{}: empty; it is truncated", name);
-  void* p = mmap(nullptr, file.size(), PROT_READ, MAP_SHARED, file.fd(), 0);
-  if (p == MAP_FAILED) throw Resource("{}: cannot map: {}", name, std::strerror(errno));
-  return std::make_shared<const MappedFile>(name, static_cast<const uint8_t*>(p), file.size());
-}
 
 // The weight_map of an index: tensors and their files. Stores each file name once.
 struct WeightMap {
@@ -152,6 +129,9 @@ void CheckShardName(const std::string& shard, const fs::path& index_path) {
 std::optional<WeightMap> FindWeightMap(const fs::path& dir) {
   const fs::path index_path = dir / kIndexFile;
   if (!fs::exists(index_path)) {
+    if (FindGguf(dir))
+      throw Invalid("{}: is a GGUF model; this command needs a safetensors checkpoint",
+                    dir.string());
     if (!fs::exists(dir / kSingleFile)) {
       throw NotFound("{}: neither {} nor {} exists; want a safetensors checkpoint", dir.string(),
                      kSingleFile, kIndexFile);
@@ -169,7 +149,7 @@ std::optional<WeightMap> FindWeightMap(const fs::path& dir) {
 void AddFile(const fs::path& path, const WeightMap* weight_map, uint32_t shard,
              std::map<std::string, StoredTensor, std::less<>>* tensors) {
   const RegularFile file(path);
-  const auto map = Map(file);
+  const auto map = MapFile(file);
   TensorEntries entries = ParseSafetensorsHeader({map->data, map->size}, map->size, map->name);
   while (
       !entries.empty()) {  // extract() frees each entry immediately: names are never stored twice
@@ -233,9 +213,13 @@ Checkpoint::Checkpoint(const fs::path& dir) : dir_(dir) {
 }
 
 std::vector<FileStamp> WeightFiles(const fs::path& dir) {
+  std::vector<FileStamp> files;
+  if (const auto gguf = FindGguf(dir)) {
+    for (const fs::path& split : GgufSplits(*gguf)) files.push_back(RegularFile(split).stamp());
+    return files;
+  }
   const auto weight_map = FindWeightMap(dir);
   if (!weight_map) return {RegularFile(dir / kSingleFile).stamp()};
-  std::vector<FileStamp> files;
   for (const std::string& shard : weight_map->shards) {
     files.push_back(RegularFile(dir / shard).stamp());
   }

@@ -13,6 +13,8 @@ namespace {
 constexpr size_t kNamedMissing = 5;
 constexpr int64_t kExpandedRows = 256;  // of one job
 
+}  // namespace
+
 void StoreFloats(std::span<const float> x, DType dtype, uint8_t* out) {
   const auto put = [&](auto convert) {
     for (size_t i = 0; i < x.size(); ++i) {
@@ -24,8 +26,6 @@ void StoreFloats(std::span<const float> x, DType dtype, uint8_t* out) {
   if (dtype == DType::kF16) return put([](float v) { return ToF16(v); });
   put([](float v) { return v; });
 }
-
-}  // namespace
 
 Tensor Floats(const StoredTensor& t, int64_t first, int64_t count) {
   Tensor copy = Tensor::Empty(t.dtype, {count});

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,9 @@ struct Bytes {
 // Elements [first, first + count) as float32. safetensors does not align tensors. Matrices are used
 // at any address, but numbers that are read one by one are copied first.
 Tensor Floats(const StoredTensor& t, int64_t first, int64_t count);
+
+// Writes `x` as `dtype`: float32, bfloat16 or float16.
+void StoreFloats(std::span<const float> x, DType dtype, uint8_t* out);
 
 bool IsPlain(DType dtype);  // float32, bfloat16 or float16
 

@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "model/families/family.h"
 #include "model/weights/parts.h"
+#include "model/weights/stored_weights.h"
 
 namespace switchyard {
 
@@ -21,15 +22,15 @@ struct ExpertLoader::Impl {
         dummy(load.load_format == "dummy"),
         seed(load.dummy_seed),
         check_nan_scales(load.check_nan_scales) {
-    if (!dummy) checkpoint.emplace(dir);
+    if (!dummy) stored.emplace(dir);
   }
 
   // A source that allocates its memory in one piece of `bytes`.
   std::unique_ptr<WeightSource> Source(size_t bytes) const {
     constexpr size_t kRounding = size_t{16} << 10;  // for rounding to cache lines, and small scales
     if (dummy) return MakeDummySource(config, seed, 1, bytes + kRounding);
-    return MakeCheckpointSource(
-        *checkpoint, config,
+    return stored->MakeSource(
+        config,
         {.check_nan_scales = check_nan_scales, .log = false, .slab_bytes = bytes + kRounding});
   }
 
@@ -54,7 +55,7 @@ struct ExpertLoader::Impl {
   const bool dummy;
   const uint64_t seed;
   const bool check_nan_scales;
-  std::optional<Checkpoint> checkpoint;
+  std::optional<StoredWeights> stored;
 };
 
 ExpertLoader::ExpertLoader(const std::filesystem::path& dir, const ModelConfig& config,
@@ -80,10 +81,7 @@ bool ExpertLoader::Converts() const {
   const auto first = std::ranges::find_if(layers, [](const auto& layer) { return layer.moe; });
   CHECK(first != layers.end());
   const OwnedExpert expert = Load(first - layers.begin(), 0);
-  const auto* data = static_cast<const uint8_t*>(expert.weights.gate.data);
-  return std::ranges::none_of(impl_->checkpoint->tensors(), [&](const auto& tensor) {
-    return data >= tensor.second.data && data < tensor.second.data + tensor.second.num_bytes;
-  });
+  return !impl_->stored->Maps(static_cast<const uint8_t*>(expert.weights.gate.data));
 }
 
 size_t ExpertLoader::BytesPerExpert(int64_t layer) const {

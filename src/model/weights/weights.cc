@@ -11,6 +11,7 @@
 #include "model/families/family.h"
 #include "model/weights/parts.h"
 #include "model/weights/source.h"
+#include "model/weights/stored_weights.h"
 
 namespace switchyard {
 namespace {
@@ -61,20 +62,18 @@ ModelWeights LoadWeights(const std::filesystem::path& dir, const ModelConfig& co
     throw Invalid("--load-format {} is unknown; want auto, safetensors or dummy",
                   options.load_format);
   }
-  const Checkpoint checkpoint(dir);
-  return load(*MakeCheckpointSource(
-      checkpoint, config,
-      {.check_nan_scales = options.check_nan_scales, .threads = options.threads}));
+  const StoredWeights stored(dir);
+  return load(*stored.MakeSource(
+      config, {.check_nan_scales = options.check_nan_scales, .threads = options.threads}));
 }
 
 size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& config) {
-  const Checkpoint checkpoint(dir);
+  const StoredWeights stored(dir);
   std::set<std::string, std::less<>> used;
-  const auto source =
-      MakeCheckpointSource(checkpoint, config, {.read_data = false, .found = &used});
+  const auto source = stored.MakeSource(config, {.read_data = false, .found = &used});
   const ModelWeights weights = BuildWeights(config, Mesh(), {}, *source);
   source->Finish({});
-  LogUnused(checkpoint, config, used);
+  if (stored.checkpoint() != nullptr) LogUnused(*stored.checkpoint(), config, used);
   return weights.bytes_mapped;
 }
 

@@ -28,13 +28,13 @@ constexpr const char* kMisc = "Miscellaneous";
 void AddModelFlags(CommandLine& app, ServerArgs& a) {
   EngineConfig& e = a.engine;
   app.Option("--model-path,--model", e.model_path,
-             "Checkpoint directory (Hugging Face layout), or a Hugging Face id in the hub cache "
-             "(HF_HUB_CACHE, HF_HOME)")
+             "Checkpoint directory (Hugging Face layout), GGUF file, or Hugging Face id in the hub "
+             "cache (HF_HUB_CACHE, HF_HOME)")
       .Group(kModel)
       .Required()
       .TakeLast();
   app.Flag("--tokenizer-path", a.tokenizer_path, kModel,
-           "Directory of the tokenizer; default: --model-path");
+           "Directory or GGUF file of the tokenizer; default: --model-path");
   app.Flag("--revision", a.revision, kModel, "Branch, tag or commit, if --model-path is a hub id");
   app.Flag("--download-dir", a.download_dir, kModel,
            "Hub cache; default: HF_HUB_CACHE, or HF_HOME/hub");

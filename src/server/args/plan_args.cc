@@ -20,8 +20,8 @@ constexpr const char* kOutput = "Output";
 void AddModel(CommandLine& app, PlanArgs& a) {
   EngineConfig& e = a.engine;
   app.Option("--model-path,--model", e.model_path,
-             "config.json, a checkpoint's directory, or a Hugging Face id in the hub cache. No "
-             "weights are read")
+             "config.json, a checkpoint's directory, a GGUF file, or a Hugging Face id in the hub "
+             "cache. No weights are read")
       .Group(kModel)
       .Required();
   app.Flag("--revision", a.revision, kModel, "Branch, tag or commit, if --model-path is a hub id");

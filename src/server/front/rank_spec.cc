@@ -4,8 +4,10 @@
 #include <functional>
 #include <iterator>
 
+#include "core/gguf_files.h"
 #include "core/wire.h"
 #include "engine/speculative/draft_model.h"
+#include "model/gguf/gguf_config.h"
 
 namespace switchyard {
 namespace {
@@ -15,6 +17,13 @@ std::string HashOfFile(const std::filesystem::path& path) {
   if (!file) return "none";
   const std::string text(std::istreambuf_iterator<char>(file), {});
   return fmt::format("{:016x}", std::hash<std::string>()(text));
+}
+
+// Hash of a GGUF model's configuration.
+std::string HashOfGguf(const std::filesystem::path& path) {
+  const auto gguf = FindGguf(path);
+  if (!gguf) return "none";
+  return fmt::format("{:016x}", std::hash<std::string>()(ReadGgufConfig(GgufFiles(*gguf)).config));
 }
 
 // Hash of the file, or of the value itself if it is JSON text.
@@ -96,6 +105,7 @@ Statement EngineStatement(const EngineConfig& config) {
       {"--ep-num-redundant-experts", std::to_string(config.moe.num_redundant_experts)},
       {"the hash of --init-expert-location", HashOfLocation(config.moe.init_expert_location)},
       {"the hash of config.json", HashOfFile(config.model_path / "config.json")},
+      {"the hash of the GGUF file's metadata", HashOfGguf(config.model_path)},
       {"the hash of modules.json", HashOfFile(config.model_path / "modules.json")},
       {"the hash of hf_quant_config.json", HashOfFile(config.model_path / "hf_quant_config.json")}};
 }

@@ -5,8 +5,10 @@
 
 #include "core/bounded_json.h"
 #include "core/error.h"
+#include "core/gguf_files.h"
 #include "core/log.h"
 #include "core/regular_file.h"
+#include "model/gguf/gguf_config.h"
 
 namespace switchyard {
 namespace {
@@ -24,10 +26,16 @@ void Take(const nlohmann::json& json, const char* key, const std::filesystem::pa
   value = it->get<T>();
 }
 
+// The text of generation_config.json, or its equivalent in a GGUF file.
+std::optional<std::string> GenerationConfigOf(const std::filesystem::path& dir) {
+  if (const auto gguf = FindGguf(dir)) return ReadGgufConfig(GgufFiles(*gguf)).generation;
+  return ReadRegularFileIfExists(dir / "generation_config.json", kMaxDefaultsBytes);
+}
+
 SamplingParams SamplingDefaults(const std::filesystem::path& dir, int64_t vocab_size) {
   SamplingParams defaults;
   const std::filesystem::path file = dir / "generation_config.json";
-  const auto text = ReadRegularFileIfExists(file, kMaxDefaultsBytes);
+  const auto text = GenerationConfigOf(dir);
   if (!text) return defaults;
   const auto json = ParseBoundedJson(*text, file.string());
   if (!json.is_object()) throw Invalid("{}: not a JSON object", file.string());

@@ -9,7 +9,9 @@
 
 #include "core/bounded_json.h"
 #include "core/error.h"
+#include "core/gguf_files.h"
 #include "core/regular_file.h"
+#include "text/tokenizer/gguf_tokenizer.h"
 
 namespace switchyard {
 namespace {
@@ -108,12 +110,14 @@ Sources FromTemplateFiles(const fs::path& model_dir) {
 }
 
 Sources FromModel(const fs::path& model_dir, const Json& config) {
+  const auto key = config.find("chat_template");
+  const bool has_key = key != config.end() && !key->is_null();
+  if (FindGguf(model_dir)) return has_key ? FromKey(*key, model_dir) : Sources();
   Sources sources = FromTemplateFiles(model_dir);
   if (!sources.empty()) return sources;
   if (fs::exists(model_dir / "chat_template.json"))
     return FromFile(model_dir / "chat_template.json");
-  const auto key = config.find("chat_template");
-  if (key == config.end() || key->is_null()) return {};
+  if (!has_key) return {};
   return FromKey(*key, model_dir / "tokenizer_config.json");
 }
 
@@ -123,10 +127,12 @@ ChatFiles ReadChatFiles(const fs::path& model_dir, const std::optional<fs::path>
   const auto read_if_there = [&](const char* name) {
     return fs::exists(model_dir / name) ? ReadJson(model_dir / name) : Json::object();
   };
-  const Json config = read_if_there("tokenizer_config.json");
+  const auto gguf = FindGguf(model_dir);
+  const Json config =
+      gguf ? TokenizerConfigOfGguf(GgufFiles(*gguf)) : read_if_there("tokenizer_config.json");
   SpecialTokens tokens;
   TakeSpecialTokens(config, &tokens);
-  if (!config.contains("added_tokens_decoder"))
+  if (!gguf && !config.contains("added_tokens_decoder"))
     TakeSpecialTokens(read_if_there("special_tokens_map.json"), &tokens);
   if (tokens.size() > kMaxSpecialTokens) {
     throw Invalid("{} has {} named special tokens, at most {} are allowed",

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "text/tokenizer/configured_tokens.h"
+#include "text/tokenizer/gguf_tokenizer.h"
 #include "text/tokenizer/sentencepiece_tokenizer.h"
 #include "text/tokenizer/tiktoken_file.h"
 #include "text/tokenizer/tokenizer.h"
@@ -109,6 +110,7 @@ Json ReadVocabulary(const fs::path& file, Json* config) {
 }  // namespace
 
 bool Tokenizer::HasFiles(const fs::path& dir) {
+  if (const auto gguf = FindGguf(dir)) return HasGgufTokenizer(GgufFiles(*gguf));
   for (const char* name : kVocabularies) {
     if (fs::exists(dir / name)) return true;
   }
@@ -116,6 +118,15 @@ bool Tokenizer::HasFiles(const fs::path& dir) {
 }
 
 std::unique_ptr<Tokenizer> Tokenizer::FromDirectory(const fs::path& dir) {
+  if (const auto file = FindGguf(dir)) {
+    const GgufFiles gguf(*file);
+    const TokenizerConfig config{.config = TokenizerConfigOfGguf(gguf), .directory = gguf.name()};
+    Json document = TokenizerOfGguf(gguf);
+    ApplyTokenizerConfig(config, &document);
+    std::unique_ptr<Tokenizer> tokenizer = FromDocument(document, gguf.name());
+    tokenizer->named_ = NamedTokens(config, *tokenizer);
+    return tokenizer;
+  }
   TokenizerConfig files{.config = ReadObjectIfThere(dir / "tokenizer_config.json"),
                         .special_tokens_map = ReadObjectIfThere(dir / "special_tokens_map.json"),
                         .added_tokens = ReadObjectIfThere(dir / "added_tokens.json"),

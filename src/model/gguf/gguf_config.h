@@ -1,0 +1,29 @@
+// Configuration of a model from the metadata of its GGUF file.
+#pragma once
+
+#include <string>
+
+#include "core/gguf_files.h"
+#include "model/config.h"
+
+namespace switchyard {
+
+// The metadata as a checkpoint's files would state it.
+struct GgufConfig {
+  std::string config;      // config.json
+  std::string generation;  // generation_config.json: ids that end a text, sampling defaults
+};
+
+// Error kInvalid names the file and key: an architecture that is not supported (with those that
+// are), a missing key, a setting that the architecture's family does not have, a tensor type that
+// cannot be read.
+GgufConfig ReadGgufConfig(const GgufFiles& files);
+
+// GgufConfig::generation.
+std::string GgufGeneration(const GgufFiles& files);
+
+// Rules for linears that stay packed (weights/gguf_source.cc): routed experts, or all other linears
+// of layers, if all of them are stored as MXFP4 or Q4_0. All others are expanded.
+void SetGgufQuantization(const GgufFiles& files, QuantizationConfig* config);
+
+}  // namespace switchyard

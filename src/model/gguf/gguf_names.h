@@ -1,0 +1,40 @@
+// Names of tensors in GGUF files.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/gguf_files.h"
+#include "model/config.h"
+
+namespace switchyard {
+
+// Where a GGUF file holds a tensor of a Hugging Face checkpoint. Names of the latter are those of
+// the families (families/).
+struct GgufPlace {
+  enum class Rows : uint8_t {
+    kSame,
+    // llama.cpp's architecture llama rotates pairs (2i, 2i + 1) of a head's rows; the checkpoint's
+    // rows i and i + D / 2 form such a pair.
+    kPairs,
+    // kv_b_proj, as attn_k_b [heads, kv_lora, nope] (transposed) and attn_v_b [heads, v, kv_lora].
+    kLatent,
+  };
+  std::string tensor;   // empty: GGUF has no such tensor
+  int64_t expert = -1;  // in a stack [experts, …]; -1: no stack
+  Rows rows = Rows::kSame;
+  int64_t pairs_of = 0;  // kPairs: number of heads
+  // Stored rows begin at this multiple of the matrix's own: 1 for the up rows of a tensor that
+  // holds gate and up rows of an expert.
+  int64_t second = 0, parts = 1;
+};
+
+// `name`: "model.layers.3.mlp.experts.7.up_proj.weight".
+GgufPlace PlaceInGguf(const GgufFiles& files, const ModelConfig& config, std::string_view name);
+
+// Whether the routed experts of all layers, or with `experts` false all other linears of all
+// layers, are stored in the type. False if there are none.
+bool AllStoredAs(const GgufFiles& files, GgmlTypeId type, bool experts);
+
+}  // namespace switchyard
