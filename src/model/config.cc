@@ -7,6 +7,7 @@
 #include "core/bounded_json.h"
 #include "core/error.h"
 #include "core/regular_file.h"
+#include "model/config_keys.h"
 #include "model/config_reader.h"
 #include "model/families/family.h"
 
@@ -153,6 +154,7 @@ ModelConfig Parse(const ConfigTexts& texts, const QuantizationFlags& flags) {
   ApplyFlags(flags, &config.quantization);
   ReadSpecialTokens(reader, &config);
   if (wrapper != nullptr) ReadSpecialTokens(file, &config);
+  config.unknown_keys = RefuseUnreadKeys(reader, config.architecture);
   if (!texts.generation.empty()) {
     ReadSpecialTokens(ConfigReader(texts.generation, texts.where + "generation_config.json"),
                       &config);

@@ -107,6 +107,9 @@ struct ModelConfig {
   std::vector<int32_t> eos_token_ids;  // union of config.json and generation_config.json
   std::optional<int32_t> bos_token_id;
 
+  // Keys of config.json that are not read and not known to have no effect (config_keys.h).
+  std::vector<std::string> unknown_keys;
+
   QuantizationConfig quantization;
   bool causal = true;  // false: attention in both directions
   // Set: the model embeds or classifies prompts, and has no vocabulary head.

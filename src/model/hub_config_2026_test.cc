@@ -48,6 +48,7 @@ TEST(HubConfig, Granite31A800M) {
   EXPECT_FLOAT_EQ(c.norm_eps, 1e-6f / (0.22f * 0.22f));
   EXPECT_FLOAT_EQ(c.logit_scale, 1.0f / 6.0f);
   EXPECT_EQ(c.moe->shared_intermediate, 0);
+  EXPECT_TRUE(c.unknown_keys.empty());
 }
 
 constexpr const char* kHunyuan = R"({

@@ -75,6 +75,9 @@ size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& conf
   const ModelWeights weights = BuildWeights(config, Mesh(), {}, *source);
   source->Finish({});
   LogUnused(checkpoint, config, used);
+  if (!config.unknown_keys.empty() && !config.is_mtp)
+    LOG_INFO("{}: config.json has keys without a known effect, which are ignored: {}", dir.string(),
+             Joined(config.unknown_keys, ", "));
   return weights.bytes_mapped;
 }
 
