@@ -52,9 +52,8 @@ std::set<std::string> ReadKeys(const json& defaults) {
     ModelConfig model;
     for (const Family& family : Families())
       if (family.model_type == config["model_type"]) family.read_config(reader, &model);
-    const auto unread = reader.Unread();
     for (const auto& item : config.items())
-      if (!std::ranges::count(unread, item.key())) keys.insert(item.key());
+      if (reader.WasRead(item.key())) keys.insert(item.key());
   }
   return keys;
 }

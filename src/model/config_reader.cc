@@ -191,6 +191,10 @@ std::vector<std::string> ConfigReader::Unread() const {
   return out;
 }
 
+bool ConfigReader::WasRead(std::string_view key) const {
+  return read_->contains(fmt::format("{}{}", prefix_, key));
+}
+
 bool ConfigReader::Equals(std::string_view key, std::string_view text) const {
   const auto it = value_->object.find(key);
   return it != value_->object.end() && *it == json::parse(text);

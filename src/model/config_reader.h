@@ -50,6 +50,8 @@ class ConfigReader {
   void Ignore(Keys keys) const;
   // The keys of this object that are not null and that no getter was called with, nor Ignore.
   std::vector<std::string> Unread() const;
+  // Whether a getter, or Ignore, was called with the key.
+  bool WasRead(std::string_view key) const;
   // Whether the value of a present key equals a JSON text; numbers are compared by value.
   bool Equals(std::string_view key, std::string_view json) const;
   std::string ValueText(std::string_view key) const;  // the value of a present key, for messages
