@@ -1,10 +1,13 @@
 // `switchyard backends`: lists the available backends, and those chosen for a checkpoint.
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "apps/commands.h"
 #include "apps/expert_formats.h"
 #include "engine/config.h"
 #include "engine/features.h"
+#include "model/families/family.h"
 #include "moe/backend_table.h"
 
 namespace switchyard {
@@ -43,12 +46,43 @@ void PrintFeatures(const MoeBackends& backends) {
   fmt::print("{}", FeatureTable(all));
 }
 
+// Formats of a family's checkpoints. Any can be quantized while loading (--quantization).
+std::string_view FormatsOf(const TensorNames& names) {
+  if (names.interleaved_experts) return "plain, MXFP4 blocks";
+  return names.stacked_experts ? "plain" : "all";
+}
+
+std::string Code(std::string_view name) {
+  return name.empty() ? std::string() : fmt::format("`{}`", name);
+}
+
+void PrintModels() {
+  fmt::print(
+      "| decoder | `model_type` | CPUs | GPUs | formats | MTP | tool calls | reasoning |\n"
+      "|---|---|---|---|---|---|---|---|\n");
+  std::vector<const Family*> all;
+  for (const Family& family : Families()) all.push_back(&family);
+  std::ranges::stable_sort(all, {}, &Family::model_type);
+  for (const Family* f : all)
+    fmt::print("| `{}` | `{}` | yes | {} | {} | {} | {} | {} |\n", f->architecture, f->model_type,
+               f->cpu_only.empty() ? "yes" : fmt::format("no: {}", f->cpu_only),
+               FormatsOf(f->names({})), f->mtp ? "yes" : "", Code(f->tool_parser),
+               Code(f->reasoning_parser));
+  for (const Wrapper& w : Wrappers())
+    fmt::print("| `{}` | `{}` | as its `text_config` | as its `text_config` | | | | |\n",
+               w.architecture, w.model_type);
+}
+
 }  // namespace
 
 int RunBackends(const BackendsArgs& args) {
   const EngineConfig& config = args.server.engine;
   if (args.markdown) {
     PrintFeatures(*config.backends);
+    return 0;
+  }
+  if (args.models) {
+    PrintModels();
     return 0;
   }
   kernels::SelectIsa(config.cpu_isa);

@@ -37,6 +37,7 @@ constexpr const char* kHelp =
   switchyard train-tokenizer TEXT… --output DIR    learn a tokenizer from text
   switchyard backends [--model-path DIR] [flags]   compatible backends, and the default choice
   switchyard backends --markdown                   feature support on CPUs, GPUs and several hosts
+  switchyard backends --models                     families of models, and what works with each
 
 Each sub-command has --help.
 )";

@@ -64,6 +64,21 @@ TEST(FeaturesTest, CpusOfOneHostSupportEach) {
   });
 }
 
+TEST(FeaturesTest, GpusRefuseFamiliesWithoutKernelsByName) {
+  for (const char* name : {"phimoe", "granitemoe", "afmoe", "flex_olmo"}) {
+    const auto dir = fs::path(SWITCHYARD_TEST_DATA) / "families" / name;
+    const ModelConfig model = LoadModelConfig(dir);
+    EXPECT_EQ(ErrorOf([&] { CheckFeatures({}, model, {.gpus = false}); }), "");
+    const std::string error = ErrorOf([&] { CheckFeatures({}, model, {.gpus = true}); });
+    if (name == std::string("flex_olmo")) {
+      EXPECT_EQ(error, "");
+    } else {
+      EXPECT_THAT(error, AllOf(HasSubstr(fmt::format("models: {} (", name)),
+                               HasSubstr("supported on CPUs only; want --device cpu")));
+    }
+  }
+}
+
 TEST(FeaturesTest, HostsRefuseByName) {
   ForEachRequest([](const Feature& feature, const EngineConfig& config) {
     const std::string error = ErrorOf([&] { MakePlan(config, /*ranks_of_host=*/1); });

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include "core/check.h"
 #include "core/parallel.h"
 #include "core/tensor.h"
 #include "kernels/device_timer.h"
@@ -101,6 +102,13 @@ class Device {
   virtual void CopyRows(const CopyRowsParams& p) = 0;
   virtual void SumSquares(const SumSquaresParams& p) = 0;
   virtual void ScaleBySquares(const ScaleBySquaresParams& p) = 0;
+  // On CPUs only: ops of families that other devices do not run (Family::cpu_only in model).
+  virtual void LayerNorm(const LayerNormParams&) { CHECK(is_cpu()); }
+  virtual void Scale(float*, int64_t /*count*/, float /*factor*/) { CHECK(is_cpu()); }
+  // x[i] *= sigmoid(gate[i])
+  virtual void MultiplyBySigmoid(float* /*x*/, const float* /*gate*/, int64_t /*count*/) {
+    CHECK(is_cpu());
+  }
 };
 
 // A Device on the threads of `pool`, which must outlive it. Ops run synchronously.

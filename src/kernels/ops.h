@@ -107,6 +107,20 @@ struct RmsNormParams {
 };
 void RmsNorm(const RmsNormParams& p, ThreadPool& pool);
 
+// y[t] = (x[t] - mean(x[t])) / sqrt(variance(x[t]) + eps) · weight + bias
+struct LayerNormParams {
+  const float* x = nullptr;  // [m, n]; may equal y
+  int64_t ldx = 0;
+  const float* weight = nullptr;  // [n]
+  const float* bias = nullptr;    // [n]
+  float* y = nullptr;
+  int64_t ldy = 0;
+  int64_t m = 0, n = 0;
+  float eps = 1e-5f;
+  const RowHook* hook = nullptr;
+};
+void LayerNorm(const LayerNormParams& p, ThreadPool& pool);
+
 // y[i] += x[i]
 void AddInPlace(float* y, const float* x, int64_t count, ThreadPool& pool);
 

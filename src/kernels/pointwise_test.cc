@@ -41,6 +41,41 @@ TEST_P(PointwiseTest, RmsNormMatchesReferenceInPlaceAndAlone) {
   }
 }
 
+TEST_P(PointwiseTest, LayerNormSubtractsTheMeanAndAddsTheBias) {
+  Random random(12);
+  ThreadPool one(1), three(3);
+  for (const int64_t n : {1, 7, 100, 2051}) {
+    constexpr int64_t kRows = 40;
+    std::vector<float> x = random.Normal(kRows * n, 3.0f);
+    for (float& value : x) value += 5.0f;
+    const std::vector<float> weight = random.Normal(n), bias = random.Normal(n);
+    std::vector<float> y(x.size());
+    LayerNormParams p = {.x = x.data(),
+                         .ldx = n,
+                         .weight = weight.data(),
+                         .bias = bias.data(),
+                         .y = y.data(),
+                         .ldy = n,
+                         .m = kRows,
+                         .n = n};
+    LayerNorm(p, three);
+    for (int64_t t = 0; t < kRows; ++t) {
+      long double mean = 0, variance = 0;
+      for (int64_t i = 0; i < n; ++i) mean += x[t * n + i];
+      mean /= n;
+      for (int64_t i = 0; i < n; ++i) variance += (x[t * n + i] - mean) * (x[t * n + i] - mean);
+      for (int64_t i = 0; i < n; ++i) {
+        const long double norm = (x[t * n + i] - mean) / std::sqrt(variance / n + p.eps);
+        ASSERT_NEAR(y[t * n + i], norm * weight[i] + bias[i], 1e-5) << n;
+      }
+    }
+    p.x = p.y = x.data();
+    LayerNorm(p, one);
+    EXPECT_TRUE(SameBits(x, y)) << n;
+  }
+  LayerNorm({.m = 0, .n = 4}, one);  // no rows
+}
+
 TEST_P(PointwiseTest, RopeMatchesReferenceBitForBit) {
   Random random(2);
   ThreadPool pool(3);

@@ -11,6 +11,7 @@ void GroupedMlp(const GroupedMlpParams& p);
 void GroupedGateUp(const GroupedMlpParams& p);
 void GroupedDown(const GroupedMlpParams& p);
 void RmsNorm(const RmsNormParams& p);
+void LayerNorm(const LayerNormParams& p);
 void AddInPlace(float* y, const float* x, int64_t count);
 void RoundTo(DType dtype, float* x, int64_t count);
 void Rope(const RopeParams& p);

@@ -14,7 +14,7 @@ namespace {
 // Whether the routed experts quantize their input rows to FP8 in groups of 128.
 bool UsesFp8GroupActivations(const ModelConfig& config) {
   const LinearSchemes schemes(config.quantization);
-  const TensorNames names = FindFamily(config.architecture)->names(config);
+  const TensorNames names = NamesOf(config);
   const auto layer = std::ranges::find_if(config.layers, &LayerConfig::moe);
   const auto index = config.first_layer + (layer - config.layers.begin());
   const std::string experts = fmt::format("{}{}.{}.experts.", names.layers, index, names.moe);

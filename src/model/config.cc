@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/gguf_files.h"
 #include "core/regular_file.h"
+#include "model/config_keys.h"
 #include "model/config_reader.h"
 #include "model/families/family.h"
 #include "model/gguf/gguf_config.h"
@@ -25,6 +26,27 @@ std::string ReadConfigFile(const std::filesystem::path& path) {
     if (e.kind() != ErrorKind::kNotFound) throw;
     throw Error(e.kind(), e.what(), "want a directory with a Hugging Face checkpoint");
   }
+}
+
+// The wrapper of a multimodal checkpoint; null: the checkpoint is a decoder.
+const Wrapper* WrapperOf(const ConfigReader& reader) {
+  const auto architectures = reader.Strings("architectures");
+  const std::string type = reader.StringOr({"model_type"}, "");
+  for (const Wrapper& wrapper : Wrappers())
+    if (architectures.empty() ? wrapper.model_type == type
+                              : wrapper.architecture == architectures.front())
+      return &wrapper;
+  return nullptr;
+}
+
+// The settings of the decoder.
+ConfigReader DecoderSettings(const ConfigReader& file, const Wrapper* wrapper) {
+  if (wrapper == nullptr) return file;
+  const auto text = file.Object("text_config");
+  if (!text)
+    throw Invalid("{} is missing; want the decoder of {}", file.Where("text_config"),
+                  wrapper->architecture);
+  return *text;
 }
 
 const Family& FamilyOf(const ConfigReader& reader) {
@@ -109,23 +131,32 @@ struct ConfigTexts {
 };
 
 ModelConfig Parse(const ConfigTexts& texts, const QuantizationFlags& flags) {
-  const ConfigReader reader(texts.config, texts.where + "config.json");
+  const ConfigReader file(texts.config, texts.where + "config.json");
+  const Wrapper* const wrapper = WrapperOf(file);
+  const ConfigReader reader = DecoderSettings(file, wrapper);
   const Family& family = FamilyOf(reader);
   ModelConfig config;
   const auto architectures = reader.Strings("architectures");
   config.architecture = architectures.empty() ? family.architecture : architectures.front();
   family.read_config(reader, &config);
+  if (wrapper != nullptr) {
+    config.tensor_prefix = wrapper->prefix;
+    config.tie_embeddings = file.BoolOr("tie_word_embeddings", config.tie_embeddings);
+  }
   config.mtp_layers = reader.IntOr({"num_nextn_predict_layers"}, 0, 0, kMaxMtpLayers);
   config.causal =
       reader.BoolOr("is_causal", true) && !reader.BoolOr("use_bidirectional_attention", false);
   if (config.architecture.ends_with(kClassifier)) config.pooling = ReadClassifier(reader);
-  config.quantization = ReadQuantization(reader, family.names(config).interleaved_experts);
+  config.quantization = ReadQuantization(reader.Has("quantization_config") ? reader : file,
+                                         family.names(config).interleaved_experts);
   if (config.quantization.method.empty() && !texts.modelopt.empty()) {
     config.quantization =
         ReadModelOptFile(ConfigReader(texts.modelopt, texts.where + "hf_quant_config.json"));
   }
   ApplyFlags(flags, &config.quantization);
   ReadSpecialTokens(reader, &config);
+  if (wrapper != nullptr) ReadSpecialTokens(file, &config);
+  config.unknown_keys = RefuseUnreadKeys(reader, config.architecture);
   if (!texts.generation.empty()) {
     ReadSpecialTokens(ConfigReader(texts.generation, texts.where + "generation_config.json"),
                       &config);
@@ -208,6 +239,7 @@ ModelConfig ParseModelConfig(std::string_view config_json, std::string_view gene
 std::vector<std::string> KnownArchitectures() {
   std::set<std::string> names;
   for (const Family& family : Families()) names.emplace(family.architecture);
+  for (const Wrapper& wrapper : Wrappers()) names.emplace(wrapper.architecture);
   return {names.begin(), names.end()};
 }
 

@@ -27,6 +27,8 @@ struct RopeConfig {
   double beta_fast = 32.0, beta_slow = 1.0;              // yarn
   double mscale = 0.0, mscale_all_dim = 0.0;             // yarn; 0: absent
   std::optional<double> attention_factor;  // yarn, longrope; overrides the computed factor
+  // longrope: of positions past the original length; absent: attention_factor.
+  std::optional<double> long_attention_factor;
   bool truncate = true;      // yarn: whether the correction range is rounded to integers
   int64_t rotary_dim = 0;    // rotated elements of a head
   bool interleaved = false;  // pairs (2i, 2i + 1)
@@ -48,7 +50,13 @@ struct AttentionConfig {
   bool output_bias = false;
   bool sinks = false;
   float clip_qkv = 0.0f;  // grouped: q, k and v are clamped to [-clip_qkv, clip_qkv]; 0: no clamp
-  float scale = 1.0f;     // scale of the logits, including yarn's mscale² if the family uses it
+  bool norm_after_rope = false;  // grouped: norms of q and k follow the rotary embedding
+  bool gate = false;  // grouped: the heads' output is multiplied by sigmoid of a projection [CPUs]
+  // Queries at position p are scaled by 1 + query_scale_beta · ln(1 + floor(p /
+  // query_scale_positions)), as in Llama 4 and Mistral 4; latent only. 0: not scaled.
+  double query_scale_beta = 0.0;
+  int64_t query_scale_positions = 1;
+  float scale = 1.0f;  // scale of the logits, including yarn's mscale² if the family uses it
   // Latent attention (MLA).
   int64_t q_lora_rank = 0;  // 0: q is one projection
   int64_t kv_lora_rank = 0;
@@ -57,6 +65,7 @@ struct AttentionConfig {
 
 struct LayerConfig {
   bool moe = false;
+  bool rope = true;    // false: no rotary embedding (NoPE)
   int32_t window = 0;  // sliding window; 0: full attention
 };
 
@@ -68,7 +77,8 @@ struct MoeModelConfig {
 };
 
 struct ModelConfig {
-  std::string architecture;    // "Qwen3MoeForCausalLM"
+  std::string architecture;    // of the decoder: "Qwen3MoeForCausalLM"
+  std::string tensor_prefix;   // of the decoder within a multimodal checkpoint, or empty
   DType dtype = DType::kBF16;  // of the checkpoint
   int64_t vocab_size = 0;
   int64_t hidden = 0;
@@ -77,6 +87,10 @@ struct ModelConfig {
   // Longest context of the rope scaling (factor x original positions), at least max_position.
   int64_t longest_context() const;
   float norm_eps = 1e-6f;
+  bool layer_norm = false;       // norms subtract the mean and have a bias [CPUs]
+  float embedding_scale = 1.0f;  // of the embedding's rows [CPUs]
+  float logit_scale = 1.0f;      // of the logits; loading includes it in the final norm
+  bool head_bias = false;        // the head adds a bias [CPUs]
   bool tie_embeddings = false;
   AttentionConfig attention;
   RopeConfig rope;
@@ -93,6 +107,9 @@ struct ModelConfig {
   int64_t first_layer = 0;
   std::vector<int32_t> eos_token_ids;  // union of config.json and generation_config.json
   std::optional<int32_t> bos_token_id;
+
+  // Keys of config.json that are not read and not known to have no effect (config_keys.h).
+  std::vector<std::string> unknown_keys;
 
   QuantizationConfig quantization;
   bool causal = true;  // false: attention in both directions

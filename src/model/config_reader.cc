@@ -41,26 +41,33 @@ struct ConfigReader::Value {
   json object;
 };
 
-ConfigReader::ConfigReader(std::string_view text, std::string file) : file_(std::move(file)) {
+ConfigReader::ConfigReader(std::string_view text, std::string file)
+    : file_(std::move(file)), read_(std::make_shared<ReadKeys>()) {
   auto value = std::make_shared<Value>();
   value->object = ParseBoundedJson(text, file_);
   if (!value->object.is_object()) throw Invalid("{}: want a JSON object at the top", file_);
   value_ = std::move(value);
 }
 
-ConfigReader::ConfigReader(std::shared_ptr<const Value> value, std::string file, std::string prefix)
-    : value_(std::move(value)), file_(std::move(file)), prefix_(std::move(prefix)) {}
+ConfigReader::ConfigReader(std::shared_ptr<const Value> value, std::string file, std::string prefix,
+                           std::shared_ptr<ReadKeys> read)
+    : value_(std::move(value)),
+      file_(std::move(file)),
+      prefix_(std::move(prefix)),
+      read_(std::move(read)) {}
 
 std::string ConfigReader::Where(std::string_view key) const {
   return fmt::format("{}: {}{}", file_, prefix_, key);
 }
 
 bool ConfigReader::Has(std::string_view key) const {
+  read_->insert(fmt::format("{}{}", prefix_, key));
   const auto it = value_->object.find(key);
   return it != value_->object.end() && !it->is_null();
 }
 
 std::string_view ConfigReader::FirstPresent(Keys keys) const {
+  Ignore(keys);  // other spellings of the same setting
   for (std::string_view key : keys) {
     if (Has(key)) return key;
   }
@@ -159,6 +166,7 @@ std::vector<float> ConfigReader::Floats(std::string_view key, double min, double
 }
 
 bool ConfigReader::IsNull(std::string_view key) const {
+  read_->insert(fmt::format("{}{}", prefix_, key));
   const auto it = value_->object.find(key);
   return it != value_->object.end() && it->is_null();
 }
@@ -183,7 +191,32 @@ std::optional<ConfigReader> ConfigReader::Object(std::string_view key) const {
   const json& value = *value_->object.find(key);
   if (!value.is_object()) throw Invalid("{} is {}; want an object", Where(key), Show(value));
   return ConfigReader(std::make_shared<const Value>(Value{value}), file_,
-                      fmt::format("{}{}.", prefix_, key));
+                      fmt::format("{}{}.", prefix_, key), read_);
+}
+
+void ConfigReader::Ignore(Keys keys) const {
+  for (const std::string_view key : keys) read_->insert(fmt::format("{}{}", prefix_, key));
+}
+
+std::vector<std::string> ConfigReader::Unread() const {
+  std::vector<std::string> out;
+  for (const auto& item : value_->object.items())
+    if (!item.value().is_null() && !read_->contains(prefix_ + item.key()))
+      out.push_back(item.key());
+  return out;
+}
+
+bool ConfigReader::WasRead(std::string_view key) const {
+  return read_->contains(fmt::format("{}{}", prefix_, key));
+}
+
+bool ConfigReader::Equals(std::string_view key, std::string_view text) const {
+  const auto it = value_->object.find(key);
+  return it != value_->object.end() && *it == json::parse(text);
+}
+
+std::string ConfigReader::ValueText(std::string_view key) const {
+  return Show(*value_->object.find(key));
 }
 
 std::vector<ConfigReader> ConfigReader::Objects(std::string_view key) const {

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,7 +16,8 @@ namespace switchyard {
 // A key with value null counts as absent: checkpoints spell "not used" either way. A list of keys
 // gives alternative spellings of one setting; the first present one is used. Every getter throws
 // Error kInvalid with the key and its value for a wrong type or range; getters without a default
-// also throw if no spelling is present. Cheap to copy; immutable.
+// also throw if no spelling is present. Cheap to copy. Copies share the set of keys that were read,
+// so they belong to one thread.
 class ConfigReader {
  public:
   using Keys = std::initializer_list<std::string_view>;
@@ -48,13 +50,26 @@ class ConfigReader {
   // The list of objects under `key`; absent: empty.
   std::vector<ConfigReader> Objects(std::string_view key) const;
 
+  // Marks keys as read whose effect other keys exclude.
+  void Ignore(Keys keys) const;
+  // The keys of this object that are not null and that no getter was called with, nor Ignore.
+  std::vector<std::string> Unread() const;
+  // Whether a getter, or Ignore, was called with the key.
+  bool WasRead(std::string_view key) const;
+  // Whether the value of a present key equals a JSON text; numbers are compared by value.
+  bool Equals(std::string_view key, std::string_view json) const;
+  std::string ValueText(std::string_view key) const;  // the value of a present key, for messages
+
  private:
   struct Value;
-  ConfigReader(std::shared_ptr<const Value> value, std::string file, std::string prefix);
+  using ReadKeys = std::set<std::string, std::less<>>;  // with prefixes: "rope_scaling.factor"
+  ConfigReader(std::shared_ptr<const Value> value, std::string file, std::string prefix,
+               std::shared_ptr<ReadKeys> read);
   std::string_view FirstPresent(Keys keys) const;  // empty: none
 
   std::shared_ptr<const Value> value_;
   std::string file_, prefix_;
+  std::shared_ptr<ReadKeys> read_;
 };
 
 }  // namespace switchyard

@@ -223,7 +223,7 @@ void Decoder::Forward(Pass& p, int layer, Phase phase) const {
 }
 
 bool Decoder::TakesBf16Rows(const Pass& p, int layer) const {
-  return fused_ && grouped_ &&
+  return fused_ && grouped_ && weights_.layers[layer].input_norm.defined() &&
          grouped_->TakesBf16Input(p.rows.tokens, weights_.layers[layer].grouped);
 }
 
@@ -252,7 +252,7 @@ void Decoder::Attend(Pass& p, int layer) const {
   if (grouped_) grouped_->Attend(p, w.grouped, layer, out);
   if (latent_) latent_->Attend(p, w.latent, layer, out);
   c_.groups.attn_tp->AllReduceSum(out, p.rows.tokens * c_.config.hidden);
-  AddBranch(p);
+  AddBranch(p, w.attention_output_norm);
 }
 
 MoeTokens Decoder::TokensOf(const Pass& p) const {
@@ -266,9 +266,10 @@ MoeTokens Decoder::TokensOf(const Pass& p) const {
 void Decoder::Route(Pass& p, int layer) const {
   const MoeLayer& moe = *moe_[layer];
   const MoeTokens tokens = TokensOf(p);
-  const DispatchRowHook hook(moe.InputRows(*p.moe, tokens), c_.config.hidden);
-  if (p.rows.tokens > 0)
-    NormResidual(p, weights_.layers[layer].post_attention_norm, hook.to.rows ? &hook : nullptr);
+  const Tensor& norm = weights_.layers[layer].post_attention_norm;
+  const DispatchRowHook hook(norm.defined() ? moe.InputRows(*p.moe, tokens) : MoeInputBuffer{},
+                             c_.config.hidden);
+  if (p.rows.tokens > 0) NormResidual(p, norm, hook.to.rows ? &hook : nullptr);
   p.moe_in_stages = moe.StartOneRound(*p.moe, p.normed.data(), tokens, p.branch.data());
   if (!p.moe_in_stages) return;
   p.exchanging = layer;
@@ -300,7 +301,7 @@ void Decoder::Finish(Pass& p, int layer) const {
     }
     StoreRoutedExperts(p, layer);
   }
-  if (p.rows.tokens > 0) AddBranch(p);
+  if (p.rows.tokens > 0) AddBranch(p, weights_.layers[layer].feed_forward_output_norm);
 }
 
 // Copies one layer's [T, top_k] ids into `routed` [T, layers, top_k].
@@ -330,20 +331,42 @@ void Decoder::SelectRows(Pass& p, float* to) const {
 
 void Decoder::Norm(const float* x, const Tensor& weight, int64_t rows, float* y,
                    const kernels::RowHook* hook) const {
+  const int64_t hidden = c_.config.hidden;
+  if (c_.config.layer_norm)
+    return c_.device.LayerNorm({.x = x,
+                                .ldx = hidden,
+                                .weight = weight.data<float>(),
+                                .bias = weight.data<float>() + hidden,
+                                .y = y,
+                                .ldy = hidden,
+                                .m = rows,
+                                .n = hidden,
+                                .eps = c_.config.norm_eps,
+                                .hook = hook});
   c_.device.RmsNorm({.x = x,
-                     .ldx = c_.config.hidden,
+                     .ldx = hidden,
                      .weight = weight.data<float>(),
                      .y = y,
-                     .ldy = c_.config.hidden,
+                     .ldy = hidden,
                      .m = rows,
-                     .n = c_.config.hidden,
+                     .n = hidden,
                      .eps = c_.config.norm_eps,
                      .hook = hook});
 }
 
 void Decoder::NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook* hook,
                            bool bf16_rows) const {
-  const int64_t tokens = p.rows.tokens;
+  const int64_t tokens = p.rows.tokens, hidden = c_.config.hidden;
+  if (!weight.defined()) {
+    if (p.branch_pending) AddPendingBranch(p);
+    c_.device.CopyRows({.x = p.residual.data(),
+                        .ldx = hidden,
+                        .y = p.normed.data(),
+                        .ldy = hidden,
+                        .m = tokens,
+                        .n = hidden});
+    return;
+  }
   if (!fused_) return Norm(p.residual.data(), weight, tokens, p.normed.data(), hook);
   fused_->AddNorm({.x = p.residual.data(),
                    .add = p.branch_pending ? p.branch.data() : nullptr,
@@ -351,12 +374,13 @@ void Decoder::NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook
                    .y = bf16_rows ? nullptr : p.normed.data(),
                    .bf16_rows = bf16_rows ? p.normed.data() : nullptr,
                    .m = tokens,
-                   .n = c_.config.hidden,
+                   .n = hidden,
                    .eps = c_.config.norm_eps});
   p.branch_pending = false;
 }
 
-void Decoder::AddBranch(Pass& p) const {
+void Decoder::AddBranch(Pass& p, const Tensor& norm) const {
+  if (norm.defined()) Norm(p.branch.data(), norm, p.rows.tokens, p.branch.data());
   p.branch_pending = fused_ != nullptr;
   if (!p.branch_pending) AddPendingBranch(p);
 }

@@ -85,13 +85,13 @@ class Decoder {
   MoeTokens TokensOf(const Pass& p) const;
   void Norm(const float* x, const Tensor& weight, int64_t rows, float* y,
             const kernels::RowHook* hook = nullptr) const;
-  // Writes the norm of the residual stream to `normed`. With bf16_rows the elements are bfloat16,
-  // in the memory of `normed`.
+  // Writes the norm of the residual stream to `normed`, or the stream itself without a weight. With
+  // bf16_rows the elements are bfloat16, in the memory of `normed`.
   void NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook* hook = nullptr,
                     bool bf16_rows = false) const;
-  // Adds the sum over ranks to the residual stream; fused into the next norm if the device has a
-  // fused op.
-  void AddBranch(Pass& p) const;
+  // Norms the sum over ranks, if there is a weight, and adds it to the residual stream; the sum is
+  // fused into the next norm if the device has a fused op.
+  void AddBranch(Pass& p, const Tensor& norm) const;
   void AddPendingBranch(Pass& p) const;
   bool TakesBf16Rows(const Pass& p, int layer) const;
 

@@ -101,7 +101,10 @@ struct Model::Impl {
         weights(options.weights ? *options.weights
                                 : LoadWeights(dir, config, comm.mesh, options.load)),
         cos_sin(device.Place(BuildCosSin(config.rope, options.context_length))),
-        context{config, comm.mesh, cos_sin, groups, device},
+        context{
+            config,  comm.mesh,
+            cos_sin, groups,
+            device,  PlaceTable(device, BuildQueryScale(config.attention, options.context_length))},
         moe(config.layers.size()),
         decoder(context, weights, moe, [this] { BeginLayer(); }) {
     MakeSchedules();

@@ -10,6 +10,7 @@
 #include "model/layers/scratch.h"
 #include "model/model.h"
 #include "model/rank_device.h"
+#include "model/rope.h"
 #include "model/weights/shard.h"
 #include "model/weights/source.h"
 #include "moe/backends.h"
@@ -89,7 +90,8 @@ Counted CountAll(const ModelConfig& config, const Mesh& mesh, const LoadOptions&
 Counted Count(const ModelConfig& config, const Mesh& mesh, const LoadOptions& load) {
   if (NamesLayers(config.quantization)) return CountAll(config, mesh, load);
   Counted all;
-  const double final_norm = static_cast<double>(config.hidden) * sizeof(float);
+  const double final_norm =
+      static_cast<double>(config.hidden) * (config.layer_norm ? 2 : 1) * sizeof(float);
   for (const bool moe : {false, true}) {
     const auto first = std::ranges::find(config.layers, moe, &LayerConfig::moe);
     if (first == config.layers.end()) continue;
@@ -272,7 +274,8 @@ RankMemory MemoryOfRank(const ModelConfig& config, const ModelOptions& options,
   memory.moe = sizes.Moe();
   memory.logits = sizes.Logits(shape.logit_rows);
   memory.tables = static_cast<double>(complete.context_length) *
-                  static_cast<double>(config.rope.rotary_dim) * sizeof(float);
+                  static_cast<double>(config.rope.rotary_dim + QueryScaleWidth(config.attention)) *
+                  sizeof(float);
   memory.exchange = static_cast<double>(options.gpu ? GpuBytesPerRank(config, options, mesh)
                                                     : SymmetricBytesPerRank(config, options, mesh));
   return memory;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <numeric>
 
 #include "core/check.h"
 
@@ -144,7 +145,7 @@ Tensor BuildCosSin(const RopeConfig& rope, int64_t max_position) {
   const bool by_length =
       rope.type == RopeConfig::Type::kDynamic || rope.type == RopeConfig::Type::kLongRope;
   const auto half = static_cast<int64_t>(frequencies.size());
-  const auto scale = static_cast<float>(RopeAttentionFactor(rope));
+  auto scale = static_cast<float>(RopeAttentionFactor(rope));
   Tensor table = Tensor::Empty(DType::kF32, {max_position, 2 * half});
   float* row = table.data<float>();
   for (int64_t position = 0; position < max_position; ++position, row += 2 * half) {
@@ -152,12 +153,34 @@ Tensor BuildCosSin(const RopeConfig& rope, int64_t max_position) {
     const bool changes = rope.type == RopeConfig::Type::kDynamic || first_long;
     if (by_length && changes && position >= rope.original_max_position)
       frequencies = FrequenciesAt(rope, position);
+    if (first_long && rope.long_attention_factor)
+      scale = static_cast<float>(*rope.long_attention_factor);
     for (int64_t i = 0; i < half; ++i) {
       // The angle is rounded to float32 as in transformers; cosine and sine are then accurate.
       const auto angle = static_cast<double>(static_cast<float>(position) * frequencies[i]);
       row[i] = static_cast<float>(std::cos(angle)) * scale;
       row[half + i] = static_cast<float>(std::sin(angle)) * scale;
     }
+  }
+  return table;
+}
+
+int64_t QueryScaleWidth(const AttentionConfig& attention) {
+  constexpr int64_t kMost = 16;  // narrow: a table for 10^6 positions has 64 MB
+  return attention.query_scale_beta == 0.0 ? 0 : std::gcd(attention.head_dim, kMost);
+}
+
+Tensor BuildQueryScale(const AttentionConfig& attention, int64_t max_position) {
+  const int64_t half = QueryScaleWidth(attention) / 2;
+  if (half == 0) return {};
+  Tensor table = Tensor::Empty(DType::kF32, {max_position, 2 * half});
+  float* row = table.data<float>();
+  for (int64_t position = 0; position < max_position; ++position, row += 2 * half) {
+    const int64_t turns = position / attention.query_scale_positions;
+    const double scale =
+        1.0 + attention.query_scale_beta * std::log(1.0 + static_cast<double>(turns));
+    std::fill_n(row, half, static_cast<float>(scale));
+    std::fill_n(row + half, half, 0.0f);
   }
   return table;
 }

@@ -34,4 +34,11 @@ double RopeAttentionFactor(const RopeConfig& rope);
 // the frequencies of a sequence that ends there. The layout of kernels::RopeParams::cos_sin.
 Tensor BuildCosSin(const RopeConfig& rope, int64_t max_position);
 
+// float32 [max_position, QueryScaleWidth] in the same layout: cosines that are the factor of
+// queries at a position (AttentionConfig::query_scale_beta), and sines that are 0. So the rotation
+// of each QueryScaleWidth elements by this table scales them, with the op that every device has.
+// Undefined without such a factor.
+int64_t QueryScaleWidth(const AttentionConfig& attention);  // divides head_dim; 0: no factor
+Tensor BuildQueryScale(const AttentionConfig& attention, int64_t max_position);
+
 }  // namespace switchyard

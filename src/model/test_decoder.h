@@ -46,7 +46,10 @@ class TwoPasses {
         device(rank_device->device()),
         weights(LoadWeights(Fixture(c.fixture), config, comm.mesh, options.load)),
         cos_sin(device.Place(BuildCosSin(config.rope, options.context_length))),
-        context{config, comm.mesh, cos_sin, rank_device->groups(), device},
+        context{
+            config,  comm.mesh,
+            cos_sin, rank_device->groups(),
+            device,  PlaceTable(device, BuildQueryScale(config.attention, options.context_length))},
         moe(config.layers.size()),
         decoder(context, weights, moe, [] {}),
         list(schedule::Plan(ServeShapeOf(config, options.moe, /*two_batches=*/false))) {

@@ -33,6 +33,7 @@ struct GroupedAttentionWeights {
   LinearWeight q, k, v;   // [heads · D, H], [kv_heads · D, H] of this rank
   LinearWeight qkv;       // for devices with fused ops: q, k and v stacked; they are views of it
   LinearWeight o;         // [H, heads · D]: row-parallel
+  LinearWeight gate;      // [heads · D, H] of this rank, with AttentionConfig::gate
   Tensor q_norm, k_norm;  // float32 [D] per head, or [heads · D] of this rank for QkNorm::kWhole
   Tensor sinks;           // float32 [heads of this rank]
 };
@@ -50,8 +51,10 @@ struct LatentAttentionWeights {
 };
 
 struct LayerWeights {
-  Tensor input_norm, post_attention_norm;  // float32 [H]
-  GroupedAttentionWeights grouped;         // one of the two
+  // float32 [H], or [2, H] if ModelConfig::layer_norm is set: weight, then bias. Undefined: no
+  // norm. The first two are of the input of attention and feed-forward, the others of their output.
+  Tensor input_norm, post_attention_norm, attention_output_norm, feed_forward_output_norm;
+  GroupedAttentionWeights grouped;  // one of the two
   LatentAttentionWeights latent;
   kernels::ExpertWeights dense;  // dense layers: the feed-forward, replicated or its TP shard
   MoeLayerWeights moe;           // MoE layers
@@ -69,10 +72,11 @@ struct ModelWeights {
   int64_t vocab_begin = 0, vocab_end = 0;
   std::vector<LayerWeights> layers;
   std::optional<MtpWeights> mtp;  // with ModelConfig::is_mtp
-  Tensor final_norm;              // float32 [H]
+  Tensor final_norm;              // float32 [H], or [2, H] as in LayerWeights
   // HeadRows of the vocabulary; if tied, rows of the embedding. A classifier has all classes, on
   // every rank. An embedding model has no head.
   WeightView head;
+  Tensor head_bias;         // float32 [rows of head], or undefined
   size_t bytes_mapped = 0;  // mapped bytes of this rank's shard
 };
 

@@ -9,10 +9,10 @@
 namespace switchyard::train {
 namespace {
 
-const Family& FamilyOf(const ModelConfig& config) {
-  const Family* family = FindFamily(config.architecture);
-  if (family == nullptr) throw Invalid("unknown architecture {}", config.architecture);
-  return *family;
+TensorNames KnownNames(const ModelConfig& config) {
+  if (FindFamily(config.architecture) == nullptr)
+    throw Invalid("unknown architecture {}", config.architecture);
+  return NamesOf(config);
 }
 
 void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOptions& options) {
@@ -24,7 +24,21 @@ void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOp
   refuse(c.activation != kernels::Activation::kSwiGlu, "an activation other than SwiGLU");
   refuse(c.moe && c.moe->shared_gate, "a shared expert with a gate");
   refuse(names.router_bias, "a router with a bias on its logits");
-  refuse(names.interleaved_experts, "a checkpoint with stacked experts");
+  refuse(names.interleaved_experts || names.stacked_experts, "a checkpoint with stacked experts");
+  refuse(!names.qkv.empty(), "a checkpoint with q, k and v in one linear");
+  refuse(!c.tensor_prefix.empty(), "the decoder of a multimodal checkpoint");
+  refuse(c.layer_norm, "a model with LayerNorm");
+  refuse(c.head_bias, "a head with a bias");
+  refuse(c.embedding_scale != 1.0f || c.logit_scale != 1.0f,
+         "a model with scaled embedding or logits");
+  refuse(names.input_norm.empty() || !names.attention_output_norm.empty(),
+         "a model with norms of the layers' outputs");
+  refuse(c.attention.gate || c.attention.norm_after_rope || c.attention.query_scale_beta != 0.0,
+         "an attention with a gate, scaled queries or norms after the rotary embedding");
+  refuse(std::ranges::any_of(c.layers, [](const LayerConfig& l) { return !l.rope; }),
+         "an attention without rotary embedding");
+  refuse(c.moe && c.moe->router.scoring == RouterConfig::Scoring::kSparseMixer,
+         "a SparseMixer router");
   refuse(names.correction_bias_row, "a router with a selection bias of one row");
   refuse(!c.quantization.method.empty(), "a quantized checkpoint");
   refuse(c.pooling.has_value(), "an embedding model or a classifier");
@@ -53,7 +67,7 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
       tp_(ranks.tp),
       pool_(pool),
       set_(products) {
-  const TensorNames names = FamilyOf(config_).names(config_);
+  const TensorNames names = KnownNames(config_);
   CheckTrainable(config_, names, options_);
   const Tensor table = BuildCosSin(config_.rope, config_.max_position);
   cos_sin_.assign(table.span<float>().begin(), table.span<float>().end());
@@ -127,7 +141,7 @@ std::vector<Parameter<T>*> Model<T>::parameters() {
 
 template <typename T>
 std::vector<std::pair<std::string, const Parameter<T>*>> Model<T>::aliases() const {
-  const TensorNames names = FamilyOf(config_).names(config_);
+  const TensorNames names = NamesOf(config_);
   std::vector<std::pair<std::string, const Parameter<T>*>> all;
   for (size_t d = 0; d < mtp_.size(); ++d) {
     const std::string prefix = fmt::format("{}{}.", names.layers, config_.num_layers() + d);

@@ -1,5 +1,7 @@
 """Serves the checkpoints of tests/data/families on CPUs. Tokens must equal those of transformers, and log-probabilities
-must agree to 2e-4 in float32. SWITCHYARD_TEST_FAMILIES names another folder of such checkpoints."""
+must agree to 2e-4 in float32. Each checkpoint is served in two layouts, so that the variants of a family cover all.
+SWITCHYARD_TEST_FAMILIES names another folder of such checkpoints, and SWITCHYARD_TEST_LAYOUTS=all serves each in all
+layouts."""
 import json
 import os
 import pathlib
@@ -30,7 +32,13 @@ def check(name, folder, *flags, env=None):
         check_reference.check(server, model)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", NAMES)
+def cases():
+    for i, name in enumerate(NAMES):
+        pair = ["one", "low_latency"] if i % 2 else ["tp2", "normal"]
+        for layout in LAYOUTS if os.environ.get("SWITCHYARD_TEST_LAYOUTS") == "all" else pair:
+            yield pytest.param(name, layout, id=f"{name}-{layout}")
+
+
+@pytest.mark.parametrize("name, layout", cases())
 def test_equals_transformers(tmp_path, name, layout):
     check(name, tmp_path, *LAYOUTS[layout])

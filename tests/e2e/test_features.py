@@ -21,6 +21,15 @@ def test_the_table_does_not_depend_on_flags():
     assert table("--device", "cpu", "--tp", "2", "--moe-a2a-backend", "deepep") == table()
 
 
+def test_the_table_of_models_has_a_row_for_each_family():
+    table = subprocess.run([server.PROGRAM, "backends", "--models"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    rows = [line.split(" | ") for line in table.splitlines()[2:]]
+    types = {row[1].strip("`") for row in rows}
+    assert {"mixtral", "deepseek_v3", "kimi_k25", "flex_olmo"} <= types and len(rows) > 25
+    gpus = {row[1].strip("`"): row[3] for row in rows}
+    assert gpus["phimoe"].startswith("no: LayerNorm") and gpus["mixtral"] == "yes"
+
+
 @pytest.mark.parametrize("command, flag", [
     (["generate", "--model-path", server.FIXTURES / "qwen3_moe", "--prompt", "a"], ["--nnodes", "2"]),
     (["bench", "one-batch", "--model-path", server.FIXTURES / "qwen3_moe"], ["--nnodes", "2"]),

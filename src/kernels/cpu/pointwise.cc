@@ -22,6 +22,17 @@ void RmsNorm(const RmsNormParams& p, ThreadPool& pool) {
   });
 }
 
+void LayerNorm(const LayerNormParams& p, ThreadPool& pool) {
+  cpu::RunRows(pool, p.m, p.n, [&](int64_t begin, int64_t end) {
+    LayerNormParams part = p;
+    part.x += begin * p.ldx;
+    part.y += begin * p.ldy;
+    part.m = end - begin;
+    reference::LayerNorm(part);
+    for (int64_t t = begin; p.hook && t < end; ++t) p.hook->OnRowWritten(t, p.y + t * p.ldy);
+  });
+}
+
 void AddInPlace(float* y, const float* x, int64_t count, ThreadPool& pool) {
   const cpu::KernelTable* leaves = cpu::ActiveKernels();
   if (leaves == nullptr) return reference::AddInPlace(y, x, count);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/format.h"
 #include "model/rope.h"
 
 namespace switchyard {
@@ -80,6 +81,12 @@ void ScaleLatentScores(ModelConfig* config) {
   config->attention.scale *= static_cast<float>(m * m);
 }
 
+void CheckTopK(const ConfigReader& reader, std::string_view key, const RouterConfig& router) {
+  if (router.top_k > router.num_experts)
+    throw Invalid("{} is {}, more than the {} experts", reader.Where(key), router.top_k,
+                  router.num_experts);
+}
+
 MoeModelConfig ReadMoe(const ConfigReader& reader, ConfigReader::Keys intermediate_keys) {
   MoeModelConfig moe;
   const ConfigReader::Keys experts = {"num_experts", "num_local_experts", "n_routed_experts",
@@ -87,10 +94,7 @@ MoeModelConfig ReadMoe(const ConfigReader& reader, ConfigReader::Keys intermedia
   moe.router.num_experts = static_cast<int>(reader.Int(experts, 1, kMaxCount));
   moe.router.top_k = static_cast<int>(
       reader.Int({"num_experts_per_tok", "experts_per_token", "moe_k"}, 1, kMaxCount));
-  if (moe.router.top_k > moe.router.num_experts) {
-    throw Invalid("{} is {}, more than the {} experts", reader.Where("num_experts_per_tok"),
-                  moe.router.top_k, moe.router.num_experts);
-  }
+  CheckTopK(reader, "num_experts_per_tok", moe.router);
   moe.intermediate = reader.Int(intermediate_keys, 1, kMaxWidth);
   return moe;
 }
@@ -128,6 +132,10 @@ void MarkMoeLayersAfter(const ConfigReader& reader, int64_t default_dense, Model
   }
 }
 
+void MarkAllMoe(ModelConfig* config) {
+  for (LayerConfig& layer : config->layers) layer.moe = true;
+}
+
 void MarkSparseLayers(const ConfigReader& reader, ModelConfig* config) {
   const int64_t step = reader.IntOr({"decoder_sparse_step"}, 1, 1, kMaxCount);
   const auto dense = reader.Ints("mlp_only_layers", 0, config->num_layers() - 1);
@@ -136,19 +144,28 @@ void MarkSparseLayers(const ConfigReader& reader, ModelConfig* config) {
   }
 }
 
-void ReadNoAuxRouter(const ConfigReader& reader, bool renormalizes, double scale,
+void ReadNoAuxRouter(const ConfigReader& reader, const NoAuxDefaults& defaults,
                      RouterConfig* router) {
   router->scoring = RouterConfig::Scoring::kSigmoid;
+  RequireOneOf(reader, "scoring_func", {"sigmoid", "noaux_tc"});
+  RequireOneOf(reader, "topk_method", {"noaux_tc"});
   router->group_score = RouterConfig::GroupScore::kTop2Sum;
-  router->renormalize = reader.BoolOr("norm_topk_prob", renormalizes);
+  router->renormalize = reader.BoolOr("norm_topk_prob", defaults.renormalizes);
   router->routed_scaling_factor =
-      static_cast<float>(reader.DoubleOr({"routed_scaling_factor"}, scale, 0.0, 1e6));
-  ReadGroups(reader, 1, 1, router);
+      static_cast<float>(reader.DoubleOr({"routed_scaling_factor"}, defaults.scale, 0.0, 1e6));
+  ReadGroups(reader, defaults.groups, defaults.topk_groups, router);
+}
+
+void ReadSharedExperts(const ConfigReader& reader, ConfigReader::Keys keys, int64_t fallback,
+                       ModelConfig* config) {
+  config->moe->shared_intermediate =
+      reader.IntOr(keys, fallback, 0, kMaxCount) * config->moe->intermediate;
 }
 
 bool ReadMlpLayerTypes(const ConfigReader& reader, ModelConfig* config) {
   const auto types = reader.Strings("mlp_layer_types");
   if (types.empty()) return false;
+  reader.Ignore({"first_k_dense_replace", "moe_layer_freq"});
   if (std::ssize(types) != config->num_layers())
     throw Invalid("{} has {} entries; want one for each of the {} layers",
                   reader.Where("mlp_layer_types"), types.size(), config->num_layers());
@@ -164,6 +181,7 @@ bool ReadMlpLayerTypes(const ConfigReader& reader, ModelConfig* config) {
 bool ReadLayerTypes(const ConfigReader& reader, int64_t window, ModelConfig* config) {
   const auto types = reader.Strings("layer_types");
   if (types.empty()) return false;
+  reader.Ignore({"sliding_window"});
   if (static_cast<int64_t>(types.size()) != config->num_layers()) {
     throw Invalid("{} has {} entries; want one for each of the {} layers",
                   reader.Where("layer_types"), types.size(), config->num_layers());
@@ -183,12 +201,52 @@ bool ReadLayerTypes(const ConfigReader& reader, int64_t window, ModelConfig* con
   return true;
 }
 
+void SetWindows(const ConfigReader& reader, ModelConfig* config) {
+  const auto window = reader.IntOr({"sliding_window"}, 0, 0, INT32_MAX);
+  for (LayerConfig& layer : config->layers) layer.window = static_cast<int32_t>(window);
+}
+
+void RotateWindowsOnly(ModelConfig* config) {
+  for (LayerConfig& layer : config->layers) layer.rope = layer.window > 0;
+}
+
+TensorNames DefaultNames(const ModelConfig&) { return {}; }
+
+TensorNames NamesWithCorrectionBias(const ModelConfig&) {
+  TensorNames names;
+  names.correction_bias = true;
+  return names;
+}
+
+TensorNames MixtralNames(const ModelConfig&) {
+  TensorNames names;
+  names.moe = "block_sparse_moe";
+  names.moe_alternative = "mlp";  // transformers 5's own modules, with fused experts
+  names.expert_gate = "w1";
+  names.expert_up = "w3";
+  names.expert_down = "w2";
+  return names;
+}
+
 void RequireString(const ConfigReader& reader, std::string_view key, std::string_view wanted) {
   const std::string found = reader.StringOr({key}, wanted);
   if (found != wanted) {
     throw Invalid("{} is \"{}\"; only {} is supported for this architecture", reader.Where(key),
                   found, wanted);
   }
+}
+
+void RequireOneOf(const ConfigReader& reader, std::string_view key, ConfigReader::Keys wanted) {
+  if (!reader.Has(key)) return;
+  const std::string found = reader.StringOr({key}, "");
+  if (!std::ranges::count(wanted, found))
+    throw Invalid("{} is \"{}\"; only {} is supported for this architecture", reader.Where(key),
+                  found, Joined(wanted, " or "));
+}
+
+void RequireTrue(const ConfigReader& reader, std::string_view key) {
+  if (!reader.BoolOr(key, true))
+    throw Invalid("{} is false; only true is supported", reader.Where(key));
 }
 
 void RequireFalse(const ConfigReader& reader, std::string_view key) {

@@ -3,6 +3,7 @@
 
 #include "model/config.h"
 #include "model/config_reader.h"
+#include "model/families/family.h"
 
 namespace switchyard {
 
@@ -46,10 +47,21 @@ void ReadGroups(const ConfigReader& reader, int64_t default_groups, int64_t defa
                 RouterConfig* router);
 
 // DeepSeek-V3's router: sigmoid scores, and groups scored by the sum of their two best experts.
-// norm_topk_prob, routed_scaling_factor (absent: `renormalizes`, `scale`), n_group, topk_group
-// (absent: one group).
-void ReadNoAuxRouter(const ConfigReader& reader, bool renormalizes, double scale,
+// norm_topk_prob, routed_scaling_factor, n_group, topk_group; absent: the defaults.
+struct NoAuxDefaults {
+  bool renormalizes = true;
+  double scale = 1.0;
+  int64_t groups = 1, topk_groups = 1;
+};
+void ReadNoAuxRouter(const ConfigReader& reader, const NoAuxDefaults& defaults,
                      RouterConfig* router);
+// Error if the router selects more experts than there are. `key`: of the number it selects.
+void CheckTopK(const ConfigReader& reader, std::string_view key, const RouterConfig& router);
+
+// The number of shared experts (absent: `fallback`), each as wide as a routed one: together they
+// are one feed-forward. After ReadMoe.
+void ReadSharedExperts(const ConfigReader& reader, ConfigReader::Keys keys, int64_t fallback,
+                       ModelConfig* config);
 
 // Reads mlp_layer_types if present: MoE in "sparse" layers, none in "dense" ones. Returns whether
 // present.
@@ -57,15 +69,27 @@ bool ReadMlpLayerTypes(const ConfigReader& reader, ModelConfig* config);
 
 // MoE in layers at or past first_k_dense_replace, every moe_layer_freq-th.
 void MarkMoeLayersAfter(const ConfigReader& reader, int64_t default_dense, ModelConfig* config);
+void MarkAllMoe(ModelConfig* config);
 // MoE in every decoder_sparse_step-th layer that mlp_only_layers does not name.
 void MarkSparseLayers(const ConfigReader& reader, ModelConfig* config);
 
 // Reads layer_types if present: "sliding_attention" layers get `window`. Returns whether present.
 bool ReadLayerTypes(const ConfigReader& reader, int64_t window, ModelConfig* config);
+// sliding_window of all layers; absent: none.
+void SetWindows(const ConfigReader& reader, ModelConfig* config);
+// Layers without a sliding window get no rotary embedding.
+void RotateWindowsOnly(ModelConfig* config);
+
+// Tensor names that several families share.
+TensorNames DefaultNames(const ModelConfig& config);
+TensorNames NamesWithCorrectionBias(const ModelConfig& config);  // otherwise the default ones
+TensorNames MixtralNames(const ModelConfig& config);
 
 // Rejects a setting that is not implemented: Error if `key` is present and its value is not
 // `wanted`.
 void RequireString(const ConfigReader& reader, std::string_view key, std::string_view wanted);
+void RequireOneOf(const ConfigReader& reader, std::string_view key, ConfigReader::Keys wanted);
+void RequireTrue(const ConfigReader& reader, std::string_view key);
 void RequireFalse(const ConfigReader& reader, std::string_view key);
 
 }  // namespace switchyard

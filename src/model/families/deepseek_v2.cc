@@ -17,6 +17,7 @@ void ReadRouter(const ConfigReader& reader, RouterConfig* router) {
     throw Invalid("{} is \"{}\"; want greedy or group_limited_greedy", reader.Where("topk_method"),
                   method);
   }
+  reader.Ignore({"n_group", "topk_group", "routed_scaling_factor"});
   // DeepSeek's published code either normalises the router weights or scales them.
   router->renormalize = reader.BoolOr("norm_topk_prob", false) && router->top_k > 1;
   if (!router->renormalize) {
@@ -37,13 +38,13 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   MarkMoeLayersAfter(reader, 0, config);
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});
   ReadRouter(reader, &config->moe->router);
-  config->moe->shared_intermediate =
-      reader.IntOr({"n_shared_experts"}, 0, 0, kMaxCount) * config->moe->intermediate;
+  ReadSharedExperts(reader, {"n_shared_experts"}, 0, config);
 }
 
-TensorNames Names(const ModelConfig&) { return {}; }
-
-constexpr Family kFamilies[] = {{"DeepseekV2ForCausalLM", "deepseek_v2", ReadConfig, Names}};
+constexpr Family kFamilies[] = {{.architecture = "DeepseekV2ForCausalLM",
+                                 .model_type = "deepseek_v2",
+                                 .read_config = ReadConfig,
+                                 .names = DefaultNames}};
 
 }  // namespace
 

@@ -1,45 +1,65 @@
 // DeepSeek-V3 and R1, Kimi-K2, Moonlight: latent attention; sigmoid router with a correction bias
 // that affects only the selection, and groups scored by the sum of their two best experts.
+// GLM-4.7-Flash is the same with other defaults.
 #include "model/families/common.h"
 #include "model/families/family.h"
 
 namespace switchyard {
 namespace {
 
-void ReadRouter(const ConfigReader& reader, RouterConfig* router) {
-  RequireString(reader, "scoring_func", "sigmoid");
-  RequireString(reader, "topk_method", "noaux_tc");
-  router->scoring = RouterConfig::Scoring::kSigmoid;
-  router->group_score = RouterConfig::GroupScore::kTop2Sum;
-  router->renormalize = reader.BoolOr("norm_topk_prob", true);
-  router->routed_scaling_factor =
-      static_cast<float>(reader.DoubleOr({"routed_scaling_factor"}, 2.5, 0.0, 1e6));
-  ReadGroups(reader, 8, 4, router);
-}
+struct Defaults {
+  double norm_eps;
+  int64_t dense_layers;
+  NoAuxDefaults router;
+};
 
-void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
-  ReadCommon(reader, 1e-6, config);
+void Read(const ConfigReader& reader, const Defaults& defaults, ModelConfig* config) {
+  ReadCommon(reader, defaults.norm_eps, config);
   ReadDenseIntermediate(reader, config);
   ReadLatentAttention(reader, config);
   ReadRope(reader, 10000.0, config->attention.qk_rope_head_dim, config);
   config->rope.interleaved = reader.BoolOr("rope_interleave", true);
   ScaleLatentScores(config);
-  MarkMoeLayersAfter(reader, 3, config);
+  if (!ReadMlpLayerTypes(reader, config)) MarkMoeLayersAfter(reader, defaults.dense_layers, config);
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});
-  ReadRouter(reader, &config->moe->router);
-  config->moe->shared_intermediate =
-      reader.IntOr({"n_shared_experts"}, 1, 0, kMaxCount) * config->moe->intermediate;
+  ReadNoAuxRouter(reader, defaults.router, &config->moe->router);
+  ReadSharedExperts(reader, {"n_shared_experts"}, 1, config);
 }
 
-TensorNames Names(const ModelConfig&) {
-  TensorNames names;
-  names.correction_bias = true;
-  return names;
+void ReadDeepseek(const ConfigReader& reader, ModelConfig* config) {
+  Read(reader,
+       {.norm_eps = 1e-6,
+        .dense_layers = 3,
+        .router = {.scale = 2.5, .groups = 8, .topk_groups = 4}},
+       config);
+}
+
+void ReadGlmLite(const ConfigReader& reader, ModelConfig* config) {
+  Read(reader, {.norm_eps = 1e-5, .dense_layers = 1, .router = {.scale = 1.8}}, config);
 }
 
 constexpr Family kFamilies[] = {
-    {"DeepseekV3ForCausalLM", "deepseek_v3", ReadConfig, Names, /*mtp=*/true},
-    {"DeepseekV3ForCausalLM", "kimi_k2", ReadConfig, Names, /*mtp=*/true},
+    {.architecture = "DeepseekV3ForCausalLM",
+     .model_type = "deepseek_v3",
+     .read_config = ReadDeepseek,
+     .names = NamesWithCorrectionBias,
+     .mtp = true,
+     .tool_parser = "deepseekv3",
+     .reasoning_parser = "deepseek-r1"},
+    {.architecture = "DeepseekV3ForCausalLM",
+     .model_type = "kimi_k2",
+     .read_config = ReadDeepseek,
+     .names = NamesWithCorrectionBias,
+     .mtp = true,
+     .tool_parser = "kimi_k2",
+     .reasoning_parser = "kimi_k2"},
+    {.architecture = "Glm4MoeLiteForCausalLM",
+     .model_type = "glm4_moe_lite",
+     .read_config = ReadGlmLite,
+     .names = NamesWithCorrectionBias,
+     .mtp = true,
+     .tool_parser = "glm45",
+     .reasoning_parser = "glm45"},
 };
 
 }  // namespace

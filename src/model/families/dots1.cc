@@ -25,18 +25,14 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   MarkMoeLayersAfter(reader, 0, config);
   ReadWindows(reader, config);
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});
-  ReadNoAuxRouter(reader, false, 1.0, &config->moe->router);
-  config->moe->shared_intermediate =
-      reader.Int({"n_shared_experts"}, 0, kMaxCount) * config->moe->intermediate;
+  ReadNoAuxRouter(reader, {.renormalizes = false}, &config->moe->router);
+  ReadSharedExperts(reader, {"n_shared_experts"}, 0, config);
 }
 
-TensorNames Names(const ModelConfig&) {
-  TensorNames names;
-  names.correction_bias = true;
-  return names;
-}
-
-constexpr Family kFamilies[] = {{"Dots1ForCausalLM", "dots1", ReadConfig, Names}};
+constexpr Family kFamilies[] = {{.architecture = "Dots1ForCausalLM",
+                                 .model_type = "dots1",
+                                 .read_config = ReadConfig,
+                                 .names = NamesWithCorrectionBias}};
 
 }  // namespace
 

@@ -21,8 +21,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
     config->layers[i].moe = (i + 1) % every == 0;
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});
   config->moe->router.renormalize = true;
-  config->moe->shared_intermediate =
-      reader.IntOr({"moe_num_shared_experts"}, 2, 0, kMaxCount) * config->moe->intermediate;
+  ReadSharedExperts(reader, {"moe_num_shared_experts"}, 2, config);
 }
 
 TensorNames Names(const ModelConfig&) {
@@ -33,7 +32,10 @@ TensorNames Names(const ModelConfig&) {
   return names;
 }
 
-constexpr Family kFamilies[] = {{"Ernie4_5_MoeForCausalLM", "ernie4_5_moe", ReadConfig, Names}};
+constexpr Family kFamilies[] = {{.architecture = "Ernie4_5_MoeForCausalLM",
+                                 .model_type = "ernie4_5_moe",
+                                 .read_config = ReadConfig,
+                                 .names = Names}};
 
 }  // namespace
 

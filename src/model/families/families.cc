@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "core/check.h"
 #include "model/families/family.h"
 
 namespace switchyard {
@@ -10,16 +11,26 @@ namespace {
 std::vector<Family> Collect() {
   std::vector<Family> all;
   for (std::span<const Family> page :
-       {MixtralFamily(), Qwen2MoeFamily(), Qwen3MoeFamily(), OlmoeFamily(), DeepseekV2Family(),
-        DeepseekV3Family(), GptOssFamily(), Glm4MoeFamily(), LlamaFamily(), QwenFamily(),
-        Glm4MoeLiteFamily(), Dots1Family(), MiniMaxM2Family(), Ernie45MoeFamily(),
-        SolarOpenFamily()}) {
+       {MixtralFamily(),     Qwen2MoeFamily(),   Qwen3MoeFamily(),     OlmoeFamily(),
+        DeepseekV2Family(),  DeepseekV3Family(), GptOssFamily(),       Glm4MoeFamily(),
+        LlamaFamily(),       QwenFamily(),       Dots1Family(),        MiniMaxM2Family(),
+        Ernie45MoeFamily(),  GraniteMoeFamily(), HunyuanV1MoeFamily(), ExaoneMoeFamily(),
+        FlexOlmoFamily(),    PhimoeFamily(),     Mistral4Family(),     AfmoeFamily(),
+        BailingMoeV2Family()}) {
     all.insert(all.end(), page.begin(), page.end());
   }
   return all;
 }
 
+constexpr Wrapper kWrappers[] = {
+    {"KimiK25ForConditionalGeneration", "kimi_k25", "language_model."},
+    {"Kimi_K25ForConditionalGeneration", "kimi_k25", "language_model."},
+    {"Mistral3ForConditionalGeneration", "mistral3", "language_model."},
+};
+
 }  // namespace
+
+std::span<const Wrapper> Wrappers() { return kWrappers; }
 
 std::span<const Family> Families() {
   static const std::vector<Family> families = Collect();
@@ -36,6 +47,15 @@ const Family* FindFamily(std::string_view architecture) {
       causal.replace(causal.size() - other.size(), other.size(), "ForCausalLM");
   const auto it = std::ranges::find(families, causal, &Family::architecture);
   return it == families.end() ? nullptr : &*it;
+}
+
+TensorNames NamesOf(const ModelConfig& config) {
+  const Family* family = FindFamily(config.architecture);
+  CHECK(family != nullptr);
+  TensorNames names = family->names(config);
+  for (std::string* name : {&names.embedding, &names.final_norm, &names.head, &names.layers})
+    *name = config.tensor_prefix + *name;
+  return names;
 }
 
 }  // namespace switchyard

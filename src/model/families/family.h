@@ -19,9 +19,12 @@ struct TensorNames {
   std::string head = "lm_head.weight";
   std::string layers = "model.layers.";  // followed by the layer's number and a dot
 
+  // Norms of the input of attention and of the feed-forward, and of their output. Empty: none.
   std::string input_norm = "input_layernorm", post_attention_norm = "post_attention_layernorm";
+  std::string attention_output_norm, feed_forward_output_norm;
   std::string q = "self_attn.q_proj", k = "self_attn.k_proj", v = "self_attn.v_proj";
-  std::string o = "self_attn.o_proj";
+  std::string qkv;  // one linear with the rows of q, then k, then v; empty: three linears
+  std::string o = "self_attn.o_proj", attention_gate = "self_attn.gate_proj";
   std::string q_norm = "self_attn.q_norm", k_norm = "self_attn.k_norm";
   std::string sinks = "self_attn.sinks";
   std::string q_a = "self_attn.q_a_proj", q_a_norm = "self_attn.q_a_layernorm";
@@ -35,6 +38,13 @@ struct TensorNames {
   std::string router = "gate";
   std::string expert_gate = "gate_proj", expert_up = "up_proj", expert_down = "down_proj";
   std::string shared = "shared_experts", shared_gate = "shared_expert_gate";
+  // Experts are stacked under these names: gate rows, then up rows [E, 2I, H], and down [E, H, I].
+  // Without `stacked_experts`, the first name decides: experts are stacked if it is stored.
+  bool stacked_experts = false;
+  std::string stacked_gate_up = "experts.gate_up_proj", stacked_down = "experts.down_proj";
+  // One linear with the gate rows, then the up rows of the shared expert [2S, H], and its down
+  // linear, by their names in the layer. Empty: gate_proj, up_proj and down_proj of `shared`.
+  std::string shared_gate_up, shared_down;
 
   bool router_bias = false, correction_bias = false;
   // Name of the correction bias in the block; empty: that of most families, in the router.
@@ -60,12 +70,27 @@ struct Family {
   void (*read_config)(const ConfigReader& reader, ModelConfig* config);
   TensorNames (*names)(const ModelConfig& config);
   bool mtp = false;  // MTP layers have the tensor names of DeepSeek-V3's
+  // Why models of the family do not run on GPUs: "LayerNorm". Empty: they do.
+  std::string_view cpu_only = {};
+  // Formats of tool calls and reasoning that the chat templates of published checkpoints use (names
+  // of text/output). For the table of models; serving detects them from the template.
+  std::string_view tool_parser = {}, reasoning_parser = {};
 };
+
+// A multimodal checkpoint, of which the decoder is served. Its config.json has the decoder's
+// settings under text_config, and the names of the decoder's tensors begin with `prefix`.
+struct Wrapper {
+  std::string_view architecture, model_type;
+  std::string_view prefix;
+};
+std::span<const Wrapper> Wrappers();
 
 std::span<const Family> Families();
 // `architecture` may also be the name of the classifier (...ForSequenceClassification) or of the
 // decoder without a head (...Model) of a family. nullptr if unknown.
 const Family* FindFamily(std::string_view architecture);
+// The names of a model's tensors, with its prefix. CHECKs that the architecture is known.
+TensorNames NamesOf(const ModelConfig& config);
 
 // One list of families for each file of this folder, since some files define two architectures.
 std::span<const Family> MixtralFamily();
@@ -76,12 +101,18 @@ std::span<const Family> DeepseekV2Family();
 std::span<const Family> DeepseekV3Family();
 std::span<const Family> GptOssFamily();
 std::span<const Family> Glm4MoeFamily();
-std::span<const Family> Glm4MoeLiteFamily();
 std::span<const Family> Dots1Family();
 std::span<const Family> MiniMaxM2Family();
 std::span<const Family> Ernie45MoeFamily();
-std::span<const Family> SolarOpenFamily();
 std::span<const Family> LlamaFamily();
 std::span<const Family> QwenFamily();
+std::span<const Family> GraniteMoeFamily();
+std::span<const Family> HunyuanV1MoeFamily();
+std::span<const Family> ExaoneMoeFamily();
+std::span<const Family> FlexOlmoFamily();
+std::span<const Family> PhimoeFamily();
+std::span<const Family> Mistral4Family();
+std::span<const Family> AfmoeFamily();
+std::span<const Family> BailingMoeV2Family();
 
 }  // namespace switchyard

@@ -39,7 +39,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
       config->layers[i].window = static_cast<int32_t>(window);
     }
   }
-  for (LayerConfig& layer : config->layers) layer.moe = true;
+  MarkAllMoe(config);
   config->moe = ReadMoe(reader, {"intermediate_size"});
   config->moe->router.scoring = RouterConfig::Scoring::kTopKSoftmax;
   config->activation = kernels::Activation::kSwiGluClamped;
@@ -54,7 +54,12 @@ TensorNames Names(const ModelConfig&) {
   return names;
 }
 
-constexpr Family kFamilies[] = {{"GptOssForCausalLM", "gpt_oss", ReadConfig, Names}};
+constexpr Family kFamilies[] = {{.architecture = "GptOssForCausalLM",
+                                 .model_type = "gpt_oss",
+                                 .read_config = ReadConfig,
+                                 .names = Names,
+                                 .tool_parser = "gpt-oss",
+                                 .reasoning_parser = "gpt-oss"}};
 
 }  // namespace
 

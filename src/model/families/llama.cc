@@ -27,11 +27,17 @@ void ReadMistral(const ConfigReader& reader, ModelConfig* config) {
   for (LayerConfig& layer : config->layers) layer.window = static_cast<int32_t>(window);
 }
 
-TensorNames Names(const ModelConfig&) { return {}; }
-
 constexpr Family kFamilies[] = {
-    {"LlamaForCausalLM", "llama", ReadLlama, Names},
-    {"MistralForCausalLM", "mistral", ReadMistral, Names},
+    {.architecture = "LlamaForCausalLM",
+     .model_type = "llama",
+     .read_config = ReadLlama,
+     .names = DefaultNames,
+     .tool_parser = "llama3"},
+    {.architecture = "MistralForCausalLM",
+     .model_type = "mistral",
+     .read_config = ReadMistral,
+     .names = DefaultNames,
+     .tool_parser = "mistral"},
 };
 
 }  // namespace

@@ -9,25 +9,17 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   ReadCommon(reader, 1e-5, config);
   ReadGroupedAttention(reader, 0, config);
   ReadRope(reader, 1e6, config->attention.head_dim, config);
-  const auto window = reader.IntOr({"sliding_window"}, 0, 0, INT32_MAX);
-  for (LayerConfig& layer : config->layers) {
-    layer = {.moe = true, .window = static_cast<int32_t>(window)};
-  }
+  MarkAllMoe(config);
+  SetWindows(reader, config);
   config->moe = ReadMoe(reader, {"intermediate_size"});
   config->moe->router.renormalize = true;
 }
 
-TensorNames Names(const ModelConfig&) {
-  TensorNames names;
-  names.moe = "block_sparse_moe";
-  names.moe_alternative = "mlp";  // transformers 5's own modules, with fused experts
-  names.expert_gate = "w1";
-  names.expert_up = "w3";
-  names.expert_down = "w2";
-  return names;
-}
-
-constexpr Family kFamilies[] = {{"MixtralForCausalLM", "mixtral", ReadConfig, Names}};
+constexpr Family kFamilies[] = {{.architecture = "MixtralForCausalLM",
+                                 .model_type = "mixtral",
+                                 .read_config = ReadConfig,
+                                 .names = MixtralNames,
+                                 .tool_parser = "mistral"}};
 
 }  // namespace
 

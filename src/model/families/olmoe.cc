@@ -15,14 +15,15 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
     a.clip_qkv = static_cast<float>(reader.Double({"clip_qkv"}, 1e-30, 1e30));
   }
   ReadRope(reader, 10000.0, a.head_dim, config);
-  for (LayerConfig& layer : config->layers) layer.moe = true;
+  MarkAllMoe(config);
   config->moe = ReadMoe(reader, {"intermediate_size"});
   config->moe->router.renormalize = reader.BoolOr("norm_topk_prob", false);
 }
 
-TensorNames Names(const ModelConfig&) { return {}; }
-
-constexpr Family kFamilies[] = {{"OlmoeForCausalLM", "olmoe", ReadConfig, Names}};
+constexpr Family kFamilies[] = {{.architecture = "OlmoeForCausalLM",
+                                 .model_type = "olmoe",
+                                 .read_config = ReadConfig,
+                                 .names = DefaultNames}};
 
 }  // namespace
 

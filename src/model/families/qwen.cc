@@ -8,6 +8,7 @@ namespace {
 // With use_sliding_window, layers from max_window_layers on use a sliding window.
 void ReadWindows(const ConfigReader& reader, ModelConfig* config) {
   const bool slides = reader.BoolOr("use_sliding_window", false);
+  if (!slides) reader.Ignore({"sliding_window"});
   const int64_t window = slides ? reader.IntOr({"sliding_window"}, 4096, 1, INT32_MAX) : 0;
   if (ReadLayerTypes(reader, window, config) || !slides) return;
   for (int64_t i = reader.IntOr({"max_window_layers"}, 28, 0, kMaxCount); i < config->num_layers();
@@ -36,11 +37,18 @@ void ReadQwen3(const ConfigReader& reader, ModelConfig* config) {
   a.qkv_bias = a.output_bias = reader.BoolOr("attention_bias", false);
 }
 
-TensorNames Names(const ModelConfig&) { return {}; }
-
 constexpr Family kFamilies[] = {
-    {"Qwen3ForCausalLM", "qwen3", ReadQwen3, Names},
-    {"Qwen2ForCausalLM", "qwen2", ReadQwen2, Names},
+    {.architecture = "Qwen3ForCausalLM",
+     .model_type = "qwen3",
+     .read_config = ReadQwen3,
+     .names = DefaultNames,
+     .tool_parser = "qwen25",
+     .reasoning_parser = "qwen3"},
+    {.architecture = "Qwen2ForCausalLM",
+     .model_type = "qwen2",
+     .read_config = ReadQwen2,
+     .names = DefaultNames,
+     .tool_parser = "qwen25"},
 };
 
 }  // namespace

@@ -9,6 +9,7 @@ namespace {
 // max_window_layers layers.
 void ReadWindows(const ConfigReader& reader, ModelConfig* config) {
   const bool slides = reader.BoolOr("use_sliding_window", false);
+  if (!slides) reader.Ignore({"sliding_window"});
   const int64_t window = slides ? reader.IntOr({"sliding_window"}, 4096, 1, INT32_MAX) : 0;
   if (ReadLayerTypes(reader, window, config) || !slides) return;
   const int64_t until = reader.IntOr({"max_window_layers"}, 28, 0, kMaxCount);
@@ -38,7 +39,11 @@ TensorNames Names(const ModelConfig&) {
   return names;
 }
 
-constexpr Family kFamilies[] = {{"Qwen2MoeForCausalLM", "qwen2_moe", ReadConfig, Names}};
+constexpr Family kFamilies[] = {{.architecture = "Qwen2MoeForCausalLM",
+                                 .model_type = "qwen2_moe",
+                                 .read_config = ReadConfig,
+                                 .names = Names,
+                                 .tool_parser = "qwen25"}};
 
 }  // namespace
 

@@ -14,6 +14,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   a.qkv_bias = a.output_bias = reader.BoolOr("attention_bias", false);
   ReadRope(reader, 10000.0, a.head_dim, config);
   MarkSparseLayers(reader, config);
+  reader.Ignore({"sliding_window"});  // without use_sliding_window
   if (reader.BoolOr("use_sliding_window", false)) {
     const int64_t window = reader.IntOr({"sliding_window"}, 4096, 1, INT32_MAX);
     for (LayerConfig& layer : config->layers) layer.window = static_cast<int32_t>(window);
@@ -22,9 +23,12 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   config->moe->router.renormalize = reader.BoolOr("norm_topk_prob", false);
 }
 
-TensorNames Names(const ModelConfig&) { return {}; }
-
-constexpr Family kFamilies[] = {{"Qwen3MoeForCausalLM", "qwen3_moe", ReadConfig, Names}};
+constexpr Family kFamilies[] = {{.architecture = "Qwen3MoeForCausalLM",
+                                 .model_type = "qwen3_moe",
+                                 .read_config = ReadConfig,
+                                 .names = DefaultNames,
+                                 .tool_parser = "qwen25",
+                                 .reasoning_parser = "qwen3"}};
 
 }  // namespace
 

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <utility>
 
 #include "core/error.h"
@@ -49,6 +50,10 @@ void ReadLongRope(const ConfigReader& reader, const ConfigReader& scaling, int64
   rope->factor = scaling.DoubleOr({"factor"}, ratio, 1e-6, kMaxFactor);
   if (scaling.Has("attention_factor")) {
     rope->attention_factor = scaling.Double({"attention_factor"}, 0.0, kMaxFactor);
+  }
+  if (scaling.Has("short_mscale") || scaling.Has("long_mscale")) {
+    rope->attention_factor = scaling.Double({"short_mscale"}, 0.0, kMaxFactor);
+    rope->long_attention_factor = scaling.Double({"long_mscale"}, 0.0, kMaxFactor);
   }
   const auto half = static_cast<size_t>(rope->rotary_dim / 2);
   for (auto [key, factors] : {std::pair{"short_factor", &rope->short_factor},
@@ -106,6 +111,13 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
   } else if (type == "yarn") {
     rope.type = RopeConfig::Type::kYarn;
     ReadYarn(*scaling, config->max_position, &rope);
+  } else if (type == "dynamic" && scaling->DoubleOr({"alpha"}, 0.0, 0.0, 1e9) > 0.0) {
+    // Hunyuan's fixed NTK scaling: only theta is stretched.
+    const auto dim = static_cast<double>(rope.rotary_dim);
+    if (dim < 4)
+      throw Invalid("{} is dynamic; want at least 4 rotated elements per head, not {}",
+                    scaling->Where("rope_type"), rope.rotary_dim);
+    rope.theta *= std::pow(scaling->Double({"alpha"}, 0.0, 1e9), dim / (dim - 2.0));
   } else if (type == "dynamic") {
     rope.type = RopeConfig::Type::kDynamic;
     rope.factor = scaling->Double({"factor"}, 1.0, kMaxFactor);

@@ -16,6 +16,12 @@ struct LayerContext {
   const Tensor& cos_sin;  // [context_length, rotary_dim]
   const RankGroups& groups;
   kernels::Device& device;
+  Tensor query_scale = {};  // [context_length, QueryScaleWidth], or undefined
 };
+
+// A table in the device's memory; undefined if the table is.
+inline Tensor PlaceTable(kernels::Device& device, const Tensor& table) {
+  return table.defined() ? device.Place(table) : table;
+}
 
 }  // namespace switchyard

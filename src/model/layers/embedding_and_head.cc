@@ -15,6 +15,8 @@ void EmbeddingAndHead::Embed(const Pass& pass, float* out) const {
                    .w = weights_.embedding,
                    .first = static_cast<int32_t>(weights_.vocab_begin),
                    .out = out});
+  if (c_.config.embedding_scale != 1.0f)
+    c_.device.Scale(out, pass.rows.tokens * c_.config.hidden, c_.config.embedding_scale);
   c_.groups.attn_tp->AllReduceSum(out, pass.rows.tokens * c_.config.hidden);
 }
 
@@ -60,9 +62,11 @@ void EmbeddingAndHead::Pool(const float* hidden, int64_t rows, float* out) const
 
 void EmbeddingAndHead::Multiply(const float* hidden, int64_t rows, float* out) const {
   if (rows == 0) return;
+  const Tensor& bias = weights_.head_bias;
   c_.device.Linear({.x = hidden,
                     .ldx = c_.config.hidden,
                     .w = weights_.head,
+                    .bias = bias.defined() ? bias.data<float>() : nullptr,
                     .y = out,
                     .ldy = weights_.head.n,
                     .m = rows});

@@ -1,5 +1,6 @@
 #include "model/layers/grouped_attention.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/check.h"
@@ -8,12 +9,24 @@
 #include "model/weights/shard.h"
 
 namespace switchyard {
+namespace {
+
+// The fused op does not clamp, norms whole projections, norms after the rotation, or leave layers
+// without rotation.
+bool HasPlainHeads(const ModelConfig& config) {
+  const AttentionConfig& a = config.attention;
+  return a.clip_qkv == 0.0f && a.qk_norm != AttentionConfig::QkNorm::kWhole && !a.norm_after_rope &&
+         std::ranges::all_of(config.layers, &LayerConfig::rope);
+}
+
+}  // namespace
 
 GroupedAttention::GroupedAttention(const LayerContext& context)
     : c_(context),
       heads_(QueryHeads(context.config.attention, context.mesh).size()),
       kv_heads_(KvHeads(context.config.attention, context.mesh).size()),
-      head_dim_(context.config.attention.head_dim) {}
+      head_dim_(context.config.attention.head_dim),
+      plain_heads_(HasPlainHeads(context.config)) {}
 
 int64_t GroupedAttention::ScratchFloats(int64_t max_tokens) const {
   const int64_t q_heads = c_.device.fused() ? heads_ + 2 * kv_heads_ : heads_;
@@ -93,12 +106,15 @@ void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int6
                                          .ldy = c_.config.hidden,
                                          .m = pass.rows.tokens};
   kernels::FusedOps* fused = c_.device.fused();
-  if (fused && fused->AttentionToBFloat16(attention) && fused->ReadsBFloat16Rows(project)) {
+  const bool bf16_out = fused && fused->AttentionToBFloat16(attention) && !w.gate.w.defined() &&
+                        fused->ReadsBFloat16Rows(project);
+  if (bf16_out) {
     attention.bf16_out = std::exchange(attention.out, nullptr);
     c_.device.Attention(attention, *pass.sequences);
     return fused->LinearOfBFloat16Rows(project, attention.bf16_out);
   }
   c_.device.Attention(attention, *pass.sequences);
+  if (w.gate.w.defined()) Gate(pass, a, w.gate);
   c_.device.Linear(project);
 }
 
@@ -113,10 +129,7 @@ kernels::LinearParams GroupedAttention::Joined(int64_t tokens, const GroupedAtte
 
 bool GroupedAttention::UsesFusedOps(int64_t tokens, const GroupedAttentionWeights& w) const {
   const kernels::FusedOps* fused = c_.device.fused();
-  // The fused op does not clamp. Models with clip_qkv norm whole projections and need other ops
-  // anyway.
-  return fused && w.qkv.w.defined() && c_.config.attention.clip_qkv == 0.0f &&
-         c_.config.attention.qk_norm != AttentionConfig::QkNorm::kWhole &&
+  return fused && w.qkv.w.defined() && plain_heads_ &&
          fused->SupportsHeads(head_dim_, c_.config.rope.rotary_dim) &&
          (w.qkv.w.format == WeightFormat::kFp8Block ||
           fused->ReadsBFloat16Rows(Joined(tokens, w, nullptr)));
@@ -177,20 +190,11 @@ void GroupedAttention::ProjectAndStore(Pass& pass, const Arrays& a,
                                        projection(w.k, a.k, kv_width),
                                        projection(w.v, a.v, kv_width)};
   c_.device.LinearGroup(qkv);
-  NormQueriesAndKeys(a, w, tokens);
+  const bool norm_last = c_.config.attention.norm_after_rope;
+  if (!norm_last) NormQueriesAndKeys(a, w, tokens);
   Clip(a, tokens);
-
-  for (auto [rows, heads] : {std::pair{a.q, heads_}, std::pair{a.k, kv_heads_}}) {
-    c_.device.Rope({.x = rows,
-                    .ldx = heads * head_dim_,
-                    .m = tokens,
-                    .heads = heads,
-                    .head_dim = head_dim_,
-                    .rotary_dim = c_.config.rope.rotary_dim,
-                    .interleaved = c_.config.rope.interleaved,
-                    .positions = pass.rows.positions,
-                    .cos_sin = c_.cos_sin.data<float>()});
-  }
+  if (c_.config.layers[layer].rope) Rotate(pass, a);
+  if (norm_last) NormQueriesAndKeys(a, w, tokens);
   Tensor& k_cache = kv.k(layer);
   Tensor& v_cache = kv.v(layer);
   // If the cache has a scale per head, each head is stored as a row of the cache.
@@ -205,6 +209,33 @@ void GroupedAttention::ProjectAndStore(Pass& pass, const Arrays& a,
                        .slots = by_head ? a.head_slots : pass.rows.slots,
                        .cache = cache->mutable_raw(),
                        .dtype = kv.dtype()});
+  }
+}
+
+void GroupedAttention::Gate(const Pass& pass, const Arrays& a, const LinearWeight& gate) const {
+  const int64_t tokens = pass.rows.tokens, width = heads_ * head_dim_;
+  float* const gates = a.q;  // the queries are not needed any more
+  c_.device.Linear({.x = pass.normed.data(),
+                    .ldx = c_.config.hidden,
+                    .w = gate.w,
+                    .bias = gate.bias_data(),
+                    .y = gates,
+                    .ldy = width,
+                    .m = tokens});
+  c_.device.MultiplyBySigmoid(a.attended, gates, tokens * width);
+}
+
+void GroupedAttention::Rotate(const Pass& pass, const Arrays& a) const {
+  for (auto [rows, heads] : {std::pair{a.q, heads_}, std::pair{a.k, kv_heads_}}) {
+    c_.device.Rope({.x = rows,
+                    .ldx = heads * head_dim_,
+                    .m = pass.rows.tokens,
+                    .heads = heads,
+                    .head_dim = head_dim_,
+                    .rotary_dim = c_.config.rope.rotary_dim,
+                    .interleaved = c_.config.rope.interleaved,
+                    .positions = pass.rows.positions,
+                    .cos_sin = c_.cos_sin.data<float>()});
   }
 }
 

@@ -54,11 +54,15 @@ class GroupedAttention {
   // Clamps q, k and v to ±clip_qkv, after the norms and before rope (OLMo, OLMoE). NaN stays NaN,
   // as in torch.clamp.
   void Clip(const Arrays& a, int64_t tokens) const;
+  void Rotate(const Pass& pass, const Arrays& a) const;
+  // Multiplies the heads' output by its gate, which is computed from the layer's normalised rows.
+  void Gate(const Pass& pass, const Arrays& a, const LinearWeight& gate) const;
   void NormQueriesAndKeys(const Arrays& a, const GroupedAttentionWeights& w, int64_t tokens) const;
   void FillHeadSlots(const Pass& pass, int32_t* head_slots) const;
 
   const LayerContext& c_;
   const int64_t heads_, kv_heads_, head_dim_;  // of this rank
+  const bool plain_heads_;  // the fused op computes what this model needs between q, k, v and cache
 };
 
 }  // namespace switchyard

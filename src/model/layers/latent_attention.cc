@@ -1,5 +1,6 @@
 #include "model/layers/latent_attention.h"
 
+#include "model/rope.h"
 #include "model/weights/shard.h"
 
 namespace switchyard {
@@ -138,6 +139,15 @@ void LatentAttention::ProjectQueries(Pass& pass, const LatentAttentionWeights& w
                   .interleaved = c_.config.rope.interleaved,
                   .positions = pass.rows.positions,
                   .cos_sin = c_.cos_sin.data<float>()});
+  if (const int64_t part = QueryScaleWidth(c_.config.attention))
+    c_.device.Rope({.x = a.q,
+                    .ldx = width,
+                    .m = tokens,
+                    .heads = width / part,
+                    .head_dim = part,
+                    .rotary_dim = part,
+                    .positions = pass.rows.positions,
+                    .cos_sin = c_.query_scale.data<float>()});
 }
 
 void LatentAttention::StoreLatents(Pass& pass, const LatentAttentionWeights& w, int64_t layer,

@@ -26,6 +26,14 @@ inline const std::vector<std::string> kFixtures = {
 inline std::filesystem::path FixtureDir(const std::string& name) {
   return std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / name;
 }
+// The checkpoints of tests/data/families.
+inline std::vector<std::filesystem::path> FamilyDirs() {
+  std::vector<std::filesystem::path> all;
+  const auto folder = std::filesystem::path(SWITCHYARD_TEST_DATA) / "families";
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (entry.is_directory()) all.push_back(entry.path());
+  return all;
+}
 // A checkpoint of tests/data/quantized.
 inline std::filesystem::path QuantizedDir(const std::string& name) {
   return std::filesystem::path(SWITCHYARD_TEST_DATA) / "quantized" / name;
@@ -41,6 +49,7 @@ class Assembler {
     Rows("embedding", [](const auto& w) { return w.embedding; });
     Rows("head", [](const auto& w) { return w.head; });
     Same("final_norm", [](const auto& w) { return w.final_norm; });
+    Vectors("head_bias", [](const auto& w) { return w.head_bias; });
     for (int64_t i = 0; i < config_.num_layers(); ++i) Layer(i);
     return std::move(out_);
   }
@@ -87,6 +96,9 @@ class Assembler {
     const auto layer = [i](const ModelWeights& w) -> const LayerWeights& { return w.layers[i]; };
     Same(p + "input_norm", [&](const auto& w) { return layer(w).input_norm; });
     Same(p + "post_norm", [&](const auto& w) { return layer(w).post_attention_norm; });
+    Same(p + "attention_output_norm",
+         [&](const auto& w) { return layer(w).attention_output_norm; });
+    Same(p + "output_norm", [&](const auto& w) { return layer(w).feed_forward_output_norm; });
     if (config_.attention.kind == AttentionConfig::Kind::kGrouped) {
       Grouped(p, layer);
     } else {
@@ -125,6 +137,8 @@ class Assembler {
     Vectors(
         p + "v.bias", [&](const auto& w) { return layer(w).grouped.v.bias; }, step);
     Vectors(p + "o.bias", [&](const auto& w) { return layer(w).grouped.o.bias; });
+    if (config_.attention.gate)
+      Rows(p + "gate", [&](const auto& w) { return layer(w).grouped.gate.w; });
     Vectors(p + "sinks", [&](const auto& w) { return layer(w).grouped.sinks; });
     if (config_.attention.qk_norm == AttentionConfig::QkNorm::kWhole) {
       Vectors(p + "q_norm", [&](const auto& w) { return layer(w).grouped.q_norm; });

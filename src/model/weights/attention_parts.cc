@@ -20,9 +20,21 @@ GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& p
   const Range q = heads * a.head_dim, kv = KvHeads(a, parts.mesh()) * a.head_dim;
 
   GroupedAttentionWeights w;
-  w.q = parts.Rows(prefix + names.q, q_size, hidden, q, a.qkv_bias, kGroupedKeys);
-  w.k = parts.Rows(prefix + names.k, kv_size, hidden, kv, a.qkv_bias, kGroupedKeys);
-  w.v = parts.Rows(prefix + names.v, kv_size, hidden, kv, a.qkv_bias, kGroupedKeys);
+  if (names.qkv.empty()) {
+    w.q = parts.Rows(prefix + names.q, q_size, hidden, q, a.qkv_bias, kGroupedKeys);
+    w.k = parts.Rows(prefix + names.k, kv_size, hidden, kv, a.qkv_bias, kGroupedKeys);
+    w.v = parts.Rows(prefix + names.v, kv_size, hidden, kv, a.qkv_bias, kGroupedKeys);
+  } else {
+    const auto rows = [&](int64_t first, Range of) {
+      return parts.Rows(prefix + names.qkv, q_size + 2 * kv_size, hidden,
+                        {first + of.begin, first + of.end}, a.qkv_bias, kGroupedKeys);
+    };
+    w.q = rows(0, q);
+    w.k = rows(q_size, kv);
+    w.v = rows(q_size + kv_size, kv);
+  }
+  if (a.gate)
+    w.gate = parts.Rows(prefix + names.attention_gate, q_size, hidden, q, false, kGroupedKeys);
   w.o = parts.Columns(prefix + names.o, hidden, q_size, q, a.output_bias, kGroupedKeys);
   const std::string q_norm = prefix + names.q_norm + ".weight";
   const std::string k_norm = prefix + names.k_norm + ".weight";

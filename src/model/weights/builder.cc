@@ -30,6 +30,32 @@ class Meter {
   double last_;
 };
 
+// A norm over hidden elements: [H], or [2, H] with its bias for LayerNorm. `name`: of the weight.
+Tensor BuildNorm(Parts& parts, const std::string& name) {
+  constexpr std::string_view kKeys = "hidden_size";
+  constexpr std::string_view kWeight = "weight";
+  const int64_t hidden = parts.config().hidden;
+  if (!parts.config().layer_norm) return parts.Norm(name, hidden, kKeys);
+  const auto width = static_cast<size_t>(hidden);
+  Tensor both = Tensor::Empty(DType::kF32, {2, hidden});
+  const std::string bias = name.substr(0, name.size() - kWeight.size()) + "bias";
+  const Range all{0, hidden};
+  parts.Vector({.name = name, .n = hidden, .range = all, .norm = true, .keys = kKeys},
+               {both.data<float>(), width});
+  parts.Vector({.name = bias, .n = hidden, .range = all, .keys = kKeys},
+               {both.data<float>() + hidden, width});
+  return both;
+}
+
+// The final norm, with the scale of the logits. Without a vocabulary head it has no such scale.
+Tensor BuildFinalNorm(Parts& parts) {
+  const ModelConfig& config = parts.config();
+  Tensor norm = BuildNorm(parts, parts.names().final_norm);
+  if (config.logit_scale != 1.0f && !config.pooling)
+    for (int64_t i = 0; i < norm.num_elements(); ++i) norm.data<float>()[i] *= config.logit_scale;
+  return norm;
+}
+
 LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   const ModelConfig& config = parts.config();
   const TensorNames& names = parts.names();
@@ -37,10 +63,13 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   const std::string prefix = fmt::format("{}{}.", names.layers, config.first_layer + index);
   LayerWeights layer;
   Meter meter(parts);
-  layer.input_norm =
-      parts.Norm(prefix + names.input_norm + ".weight", config.hidden, "hidden_size");
-  layer.post_attention_norm =
-      parts.Norm(prefix + names.post_attention_norm + ".weight", config.hidden, "hidden_size");
+  const auto norm = [&](const std::string& name) {
+    return name.empty() ? Tensor() : BuildNorm(parts, prefix + name + ".weight");
+  };
+  layer.input_norm = norm(names.input_norm);
+  layer.post_attention_norm = norm(names.post_attention_norm);
+  layer.attention_output_norm = norm(names.attention_output_norm);
+  layer.feed_forward_output_norm = norm(names.feed_forward_output_norm);
   bytes.norms += meter.Next();
   if (config.attention.kind == AttentionConfig::Kind::kGrouped) {
     layer.grouped = BuildGroupedAttention(parts, prefix);
@@ -94,10 +123,8 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
                           WeightSource& source, WeightBytes* by_module) {
   WeightBytes ignored;
   WeightBytes& bytes = by_module ? *by_module : ignored;
-  const Family* family = FindFamily(config.architecture);
-  CHECK(family != nullptr);
   CheckSplits(config, mesh, options.replicated_shared_expert);
-  TensorNames names = family->names(config);
+  TensorNames names = NamesOf(config);
   Parts parts({config, mesh, names, options.replicated_shared_expert, options.placements}, source);
 
   const Range vocab = EmbeddingRows(config.vocab_size, mesh);
@@ -116,7 +143,7 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   w.layers.reserve(config.layers.size());
   for (int64_t i = 0; i < config.num_layers(); ++i) w.layers.push_back(BuildLayer(parts, i, bytes));
   meter.Next();
-  w.final_norm = parts.Norm(names.final_norm, config.hidden, "hidden_size");
+  w.final_norm = BuildFinalNorm(parts);
   bytes.norms += meter.Next();
   if (config.pooling) {
     if (const auto labels = static_cast<int64_t>(config.pooling->labels.size()))
@@ -128,6 +155,11 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   const bool same = config.tie_embeddings && head.begin == vocab.begin && head.end == vocab.end;
   w.head = same ? w.embedding
                 : parts.Vocabulary(config.tie_embeddings ? names.embedding : names.head, head);
+  if (config.head_bias)
+    w.head_bias = parts.Vector({.name = names.head.substr(0, names.head.rfind('.')) + ".bias",
+                                .n = config.vocab_size,
+                                .range = head,
+                                .keys = "vocab_size"});
   bytes.head += meter.Next();
   w.bytes_mapped = static_cast<size_t>(std::llround(parts.bytes()));
   return w;

@@ -18,7 +18,7 @@ struct ExpertLoader::Impl {
        const LoadOptions& load)
       : config(model),
         mesh(ranks),
-        names(FindFamily(model.architecture)->names(config)),
+        names(NamesOf(config)),
         dummy(load.load_format == "dummy"),
         seed(load.dummy_seed),
         check_nan_scales(load.check_nan_scales) {

@@ -34,17 +34,38 @@ RouterWeights BuildRouter(Parts& parts, const std::string& block, std::vector<Te
   return w;
 }
 
-bool HasMxfp4Blocks(const Parts& parts, const std::string& prefix) {
-  return parts.names().interleaved_experts && parts.Has(prefix + "gate_up_proj_blocks");
+bool HasMxfp4Blocks(const Parts& parts, const std::string& block) {
+  const TensorNames& names = parts.names();
+  return names.interleaved_experts && parts.Has(block + names.stacked_gate_up + "_blocks");
 }
 
-// One expert of gate_up_proj [E, 2 I, H] and down_proj [E, H, I]. Gate rows precede up rows, or
-// gate and up rows are interleaved. Interleaved matrices are stored as MXFP4 blocks or transposed.
-kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& prefix, int e, Range part) {
-  const bool alternate = parts.names().interleaved_experts;
-  const bool mxfp4 = HasMxfp4Blocks(parts, prefix);
+// The shared expert of a layer, stored as one linear with gate and up rows, and a down linear.
+kernels::ExpertWeights StackedShared(Parts& parts, const std::string& layer, Range part) {
+  constexpr std::string_view kKeys = "hidden_size, shared_intermediate_size";
+  const TensorNames& names = parts.names();
+  const int64_t hidden = parts.config().hidden, whole = parts.config().moe->shared_intermediate;
+  const auto rows = [&](int64_t first) {
+    return parts
+        .Rows(layer + names.shared_gate_up, 2 * whole, hidden,
+              {first + part.begin, first + part.end}, false, kKeys)
+        .w;
+  };
+  kernels::ExpertWeights w;
+  w.gate = rows(0);
+  w.up = rows(whole);
+  w.down = parts.Columns(layer + names.shared_down, hidden, whole, part, false, kKeys).w;
+  return w;
+}
+
+// One expert of the stacks gate_up [E, 2 I, H] and down [E, H, I] of a block. Gate rows precede up
+// rows, or gate and up rows are interleaved. Interleaved matrices are stored as MXFP4 blocks or
+// transposed.
+kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& block, int e, Range part) {
+  const TensorNames& names = parts.names();
+  const bool alternate = names.interleaved_experts;
+  const bool mxfp4 = HasMxfp4Blocks(parts, block);
   const int64_t hidden = parts.config().hidden, whole = parts.config().moe->intermediate;
-  MatrixRequest gate{.name = prefix + "gate_up_proj",
+  MatrixRequest gate{.name = block + names.stacked_gate_up,
                      .n = 2 * whole,
                      .k = hidden,
                      .rows = part,
@@ -53,14 +74,14 @@ kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& prefix, int 
                      .experts = parts.config().moe->router.num_experts,
                      .expert = e,
                      .total_rows = whole,
-                     .scheme = parts.SchemeOf(prefix + "gate_up_proj"),
+                     .scheme = parts.SchemeOf(block + names.stacked_gate_up),
                      .mxfp4_blocks = mxfp4,
                      .transposed = alternate && !mxfp4,
                      .keys = kExpertKeys};
   MatrixRequest up = gate;
   up.row0 = alternate ? 1 : whole;
   MatrixRequest down = gate;
-  down.name = prefix + "down_proj";
+  down.name = block + names.stacked_down;
   down.n = hidden;
   down.k = whole;
   down.rows = {0, hidden};
@@ -71,9 +92,9 @@ kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& prefix, int 
   return {.gate = parts.Matrix(gate), .up = parts.Matrix(up), .down = parts.Matrix(down)};
 }
 
-// gate_up_proj_bias [E, 2 I], interleaved; down_proj_bias [E, H], which only the first rank of a
+// Biases of the stacks, gate_up [E, 2 I], interleaved; down [E, H], which only the first rank of a
 // MoE-TP group adds.
-void AddExpertBiases(Parts& parts, const std::string& prefix, std::span<const int32_t> mine,
+void AddExpertBiases(Parts& parts, const std::string& block, std::span<const int32_t> mine,
                      Range part, std::vector<kernels::ExpertWeights>* experts,
                      std::vector<Tensor>* owned) {
   if (mine.empty()) return;
@@ -92,7 +113,7 @@ void AddExpertBiases(Parts& parts, const std::string& prefix, std::span<const in
   for (size_t i = 0; i < mine.size(); ++i) {
     const int e = mine[i];
     kernels::ExpertWeights& expert = (*experts)[i];
-    VectorRequest gate{.name = prefix + "gate_up_proj_bias",
+    VectorRequest gate{.name = block + parts.names().stacked_gate_up + "_bias",
                        .n = 2 * moe.intermediate,
                        .range = part,
                        .step = 2,
@@ -104,7 +125,7 @@ void AddExpertBiases(Parts& parts, const std::string& prefix, std::span<const in
     expert.gate_bias = read(gate);
     expert.up_bias = read(up);
     if (down) {
-      expert.down_bias = read({.name = prefix + "down_proj_bias",
+      expert.down_bias = read({.name = block + parts.names().stacked_down + "_bias",
                                .n = hidden,
                                .range = {0, hidden},
                                .experts = moe.router.num_experts,
@@ -114,33 +135,34 @@ void AddExpertBiases(Parts& parts, const std::string& prefix, std::span<const in
   }
 }
 
-// `prefix`: of the block's experts.
-std::vector<kernels::ExpertWeights> ExpertsOfBlock(Parts& parts, const std::string& prefix,
+std::vector<kernels::ExpertWeights> ExpertsOfBlock(Parts& parts, const std::string& block,
                                                    std::span<const int32_t> mine,
                                                    std::vector<Tensor>* owned) {
   const MoeModelConfig& moe = *parts.config().moe;
   const TensorNames& names = parts.names();
   const Mesh& mesh = parts.mesh();
-  const bool fused = names.interleaved_experts || parts.Has(prefix + "gate_up_proj");
-  const std::string down = fused ? prefix + "down_proj" : prefix + "0." + names.expert_down;
+  const bool fused = names.interleaved_experts || names.stacked_experts ||
+                     parts.Has(block + names.stacked_gate_up);
+  const std::string prefix = block + "experts.";
+  const std::string down = fused ? block + names.stacked_down : prefix + "0." + names.expert_down;
   const int64_t unit =
-      HasMxfp4Blocks(parts, prefix) ? kMxfp4BlockSize : ColumnUnit(parts.SchemeOf(down));
+      HasMxfp4Blocks(parts, block) ? kMxfp4BlockSize : ColumnUnit(parts.SchemeOf(down));
   const Range part = EvenShard(moe.intermediate, mesh.moe_tp(), mesh.moe_tp_rank(), unit);
   std::vector<kernels::ExpertWeights> experts;
   for (const int e : mine) {
     const std::string one = fmt::format("{}{}.", prefix, e);
-    experts.push_back(fused ? FusedExpert(parts, prefix, e, part)
+    experts.push_back(fused ? FusedExpert(parts, block, e, part)
                             : parts.FeedForward(one + names.expert_gate, one + names.expert_up,
                                                 one + names.expert_down, moe.intermediate, part,
                                                 kExpertKeys));
   }
-  if (names.expert_biases) AddExpertBiases(parts, prefix, mine, part, &experts, owned);
+  if (names.expert_biases) AddExpertBiases(parts, block, mine, part, &experts, owned);
   return experts;
 }
 
 std::string BlockPrefix(const Parts& parts, const std::string& layer_prefix) {
   const TensorNames& names = parts.names();
-  const std::string block = layer_prefix + names.moe + ".";
+  std::string block = layer_prefix + names.moe + ".";
   if (names.moe_alternative.empty()) return block;
   const std::string other = layer_prefix + names.moe_alternative + ".";
   const std::string router = names.router + ".weight";
@@ -152,7 +174,7 @@ std::string BlockPrefix(const Parts& parts, const std::string& layer_prefix) {
 std::vector<kernels::ExpertWeights> BuildExperts(Parts& parts, const std::string& prefix,
                                                  std::span<const int32_t> experts,
                                                  std::vector<Tensor>* owned) {
-  return ExpertsOfBlock(parts, BlockPrefix(parts, prefix) + "experts.", experts, owned);
+  return ExpertsOfBlock(parts, BlockPrefix(parts, prefix), experts, owned);
 }
 
 MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPlacement& placement,
@@ -165,19 +187,22 @@ MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPl
   w.router = BuildRouter(parts, block, owned);
   const ExpertRange places = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
   w.experts = ExpertsOfBlock(
-      parts, block + "experts.",
+      parts, block,
       placement.physical_to_logical().subspan(places.begin, places.end - places.begin), owned);
   const int64_t shared = moe.shared_intermediate;
   if (shared != 0) {
     w.has_shared = true;
     const std::string name = block + names.shared;
-    const Range part =
-        parts.replicated_shared_expert()
-            ? Range{0, shared}
-            : parts.EvenColumns(name + ".down_proj", shared, mesh.tp(), mesh.tp_rank());
-    w.shared =
-        parts.FeedForward(name + ".gate_proj", name + ".up_proj", name + ".down_proj", shared, part,
-                          "hidden_size, the shared experts' intermediate size");
+    const bool stacked = !names.shared_gate_up.empty();
+    const std::string down = stacked ? prefix + names.shared_down : name + ".down_proj";
+    const Range part = parts.replicated_shared_expert()
+                           ? Range{0, shared}
+                           : parts.EvenColumns(down, shared, mesh.tp(), mesh.tp_rank());
+    w.shared = stacked
+                   ? StackedShared(parts, prefix, part)
+                   : parts.FeedForward(name + ".gate_proj", name + ".up_proj", down, shared, part,
+                                       "hidden_size, the shared experts' intermediate "
+                                       "size");
   }
   if (moe.shared_gate) {
     w.shared_gate = parts.Plain(block + names.shared_gate + ".weight", 1, {0, 1}, "hidden_size");

@@ -58,6 +58,7 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
   // because their shards may differ.
   Place(device, weights.embedding);
   Place(device, weights.head);
+  Place(device, weights.head_bias);
   Place(device, weights.final_norm);
   if (weights.mtp) {
     Place(device, weights.mtp->embedding_norm);
@@ -70,13 +71,13 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
     const bool joins =
         device.fused() && grouped.q.w.defined() && JoinBiases(qkv, &grouped.qkv.bias);
     Place(device, grouped.qkv.bias);
-    for (Tensor* t : {&layer.input_norm, &layer.post_attention_norm, &layer.grouped.q_norm,
-                      &layer.grouped.k_norm, &layer.grouped.sinks, &layer.latent.q_a_norm,
-                      &layer.latent.kv_a_norm})
+    for (Tensor* t : {&layer.input_norm, &layer.post_attention_norm, &layer.attention_output_norm,
+                      &layer.feed_forward_output_norm, &layer.grouped.q_norm, &layer.grouped.k_norm,
+                      &layer.grouped.sinks, &layer.latent.q_a_norm, &layer.latent.kv_a_norm})
       Place(device, *t);
-    for (LinearWeight* w :
-         {&layer.grouped.q, &layer.grouped.k, &layer.grouped.v, &layer.grouped.o, &layer.latent.q,
-          &layer.latent.q_a, &layer.latent.q_b, &layer.latent.kv_a, &layer.latent.o})
+    for (LinearWeight* w : {&layer.grouped.q, &layer.grouped.k, &layer.grouped.v, &layer.grouped.o,
+                            &layer.grouped.gate, &layer.latent.q, &layer.latent.q_a,
+                            &layer.latent.q_b, &layer.latent.kv_a, &layer.latent.o})
       Place(device, *w);
     if (joins) Join(device, grouped);
     for (auto* heads : {&layer.latent.k_up, &layer.latent.v_up})

@@ -27,7 +27,7 @@ bool IsExtraLayer(std::string_view name, const std::string& layers, int64_t num_
 
 void LogUnused(const Checkpoint& checkpoint, const ModelConfig& config,
                const std::set<std::string, std::less<>>& used) {
-  const std::string layers = FindFamily(config.architecture)->names(config).layers;
+  const std::string layers = NamesOf(config).layers;
   if (config.is_mtp) return;  // the target's tensors are unused
   size_t extra = 0;
   for (const auto& [name, tensor] : checkpoint.tensors()) {
@@ -74,6 +74,9 @@ size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& conf
   const ModelWeights weights = BuildWeights(config, Mesh(), {}, *source);
   source->Finish({});
   if (stored.checkpoint() != nullptr) LogUnused(*stored.checkpoint(), config, used);
+  if (!config.unknown_keys.empty() && !config.is_mtp)
+    LOG_INFO("{}: config.json has keys without a known effect, which are ignored: {}", dir.string(),
+             Joined(config.unknown_keys, ", "));
   return weights.bytes_mapped;
 }
 
@@ -85,7 +88,7 @@ size_t WeightBytesPerRank(const ModelConfig& config, const Mesh& mesh, const Loa
 
 size_t ExpertBytes(const ModelConfig& config, const Mesh& mesh, const LoadOptions& options) {
   const auto source = MakeCountingSource(config, options.gpu_plain_dtype, options.packs_experts);
-  const TensorNames names = FindFamily(config.architecture)->names(config);
+  const TensorNames names = NamesOf(config);
   Parts parts({config, mesh, names}, *source);
   const auto layer = std::ranges::find_if(config.layers, &LayerConfig::moe);
   CHECK(layer != config.layers.end());

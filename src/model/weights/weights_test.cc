@@ -11,6 +11,7 @@ using nlohmann::json;
 using testing::Assemble;
 using testing::Dequantize;
 using testing::ExpectSame;
+using testing::FamilyDirs;
 using testing::FixtureDir;
 using testing::FloatsOf;
 using ::testing::HasSubstr;
@@ -108,6 +109,22 @@ TEST(LoadWeights, PartsOfAllRanksMakeTheWhole) {
     for (const MeshShape shape : {MeshShape{2, 1}, {2, 2}, {4, 1}, {4, 2}, {4, 4}}) {
       SCOPED_TRACE(name + " tp " + std::to_string(shape.tp) + " ep " + std::to_string(shape.ep));
       ExpectSame(Assemble(dir, config, shape), whole);
+    }
+  }
+}
+
+TEST(LoadWeights, PartsOfEachFamilyMakeTheWholeAndHaveThePlannedBytes) {
+  for (const std::filesystem::path& dir : FamilyDirs()) {
+    const ModelConfig config = LoadModelConfig(dir);
+    const Roles whole = Assemble(dir, config, {1, 1});
+    for (const MeshShape shape : {MeshShape{2, 1}, {2, 2}}) {
+      SCOPED_TRACE(dir.filename().string() + " ep " + std::to_string(shape.ep));
+      ExpectSame(Assemble(dir, config, shape), whole);
+      for (int r = 0; r < 2; ++r) {
+        const Mesh mesh(shape, r);
+        EXPECT_EQ(LoadWeights(dir, config, mesh, {}).bytes_mapped,
+                  WeightBytesPerRank(config, mesh));
+      }
     }
   }
 }

@@ -72,12 +72,32 @@ void LimitToBestGroups(const RouterConfig& config, RouterScratch* scratch) {
     if (scratch->groups[g] != kMinusInfinity) std::ranges::fill(group(g), kMinusInfinity);
 }
 
+// Selects the experts of one token by SparseMixer. ids, weights [2].
+void SelectBySparseMixer(float jitter, std::span<const float> logits, std::span<float> left,
+                         std::span<int32_t> ids, std::span<float> weights) {
+  std::ranges::copy(logits, left.begin());  // −∞: selected
+  for (size_t j = 0; j < ids.size(); ++j) {
+    const int best = ArgMax(left);
+    const float largest = left[best];
+    float sum = 0.0f;
+    for (const float x : left) {
+      const bool far = (largest - x) / std::max(std::fabs(x), largest) > 2.0f * jitter;
+      if (x != kMinusInfinity && !far) sum += std::exp(x - largest);
+    }
+    ids[j] = best;
+    weights[j] = 1.0f / sum;
+    left[best] = kMinusInfinity;
+  }
+}
+
 // Selects the experts of one token. ids, weights [k].
 void SelectForToken(const RouterConfig& config, std::span<const float> logits,
                     const float* correction_bias, RouterScratch* scratch, std::span<int32_t> ids,
                     std::span<float> weights) {
   auto& [scores, choice, groups] = *scratch;
   scores.assign(logits.begin(), logits.end());
+  if (config.scoring == RouterConfig::Scoring::kSparseMixer)
+    return SelectBySparseMixer(config.jitter, logits, scores, ids, weights);
   if (config.scoring == RouterConfig::Scoring::kSoftmax) {
     Softmax(scores);
   } else if (config.scoring == RouterConfig::Scoring::kSigmoid) {
@@ -136,6 +156,7 @@ void SelectExperts(const RouterConfig& config, const float* logits, int64_t toke
                    const float* correction_bias, TopK* out, ThreadPool& pool) {
   const int experts = config.num_experts, k = config.top_k;
   CHECK(k >= 1 && k <= experts);
+  CHECK(config.scoring != RouterConfig::Scoring::kSparseMixer || (k == 2 && !correction_bias));
   CHECK(config.num_groups >= 1 && experts % config.num_groups == 0);
   out->tokens = tokens;
   out->k = k;

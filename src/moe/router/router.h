@@ -16,6 +16,10 @@ struct RouterConfig {
     kSoftmax,      // scores = softmax over all experts (Mixtral, Qwen, OLMoE, DeepSeek-V2)
     kSigmoid,      // scores = sigmoid of each logit (DeepSeek-V3, GLM-4-MoE)
     kTopKSoftmax,  // the k largest logits, then softmax over those k (gpt-oss)
+    // Twice: the largest logit, with its softmax among the logits near it (Phi-3.5-MoE). Near: less
+    // than 2 · jitter below, relative to the larger magnitude. Liu et al., "GRIN: GRadient-INformed
+    // MoE" (https://arxiv.org/abs/2409.12136). [CPUs, without groups and bias; k is 2]
+    kSparseMixer,
   };
   enum class GroupScore : uint8_t { kMax, kTop2Sum };  // score of an expert group
 
@@ -28,6 +32,7 @@ struct RouterConfig {
   int num_groups = 1, topk_groups = 1;
   GroupScore group_score = GroupScore::kMax;
   float routed_scaling_factor = 1.0f;
+  float jitter = 0.0f;  // of kSparseMixer
 };
 
 // Selected experts of a batch. Id −1: none (weight 0). Slot order is the reduction order of

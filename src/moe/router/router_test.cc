@@ -111,6 +111,26 @@ TEST(RouterTest, SigmoidWithCorrectionBiasAndGroups) {
               true);
 }
 
+// Written from the formulas: the weight of an expert is its softmax over the experts whose logits
+// are at most 2 · jitter below, relative to the larger magnitude.
+TEST(RouterTest, SparseMixerWeighsEachExpertAgainstItsNearRivals) {
+  const RouterConfig config{
+      .num_experts = 5, .top_k = 2, .scoring = Scoring::kSparseMixer, .jitter = 0.1f};
+  //           near 1: 2.0, 1.7; near 1.7: 1.7, 1.5. 0.1 and −3 are far.
+  const TopK out = Select(config, {1.7f, 2.0f, 1.5f, 0.1f, -3.0f});
+  EXPECT_THAT(out.ids, ElementsAre(1, 0));
+  EXPECT_NEAR(out.weights[0], 1.0 / (1.0 + std::exp(-0.3)), 1e-6);
+  EXPECT_NEAR(out.weights[1], 1.0 / (1.0 + std::exp(-0.2)), 1e-6);
+  // Relative to the magnitude of the lower logit, if that is larger: (−1 + 1.2) / 1.2 < 0.2.
+  const TopK negative = Select(config, {-1.0f, -1.2f, -1.3f, -9.0f, -9.0f});
+  EXPECT_THAT(negative.ids, ElementsAre(0, 1));
+  EXPECT_NEAR(negative.weights[0], 1.0 / (1.0 + std::exp(-0.2)), 1e-6);
+  EXPECT_NEAR(negative.weights[1], 1.0 / (1.0 + std::exp(-0.1)), 1e-6);
+  const TopK zeros = Select(config, {0, 0, 0, 0, 0});
+  EXPECT_THAT(zeros.ids, ElementsAre(0, 1));
+  EXPECT_THAT(zeros.weights, ElementsAre(0.2f, 0.25f));
+}
+
 TEST(RouterTest, TiesGoToTheLowerId) {
   const TopK out = Select({.num_experts = 6, .top_k = 3}, {1, 2, 2, 0, 2, 1});
   EXPECT_THAT(out.ids, ElementsAre(1, 2, 4));

@@ -462,6 +462,9 @@ std::optional<BackendsArgs> ParseBackends(const std::vector<std::string>& args) 
   app.Switch("--markdown", a.markdown, kMisc,
              "Print instead the table of docs/features.md: which features work on CPUs, GPUs and "
              "several hosts. The table does not depend on this machine");
+  app.Switch("--models", a.models, kMisc,
+             "Print instead the table of docs/models.md: the families of models and what works "
+             "with each. The table does not depend on this machine");
   AddEngineFlags(app, a.server);
   app.SetRequired("--model-path", false);
   if (!Parse(app, args, a.server)) return std::nullopt;

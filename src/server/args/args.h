@@ -74,6 +74,7 @@ struct GenerateArgs {
 struct BackendsArgs {
   ServerArgs server;
   bool markdown = false;  // --markdown: print the feature table of the docs instead
+  bool models = false;    // --models: print the table of model families of the docs instead
 };
 
 // Arguments of `bench one-batch` in addition to the engine's flags.

@@ -29,7 +29,7 @@ int64_t MtpLayersOf(const fs::path& model) {
 }
 
 const Parameter<float>& HeadOf(Model<float>& model) {
-  const TensorNames names = FindFamily(model.config().architecture)->names(model.config());
+  const TensorNames names = NamesOf(model.config());
   const std::string& name = model.config().tie_embeddings ? names.embedding : names.head;
   for (const Parameter<float>* p : model.parameters()) {
     if (p->name == name) return *p;

@@ -25,9 +25,7 @@ int LayerNumber(const std::string& name, const std::string& prefix) {
   return number;
 }
 
-std::string LayerPrefix(const ModelConfig& config) {
-  return FindFamily(config.architecture)->names(config).layers;
-}
+std::string LayerPrefix(const ModelConfig& config) { return NamesOf(config).layers; }
 
 }  // namespace
 

@@ -2,11 +2,14 @@
 """Makes tiny random checkpoints of model families with `transformers`, and their outputs in float32.
 
   make_families.py [NAME ...] [--output FOLDER]
+  make_families.py --keys
 
 Each folder has config.json, model.safetensors (bfloat16, correction biases in float32) and reference.safetensors, as
 tests/data/fixtures has it: prompt.i, logits.i, generated.i. There is no tokenizer, because requests give token ids. Every
 family has two variants at least: as published, and with the other values of its options. Prints the smallest gap between
 the two best logits of a greedy step. With a small gap, a correct implementation may select the other token.
+
+--keys writes config_keys.json: for each model_type the configuration that transformers writes with default settings.
 
 Needs torch and transformers; the versions used are in the metadata of the file.
 """
@@ -23,6 +26,14 @@ SMALL = dict(vocab_size=512, hidden_size=48, num_hidden_layers=3, num_attention_
              bos_token_id=None, eos_token_id=511, pad_token_id=None, torch_dtype="bfloat16")
 GROUPED = dict(num_key_value_heads=2, head_dim=16)
 ROUTED = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, n_shared_experts=1)
+SOFTMAX = dict(num_local_experts=8, num_experts_per_tok=3, intermediate_size=24)
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=16, beta_fast=32.0,
+            beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3)
+LONG = dict(rope_type="longrope", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64, short_mscale=1.1,
+            long_mscale=1.3, short_factor=[1.0, 1.1, 1.2, 1.3, 1.4, 1.6], long_factor=[1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
+GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.15, logits_scaling=0.7)
+VISION = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, pos_emb_height=2,
+              pos_emb_width=2, pos_emb_time=2)
 LATENT = dict(num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=20, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=12)
 
 FAMILIES = {
@@ -51,7 +62,94 @@ FAMILIES = {
                                             "moe_intermediate_size": 16},
                                             n_group=3, topk_group=2, norm_topk_prob=False, routed_scaling_factor=1.7,
                                             attention_bias=True, tie_word_embeddings=True)),
+    "granitemoe": ("GraniteMoe", dict(**SOFTMAX, **GRANITE, num_key_value_heads=2, tie_word_embeddings=True)),
+    "granitemoe_plain": ("GraniteMoe", dict(**{**SOFTMAX, "num_local_experts": 6, "num_experts_per_tok": 2},
+                                            num_key_value_heads=4, attention_bias=True, attention_multiplier=0.3)),
+    "granitemoeshared": ("GraniteMoeShared", dict(**SOFTMAX, **GRANITE, num_key_value_heads=2, shared_intermediate_size=40)),
+    "granitemoeshared_none": ("GraniteMoeShared", dict(**{**SOFTMAX, "intermediate_size": 20}, num_key_value_heads=1,
+                                                       shared_intermediate_size=0, residual_multiplier=2.5,
+                                                       attention_multiplier=0.2, attention_bias=True)),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", dict(num_key_value_heads=2, head_dim=12, num_experts=8, moe_topk=3, intermediate_size=24,
+                                            tie_word_embeddings=True, rope_parameters=dict(
+                                                rope_type="dynamic", rope_theta=10000.0, alpha=50.0, factor=1.0))),
+    "hunyuan_v1_moe_bias": ("HunYuanMoEV1", dict(**GROUPED, num_experts=6, moe_topk=[2, 2, 2], intermediate_size=20,
+                                                 attention_bias=True)),
+    "kimi_k25": ("Kimi_K25", dict(text=dict(**LATENT, **ROUTED, intermediate_size=64, first_k_dense_replace=1, n_group=1,
+                                            topk_group=1), vision=VISION, tie_word_embeddings=False)),
+    "kimi_k25_tied": ("Kimi_K25", dict(text=dict(**{**LATENT, "q_lora_rank": None}, **ROUTED, intermediate_size=64,
+                                                 tie_word_embeddings=True, first_k_dense_replace=0, n_group=4, topk_group=2, norm_topk_prob=False),
+                                       vision=VISION, tie_word_embeddings=True)),
+    "exaone_moe": ("ExaoneMoe", dict(**GROUPED, num_hidden_layers=4, intermediate_size=64, moe_intermediate_size=24,
+                                     num_experts=6, num_experts_per_tok=3, sliding_window=8, sliding_window_pattern=2)),
+    "exaone_moe_groups": ("ExaoneMoe", dict(num_key_value_heads=4, head_dim=12, intermediate_size=48, moe_intermediate_size=16,
+                                          num_experts=12, num_experts_per_tok=2, num_shared_experts=2, n_group=3,
+                                          topk_group=2, norm_topk_prob=False, sliding_window=6, tie_word_embeddings=True,
+                                          layer_types=["full_attention", "sliding_attention", "full_attention"],
+                                          mlp_layer_types=["sparse", "dense", "sparse"])),
+    "flex_olmo": ("FlexOlmo", dict(num_key_value_heads=4, num_experts=7, num_experts_per_tok=5, intermediate_size=24)),
+    "flex_olmo_norm": ("FlexOlmo", dict(num_key_value_heads=2, num_experts=8, num_experts_per_tok=2, intermediate_size=20,
+                                        norm_topk_prob=True, attention_bias=True, tie_word_embeddings=True)),
+    "phimoe": ("Phimoe", dict(num_key_value_heads=2, num_local_experts=8, intermediate_size=24, router_jitter_noise=0.2,
+                              attention_bias=True, lm_head_bias=True, rope_parameters=LONG)),
+    "phimoe_plain": ("Phimoe", dict(num_key_value_heads=4, num_local_experts=6, intermediate_size=20, sliding_window=8,
+                                    tie_word_embeddings=True)),
+    "mistral4": ("Mistral4", dict(**LATENT, **ROUTED, intermediate_size=64, rope_parameters=YARN)),
+    "mistral4_groups": ("Mistral4", dict(**{**LATENT, "q_lora_rank": None}, **{**ROUTED, "n_shared_experts": 2},
+                                         intermediate_size=64, first_k_dense_replace=1, n_group=4, topk_group=2,
+                                         norm_topk_prob=False, routed_scaling_factor=1.6, attention_bias=True,
+                                         rope_interleave=False, rope_parameters=dict(
+                                             rope_type="linear", rope_theta=10000.0, factor=2.0, llama_4_scaling_beta=0.5,
+                                             original_max_position_embeddings=5))),
+    "afmoe": ("Afmoe", dict(**GROUPED, num_hidden_layers=4, intermediate_size=64, moe_intermediate_size=20, num_experts=6,
+                            num_experts_per_tok=3, num_shared_experts=1, sliding_window=8, global_attn_every_n_layers=2,
+                            mup_enabled=True, route_scale=2.5)),
+    "afmoe_bias": ("Afmoe", dict(num_key_value_heads=4, head_dim=12, intermediate_size=48, moe_intermediate_size=16,
+                                 num_experts=6, num_experts_per_tok=2, num_dense_layers=0, sliding_window=6,
+                                 layer_types=["full_attention", "sliding_attention", "full_attention"], attention_bias=True,
+                                 tie_word_embeddings=True)),
+    "bailing_moe_v2": ("SarvamMoE", dict(**GROUPED, **ROUTED, intermediate_size=64, n_group=4, topk_group=2,
+                                         partial_rotary_factor=0.5)),
+    "bailing_moe_v2_bias": ("SarvamMoE", dict(**{**GROUPED, "num_key_value_heads": 4}, **{**ROUTED, "n_shared_experts": 2},
+                                              intermediate_size=48, first_k_dense_replace=0, norm_topk_prob=False,
+                                              use_qk_norm=False, attention_bias=True, tie_word_embeddings=True)),
 }
+# Models whose class has another name than the configuration's.
+CLASSES = {"Kimi_K25": "Kimi_K25ForConditionalGeneration", "SarvamMoE": "Glm4MoeForCausalLM"}
+# Ling 2 is not in transformers 5.24. Sarvam has its layers and tensor names, and other names of the settings.
+LING = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts", "attention_bias": "use_qkv_bias"}
+
+
+# Tensors that keep float32: the selection biases of routers.
+EXACT = ("e_score_correction_bias", "expert_bias")
+
+
+def configuration(kind, settings):
+    cls = getattr(transformers, kind + "Config")
+    if "text" not in settings:
+        return cls(**{**SMALL, **settings})
+    text = transformers.DeepseekV3Config(**{**SMALL, **settings["text"]})
+    rest = {key: value for key, value in settings.items() if key not in ("text", "vision")}
+    return cls(text_config=text.to_dict(), vision_config=settings["vision"], **rest)
+
+
+def as_ling(text):
+    """The configuration of Sarvam with Ling's names."""
+    ling = {LING.get(key, key): value for key, value in text.items()}
+    return {**ling, "architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe_v2"}
+
+
+def save_kimi(model, stored):
+    """Kimi-K2.5 as it is published. save_pretrained of transformers 5.24 renames the decoder's layers to blocks."""
+    text = transformers.DeepseekV3ForCausalLM(model.config.text_config).float()
+    text.model.load_state_dict(model.model.language_model.state_dict())
+    text.lm_head.load_state_dict(model.lm_head.state_dict())
+    text.save_pretrained(stored)
+    weights = safetensors.torch.load_file(stored / "model.safetensors")
+    weights = {"language_model." + key: value for key, value in weights.items()}
+    weights.update({"vision_tower." + key: value for key, value in model.model.vision_tower.state_dict().items()})
+    safetensors.torch.save_file(weights, stored / "model.safetensors")
+    model.config.architectures = ["KimiK25ForConditionalGeneration"]
+    model.config.save_pretrained(stored)
 
 
 def fill(model, seed):
@@ -65,7 +163,8 @@ def fill(model, seed):
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if "inv_freq" in name:
                 continue
-            if "e_score_correction_bias" in name:
+            exact = any(bias in name for bias in EXACT)
+            if exact:
                 value = normal(tensor, 0.1)
             elif tensor.dim() == 1 and "norm" in name:
                 value = 1 + normal(tensor, 0.2)
@@ -73,7 +172,6 @@ def fill(model, seed):
                 value = normal(tensor, 0.3)
             else:
                 value = normal(tensor, 1.5 / tensor.shape[-1]**0.5)
-            exact = "e_score_correction_bias" in name
             tensor.copy_(value if exact else value.bfloat16().float())
 
 
@@ -94,40 +192,73 @@ def compute(model, prompts):
 
 def make(name, folder):
     kind, settings = FAMILIES[name]
-    config = getattr(transformers, kind + "Config")(**{**SMALL, **settings})
+    cls = getattr(transformers, CLASSES.get(kind, kind + "ForCausalLM"))
+    config = configuration(kind, settings)
     config._attn_implementation = "eager"
-    model = getattr(transformers, kind + "ForCausalLM")(config).float().eval()
+    model = cls(config).float().eval()
     seed = sum(map(ord, name))
     fill(model, seed)
     stored = folder / name
-    model.save_pretrained(stored)
+    if kind == "Kimi_K25":
+        save_kimi(model, stored)
+    else:
+        model.save_pretrained(stored)
     weights = safetensors.torch.load_file(stored / "model.safetensors")
-    exact = ("e_score_correction_bias",)
-    weights = {key: value if key.endswith(exact) else value.bfloat16() for key, value in weights.items()}
+    weights = {key: value if key.endswith(EXACT) else value.bfloat16() for key, value in weights.items()}
     safetensors.torch.save_file(weights, stored / "model.safetensors", metadata={"format": "pt"})
     (stored / "generation_config.json").unlink(missing_ok=True)
     text = json.loads((stored / "config.json").read_text())
     text["dtype"] = "bfloat16"
+    if "text_config" in text:
+        text["text_config"]["dtype"] = "bfloat16"
     text.pop("_attn_implementation", None)
     (stored / "config.json").write_text(json.dumps(text, indent=1, sort_keys=True) + "\n")
 
-    again, info = getattr(transformers, kind + "ForCausalLM").from_pretrained(
-        stored, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"], info
+    again = model
+    if kind != "Kimi_K25":
+        again, info = cls.from_pretrained(
+            stored, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"], info
     generator = torch.Generator().manual_seed(seed + 1)
     prompts = [torch.randint(0, 510, (length,), generator=generator) for length in (1, 7, 15)]
     tensors, gap = compute(again.eval(), prompts)
+    if kind == "SarvamMoE":
+        (stored / "config.json").write_text(json.dumps(as_ling(text), indent=1, sort_keys=True) + "\n")
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}, float32 on CPU"
     safetensors.torch.save_file(tensors, stored / "reference.safetensors", metadata={"made_with": versions})
     size = sum(file.stat().st_size for file in stored.iterdir())
     print(f"{name}: {size // 1024} KiB, {len(weights)} tensors, smallest top-1 gap {gap:.1e}", flush=True)
 
 
+# The classes of families that the program loads; decoders of multimodal checkpoints are read as their text_config.
+KEYS = ["Afmoe", "DeepseekV2", "DeepseekV3", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "FlexOlmo", "Glm4Moe", "Glm4MoeLite", "GptOss",
+        "GraniteMoe", "GraniteMoeShared", "HunYuanMoEV1", "Llama", "MiniMaxM2", "Mistral", "Mistral4", "Mixtral", "Olmoe",
+        "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SarvamMoE", "SolarOpen"]
+
+
+# Settings whose defaults are absent or contradict one another.
+GIVEN = {"DeepseekV2": dict(n_routed_experts=8, num_experts_per_tok=2), "Glm4Moe": dict(head_dim=128),
+         "Dots1": dict(n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1)}
+
+
+def write_keys(folder):
+    types = {}
+    for kind in KEYS:
+        config = getattr(transformers, kind + "Config")(num_hidden_layers=4, **GIVEN.get(kind, {}))
+        text = json.loads(config.to_json_string(use_diff=False))
+        types[text["model_type"]] = {key: value for key, value in sorted(text.items()) if key != "transformers_version"}
+    lines = (f' "{name}": {json.dumps(keys)}' for name, keys in sorted(types.items()))
+    (folder / "config_keys.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", metavar="NAME", nargs="*", choices=[*FAMILIES, []])
     parser.add_argument("--output", metavar="FOLDER", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent)
+    parser.add_argument("--keys", action="store_true", help="write config_keys.json instead")
     arguments = parser.parse_args()
+    if arguments.keys:
+        return write_keys(arguments.output)
     torch.set_num_threads(1)  # the order of float32 sums depends on the number of threads
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

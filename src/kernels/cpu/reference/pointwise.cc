@@ -19,6 +19,20 @@ void RmsNorm(const RmsNormParams& p) {
   }
 }
 
+void LayerNorm(const LayerNormParams& p) {
+  const auto n = static_cast<double>(p.n);
+  for (int64_t t = 0; t < p.m; ++t) {
+    const float* x = p.x + t * p.ldx;
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < p.n; ++i) sum += x[i];
+    const double mean = sum / n;
+    for (int64_t i = 0; i < p.n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+    const double scale = 1.0 / std::sqrt(squares / n + p.eps);
+    for (int64_t i = 0; i < p.n; ++i)
+      p.y[t * p.ldy + i] = static_cast<float>((x[i] - mean) * scale * p.weight[i] + p.bias[i]);
+  }
+}
+
 void AddInPlace(float* y, const float* x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) y[i] += x[i];
 }

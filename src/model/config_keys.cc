@@ -1,0 +1,237 @@
+#include "model/config_keys.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+#include "core/error.h"
+#include "core/format.h"
+
+namespace switchyard {
+namespace {
+
+using Neutral = std::vector<std::string>;
+
+// Keys that change the forward pass of at least one family, by its code in transformers or on the
+// hub, and the values with which they do not.
+const std::map<std::string_view, Neutral, std::less<>>& RefusedKeys() {
+  static const Neutral kNever, kFalse = {"false"}, kTrue = {"true"}, kZero = {"0"}, kOne = {"1"},
+                               kOff = {"0", "false"}, kEmpty = {"[]"};
+  static const std::map<std::string_view, Neutral, std::less<>> keys = {
+      // Attention
+      {"add_full_attention_sink_bias", kFalse},
+      {"add_swa_attention_sink_bias", kFalse},
+      {"attention_bias", kFalse},
+      {"attention_chunk_size", kNever},
+      {"attention_multiplier", kOne},
+      {"attention_value_scale", kOne},
+      {"attn_logit_softcapping", kNever},
+      {"attn_output_gate", kFalse},
+      {"attn_temperature_tuning", kOff},
+      {"clip_qkv", kNever},
+      {"gated_attention", kFalse},
+      {"index_head_dim", kNever},  // sparse attention (DSA)
+      {"index_n_heads", kNever},
+      {"index_topk", kNever},
+      {"kv_lora_rank", kNever},
+      {"no_rope_layers", kEmpty},
+      {"qkv_bias", kFalse},
+      {"query_pre_attn_scalar", kNever},
+      {"sliding_window", kZero},
+      {"sliding_window_size", kZero},
+      {"use_bias", kFalse},
+      {"use_cla", kFalse},
+      {"use_gated_attention", kFalse},
+      {"use_mla", kFalse},
+      {"use_qk_norm", kFalse},
+      {"use_qkv_bias", kFalse},
+      {"use_sliding_window", kFalse},
+      {"v_head_dim", kNever},
+      // Rotary embedding, in config.json or in rope_parameters and rope_scaling
+      {"alpha", kOff},
+      {"llama_4_scaling_beta", kZero},
+      {"long_mscale", kNever},
+      {"mrope_section", kNever},
+      {"rope_interleave", kFalse},
+      {"rope_local_base_freq", kNever},
+      {"rotary_dim", kNever},
+      {"short_mscale", kNever},
+      {"swa_rope_theta", kNever},
+      // Experts and router
+      {"decoder_sparse_step", kOne},
+      {"first_k_dense_replace", kZero},
+      {"interleave_moe_layer_step", kOne},
+      {"is_moe_layer", kNever},
+      {"mlp_layer_types", kNever},
+      {"mlp_only_layers", kEmpty},
+      {"moe_latent_size", kNever},
+      {"moe_layer_freq", kOne},
+      {"moe_layer_interval", kOne},
+      {"moe_layer_num_skipped", kZero},
+      {"moe_layers", kNever},
+      {"moe_num_shared_experts", kZero},
+      {"moe_router_enable_expert_bias", kTrue},
+      {"n_group", kOne},
+      {"n_shared_experts", kZero},
+      {"norm_topk_prob", kTrue},
+      {"num_dense_layers", kZero},
+      {"num_expert_groups", kOne},
+      {"num_limited_groups", kOne},
+      {"num_shared_expert", kZero},
+      {"num_shared_experts", kZero},
+      {"route_norm", kTrue},
+      {"route_scale", kOne},
+      {"routed_scaling_factor", kOne},
+      {"scoring_func", {"\"softmax\""}},
+      {"shared_expert_intermediate_size", kZero},
+      {"shared_intermediate_size", kZero},
+      {"topk_group", kOne},
+      {"topk_method", {"\"greedy\""}},
+      {"use_routing_bias", kTrue},
+      {"zero_expert_num", kZero},
+      // Layers, embedding and head
+      {"embedding_multiplier", kOne},
+      {"final_logit_softcapping", kNever},
+      {"hc_mult", kNever},  // hyper-connections
+      {"lm_head_bias", kFalse},
+      {"logits_scaling", kOne},
+      {"mlp_bias", kFalse},
+      {"mup_enabled", kFalse},
+      {"residual_multiplier", kOne},
+      {"scale_depth", kOne},
+      {"scale_emb", kOne},
+      {"swiglu_limit", kNever},
+      {"use_mixed_mlp_moe", kTrue},
+      {"use_rmsnorm", kTrue},
+  };
+  return keys;
+}
+
+// Keys without effect on a forward pass, sorted.
+constexpr std::string_view kNoEffect[] = {
+    "_name_or_path",
+    "add_cross_attention",
+    "architectures",
+    "attention_dropout",
+    "attribute_map",
+    "auto_map",
+    "aux_loss_alpha",
+    "chunk_size_feed_forward",
+    "cla_share_factor",
+    "cross_attention_hidden_size",
+    "decoder_start_token_id",
+    "dtype",
+    "embedding_dropout",
+    "eod_token_id",
+    "ep_size",
+    "experts_per_token",
+    "finetuning_task",
+    "global_attn_every_n_layers",
+    "group_limited_greedy",
+    "head_dim",  // of models with MLA
+    "hidden_act",
+    "hidden_dropout",
+    "id2label",
+    "im_end_id",
+    "initial_context_length",
+    "initializer_range",
+    "input_jitter_noise",
+    "intermediate_size",  // of models with experts in every layer
+    "is_decoder",
+    "is_encoder_decoder",
+    "label2id",
+    "load_balance_coeff",
+    "max_window_layers",
+    "model_type",
+    "moe_drop_tokens",
+    "moe_gate",
+    "moe_norm_min",
+    "moe_random_routing_dropped_token",
+    "mtp_loss_scaling_factor",
+    "mtp_transformer_layers",
+    "num_experts_per_tok",
+    "num_key_value_heads",  // of models with MLA
+    "num_labels",
+    "num_mtp_layers",
+    "num_mtp_modules",
+    "num_nextn_predict_layers",
+    "org_vocab_size",
+    "output_attentions",
+    "output_dropout",
+    "output_hidden_states",
+    "output_router_logits",
+    "pad_id",
+    "pad_token_id",
+    "prefix",
+    "pretraining_tp",
+    "problem_type",
+    "qk_head_dim",
+    "resid_pdrop",
+    "return_dict",
+    "router_aux_loss_coef",
+    "router_dtype",
+    "router_jitter_noise",  // noise of training, except in SparseMixer
+    "router_z_loss_coef",
+    "sep_token_id",
+    "seq_aux",
+    "sliding_window_pattern",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "tokenizer_class",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "transformers_weights",
+    "unused",
+    "use_cache",
+    "use_grouped_mm",
+    "use_mtp",
+};
+static_assert(std::ranges::is_sorted(kNoEffect));
+
+bool IsNeutral(const ConfigReader& settings, const std::string& key) {
+  if (key == "layer_types") {  // not read: all layers are full
+    const auto types = settings.Strings(key);
+    return std::ranges::all_of(types, [](const auto& type) { return type == "full_attention"; });
+  }
+  const auto values = NeutralValues(key);
+  return std::ranges::any_of(values,
+                             [&](const std::string& value) { return settings.Equals(key, value); });
+}
+
+void Refuse(const ConfigReader& settings, std::string_view architecture,
+            std::vector<std::string>* unknown) {
+  for (const std::string& key : settings.Unread()) {
+    const KeyMark mark = MarkOf(key);
+    if (mark == KeyMark::kUnknown && unknown) unknown->push_back(key);
+    if (mark != KeyMark::kRefused || IsNeutral(settings, key)) continue;
+    const auto neutral = NeutralValues(key);
+    throw Invalid("{} is {}, which {} does not support here{}", settings.Where(key),
+                  settings.ValueText(key), architecture,
+                  neutral.empty() ? std::string("; want no such key")
+                                  : fmt::format("; want {}", Joined(neutral, " or ")));
+  }
+}
+
+}  // namespace
+
+KeyMark MarkOf(std::string_view key) {
+  if (key == "layer_types" || RefusedKeys().contains(key)) return KeyMark::kRefused;
+  return std::ranges::binary_search(kNoEffect, key) ? KeyMark::kNoEffect : KeyMark::kUnknown;
+}
+
+std::vector<std::string> NeutralValues(std::string_view key) {
+  const auto it = RefusedKeys().find(key);
+  return it == RefusedKeys().end() ? Neutral() : it->second;
+}
+
+std::vector<std::string> RefuseUnreadKeys(const ConfigReader& settings,
+                                          std::string_view architecture) {
+  std::vector<std::string> unknown;
+  Refuse(settings, architecture, &unknown);
+  for (const char* name : {"rope_parameters", "rope_scaling"})
+    if (const auto rotary = settings.Object(name)) Refuse(*rotary, architecture, nullptr);
+  return unknown;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,74 @@
+// K-EXAONE: DeepSeek-V3's router with Qwen3's attention. Most layers have a sliding window; the
+// others attend to all tokens and have no rotary embedding.
+#include "core/error.h"
+#include "model/families/common.h"
+#include "model/families/family.h"
+
+namespace switchyard {
+namespace {
+
+// sliding_window_pattern: n (each n-th layer is full), or one letter for each layer, L (sliding) or
+// G (full), repeated; the last layer is then full.
+void ReadPattern(const ConfigReader& reader, int32_t window, ModelConfig* config) {
+  constexpr std::string_view kKey = "sliding_window_pattern";
+  const int64_t layers = config->num_layers();
+  if (!reader.IsString(kKey)) {
+    const int64_t every = reader.IntOr({kKey}, 4, 1, kMaxCount);
+    for (int64_t i = 0; i < layers; ++i)
+      if ((i + 1) % every != 0) config->layers[i].window = window;
+    return;
+  }
+  const std::string letters = reader.StringOr({kKey}, "");
+  if (letters.empty() || letters.find_first_not_of("LG") != std::string::npos)
+    throw Invalid("{} is \"{}\"; want a number, or the letters L and G", reader.Where(kKey),
+                  letters);
+  for (int64_t i = 0; i + 1 < layers; ++i)
+    if (letters[i % letters.size()] == 'L') config->layers[i].window = window;
+}
+
+void ReadWindows(const ConfigReader& reader, ModelConfig* config) {
+  if (reader.IsNull("sliding_window")) {
+    ReadLayerTypes(reader, 0, config);
+    return;
+  }
+  const int64_t window = reader.IntOr({"sliding_window"}, 4096, 1, INT32_MAX);
+  if (!ReadLayerTypes(reader, window, config))
+    ReadPattern(reader, static_cast<int32_t>(window), config);
+  RotateWindowsOnly(config);
+}
+
+void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
+  ReadCommon(reader, 1e-5, config);
+  ReadDenseIntermediate(reader, config);
+  ReadGroupedAttention(reader, 0, config);
+  config->attention.qk_norm = AttentionConfig::QkNorm::kPerHead;
+  ReadRope(reader, 10000.0, config->attention.head_dim, config);
+  if (!ReadMlpLayerTypes(reader, config)) MarkMoeLayersAfter(reader, 1, config);
+  ReadWindows(reader, config);
+  config->moe = ReadMoe(reader, {"moe_intermediate_size"});
+  ReadNoAuxRouter(reader, {.scale = 2.5}, &config->moe->router);
+  ReadSharedExperts(reader, {"num_shared_experts"}, 1, config);
+}
+
+TensorNames Names(const ModelConfig& config) {
+  TensorNames names = NamesWithCorrectionBias(config);
+  names.correction_bias_name = "e_score_correction_bias";
+  return names;
+}
+
+constexpr Family kFamilies[] = {
+    {.architecture = "ExaoneMoEForCausalLM",
+     .model_type = "exaone_moe",
+     .read_config = ReadConfig,
+     .names = Names},
+    {.architecture = "ExaoneMoeForCausalLM",
+     .model_type = "exaone_moe",
+     .read_config = ReadConfig,
+     .names = Names},
+};
+
+}  // namespace
+
+std::span<const Family> ExaoneMoeFamily() { return kFamilies; }
+
+}  // namespace switchyard
