@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/log_queue.h"
+#include "engine/kept_pages.h"
 
 namespace switchyard {
 namespace {
@@ -141,7 +142,9 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
       .stall_timeout = restart.stall_timeout,
       .give_up = std::move(give_up),
       .epochs = keeps_weights};
-  auto arena = SharedArena::Create(job.config.mesh.tp, job.plan.symmetric_bytes_per_rank);
+  auto arena =
+      SharedArena::Create(job.config.mesh.tp, job.plan.symmetric_bytes_per_rank,
+                          keeps_weights ? KeptPages::BytesPerRank(job.config, job.plan) : 0);
   if (!keeps_weights)
     return std::make_unique<ProcessHost>(std::move(arena), std::move(options), std::move(on_exit));
   membership.ranks =
