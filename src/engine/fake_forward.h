@@ -122,6 +122,9 @@ class FakeForward : public ForwardFunction {
     return std::vector<std::string>(batch.sequences.size(), router_fault);
   }
 
+  // A new engine numbers its passes from the beginning.
+  void BeginEpoch() { last_pass_ = 0; }
+
   // The expected logits after a history.
   std::vector<float> LogitsAfter(std::span<const int32_t> tokens) const {
     uint64_t hash = kSeed;

@@ -15,8 +15,10 @@ class KeptModel {
  public:
   // For ModelOptions::weights.
   std::shared_ptr<const ModelWeights> weights() const { return weights_; }
-  // The cache for `model`, with the memory of the last epoch's cache if that was kept. Its contents
-  // are not valid. Keeps the cache and the weights of `model` for the next epoch.
+  // Keep returns this cache.
+  void Use(const KvStorage& kv) { kv_ = kv; }
+  // The cache for `model`: that of Use, or one with the memory of the last epoch's cache if that
+  // was kept. Keeps the cache and the weights of `model` for the next epoch.
   KvStorage Keep(Model& model, const EnginePlan& plan, int32_t page_size);
 
  private:

@@ -218,6 +218,7 @@ void RankEngine::Impl::Finish(Sequence& sequence, const Part& part, const Rows& 
     AppendInputLogprobs(sequence, rows, own.logits);
   }
   sequence.computed = sequence.settled = part.end;
+  cache.Record(sequence.settled_tokens(), sequence.request.id, sequence.cache);
   if (sequence.pending() > 0) return;
   if (!part.decoding) cache.Publish(sequence.settled_tokens(), sequence.cache);
   if (sequence.pooled()) return FinishPooled(sequence);

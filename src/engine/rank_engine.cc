@@ -69,7 +69,7 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
       model(model),
       vocab(model.vocab_size()),
       width(model.output_width()),
-      cache(options.num_pages, options.page_size, options.enable_radix_cache),
+      cache(options.num_pages, options.page_size, options.enable_radix_cache, options.records),
       scheduler(SchedulerOptions(options, width), cache),
       sampler(vocab, options.eos_token_ids),
       max_length(std::min(options.context_length, cache.capacity())),

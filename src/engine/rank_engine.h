@@ -19,6 +19,7 @@
 namespace switchyard {
 
 class Drafter;
+class PageRecords;
 
 // The model interface of the scheduler; tests substitute a fake.
 class ForwardFunction {
@@ -93,6 +94,10 @@ class RankEngine {
     int64_t preemption_threshold = 10;
     int32_t decode_log_interval = 0;  // decode steps between log lines; 0: no lines
     bool enable_radix_cache = true;
+    // Of the pages that the model's cache keeps when the process ends; outlives the engine. The
+    // engine begins with the recorded prefixes in its cache, so all ranks of a group must have the
+    // same records. Null: none, as with launched passes.
+    PageRecords* records = nullptr;
     bool overlap_schedule = true;  // false: --disable-overlap-schedule
     int64_t context_length = 0;
     std::vector<int32_t> eos_token_ids;

@@ -14,6 +14,7 @@
 #include "engine/group_exchange.h"
 #include "engine/host_memory.h"
 #include "engine/kept_model.h"
+#include "engine/kept_pages.h"
 #include "engine/memory_plan.h"
 #include "engine/model_forward.h"
 #include "engine/profile_commands.h"
@@ -41,7 +42,8 @@ std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
 }
 
 RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& plan,
-                                  const Mesh& mesh, profile::Profiler* profiler, Drafter* drafter) {
+                                  const Mesh& mesh, profile::Profiler* profiler, Drafter* drafter,
+                                  PageRecords* records) {
   return {.page_size = config.page_size,
           .num_pages = plan.num_pages,
           .max_running_requests = plan.max_running_requests,
@@ -54,6 +56,7 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .preemption_threshold = config.preemption_threshold,
           .decode_log_interval = mesh.rank() == 0 ? config.decode_log_interval : 0,
           .enable_radix_cache = !config.disable_radix_cache,
+          .records = records,
           .overlap_schedule = !config.disable_overlap_schedule,
           .context_length = plan.context_length,
           .eos_token_ids = plan.model.eos_token_ids,
@@ -110,6 +113,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   kernels::SelectIsa(config.cpu_isa);
   const int64_t resident = ResidentBytes();
   const auto timeout = Milliseconds(config.dist_timeout_seconds);
+  const std::span<std::byte> kept_memory = arena->Kept(rank);
   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank, {.timeout = timeout});
   comm->memory->TestFault("load");
   const CpuBinding binding = BindRank(config, plan, *comm->tp);
@@ -123,13 +127,20 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   options.keeps_hidden = plan.draft && plan.draft->is_mtp;
   options.weights = kept->model.weights();
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
+  std::optional<KeptPages> pages;
+  if (!kept_memory.empty()) {
+    pages.emplace(kept_memory, config, plan, *comm);
+    kept->model.Use(pages->kv);
+    if (pages->draft_kv) kept->draft.Use(*pages->draft_kv);
+  }
   KvStorage kv = kept->model.Keep(model, plan, config.page_size);
   const ExpertServices::Attached attached(experts, model);
   ModelForward forward(model, kv, experts);
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
   const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool, &kept->draft);
-  RankEngine engine(EngineOptions(config, plan, comm->mesh, &profiler, drafting.drafter.get()),
+  RankEngine engine(EngineOptions(config, plan, comm->mesh, &profiler, drafting.drafter.get(),
+                                  pages ? &pages->records : nullptr),
                     chosen);
   comm->tp->Barrier("model loaded");
   constexpr double kMiB = 1024.0 * 1024.0;

@@ -76,6 +76,7 @@ void RankEngine::Impl::Verify(Sequence& sequence, const Part& part, const Rows& 
   kept.end = part.end - part.rows + kept.rows;
   AppendRoutedExperts(sequence, kept, first_row);
   sequence.computed = sequence.settled = kept.end;
+  cache.Record(sequence.settled_tokens(), sequence.request.id, sequence.cache);
   const DraftCounts step = {.steps = 1,
                             .drafted = static_cast<int32_t>(drafts.size()),
                             .accepted = sampled.drafts.accepted};

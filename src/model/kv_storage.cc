@@ -1,5 +1,6 @@
 #include "model/kv_storage.h"
 
+#include "core/check.h"
 #include "kernels/cache_rows.h"
 #include "kernels/device.h"
 #include "model/weights/shard.h"
@@ -16,7 +17,40 @@ std::pair<int64_t, int64_t> RowBytes(const ModelConfig& config, const Mesh& mesh
   return {bytes, bytes};
 }
 
+size_t RoundUpToPage(size_t bytes) {
+  constexpr size_t kPage = 4096;
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
 }  // namespace
+
+size_t KvStorage::Bytes(const ModelConfig& config, const Mesh& mesh, int64_t num_pages,
+                        int32_t page_size, DType dtype) {
+  const auto slots = static_cast<size_t>(num_pages * page_size);
+  const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
+  const size_t layer = RoundUpToPage(slots * static_cast<size_t>(k_bytes)) +
+                       RoundUpToPage(slots * static_cast<size_t>(v_bytes));
+  return layer * static_cast<size_t>(config.num_layers()) +
+         (config.has_moe() ? RoundUpToPage(slots * sizeof(int32_t)) : 0);
+}
+
+KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages,
+                     int32_t page_size, DType dtype, std::span<std::byte> memory)
+    : num_pages_(num_pages), page_size_(page_size), dtype_(dtype) {
+  CHECK_GE(memory.size(), Bytes(config, mesh, num_pages, page_size, dtype));
+  const int64_t slots = num_pages * page_size;
+  const auto take = [&](int64_t bytes, DType type) {
+    const void* data = memory.data();
+    memory = memory.subspan(RoundUpToPage(static_cast<size_t>(slots * bytes)));
+    return Tensor::View(data, type, {slots, bytes / static_cast<int64_t>(SizeOf(type))});
+  };
+  const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    k_.push_back(take(k_bytes, dtype));
+    v_.push_back(v_bytes ? take(v_bytes, dtype) : Tensor());
+  }
+  if (config.has_moe()) router_faults_ = take(sizeof(int32_t), DType::kI32);
+}
 
 KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages,
                      int32_t page_size, DType dtype)

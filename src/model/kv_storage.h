@@ -25,6 +25,12 @@ class KvStorage {
   KvStorage() = default;
   KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
             DType dtype);
+  // Uses `memory` of at least Bytes, which outlives the storage, with its present contents.
+  KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
+            DType dtype, std::span<std::byte> memory);
+  // Of one rank, on CPUs.
+  static size_t Bytes(const ModelConfig& config, const Mesh& mesh, int64_t num_pages,
+                      int32_t page_size, DType dtype);
   // Allocates in the memory of `device`, with one page beyond num_pages for padding rows of a
   // batch.
   KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,

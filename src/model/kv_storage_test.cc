@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "kernels/device.h"
 #include "model/model.h"
 #include "moe/router/router_fault.h"
@@ -27,6 +29,29 @@ TEST(KvStorageTest, ASequenceHasTheFirstFaultOfItsKeys) {
                                                         {.kv_len = 4, .pages = pages + 3}};
   EXPECT_EQ(kv.RouterFaultsOf(sequences, *device),
             (std::vector<int32_t>{0, FaultOf(1, 5), FaultOf(1, 2), FaultOf(0, 9), 0}));
+}
+
+TEST(KvStorageTest, UsesMemoryThatItDoesNotOwn) {
+  const ModelConfig config = ConfigOf("olmoe");
+  const Mesh mesh;
+  const size_t bytes = KvStorage::Bytes(config, mesh, 3, 4, DType::kBF16);
+  EXPECT_GE(bytes, 3 * 4 * (KvStorage::BytesPerToken(config, mesh, DType::kBF16) + 4));
+  std::vector<std::byte> memory(bytes);
+  const auto filled = [&](std::byte value) {
+    KvStorage kv(config, mesh, 3, 4, DType::kBF16, memory);
+    bool equal = true;
+    for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+      for (Tensor* tensor : {&kv.k(layer), &kv.v(layer)}) {
+        const auto* data = static_cast<const std::byte*>(tensor->raw());
+        for (size_t i = 0; i < tensor->num_bytes(); ++i) equal &= data[i] == value;
+        std::memset(tensor->mutable_raw(), 7, tensor->num_bytes());
+      }
+    }
+    kv.router_faults()[11] = 5;
+    return equal;
+  };
+  EXPECT_TRUE(filled(std::byte(0)));  // so no two layers overlap
+  EXPECT_TRUE(filled(std::byte(7)));
 }
 
 TEST(KvStorageTest, WithoutExpertsThereAreNoFaults) {

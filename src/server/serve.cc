@@ -1,6 +1,7 @@
 #include "server/serve.h"
 
 #include <fmt/core.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -148,11 +149,6 @@ void PrintReady(const Service& service, int port) {
   std::fflush(stdout);
 }
 
-std::chrono::milliseconds StallTimeout(const ServerArgs& args) {
-  return std::chrono::ceil<std::chrono::milliseconds>(
-      std::chrono::duration<double>(args.rank_stall_seconds));
-}
-
 // Returns the exit code that a shell reports for a process ended by the signal.
 int ReportInterrupted(int signal) {
   LOG_WARNING("the start was interrupted by signal {} before the server was ready", signal);
@@ -200,14 +196,18 @@ void Drain(Service& service, Upkeep& upkeep, const StopSignals& signals,
 
 // Whether the ranks are restarted after one of them has ended.
 bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
-  const bool one_host = launch.alone() && !launch.launched;
-  if (!args.restart_flags.empty() && !one_host)
-    throw Invalid("{}: ranks of several nodes or of a launcher cannot be restarted",
+  const bool restarts = !launch.launched && (launch.alone() || launch.rejoins);
+  if (!args.restart_flags.empty() && launch.launched)
+    throw Invalid("{}: ranks of a launcher cannot be restarted", args.restart_flags.front());
+  if (!args.restart_flags.empty() && !restarts)
+    throw Invalid("{}: with several nodes, only --enable-elastic-ep restarts ranks",
                   args.restart_flags.front());
   if (args.disable_elastic_ep) return false;
-  if (!one_host)
-    LOG_INFO("the end of a rank ends the server: only ranks of one host can be restarted");
-  return one_host;
+  if (!restarts)
+    LOG_INFO("the end of a rank ends the server: {}",
+             launch.launched ? "a launcher started it"
+                             : "with several nodes, only --enable-elastic-ep restarts ranks");
+  return restarts;
 }
 
 }  // namespace
@@ -235,6 +235,8 @@ int RunServe(const ServerArgs& args) {
   const auto weights = CheckWeights(args, find_signal);
   if (!weights) return ReportInterrupted(interrupted);
   const EnginePlan plan = MakePlan(args.engine, launch.ranks_of_host);
+  if (launch.rejoins && plan.cuda)
+    throw Invalid("--enable-elastic-ep: ranks of several nodes are restarted on CPUs only");
   if (plan.model.has_moe() && !plan.cuda)
     LOG_INFO("{}", DescribeExchangeMemory(plan.model, MakeModelOptions(args.engine, plan),
                                           args.engine.mesh));
@@ -272,14 +274,21 @@ int RunServe(const ServerArgs& args) {
   std::atomic<bool> lost{false}, cancelled{false};
   std::string lost_reason;
   bool started = false;  // the first ranks
-  const auto start_epoch = [&](EngineRanks::Events events, const std::function<bool()>& give_up) {
+  const auto start_epoch =
+      [&](EngineRanks::Events events,
+          const std::function<bool()>& give_up) -> std::unique_ptr<EngineRanks> {
     const bool restarted = std::exchange(started, true);
     if (const std::string changes = restarted ? DescribeChanges(*weights) : ""; !changes.empty())
       throw Error(ErrorKind::kResource, "the ranks cannot continue with other weights" + changes);
+    if (restarted && launch.rejoins) {
+      const auto stop = [&give_up] { return give_up() ? SIGTERM : 0; };
+      membership = Lead(launch, args.engine, plan, stop, /*restart=*/true);
+      if (!membership) return nullptr;
+    }
     return std::make_unique<EngineRanks>(
         [&](const std::string& endpoint, RankHost::OnExit on_exit) {
           return StartRanks(launch, *membership, {args.engine, plan},
-                            {restarts, restarts ? StallTimeout(args) : 0ms}, endpoint,
+                            RestartOptions::Of(args, restarts), endpoint,
                             WithChangedFiles(*weights, std::move(on_exit)),
                             [&cancelled, give_up] { return cancelled || give_up(); });
         },

@@ -140,6 +140,34 @@ def test_too_many_deaths_end_the_server_with_all_reasons():
         assert "--max-rank-deaths 2/60" in last and last.count("rank 1 (pid") == 2 and "rank 0 (pid" in last, last
 
 
+def test_new_ranks_continue_from_the_cache_of_the_last_ones():
+    with Server(YARDLING, *FLAGS, "--tp", 2) as server:
+        body = {"input_ids": list(range(5, 405)), "stream": True,
+                "sampling_params": {"temperature": 0, "ignore_eos": True, "max_new_tokens": 400}}
+
+        def prefilled(victims, how, epoch):
+            """Prompt tokens that the new ranks compute."""
+            client = Client(server, body)
+            wait_until(lambda: client.events > 5)
+            kill(server, victims, how)
+            client.join(60)
+            assert client.result[0]["meta_info"]["completion_tokens"] == 400, client.result
+            wait_epoch(server, epoch)
+            return server.state()["prefill_tokens"]
+
+        assert prefilled([1], signal.SIGKILL, 2) <= 16, server.text()  # of the last page
+        assert prefilled([0, 1], signal.SIGKILL, 3) <= 16, server.text()
+        status, answer = server.request("/generate", {**body, "stream": False})
+        assert answer["meta_info"]["cached_tokens"] == 384  # the whole prompt but its last page
+        assert prefilled([1], signal.SIGSEGV, 4) >= 400  # the process may have written anywhere
+        server.wait_idle()
+        assert server.request("/flush_cache", method="POST")[0] == 200
+        kill(server, [1], signal.SIGKILL)
+        wait_epoch(server, 5)
+        assert server.state()["cached_pages"] == 0
+        assert server.stop() == 0
+
+
 def test_sigterm_during_a_restart_drains():
     with Server(YARDLING, *FLAGS, "--tp", 2) as server:
         body = {"input_ids": [5, 6, 7], "stream": False,
@@ -175,7 +203,7 @@ def test_flags_that_do_not_fit_are_refused():
                             (["--rank-stall-timeout", 1, "--disable-elastic-ep"], "--rank-stall-timeout"),
                             (["--max-rank-deaths", "3/60", "--tp", 2, "--nnodes", 2, "--dist-init-addr",
                               f"127.0.0.1:{free_port()}"], "--max-rank-deaths"),
-                            (["--enable-elastic-ep", "--tp", 2, "--nnodes", 2, "--dist-init-addr",
-                              f"127.0.0.1:{free_port()}"], "--enable-elastic-ep")]:
+                            (["--rank-stall-timeout", 1, "--tp", 2, "--nnodes", 2, "--dist-init-addr",
+                              f"127.0.0.1:{free_port()}"], "--rank-stall-timeout")]:
         code, said = fails_to_start("--model-path", YARDLING, *flags)
         assert code == 2 and expected in said, said

@@ -58,6 +58,17 @@ def test_a_request_that_ends_its_ranks_each_time_ends_alone(faults, expected):
     assert faults.server.request("/generate", body(POISON, 9, stream=False))[0] == 200
 
 
+def test_ranks_that_fail_one_after_another_blame_no_request(faults, expected):
+    """The first failure stops the other rank before its own. That one fails while a suspect runs alone."""
+    deaths = metric(faults.server, "switchyard_rank_deaths_total")
+    clients = start_batch(faults.server, BODIES)
+    for rank in (0, 1):
+        faults.order(f"{rank}.sampled", "abort")
+    assert texts(finish(clients)) == expected, faults.server.text()
+    wait_until(lambda: not faults.waits("0.sampled") and not faults.waits("1.sampled"))
+    assert metric(faults.server, "switchyard_rank_deaths_total") > deaths
+
+
 def test_a_request_whose_ranks_are_killed_each_time_ends_too(faults):
     """As by the kernel when its memory is short."""
     faults.order(f"1.enter.{POISON}", "always kill")

@@ -58,6 +58,9 @@ class OtherHost:
     def cut(self):
         sh(f"ip link set {self.here} down")
 
+    def join(self):
+        sh(f"ip link set {self.here} up")
+
     def remove(self):
         subprocess.run(["ip", "link", "del", self.here], capture_output=True)
         subprocess.run(["ip", "netns", "del", self.name], capture_output=True)

@@ -17,9 +17,9 @@ namespace switchyard {
 inline constexpr uint64_t kArenaMagic = 0x414e455241445953;  // "SYDARENA"
 inline constexpr int kMaxRanksPerArena = 256;
 
-// The start of the mapping. A WorkNote for each rank follows, and then the ranks' arenas,
-// page-aligned, in order of rank. All processes run the same build, so the layout needs no version.
-// Lock-free atomics work across processes.
+// The start of the mapping. A WorkNote for each rank follows, then the ranks' arenas, page-aligned,
+// in order of rank, and then their kept memory, aligned to huge pages. All processes run the same
+// build, so the layout needs no version. Lock-free atomics work across processes.
 struct ArenaHeader {
   enum AbortState : uint32_t { kRunning, kAborting, kAborted };  // kAborting: reason being written
 
@@ -38,6 +38,7 @@ struct ArenaHeader {
   uint64_t magic;
   uint64_t world;
   uint64_t bytes_per_rank;
+  uint64_t kept_per_rank;  // bytes of kept memory
   alignas(64) std::atomic<uint32_t> abort_state;
   std::array<char, 1020> abort_reason;
   alignas(64) std::atomic<uint64_t> parent_beats;  // 0: no process watches the ranks
@@ -67,7 +68,7 @@ struct SharedArena::Impl {
 
   int fd = -1;
   int world = 0;
-  size_t bytes_per_rank = 0;
+  size_t bytes_per_rank = 0, kept_per_rank = 0;
   std::byte* base = nullptr;
   size_t mapped_bytes = 0;
   std::unique_ptr<RemoteRanks> remote;  // null if all ranks are on this host
@@ -83,6 +84,8 @@ struct SharedArena::Impl {
   uint64_t Beat(int rank) const;
 
   void Map(size_t bytes);  // maps `fd`
+  // Frees the memory of these bytes of the mapping, which then read as zeros.
+  void Clear(size_t begin, size_t end) const;
   bool aborted() const {
     return header().abort_state.load(std::memory_order_seq_cst) != ArenaHeader::kRunning;
   }
@@ -94,6 +97,6 @@ struct SharedArena::Impl {
 // Bytes before the first rank's arena (a whole number of pages), and bytes of the whole mapping.
 // Error kInvalid if a size is out of range.
 size_t ArenaHeaderBytes(uint64_t world);
-size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank);
+size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank, uint64_t kept_per_rank = 0);
 
 }  // namespace switchyard

@@ -23,7 +23,10 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 
-size_t RoundUpToPage(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
+constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+constexpr size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+size_t RoundUpToPage(size_t bytes) { return RoundUp(bytes, kPageBytes); }
 
 }  // namespace
 
@@ -31,7 +34,7 @@ size_t ArenaHeaderBytes(uint64_t world) {
   return RoundUpToPage(sizeof(ArenaHeader)) + world * sizeof(WorkNote);
 }
 
-size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank) {
+size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank, uint64_t kept_per_rank) {
   if (world < 1 || world > kMaxRanksPerArena) {
     throw Invalid("shared memory for {} ranks: want 1 to {}", world, kMaxRanksPerArena);
   }
@@ -40,7 +43,14 @@ size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank) {
     throw Invalid("shared memory of {} bytes for each of {} ranks is out of range", bytes_per_rank,
                   world);
   }
-  return ArenaHeaderBytes(world) + world * RoundUpToPage(bytes_per_rank);
+  const size_t arenas = ArenaHeaderBytes(world) + world * RoundUpToPage(bytes_per_rank);
+  if (kept_per_rank == 0) return arenas;
+  const uint64_t room = (limit - arenas) / world;
+  if (room < 2 * kHugePageBytes || kept_per_rank > room - 2 * kHugePageBytes) {
+    throw Invalid("kept memory of {} bytes for each of {} ranks is out of range", kept_per_rank,
+                  world);
+  }
+  return RoundUp(arenas, kHugePageBytes) + world * RoundUp(kept_per_rank, kHugePageBytes);
 }
 
 SharedArena::Impl::~Impl() {
@@ -57,6 +67,15 @@ void SharedArena::Impl::Map(size_t bytes) {
   }
   base = static_cast<std::byte*>(start);
   mapped_bytes = bytes;
+}
+
+void SharedArena::Impl::Clear(size_t begin, size_t end) const {
+  if (begin >= end) return;
+  // A hole reads as zeros and takes no memory.
+  if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+                static_cast<off_t>(end - begin)) != 0) {
+    throw Resource("cannot clear the shared memory of the ranks: {}", std::strerror(errno));
+  }
 }
 
 std::byte* SharedArena::Impl::At(int rank, size_t offset) const {
@@ -125,8 +144,10 @@ void SharedArena::Impl::ThrowAborted() const { throw Error(ErrorKind::kPeer, Abo
 SharedArena::SharedArena(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 SharedArena::~SharedArena() = default;
 
-std::shared_ptr<SharedArena> SharedArena::Create(int world, size_t bytes_per_rank) {
-  const size_t bytes = ArenaBytes(static_cast<uint64_t>(std::max(world, 0)), bytes_per_rank);
+std::shared_ptr<SharedArena> SharedArena::Create(int world, size_t bytes_per_rank,
+                                                 size_t kept_per_rank) {
+  const size_t bytes =
+      ArenaBytes(static_cast<uint64_t>(std::max(world, 0)), bytes_per_rank, kept_per_rank);
   auto impl = std::make_unique<Impl>();
   impl->fd = memfd_create("switchyard-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (impl->fd < 0) {
@@ -141,10 +162,12 @@ std::shared_ptr<SharedArena> SharedArena::Create(int world, size_t bytes_per_ran
   impl->Map(bytes);
   impl->world = world;
   impl->bytes_per_rank = RoundUpToPage(bytes_per_rank);
+  impl->kept_per_rank = kept_per_rank;
   auto* header = new (impl->base) ArenaHeader{};
   header->magic = kArenaMagic;
   header->world = static_cast<uint64_t>(world);
   header->bytes_per_rank = impl->bytes_per_rank;
+  header->kept_per_rank = kept_per_rank;
   return std::shared_ptr<SharedArena>(new SharedArena(std::move(impl)));
 }
 
@@ -161,17 +184,33 @@ std::shared_ptr<SharedArena> SharedArena::FromFd(int fd) {
   impl->Map(static_cast<size_t>(status.st_size));
   const ArenaHeader& header = impl->header();
   if (header.magic != kArenaMagic ||
-      ArenaBytes(header.world, header.bytes_per_rank) != impl->mapped_bytes) {
+      ArenaBytes(header.world, header.bytes_per_rank, header.kept_per_rank) != impl->mapped_bytes) {
     throw Invalid("descriptor {} is not an arena of shared memory", fd);
   }
   impl->world = static_cast<int>(header.world);
   impl->bytes_per_rank = header.bytes_per_rank;
+  impl->kept_per_rank = header.kept_per_rank;
   return std::shared_ptr<SharedArena>(new SharedArena(std::move(impl)));
 }
 
 int SharedArena::fd() const { return impl_->fd; }
 int SharedArena::world() const { return impl_->world; }
 size_t SharedArena::bytes_per_rank() const { return impl_->bytes_per_rank; }
+
+std::span<std::byte> SharedArena::Kept(int rank) const {
+  CHECK(rank >= 0 && rank < world());
+  if (impl_->kept_per_rank == 0) return {};
+  const size_t stride = RoundUp(impl_->kept_per_rank, kHugePageBytes);
+  const size_t begin = impl_->mapped_bytes - stride * static_cast<size_t>(world() - rank);
+  madvise(impl_->base + begin, stride, MADV_HUGEPAGE);  // has an effect on some machines only
+  return {impl_->base + begin, impl_->kept_per_rank};
+}
+
+void SharedArena::ClearKept() {
+  if (impl_->kept_per_rank == 0) return;
+  const size_t stride = RoundUp(impl_->kept_per_rank, kHugePageBytes);
+  impl_->Clear(impl_->mapped_bytes - stride * static_cast<size_t>(world()), impl_->mapped_bytes);
+}
 
 int SharedArena::joined() const {
   int count = 0;
@@ -209,12 +248,9 @@ bool SharedArena::Waits(int rank) const {
 void SharedArena::BeginEpoch(std::string_view endpoint) {
   ArenaHeader& header = impl_->header();
   CHECK(has_epochs() && endpoint.size() < header.endpoint.size());
-  // A hole reads as zeros and takes no memory. It has all but the header: notes and ranks' arenas.
-  const size_t begin = ArenaHeaderBytes(0);
-  if (fallocate(impl_->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
-                static_cast<off_t>(impl_->mapped_bytes - begin)) != 0) {
-    throw Resource("cannot clear the shared memory of the ranks: {}", std::strerror(errno));
-  }
+  // All but the header and the kept memory: notes and ranks' arenas.
+  impl_->Clear(ArenaHeaderBytes(0),
+               ArenaBytes(static_cast<uint64_t>(world()), impl_->bytes_per_rank));
   for (ArenaHeader::RankState& rank : header.ranks) {
     rank.joined.store(0);
     rank.sleeping_on.store(0);

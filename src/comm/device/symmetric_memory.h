@@ -29,8 +29,9 @@ class RemoteRanks;
 // arena for all ranks, of which it uses the parts of its own ranks.
 class SharedArena {
  public:
-  // Reserves world × bytes_per_rank; pages are committed on first touch.
-  static std::shared_ptr<SharedArena> Create(int world, size_t bytes_per_rank);
+  // Reserves world × (bytes_per_rank + kept_per_rank); pages are committed on first touch.
+  static std::shared_ptr<SharedArena> Create(int world, size_t bytes_per_rank,
+                                             size_t kept_per_rank = 0);
   // Maps the arena of an inherited descriptor in a rank process. Takes ownership of the descriptor.
   // Error kInvalid if it is not an arena.
   static std::shared_ptr<SharedArena> FromFd(int fd);
@@ -64,6 +65,12 @@ class SharedArena {
   // In a rank that has destroyed its SymmetricMemory: waits for the next epoch, without a deadline.
   // Returns its endpoint.
   std::string WaitForEpoch(int rank);
+
+  // The kept memory of a rank, for this rank only. It outlives epochs and the rank's process: a new
+  // process finds the bytes that the last one wrote. Initially zero; empty if there is none.
+  // ClearKept, by the parent before BeginEpoch: zero again, for all ranks.
+  std::span<std::byte> Kept(int rank) const;
+  void ClearKept();
 
   // Heartbeats of ranks: counters in shared memory, for a monitor in another thread or process. A
   // counter that does not change means that the rank is stopped or stuck. 0: the rank does not

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -67,6 +68,26 @@ TEST(SharedArenaTest, ShowsTheWorkOfEachRank) {
   EXPECT_EQ(arena->Work(1), std::nullopt);
   memory.NoteWork({});
   EXPECT_EQ(arena->Work(1), std::vector<uint64_t>());
+}
+
+TEST(SharedArenaTest, KeptMemoryOutlivesEpochs) {
+  const auto arena = SharedArena::Create(2, 1000, /*kept_per_rank=*/5000);
+  arena->EnableEpochs();
+  const auto same = SharedArena::FromFd(dup(arena->fd()));
+  for (const int rank : {0, 1}) {
+    ASSERT_EQ(same->Kept(rank).size(), 5000u);
+    EXPECT_EQ(same->Kept(rank)[4999], std::byte(0));
+    std::ranges::fill(same->Kept(rank), std::byte(7 + rank));
+  }
+  std::memset(SymmetricMemory(same, 1, TimeoutOf(1000)).At(1, 0), 1, 1000);
+  arena->BeginEpoch("the front");
+  const auto all_are = [](std::span<const std::byte> bytes, int value) {
+    return std::ranges::all_of(bytes, [&](std::byte b) { return b == std::byte(value); });
+  };
+  for (const int rank : {0, 1}) EXPECT_TRUE(all_are(arena->Kept(rank), 7 + rank));
+  arena->ClearKept();
+  for (const int rank : {0, 1}) EXPECT_TRUE(all_are(arena->Kept(rank), 0));
+  EXPECT_TRUE(SharedArena::Create(2, 1000)->Kept(1).empty());
 }
 
 TEST(SharedArenaTest, AnEpochBeginsWithClearedMemory) {

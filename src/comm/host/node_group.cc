@@ -144,7 +144,16 @@ bool NodeGroup::Gather(TcpListener& door, const Options& options) {
     auto arrival = listener.Accept({.until = slice, .stop = options.give_up});
     ForgetGone();
     if (arrival) {
-      Admit(std::move(*arrival), options);
+      const size_t before = members_.size();
+      try {
+        Admit(std::move(*arrival), options);
+      } catch (const Error& error) {
+        if (!options.restart || members_.size() == before) throw;
+        LOG_WARNING("{}; the wait continues without this node", error.what());
+        SendMessage(members_.back().stream, EncodeRefusal(error.what()),
+                    IoLimit::After(kSendTimeout));
+        members_.pop_back();
+      }
       continue;
     }
     if (options.give_up && options.give_up()) return false;
@@ -215,7 +224,9 @@ std::string NodeGroup::Missing(const Options& options) const {
 std::unique_ptr<NodeGroup> NodeGroup::Join(const Options& options) {
   LOG_INFO("node {} connects to node 0 at {}", options.node, options.address.Text());
   const auto stopped = [&] { return options.give_up && options.give_up(); };
-  const IoLimit limit = IoLimit::After(options.timeout, options.give_up);
+  const milliseconds time =
+      options.connect_timeout.count() > 0 ? options.connect_timeout : options.timeout;
+  const IoLimit limit = IoLimit::After(time, options.give_up);
   OpenedConnection opened =
       OpenAuthenticated(options.address, NodeKey(options.secret),
                         {.purpose = Purpose::kNode, .from = options.node, .to = 0}, limit);
@@ -230,8 +241,8 @@ std::unique_ptr<NodeGroup> NodeGroup::Join(const Options& options) {
     if (stopped()) return nullptr;
     throw Error(
         ErrorKind::kTimeout,
-        fmt::format("node {} waited {:g} s for node 0 at {}{}", options.node,
-                    Seconds(options.timeout), options.address.Text(),
+        fmt::format("node {} waited {:g} s for node 0 at {}{}", options.node, Seconds(time),
+                    options.address.Text(),
                     opened.connected ? ", which accepts connections but does not answer" : ""),
         "--dist-init-addr is the address of node 0, and has to be the same on all nodes");
   }

@@ -38,8 +38,12 @@ class NodeGroup {
     int ranks_per_node = 1;
     Statement statement;  // must be equal on every node
     std::string secret;   // the same on all nodes; empty: nodes are not authenticated
-    std::chrono::milliseconds timeout{300'000};  // for all nodes to join
+    std::chrono::milliseconds timeout{300'000};    // for all nodes to join
+    std::chrono::milliseconds connect_timeout{0};  // for node 0 to accept; 0: `timeout`
     std::function<bool()> give_up;  // polled every 100 ms; must not return false after true
+    // On node 0, if the engine has served before: a node that differs is refused, and the wait
+    // continues, because requests are open.
+    bool restart = false;
   };
   // Waits for the other nodes. Returns null if give_up returns true. Error kTimeout names the
   // missing nodes, kInvalid names what differs; every node that has joined gets the same error.

@@ -268,5 +268,18 @@ TEST_F(NewsTest, ANodeThatIsGoneIsNamed) {
               ::testing::ElementsAre("cause: node 1 (127.0.0.1) is gone: its connection closed"));
 }
 
+// Requests are open, so a node that was started with other flags must not end the engine.
+TEST(NodeGroupTest, ARestartedEngineRefusesANodeThatDiffers) {
+  const Meeting meeting;
+  auto leading = meeting.Options(0), differs = meeting.Options(1);
+  leading.restart = true;
+  differs.statement[1].second = "4";
+  Membership leader = Meeting::Lead(leading);
+  EXPECT_THAT(ErrorOf(Meeting::Join(differs), ErrorKind::kInvalid), HasSubstr("--ep-size"));
+  const auto one = Meeting::Join(meeting.Options(1)).get();
+  EXPECT_NE(leader.get(), nullptr);
+  EXPECT_EQ(one->job(), "a job");
+}
+
 }  // namespace
 }  // namespace switchyard

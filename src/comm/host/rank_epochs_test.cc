@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <span>
 
 #include "comm/host/test_rank_processes.h"
 
@@ -42,6 +43,24 @@ TEST(RankEpochsTest, ARankThatOutlivesAnEpochServesInTheNext) {
   ranks.ExpectEnd();
   socket->Send("end");
   EXPECT_TRUE(ranks.WaitEnded(kLong));
+}
+
+// A process with a fault may have written anywhere.
+TEST(RankEpochsTest, KeptMemoryOutlivesAKillButNoFault) {
+  Troupe troupe(2, "epochs", kLong, {}, {}, {}, /*epochs=*/true, /*kept_bytes=*/4096);
+  auto socket = ControlSocket::Bind(troupe.endpoint());
+  const std::span<std::byte> kept = troupe.arena()->Kept(1);
+  size_t exits = 0;
+  for (const int signal : {SIGKILL, SIGSEGV}) {
+    EXPECT_TRUE(troupe.ranks().WaitJoined());
+    kept[4095] = std::byte(9);
+    kill(PidOf(1), signal);
+    troupe.Exits(++exits);
+    EXPECT_TRUE(troupe.ranks().Settle(milliseconds(50), kLong));
+    troupe.ranks().BeginEpoch(troupe.endpoint());
+    EXPECT_EQ(kept[4095], std::byte(signal == SIGKILL ? 9 : 0));
+  }
+  EXPECT_TRUE(troupe.ranks().WaitJoined());
 }
 
 TEST(RankEpochsTest, ARankThatNeitherWaitsNorEndsIsKilled) {

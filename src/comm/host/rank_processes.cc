@@ -167,14 +167,19 @@ void RankProcesses::Impl::Wake() const {
 // No rank of the last epoch ends meanwhile, because this thread reaps them.
 void RankProcesses::Impl::BeginEpoch() {
   std::optional<std::promise<std::vector<int>>> asked;
+  bool damaged = false;
   {
     const std::lock_guard lock(mutex);
     asked.swap(next_epoch);
     if (!asked) return;
+    // A process with a fault may have written anywhere before its end.
+    damaged = std::ranges::any_of(
+        exits, [](const RankExit& exit) { return exit.signal != 0 && exit.ByItself(); });
     exits.clear();
     killed = false;
   }
   try {
+    if (damaged) arena->ClearKept();
     arena->BeginEpoch(options.control_endpoint);
     asked->set_value(SpawnMissing());
   } catch (...) {

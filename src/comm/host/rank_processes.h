@@ -94,7 +94,8 @@ class RankProcesses {
   // With epochs, after an abort: waits until each rank has ended or waits for the next epoch. Kills
   // those that do neither by `wait`. False if one of these has not ended after `end`.
   bool Settle(std::chrono::milliseconds wait, std::chrono::milliseconds end);
-  // After Settle: begins the next epoch and starts the ranks that have ended. Returns these.
+  // After Settle: begins the next epoch and starts the ranks that have ended. Returns these. Clears
+  // the ranks' kept memory if one has ended by a fault signal.
   std::vector<int> BeginEpoch(const std::string& control_endpoint);
 
  private:

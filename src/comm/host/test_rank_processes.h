@@ -61,8 +61,8 @@ class Troupe {
  public:
   Troupe(int world, std::string part, milliseconds join_timeout = kLong,
          std::optional<NodeNetwork> network = {}, milliseconds watchdog_timeout = {},
-         milliseconds stall_timeout = {}, bool epochs = false)
-      : arena_(SharedArena::Create(world, kBytes)),
+         milliseconds stall_timeout = {}, bool epochs = false, size_t kept_bytes = 0)
+      : arena_(SharedArena::Create(world, kBytes, kept_bytes)),
         endpoint_(ControlSocket::UniqueEndpoint()),
         ranks_(arena_,
                {.world = world,

@@ -1,12 +1,32 @@
 #include "engine/kv_cache/kv_cache.h"
 
+#include <utility>
+
 #include "core/check.h"
+#include "engine/kv_cache/recorded_prefixes.h"
 
 namespace switchyard {
 
-KvCache::KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes)
-    : page_size_(page_size), allocator_(num_pages) {
+KvCache::KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes, PageRecords* records)
+    : page_size_(page_size),
+      records_(reuse_prefixes ? records : nullptr),
+      allocator_(num_pages, records_) {
   if (reuse_prefixes) tree_.emplace(allocator_, page_size);
+  if (records_) Restore();
+}
+
+void KvCache::Restore() {
+  std::vector<bool> taken(total(), false);
+  for (const RecordedPrefix& prefix : RecordedPrefixes(*records_, total())) {
+    const int64_t present = tree_->Insert(prefix.tokens, prefix.pages, prefix.salt);
+    for (size_t i = present; i < prefix.pages.size(); ++i) taken[prefix.pages[i]] = true;
+    // Two sequences had computed the same tokens. The tree has the pages of the first one.
+    if (present > 0 && present < std::ssize(prefix.pages)) {
+      const auto shared = std::span(prefix.tokens).first(present * page_size_);
+      records_->SetParent(prefix.pages[present], tree_->Find(shared, prefix.salt).pages.back());
+    }
+  }
+  allocator_.Take(taken);
 }
 
 int64_t KvCache::Borrow(std::span<const int32_t> tokens, SequencePages& sequence,
@@ -18,8 +38,29 @@ int64_t KvCache::Borrow(std::span<const int32_t> tokens, SequencePages& sequence
   sequence.salt = salt;
   sequence.lock = match.node;
   sequence.pages = std::move(match.pages);
-  sequence.borrowed = static_cast<int64_t>(sequence.pages.size());
+  sequence.borrowed = sequence.recorded = static_cast<int64_t>(sequence.pages.size());
   return sequence.borrowed * page_size_;
+}
+
+int64_t KvCache::ComputedBy(uint64_t request, const SequencePages& sequence) const {
+  int64_t pages = 0;
+  for (int64_t i = 0; records_ && i < sequence.borrowed; ++i) {
+    const auto record = records_->Get(sequence.pages[i]);
+    pages += record && record->owner == request ? 1 : 0;
+  }
+  return pages * page_size_;
+}
+
+void KvCache::Record(std::span<const int32_t> computed, uint64_t request, SequencePages& sequence) {
+  if (!records_) return;
+  const auto whole = static_cast<int64_t>(computed.size()) / page_size_;
+  for (int64_t& i = sequence.recorded; i < whole; ++i) {
+    records_->Set(sequence.pages[i],
+                  {.parent = i > 0 ? sequence.pages[i - 1] : PageRecords::kNoParent,
+                   .owner = request,
+                   .salt = sequence.salt,
+                   .tokens = computed.subspan(i * page_size_, page_size_)});
+  }
 }
 
 bool KvCache::Grow(int64_t tokens, SequencePages& sequence) {
@@ -43,6 +84,8 @@ void KvCache::Publish(std::span<const int32_t> computed, SequencePages& sequence
     allocator_.Free(sequence.pages[i]);
     sequence.pages[i] = match.pages[i];
   }
+  if (records_ && present > sequence.borrowed && present < sequence.recorded)
+    records_->SetParent(sequence.pages[present], sequence.pages[present - 1]);
   tree_->Lock(match.node);
   if (sequence.lock) tree_->Unlock(sequence.lock);
   sequence.lock = match.node;

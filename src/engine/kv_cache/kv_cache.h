@@ -20,14 +20,17 @@ struct SequencePages {
   std::vector<int32_t> pages;
   int64_t borrowed = 0;
   RadixCache::Node* lock = nullptr;
-  std::string salt;  // the salt passed to Borrow
+  std::string salt;      // the salt passed to Borrow
+  int64_t recorded = 0;  // leading pages that have a record or need none
 };
 
 // Every page is in exactly one of three places: free, in the tree, or in one sequence. Unlocked
-// pages of the tree count as available, because Grow evicts them. Used by the rank's thread only.
+// pages of the tree count as available, because Grow evicts them. With records, the tree begins
+// with the recorded pages. Borrows the records. Used by the rank's thread only.
 class KvCache {
  public:
-  KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes);
+  KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes,
+          PageRecords* records = nullptr);
 
   int32_t page_size() const { return page_size_; }
   int64_t total() const { return allocator_.total(); }
@@ -41,6 +44,9 @@ class KvCache {
   // `salt`; returns its length in tokens.
   int64_t Borrow(std::span<const int32_t> tokens, SequencePages& sequence,
                  const std::string& salt = {});
+  // The number of tokens that an admitted sequence has borrowed from pages which `request` has
+  // computed: before an end of the ranks.
+  int64_t ComputedBy(uint64_t request, const SequencePages& sequence) const;
   bool reuses_prefixes() const { return tree_.has_value(); }
   // The nodes and the length of the prefix that Borrow would find. Changes nothing.
   RadixCache::Trail Look(std::span<const int32_t> tokens, const std::string& salt = {}) const {
@@ -49,6 +55,8 @@ class KvCache {
   // Allocates pages for `tokens` positions in total. Returns false, without effect, if there are
   // too few.
   bool Grow(int64_t tokens, SequencePages& sequence);
+  // Writes records of the full pages of `computed`, the sequence's leading tokens.
+  void Record(std::span<const int32_t> computed, uint64_t request, SequencePages& sequence);
   // Inserts the full pages of `computed`, the sequence's leading tokens, into the tree. The
   // sequence then borrows these pages from the tree, and later requests can share them.
   void Publish(std::span<const int32_t> computed, SequencePages& sequence);
@@ -59,7 +67,10 @@ class KvCache {
   bool IsWhole() const;  // no sequence holds a page
 
  private:
+  void Restore();
+
   const int32_t page_size_;
+  PageRecords* const records_;  // or null
   PageAllocator allocator_;
   std::optional<RadixCache> tree_;
 };

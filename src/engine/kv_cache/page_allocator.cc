@@ -6,7 +6,8 @@
 
 namespace switchyard {
 
-PageAllocator::PageAllocator(int64_t total) : taken_(total, false) {
+PageAllocator::PageAllocator(int64_t total, PageRecords* records)
+    : records_(records), taken_(total, false) {
   CHECK_GT(total, 0);
   CHECK_LE(total, std::numeric_limits<int32_t>::max());
   free_.reserve(total);
@@ -25,7 +26,20 @@ void PageAllocator::Free(int32_t page) {
   CHECK_LT(static_cast<size_t>(page), taken_.size());
   CHECK(taken_[page]);
   taken_[page] = false;
+  if (records_) records_->Clear(page);
   free_.push_back(page);
+}
+
+void PageAllocator::Take(const std::vector<bool>& pages) {
+  CHECK_EQ(pages.size(), taken_.size());
+  CHECK_EQ(free_.size(), taken_.size());
+  free_.clear();
+  taken_ = pages;
+  for (int64_t page = total() - 1; page >= 0; --page) {
+    if (taken_[page]) continue;
+    if (records_) records_->Clear(static_cast<int32_t>(page));
+    free_.push_back(static_cast<int32_t>(page));
+  }
 }
 
 }  // namespace switchyard

@@ -4,21 +4,27 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/kv_cache/page_records.h"
+
 namespace switchyard {
 
 // Allocates page numbers [0, total); KvStorage (model/kv_storage.h) owns their memory. The free
-// list is LIFO, so that every rank gets the same numbers. Used by the rank's thread only.
+// list is LIFO, so that every rank gets the same numbers. A free page has no record, because its
+// next owner overwrites it. Borrows the records. Used by the rank's thread only.
 class PageAllocator {
  public:
-  explicit PageAllocator(int64_t total);
+  explicit PageAllocator(int64_t total, PageRecords* records = nullptr);
 
   int64_t total() const { return static_cast<int64_t>(taken_.size()); }
   int64_t free() const { return static_cast<int64_t>(free_.size()); }
 
   int32_t Allocate();  // requires free() > 0
   void Free(int32_t page);
+  // Takes these pages [total]; the others are free. No page may have been allocated before.
+  void Take(const std::vector<bool>& pages);
 
  private:
+  PageRecords* const records_;  // or null
   std::vector<int32_t> free_;
   std::vector<bool> taken_;  // detects double frees
 };

@@ -164,8 +164,11 @@ bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
   CHECK(cache_.Grow(sequence.length(), sequence.cache));
   if (!sequence.admitted_before) {
     sequence.admitted_before = true;
-    sequence.cached_tokens = static_cast<int32_t>(sequence.computed);
-    cached_prompt_tokens_ += sequence.computed;
+    // New ranks may find what the request itself computed before the last ones ended.
+    const int64_t cached =
+        sequence.computed - cache_.ComputedBy(sequence.request.id, sequence.cache);
+    sequence.cached_tokens = static_cast<int32_t>(cached);
+    cached_prompt_tokens_ += cached;
   }
   Spend(sequence, rows, budget);
   // A retracted request resumes with a decode step if all of its tokens but the last are in the

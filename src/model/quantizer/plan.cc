@@ -89,7 +89,7 @@ class RecordingSource : public WeightSource {
 
 void Record(const Checkpoint& checkpoint, const ModelConfig& config, Requests* requests) {
   RecordingSource source(MakeCheckpointSource(checkpoint, config, {.read_data = false}),
-                         FindFamily(config.architecture)->names(config), requests);
+                         NamesOf(config), requests);
   BuildWeights(config, Mesh(), {}, source);
   source.Finish({});
 }
@@ -101,7 +101,7 @@ Requests RequestsOf(const Checkpoint& checkpoint, const ModelConfig& config) {
   if (config.mtp_layers > 0 && family->mtp && !config.pooling) {
     const ModelConfig mtp = MtpConfigOf(config);
     // Some exporters drop the MTP layer but keep its key in config.json.
-    const std::string prefix = fmt::format("{}{}.", family->names(config).layers, mtp.first_layer);
+    const std::string prefix = fmt::format("{}{}.", NamesOf(config).layers, mtp.first_layer);
     const auto first = checkpoint.tensors().lower_bound(prefix);
     if (first != checkpoint.tensors().end() && first->first.starts_with(prefix)) {
       Record(checkpoint, mtp, &requests);
@@ -257,7 +257,7 @@ QuantizePlan PlanQuantization(const Checkpoint& checkpoint, const ModelConfig& c
     throw Invalid("{}: the format and the patterns select none of its linears",
                   checkpoint.dir().string());
   }
-  const TensorNames names = FindFamily(config.architecture)->names(config);
+  const TensorNames names = NamesOf(config);
   CheckPatterns(checkpoint, config, requests, names);
   using Entry = std::pair<const std::string, StoredTensor>;
   std::vector<const Entry*> entries;

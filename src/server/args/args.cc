@@ -309,7 +309,8 @@ void AddEngineFlags(CommandLine& app, ServerArgs& a) {
 void AddElasticFlags(CommandLine& app, ServerArgs& a) {
   app.Switch("--enable-elastic-ep", a.enable_elastic_ep, kParallel,
              "Restarts the ranks if one ends, and continues all open requests with equal outputs. "
-             "The default if all ranks are processes of one host; refused otherwise");
+             "The default if all ranks are processes of one host. With --nnodes, set it on all "
+             "nodes. Refused under mpirun and srun, and with GPUs of several nodes");
   app.Switch("--disable-elastic-ep", a.disable_elastic_ep, kParallel,
              "Ends the server if a rank ends");
   app.Flag("--max-rank-deaths", a.max_rank_deaths, kParallel,

@@ -36,11 +36,12 @@ class ContextLengthError : public Error {
 struct RanksEnd {
   std::string why;
   std::chrono::steady_clock::time_point time{};  // of the detection
-  // A rank ended by a fault signal or an error, not by SIGKILL or because of a missing heartbeat.
-  // So a request of that rank's batch may be the cause.
-  bool by_itself = false;
+  // Ranks that ended by a fault signal or an error, so a request of their batch may be the cause.
+  // Empty if a rank ended by SIGKILL or because of a missing heartbeat.
+  std::vector<int> failed;
   std::optional<std::vector<uint64_t>> batch;  // request ids of that batch; nullopt: unknown
-  bool Had(uint64_t id) const;                 // whether this request may have been in the batch
+  bool by_itself() const { return !failed.empty(); }
+  bool Had(uint64_t id) const;  // whether this request may have been in the batch
 };
 
 // Sends control messages to the ranks. Their replies arrive through Front::OnMessage.
@@ -125,12 +126,14 @@ class Front {
   void BeginPause(std::chrono::steady_clock::time_point ended);
   // All ranks have ended their epoch, and new ones will start. Begins the pause if it has not
   // begun. If a rank ended by itself, the requests of its batch are suspect: Resume lets them run
-  // first, each of them alone for a few tokens. If ranks end by themselves again while a suspect
-  // runs alone, the suspect ends with an error. A question that two ends of ranks have interrupted
-  // ends with an error. Returns whether the ranks had requests and answered none of them since
-  // Resume. After several such ends in a row, SIGKILL and stalls make requests suspect too: the
-  // kernel may kill ranks because of the memory that one needs.
-  bool Pause(const RanksEnd& end);
+  // first, each of them alone for a few tokens. A suspect ends with an error if a rank that failed
+  // with it before fails again while the suspect runs alone. Another rank may have had its fault
+  // before, so its first failure proves nothing. A query that two ends of ranks have interrupted
+  // ends with an error. Returns the number of ends in a row in which ranks had requests and
+  // answered none of them; 0: they answered one, or had none. After several such ends, SIGKILL and
+  // stalls make requests suspect too: the kernel may kill ranks because of the memory that one
+  // needs.
+  int Pause(const RanksEnd& end);
   // Call when the link leads to new ranks. Sends the open queries again, then the open requests
   // with their output, in the order of their ids.
   void Resume();
@@ -170,7 +173,8 @@ class Front {
   // Whether requests or queries wait. Requires mutex_.
   bool held() const { return paused_ || !suspects_.empty(); }
   std::vector<EngineStats> HeldStats() const;  // requires mutex_
-  bool EndedWithoutAnswer(const RanksEnd& end);
+  int EndedWithoutAnswer(const RanksEnd& end);
+  bool IsToBlame(const Open& suspect, const RanksEnd& end, int fruitless) const;
   void Deliver(const RequestOutput& output, metrics::Clock::time_point now);
   void Take(Open& open, const RequestOutput& output, const std::string& overdue,
             metrics::Clock::time_point now);
@@ -214,6 +218,7 @@ class Front {
   std::set<uint64_t> suspects_;
   bool answered_ = false;   // the ranks have sent output since Resume
   int fruitless_ends_ = 0;  // consecutive ends without output, of ranks that had requests
+  metrics::Clock::time_point fruitless_since_;  // time of the first of these ends
   std::vector<EngineStats> last_stats_;
   int64_t epoch_ = 1, deaths_ = 0;
   double pause_seconds_ = 0;

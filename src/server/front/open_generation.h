@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,9 @@ struct Front::Open {
   bool sent = false;     // the ranks have the request
   bool aborted = false;  // an abort was sent, or the request ends without one
   bool ending = false;   // aborted while the ranks did not have it: their output is dropped
+  // Ranks that have failed with the request in their batch, since it was last cleared of suspicion.
+  // Guarded by mutex_.
+  std::set<int> failed_ranks;
   // All tokens of the output, for ranks that continue it. Read by other threads only during a
   // pause.
   std::vector<int32_t> output;

@@ -16,9 +16,11 @@ using Clock = std::chrono::steady_clock;
 constexpr int32_t kTrialTokens = 2;
 
 // Number of ends in a row without any output after which a killed batch is suspect too, and after
-// which a killed request that runs alone is the cause. Kills from outside hardly hit so often in a
-// row before the first token.
+// which a killed request that runs alone is the cause. Restarts take a few milliseconds, so these
+// ends must also take a minimum time: the supervisor delays restarts in such a row. Kills from
+// outside hardly hit so often and so long before the first token.
 constexpr int kFruitlessEnds = 5, kLoneFruitlessEnds = 8;
+constexpr std::chrono::seconds kLoneFruitlessTime{3};
 
 double Milliseconds(Clock::duration time) {
   return std::chrono::duration<double, std::milli>(time).count();
@@ -127,37 +129,50 @@ void Front::BeginPause(Clock::time_point ended) {
   for (const auto& answer : answers) answer();
 }
 
-// Notes whether the last ranks had requests, and answered none of them. Requires mutex_.
-bool Front::EndedWithoutAnswer(const RanksEnd& end) {
+// Counts ends of ranks that had requests and answered none of them. Returns 0 if the last ranks are
+// not such ones. Requires mutex_.
+int Front::EndedWithoutAnswer(const RanksEnd& end) {
   const bool worked = std::ranges::any_of(
       open_, [&](const auto& entry) { return entry.second->sent && end.Had(entry.first); });
   if (answered_) fruitless_ends_ = 0;
-  if (answered_ || !worked) return false;
-  ++fruitless_ends_;
-  return true;
+  if (answered_ || !worked) return 0;
+  if (fruitless_ends_++ == 0) fruitless_since_ = end.time;
+  return fruitless_ends_;
 }
 
-bool Front::Pause(const RanksEnd& end) {
+// Whether a suspect that ran alone is the cause of the end. Several ranks may have failed for a
+// cause outside of the request, and all but the first of them only in later epochs. Each of them
+// does so once. So a rank must fail twice with the request. As there are finitely many ranks, a
+// request that is the cause ends after at most one failure of each rank and one more. Requires
+// mutex_.
+bool Front::IsToBlame(const Open& suspect, const RanksEnd& end, int fruitless) const {
+  const auto failed_before = [&](int rank) { return suspect.failed_ranks.contains(rank); };
+  if (std::ranges::any_of(end.failed, failed_before)) return true;
+  if (fruitless < kLoneFruitlessEnds) return false;
+  return end.by_itself() || end.time - fruitless_since_ >= kLoneFruitlessTime;
+}
+
+int Front::Pause(const RanksEnd& end) {
   BeginPause(end.time);
-  bool fruitless = false;
+  int fruitless = 0;
   std::vector<Ending> endings;
   Questions::Deliveries answers;
   {
     std::lock_guard order(order_);
     std::lock_guard lock(mutex_);
-    if (lost_) return false;
+    if (lost_) return 0;
     ++deaths_;
     fruitless = EndedWithoutAnswer(end);
-    const auto blames = [&](int ends) {
-      return end.by_itself || (fruitless && fruitless_ends_ >= ends);
-    };
+    const bool suspects = end.by_itself() || fruitless >= kFruitlessEnds;
     answers = questions_.OnRanksEnd(end.why);
     const uint64_t alone = suspects_.empty() ? 0 : *suspects_.begin();  // 0: none
     for (const auto& [id, open] : open_) {
       const bool sent = std::exchange(open->sent, false);
-      if (!sent || !blames(kFruitlessEnds) || !end.Had(id) || open->ending) continue;
-      if (alone != id) suspects_.insert(id);
-      if (alone != id || !blames(kLoneFruitlessEnds)) continue;
+      if (!sent || !suspects || !end.Had(id) || open->ending) continue;
+      suspects_.insert(id);
+      const bool guilty = alone == id && IsToBlame(*open, end, fruitless);
+      open->failed_ranks.insert(end.failed.begin(), end.failed.end());
+      if (!guilty) continue;
       LOG_ERROR(
           "the ranks ended again and again while they computed request {}, the last time alone: "
           "the request ends with an error",
@@ -207,7 +222,11 @@ void Front::EndTrial(uint64_t id) {
   {
     std::lock_guard lock(mutex_);
     if (suspects_.erase(id) == 0) return;
-    if (const auto open = open_.find(id); open != open_.end()) open->second->sent = false;
+    const auto open = open_.find(id);
+    if (open != open_.end()) {
+      open->second->sent = false;
+      open->second->failed_ranks.clear();
+    }
   }
   SendUnsent();
 }

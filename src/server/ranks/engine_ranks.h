@@ -50,6 +50,7 @@ class EngineRanks : public RankLink {
   // Kills the ranks that still run and waits for their end. Then returns how the first one ended.
   // Error kPeer if one has not ended after the timeout.
   RankHost::Ending Reap(std::chrono::milliseconds timeout);
+  void ClearKept() { host_->ClearKept(); }  // RankHost::ClearKept
   // Sends a shutdown message to the ranks and waits for their end. False if some had to be killed.
   bool Shutdown(std::chrono::milliseconds timeout);
 

@@ -3,10 +3,13 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "comm/host/heartbeat_watch.h"
 #include "core/duration.h"
+#include "core/error.h"
 #include "core/log.h"
 #include "server/ranks/membership.h"
 #include "server/ranks/served_weights.h"
@@ -68,10 +71,56 @@ bool WaitForOutcome(const Outcome& outcome, const StopSignals& signals) {
   return true;
 }
 
+RankJob JobOf(const Membership& membership, const EngineConfig& config) {
+  RankJob job = DecodeRankSpec(membership.job, config.model_path);
+  job.config.backends = config.backends;
+  job.config.base_gpu_id = config.base_gpu_id;  // these settings differ between hosts
+  job.config.gpu_id_step = config.gpu_id_step;
+  job.config.cpu_bind = config.cpu_bind;
+  return job;
+}
+
+// How an epoch of the node's ranks ended.
+enum class EpochEnd : uint8_t { kEnded, kStopped, kLost };
+
+// Runs the node's ranks until the engine ends or is lost. Then closes the connection to node 0.
+EpochEnd RunEpoch(const ServerArgs& args, const Launch& launch, Membership& membership,
+                  const std::vector<FileStamp>& weights, const StopSignals& signals) {
+  Outcome outcome;
+  NodeGroup& nodes = *membership.nodes;
+  const auto report = [&](const std::string& how, bool cause) {
+    nodes.SendLost(how, cause);
+    outcome.Lose(how, cause);
+  };
+  auto host = StartRanks(launch, membership, JobOf(membership, args.engine),
+                         RestartOptions::Of(args, launch.rejoins), {},
+                         WithChangedFiles(weights, report), {});
+  host->ExpectEnd();  // a clean exit happens only after a shutdown message
+  nodes.Watch({.on_lost = [&](const std::string& why, bool cause) { outcome.Lose(why, cause); },
+               .on_end = [&] { outcome.End(); }});
+  const bool waited = WaitForOutcome(outcome, signals);
+  EpochEnd end = EpochEnd::kEnded;
+  if (const auto why = outcome.lost()) {
+    end = EpochEnd::kLost;
+    if (launch.rejoins) {
+      LOG_WARNING("{}; this node rejoins", *why);
+    } else {
+      LOG_ERROR("{}", *why);
+    }
+  } else if (!waited) {
+    end = EpochEnd::kStopped;
+    nodes.SendLost("the node was stopped by a signal", /*cause=*/true);
+  } else if (!host->WaitEnded(10s)) {
+    LOG_WARNING("some ranks did not exit in time and were killed");
+  }
+  host.reset();  // its threads use `nodes`, whose threads use `outcome`
+  membership.nodes.reset();
+  return end;
+}
+
 }  // namespace
 
 int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals& signals) {
-  Outcome outcome;
   std::atomic<int> interrupted{0};  // the signal that interrupted the startup
   const FindSignal find_signal = [&] {
     if (const int signal = signals.Wait(0ms)) interrupted = signal;
@@ -81,11 +130,7 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
   if (!weights) return 128 + interrupted;  // exit code of a shell for a signal
   std::optional<Membership> membership = Join(launch, args.engine, find_signal);
   if (!membership) return 128 + interrupted;
-  RankJob job = DecodeRankSpec(membership->job, args.engine.model_path);
-  job.config.backends = args.engine.backends;
-  job.config.base_gpu_id = args.engine.base_gpu_id;  // these settings differ between hosts
-  job.config.gpu_id_step = args.engine.gpu_id_step;
-  job.config.cpu_bind = args.engine.cpu_bind;
+  const RankJob job = JobOf(*membership, args.engine);
   if (launch.launched) InitLog(job.config.log_level, Mesh(job.config.mesh, launch.node).Title());
   if (!ConnectLaunchedRank(launch, *membership, job, find_signal)) return 128 + interrupted;
   if (membership->mpi) {  // the MPI launcher ends all ranks if one is lost
@@ -97,26 +142,15 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     RunRankLoop(job.config, job.plan, launch.node, arena, {});
     return 0;
   }
-  NodeGroup& nodes = *membership->nodes;
-  const auto report = [&](const std::string& how, bool cause) {
-    nodes.SendLost(how, cause);
-    outcome.Lose(how, cause);
-  };
-  const auto host =
-      StartRanks(launch, *membership, job, {}, {}, WithChangedFiles(*weights, report), {});
-  host->ExpectEnd();  // a clean exit happens only after a shutdown message
-  nodes.Watch({.on_lost = [&](const std::string& why, bool cause) { outcome.Lose(why, cause); },
-               .on_end = [&] { outcome.End(); }});
-  const bool waited = WaitForOutcome(outcome, signals);
-  if (const auto why = outcome.lost()) {
-    LOG_ERROR("{}", *why);
-    return 1;
+  for (;;) {
+    const EpochEnd end = RunEpoch(args, launch, *membership, *weights, signals);
+    if (end == EpochEnd::kEnded) break;
+    if (end == EpochEnd::kStopped || !launch.rejoins) return 1;
+    if (const std::string changes = DescribeChanges(*weights); !changes.empty())
+      throw Error(ErrorKind::kResource, "the ranks cannot continue with other weights" + changes);
+    membership = Rejoin(launch, args.engine, find_signal);
+    if (!membership) return 128 + interrupted;
   }
-  if (!waited) {
-    nodes.SendLost("the node was stopped by a signal", /*cause=*/true);
-    return 1;
-  }
-  if (!host->WaitEnded(10s)) LOG_WARNING("some ranks did not exit in time and were killed");
   LOG_INFO("node 0 has ended the engine; this node exits");
   return 0;
 }

@@ -26,6 +26,7 @@ Launch FromFlags(const ServerArgs& args) {
                   args.nnodes);
   }
   launch.address = HostPort::Parse("--dist-init-addr", args.dist_init_addr);
+  launch.rejoins = args.enable_elastic_ep;
   return launch;
 }
 

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "comm/device/tcp/tcp_ranks.h"
@@ -9,6 +11,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/log_queue.h"
+#include "engine/kept_pages.h"
 
 namespace switchyard {
 namespace {
@@ -17,15 +20,23 @@ std::chrono::milliseconds TimeoutOf(const EngineConfig& config) {
   return Milliseconds(config.dist_timeout_seconds);
 }
 
+// How long a node waits for node 0 after a restart begins. The ranks of node 0 may take 30 s to
+// end.
+constexpr std::chrono::seconds kRejoinTime{60};
+
 NodeGroup::Options GroupOptions(const Launch& launch, const EngineConfig& config,
-                                const FindSignal& find_signal) {
+                                const FindSignal& find_signal,
+                                std::chrono::milliseconds connect_timeout = {}) {
+  Statement statement = EngineStatement(config);
+  statement.push_back({"--enable-elastic-ep", launch.rejoins ? "set" : "not set"});
   return {.nodes = launch.nodes,
           .node = launch.node,
           .address = *launch.address,
           .ranks_per_node = launch.ranks_per_node,
-          .statement = EngineStatement(config),
+          .statement = std::move(statement),
           .secret = launch.secret,
           .timeout = TimeoutOf(config),
+          .connect_timeout = connect_timeout,
           .give_up = [&find_signal] { return find_signal() != 0; }};
 }
 
@@ -80,28 +91,63 @@ void WarnWithoutSecret(const Launch& launch) {
 
 }  // namespace
 
+RestartOptions RestartOptions::Of(const ServerArgs& args, bool restarts) {
+  if (!restarts) return {};
+  return {.restarts = true,
+          .stall_timeout = std::chrono::ceil<std::chrono::milliseconds>(
+              std::chrono::duration<double>(args.rank_stall_seconds))};
+}
+
 std::optional<Membership> Lead(const Launch& launch, const EngineConfig& config,
-                               const EnginePlan& plan, const FindSignal& find_signal) {
+                               const EnginePlan& plan, const FindSignal& find_signal,
+                               bool restart) {
   Membership membership{.job = EncodeRankSpec(config, plan)};
   if (launch.alone()) return membership;
   if (!launch.address) return MeetOverMpi(launch, config, membership.job, find_signal);
-  WarnWithoutSecret(launch);
-  membership.nodes = NodeGroup::Lead(GroupOptions(launch, config, find_signal), membership.job);
+  if (!restart) WarnWithoutSecret(launch);
+  NodeGroup::Options options = GroupOptions(launch, config, find_signal);
+  options.restart = restart;
+  membership.nodes = NodeGroup::Lead(options, membership.job);
   if (membership.nodes == nullptr) return std::nullopt;
   membership.network = std::move(membership.nodes->network());
   return membership;
 }
 
-std::optional<Membership> Join(const Launch& launch, const EngineConfig& config,
-                               const FindSignal& find_signal) {
-  if (!launch.address) return MeetOverMpi(launch, config, {}, find_signal);
-  WarnWithoutSecret(launch);
+namespace {
+
+std::optional<Membership> JoinNodes(const NodeGroup::Options& options) {
   Membership membership;
-  membership.nodes = NodeGroup::Join(GroupOptions(launch, config, find_signal));
+  membership.nodes = NodeGroup::Join(options);
   if (membership.nodes == nullptr) return std::nullopt;
   membership.network = std::move(membership.nodes->network());
   membership.job = membership.nodes->job();
   return membership;
+}
+
+}  // namespace
+
+std::optional<Membership> Join(const Launch& launch, const EngineConfig& config,
+                               const FindSignal& find_signal) {
+  if (!launch.address) return MeetOverMpi(launch, config, {}, find_signal);
+  WarnWithoutSecret(launch);
+  return JoinNodes(GroupOptions(launch, config, find_signal));
+}
+
+std::optional<Membership> Rejoin(const Launch& launch, const EngineConfig& config,
+                                 const FindSignal& find_signal) {
+  using Clock = std::chrono::steady_clock;
+  const auto until = Clock::now() + kRejoinTime;
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    try {
+      return JoinNodes(
+          GroupOptions(launch, config, find_signal, std::max(left, std::chrono::milliseconds(1))));
+    } catch (const Error& error) {
+      // Another node has left before all had joined, or node 0 has: it may come back.
+      if (error.kind() != ErrorKind::kPeer || Clock::now() >= until) throw;
+      LOG_WARNING("{}", error.what());
+    }
+  }
 }
 
 bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const RankJob& job,
@@ -130,7 +176,9 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
     return std::make_unique<EpochHost>(membership.ranks);
   }
   // Ranks on GPUs, and ranks whose experts move, cannot continue: they are killed immediately.
-  const bool keeps_weights = restart.restarts && !job.plan.cuda && !job.config.eplb.enable;
+  // With several nodes, the ranks of all of them start again.
+  const bool keeps_weights =
+      restart.restarts && launch.alone() && !job.plan.cuda && !job.config.eplb.enable;
   RankProcesses::Options options{
       .world = job.config.mesh.tp,
       .spec = EncodeRankSpec(job.config, job.plan),
@@ -141,7 +189,9 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
       .stall_timeout = restart.stall_timeout,
       .give_up = std::move(give_up),
       .epochs = keeps_weights};
-  auto arena = SharedArena::Create(job.config.mesh.tp, job.plan.symmetric_bytes_per_rank);
+  auto arena =
+      SharedArena::Create(job.config.mesh.tp, job.plan.symmetric_bytes_per_rank,
+                          keeps_weights ? KeptPages::BytesPerRank(job.config, job.plan) : 0);
   if (!keeps_weights)
     return std::make_unique<ProcessHost>(std::move(arena), std::move(options), std::move(on_exit));
   membership.ranks =

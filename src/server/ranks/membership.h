@@ -29,6 +29,8 @@ struct Membership {
 struct RestartOptions {
   bool restarts = false;
   std::chrono::milliseconds stall_timeout{0};
+
+  static RestartOptions Of(const ServerArgs& args, bool restarts);
 };
 
 // Polled during waits for other nodes. Returns the signal that ends a wait, or 0. After the first
@@ -36,13 +38,19 @@ struct RestartOptions {
 using FindSignal = std::function<int()>;
 
 // Lead, on node 0: waits for the other nodes, compares their EngineStatement with its own, and
-// sends them the job. Join, on other nodes: receives the job. Both return no value if there is a
-// signal. Errors: see NodeGroup and MpiSession. MPI_Init cannot be interrupted: during it, a signal
-// or the deadline ends the process with the exit code of RunServe.
+// sends them the job. `restart`: NodeGroup::Options::restart. Join, on other nodes: receives the
+// job. Both return no value if there is a signal. Errors: see NodeGroup and MpiSession. MPI_Init
+// cannot be interrupted: during it, a signal or the deadline ends the process with the exit code of
+// RunServe.
 std::optional<Membership> Lead(const Launch& launch, const EngineConfig& config,
-                               const EnginePlan& plan, const FindSignal& find_signal);
+                               const EnginePlan& plan, const FindSignal& find_signal,
+                               bool restart = false);
 std::optional<Membership> Join(const Launch& launch, const EngineConfig& config,
                                const FindSignal& find_signal);
+// Join after the end of a rank or node, if Launch::rejoins. Waits up to a minute for node 0. The
+// connections have new keys, so nothing that ranks of the last epoch send can arrive.
+std::optional<Membership> Rejoin(const Launch& launch, const EngineConfig& config,
+                                 const FindSignal& find_signal);
 // Connects a rank that a launcher started as a process to all other ranks. Does nothing if no
 // launcher started this node as a rank. Returns false if there is a signal. Error kTimeout names
 // the missing ranks.

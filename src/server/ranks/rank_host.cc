@@ -120,15 +120,25 @@ ProcessHost::~ProcessHost() {
   _exit(1);
 }
 
-// A rank may end by itself because another one was killed: then the kill is the cause.
+// A rank may end by itself because another one was killed: then the kill is the cause. If one ended
+// by a fault signal, exits of others are consequences. With several nodes, an exit may be the
+// consequence of a rank of another node, whose work is not known here.
 RankHost::Ending ProcessHost::HowEnded() const {
   Ending ending{.batch = std::vector<uint64_t>()};
   {
     const std::lock_guard lock(mutex_);
-    ending.by_itself = !exits_.empty() && std::ranges::all_of(exits_, &RankExit::ByItself);
-    ending.by_signal =
-        std::ranges::any_of(exits_, [](const RankExit& exit) { return exit.signal != 0; });
+    std::vector<int> exited;
+    for (const RankExit& exit : exits_) {
+      ending.by_signal |= exit.signal != 0;
+      (exit.signal != 0 ? ending.failed : exited).push_back(exit.rank);
+    }
+    if (!std::ranges::all_of(exits_, &RankExit::ByItself)) {
+      ending.failed.clear();
+    } else if (ending.failed.empty() && alone_) {
+      ending.failed = std::move(exited);
+    }
   }
+  if (!alone_) ending.batch.reset();
   for (int rank = 0; rank < arena_->world() && ending.batch; ++rank) {
     const auto work = arena_->Work(rank);
     if (!work) {

@@ -30,7 +30,7 @@ class RankHost {
 
   // What the ranks did when the first of them ended.
   struct Ending {
-    bool by_itself = false;                      // RanksEnd::by_itself
+    std::vector<int> failed;                     // RanksEnd::failed
     bool by_signal = false;                      // a rank was killed by a signal
     std::optional<std::vector<uint64_t>> batch;  // RanksEnd::batch
   };
@@ -55,6 +55,8 @@ class RankHost {
     return true;
   }
   virtual Ending HowEnded() const { return {}; }
+  // After Kill: clears the memory that ranks keep besides their weights (SharedArena::Kept).
+  virtual void ClearKept() {}
 };
 
 // Ranks as child processes. If one cannot be killed, the destructor ends this process without it.
@@ -80,6 +82,7 @@ class ProcessHost : public RankHost {
   bool Settle(std::chrono::milliseconds timeout);
   void Detach();
   void BeginEpoch(const std::string& endpoint, OnExit on_exit);
+  void ClearKept() override { arena_->ClearKept(); }
 
  private:
   void Report(const std::string& how, bool cause);
@@ -114,6 +117,7 @@ class EpochHost : public RankHost {
     return ranks_->Settle(timeout);
   }
   Ending HowEnded() const override { return ranks_->HowEnded(); }
+  void ClearKept() override { ranks_->ClearKept(); }
 
  private:
   const std::shared_ptr<ProcessHost> ranks_;

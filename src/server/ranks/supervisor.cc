@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
@@ -12,6 +13,19 @@ namespace switchyard {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// The number of ends in a row of ranks that had requests and answered none, after which the next
+// ranks start immediately and with the pages of the cache.
+constexpr int kFruitlessWithoutDelay = 2;
+
+// How long to wait before the restart after this number of ends in a row of ranks that had requests
+// and answered none. Without the wait, eight kills take less than a second, and the front could not
+// distinguish kills from outside from those that a request causes.
+std::chrono::milliseconds RestartDelay(int fruitless) {
+  constexpr std::chrono::milliseconds kFirst{100}, kMost{2000};
+  if (fruitless <= kFruitlessWithoutDelay) return {};
+  return std::min(kMost, kFirst * (1 << std::min(fruitless - kFruitlessWithoutDelay - 1, 10)));
+}
 
 double MillisecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -90,7 +104,7 @@ void Supervisor::Run() {
 RankHost::Ending Supervisor::Reap(RanksEnd* end) {
   const auto start = Clock::now();
   RankHost::Ending ending = ranks_->Reap(options_.reap_timeout);  // only this thread changes ranks_
-  end->by_itself = ending.by_itself;
+  end->failed = ending.failed;
   end->batch = ending.batch;
   LOG_INFO("all ranks have ended their epoch after {:.0f} ms", MillisecondsSince(start));
   return ending;
@@ -106,9 +120,9 @@ bool Supervisor::Restart(RanksEnd end) {
     return false;
   }
   for (int starts = 1;; ++starts) {
-    const bool fruitless = front_.Pause(end);
+    const int fruitless = front_.Pause(end);
     LOG_WARNING("{}; the ranks restart", end.why);
-    if (!deaths_.Add(end.why, end.time, fruitless)) {
+    if (!deaths_.Add(end.why, end.time, fruitless > 0)) {
       on_lost_(deaths_.Reasons());
       return false;
     }
@@ -118,7 +132,10 @@ bool Supervisor::Restart(RanksEnd end) {
           fmt::format("ranks ended {} times in a row while they loaded: {}", starts - 1, end.why));
       return false;
     }
+    // The pages may be what the machine's memory is short of, or may be damaged.
+    if (ranks_ && fruitless > kFruitlessWithoutDelay) ranks_->ClearKept();
     Drop();
+    if (!end.by_itself()) Delay(fruitless);
     try {
       const std::optional<RanksEnd> again = StartAgain();
       if (stopping_) {
@@ -139,6 +156,15 @@ bool Supervisor::Restart(RanksEnd end) {
   return true;
 }
 
+void Supervisor::Delay(int fruitless) {
+  const std::chrono::milliseconds delay = RestartDelay(fruitless);
+  if (delay.count() == 0) return;
+  LOG_INFO("the ranks have ended {} times in a row without an output: waiting {} ms", fruitless,
+           delay.count());
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, delay, [this] { return stopping_.load(); });
+}
+
 // Joins the reader of the ranks, so that none of their messages arrives any more.
 void Supervisor::Drop() {
   std::unique_ptr<EngineRanks> old;  // destroyed without the lock, which its reader may take
@@ -152,6 +178,7 @@ void Supervisor::Drop() {
 std::optional<RanksEnd> Supervisor::StartAgain() {
   const auto start = Clock::now();
   std::unique_ptr<EngineRanks> started = Start();
+  if (!started) return std::nullopt;  // stopping
   {
     const std::lock_guard lock(mutex_);
     ranks_ = std::move(started);

@@ -30,7 +30,8 @@ class Supervisor : public RankLink {
     // end at all; this is final too.
     std::chrono::milliseconds reap_timeout{30'000};
   };
-  // Starts the ranks of an epoch. Polls `give_up` while it waits. An Error is final.
+  // Starts the ranks of an epoch. Polls `give_up` while it waits; null if that returned true. An
+  // Error is final.
   using StartEpoch = std::function<std::unique_ptr<EngineRanks>(EngineRanks::Events events,
                                                                 std::function<bool()> give_up)>;
   using OnLost = std::function<void(const std::string& why)>;
@@ -59,6 +60,7 @@ class Supervisor : public RankLink {
   void Run();
   bool Restart(RanksEnd end);
   RankHost::Ending Reap(RanksEnd* end);
+  void Delay(int fruitless);
   void Drop();
   std::optional<RanksEnd> StartAgain();
   void Stop();

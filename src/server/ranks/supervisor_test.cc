@@ -52,7 +52,7 @@ class FakeHost : public RankHost {
 };
 
 const RankHost::Ending kKilled = {.by_signal = true, .batch = std::vector<uint64_t>()};
-const RankHost::Ending kFailed = {.by_itself = true, .batch = std::vector<uint64_t>()};
+const RankHost::Ending kFailed = {.failed = {1}, .batch = std::vector<uint64_t>()};
 
 class SupervisorTest : public testing::Test, public RankLink {
  protected:

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Pause of streams after the end of a rank, and the cost of a cache that outlives its process, on ranks of this machine.
+
+    bench/elastic_pause.py                               # Yardling, two CPU ranks, 64 streams of 900 prompt tokens
+    bench/elastic_pause.py --streams 32 --prompt 100 -- --tp 4 --ep 4 --moe-a2a-backend deepep
+    bench/elastic_pause.py --cost -- --tp 1              # decoding with and without elastic ranks, in alternation
+
+Each round starts all streams, waits until they decode, and ends a rank. Prints the times since the detection: until all
+ranks serve, until the first token, and the longest gap of a stream. Rounds with --disable-radix-cache compute all
+prompts again, so they show what the kept cache saves.
+
+Arguments after `--` are passed to the server. SWITCHYARD names the program (build/release/switchyard).
+"""
+import argparse
+import os
+import pathlib
+import random
+import re
+import signal
+import statistics
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests/e2e"))
+from elastic import YARDLING, Client, finish, metric, wait_until  # noqa: E402
+from server import Server  # noqa: E402
+
+
+def body(number, prompt, tokens):
+    r = random.Random(number)
+    return {"input_ids": [r.randrange(2, 2000) for _ in range(prompt)], "stream": True,
+            "sampling_params": {"temperature": 0, "ignore_eos": True, "max_new_tokens": tokens}}
+
+
+def start(server, args, round):
+    clients = [Client(server, body(round * args.streams + i, args.prompt, args.tokens)) for i in range(args.streams)]
+    wait_until(lambda: all(c.events > 4 or c.result is not None for c in clients), 300)
+    return clients
+
+
+def end_a_rank(server, args, round, how):
+    epoch = metric(server, "switchyard_epoch")
+    clients = start(server, args, round)
+    for client in clients:
+        client.gap = 0.0
+    pids = server.ranks()
+    os.kill(pids[round % len(pids)], how)
+    results = finish(clients)
+    assert all(isinstance(result, dict) for result in results), [r for r in results if not isinstance(r, dict)][0]
+    assert metric(server, "switchyard_epoch") == epoch + 1
+    text = server.text()
+    serving = re.findall(r"serving again after a pause of (\d+) ms", text)[-1]
+    first = re.findall(r"the first token came (\d+) ms", text)[-1]
+    return int(serving), int(first), max(c.gap for c in clients) * 1000
+
+
+def pauses(model, flags, args):
+    for name, more in (("kept cache", []), ("no cache", ["--disable-radix-cache"])):
+        for how in (signal.SIGKILL, signal.SIGSTOP):
+            with Server(model, *flags, *more, "--max-rank-deaths", "1000/60") as server:
+                rows = [end_a_rank(server, args, round, how) for round in range(args.rounds)]
+            spans = [f"{min(column):.0f} to {max(column):.0f}" for column in zip(*rows)]
+            print(f"| {name} | {how.name} | {' | '.join(spans)} |", flush=True)
+
+
+def cpu_seconds(server):
+    """CPU time of all ranks. Other programs of the machine change it less than they change the elapsed time."""
+    ticks = 0
+    for pid in server.ranks():
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def decode_seconds(server, args):
+    """CPU seconds of an output token. After the first call, the prompts are in the cache."""
+    tokens, before = server.state()["decode_tokens"], cpu_seconds(server)
+    finish([Client(server, {**body(i, args.prompt, args.tokens), "stream": False}) for i in range(args.streams)])
+    return (cpu_seconds(server) - before) / (server.state()["decode_tokens"] - tokens)
+
+
+def cost(model, flags, args):
+    """Two servers that decode in turn, so that other load of the machine reaches both."""
+    with Server(model, *flags) as on, Server(model, *flags, "--disable-elastic-ep") as off:
+        ratios = []
+        for round in range(args.rounds + 1):
+            times = {server: decode_seconds(server, args) for server in ((on, off) if round % 2 else (off, on))}
+            if round == 0:
+                continue
+            ratios.append(times[on] / times[off])
+            print(f"{1e6 * times[on]:.1f} µs of CPU time a token with, {1e6 * times[off]:.1f} µs without", flush=True)
+        print(f"median ratio {statistics.median(ratios):.4f}, from {min(ratios):.4f} to {max(ratios):.4f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=YARDLING)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--prompt", type=int, default=900)
+    parser.add_argument("--tokens", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cost", action="store_true")
+    words = sys.argv[1:]
+    own = words.index("--") if "--" in words else len(words)
+    args = parser.parse_args(words[:own])
+    ranks = words[own + 1:] or ["--tp", 2, "--ep", 2]
+    flags = ["--device", "cpu", "--max-total-tokens", 131072, "--max-running-requests", args.streams, *ranks]
+    print("| cache | end | serving, ms | first token, ms | longest gap, ms |\n|---|---|---|---|---|"
+          if not args.cost else "decoding, paired:", flush=True)
+    (cost if args.cost else pauses)(args.model, flags, args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+#include "engine/kept_pages.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/log.h"
+
+namespace switchyard {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+
+// The records come first.
+size_t RecordBytes(const EngineConfig& config, const EnginePlan& plan) {
+  const size_t bytes = PageRecords::Bytes(plan.num_pages, config.page_size);
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+size_t KvBytes(const ModelConfig& model, const Mesh& mesh, const EngineConfig& config,
+               const EnginePlan& plan) {
+  return KvStorage::Bytes(model, mesh, plan.num_pages, config.page_size, plan.kv_dtype);
+}
+
+}  // namespace
+
+size_t KeptPages::BytesPerRank(const EngineConfig& config, const EnginePlan& plan) {
+  if (plan.cuda || config.disable_radix_cache) return 0;
+  size_t most = 0;
+  for (int rank = 0; rank < config.mesh.tp; ++rank) {
+    const Mesh mesh(config.mesh, rank);
+    size_t bytes = KvBytes(plan.model, mesh, config, plan);
+    if (plan.draft) bytes += KvBytes(*plan.draft, mesh, config, plan);
+    most = std::max(most, bytes);
+  }
+  return RecordBytes(config, plan) + most;
+}
+
+KeptPages::KeptPages(std::span<std::byte> memory, const EngineConfig& config,
+                     const EnginePlan& plan, RankComm& comm)
+    : records(memory.first(RecordBytes(config, plan)), plan.num_pages, config.page_size) {
+  memory = memory.subspan(RecordBytes(config, plan));
+  const auto make = [&](const ModelConfig& model) {
+    return KvStorage(model, comm.mesh, plan.num_pages, config.page_size, plan.kv_dtype, memory);
+  };
+  kv = make(plan.model);
+  memory = memory.subspan(KvBytes(plan.model, comm.mesh, config, plan));
+  if (plan.draft) draft_kv = make(*plan.draft);
+
+  const std::vector<uint64_t> mine = records.Digests();
+  Communicator& group = *comm.attn_tp;
+  std::vector<uint64_t> all(mine.size() * static_cast<size_t>(group.size()));
+  group.AllGather(mine.data(), all.data(), mine.size() * sizeof mine[0]);
+  records.KeepCommon(all);
+  const int64_t kept = records.count();
+  if (kept > 0 && comm.mesh.rank() == 0)
+    LOG_INFO("{} of {} pages of the last epoch's cache stay", kept, plan.num_pages);
+}
+
+}  // namespace switchyard

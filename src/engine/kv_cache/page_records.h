@@ -1,0 +1,64 @@
+// Records of the tokens in each page of the KV cache, in memory that outlives the rank's process.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace switchyard {
+
+// A rank's records of the pages whose keys and values it has computed. With them, a new process can
+// use the pages that the last one left. Each page has its own record, which is valid or not at
+// every instant, so the process may end at any point. A record is valid only while its page holds
+// these keys and values, and only while the record of its parent is. Borrows the memory. Used by
+// the rank's thread only.
+class PageRecords {
+ public:
+  static constexpr int32_t kNoParent = -1;
+  // Pages of sequences with a longer salt get no record.
+  static constexpr size_t kMaxSalt = 40;
+
+  struct Page {
+    int32_t parent = kNoParent;       // the page of the preceding tokens
+    uint64_t owner = 0;               // the request that computed the page
+    std::string_view salt;            // SequencePages::salt
+    std::span<const int32_t> tokens;  // [page_size]
+  };
+
+  static size_t Bytes(int64_t pages, int32_t page_size);
+  // `memory`: at least Bytes, aligned to 64 bytes. Zeros are no records.
+  PageRecords(std::span<std::byte> memory, int64_t pages, int32_t page_size);
+
+  void Set(int32_t page, const Page& content);
+  void Clear(int32_t page);
+  // Another page has taken the place of the parent, with the same tokens.
+  void SetParent(int32_t page, int32_t parent);
+  // nullopt without a record. Views are valid until the record changes. `parent` may be any number
+  // if the memory was damaged.
+  std::optional<Page> Get(int32_t page) const;
+  int64_t count() const;  // of valid records
+
+  // Ranks of an attention group must have the same cache, but each of them may have ended at
+  // another point. Digests: [pages] equal if records are equal; 0: none. KeepCommon: clears the
+  // records that are not equal on all ranks. `digests` [ranks, pages]: those of all ranks of the
+  // group.
+  std::vector<uint64_t> Digests() const;
+  void KeepCommon(std::span<const uint64_t> digests);
+
+ private:
+  struct Header;
+  struct Record;
+  Header& header() const;
+  static size_t Stride(int32_t page_size);
+  Record& At(int32_t page) const;
+  std::span<int32_t> TokensOf(int32_t page) const;
+
+  const std::span<std::byte> memory_;
+  const int64_t pages_;
+  const int32_t page_size_;
+};
+
+}  // namespace switchyard
