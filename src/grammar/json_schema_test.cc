@@ -77,6 +77,9 @@ TEST(JsonSchema, PatternsMatchTheWholeStringAndNeedNoEscapes) {
          {R"({"type": "string", "pattern": "é(x|y)?.*"})",
           {"\"é\"", "\"éx\"", "\"éyz\""},
           {"\"e\"", "\"é\"\"", "\"é\\\""}},
+         {R"({"type": "string", "pattern": "\\S+"})",
+          {"\"aé日\""},
+          {"\"a b\"", "\"a\u00a0b\"", "\"\u3000\"", "\"\u2028\"", "\"\ufeff\""}},
          {R"({"type": "string", "pattern": "[^a]{3}"})", {"\"bcd\""}, {"\"b\"d\"", "\"bc\""}}});
 }
 
