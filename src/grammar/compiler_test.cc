@@ -233,6 +233,7 @@ TEST(ToolCallGrammar, RequiresCallsWithArgumentsOfTheirTool) {
   EXPECT_FALSE(Matches(one, add + "\n" + now));
   const GrammarSource named = ToolCallGrammar(tools, "now", /*parallel=*/false, format);
   EXPECT_TRUE(Matches(named, now));
+  EXPECT_FALSE(Matches(named, R"(<call>{"name": "now", "arguments": {"a": 1}}</call>)"));
   EXPECT_FALSE(Matches(named, add));
   EXPECT_THAT(InvalidMessage([&] { ToolCallGrammar(tools, "later", true, format); }),
               HasSubstr("later"));
@@ -265,7 +266,7 @@ TEST(ToolCallGrammar, MarkersMayBeSpecialTokens) {
 }
 
 TEST(ToolCallGrammar, WhiteSpaceOfArgumentsIsLimited) {
-  const auto tools = ParseTestJson(R"([{"function": {"name": "f"}}])");
+  const auto tools = ParseTestJson(R"([{"function": {"name": "f", "parameters": {}}}])");
   const auto call = [&](JsonSpace space) {
     return ToolCallGrammar(tools, "f", false, {.head = "call ", .between = " ", .quoted = false},
                            space);

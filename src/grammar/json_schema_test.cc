@@ -77,6 +77,9 @@ TEST(JsonSchema, PatternsMatchTheWholeStringAndNeedNoEscapes) {
          {R"({"type": "string", "pattern": "é(x|y)?.*"})",
           {"\"é\"", "\"éx\"", "\"éyz\""},
           {"\"e\"", "\"é\"\"", "\"é\\\""}},
+         {R"({"type": "string", "pattern": "\\S+"})",
+          {"\"aé日\""},
+          {"\"a b\"", "\"a\u00a0b\"", "\"\u3000\"", "\"\u2028\"", "\"\ufeff\""}},
          {R"({"type": "string", "pattern": "[^a]{3}"})", {"\"bcd\""}, {"\"b\"d\"", "\"bc\""}}});
 }
 
@@ -102,7 +105,7 @@ TEST(JsonSchema, FormatsAreEnforced) {
         {"\"1:2:3\"", "\":::\"", "\"1::2::3\"", "\"12345::\""}},
        {R"({"type": "string", "format": "email"})",
         {"\"a.b@example.org\""},
-        {"\"a@\"", "\"@b\"", "\"a b@c\""}},
+        {"\"a@\"", "\"@b\"", "\"a b@c\"", "\"a@localhost\"", "\"a@1.2\""}},
        {R"({"type": "string", "format": "hostname"})",
         {"\"a-b.example\"", "\"a\"", "\"ab\"", "\"a-c\"", "\"a--d\"", "\"a-c-e--f\""},
         {"\"-a\"", "\"a-\"", "\"a..b\"", "\"xn--x\"", "\"ab--c.d\""}},
@@ -110,7 +113,36 @@ TEST(JsonSchema, FormatsAreEnforced) {
        {R"({"type": "string", "format": "json-pointer"})",
         {"\"\"", "\"/a/~1b\""},
         {"\"a\"", "\"/~2\"", "\"/\"x\""}},
-       {R"({"type": "string", "format": "duration"})", {"\"P1DT2H\""}, {"\"1D\""}}});
+       {R"({"type": "string", "format": "duration"})",
+        {"\"P1DT2H\"", "\"PT1H2M\"", "\"P3W\""},
+        {"\"1D\"", "\"P\"", "\"P1DT\"", "\"P1234567D\""}}});
+}
+
+// The schemas that Pydantic writes for its types HttpUrl, AnyUrl, UUID4 and SecretStr have these.
+TEST(JsonSchema, FormatsMayHaveLengthsAndVersions) {
+  const std::string long_uri = "\"https://a.b/" + std::string(300, 'c') + "\"";
+  Check(
+      {{R"({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083})",
+        {"\"https://example.org/a/b?c=d\"", "\"http://a.bc\""},
+        {"\"\"", "\"a b\"", long_uri.c_str()}},
+       {R"({"type": "string", "format": "uri", "minLength": 1})", {long_uri.c_str()}, {"\"\""}},
+       {R"({"type": "string", "format": "email", "maxLength": 255})",
+        {"\"a.b@example.org\""},
+        {"\"a@\"", "\"@b\""}},
+       {R"({"type": "string", "format": "date", "minLength": 10, "maxLength": 10})",
+        {"\"2024-02-29\""},
+        {"\"2024-02-30\""}},
+       {R"({"type": "string", "format": "uuid4"})",
+        {"\"123e4567-e89b-42d3-a456-426614174000\""},
+        {"\"123e4567-e89b-12d3-a456-426614174000\"", "\"123e4567-e89b-42d3-c456-426614174000\""}},
+       {R"({"type": "string", "format": "ipvanyaddress"})",
+        {"\"::1\"", "\"1.2.3.4\""},
+        {"\"1.2.3\""}},
+       {R"({"type": "string", "format": "base64"})",
+        {"\"\"", "\"aGk=\"", "\"a+k/\""},
+        {"\"aGk\"", "\"a-k_\""}},
+       {R"({"type": "string", "format": "password", "minLength": 2})", {"\"ab\""}, {"\"a\"", "1"}},
+       {R"({"type": "string", "format": "binary", "pattern": "a+"})", {"\"aa\""}, {"\"b\""}}});
 }
 
 TEST(JsonSchema, NumbersStayInTheirRange) {
@@ -121,6 +153,14 @@ TEST(JsonSchema, NumbersStayInTheirRange) {
           {"1", "2"},
           {"0", "3"}},
          {R"({"type": "integer", "minimum": 1.5})", {"2", "1000"}, {"1", "0", "-5"}},
+         // The bounds of a type: those of integers in JavaScript, and of 64 bits.
+         {R"({"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991})",
+          {"0", "-7", "999999999999999"},
+          {"1.5", "9007199254740992"}},
+         {R"({"type": "integer", "minimum": 0, "maximum": 18446744073709551615})",
+          {"0", "12"},
+          {"-1"}},
+         {R"({"type": "number", "maximum": 1.7976931348623157e308})", {"2.5", "-3"}, {"\"a\""}},
          {R"({"type": "integer", "multipleOf": 7})", {"0", "-14", "21"}, {"8", "1"}},
          {R"({"type": "integer", "multipleOf": 5, "minimum": 3, "maximum": 16})",
           {"5", "10", "15"},
@@ -314,6 +354,10 @@ TEST(JsonSchema, WhatCannotBeHonouredIsNamedWithItsPlace) {
        "#:", "maxLength together with pattern"},
       {R"({"type": "string", "pattern": "a", "format": "date"})",
        "#:", "pattern together with format"},
+      {R"({"type": "string", "format": "date", "maxLength": 9})",
+       "#:", "maxLength 9 together with format"},
+      {R"({"type": "string", "format": "uri", "minLength": 20})", "#:", "minLength 20 together"},
+      {R"({"type": "integer", "minimum": 2e15})", "#:", "minimum"},
       {R"({"type": "string", "pattern": "(?=a)b"})", "#:", "pattern"},
       {R"({"type": "string", "pattern": "\\bword"})", "#:", "pattern"},
       {R"({"type": "string", "pattern": "(a)\\1"})", "#:", "pattern"},

@@ -34,12 +34,32 @@ std::string InAscii(const std::string& pattern) {
   return out;
 }
 
+// Writes \S outside of character classes as a class that excludes all white space of ECMAScript.
+// XGrammar's \S excludes white space in ASCII only.
+std::string WithoutUnicodeSpace(const std::string& pattern) {
+  constexpr const char* kNoSpace =
+      R"([^\s\u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}\u{feff}])";
+  std::string out;
+  bool in_class = false;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    if (pattern[i] == '\\' && i + 1 < pattern.size()) {
+      const char escaped = pattern[++i];
+      out += escaped == 'S' && !in_class ? kNoSpace : std::string{'\\', escaped};
+      continue;
+    }
+    if (pattern[i] == '[') in_class = true;
+    if (pattern[i] == ']') in_class = false;
+    out += pattern[i];
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string StringPattern(const std::string& pattern) {
   if (pattern.size() > kMaxBytes)
     throw Invalid("it has {} bytes, want at most {}", pattern.size(), kMaxBytes);
-  const std::string ascii = InAscii(pattern);
+  const std::string ascii = WithoutUnicodeSpace(InAscii(pattern));
   LimitRecursion();
   CompileBudget budget(std::chrono::seconds(2), size_t{64} << 20);
   const nlohmann::json schema = {{"type", "string"}, {"pattern", ascii}};

@@ -1,9 +1,11 @@
 // Rewrites a JSON Schema into the subset that XGrammar compiles exactly.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -42,9 +44,13 @@ std::vector<std::string> TypesOf(const SchemaJson& schema, const std::string& pa
 // Whether the value has the type by the rules of JSON Schema: 3.0 is an integer.
 bool HasType(const SchemaJson& value, const std::string& type);
 
-// The regular expression of a string format. Empty if XGrammar's own implementation of the format
-// is used. Throws SchemaError for an unknown format.
-std::string PatternOfFormat(const std::string& format, const std::string& path);
+// Whether the format states a use of strings and excludes none, such as password.
+bool IsFormatOfAnyString(std::string_view format);
+// The regular expression of a string format; all its strings have `least` to `most` characters.
+// Empty if XGrammar's own implementation of the format is used. Throws SchemaError for an unknown
+// format, and for lengths that are not implemented.
+std::string PatternOfFormat(const std::string& format, int64_t least, int64_t most,
+                            const std::string& path);
 
 // Definitions of a rewritten schema by name. A $ref of a rewritten schema is "#" or
 // "#/$defs/NAME".

@@ -55,40 +55,46 @@ void SetRange(SchemaJson& out, const char* least_keyword, int64_t least, const c
 SchemaJson RewriteString(const Context& in) {
   SchemaJson out = {{"type", "string"}};
   const int64_t least = in.Count("minLength", 0), most = in.Count("maxLength", kMaxCount);
-  for (const char* keyword : {"pattern", "format"}) {
-    if (!in.Has(keyword)) continue;
-    if (!in[keyword].is_string()) throw in.Refused("{} is not a string", keyword);
+  if (least > most) throw in.Refused("minLength is larger than maxLength");
+  for (const char* keyword : {"pattern", "format"})
+    if (in.Has(keyword) && !in[keyword].is_string())
+      throw in.Refused("{} is not a string", keyword);
+  const bool free = !in.Has("format") || IsFormatOfAnyString(in["format"].get<std::string>());
+  if (in.Has("pattern")) {
+    if (!free) throw in.Refused("pattern together with format is not supported");
     if (least > 0 || most < kMaxCount)
-      throw in.Refused("{} together with {} is not supported",
-                       least > 0 ? "minLength" : "maxLength", keyword);
-  }
-  if (in.Has("pattern") && in.Has("format"))
-    throw in.Refused("pattern together with format is not supported");
-  if (in.Has("format")) {
-    const auto format = in["format"].get<std::string>();
-    const std::string pattern = PatternOfFormat(format, in.path);
-    if (pattern.empty()) {
-      out["format"] = format;
-    } else {
-      out["pattern"] = pattern;
-    }
-  } else if (in.Has("pattern")) {
+      throw in.Refused("{} together with pattern is not supported",
+                       least > 0 ? "minLength" : "maxLength");
     try {
       out["pattern"] = StringPattern(in["pattern"].get<std::string>());
     } catch (const Error& e) {
       throw in.Refused("pattern: {}", e.what());
     }
+  } else if (free) {
+    SetRange(out, "minLength", least, "maxLength", most, in);
+  } else {
+    const auto format = in["format"].get<std::string>();
+    const int64_t limit = most < kMaxCount ? most : std::numeric_limits<int64_t>::max();
+    const std::string pattern = PatternOfFormat(format, least, limit, in.path);
+    if (pattern.empty()) {
+      out["format"] = format;
+    } else {
+      out["pattern"] = pattern;
+    }
   }
-  SetRange(out, "minLength", least, "maxLength", most, in);
   return out;
 }
 
-double Bound(const Context& in, const char* keyword) {
-  if (!in[keyword].is_number()) throw in.Refused("{} is not a number", keyword);
-  const double bound = in[keyword].get<double>();
-  if (!(std::abs(bound) <= kLargestBound))
+// A bound of numbers. One that allows more than -1e15 to 1e15, such as the largest integer of a
+// type, becomes this range.
+double Bound(const Context& in, std::string_view keyword) {
+  const SchemaJson& value = in.schema[keyword];
+  if (!value.is_number()) throw in.Refused("{} is not a number", keyword);
+  const bool lower = keyword.ends_with("inimum");
+  const double bound = value.get<double>();
+  if (lower ? bound > kLargestBound : bound < -kLargestBound)
     throw in.Refused("{} is {}, want -1e15 to 1e15", keyword, bound);
-  return bound;
+  return lower ? std::max(bound, -kLargestBound) : std::min(bound, kLargestBound);
 }
 
 // Rewrites all bounds as inclusive integers.
@@ -124,13 +130,15 @@ SchemaJson RewriteNumber(const Context& in) {
   double least = -HUGE_VAL, most = HUGE_VAL;
   for (const char* keyword : {"minimum", "exclusiveMinimum"})
     if (in.Has(keyword)) {
-      least = std::max(least, Bound(in, keyword));
-      out[keyword] = in[keyword];
+      const double bound = Bound(in, keyword);
+      least = std::max(least, bound);
+      out[keyword] = in[keyword] == bound ? in[keyword] : SchemaJson(bound);
     }
   for (const char* keyword : {"maximum", "exclusiveMaximum"})
     if (in.Has(keyword)) {
-      most = std::min(most, Bound(in, keyword));
-      out[keyword] = in[keyword];
+      const double bound = Bound(in, keyword);
+      most = std::min(most, bound);
+      out[keyword] = in[keyword] == bound ? in[keyword] : SchemaJson(bound);
     }
   if (least == most && !in.Has("exclusiveMinimum") && !in.Has("exclusiveMaximum"))
     return {{"enum", SchemaJson::array({in["minimum"]})}};

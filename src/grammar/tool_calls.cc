@@ -30,8 +30,11 @@ SchemaJson ArgumentsOf(const SchemaJson& function, const std::string& name,
                        const ArgumentRules& rules) {
   const bool matched = rules.matched == MatchedCalls::kAll || IsStrict(function);
   SchemaJson parameters = SchemaJson::object();
-  if (matched && function.contains("parameters") && function["parameters"].is_object())
-    parameters = function["parameters"];
+  if (matched) {
+    const bool given = function.contains("parameters") && function["parameters"].is_object();
+    // OpenAI's API: a function without `parameters` has none.
+    parameters = given ? function["parameters"] : SchemaJson{{"properties", SchemaJson::object()}};
+  }
   if (!HasKeyword(parameters)) parameters["type"] = "object";
   SchemaJson format = {{"type", "json_schema"}};
   try {
