@@ -64,6 +64,28 @@ def test_a_tool_is_called_and_its_result_is_told(server):
     assert answer.message.content == "It is sunny in Rome, at 21 degrees."
 
 
+def test_a_forced_call_that_a_limit_cuts_is_no_content(server):
+    body = {"messages": [{"role": "user", "content": "What is the weather in Rome?"}], "temperature": 0, "tools": [WEATHER],
+            "tool_choice": "required"}
+    for limit in range(1, 14):  # the call has more tokens
+        choice = server.request("/v1/chat/completions", {**body, "max_tokens": limit})[1]["choices"][0]
+        assert choice["finish_reason"] == "length" and not choice["message"]["content"]
+        text = server.request("/v1/chat/completions", {**body, "max_tokens": limit, "stream": True})[1]
+        events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        assert not any(event["choices"][0]["delta"].get("content") for event in events)
+    # A function without parameters gets none.
+    now = {"type": "function", "function": {"name": "now"}}
+    assert calls_of(ask(server, "What is the weather in Rome?", tools=[now], tool_choice="required",
+                        parallel_tool_calls=False)) == [("now", {})]
+
+
+def test_fields_of_other_apis_request_thinking(server):
+    for field in ({"enable_thinking": True}, {"thinking": {"type": "enabled"}}, {"reasoning_effort": "low"}):
+        status, answer = server.request("/v1/chat/completions", {
+            "messages": [{"role": "user", "content": "What is 7 times 8?"}], "temperature": 0, **field})
+        assert status == 200 and answer["choices"][0]["message"]["reasoning_content"] == "I multiply 7 by 8.", field
+
+
 def test_arguments_have_the_types_of_the_parameters(server):
     choice = ask(server, "Book a table for 4 at Bruno at 19:30.", tools=TOOLS)
     assert calls_of(choice) == [("book_table", {"restaurant": "Bruno", "people": 4, "time": "19:30"})]

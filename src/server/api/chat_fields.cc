@@ -51,6 +51,23 @@ const Json& Object(const Fields& f, const char* key, const Json& value) {
   return value;
 }
 
+// Whether the model shall think, by the fields enable_thinking and thinking.
+std::optional<bool> ThinkingOf(const Fields& f) {
+  std::optional<bool> wanted;
+  if (f.Has("enable_thinking")) wanted = f.Bool("enable_thinking", false);
+  if (const Json* thinking = f.Find("thinking")) {
+    const Fields t(Object(f, "thinking", *thinking), "thinking.");
+    const std::string type = t.String("type", "");
+    if (type != "enabled" && type != "disabled")
+      throw InvalidField("thinking.type", "thinking.type is {}, want enabled or disabled",
+                         Dump(type).substr(0, 80));
+    if (t.Has("budget_tokens"))
+      throw InvalidField("thinking.budget_tokens", "thinking.budget_tokens is not supported");
+    wanted = type == "enabled";
+  }
+  return wanted;
+}
+
 }  // namespace
 
 void CheckChatFields(const Fields& f) {
@@ -78,7 +95,7 @@ Json TemplateVariables(const Fields& f) {
   Json variables = Json::object();
   const Json* effort = f.Find("reasoning_effort");
   if (effort) CheckEffort("reasoning_effort", *effort);
-  std::optional<bool> thinking;
+  std::optional<bool> thinking = ThinkingOf(f);
   if (const Json* reasoning = f.Find("reasoning")) {
     const Fields r(Object(f, "reasoning", *reasoning), "reasoning.");
     if (r.Has("enabled")) thinking = r.Bool("enabled", false);

@@ -25,9 +25,9 @@ void CheckFieldsWithoutMessages(const Fields& f);
 std::string EchoedText(const Json& messages);
 
 // Returns the variables for the chat template, or null if there are none. They come from
-// reasoning_effort, SGLang's reasoning {effort, enabled}, documents and chat_template_kwargs.
-// chat_template_kwargs overrides the other fields. An effort also sets thinking and
-// enable_thinking, as in SGLang and vLLM.
+// enable_thinking, thinking {type}, SGLang's reasoning {enabled, effort}, reasoning_effort,
+// documents and chat_template_kwargs; later fields of this list override earlier ones. All fields
+// of reasoning set both thinking and enable_thinking, as in SGLang and vLLM.
 Json TemplateVariables(const Fields& f);
 
 }  // namespace switchyard

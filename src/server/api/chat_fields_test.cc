@@ -102,6 +102,18 @@ TEST(ChatFields, ReasoningAndDocumentsBecomeVariables) {
             R"({"reasoning_effort":"high","enable_thinking":true,"thinking":true})");
   EXPECT_EQ(Variables(R"({"reasoning_effort": "none"})"),
             R"({"reasoning_effort":"none","enable_thinking":false,"thinking":false})");
+  const std::string on = R"({"enable_thinking":true,"thinking":true})";
+  const std::string off = R"({"enable_thinking":false,"thinking":false})";
+  EXPECT_EQ(Variables(R"({"enable_thinking": true})"), on);
+  EXPECT_EQ(Variables(R"({"thinking": {"type": "enabled"}})"), on);
+  EXPECT_EQ(Variables(R"({"thinking": {"type": "disabled"}, "enable_thinking": true})"), off);
+  EXPECT_EQ(Variables(R"({"thinking": {"type": "enabled"}, "reasoning": {"enabled": false}})"),
+            off);
+  EXPECT_EQ(Variables(R"({"thinking": {"type": "often"}})"), "thinking.type");
+  EXPECT_EQ(Variables(R"({"thinking": {"type": "enabled", "budget_tokens": 9}})"),
+            "thinking.budget_tokens");
+  EXPECT_EQ(Variables(R"({"thinking": true})"), "thinking");
+  EXPECT_EQ(Variables(R"({"enable_thinking": "often"})"), "enable_thinking");
   EXPECT_EQ(Variables(R"({"reasoning": {"enabled": false}})"),
             R"({"enable_thinking":false,"thinking":false})");
   EXPECT_EQ(Variables(R"({"reasoning": {"effort": "low"}, "documents": [{"text": "a"}]})"),

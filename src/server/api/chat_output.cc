@@ -9,6 +9,8 @@
 
 namespace switchyard {
 
+using Kind = OutputEvent::Kind;
+
 std::shared_ptr<const OutputPlan> PlanOutput(const ServedModel& model, const Fields& f,
                                              PromptEnd prompt) {
   OutputPlan plan{.format = model.output_format,
@@ -19,7 +21,8 @@ std::shared_ptr<const OutputPlan> PlanOutput(const ServedModel& model, const Fie
                   .stream_reasoning = f.Bool("stream_reasoning", true),
                   .include_reasoning = f.Bool("include_reasoning", true)};
   if (!plan.tools) plan.format.calls = nullptr;
-  if (ParseToolChoice(f).IsForced()) plan.format.calls = ForcedCalls(model.output_format);
+  plan.forced_calls = ParseToolChoice(f).IsForced();
+  if (plan.forced_calls) plan.format.calls = ForcedCalls(model.output_format);
   const ReasoningFormat*& reasoning = plan.format.reasoning;
   if (!reasoning) plan.separate_reasoning = false;
   // If reasoning is not separated, it stays in the content with its markers. Harmony is parsed
@@ -52,12 +55,20 @@ std::vector<OutputEvent> ChatOutput::Push(const std::string& text,
     if (before || parser_.reasoning()) ++reasoning_tokens_;
   }
   parser_.Push(view.substr(begin));
-  if (finish != FinishReason::kNone) parser_.Finish(finish == FinishReason::kStop);
   std::vector<OutputEvent> events;
   for (OutputEvent& event : parser_.Take()) Take(std::move(event), &events);
+  if (finish != FinishReason::kNone) {
+    const bool complete = finish == FinishReason::kStop;
+    parser_.Finish(complete);
+    for (OutputEvent& event : parser_.Take()) {
+      // The beginning of a forced call, cut by a limit before the name was complete.
+      if (event.kind == Kind::kContent && plan_.forced_calls && !complete) continue;
+      Take(std::move(event), &events);
+    }
+  }
   const bool ended = finish != FinishReason::kNone || !parser_.reasoning();
   if (ended && !held_reasoning_.empty())
-    events.insert(events.begin(), {.kind = OutputEvent::Kind::kReasoning,
+    events.insert(events.begin(), {.kind = Kind::kReasoning,
                                    .call = -1,
                                    .text = std::exchange(held_reasoning_, {}),
                                    .call_id = {}});
@@ -65,7 +76,6 @@ std::vector<OutputEvent> ChatOutput::Push(const std::string& text,
 }
 
 void ChatOutput::Take(OutputEvent event, std::vector<OutputEvent>* events) {
-  using Kind = OutputEvent::Kind;
   if (event.kind == Kind::kReasoning) {
     if (!plan_.separate_reasoning) {
       event.kind = Kind::kContent;

@@ -19,6 +19,7 @@ struct OutputPlan {
   PromptEnd prompt;
   std::shared_ptr<const OfferedTools> tools;  // nullptr: calls are not parsed
   bool parallel_calls = true;                 // false: only the first call
+  bool forced_calls = false;                  // a grammar allows only calls after the reasoning
   bool separate_reasoning = true;             // false: reasoning stays in the content
   bool stream_reasoning = true;               // false: reasoning is sent once it has ended
   bool include_reasoning = true;              // false: reasoning is dropped

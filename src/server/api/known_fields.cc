@@ -133,6 +133,8 @@ constexpr KnownField kConversation[] = {
     {"tool_choice", kHonoured},
     {"reasoning_effort", kHonoured},
     {"reasoning", kHonoured},
+    {"thinking", kHonoured},         // APIs of DeepSeek and GLM
+    {"enable_thinking", kHonoured},  // API of Qwen
     {"documents", kHonoured},
     {"chat_template_kwargs", kHonoured},
     {"continue_final_message", kHonoured},

@@ -124,6 +124,9 @@ constexpr FieldSchema kConversation[] = {
                          R"("max"]},{"type":"number","minimum":0,"exclusiveMaximum":1}]})"},
     {"reasoning",
      R"({"type":"object","properties":{"enabled":{"type":["boolean","null"]},"effort":{}}})"},
+    {"thinking", R"({"type":"object","required":["type"],"properties":)"
+                 R"({"type":{"enum":["enabled","disabled"]}}})"},
+    {"enable_thinking", R"({"type":"boolean"})"},
     {"documents", R"({"type":"array"})"},
     {"continue_final_message", kBool},
     {"add_generation_prompt", kTrue},
