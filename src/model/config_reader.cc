@@ -181,7 +181,7 @@ std::vector<ConfigReader> ConfigReader::Objects(std::string_view key) const {
       throw Invalid("{} holds {}; want a list of objects", Where(key), Show(item));
     }
     out.push_back(ConfigReader(std::make_shared<const Value>(Value{item}), file_,
-                               fmt::format("{}{}[{}].", prefix_, key, out.size())));
+                               fmt::format("{}{}[{}].", prefix_, key, out.size()), read_));
   }
   return out;
 }
@@ -217,20 +217,6 @@ bool ConfigReader::Equals(std::string_view key, std::string_view text) const {
 
 std::string ConfigReader::ValueText(std::string_view key) const {
   return Show(*value_->object.find(key));
-}
-
-std::vector<ConfigReader> ConfigReader::Objects(std::string_view key) const {
-  std::vector<ConfigReader> out;
-  if (!Has(key)) return out;
-  const json& list = *value_->object.find(key);
-  if (!list.is_array()) throw Invalid("{} is {}; want a list of objects", Where(key), Show(list));
-  for (const json& item : list) {
-    if (!item.is_object())
-      throw Invalid("{} holds {}; want a list of objects", Where(key), Show(item));
-    out.push_back(ConfigReader(std::make_shared<const Value>(Value{item}), file_,
-                               fmt::format("{}{}[{}].", prefix_, key, out.size())));
-  }
-  return out;
 }
 
 }  // namespace switchyard

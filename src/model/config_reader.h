@@ -47,8 +47,6 @@ class ConfigReader {
   std::vector<ConfigReader> Objects(std::string_view key) const;
   // The object under `key`; nullopt where absent.
   std::optional<ConfigReader> Object(std::string_view key) const;
-  // The list of objects under `key`; absent: empty.
-  std::vector<ConfigReader> Objects(std::string_view key) const;
 
   // Marks keys as read whose effect other keys exclude.
   void Ignore(Keys keys) const;
