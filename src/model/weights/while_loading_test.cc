@@ -159,9 +159,9 @@ TEST(WhileLoading, RulesChooseFormatsOfModules) {
   EXPECT_EQ(w.head.activation, ActivationFormat::kInt8Token);
   EXPECT_EQ(w.embedding.format, W::kInt8Channel);
   const Roles whole = Assemble(dir, config, {1, 1});
-  EXPECT_TRUE(whole.at("head") == Packed(plain.at("head"), W::kInt8Channel, config.hidden));
+  EXPECT_TRUE(whole.at("head") == Packed(plain.at("head"), W::kInt8Channel, config.hidden, {}));
   EXPECT_TRUE(whole.at("embedding") ==
-              Packed(plain.at("embedding"), W::kInt8Channel, config.hidden));
+              Packed(plain.at("embedding"), W::kInt8Channel, config.hidden, {}));
   ExpectSame(Assemble(dir, config, {4, 2}), whole);
   const ModelWeights dummy = LoadWeights("", config, Mesh(), {.load_format = "dummy"});
   EXPECT_EQ(dummy.head.format, W::kInt8Channel);
