@@ -212,7 +212,7 @@ int main(int argc, char** argv) {
   CommandLine app("Cost of constrained decoding on CPUs");
   app.Option("MODEL_DIR", args.model, "Checkpoint directory").Required();
   app.Option("--batch", args.batch, "Requests of a batch").Positive();
-  app.Option("--tokens", args.tokens, "Tokens of each request").Range(2, 4096);
+  app.Option("--tokens", args.tokens, "Output tokens of each request").Range(2, 4096);
   app.Option("--tp", args.tp, "Number of ranks").Positive();
   app.Option("--repeat", args.repeat, "Runs of each case; medians are printed").Positive();
   app.Switch("--jump-forward", args.jump_forward, "", "Measures jump-forward decoding");

@@ -41,7 +41,7 @@ const T& Read(Field<T> field, const EngineConfig& config) {
   return field(const_cast<EngineConfig&>(config));  // a field selects a member and changes nothing
 }
 
-// One value of a flag whose values are names.
+// The feature for one value of an enumerated flag, such as "--moe-a2a-backend deepep".
 Feature Choice(Section section, const char* flag, const std::string& value,
                Field<std::string> field, Reach reach = {}) {
   return {.section = section.name,

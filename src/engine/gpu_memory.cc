@@ -26,10 +26,10 @@ void CheckBalancedMemory(const std::set<int>& taken, const std::vector<GpuInfo>&
   if (gpus[least].free_bytes >= kMinFreeFraction * static_cast<double>(gpus[most].free_bytes))
     return;
   throw Error(ErrorKind::kResource,
-              fmt::format("GPU {} ({}) has {:.1f} GiB free, GPU {} has {:.1f}: each rank's share "
-                          "of the model must fit the least free memory",
+              fmt::format("GPU {} ({}) has {:.1f} GiB free, GPU {} has {:.1f}: another process "
+                          "probably uses GPU {}",
                           least, gpus[least].name, gpus[least].free_bytes / kGiB, most,
-                          gpus[most].free_bytes / kGiB),
+                          gpus[most].free_bytes / kGiB, least),
               fmt::format("stop other processes on GPU {}, or choose GPUs with --base-gpu-id and "
                           "--gpu-id-step",
                           least));

@@ -102,7 +102,7 @@ int64_t RankEngine::Impl::WantedDrafts(const Sequence& sequence, int64_t limit) 
   if (!sequence.decoding()) return 0;
   const int64_t tokens = sequence.request.sampling.max_new_tokens - sequence.output_length();
   const int64_t room = max_length - sequence.length();
-  // The last token of an output needs no row after it.
+  // A step with d drafts gives up to d + 1 tokens.
   return std::clamp<int64_t>(std::min(tokens, room) - 1, 0, limit);
 }
 

@@ -35,9 +35,8 @@ TEST_P(ActivationFormatTest, LinearMultipliesRoundedRows) {
       const WeightView w = WithActivation(random.Weight(format, n, k), activation);
       const std::vector<float> x = random.Normal(m * ldx);
       std::vector<float> rounded(m * k), y(m * n), want(m * n);
-      for (int64_t i = 0; i < m; ++i) {
+      for (int64_t i = 0; i < m; ++i)
         RoundActivations(activation, w.input_scale, &x[i * ldx], k, &rounded[i * k]);
-      }
       Linear({.x = x.data(), .ldx = ldx, .w = w, .y = y.data(), .ldy = n, .m = m}, pool);
       const WeightView plain = WithActivation(w, ActivationFormat::kNone);
       reference::Linear(
@@ -95,9 +94,8 @@ float InTileOrder(const float* x, const float* w, int64_t k) {
   float sum = 0;
   for (int64_t begin = 0; begin < k; begin += 32) {
     float parts[2] = {};
-    for (int64_t j = begin; j < std::min(k, begin + 32); ++j) {
+    for (int64_t j = begin; j < std::min(k, begin + 32); ++j)
       parts[j % 2] = std::fma(x[j], w[j], parts[j % 2]);
-    }
     sum += parts[0] + parts[1];
   }
   return sum;
@@ -113,9 +111,8 @@ float InPairOrder(const float* x, const float* w, int64_t k) {
     if (j + 1 < k) sum = std::fma(x[j + 1], w[j + 1], sum);
     sum = std::fma(x[j], w[j], sum);
   }
-  for (int half = kLanes / 2; half > 0; half /= 2) {
+  for (int half = kLanes / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
-  }
   return sums[0];
 }
 
@@ -320,20 +317,17 @@ std::vector<MixedExperts> ExpertSets(Random& random, int64_t hidden, int64_t wid
   std::vector<MixedExperts> sets;
   for (const A activation : kRounding) {
     MixedExperts& set = sets.emplace_back();
-    for (int e = 0; e < 4; ++e) {
+    for (int e = 0; e < 4; ++e)
       set.Add(random, WeightFormat::kInt8Channel, hidden, width, activation, activation, 0.02f);
-    }
   }
   MixedExperts& halves = sets.emplace_back();
-  for (int e = 0; e < 4; ++e) {
+  for (int e = 0; e < 4; ++e)
     halves.Add(random, WeightFormat::kBF16, hidden, width, A::kBFloat16, A::kBFloat16, 1);
-  }
   for (const WeightFormat format :
        {WeightFormat::kInt4Group, WeightFormat::kMxfp4, WeightFormat::kNvfp4}) {
     MixedExperts& four_bit = sets.emplace_back();
-    for (int e = 0; e < 4; ++e) {
+    for (int e = 0; e < 4; ++e)
       four_bit.Add(random, format, hidden, width, A::kInt8Group, A::kInt8Group, 1);
-    }
   }
   MixedExperts& mixed_four_bit = sets.emplace_back();
   mixed_four_bit.Add(random, WeightFormat::kInt4Group, hidden, width, A::kInt8Group, A::kNone, 1);
@@ -410,14 +404,11 @@ TEST_P(ActivationFormatTest, GatheredRowsHaveTheBitsOfRowsAlone) {
                                               {WeightFormat::kMxfp4, A::kInt8Group}};
   for (const auto& [format, activation] : kinds) {
     MixedExperts set;
-    for (int e = 0; e < 3; ++e) {
-      set.Add(random, format, kHidden, kWidth, activation, activation, 1);
-    }
+    for (int e = 0; e < 3; ++e) set.Add(random, format, kHidden, kWidth, activation, activation, 1);
     const std::vector<float> x = random.Normal(kTokens * kHidden);
     std::vector<int32_t> row_ids(kRows);
-    for (int32_t r = 0; r < kRows; ++r) {
+    for (int32_t r = 0; r < kRows; ++r)
       row_ids[r] = r < 40 ? r : static_cast<int32_t>(random.Below(kTokens));
-    }
     std::vector<float> middle(kRows * kWidth), out(kRows * kHidden);
     GroupedMlp({.x = x.data(),
                 .ldx = kHidden,

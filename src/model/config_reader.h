@@ -48,9 +48,9 @@ class ConfigReader {
   // The object under `key`; nullopt where absent.
   std::optional<ConfigReader> Object(std::string_view key) const;
 
-  // Marks keys as read whose effect other keys exclude.
+  // Marks keys as read that have no effect because of other keys.
   void Ignore(Keys keys) const;
-  // The keys of this object that are not null and that no getter was called with, nor Ignore.
+  // The keys of this object whose value is not null and that neither a getter nor Ignore has read.
   std::vector<std::string> Unread() const;
   // Whether a getter, or Ignore, was called with the key.
   bool WasRead(std::string_view key) const;

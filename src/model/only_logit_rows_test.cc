@@ -81,7 +81,8 @@ void ExpectNoBitChanges(const Case& c) {
     EXPECT_EQ(RunRows(c, groups, true), RunRows(c, groups, false));
 }
 
-// Later passes attend to the keys and values of dropped rows. In some passes no row is left.
+// Later passes attend to the keys and values of rows that the last layer skipped. In some passes no
+// row needs logits, so the last layer skips all rows.
 TEST(OnlyLogitRowsTest, GiveTheSameLogits) {
   for (const char* name : {"deepseek_v3", "qwen3_moe", "gpt_oss", "llama"}) {
     ExpectNoBitChanges({.fixture = name});

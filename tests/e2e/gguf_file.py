@@ -1,8 +1,8 @@
 """Converts reference checkpoints to GGUF, and reads and writes GGUF files. Uses only the standard library.
 
-The names, keys and layouts are those of llama.cpp's converter, so that this file is an independent description of what
-`switchyard` reads: experts are stacked, vectors and routers are float32, rows of q and k of llama are reordered, kv_b_proj
-is split into a transposed part for keys and a part for values.
+The names, keys and layouts are those of llama.cpp's converter, so this file describes independently what `switchyard`
+reads. Experts are stacked. Vectors and routers are float32. Rows of q and k of llama are reordered. kv_b_proj is split
+into a transposed part for keys and a part for values.
 """
 import array
 import json

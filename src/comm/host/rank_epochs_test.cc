@@ -1,4 +1,5 @@
-// Ranks that outlive an epoch. Their program is that of rank_processes_test.cc.
+// Rank processes that keep running from one epoch to the next. They run this test program with the
+// argument "rank"; main() is in rank_processes_test.cc.
 #include <gmock/gmock.h>
 #include <signal.h>
 

@@ -90,7 +90,8 @@ Inputs RoundInputs(const GroupedMlpParams& p, const std::vector<int32_t>& expert
   return {rows, places.data()};
 }
 
-// Rounds the intermediate rows for down: float32 in place, int8 and bfloat16 in OpScratch.
+// Rounds the intermediate rows to the input formats of the down projection. Rounded rows that stay
+// float32 overwrite p.scratch; int8 and bfloat16 rows go to OpScratch.
 cpu::RoundedRows RoundIntermediate(const GroupedMlpParams& p, const std::vector<int32_t>& experts,
                                    int64_t width, ThreadPool& pool) {
   const auto down = [&](int32_t e) -> const WeightView& { return p.experts[e].down; };

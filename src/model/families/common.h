@@ -67,7 +67,7 @@ void ReadSharedExperts(const ConfigReader& reader, ConfigReader::Keys keys, int6
 // present.
 bool ReadMlpLayerTypes(const ConfigReader& reader, ModelConfig* config);
 
-// MoE in layers at or past first_k_dense_replace, every moe_layer_freq-th.
+// Layer i is a MoE layer if i >= first_k_dense_replace and i is a multiple of moe_layer_freq.
 void MarkMoeLayersAfter(const ConfigReader& reader, int64_t default_dense, ModelConfig* config);
 void MarkAllMoe(ModelConfig* config);
 // MoE in every decoder_sparse_step-th layer that mlp_only_layers does not name.

@@ -33,7 +33,8 @@ struct TensorNames {
   std::string kv_b = "self_attn.kv_b_proj";
 
   std::string mlp = "mlp";  // dense layers: prefix of gate_proj, up_proj, down_proj
-  // MoE layers. If the router of `moe` is absent, `moe_alternative` is tried, if any.
+  // MoE layers: prefix of the router and the experts. `moe_alternative` is used if the checkpoint
+  // has a router under it and none under `moe`; empty: no alternative.
   std::string moe = "mlp", moe_alternative;
   std::string router = "gate";
   std::string expert_gate = "gate_proj", expert_up = "up_proj", expert_down = "down_proj";

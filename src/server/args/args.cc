@@ -28,8 +28,7 @@ constexpr const char* kMisc = "Miscellaneous";
 void AddModelFlags(CommandLine& app, ServerArgs& a) {
   EngineConfig& e = a.engine;
   app.Option("--model-path,--model", e.model_path,
-             "Checkpoint directory (Hugging Face layout), GGUF file, or Hugging Face id in the hub "
-             "cache (HF_HUB_CACHE, HF_HOME)")
+             "Hugging Face checkpoint directory or id in the hub cache, or GGUF file")
       .Group(kModel)
       .Required()
       .TakeLast();
@@ -47,10 +46,8 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
            "Quantizes the linear layers of an unquantized checkpoint during loading: fp8, "
            "w8a8_fp8, w8a8_int8, int4, w4afp8, mxfp4 or nvfp4. If the checkpoint is already "
            "quantized, the name must match its format");
-  app.Flag(
-      "--quantization-config", e.quantization.rules, kModel,
-      "File, or JSON text, with quantization formats of modules by name, also of embedding and "
-      "head. Its rules precede those of --quantization (docs/cpus.md). CPUs only");
+  app.Flag("--quantization-config", e.quantization.rules, kModel,
+           "File or JSON with formats of modules by name, which precede --quantization; CPUs only");
   app.Flag("--quantize-activations", e.quantization.activations, kModel,
            "Format of activations in matrix products. auto: int8 if the checkpoint has int8 "
            "activations; unless --dtype is float32 or float16, int8 on CPUs for 4-bit weights, and "
@@ -204,8 +201,8 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
            "Forward passes between two rebalances")
       .Positive();
   app.Flag("--eplb-rebalance-layers-per-chunk", eplb.layers_per_chunk, kMoe,
-           "Layers that switch placement in the same step. Until the switch, their migrating "
-           "experts take memory twice. -1: all layers of the plan");
+           "Number of layers that switch to the new placement in the same step, while ranks hold "
+           "their old and new experts. -1: all layers of the plan");
   app.Flag("--eplb-min-rebalancing-utilization-threshold", eplb.min_utilization, kMoe,
            "Skips a rebalance if the mean load of the ranks divided by the maximum exceeds this")
       .Range(0.0, 1.0);
@@ -460,12 +457,11 @@ std::optional<BackendsArgs> ParseBackends(const std::vector<std::string>& args) 
       "Print which MoE backends can be combined on this machine. With --model-path, also print "
       "which ones the flags select for that checkpoint, and why",
       "switchyard backends");
-  app.Switch("--markdown", a.markdown, kMisc,
-             "Print instead the table of docs/features.md: which features work on CPUs, GPUs and "
-             "several hosts. The table does not depend on this machine");
+  app.Switch(
+      "--markdown", a.markdown, kMisc,
+      "Print instead the table of docs/features.md: features on CPUs, GPUs and several hosts");
   app.Switch("--models", a.models, kMisc,
-             "Print instead the table of docs/models.md: the families of models and what works "
-             "with each. The table does not depend on this machine");
+             "Print instead the table of docs/models.md: families of models and their support");
   AddEngineFlags(app, a.server);
   app.SetRequired("--model-path", false);
   if (!Parse(app, args, a.server)) return std::nullopt;

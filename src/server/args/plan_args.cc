@@ -77,8 +77,10 @@ void AddLoad(CommandLine& app, PlanArgs& a) {
 }
 
 void AddOutput(CommandLine& app, PlanArgs& a) {
-  app.Flag("--explain", a.explain, kOutput,
-           "Print the decision tree with the numbers of a layout, like tp8-ep8-dp8-dense1-deepep");
+  app.Flag(
+      "--explain", a.explain, kOutput,
+      "Layout to explain, like tp8-ep8-dp8-dense1-deepep: prints its figures for each question "
+      "of the decision tree (docs/planning.md)");
   app.Flag("--svg", a.svg, kOutput, "Write the Pareto picture to this file");
   app.Switch("--json", a.json, kOutput, "Print all layouts as JSON");
   app.Flag("--top", a.rows, kOutput, "Rows of the table").Positive();

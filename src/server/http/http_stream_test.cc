@@ -247,8 +247,8 @@ TEST_F(HttpStreamTest, ABodyMayBeLargerThanTheBacklog) {
   EXPECT_EQ(client.Read()->body.size(), 8 << 20);
 }
 
-// 64 streams from 64 producer threads. A third of the clients is slow, and a third disconnects
-// midway.
+// 64 streams from 64 producer threads. A third of the clients have a small receive buffer,
+// and a third disconnect after the status line.
 TEST_F(HttpStreamTest, ManyStreamsAtOnce) {
   constexpr int kClients = 64;
   constexpr int kChunks = 200;

@@ -175,8 +175,9 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
     membership.ranks->BeginEpoch(endpoint, std::move(on_exit));
     return std::make_unique<EpochHost>(membership.ranks);
   }
-  // Ranks on GPUs, and ranks whose experts move, cannot continue: they are killed immediately.
-  // With several nodes, the ranks of all of them start again.
+  // If a rank ends, the other CPU ranks of a single node keep their weights for the next epoch.
+  // Ranks on GPUs, and ranks with --enable-eplb, are killed immediately. With several nodes, the
+  // ranks of all of them start again.
   const bool keeps_weights =
       restart.restarts && launch.alone() && !job.plan.cuda && !job.config.eplb.enable;
   RankProcesses::Options options{

@@ -46,7 +46,8 @@ class RankHost {
   // Waits until all ranks have exited. After the timeout, kills the rest and returns false.
   virtual bool WaitEnded(std::chrono::milliseconds timeout) = 0;
   virtual void KillAll() = 0;
-  // A rank has ended. Kills the others, unless they can continue in the next epoch.
+  // Called after a rank has ended. Kills the other ranks. EpochHost overrides it to do nothing,
+  // because its ranks may continue in the next epoch.
   virtual void EndEpoch() { KillAll(); }
   // Kills ranks that still run and waits for their end. False if one has not ended by the timeout.
   virtual bool Kill(std::chrono::milliseconds timeout) {

@@ -11,7 +11,8 @@
 
 namespace switchyard::train {
 
-// Concatenates the strings of all ranks of `all`, by rank; null: a single rank. Collective.
+// Gathers one string from each rank of `all`, in rank order. If `all` is null, there is a single
+// rank. Collective.
 std::vector<std::string> GatherStrings(Collectives* all, const std::string& mine);
 
 // A tensor of the model, in one piece for each tensor-parallel rank that holds a part of it.
