@@ -9,7 +9,8 @@
 namespace switchyard {
 namespace {
 
-constexpr int64_t kDefaultInt4Columns = 128, kMostInt4Columns = 1 << 20;
+// The methods, their other names and their defaults are those of `switchyard quantize --config`.
+constexpr int64_t kDefaultInt4Columns = 32, kMostInt4Columns = 1 << 20;
 
 std::string TextOf(const std::string& location) {
   if (location.find('{') != std::string::npos) return location;
@@ -28,26 +29,29 @@ LinearScheme SchemeOfRule(const ConfigReader& rule) {
   } else if (method == "fp8") {
     scheme.format = W::kFp8Block;
     scheme.activation = A::kFp8Group;
-  } else if (method == "w8a8_fp8") {
+  } else if (method == "w8a8_fp8" || method == "fp8-channel") {
     scheme.format = W::kFp8Channel;
     scheme.activation = A::kFp8Token;
-  } else if (method == "w8a8_int8") {
+  } else if (method == "w8a8_int8" || method == "int8") {
     scheme.format = W::kInt8Channel;
     scheme.activation = A::kInt8Token;
   } else if (method == "int4") {
     scheme.format = W::kInt4Group;
     scheme.group_size = rule.IntOr({"group_size"}, kDefaultInt4Columns, 2, kMostInt4Columns);
     if (scheme.group_size % 2 != 0) throw Invalid("{} is odd", rule.Where("group_size"));
+    scheme.zeros = rule.BoolOr("zero_points", false);
   } else if (method == "mxfp4") {
     scheme.format = W::kMxfp4;
   } else if (method == "nvfp4") {
     scheme.format = W::kNvfp4;
   } else {
-    throw Invalid("{} is \"{}\"; want fp8, w8a8_fp8, w8a8_int8, int4, mxfp4, nvfp4 or none",
+    throw Invalid("{} is \"{}\"; want fp8, w8a8_fp8, int8, int4, mxfp4, nvfp4 or none",
                   rule.Where("method"), method);
   }
   if (rule.Has("group_size") && method != "int4")
     throw Invalid("{}: only int4 has groups of a chosen size", rule.Where("group_size"));
+  if (rule.Has("zero_points") && method != "int4")
+    throw Invalid("{}: only int4 has zero points", rule.Where("zero_points"));
   return scheme;
 }
 
@@ -65,7 +69,7 @@ std::vector<SchemeRule> ReadQuantizationRules(const std::string& location) {
   CheckKeys(reader, {"rules"});
   std::vector<SchemeRule> rules;
   for (const ConfigReader& rule : reader.Objects("rules")) {
-    CheckKeys(rule, {"targets", "method", "group_size"});
+    CheckKeys(rule, {"targets", "method", "group_size", "zero_points"});
     SchemeRule& out = rules.emplace_back(SchemeRule{SchemeOfRule(rule), {}});
     for (std::string& name : rule.Strings("targets")) {
       const bool regex = name.starts_with("re:");

@@ -131,6 +131,37 @@ constexpr const char* kExaone = R"({
     "sliding_window_pattern": "LLLG", "tie_word_embeddings": false, "topk_group": 1,
     "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "vocab_size": 153600})";
 
+// Published configurations also list the kind of each layer.
+TEST(HubConfig, KExaonesListOfMoeLayersRepeatsOtherKeys) {
+  std::string layers = "false";
+  for (int i = 1; i < 48; ++i) layers += ", true";
+  const auto with = [](const std::string& list) {
+    std::string config = kExaone;
+    return config.insert(config.rfind('}'), ", \"is_moe_layer\": [" + list + "]");
+  };
+  EXPECT_EQ(CountMoe(ParseModelConfig(with(layers))), 47);
+  EXPECT_THAT(ErrorOf(with("true" + layers.substr(5))), HasSubstr("is_moe_layer"));
+}
+
+TEST(HubConfig, Qwen3Coder30B) {
+  const std::string config = R"({
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "decoder_sparse_step": 1,
+    "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+    "intermediate_size": 5472, "max_position_embeddings": 262144, "max_window_layers": 28,
+    "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
+    "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+    "output_router_logits": false, "qkv_bias": false, "rms_norm_eps": 1e-06,
+    "rope_scaling": null, "rope_theta": 10000000, "router_aux_loss_coef": 0.0,
+    "shared_expert_intermediate_size": 0, "sliding_window": null, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "use_cache": true, "use_qk_norm": true,
+    "use_sliding_window": false, "vocab_size": 151936})";
+  EXPECT_EQ(CountMoe(ParseModelConfig(config)), 48);
+  std::string without = config;
+  without.replace(without.find("\"use_qk_norm\": true"), 19, "\"use_qk_norm\": false");
+  EXPECT_THAT(ErrorOf(without), HasSubstr("use_qk_norm"));
+}
+
 TEST(HubConfig, KExaone236B) {
   const ModelConfig c = ParseModelConfig(kExaone);
   EXPECT_EQ(CountMoe(c), 47);

@@ -48,19 +48,6 @@ class EventSeen {
   bool line_start_ = true, seen_ = false;
 };
 
-// Counts a request as open at its worker during its lifetime.
-class OpenAt {
- public:
-  OpenAt(WorkerSet& workers, int64_t id) : workers_(workers), id_(id) {}
-  ~OpenAt() { workers_.Release(id_); }
-  OpenAt(const OpenAt&) = delete;
-  OpenAt& operator=(const OpenAt&) = delete;
-
- private:
-  WorkerSet& workers_;
-  const int64_t id_;
-};
-
 }  // namespace
 
 // A request on its way, over all attempts.
@@ -88,6 +75,26 @@ class Proxy::Exchange {
     responder->Write(http::SseEvent(http::ErrorBody(status, message)));
     responder.reset();  // without an end, so that the client detects an incomplete response
   }
+};
+
+// Counts an exchange as open at its worker during its lifetime.
+class Proxy::OpenAt {
+ public:
+  OpenAt(Proxy& proxy, int64_t id, Exchange& exchange)
+      : proxy_(proxy), id_(id), exchange_(exchange) {
+    proxy_.exchanges_[id_].insert(&exchange_);
+  }
+  ~OpenAt() {
+    proxy_.exchanges_[id_].erase(&exchange_);
+    proxy_.workers_.Release(id_);
+  }
+  OpenAt(const OpenAt&) = delete;
+  OpenAt& operator=(const OpenAt&) = delete;
+
+ private:
+  Proxy& proxy_;
+  const int64_t id_;
+  Exchange& exchange_;
 };
 
 Proxy::Proxy(ProxyOptions options, WorkerSet& workers, Policy& policy)
@@ -136,7 +143,7 @@ asio::awaitable<void> Proxy::Serve(std::shared_ptr<const http::Request> request,
                              : fmt::format("no other worker is healthy; {}", exchange.failure));
       break;
     }
-    const OpenAt open(workers_, lease.id);
+    const OpenAt open(*this, lease.id, exchange);
     if (attempt > 0) ++counts_.retries;
     exchange.tried.push_back(lease.id);
     exchange.may_try_more = attempt < options_.max_retries && workers_.HasOther(exchange.tried);
@@ -186,6 +193,7 @@ asio::awaitable<Proxy::Outcome> Proxy::Attempt(Exchange& exchange, const WorkerS
     }
     workers_.RequestSucceeded(lease.id);
   } catch (const UpstreamError& error) {
+    *exchange.upstream = nullptr;  // SendTo may have destroyed it
     if (!exchange.responder || exchange.responder->Closed()) {
       outcome = Outcome::kAnswered;  // the client has gone, so the exchange was cancelled
     } else {
@@ -194,7 +202,7 @@ asio::awaitable<Proxy::Outcome> Proxy::Attempt(Exchange& exchange, const WorkerS
                                          : workers_.Failed(lease.id, error.what());
       if (changed) {
         LOG_WARNING("worker {}: unhealthy: {}", lease.url.text, error.what());
-        idle_.Drop(lease.id);
+        Leave(lease.id);
       }
       outcome = Outcome::kRetry;
       if (exchange.events_sent) {
@@ -217,7 +225,8 @@ asio::awaitable<void> Proxy::Relay(Exchange& exchange, Upstream& upstream) {
   if (exchange.begun && !(events && status == 200)) {
     // An earlier attempt has begun an event stream, so this response can only be an event of it.
     std::string body;
-    for (std::string part; !(part = co_await upstream.Read()).empty();) body += part;
+    for (std::string part; !(part = co_await upstream.Read()).empty();)
+      if (body.size() < options_.max_response_bytes) body += part;
     exchange.Fail(status, body);
     co_return;
   }
@@ -242,6 +251,14 @@ asio::awaitable<void> Proxy::Relay(Exchange& exchange, Upstream& upstream) {
   }
   if (!exchange.begun) responder.BeginStream(status, content_type, upstream.ForwardedHeaders());
   responder.EndStream();
+}
+
+void Proxy::Leave(int64_t worker) {
+  idle_.Drop(worker);
+  policy_.Forget(worker);  // a new process has an empty cache
+  if (!workers_.HasOther({&worker, 1})) return;
+  for (Exchange* const exchange : exchanges_[worker])
+    if (!exchange->events_sent && *exchange->upstream) (*exchange->upstream)->Cancel();
 }
 
 asio::awaitable<std::string> Proxy::CheckOnce(const WorkerUrl& worker) {
@@ -273,8 +290,7 @@ asio::awaitable<void> Proxy::CheckHealth(int64_t worker) {
       if (workers_.CheckSucceeded(worker)) LOG_INFO("worker {}: healthy", state->url.text);
     } else if (workers_.Failed(worker, failure)) {
       LOG_WARNING("worker {}: unhealthy: {}", state->url.text, failure);
-      idle_.Drop(worker);
-      policy_.Forget(worker);  // a new process has an empty cache
+      Leave(worker);
     }
     // A worker that was never healthy is probably loading.
     const bool waiting = !state->healthy && !failure.empty();
@@ -292,7 +308,8 @@ asio::awaitable<void> Proxy::SendToAll(std::shared_ptr<const http::Request> requ
   bool all_succeeded = true;
   for (const WorkerState& worker : workers_.All()) {
     nlohmann::ordered_json result = {{"url", worker.url.text}};
-    Upstream upstream(beast::tcp_stream(io_), options_.timeouts);
+    Upstream upstream(beast::tcp_stream(io_),
+                      {.connect = options_.timeouts.connect, .silence = options_.health_timeout});
     try {
       co_await upstream.Connect(worker.url);
       co_await upstream.Send(RequestHead(*request, worker.url, options_.worker_key), request->body);

@@ -6,8 +6,10 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -55,6 +57,7 @@ class Proxy {
  private:
   enum class Outcome { kAnswered, kRetry };
   class Exchange;
+  class OpenAt;
 
   boost::asio::awaitable<void> Serve(std::shared_ptr<const http::Request> request,
                                      http::Responder responder);
@@ -63,6 +66,8 @@ class Proxy {
                                                            const WorkerSet::Lease& lease);
   boost::asio::awaitable<void> Relay(Exchange& exchange, Upstream& upstream);
   boost::asio::awaitable<void> CheckHealth(int64_t worker);
+  // After a worker became unhealthy. Its requests without an event go to other workers, if any.
+  void Leave(int64_t worker);
   boost::asio::awaitable<std::string> CheckOnce(const WorkerUrl& worker);
   boost::asio::awaitable<void> SendToAll(std::shared_ptr<const http::Request> request,
                                          http::Responder responder);
@@ -71,9 +76,11 @@ class Proxy {
   WorkerSet& workers_;
   Policy& policy_;
   ProxyCounts counts_;
+  // Of the thread. Coroutines that the io_context destroys still use them.
+  std::map<int64_t, std::set<Exchange*>> exchanges_;  // in progress, by worker
   boost::asio::io_context io_{1};
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
-  IdleConnections idle_;
+  IdleConnections idle_;  // its streams belong to the io_context
   std::thread thread_;
 };
 

@@ -256,6 +256,23 @@ TEST_F(RouteServerTest, AStoppedWorkerGetsNoRequests) {
   EXPECT_THAT(answer.body, HasSubstr("none of 2 workers is healthy"));
 }
 
+TEST_F(RouteServerTest, RequestsOfAWorkerThatHangsGoToAnother) {
+  Start();
+  std::mutex mutex;
+  std::vector<http::Responder> held;
+  a_.Answers([&](const http::Request&, const http::Responder& to) {
+    const std::lock_guard lock(mutex);
+    held.push_back(to);
+  });
+  std::thread later([&] {
+    Eventually([&] { return a_.requests > 0; });
+    a_.healthy = false;
+  });
+  for (int i = 0; i < 2; ++i) EXPECT_THAT(Ask("POST /x", "{}").body, HasSubstr("\"worker\":\"b\""));
+  later.join();
+  EXPECT_EQ(held.size(), 1u);
+}
+
 TEST_F(RouteServerTest, AWorkerThatIsNotReadyGetsRequestsLater) {
   a_.healthy = false;
   RouteOptions options;

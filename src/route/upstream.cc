@@ -1,6 +1,8 @@
 #include "route/upstream.h"
 
+#include <netinet/tcp.h>
 #include <strings.h>
+#include <sys/socket.h>
 
 #include <array>
 #include <boost/asio/as_tuple.hpp>
@@ -86,16 +88,26 @@ std::string RequestHead(const http::Request& request, const WorkerUrl& worker,
   return head + "\r\n";
 }
 
+void Upstream::CheckCancelled() const {
+  if (cancelled_) throw UpstreamError(false, "cancelled");
+}
+
 asio::awaitable<void> Upstream::Connect(const WorkerUrl& worker) {
   asio::ip::tcp::resolver resolver(stream_.get_executor());
   const auto [unresolved, addresses] =
       co_await resolver.async_resolve(worker.host, std::to_string(worker.port), kResult);
+  CheckCancelled();
   if (unresolved) throw UpstreamError(true, "unknown host: " + unresolved.message());
   stream_.expires_after(timeouts_.connect);
   const auto [error, address] = co_await stream_.async_connect(addresses, kResult);
+  CheckCancelled();
   if (error) throw UpstreamError(true, "connect: " + Words(error, timeouts_.connect));
   error_code ignored;
   stream_.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
+  // A host that lost its power sends no reset.
+  constexpr unsigned kUnacknowledgedMs = 30'000;
+  setsockopt(stream_.socket().native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &kUnacknowledgedMs,
+             sizeof kUnacknowledgedMs);
 }
 
 asio::awaitable<void> Upstream::Send(const std::string& head, std::string_view body) {
@@ -103,6 +115,7 @@ asio::awaitable<void> Upstream::Send(const std::string& head, std::string_view b
   const std::array<asio::const_buffer, 2> buffers = {asio::buffer(head),
                                                      asio::buffer(body.data(), body.size())};
   const auto [unsent, sent] = co_await asio::async_write(stream_, buffers, kResult);
+  CheckCancelled();
   // A worker may respond before it has read the whole body, for example with a 413.
   error_code error;
   do {  // interim responses (1xx) come before the response
@@ -111,6 +124,7 @@ asio::awaitable<void> Upstream::Send(const std::string& head, std::string_view b
     std::tie(error, std::ignore) =
         co_await beast::http::async_read_header(stream_, buffer_, *parser_, kResult);
   } while (!error && status() < 200);
+  CheckCancelled();
   if (error)
     throw UpstreamError(false, unsent ? "send: " + Words(unsent, timeouts_.silence)
                                       : "response: " + Words(error, timeouts_.silence));
@@ -138,6 +152,7 @@ http::Headers Upstream::ForwardedHeaders() const {
 asio::awaitable<std::string> Upstream::Read() {
   std::string& body = parser_->get().body();
   while (body.empty() && !parser_->is_done()) {
+    CheckCancelled();
     stream_.expires_after(timeouts_.silence);
     const auto [error, count] =
         co_await beast::http::async_read_some(stream_, buffer_, *parser_, kResult);

@@ -54,12 +54,19 @@ class Upstream {
   boost::asio::awaitable<std::string> Read();
   bool reusable() const { return parser_ && parser_->is_done() && parser_->keep_alive(); }
 
-  void Cancel() { stream_.cancel(); }
+  // Ends the exchange with an UpstreamError, at once or at its next step.
+  void Cancel() {
+    cancelled_ = true;
+    stream_.cancel();
+  }
   boost::beast::tcp_stream TakeStream() { return std::move(stream_); }
 
  private:
+  void CheckCancelled() const;
+
   boost::beast::tcp_stream stream_;
   UpstreamTimeouts timeouts_;
+  bool cancelled_ = false;
   boost::beast::flat_buffer buffer_;
   std::optional<Parser> parser_;  // of the response; empty before its head
 };

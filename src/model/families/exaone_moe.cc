@@ -37,6 +37,22 @@ void ReadWindows(const ConfigReader& reader, ModelConfig* config) {
   RotateWindowsOnly(config);
 }
 
+// is_moe_layer repeats what other keys say.
+void CheckMoeLayers(const ConfigReader& reader, const ModelConfig& config) {
+  constexpr std::string_view kKey = "is_moe_layer";
+  reader.Ignore({kKey});
+  if (!reader.Has(kKey) || reader.IsNull(kKey)) return;
+  std::string want;
+  for (const LayerConfig& layer : config.layers) {
+    want += want.empty() ? "[" : ", ";
+    want += layer.moe ? "true" : "false";
+  }
+  want += "]";
+  if (!reader.Equals(kKey, want))
+    throw Invalid("{} is {}; the other keys give {}", reader.Where(kKey), reader.ValueText(kKey),
+                  want);
+}
+
 void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   ReadCommon(reader, 1e-5, config);
   ReadDenseIntermediate(reader, config);
@@ -44,6 +60,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   config->attention.qk_norm = AttentionConfig::QkNorm::kPerHead;
   ReadRope(reader, 10000.0, config->attention.head_dim, config);
   if (!ReadMlpLayerTypes(reader, config)) MarkMoeLayersAfter(reader, 1, config);
+  CheckMoeLayers(reader, *config);
   ReadWindows(reader, config);
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});
   ReadNoAuxRouter(reader, {.scale = 2.5}, &config->moe->router);

@@ -9,6 +9,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   ReadCommon(reader, 1e-6, config);
   ReadDenseIntermediate(reader, config);
   ReadGroupedAttention(reader, 0, config);
+  RequireTrue(reader, "use_qk_norm");  // in configs of Qwen3-Coder
   AttentionConfig& a = config->attention;
   a.qk_norm = AttentionConfig::QkNorm::kPerHead;
   a.qkv_bias = a.output_bias = reader.BoolOr("attention_bias", false);

@@ -159,7 +159,11 @@ void AddExperts(const GgufKeys& keys, bool normalizes, Json* config) {
   (*config)["mlp_only_layers"] = std::move(dense);
 }
 
+// For families whose dense layers follow from other keys, and which refuse this one.
+void DropDenseLayers(Json* config) { config->erase("mlp_only_layers"); }
+
 void AddDeepSeekRouter(const GgufKeys& keys, Json* config) {
+  DropDenseLayers(config);
   (*config)["first_k_dense_replace"] = keys.IntOr("leading_dense_block_count", 0);
   (*config)["n_shared_experts"] = keys.IntOr("expert_shared_count", 0);
   (*config)["routed_scaling_factor"] = keys.NumberOr("expert_weights_scale", 1.0);
@@ -186,6 +190,7 @@ Json Qwen2Moe(const GgufKeys& keys) {
   AddGroupedAttention(keys, &config);
   AddExperts(keys, false, &config);
   config["qkv_bias"] = config["attention_bias"];
+  config.erase("attention_bias");
   config["shared_expert_intermediate_size"] =
       keys.IntOr("expert_shared_feed_forward_length", keys.SizeOf("ffn_gate_shexp.weight", 0));
   return config;
@@ -203,7 +208,11 @@ Json Dense(const GgufKeys& keys, const char* architecture) {
   AddGroupedAttention(keys, &config);
   return config;
 }
-Json Qwen2(const GgufKeys& keys) { return Dense(keys, "Qwen2ForCausalLM"); }
+Json Qwen2(const GgufKeys& keys) {
+  Json config = Dense(keys, "Qwen2ForCausalLM");
+  config.erase("attention_bias");  // the family always has it
+  return config;
+}
 Json Qwen3(const GgufKeys& keys) { return Dense(keys, "Qwen3ForCausalLM"); }
 
 Json Llama(const GgufKeys& keys) {
@@ -268,12 +277,14 @@ Json Ernie45Moe(const GgufKeys& keys) {
   RequireGating(keys, kSoftmax);
   AddGroupedAttention(keys, &config);
   AddExperts(keys, true, &config);
+  DropDenseLayers(&config);
   config["moe_layer_start_index"] = keys.IntOr("leading_dense_block_count", 0);
   config["moe_layer_interval"] = std::max<int64_t>(1, keys.IntOr("interleave_moe_layer_step", 1));
   const int64_t intermediate = config["moe_intermediate_size"].get<int64_t>();
   const int64_t shared = keys.SizeOf("ffn_gate_shexp.weight", 0);
   config["moe_num_shared_experts"] = intermediate > 0 ? shared / intermediate : 0;
   config["use_bias"] = config["attention_bias"];
+  config.erase("attention_bias");
   return config;
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "comm/mesh.h"
@@ -154,8 +155,14 @@ std::vector<PlannedPart> PartsOf(const std::string& name, const StoredTensor& t,
     parts.push_back({.source = &t, .out = {{.name = name, .dtype = t.dtype, .shape = t.shape}}});
     return parts;
   }
+  std::set<std::string> modules;
   for (const MatrixRequest& r : found->second) {
     std::string module = ModuleOf(r, names);
+    if (!modules.insert(module).second)
+      throw Invalid(
+          "{}: has several matrices in one tensor, which compressed-tensors cannot store; add "
+          "--ignore {}, or serve this model with --quantization",
+          name, WithoutWeight(name));
     auto out = TensorsOf(module, r.scheme, r.rows.size(), r.cols.size());
     parts.push_back({.source = &t,
                      .packed = true,
