@@ -122,10 +122,10 @@ TEST(Report, HasTheCommandOfTheFirstLayoutAndItsReason) {
 
 TEST(Explain, GivesTheNumbersOfEachQuestion) {
   const Question q = GpuQuestion("deepseek_v3", "h200", 8);
-  EXPECT_THAT(
-      Explain(q, ParseLayout("tp8-ep8-dp8-dense1-deepep")),
-      AllOf(HasSubstr("How many devices hold the weights?"), HasSubstr("MLA's latent cache"),
-            HasSubstr("exchanges rows, with deepep"), HasSubstr("Which batch")));
+  EXPECT_THAT(Explain(q, ParseLayout("tp8-ep8-dp8-dense1-deepep")),
+              AllOf(HasSubstr("How many devices are needed to hold the weights?"),
+                    HasSubstr("MLA's latent cache"), HasSubstr("exchanges rows, with deepep"),
+                    HasSubstr("Which batch")));
 }
 
 }  // namespace

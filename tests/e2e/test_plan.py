@@ -91,7 +91,7 @@ def test_plan_of_the_cpu_command_is_accepted_by_serve():
 def test_explain_prints_the_decision_tree():
     out = run("plan", "--model-path", DATA / "plan/deepseek_v3.json", "--gpus", "8xh200", "--explain",
               "tp8-ep8-dp8-dense1-deepep")
-    assert "1. How many devices hold the weights?" in out and "Which batch, and what limits it?" in out
+    assert "1. How many devices are needed to hold the weights?" in out and "Which batch, and what limits it?" in out
 
 
 @pytest.mark.parametrize("flags, wanted", [
