@@ -207,5 +207,6 @@ def test_tools_take_a_file():
     done = subprocess.run([PROGRAM, "generate", "--model-path", file, "--prompt", "a", "--max-new-tokens", "3"],
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    done = subprocess.run([PROGRAM, "plan", "--model-path", file, "--cpu"], capture_output=True, text=True)
+    done = subprocess.run([PROGRAM, "plan", "--model-path", file, "--cpu", "--input-len", "64", "--output-len", "32"],
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
