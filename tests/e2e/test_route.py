@@ -120,7 +120,7 @@ def test_killed_workers_lose_no_request_that_has_not_begun(workers):
     (["--worker-urls", "https://x:1"], "https is not supported"),
     (["--worker-urls", "http://x:1", "x:1"], "is a worker already"),
     (["--request-timeout", 5], "--worker-timeout"),
-    (["--worker-url", "http://x:1"], "--worker-url"),
+    (["--workers", "http://x:1"], "--workers"),
 ])
 def test_bad_flags_are_named(flags, message):
     done = subprocess.run([PROGRAM, "route", "--port", "0", *map(str, flags)], capture_output=True, text=True, timeout=60)
