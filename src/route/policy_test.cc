@@ -26,8 +26,8 @@ std::vector<Candidate> Equal(int64_t count) {
 TEST(PolicyTest, RoundRobinSkipsMissingWorkers) {
   const auto policy = MakePolicy("round_robin", {}, 0);
   const std::vector<Candidate> all = Equal(3);
-  std::vector<int64_t> chosen;
-  for (int i = 0; i < 4; ++i) chosen.push_back(policy->Choose(all, ""));
+  std::vector<int64_t> chosen(4);
+  for (int64_t& worker : chosen) worker = policy->Choose(all, "");
   EXPECT_THAT(chosen, ElementsAre(0, 1, 2, 0));
   const std::vector<Candidate> without = {{.worker = 0, .open = 0}, {.worker = 2, .open = 0}};
   EXPECT_EQ(policy->Choose(without, ""), 2);
