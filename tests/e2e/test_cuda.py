@@ -1,7 +1,7 @@
 """Serves the reference checkpoints on GPUs. Tokens must equal those of transformers, and log-probabilities must agree to
 2e-4 in float32. Cases that need more GPUs than the machine has are skipped. With SWITCHYARD_TEST_SHARED_GPU=1 and at
 least one GPU, such cases run all ranks on the first GPU. NCCL between ranks on one GPU requires NCCL 2.30 (libnccl.so.2
-on the loader's path).
+on the loader's path). SWITCHYARD_TEST_FIRST_GPU is the number of the first GPU to use (default 0).
 """
 import functools
 import os
@@ -42,10 +42,13 @@ def gpus():
     return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
 
 
+FIRST_GPU = int(os.environ.get("SWITCHYARD_TEST_FIRST_GPU", 0))  # so that concurrent runs use different GPUs
+
+
 def where(ranks):
     """Returns flags and environment variables that place `ranks` ranks on GPUs."""
-    if gpus() >= ranks:
-        return ["--device", "cuda"], {}
+    if gpus() >= FIRST_GPU + ranks:
+        return ["--device", "cuda", *(["--base-gpu-id", FIRST_GPU] if FIRST_GPU else [])], {}
     if gpus() and os.environ.get("SWITCHYARD_TEST_SHARED_GPU") == "1":
         return ["--device", "cuda", "--gpu-id-step", 0], {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     pytest.skip(f"{ranks} GPUs are needed, {gpus()} were found")
@@ -89,7 +92,7 @@ def test_two_hosts_equal_transformers(case):
     """Runs half of the ranks as node 1. By its NCCL_HOSTID, NCCL treats node 1 as another host and uses sockets."""
     name, ranks, mode, graphs = case
     device, env = where(ranks)
-    second = ["--base-gpu-id", ranks // 2] if gpus() >= ranks else []
+    second = ["--base-gpu-id", FIRST_GPU + ranks // 2] if gpus() >= FIRST_GPU + ranks else []
     backend = [] if mode == "none" else ["--moe-a2a-backend", "deepep", "--deepep-mode", mode]
     flags = [*device, "--dtype", "float32", "--tp", ranks, "--ep", ranks, "--max-total-tokens", 4096, "--log-level",
              "warning", "--dist-timeout", 60, *backend, *GRAPHS[graphs]]
