@@ -70,7 +70,8 @@ std::optional<RouteArgs> Parse(const std::vector<std::string>& words) {
       .Range(0, 100);
   app.Flag("--health-check-interval", interval, kRouting, "Seconds between two GET /health")
       .Range(0.05, 3600.0);
-  app.Flag("--health-check-timeout", health_timeout, kRouting, "Seconds until a check has failed")
+  app.Flag("--health-check-timeout", health_timeout, kRouting,
+           "Timeout of a health check in seconds")
       .Range(0.05, 3600.0);
   app.Flag("--health-failure-threshold", r.failure_threshold, kRouting,
            "Consecutive failures after which a worker gets no requests")

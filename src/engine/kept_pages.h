@@ -13,8 +13,8 @@
 namespace switchyard {
 
 // The cache and the records of its pages, in a rank's kept memory (SharedArena::Kept). After the
-// end of a rank, the ranks of the next epoch continue requests from the pages of the last one. On
-// CPUs only. Owned by the rank's loop for one epoch; borrows the memory.
+// end of a rank, the ranks of the next epoch continue requests from these pages. On CPUs only.
+// Owned by the rank's loop for one epoch; borrows the memory.
 struct KeptPages {
   // Of each rank, for SharedArena::Create; 0 if nothing is kept: on GPUs, and without a prefix
   // cache.

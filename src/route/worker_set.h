@@ -57,7 +57,7 @@ class WorkerSet {
   bool HasOther(std::span<const int64_t> except) const;  // whether Acquire would find one
   void Release(int64_t id);
 
-  // Results of requests and checks. Those with a result return whether the worker's health changed.
+  // Record results of requests and checks. A bool result is whether the worker's health changed.
   void RequestSucceeded(int64_t id);
   bool CheckSucceeded(int64_t id);  // this alone makes a worker healthy again
   bool Failed(int64_t id, const std::string& why);

@@ -11,7 +11,7 @@
 namespace switchyard {
 
 // A rank's records of the pages whose keys and values it has computed. With them, a new process can
-// use the pages that the last one left. Each page has its own record, which is valid or not at
+// use the pages of the previous process. Each page has its own record, which is valid or not at
 // every instant, so the process may end at any point. A record is valid only while its page holds
 // these keys and values, and only while the record of its parent is. Borrows the memory. Used by
 // the rank's thread only.

@@ -10,8 +10,9 @@ namespace switchyard {
 
 namespace {
 
-// Weights lie in (0, 1]. The bit pattern of a positive float increases with its value, so its
-// leading bits number buckets in order: 8 exponent bits and 5 mantissa bits give buckets 3 % wide.
+// Weights lie in (0, 1]. The bit pattern of a positive float increases with its value. So the
+// leading bits are the index of a bucket, in the order of weights. With 8 exponent bits and 5
+// mantissa bits, buckets are 3 % wide.
 constexpr int kDroppedBits = 18;
 constexpr size_t kBuckets = (0x3f800000u >> kDroppedBits) + 1;
 

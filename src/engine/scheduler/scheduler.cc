@@ -164,7 +164,7 @@ bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
   CHECK(cache_.Grow(sequence.length(), sequence.cache));
   if (!sequence.admitted_before) {
     sequence.admitted_before = true;
-    // New ranks may find what the request itself computed before the last ones ended.
+    // Pages that this request computed before a restart of the ranks do not count as cached.
     const int64_t cached =
         sequence.computed - cache_.ComputedBy(sequence.request.id, sequence.cache);
     sequence.cached_tokens = static_cast<int32_t>(cached);

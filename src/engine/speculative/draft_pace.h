@@ -27,8 +27,8 @@ class DraftPace {
 
   explicit DraftPace(int32_t most);
 
-  // Records a step without prompt rows. `sequences`: of all groups. `limit`: the limit under which
-  // the step's drafts were proposed, and those of the next step; −1 if the two differ.
+  // Records a step without prompt rows. `sequences`: of all groups. `limit`: the limit for the
+  // step's drafts, if the drafts of the next step have the same limit; −1 if not.
   void Observe(int64_t sequences, int32_t limit, double seconds);
   // Records the drafts of a group with `sequences` decoding sequences in the last step. `limit`:
   // the limit under which they were proposed. `accepted`: drafts so far, by position (EngineStats).
@@ -43,7 +43,7 @@ class DraftPace {
 
  private:
   static constexpr int kWindow = 16;
-  // The times of a number of drafts. Its time is the mean of the shorter half of the last ones,
+  // The last times of steps with a certain number of drafts. The mean of the shorter half is used,
   // because other processes only make steps longer.
   struct Arm {
     std::array<double, kWindow> last = {};

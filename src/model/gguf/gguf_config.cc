@@ -30,8 +30,8 @@ constexpr std::array<const char*, 12> kRefused = {
     "attention.max_alibi_bias", "attention.temperature_scale",
     "rope.scaling.attn_factor", "attention.indexer.top_k"};
 
-// The type of all matrices except routers, which are always float32; bfloat16 if there are several
-// types or blocks.
+// The model's dtype. If all matrices except routers are float16 or float32: float16, or float32 if
+// none is float16. Else bfloat16. Routers are always float32.
 const char* DTypeOf(const GgufFiles& files) {
   bool half = false, full = false;
   for (const auto& [name, tensor] : files.tensors()) {

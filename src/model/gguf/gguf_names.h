@@ -10,8 +10,8 @@
 
 namespace switchyard {
 
-// Where a GGUF file holds a tensor of a Hugging Face checkpoint. Names of the latter are those of
-// the families (families/).
+// Where a GGUF file holds a tensor of a Hugging Face checkpoint. Code of the families (families/)
+// refers to tensors by their names in checkpoints.
 struct GgufPlace {
   enum class Rows : uint8_t {
     kSame,

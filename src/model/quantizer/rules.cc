@@ -22,7 +22,8 @@ LinearScheme ReadScheme(const ConfigReader& rule) {
   format.zero_points = rule.BoolOr("zero_points", false);
   for (const char* key : {"group_size", "zero_points"}) {
     if (format.name != "int4" && rule.Has(key)) {
-      throw Invalid("{}: of int4 only, but method is \"{}\"", rule.Where(key), format.name);
+      throw Invalid("{}: needs method \"int4\", but method is \"{}\"", rule.Where(key),
+                    format.name);
     }
   }
   if (format.name == "none") return {};

@@ -33,9 +33,10 @@ namespace switchyard {
 // Limits. Cells must be mapped: ranks of other hosts are rejected. A rank counts as lost if it
 // starts later than others by more than the timeout, or computes longer than that between two
 // stages. A lost rank that is alive detects it at its next commit or wait, and throws. Until then
-// it may finish writes that it has begun. Rows go to a segment that is no longer read, but outputs
-// may overwrite those of other ranks in a later round. The launcher must therefore end a lost rank
-// instead of letting it continue.
+// it may finish writes that it has begun. No rank reads the segments with its token rows any more.
+// But combine by slot stores outputs by token and slot. So an output of the lost rank may overwrite
+// one of another rank in a later round. The launcher must therefore end a lost rank instead of
+// letting it continue.
 //
 // Owned by the dispatcher. Used by the rank's thread only.
 class ElasticRanks {

@@ -50,10 +50,11 @@ void AddCluster(CommandLine& app, PlanArgs& a, std::vector<std::string>& gpus, s
   app.Flag("--nics", nics, kCluster,
            "NICs per node with their Gbit/s: 8x400; needed for 2 nodes or more");
   app.Switch("--cpu", cpu, kCluster, "Ranks on the CPUs of this host");
-  app.Flag("--cpus", a.cpus, kCluster, "CPUs of a host that is not this one; 0: this host's")
+  app.Flag("--cpus", a.cpus, kCluster,
+           "Number of CPUs of the planned host, if it is not this one; 0: this host's")
       .NonNegative();
   app.Flag("--memory", a.memory_gib, kCluster,
-           "GiB of a GPU, or of the host; 0: the card's, or this host's")
+           "Memory in GiB of a GPU, or of the host with --cpu; 0: the card's, or this host's")
       .NonNegative();
   app.Flag("--cost-table", a.cost_table, kCluster,
            "JSON of `switchyard bench calibrate`, instead of the shipped table");

@@ -19,7 +19,7 @@ std::optional<QuantizeArgs> ParseQuantize(const std::vector<std::string>& args) 
              "128 blocks), fp8-channel (rows), mxfp4 (routed experts only), nvfp4. Embeddings, "
              "head, norms and routers stay as they are")
       .OneOf({"int4", "int8", "fp8", "fp8-channel", "mxfp4", "nvfp4"});
-  app.Option("--group-size", a.group_size, "Columns that share a scale, of int4")
+  app.Option("--group-size", a.group_size, "int4: number of columns that share a scale")
       .ShowDefault()
       .Range(8, 1 << 20);
   app.Switch("--zero-points", a.zero_points, "Options",
@@ -29,11 +29,11 @@ std::optional<QuantizeArgs> ParseQuantize(const std::vector<std::string>& args) 
              "Linears that stay as they are: parts of names (self_attn), or re: and a regular "
              "expression");
   app.Option("--config", a.config, "JSON file with rules for parts of the model").ExistingFile();
-  app.Option("--max-shard-size", a.shard_gb, "Size of an output file at most, in GB").ShowDefault();
+  app.Option("--max-shard-size", a.shard_gb, "Maximum size of an output file, in GB").ShowDefault();
   app.Option("--threads", a.threads, "Default: all CPUs that the process may use").Range(1, 1024);
   if (!ParseWords(app, args)) return std::nullopt;
   if (a.format != "int4" && (app.Given("--group-size") || app.Given("--zero-points"))) {
-    throw Invalid("{}: of --format int4 only",
+    throw Invalid("{}: needs --format int4",
                   app.Given("--group-size") ? "--group-size" : "--zero-points");
   }
   if (a.format.empty() && a.config.empty()) {

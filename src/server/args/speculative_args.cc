@@ -30,8 +30,8 @@ void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
   app.Flag("--speculative-draft-model-path,--speculative-draft", s.draft_model_path, kSpeculation,
            "Directory of the draft model of STANDALONE, with the target's vocabulary");
   app.Flag("--speculative-simulate-acceptance", s.simulate_acceptance, kSpeculation,
-           "For benchmarks only: the probability with which a draft is accepted whatever the model "
-           "samples, 0 to 1. Outputs are then wrong. -1: none");
+           "For benchmarks only: accepts each draft with this probability (0 to 1), whatever the "
+           "model samples. Outputs are then wrong. -1: off");
   app.Switch("--disable-jump-forward", e.disable_jump_forward, kSpeculation,
              "Disables jump-forward decoding: by default, CPU ranks draft the text that a grammar "
              "forces, so a step gives several tokens. Outputs are equal");

@@ -59,8 +59,8 @@ bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const Ran
 
 // Starts the ranks of this node. `endpoint`: control endpoint of the front, used by rank 0. If
 // `give_up` returns true, the wait for the ranks to join ends; `give_up` may be empty. Call after
-// ConnectLaunchedRank. With restarts, it is called again for each epoch, after the ranks of the
-// last one have ended, or wait for the next. Then it starts those that have ended.
+// ConnectLaunchedRank. With restarts, it is called again for each epoch, once every rank of the
+// previous epoch has ended or waits for the new epoch. Then it starts the ranks that have ended.
 std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membership,
                                      const RankJob& job, const RestartOptions& restart,
                                      const std::string& endpoint, RankHost::OnExit on_exit,

@@ -43,8 +43,8 @@ struct StepReport {
 struct TrainerRanks {
   Collectives* all = nullptr;  // null: a single rank
   Collectives* tp = nullptr;   // ranks with pieces of the same tensors; null: not partitioned
-  // This rank processes part `part` of `parts` equal parts of every step's rows. Ranks with the
-  // same part (of a tensor-parallel group, of a pipeline) process the same rows.
+  // This rank processes part `part` of `parts` equal parts of every step's rows. The ranks of a
+  // tensor-parallel group or of a pipeline have the same part, so they process the same rows.
   int part = 0, parts = 1;
 };
 

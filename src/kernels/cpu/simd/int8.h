@@ -18,7 +18,8 @@
 
 namespace switchyard::kernels::cpu::simd {
 
-constexpr int64_t kInt8Rows = 16;  // weight rows multiplied with all rows of x before the next ones
+// Weight rows of a block. A block is multiplied with all rows of x before the next block.
+constexpr int64_t kInt8Rows = 16;
 
 // Row i of a task's input is base + (ids ? ids[i] : i - first) · ld.
 template <class D>

@@ -13,8 +13,8 @@
 
 namespace switchyard::cuda {
 
-// Peer memory laid out by the caller, for tests and benches: the zeroed PeerBytes of each rank,
-// indexed by rank in the group.
+// Peer memory that the caller allocates, for tests and benches. It has one area for each rank,
+// indexed by rank in the group, with Exchange::PeerBytes() zero bytes.
 struct ExchangePeers {
   PeerPointers memory;
   WaitLimit limit;

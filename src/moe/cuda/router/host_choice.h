@@ -23,12 +23,12 @@ class HostChoice {
   HostChoice(const HostChoice&) = delete;
   HostChoice& operator=(const HostChoice&) = delete;
 
-  // Enqueues the begin of a pass with this number; calls that follow on the stream belong to it.
+  // Enqueues the start of the pass with this number; calls that follow on the stream belong to it.
   // Not captured, because captured passes run with other numbers.
   void Begin(uint64_t pass, int micro_batch);
-  // Enqueues the choice for `tokens` tokens of a layer with logical experts [tokens, top_k].
-  // `first_token`: as in RoundToChoose. Returns the physical experts [tokens, top_k] in device
-  // memory.
+  // Enqueues the choice of replicas for `tokens` tokens in a layer. `logical`: their logical
+  // experts [tokens, top_k], in device memory. `first_token`: as in RoundToChoose. Returns the
+  // physical experts [tokens, top_k], in device memory.
   const int32_t* Choose(int layer, int64_t first_token, const int32_t* logical, int64_t tokens);
 
  private:
