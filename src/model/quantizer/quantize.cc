@@ -60,7 +60,10 @@ bool IsCopied(const fs::path& path) {
   return std::ranges::none_of(kWeights, [&](const char* end) { return name.ends_with(end); });
 }
 
-void CopyOtherFiles(const fs::path& from, const fs::path& to) {
+// Relative paths of the files to copy. Throws Invalid on a file that is too large, before any work
+// is done.
+std::vector<fs::path> OtherFiles(const fs::path& from) {
+  std::vector<fs::path> names;
   for (auto it = fs::recursive_directory_iterator(from); it != fs::end(it); ++it) {
     const fs::path name = it->path().lexically_relative(from);
     if (it->is_directory()) {
@@ -68,10 +71,23 @@ void CopyOtherFiles(const fs::path& from, const fs::path& to) {
       continue;
     }
     if (!it->is_regular_file() || !IsCopied(name)) continue;
+    if (it->file_size() > kMaxCopiedBytes) {
+      throw Invalid(
+          "{}: has {} MiB; files beside the weights may have at most {} MiB. Remove it, or move it "
+          "elsewhere",
+          it->path().string(), it->file_size() >> 20, kMaxCopiedBytes >> 20);
+    }
+    names.push_back(name);
+  }
+  return names;
+}
+
+void CopyFiles(const std::vector<fs::path>& names, const fs::path& from, const fs::path& to) {
+  for (const fs::path& name : names) {
     std::error_code error;
     fs::create_directories((to / name).parent_path(), error);
     if (error) throw Resource("{}: cannot be created: {}", (to / name).string(), error.message());
-    WriteWholeFile(to / name, ReadRegularFile(it->path(), kMaxCopiedBytes));
+    WriteWholeFile(to / name, ReadRegularFile(from / name, kMaxCopiedBytes));
   }
 }
 
@@ -128,6 +144,7 @@ PackingReport QuantizeCheckpoint(const QuantizeOptions& o) {
     throw Invalid("{}: is inside the checkpoint {}; name another directory", o.to.string(),
                   o.from.string());
   }
+  const std::vector<fs::path> others = OtherFiles(o.from);
   const Checkpoint checkpoint(o.from);
   const QuantizePlan plan = PlanQuantization(checkpoint, config, o.shard_bytes);
   const std::string config_text = ReadRegularFile(o.from / "config.json", kMaxConfigBytes);
@@ -165,7 +182,7 @@ PackingReport QuantizeCheckpoint(const QuantizeOptions& o) {
     ++progress.shard;
     show();
   }
-  CopyOtherFiles(o.from, o.to);
+  CopyFiles(others, o.from, o.to);
   WriteIndex(plan, o.to);
   WriteWholeFile(o.to / kReportFile, report.Json().dump(2) + "\n");
   WriteWholeFile(o.to / "config.json", PackedConfig(config_text, plan));

@@ -352,6 +352,12 @@ TEST(QuantizeCheckpoint, RefusesWhatItCannotWrite) {
   auto inside = OptionsFor(FixtureDir("qwen3_moe"), FixtureDir("qwen3_moe") / "out", {"int4"});
   EXPECT_THAT(ErrorOf([&] { QuantizeCheckpoint(inside); }), HasSubstr("inside the checkpoint"));
   EXPECT_FALSE(fs::exists(inside.to));
+  const fs::path large = out.path() / "large";
+  fs::copy(FixtureDir("qwen3_moe"), large);
+  WriteBytes(large / "notes.txt", "");
+  fs::resize_file(large / "notes.txt", (uint64_t{256} << 20) + 1);  // sparse
+  EXPECT_THAT(message(large, {"int4"}), HasSubstr("notes.txt: has 256 MiB"));
+  EXPECT_FALSE(fs::exists(out.path() / "new"));
   WriteBytes(out.path() / "file", "");
   auto file = OptionsFor(FixtureDir("qwen3_moe"), out.path() / "file" / "out", {"int4"});
   EXPECT_THAT(ErrorOf([&] { QuantizeCheckpoint(file); }, ErrorKind::kResource),

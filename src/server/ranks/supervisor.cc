@@ -132,11 +132,11 @@ bool Supervisor::Restart(RanksEnd end) {
           fmt::format("ranks ended {} times in a row while they loaded: {}", starts - 1, end.why));
       return false;
     }
-    // The pages may be what the machine's memory is short of, or may be damaged.
-    if (ranks_ && fruitless > kFruitlessWithoutDelay) ranks_->ClearKept();
-    Drop();
-    if (!end.by_itself()) Delay(fruitless);
     try {
+      // The pages may be what the machine's memory is short of, or may be damaged.
+      if (ranks_ && fruitless > kFruitlessWithoutDelay) ranks_->ClearKept();
+      Drop();
+      if (!end.by_itself()) Delay(fruitless);
       const std::optional<RanksEnd> again = StartAgain();
       if (stopping_) {
         Drop();  // they may still load
