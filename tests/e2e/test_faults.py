@@ -258,6 +258,7 @@ def test_queue_limit():
             time.sleep(0.005)
         status, answer = server.request("/generate", LONG)
         assert status == 429 and "open" in answer["error"]["message"]
+        assert server.request("/health_generate")[0] == 200  # waits for its turn
         for thread, results in threads:
             thread.join()
             assert results[0][0] == 200

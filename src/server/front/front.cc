@@ -130,7 +130,9 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
     std::lock_guard lock(mutex_);
     if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
     if (draining_) throw Error(ErrorKind::kUnavailable, "the server is shutting down");
-    if (limits_.max_open > 0 && open_.size() >= static_cast<size_t>(limits_.max_open)) {
+    // A probe must not report that a busy server is unhealthy.
+    if (spec.measured && limits_.max_open > 0 &&
+        open_.size() >= static_cast<size_t>(limits_.max_open)) {
       throw Full();
     }
     if (IsNameTaken(spec))
