@@ -16,7 +16,7 @@ import os
 import pathlib
 import re
 
-AVERAGE, MOST = 12, 16  # average and maximum number of neighbouring sources in a group
+AVERAGE, MOST = 16, 20  # average and maximum number of neighbouring sources in a group
 
 DECLARATION = re.compile(
     r"(?:template *<.*> *)?(?:class|struct|enum class|enum|union) (\w+)|using (\w+) *=|"
