@@ -55,12 +55,15 @@ std::optional<RouteArgs> Parse(const std::vector<std::string>& words) {
   app.Flag("--cache-threshold", r.cache_aware.cache_threshold, kRouting,
            "cache_aware: smallest part of a prompt that a worker must have seen to be preferred")
       .Range(0.0, 1.0);
-  app.Flag("--balance-abs-threshold", r.cache_aware.balance_abs_threshold, kRouting,
-           "cache_aware: the load is unbalanced if the open requests of two workers differ by more "
-           "than this, and by more than --balance-rel-threshold")
+  app.Flag(
+         "--balance-abs-threshold", r.cache_aware.balance_abs_threshold, kRouting,
+         "cache_aware: the load is unbalanced if the most and the fewest open requests of a worker "
+         "differ by more than this, and their ratio exceeds --balance-rel-threshold")
       .NonNegative();
-  app.Flag("--balance-rel-threshold", r.cache_aware.balance_rel_threshold, kRouting,
-           "cache_aware: factor between the most and the fewest open requests of a worker")
+  app.Flag(
+         "--balance-rel-threshold", r.cache_aware.balance_rel_threshold, kRouting,
+         "cache_aware: limit of the ratio of the most to the fewest open requests of a worker; see "
+         "--balance-abs-threshold")
       .Range(1.0, 1e6);
   app.Flag("--max-tree-mb", tree_mb, kRouting,
            "cache_aware: MiB of prompts that are remembered; the oldest are forgotten")

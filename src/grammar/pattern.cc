@@ -69,8 +69,8 @@ std::string StringPattern(const std::string& pattern) {
   // and control characters.
   if (grammar.ToString().find("json_string=true") == std::string::npos)
     throw Invalid(
-        "{} matches no text that JSON writes without escapes, or has a construct that is "
-        "not supported",
+        "{} has a construct that is not supported, or matches only texts that JSON writes with "
+        "escapes",
         pattern);
   return ascii;
 }

@@ -69,7 +69,8 @@ std::map<std::string, StringFormat, std::less<>> MakeFormats() {
   // RFC 6901: no '/' and no '~' in a part, except in "~0" and "~1".
   const std::string parts = R"((/([^/~]|~[01])*)*)";
   const std::string ipv4 = fmt::format("({}\\.){{3}}{}", byte, byte), ipv6 = Ipv6();
-  // Many programs refuse the address of a host without a dot, and a last label of digits.
+  // Domain of an email address. Many programs refuse one without a dot or with a numeric last
+  // label.
   const std::string domain = fmt::format(R"({0}(\.{0}){{0,2}}\.[A-Za-z]{{2,24}})", label);
   // At most 56 characters.
   const std::string short_domain = R"(([a-z0-9]{1,15}(-[a-z0-9]{1,8})?\.){1,2}[a-z]{2,6})";

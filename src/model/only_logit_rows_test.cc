@@ -48,7 +48,7 @@ class Forward {
     }
     return rows;
   }
-  // A text whose rows in this pass have the tokens of the sequence.
+  // The indices (group, text) of a text whose tokens in this pass are those of the sequence.
   std::pair<size_t, size_t> Find(const ForwardBatch& batch,
                                  const kernels::SequenceSpan& sequence) const {
     for (size_t g = 0; g < groups_.size(); ++g) {

@@ -20,8 +20,8 @@ TEST(SingleBatchOverlapTest, ChangesNoBit) {
   for (const Case& c : OverlapCases()) ExpectNoBitChanges(c);
 }
 
-// With combine by rank, a partial sum is sent with the part of the combine that has its last
-// output. Its value does not depend on which part that is.
+// With combine by rank, a partial sum is sent in the part of the combine that contains the last of
+// its outputs. The sum does not depend on which part that is.
 TEST(SingleBatchOverlapTest, ChangesNoBitOfOutputsThatAreCombinedByRank) {
   for (const char* mode : {"normal", "low_latency"})
     ExpectNoBitChanges({.fixture = "deepseek_v3",

@@ -266,10 +266,10 @@ std::vector<Evaluation> Search(const Question& q) {
     }
     throw Error(
         ErrorKind::kResource,
-        fmt::format("{} does not fit {} x {}: the weights of a {} take at least {:.1f} GiB, "
-                    "and it has {:.1f} GiB. First layout, {}: {}",
-                    q.config.model_path.string(), q.cluster.devices(), q.cluster.card,
-                    q.cluster.cuda ? "device" : "host", least / kGiB, q.cluster.memory / kGiB,
+        fmt::format("{} does not fit {} x {}: the weights take at least {:.1f} GiB per {}, "
+                    "which has {:.1f} GiB. First layout, {}: {}",
+                    q.config.model_path.string(), q.cluster.devices(), q.cluster.card, least / kGiB,
+                    q.cluster.cuda ? "device" : "host", q.cluster.memory / kGiB,
                     all.front().layout.Name(), all.front().refused),
         fmt::format("about {:.0f} devices of this size would hold it; or take "
                     "--quantization, or cards with more memory",

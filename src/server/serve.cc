@@ -198,7 +198,8 @@ void Drain(Service& service, Upkeep& upkeep, const StopSignals& signals,
 bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
   const bool restarts = !launch.launched && (launch.alone() || launch.rejoins);
   if (!args.restart_flags.empty() && launch.launched)
-    throw Invalid("{}: ranks of a launcher cannot be restarted", args.restart_flags.front());
+    throw Invalid("{}: ranks started by a launcher (such as mpirun) cannot be restarted",
+                  args.restart_flags.front());
   if (!args.restart_flags.empty() && !restarts)
     throw Invalid("{}: with several nodes, only --enable-elastic-ep restarts ranks",
                   args.restart_flags.front());
@@ -279,7 +280,7 @@ int RunServe(const ServerArgs& args) {
           const std::function<bool()>& give_up) -> std::unique_ptr<EngineRanks> {
     const bool restarted = std::exchange(started, true);
     if (const std::string changes = restarted ? DescribeChanges(*weights) : ""; !changes.empty())
-      throw Error(ErrorKind::kResource, "the ranks cannot continue with other weights" + changes);
+      throw Error(ErrorKind::kResource, "the ranks cannot restart with changed weights" + changes);
     if (restarted && launch.rejoins) {
       const auto stop = [&give_up] { return give_up() ? SIGTERM : 0; };
       membership = Lead(launch, args.engine, plan, stop, /*restart=*/true);

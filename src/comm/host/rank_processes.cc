@@ -64,9 +64,9 @@ struct RankProcesses::Impl {
     bool reported = false;      // after `ended`: the callback has returned
     double silent_seconds = 0;  // seconds without a heartbeat when the watchdog killed it
     Silence silence{2 * kHeartbeatSampleTime};
-    double stopped_seconds = 0;  // seconds stopped when it was killed for being stopped
+    double stopped_seconds = 0;  // > 0: killed because it was stopped (SIGSTOP) for so long
     Silence stopped{2 * kHeartbeatSampleTime};
-    double hung_seconds = 0;  // time without a heartbeat when it was killed for that
+    double hung_seconds = 0;  // > 0: killed because a step had no heartbeat for so long
     double cpu_at_beat = 0;   // CPU seconds at the last heartbeat
   };
 

@@ -114,12 +114,12 @@ void ReadGroups(const ConfigReader& reader, int64_t default_groups, int64_t defa
   }
   const int per_group = router->num_experts / router->num_groups;
   if (router->top_k > router->topk_groups * per_group) {
-    throw Invalid("{} is {}, more than the {} experts of topk_group {} groups",
-                  reader.Where("num_experts_per_tok"), router->top_k,
-                  router->topk_groups * per_group, router->topk_groups);
+    throw Invalid("{} is {}, but the groups selected by topk_group {} have only {} experts",
+                  reader.Where("num_experts_per_tok"), router->top_k, router->topk_groups,
+                  router->topk_groups * per_group);
   }
   if (router->group_score == RouterConfig::GroupScore::kTop2Sum && per_group < 2) {
-    throw Invalid("{} is {}: groups are ranked by their two best experts but have one each",
+    throw Invalid("{} is {}: groups are ranked by their two best experts, but each has only one",
                   reader.Where("n_group"), router->num_groups);
   }
 }

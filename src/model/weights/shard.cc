@@ -28,8 +28,8 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_sh
   if (!config.moe) return;
   if (config.moe->intermediate % mesh.moe_tp() != 0) {
     throw Invalid(
-        "--tp {} over --ep {} splits each expert {} ways, which do not divide its "
-        "intermediate size {}",
+        "--tp {} and --ep {} shard each expert over {} ranks (tp / ep), which is not a divisor of "
+        "its intermediate size {}",
         tp, mesh.ep(), mesh.moe_tp(), config.moe->intermediate);
   }
   const int64_t shared = config.moe->shared_intermediate;

@@ -36,7 +36,8 @@ void CheckOptions(const MoeOptions& options, const MoeShape& shape, const MeshSh
     throw Invalid("--ep-num-redundant-experts {}: want at least 0", options.num_redundant_experts);
   if (options.waterfill && shape.has_shared && mesh.ep != mesh.tp)
     throw Invalid(
-        "--enable-deepep-waterfill needs unsliced shared experts: want --ep {} as --tp, not {}",
+        "--enable-deepep-waterfill needs whole shared experts on each rank: want --ep {} (equal to "
+        "--tp), not {}",
         mesh.tp, mesh.ep);
   if (options.waterfill && !ScattersTokens(options, mesh))
     throw Invalid("--enable-deepep-waterfill: --moe-a2a-backend none sends no rows; want deepep");

@@ -309,9 +309,9 @@ std::unique_ptr<MoeLayerParts> CudaMoeBackend::Place(MoeLayerConfig config,
   return parts;
 }
 
-// With few tokens, the shared expert overlaps the other stages on a branch. The branch forks and
-// joins in the first round. With another pass in flight, the schedule decides when the shared
-// expert runs.
+// The branch on which the shared expert overlaps the other stages if there are few tokens, else
+// null. It forks and joins in the first round. With another pass in flight it is not used, because
+// the schedule decides when the shared expert runs.
 const Branch* CudaMoeBackend::SharedBranch(const CudaMoeParts& parts,
                                            const CudaMoeState& state) const {
   const int64_t own = state.own.size();

@@ -128,7 +128,8 @@ Json ToolsOf(const Json& tools) {
     if (!tools[i].is_object()) throw InvalidField(where, "{} is not an object", where);
     const Fields t(tools[i], where + ".");
     if (const std::string type = t.String("type", "custom"); type != "custom")
-      throw InvalidField(t.Name("type"), "{}: {} is not supported: only clients run tools",
+      throw InvalidField(t.Name("type"),
+                         "{}: {} is not supported, only custom: the server itself runs no tools",
                          t.Name("type"), Dump(type).substr(0, 80));
     const Json* schema = t.Find("input_schema");
     if (schema && !schema->is_object())

@@ -26,14 +26,16 @@ void AddCopies(const Front& front, GenerationSpec spec, int64_t n, const ClientN
   auto tokens = static_cast<int64_t>(spec.input_ids.size()) * n;
   for (const GenerationSpec& other : specs) tokens += static_cast<int64_t>(other.input_ids.size());
   if (tokens > kMaxPromptTokens)
-    throw InvalidField("n", "n: more than {} prompt tokens in one request, including copies",
+    throw InvalidField("n",
+                       "n: more than {} prompt tokens in one request, counted once per generation",
                        kMaxPromptTokens);
   int64_t alternatives = CountPromptAlternatives(spec) * n;
   for (const GenerationSpec& other : specs) alternatives += CountPromptAlternatives(other);
   if (alternatives > kMaxPromptAlternatives)
     throw Invalid(
-        "more than {} alternative tokens at prompt positions in one request, including copies: "
-        "request fewer alternatives or a later logprob_start_len",
+        "log-probabilities of more than {} alternative tokens at prompt positions, over all "
+        "generations of the request: want fewer tokens per position, fewer generations, or a later "
+        "logprob_start_len",
         kMaxPromptAlternatives);
   for (int64_t copy = 0; copy < n; ++copy) {
     specs.push_back(spec);

@@ -34,7 +34,7 @@ constexpr KnownField kMessages[] = {
     {"compaction", kRefused, "is not supported: this server removes nothing from the context"},
     {"fallbacks", kRefused, "is not supported: this server has one model"},
     {"thread", kRefused, kNotSupported},
-    {"mcp_servers", kRefused, "is not supported: only clients run tools"},
+    {"mcp_servers", kRefused, "is not supported: the server itself runs no tools"},
     {"output_format", kHonoured},
     {"output_config", kHonoured},
 };
@@ -84,7 +84,7 @@ constexpr KnownField kResponses[] = {
     {"truncation", kRefused, "is not supported: want disabled", R"(["disabled"])"},
     {"background", kRefused, "is not supported: the answer comes on the request's connection"},
     {"conversation", kRefused, "is not supported: use previous_response_id"},
-    {"max_tool_calls", kRefused, "is not supported: only clients run tools"},
+    {"max_tool_calls", kRefused, "is not supported: the server itself runs no tools"},
     {"prompt", kRefused, "is not supported: this server stores no prompts"},
     {"top_logprobs", kRefused, kNotSupported, "[0]"},
 };

@@ -46,7 +46,7 @@ void AddCluster(CommandLine& app, PlanArgs& a, std::vector<std::string>& gpus, s
   app.List("--gpus", gpus, kCluster,
            "GPUs of a node: 8xh200. Cards: h100, h200 (measured kernels); h800, h20, a100, b200, "
            "l40s, rtx4090 (data sheets); any other name with --cost-table");
-  app.Flag("--nodes", a.nodes, kCluster, "Nodes").Range(1, 4096);
+  app.Flag("--nodes", a.nodes, kCluster, "Number of nodes").Range(1, 4096);
   app.Flag("--nics", nics, kCluster,
            "NICs per node with their Gbit/s: 8x400; needed for 2 nodes or more");
   app.Switch("--cpu", cpu, kCluster, "Ranks on the CPUs of this host");

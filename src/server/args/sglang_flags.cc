@@ -126,7 +126,7 @@ constexpr std::array kFlags = {
     SglangFlag{"--max-micro-batch-size", 1, kWithoutEffect, "pipeline stages are not supported"},
     SglangFlag{"--pipeline-parallel-size", 1, kRefused, "pipeline stages are not supported", "1"},
     SglangFlag{"--pp-size", 1, kRefused, "pipeline stages are not supported", "1"},
-    SglangFlag{"--tool-server", 1, kRefused, "only clients run tools"},
+    SglangFlag{"--tool-server", 1, kRefused, "the server itself runs no tools"},
     SglangFlag{"--enable-custom-logit-processor", 0, kRefused, "code in requests is not supported"},
     SglangFlag{"--preferred-sampling-params", 1, kRefused,
                "defaults come from generation_config.json", ""},

@@ -49,8 +49,8 @@ void CheckAlternatives(const GenerationSpec& spec) {
   if (CountPromptAlternatives(spec) > kMaxPromptAlternatives)
     throw ParameterError(
         "top_logprobs",
-        fmt::format("requests more than {} alternatives at the positions of the prompt: request "
-                    "fewer alternatives, or start at a later position",
+        fmt::format("requests log-probabilities of more than {} alternative tokens at prompt "
+                    "positions: want fewer tokens per position, or a later start position",
                     kMaxPromptAlternatives));
 }
 

@@ -15,10 +15,11 @@ using Clock = std::chrono::steady_clock;
 // ended while they computed the token after the next one, because they launch passes ahead.
 constexpr int32_t kTrialTokens = 2;
 
-// Number of ends in a row without any output after which a killed batch is suspect too, and after
-// which a killed request that runs alone is the cause. Restarts take a few milliseconds, so these
-// ends must also take a minimum time: the supervisor delays restarts in such a row. Kills from
-// outside hardly hit so often and so long before the first token.
+// Consecutive ends of the ranks without any output. After kFruitlessEnds, the requests of a killed
+// batch become suspects too. After kLoneFruitlessEnds, a killed request that ran alone is the
+// cause, if the ends also span kLoneFruitlessTime. A restart takes only milliseconds, so the
+// supervisor delays restarts after such ends. Kills from outside are unlikely to hit so often and
+// for so long before the first token.
 constexpr int kFruitlessEnds = 5, kLoneFruitlessEnds = 8;
 constexpr std::chrono::seconds kLoneFruitlessTime{3};
 
@@ -140,11 +141,10 @@ int Front::EndedWithoutAnswer(const RanksEnd& end) {
   return fruitless_ends_;
 }
 
-// Whether a suspect that ran alone is the cause of the end. Several ranks may have failed for a
-// cause outside of the request, and all but the first of them only in later epochs. Each of them
-// does so once. So a rank must fail twice with the request. As there are finitely many ranks, a
-// request that is the cause ends after at most one failure of each rank and one more. Requires
-// mutex_.
+// Whether a suspect that ran alone is the cause of the end: the same rank has failed twice with it,
+// or kLoneFruitlessEnds is reached. One failure of a rank is not enough, because a cause outside of
+// the request may make each of several ranks fail once, in different epochs. A request that is the
+// cause ends after at most one failure of each rank and one more. Requires mutex_.
 bool Front::IsToBlame(const Open& suspect, const RanksEnd& end, int fruitless) const {
   const auto failed_before = [&](int rank) { return suspect.failed_ranks.contains(rank); };
   if (std::ranges::any_of(end.failed, failed_before)) return true;

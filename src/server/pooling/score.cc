@@ -62,9 +62,10 @@ std::vector<float> RawScores(const Accumulated& a) {
 void ScoreItems(Service& service, const Fields& f, const http::Responder& responder) {
   const bool pooled = service.model.config.pooling.has_value();
   if (pooled && !service.model.config.pooling->classifies())
-    throw InvalidField("query",
-                       "query and items need a model that generates text, or a classifier: want "
-                       "text_1 and text_2");
+    throw InvalidField(
+        "query",
+        "query and items need a model that generates text, or a classifier; for this "
+        "embedding model, want text_1 and text_2");
   const std::vector<int32_t> labels =
       f.Has("label_token_ids") ? f.Ids("label_token_ids") : std::vector<int32_t>();
   if (!pooled && labels.empty())
@@ -122,9 +123,10 @@ void HandleScore(Service& service, const http::Request& request, const http::Res
   CheckRequest(service, f, RequestKind::kScore, Wants::kVectors);
   const auto keys = FindPairKeys(f);
   if (!keys)
-    throw InvalidField("text_1",
-                       "want text_1 and text_2, queries and documents, queries and items, or "
-                       "data_1 and data_2");
+    throw InvalidField(
+        "text_1",
+        "want text_1 and text_2, or one of the equivalent pairs: queries and documents, "
+        "queries and items, data_1 and data_2");
   Batch batch = NewBatch(f, "score-");
   const auto pairs =
       std::make_shared<const PairScores>(service, f, keys->first, f.Strings(keys->first),

@@ -147,7 +147,7 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     if (end == EpochEnd::kEnded) break;
     if (end == EpochEnd::kStopped || !launch.rejoins) return 1;
     if (const std::string changes = DescribeChanges(*weights); !changes.empty())
-      throw Error(ErrorKind::kResource, "the ranks cannot continue with other weights" + changes);
+      throw Error(ErrorKind::kResource, "the ranks cannot restart with changed weights" + changes);
     membership = Rejoin(launch, args.engine, find_signal);
     if (!membership) return 128 + interrupted;
   }

@@ -126,7 +126,7 @@ bool Supervisor::Restart(RanksEnd end) {
       on_lost_(deaths_.Reasons());
       return false;
     }
-    // Loads that take longer than the window and always fail would stay within the limit.
+    // `deaths_` would not stop loads that always fail but take longer than its time window.
     if (starts > options_.deaths.count) {
       on_lost_(
           fmt::format("ranks ended {} times in a row while they loaded: {}", starts - 1, end.why));

@@ -84,7 +84,8 @@ void CheckMtpOnly(const TrainingOptions& options, const TrainedConfig& model) {
     throw Invalid("--train-only mtp: the modules are on one pipeline stage; want --pp 1, not {}",
                   options.layout.pp);
   if (options.init_from.empty())
-    throw Error(ErrorKind::kInvalid, "--train-only mtp: the model's own weights are not trained",
+    throw Error(ErrorKind::kInvalid,
+                "--train-only mtp needs trained weights of the rest of the model",
                 "name their checkpoint with --init-from");
 }
 

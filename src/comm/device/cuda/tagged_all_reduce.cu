@@ -9,9 +9,9 @@
 namespace switchyard::cuda {
 namespace {
 
-// A cell is reused after two rounds. This is safe, because in the round in between the cell's
-// writer receives a quad from the reader's block, whose first thread always sends one. The reader
-// sends that quad after the kernel that reads the cell.
+// A cell that is written in round i is written again in round i + 2. Its reader has read it by
+// then: in round i + 1 the writer waits for a quad of the reader's block, and the reader sends it
+// after its kernel of round i. The first thread of each block always sends a quad.
 template <int kMost>
 __global__ void __launch_bounds__(kTaggedThreads)
     TaggedAllReduce(const __grid_constant__ ChannelSet set, float* data, size_t count) {

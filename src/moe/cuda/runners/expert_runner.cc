@@ -90,7 +90,8 @@ void MultiplyByCounts(const ExpertArithmetic& arithmetic, const Product& product
   Launch(arithmetic, p, chain);
 }
 
-// Multiplies all rows of `chunk`. It may be a part of a larger chunk, whose strides `product` has.
+// Multiplies all rows of `chunk`. If `chunk` is a part of a larger chunk, `product` has the strides
+// of the larger one.
 void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const RowChunk& chunk,
               int experts, bool by_counts, const PdlStream& chain) {
   const DeviceMatrix& b = *product.b;
