@@ -78,7 +78,8 @@ TEST(ReadQuantization, CompressedTensorsGroupsByTarget) {
   EXPECT_EQ(schemes.Of("model.layers.3.mlp.gate_proj").packing, Packing::kPlain);
 }
 
-// A name or a regular expression takes precedence over the class of all linears, in any order.
+// A target that is a name or a regular expression takes precedence over "Linear", whatever the
+// order of the groups.
 TEST(ReadQuantization, CompressedTensorsNamesComeBeforeTheClass) {
   const LinearSchemes schemes(Read(R"({
     "config_groups": {

@@ -49,7 +49,8 @@ std::string Row(const Question& q, int place, const Evaluation& e) {
       1e3 * p.ttft, 1e3 * p.itl, q.load.price > 0 ? fmt::format("{:.2f}", e.cost) : "-");
 }
 
-// Why `a` is before `b`, by the largest differences of their steps.
+// Explains why `a` ranks before `b`: their latency or rate, the part of a decode step in which `a`
+// gains most, and the number of concurrent requests.
 std::string Compare(const Question& q, const Evaluation& a, const Evaluation& b) {
   const bool latency = q.load.batch > 0 || q.load.rate > 0;
   const Point &p = *a.best, &o = *b.best;

@@ -59,7 +59,7 @@ struct TrainArgs {
   int keep = 2;                          // --keep checkpoints; 0: all
   std::string dtype = "bf16";            // --dtype of saved weights: bf16, float32
   std::string resume = "auto";           // --resume: auto, never, or a checkpoint's directory
-  int64_t full_disk_wait_seconds = 600;  // --full-disk-wait, before the last checkpoint fails
+  int64_t full_disk_wait_seconds = 600;  // --full-disk-wait, for the final checkpoint
   bool export_only = false;              // --export-only
 };
 
