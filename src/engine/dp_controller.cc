@@ -38,6 +38,11 @@ void DpController::Close(int group, int64_t tokens) {
   CHECK(load.requests >= 0 && load.tokens >= 0);
 }
 
+void DpController::Reset(int groups) {
+  loads_.assign(static_cast<size_t>(groups), {});
+  turn_ = 0;
+}
+
 int DpController::Choose() {
   const auto first = loads_.begin();
   switch (method_) {

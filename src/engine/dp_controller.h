@@ -30,6 +30,8 @@ class DpController {
   // kInvalid if there is no such group) and does not advance the round-robin counter.
   int Open(std::optional<int32_t> pinned, int64_t tokens);
   void CheckGroup(std::optional<int32_t> pinned) const;
+  // Forgets all open requests, and balances over `groups` groups from now on.
+  void Reset(int groups);
   // Adds `tokens` to the tokens of an open request of `group`.
   void Grow(int group, int64_t tokens) { loads_[group].tokens += tokens; }
   // Ends a request that has `tokens` tokens in total.

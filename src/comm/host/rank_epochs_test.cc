@@ -65,6 +65,25 @@ TEST(RankEpochsTest, KeptMemoryOutlivesAKillButNoFault) {
   EXPECT_TRUE(troupe.ranks().WaitJoined());
 }
 
+TEST(RankEpochsTest, ARetiredRankIsReplacedWithoutAReport) {
+  Troupe troupe(3, "epochs", kLong, {}, {}, {}, /*epochs=*/true);
+  auto socket = std::make_unique<ControlSocket>(ControlSocket::Bind(troupe.endpoint()));
+  RankProcesses& ranks = troupe.ranks();
+  for (const std::vector<int>& retired : {std::vector<int>{1}, {0, 2}}) {
+    EXPECT_TRUE(ranks.WaitJoined());
+    ranks.Retire(retired, "a planned restart");
+    EXPECT_EQ(troupe.arena()->AbortReason(), "a planned restart");
+    socket->Send("wake");
+    EXPECT_TRUE(ranks.Settle(kLong, kLong));
+    const std::string endpoint = ControlSocket::UniqueEndpoint();
+    socket->DiscardUnsent();
+    socket = std::make_unique<ControlSocket>(ControlSocket::Bind(endpoint));
+    EXPECT_EQ(ranks.BeginEpoch(endpoint), retired);
+  }
+  EXPECT_TRUE(ranks.WaitJoined());
+  EXPECT_TRUE(troupe.Exits(0).empty());
+}
+
 TEST(RankEpochsTest, ARankThatNeitherWaitsNorEndsIsKilled) {
   Troupe troupe(2, "epochs", kLong, {}, {}, {}, /*epochs=*/true);
   auto socket = ControlSocket::Bind(troupe.endpoint());

@@ -62,6 +62,7 @@ struct RankProcesses::Impl {
     FileDescriptor pidfd;
     bool ended = false;         // reaped
     bool reported = false;      // after `ended`: the callback has returned
+    bool retired = false;       // its end was requested
     double silent_seconds = 0;  // seconds without a heartbeat when the watchdog killed it
     Silence silence{2 * kHeartbeatSampleTime};
     double stopped_seconds = 0;  // > 0: killed because it was stopped (SIGSTOP) for so long
@@ -276,7 +277,7 @@ void RankProcesses::Impl::OnEnd(size_t child) {
     exit.reason = arena->AbortReason();
     children[child].ended = true;
     const bool is_clean = exit.signal == 0 && exit.code == 0;
-    is_news = !killed && !(end_expected && is_clean);
+    is_news = !killed && !children[child].retired && !(end_expected && is_clean);
   }
   if (is_news) {
     arena->Abort(exit.Describe());
@@ -416,6 +417,16 @@ bool RankProcesses::Settle(std::chrono::milliseconds wait, std::chrono::millisec
     if (!child.ended && !my.arena->Waits(child.rank)) kill(child.pid, SIGKILL);
   }
   return my.changed.wait_for(lock, end, [&] { return std::ranges::all_of(my.children, settled); });
+}
+
+void RankProcesses::Retire(const std::vector<int>& ranks, const std::string& why) {
+  impl_->arena->Abort(why);  // first, so that the ranks do not report the kills to each other
+  const std::lock_guard lock(impl_->mutex);
+  for (Impl::Child& child : impl_->children) {
+    if (child.ended || std::ranges::find(ranks, child.rank) == ranks.end()) continue;
+    child.retired = true;
+    kill(child.pid, SIGKILL);
+  }
 }
 
 std::vector<int> RankProcesses::BeginEpoch(const std::string& control_endpoint) {

@@ -94,6 +94,9 @@ class RankProcesses {
   // With epochs, after an abort: waits until each rank has ended or waits for the next epoch. Kills
   // those that do neither by `wait`. False if one of these has not ended after `end`.
   bool Settle(std::chrono::milliseconds wait, std::chrono::milliseconds end);
+  // A planned end of `ranks`: kills them, and aborts the arena with `why`, which ends the epoch of
+  // the other ranks. These ends are not unexpected, so they are not reported. Then call Settle.
+  void Retire(const std::vector<int>& ranks, const std::string& why);
   // After Settle: begins the next epoch and starts the ranks that have ended. Returns these. Clears
   // the ranks' kept memory if one has ended by a fault signal.
   std::vector<int> BeginEpoch(const std::string& control_endpoint);
