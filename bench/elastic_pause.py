@@ -4,10 +4,13 @@
     bench/elastic_pause.py                               # Yardling, two CPU ranks, 64 streams of 900 prompt tokens
     bench/elastic_pause.py --streams 32 --prompt 100 -- --tp 4 --ep 4 --moe-a2a-backend deepep
     bench/elastic_pause.py --cost -- --tp 1              # decoding with and without elastic ranks, in alternation
+    bench/elastic_pause.py --dummy --streams 2 --prompt 64 --tokens 20 --rounds 2   # OLMoE's shape, 14 GB of weights
+    bench/elastic_pause.py --dummy ... -- --tp 2 --ep 2 --quantization int8         # the same with half the memory
 
-Each round starts all streams, waits until they decode, and ends a rank. Prints the times since the detection: until all
-ranks serve, until the first token, and the longest gap of a stream. Rounds with --disable-radix-cache compute all
-prompts again, so they show what the kept cache saves.
+Each round starts all streams, waits until they decode, and ends a rank. Prints the times since the detection: until the
+last epoch has ended, until all ranks serve, until the first token, and the longest gap of a stream. "loading" is the part
+of the pause in which new ranks start and load. Rounds with --disable-radix-cache compute all prompts again, so they show
+what the kept cache saves. A rank with dummy weights generates them again; one with a checkpoint maps the file.
 
 Arguments after `--` are passed to the server. SWITCHYARD names the program (build/release/switchyard).
 """
@@ -49,13 +52,13 @@ def end_a_rank(server, args, round, how):
     assert all(isinstance(result, dict) for result in results), [r for r in results if not isinstance(r, dict)][0]
     assert metric(server, "switchyard_epoch") == epoch + 1
     text = server.text()
-    serving = re.findall(r"serving again after a pause of (\d+) ms", text)[-1]
-    first = re.findall(r"the first token came (\d+) ms", text)[-1]
-    return int(serving), int(first), max(c.gap for c in clients) * 1000
+    lines = (r"all ranks have ended their epoch after (\d+) ms", r"new ranks have loaded after (\d+) ms",
+             r"serving again after a pause of (\d+) ms", r"the first token came (\d+) ms")
+    return *(int(re.findall(line, text)[-1]) for line in lines), max(c.gap for c in clients) * 1000
 
 
 def pauses(model, flags, args):
-    for name, more in (("kept cache", []), ("no cache", ["--disable-radix-cache"])):
+    for name, more in (("kept cache", []), ("no cache", ["--disable-radix-cache"]))[:1 if args.dummy else 2]:
         for how in (signal.SIGKILL, signal.SIGSTOP):
             with Server(model, *flags, *more, "--max-rank-deaths", "1000/60") as server:
                 rows = [end_a_rank(server, args, round, how) for round in range(args.rounds)]
@@ -95,6 +98,7 @@ def cost(model, flags, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=YARDLING)
+    parser.add_argument("--dummy", action="store_true", help="OLMoE-1B-7B's shape with random weights")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=900)
     parser.add_argument("--tokens", type=int, default=60)
@@ -104,8 +108,13 @@ def main():
     own = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:own])
     ranks = words[own + 1:] or ["--tp", 2, "--ep", 2]
-    flags = ["--device", "cpu", "--max-total-tokens", 131072, "--max-running-requests", args.streams, *ranks]
-    print("| cache | end | serving, ms | first token, ms | longest gap, ms |\n|---|---|---|---|---|"
+    tokens = 2 * args.streams * (args.prompt + args.tokens + 64)
+    flags = ["--device", "cpu", "--max-total-tokens", tokens, "--max-running-requests", args.streams, *ranks]
+    if args.dummy:
+        args.model = ROOT / "bench/models/olmoe-1b-7b"
+        flags += ["--load-format", "dummy", "--tokenizer-path", ROOT / "tests/data/fixtures/olmoe"]
+    print("| cache | end | epoch ended, ms | loading, ms | serving, ms | first token, ms | longest gap, ms |\n"
+          "|---|---|---|---|---|---|---|"
           if not args.cost else "decoding, paired:", flush=True)
     (cost if args.cost else pauses)(args.model, flags, args)
 

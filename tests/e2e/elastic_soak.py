@@ -30,6 +30,7 @@ def soak(kills, seed=1):
     with Server(YARDLING, *FLAGS, "--tp", 2, "--ep", 2, "--max-rank-deaths", "1000000/60") as server:
         want = {c: server.request("/generate", prompt(c))[1]["output_ids"] for c in range(CLIENTS)}
         wrong, answers, done = [], [0] * CLIENTS, threading.Event()
+        before = settled_descriptors(server)
 
         def client(c):
             while not done.is_set():
@@ -63,7 +64,8 @@ def soak(kills, seed=1):
         after = settled_descriptors(server)
         epoch = metric(server, "switchyard_epoch")
         print(f"{kills} kills, {sum(answers)} requests, 0 errors; the server process grew by {growth >> 10} KiB, "
-              f"a rank that was not killed by {rank_growth >> 10} KiB")
+              f"a rank that was not killed by {rank_growth >> 10} KiB; descriptors and memfds of the server process: "
+              f"{before} before, {after} after")
         assert growth < MAX_GROWTH and rank_growth < MAX_GROWTH
         os.kill(server.ranks()[0], signal.SIGKILL)  # descriptors stay as they are
         wait_until(lambda: metric(server, "switchyard_epoch") > epoch)
