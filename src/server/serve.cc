@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/log_queue.h"
+#include "engine/machine.h"
 #include "engine/rank_engine.h"
 #include "server/anthropic/messages.h"
 #include "server/front/service.h"
@@ -26,6 +27,8 @@
 #include "server/ranks/engine_ranks.h"
 #include "server/ranks/follower.h"
 #include "server/ranks/membership.h"
+#include "server/ranks/rank_changes.h"
+#include "server/ranks/served_layout.h"
 #include "server/ranks/served_weights.h"
 #include "server/ranks/supervisor.h"
 #include "server/schedule_text.h"
@@ -211,6 +214,13 @@ bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
   return restarts;
 }
 
+// Why POST /scale_elastic_ep is refused; empty: it is not.
+std::string WhyRanksStay(const Launch& launch, bool restarts) {
+  if (!launch.alone()) return "with several nodes, the ranks cannot be changed";
+  if (!restarts) return "without elastic ranks (--disable-elastic-ep), the ranks cannot be changed";
+  return {};
+}
+
 }  // namespace
 
 int RunServe(const ServerArgs& args) {
@@ -274,33 +284,26 @@ int RunServe(const ServerArgs& args) {
 
   std::atomic<bool> lost{false}, cancelled{false};
   std::string lost_reason;
-  bool started = false;  // the first ranks
-  const auto start_epoch =
-      [&](EngineRanks::Events events,
-          const std::function<bool()>& give_up) -> std::unique_ptr<EngineRanks> {
-    const bool restarted = std::exchange(started, true);
-    if (const std::string changes = restarted ? DescribeChanges(*weights) : ""; !changes.empty())
-      throw Error(ErrorKind::kResource, "the ranks cannot restart with changed weights" + changes);
-    if (restarted && launch.rejoins) {
-      const auto stop = [&give_up] { return give_up() ? SIGTERM : 0; };
-      membership = Lead(launch, args.engine, plan, stop, /*restart=*/true);
-      if (!membership) return nullptr;
-    }
-    return std::make_unique<EngineRanks>(
-        [&](const std::string& endpoint, RankHost::OnExit on_exit) {
-          return StartRanks(launch, *membership, {args.engine, plan},
-                            RestartOptions::Of(args, restarts), endpoint,
-                            WithChangedFiles(*weights, std::move(on_exit)),
-                            [&cancelled, give_up] { return cancelled || give_up(); });
-        },
-        std::move(membership->nodes), std::move(events));
-  };
+  const ServedRanks served{.launch = launch,
+                           .weights = *weights,
+                           .restart = RestartOptions::Of(args, restarts),
+                           .cancelled = cancelled};
+  // Destroyed after the supervisor, whose thread reports the end of a change.
+  RankChanges changes({.refusal = WhyRanksStay(launch, restarts),
+                       .config = args.engine,
+                       .plan = plan,
+                       .machine = ThisMachine(args.engine, launch.ranks_of_host)},
+                      served);
   Supervisor ranks({.restarts = restarts, .deaths = DeathLimit::Parse(args.max_rank_deaths)}, front,
-                   start_epoch, [&](const std::string& why) {
+                   std::make_shared<ServedLayout>(served, RankJob{args.engine, plan},
+                                                  *std::move(membership), /*checks=*/false),
+                   [&](const std::string& why) {
                      lost_reason = why;
                      lost = true;  // first: a client may send a signal as soon as its request fails
                      front.OnRanksLost(why);
                    });
+  changes.Control(&ranks);
+  service.elastic = &changes;
   link.ranks = &ranks;
   const double silence_limit = std::min(20.0, args.engine.watchdog_timeout_seconds / 2);
   service.find_silent_rank = [&ranks, silence_limit] {

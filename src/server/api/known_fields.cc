@@ -329,6 +329,15 @@ constexpr KnownField kStartProfile[] = {
      "is not supported: profile_by_stage always records both prefill and decode"},
 };
 
+// SGLang's new_ep_size, vLLM's new_data_parallel_size and drain_timeout, and own fields. Requests
+// are not drained, because they continue in the new layout.
+constexpr KnownField kScaleElasticEp[] = {
+    {"new_tp_size", kHonoured}, {"new_ep_size", kHonoured},
+    {"new_dp_size", kHonoured}, {"new_data_parallel_size", kHonoured},
+    {"leave", kHonoured},       {"come", kHonoured},
+    {"restart", kHonoured},     {"load_beside", kHonoured},
+    {"drain_timeout", kHint}};
+
 std::vector<KnownField> Join(std::span<const KnownField> a, std::span<const KnownField> b,
                              std::span<const KnownField> c = {}) {
   std::vector<KnownField> all(a.begin(), a.end());
@@ -346,8 +355,8 @@ const KnownField* FindField(RequestKind kind, std::string_view name) {
           RequestKind::kSamplingParams, RequestKind::kTokenize, RequestKind::kDetokenize,
           RequestKind::kParseFunctionCall, RequestKind::kSeparateReasoning, RequestKind::kMessages,
           RequestKind::kResponses, RequestKind::kAbort, RequestKind::kStartProfile,
-          RequestKind::kEmbeddings, RequestKind::kEncode, RequestKind::kClassify,
-          RequestKind::kScore, RequestKind::kRerank}) {
+          RequestKind::kScaleElasticEp, RequestKind::kEmbeddings, RequestKind::kEncode,
+          RequestKind::kClassify, RequestKind::kScore, RequestKind::kRerank}) {
       for (const KnownField& field : KnownFields(k)) tables[k][field.name] = &field;
     }
     return tables;
@@ -402,6 +411,8 @@ std::span<const KnownField> KnownFields(RequestKind kind) {
       return kAbort;
     case RequestKind::kStartProfile:
       return kStartProfile;
+    case RequestKind::kScaleElasticEp:
+      return kScaleElasticEp;
     default:
       return KnownPoolingFields(kind);
   }
@@ -431,6 +442,18 @@ void CheckFields(const Fields& fields, RequestKind kind, UnknownFields& unknown)
     } else if (IsRefused(*field, value)) {
       throw InvalidField(fields.Name(field->name), "{} {}", fields.Name(field->name), field->why);
     }
+  }
+}
+
+void RefuseUnknownFields(const Json& body, RequestKind kind) {
+  for (const auto& [name, value] : body.items()) {
+    const KnownField* field = FindField(kind, name);
+    if (!field) {
+      std::vector<std::string_view> names;
+      for (const KnownField& known : KnownFields(kind)) names.emplace_back(known.name);
+      throw InvalidField(name, "{} is unknown, want {}", name, Joined(names, ", "));
+    }
+    if (IsRefused(*field, value)) throw InvalidField(field->name, "{} {}", field->name, field->why);
   }
 }
 

@@ -37,6 +37,7 @@ enum class RequestKind {
   kResponses,
   kAbort,
   kStartProfile,
+  kScaleElasticEp,
   // Requests to embedding models and classifiers.
   kEmbeddings,
   kEncode,
@@ -66,5 +67,7 @@ class UnknownFields {
 // [], {}, objects of nulls, or a value of KnownField::neutral. Logs unknown fields once and ignores
 // them.
 void CheckFields(const Fields& fields, RequestKind kind, UnknownFields& unknown);
+// For control requests: also throws RequestError for an unknown field, with the known ones.
+void RefuseUnknownFields(const Json& body, RequestKind kind);
 
 }  // namespace switchyard

@@ -87,7 +87,8 @@ void Front::Check(GenerationSpec& spec) const {
   CheckStops(spec.stop);
   CheckAlternatives(spec);
   Validate(spec.routed_experts, length, limits_.has_experts);
-  controller_.CheckGroup(spec.group);  // the number of groups is constant
+  std::lock_guard lock(mutex_);
+  controller_.CheckGroup(spec.group);
 }
 
 void Front::CheckPrompt(const std::vector<int32_t>& ids, bool pooled) const {
@@ -130,6 +131,7 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
     std::lock_guard lock(mutex_);
     if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
     if (draining_) throw Error(ErrorKind::kUnavailable, "the server is shutting down");
+    controller_.CheckGroup(spec.group);  // the number of groups may have changed since Check
     // A probe must not report that a busy server is unhealthy.
     if (spec.measured && limits_.max_open > 0 &&
         open_.size() >= static_cast<size_t>(limits_.max_open)) {

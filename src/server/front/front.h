@@ -59,7 +59,7 @@ enum class WhenHeld : uint8_t { kWait, kFail };
 // ids of each request until the request finishes. So new ranks can continue it (Pause, Resume). A
 // token that is not in the table was not sent to a client, and the new ranks sample the same token
 // again. Submit, Abort and the queries may be called from any thread; OnMessage, BeginPause, Pause,
-// Resume and OnRanksLost from one thread at a time.
+// PauseForChange, Resume and OnRanksLost from one thread at a time.
 class Front {
  public:
   struct Limits {
@@ -134,6 +134,13 @@ class Front {
   // stalls make requests suspect too: the kernel may kill ranks because of the memory that one
   // needs.
   int Pause(const RanksEnd& end);
+  // As Pause, for a planned change. The ranks of the last epoch send no more messages. `since`:
+  // when they were ended. `groups`: the number of attention groups of the next ranks. If it
+  // changes, the open requests are balanced over them. A request pinned to a group that no longer
+  // exists moves to its number modulo `groups`.
+  void PauseForChange(std::chrono::steady_clock::time_point since, int groups);
+  // Whether the present ranks have sent an output, or have nothing to do.
+  bool Progressed() const;
   // Call when the link leads to new ranks. Sends the open queries again, then the open requests
   // with their output, in the order of their ids.
   void Resume();
@@ -174,6 +181,7 @@ class Front {
   bool held() const { return paused_ || !suspects_.empty(); }
   std::vector<EngineStats> HeldStats() const;  // requires mutex_
   int EndedWithoutAnswer(const RanksEnd& end);
+  void Regroup(int groups);  // requires mutex_
   bool IsToBlame(const Open& suspect, const RanksEnd& end, int fruitless) const;
   void Deliver(const RequestOutput& output, metrics::Clock::time_point now);
   void Take(Open& open, const RequestOutput& output, const std::string& overdue,
@@ -220,7 +228,7 @@ class Front {
   int fruitless_ends_ = 0;  // consecutive ends without output, of ranks that had requests
   metrics::Clock::time_point fruitless_since_;  // time of the first of these ends
   std::vector<EngineStats> last_stats_;
-  int64_t epoch_ = 1, deaths_ = 0;
+  int64_t epoch_ = 1, deaths_ = 0, changes_ = 0;
   double pause_seconds_ = 0;
   std::optional<metrics::Clock::time_point> paused_since_, held_since_;
   std::optional<metrics::Clock::time_point> ended_;  // end of the last ranks; reset at first token

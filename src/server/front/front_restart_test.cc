@@ -236,5 +236,82 @@ TEST_F(FrontRestartTest, StatisticsAreAnsweredDuringAPause) {
   EXPECT_THAT(refused, HasSubstr("restarting"));
 }
 
+class FrontChangeTest : public FrontRestartTest {
+ protected:
+  void BeginWithGroups(int groups) {
+    ranks.Restart();
+    front = std::make_unique<Front>(
+        ranks, *tokenizer,
+        Front::Limits{.vocab_size = 512, .context_length = 64, .cache_tokens = 1024},
+        DpController(groups, LoadBalanceMethod::kRoundRobin));
+  }
+  void ChangeTo(int groups) {
+    front->PauseForChange(Clock::now(), groups);
+    ranks.Restart();
+    front->Resume();
+  }
+  std::vector<int32_t> GroupsSent() const {
+    std::vector<int32_t> groups;
+    for (const ControlMessage& message : ranks.sent)
+      if (const auto* request = std::get_if<EngineRequest>(&message))
+        groups.push_back(request->group.value_or(-1));
+    return groups;
+  }
+};
+
+TEST_F(FrontChangeTest, RequestsContinueInOtherGroups) {
+  BeginWithGroups(2);
+  for (int i = 0; i < 3; ++i) Submit(9);
+  EXPECT_THAT(GroupsSent(), ElementsAre(0, 1, 0));
+  Steps(2);
+  ChangeTo(3);
+  EXPECT_THAT(GroupsSent(), ElementsAre(0, 1, 2));
+  EXPECT_THAT(front->open_by_group(), ElementsAre(1, 1, 1));
+  Steps(3);
+  ChangeTo(1);
+  EXPECT_THAT(GroupsSent(), ElementsAre(0, 0, 0));
+  RunOut();
+  for (const auto& [id, client] : clients) ExpectWhole(id, 9);
+  EXPECT_THAT(front->open_by_group(), ElementsAre(0));
+  EXPECT_EQ(front->history().changes, 2);
+  EXPECT_EQ(front->history().deaths, 0);
+  EXPECT_EQ(front->history().epoch, 3);
+}
+
+TEST_F(FrontChangeTest, APinnedRequestMovesOnlyIfItsGroupIsGone) {
+  BeginWithGroups(4);
+  GenerationSpec spec;
+  spec.input_ids = {5, 6};
+  spec.sampling.max_new_tokens = 9;
+  spec.group = 3;
+  front->Submit(spec, [](const GenerationEvent&) {});
+  ChangeTo(4);
+  EXPECT_THAT(GroupsSent(), ElementsAre(3));
+  ChangeTo(2);
+  EXPECT_THAT(GroupsSent(), ElementsAre(1));
+  EXPECT_THROW(front->Submit(spec, [](const GenerationEvent&) {}), Error);
+  RunOut();
+}
+
+TEST_F(FrontChangeTest, AQuestionOutlivesAnyNumberOfChanges) {
+  int answers = 0;
+  front->FlushCache([&](bool done) { answers += done ? 1 : 100; });
+  for (int i = 0; i < 5; ++i) ChangeTo(1);
+  EXPECT_EQ(answers, 0);
+  const uint64_t ticket = std::get<FlushCache>(ranks.sent.at(0)).ticket;
+  front->OnMessage(FlushResult{.ticket = ticket, .done = true});
+  EXPECT_EQ(answers, 1);
+}
+
+TEST_F(FrontChangeTest, RanksHaveProgressedOnceTheySendAnOutput) {
+  EXPECT_TRUE(front->Progressed());  // nothing to do
+  Submit(9);
+  EXPECT_FALSE(front->Progressed());
+  Steps(1);
+  EXPECT_TRUE(front->Progressed());
+  ChangeTo(1);
+  EXPECT_FALSE(front->Progressed());
+}
+
 }  // namespace
 }  // namespace switchyard

@@ -69,6 +69,11 @@ class Questions {
         },
         [&](Question& question) { return question.if_lost(why); });
   }
+  // The ranks end as planned, so no query is the cause: all of them are sent again.
+  void OnChange() {
+    for (auto& [ticket, question] : open_)
+      if (std::exchange(question.with_ranks, false)) --question.times_sent;
+  }
   // Ends all queries. Returns functions that deliver the responses.
   Deliveries TakeAll(const std::string& why) {
     return TakeWhere([](Question&) { return true; },

@@ -1,5 +1,6 @@
 // Requests that outlive their ranks: what the front keeps, and what it sends to new ranks.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "core/log.h"
@@ -189,6 +190,35 @@ int Front::Pause(const RanksEnd& end) {
   return fruitless;
 }
 
+void Front::Regroup(int groups) {
+  controller_.Reset(groups);
+  for (const auto& [id, open] : open_) {
+    std::optional<int32_t> pinned = open->spec.group;
+    if (pinned) *pinned %= groups;
+    open->group = controller_.Open(pinned, open->tokens);
+  }
+}
+
+void Front::PauseForChange(Clock::time_point since, int groups) {
+  {
+    std::lock_guard lock(mutex_);
+    changes_ += paused_ ? 0 : 1;  // a layout that does not load is replaced within one pause
+  }
+  BeginPause(since);
+  std::lock_guard order(order_);
+  std::lock_guard lock(mutex_);
+  if (lost_) return;
+  if (answered_) fruitless_ends_ = 0;
+  questions_.OnChange();
+  for (const auto& [id, open] : open_) open->sent = false;
+  if (std::ssize(controller_.loads()) != groups) Regroup(groups);
+}
+
+bool Front::Progressed() const {
+  std::lock_guard lock(mutex_);
+  return open_.empty() || answered_;
+}
+
 void Front::Resume() {
   size_t open = 0, suspects = 0;
   int64_t number = 0;
@@ -238,6 +268,7 @@ RankHistory Front::history() const {
   };
   return {.epoch = epoch_,
           .deaths = deaths_,
+          .changes = changes_,
           .pause_seconds = pause_seconds_ + since(paused_since_),
           .paused_for = since(paused_since_),
           .held_for = since(held_since_)};

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "server/api/known_fields.h"
+#include "server/front/elastic_ranks.h"
 #include "server/front/front.h"
 #include "server/front/grammars.h"
 #include "server/front/served_model.h"
@@ -24,6 +25,17 @@ struct Service {
   // Returns a description of a rank without a recent heartbeat, or "". The function is set before
   // `ready` becomes true.
   std::function<std::string()> find_silent_rank = [] { return std::string(); };
+  // Set before `ready` becomes true; null: the ranks stay as `args` and `plan` describe them.
+  std::atomic<ElasticRanks*> elastic{nullptr};
+
+  // Of the present ranks. `args` and `plan` describe the first ones.
+  LayoutSizes sizes() const {
+    if (const ElasticRanks* ranks = elastic) return ranks->sizes();
+    return {.mesh = args.engine.mesh,
+            .num_pages = plan.num_pages,
+            .max_running_requests = plan.max_running_requests,
+            .chunked_prefill_size = plan.chunked_prefill_size};
+  }
 };
 
 }  // namespace switchyard

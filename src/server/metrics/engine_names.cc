@@ -127,6 +127,9 @@ void AddRanks(const RankHistory& ranks, Page* page) {
               static_cast<double>(ranks.epoch));
   page->Counter("switchyard_rank_deaths_total", "Ends of ranks that were not requested", {},
                 static_cast<double>(ranks.deaths));
+  page->Counter("switchyard_rank_changes_total",
+                "Planned restarts of ranks and changes of the layout", {},
+                static_cast<double>(ranks.changes));
   page->Counter("switchyard_pause_seconds_total", "Time without ranks, since the first start", {},
                 ranks.pause_seconds);
 }

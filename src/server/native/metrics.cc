@@ -67,6 +67,10 @@ class Scrape : public std::enable_shared_from_this<Scrape> {
     metrics::AddRequests(service_.front.request_metrics(), service_.model.name,
                          metrics::Clock::now(), &page_);
     metrics::AddRanks(service_.front.history(), &page_);
+    page_.Gauge("switchyard_ranks", "Ranks of the present layout", {}, service_.sizes().mesh.tp);
+    const ElasticRanks* ranks = service_.elastic;
+    page_.Gauge("switchyard_rank_change_running", "1 during a planned change of the ranks", {},
+                ranks != nullptr && ranks->state().running ? 1 : 0);
     metrics::AddResponses(server.responses(), server.open_requests(), &page_);
     service_.front.Stats([self = shared_from_this()](const std::vector<EngineStats>& groups) {
       metrics::AddGroups(groups, self->service_.model.name, &self->page_);

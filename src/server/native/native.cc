@@ -6,6 +6,7 @@
 #include "server/api/json_body.h"
 #include "server/api/model_name.h"
 #include "server/http/error_body.h"
+#include "server/native/elastic.h"
 #include "server/native/eplb.h"
 #include "server/native/experts.h"
 #include "server/native/generate.h"
@@ -162,16 +163,18 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
   RequireReady(service);
   const EngineConfig& e = service.args.engine;
   const EnginePlan& plan = service.plan;
+  const LayoutSizes sizes = service.sizes();
+  const MeshShape& mesh = sizes.mesh;
   Json info = {{"model_path", e.model_path.string()},
                {"served_model_name", service.model.name},
                {"dtype", Name(plan.dtype)},
                {"kv_cache_dtype", Name(plan.kv_dtype)},
-               {"tp_size", e.mesh.tp},
-               {"ep_size", e.mesh.ep},
-               {"dp_size", e.mesh.dp},
-               {"enable_dp_attention", e.mesh.dp > 1},
+               {"tp_size", mesh.tp},
+               {"ep_size", mesh.ep},
+               {"dp_size", mesh.dp},
+               {"enable_dp_attention", mesh.dp > 1},
                {"load_balance_method", e.load_balance_method},
-               {"moe_dense_tp_size", e.mesh.dense_tp == 0 ? e.mesh.tp : e.mesh.dense_tp},
+               {"moe_dense_tp_size", mesh.dense_tp == 0 ? mesh.tp : mesh.dense_tp},
                {"moe_a2a_backend", e.moe.a2a_backend},
                {"moe_runner_backend", e.moe.runner_backend},
                {"deepep_mode", e.moe.deepep_mode},
@@ -179,10 +182,10 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
                {"init_expert_location", e.moe.init_expert_location},
                {"context_length", plan.context_length},
                {"page_size", e.page_size},
-               {"max_total_num_tokens", plan.num_pages * e.page_size},
-               {"max_running_requests", plan.max_running_requests * e.mesh.dp},
+               {"max_total_num_tokens", sizes.num_pages * e.page_size},
+               {"max_running_requests", sizes.max_running_requests * mesh.dp},
                {"chunked_prefill_size",
-                plan.chunked_prefill_size < 0 ? -1 : plan.chunked_prefill_size * e.mesh.dp},
+                sizes.chunked_prefill_size < 0 ? -1 : sizes.chunked_prefill_size * mesh.dp},
                {"disable_radix_cache", e.disable_radix_cache},
                {"jump_forward", plan.max_forced > 0},
                {"is_embedding", service.model.config.pooling.has_value()},
@@ -201,6 +204,7 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
                        jumps = plan.max_forced > 0,
                        responder](const std::vector<EngineStats>& groups) mutable {
     Json states = Json::array();
+    open.resize(groups.size());  // their number may have changed meanwhile
     for (size_t g = 0; g < groups.size(); ++g) {
       states.push_back(StateJson(groups[g], open[g]));
       if (speculates) AddDrafts(groups[g], &states.back());
@@ -247,6 +251,7 @@ void RequireReady(const Service& service) {
 
 void Register(http::Server& server, Service& service) {
   RegisterExperts(server, service);
+  RegisterElastic(server, service);
   RegisterEplb(server, service);
   RegisterMetrics(server, service);
   RegisterParsers(server, service);
@@ -269,7 +274,10 @@ void Register(http::Server& server, Service& service) {
   route("GET", "/health", [&](const RequestPtr&, const http::Responder& out) {
     RequireReady(service);
     RequireRanks(service.front.history());
-    out.Send(200, http::kJson, R"({"status":"ok"})");
+    const ElasticRanks* ranks = service.elastic;
+    const bool scaling = ranks != nullptr && ranks->state().running;
+    out.Send(200, http::kJson,
+             scaling ? R"({"status":"ok","is_scaling_elastic_ep":true})" : R"({"status":"ok"})");
   });
   route("GET", "/health_generate",
         [&](const RequestPtr&, const http::Responder& out) { HandleHealthGenerate(service, out); });

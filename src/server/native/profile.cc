@@ -21,25 +21,6 @@ using RequestPtr = std::shared_ptr<const http::Request>;
 
 constexpr int64_t kMaxSteps = 1'000'000'000;
 
-// Unlike in other requests, an unknown field is an error.
-void CheckNames(const Json& body) {
-  std::vector<std::string_view> names;
-  for (const KnownField& field : KnownFields(RequestKind::kStartProfile))
-    names.push_back(field.name);
-  for (const auto& [name, value] : body.items()) {
-    if (std::ranges::find(names, std::string_view(name)) == names.end())
-      throw InvalidField(name, "{} is unknown, want {}", name, Joined(names, ", "));
-  }
-}
-
-void RefuseFeatures(const Fields& f) {
-  for (const KnownField& field : KnownFields(RequestKind::kStartProfile)) {
-    const Json* value = f.Find(field.name);
-    if (value && IsRefused(field, *value))
-      throw InvalidField(field.name, "{} {}", field.name, field.why);
-  }
-}
-
 void ReadActivities(const Fields& f, bool gpus, profile::Options* options) {
   options->host = true;
   options->device = gpus;
@@ -117,9 +98,8 @@ void HandleStop(Service& service, const http::Responder& responder) {
 }  // namespace
 
 profile::Options ParseProfile(const Json& body, bool gpus) {
-  CheckNames(body);
+  RefuseUnknownFields(body, RequestKind::kStartProfile);
   const Fields f(body);
-  RefuseFeatures(f);
   profile::Options options{.start_step = f.Int("start_step", 0, 0, kMaxSteps),
                            .num_steps = f.Int("num_steps", 0, 1, kMaxSteps),
                            .by_stage = f.Bool("profile_by_stage", false),

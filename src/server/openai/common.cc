@@ -21,7 +21,7 @@ std::string NewId(const char* prefix) {
 // A hash of what may affect outputs: version, model, context length, dtype, parallel layout and
 // exchange backend.
 std::string Fingerprint(const Service& service) {
-  const MeshShape& mesh = service.args.engine.mesh;
+  const MeshShape mesh = service.sizes().mesh;
   const std::string what =
       fmt::format("{} {} {} {} {} {} {} {}", SWITCHYARD_VERSION, service.model.name,
                   service.plan.context_length, static_cast<int>(service.plan.dtype), mesh.tp,

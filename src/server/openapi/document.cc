@@ -164,7 +164,7 @@ void AddBounds(const Service& service, Json* schemas) {
     if (properties == schema.end()) continue;
     for (const char* field : {"routed_dp_rank", "data_parallel_rank"})
       if (properties->contains(field))
-        (*properties)[field]["maximum"] = service.args.engine.mesh.dp - 1;
+        (*properties)[field]["maximum"] = service.sizes().mesh.dp - 1;
     if (properties->contains("priority") && !service.args.engine.priority_scheduling)
       (*properties)["priority"] = {
           {"enum", {0, nullptr}},

@@ -247,6 +247,21 @@ constexpr FieldSchema kStartProfile[] = {
      R"re({"type":"string","maxLength":100,"pattern":"^([A-Za-z0-9_+-][A-Za-z0-9._+-]*)?$"})re"},
 };
 
+constexpr char kSize[] = R"({"type":"integer","minimum":1,"maximum":1000000})";
+constexpr char kRanks[] = R"({"type":"array","items":{"type":"integer","minimum":0}})";
+
+constexpr FieldSchema kScaleElasticEp[] = {
+    {"new_tp_size", kSize},
+    {"new_ep_size", kSize},
+    {"new_dp_size", kSize},
+    {"new_data_parallel_size", kSize},
+    {"leave", kRanks},
+    {"come", R"({"type":"integer","minimum":0,"maximum":1000000})"},
+    {"load_beside", R"({"type":"boolean"})"},
+    {"restart",
+     R"({"anyOf":[{"type":"boolean"},{"type":"array","items":{"type":"integer","minimum":0}}]})"},
+};
+
 constexpr char kNeedsMessages[] =
     R"({"anyOf":[{"required":["messages"]},{"required":["input_ids"]}]})";
 
@@ -272,6 +287,8 @@ constexpr Body kBodies[] = {
     {"RerankRequest", RequestKind::kRerank, R"({"required":["query","documents"]})"},
     {"AbortRequest", RequestKind::kAbort, ""},
     {"StartProfileRequest", RequestKind::kStartProfile, R"({"additionalProperties":false})"},
+    {"ScaleElasticEpRequest", RequestKind::kScaleElasticEp,
+     R"({"additionalProperties":false,"minProperties":1})"},
 };
 
 std::vector<FieldSchema> Join(std::span<const FieldSchema> a, std::span<const FieldSchema> b,
@@ -361,6 +378,8 @@ std::span<const FieldSchema> OwnSchemas(RequestKind kind) {
       return kAbort;
     case RequestKind::kStartProfile:
       return kStartProfile;
+    case RequestKind::kScaleElasticEp:
+      return kScaleElasticEp;
     default:
       return PoolingFieldSchemas(kind);
   }

@@ -151,7 +151,8 @@ TEST_F(OpenApiTest, ParsersRefuseValuesOfOtherTypes) {
       {"GenerateRequest", {"/generate", {{"text", "Hi"}, {"stream", false}}}},
       {"TokenizeRequest", {"/tokenize", {{"messages", messages}, {"return_token_strs", false}}}},
       {"DetokenizeRequest", {"/detokenize", {{"tokens", {1}}, {"skip_special_tokens", true}}}},
-      {"StartProfileRequest", {"/start_profile", Json::object()}}};
+      {"StartProfileRequest", {"/start_profile", Json::object()}},
+      {"ScaleElasticEpRequest", {"/scale_elastic_ep", {{"new_ep_size", 1}}}}};
   const Json document = Document();
   for (const auto& [name, request] : requests) {
     for (const auto& [field, schema] :

@@ -29,7 +29,42 @@ constexpr NamedSchema kResponses[] = {
     {"Empty", R"({"type": "object", "maxProperties": 0})"},
     {"Document", R"({"type": "object", "required": ["openapi", "info", "paths"]})"},
     {"Health", R"({
-      "type": "object", "required": ["status"], "properties": {"status": {"const": "ok"}}
+      "type": "object", "required": ["status"],
+      "properties": {"status": {"const": "ok"}, "is_scaling_elastic_ep": {"const": true}}
+    })"},
+    {"ScaledElasticEp", R"({
+      "type": "object",
+      "required": ["message", "changed", "old_tp_size", "old_ep_size", "old_dp_size", "new_tp_size",
+                   "new_ep_size", "new_dp_size", "loaded_ranks", "loaded_beside_the_old_ranks",
+                   "outputs_stay_equal", "pause_seconds", "seconds", "epoch"],
+      "properties": {
+        "message": {"type": "string"},
+        "changed": {"type": "boolean"},
+        "old_tp_size": {"type": "integer"},
+        "old_ep_size": {"type": "integer"},
+        "old_dp_size": {"type": "integer"},
+        "new_tp_size": {"type": "integer"},
+        "new_ep_size": {"type": "integer"},
+        "new_dp_size": {"type": "integer"},
+        "loaded_ranks": {"type": "array", "items": {"type": "integer"}},
+        "loaded_beside_the_old_ranks": {"type": "boolean"},
+        "outputs_stay_equal": {"type": "boolean"},
+        "pause_seconds": {"type": "array", "items": {"type": "number"}},
+        "seconds": {"type": "number"},
+        "epoch": {"type": "integer"}
+      }
+    })"},
+    {"ElasticEpState", R"({
+      "type": "object",
+      "required": ["is_scaling_elastic_ep", "tp_size", "ep_size", "dp_size"],
+      "properties": {
+        "is_scaling_elastic_ep": {"type": "boolean"},
+        "tp_size": {"type": "integer"},
+        "ep_size": {"type": "integer"},
+        "dp_size": {"type": "integer"},
+        "pending_ep_size": {"type": ["integer", "null"]},
+        "last_error": {"type": ["string", "null"]}
+      }
     })"},
     {"Version", R"({
       "type": "object", "required": ["version"], "properties": {"version": {"type": "string"}}

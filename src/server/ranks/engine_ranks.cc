@@ -114,6 +114,11 @@ void EngineRanks::Lost() {
   events_.on_lost(end);
 }
 
+void EngineRanks::Retire(const std::vector<int>& ranks, const std::string& why) {
+  host_->Retire(ranks, why);
+  Send({});  // an idle leader waits for a message
+}
+
 RankHost::Ending EngineRanks::Reap(std::chrono::milliseconds timeout) {
   if (!host_->Kill(timeout))
     throw Error(ErrorKind::kPeer,

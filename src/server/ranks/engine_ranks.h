@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "comm/host/control_socket.h"
 #include "comm/host/node_group.h"
@@ -47,6 +48,8 @@ class EngineRanks : public RankLink {
   // Describes the rank with the oldest heartbeat, such as "rank 1 (pid 4711) has sent no heartbeat
   // for 25 s". Empty if all heartbeats are more recent than `limit`.
   std::string Silent(std::chrono::duration<double> limit) const;
+  // Begins a planned restart of `ranks` (RankHost::Retire). Then call Reap.
+  void Retire(const std::vector<int>& ranks, const std::string& why);
   // Kills the ranks that still run and waits for their end. Then returns how the first one ended.
   // Error kPeer if one has not ended after the timeout.
   RankHost::Ending Reap(std::chrono::milliseconds timeout);

@@ -49,6 +49,9 @@ class RankHost {
   // Called after a rank has ended. Kills the other ranks. EpochHost overrides it to do nothing,
   // because its ranks may continue in the next epoch.
   virtual void EndEpoch() { KillAll(); }
+  // Begins a planned restart of `ranks`; their ends are not reported. Without epochs, the other
+  // ranks end too. Then call Kill.
+  virtual void Retire(const std::vector<int>& /*ranks*/, const std::string& /*why*/) { KillAll(); }
   // Kills ranks that still run and waits for their end. False if one has not ended by the timeout.
   virtual bool Kill(std::chrono::milliseconds timeout) {
     KillAll();
@@ -77,9 +80,12 @@ class ProcessHost : public RankHost {
   bool Kill(std::chrono::milliseconds timeout) override { return processes_.Kill(timeout); }
   Ending HowEnded() const override;
 
-  // With RankProcesses::Options::epochs. Settle: RankProcesses::Settle. BeginEpoch starts the ranks
-  // that have ended; the others continue with their weights. Detach: no exit is reported until
-  // then.
+  // With RankProcesses::Options::epochs. RetireSome: RankProcesses::Retire. Settle:
+  // RankProcesses::Settle. BeginEpoch starts the ranks that have ended; the others continue with
+  // their weights. Detach: no exit is reported until then.
+  void RetireSome(const std::vector<int>& ranks, const std::string& why) {
+    processes_.Retire(ranks, why);
+  }
   bool Settle(std::chrono::milliseconds timeout);
   void Detach();
   void BeginEpoch(const std::string& endpoint, OnExit on_exit);
@@ -113,6 +119,9 @@ class EpochHost : public RankHost {
     if (!settled_) ranks_->KillAll();
   }
   void EndEpoch() override {}
+  void Retire(const std::vector<int>& ranks, const std::string& why) override {
+    ranks_->RetireSome(ranks, why);
+  }
   bool Kill(std::chrono::milliseconds timeout) override {
     settled_ = true;
     return ranks_->Settle(timeout);

@@ -33,23 +33,30 @@ double MillisecondsSince(Clock::time_point start) {
 
 }  // namespace
 
-Supervisor::Supervisor(Options options, Front& front, StartEpoch start, OnLost on_lost)
+Supervisor::Supervisor(Options options, Front& front, std::shared_ptr<RankLayout> layout,
+                       OnLost on_lost)
     : options_(options),
       front_(front),
-      start_(std::move(start)),
       on_lost_(std::move(on_lost)),
       deaths_(options.deaths),
-      ranks_(Start()) {}
+      layout_(std::move(layout)),
+      ranks_(Start(*layout_, &present_)) {}
 
 Supervisor::~Supervisor() {
   Stop();
   ranks_.reset();
 }
 
-std::unique_ptr<EngineRanks> Supervisor::Start() {
-  return start_({.on_message = [this](const EngineMessage& m) { front_.OnMessage(m); },
-                 .on_lost = [this](const RanksEnd& end) { OnEnd(end); }},
-                [this] { return stopping_.load(); });
+// The front takes messages of only one thread at a time. New ranks beside the present ones send
+// none but the progress of loading, which concerns no request.
+std::unique_ptr<EngineRanks> Supervisor::Start(RankLayout& layout, uint64_t* number) {
+  {
+    const std::lock_guard lock(mutex_);
+    *number = ++started_;
+  }
+  return layout.Start({.on_message = [this](const EngineMessage& m) { front_.OnMessage(m); },
+                       .on_lost = [this, id = *number](const RanksEnd& end) { OnEnd(id, end); }},
+                      [this] { return stopping_.load(); });
 }
 
 void Supervisor::Send(const std::vector<ControlMessage>& messages) {
@@ -65,7 +72,7 @@ std::optional<RankReady> Supervisor::WaitReady(
 void Supervisor::Watch() {
   if (!options_.restarts) return;
   const std::lock_guard lock(mutex_);
-  watching_ = true;
+  watching_ = runs_ = true;
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -74,11 +81,12 @@ std::string Supervisor::Silent(std::chrono::duration<double> limit) const {
   return ranks_ ? ranks_->Silent(limit) : std::string();
 }
 
-void Supervisor::OnEnd(const RanksEnd& end) {
+void Supervisor::OnEnd(uint64_t number, const RanksEnd& end) {
   {
     const std::lock_guard lock(mutex_);
     if (watching_) {
-      end_ = end;
+      ends_[number] = end;
+      interrupted_ = interrupted_ || number == present_;
       changed_.notify_all();
       return;
     }
@@ -86,18 +94,31 @@ void Supervisor::OnEnd(const RanksEnd& end) {
   on_lost_(end.why);
 }
 
+// The end of the present ranks, if it has been reported.
+std::optional<RanksEnd> Supervisor::TakeEnd() {
+  const std::lock_guard lock(mutex_);
+  auto node = ends_.extract(present_);
+  if (!node) return std::nullopt;
+  return std::move(node.mapped());
+}
+
 void Supervisor::Run() {
   pthread_setname_np(pthread_self(), "supervisor");
-  for (;;) {
-    RanksEnd end;
+  for (bool serving = true; serving;) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stopping_ || end_; });
-      if (stopping_) return;
-      end = *std::exchange(end_, std::nullopt);
+      changed_.wait(lock, [this] { return stopping_ || ends_.contains(present_) || pending_; });
+      if (stopping_) break;
     }
-    if (!Restart(std::move(end))) return;
+    std::optional<RanksEnd> end = TakeEnd();
+    serving = end ? Restart(*std::move(end)) : Change();
   }
+  {
+    const std::lock_guard lock(mutex_);
+    runs_ = false;
+  }
+  EndChange({.error = stopping_ ? "the server is shutting down" : "the server has lost its ranks",
+             .kind = ErrorKind::kUnavailable});
 }
 
 // Kills and reaps the ranks, and adds to `end` how they ended. Throws if a rank does not end.
@@ -119,34 +140,39 @@ bool Supervisor::Restart(RanksEnd end) {
     on_lost_(error.what());
     return false;
   }
+  return StartUntilServing(std::move(end));
+}
+
+// Starts ranks until they serve, and resumes the front. `end`: how the last ranks ended; nullopt:
+// as planned, and the front is paused. Returns whether there are ranks again.
+bool Supervisor::StartUntilServing(std::optional<RanksEnd> end) {
   for (int starts = 1;; ++starts) {
-    const int fruitless = front_.Pause(end);
-    LOG_WARNING("{}; the ranks restart", end.why);
-    if (!deaths_.Add(end.why, end.time, fruitless > 0)) {
-      on_lost_(deaths_.Reasons());
-      return false;
-    }
-    // `deaths_` would not stop loads that always fail but take longer than its time window.
-    if (starts > options_.deaths.count) {
-      on_lost_(
-          fmt::format("ranks ended {} times in a row while they loaded: {}", starts - 1, end.why));
-      return false;
+    const int fruitless = end ? front_.Pause(*end) : 0;
+    if (end) {
+      LOG_WARNING("{}; the ranks restart", end->why);
+      if (!deaths_.Add(end->why, end->time, fruitless > 0)) {
+        on_lost_(deaths_.Reasons());
+        return false;
+      }
+      // `deaths_` would not stop loads that always fail but take longer than its time window.
+      if (starts > options_.deaths.count) {
+        on_lost_(fmt::format("ranks ended {} times in a row while they loaded: {}", starts - 1,
+                             end->why));
+        return false;
+      }
     }
     try {
       // The pages may be what the machine's memory is short of, or may be damaged.
       if (ranks_ && fruitless > kFruitlessWithoutDelay) ranks_->ClearKept();
       Drop();
-      if (!end.by_itself()) Delay(fruitless);
-      const std::optional<RanksEnd> again = StartAgain();
+      if (end && !end->by_itself()) Delay(fruitless);
+      end = StartAgain();
       if (stopping_) {
         Drop();  // they may still load
         return false;
       }
-      if (!again) break;
+      if (!end) break;
       Drop();
-      const std::lock_guard lock(mutex_);
-      end_.reset();  // the reader reports the same end
-      end = *again;
     } catch (const std::exception& error) {  // also system errors, such as no descriptor
       on_lost_(error.what());
       return false;
@@ -165,11 +191,16 @@ void Supervisor::Delay(int fruitless) {
   changed_.wait_for(lock, delay, [this] { return stopping_.load(); });
 }
 
-// Joins the reader of the ranks, so that none of their messages arrives any more.
+// Joins the reader of the ranks, so that none of their messages arrives any more. What it has
+// reported of their end is known.
 void Supervisor::Drop() {
-  std::unique_ptr<EngineRanks> old;  // destroyed without the lock, which its reader may take
-  const std::lock_guard lock(mutex_);
-  old.swap(ranks_);
+  std::unique_ptr<EngineRanks> old;
+  {
+    const std::lock_guard lock(mutex_);
+    old.swap(ranks_);
+  }
+  old.reset();  // without the lock, which its reader may take
+  TakeEnd();
 }
 
 // Starts new ranks. Returns how they ended if one ended while they loaded. Throws if they did not
@@ -177,10 +208,12 @@ void Supervisor::Drop() {
 // start would fail as well.
 std::optional<RanksEnd> Supervisor::StartAgain() {
   const auto start = Clock::now();
-  std::unique_ptr<EngineRanks> started = Start();
+  uint64_t number = 0;
+  std::unique_ptr<EngineRanks> started = Start(*layout_, &number);
   if (!started) return std::nullopt;  // stopping
   {
     const std::lock_guard lock(mutex_);
+    present_ = number;
     ranks_ = std::move(started);
   }
   try {
@@ -197,7 +230,7 @@ std::optional<RanksEnd> Supervisor::StartAgain() {
 void Supervisor::Stop() {
   {
     const std::lock_guard lock(mutex_);
-    stopping_ = true;
+    stopping_ = interrupted_ = true;
     changed_.notify_all();
   }
   if (thread_.joinable()) thread_.join();

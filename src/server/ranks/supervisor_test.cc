@@ -1,13 +1,8 @@
-// Restarts. The ranks are simulated: a test thread reads and writes their end of the control
-// socket.
-#include "server/ranks/supervisor.h"
-
+// Restarts after the end of a rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <future>
-
-#include "core/error.h"
+#include "server/ranks/test_supervisor.h"
 
 namespace switchyard {
 namespace {
@@ -16,110 +11,6 @@ using namespace std::chrono_literals;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-constexpr auto kLong = 30s;
-
-class FakeHost : public RankHost {
- public:
-  FakeHost(const std::string& endpoint, OnExit on_exit)
-      : socket_(ControlSocket::Connect(endpoint)), on_exit_(std::move(on_exit)) {}
-
-  bool WaitJoined() override { return true; }
-  RankSilence LongestSilence() const override { return {}; }
-  void ExpectEnd() override {}
-  bool WaitEnded(std::chrono::milliseconds) override { return true; }
-  void KillAll() override {}
-  bool Kill(std::chrono::milliseconds) override { return can_be_killed; }
-  Ending HowEnded() const override { return ending_; }
-
-  void Send(const EngineMessage& message) { socket_.Send(EncodeMessage(message)); }
-  std::vector<ControlMessage> Receive() {
-    const auto bytes = socket_.Receive(kLong);
-    EXPECT_TRUE(bytes.has_value());
-    return bytes ? DecodeControl(*bytes) : std::vector<ControlMessage>();
-  }
-  bool can_be_killed = true;
-  // Call it last: the host may then be destroyed.
-  void End(const std::string& why, Ending ending) {
-    ending_ = std::move(ending);
-    on_exit_(why, /*cause=*/true);
-  }
-
- private:
-  ControlSocket socket_;
-  const OnExit on_exit_;
-  Ending ending_;
-};
-
-const RankHost::Ending kKilled = {.by_signal = true, .batch = std::vector<uint64_t>()};
-const RankHost::Ending kFailed = {.failed = {1}, .batch = std::vector<uint64_t>()};
-
-class SupervisorTest : public testing::Test, public RankLink {
- protected:
-  void Send(const std::vector<ControlMessage>& messages) override { supervisor->Send(messages); }
-
-  void Start(Supervisor::Options options) {
-    supervisor = std::make_unique<Supervisor>(
-        options, front,
-        [this](EngineRanks::Events events, const std::function<bool()>&) {
-          return std::make_unique<EngineRanks>(
-              [this](const std::string& endpoint, RankHost::OnExit on_exit) {
-                auto host = std::make_unique<FakeHost>(endpoint, std::move(on_exit));
-                const std::lock_guard lock(mutex);
-                hosts.push_back(host.get());
-                changed.notify_all();
-                return host;
-              },
-              nullptr, std::move(events));
-        },
-        [this](const std::string& why) {
-          front.OnRanksLost(why);
-          lost.set_value(why);
-        });
-    Host(1).Send(RankReady{});
-    const std::atomic<bool> never{false};
-    EXPECT_TRUE(supervisor->WaitReady([](const LoadProgress&) {}, never).has_value());
-  }
-  // The ranks of an epoch, once they have started.
-  FakeHost& Host(size_t epoch) {
-    std::unique_lock lock(mutex);
-    EXPECT_TRUE(changed.wait_for(lock, kLong, [&] { return hosts.size() >= epoch; }));
-    return *hosts.at(epoch - 1);
-  }
-  std::string Lost() {
-    auto future = lost.get_future();
-    EXPECT_EQ(future.wait_for(kLong), std::future_status::ready);
-    return future.get();
-  }
-  uint64_t Submit(int32_t max_new_tokens) {
-    GenerationSpec spec;
-    spec.input_ids = {5, 6, 7};
-    spec.sampling.max_new_tokens = max_new_tokens;
-    spec.stream_interval = 1;
-    return front.Submit(std::move(spec), [this](const GenerationEvent& e) {
-      const std::lock_guard lock(mutex);
-      tokens.insert(tokens.end(), e.tokens.begin(), e.tokens.end());
-      changed.notify_all();
-    });
-  }
-  void WaitForTokens(size_t count) {
-    std::unique_lock lock(mutex);
-    EXPECT_TRUE(changed.wait_for(lock, kLong, [&] { return tokens.size() >= count; }));
-  }
-  static StepOutputs Token(uint64_t id, int32_t token) {
-    return {{{.id = id, .new_tokens = {token}}}};
-  }
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<FakeHost*> hosts;  // hosts of all epochs, ended ones included
-  std::vector<int32_t> tokens;
-  std::promise<std::string> lost;
-  std::unique_ptr<Tokenizer> tokenizer =
-      Tokenizer::FromFile(SWITCHYARD_TEST_DATA "/fixtures/qwen3_moe/tokenizer.json");
-  Front front{*this, *tokenizer, {.vocab_size = 512, .context_length = 64, .cache_tokens = 1024}};
-  std::unique_ptr<Supervisor> supervisor;  // destroyed first
-};
 
 TEST_F(SupervisorTest, NewRanksContinueTheRequests) {
   Start({.restarts = true});

@@ -1,0 +1,178 @@
+// Supervisor's planned changes: restarts of ranks, and other layouts.
+#include "server/ranks/planned_change.h"
+
+#include <chrono>
+#include <numeric>
+#include <utility>
+
+#include "core/format.h"
+#include "core/log.h"
+#include "server/ranks/supervisor.h"
+
+namespace switchyard {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+bool Supervisor::Begin(PlannedChange change, OnChanged done) {
+  const std::lock_guard lock(mutex_);
+  if (!runs_ || stopping_ || pending_) return false;
+  pending_.emplace(Pending{std::move(change), std::move(done)});
+  changed_.notify_all();
+  return true;
+}
+
+void Supervisor::EndChange(const ChangeOutcome& outcome) {
+  std::optional<Pending> ended;  // destroyed without the lock: the layout's processes may take long
+  {
+    const std::lock_guard lock(mutex_);
+    ended.swap(pending_);
+  }
+  if (ended) ended->done(outcome);
+}
+
+// Only this thread removes pending_, so the reference stays valid.
+bool Supervisor::Change() {
+  const PlannedChange& change = pending_->change;
+  const auto start = Clock::now();
+  LOG_INFO("{} begins", change.what);
+  ChangeOutcome outcome;
+  bool serving = true;
+  if (change.layout) serving = SwitchLayout(change, &outcome);
+  for (const std::vector<int>& ranks : change.rounds) {
+    if (!outcome.pauses.empty()) WaitForOutput();
+    while (std::optional<RanksEnd> end = serving ? TakeEnd() : std::nullopt)
+      serving = Restart(*std::move(end));
+    if (!serving || stopping_) break;
+    serving = RestartSome(ranks, fmt::format("planned restart of rank {}", Joined(ranks, ", ")),
+                          &outcome);
+  }
+  if (!serving || stopping_) return serving && !stopping_;  // Run ends the change
+  outcome.seconds = SecondsSince(start);
+  if (outcome.error.empty()) {
+    LOG_INFO("{} is done after {:.0f} ms, of which {:.0f} ms without ranks", change.what,
+             outcome.seconds * 1000,
+             1000 * std::accumulate(outcome.pauses.begin(), outcome.pauses.end(), 0.0));
+  } else {
+    LOG_WARNING("{} has failed: {}", change.what, outcome.error);
+  }
+  EndChange(outcome);
+  return true;
+}
+
+// Between two restarts, streams continue: waits until the ranks have sent an output.
+void Supervisor::WaitForOutput() {
+  constexpr std::chrono::seconds kMost{10};
+  constexpr std::chrono::milliseconds kPoll{5};
+  const auto give_up = Clock::now() + kMost;
+  while (!front_.Progressed() && Clock::now() < give_up) {
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, kPoll, [this] { return stopping_ || ends_.contains(present_); }))
+      return;
+  }
+}
+
+// Until Drop, the reader of the ranks delivers messages to the front, so the front pauses after it.
+bool Supervisor::RestartSome(const std::vector<int>& ranks, const std::string& why,
+                             ChangeOutcome* outcome) {
+  const auto start = Clock::now();
+  RanksEnd end{.why = why, .time = start};
+  try {
+    ranks_->Retire(ranks, why);
+    Reap(&end);
+  } catch (const Error& error) {
+    on_lost_(error.what());
+    return false;
+  }
+  Drop();
+  if (end.by_itself()) {  // another rank has failed meanwhile
+    end.why = fmt::format("rank {} failed during the {}", Joined(end.failed, ", "), why);
+    if (!StartUntilServing(std::move(end))) return false;
+  } else {
+    front_.PauseForChange(start, layout_->groups());
+    if (!StartUntilServing(std::nullopt)) return false;
+  }
+  outcome->pauses.push_back(SecondsSince(start));
+  return true;
+}
+
+// Returns null, with the reason in `outcome`, if the new ranks do not load, or if a present one
+// ends meanwhile.
+std::unique_ptr<EngineRanks> Supervisor::LoadBeside(const PlannedChange& change, uint64_t* number,
+                                                    ChangeOutcome* outcome) {
+  const auto start = Clock::now();
+  {
+    const std::lock_guard lock(mutex_);
+    interrupted_ = stopping_ || ends_.contains(present_);
+  }
+  try {
+    std::unique_ptr<EngineRanks> ranks = Start(*change.layout, number);
+    if (ranks && ranks->WaitReady([](const LoadProgress&) {}, interrupted_)) {
+      LOG_INFO("{}: the new ranks have loaded beside the present ones after {:.0f} ms", change.what,
+               SecondsSince(start) * 1000);
+      return ranks;
+    }
+    outcome->error = "a rank ended while the new ranks loaded: try again";
+    outcome->kind = ErrorKind::kUnavailable;
+  } catch (const std::exception& error) {
+    outcome->error = fmt::format("the new ranks do not load: {}", error.what());
+  }
+  return nullptr;
+}
+
+bool Supervisor::SwitchLayout(const PlannedChange& change, ChangeOutcome* outcome) {
+  std::unique_ptr<EngineRanks> loaded;
+  uint64_t number = 0;
+  if (change.beside) {
+    loaded = LoadBeside(change, &number, outcome);
+    if (!loaded) return true;
+  }
+  const auto start = Clock::now();
+  const std::shared_ptr<RankLayout> old = layout_;  // its processes may take long to end
+  Drop();
+  front_.PauseForChange(start, change.layout->groups());
+  if (!loaded) old->Release();
+  {
+    const std::lock_guard lock(mutex_);
+    layout_ = change.layout;
+    if (loaded) present_ = number;
+    ranks_ = std::move(loaded);
+  }
+  if (change.beside) {
+    front_.Resume();
+    outcome->pauses.push_back(SecondsSince(start));
+    return true;
+  }
+  try {
+    const std::optional<RanksEnd> end = StartAgain();
+    if (stopping_) {
+      Drop();  // they may still load
+      return false;
+    }
+    if (!end) {
+      front_.Resume();
+      outcome->pauses.push_back(SecondsSince(start));
+      return true;
+    }
+    outcome->error = fmt::format("the new ranks do not load: {}", end->why);
+  } catch (const std::exception& error) {
+    outcome->error = fmt::format("the new ranks do not load: {}", error.what());
+  }
+  LOG_WARNING("{}: {}; the last layout starts again", change.what, outcome->error);
+  Drop();
+  layout_->Release();
+  {
+    const std::lock_guard lock(mutex_);
+    layout_ = old;
+  }
+  front_.PauseForChange(start, old->groups());
+  return StartUntilServing(std::nullopt);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,228 @@
+#include "server/ranks/rank_changes.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "comm/device/arena_layout.h"
+#include "core/error.h"
+#include "core/format.h"
+#include "engine/memory_plan.h"
+#include "engine/request.h"
+#include "server/front/rank_spec.h"
+#include "server/ranks/served_weights.h"
+
+namespace switchyard {
+namespace {
+
+LayoutSizes SizesOf(const MeshShape& mesh, const EnginePlan& plan) {
+  return {.mesh = mesh,
+          .num_pages = plan.num_pages,
+          .max_running_requests = plan.max_running_requests,
+          .chunked_prefill_size = plan.chunked_prefill_size};
+}
+
+bool SameShape(const MeshShape& a, const MeshShape& b) {
+  return a.tp == b.tp && a.ep == b.ep && a.dp == b.dp;
+}
+
+std::vector<int> AllRanks(int count) {
+  std::vector<int> ranks(count);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+// "1, 2, 4 to 7" of ascending numbers.
+std::string Ranges(const std::vector<int>& numbers) {
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t end = i + 1;
+    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
+    if (end - i < 3) end = i + 1;
+    parts.push_back(end == i + 1 ? std::to_string(numbers[i])
+                                 : fmt::format("{} to {}", numbers[i], numbers[end - 1]));
+    i = end;
+  }
+  return Joined(parts, ", ");
+}
+
+// Memory of all ranks by plan. Mapped weights need none for a second layout.
+size_t OwnBytes(const EngineConfig& config, const EnginePlan& plan) {
+  const size_t weights = CopiesWeights(config, plan) ? plan.weight_bytes_per_rank : 0;
+  return (weights + plan.kv_bytes_per_rank + plan.symmetric_bytes_per_rank) *
+         static_cast<size_t>(config.mesh.tp);
+}
+
+// Whether the request replaces ranks of the present layout by as many others.
+bool KeepsLayout(const ScaleRequest& request) {
+  return request.restarts() || (!request.sizes() && std::ssize(request.leave) == request.come);
+}
+
+}  // namespace
+
+RankChanges::RankChanges(Options options, const ServedRanks& served)
+    : options_(std::move(options)),
+      served_(served),
+      sizes_(SizesOf(options_.config.mesh, options_.plan)),
+      bytes_(OwnBytes(options_.config, options_.plan)),
+      base_(sizes_.mesh) {
+  state_.present = state_.pending = sizes_.mesh;
+}
+
+LayoutSizes RankChanges::sizes() const {
+  const std::lock_guard lock(mutex_);
+  return sizes_;
+}
+
+ScaleState RankChanges::state() const {
+  const std::lock_guard lock(mutex_);
+  return state_;
+}
+
+EngineConfig RankChanges::ConfigOf(const MeshShape& mesh) const {
+  EngineConfig config = options_.config;
+  config.mesh = mesh;
+  return config;
+}
+
+EnginePlan RankChanges::PlanOf(const Machine& machine, const MeshShape& mesh) const {
+  if (mesh.tp < 1 || mesh.tp > kMaxRanksPerArena)
+    throw Invalid("{} ranks: want 1 to {}", mesh.tp, kMaxRanksPerArena);
+  const EngineConfig config = ConfigOf(mesh);
+  EnginePlan plan = MakePlanOn(machine, options_.plan.model, config, mesh.tp);
+  // The front accepts requests of this length, and continues them in any layout.
+  const int64_t longest = std::min(plan.context_length, options_.plan.num_pages * config.page_size);
+  if (plan.num_pages * config.page_size < longest)
+    throw Invalid("the cache of an attention group would have {} tokens, and requests may have {}",
+                  plan.num_pages * config.page_size, longest);
+  return plan;
+}
+
+std::string RankChanges::ValidWorlds() const {
+  std::vector<int> valid;
+  for (int tp = 1; tp <= kMaxRanksPerArena; ++tp) {
+    try {
+      PlanOf(options_.machine, ScaledShape({.tp = tp}, sizes_.mesh, base_));
+      valid.push_back(tp);
+    } catch (const Error&) {  // not a valid layout
+    }
+  }
+  return Ranges(valid);
+}
+
+EnginePlan RankChanges::CheckedPlan(const ScaleRequest& request, MeshShape* next) const {
+  try {
+    *next = ScaledShape(request, sizes_.mesh, base_);
+    return PlanOf(options_.machine, *next);
+  } catch (const Error& error) {
+    throw Invalid("{}; new_tp_size alone may be {}", error.what(), ValidWorlds());
+  }
+}
+
+// Whether the machine has memory for ranks of the new layout beside the present ones.
+// --mem-fraction-static limits the memory of both together.
+bool RankChanges::FitsBeside(const EnginePlan& plan, const MeshShape& next) const {
+  Machine machine = ThisMachine(ConfigOf(next), next.tp);
+  const auto share = static_cast<int64_t>(static_cast<double>(machine.memory.total) *
+                                          options_.config.mem_fraction_static);
+  machine.memory.available =
+      std::min(machine.memory.available, share - static_cast<int64_t>(bytes_));
+  try {
+    return PlanOf(machine, next).num_pages >= plan.num_pages;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void RankChanges::End(const ChangeOutcome& outcome, const std::optional<EnginePlan>& plan,
+                      ScaleResult* result) {
+  result->error = outcome.error;
+  result->unavailable = outcome.kind == ErrorKind::kUnavailable;
+  result->changed = outcome.error.empty();
+  result->pauses = outcome.pauses;
+  result->seconds = outcome.seconds;
+  const std::lock_guard lock(mutex_);
+  if (plan && outcome.error.empty()) {
+    sizes_ = SizesOf(result->after, *plan);
+    bytes_ = OwnBytes(ConfigOf(result->after), *plan);
+    if (sizes_.mesh.tp > 1) base_ = sizes_.mesh;
+  }
+  state_ = {.present = sizes_.mesh, .pending = sizes_.mesh, .last_error = outcome.error};
+}
+
+PlannedChange RankChanges::RestartOf(const ScaleRequest& request, ScaleResult* result) const {
+  if (request.beside)
+    throw ParameterError("load_beside", "is for another number of ranks, not for a restart");
+  PlannedChange change;
+  std::vector<int> ranks = request.restarts() ? request.restart : request.leave;
+  // Without epochs, the end of one rank ends them all.
+  const bool all_end = options_.plan.cuda || options_.config.eplb.enable;
+  if (request.restart_all || all_end) ranks = AllRanks(sizes_.mesh.tp);
+  if (request.restarts() && !all_end) {
+    for (const int rank : ranks) change.rounds.push_back({rank});
+  } else {
+    change.rounds.push_back(ranks);
+  }
+  change.what = fmt::format("the planned restart of rank {}", Joined(ranks, ", "));
+  result->loaded = std::move(ranks);
+  return change;
+}
+
+PlannedChange RankChanges::SwitchTo(const ScaleRequest& request, const EnginePlan& plan,
+                                    ScaleResult* result) const {
+  PlannedChange change;
+  const bool fits = FitsBeside(plan, result->after);
+  if (request.beside.value_or(false) && !fits)
+    throw ParameterError("load_beside",
+                         "is true, but the memory does not suffice for both layouts together");
+  change.what = fmt::format("the change from {} to {}", DescribeShape(result->before),
+                            DescribeShape(result->after));
+  change.beside = result->beside = request.beside.value_or(fits);
+  RankJob job{ConfigOf(result->after), plan};
+  Membership membership{.job = EncodeRankSpec(job.config, job.plan)};
+  change.layout = std::make_shared<ServedLayout>(served_, std::move(job), std::move(membership),
+                                                 /*checks=*/true);
+  result->loaded = AllRanks(result->after.tp);
+  result->outputs_stay_equal = OutputsStayEqual(result->before, result->after, options_.config.moe);
+  return change;
+}
+
+bool RankChanges::Scale(const ScaleRequest& request, std::function<void(const ScaleResult&)> done) {
+  if (!options_.refusal.empty()) throw Invalid("{}", options_.refusal);
+  std::unique_lock lock(mutex_);
+  if (state_.running) return false;
+  const MeshShape now = sizes_.mesh;
+  CheckScale(request, now);
+  if (const std::string changes = DescribeChanges(served_.weights); !changes.empty())
+    throw Invalid("the ranks cannot load other weights{}", changes);
+
+  PlannedChange change;
+  std::optional<EnginePlan> plan;
+  ScaleResult result{.before = now, .after = now};
+  if (KeepsLayout(request)) {
+    change = RestartOf(request, &result);
+  } else if (options_.plan.cuda) {
+    throw Invalid("on GPUs the number of ranks cannot change; want restart");
+  } else {
+    plan = CheckedPlan(request, &result.after);
+    if (SameShape(now, result.after)) {
+      lock.unlock();
+      done(result);
+      return true;
+    }
+    change = SwitchTo(request, *plan, &result);
+  }
+  const MeshShape next = result.after;
+  const bool begun = supervisor_->Begin(
+      std::move(change), [this, plan = std::move(plan), result = std::move(result),
+                          done = std::move(done)](const ChangeOutcome& outcome) mutable {
+        End(outcome, plan, &result);
+        done(result);
+      });
+  if (!begun) throw Error(ErrorKind::kUnavailable, "the server does not restart its ranks now");
+  state_ = {.running = true, .present = now, .pending = next};
+  return true;
+}
+
+}  // namespace switchyard

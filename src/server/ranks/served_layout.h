@@ -1,0 +1,44 @@
+// A layout of the ranks that `serve` starts on node 0.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/regular_file.h"
+#include "server/ranks/launch.h"
+#include "server/ranks/membership.h"
+#include "server/ranks/rank_layout.h"
+
+namespace switchyard {
+
+// What all layouts of a server share. Outlives them.
+struct ServedRanks {
+  const Launch& launch;
+  const std::vector<FileStamp>& weights;  // as at the start of the server
+  RestartOptions restart;
+  const std::atomic<bool>& cancelled;  // the start of the server has been cancelled
+};
+
+class ServedLayout : public RankLayout {
+ public:
+  // `membership`: of the first epoch. `checks`: the weights may have changed since the start of the
+  // server, so the first epoch checks them too.
+  ServedLayout(const ServedRanks& served, RankJob job, Membership membership, bool checks);
+
+  // Error kResource if the weights have changed since the start of the server.
+  std::unique_ptr<EngineRanks> Start(EngineRanks::Events events,
+                                     std::function<bool()> give_up) override;
+  void Release() override { membership_.ranks.reset(); }
+  int groups() const override { return job_.config.mesh.dp; }
+  const RankJob& job() const { return job_; }
+
+ private:
+  const ServedRanks& served_;
+  const RankJob job_;
+  Membership membership_;
+  bool restarts_;  // the next epoch is not the first one since the start of the server
+};
+
+}  // namespace switchyard
