@@ -1,4 +1,8 @@
-"""Random kills of ranks under 64 clients: no error, equal outputs, and no growth: `python elastic_soak.py KILLS`."""
+"""Random kills of ranks under 64 clients: no error, equal outputs, and no growth.
+
+    python elastic_soak.py 1000              # kills
+    python elastic_soak.py 100 changes       # kills, restarts of ranks and other numbers of ranks, also at the same time
+"""
 import os
 import pathlib
 import random
@@ -25,23 +29,43 @@ def resident(pid):
     return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+class Clients:
+    """Clients that each send the same request again and again."""
+
+    def __init__(self, server):
+        self.server = server
+        self.want = {c: server.request("/generate", prompt(c))[1]["output_ids"] for c in range(CLIENTS)}
+        self.wrong, self.answers, self.done = [], [0] * CLIENTS, threading.Event()
+        self.threads = [threading.Thread(target=self.run, args=(c,), daemon=True) for c in range(CLIENTS)]
+
+    def run(self, c):
+        while not self.done.is_set():
+            status, answer = self.server.request("/generate", prompt(c))
+            if status != 200 or answer["output_ids"] != self.want[c]:
+                self.wrong.append((c, status, answer))
+            self.answers[c] += 1
+
+    def start(self):
+        for thread in self.threads:
+            thread.start()
+
+    def check(self):
+        assert not self.wrong, (self.wrong[0], self.server.text())
+
+    def finish(self):
+        self.done.set()
+        for thread in self.threads:
+            thread.join(120)
+            assert not thread.is_alive(), self.server.text()
+        self.check()
+
+
 def soak(kills, seed=1):
     r = random.Random(seed)
     with Server(YARDLING, *FLAGS, "--tp", 2, "--ep", 2, "--max-rank-deaths", "1000000/60") as server:
-        want = {c: server.request("/generate", prompt(c))[1]["output_ids"] for c in range(CLIENTS)}
-        wrong, answers, done = [], [0] * CLIENTS, threading.Event()
+        clients = Clients(server)
         before = settled_descriptors(server)
-
-        def client(c):
-            while not done.is_set():
-                status, answer = server.request("/generate", prompt(c))
-                if status != 200 or answer["output_ids"] != want[c]:
-                    wrong.append((c, status, answer))
-                answers[c] += 1
-
-        threads = [threading.Thread(target=client, args=(c,), daemon=True) for c in range(CLIENTS)]
-        for thread in threads:
-            thread.start()
+        clients.start()
         server_before = rank_before = rank_growth = None
         survivor = server.ranks()[0]
         for kill in range(kills):
@@ -52,18 +76,14 @@ def soak(kills, seed=1):
             os.kill(ranks[1] if kill < kills // 2 else r.choice(ranks), signal.SIGKILL)
             wait_until(lambda: metric(server, "switchyard_epoch") > epoch)
             time.sleep(r.random() * 0.3)
-            assert not wrong, (wrong[0], server.text())
+            clients.check()
             if kill == kills // 5:
                 server_before, rank_before = resident(server.process.pid), resident(survivor)
-        done.set()
-        for thread in threads:
-            thread.join(120)
-            assert not thread.is_alive(), server.text()
-        assert not wrong, (wrong[0], server.text())
+        clients.finish()
         growth = resident(server.process.pid) - server_before
         after = settled_descriptors(server)
         epoch = metric(server, "switchyard_epoch")
-        print(f"{kills} kills, {sum(answers)} requests, 0 errors; the server process grew by {growth >> 10} KiB, "
+        print(f"{kills} kills, {sum(clients.answers)} requests, 0 errors; the server process grew by {growth >> 10} KiB, "
               f"a rank that was not killed by {rank_growth >> 10} KiB; descriptors and memfds of the server process: "
               f"{before} before, {after} after")
         assert growth < MAX_GROWTH and rank_growth < MAX_GROWTH
@@ -74,5 +94,40 @@ def soak(kills, seed=1):
         assert server.stop() == 0
 
 
+def soak_changes(steps, seed=1):
+    r = random.Random(seed)
+    with Server(YARDLING, *FLAGS, "--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention", "--moe-a2a-backend",
+                "deepep", "--moe-dense-tp-size", 1, "--max-rank-deaths", "1000000/60") as server:
+        clients = Clients(server)
+        clients.start()
+        kills, statuses = 0, {}
+        for _ in range(steps):
+            killer = None
+            if r.random() < 0.5:
+                killer = threading.Timer(r.random() * 0.1, kill_one, (server, r.random()))
+                killer.start()
+                kills += 1
+            body = r.choice([{"restart": True}, *({"new_ep_size": size, "load_beside": r.random() < 0.5}
+                                                  for size in (1, 2, 3, 4))])
+            status, _ = server.request("/scale_elastic_ep", body)
+            statuses[status] = statuses.get(status, 0) + 1
+            if killer:
+                killer.join()
+            time.sleep(r.random() * 0.2)
+            clients.check()
+        clients.finish()
+        assert settled_descriptors(server)[1] == 1
+        print(f"{steps} changes (statuses {statuses}) with {kills} kills, {sum(clients.answers)} requests, 0 errors")
+        assert server.stop() == 0
+
+
+def kill_one(server, which):
+    ranks = server.ranks()
+    try:
+        os.kill(ranks[int(which * len(ranks))], signal.SIGKILL)
+    except (IndexError, ProcessLookupError):  # none, or it has ended meanwhile
+        pass
+
+
 if __name__ == "__main__":
-    soak(int(sys.argv[1]))
+    (soak_changes if sys.argv[2:] == ["changes"] else soak)(int(sys.argv[1]))
