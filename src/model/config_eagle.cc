@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <string_view>
 
 #include "core/error.h"
+#include "core/format.h"
 #include "core/regular_file.h"
 #include "model/config_reader.h"
 #include "model/families/common.h"

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <numeric>
+#include <string_view>
 
 #include "core/error.h"
 #include "core/format.h"

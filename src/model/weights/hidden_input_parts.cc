@@ -36,7 +36,7 @@ void UseEagleNames(const Parts& parts, TensorNames* names) {
           : Stored(parts, {"layers.0.", "model.layers.0."}, kOutput);
   names->embedding = Stored(parts, {"embed_tokens", "model.embed_tokens"}, ".weight") + ".weight";
   names->final_norm = Stored(parts, {"norm", "model.norm"}, ".weight") + ".weight";
-  names->input_norm = {};  // a part of the hidden input
+  names->input_norm.clear();  // a part of the hidden input
 }
 
 }  // namespace
