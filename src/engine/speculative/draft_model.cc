@@ -4,30 +4,66 @@
 
 #include "core/error.h"
 #include "kernels/device.h"
+#include "model/config_eagle.h"
+#include "model/weights/draft_vocabulary.h"
 
 namespace switchyard {
 namespace {
 
 ModelOptions OptionsOf(const EngineConfig& config, const EnginePlan& plan, int rank,
-                       profile::Profiler* profiler, const KeptModel& kept) {
+                       const Model& target, profile::Profiler* profiler, const KeptModel& kept) {
   ModelOptions options = MakeDraftOptions(MakeModelOptions(config, plan, rank));
-  options.keeps_hidden = plan.draft->is_mtp;
+  options.keeps_hidden = plan.draft->takes_hidden();
+  options.target = &target;
   options.profiler = profiler;
   options.weights = kept.weights();
   return options;
 }
 
+// --speculative-draft-model-quantization. Drafts may be approximate, so the head is packed too,
+// unlike with --quantization.
+void Quantize(const EngineConfig& config, const ModelConfig& target, bool cuda,
+              ModelConfig* draft) {
+  constexpr const char* kFlag = "--speculative-draft-model-quantization";
+  QuantizationConfig& q = draft->quantization;
+  std::string method = config.speculative.draft_quantization;
+  if (method.empty() && draft->is_mtp && !cuda && q.none()) method = "w8a8_int8";
+  if (method.empty()) return;
+  if (!q.method.empty())
+    throw Invalid("{} {}: the draft model's checkpoint is quantized already, by {}", kFlag, method,
+                  q.method);
+  q.rules.clear();
+  q.ignored.clear();
+  if (method != "unquant") {
+    try {
+      ApplyFlags({.method = method}, &q);
+    } catch (const Error& error) {
+      throw Invalid("{}: {}", kFlag, error.what());
+    }
+  }
+  for (const SchemeRule& rule : q.rules)
+    if (rule.targets.empty())
+      q.chosen.push_back({rule.scheme,
+                          {{ModulePattern::Kind::kName, "lm_head"},
+                           {ModulePattern::Kind::kName, "shared_head.head"}}});
+  q.bfloat16_rows = target.quantization.bfloat16_rows;
+  q.int8_group_rows = target.quantization.int8_group_rows;
+}
+
 }  // namespace
 
-std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target) {
+std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target,
+                                           bool cuda) {
   const DraftSource source = SourceOf(config.speculative);
   if (source != DraftSource::kNone && target.pooling)
     throw Invalid("--speculative-algorithm {}: the model generates no text",
                   config.speculative.algorithm);
   std::optional<ModelConfig> draft;
   if (source == DraftSource::kMtp) draft = MtpConfigOf(target);
-  if (source == DraftSource::kStandalone) {
-    draft = LoadModelConfig(DraftPath(config));
+  if (source == DraftSource::kEagle || source == DraftSource::kEagle3)
+    draft = LoadEagleConfig(DraftPath(config), target, source == DraftSource::kEagle3);
+  if (source == DraftSource::kStandalone) draft = LoadModelConfig(DraftPath(config));
+  if (HasDraftCheckpoint(source)) {
     draft->quantization.bfloat16_rows = target.quantization.bfloat16_rows;
     draft->quantization.int8_group_rows = target.quantization.int8_group_rows;
     if (draft->vocab_size != target.vocab_size || draft->pooling)
@@ -36,6 +72,7 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
           "vocabulary of {} tokens; this one has {}",
           DraftPath(config).string(), target.vocab_size, draft->vocab_size);
   }
+  if (draft) Quantize(config, target, cuda, &*draft);
   if (draft && draft->has_moe()) return draft;
   for (const auto& [flag, value] :
        {std::pair{"--speculative-moe-a2a-backend", config.moe.speculative_a2a_backend},
@@ -74,7 +111,9 @@ DraftModel::DraftModel(const EngineConfig& config, const EnginePlan& plan, Model
     : target_(target),
       comm_(comm),
       model_(DraftPath(config), *plan.draft,
-             OptionsOf(config, plan, comm.mesh.rank(), profiler, *kept), comm, pool),
+             OptionsOf(config, plan, comm.mesh.rank(), target, profiler, *kept), comm, pool),
+      vocabulary_(LoadDraftVocabulary(DraftPath(config), *plan.draft,
+                                      /*read_data=*/config.load_format != "dummy")),
       kv_(kept->Keep(model_, plan, config.page_size)) {}
 
 std::span<const float> DraftModel::Forward(const ForwardBatch& batch) {

@@ -2,8 +2,12 @@
 
 #include <gmock/gmock.h>
 
+#include <future>
 #include <map>
 #include <memory>
+
+#include "engine/rank_grammars.h"
+#include "grammar/compiler.h"
 
 namespace switchyard {
 namespace {
@@ -27,6 +31,7 @@ class FakeDraft : public DraftForward {
     decode_tokens = batch.decode_tokens;
     group_tokens = batch.group_tokens;
     may_record.push_back(batch.may_record);
+    own_hidden.push_back(batch.own_hidden);
     given.clear();
     for (const int32_t row : batch.hidden_rows) given.push_back(batch.hidden[row * kWidth]);
     EXPECT_EQ(batch.only_logit_rows, !draws_tokens);
@@ -54,6 +59,7 @@ class FakeDraft : public DraftForward {
   bool draws() const override { return draws_tokens; }
   std::span<const int32_t> drawn() const override { return drawn_; }
   int64_t vocab_size() const override { return kVocab; }
+  int32_t TokenOf(int32_t index) const override { return (index + shift) % kVocab; }
   bool takes_hidden() const override { return mtp_; }
   int64_t hidden_width() const override { return kWidth; }
   const float* target_hidden() const override { return target.data(); }
@@ -74,11 +80,12 @@ class FakeDraft : public DraftForward {
   bool draws_tokens = false;
   int32_t fault = -1;  // logits of this token's rows are not finite
   float peak = 9;      // the largest logit; the others are 0
+  int32_t shift = 0;   // from an element of a row of logits to its token
   int passes = 0;
   std::vector<int32_t> tokens, positions;  // arguments of the last pass
   int64_t decode_tokens = 0;
   std::vector<int64_t> group_tokens;
-  std::vector<bool> may_record;  // of each pass
+  std::vector<bool> may_record, own_hidden;  // of each pass
   std::vector<float> given, target;
   std::map<int32_t, int32_t> slots;
 
@@ -140,6 +147,21 @@ TEST_F(ModelDrafterTest, ChainsTakeTheLayersOwnHiddenRows) {
   EXPECT_THAT(model->positions, ElementsAre(4));
   EXPECT_THAT(model->given, ElementsAre(1021));
   EXPECT_EQ(model->decode_tokens, 1);
+}
+
+// The head of an EAGLE3 model has rows for some of the tokens.
+TEST_F(ModelDrafterTest, DraftsAreTheTokensOfTheHeadsRows) {
+  for (const bool draws : {false, true}) {
+    Make(/*mtp=*/true, 1, 100, 6, /*ends_early=*/false, draws);
+    model->shift = 10;
+    const auto s = AfterPrompt({10, 11, 12});
+    Append(*s, {20});
+    model->SetTarget(3, 100);
+    drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 2}}, 2);
+    EXPECT_THAT(s->drafts, ElementsAre(31, 42));
+    EXPECT_THAT(model->tokens, ElementsAre(31));
+    EXPECT_THAT(model->own_hidden, ElementsAre(false, true));
+  }
 }
 
 TEST_F(ModelDrafterTest, AModelMayDrawTheDraftsItself) {
@@ -266,6 +288,50 @@ TEST_F(ModelDrafterTest, AChainEndsEarlyOnceItsDraftsAreImprobable) {
     drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 4}}, 4);
     EXPECT_EQ(std::ssize(s->drafts), drafts) << groups << " " << peak;
     EXPECT_EQ(model->passes, drafts);
+  }
+}
+
+TEST_F(ModelDrafterTest, PenaltiesAndBiasesApplyToDrafts) {
+  Make(/*mtp=*/true);
+  const auto s = AfterPrompt({10, 11, 12});
+  Append(*s, {20});
+  SamplingParams& params = s->request.sampling;
+  params.logit_bias = {{22, -100.0f}, {30, 1.0f}};
+  params.bad_words = {{31, 32}};
+  model->SetTarget(3, 100);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 4}}, 4);
+  // 22 is forbidden after 21, and 32 after 31. Then a token without a logit of its own follows.
+  EXPECT_THAT(s->drafts, ElementsAre(21, 30, 31, 30));
+}
+
+// Five tokens from 11 to 25 (l to z), then the end of the output (7).
+TEST_F(ModelDrafterTest, DraftsFollowTheGrammar) {
+  GrammarVocabulary vocabulary;
+  for (int32_t id = 0; id < kVocab; ++id)
+    vocabulary.tokens.push_back(id < 26 ? std::string(1, static_cast<char>('a' + id)) : "");
+  vocabulary.tokens[7] = "";
+  vocabulary.stop_ids = {7};
+  const TokenTable table(vocabulary);
+  std::promise<std::shared_ptr<const CompiledGrammar>> compiled;
+  compiled.set_value(CompileGrammar(RegexGrammar("[l-z]{5}"), table));
+  const RankGrammars::Pending pending = compiled.get_future().share();
+  for (const bool early : {false, true}) {
+    Make(/*mtp=*/true, 1, 100, 6, early);
+    const auto s = AfterPrompt({10, 11, 12});
+    s->grammar = std::make_unique<SequenceGrammar>(pending);
+    std::vector<uint32_t> mask(MaskWords(kVocab));
+    ASSERT_TRUE(s->grammar->FillMask(mask));
+    s->grammar->Accept(24);
+    Append(*s, {24});
+    model->SetTarget(3, 100);
+    drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 5}}, 5);
+    // After 25 the model prefers 26, which has no bytes; 15 other letters are equal. The fifth
+    // draft ends the output.
+    if (early) EXPECT_THAT(s->drafts, ElementsAre(25, 11));
+    if (!early) EXPECT_THAT(s->drafts, ElementsAre(25, 11, 12, 13, 7));
+    // Drafts changed nothing: the grammar still expects four letters.
+    ASSERT_TRUE(s->grammar->FillMask(mask));
+    EXPECT_TRUE(MaskAllows(mask, 11) && !MaskAllows(mask, 7) && !MaskAllows(mask, 3));
   }
 }
 
