@@ -21,6 +21,7 @@
 #include "core/parallel.h"
 #include "core/tensor.h"
 #include "kernels/ops.h"
+#include "quant/panels.h"
 #include "quant/quantize.h"
 
 namespace switchyard::bench {
@@ -36,6 +37,9 @@ struct Formats {
   WeightFormat weights;
   ActivationFormat rows = ActivationFormat::kNone;
 
+  // Columns that share a scale of int4.
+  int32_t Group() const { return HasPanels(weights) ? 32 : 128; }
+  double Bytes() const { return BytesPerWeight(weights, Group()); }
   bool Int8() const {
     return rows == ActivationFormat::kInt8Token || rows == ActivationFormat::kInt8Group;
   }
@@ -53,6 +57,8 @@ class WeightPool {
 
   void Fill(const Formats& formats) {
     formats_ = formats;
+    next_ = 0;
+    if (HasPanels(formats.weights)) return FillPanels();
     std::mt19937 random(1);
     std::normal_distribution<float> normal(0.0f, 0.02f);
     std::vector<float> values(256 * kHidden);
@@ -81,18 +87,40 @@ class WeightPool {
     WeightView w = {.format = formats_.weights,
                     .data = memory_.data() + next_,
                     .scales = scales,
-                    .group_size = 128,
+                    .group_size = formats_.Group(),
                     .activation = formats_.rows,
                     .stored_k = k,
                     .n = n,
                     .k = k};
-    next_ += (bytes + 4095) / 4096 * 4096;
+    // Any part of a panel may begin a matrix.
+    next_ += HasPanels(w.format) ? bytes : (bytes + 4095) / 4096 * 4096;
     return w;
   }
 
  private:
+  // Equal parts with random codes, and scales that are valid numbers.
+  void FillPanels() {
+    const WeightFormat format = formats_.weights;
+    std::mt19937 random(1);
+    PanelRow row;
+    for (uint8_t& scale : row.scales) scale = 0x30;
+    if (format == WeightFormat::kInt4ZeroPanels)
+      std::fill_n(row.scales + 2 * kPanelColumns / formats_.Group(),
+                  kPanelColumns / formats_.Group(), static_cast<uint8_t>(kInt4Zero));
+    const auto part = static_cast<int64_t>(PanelBytes(format, formats_.Group(), kPanelColumns));
+    std::vector<uint8_t> panel(part);
+    for (int64_t i = 0; i < kPanelHeight; ++i) {
+      for (uint8_t& code : row.codes) code = static_cast<uint8_t>(random());
+      PutPanelRow(format, formats_.Group(), kPanelColumns, i, 0, row, panel.data());
+    }
+    for (int64_t at = 0; at + part <= kPoolBytes; at += part)
+      std::memcpy(memory_.data() + at, panel.data(), part);
+  }
+
   // Bytes of weights without their scales, which are less than a tenth of the total.
   int64_t Bytes(int64_t n, int64_t k) const {
+    if (HasPanels(formats_.weights))
+      return PanelMatrixBytes(formats_.weights, formats_.Group(), n, k);
     return n * k * static_cast<int64_t>(2 * BytesPerWeight(formats_.weights)) / 2;
   }
 
@@ -141,7 +169,7 @@ struct Bench {
 
   void Add(const char* name, const std::string& shape, const Formats& formats, double seconds,
            double count, double flops) const {
-    const double bytes = count * BytesPerWeight(formats.weights);
+    const double bytes = count * formats.Bytes();
     const double peak = formats.Int8()   ? ceilings.int8_peak
                         : formats.BF16() ? ceilings.bf16_peak
                                          : ceilings.peak;
@@ -245,6 +273,12 @@ void CpuKernels(const Options& options, Report& report) {
                              {W::kMxfp4, ActivationFormat::kInt8Group},
                              {W::kNvfp4},
                              {W::kNvfp4, ActivationFormat::kInt8Group},
+                             {W::kInt4ZeroPanels, ActivationFormat::kInt8Group},
+                             {W::kMxfp4Panels, ActivationFormat::kInt8Group},
+                             {W::kQ8_0Panels, ActivationFormat::kInt8Group},
+                             {W::kQ4KPanels, ActivationFormat::kInt8Group},
+                             {W::kQ5KPanels, ActivationFormat::kInt8Group},
+                             {W::kQ6KPanels, ActivationFormat::kInt8Group},
                              {W::kF32}};
   for (const Formats& f : formats) {
     for (const int64_t m : {1, 8, 32, 512}) {

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "kernels/cpu/heuristics.h"
 #include "kernels/ops.h"
+#include "quant/panels.h"
 
 namespace switchyard::kernels::cpu {
 namespace {
@@ -121,10 +122,17 @@ WeightRef MakeRef(const WeightView& w) {
           .k = w.k,
           .convert = Convert,
           .view = &w,
-          .skip = 0};
+          .skip = 0,
+          .part_bytes = HasPanels(w.format) ? PanelLayoutOf(w.format, w.group_size).bytes : 0};
 }
 
 const void* RowAddress(const WeightView& w, int64_t row) {
+  if (HasPanels(w.format)) {
+    const int64_t panel = (w.row0 + row) / kPanelHeight, part = w.col0 / kPanelColumns;
+    return static_cast<const char*>(w.data) +
+           panel * PanelBytes(w.format, w.group_size, w.stored_k) +
+           part * PanelLayoutOf(w.format, w.group_size).bytes;
+  }
   const int64_t first = (w.row0 + row * w.row_step) * w.stored_k + w.col0;
   return static_cast<const char*>(w.data) + first * StoredBits(w.format) / 8;
 }

@@ -17,11 +17,12 @@
 #include "model/weights/prefault.h"
 #include "model/weights/slabs.h"
 #include "quant/ggml_blocks.h"
+#include "quant/ggml_panels.h"
 
 namespace switchyard {
 namespace {
 
-constexpr int64_t kRowsOfJob = 256;
+constexpr int64_t kRowsOfJob = 256;  // whole panels
 constexpr size_t kNamedMissing = 5;
 constexpr int64_t kPackedBlock = 32;  // columns of a block of Q4_0 and MXFP4
 constexpr std::string_view kGateUp = "gate_up_proj";
@@ -77,10 +78,11 @@ class GgufSource : public WeightSource {
     if (!m) return {};
     const auto plain = PlainType(*m->type);
     if (plain && m->pairs_of == 0) return InPlace(r, *m, *plain);
-    const bool packed = (r.mxfp4_blocks && m->type->id == kGgmlMXFP4) ||
-                        (r.scheme.format == WeightFormat::kMxfp4 && m->type->id == kGgmlMXFP4) ||
-                        (r.scheme.format == WeightFormat::kInt4Group && m->type->id == kGgmlQ4_0);
-    if (packed && (r.mxfp4_blocks || r.scheme.packing != Packing::kPlain)) return Pack(r, *m);
+    const WeightFormat format = FormatInMemory(r);
+    if (HasPanels(format) && PanelFormatOfGgml(*m->type) == format) return Panels(r, *m, format);
+    const bool packed = (format == WeightFormat::kMxfp4 && m->type->id == kGgmlMXFP4) ||
+                        (format == WeightFormat::kInt4Group && m->type->id == kGgmlQ4_0);
+    if (packed) return Pack(r, *m);
     return Expand(r, plain.value_or(config_.dtype),
                   [m = *m, check = check_](Range rows, float* out) {
                     for (int64_t row = rows.begin; row < rows.end; ++row, out += m.k)
@@ -147,6 +149,13 @@ class GgufSource : public WeightSource {
     return r;
   }
 
+  // Blocks of gpt-oss have no scheme.
+  WeightFormat FormatInMemory(const MatrixRequest& r) const {
+    if (!r.mxfp4_blocks) return ImpliedFormat(config_, r);
+    const bool panels = config_.quantization.int8_group_rows && r.cols.begin % kMxfp4BlockSize == 0;
+    return panels ? WeightFormat::kMxfp4Panels : WeightFormat::kMxfp4;
+  }
+
   // Error if the shape differs from `shape`; leading dimensions of 1 do not count. If absent,
   // records it and returns nullptr.
   const GgufFiles::Tensor* Find(const std::string& name, const std::string& tensor,
@@ -194,6 +203,36 @@ class GgufSource : public WeightSource {
       const uint8_t* begin = m.data + view.row0 * m.row_bytes();
       used_.push_back({begin, begin + ((view.n - 1) * view.row_step + 1) * m.row_bytes()});
     }
+    return view;
+  }
+
+  // Panels that begin at the first requested row and column.
+  WeightView Panels(const MatrixRequest& r, const GgufMatrix& m, WeightFormat format) {
+    WeightView view{.format = format,
+                    .data = m.data,
+                    .activation = r.scheme.activation,
+                    .stored_k = r.cols.size(),
+                    .n = r.rows.size(),
+                    .k = r.cols.size(),
+                    .owner = m.file};
+    if (!options_.read_data || view.n == 0 || view.k == 0) return view;
+    const Slabs::Piece piece =
+        slabs_.Allocate(static_cast<size_t>(PanelMatrixBytes(format, 0, view.n, view.k)));
+    view.data = piece.data;
+    view.owner = piece.owner;
+    const auto row_bytes = static_cast<size_t>(PanelBytes(format, 0, view.k) / kPanelHeight);
+    AddJobs(view.n, row_bytes, [=, check = check_, out = piece.data](int64_t i) {
+      const int64_t row = r.row0 + (r.rows.begin + i) * r.row_step;
+      if (check) {
+        std::vector<float> values(static_cast<size_t>(m.k));
+        m.Read(row, check, values.data());
+      }
+      for (int64_t begin = r.cols.begin, part = 0; begin < r.cols.end;
+           begin += kPanelColumns, ++part) {
+        PutPanelRow(format, 0, view.k, i, part,
+                    PanelRowOfGgml(*m.type, m.Row(row), begin, r.cols.end), out);
+      }
+    });
     return view;
   }
 
