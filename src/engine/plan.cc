@@ -233,9 +233,11 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, const RankMem
   // Weights of a file that several ranks read are in memory once.
   if (!CopiesWeights(config, plan)) {
     auto bytes = static_cast<double>(WeightBytesPerRank(plan.model, Mesh()));
-    if (plan.draft)  // each rank packs its own weights
-      bytes += static_cast<double>(WeightBytesPerRank(*plan.draft, Mesh())) *
-               (plan.draft->quantization.rules.empty() ? 1 : ranks);
+    if (plan.draft) {
+      const QuantizationConfig& q = plan.draft->quantization;
+      const bool packs = !q.rules.empty() || !q.chosen.empty() || !q.stored.empty();
+      bytes += static_cast<double>(WeightBytesPerRank(*plan.draft, Mesh())) * (packs ? ranks : 1);
+    }
     need.weights = std::min(need.weights, bytes);
   }
   return need;
@@ -404,17 +406,21 @@ namespace {
 // Whether the rows of every linear of a layer are rounded, to bfloat16 or to int8 groups.
 bool RoundsAllRows(const QuantizationConfig& quantization) {
   if (!quantization.bfloat16_rows) return false;
-  const auto rounded = [&](const SchemeRule& rule) {
-    const LinearScheme& scheme = rule.scheme;
+  const auto is_rounded = [&](const LinearScheme& scheme) {
     return scheme.packing == Packing::kPlain ||
            (TakesInt8Groups(scheme.format) && !scheme.act_order && quantization.int8_group_rows);
   };
+  const auto rounded = [&](const SchemeRule& rule) { return is_rounded(rule.scheme); };
   const auto of_layers = [](const SchemeRule& rule) {
     return !std::ranges::all_of(rule.targets, [](const ModulePattern& target) {
       return target.text == "lm_head" || target.text == "embed_tokens";
     });
   };
   return std::ranges::all_of(quantization.rules, rounded) &&
+         std::ranges::all_of(quantization.stored,
+                             [&](const auto& linear) {
+                               return linear.first == "lm_head" || is_rounded(linear.second);
+                             }) &&
          std::ranges::all_of(quantization.chosen, [&](const SchemeRule& rule) {
            return rounded(rule) || !of_layers(rule);
          });

@@ -57,17 +57,20 @@ size_t SpareExpertBytes(const ModelConfig& config, const ModelOptions& options,
           ExpertBytes(config, Mesh(shape, 0), CompletePlacedLoad(config, options, shape)));
 }
 
-// Whether a rule of quantization may differ between layers of one kind.
+// Whether quantization may differ between layers of one kind.
 bool NamesLayers(const QuantizationConfig& quantization) {
+  if (!quantization.stored.empty()) return true;
   const auto names = [](const ModulePattern& pattern) {
     const std::string_view text = pattern.text;
     const size_t at = text.find("layers");
     return at != std::string_view::npos && !text.substr(at).starts_with("layers.*.");
   };
   if (std::ranges::any_of(quantization.ignored, names)) return true;
-  return std::ranges::any_of(quantization.rules, [&](const SchemeRule& rule) {
+  const auto rule_names = [&](const SchemeRule& rule) {
     return std::ranges::any_of(rule.targets, names);
-  });
+  };
+  return std::ranges::any_of(quantization.rules, rule_names) ||
+         std::ranges::any_of(quantization.chosen, rule_names);
 }
 
 struct Counted {
@@ -116,6 +119,16 @@ Counted Count(const ModelConfig& config, const Mesh& mesh, const LoadOptions& lo
   }
   all.bytes.norms += final_norm;
   return all;
+}
+
+// The larger of the first and the last rank's weights. Where blocks of a format do not divide
+// evenly over ranks, the last rank has the most columns. Its part may also start within a block of
+// a panel, and is expanded then.
+Counted CountLargest(const ModelConfig& config, const MeshShape& mesh, const LoadOptions& load) {
+  Counted first = Count(config, Mesh(mesh, 0), load);
+  if (mesh.tp == 1 || config.quantization.none()) return first;
+  const Counted last = Count(config, Mesh(mesh, mesh.tp - 1), load);
+  return last.bytes.total() > first.bytes.total() ? last : first;
 }
 
 // The sizes of one rank's pass.
@@ -265,7 +278,7 @@ class PassSizes {
 
 WeightBytes WeightsOfRank(const ModelConfig& config, const MeshShape& mesh,
                           const LoadOptions& load) {
-  return Count(config, Mesh(mesh, 0), load).bytes;
+  return CountLargest(config, mesh, load).bytes;
 }
 
 RankMemory MemoryOfRank(const ModelConfig& config, const ModelOptions& options,
@@ -273,7 +286,7 @@ RankMemory MemoryOfRank(const ModelConfig& config, const ModelOptions& options,
   const ModelOptions complete = CompleteOptions(config, options, mesh);
   const LoadOptions load = CompletePlacedLoad(config, options, mesh);
   RankMemory memory;
-  const Counted counted = Count(config, Mesh(mesh, 0), load);
+  const Counted counted = CountLargest(config, mesh, load);
   memory.weights = counted.bytes;
   const PassSizes sizes(config, complete, mesh, counted.dense_width);
   memory.kv_per_token =

@@ -33,12 +33,12 @@ struct RankMemoryShape {
   DType kv_dtype = DType::kF32;
 };
 
-// Rank 0, which has the largest share where shares are uneven. `options`: of the model's
+// The first or the last rank, whichever has more weights. `options`: of the model's
 // constructor. Error kInvalid as from the constructor, for sizes that cannot be sharded.
 RankMemory MemoryOfRank(const ModelConfig& config, const ModelOptions& options,
                         const MeshShape& mesh, const RankMemoryShape& shape);
 
-// The weights of rank 0 alone. `load`: with the formats of a GPU's memory, if it is for a GPU.
+// The weights of the same rank. `load`: with the formats of a GPU's memory, if it is for a GPU.
 WeightBytes WeightsOfRank(const ModelConfig& config, const MeshShape& mesh,
                           const LoadOptions& load = {});
 

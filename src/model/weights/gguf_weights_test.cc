@@ -5,6 +5,7 @@
 
 #include "core/testing.h"
 #include "model/gguf/gguf_config.h"
+#include "model/rank_memory.h"
 #include "model/rope.h"
 #include "model/weights/assembled.h"
 #include "model/weights/expert_loader.h"
@@ -180,6 +181,19 @@ TEST(GgufFormats, AreCountedByThePlan) {
         static_cast<double>(LoadWeights(GgufFile(c.file), config, Mesh(), {}).bytes_mapped);
     EXPECT_NEAR(static_cast<double>(WeightBytesPerRank(config, Mesh())) / loaded, 1.0, 0.02)
         << c.file;
+  }
+}
+
+// Types may differ between layers, so one layer does not stand for all.
+TEST(GgufFormats, AreCountedLayerByLayer) {
+  for (const char* file : {"olmoe_q8_0", "mixtral_q4_0", "k_types"}) {
+    ModelConfig config = WithInt8Rows(file);
+    const auto counted = [&] { return WeightsOfRank(config, {1, 1}).total(); };
+    const auto all = [&] { return static_cast<double>(WeightBytesPerRank(config, Mesh())); };
+    EXPECT_NEAR(counted() / all(), 1.0, 1e-3) << file;
+    std::erase_if(config.quantization.stored,
+                  [](const auto& linear) { return linear.first.starts_with("model.layers.0."); });
+    EXPECT_NEAR(counted() / all(), 1.0, 1e-3) << file << " with a plain first layer";
   }
 }
 
