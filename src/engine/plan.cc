@@ -235,7 +235,11 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, const RankMem
     auto bytes = static_cast<double>(WeightBytesPerRank(plan.model, Mesh()));
     if (plan.draft) {
       const QuantizationConfig& q = plan.draft->quantization;
-      const bool packs = !q.rules.empty() || !q.chosen.empty() || !q.stored.empty();
+      const auto is_packed = [](const SchemeRule& rule) {
+        return rule.scheme.packing == Packing::kWhileLoading;
+      };
+      const bool packs = std::ranges::any_of(q.rules, is_packed) ||
+                         std::ranges::any_of(q.chosen, is_packed) || !q.stored.empty();
       bytes += static_cast<double>(WeightBytesPerRank(*plan.draft, Mesh())) * (packs ? ranks : 1);
     }
     need.weights = std::min(need.weights, bytes);

@@ -28,8 +28,9 @@ constexpr std::array<std::string_view, 3> kEagle3Names = {
 
 // Keys that LoadEagleConfig reads or refuses.
 constexpr std::string_view kOwnKeys[] = {
-    "bias",    "draft_vocab_size", "eagle_config",       "hot_vocab_size",
-    kLayerIds, "norm_before_fc",   "target_hidden_size", "norm_before_residual"};
+    "add_para_norm",       "bias",    "draft_vocab_size", "eagle_config",
+    "hot_vocab_size",      kLayerIds, "norm_before_fc",   "target_hidden_size",
+    "norm_before_residual"};
 
 void CheckArchitecture(const ConfigReader& file, bool inner_rows) {
   if (file.Has("speculators_config"))
@@ -96,6 +97,7 @@ void ReadEagle3(const ConfigReader& file, const ModelConfig& target, ModelConfig
 void ReadEagle(const ConfigReader& file, const ModelConfig& target, ModelConfig* head) {
   EagleConfig& eagle = *head->eagle;
   eagle.projection_bias = file.BoolOr("bias", true);
+  RequireFalse(file, "add_para_norm");  // norms of both halves of fc's input, of some heads
   if (file.Has("hot_vocab_size") || file.Has("draft_vocab_size"))
     throw Invalid("{}: an EAGLE head has the target's whole vocabulary",
                   file.Where(file.Has("hot_vocab_size") ? "hot_vocab_size" : "draft_vocab_size"));

@@ -384,7 +384,7 @@ TEST(EagleConfigTest, TheTableOfTokensIsChecked) {
               }),
               HasSubstr("want int64 or int32 [4]"));
   EXPECT_THAT(message([](RawTensors& t) { t["d2t"].bytes[1] = 2; }),
-              HasSubstr("gives row 0 the token 512"));
+              HasSubstr("gives row 0 the offset 512"));
 }
 
 }  // namespace

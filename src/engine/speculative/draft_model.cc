@@ -33,6 +33,7 @@ void Quantize(const EngineConfig& config, const ModelConfig& target, bool cuda,
     throw Invalid("{} {}: the draft model's checkpoint is quantized already, by {}", kFlag, method,
                   q.method);
   q.rules.clear();
+  q.chosen.clear();
   q.ignored.clear();
   if (method != "unquant") {
     try {

@@ -45,11 +45,11 @@ std::vector<int32_t> LoadDraftVocabulary(const std::filesystem::path& dir,
     throw Invalid("{}: tensor \"{}\" is {} [{}]; want int64 or int32 [{}], by draft_vocab_size",
                   table->file, kTable, Name(table->dtype), Joined(table->shape, ", "), rows);
   for (int64_t i = 0; i < rows; ++i) {
-    const int64_t token = i + Element(*table, i);
-    if (token < 0 || token >= config.vocab_size)
-      throw Invalid("{}: tensor \"{}\" gives row {} the token {}; want 0 to {}", table->file,
-                    kTable, i, token, config.vocab_size - 1);
-    tokens[i] = static_cast<int32_t>(token);
+    const int64_t offset = Element(*table, i);
+    if (offset < -i || offset >= config.vocab_size - i)
+      throw Invalid("{}: tensor \"{}\" gives row {} the offset {}; want tokens 0 to {}",
+                    table->file, kTable, i, offset, config.vocab_size - 1);
+    tokens[i] = static_cast<int32_t>(i + offset);
   }
   return tokens;
 }
