@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "engine/test_engine.h"
+#include "model/test_eagle.h"
 #include "moe/backends.h"
 
 namespace switchyard {
@@ -26,6 +27,7 @@ struct Case {
   const char* draft_backend = "";
   const char* draft_model = "";
   const char* steps = "3";
+  bool two_batches = false;
 };
 
 class SpeculativeEngine : public ::testing::TestWithParam<Case> {};
@@ -56,6 +58,56 @@ TEST_P(SpeculativeEngine, GivesTheOutputsWithoutDrafts) {
 }
 
 constexpr MeshShape kDp2{.tp = 2, .ep = 2, .dp = 2};
+
+// Heads with random weights, in a directory of their own.
+class EagleEngine : public ::testing::TestWithParam<Case> {};
+
+TEST_P(EagleEngine, GivesTheOutputsWithoutDrafts) {
+  const Case& c = GetParam();
+  EngineConfig config = ConfigOf(c.fixture, c.mesh);
+  config.moe.a2a_backend = c.backend;
+  config.moe.deepep_mode = c.mode;
+  config.moe.max_dispatch_tokens_per_rank = 8;
+  config.two_batch_overlap = c.two_batches;
+  constexpr uint64_t kRequests = 16;
+  Outputs want;
+  {
+    Engine plain(config);
+    want = RunAll(plain, kRequests);
+  }
+  const bool inner_rows = c.algorithm == std::string_view("EAGLE3");
+  const ModelConfig target = ReadModelConfig(config);
+  testing::EagleHead head{.inner_rows = inner_rows, .bias = !inner_rows};
+  if (inner_rows) {
+    head.layers = {0, 1, target.num_layers()};
+    head.draft_vocab = target.vocab_size / 4;
+  } else {
+    head.layer = "layers.0.";
+  }
+  const testing::TempDir dir;
+  testing::WriteEagleHead(dir.path(), head, target);
+  config.speculative = {
+      .algorithm = c.algorithm, .num_steps = c.steps, .draft_model_path = dir.path().string()};
+  Engine engine(config);
+  ExpectEqual(RunAll(engine, kRequests), want);
+  EXPECT_GT(Total(engine.Stats()).drafted_tokens, 0);
+  ExpectEqual(RunAll(engine, kRequests), want);  // prompts are in the cache
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, EagleEngine,
+    ::testing::Values(
+        Case{"deepseek_v3", "EAGLE3", {1, 1}}, Case{"deepseek_v3", "EAGLE", {1, 1}},
+        Case{"deepseek_v3", "EAGLE3", {2, 2}, "deepep"},
+        Case{"deepseek_v3", "eagle", {2, 2}, "deepep", "low_latency"},
+        Case{"deepseek_v3", "EAGLE3", {2, 1}}, Case{"deepseek_v3", "EAGLE", kDp2, "none"},
+        Case{"deepseek_v3", "EAGLE3", kDp2, "deepep"},
+        Case{"deepseek_v3", "EAGLE3", kDp2, "deepep", "auto", "", "", "2", true},
+        Case{"deepseek_v3", "EAGLE3", kDp2, "flashinfer"},
+        Case{"deepseek_v3", "EAGLE3", {2, 2}, "mooncake"}, Case{"mixtral", "EAGLE3", {1, 1}},
+        Case{"qwen3_moe", "EAGLE", {2, 2}, "deepep"}, Case{"gpt_oss", "EAGLE3", {1, 1}},
+        Case{"llama", "EAGLE", {2, 1}}, Case{"yardling", "EAGLE3", {1, 1}},
+        Case{"yardling", "EAGLE3", {1, 1}, "none", "auto", "", "", "auto"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, SpeculativeEngine,
@@ -162,7 +214,11 @@ TEST(SpeculativeEngineTest, UnfitDraftsAreRefusedByName) {
   config.speculative.algorithm = "NEXTN";
   EXPECT_THAT(ErrorOf(config), HasSubstr("no multi-token prediction (MTP) layer"));
   config.speculative = {.algorithm = "EAGLE3"};
-  EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-algorithm EAGLE3"));
+  EXPECT_THAT(ErrorOf(config), HasSubstr("EAGLE3: needs --speculative-draft-model-path"));
+  config.speculative = {.algorithm = "MEDUSA"};
+  EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-algorithm MEDUSA"));
+  config.speculative = {.algorithm = "EAGLE", .draft_model_path = Fixture("deepseek_v3").string()};
+  EXPECT_THAT(ErrorOf(config), HasSubstr("DeepseekV3ForCausalLM"));
   config.speculative = {.algorithm = "STANDALONE"};
   EXPECT_THAT(ErrorOf(config), HasSubstr("needs --speculative-draft-model-path"));
   config.speculative.draft_model_path = Fixture("yardling");

@@ -248,19 +248,22 @@ void AddParallelism(std::vector<Feature>& all) {
 
 // Features that no code refuses.
 void AddServing(std::vector<Feature>& all) {
-  for (const char* name : {"NGRAM", "NEXTN", "MTP", "STANDALONE"}) {
+  for (const char* name : {"NGRAM", "NEXTN", "MTP", "STANDALONE", "EAGLE", "EAGLE3"}) {
     all.push_back(Choice(kServing, "--speculative-algorithm", name,
                          [](EngineConfig& c) -> std::string& { return c.speculative.algorithm; }));
-    all.back().requested = [name](const EngineConfig& c, const ModelConfig&) {
+    Feature& feature = all.back();
+    feature.requested = [name](const EngineConfig& c, const ModelConfig&) {
       return std::ranges::equal(c.speculative.algorithm, std::string_view(name), {},
                                 [](unsigned char ch) { return std::toupper(ch); });
     };
-    const bool standalone = std::string_view(name) == "STANDALONE";
-    if (!standalone && std::string_view(name) != "NGRAM") {
-      all.back().request = nullptr;  // works with checkpoints that have an MTP layer
+    const std::string_view source = name;
+    feature.reach.gpus = !source.starts_with("EAGLE");  // has not been tested there
+    const bool standalone = source == "STANDALONE";
+    if (!standalone && source != "NGRAM") {
+      feature.request = nullptr;  // works with checkpoints of an MTP layer or a head
       continue;
     }
-    all.back().request = [=](EngineConfig& c) {
+    feature.request = [=](EngineConfig& c) {
       c.speculative.algorithm = name;
       if (standalone) c.speculative.draft_model_path = c.model_path;
     };

@@ -51,9 +51,10 @@ RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
   RankMemory memory = MemoryOfRank(model, options, config.mesh, shape);
   if (plan.draft) {
     Add(MemoryOfRank(*plan.draft, MakeDraftOptions(options), config.mesh, shape), &memory);
-    if (plan.draft->is_mtp)  // the target's and the layer's hidden rows
-      memory.activations +=
-          2.0 * static_cast<double>(plan.max_batch_tokens * model.hidden) * sizeof(float);
+    if (plan.draft->takes_hidden()) {  // the target's rows, and the layer's own
+      const int64_t width = plan.draft->target_row_width() + plan.draft->hidden;
+      memory.activations += static_cast<double>(plan.max_batch_tokens * width) * sizeof(float);
+    }
   }
   if (config.eplb.enable && !plan.cuda)
     memory.exchange += static_cast<double>(EplbManager::BytesPerRank(config.mesh));

@@ -100,7 +100,8 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
   constexpr int64_t kSavedBytes = int64_t{256} << 20;
   const int64_t saved_rows = std::min<int64_t>(
       plan.max_batch_tokens,  // a pass adds all of them
-      kSavedBytes / (plan.draft->hidden * int64_t{sizeof(float)} * plan.max_running_requests));
+      kSavedBytes /
+          (plan.draft->target_row_width() * int64_t{sizeof(float)} * plan.max_running_requests));
   made.drafter = std::make_unique<ModelDrafter>(*made.model, config.page_size,
                                                 plan.max_batch_tokens, saved_rows,
                                                 /*ends_early=*/plan.drafts.adapts);
@@ -124,7 +125,8 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   experts.AddTo(&options);
   profile::Profiler profiler(rank, comm->mesh.Title());
   options.profiler = &profiler;
-  options.keeps_hidden = plan.draft && plan.draft->is_mtp;
+  options.keeps_hidden = plan.draft && plan.draft->takes_hidden();
+  if (plan.draft && plan.draft->eagle) options.kept_inputs = plan.draft->eagle->target_layers;
   options.weights = kept->model.weights();
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   std::optional<KeptPages> pages;

@@ -52,6 +52,7 @@ struct AttentionConfig {
   float clip_qkv = 0.0f;  // grouped: q, k and v are clamped to [-clip_qkv, clip_qkv]; 0: no clamp
   bool norm_after_rope = false;  // grouped: norms of q and k follow the rotary embedding
   bool gate = false;  // grouped: the heads' output is multiplied by sigmoid of a projection [CPUs]
+  int64_t input_width = 0;  // grouped: of the rows of q, k and v; 0: the hidden size
   // Queries at position p are scaled by 1 + query_scale_beta · ln(1 + floor(p /
   // query_scale_positions)), as in Llama 4 and Mistral 4; latent only. 0: not scaled.
   double query_scale_beta = 0.0;
@@ -74,6 +75,20 @@ struct MoeModelConfig {
   int64_t intermediate = 0;         // width of one routed expert
   int64_t shared_intermediate = 0;  // total of the shared expert(s); 0: none
   bool shared_gate = false;
+};
+
+// A head that drafts for another model, the target, from its hidden rows (EAGLE, EAGLE3).
+struct EagleConfig {
+  bool inner_rows = false;  // EAGLE3: rows of inner layers; EAGLE: rows after the final norm
+  // EAGLE3: a row of the target is the concatenated inputs of these layers, ascending. The number
+  // of the target's layers stands for the output of its last one.
+  std::vector<int64_t> target_layers;
+  int64_t target_hidden = 0;  // hidden size of the target
+  bool projection_bias = false;
+  bool norm_before_residual = false;  // EAGLE3: the residual stream begins with the normed row
+  bool own_embedding = false;         // false: the embedding is the target's
+  bool own_head = false;              // false: the head is the target's
+  int64_t draft_vocab = 0;  // rows of the head, if it has fewer than the vocabulary; 0: all
 };
 
 struct ModelConfig {
@@ -105,6 +120,7 @@ struct ModelConfig {
   // layer in the checkpoint.
   bool is_mtp = false;
   int64_t first_layer = 0;
+  std::optional<EagleConfig> eagle;    // set by LoadEagleConfig (model/config_eagle.h)
   std::vector<int32_t> eos_token_ids;  // union of config.json and generation_config.json
   std::optional<int32_t> bos_token_id;
 
@@ -118,8 +134,24 @@ struct ModelConfig {
 
   // Elements of a row of the head's output: a logit for each id or class, or the hidden state.
   int64_t output_width() const {
-    if (!pooling) return vocab_size;
+    if (!pooling) return head_rows();
     return pooling->classifies() ? static_cast<int64_t>(pooling->labels.size()) : hidden;
+  }
+  // Rows of the vocabulary's head on all ranks together.
+  int64_t head_rows() const {
+    return eagle && eagle->draft_vocab > 0 ? eagle->draft_vocab : vocab_size;
+  }
+  // Whether rows of the input include hidden rows of a target (ForwardBatch::hidden).
+  bool takes_hidden() const { return is_mtp || eagle; }
+  // Elements of a target's row, with takes_hidden().
+  int64_t target_row_width() const {
+    if (!eagle) return hidden;
+    return eagle->inner_rows
+               ? static_cast<int64_t>(eagle->target_layers.size()) * eagle->target_hidden
+               : eagle->target_hidden;
+  }
+  int64_t attention_input_width() const {
+    return attention.input_width > 0 ? attention.input_width : hidden;
   }
 
   bool has_moe() const { return moe.has_value(); }

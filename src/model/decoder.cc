@@ -52,6 +52,9 @@ Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
       moe_(moe),
       beat_(std::move(beat)),
       vocabulary_(context, weights),
+      hidden_input_(weights.hidden_input
+                        ? std::make_optional<HiddenInput>(context, *weights.hidden_input)
+                        : std::nullopt),
       grouped_(MakeAttention<GroupedAttention>(context, AttentionConfig::Kind::kGrouped)),
       latent_(MakeAttention<LatentAttention>(context, AttentionConfig::Kind::kLatent)),
       dense_(MakeDense(context, weights)),
@@ -59,9 +62,7 @@ Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
 
 int64_t Decoder::ScratchFloats(int64_t max_tokens) const {
   const auto need = [&](const auto& layer) { return layer ? layer->ScratchFloats(max_tokens) : 0; };
-  const int64_t joined =
-      weights_.mtp ? LayerScratch::Floats({2 * max_tokens * c_.config.hidden}) : 0;
-  return std::max({need(grouped_), need(latent_), need(dense_), joined});
+  return std::max({need(hidden_input_), need(grouped_), need(latent_), need(dense_)});
 }
 
 void Decoder::ReserveLogits(std::span<const int64_t> group_rows, Pass& pass) const {
@@ -133,7 +134,7 @@ void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> pas
                                             .micro_batch = 0,
                                             .rows = selected,
                                             .columns = c_.config.hidden});
-  if (selected > 0 && !head.hidden_out)
+  if (selected > 0 && !KeepsNormed(head) && weights_.final_norm.defined())
     Norm(head.selected.data(), weights_.final_norm, selected, head.selected.data());
   vocabulary_.Logits(group_logit_rows, head.selected.data(), &head.head);
 }
@@ -149,41 +150,7 @@ void Decoder::Embed(Pass& p) const {
   if (c_.config.has_moe())
     c_.device.ClearEntries(p.kv->router_faults(), p.rows.slots, p.rows.tokens);
   if (p.rows.tokens > 0) vocabulary_.Embed(p, p.residual.data());
-  if (p.rows.tokens > 0 && weights_.mtp) JoinHidden(p);
-}
-
-void Decoder::JoinHidden(Pass& p) const {
-  const MtpWeights& w = *weights_.mtp;
-  const int64_t hidden = c_.config.hidden, tokens = p.rows.tokens;
-  CHECK(p.rows.hidden != nullptr);
-  p.scratch.Reset();
-  float* const joined = p.scratch.Take(2 * tokens * hidden);  // [T, 2 · H]
-  const auto norm = [&](const float* x, int64_t ldx, const Tensor& weight, float* y) {
-    c_.device.RmsNorm({.x = x,
-                       .ldx = ldx,
-                       .weight = weight.data<float>(),
-                       .y = y,
-                       .ldy = 2 * hidden,
-                       .m = tokens,
-                       .n = hidden,
-                       .eps = c_.config.norm_eps});
-  };
-  norm(p.residual.data(), hidden, w.embedding_norm, joined);
-  c_.device.CopyRows({.x = p.rows.hidden,
-                      .ldx = hidden,
-                      .rows = p.rows.hidden_row,
-                      .y = joined + hidden,
-                      .ldy = 2 * hidden,
-                      .m = tokens,
-                      .n = hidden});
-  norm(joined + hidden, 2 * hidden, w.hidden_norm, joined + hidden);
-  c_.device.Linear({.x = joined,
-                    .ldx = 2 * hidden,
-                    .w = w.projection.w,
-                    .bias = w.projection.bias_data(),
-                    .y = p.residual.data(),
-                    .ldy = hidden,
-                    .m = tokens});
+  if (p.rows.tokens > 0 && hidden_input_) hidden_input_->Join(p);
 }
 
 void Decoder::Forward(Pass& p, int layer, Phase phase) const {
@@ -231,10 +198,12 @@ bool Decoder::TakesBf16Rows(const Pass& p, int layer) const {
 // dropped.
 void Decoder::Project(Pass& p, int layer) const {
   const LayerWeights& w = weights_.layers[layer];
+  KeepInput(p, layer);
   if (p.rows.tokens > 0) {
     const bool bf16_rows = TakesBf16Rows(p, layer);
-    NormResidual(p, w.input_norm, nullptr, bf16_rows);
-    const float* x = p.normed.data();
+    const bool joined = p.joined.size() > 0;  // by HiddenInput
+    if (!joined) NormResidual(p, w.input_norm, nullptr, bf16_rows);
+    const float* x = joined ? p.joined.data() : p.normed.data();
     if (grouped_) grouped_->Project(p, w.grouped, layer, x, bf16_rows ? x : nullptr);
     if (latent_) latent_->StoreLatents(p, w.latent, layer, x);
   }
@@ -315,12 +284,38 @@ void Decoder::StoreRoutedExperts(Pass& p, int layer) const {
     std::copy_n(ids.data() + t * k, k, p.routed.data() + t * row + layer * k);
 }
 
+void Decoder::KeepInput(Pass& p, int64_t layer) const {
+  if (!p.inputs_out || p.rows.tokens == 0) return;
+  const auto at = std::ranges::find(p.kept_inputs, layer);
+  if (at == p.kept_inputs.end()) return;
+  const int64_t hidden = c_.config.hidden;
+  if (p.branch_pending) AddPendingBranch(p);
+  c_.device.CopyRows({.x = p.residual.data(),
+                      .ldx = hidden,
+                      .y = p.inputs_out + (at - p.kept_inputs.begin()) * hidden,
+                      .ldy = std::ssize(p.kept_inputs) * hidden,
+                      .m = p.rows.tokens,
+                      .n = hidden});
+}
+
+// EAGLE heads have no final norm, or continue from rows before it.
+bool Decoder::KeepsNormed(const Pass& p) const { return p.hidden_out && !c_.config.eagle; }
+
 void Decoder::SelectRows(Pass& p, float* to) const {
   if (p.branch_pending) AddPendingBranch(p);
-  if (p.hidden_out && p.rows.tokens > 0)
+  KeepInput(p, c_.config.num_layers());
+  const bool normed = KeepsNormed(p);
+  if (normed && p.rows.tokens > 0)
     Norm(p.residual.data(), weights_.final_norm, p.rows.tokens, p.hidden_out);
+  if (!normed && p.hidden_out)
+    c_.device.CopyRows({.x = p.residual.data(),
+                        .ldx = c_.config.hidden,
+                        .y = p.hidden_out,
+                        .ldy = c_.config.hidden,
+                        .m = p.rows.tokens,
+                        .n = c_.config.hidden});
   if (p.rows.logit_rows == 0) return;
-  c_.device.CopyRows({.x = p.hidden_out ? p.hidden_out : p.residual.data(),
+  c_.device.CopyRows({.x = normed ? p.hidden_out : p.residual.data(),
                       .ldx = c_.config.hidden,
                       .rows = p.rows.logit_row,
                       .y = to,

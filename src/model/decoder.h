@@ -11,6 +11,7 @@
 #include "model/layers/dense_feed_forward.h"
 #include "model/layers/embedding_and_head.h"
 #include "model/layers/grouped_attention.h"
+#include "model/layers/hidden_input.h"
 #include "model/layers/latent_attention.h"
 #include "model/pass.h"
 #include "model/weights.h"
@@ -70,8 +71,6 @@ class Decoder {
   const char* BackendOf(const schedule::Operation& operation) const;
   profile::SpanInfo Describe(const schedule::Operation& operation, const PassRows& rows) const;
   void Embed(Pass& p) const;
-  // The input of an MTP layer, from the embeddings in `residual` and the given hidden rows.
-  void JoinHidden(Pass& p) const;
   void Forward(Pass& p, int layer, schedule::Phase phase) const;
   void Project(Pass& p, int layer) const;
   void Attend(Pass& p, int layer) const;
@@ -79,7 +78,12 @@ class Decoder {
   void RunExperts(Pass& p, int layer) const;
   void Finish(Pass& p, int layer) const;
   void StoreRoutedExperts(Pass& p, int layer) const;
-  // Copies to `to` the rows whose logits are needed; if hidden rows are kept, after the final norm.
+  // Copies the input of a layer, or the output of the last one, to the pass's kept rows, if they
+  // include it.
+  void KeepInput(Pass& p, int64_t layer) const;
+  // Whether the kept hidden rows are those after the final norm.
+  bool KeepsNormed(const Pass& p) const;
+  // Copies to `to` the rows whose logits are needed; with KeepsNormed, after the final norm.
   void SelectRows(Pass& p, float* to) const;
 
   MoeTokens TokensOf(const Pass& p) const;
@@ -100,6 +104,7 @@ class Decoder {
   const std::vector<std::unique_ptr<MoeLayer>>& moe_;
   const std::function<void()> beat_;
   const EmbeddingAndHead vocabulary_;
+  const std::optional<HiddenInput> hidden_input_;
   const std::optional<GroupedAttention> grouped_;
   const std::optional<LatentAttention> latent_;
   const std::optional<DenseFeedForward> dense_;  // for the dense layers

@@ -49,10 +49,13 @@ struct ForwardBatch {
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;
   bool groups_want_routed_experts = false;  // whether any group's batch has `routed_experts`
 
-  // Input of an MTP layer: rows [., H] of hidden states in the device's memory (Model::hidden), and
-  // the row of each token [T]. Each element of `tokens` is the token after its row's position.
+  // Input of MTP layers and EAGLE heads: rows of hidden states in the device's memory
+  // (Model::hidden), and the row of each token [T]. Each element of `tokens` is the token after its
+  // row's position. Rows of the target are [., target_row_width()]. With `own_hidden`, they are
+  // rows of the model itself, [., H].
   const float* hidden = nullptr;
   std::vector<int32_t> hidden_rows;
+  bool own_hidden = false;
   // If true, rows other than `logit_rows` only store keys and values: the last layer computes
   // queries, experts and outputs for `logit_rows` only, and Model::hidden has these rows only. The
   // logit rows of a sequence are its last ones. On CPUs, without `routed_experts`. Equal in all

@@ -111,13 +111,31 @@ struct Model::Impl {
     for (int i = 0; i < options.moe.passes; ++i)
       passes.push_back(std::make_unique<Pass>(i, context, options.max_pass_tokens,
                                               decoder.ScratchFloats(options.max_pass_tokens)));
-    if (options.keeps_hidden) hidden.Reserve(device, options.max_tokens * config.hidden);
+    if (options.keeps_hidden) hidden.Reserve(device, options.max_tokens * HiddenWidth());
     FinishRouters(config, &weights);
     // Views and tensors share the memory of the weights.
     if (device.is_cpu() && !options.movable_experts)
       kept_weights = std::make_shared<const ModelWeights>(weights);
     UploadWeights(device, weights);
+    if (config.eagle) ShareVocabulary();
     if (config.has_moe()) MakeMoeLayers(dir);
+  }
+
+  // The embedding and the head of the target, if the checkpoint of an EAGLE head has none.
+  void ShareVocabulary() {
+    const bool shares = !config.eagle->own_embedding || !config.eagle->own_head;
+    CHECK(!shares || options.target != nullptr);
+    if (!shares) return;
+    const ModelWeights& target = options.target->impl_->weights;
+    if (!config.eagle->own_embedding) weights.embedding = target.embedding;
+    if (config.eagle->own_head) return;
+    weights.head = target.head;
+    weights.head_bias = target.head_bias;
+  }
+
+  // Elements of a row of `hidden`.
+  int64_t HiddenWidth() const {
+    return config.hidden * std::max<int64_t>(1, std::ssize(options.kept_inputs));
   }
 
   void BeginLayer() {
@@ -235,7 +253,7 @@ struct Model::Impl {
   void Draw(const ForwardBatch& batch, KvStorage& kv) {
     const DeviceLogits logits = Run(batch, kv);
     CHECK_EQ(std::ssize(batch.draws), logits.rows + logits.more);
-    sampler.Begin(*rank_device, batch.draws, config.vocab_size,
+    sampler.Begin(*rank_device, batch.draws, config.output_width(),
                   batch.masks ? &batch.masks() : nullptr);
     sampler.Draw(*rank_device, logits.data, 0, logits.rows);
     sampler.Draw(*rank_device, logits.more_data, logits.rows, logits.more);
@@ -243,7 +261,10 @@ struct Model::Impl {
   }
 
   void KeepHidden(Pass& p) {
-    if (options.keeps_hidden) p.hidden_out = hidden.data() + p.place.first_row * config.hidden;
+    if (!options.keeps_hidden) return;
+    p.kept_inputs = options.kept_inputs;
+    (p.kept_inputs.empty() ? p.hidden_out : p.inputs_out) =
+        hidden.data() + p.place.first_row * HiddenWidth();
   }
 
   // A size of recorded passes. `more`: rows of the second micro-batch, or rows of logits if only

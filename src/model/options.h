@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/dtype.h"
 #include "model/weights.h"
@@ -15,6 +16,7 @@
 
 namespace switchyard {
 
+class Model;
 class ReplicaChooser;
 class RoutingObserver;
 namespace profile {
@@ -56,7 +58,12 @@ struct ModelOptions {
   // captured passes. May call Model::AbortPass, before the same operation on every rank. Null:
   // none.
   std::function<void(uint64_t pass, const schedule::Operation& operation)> before_operation;
-  bool keeps_hidden = false;     // enables Model::hidden
+  bool keeps_hidden = false;  // enables Model::hidden
+  // With keeps_hidden: Model::hidden has the inputs of these layers instead, ascending. The number
+  // of layers stands for the output of the last one.
+  std::vector<int64_t> kept_inputs;
+  // The model whose embedding and head an EAGLE head uses; outlives the model. Has the same mesh.
+  const Model* target = nullptr;
   bool movable_experts = false;  // enables Model::movable_experts
   // Number of layers whose new experts are in memory at the same time; −1: all.
   int movable_layers = 1;

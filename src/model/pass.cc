@@ -20,6 +20,7 @@ Pass::Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t s
       residual(context.device, max_tokens * context.config.hidden),
       normed(context.device, residual.size()),
       branch(context.device, residual.size()),
+      joined(context.device, context.config.attention.input_width * max_tokens),
       scratch(context.device, scratch_floats),
       index_(index),
       context_(context),
@@ -54,7 +55,8 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
           .logit_rows = static_cast<int64_t>(batch.logit_rows.size()),
           .logit_row = Upload(kLogitRows, batch.logit_rows),
           .hidden = batch.hidden,
-          .hidden_row = Upload(kHiddenRows, batch.hidden_rows)};
+          .hidden_row = Upload(kHiddenRows, batch.hidden_rows),
+          .own_hidden = batch.own_hidden};
   if (!batch.token_rows.empty()) {
     CHECK_EQ(batch.token_rows.size(), batch.tokens.size());
     CHECK(drawn != nullptr);

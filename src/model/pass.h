@@ -26,9 +26,11 @@ struct PassRows {
   const int32_t* slots = nullptr;      // [tokens]
   int64_t logit_rows = 0;
   const int32_t* logit_row = nullptr;  // [logit_rows]
-  // Of an MTP layer: the given hidden rows, and the index of each token's row [tokens].
+  // Of MTP layers and EAGLE heads: the given hidden rows, and the index of each token's row
+  // [tokens].
   const float* hidden = nullptr;
   const int32_t* hidden_row = nullptr;
+  bool own_hidden = false;  // ForwardBatch::own_hidden
 };
 
 // Buffers of EmbeddingAndHead. They grow with the number of logit rows.
@@ -100,6 +102,7 @@ class Pass {
 
   // The residual stream. A layer's output waits in `branch` until the next norm adds it.
   Activations residual, normed, branch;  // [T, H] each
+  Activations joined;  // EAGLE3: input of attention's projections [T, 2 · H]; others: empty
   bool branch_pending = false;
   LayerScratch scratch;
   bool projected = false;         // attention's projections have run in this layer
@@ -108,8 +111,12 @@ class Pass {
   int exchanging = -1;            // the layer whose exchange is in flight; −1: none
   Activations selected;           // [logit rows, H]
   // The rows after the final norm, [T, H], are written there; null: they are not needed. T is the
-  // number of logit rows with only_logit_rows.
+  // number of logit rows with only_logit_rows. Of EAGLE heads, the rows before the norm.
   float* hidden_out = nullptr;
+  // The inputs of these layers are written there, [T, layers · H] (ModelOptions::kept_inputs).
+  // Null: they are not needed.
+  float* inputs_out = nullptr;
+  std::span<const int64_t> kept_inputs;
   HeadBuffers head;
 
   // Results.

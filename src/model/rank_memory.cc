@@ -134,6 +134,7 @@ class PassSizes {
   double Activations() const {
     const auto rows = static_cast<double>(rows_);
     double bytes = rows * (3.0 * c_.hidden * sizeof(float) + 6 * sizeof(int32_t));
+    bytes += rows * static_cast<double>(c_.attention.input_width) * sizeof(float);  // joined rows
     if (c_.has_moe()) bytes += rows * c_.moe->router.top_k * sizeof(int32_t);
     bytes += static_cast<double>(LayerFloats()) * sizeof(float);
     return o_.moe.passes * bytes + (o_.gpu ? 0 : RoundedRows());
@@ -160,7 +161,8 @@ class PassSizes {
   }
 
  private:
-  // The results of ScratchFloats of GroupedAttention, LatentAttention and DenseFeedForward.
+  // The results of ScratchFloats of GroupedAttention, LatentAttention, DenseFeedForward and
+  // HiddenInput.
   int64_t LayerFloats() const {
     const AttentionConfig& a = c_.attention;
     const int64_t heads = QueryHeads(a, mesh_).size();
@@ -177,7 +179,12 @@ class PassSizes {
            rows_ * latent, rows_ * heads * latent, rows_ * heads * a.kv_lora_rank,
            rows_ * heads * a.v_head_dim});
     }
-    return std::max(attention, DenseFloats());
+    return std::max({attention, DenseFloats(), LayerScratch::Floats({rows_ * HiddenInputWidth()})});
+  }
+
+  int64_t HiddenInputWidth() const {
+    if (!c_.takes_hidden()) return 0;
+    return c_.eagle && c_.eagle->inner_rows ? c_.target_row_width() : 2 * c_.hidden;
   }
 
   int64_t DenseFloats() const {
@@ -194,8 +201,9 @@ class PassSizes {
     const AttentionConfig& a = c_.attention;
     const int64_t heads = QueryHeads(a, mesh_).size();
     const int64_t head_width = a.kind == AttentionConfig::Kind::kLatent ? a.v_head_dim : a.head_dim;
-    double elements = static_cast<double>(rows_) *
-                      static_cast<double>(std::max({c_.hidden, heads * head_width, dense_width_}));
+    const int64_t widest =
+        std::max({c_.hidden, heads * head_width, dense_width_, HiddenInputWidth()});
+    double elements = static_cast<double>(rows_) * static_cast<double>(widest);
     if (c_.has_moe()) elements = std::max(elements, ExpertRows() * ExpertWidth());
     return 2 * elements;
   }

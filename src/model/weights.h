@@ -61,18 +61,21 @@ struct LayerWeights {
   std::vector<Tensor> owned;     // float32 copies that `moe` points into (biases)
 };
 
-// The input of an MTP layer: projection · [norm(embedding of the token), norm(hidden row)].
-struct MtpWeights {
-  Tensor embedding_norm, hidden_norm;  // float32 [H]
-  LinearWeight projection;             // [H, 2 · H], whole on every rank
+// The input of a model with ModelConfig::takes_hidden(), from a token's embedding e and a hidden
+// row h (HiddenInput, model/layers). Whole on every rank.
+struct HiddenInputWeights {
+  Tensor embedding_norm, hidden_norm;  // float32 [H]; EAGLE has none
+  // MTP layers and EAGLE: of both rows, [H, 2 · H]. EAGLE3: of a target's row,
+  // [H, target_row_width()].
+  LinearWeight projection;
 };
 
 struct ModelWeights {
   WeightView embedding;  // rows [vocab_begin, vocab_end) of the vocabulary
   int64_t vocab_begin = 0, vocab_end = 0;
   std::vector<LayerWeights> layers;
-  std::optional<MtpWeights> mtp;  // with ModelConfig::is_mtp
-  Tensor final_norm;              // float32 [H], or [2, H] as in LayerWeights
+  std::optional<HiddenInputWeights> hidden_input;  // with ModelConfig::takes_hidden()
+  Tensor final_norm;                               // float32 [H], or [2, H] as in LayerWeights
   // HeadRows of the vocabulary; if tied, rows of the embedding. A classifier has all classes, on
   // every rank. An embedding model has no head.
   WeightView head;

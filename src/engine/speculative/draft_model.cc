@@ -4,14 +4,17 @@
 
 #include "core/error.h"
 #include "kernels/device.h"
+#include "model/config_eagle.h"
+#include "model/weights/draft_vocabulary.h"
 
 namespace switchyard {
 namespace {
 
 ModelOptions OptionsOf(const EngineConfig& config, const EnginePlan& plan, int rank,
-                       profile::Profiler* profiler, const KeptModel& kept) {
+                       const Model& target, profile::Profiler* profiler, const KeptModel& kept) {
   ModelOptions options = MakeDraftOptions(MakeModelOptions(config, plan, rank));
-  options.keeps_hidden = plan.draft->is_mtp;
+  options.keeps_hidden = plan.draft->takes_hidden();
+  options.target = &target;
   options.profiler = profiler;
   options.weights = kept.weights();
   return options;
@@ -26,8 +29,10 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
                   config.speculative.algorithm);
   std::optional<ModelConfig> draft;
   if (source == DraftSource::kMtp) draft = MtpConfigOf(target);
-  if (source == DraftSource::kStandalone) {
-    draft = LoadModelConfig(DraftPath(config));
+  if (source == DraftSource::kEagle || source == DraftSource::kEagle3)
+    draft = LoadEagleConfig(DraftPath(config), target, source == DraftSource::kEagle3);
+  if (source == DraftSource::kStandalone) draft = LoadModelConfig(DraftPath(config));
+  if (HasDraftCheckpoint(source)) {
     draft->quantization.bfloat16_rows = target.quantization.bfloat16_rows;
     draft->quantization.int8_group_rows = target.quantization.int8_group_rows;
     if (draft->vocab_size != target.vocab_size || draft->pooling)
@@ -74,7 +79,9 @@ DraftModel::DraftModel(const EngineConfig& config, const EnginePlan& plan, Model
     : target_(target),
       comm_(comm),
       model_(DraftPath(config), *plan.draft,
-             OptionsOf(config, plan, comm.mesh.rank(), profiler, *kept), comm, pool),
+             OptionsOf(config, plan, comm.mesh.rank(), target, profiler, *kept), comm, pool),
+      vocabulary_(LoadDraftVocabulary(DraftPath(config), *plan.draft,
+                                      /*read_data=*/config.load_format != "dummy")),
       kv_(kept->Keep(model_, plan, config.page_size)) {}
 
 std::span<const float> DraftModel::Forward(const ForwardBatch& batch) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <vector>
 
 #include "engine/config.h"
 #include "engine/kept_model.h"
@@ -30,9 +31,12 @@ class DraftModel : public DraftForward {
   std::span<const float> Forward(const ForwardBatch& batch) override;
   bool draws() const override { return model_.draws(); }
   std::span<const int32_t> drawn() const override { return model_.drawn(); }
-  int64_t vocab_size() const override { return model_.config().vocab_size; }
-  bool takes_hidden() const override { return model_.config().is_mtp; }
-  int64_t hidden_width() const override { return model_.config().hidden; }
+  int64_t logit_width() const override { return model_.config().output_width(); }
+  int32_t TokenOf(int32_t index) const override {
+    return vocabulary_.empty() ? index : vocabulary_[index];
+  }
+  bool takes_hidden() const override { return model_.config().takes_hidden(); }
+  int64_t hidden_width() const override { return model_.config().target_row_width(); }
   const float* target_hidden() const override { return target_.hidden(); }
   const float* hidden() const override { return model_.hidden(); }
   void ReadTargetHidden(int64_t first_row, int64_t rows, float* to) override;
@@ -43,6 +47,7 @@ class DraftModel : public DraftForward {
   Model& target_;
   RankComm& comm_;
   Model model_;
+  const std::vector<int32_t> vocabulary_;  // the token of each row of the head; empty: all tokens
   KvStorage kv_;
   std::shared_ptr<void> placed_;  // hidden rows in device memory
   size_t placed_floats_ = 0;

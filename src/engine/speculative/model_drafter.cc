@@ -204,18 +204,19 @@ void ModelDrafter::Forward(bool may_end) {
     const std::span<const int32_t> drawn = model_.drawn();
     CHECK_EQ(drawn.size(), chains_.size());
     for (size_t i = 0; i < chains_.size(); ++i)
-      chains_[i].sequence->drafts.push_back(std::max(0, drawn[i]));
+      chains_[i].sequence->drafts.push_back(model_.TokenOf(std::max(0, drawn[i])));
     return;
   }
-  const int64_t vocab = model_.vocab_size();
-  CHECK_EQ(std::ssize(logits), std::ssize(chains_) * vocab);
+  const int64_t width = model_.logit_width();
+  CHECK_EQ(std::ssize(logits), std::ssize(chains_) * width);
   for (size_t i = 0; i < chains_.size(); ++i) {
     Chain& chain = chains_[i];
     std::vector<int32_t>& drafts = chain.sequence->drafts;
-    const std::span<const float> row = logits.subspan(i * vocab, vocab);
-    drafts.push_back(Sample(*chain.sequence, row));
+    const std::span<const float> row = logits.subspan(i * width, width);
+    const int32_t index = Sample(*chain.sequence, row);
+    drafts.push_back(model_.TokenOf(index));
     if (!may_end || std::ssize(drafts) == chain.wanted) continue;
-    chain.probability *= ProbabilityOf(row, drafts.back());
+    chain.probability *= ProbabilityOf(row, index);
     if (!(chain.probability >= kImprobable)) chain.wanted = std::ssize(drafts);
   }
 }
@@ -236,6 +237,7 @@ void ModelDrafter::Draft(std::span<const DraftPart> parts, int64_t limit) {
   mine.push_back(hidden_.empty() ? 0 : 1);
   const std::vector<int64_t> all = model_.GatherCounts(mine);
   batch_.hidden = hidden_.empty() ? model_.target_hidden() : model_.PlaceHidden(hidden_);
+  batch_.own_hidden = false;
   batch_.may_record = true;
   for (size_t last = mine.size() - 1; last < all.size(); last += mine.size())
     if (all[last] != 0) batch_.may_record = false;
@@ -244,6 +246,7 @@ void ModelDrafter::Draft(std::span<const DraftPart> parts, int64_t limit) {
     if (!SetGroups(all, pass, limit)) return;
     Forward(ends_early_ && std::ssize(all) == StrideOf(limit));
     batch_.hidden = model_.hidden();
+    batch_.own_hidden = true;
     batch_.may_record = true;
   }
 }

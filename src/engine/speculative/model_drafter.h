@@ -1,4 +1,4 @@
-// Drafts from a model: the target's MTP layer, or a small model of its own.
+// Drafts from a model: the target's MTP layer, an EAGLE head, or a small model of its own.
 #pragma once
 
 #include <algorithm>
@@ -16,21 +16,24 @@ namespace switchyard {
 class DraftForward {
  public:
   virtual ~DraftForward() = default;
-  // Logits [batch.logit_rows, vocab], valid until the next call. Empty if the batch has `draws`,
-  // which needs draws().
+  // Logits [batch.logit_rows, logit_width], valid until the next call. Empty if the batch has
+  // `draws`, which needs draws().
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
   // Whether the model samples tokens itself, on its device. drawn(): those of the last batch with
   // `draws`, [logit rows]; −1 where a logit is not finite.
   virtual bool draws() const { return false; }
   virtual std::span<const int32_t> drawn() const { return {}; }
-  virtual int64_t vocab_size() const = 0;
-  // Whether the model is an MTP layer. The input of a row then includes a hidden row: of the
-  // target's last pass, or of the last Forward.
+  virtual int64_t logit_width() const = 0;
+  // The token of element `index` of a row of logits, which may lack some tokens.
+  virtual int32_t TokenOf(int32_t index) const { return index; }
+  // Whether the model is an MTP layer or an EAGLE head. The input of a row then includes a hidden
+  // row: of the target's last pass, or of the last Forward (ForwardBatch::own_hidden).
   virtual bool takes_hidden() const = 0;
+  // Elements of a row of the target.
   virtual int64_t hidden_width() const { return 0; }
-  // Hidden rows [., hidden_width] in the model's memory. target_hidden(): of the target's last
-  // pass. hidden(): of the last Forward, for all rows or, with ForwardBatch::only_logit_rows, for
-  // the logit rows.
+  // Hidden rows in the model's memory. target_hidden(): of the target's last pass [.,
+  // hidden_width]. hidden(): of the last Forward, for all rows or, with
+  // ForwardBatch::only_logit_rows, for the logit rows.
   virtual const float* target_hidden() const { return nullptr; }
   virtual const float* hidden() const { return nullptr; }
   // Copies rows of target_hidden() to host memory.
@@ -49,8 +52,9 @@ class DraftForward {
 // drafts only give keys and values. Each further draft takes one more pass, with one row for each
 // sequence. The draft model's cache has the page numbers of the target's.
 //
-// An MTP layer predicts the token after next: the row at position p takes the target's hidden row
-// of p and the token at p + 1. Rows of later drafts take the layer's own hidden rows.
+// An MTP layer, or an EAGLE head, predicts the token after next: the row at position p takes the
+// target's hidden row of p and the token at p + 1. Rows of later drafts take the layer's own hidden
+// rows.
 //
 // Drafts are sampled with the parameters, the seed and the random numbers of the tokens that they
 // guess. So a draft model with the target's distribution would guess each sampled token.
@@ -67,7 +71,7 @@ class ModelDrafter : public Drafter {
         max_rows_(max_rows),
         max_saved_rows_(max_saved_rows),
         ends_early_(ends_early),
-        sampler_(model.vocab_size(), {}) {
+        sampler_(model.logit_width(), {}) {
     batch_.only_logit_rows = !model.draws();  // not on GPUs
   }
 

@@ -27,6 +27,7 @@ class FakeDraft : public DraftForward {
     decode_tokens = batch.decode_tokens;
     group_tokens = batch.group_tokens;
     may_record.push_back(batch.may_record);
+    own_hidden.push_back(batch.own_hidden);
     given.clear();
     for (const int32_t row : batch.hidden_rows) given.push_back(batch.hidden[row * kWidth]);
     EXPECT_EQ(batch.only_logit_rows, !draws_tokens);
@@ -53,7 +54,8 @@ class FakeDraft : public DraftForward {
   }
   bool draws() const override { return draws_tokens; }
   std::span<const int32_t> drawn() const override { return drawn_; }
-  int64_t vocab_size() const override { return kVocab; }
+  int64_t logit_width() const override { return kVocab; }
+  int32_t TokenOf(int32_t index) const override { return (index + shift) % kVocab; }
   bool takes_hidden() const override { return mtp_; }
   int64_t hidden_width() const override { return kWidth; }
   const float* target_hidden() const override { return target.data(); }
@@ -74,11 +76,12 @@ class FakeDraft : public DraftForward {
   bool draws_tokens = false;
   int32_t fault = -1;  // logits of this token's rows are not finite
   float peak = 9;      // the largest logit; the others are 0
+  int32_t shift = 0;   // from an element of a row of logits to its token
   int passes = 0;
   std::vector<int32_t> tokens, positions;  // arguments of the last pass
   int64_t decode_tokens = 0;
   std::vector<int64_t> group_tokens;
-  std::vector<bool> may_record;  // of each pass
+  std::vector<bool> may_record, own_hidden;  // of each pass
   std::vector<float> given, target;
   std::map<int32_t, int32_t> slots;
 
@@ -140,6 +143,21 @@ TEST_F(ModelDrafterTest, ChainsTakeTheLayersOwnHiddenRows) {
   EXPECT_THAT(model->positions, ElementsAre(4));
   EXPECT_THAT(model->given, ElementsAre(1021));
   EXPECT_EQ(model->decode_tokens, 1);
+}
+
+// The head of an EAGLE3 model has rows for some of the tokens.
+TEST_F(ModelDrafterTest, DraftsAreTheTokensOfTheHeadsRows) {
+  for (const bool draws : {false, true}) {
+    Make(/*mtp=*/true, 1, 100, 6, /*ends_early=*/false, draws);
+    model->shift = 10;
+    const auto s = AfterPrompt({10, 11, 12});
+    Append(*s, {20});
+    model->SetTarget(3, 100);
+    drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 2}}, 2);
+    EXPECT_THAT(s->drafts, ElementsAre(31, 42));
+    EXPECT_THAT(model->tokens, ElementsAre(31));
+    EXPECT_THAT(model->own_hidden, ElementsAre(false, true));
+  }
 }
 
 TEST_F(ModelDrafterTest, AModelMayDrawTheDraftsItself) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <iterator>
+#include <string_view>
 
 #include "core/error.h"
 
@@ -10,6 +12,16 @@ namespace switchyard {
 namespace {
 
 constexpr int32_t kAutoDrafts = 4, kAutoNgramDrafts = 8;
+
+struct NamedSource {
+  std::string_view name;
+  DraftSource source;
+};
+constexpr NamedSource kSources[] = {
+    {"NGRAM", DraftSource::kNgram}, {"NEXTN", DraftSource::kMtp},
+    {"MTP", DraftSource::kMtp},     {"STANDALONE", DraftSource::kStandalone},
+    {"EAGLE", DraftSource::kEagle}, {"EAGLE3", DraftSource::kEagle3},
+};
 
 std::string Upper(std::string text) {
   std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::toupper(c); });
@@ -46,28 +58,22 @@ DraftSource SourceOf(const SpeculativeOptions& options) {
     return DraftSource::kNone;
   }
   const std::string name = Upper(options.algorithm);
-  if (name == "EAGLE" || name == "EAGLE3")
-    throw Invalid(
-        "--speculative-algorithm {}: heads of EAGLE are not supported; want NEXTN for the "
-        "checkpoint's MTP layer, STANDALONE or NGRAM",
-        options.algorithm);
-  const bool mtp = name == "NEXTN" || name == "MTP";
-  if (!mtp && name != "NGRAM" && name != "STANDALONE")
-    throw Invalid("--speculative-algorithm {}: want NGRAM, NEXTN, MTP or STANDALONE",
+  const auto named = std::ranges::find(kSources, name, &NamedSource::name);
+  if (named == std::end(kSources))
+    throw Invalid("--speculative-algorithm {}: want NGRAM, NEXTN, MTP, STANDALONE, EAGLE or EAGLE3",
                   options.algorithm);
   if (options.eagle_topk != 1)
     throw Invalid("--speculative-eagle-topk {}: drafts are chains, not trees; want 1",
                   options.eagle_topk);
-  const bool standalone = name == "STANDALONE";
-  if (standalone && options.draft_model_path.empty())
+  const bool has_checkpoint = HasDraftCheckpoint(named->source);
+  if (has_checkpoint && options.draft_model_path.empty())
     throw Invalid("--speculative-algorithm {}: needs --speculative-draft-model-path",
                   options.algorithm);
-  if (!standalone && !options.draft_model_path.empty())
+  if (!has_checkpoint && !options.draft_model_path.empty())
     throw Invalid(
         "--speculative-draft-model-path {}: --speculative-algorithm {} has no draft model",
         options.draft_model_path, options.algorithm);
-  if (standalone) return DraftSource::kStandalone;
-  return mtp ? DraftSource::kMtp : DraftSource::kNgram;
+  return named->source;
 }
 
 DraftLimits LimitsOf(const SpeculativeOptions& options) {

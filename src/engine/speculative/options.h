@@ -14,7 +14,8 @@ struct SpeculativeOptions {
   // --speculative-num-draft-tokens: rows of a verification, the number of drafts + 1; 0: from
   // num_steps
   int32_t num_draft_tokens = 0;
-  std::string draft_model_path;     // --speculative-draft-model-path, for STANDALONE
+  // --speculative-draft-model-path, for STANDALONE, EAGLE and EAGLE3
+  std::string draft_model_path;
   double simulate_acceptance = -1;  // --speculative-simulate-acceptance; negative: none
 };
 
@@ -24,6 +25,8 @@ enum class DraftSource : uint8_t {
   kNgram,       // NGRAM: the request's own text
   kMtp,         // NEXTN, MTP: the checkpoint's multi-token prediction layer
   kStandalone,  // STANDALONE: a small model with the same vocabulary
+  kEagle,       // EAGLE: a head that reads the target's last hidden rows
+  kEagle3,      // EAGLE3: a head that reads rows of inner layers
 };
 
 struct DraftLimits {
@@ -40,6 +43,11 @@ constexpr int32_t kMostForcedDrafts = 8;
 // Error kInvalid names a flag with an unknown value, a flag that contradicts another one, or an
 // algorithm that is not supported.
 DraftSource SourceOf(const SpeculativeOptions& options);
+// Whether the drafts come from a checkpoint of its own.
+constexpr bool HasDraftCheckpoint(DraftSource source) {
+  return source == DraftSource::kStandalone || source == DraftSource::kEagle ||
+         source == DraftSource::kEagle3;
+}
 DraftLimits LimitsOf(const SpeculativeOptions& options);
 
 }  // namespace switchyard

@@ -74,7 +74,7 @@ void EmbeddingAndHead::Multiply(const float* hidden, int64_t rows, float* out) c
 
 void EmbeddingAndHead::Join(Collectives& group, const float* own, int64_t rows, bool wanted,
                             HeadBuffers& buffers) const {
-  const int64_t vocab = c_.config.vocab_size;
+  const int64_t vocab = c_.config.head_rows();
   const int ranks = group.size();
   std::vector<size_t> bytes(ranks);
   for (int r = 0; r < ranks; ++r)

@@ -149,7 +149,7 @@ void GroupedAttention::ProjectAndStoreFused(Pass& pass, const Arrays& a,
     c_.device.fused()->LinearOfBFloat16Rows(product, bf16_rows);
   } else {
     product.x = x;
-    product.ldx = c_.config.hidden;
+    product.ldx = c_.config.attention_input_width();
     c_.device.Linear(product);
   }
   const bool norm = c_.config.attention.qk_norm == AttentionConfig::QkNorm::kPerHead;
@@ -180,11 +180,11 @@ void GroupedAttention::ProjectAndStore(Pass& pass, const Arrays& a,
                                        const GroupedAttentionWeights& w, int64_t layer,
                                        const float* x) const {
   KvStorage& kv = *pass.kv;
-  const int64_t tokens = pass.rows.tokens, hidden = c_.config.hidden;
+  const int64_t tokens = pass.rows.tokens, input = c_.config.attention_input_width();
   const int64_t q_width = heads_ * head_dim_, kv_width = kv_heads_ * head_dim_;
   const auto projection = [&](const LinearWeight& p, float* y, int64_t width) {
     return kernels::LinearParams{
-        .x = x, .ldx = hidden, .w = p.w, .bias = p.bias_data(), .y = y, .ldy = width, .m = tokens};
+        .x = x, .ldx = input, .w = p.w, .bias = p.bias_data(), .y = y, .ldy = width, .m = tokens};
   };
   const kernels::LinearParams qkv[] = {projection(w.q, a.q, q_width),
                                        projection(w.k, a.k, kv_width),

@@ -20,7 +20,8 @@ class GroupedAttention {
   // Whether the device supports bfloat16 input of Project for these weights. bfloat16 input needs
   // fewer ops than float32 input.
   bool TakesBf16Input(int64_t tokens, const GroupedAttentionWeights& w) const;
-  // x [T, H] (normalised) → queries in the pass's scratch, keys and values in the cache.
+  // x [T, attention_input_width()] (normalised) → queries in the pass's scratch, keys and values in
+  // the cache.
   // `bf16_rows` [T, H]: x rounded to bfloat16, if TakesBf16Input is true for the weights; x is not
   // read then.
   void Project(Pass& pass, const GroupedAttentionWeights& w, int64_t layer, const float* x,

@@ -14,19 +14,19 @@ constexpr std::string_view kLatentKeys =
 GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& prefix) {
   const AttentionConfig& a = parts.config().attention;
   const TensorNames& names = parts.names();
-  const int64_t hidden = parts.config().hidden;
+  const int64_t hidden = parts.config().hidden, input = parts.config().attention_input_width();
   const int64_t q_size = a.heads * a.head_dim, kv_size = a.kv_heads * a.head_dim;
   const Range heads = QueryHeads(a, parts.mesh());
   const Range q = heads * a.head_dim, kv = KvHeads(a, parts.mesh()) * a.head_dim;
 
   GroupedAttentionWeights w;
   if (names.qkv.empty()) {
-    w.q = parts.Rows(prefix + names.q, q_size, hidden, q, a.qkv_bias, kGroupedKeys);
-    w.k = parts.Rows(prefix + names.k, kv_size, hidden, kv, a.qkv_bias, kGroupedKeys);
-    w.v = parts.Rows(prefix + names.v, kv_size, hidden, kv, a.qkv_bias, kGroupedKeys);
+    w.q = parts.Rows(prefix + names.q, q_size, input, q, a.qkv_bias, kGroupedKeys);
+    w.k = parts.Rows(prefix + names.k, kv_size, input, kv, a.qkv_bias, kGroupedKeys);
+    w.v = parts.Rows(prefix + names.v, kv_size, input, kv, a.qkv_bias, kGroupedKeys);
   } else {
     const auto rows = [&](int64_t first, Range of) {
-      return parts.Rows(prefix + names.qkv, q_size + 2 * kv_size, hidden,
+      return parts.Rows(prefix + names.qkv, q_size + 2 * kv_size, input,
                         {first + of.begin, first + of.end}, a.qkv_bias, kGroupedKeys);
     };
     w.q = rows(0, q);

@@ -60,7 +60,7 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   const ModelConfig& config = parts.config();
   const TensorNames& names = parts.names();
   const Mesh& mesh = parts.mesh();
-  const std::string prefix = fmt::format("{}{}.", names.layers, config.first_layer + index);
+  const std::string prefix = LayerPrefix(parts, index);
   LayerWeights layer;
   Meter meter(parts);
   const auto norm = [&](const std::string& name) {
@@ -98,23 +98,28 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   return layer;
 }
 
-MtpWeights BuildMtp(Parts& parts, const std::string& prefix) {
-  const int64_t hidden = parts.config().hidden;
-  return {.embedding_norm = parts.Norm(prefix + "enorm.weight", hidden, "hidden_size"),
-          .hidden_norm = parts.Norm(prefix + "hnorm.weight", hidden, "hidden_size"),
-          .projection = parts.Rows(prefix + "eh_proj", hidden, 2 * hidden, {0, hidden},
-                                   /*bias=*/false, "hidden_size")};
-}
-
-// The names of an MTP layer's own embedding, norm and head. Some checkpoints store only the norm;
-// then embedding and head are the model's.
-void UseMtpNames(const Parts& parts, const std::string& prefix, TensorNames* names) {
-  const auto replace = [&](std::string& name, const std::string& own) {
-    if (parts.Has(own)) name = own;
-  };
-  replace(names->embedding, prefix + "embed_tokens.weight");
-  replace(names->head, prefix + "shared_head.head.weight");
-  names->final_norm = prefix + "shared_head.norm.weight";
+// The head of the vocabulary, or of a classifier. A tied head may be rows of w->embedding. An
+// embedding model has none; an EAGLE head may use the target's.
+void BuildHead(Parts& parts, ModelWeights* w) {
+  const ModelConfig& config = parts.config();
+  const TensorNames& names = parts.names();
+  if (config.pooling) {
+    if (const auto labels = static_cast<int64_t>(config.pooling->labels.size()))
+      w->head = parts.Plain("score.weight", labels, {0, labels}, "num_labels, hidden_size");
+    return;
+  }
+  if (config.eagle && !config.eagle->own_head) return;
+  const Range rows = HeadRows(config.head_rows(), parts.mesh());
+  const bool same =
+      config.tie_embeddings && rows.begin == w->vocab_begin && rows.end == w->vocab_end;
+  w->head = same ? w->embedding
+                 : parts.Vocabulary(config.tie_embeddings ? names.embedding : names.head,
+                                    config.head_rows(), rows);
+  if (config.head_bias)
+    w->head_bias = parts.Vector({.name = names.head.substr(0, names.head.rfind('.')) + ".bias",
+                                 .n = config.vocab_size,
+                                 .range = rows,
+                                 .keys = "vocab_size"});
 }
 
 }  // namespace
@@ -128,38 +133,21 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   Parts parts({config, mesh, names, options.replicated_shared_expert, options.placements}, source);
 
   const Range vocab = EmbeddingRows(config.vocab_size, mesh);
-  const Range head = HeadRows(config.vocab_size, mesh);
   Meter meter(parts);
   ModelWeights w;
-  if (config.is_mtp) {
-    const std::string prefix = fmt::format("{}{}.", names.layers, config.first_layer);
-    w.mtp = BuildMtp(parts, prefix);
-    UseMtpNames(parts, prefix, &names);
-  }
+  UseHiddenInputNames(parts, &names);
+  if (config.takes_hidden()) w.hidden_input = BuildHiddenInput(parts);
   w.vocab_begin = vocab.begin;
   w.vocab_end = vocab.end;
-  w.embedding = parts.Vocabulary(names.embedding, vocab);
+  if (!config.eagle || config.eagle->own_embedding)
+    w.embedding = parts.Vocabulary(names.embedding, config.vocab_size, vocab);
   bytes.embedding += meter.Next();
   w.layers.reserve(config.layers.size());
   for (int64_t i = 0; i < config.num_layers(); ++i) w.layers.push_back(BuildLayer(parts, i, bytes));
   meter.Next();
-  w.final_norm = BuildFinalNorm(parts);
+  if (!config.eagle || config.eagle->inner_rows) w.final_norm = BuildFinalNorm(parts);
   bytes.norms += meter.Next();
-  if (config.pooling) {
-    if (const auto labels = static_cast<int64_t>(config.pooling->labels.size()))
-      w.head = parts.Plain("score.weight", labels, {0, labels}, "num_labels, hidden_size");
-    bytes.head += meter.Next();
-    w.bytes_mapped = static_cast<size_t>(std::llround(parts.bytes()));
-    return w;
-  }
-  const bool same = config.tie_embeddings && head.begin == vocab.begin && head.end == vocab.end;
-  w.head = same ? w.embedding
-                : parts.Vocabulary(config.tie_embeddings ? names.embedding : names.head, head);
-  if (config.head_bias)
-    w.head_bias = parts.Vector({.name = names.head.substr(0, names.head.rfind('.')) + ".bias",
-                                .n = config.vocab_size,
-                                .range = head,
-                                .keys = "vocab_size"});
+  BuildHead(parts, &w);
   bytes.head += meter.Next();
   w.bytes_mapped = static_cast<size_t>(std::llround(parts.bytes()));
   return w;

@@ -67,17 +67,18 @@ WeightView Parts::Plain(const std::string& name, int64_t n, Range rows, std::str
                  .keys = keys});
 }
 
-WeightView Parts::Vocabulary(const std::string& name, Range rows) {
+WeightView Parts::Vocabulary(const std::string& name, int64_t n, Range rows) {
   constexpr std::string_view kSuffix = ".weight";
   std::string_view module = name;
   if (module.ends_with(kSuffix)) module.remove_suffix(kSuffix.size());
   return Matrix({.name = name,
-                 .n = config().vocab_size,
+                 .n = n,
                  .k = config().hidden,
                  .rows = rows,
                  .cols = {0, config().hidden},
                  .scheme = schemes_.OfVocabulary(module),
-                 .keys = "vocab_size, hidden_size"});
+                 .keys = n == config().vocab_size ? "vocab_size, hidden_size"
+                                                  : "draft_vocab_size, hidden_size"});
 }
 
 WeightView Parts::RouterMatrix(const std::string& name, int64_t experts) {

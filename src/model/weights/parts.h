@@ -50,8 +50,8 @@ class Parts {
     return Norm(name, n, {0, n}, keys);
   }
 
-  // Rows `rows` of the embedding or the head, [vocab_size, hidden].
-  WeightView Vocabulary(const std::string& name, Range rows);
+  // Rows `rows` of the embedding or the head, [n, hidden].
+  WeightView Vocabulary(const std::string& name, int64_t n, Range rows);
   // A matrix [n, hidden] that is stored plain: most routers.
   WeightView Plain(const std::string& name, int64_t n, Range rows, std::string_view keys);
   // A router's matrix [experts, hidden]; quantized only if the checkpoint stores scales for it.
@@ -76,7 +76,15 @@ class Parts {
   double bytes_ = 0;
 };
 
-// `prefix` is the layer's: "model.layers.3.".
+// The prefix of the names of a layer: "model.layers.3.".
+std::string LayerPrefix(const Parts& parts, int64_t index);
+// Replaces names of *names, which are those of `parts`, by the names of an MTP layer's or an EAGLE
+// head's own tensors. Other models: no change.
+void UseHiddenInputNames(const Parts& parts, TensorNames* names);
+// Requires ModelConfig::takes_hidden().
+HiddenInputWeights BuildHiddenInput(Parts& parts);
+
+// `prefix`: LayerPrefix.
 GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& prefix);
 LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix);
 // Biases that the results point to are appended to *owned.

@@ -60,10 +60,10 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
   Place(device, weights.head);
   Place(device, weights.head_bias);
   Place(device, weights.final_norm);
-  if (weights.mtp) {
-    Place(device, weights.mtp->embedding_norm);
-    Place(device, weights.mtp->hidden_norm);
-    Place(device, weights.mtp->projection);
+  if (weights.hidden_input) {
+    Place(device, weights.hidden_input->embedding_norm);
+    Place(device, weights.hidden_input->hidden_norm);
+    Place(device, weights.hidden_input->projection);
   }
   for (LayerWeights& layer : weights.layers) {
     GroupedAttentionWeights& grouped = layer.grouped;

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "model/families/family.h"
+#include "model/weights/draft_vocabulary.h"
 #include "model/weights/parts.h"
 #include "model/weights/source.h"
 #include "model/weights/stored_weights.h"
@@ -28,7 +29,7 @@ bool IsExtraLayer(std::string_view name, const std::string& layers, int64_t num_
 void LogUnused(const Checkpoint& checkpoint, const ModelConfig& config,
                const std::set<std::string, std::less<>>& used) {
   const std::string layers = NamesOf(config).layers;
-  if (config.is_mtp) return;  // the target's tensors are unused
+  if (config.is_mtp || config.eagle) return;  // the target's tensors, or d2t and t2d
   size_t extra = 0;
   for (const auto& [name, tensor] : checkpoint.tensors()) {
     if (used.contains(name) || name.ends_with("rotary_emb.inv_freq")) continue;
@@ -73,6 +74,7 @@ size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& conf
   const auto source = stored.MakeSource(config, {.read_data = false, .found = &used});
   const ModelWeights weights = BuildWeights(config, Mesh(), {}, *source);
   source->Finish({});
+  LoadDraftVocabulary(dir, config);
   if (stored.checkpoint() != nullptr) LogUnused(*stored.checkpoint(), config, used);
   if (!config.unknown_keys.empty() && !config.is_mtp)
     LOG_INFO("{}: config.json has keys without a known effect, which are ignored: {}", dir.string(),

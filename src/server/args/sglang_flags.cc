@@ -21,7 +21,8 @@ constexpr const char* kNoTracing = "such metrics and traces are not supported; s
 constexpr const char* kCacheTiers = "the KV cache has one tier, in the device's memory";
 constexpr const char* kNoMultimodal = "models read text only";
 constexpr const char* kLibraries = "collectives select their algorithm by message size";
-constexpr const char* kNoEagle = "heads of EAGLE are not supported";
+constexpr const char* kTokenMap =
+    "a head has the tokens of its d2t table (EAGLE3), or the whole vocabulary";
 constexpr const char* kNgrams = "n-grams of 2 to 5 tokens of the request's own text are looked up";
 constexpr const char* kNoLora = "adapters (LoRA) are not supported";
 constexpr const char* kNoDisaggregation = "prefill and decode run in one engine";
@@ -133,7 +134,7 @@ constexpr std::array kFlags = {
     SglangFlag{"--enable-lora", 0, kRefused, kNoLora},
     SglangFlag{"--lora-paths", -1, kRefused, kNoLora},
     SglangFlag{"--max-loras-per-batch", 1, kWithoutEffect, kNoLora},
-    SglangFlag{"--speculative-token-map", 1, kRefused, kNoEagle},
+    SglangFlag{"--speculative-token-map", 1, kRefused, kTokenMap},
     SglangFlag{"--speculative-attention-mode", 1, kWithoutEffect, kOneAttention},
     SglangFlag{"--speculative-accept-threshold-single", 1, kRefused,
                "drafts are accepted only if they equal the sampled token"},

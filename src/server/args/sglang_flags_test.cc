@@ -81,7 +81,8 @@ TEST(SglangFlagsTest, RefusedByName) {
       {"--reasoning-parser", "deepseek-r9"},
       {"--tool-call-parser", "qwen99"},
       {"--tool-server", "demo"},
-      {"--speculative-algorithm", "EAGLE"},
+      {"--speculative-algorithm", "EAGLE"},  // without a head
+      {"--speculative-token-map", "map.pt"},
       {"--speculative-moe-a2a-backend", "deepep"},
       {"--speculative-moe-runner-backend", "triton"},
       {"--lora-paths", "a=b"},

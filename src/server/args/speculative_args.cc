@@ -16,8 +16,8 @@ void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
   SpeculativeOptions& s = e.speculative;
   app.Flag("--speculative-algorithm,--speculative-algo", s.algorithm, kSpeculation,
            "Source of drafts, which are verified so that outputs stay equal: NGRAM (the request's "
-           "own text), NEXTN or MTP (the checkpoint's MTP layer), STANDALONE (a small model); "
-           "empty: no drafts");
+           "own text), NEXTN or MTP (the checkpoint's MTP layer), EAGLE or EAGLE3 (a head), "
+           "STANDALONE (a small model); empty: no drafts");
   app.Flag(
       "--speculative-num-steps", s.num_steps, kSpeculation,
       "Maximum drafts of a request in a step, 1 to 16. auto: chosen by the measured acceptance "
@@ -28,7 +28,8 @@ void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
            "Rows of a verification, the number of drafts + 1; 0: from --speculative-num-steps")
       .NonNegative();
   app.Flag("--speculative-draft-model-path,--speculative-draft", s.draft_model_path, kSpeculation,
-           "Directory of the draft model of STANDALONE, with the target's vocabulary");
+           "Directory of the head of EAGLE or EAGLE3, or of the small model of STANDALONE, for the "
+           "target's vocabulary");
   app.Flag("--speculative-simulate-acceptance", s.simulate_acceptance, kSpeculation,
            "For benchmarks only: the probability with which a draft is accepted whatever the model "
            "samples, 0 to 1. Outputs are then wrong. -1: none");

@@ -1,0 +1,119 @@
+// For tests: checkpoints of EAGLE heads with random weights.
+#pragma once
+
+#include <cmath>
+#include <filesystem>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "model/weights/testing.h"
+
+namespace switchyard::testing {
+
+struct EagleHead {
+  static constexpr int64_t kHeads = 4, kKvHeads = 2, kHeadDim = 16, kIntermediate = 96;
+  static constexpr double kEps = 1e-5, kTheta = 10000;
+
+  bool inner_rows = true;       // EAGLE3
+  std::vector<int64_t> layers;  // of the target, by their inputs; EAGLE3 only
+  int64_t draft_vocab = 0;      // 0: the target's head; EAGLE3 only
+  bool bias = false;            // of fc
+  bool norm_before_residual = false;
+  int64_t hidden = 0;               // 0: the target's
+  std::string layer = "midlayer.";  // prefix of the layer's names; "layers.0." of EAGLE and vLLM
+};
+
+inline nlohmann::json ConfigOf(const EagleHead& head, const ModelConfig& target) {
+  nlohmann::json config = {{"architectures", {"LlamaForCausalLM"}},
+                           {"model_type", "llama"},
+                           {"hidden_size", head.hidden > 0 ? head.hidden : target.hidden},
+                           {"intermediate_size", EagleHead::kIntermediate},
+                           {"num_hidden_layers", 1},
+                           {"num_attention_heads", EagleHead::kHeads},
+                           {"num_key_value_heads", EagleHead::kKvHeads},
+                           {"head_dim", EagleHead::kHeadDim},
+                           {"vocab_size", target.vocab_size},
+                           {"max_position_embeddings", 512},
+                           {"rms_norm_eps", EagleHead::kEps},
+                           {"rope_theta", EagleHead::kTheta},
+                           {"tie_word_embeddings", false},
+                           {"torch_dtype", "float32"},
+                           {"bias", head.bias}};
+  if (!head.inner_rows) return config;
+  config["norm_before_residual"] = head.norm_before_residual;
+  if (head.hidden > 0) config["target_hidden_size"] = target.hidden;
+  if (head.draft_vocab > 0) config["draft_vocab_size"] = head.draft_vocab;
+  if (head.layer == "layers.0.") {  // vLLM's keys
+    config["architectures"] = {"Eagle3LlamaForCausalLM"};
+    config["eagle_aux_hidden_state_layer_ids"] = head.layers;
+  } else if (!head.layers.empty()) {
+    std::vector<int64_t> outputs = head.layers;
+    for (int64_t& layer : outputs) --layer;
+    config["architectures"] = {"LlamaForCausalLMEagle3"};
+    config["eagle_config"] = {{"use_aux_hidden_state", true},
+                              {"eagle_aux_hidden_state_layer_ids", outputs}};
+  }
+  return config;
+}
+
+// Tensors that a test may modify. d2t gives row i the token ⌊i · vocab / draft_vocab⌋.
+inline RawTensors TensorsOf(const EagleHead& head, const ModelConfig& target, uint32_t seed) {
+  std::mt19937 random(seed);
+  RawTensors tensors;
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape, float mean,
+                       double deviation) {
+    std::normal_distribution<float> normal(mean, static_cast<float>(deviation));
+    int64_t count = 1;
+    for (const int64_t size : shape) count *= size;
+    std::vector<float> values(count);
+    for (float& value : values) value = normal(random);
+    tensors[name] = {"F32", std::move(shape),
+                     std::string(reinterpret_cast<const char*>(values.data()), count * 4)};
+  };
+  const int64_t hidden = head.hidden > 0 ? head.hidden : target.hidden;
+  const auto matrix = [&](const std::string& name, int64_t n, int64_t k) {
+    add(name + ".weight", {n, k}, 0, 1 / std::sqrt(static_cast<double>(k)));
+  };
+  const auto norm = [&](const std::string& name) { add(name + ".weight", {hidden}, 1, 0.2); };
+  const int64_t input = head.inner_rows ? 2 * hidden : hidden;
+  const int64_t q = EagleHead::kHeads * EagleHead::kHeadDim;
+  const int64_t kv = EagleHead::kKvHeads * EagleHead::kHeadDim;
+  const std::string attention = head.layer + "self_attn.", mlp = head.layer + "mlp.";
+  matrix(attention + "q_proj", q, input);
+  matrix(attention + "k_proj", kv, input);
+  matrix(attention + "v_proj", kv, input);
+  matrix(attention + "o_proj", hidden, q);
+  matrix(mlp + "gate_proj", EagleHead::kIntermediate, hidden);
+  matrix(mlp + "up_proj", EagleHead::kIntermediate, hidden);
+  matrix(mlp + "down_proj", hidden, EagleHead::kIntermediate);
+  norm(head.layer + "post_attention_layernorm");
+  const auto rows = static_cast<int64_t>(head.layers.size());
+  matrix("fc", hidden, head.inner_rows ? rows * target.hidden : 2 * hidden);
+  if (head.bias) add("fc.bias", {hidden}, 0, 0.2);
+  if (!head.inner_rows) return tensors;
+  norm(head.layer + "input_layernorm");
+  norm(head.layer + "hidden_norm");
+  norm("norm");
+  if (head.hidden > 0) matrix("embed_tokens", target.vocab_size, hidden);
+  if (head.draft_vocab == 0) return tensors;
+  matrix("lm_head", head.draft_vocab, hidden);
+  std::vector<int64_t> table(head.draft_vocab);
+  for (int64_t i = 0; i < head.draft_vocab; ++i)
+    table[i] = i * target.vocab_size / head.draft_vocab - i;
+  tensors["d2t"] = {"I64",
+                    {head.draft_vocab},
+                    std::string(reinterpret_cast<const char*>(table.data()), table.size() * 8)};
+  return tensors;
+}
+
+inline void WriteEagleHead(const std::filesystem::path& dir, const EagleHead& head,
+                           const ModelConfig& target, uint32_t seed = 1) {
+  WriteBytes(dir / "config.json", ConfigOf(head, target).dump());
+  WriteSafetensors(dir / "model.safetensors", TensorsOf(head, target, seed));
+}
+
+}  // namespace switchyard::testing
