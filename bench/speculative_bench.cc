@@ -3,7 +3,7 @@
 // Usage: speculative_bench --model DIR (--text FILE | --chats FILE) [--algorithm NEXTN]
 //                          [--steps auto] [--batch 1] [--prompts 40] [--prompt 48] [--tokens 128]
 //                          [--tp 1] [--temperature 0] [--repeat 5] [--draft DIR] [--simulate -1]
-//                          [--repetitions 1]
+//                          [--repetitions 1] [--quantization METHOD]
 //
 // With --text, prompts are paragraphs of FILE, cut to `--prompt` tokens, and outputs have
 // `--tokens` tokens. With --repetitions, a prompt has its paragraph several times, so the output
@@ -37,7 +37,7 @@ using Clock = std::chrono::steady_clock;
 using Ids = std::vector<int32_t>;
 
 struct Args {
-  std::string model, text, chats, algorithm = "NEXTN", steps = "auto", draft;
+  std::string model, text, chats, algorithm = "NEXTN", steps = "auto", draft, quantization;
   int32_t batch = 1, prompts = 40, prompt = 48, tokens = 128, tp = 1, repeat = 5, repetitions = 1;
   double temperature = 0, simulate = -1;
 };
@@ -157,6 +157,7 @@ void Bench(const Args& args) {
   config.speculative = {.algorithm = args.algorithm,
                         .num_steps = args.steps,
                         .draft_model_path = args.draft,
+                        .draft_quantization = args.quantization,
                         .simulate_acceptance = args.simulate};
   Engine drafts(config);
   int64_t tokens = 0;
@@ -191,9 +192,10 @@ int main(int argc, char** argv) {
   app.Option("--model", a.model, "Checkpoint directory").Required();
   app.Option("--text", a.text, "File whose lines begin the prompts");
   app.Option("--chats", a.chats, "File with a chat on each line, instead of --text");
-  app.Option("--algorithm", a.algorithm, "NGRAM, NEXTN or STANDALONE");
+  app.Option("--algorithm", a.algorithm, "NGRAM, NEXTN, EAGLE, EAGLE3 or STANDALONE");
   app.Option("--steps", a.steps, "Maximum drafts per request and step, or auto");
-  app.Option("--draft", a.draft, "Draft model of STANDALONE");
+  app.Option("--draft", a.draft, "Draft model of STANDALONE, EAGLE and EAGLE3");
+  app.Option("--quantization", a.quantization, "Of the draft model, or unquant");
   app.Option("--batch", a.batch, "Number of concurrent requests").Positive();
   app.Option("--prompts", a.prompts, "Maximum number of prompts").Positive();
   app.Option("--prompt", a.prompt, "Prompt tokens taken from each paragraph").Positive();

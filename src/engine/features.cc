@@ -268,6 +268,11 @@ void AddServing(std::vector<Feature>& all) {
       if (standalone) c.speculative.draft_model_path = c.model_path;
     };
   }
+  all.push_back(Setting<std::string>(
+      kServing, "--speculative-draft-model-quantization",
+      [](EngineConfig& c) -> std::string& { return c.speculative.draft_quantization; }, "int4",
+      {.gpus = false}));
+  all.back().request = nullptr;  // needs a draft model
   all.push_back(Setting<bool>(
       kServing, "--is-embedding", [](EngineConfig& c) -> bool& { return c.pooling.is_embedding; },
       true));

@@ -231,11 +231,13 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, const RankMem
             .activations = rank.passes() * ranks,
             .symmetric = rank.exchange * ranks};
   // Weights of a file that several ranks read are in memory once.
-  if (!CopiesWeights(config, plan))
-    need.weights =
-        std::min(need.weights,
-                 static_cast<double>(WeightBytesPerRank(plan.model, Mesh()) +
-                                     (plan.draft ? WeightBytesPerRank(*plan.draft, Mesh()) : 0)));
+  if (!CopiesWeights(config, plan)) {
+    auto bytes = static_cast<double>(WeightBytesPerRank(plan.model, Mesh()));
+    if (plan.draft)  // each rank packs its own weights
+      bytes += static_cast<double>(WeightBytesPerRank(*plan.draft, Mesh())) *
+               (plan.draft->quantization.rules.empty() ? 1 : ranks);
+    need.weights = std::min(need.weights, bytes);
+  }
   return need;
 }
 
@@ -428,7 +430,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.cuda = machine.cuda;
   plan.model = model;
   if (plan.cuda) plan.model.quantization.int8_group_rows = false;
-  plan.draft = ReadDraftConfig(config, plan.model);
+  plan.draft = ReadDraftConfig(config, plan.model, plan.cuda);
   plan.drafts = LimitsOf(config.speculative);
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
   if (!plan.cuda && !model.pooling && !config.disable_jump_forward)

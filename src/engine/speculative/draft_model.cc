@@ -20,9 +20,40 @@ ModelOptions OptionsOf(const EngineConfig& config, const EnginePlan& plan, int r
   return options;
 }
 
+// --speculative-draft-model-quantization. Drafts may be approximate, so the head is packed too,
+// unlike with --quantization.
+void Quantize(const EngineConfig& config, const ModelConfig& target, bool cuda,
+              ModelConfig* draft) {
+  constexpr const char* kFlag = "--speculative-draft-model-quantization";
+  QuantizationConfig& q = draft->quantization;
+  std::string method = config.speculative.draft_quantization;
+  if (method.empty() && draft->is_mtp && !cuda && q.none()) method = "w8a8_int8";
+  if (method.empty()) return;
+  if (!q.method.empty())
+    throw Invalid("{} {}: the draft model's checkpoint is quantized already, by {}", kFlag, method,
+                  q.method);
+  q.rules.clear();
+  q.ignored.clear();
+  if (method != "unquant") {
+    try {
+      ApplyFlags({.method = method}, &q);
+    } catch (const Error& error) {
+      throw Invalid("{}: {}", kFlag, error.what());
+    }
+  }
+  for (const SchemeRule& rule : q.rules)
+    if (rule.targets.empty())
+      q.chosen.push_back({rule.scheme,
+                          {{ModulePattern::Kind::kName, "lm_head"},
+                           {ModulePattern::Kind::kName, "shared_head.head"}}});
+  q.bfloat16_rows = target.quantization.bfloat16_rows;
+  q.int8_group_rows = target.quantization.int8_group_rows;
+}
+
 }  // namespace
 
-std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target) {
+std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target,
+                                           bool cuda) {
   const DraftSource source = SourceOf(config.speculative);
   if (source != DraftSource::kNone && target.pooling)
     throw Invalid("--speculative-algorithm {}: the model generates no text",
@@ -41,6 +72,7 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
           "vocabulary of {} tokens; this one has {}",
           DraftPath(config).string(), target.vocab_size, draft->vocab_size);
   }
+  if (draft) Quantize(config, target, cuda, &*draft);
   if (draft && draft->has_moe()) return draft;
   for (const auto& [flag, value] :
        {std::pair{"--speculative-moe-a2a-backend", config.moe.speculative_a2a_backend},

@@ -11,9 +11,10 @@
 
 namespace switchyard {
 
-// The draft model's configuration, if the flags ask for one. Error kInvalid if it does not fit the
-// target.
-std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target);
+// The draft model's configuration, if the flags request one. `cuda`: it runs on GPUs. Error
+// kInvalid if it does not fit the target.
+std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target,
+                                           bool cuda);
 // The directory of its checkpoint.
 std::filesystem::path DraftPath(const EngineConfig& config);
 // `target`: MakeModelOptions. The draft's MoE layers have backends of their own

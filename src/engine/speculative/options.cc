@@ -47,6 +47,7 @@ void RefuseWithoutAlgorithm(const SpeculativeOptions& o) {
   if (o.eagle_topk != defaults.eagle_topk) refuse("--speculative-eagle-topk");
   if (o.num_draft_tokens != 0) refuse("--speculative-num-draft-tokens");
   if (!o.draft_model_path.empty()) refuse("--speculative-draft-model-path");
+  if (!o.draft_quantization.empty()) refuse("--speculative-draft-model-quantization");
   if (o.simulate_acceptance >= 0) refuse("--speculative-simulate-acceptance");
 }
 
@@ -65,6 +66,10 @@ DraftSource SourceOf(const SpeculativeOptions& options) {
   if (options.eagle_topk != 1)
     throw Invalid("--speculative-eagle-topk {}: drafts are chains, not trees; want 1",
                   options.eagle_topk);
+  if (named->source == DraftSource::kNgram && !options.draft_quantization.empty())
+    throw Invalid(
+        "--speculative-draft-model-quantization {}: --speculative-algorithm {} has no draft model",
+        options.draft_quantization, options.algorithm);
   const bool has_checkpoint = HasDraftCheckpoint(named->source);
   if (has_checkpoint && options.draft_model_path.empty())
     throw Invalid("--speculative-algorithm {}: needs --speculative-draft-model-path",

@@ -16,6 +16,9 @@ struct SpeculativeOptions {
   int32_t num_draft_tokens = 0;
   // --speculative-draft-model-path, for STANDALONE, EAGLE and EAGLE3
   std::string draft_model_path;
+  // --speculative-draft-model-quantization: a method of --quantization, or unquant. Empty: int8 for
+  // an MTP layer with plain weights on CPUs, else as the target's or the checkpoint's.
+  std::string draft_quantization;
   double simulate_acceptance = -1;  // --speculative-simulate-acceptance; negative: none
 };
 

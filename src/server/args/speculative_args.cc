@@ -30,6 +30,9 @@ void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
   app.Flag("--speculative-draft-model-path,--speculative-draft", s.draft_model_path, kSpeculation,
            "Directory of the head of EAGLE or EAGLE3, or of the small model of STANDALONE, for the "
            "target's vocabulary");
+  app.Flag("--speculative-draft-model-quantization", s.draft_quantization, kSpeculation,
+           "--quantization of the draft model, its head included, or unquant; default: w8a8_int8 "
+           "for an MTP layer with plain weights on CPUs, else as stored. Affects speed only");
   app.Flag("--speculative-simulate-acceptance", s.simulate_acceptance, kSpeculation,
            "For benchmarks only: the probability with which a draft is accepted whatever the model "
            "samples, 0 to 1. Outputs are then wrong. -1: none");
