@@ -60,11 +60,50 @@ std::vector<int32_t> SequenceGrammar::Forced(int64_t most, std::span<const int32
   } catch (const Error&) {
     // The state that the library cannot handle may lie beyond the end of the output.
     forces_ = false;
-    next_mask_.clear();
-    matcher_.reset();
-    accepted_.assign(output.begin(), output.end());
+    Restart(output);
   }
   return {};
+}
+
+void SequenceGrammar::Restart(std::span<const int32_t> output) {
+  next_mask_.clear();
+  matcher_.reset();
+  accepted_.assign(output.begin(), output.end());
+}
+
+template <typename Look>
+void SequenceGrammar::LookAhead(std::span<const int32_t> drafts, std::span<const int32_t> output,
+                                const Look& look) {
+  if (!failure_.empty() || !matcher_ || !looks_ahead_) return;
+  if (matcher_->grammar().has_budgets()) return;  // see ForcedTokens
+  try {
+    int64_t allowed = 0;
+    for (const int32_t token : drafts) {
+      if (!matcher_->Accept(token)) break;
+      ++allowed;
+    }
+    look(allowed);
+    matcher_->Rollback(allowed);
+  } catch (const Error&) {
+    looks_ahead_ = false;
+    Restart(output);
+  }
+}
+
+bool SequenceGrammar::FillMaskAfter(std::span<const int32_t> drafts,
+                                    std::span<const int32_t> output, std::span<uint32_t> mask) {
+  bool filled = false;
+  LookAhead(drafts, output, [&](int64_t allowed) {
+    filled = allowed == std::ssize(drafts) && !matcher_->ended() && matcher_->FillMask(mask);
+  });
+  return filled && looks_ahead_;
+}
+
+int64_t SequenceGrammar::CountAllowed(std::span<const int32_t> drafts,
+                                      std::span<const int32_t> output) {
+  int64_t count = std::ssize(drafts);
+  LookAhead(drafts, output, [&](int64_t allowed) { count = allowed; });
+  return count;
 }
 
 void SequenceGrammar::Accept(int32_t token) {

@@ -45,6 +45,12 @@ class SequenceGrammar {
   bool FillMask(std::span<uint32_t> mask);
   // ForcedTokens (grammar/forced_tokens.h) after `output`, all tokens so far.
   std::vector<int32_t> Forced(int64_t most, std::span<const int32_t> output);
+  // For drafts: writes the mask of the token after `drafts`, which follow `output`, all tokens so
+  // far. Changes no state. Returns false if no token can follow, or if the mask is not known.
+  bool FillMaskAfter(std::span<const int32_t> drafts, std::span<const int32_t> output,
+                     std::span<uint32_t> mask);
+  // The number of leading drafts that the grammar allows after `output`. Changes no state.
+  int64_t CountAllowed(std::span<const int32_t> drafts, std::span<const int32_t> output);
   // Appends a token that the last mask allows.
   void Accept(int32_t token);
   // Removes the last `count` tokens.
@@ -54,12 +60,21 @@ class SequenceGrammar {
 
  private:
   void Begin();  // waits for the grammar; its matcher then accepts `accepted_`
+  // Calls look(number of leading `drafts` that the grammar allows) while its matcher has accepted
+  // these drafts, then removes them. If the library cannot handle a state, nothing is looked ahead
+  // any more, since the state may lie beyond the end of the output.
+  template <typename Look>
+  void LookAhead(std::span<const int32_t> drafts, std::span<const int32_t> output,
+                 const Look& look);
+  // After an error of the library: the matcher begins again from `output`.
+  void Restart(std::span<const int32_t> output);
 
   RankGrammars::Pending compiled_;
   std::vector<int32_t> accepted_;
   std::optional<GrammarMatcher> matcher_;
   std::vector<uint32_t> next_mask_;  // mask of the next token, if Forced has filled it; else empty
   bool forces_ = true;               // false: Forced returns nothing
+  bool looks_ahead_ = true;          // false: FillMaskAfter and CountAllowed know nothing
   std::string failure_;
 };
 

@@ -102,9 +102,9 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
       plan.max_batch_tokens,  // a pass adds all of them
       kSavedBytes /
           (plan.draft->target_row_width() * int64_t{sizeof(float)} * plan.max_running_requests));
-  made.drafter = std::make_unique<ModelDrafter>(*made.model, config.page_size,
-                                                plan.max_batch_tokens, saved_rows,
-                                                /*ends_early=*/plan.drafts.adapts);
+  made.drafter = std::make_unique<ModelDrafter>(
+      *made.model, config.page_size, plan.max_batch_tokens, saved_rows,
+      /*ends_early=*/plan.drafts.adapts, plan.model.eos_token_ids);
   return made;
 }
 

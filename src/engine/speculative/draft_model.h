@@ -32,6 +32,7 @@ class DraftModel : public DraftForward {
   std::span<const float> Forward(const ForwardBatch& batch) override;
   bool draws() const override { return model_.draws(); }
   std::span<const int32_t> drawn() const override { return model_.drawn(); }
+  int64_t vocab_size() const override { return model_.config().vocab_size; }
   int64_t logit_width() const override { return model_.config().output_width(); }
   int32_t TokenOf(int32_t index) const override {
     return vocabulary_.empty() ? index : vocabulary_[index];

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/check.h"
+#include "engine/rank_grammars.h"
 #include "engine/sampler/random.h"
 #include "engine/sampler/softmax.h"
 
@@ -189,9 +191,36 @@ kernels::RowSampling ModelDrafter::SamplingOf(const Sequence& sequence) {
   return Sampler::RowSamplingOf(params, UniformDraw(*params.seed, drawn));
 }
 
-int32_t ModelDrafter::Sample(const Sequence& sequence, std::span<const float> logits) {
-  if (!AllFinite(logits)) return 0;
-  return sampler_.DrawRow(logits, SamplingOf(sequence)).value_or(0);
+ModelDrafter::Guess ModelDrafter::Sample(const Sequence& sequence, std::span<const float> logits,
+                                         bool needs_probability) {
+  if (!AllFinite(logits)) return {};
+  const int64_t length = sequence.output_length() + std::ssize(sequence.drafts);
+  if (sequence.grammar || Penalties::Needed(sequence.request.sampling, length))
+    return SampleConstrained(sequence, logits);
+  const int32_t index = sampler_.DrawRow(logits, SamplingOf(sequence)).value_or(0);
+  return {model_.TokenOf(index), needs_probability ? ProbabilityOf(logits, index) : 0};
+}
+
+ModelDrafter::Guess ModelDrafter::SampleConstrained(const Sequence& sequence,
+                                                    std::span<const float> logits) {
+  constexpr float kForbidden = -std::numeric_limits<float>::infinity();
+  const int64_t vocab = model_.vocab_size();
+  row_.assign(vocab, kForbidden);
+  for (size_t i = 0; i < logits.size(); ++i)
+    row_[model_.TokenOf(static_cast<int32_t>(i))] = logits[i];
+  mask_.resize(MaskWords(vocab));
+  const std::span<const int32_t> output = sequence.output();
+  if (sequence.grammar && sequence.grammar->FillMaskAfter(sequence.drafts, output, mask_)) {
+    for (int64_t id = 0; id < vocab; ++id)
+      if (!MaskAllows(mask_, id)) row_[id] = kForbidden;
+  }
+  output_.assign(output.begin(), output.end());
+  output_.insert(output_.end(), sequence.drafts.begin(), sequence.drafts.end());
+  const SamplingParams& params = sequence.request.sampling;
+  const std::span<const int32_t> prompt = std::span(sequence.tokens).first(sequence.prompt_length);
+  const auto token = sampler_.Draw(row_, params, prompt, output_, *params.seed);
+  if (!token) return {};
+  return {*token, ProbabilityOf(row_, *token)};
 }
 
 void ModelDrafter::Forward(bool may_end) {
@@ -213,10 +242,11 @@ void ModelDrafter::Forward(bool may_end) {
     Chain& chain = chains_[i];
     std::vector<int32_t>& drafts = chain.sequence->drafts;
     const std::span<const float> row = logits.subspan(i * width, width);
-    const int32_t index = Sample(*chain.sequence, row);
-    drafts.push_back(model_.TokenOf(index));
-    if (!may_end || std::ssize(drafts) == chain.wanted) continue;
-    chain.probability *= ProbabilityOf(row, index);
+    const bool continues = may_end && std::ssize(drafts) + 1 < chain.wanted;
+    const Guess guess = Sample(*chain.sequence, row, continues);
+    drafts.push_back(guess.token);
+    if (!continues) continue;
+    chain.probability *= guess.probability;
     if (!(chain.probability >= kImprobable)) chain.wanted = std::ssize(drafts);
   }
 }

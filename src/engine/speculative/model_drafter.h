@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/sampler/sampler.h"
@@ -23,7 +24,9 @@ class DraftForward {
   // `draws`, [logit rows]; −1 where a logit is not finite.
   virtual bool draws() const { return false; }
   virtual std::span<const int32_t> drawn() const { return {}; }
-  virtual int64_t logit_width() const = 0;
+  virtual int64_t vocab_size() const = 0;
+  // Elements of a row of logits.
+  virtual int64_t logit_width() const { return vocab_size(); }
   // The token of element `index` of a row of logits, which may lack some tokens.
   virtual int32_t TokenOf(int32_t index) const { return index; }
   // Whether the model is an MTP layer or an EAGLE head. The input of a row then includes a hidden
@@ -57,21 +60,22 @@ class DraftForward {
 // rows.
 //
 // Drafts are sampled with the parameters, the seed and the random numbers of the tokens that they
-// guess. So a draft model with the target's distribution would guess each sampled token.
+// guess. So a draft model with the target's distribution would guess each sampled token. Penalties,
+// biases and the masks of grammars apply too, unless the model samples on its device.
 class ModelDrafter : public Drafter {
  public:
   // `max_rows`: of one pass. `max_saved_rows`: hidden rows that a sequence keeps while drafting is
   // off; a sequence with more is not drafted again. `ends_early`: a sequence gets no more drafts
   // once they are probably wrong, if there is one attention group and the model returns logits.
-  // Borrows `model`.
+  // `eos_token_ids`: forbidden while an output is shorter than min_new_tokens. Borrows `model`.
   ModelDrafter(DraftForward& model, int32_t page_size, int64_t max_rows, int64_t max_saved_rows,
-               bool ends_early = false)
+               bool ends_early = false, std::vector<int32_t> eos_token_ids = {})
       : model_(model),
         page_size_(page_size),
         max_rows_(max_rows),
         max_saved_rows_(max_saved_rows),
         ends_early_(ends_early),
-        sampler_(model.logit_width(), {}) {
+        sampler_(model.vocab_size(), std::move(eos_token_ids)) {
     batch_.only_logit_rows = !model.draws();  // not on GPUs
   }
 
@@ -107,7 +111,13 @@ class ModelDrafter : public Drafter {
   // Returns whether any group has tokens.
   bool SetGroups(std::span<const int64_t> all, int64_t pass, int64_t limit);
   static kernels::RowSampling SamplingOf(const Sequence& sequence);
-  int32_t Sample(const Sequence& sequence, std::span<const float> logits);
+  struct Guess {
+    int32_t token = 0;
+    double probability = 0;  // in the draft model, given the mask
+  };
+  // Samples the next draft. `logits` [logit_width].
+  Guess Sample(const Sequence& sequence, std::span<const float> logits, bool needs_probability);
+  Guess SampleConstrained(const Sequence& sequence, std::span<const float> logits);
 
   DraftForward& model_;
   const int32_t page_size_;
@@ -119,6 +129,10 @@ class ModelDrafter : public Drafter {
   // hidden rows of the target. If any group has saved rows, the pass is not recorded as a graph.
   bool takes_saved_ = false;
   std::vector<float> hidden_;  // [rows, H]
+  // Of SampleConstrained.
+  std::vector<float> row_;      // [vocab]
+  std::vector<uint32_t> mask_;  // [MaskWords(vocab)]
+  std::vector<int32_t> output_;
   std::vector<Chain> chains_;
 };
 

@@ -2,8 +2,12 @@
 
 #include <gmock/gmock.h>
 
+#include <future>
 #include <map>
 #include <memory>
+
+#include "engine/rank_grammars.h"
+#include "grammar/compiler.h"
 
 namespace switchyard {
 namespace {
@@ -54,7 +58,7 @@ class FakeDraft : public DraftForward {
   }
   bool draws() const override { return draws_tokens; }
   std::span<const int32_t> drawn() const override { return drawn_; }
-  int64_t logit_width() const override { return kVocab; }
+  int64_t vocab_size() const override { return kVocab; }
   int32_t TokenOf(int32_t index) const override { return (index + shift) % kVocab; }
   bool takes_hidden() const override { return mtp_; }
   int64_t hidden_width() const override { return kWidth; }
@@ -284,6 +288,50 @@ TEST_F(ModelDrafterTest, AChainEndsEarlyOnceItsDraftsAreImprobable) {
     drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 4}}, 4);
     EXPECT_EQ(std::ssize(s->drafts), drafts) << groups << " " << peak;
     EXPECT_EQ(model->passes, drafts);
+  }
+}
+
+TEST_F(ModelDrafterTest, PenaltiesAndBiasesApplyToDrafts) {
+  Make(/*mtp=*/true);
+  const auto s = AfterPrompt({10, 11, 12});
+  Append(*s, {20});
+  SamplingParams& params = s->request.sampling;
+  params.logit_bias = {{22, -100.0f}, {30, 1.0f}};
+  params.bad_words = {{31, 32}};
+  model->SetTarget(3, 100);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 4}}, 4);
+  // 22 is forbidden after 21, and 32 after 31. Then a token without a logit of its own follows.
+  EXPECT_THAT(s->drafts, ElementsAre(21, 30, 31, 30));
+}
+
+// Five tokens from 11 to 25 (l to z), then the end of the output (7).
+TEST_F(ModelDrafterTest, DraftsFollowTheGrammar) {
+  GrammarVocabulary vocabulary;
+  for (int32_t id = 0; id < kVocab; ++id)
+    vocabulary.tokens.push_back(id < 26 ? std::string(1, static_cast<char>('a' + id)) : "");
+  vocabulary.tokens[7] = "";
+  vocabulary.stop_ids = {7};
+  const TokenTable table(vocabulary);
+  std::promise<std::shared_ptr<const CompiledGrammar>> compiled;
+  compiled.set_value(CompileGrammar(RegexGrammar("[l-z]{5}"), table));
+  const RankGrammars::Pending pending = compiled.get_future().share();
+  for (const bool early : {false, true}) {
+    Make(/*mtp=*/true, 1, 100, 6, early);
+    const auto s = AfterPrompt({10, 11, 12});
+    s->grammar = std::make_unique<SequenceGrammar>(pending);
+    std::vector<uint32_t> mask(MaskWords(kVocab));
+    ASSERT_TRUE(s->grammar->FillMask(mask));
+    s->grammar->Accept(24);
+    Append(*s, {24});
+    model->SetTarget(3, 100);
+    drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 5}}, 5);
+    // After 25 the model prefers 26, which has no bytes; 15 other letters are equal. The fifth
+    // draft ends the output.
+    if (early) EXPECT_THAT(s->drafts, ElementsAre(25, 11));
+    if (!early) EXPECT_THAT(s->drafts, ElementsAre(25, 11, 12, 13, 7));
+    // Drafts changed nothing: the grammar still expects four letters.
+    ASSERT_TRUE(s->grammar->FillMask(mask));
+    EXPECT_TRUE(MaskAllows(mask, 11) && !MaskAllows(mask, 7) && !MaskAllows(mask, 3));
   }
 }
 

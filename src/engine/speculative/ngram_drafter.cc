@@ -15,6 +15,8 @@ void NgramDrafter::Draft(std::span<const DraftPart> parts, int64_t limit) {
     const int64_t accepted = part.decoding ? part.rows - 1 : 0;
     run = accepted < run ? accepted + 1 : 2 * run + 1;
     sequence.drafts = sequence.ngrams->Guess(sequence.tokens, std::min(count, run));
+    if (sequence.grammar)
+      sequence.drafts.resize(sequence.grammar->CountAllowed(sequence.drafts, sequence.output()));
     run = std::ssize(sequence.drafts);
   }
 }

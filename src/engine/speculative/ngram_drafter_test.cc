@@ -2,6 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <future>
+
+#include "engine/rank_grammars.h"
+#include "grammar/compiler.h"
+
 namespace switchyard {
 namespace {
 
@@ -53,6 +58,24 @@ TEST_F(NgramDrafterTest, RejectedDraftsAreFollowedByFewer) {
   EXPECT_THAT(After({4}), ElementsAre(5));
   EXPECT_THAT(After({5, 6}), SizeIs(3));
   EXPECT_THAT(After({7, 8}), SizeIs(2));  // one of three was right
+}
+
+// Letters a to t, at most up to e.
+TEST_F(NgramDrafterTest, DraftsThatTheGrammarForbidsAreDropped) {
+  GrammarVocabulary vocabulary;
+  for (int32_t id = 0; id < 20; ++id)
+    vocabulary.tokens.push_back(std::string(1, static_cast<char>('a' + id)));
+  vocabulary.tokens.push_back("");
+  vocabulary.stop_ids = {20};
+  const TokenTable table(vocabulary);
+  std::promise<std::shared_ptr<const CompiledGrammar>> compiled;
+  compiled.set_value(CompileGrammar(RegexGrammar("[a-e]+"), table));
+  sequence_.grammar = std::make_unique<SequenceGrammar>(compiled.get_future().share());
+  std::vector<uint32_t> mask(MaskWords(21));
+  ASSERT_TRUE(sequence_.grammar->FillMask(mask));
+  for (const int32_t token : {0, 1, 2}) sequence_.grammar->Accept(token);
+  EXPECT_THAT(After({0}), ElementsAre(1));
+  EXPECT_THAT(After({1, 2}), ElementsAre(3, 4));  // not 5
 }
 
 TEST_F(NgramDrafterTest, TheLimitAndTheSequenceBoundTheDrafts) {
