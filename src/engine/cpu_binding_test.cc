@@ -18,10 +18,10 @@ using ::testing::IsEmpty;
 namespace fs = std::filesystem;
 
 // A fake /sys with eight CPUs, so that no other process reserves CPUs of the test.
-class CpuBindingTest : public testing::Test {
+class CpuBindingTest : public ::testing::Test {
  protected:
   CpuBindingTest()
-      : root_(fs::path(testing::TempDir()) / fmt::format("{}.switchyard_binding", getpid())) {
+      : root_(fs::path(::testing::TempDir()) / fmt::format("{}.switchyard_binding", getpid())) {
     for (int cpu = 0; cpu < 8; ++cpu) {
       fs::create_directories(root_ / fmt::format("sys/devices/system/cpu/cpu{}", cpu));
       all_.push_back(cpu);
@@ -127,7 +127,7 @@ TEST_F(CpuBindingTest, NoTwoRanksOfAnEngineHaveACpuInCommon) {
   }
   for (const int cpu : taken) {
     EXPECT_EQ(taken.count(cpu), 1u);
-    EXPECT_THAT(allowed, testing::Contains(cpu));
+    EXPECT_THAT(allowed, ::testing::Contains(cpu));
   }
 }
 

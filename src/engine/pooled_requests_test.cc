@@ -41,8 +41,8 @@ class PooledRig : public Rig {
   const Pooling pooling_;
 };
 
-class PooledRequests : public testing::TestWithParam<Pooling> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, PooledRequests, testing::Values(Pooling::kLast, Pooling::kMean));
+class PooledRequests : public ::testing::TestWithParam<Pooling> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, PooledRequests, ::testing::Values(Pooling::kLast, Pooling::kMean));
 
 TEST_P(PooledRequests, ReturnOneVectorAndNoToken) {
   PooledRig rig(GetParam());

@@ -214,7 +214,7 @@ TEST(RankEngineOverlap, OutputsEqualThoseWithoutOverlap) {
   std::set<FinishReason> finishes;
   int stopped = 0, disconnected = 0;
   for (uint64_t seed = 1; seed <= 80; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     const Traffic traffic = RandomTraffic(seed);
     Server overlapped(traffic, true), plain(traffic, false);
     auto got = overlapped.Run(), want = plain.Run();
@@ -222,7 +222,7 @@ TEST(RankEngineOverlap, OutputsEqualThoseWithoutOverlap) {
     ASSERT_EQ(got.size(), traffic.clients.size());
     ASSERT_EQ(want.size(), traffic.clients.size());
     for (const auto& [id, one] : want) {
-      SCOPED_TRACE(testing::Message() << "request " << id);
+      SCOPED_TRACE(::testing::Message() << "request " << id);
       ExpectSame(got[id], one);
       finishes.insert(one.finish);
       stopped += one.stopped;
@@ -230,7 +230,7 @@ TEST(RankEngineOverlap, OutputsEqualThoseWithoutOverlap) {
     }
     launched += overlapped.launched();
     retractions += std::min(overlapped.retractions(), plain.retractions());
-    ASSERT_FALSE(testing::Test::HasFailure());
+    ASSERT_FALSE(::testing::Test::HasFailure());
   }
   // The requests of the traffic end in every possible way.
   EXPECT_GT(launched, 2000);

@@ -46,7 +46,7 @@ TEST(RankEngine, StopsAtEosAndStopIds) {
   Rig other(options);
   request = Greedy(3, Count(10), 40);
   request.sampling.ignore_eos = false;
-  EXPECT_THAT(other.Run(request).new_tokens.size(), testing::Le(3u));
+  EXPECT_THAT(other.Run(request).new_tokens.size(), ::testing::Le(3u));
   request.id = 4;
   request.sampling.ignore_eos = true;
   EXPECT_EQ(other.Run(request).new_tokens, free_run);

@@ -107,7 +107,7 @@ TEST(ThreadEngine, ManyClientsGetTheSameTokensOnEveryLayout) {
       }
       if (want.empty()) want = got;
       EXPECT_EQ(got, want);
-      EXPECT_THAT(engine.Stats(), testing::SizeIs(dp));
+      EXPECT_THAT(engine.Stats(), ::testing::SizeIs(dp));
       for (const EngineStats& group : engine.Stats()) {
         EXPECT_EQ(group.running + group.waiting, 0);
         EXPECT_GT(group.decode_tokens, 0);
@@ -174,10 +174,10 @@ TEST(ThreadEngine, AbortAndDestructionReachTheirCallbacks) {
     engine.Abort(id);
     engine.Abort(id + 100);
     const RequestOutput end = aborted.Wait();
-    EXPECT_THAT(end.finish, testing::AnyOf(FinishReason::kAbort, FinishReason::kLength));
+    EXPECT_THAT(end.finish, ::testing::AnyOf(FinishReason::kAbort, FinishReason::kLength));
     engine.Submit(Request(2, 5, 80), left.Callback());
   }
-  EXPECT_THAT(left.Wait().finish, testing::AnyOf(FinishReason::kAbort, FinishReason::kLength));
+  EXPECT_THAT(left.Wait().finish, ::testing::AnyOf(FinishReason::kAbort, FinishReason::kLength));
 }
 
 TEST(ThreadEngine, CallbacksMaySubmit) {

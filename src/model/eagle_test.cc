@@ -177,7 +177,7 @@ void CompareOnRank(const EagleHead& head, const ModelConfig& target_config,
   KvStorage target_kv(target_config, comm.mesh, std::size(kPages), kPageSize, DType::kF32);
   KvStorage kv(config, comm.mesh, std::size(kPages), kPageSize, DType::kF32);
 
-  const RawTensors own = testing::ReadSafetensors(dir);
+  const RawTensors own = TensorsOf(head, target_config, 1);
   const RawTensors of_target = testing::ReadSafetensors(Fixture(kTarget));
   PlainHead plain(head, own, of_target);
   target.Forward(BatchOf({5, 400, 17, 99, 256, 3}, 0), target_kv);
@@ -296,7 +296,8 @@ TEST(EagleTest, TheTargetKeepsTheInputsOfItsLayers) {
 
 TEST(EagleTest, KeptInputsDoNotDependOnTheLayout) {
   const std::vector<Group> groups = ManyTexts(2);
-  const Case plain{.fixture = "deepseek_v3", .tp = 2, .ep = 2, .backend = "deepep", .dp = 2};
+  const Case plain{
+      .fixture = "deepseek_v3", .tp = 2, .ep = 2, .backend = "deepep", .dp = 2, .dense_tp = 1};
   const auto want = KeptInputs(plain, groups, {1, 2});
   Case two_batches = plain;
   two_batches.two_batches = true;

@@ -12,12 +12,12 @@
 namespace switchyard {
 namespace {
 
-using testing::ElementsAre;
-using testing::UnorderedElementsAre;
+using ::testing::ElementsAre;
+using ::testing::UnorderedElementsAre;
 
 constexpr int32_t kPageSize = 4;
 
-class PolicyTest : public testing::Test {
+class PolicyTest : public ::testing::Test {
  protected:
   static std::vector<int32_t> Run(int32_t first, int64_t length) {
     std::vector<int32_t> ids(length);

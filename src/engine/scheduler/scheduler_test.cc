@@ -44,7 +44,7 @@ TEST(Scheduler, ARequestThatComesBackToDecodeIsPlannedBeforePrompts) {
   BuildBatch(plan, kPageSize, batch);
   EXPECT_EQ(batch.decode_tokens, 1);
   EXPECT_THAT(batch.tokens,
-              testing::ElementsAre(7, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110));
+              ::testing::ElementsAre(7, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110));
 }
 
 // Marks the planned rows as computed; prompts then decode.
@@ -94,7 +94,7 @@ TEST(Scheduler, HigherPrioritiesAreAdmittedFirstAndEqualOnesInOrder) {
   for (Sequence* s : {&a, &b, &c, &d}) scheduler.Enqueue(s);
   std::vector<Sequence*> order;
   for (const ScheduledRows& part : scheduler.Plan()) order.push_back(part.sequence);
-  EXPECT_THAT(order, testing::ElementsAre(&c, &b, &d));
+  EXPECT_THAT(order, ::testing::ElementsAre(&c, &b, &d));
 }
 
 TEST(Scheduler, ARequestFarAboveInterruptsTheLowest) {
@@ -115,7 +115,7 @@ TEST(Scheduler, ARequestFarAboveInterruptsTheLowest) {
   scheduler.Enqueue(&high);
   std::vector<Sequence*> order;
   for (const ScheduledRows& part : scheduler.Plan()) order.push_back(part.sequence);
-  EXPECT_THAT(order, testing::ElementsAre(&middle, &high));
+  EXPECT_THAT(order, ::testing::ElementsAre(&middle, &high));
   EXPECT_EQ(scheduler.retractions(), 1);
   EXPECT_EQ(scheduler.waiting(), 2);
   // `high` does not lose its place again: the difference to `near` is small.

@@ -191,7 +191,8 @@ kernels::RowSampling ModelDrafter::SamplingOf(const Sequence& sequence) {
   return Sampler::RowSamplingOf(params, UniformDraw(*params.seed, drawn));
 }
 
-ModelDrafter::Guess ModelDrafter::Sample(const Sequence& sequence, std::span<const float> logits) {
+ModelDrafter::Guess ModelDrafter::Sample(const Sequence& sequence, std::span<const float> logits,
+                                         bool needs_probability) {
   if (!AllFinite(logits)) return {};
   const int64_t length = sequence.output_length() + std::ssize(sequence.drafts);
   if (sequence.grammar || Penalties::Needed(sequence.request.sampling, length))
