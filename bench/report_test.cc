@@ -13,8 +13,8 @@
 namespace switchyard::bench {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // Captures the output of a report.
 class Printed {

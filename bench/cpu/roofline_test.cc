@@ -53,7 +53,7 @@ TEST(RooflineTest, LinesAreRatesAndTheMachineIsDescribed) {
   std::ifstream in(file);
   const auto json = nlohmann::json::parse(in);
   EXPECT_EQ(json["machine"][0]["what"], "cpu");
-  EXPECT_THAT(json["machine"][0]["text"].get<std::string>(), testing::HasSubstr("cores"));
+  EXPECT_THAT(json["machine"][0]["text"].get<std::string>(), ::testing::HasSubstr("cores"));
   EXPECT_EQ(json["cases"].size(), report.results().size());
 }
 

@@ -14,7 +14,7 @@
 namespace switchyard::bench {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST(PlanLoadTest, LengthsIdsAndPausesAreThoseOfTheOptions) {
   const ServeOptions options{.num_prompts = 400,

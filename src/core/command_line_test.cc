@@ -8,8 +8,8 @@
 namespace switchyard {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 std::string ErrorOf(CommandLine& app, const std::vector<std::string>& words) {
   try {

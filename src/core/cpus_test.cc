@@ -86,7 +86,7 @@ TEST(CpusTest, EachCpuIsOneRanks) {
       EXPECT_FALSE(share.empty()) << count;
       all.insert(all.end(), share.begin(), share.end());
     }
-    EXPECT_THAT(all, testing::UnorderedElementsAreArray(UpTo(16))) << count;
+    EXPECT_THAT(all, ::testing::UnorderedElementsAreArray(UpTo(16))) << count;
   }
 }
 
@@ -141,7 +141,7 @@ TEST(CpusTest, WorkersOfAPoolHaveACpuEachAndItsCallerAll) {
       .join();
   std::vector<CpuList> expected = {cpus};
   for (int i = 1; i < threads; ++i) expected.push_back({cpus[i]});
-  EXPECT_THAT(masks, testing::UnorderedElementsAreArray(expected));
+  EXPECT_THAT(masks, ::testing::UnorderedElementsAreArray(expected));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace switchyard {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string ReadFile(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);

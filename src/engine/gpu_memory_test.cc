@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 

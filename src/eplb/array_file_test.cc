@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class ArrayFileTest : public testing::Test {
+class ArrayFileTest : public ::testing::Test {
  protected:
   ~ArrayFileTest() override { std::filesystem::remove(path_); }
   ArrayFile Text(const std::string& text) {
@@ -24,7 +24,7 @@ class ArrayFileTest : public testing::Test {
   }
 
   const std::string path_ = testing::TempDir() + "arrays_" + std::to_string(getpid()) + "_" +
-                            testing::UnitTest::GetInstance()->current_test_info()->name();
+                            ::testing::UnitTest::GetInstance()->current_test_info()->name();
 };
 
 TEST_F(ArrayFileTest, ReadsJsonAndTensors) {

@@ -33,7 +33,7 @@ std::vector<ExpertPlacement> Load(const std::string& location, int64_t layers, i
                          .topology = {.ranks = 2}});
 }
 
-class LoadPlacementsTest : public testing::Test {
+class LoadPlacementsTest : public ::testing::Test {
  protected:
   ~LoadPlacementsTest() override { std::filesystem::remove(path_); }
   std::string Write(const std::string& text) {
@@ -49,7 +49,8 @@ class LoadPlacementsTest : public testing::Test {
   }
 
   const std::string path_ = testing::TempDir() + "placement_" + std::to_string(getpid()) + "_" +
-                            testing::UnitTest::GetInstance()->current_test_info()->name() + ".json";
+                            ::testing::UnitTest::GetInstance()->current_test_info()->name() +
+                            ".json";
 };
 
 TEST_F(LoadPlacementsTest, TrivialIsTheSameForAllLayers) {

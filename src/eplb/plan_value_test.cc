@@ -42,14 +42,14 @@ int Reset(const LoadHistory& history, int64_t passes, const RankTopology& topolo
 TEST(PlanValueTest, OnlyLayersThatGainAreMoved) {
   std::vector<bool> moved;
   EXPECT_EQ(Reset(Skewed(2000), 500, kTopology, &moved), 1);
-  EXPECT_THAT(moved, testing::ElementsAre(true, false));
+  EXPECT_THAT(moved, ::testing::ElementsAre(true, false));
 }
 
 TEST(PlanValueTest, TinyTrafficMovesNothing) {
   std::vector<bool> moved;
   // One row per pass, 1000 passes.
   EXPECT_EQ(Reset(Skewed(20), 1000, kTopology, &moved), kLayers);
-  EXPECT_THAT(moved, testing::ElementsAre(false, false));
+  EXPECT_THAT(moved, ::testing::ElementsAre(false, false));
 }
 
 // The minimum rows per step at which the skewed layer is moved.

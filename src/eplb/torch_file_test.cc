@@ -25,7 +25,7 @@ std::string BytesOf(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-class TorchFileTest : public testing::Test {
+class TorchFileTest : public ::testing::Test {
  protected:
   ~TorchFileTest() override { std::filesystem::remove(path_); }
   const std::string& Write(const std::string& bytes) const {
@@ -33,7 +33,7 @@ class TorchFileTest : public testing::Test {
     return path_;
   }
   const std::string path_ = testing::TempDir() + "torch_" + std::to_string(getpid()) + "_" +
-                            testing::UnitTest::GetInstance()->current_test_info()->name() + ".pt";
+                            ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".pt";
 };
 
 TEST_F(TorchFileTest, ReadsTensorsBesideOtherValues) {

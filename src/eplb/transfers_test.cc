@@ -32,7 +32,7 @@ TEST(Transfers, EveryPlaceIsFilledTheCheapestWay) {
 TEST(Transfers, NothingMovesWhereNothingChanges) {
   const std::vector<int32_t> map = {0, 1, 2, 0};
   const LayerTransfers plan = PlanTransfers(map, map, {.ranks = 2});
-  EXPECT_THAT(plan.fills, testing::Each(kUnchanged));
+  EXPECT_THAT(plan.fills, ::testing::Each(kUnchanged));
   EXPECT_THAT(plan.batches, IsEmpty());
 }
 

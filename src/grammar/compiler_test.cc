@@ -20,7 +20,7 @@
 namespace switchyard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string CompileError(const GrammarSource& source, const GrammarLimits& limits = {}) {
   return InvalidMessage([&] { CompileGrammar(source, TestTable(), limits); });

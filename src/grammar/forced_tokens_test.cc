@@ -11,8 +11,8 @@
 namespace switchyard {
 namespace {
 
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 using Ids = std::vector<int32_t>;
 

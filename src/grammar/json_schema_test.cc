@@ -8,8 +8,8 @@
 namespace switchyard {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 struct Case {
   const char* schema;

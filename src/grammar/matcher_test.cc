@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 int64_t Vocab() { return TestTable().vocab_size(); }
 
@@ -82,7 +82,7 @@ TEST(GrammarMatcher, EndsWithAStopTokenWhereTheGrammarMayEnd) {
   EXPECT_FALSE(matcher.CanEnd());
   ASSERT_TRUE(matcher.Accept('b'));
   EXPECT_TRUE(matcher.CanEnd());
-  EXPECT_THAT(AllowedIds(MaskOf(matcher)), testing::ElementsAre('c', kTestEos));
+  EXPECT_THAT(AllowedIds(MaskOf(matcher)), ::testing::ElementsAre('c', kTestEos));
   EXPECT_FALSE(matcher.ended());
   ASSERT_TRUE(matcher.Accept(kTestEos));
   EXPECT_TRUE(matcher.ended());
@@ -91,7 +91,7 @@ TEST(GrammarMatcher, EndsWithAStopTokenWhereTheGrammarMayEnd) {
   matcher.Rollback(1);
   EXPECT_FALSE(matcher.ended());
   ASSERT_TRUE(matcher.Accept('c'));
-  EXPECT_THAT(AllowedIds(MaskOf(matcher)), testing::ElementsAre(kTestEos));
+  EXPECT_THAT(AllowedIds(MaskOf(matcher)), ::testing::ElementsAre(kTestEos));
 }
 
 TEST(GrammarMatcher, RollbackRestoresEveryEarlierMask) {

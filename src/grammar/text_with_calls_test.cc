@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 nlohmann::ordered_json Tools() {
   return ParseTestJson(R"([

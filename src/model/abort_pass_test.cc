@@ -42,7 +42,7 @@ class ForwardWithAborts {
 };
 
 void ExpectSameBitsAfterAborts(const Case& c, int first, int stride) {
-  SCOPED_TRACE(testing::Message() << c);
+  SCOPED_TRACE(::testing::Message() << c);
   const auto with_aborts = RunBy(c, ManyTexts(c.dp), [&](ModelOptions& options) {
     return ForwardWithAborts(options, first, stride);
   });

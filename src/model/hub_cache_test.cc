@@ -12,10 +12,10 @@ namespace switchyard {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
-class HubCacheTest : public testing::Test {
+class HubCacheTest : public ::testing::Test {
  protected:
   HubCacheTest()
       : root_(fs::path(testing::TempDir()) / ("hub_" + std::to_string(getpid()))),

@@ -141,7 +141,7 @@ class Rank {
 };
 
 void OnRanks(const Case& c, EpDispatchAlgorithm choice, const std::function<void(Rank&)>& body) {
-  SCOPED_TRACE(testing::Message() << c);
+  SCOPED_TRACE(::testing::Message() << c);
   const ModelConfig config = LoadModelConfig(Fixture(c.fixture));
   const ModelOptions options = TwoPassOptions(config, c);
   const MeshShape mesh{.tp = c.tp, .ep = c.ep, .dp = c.dp, .dense_tp = c.dense_tp};

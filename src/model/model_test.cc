@@ -50,7 +50,7 @@ double LogProb(std::span<const float> logits, int token) {
   return logits[token] - most - std::log(sum);
 }
 
-class ModelTest : public testing::TestWithParam<Case> {};
+class ModelTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ModelTest, LogProbsAreThoseOfTransformers) {
   const Case& c = GetParam();
@@ -119,7 +119,7 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Fixtures, ModelTest, testing::ValuesIn(Cases()));
+INSTANTIATE_TEST_SUITE_P(Fixtures, ModelTest, ::testing::ValuesIn(Cases()));
 
 // Chunks of any size, including decode, give the same bits. Prefix reuse and retraction rely
 // on it.
@@ -148,7 +148,7 @@ const Outcome& Alone(const Case& c, const Text& text) {
 }
 
 void ExpectSameBits(const Case& c) {
-  SCOPED_TRACE(testing::Message() << c);
+  SCOPED_TRACE(::testing::Message() << c);
   const std::vector<Group> groups = Groups(c.dp);
   const auto outcomes = Run(c, groups);
   for (size_t g = 0; g < groups.size(); ++g)
@@ -232,7 +232,7 @@ TEST(DpAttention, RowsInBFloat16HaveTheSameBitsOnAnyRanksWhereverExpertsSit) {
 }
 
 void ExpectClose(const Case& c) {
-  SCOPED_TRACE(testing::Message() << c);
+  SCOPED_TRACE(::testing::Message() << c);
   const std::vector<Group> groups = Groups(c.dp);
   const auto outcomes = Run(c, groups);
   for (size_t g = 0; g < groups.size(); ++g) {

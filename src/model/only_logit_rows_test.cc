@@ -76,7 +76,7 @@ std::vector<std::vector<Outcome>> RunRows(const Case& c, const std::vector<Group
 }
 
 void ExpectNoBitChanges(const Case& c) {
-  SCOPED_TRACE(testing::Message() << c);
+  SCOPED_TRACE(::testing::Message() << c);
   for (const auto& groups : {ManyTexts(c.dp), Groups(c.dp)})
     EXPECT_EQ(RunRows(c, groups, true), RunRows(c, groups, false));
 }

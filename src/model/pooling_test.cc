@@ -151,7 +151,7 @@ std::vector<Stored> StoredOutputs(const std::string& fixture, const std::string&
   return all;
 }
 
-class PoolingModelTest : public testing::TestWithParam<Case> {};
+class PoolingModelTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(PoolingModelTest, RowsAreThoseOfTransformers) {
   const bool classifies = GetParam().fixture.ends_with("classifier");
@@ -178,18 +178,18 @@ TEST_P(PoolingModelTest, RowsAreThoseOfTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, PoolingModelTest,
-    testing::Values(Case{.fixture = Named("qwen3_embedding")},
-                    Case{.fixture = Named("qwen3_embedding"), .tp = 2},
-                    Case{.fixture = Named("qwen3_embedding"), .tp = 2, .dp = 2},
-                    Case{.fixture = Named("qwen3_moe_classifier")},
-                    Case{.fixture = Named("qwen3_moe_classifier"), .tp = 2, .ep = 2},
-                    Case{.fixture = Named("qwen3_moe_classifier"),
-                         .tp = 2,
-                         .ep = 2,
-                         .backend = "deepep",
-                         .dp = 2,
-                         .dense_tp = 1,
-                         .two_batches = true}));
+    ::testing::Values(Case{.fixture = Named("qwen3_embedding")},
+                      Case{.fixture = Named("qwen3_embedding"), .tp = 2},
+                      Case{.fixture = Named("qwen3_embedding"), .tp = 2, .dp = 2},
+                      Case{.fixture = Named("qwen3_moe_classifier")},
+                      Case{.fixture = Named("qwen3_moe_classifier"), .tp = 2, .ep = 2},
+                      Case{.fixture = Named("qwen3_moe_classifier"),
+                           .tp = 2,
+                           .ep = 2,
+                           .backend = "deepep",
+                           .dp = 2,
+                           .dense_tp = 1,
+                           .two_batches = true}));
 
 // As for logits, this holds on dp = tp = ep with replicated dense layers.
 TEST(PoolingModelTest, BitsDependOnNeitherBatchNorChunksNorRanks) {

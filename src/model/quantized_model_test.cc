@@ -96,7 +96,7 @@ double RelativeError(const std::vector<float>& got, const std::vector<float>& wa
   return std::sqrt(difference / size);
 }
 
-class QuantizedModel : public testing::TestWithParam<const char*> {};
+class QuantizedModel : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(QuantizedModel, LogitsAreThoseOfTheDequantizedModel) {
   const Reference reference = ReadReference(GetParam());
@@ -110,10 +110,11 @@ TEST_P(QuantizedModel, LogitsAreThoseOfTheDequantizedModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, QuantizedModel,
-                         testing::Values("fp8_tensor", "ct_fp8_channel", "ct_fp8_block", "ct_int8",
-                                         "ct_int4", "ct_int4_zeros", "ct_nvfp4", "ct_mxfp4",
-                                         "modelopt_fp8", "modelopt_nvfp4", "modelopt_w4a8", "gptq",
-                                         "gptq_act_order", "awq", "w4afp8"),
+                         ::testing::Values("fp8_tensor", "ct_fp8_channel", "ct_fp8_block",
+                                           "ct_int8", "ct_int4", "ct_int4_zeros", "ct_nvfp4",
+                                           "ct_mxfp4", "modelopt_fp8", "modelopt_nvfp4",
+                                           "modelopt_w4a8", "gptq", "gptq_act_order", "awq",
+                                           "w4afp8"),
                          [](const auto& name) { return std::string(name.param); });
 
 // The default of CPUs for 4-bit weights: int8 rows with one scale per 128 columns.

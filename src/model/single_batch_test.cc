@@ -5,7 +5,7 @@ namespace switchyard {
 namespace {
 
 void ExpectNoBitChanges(Case c) {
-  SCOPED_TRACE(testing::Message() << c);
+  SCOPED_TRACE(::testing::Message() << c);
   for (const auto& groups : {ManyTexts(c.dp), Groups(c.dp)}) {
     c.single_batch = c.two_batches = false;
     const auto want = Run(c, groups);

@@ -5,7 +5,7 @@ namespace switchyard {
 namespace {
 
 void ExpectNoBitChangesInTwoBatches(Case c) {
-  SCOPED_TRACE(testing::Message() << c);
+  SCOPED_TRACE(::testing::Message() << c);
   for (const auto& groups : {ManyTexts(c.dp), Groups(c.dp)}) {
     c.two_batches = false;
     const auto want = Run(c, groups);

@@ -205,7 +205,7 @@ TEST(CrossedTest, EveryPairOfChoicesMeets) {
   EXPECT_EQ(CoveringDesign(sizes).rows(), rows);
 }
 
-class CrossedTest : public testing::TestWithParam<Case> {};
+class CrossedTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(CrossedTest, MatchesTheReference) {
   const Case& c = GetParam();
@@ -219,7 +219,7 @@ TEST_P(CrossedTest, MatchesTheReference) {
   RecordProperty("error", fmt::format("{:.2e}", error));
 }
 
-std::string NameOf(const testing::TestParamInfo<Case>& info) {
+std::string NameOf(const ::testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
   std::string name = fmt::format(
       "{}_{}_{}_{}_{}_tp{}_ep{}_dp{}_pattern{}_step{}_rows{}_placing{}_shared{}_{}{}", info.index,
@@ -231,7 +231,7 @@ std::string NameOf(const testing::TestParamInfo<Case>& info) {
       name, [](unsigned char letter) { return std::isalnum(letter) == 0; }, '_');
   return name;
 }
-INSTANTIATE_TEST_SUITE_P(All, CrossedTest, testing::ValuesIn(AllCases()), NameOf);
+INSTANTIATE_TEST_SUITE_P(All, CrossedTest, ::testing::ValuesIn(AllCases()), NameOf);
 
 }  // namespace
 }  // namespace switchyard

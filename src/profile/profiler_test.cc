@@ -70,7 +70,7 @@ class ProfilerTest : public ::testing::Test {
   ProfilerTest()
       : dir_(std::filesystem::temp_directory_path() /
              ("profiler_test_" +
-              std::string(testing::UnitTest::GetInstance()->current_test_info()->name()))) {
+              std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()))) {
     std::filesystem::remove_all(dir_);
   }
   ~ProfilerTest() override { std::filesystem::remove_all(dir_); }

@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-class TestFaultsTest : public testing::Test {
+class TestFaultsTest : public ::testing::Test {
  protected:
   TestFaultsTest() {
     std::string name = (std::filesystem::temp_directory_path() / "faults-XXXXXX").string();
@@ -58,7 +58,7 @@ TEST_F(TestFaultsTest, APermanentOrderIsObeyedEachTime) {
 TEST_F(TestFaultsTest, AnExitHasCodeZero) {
   const auto faults = TestFaults::FromEnvironment(0);
   Order("0.plan", "exit");
-  EXPECT_EXIT(faults->At("plan"), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(faults->At("plan"), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ TEST(RankEpochsTest, ARankThatOutlivesAnEpochServesInTheNext) {
     const std::string endpoint = ControlSocket::UniqueEndpoint();
     socket->DiscardUnsent();
     socket = std::make_unique<ControlSocket>(ControlSocket::Bind(endpoint));
-    EXPECT_THAT(ranks.BeginEpoch(endpoint), testing::ElementsAre(victim));
+    EXPECT_THAT(ranks.BeginEpoch(endpoint), ::testing::ElementsAre(victim));
     EXPECT_TRUE(ranks.WaitJoined());
     std::vector<pid_t> kept;
     std::ranges::set_intersection(Sorted(before), Sorted(ChildrenOf(getpid())),
@@ -91,7 +91,7 @@ TEST(RankEpochsTest, ARankThatNeitherWaitsNorEndsIsKilled) {
   kill(PidOf(1), SIGKILL);
   troupe.Exits(1);
   EXPECT_TRUE(troupe.ranks().Settle(milliseconds(50), kLong));  // the leader waits for a message
-  EXPECT_THAT(troupe.ranks().BeginEpoch(troupe.endpoint()), testing::ElementsAre(0, 1));
+  EXPECT_THAT(troupe.ranks().BeginEpoch(troupe.endpoint()), ::testing::ElementsAre(0, 1));
   EXPECT_TRUE(troupe.ranks().WaitJoined());
   EXPECT_EQ(troupe.Exits(0).size(), 1u);
 }

@@ -6,7 +6,7 @@
 namespace switchyard::cuda {
 namespace {
 
-class DenseGemmTest : public testing::TestWithParam<bool> {
+class DenseGemmTest : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     if (DeviceCount() == 0 || !IsHopper()) GTEST_SKIP() << "no Hopper GPU";
@@ -129,7 +129,7 @@ TEST_P(DenseGemmTest, WhatDoesNotFitIsRefused) {
   DenseGemm(p, nullptr);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, DenseGemmTest, testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Formats, DenseGemmTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "fp8" : "bf16"; });
 
 }  // namespace

@@ -7,7 +7,7 @@ namespace switchyard::kernels {
 namespace {
 
 class ProductGroups : public ProductsTest,
-                      public testing::WithParamInterface<std::tuple<bool, int64_t>> {};
+                      public ::testing::WithParamInterface<std::tuple<bool, int64_t>> {};
 
 // A group gives the results of its parts run separately, captured or not.
 TEST_P(ProductGroups, AreTheirParts) {
@@ -46,7 +46,8 @@ TEST_P(ProductGroups, AreTheirParts) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ProductGroups,
-                         testing::Combine(testing::Bool(), testing::Values<int64_t>(1, 32, 200)),
+                         ::testing::Combine(::testing::Bool(),
+                                            ::testing::Values<int64_t>(1, 32, 200)),
                          [](const auto& info) {
                            return fmt::format("{}Rows{}",
                                               std::get<0>(info.param) ? "Exact" : "Fast",

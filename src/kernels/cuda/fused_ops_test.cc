@@ -90,8 +90,8 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
       c.rotary_dim = dim;
       c.interleaved = false;
     }
-    SCOPED_TRACE(testing::Message() << "round " << round << " m " << c.m << " heads " << c.heads
-                                    << " of " << kv_heads << " dim " << dim);
+    SCOPED_TRACE(::testing::Message() << "round " << round << " m " << c.m << " heads " << c.heads
+                                      << " of " << kv_heads << " dim " << dim);
     const int64_t q_width = c.heads * dim, kv_width = kv_heads * dim, ld = q_width + 2 * kv_width;
     const DeviceVector table(*device_, random_.Normal(kPositions * std::max<int64_t>(dim, 1)));
     const DeviceVector q_norm(*device_, random_.Normal(dim)), k_norm(*device_, random_.Normal(dim));
@@ -272,7 +272,8 @@ TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
 // launch that skips a needed wait gives other bits. Parameterized by format and rows:
 // compute-sanitizer's racecheck needs minutes for one case.
 class EarlyProductsTest : public FusedOpsTest,
-                          public testing::WithParamInterface<std::tuple<WeightFormat, int64_t>> {};
+                          public ::testing::WithParamInterface<std::tuple<WeightFormat, int64_t>> {
+};
 
 TEST_P(EarlyProductsTest, HaveTheBitsOfThoseThatBeginWhenTheOneAheadHasEnded) {
   constexpr int kProducts = 24;
@@ -318,9 +319,9 @@ TEST_P(EarlyProductsTest, HaveTheBitsOfThoseThatBeginWhenTheOneAheadHasEnded) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, EarlyProductsTest,
-                         testing::Combine(testing::Values(WeightFormat::kBF16,
-                                                          WeightFormat::kFp8Block),
-                                          testing::Values<int64_t>(1, 5, 32, 130, 320)),
+                         ::testing::Combine(::testing::Values(WeightFormat::kBF16,
+                                                              WeightFormat::kFp8Block),
+                                            ::testing::Values<int64_t>(1, 5, 32, 130, 320)),
                          [](const auto& info) {
                            return fmt::format(
                                "{}Rows{}",

@@ -60,7 +60,7 @@ std::vector<float> RunGroups(const GemmProblemData& c, const Layout& layout, Way
   return values;
 }
 
-class GroupedGemm : public testing::TestWithParam<bool> {
+class GroupedGemm : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     if (DeviceCount() == 0 || !IsHopper()) GTEST_SKIP() << "no Hopper GPU";
@@ -206,7 +206,7 @@ TEST_P(GroupedGemm, SizesThatDoNotFitAreRefused) {
   EXPECT_THROW(run(), Error);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, GroupedGemm, testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Formats, GroupedGemm, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "fp8" : "bf16"; });
 
 }  // namespace

@@ -89,7 +89,7 @@ std::vector<int32_t> OnDevice(const std::vector<std::vector<float>>& rows,
   return result;
 }
 
-class DrawTest : public testing::Test {
+class DrawTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (DeviceCount() == 0) GTEST_SKIP() << "no GPU";

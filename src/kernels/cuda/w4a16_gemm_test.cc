@@ -46,7 +46,7 @@ std::vector<uint16_t> Padded(const std::vector<uint16_t>& from, int64_t matrices
   return to;
 }
 
-class W4A16Gemm : public testing::TestWithParam<W4A16Case> {
+class W4A16Gemm : public ::testing::TestWithParam<W4A16Case> {
  protected:
   void SetUp() override {
     if (DeviceCount() == 0 || !IsHopper()) GTEST_SKIP() << "no Hopper GPU";
@@ -164,7 +164,7 @@ TEST_P(W4A16Gemm, RandomGroupsHaveTheBitsOfExpandedWeights) {
       const std::vector<float> bias = kernels::Random(7).Normal(groups * m.n);
       const DeviceMemory device_bias = Upload(bias);
       for (const bool float_output : {true, false}) {
-        SCOPED_TRACE(testing::Message() << "n " << m.n << ", k " << k);
+        SCOPED_TRACE(::testing::Message() << "n " << m.n << ", k " << k);
         ExpectSame(Run(m, rows, float_output, &device_bias),
                    RunExpanded(m, rows, float_output, &bias), rows);
       }
@@ -197,7 +197,7 @@ TEST_P(W4A16Gemm, GroupsWithoutRowsWriteNothing) {
   for (const uint32_t word : Run(m, rows, true, nullptr)) ASSERT_EQ(word, kUntouched);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, W4A16Gemm, testing::ValuesIn(W4A16Cases()),
+INSTANTIATE_TEST_SUITE_P(Formats, W4A16Gemm, ::testing::ValuesIn(W4A16Cases()),
                          [](const auto& info) { return info.param.name; });
 
 TEST(W4A16GemmSizes, ThoseThatDoNotFitAreRefused) {

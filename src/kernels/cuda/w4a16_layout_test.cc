@@ -109,7 +109,7 @@ TEST(W4A16Layout, RecordsAreWhatTheCopyEngineTakes) {
     EXPECT_EQ(W4A16RecordBytes(format) % 16, 0);
 }
 
-class W4A16Unpack : public testing::TestWithParam<W4A16Case> {};
+class W4A16Unpack : public ::testing::TestWithParam<W4A16Case> {};
 
 TEST_P(W4A16Unpack, RegistersHoldTheBitsOfExpandedWeights) {
   kernels::Random random(3);
@@ -185,7 +185,7 @@ TEST_P(W4A16Unpack, EveryCodeAndScaleGivesTheExpandedBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, W4A16Unpack, testing::ValuesIn(W4A16Cases()),
+INSTANTIATE_TEST_SUITE_P(Formats, W4A16Unpack, ::testing::ValuesIn(W4A16Cases()),
                          [](const auto& info) { return info.param.name; });
 
 TEST(W4A16Pack, ViewsThatWouldLoseBitsAreNotPacked) {

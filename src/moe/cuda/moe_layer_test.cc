@@ -386,7 +386,7 @@ TEST(CudaMoeLayer, RefusesWhatGpusDoNotDo) {
   MoeOptions options;
   options.a2a_backend = "flashinfer";
   options.combine_rows = "rank";
-  EXPECT_THAT(refusal(options), testing::HasSubstr("--moe-combine-rows rank"));
+  EXPECT_THAT(refusal(options), ::testing::HasSubstr("--moe-combine-rows rank"));
 }
 
 }  // namespace

@@ -142,8 +142,8 @@ std::vector<TestPass> Passes(int dp) {
 void ExpectSameBits(const TestLayer& layer, DType dtype, MoeOptions options,
                     const std::vector<float>& want, const MeshShape& mesh,
                     const DeviceMoeHosts& hosts = {}) {
-  SCOPED_TRACE(testing::Message() << Describe(mesh, options) << " " << Name(layer.spec.format)
-                                  << ", " << hosts.ranks_per_host << " ranks on a host");
+  SCOPED_TRACE(::testing::Message() << Describe(mesh, options) << " " << Name(layer.spec.format)
+                                    << ", " << hosts.ranks_per_host << " ranks on a host");
   EXPECT_TRUE(
       kernels::SameBits(Ranks{layer, dtype, options, Passes(mesh.dp), hosts}.On(mesh), want));
 }
@@ -256,8 +256,8 @@ TEST(CudaMoeRanks, SingleBatchOverlapChangesNoBit) {
         options.passes = passes;
         for (const MeshShape& mesh :
              {MeshShape{.tp = 2, .ep = 2}, MeshShape{.tp = 4, .ep = 4, .dp = 2}}) {
-          SCOPED_TRACE(testing::Message() << Describe(mesh, options) << " " << Name(format) << ", "
-                                          << passes << " passes, " << parts << " parts");
+          SCOPED_TRACE(::testing::Message() << Describe(mesh, options) << " " << Name(format)
+                                            << ", " << passes << " passes, " << parts << " parts");
           EXPECT_TRUE(kernels::SameBits(
               Ranks{layer, dtype, options, Passes(mesh.dp), {}, parts}.On(mesh), want));
         }
@@ -280,8 +280,8 @@ void ExpectSameBitsOfManyRows(const TestLayer& layer, const std::vector<int64_t>
   options.single_batch_overlap = true;
   for (const MeshShape& mesh : meshes) {
     for (const int parts : {0, 3}) {
-      SCOPED_TRACE(testing::Message() << Describe(mesh, options) << " " << Name(layer.spec.format)
-                                      << ", " << parts << " parts");
+      SCOPED_TRACE(::testing::Message() << Describe(mesh, options) << " " << Name(layer.spec.format)
+                                        << ", " << parts << " parts");
       EXPECT_TRUE(kernels::SameBits(run(mesh, parts), want));
     }
   }

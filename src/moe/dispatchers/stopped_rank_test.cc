@@ -58,7 +58,7 @@ std::string WaitsIn(const A2aChoice& choice, size_t stage) {
   return stage == 3 && choice.a2a != "fused" ? "attn-tp all-gather" : choice.a2a + " combine";
 }
 
-class StoppedRankTest : public testing::TestWithParam<A2aChoice> {};
+class StoppedRankTest : public ::testing::TestWithParam<A2aChoice> {};
 
 TEST_P(StoppedRankTest, OthersSayWhoTheyWaitForAndWhereAndGiveUp) {
   const A2aChoice& choice = GetParam();
@@ -92,8 +92,8 @@ std::vector<A2aChoice> ChoicesWithTimeout() {
   std::erase_if(choices, [](const A2aChoice& c) { return c.a2a == "mooncake"; });  // continues
   return choices;
 }
-INSTANTIATE_TEST_SUITE_P(Backends, StoppedRankTest, testing::ValuesIn(ChoicesWithTimeout()),
-                         [](const testing::TestParamInfo<A2aChoice>& info) {
+INSTANTIATE_TEST_SUITE_P(Backends, StoppedRankTest, ::testing::ValuesIn(ChoicesWithTimeout()),
+                         [](const ::testing::TestParamInfo<A2aChoice>& info) {
                            std::string name = info.param.Describe();
                            std::ranges::replace(name, ' ', '_');
                            return name;

@@ -80,7 +80,7 @@ TEST(TokenSpreadTest, HoldsTogetherOnEveryMesh) {
           std::vector<int64_t> tokens(dp);
           for (int g = 0; g < dp; ++g) tokens[g] = (most * (g + 3)) % (most + 1);
           tokens[static_cast<size_t>(most) % dp] = most;
-          SCOPED_TRACE(testing::Message() << "tp " << tp << " ep " << ep << " dp " << dp);
+          SCOPED_TRACE(::testing::Message() << "tp " << tp << " ep " << ep << " dp " << dp);
 
           const TokenPartition first = SpreadOf(shape, 0, tokens);
           std::vector<int64_t> next(dp, 0);

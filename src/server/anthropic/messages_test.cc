@@ -199,7 +199,7 @@ TEST(AnthropicMessages, StreamsGiveTheSameMessage) {
     EXPECT_EQ(streamed, whole) << text;
   }
   EXPECT_THAT(server.Post(kPath, Request(R"({"stream": true})")),
-              testing::HasSubstr("event: message_start\ndata: {\"type\":\"message_start\""));
+              ::testing::HasSubstr("event: message_start\ndata: {\"type\":\"message_start\""));
 }
 
 TEST(AnthropicMessages, ArgumentsThatAreNotJsonAreKeptAsText) {
@@ -220,9 +220,9 @@ TEST(AnthropicMessages, LargeIntegersOfArgumentsKeepTheirDigits) {
       "<tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": "
       "[-123456789012345678901234567890123, 1.5, \"ü\", {}, []]}}</tool_call>",
       FinishReason::kStop);
-  EXPECT_THAT(
-      server.Post(kPath, Request()),
-      testing::HasSubstr(R"("input":{"city":[-123456789012345678901234567890123,1.5,"ü",{},[]]})"));
+  EXPECT_THAT(server.Post(kPath, Request()),
+              ::testing::HasSubstr(
+                  R"("input":{"city":[-123456789012345678901234567890123,1.5,"ü",{},[]]})"));
 }
 
 TEST(AnthropicMessages, TokensAreCounted) {

@@ -68,7 +68,7 @@ TEST(ChatFields, FieldsOfMessagesAreRefusedWithoutMessages) {
       CheckFieldsWithoutMessages(Fields(json));
     } catch (const RequestError& e) {
       EXPECT_EQ(e.kind(), ErrorKind::kInvalid);
-      EXPECT_THAT(e.what(), testing::HasSubstr(e.param()));
+      EXPECT_THAT(e.what(), ::testing::HasSubstr(e.param()));
       return e.param();
     }
     return std::string();

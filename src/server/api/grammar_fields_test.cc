@@ -9,10 +9,10 @@
 namespace switchyard {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
-class GrammarFieldsTest : public testing::Test {
+class GrammarFieldsTest : public ::testing::Test {
  protected:
   std::shared_ptr<const ReadyGrammar> Parse(const std::string& body,
                                             const std::string& prefix = "") {
@@ -124,11 +124,11 @@ TEST_F(GrammarFieldsTest, RefusalsNameTheFieldAndTheReason) {
        "not supported"}};
   for (const auto& [body, param, reason] : kRefused) {
     const std::string refusal = Refusal(body);
-    EXPECT_THAT(refusal, AllOf(testing::StartsWith(std::string(param) + ": "), HasSubstr(reason)))
+    EXPECT_THAT(refusal, AllOf(::testing::StartsWith(std::string(param) + ": "), HasSubstr(reason)))
         << body;
   }
   EXPECT_THAT(Refusal(R"({"regex": "("})", "sampling_params."),
-              testing::StartsWith("sampling_params.regex: "));
+              ::testing::StartsWith("sampling_params.regex: "));
 }
 
 TEST_F(GrammarFieldsTest, ConstraintsExcludeEachOther) {

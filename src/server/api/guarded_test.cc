@@ -7,7 +7,7 @@
 namespace switchyard {
 namespace {
 
-class RedactPathsTest : public testing::Test {
+class RedactPathsTest : public ::testing::Test {
  protected:
   RedactPathsTest() {
     world_.args.tokenizer_path = "models/my tokenizer";

@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 template <typename F>
 std::string ErrorOf(const F& f) {

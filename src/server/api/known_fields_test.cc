@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string Check(RequestKind kind, const std::string& body, const std::string& prefix = "") {
   const Json json = Json::parse(body);

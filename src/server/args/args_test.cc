@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string ErrorOf(const std::vector<std::string>& args) {
   try {

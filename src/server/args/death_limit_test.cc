@@ -8,8 +8,8 @@ namespace switchyard {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 TEST(DeathLimit, ReadsCountAndSeconds) {
   const DeathLimit limit = DeathLimit::Parse("3/0.5");

@@ -16,10 +16,10 @@
 namespace switchyard {
 namespace {
 
-using testing::AllOf;
-using testing::Each;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 std::vector<std::string> With(std::vector<std::string> words) {
   words.insert(words.begin(), {"--model-path", "/m"});
@@ -279,7 +279,7 @@ TEST(SglangFlagsTest, HonouredOnesChangeTheArguments) {
     ASSERT_TRUE(plain && args) << name;
     EXPECT_EQ(row.observed(*args), row.want) << name;
     EXPECT_NE(row.observed(*plain), row.want) << name;
-    EXPECT_THAT(args->without_effect, testing::IsEmpty()) << name;
+    EXPECT_THAT(args->without_effect, ::testing::IsEmpty()) << name;
   }
 }
 
@@ -295,7 +295,7 @@ TEST(SglangFlagsTest, SingleBatchOverlapThatNothingUsesIsSaid) {
               ElementsAre(AllOf(HasSubstr("fused does not return outputs in parts"),
                                 HasSubstr("want deepep, flashinfer or mooncake"))));
   for (const char* backend : {"deepep", "flashinfer", "mooncake"})
-    EXPECT_THAT(lines({"--moe-a2a-backend", backend}), testing::IsEmpty()) << backend;
+    EXPECT_THAT(lines({"--moe-a2a-backend", backend}), ::testing::IsEmpty()) << backend;
 }
 
 TEST(SglangFlagsTest, VariablesOfRoundsThatNothingUsesAreSaid) {
@@ -311,7 +311,7 @@ TEST(SglangFlagsTest, VariablesOfRoundsThatNothingUsesAreSaid) {
                                      HasSubstr("COMBINE_ENABLE_LONG_SEQ=1 has no effect here")));
   EXPECT_THAT(lines({"--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"}),
               Each(HasSubstr("--deepep-mode low_latency")));
-  EXPECT_THAT(lines({"--moe-a2a-backend", "deepep"}), testing::IsEmpty());
+  EXPECT_THAT(lines({"--moe-a2a-backend", "deepep"}), ::testing::IsEmpty());
 }
 
 TEST(SglangFlagsTest, OlderFormsOfExpertParallelism) {

@@ -9,10 +9,10 @@
 namespace switchyard {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::SizeIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 TEST_F(FrontRestartTest, EachTokenArrivesOnceWhereverTheRanksEnd) {
   for (int first = 0; first < 12; ++first) {

@@ -6,9 +6,9 @@
 namespace switchyard {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::SizeIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 using FrontSuspectsTest = FrontRestartTest;
 

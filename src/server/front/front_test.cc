@@ -8,9 +8,9 @@
 namespace switchyard {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::SizeIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 class RecordingLink : public RankLink {
  public:
@@ -20,7 +20,7 @@ class RecordingLink : public RankLink {
   std::vector<ControlMessage> sent;
 };
 
-class FrontTest : public testing::Test {
+class FrontTest : public ::testing::Test {
  protected:
   GenerationSpec Spec() const {
     GenerationSpec spec;
@@ -330,10 +330,10 @@ TEST_F(FrontTest, ChoosesTheGroupOfEachRequest) {
   EXPECT_EQ(submit(std::nullopt), 0);
   const uint64_t second = std::get<EngineRequest>(link.sent.back()).id;
   EXPECT_EQ(submit(std::nullopt), 1);
-  EXPECT_THAT(grouped.open_by_group(), testing::ElementsAre(1, 1, 1));
+  EXPECT_THAT(grouped.open_by_group(), ::testing::ElementsAre(1, 1, 1));
   grouped.OnMessage(
       StepOutputs{{{.id = second, .new_tokens = {1, 2}, .finish = FinishReason::kLength}}});
-  EXPECT_THAT(grouped.open_by_group(), testing::ElementsAre(0, 1, 1));
+  EXPECT_THAT(grouped.open_by_group(), ::testing::ElementsAre(0, 1, 1));
   EXPECT_EQ(submit(std::nullopt), 0);
 
   GenerationSpec spec = Spec();

@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr MeshShape kFour{.tp = 4, .ep = 4, .dp = 4};
 constexpr MeshShape kShared{.tp = 8, .ep = 4, .dp = 2};  // MoE-TP 2, groups of 4

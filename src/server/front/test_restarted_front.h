@@ -73,7 +73,7 @@ class FakeRanks : public RankLink {
   std::map<uint64_t, EngineRequest> open_;
 };
 
-class FrontRestartTest : public testing::Test {
+class FrontRestartTest : public ::testing::Test {
  protected:
   struct Client {
     std::vector<int32_t> tokens;

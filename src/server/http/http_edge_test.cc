@@ -42,7 +42,7 @@ int CountConnections(int port, std::string_view wanted) {
   return count;
 }
 
-class HttpEdgeTest : public testing::Test {
+class HttpEdgeTest : public ::testing::Test {
  protected:
   void Start() {
     server_ = std::make_unique<Server>(options_);

@@ -157,7 +157,7 @@ std::vector<FramingCase> Cases() {
   };
 }
 
-class HttpFramingTest : public testing::Test {
+class HttpFramingTest : public ::testing::Test {
  protected:
   HttpFramingTest() : server_(Options()) {
     server_.Route("POST", "/echo", [](auto request, Responder responder) {

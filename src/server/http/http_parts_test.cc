@@ -87,8 +87,8 @@ TEST(SseTest, EveryLineIsData) {
 
 TEST(ResponseHeadTest, ValuesCannotAddHeaders) {
   const std::string head = Serialize({.status = 200, .extra = {{"X", "a\r\nSet-Cookie: b"}}});
-  EXPECT_THAT(head, testing::StartsWith("HTTP/1.1 200 OK\r\n"));
-  EXPECT_THAT(head, testing::HasSubstr("X: a  Set-Cookie: b\r\n"));
+  EXPECT_THAT(head, ::testing::StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(head, ::testing::HasSubstr("X: a  Set-Cookie: b\r\n"));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 namespace switchyard::http {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 ServerOptions SmallLimits() {
   ServerOptions options;
@@ -26,7 +26,7 @@ ServerOptions SmallLimits() {
 
 // A started server whose routes are: POST /echo and GET /hello, /throw/{kind}, /models/{id},
 // /health.
-class HttpServerTest : public testing::Test {
+class HttpServerTest : public ::testing::Test {
  protected:
   void Start(ServerOptions options = SmallLimits()) {
     server_ = std::make_unique<Server>(std::move(options));
@@ -76,7 +76,7 @@ TEST_F(HttpServerTest, HandsOverTheWholeRequest) {
   EXPECT_EQ(response->Header("X-Agent"), "me");
   EXPECT_EQ(response->Header("Content-Type"), "text/plain");
   EXPECT_EQ(response->Header("Connection"), "keep-alive");
-  EXPECT_THAT(response->Header("Date"), testing::EndsWith(" GMT"));
+  EXPECT_THAT(response->Header("Date"), ::testing::EndsWith(" GMT"));
 }
 
 TEST_F(HttpServerTest, ParameterTakesTheRestOfThePath) {
@@ -323,7 +323,7 @@ TEST_F(HttpServerTest, ExceptionsBecomeStatusCodes) {
     const auto response = client.Read();
     ASSERT_TRUE(response);
     EXPECT_EQ(response->status, 500);
-    EXPECT_THAT(response->body, testing::Not(HasSubstr("secret")));
+    EXPECT_THAT(response->body, ::testing::Not(HasSubstr("secret")));
   }
   client.Get("/throw/path");
   const auto response = client.Read();

@@ -14,14 +14,14 @@
 namespace switchyard::http {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 size_t CountEntries(const char* directory) {
   const std::filesystem::directory_iterator entries(directory);
   return std::distance(begin(entries), end(entries));
 }
 
-class HttpStopTest : public testing::Test {
+class HttpStopTest : public ::testing::Test {
  protected:
   HttpStopTest() {
     options_.io_threads = 2;

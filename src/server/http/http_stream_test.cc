@@ -17,7 +17,7 @@ namespace {
 constexpr std::chrono::minutes kPatience{1};
 
 // GET /open passes its Responder to the test and reports a disconnect of its client.
-class HttpStreamTest : public testing::Test {
+class HttpStreamTest : public ::testing::Test {
  protected:
   void Start(ServerOptions options = {}) {
     server_ = std::make_unique<Server>(std::move(options));
@@ -140,7 +140,7 @@ TEST_F(HttpStreamTest, OnlyTheFirstAnswerCounts) {
 TEST_F(HttpStreamTest, NoticesAHangUpWhileNothingIsWritten) {
   for (const bool streaming : {false, true}) {
     for (const bool reset : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "streaming " << streaming << " reset " << reset);
+      SCOPED_TRACE(::testing::Message() << "streaming " << streaming << " reset " << reset);
       opened_ = {};
       closed_ = {};
       closed_count_ = 0;

@@ -9,7 +9,7 @@
 namespace switchyard::metrics {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 TEST(HistogramTest, ABucketIncludesItsBound) {
   Histogram histogram({2, 1, 2});

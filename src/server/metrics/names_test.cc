@@ -55,7 +55,7 @@ std::map<std::string, double> SamplesOf(const std::string& page) {
   return samples;
 }
 
-class NamesTest : public testing::Test {
+class NamesTest : public ::testing::Test {
  protected:
   NamesTest() {
     RequestTimes times{.submitted = start};

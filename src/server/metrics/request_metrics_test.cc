@@ -12,14 +12,14 @@ namespace switchyard::metrics {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 uint64_t CountOf(const Histogram& histogram) {
   const auto buckets = histogram.Read().buckets;
   return std::accumulate(buckets.begin(), buckets.end(), uint64_t{0});
 }
 
-class RequestMetricsTest : public testing::Test {
+class RequestMetricsTest : public ::testing::Test {
  protected:
   // A generation whose output arrives at 1.5 s, 2 s (two tokens) and 3 s, after 1 s in the queue.
   RequestTimes Generate() {

@@ -6,9 +6,9 @@
 namespace switchyard::native {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 std::string Refusal(const Json& body) {
   try {

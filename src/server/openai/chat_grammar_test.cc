@@ -12,7 +12,7 @@
 namespace switchyard::openai {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // Forced calls have the form of the template. Each is parsed to the same message.
 TEST(ForcedCalls, HaveTheFormOfTheModel) {

@@ -10,7 +10,7 @@
 namespace switchyard::openai {
 namespace {
 
-class LogprobsTest : public testing::Test {
+class LogprobsTest : public ::testing::Test {
  protected:
   std::vector<int32_t> Ids(const std::string& text) const { return tokenizer->Encode(text, false); }
   std::unique_ptr<Tokenizer> tokenizer =

@@ -16,7 +16,7 @@
 namespace switchyard::openai {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const std::string kChat = "/v1/chat/completions", kCompletions = "/v1/completions";
 
@@ -24,7 +24,7 @@ Json Message(const std::string& role, const Json& content) {
   return {{"role", role}, {"content", content}};
 }
 
-class OpenAiTest : public testing::Test {
+class OpenAiTest : public ::testing::Test {
  protected:
   explicit OpenAiTest(const std::string& fixture = "qwen3_moe")
       : world_(fixture), server_(http::ServerOptions()) {
@@ -184,7 +184,7 @@ TEST_F(OpenAiTest, VersionIsThatOfTheProgram) {
   const Json version = Json::parse(GetText(server_.port(), "/version"));
   ASSERT_EQ(version.size(), 1u);
   EXPECT_THAT(version["version"].get<std::string>(),
-              testing::MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+"));
+              ::testing::MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+"));
 }
 
 class LlamaTest : public OpenAiTest {

@@ -12,7 +12,7 @@
 namespace switchyard::openai {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const std::string kChat = "/v1/chat/completions";
 

@@ -15,7 +15,7 @@
 namespace switchyard::openai {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const std::string kPath = "/v1/responses";
 const std::string kThought = "<think>\nSunny?\n</think>\n\n";

@@ -11,7 +11,7 @@
 namespace switchyard::openai {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 Json StrictTools() {
   Json tools = Tools();

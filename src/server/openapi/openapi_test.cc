@@ -17,10 +17,10 @@
 namespace switchyard::openapi {
 namespace {
 
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
-class OpenApiTest : public testing::Test {
+class OpenApiTest : public ::testing::Test {
  protected:
   OpenApiTest() { server_.Answer("yes"); }
 
@@ -182,8 +182,8 @@ TEST_F(OpenApiTest, DefaultsOfSamplingAreThoseOfTheModel) {
 TEST_F(OpenApiTest, ThePageOfTheDocsRefersToNoOtherSite) {
   const std::string page = GetText(server_.port(), "/docs");
   EXPECT_THAT(page, HasSubstr("openapi.json"));
-  EXPECT_THAT(page, testing::Not(HasSubstr("http://")));
-  EXPECT_THAT(page, testing::Not(HasSubstr("https://")));
+  EXPECT_THAT(page, ::testing::Not(HasSubstr("http://")));
+  EXPECT_THAT(page, ::testing::Not(HasSubstr("https://")));
 }
 
 TEST(OpenApiKeysTest, KeysAreInTheDocument) {
@@ -193,7 +193,7 @@ TEST(OpenApiKeysTest, KeysAreInTheDocument) {
   const Json document = Json::parse(GetText(server.port(), "/openapi.json"));
   EXPECT_EQ(document["security"].size(), 2u);
   EXPECT_EQ(document["paths"]["/health"]["get"]["security"], Json::array());
-  EXPECT_THAT(document.dump(), testing::Not(HasSubstr("secret")));
+  EXPECT_THAT(document.dump(), ::testing::Not(HasSubstr("secret")));
 }
 
 }  // namespace

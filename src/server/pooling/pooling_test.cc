@@ -80,7 +80,7 @@ class PoolingServer {
 };
 
 // An embedding model. The vector of a prompt is [prompt length, 2, 0, 0, …].
-class EmbeddingsTest : public testing::Test {
+class EmbeddingsTest : public ::testing::Test {
  protected:
   EmbeddingsTest() : server_(ArgsOf("pooling/qwen3_embedding")) {
     server_.vector_of = [](const Ids& ids) {

@@ -10,9 +10,9 @@ namespace switchyard {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class PlannedChangeTest : public SupervisorTest {
  protected:

@@ -8,9 +8,9 @@ namespace switchyard {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 TEST_F(SupervisorTest, NewRanksContinueTheRequests) {
   Start({.restarts = true});

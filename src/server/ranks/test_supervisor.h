@@ -67,7 +67,7 @@ class FakeHost : public RankHost {
 inline const RankHost::Ending kKilled = {.by_signal = true, .batch = std::vector<uint64_t>()};
 inline const RankHost::Ending kFailed = {.failed = {1}, .batch = std::vector<uint64_t>()};
 
-class SupervisorTest : public testing::Test, public RankLink {
+class SupervisorTest : public ::testing::Test, public RankLink {
  protected:
   void Send(const std::vector<ControlMessage>& messages) override { supervisor->Send(messages); }
 

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const fs::path& Fixtures() {
   static const fs::path path = fs::path(SWITCHYARD_TEST_DATA) / "fixtures";
@@ -26,10 +26,10 @@ const fs::path& Fixtures() {
 }
 
 // Each test has its own model directory, which is removed at the end.
-class ChatTemplateTest : public testing::Test {
+class ChatTemplateTest : public ::testing::Test {
  protected:
   ChatTemplateTest() {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
     dir_ = fs::temp_directory_path() /
            (std::string("switchyard_chat_") + info->name() + std::to_string(::getpid()));
     fs::create_directories(dir_);
@@ -173,8 +173,8 @@ TEST_F(ChatTemplateTest, WithoutATemplateTheErrorSaysWhatToDo) {
   ChatTemplate chat = ChatTemplate::FromDirectory(dir_);
   EXPECT_FALSE(chat.Present());
   EXPECT_THAT(ErrorOf([&] { chat.Apply(Hello()); }),
-              testing::AllOf(HasSubstr(dir_.string()), HasSubstr("--chat-template"),
-                             HasSubstr("/v1/completions")));
+              ::testing::AllOf(HasSubstr(dir_.string()), HasSubstr("--chat-template"),
+                               HasSubstr("/v1/completions")));
 }
 
 TEST_F(ChatTemplateTest, UnreadableTemplatesNameFileAndLine) {

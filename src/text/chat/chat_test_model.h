@@ -13,12 +13,12 @@
 
 namespace switchyard {
 
-class ChatTestModel : public testing::Test {
+class ChatTestModel : public ::testing::Test {
  protected:
   using Json = nlohmann::ordered_json;
 
   ChatTestModel() {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
     dir_ = std::filesystem::temp_directory_path() /
            (std::string("switchyard_") + info->test_suite_name() + info->name() +
             std::to_string(::getpid()));

@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 class FinalMessageTest : public ChatTestModel {
  protected:

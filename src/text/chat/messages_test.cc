@@ -16,7 +16,7 @@
 namespace switchyard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 class MessagesTest : public ChatTestModel {
  protected:
@@ -176,7 +176,7 @@ TEST_F(MessagesTest, MalformedMessagesAreNamed) {
               HasSubstr("without text"));
   EXPECT_THAT(error(R"([{"role": "assistant", "tool_calls": 5}])"), HasSubstr("tool_calls"));
   EXPECT_THAT(error(R"([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])"),
-              testing::AllOf(HasSubstr("messages[0]"), HasSubstr("image_url")));
+              ::testing::AllOf(HasSubstr("messages[0]"), HasSubstr("image_url")));
 }
 
 // The trust of the bytes of `part` in the prompt: 't' (trusted), 'u' (untrusted) or both.

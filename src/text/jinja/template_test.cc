@@ -11,7 +11,7 @@ namespace switchyard::jinja {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // The rendering with each untrusted run in [brackets]. `u` and `m` come from the request, `bos`
 // does not.
@@ -262,7 +262,7 @@ TEST(JinjaTemplate, OneTemplateRendersOnManyThreads) {
   }
   for (std::thread& thread : threads) thread.join();
   for (size_t i = 0; i < texts.size(); ++i)
-    EXPECT_THAT(texts[i], testing::StartsWith(std::to_string(i) + "LIT"));
+    EXPECT_THAT(texts[i], ::testing::StartsWith(std::to_string(i) + "LIT"));
 }
 
 }  // namespace

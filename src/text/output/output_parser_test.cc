@@ -346,7 +346,7 @@ TEST(OutputParserTest, RandomMarkupGivesTheSameMessageForEveryCut) {
       if (round % 2 == 0) options.reasoning = format.IsHarmony() ? "gpt-oss" : "qwen3";
       options.complete = round % 3 != 0;
       ParseAllWays(options, text);
-      if (testing::Test::HasFailure()) return;
+      if (::testing::Test::HasFailure()) return;
     }
   }
 }

@@ -18,8 +18,8 @@ namespace switchyard {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 std::vector<std::string> MergesOf(const LearnedBpe& bpe) {
   std::vector<std::string> out;
@@ -94,7 +94,7 @@ TEST(BpeTrainerTest, WrongOptionsAreNamed) {
               HasSubstr("single character"));
 }
 
-class TokenizerFilesTest : public testing::Test {
+class TokenizerFilesTest : public ::testing::Test {
  protected:
   TokenizerFilesTest()
       : dir_(fs::temp_directory_path() / ("switchyard_tokenizer_" + std::to_string(::getpid()))) {}

@@ -80,7 +80,7 @@ TEST(IncrementalDetokenizerTest, AfterAPromptGivesWhatThePromptLacks) {
   }
 }
 
-class MixtralDetokenizerTest : public testing::Test {
+class MixtralDetokenizerTest : public ::testing::Test {
  protected:
   int32_t Id(std::string_view token) const { return tokenizer_->TokenToId(token).value(); }
 

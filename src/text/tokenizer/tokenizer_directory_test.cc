@@ -20,8 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 using Ids = std::vector<int32_t>;
 using Json = nlohmann::json;
-using testing::Contains;
-using testing::HasSubstr;
+using ::testing::Contains;
+using ::testing::HasSubstr;
 
 // The strings of tests/data/tokenizer/make_directories.py.
 std::vector<std::string> Strings(const Json& fragments) {
@@ -59,7 +59,7 @@ TEST(TokenizerDirectoryTest, GivesTheIdsOfTheLibraries) {
     for (size_t i = 0; i < strings.size() && wrong < 5; ++i, ++compared) {
       const Ids ids = tokenizer->Encode(strings[i], true);
       const bool equal = Digits(ids) == hashes.get_ref<const std::string&>().substr(8 * i, 8);
-      EXPECT_TRUE(equal) << name << ": '" << strings[i] << "' " << testing::PrintToString(ids);
+      EXPECT_TRUE(equal) << name << ": '" << strings[i] << "' " << ::testing::PrintToString(ids);
       wrong += equal ? 0 : 1;
     }
   }
@@ -67,10 +67,10 @@ TEST(TokenizerDirectoryTest, GivesTheIdsOfTheLibraries) {
 }
 
 // A model directory with a fixture's tokenizer.json.
-class DirectoryFilesTest : public testing::Test {
+class DirectoryFilesTest : public ::testing::Test {
  protected:
   DirectoryFilesTest() {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
     dir_ = fs::temp_directory_path() /
            (std::string("switchyard_tokenizer_") + info->name() + std::to_string(::getpid()));
     fs::create_directories(dir_);

@@ -12,8 +12,8 @@ namespace switchyard {
 namespace {
 
 using Json = nlohmann::json;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 std::string ErrorOfText(const std::string& text) {
   try {

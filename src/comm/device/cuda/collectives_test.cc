@@ -83,14 +83,14 @@ bool ReduceScatterIsRight(GpuRank& gpu, Collectives& group, size_t count, size_t
 
 constexpr size_t kCounts[] = {0, 1, 3, 4, 7, 1000, 4096, 20'001, 33'333, 262'144, 600'001};
 
-class OverPeerMemory : public testing::TestWithParam<int> {
+class OverPeerMemory : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     if (DeviceCount() == 0) GTEST_SKIP() << "no GPU";
   }
   GpuRanks ranks_{{.tp = GetParam()}};
 };
-INSTANTIATE_TEST_SUITE_P(Ranks, OverPeerMemory, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, OverPeerMemory, ::testing::Values(1, 2, 3, 4));
 
 TEST_P(OverPeerMemory, AllReduceAddsInGroupOrder) {
   ranks_.Run([](GpuRank& gpu) {
@@ -227,9 +227,9 @@ TEST(CudaCollectives, AMissingRankEndsTheWaitOfOthers) {
         group.AllReduceSum(gpu.scratch.as<float>(), 3000);
       gpu.stream.Synchronize();
       const std::string said = ErrorOf([&] { gpu.memory.CheckTimeouts(); }, ErrorKind::kTimeout);
-      EXPECT_THAT(said, testing::StartsWith("rank 0 (GPU 0, "));
-      EXPECT_THAT(said, testing::HasSubstr(" waited 0.3 s for rank 1 (GPU "));
-      EXPECT_THAT(said, testing::HasSubstr(" in all-reduce (round "));
+      EXPECT_THAT(said, ::testing::StartsWith("rank 0 (GPU 0, "));
+      EXPECT_THAT(said, ::testing::HasSubstr(" waited 0.3 s for rank 1 (GPU "));
+      EXPECT_THAT(said, ::testing::HasSubstr(" in all-reduce (round "));
     }
     gpu.comm->tp->Barrier("end");
   });

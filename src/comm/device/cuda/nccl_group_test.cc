@@ -172,12 +172,12 @@ TEST(Nccl, NamesWhoDoesNotCome) {
         end.Record(gpu.stream.get());
         const std::string said =
             ErrorOf([&] { group.watch().Wait(end.get()); }, ErrorKind::kTimeout);
-        EXPECT_THAT(said, testing::HasSubstr("rank 1"));
-        EXPECT_THAT(said, testing::HasSubstr("NCCL stream wait"));
+        EXPECT_THAT(said, ::testing::HasSubstr("rank 1"));
+        EXPECT_THAT(said, ::testing::HasSubstr("NCCL stream wait"));
         gpu.stream.Synchronize();  // no kernel is left waiting
         EXPECT_THAT(
             ErrorOf([&] { group.AllReduceSum(gpu.scratch.as<float>(), 3000); }, ErrorKind::kPeer),
-            testing::HasSubstr("was aborted by an earlier error"));
+            ::testing::HasSubstr("was aborted by an earlier error"));
         told.count_down();
       });
 }

@@ -17,7 +17,7 @@
 namespace switchyard::cuda {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int kNoGpu = 77;
 
@@ -38,7 +38,7 @@ int RunProcesses(int gpus, const GpuRanks& ranks, const std::function<void(GpuRa
         fprintf(stderr, "rank %d: %s\n", rank, error.what());
         _exit(1);
       }
-      _exit(testing::Test::HasFailure() ? 1 : 0);
+      _exit(::testing::Test::HasFailure() ? 1 : 0);
     }
     pids.push_back(pid);
   }

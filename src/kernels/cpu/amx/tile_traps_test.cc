@@ -142,7 +142,7 @@ TEST(TileTraps, EachThreadHasItsTiles) {
 
 TEST(TileTrapsDeathTest, OtherInstructionsDieAsBefore) {
   EmulateMissingTiles();
-  EXPECT_EXIT(__builtin_trap(), testing::KilledBySignal(SIGILL), "");
+  EXPECT_EXIT(__builtin_trap(), ::testing::KilledBySignal(SIGILL), "");
 }
 
 }  // namespace

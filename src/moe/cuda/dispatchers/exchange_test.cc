@@ -18,7 +18,7 @@ constexpr int kBlocks = 8;
 constexpr RowFormat kFormats[] = {
     {DType::kF32}, {DType::kBF16}, {.dtype = DType::kBF16, .fp8 = true}};
 
-class CudaExchange : public testing::Test {
+class CudaExchange : public ::testing::Test {
  protected:
   void SetUp() override {
     if (DeviceCount() == 0) GTEST_SKIP() << "no GPU";
@@ -271,7 +271,7 @@ void ExpectReplays(bool in_parts) {
       }
       ranks.Synchronize();
       ranks.CheckAll(0, traffic);
-      if (testing::Test::HasFatalFailure()) return;
+      if (::testing::Test::HasFatalFailure()) return;
     }
     for (const cudaGraphExec_t graph : graphs) Check(cudaGraphExecDestroy(graph), "graph");
   }

@@ -123,7 +123,7 @@ void OnRanks(const ExchangeConfig& config,
 }
 
 // A single rank, which sends to itself, covers everything except transfers between GPUs.
-class CudaNcclExchange : public testing::TestWithParam<int> {
+class CudaNcclExchange : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     if (DeviceCount() < GetParam()) GTEST_SKIP() << "NCCL needs one GPU per rank";
@@ -158,7 +158,7 @@ class CudaNcclExchange : public testing::TestWithParam<int> {
             .sum_by_rank = true};
   }
 };
-INSTANTIATE_TEST_SUITE_P(Ranks, CudaNcclExchange, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaNcclExchange, ::testing::Values(1, 2, 3, 4));
 
 // Expects the rows that the CPU dispatches, and the sums of the CPU and of the exchange over peer
 // memory.
@@ -203,7 +203,7 @@ TEST_P(CudaNcclExchange, GivesWhatPeerMemoryGives) {
         rank.stream.Synchronize();
         rank.shared.CheckTimeouts();
         EXPECT_TRUE(kernels::SameBits(batch.Sums(traffic[i]), sums)) << "batch " << i;
-        if (testing::Test::HasFatalFailure()) break;
+        if (::testing::Test::HasFatalFailure()) break;
       }
     });
     if (HasFatalFailure()) return;

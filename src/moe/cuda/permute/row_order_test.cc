@@ -98,8 +98,8 @@ TEST(OrderRows, IsAStableSortByExpert) {
   kernels::Random random(3);
   for (int round = 0; round < 40; ++round) {
     const Case c = RandomCase(random, round % 4 == 3 ? 3000 : 60);
-    SCOPED_TRACE(testing::Message() << "round " << round << ": " << c.segments << " segments of "
-                                    << c.tokens << ", k " << c.k << ", experts " << c.experts);
+    SCOPED_TRACE(::testing::Message() << "round " << round << ": " << c.segments << " segments of "
+                                      << c.tokens << ", k " << c.k << ", experts " << c.experts);
     const Order got = OnDevice(c), want = Wanted(c);
     EXPECT_EQ(got.offsets, want.offsets);
     EXPECT_EQ(got.counts, want.counts);

@@ -183,8 +183,8 @@ TEST(CudaExpertMoves, RefuseExpertsInAnotherFormat) {
   EXPECT_EQ(refusal(fp8, fp8.layer), "no error");
   TestLayer::Spec plain = fp8.layer.spec;
   plain.format = WeightFormat::kBF16;
-  EXPECT_THAT(refusal(fp8, TestLayer(plain)), testing::HasSubstr("format"));
-  EXPECT_THAT(refusal(fp8, biased.layer), testing::HasSubstr("size"));
+  EXPECT_THAT(refusal(fp8, TestLayer(plain)), ::testing::HasSubstr("format"));
+  EXPECT_THAT(refusal(fp8, biased.layer), ::testing::HasSubstr("size"));
 }
 
 TEST(CudaSpareExperts, BlocksReturnWithTheirExperts) {

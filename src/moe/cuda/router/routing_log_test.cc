@@ -49,8 +49,9 @@ TEST(RoutingRecord, HoldsTheRecordedTokensChoices) {
   kernels::Random random(3);
   for (int round = 0; round < 80; ++round) {
     const RandomCase c(random);
-    SCOPED_TRACE(testing::Message() << round << ": " << c.tokens << " tokens, [" << c.begin << ", "
-                                    << c.end << ") at row " << c.first_row << " of " << c.rows);
+    SCOPED_TRACE(::testing::Message()
+                 << round << ": " << c.tokens << " tokens, [" << c.begin << ", " << c.end
+                 << ") at row " << c.first_row << " of " << c.rows);
     const int64_t slots = c.tokens * c.k, log_rows = c.first_row + c.tokens + 1;
     const DeviceMemory logits = ToDevice(c.logits), bias = ToDevice(c.bias);
     const DeviceMemory table = ToDevice(c.physical_of);

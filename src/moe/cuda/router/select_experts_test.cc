@@ -111,7 +111,7 @@ TEST(SelectExpertsOnDevice, ChoosesAsTheCpuDoes) {
     const auto logits = OnGrid(random.Normal(tokens * config.num_experts), 1.0f / 64);
     const auto bias = random.Below(2) == 0 ? OnGrid(random.Normal(config.num_experts, 0.2f), 0.125f)
                                            : std::vector<float>();
-    SCOPED_TRACE(testing::Message()
+    SCOPED_TRACE(::testing::Message()
                  << "round " << round << ", experts " << config.num_experts << " groups "
                  << config.num_groups << " of " << config.topk_groups << " top " << config.top_k);
     ExpectAsOnCpu(config, logits, tokens, bias);
@@ -150,8 +150,8 @@ TEST(SelectExpertsOnDevice, ScoresThatAreNotFiniteAreRecordedByTokenAndExpert) {
       logits[random.Below(std::ssize(logits))] = random.Pick({NAN, INFINITY, -INFINITY});
     std::vector<float> bias(round % 4 == 0 ? config.num_experts : 0, 0.0f);
     if (round % 8 == 0) bias[random.Below(config.num_experts)] = random.Pick({NAN, INFINITY});
-    SCOPED_TRACE(testing::Message() << "round " << round << ", experts " << config.num_experts
-                                    << " tokens " << tokens);
+    SCOPED_TRACE(::testing::Message() << "round " << round << ", experts " << config.num_experts
+                                      << " tokens " << tokens);
     ExpectAsOnCpu(config, logits, tokens, bias);
   }
 }

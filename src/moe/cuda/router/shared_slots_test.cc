@@ -30,8 +30,8 @@ std::vector<int64_t> RowsOfRanks(const TopK& topk, const ExpertMap& experts, int
 }
 
 void ExpectAsOnCpu(const Case& c, uint64_t seed) {
-  SCOPED_TRACE(testing::Message() << c.tokens << " tokens, k " << c.k << ", rank " << c.rank
-                                  << " of " << c.ranks);
+  SCOPED_TRACE(::testing::Message()
+               << c.tokens << " tokens, k " << c.k << ", rank " << c.rank << " of " << c.ranks);
   std::mt19937_64 random(seed);
   std::uniform_real_distribution<double> share;
   std::uniform_int_distribution<int32_t> expert(0, c.experts - 1);
