@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 class FakeMachine {
  public:
   FakeMachine(int nodes, int cores)
-      : root_(fs::path(testing::TempDir()) / fmt::format("{}.switchyard_cpus_test", getpid())) {
+      : root_(fs::path(::testing::TempDir()) / fmt::format("{}.switchyard_cpus_test", getpid())) {
     for (int cpu = 0; cpu < 2 * nodes * cores; ++cpu) {
       const int core = cpu % (nodes * cores);
       const fs::path directory = root_ / "sys/devices/system/cpu" / fmt::format("cpu{}", cpu);

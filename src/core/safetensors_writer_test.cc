@@ -32,7 +32,7 @@ TEST(SafetensorsWriterTest, WhatIsWrittenReadsBack) {
   writer.Add("none", {0, 4}, std::vector<int32_t>{});
   writer.SetMetadata("format", "pt");
   EXPECT_EQ(writer.data_bytes(), 3 * 4 + 2 * 2 + 2 * 8u);
-  const fs::path path = fs::path(testing::TempDir()) / "writer.safetensors";
+  const fs::path path = fs::path(::testing::TempDir()) / "writer.safetensors";
   writer.Write(path);
 
   const std::string bytes = ReadFile(path);
@@ -51,7 +51,7 @@ TEST(SafetensorsWriterTest, WhatIsWrittenReadsBack) {
 }
 
 TEST(SafetensorsWriterTest, AFullDiskLeavesTheOldFile) {
-  const fs::path path = fs::path(testing::TempDir()) / "full.safetensors";
+  const fs::path path = fs::path(::testing::TempDir()) / "full.safetensors";
   std::ofstream(path) << "old";
   const std::vector<float> zeros(1 << 16);
   SafetensorsWriter writer;

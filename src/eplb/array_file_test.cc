@@ -23,7 +23,7 @@ class ArrayFileTest : public ::testing::Test {
     return ArrayFile(path_);
   }
 
-  const std::string path_ = testing::TempDir() + "arrays_" + std::to_string(getpid()) + "_" +
+  const std::string path_ = ::testing::TempDir() + "arrays_" + std::to_string(getpid()) + "_" +
                             ::testing::UnitTest::GetInstance()->current_test_info()->name();
 };
 

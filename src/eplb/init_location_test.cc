@@ -48,7 +48,7 @@ class LoadPlacementsTest : public ::testing::Test {
     return error;
   }
 
-  const std::string path_ = testing::TempDir() + "placement_" + std::to_string(getpid()) + "_" +
+  const std::string path_ = ::testing::TempDir() + "placement_" + std::to_string(getpid()) + "_" +
                             ::testing::UnitTest::GetInstance()->current_test_info()->name() +
                             ".json";
 };

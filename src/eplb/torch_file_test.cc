@@ -32,7 +32,7 @@ class TorchFileTest : public ::testing::Test {
     std::ofstream(path_, std::ios::binary) << bytes;
     return path_;
   }
-  const std::string path_ = testing::TempDir() + "torch_" + std::to_string(getpid()) + "_" +
+  const std::string path_ = ::testing::TempDir() + "torch_" + std::to_string(getpid()) + "_" +
                             ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".pt";
 };
 

@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 class HubCacheTest : public ::testing::Test {
  protected:
   HubCacheTest()
-      : root_(fs::path(testing::TempDir()) / ("hub_" + std::to_string(getpid()))),
+      : root_(fs::path(::testing::TempDir()) / ("hub_" + std::to_string(getpid()))),
         model_(root_ / "models--org--name") {
     fs::create_directories(model_ / "snapshots" / "abc");
     fs::create_directories(model_ / "snapshots" / "def");

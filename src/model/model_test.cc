@@ -190,7 +190,7 @@ std::string PermutedPlacement(const std::string& fixture, int redundant) {
     }
     rows += (rows.empty() ? "[" : ", [") + row + "]";
   }
-  std::string path = testing::TempDir() + "/switchyard_placement.json";
+  std::string path = ::testing::TempDir() + "/switchyard_placement.json";
   std::ofstream(path) << "{\"physical_to_logical_map\": [" << rows << "]}";
   return path;
 }

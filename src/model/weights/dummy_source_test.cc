@@ -10,7 +10,7 @@ using testing::ExpectSame;
 using testing::FixtureDir;
 using testing::kFixtures;
 using testing::Roles;
-using ::testing::Values;
+using testing::Values;
 
 TEST(DummyWeights, DoNotDependOnTheMesh) {
   const LoadOptions dummy{.load_format = "dummy", .dummy_seed = 3};

@@ -12,7 +12,7 @@ using testing::FixtureDir;
 using ::testing::HasSubstr;
 using testing::kFixtures;
 using testing::QuantizedDir;
-using ::testing::Values;
+using testing::Values;
 
 Values Biases(const kernels::ExpertWeights& w) {
   Values all;

@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using testing::ReadBytes;
 using testing::Roles;
 using testing::TempDir;
-using ::testing::Values;
+using testing::Values;
 using testing::WriteBytes;
 
 fs::path GgufFile(const std::string& name) {

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using testing::QuantizedDir;
 using testing::RawTensor;
 using testing::Roles;
-using ::testing::Values;
+using testing::Values;
 
 using W = WeightFormat;
 using A = ActivationFormat;

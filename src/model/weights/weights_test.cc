@@ -20,7 +20,7 @@ using testing::RawTensors;
 using testing::ReadBytes;
 using testing::ReadSafetensors;
 using testing::Roles;
-using ::testing::Values;
+using testing::Values;
 
 TEST(LoadWeights, OneRankHoldsTheFilesTensors) {
   const struct {

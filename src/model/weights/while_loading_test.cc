@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using testing::MessageOf;
 using testing::QuantizedDir;
 using testing::Roles;
-using ::testing::Values;
+using testing::Values;
 
 using W = WeightFormat;
 

@@ -24,7 +24,7 @@ std::string ErrorOf(const std::vector<std::string>& args) {
 
 std::string WriteYaml(const std::string& text) {
   // Tests may run concurrently, each in its own process.
-  std::string path = fmt::format("{}/{}.switchyard_args_test.yaml", testing::TempDir(), getpid());
+  std::string path = fmt::format("{}/{}.switchyard_args_test.yaml", ::testing::TempDir(), getpid());
   std::ofstream(path) << text;
   return path;
 }
