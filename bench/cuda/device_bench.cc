@@ -261,13 +261,10 @@ void BenchFront(Bench& bench) {
                             .dtype = DType::kBF16});
   };
   const auto at_once = [&](int64_t m) {
-    fused->AddNorm({.x = residual,
-                    .add = residual,
-                    .weight = weight,
-                    .bf16_rows = normed,
-                    .m = m,
-                    .n = kHidden});
-    fused->LinearOfBFloat16Rows({.w = all, .y = q, .ldy = kAll, .m = m}, normed);
+    const kernels::RoundedRows rows = {.form = kernels::RoundedForm::kBFloat16, .data = normed};
+    fused->AddNorm(
+        {.x = residual, .add = residual, .weight = weight, .rounded = rows, .m = m, .n = kHidden});
+    fused->LinearOfRoundedRows({.w = all, .y = q, .ldy = kAll, .m = m}, rows);
     fused->NormRopeStoreKv({.qkv = q,
                             .q_norm = weight,
                             .k_norm = weight,

@@ -10,15 +10,29 @@
 
 namespace switchyard::kernels {
 
-// x[t] += add[t]; the RMS norm of x[t] goes to y[t], to bf16_rows[t] rounded to bfloat16, or to
-// both. Fuses AddInPlace and RmsNorm.
+// How a product rounds its input rows before it multiplies them.
+enum class RoundedForm {
+  kNone,       // not at all, or in a way that the forms below do not describe
+  kBFloat16,   // to bfloat16
+  kFp8Groups,  // to e4m3 with one float32 scale per 128 elements
+};
+// Rows in such a form.
+struct RoundedRows {
+  RoundedForm form = RoundedForm::kNone;
+  void* data = nullptr;     // [m, n] bfloat16 or e4m3, without padding
+  float* scales = nullptr;  // kFp8Groups: [n / 128, scale_stride]; column r has the scales of row r
+  int64_t scale_stride = 0;  // at least m, a multiple of 4
+};
+
+// x[t] += add[t]; the RMS norm of x[t] goes to y[t], to row t of `rounded`, or to both. Fuses
+// AddInPlace, RmsNorm and the rounding of a product's input.
 struct AddNormParams {
   float* x = nullptr;             // [m, n]
   const float* add = nullptr;     // [m, n] or null: no residual add
   const float* weight = nullptr;  // [n]
   float* y = nullptr;             // [m, n] or null
-  void* bf16_rows = nullptr;      // [m, n] bfloat16, or null
-  int64_t m = 0, n = 0;           // n: a multiple of 4
+  RoundedRows rounded;            // form kNone: not written
+  int64_t m = 0, n = 0;           // n: a multiple of 4; with kFp8Groups of 128
   float eps = 1e-6f;
 };
 
@@ -58,10 +72,11 @@ class FusedOps {
   // Whether Attention supports `bf16_queries` and `bf16_out`, which round as Attention does itself.
   virtual bool AttentionToBFloat16(const AttentionParams& p) const = 0;
 
-  // Whether Linear would only round its input rows to bfloat16. The producer may then write
-  // bfloat16 rows directly and call LinearOfBFloat16Rows, which does not read p.x.
-  virtual bool ReadsBFloat16Rows(const LinearParams& p) const = 0;
-  virtual void LinearOfBFloat16Rows(const LinearParams& p, const void* bf16_rows) = 0;  // [m, k]
+  // The form to which Linear rounds its input rows, if it pays that their producer does so; it may
+  // depend on p.m. Unless it is kNone, the producer may write rows in this form and call
+  // LinearOfRoundedRows, which does not read p.x.
+  virtual RoundedForm InputFormOf(const LinearParams& p) const = 0;
+  virtual void LinearOfRoundedRows(const LinearParams& p, const RoundedRows& rows) = 0;  // [m, k]
 
  protected:
   ~FusedOps() = default;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/check.h"
-#include "kernels/fused_ops.h"
 #include "model/layers/dispatch_row_hook.h"
 
 namespace switchyard {
@@ -189,9 +188,17 @@ void Decoder::Forward(Pass& p, int layer, Phase phase) const {
   }
 }
 
-bool Decoder::TakesBf16Rows(const Pass& p, int layer) const {
-  return fused_ && grouped_ && weights_.layers[layer].input_norm.defined() &&
-         grouped_->TakesBf16Input(p.rows.tokens, weights_.layers[layer].grouped);
+kernels::RoundedRows Decoder::RoundedInput(Pass& p, int layer) const {
+  const LayerWeights& w = weights_.layers[layer];
+  if (!fused_ || !grouped_ || !w.input_norm.defined()) return {};
+  const int64_t tokens = p.rows.tokens;
+  kernels::RoundedRows rows = {.form = grouped_->RoundedInput(tokens, w.grouped),
+                               .data = p.normed.data()};
+  if (rows.form == kernels::RoundedForm::kFp8Groups) {
+    rows.scales = p.normed.data() + tokens * c_.config.hidden / 4;  // after the codes
+    rows.scale_stride = CeilDiv(tokens, 4) * 4;
+  }
+  return rows;
 }
 
 // Attention is skipped if the group has no tokens. All keys and values are stored before rows are
@@ -200,11 +207,11 @@ void Decoder::Project(Pass& p, int layer) const {
   const LayerWeights& w = weights_.layers[layer];
   KeepInput(p, layer);
   if (p.rows.tokens > 0) {
-    const bool bf16_rows = TakesBf16Rows(p, layer);
     const bool joined = p.joined.size() > 0;  // by HiddenInput
-    if (!joined) NormResidual(p, w.input_norm, nullptr, bf16_rows);
+    const kernels::RoundedRows rounded = joined ? kernels::RoundedRows{} : RoundedInput(p, layer);
+    if (!joined) NormResidual(p, w.input_norm, nullptr, rounded);
     const float* x = joined ? p.joined.data() : p.normed.data();
-    if (grouped_) grouped_->Project(p, w.grouped, layer, x, bf16_rows ? x : nullptr);
+    if (grouped_) grouped_->Project(p, w.grouped, layer, x, rounded);
     if (latent_) latent_->StoreLatents(p, w.latent, layer, x);
   }
   if (p.only_logit_rows && layer + 1 == c_.config.num_layers()) {
@@ -350,7 +357,7 @@ void Decoder::Norm(const float* x, const Tensor& weight, int64_t rows, float* y,
 }
 
 void Decoder::NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook* hook,
-                           bool bf16_rows) const {
+                           const kernels::RoundedRows& rounded) const {
   const int64_t tokens = p.rows.tokens, hidden = c_.config.hidden;
   if (!weight.defined()) {
     if (p.branch_pending) AddPendingBranch(p);
@@ -366,8 +373,8 @@ void Decoder::NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook
   fused_->AddNorm({.x = p.residual.data(),
                    .add = p.branch_pending ? p.branch.data() : nullptr,
                    .weight = weight.data<float>(),
-                   .y = bf16_rows ? nullptr : p.normed.data(),
-                   .bf16_rows = bf16_rows ? p.normed.data() : nullptr,
+                   .y = rounded.form == kernels::RoundedForm::kNone ? p.normed.data() : nullptr,
+                   .rounded = rounded,
                    .m = tokens,
                    .n = hidden,
                    .eps = c_.config.norm_eps});

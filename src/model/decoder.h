@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/fused_ops.h"
 #include "model/layers/dense_feed_forward.h"
 #include "model/layers/embedding_and_head.h"
 #include "model/layers/grouped_attention.h"
@@ -89,15 +90,16 @@ class Decoder {
   MoeTokens TokensOf(const Pass& p) const;
   void Norm(const float* x, const Tensor& weight, int64_t rows, float* y,
             const kernels::RowHook* hook = nullptr) const;
-  // Writes the norm of the residual stream to `normed`, or the stream itself without a weight. With
-  // bf16_rows the elements are bfloat16, in the memory of `normed`.
+  // Writes the norm of the residual stream to `rounded`, or to `normed` if its form is kNone.
+  // Without a weight, writes the stream itself to `normed`.
   void NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook* hook = nullptr,
-                    bool bf16_rows = false) const;
+                    const kernels::RoundedRows& rounded = {}) const;
   // Norms the sum over ranks, if there is a weight, and adds it to the residual stream; the sum is
   // fused into the next norm if the device has a fused op.
   void AddBranch(Pass& p, const Tensor& norm) const;
   void AddPendingBranch(Pass& p) const;
-  bool TakesBf16Rows(const Pass& p, int layer) const;
+  // The rows, in the memory of `normed`, that the layer's attention projects; form kNone: float32.
+  kernels::RoundedRows RoundedInput(Pass& p, int layer) const;
 
   const LayerContext& c_;
   const ModelWeights& weights_;

@@ -189,11 +189,12 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   bool AttentionToBFloat16(const kernels::AttentionParams& p) const override {
     return cuda::AttentionToBFloat16(p, exact());
   }
-  bool ReadsBFloat16Rows(const kernels::LinearParams& p) const override {
-    return products_.ReadsBFloat16Rows(p);
+  kernels::RoundedForm InputFormOf(const kernels::LinearParams& p) const override {
+    return products_.InputFormOf(p);
   }
-  void LinearOfBFloat16Rows(const kernels::LinearParams& p, const void* bf16_rows) override {
-    products_.LinearOfBFloat16Rows(p, bf16_rows, chain());
+  void LinearOfRoundedRows(const kernels::LinearParams& p,
+                           const kernels::RoundedRows& rows) override {
+    products_.LinearOfRoundedRows(p, rows, chain());
   }
 
  private:

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "kernels/cuda/dense_gemm.h"
+#include "kernels/cuda/fused_rows.h"
 
 namespace switchyard::cuda {
 
@@ -77,7 +78,7 @@ LinearOps::Rows LinearOps::PrepareRows(const ops::RowSource& source, const RowFo
     auto* codes = static_cast<uint8_t*>(data_.Get(capacity * k));
     auto* scales = static_cast<float*>(
         scales_.Get(k / kFp8BlockSize * rows.scale_ld * static_cast<int64_t>(sizeof(float))));
-    Check(ops::QuantizeRows(source, codes, scales, rows.scale_ld, stream),
+    Check(ops::QuantizeRows(source, codes, scales, rows.scale_ld, chain),
           "Linear: quantization of rows to FP8");
     rows.data = codes;
     rows.scales = scales;
@@ -142,18 +143,26 @@ void LinearOps::Linear(const kernels::LinearParams& p, const PdlStream& chain) {
   Multiply(p, kernel, PrepareRows(source, FormOf(p.w, kernel), chain), chain);
 }
 
-bool LinearOps::ReadsBFloat16Rows(const kernels::LinearParams& p) const {
+kernels::RoundedForm LinearOps::InputFormOf(const kernels::LinearParams& p) const {
+  using Form = kernels::RoundedForm;
   const Kernel kernel = KernelOf(p);
   const RowForm form = FormOf(p.w, kernel);
-  return kernel == Kernel::kDense && form.kind == RowForm::kBf16 &&
-         form.rounding.format == ActivationFormat::kNone;
+  if (kernel != Kernel::kDense) return Form::kNone;
+  // Many rows are quantized faster by a kernel of its own.
+  if (form.kind == RowForm::kFp8) return p.m <= ops::kFewNormRows ? Form::kFp8Groups : Form::kNone;
+  return form.rounding.format == ActivationFormat::kNone ? Form::kBFloat16 : Form::kNone;
 }
 
-void LinearOps::LinearOfBFloat16Rows(const kernels::LinearParams& p, const void* bf16_rows,
-                                     const PdlStream& chain) {
-  CHECK(ReadsBFloat16Rows(p));
-  const Rows rows = {.form = {.kind = RowForm::kBf16}, .data = bf16_rows, .ld = p.w.k};
-  Multiply(p, Kernel::kDense, rows, chain);
+void LinearOps::LinearOfRoundedRows(const kernels::LinearParams& p,
+                                    const kernels::RoundedRows& rows, const PdlStream& chain) {
+  CHECK(rows.form != kernels::RoundedForm::kNone && rows.form == InputFormOf(p));
+  const bool fp8 = rows.form == kernels::RoundedForm::kFp8Groups;
+  const Rows input = {.form = {.kind = fp8 ? RowForm::kFp8 : RowForm::kBf16},
+                      .data = rows.data,
+                      .ld = p.w.k,
+                      .scales = rows.scales,
+                      .scale_ld = rows.scale_stride};
+  Multiply(p, Kernel::kDense, input, chain);
 }
 
 void LinearOps::LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream) {

@@ -12,6 +12,7 @@
 #include "kernels/cuda/ops_linear.h"
 #include "kernels/cuda/ops_rounding.h"
 #include "kernels/cuda/stream_chain.h"
+#include "kernels/fused_ops.h"
 #include "kernels/ops.h"
 
 namespace switchyard::cuda {
@@ -43,11 +44,10 @@ class LinearOps {
   // Rows that several parts read are rounded only once. Small GEMMs with the same rows run
   // concurrently on side streams.
   void LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream);
-  // Whether Linear would use DenseGemm on rows that are only rounded to bfloat16.
-  bool ReadsBFloat16Rows(const kernels::LinearParams& p) const;
-  // Linear on rows [m, k] that are already bfloat16, without padding; p.x is not read.
-  void LinearOfBFloat16Rows(const kernels::LinearParams& p, const void* bf16_rows,
-                            const PdlStream& chain);
+  // FusedOps. Rows have a form if Linear would use DenseGemm on them.
+  kernels::RoundedForm InputFormOf(const kernels::LinearParams& p) const;
+  void LinearOfRoundedRows(const kernels::LinearParams& p, const kernels::RoundedRows& rows,
+                           const PdlStream& chain);
   void HeadLinear(const kernels::HeadLinearParams& p, cudaStream_t stream);
   void Mlp(const kernels::GroupedMlpParams& p, cudaStream_t stream);
 

@@ -11,6 +11,11 @@ namespace switchyard::cuda {
 // The bits of |x|, which compare as magnitudes; NaN compares as the largest.
 __device__ __forceinline__ int MagnitudeBits(float x) { return __float_as_int(x) & 0x7fffffff; }
 
+__device__ __forceinline__ int LargestOf(float4 v) {
+  return max(max(MagnitudeBits(v.x), MagnitudeBits(v.y)),
+             max(MagnitudeBits(v.z), MagnitudeBits(v.w)));
+}
+
 // Maximum over the warp's 32 lanes.
 __device__ __forceinline__ int WarpMax(int bits) {
 #pragma unroll
@@ -32,6 +37,17 @@ __device__ __forceinline__ uint32_t EncodeFp8(float a, float b, float c, float d
   const uint32_t low = __nv_cvt_float2_to_fp8x2({a, b}, __NV_SATFINITE, __NV_E4M3);
   const uint32_t high = __nv_cvt_float2_to_fp8x2({c, d}, __NV_SATFINITE, __NV_E4M3);
   return low | high << 16;
+}
+
+// Quantizes a warp's 128 elements, four per lane. Lanes past the row's end hold zeros.
+struct Fp8Four {
+  uint32_t codes;
+  float scale;
+};
+__device__ __forceinline__ Fp8Four QuantizeFour(float4 x) {
+  const float scale = Fp8ScaleOf(WarpMax(LargestOf(x)));
+  const float inverse = __fdiv_rn(1.0f, scale);
+  return {EncodeFp8(x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse), scale};
 }
 
 __device__ __forceinline__ float DecodeFp8(uint32_t code) {

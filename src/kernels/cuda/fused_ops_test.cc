@@ -4,6 +4,7 @@
 #include <array>
 
 #include "kernels/cuda/device_testing.h"
+#include "quant/fp8.h"
 
 namespace switchyard::kernels {
 namespace {
@@ -35,7 +36,8 @@ std::vector<uint16_t> Halves(std::vector<float> values) {
 TEST_F(FusedOpsTest, AddNormHasTheBitsOfSumAndNorm) {
   for (int round = 0; round < 60; ++round) {
     const int64_t m = random_.Pick<int64_t>({0, 1, 2, 17, 33, 300});
-    const int64_t n = random_.Pick<int64_t>({4, 64, 132, 1000, 1024, 1028, 2048, 4100, 7168});
+    const int64_t n =
+        random_.Pick<int64_t>({4, 64, 132, 1000, 1024, 1028, 2048, 4100, 7168, 8192, 9000});
     const bool adds = round % 3 != 0, floats = round % 4 != 1, halves = round % 4 != 2;
     const std::vector<float> x = random_.Normal(m * n), add = random_.Normal(m * n);
     const std::vector<float> weight = random_.Normal(n), none(m * n);
@@ -51,17 +53,51 @@ TEST_F(FusedOpsTest, AddNormHasTheBitsOfSumAndNorm) {
                       .n = n});
     const DeviceVector got_x(*device_, x), got_y(*device_, none);
     const DeviceVector got_halves(*device_, std::vector<uint16_t>(m * n));
-    device_->fused()->AddNorm({.x = got_x.data(),
-                               .add = adds ? branch.data() : nullptr,
-                               .weight = w.data(),
-                               .y = floats ? got_y.data() : nullptr,
-                               .bf16_rows = halves ? got_halves.data() : nullptr,
-                               .m = m,
-                               .n = n});
+    device_->fused()->AddNorm(
+        {.x = got_x.data(),
+         .add = adds ? branch.data() : nullptr,
+         .weight = w.data(),
+         .y = floats ? got_y.data() : nullptr,
+         .rounded = {.form = halves ? RoundedForm::kBFloat16 : RoundedForm::kNone,
+                     .data = halves ? got_halves.data() : nullptr},
+         .m = m,
+         .n = n});
     EXPECT_TRUE(SameBits(got_x.Read(), want_x.Read())) << "m " << m << " n " << n;
     const std::vector<float> y = want_y.Read();
     EXPECT_TRUE(SameBits(got_y.Read(), floats ? y : none)) << "m " << m << " n " << n;
     EXPECT_EQ(got_halves.Read(), Halves(halves ? y : none)) << "m " << m << " n " << n;
+  }
+}
+
+TEST_F(FusedOpsTest, AddNormQuantizesLikeTheCpu) {
+  for (const int64_t n : {128, 1024, 1152, 2048, 8192, 8320}) {
+    for (const int64_t m : {1, 3, 40}) {
+      SCOPED_TRACE(testing::Message() << "m " << m << " n " << n);
+      const int64_t groups = n / 128, stride = (m + 3) / 4 * 4;
+      const std::vector<float> x = random_.Normal(m * n);
+      const DeviceVector residual(*device_, x), weight(*device_, random_.Normal(n));
+      const DeviceVector add(*device_, random_.Normal(m * n)), normed(*device_, x);
+      const DeviceVector codes(*device_, std::vector<uint8_t>(m * n));
+      const DeviceVector scales(*device_, std::vector<float>(groups * stride));
+      device_->fused()->AddNorm({.x = residual.data(),
+                                 .add = add.data(),
+                                 .weight = weight.data(),
+                                 .y = normed.data(),
+                                 .rounded = {.form = RoundedForm::kFp8Groups,
+                                             .data = codes.data(),
+                                             .scales = scales.data(),
+                                             .scale_stride = stride},
+                                 .m = m,
+                                 .n = n});
+      const std::vector<float> y = normed.Read(), got_scales = scales.Read();
+      std::vector<uint8_t> want(m * n);
+      for (int64_t t = 0; t < m; ++t) {
+        std::vector<float> of_row(groups);
+        QuantizeFp8Groups(&y[t * n], n, &want[t * n], of_row.data());
+        for (int64_t g = 0; g < groups; ++g) EXPECT_EQ(got_scales[g * stride + t], of_row[g]);
+      }
+      EXPECT_EQ(codes.Read(), want);
+    }
   }
 }
 
@@ -220,25 +256,35 @@ TEST_F(FusedOpsTest, StackedFp8BlocksHaveTheBitsOfSingleOnes) {
 
 // A layer's ops from the residual stream to the QKV projection; run directly, captured and
 // replayed, because early launch applies in graphs too.
-TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
-  if (!cuda::IsHopper()) GTEST_SKIP() << "needs a Hopper GPU: only DenseGemm takes bfloat16 rows";
+class StackedProductsTest : public FusedOpsTest,
+                            public testing::WithParamInterface<WeightFormat> {};
+
+TEST_P(StackedProductsTest, HaveTheBitsOfSingleOnes) {
+  if (!cuda::IsHopper()) GTEST_SKIP() << "needs a Hopper GPU: only DenseGemm takes rounded rows";
+  const bool fp8 = GetParam() == WeightFormat::kFp8Block;
   const int64_t k = 512;
-  const std::vector<int64_t> sizes = {256, 64, 64};
+  const std::vector<int64_t> sizes = {256, 128, 128};
   std::vector<WeightView> parts;
   for (const int64_t n : sizes)
-    parts.push_back(device_->Place(random_.Weight(WeightFormat::kBF16, n, k, 0, 1, 0)));
+    parts.push_back(device_->Place(random_.Weight(GetParam(), n, k, 0, 1, 0)));
   const WeightView stacked = device_->fused()->ConcatenateRows(parts);
   ASSERT_TRUE(stacked.defined());
-  ASSERT_EQ(stacked.n, 384);
+  ASSERT_EQ(stacked.n, 512);
   const DeviceVector weight(*device_, random_.Normal(k));
   uint64_t key = 0;
-  for (const int64_t m : {1, 16, 77, 300}) {
+  for (const int64_t m : {1, 16, 77, fp8 ? 128 : 300}) {
     const std::vector<float> x = random_.Normal(m * k), zeros(m * k);
     const DeviceVector residual(*device_, x), add(*device_, zeros), normed(*device_, zeros);
-    const DeviceVector halves(*device_, std::vector<uint16_t>(m * k));
+    const DeviceVector elements(*device_, std::vector<uint16_t>(m * k));
+    const int64_t stride = (m + 3) / 4 * 4;
+    const DeviceVector scales(*device_, std::vector<float>(k / 128 * stride));
     const DeviceVector got(*device_, std::vector<float>(m * stacked.n));
     const LinearParams product = {.w = stacked, .y = got.data(), .ldy = stacked.n, .m = m};
-    ASSERT_TRUE(device_->fused()->ReadsBFloat16Rows(product));
+    const RoundedRows rounded = {.form = device_->fused()->InputFormOf(product),
+                                 .data = elements.data(),
+                                 .scales = scales.data(),
+                                 .scale_stride = stride};
+    ASSERT_EQ(rounded.form, fp8 ? RoundedForm::kFp8Groups : RoundedForm::kBFloat16);
     ++key;
     for (int run = 0; run < 4; ++run) {
       device_->CopyIn(got.data(), std::vector<float>(m * stacked.n).data(), m * stacked.n * 4);
@@ -247,10 +293,10 @@ TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
                                    .add = add.data(),
                                    .weight = weight.data(),
                                    .y = normed.data(),
-                                   .bf16_rows = halves.data(),
+                                   .rounded = rounded,
                                    .m = m,
                                    .n = k});
-        device_->fused()->LinearOfBFloat16Rows(product, halves.data());
+        device_->fused()->LinearOfRoundedRows(product, rounded);
       });
       const std::vector<float> all = got.Read();
       int64_t first = 0;
@@ -267,6 +313,12 @@ TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Formats, StackedProductsTest,
+                         testing::Values(WeightFormat::kBF16, WeightFormat::kFp8Block),
+                         [](const auto& info) {
+                           return info.param == WeightFormat::kBF16 ? "Bf16" : "Fp8";
+                         });
 
 // GEMMs that read the previous one's output and overwrite its input, in shared buffers. An early
 // launch that skips a needed wait gives other bits. Parameterized by format and rows:

@@ -11,6 +11,9 @@
 namespace switchyard::cuda::ops {
 
 cudaError_t AddNorm(const kernels::AddNormParams& p, const PdlStream& chain);
+// Up to this number of rows, AddNorm keeps rows in registers: one block per SM. With more rows the
+// blocks would not hide the latency of memory.
+constexpr int64_t kFewNormRows = 128;
 
 constexpr int64_t kMaxHeadDim = 256;
 inline bool NormRopeStoreKvSupports(int64_t head_dim, int64_t rotary_dim) {

@@ -16,11 +16,6 @@ constexpr int kThreads = 256;
 constexpr int kGroup = 128;  // kFp8GroupSize; one warp, four elements per lane
 static_assert(kGroup == kWarp * 4);
 
-__device__ __forceinline__ int LargestOf(float4 v) {
-  return max(max(MagnitudeBits(v.x), MagnitudeBits(v.y)),
-             max(MagnitudeBits(v.z), MagnitudeBits(v.w)));
-}
-
 // Maximum over the block, returned to every thread.
 __device__ __forceinline__ int BlockMax(int bits) {
   __shared__ int parts[kThreads / kWarp];
@@ -143,13 +138,12 @@ cudaError_t Round(const RowSource& p, const Rounding& r, Out* out, const PdlStre
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     QuantizeKernel(RowSource p, uint8_t* codes, float* scales, int64_t scale_stride) {
+  LaunchDependentsAndWait();
   const int64_t row = blockIdx.x;
   for (int64_t i = threadIdx.x * 4; i < p.k; i += kThreads * 4) {
-    const float4 v = Load4<kAligned>(p, row, i);
-    const float scale = Fp8ScaleOf(WarpMax(LargestOf(v)));
-    const float4 s = Times(v, __fdiv_rn(1.0f, scale));
-    *reinterpret_cast<uint32_t*>(codes + row * p.k + i) = EncodeFp8(s.x, s.y, s.z, s.w);
-    if (threadIdx.x % kWarp == 0) scales[i / kGroup * scale_stride + row] = scale;
+    const Fp8Four quantized = QuantizeFour(Load4<kAligned>(p, row, i));
+    *reinterpret_cast<uint32_t*>(codes + row * p.k + i) = quantized.codes;
+    if (threadIdx.x % kWarp == 0) scales[i / kGroup * scale_stride + row] = quantized.scale;
   }
 }
 
@@ -166,12 +160,12 @@ cudaError_t RoundRowsToBf16(const RowSource& rows, const Rounding& rounding, voi
 }
 
 cudaError_t QuantizeRows(const RowSource& rows, uint8_t* codes, float* scales, int64_t scale_stride,
-                         cudaStream_t stream) {
+                         const PdlStream& chain) {
   if (rows.m == 0 || rows.k == 0) return cudaSuccess;
   if (rows.k % kGroup != 0) return cudaErrorInvalidValue;
   const auto kernel = IsAligned(rows) ? QuantizeKernel<true> : QuantizeKernel<false>;
-  kernel<<<static_cast<unsigned>(rows.m), kThreads, 0, stream>>>(rows, codes, scales, scale_stride);
-  return cudaGetLastError();
+  return LaunchWithPdl(kernel, dim3(static_cast<unsigned>(rows.m)), kThreads, 0, chain, rows, codes,
+                       scales, scale_stride);
 }
 
 }  // namespace switchyard::cuda::ops

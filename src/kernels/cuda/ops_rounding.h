@@ -33,6 +33,6 @@ cudaError_t RoundRowsToBf16(const RowSource& rows, const Rounding& rounding, voi
 // QuantizeFp8Groups on every row: codes [m, k], scales [k / 128, scale_stride] with row r's scales
 // in column r. k is a multiple of 128.
 cudaError_t QuantizeRows(const RowSource& rows, uint8_t* codes, float* scales, int64_t scale_stride,
-                         cudaStream_t stream);
+                         const PdlStream& chain);
 
 }  // namespace switchyard::cuda::ops

@@ -5,7 +5,6 @@
 
 #include "core/check.h"
 #include "kernels/cache_rows.h"
-#include "kernels/fused_ops.h"
 #include "model/weights/shard.h"
 
 namespace switchyard {
@@ -51,10 +50,10 @@ GroupedAttention::Arrays GroupedAttention::TakeArrays(Pass& pass) const {
 }
 
 void GroupedAttention::Project(Pass& pass, const GroupedAttentionWeights& w, int64_t layer,
-                               const float* x, const void* bf16_rows) const {
+                               const float* x, const kernels::RoundedRows& rounded) const {
   const Arrays a = TakeArrays(pass);
   if (UsesFusedOps(pass.rows.tokens, w)) {
-    ProjectAndStoreFused(pass, a, w, layer, x, bf16_rows);
+    ProjectAndStoreFused(pass, a, w, layer, x, rounded);
   } else {
     ProjectAndStore(pass, a, w, layer, x);
   }
@@ -107,11 +106,12 @@ void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int6
                                          .m = pass.rows.tokens};
   kernels::FusedOps* fused = c_.device.fused();
   const bool bf16_out = fused && fused->AttentionToBFloat16(attention) && !w.gate.w.defined() &&
-                        fused->ReadsBFloat16Rows(project);
+                        fused->InputFormOf(project) == kernels::RoundedForm::kBFloat16;
   if (bf16_out) {
     attention.bf16_out = std::exchange(attention.out, nullptr);
     c_.device.Attention(attention, *pass.sequences);
-    return fused->LinearOfBFloat16Rows(project, attention.bf16_out);
+    return fused->LinearOfRoundedRows(
+        project, {.form = kernels::RoundedForm::kBFloat16, .data = attention.bf16_out});
   }
   c_.device.Attention(attention, *pass.sequences);
   if (w.gate.w.defined()) Gate(pass, a, w.gate);
@@ -132,21 +132,27 @@ bool GroupedAttention::UsesFusedOps(int64_t tokens, const GroupedAttentionWeight
   return fused && w.qkv.w.defined() && plain_heads_ &&
          fused->SupportsHeads(head_dim_, c_.config.rope.rotary_dim) &&
          (w.qkv.w.format == WeightFormat::kFp8Block ||
-          fused->ReadsBFloat16Rows(Joined(tokens, w, nullptr)));
+          InputForm(tokens, w) == kernels::RoundedForm::kBFloat16);
 }
 
-bool GroupedAttention::TakesBf16Input(int64_t tokens, const GroupedAttentionWeights& w) const {
-  return UsesFusedOps(tokens, w) &&
-         c_.device.fused()->ReadsBFloat16Rows(Joined(tokens, w, nullptr));
+kernels::RoundedForm GroupedAttention::InputForm(int64_t tokens,
+                                                 const GroupedAttentionWeights& w) const {
+  return c_.device.fused()->InputFormOf(Joined(tokens, w, nullptr));
+}
+
+kernels::RoundedForm GroupedAttention::RoundedInput(int64_t tokens,
+                                                    const GroupedAttentionWeights& w) const {
+  return UsesFusedOps(tokens, w) ? InputForm(tokens, w) : kernels::RoundedForm::kNone;
 }
 
 void GroupedAttention::ProjectAndStoreFused(Pass& pass, const Arrays& a,
                                             const GroupedAttentionWeights& w, int64_t layer,
-                                            const float* x, const void* bf16_rows) const {
+                                            const float* x,
+                                            const kernels::RoundedRows& rounded) const {
   KvStorage& kv = *pass.kv;
   kernels::LinearParams product = Joined(pass.rows.tokens, w, a.q);
-  if (bf16_rows != nullptr) {
-    c_.device.fused()->LinearOfBFloat16Rows(product, bf16_rows);
+  if (rounded.form != kernels::RoundedForm::kNone) {
+    c_.device.fused()->LinearOfRoundedRows(product, rounded);
   } else {
     product.x = x;
     product.ldx = c_.config.attention_input_width();

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/fused_ops.h"
 #include "model/layers/context.h"
 #include "model/pass.h"
 #include "model/weights.h"
@@ -17,15 +18,13 @@ class GroupedAttention {
   // Floats of the pass's scratch that a layer uses.
   int64_t ScratchFloats(int64_t max_tokens) const;
 
-  // Whether the device supports bfloat16 input of Project for these weights. bfloat16 input needs
-  // fewer ops than float32 input.
-  bool TakesBf16Input(int64_t tokens, const GroupedAttentionWeights& w) const;
+  // The form of Project's `rounded` for these weights, or kNone. Rounded input needs fewer ops than
+  // float32 input.
+  kernels::RoundedForm RoundedInput(int64_t tokens, const GroupedAttentionWeights& w) const;
   // x [T, attention_input_width()] (normalised) → queries in the pass's scratch, keys and values in
-  // the cache.
-  // `bf16_rows` [T, H]: x rounded to bfloat16, if TakesBf16Input is true for the weights; x is not
-  // read then.
+  // the cache. `rounded`: x in the form RoundedInput, and x is not read; or form kNone.
   void Project(Pass& pass, const GroupedAttentionWeights& w, int64_t layer, const float* x,
-               const void* bf16_rows) const;
+               const kernels::RoundedRows& rounded) const;
   // After Project: keeps the queries of the rows whose logits are needed (Pass::KeepLogitRows,
   // which follows). On CPUs.
   void KeepLogitRows(Pass& pass) const;
@@ -46,9 +45,11 @@ class GroupedAttention {
                        const float* x) const;
   // Whether one product gives queries, keys and values, which a fused op norms, rotates and stores.
   bool UsesFusedOps(int64_t tokens, const GroupedAttentionWeights& w) const;
-  // ProjectAndStore in these two ops; reads `bf16_rows` instead of x if it is not null.
+  kernels::RoundedForm InputForm(int64_t tokens, const GroupedAttentionWeights& w) const;
+  // ProjectAndStore in these two ops.
   void ProjectAndStoreFused(Pass& pass, const Arrays& a, const GroupedAttentionWeights& w,
-                            int64_t layer, const float* x, const void* bf16_rows) const;
+                            int64_t layer, const float* x,
+                            const kernels::RoundedRows& rounded) const;
   // Whether the fused ops pass queries to Attention in bfloat16.
   bool PassesBf16Queries(const KvStorage& kv) const;
   kernels::LinearParams Joined(int64_t tokens, const GroupedAttentionWeights& w, float* qkv) const;

@@ -35,17 +35,4 @@ __device__ __forceinline__ float4 RoundToBf16(float4 x) {
           __bfloat162float(__float2bfloat16_rn(x.z)), __bfloat162float(__float2bfloat16_rn(x.w))};
 }
 
-// Quantizes a warp's 128 elements, four per lane, to FP8. Lanes past the row's end hold zeros.
-struct Fp8Four {
-  uint32_t codes;
-  float scale;
-};
-__device__ __forceinline__ Fp8Four QuantizeFour(float4 x) {
-  const int largest =
-      max(max(MagnitudeBits(x.x), MagnitudeBits(x.y)), max(MagnitudeBits(x.z), MagnitudeBits(x.w)));
-  const float scale = Fp8ScaleOf(WarpMax(largest));
-  const float inverse = __fdiv_rn(1.0f, scale);
-  return {EncodeFp8(x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse), scale};
-}
-
 }  // namespace switchyard::cuda
