@@ -13,33 +13,33 @@ constexpr int kThreads = 128;  // four columns per thread
 constexpr int kInFlight = 16;  // loads in flight
 
 __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ TiledAttention p) {
-  LaunchDependentsAndWait();
+  LaunchDependents();
   const AttentionLaunch& launch = p.launch;
   const AttentionSchedule& schedule = p.schedule;
   const SequenceTable& table = launch.table;
+  // The place of the parts is computed from the table, before the attention kernel has ended.
   const int row = blockIdx.x, sequence = table.row_sequence[row];
-  if (sequence < 0) return;
-  __shared__ int first_slot;
-  if (threadIdx.x < 32) {
-    const int slot = FirstSlot(schedule, sequence);
-    if (threadIdx.x == 0) first_slot = slot;
-  }
-  __syncthreads();
   const int threads = launch.v_dim / 4;  // of a head
   const int head = blockIdx.y * (kThreads / threads) + threadIdx.x / threads;
   const int column = threadIdx.x % threads * 4;
-  if (first_slot < 0 || head >= launch.heads) return;
   const int kv_head = head / schedule.group;
-  const int flat =
-      (row - table.row_begin[sequence]) * schedule.group + head - kv_head * schedule.group;
-  const int tile = flat / schedule.tile_rows;
-  const int splits = TileKeysOf(schedule, sequence, tile).splits;
-  if (splits == 1) return;
-
-  const SequenceWork part = PartOf(schedule, sequence);
-  const int64_t slot = first_slot + tile * part.splits * schedule.kv_heads + kv_head;
-  const int64_t first_row = slot * schedule.tile_rows + flat - tile * schedule.tile_rows;
+  int splits = 1;  // 1: there is nothing to merge
+  int64_t first_row = 0;
+  if (sequence >= 0) {
+    const int first_slot = FirstSlot(schedule, sequence);  // all warps take part
+    if (first_slot >= 0 && head < launch.heads) {
+      const int flat =
+          (row - table.row_begin[sequence]) * schedule.group + head - kv_head * schedule.group;
+      const int tile = flat / schedule.tile_rows;
+      const SequenceWork part = PartOf(schedule, sequence);
+      splits = TileKeysOf(schedule, sequence, tile).splits;
+      const int64_t slot = first_slot + tile * part.splits * schedule.kv_heads + kv_head;
+      first_row = slot * schedule.tile_rows + flat - tile * schedule.tile_rows;
+    }
+  }
   const int64_t step = int64_t{schedule.kv_heads} * schedule.tile_rows;
+  WaitForPriorKernels();
+  if (splits == 1) return;
   SoftmaxState state;
   float4 sum = {};
   for (int begin = 0; begin < splits; begin += kInFlight) {

@@ -221,6 +221,7 @@ struct TileKeys {
       end_row = 0;         // range of the tile; (row, head) has the number row · group + head
   int first_position = 0;  // position of its first row
   int begin = 0, end = 0;  // keys
+  int first_new = 0;       // the sequence's keys from here on are stored in this step
   int first_split = 0, splits = 0;
 };
 __device__ __forceinline__ TileKeys TileKeysOf(const AttentionSchedule& s, int sequence, int tile) {
@@ -228,6 +229,7 @@ __device__ __forceinline__ TileKeys TileKeysOf(const AttentionSchedule& s, int s
   TileKeys k;
   k.begin_row = tile * s.tile_rows;
   k.end_row = min(k.begin_row + s.tile_rows, rows * s.group);
+  k.first_new = start;
   k.first_position = start + k.begin_row / s.group;
   k.begin = s.window > 0 ? max(0, k.first_position - s.window + 1) : 0;
   k.end = start + (k.end_row - 1) / s.group + 1;

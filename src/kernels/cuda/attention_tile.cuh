@@ -53,8 +53,13 @@ class TileWorker {
         copies_.Slots(i)[threadIdx.x] = copies_.SlotOf(first + i, last);
     }
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < Shape::kStages - 1; ++i) copies_.LoadKeys(i);
+    // Keys of earlier steps are final. The copies of blocks that have no others begin before the
+    // kernels that compute the queries and store the new keys have ended.
+    const int old_blocks = keys_.first_new / Shape::kKeys - first;
+    const int early = min(max(old_blocks, 0), Shape::kStages - 1);
+    for (int i = 0; i < early; ++i) copies_.LoadKeys(i);
+    WaitForPriorKernels();
+    for (int i = early; i < Shape::kStages - 1; ++i) copies_.LoadKeys(i);
     copies_.LoadQueries();
     Find(next, found);
     part_.Clear();
@@ -151,7 +156,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     for (int i = threadIdx.x; i < Shape::kOnesBytes / 4; i += Shape::kThreads)
       reinterpret_cast<uint32_t*>(shared + Shape::kOnesAt)[i] = kBf16Ones;
   }
-  LaunchDependentsAndWait();
+  LaunchDependents();
   const WorkItemFinder finder(p.schedule);  // used by the first warp
   if (threadIdx.x < 32) {
     const AttentionWorkItem first = finder.Find(p.schedule, blockIdx.x);
@@ -160,11 +165,14 @@ __global__ void __launch_bounds__(Shape::kThreads)
   __syncthreads();
   for (int index = blockIdx.x;; index += gridDim.x) {
     const AttentionWorkItem unit = found;
-    if (unit.sequence < 0) return;
+    if (unit.sequence < 0) break;
     const TileKeys keys = TileKeysOf(p.schedule, unit.sequence, unit.tile);
     TileWorker<Shape>(p, finder, unit, keys, shared)
         .Run(index + static_cast<int>(gridDim.x), found);
   }
+  // A block without work items ends early, so that its SM is free for the next kernel. One block
+  // that waits is enough to keep the order of the kernels.
+  if (blockIdx.x == 0) WaitForPriorKernels();
 }
 
 }  // namespace switchyard::cuda

@@ -105,32 +105,47 @@ template <DType kDType, int kDim, int kAtOnce>
 __global__ void __launch_bounds__(kHeadThreads)
     WholeHeadsKernel(const kernels::NormRopeStoreKvParams p) {
   constexpr int kLanes = kDim / 4, kHeads = kWarp / kLanes;
-  LaunchDependentsAndWait();
+  constexpr bool kFew = kAtOnce == 1;
+  LaunchDependents();
+  if constexpr (!kFew) WaitForPriorKernels();
   const int all = static_cast<int>(p.heads + 2 * p.kv_heads);
   const int turned = static_cast<int>(p.heads + p.kv_heads);  // heads with norm and rotation
   const unsigned warps = (all + kHeads * kAtOnce - 1) / (kHeads * kAtOnce);  // per token
   const unsigned warp = (blockIdx.x * kHeadThreads + threadIdx.x) / kWarp;
-  const unsigned token = warp / warps;
-  if (token >= p.m) return;
+  const unsigned token = warp / warps, last = static_cast<unsigned>(p.m) - 1;
   const int lane = threadIdx.x % kWarp, in_head = lane % kLanes;
   const int first = static_cast<int>(warp % warps) * kHeads * kAtOnce + lane / kLanes;
-  float* const row = p.qkv + int64_t{token} * all * kDim + in_head * 4;
-
+  float* const row = p.qkv + int64_t{min(token, last)} * all * kDim + in_head * 4;
   float4 x[kAtOnce];
+  const auto load = [&] {
 #pragma unroll
-  for (int j = 0; j < kAtOnce; ++j) {
-    const int head = first + j * kHeads;
-    x[j] = head < all ? *reinterpret_cast<const float4*>(row + head * kDim) : float4{};
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int head = first + j * kHeads;
+      x[j] = head < all ? *reinterpret_cast<const float4*>(row + head * kDim) : float4{};
+    }
+  };
+  if constexpr (!kFew) {
+    if (token > last) return;
+    load();
   }
-  const int64_t slot = p.slots[token];
-  const float* angles = p.cos_sin + int64_t{p.positions[token]} * kDim + in_head * 4 % (kDim / 2);
+  // With few tokens, what the host uploaded and weights are read before the wait.
+  const int64_t slot = p.slots[min(token, last)];
+  const int64_t position = p.positions[min(token, last)];
+  const float* angles = p.cos_sin + position * kDim + in_head * 4 % (kDim / 2);
   const float4 cosine = __ldg(reinterpret_cast<const float4*>(angles));
   const float4 sine = __ldg(reinterpret_cast<const float4*>(angles + kDim / 2));
-  float scale[kAtOnce];
   float4 q_norm = {}, k_norm = {};
   if (p.q_norm != nullptr) {
     q_norm = __ldg(reinterpret_cast<const float4*>(p.q_norm + in_head * 4));
     k_norm = __ldg(reinterpret_cast<const float4*>(p.k_norm + in_head * 4));
+  }
+  if constexpr (kFew) {
+    WaitForPriorKernels();
+    if (token > last) return;
+    load();
+  }
+  float scale[kAtOnce];
+  if (p.q_norm != nullptr) {
     double own = 0;  // scale of head in_head % kAtOnce
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {

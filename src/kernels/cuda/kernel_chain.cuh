@@ -35,8 +35,10 @@ __device__ __forceinline__ void LaunchDependentsAndWait() {
 // Launches a kernel with PDL if `early`. The kernel must call WaitForPriorKernels before it
 // accesses the output of earlier kernels. Even a kernel without such accesses must call it before
 // it ends, so that its successor follows all earlier kernels. Before the call it may read only data
-// that no kernel of the chain writes, such as weights. Exception: if the previous kernel waits
-// before it launches dependents, the results for which it waited may be read too, bypassing L1.
+// that no kernel of the chain writes: weights, and what the host uploaded for the step (positions,
+// cache slots, SequenceTable). Such reads take no time if the kernel starts early enough.
+// Exception: if the previous kernel waits before it launches dependents, the results for which it
+// waited may be read too, bypassing L1.
 template <typename... Params, typename... Args>
 cudaError_t LaunchWithPdl(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
                           bool early, cudaStream_t stream, Args&&... args) {

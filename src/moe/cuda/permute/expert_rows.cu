@@ -24,9 +24,9 @@ __device__ __forceinline__ int ValidRows(const RowChunk& chunk, int64_t begin) {
   int64_t end = chunk.rows;
   if (chunk.order.block_groups) {
     const int64_t at = chunk.first + begin;
-    const int expert = chunk.order.block_groups[at / kGroupBlockRows];
+    const int expert = __ldcg(chunk.order.block_groups + at / kGroupBlockRows);
     if (expert < 0) return 0;
-    end = chunk.order.offsets[expert] + chunk.order.counts[expert] - chunk.first;
+    end = __ldcg(chunk.order.offsets + expert) + __ldcg(chunk.order.counts + expert) - chunk.first;
   }
   return static_cast<int>(min(max(end - begin, int64_t{0}), int64_t{kGroupBlockRows}));
 }
@@ -137,19 +137,24 @@ __global__ void __launch_bounds__(kThreads) ConvertRowsKernel(const PermuteRowsP
   LaunchDependents();
   const int64_t row = DispatchedRow(p.in);
   if (row < 0) return;
-  FindDestinations(p, row, &places);
-  if (places.count == 0) return;
   const std::byte* from = p.rows + row * p.row_stride;
   const int lane = threadIdx.x % 32, warp = blockIdx.y * kWarps + threadIdx.x / 32;
   const int64_t groups = (p.hidden + 127) / 128;
   const int step = gridDim.y * kWarps;
-  for (int64_t first = warp; first < groups; first += kAtOnce * step) {
-    float4 x[kAtOnce];
+  float4 x[kAtOnce];
+  const auto load = [&](int64_t first) {
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int64_t g = first + j * step, i = g * 128 + lane * 4;
       x[j] = i < p.hidden ? LoadElements(p, from, g, i) : float4{};
     }
+  };
+  const bool early = gridDim.y > 1;  // few rows: load while the block finds the destinations
+  if (early) load(warp);
+  FindDestinations(p, row, &places);
+  if (places.count == 0) return;
+  for (int64_t first = warp; first < groups; first += kAtOnce * step) {
+    if (first != warp || !early) load(first);
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int64_t g = first + j * step;
@@ -204,9 +209,11 @@ __device__ __forceinline__ void StoreActivated(const ActivateParams& p, int64_t 
 template <typename From>
 __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams p) {
   constexpr int kAtOnce = 4;
-  LaunchDependentsAndWait();
+  LaunchDependents();
   const int64_t begin = int64_t{blockIdx.x} * kGroupBlockRows;
+  // The order was final before the GEMM ahead launched this kernel (expert_rows.h).
   const int rows = ValidRows(p.chunk, begin);
+  WaitForPriorKernels();
   const int groups = static_cast<int>((p.intermediate + 127) / 128), all = rows * groups;
   const int lane = threadIdx.x % 32, step = gridDim.y * kWarps;
   for (int first = blockIdx.y * kWarps + threadIdx.x / 32; first < all; first += kAtOnce * step) {
@@ -240,12 +247,14 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads) SumSlotsKernel(const UnpermuteRowsParams p) {
   __shared__ int rows[kMaxSlots];
   __shared__ float weights[kMaxSlots];
-  LaunchDependentsAndWait();
+  LaunchDependents();
   const int64_t token = blockIdx.x;
+  // These were final before the GEMM ahead launched this kernel (expert_rows.h).
   if (threadIdx.x < p.k) {
-    rows[threadIdx.x] = p.position[token * p.k + threadIdx.x];
-    weights[threadIdx.x] = p.weights[token * p.k + threadIdx.x];
+    rows[threadIdx.x] = __ldcg(p.position + token * p.k + threadIdx.x);
+    weights[threadIdx.x] = __ldcg(p.weights + token * p.k + threadIdx.x);
   }
+  WaitForPriorKernels();
   __syncthreads();
   const float last = WeightOf(p.addend, token);
   const T* outputs = static_cast<const T*>(p.outputs);

@@ -1,5 +1,7 @@
 // Row kernels around the grouped GEMMs of a GPU: permute into the GEMM's input, activation, and
-// unpermute to tokens if rows are not exchanged.
+// unpermute to tokens if rows are not exchanged. Activation and unpermute follow a GEMM that has
+// waited for all kernels ahead before it launches dependents. So they read the order, and the
+// weights of the slots, before they wait.
 #pragma once
 
 #include <cuda_runtime_api.h>
