@@ -109,26 +109,24 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
   const int block = ptx::BlockOfCluster(), cluster = ptx::BlocksOfCluster();
   const int warpgroup = threadIdx.x / 128;
 
-  if (threadIdx.x == 0) {
-    header.longest = 0;
-    for (int s = 0; s < kMaxStages; ++s) {
-      ptx::BarrierInit(&header.full[s], kFp8 ? 3 : 2);
-      ptx::BarrierInit(&header.empty[s], kConsumers * 4 * cluster * ptx::kWarpArrivals);
-    }
+  if (threadIdx.x < kMaxStages) {
+    ptx::BarrierInit(&header.full[threadIdx.x], kFp8 ? 3 : 2);
+    ptx::BarrierInit(&header.empty[threadIdx.x], kConsumers * 4 * cluster * ptx::kWarpArrivals);
     ptx::FenceBarrierInit();
+  } else if (threadIdx.x == kMaxStages) {
+    header.longest = 0;
     ptx::PrefetchTensorMap(&a_map);
     if (kSteps == 1) ptx::PrefetchTensorMap(&a_small_map);
     ptx::PrefetchTensorMap(&b_map);
     if (kFp8) ptx::PrefetchTensorMap(&scales_map);
   }
-  __syncthreads();
+  ptx::ClusterSync();  // the barriers of both blocks are initialized
   // Weights are not the output of a kernel. If the group sizes are known, the needed weights can be
   // fetched before the previous kernel has ended.
   const bool is_weight_producer = warpgroup == kConsumers && threadIdx.x % 128 / 32 == kWeights;
   if (!p.groups_ready) WaitForPriorKernels();
   ReadGroups(p, header, list);
   __syncthreads();
-  ptx::ClusterSync();
   if (!is_weight_producer) {
     if (p.groups_ready) WaitForPriorKernels();
     LaunchDependents();
@@ -189,6 +187,7 @@ cudaError_t Start(const GemmLaunch& launch, const PdlStream& chain) {
       .group_begins = p.group_begins,
       .group_rows = p.group_rows,
       .groups_ready = p.groups_ready || p.group_rows == nullptr,
+      .reads_once = p.group_rows || p.rows <= kMaxTokens,
       .rows = static_cast<int>(p.rows),
       .n = static_cast<int>(p.n),
       .groups = p.groups,

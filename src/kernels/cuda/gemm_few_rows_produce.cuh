@@ -20,16 +20,20 @@ template <int kSteps>
 __device__ __forceinline__ void ProduceWeights(const Kernel& p, const CUtensorMap& map, int step,
                                                const Stages& stages, TileScheduler walk, int block,
                                                int cluster) {
+  const uint64_t once = ptx::EvictFirst();
   PipelineState ring;
   Tile tile;
   for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
     const int row = tile.group * p.n + (tile.column * cluster + block) * p.weight_rows;
     for (int kb = 0; kb < p.k_blocks; kb += kSteps, ring.Next(stages.count)) {
       uint8_t* to = AcquireStage(stages, ring, stages.weight_bytes);
+      uint64_t* full = &stages.full[ring.stage];
       if constexpr (kSteps == 1) {
-        ptx::LoadBox(to, &map, kb * step, row, &stages.full[ring.stage]);
+        p.reads_once ? ptx::LoadBoxWith(once, to, &map, kb * step, row, full)
+                     : ptx::LoadBox(to, &map, kb * step, row, full);
       } else {
-        ptx::LoadBox(to, &map, 0, row, kb, &stages.full[ring.stage]);
+        p.reads_once ? ptx::LoadBoxWith(once, to, &map, 0, row, kb, full)
+                     : ptx::LoadBox(to, &map, 0, row, kb, full);
       }
     }
   }

@@ -21,6 +21,7 @@ struct Kernel {
   const int32_t* group_begins;
   const int32_t* group_rows;  // null: one group of `rows`
   bool groups_ready;          // as in GroupedGemmParams
+  bool reads_once;            // no weight is read twice
   int rows, n, groups;
   int k_blocks;      // 128-byte steps along K
   int weight_rows;   // per block tile

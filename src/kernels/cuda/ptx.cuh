@@ -158,6 +158,30 @@ __device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int co
       "l"(map), "r"(column), "r"(row), "r"(plane), "r"(SharedAddress(barrier))
       : "memory");
 }
+// L2 policy for data that is read once per step: it is evicted first, so that it does not displace
+// what the next kernels read (activations, cached keys, their own code).
+__device__ __forceinline__ uint64_t EvictFirst() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// LoadBox with an L2 policy.
+__device__ __forceinline__ void LoadBoxWith(uint64_t policy, void* to, const CUtensorMap* map,
+                                            int column, int row, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier)), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void LoadBoxWith(uint64_t policy, void* to, const CUtensorMap* map,
+                                            int column, int row, int plane, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(column), "r"(row), "r"(plane), "r"(SharedAddress(barrier)), "l"(policy)
+      : "memory");
+}
 // LoadBox with multicast to every block of the cluster whose bit is set in `blocks`, at equal
 // offsets.
 __device__ __forceinline__ void LoadBoxMulticast(void* to, const CUtensorMap* map, int column,
