@@ -36,6 +36,7 @@ struct TestLayer {
     int hot_expert = -1;               // every token's first choice
     bool no_experts = false;           // every id is −1
     uint32_t seed = 1;
+    WeightFormat router = WeightFormat::kF32;
   };
   explicit TestLayer(Spec s) : spec(s), random(s.seed) {
     config.hidden = s.hidden;
@@ -44,7 +45,7 @@ struct TestLayer {
                      .renormalize = true,
                      .routed_scaling_factor = 1.5f};
     if (s.clamped_with_biases) config.activation = kernels::Activation::kSwiGluClamped;
-    whole.router.w = Weight(WeightFormat::kF32, s.num_experts, s.hidden);
+    whole.router.w = Weight(s.router, s.num_experts, s.hidden);
     std::vector<float> bias = random.Normal(s.num_experts, 0.1f);
     if (s.hot_expert >= 0) bias[s.hot_expert] = 1000.0f;
     whole.router.bias = Keep(bias);

@@ -12,6 +12,7 @@
 #include "moe/cuda/dispatchers/row_exchange.h"
 #include "moe/cuda/permute/expert_rows.h"
 #include "moe/cuda/router/host_choice.h"
+#include "moe/cuda/router/router_logits.h"
 #include "moe/cuda/router/routing_log.h"
 #include "moe/cuda/router/select_experts.h"
 #include "moe/cuda/runners/expert_weights.h"
@@ -190,8 +191,11 @@ class CudaMoeBackend : public MoeBackend {
   void ReserveShared(const DeviceExperts& shared);
   ProductBytes BytesOf(const DeviceExperts& experts, int64_t rows) const;
 
+  static RouterLogitsParams Logits(const CudaMoeParts& parts, const CudaMoeState& state);
   SelectExpertsParams Choice(const CudaMoeParts& parts, const CudaMoeState& state) const;
   bool FusesSelectAndOrder(const CudaMoeState& state) const;
+  // Whether one kernel computes the logits too. Implies FusesSelectAndOrder.
+  bool RoutesInOneKernel(const CudaMoeParts& parts, const CudaMoeState& state) const;
   RoutingRecord RecordOf(const CudaMoeParts& parts, const CudaMoeState& state) const;
   RoutingLogShape LogShape() const;
   void StoreRoutedExperts(const CudaMoeState& state) const;

@@ -9,6 +9,7 @@
 #include "moe/cuda/cuda_backend.h"
 #include "moe/cuda/permute/row_order.h"
 #include "moe/cuda/router/place_physical.h"
+#include "moe/cuda/router/route_few.h"
 #include "moe/cuda/router/router_logits.h"
 #include "moe/cuda/router/select_and_order.h"
 #include "moe/cuda/router/shared_slots.h"
@@ -61,17 +62,9 @@ void CudaMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   const CudaMoeParts& parts = Own(layer);
   CudaMoeState& s = Own(state);
   PlanRound(parts, s);
-  Check(RouterLogits({.x = s.round_x(),
-                      .w = parts.router.data.data(),
-                      .w_is_bf16 = parts.router.type == ElementType::kBF16,
-                      .bias = parts.router_bias.as<float>(),
-                      .y = s.buffers.logits.as<float>(),
-                      .m = s.round.size(),
-                      .n = parts.config.router.num_experts,
-                      .k = s.width},
-                     chain()),
-        "router logits");
-  if (FusesSelectAndOrder(s)) return;  // PrePermute selects them
+  if (RoutesInOneKernel(parts, s)) return;  // PrePermute computes the logits and selects
+  Check(RouterLogits(Logits(parts, s), chain()), "router logits");
+  if (FusesSelectAndOrder(s)) return;  // PrePermute selects
   Check(SelectExpertsOnDevice(Choice(parts, s), stream()), "choice of experts");
   StoreRoutedExperts(s);
   if (s.choice) ChooseReplicas(parts, s);
@@ -134,6 +127,17 @@ RoutingRecord CudaMoeBackend::RecordOf(const CudaMoeParts& parts, const CudaMoeS
   return s.log->RecordOf(parts.index, s, s.ReportedInRound(mesh_), parts.physical_of.as<int32_t>());
 }
 
+RouterLogitsParams CudaMoeBackend::Logits(const CudaMoeParts& parts, const CudaMoeState& s) {
+  return {.x = s.round_x(),
+          .w = parts.router.data.data(),
+          .w_is_bf16 = parts.router.type == ElementType::kBF16,
+          .bias = parts.router_bias.as<float>(),
+          .y = s.buffers.logits.as<float>(),
+          .m = s.round.size(),
+          .n = parts.config.router.num_experts,
+          .k = s.width};
+}
+
 // With a chooser, the selected ids stay logical; ChooseReplicas maps and records them.
 SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const CudaMoeState& s) const {
   const RouterConfig& router = parts.config.router;
@@ -167,6 +171,11 @@ SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const Cuda
 bool CudaMoeBackend::FusesSelectAndOrder(const CudaMoeState& s) const {
   return device_.options().fused && !s.exchange && !gathers() && !s.choice &&
          !shared_dispatched() && s.round.size() <= kMaxTokensToOrder && permute_.joins_selection;
+}
+
+bool CudaMoeBackend::RoutesInOneKernel(const CudaMoeParts& parts, const CudaMoeState& s) const {
+  return FusesSelectAndOrder(s) &&
+         RoutesFewTokens(Logits(parts, s), parts.config.router.top_k, chain());
 }
 
 // Each rank stores its own tokens; Scatter all-gathers them over the attention group.
@@ -298,7 +307,10 @@ void CudaMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
                                 .scratch = buffers.order_scratch.as<int32_t>(),
                                 .out = s.order};
   if (FusesSelectAndOrder(s)) {
-    Check(SelectAndOrder(Choice(parts, s), order, buffers.order_arrived.as<uint32_t>(), chain()),
+    Check(RoutesInOneKernel(parts, s)
+              ? RouteFewTokens(Logits(parts, s), Choice(parts, s), order, chain())
+              : SelectAndOrder(Choice(parts, s), order, buffers.order_arrived.as<uint32_t>(),
+                               chain()),
           "choice of experts and order of rows");
     StoreRoutedExperts(s);
   } else {

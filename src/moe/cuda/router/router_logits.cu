@@ -2,99 +2,18 @@
 // float32 is split into three bfloat16 parts. A block of kWarps warps computes a tile of 16
 // kRowTiles × 8 kColumnTiles logits; the warps split K, and their partial sums are added in order.
 // Grid: (column tiles, row tiles).
-#include <cuda_bf16.h>
-
 #include "kernels/cuda/kernel_chain.cuh"
-#include "moe/cuda/router/router_logits.h"
-#include "moe/cuda/router/router_ptx.cuh"
+#include "moe/cuda/router/router_logits.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
-constexpr int kWarps = 8;  // per block: split-K, partial sums are added in order
+constexpr int kWarps = router::kSlices;
 constexpr int kThreads = kWarps * 32;
-constexpr int kStep = 16;  // K elements of one mma
 
-// Splits x = parts[0] + parts[1] + parts[2], each bfloat16: 24 mantissa bits as three times 8.
-__device__ __forceinline__ void Split(float2 x, uint32_t (&parts)[3]) {
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    const __nv_bfloat162 part = __floats2bfloat162_rn(x.x, x.y);
-    parts[i] = reinterpret_cast<const uint32_t&>(part);
-    x.x -= __low2float(part);
-    x.y -= __high2float(part);
-  }
-}
-
-// Fragment columns 2t, 2t + 1, 2t + 8, 2t + 9 of lane t are mapped to elements 4t … 4t + 3 of a
-// step, in both A and B. A lane thus loads its four elements with one instruction.
-__device__ __forceinline__ float4 FourOf(const float* row, int64_t k) {
-  return ptx::LoadAhead(row + k);
-}
-__device__ __forceinline__ uint2 FourOf(const __nv_bfloat16* row, int64_t k) {
-  return ptx::LoadAhead(reinterpret_cast<const uint2*>(row + k));
-}
-
-struct Weights {
-  uint32_t parts[3][2];
-};
-__device__ __forceinline__ Weights SplitWeights(uint2 four) {
-  Weights w = {};
-  w.parts[0][0] = four.x;
-  w.parts[0][1] = four.y;
-  return w;
-}
-__device__ __forceinline__ Weights SplitWeights(float4 four) {
-  uint32_t low[3], high[3];
-  Split({four.x, four.y}, low);
-  Split({four.z, four.w}, high);
-  Weights w;
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    w.parts[i][0] = low[i];
-    w.parts[i][1] = high[i];
-  }
-  return w;
-}
-
-// sums += products of one step.
-template <bool kExactWeights, int kRowTiles, int kColumnTiles, typename Four>
-__device__ __forceinline__ void MultiplyStep(const float4 (&x)[kRowTiles][2],
-                                             const Four (&w)[kColumnTiles],
-                                             float (&sums)[kRowTiles][kColumnTiles][4]) {
-  uint32_t a[kRowTiles][3][4];
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      uint32_t low[3], high[3];
-      Split({x[i][h].x, x[i][h].y}, low);
-      Split({x[i][h].z, x[i][h].w}, high);
-#pragma unroll
-      for (int part = 0; part < 3; ++part) {
-        a[i][part][h] = low[part];
-        a[i][part][2 + h] = high[part];
-      }
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < kColumnTiles; ++j) {
-    const Weights b = SplitWeights(w[j]);
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      // Small products first. Products of two small parts are below float32's last bit and are
-      // omitted.
-      ptx::MultiplyM16N8K16(sums[i][j], a[i][2], b.parts[0]);
-      if (!kExactWeights) {
-        ptx::MultiplyM16N8K16(sums[i][j], a[i][0], b.parts[2]);
-        ptx::MultiplyM16N8K16(sums[i][j], a[i][1], b.parts[1]);
-      }
-      ptx::MultiplyM16N8K16(sums[i][j], a[i][1], b.parts[0]);
-      if (!kExactWeights) ptx::MultiplyM16N8K16(sums[i][j], a[i][0], b.parts[1]);
-      ptx::MultiplyM16N8K16(sums[i][j], a[i][0], b.parts[0]);
-    }
-  }
-}
+using router::FourOf;
+using router::kStep;
+using router::MultiplyStep;
 
 // Computes a tile of 16 kRowTiles × 8 kColumnTiles logits and loads kBatch steps at a time. Logits
 // are bit-identical for all tile and batch sizes.

@@ -22,7 +22,9 @@ __global__ void __launch_bounds__(kOrderThreads)
   extern __shared__ int shared[];  // scores of one token per warp, then the counts of the sort
   __shared__ bool last;
   __shared__ __align__(16) int32_t ids[order::kFewSlots];
-  LaunchDependentsAndWait();
+  LaunchDependents();
+  const choice::ExpertConstants<kPerLane> constants(choice);
+  WaitForPriorKernels();
   const int warp = threadIdx.x / 32;
   const int64_t token = int64_t{blockIdx.x} * kOrderWarps + warp;
   float* scores = reinterpret_cast<float*>(shared) + warp * kPerLane * 32;
@@ -30,7 +32,7 @@ __global__ void __launch_bounds__(kOrderThreads)
   if (few && threadIdx.x < order::kFewSlots) ids[threadIdx.x] = -1;
   if (few) __syncthreads();
   if (token < choice.tokens)
-    choice::SelectForToken<kPerLane>(choice, token, scores, few ? ids : nullptr);
+    choice::SelectForToken<kPerLane>(choice, constants, token, scores, few ? ids : nullptr);
   if (few) {
     __syncthreads();
     return order::OrderFewSlots(order, static_cast<int>(slots), ids);

@@ -13,7 +13,8 @@ __global__ void __launch_bounds__(kWarps * 32) SelectKernel(const SelectExpertsP
   const int warp = threadIdx.x / 32;
   const int64_t token = int64_t{blockIdx.x} * kWarps + warp;
   if (token >= p.tokens) return;
-  choice::SelectForToken<kPerLane>(p, token, shared_choice[warp]);
+  const choice::ExpertConstants<kPerLane> constants(p);
+  choice::SelectForToken<kPerLane>(p, constants, token, shared_choice[warp]);
 }
 
 template <int kPerLane>

@@ -68,12 +68,29 @@ static __device__ uint32_t BestGroups(const SelectExpertsParams& p, const float*
   return groups;
 }
 
-// `copy` gets the ids too if it is not null.
+// Constants of a lane's experts: expert 32 i + lane is element i. A kernel loads them before it
+// waits for the kernels that compute the logits.
+template <int kPerLane>
+struct ExpertConstants {
+  float bias[kPerLane];
+  int32_t place[kPerLane];
+
+  __device__ __forceinline__ explicit ExpertConstants(const SelectExpertsParams& p) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int e = i * 32 + static_cast<int>(threadIdx.x % 32);
+      const bool exists = e < p.num_experts;
+      bias[i] = p.correction_bias && exists ? p.correction_bias[e] : 0.0f;
+      place[i] = p.places && exists ? p.places[e] : e;
+    }
+  }
+};
+
+// `written`: the id that `id` is mapped to. `copy` gets it too if it is not null.
 __device__ __forceinline__ void WriteChoice(const SelectExpertsParams& p, int64_t token, int slot,
-                                            int id, float weight, int32_t* copy) {
+                                            int id, int32_t written, float weight, int32_t* copy) {
   const int64_t place = token * p.top_k + slot;
   if (p.logical) p.logical[place] = id;
-  const int32_t written = id >= 0 && p.places ? p.places[id] : id;
   p.ids[place] = written;
   if (copy != nullptr) copy[place] = written;
   p.weights[place] = weight;
@@ -82,9 +99,9 @@ __device__ __forceinline__ void WriteChoice(const SelectExpertsParams& p, int64_
   RecordChoice(p.record, token, slot, p.top_k, id, physical);
 }
 
-__device__ __forceinline__ bool IsBad(const SelectExpertsParams& p, int expert, float score) {
+__device__ __forceinline__ bool IsBad(const SelectExpertsParams& p, int expert, float score,
+                                      float bias) {
   if (expert >= p.num_experts) return false;
-  const float bias = p.correction_bias ? p.correction_bias[expert] : 0.0f;
   return !isfinite(score) || !(isfinite(bias) || bias == MinusInfinity());
 }
 
@@ -100,8 +117,10 @@ __device__ __forceinline__ void RecordFault(const FaultRecords& faults, int64_t 
 // experts 0 to top_k - 1 with weights NaN: its logits are then NaN on every rank, which ends its
 // request. `copy` [tokens, top_k], or null: the ids are written there too.
 template <int kPerLane>
-__device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int64_t token,
-                                               float* shared_choice, int32_t* copy = nullptr) {
+__device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p,
+                                               const ExpertConstants<kPerLane>& constants,
+                                               int64_t token, float* shared_choice,
+                                               int32_t* copy = nullptr) {
   const int lane = threadIdx.x % 32;
   const float* logits = p.logits + token * p.num_experts;
 
@@ -113,16 +132,18 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
   }
   bool bad = false;
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) bad = bad || IsBad(p, i * 32 + lane, score[i]);
+  for (int i = 0; i < kPerLane; ++i)
+    bad = bad || IsBad(p, i * 32 + lane, score[i], constants.bias[i]);
   if (__any_sync(kAll, bad)) {  // uniform over the warp
     // A second loop, because a number instead of the bool in the first one would spill registers.
     uint32_t first = ~0u;
 #pragma unroll
     for (int i = kPerLane - 1; i >= 0; --i)
-      if (IsBad(p, i * 32 + lane, score[i])) first = i * 32 + lane;
+      if (IsBad(p, i * 32 + lane, score[i], constants.bias[i])) first = i * 32 + lane;
     first = __reduce_min_sync(kAll, first);
     if (lane == 0) RecordFault(p.faults, token, static_cast<int>(first));
-    if (lane < p.top_k) WriteChoice(p, token, lane, lane, __int_as_float(0x7fc00000), copy);
+    if (lane < p.top_k)
+      WriteChoice(p, token, lane, lane, constants.place[0], __int_as_float(0x7fc00000), copy);
     return;
   }
   if (p.scoring == 0) {
@@ -147,7 +168,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
   for (int i = 0; i < kPerLane; ++i) {
     const int e = i * 32 + lane;
     choice[i] = e < p.num_experts ? score[i] : MinusInfinity();
-    if (p.correction_bias && e < p.num_experts) choice[i] += p.correction_bias[e];
+    if (p.correction_bias && e < p.num_experts) choice[i] += constants.bias[i];
   }
   if (p.num_groups > 1) {
 #pragma unroll
@@ -162,7 +183,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
     }
   }
 
-  int id = -1;  // id of slot `lane`
+  int id = -1, written = -1;  // of slot `lane`
   float weight = 0.0f;
   int chosen = 0;
   for (int j = 0; j < p.top_k; ++j) {
@@ -173,15 +194,19 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
     const int best = WarpBest(own);
     if (best < 0) break;
     float mine = 0.0f;
+    int32_t place = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       if (best != i * 32 + lane) continue;
       mine = score[i];
+      place = constants.place[i];
       choice[i] = MinusInfinity();
     }
     mine = __shfl_sync(kAll, mine, best % 32);
+    place = __shfl_sync(kAll, place, best % 32);
     if (lane == j) {
       id = best;
+      written = place;
       weight = mine;
     }
     ++chosen;
@@ -201,7 +226,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
     if (has) weight /= sum;
   }
   if (lane >= p.top_k) return;
-  WriteChoice(p, token, lane, id, has ? weight * p.scaling : 0.0f, copy);
+  WriteChoice(p, token, lane, id, written, has ? weight * p.scaling : 0.0f, copy);
 }
 
 }  // namespace switchyard::cuda::choice

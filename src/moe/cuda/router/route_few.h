@@ -1,0 +1,27 @@
+// Router logits, expert selection and row order in one kernel, for very few tokens whose rows stay
+// on this rank.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/stream_chain.h"
+#include "moe/cuda/permute/row_order.h"
+#include "moe/cuda/router/router_logits.h"
+#include "moe/cuda/router/select_experts.h"
+
+namespace switchyard::cuda {
+
+constexpr int64_t kMaxTokensToRoute = 16;
+
+// Whether RouteFewTokens supports the sizes: at most kMaxTokensToRoute tokens and bfloat16 router
+// weights. `chain` launches early, which only Hopper GPUs do: the kernel needs clusters.
+bool RoutesFewTokens(const RouterLogitsParams& logits, int top_k, const PdlStream& chain);
+// Equals RouterLogits followed by SelectAndOrder, bit for bit, but does not write the logits.
+// `logits.y` and `choice.logits` are ignored. Returns cudaErrorInvalidValue for unsupported
+// parameters.
+cudaError_t RouteFewTokens(const RouterLogitsParams& logits, const SelectExpertsParams& choice,
+                           const RowOrderParams& order, const PdlStream& chain);
+
+}  // namespace switchyard::cuda
