@@ -81,7 +81,7 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   // Use the leader's values: different rounding on another CPU type would change the sums.
   job.plan.model.quantization.bfloat16_rows = bfloat16_rows;
   job.plan.model.quantization.int8_group_rows = int8_group_rows;
-  job.plan.draft = ReadDraftConfig(job.config, job.plan.model);
+  job.plan.draft = ReadDraftConfig(job.config, job.plan.model, job.plan.cuda);
   job.plan.drafts = LimitsOf(job.config.speculative);
   return job;
 }
