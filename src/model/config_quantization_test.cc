@@ -181,7 +181,7 @@ TEST(QuantizationRules, MistakesAreNamed) {
   EXPECT_THAT(error(rule(R"("targets": ["q"], "method": "q4_k")")), HasSubstr("q4_k"));
   EXPECT_THAT(error(rule(R"("targets": ["q"], "bits": 4)")), HasSubstr("bits: unknown key"));
   EXPECT_THAT(error(rule(R"("targets": ["q"], "method": "int4", "group_size": 33)")),
-              HasSubstr("group_size is odd"));
+              HasSubstr("want a multiple of 2"));
   EXPECT_THAT(error(rule(R"("targets": ["q"], "method": "mxfp4", "group_size": 32)")),
               HasSubstr("only int4"));
 }

@@ -305,7 +305,7 @@ TEST(QuantizeRules, ErrorsNameTheKey) {
     return message(R"({"rules": [{)" + fields + "}]}");
   };
   EXPECT_THAT(message("[]"), HasSubstr("rules.json"));
-  EXPECT_THAT(message("{}"), HasSubstr("rules: is empty"));
+  EXPECT_THAT(message("{}"), HasSubstr("rules is empty"));
   EXPECT_THAT(message(R"({"formats": "int4"})"), HasSubstr("formats: unknown"));
   EXPECT_THAT(rule(R"("method": "int8")"), HasSubstr("rules[0].targets"));
   EXPECT_THAT(rule(R"("targets": ["a"], "method": "int5")"), HasSubstr("\"int5\" is unknown"));
