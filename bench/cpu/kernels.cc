@@ -21,6 +21,7 @@
 #include "core/parallel.h"
 #include "core/tensor.h"
 #include "kernels/ops.h"
+#include "quant/panels.h"
 #include "quant/quantize.h"
 
 namespace switchyard::bench {
@@ -36,6 +37,9 @@ struct Formats {
   WeightFormat weights;
   ActivationFormat rows = ActivationFormat::kNone;
 
+  // Columns that share a scale of int4.
+  int32_t Group() const { return HasPanels(weights) ? 32 : 128; }
+  double Bytes() const { return BytesPerWeight(weights, Group()); }
   bool Int8() const {
     return rows == ActivationFormat::kInt8Token || rows == ActivationFormat::kInt8Group;
   }
@@ -53,6 +57,8 @@ class WeightPool {
 
   void Fill(const Formats& formats) {
     formats_ = formats;
+    next_ = 0;
+    if (HasPanels(formats.weights)) return FillPanels();
     std::mt19937 random(1);
     std::normal_distribution<float> normal(0.0f, 0.02f);
     std::vector<float> values(256 * kHidden);
@@ -81,7 +87,7 @@ class WeightPool {
     WeightView w = {.format = formats_.weights,
                     .data = memory_.data() + next_,
                     .scales = scales,
-                    .group_size = 128,
+                    .group_size = formats_.Group(),
                     .activation = formats_.rows,
                     .stored_k = k,
                     .n = n,
@@ -91,8 +97,19 @@ class WeightPool {
   }
 
  private:
+  // Bytes that are valid codes and scales wherever a panel begins.
+  void FillPanels() {
+    std::mt19937 random(1);
+    std::vector<char> bytes(1 << 16);
+    for (char& byte : bytes) byte = static_cast<char>(0x30 | (random() & 15));
+    for (int64_t at = 0; at < kPoolBytes; at += std::ssize(bytes))
+      std::memcpy(memory_.data() + at, bytes.data(), bytes.size());
+  }
+
   // Bytes of weights without their scales, which are less than a tenth of the total.
   int64_t Bytes(int64_t n, int64_t k) const {
+    if (HasPanels(formats_.weights))
+      return PanelMatrixBytes(formats_.weights, formats_.Group(), n, k);
     return n * k * static_cast<int64_t>(2 * BytesPerWeight(formats_.weights)) / 2;
   }
 
@@ -141,7 +158,7 @@ struct Bench {
 
   void Add(const char* name, const std::string& shape, const Formats& formats, double seconds,
            double count, double flops) const {
-    const double bytes = count * BytesPerWeight(formats.weights);
+    const double bytes = count * formats.Bytes();
     const double peak = formats.Int8()   ? ceilings.int8_peak
                         : formats.BF16() ? ceilings.bf16_peak
                                          : ceilings.peak;
@@ -245,6 +262,12 @@ void CpuKernels(const Options& options, Report& report) {
                              {W::kMxfp4, ActivationFormat::kInt8Group},
                              {W::kNvfp4},
                              {W::kNvfp4, ActivationFormat::kInt8Group},
+                             {W::kInt4ZeroPanels, ActivationFormat::kInt8Group},
+                             {W::kMxfp4Panels, ActivationFormat::kInt8Group},
+                             {W::kQ8_0Panels, ActivationFormat::kInt8Group},
+                             {W::kQ4KPanels, ActivationFormat::kInt8Group},
+                             {W::kQ5KPanels, ActivationFormat::kInt8Group},
+                             {W::kQ6KPanels, ActivationFormat::kInt8Group},
                              {W::kF32}};
   for (const Formats& f : formats) {
     for (const int64_t m : {1, 8, 32, 512}) {

@@ -1,11 +1,13 @@
-// Products of 4-bit weights with int8 rows.
+// Products of 4-bit weights and of panels with int8 rows.
 #include <cmath>
+#include <memory>
 
 #include "kernels/cpu/int8_blocks.h"
 #include "kernels/cpu/rounded_rows.h"
 #include "kernels/reference.h"
 #include "kernels/testing.h"
 #include "quant/activations.h"
+#include "quant/panels.h"
 
 namespace switchyard::kernels {
 namespace {
@@ -29,11 +31,76 @@ constexpr Kind kKinds[] = {{WeightFormat::kInt4Group, 32},
                            {WeightFormat::kInt4Group, 4096, false},
                            {WeightFormat::kInt4Group, 48},  // without an integer product
                            {WeightFormat::kMxfp4},
-                           {WeightFormat::kNvfp4}};
+                           {WeightFormat::kNvfp4},
+                           {WeightFormat::kInt4Panels, 32},
+                           {WeightFormat::kInt4Panels, 64},
+                           {WeightFormat::kInt4Panels, 128},
+                           {WeightFormat::kInt4ZeroPanels, 32, false},
+                           {WeightFormat::kInt4ZeroPanels, 64, false},
+                           {WeightFormat::kInt4ZeroPanels, 128, false},
+                           {WeightFormat::kMxfp4Panels},
+                           {WeightFormat::kQ4_0Panels},
+                           {WeightFormat::kQ8_0Panels},
+                           {WeightFormat::kQ4KPanels},
+                           {WeightFormat::kQ5KPanels},
+                           {WeightFormat::kQ6KPanels}};
 
 std::string What(const Kind& kind, int64_t m, int64_t n, int64_t k, int64_t col0) {
   return fmt::format("{} group {}{}, {} x {} x {} from column {}", Name(kind.format), kind.group,
                      kind.symmetric ? "" : " with zeros", m, n, k, col0);
+}
+
+bool HasMinima(WeightFormat format) {
+  return format == WeightFormat::kQ4KPanels || format == WeightFormat::kQ5KPanels;
+}
+// The largest minimum in these tests, below.
+constexpr double kMostMinimum = 63 * 0.015;
+
+// Random panels of `rows` rows and `columns` columns.
+WeightView MakePanels(Random& random, const Kind& kind, int64_t rows, int64_t columns) {
+  auto panels = std::make_shared<std::vector<uint8_t>>(
+      PanelMatrixBytes(kind.format, kind.group, rows, columns));
+  const auto put = [](uint8_t* to, auto half) { std::memcpy(to, &half.bits, sizeof half.bits); };
+  const auto scale = [&] { return 0.002f * static_cast<float>(random.Below(8) - 1); };
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t part = 0; part < CeilDiv(columns, kPanelColumns); ++part) {
+      PanelRow values{};
+      for (uint8_t& code : values.codes) code = static_cast<uint8_t>(random.Below(256));
+      uint8_t* s = values.scales;
+      const int64_t groups = kPanelColumns / kind.group;
+      switch (kind.format) {
+        case WeightFormat::kInt4Panels:
+        case WeightFormat::kInt4ZeroPanels:
+          for (int64_t i = 0; i < groups; ++i) put(s + 2 * i, ToBF16(scale()));
+          for (int64_t i = 0; i < groups; ++i)
+            s[2 * groups + i] = static_cast<uint8_t>(random.Below(17));
+          break;
+        case WeightFormat::kMxfp4Panels:
+          for (int i = 0; i < 4; ++i) s[i] = static_cast<uint8_t>(118 + random.Below(6));
+          break;
+        case WeightFormat::kQ4_0Panels:
+        case WeightFormat::kQ8_0Panels:
+          for (int i = 0; i < 4; ++i) put(s + 2 * i, ToF16(scale()));
+          break;
+        case WeightFormat::kQ4KPanels:
+        case WeightFormat::kQ5KPanels:
+          for (int i = 0; i < 8; ++i) s[i] = static_cast<uint8_t>(random.Below(64));
+          put(s + 8, ToF16(scale()));
+          put(s + 10, ToF16(0.001f * static_cast<float>(random.Below(15))));
+          break;
+        default:  // kQ6KPanels
+          for (int i = 0; i < 8; ++i) s[i] = static_cast<uint8_t>(random.Below(256));
+          put(s + 8, ToF16(scale()));
+          break;
+      }
+      PutPanelRow(kind.format, kind.group, columns, row, part, values, panels->data());
+    }
+  }
+  return {.format = kind.format,
+          .data = panels->data(),
+          .group_size = kind.group,
+          .stored_k = columns,
+          .owner = panels};
 }
 
 // A random weight, viewed from row row0 and column col0 in steps of row_step. Some rows and some
@@ -42,20 +109,23 @@ WeightView MakeWeight(Random& random, const Kind& kind, int64_t n, int64_t k, in
                       int64_t row_step = 1, int64_t col0 = 0,
                       ActivationFormat activation = ActivationFormat::kInt8Group) {
   const int64_t rows = row0 + n * row_step, columns = CeilDiv(col0 + k, 32) * 32;
+  const auto view = [&](WeightView w) {
+    w.activation = activation;
+    w.row0 = row0;
+    w.row_step = row_step;
+    w.col0 = col0;
+    w.n = n;
+    w.k = k;
+    return w;
+  };
+  if (HasPanels(kind.format)) return view(MakePanels(random, kind, rows, columns));
   std::vector<float> values = random.Normal(rows * columns);
   for (int64_t i = 0; i < rows * columns; i += 32) {
     if (random.Below(8) == 0) std::fill_n(values.begin() + i, 32, 0.0f);
   }
   if (row0 < rows) std::fill_n(values.begin() + row0 * columns, columns, 0.0f);
-  WeightView w = Quantize(kind.format, values, rows, columns,
-                          {.group_size = kind.group, .symmetric = kind.symmetric});
-  w.activation = activation;
-  w.row0 = row0;
-  w.row_step = row_step;
-  w.col0 = col0;
-  w.n = n;
-  w.k = k;
-  return w;
+  return view(Quantize(kind.format, values, rows, columns,
+                       {.group_size = kind.group, .symmetric = kind.symmetric}));
 }
 
 struct Inputs {
@@ -77,15 +147,19 @@ Inputs MakeInputs(Random& random, int64_t m, int64_t n, int64_t k) {
 TEST_P(FourBitTest, LinearMultipliesRoundedRows) {
   Random random(1);
   ThreadPool pool(2);
-  for (int round = 0; round < 220; ++round) {
+  for (int round = 0; round < 440; ++round) {
     const Kind& kind = kKinds[round % std::size(kKinds)];
     const int64_t m = random.Pick<int64_t>({0, 1, 2, 3, 4, 5, 7, 8, 9, 17, 40});
     const int64_t k = random.Pick<int64_t>({2, 30, 32, 64, 96, 128, 130, 200, 256, 384, 1000});
     const int64_t n = random.Pick<int64_t>({0, 1, 3, 15, 16, 17, 33, 70});
-    const int64_t col0 = random.Pick<int64_t>({0, 0, 16, 32, 64, 128, 256});
+    // Panels are multiplied in place from a whole panel on.
+    const bool whole = HasPanels(kind.format) && random.Below(4) != 0;
+    const int64_t col0 =
+        whole ? 128 * random.Below(3) : random.Pick<int64_t>({0, 0, 16, 32, 64, 128, 256});
+    const int64_t row0 = whole ? 16 * random.Below(3) : random.Below(9);
     const bool token = random.Below(4) == 0;
     const WeightView w =
-        MakeWeight(random, kind, n, k, random.Below(9), 1 + random.Below(2), col0,
+        MakeWeight(random, kind, n, k, row0, whole ? 1 : 1 + random.Below(2), col0,
                    token ? ActivationFormat::kInt8Token : ActivationFormat::kInt8Group);
     const Inputs in = MakeInputs(random, m, n, k);
     const int64_t ldy = n + random.Below(3);
@@ -111,11 +185,13 @@ TEST_P(FourBitTest, LinearMultipliesRoundedRows) {
         for (int64_t c = 0; c < k; ++c) {
           want += double{rounded[c]} * row[c];
           magnitudes += std::fabs(double{rounded[c]} * row[c]);
+          if (HasMinima(kind.format))  // codes and minima are multiplied separately
+            magnitudes += 2 * kMostMinimum * std::fabs(double{rounded[c]});
         }
         if (biased) want += in.bias[j];
         if (accumulate) want += before[i * ldy + j];
         // The float32 products of other instruction sets also round each product.
-        const double bound = 16 * kEpsilon * (magnitudes + std::fabs(want) + 1e-3);
+        const double bound = 24 * kEpsilon * (magnitudes + std::fabs(want) + 1e-3);
         ASSERT_NEAR(y[i * ldy + j], want, bound) << What(kind, m, n, k, col0);
         written[i * ldy + j] = true;
       }
@@ -126,6 +202,56 @@ TEST_P(FourBitTest, LinearMultipliesRoundedRows) {
       }
     }
   }
+}
+
+// The scale and the minimum of a column. Weights plus the minimum are multiples of the scale.
+struct Numbers {
+  float scale = 0, minimum = 0;
+};
+Numbers NumbersOfPanels(const WeightView& w, int64_t row, int64_t column) {
+  const PanelRow values = GetPanelRow(w.format, w.group_size, w.stored_k, row,
+                                      column / kPanelColumns, static_cast<const uint8_t*>(w.data));
+  const int64_t j = column % kPanelColumns;
+  const uint8_t* s = values.scales;
+  const auto half = [s](int64_t at) {
+    F16 number;
+    std::memcpy(&number, s + at, sizeof number);
+    return ToFloat(number);
+  };
+  switch (w.format) {
+    case WeightFormat::kMxfp4Panels:
+      return {.scale = 0.5f * FromE8M0(s[j / 32])};
+    case WeightFormat::kQ4_0Panels:
+    case WeightFormat::kQ8_0Panels:
+      return {.scale = half(j / 32 * 2)};
+    case WeightFormat::kQ4KPanels:
+    case WeightFormat::kQ5KPanels:
+      return {.scale = half(8) * static_cast<float>(s[j / 32]),
+              .minimum = half(10) * static_cast<float>(s[4 + j / 32])};
+    case WeightFormat::kQ6KPanels:
+      return {.scale = half(8) * static_cast<float>(static_cast<int8_t>(s[j / 16]))};
+    default: {
+      BF16 number;
+      std::memcpy(&number, s + j / w.group_size * 2, sizeof number);
+      return {.scale = ToFloat(number)};
+    }
+  }
+}
+Numbers NumbersOf(const WeightView& w, int64_t row, int64_t column) {
+  const int64_t stored_row = w.row0 + row * w.row_step, stored = w.col0 + column;
+  if (HasPanels(w.format)) return NumbersOfPanels(w, stored_row, stored);
+  if (w.format == WeightFormat::kInt4Group) {
+    const int64_t groups = CeilDiv(w.stored_k, w.group_size);
+    return {.scale =
+                static_cast<const float*>(w.scales)[stored_row * groups + stored / w.group_size]};
+  }
+  // Weights are at most 6, so the scale follows from one weight that is not 0.
+  WeightView one = w;
+  const std::vector<uint8_t> ones(w.stored_k / 2 * (stored_row + 1), 0x11);  // 0.5
+  one.data = ones.data();
+  Numbers numbers;
+  DequantizeRow(one, row, column, column + 1, &numbers.scale);
+  return numbers;
 }
 
 // The sum in the order of cpu/int8_blocks.h.
@@ -143,24 +269,15 @@ float InBlockOrder(const WeightView& w, int64_t row, const float* x) {
       const int64_t count = std::min(chunk_end - begin, block);
       std::vector<float> weights(count);
       DequantizeRow(w, row, begin, begin + count, weights.data());
-      // The largest scale of which every weight is a multiple: half of the least one for e2m1.
-      float scale = 0;
-      const int64_t stored_row = w.row0 + row * w.row_step, column = w.col0 + begin;
-      if (w.format == WeightFormat::kInt4Group) {
-        const int64_t groups = CeilDiv(w.stored_k, w.group_size);
-        scale = static_cast<const float*>(w.scales)[stored_row * groups + column / w.group_size];
-      } else {  // weights are at most 6, so the scale follows from one weight that is not 0
-        WeightView one = w;
-        const std::vector<uint8_t> ones(w.stored_k / 2 * (stored_row + 1), 0x11);  // 0.5
-        one.data = ones.data();
-        DequantizeRow(one, row, begin, begin + 1, &scale);
-      }
-      int32_t sum = 0;
+      const Numbers numbers = NumbersOf(w, row, begin);
+      int32_t sum = 0, x_sum = 0;
       for (int64_t j = 0; j < count; ++j) {
-        const float step = scale == 0 ? 0 : weights[j] / scale;
+        const float step = numbers.scale == 0 ? 0 : (weights[j] + numbers.minimum) / numbers.scale;
         sum += static_cast<int32_t>(std::lround(step)) * codes[begin + j];
+        x_sum += codes[begin + j];
       }
-      inner = std::fma(static_cast<float>(sum), scale, inner);
+      inner = std::fma(static_cast<float>(sum), numbers.scale, inner);
+      if (HasMinima(w.format)) inner = std::fma(numbers.minimum, static_cast<float>(-x_sum), inner);
     }
     total = std::fma(inner, x_scale, total);
   }
@@ -171,12 +288,15 @@ TEST_P(FourBitTest, SumsHaveTheDocumentedOrder) {
   if (!HasFourBitProducts(GetParam())) GTEST_SKIP() << "rounded rows are multiplied in float32";
   Random random(2);
   ThreadPool pool(2);
-  for (int round = 0; round < 110; ++round) {
+  for (int round = 0; round < 220; ++round) {
     const Kind& kind = kKinds[round % std::size(kKinds)];
     const int64_t m = random.Pick<int64_t>({1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 20});
     const int64_t k = random.Pick<int64_t>({32, 96, 128, 160, 256, 290, 512, 1000});
     const int64_t n = random.Pick<int64_t>({1, 5, 16, 31, 40});
-    const WeightView w = MakeWeight(random, kind, n, k, random.Below(5), 1 + random.Below(2), 128);
+    const WeightView w =
+        HasPanels(kind.format)
+            ? MakeWeight(random, kind, n, k, 16 * random.Below(3), 1, 128)
+            : MakeWeight(random, kind, n, k, random.Below(5), 1 + random.Below(2), 128);
     EXPECT_EQ(cpu::InputRowFormatOf(w) == cpu::InputRowFormat::kInt8Blocks, kind.group != 48);
     if (kind.group == 48) continue;
     const Inputs in = MakeInputs(random, m, n, k);

@@ -152,11 +152,13 @@ void PrintForeign(std::string_view flag, std::span<const SglangBackendName> name
                      foreign.needs, foreign.nearest);
 }
 
+// Without panels, which all runners on CPUs take.
 std::vector<std::string_view> Unsupported(const std::vector<WeightFormat>& formats,
                                           const std::vector<WeightFormat>& taken) {
   std::vector<std::string_view> names;
   for (const WeightFormat format : formats)
-    if (std::ranges::find(taken, format) == taken.end()) names.push_back(Name(format));
+    if (!HasPanels(format) && std::ranges::find(taken, format) == taken.end())
+      names.push_back(Name(format));
   return names;
 }
 

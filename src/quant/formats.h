@@ -7,8 +7,8 @@
 
 namespace switchyard {
 
-// Storage of W [N, K], row-major along K. Except for kInt4Group, each layout is that of published
-// checkpoints of the format, so weights are used in place from the mapped file.
+// Storage of W [N, K], row-major along K. Except for kInt4Group and panels, each layout is that of
+// published checkpoints of the format, so weights are used in place from the mapped file.
 enum class WeightFormat : uint8_t {
   kF32,
   kBF16,
@@ -33,7 +33,19 @@ enum class WeightFormat : uint8_t {
   // K/16], and one float32 scale per tensor, the view's global_scale: w = q · (scale ·
   // global_scale).
   kNvfp4,
+  // Panels of sixteen interleaved rows (quant/panels.h), which loaders on CPUs make: of kInt4Group
+  // with bfloat16 scales, without and with zero points, of kMxfp4, and of ggml's types
+  // (quant/ggml_blocks.h). Scales and zero points are within the panels.
+  kInt4Panels,
+  kInt4ZeroPanels,
+  kMxfp4Panels,
+  kQ4_0Panels,
+  kQ8_0Panels,
+  kQ4KPanels,
+  kQ5KPanels,
+  kQ6KPanels,
 };
+constexpr bool HasPanels(WeightFormat format) { return format >= WeightFormat::kInt4Panels; }
 
 // Format to which input rows are rounded before a product. A checkpoint that was quantized for
 // rounded rows defines the format. The rounding is that of GPU kernels for the same format.
@@ -44,7 +56,8 @@ enum class ActivationFormat : uint8_t {
   kFp8Tensor,  // e4m3, static scale: the checkpoint's input_scale
   kInt8Token,  // int8, symmetric, one scale per row: amax / 127
   kBFloat16,   // bfloat16, ties to even: for bfloat16 products with bfloat16 weights
-  // int8, symmetric, one scale per 128 columns of each row: amax / 127. For 4-bit weights on CPUs.
+  // int8, symmetric, one scale per 128 columns of each row: amax / 127. On CPUs, for the formats
+  // with TakesInt8Groups.
   kInt8Group,
 };
 

@@ -60,22 +60,11 @@ void Mxfp4(const uint8_t* b, float* out) {
   }
 }
 
-// Scale and minimum of group `j` of 8, packed in 12 bytes. Bytes 0 to 3 hold the low 6 bits of the
-// first four scales, bytes 4 to 7 those of the first four minima. The last four scales and minima
-// have their low 4 bits in bytes 8 to 11, and their high 2 bits on top of the first ones.
-struct ScaleMin {
-  int scale, min;
-};
-ScaleMin UnpackScaleMin(const uint8_t* s, int j) {
-  if (j < 4) return {s[j] & 63, s[j + 4] & 63};
-  return {(s[j + 4] & 15) | (s[j - 4] >> 6 << 4), (s[j + 4] >> 4) | (s[j] >> 6 << 4)};
-}
-
 // Q4_K, and Q5_K if `high` (32 bytes, bit j of byte i: the fifth bit of element 32 j + i) is given.
 void KGroups(const uint8_t* b, const uint8_t* high, const uint8_t* low, float* out) {
   const float d = LoadHalf(b), dmin = LoadHalf(b + 2);
   for (int j = 0; j < 8; ++j) {
-    const ScaleMin group = UnpackScaleMin(b + 4, j);
+    const GgmlScaleMin group = UnpackGgmlScaleMin(b + 4, j);
     const float scale = d * static_cast<float>(group.scale);
     const float min = dmin * static_cast<float>(group.min);
     const uint8_t* q = low + j / 2 * 32;
@@ -155,6 +144,11 @@ void DequantizeGgml(const GgmlType& type, const uint8_t* data, int64_t count, fl
   CHECK_EQ(count % type.block_size, 0);
   for (int64_t i = 0; i < count / type.block_size; ++i)
     Block(type.id, data + i * type.block_bytes, out + i * type.block_size);
+}
+
+GgmlScaleMin UnpackGgmlScaleMin(const uint8_t* s, int j) {
+  if (j < 4) return {s[j] & 63, s[j + 4] & 63};
+  return {(s[j + 4] & 15) | (s[j - 4] >> 6 << 4), (s[j + 4] >> 4) | (s[j] >> 6 << 4)};
 }
 
 void ReorderGgmlNibbles(const uint8_t* in, uint8_t* out) {

@@ -26,6 +26,15 @@ std::string ReadableGgmlTypes();  // their names, for messages
 //   IQ4_XS  f16 d, 6-bit s of 8 groups of 32, 4-bit indices of a table   w = d (s - 32) t[q]
 void DequantizeGgml(const GgmlType& type, const uint8_t* data, int64_t count, float* out);
 
+// Scale and minimum of group `j` of 8 of Q4_K and Q5_K, packed in 12 bytes. Bytes 0 to 3 hold the
+// low 6 bits of the first four scales, bytes 4 to 7 those of the first four minima. The last four
+// scales and minima have their low 4 bits in bytes 8 to 11, and their high 2 bits on top of the
+// first ones.
+struct GgmlScaleMin {
+  int scale, min;
+};
+GgmlScaleMin UnpackGgmlScaleMin(const uint8_t* packed, int j);
+
 // The codes of a Q4_0 or MXFP4 block's 16 bytes in the order of kInt4Group and kMxfp4 views: two
 // per byte, low nibble first. out: 16 bytes.
 void ReorderGgmlNibbles(const uint8_t* in, uint8_t* out);

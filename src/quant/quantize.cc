@@ -233,6 +233,8 @@ void PackCodes(const float* w, const Int4Packing& int4, Packed& out, WeightView&
       view.global_scale = PackNvfp4(w, view.n, view.k, out);
       view.scales = out.block_scales.data();
       return;
+    default:
+      CheckFailed(__FILE__, __LINE__, "panels are made from other formats");
   }
   view.scales = out.scales.data();
 }

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/dtype.h"
 #include "quant/formats.h"
+#include "quant/panels.h"
 
 namespace switchyard {
 
@@ -30,6 +31,22 @@ std::string_view Name(WeightFormat format) {
       return "mxfp4";
     case WeightFormat::kNvfp4:
       return "nvfp4";
+    case WeightFormat::kInt4Panels:
+      return "int4-panels";
+    case WeightFormat::kInt4ZeroPanels:
+      return "int4-zero-panels";
+    case WeightFormat::kMxfp4Panels:
+      return "mxfp4-panels";
+    case WeightFormat::kQ4_0Panels:
+      return "q4_0-panels";
+    case WeightFormat::kQ8_0Panels:
+      return "q8_0-panels";
+    case WeightFormat::kQ4KPanels:
+      return "q4_k-panels";
+    case WeightFormat::kQ5KPanels:
+      return "q5_k-panels";
+    case WeightFormat::kQ6KPanels:
+      return "q6_k-panels";
   }
   CheckFailed(__FILE__, __LINE__, "unknown weight format");
 }
@@ -72,8 +89,9 @@ double BytesPerWeight(WeightFormat format, int64_t group_size) {
       return 0.5 + 1.0 / kMxfp4BlockSize;
     case WeightFormat::kNvfp4:
       return 0.5 + 1.0 / kNvfp4BlockSize;
+    default:
+      return PanelBytesPerWeight(format, group_size);
   }
-  CheckFailed(__FILE__, __LINE__, "unknown weight format");
 }
 
 namespace {
@@ -186,8 +204,9 @@ void DequantizeRow(const WeightView& w, int64_t row, int64_t col_begin, int64_t 
       return DequantizeMxfp4(w, stored_row, begin, end, out);
     case WeightFormat::kNvfp4:
       return DequantizeNvfp4(w, stored_row, begin, end, out);
+    default:
+      return DequantizePanels(w, stored_row, begin, end, out);
   }
-  CheckFailed(__FILE__, __LINE__, "unknown weight format");
 }
 
 }  // namespace switchyard

@@ -12,13 +12,17 @@ namespace switchyard {
 
 std::string_view Name(WeightFormat format);
 std::string_view Name(ActivationFormat format);
-// Whether codes have four bits.
+// Whether rows are stored as four-bit codes.
 constexpr bool HasFourBitCodes(WeightFormat format) {
   return format == WeightFormat::kInt4Group || format == WeightFormat::kMxfp4 ||
          format == WeightFormat::kNvfp4;
 }
+// Whether CPUs multiply the format with int8 rows of kInt8Group.
+constexpr bool TakesInt8Groups(WeightFormat format) {
+  return HasFourBitCodes(format) || HasPanels(format);
+}
 // Stored bytes per weight, including scales and zero points, but not scales of whole rows.
-// `group_size` is used by kInt4Group only.
+// `group_size` is used by kInt4Group and its panels only.
 double BytesPerWeight(WeightFormat format, int64_t group_size = 128);
 
 // Row i and column j of this view are row row0 + i·row_step and column col0 + j of the stored
@@ -30,7 +34,7 @@ struct WeightView {
   const void* data = nullptr;    // element (0, 0) of the stored matrix, or of the expert's matrix
   const void* scales = nullptr;  // scales of the stored matrix; null for plain formats
   const void* zeros = nullptr;   // kInt4Group: zero points; null: 8
-  int32_t group_size = 0;        // kInt4Group: columns that share a scale
+  int32_t group_size = 0;        // kInt4Group and its panels: columns that share a scale
   float global_scale = 1.0f;     // kNvfp4
   ActivationFormat activation = ActivationFormat::kNone;  // format of its input rows
   float input_scale = 1.0f;                               // of kFp8Tensor

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "kernels/cpu/heuristics.h"
 #include "kernels/ops.h"
+#include "quant/panels.h"
 
 namespace switchyard::kernels::cpu {
 namespace {
@@ -107,6 +108,8 @@ char* OpScratch(int64_t bytes) {
 }
 
 WeightRef MakeRef(const WeightView& w) {
+  const bool panels = HasPanels(w.format);
+  const PanelLayout layout = panels ? PanelLayoutOf(w.format, w.group_size) : PanelLayout();
   return {.format = w.format,
           .data = w.data,
           .scales = w.scales,
@@ -121,10 +124,15 @@ WeightRef MakeRef(const WeightView& w) {
           .k = w.k,
           .convert = Convert,
           .view = &w,
-          .skip = 0};
+          .skip = 0,
+          .part_scales = layout.scale_bytes,
+          .panel_scales = panels ? PanelScaleBytes(w.format, w.group_size, w.stored_k) : 0};
 }
 
 const void* RowAddress(const WeightView& w, int64_t row) {
+  if (HasPanels(w.format))
+    return static_cast<const char*>(w.data) +
+           (w.row0 + row) / kPanelHeight * PanelBytes(w.format, w.group_size, w.stored_k);
   const int64_t first = (w.row0 + row * w.row_step) * w.stored_k + w.col0;
   return static_cast<const char*>(w.data) + first * StoredBits(w.format) / 8;
 }

@@ -31,7 +31,7 @@ char* OpScratch(int64_t bytes);
 
 WeightRef MakeRef(const WeightView& w);
 
-// Address of the first element of a row of the view.
+// Address of the first element of a row of the view, or of the panel that holds it.
 const void* RowAddress(const WeightView& w, int64_t row);
 
 // Scratch that the kernels need, in floats.

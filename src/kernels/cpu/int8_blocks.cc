@@ -5,6 +5,7 @@
 
 #include "quant/activations.h"
 #include "quant/formats.h"
+#include "quant/panels.h"
 #include "quant/vector_width.h"
 
 namespace switchyard::kernels::cpu {
@@ -15,10 +16,10 @@ constexpr int64_t kWords = kInt8GroupSize / kWordColumns;  // of a chunk
 constexpr int64_t kMostBlocks = kInt8GroupSize / kNvfp4BlockSize;
 
 // Separates the even and odd columns of each chunk in place, and writes the starts of its blocks of
-// `words` words.
+// `words` words, as float32 if `floats` is set.
 struct SeparateChunks {
   [[gnu::always_inline]] static inline void Run(int8_t* codes, int64_t chunks, int64_t words,
-                                                int32_t offset, char* starts) {
+                                                int32_t offset, bool floats, char* starts) {
     for (int64_t c = 0; c < chunks; ++c, codes += kInt8GroupSize) {
       int8_t chunk[kInt8GroupSize];
       int32_t sums[kWords];
@@ -28,7 +29,8 @@ struct SeparateChunks {
         int32_t sum = 0;
         for (int64_t i = 0; i < words; ++i) sum += sums[word + i];
         const int32_t start = -offset * sum;
-        __builtin_memcpy(starts, &start, sizeof(start));
+        const float same = static_cast<float>(start);
+        __builtin_memcpy(starts, floats ? static_cast<const void*>(&same) : &start, sizeof(start));
       }
     }
   }
@@ -57,6 +59,22 @@ struct SeparateChunks {
   }
 };
 
+// Whether starts are the factors of minima.
+bool HasMinima(const WeightView& w) {
+  return w.format == WeightFormat::kQ4KPanels || w.format == WeightFormat::kQ5KPanels;
+}
+
+// Panels are multiplied from a whole panel and part on.
+int64_t PanelBlockColumns(const WeightView& w) {
+  if (!HasPanels(w.format)) return 0;
+  const bool whole = w.row0 % kPanelHeight == 0 && w.row_step == 1 && w.col0 % kPanelColumns == 0;
+  if (!whole) return 0;
+  if (w.format == WeightFormat::kQ6KPanels) return kMxfp4BlockSize / 2;
+  const bool groups =
+      w.format == WeightFormat::kInt4Panels || w.format == WeightFormat::kInt4ZeroPanels;
+  return groups ? w.group_size : kMxfp4BlockSize;
+}
+
 }  // namespace
 
 int64_t Int8BlockColumns(const WeightView& w) {
@@ -74,23 +92,40 @@ int64_t Int8BlockColumns(const WeightView& w) {
       return allowed && w.col0 % block == 0 ? block : 0;
     }
     default:
-      return 0;
+      return PanelBlockColumns(w);
   }
 }
 
 bool HasInt8Blocks(const WeightView& w) {
   const bool int8_rows =
       w.activation == ActivationFormat::kInt8Group || w.activation == ActivationFormat::kInt8Token;
-  return int8_rows && HasFourBitCodes(w.format) && Int8BlockColumns(w) > 0;
+  return int8_rows && TakesInt8Groups(w.format) && Int8BlockColumns(w) > 0;
 }
 
 bool SameInt8Blocks(const WeightView& a, const WeightView& b) {
-  return Int8BlockColumns(a) == Int8BlockColumns(b) && FourBitOffset(a) == FourBitOffset(b);
+  return Int8BlockColumns(a) == Int8BlockColumns(b) && FourBitOffset(a) == FourBitOffset(b) &&
+         HasMinima(a) == HasMinima(b);
 }
 
 int32_t FourBitOffset(const WeightView& w) {
-  if (w.format != WeightFormat::kInt4Group) return 12;
-  return w.zeros != nullptr ? 16 : 8;
+  switch (w.format) {
+    case WeightFormat::kInt4Group:
+      return w.zeros != nullptr ? 16 : 8;
+    case WeightFormat::kInt4Panels:
+    case WeightFormat::kQ4_0Panels:
+      return 8;
+    case WeightFormat::kInt4ZeroPanels:
+      return 16;
+    case WeightFormat::kQ8_0Panels:
+      return 128;
+    case WeightFormat::kQ6KPanels:
+      return 32;
+    case WeightFormat::kQ4KPanels:
+    case WeightFormat::kQ5KPanels:
+      return 1;
+    default:  // e2m1
+      return 12;
+  }
 }
 
 int64_t Int8BlockRowBytes(int64_t k) {
@@ -111,7 +146,7 @@ void PutInt8BlockRow(const WeightView& w, const float* x, int64_t k, char* row) 
   std::memset(codes + k, 0, static_cast<size_t>(columns - k));
   auto* starts = reinterpret_cast<char*>(scales + chunks);
   vector_width::RunWidest<SeparateChunks>(codes, chunks, Int8BlockColumns(w) / kWordColumns,
-                                          FourBitOffset(w), starts);
+                                          FourBitOffset(w), HasMinima(w), starts);
 }
 
 }  // namespace switchyard::kernels::cpu

@@ -1,18 +1,21 @@
-// Int8 rows for products with 4-bit weights. A row is divided into chunks of kInt8GroupSize
-// columns, which have one scale each. A chunk is divided into blocks: the columns that share a
-// weight scale.
+// Int8 rows for products with 4-bit weights and with panels (quant/panels.h). A row is divided into
+// chunks of kInt8GroupSize columns, which have one scale each. A chunk is divided into blocks: the
+// columns that share a weight scale.
 //
 // Layout of a row of k columns, c = ceil(k / kInt8GroupSize) chunks of b blocks:
 //   int8 codes [c][128], zeros from column k on. The 64 even columns of a chunk precede the odd
 //   ones,
 //     because the low and the high nibbles of weight bytes are multiplied separately.
 //   float scales [c]
-//   int32 starts [c][b]: minus FourBitOffset times the sum of the block's codes
+//   int32 starts [c][b]: minus FourBitOffset times the sum of the block's codes. For kQ4KPanels
+//     and kQ5KPanels these are float32 numbers.
 //
 // Kernels multiply unsigned weights, w + offset, with the codes. A sum that begins at `start` is
 // then the exact sum of the products of w and codes. An output is
 //   Σ over chunks in order: scale of the chunk · Σ over its blocks in order: weight scale · sum
 // in float32, with fused multiply-adds from zero on. So it does not depend on the number of rows.
+// A block of kQ4KPanels and kQ5KPanels adds two products: scale · sum, where the sum begins at 0,
+// then minimum · start.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +24,19 @@
 
 namespace switchyard::kernels::cpu {
 
-// Columns of a block: 16 (kNvfp4), 32, 64 or 128; 0 if the view's scales do not allow such blocks.
+// Columns of a block: 16 (kNvfp4, kQ6KPanels), 32, 64 or 128; 0 if the view's scales do not allow
+// such blocks, or if it begins within a panel.
 int64_t Int8BlockColumns(const WeightView& w);
 
-// Whether w has four-bit codes, int8 rows and Int8BlockColumns.
+// Whether w has TakesInt8Groups, int8 rows and Int8BlockColumns.
 bool HasInt8Blocks(const WeightView& w);
 
 // Whether rows prepared for `a` suit b too, which has the same activation format.
 bool SameInt8Blocks(const WeightView& a, const WeightView& b);
 
 // What kernels add to weights to make them unsigned: 8 for kInt4Group, or 16 with zero points; 12
-// for e2m1, whose values are doubled to be integers.
+// for e2m1, whose values are doubled to be integers; 32 for Q6_K and 128 for Q8_0. 1 for Q4_K and
+// Q5_K, whose codes are unsigned and whose starts are factors of minima.
 int32_t FourBitOffset(const WeightView& w);
 
 // Bytes of a row of k columns, for any weight.

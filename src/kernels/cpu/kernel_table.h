@@ -30,6 +30,8 @@ struct WeightRef {
   void (*convert)(const void* view, int64_t row, int64_t begin, int64_t end, float* out);
   const void* view;
   int64_t skip;
+  // Of panels (quant/panels.h): bytes of a part's scales, and of all scales of a panel; else 0.
+  int64_t part_scales, panel_scales;
 };
 
 // Row i of an activation is base + (ids ? ids[i] : i) · ld.
@@ -56,8 +58,9 @@ struct BFloat16Source {
   const int32_t* ids = nullptr;
 };
 
-// Int8 input rows of products with 4-bit weights (cpu/int8_blocks.h): row i is row (ids ? ids[i] :
-// i) of `base`, `ld` bytes apart. `block`: columns that share a weight scale, a divisor of 128.
+// Int8 input rows of products with 4-bit weights or panels (cpu/int8_blocks.h): row i is row (ids ?
+// ids[i] : i) of `base`, `ld` bytes apart. `block`: columns that share a weight scale, a divisor of
+// 128.
 struct Int8BlockSource {
   const char* base = nullptr;
   int64_t ld = 0;
@@ -71,7 +74,9 @@ struct LinearTask {
   RowSource x;               // input of `linear`
   Int8Source codes;          // input of `linear_int8`; weights are kInt8Channel
   BFloat16Source bf16_rows;  // input of `linear_bf16`; weights are kBF16
-  Int8BlockSource blocks;    // input of `linear_four_bit`; weights have four bits
+  // Input of `linear_four_bit`. Weights have HasInt8Blocks. If they are panels, `begin` is a
+  // multiple of 16.
+  Int8BlockSource blocks;
   int64_t m;
   int64_t begin, end;
   const float* bias;

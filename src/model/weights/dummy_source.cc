@@ -8,6 +8,7 @@
 #include "model/weights/load_jobs.h"
 #include "model/weights/slabs.h"
 #include "model/weights/source.h"
+#include "quant/panels.h"
 
 namespace switchyard {
 namespace {
@@ -19,6 +20,8 @@ constexpr size_t kJobBytes = size_t{4} << 20;
 const double kBinadeRms = std::sqrt(7.0 / 3.0);
 const double kE2M1Rms = std::sqrt(68.5 / 8.0);
 const double kInt8Rms = std::sqrt((256.0 * 256.0 + 2.0) / 12.0);  // of -128 … 127
+const double kInt6Rms = std::sqrt((64.0 * 64.0 + 2.0) / 12.0);    // of -32 … 31
+const double kInt5Rms = std::sqrt((32.0 * 32.0 + 2.0) / 12.0);    // of -16 … 15
 const double kInt4Rms = std::sqrt((16.0 * 16.0 + 2.0) / 12.0);    // of -8 … 7
 
 // Finaliser of SplitMix64 (Steele, Lea, Flood 2014).
@@ -63,13 +66,9 @@ Pattern PatternOf(WeightFormat format, int64_t k) {
     case WeightFormat::kFp8Block:  // magnitudes in [1, 2), adjusted by the scale
     case WeightFormat::kFp8Channel:
       return {Repeat(0x87u, 8), Repeat(0x38u, 8)};
-    case WeightFormat::kInt8Channel:  // every code is a valid number
-    case WeightFormat::kInt4Group:
-    case WeightFormat::kMxfp4:
-    case WeightFormat::kNvfp4:
+    default:  // every code is a valid number
       return {~uint64_t{0}, 0};
   }
-  CheckFailed(__FILE__, __LINE__, "unknown format");
 }
 
 // Fills bytes [begin, end) of stored rows row0 + i · row_step, packed contiguously at `out`.
@@ -129,6 +128,8 @@ CodeLayout LayoutOf(WeightFormat format, int64_t group_size) {
       return {.bits = 4, .unit = kMxfp4BlockSize, .scale_bytes = 1};
     case WeightFormat::kNvfp4:
       return {.bits = 4, .unit = kNvfp4BlockSize, .scale_bytes = 1};
+    default:
+      break;
   }
   CheckFailed(__FILE__, __LINE__, "unknown format");
 }
@@ -157,6 +158,7 @@ class DummySource : public WeightSource {
       // scale.
       view.group_size = GroupSizeOf(r.scheme, {0, r.k});
     }
+    if (HasPanels(format)) return Panels(r, view);
     const CodeLayout layout = LayoutOf(view.format, view.group_size);
     if (layout.bits == 4) {  // full groups; the view may begin or end within one
       cols = {r.cols.begin / layout.unit * layout.unit,
@@ -226,6 +228,96 @@ class DummySource : public WeightSource {
     return static_cast<size_t>(CeilDiv(view.n, layout.row_unit) * cols);
   }
 
+  WeightView Panels(const MatrixRequest& r, WeightView view) {
+    view.group_size = GroupSizeOf(r.scheme, {0, r.k});
+    view.stored_k = view.k;
+    const PanelLayout layout = PanelLayoutOf(view.format, view.group_size);
+    const Slabs::Piece piece = slabs_.Allocate(
+        static_cast<size_t>(PanelMatrixBytes(view.format, view.group_size, view.n, view.k)));
+    view.data = piece.data;
+    view.owner = piece.owner;
+    const int64_t part_bytes = layout.code_bytes / kPanelHeight;  // of a row
+    const int64_t parts = CeilDiv(view.k, kPanelColumns);
+    Fill fill{.seed = SeedOf(r.name, r.expert),
+              .pattern = PatternOf(view.format, r.k),
+              .row0 = r.row0 + r.rows.begin * r.row_step,
+              .row_step = r.row_step,
+              .begin = static_cast<size_t>(r.cols.begin * part_bytes / kPanelColumns)};
+    fill.end = fill.begin + static_cast<size_t>(parts * part_bytes);
+    const PanelRow scales = PanelScales(view.format, r.k, view.group_size);
+    constexpr int64_t kRows = 128;  // of a job; whole panels
+    for (int64_t first = 0; first < view.n; first += kRows) {
+      const int64_t end = std::min(view.n, first + kRows);
+      jobs_.Add(static_cast<size_t>((end - first) * parts * part_bytes), [=, out = piece.data] {
+        std::vector<uint8_t> codes(static_cast<size_t>(parts * part_bytes));
+        PanelRow row = scales;
+        for (int64_t i = first; i < end; ++i) {
+          FillRow(fill, i, codes.data());
+          for (int64_t part = 0; part < parts; ++part) {
+            std::memcpy(row.codes, codes.data() + part * part_bytes,
+                        static_cast<size_t>(part_bytes));
+            PutPanelRow(view.format, view.group_size, view.k, i, part, row, out);
+          }
+        }
+      });
+    }
+    return view;
+  }
+
+  // The scales of SetScales, and those of a similar deviation for ggml's types.
+  static PanelRow PanelScales(WeightFormat format, int64_t k, int64_t group_size) {
+    const double deviation = 1.0 / std::sqrt(static_cast<double>(k));
+    PanelRow row{};
+    uint8_t* out = row.scales;
+    const auto halves = [&out](int64_t count, auto half) {
+      for (int64_t i = 0; i < count; ++i, out += sizeof half.bits)
+        std::memcpy(out, &half.bits, sizeof half.bits);
+    };
+    const auto bytes = [&out](int64_t count, uint8_t byte) { out = std::fill_n(out, count, byte); };
+    constexpr int64_t kBlocks = kPanelColumns / kMxfp4BlockSize;
+    constexpr uint8_t kFactor = 32;  // 6-bit scale of the K types
+    const auto half_of = [&](double rms) { return ToF16(static_cast<float>(deviation / rms)); };
+    switch (format) {
+      case WeightFormat::kMxfp4Panels:
+        bytes(kBlocks, Mxfp4Exponent(deviation));
+        break;
+      case WeightFormat::kQ4_0Panels:
+        halves(kBlocks, half_of(kInt4Rms));
+        break;
+      case WeightFormat::kQ8_0Panels:
+        halves(kBlocks, half_of(kInt8Rms));
+        break;
+      case WeightFormat::kQ4KPanels:  // minima of 8 steps
+        bytes(2 * kBlocks, kFactor);
+        halves(1, half_of(kInt4Rms * kFactor));
+        halves(1, half_of(kInt4Rms * kFactor / kInt4Zero));
+        break;
+      case WeightFormat::kQ5KPanels:
+        bytes(2 * kBlocks, kFactor);
+        halves(1, half_of(kInt5Rms * kFactor));
+        halves(1, half_of(kInt5Rms * kFactor / (2 * kInt4Zero)));
+        break;
+      case WeightFormat::kQ6KPanels:
+        bytes(2 * kBlocks, kFactor);
+        halves(1, half_of(kInt6Rms * kFactor));
+        break;
+      default:  // int4
+        halves(kPanelColumns / group_size, ToBF16(Int4Scale(deviation)));
+        if (format == WeightFormat::kInt4ZeroPanels)
+          bytes(kPanelColumns / group_size, static_cast<uint8_t>(kInt4Zero));
+        break;
+    }
+    return row;
+  }
+
+  // A bfloat16 number, as panels store it.
+  static float Int4Scale(double deviation) {
+    return ToFloat(ToBF16(static_cast<float>(deviation / kInt4Rms)));
+  }
+  static uint8_t Mxfp4Exponent(double deviation) {
+    return static_cast<uint8_t>(127 + std::lround(std::log2(deviation / kE2M1Rms)));
+  }
+
   // One scale for the whole tensor, so that shards have the same scale wherever they start.
   static void SetScales(int64_t k, size_t count, uint8_t* scales, WeightView* view) {
     const double deviation = 1.0 / std::sqrt(static_cast<double>(k));
@@ -234,8 +326,7 @@ class DummySource : public WeightSource {
     };
     switch (view->format) {
       case WeightFormat::kMxfp4:
-        std::fill_n(scales, count,
-                    static_cast<uint8_t>(127 + std::lround(std::log2(deviation / kE2M1Rms))));
+        std::fill_n(scales, count, Mxfp4Exponent(deviation));
         return;
       case WeightFormat::kNvfp4:
         std::fill_n(scales, count, ToF8E4M3(1.0f).bits);
@@ -244,7 +335,8 @@ class DummySource : public WeightSource {
       case WeightFormat::kInt8Channel:
         return fill(kInt8Rms);
       case WeightFormat::kInt4Group:
-        return fill(kInt4Rms);
+        std::fill_n(reinterpret_cast<float*>(scales), count, Int4Scale(deviation));
+        return;
       default:
         return fill(kBinadeRms);
     }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "quant/panels.h"
 
 namespace switchyard {
 namespace {
@@ -30,8 +31,9 @@ int64_t RowBytes(const WeightView& w) {
     case WeightFormat::kMxfp4:
     case WeightFormat::kNvfp4:
       return w.stored_k / 2;
+    default:
+      return 0;
   }
-  return 0;
 }
 
 // Number of rows that share scales, and the size of their scales in bytes.
@@ -59,7 +61,18 @@ struct ViewHead {
   std::array<Extent, 3> arrays{};  // extents of data, scales and zeros in the stored arrays
 };
 
+// Panels are copied whole. Their scales are among the codes.
+ViewHead HeadOfPanels(const WeightView& w) {
+  ViewHead head{.view = w};
+  const int64_t bytes = PanelBytes(w.format, w.group_size, w.stored_k);
+  const int64_t first = w.row0 / kPanelHeight, end = CeilDiv(w.row0 + w.n, kPanelHeight);
+  head.view.row0 -= first * kPanelHeight;
+  head.arrays[0] = {static_cast<size_t>(first * bytes), static_cast<size_t>((end - first) * bytes)};
+  return head;
+}
+
 ViewHead HeadOf(const WeightView& w) {
+  if (HasPanels(w.format)) return HeadOfPanels(w);
   ViewHead head{.view = w};
   const auto [rows_per_scale, scale_bytes] = ScaleRows(w);
   const int64_t first = w.row0 / rows_per_scale * rows_per_scale;

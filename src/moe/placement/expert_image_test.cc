@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "moe/test_layer.h"
+#include "quant/panels.h"
 
 namespace switchyard {
 namespace {
@@ -66,6 +67,29 @@ TEST(ExpertImage, KeepsEveryNumberInEveryFormat) {
       }
     }
   }
+}
+
+TEST(ExpertImage, PanelsTravelWhole) {
+  kernels::Random random(2);
+  constexpr int64_t kRows = 40, kColumns = 192;
+  const WeightView rows =
+      Quantize(WeightFormat::kInt4Group, random.Normal(kRows * kColumns), kRows, kColumns,
+               {.group_size = 64, .symmetric = false, .search = true});
+  std::vector<uint8_t> panels(PanelMatrixBytes(WeightFormat::kInt4ZeroPanels, 64, kRows, kColumns));
+  for (int64_t i = 0; i < kRows; ++i)
+    PutViewRow(rows, i, WeightFormat::kInt4ZeroPanels, i, panels.data());
+  WeightView all = rows;
+  all.format = WeightFormat::kInt4ZeroPanels;
+  all.data = panels.data();
+  all.scales = all.zeros = nullptr;
+  const kernels::ExpertWeights want{
+      .gate = all.Rows(16, 40), .up = all.Rows(20, 31), .down = all.Cols(128, 192)};
+  const ExpertImage image({.weights = want});
+  const OwnedExpert got = CopyInPieces(image, 1000);
+  EXPECT_EQ(Numbers(got.weights.gate), Numbers(want.gate));
+  EXPECT_EQ(Numbers(got.weights.up), Numbers(want.up));
+  EXPECT_EQ(Numbers(got.weights.down), Numbers(want.down));
+  EXPECT_EQ(Numbers(want.down).front(), Numbers(rows).at(128));
 }
 
 TEST(ExpertImage, RowsThatTakeTurnsAndZeroPointsTravelToo) {

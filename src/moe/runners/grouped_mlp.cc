@@ -18,8 +18,9 @@ bool GroupedMlpRunner::Supports(WeightFormat format) const {
     case WeightFormat::kMxfp4:
     case WeightFormat::kNvfp4:
       return true;
+    default:
+      return HasPanels(format);
   }
-  return false;
 }
 
 void GroupedMlpRunner::Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden,

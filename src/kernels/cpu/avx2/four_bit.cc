@@ -1,47 +1,90 @@
-// AVX2 products of 4-bit weights and int8 rows. The products of unsigned bytes of at most 31 with
-// codes are summed in 16 bits, four at a time, which cannot overflow: 4 · 31 · 127 < 2^15.
-#include "kernels/cpu/simd/four_bit.h"
-
+// AVX2 products of int8 rows with 4-bit weights and with panels. Products of unsigned bytes of at
+// most 63 with codes are summed in 16 bits, four at a time, which cannot overflow: 4 · 63 · 127 <
+// 2^15.
 #include <immintrin.h>
 
 #include "kernels/cpu/avx2/vec.h"
 #include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/simd/stored_panels.h"
 
 namespace switchyard::kernels::cpu::avx2 {
 namespace {
 
-struct FourBitDot {
+struct FourBitLanes {
   using Vec = avx2::Vec;
   using I = __m256i;
   static constexpr int kLanes = 8;
   static constexpr int kRows = 4;
   static constexpr int Chains(int) { return 1; }  // only one addition per product is in the chain
   static constexpr int64_t kVectorBytes = 32;
-  static constexpr int DirectRows(int) { return 0; }
+  static constexpr bool kByteStarts = false;
+  static int64_t Step(int64_t step) { return step; }
 
   static I Load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  static void Store(void* p, I x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
   static I Set1(int32_t x) { return _mm256_set1_epi32(x); }
   static I Add(I a, I b) { return _mm256_add_epi32(a, b); }
+  static I Subtract(I a, I b) { return _mm256_sub_epi32(a, b); }
+  static I Multiply(I a, I b) { return _mm256_mullo_epi32(a, b); }
+  static I Max(I a, I b) { return _mm256_max_epi32(a, b); }
+  static I And(I a, I b) { return _mm256_and_si256(a, b); }
+  static I Or(I a, I b) { return _mm256_or_si256(a, b); }
+  static I Xor(I a, I b) { return _mm256_xor_si256(a, b); }
+  template <int n>
+  static I ShiftLeft(I x) {
+    return _mm256_slli_epi16(x, n);
+  }
+  template <int n>
+  static I ShiftRight(I x) {
+    return _mm256_srli_epi16(x, n);
+  }
+  template <int n>
+  static I ShiftLeft32(I x) {
+    return _mm256_slli_epi32(x, n);
+  }
+  template <int n>
+  static I ShiftRight32(I x) {
+    return _mm256_srli_epi32(x, n);
+  }
+  static I ReplaceEqual(I x, I code, I bits, I other) {
+    return _mm256_blendv_epi8(bits, other, _mm256_cmpeq_epi32(x, code));
+  }
   static I AddBytes(I a, I b) { return _mm256_add_epi8(a, b); }
-  static I LowNibbles(I x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
-  static I HighNibbles(I x) { return LowNibbles(_mm256_srli_epi16(x, 4)); }
   template <class... Bytes>
   static I Table(Bytes... bytes) {
     return _mm256_broadcastsi128_si256(_mm_setr_epi8(static_cast<char>(bytes)...));
   }
   static I Lookup(I table, I nibbles) { return _mm256_shuffle_epi8(table, nibbles); }
+  static I Widen(const void* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  }
+  static I WidenSigned(const void* p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  }
   static __m256 ToFloat(I x) { return _mm256_cvtepi32_ps(x); }
-
-  [[gnu::always_inline]] static void AddProducts(I& a, I&, I low, I high, const char* x) {
-    int32_t even, odd;
-    __builtin_memcpy(&even, x, sizeof(even));
-    __builtin_memcpy(&odd, x + simd::kFourBitChunk / 2, sizeof(odd));
-    const I pairs = _mm256_add_epi16(_mm256_maddubs_epi16(low, Set1(even)),
-                                     _mm256_maddubs_epi16(high, Set1(odd)));
-    a = Add(a, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  static __m256 AsFloat(I x) { return _mm256_castsi256_ps(x); }
+  static void StoreBytes(I x, char* out) {
+    alignas(32) int32_t lanes[kLanes];
+    Store(lanes, x);
+    for (int i = 0; i < kLanes; ++i) out[i] = static_cast<char>(lanes[i]);
   }
 
-  static void TransposeCodes(const simd::FourBitRows<FourBitDot>& rows, int64_t at, int64_t count,
+  [[gnu::always_inline]] static void AddProducts(I& a, I&, I low, I high, const char* x) {
+    const I pairs = _mm256_add_epi16(_mm256_maddubs_epi16(low, Four(x)),
+                                     _mm256_maddubs_epi16(high, Four(x + simd::kFourBitChunk / 2)));
+    a = AddPairs(a, pairs);
+  }
+  // |code| times x with the sign of the code: 2 · 128 · 127 < 2^15.
+  [[gnu::always_inline]] static void AddByteProducts(I& a, I&, I low, I high, const char* x) {
+    const auto pairs = [](I bytes, I four) __attribute__((always_inline)) {
+      const I codes = Xor(bytes, _mm256_set1_epi8(static_cast<char>(0x80)));
+      return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(four, codes));
+    };
+    a = AddPairs(a, pairs(low, Four(x)));
+    a = AddPairs(a, pairs(high, Four(x + simd::kFourBitChunk / 2)));
+  }
+
+  static void TransposeCodes(const simd::FourBitRows<kLanes>& rows, int64_t at, int64_t count,
                              char* out) {
     __m256 x[kLanes];
     if (count == kVectorBytes) {
@@ -57,26 +100,20 @@ struct FourBitDot {
     for (int c = 0; c < kLanes; ++c) Vec::Store(reinterpret_cast<float*>(out) + c * kLanes, x[c]);
   }
 
-  template <int b>
-  static I Byte(I x) {
-    return _mm256_and_si256(_mm256_srli_epi32(x, 8 * b), Set1(255));
+ private:
+  // Four codes of x, in each lane.
+  [[gnu::always_inline]] static I Four(const char* x) {
+    int32_t codes;
+    __builtin_memcpy(&codes, x, sizeof(codes));
+    return Set1(codes);
   }
-  static void Store(void* p, I x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
-  static void StoreBytes(I x, char* out) {
-    alignas(32) int32_t lanes[kLanes];
-    Store(lanes, x);
-    for (int i = 0; i < kLanes; ++i) out[i] = static_cast<char>(lanes[i]);
+  [[gnu::always_inline]] static I AddPairs(I sum, I pairs) {
+    return Add(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
-  static __m256 HalvedE8M0(I codes) {
-    // Code 0 is subnormal, code 255 is NaN.
-    const I bits = _mm256_max_epi32(_mm256_slli_epi32(codes, 23), Set1(0x00400000));
-    const I nan = _mm256_cmpeq_epi32(codes, Set1(255));
-    const I all = _mm256_blendv_epi8(bits, Set1(0x7fc00000), nan);
-    return _mm256_mul_ps(_mm256_castsi256_ps(all), _mm256_set1_ps(0.5f));
-  }
-  static I ZeroOperands(I zeros) {
-    return _mm256_mullo_epi32(_mm256_sub_epi32(Set1(16), zeros), Set1(0x01010101));
-  }
+};
+
+struct FourBitDot : simd::FourBitOps<FourBitLanes> {
+  static constexpr int DirectRows(int) { return 0; }
 };
 
 }  // namespace

@@ -1,92 +1,101 @@
-// VNNI products of 4-bit weights and int8 rows.
-#include "kernels/cpu/simd/four_bit.h"
-
+// VNNI products of int8 rows with 4-bit weights and with panels.
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/panels.h"
 #include "kernels/cpu/avx512/vec.h"
 #include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/simd/stored_panels.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 namespace {
 
-struct FourBitDot {
+struct FourBitLanes {
   using Vec = avx512::Vec;
   using I = __m512i;
   static constexpr int kLanes = 16;
   static constexpr int kRows = 8;
   static constexpr int Chains(int m) { return m == 1 ? 4 : m <= 4 ? 2 : 1; }
   static constexpr int64_t kVectorBytes = kPanelLine;
-  // Blocks of 16 columns need twice the sums.
-  static constexpr int DirectRows(int blocks) { return blocks == 8 ? 2 : 4; }
+  static constexpr bool kByteStarts = true;
+  static constexpr int64_t Step(int64_t) { return kPanelLine; }  // of all panels
 
   static I Load(const void* p) { return _mm512_loadu_si512(p); }
+  static void Store(void* p, I x) { _mm512_storeu_si512(p, x); }
   static I Set1(int32_t x) { return _mm512_set1_epi32(x); }
   static I Add(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I Subtract(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static I Multiply(I a, I b) { return _mm512_mullo_epi32(a, b); }
+  static I Max(I a, I b) { return _mm512_max_epi32(a, b); }
+  static I And(I a, I b) { return _mm512_and_si512(a, b); }
+  static I Or(I a, I b) { return _mm512_or_si512(a, b); }
+  static I Xor(I a, I b) { return _mm512_xor_si512(a, b); }
+  template <int n>
+  static I ShiftLeft(I x) {
+    return _mm512_slli_epi16(x, n);
+  }
+  template <int n>
+  static I ShiftRight(I x) {
+    return _mm512_srli_epi16(x, n);
+  }
+  template <int n>
+  static I ShiftLeft32(I x) {
+    return _mm512_slli_epi32(x, n);
+  }
+  template <int n>
+  static I ShiftRight32(I x) {
+    return _mm512_srli_epi32(x, n);
+  }
+  static I ReplaceEqual(I x, I code, I bits, I other) {
+    return _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(x, code), other);
+  }
   static I AddBytes(I a, I b) { return _mm512_add_epi8(a, b); }
-  static I LowNibbles(I x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
-  static I HighNibbles(I x) { return LowNibbles(_mm512_srli_epi16(x, 4)); }
   template <class... Bytes>
   static I Table(Bytes... bytes) {
     return _mm512_broadcast_i32x4(_mm_setr_epi8(static_cast<char>(bytes)...));
   }
   static I Lookup(I table, I nibbles) { return _mm512_shuffle_epi8(table, nibbles); }
+  static I Widen(const void* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  }
+  static I WidenSigned(const void* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  }
   static __m512 ToFloat(I x) { return _mm512_cvtepi32_ps(x); }
+  static __m512 AsFloat(I x) { return _mm512_castsi512_ps(x); }
+  static void StoreBytes(I x, char* out) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(x));
+  }
 
   [[gnu::always_inline]] static void AddProducts(I& a, I& b, I low, I high, const char* x) {
     AddFour(a, low, x);
     AddFour(b, high, x + simd::kFourBitChunk / 2);
   }
+  [[gnu::always_inline]] static void AddByteProducts(I& a, I& b, I low, I high, const char* x) {
+    AddProducts(a, b, low, high, x);
+  }
 
   // The four halves of a transposed line are loaded without shuffles (panels.h).
-  static void TransposeCodes(const simd::FourBitRows<FourBitDot>& rows, int64_t at, int64_t count,
+  static void TransposeCodes(const simd::FourBitRows<kLanes>& rows, int64_t at, int64_t count,
                              char* out) {
     PanelLines lines;
     if (count == kPanelLine) {
-      LoadLines<FourBitDot>(rows.row, at, lines);
+      LoadLines<FourBitLanes>(rows.row, at, lines);
     } else {
       const uint64_t mask = (uint64_t{1} << count) - 1;
       const auto load = [ at, mask ](const char* row, int64_t half) __attribute__((always_inline)) {
         return _mm256_maskz_loadu_epi8(static_cast<__mmask32>(mask >> half), row + at + half);
       };
-      LoadPairs<FourBitDot>(rows.row, load, lines);
+      LoadPairs<FourBitLanes>(rows.row, load, lines);
     }
 #pragma GCC unroll 2
     for (const auto& half : lines.halves) {
       __m512i groups[kPanelGroups];
-      Transpose<FourBitDot>(half, groups);
+      Transpose<FourBitLanes>(half, groups);
 #pragma GCC unroll 8
       for (int c = 0; c < kPanelGroups; ++c) _mm512_store_si512(out + c * kPanelLine, groups[c]);
       out += kPanelGroups * kPanelLine;
     }
   }
-
-  template <int b>
-  static I Byte(I x) {
-    return _mm512_and_si512(_mm512_srli_epi32(x, 8 * b), Set1(255));
-  }
-  static void Store(void* p, I x) { _mm512_storeu_si512(p, x); }
-  static void StoreBytes(I x, char* out) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(x));
-  }
-  static __m512 HalvedE8M0(I codes) {
-    // Code 0 is subnormal, code 255 is NaN.
-    __m512i bits = _mm512_max_epi32(_mm512_slli_epi32(codes, 23), Set1(0x00400000));
-    const __mmask16 nan = _mm512_cmpeq_epi32_mask(codes, Set1(255));
-    bits = _mm512_mask_mov_epi32(bits, nan, Set1(0x7fc00000));
-    return _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(0.5f));
-  }
-  static I ZeroOperands(I zeros) {
-    return _mm512_mullo_epi32(_mm512_sub_epi32(Set1(16), zeros), Set1(0x01010101));
-  }
-
-  // Four weight rows at a time, transposed within 128-bit lanes only: lane q of vector c has four
-  // bytes of each row, from byte 16 · q + 4 · c of the chunk on. It is multiplied with x in the
-  // same order. The sums' lanes are exchanged once per chunk.
-  template <class Codes, int kBlocks, int M>
-  [[gnu::noinline]] static void DirectTile(const simd::FourBitOutputs<FourBitDot>& o,
-                                           const simd::FourBitRows<FourBitDot>& rows,
-                                           const simd::FourBitAhead<FourBitDot>& ahead);
 
  private:
   using Four [[gnu::may_alias]] = int32_t;  // codes of a row of x, which were written as bytes
@@ -96,6 +105,21 @@ struct FourBitDot {
         : "+v"(sum)
         : "v"(weights), "m"(*reinterpret_cast<const Four*>(x)));
   }
+};
+
+struct FourBitDot : simd::FourBitOps<FourBitLanes> {
+  // Blocks of 16 columns need twice the sums.
+  static constexpr int DirectRows(int blocks) { return blocks == 8 ? 2 : 4; }
+
+  // Four weight rows at a time, transposed within 128-bit lanes only: lane q of vector c has four
+  // bytes of each row, from byte 16 · q + 4 · c of the chunk on. It is multiplied with x in the
+  // same order. The sums' lanes are exchanged once per chunk.
+  template <class Codes, int kBlocks, int M>
+  [[gnu::noinline]] static void DirectTile(const simd::FourBitOutputs<FourBitDot>& o,
+                                           const simd::FourBitRows<kLanes>& rows,
+                                           const simd::FourBitAhead<FourBitDot>& ahead);
+
+ private:
   [[gnu::always_inline]] static void AddLanes(I& sum, I weights, I x) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "vm"(x));
   }
@@ -143,7 +167,7 @@ template <int kPart>
 
 template <class Codes, int kBlocks, int M>
 void FourBitDot::DirectTile(const simd::FourBitOutputs<FourBitDot>& o,
-                            const simd::FourBitRows<FourBitDot>& rows,
+                            const simd::FourBitRows<kLanes>& rows,
                             const simd::FourBitAhead<FourBitDot>& ahead) {
   // Blocks of 16 columns are half of a lane's parts each.
   constexpr int kHalves = kBlocks == 8 ? 2 : 1;
@@ -160,7 +184,7 @@ void FourBitDot::DirectTile(const simd::FourBitOutputs<FourBitDot>& o,
 #pragma GCC unroll 4
   for (int r = 0; r < M; ++r) total[r] = _mm512_setzero_ps();
   for (int64_t c = 0; c < o.chunks; ++c) {
-    simd::PrefetchChunk<FourBitDot>(ahead.rows, c, ahead.first, ahead.last);
+    ahead.Prefetch(c);
     const int64_t at = c * simd::kFourBitChunkBytes, left = bytes - at;
     const bool whole = left >= simd::kFourBitChunkBytes;
     const __mmask64 mask = whole ? ~__mmask64{0} : (__mmask64{1} << left) - 1;

@@ -4,53 +4,16 @@
 // blocks are exact integers, and cpu/int8_blocks.h defines the order of float additions, so every
 // instruction set gives the same bits.
 //
-// D, one per instruction set, defines:
-//   Vec: its vector type (avx512/vec.h, avx2/vec.h)
-//   I: vector of bytes and of int32 sums
-//   kLanes, kRows: outputs of a panel, and rows of x of a tile
-//   Chains(m): sums of each of m rows of x, so that latency does not limit few rows
-//   Load, Store, Set1, Add: of int32 lanes; ToFloat
-//   Table, Lookup: a table of sixteen bytes, and its bytes at the given nibbles
-//   AddBytes, LowNibbles, HighNibbles: of each byte
-//   AddProducts(a, b, low, high, x): adds to each lane the products of low with the four codes at
-//     x, and of high with those half a chunk further, to a and b
+// D is FourBitOps of an instruction set (four_bit_ops.h) and also defines:
 //   DirectRows(kBlocks): up to this many rows of x are multiplied without a panel of codes, by
 //     DirectTile<Codes, kBlocks, M>(outputs, rows, ahead), which does what FourBitTile does
 #pragma once
 
 #include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/simd/four_bit_codes.h"
 #include "kernels/cpu/simd/four_bit_panel.h"
 
 namespace switchyard::kernels::cpu::simd {
-
-// Unsigned operands of nibbles: weight + FourBitOffset. `numbers`: Numbers(), or the zero points.
-template <class D>
-struct Int4Codes {
-  using Device = D;
-  static constexpr bool kZeros = false;
-  static typename D::I Numbers() { return D::Set1(0); }
-  static typename D::I Decode(typename D::I nibbles, typename D::I) { return nibbles; }
-};
-template <class D>
-struct Int4ZeroCodes {
-  using Device = D;
-  static constexpr bool kZeros = true;
-  static typename D::I Numbers() { return D::Set1(0); }
-  static typename D::I Decode(typename D::I nibbles, typename D::I zeros) {
-    return D::AddBytes(nibbles, zeros);
-  }
-};
-template <class D>
-struct E2M1Codes {
-  using Device = D;
-  static constexpr bool kZeros = false;
-  static typename D::I Numbers() {  // twice the value, plus 12
-    return D::Table(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-  }
-  static typename D::I Decode(typename D::I nibbles, typename D::I table) {
-    return D::Lookup(table, nibbles);
-  }
-};
 
 template <class D, class T>
 [[gnu::always_inline]] inline T LoadNumber(const char* p) {
@@ -78,13 +41,6 @@ template <class D>
   V::StoreN(y, value, o.count);
 }
 
-// Rows of a panel to prefetch: those from `first` to before `last` belong to this tile.
-template <class D>
-struct FourBitAhead {
-  const FourBitRows<D>& rows;
-  int64_t first, last;
-};
-
 // Rows [i, i + M) of x with a panel.
 template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
 [[gnu::noinline]] void FourBitTile(const FourBitOutputs<D>& o, int64_t i,
@@ -105,33 +61,39 @@ template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
   typename V::F total[M];
 #pragma GCC unroll 8
   for (int r = 0; r < M; ++r) total[r] = V::Zero();
-  const char* w = o.panel.codes;
-  int64_t at = 0;  // even code of x
-  for (int64_t c = 0; c < o.chunks; ++c, at += kFourBitChunk / 2) {
-    PrefetchChunk<D>(ahead.rows, c, ahead.first, ahead.last);
+  const int64_t step = D::Step(o.panel.step);
+  const char* chunk = o.panel.codes;
+  for (int64_t c = 0; c < o.chunks; ++c, chunk += o.panel.stride) {
+    ahead.Prefetch(c);
     typename V::F inner[M];
 #pragma GCC unroll 8
     for (int r = 0; r < M; ++r) inner[r] = V::Zero();
+    int64_t vector = 0, at = c * kFourBitChunk;  // even code of x
     for (int64_t b = c * kBlocks; b < (c + 1) * kBlocks; ++b) {
+      constexpr bool kStarts = !Codes::kMinima && (!Codes::kBytes || D::kByteStarts);
       I sums[M][kChains];
 #pragma GCC unroll 8
       for (int r = 0; r < M; ++r) {
-        sums[r][0] = D::Set1(LoadNumber<D, int32_t>(x[r] + starts_at + b * 4));
+        const int64_t start_at = starts_at + b * 4;
+        sums[r][0] = D::Set1(kStarts ? LoadNumber<D, int32_t>(x[r] + start_at) : 0);
 #pragma GCC unroll 4
         for (int s = 1; s < kChains; ++s) sums[r][s] = D::Set1(0);
       }
       I numbers = table;
       if constexpr (Codes::kZeros) numbers = D::Load(o.panel.zeros + b * D::kLanes);
-      for (int v = 0; v < kVectors; v += kStep) {
+      for (int v = 0; v < kVectors; v += kStep, vector += kStep) {
 #pragma GCC unroll 4
-        for (int s = 0; s < kStep; ++s, w += FourBitPanel<D>::kVector, at += kFour) {
-          const I bytes = D::Load(w);
-          const I low = Codes::Decode(D::LowNibbles(bytes), numbers);
-          const I high = Codes::Decode(D::HighNibbles(bytes), numbers);
+        for (int s = 0; s < kStep; ++s, at += kFour) {
+          I low, high;
+          Codes::Operands(chunk, vector + s, s, step, numbers, low, high);
 #pragma GCC unroll 8
           for (int r = 0; r < M; ++r) {
-            D::AddProducts(sums[r][2 * s % kChains], sums[r][(2 * s + 1) % kChains], low, high,
-                           x[r] + at);
+            I &even = sums[r][2 * s % kChains], &odd = sums[r][(2 * s + 1) % kChains];
+            if constexpr (Codes::kBytes) {
+              D::AddByteProducts(even, odd, low, high, x[r] + at);
+            } else {
+              D::AddProducts(even, odd, low, high, x[r] + at);
+            }
           }
         }
       }
@@ -142,6 +104,14 @@ template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
 #pragma GCC unroll 4
         for (int s = 1; s < kChains; ++s) sum = D::Add(sum, sums[r][s]);
         inner[r] = V::Fma(D::ToFloat(sum), scale, inner[r]);
+      }
+      if constexpr (Codes::kMinima) {
+        const auto least = V::Load(o.panel.minima + b * D::kLanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < M; ++r) {
+          const auto start = V::Set1(LoadNumber<D, float>(x[r] + starts_at + b * 4));
+          inner[r] = V::Fma(least, start, inner[r]);
+        }
       }
     }
 #pragma GCC unroll 8
@@ -165,7 +135,7 @@ void RunFourBitTile(const FourBitOutputs<D>& o, int64_t i, int64_t m,
 
 // Multiplies m rows of x, at most M, without a panel of codes.
 template <class Codes, int kBlocks, class D, int M>
-void RunDirectTile(const FourBitOutputs<D>& o, const FourBitRows<D>& rows,
+void RunDirectTile(const FourBitOutputs<D>& o, const FourBitRows<D::kLanes>& rows,
                    const FourBitAhead<D>& ahead) {
   if constexpr (M > 1) {
     if (o.t.m < M) return RunDirectTile<Codes, kBlocks, D, M - 1>(o, rows, ahead);
@@ -173,8 +143,9 @@ void RunDirectTile(const FourBitOutputs<D>& o, const FourBitRows<D>& rows,
   D::template DirectTile<Codes, kBlocks, M>(o, rows, ahead);
 }
 
+// Weights in rows.
 template <class Codes, int kBlocks>
-void MultiplyFourBit(const LinearTask& t) {
+void MultiplyRows(const LinearTask& t) {
   using D = typename Codes::Device;
   constexpr int64_t kHalf = D::kLanes / 2;
   const int64_t chunks = (t.w.k + kFourBitChunk - 1) / kFourBitChunk;
@@ -186,48 +157,23 @@ void MultiplyFourBit(const LinearTask& t) {
     const int64_t count = t.end - n < D::kLanes ? t.end - n : D::kLanes;
     if (t.bias != nullptr) __builtin_memcpy(bias, t.bias + n, count * sizeof(float));
     const FourBitOutputs<D> o = {t, panel, t.bias != nullptr ? bias : nullptr, n, count, chunks};
-    const FourBitRows<D> rows = CodeRows<D>(t, n, count);
-    const FourBitRows<D> ahead = RowsAhead<D>(t, n + D::kLanes, rows);
+    const FourBitRows<D::kLanes> rows = CodeRows<D>(t, n, count);
+    const FourBitRows<D::kLanes> ahead = RowsAhead<D>(t, n + D::kLanes, rows);
     PackFourBitNumbers<D, Codes::kZeros, kBlocks>(t, n, count, chunks, panel);
     constexpr int kDirectRows = Codes::kZeros ? 0 : D::DirectRows(kBlocks);
     if constexpr (kDirectRows > 0) {
       if (t.m <= kDirectRows) {
-        RunDirectTile<Codes, kBlocks, D, kDirectRows>(o, rows, {ahead, 0, D::kLanes});
+        RunDirectTile<Codes, kBlocks, D, kDirectRows>(o, rows, {&ahead, 0, D::kLanes, nullptr, 0});
         continue;
       }
     }
-    PackFourBitCodes<D>(rows, (t.w.k + 1) / 2, panel.codes, ahead);
+    PackFourBitCodes<D>(rows, (t.w.k + 1) / 2, panel.packed, ahead);
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t i = t.m * tile / tiles;
-      const FourBitAhead<D> part = {ahead, kHalf + kHalf * tile / tiles,
-                                    kHalf + kHalf * (tile + 1) / tiles};
+      const FourBitAhead<D> part = {&ahead, kHalf + kHalf * tile / tiles,
+                                    kHalf + kHalf * (tile + 1) / tiles, nullptr, 0};
       RunFourBitTile<Codes, kBlocks>(o, i, t.m * (tile + 1) / tiles - i, part);
     }
-  }
-}
-
-template <class Codes>
-void MultiplyInt4(const LinearTask& t) {
-  switch (t.blocks.block) {
-    case 32:
-      return MultiplyFourBit<Codes, 4>(t);
-    case 64:
-      return MultiplyFourBit<Codes, 2>(t);
-    default:
-      return MultiplyFourBit<Codes, 1>(t);
-  }
-}
-
-template <class D>
-void LinearFourBit(const LinearTask& t) {
-  switch (t.w.format) {
-    case WeightFormat::kMxfp4:
-      return MultiplyFourBit<E2M1Codes<D>, kFourBitChunk / kMxfp4BlockSize>(t);
-    case WeightFormat::kNvfp4:
-      return MultiplyFourBit<E2M1Codes<D>, kFourBitChunk / kNvfp4BlockSize>(t);
-    default:
-      return t.w.zeros != nullptr ? MultiplyInt4<Int4ZeroCodes<D>>(t)
-                                  : MultiplyInt4<Int4Codes<D>>(t);
   }
 }
 

@@ -3,17 +3,11 @@
 // are its high nibbles: dot products of bytes need no reduction across lanes. Nibbles stay packed,
 // so a panel of sixteen rows of K = 2048 has 16 KiB and stays in L1. Scales and zero points are
 // transposed too.
-//
-// D, one per instruction set (simd/four_bit.h), also defines:
-//   kVectorBytes                 bytes of each row that TransposeCodes transposes: four per lane
-//   TransposeCodes(rows, at, count, out)  bytes [at, at + count) of FourBitRows, zeros up to
-//                                kVectorBytes; writes kLanes vectors
-//   Byte<b>(x)                   byte b of each lane; StoreBytes(x, out): the lowest ones
-//   HalvedE8M0(codes)            2^(code - 128): half of e8m0
-//   ZeroOperands(zeros)          16 - zero in each byte of a lane
+// D: four_bit_ops.h.
 #pragma once
 
 #include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/simd/four_bit_ops.h"
 #include "kernels/cpu/simd/linear.h"
 #include "kernels/cpu/simd/rows.h"
 
@@ -27,28 +21,28 @@ template <class D>
 struct FourBitPanel {
   static constexpr int64_t kVector = D::kLanes * 4;  // bytes
 
-  char* codes;      // [chunks][16][lanes][4]
-  float* scales;    // [chunks][blocks][lanes]; zeros beyond the last column
-  uint32_t* zeros;  // like scales; 16 - zero point in each byte
+  const char* codes;     // chunks
+  int64_t step, stride;  // bytes between vectors, and between chunks
+  char* packed;          // memory for codes: [chunks][16][lanes][4]
+  float* scales;         // [chunks][blocks][lanes]; zeros beyond the last column
+  uint32_t* zeros;       // like scales; 16 - zero point in each byte
+  float* minima;         // like scales
 
   // Divides `memory`, which is aligned to a vector.
   FourBitPanel(char* memory, int64_t chunks, int64_t blocks) {
-    codes = memory;
-    scales = reinterpret_cast<float*>(codes + chunks * kFourBitVectors * kVector);
+    codes = packed = memory;
+    step = kVector;
+    stride = kFourBitVectors * kVector;
+    scales = reinterpret_cast<float*>(packed + chunks * stride);
     zeros = reinterpret_cast<uint32_t*>(scales + blocks * D::kLanes);
+    minima = reinterpret_cast<float*>(zeros + blocks * D::kLanes);
   }
-};
-
-// Addresses of a panel's rows.
-template <class D>
-struct FourBitRows {
-  const char* row[D::kLanes];
 };
 
 // Addresses of rows [n, n + count) of a task; missing ones repeat the last.
 template <class D>
-FourBitRows<D> CodeRows(const LinearTask& t, int64_t n, int64_t count) {
-  FourBitRows<D> rows;
+FourBitRows<D::kLanes> CodeRows(const LinearTask& t, int64_t n, int64_t count) {
+  FourBitRows<D::kLanes> rows;
   for (int r = 0; r < D::kLanes; ++r)
     rows.row[r] = RowBytes<typename D::Vec>(t.w, n + (r < count ? r : count - 1), 4);
   return rows;
@@ -57,11 +51,12 @@ FourBitRows<D> CodeRows(const LinearTask& t, int64_t n, int64_t count) {
 // The rows of the panel that begins at row n, to prefetch. Behind the task's end these are the rows
 // of the next task, or `now` if they are unknown: a prefetch of lines in cache costs little.
 template <class D>
-FourBitRows<D> RowsAhead(const LinearTask& t, int64_t n, const FourBitRows<D>& now) {
+FourBitRows<D::kLanes> RowsAhead(const LinearTask& t, int64_t n,
+                                 const FourBitRows<D::kLanes>& now) {
   const int64_t left = t.end - n;
   if (left > 0) return CodeRows<D>(t, n, left < D::kLanes ? left : D::kLanes);
   if (t.next == nullptr) return now;
-  FourBitRows<D> rows;
+  FourBitRows<D::kLanes> rows;
   for (int r = 0; r < D::kLanes; ++r)
     rows.row[r] = static_cast<const char*>(t.next) + r * RowStride<typename D::Vec>(t.w, 4);
   return rows;
@@ -70,17 +65,34 @@ FourBitRows<D> RowsAhead(const LinearTask& t, int64_t n, const FourBitRows<D>& n
 // Prefetches a chunk of rows [first, last). The lines of a panel are requested at an even rate
 // while the panel before is packed and multiplied.
 template <class D>
-[[gnu::always_inline]] inline void PrefetchChunk(const FourBitRows<D>& ahead, int64_t chunk,
+[[gnu::always_inline]] inline void PrefetchChunk(const FourBitRows<D::kLanes>& ahead, int64_t chunk,
                                                  int64_t first, int64_t last) {
   for (int64_t r = first; r < last; ++r)
     __builtin_prefetch(ahead.row[r] + chunk * kFourBitChunkBytes, 0, 2);
 }
 
+// What a tile prefetches with each chunk: its share [first, last) of the rows of the panel ahead,
+// or of the cache lines of a chunk of the stored panel ahead.
+template <class D>
+struct FourBitAhead {
+  const FourBitRows<D::kLanes>* rows;  // null: `stored`
+  int64_t first, last;
+  const char* stored;
+  int64_t stride;
+
+  [[gnu::always_inline]] void Prefetch(int64_t chunk) const {
+    if (rows != nullptr) return PrefetchChunk<D>(*rows, chunk, first, last);
+    constexpr int64_t kLine = 64;
+    for (int64_t line = first; line < last; ++line)
+      __builtin_prefetch(stored + chunk * stride + line * kLine, 0, 2);
+  }
+};
+
 // Copies the codes of rows of `bytes` bytes, with zero nibbles up to a whole chunk. Prefetches the
 // first half of `ahead`.
 template <class D>
-void PackFourBitCodes(const FourBitRows<D>& rows, int64_t bytes, char* out,
-                      const FourBitRows<D>& ahead) {
+void PackFourBitCodes(const FourBitRows<D::kLanes>& rows, int64_t bytes, char* out,
+                      const FourBitRows<D::kLanes>& ahead) {
   constexpr int64_t kParts = kFourBitChunkBytes / D::kVectorBytes;
   constexpr int64_t kPart = D::kLanes * FourBitPanel<D>::kVector;  // bytes of a panel
   int64_t k = 0;
@@ -98,7 +110,7 @@ void PackFourBitCodes(const FourBitRows<D>& rows, int64_t bytes, char* out,
 
 // Transposes `count` bytes of each row. convert(j, bytes) receives byte j of each row, in lanes.
 template <class D, class Convert>
-[[gnu::always_inline]] inline void TransposeBytes(const FourBitRows<D>& from, int64_t count,
+[[gnu::always_inline]] inline void TransposeBytes(const FourBitRows<D::kLanes>& from, int64_t count,
                                                   const Convert& convert) {
   constexpr int64_t kVector = FourBitPanel<D>::kVector;
   alignas(64) char tile[D::kLanes * kVector];
@@ -160,7 +172,8 @@ void SpreadOverChunks(const WeightRef& w, int64_t chunks, void* panel) {
 
 // Fills the scales of the panel. `from`: the first of `count` scales of each row.
 template <class D>
-void PackFourBitScales(const WeightRef& w, const FourBitRows<D>& from, int64_t count, float* out) {
+void PackFourBitScales(const WeightRef& w, const FourBitRows<D::kLanes>& from, int64_t count,
+                       float* out) {
   using V = typename D::Vec;
   using I = typename D::I;
   if (w.format == WeightFormat::kInt4Group) {
@@ -199,7 +212,7 @@ void PackFourBitNumbers(const LinearTask& t, int64_t n, int64_t count, int64_t c
   constexpr int kLanes = D::kLanes;
   const FourBitScales scales = ScalesFrom<D>(t, n);
   const auto rows_from = [&](const char* base, int64_t stride) {
-    FourBitRows<D> rows;
+    FourBitRows<D::kLanes> rows;
     for (int r = 0; r < kLanes; ++r) rows.row[r] = base + (r < count ? r : count - 1) * stride;
     return rows;
   };

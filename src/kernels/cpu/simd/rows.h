@@ -250,7 +250,7 @@ bool HasVectorRows(const WeightRef& w) {
       return w.col0 % V::kLanes == 0 &&
              (w.group_size % kInt4Block == 0 || w.group_size >= w.stored_k);
     default:
-      return true;
+      return w.panel_scales == 0;  // panels interleave rows
   }
 }
 
@@ -266,7 +266,7 @@ void ConvertRow(const Row& row, int64_t k, int64_t padded, float* out) {
   for (; j < padded; j += V::kLanes) V::Store(out + j, V::Zero());
 }
 
-// Calls f.template operator()<Row>() with the row type of the format.
+// Calls f.template operator()<Row>() with the row type of the format. Panels have none.
 template <class V, class Function>
 void ForFormat(WeightFormat format, const Function& f) {
   switch (format) {
@@ -288,6 +288,8 @@ void ForFormat(WeightFormat format, const Function& f) {
       return f.template operator()<Mxfp4Row<V>>();
     case WeightFormat::kNvfp4:
       return f.template operator()<Nvfp4Row<V>>();
+    default:
+      return;
   }
 }
 

@@ -1,0 +1,238 @@
+#include "quant/panels.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/dtype.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int64_t kPiece = 4;  // bytes of a row that are adjacent
+constexpr int64_t kNibbleBytes = kPanelColumns / 2;
+constexpr int kBlock = 32;
+constexpr int kBlocks = kPanelColumns / kBlock;
+
+// An array of scales: elements for each row, and their bytes.
+struct ScaleArray {
+  int64_t count = 0, bytes = 0;
+};
+using ScaleArrays = std::array<ScaleArray, 4>;
+
+struct Arrays {
+  int64_t code_bytes = 0;  // of a row
+  ScaleArrays scales{};
+};
+
+Arrays ArraysOf(WeightFormat format, int64_t group_size) {
+  switch (format) {
+    case WeightFormat::kInt4Panels:
+      return {kNibbleBytes, {{{kPanelColumns / group_size, 2}}}};
+    case WeightFormat::kInt4ZeroPanels:
+      return {kNibbleBytes, {{{kPanelColumns / group_size, 2}, {kPanelColumns / group_size, 1}}}};
+    case WeightFormat::kMxfp4Panels:
+      return {kNibbleBytes, {{{kBlocks, 1}}}};
+    case WeightFormat::kQ4_0Panels:
+      return {kNibbleBytes, {{{kBlocks, 2}}}};
+    case WeightFormat::kQ8_0Panels:
+      return {kPanelColumns, {{{kBlocks, 2}}}};
+    case WeightFormat::kQ4KPanels:
+      return {kNibbleBytes, {{{kBlocks, 1}, {kBlocks, 1}, {1, 2}, {1, 2}}}};
+    case WeightFormat::kQ5KPanels:
+      return {kNibbleBytes + kPanelColumns / 8, {{{kBlocks, 1}, {kBlocks, 1}, {1, 2}, {1, 2}}}};
+    case WeightFormat::kQ6KPanels:
+      return {kNibbleBytes + kPanelColumns / 4, {{{2 * kBlocks, 1}, {1, 2}}}};
+    default:
+      CheckFailed(__FILE__, __LINE__, "a weight format without panels");
+  }
+}
+
+// Calls visit(bytes of the row, offset in the matrix, size) for each run of adjacent bytes of a row
+// of a part.
+template <typename Visit>
+void ForRuns(WeightFormat format, int64_t group_size, int64_t k, int64_t row, int64_t part,
+             uint8_t* codes, uint8_t* scales, const Visit& visit) {
+  const Arrays arrays = ArraysOf(format, group_size);
+  const PanelLayout layout = PanelLayoutOf(format, group_size);
+  const int64_t lane = row % kPanelHeight;
+  const int64_t panel = row / kPanelHeight * PanelBytes(format, group_size, k);
+  int64_t at = panel + PanelScaleBytes(format, group_size, k) + part * layout.code_bytes;
+  for (int64_t i = 0; i < arrays.code_bytes; i += kPiece, at += kPanelHeight * kPiece)
+    visit(codes + i, at + lane * kPiece, kPiece);
+  at = panel + part * layout.scale_bytes;
+  for (const ScaleArray& array : arrays.scales) {
+    for (int64_t i = 0; i < array.count; ++i, at += kPanelHeight * array.bytes) {
+      visit(scales, at + lane * array.bytes, array.bytes);
+      scales += array.bytes;
+    }
+  }
+}
+
+float Half(const uint8_t* p) {
+  F16 half;
+  std::memcpy(&half, p, sizeof half);
+  return ToFloat(half);
+}
+float BFloat(const uint8_t* p) {
+  BF16 half;
+  std::memcpy(&half, p, sizeof half);
+  return ToFloat(half);
+}
+
+int Nibble(const PanelRow& row, int64_t j) { return row.codes[j / 2] >> (j % 2 * 4) & 15; }
+
+// The five bits of a code of kQ5KPanels.
+int FiveBits(const PanelRow& row, int64_t j) {
+  const uint8_t high = row.codes[kNibbleBytes + j / 32 * kPiece + j % 8 / 2];
+  return Nibble(row, j) | (high >> (j % 32 / 8 * 2 + j % 2) & 1) << 4;
+}
+
+// The six bits of a code of kQ6KPanels.
+int SixBits(const PanelRow& row, int64_t j) {
+  const int64_t in_piece = j % 16;
+  const uint8_t high = row.codes[kNibbleBytes + j / 16 * kPiece + in_piece % 8 / 2];
+  const int64_t shift = 2 * (in_piece / 8 * 2 + j % 2);
+  return Nibble(row, j) | (high >> shift & 3) << 4;
+}
+
+// The code of a column of kQ8_0Panels.
+int Byte(const PanelRow& row, int64_t j) {
+  return row.codes[j / 8 * 8 + j % 2 * kPiece + j % 8 / 2] - 128;
+}
+
+// Column j of a part.
+float Value(WeightFormat format, int64_t group_size, const PanelRow& row, int64_t j) {
+  const uint8_t* s = row.scales;
+  switch (format) {
+    case WeightFormat::kInt4Panels:
+      return static_cast<float>(Nibble(row, j) - kInt4Zero) * BFloat(s + j / group_size * 2);
+    case WeightFormat::kInt4ZeroPanels: {
+      const int zero = s[kPanelColumns / group_size * 2 + j / group_size];
+      return static_cast<float>(Nibble(row, j) - zero) * BFloat(s + j / group_size * 2);
+    }
+    case WeightFormat::kMxfp4Panels:
+      return kE2M1[Nibble(row, j)] * FromE8M0(s[j / kBlock]);
+    case WeightFormat::kQ4_0Panels:
+      return Half(s + j / kBlock * 2) * static_cast<float>(Nibble(row, j) - 8);
+    case WeightFormat::kQ8_0Panels:
+      return Half(s + j / kBlock * 2) * static_cast<float>(Byte(row, j));
+    case WeightFormat::kQ4KPanels:
+    case WeightFormat::kQ5KPanels: {
+      const int code = format == WeightFormat::kQ4KPanels ? Nibble(row, j) : FiveBits(row, j);
+      const float scale = Half(s + 2 * kBlocks) * static_cast<float>(s[j / kBlock]);
+      const float min = Half(s + 2 * kBlocks + 2) * static_cast<float>(s[kBlocks + j / kBlock]);
+      return scale * static_cast<float>(code) - min;
+    }
+    default: {  // kQ6KPanels
+      const auto code = static_cast<int8_t>(s[j / (kBlock / 2)]);
+      const float scale = Half(s + 2 * kBlocks) * static_cast<float>(code);
+      return scale * static_cast<float>(SixBits(row, j) - 32);
+    }
+  }
+}
+
+}  // namespace
+
+PanelLayout PanelLayoutOf(WeightFormat format, int64_t group_size) {
+  const Arrays arrays = ArraysOf(format, group_size);
+  PanelLayout layout{.code_bytes = arrays.code_bytes * kPanelHeight};
+  for (const ScaleArray& array : arrays.scales)
+    layout.scale_bytes += array.count * array.bytes * kPanelHeight;
+  return layout;
+}
+
+int64_t PanelScaleBytes(WeightFormat format, int64_t group_size, int64_t k) {
+  constexpr int64_t kLine = 64;
+  const int64_t bytes = CeilDiv(k, kPanelColumns) * PanelLayoutOf(format, group_size).scale_bytes;
+  return CeilDiv(bytes, kLine) * kLine;
+}
+
+int64_t PanelBytes(WeightFormat format, int64_t group_size, int64_t k) {
+  return PanelScaleBytes(format, group_size, k) +
+         CeilDiv(k, kPanelColumns) * PanelLayoutOf(format, group_size).code_bytes;
+}
+
+int64_t PanelMatrixBytes(WeightFormat format, int64_t group_size, int64_t n, int64_t k) {
+  return CeilDiv(n, kPanelHeight) * PanelBytes(format, group_size, k);
+}
+
+double PanelBytesPerWeight(WeightFormat format, int64_t group_size) {
+  const PanelLayout layout = PanelLayoutOf(format, group_size);
+  return static_cast<double>(layout.code_bytes + layout.scale_bytes) /
+         static_cast<double>(kPanelHeight * kPanelColumns);
+}
+
+void PutPanelRow(WeightFormat format, int64_t group_size, int64_t k, int64_t row, int64_t part,
+                 const PanelRow& from, uint8_t* panels) {
+  PanelRow copy = from;
+  ForRuns(format, group_size, k, row, part, copy.codes, copy.scales,
+          [panels](const uint8_t* bytes, int64_t at, int64_t size) {
+            std::memcpy(panels + at, bytes, static_cast<size_t>(size));
+          });
+}
+
+PanelRow GetPanelRow(WeightFormat format, int64_t group_size, int64_t k, int64_t row, int64_t part,
+                     const uint8_t* panels) {
+  PanelRow out{};
+  ForRuns(format, group_size, k, row, part, out.codes, out.scales,
+          [panels](uint8_t* bytes, int64_t at, int64_t size) {
+            std::memcpy(bytes, panels + at, static_cast<size_t>(size));
+          });
+  return out;
+}
+
+WeightFormat PanelFormatOf(WeightFormat format, int64_t group_size, bool zeros) {
+  if (format == WeightFormat::kMxfp4) return WeightFormat::kMxfp4Panels;
+  const bool groups = group_size == kBlock || group_size == 2 * kBlock || group_size == 4 * kBlock;
+  if (format != WeightFormat::kInt4Group || !groups) return format;
+  return zeros ? WeightFormat::kInt4ZeroPanels : WeightFormat::kInt4Panels;
+}
+
+void PutViewRow(const WeightView& from, int64_t row, WeightFormat format, int64_t to_row,
+                uint8_t* panels) {
+  const bool int4 = format != WeightFormat::kMxfp4Panels;
+  const int64_t columns = int4 ? from.group_size : kMxfp4BlockSize;
+  const int64_t stored = from.row0 + row * from.row_step, of_row = CeilDiv(from.stored_k, columns);
+  CHECK_EQ(from.col0 % columns, 0);
+  const auto* codes =
+      static_cast<const uint8_t*>(from.data) + (stored * from.stored_k + from.col0) / 2;
+  const int64_t first = stored * of_row + from.col0 / columns;
+  const auto* scales = static_cast<const uint8_t*>(from.scales) + first * (int4 ? 4 : 1);
+  const auto* zeros = static_cast<const uint8_t*>(from.zeros);
+  const int64_t groups_of_part = kPanelColumns / columns, groups = CeilDiv(from.k, columns);
+  for (int64_t begin = 0; begin < from.k; begin += kPanelColumns) {
+    PanelRow part{};
+    const int64_t stored_columns = from.stored_k - from.col0 - begin;
+    std::memcpy(part.codes, codes + begin / 2,
+                static_cast<size_t>(std::min(stored_columns, kPanelColumns) / 2));
+    const int64_t group = begin / columns, count = std::min(groups - group, groups_of_part);
+    for (int64_t i = 0; i < count; ++i) {
+      if (!int4) {
+        part.scales[i] = scales[group + i];
+        continue;
+      }
+      uint32_t bits;
+      std::memcpy(&bits, scales + (group + i) * 4, sizeof bits);
+      CHECK_EQ(bits & 0xffff, 0u);
+      const auto half = static_cast<uint16_t>(bits >> 16);
+      std::memcpy(part.scales + 2 * i, &half, sizeof half);
+      if (zeros != nullptr) part.scales[2 * groups_of_part + i] = zeros[first + group + i];
+    }
+    PutPanelRow(format, from.group_size, from.k, to_row, begin / kPanelColumns, part, panels);
+  }
+}
+
+void DequantizePanels(const WeightView& w, int64_t row, int64_t begin, int64_t end, float* out) {
+  const auto* panels = static_cast<const uint8_t*>(w.data);
+  while (begin < end) {
+    const int64_t part = begin / kPanelColumns;
+    const PanelRow values = GetPanelRow(w.format, w.group_size, w.stored_k, row, part, panels);
+    for (const int64_t last = std::min(end, (part + 1) * kPanelColumns); begin < last; ++begin)
+      *out++ = Value(w.format, w.group_size, values, begin % kPanelColumns);
+  }
+}
+
+}  // namespace switchyard
