@@ -405,7 +405,7 @@ bool RoundsAllRows(const QuantizationConfig& quantization) {
   const auto rounded = [&](const SchemeRule& rule) {
     const LinearScheme& scheme = rule.scheme;
     return scheme.packing == Packing::kPlain ||
-           (HasFourBitCodes(scheme.format) && !scheme.act_order && quantization.int8_group_rows);
+           (TakesInt8Groups(scheme.format) && !scheme.act_order && quantization.int8_group_rows);
   };
   const auto of_layers = [](const SchemeRule& rule) {
     return !std::ranges::all_of(rule.targets, [](const ModulePattern& target) {

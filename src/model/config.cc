@@ -171,6 +171,11 @@ ModelConfig LoadGguf(const std::filesystem::path& file, std::string_view overrid
     throw Invalid(
         "--quantization {}: {} is a GGUF file, whose weights keep their format; leave the flag out",
         flags.method, files.name());
+  if (!flags.rules.empty())
+    throw Invalid(
+        "--quantization-config: {} is a GGUF file, whose weights keep their format; leave the flag "
+        "out",
+        files.name());
   const GgufConfig texts = ReadGgufConfig(files);
   const std::string config =
       overrides.empty() ? texts.config : Override(texts.config, files.name(), overrides);

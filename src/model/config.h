@@ -132,12 +132,13 @@ struct ModelConfig {
 ModelConfig MtpConfigOf(const ModelConfig& target);
 
 // Reads DIR/config.json (and generation_config.json if it exists), with the reader of its family
-// (families/). Both the hub's spelling of keys and that of transformers 5 are accepted. Errors name
-// the file and key: unknown architecture (with the known ones), missing keys, wrong types, sizes
-// out of range, sizes that contradict one another. `overrides`: a JSON object whose keys replace
-// config.json's (--json-model-override-args); may be empty. `flags`: see ApplyFlags
-// (model/config_quantization.h). If config.json has no quantization_config, ModelOpt's
-// hf_quant_config.json is used.
+// (families/). If FindGguf(dir) finds a GGUF file, its metadata replaces both (gguf/gguf_config.h),
+// and `flags` may name neither a method nor rules. Both the hub's spelling of keys and that of
+// transformers 5 are accepted. Errors name the file and key: unknown architecture (with the known
+// ones), missing keys, wrong types, sizes out of range, sizes that contradict one another.
+// `overrides`: a JSON object whose keys replace config.json's (--json-model-override-args); may be
+// empty. `flags`: see ApplyFlags (model/config_quantization.h). If config.json has no
+// quantization_config, ModelOpt's hf_quant_config.json is used.
 ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides = {},
                             const QuantizationFlags& flags = {}, const PoolingFlags& pooling = {});
 ModelConfig ParseModelConfig(std::string_view config_json,

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -26,6 +28,7 @@ enum class Packing : uint8_t {
   kNvfp4,          // compressed-tensors' nvfp4-pack-quantized
   kModelOptNvfp4,  // ModelOpt's NVFP4
   kWhileLoading,   // kPlain in the files, packed into `format` on load
+  kGguf,           // a ggml type that stays packed (gguf/gguf_source.h)
 };
 
 struct LinearScheme {
@@ -75,6 +78,9 @@ struct QuantizationConfig {
   // Rules of --quantization-config. They precede `rules` and `ignored`, and they alone apply to the
   // embedding and the head too.
   std::vector<SchemeRule> chosen;
+  // Schemes of single linears, by name without the expert's number, and of the head. They follow
+  // `chosen`; with them, `rules` is empty.
+  std::map<std::string, LinearScheme, std::less<>> stored;
   // Activation rows of linears stored in bfloat16 are rounded to bfloat16.
   bool bfloat16_rows = false;
   // Activation rows of linears with 4-bit weights are rounded to kInt8Group, unless the checkpoint
@@ -82,7 +88,7 @@ struct QuantizationConfig {
   bool int8_group_rows = false;
 
   bool none() const {
-    return method.empty() && rules.empty() && chosen.empty();
+    return method.empty() && rules.empty() && chosen.empty() && stored.empty();
   }  // every linear is plain
   // gpt-oss: stacked experts are stored as MXFP4 `_blocks` and `_scales`, which need no rule.
   bool mxfp4_blocks() const { return method == "mxfp4"; }
@@ -109,7 +115,8 @@ QuantizationConfig ReadQuantization(const ConfigReader& reader, bool mxfp4_block
 // Reads ModelOpt's hf_quant_config.json, for a config.json without quantization_config.
 QuantizationConfig ReadModelOptFile(const ConfigReader& reader);
 
-// Reads a QuantizationFlags::rules. Error kInvalid names the key and value of what is wrong.
+// Reads a QuantizationFlags::rules (model/packed_format.h). Error kInvalid names the key and value
+// of what is wrong.
 std::vector<SchemeRule> ReadQuantizationRules(const std::string& location);
 
 // Error kInvalid if the method is unknown, or if the checkpoint is already quantized by another

@@ -28,6 +28,20 @@ bool GlobFits(const std::string& pattern, std::string_view name) {
   return false;
 }
 
+// "mlp.experts.3.up_proj" becomes "mlp.experts.up_proj".
+std::string WithoutExpert(std::string_view name) {
+  constexpr std::string_view kExperts = ".experts.";
+  std::string out(name);
+  const size_t at = out.find(kExperts);
+  if (at == std::string::npos) return out;
+  const size_t number = at + kExperts.size(), end = out.find('.', number);
+  const bool digits = end != std::string::npos && end > number &&
+                      std::all_of(out.begin() + number, out.begin() + end,
+                                  [](char c) { return c >= '0' && c <= '9'; });
+  if (digits) out.erase(number, end + 1 - number);
+  return out;
+}
+
 class Matcher {
  public:
   explicit Matcher(const std::vector<ModulePattern>& patterns) : patterns_(patterns) {
@@ -79,6 +93,13 @@ struct LinearSchemes::Table {
   Matcher ignored;
   std::vector<Rule> chosen, rules;
   LinearScheme plain_vocabulary;
+  std::map<std::string, LinearScheme, std::less<>> stored;
+
+  // The stored scheme of a linear, or null.
+  const LinearScheme* Stored(std::string_view module) const {
+    const auto found = stored.empty() ? stored.end() : stored.find(WithoutExpert(module));
+    return found == stored.end() ? nullptr : &found->second;
+  }
 
   // The first rule that applies, or null.
   static const Rule* Find(const std::vector<Rule>& list, std::string_view module) {
@@ -92,7 +113,8 @@ struct LinearSchemes::Table {
 };
 
 LinearSchemes::LinearSchemes(const QuantizationConfig& config) {
-  auto table = std::make_unique<Table>(Table{{}, Matcher(config.ignored), {}, {}, {}});
+  auto table =
+      std::make_unique<Table>(Table{{}, Matcher(config.ignored), {}, {}, {}, config.stored});
   if (config.bfloat16_rows) table->plain.activation = ActivationFormat::kBFloat16;
   const auto add = [](const std::vector<SchemeRule>& from, std::vector<Table::Rule>& to) {
     for (const SchemeRule& rule : from)
@@ -107,6 +129,7 @@ LinearSchemes::~LinearSchemes() = default;
 
 const LinearScheme& LinearSchemes::Of(std::string_view module) const {
   if (const auto* rule = Table::Find(table_->chosen, module)) return table_->Chosen(*rule);
+  if (const LinearScheme* stored = table_->Stored(module)) return *stored;
   if (table_->ignored.AnyFits(module)) return table_->plain;
   const auto* rule = Table::Find(table_->rules, module);
   return rule == nullptr ? table_->plain : rule->scheme;
@@ -114,7 +137,11 @@ const LinearScheme& LinearSchemes::Of(std::string_view module) const {
 
 const LinearScheme& LinearSchemes::OfVocabulary(std::string_view module) const {
   const auto* rule = Table::Find(table_->chosen, module);
-  const bool packs = rule != nullptr && rule->scheme.packing != Packing::kPlain;
+  if (rule == nullptr) {
+    const LinearScheme* stored = table_->Stored(module);
+    return stored != nullptr ? *stored : table_->plain_vocabulary;
+  }
+  const bool packs = rule->scheme.packing != Packing::kPlain;
   return packs ? rule->scheme : table_->plain_vocabulary;
 }
 

@@ -135,6 +135,36 @@ TEST(QuantizedModelRows, Int8GroupsStayClose) {
   }
 }
 
+// Panels of a GGUF file, and of weights that are packed while loading.
+TEST(QuantizedModelRows, PanelsStayClose) {
+  const auto data = std::filesystem::path(SWITCHYARD_TEST_DATA);
+  const struct {
+    std::filesystem::path path;
+    const char* method;
+  } cases[] = {{data / "gguf" / "olmoe_q8_0.gguf", ""},
+               {data / "gguf" / "mixtral_q4_0.gguf", ""},
+               {data / "gguf" / "k_types.gguf", ""},
+               {data / "fixtures" / "qwen3_moe", "int4"},
+               {data / "fixtures" / "qwen3_moe", "mxfp4"}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.path.filename().string() + " " + c.method);
+    const std::vector<int32_t> tokens{3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 29, 39};
+    ModelConfig config = LoadModelConfig(c.path, {}, {.method = c.method});
+    const auto exact = Logits(c.path, config, {1, 1}, tokens);
+    config.quantization.int8_group_rows = true;
+    const auto rounded = Logits(c.path, config, {1, 1}, tokens);
+    EXPECT_LT(RelativeError(rounded, exact), 0.15);
+    EXPECT_GT(RelativeError(rounded, exact), 1e-4);
+    kernels::SelectIsa("reference");
+    EXPECT_LT(RelativeError(rounded, Logits(c.path, config, {1, 1}, tokens)), 1e-3);
+    kernels::SelectIsa("auto");
+    const std::vector<int32_t> first(tokens.begin(), tokens.begin() + 3);
+    const auto alone = Logits(c.path, config, {1, 1}, first);
+    EXPECT_TRUE(std::equal(alone.begin(), alone.end(), rounded.begin()));
+    EXPECT_LT(RelativeError(Logits(c.path, config, {2, 2}, tokens), exact), 0.15);
+  }
+}
+
 // Each layer is sharded at multiples of its own group size. Of the 96 intermediate elements, the
 // second rank has 48 in the first layer and 64 in the second layer.
 TEST(QuantizedModelSchemes, DenseLayersMayDifferInFormat) {

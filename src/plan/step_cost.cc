@@ -16,9 +16,17 @@ using schedule::Phase;
 
 constexpr double kFloat = sizeof(float);
 
+// The format in cost tables: panels take about the time of a format of the same size.
+WeightFormat FormatInTables(WeightFormat format) {
+  if (!HasPanels(format)) return format;
+  if (format == WeightFormat::kInt4Panels || format == WeightFormat::kInt4ZeroPanels)
+    return WeightFormat::kInt4Group;
+  return format == WeightFormat::kQ8_0Panels ? WeightFormat::kInt8Channel : WeightFormat::kMxfp4;
+}
+
 MatrixFormat FormatOf(const WeightView& w, ActivationFormat rows = ActivationFormat::kNone) {
   const bool fp8 = w.format == WeightFormat::kFp8Block || w.format == WeightFormat::kFp8Channel;
-  std::string name(Name(w.format));
+  std::string name(Name(FormatInTables(w.format)));
   if (rows != ActivationFormat::kNone) name += fmt::format(", {}", Name(rows));
   return {.name = std::move(name),
           .bytes = BytesPerWeight(w.format, std::max(w.group_size, 1)),

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -13,6 +15,7 @@
 #include "model/gguf/gguf_keys.h"
 #include "model/gguf/gguf_names.h"
 #include "quant/ggml_blocks.h"
+#include "quant/ggml_panels.h"
 
 namespace switchyard {
 namespace {
@@ -153,17 +156,17 @@ void AddExperts(const GgufKeys& keys, bool normalizes, Json* config) {
   if (config->value("intermediate_size", int64_t{0}) == 0)  // of dense layers, if there are any
     (*config)["intermediate_size"] = (*config)["moe_intermediate_size"];
   (*config)["norm_topk_prob"] = keys.BoolOr("expert_weights_norm", normalizes);
+}
+
+// Of families without other keys for dense layers: all others refuse this one.
+void AddDenseLayers(const GgufKeys& keys, Json* config) {
   Json dense = Json::array();
   for (int64_t i = 0, layers = keys.Layers(); i < layers; ++i)
     if (!keys.HasTensor(i, "ffn_gate_inp.weight")) dense.push_back(i);
   (*config)["mlp_only_layers"] = std::move(dense);
 }
 
-// For families whose dense layers follow from other keys, and which refuse this one.
-void DropDenseLayers(Json* config) { config->erase("mlp_only_layers"); }
-
 void AddDeepSeekRouter(const GgufKeys& keys, Json* config) {
-  DropDenseLayers(config);
   (*config)["first_k_dense_replace"] = keys.IntOr("leading_dense_block_count", 0);
   (*config)["n_shared_experts"] = keys.IntOr("expert_shared_count", 0);
   (*config)["routed_scaling_factor"] = keys.NumberOr("expert_weights_scale", 1.0);
@@ -180,6 +183,7 @@ Json Olmoe(const GgufKeys& keys) {
   Json config = Common(keys, "OlmoeForCausalLM");
   AddGroupedAttention(keys, &config);
   AddExperts(keys, false, &config);
+  AddDenseLayers(keys, &config);
   config["intermediate_size"] = config["moe_intermediate_size"];
   if (keys.Has("attention.clamp_kqv")) config["clip_qkv"] = keys.NumberOr("attention.clamp_kqv", 0);
   return config;
@@ -189,6 +193,7 @@ Json Qwen2Moe(const GgufKeys& keys) {
   Json config = Common(keys, "Qwen2MoeForCausalLM");
   AddGroupedAttention(keys, &config);
   AddExperts(keys, false, &config);
+  AddDenseLayers(keys, &config);
   config["qkv_bias"] = config["attention_bias"];
   config.erase("attention_bias");
   config["shared_expert_intermediate_size"] =
@@ -200,6 +205,7 @@ Json Qwen3Moe(const GgufKeys& keys) {
   Json config = Common(keys, "Qwen3MoeForCausalLM");
   AddGroupedAttention(keys, &config);
   AddExperts(keys, true, &config);
+  AddDenseLayers(keys, &config);
   return config;
 }
 
@@ -219,6 +225,7 @@ Json Llama(const GgufKeys& keys) {
   if (keys.IntOr("expert_count", 0) == 0) return Dense(keys, "LlamaForCausalLM");
   Json config = Dense(keys, "MixtralForCausalLM");
   AddExperts(keys, true, &config);
+  AddDenseLayers(keys, &config);
   if (!config["norm_topk_prob"].get<bool>()) keys.Refuse("expert_weights_norm", "false");
   config["intermediate_size"] = config["moe_intermediate_size"];
   return config;
@@ -256,9 +263,10 @@ Json GptOss(const GgufKeys& keys) {
   Json config = Common(keys, "GptOssForCausalLM");
   AddGroupedAttention(keys, &config);
   AddExperts(keys, true, &config);
+  AddDenseLayers(keys, &config);
   config["intermediate_size"] = config["moe_intermediate_size"];
   if (config["sliding_window"].is_null()) config.erase("sliding_window");
-  if (AllStoredAs(keys.files(), kGgmlMXFP4, /*experts=*/true))
+  if (AllExpertsStoredAs(keys.files(), kGgmlMXFP4))
     config["quantization_config"] = {{"quant_method", "mxfp4"}};
   return config;
 }
@@ -277,7 +285,6 @@ Json Ernie45Moe(const GgufKeys& keys) {
   RequireGating(keys, kSoftmax);
   AddGroupedAttention(keys, &config);
   AddExperts(keys, true, &config);
-  DropDenseLayers(&config);
   config["moe_layer_start_index"] = keys.IntOr("leading_dense_block_count", 0);
   config["moe_layer_interval"] = std::max<int64_t>(1, keys.IntOr("interleave_moe_layer_step", 1));
   const int64_t intermediate = config["moe_intermediate_size"].get<int64_t>();
@@ -329,26 +336,69 @@ GgufConfig ReadGgufConfig(const GgufFiles& files) {
   return {config.dump(), GgufGeneration(files)};
 }
 
-void SetGgufQuantization(const GgufFiles& files, QuantizationConfig* config) {
-  const auto scheme = [&](bool experts) -> std::optional<LinearScheme> {
-    if (AllStoredAs(files, kGgmlMXFP4, experts))
-      return LinearScheme{.packing = Packing::kMxfp4, .format = WeightFormat::kMxfp4};
-    if (AllStoredAs(files, kGgmlQ4_0, experts))
-      return LinearScheme{
-          .packing = Packing::kPackedInt4, .format = WeightFormat::kInt4Group, .group_size = 32};
-    return std::nullopt;
-  };
-  using Kind = ModulePattern::Kind;
-  const std::vector<ModulePattern> experts = {{Kind::kName, "experts"}};
-  // MLA splits kv_b_proj by heads, and multiplies its transpose.
-  config->ignored = {{Kind::kName, "self_attn.kv_b_proj"}};
-  const auto of_experts = config->mxfp4_blocks() ? std::nullopt : scheme(/*experts=*/true);
-  if (of_experts) {
-    config->rules.push_back({*of_experts, experts});
-  } else {
-    config->ignored.push_back(experts.front());
+namespace {
+
+using TypeOfModule = std::map<std::string, const GgmlType*, std::less<>>;
+
+// The types of linears; null: tensors of one linear have several.
+TypeOfModule TypesOfModules(const GgufFiles& files) {
+  TypeOfModule types;
+  for (const auto& [name, tensor] : files.tensors()) {
+    for (std::string& module : ModulesOfGguf(name)) {
+      const auto [found, added] = types.emplace(std::move(module), tensor.type);
+      if (!added && found->second != tensor.type) found->second = nullptr;
+    }
   }
-  if (const auto others = scheme(/*experts=*/false)) config->rules.push_back({*others, {}});
+  return types;
+}
+
+// Gate and up share their rounded rows, so both stay packed only in the same type. If experts do,
+// adds the stack of both.
+void CheckPairs(TypeOfModule* types) {
+  constexpr std::pair<std::string_view, std::string_view> kPairs[] = {{"gate_proj", "up_proj"},
+                                                                      {"w1", "w3"}};
+  TypeOfModule stacks;
+  for (auto& [module, type] : *types) {
+    for (const auto& [gate, up] : kPairs) {
+      if (!module.ends_with("." + std::string(gate))) continue;
+      const std::string block = module.substr(0, module.size() - gate.size());
+      const auto other = types->find(block + std::string(up));
+      if (other == types->end() || other->second != type) {
+        type = nullptr;
+        if (other != types->end()) other->second = nullptr;
+      }
+      if (block.ends_with(".experts.")) stacks.emplace(block + "gate_up_proj", type);
+    }
+  }
+  types->merge(stacks);
+}
+
+// The scheme of linears that stay packed.
+std::optional<LinearScheme> SchemeOf(const GgmlType& type) {
+  LinearScheme scheme{.packing = Packing::kGguf};
+  switch (type.id) {
+    case kGgmlQ4_0:
+      scheme.format = WeightFormat::kInt4Group;
+      scheme.group_size = type.block_size;
+      return scheme;
+    case kGgmlMXFP4:
+      scheme.format = WeightFormat::kMxfp4;
+      return scheme;
+    default:
+      scheme.format = PanelFormatOfGgml(type);
+      if (!HasPanels(scheme.format)) return std::nullopt;
+      return scheme;
+  }
+}
+
+}  // namespace
+
+void SetGgufQuantization(const GgufFiles& files, QuantizationConfig* config) {
+  TypeOfModule types = TypesOfModules(files);
+  CheckPairs(&types);
+  for (const auto& [module, type] : types)
+    if (const auto scheme = type ? SchemeOf(*type) : std::nullopt)
+      config->stored.emplace(module, *scheme);
   const bool blocks = std::ranges::any_of(
       files.tensors(), [](const auto& tensor) { return tensor.second.type->block_size > 1; });
   if (config->method.empty() && blocks) config->method = "gguf";

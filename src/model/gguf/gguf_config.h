@@ -22,8 +22,9 @@ GgufConfig ReadGgufConfig(const GgufFiles& files);
 // GgufConfig::generation.
 std::string GgufGeneration(const GgufFiles& files);
 
-// Rules for linears that stay packed (weights/gguf_source.cc): routed experts, or all other linears
-// of layers, if all of them are stored as MXFP4 or Q4_0. All others are expanded.
+// Sets the schemes of linears that stay packed (gguf_source.h): those stored as Q8_0, Q4_0, Q4_K,
+// Q5_K, Q6_K or MXFP4. All matrices of a linear, of all its experts, must have the type, and gate
+// and up the same. All others are expanded.
 void SetGgufQuantization(const GgufFiles& files, QuantizationConfig* config);
 
 }  // namespace switchyard

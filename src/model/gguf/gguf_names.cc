@@ -141,16 +141,20 @@ GgufPlace LayerPlace(const GgufFiles& files, const ModelConfig& config, const st
   return place;
 }
 
-bool IsExpertModule(std::string_view name) { return name.find("_exps.") != std::string_view::npos; }
+// Whether the module is a linear that may stay packed.
+bool StaysPacked(std::string_view module) {
+  // MLA splits kv_b_proj by heads, and multiplies its transpose.
+  return module.find("_proj") != std::string_view::npos && !module.ends_with("kv_b_proj");
+}
 
-// Whether the tensor is a linear of attention, a dense feed-forward or a shared expert.
-bool IsOtherLinear(std::string_view name) {
-  constexpr std::string_view kLinears[] = {
-      ".attn_q.weight",        ".attn_k.weight",   ".attn_v.weight",         ".attn_output.weight",
-      ".attn_q_a.weight",      ".attn_q_b.weight", ".attn_kv_a_mqa.weight",  ".ffn_gate.weight",
-      ".ffn_up.weight",        ".ffn_down.weight", ".ffn_gate_shexp.weight", ".ffn_up_shexp.weight",
-      ".ffn_down_shexp.weight"};
-  return std::ranges::any_of(kLinears, [&](std::string_view end) { return name.ends_with(end); });
+// "gate", "up", "down" or "gate_up" of a tensor of experts: "ffn_up_exps", or "ffn_up.7" of old
+// files. Empty: the tensor is none.
+std::string_view ExpertPartOf(std::string_view tensor) {
+  if (!TakePrefix(&tensor, "ffn_")) return {};
+  constexpr std::string_view kStack = "_exps";
+  if (tensor.ends_with(kStack)) return tensor.substr(0, tensor.size() - kStack.size());
+  const size_t dot = tensor.find('.');
+  return dot == std::string_view::npos ? std::string_view() : tensor.substr(0, dot);
 }
 
 }  // namespace
@@ -162,12 +166,32 @@ GgufPlace PlaceInGguf(const GgufFiles& files, const ModelConfig& config, std::st
   return layer ? LayerPlace(files, config, fmt::format("blk.{}.", *layer), name) : GgufPlace();
 }
 
-bool AllStoredAs(const GgufFiles& files, GgmlTypeId type, bool experts) {
+std::vector<std::string> ModulesOfGguf(std::string_view tensor) {
+  if (tensor == "output.weight") return {"lm_head"};
+  constexpr std::string_view kSuffix = ".weight";
+  if (!TakePrefix(&tensor, "blk.") || !tensor.ends_with(kSuffix)) return {};
+  const auto layer = TakeNumber(&tensor);
+  if (!layer) return {};
+  tensor.remove_suffix(kSuffix.size());
+  const std::string prefix = fmt::format("model.layers.{}.", *layer);
+  std::vector<std::string> modules;
+  for (const Mapped& module : kModules)
+    if (module.gguf == tensor && StaysPacked(module.name))
+      modules.push_back(prefix + std::string(module.name));
+  const std::string_view part = ExpertPartOf(tensor);
+  if (part.empty()) return modules;
+  for (const Mapped& matrix : kExpertParts) {
+    if (matrix.gguf != part && (part != "gate_up" || matrix.gguf == "down")) continue;
+    for (const char* block : {"mlp", "block_sparse_moe"})
+      modules.push_back(fmt::format("{}{}.experts.{}", prefix, block, matrix.name));
+  }
+  return modules;
+}
+
+bool AllExpertsStoredAs(const GgufFiles& files, GgmlTypeId type) {
   bool any = false;
   for (const auto& [name, tensor] : files.tensors()) {
-    const bool mine =
-        experts ? IsExpertModule(name) && name.ends_with(".weight") : IsOtherLinear(name);
-    if (!mine) continue;
+    if (name.find("_exps.") == std::string_view::npos || !name.ends_with(".weight")) continue;
     if (tensor.type->id != type) return false;
     any = true;
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/gguf_files.h"
 #include "model/config.h"
@@ -33,8 +34,11 @@ struct GgufPlace {
 // `name`: "model.layers.3.mlp.experts.7.up_proj.weight".
 GgufPlace PlaceInGguf(const GgufFiles& files, const ModelConfig& config, std::string_view name);
 
-// Whether the routed experts of all layers, or with `experts` false all other linears of all
-// layers, are stored in the type. False if there are none.
-bool AllStoredAs(const GgufFiles& files, GgmlTypeId type, bool experts);
+// The linears whose matrices a tensor holds: "model.layers.3.mlp.experts.up_proj", without the
+// expert's number and in the spellings of all families. Empty: none, or none that may stay packed.
+std::vector<std::string> ModulesOfGguf(std::string_view tensor);
+
+// Whether the routed experts of all layers are stored in the type. False if there are none.
+bool AllExpertsStoredAs(const GgufFiles& files, GgmlTypeId type);
 
 }  // namespace switchyard

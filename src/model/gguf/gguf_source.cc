@@ -1,5 +1,8 @@
 #include "model/gguf/gguf_source.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -17,11 +20,12 @@
 #include "model/weights/prefault.h"
 #include "model/weights/slabs.h"
 #include "quant/ggml_blocks.h"
+#include "quant/ggml_panels.h"
 
 namespace switchyard {
 namespace {
 
-constexpr int64_t kRowsOfJob = 256;
+constexpr int64_t kRowsOfJob = 256;  // whole panels
 constexpr size_t kNamedMissing = 5;
 constexpr int64_t kPackedBlock = 32;  // columns of a block of Q4_0 and MXFP4
 constexpr std::string_view kGateUp = "gate_up_proj";
@@ -52,6 +56,14 @@ void PackRow(const GgufMatrix& m, int64_t row, Range blocks, uint8_t* codes, uin
   }
 }
 
+// Removes whole pages of a mapped file from the process. They are read again when they are used.
+void DropPages(const uint8_t* begin, const uint8_t* end) {
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
+  const uintptr_t last = reinterpret_cast<uintptr_t>(end) / page * page;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
+
 class GgufSource : public WeightSource {
  public:
   GgufSource(const GgufFiles& files, const ModelConfig& config,
@@ -77,10 +89,11 @@ class GgufSource : public WeightSource {
     if (!m) return {};
     const auto plain = PlainType(*m->type);
     if (plain && m->pairs_of == 0) return InPlace(r, *m, *plain);
-    const bool packed = (r.mxfp4_blocks && m->type->id == kGgmlMXFP4) ||
-                        (r.scheme.format == WeightFormat::kMxfp4 && m->type->id == kGgmlMXFP4) ||
-                        (r.scheme.format == WeightFormat::kInt4Group && m->type->id == kGgmlQ4_0);
-    if (packed && (r.mxfp4_blocks || r.scheme.packing != Packing::kPlain)) return Pack(r, *m);
+    const WeightFormat format = FormatInMemory(r);
+    if (HasPanels(format) && PanelFormatOfGgml(*m->type) == format) return Panels(r, *m, format);
+    const bool packed = (format == WeightFormat::kMxfp4 && m->type->id == kGgmlMXFP4) ||
+                        (format == WeightFormat::kInt4Group && m->type->id == kGgmlQ4_0);
+    if (packed) return Pack(r, *m);
     return Expand(r, plain.value_or(config_.dtype),
                   [m = *m, check = check_](Range rows, float* out) {
                     for (int64_t row = rows.begin; row < rows.end; ++row, out += m.k)
@@ -147,6 +160,13 @@ class GgufSource : public WeightSource {
     return r;
   }
 
+  // Blocks of gpt-oss have no scheme.
+  WeightFormat FormatInMemory(const MatrixRequest& r) const {
+    if (!r.mxfp4_blocks) return ImpliedFormat(config_, r);
+    const bool panels = config_.quantization.int8_group_rows && r.cols.begin % kMxfp4BlockSize == 0;
+    return panels ? WeightFormat::kMxfp4Panels : WeightFormat::kMxfp4;
+  }
+
   // Error if the shape differs from `shape`; leading dimensions of 1 do not count. If absent,
   // records it and returns nullptr.
   const GgufFiles::Tensor* Find(const std::string& name, const std::string& tensor,
@@ -197,6 +217,40 @@ class GgufSource : public WeightSource {
     return view;
   }
 
+  // Panels that begin at the first requested row and column.
+  WeightView Panels(const MatrixRequest& r, const GgufMatrix& m, WeightFormat format) {
+    WeightView view{.format = format,
+                    .data = m.data,
+                    .activation = r.scheme.activation,
+                    .stored_k = r.cols.size(),
+                    .n = r.rows.size(),
+                    .k = r.cols.size(),
+                    .owner = m.file};
+    if (!options_.read_data || view.n == 0 || view.k == 0) return view;
+    const Slabs::Piece piece =
+        slabs_.Allocate(static_cast<size_t>(PanelMatrixBytes(format, 0, view.n, view.k)));
+    view.data = piece.data;
+    view.owner = piece.owner;
+    const auto row_bytes = static_cast<size_t>(PanelBytes(format, 0, view.k) / kPanelHeight);
+    const auto stored = [=](int64_t i) { return r.row0 + (r.rows.begin + i) * r.row_step; };
+    const auto convert = [=, check = check_, out = piece.data](int64_t i) {
+      if (check) {
+        std::vector<float> values(static_cast<size_t>(m.k));
+        m.Read(stored(i), check, values.data());
+      }
+      for (int64_t begin = r.cols.begin, part = 0; begin < r.cols.end;
+           begin += kPanelColumns, ++part) {
+        PutPanelRow(format, 0, view.k, i, part,
+                    PanelRowOfGgml(*m.type, m.Row(stored(i)), begin, r.cols.end), out);
+      }
+    };
+    // The packed copy remains the only one in memory.
+    AddJobs(view.n, row_bytes, convert, [=](int64_t first, int64_t end) {
+      if (m.pairs_of == 0) DropPages(m.Row(stored(first)), m.Row(stored(end - 1)) + m.row_bytes());
+    });
+    return view;
+  }
+
   WeightView Pack(const MatrixRequest& r, const GgufMatrix& m) {
     const bool int4 = m.type->id == kGgmlQ4_0;
     const Range blocks = {r.cols.begin / kPackedBlock, CeilDiv(r.cols.end, kPackedBlock)};
@@ -220,7 +274,7 @@ class GgufSource : public WeightSource {
     view.data = piece.data;
     view.scales = piece.data + code_bytes;
     view.owner = piece.owner;
-    AddJobs(view.n, row_codes + row_scales, [=, check = check_](int64_t i) {
+    const auto convert = [=, check = check_](int64_t i) {
       const int64_t row = r.row0 + (r.rows.begin + i) * r.row_step;
       if (check) {
         std::vector<float> values(static_cast<size_t>(m.k));
@@ -228,7 +282,8 @@ class GgufSource : public WeightSource {
       }
       PackRow(m, row, blocks, piece.data + static_cast<size_t>(i) * row_codes,
               piece.data + code_bytes + static_cast<size_t>(i) * row_scales);
-    });
+    };
+    AddJobs(view.n, row_codes + row_scales, convert, [](int64_t, int64_t) {});
     return view;
   }
 
@@ -291,12 +346,14 @@ class GgufSource : public WeightSource {
     });
   }
 
-  template <typename F>
-  void AddJobs(int64_t rows, size_t row_bytes, F work) {
+  // work(row) for each row; after(first, end) when a job's rows are done.
+  template <typename F, typename After>
+  void AddJobs(int64_t rows, size_t row_bytes, F work, After after) {
     for (int64_t first = 0; first < rows; first += kRowsOfJob) {
       const int64_t end = std::min(rows, first + kRowsOfJob);
       jobs_.Add(row_bytes * static_cast<size_t>(end - first), [=] {
         for (int64_t i = first; i < end; ++i) work(i);
+        after(first, end);
       });
     }
   }

@@ -37,6 +37,8 @@ class CheckpointSource : public WeightSource {
       case Packing::kSignedInt4:
       case Packing::kModelOptInt4:
         return ReadInt4(in_, r);
+      case Packing::kGguf:
+        break;
     }
     CheckFailed(__FILE__, __LINE__, "unknown packing");
   }

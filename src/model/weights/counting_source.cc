@@ -5,6 +5,7 @@
 #include "kernels/gpu_formats.h"
 #include "model/weights/int4_matrix.h"
 #include "model/weights/source.h"
+#include "quant/panels.h"
 
 namespace switchyard {
 namespace {
@@ -21,6 +22,7 @@ class CountingSource : public WeightSource {
   WeightView Matrix(const MatrixRequest& r) override {
     WeightView view{
         .format = Placed(ImpliedFormat(config_, r), r), .n = r.rows.size(), .k = r.cols.size()};
+    if (HasPanels(view.format)) view.group_size = GroupSizeOf(r.scheme, r.cols);
     if (view.format == WeightFormat::kInt4Group) {
       view.group_size = GroupSizeOf(r.scheme, r.cols);
       // Packed 4-bit weights on a GPU have scales for groups of at most 64 columns.
@@ -54,6 +56,37 @@ class CountingSource : public WeightSource {
   const bool packs_experts_;
 };
 
+// Columns at multiples of which a panel of the format may begin.
+int64_t PanelUnit(WeightFormat panels, int64_t group_size) {
+  switch (panels) {
+    case WeightFormat::kInt4Panels:
+    case WeightFormat::kInt4ZeroPanels:
+      return group_size;
+    case WeightFormat::kQ4KPanels:
+    case WeightFormat::kQ5KPanels:
+    case WeightFormat::kQ6KPanels:
+      return kPanelColumns;
+    default:
+      return kMxfp4BlockSize;
+  }
+}
+
+// The format of a matrix that its loader packs. Panels are multiplied with int8 rows only.
+WeightFormat Loaded(const ModelConfig& config, const MatrixRequest& r) {
+  const LinearScheme& scheme = r.scheme;
+  const bool gguf = scheme.packing == Packing::kGguf;
+  if (!gguf && scheme.packing != Packing::kWhileLoading) return scheme.format;
+  const WeightFormat panels = gguf && scheme.format == WeightFormat::kInt4Group
+                                  ? WeightFormat::kQ4_0Panels
+                                  : PanelFormatOf(scheme.format, scheme.group_size, scheme.zeros);
+  if (!HasPanels(panels)) return panels;
+  const bool int8_rows =
+      config.quantization.int8_group_rows && (scheme.activation == ActivationFormat::kNone ||
+                                              scheme.activation == ActivationFormat::kBFloat16);
+  if (int8_rows && r.cols.begin % PanelUnit(panels, scheme.group_size) == 0) return panels;
+  return HasPanels(scheme.format) ? PlainFormat(config.dtype) : scheme.format;
+}
+
 }  // namespace
 
 WeightFormat PlainFormat(DType dtype) {
@@ -73,7 +106,7 @@ WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& reque
   if (request.mxfp4_blocks) return WeightFormat::kMxfp4;
   const LinearScheme& scheme = request.scheme;
   const bool plain = scheme.packing == Packing::kPlain || scheme.act_order;
-  return plain ? PlainFormat(config.dtype) : scheme.format;
+  return plain ? PlainFormat(config.dtype) : Loaded(config, request);
 }
 
 int32_t GroupSizeOf(const LinearScheme& scheme, Range cols) {
@@ -90,6 +123,11 @@ int64_t ColumnUnit(const LinearScheme& scheme) {
       return kNvfp4BlockSize;
     case WeightFormat::kInt4Group:
       return scheme.group_size > 0 ? scheme.group_size : kInt4Word;
+    case WeightFormat::kQ8_0Panels:
+    case WeightFormat::kQ4KPanels:
+    case WeightFormat::kQ5KPanels:
+    case WeightFormat::kQ6KPanels:
+      return PanelUnit(scheme.format, scheme.group_size);
     default:
       return 1;
   }

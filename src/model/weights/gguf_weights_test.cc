@@ -20,6 +20,7 @@ using ::testing::HasSubstr;
 using testing::ReadBytes;
 using testing::Roles;
 using testing::TempDir;
+using testing::Values;
 using testing::WriteBytes;
 
 fs::path GgufFile(const std::string& name) {
@@ -120,6 +121,57 @@ TEST(GgufFormats, KeepBlocksThatAViewHoldsExactly) {
   EXPECT_EQ(expert("k_types").first.format, WeightFormat::kBF16);
 }
 
+// As with int8 rows, the default of CPUs.
+ModelConfig WithInt8Rows(const char* file) {
+  ModelConfig config = LoadModelConfig(GgufFile(file));
+  config.quantization.int8_group_rows = true;
+  return config;
+}
+
+TEST(GgufFormats, StayPackedForInt8Rows) {
+  const auto load = [](const char* file) {
+    return LoadWeights(GgufFile(file), WithInt8Rows(file), Mesh(), {});
+  };
+  const ModelWeights q8_0 = load("olmoe_q8_0"), q4_0 = load("mixtral_q4_0"),
+                     mxfp4 = load("gpt_oss_mxfp4"), k_types = load("k_types");
+  EXPECT_EQ(q8_0.layers[0].moe.experts[0].gate.format, WeightFormat::kQ8_0Panels);
+  EXPECT_EQ(q8_0.layers[0].grouped.q.w.format, WeightFormat::kQ8_0Panels);
+  EXPECT_EQ(q8_0.head.format, WeightFormat::kQ8_0Panels);
+  EXPECT_EQ(q8_0.embedding.format, WeightFormat::kBF16);
+  EXPECT_EQ(q8_0.layers[0].moe.router.w.format, WeightFormat::kF32);
+  EXPECT_EQ(q4_0.layers[0].moe.experts[0].down.format, WeightFormat::kQ4_0Panels);
+  EXPECT_EQ(mxfp4.layers[0].moe.experts[0].gate.format, WeightFormat::kMxfp4Panels);
+  EXPECT_EQ(mxfp4.layers[0].grouped.o.w.format, WeightFormat::kQ8_0Panels);
+  const GroupedAttentionWeights& attention = k_types.layers[0].grouped;
+  EXPECT_EQ(attention.q.w.format, WeightFormat::kBF16);  // IQ4_XS
+  EXPECT_EQ(attention.k.w.format, WeightFormat::kQ6KPanels);
+  EXPECT_EQ(attention.v.w.format, WeightFormat::kQ4KPanels);
+  EXPECT_EQ(attention.o.w.format, WeightFormat::kQ8_0Panels);
+  // Gate and up have different types.
+  EXPECT_EQ(k_types.layers[0].moe.experts[0].gate.format, WeightFormat::kBF16);
+  EXPECT_EQ(k_types.layers[0].moe.experts[0].up.format, WeightFormat::kBF16);
+  EXPECT_EQ(k_types.layers[0].moe.experts[0].down.format, WeightFormat::kQ6KPanels);
+  EXPECT_EQ(k_types.layers[0].moe.experts[0].down.activation, ActivationFormat::kInt8Group);
+}
+
+TEST(GgufFormats, PanelsHoldTheNumbersOfTheFile) {
+  for (const char* file : {"olmoe_q8_0", "mixtral_q4_0", "gpt_oss_mxfp4", "k_types"}) {
+    SCOPED_TRACE(file);
+    const Roles expanded = Assemble(GgufFile(file), LoadModelConfig(GgufFile(file)), {1, 1});
+    const ModelConfig config = WithInt8Rows(file);
+    for (const MeshShape shape : {MeshShape{1, 1}, {2, 1}, {2, 2}}) {
+      const Roles panels = Assemble(GgufFile(file), config, shape);
+      for (const auto& [role, values] : expanded) {
+        const Values& got = panels.at(role);
+        ASSERT_EQ(got.size(), values.size()) << role;
+        // Expanded weights are rounded to bfloat16.
+        for (size_t i = 0; i < values.size(); ++i)
+          ASSERT_NEAR(got[i], values[i], std::fabs(values[i]) * 0x1p-8) << role << " " << i;
+      }
+    }
+  }
+}
+
 // The plan counts the bytes that are loaded; routers and norms are float32 in GGUF files.
 TEST(GgufFormats, AreCountedByThePlan) {
   for (const Case& c : kCases) {
@@ -176,6 +228,11 @@ TEST(GgufErrors, NameTheFileAndTensor) {
 TEST(GgufErrors, NameFlagsThatDoNotApply) {
   EXPECT_THAT(ErrorOf([] { LoadModelConfig(GgufFile("olmoe_q8_0"), {}, {.method = "int4"}); }),
               HasSubstr("--quantization int4: "));
+  EXPECT_THAT(ErrorOf([] {
+                LoadModelConfig(GgufFile("olmoe_q8_0"), {},
+                                {.rules = R"({"rules": [{"targets": ["a"], "method": "int8"}]})"});
+              }),
+              HasSubstr("--quantization-config: "));
   EXPECT_THAT(ErrorOf([] { Checkpoint(GgufFile("olmoe_q8_0")); }),
               HasSubstr("is a GGUF model; this command needs a safetensors checkpoint"));
   EXPECT_EQ(LoadModelConfig(GgufFile("olmoe_q8_0"), R"({"clip_qkv": 8})").attention.clip_qkv, 8.0f);

@@ -8,12 +8,13 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "model/weights/checkpoint_reader.h"
+#include "quant/panels.h"
 #include "quant/quantize.h"
 
 namespace switchyard {
 namespace {
 
-constexpr int64_t kRowsOfJob = 128;  // a multiple of FP8's blocks
+constexpr int64_t kRowsOfJob = 128;  // a multiple of FP8's blocks and of panels
 
 // The layout parameters of a format.
 struct Layout {
@@ -93,7 +94,8 @@ struct Target {
   Range rows, cols;   // of the request
   Range read_cols;    // columns that scales depend on
   float largest = 0;  // largest magnitude of the matrix, for formats with whole_matrix
-  uint8_t* codes = nullptr;
+  WeightFormat panels = WeightFormat::kF32;  // of the result; kF32: it has the scheme's format
+  uint8_t* codes = nullptr;                  // or panels
   uint8_t* scales = nullptr;
   uint8_t* zeros = nullptr;  // null: the scheme has no zero points
 
@@ -128,6 +130,11 @@ void PackRows(const PlainRows& from, const Target& to, Range part) {
   if (extra != 0) {
     CHECK_EQ(packed.global_scale, Nvfp4GlobalScale(to.largest));
   }
+  if (HasPanels(to.panels)) {
+    for (int64_t i = 0; i < part.size(); ++i)
+      PutViewRow(packed, i, to.panels, part.begin - to.rows.begin + i, to.codes);
+    return;
+  }
   const int64_t skipped = to.cols.begin - to.read_cols.begin, kept = to.cols.size();
   const auto* codes = static_cast<const uint8_t*>(packed.data) + to.CodeBytes(skipped);
   uint8_t* to_codes = to.codes + (part.begin - to.rows.begin) * to.CodeBytes(kept);
@@ -150,8 +157,9 @@ Range Widen(Range part, int64_t unit, int64_t limit) {
   return {part.begin / unit * unit, std::min(limit, CeilDiv(part.end, unit) * unit)};
 }
 
-Target TargetOf(const MatrixRequest& r) {
+Target TargetOf(const MatrixRequest& r, WeightFormat format) {
   Target to{.layout = LayoutOf(r.scheme), .scheme = r.scheme};
+  if (HasPanels(format)) to.panels = format;
   const int64_t total = r.total_rows > 0 ? r.total_rows : r.n;
   to.rows = Widen(r.rows, to.layout.row_unit, total);
   // 4-bit codes are stored in full bytes.
@@ -193,8 +201,9 @@ WeightView ReadAndPack(CheckpointReader& in, const MatrixRequest& r) {
   const StoredTensor* t = FindPlain(in, r);
   if (!t) return {};
   CheckColumnMultiple(r);
-  Target to = TargetOf(r);
-  WeightView view{.format = r.scheme.format,
+  const WeightFormat format = ImpliedFormat(in.config(), r);
+  Target to = TargetOf(r, format);
+  WeightView view{.format = format,
                   .data = t->data,
                   .group_size = static_cast<int32_t>(r.scheme.group_size),
                   .activation = r.scheme.activation,
@@ -211,6 +220,21 @@ WeightView ReadAndPack(CheckpointReader& in, const MatrixRequest& r) {
     view.global_scale = Nvfp4GlobalScale(to.largest);
   }
   const size_t row_bytes = to.CodeBytes(to.cols.size());
+  const auto start = [&] {
+    for (int64_t first = to.rows.begin; first < to.rows.end; first += kRowsOfJob) {
+      const Range part = {first, std::min(to.rows.end, first + kRowsOfJob)};
+      in.Later(row_bytes * static_cast<size_t>(part.size()),
+               [from, to, part] { PackRows(from, to, part); });
+    }
+  };
+  if (HasPanels(format)) {
+    const Slabs::Piece piece = in.slabs().Allocate(static_cast<size_t>(
+        PanelMatrixBytes(format, view.group_size, to.rows.size(), to.cols.size())));
+    view.data = to.codes = piece.data;
+    view.owner = piece.owner;
+    start();
+    return view;
+  }
   const size_t code_bytes = Slabs::Align(row_bytes * static_cast<size_t>(to.rows.size()));
   const size_t scale_bytes = to.scale_rows() * to.ScaleBytes(to.cols.size());
   const size_t zero_bytes = to.scale_rows() * to.ZeroBytes(to.cols.size());
@@ -222,11 +246,7 @@ WeightView ReadAndPack(CheckpointReader& in, const MatrixRequest& r) {
   view.scales = to.scales;
   view.zeros = to.zeros;
   view.owner = piece.owner;
-  for (int64_t first = to.rows.begin; first < to.rows.end; first += kRowsOfJob) {
-    const Range part = {first, std::min(to.rows.end, first + kRowsOfJob)};
-    in.Later(row_bytes * static_cast<size_t>(part.size()),
-             [from, to, part] { PackRows(from, to, part); });
-  }
+  start();
   return view;
 }
 

@@ -34,7 +34,7 @@ ExpertPlacement Parts::PlacementOf(int64_t layer) const {
 
 WeightView Parts::Matrix(const MatrixRequest& request) {
   WeightView view = source_.Matrix(request);
-  if (config().quantization.int8_group_rows && HasFourBitCodes(view.format) &&
+  if (config().quantization.int8_group_rows && TakesInt8Groups(view.format) &&
       DefinesNoRows(view.activation)) {
     view.activation = ActivationFormat::kInt8Group;
   }

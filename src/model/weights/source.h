@@ -94,12 +94,15 @@ std::unique_ptr<WeightSource> MakeCountingSource(
     const ModelConfig& config, std::optional<DType> gpu_plain_dtype = std::nullopt,
     bool packs_experts = false);
 
-// The format of a matrix that config.json implies, without a checkpoint.
+// The format of a matrix in memory that config.json implies, without a checkpoint. Matrices that
+// loaders pack are panels (quant/panels.h) if their rows are int8 and their columns begin at a
+// block of a panel.
 WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& request);
-// Group size of a kInt4Group view of columns `cols`: the number of columns that share a scale.
+// Group size of a view of kInt4Group or its panels, of columns `cols`: the number of columns that
+// share a scale.
 int32_t GroupSizeOf(const LinearScheme& scheme, Range cols);
-// Number of adjacent columns that must stay on one rank: 32 for MXFP4, the group size for int4,
-// else 1.
+// Number of adjacent columns that must stay on one rank: 32 for MXFP4 and Q8_0, the group size for
+// int4, 128 for the K types of ggml, else 1.
 int64_t ColumnUnit(const LinearScheme& scheme);
 WeightFormat PlainFormat(DType dtype);  // for kF32, kBF16 or kF16
 
