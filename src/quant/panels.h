@@ -48,7 +48,8 @@ struct PanelRow {
   uint8_t scales[16];
 };
 
-// Bytes of a part of 16 rows. Group size: of kInt4Panels and kInt4ZeroPanels only, a divisor of 128.
+// Bytes of a part of 16 rows. Group size: of kInt4Panels and kInt4ZeroPanels only, a divisor of
+// 128.
 struct PanelLayout {
   int64_t code_bytes = 0;
   int64_t scale_bytes = 0;
