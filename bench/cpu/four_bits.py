@@ -150,7 +150,7 @@ def show(results, against):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", type=pathlib.Path, required=True, help="source of ik_llama.cpp")
+    parser.add_argument("--peer", type=pathlib.Path, help="source of ik_llama.cpp; without it, only ours run")
     parser.add_argument("--work", type=pathlib.Path, required=True, help="directory for files and results")
     parser.add_argument("--model", choices=("olmoe-1b-7b", "gpt-oss-20b"), default="olmoe-1b-7b")
     parser.add_argument("--rounds", type=int, default=3)
@@ -160,8 +160,10 @@ def main():
     args = parser.parse_args()
     args.program = os.environ.get("SWITCHYARD", ROOT / "build/release/switchyard")
     args.work.mkdir(parents=True, exist_ok=True)
-    chosen = contestants(args, build_peer(args.peer, args.threads))
+    chosen = contestants(args, build_peer(args.peer, args.threads) if args.peer else None)
     chosen = [(c, peer) for c, peer in chosen if not args.only or c.name in args.only]
+    if not args.peer:
+        chosen = [(c, peer) for c, peer in chosen if isinstance(c, Ours)]
     against = {c.name: peer if any(peer == other.name for other, _ in chosen) else None for c, peer in chosen}
     results = {c.name: [] for c, _ in chosen}
     for number in range(args.rounds):
