@@ -36,8 +36,10 @@ def build_peer(source, jobs):
     if text != bench.read_text():
         bench.write_text(text)
     if not (build / "build.ninja").exists():
-        subprocess.run(["cmake", "-S", source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON",
-                        "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_SERVER=OFF"], check=True)
+        options = ["CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", "LLAMA_CURL=OFF", "LLAMA_BUILD_TESTS=OFF",
+                   "LLAMA_BUILD_SERVER=OFF"]
+        options = [f"-D{option}" for option in options]
+        subprocess.run(["cmake", "-S", source, "-B", build, "-G", "Ninja", *options], check=True)
     subprocess.run(["nice", "ninja", "-C", build, f"-j{jobs}", "llama-batched-bench"], check=True)
     return build / "bin/llama-batched-bench"
 
@@ -48,8 +50,8 @@ class Peer:
 
     def lines(self, prompt, batches):
         tokens = max(batches) * (prompt + OUTPUT)
-        command = [*self.command, "-c", str(tokens + 64), "-b", "2048", "-ub", "512", "-npp", str(prompt), "-ntg", str(OUTPUT),
-                   "-npl", ",".join(map(str, batches))]
+        command = [*self.command, "-c", str(tokens + 64), "-b", "2048", "-ub", "512", "-npp", str(prompt), "-ntg",
+                   str(OUTPUT), "-npl", ",".join(map(str, batches))]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         out = done.stdout + done.stderr
         rows = [[float(x) for x in line.strip("| ").split("|")] for line in out.splitlines()
@@ -84,8 +86,8 @@ class Ours:
         out = {"prefill 512": one["prefill_tokens_per_second"], "plain reads GB/s": one["bandwidth"] / 1e9}
         for name, row in zip(METRICS[1:], [one, *many]):
             out[name] = row["decode_tokens_per_second"]
-            out[f"{name} of reads"] = (row["decode_bytes_per_step"] * row["decode_tokens_per_second"] / row["batch_size"] /
-                                      row["bandwidth"])
+            steps = row["decode_tokens_per_second"] / row["batch_size"]
+            out[f"{name} of reads"] = steps * row["decode_bytes_per_step"] / row["bandwidth"]
         return out
 
 
@@ -101,17 +103,21 @@ def contestants(args, peer):
     k = written(args.work / "olmoe-q4_k_s.gguf", random_gguf.olmoe, "Q4_K")
     mx = written(args.work / "olmoe-mxfp4.gguf", random_gguf.olmoe, "MXFP4")
     dummy = ["--load-format", "dummy"]
-    int4 = {"group_size": 32, "zero_points": True}
     head = ("lm_head", "int8", {})
+    attention = ("self_attn", "int4", {"group_size": 32, "zero_points": True})
+
+    def packed(name, method, peer_name, *chosen):
+        flags = [*dummy, "--quantization", method, "--quantization-config", rules(*chosen)]
+        return Ours(name, shape, flags, args), peer_name
+
     return [
         (Peer("peer q4_k_s", peer, k, args), None),
         (Ours("gguf q4_k_s", k, [], args), "peer q4_k_s"),
-        (Ours("int4", shape, [*dummy, "--quantization", "int4", "--quantization-config", rules(head)], args), "peer q4_k_s"),
+        packed("int4", "int4", "peer q4_k_s", head),
         (Peer("peer mxfp4", peer, mx, args), None),
         (Ours("gguf mxfp4", mx, [], args), "peer mxfp4"),
-        (Ours("mxfp4", shape, [*dummy, "--quantization", "mxfp4", "--quantization-config",
-                               rules(("self_attn", "int4", int4), head)], args), "peer mxfp4"),
-        (Ours("int8", shape, [*dummy, "--quantization", "w8a8_int8", "--quantization-config", rules(head)], args), None),
+        packed("mxfp4", "mxfp4", "peer mxfp4", attention, head),
+        packed("int8", "w8a8_int8", None, head),
     ]
 
 
@@ -126,8 +132,8 @@ def show(results, against):
     def median(name, metric):
         return statistics.median(round[metric] for round in results[name])
 
-    print(f"\nmedians of {len(next(iter(results.values())))} rounds, tokens/s; in brackets: ratio to the peer; decode: of "
-          "plain reads")
+    rounds = len(next(iter(results.values())))
+    print(f"\nmedians of {rounds} rounds, tokens/s; in brackets: ratio to the peer; decode: fraction of plain reads")
     print("| | " + " | ".join(METRICS) + " | plain reads GB/s |\n|" + "---|" * (len(METRICS) + 2))
     for name, rounds in results.items():
         cells = []
@@ -144,7 +150,7 @@ def show(results, against):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", type=pathlib.Path, required=True, help="source of ik_llama.cpp")
+    parser.add_argument("--peer", type=pathlib.Path, help="source of ik_llama.cpp; without it, only ours run")
     parser.add_argument("--work", type=pathlib.Path, required=True, help="directory for files and results")
     parser.add_argument("--model", choices=("olmoe-1b-7b", "gpt-oss-20b"), default="olmoe-1b-7b")
     parser.add_argument("--rounds", type=int, default=3)
@@ -154,15 +160,18 @@ def main():
     args = parser.parse_args()
     args.program = os.environ.get("SWITCHYARD", ROOT / "build/release/switchyard")
     args.work.mkdir(parents=True, exist_ok=True)
-    chosen = contestants(args, build_peer(args.peer, args.threads))
+    chosen = contestants(args, build_peer(args.peer, args.threads) if args.peer else None)
     chosen = [(c, peer) for c, peer in chosen if not args.only or c.name in args.only]
+    if not args.peer:
+        chosen = [(c, peer) for c, peer in chosen if isinstance(c, Ours)]
     against = {c.name: peer if any(peer == other.name for other, _ in chosen) else None for c, peer in chosen}
     results = {c.name: [] for c, _ in chosen}
     for number in range(args.rounds):
         for contestant, _ in chosen:
             results[contestant.name].append(contestant.run())
             latest = results[contestant.name][-1]
-            print(f"round {number + 1}, {contestant.name}: " + ", ".join(f"{k} {v:.3g}" for k, v in latest.items()), flush=True)
+            figures = ", ".join(f"{metric} {value:.3g}" for metric, value in latest.items())
+            print(f"round {number + 1}, {contestant.name}: {figures}", flush=True)
     for contestant, _ in chosen:
         if getattr(contestant, "peak", ""):
             print(f"{contestant.name}: {contestant.peak}")

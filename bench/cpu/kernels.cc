@@ -92,29 +92,18 @@ class WeightPool {
                     .stored_k = k,
                     .n = n,
                     .k = k};
-    // Any part of a panel may begin a matrix.
-    next_ += HasPanels(w.format) ? bytes : (bytes + 4095) / 4096 * 4096;
+    next_ += (bytes + 4095) / 4096 * 4096;
     return w;
   }
 
  private:
-  // Equal parts with random codes, and scales that are valid numbers.
+  // Bytes that are valid codes and scales wherever a panel begins.
   void FillPanels() {
-    const WeightFormat format = formats_.weights;
     std::mt19937 random(1);
-    PanelRow row;
-    for (uint8_t& scale : row.scales) scale = 0x30;
-    if (format == WeightFormat::kInt4ZeroPanels)
-      std::fill_n(row.scales + 2 * kPanelColumns / formats_.Group(),
-                  kPanelColumns / formats_.Group(), static_cast<uint8_t>(kInt4Zero));
-    const auto part = static_cast<int64_t>(PanelBytes(format, formats_.Group(), kPanelColumns));
-    std::vector<uint8_t> panel(part);
-    for (int64_t i = 0; i < kPanelHeight; ++i) {
-      for (uint8_t& code : row.codes) code = static_cast<uint8_t>(random());
-      PutPanelRow(format, formats_.Group(), kPanelColumns, i, 0, row, panel.data());
-    }
-    for (int64_t at = 0; at + part <= kPoolBytes; at += part)
-      std::memcpy(memory_.data() + at, panel.data(), part);
+    std::vector<char> bytes(1 << 16);
+    for (char& byte : bytes) byte = static_cast<char>(0x30 | (random() & 15));
+    for (int64_t at = 0; at < kPoolBytes; at += std::ssize(bytes))
+      std::memcpy(memory_.data() + at, bytes.data(), bytes.size());
   }
 
   // Bytes of weights without their scales, which are less than a tenth of the total.

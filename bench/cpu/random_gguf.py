@@ -129,9 +129,9 @@ def olmoe(path, four_bits):
 def gpt_oss(path, _):
     """gpt-oss-20b: MXFP4 experts, Q8_0."""
     hidden, inner, layers, experts, vocab, heads, kv, size = 2880, 2880, 24, 32, 201088, 64, 8, 64
-    numbers = {"context_length": 131072, "embedding_length": hidden, "block_count": layers, "feed_forward_length": inner,
-               "attention.head_count": heads, "attention.head_count_kv": kv, "attention.key_length": size,
-               "attention.value_length": size, "attention.sliding_window": 128, "expert_count": experts,
+    numbers = {"context_length": 131072, "embedding_length": hidden, "block_count": layers,
+               "feed_forward_length": inner, "attention.head_count": heads, "attention.head_count_kv": kv,
+               "attention.key_length": size, "attention.value_length": size, "attention.sliding_window": 128, "expert_count": experts,
                "expert_used_count": 4, "expert_feed_forward_length": inner,
                "rope.scaling.original_context_length": 4096}
     metadata = common_metadata("gpt-oss", path.stem, vocab, numbers,

@@ -50,25 +50,25 @@ Arrays ArraysOf(WeightFormat format, int64_t group_size) {
   }
 }
 
-// Calls visit(bytes of the row, offset in the part, size) for each run of adjacent bytes of a row.
+// Calls visit(bytes of the row, offset in the matrix, size) for each run of adjacent bytes of a row
+// of a part.
 template <typename Visit>
-void ForRuns(const Arrays& arrays, int64_t row, uint8_t* codes, uint8_t* scales,
-             const Visit& visit) {
+void ForRuns(WeightFormat format, int64_t group_size, int64_t k, int64_t row, int64_t part,
+             uint8_t* codes, uint8_t* scales, const Visit& visit) {
+  const Arrays arrays = ArraysOf(format, group_size);
+  const PanelLayout layout = PanelLayoutOf(format, group_size);
   const int64_t lane = row % kPanelHeight;
-  int64_t at = 0;
+  const int64_t panel = row / kPanelHeight * PanelBytes(format, group_size, k);
+  int64_t at = panel + PanelScaleBytes(format, group_size, k) + part * layout.code_bytes;
   for (int64_t i = 0; i < arrays.code_bytes; i += kPiece, at += kPanelHeight * kPiece)
     visit(codes + i, at + lane * kPiece, kPiece);
+  at = panel + part * layout.scale_bytes;
   for (const ScaleArray& array : arrays.scales) {
     for (int64_t i = 0; i < array.count; ++i, at += kPanelHeight * array.bytes) {
       visit(scales, at + lane * array.bytes, array.bytes);
       scales += array.bytes;
     }
   }
-}
-
-int64_t PartOffset(WeightFormat format, int64_t group_size, int64_t k, int64_t row, int64_t part) {
-  return row / kPanelHeight * PanelBytes(format, group_size, k) +
-         part * PanelLayoutOf(format, group_size).bytes;
 }
 
 float Half(const uint8_t* p) {
@@ -139,14 +139,20 @@ float Value(WeightFormat format, int64_t group_size, const PanelRow& row, int64_
 PanelLayout PanelLayoutOf(WeightFormat format, int64_t group_size) {
   const Arrays arrays = ArraysOf(format, group_size);
   PanelLayout layout{.code_bytes = arrays.code_bytes * kPanelHeight};
-  layout.bytes = layout.code_bytes;
   for (const ScaleArray& array : arrays.scales)
-    layout.bytes += array.count * array.bytes * kPanelHeight;
+    layout.scale_bytes += array.count * array.bytes * kPanelHeight;
   return layout;
 }
 
+int64_t PanelScaleBytes(WeightFormat format, int64_t group_size, int64_t k) {
+  constexpr int64_t kLine = 64;
+  const int64_t bytes = CeilDiv(k, kPanelColumns) * PanelLayoutOf(format, group_size).scale_bytes;
+  return CeilDiv(bytes, kLine) * kLine;
+}
+
 int64_t PanelBytes(WeightFormat format, int64_t group_size, int64_t k) {
-  return CeilDiv(k, kPanelColumns) * PanelLayoutOf(format, group_size).bytes;
+  return PanelScaleBytes(format, group_size, k) +
+         CeilDiv(k, kPanelColumns) * PanelLayoutOf(format, group_size).code_bytes;
 }
 
 int64_t PanelMatrixBytes(WeightFormat format, int64_t group_size, int64_t n, int64_t k) {
@@ -154,27 +160,26 @@ int64_t PanelMatrixBytes(WeightFormat format, int64_t group_size, int64_t n, int
 }
 
 double PanelBytesPerWeight(WeightFormat format, int64_t group_size) {
-  return static_cast<double>(PanelLayoutOf(format, group_size).bytes) /
+  const PanelLayout layout = PanelLayoutOf(format, group_size);
+  return static_cast<double>(layout.code_bytes + layout.scale_bytes) /
          static_cast<double>(kPanelHeight * kPanelColumns);
 }
 
 void PutPanelRow(WeightFormat format, int64_t group_size, int64_t k, int64_t row, int64_t part,
                  const PanelRow& from, uint8_t* panels) {
-  uint8_t* out = panels + PartOffset(format, group_size, k, row, part);
   PanelRow copy = from;
-  ForRuns(ArraysOf(format, group_size), row, copy.codes, copy.scales,
-          [out](const uint8_t* bytes, int64_t at, int64_t size) {
-            std::memcpy(out + at, bytes, static_cast<size_t>(size));
+  ForRuns(format, group_size, k, row, part, copy.codes, copy.scales,
+          [panels](const uint8_t* bytes, int64_t at, int64_t size) {
+            std::memcpy(panels + at, bytes, static_cast<size_t>(size));
           });
 }
 
 PanelRow GetPanelRow(WeightFormat format, int64_t group_size, int64_t k, int64_t row, int64_t part,
                      const uint8_t* panels) {
-  const uint8_t* from = panels + PartOffset(format, group_size, k, row, part);
   PanelRow out{};
-  ForRuns(ArraysOf(format, group_size), row, out.codes, out.scales,
-          [from](uint8_t* bytes, int64_t at, int64_t size) {
-            std::memcpy(bytes, from + at, static_cast<size_t>(size));
+  ForRuns(format, group_size, k, row, part, out.codes, out.scales,
+          [panels](uint8_t* bytes, int64_t at, int64_t size) {
+            std::memcpy(bytes, panels + at, static_cast<size_t>(size));
           });
   return out;
 }

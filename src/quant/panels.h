@@ -2,8 +2,9 @@
 // a vector has four bytes of each row, and all bytes of a panel are in the order in which kernels
 // read them, so that a matrix is one stream of memory.
 //
-// A panel of a matrix [N, K] has ceil(K / 128) parts of 128 columns. A part has the codes of its
-// rows, then their scales. Rows and columns that the matrix does not have are zeros.
+// A panel of a matrix [N, K] has ceil(K / 128) parts of 128 columns. First come the scales of all
+// parts, padded to whole cache lines, then the codes of all parts: kernels convert a panel's scales
+// before they read its codes. Rows and columns that the matrix does not have are zeros.
 //
 //   Codes, as pieces [pieces][16 rows][4 bytes]:
 //     4 bits     16 pieces: byte b of piece v has columns 8v + 2b (low nibble) and 8v + 2b + 1
@@ -47,15 +48,16 @@ struct PanelRow {
   uint8_t scales[16];
 };
 
-// The size of a part of 16 rows. Group size: of kInt4Panels and kInt4ZeroPanels only, a divisor of
+// Bytes of a part of 16 rows. Group size: of kInt4Panels and kInt4ZeroPanels only, a divisor of
 // 128.
 struct PanelLayout {
   int64_t code_bytes = 0;
-  int64_t bytes = 0;  // with scales
+  int64_t scale_bytes = 0;
 };
 PanelLayout PanelLayoutOf(WeightFormat format, int64_t group_size);
 
-// Bytes of a panel of k columns, and of a matrix of n rows.
+// Bytes of the scales of a panel of k columns, of the panel, and of a matrix of n rows.
+int64_t PanelScaleBytes(WeightFormat format, int64_t group_size, int64_t k);
 int64_t PanelBytes(WeightFormat format, int64_t group_size, int64_t k);
 int64_t PanelMatrixBytes(WeightFormat format, int64_t group_size, int64_t n, int64_t k);
 // With whole panels and parts.

@@ -108,6 +108,8 @@ char* OpScratch(int64_t bytes) {
 }
 
 WeightRef MakeRef(const WeightView& w) {
+  const bool panels = HasPanels(w.format);
+  const PanelLayout layout = panels ? PanelLayoutOf(w.format, w.group_size) : PanelLayout();
   return {.format = w.format,
           .data = w.data,
           .scales = w.scales,
@@ -123,16 +125,14 @@ WeightRef MakeRef(const WeightView& w) {
           .convert = Convert,
           .view = &w,
           .skip = 0,
-          .part_bytes = HasPanels(w.format) ? PanelLayoutOf(w.format, w.group_size).bytes : 0};
+          .part_scales = layout.scale_bytes,
+          .panel_scales = panels ? PanelScaleBytes(w.format, w.group_size, w.stored_k) : 0};
 }
 
 const void* RowAddress(const WeightView& w, int64_t row) {
-  if (HasPanels(w.format)) {
-    const int64_t panel = (w.row0 + row) / kPanelHeight, part = w.col0 / kPanelColumns;
+  if (HasPanels(w.format))
     return static_cast<const char*>(w.data) +
-           panel * PanelBytes(w.format, w.group_size, w.stored_k) +
-           part * PanelLayoutOf(w.format, w.group_size).bytes;
-  }
+           (w.row0 + row) / kPanelHeight * PanelBytes(w.format, w.group_size, w.stored_k);
   const int64_t first = (w.row0 + row * w.row_step) * w.stored_k + w.col0;
   return static_cast<const char*>(w.data) + first * StoredBits(w.format) / 8;
 }

@@ -30,7 +30,8 @@ struct WeightRef {
   void (*convert)(const void* view, int64_t row, int64_t begin, int64_t end, float* out);
   const void* view;
   int64_t skip;
-  int64_t part_bytes;  // of panels: bytes of a part (quant/panels.h); else 0
+  // Of panels (quant/panels.h): bytes of a part's scales, and of all scales of a panel; else 0.
+  int64_t part_scales, panel_scales;
 };
 
 // Row i of an activation is base + (ids ? ids[i] : i) · ld.

@@ -1,5 +1,8 @@
 #include "model/gguf/gguf_source.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -51,6 +54,14 @@ void PackRow(const GgufMatrix& m, int64_t row, Range blocks, uint8_t* codes, uin
     ReorderGgmlNibbles(block + (int4 ? 2 : 1), codes);
     codes += kPackedBlock / 2;
   }
+}
+
+// Removes whole pages of a mapped file from the process. They are read again when they are used.
+void DropPages(const uint8_t* begin, const uint8_t* end) {
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
+  const uintptr_t last = reinterpret_cast<uintptr_t>(end) / page * page;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
 }
 
 class GgufSource : public WeightSource {
@@ -221,17 +232,21 @@ class GgufSource : public WeightSource {
     view.data = piece.data;
     view.owner = piece.owner;
     const auto row_bytes = static_cast<size_t>(PanelBytes(format, 0, view.k) / kPanelHeight);
-    AddJobs(view.n, row_bytes, [=, check = check_, out = piece.data](int64_t i) {
-      const int64_t row = r.row0 + (r.rows.begin + i) * r.row_step;
+    const auto stored = [=](int64_t i) { return r.row0 + (r.rows.begin + i) * r.row_step; };
+    const auto convert = [=, check = check_, out = piece.data](int64_t i) {
       if (check) {
         std::vector<float> values(static_cast<size_t>(m.k));
-        m.Read(row, check, values.data());
+        m.Read(stored(i), check, values.data());
       }
       for (int64_t begin = r.cols.begin, part = 0; begin < r.cols.end;
            begin += kPanelColumns, ++part) {
         PutPanelRow(format, 0, view.k, i, part,
-                    PanelRowOfGgml(*m.type, m.Row(row), begin, r.cols.end), out);
+                    PanelRowOfGgml(*m.type, m.Row(stored(i)), begin, r.cols.end), out);
       }
+    };
+    // The packed copy remains the only one in memory.
+    AddJobs(view.n, row_bytes, convert, [=](int64_t first, int64_t end) {
+      if (m.pairs_of == 0) DropPages(m.Row(stored(first)), m.Row(stored(end - 1)) + m.row_bytes());
     });
     return view;
   }
@@ -259,7 +274,7 @@ class GgufSource : public WeightSource {
     view.data = piece.data;
     view.scales = piece.data + code_bytes;
     view.owner = piece.owner;
-    AddJobs(view.n, row_codes + row_scales, [=, check = check_](int64_t i) {
+    const auto convert = [=, check = check_](int64_t i) {
       const int64_t row = r.row0 + (r.rows.begin + i) * r.row_step;
       if (check) {
         std::vector<float> values(static_cast<size_t>(m.k));
@@ -267,7 +282,8 @@ class GgufSource : public WeightSource {
       }
       PackRow(m, row, blocks, piece.data + static_cast<size_t>(i) * row_codes,
               piece.data + code_bytes + static_cast<size_t>(i) * row_scales);
-    });
+    };
+    AddJobs(view.n, row_codes + row_scales, convert, [](int64_t, int64_t) {});
     return view;
   }
 
@@ -330,12 +346,14 @@ class GgufSource : public WeightSource {
     });
   }
 
-  template <typename F>
-  void AddJobs(int64_t rows, size_t row_bytes, F work) {
+  // work(row) for each row; after(first, end) when a job's rows are done.
+  template <typename F, typename After>
+  void AddJobs(int64_t rows, size_t row_bytes, F work, After after) {
     for (int64_t first = 0; first < rows; first += kRowsOfJob) {
       const int64_t end = std::min(rows, first + kRowsOfJob);
       jobs_.Add(row_bytes * static_cast<size_t>(end - first), [=] {
         for (int64_t i = first; i < end; ++i) work(i);
+        after(first, end);
       });
     }
   }

@@ -250,7 +250,7 @@ bool HasVectorRows(const WeightRef& w) {
       return w.col0 % V::kLanes == 0 &&
              (w.group_size % kInt4Block == 0 || w.group_size >= w.stored_k);
     default:
-      return w.part_bytes == 0;  // panels interleave rows
+      return w.panel_scales == 0;  // panels interleave rows
   }
 }
 

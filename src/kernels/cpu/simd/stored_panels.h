@@ -8,8 +8,8 @@ namespace switchyard::kernels::cpu::simd {
 
 constexpr int64_t kStoredRows = 16;  // of a panel
 
-// Offsets in the scales of a part of the K types: of the block's scale, of its minimum's
-// scale, and of 6-bit minima.
+// Offsets in the scales of a part of the K types: of the block's scale, of its minimum's scale, and
+// of 6-bit minima.
 constexpr int64_t kSuperScaleAt = 128, kSuperMinimumAt = 160, kMinimaAt = 64;
 
 // Fills `out` [chunks][blocks][lanes]. scale_of(numbers, b): scales of block b of a part, for the
@@ -18,23 +18,28 @@ template <class Codes, int kBlocks, class Out, class ScaleOf, class D = typename
 [[gnu::always_inline]] inline void FillNumbers(const LinearTask& t, const char* part, Out* out,
                                                const ScaleOf& scale_of) {
   const int64_t blocks = (t.w.k + t.blocks.block - 1) / t.blocks.block;
-  const char* numbers = part + Codes::kCodeBytes;
-  for (int64_t j = 0; j < blocks; numbers += t.w.part_bytes) {
+  for (int64_t j = 0; j < blocks; part += t.w.part_scales) {
     const int64_t left = blocks - j, count = left < kBlocks ? left : kBlocks;
-    for (int64_t b = 0; b < count; ++b, out += D::kLanes) scale_of(numbers, b, out);
+    for (int64_t b = 0; b < count; ++b, out += D::kLanes) scale_of(part, b, out);
     j += kBlocks;
     // Codes beyond the last column are multiplied with zeros.
     for (int64_t b = count; b < kBlocks; ++b, out += D::kLanes) D::Store(out, D::Set1(0));
   }
 }
 
-// Converts the numbers of outputs [lane, lane + lanes) of the panel whose first part is `part`.
+// Converts the numbers of outputs [lane, lane + lanes) of a panel. `part`: those of its first part.
 template <class Codes, int kBlocks, class D = typename Codes::Device>
 void UnpackNumbers(const LinearTask& t, const char* part, int64_t lane,
-                   const FourBitPanel<D>& panel) {
+                   const FourBitPanel<D>& panel, const FourBitAhead<D>& ahead) {
   using V = typename D::Vec;
+  int64_t chunk = 0;
   const auto fill = [&](const auto& scale_of) __attribute__((always_inline)) {
-    FillNumbers<Codes, kBlocks>(t, part, panel.scales, scale_of);
+    FillNumbers<Codes, kBlocks>(
+        t, part, panel.scales,
+        [&](const char* numbers, int64_t b, float* out) __attribute__((always_inline)) {
+          if (b == 0) ahead.Prefetch(chunk++);
+          scale_of(numbers, b, out);
+        });
   };
   const auto element = [lane](int64_t b) { return b * kStoredRows + lane; };
   switch (t.w.format) {
@@ -93,31 +98,36 @@ void MultiplyPanels(const LinearTask& t) {
   const int64_t chunks = (w.k + kFourBitChunk - 1) / kFourBitChunk;
   const int64_t tiles = (t.m + D::kRows - 1) / D::kRows;
   if (tiles == 0) return;
-  const int64_t bytes = (w.stored_k + kFourBitChunk - 1) / kFourBitChunk * w.part_bytes;
-  const int64_t lines = (w.part_bytes + kLine - 1) / kLine;
-  const char* first = static_cast<const char*>(w.data) + w.row0 / kStoredRows * bytes +
-                      w.col0 / kFourBitChunk * w.part_bytes;
+  const int64_t parts = (w.stored_k + kFourBitChunk - 1) / kFourBitChunk;
+  const int64_t bytes = w.panel_scales + parts * Codes::kCodeBytes;  // of a panel
+  const int64_t lines = (bytes + parts * kLine - 1) / (parts * kLine);
+  const char* first = static_cast<const char*>(w.data) + w.row0 / kStoredRows * bytes;
+  const int64_t skipped = w.col0 / kFourBitChunk;
   FourBitPanel<D> panel(reinterpret_cast<char*>(t.scratch), chunks, chunks * kBlocks);
   panel.step = kStoredRows * 4;
-  panel.stride = w.part_bytes;
+  panel.stride = Codes::kCodeBytes;
   alignas(64) float bias[D::kLanes] = {};
   for (int64_t n = t.begin; n < t.end; n += D::kLanes) {
     const char* stored = first + n / kStoredRows * bytes;
     const int64_t lane = n % kStoredRows;
     const int64_t count = t.end - n < D::kLanes ? t.end - n : D::kLanes;
     if (t.bias != nullptr) __builtin_memcpy(bias, t.bias + n, count * sizeof(float));
-    UnpackNumbers<Codes, kBlocks>(t, stored, lane, panel);
-    panel.codes = stored + lane * 4;
-    // The panel ahead is prefetched at an even rate, by all tiles of all outputs of this one.
+    panel.codes = stored + w.panel_scales + skipped * Codes::kCodeBytes + lane * 4;
+    // The panel ahead is prefetched at an even rate, by all passes over this one.
     const char* next = static_cast<const char*>(t.next);
     if (n - lane + kStoredRows < t.end) next = stored + bytes;
     if (next == nullptr) next = stored;
+    const int64_t passes = kParts * (1 + tiles);
+    int64_t pass = lane / D::kLanes * (1 + tiles);
+    const auto ahead = [&]() -> FourBitAhead<D> {
+      const int64_t begin = lines * pass / passes;
+      return {nullptr, begin, lines * ++pass / passes, next, lines * kLine};
+    };
+    UnpackNumbers<Codes, kBlocks>(t, stored + skipped * w.part_scales, lane, panel, ahead());
     const FourBitOutputs<D> o = {t, panel, t.bias != nullptr ? bias : nullptr, n, count, chunks};
     for (int64_t tile = 0; tile < tiles; ++tile) {
-      const int64_t i = t.m * tile / tiles, turn = lane / D::kLanes * tiles + tile;
-      const FourBitAhead<D> ahead = {nullptr, lines * turn / (kParts * tiles),
-                                     lines * (turn + 1) / (kParts * tiles), next, w.part_bytes};
-      RunFourBitTile<Codes, kBlocks>(o, i, t.m * (tile + 1) / tiles - i, ahead);
+      const int64_t i = t.m * tile / tiles;
+      RunFourBitTile<Codes, kBlocks>(o, i, t.m * (tile + 1) / tiles - i, ahead());
     }
   }
 }
