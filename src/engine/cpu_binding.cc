@@ -99,8 +99,10 @@ CpuBinding BindToShare(const CpuList& allowed, int index, int count, int32_t thr
   if (binding.taken) {
     binding.cpus = binding.taken->cpus();
   } else {
-    LOG_INFO("threads are not pinned: other servers hold CPUs among {} ({})", FormatCpuList(share),
-             kFlag);
+    LOG_INFO(
+        "threads are not pinned: other servers, or the ranks that these replace, hold CPUs "
+        "among {} ({})",
+        FormatCpuList(share), kFlag);
   }
   return binding;
 }

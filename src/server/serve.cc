@@ -178,10 +178,12 @@ class Upkeep {
   double next_comment_ = 1;  // next comment, in seconds since the start of the pause
 };
 
-// Waits until all requests have ended. Aborts the rest at the deadline or on a second signal.
-void Drain(Service& service, Upkeep& upkeep, const StopSignals& signals,
+// Waits until all requests have ended. Aborts the rest at the deadline or on a second signal. A
+// change of the ranks ends first, since the server's stop waits for the response to its request.
+void Drain(Service& service, Supervisor& ranks, Upkeep& upkeep, const StopSignals& signals,
            const std::atomic<bool>& lost) {
   service.front.StartDraining();
+  ranks.CancelChange();
   if (const size_t open = service.front.open())
     LOG_INFO("draining: {} requests are still running", open);
   const auto deadline = std::chrono::steady_clock::now() +
@@ -216,6 +218,7 @@ bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
 
 // Why POST /scale_elastic_ep is refused; empty: it is not.
 std::string WhyRanksStay(const Launch& launch, bool restarts) {
+  if (launch.launched) return "ranks that a launcher (such as mpirun) started cannot be changed";
   if (!launch.alone()) return "with several nodes, the ranks cannot be changed";
   if (!restarts) return "without elastic ranks (--disable-elastic-ep), the ranks cannot be changed";
   return {};
@@ -341,7 +344,7 @@ int RunServe(const ServerArgs& args) {
       PrintReady(service, server.port());
       while (!lost && !signals.Wait(200ms)) upkeep.Run();
     }
-    Drain(service, upkeep, signals, lost);
+    Drain(service, ranks, upkeep, signals, lost);
   }
   server.Stop();
   if (lost) {

@@ -125,7 +125,7 @@ def test_requests_that_are_not_valid_change_nothing(faults):
         ({"new_tp_size": 3, "new_ep_size": 2, "new_dp_size": 1}, "--ep 2 does not divide --tp 3"),
         ({"new_ep_size": 0}, "new_ep_size"), ({"size": 4}, "size is unknown"), ({}, "want one of"),
         ({"leave": [7]}, "leave has 7"), ({"restart": [0], "come": 1}, "want one of"),
-        ({"restart": True, "load_beside": True}, "load_beside"),
+        ({"restart": True, "load_beside": True}, "load_beside"), ({"restart": 1}, "restart is 1, want true"),
     ]:
         status, answer = as_admin(server, body)
         assert status == 400 and expected in answer["error"]["message"], (body, answer)
@@ -193,6 +193,19 @@ def test_a_long_pause_is_visible(faults):
     client.join(60)
     assert client.result[0]["meta_info"]["completion_tokens"] == 1000, client.result
     assert layout(server) == (2, 2, 2)
+
+
+def test_sigterm_ends_a_change_in_progress():
+    with Faults(YARDLING, *EXACT, "--rank-stall-timeout", 0) as faults:
+        server, answer = faults.server, {}
+        faults.order("1.load", "stop")
+        thread = threading.Thread(target=lambda: answer.update(got=scale(server, new_ep_size=4)))
+        thread.start()
+        wait_until(lambda: stopped(server))
+        assert server.stop() == 0  # a rank that is stopped would otherwise delay the end
+        thread.join(60)
+        status, error = answer["got"]
+        assert status == 503 and "shutting down" in error["error"]["message"], answer
 
 
 def test_a_server_without_elastic_ranks_refuses():

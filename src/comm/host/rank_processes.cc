@@ -400,6 +400,15 @@ bool RankProcesses::Kill(std::chrono::milliseconds timeout) {
   return impl_->changed.wait_for(lock, timeout, [&] { return impl_->AllEnded(); });
 }
 
+std::vector<int> RankProcesses::Running() const {
+  std::vector<int> pids;
+  const std::lock_guard lock(impl_->mutex);
+  for (const Impl::Child& child : impl_->children) {
+    if (!child.ended) pids.push_back(child.pid);
+  }
+  return pids;
+}
+
 bool RankProcesses::Settle(std::chrono::milliseconds wait, std::chrono::milliseconds end) {
   // A rank that begins to wait writes to shared memory, which does not notify `changed`.
   constexpr std::chrono::milliseconds kPoll{1};

@@ -91,6 +91,7 @@ class RankProcesses {
   void KillAll();
   // Kills the remaining ranks and waits for their end. False if one has not ended by the timeout.
   bool Kill(std::chrono::milliseconds timeout);
+  std::vector<int> Running() const;  // pids of the ranks of this node that have not ended
   // With epochs, after an abort: waits until each rank has ended or waits for the next epoch. Kills
   // those that do neither by `wait`. False if one of these has not ended after `end`.
   bool Settle(std::chrono::milliseconds wait, std::chrono::milliseconds end);

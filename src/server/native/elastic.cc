@@ -70,7 +70,7 @@ Json ResultJson(const ScaleResult& r, int64_t epoch) {
 }
 
 void HandleScale(Service& service, const http::Request& request, const http::Responder& responder) {
-  RequireReady(service);
+  RequireServing(service);  // also with a rank that hangs: a restart may be the remedy
   const ScaleRequest scale = ParseScale(ParseBody(request));
   const bool begun =
       RanksOf(service).Scale(scale, [&service, responder](const ScaleResult& result) {
@@ -83,7 +83,7 @@ void HandleScale(Service& service, const http::Request& request, const http::Res
 }
 
 void HandleState(const Service& service, const http::Responder& responder) {
-  RequireReady(service);
+  RequireServing(service);
   const ScaleState state = RanksOf(service).state();
   const bool pending = state.pending.tp != state.present.tp ||
                        state.pending.ep != state.present.ep || state.pending.dp != state.present.dp;
@@ -119,10 +119,13 @@ ScaleRequest ParseScale(const Json& body) {
   f.Int("drain_timeout", 1, 1, kMaxSize);  // without effect: open requests continue
   if (f.Has("load_beside")) request.beside = f.Bool("load_beside", false);
   const Json* restart = f.Find("restart");
-  if (restart && restart->is_array()) {
+  if (restart && restart->is_boolean()) {
+    request.restart_all = restart->get<bool>();
+  } else if (restart && restart->is_array()) {
     request.restart = RankList(f, "restart");
-  } else if (restart) {
-    request.restart_all = f.Bool("restart", false);
+  } else if (restart) {  // a number could be meant as a rank, so it is not converted to a boolean
+    throw InvalidField("restart", "restart is {}, want true, false or a list of ranks",
+                       restart->dump());
   }
   return request;
 }

@@ -12,8 +12,9 @@ void RegisterExperts(http::Server& server, Service& service);
 // GET /metrics in the text format of Prometheus.
 void RegisterMetrics(http::Server& server, Service& service);
 
-// Throws Error kUnavailable while the server loads or drains, after the ranks are lost, and if a
-// rank has no heartbeat.
+// Throws Error kUnavailable while the server loads or drains, and after the ranks are lost.
+void RequireServing(const Service& service);
+// RequireServing. Throws Error kUnavailable also if a rank has no heartbeat.
 void RequireReady(const Service& service);
 
 }  // namespace switchyard::native

@@ -239,12 +239,16 @@ void HandleAbort(Service& service, const http::Request& request, const http::Res
 
 }  // namespace
 
-void RequireReady(const Service& service) {
+void RequireServing(const Service& service) {
   if (service.front.ranks_lost())
     throw Error(ErrorKind::kUnavailable, "the server has lost its ranks");
   if (service.front.draining()) throw Error(ErrorKind::kUnavailable, "the server is shutting down");
   if (!service.ready)
     throw Error(ErrorKind::kUnavailable, "the server is still loading", "try again later");
+}
+
+void RequireReady(const Service& service) {
+  RequireServing(service);
   if (const std::string silent = service.find_silent_rank(); !silent.empty())
     throw Error(ErrorKind::kUnavailable, silent);
 }

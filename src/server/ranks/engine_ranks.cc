@@ -35,6 +35,13 @@ EngineRanks::EngineRanks(const StartHost& start, std::unique_ptr<NodeGroup> node
 }
 
 EngineRanks::~EngineRanks() {
+  Close();
+  nodes_.reset();
+  socket_.DiscardUnsent();
+}
+
+void EngineRanks::Close() {
+  if (!reader_.joinable()) return;
   {
     std::lock_guard lock(mutex_);
     if (nodes_ && exit_.empty() && !leaving_) nodes_->SendEnd();
@@ -44,8 +51,6 @@ EngineRanks::~EngineRanks() {
   stop_ = true;
   Wake();
   reader_.join();
-  nodes_.reset();
-  socket_.DiscardUnsent();
 }
 
 void EngineRanks::Wake() const {

@@ -54,6 +54,10 @@ class EngineRanks : public RankLink {
   // Error kPeer if one has not ended after the timeout.
   RankHost::Ending Reap(std::chrono::milliseconds timeout);
   void ClearKept() { host_->ClearKept(); }  // RankHost::ClearKept
+  // Kills ranks that still run, and joins the reader. After this call there are no more events, and
+  // messages to the ranks are without effect. Does not wait for the ends of the ranks.
+  void Close();
+  void Discard() { host_->Discard(); }  // RankHost::Discard
   // Sends a shutdown message to the ranks and waits for their end. False if some had to be killed.
   bool Shutdown(std::chrono::milliseconds timeout);
 

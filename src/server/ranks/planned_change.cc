@@ -14,6 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr const char* kShutsDown = "the server is shutting down";
+
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -22,10 +24,21 @@ double SecondsSince(Clock::time_point start) {
 
 bool Supervisor::Begin(PlannedChange change, OnChanged done) {
   const std::lock_guard lock(mutex_);
-  if (!runs_ || stopping_ || pending_) return false;
+  if (!runs_ || stopping_ || draining_ || pending_) return false;
   pending_.emplace(Pending{std::move(change), std::move(done)});
   changed_.notify_all();
   return true;
+}
+
+void Supervisor::CancelChange() {
+  const std::lock_guard lock(mutex_);
+  draining_ = interrupted_ = true;
+  changed_.notify_all();
+}
+
+bool Supervisor::Draining() const {
+  const std::lock_guard lock(mutex_);
+  return draining_;
 }
 
 void Supervisor::EndChange(const ChangeOutcome& outcome) {
@@ -50,10 +63,16 @@ bool Supervisor::Change() {
     while (std::optional<RanksEnd> end = serving ? TakeEnd() : std::nullopt)
       serving = Restart(*std::move(end));
     if (!serving || stopping_) break;
+    if (Draining()) {
+      outcome.error = kShutsDown;
+      outcome.kind = ErrorKind::kUnavailable;
+      break;
+    }
     serving = RestartSome(ranks, fmt::format("planned restart of rank {}", Joined(ranks, ", ")),
                           &outcome);
   }
   if (!serving || stopping_) return serving && !stopping_;  // Run ends the change
+  WaitForDiscarded();
   outcome.seconds = SecondsSince(start);
   if (outcome.error.empty()) {
     LOG_INFO("{} is done after {:.0f} ms, of which {:.0f} ms without ranks", change.what,
@@ -66,6 +85,20 @@ bool Supervisor::Change() {
   return true;
 }
 
+// A request after this one needs the memory of discarded ranks. So their end is part of the change,
+// unless it takes long or a present rank ends.
+void Supervisor::WaitForDiscarded() {
+  constexpr std::chrono::seconds kMost{10};
+  constexpr std::chrono::milliseconds kPoll{5};
+  const auto give_up = Clock::now() + kMost;
+  for (const std::future<void>& ended : discards_) {
+    while (ended.wait_for(kPoll) != std::future_status::ready) {
+      const std::lock_guard lock(mutex_);
+      if (stopping_ || draining_ || ends_.contains(present_) || Clock::now() >= give_up) return;
+    }
+  }
+}
+
 // Between two restarts, streams continue: waits until the ranks have sent an output.
 void Supervisor::WaitForOutput() {
   constexpr std::chrono::seconds kMost{10};
@@ -73,26 +106,31 @@ void Supervisor::WaitForOutput() {
   const auto give_up = Clock::now() + kMost;
   while (!front_.Progressed() && Clock::now() < give_up) {
     std::unique_lock lock(mutex_);
-    if (changed_.wait_for(lock, kPoll, [this] { return stopping_ || ends_.contains(present_); }))
+    if (changed_.wait_for(lock, kPoll,
+                          [this] { return stopping_ || draining_ || ends_.contains(present_); }))
       return;
   }
 }
 
-// Until Drop, the reader of the ranks delivers messages to the front, so the front pauses after it.
+// Until Close, the reader of the ranks delivers messages to the front, so the front pauses after
+// it.
 bool Supervisor::RestartSome(const std::vector<int>& ranks, const std::string& why,
                              ChangeOutcome* outcome) {
   const auto start = Clock::now();
   RanksEnd end{.why = why, .time = start};
+  bool killed = false;  // another rank, meanwhile, from outside
   try {
     ranks_->Retire(ranks, why);
-    Reap(&end);
+    killed = Reap(&end).by_signal;
   } catch (const Error& error) {
     on_lost_(error.what());
     return false;
   }
-  Drop();
-  if (end.by_itself()) {  // another rank has failed meanwhile
-    end.why = fmt::format("rank {} failed during the {}", Joined(end.failed, ", "), why);
+  ranks_->Close();
+  if (end.by_itself() || killed) {
+    end.why = end.by_itself()
+                  ? fmt::format("rank {} failed during the {}", Joined(end.failed, ", "), why)
+                  : fmt::format("another rank was killed during the {}", why);
     if (!StartUntilServing(std::move(end))) return false;
   } else {
     front_.PauseForChange(start, layout_->groups());
@@ -109,20 +147,33 @@ std::unique_ptr<EngineRanks> Supervisor::LoadBeside(const PlannedChange& change,
   const auto start = Clock::now();
   {
     const std::lock_guard lock(mutex_);
-    interrupted_ = stopping_ || ends_.contains(present_);
+    interrupted_ = stopping_ || draining_ || ends_.contains(present_);
   }
+  // Only during this wait: `give_up` of the ranks is the same in all their epochs.
+  struct Beside {
+    explicit Beside(std::atomic<bool>& flag) : flag(flag) { flag = true; }
+    ~Beside() { flag = false; }
+    std::atomic<bool>& flag;
+  } const beside(beside_);
+  std::unique_ptr<EngineRanks> ranks;
   try {
-    std::unique_ptr<EngineRanks> ranks = Start(*change.layout, number);
+    ranks = Start(*change.layout, number);
     if (ranks && ranks->WaitReady([](const LoadProgress&) {}, interrupted_)) {
       LOG_INFO("{}: the new ranks have loaded beside the present ones after {:.0f} ms", change.what,
                SecondsSince(start) * 1000);
       return ranks;
     }
-    outcome->error = "a rank ended while the new ranks loaded: try again";
+    outcome->error = Draining() ? kShutsDown : "a rank ended while the new ranks loaded: try again";
     outcome->kind = ErrorKind::kUnavailable;
   } catch (const std::exception& error) {
     outcome->error = fmt::format("the new ranks do not load: {}", error.what());
   }
+  if (ranks) ranks->Close();
+  {
+    const std::lock_guard lock(mutex_);
+    ends_.erase(*number);
+  }
+  Discard(std::move(ranks), change.layout);
   return nullptr;
 }
 
@@ -134,10 +185,13 @@ bool Supervisor::SwitchLayout(const PlannedChange& change, ChangeOutcome* outcom
     if (!loaded) return true;
   }
   const auto start = Clock::now();
-  const std::shared_ptr<RankLayout> old = layout_;  // its processes may take long to end
-  Drop();
+  const std::shared_ptr<RankLayout> old = layout_;
+  std::unique_ptr<EngineRanks> last = Detach();
   front_.PauseForChange(start, change.layout->groups());
-  if (!loaded) old->Release();
+  if (!loaded) {
+    last.reset();
+    old->Release();
+  }
   {
     const std::lock_guard lock(mutex_);
     layout_ = change.layout;
@@ -147,6 +201,7 @@ bool Supervisor::SwitchLayout(const PlannedChange& change, ChangeOutcome* outcom
   if (change.beside) {
     front_.Resume();
     outcome->pauses.push_back(SecondsSince(start));
+    Discard(std::move(last), old);
     return true;
   }
   try {

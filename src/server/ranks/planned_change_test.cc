@@ -108,6 +108,33 @@ TEST_F(PlannedChangeTest, AnEndDuringTheLoadEndsTheChangeAndRestartsTheRanks) {
   EXPECT_EQ(front.open_by_group().size(), 1u);
 }
 
+TEST_F(PlannedChangeTest, AnEndBeforeTheNewRanksHaveJoinedEndsTheChange) {
+  StartServing();
+  const auto layout = std::make_shared<FakeLayout>(*this, 2);
+  layout->joins = false;
+  ASSERT_TRUE(Begin({.layout = layout, .beside = true}));
+  Host(2);
+  Host(1).End("rank 1 was killed", kKilled);
+  EXPECT_THAT(Outcome().error, HasSubstr("try again"));
+  Continue(3, {11});
+}
+
+TEST_F(PlannedChangeTest, ThePresentRanksRestartWhileDiscardedOnesEnd) {
+  StartServing();
+  const auto layout = std::make_shared<FakeLayout>(*this, 2);
+  std::promise<void> ended;
+  layout->ended = ended.get_future().share();
+  ASSERT_TRUE(Begin({.layout = layout, .beside = true}));
+  Host(2);
+  Host(1).End("rank 1 was killed", kKilled);
+  EXPECT_THAT(Outcome().error, HasSubstr("try again"));
+  Continue(3, {11});
+  EXPECT_EQ(layout->releases, 0);
+  ended.set_value();
+  EXPECT_TRUE(supervisor->Shutdown(10s));
+  EXPECT_EQ(layout->releases, 1);
+}
+
 TEST_F(PlannedChangeTest, WithoutMemoryForBothThePresentRanksEndFirst) {
   StartServing();
   ASSERT_TRUE(Begin({.layout = std::make_shared<FakeLayout>(*this, 3)}));
@@ -138,6 +165,44 @@ TEST_F(PlannedChangeTest, ARankThatFailsDuringAPlannedRestartIsADeath) {
   EXPECT_LT(std::get<EngineRequest>(messages[0]).sampling.max_new_tokens, 30);  // runs alone first
   EXPECT_THAT(Outcome().error, IsEmpty());
   EXPECT_EQ(front.history().deaths, 1);
+}
+
+TEST_F(PlannedChangeTest, ARankThatIsKilledDuringAPlannedRestartIsADeath) {
+  StartServing();
+  failure = kKilled;
+  ASSERT_TRUE(Begin({.rounds = {{0}}}));
+  Continue(2, {11});
+  EXPECT_THAT(Outcome().error, IsEmpty());
+  EXPECT_EQ(front.history().deaths, 1);
+}
+
+TEST_F(PlannedChangeTest, ACancelledChangeRestartsNoMoreRanks) {
+  StartServing();
+  ASSERT_TRUE(Begin({.rounds = {{0}, {1}}}));
+  Host(2);
+  supervisor->CancelChange();
+  Continue(2, {11});
+  const ChangeOutcome cancelled = Outcome();
+  EXPECT_THAT(cancelled.error, HasSubstr("shutting down"));
+  EXPECT_EQ(cancelled.kind, ErrorKind::kUnavailable);
+  EXPECT_EQ(cancelled.pauses.size(), 1u);
+  EXPECT_FALSE(Begin({.rounds = {{0}}}));
+  // Ranks that end are still restarted.
+  Host(2).End("rank 1 was killed", kKilled);
+  Continue(3, {11});
+}
+
+TEST_F(PlannedChangeTest, ACancelledChangeEndsTheLoadBesideThePresentRanks) {
+  StartServing();
+  const auto layout = std::make_shared<FakeLayout>(*this, 2);
+  layout->joins = false;
+  ASSERT_TRUE(Begin({.layout = layout, .beside = true}));
+  Host(2);
+  supervisor->CancelChange();
+  EXPECT_THAT(Outcome().error, HasSubstr("shutting down"));
+  Host(1).Send(Token(id, 12));
+  WaitForTokens(2);
+  EXPECT_EQ(front.history().deaths, 0);
 }
 
 TEST_F(PlannedChangeTest, TheEndOfTheServerEndsTheChange) {

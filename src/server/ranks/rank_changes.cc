@@ -94,40 +94,49 @@ EnginePlan RankChanges::PlanOf(const Machine& machine, const MeshShape& mesh) co
   // The front accepts requests of this length, and continues them in any layout.
   const int64_t longest = std::min(plan.context_length, options_.plan.num_pages * config.page_size);
   if (plan.num_pages * config.page_size < longest)
-    throw Invalid("the cache of an attention group would have {} tokens, and requests may have {}",
-                  plan.num_pages * config.page_size, longest);
+    throw Invalid(
+        "the cache of an attention group would have {} tokens, and requests may have {}: start the "
+        "server with a smaller --context-length or --max-total-tokens",
+        plan.num_pages * config.page_size, longest);
   return plan;
 }
 
-std::string RankChanges::ValidWorlds() const {
+const std::string& RankChanges::ValidWorlds(const Present& present) {
+  if (worlds_ && SameShape(worlds_->of.mesh, present.mesh) &&
+      SameShape(worlds_->of.base, present.base) &&
+      worlds_->of.mesh.dense_tp == present.mesh.dense_tp)
+    return worlds_->text;
   std::vector<int> valid;
   for (int tp = 1; tp <= kMaxRanksPerArena; ++tp) {
     try {
-      PlanOf(options_.machine, ScaledShape({.tp = tp}, sizes_.mesh, base_));
+      PlanOf(options_.machine, ScaledShape({.tp = tp}, present.mesh, present.base));
       valid.push_back(tp);
     } catch (const Error&) {  // not a valid layout
     }
   }
-  return Ranges(valid);
+  return worlds_.emplace(Worlds{present, Ranges(valid)}).text;
 }
 
-EnginePlan RankChanges::CheckedPlan(const ScaleRequest& request, MeshShape* next) const {
+std::optional<EnginePlan> RankChanges::CheckedPlan(const ScaleRequest& request,
+                                                   const Present& present, MeshShape* next) {
   try {
-    *next = ScaledShape(request, sizes_.mesh, base_);
+    *next = ScaledShape(request, present.mesh, present.base);
+    if (SameShape(present.mesh, *next)) return std::nullopt;
     return PlanOf(options_.machine, *next);
   } catch (const Error& error) {
-    throw Invalid("{}; new_tp_size alone may be {}", error.what(), ValidWorlds());
+    throw Invalid("{}; new_tp_size alone may be {}", error.what(), ValidWorlds(present));
   }
 }
 
 // Whether the machine has memory for ranks of the new layout beside the present ones.
 // --mem-fraction-static limits the memory of both together.
-bool RankChanges::FitsBeside(const EnginePlan& plan, const MeshShape& next) const {
+bool RankChanges::FitsBeside(const EnginePlan& plan, const MeshShape& next,
+                             const Present& present) const {
   Machine machine = ThisMachine(ConfigOf(next), next.tp);
   const auto share = static_cast<int64_t>(static_cast<double>(machine.memory.total) *
                                           options_.config.mem_fraction_static);
   machine.memory.available =
-      std::min(machine.memory.available, share - static_cast<int64_t>(bytes_));
+      std::min(machine.memory.available, share - static_cast<int64_t>(present.bytes));
   try {
     return PlanOf(machine, next).num_pages >= plan.num_pages;
   } catch (const Error&) {
@@ -158,7 +167,7 @@ PlannedChange RankChanges::RestartOf(const ScaleRequest& request, ScaleResult* r
   std::vector<int> ranks = request.restarts() ? request.restart : request.leave;
   // Without epochs, the end of one rank ends them all.
   const bool all_end = options_.plan.cuda || options_.config.eplb.enable;
-  if (request.restart_all || all_end) ranks = AllRanks(sizes_.mesh.tp);
+  if (request.restart_all || all_end) ranks = AllRanks(result->before.tp);
   if (request.restarts() && !all_end) {
     for (const int rank : ranks) change.rounds.push_back({rank});
   } else {
@@ -170,9 +179,9 @@ PlannedChange RankChanges::RestartOf(const ScaleRequest& request, ScaleResult* r
 }
 
 PlannedChange RankChanges::SwitchTo(const ScaleRequest& request, const EnginePlan& plan,
-                                    ScaleResult* result) const {
+                                    const Present& present, ScaleResult* result) const {
   PlannedChange change;
-  const bool fits = FitsBeside(plan, result->after);
+  const bool fits = FitsBeside(plan, result->after, present);
   if (request.beside.value_or(false) && !fits)
     throw ParameterError("load_beside",
                          "is true, but the memory does not suffice for both layouts together");
@@ -190,9 +199,15 @@ PlannedChange RankChanges::SwitchTo(const ScaleRequest& request, const EnginePla
 
 bool RankChanges::Scale(const ScaleRequest& request, std::function<void(const ScaleResult&)> done) {
   if (!options_.refusal.empty()) throw Invalid("{}", options_.refusal);
-  std::unique_lock lock(mutex_);
-  if (state_.running) return false;
-  const MeshShape now = sizes_.mesh;
+  std::unique_lock checks(change_mutex_, std::try_to_lock);
+  if (!checks) return false;
+  Present present;
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_.running) return false;
+    present = {.mesh = sizes_.mesh, .base = base_, .bytes = bytes_};
+  }
+  const MeshShape now = present.mesh;
   CheckScale(request, now);
   if (const std::string changes = DescribeChanges(served_.weights); !changes.empty())
     throw Invalid("the ranks cannot load other weights{}", changes);
@@ -205,15 +220,16 @@ bool RankChanges::Scale(const ScaleRequest& request, std::function<void(const Sc
   } else if (options_.plan.cuda) {
     throw Invalid("on GPUs the number of ranks cannot change; want restart");
   } else {
-    plan = CheckedPlan(request, &result.after);
-    if (SameShape(now, result.after)) {
-      lock.unlock();
+    plan = CheckedPlan(request, present, &result.after);
+    if (!plan) {
+      checks.unlock();
       done(result);
       return true;
     }
-    change = SwitchTo(request, *plan, &result);
+    change = SwitchTo(request, *plan, present, &result);
   }
   const MeshShape next = result.after;
+  const std::lock_guard lock(mutex_);  // so that End publishes after this function
   const bool begun = supervisor_->Begin(
       std::move(change), [this, plan = std::move(plan), result = std::move(result),
                           done = std::move(done)](const ChangeOutcome& outcome) mutable {
@@ -222,6 +238,7 @@ bool RankChanges::Scale(const ScaleRequest& request, std::function<void(const Sc
       });
   if (!begun) throw Error(ErrorKind::kUnavailable, "the server does not restart its ranks now");
   state_ = {.running = true, .present = now, .pending = next};
+  checks.unlock();  // first, so that a request after the end of the change is not refused
   return true;
 }
 

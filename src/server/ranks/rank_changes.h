@@ -34,15 +34,21 @@ class RankChanges : public ElasticRanks {
 
  private:
   EngineConfig ConfigOf(const MeshShape& mesh) const;
+  // The layout when a request is checked. It stays until the supervisor begins the change.
+  struct Present {
+    MeshShape mesh, base;
+    size_t bytes = 0;
+  };
   // Error kInvalid if the layout is not valid, or if its cache is too small for open requests.
   EnginePlan PlanOf(const Machine& machine, const MeshShape& mesh) const;
-  // Requires mutex_.
-  EnginePlan CheckedPlan(const ScaleRequest& request, MeshShape* next) const;
-  std::string ValidWorlds() const;
-  bool FitsBeside(const EnginePlan& plan, const MeshShape& next) const;
+  // No plan if the request is for the present layout. Requires change_mutex_.
+  std::optional<EnginePlan> CheckedPlan(const ScaleRequest& request, const Present& present,
+                                        MeshShape* next);
+  const std::string& ValidWorlds(const Present& present);  // requires change_mutex_
+  bool FitsBeside(const EnginePlan& plan, const MeshShape& next, const Present& present) const;
   PlannedChange RestartOf(const ScaleRequest& request, ScaleResult* result) const;
   PlannedChange SwitchTo(const ScaleRequest& request, const EnginePlan& plan,
-                         ScaleResult* result) const;
+                         const Present& present, ScaleResult* result) const;
   void End(const ChangeOutcome& outcome, const std::optional<EnginePlan>& plan,
            ScaleResult* result);
 
@@ -50,7 +56,16 @@ class RankChanges : public ElasticRanks {
   const ServedRanks& served_;
   Supervisor* supervisor_ = nullptr;
 
-  mutable std::mutex mutex_;
+  // One request is checked at a time. Taken before mutex_. Held during access to files and for many
+  // plans, so sizes() and state() do not take it.
+  std::mutex change_mutex_;
+  struct Worlds {
+    Present of;
+    std::string text;
+  };
+  std::optional<Worlds> worlds_;  // the last result of ValidWorlds; guarded by change_mutex_
+
+  mutable std::mutex mutex_;  // guards the members below
   LayoutSizes sizes_;
   size_t bytes_ = 0;  // memory that the present ranks have by plan, without mapped weights
   MeshShape base_;    // the last layout with several ranks, for ScaledShape

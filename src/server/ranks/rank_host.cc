@@ -115,6 +115,11 @@ void ProcessHost::BeginEpoch(const std::string& endpoint, OnExit on_exit) {
 
 ProcessHost::~ProcessHost() {
   if (processes_.Kill(kKillTime)) return;
+  if (discarded_) {  // the destructor of processes_ waits for them
+    LOG_ERROR("discarded ranks were killed but have not ended after {} s: pid {}",
+              std::chrono::seconds(kKillTime).count(), Joined(processes_.Running(), ", "));
+    return;
+  }
   LOG_ERROR("a rank that was killed does not end; the process exits without it");
   FlushLog(1s);
   _exit(1);

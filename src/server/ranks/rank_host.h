@@ -61,9 +61,12 @@ class RankHost {
   virtual Ending HowEnded() const { return {}; }
   // After Kill: clears the memory that ranks keep besides their weights (SharedArena::Kept).
   virtual void ClearKept() {}
+  // The server continues without these ranks. So if one cannot be killed, the destructor waits.
+  virtual void Discard() {}
 };
 
-// Ranks as child processes. If one cannot be killed, the destructor ends this process without it.
+// Ranks as child processes. If one cannot be killed, the destructor ends this process without it,
+// unless the ranks are discarded.
 class ProcessHost : public RankHost {
  public:
   ProcessHost(const std::shared_ptr<SharedArena>& arena, RankProcesses::Options options,
@@ -90,6 +93,7 @@ class ProcessHost : public RankHost {
   void Detach();
   void BeginEpoch(const std::string& endpoint, OnExit on_exit);
   void ClearKept() override { arena_->ClearKept(); }
+  void Discard() override { discarded_ = true; }
 
  private:
   void Report(const std::string& how, bool cause);
@@ -99,6 +103,7 @@ class ProcessHost : public RankHost {
   OnExit on_exit_;  // guarded by report_mutex_
   mutable std::mutex mutex_;
   std::vector<RankExit> exits_;  // unexpected ones; guarded by mutex_
+  std::atomic<bool> discarded_{false};
 
   const bool alone_;       // no other nodes, so the first known reason is the cause
   HeartbeatWatch others_;  // ranks of other nodes
@@ -128,6 +133,7 @@ class EpochHost : public RankHost {
   }
   Ending HowEnded() const override { return ranks_->HowEnded(); }
   void ClearKept() override { ranks_->ClearKept(); }
+  void Discard() override { ranks_->Discard(); }
 
  private:
   const std::shared_ptr<ProcessHost> ranks_;

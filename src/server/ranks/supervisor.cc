@@ -1,13 +1,16 @@
 #include "server/ranks/supervisor.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 #include "core/error.h"
 #include "core/format.h"
 #include "core/log.h"
+#include "core/log_queue.h"
 
 namespace switchyard {
 namespace {
@@ -56,7 +59,7 @@ std::unique_ptr<EngineRanks> Supervisor::Start(RankLayout& layout, uint64_t* num
   }
   return layout.Start({.on_message = [this](const EngineMessage& m) { front_.OnMessage(m); },
                        .on_lost = [this, id = *number](const RanksEnd& end) { OnEnd(id, end); }},
-                      [this] { return stopping_.load(); });
+                      [this] { return stopping_ || (beside_ && interrupted_); });
 }
 
 void Supervisor::Send(const std::vector<ControlMessage>& messages) {
@@ -193,14 +196,35 @@ void Supervisor::Delay(int fruitless) {
 
 // Joins the reader of the ranks, so that none of their messages arrives any more. What it has
 // reported of their end is known.
-void Supervisor::Drop() {
+std::unique_ptr<EngineRanks> Supervisor::Detach() {
   std::unique_ptr<EngineRanks> old;
   {
     const std::lock_guard lock(mutex_);
     old.swap(ranks_);
   }
-  old.reset();  // without the lock, which its reader may take
+  if (old) old->Close();  // without the lock, which its reader may take
   TakeEnd();
+  return old;
+}
+
+// Ends ranks of a layout that is not in use, on another thread: killed processes may take long to
+// end, and meanwhile this thread handles the ends of the present ranks. `ranks` may be null.
+void Supervisor::Discard(std::unique_ptr<EngineRanks> ranks, std::shared_ptr<RankLayout> layout) {
+  if (ranks) ranks->Discard();
+  std::erase_if(discards_, [](const std::future<void>& ended) {
+    return ended.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  });
+  auto end = [ranks = std::move(ranks), layout = std::move(layout)]() mutable {
+    pthread_setname_np(pthread_self(), "discard");
+    ranks.reset();
+    layout->Release();  // here, since others may have references to the layout
+    layout.reset();
+  };
+  try {
+    discards_.push_back(std::async(std::launch::async, std::move(end)));
+  } catch (const std::system_error& error) {  // the ranks have been ended on this thread
+    LOG_WARNING("cannot start a thread to discard ranks: {}", error.what());
+  }
 }
 
 // Starts new ranks. Returns how they ended if one ended while they loaded. Throws if they did not
@@ -234,6 +258,14 @@ void Supervisor::Stop() {
     changed_.notify_all();
   }
   if (thread_.joinable()) thread_.join();
+  const auto until = Clock::now() + options_.reap_timeout;
+  for (const std::future<void>& ended : discards_) {
+    if (ended.wait_until(until) == std::future_status::ready) continue;
+    LOG_ERROR("discarded ranks that were killed do not end; the process exits without them");
+    FlushLog(std::chrono::seconds(1));
+    _exit(1);
+  }
+  discards_.clear();
 }
 
 bool Supervisor::Shutdown(std::chrono::milliseconds timeout) {

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -54,9 +55,14 @@ class Supervisor : public RankLink {
   // not call this object. False, without a call, if a change is in progress, or if ranks are not
   // restarted. If the new ranks of another layout fail, the present layout stays, or starts again.
   bool Begin(PlannedChange change, OnChanged done);
+  // The server shuts down soon: a change in progress ends before its next restart of a rank, or
+  // before its new ranks serve if they load beside the present ones. Begin then returns false.
+  // Ranks that end are still restarted, so that open requests can finish.
+  void CancelChange();
   // EngineRanks::Silent; empty while there are no ranks.
   std::string Silent(std::chrono::duration<double> limit) const;
-  // Ends the supervision and the ranks. False if some had to be killed.
+  // Ends the supervision and the ranks. False if some had to be killed. If discarded ranks of a
+  // change do not end within the reap timeout, this process exits without them.
   bool Shutdown(std::chrono::milliseconds timeout);
 
  private:
@@ -72,7 +78,9 @@ class Supervisor : public RankLink {
   bool StartUntilServing(std::optional<RanksEnd> end);
   RankHost::Ending Reap(RanksEnd* end);
   void Delay(int fruitless);
-  void Drop();
+  std::unique_ptr<EngineRanks> Detach();
+  void Drop() { Detach().reset(); }
+  void Discard(std::unique_ptr<EngineRanks> ranks, std::shared_ptr<RankLayout> layout);
   std::optional<RanksEnd> StartAgain();
   void Stop();
   // Planned changes (planned_change.cc). Those that return a bool return whether there are ranks.
@@ -82,6 +90,8 @@ class Supervisor : public RankLink {
   std::unique_ptr<EngineRanks> LoadBeside(const PlannedChange& change, uint64_t* number,
                                           ChangeOutcome* outcome);
   void WaitForOutput();
+  void WaitForDiscarded();
+  bool Draining() const;
   void EndChange(const ChangeOutcome& outcome);
 
   const Options options_;
@@ -93,10 +103,12 @@ class Supervisor : public RankLink {
   std::condition_variable changed_;
   std::atomic<bool> stopping_{false};
   // Whether the wait for new ranks beside the present ones ends: a present one has ended, or the
-  // server stops.
+  // server stops or drains.
   std::atomic<bool> interrupted_{false};
-  bool watching_ = false;  // from Watch on, ends are handled by the thread
-  bool runs_ = false;      // the thread takes changes
+  std::atomic<bool> beside_{false};  // new ranks load beside the present ones
+  bool draining_ = false;            // from CancelChange on
+  bool watching_ = false;            // from Watch on, ends are handled by the thread
+  bool runs_ = false;                // the thread takes changes
   std::optional<Pending> pending_;
   uint64_t started_ = 0;               // starts of ranks so far, of which each has a number
   uint64_t present_ = 0;               // number of ranks_
@@ -104,6 +116,7 @@ class Supervisor : public RankLink {
   std::shared_ptr<RankLayout> layout_;
   std::unique_ptr<EngineRanks> ranks_;  // null during a restart
 
+  std::vector<std::future<void>> discards_;  // for the thread, then for Stop
   std::thread thread_;
 };
 

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,12 +28,19 @@ constexpr auto kLong = std::chrono::seconds(30);
 class FakeHost : public RankHost {
  public:
   using OnRetire = std::function<void(FakeHost& host, const std::vector<int>& ranks)>;
-  FakeHost(const std::string& endpoint, OnExit on_exit, OnRetire on_retire)
+  // `joins`: WaitJoined. `ended`: if valid, the destructor waits for it.
+  FakeHost(const std::string& endpoint, OnExit on_exit, OnRetire on_retire,
+           std::function<bool()> joins, std::shared_future<void> ended)
       : socket_(ControlSocket::Connect(endpoint)),
         on_exit_(std::move(on_exit)),
-        on_retire_(std::move(on_retire)) {}
+        on_retire_(std::move(on_retire)),
+        joins_(std::move(joins)),
+        ended_(std::move(ended)) {}
+  ~FakeHost() override {
+    if (ended_.valid()) ended_.wait();
+  }
 
-  bool WaitJoined() override { return true; }
+  bool WaitJoined() override { return joins_(); }
   RankSilence LongestSilence() const override { return {}; }
   void ExpectEnd() override {}
   bool WaitEnded(std::chrono::milliseconds) override { return true; }
@@ -61,6 +69,8 @@ class FakeHost : public RankHost {
   ControlSocket socket_;
   const OnExit on_exit_;
   const OnRetire on_retire_;
+  const std::function<bool()> joins_;
+  const std::shared_future<void> ended_;
   Ending ending_;
 };
 
@@ -75,17 +85,23 @@ class SupervisorTest : public ::testing::Test, public RankLink {
   class FakeLayout : public RankLayout {
    public:
     FakeLayout(SupervisorTest& test, int groups) : test_(test), groups_(groups) {}
-    std::unique_ptr<EngineRanks> Start(EngineRanks::Events events, std::function<bool()>) override {
+    std::unique_ptr<EngineRanks> Start(EngineRanks::Events events,
+                                       std::function<bool()> give_up) override {
       if (fails) throw Error(ErrorKind::kResource, "no memory");
+      const auto join = [this, give_up = std::move(give_up)] {
+        while (!joins && !give_up()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        return joins.load();
+      };
       return std::make_unique<EngineRanks>(
-          [this](const std::string& endpoint, RankHost::OnExit on_exit) {
-            auto host =
-                std::make_unique<FakeHost>(endpoint, std::move(on_exit),
-                                           [this](FakeHost& host, const std::vector<int>& ranks) {
-                                             const std::lock_guard lock(test_.mutex);
-                                             test_.retired.push_back(ranks);
-                                             if (test_.failure) host.Fails(*test_.failure);
-                                           });
+          [this, join](const std::string& endpoint, RankHost::OnExit on_exit) {
+            auto host = std::make_unique<FakeHost>(
+                endpoint, std::move(on_exit),
+                [this](FakeHost& host, const std::vector<int>& ranks) {
+                  const std::lock_guard lock(test_.mutex);
+                  test_.retired.push_back(ranks);
+                  if (test_.failure) host.Fails(*test_.failure);
+                },
+                join, ended);
             const std::lock_guard lock(test_.mutex);
             test_.hosts.push_back(host.get());
             test_.changed.notify_all();
@@ -96,6 +112,8 @@ class SupervisorTest : public ::testing::Test, public RankLink {
     void Release() override { ++releases; }
     int groups() const override { return groups_; }
     bool fails = false;
+    std::atomic<bool> joins{true};   // whether the ranks join
+    std::shared_future<void> ended;  // if valid, the ends of the ranks take until then
     std::atomic<int> releases{0};
 
    private:
