@@ -30,14 +30,30 @@ struct Case {
   bool two_batches = false;
 };
 
-class SpeculativeEngine : public ::testing::TestWithParam<Case> {};
-
-TEST_P(SpeculativeEngine, GivesTheOutputsWithoutDrafts) {
-  const Case& c = GetParam();
+EngineConfig ConfigWithoutDrafts(const Case& c) {
   EngineConfig config = ConfigOf(c.fixture, c.mesh);
   config.moe.a2a_backend = c.backend;
   config.moe.deepep_mode = c.mode;
   config.moe.max_dispatch_tokens_per_rank = 8;
+  config.two_batch_overlap = c.two_batches;
+  return config;
+}
+
+// Outputs with drafts equal `want`, also when prompts are in the cache.
+void ExpectOutputs(const EngineConfig& config, uint64_t requests, const Outputs& want) {
+  Engine engine(config);
+  ExpectEqual(RunAll(engine, requests), want);
+  const EngineStats stats = Total(engine.Stats());
+  EXPECT_GT(stats.drafted_tokens, 0);
+  EXPECT_LE(stats.accepted_tokens, stats.drafted_tokens);
+  ExpectEqual(RunAll(engine, requests), want);
+}
+
+class SpeculativeEngine : public ::testing::TestWithParam<Case> {};
+
+TEST_P(SpeculativeEngine, GivesTheOutputsWithoutDrafts) {
+  const Case& c = GetParam();
+  EngineConfig config = ConfigWithoutDrafts(c);
   constexpr uint64_t kRequests = 24;
   Outputs want;
   {
@@ -48,13 +64,7 @@ TEST_P(SpeculativeEngine, GivesTheOutputsWithoutDrafts) {
   config.speculative.num_steps = c.steps;
   config.moe.speculative_a2a_backend = c.draft_backend;
   if (*c.draft_model) config.speculative.draft_model_path = Fixture(c.draft_model);
-  Engine engine(config);
-  ExpectEqual(RunAll(engine, kRequests), want);
-  const EngineStats stats = Total(engine.Stats());
-  EXPECT_GT(stats.drafted_tokens, 0);
-  EXPECT_LE(stats.accepted_tokens, stats.drafted_tokens);
-  // The second time, prompts are in the cache.
-  ExpectEqual(RunAll(engine, kRequests), want);
+  ExpectOutputs(config, kRequests, want);
 }
 
 constexpr MeshShape kDp2{.tp = 2, .ep = 2, .dp = 2};
@@ -64,11 +74,7 @@ class EagleEngine : public ::testing::TestWithParam<Case> {};
 
 TEST_P(EagleEngine, GivesTheOutputsWithoutDrafts) {
   const Case& c = GetParam();
-  EngineConfig config = ConfigOf(c.fixture, c.mesh);
-  config.moe.a2a_backend = c.backend;
-  config.moe.deepep_mode = c.mode;
-  config.moe.max_dispatch_tokens_per_rank = 8;
-  config.two_batch_overlap = c.two_batches;
+  EngineConfig config = ConfigWithoutDrafts(c);
   constexpr uint64_t kRequests = 16;
   Outputs want;
   {
@@ -88,10 +94,7 @@ TEST_P(EagleEngine, GivesTheOutputsWithoutDrafts) {
   testing::WriteEagleHead(dir.path(), head, target);
   config.speculative = {
       .algorithm = c.algorithm, .num_steps = c.steps, .draft_model_path = dir.path().string()};
-  Engine engine(config);
-  ExpectEqual(RunAll(engine, kRequests), want);
-  EXPECT_GT(Total(engine.Stats()).drafted_tokens, 0);
-  ExpectEqual(RunAll(engine, kRequests), want);  // prompts are in the cache
+  ExpectOutputs(config, kRequests, want);
 }
 
 INSTANTIATE_TEST_SUITE_P(
