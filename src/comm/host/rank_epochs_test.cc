@@ -4,7 +4,9 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <chrono>
 #include <span>
+#include <thread>
 
 #include "comm/host/test_rank_processes.h"
 
@@ -74,6 +76,33 @@ TEST(RankEpochsTest, ARetiredRankIsReplacedWithoutAReport) {
     ranks.Retire(retired, "a planned restart");
     EXPECT_EQ(troupe.arena()->AbortReason(), "a planned restart");
     socket->Send("wake");
+    EXPECT_TRUE(ranks.Settle(kLong, kLong));
+    const std::string endpoint = ControlSocket::UniqueEndpoint();
+    socket->DiscardUnsent();
+    socket = std::make_unique<ControlSocket>(ControlSocket::Bind(endpoint));
+    EXPECT_EQ(ranks.BeginEpoch(endpoint), retired);
+  }
+  EXPECT_TRUE(ranks.WaitJoined());
+  EXPECT_TRUE(troupe.Exits(0).empty());
+}
+
+// The abort may let a rank wait for the next epoch before the kill reaches it.
+TEST(RankEpochsTest, ARankThatIsRetiredWhileItWaitsIsReplaced) {
+  Troupe troupe(3, "epochs", kLong, {}, {}, {}, /*epochs=*/true);
+  auto socket = std::make_unique<ControlSocket>(ControlSocket::Bind(troupe.endpoint()));
+  RankProcesses& ranks = troupe.ranks();
+  const std::shared_ptr<SharedArena>& arena = troupe.arena();
+  for (const std::vector<int>& retired : {std::vector<int>{1}, {0, 2}, {0, 1, 2}}) {
+    EXPECT_TRUE(ranks.WaitJoined());
+    arena->Abort("a planned restart");
+    socket->Send("wake");
+    const auto give_up = std::chrono::steady_clock::now() + kLong;
+    for (const int rank : {0, 1, 2}) {
+      while (!arena->Waits(rank) && std::chrono::steady_clock::now() < give_up)
+        std::this_thread::sleep_for(milliseconds(1));
+      EXPECT_TRUE(arena->Waits(rank));
+    }
+    ranks.Retire(retired, "a planned restart");
     EXPECT_TRUE(ranks.Settle(kLong, kLong));
     const std::string endpoint = ControlSocket::UniqueEndpoint();
     socket->DiscardUnsent();

@@ -62,7 +62,7 @@ struct RankProcesses::Impl {
     FileDescriptor pidfd;
     bool ended = false;         // reaped
     bool reported = false;      // after `ended`: the callback has returned
-    bool retired = false;       // its end was requested
+    bool retired = false;       // killed by this object on purpose: it ends, even if it still waits
     double silent_seconds = 0;  // seconds without a heartbeat when the watchdog killed it
     Silence silence{2 * kHeartbeatSampleTime};
     double stopped_seconds = 0;  // > 0: killed because it was stopped (SIGSTOP) for so long
@@ -106,7 +106,8 @@ struct RankProcesses::Impl {
   int count() const {
     return options.network ? options.network->world.ranks_per_node : options.world;
   }
-  void Kill();  // requires the mutex
+  void Kill();                // requires the mutex
+  void Retire(Child& child);  // requires the mutex
   bool AllEnded() const { return std::ranges::all_of(children, &Child::reported); }
 };
 
@@ -292,9 +293,14 @@ void RankProcesses::Impl::OnEnd(size_t child) {
 
 void RankProcesses::Impl::Kill() {
   killed = true;
-  for (const Child& child : children) {
-    if (!child.ended) kill(child.pid, SIGKILL);
+  for (Child& child : children) {
+    if (!child.ended) Retire(child);
   }
+}
+
+void RankProcesses::Impl::Retire(Child& child) {
+  child.retired = true;
+  kill(child.pid, SIGKILL);
 }
 
 RankProcesses::RankProcesses(std::shared_ptr<SharedArena> arena, Options options, OnExit on_exit)
@@ -415,15 +421,15 @@ bool RankProcesses::Settle(std::chrono::milliseconds wait, std::chrono::millisec
   using Clock = std::chrono::steady_clock;
   RankProcesses::Impl& my = *impl_;
   const auto settled = [&](const Impl::Child& child) {
-    return child.reported || my.arena->Waits(child.rank);
+    return child.reported || (!child.retired && my.arena->Waits(child.rank));
   };
   std::unique_lock lock(my.mutex);
   const auto give_up = Clock::now() + wait;
   while (!std::ranges::all_of(my.children, settled) && Clock::now() < give_up)
     my.changed.wait_for(lock, kPoll);
   my.killed = true;  // ends from now on are not news
-  for (const Impl::Child& child : my.children) {
-    if (!child.ended && !my.arena->Waits(child.rank)) kill(child.pid, SIGKILL);
+  for (Impl::Child& child : my.children) {
+    if (!child.ended && !my.arena->Waits(child.rank)) my.Retire(child);
   }
   return my.changed.wait_for(lock, end, [&] { return std::ranges::all_of(my.children, settled); });
 }
@@ -433,8 +439,7 @@ void RankProcesses::Retire(const std::vector<int>& ranks, const std::string& why
   const std::lock_guard lock(impl_->mutex);
   for (Impl::Child& child : impl_->children) {
     if (child.ended || std::ranges::find(ranks, child.rank) == ranks.end()) continue;
-    child.retired = true;
-    kill(child.pid, SIGKILL);
+    impl_->Retire(child);
   }
 }
 
