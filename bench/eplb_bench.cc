@@ -4,9 +4,9 @@
 // time of one plan at DeepSeek-V3's size on one core.
 //
 // Usage: eplb_bench TRACES.safetensors [--lp|--times]
-//   --lp     also the balance of yard's plans with an exact split of each batch (linear program);
-//            takes minutes
-//   --times  only the times
+//   --lp     also prints the balance of yard's plans with an exact division of each batch (linear
+//            program); takes minutes
+//   --times  prints only the times
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -157,7 +157,8 @@ void PrintTimes(const ArrayFile& traces) {
   }
 }
 
-// Time to split one layer's tokens of a batch over 320 places: 2048 tokens, 8 experts each.
+// Prints the time to divide one layer's tokens of a batch over 320 slots: 2048 tokens, 8 experts
+// each.
 void PrintDivisions(const ArrayFile& traces) {
   fmt::print("\none batch of one layer over 320 places of 64 ranks, us\n");
   const RankTopology topology{.ranks = 64, .nodes = 8, .groups = 8};

@@ -1,5 +1,5 @@
-// Attention on one GPU, decode and prefill, at the head counts of Qwen3-30B-A3B, gpt-oss and
-// DeepSeek-V3. Bytes are those of keys, values, queries and outputs.
+// Attention on one GPU, decode and prefill, with the head counts of Qwen3-30B-A3B, gpt-oss and
+// DeepSeek-V3. The reported bytes are those of keys, values, queries and outputs.
 #include <algorithm>
 #include <cstddef>
 #include <numeric>

@@ -1,7 +1,8 @@
 // Dispatch and combine of MoE rows over the GPUs of this host: hidden 7168, top-8 of 256 experts,
-// uniform routing. Times are those of the slowest rank, bytes those that leave a rank. The limit is
-// a plain copy to a peer in the same run; NCCL's all-to-all is printed too. On one GPU the ranks
-// share it, and no link is measured. Cases of up to 256 tokens use the low-latency exchange.
+// uniform routing. Times are those of the slowest rank. The reported bytes are those that a rank
+// sends to other ranks. The roofline is a plain copy to a peer in the same run; NCCL's all-to-all
+// is printed too. If there is only one GPU, all ranks share it, and no link is measured. Cases of
+// up to 256 tokens use the low-latency exchange.
 #include <fmt/format.h>
 
 #include <functional>
@@ -94,7 +95,7 @@ Traffic Fill(const Ranks& ranks, const ExchangeConfig& config, const ExpertMap& 
   return traffic;
 }
 
-// Times on rank 0 between events after each of the four calls.
+// Median times of the four calls on rank 0, between CUDA events: name with the unit (µs), value.
 std::vector<std::pair<std::string, double>> Stages(const Ranks& ranks) {
   constexpr int kRuns = 9;
   const std::function<void(const Rank&)> calls[] = {
