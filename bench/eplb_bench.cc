@@ -131,8 +131,8 @@ std::string OverTheBound(const LoadHistory& loads, const Placement& placement,
 
 void PrintTimes(const ArrayFile& traces) {
   fmt::print(
-      "\n58 layers, 256 experts, 320 places, 64 ranks on 8 nodes, 50 steps; medians of 21, of one "
-      "core's time\n"
+      "\n58 layers, 256 experts, 320 slots, 64 ranks on 8 nodes, 50 steps; medians of 21 runs, CPU "
+      "time of one core\n"
       "trace   | deepseek ms | yard ms: first, from trivial, again | max / mean: mean, "
       "worst\n");
   const RankTopology topology{.ranks = 64, .nodes = 8, .groups = 8};
@@ -160,7 +160,7 @@ void PrintTimes(const ArrayFile& traces) {
 // Prints the time to divide one layer's tokens of a batch over 320 slots: 2048 tokens, 8 experts
 // each.
 void PrintDivisions(const ArrayFile& traces) {
-  fmt::print("\none batch of one layer over 320 places of 64 ranks, us\n");
+  fmt::print("\none batch of one layer over 320 slots of 64 ranks, us\n");
   const RankTopology topology{.ranks = 64, .nodes = 8, .groups = 8};
   for (const char* name : {"steady", "drift", "shift"}) {
     if (!traces.Has(name)) continue;

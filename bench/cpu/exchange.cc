@@ -355,7 +355,7 @@ class Bench {
                      .bytes = moved,
                      .limit = limit};
     if (sent > 0)
-      result.more = {{"taken B", static_cast<double>(sent)}, {"bare copy us", copy * 1e6}};
+      result.more = {{"received B", static_cast<double>(sent)}, {"memcpy us", copy * 1e6}};
     report_.Add(std::move(result));
   }
 

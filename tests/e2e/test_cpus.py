@@ -77,5 +77,5 @@ def test_an_idle_server_sleeps():
         seconds, before = 4, cpu_seconds(pids)
         time.sleep(seconds)
         used = cpu_seconds(pids) - before
-        # CPU time, which does not depend on other programs. Typically below 1 %.
+        # `used` is CPU time, which does not depend on other programs. It is typically below 1 % of `seconds`.
         assert used < 0.05 * seconds, f"{used} s of {seconds}"
