@@ -1,6 +1,6 @@
 // The benchmarks of `switchyard bench`, for each device. Each benchmark adds its cases to a Report,
-// which prints a line per case (report.h). They run on the calling thread and on rank threads or
-// processes that they start. The machine should be otherwise idle.
+// which prints a line per case (report.h). Benchmarks run on the calling thread and on rank threads
+// or processes that they start. The machine should be otherwise idle.
 #pragma once
 
 #include <cstdint>

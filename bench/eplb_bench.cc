@@ -1,7 +1,7 @@
 // Quality and planning time of EPLB planners on recorded routing. For each trace of a file and each
 // size it prints the mean over steps and layers of mean / max rank load, and the size of the moved
-// experts. A plan is made from 50 steps and evaluated on the following steps. Then it prints the
-// time of one plan at DeepSeek-V3's size on one core.
+// experts. A plan is made from 50 steps and evaluated on the following steps. Then the program
+// prints the time of one plan at DeepSeek-V3's size on one core.
 //
 // Usage: eplb_bench TRACES.safetensors [--lp|--times]
 //   --lp     also prints the balance of yard's plans with an exact division of each batch (linear

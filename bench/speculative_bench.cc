@@ -47,7 +47,7 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The prompt of a line; empty: none.
+// Returns the prompt of a line of the file; empty: the line has no prompt.
 using PromptOf = std::function<Ids(const std::string&)>;
 
 PromptOf Paragraphs(const Args& args, const Tokenizer& tokenizer) {

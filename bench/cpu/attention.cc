@@ -28,7 +28,8 @@ struct Heads {
   int64_t ValueWidth() const { return latent() ? lora : head_dim; }
 };
 
-// `sequences` sequences of `keys` keys each. The last `rows` positions of each are the query rows.
+// `sequences` sequences of `keys` keys each. The last `rows` positions of each sequence are the
+// query rows.
 struct Load {
   int32_t sequences, rows, keys;
 };

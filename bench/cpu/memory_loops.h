@@ -24,7 +24,9 @@ class MemoryLoops {
   // Error kResource if the memory cannot be allocated. `bytes`: a multiple of 4096, per thread.
   MemoryLoops(ThreadPool& pool, int64_t bytes);
 
-  // Each returns bytes per second of all threads together, the best of several runs.
+  // Each of the following functions returns the bytes per second of all threads together, the best
+  // of several runs.
+  //
   // Reads every line of the buffers, with software prefetch `ahead` bytes before the read; 0: no
   // prefetch.
   double Read(int64_t ahead);

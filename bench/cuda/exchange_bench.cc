@@ -33,9 +33,9 @@ DeviceMemory Upload(const std::vector<T>& from) {
   return to;
 }
 
-// Fills in tokens and routing, and the position of each slot's output: outputs are ordered by
-// expert, as a runner computes them. Returns the mean numbers of rows (one per token and rank) and
-// of slots that leave a rank.
+// Fill sets tokens and routing, and the position of each slot's output: outputs are ordered by
+// expert, as a runner computes them. Traffic has the mean numbers of rows (one per token and
+// destination rank) and of slots that a rank sends to other ranks.
 struct Traffic {
   double rows = 0, slots = 0;
 };
