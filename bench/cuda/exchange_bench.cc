@@ -132,7 +132,7 @@ std::vector<std::pair<std::string, double>> Stages(const Ranks& ranks) {
 void Case(const Ranks& ranks, int64_t tokens, bool fp8, bool by_rank, const Options& options,
           double link, Report& report) {
   const int n = static_cast<int>(ranks.size());
-  // A case is a row type of dispatch with a combine mode; dispatch and combine are timed
+  // Each case combines a row type of dispatch with a combine mode. Dispatch and combine are timed
   // separately.
   const std::string dispatch_shape =
       fmt::format("ranks {} tokens {} {}", n, tokens, fp8 ? "fp8" : "bf16");

@@ -21,7 +21,7 @@ COMMON = ["--log-level", "warning", "--device", "cpu"]
 FORMATS = jsonschema.FormatChecker(["email", "ipv4", "ipv6", "uuid"])
 
 
-# jsonschema checks these formats differently from RFC 3339, or only with further packages.
+# The formats below are checked here, because jsonschema checks them differently from RFC 3339, or needs more packages.
 @FORMATS.checks("date", ValueError)
 @FORMATS.checks("time", ValueError)
 @FORMATS.checks("date-time", ValueError)
