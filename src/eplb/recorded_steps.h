@@ -7,8 +7,8 @@
 
 namespace switchyard {
 
-// Counts of one rank in one pass: of its own tokens, or of the rows of its experts (stat_approx).
-// The sum over ranks is the count of the whole pass.
+// Counts of one rank in one pass. They cover the rank's own tokens or, with stat_approx, the rows
+// of its experts. The sum over ranks covers the whole pass.
 struct RecordedStep {
   int64_t pass = 0;              // index since the server started
   std::vector<int32_t> logical;  // [layers, experts]

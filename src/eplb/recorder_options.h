@@ -11,11 +11,11 @@ namespace switchyard {
 // The flags. Names and meaning follow SGLang's.
 struct ExpertRecorderOptions {
   // --expert-distribution-recorder-mode; empty: recording is disabled.
-  //   stat         logical_count of each pass, counted from the router's choice
-  //   stat_approx  the same from the rows received by each rank's experts; includes padding rows
-  //                if the runner aligns its experts' rows
-  //   per_pass     stat, and the counts of each rank's own tokens
-  //   per_token    stat, and the choice of each token, with its position and request
+  //   stat         logical_count of each pass, counted from the router's choices
+  //   stat_approx  logical_count of each pass, counted from the rows that each rank's experts
+  //                receive; includes padding rows if the runner aligns its experts' rows
+  //   per_pass     as stat, and the counts of each rank's own tokens
+  //   per_token    as stat, and the choice of each token, with its position and request
   std::string mode;
   int64_t buffer_size = 1000;  // --expert-distribution-recorder-buffer-size: passes; −1: no limit
   std::filesystem::path dir = "/tmp";  // --expert-distribution-recorder-dir: directory of dumps

@@ -23,7 +23,7 @@ TEST(StaticReplicasTest, TakesItsOwnThenOneOfItsNodeThenTurns) {
   const auto at = [&](int rank, int expert) {
     return StaticReplicas(location, 0, kTopology, rank)[expert];
   };
-  EXPECT_EQ(at(0, 0), 0);  // its own
+  EXPECT_EQ(at(0, 0), 0);  // its own replica
   EXPECT_EQ(at(1, 0), 0);  // rank 0 is on its node
   EXPECT_EQ(at(2, 0), 6);
   EXPECT_EQ(at(3, 1), 7);  // rank 2 is on its node

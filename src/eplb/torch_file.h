@@ -11,7 +11,7 @@
 
 namespace switchyard {
 
-// True if the file starts like a ZIP archive.
+// Whether the file begins like a ZIP archive.
 bool IsTorchFile(const std::filesystem::path& path);
 
 // The tensors of the saved dictionary by key; other values are ignored. Tensors that are not

@@ -98,7 +98,7 @@ TEST(YardTest, SameArgumentsSamePlan) {
   EXPECT_EQ(PlanYard(loads, topology, 80, &trivial), PlanYard(loads, topology, 80, &trivial));
 }
 
-// The bound is the mean load: the most loaded rank is never below it.
+// The loads are compared with the mean load, a lower bound for the load of the most loaded rank.
 TEST(YardTest, ForecastLoadsAreEvenWithinTwoPercentOfTheBound) {
   for (const char* name : {"steady", "drift", "shift"})
     for (const auto& [physical, ranks] : {std::pair{272, 8}, {288, 32}, {320, 64}}) {

@@ -9,7 +9,7 @@
 
 namespace switchyard {
 
-// Reads the directory at construction and entries on request. Single-threaded.
+// Reads the directory when it is constructed, and entries on request. Single-threaded.
 class ZipArchive {
  public:
   struct Entry {

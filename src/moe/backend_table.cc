@@ -30,7 +30,7 @@ std::vector<WeightFormat> FormatsOf(const Part& part) {
   return formats;
 }
 
-// Facts that only constructed backends provide.
+// Properties that only constructed backends have.
 struct Facts {
   std::map<std::string, std::vector<DispatchLayout>> delivers;   // by dispatcher
   std::map<std::string, std::vector<WeightFormat>> fused_takes;  // by fused operator
@@ -152,7 +152,8 @@ void PrintForeign(std::string_view flag, std::span<const SglangBackendName> name
                      foreign.needs, foreign.nearest);
 }
 
-// Without panels, which all runners on CPUs take.
+// Returns the names of the `formats` that are not in `taken`. Skips panel formats, which all
+// runners on CPUs support.
 std::vector<std::string_view> Unsupported(const std::vector<WeightFormat>& formats,
                                           const std::vector<WeightFormat>& taken) {
   std::vector<std::string_view> names;

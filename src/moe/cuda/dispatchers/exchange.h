@@ -13,8 +13,8 @@
 
 namespace switchyard::cuda {
 
-// Peer memory that the caller allocates, for tests and benches. It has one area for each rank,
-// indexed by rank in the group, with Exchange::PeerBytes() zero bytes.
+// Peer memory that the caller allocates, for tests and benchmarks. It has one area for each rank,
+// indexed by rank in the group. An area has Exchange::PeerBytes() bytes, which are zero.
 struct ExchangePeers {
   PeerPointers memory;
   WaitLimit limit;

@@ -10,7 +10,7 @@ __device__ __forceinline__ uint32_t* FlagsOf(const ExchangeBatch& b, int rank, i
   return reinterpret_cast<uint32_t*>(b.slot[rank] + flags);
 }
 
-// A range of a row, in 16-byte vectors.
+// A range of a row, in units of 16-byte vectors.
 struct Run {
   int begin, end;
 };

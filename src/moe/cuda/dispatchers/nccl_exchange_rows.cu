@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kThreads) Accept(const __grid_constant__ Accep
   }
 }
 
-// Numbers of returns of one token: from the ranks below `rank`, and from `rank`. A rank returns one
-// row for each slot with an expert there, or a single row if combined by rank.
+// Numbers of returns of one token: those from the ranks below `rank`, and those from `rank`. A rank
+// returns one row for each slot whose expert it holds, or a single row if combined by rank.
 struct TokenReturns {
   int below, own;
 };

@@ -13,13 +13,13 @@
 
 namespace switchyard::cuda {
 
-// One batch on all ranks, a deterministic function of its Spec.
+// One batch on all ranks; a deterministic function of its Spec.
 class TestTraffic {
  public:
   struct Spec {
     ExchangeConfig config;      // of any rank
     DType dtype = DType::kF32;  // of x
-    std::vector<bool> active;   // empty: all
+    std::vector<bool> active;   // [ranks]; empty: all ranks are active
     int64_t tokens = -1;        // per rank; −1: random, up to max_tokens
     uint32_t seed = 1;
   };
@@ -27,7 +27,7 @@ class TestTraffic {
     std::vector<float> x;        // [tokens, hidden], representable in `dtype`
     std::vector<int32_t> ids;    // [tokens, k]
     std::vector<float> weights;  // [tokens, k]
-    // Per source rank, the tokens that have an expert here.
+    // For each source rank, the tokens that have an expert on this rank.
     std::vector<std::vector<int32_t>> arriving;
     std::vector<std::byte> outputs;  // [ranks · max_tokens · k, hidden] of the combined dtype
     std::vector<int32_t> position;   // [ranks · max_tokens, k]
