@@ -7,7 +7,8 @@
 namespace switchyard::schedule {
 namespace {
 
-// Attention is split only if its parts hide the exchanges of another micro-batch.
+// Whether attention is split into two segments. It is split only if its parts overlap the exchanges
+// of another micro-batch.
 bool SplitsAttention(const ServeShape& shape) {
   return shape.mode == Mode::kDecode && shape.micro_batches > 1;
 }

@@ -23,7 +23,7 @@ TEST(Plan, OfAnyShapeIsRight) {
       ASSERT_EQ(FindScheduleError(shape, lists.back()), "") << "round " << round;
       EXPECT_LE(MaxExchangesInFlight(lists.back()), shape.order == Order::kPlain ? 1 : 2);
     }
-    // One message slot on each link is enough to avoid deadlock.
+    // Links with space for one message suffice to avoid deadlock.
     ASSERT_EQ(FindPipelineError(lists, 1), "") << "round " << round;
   }
 }
@@ -65,7 +65,8 @@ TEST(FindFault, FindsWhatComesTooEarly) {
   EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("await sums comes before"));
 }
 
-// If two micro-batches swap their places, their gradients are accumulated in another order.
+// If the backward passes of two micro-batches change places, gradients are accumulated in another
+// order.
 TEST(FindFault, FindsBackwardPassesThatChangeTheOrderOfSums) {
   const StepShape shape{.experts = {true}, .micro_batches = 2, .order = Order::kPlain};
   std::vector<Operation> list = Plan(shape);

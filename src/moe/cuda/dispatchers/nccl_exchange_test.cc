@@ -122,8 +122,8 @@ void OnRanks(const ExchangeConfig& config,
                  });
 }
 
-// Some tests have a single rank, which sends to itself. This covers everything except transfers
-// between GPUs.
+// The parameter is the number of ranks. A single rank, which sends to itself, covers everything
+// except transfers between GPUs.
 class CudaNcclExchange : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {

@@ -30,7 +30,8 @@ __device__ __forceinline__ Slot SlotOf(const RowOrderParams& p, int64_t slots, i
   return {at, __ldcg(p.ids + at)};
 }
 
-// Writes counts [experts], the number of slots per expert in the tile.
+// Writes counts [experts], the number of slots per expert in the tile. `histogram`: [experts],
+// scratch in shared memory.
 static __device__ void CountTile(const RowOrderParams& p, int64_t slots, int64_t tile,
                                  int* histogram, int32_t* counts) {
   for (int e = threadIdx.x; e < p.experts; e += kOrderThreads) histogram[e] = 0;
