@@ -23,11 +23,11 @@ struct Event {
   const char* name = "";          // in static storage; has no characters that JSON escapes
   int64_t begin = 0, end = 0;     // nanoseconds of steady_clock
   const char* backend = nullptr;  // same requirements as `name`; null: no backend
-  int32_t step = 0;               // number of forward passes since the server started
-  int32_t layer = kNone;          // index in the model
-  int32_t rows = kNone;           // number of input rows in this rank's attention group
-  int32_t columns = kNone;        // width of an input row
-  int16_t micro_batch = kNone;    // set for kPass and kDevice
+  int32_t step = 0;             // number of the forward pass, counted from the start of the server
+  int32_t layer = kNone;        // index in the model
+  int32_t rows = kNone;         // number of input rows in this rank's attention group
+  int32_t columns = kNone;      // width of an input row
+  int16_t micro_batch = kNone;  // set for kPass and kDevice
   Track track = Track::kSteps;
   Stage stage = Stage::kPrefill;  // stage of the step
 };

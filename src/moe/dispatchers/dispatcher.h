@@ -89,11 +89,11 @@ class Dispatcher {
   virtual std::byte* InputRows(int64_t /*tokens*/, bool /*decode*/, DispatchHandle*) {
     return nullptr;
   }
-  // x [topk.tokens, H] and `topk` must stay valid and unchanged until EndCombine returns. If the
-  // round is not the last of its combine, until BeginCombine returns. `decode`: every sequence has
-  // one row, on all ranks. `handle`: must be idle or between two rounds; filled here. Error
-  // kResource if the tokens exceed a buffer or too many batches are in flight. Error kTimeout,
-  // which the other calls may throw too, names the stage and the peer.
+  // x [topk.tokens, H] and `topk` must stay valid and unchanged until EndCombine returns. In a
+  // round that is not the last of its combine, they must stay so only until BeginCombine returns.
+  // `decode`: every sequence has one row, on all ranks. `handle`: must be idle or between two
+  // rounds; filled here. Error kResource if the tokens exceed a buffer or too many batches are in
+  // flight. Error kTimeout, which the other calls may throw too, names the stage and the peer.
   virtual void BeginDispatch(const float* x, const TopK& topk, bool decode,
                              DispatchHandle* handle) = 0;
   // Whether EndDispatch would return without waiting. A caller can poll this and run other work in

@@ -59,18 +59,15 @@ struct SlotUse {
 // raises the flag of the last stage (outputs, or their last part) to every rank. Therefore a slot
 // needs neither a barrier nor clearing:
 //   - Dispatch: in BeginDispatch, A writes counts and metadata to B, and rows for B to A's own
-//   arena.
-//     B reads all of these before it raises the outputs flag. A leaves the round (by EndCombine, or
-//     by the next dispatch of the same combine) only after it has seen that flag from every rank.
-//     So when A writes round r + 1, no rank reads round r.
+//     arena. B reads all of these before it raises the outputs flag. A leaves the round (by
+//     EndCombine, or by the next dispatch of the same combine) only after it has seen that flag
+//     from every rank. So when A writes round r + 1, no rank reads round r.
 //   - Combine: from EndDispatch of round r + 1 on, B's experts write outputs for A over A's outputs
-//   of
-//     round r. B has then seen A's rows flag of round r + 1, and A raises that flag only after it
-//     has left round r. Rounds of one combine have separate outputs, which A reads after the last
-//     round.
+//     of round r. B has then seen A's rows flag of round r + 1, and A raises that flag only after
+//     it has left round r. Rounds of one combine have separate outputs, which A reads after the
+//     last round.
 //   - Stale data: all counts are written in every round and determine which rows are valid. So data
-//   of
-//     round r in the buffers is never used in round r + 1.
+//     of round r in the buffers is never used in round r + 1.
 //
 // Used by the rank's thread only.
 class ExchangeSlots {
