@@ -51,7 +51,8 @@ void ExpertCourier::Begin(const std::vector<LayerBatches>& layers, int physical,
   if (active()) Open(step_ + 2);
 }
 
-// `first_piece`: the first step in which a piece may be read.
+// Begins the next batch of transfers. `first_piece`: the first step in which one of its pieces may
+// be read.
 void ExpertCourier::Open(uint32_t first_piece) {
   const Batch& batch = batches_[batch_];
   sending_.reset();

@@ -47,10 +47,12 @@ class ExpertCourier {
   int64_t pieces() const { return pieces_; }  // received since construction
   // Sends and receives at most one piece. `all_done`: the minimum of batches_done over all ranks.
   void Step(int64_t all_done);
-  // Drops transfers in flight. Returns the experts received so far; freeing them may take time.
+  // Drops the transfers in flight. Returns the experts received so far, because freeing them may
+  // take time.
   std::map<int, std::map<int32_t, OwnedExpert>> Cancel();
 
-  // The experts received since Begin, by layer and logical expert. Call once, when not active.
+  // The experts received since Begin, by layer and logical expert. Call it once, when all transfers
+  // have ended (not active).
   std::map<int, std::map<int32_t, OwnedExpert>> Take();
 
  private:

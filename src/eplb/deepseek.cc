@@ -111,7 +111,10 @@ DeepSeekPlan PlanDeepSeek(const LoadHistory& history, const RankTopology& topolo
   const Sizes sizes{physical, hierarchical ? topology.groups : 1, hierarchical ? topology.nodes : 1,
                     topology.ranks};
   if (physical % sizes.ranks != 0)
-    throw Invalid("deepseek: {} slots are not divisible by {} ranks", physical, sizes.ranks);
+    throw Invalid(
+        "deepseek: {} slots are not divisible by {} ranks; change the number of redundant experts, "
+        "or use --eplb-algorithm yard",
+        physical, sizes.ranks);
   if (physical < history.experts)
     throw Invalid("deepseek: {} slots for {} experts: want at least one for each", physical,
                   history.experts);

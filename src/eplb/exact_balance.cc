@@ -10,7 +10,8 @@ namespace {
 
 constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max() / 4;
 
-// Maximum flow from node 0 to node 1 (Dinic: level graph by BFS, augmenting paths by DFS).
+// Computes the maximum flow from node 0 to node 1 by Dinic's algorithm: a level graph by BFS,
+// augmenting paths by DFS.
 class FlowNetwork {
  public:
   explicit FlowNetwork(int nodes) : edges_of_(nodes), level_(nodes), next_(nodes) {}

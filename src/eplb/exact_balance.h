@@ -1,5 +1,5 @@
-// Exact minimum of the maximum rank load over all divisions of a batch: the reference for
-// heuristics.
+// Computes the exact minimum of the maximum rank load over all divisions of a batch. It is the
+// reference for heuristics.
 #pragma once
 
 #include <cstdint>

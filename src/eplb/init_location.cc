@@ -20,7 +20,7 @@ constexpr const char* kCounts = "logical_count";
 constexpr const char* kWanted =
     "want JSON, safetensors or .pt with physical_to_logical_map or logical_count";
 
-// Converts a tensor to the rows of the JSON form of the map.
+// Converts a tensor to the form that the map has in JSON: a list of rows.
 json RowsOfTensor(const ArrayFile& file) {
   const IntArray map = file.Get(kMap);
   if (map.shape.size() != 2 || map.values.empty())

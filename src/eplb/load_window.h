@@ -50,7 +50,7 @@ class LoadWindow {
   void OnPlanned(int most = kSteps);
 
   int64_t passes_per_step() const { return passes_per_step_; }
-  // The last `most` steps.
+  // The counts of the last `most` steps.
   LoadHistory History(int most = kSteps) const;
   // Mean over steps since OnMoved and over layers of (mean / max rank load); nullopt if nothing has
   // been counted.

@@ -158,7 +158,8 @@ TEST(LoadWindow, TellsAnotherShapeFromChance) {
     passes(30, 0);
     EXPECT_LT(window.ShapeChange(), 0.1);
     passes(LoadWindow::kRecent / 2, 2);
-    EXPECT_NEAR(window.ShapeChange(), 0.25, 0.1);  // half the rows are new, half of these moved
+    // Half of the rows are new, and half of these are for other experts.
+    EXPECT_NEAR(window.ShapeChange(), 0.25, 0.1);
     passes(LoadWindow::kRecent, 4);
     EXPECT_GT(window.ShapeChange(), 0.85);
     window.OnPlanned(LoadWindow::kRecent);

@@ -45,10 +45,11 @@ class EplbManager : public RoutingObserver {
   // since the last plan.
   static constexpr double kShapeChange = 0.25;
 
-  // Error kInvalid of PlanPlacement if the planner cannot place these experts on `ranks` EP ranks.
+  // Throws Error kInvalid (from PlanPlacement) if the planner cannot place these experts on `ranks`
+  // EP ranks.
   static void Check(const EplbOptions& options, const EplbShape& shape, int ranks);
 
-  // Allocates symmetric memory. Error kInvalid: errors of Validate and Check.
+  // Allocates symmetric memory. Throws the errors of Validate and Check (kInvalid).
   EplbManager(const EplbOptions& options, const EplbShape& shape, RankComm& comm);
 
   // Bytes that the manager allocates in a rank's arena.
@@ -107,7 +108,7 @@ class EplbManager : public RoutingObserver {
   std::vector<int> layers_;    // MoE layers
   std::vector<int> index_of_;  // [layers of the model] index into layers_; −1: dense
   std::optional<LoadWindow> window_;
-  int64_t passes_ = 0;  // since the last plan or the end of the last migration
+  int64_t passes_ = 0;  // passes since the last plan or since the end of the last migration
   // Number of steps until the second plan after a changed distribution; 1: due now, 0: no second
   // plan is pending. The first plan is made while the recent steps still contain older load. The
   // second one is made when they contain only the new load.

@@ -10,11 +10,12 @@ namespace switchyard {
 
 // The flags. Names and meaning follow SGLang's. Only the last flag is this project's own.
 struct EplbOptions {
-  bool enable = false;              // --enable-eplb
-  std::string algorithm = "auto";   // --eplb-algorithm (planner.h)
-  int64_t num_iterations = 1000;    // --eplb-rebalance-num-iterations: passes between two plans
-  int32_t layers_per_chunk = 1;     // --eplb-rebalance-layers-per-chunk: layers whose weights are
-                                    // held twice, and that switch at one step; −1: all
+  bool enable = false;             // --enable-eplb
+  std::string algorithm = "auto";  // --eplb-algorithm (planner.h)
+  int64_t num_iterations = 1000;   // --eplb-rebalance-num-iterations: passes between two plans
+  // --eplb-rebalance-layers-per-chunk: number of layers that switch before the same pass. Until
+  // then, their old and new weights are in memory. −1: all layers.
+  int32_t layers_per_chunk = 1;
   double min_utilization = 1.0;     // --eplb-min-rebalancing-utilization-threshold: no plan while
                                     // the mean balancedness exceeds it
   std::string dispatch = "static";  // --ep-dispatch-algorithm (replica_choice.h)
@@ -40,7 +41,7 @@ const char* Name(EplbState state);
 
 struct EplbStatus {
   EplbState state = EplbState::kIdle;
-  int64_t passes = 0;  // since the server started
+  int64_t passes = 0;  // number of passes since the server started
   // Mean of (mean / max rank load) since experts last moved; nullopt if nothing was counted since.
   std::optional<double> balancedness;
   // The following fields describe the current rebalance, or the last one if none is in progress.
@@ -57,9 +58,10 @@ struct EplbStatus {
   // Counters since the start of the server.
   int64_t plans = 0, rebalances = 0;  // plans made; migrations completed
   int64_t layers_moved = 0;
-  int64_t experts_loaded = 0, experts_received = 0;  // by rank 0: from files; from other ranks
-  int64_t failures = 0, watchdog_resets = 0;         // failures include watchdog resets
-  std::string last_result, last_failure;             // messages
+  // On rank 0: number loaded from files; number received from other ranks.
+  int64_t experts_loaded = 0, experts_received = 0;
+  int64_t failures = 0, watchdog_resets = 0;  // failures include watchdog resets
+  std::string last_result, last_failure;      // messages
 };
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-// Assigns the per-rank expert sets of a new plan to ranks so that few experts move.
+// Assigns the sets of experts of a new plan to ranks so that few experts move.
 #pragma once
 
 #include <cstdint>

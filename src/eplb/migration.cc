@@ -14,7 +14,7 @@
 namespace switchyard {
 namespace {
 
-struct Stopped {};  // thrown to end the thread within a layer
+struct Stopped {};  // thrown to end the loading thread in the middle of a layer
 
 // Copies the longest prefix of `text` that fits with its null terminator and ends with a whole
 // UTF-8 character.

@@ -74,10 +74,10 @@ class Migration {
   enum class State : uint8_t { kLoading, kReady, kFailed, kEnded };
   struct RankStatus {  // status that ranks exchange before each pass
     State state = State::kLoading;
-    bool timed_out = false;       // rank 0's watchdog
+    bool timed_out = false;       // whether rank 0's watchdog has expired
     int64_t loaded = 0;           // number of expert loads started and pieces received so far
     int64_t batches = 0;          // ExpertCourier::batches_done
-    std::array<char, 100> why{};  // kFailed: start of the reason, null-terminated
+    std::array<char, 100> why{};  // if kFailed: start of the reason, null-terminated
   };
 
   void Run();
@@ -97,13 +97,14 @@ class Migration {
   MovableExperts& experts_;
   Communicator& world_;
   ExpertCourier* const courier_;
-  size_t moved_ = 0;           // used by the rank's thread
-  bool transferring_ = false;  // experts of the chunk are being received from other ranks
+  size_t moved_ = 0;           // number of moves that have switched; used by the rank's thread
+  bool transferring_ = false;  // whether experts of the chunk are being received from other ranks
   int loaded_ = 0, received_ = 0;
   double longest_switch_ = 0;  // seconds
   std::string error_;
   bool timed_out_ = false, overdue_ = false;
-  int64_t last_progress_ = -1;  // rank 0: experts loaded plus layers moved, over all ranks
+  // Rank 0: experts loaded or received, plus layers moved, over all ranks.
+  int64_t last_progress_ = -1;
   int steps_without_progress_ = 0;
   std::chrono::steady_clock::time_point progress_at_;
 
@@ -117,7 +118,7 @@ class Migration {
   bool all_arrived_ = false;
   std::map<int, MovableExperts::Arrived> arrived_;
   std::vector<PreparedLayer> prepared_;
-  std::vector<OwnedExpert> retired_;  // to be freed by the thread
+  std::vector<OwnedExpert> retired_;  // the loading thread frees them
   std::string failure_;
 
   std::thread thread_;  // last member: it uses all of the above

@@ -360,7 +360,7 @@ std::vector<float> Outputs(const TestLayer& layer, const MoeOptions& options, in
       if (!moving && pass == *passes) break;
       if (moving && moved >= 3 && pass >= kAllTokenCounts) break;
       const bool late = comm.mesh.rank() == 0 && std::chrono::steady_clock::now() > last_call;
-      if (!comm.tp->Broadcast(late ? "late" : "").empty()) break;  // all ranks together
+      if (!comm.tp->Broadcast(late ? "late" : "").empty()) break;  // all ranks end together
       // Sleeps, because loading threads may have to wait for a core.
       if (migration && ++steps % 5 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       if (moving && !migration)

@@ -1,4 +1,5 @@
-// Compares the gain of a plan with the cost of its migration.
+// Compares the gain of a plan with the cost of its migration, to skip layers that are not worth
+// moving.
 #pragma once
 
 #include "eplb/replica_choice.h"

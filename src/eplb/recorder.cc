@@ -200,14 +200,18 @@ void ExpertRecorder::UpdateBalancedness() {
 
 bool ExpertRecorder::Start() {
   if (options_.mode.empty())
-    throw Invalid("recording experts requires --expert-distribution-recorder-mode");
+    throw Invalid(
+        "recording experts requires --expert-distribution-recorder-mode: want stat, stat_approx, "
+        "per_pass or per_token");
   steps_.Clear();
   return !std::exchange(recording_, true);
 }
 
 bool ExpertRecorder::Stop() {
   if (options_.mode.empty())
-    throw Invalid("recording experts requires --expert-distribution-recorder-mode");
+    throw Invalid(
+        "recording experts requires --expert-distribution-recorder-mode: want stat, stat_approx, "
+        "per_pass or per_token");
   return std::exchange(recording_, false);
 }
 

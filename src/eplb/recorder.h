@@ -22,8 +22,9 @@ struct ExpertRecorderShape {
   int layers = 0;   // layers of the model; dense layers are included, and their counts stay 0
   int experts = 0;  // logical
   int top_k = 0;
-  int redundant = 0;               // physical experts beyond the logical ones
-  bool shared_dispatched = false;  // one additional physical expert on each EP rank
+  int redundant = 0;  // physical experts beyond the logical ones
+  // Whether each EP rank has one more physical expert, for the dispatched shared expert.
+  bool shared_dispatched = false;
 };
 
 // The rows of this rank's attention group in a pass. Only mode per_token uses them.
@@ -51,9 +52,9 @@ class ExpertRecorder : public RoutingObserver {
   bool wants_dispatch() const override { return by_dispatch_; }
   void OnDispatch(uint64_t pass, int layer, const GroupedRows& rows) override;
 
-  // Called around each pass of the model. `pass`: its number, unique among the passes in flight.
-  // `tokens`: rows of this rank's attention group. Passes end in the order in which they began.
-  // With metrics, EndPass is collective, and rank 0 logs the balancedness line.
+  // Called around each pass of the model. `pass`: number of the pass, unique among the passes in
+  // flight. `tokens`: number of rows of this rank's attention group. Passes end in the order in
+  // which they began. With metrics, EndPass is collective, and rank 0 logs the balancedness line.
   void BeginPass(uint64_t pass, int64_t tokens);
   void EndPass(uint64_t pass, const PassTokens& tokens);
   // Ends an aborted pass without counting it.
@@ -86,7 +87,7 @@ class ExpertRecorder : public RoutingObserver {
   // This rank's contribution to a pass in flight.
   struct OpenPass {
     uint64_t pass = 0;
-    bool records = false;  // recording was active when the pass began
+    bool records = false;  // whether recording was active when the pass began
     SlotMap slots;
     std::vector<int32_t> count;      // [layers, physical]
     std::vector<int32_t> token_ids;  // [group's tokens, layers, top_k]
@@ -94,7 +95,7 @@ class ExpertRecorder : public RoutingObserver {
   };
 
   bool active() const { return recording_ || options_.metrics; }
-  // Returns null if the pass is not observed.
+  // Returns the open pass with this number; null if the pass is not observed.
   const OpenPass* Find(uint64_t pass) const;
   OpenPass* Find(uint64_t pass) { return const_cast<OpenPass*>(std::as_const(*this).Find(pass)); }
   void Close(const OpenPass& pass);
@@ -122,8 +123,8 @@ class ExpertRecorder : public RoutingObserver {
   std::vector<int32_t> logical_;  // [layers, experts] counts by logical expert
   std::vector<int32_t> by_rank_;  // [layers, EP ranks] counts by the rank of the slot
   std::vector<float> reduced_;    // [layers, EP ranks]
-  // [layers · (experts + EP ranks)] first logical_, then by_rank_; each summed over all counted
-  // passes
+  // [layers · (experts + EP ranks)] counts summed over all counted passes: first logical_, then
+  // by_rank_.
   std::vector<int64_t> total_;
   RecordedSteps steps_;
   BalancednessWindows windows_;

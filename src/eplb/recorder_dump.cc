@@ -97,7 +97,9 @@ std::filesystem::path NewFile(const std::filesystem::path& dir) {
 
 ExpertDump ExpertRecorder::Dump() {
   if (options_.mode.empty())
-    throw Invalid("recording experts requires --expert-distribution-recorder-mode");
+    throw Invalid(
+        "recording experts requires --expert-distribution-recorder-mode: want stat, stat_approx, "
+        "per_pass or per_token");
   ExpertDump dump = WriteDump();
   const bool is_leader = comm_.mesh.rank() == 0;
   // This broadcast has no timeout, because rank 0 may write to a slow disk, which must not end the

@@ -27,17 +27,19 @@ struct ExpertRecorderOptions {
 // Error kInvalid names the flag: unknown mode, or a buffer size that is neither positive nor −1.
 void Validate(const ExpertRecorderOptions& options);
 
-// Mean over layers of (mean / max rank load): of the last pass, and averaged over the last passes.
+// Mean over layers of (mean / max rank load). current: of the last pass. last_N: averaged over the
+// last N passes.
 struct Balancedness {
   double current = 0, last_10 = 0, last_100 = 0, last_1000 = 0;  // 0 before the first pass
 };
 
-// Counts since the server started: with metrics over all passes, otherwise over recorded passes.
+// Counts since the server started. With metrics, all passes are counted; otherwise only recorded
+// passes.
 struct ExpertLoad {
-  int32_t layers = 0, experts = 0, ranks = 0;  // all layers of the model; EP ranks
+  int32_t layers = 0, experts = 0, ranks = 0;  // layers: all layers of the model; ranks: EP ranks
   int64_t passes = 0;
   bool recording = false;
-  Balancedness balancedness;           // with --enable-expert-distribution-metrics
+  Balancedness balancedness;           // set with --enable-expert-distribution-metrics
   std::vector<int64_t> rank_count;     // [layers, ranks] rows of the rank's slots
   std::vector<int64_t> logical_count;  // [layers, experts]; 0 in dense layers
 };

@@ -75,7 +75,7 @@ class CountingFused : public FusedExperts {
 
 struct Setting {
   A2aChoice choice;
-  std::string runner;  // empty: fused
+  std::string runner;  // empty for fused operators
   MeshShape mesh;
   bool replicas = false, shared = false;
   EpDispatchAlgorithm dispatch = EpDispatchAlgorithm::kStatic;  // replica selection
@@ -84,8 +84,8 @@ struct Setting {
 // The rows that reached the experts of all ranks, and the recorders' counts.
 struct Counted {
   RowCounts rows;                  // [slots]
-  std::vector<int64_t> rank_rows;  // [world] over all slots of a rank; fused: none
-  std::vector<ExpertLoad> loads;   // of mode stat; also of stat_approx if supported
+  std::vector<int64_t> rank_rows;  // [world] rows of all slots of a rank; empty for fused operators
+  std::vector<ExpertLoad> loads;   // results of mode stat, and of stat_approx if supported
 };
 
 std::shared_ptr<MoeBackends> CountingBackends(const Setting& c, RowCounts* rows,

@@ -34,7 +34,7 @@ class Evaluator {
     living_ = LivingSlots(topology_, placement.physical);
   }
 
-  // [living ranks] loads of one layer.
+  // The loads of the living ranks in one layer.
   std::vector<double> Loads(std::span<const int32_t> counts, int layer) {
     dividers_[layer].Divide(counts, shares_);
     std::vector<double> loads(living_.size(), 0.0);

@@ -1,4 +1,4 @@
-// Replays a recorded load: plans on past steps, evaluates on the following ones.
+// Replays a recorded load: plans on past steps and evaluates the plans on the following steps.
 #pragma once
 
 #include <functional>
@@ -14,8 +14,9 @@ struct SimulateOptions {
   EpDispatchAlgorithm dispatch = EpDispatchAlgorithm::kBalanced;
   RankTopology topology;
   int physical = 0;
-  int window = 50;  // recorded steps that a plan uses; the first `window` steps are not evaluated
-  int every = 50;   // steps between plans
+  // Number of recorded steps that a plan uses. So the first `window` steps are not evaluated.
+  int window = 50;
+  int every = 50;  // number of steps between plans
   YardOptions yard;
   std::function<void(int step)> progress;  // optional: called at the start of each step
 };

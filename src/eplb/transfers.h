@@ -31,8 +31,8 @@ struct Transfer {
 
 struct LayerTransfers {
   std::vector<FillFrom> fills;  // [physical]; kUnchanged for slots of dead ranks
-  // Concurrent transfers: in each batch a rank has at most one peer and sends it at most one
-  // expert.
+  // Batches of transfers that run concurrently. In a batch, a rank has at most one peer and sends
+  // it at most one expert.
   std::vector<std::vector<Transfer>> batches;
 };
 

@@ -19,14 +19,14 @@ struct LoadHistory {
     return std::span(counts).subspan((static_cast<size_t>(step) * layers + layer) * experts,
                                      experts);
   }
-  // Steps [begin, end).
+  // Returns steps [begin, end).
   LoadHistory Steps(int begin, int end) const;
 };
 
-// The EP ranks that hold experts. A value type.
+// The EP ranks to which experts are assigned. A value type.
 struct RankTopology {
   int ranks = 1;
-  int nodes = 1;                // hosts with ranks / nodes consecutive ranks each
+  int nodes = 1;                // number of hosts; each has ranks / nodes consecutive ranks
   int groups = 1;               // expert groups of group-limited routing (n_group)
   std::vector<uint8_t> active;  // [ranks], 0: dead; empty: all alive
 
@@ -67,8 +67,9 @@ struct Placement {
 // expert twice.
 void ValidateTopology(const RankTopology& topology, int physical, int logical);
 
-// Error kInvalid naming layer and slot if the map has another size, an id is outside [−1, logical),
-// a slot of a living rank is −1 or an expert has no slot on a living rank.
+// Throws Error kInvalid, which names layer and slot, in the following cases. The map has another
+// size, an id is outside [−1, logical), a slot of a living rank is −1, or an expert has no slot on
+// a living rank.
 void ValidatePlacement(const Placement& placement, const RankTopology& topology);
 
 // The slots of a living rank.

@@ -13,7 +13,7 @@ namespace switchyard {
 class ZipArchive {
  public:
   struct Entry {
-    uint64_t begin = 0, size = 0;  // bytes in the file
+    uint64_t begin = 0, size = 0;  // range in the file, in bytes
   };
 
   // Error kInvalid, which names the file, if the directory is missing, lies outside the file or has

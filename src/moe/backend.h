@@ -54,7 +54,7 @@ struct MoeInputBuffer {
   // Contiguous. Null if there is no buffer; the layer then converts the rows itself.
   std::byte* rows = nullptr;
   RowFormat format;
-  Share tokens;  // the tokens of the attention group that this rank writes
+  Share tokens;  // the part of the attention group's tokens that this rank writes
 };
 
 // One per model and rank; its layers share it. MoeLayer calls the stages in order. It runs one
@@ -116,8 +116,9 @@ class MoeBackend {
   virtual void Route(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void BeginDispatch(const MoeLayerParts& parts, MoeState& state) = 0;
   // Computes the shared expert for the own tokens, or for all tokens if each rank has a TP slice of
-  // it. Reads `hidden` only. Called in the first round: on CPUs anywhere before Scatter; on GPUs
-  // before EndCombine, whose sums include the shared expert's output.
+  // it. Reads `hidden` only. Called in the first round. On CPUs it may be called anywhere before
+  // Scatter. On GPUs it must be called before EndCombine, whose sums include the shared expert's
+  // output.
   virtual void RunShared(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void EndDispatch(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void PrePermute(const MoeLayerParts& parts, MoeState& state) = 0;

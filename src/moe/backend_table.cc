@@ -32,8 +32,9 @@ std::vector<WeightFormat> FormatsOf(const Part& part) {
 
 // Properties that only constructed backends have.
 struct Facts {
-  std::map<std::string, std::vector<DispatchLayout>> delivers;   // by dispatcher
-  std::map<std::string, std::vector<WeightFormat>> fused_takes;  // by fused operator
+  std::map<std::string, std::vector<DispatchLayout>> delivers;  // layouts by name of dispatcher
+  // Formats by name of fused operator.
+  std::map<std::string, std::vector<WeightFormat>> fused_takes;
   std::map<std::string, RunnerFacts> runners;
 };
 
@@ -84,7 +85,8 @@ std::string Listed(const std::vector<Value>& values) {
   return Joined(names, ", ");
 }
 
-// For example "normal → contiguous, low-latency → contiguous". Empty if a layout has no permute.
+// For example "normal → contiguous, low-latency → contiguous". Empty if any of the layouts has no
+// permute.
 std::string PermutePath(const std::vector<DispatchLayout>& from, RunnerLayout to,
                         const PermuteTable& permutes) {
   std::vector<std::string> steps;

@@ -73,8 +73,8 @@ struct ExchangeBackend {
 using DispatcherBackend = ExchangeBackend<Dispatcher>;
 using FusedBackend = ExchangeBackend<FusedExperts>;
 
-// Makes the entry of a class that is constructed from a DispatcherContext. The class describes its
-// allocations in Memory(options, shape).
+// Makes the registry entry of a class that is constructed from a DispatcherContext. The class must
+// have a static function Memory(options, shape) that describes its allocations.
 template <typename Interface, typename Backend>
 ExchangeBackend<Interface> BackendOf(std::string summary) {
   return {.make = [](const DispatcherContext& c) { return std::make_unique<Backend>(c); },

@@ -45,12 +45,12 @@ struct GpuExchangeContext {
   const ExchangeConfig& config;  // configuration for one mode
   const ExpertMap& experts;
   PeerMemory& peers;
-  Collectives* group = nullptr;  // the EP group; NCCL's if `spans_hosts`
+  Collectives* group = nullptr;  // the EP group; uses NCCL if `spans_hosts`
   bool spans_hosts = false;      // whether the ranks of the group are on several hosts
 };
 
-// A value of --moe-a2a-backend. Without `make`, rows are not exchanged: every rank computes the
-// sums of its own experts for all tokens, and collectives add them.
+// A value of --moe-a2a-backend. If `make` is not set, rows are not exchanged: every rank computes
+// the sums of its own experts for all tokens, and collectives add these sums.
 struct GpuExchangeBackend {
   // Error kInvalid if the options are incompatible.
   std::function<ExchangeModes(const MoeOptions&, const ExchangeShape&)> modes;

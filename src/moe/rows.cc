@@ -151,7 +151,8 @@ struct AddWeighted {
     std::span<const std::byte* const> rows, const float* weights, int64_t n, float* y,
     std::span<const std::byte* const> next) {
   constexpr int kVectors = kStride / 16;
-  constexpr __mmask16 kAll = 0xffff;  // unmasked intrinsics trigger uninitialized warnings
+  // Intrinsics without a mask trigger warnings about uninitialized values.
+  constexpr __mmask16 kAll = 0xffff;
   for (int64_t i = 0; i < n; i += kStride) {
     for (const std::byte* row : next) Prefetch({row, sizeof(uint16_t)}, i);
     for (int v = 0; !next.empty() && v < kVectors; ++v)

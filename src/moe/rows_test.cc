@@ -30,7 +30,8 @@ std::vector<float> Values() {
       for (const uint32_t sign : {0u, 0x80000000u})
         x.push_back(std::bit_cast<float>((std::bit_cast<uint32_t>(value) + step) ^ sign));
   }
-  for (uint32_t half = 0; half < 0x10000; half += 7) {  // ties of bfloat16 and float16
+  // Midpoints between two values of bfloat16 or float16.
+  for (uint32_t half = 0; half < 0x10000; half += 7) {
     x.push_back(std::bit_cast<float>(half << 16 | 0x8000u));
     x.push_back(std::bit_cast<float>(half << 13 | 0x1000u));
   }

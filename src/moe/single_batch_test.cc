@@ -71,7 +71,7 @@ TEST(SingleBatchTest, ChangesNoBitOfAnyRoutingRunnerAndRowFormat) {
       {.intermediate = 96, .clamped_with_biases = true},
       {.intermediate = 96, .top_k = 1, .hot_expert = 7},
       {.intermediate = 96, .shared = true, .no_experts = true},
-      {.intermediate = 96, .num_experts = 3, .top_k = 2},  // ranks without experts
+      {.intermediate = 96, .num_experts = 3, .top_k = 2},  // some ranks have no experts
       {.intermediate = 96, .num_experts = 33, .top_k = 5}};
   const MeshShape mesh{.tp = 4, .ep = 4, .dp = 2};
   for (const TestLayer::Spec& spec : specs) {

@@ -187,7 +187,7 @@ TEST(MoeStagesTest, TwoBatchesInFlightEndInEitherOrder) {
   const std::vector<TestPass> passes = {{{9, 2, 0}, {0, 0, 0}, 1}, {{1, 3, 4}, {1, 3, 4}, 2}};
   const MoeBackends backends = BuiltinMoeBackends();
   for (const A2aChoice& choice : AllA2aChoices()) {
-    if (backends.fused.FindIf(choice.a2a)) continue;  // has no stages
+    if (backends.fused.FindIf(choice.a2a)) continue;  // a fused operator has no stages
     const MoeOptions options{
         .a2a_backend = choice.a2a, .deepep_mode = choice.mode, .row_dtype = DType::kBF16};
     for (const int ep : {6, 2}) {

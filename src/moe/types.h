@@ -15,9 +15,10 @@ namespace switchyard {
 
 // Layout of dispatched rows on the rank that owns their experts.
 enum class DispatchLayout : uint8_t {
-  kStandard,    // every row of the group, each once
-  kNormal,      // one row per (token, destination rank), grouped by source rank
-  kLowLatency,  // rows of kNormal, indexed per expert by [E_local, sources, capacity]
+  kStandard,  // every row of the group, each once
+  kNormal,    // one row per (token, destination rank), grouped by source rank
+  // As kNormal, with places [E_local, sources, capacity] that list the rows of each expert.
+  kLowLatency,
 };
 
 // Layout of a runner's input rows.

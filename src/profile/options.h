@@ -14,11 +14,12 @@ struct Options {
   // Steps are forward passes, counted from the start of the server. Recording starts with this
   // step, or with the next step if this one has already run.
   int64_t start_step = 0;
-  int64_t num_steps = 0;       // recorded steps after which the profile ends; 0: Stop ends it
-  bool host = true;            // activity CPU: times on the rank's thread
-  bool device = true;          // activity GPU: times on the stream of a rank on a GPU
-  bool by_stage = false;       // prefill and decode have separate files, and num_steps each
-  bool record_shapes = false;  // events have the shape of the operation's input
+  // Number of recorded steps after which the profile ends; 0: only Stop ends it.
+  int64_t num_steps = 0;
+  bool host = true;       // activity CPU: times on the rank's thread
+  bool device = true;     // activity GPU: times on the stream of a rank on a GPU
+  bool by_stage = false;  // prefill and decode steps have separate files; num_steps applies to each
+  bool record_shapes = false;  // whether events have the shape of the operation's input
 };
 
 // Value of environment variable SWITCHYARD_TORCH_PROFILER_DIR; if unset, of SGLang's

@@ -42,7 +42,7 @@ void Profiler::Start(const Options& options) {
   recorded_ = {};
   finished_.reset();
   buffer_.emplace(max_events_);
-  if (timer_ != nullptr) timer_->Resolve();  // discards marks of a cancelled profile
+  if (timer_ != nullptr) timer_->Resolve();  // removes marks of a cancelled profile from the timer
 }
 
 void Profiler::Cancel() {

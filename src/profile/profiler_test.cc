@@ -200,7 +200,7 @@ TEST_F(ProfilerTest, EndsAfterTheRequestedSteps) {
   EXPECT_EQ(spans.back()["args"]["step"], 6);
   EXPECT_FALSE(profiler.Stop());
 
-  options.start_step = 1;  // has passed
+  options.start_step = 1;  // a step that has already run
   options.num_steps = 1;
   profiler.Start(options);
   Run(profiler);

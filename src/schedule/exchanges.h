@@ -13,7 +13,7 @@ namespace switchyard::schedule {
 // one thread at a time.
 class ExchangesInFlight {
  public:
-  // Removes the exchange that the operation completes, or adds the one that it starts.
+  // If the operation completes an exchange, removes it. If it starts an exchange, adds it.
   void Apply(const Operation& operation);
   // The operations that started the exchanges in flight, oldest first.
   std::span<const Operation> started() const { return started_; }
@@ -29,8 +29,9 @@ class ExchangesInFlight {
 // number.
 int MaxExchangesInFlight(std::span<const Operation> list);
 
-// Returns the first fault in the exchanges of a list, or an empty string. Faults: two exchanges of
-// one micro-batch in flight, more than `limit` in flight, or one that no later operation completes.
+// Returns the first fault in the exchanges of a list, or an empty string. A fault is two exchanges
+// of one micro-batch in flight, more than `limit` exchanges in flight, or an exchange that no
+// operation completes.
 std::string FindExchangeError(std::span<const Operation> list, int limit, int first_layer = 0);
 
 }  // namespace switchyard::schedule

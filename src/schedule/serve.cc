@@ -27,7 +27,7 @@ std::vector<std::vector<Operation>> SegmentsOf(const ServeShape& shape, int m) {
   const auto add = [&](Kind kind) { segments.back().push_back({.kind = kind, .micro_batch = m}); };
   add(shape.range.has_embedding ? Kind::kEmbed : Kind::kReceive);
   for (int layer = 0; layer < shape.range.size(); ++layer) {
-    bool first = true;  // the first segment of a layer continues the open one
+    bool first = true;  // the first segment of a layer extends the last segment in the list
     for (const Segment& segment : LayerSegments(shape, shape.moe(layer))) {
       if (!first) segments.emplace_back();
       first = false;

@@ -95,7 +95,7 @@ TEST(ServePlan, TwoMicroBatchesHideEachOthersExchanges) {
   }
 }
 
-// A micro-batch has the same operations in any schedule.
+// The operations of a micro-batch and their order are the same for any offset.
 TEST(ServePlan, TheOffsetOnlyInterleaves) {
   for (const Mode mode : {Mode::kPrefill, Mode::kDecode}) {
     ServeShape shape = ShapeOf({false, true, true}, mode, 2);

@@ -88,7 +88,7 @@ class StepConstraints : public Constraints {
 
   const StepShape& shape_;
   std::vector<Operation> begin_of_backward_, end_of_backward_;  // [micro-batches]
-  Operation heads_;                                             // the last head operation so far
+  Operation heads_;                                             // the last operation kHeads so far
 };
 
 // The constraints of a step of serving.

@@ -49,7 +49,7 @@ TEST(FindFault, FindsWhatIsMissingDoubleOrStrange) {
 TEST(FindFault, FindsWhatComesTooEarly) {
   const StepShape shape{.experts = {true, true}, .micro_batches = 2, .order = Order::kOverlapped};
   const std::vector<Operation> right = Plan(shape);
-  // Swaps two neighbours of one micro-batch, unless one of them is the shared expert.
+  // Swaps two adjacent operations of one micro-batch, unless one of them is the shared expert.
   for (size_t i = 0; i + 1 < right.size(); ++i) {
     const Operation &a = right[i], &b = right[i + 1];
     if (a.micro_batch != b.micro_batch || a.phase == Phase::kShared || b.phase == Phase::kShared ||

@@ -50,7 +50,8 @@ struct CpuMoeParts : MoeLayerParts {
   const CpuMoeBackend& backend;
   MoeLayerWeights weights;
   std::vector<std::shared_ptr<const void>> owners;  // [routed experts of this rank]
-  std::vector<int32_t> replicas;  // [num_logical] physical expert that this rank sends to
+  // [num_logical] physical expert to which this rank sends each expert's rows.
+  std::vector<int32_t> replicas;
 };
 
 const CpuMoeParts& Own(const MoeLayerParts& parts) {

@@ -40,7 +40,8 @@ ExchangeModes ModesOf(const GpuExchangeBackend& exchange, const MoeOptions& opti
                         : ExchangeModes{.normal_tokens = shape.max_tokens};
 }
 
-// Whether rows are sent to other ranks.
+// Whether rows are sent to other ranks: the backend has an exchange, and there are several EP
+// ranks.
 bool Travel(const GpuExchangeBackend& exchange, const ExchangeShape& shape) {
   return exchange.make && shape.ep > 1;
 }

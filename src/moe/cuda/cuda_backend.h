@@ -48,7 +48,7 @@ struct MoeBuffers {
   ProductBuffers products;     // for a chunk of rows, or for the shared expert on the same stream
   ProductBuffers beside;       // for the shared expert on its own stream
   DeviceMemory outputs;        // [ordered rows, H]
-  DeviceMemory shared_y, shared_gate;  // shared expert, own tokens
+  DeviceMemory shared_y, shared_gate;  // output and gate of the shared expert, for the own tokens
 };
 
 struct CudaMoeState : MoeState {
@@ -109,7 +109,7 @@ struct CudaMoeParts : MoeLayerParts {
   const CudaMoeBackend& backend;
   DeviceMatrix router;
   DeviceMemory router_bias, correction_bias;
-  const int index;  // among the layers of the backend
+  const int index;  // index among the layers of the backend
   // [num_logical] the id to which each logical expert is mapped. It is the physical expert if rows
   // are exchanged, otherwise the local id on this rank. The address is fixed, because captured
   // passes read it.
@@ -122,9 +122,9 @@ struct CudaMoeParts : MoeLayerParts {
 };
 
 // The selected exchange, runner and permutes, with the kernels of the other stages. Stages enqueue
-// all work on the device's stream, or on a branch that joins it again. They allocate no memory.
-// They do not block the host, except for EndDispatch over NCCL (nccl_exchange.h). Borrows device,
-// collectives and peer memory.
+// all work on the device's stream, or on a branch that later joins the stream. They allocate no
+// memory. They do not block the host, except for EndDispatch over NCCL (nccl_exchange.h). Borrows
+// device, collectives and peer memory.
 class CudaMoeBackend : public MoeBackend {
  public:
   // Error kInvalid names the flag if a backend is unknown, or if no permute converts the exchange's
@@ -162,7 +162,7 @@ class CudaMoeBackend : public MoeBackend {
   void ReserveMoves(int layers) override;
   ExpertMover& mover() const { return *mover_; }  // after ReserveMoves
 
-  // Sized for the layers placed so far.
+  // The state is sized for the layers that have been placed so far.
   std::unique_ptr<MoeState> MakeState(int slot) override;
   // Copies the weights to the device; the host weights may be freed when this returns.
   std::unique_ptr<MoeLayerParts> Place(MoeLayerConfig config, MoeLayerWeights weights) override;

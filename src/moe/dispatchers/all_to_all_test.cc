@@ -41,11 +41,12 @@ SomeTokens SameExperts(int64_t tokens, std::array<int32_t, kTopK> ids) {
 std::vector<SomeTokens> RoutingPatterns() {
   return {
       SomeTokens::Random(37, kExperts, kTopK, kHidden, 1),
-      SameExperts(16, {7, -1, -1}),                        // one hot expert
-      SameExperts(9, {-1, -1, -1}),                        // no experts
-      SomeTokens::Random(3, kExperts, kTopK, kHidden, 2),  // empty ranks, idle experts
-      SameExperts(0, {0, 0, 0}),                           // no tokens at all
-      SameExperts(12, {4, 0, 9}),                          // many outputs of few rows
+      SameExperts(16, {7, -1, -1}),  // one hot expert
+      SameExperts(9, {-1, -1, -1}),  // no experts
+      // Some ranks have no tokens, some experts have no rows.
+      SomeTokens::Random(3, kExperts, kTopK, kHidden, 2),
+      SameExperts(0, {0, 0, 0}),   // no tokens at all
+      SameExperts(12, {4, 0, 9}),  // few experts have all rows
       SomeTokens::Random(24, kExperts, kTopK, kHidden, 5),
   };
 }

@@ -1,4 +1,4 @@
-// --moe-combine-rows rank: a rank's partial sum returns as one row.
+// --moe-combine-rows rank: each rank returns its partial sum of a token as one row.
 #include <string>
 
 #include "gtest/gtest.h"
@@ -40,7 +40,8 @@ MoeOptions ByRank(const ExchangeKind& kind, RowFormat format) {
 
 std::vector<SomeTokens> Batches() {
   return {SomeTokens::Random(37, kExperts, kTopK, kHidden, 1),
-          SomeTokens::Random(3, kExperts, kTopK, kHidden, 2),  // empty ranks, idle experts
+          // Some ranks have no tokens, some experts have no rows.
+          SomeTokens::Random(3, kExperts, kTopK, kHidden, 2),
           SomeTokens(std::vector<int32_t>(27, -1), kTopK, kHidden, 3),
           SomeTokens({}, kTopK, kHidden, 3), SomeTokens::Random(24, kExperts, kTopK, kHidden, 5)};
 }

@@ -54,7 +54,7 @@ class CombinedRows {
     // The routing of all rounds so far, if the combine covers several rounds.
     TopK topk;
     std::vector<int32_t> order;  // as DispatchRows::Batch::order
-    TokensByPart by_part;        // own tokens, if there are several parts
+    TokensByPart by_part;        // own tokens by part; used if there are several parts
     // The following members are used with kRank.
     Scratch<std::byte> outputs;      // [num_rows, H]
     std::vector<int32_t> output_of;  // [received rows, k] index in `outputs` for each slot, or −1
@@ -122,7 +122,8 @@ class CombinedRows {
   int k_;
   DType dtype_;
   int64_t row_bytes_;
-  size_t outputs_;  // kSlot [capacity, k, H], kRank [P ranks of experts, capacity, H]
+  // Offset of the buffer. kSlot: [capacity, k, H]; kRank: [P ranks of experts, capacity, H].
+  size_t outputs_;
 };
 
 }  // namespace switchyard

@@ -38,7 +38,7 @@ class DeepEpNormal : public Dispatcher {
                const ExchangeSlots::Options& options);
   // Bytes that this constructor allocates.
   static size_t Bytes(const PassRounds& rounds, const ExchangeShape& shape, int slots);
-  // Errors as from RoundsOfPass.
+  // Throws the errors of RoundsOfPass.
   static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape);
 
   bool scatters() const override { return true; }

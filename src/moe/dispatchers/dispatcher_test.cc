@@ -248,7 +248,7 @@ TEST(DispatcherTest, ArrivedSaysThatEndDispatchWouldReturnAtOnce) {
     RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
       RankComm& comm = moe.comm();
       TestBatch b(2, 16, {0, 3, 1, 2}, 10.0f * rank);
-      if (rank == 1) comm.tp->Barrier("test");  // rank 0 has begun and polled
+      if (rank == 1) comm.tp->Barrier("test");  // until rank 0 has begun and polled
       b.BeginDispatch(moe, true);
       if (rank == 0) {
         EXPECT_FALSE(moe.dispatcher().Arrived(&b.handle)) << mode;

@@ -98,7 +98,7 @@ TEST(EchoTest, ExpertsGetWhatTheRouterChoseAndTokensComeBack) {
                                          {.tp = 8, .ep = 4, .dp = 2}, {.tp = 8, .ep = 8, .dp = 8}};
   const MoeBackends backends = BuiltinMoeBackends();
   for (const A2aChoice& choice : AllA2aChoices()) {
-    if (backends.fused.FindIf(choice.a2a)) continue;  // has no runner
+    if (backends.fused.FindIf(choice.a2a)) continue;  // a fused operator has no runner
     for (const RunnerLayout layout : {RunnerLayout::kContiguous, RunnerLayout::kMasked}) {
       for (const MeshShape& mesh : meshes) {
         SCOPED_TRACE(fmt::format("{} {} tp {} ep {} dp {}", choice.Describe(), Name(layout),

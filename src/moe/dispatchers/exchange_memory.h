@@ -29,8 +29,8 @@ struct ExchangeMemory {
   std::string Describe() const;
 };
 
-// The startup log line with the exchange memory per rank, by buffer if the backend reports it.
-// Error kInvalid as from MoeSymmetricBytes.
+// Returns the startup log line with the exchange memory per rank. It lists the buffers if the
+// backend reports them. Throws the errors of MoeSymmetricBytes.
 std::string DescribeExchangeMemory(const MoeOptions& options, const MoeShape& shape,
                                    const MeshShape& mesh, const MoeBackends* backends = nullptr);
 

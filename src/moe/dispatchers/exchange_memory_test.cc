@@ -31,7 +31,8 @@ MoeOptions DeepEp(const std::string& mode, int capacity, int64_t per_round, int 
 
 size_t Lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// P ranks, C tokens per round and T per combine, k slots, E experts per rank, H · 2 bytes per row.
+// Expected bytes. There are P ranks, C tokens per round and T tokens per combine, k slots per
+// token, E experts per rank, and `row` = H · 2 bytes per row.
 size_t NormalBytes(size_t p, size_t c, size_t t, size_t k, size_t row) {
   return 2 * (Lines(4 * p) + Lines(p * c * row) + Lines(4 * p * c * (1 + k)) + Lines(t * k * row) +
               2 * 64 * p);

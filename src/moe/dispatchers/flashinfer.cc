@@ -53,7 +53,7 @@ struct State {
   std::vector<int32_t> output_counts;  // [P]
   OwnOutputs own_outputs;
   std::vector<const std::byte*> outputs;  // [P] address of the first output of each rank
-  TokensByPart by_part;                   // if there are several parts
+  TokensByPart by_part;                   // own tokens by part; used if there are several parts
 
   // State as a rank of experts: rows [begin[s], begin[s + 1]) are from source s.
   std::vector<int32_t> begin;         // [P + 1]
@@ -171,7 +171,7 @@ class FlashInfer : public Dispatcher {
   }
 
  private:
-  enum Stage { kRows, kOutputs };  // kOutputs + p: part p of the outputs
+  enum Stage { kRows, kOutputs };  // kOutputs + p signals part p of the outputs
 
   void PublishRows(const float* x, const TopK& topk, State* state) {
     state->x = x;
@@ -189,7 +189,7 @@ class FlashInfer : public Dispatcher {
     }
   }
 
-  // Reads the routing of all sources.
+  // Reads the routing of all sources and selects the rows of this rank's experts.
   void FindRows(State* state) {
     const int me = slots_.rank();
     state->begin.assign(1, 0);

@@ -68,7 +68,7 @@ void FusedTiles::End(const ExpertBlock& block, DispatchHandle* handle, float* y)
   slots_.Release(&state.use);
 }
 
-// Stable counting sort of the (token, slot) pairs of all ranks by this rank's experts.
+// Sorts the (token, slot) pairs of all ranks by this rank's experts, with a stable counting sort.
 void FusedTiles::ListWork(int local_experts, State* state) {
   const int me = slots_.rank();
   state->routing.clear();

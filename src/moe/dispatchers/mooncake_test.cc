@@ -171,7 +171,7 @@ TEST(MooncakeTest, SumsOfRanksGoOnWithoutALostOne) {
     ExpectOthersFinish("auto", {{2, {1, step}}}, "rank");
 }
 
-// In single-batch overlap a rank commits each part of its outputs.
+// In single-batch overlap, a rank commits each part of its outputs separately.
 TEST(MooncakeTest, OutputsInPartsGoOnWithoutALostRank) {
   for (const std::string mode : {"normal", "low_latency"})
     for (const Step step : {kBeforeDispatch, kBeforeCombine, kAfterCombineBegan})

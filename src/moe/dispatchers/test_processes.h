@@ -99,7 +99,7 @@ class TestProcesses {
 
   std::shared_ptr<SharedArena> arena_;
   std::vector<Words*> words_;  // by rank, shared memory
-  std::vector<pid_t> pids_;    // by rank; −1 once reaped
+  std::vector<pid_t> pids_;    // by rank; −1 after the process was waited for
 };
 
 }  // namespace switchyard

@@ -55,7 +55,7 @@ std::pair<int64_t, int64_t> ScaleRows(const WeightView& w) {
   }
 }
 
-// The view's fields without its pointers, and the extents of its arrays.
+// The fields of a view without its pointers, and the byte ranges of its arrays.
 struct ViewHead {
   WeightView view;                 // view of the copy; row0 is relative to its first row
   std::array<Extent, 3> arrays{};  // extents of data, scales and zeros in the stored arrays

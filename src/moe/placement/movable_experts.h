@@ -20,7 +20,7 @@ struct PreparedLayer {
   int received = 0;                  // number received from other ranks
 };
 
-// The MoE layers of one rank. Outlives its users.
+// The MoE layers of one rank, whose experts EPLB can move. Must outlive the objects that use it.
 class MovableExperts {
  public:
   // Called before each expert is loaded, with the size of the expert in bytes. The function may

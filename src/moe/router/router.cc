@@ -53,8 +53,9 @@ float GroupScore(RouterConfig::GroupScore by, std::span<const float> group) {
 
 // Per-thread scratch, kept between calls.
 struct RouterScratch {
-  std::vector<float> scores;  // [num_experts] source of the weights
-  std::vector<float> choice;  // [num_experts] selection scores; −∞: not eligible
+  std::vector<float> scores;  // [num_experts] scores from which the weights are computed
+  // [num_experts] scores by which experts are selected; −∞: not eligible.
+  std::vector<float> choice;
   std::vector<float> groups;  // [num_groups]
 };
 
@@ -143,7 +144,7 @@ void FinishWeights(const RouterConfig& config, std::span<const int32_t> ids,
   if (chosen.empty()) return;
   if (config.scoring == RouterConfig::Scoring::kTopKSoftmax) Softmax(chosen);
   if (config.renormalize) {
-    float sum = 1e-20f;  // sigmoids may all be zero
+    float sum = 1e-20f;  // avoids division by zero: all sigmoids may be zero
     for (const float w : chosen) sum += w;
     for (float& w : chosen) w /= sum;
   }

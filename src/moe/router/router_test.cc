@@ -150,7 +150,7 @@ TEST(RouterTest, CorrectionBiasChoosesButDoesNotWeigh) {
   EXPECT_THAT(out.weights, ElementsAre(0.5f));
 }
 
-// The best groups win even if all their biased scores are negative.
+// The experts of the best groups are selected even if all their biased scores are negative.
 TEST(RouterTest, ExpertsOutsideTheBestGroupsAreNeverChosen) {
   const std::vector<float> bias = {-3, -3, -4, -4};
   const TopK out = Select({.num_experts = 4,

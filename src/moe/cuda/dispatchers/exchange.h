@@ -24,8 +24,8 @@ struct ExchangePeers {
 // numbers live in device memory. So the exchange can be captured in a CUDA graph and replayed.
 // `active` (device, [ranks] bytes, null: all) masks out ranks. The exchange neither sends to a
 // masked rank nor waits for it, and the experts of that rank contribute nothing. The mask changes
-// between batches, in stream order, and in the same way on all ranks. Masked ranks miss rounds: to
-// readmit one, all ranks must construct new exchanges.
+// between batches, in stream order, and in the same way on all ranks. Masked ranks miss rounds, so
+// their round numbers differ. To readmit a rank, all ranks must construct new exchanges.
 //
 // On Hopper, the kernels of an exchange start while the preceding kernel in the stream still runs,
 // so that combine sums outputs while other outputs are in flight.

@@ -2,7 +2,8 @@
 // per lane to the receive buffer of every rank that has an expert of the token.
 //   Order        one warp per 32 tokens: destination rows by prefix sum (exchange_places.cuh);
 //                in low-latency mode each block of Send computes this itself
-//   Send         warps split rows into parts; kThreads (low latency: kFewTokensThreads) a block
+//   Send         warps split rows into parts; kThreads threads per block (low latency:
+//   kFewTokensThreads)
 //   WaitForRows  one warp, a lane per source rank, polls the flags
 #include <algorithm>
 
@@ -36,8 +37,9 @@ struct RowPlaces {
   const int32_t* total;
 };
 
-// Writes a token's metadata to each of `ranks`, at the index of the token's row there: token index,
-// local expert ids by slot and, if outputs are summed by rank, weights by slot.
+// Writes a token's metadata to each of `ranks`, at the index of the token's row on that rank. The
+// metadata is the token index, the local expert ids by slot and, if outputs are summed by rank, the
+// weights by slot.
 __device__ __forceinline__ void SendMetadata(const ExchangeBatch& b, int token, uint32_t ranks,
                                              int row) {
   const int lane = Lane();

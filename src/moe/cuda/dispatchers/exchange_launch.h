@@ -42,26 +42,26 @@ enum class RowKind : uint8_t { kF32, kBF16, kFp8 };
 // of round n + 1 from all ranks, and A dispatches these rows after its sums of round n.
 struct ExchangeLayout {
   int64_t sent, acks, arrived, counts, tokens, ids, weights, rows, returned;
-  int64_t chunks;  // per source rank
+  int64_t chunks;  // number of chunks per source rank
   int64_t row_stride, scale_offset, combined_bytes;
   int64_t bytes;
 };
 
 // Device-side variables of one slot.
 struct ExchangeState {
-  uint32_t round;                       // round of the last dispatch that was sent
-  uint32_t waited;                      // round of the last dispatch that was received
-  uint32_t active;                      // rank mask of the last dispatch that was sent
-  uint32_t finished;                    // finished blocks of the running kernel; 0 between kernels
-  uint32_t next_chunk;                  // work counter of combine, over all parts
-  uint32_t timed_out;                   // a kernel of this round timed out: stop waiting for peers
-  int32_t sent[kMaxExchangeRanks];      // rows to each rank
-  int32_t received[kMaxExchangeRanks];  // rows from each rank: DispatchedRows::counts
+  uint32_t round;       // round of the last dispatch that was sent
+  uint32_t waited;      // round of the last dispatch that was received
+  uint32_t active;      // rank mask of the last dispatch that was sent
+  uint32_t finished;    // number of finished blocks of the running kernel; 0 between kernels
+  uint32_t next_chunk;  // work counter of combine, over all parts
+  uint32_t timed_out;   // a kernel of this round timed out: stop waiting for peers
+  int32_t sent[kMaxExchangeRanks];      // number of rows sent to each rank
+  int32_t received[kMaxExchangeRanks];  // number of rows from each rank: DispatchedRows::counts
 };
 
 // Arguments of the kernels of a batch.
 struct ExchangeBatch {
-  std::byte* slot[kMaxExchangeRanks];  // the slot's buffers of each rank of the group
+  std::byte* slot[kMaxExchangeRanks];  // buffers of this slot on each rank of the group
   ExchangeLayout layout;
   ExchangeState* state;
   // Destinations. For each chunk of 32 tokens and each rank, `words` has the bit mask of the tokens

@@ -15,7 +15,7 @@ namespace {
 // Number of warps that copy rows, half of them for each row of a chunk. One more warp raises flags.
 // The sizes let two blocks of Sum and one block of this kernel fit on a multiprocessor together.
 constexpr int kCopyWarps = 14, kReturnThreads = 32 * (kCopyWarps + 1);
-// 16-byte vectors in flight per lane.
+// Number of 16-byte vectors that a lane has in flight.
 constexpr int kCopyVectors = 7, kPartSumVectors = 3;
 
 __device__ __forceinline__ void CopyRun(const uint4* from, uint4* to, Run run) {
@@ -107,7 +107,7 @@ struct ChunkQueue {
   static __device__ uint32_t Parity(uint32_t turn) { return turn / kAhead & 1u; }
 };
 
-// Copies a warp's part of the chunks that the flag warp publishes, until the list ends.
+// Copies a warp's part of each chunk that the flag warp publishes, until the list of chunks ends.
 template <RowKind kRow, bool kByRank>
 __device__ __forceinline__ void CopyChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
                                            int count, const uint4* outputs, const int32_t* position,

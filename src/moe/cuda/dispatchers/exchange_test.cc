@@ -365,7 +365,7 @@ TEST_F(CudaExchange, RunsOverPeerMemory) {
     DeviceMemory y(want.size() * sizeof(float));
     std::vector<float> got(want.size());
     const Stream stream;
-    comm->tp->Barrier("all is allocated");  // allocations wait for kernels of peers
+    comm->tp->Barrier("all is allocated");  // so that no allocation waits for a kernel of a peer
     for (int slot = 0; slot < config.in_flight; ++slot) {
       exchange.BeginDispatch(slot,
                              {.x = x.data(),

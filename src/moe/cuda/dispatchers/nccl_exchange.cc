@@ -23,7 +23,7 @@ struct NcclExchange::Impl {
     std::byte* memory = nullptr;
     DeviceMemory state, words, before;
     PinnedMemory counts{sizeof(NcclCounts)};
-    Event counted;             // counts have arrived on the host
+    Event counted;             // recorded when the counts have arrived on the host
     ExchangeBatch batch = {};  // arguments of the dispatch into the send buffers
     ExchangeLayout lone = {};  // layout of a message to one rank (SingleSourceLayoutOf)
     int64_t longest = 0;

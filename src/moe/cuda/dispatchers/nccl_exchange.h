@@ -31,9 +31,9 @@ namespace switchyard::cuda {
 class NcclExchange : public RowExchange {
  public:
   static size_t PeerBytes(const ExchangeConfig& config);  // bytes that the constructor allocates
-  // Constructed for the current device. All ranks construct at the same time, since construction
-  // opens connections. `memory`: this rank's memory, which peers need not access. `group`: the
-  // ranks of `config`.
+  // Constructed for the current device. Construction opens connections, so all ranks construct at
+  // the same time. `memory`: this rank's memory; peers do not access it. `group`: the ranks of
+  // `config`.
   NcclExchange(const ExchangeConfig& config, const ExpertMap& experts, PeerMemory& memory,
                NcclGroup& group);
   ~NcclExchange() override;

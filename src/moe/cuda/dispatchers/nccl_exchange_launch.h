@@ -14,17 +14,17 @@ namespace switchyard::cuda {
 // Counts of one batch, indexed by rank of the group. A return is a row that combine sends back: the
 // output of a (row, slot) pair, or a row's partial sum if combined by rank.
 struct NcclCounts {
-  int32_t received[kMaxExchangeRanks];  // rows from each rank: DispatchedRows::counts
-  int32_t owed[kMaxExchangeRanks];      // returns to each rank
-  int32_t sent[kMaxExchangeRanks];      // rows to each rank
-  int32_t expected[kMaxExchangeRanks];  // returns from each rank
+  int32_t received[kMaxExchangeRanks];  // number of rows from each rank: DispatchedRows::counts
+  int32_t owed[kMaxExchangeRanks];      // number of returns that this rank sends to each rank
+  int32_t sent[kMaxExchangeRanks];      // number of rows sent to each rank
+  int32_t expected[kMaxExchangeRanks];  // number of returns that this rank receives from each rank
 };
 
 // Unpacks the received metadata of all source ranks into the layout of DispatchedRows.
 struct AcceptParams {
   // Received metadata by source rank, in the order of ExchangeLayout from `counts` up to `rows`.
   const std::byte* tags[kMaxExchangeRanks];
-  ExchangeLayout layout;  // layout of `tags`, for one source with `longest` tokens
+  ExchangeLayout layout;  // layout of `tags`, which has one source with `longest` tokens
   int ranks, max_tokens, longest, top_k;
   bool sum_by_rank;
   int32_t* ids;    // [ranks, max_tokens, top_k]

@@ -28,11 +28,11 @@ struct NcclSlotPlan {
   int64_t send_buffer_bytes;  // size of a send buffer: metadata and rows, later returns
   int64_t tag_bytes;          // size of the metadata received from one rank, for max_tokens tokens
   int64_t boxes, tags;        // [ranks] send buffers; [ranks] buffers of received metadata
-  int64_t rows;               // [ranks, max_tokens] of row_stride
+  int64_t rows;               // [ranks, max_tokens] received rows of row_stride bytes
   int64_t ids, weights;       // [ranks, max_tokens, top_k]
   int64_t first_return;       // [ranks, max_tokens]
   int64_t place;              // [max_tokens, ReturnsOfToken]
-  int64_t returned;           // rows of combined_bytes, grouped by rank
+  int64_t returned;           // returned rows of combined_bytes bytes, grouped by rank
   int64_t counts;             // NcclCounts
   int64_t bytes;
 };

@@ -290,7 +290,8 @@ TEST_P(CudaNcclExchange, RefusesMoreTokensThanItHolds) {
   });
 }
 
-// Batches of more than a few tokens use counted mode, unless they must not wait on the host.
+// Batches of more than a few tokens use counted mode. The exception are batches that must not wait
+// on the host.
 TEST(NcclExchangePlan, SendsFewTokensInMessagesOfFixedSize) {
   ExchangeConfig c = {.ranks = 16,
                       .hidden = 7168,

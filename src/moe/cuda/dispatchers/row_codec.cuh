@@ -67,7 +67,7 @@ __device__ __forceinline__ void Unpack(uint4 words, float (&values)[8]) {
   UnpackBF16(words.w, values + 6);
 }
 
-// Rounds to nearest even. NaN keeps its upper bits, as in rows.cc.
+// Rounds to nearest even. A NaN keeps its upper bits, as in rows.cc.
 __device__ __forceinline__ uint32_t BF16Bits(float x) {
   const uint32_t bits = __float_as_uint(x);
   return (x != x ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;

@@ -34,8 +34,9 @@ struct ExchangeConfig {
   // NCCL only: batches of up to this many tokens per rank do not wait on the host. Batches that are
   // captured in CUDA graphs must not be larger.
   int64_t recorded_tokens = 0;
-  // Grid size of the kernels that copy rows; 0: tuned for a GPU without other work. Ranks that
-  // share a GPU need few blocks, since their kernels wait for one another.
+  // Grid size of the kernels that copy rows; 0: tuned for a GPU without other work. If ranks share
+  // a GPU, few blocks must suffice, since the kernels of these ranks wait for one another and must
+  // fit on the GPU together.
   int blocks = 0;
 };
 
@@ -56,9 +57,9 @@ struct DispatchedRows {
 // batch's four calls go to one stream, or to streams ordered by events (Tokens::overlaps).
 //
 // Results are deterministic. The placement of rows depends on routing only (no atomics decide an
-// order). EndCombine sums over slots in slot order in float32 and adds the addend last, exactly as
-// moe/dispatchers/combine.h. Without `sum_by_rank`, results are bit-identical for every number of
-// ranks and tuning, and over peer memory and NCCL.
+// order). EndCombine sums over slots in slot order in float32 and adds the addend last, with the
+// same roundings as moe/dispatchers/combine.h. Without `sum_by_rank`, results are bit-identical for
+// every number of ranks and both tunings, over peer memory as over NCCL.
 class RowExchange {
  public:
   virtual ~RowExchange() = default;

@@ -165,7 +165,8 @@ __global__ void __launch_bounds__(kThreads) ConvertRowsKernel(const PermuteRowsP
   }
 }
 
-// x · sigmoid(slope · x). bfloat16 input uses fast intrinsics, accurate to the last few bits.
+// x · sigmoid(slope · x). For bfloat16 input, fast intrinsics are used, which are accurate except
+// for the last few bits.
 template <typename From>
 __device__ __forceinline__ float Swish(float x, float slope) {
   if constexpr (sizeof(From) == 2) return __fdividef(x, 1.0f + __expf(-slope * x));
@@ -195,7 +196,7 @@ __device__ __forceinline__ void StoreActivated(const ActivateParams& p, int64_t 
   const bool exists = i < p.intermediate;
   if (p.to == ElementType::kFp8) {
     const Fp8Four quantized = QuantizeFour(y);
-    if (!exists) return;  // groups are complete or absent
+    if (!exists) return;  // either all elements of a group exist or none
     *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(p.middle) + at) = quantized.codes;
     if (threadIdx.x % 32 == 0) p.scales[g * p.chunk.rows + row] = quantized.scale;
   } else if (exists && p.to == ElementType::kBF16) {

@@ -100,7 +100,7 @@ void RoutingLog::Report(uint64_t last) {
 // Waits, with the device's deadline, until the pass's results are on the host.
 void RoutingLog::Report(const Copy& copy) const {
   if (cudaEventQuery(copy.read.get()) != cudaSuccess) {
-    cudaGetLastError();  // "not ready" is no error
+    cudaGetLastError();  // clears "not ready", which is not an error
     device_.Synchronize();
   }
   for (int i = 0; i < shape_.layers; ++i) {

@@ -29,7 +29,8 @@ class RoutingLog {
   RoutingLog(RoutingObserver& observer, std::vector<int> layers, const RoutingLogShape& shape,
              CudaDevice& device);
 
-  static constexpr size_t kMaxPending = 2;  // passes that are read but not reported
+  // Maximum number of passes that are read but not reported.
+  static constexpr size_t kMaxPending = 2;
 
   // `rows`: number of rows of this rank's group, without padding. `first`: index of the first of
   // these rows in the batch.
@@ -69,7 +70,7 @@ class RoutingLog {
   const std::vector<int> layers_;
   const RoutingLogShape shape_;
   CudaDevice& device_;
-  const DeviceMemory memory_;  // control, counts, ids
+  const DeviceMemory memory_;  // control words, then counts, then ids
   std::deque<Copy> copies_;    // [kMaxPending], used in round-robin order
   size_t oldest_ = 0, pending_ = 0;
   PassRows now_;           // the pass that is being enqueued

@@ -38,11 +38,11 @@ struct Ranks {
   }
 
   struct Result {
-    std::vector<float> out;                  // of all passes
+    std::vector<float> out;                  // outputs of all passes
     std::vector<SummingObserver> observers;  // one for each pass
   };
 
-  // All memory is allocated before any rank begins (moe_ranks_test.cc).
+  // All memory is allocated before any rank begins, for the reason given in moe_ranks_test.cc.
   Result OnRank(RankComm& comm) const {
     const TestLayer layer = Layer();
     const std::vector<TestPass> passes = Passes();

@@ -10,7 +10,7 @@ namespace switchyard::cuda {
 // Located in device memory at a fixed address, and set before each pass. So recording can start and
 // stop without capturing the pass again.
 struct RoutingControl {
-  int32_t rows = 0;    // rows of this rank's group that are recorded; 0: none
+  int32_t rows = 0;    // number of rows of this rank's group that are recorded; 0: none
   int32_t active = 0;  // 1: dispatched rows are counted
 };
 

@@ -19,7 +19,7 @@ template <int kPerLane>
 __global__ void __launch_bounds__(kOrderThreads)
     ChooseAndOrderKernel(const SelectExpertsParams choice, const RowOrderParams order,
                          uint32_t* arrived, int64_t slots, int64_t tiles) {
-  extern __shared__ int shared[];  // scores of one token per warp, then the counts of the sort
+  extern __shared__ int shared[];  // scores of one token per warp, later the counts of the sort
   __shared__ bool last;
   __shared__ __align__(16) int32_t ids[order::kFewSlots];
   LaunchDependents();

@@ -25,7 +25,8 @@ __device__ __forceinline__ uint32_t Rank(float x) {
 __device__ __forceinline__ int WarpBest(Best best) {
   const uint32_t rank = best.id < 0 ? 0 : Rank(best.value);
   const uint32_t highest = __reduce_max_sync(kAll, rank);
-  const auto id = static_cast<uint32_t>(best.id);  // −1 becomes the largest
+  // −1 becomes the largest number, so it is never the minimum.
+  const auto id = static_cast<uint32_t>(best.id);
   return static_cast<int>(__reduce_min_sync(kAll, rank == highest ? id : ~0u));
 }
 __device__ __forceinline__ float WarpMax(float x) {
@@ -189,7 +190,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p,
     }
   }
 
-  int id = -1, written = -1;  // of slot `lane`
+  int id = -1, written = -1;  // expert of slot `lane`, and the id written for it
   float weight = 0.0f;
   int chosen = 0;
   for (int j = 0; j < p.top_k; ++j) {
@@ -227,7 +228,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p,
     if (has) weight /= sum;
   }
   if (p.renormalize) {
-    float sum = 1e-20f;  // sigmoids may all be zero
+    float sum = 1e-20f;  // avoids division by zero: all sigmoids may be zero
     for (int j = 0; j < chosen; ++j) sum += __shfl_sync(kAll, weight, j);
     if (has) weight /= sum;
   }

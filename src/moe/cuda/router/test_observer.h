@@ -11,7 +11,7 @@
 
 namespace switchyard::cuda {
 
-// Sums by layer.
+// The reported counts, summed by layer.
 struct SummingObserver : RoutingObserver {
   bool tokens = false, dispatch = false, active = true;  // which events it requests
   using Counts = std::map<int, std::vector<int32_t>>;

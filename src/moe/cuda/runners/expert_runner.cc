@@ -32,8 +32,8 @@ struct ExpertRun {
   int first = 0, count = 0;
 };
 
-// Each GEMM below follows a kernel that waits for the row-ordering kernel, so group sizes are final
-// when it starts (groups_ready).
+// Each GEMM below follows a kernel that waits for the row-ordering kernel. So the row counts of
+// experts are final when the GEMM starts (groups_ready).
 
 // Multiplies with packed weights, for which one kernel supports chunks of any size.
 void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
@@ -228,7 +228,7 @@ class MlpProducts {
   bool SplitsByExpert() const {
     return by_counts_ && experts_.arithmetic.tensor_cores && !experts_.down.packed;
   }
-  // Expected rows of the chunk, with the padding of each expert.
+  // Expected number of rows of the chunk, including the padding of each expert.
   int64_t ExpectedRows() const {
     return std::min(rows_.chunk.rows,
                     rows_.expected_rows + int64_t{experts_.experts} * kGroupBlockRows / 2);

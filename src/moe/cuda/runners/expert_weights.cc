@@ -13,7 +13,7 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr int64_t kGemmStep = 64;  // size alignment of GroupedGemmBf16
+constexpr int64_t kGemmStep = 64;  // sizes must be multiples of this for GroupedGemmBf16
 
 void Copy(std::byte* to, const void* from, int64_t bytes) {
   CopyToDevice(to, from, static_cast<size_t>(bytes), "copy of weights to the GPU");

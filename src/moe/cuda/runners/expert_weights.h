@@ -71,7 +71,7 @@ ExpertArithmetic ChooseArithmetic(std::span<const kernels::ExpertWeights> expert
 
 // Weights of all experts of a layer, contiguous; gate rows precede up rows. Owns its memory.
 struct DeviceExperts {
-  // Copies from the host, converting to the arithmetic's types.
+  // Copies the experts from the host and converts them to the arithmetic's types.
   DeviceExperts(std::span<const kernels::ExpertWeights> experts, ExpertArithmetic arithmetic);
 
   ExpertSlotBytes slot_bytes() const;

@@ -55,8 +55,9 @@ class GpuRunner {
   virtual ExpertArithmetic Arithmetic(std::span<const kernels::ExpertWeights> experts, DType dtype,
                                       bool packs) const;
   // Computes y [chunk.rows, H] of type ExpertArithmetic::output: the expert's output for each valid
-  // row, unweighted. Other rows of y are ignored. `buffers` are scratch, except for `a`. A row's
-  // output must be bit-identical regardless of the other rows and of the chunk.
+  // row, unweighted. Other rows of y are ignored. `buffers` are scratch memory, except for `a`,
+  // which is input. A row's output must be bit-identical regardless of the other rows and of the
+  // chunk.
   virtual void Run(const DeviceExperts& experts, const ExpertActivation& activation,
                    const GpuGroupedRows& rows, const ProductBuffers& buffers, void* y,
                    const PdlStream& chain) = 0;

@@ -14,7 +14,7 @@ using Bf16 = __nv_bfloat16;
 constexpr int kTile = 64;   // rows and columns per block
 constexpr int kDepth = 16;  // K elements per main-loop step
 constexpr int kThreads = 256;
-constexpr int kEach = 4;  // rows and columns per thread
+constexpr int kEach = 4;  // rows and columns per thread; a thread computes kEach × kEach elements
 
 __device__ __forceinline__ float Load(const float* p) { return *p; }
 __device__ __forceinline__ float Load(const Bf16* p) { return __bfloat162float(*p); }
