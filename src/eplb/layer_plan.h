@@ -62,7 +62,7 @@ class LayerPlan {
   std::vector<double> load_;
   std::vector<int32_t> map_;
   std::vector<int> first_slot_, next_slot_;          // [experts], [physical]
-  std::vector<int32_t> count_;                       // [experts] replicas
+  std::vector<int32_t> count_;                       // [experts] number of replicas
   std::vector<double> per_replica_, with_one_less_;  // [experts]
   std::vector<double> solo_;      // [physical] load of experts with a single slot; else infinite
   std::vector<double> bin_load_;  // [bins]

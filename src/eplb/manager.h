@@ -59,7 +59,7 @@ class EplbManager : public RoutingObserver {
 
   // Call it before the first pass. Collective.
   void Attach(MovableExperts* experts);
-  // Stops a migration on this rank alone. Call it before the experts are destroyed; no pass may
+  // Stops a migration on this rank only. Call it before the experts are destroyed; no pass may
   // follow.
   void Detach() { migration_.reset(); }
 

@@ -12,8 +12,8 @@ namespace switchyard {
 // `--eplb-algorithm`. All names except `yard` are SGLang's.
 enum class EplbAlgorithm {
   kAuto,                  // yard
-  kDeepSeek,              // deepseek.h, experts over all ranks
-  kDeepSeekHierarchical,  // deepseek.h, groups of experts on nodes first
+  kDeepSeek,              // deepseek.h, distributes experts over all ranks
+  kDeepSeekHierarchical,  // deepseek.h, assigns groups of experts to nodes first
   kElasticityAware,       // elastic.h
   kYard,                  // yard.h
 };

@@ -85,7 +85,7 @@ class RecordedRanks {
     moe_.a2a_backend = setting.a2a;
     moe_.waterfill = setting.waterfill;
     moe_.num_redundant_experts = setting.redundant ? 2 : 0;
-    moe_.long_seq_per_round_tokens = 5;  // several rounds
+    moe_.long_seq_per_round_tokens = 5;  // so that passes have several rounds
     for (uint32_t layer = 0; layer < 2; ++layer)
       layers_.emplace_back(TestLayer::Spec{.hidden = 32,
                                            .intermediate = 32,

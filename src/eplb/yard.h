@@ -17,7 +17,7 @@ struct YardOptions {
   double least_gain = 0.01;
   // Maximum number of swaps, and maximum number of replicas moved, for one layer.
   int budget = 64;
-  // Number of recorded steps, the last ones, on whose loads a plan is evaluated.
+  // A plan is evaluated on the loads of this number of recorded steps, the last ones.
   int scenarios = 4;
 };
 

@@ -107,7 +107,7 @@ TestLayer LayerOf(const Case& c) {
   TestLayer layer({.format = c.format.weights,
                    .activation = c.format.activation,
                    .hidden = 96,
-                   // So that slices consist of whole blocks and groups of the weight formats.
+                   // Slices of this size consist of whole blocks and groups of the weight formats.
                    .intermediate = 384,
                    .num_experts = c.pattern == Pattern::kMoreExpertsThanTokens ? 24 : 10,
                    .top_k = 3,

@@ -33,8 +33,8 @@ struct SpanInfo {
 // and at the end of a profile.
 class Profiler {
  public:
-  // Maximum number of events in one profile, 56 bytes each. The file has the number of further
-  // events, which are dropped.
+  // Maximum number of events in one profile, 56 bytes each. Further events are dropped; the file
+  // has their number.
   static constexpr size_t kMaxEvents = size_t{1} << 18;
   // Number of spans on the device after which a step ends with a wait for their times.
   static constexpr size_t kDeviceSpans = 4096;

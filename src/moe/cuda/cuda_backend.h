@@ -247,7 +247,7 @@ class CudaMoeBackend : public MoeBackend {
   int64_t normal_tokens_ = 0, low_latency_tokens_ = 0;  // maximum tokens of a rank in a round
   std::unique_ptr<RowExchange> normal_, low_latency_;
   int64_t ordered_rows_ = 0, chunk_rows_ = 0;  // maximum of a round; maximum of a chunk
-  // Used if rows are not exchanged: [num_physical] local id on this rank, or −1.
+  // [num_physical] local id on this rank, or −1. Used if rows are not exchanged.
   DeviceMemory local_ids_;
   DeviceMemory owners_;  // [physical] EP rank of each expert, if the shared expert is dispatched
   // Bytes of the buffers that a state needs for the layers placed so far.

@@ -62,9 +62,10 @@ void CudaMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   const CudaMoeParts& parts = Own(layer);
   CudaMoeState& s = Own(state);
   PlanRound(parts, s);
-  if (RoutesInOneKernel(parts, s)) return;  // PrePermute computes the logits and selects
+  // PrePermute computes the logits and selects the experts.
+  if (RoutesInOneKernel(parts, s)) return;
   Check(RouterLogits(Logits(parts, s), chain()), "router logits");
-  if (FusesSelectAndOrder(s)) return;  // PrePermute selects
+  if (FusesSelectAndOrder(s)) return;  // PrePermute selects the experts
   Check(SelectExpertsOnDevice(Choice(parts, s), stream()), "choice of experts");
   StoreRoutedExperts(s);
   if (s.choice) ChooseReplicas(parts, s);

@@ -47,10 +47,10 @@ struct SlotUse {
 };
 
 // Equal buffers in every rank's arena, two by default. A batch occupies one of them from
-// BeginDispatch to EndCombine; if one combine covers several rounds, it does so for all of them.
-// All ranks of the EP group take and release slots in the same order, so they use the same slot
-// without communication. Take returns the lowest free slot, which keeps the slot of a single batch
-// in cache.
+// BeginDispatch to EndCombine. If one combine covers several rounds, the batch occupies the same
+// one in all of these rounds. All ranks of the EP group take and release slots in the same order,
+// so they use the same slot without communication. Take returns the lowest free slot, which keeps
+// the slot of a single batch in cache.
 //
 // Each slot has one flag per (stage, source rank), in the destination's arena. Each use of a slot
 // is a round. Flags are raised to the number of the round and never cleared.

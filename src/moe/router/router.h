@@ -16,9 +16,9 @@ struct RouterConfig {
     kSoftmax,      // scores = softmax over all experts (Mixtral, Qwen, OLMoE, DeepSeek-V2)
     kSigmoid,      // scores = sigmoid of each logit (DeepSeek-V3, GLM-4-MoE)
     kTopKSoftmax,  // the k largest logits, then softmax over those k (gpt-oss)
-    // Selects twice the largest remaining logit. Its weight is its softmax among the logits near it
-    // (Phi-3.5-MoE). A logit is near if it is less than 2 · jitter below, relative to the larger
-    // magnitude of the two. Liu et al., "GRIN: GRadient-INformed MoE"
+    // Two selections, each of the largest remaining logit. The weight is the softmax of this logit
+    // among the logits near it (Phi-3.5-MoE). A logit is near if it is less than 2 · jitter below,
+    // relative to the larger magnitude of the two. Liu et al., "GRIN: GRadient-INformed MoE"
     // (https://arxiv.org/abs/2409.12136). Only on CPUs, with k = 2, without groups and bias.
     kSparseMixer,
   };

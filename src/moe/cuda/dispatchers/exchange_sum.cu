@@ -9,9 +9,9 @@ namespace switchyard::cuda {
 namespace {
 
 constexpr int kSumThreads = 256;
-// Blocks per multiprocessor. Both fit on it together with a block of Return (64 registers per
-// thread), so both kernels start together. Neither kernel may have a shared-memory carveout
-// preference: with one, they did not run concurrently (measured).
+// Blocks of Sum per multiprocessor. Two of them fit on it together with a block of Return (64
+// registers per thread), so Sum and Return can run concurrently. This requires that neither kernel
+// has a shared-memory carveout preference: with one, they did not run concurrently (measured).
 constexpr int kSumBlocks = 2;
 constexpr int kSumVectors = 4;  // 16-byte vectors in flight per lane
 

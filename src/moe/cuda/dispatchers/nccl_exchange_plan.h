@@ -33,7 +33,7 @@ struct NcclSlotPlan {
   int64_t first_return;       // [ranks, max_tokens]
   int64_t place;              // [max_tokens, ReturnsOfToken]
   int64_t returned;           // returned rows of combined_bytes bytes, grouped by rank
-  int64_t counts;             // NcclCounts
+  int64_t counts;             // one NcclCounts
   int64_t bytes;
 };
 // Error kInvalid names the unsupported parameter.

@@ -34,7 +34,7 @@ struct RowOrderParams {
   const int32_t* ids = nullptr;  // [segments · capacity, k] local experts or −1
   int k = 0, experts = 0;
   int64_t blocks = 0;          // length of block_groups; must suffice for any routing
-  int32_t* scratch = nullptr;  // RowOrderScratch(…) integers
+  int32_t* scratch = nullptr;  // scratch memory of RowOrderScratch(…) integers
   RowOrder out;
 };
 // Maximum number of output rows for `slots` slots, including padding; a multiple of
