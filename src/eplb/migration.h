@@ -103,7 +103,7 @@ class Migration {
   double longest_switch_ = 0;  // seconds
   std::string error_;
   bool timed_out_ = false, overdue_ = false;
-  // Rank 0: experts loaded or received, plus layers moved, over all ranks.
+  // Rank 0: sum of RankStatus::loaded over all ranks, plus layers moved.
   int64_t last_progress_ = -1;
   int steps_without_progress_ = 0;
   std::chrono::steady_clock::time_point progress_at_;
