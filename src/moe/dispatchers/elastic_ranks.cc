@@ -12,8 +12,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Interval at which a wait on a flag checks the peer's cell. The cell shows whether other ranks
-// have excluded the peer, and whether it died between commit and flag.
+// Interval at which a wait on a flag checks the peer's cell. Two things show in the cell only: that
+// other ranks have excluded the peer, and that the peer committed the stage but died before it
+// raised the flag.
 constexpr milliseconds kPollInterval(10);
 
 double Seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
