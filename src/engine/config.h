@@ -1,5 +1,5 @@
-// Configuration of an engine, after flags and checkpoint are read. A plain value, equal on every
-// rank.
+// Configuration of an engine, after flags and checkpoint are read. It is a plain value and equal on
+// every rank.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ struct EngineConfig {
   std::shared_ptr<const MoeBackends> backends;
   EplbOptions eplb;                // --enable-eplb, …, --ep-dispatch-algorithm
   ExpertRecorderOptions recorder;  // --expert-distribution-recorder-mode, …
-  int64_t context_length = 0;      // --context-length; 0: the model's
+  int64_t context_length = 0;      // --context-length; 0: the model's maximum
   // --max-total-tokens: cache capacity of each attention group; 0: derived from the memory
   int64_t max_total_tokens = 0;
   // --mem-fraction-static: fraction of the memory for weights and cache. On CPUs, of this host's

@@ -72,7 +72,7 @@ std::vector<CpuList> ParseCpuBind(const std::string& text, int32_t threads_per_r
   for (const CpuList& part : parts) all.insert(all.end(), part.begin(), part.end());
   std::sort(all.begin(), all.end());
   if (const auto twice = std::adjacent_find(all.begin(), all.end()); twice != all.end())
-    throw Invalid("{} {}: two ranks have CPU {}", kFlag, text, *twice);
+    throw Invalid("{} {}: CPU {} is listed for two ranks; want each CPU once", kFlag, text, *twice);
   return parts;
 }
 

@@ -38,7 +38,7 @@ using Field = T& (*)(EngineConfig&);
 
 template <typename T>
 const T& Read(Field<T> field, const EngineConfig& config) {
-  return field(const_cast<EngineConfig&>(config));  // a field selects a member and changes nothing
+  return field(const_cast<EngineConfig&>(config));  // safe: `field` only selects a member
 }
 
 // The feature for one value of an enumerated flag, such as "--moe-a2a-backend deepep".
@@ -70,7 +70,7 @@ Feature Setting(Section section, const char* flag, Field<T> field, T example, Re
           .request = [=](EngineConfig& config) { field(config) = example; }};
 }
 
-// Names the exchanges that have an ability: "with `deepep` or `mooncake`".
+// Names the backends whose member `ability` is true: "with `deepep` or `mooncake`".
 template <typename Backend>
 std::string With(const Registry<Backend>& exchanges, bool Backend::*ability) {
   std::vector<std::string> names;
@@ -246,7 +246,7 @@ void AddParallelism(std::vector<Feature>& all) {
       "--moe-dense-tp-size", [](EngineConfig& c) -> int& { return c.mesh.dense_tp; }, 1);
 }
 
-// Features that no code refuses.
+// Features of serving. Except for EAGLE and quantized drafts on GPUs, they work everywhere.
 void AddServing(std::vector<Feature>& all) {
   for (const char* name : {"NGRAM", "NEXTN", "MTP", "STANDALONE", "EAGLE", "EAGLE3"}) {
     all.push_back(Choice(kServing, "--speculative-algorithm", name,
@@ -257,10 +257,10 @@ void AddServing(std::vector<Feature>& all) {
                                 [](unsigned char ch) { return std::toupper(ch); });
     };
     const std::string_view source = name;
-    feature.reach.gpus = !source.starts_with("EAGLE");  // has not been tested there
+    feature.reach.gpus = !source.starts_with("EAGLE");  // untested on GPUs
     const bool standalone = source == "STANDALONE";
     if (!standalone && source != "NGRAM") {
-      feature.request = nullptr;  // works with checkpoints of an MTP layer or a head
+      feature.request = nullptr;  // needs a checkpoint with an MTP layer or an EAGLE head
       continue;
     }
     feature.request = [=](EngineConfig& c) {

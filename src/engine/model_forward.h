@@ -52,7 +52,7 @@ class ModelForward : public ForwardFunction {
   void BeginPass(const ForwardBatch& batch);
   // Counts the routing of all passes up to number `last`.
   void EndPasses(uint64_t last);
-  // Ends the last pass, or a launched one, without counting it.
+  // Removes pass `number` from the open passes without counting its routing.
   void DropPass(uint64_t number);
 
   Model& model_;

@@ -219,7 +219,7 @@ void ChooseChunk(const Machine& machine, const EngineConfig& config, EnginePlan&
            config, plan);
 }
 
-// Required bytes: of all ranks of the host, or of one rank on a GPU.
+// Required bytes. On CPUs: of all ranks of the host. On GPUs: of one rank.
 struct Need {
   double weights = 0, activations = 0, symmetric = 0;
   double fixed() const { return weights + activations + symmetric; }
@@ -230,7 +230,7 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, const RankMem
   Need need{.weights = rank.weights.total() * ranks,
             .activations = rank.passes() * ranks,
             .symmetric = rank.exchange * ranks};
-  // Weights of a file that several ranks read are in memory once.
+  // Ranks map the checkpoint's files, so weights that several ranks read are in memory once.
   if (!CopiesWeights(config, plan)) {
     auto bytes = static_cast<double>(WeightBytesPerRank(plan.model, Mesh()));
     if (plan.draft) {
@@ -370,7 +370,8 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .page_size = config.page_size};
   options.moe.nodes = NumExpertNodes(config, plan);
   if (plan.cuda) {
-    // Every row of a recorded batch may be a sequence; a batch is padded to the next recorded size.
+    // CUDA graphs are recorded for batches of up to this many rows. Each row may be a sequence, and
+    // a batch is padded to the next recorded size.
     const int64_t recorded =
         std::min<int64_t>(config.cuda_graph_max_bs > 0 ? config.cuda_graph_max_bs : 256,
                           plan.max_running_requests * (1 + plan.drafts.most));

@@ -28,9 +28,9 @@ class ForwardFunction {
   // Logits [batch.logit_rows, output_width]; valid until the next call. Empty if the pass was
   // aborted.
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
-  // Aborts the pass with this number (ForwardBatch::pass), and discards its results. Either Forward
-  // runs the pass (Model::AbortPass), or it is the only launched pass. The call waits for the end
-  // of a launched pass.
+  // Aborts the pass with this number (ForwardBatch::pass), and discards its results. The pass is
+  // either running in Forward (Model::AbortPass) or the only launched pass. If it was launched, the
+  // call waits until it ends.
   virtual void AbortPass(uint64_t /*pass*/) {}
   virtual bool aborted() const { return false; }  // whether the last Forward's pass was aborted
   virtual int64_t vocab_size() const = 0;
@@ -62,7 +62,7 @@ class ForwardFunction {
 // The counts of a group's batch that the other attention groups need.
 struct StepCounts {
   int64_t tokens = 0, decode_tokens = 0, logit_rows = 0;
-  int64_t decoding = 0;        // sequences of the decode tokens
+  int64_t decoding = 0;        // sequences that decode; with drafts, each has several decode tokens
   int64_t routed_experts = 0;  // 1 if requested
   int64_t host_logits = 0;     // 1 if the batch needs its logits on the host, so it is not launched
 };
@@ -94,9 +94,9 @@ class RankEngine {
     int64_t preemption_threshold = 10;
     int32_t decode_log_interval = 0;  // decode steps between log lines; 0: no lines
     bool enable_radix_cache = true;
-    // Of the pages that the model's cache keeps when the process ends; outlives the engine. The
-    // engine begins with the recorded prefixes in its cache, so all ranks of a group must have the
-    // same records. Null: none, as with launched passes.
+    // Records of the KV pages that remain when the process ends; they outlive the engine. The
+    // engine starts with the recorded prefixes in its cache, so all ranks of a group must have the
+    // same records. Null: no records, as on ranks that launch passes.
     PageRecords* records = nullptr;
     bool overlap_schedule = true;  // false: --disable-overlap-schedule
     int64_t context_length = 0;
