@@ -246,7 +246,7 @@ void AddParallelism(std::vector<Feature>& all) {
       "--moe-dense-tp-size", [](EngineConfig& c) -> int& { return c.mesh.dense_tp; }, 1);
 }
 
-// Features of serving. Except for EAGLE and quantized drafts on GPUs, they work everywhere.
+// Features of serving. `reach` is set for those that do not work on all kinds of ranks.
 void AddServing(std::vector<Feature>& all) {
   for (const char* name : {"NGRAM", "NEXTN", "MTP", "STANDALONE", "EAGLE", "EAGLE3"}) {
     all.push_back(Choice(kServing, "--speculative-algorithm", name,

@@ -52,7 +52,7 @@ class ModelForward : public ForwardFunction {
   void BeginPass(const ForwardBatch& batch);
   // Counts the routing of all passes up to number `last`.
   void EndPasses(uint64_t last);
-  // Removes pass `number` from the open passes without counting its routing.
+  // Discards the open pass with this number, so that its routing is not counted.
   void DropPass(uint64_t number);
 
   Model& model_;

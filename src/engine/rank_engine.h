@@ -108,12 +108,13 @@ class RankEngine {
     // engine reads all logits on the host.
     int32_t max_drafts = 0;
     Drafter* drafter = nullptr;
-    bool adapt_drafts = false;  // the number of drafts follows draft_pace
+    bool adapt_drafts = false;  // DraftPace selects the number of drafts
     // Maximum number of drafts that the grammar of a sequence forces in a step (GrammarDrafter); 0:
-    // none. They precede those of `drafter`. Not used if the model samples.
+    // none. A sequence with forced drafts gets none from `drafter`. Has no effect if the model
+    // samples tokens itself.
     int32_t max_forced = 0;
-    // If not negative: the probability with which a draft counts as equal to the sampled token, for
-    // benchmarks. Outputs are then those of the drafts.
+    // For benchmarks: the probability with which a draft is accepted, whatever token is sampled.
+    // Outputs are then wrong. Negative: drafts are compared with sampled tokens.
     double simulate_acceptance = -1;
     int32_t group = 0;  // this rank's attention group; other groups' requests are ignored
     // Records plan, forward pass and sampling; outlives the engine. Null: nothing is recorded.
@@ -126,7 +127,7 @@ class RankEngine {
   // never run (longer than the cache or the context) gets an output with kError in the next Step.
   std::vector<EngineMessage> Apply(const std::vector<ControlMessage>& messages);
   bool HasWork() const;
-  // Plans one batch; it has no tokens if no request is open.
+  // Plans one batch. The batch has no tokens if no request is open.
   StepCounts Plan();
   // Runs the planned batch and returns outputs of requests. `groups` [dp] has the counts of all
   // groups, this one included; empty: there is a single group. The model runs if any group has
@@ -181,8 +182,8 @@ class RankEngine {
 // in milliseconds), broadcasts them to all ranks, and sends the answers of all attention groups
 // through `send`. Loads the model first (the leader sends progress and RankReady). Runs on both
 // thread ranks and process ranks. Returns after Shutdown. An Error on any rank aborts the arena and
-// is rethrown. If the arena has epochs, a rank that another one has aborted waits for the next
-// epoch with its weights, and serves again.
+// is rethrown. If the arena has epochs and another rank fails, this rank keeps its weights, waits
+// for the next epoch, and serves again.
 struct RankLoopIo {
   std::function<std::vector<ControlMessage>(std::chrono::milliseconds)> receive;  // leader only
   std::function<void(const EngineMessage&)> send;                                 // leader only

@@ -40,8 +40,8 @@ struct RankEngine::Impl {
     std::span<const int32_t> drawn;  // [rows], −1: a logit is not finite
     bool finite() const;
   };
-  // Enables sampling in the model, if the model supports it and the engine needs the logits of no
-  // row of the batch.
+  // Enables sampling in the model, if the model supports it and no row of the batch needs its
+  // logits on the host.
   void RequestDeviceSampling();
   // Writes one log line every --decode-log-interval steps with decoding.
   void LogDecoding();
@@ -124,7 +124,7 @@ struct RankEngine::Impl {
   const int64_t max_length;
   std::map<uint64_t, Sequence> table;   // open requests; nodes have stable addresses
   std::vector<RequestOutput> answers;   // returned at the end of the next step
-  std::span<const ScheduledRows> plan;  // the scheduler's, valid between Plan and Run
+  std::span<const ScheduledRows> plan;  // owned by the scheduler, valid between Plan and Run
   std::vector<Part> parts;              // parts of the planned batch
   // The last launched pass, until its tokens are collected.
   struct LaunchedPass {

@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-// Uniform numbers from a seed, in order.
+// A stream of uniform random numbers, determined by its seed.
 class Draws {
  public:
   explicit Draws(uint64_t seed) : seed_(seed) {}
@@ -76,7 +76,7 @@ Traffic RandomTraffic(uint64_t seed) {
   RankEngine::Options& o = traffic.options;
   o.page_size = draws.Of({1, 4, 16});
   const int64_t longest = draws.Of({12, 40, 90});
-  // The cache holds from little more than one request up to all requests.
+  // The random size of the cache ranges from slightly more than one request to all requests.
   o.num_pages = (longest + 35) / o.page_size + draws.Below(200 / o.page_size) + 2;
   o.max_running_requests = draws.Of({1, 3, 8, 64});
   o.chunked_prefill_size = draws.Of({1, 5, 16, 64, -1});
@@ -104,7 +104,7 @@ Traffic RandomTraffic(uint64_t seed) {
   return traffic;
 }
 
-// What a client has got.
+// What a client has received.
 struct Received {
   std::vector<int32_t> tokens;
   std::vector<PositionLogprobs> input_logprobs, output_logprobs;
@@ -193,7 +193,7 @@ class Server {
 };
 
 void ExpectSame(const Received& got, const Received& want) {
-  if (got.disconnected || want.disconnected) {  // one may have got more tokens
+  if (got.disconnected || want.disconnected) {  // one run may have sent more tokens than the other
     const auto [shorter, longer] = std::minmax(
         got.tokens, want.tokens, [](const auto& a, const auto& b) { return a.size() < b.size(); });
     EXPECT_TRUE(std::equal(shorter.begin(), shorter.end(), longer.begin()));

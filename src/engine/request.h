@@ -127,7 +127,7 @@ struct DefineGrammar {
   uint64_t id = 0;
   std::string bytes;  // CompiledGrammar::ToBytes
 };
-// No later request has the grammar. Open requests keep it.
+// Sent after the last request with the grammar. Open requests keep the grammar.
 struct DropGrammar {
   uint64_t id = 0;
 };
@@ -158,7 +158,7 @@ enum class FinishReason : uint8_t {
   kError,   // described by `error`
 };
 
-// The drafts of a request so far.
+// Counts of the drafts of a request so far.
 struct DraftCounts {
   int32_t steps = 0;     // decode steps with drafts
   int32_t drafted = 0;   // drafts in these steps
@@ -192,8 +192,8 @@ struct RequestOutput {
   // previous output, from RoutedExpertsParams::start on. −1: the layer or slot has no expert. The
   // last output token is never computed.
   std::vector<int32_t> routed_experts;
-  // [output_width] of a pooled request, with its only output: the last token's row of the head's
-  // output, or the mean over all tokens, before activation and normalization.
+  // [output_width] The result of a pooled request, which has only one output. It is the head's
+  // output for the last token, or the mean over all tokens, before activation and normalization.
   std::vector<float> pooled;
   std::string error;                            // of kError
   ErrorKind error_kind = ErrorKind::kResource;  // for kError; kInvalid: the client's fault

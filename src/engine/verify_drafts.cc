@@ -124,7 +124,7 @@ std::vector<DraftPart> RankEngine::Impl::ProposeForced(std::span<const Part> pas
                     .wanted = WantedDrafts(sequence, max_forced)});
   }
   grammar_drafter.Draft(open, max_forced);
-  // Most grammars force nothing at most places, so only these drafts get pages.
+  // Allocates pages only for drafts that exist, because most grammars force nothing at most points.
   for (const DraftPart& part : open) {
     std::vector<int32_t>& drafts = part.sequence->drafts;
     if (!drafts.empty()) drafts.resize(scheduler.GrowForDrafts(std::ssize(drafts), *part.sequence));

@@ -85,8 +85,8 @@ SchemaJson RewriteString(const Context& in) {
   return out;
 }
 
-// A bound of numbers. One that allows more than -1e15 to 1e15, such as the largest integer of a
-// type, becomes this range.
+// A bound of numbers. A bound beyond -1e15 or 1e15 that excludes no value of this range, such as
+// the largest integer of a type, is replaced by the end of the range.
 double Bound(const Context& in, std::string_view keyword) {
   const SchemaJson& value = in.schema[keyword];
   if (!value.is_number()) throw in.Refused("{} is not a number", keyword);

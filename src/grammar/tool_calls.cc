@@ -32,7 +32,7 @@ SchemaJson ArgumentsOf(const SchemaJson& function, const std::string& name,
   SchemaJson parameters = SchemaJson::object();
   if (matched) {
     const bool given = function.contains("parameters") && function["parameters"].is_object();
-    // OpenAI's API: a function without `parameters` has none.
+    // In OpenAI's API, a function without `parameters` takes no arguments.
     parameters = given ? function["parameters"] : SchemaJson{{"properties", SchemaJson::object()}};
   }
   if (!HasKeyword(parameters)) parameters["type"] = "object";

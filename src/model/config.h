@@ -27,7 +27,7 @@ struct RopeConfig {
   double beta_fast = 32.0, beta_slow = 1.0;              // yarn
   double mscale = 0.0, mscale_all_dim = 0.0;             // yarn; 0: absent
   std::optional<double> attention_factor;  // yarn, longrope; overrides the computed factor
-  // longrope: of positions past the original length; absent: attention_factor.
+  // longrope: the factor for positions past the original length; absent: attention_factor.
   std::optional<double> long_attention_factor;
   bool truncate = true;      // yarn: whether the correction range is rounded to integers
   int64_t rotary_dim = 0;    // rotated elements of a head
@@ -51,8 +51,9 @@ struct AttentionConfig {
   bool sinks = false;
   float clip_qkv = 0.0f;  // grouped: q, k and v are clamped to [-clip_qkv, clip_qkv]; 0: no clamp
   bool norm_after_rope = false;  // grouped: norms of q and k follow the rotary embedding
-  bool gate = false;  // grouped: the heads' output is multiplied by sigmoid of a projection [CPUs]
-  int64_t input_width = 0;  // grouped: of the rows of q, k and v; 0: the hidden size
+  bool gate =
+      false;  // grouped, CPUs only: the heads' output is multiplied by sigmoid of a projection
+  int64_t input_width = 0;  // grouped: elements of an input row of q, k and v; 0: the hidden size
   // Queries at position p are scaled by 1 + query_scale_beta · ln(1 + floor(p /
   // query_scale_positions)), as in Llama 4 and Mistral 4; latent only. 0: not scaled.
   double query_scale_beta = 0.0;

@@ -118,8 +118,8 @@ DraftModel::DraftModel(const EngineConfig& config, const EnginePlan& plan, Model
       kv_(kept->Keep(model_, plan, config.page_size)) {}
 
 std::span<const float> DraftModel::Forward(const ForwardBatch& batch) {
-  // On a GPU the two models have streams of their own, and one reads the hidden rows of the other.
-  // Their collectives must not overlap either.
+  // On a GPU each model has its own stream. The draft model reads the target's hidden rows, so the
+  // target's pass must have ended. Collectives of the two models must not overlap either.
   target_.device().Synchronize();
   const std::span<const float> logits = model_.Forward(batch, kv_);
   model_.device().Synchronize();

@@ -15,8 +15,8 @@ namespace switchyard {
 // batch, the pace measures the time of a step with some numbers of drafts, including the time of
 // drafting, and estimates the time with others. It selects the number with the highest expected
 // tokens per second, 0 if drafts are not faster. A number with a higher expected rate is tried in a
-// few steps. Numbers with a lower one are tried again after many steps, as long as such trials take
-// a small share of the time.
+// few steps. Numbers with a lower expected rate are tried again after many steps, as long as such
+// trials take a small share of the time.
 //
 // Used only by the leader's thread, which sends the limit to all ranks.
 class DraftPace {
@@ -86,7 +86,8 @@ class DraftPace {
   double elapsed_ = 0, lost_ = 0;  // seconds of all steps, and of those lost by trials
   // By position: sums over the steps in which a draft at this position was wanted; old steps have
   // less weight, so the sums follow the text. `wanted_` counts these steps, `accepted_` the
-  // accepted drafts. A wanted draft may not have been proposed, or an earlier draft was rejected.
+  // accepted drafts. A wanted draft that was not proposed, or that follows a rejected draft, counts
+  // as not accepted.
   std::vector<double> wanted_, accepted_;
   std::vector<int64_t> seen_;  // accepted drafts
 };

@@ -17,7 +17,7 @@ struct ForcedPace {
 };
 
 // A draft is worthwhile if the probability that it and its predecessors are correct exceeds the
-// cost of its row. So a model that splits forced text in unusual ways, such as letter by letter,
+// cost of its row. So a model that tokenizes forced text in unusual ways, such as letter by letter,
 // gets few drafts. One object for all sequences of a rank: new sequences start from the acceptance
 // of the others.
 class ForcedAcceptance {
@@ -31,7 +31,8 @@ class ForcedAcceptance {
   static int32_t CostOf(int64_t sequences);
   void Observe(int32_t drafted, int32_t accepted, ForcedPace& pace);
 
-  int32_t right_ = kOne * 9 / 10;  // initial value: a model that splits text as its tokenizer does
+  int32_t right_ =
+      kOne * 9 / 10;  // initial value for a model that writes the tokens of its tokenizer
 };
 
 }  // namespace switchyard
