@@ -16,8 +16,8 @@ namespace switchyard {
 // each rank.
 class Engine {
  public:
-  using Callback =
-      std::function<void(const RequestOutput&)>;  // on the engine's thread; must not block
+  // Called on a thread of the engine; must not block.
+  using Callback = std::function<void(const RequestOutput&)>;
 
   // Returns when the model is loaded. `progress` gets the leader's loaded bytes and total bytes.
   explicit Engine(const EngineConfig& config,

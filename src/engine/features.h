@@ -26,9 +26,9 @@ struct RankPlaces {
 
 // One value of a flag, one switch, or a property of a checkpoint.
 struct Feature {
-  std::string section;  // of the table
+  std::string section;  // heading in the table
   std::string flag;     // "--kv-cache-dtype", or words if there is no flag
-  std::string value;    // empty: a switch
+  std::string value;    // value of the flag; empty: a switch
   Reach reach;
   // The texts of the table for a feature that works under a condition; empty: "yes".
   std::string on_cpus, on_gpus;

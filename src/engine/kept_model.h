@@ -13,7 +13,7 @@ namespace switchyard {
 // rank's loop; outlives the model.
 class KeptModel {
  public:
-  // For ModelOptions::weights.
+  // The kept weights, for ModelOptions::weights; null: none.
   std::shared_ptr<const ModelWeights> weights() const { return weights_; }
   // Sets the cache that Keep returns.
   void Use(const KvStorage& kv) { kv_ = kv; }

@@ -27,7 +27,7 @@ struct KeptPages {
 
   PageRecords records;
   KvStorage kv;
-  std::optional<KvStorage> draft_kv;  // of the draft model, if there is one
+  std::optional<KvStorage> draft_kv;  // cache of the draft model, if there is one
 };
 
 }  // namespace switchyard

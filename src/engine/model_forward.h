@@ -46,7 +46,7 @@ class ModelForward : public ForwardFunction {
   // A pass whose routing has not been counted yet.
   struct OpenPass {
     uint64_t number = 0;
-    std::vector<int32_t> positions, sequence_rows;  // of PassTokens
+    std::vector<int32_t> positions, sequence_rows;  // members of PassTokens
     std::vector<uint64_t> request_ids;
   };
   void BeginPass(const ForwardBatch& batch);

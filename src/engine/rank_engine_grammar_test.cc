@@ -11,7 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr int32_t kEos = 7;  // of Roomy()
+constexpr int32_t kEos = 7;  // the stop token of Roomy()
 
 // 61 tokens: a letter each, and some pairs. Token 7 ends an output, token 9 has no bytes.
 GrammarVocabulary Letters() {

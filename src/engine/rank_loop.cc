@@ -225,8 +225,8 @@ class StepTimer {
       messages.emplace_back(LimitPrefill{.rows = sent_});
     }
     if (!drafts_) return;
-    // If no sequence decodes in the current step, the next step decodes the new sequences. So the
-    // limit is chosen for running and arrived requests too.
+    // More sequences may decode in the next steps than in the last one: all running requests, and
+    // those that have just arrived.
     const auto arrived = std::ranges::count_if(messages, [](const ControlMessage& message) {
       return std::holds_alternative<EngineRequest>(message);
     });
@@ -341,7 +341,7 @@ void Post(StepOutputs outputs, GroupExchange& groups, profile::Profiler* profile
 }
 
 // Runs the planned step. `allowance` gives the time that this rank may compute without a heartbeat;
-// null: the default time.
+// null: no limit.
 StepOutputs RunStep(RankEngine& engine, const GroupExchange& groups, SymmetricMemory& memory,
                     StepAllowance* allowance) {
   const int64_t rows = StepAllowance::RowsOf(groups.counts());

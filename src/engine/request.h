@@ -183,10 +183,10 @@ struct RequestOutput {
   // Time from the arrival at the rank to the first admission; −1: not admitted. It has no effect on
   // scheduling, so it may differ between ranks.
   float queue_seconds = -1;
-  DraftCounts drafts;  // of speculative decoding
-  DraftCounts forced;  // drafts of jump-forward decoding, which the grammar forces
+  DraftCounts drafts;  // counts of drafts of speculative decoding
+  DraftCounts forced;  // counts of drafts that the grammar forces (jump-forward)
   std::vector<PositionLogprobs>
-      input_logprobs;  // with the first output, positions start .. prompt end
+      input_logprobs;  // of positions start .. prompt end; sent with the first output
   std::vector<PositionLogprobs> output_logprobs;  // one for each new token
   // [positions, layers, top_k] logical experts of the positions that the model computed since the
   // previous output, from RoutedExpertsParams::start on. −1: the layer or slot has no expert. The
@@ -195,8 +195,8 @@ struct RequestOutput {
   // [output_width] The result of a pooled request, which has only one output. It is the head's
   // output for the last token, or the mean over all tokens, before activation and normalization.
   std::vector<float> pooled;
-  std::string error;                            // of kError
-  ErrorKind error_kind = ErrorKind::kResource;  // for kError; kInvalid: the client's fault
+  std::string error;                            // error text of kError
+  ErrorKind error_kind = ErrorKind::kResource;  // of kError; kInvalid: the request is at fault
 };
 
 struct EngineStats {  // of one attention group

@@ -118,7 +118,7 @@ TEST(ForcedTokens, AreTheLongestTokensOfTheText) {
   GrammarMatcher matcher = MatcherOf(Schema());
   const Ids want = IdsOf({"{\"", "n", "a", "m", "e", "\"", ":", "\"", "abdabc", "\",\"", "k", "i",
                           "n", "d", "\"", ":", "\""});
-  EXPECT_EQ(Forced(matcher), want);  // no "t": the token "the " is allowed too
+  EXPECT_EQ(Forced(matcher), want);  // without "t": the token "the " begins with it
   EXPECT_EQ(Forced(matcher, 3), Ids(want.begin(), want.begin() + 3));
   EXPECT_EQ(Forced(matcher, 0), Ids());
   GrammarMatcher value = MatcherAfter(Schema(), R"({"name":"abdabc","kind":"tr)");

@@ -1,4 +1,4 @@
-// Keys of config.json that no reader asked for: those without effect on a forward pass, and those
+// Keys of config.json that no reader has read: those without effect on a forward pass, and those
 // that would change it.
 #pragma once
 
@@ -11,7 +11,7 @@
 namespace switchyard {
 
 enum class KeyMark {
-  kNoEffect,  // of training, of other programs, or implied by other keys
+  kNoEffect,  // a setting of training or of other programs, or implied by other keys
   kRefused,   // changes the forward pass of some family; accepted with a value that changes nothing
   kUnknown,
 };

@@ -65,7 +65,7 @@ fs::path HubCacheDirectory() {
 fs::path ResolveCheckpoint(const fs::path& path, const std::string& revision,
                            const fs::path& cache) {
   std::error_code error;
-  const bool named = path.extension() == ".gguf";  // a missing file
+  const bool named = path.extension() == ".gguf";  // a GGUF file, even if it is missing
   if (path.empty() || named || fs::exists(path, error) || !IsHubId(path.string())) return path;
   const fs::path hub = cache.empty() ? HubCacheDirectory() : cache;
   const fs::path model = hub / FolderOf(path.string());

@@ -84,7 +84,7 @@ class Rank {
     std::vector<int64_t> rows = group_rows_[0];
     for (size_t g = 0; g < rows.size(); ++g) rows[g] += group_rows_[1][g];
     model_.decoder.ReserveLogits(rows, *both[0]);
-    int second = 0;  // its operations so far
+    int second = 0;  // number of its operations so far
     model_.decoder.Run(list, both, rows, {.before = [&](Pass& pass, const Operation&) {
                          if (pass.number == 2 && second++ == abort) pass.aborted = true;
                        }});

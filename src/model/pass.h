@@ -26,7 +26,7 @@ struct PassRows {
   const int32_t* slots = nullptr;      // [tokens]
   int64_t logit_rows = 0;
   const int32_t* logit_row = nullptr;  // [logit_rows]
-  // Of MTP layers and EAGLE heads: the given hidden rows, and the index of each token's row
+  // For MTP layers and EAGLE heads: the given hidden rows, and the index of each token's row,
   // [tokens].
   const float* hidden = nullptr;
   const int32_t* hidden_row = nullptr;
@@ -111,7 +111,7 @@ class Pass {
   int exchanging = -1;            // the layer whose exchange is in flight; −1: none
   Activations selected;           // [logit rows, H]
   // The rows after the final norm, [T, H], are written there; null: they are not needed. T is the
-  // number of logit rows with only_logit_rows. Of EAGLE heads, the rows before the norm.
+  // number of logit rows with only_logit_rows. For EAGLE heads, these are the rows before the norm.
   float* hidden_out = nullptr;
   // The inputs of these layers are written there, [T, layers · H] (ModelOptions::kept_inputs).
   // Null: they are not needed.
@@ -136,9 +136,9 @@ class Pass {
   const int64_t max_tokens_;
   const std::shared_ptr<void> arrays_;  // [kArrays, max_tokens] int32
   std::shared_ptr<void> routed_rows_;
-  std::span<const kernels::SequenceSpan> given_sequences_;  // of the batch
-  std::vector<kernels::SequenceSpan> kept_sequences_;       // of KeepLogitRows
-  uint32_t generation_ = 0;                                 // of the memory
+  std::span<const kernels::SequenceSpan> given_sequences_;  // sequences of the batch
+  std::vector<kernels::SequenceSpan> kept_sequences_;       // sequences after KeepLogitRows
+  uint32_t generation_ = 0;                                 // number of times that memory moved
   std::set<uint64_t> seen_sizes_;  // sizes of decode batches that have run since memory moved
 };
 

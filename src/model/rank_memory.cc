@@ -162,7 +162,8 @@ class PassSizes {
     const auto rows = static_cast<double>(logit_rows);
     const auto vocab = static_cast<double>(c_.output_width());
     const bool split = mesh_.dp() > 1 && !mesh_.replicated_dense() && !c_.pooling;
-    double floats = rows * (vocab + static_cast<double>(c_.hidden));  // and their selected rows
+    // The logits, and the hidden rows that they are computed from.
+    double floats = rows * (vocab + static_cast<double>(c_.hidden));
     if (split || (mesh_.attn_tp() > 1 && !c_.pooling)) {
       const double all = split ? mesh_.dp() * rows : rows;
       const int ranks = split ? mesh_.tp() : mesh_.attn_tp();

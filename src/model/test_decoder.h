@@ -83,7 +83,7 @@ class TwoPasses {
   const LayerContext context;
   std::vector<std::unique_ptr<MoeLayer>> moe;
   const Decoder decoder;
-  const std::vector<schedule::Operation> list;  // of one pass
+  const std::vector<schedule::Operation> list;  // operations of one pass
   std::vector<std::unique_ptr<Pass>> passes;
 };
 

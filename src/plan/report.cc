@@ -207,7 +207,8 @@ std::string Report(const Question& q, const std::vector<Evaluation>& ranked, int
                       count([](const Evaluation& e) { return !e.accepted; }));
   const Evaluation& first = ranked.front();
   text += Details(q, first);
-  // The best layout with another division of attention or experts, or another exchange.
+  // The reasons why the first layout precedes the next three that divide attention or experts
+  // differently, or use another exchange.
   int shown = 0;
   for (const Evaluation& e : ranked) {
     const bool other = e.layout.mesh.tp != first.layout.mesh.tp ||

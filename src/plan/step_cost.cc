@@ -54,7 +54,7 @@ void Cost::Add(const Cost& other, double times) {
 double Cost::sum() const { return std::accumulate(parts.begin(), parts.end(), 0.0); }
 
 ModelFormats FormatsOf(const ModelConfig& model, bool cuda, bool hopper) {
-  // One layer of each kind is enough.
+  // Builds only one layer of each kind, because layers of a kind have equal formats.
   ModelConfig few = model;
   few.layers.clear();
   for (const bool moe : {false, true}) {
@@ -116,8 +116,8 @@ double StepCosts::Lane(const StepShape& shape) const {
   return scatters() ? World(shape) / r_.mesh.ep : shape.rows;
 }
 
-// The ranks that a token's experts are on, of an EP group, with even routing. A router that limits
-// the groups of experts also limits the ranks.
+// The expected number of ranks of an EP group that a token's experts are on, if routing is even. A
+// router that limits the groups of experts also limits the ranks.
 double StepCosts::DistinctRanks() const {
   const RouterConfig& router = m_.moe->router;
   double ranks = r_.mesh.ep;
@@ -201,7 +201,7 @@ void StepCosts::Route(const StepShape& shape, Cost* cost) const {
   cost->Add(Part::kRouter, Limit::kFlops, lane * router.num_experts * t_.select_seconds);
 }
 
-// Gate, up and activation; down.
+// Adds the cost of gate, up and activation to *up, and of the down projection to *down.
 void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
   const RouterConfig& router = m_.moe->router;
   const double world = World(shape), physical = router.num_experts + r_.redundant;

@@ -40,7 +40,7 @@ class PageRecords {
   // The record of `page`, or nullopt if it has none. Its views are valid until the record changes.
   // If the memory was damaged, `parent` may be any number.
   std::optional<Page> Get(int32_t page) const;
-  int64_t count() const;  // of valid records
+  int64_t count() const;  // number of valid records
 
   // Ranks of an attention group must have the same cache, but they may have ended at different
   // points. Digests returns a hash of each page's record, [pages]; 0: no record. KeepCommon clears

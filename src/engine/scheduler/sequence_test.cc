@@ -44,7 +44,7 @@ TEST(Sequence, WithOutputIsAsAfterItsRetraction) {
 TEST(Sequence, WithoutOutputOwesThePromptsResults) {
   const Sequence fresh(Request());
   EXPECT_EQ(fresh.next_logprob, 1);
-  EXPECT_EQ(fresh.input_logprobs.size(), 1u);  // of the first position
+  EXPECT_EQ(fresh.input_logprobs.size(), 1u);  // the logprobs of the first position
   EXPECT_EQ(fresh.next_routed, 1);
   EXPECT_FALSE(fresh.admitted_before);
 }

@@ -54,7 +54,7 @@ class DraftPace {
     bool known() const { return measured >= 0; }
     void Add(double time, int64_t step);
   };
-  struct Size {  // of a batch
+  struct Size {  // measurements for batches of about `sequences` sequences
     int64_t sequences = 0;
     std::vector<Arm> arms;
     int32_t best = 0, running = 0;  // numbers of drafts; they differ in a trial
@@ -81,7 +81,7 @@ class DraftPace {
   static void Try(Size& size, int32_t limit);
 
   const int32_t most_;
-  int32_t last_;  // limit
+  int32_t last_;  // the limit that Limit returned last
   std::map<int64_t, Size> sizes_;
   double elapsed_ = 0, lost_ = 0;  // seconds of all steps, and of those lost by trials
   // By position: sums over the steps in which a draft at this position was wanted; old steps have
@@ -89,7 +89,7 @@ class DraftPace {
   // accepted drafts. A wanted draft that was not proposed, or that follows a rejected draft, counts
   // as not accepted.
   std::vector<double> wanted_, accepted_;
-  std::vector<int64_t> seen_;  // accepted drafts
+  std::vector<int64_t> seen_;  // accepted drafts by position at the last ObserveDrafts
 };
 
 }  // namespace switchyard

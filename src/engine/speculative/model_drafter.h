@@ -131,7 +131,7 @@ class ModelDrafter : public Drafter {
   // hidden rows of the target. If any group has saved rows, the pass is not recorded as a graph.
   bool takes_saved_ = false;
   std::vector<float> hidden_;  // [rows, H]
-  // Of SampleConstrained.
+  // Scratch of SampleConstrained.
   std::vector<float> row_;      // [vocab]
   std::vector<uint32_t> mask_;  // [MaskWords(vocab)]
   std::vector<int32_t> output_;

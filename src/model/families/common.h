@@ -55,7 +55,8 @@ struct NoAuxDefaults {
 };
 void ReadNoAuxRouter(const ConfigReader& reader, const NoAuxDefaults& defaults,
                      RouterConfig* router);
-// Error if the router selects more experts than there are. `key`: of the number it selects.
+// Error if the router selects more experts than there are. `key`: the key that gives the number of
+// selected experts.
 void CheckTopK(const ConfigReader& reader, std::string_view key, const RouterConfig& router);
 
 // The number of shared experts (absent: `fallback`), each as wide as a routed one: together they
@@ -82,7 +83,7 @@ void RotateWindowsOnly(ModelConfig* config);
 
 // Tensor names that several families share.
 TensorNames DefaultNames(const ModelConfig& config);
-TensorNames NamesWithCorrectionBias(const ModelConfig& config);  // otherwise the default ones
+TensorNames NamesWithCorrectionBias(const ModelConfig& config);  // all other names are DefaultNames
 TensorNames MixtralNames(const ModelConfig& config);
 
 // Rejects a setting that is not implemented: Error if `key` is present and its value is not

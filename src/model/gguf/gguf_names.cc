@@ -105,7 +105,7 @@ GgufPlace LayerPlace(const GgufFiles& files, const ModelConfig& config, const st
                      std::string_view name) {
   if (const auto whole = Find(kWhole, name); !whole.empty()) {
     std::string tensor = block + std::string(whole);
-    const std::string without = block + "exp_probs_b";  // of some old files
+    const std::string without = block + "exp_probs_b";  // the name in some old files
     if (whole == "exp_probs_b.bias" && !files.Find(tensor) && files.Find(without)) tensor = without;
     return {.tensor = std::move(tensor)};
   }

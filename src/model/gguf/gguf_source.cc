@@ -75,7 +75,8 @@ class GgufSource : public WeightSource {
         slabs_(options.slab_bytes > 0 ? options.slab_bytes : Slabs::kSlabBytes) {}
 
   bool Has(const std::string& name) const override {
-    // gpt-oss's experts, which other files interleave and stack.
+    // For gpt-oss, requests name the stacked, interleaved tensor of safetensors files. GGUF files
+    // store gate and up separately.
     if (name.ends_with("gate_up_proj_blocks")) return config_.quantization.mxfp4_blocks();
     const GgufPlace place = PlaceInGguf(files_, config_, name);
     return !place.tensor.empty() && files_.Find(place.tensor) != nullptr;
@@ -143,7 +144,8 @@ class GgufSource : public WeightSource {
   }
 
  private:
-  // A request for gpt-oss's interleaved and stacked experts, as one for an expert's matrix.
+  // Converts a request for gpt-oss's interleaved, stacked experts to one for a single matrix of an
+  // expert.
   static MatrixRequest Separate(MatrixRequest r) {
     if (r.experts == 0) return r;
     const size_t at = r.name.rfind('.') + 1;
@@ -160,7 +162,8 @@ class GgufSource : public WeightSource {
     return r;
   }
 
-  // Blocks of gpt-oss have no scheme.
+  // The format of the matrix in memory. Requests for gpt-oss's MXFP4 blocks have no scheme, so
+  // their format is selected here.
   WeightFormat FormatInMemory(const MatrixRequest& r) const {
     if (!r.mxfp4_blocks) return ImpliedFormat(config_, r);
     const bool panels = config_.quantization.int8_group_rows && r.cols.begin % kMxfp4BlockSize == 0;
@@ -365,7 +368,7 @@ class GgufSource : public WeightSource {
   Slabs slabs_;
   LoadJobs jobs_;
   std::vector<MappedRange> used_;
-  std::vector<std::string> missing_;  // in order of requests
+  std::vector<std::string> missing_;  // names in the order of requests
   std::set<std::string> missing_names_;
 };
 

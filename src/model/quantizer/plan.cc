@@ -25,7 +25,7 @@ std::string_view WithoutWeight(std::string_view name) {
   return name;
 }
 
-// The module's name of a request. Of stacked experts: ….experts.E.gate_proj.
+// The name of the module that a request is for. For stacked experts: ….experts.E.gate_proj.
 std::string ModuleOf(const MatrixRequest& r, const TensorNames& names) {
   if (r.experts == 0) return std::string(WithoutWeight(r.name));
   const size_t end = r.name.rfind('.') + 1;
@@ -173,8 +173,8 @@ std::vector<PlannedPart> PartsOf(const std::string& name, const StoredTensor& t,
   return parts;
 }
 
-// Readers of safetensors need tensors at multiples of their elements' size. So wide elements come
-// first; in the order of the parts otherwise.
+// Readers of safetensors need tensors at multiples of their elements' size. So tensors with wide
+// elements come first. Tensors with equally wide elements keep the order of the parts.
 void PlaceTensors(PlannedShard* shard) {
   std::vector<PlannedTensor*> tensors;
   for (PlannedPart& part : shard->parts) {

@@ -19,7 +19,7 @@ double BytesOf(const kernels::ExpertWeights& w) {
   return BytesOf(w.gate) + BytesOf(w.up) + BytesOf(w.down);
 }
 
-// The bytes since the last call.
+// Next returns the bytes that `parts` has counted since the last call.
 class Meter {
  public:
   explicit Meter(const Parts& parts) : parts_(parts), last_(parts.bytes()) {}

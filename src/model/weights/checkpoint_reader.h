@@ -105,7 +105,7 @@ class CheckpointReader {
   Slabs slabs_;
   LoadJobs jobs_;
   std::optional<ThreadPool> pool_;
-  std::vector<std::string> missing_;  // in order of requests
+  std::vector<std::string> missing_;  // names in the order of requests
   std::set<std::string> missing_names_;
   std::vector<MappedRange> used_;
   std::map<std::string, Bytes> converted_;

@@ -122,7 +122,8 @@ TEST(GgufFormats, KeepBlocksThatAViewHoldsExactly) {
   EXPECT_EQ(expert("k_types").first.format, WeightFormat::kBF16);
 }
 
-// As with int8 rows, the default of CPUs.
+// The configuration with activation rows rounded to int8, which is the default on CPUs with 4-bit
+// multiply instructions.
 ModelConfig WithInt8Rows(const char* file) {
   ModelConfig config = LoadModelConfig(GgufFile(file));
   config.quantization.int8_group_rows = true;
