@@ -136,7 +136,7 @@ class RankEngine {
   // plans, and sends outputs, while the device computes (NanoFlow; SGLang's overlap scheduler). If
   // the model throws, the engine is as before Plan, except that pages may be allocated.
   StepOutputs Run(std::span<const StepCounts> groups = {});
-  // Whether outputs of a launched batch have not been returned yet.
+  // Whether a launched batch has outputs that are still to be returned.
   bool launched() const;
   bool launches() const;  // whether the model can run passes ahead, as on a GPU
   // The requests of the planned batch and of the launched one; an id may appear twice.
@@ -151,15 +151,15 @@ class RankEngine {
   // pass that Run runs. The pass gives no tokens. A later step plans its rows again under a new
   // number, with the same results. Returns false if the pass is not in flight.
   bool AbortPass(uint64_t pass);
-  // The limiter of prompt rows in steps with decoding requests. nullopt if there is no target time
-  // or no chunk size.
+  // Limits the prompt rows of steps with decoding requests. nullopt if there is no target time or
+  // no chunk size.
   std::optional<PrefillPace> prefill_pace() const;
-  // The selection of the number of drafts; nullopt if it is fixed.
+  // Selects the number of drafts; nullopt if the number is fixed.
   std::optional<DraftPace> draft_pace() const;
   int32_t draft_limit()
       const;  // current maximum number of drafts of a sequence; 0 without a drafter
   std::span<const int64_t> accepted_drafts() const;  // EngineStats::accepted_by_position
-  int64_t running() const;                           // requests
+  int64_t running() const;                           // number of running requests
   // Whether the draft model's backlog (rows that it has not computed) is at most the number of
   // tokens still to generate. With a larger backlog, drafts would save less time than these rows
   // take.

@@ -83,8 +83,7 @@ TEST(RankEngineGrammar, OutputsAreInTheGrammar) {
     const RequestOutput first = Alone(With(1, Drawn(1, Count(6), 12, seed)));
     EXPECT_TRUE(IsPrefixOfFirst(TextOf(first.new_tokens))) << TextOf(first.new_tokens);
     const RequestOutput second = Alone(With(2, Drawn(1, Count(6), 12, seed)));
-    EXPECT_EQ(second.finish,
-              FinishReason::kStop);  // ends with the grammar, although ignore_eos is set
+    EXPECT_EQ(second.finish, FinishReason::kStop);  // at the grammar's end, despite ignore_eos
     EXPECT_EQ(second.matched, kEos);
     EXPECT_EQ(second.new_tokens.back(), kEos);
     const std::string text = TextOf(second.new_tokens);

@@ -226,7 +226,8 @@ TEST(RankEngineSpeculative, NgramsOfAFixedOutputAreAccepted) {
 }
 
 // Random workloads with drafts of a given accuracy. A negative accuracy selects drafts from
-// n-grams. `forced`: the drafts that grammars may force, which come first.
+// n-grams. `forced`: maximum number of drafts that a grammar forces. A sequence with forced drafts
+// gets no others.
 struct Workload {
   int32_t page_size;
   int64_t num_pages;

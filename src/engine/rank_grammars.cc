@@ -58,7 +58,8 @@ std::vector<int32_t> SequenceGrammar::Forced(int64_t most, std::span<const int32
   try {
     return ForcedTokens(*matcher_, most, &next_mask_);
   } catch (const Error&) {
-    // Not an error of the output: the state that the library cannot handle may lie beyond its end.
+    // The request does not fail: the state that the library cannot handle may lie beyond the end of
+    // the output.
     forces_ = false;
     Restart(output);
   }

@@ -319,7 +319,7 @@ bool NeedCounts(const std::vector<ControlMessage>& messages) {
   });
 }
 
-// The stage of a step; nullopt: it has no forward pass.
+// The stage to which a profile assigns the step; nullopt: the step has no forward pass.
 std::optional<profile::Stage> StageOf(std::span<const StepCounts> groups) {
   std::optional<profile::Stage> stage;
   for (const StepCounts& group : groups) {
@@ -457,7 +457,8 @@ void CheckedForward::Launch(const ForwardBatch& batch) {
 
 namespace {
 
-// Whether the rank ended its epoch only because another one aborted it, and has its weights.
+// Whether the rank can serve the next epoch: another rank aborted this epoch, and this rank has
+// loaded its weights.
 bool CanContinue(const std::exception& error, const SharedArena& arena, const Kept& kept) {
   const auto* known = dynamic_cast<const Error*>(&error);
   return known && known->kind() == ErrorKind::kPeer && arena.has_epochs() &&

@@ -48,7 +48,7 @@ struct LogprobParams {
   bool rank = false;               // return PositionLogprobs::rank
 };
 
-// Return the experts that the router chose for each token (return_routed_experts).
+// Requests the experts that the router chose for each token (return_routed_experts).
 struct RoutedExpertsParams {
   bool enabled = false;
   int32_t start = 0;  // first position to return; at most the prompt's length
@@ -144,8 +144,7 @@ struct TokenLogprob {
 struct PositionLogprobs {
   float logprob = 0.0f;  // logprob of the token at this position; NaN at the first prompt position
   int32_t token = 0;
-  int32_t rank = 0;                 // rank of the token in the vocabulary, from 1; 0 if not
-                                    // requested
+  int32_t rank = 0;                 // 1: the most likely token; 0: not requested
   std::vector<TokenLogprob> top;    // best first
   std::vector<TokenLogprob> asked;  // LogprobParams::token_ids, in that order
 };
@@ -199,7 +198,7 @@ struct RequestOutput {
   ErrorKind error_kind = ErrorKind::kResource;  // of kError; kInvalid: the request is at fault
 };
 
-struct EngineStats {  // of one attention group
+struct EngineStats {  // statistics of one attention group
   int32_t running = 0, waiting = 0;
   int64_t total_pages = 0, free_pages = 0,
           cached_pages = 0;  // cached: held by the radix tree alone, evictable
@@ -232,8 +231,8 @@ struct RecordResult {
 };
 struct ExpertLoadReport {
   uint64_t ticket = 0;
-  ExpertLoad load;    // of all ranks
-  std::string error;  // if counting is disabled
+  ExpertLoad load;    // total over all ranks
+  std::string error;  // why counting is disabled; empty: it is enabled
 };
 struct EplbReport {  // the answer to RebalanceExperts and GetEplb
   uint64_t ticket = 0;

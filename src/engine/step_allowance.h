@@ -21,7 +21,8 @@ class StepAllowance {
   // several rows, because the host reads it.
   static int64_t RowsOf(std::span<const StepCounts> groups);
 
-  // kUnmeasured until a step was measured.
+  // Of returns the limit for a step with `rows` rows (RowsOf). It is kUnmeasured until a step was
+  // measured.
   static constexpr std::chrono::milliseconds kUnmeasured{30'000};
   std::chrono::milliseconds Of(int64_t rows) const;
   void Observe(int64_t rows, Seconds time);

@@ -21,11 +21,11 @@ struct ThreadEngine::Impl {
 
   std::mutex mutex;
   std::condition_variable news;       // `inbox` grew, or `ready` or `ended` was set
-  std::vector<ControlMessage> inbox;  // for the leader
+  std::vector<ControlMessage> inbox;  // messages for the leader
   struct Open {
     Engine::Callback callback;
     int group = 0;
-    int64_t tokens = 0;  // as counted by the controller
+    int64_t tokens = 0;  // tokens of this request in the controller's counts
   };
   DpController controller;
   std::map<uint64_t, Open> open;

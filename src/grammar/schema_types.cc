@@ -1,4 +1,4 @@
-// Schemas of one type.
+// Rewrites schemas for values of one type.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,7 +13,7 @@ namespace {
 
 // Beyond this magnitude XGrammar's expressions for ranges of numbers become long.
 constexpr double kLargestBound = 1e15;
-// XGrammar writes numbers of a range with at most six decimals.
+// XGrammar writes numbers of a range with at most six decimals, so a narrower range may have none.
 constexpr double kNarrowestRange = 1e-5;
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
 

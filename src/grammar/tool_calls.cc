@@ -50,7 +50,7 @@ void Append(const SchemaJson& more, SchemaJson* elements) {
   elements->insert(elements->end(), more.begin(), more.end());
 }
 
-// The parts of one call.
+// The elements of the sequence that matches one call.
 SchemaJson PartsOfCall(const SchemaJson& function, const ToolCallFormat& format,
                        const ArgumentRules& rules) {
   const auto name = function["name"].get<std::string>();

@@ -97,7 +97,7 @@ void ReadEagle3(const ConfigReader& file, const ModelConfig& target, ModelConfig
 void ReadEagle(const ConfigReader& file, const ModelConfig& target, ModelConfig* head) {
   EagleConfig& eagle = *head->eagle;
   eagle.projection_bias = file.BoolOr("bias", true);
-  RequireFalse(file, "add_para_norm");  // norms of both halves of fc's input, of some heads
+  RequireFalse(file, "add_para_norm");  // some heads norm both halves of fc's input
   if (file.Has("hot_vocab_size") || file.Has("draft_vocab_size"))
     throw Invalid("{}: an EAGLE head has the target's whole vocabulary",
                   file.Where(file.Has("hot_vocab_size") ? "hot_vocab_size" : "draft_vocab_size"));

@@ -131,7 +131,8 @@ class LinearSchemes {
   explicit LinearSchemes(const QuantizationConfig& config);
   ~LinearSchemes();
   const LinearScheme& Of(std::string_view module) const;
-  // Of the embedding or the head, whose rows are float32 if they are plain.
+  // The scheme of the embedding or of the head. Unlike other plain linears, a plain embedding or
+  // head always has float32 rows.
   const LinearScheme& OfVocabulary(std::string_view module) const;
 
  private:

@@ -201,8 +201,8 @@ kernels::RoundedRows Decoder::RoundedInput(Pass& p, int layer) const {
   return rows;
 }
 
-// Attention is skipped if the group has no tokens. All keys and values are stored before rows are
-// dropped.
+// Attention is skipped if the group has no tokens. All keys and values are stored before rows
+// without logits are dropped (only_logit_rows).
 void Decoder::Project(Pass& p, int layer) const {
   const LayerWeights& w = weights_.layers[layer];
   KeepInput(p, layer);

@@ -1,4 +1,5 @@
-// EAGLE and EAGLE3 heads against a plain computation, and the target's rows that they read.
+// Compares EAGLE and EAGLE3 heads with a plain computation, and checks the target's rows that they
+// read.
 #include <gmock/gmock.h>
 
 #include <cmath>

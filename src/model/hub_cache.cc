@@ -38,7 +38,7 @@ bool IsHubId(std::string_view text) {
   return IsNamePart(text.substr(0, slash)) && IsNamePart(text.substr(slash + 1));
 }
 
-// models--ORG--NAME
+// The name of a model's folder in the cache: models--ORG--NAME.
 std::string FolderOf(const std::string& id) {
   std::string name = "models--";
   for (const char c : id) name += c == '/' ? std::string("--") : std::string(1, c);

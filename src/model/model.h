@@ -66,7 +66,7 @@ class Model {
   // The weights, which outlive the model as long as they are held. Null on a GPU, and if experts
   // move.
   std::shared_ptr<const ModelWeights> weights() const;
-  // The ranks with the same batches.
+  // The ranks of this rank's attention group, which have the same batches.
   Communicator& attention_group() const;
 
   // The interface for rebalancing; null unless ModelOptions::movable_experts.

@@ -1,5 +1,5 @@
-// A pass that computes only the rows of its logits in the last layer gives the same logits, keys
-// and values (ForwardBatch::only_logit_rows).
+// If the last layer of a pass computes only the logit rows (ForwardBatch::only_logit_rows), the
+// pass gives the same logits, keys and values.
 #include "model/test_layouts.h"
 
 namespace switchyard {

@@ -242,7 +242,7 @@ class PassSizes {
   double CpuMoe() const {
     const double k = c_.moe->router.top_k, lane = Lane(), hidden = static_cast<double>(c_.hidden);
     double bytes = lane * (c_.moe->router.num_experts * sizeof(float) + 2 * k * 8);
-    // Input rows and their places, by expert.
+    // Row lists of the experts: three int32 for each row of an expert.
     bytes += ExpertRows() * 3 * sizeof(int32_t);
     const bool none = o_.moe.a2a_backend == "none";
     // Outputs of experts stay here with `none`; exchanges have buffers for them.

@@ -22,8 +22,9 @@ namespace switchyard {
 // generated weights.
 struct LinearWeight {
   WeightView w;
-  Tensor bias;  // float32 [n], undefined: none. Of row-parallel linears, only rank 0 of the group
-                // has it.
+  // float32 [n]; undefined: no bias. The bias of a row-parallel linear is on rank 0 of the group
+  // only.
+  Tensor bias;
   const float* bias_data() const { return bias.defined() ? bias.data<float>() : nullptr; }
 };
 

@@ -113,14 +113,15 @@ void Choose(const Question& q, const LayoutCosts& costs, Evaluation* e) {
     }
     return;
   }
-  const double wanted = load.rate / e->replicas;  // requests per second of each engine
+  const double wanted = load.rate / e->replicas;  // requests per second that each engine must serve
   for (Point p : e->points) {
     if (wanted > 0) {
       if (p.requests < wanted) continue;
       AddQueue(wanted, &p);
     }
     if (!Meets(load, p)) continue;
-    // With a rate, the fewest requests that sustain it; else the highest throughput.
+    // With an arrival rate, selects the fewest concurrent requests that sustain it; otherwise, the
+    // highest throughput.
     if (!e->best || (wanted <= 0 && p.output_rate > e->best->output_rate)) e->best = p;
     if (wanted > 0) break;
   }

@@ -12,7 +12,7 @@
 
 namespace switchyard::plan {
 
-// The load of the cluster, and its limits. Exactly one of `batch` and `rate` may be set. With
+// The load of the cluster, and its limits. At most one of `batch` and `rate` may be set. With
 // neither, the concurrency with the highest throughput within the limits is chosen.
 struct Load {
   int64_t input = 1024, output = 512;
@@ -63,8 +63,8 @@ struct Evaluation {
 
 // One layout. A layout that the engine refuses has the reason in `refused`, and no points.
 Evaluation Evaluate(const Question& question, const Layout& layout);
-// All layouts, best first; refused ones last. Error kResource if none fits, which says what would
-// be needed; Error kInvalid if none meets the limits, which says what is reachable.
+// All layouts, best first; refused ones last. If no layout fits, an Error kResource states what
+// would be needed. If none meets the limits, an Error kInvalid states what is reachable.
 std::vector<Evaluation> Search(const Question& question);
 
 // The step costs of an evaluated layout.

@@ -188,7 +188,7 @@ void StepCosts::Attend(const StepShape& shape, Cost* cost) const {
   Product(Part::kAttention, f_.attention, shape.rows, hidden,
           heads * static_cast<double>(latent ? a.v_head_dim : a.head_dim), cost);
   AllReduce(shape.rows * hidden * kFloat, mesh_.attn_tp(), cost);
-  if (!t_.cuda) Small(Part::kAttention, shape.rows * hidden * 3 * kFloat, cost);  // sum of branch
+  if (!t_.cuda) Small(Part::kAttention, shape.rows * hidden * 3 * kFloat, cost);  // adds the branch
 }
 
 void StepCosts::Route(const StepShape& shape, Cost* cost) const {
@@ -334,7 +334,7 @@ void StepCosts::AllReduce(double bytes, int ranks, Cost* cost) const {
   cost->Add(Part::kCollectives, Limit::kNetwork, seconds);
 }
 
-// `bytes`: of the result.
+// `bytes`: size of the result.
 void StepCosts::AllGather(double bytes, int ranks, Cost* cost) const {
   if (ranks <= 1 || bytes <= 0) return;
   const double near = std::min(ranks, r_.ranks_of_host), hosts = ranks / near;

@@ -43,7 +43,7 @@ StepTime StepCosts::Of(const StepShape& shape) const {
     part.sequences = std::max(1.0, part.sequences / 2);
   }
   const std::vector<Operation>& program = ProgramOf(m_, two, shape.decode);
-  // Whether projections are an operation of their own.
+  // Whether projections are a separate operation.
   const bool split = std::ranges::any_of(program, [](const Operation& operation) {
     return operation.kind == Kind::kForward && operation.phase == Phase::kQkv;
   });

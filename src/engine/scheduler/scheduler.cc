@@ -109,7 +109,7 @@ void Scheduler::TrimDrafts() {
 PrefillBudget Scheduler::PlanRunning() {
   const auto decodes = [](const Sequence* s) { return s->decoding() && !s->complete; };
   const auto rows_of = [](const Sequence* s) { return 1 + static_cast<int64_t>(s->drafts.size()); };
-  int64_t decoding = 0;  // rows
+  int64_t decoding = 0;  // decode rows of the plan
   for (const Sequence* sequence : running_)
     if (decodes(sequence)) decoding += rows_of(sequence);
   const int64_t room =

@@ -20,8 +20,8 @@ ModelOptions OptionsOf(const EngineConfig& config, const EnginePlan& plan, int r
   return options;
 }
 
-// --speculative-draft-model-quantization. Drafts may be approximate, so the head is packed too,
-// unlike with --quantization.
+// Applies --speculative-draft-model-quantization. The head is packed too, unlike with
+// --quantization, because drafts may be approximate.
 void Quantize(const EngineConfig& config, const ModelConfig& target, bool cuda,
               ModelConfig* draft) {
   constexpr const char* kFlag = "--speculative-draft-model-quantization";

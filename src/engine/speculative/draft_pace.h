@@ -27,18 +27,19 @@ class DraftPace {
 
   explicit DraftPace(int32_t most);
 
-  // Records a step without prompt rows. `sequences`: of all groups. `limit`: the limit for the
-  // step's drafts, if the drafts of the next step have the same limit; −1 if not.
+  // Records a step without prompt rows. `sequences`: decoding sequences of all groups. `limit`: the
+  // limit for the step's drafts, if the drafts of the next step have the same limit; −1 if not.
   void Observe(int64_t sequences, int32_t limit, double seconds);
   // Records the drafts of a group with `sequences` decoding sequences in the last step. `limit`:
-  // the limit under which they were proposed. `accepted`: drafts so far, by position (EngineStats).
+  // the limit under which they were proposed. `accepted`: accepted drafts so far, by position
+  // (EngineStats).
   void ObserveDrafts(int64_t sequences, int32_t limit, std::span<const int64_t> accepted);
 
   // The limit for a step with this many decoding sequences. 0 sequences: the last limit, so an idle
   // time does not change it.
   int32_t Limit(int64_t sequences);
 
-  // The expected tokens of a sequence in a step with this limit.
+  // The expected number of tokens of a sequence in a step with this limit.
   double TokensOf(int32_t limit) const;
 
  private:
@@ -47,7 +48,7 @@ class DraftPace {
   // because other processes only make steps longer.
   struct Arm {
     std::array<double, kWindow> last = {};
-    int64_t samples = 0;    // in the current trial, or since the number was selected
+    int64_t samples = 0;    // measurements in the trial, or since the selection
     int64_t measured = -1;  // Size::steps at the last sample; −1: never
     double seconds = 0;
 
@@ -64,7 +65,7 @@ class DraftPace {
     int next_retry = 0;       // selects the neighbour of the best number for the next retry
   };
   Size& SizeOf(int64_t sequences);
-  // The measured size nearest to `sequences`; null: none.
+  // The measured batch size nearest to `sequences`, other than `except`; null: none.
   const Size* Nearest(int64_t sequences, const Size* except) const;
   // The seconds of a step: measured, or estimated from other numbers of drafts, or from another
   // size of batch. 0: unknown.

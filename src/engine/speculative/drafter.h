@@ -14,8 +14,8 @@ namespace switchyard {
 struct DraftPart {
   Sequence* sequence = nullptr;
   int64_t first_row = 0;  // row of position `begin` in the pass
-  // The positions whose rows of the pass have correct tokens. Rows of rejected drafts are not
-  // included.
+  // Positions [begin, begin + rows): those rows of the pass whose input tokens are final. Rows of
+  // rejected drafts are not included.
   int64_t begin = 0, rows = 0;
   bool decoding = false;  // the rows were decode rows
   // Maximum number of drafts that the sequence can use; 0: it does not decode in the next step, or

@@ -93,7 +93,8 @@ class ModelDrafter : public Drafter {
     double probability = 1;  // product of the probabilities of its drafts in the draft model
   };
   void AddPart(const DraftPart& part, int64_t limit);
-  // Adds the rows of a part whose hidden rows are known, and those saved before.
+  // Adds to the batch the rows that were saved before, and the rows of `part`, whose hidden rows
+  // are known.
   bool AddMtpRows(const DraftPart& part);
   bool AddTokenRows(const DraftPart& part);
   void Save(const DraftPart& part);

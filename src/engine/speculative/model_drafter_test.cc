@@ -81,12 +81,12 @@ class FakeDraft : public DraftForward {
   bool draws_tokens = false;
   int32_t fault = -1;  // logits of this token's rows are not finite
   float peak = 9;      // the largest logit; the others are 0
-  int32_t shift = 0;   // from an element of a row of logits to its token
+  int32_t shift = 0;   // token of an element of a row of logits, minus its index
   int passes = 0;
   std::vector<int32_t> tokens, positions;  // arguments of the last pass
   int64_t decode_tokens = 0;
   std::vector<int64_t> group_tokens;
-  std::vector<bool> may_record, own_hidden;  // of each pass
+  std::vector<bool> may_record, own_hidden;  // values in each pass
   std::vector<float> given, target;
   std::map<int32_t, int32_t> slots;
 
@@ -238,8 +238,7 @@ TEST_F(ModelDrafterTest, ASequenceWithMissingRowsIsNotDrafted) {
   model->SetTarget(3, 100);
   drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 1}}, 0);
   Append(*s, {21});
-  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 3, 1, true, 1}},
-                 0);  // a fourth row exceeds max_saved_rows
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 3, 1, true, 1}}, 0);  // more than 3 rows
   EXPECT_THAT(s->saved_hidden, IsEmpty());
   Append(*s, {22});
   drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 4, 1, true, 1}}, 1);

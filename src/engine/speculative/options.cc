@@ -28,7 +28,7 @@ std::string Upper(std::string text) {
   return text;
 }
 
-// 0: auto.
+// The number of drafts of each step; 0: auto.
 int32_t StepsOf(const std::string& text) {
   if (text == "auto") return 0;
   int32_t steps = 0;

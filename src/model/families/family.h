@@ -60,7 +60,7 @@ struct TensorNames {
   bool interleaved_experts = false;
 };
 
-// The correction bias of the router of the block `prefix`.
+// The name of the correction bias of the router. `prefix`: prefix of the MoE block.
 inline std::string CorrectionBiasName(const TensorNames& names, const std::string& prefix) {
   return prefix + (names.correction_bias_name.empty() ? names.router + ".e_score_correction_bias"
                                                       : names.correction_bias_name);

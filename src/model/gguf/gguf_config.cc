@@ -1,4 +1,5 @@
-// GgufKeys: gguf-py/gguf/constants.py and conversion/ of https://github.com/ggml-org/llama.cpp.
+// For the meaning of the keys, see gguf-py/gguf/constants.py and conversion/ of
+// https://github.com/ggml-org/llama.cpp.
 #include "model/gguf/gguf_config.h"
 
 #include <algorithm>
@@ -137,7 +138,8 @@ void AddGroupedAttention(const GgufKeys& keys, Json* config) {
 
 void AddLatentAttention(const GgufKeys& keys, Json* config) {
   const int64_t rotated = keys.Int("rope.dimension_count");
-  // Files with attn_kv_b have a head's sizes; newer ones have the latent sizes there.
+  // In files with attn_kv_b, attention.key_length is the size of a head. In newer files it is a
+  // latent size, and the keys with _mla have a head's sizes.
   const int64_t key = keys.IntOr("attention.key_length_mla", keys.IntOr("attention.key_length", 0));
   const int64_t value =
       keys.IntOr("attention.value_length_mla", keys.IntOr("attention.value_length", 0));

@@ -1,4 +1,5 @@
-// Names: gguf-py/gguf/constants.py and tensor_mapping.py of https://github.com/ggml-org/llama.cpp.
+// For the names, see gguf-py/gguf/constants.py and tensor_mapping.py of
+// https://github.com/ggml-org/llama.cpp.
 #include "model/gguf/gguf_names.h"
 
 #include <algorithm>
@@ -148,7 +149,7 @@ bool StaysPacked(std::string_view module) {
 }
 
 // "gate", "up", "down" or "gate_up" of a tensor of experts: "ffn_up_exps", or "ffn_up.7" of old
-// files. Empty: the tensor is none.
+// files. Empty for other tensors.
 std::string_view ExpertPartOf(std::string_view tensor) {
   if (!TakePrefix(&tensor, "ffn_")) return {};
   constexpr std::string_view kStack = "_exps";

@@ -25,7 +25,7 @@
 namespace switchyard {
 namespace {
 
-constexpr int64_t kRowsOfJob = 256;  // whole panels
+constexpr int64_t kRowsOfJob = 256;  // a multiple of the rows of a panel
 constexpr size_t kNamedMissing = 5;
 constexpr int64_t kPackedBlock = 32;  // columns of a block of Q4_0 and MXFP4
 constexpr std::string_view kGateUp = "gate_up_proj";
@@ -104,7 +104,7 @@ class GgufSource : public WeightSource {
 
   void Vector(const VectorRequest& request, std::span<float> out) override {
     VectorRequest r = request;
-    // gate_up_proj_bias of gpt-oss: two tensors.
+    // GGUF files store gpt-oss's gate_up_proj_bias as two tensors.
     if (const size_t at = r.name.find(kGateUp); at != std::string::npos) {
       r.name.replace(at, kGateUp.size(), r.offset % 2 == 0 ? "gate_proj" : "up_proj");
       r.n /= 2;
@@ -349,7 +349,8 @@ class GgufSource : public WeightSource {
     });
   }
 
-  // work(row) for each row; after(first, end) when a job's rows are done.
+  // Adds jobs that call work(row) for each row in [0, rows). A job calls after(first, end) when its
+  // rows [first, end) are done.
   template <typename F, typename After>
   void AddJobs(int64_t rows, size_t row_bytes, F work, After after) {
     for (int64_t first = 0; first < rows; first += kRowsOfJob) {

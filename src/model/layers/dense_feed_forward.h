@@ -34,7 +34,7 @@ class DenseFeedForward {
   const LayerContext& c_;
   const int64_t middle_;
   const bool whole_;    // replicated
-  const bool gathers_;  // the tokens of all groups
+  const bool gathers_;  // whether Forward gathers the tokens of all groups
 };
 
 }  // namespace switchyard

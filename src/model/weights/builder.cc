@@ -30,7 +30,8 @@ class Meter {
   double last_;
 };
 
-// A norm over hidden elements: [H], or [2, H] with its bias for LayerNorm. `name`: of the weight.
+// A norm over hidden elements: [H], or [2, H] with its bias for LayerNorm. `name`: name of the
+// weight's tensor.
 Tensor BuildNorm(Parts& parts, const std::string& name) {
   constexpr std::string_view kKeys = "hidden_size";
   constexpr std::string_view kWeight = "weight";

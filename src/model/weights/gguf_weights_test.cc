@@ -33,7 +33,7 @@ struct Case {
   // Largest difference of a weight from the fixture's, as a fraction of the largest magnitude of
   // its role: half a step of the type's codes, and bfloat16's rounding of expanded blocks.
   double bound;
-  int64_t layers = 0;  // of the file; 0: all
+  int64_t layers = 0;  // number of layers of the file; 0: as in the fixture
 };
 constexpr Case kCases[] = {
     {"llama_bf16", "llama", 0},

@@ -94,9 +94,8 @@ struct Target {
   Range rows, cols;   // rows and columns of the request
   Range read_cols;    // columns that scales depend on
   float largest = 0;  // largest magnitude of the matrix, for formats with whole_matrix
-  WeightFormat panels =
-      WeightFormat::kF32;    // panel format of the result; kF32: the scheme's format
-  uint8_t* codes = nullptr;  // codes or panels
+  WeightFormat panels = WeightFormat::kF32;  // panel format; kF32: format of the scheme
+  uint8_t* codes = nullptr;                  // codes or panels
   uint8_t* scales = nullptr;
   uint8_t* zeros = nullptr;  // null: the scheme has no zero points
 
