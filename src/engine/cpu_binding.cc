@@ -34,8 +34,8 @@ uint64_t KeyOf(const CpuList& allowed) {
 CpuBinding BindToList(CpuList cpus, const CpuList& allowed, int32_t threads_per_rank) {
   for (const int cpu : cpus) {
     if (!std::binary_search(allowed.begin(), allowed.end(), cpu))
-      throw Invalid("{}: CPU {} is outside this process's CPU affinity mask, {}", kFlag, cpu,
-                    FormatCpuList(allowed));
+      throw Invalid("{}: CPU {} is outside this process's CPU affinity mask; want CPUs of {}",
+                    kFlag, cpu, FormatCpuList(allowed));
   }
   if (threads_per_rank > 0) cpus.resize(threads_per_rank);
   CpuBinding binding{.threads = static_cast<int>(cpus.size())};

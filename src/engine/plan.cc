@@ -81,14 +81,14 @@ void CheckRecorder(const ExpertRecorderOptions& recorder, const EnginePlan& plan
   if (!recorder.any()) return;
   const char* flag = recorder.mode.empty() ? "--enable-expert-distribution-metrics"
                                            : "--expert-distribution-recorder-mode";
-  if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts", flag);
+  if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts; leave it out", flag);
 }
 
 void CheckEplb(const EngineConfig& config, const EnginePlan& plan) {
   const EplbOptions& eplb = config.eplb;
   if (!eplb.enable && eplb.dispatch == "static") return;
   const char* flag = eplb.enable ? "--enable-eplb" : "--ep-dispatch-algorithm";
-  if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts", flag);
+  if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts; leave it out", flag);
   if (!eplb.enable) return;
   if (config.mesh.ep == 1)
     throw Invalid("--enable-eplb: all experts are on one EP rank; want --ep-size 2 or more");
@@ -370,8 +370,7 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .page_size = config.page_size};
   options.moe.nodes = NumExpertNodes(config, plan);
   if (plan.cuda) {
-    // CUDA graphs are recorded for batches of up to this many rows. Each row may be a sequence, and
-    // a batch is padded to the next recorded size.
+    // Maximum rows of a decode batch that is recorded as a CUDA graph. Each row may be a sequence.
     const int64_t recorded =
         std::min<int64_t>(config.cuda_graph_max_bs > 0 ? config.cuda_graph_max_bs : 256,
                           plan.max_running_requests * (1 + plan.drafts.most));

@@ -68,7 +68,8 @@ DraftSource SourceOf(const SpeculativeOptions& options) {
                   options.eagle_topk);
   if (named->source == DraftSource::kNgram && !options.draft_quantization.empty())
     throw Invalid(
-        "--speculative-draft-model-quantization {}: --speculative-algorithm {} has no draft model",
+        "--speculative-draft-model-quantization {}: --speculative-algorithm {} has no draft model; "
+        "leave the first flag out",
         options.draft_quantization, options.algorithm);
   const bool has_checkpoint = HasDraftCheckpoint(named->source);
   if (has_checkpoint && options.draft_model_path.empty())
@@ -76,7 +77,8 @@ DraftSource SourceOf(const SpeculativeOptions& options) {
                   options.algorithm);
   if (!has_checkpoint && !options.draft_model_path.empty())
     throw Invalid(
-        "--speculative-draft-model-path {}: --speculative-algorithm {} has no draft model",
+        "--speculative-draft-model-path {}: --speculative-algorithm {} has no draft model; leave "
+        "the first flag out",
         options.draft_model_path, options.algorithm);
   return named->source;
 }

@@ -132,8 +132,9 @@ void CheckPatterns(const Checkpoint& checkpoint, const ModelConfig& config,
     for (const ModulePattern& target : rule.targets) {
       if (plain && std::ranges::count(kLatentProjections, target.text) != 0) continue;
       if (MatchesAny(target, plain ? all : packed)) continue;
-      throw Invalid("--config: the target \"{}\" selects no linear that can be packed",
-                    target.text);
+      throw Invalid(
+          "--config: the target \"{}\" selects no linear that can be packed; correct or remove it",
+          target.text);
     }
   }
   for (const ModulePattern& pattern : config.quantization.ignored) {
@@ -141,8 +142,8 @@ void CheckPatterns(const Checkpoint& checkpoint, const ModelConfig& config,
         std::ranges::count(kAlwaysPlain, pattern.text) != 0)
       continue;
     if (!MatchesAny(pattern, all)) {
-      throw Invalid("--ignore {}: matches no tensor of {}", pattern.text,
-                    checkpoint.dir().string());
+      throw Invalid("--ignore {}: matches no tensor of {}; correct or remove the pattern",
+                    pattern.text, checkpoint.dir().string());
     }
   }
 }
