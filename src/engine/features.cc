@@ -125,7 +125,7 @@ void AddExchange(const MoeBackends& backends, std::vector<Feature>& all) {
   all.push_back(Setting<bool>(
       kExchange, "--enable-single-batch-overlap",
       [](EngineConfig& c) -> bool& { return c.moe.single_batch_overlap; }, true));
-  // CombinesInParts reads the registry of CPUs for ranks on GPUs too.
+  // The registry of CPUs gives the names for GPUs too, because CombinesInParts reads it for both.
   const std::string in_parts = With(backends.dispatchers, &DispatcherBackend::combines_in_parts);
   all.back().on_cpus = fmt::format("{}; otherwise no effect", in_parts);
   all.back().on_gpus = fmt::format("on several GPUs of one host {}; otherwise no effect", in_parts);

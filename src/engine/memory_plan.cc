@@ -52,7 +52,7 @@ RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
   RankMemory memory = MemoryOfRank(model, options, config.mesh, shape);
   if (plan.draft) {
     Add(MemoryOfRank(*plan.draft, MakeDraftOptions(options), config.mesh, shape), &memory);
-    if (plan.draft->takes_hidden()) {  // rows of the target and of the draft layer
+    if (plan.draft->takes_hidden()) {  // hidden rows of the target and of the draft layer
       const int64_t width = plan.draft->target_row_width() + plan.draft->hidden;
       memory.activations += static_cast<double>(plan.max_batch_tokens * width) * sizeof(float);
     }

@@ -284,7 +284,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, const Pa
   const Need& need = where.need;
   const int64_t bytes_per_page = where.bytes_per_page;
   const int64_t budget = Budget(memory, config, plan.cuda);
-  // Every negative value means the same: nothing is left.
+  // Limited to -1, because all negative values mean that nothing is left.
   const auto left =
       static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
   if (config.max_total_tokens > 0) {
@@ -442,7 +442,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   if (plan.cuda) plan.model.quantization.int8_group_rows = false;
   plan.draft = ReadDraftConfig(config, plan.model, plan.cuda);
   plan.drafts = LimitsOf(config.speculative);
-  // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
+  // GPUs launch a step before its drafts are known, and pooled models generate no tokens.
   if (!plan.cuda && !model.pooling && !config.disable_jump_forward)
     plan.max_forced = kMostForcedDrafts;
   CheckGgufDevice(config, plan);

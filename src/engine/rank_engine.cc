@@ -239,8 +239,8 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
     if (const auto pass = std::exchange(previous, std::nullopt)) ProcessLaunched(pass->parts);
   };
   if (runs && !batch.draws.empty() && PlansGrammars()) {
-    // Masks depend on the tokens of the previous pass. The device may already compute the current
-    // pass.
+    // Called when the device may already compute the current pass. The masks depend on the tokens
+    // of the previous pass.
     batch.masks = [&]() -> const TokenMasks& {
       if (launches) AdvanceLaunched();
       end_previous();

@@ -418,8 +418,8 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
       MoveWithoutPass(*eplb, comm.mesh.rank() == 0);
     }
   }
-  groups.Run({}, false);         // the last step's outputs
-  comm.memory->StopHeartbeat();  // shutdown may take long: graphs, pages, threads
+  groups.Run({}, false);         // sends the outputs of the last step
+  comm.memory->StopHeartbeat();  // freeing graphs, pages and threads may take long
 }
 
 }  // namespace

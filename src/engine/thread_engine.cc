@@ -17,7 +17,7 @@ namespace switchyard {
 // `mutex` guards everything below it. Callbacks run without it, so they may submit and abort.
 struct ThreadEngine::Impl {
   std::function<void(uint64_t, uint64_t)> progress;
-  std::thread ranks;  // waits for the rank threads
+  std::thread ranks;  // starts the rank threads and waits for them
 
   std::mutex mutex;
   std::condition_variable news;       // `inbox` grew, or `ready` or `ended` was set

@@ -70,7 +70,7 @@ void RankEngine::Impl::Verify(Sequence& sequence, const Part& part, const Rows& 
   ErrorKind kind = ErrorKind::kResource;
   const std::string error = SampleDrafts(sequence, drafts, own, sampled, kind);
   const auto tokens = static_cast<int64_t>(sampled.new_tokens.size());
-  // The rows of the last known token and of the accepted drafts; rows after them are discarded.
+  // Keeps the rows of the last known token and of the accepted drafts. Later rows are discarded.
   Part kept = part;
   kept.rows = std::max<int64_t>(1, tokens);
   kept.end = part.end - part.rows + kept.rows;

@@ -314,7 +314,8 @@ SchemaJson RewriteObject(const Context& in) {
       most = 0;
     }
   }
-  // A grammar cannot exclude that a name occurs twice, but JSON counts such a property once.
+  // An output may have the same name twice, which a grammar cannot prevent. JSON counts such a
+  // property once, so an output could have too few properties.
   if (open && least > 1)
     throw in.Refused("minProperties above 1 is only supported if all properties are listed");
   SetRange(out, "minProperties", least, "maxProperties", most, in);

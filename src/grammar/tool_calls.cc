@@ -153,7 +153,8 @@ GrammarSource TextWithCallsGrammar(const nlohmann::ordered_json& tools, bool par
   const std::string space_pattern = "[ \\t\\r\\n]*";
   const SchemaJson calls = Calls(functions, parallel, format, rules);
   const SchemaJson blank = {{"type", "regex"}, {"pattern", space_pattern}};
-  // The text may begin with the first character of the trigger.
+  // `first` matches the first character of the text, which may be the first character of the
+  // trigger. So the trigger after it lacks this character.
   const SchemaJson first = {{"type", "regex"},
                             {"pattern", space_pattern + "[^ \\t\\r\\n" + format.head.at(0) + ']'}};
   SchemaJson tagged = SchemaJson::array({blank});

@@ -113,7 +113,7 @@ struct Model::Impl {
                                               decoder.ScratchFloats(options.max_pass_tokens)));
     if (options.keeps_hidden) hidden.Reserve(device, options.max_tokens * HiddenWidth());
     FinishRouters(config, &weights);
-    // Views and tensors share the memory of the weights.
+    // A copy of the views and tensors, which share the memory of the weights.
     if (device.is_cpu() && !options.movable_experts)
       kept_weights = std::make_shared<const ModelWeights>(weights);
     UploadWeights(device, weights);

@@ -126,7 +126,7 @@ void Choose(const Question& q, const LayoutCosts& costs, Evaluation* e) {
     if (wanted > 0) break;
   }
   if (e->best && wanted <= 0 && (load.max_itl > 0 || load.max_ttft > 0)) {
-    // More requests than the best power of two may still meet the limits.
+    // The points are powers of two. More requests than the best of them may still meet the limits.
     double high = std::min(2 * e->best->running, e->most_requests);
     for (int i = 0; i < 5 && high - e->best->running > dp; ++i) {
       const double middle = std::floor((e->best->running + high) / 2);

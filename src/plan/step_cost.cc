@@ -130,7 +130,7 @@ void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
   const AttentionConfig& a = m_.attention;
   const auto hidden = static_cast<double>(m_.hidden);
   const auto heads = static_cast<double>(QueryHeads(a, mesh_).size());
-  const double norm = t_.cuda ? 14 : 8;  // bytes of an element, the sum of a branch included
+  const double norm = t_.cuda ? 14 : 8;  // bytes per element, including the addition of a branch
   Small(Part::kAttention, shape.rows * hidden * norm, cost);
   if (a.kind == AttentionConfig::Kind::kGrouped) {
     const double width = (heads + 2.0 * KvHeads(a, mesh_).size()) * a.head_dim;
@@ -248,7 +248,7 @@ void StepCosts::Dense(const StepShape& shape, Cost* cost) const {
   Product(Part::kDense, f_.dense, rows, hidden, width, cost);
   if (!t_.cuda) Small(Part::kDense, shape.rows * hidden * 3 * kFloat, cost);
   if (gathers) {
-    AllGather(rows * hidden * kFloat, r_.mesh.tp, cost);  // reduce-scatter
+    AllGather(rows * hidden * kFloat, r_.mesh.tp, cost);  // a reduce-scatter costs as much
   } else if (whole) {
     AllGather(shape.rows * hidden * kFloat, mesh_.attn_tp(), cost);
   } else {
@@ -291,14 +291,14 @@ void StepCosts::Exchange(Part part, double rows_per_token, double row_bytes, dou
 void StepCosts::Finish(const StepShape& shape, Cost* cost) const {
   const auto hidden = static_cast<double>(m_.hidden);
   const double k = m_.moe->router.top_k, lane = Lane(shape);
-  if (exchanges()) {  // sums of slots at the token's rank
+  if (exchanges()) {  // the token's rank sums its top-k slots
     Small(Part::kCombine, lane * hidden * (k * SizeOf(r_.row_dtype) + kFloat), cost);
   } else {
     const double all = scatters() ? World(shape) : shape.rows;
     const double rows = all * k / r_.mesh.ep;
     Small(Part::kCombine, (rows * (t_.cuda ? 2 : kFloat) + all * kFloat) * hidden, cost);
     if (scatters()) {
-      AllGather(all * hidden * kFloat, r_.mesh.tp, cost);  // reduce-scatter
+      AllGather(all * hidden * kFloat, r_.mesh.tp, cost);  // a reduce-scatter costs as much
     } else {
       AllReduce(all * hidden * kFloat, r_.mesh.tp, cost);
     }

@@ -76,7 +76,7 @@ DraftPace::Size& DraftPace::SizeOf(int64_t sequences) {
 double DraftPace::TokensOf(int32_t limit) const {
   double tokens = 1, reached = 1, acceptance = kUnknown;
   for (int32_t i = 0; i < limit; ++i) {
-    // Weight, in steps, of the previous position's acceptance (the prior).
+    // The prior is the acceptance at the previous position. It has the weight of this many steps.
     constexpr double kPrior = 2;
     const double before = reached;
     reached = (accepted_[i] + kPrior * before * acceptance) / (wanted_[i] + kPrior);

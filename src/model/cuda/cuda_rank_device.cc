@@ -34,7 +34,7 @@ cuda::CollectiveOptions CollectivesOf(const ModelOptions& options) {
 DeviceMoeHosts HostsOf(const ModelOptions& options, const MeshShape& shape) {
   const GpuOptions& gpu = *options.gpu;
   const int64_t of_group = gpu.graphs ? gpu.graph_max_tokens : 0;
-  // One rank may dispatch the tokens of several attention groups.
+  // recorded_tokens is per rank: one rank may dispatch the tokens of several attention groups.
   return {.ranks_per_host = gpu.ranks_per_host,
           .recorded_tokens = std::max(of_group, MaxLaneTokens(shape, of_group))};
 }

@@ -19,10 +19,10 @@ constexpr size_t kJobBytes = size_t{4} << 20;
 // 2^e · sqrt(7 / 3), e2m1 codes sqrt(68.5 / 8).
 const double kBinadeRms = std::sqrt(7.0 / 3.0);
 const double kE2M1Rms = std::sqrt(68.5 / 8.0);
-const double kInt8Rms = std::sqrt((256.0 * 256.0 + 2.0) / 12.0);  // of -128 … 127
-const double kInt6Rms = std::sqrt((64.0 * 64.0 + 2.0) / 12.0);    // of -32 … 31
-const double kInt5Rms = std::sqrt((32.0 * 32.0 + 2.0) / 12.0);    // of -16 … 15
-const double kInt4Rms = std::sqrt((16.0 * 16.0 + 2.0) / 12.0);    // of -8 … 7
+const double kInt8Rms = std::sqrt((256.0 * 256.0 + 2.0) / 12.0);  // codes -128 … 127
+const double kInt6Rms = std::sqrt((64.0 * 64.0 + 2.0) / 12.0);    // codes -32 … 31
+const double kInt5Rms = std::sqrt((32.0 * 32.0 + 2.0) / 12.0);    // codes -16 … 15
+const double kInt4Rms = std::sqrt((16.0 * 16.0 + 2.0) / 12.0);    // codes -8 … 7
 
 // Finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 uint64_t Mix(uint64_t x) {

@@ -159,7 +159,7 @@ Int4Part PartOf(const MatrixRequest& r) {
 }
 
 struct Converted {
-  uint8_t* codes = nullptr;  // null: used in place
+  uint8_t* codes = nullptr;  // null: the stored codes are used in place
   float* scales = nullptr;
   uint8_t* zeros = nullptr;  // null: all zero points are 8
 };
