@@ -10,7 +10,8 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 
-// The records come first.
+// Bytes of the page records, which precede the caches in the kept memory. Rounded up to whole pages
+// of the operating system.
 size_t RecordBytes(const EngineConfig& config, const EnginePlan& plan) {
   const size_t bytes = PageRecords::Bytes(plan.num_pages, config.page_size);
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
@@ -53,7 +54,7 @@ KeptPages::KeptPages(std::span<std::byte> memory, const EngineConfig& config,
   records.KeepCommon(all);
   const int64_t kept = records.count();
   if (kept > 0 && comm.mesh.rank() == 0)
-    LOG_INFO("{} of {} pages of the last epoch's cache stay", kept, plan.num_pages);
+    LOG_INFO("reused {} of {} pages of the last epoch's KV cache", kept, plan.num_pages);
 }
 
 }  // namespace switchyard

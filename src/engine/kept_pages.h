@@ -16,18 +16,18 @@ namespace switchyard {
 // end of a rank, the ranks of the next epoch continue requests from these pages. On CPUs only.
 // Owned by the rank's loop for one epoch; borrows the memory.
 struct KeptPages {
-  // Of each rank, for SharedArena::Create; 0 if nothing is kept: on GPUs, and without a prefix
-  // cache.
+  // Bytes of kept memory of each rank, for SharedArena::Create. 0 on GPUs and without a prefix
+  // cache, where nothing is kept.
   static size_t BytesPerRank(const EngineConfig& config, const EnginePlan& plan);
 
-  // Drops the pages that are not equal on all ranks of the attention group. Collective of that
-  // group.
+  // Drops the records of pages whose records differ between ranks of the attention group.
+  // Collective over that group.
   KeptPages(std::span<std::byte> memory, const EngineConfig& config, const EnginePlan& plan,
             RankComm& comm);
 
   PageRecords records;
   KvStorage kv;
-  std::optional<KvStorage> draft_kv;  // of the draft model, if there is one
+  std::optional<KvStorage> draft_kv;  // cache of the draft model, if there is one
 };
 
 }  // namespace switchyard

@@ -38,7 +38,7 @@ ForwardBatch SliceBatch(const ForwardBatch& batch, int64_t begin, int64_t end,
                         std::span<const int64_t> group_rows,
                         std::span<const int64_t> group_decode_rows);
 
-// Both micro-batches, with first_rows = SplitRows(batch, …). `group`: this rank's.
+// Both micro-batches, with first_rows = SplitRows(batch, …). `group`: this rank's attention group.
 struct MicroBatches {
   MicroBatches(const ForwardBatch& batch, std::span<const int64_t> first_rows, int group);
   ForwardBatch first, second;
