@@ -47,7 +47,7 @@ using GgufMetadata = std::map<std::string, GgufValue, std::less<>>;
 
 struct GgufTensor {
   const GgmlType* type = nullptr;
-  std::vector<int64_t> shape;   // row-major, as elsewhere: the file has the reverse order
+  std::vector<int64_t> shape;   // row-major; the file stores the sizes in reverse order
   uint64_t begin = 0, end = 0;  // byte offsets in the file
 };
 

@@ -21,8 +21,8 @@ namespace switchyard {
 // the rank's thread only.
 class Communicator : public Collectives {
  public:
-  // Staging buffers stay in a core's L2 cache, because a peer's data is read right after it is
-  // written.
+  // Default size of the staging buffers in bytes. They fit the L2 cache of a core, because a peer's
+  // data is read right after it is written.
   static constexpr size_t kStagingBytes = size_t{1} << 20;
 
   // Allocates staging buffers symmetrically. So every rank of the world constructs communicators of
@@ -77,8 +77,8 @@ inline RankGroups Groups(RankComm& comm) {
 }
 
 // Runs body(rank) on `world` threads over one arena and returns when all have finished. Serves
-// tests and the offline engine. If one throws, the others are aborted and the first error is
-// rethrown.
+// tests and the offline engine. If a body throws, the other ranks are aborted and the first error
+// is rethrown.
 void RunRankThreads(int world, size_t bytes_per_rank,
                     const std::function<void(int rank, std::shared_ptr<SharedArena>)>& body);
 

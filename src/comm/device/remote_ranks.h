@@ -33,7 +33,7 @@ class RemoteRanks {
 
   virtual bool IsRemote(int rank) const = 0;
   // Copies the ranges of `image` to the same offsets of the rank's arena, in order, and then sets
-  // the flag there. Returns when `image` may be overwritten. Error kTimeout, kPeer.
+  // the flag there. Returns when `image` may be overwritten. Throws Error kTimeout or kPeer.
   virtual void Put(int rank, const std::byte* image, std::span<const ByteRange> ranges,
                    size_t flag_offset, uint32_t value, std::chrono::milliseconds timeout) = 0;
   // Copies the range of the rank's arena to the same offset of `image`.
@@ -48,8 +48,8 @@ class RemoteRanks {
   virtual void SendBeats(uint64_t beats) noexcept = 0;
 };
 
-// Maximum delay of a counter. The shortest limit on the time without a heartbeat is 1.5 s, half of
-// the shortest --watchdog-timeout.
+// Maximum age of a heartbeat counter on another host. This is short enough, because the shortest
+// limit on the time without a heartbeat is 1.5 s: half of the minimum --watchdog-timeout.
 inline constexpr std::chrono::milliseconds kBeatInterval{500};
 
 // One rank's arena as other hosts access it. Validates all arguments, because they come from the

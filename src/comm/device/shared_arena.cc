@@ -202,7 +202,7 @@ std::span<std::byte> SharedArena::Kept(int rank) const {
   if (impl_->kept_per_rank == 0) return {};
   const size_t stride = RoundUp(impl_->kept_per_rank, kHugePageBytes);
   const size_t begin = impl_->mapped_bytes - stride * static_cast<size_t>(world() - rank);
-  madvise(impl_->base + begin, stride, MADV_HUGEPAGE);  // has an effect on some machines only
+  madvise(impl_->base + begin, stride, MADV_HUGEPAGE);  // only if shared memory may have huge pages
   return {impl_->base + begin, impl_->kept_per_rank};
 }
 
@@ -248,7 +248,7 @@ bool SharedArena::Waits(int rank) const {
 void SharedArena::BeginEpoch(std::string_view endpoint) {
   ArenaHeader& header = impl_->header();
   CHECK(has_epochs() && endpoint.size() < header.endpoint.size());
-  // All but the header and the kept memory: notes and ranks' arenas.
+  // Clears the notes and the ranks' arenas. The header and the kept memory keep their contents.
   impl_->Clear(ArenaHeaderBytes(0),
                ArenaBytes(static_cast<uint64_t>(world()), impl_->bytes_per_rank));
   for (ArenaHeader::RankState& rank : header.ranks) {

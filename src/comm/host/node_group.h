@@ -41,8 +41,8 @@ class NodeGroup {
     std::chrono::milliseconds timeout{300'000};    // for all nodes to join
     std::chrono::milliseconds connect_timeout{0};  // for node 0 to accept; 0: `timeout`
     std::function<bool()> give_up;  // polled every 100 ms; must not return false after true
-    // On node 0, if the engine has served before: a node that differs is refused, and the wait
-    // continues, because requests are open.
+    // Set on node 0 if the engine restarts its ranks while requests are open. A node with other
+    // flags is then refused and the wait continues, instead of ending with an error.
     bool restart = false;
   };
   // Waits for the other nodes. Returns null if give_up returns true. Error kTimeout names the

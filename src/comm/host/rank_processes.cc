@@ -62,7 +62,7 @@ struct RankProcesses::Impl {
     FileDescriptor pidfd;
     bool ended = false;         // reaped
     bool reported = false;      // after `ended`: the callback has returned
-    bool retired = false;       // killed by this object on purpose: it ends, even if it still waits
+    bool retired = false;       // killed on purpose: ends, even if WaitForEpoch is still active
     double silent_seconds = 0;  // seconds without a heartbeat when the watchdog killed it
     Silence silence{2 * kHeartbeatSampleTime};
     double stopped_seconds = 0;  // > 0: killed because it was stopped (SIGSTOP) for so long
@@ -174,7 +174,7 @@ void RankProcesses::Impl::BeginEpoch() {
     const std::lock_guard lock(mutex);
     asked.swap(next_epoch);
     if (!asked) return;
-    // A process with a fault may have written anywhere before its end.
+    // A process that ended by a fault signal may have overwritten any memory before.
     damaged = std::ranges::any_of(
         exits, [](const RankExit& exit) { return exit.signal != 0 && exit.ByItself(); });
     exits.clear();
@@ -240,8 +240,9 @@ void RankProcesses::Impl::SampleHeartbeats() {
   }
 }
 
-// A rank in a long computation has no heartbeats either. So this function ends only processes that
-// are stopped. KillHung uses the time that the step may take.
+// Kills a process that was stopped (SIGSTOP) for too long. The time without a heartbeat is no
+// criterion here, because a rank in a long computation has no heartbeats either. KillHung handles
+// computations: its limit is the time that the step may take.
 void RankProcesses::Impl::KillStopped(Child& child, Silence::Clock::time_point now) {
   if (options.stall_timeout.count() == 0 || child.stopped_seconds > 0) return;
   child.stopped.Sample(IsStopped(child.pid) ? 1 : 0, now);
@@ -284,7 +285,7 @@ void RankProcesses::Impl::OnEnd(size_t child) {
     arena->Abort(exit.Describe());
     if (on_exit) on_exit(exit);
   }
-  // Notifies after the callback, because a waiter may rely on its return.
+  // Notifies after the callback, because a waiter may rely on the callback having returned.
   const std::lock_guard lock(mutex);
   exits.push_back(exit);
   children[child].reported = true;
@@ -427,7 +428,7 @@ bool RankProcesses::Settle(std::chrono::milliseconds wait, std::chrono::millisec
   const auto give_up = Clock::now() + wait;
   while (!std::ranges::all_of(my.children, settled) && Clock::now() < give_up)
     my.changed.wait_for(lock, kPoll);
-  my.killed = true;  // ends from now on are not news
+  my.killed = true;  // exits from now on are not reported
   for (Impl::Child& child : my.children) {
     if (!child.ended && !my.arena->Waits(child.rank)) my.Retire(child);
   }

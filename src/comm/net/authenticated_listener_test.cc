@@ -134,7 +134,7 @@ TEST_F(AcceptorTest, StrangersDoNotEndOrDelayTheWait) {
     EXPECT_THAT(From(), ElementsAre(1));
     EXPECT_THAT(Refusals(), IsEmpty());
   }
-  // One log line for several strangers of one host.
+  // Several invalid connections of one host give only one log line.
   const std::string_view line = "127.0.0.1 sent something other than a handshake of this version";
   const size_t first = log.str().find(line);
   ASSERT_NE(first, std::string::npos) << log.str();

@@ -21,7 +21,8 @@ using ::testing::HasSubstr;
 
 constexpr int kNoGpu = 77;
 
-// Runs one process per rank; returns the largest exit code, kNoGpu with fewer than `gpus` GPUs.
+// Runs one process per rank and returns the largest exit code. Returns kNoGpu if the machine has
+// fewer than `gpus` GPUs.
 int RunProcesses(int gpus, const GpuRanks& ranks, const std::function<void(GpuRank&)>& body) {
   const auto arena = SharedArena::Create(ranks.shape.tp, RankComm::BytesPerRank(ranks.shape));
   std::vector<pid_t> pids;
