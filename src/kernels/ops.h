@@ -244,7 +244,7 @@ void Embed(const EmbedParams& p, ThreadPool& pool);
 // the AMX code on AVX-512 CPUs and emulates tile instructions in a SIGILL handler
 // (cpu/amx/tile_traps.h). For tests: never selected automatically, and very slow.
 enum class Isa : uint8_t { kReference, kAvx2, kAvx512, kAmx, kAmxEmulated };
-// Set by SelectIsa; by default the strongest one that this process can use.
+// The instruction set of SelectIsa; by default the strongest that this process can use.
 Isa ActiveIsa();
 // Whether this process may use AMX tiles. The CPU must support them for int8 and bfloat16, the
 // operating system must save them, and Linux must grant permission, which is requested once.
@@ -255,8 +255,8 @@ bool HasBFloat16Products(Isa isa);
 // Whether `isa` multiplies 4-bit weights with kInt8Group rows as integers. The reference multiplies
 // the rounded rows as float32.
 bool HasFourBitProducts(Isa isa);
-// Parses the value of `--cpu-isa`; "auto" is the strongest one that this process can use. Throws
-// Error kInvalid if the name is unknown or this process cannot use it.
+// Parses the value of `--cpu-isa`; "auto" is the strongest instruction set that this process can
+// use. Throws Error kInvalid if the name is unknown or this process cannot use it.
 Isa IsaOf(std::string_view name);
 // Activates IsaOf(name). Not thread-safe; call before ranks start.
 void SelectIsa(std::string_view name);

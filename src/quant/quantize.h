@@ -12,8 +12,9 @@ namespace switchyard {
 struct Int4Packing {
   int32_t group_size = 128;  // even; columns per scale; the last group of a row may be short
   bool symmetric = true;     // no zero points
-  // Of kInt4Group and kMxfp4: scales of small squared error (scale_search.h), as loaders use. If
-  // false, the rules below, which depend on the extreme values only.
+  // For kInt4Group and kMxfp4. True: searches for scales with a small squared error
+  // (scale_search.h), as loaders do. False: applies the rules listed at Quantize, which depend on
+  // the extreme values only.
   bool search = false;
 };
 

@@ -15,7 +15,7 @@ namespace switchyard::kernels::cpu {
 // Whether the CPU has AVX512_VNNI (int8 products). Optional within Isa::kAvx512.
 bool HasAvx512Vnni();
 
-// Likewise AVX512_BF16 (bfloat16 products).
+// Whether the CPU has AVX512_BF16 (bfloat16 products). Optional within Isa::kAvx512.
 bool HasAvx512BF16();
 
 // Kernel table of ActiveIsa(); null for kReference.

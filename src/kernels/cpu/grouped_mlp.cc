@@ -17,7 +17,8 @@
 namespace switchyard::kernels {
 namespace {
 
-// Input formats of a set of weights.
+// The formats to which a set of weights needs its input rows rounded. `alike`: all weights need the
+// same format, so they share the rounded rows.
 struct Forms {
   cpu::InputRowFormats forms;
   bool alike = true;
@@ -45,8 +46,8 @@ struct Source {
   int32_t row, expert;
 };
 
-// Lists the rows to round. If all experts need the same format, a row routed to several is rounded
-// once.
+// Lists the rows to round. If all experts need the same format, a row that is routed to several
+// experts is rounded once.
 void ListSources(const GroupedMlpParams& p, const std::vector<int32_t>& experts, bool alike,
                  std::vector<Source>& sources, std::vector<int32_t>& places) {
   static thread_local std::vector<int32_t> place_of_row;

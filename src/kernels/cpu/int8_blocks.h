@@ -31,12 +31,14 @@ int64_t Int8BlockColumns(const WeightView& w);
 // Whether w has TakesInt8Groups, int8 rows and Int8BlockColumns.
 bool HasInt8Blocks(const WeightView& w);
 
-// Whether rows prepared for `a` suit b too, which has the same activation format.
+// Whether rows that were prepared for weight `a` can be multiplied with `b` too. Both have the same
+// activation format.
 bool SameInt8Blocks(const WeightView& a, const WeightView& b);
 
-// What kernels add to weights to make them unsigned: 8 for kInt4Group, or 16 with zero points; 12
-// for e2m1, whose values are doubled to be integers; 32 for Q6_K and 128 for Q8_0. 1 for Q4_K and
-// Q5_K, whose codes are unsigned and whose starts are factors of minima.
+// The number that kernels add to weights to make them unsigned: 8 for kInt4Group, or 16 with zero
+// points; 12 for e2m1, whose values are doubled to be integers; 32 for Q6_K; 128 for Q8_0. Codes of
+// Q4_K and Q5_K are already unsigned. Their offset is 1, so that `starts` are minus the sums, which
+// are the factors of minima.
 int32_t FourBitOffset(const WeightView& w);
 
 // Bytes of a row of k columns, for any weight.

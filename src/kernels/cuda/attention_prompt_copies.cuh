@@ -31,7 +31,8 @@ struct PromptShape : TileShape<kHeadDim, kHeadDim, false, 8, 1, kStages_, true> 
   using Base = TileShape<kHeadDim, kHeadDim, false, 8, 1, kStages_, true>;
   static constexpr int kConsumerThreads = Base::kThreads, kProducerThreads = 128;
   static constexpr int kThreads = kConsumerThreads + kProducerThreads;
-  // Registers per thread; together those of the launch (168 for each of 384 threads).
+  // Registers per thread after setmaxnreg. The total of two consumer warpgroups and one producer is
+  // that of the launch: 384 threads with 168 registers each.
   static constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
   static constexpr int kQueryBuffers = 2;
   static_assert(Base::kRows == 128);

@@ -115,7 +115,7 @@ class WorkItemFinder {
     const int end = __shfl_sync(~0u, end_, from);
     int first = __shfl_sync(~0u, begin_, from), slot = __shfl_sync(~0u, first_slot_, from);
     int offset = index - __shfl_sync(~0u, before_, from);
-    while (true) {  // ends, because the owner's range has the item
+    while (true) {  // ends, because the owner lane's range has the item
       const int i = first + lane;
       const SequenceWork part = i < end ? PartOf(s, i) : SequenceWork{};
       int slots, items;
@@ -162,13 +162,13 @@ class TileFinder {
     end_ = min(s.num_sequences, begin_ + run);
   }
 
-  // Tile `index` of the launch; sequence −1: there are fewer. `index` must not decrease from call
-  // to call.
+  // Returns tile `index` of the launch; its sequence is −1 if the launch has fewer tiles. `index`
+  // must not decrease from call to call.
   __device__ AttentionWorkItem Find(const AttentionSchedule& s, int index) {
     int active, all;  // sequences with more than rank_ tiles: of this lane, of all lanes
     while (true) {
       active = 0;
-      int least = INT_MAX;  // tiles of such a sequence
+      int least = INT_MAX;  // fewest tiles of a sequence with more than rank_
       for (int i = begin_; i < end_; ++i) {
         const int tiles = PartOf(s, i).tiles;
         if (tiles > rank_) ++active, least = min(least, tiles);
@@ -202,7 +202,7 @@ class TileFinder {
 
  private:
   int begin_, end_;            // sequences of this lane
-  int rank_ = 0, before_ = 0;  // tiles after this one in each sequence; tiles of earlier ranks
+  int rank_ = 0, before_ = 0;  // position from a sequence's end; tiles of lower positions
 };
 
 // The scratch slot of (tile 0, split 0, key-value head 0) of a sequence. −1 if its tiles process

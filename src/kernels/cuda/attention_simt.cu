@@ -1,6 +1,7 @@
 // Attention with float32 products: any head size and cache dtype. A block of 256 threads computes
-// one query row and up to eight heads that share keys, with an online softmax over blocks of 64
-// keys. Grid: (query rows, key-value heads × groups of eight query heads).
+// one query row and up to eight heads that share keys, with an online softmax (Milakov and
+// Gimelshein 2018) over blocks of 64 keys. Grid: (query rows, key-value heads × groups of eight
+// query heads).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

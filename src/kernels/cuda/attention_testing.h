@@ -1,4 +1,5 @@
-// Sequences with paged caches for the tests of GPU attention. A batch takes any parts of them.
+// Sequences with paged caches for the tests of GPU attention. A batch consists of chunks of these
+// sequences.
 #pragma once
 
 #include <algorithm>

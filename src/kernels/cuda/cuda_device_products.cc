@@ -148,7 +148,7 @@ kernels::RoundedForm LinearOps::InputFormOf(const kernels::LinearParams& p) cons
   const Kernel kernel = KernelOf(p);
   const RowForm form = FormOf(p.w, kernel);
   if (kernel != Kernel::kDense) return Form::kNone;
-  // Many rows are quantized faster by a kernel of its own.
+  // With many rows, quantization in a separate kernel is faster.
   if (form.kind == RowForm::kFp8) return p.m <= ops::kFewNormRows ? Form::kFp8Groups : Form::kNone;
   return form.rounding.format == ActivationFormat::kNone ? Form::kBFloat16 : Form::kNone;
 }

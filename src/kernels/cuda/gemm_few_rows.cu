@@ -6,7 +6,8 @@
 // one or four steps per pipeline stage. Persistent grid of at most one block per SM, in clusters of
 // one or two blocks that share token tiles by multicast. A block has a producer warpgroup, with one
 // warp per TMA source, and one or two consumer warpgroups of 64 weight rows. Group sizes are read
-// on the device, so the grid is fixed. Scheme: see grouped_gemm.h.
+// on the device, so the grid does not depend on them. Source: DeepGEMM's description
+// (grouped_gemm.h).
 #include <algorithm>
 
 #include "kernels/cuda/gemm_few_rows_multiply.cuh"

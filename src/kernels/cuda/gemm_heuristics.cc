@@ -77,8 +77,8 @@ GemmPlan PlanDenseGemm(bool fp8, int64_t m, int64_t n, int64_t k, int processors
   const double memory = static_cast<double>(n * row_bytes) / kMemoryBytes;
   GemmPlan best = PlanManyRows(fp8);
   double best_clocks = std::max(ManyRowsClocks(fp8, m, n, steps, processors), memory);
-  // A tie selects the widest plan, which rereads tokens least. Few-rows plans win ties against many
-  // rows, because missing rows cost nothing.
+  // A tie selects the widest plan, which rereads tokens least. Few-rows plans win ties against
+  // many-rows plans, because padding of their tiles costs no computation.
   for (const int weight_rows : {16, 32, 64, 128}) {
     GemmPlan plan = {.few_rows = true, .weight_rows = weight_rows};
     if (m <= kFourStepsMaxTokens && weight_rows <= kFourStepsMaxWeights && row_bytes % 128 == 0) {

@@ -6,7 +6,8 @@
 //   more rows       128 rows × 128 columns, K step 32
 //
 // Shared memory is double-buffered. Grid (column tiles, row tiles, heads). Every output is one
-// chain of 16-wide steps along K, so all tile sizes give the same bits.
+// chain of 16-wide steps along K, so all tile sizes give the same bits. Source: the usual tiled
+// GEMM with the fragments of mma.sync m16n8k16 (PTX ISA).
 #include "kernels/cuda/attention_ptx.cuh"
 #include "kernels/cuda/ops_elements.cuh"
 #include "kernels/cuda/ops_linear.h"

@@ -1,6 +1,7 @@
 // Activation quantization of GEMM inputs [m, k], optionally after the MLP activation: rounding to
 // an ActivationFormat (output float32 or bfloat16), and e4m3 codes with one scale per 128 elements.
 // Grid: one block of 256 threads per row; a warp holds a group of 128 elements, four per lane.
+// Source of the rounding rules: quant/activations.h and quant/fp8.h.
 #include <cmath>
 
 #include "kernels/cuda/fp8.cuh"

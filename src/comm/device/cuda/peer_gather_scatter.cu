@@ -1,7 +1,7 @@
 // All-gather and reduce-scatter over peer memory, for parts of unequal lengths. The grid has up to
 // kChannels = 64 blocks of 512 threads. Block c handles elements [c · chunk, (c + 1) · chunk) of
 // every part. It moves them through staging regions of 64 KiB, with one barrier per round. Sums are
-// in group order.
+// in group order. Staging and source: peer_all_reduce.cu.
 #include "comm/device/cuda/region_copies.cuh"
 
 namespace switchyard::cuda {

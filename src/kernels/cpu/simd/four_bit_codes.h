@@ -52,7 +52,7 @@ struct Int4ZeroCodes : NibbleCodes<D, Int4ZeroCodes<D>> {
 template <class D>
 struct E2M1Codes : NibbleCodes<D, E2M1Codes<D>> {
   using I = typename D::I;
-  static I Numbers() {  // twice the value, plus 12
+  static I Numbers() {  // operand of each code: twice its value, plus 12
     return D::Table(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   }
   static I Decode(I nibbles, I table) { return D::Lookup(table, nibbles); }
@@ -65,7 +65,8 @@ struct Q4KCodes : NibbleCodes<D, Q4KCodes<D>> {
   static I Decode(I nibbles, I) { return nibbles; }
 };
 
-// Adds bits `at` and those behind them, `count` for each operand.
+// Inserts `count` high bits of each byte of `bits` into each operand: from bit `at` on into `low`,
+// from bit at + count on into `high`.
 template <class D, int at, int count>
 [[gnu::always_inline]] inline void AddHighBits(typename D::I bits, typename D::I mask,
                                                typename D::I& low, typename D::I& high) {
@@ -73,9 +74,10 @@ template <class D, int at, int count>
   high = D::Or(high, D::template HighBits<at + count>(bits, mask));
 }
 
-constexpr int64_t kNibbleVectors = 16;  // of a part
+constexpr int64_t kNibbleVectors = 16;  // vectors of nibbles in a part
 
-// The fifth bits of four vectors share a vector, behind those of the nibbles.
+// The fifth bits of four vectors of nibbles share one vector. These vectors follow the vectors of
+// nibbles.
 template <class D>
 struct Q5KCodes : NibbleCodes<D, Q5KCodes<D>> {
   using I = typename D::I;
@@ -100,7 +102,8 @@ struct Q5KCodes : NibbleCodes<D, Q5KCodes<D>> {
   }
 };
 
-// The high bits of two vectors share a vector, behind those of the nibbles.
+// The high two bits of two vectors of nibbles share one vector. These vectors follow the vectors of
+// nibbles.
 template <class D>
 struct Q6KCodes : NibbleCodes<D, Q6KCodes<D>> {
   using I = typename D::I;

@@ -1,5 +1,5 @@
-// Operations of products of 4-bit weights that all instruction sets build from the same few. L, one
-// per instruction set, defines:
+// FourBitOps: operations for products of 4-bit weights, built from a few primitives of an
+// instruction set. L, one per instruction set, defines these primitives:
 //   Vec: its vector type (avx512/vec.h, avx2/vec.h)
 //   I: vector of bytes and of int32 lanes
 //   kLanes, kRows: outputs of a panel, and rows of x of a tile

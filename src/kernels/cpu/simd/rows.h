@@ -115,7 +115,7 @@ using Nvfp4Row = Fp4Row<V, kNvfp4BlockSize>;
 // One more line is slack, because MakeRow may write past the end.
 template <class V>
 constexpr int64_t ScaleFloats(int64_t k) {
-  constexpr int64_t kMost = 2;  // per kInt4Block columns, for kInt4Group and kNvfp4
+  constexpr int64_t kMost = 2;  // floats per kInt4Block columns in kInt4Group and kNvfp4
   return (kMost * (k / kInt4Block + 2) + 2 * kMaxLanes - 1) / kMaxLanes * kMaxLanes;
 }
 
