@@ -110,7 +110,8 @@ Isa IsaOf(std::string_view name) {
     }
     if (least > best) throw Invalid("--cpu-isa {}: this CPU supports only {}", name, Name(best));
     if (isa == kAmxEmulated && !cpu::HasAvx512Vnni()) {
-      throw Invalid("--cpu-isa {}: this CPU has no AVX512_VNNI, which int8 products of few rows need", name);
+      throw Invalid(
+          "--cpu-isa {}: this CPU has no AVX512_VNNI, which int8 products of few rows need", name);
     }
     return isa;
   }

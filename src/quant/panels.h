@@ -8,15 +8,14 @@
 //
 //   Codes, as pieces [pieces][16 rows][4 bytes]:
 //     4 bits     16 pieces: byte b of piece v has columns 8v + 2b (low nibble) and 8v + 2b + 1
-//     kQ5KPanels the low four bits as above; then 4 pieces with the fifth bits: byte b of piece h
-//     has
-//                those of columns 32h + 8i + 2b and 32h + 8i + 2b + 1 in bits 2i and 2i + 1, i < 4
-//     kQ6KPanels the low four bits as above; then 8 pieces with the high two bits: byte b of piece
-//     h
-//                has those of columns 16h + 2b, 16h + 2b + 1, 16h + 2b + 8 and 16h + 2b + 9, from
-//                the lowest bits on
-//     kQ8_0Panels 32 pieces of code + 128: byte b of piece 2v has column 8v + 2b, of piece 2v + 1
-//                column 8v + 2b + 1
+//     kQ5KPanels the low four bits as above; then 4 pieces with the fifth bits: byte b of piece
+//                h has those of columns 32h + 8i + 2b and 32h + 8i + 2b + 1 in bits 2i and
+//                2i + 1, i < 4
+//     kQ6KPanels the low four bits as above; then 8 pieces with the high two bits: byte b of
+//                piece h has those of columns 16h + 2b, 16h + 2b + 1, 16h + 2b + 8 and
+//                16h + 2b + 9, from the lowest bits on
+//     kQ8_0Panels 32 pieces of code + 128: byte b of piece 2v has column 8v + 2b, byte b of piece
+//                2v + 1 has column 8v + 2b + 1
 //   Scales, as arrays [count][16 rows], in this order:
 //     kInt4Panels, kInt4ZeroPanels  bfloat16 of each group, uint8 zero point of each group
 //                  w = (code - zero) · scale; zero is 8 in kInt4Panels; groups of 32, 64 or 128
@@ -26,7 +25,7 @@
 //     kQ4KPanels, kQ5KPanels  uint8 s and uint8 m of each 32 columns, float16 d, float16 dmin
 //                                                       w = d s code - dmin m
 //     kQ6KPanels   int8 s of each 16 columns, float16 d w = d s (code - 32)
-//   d and dmin are those of ggml's block of 256 columns, twice.
+//   d and dmin belong to ggml's block of 256 columns, so both parts of a block store them.
 //
 // A view of panels begins at a row that is a multiple of 16 and a column that is a multiple of 128,
 // or kernels convert it to float32.

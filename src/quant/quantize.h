@@ -29,8 +29,8 @@ struct Int4Packing {
 //   kMxfp4: the block exponent is that of the largest magnitude, minus 2 (OCP microscaling 1.0,
 //     6.3); k must be a multiple of 32.
 //   kNvfp4: the tensor scale maps the tensor's largest magnitude to 6 · 448, and is the reciprocal
-//     of a float32, as compressed-tensors stores it. The block scale maps
-//     the block's largest magnitude to 6; k must be a multiple of 16.
+//     of a float32, as compressed-tensors stores it. The block scale maps the block's largest
+//     magnitude to 6; k must be a multiple of 16.
 WeightView Quantize(WeightFormat format, std::span<const float> w, int64_t n, int64_t k,
                     const Int4Packing& int4 = {});
 

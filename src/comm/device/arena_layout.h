@@ -49,7 +49,8 @@ struct ArenaHeader {
 // The ids of the requests that a rank computes. The process that watches the rank reads them. Pages
 // of the array that hold no ids are never touched, so they take no memory.
 struct WorkNote {
-  static constexpr uint64_t kUnknown = ~uint64_t{0};  // `count` while it is written, or with too many ids
+  // Value of `count` while the note is being written, or if there are too many ids.
+  static constexpr uint64_t kUnknown = ~uint64_t{0};
   std::atomic<uint64_t> count;
   std::array<uint64_t, (size_t{1} << 13) - 1> ids;
 };

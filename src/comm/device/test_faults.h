@@ -10,10 +10,13 @@ namespace switchyard {
 
 // Injects faults for tests. Commands are files in a folder, so that a test can write them while the
 // ranks run. If the file RANK.POINT exists when the rank passes the point, the rank removes the
-// file and fails in the way that its text names: kill, segv, abort, bus or stop raise that signal,
-// exit ends the process with code 0, throw throws std::bad_alloc, and spin loops forever. If the
-// text begins with "always ", the file is not removed. Owned by the rank's SymmetricMemory, used by
-// the rank's thread only.
+// file and fails. The text of the file names the failure:
+// - kill, segv, abort, bus, stop: raises that signal;
+// - exit: ends the process with exit code 0;
+// - throw: throws std::bad_alloc;
+// - spin: loops forever.
+// If the text begins with "always ", the file is not removed. Owned by the rank's SymmetricMemory,
+// used by the rank's thread only.
 class TestFaults {
  public:
   // The environment variable with the path of the folder. Not set outside of tests.

@@ -28,7 +28,7 @@ struct HostPort {
 // Deadline and stop condition of a blocking operation.
 struct IoLimit {
   std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max();
-  std::function<bool()> stop;  // polled ten times a second and ends the wait if true; empty: not polled
+  std::function<bool()> stop;  // polled ten times a second; true: gives up; may be empty
 
   static IoLimit After(std::chrono::milliseconds timeout, std::function<bool()> stop = {});
 };

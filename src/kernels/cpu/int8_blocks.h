@@ -3,9 +3,8 @@
 // columns that share a weight scale.
 //
 // Layout of a row of k columns, c = ceil(k / kInt8GroupSize) chunks of b blocks:
-//   int8 codes [c][128], zeros from column k on. The 64 even columns of a chunk precede the odd
-//   ones,
-//     because the low and the high nibbles of weight bytes are multiplied separately.
+//   int8 codes [c][128], zeros from column k on. The 64 even columns of a chunk precede the 64
+//     odd ones, because low and high nibbles of weight bytes are multiplied separately.
 //   float scales [c]
 //   int32 starts [c][b]: minus FourBitOffset times the sum of the block's codes. For kQ4KPanels
 //     and kQ5KPanels these are float32 numbers.

@@ -25,7 +25,7 @@ constexpr size_t kMaxTemplates = 64;
 
 std::string ReadFile(const fs::path& path) { return ReadRegularFile(path, kMaxFileBytes); }
 
-// Returns a json, not an ordered_json, which looks up keys by linear search.
+// Returns a json instead of an ordered_json, because ordered_json looks up keys by linear search.
 Json ReadJson(const fs::path& path) {
   Json json = ParseBoundedJson(ReadFile(path), path.string());
   if (!json.is_object()) throw Invalid("{} is not a JSON object", path.string());

@@ -15,9 +15,9 @@ struct ChatTemplateSource {
 };
 
 struct ChatFiles {
-  std::map<std::string, ChatTemplateSource> templates;  // by name; "default" is used unless another
-                                                        // one is selected
-  nlohmann::ordered_json special_tokens;                // texts by name: bos_token …
+  // By name. The template "default" is used unless another one is selected.
+  std::map<std::string, ChatTemplateSource> templates;
+  nlohmann::ordered_json special_tokens;  // texts by name: bos_token …
 };
 
 // Templates come from `override_file`, or else from the first of these that exists:

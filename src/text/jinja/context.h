@@ -43,8 +43,7 @@ class Bound {
 
   Int IntegerOr(size_t index, Int otherwise) const;  // raises if the argument is not an integer
   bool TruthOr(size_t index, bool otherwise) const;
-  Text TextOr(size_t index, std::string_view otherwise) const;  // raises if the argument is not a
-                                                                // string
+  Text TextOr(size_t index, std::string_view otherwise) const;  // raises if not a string
 
  private:
   std::string callee_;
@@ -64,8 +63,8 @@ class Context {
   void Step(size_t count = 1);
   // Call before reading `bytes` bytes.
   void Scan(size_t bytes) { Step(1 + bytes / 64); }
-  // Call before allocating `bytes` bytes for an intermediate result. They count until the innermost
-  // Temporaries object is destroyed.
+  // Call before allocating `bytes` bytes for an intermediate result. The bytes count until the
+  // innermost Temporaries object is destroyed.
   void Allocate(size_t bytes);
 
   // Count the memory of a value or a scope. Call Hold before its creation and Drop at its

@@ -27,8 +27,8 @@ bool Less(Context& context, const Value& a, const Value& b);
 
 bool Contains(Context& context, const Value& container, const Value& item);
 
-// obj.name and obj[key], each with Jinja's fallback to the other; a missing member is an undefined
-// value. Raise for undefined objects, and for methods that the sandbox forbids.
+// obj.name and obj[key]. As in Jinja, each falls back to the other form. A missing member gives an
+// undefined value. Raise for undefined objects, and for methods that the sandbox forbids.
 Value GetAttribute(Context& context, const Value& object, const std::string& name);
 Value GetItem(Context& context, const Value& object, const Value& key);
 

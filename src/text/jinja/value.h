@@ -114,9 +114,10 @@ struct List {
 
   std::vector<Value> items;
   Kind kind = Kind::kList;
-  std::string label;  // kGenerator, kRange: the printed text; kView: the type name, such as
-                      // dict_items; kTuple: see kGroupLabel
-  int depth = 1;      // 1 + the depth of the deepest item; Context::MakeList limits it
+  // kGenerator and kRange: the printed text. kView: the type name, such as dict_items. kTuple: see
+  // kGroupLabel.
+  std::string label;
+  int depth = 1;  // 1 + the depth of the deepest item; Context::MakeList limits it
 
   bool IsSequence() const { return kind != Kind::kGenerator && kind != Kind::kView; }
 };

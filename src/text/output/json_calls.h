@@ -12,13 +12,14 @@
 
 namespace switchyard {
 
-// Finds the end of one JSON value, byte by byte. Lenient: only quotes and brackets count.
+// Finds the end of one JSON value, byte by byte. Does not validate the value: only quotes and
+// brackets are examined.
 class JsonValueEnd {
  public:
   enum class Place {
     kInside,  // the byte belongs to the value
     kLast,    // the byte ends the value
-    kAfter,   // the value ended before the byte, which is how numbers and words end
+    kAfter,   // the value ended before this byte (numbers and words)
   };
   Place Push(char c);
 
@@ -29,8 +30,8 @@ class JsonValueEnd {
 
 // Reads {"name": …, "arguments": …}, several such objects, or a list of them. The objects may be
 // separated by commas or semicolons. "parameters" is another name of "arguments". Arguments are
-// passed on while they arrive, as written. If they are a string, it is decoded first, since it
-// contains the JSON. Keys other than these and "id" are skipped.
+// written as events while they arrive, unchanged. If the value is a string, its contents are the
+// JSON, so it is decoded first. Keys other than these and "id" are skipped.
 class JsonCallReader {
  public:
   struct Options {
@@ -66,7 +67,7 @@ class JsonCallReader {
     kName,       // in the value of "name"
     kId,         // in the value of "id"
     kArguments,  // in the value of "arguments"
-    kDecoded,    // in a string, the value of "arguments"
+    kDecoded,    // in the value of "arguments", a string
     kSkipped,    // in another value
     kComma,      // after a value
   };

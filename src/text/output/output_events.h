@@ -62,7 +62,7 @@ class CallWriter {
  private:
   OutputEvents& out_;
   std::string space_;        // held back
-  bool after_call_ = false;  // only white space has followed the last call
+  bool after_call_ = false;  // true if only white space has followed the last call
 };
 
 bool IsMarkupSpace(char c);  // space, tab, CR or LF

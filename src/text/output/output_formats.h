@@ -33,8 +33,8 @@ struct ReasoningFormat {
   std::string_view name;
   std::vector<std::string_view> aliases;
   std::string_view open, close;  // empty: harmony
-  // The output begins with reasoning also if neither the prompt nor the output has the opening
-  // marker. The exception is a prompt that ends with the closing marker.
+  // True: the output begins with reasoning even if neither prompt nor output has the opening
+  // marker, unless the prompt ends with the closing marker.
   bool always = false;
 
   bool IsHarmony() const { return open.empty(); }

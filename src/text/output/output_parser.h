@@ -25,8 +25,8 @@ struct PromptEnd {
   std::string message;  // the unfinished last message after the header (continue_final_message)
 };
 
-// The end of a rendered prompt. Only the template's own text becomes the header. `continues`: the
-// prompt ends within the last message.
+// The end of a rendered prompt. Only text of the template, not of messages, becomes the header.
+// `continues`: the prompt ends within the last message.
 PromptEnd EndOf(const jinja::Rendered& prompt, bool continues);
 // The end of a prompt that a client sends as token ids, decoded with special tokens.
 PromptEnd EndOf(std::string_view prompt);

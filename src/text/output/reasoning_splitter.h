@@ -57,7 +57,7 @@ class ReasoningSplitter {
   size_t end_count_;
   State state_;
   PieceBuffer input_;
-  std::string lines_;  // held back: line ends at the end of the reasoning so far
+  std::string lines_;  // newlines at the end of the reasoning so far, held back
 };
 
 }  // namespace switchyard

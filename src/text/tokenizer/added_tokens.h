@@ -24,11 +24,12 @@ struct AddedToken {
   bool lstrip;                     // consumes the spaces before the token
   bool rstrip;                     // consumes the spaces after the token
   bool normalized;                 // true: matched after the normalizer; false: before it
-  bool special;  // control token: omitted when decoding skips special tokens; never matched in
-                 // untrusted text
+  // A control token: omitted when decoding skips special tokens, and never matched in untrusted
+  // text.
+  bool special;
 };
 
-// A part of a text: one added token, or (id -1) the text between two.
+// A part of a text: an added token, or text between two added tokens (id -1).
 struct TextPart {
   TextRange range;
   int32_t id;
@@ -44,9 +45,9 @@ class StringMatcher {
   // about 50 bytes of memory.
   static constexpr size_t kMaxNodes = size_t{8} << 20;
 
-  // Ignores the empty string and strings added before. Throws Error kInvalid that begins with
-  // `where` for a string of more than kMaxBytes bytes. Also throws if all strings together have
-  // more than kMaxNodes bytes, counting common prefixes once.
+  // Ignores the empty string and strings that were added before. Throws Error kInvalid that begins
+  // with `where` for a string of more than kMaxBytes bytes, or if the trie of all strings would
+  // have more than kMaxNodes nodes.
   void Add(std::string_view text, int32_t value, const std::string& where);
 
   // Returns the value of the longest match at `begin` for which accept(value, end) is true, and

@@ -206,7 +206,7 @@ void AddNamedTokens(const Json& config, TokenList* list) {
   }
 }
 
-// True for tokenizer classes that replace the file's post-processor by their own.
+// True for tokenizer classes of transformers that replace the post-processor of the file.
 bool ReplacesPostProcessor(const Json& config) {
   const Json& name = Member(config, "tokenizer_class");
   if (!name.is_string()) return false;

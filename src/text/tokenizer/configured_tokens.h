@@ -1,4 +1,4 @@
-// Token options of the files next to tokenizer.json.
+// Options of tokens from the other files of a checkpoint, such as tokenizer_config.json.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -136,7 +136,7 @@ class ByteFallback final : public Filter {
   }
 
   std::string token_;     // text so far, while it can still become a byte token
-  bool passing_ = false;  // the token is too long for a byte token: its text is passed on directly
+  bool passing_ = false;  // the token is too long for a byte token: its text is forwarded
   std::string run_;       // bytes
 };
 
@@ -251,8 +251,8 @@ class StripCharacter final : public Filter {
   int64_t held_ = 0;  // number of held copies, which are stripped if the token ends here
 };
 
-// Turns the visible character into spaces. Unless `prepend` is never, drops such characters from
-// the first token instead, because the pre-tokenizer adds one before the text.
+// Converts the replacement character to spaces. In the first token, drops it instead (unless
+// `prepend` is kNever), because the pre-tokenizer has added it before the text.
 class MetaspaceFilter final : public Filter {
  public:
   MetaspaceFilter(TokenSink* next, const Metaspace* options, bool first)

@@ -28,7 +28,7 @@ class TokenSink {
 // Which part of a text a stream decodes.
 enum class DecodeScope {
   kWholeText,
-  kMiddleOfText,  // spaces at the start and end are kept, not stripped
+  kMiddleOfText,  // spaces at the start and end are kept
 };
 
 // Immutable description of the filters; thread-safe.

@@ -44,8 +44,8 @@ class IncrementalDetokenizer {
   const TokenizerParts* parts_;
   bool skip_special_tokens_;
   std::unique_ptr<DecodeStream> stream_;
-  std::string prompt_text_;  // text of the prompt, still to be returned by the stream and then
-                             // dropped
+  // Text of the prompt that the stream has yet to return. It is then dropped.
+  std::string prompt_text_;
 };
 
 }  // namespace switchyard

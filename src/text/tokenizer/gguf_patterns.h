@@ -17,6 +17,6 @@ struct GgufPreTokenizer {
 
 // nullopt for an unknown name.
 std::optional<GgufPreTokenizer> FindGgufPreTokenizer(std::string_view name);
-std::string GgufPreTokenizerNames();  // the known ones, for messages
+std::string GgufPreTokenizerNames();  // the known names, for error messages
 
 }  // namespace switchyard

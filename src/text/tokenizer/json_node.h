@@ -1,4 +1,4 @@
-// Reads untrusted JSON: every accessor checks the type and names the wrong file and key.
+// Reads untrusted JSON: every accessor checks the type, and its error names the file and key.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +47,6 @@ class JsonNode {
 
 // Maximum nesting of "Sequence" components.
 inline constexpr int kMaxComponentDepth = 16;
-inline constexpr size_t kMaxComponents = 256;  // of one sequence
+inline constexpr size_t kMaxComponents = 256;  // components of one sequence
 
 }  // namespace switchyard

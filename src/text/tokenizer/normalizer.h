@@ -1,4 +1,4 @@
-// The "normalizer" of tokenizer.json: rewrites a text before pre-tokenization and merges.
+// The "normalizer" of tokenizer.json: rewrites a text before it is pre-tokenized and merged.
 #pragma once
 
 #include <memory>

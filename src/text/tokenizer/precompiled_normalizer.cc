@@ -15,7 +15,8 @@
 namespace switchyard {
 namespace {
 
-// Longer grapheme clusters are looked up character by character.
+// Maximum length of a grapheme cluster that is looked up as a whole. The characters of longer
+// clusters are looked up one by one.
 constexpr size_t kMaxCluster = 5;  // bytes
 
 uint32_t LittleEndian(std::string_view bytes, size_t at) {

@@ -191,7 +191,7 @@ TEST_F(DirectoryFilesTest, AddBosAndEosTokens) {
             (Ids{a, 511}));
   EXPECT_EQ(encode({{"add_bos_token", false}}), (Ids{a}));
   EXPECT_EQ(encode({{"add_bos_token", true}}, nullptr), (Ids{510, a}));
-  // The file's own post-processor is used, except for classes that replace it.
+  // The post-processor of the file is used, except with tokenizer classes that replace it.
   const Ids own = encode(Json::object(), bos_first);
   EXPECT_EQ(own.size(), 2u);
   EXPECT_EQ(encode({{"add_bos_token", true}}, bos_first), own);

@@ -51,7 +51,7 @@ class UnigramModel::Scratch {
   struct Place {
     double score;
     size_t start;  // start of the last token on that path; npos: not reached
-    int32_t id;    // of that token
+    int32_t id;    // id of the last token on that path
   };
 
   std::vector<Place> places_;

@@ -4,10 +4,11 @@
 // A codes class defines, for D = FourBitOps of an instruction set:
 //   kZeros, kMinima: whether blocks have zero points, or minima
 //   kBytes: whether operands are bytes of code + 128
-//   kCodeBytes: of a part of a panel (quant/panels.h)
-//   Numbers(): the last argument of Operands if there are no zero points
-//   Operands(chunk, v, s, step, numbers, low, high): the even and odd columns of eight: v-th of the
-//     chunk, whose vectors are `step` bytes apart. s: v modulo four, a constant
+//   kCodeBytes: bytes of the codes of a part of a panel (quant/panels.h)
+//   Numbers(): the argument `numbers` of Operands if there are no zero points
+//   Operands(chunk, v, s, step, numbers, low, high): loads vector v of the chunk, which holds eight
+//     columns of each row, and sets `low` to the operands of the even columns and `high` to those
+//     of the odd ones. Vectors are `step` bytes apart. s: v modulo four, a compile-time constant
 #pragma once
 
 #include <cstdint>

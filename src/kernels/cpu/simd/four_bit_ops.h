@@ -3,15 +3,17 @@
 //   Vec: its vector type (avx512/vec.h, avx2/vec.h)
 //   I: vector of bytes and of int32 lanes
 //   kLanes, kRows: outputs of a panel, and rows of x of a tile
-//   Chains(m): sums of each of m rows of x, so that latency does not limit few rows
+//   Chains(m): partial sums per row for m rows of x. Few rows need several, because of latency
 //   Load, Store, Set1, Add, Subtract, Multiply, Max: of int32 lanes; ToFloat, AsFloat
 //   And, Or, Xor; ShiftLeft<n>, ShiftRight<n>: of 16-bit lanes; ShiftLeft32<n>, ShiftRight32<n>
 //   ReplaceEqual(x, code, bits, other): lanes of `bits`, or of `other` where x equals the code
 //   Table, Lookup: a table of sixteen bytes, and its bytes at the given nibbles
-//   AddBytes: of each byte
+//   AddBytes: adds each byte
 //   Widen, WidenSigned: kLanes bytes at an address, as int32 lanes
-//   AddProducts(a, b, low, high, x): adds to each lane the products of low with the four codes at
-//     x, and of high with those half a chunk further, to a and b. Operands are at most 63
+//   AddProducts(a, b, low, high, x): multiplies low with the four codes at x, and high with the
+//   four
+//     codes half a chunk later. Adds the products to lanes of a and b, whose sum is the result.
+//     Operands are at most 63
 //   AddByteProducts: the same for bytes of code + 128. kByteStarts: whether sums include the 128
 //   kVectorBytes: bytes of each row that TransposeCodes transposes: four per lane
 //   TransposeCodes(rows, at, count, out): bytes [at, at + count) of FourBitRows, zeros up to
