@@ -36,7 +36,7 @@ enum GgmlTypeId : uint32_t {
   kGgmlMXFP4 = 39,
 };
 
-// nullptr for an unknown id.
+// The type with this id; nullptr if the id is unknown.
 const GgmlType* FindGgmlType(uint32_t id);
 
 // A value of the metadata. Integers of all widths are int64. A float32 becomes the double of its

@@ -16,7 +16,7 @@ constexpr std::string_view kExtension = ".gguf";
 constexpr size_t kNumberDigits = 5;
 constexpr int kMaxSplits = 4096;
 
-// "NAME-00002-of-00003.gguf".
+// Parts of a file name such as "NAME-00002-of-00003.gguf".
 struct SplitName {
   std::string prefix;  // "NAME"
   int number = 0, count = 0;

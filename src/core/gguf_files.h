@@ -40,8 +40,8 @@ class GgufFiles {
   // tensors differs from that in the first split.
   explicit GgufFiles(const std::filesystem::path& file);
 
-  const std::string& name() const { return name_; }           // of the first file
-  const GgufMetadata& metadata() const { return metadata_; }  // of the first file
+  const std::string& name() const { return name_; }           // name of the first file
+  const GgufMetadata& metadata() const { return metadata_; }  // metadata of the first file
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
   const Tensor* Find(std::string_view tensor) const;  // nullptr: absent
 

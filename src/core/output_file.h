@@ -22,7 +22,7 @@ class OutputFile {
   void WriteAt(uint64_t offset, const void* data, size_t size);
   // Copies bytes [offset, offset + size) of the written data to `data`.
   void ReadAt(uint64_t offset, void* data, size_t size) const;
-  // Syncs, closes and renames. No further calls.
+  // Syncs and closes the file, and renames it to `path`. No call may follow.
   void Finish();
 
  private:

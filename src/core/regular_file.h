@@ -43,7 +43,7 @@ class RegularFile {
 // `max_bytes`.
 std::string ReadRegularFile(const std::filesystem::path& path, uint64_t max_bytes);
 
-// As ReadRegularFile; nullopt if `path` does not exist.
+// Like ReadRegularFile, but returns nullopt if `path` does not exist.
 std::optional<std::string> ReadRegularFileIfExists(const std::filesystem::path& path,
                                                    uint64_t max_bytes);
 

@@ -237,7 +237,7 @@ TEST_P(AttentionTest, PlacesOfPagesDoNotMatter) {
     AttentionParams p = batch.Params();
     Attention(p, pool);
     const std::vector<float> before = batch.out;
-    // Sort the pages.
+    // Copies the KV pages in the order of the page table, so that page i gets the id i.
     const int64_t page_bytes =
         shape.page_size * shape.kv_heads * CacheRowBytes(shape.dtype, shape.head_dim);
     for (std::vector<char>* cache : {&batch.k, &batch.v}) {

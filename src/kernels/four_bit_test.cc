@@ -53,7 +53,7 @@ std::string What(const Kind& kind, int64_t m, int64_t n, int64_t k, int64_t col0
 bool HasMinima(WeightFormat format) {
   return format == WeightFormat::kQ4KPanels || format == WeightFormat::kQ5KPanels;
 }
-// The largest minimum in these tests, below.
+// The largest minimum that MakePanels generates: a 6-bit code times the largest dmin.
 constexpr double kMostMinimum = 63 * 0.015;
 
 // Random panels of `rows` rows and `columns` columns.
@@ -342,7 +342,8 @@ TEST_P(FourBitTest, ARowDoesNotDependOnItsBatch) {
   }
 }
 
-// Zero points of GPTQ's first layout reach 16.
+// Zero points have values from 0 to 16. The value 16 occurs in GPTQ's first layout, which stores
+// zero - 1.
 TEST_P(FourBitTest, ZeroPointsReachTheEdges) {
   ThreadPool pool(1);
   constexpr int64_t kDepth = 128, kColumns = 17;
@@ -372,7 +373,7 @@ TEST_P(FourBitTest, ZeroPointsReachTheEdges) {
   }
 }
 
-// MXFP4's extreme exponents.
+// The smallest and the largest exponents of MXFP4.
 TEST_P(FourBitTest, BlockExponentsKeepTheirValues) {
   ThreadPool pool(1);
   constexpr int64_t kDepth = 32;

@@ -16,12 +16,12 @@ enum class RoundedForm {
   kBFloat16,   // to bfloat16
   kFp8Groups,  // to e4m3 with one float32 scale per 128 elements
 };
-// Rows in such a form.
+// Rows in a RoundedForm.
 struct RoundedRows {
   RoundedForm form = RoundedForm::kNone;
   void* data = nullptr;     // [m, n] bfloat16 or e4m3, without padding
   float* scales = nullptr;  // kFp8Groups: [n / 128, scale_stride]; column r has the scales of row r
-  int64_t scale_stride = 0;  // at least m, a multiple of 4
+  int64_t scale_stride = 0;  // elements; at least m, a multiple of 4
 };
 
 // x[t] += add[t]; the RMS norm of x[t] goes to y[t], to row t of `rounded`, or to both. Fuses

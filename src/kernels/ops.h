@@ -73,7 +73,7 @@ struct GroupedMlpParams {
   std::span<const ExpertWeights> experts;  // E
   std::span<const int32_t> offsets;        // [E + 1], ascending from 0
   Activation activation = Activation::kSwiGlu;
-  float alpha = 1.702f, limit = 7.0f;  // of kSwiGluClamped
+  float alpha = 1.702f, limit = 7.0f;  // parameters of kSwiGluClamped
   float* scratch = nullptr;            // [offsets[E], I], activated intermediate rows
   float* out = nullptr;                // [offsets[E], H]
   int64_t ldo = 0;
@@ -195,7 +195,7 @@ struct LatentAttentionParams {
   int64_t heads = 0, lora = 0, rope = 0;
   int32_t page_size = 1;
   float scale = 1.0f;
-  bool bfloat16_rows = false;  // as in AttentionParams
+  bool bfloat16_rows = false;  // see AttentionParams
   std::span<const SequenceSpan> sequences;
   float* out = nullptr;  // [m, heads, lora], row stride ldo
   int64_t ldo = 0;

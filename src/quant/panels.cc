@@ -84,13 +84,13 @@ float BFloat(const uint8_t* p) {
 
 int Nibble(const PanelRow& row, int64_t j) { return row.codes[j / 2] >> (j % 2 * 4) & 15; }
 
-// The five bits of a code of kQ5KPanels.
+// Code 0 to 31 of column j of a row of kQ5KPanels.
 int FiveBits(const PanelRow& row, int64_t j) {
   const uint8_t high = row.codes[kNibbleBytes + j / 32 * kPiece + j % 8 / 2];
   return Nibble(row, j) | (high >> (j % 32 / 8 * 2 + j % 2) & 1) << 4;
 }
 
-// The six bits of a code of kQ6KPanels.
+// Code 0 to 63 of column j of a row of kQ6KPanels.
 int SixBits(const PanelRow& row, int64_t j) {
   const int64_t in_piece = j % 16;
   const uint8_t high = row.codes[kNibbleBytes + j / 16 * kPiece + in_piece % 8 / 2];
@@ -98,7 +98,7 @@ int SixBits(const PanelRow& row, int64_t j) {
   return Nibble(row, j) | (high >> shift & 3) << 4;
 }
 
-// The code of a column of kQ8_0Panels.
+// Code -128 to 127 of column j of a row of kQ8_0Panels.
 int Byte(const PanelRow& row, int64_t j) {
   return row.codes[j / 8 * 8 + j % 2 * kPiece + j % 8 / 2] - 128;
 }

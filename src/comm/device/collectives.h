@@ -14,7 +14,7 @@ class Collectives {
  public:
   virtual ~Collectives() = default;
 
-  virtual int rank() const = 0;  // in the group
+  virtual int rank() const = 0;  // rank of this member in the group
   virtual int size() const = 0;
 
   virtual void AllReduceSum(float* data, size_t count) = 0;  // in place

@@ -32,7 +32,7 @@ class Communicator : public Collectives {
                size_t staging_bytes = kStagingBytes);
   ~Communicator() override;
 
-  int rank() const override;  // in the group
+  int rank() const override;  // rank of this member in the group
   int size() const override;
 
   void AllReduceSum(float* data, size_t count) override;  // in place; float32, in group order

@@ -14,7 +14,7 @@
 namespace switchyard {
 
 struct ByteRange {
-  uint64_t offset = 0, bytes = 0;  // in a rank's arena
+  uint64_t offset = 0, bytes = 0;  // of a range in a rank's arena
 };
 
 // Transports the operations of SymmetricMemory to the arena of a rank whose memory is not mapped
@@ -64,7 +64,7 @@ class RemoteArenaAccess {
   uint64_t Beat() const;  // adds a heartbeat of `rank()`, returns the counter; from its thread only
   void SetBeats(int rank, uint64_t beats) const;  // `rank` is on another host
   bool aborted() const;
-  std::string AbortReason() const;  // once aborted()
+  std::string AbortReason() const;  // call after aborted() is true
   [[noreturn]] void ThrowAborted() const;
   void Abort(std::string_view reason) const;  // aborts the ranks of this host only
 

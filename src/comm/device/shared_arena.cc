@@ -202,7 +202,8 @@ std::span<std::byte> SharedArena::Kept(int rank) const {
   if (impl_->kept_per_rank == 0) return {};
   const size_t stride = RoundUp(impl_->kept_per_rank, kHugePageBytes);
   const size_t begin = impl_->mapped_bytes - stride * static_cast<size_t>(world() - rank);
-  madvise(impl_->base + begin, stride, MADV_HUGEPAGE);  // only if shared memory may have huge pages
+  madvise(impl_->base + begin, stride,
+          MADV_HUGEPAGE);  // has no effect if shared memory has no huge pages
   return {impl_->base + begin, impl_->kept_per_rank};
 }
 

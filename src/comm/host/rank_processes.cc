@@ -79,8 +79,8 @@ struct RankProcesses::Impl {
   // mutex cannot hit a reused pid.
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<Child> children;  // by rank
-  std::vector<RankExit> exits;  // in order of exit, of this epoch
+  std::vector<Child> children;  // in order of rank
+  std::vector<RankExit> exits;  // exits in this epoch, in the order in which ranks ended
   bool end_expected = false;
   bool killed = false;
   bool closing = false;
@@ -142,7 +142,7 @@ void RankProcesses::Impl::SpawnAll() {
   options.network.reset();  // closes the listeners, which the ranks have inherited
 }
 
-// Starts the ranks that have ended.
+// Starts a new process for each rank whose process has ended. Returns these ranks.
 std::vector<int> RankProcesses::Impl::SpawnMissing() {
   std::vector<int> started;
   for (int i = 0; i < std::ssize(children); ++i) {  // only this thread changes the list

@@ -15,7 +15,7 @@
 
 namespace switchyard {
 
-// How a rank process ended.
+// Describes how a rank process ended.
 struct RankExit {
   int rank = -1;
   int code = 0;    // exit code if signal is 0
@@ -53,7 +53,7 @@ struct RankExit {
 class RankProcesses {
  public:
   struct Options {
-    int world = 1;     // of all nodes
+    int world = 1;     // ranks of all nodes
     std::string spec;  // opaque bytes for every rank: the serialized server arguments
     std::string control_endpoint;
     std::optional<NodeNetwork> network;  // none if all ranks are on this node
@@ -118,7 +118,7 @@ struct RankSpec {
   std::string control_endpoint;
   std::optional<TcpWorld> network;  // none if all ranks are on this node
   std::shared_ptr<SharedArena> arena;
-  TcpListener listener;  // for ConnectTcpRanks, if there is a network
+  TcpListener listener;  // argument of ConnectTcpRanks, if there is a network
 };
 // In the child, from `switchyard rank`: reads the inherited descriptors and requests a SIGKILL on
 // the parent's death. Error kInvalid if RankProcesses did not start this process. Call once, at

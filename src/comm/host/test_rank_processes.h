@@ -87,7 +87,7 @@ class Troupe {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, wait, [&] { return exits_.size() >= count; });
   }
-  // The exits reported so far, once there are `count`.
+  // Waits until `count` exits have been reported, and returns the exits reported so far.
   std::vector<RankExit> Exits(size_t count) {
     EXPECT_TRUE(HasExits(count, kLong));
     const std::lock_guard lock(mutex_);

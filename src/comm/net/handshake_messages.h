@@ -42,7 +42,7 @@ struct Challenge {
 
 struct Conclusion {
   Verdict verdict = Verdict::kAccepted;
-  Digest proof{};  // of kAccepted only
+  Digest proof{};  // the acceptor's proof, only with kAccepted
 };
 
 static_assert(std::has_unique_object_representations_v<Opening>);  // no padding

@@ -214,7 +214,7 @@ void RunProducts(const GroupedMlpParams& p, const cpu::KernelTable& leaves, Prod
   }
   if (busy.empty()) return;
   const auto order = [&](int32_t e) { return std::pair(p.offsets[e] - p.offsets[e + 1], e); };
-  std::ranges::sort(busy, {}, order);  // by rows, descending
+  std::ranges::sort(busy, {}, order);  // by number of rows, descending
   for (const int32_t e : busy) CHECK(cpu::SameInput(p.experts[e].gate, p.experts[e].up));
   const ExpertWeights& w = p.experts[busy[0]];
   const auto columns = [&](int64_t n) {

@@ -12,7 +12,7 @@ namespace switchyard::kernels::cpu {
 namespace {
 
 constexpr int64_t kWordColumns = 8;  // columns whose even and odd codes are separated
-constexpr int64_t kWords = kInt8GroupSize / kWordColumns;  // of a chunk
+constexpr int64_t kWords = kInt8GroupSize / kWordColumns;  // words of a chunk
 constexpr int64_t kMostBlocks = kInt8GroupSize / kNvfp4BlockSize;
 
 // Separates the even and odd columns of each chunk in place, and writes the starts of its blocks of

@@ -27,7 +27,8 @@ namespace switchyard::kernels::cpu {
 // such blocks, or if it begins within a panel.
 int64_t Int8BlockColumns(const WeightView& w);
 
-// Whether w has TakesInt8Groups, int8 rows and Int8BlockColumns.
+// Whether products with w use these rows: TakesInt8Groups of its format, activation kInt8Group or
+// kInt8Token, and Int8BlockColumns over 0.
 bool HasInt8Blocks(const WeightView& w);
 
 // Whether rows that were prepared for weight `a` can be multiplied with `b` too. Both have the same

@@ -140,7 +140,7 @@ class PromptProducer {
   }
 
  private:
-  static constexpr int kRowPieces = Shape::kQkDim / 8;  // of eight elements
+  static constexpr int kRowPieces = Shape::kQkDim / 8;  // pieces of eight elements in a row
 
   __device__ void SetRange(PromptItem& item) const {
     constexpr KeySplits kSplits = Shape::kSplits;
@@ -245,7 +245,7 @@ class PromptProducer {
                        full);
       }
     } else if (p_.launch.bf16_queries) {
-      constexpr int kRowsAtOnce = 32 / kRowPieces;  // of a warp
+      constexpr int kRowsAtOnce = 32 / kRowPieces;  // rows that a warp copies at a time
       for (int part = warp_; part < 4; part += warps_) {
         const int first = part * (Shape::kRows / 4) + lane_ / kRowPieces;
         TileRow<kRowsAtOnce> row(p_, item, first);

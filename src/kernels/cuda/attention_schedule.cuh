@@ -27,8 +27,8 @@ struct KeySplits {
 };
 
 struct AttentionSchedule {
-  const int32_t* rows = nullptr;    // of SequenceTable
-  const int32_t* kv_len = nullptr;  // of SequenceTable
+  const int32_t* rows = nullptr;    // SequenceTable::rows
+  const int32_t* kv_len = nullptr;  // SequenceTable::kv_len
   int num_sequences = 0;
   int group = 1;  // query heads of a key-value head
   int kv_heads = 1;

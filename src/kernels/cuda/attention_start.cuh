@@ -23,7 +23,7 @@ struct TiledKernel {
 // Number of blocks of this kernel that are resident on the current device (occupancy × SMs).
 template <typename Kernel>
 cudaError_t ResidentBlocks(int* blocks) {
-  static std::atomic<int> known[64];  // by device; 0: not computed yet
+  static std::atomic<int> known[64];  // [device]; 0: not computed yet
   int device = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   *blocks = device < 64 ? known[device].load() : 0;

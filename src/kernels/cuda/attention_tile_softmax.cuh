@@ -13,8 +13,8 @@ namespace switchyard::cuda {
 template <typename Shape>
 struct TileAccumulator {
   float sums[Shape::kWarpColumns / 2];
-  float weights[4];  // the same in every column
-  float max[2];      // per row, times scale · log2 e
+  float weights[4];  // sums of probabilities, the same in every column
+  float max[2];      // maximum score of each row, times scale · log2 e
 
   __device__ void Clear() {
 #pragma unroll

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   if constexpr (!kFew) WaitForPriorKernels();
   const int all = static_cast<int>(p.heads + 2 * p.kv_heads);
   const int turned = static_cast<int>(p.heads + p.kv_heads);  // heads with norm and rotation
-  const unsigned warps = (all + kHeads * kAtOnce - 1) / (kHeads * kAtOnce);  // per token
+  const unsigned warps = (all + kHeads * kAtOnce - 1) / (kHeads * kAtOnce);  // warps per token
   const unsigned warp = (blockIdx.x * kHeadThreads + threadIdx.x) / kWarp;
   const unsigned token = warp / warps, last = static_cast<unsigned>(p.m) - 1;
   const int lane = threadIdx.x % kWarp, in_head = lane % kLanes;

@@ -35,7 +35,7 @@ struct Reader {
 // Weight scales of a tile of 192 columns that begins at a multiple of 64. Its first and last 64
 // columns may be in different blocks of 128; the middle 64 share one of these two blocks.
 struct WeightScales {
-  const float *first, *last;  // at step 0
+  const float *first, *last;  // scales of step 0
   bool middle_is_first;
 
   __device__ WeightScales(const Kernel& p, int group, int column) {

@@ -71,7 +71,8 @@ __global__ void __launch_bounds__(kFewThreads)
     put();
     __syncthreads();
     if (step + 1 < rounds * kStepsOfChain) load(k_of(step + 1));
-    // Shared memory reads are the bottleneck.
+    // Threads whose row does not exist skip the loop, because reads of shared memory are the
+    // bottleneck.
     const int runs = busy ? kFewRuns : 0;
 #pragma unroll 8
     for (int i = 0; i < runs; ++i) {

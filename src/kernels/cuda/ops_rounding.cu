@@ -83,7 +83,7 @@ __device__ __forceinline__ void StoreOut(uint16_t* row, int64_t i, int64_t k, fl
   }
 }
 
-// One block per row.
+// Rounds row blockIdx.x of p to kFormat.
 template <ActivationFormat kFormat, bool kAligned, typename Out>
 __global__ void __launch_bounds__(kThreads) RoundKernel(RowSource p, float input_scale, Out* out) {
   LaunchDependentsAndWait();

@@ -67,7 +67,7 @@ std::vector<uint16_t> UnpackAll(const PackedMatrices& m, int matrices) {
       const EmulatedThread t = {m.format, m.records.data() + tile * W4A16RecordBytes(m.format),
                                 m.globals[tile / column_tiles], thread};
       for (int i = 0; i < 32; ++i) {
-        // The PTX ISA's fragment of m64k16 (w4a16_layout.h).
+        // Row and column of a register in wgmma's m64k16 fragment (PTX ISA; w4a16_layout.h).
         const int run = i / 8, slot = i / 2 % 4, half = i % 2, lane = thread % 32;
         const int64_t row =
             tile / column_tiles * 64 + thread / 32 * 16 + lane / 4 + (slot % 2 == 1 ? 8 : 0);
@@ -115,7 +115,7 @@ TEST_P(W4A16Unpack, RegistersHoldTheBitsOfExpandedWeights) {
   kernels::Random random(3);
   for (int round = 0; round < 12; ++round) {
     constexpr int kMatrices = 2;
-    // NVFP4 parts must fill tiles.
+    // With NVFP4, the rows of each part must fill whole tiles of 64 rows.
     const int64_t part_rows = GetParam().format == WeightFormat::kNvfp4
                                   ? random.Pick<int64_t>({64, 128})
                                   : 1 + random.Below(150);

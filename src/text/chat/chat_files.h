@@ -11,7 +11,7 @@ namespace switchyard {
 
 struct ChatTemplateSource {
   std::string text;
-  std::string name;  // for errors: the file, and the key within it
+  std::string name;  // for error messages: the file, and the key within it
 };
 
 struct ChatFiles {

@@ -36,7 +36,7 @@ struct TemplateTraits {
     bool null_is_empty = false;     // null fails or is printed as "None"
     bool missing_is_empty = false;  // a message without the key "content" fails
   };
-  std::array<Content, kRoleClasses> content;  // by RoleClass
+  std::array<Content, kRoleClasses> content;  // [RoleClass]
   Content content_with_calls;                 // for assistant messages with tool_calls
 
   const Content& ContentOf(const nlohmann::ordered_json& message) const;

@@ -115,7 +115,7 @@ class Context {
  private:
   static constexpr size_t kControlBlock = 32;  // bytes of a shared_ptr and of the allocator
 
-  // Calls Drop at its destruction.
+  // Calls Context::Drop for the counted bytes when it is destroyed.
   struct Held {
     Context& context;
     const size_t bytes;

@@ -11,7 +11,7 @@ namespace switchyard::jinja {
 // `format % arguments`; a tuple holds several arguments, a dict named ones.
 Text PercentFormat(Context& context, const Text& format, const Value& arguments);
 
-// format.format(*positional, **named).
+// Python's format.format(*positional, **named).
 Text BraceFormat(Context& context, const Text& format, const Arguments& arguments);
 
 // Replaces & < > ' " by entities. Each entity has the trust of the character that it replaces.

@@ -11,7 +11,7 @@
 
 namespace switchyard::jinja {
 
-// Raises the undefined value's message.
+// If `value` is undefined, raises its message.
 void RequireDefined(const Value& value);
 
 Value Apply(Context& context, BinaryOp op, const Value& a, const Value& b);
@@ -32,7 +32,7 @@ bool Contains(Context& context, const Value& container, const Value& item);
 Value GetAttribute(Context& context, const Value& object, const std::string& name);
 Value GetItem(Context& context, const Value& object, const Value& key);
 
-// object[start:stop:step]; none: omitted.
+// Python's object[start:stop:step]. A bound that is none counts as omitted.
 Value Slice(Context& context, const Value& object, const Value& start, const Value& stop,
             const Value& step);
 

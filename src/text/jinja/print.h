@@ -17,7 +17,7 @@ Text Repr(Context& context, const Value& value);
 std::string IntegerString(Int value);
 std::string FloatString(double value);  // repr: the shortest digits that parse to the same value
 
-// 'text' with Python's rules for quotes and escapes.
+// The text in quotes, escaped by the rules of Python's repr.
 std::string QuotedString(std::string_view text);
 
 }  // namespace switchyard::jinja

@@ -136,7 +136,7 @@ class Dict {
   size_t size() const { return entries_.size(); }
   int depth() const { return depth_; }
 
-  // Null if there is none.
+  // The value of `key`; null if the dict has no such key.
   const Value* Find(Context& context, const Value& key) const;
   const Value* Find(std::string_view key) const;
 
@@ -158,7 +158,7 @@ class Object : public std::enable_shared_from_this<Object> {
   virtual std::string TypeName() const = 0;  // Python's type(x).__name__
   virtual std::string Repr() const = 0;
 
-  // nullopt: no such attribute.
+  // The attribute `name`; nullopt if the object has no such attribute.
   virtual std::optional<Value> GetAttribute(Context& context, std::string_view name);
 
   virtual bool IsCallable() const { return false; }
@@ -167,7 +167,7 @@ class Object : public std::enable_shared_from_this<Object> {
   // 1 + the depth of the contents; 0 for objects whose contents the Context releases.
   virtual int depth() const { return 0; }
 
-  // Drops references that may form cycles.
+  // Drops references to other values, because they may form cycles.
   virtual void Release() {}
 };
 

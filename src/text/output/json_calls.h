@@ -43,7 +43,7 @@ class JsonCallReader {
       : writer_(writer), tools_(tools), options_(options) {}
 
   enum class Status {
-    kMore,       // all of the text is consumed
+    kMore,       // the whole text is consumed, and the calls may continue
     kEnd,        // the next byte does not belong to the calls
     kMalformed,  // the present object is not a call; its text so far is TakeRaw()
   };

@@ -129,7 +129,7 @@ class MistralParser : public CallParser {
     state_ = State::kArguments;
   }
 
-  // One JSON value, as written.
+  // Reads one JSON value and writes it unchanged as the arguments.
   bool ReadArguments() {
     if (empty_) input_.ConsumeSpace();
     const std::string_view text = input_.rest();

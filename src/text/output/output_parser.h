@@ -52,7 +52,7 @@ class OutputParser {
   void Push(std::string_view text);
   // `complete`: the model ended the output; false: a limit cut it (CallParser::Finish).
   void Finish(bool complete);
-  // The events since the last call.
+  // Returns the events since the last call of Take.
   std::vector<OutputEvent> Take() { return events_.Take(); }
 
   bool reasoning() const;  // the text so far ends within reasoning

@@ -40,9 +40,9 @@ class ReasoningSplitter {
   enum class State {
     kStart,           // before an opening marker
     kReasoningStart,  // in reasoning, before an opening marker that may follow
-    kReasoningLines,  // in the line ends between the opening marker and the reasoning
+    kReasoningLines,  // in the newlines between the opening marker and the reasoning
     kReasoning,
-    kContentStart,  // in the line ends before the content
+    kContentStart,  // in the newlines before the content
     kContent,
   };
 

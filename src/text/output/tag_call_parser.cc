@@ -158,7 +158,7 @@ class TagCallParser : public CallParser {
   }
 
   bool ReadName() {
-    // Some templates have a line end before the name.
+    // Some templates have a newline before the name.
     if (f_.name_end.empty()) TakeSpace();
     const PieceBuffer::Found found = input_.Find(name_ends_);
     const bool named = found.marker != "<" && found.begin <= kMaxCallName;
@@ -248,7 +248,7 @@ class TagCallParser : public CallParser {
     if (found.marker.empty()) return false;
     if (found.marker == f_.value_end) input_.Consume(f_.value_end.size());
     if (IsStreamed()) {
-      writer_.Arguments("\"");  // a held-back line end is not part of the value
+      writer_.Arguments("\"");  // a held-back newline is not part of the value
     } else {
       writer_.Arguments(ParameterJson(value_, types_));
     }

@@ -80,7 +80,7 @@ class StringMatcher {
   int32_t Child(int32_t node, char byte) const;
 
   std::array<int32_t, 256> root_ = MakeRoot();      // first byte -> node, -1: none
-  std::vector<int32_t> values_;                     // by trie node; -1: no string ends here
+  std::vector<int32_t> values_;                     // [trie node]; -1: no string ends here
   std::unordered_map<uint64_t, int32_t> children_;  // node << 8 | byte -> node
 };
 

@@ -178,7 +178,7 @@ class Merger {
   const BpeTrainingOptions& options_;
   LearnedBpe& out_;
   std::unordered_map<std::string, int32_t> id_of_;  // tokens that are not special
-  std::unordered_map<int32_t, int> length_;         // in bytes
+  std::unordered_map<int32_t, int> length_;         // length of a token in bytes
   std::unordered_set<std::string> specials_;
   std::vector<Word> words_;
   std::unordered_map<uint64_t, PairPlaces> pairs_;

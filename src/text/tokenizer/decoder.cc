@@ -140,7 +140,7 @@ class ByteFallback final : public Filter {
   std::string run_;       // bytes
 };
 
-// Holds back only a possible prefix of the pattern.
+// Replaces a literal pattern. Holds back only text that may be the beginning of the pattern.
 class ReplaceLiteral final : public Filter {
  public:
   ReplaceLiteral(TokenSink* next, const TextPattern* pattern, const std::string* content)

@@ -35,7 +35,7 @@ class IncrementalDetokenizer {
   // tokens among `ids` become text, even with skip_special_tokens.
   std::string Push(std::span<const int32_t> ids, bool show_special = false);
 
-  // Returns the held-back text. No Push may follow.
+  // Returns the text that was held back. No call of Push may follow.
   std::string Finish();
 
  private:

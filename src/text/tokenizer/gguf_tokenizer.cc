@@ -21,7 +21,7 @@ using PieceType = SentencePieceModel::PieceType;
 
 constexpr std::string_view kModel = "tokenizer.ggml.model", kTokens = "tokenizer.ggml.tokens";
 
-// The vocabulary by id. All borrowed from the files.
+// The vocabulary, indexed by id. Refers to memory of the files.
 struct Vocab {
   const GgufFiles& files;
   const std::vector<std::string>& tokens;
@@ -48,7 +48,7 @@ Vocab VocabOf(const GgufFiles& files) {
   return {files, *tokens, types};
 }
 
-// "left right"; a token may begin with a space.
+// Splits "left right" at the space in between. A token may itself begin with a space.
 std::pair<std::string, std::string> SplitMerge(const std::string& merge, const GgufFiles& files) {
   const size_t space = merge.find(' ', 1);
   if (space == std::string::npos || space + 1 == merge.size())

@@ -33,7 +33,7 @@ class JsonNode {
   int64_t Integer(int64_t least, int64_t most) const;
   bool Bool() const;
   bool BoolOr(bool value_if_null) const { return is_null() ? value_if_null : Bool(); }
-  // Exactly one character.
+  // The value as a string of exactly one character.
   char32_t Character() const;
 
   // Throws Error unless the value is an object or an array.

@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-constexpr size_t kMaxAddedIds = 1024;  // per side
+constexpr size_t kMaxAddedIds = 1024;  // ids added before the text, and after the text
 
 struct Sides {
   std::vector<int32_t> before;

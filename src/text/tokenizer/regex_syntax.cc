@@ -218,7 +218,7 @@ class Translator {
     return out + "}";
   }
 
-  // \p{…} or \P{…} as an item of a class.
+  // Translates \p{…} or \P{…} to an item of a class.
   std::string Property(char p) {
     if (!Accept("{")) return std::string("\\") + p;
     std::string name;

@@ -96,7 +96,7 @@ void EmulatedTiles::Store(int tile, void* to, int64_t stride) {
   }
 }
 
-// Hardware raises #UD for other shapes.
+// CHECKs the shapes of the operands. Hardware raises #UD if they do not match.
 void EmulatedTiles::CheckProduct(int c, int a, int b) {
   CHECK(c != a && c != b && a != b);
   for (const int tile : {c, a, b}) CHECK_EQ(At(tile).bytes % 4, 0);

@@ -38,7 +38,7 @@ class Tiles {
   [[gnu::always_inline]] void Zero() {
     asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
   }
-  // Row stride in bytes.
+  // `stride`: bytes between rows in memory.
   template <int kTile>
   [[gnu::always_inline]] void Load(const void* from, int64_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");

@@ -15,7 +15,9 @@ struct FourBitLanes {
   using I = __m256i;
   static constexpr int kLanes = 8;
   static constexpr int kRows = 4;
-  static constexpr int Chains(int) { return 1; }  // only one addition per product is in the chain
+  static constexpr int Chains(int) {
+    return 1;
+  }  // one is enough: only one addition per product depends on it
   static constexpr int64_t kVectorBytes = 32;
   static constexpr bool kByteStarts = false;
   static int64_t Step(int64_t step) { return step; }

@@ -17,7 +17,7 @@ struct FourBitLanes {
   static constexpr int Chains(int m) { return m == 1 ? 4 : m <= 4 ? 2 : 1; }
   static constexpr int64_t kVectorBytes = kPanelLine;
   static constexpr bool kByteStarts = true;
-  static constexpr int64_t Step(int64_t) { return kPanelLine; }  // of all panels
+  static constexpr int64_t Step(int64_t) { return kPanelLine; }  // the same for all kinds of panels
 
   static I Load(const void* p) { return _mm512_loadu_si512(p); }
   static void Store(void* p, I x) { _mm512_storeu_si512(p, x); }

@@ -28,7 +28,7 @@ constexpr int kPanelGroups = kHalfLine / kPanelGroup;  // groups in half a line
 struct Panel {
   const char* codes;    // [bytes of K / 4][vectors][16][4]
   const float* scales;  // [vectors · 16], or null
-  const float* bias;    // same shape
+  const float* bias;    // [vectors · 16], or null
   int64_t count;        // outputs
   int vectors;
 };
@@ -173,7 +173,7 @@ void Pack(const WeightRef& w, int64_t n, int64_t count, int64_t end, int vectors
   for (int v = 0; v < vectors; ++v) {
     const int64_t first = v * kPanelLanes;
     const SixteenRows<P> rows(w, n + first, count - first, end);
-    const int64_t step = vectors * kPanelLine;  // from one group to the next
+    const int64_t step = vectors * kPanelLine;  // bytes from one group to the next
     char* to = out + v * kPanelLine;
     const auto store = [&](const PanelLines& lines, int64_t left) __attribute__((always_inline)) {
 #pragma GCC unroll 2
@@ -247,7 +247,7 @@ void ForOutputs(const LinearTask& t, int64_t columns, const Run& run) {
   for (int64_t n = t.begin; n < t.end; n += columns) {
     const int64_t count = t.end - n < columns ? t.end - n : columns;
     for (int64_t c = 0; c < count; ++c) {
-      // Unaligned: scales may be in a mapped file.
+      // Copied with memcpy, because scales in a mapped file may be unaligned.
       if constexpr (P::kScaled) {
         __builtin_memcpy(&scales[c],
                          static_cast<const char*>(t.w.scales) +

@@ -23,7 +23,7 @@ template <class Codes, class D = typename Codes::Device>
   high = Codes::Decode(D::HighNibbles(bytes), numbers);
 }
 
-// Nibbles without other bits. `Self` defines Decode.
+// Base of codes that consist of a nibble only. `Self` defines Decode.
 template <class D, class Self>
 struct NibbleCodes {
   using Device = D;

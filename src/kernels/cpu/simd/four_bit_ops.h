@@ -52,7 +52,7 @@ struct FourBitOps : L {
     }
   }
 
-  // Byte b of each lane.
+  // Byte b of each int32 lane.
   template <int b>
   static I Byte(I x) {
     return L::And(L::template ShiftRight32<8 * b>(x), L::Set1(255));
@@ -65,7 +65,7 @@ struct FourBitOps : L {
     return L::Vec::Mul(L::AsFloat(all), L::Vec::Set1(0.5f));
   }
 
-  // 16 - zero in each byte of a lane.
+  // 16 - zero point, in all four bytes of each lane.
   static I ZeroOperands(I zeros) {
     return L::Multiply(L::Subtract(L::Set1(16), zeros), L::Set1(0x01010101));
   }

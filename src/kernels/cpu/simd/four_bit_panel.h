@@ -28,7 +28,7 @@ struct FourBitPanel {
   uint32_t* zeros;       // like scales; 16 - zero point in each byte
   float* minima;         // like scales
 
-  // Divides `memory`, which is aligned to a vector.
+  // Places the arrays of the panel in `memory`, which is aligned to a vector.
   FourBitPanel(char* memory, int64_t chunks, int64_t blocks) {
     codes = packed = memory;
     step = kVector;
