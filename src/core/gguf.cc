@@ -21,7 +21,7 @@ constexpr uint64_t kDefaultAlignment = 32, kMaxAlignment = 1 << 16;
 constexpr uint32_t kMaxDimensions = 4;
 // Largest vocabularies have 300,000 tokens: texts, scores, types and merges.
 constexpr uint64_t kMaxArrayElements = 1 << 24;
-constexpr uint64_t kMaxNameBytes = 1 << 16;  // of the name of a key or tensor
+constexpr uint64_t kMaxNameBytes = 1 << 16;  // maximum length of a key or tensor name
 
 // Minimum bytes of an entry in the header: a metadata key of length 0 with a value of one byte, and
 // a tensor info without dimensions.

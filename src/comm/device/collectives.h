@@ -27,9 +27,9 @@ class Collectives {
   virtual void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) = 0;
 };
 
-// A rank's groups (comm/mesh.h). Borrowed.
+// The collectives of a rank's groups (comm/mesh.h). Does not own them.
 struct RankGroups {
-  Collectives* tp = nullptr;  // the world
+  Collectives* tp = nullptr;  // all ranks of the world
   Collectives* ep = nullptr;
   Collectives* moe_tp = nullptr;
   Collectives* attn_tp = nullptr;

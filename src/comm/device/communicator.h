@@ -71,7 +71,7 @@ struct RankComm {
                                           SymmetricMemory::Options options = {});
 };
 
-// Collectives of host memory.
+// The communicators of `comm` as RankGroups, which are collectives of host memory.
 inline RankGroups Groups(RankComm& comm) {
   return {comm.tp.get(), comm.ep.get(), comm.moe_tp.get(), comm.attn_tp.get()};
 }

@@ -54,7 +54,7 @@ size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank, uint64_t kept_per_ran
 }
 
 SharedArena::Impl::~Impl() {
-  remote.reset();  // its threads write to the mapping
+  remote.reset();  // first, because its threads write to the mapping
   if (base != nullptr) munmap(base, mapped_bytes);
   if (fd >= 0) close(fd);
 }
@@ -202,8 +202,8 @@ std::span<std::byte> SharedArena::Kept(int rank) const {
   if (impl_->kept_per_rank == 0) return {};
   const size_t stride = RoundUp(impl_->kept_per_rank, kHugePageBytes);
   const size_t begin = impl_->mapped_bytes - stride * static_cast<size_t>(world() - rank);
-  madvise(impl_->base + begin, stride,
-          MADV_HUGEPAGE);  // has no effect if shared memory has no huge pages
+  // Has no effect if the kernel does not allow huge pages for shared memory.
+  madvise(impl_->base + begin, stride, MADV_HUGEPAGE);
   return {impl_->base + begin, impl_->kept_per_rank};
 }
 

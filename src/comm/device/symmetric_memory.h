@@ -99,8 +99,8 @@ class SharedArena {
   explicit SharedArena(std::unique_ptr<Impl> impl);
 };
 
-// One rank's handle on the world's arenas. Owned by the rank, used by the rank's thread only, as
-// long as the rank lives.
+// One rank's access to the arenas of all ranks. Owned by the rank, used by the rank's thread only,
+// as long as the rank lives.
 //
 // Allocation is symmetric: all ranks make the same calls in the same order, so an offset denotes
 // the same buffer on each. There is no free; all sizes are fixed at startup.
@@ -153,9 +153,9 @@ class SymmetricMemory {
   bool aborted() const;                              // whether every wait throws from now on
   void CheckAborted() const;                         // throws as a wait does
 
-  // Heartbeat of this rank. Between StartHeartbeat and StopHeartbeat every wait beats; Beat adds a
-  // beat within long computations. Before StartHeartbeat and after StopHeartbeat, Beat has no
-  // effect.
+  // Heartbeat of this rank. Between StartHeartbeat and StopHeartbeat every wait increments the
+  // heartbeat counter, and Beat increments it within long computations. Before StartHeartbeat and
+  // after StopHeartbeat, Beat has no effect.
   void StartHeartbeat();
   void Beat();
   void StopHeartbeat();
@@ -163,8 +163,8 @@ class SymmetricMemory {
   // 0: no limit.
   void AllowSilence(std::chrono::milliseconds time);
 
-  // Notes in shared memory which requests this rank computes from now on. If the rank ends by
-  // itself, one of them may be the cause.
+  // Notes in shared memory which requests this rank computes from now on. If the rank process
+  // fails, one of these requests may be the cause.
   void NoteWork(std::span<const uint64_t> ids);
 
   void Abort(std::string_view reason);

@@ -38,8 +38,8 @@ class NodeGroup {
     int ranks_per_node = 1;
     Statement statement;  // must be equal on every node
     std::string secret;   // the same on all nodes; empty: nodes are not authenticated
-    std::chrono::milliseconds timeout{300'000};    // until all nodes must have joined
-    std::chrono::milliseconds connect_timeout{0};  // until node 0 must accept; 0: `timeout`
+    std::chrono::milliseconds timeout{300'000};    // time limit for all nodes to join
+    std::chrono::milliseconds connect_timeout{0};  // time limit for node 0 to accept; 0: `timeout`
     std::function<bool()> give_up;  // polled every 100 ms; must not return false after true
     // Set on node 0 if the engine restarts its ranks while requests are open. A node with other
     // flags is then refused and the wait continues, instead of ending with an error.
@@ -96,7 +96,7 @@ class NodeGroup {
   Events events_;
 
   std::mutex mutex_;     // guards the members below, and sends
-  bool ending_ = false;  // connections may close
+  bool ending_ = false;  // true: closed connections are expected
   bool reported_ = false;
 };
 

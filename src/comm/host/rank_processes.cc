@@ -84,7 +84,8 @@ struct RankProcesses::Impl {
   bool end_expected = false;
   bool killed = false;
   bool closing = false;
-  // Set: the watcher's thread begins an epoch and returns the ranks that it has started.
+  // If set, the watcher's thread begins an epoch and fulfills the promise with the ranks that it
+  // has started.
   std::optional<std::promise<std::vector<int>>> next_epoch;
 
   FileDescriptor wake;  // an eventfd that ends the watcher's wait
@@ -166,7 +167,8 @@ void RankProcesses::Impl::Wake() const {
   [[maybe_unused]] const ssize_t written = write(wake.get(), &one, sizeof one);
 }
 
-// No rank of the last epoch ends meanwhile, because this thread reaps them.
+// Runs on the watcher's thread, which also reaps. So `children` does not change in this function
+// except by SpawnMissing.
 void RankProcesses::Impl::BeginEpoch() {
   std::optional<std::promise<std::vector<int>>> asked;
   bool damaged = false;

@@ -298,7 +298,7 @@ TEST(RankProcessesTest, TheWatchdogKillsARankWithoutHeartbeat) {
               AllOf(HasSubstr("sent no heartbeat for "), HasSubstr("--watchdog-timeout")));
 }
 
-// A rank that computes for long without a heartbeat is not stopped.
+// A rank in a long computation without heartbeats is not stopped (SIGSTOP), so it is not killed.
 TEST(RankProcessesTest, OnlyAStoppedRankIsKilledForAStall) {
   Troupe troupe(2, "serve", kLong, {}, {}, milliseconds(300));
   troupe.ranks().WaitJoined();

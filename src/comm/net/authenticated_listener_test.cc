@@ -327,7 +327,7 @@ TEST_F(OpenerTest, AnotherProgramIsNamedAsSuch) {
 
 TEST_F(OpenerTest, AClosedConnectionIsRetried) {
   auto opened = Open(door_.address(), "one secret");
-  door_.Accept(IoLimit::After(kLong));  // and closes it
+  door_.Accept(IoLimit::After(kLong));  // accepts and closes the connection
   AuthenticatedListener listener(door_, {.key = Key("one secret")});
   EXPECT_TRUE(listener.Accept(IoLimit::After(kLong)));
   EXPECT_TRUE(opened.get().stream);

@@ -30,7 +30,7 @@ int MultiprocessorCount();  // for the current device
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  // Zeroed. Error kResource reports the requested and the free bytes.
+  // Allocates zeroed memory. Error kResource reports the requested and the free bytes.
   explicit DeviceMemory(size_t bytes);
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept

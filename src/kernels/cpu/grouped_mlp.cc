@@ -81,7 +81,7 @@ Inputs RoundInputs(const GroupedMlpParams& p, const std::vector<int32_t>& expert
   const auto count = static_cast<int64_t>(sources.size());
   char* memory = cpu::OpScratch(cpu::RoundedBytes(count, hidden, forms));
   const cpu::RoundedRows rows = cpu::AssignRoundedBuffers(count, hidden, forms, memory);
-  const Source* source = sources.data();  // the vector is thread_local
+  const Source* source = sources.data();  // for other threads: `sources` is thread_local
   cpu::RunRows(pool, count, hidden, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const WeightView& w = p.experts[source[i].expert].gate;

@@ -129,7 +129,7 @@ struct AttentionTask {
   float* scratch;  // AttentionScratch(k_width, v_width) floats
   int64_t part_begin, part_end;
   float* partials;
-  int64_t partial_stride;  // between parts: PartialFloats(rows · group, v_width)
+  int64_t partial_stride;  // floats per part: PartialFloats(rows · group, v_width)
 };
 
 constexpr int64_t kMaxLanes = 16;

@@ -22,7 +22,8 @@ struct Cut {
   int64_t tasks() const { return columns * batches; }
 };
 
-// Several tasks per thread balance load from other processes; long tasks keep memory streaming.
+// Makes several tasks per thread, to balance load if other processes slow down some threads. Tasks
+// are long enough that weights stream from memory.
 Cut PartitionLinear(int64_t m, int64_t n, int64_t total_n, int threads) {
   if (m == 0 || n == 0) return {};
   const int64_t wanted = threads == 1 ? 1 : int64_t{8} * threads;

@@ -176,7 +176,7 @@ class PromptConsumer {
     ptx::PinRegisters(part_.sums);
     ptx::PinRegisters(part_.weights);
   }
-  // Waits for the producer's copies of a block of keys, and for those of the queries before it.
+  // Waits until the producer has copied a block of keys and, before it, the queries.
   __device__ __forceinline__ void WaitForCopies(const PipelineState& at) const {
     ptx::BarrierWait(base_.After(offsetof(Shared, full) + at.stage * sizeof(uint64_t)), at.parity);
   }

@@ -209,7 +209,7 @@ class PromptProducer {
     const auto* k = static_cast<const __nv_bfloat16*>(p_.launch.k) + column;
     const auto* v = static_cast<const __nv_bfloat16*>(p_.launch.v) + column;
     const uint32_t to = ptx::SharedAddress(shared_.stages[stage_.stage]);
-    for (int part = warp_; part < 4; part += warps_) {  // 16 keys
+    for (int part = warp_; part < 4; part += warps_) {  // each part is 16 keys
       const int key = block * Shape::kKeys + part * 16 + lane_ % 16;
       const int slot = key >= item.begin && key < item.end ? SlotOf(item, key) : -1;
 #pragma unroll

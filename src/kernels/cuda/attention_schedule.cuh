@@ -16,7 +16,7 @@ namespace switchyard::cuda {
 struct KeySplits {
   int fine = 0, fine_end = 0, coarse = 0;
 
-  // The split of a key, and the first key of a split.
+  // Of: the index of the split that contains a key. Begin: the first key of a split.
   __host__ __device__ constexpr int Of(int key) const {
     return key < fine_end ? key / fine : fine_end / fine + (key - fine_end) / coarse;
   }
@@ -220,7 +220,7 @@ struct TileKeys {
   int begin_row = 0,
       end_row = 0;         // range of the tile; (row, head) has the number row · group + head
   int first_position = 0;  // position of its first row
-  int begin = 0, end = 0;  // keys
+  int begin = 0, end = 0;  // range of visible keys
   int first_new = 0;       // the sequence's keys from here on are stored in this step
   int first_split = 0, splits = 0;
 };

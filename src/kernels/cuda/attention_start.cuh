@@ -104,8 +104,8 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
   return StartTilesOf<TiledKernel<Shape>>(launch, min_rows, max_rows, waves, chain);
 }
 
-// Small tiles for sequences that fit in one, large tiles for the others, launched by
-// start_large(min_rows). If num_rows <= num_sequences (decode: one row per sequence), only the
+// Launches small tiles for sequences that fit in one small tile. start_large(min_rows) launches
+// large tiles for the others. If num_rows <= num_sequences (decode: one row per sequence), only the
 // small tiles are launched. Should a sequence then have more rows, the results are correct but
 // slow.
 template <typename Small>

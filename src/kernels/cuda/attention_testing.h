@@ -270,9 +270,9 @@ class AttentionSequences {
 
   AttentionShape shape_;
   std::vector<int32_t> lengths_;
-  std::vector<std::vector<float>> queries_, keys_, values_;  // by sequence
+  std::vector<std::vector<float>> queries_, keys_, values_;  // [sequence]
   std::vector<float> sinks_;
-  std::vector<std::vector<int32_t>> pages_;  // by sequence
+  std::vector<std::vector<int32_t>> pages_;  // [sequence]
   std::vector<char> k_, v_;
 };
 

@@ -131,7 +131,7 @@ __device__ __forceinline__ TileRescale ToProbabilities(const TileThread<Shape>& 
   return rescale;
 }
 
-// Does nothing if all factors of the warp are 1.
+// Multiplies sums and weights by the factors. Skips this if all factors of the warp are 1.
 template <typename Shape>
 __device__ __forceinline__ void Apply(const TileRescale& rescale, TileAccumulator<Shape>& part) {
   if (__all_sync(~0u, rescale.factor[0] == 1.0f && rescale.factor[1] == 1.0f)) return;

@@ -166,7 +166,7 @@ void LinearOps::LinearOfRoundedRows(const kernels::LinearParams& p,
 }
 
 void LinearOps::LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream) {
-  // With more rows each GEMM fills the GPU by itself.
+  // Maximum number of rows for concurrent GEMMs. With more rows a single GEMM fills the GPU.
   constexpr int64_t kSmall = 128;
   Rows rows;
   size_t first = 0;  // parts [first, i) are pending with `rows`

@@ -1,5 +1,5 @@
-// Attention in a chain of early launches. It copies keys of earlier steps while the kernels that
-// store the keys of this step may still run.
+// Attention in a chain of early launches. The attention kernel copies keys of earlier steps while
+// the kernels that store the keys of this step may still run.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -12,7 +12,7 @@
 namespace switchyard::cuda::ops {
 namespace {
 
-using Warp = RowThreads<false>;  // one head
+using Warp = RowThreads<false>;  // the threads of one head
 
 // Stores a head's row in the cache dtype, with StoreKv's rounding.
 template <DType kDType>

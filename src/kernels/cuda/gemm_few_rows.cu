@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     if (kFp8) ptx::PrefetchTensorMap(&scales_map);
   }
   ptx::ClusterSync();  // the barriers of both blocks are initialized
-  // Weights are not the output of a kernel. If the group sizes are known, the needed weights can be
+  // No kernel of the chain writes weights. If the group sizes are known, the needed weights can be
   // fetched before the previous kernel has ended.
   const bool is_weight_producer = warpgroup == kConsumers && threadIdx.x % 128 / 32 == kWeights;
   if (!p.groups_ready) WaitForPriorKernels();

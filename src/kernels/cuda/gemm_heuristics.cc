@@ -13,7 +13,8 @@ constexpr double kIngestBytes = 48;    // TMA bytes per clock and SM
 constexpr double kMemoryBytes = 2400;  // HBM bytes per clock, all SMs (4.2 TB/s)
 // Overhead per tile: prologue of the pipeline and epilogue.
 constexpr double kFewRowsTile = 1500, kManyRowsTile = 3000;
-constexpr double kManyRowsStep = 1190, kManyRowsStepFp8 = 950;  // 128 × 256 and 128 × 192
+constexpr double kManyRowsStep = 1190,
+                 kManyRowsStepFp8 = 950;  // clocks of a step of 128 × 256 and of 128 × 192 outputs
 
 // A step waits for TMA, then for its wgmmas in sequence, then (FP8) accumulates scaled sums. Two
 // warpgroups (128 weight rows) alternate in the last part.

@@ -51,10 +51,10 @@ struct WeightScales {
 // 8 (i / 2) of the warp's 16 rows and column 8j + 2 (lane % 4) + i % 2.
 //
 // FP8: the tensor core accumulates with fewer bits than float32. So it sums 128 elements only, and
-// the result is scaled and promoted to float32 registers. Meanwhile the tensor core serves the
-// other warpgroup, unless that one is promoting too. The code between two steps is therefore kept
-// as short as possible. Alternating the warpgroups by barriers costs more than it gains
-// (docs/notes/gpu.md).
+// the result is scaled and promoted to float32 registers. Meanwhile the tensor core computes
+// products of the other warpgroup, unless this warpgroup is promoting too. The code between two
+// steps is therefore kept as short as possible. Alternating the warpgroups by barriers costs more
+// than it gains (docs/notes/gpu.md).
 template <typename Format>
 __device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& shared,
                                                PipelineState& ring, int group, int column,

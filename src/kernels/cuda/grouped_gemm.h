@@ -55,7 +55,7 @@ struct GroupedGemmParams {
   bool float_output = false;
 };
 
-// Enqueue. Error kInvalid reports an unsupported size.
+// Enqueue the kernel and return. Error kInvalid reports an unsupported size.
 void GroupedGemmFp8(const GroupedGemmParams& p, const PdlStream& chain);
 void GroupedGemmBf16(const GroupedGemmParams& p, const PdlStream& chain);
 

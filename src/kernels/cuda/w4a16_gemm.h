@@ -36,7 +36,7 @@ struct W4A16GemmParams {
   const float* bias = nullptr;  // [groups, n] or null
   bool float_output = false;
 };
-// Enqueues. Error kInvalid reports an unsupported size.
+// Enqueues the kernel and returns. Error kInvalid reports an unsupported size.
 void GroupedGemmW4A16(const W4A16GemmParams& p, const PdlStream& chain);
 
 // Expands the weights to [groups, n, k] bfloat16 with the same device code. For tests.

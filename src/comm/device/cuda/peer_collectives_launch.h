@@ -37,7 +37,7 @@ constexpr size_t MemberBytes(int members) {
 struct ChannelSet {
   std::byte* buffers[kMaxMembers] = {};  // [size] each member's buffer (layout above)
   int world_ranks[kMaxMembers] = {};     // for error messages
-  int rank = 0, size = 1;                // of this member in the group, and members of the group
+  int rank = 0, size = 1;                // rank of this member; number of members
   WaitLimit limit;
 };
 

@@ -7,7 +7,8 @@
 namespace switchyard::cuda {
 namespace {
 
-// Unit: uint4 if everything is aligned, else a byte. Lengths are in units.
+// Unit: uint4 if all addresses and lengths are multiples of 16 bytes, else a byte. Lengths are in
+// units.
 template <typename Unit>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     AllGather(const __grid_constant__ ChannelSet set, const Unit* in, Unit* out,

@@ -25,7 +25,7 @@ struct GpuRanks {
 };
 
 // While a peer's kernel waits for this rank's kernel on the same GPU, this rank must not allocate
-// or free memory. These calls synchronize the whole GPU, so both ranks would deadlock. So
+// or free memory. These calls synchronize the whole GPU, so both ranks would deadlock. Therefore
 // everything is allocated here, before any rank begins. A copy must not be enqueued after a waiting
 // kernel either: it would block the copies of all ranks.
 struct GpuRank {

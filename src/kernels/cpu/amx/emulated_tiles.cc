@@ -32,7 +32,8 @@ class TileArithmetic {
 float Low(uint32_t pair) { return std::bit_cast<float>(pair << 16); }
 float High(uint32_t pair) { return std::bit_cast<float>(pair & 0xffff0000u); }
 
-// One row of C. Not inlined: its arithmetic must not move out of a TileArithmetic's lifetime.
+// Adds the products of one row of C. Not inlined: its arithmetic must not move out of a
+// TileArithmetic's lifetime.
 [[gnu::noinline]] void AddPairs(const uint32_t* a, int pairs, const uint32_t (*b)[kWords],
                                 int columns, uint32_t* c) {
   float first[kWords] = {}, second[kWords] = {};

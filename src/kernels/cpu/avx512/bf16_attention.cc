@@ -1,7 +1,7 @@
 // Attention over a bfloat16 cache with bfloat16 products (vdpbf16ps), which have twice the float32
-// throughput. Keys and values are operands without widening. Queries are rounded to bfloat16 once
-// per task. Exponentials are summed in float32 first, then rounded. Blocks, parts, maxima and sums
-// are as in simd/attention.h.
+// throughput. Keys and values are operands as stored, without conversion. Queries are rounded to
+// bfloat16 once per task. Exponentials are summed in float32 first, then rounded. Blocks, parts,
+// maxima and sums are as in simd/attention.h.
 //
 // Within a block, a query's exponential is zero for keys that it does not attend to. So all queries
 // of a tile visit the same pairs. Adding zeros changes no sum. vdpbf16ps flushes subnormals, so its

@@ -99,7 +99,7 @@ struct FourBitLanes {
   }
 
  private:
-  using Four [[gnu::may_alias]] = int32_t;  // codes of a row of x, which were written as bytes
+  using Four [[gnu::may_alias]] = int32_t;  // four codes of x, which were written as bytes
   // In place: with the intrinsic, GCC 12 copies the sums and spills them.
   [[gnu::always_inline]] static void AddFour(I& sum, I weights, const char* x) {
     asm("vpdpbusd %2%{1to16%}, %1, %0"
@@ -150,7 +150,7 @@ struct Quad {
   }
 };
 
-// lanes[q] becomes lane q of each of the four vectors.
+// Sets lanes[q] to the 128-bit lanes q of the four vectors x.
 [[gnu::always_inline]] inline void TransposeLanes(const __m512i (&x)[kQuads],
                                                   __m512i (&lanes)[kQuads]) {
   const __m512i low = _mm512_shuffle_i32x4(x[0], x[1], 0x44);

@@ -22,7 +22,7 @@ template <class D, class T>
   return value;
 }
 
-// A packed panel of outputs [n, n + count) of a task.
+// Outputs [n, n + count) of a task, with their packed panel.
 template <class D>
 struct FourBitOutputs {
   const LinearTask& t;

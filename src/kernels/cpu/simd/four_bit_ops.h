@@ -26,7 +26,7 @@
 
 namespace switchyard::kernels::cpu::simd {
 
-// Addresses of a panel's rows.
+// Addresses of the weight rows of a panel.
 template <int kLanes>
 struct FourBitRows {
   const char* row[kLanes];
@@ -40,7 +40,8 @@ struct FourBitOps : L {
   static I LowNibbles(I x) { return L::And(x, L::Set1(0x0f0f0f0f)); }
   static I HighNibbles(I x) { return LowNibbles(L::template ShiftRight<4>(x)); }
 
-  // Bit b of each byte as bit 4, or bits b and b + 1 as bits 4 and 5 if `mask` has both.
+  // Moves bit b of each byte to bit 4 and clears the others. If `mask` has bits 4 and 5, moves bits
+  // b and b + 1 to these.
   template <int b>
   static I HighBits(I x, I mask) {
     if constexpr (b < 4) {

@@ -13,7 +13,7 @@
 
 namespace switchyard::kernels::cpu::simd {
 
-constexpr int64_t kFourBitChunk = kInt8GroupSize;          // columns
+constexpr int64_t kFourBitChunk = kInt8GroupSize;          // columns of a chunk
 constexpr int64_t kFourBitChunkBytes = kFourBitChunk / 2;  // bytes of a chunk of a weight row
 constexpr int kFourBitVectors = 16;                        // vectors of a chunk of a panel
 
@@ -97,7 +97,7 @@ template <class D>
 void PackFourBitCodes(const FourBitRows<D::kLanes>& rows, int64_t bytes, char* out,
                       const FourBitRows<D::kLanes>& ahead) {
   constexpr int64_t kParts = kFourBitChunkBytes / D::kVectorBytes;
-  constexpr int64_t kPart = D::kLanes * FourBitPanel<D>::kVector;  // bytes of a panel
+  constexpr int64_t kPart = D::kLanes * FourBitPanel<D>::kVector;  // bytes of a part of a panel
   int64_t k = 0;
   for (; k + kFourBitChunkBytes <= bytes; k += kFourBitChunkBytes) {
     PrefetchChunk<D>(ahead, k / kFourBitChunkBytes, 0, D::kLanes / 2);

@@ -271,7 +271,7 @@ int BitsPerWeight(WeightFormat format) {
 
 template <class V>
 void LinearPanels(const LinearTask& t) {
-  // A power of two would map all rows to one L1 set.
+  // With a power of two as stride, all rows would map to one L1 set.
   const int64_t stride = ScratchStride(t.w.k);
   float* scales = t.scratch;
   float* panel = scales + ScaleFloats<V>(t.w.k);
