@@ -72,9 +72,9 @@ class FusedOps {
   // Whether Attention supports `bf16_queries` and `bf16_out`, which round as Attention does itself.
   virtual bool AttentionToBFloat16(const AttentionParams& p) const = 0;
 
-  // The form to which Linear rounds its input rows, if it pays that their producer does so; it may
-  // depend on p.m. Unless it is kNone, the producer may write rows in this form and call
-  // LinearOfRoundedRows, which does not read p.x.
+  // Returns the form to which Linear rounds its input rows, or kNone if rounding by the producer of
+  // the rows would not be faster. The form may depend on p.m. Unless it is kNone, the producer may
+  // write rows in this form and call LinearOfRoundedRows, which does not read p.x.
   virtual RoundedForm InputFormOf(const LinearParams& p) const = 0;
   virtual void LinearOfRoundedRows(const LinearParams& p, const RoundedRows& rows) = 0;  // [m, k]
 

@@ -162,7 +162,7 @@ struct AttentionParams {
   // FusedOps::AttentionToBFloat16 is true.
   bool bf16_queries = false;
   const void* k_cache = nullptr;  // [slots, kv_heads, head_dim] of kv_dtype
-  const void* v_cache = nullptr;  // same shape
+  const void* v_cache = nullptr;  // the shape of k_cache
   DType kv_dtype = DType::kF32;   // a cache dtype (kernels/cache_rows.h)
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   int32_t page_size = 1;

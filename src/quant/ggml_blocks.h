@@ -35,8 +35,8 @@ struct GgmlScaleMin {
 };
 GgmlScaleMin UnpackGgmlScaleMin(const uint8_t* packed, int j);
 
-// The codes of a Q4_0 or MXFP4 block's 16 bytes in the order of kInt4Group and kMxfp4 views: two
-// per byte, low nibble first. out: 16 bytes.
+// Brings the codes in the 16 bytes of a Q4_0 or MXFP4 block into the order of kInt4Group and kMxfp4
+// views: two per byte, low nibble first. `out` has 16 bytes.
 void ReorderGgmlNibbles(const uint8_t* in, uint8_t* out);
 
 }  // namespace switchyard

@@ -137,7 +137,8 @@ void FindInt4Scales(const float* x, int64_t k, int64_t group, bool symmetric, In
 
 namespace {
 
-// Squared errors of x · inverse, in steps of e2m1 (one mantissa bit, steps of 0.5 below 1).
+// Squared errors of x · inverse when rounded to e2m1, which has one mantissa bit (and steps of 0.5
+// below 1).
 struct E2M1Errors {
   [[gnu::always_inline]] static inline void Run(const float* x, float inverse,
                                                 float* __restrict errors) {

@@ -17,17 +17,17 @@ struct Int4Scale {
   uint8_t zero = kInt4Zero;  // 0..15; kInt4Zero if symmetric
 };
 
-// Scales and zero points for finite x [k] in groups of `group` columns, k > 0; the last group may
-// be short: w = (code - zero) · scale. out: one for each group. Tries eight pairs of a zero point
-// and a scale for each group, and takes the scale of least weighted squared error for the codes of
-// the best pair. Rounding the weights by that scale lowers the error further. A symmetric group may
-// have a negative scale: then the weight of largest magnitude has the code of -8 steps.
-// Bit-identical on every CPU. Thread-safe.
+// Finds scales and zero points for finite x [k] in groups of `group` columns, where w = (code -
+// zero) · scale and k > 0. The last group may be short. `out` has one element for each group. Tries
+// eight pairs of a zero point and a scale for each group, and takes the scale of least weighted
+// squared error for the codes of the best pair. Rounding the weights by that scale lowers the error
+// further. A symmetric group may have a negative scale: then the weight of largest magnitude has
+// the code of -8 steps. Bit-identical on every CPU. Thread-safe.
 void FindInt4Scales(const float* x, int64_t k, int64_t group, bool symmetric, Int4Scale* out);
 
-// e8m0 code of the exponent for finite x [kMxfp4BlockSize]. Compares two exponents: that of the OCP
-// specification (microscaling 1.0, 6.3), which clamps the largest magnitudes, and the next one.
-// Bit-identical on every CPU. Thread-safe.
+// Returns the e8m0 code of the exponent for finite x [kMxfp4BlockSize]. Compares two exponents:
+// that of the OCP specification (microscaling 1.0, 6.3), which clamps the largest magnitudes, and
+// the next one. Bit-identical on every CPU. Thread-safe.
 uint8_t FindMxfp4Scale(const float* x);
 
 }  // namespace switchyard

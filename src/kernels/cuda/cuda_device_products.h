@@ -53,7 +53,7 @@ class LinearOps {
 
  private:
   enum class Kernel { kExact, kMma, kDense };
-  // The input form of a GEMM's rows.
+  // The form of a GEMM's input rows.
   struct RowForm {
     enum Kind { kFloat, kBf16, kFp8 } kind = kFloat;
     ops::Rounding rounding;

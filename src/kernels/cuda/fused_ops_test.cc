@@ -139,7 +139,7 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
     const std::vector<float> qkv = random_.Normal(c.m * ld);
     const std::vector<uint8_t> cache(kSlots * kv_width * SizeOf(c.dtype), 3);
 
-    // The separate ops, as layers without fused ops run them.
+    // Runs the separate ops, as layers do without fused ops.
     const auto part = [&](int64_t begin, int64_t width) {
       std::vector<float> values;
       for (int64_t t = 0; t < c.m; ++t)

@@ -24,7 +24,7 @@ template <int kM_, int kN_, int kK_, int kWarpsM_, int kWarpsN_>
 struct Size {
   static constexpr int kM = kM_, kN = kN_, kK = kK_, kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
   static constexpr int kThreads = kWarpsM * kWarpsN * kWarp;
-  static constexpr int kRows = kM / kWarpsM, kColumns = kN / kWarpsN;  // per warp
+  static constexpr int kRows = kM / kWarpsM, kColumns = kN / kWarpsN;  // of a warp's part
   static_assert(kRows % 16 == 0 && kColumns % 16 == 0 && kK % 16 == 0);
 };
 // Few rows: throughput depends on how much of W is in flight, so the K step is large.

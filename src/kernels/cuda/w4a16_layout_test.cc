@@ -210,11 +210,11 @@ TEST(W4A16Pack, ViewsThatWouldLoseBitsAreNotPacked) {
   w = weight(WeightFormat::kNvfp4, 0, 16);
   EXPECT_EQ(format_of(w, 2), (W4A16Format{W4A16Kind::kNvfp4, 4}));
   EXPECT_EQ(format_of(w.Rows(0, 60), 2), std::nullopt);
-  std::vector<uint8_t> scales(64 * 160 / 16, 0x70);  // 128
+  std::vector<uint8_t> scales(64 * 160 / 16, 0x70);  // 128 in e4m3
   w.scales = scales.data();
   w.global_scale = 0.01f;
   EXPECT_EQ(format_of(w), (W4A16Format{W4A16Kind::kNvfp4, 4}));
-  scales[30 * 10 + 5] = 0xfe;  // −448
+  scales[30 * 10 + 5] = 0xfe;  // −448 in e4m3
   EXPECT_EQ(format_of(w), std::nullopt);
   w.global_scale = 0.008f;
   EXPECT_EQ(format_of(w), (W4A16Format{W4A16Kind::kNvfp4, 4}));

@@ -11,8 +11,8 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr float kMinGlobal = 0x1p-100f;     // times e4m3's least value: still a normal float32
-constexpr float kTooLarge = 4.0f;           // times 2^126: overflows float32
+constexpr float kMinGlobal = 0x1p-100f;     // times e4m3's least value, it is a normal float32
+constexpr float kTooLarge = 4.0f;           // times 2^126, it overflows float32
 constexpr uint8_t kMaxMxfp4Exponent = 128;  // 128 + 126 is bfloat16's largest exponent
 
 const uint8_t* Bytes(const void* p) { return static_cast<const uint8_t*>(p); }

@@ -21,7 +21,7 @@ Value Affirm(const Value& a);  // unary plus
 // Values nest at most kMaxNesting deep, so the recursion is bounded.
 bool Equal(Context& context, const Value& a, const Value& b);
 
-// Raise for values that Python cannot order.
+// Compare and Less raise an error for values that Python cannot order.
 bool Compare(Context& context, CompareOp op, const Value& a, const Value& b);
 bool Less(Context& context, const Value& a, const Value& b);
 

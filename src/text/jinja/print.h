@@ -11,7 +11,7 @@ namespace switchyard::jinja {
 // str(value). A string keeps its runs; a container is trusted only if all its strings are.
 Text Str(Context& context, const Value& value);
 
-// repr(value).
+// Returns what Python's repr(value) does.
 Text Repr(Context& context, const Value& value);
 
 std::string IntegerString(Int value);

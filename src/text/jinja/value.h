@@ -53,7 +53,7 @@ class Value {
   }
   static Value Bool(bool value) { return Value(Data(value)); }
   static Value Integer(Int value) { return Value(Data(value)); }
-  // `digits`: an optional minus sign and digits. An Int if it fits.
+  // `digits` has an optional minus sign and digits. The value is an Int if the number fits.
   static Value IntegerFromDigits(std::string_view digits);
   static Value Float(double value) { return Value(Data(value)); }
   explicit Value(TextPtr text) : data_(std::move(text)) {}
@@ -164,7 +164,7 @@ class Object : public std::enable_shared_from_this<Object> {
   virtual bool IsCallable() const { return false; }
   virtual Value Call(Context& context, const Arguments& arguments);
 
-  // 1 + the depth of the contents; 0 for objects whose contents the Context releases.
+  // Returns 1 + the depth of the contents, or 0 for objects whose contents the Context releases.
   virtual int depth() const { return 0; }
 
   // Drops references to other values, because they may form cycles.

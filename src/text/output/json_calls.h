@@ -79,7 +79,7 @@ class JsonCallReader {
   Step ReadKey(char c);
   Step BeginValue(char c);
   Step ReadArguments(char c);
-  Step ReadText(char c, std::string* text, State next);  // a string, into `text`
+  Step ReadText(char c, std::string* text, State next);  // appends a string to `text`
   void EndArguments();
   Step EndObject();
   // Ends the present call and returns kEnd if the call has begun, else returns kMalformed.
@@ -103,7 +103,7 @@ class JsonCallReader {
   std::string raw_;              // bytes after the last call that were consumed but became no event
   std::string key_, name_, id_;  // raw strings, without quotes
   bool has_name_ = false, has_arguments_ = false;
-  bool begun_ = false;    // the call's beginning is written
+  bool begun_ = false;    // writer_.BeginCall was called
   bool escaped_ = false;  // the next byte of the string follows a backslash
   bool wrote_ = false;    // arguments are not empty
   std::string early_;     // arguments that came before the name

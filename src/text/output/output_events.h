@@ -61,7 +61,7 @@ class CallWriter {
 
  private:
   OutputEvents& out_;
-  std::string space_;        // held back
+  std::string space_;        // white space that is held back
   bool after_call_ = false;  // true if only white space has followed the last call
 };
 

@@ -50,7 +50,8 @@ class OutputParser {
   OutputParser& operator=(const OutputParser&) = delete;
 
   void Push(std::string_view text);
-  // `complete`: the model ended the output; false: a limit cut it (CallParser::Finish).
+  // `complete` is true if the model ended the output, and false if a limit did
+  // (CallParser::Finish).
   void Finish(bool complete);
   // Returns the events since the last call of Take.
   std::vector<OutputEvent> Take() { return events_.Take(); }

@@ -39,7 +39,7 @@ class CallListEnd {
  private:
   enum class Head { kBracket, kBeforeName, kName, kAfterName, kDone };
 
-  // The head of the first call: "[", a name, "(".
+  // Reads the head of the first call: "[", a name, "(".
   bool PushHead(char c) {
     const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
     const bool space = IsMarkupSpace(c);

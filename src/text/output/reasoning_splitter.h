@@ -11,7 +11,7 @@
 namespace switchyard {
 
 // Reasoning is only at the start of an output: either the output begins with the opening marker, or
-// the prompt has opened the reasoning already. Later markers are text. Line ends next to the
+// the prompt has opened the reasoning already. Later markers are text. Line breaks next to the
 // markers belong to them. One output, one thread at a time.
 class ReasoningSplitter {
  public:
@@ -28,7 +28,7 @@ class ReasoningSplitter {
   // Does not own `out` and the texts of `markers`. Reasoning goes to `out`.
   ReasoningSplitter(OutputEvents& out, const Markers& markers, Start start);
 
-  // Adds a piece of the output. Returns content.
+  // Adds a piece of the output. Returns the content in it.
   std::string Push(std::string_view text);
   std::string Finish();
 

@@ -91,7 +91,7 @@ class AddedTokens {
   // entries, and for an id or a token that is already assigned differently.
   AddedTokens(const JsonNode& list, const Vocabulary& model, const TextNormalizer* normalizer);
 
-  // Null for an id that is not an added token.
+  // Returns null for an id that is not an added token.
   const AddedToken* Find(int32_t id) const;
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
@@ -112,7 +112,7 @@ class AddedTokens {
   std::vector<AddedToken> tokens_;
   Vocabulary vocabulary_;
   std::unordered_map<int32_t, size_t> index_of_id_;
-  StringMatcher raw_;  // values: indices of tokens_
+  StringMatcher raw_;  // its values are indices of tokens_
   StringMatcher normalized_;
   bool has_normalized_special_ = false;
 };

@@ -200,7 +200,7 @@ void BpeModel::Merge(Scratch* scratch) const {
     if (left.id < 0 || left.next < 0) continue;
     Scratch::Symbol& right = at(left.next);
     const PairMerge* merge = merges_.Find(left.id, right.id);
-    // Stale if a neighbour was merged differently in the meantime.
+    // Another merge may have changed the pair since it was queued.
     if (merge == nullptr || merge->id != best.id) continue;
 
     left.id = best.id;

@@ -74,7 +74,7 @@ class DecodeStream {
   };
 
   Collector end_;
-  std::vector<std::unique_ptr<TokenSink>> filters_;  // last to first
+  std::vector<std::unique_ptr<TokenSink>> filters_;  // the last filter first
   TokenSink* start_;
 };
 

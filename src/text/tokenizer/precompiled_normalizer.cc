@@ -32,7 +32,7 @@ class DoubleArray {
  public:
   explicit DoubleArray(std::vector<uint32_t> units) : units_(std::move(units)) {}
 
-  // The value of the shortest prefix of `key` in the trie.
+  // Returns the value of the shortest prefix of `key` that is in the trie.
   std::optional<uint32_t> ShortestPrefix(std::string_view key) const {
     size_t at = 0;
     if (!Descend(&at)) return std::nullopt;

@@ -246,7 +246,7 @@ class Translator {
     }
   };
 
-  // An expression that matches one character of the class whose '[' was just read.
+  // Returns an expression that matches one character of the class whose '[' was just read.
   std::string Class(int depth) {
     if (depth > kMaxNesting) throw Fault("nests too deeply");
     const bool negated = Accept("^");
