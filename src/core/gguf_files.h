@@ -48,7 +48,7 @@ class GgufFiles {
   // Values of the metadata. Errors name the key if the value has another type or is out of range.
   bool Has(std::string_view key) const { return metadata_.contains(key); }
   std::optional<int64_t> Int(std::string_view key) const;
-  std::optional<double> Number(std::string_view key) const;  // integers too
+  std::optional<double> Number(std::string_view key) const;  // also of an integer
   std::optional<bool> Bool(std::string_view key) const;
   const std::string* String(std::string_view key) const;                // nullptr: absent
   const std::vector<std::string>* Strings(std::string_view key) const;  // nullptr: absent

@@ -45,7 +45,7 @@ struct NormRopeStoreKvParams {
   const float* k_norm = nullptr;
   int64_t m = 0, heads = 0, kv_heads = 0, head_dim = 0;
   float eps = 1e-6f;
-  int64_t rotary_dim = 0;  // as in RopeParams; starts at a head's first element
+  int64_t rotary_dim = 0;  // as in RopeParams, counted from a head's first element
   bool interleaved = false;
   const int32_t* positions = nullptr;  // [m]
   const float* cos_sin = nullptr;      // [positions, rotary_dim]

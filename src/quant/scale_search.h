@@ -2,8 +2,8 @@
 // calibration.
 //
 // Squared errors of int4 are weighted: by x² if symmetric, else by |x| plus the group's mean
-// magnitude. llama.cpp uses similar factors for Q4_0 and Q4_K. They raise the plain RMS error by
-// 1 to 4 % but lowered the loss of Yardling (docs/quantization.md).
+// magnitude. llama.cpp uses similar factors for Q4_0 and Q4_K. They raise the unweighted RMS error
+// by 1 to 4 %, but lower the loss of the model Yardling (docs/quantization.md).
 #pragma once
 
 #include <cstdint>

@@ -91,7 +91,7 @@ struct RankProcesses::Impl {
   FileDescriptor wake;  // an eventfd that ends the watcher's wait
   std::vector<std::string> environment;
 
-  std::jthread watcher;  // last: joined first
+  std::jthread watcher;  // the last member, so that it is joined first
 
   void SpawnAll();
   Child Spawn(int i);

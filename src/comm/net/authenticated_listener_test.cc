@@ -254,7 +254,7 @@ TEST_F(AcceptorTest, AReplayedHandshakeIsRefused) {
   EXPECT_NE(replayed.challenge.nonce, recorded.challenge.nonce);
   const Conclusion conclusion = replayed.Prove(recorded.proof);
   EXPECT_EQ(conclusion.verdict, Verdict::kWrongSecret);
-  EXPECT_EQ(conclusion.proof, Digest{});  // nothing that depends on the key
+  EXPECT_EQ(conclusion.proof, Digest{});  // reveals nothing about the key
   EXPECT_THAT(From(), ElementsAre(1));
 }
 

@@ -165,7 +165,7 @@ class TileFinder {
   // Returns tile `index` of the launch; its sequence is −1 if the launch has fewer tiles. `index`
   // must not decrease from call to call.
   __device__ AttentionWorkItem Find(const AttentionSchedule& s, int index) {
-    int active, all;  // sequences with more than rank_ tiles: of this lane, of all lanes
+    int active, all;  // numbers of sequences with more than rank_ tiles, per lane and in total
     while (true) {
       active = 0;
       int least = INT_MAX;  // fewest tiles of a sequence with more than rank_

@@ -79,7 +79,7 @@ __device__ __forceinline__ void Mask(const TileThread<Shape>& thread, const Tile
 // float32 sums hold with the same relative precision. FlashAttention-4 rescales in this way.
 constexpr float kMaxSlack = 8.0f;
 
-// Factors of the sums and weights so far, per row of the lane.
+// For each row of the lane, the factor that rescales the sums and weights of earlier blocks.
 struct TileRescale {
   float factor[2];
 };

@@ -43,8 +43,8 @@ const std::string* TokenText(const Json& token) {
 // Texts of special tokens by name.
 using SpecialTokens = std::map<std::string, std::string>;
 
-// Takes every *_token of `config`: the usual seven, and those that a model adds (image_token …). If
-// extra_special_tokens is an object, takes its entries too.
+// Takes every *_token of `config`: those of all tokenizers (bos_token, eos_token …) and those that
+// a model adds (image_token …). If extra_special_tokens is an object, takes its entries too.
 void TakeSpecialTokens(const Json& config, SpecialTokens* tokens) {
   for (const auto& [name, value] : config.items()) {
     const std::string* text = TokenText(value);

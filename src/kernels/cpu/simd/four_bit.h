@@ -50,7 +50,7 @@ template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
   constexpr int kChains = D::Chains(M);
   constexpr int kVectors = kFourBitVectors / kBlocks;  // vectors of a block
   constexpr int kStep = kVectors < 4 ? kVectors : 4;
-  constexpr int64_t kFour = 4;  // even codes of x, and odd codes, per vector of weights
+  constexpr int64_t kFour = 4;  // a vector of weights needs 4 even and 4 odd codes of x
   const Int8BlockSource& rows = o.t.blocks;
   const char* x[M];
 #pragma GCC unroll 8
