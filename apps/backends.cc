@@ -33,8 +33,8 @@ void PrintCheckpoint(const EngineConfig& config, const MoeBackends& backends) {
                  Name(activation), config.quantization.activations);
 }
 
-// A command without --nnodes works on one host only. `train` has no --device, so it works on CPUs
-// only.
+// A command without the flag --nnodes runs on one host only. `train` has no flag --device, so it
+// runs on CPUs only.
 void PrintFeatures(const MoeBackends& backends) {
   const char* const section = "Commands";
   std::vector<Feature> all = {

@@ -32,12 +32,13 @@ void CheckWritable(const std::string& file) {
   if (!existed) std::filesystem::remove(file);
 }
 
-// The table is the only output on standard output, unless it goes to a file.
+// Without --json, the cost table is written to standard output, so nothing else may be printed
+// there.
 int Calibrate(const BenchArgs& args, bool cuda) {
   if (cuda)
     throw Invalid(
-        "bench calibrate: measures CPUs only; want --device cpu. Tables of H100 and H200 are part "
-        "of the program (plan --gpus)");
+        "bench calibrate: measures CPUs only; set --device cpu. The cost tables of H100 and H200 "
+        "are built into the program (plan --gpus)");
   bench::Report report("", args.json.empty() ? stderr : stdout, /*progress=*/true);
   const std::string table = plan::ToJson(bench::CalibrateCpu({.threads = args.threads}, report));
   if (args.json.empty()) {

@@ -91,7 +91,7 @@ void StartProfile(const ServeOptions& options) {
   bench::Ask(options, "POST", "/start_profile", body.dump());
 }
 
-// The files, by rank.
+// Stops the server's profile. Returns the trace files, ordered by rank.
 std::vector<std::string> StopProfile(const ServeOptions& options) {
   const auto answer = nlohmann::json::parse(bench::Ask(options, "POST", "/stop_profile"));
   return answer.value("files", std::vector<std::string>());

@@ -172,7 +172,7 @@ TEST(WorkerSetTest, HealthDecidesWhoGetsRequests) {
   EXPECT_EQ(workers.All()[0].open, 1);
 
   EXPECT_FALSE(workers.Failed(a, "one"));
-  workers.RequestSucceeded(a);  // so the next failure is the first again
+  workers.RequestSucceeded(a);  // resets the number of consecutive failures
   EXPECT_FALSE(workers.Failed(a, "one"));
   EXPECT_TRUE(workers.Failed(a, "two"));
   EXPECT_EQ(workers.All()[0].last_failure, "two");

@@ -138,8 +138,8 @@ size_t PrefixTree::bytes_of(int64_t worker) const {
 }
 
 void PrefixTree::Evict() {
-  // A node is used whenever one of its descendants is, so its last use is never earlier than
-  // theirs. Removal of all nodes up to a time therefore never separates a node from its parent.
+  // A use of a node is also a use of all its ancestors, so no node has a later last use than its
+  // parent. If a node stays because its last use is recent, its parent therefore stays too.
   std::vector<std::pair<uint64_t, size_t>> uses;  // last use, bytes
   std::vector<Node*> open = {&root_};
   while (!open.empty()) {

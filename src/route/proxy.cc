@@ -24,7 +24,8 @@ bool IsEventStream(const std::string& content_type) {
   return content_type.starts_with(http::kEventStream);
 }
 
-// Another worker may answer: this one is starting, draining, restarting its ranks, or full.
+// True if another worker may respond instead: this one is starting, draining, restarting its ranks,
+// or full.
 bool MayRetry(int status) {
   return status == 429 || status == 502 || status == 503 || status == 504;
 }
@@ -63,17 +64,18 @@ class Proxy::Exchange {
   std::string failure;       // of the last attempt
   bool begun = false;        // the head of a stream was sent
   bool events_sent = false;  // the client has received a part of the response
-  bool may_try_more = true;  // another worker exists, and retries are left
+  bool may_try_more = true;  // another worker exists, and the retry limit is not reached
   std::shared_ptr<Upstream*> upstream = std::make_shared<Upstream*>(nullptr);  // to cancel
 
-  // Ends the exchange with an error, in the way that its state permits.
+  // Ends the exchange with an error: a response with `status`, or an error event if a stream has
+  // begun.
   void Fail(int status, const std::string& message) {
     if (!begun) {
       responder->SendError(status, message);
       return;
     }
     responder->Write(http::SseEvent(http::ErrorBody(status, message)));
-    responder.reset();  // without an end, so that the client detects an incomplete response
+    responder.reset();  // no final chunk, so that the client detects an incomplete response
   }
 };
 
@@ -166,7 +168,8 @@ asio::awaitable<std::unique_ptr<Upstream>> Proxy::SendTo(Exchange& exchange,
       co_await upstream->Send(head, exchange.request->body);
       co_return upstream;
     } catch (const UpstreamError&) {
-      // The worker may have closed the connection before the request. A new one tells.
+      // The worker may have closed the idle connection before it received the request. So the
+      // request is sent again on a new connection.
       *exchange.upstream = nullptr;
       if (exchange.responder->Closed()) throw;
     }
@@ -223,7 +226,8 @@ asio::awaitable<void> Proxy::Relay(Exchange& exchange, Upstream& upstream) {
   const std::string content_type = upstream.Header("content-type");
   const bool events = IsEventStream(content_type);
   if (exchange.begun && !(events && status == 200)) {
-    // An earlier attempt has begun an event stream, so this response can only be an event of it.
+    // An earlier attempt has begun an event stream, so this response is sent as an event of that
+    // stream.
     std::string body;
     for (std::string part; !(part = co_await upstream.Read()).empty();)
       if (body.size() < options_.max_response_bytes) body += part;

@@ -24,7 +24,7 @@ namespace switchyard::route {
 
 struct ProxyOptions {
   UpstreamTimeouts timeouts;
-  int max_retries = 3;  // further workers that a request is sent to
+  int max_retries = 3;  // maximum number of further workers that a request is sent to
   std::chrono::milliseconds health_interval{5'000};
   std::chrono::milliseconds health_timeout{5'000};
   std::string worker_key;                         // API key of the workers; empty: the client's
@@ -66,7 +66,8 @@ class Proxy {
                                                            const WorkerSet::Lease& lease);
   boost::asio::awaitable<void> Relay(Exchange& exchange, Upstream& upstream);
   boost::asio::awaitable<void> CheckHealth(int64_t worker);
-  // After a worker became unhealthy. Its requests without an event go to other workers, if any.
+  // Call after a worker became unhealthy. Its requests that have no event yet are sent to other
+  // workers, if there are any.
   void Leave(int64_t worker);
   boost::asio::awaitable<std::string> CheckOnce(const WorkerUrl& worker);
   boost::asio::awaitable<void> SendToAll(std::shared_ptr<const http::Request> request,
@@ -76,7 +77,8 @@ class Proxy {
   WorkerSet& workers_;
   Policy& policy_;
   ProxyCounts counts_;
-  // Of the thread. Coroutines that the io_context destroys still use them.
+  // Used on the proxy's thread only. Declared before io_, because coroutines that the destructor of
+  // io_ destroys still use it.
   std::map<int64_t, std::set<Exchange*>> exchanges_;  // in progress, by worker
   boost::asio::io_context io_{1};
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;

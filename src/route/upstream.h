@@ -19,11 +19,12 @@
 
 namespace switchyard::route {
 
-// A failed exchange, by what the worker may have done with the request.
+// A failed exchange. `refused` tells apart failures before and after the connection was
+// established.
 struct UpstreamError : std::runtime_error {
   UpstreamError(bool refused, const std::string& what)
       : std::runtime_error(what), refused(refused) {}
-  bool refused;  // there was no connection
+  bool refused;  // no connection was established, so the worker has not received the request
 };
 
 struct UpstreamTimeouts {

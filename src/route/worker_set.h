@@ -46,8 +46,8 @@ class WorkerSet {
   std::vector<WorkerState> All() const;    // ascending by id
   bool Contains(int64_t id) const;
 
-  // Selects a healthy worker that is not in `except`, and counts the request as open. An empty
-  // result: there is none.
+  // Acquire selects a healthy worker that is not in `except`, and counts the request as open. The
+  // lease is false if there is no such worker.
   struct Lease {
     int64_t id = -1;
     WorkerUrl url;

@@ -168,7 +168,7 @@ class Upkeep {
     const double held = service_.front.history().held_for;
     if (held < 1) next_comment_ = 1;
     if (held < next_comment_) return;
-    server_.CommentStreams("waiting");  // so that proxies and clients do not give up
+    server_.CommentStreams("waiting");  // keeps proxies and clients from closing idle streams
     next_comment_ = held + 1;
   }
 
@@ -178,8 +178,9 @@ class Upkeep {
   double next_comment_ = 1;  // next comment, in seconds since the start of the pause
 };
 
-// Waits until all requests have ended. Aborts the rest at the deadline or on a second signal. A
-// change of the ranks ends first, since the server's stop waits for the response to its request.
+// Waits until all requests have ended. Aborts the remaining ones at the deadline or on a second
+// signal. A change of the ranks in progress ends first, because Server::Stop waits for the response
+// to the request that began the change.
 void Drain(Service& service, Supervisor& ranks, Upkeep& upkeep, const StopSignals& signals,
            const std::atomic<bool>& lost) {
   service.front.StartDraining();
@@ -216,7 +217,7 @@ bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
   return restarts;
 }
 
-// Why POST /scale_elastic_ep is refused; empty: it is not.
+// Returns the reason why POST /scale_elastic_ep is refused; "" if it is supported.
 std::string WhyRanksStay(const Launch& launch, bool restarts) {
   if (launch.launched) return "ranks that a launcher (such as mpirun) started cannot be changed";
   if (!launch.alone()) return "with several nodes, the ranks cannot be changed";
@@ -257,8 +258,8 @@ int RunServe(const ServerArgs& args) {
   const ServedModel model = LoadServedModel(args, plan.model);
   LogOutputFormat(model.output_format);
 
-  // The front and the ranks send messages to each other. `ranks` is constructed last, so that it is
-  // destroyed first; `link` is set afterwards.
+  // The front and the ranks refer to each other. The ranks are constructed after the front, so that
+  // they are destroyed first. So the front gets this link, whose target is set later.
   struct LateLink : RankLink {
     void Send(const std::vector<ControlMessage>& messages) override { ranks->Send(messages); }
     Supervisor* ranks = nullptr;
@@ -297,14 +298,15 @@ int RunServe(const ServerArgs& args) {
                        .plan = plan,
                        .machine = ThisMachine(args.engine, launch.ranks_of_host)},
                       served);
-  Supervisor ranks({.restarts = restarts, .deaths = DeathLimit::Parse(args.max_rank_deaths)}, front,
-                   std::make_shared<ServedLayout>(served, RankJob{args.engine, plan},
-                                                  *std::move(membership), /*checks=*/false),
-                   [&](const std::string& why) {
-                     lost_reason = why;
-                     lost = true;  // first: a client may send a signal as soon as its request fails
-                     front.OnRanksLost(why);
-                   });
+  Supervisor ranks(
+      {.restarts = restarts, .deaths = DeathLimit::Parse(args.max_rank_deaths)}, front,
+      std::make_shared<ServedLayout>(served, RankJob{args.engine, plan}, *std::move(membership),
+                                     /*checks=*/false),
+      [&](const std::string& why) {
+        lost_reason = why;
+        lost = true;  // before requests fail, because a client may then send a signal at once
+        front.OnRanksLost(why);
+      });
   changes.Control(&ranks);
   service.elastic = &changes;
   link.ranks = &ranks;

@@ -1,4 +1,4 @@
-// A micro-batch: the sequences that one rank processes between two gradient exchanges.
+// A micro-batch: the sequences that one rank processes in one forward and backward pass.
 #pragma once
 
 #include <cstdint>

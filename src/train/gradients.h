@@ -10,12 +10,13 @@ namespace switchyard::train {
 
 // The groups over which a rank's gradients must be summed; null: the rank is alone in the group.
 struct GradientGroups {
-  // All ranks of the stage: for replicated tensors, whose gradient on a rank comes from that rank's
-  // own rows and heads only.
+  // All ranks of the pipeline stage, for replicated tensors. Each rank has the gradient of its own
+  // rows and heads only.
   Collectives* stage = nullptr;
-  Collectives* copies = nullptr;         // same tensor-parallel slice, other rows
-  Collectives* expert_copies = nullptr;  // same experts
-  Collectives* embedding = nullptr;      // first and last stage: the embedding and its copy
+  Collectives* copies = nullptr;         // ranks with the same tensor-parallel shard and other rows
+  Collectives* expert_copies = nullptr;  // ranks with the same experts
+  Collectives* embedding =
+      nullptr;  // ranks of the first and last stage that hold the tied embedding
 };
 
 // Sums each parameter over its group, exactly once, in place and in rank order, so that all ranks

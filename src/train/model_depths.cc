@@ -39,8 +39,8 @@ void CheckBatch(const Batch& batch, const ModelConfig& config) {
   CheckTokens(batch.targets, Batch::kIgnored, config.vocab_size, "target");
 }
 
-// Fills the rows of a module: those of `before` except the last of each sequence, which has no next
-// token. Each row gets the next token and its target.
+// Fills the rows of an MTP module. They are the rows of `before` except the last row of each
+// sequence, which has no next token. Each row gets the token and the target of the next row.
 template <typename T>
 void ShiftByOneToken(const DepthState<T>& before, DepthState<T>* d) {
   d->source.clear();
@@ -109,9 +109,9 @@ void Model<T>::EmbedRowsBackward(const DepthState<T>& d, const T* dout) {
   }
 }
 
-// joined = [norm(embedding of the token), norm(final hidden state of the previous depth)]: the
-// order of DeepSeek's checkpoints (the paper has the reverse order). The hidden state is taken
-// after the final norm, as in the inference code of vLLM and the training code of Megatron.
+// joined = [norm(embedding of the token), norm(final hidden state of the previous depth)]. This is
+// the order in DeepSeek's checkpoints; the paper has the reverse order. The hidden state is taken
+// after the final norm, as in vLLM's inference code and Megatron's training code.
 template <typename T>
 void Model<T>::Join(int64_t depth, Pass<T>* pass) {
   const DepthState<T>& before = pass->depths[depth - 1];

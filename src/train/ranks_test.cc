@@ -56,7 +56,8 @@ struct Form {
   bool two = false;  // two micro-batches
   schedule::Order order = schedule::Order::kPlain;
   bool tcp = false;
-  std::vector<int64_t> borders;  // sequence boundaries of the ranks
+  std::vector<int64_t>
+      borders;  // [ranks + 1] sequences [borders[r], borders[r + 1]) belong to rank r
 };
 
 Step RanksStep(const ModelConfig& config, const Batch& batch, const Form& form) {
@@ -76,7 +77,7 @@ Step RanksStep(const ModelConfig& config, const Batch& batch, const Form& form) 
     const SumOverRanks sum = [&](std::span<float> v) {
       comm->tp->AllReduceSum(v.data(), v.size());
     };
-    testing::OneRank<float> whole(config, Options());  // for its weights
+    testing::OneRank<float> whole(config, Options());  // gives the initial weights
     Model<float> model(config, Options(), {.experts = exchange.ranks(), .sum = sum}, pool);
     std::map<std::string, const Parameter<float>*> all;
     for (const Parameter<float>* p : whole.model.parameters()) all[p->name] = p;

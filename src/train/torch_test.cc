@@ -1,4 +1,4 @@
-// Gradients of the fixtures against those of PyTorch's autograd
+// Compares the gradients of the fixtures with those of PyTorch's autograd
 // (tests/data/train/make_gradients.py).
 #include <filesystem>
 

@@ -128,9 +128,10 @@ Json ToolsOf(const Json& tools) {
     if (!tools[i].is_object()) throw InvalidField(where, "{} is not an object", where);
     const Fields t(tools[i], where + ".");
     if (const std::string type = t.String("type", "custom"); type != "custom")
-      throw InvalidField(t.Name("type"),
-                         "{}: {} is not supported, only custom: the server itself runs no tools",
-                         t.Name("type"), Dump(type).substr(0, 80));
+      throw InvalidField(
+          t.Name("type"),
+          "{}: {} is not supported, want custom: the server executes no tools itself",
+          t.Name("type"), Dump(type).substr(0, 80));
     const Json* schema = t.Find("input_schema");
     if (schema && !schema->is_object())
       throw InvalidField(t.Name("input_schema"), "{} is not an object", t.Name("input_schema"));
@@ -193,7 +194,8 @@ void AddThinking(const Json& thinking, Json* body) {
                                      {"enable_thinking", type == "enabled"}};
 }
 
-// Whether the output continues the last message, which then is a text of the assistant.
+// Whether the output continues the last message. It does so if that message is a text of the
+// assistant.
 bool ContinuesLast(const Json& messages) {
   const Json& last = messages.back();
   return last["role"] == "assistant" && last["content"].is_string() && last["content"] != "" &&

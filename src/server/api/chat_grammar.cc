@@ -16,8 +16,8 @@ constexpr std::string_view kHarmonyTurn = "<|start|>assistant";
 constexpr std::string_view kHarmonyCall = "<|channel|>commentary to=functions.";
 constexpr std::string_view kFinalChannel = "<|channel|>final<|message|>";
 
-// The grammar's form of a call format. nullopt if the format does not write parameters as JSON, or
-// has no marker before them.
+// Converts a call format to the form that the grammar library takes. nullopt if the format does not
+// write parameters as JSON, or has no marker before the parameters.
 std::optional<ToolCallFormat> GrammarOf(const CallFormat& calls, const SpecialTokens& special) {
   ToolCallFormat format;
   if (calls.name == "qwen25") {
@@ -136,8 +136,8 @@ bool BeginsMessage(const PromptEnd& prompt) {
 
 // Options of the part before the constrained part of the output.
 struct BeforeContent {
-  bool separate = true;         // the response has the reasoning apart from the content
-  bool preambles = false;       // of harmony
+  bool separate = true;    // the response separates reasoning and content
+  bool preambles = false;  // harmony only: messages of the channel commentary may precede calls
   std::string_view excluded{};  // a marker that reasoning cannot contain; may be empty
 };
 
@@ -161,7 +161,8 @@ Json ReasoningBefore(const OutputFormat& model, const PromptEnd& prompt,
   return Json::array({{{"type", "optional"}, {"content", SequenceOf(std::move(elements))}}});
 }
 
-// Calls of offered tools instead of content: any text after the marker of a call.
+// Grammar of calls without constraints: the marker that begins a call, then any tokens. Used where
+// the model may call offered tools instead of writing constrained content.
 std::string FreeCalls(const CallFormat& calls, const SpecialTokens& special) {
   if (!calls.IsHarmony() && calls.begin.empty()) return "";
   Json elements = MarkedText(calls.IsHarmony() ? kHarmonyCall : calls.begin, special);

@@ -54,8 +54,9 @@ class ChatOutput {
 
   const OutputPlan& plan_;
   OutputParser parser_;
-  std::string held_reasoning_;    // without stream_reasoning
-  bool after_reasoning_ = false;  // without separate_reasoning: the last content was reasoning
+  std::string
+      held_reasoning_;  // reasoning held back until it ends; only if stream_reasoning is false
+  bool after_reasoning_ = false;  // separate_reasoning is false, and the last content was reasoning
   int32_t sent_calls_ = 0;
   int64_t reasoning_tokens_ = 0;
 };

@@ -25,7 +25,8 @@ Json ParseBody(const http::Request& request);
 
 // Serializes a JSON response. Invalid UTF-8 is replaced by U+FFFD, not an error.
 std::string Dump(const Json& json);
-// As Dump, but prints values of jinja::ParseExactJson, such as integers beyond 64 bits.
+// Like Dump, but prints numbers of jinja::ParseExactJson, such as integers beyond 64 bits, with
+// their exact digits.
 std::string DumpExact(const Json& json);
 
 // Typed access to an object's fields. An absent or null field gives the default. A wrong type

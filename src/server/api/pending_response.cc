@@ -32,7 +32,8 @@ size_t CostOf(const std::vector<PositionLogprobs>& positions) {
   return count * kAlternativeBytes;
 }
 
-// Bytes that an event adds to the request: the results in the event, and the JSON built from them.
+// Bytes of memory that an event adds to the request: the results in the event, and the JSON built
+// from those results.
 size_t CostOf(const GenerationEvent& e) {
   constexpr size_t kTokenBytes = 32, kFloatBytes = 40;  // as JSON, twice
   return kTextFactor * e.text.size() + kTokenBytes * e.tokens.size() +
@@ -96,7 +97,8 @@ void PendingResponse::OnEvent(size_t i, const GenerationEvent& event) {
       return;
     }
     working_ = true;
-    // A response without streaming is built at the end, which may take long.
+    // Without streaming, the whole response is built at the end. That may take long, so it is not
+    // done on the reader thread.
     if (!small || (!stream_ && event.finished())) responder = responder_;
     if (responder) queue_.push_back({i, event});
   }

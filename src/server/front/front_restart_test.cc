@@ -71,7 +71,7 @@ TEST_F(FrontRestartTest, AnAbortDuringAPauseFollowsItsRequest) {
   EXPECT_THAT(clients[a]->tokens, SizeIs(1));
 }
 
-// The abort was sent to ranks that ended before they read it.
+// The first abort is lost: it was sent to ranks that ended before they read it.
 TEST_F(FrontRestartTest, ALostAbortIsSentAgain) {
   const uint64_t id = Submit(20);
   Steps(1);

@@ -218,7 +218,7 @@ TEST_F(FrontTest, StopStringsWaitForTheMinimum) {
   const uint64_t id = Submit(spec);
   for (const char* letter : {"a", "b", "b", "a"}) Tokens(id, letter);
   ASSERT_THAT(events, SizeIs(1));
-  EXPECT_EQ(events[0].text, "a");  // "bb" ends after the minimum
+  EXPECT_EQ(events[0].text, "a");  // "bb" ends after the first min_new_tokens tokens
   EXPECT_EQ(std::get<std::string>(events[0].matched), "bb");
   EXPECT_THAT(events[0].tokens, SizeIs(3));
 }

@@ -23,7 +23,7 @@ class StopStrings {
   struct Piece {
     std::string_view text;
     bool may_stop = true;  // false: a stop string that ends in this piece does not match
-    bool hidden = false;   // special tokens: part of the matching, but not of the returned text
+    bool hidden = false;   // true for special tokens: the text is matched, but not returned
   };
   // Returns the text that is safe to show. Returns nothing once matched() is set.
   std::string Push(const Piece& piece);

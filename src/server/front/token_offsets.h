@@ -7,10 +7,11 @@
 
 namespace switchyard {
 
-// Counts characters (code points) while a detokenizer turns tokens into text. A token that
-// continues a character begins in that character. Characters are counted in the text that the
-// detokenizer returns. Characters that it has not returned yet are counted from the bytes of their
-// tokens. One instance per generation; not thread-safe. Constant work and memory per byte.
+// Counts characters (code points) while a detokenizer converts tokens to text. A token that
+// continues a character has the offset of that character. Characters are counted in the text that
+// the detokenizer returns. Characters that the detokenizer still holds back are counted from the
+// bytes of their tokens. One instance per generation; not thread-safe. Constant work and memory per
+// byte.
 class TokenOffsets {
  public:
   // Offset of the character in which a token with these bytes begins. A hidden token has no bytes

@@ -43,9 +43,9 @@ Admission RefuseKey(int status, std::string message) {
   return Admission::Refuse(status, std::move(message), "invalid_api_key", std::move(headers));
 }
 
-// Answers OPTIONS. For pages of allowed origins, the answer is that of a CORS preflight request
-// (WHATWG Fetch, "CORS-preflight request"). It allows the headers that the browser names, because
-// "*" would not cover Authorization.
+// Responds to OPTIONS. For pages of allowed origins, this is the response to a CORS preflight
+// request (WHATWG Fetch, "CORS-preflight request"). It allows exactly the headers that the browser
+// names, because "*" would not cover Authorization.
 Admission AnswerOptions(OriginKind origin, const Request& request, const std::string& allow) {
   Admission answer{.status = 204};
   answer.headers.emplace_back("Allow", allow);

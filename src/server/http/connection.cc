@@ -48,10 +48,11 @@ constexpr size_t kMaxReadAhead = 16 << 10;
 // checks per probe (Exchange::Probe).
 constexpr milliseconds kHangUpPoll{25};
 constexpr int kPollsBetweenProbes = 80;
-constexpr milliseconds kSpareTimeout{2000};  // for a connection beyond the limit
+constexpr milliseconds kSpareTimeout{
+    2000};  // to receive the request of a connection beyond the limit
 
-// Time to read and discard further input after the last response. An immediate close would reset
-// the connection, and the reset can overtake the response.
+// Time for which further input is read and discarded after the last response. A close with unread
+// input resets the connection, and the client may then lose the response.
 constexpr milliseconds kLinger{5000};
 
 // Minimum upload rate of a body, about 64 KiB per second.
@@ -167,7 +168,7 @@ void ConnectionImpl::Advance(Phase phase) {
 bool ConnectionImpl::CloseUnlessAnswering() {
   if (activity_.load() == Activity::kAnswering) return false;
   asio::post(stream_.get_executor(), [self = shared_from_this()] {
-    // A request may have become complete in the meantime.
+    // A request may have become complete since the check above.
     if (self->activity_.load() != Activity::kAnswering) self->stream_.Close();
   });
   return true;
@@ -225,7 +226,7 @@ awaitable<bool> ConnectionImpl::ServeRequest() {
 
   activity_ = Activity::kAnswering;
   exchange_ = MakeExchange(*received);
-  Request shown;  // for the log line; the handler owns the request
+  Request shown;  // copy of the fields for the log line, because the handler owns the request
   shown.method = received->request->method;
   shown.path = received->request->path;
   shown.id = received->request->id;
@@ -360,7 +361,7 @@ std::shared_ptr<Exchange> ConnectionImpl::MakeExchange(const Received& received)
   if (!origin.empty()) headers.emplace_back("Vary", "Origin");
   if (ClassifyOrigin(options_, origin, received.head.host) == OriginKind::kAllowed)
     headers.emplace_back("Access-Control-Allow-Origin", origin);
-  // After a FIN, only input that has already been received can hold another request.
+  // After a FIN, another request can only be in input that was already received.
   const bool more = !stream_.ended() || !Input().empty();
   return std::make_shared<Exchange>(
       Exchange::Options{.head = request.method == "HEAD",
@@ -456,9 +457,8 @@ void ConnectionImpl::NotifyOutput() {
 void ConnectionImpl::OnOutput() {
   if (exchange_ && exchange_->Overflowed() && stream_.is_open()) {
     LOG_WARNING(
-        "http: {}: closed, the client reads too slowly: its unsent response exceeds {} bytes or "
-        "what "
-        "is left of --http-memory-limit",
+        "http: {}: connection closed, because the client reads too slowly: its unsent response "
+        "exceeds {} bytes, or the free part of --http-memory-limit",
         peer_, options_.max_backlog_bytes);
     stream_.Close();
   }

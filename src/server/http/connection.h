@@ -49,9 +49,9 @@ class Connection {
   // Calls Exchange::Comment of the present response. From any thread.
   virtual void Comment(const std::string& text) = 0;
 
-  // Calls `on_end` on the strand after the connection has ended and its socket is closed, never
-  // within Start. `spare`: the connection exceeds the limit and gets only one response, a probe's
-  // (IsPublicPath) or a 503.
+  // Starts a connection. Calls `on_end` on the strand after the connection has ended and its socket
+  // is closed, never within Start. `spare`: the connection exceeds the limit, so it gets a single
+  // response: that of a probe (IsPublicPath), or a 503.
   static std::shared_ptr<Connection> Start(const ConnectionContext& context,
                                            ClientStream::Socket socket, bool spare,
                                            std::function<void(Connection*)> on_end);

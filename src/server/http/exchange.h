@@ -22,11 +22,11 @@ namespace switchyard::http {
 class Exchange {
  public:
   struct Options {
-    bool head = false;                     // HEAD request: send headers without a body
-    bool chunked = true;                   // the client supports chunked coding (HTTP/1.1)
-    bool keep_alive = true;                // the connection can serve another request
-    Headers headers;                       // added to every response
-    size_t max_backlog = ~size_t{0};       // bytes written to a stream and not yet sent
+    bool head = false;                // HEAD request: send headers without a body
+    bool chunked = true;              // the client supports chunked coding (HTTP/1.1)
+    bool keep_alive = true;           // the connection can serve another request
+    Headers headers;                  // added to every response
+    size_t max_backlog = ~size_t{0};  // maximum bytes that are written to a stream and not yet sent
     std::shared_ptr<MemoryBudget> budget;  // for unsent bytes; null: no limit
     std::shared_ptr<WorkerPool> workers;   // null: Defer runs a job within the call
   };
@@ -58,15 +58,15 @@ class Exchange {
   // that has begun.
   void Abandon();
 
-  // Connection side. Returns the next bytes to write. A call implies that the bytes of the previous
+  // Connection side. Returns the next bytes to write. Call it only after the bytes of the previous
   // call have been written.
   Output Take();
   // Whether the backlog or the memory limit was exceeded. The connection must then close and
   // interrupt a write in progress.
   bool Overflowed() const;
-  // Adds bytes that clients ignore, if the response permits: an interim response before the head,
-  // or a comment between the events of a stream. If the client has closed its socket, and not only
-  // its sending side, they cause a connection reset.
+  // Adds bytes that clients ignore, if the state of the response allows it: an interim response
+  // before the head, or a comment between the events of a stream. If the client has closed its
+  // whole socket, and not only its sending side, these bytes cause a connection reset.
   void Probe();
   // Adds a comment to an event stream that has begun, unless events still wait to be sent.
   void Comment(std::string_view text);

@@ -45,7 +45,8 @@ RootNames ReadRootNames() {
   RootNames names;
   for (const std::string_view name : kUsualNames) names.emplace(name);
   std::error_code failed;
-  // Only names are read: a query of an entry may wait for a file system that does not respond.
+  // Reads only the names of the entries. A stat of an entry could block on a file system that does
+  // not respond.
   std::filesystem::directory_iterator entry("/", failed);
   for (; !failed && entry != std::filesystem::directory_iterator(); entry.increment(failed))
     names.insert(entry->path().filename().string());

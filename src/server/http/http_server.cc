@@ -44,8 +44,9 @@ using boost::system::error_code;
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::chrono::milliseconds kAcceptPause{100};   // after a failed accept
 constexpr std::chrono::seconds kAcceptWarningPause{10};  // between two such warnings
-// Maximum number of connections beyond the limit that still get one response, so that health probes
-// work. In addition, up to this number of earlier spare connections may still be closing.
+// Number of spare connections: connections beyond max_connections that still get one response, so
+// that health probes work. In addition, up to this number of earlier spare connections may still be
+// closing.
 constexpr size_t kSpareConnections = 64;
 
 ServerOptions Checked(ServerOptions options) {
@@ -60,7 +61,7 @@ ServerOptions Checked(ServerOptions options) {
   check(options.worker_threads >= 1 && options.worker_threads <= 64,
         "worker_threads must be 1 to 64");
   check(options.ssl_certfile.empty() == options.ssl_keyfile.empty(),
-        "--ssl-certfile and --ssl-keyfile require each other");
+        "TLS needs both --ssl-certfile and --ssl-keyfile; set the missing one");
   check(options.root_path.empty() ||
             (options.root_path.starts_with('/') && !options.root_path.ends_with('/')),
         "--root-path must begin with / and not end with it");
@@ -170,8 +171,8 @@ awaitable<void> Server::Impl::Accept() {
   }
 }
 
-// If the process has no descriptors left, uses the spare descriptor to refuse waiting clients with
-// a response.
+// If the process has no descriptors left, releases the spare descriptor, so that waiting clients
+// can be accepted and refused with a response.
 void Server::Impl::OnAcceptFailed(const error_code& ec) {
   const auto now = std::chrono::steady_clock::now();
   if (now - io_->warned > kAcceptWarningPause) {
@@ -211,9 +212,9 @@ void Server::Impl::Adopt(ClientStream::Socket socket) {
 }
 
 // Frees a spare slot for another connection beyond the limit. If all spare slots are in use, closes
-// the oldest of these connections that is not being answered, so that clients without a request do
-// not block health probes. Returns false if all are being answered, or if too many are still
-// closing.
+// the oldest spare connection that has no response in progress, so that clients without a request
+// do not block health probes. Returns false if all of them have a response in progress, or if too
+// many are still closing.
 bool Server::Impl::MakeSpareRoom() {
   if (spares_.size() < kSpareConnections) return true;
   if (evicted_.size() >= kSpareConnections) return false;

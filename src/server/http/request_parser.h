@@ -1,6 +1,7 @@
 // Incremental parser of an HTTP/1.1 request head (RFC 9112), including the framing of the body.
-// Independent of sockets. Stricter than the RFC: rejects input that parsers are known to interpret
-// differently, since a proxy before this server may interpret it differently (request smuggling).
+// Independent of sockets. Stricter than the RFC: rejects input that different parsers are known to
+// interpret differently. A proxy in front of this server could otherwise see other requests than
+// the server (request smuggling).
 #pragma once
 
 #include <cstddef>

@@ -11,8 +11,9 @@
 namespace switchyard::http {
 
 struct ResponseKind {
-  std::string route;   // as registered, such as "/v1/models/{id}"; "unmatched" for other paths
-  std::string method;  // "other" if no route can have it, so that clients cannot add entries
+  std::string route;  // as registered, such as "/v1/models/{id}"; "unmatched" for other paths
+  std::string
+      method;  // "other" for a method that no route uses, so that clients cannot add entries
   int status = 0;
   auto operator<=>(const ResponseKind&) const = default;
 };

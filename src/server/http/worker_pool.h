@@ -12,7 +12,8 @@
 
 namespace switchyard::http {
 
-// Two lanes, so that a small request never waits for a large one. Thread-safe.
+// A pool with two lanes (quick and bulk), each with its own queue and threads, so that a small
+// request never waits for a large one. Thread-safe.
 class WorkerPool {
  public:
   enum class Lane { kQuick, kBulk };

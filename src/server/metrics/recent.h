@@ -20,7 +20,7 @@ class RecentHits {
   struct Prompt {
     int64_t tokens = 0, cached = 0;
   };
-  std::array<Prompt, 1000> prompts_{};  // a ring; only for the thread that adds
+  std::array<Prompt, 1000> prompts_{};  // ring buffer; accessed only by the thread that adds
   size_t next_ = 0;
   std::atomic<int64_t> tokens_{0}, cached_{0};  // sums over the ring
 };
@@ -35,7 +35,7 @@ class RecentTokens {
 
  private:
   struct Second {
-    std::atomic<int64_t> number{-1};  // since the clock's epoch
+    std::atomic<int64_t> number{-1};  // second since the clock's epoch that this entry counts
     std::atomic<int64_t> tokens{0};
   };
   // A ring, indexed by the number of the second. The ring is longer than the window, so a reader

@@ -33,20 +33,21 @@ struct NewOutput {
   double queue_seconds = -1;
 };
 
-// Owned by Front. Any thread may call any member, except for AddOutput: only the thread of
-// Front::OnMessage. No member takes a lock.
+// Owned by Front. Any thread may call any member except AddOutput, which only the thread of
+// Front::OnMessage calls. No member takes a lock.
 //
-// A generation is one sample: a request with n = 2 and one prompt has two. Times are measured in
-// the server process, from Front::Submit to the arrival of tokens from the ranks. The times of
-// tokens (first_token, inter_token) and the counters include all generations. The other times and
-// sizes are those of generations that ended with stop or length.
+// A generation is one sample; a request with n = 2 and one prompt has two generations. Times are
+// measured in the server process, from Front::Submit to the arrival of tokens from the ranks. The
+// times of tokens (first_token, inter_token) and the counters include all generations. The other
+// times and sizes include only generations that ended with stop or length.
 class RequestMetrics {
  public:
   explicit RequestMetrics(int64_t context_length);
 
   void AddSubmission(int64_t max_new_tokens);
   void AddOutput(const NewOutput& output, Clock::time_point now, RequestTimes* times);
-  // `times`, `prompt_tokens` and `tokens`: of the whole generation.
+  // Counts a generation that has ended. `times`, `prompt_tokens` and `tokens` are those of the
+  // whole generation.
   void AddEnd(End end, const RequestTimes& times, int64_t prompt_tokens, int64_t tokens,
               Clock::time_point now);
   void CountEnd(End end) { ends_[static_cast<int>(end)].fetch_add(1, std::memory_order_relaxed); }
@@ -63,9 +64,9 @@ class RequestMetrics {
   double cache_hit_rate() const { return hits_.Rate(); }
   double tokens_per_second(Clock::time_point now) const { return throughput_.PerSecond(now); }
 
-  const std::vector<double> token_bounds;  // vLLM's, for numbers of tokens
+  const std::vector<double> token_bounds;  // bucket bounds of token counts, as in vLLM
 
-  // Seconds.
+  // Times, in seconds.
   Histogram first_token, inter_token, per_output_token;
   Histogram latency, queue, prefill, decode, inference;
   // Numbers of tokens or of generations. copies: generations per prompt; most_tokens: tokens of the

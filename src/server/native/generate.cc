@@ -65,8 +65,8 @@ void AddLogprobs(const Tokenizer& tokenizer, const GenerationSpec& spec, const c
   if (!spec.logprob.token_ids.empty()) meta[prefix + "_token_ids_logprobs"] = std::move(asked);
 }
 
-// The output of one event, without that of earlier events. The last event has the routed experts of
-// all positions.
+// The output of one event, without the output of earlier events. The routed experts of all
+// positions are in the last event.
 Accumulated Segment(const GenerationEvent& event, const Accumulated& so_far) {
   Accumulated segment;
   segment.Add(event);
@@ -85,8 +85,8 @@ void AppendIds(const std::vector<int32_t>& ids, std::string& out) {
 }
 
 // One response in SGLang's format, as JSON: text, output_ids, meta_info; in a stream of several
-// generations also `index`. With return_logprob, meta_info has lists for the prompt's
-// log-probabilities, which are empty unless `with_input` is true. Ids are written directly as text,
+// generations also `index`. With return_logprob, meta_info also has lists of the prompt's
+// log-probabilities; without `with_input`, these lists are empty. Ids are written directly as text,
 // because every event of a stream repeats all tokens so far, and a JSON value for each is slow.
 std::string GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body, size_t index,
                            const Accumulated& a, bool with_input, double seconds) {

@@ -45,7 +45,7 @@ std::optional<int64_t> ReasoningTokens(const ChatJob& job, int64_t count) {
   return count;
 }
 
-// An event of choice i that precedes its first token.
+// Returns an event of choice i that precedes the first token of the choice.
 std::string EarlyChunk(const ChatJob& job, size_t i, const GenerationEvent& e, Json delta,
                        const Json& more) {
   Json choice = {{"index", i},

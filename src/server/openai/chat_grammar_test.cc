@@ -66,7 +66,8 @@ TEST(ForcedCalls, FollowTheReasoning) {
   EXPECT_FALSE(undecided.Allows(kThought));
   EXPECT_FALSE(undecided.Allows("Sunny?</think>" + kWeather));
 
-  GrammarServer open("minimax_m2");  // the prompt ends with <think>
+  GrammarServer open(
+      "minimax_m2");  // its prompt ends with <think>, so the output begins within reasoning
   open.Answer("Sunny?</think>Yes");
   open.Ask(kChat, Required());
   const std::string call = R"({"name": "get_time", "parameters": {"city": "Rom"}})";

@@ -18,7 +18,7 @@ namespace {
 
 WantedLogprobs ParseLogprobs(const Fields& f) {
   WantedLogprobs wanted{.output = f.Bool("logprobs", false)};
-  // 0: the list of alternatives stays empty, as without the field.
+  // With top_logprobs 0, or without the field, the list of alternatives is empty.
   if (const int64_t top = f.Int("top_logprobs", 0, 0, 20); top > 0)
     wanted.top = static_cast<int32_t>(top);
   if (wanted.top > 0 && !wanted.output)

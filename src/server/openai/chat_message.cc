@@ -47,7 +47,7 @@ Json MessageOf(const OutputPlan& plan, const std::vector<OutputEvent>& events,
 
 std::vector<Json> DeltasOf(const std::vector<OutputEvent>& events) {
   std::vector<Json> deltas;
-  int32_t open = -1;  // the call of the last delta
+  int32_t open = -1;  // index of the call that the last delta belongs to; −1: none
   for (const OutputEvent& event : events) {
     switch (event.kind) {
       case Kind::kReasoning:

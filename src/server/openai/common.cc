@@ -43,8 +43,8 @@ void ParseStreamOptions(const Fields& f, Delivery* d) {
     throw InvalidField("stream_options", "stream_options is not an object");
   const Fields o(*options, "stream_options.");
   d->include_usage = o.Bool("include_usage", false);
-  // If only this field is set, SGLang sends usage in every event. vLLM does not if include_usage is
-  // false.
+  // If only continuous_usage_stats is set, every event has the usage, as in SGLang. If
+  // include_usage is false, no event has it, as in vLLM.
   d->continuous_usage = o.Bool("continuous_usage_stats", false) && o.Bool("include_usage", true);
   if (o.Bool("include_obfuscation", false))
     throw InvalidField("stream_options.include_obfuscation",

@@ -70,9 +70,9 @@ void CompletionLogprobs::Add(const std::vector<PositionLogprobs>& positions,
   }
 }
 
-// Keys are token texts. If several alternatives have the same text, the text is the key of the
-// chosen token. If the chosen token is not among them, the text is the key of the first
-// alternative. The rest get a DisambiguatedKey.
+// The keys are token texts. If several alternatives have the same text, only one has the text as
+// its key: the chosen token, or the first alternative if the chosen token has another text. The
+// others get a DisambiguatedKey.
 Json CompletionLogprobs::Alternatives(const PositionLogprobs& p) const {
   const std::string own = TextOf(style_, p.token);
   Json alternatives = Json::object();

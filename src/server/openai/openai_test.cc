@@ -1,5 +1,5 @@
-// Answers of the endpoints without ranks: fields that repeat the prompt or describe the cache, and
-// errors.
+// Responses of OpenAI's endpoints, with simulated ranks: fields that repeat the prompt or describe
+// the cache, and errors.
 #include "server/openai/openai.h"
 
 #include <gmock/gmock.h>

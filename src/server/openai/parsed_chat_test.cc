@@ -232,7 +232,7 @@ TEST(ParsedChatTest, TheTemplateMayOpenOrCloseTheReasoning) {
   opens.Answer("Sunny?\n</think>\n\nYes");
   EXPECT_EQ(opens.Choice()["message"]["reasoning_content"], "Sunny?");
   EXPECT_EQ(opens.Choice()["message"]["content"], "Yes");
-  // Without <think>, the output of this template has no reasoning.
+  // The prompt of this template closes the reasoning, so without <think> the output has none.
   ParsedChat closes("deepseek_v3_1");
   closes.Answer("Sunny?</think>Yes");
   EXPECT_EQ(closes.Choice()["message"]["content"], "Sunny?</think>Yes");

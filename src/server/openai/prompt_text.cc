@@ -22,7 +22,8 @@ class Alignment {
       if (bytes[0] == ' ' && Here(bytes.substr(1))) {
         bytes.remove_prefix(1);  // SentencePiece adds a space before the first word
       } else {
-        // After a character that the normalizer changed, search the next bytes for the token.
+        // If the last token was not found, because the normalizer changed its characters, this
+        // token may begin further on. Search the next kFar bytes for it.
         constexpr size_t kFar = 64;
         const size_t at = lost_ ? text_.substr(at_, kFar).find(bytes) : std::string_view::npos;
         lost_ = at == std::string_view::npos;

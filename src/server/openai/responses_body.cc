@@ -68,7 +68,7 @@ class Conversation {
     const std::string role = Required(f, "role");
     Json message = {{"role", role}, {"content", PartsOf(f, "content")}};
     if (role == "assistant") {
-      // A call may precede the text of the same turn.
+      // If the last message has only calls, this text belongs to the same turn.
       Json& turn = AssistantTurn();
       if (turn["content"].is_null()) {
         turn["content"] = message["content"];
@@ -90,7 +90,7 @@ class Conversation {
         {{"id", Required(f, "call_id")}, {"type", "function"}, {"function", std::move(function)}});
   }
 
-  // The last message if it is the assistant's, else a new one.
+  // Returns the last message if its role is assistant. Otherwise appends a new one.
   Json& AssistantTurn() {
     if (messages_.empty() || messages_.back()["role"] != "assistant")
       messages_.push_back({{"role", "assistant"}, {"content", nullptr}});

@@ -10,8 +10,9 @@ namespace switchyard::openai {
 // RequestError that names the field.
 Json InputMessages(const Fields& f);
 
-// Converts the request `f` to a body of /v1/chat/completions with the same meaning. `messages`: of
-// earlier responses and of `input`. Throws RequestError that names the field of `f`.
+// Converts the request `f` to a body of /v1/chat/completions with the same meaning. `messages`: the
+// messages of earlier responses, followed by those of `input`. Throws RequestError that names the
+// field of `f`.
 Json ResponsesChatBody(const Fields& f, const Json& messages);
 
 }  // namespace switchyard::openai

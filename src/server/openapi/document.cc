@@ -143,7 +143,8 @@ void AddModelDefaults(const SamplingParams& defaults, Json* properties) {
 void AddBounds(const Service& service, Json* schemas) {
   (*schemas)["TokenId"] = {
       {"type", "integer"}, {"minimum", 0}, {"maximum", service.model.config.vocab_size - 1}};
-  // The parser of the model is the default. A model without one requires the field.
+  // The default of the field is the server's parser. If the server has no parser, the field is
+  // required.
   const auto parsers = [&](const char* body, const char* field, const auto& formats,
                            bool required) {
     Json names = Json::array();

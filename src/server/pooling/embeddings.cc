@@ -15,18 +15,19 @@ struct Form {
   bool base64 = false;
 };
 
-// The checkpoint's form, and the request's dimensions.
+// Returns the checkpoint's form of embeddings, with the dimensions that the request sets.
 Form ParseForm(const Service& service, const Fields& f) {
   const ModelConfig& model = service.model.config;
   const int64_t width = model.output_width();
   const bool classifies = model.pooling->classifies();
   if (classifies && f.Has("dimensions"))
-    throw InvalidField("dimensions", "dimensions cannot be given: this model is a classifier");
+    throw InvalidField("dimensions", "dimensions is not supported: this model is a classifier");
   return {.dimensions = static_cast<size_t>(f.Int("dimensions", width, 1, width)),
           .normalize = model.pooling->normalize && !classifies};
 }
 
-// Adds encoding_format, and vLLM's use_activation (or normalize, its former name).
+// Like ParseForm. Also reads encoding_format, and vLLM's use_activation (or normalize, its former
+// name).
 Form ParseOpenAiForm(const Service& service, const Fields& f) {
   Form form = ParseForm(service, f);
   for (const char* key : {"normalize", "use_activation"})

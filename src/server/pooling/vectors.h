@@ -9,7 +9,7 @@
 
 namespace switchyard::pooling {
 
-// Scales to length 1. A vector of zeros stays.
+// Scales `vector` to length 1. A vector of zeros is not changed.
 void Normalize(std::span<float> vector);
 void Softmax(std::span<float> scores);
 // Applies the activation of a classifier.

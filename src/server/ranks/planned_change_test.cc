@@ -70,7 +70,7 @@ TEST_F(PlannedChangeTest, AnotherLayoutLoadsBesideThePresentRanks) {
   ASSERT_TRUE(Begin({.layout = layout, .beside = true}));
   EXPECT_FALSE(Begin({.rounds = {{0}}}));
   Host(2);
-  Host(1).Send(Token(id, 12));  // these still serve
+  Host(1).Send(Token(id, 12));  // the present ranks still serve
   WaitForTokens(2);
   EXPECT_EQ(front.history().paused_for, 0);
   Continue(2, {11, 12});

@@ -44,8 +44,8 @@ std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
     throw Invalid("--verify-weights {}: --load-format dummy has no weights to verify",
                   args.verify_weights);
   }
-  // Reads the configuration before the verification, which may take minutes, so that its errors
-  // appear first.
+  // Reads the configuration first, so that errors in it are reported before the verification, which
+  // may take minutes.
   const ModelConfig config = ReadModelConfig(args.engine);
   std::vector<FileStamp> files = WeightFiles(dir);
   if (!args.verify_weights.empty()) {

@@ -28,15 +28,15 @@ struct TrainingOptions {
   std::vector<std::filesystem::path> data;
   DocumentEncoder::ChatLoss chat_loss = DocumentEncoder::ChatLoss::kAssistant;
   PackingOptions packing;
-  LossOptions losses;  // losses.mtp_layers is ignored: mtp_layers above applies
+  LossOptions losses;  // losses.mtp_layers is ignored; `mtp_layers` above is used
   LearnerOptions learner;
-  TrainerOptions trainer;                          // with output; files.copied is ignored
-  Layout layout;                                   // dp 0: the minimum that ep allows
-  bool early_sums = false;                         // overlap gradient sums with backward
-  int threads = 1;                                 // per rank
+  TrainerOptions trainer;   // includes the output directory; files.copied is ignored
+  Layout layout;            // dp 0: the minimum that ep allows
+  bool early_sums = false;  // overlap gradient sums with backward
+  int threads = 1;          // per rank
   ProductDtype products = ProductDtype::kFloat32;  // --compute-dtype
   bool synchronous = false;                        // pairwise row exchange
-  std::chrono::milliseconds timeout{300'000};      // limit for waits on another rank
+  std::chrono::milliseconds timeout{300'000};      // time limit of each wait for another rank
   std::string resume = "auto";                     // auto, never, or the directory of a checkpoint
 };
 

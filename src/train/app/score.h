@@ -21,7 +21,7 @@ struct ScoreOptions {
 };
 
 // Runs the model once over all of the data, on one rank. Returns an object of
-//   documents, tokens, positions       of the data; positions: number of target tokens
+//   documents, tokens, positions       counts over the data; positions: number of target tokens
 //   loss, accuracy                     over the positions: mean cross-entropy, and the fraction at
 //                                      which the most likely token is the target
 //   mtp_positions, mtp_agreement       positions with a draft of the first MTP module, and the

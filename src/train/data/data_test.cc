@@ -90,7 +90,7 @@ TEST_F(DataTest, ErrorsNameFileAndLine) {
   EXPECT_THAT(ReadError("x.txt", "fine\nbad \xff\n"), HasSubstr("x.txt:2: not UTF-8"));
   EXPECT_THAT(ErrorOf([&] { ReadDocuments({dir_ / "none.txt"}); }, ErrorKind::kNotFound),
               HasSubstr("none.txt: cannot be read"));
-  EXPECT_THAT(ErrorOf([] { ReadDocuments({}); }), HasSubstr("no training data"));
+  EXPECT_THAT(ErrorOf([] { ReadDocuments({}); }), HasSubstr("--data: no file"));
 }
 
 TEST_F(DataTest, TextEndsWithEosAndSpelledTokensStayText) {

@@ -16,8 +16,8 @@ namespace switchyard::train {
 
 struct EncodedDocument {
   std::vector<int32_t> ids;
-  // [ids] loss mask: 1 if the id is a target. The first id is never a target, whatever its value
-  // here.
+  // [ids] loss mask: 1 if the id is a target. The first id is never a target, even if its mask is
+  // 1.
   std::vector<uint8_t> learned;
 };
 

@@ -20,9 +20,9 @@ struct PackingOptions {
   uint64_t seed = 0;
 };
 
-// Tokens [begin, begin + length) of a document, each with its successor as target. The token at
-// begin + length exists and starts the next part. So every token except a document's first is the
-// target of exactly one row.
+// Tokens [begin, begin + length) of a document. The target of each token is its successor, so the
+// token at begin + length exists too; it is the first token of the next part. So every token of a
+// document except its first one is a target exactly once.
 struct Part {
   int64_t document = 0;
   int64_t begin = 0;
@@ -34,8 +34,8 @@ struct Part {
 using Row = std::vector<Part>;  // the parts of one row; at most the row length in total
 
 // The rows of one epoch in training order: a function only of the documents' lengths, the options
-// and the epoch number. Documents are shuffled and packed in the shuffled order (whole documents
-// into the row with the least remaining space that suffices). Then rows are shuffled. Documents of
+// and the epoch number. Documents are shuffled and packed in this order. A whole document goes into
+// the row with the least remaining space that suffices. Then the rows are shuffled. Documents of
 // fewer than two tokens are dropped. Deterministic on every machine.
 std::vector<Row> PackEpoch(std::span<const int64_t> document_lengths, const PackingOptions& options,
                            int64_t epoch);

@@ -29,9 +29,10 @@ struct ExpertRanks {
 };
 
 struct ExpertExchangeOptions {
-  int64_t tokens = 0;                    // maximum of a rank in a micro-batch
+  int64_t tokens = 0;                    // maximum tokens of a rank in a micro-batch
   size_t element_bytes = sizeof(float);  // of activations
-  // Maximum micro-batches between dispatch and combine. A list of src/schedule uses at most two.
+  // Maximum number of micro-batches between dispatch and combine at the same time. The schedules of
+  // src/schedule use at most two.
   int in_flight = ExchangeSlots::kSlots;
   // --exchange sync: ranks exchange rows pairwise, and each exchange blocks.
   bool synchronous = false;

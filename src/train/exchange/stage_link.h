@@ -22,8 +22,8 @@ struct StageLinkOptions {
 class StageLink {
  public:
   // Allocates symmetric memory, so every rank of the world must construct its objects in the same
-  // order. `previous`, `next`: world ranks that hold the layers before and after, for the same
-  // rows; -1: none.
+  // order. `previous`, `next`: the world ranks of the previous and the next stage that process the
+  // same rows; -1: no such stage.
   StageLink(SymmetricMemory& memory, int previous, int next, const StageLinkOptions& options);
   // Bytes that the link allocates in each rank's arena.
   static size_t BytesPerRank(const StageLinkOptions& options);

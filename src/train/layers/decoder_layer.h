@@ -1,4 +1,4 @@
-// A decoder layer, split into phases that a schedule may interleave with those of another
+// A decoder layer, split into phases. A schedule may interleave them with the phases of another
 // micro-batch.
 #pragma once
 
@@ -28,7 +28,7 @@ struct LayerState {
   FeedForwardState<T> dense;
   std::vector<T> dense_output;  // [m, H]; backward: the gradient of after_normed
   MoeState<T> moe;
-  // With tensor parallelism: normed and after_normed of all rows.
+  // Only with tensor parallelism: normed and after_normed of the rows of all ranks of the TP group.
   std::vector<T> all_normed, all_after_normed;
 };
 
@@ -41,7 +41,7 @@ struct LayerPass {
   ThreadPool& pool;
 };
 
-// Communication of layers with the other ranks.
+// The groups of ranks with which a layer communicates.
 struct LayerRanks {
   ExpertRanks experts;        // the ranks that hold the experts of a layer
   SumOverRanks sum;           // over all ranks of the stage; empty: one rank

@@ -1,7 +1,7 @@
 // Feed-forward of small networks by tiles of rows. One thread computes all steps of a tile while
-// the tile is in its L2 cache. Without tiles, each product over all rows would load the activations
-// of an MoE layer (k rows per token) from memory. The results are bitwise equal to those without
-// tiles.
+// the tile is in its L2 cache. Without tiles, each product reads all rows, so the activations of an
+// MoE layer (k rows per token) are loaded from memory each time. The results are bitwise equal to
+// those without tiles.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@
 
 namespace switchyard::train {
 
-// Whether there are enough networks for all threads, and the gradients of one network fit in an L2
-// cache. In the backward pass a thread processes one network at a time.
+// Whether tiles are faster: there are enough networks for all threads, and the gradients of one
+// network fit in an L2 cache. In the backward pass, a thread processes one network at a time.
 template <typename T>
 bool UsesTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool);
 
-// Input rows [n, H] of the networks: dense, or gathered tile by tile. Gathering avoids a round trip
-// through memory.
+// Input rows [n, H] of the networks: dense, or gathered tile by tile. Gathering by tile avoids
+// writing all rows to memory and reading them again.
 template <typename T>
 struct TileRows {
   const T* dense = nullptr;

@@ -38,8 +38,8 @@ class LatentAttention : public AttentionLayer<T> {
     const auto norm = [&](const std::string& name, int64_t n) {
       return parts.parameters.Add(parts.prefix + name + ".weight", {n});
     };
-    // Every rank computes the whole latents; their gradient on a rank comes from its own heads
-    // only.
+    // Every rank computes the whole latents. But a rank has only the part of their gradient that
+    // comes from its own heads.
     const int64_t hidden = parts.config.hidden, q_lora = config_.q_lora_rank;
     const int64_t all = config_.heads;
     const Cut q = Cut::Outputs(parts.tp, all, qk_);
@@ -190,9 +190,9 @@ class LatentAttention : public AttentionLayer<T> {
   const AttentionConfig config_;
   const bool interleaved_;
   const float* cos_sin_;
-  const int64_t nope_, rope_, qk_, value_, lora_, heads_;  // heads_: of this rank
+  const int64_t nope_, rope_, qk_, value_, lora_, heads_;  // heads_: number of heads of this rank
   const AttentionShape<T> shape_;
-  Linear<T> q_a_, q_, kv_a_, kv_b_, o_;  // q_: q_b_proj if there is a q_a
+  Linear<T> q_a_, q_, kv_a_, kv_b_, o_;  // q_ is q_b_proj if the model has q_a_proj, else q_proj
   Parameter<T>*q_a_norm_ = nullptr, *kv_a_norm_ = nullptr;
 };
 

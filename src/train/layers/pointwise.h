@@ -35,8 +35,8 @@ struct RopeShape {
   const int32_t* positions = nullptr;
   const float* cos_sin = nullptr;  // BuildCosSin (model/rope.h)
 };
-// `backward`: applies the transpose, which maps gradients of rotated elements to gradients of the
-// elements.
+// `backward`: rotates in the opposite direction, which converts gradients of the output to
+// gradients of the input.
 template <typename T>
 void Rope(const RopeShape<T>& shape, T* x, bool backward, ThreadPool& pool);
 
@@ -56,7 +56,8 @@ void Add(T* y, const T* x, int64_t count, ThreadPool& pool);
 template <typename T>
 T ExpSum(T* x, int64_t n, T shift);
 
-// Gathers rows `ids` of the table. The gradient accumulates rows in order of t.
+// Gathers rows `ids` of the table. The backward pass adds the gradient of row t to table row
+// ids[t], in ascending order of t.
 template <typename T>
 void Embed(std::span<const int32_t> ids, const T* table, int64_t width, T* out, ThreadPool& pool);
 template <typename T>

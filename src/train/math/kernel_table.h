@@ -19,8 +19,9 @@ struct ProductTask {
   bool accumulate;
 };
 
-constexpr int64_t kPanel = 64;       // columns of B in a packed panel
-constexpr int64_t kFewColumns = 32;  // whole cache lines, so that threads write to different ones
+constexpr int64_t kPanel = 64;  // columns of B in a packed panel
+constexpr int64_t kFewColumns =
+    32;  // two cache lines, so that no two threads write to the same line
 
 struct KernelTable {
   void (*multiply)(const ProductTask&);

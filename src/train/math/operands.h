@@ -1,6 +1,6 @@
-// Operand packing for products within one task that use an operand several times: attention's
-// queries, keys, values, probabilities and their gradients. Products of whole tensors pack their
-// own operands (product.h).
+// Operand packing for tasks that use an operand in several products: attention's queries, keys,
+// values, probabilities and their gradients. Products of whole tensors pack their own operands
+// (product.h).
 //
 // For bfloat16, operands are rounded as in bf16_product.h, and with AVX512_BF16 they are packed in
 // the layout of the instruction. Accumulation is float32, with equal bits in both forms.
@@ -26,8 +26,9 @@ OperandForm FormOf(ProductDtype dtype) {
   return std::is_same_v<T, float> ? FormOfFloats(dtype) : OperandForm::kPlain;
 }
 
-// Number of floats that hold k elements along the inner dimension. With kPairs and odd k, the last
-// element is paired with zero. So parts of an operand must begin at even elements.
+// Number of floats that hold k elements along the inner dimension. With kPairs, if k is odd, the
+// last element is paired with zero. A part of an operand must begin at an even element, so that
+// pairs are not split.
 inline int64_t InnerFloats(OperandForm form, int64_t k) {
   return form == OperandForm::kPairs ? (k + 1) / 2 : k;
 }
@@ -55,8 +56,8 @@ void PackAlongRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_
 template <typename T>
 void RoundInPlace(OperandForm form, T* row, int64_t n);
 
-// As PackOperandRows and PackAlongRows (with PairStride), but returns `in` itself if nothing is
-// rounded. `in` is dense; `room` is the buffer for a packed result.
+// Like PackOperandRows and PackAlongRows (with PairStride), but without a copy if nothing is
+// rounded: then they return `in`. `in` is dense; `room` is the buffer for a packed result.
 template <typename T>
 const T* PackedRows(OperandForm form, const T* in, int64_t n, int64_t d, T* room) {
   if (form == OperandForm::kPlain) return in;
@@ -77,7 +78,7 @@ template <typename T>
 void PackColumns(OperandForm form, const T* in, int64_t n, int64_t d, T* panels);
 template <typename T>
 void PackAlong(OperandForm form, const T* in, int64_t n, int64_t d, T* panels);
-// c[m, n] (+)= a[m, k] · B with a from PackedRows and c dense; k is the count before InnerFloats.
+// c[m, n] (+)= a[m, k] · B with a from PackedRows and c dense; k counts elements, not floats.
 template <typename T>
 void MultiplyPanels(OperandForm form, const T* a, const T* panels, T* c, int64_t m, int64_t n,
                     int64_t k, bool accumulate);
@@ -86,7 +87,8 @@ template <typename T>
 void AccumulateAlongRows(OperandForm form, const T* a, const T* b, T* c, int64_t m, int64_t n,
                          int64_t k);
 
-// The product of operands of this form on the calling thread; k is a result of InnerFloats.
+// Multiplies operands of this form on the calling thread. k counts floats along the inner
+// dimension, as InnerFloats returns them.
 template <typename T>
 void MultiplyPrepared(OperandForm form, const Product<T>& product);
 

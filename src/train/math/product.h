@@ -6,9 +6,10 @@
 // depends neither on the number of threads nor on the number of rows.
 //
 // The products of src/kernels are for inference. They read weights of any format in place, once,
-// and reduce across vector lanes at the end of a row. Here weights are float32, there are many
-// rows, and inner dimensions may be short (the experts of small models). B is transposed once for
-// all rows, and no lanes are reduced, which is twice as fast at the shapes of bench/train.
+// and reduce across vector lanes at the end of a row. In training, weights are float32, there are
+// many rows, and inner dimensions may be short (the experts of small models). So here B is
+// transposed once for all rows and lanes are not reduced. This is twice as fast at the shapes of
+// bench/train.
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,8 @@ class ScratchBuffer {
     static thread_local std::vector<std::vector<T>> kept;
     return kept;
   }
-  // Takes the smallest cached buffer that is large enough, else the largest, grown.
+  // Takes the smallest cached buffer that is large enough. If there is none, takes the largest and
+  // grows it.
   static std::vector<T> Take(size_t count) {
     std::vector<std::vector<T>>& kept = Kept();
     size_t best = kept.size();

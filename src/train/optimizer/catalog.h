@@ -15,11 +15,12 @@ namespace switchyard::train {
 // rank. Collective.
 std::vector<std::string> GatherStrings(Collectives* all, const std::string& mine);
 
-// A tensor of the model, in one piece for each tensor-parallel rank that holds a part of it.
+// A tensor of the model. It has one piece for each tensor-parallel rank that holds a part of it.
 struct CatalogTensor {
   struct Piece {
-    int64_t begin = 0, size = 0;  // along `dimension`; the whole range if not partitioned
-    int owner = 0;                // the lowest rank that holds the piece
+    int64_t begin = 0,
+            size = 0;  // range along `dimension`; the whole range if the tensor is not partitioned
+    int owner = 0;     // the lowest rank that holds the piece
   };
   std::vector<int64_t> shape;  // shape of the whole tensor
   bool exact = false;          // Parameter::exact
@@ -31,19 +32,20 @@ struct CatalogTensor {
 };
 
 // Assigns an owner rank to each piece of a tensor. Several ranks hold the same piece if the tensor
-// is replicated, or if they are data-parallel copies. The lowest of these ranks is the owner, and
-// only the owner counts the piece in sums. Each partitioned tensor is written by one owner of its
-// pieces, chosen in round-robin order. Built once, collectively by all ranks; immutable.
+// is replicated, or if the ranks are data-parallel copies. The lowest of these ranks is the owner,
+// and only the owner counts the piece in sums. One of the owners writes the whole tensor to files;
+// partitioned tensors are assigned to them in round-robin order. Built once, collectively by all
+// ranks; immutable.
 class Catalog {
  public:
   // Collective. Throws Error kInvalid, on every rank, if a name occurs twice on one rank, two ranks
   // have different shapes for a tensor, or pieces do not cover the whole. The arguments are
-  // borrowed. `all` null: a single rank. `tp`: the tensor-parallel group, whose ranks hold pieces
-  // in rank order; null: no tensor is partitioned.
+  // borrowed. `all`: all ranks; null: a single rank. `tp`: the tensor-parallel group, whose ranks
+  // hold pieces in rank order; null: no tensor is partitioned.
   Catalog(std::vector<Parameter<float>*> parameters, Collectives* all, Collectives* tp = nullptr);
 
   const std::vector<Parameter<float>*>& parameters() const { return parameters_; }  // of this rank
-  // Those of parameters() that this rank owns (Piece::owner), sorted by name.
+  // The parameters that this rank owns (Piece::owner), sorted by name.
   const std::vector<Parameter<float>*>& owned() const { return owned_; }
   Collectives* all() const { return all_; }
   int rank() const { return all_ == nullptr ? 0 : all_->rank(); }
@@ -51,8 +53,9 @@ class Catalog {
   // All tensors of all ranks, by name.
   const std::map<std::string, CatalogTensor>& tensors() const { return tensors_; }
 
-  // `mine`: one number for each of owned(). Returns the numbers of all pieces, ordered by name and
-  // then by position in the tensor. So the order does not depend on the owners. Collective.
+  // `mine`: one number for each parameter of owned(). Returns the numbers of all pieces, ordered by
+  // name and then by position in the tensor. This order does not depend on which ranks are owners.
+  // Collective.
   std::vector<double> Gather(const std::vector<double>& mine) const;
 
   // Whether the writer of the tensor is in this rank's TP group. If so, all ranks of the group must

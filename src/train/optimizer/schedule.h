@@ -26,7 +26,7 @@ void CheckSchedule(const ScheduleOptions& options);
 double LearningRate(const ScheduleOptions& options, int64_t step);
 
 // The rate as a fraction of the maximum: 1 during warm-up and plateau, final_part at the last step.
-// For quantities that should settle together with the weights.
+// Used for quantities that should decay together with the learning rate, such as the bias step.
 double RateFraction(const ScheduleOptions& options, int64_t step);
 
 }  // namespace switchyard::train

@@ -18,8 +18,8 @@ struct Balance {
 
   // loads: [experts] of one layer, over all ranks.
   void Add(std::span<const float> loads);
-  // Aggregate over the layers of all pipeline stages. Collective over `world`: all ranks of all
-  // stages, equally many in each stage. Ranks of a stage have equal values.
+  // Aggregates over the layers of all pipeline stages. Collective over `world`, which has the same
+  // number of ranks in each stage. All ranks of a stage must have equal values.
   Balance OfAllStages(Collectives& world, int stages) const;
   // "balancedness", "balancedness_worst", "dead_experts"; empty if there is no MoE layer.
   std::map<std::string, double> Figures() const;

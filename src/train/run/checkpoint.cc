@@ -84,7 +84,7 @@ AssembledTensors Collect(const Catalog& catalog, AdamW* optimizer) {
   return out;
 }
 
-// Alias → name, over all ranks.
+// The map from alias to tensor name, over all ranks.
 std::map<std::string, std::string> GatherAliases(const Catalog& catalog,
                                                  const CheckpointFiles& files) {
   Json mine = Json::object();

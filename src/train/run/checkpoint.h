@@ -40,15 +40,16 @@ struct CheckpointFiles {
 //                                    and AdamW's moments; only if `optimizer` is given
 //   trainer.json                     the state; only if `optimizer` is given
 // and copies of the given files. Everything is written to a temporary folder, which is then
-// renamed. So `dir` is complete or absent (an older one of that name is replaced). Throws Error
-// kResource, on every rank, if a file cannot be written; partial output is removed.
+// renamed. So `dir` is either complete or absent. An older checkpoint with the same name is
+// replaced. Throws Error kResource, on every rank, if a file cannot be written; partial output is
+// removed.
 void SaveCheckpoint(const std::filesystem::path& dir, const Catalog& catalog, AdamW* optimizer,
                     const TrainerState& state, const CheckpointFiles& files);
 
 // Fills parameters and moments of this rank by name, whatever the number of ranks and the layout
 // that wrote them. Throws Error that names the file and tensor: a missing or corrupt file, a tensor
-// that only the model or only the checkpoint has, or a tensor of another shape (a checkpoint of
-// another config).
+// that only the model or only the checkpoint has, or a tensor of another shape, which means that
+// the checkpoint was written for another config.
 TrainerState LoadCheckpoint(const std::filesystem::path& dir, const Catalog& catalog,
                             AdamW* optimizer);
 

@@ -22,8 +22,8 @@ class GradientSums {
  public:
   using Parameters = std::span<Parameter<float>* const>;
 
-  // `sum` sums gradients over the ranks. It runs on the background thread, so its collectives use
-  // `arena`, which nothing else uses; timeouts are those of the collectives. If the object is
+  // `sum` sums gradients over the ranks. It runs on the background thread, so its collectives need
+  // an arena of their own, `arena`. The timeouts are those of the collectives. If the object is
   // destroyed before all sums are done, the arena is aborted.
   GradientSums(std::function<void(Parameters)> sum, std::shared_ptr<SharedArena> arena);
   ~GradientSums();

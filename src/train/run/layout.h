@@ -37,7 +37,7 @@ struct Layout {
 // pp layers.
 void CheckLayout(const Layout& layout, const ModelConfig& config);
 
-// The coordinates of a rank. Ranks of a TP group are neighbors, then those of a stage:
+// The coordinates of a rank. Ranks of a TP group are consecutive, and so are the ranks of a stage:
 //
 //   tp 2, dp 2, pp 2, ep 2:  rank       0 1 2 3 4 5 6 7
 //                            pp         0 0 0 0 1 1 1 1
@@ -65,14 +65,16 @@ struct RankCoordinates {
   std::vector<int> WorldGroup() const;
   std::vector<int> StageGroup() const;
   std::vector<int> TpGroup() const;
-  std::vector<int> CopiesGroup() const;        // same slice of the same layers, other rows
-  std::vector<int> EpGroup() const;            // different experts
-  std::vector<int> ExpertCopiesGroup() const;  // the same experts
+  std::vector<int> CopiesGroup()
+      const;                         // ranks with the same shards of the same layers and other rows
+  std::vector<int> EpGroup() const;  // ranks with different experts
+  std::vector<int> ExpertCopiesGroup() const;  // ranks with the same experts
   // The group that sums the gradients of the embedding's copies: the ranks at this rank's position
-  // in the first and the last stage. Stages in between get a group with the first stage, which they
-  // do not use.
+  // in the first and the last stage. Ranks of other stages get a group too, with the first stage,
+  // but do not use it.
   std::vector<int> EmbeddingGroup() const;
-  // The layers of this rank's stage: even ranges, longer ones first.
+  // The layers of this rank's stage. Layers are partitioned evenly; if that leaves a remainder, the
+  // first stages have one layer more.
   StageRange Stage(const ModelConfig& config) const;
   std::string Title() const;  // "PP1 DP0 TP1 EP1"
 };
@@ -84,10 +86,10 @@ struct LayoutRanks {
   RankCoordinates place;
   std::unique_ptr<SymmetricMemory> memory;
   std::unique_ptr<Communicator> world, stage, tp;
-  // For gradients.
+  // Communicators for the sums of gradients.
   std::unique_ptr<Communicator> stage_sums, copies, expert_copies, embedding;
 
-  // Borrows this object.
+  // The groups over which gradients are summed. The result borrows this object.
   GradientGroups gradient_groups() const {
     return {stage_sums.get(), copies.get(), expert_copies.get(),
             place.layout.pp > 1 && (place.pp == 0 || place.pp + 1 == place.layout.pp)

@@ -32,7 +32,7 @@ inline Batch Sequences(const Batch& batch, int64_t first, int64_t last) {
   return part;
 }
 
-// Sends streams between pipeline stages that run as threads.
+// Passes hidden states and gradients between pipeline stages that run as threads.
 class ThreadLink {
  public:
   void Send(int from, int to, std::vector<float> stream) {
@@ -58,7 +58,8 @@ class ThreadLink {
 
 struct LayoutRun {
   Layout layout;
-  std::vector<int64_t> borders = {};  // [dp + 1] sequence boundaries of the parts; empty: even
+  std::vector<int64_t> borders =
+      {};  // [dp + 1] sequence boundaries of the data-parallel parts; empty: even parts
   LossOptions losses;
   int64_t steps = 1;
   std::filesystem::path resume, save = {};  // checkpoints; empty: none
@@ -66,7 +67,7 @@ struct LayoutRun {
 
 using Tensors = std::map<std::string, std::vector<float>>;
 
-// Results over all ranks, with whole tensors.
+// Results of a run over all ranks. Tensors are whole, assembled from the pieces of the ranks.
 struct LayoutResult {
   Tensors gradients;  // gradients of the last step
   Tensors values;     // after the last step
