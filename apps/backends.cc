@@ -1,4 +1,5 @@
-// `switchyard backends`: lists the available backends, and those chosen for a checkpoint.
+// `switchyard backends`: lists the available backends, and the backends that are selected for a
+// checkpoint.
 #include <fmt/core.h>
 
 #include <algorithm>

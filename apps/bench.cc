@@ -25,7 +25,8 @@ Benchmark Find(const std::string& which, bool cuda) {
   return cuda ? bench::CudaExchange : bench::CpuExchange;
 }
 
-// Checks that the result can be saved, before minutes of measurements. Leaves no file behind.
+// Checks that the --json file can be written. Called before the measurements, which take minutes.
+// Creates no file.
 void CheckWritable(const std::string& file) {
   const bool existed = std::filesystem::exists(file);
   if (!std::ofstream(file, std::ios::app)) throw Resource("--json {}: cannot be written", file);

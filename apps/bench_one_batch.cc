@@ -43,7 +43,8 @@ struct Case {
   int32_t batch = 1, input = 512;
 };
 struct Result {
-  std::vector<double> prefill, decode;  // seconds: prefill of the whole batch; one decode step
+  // Seconds of each run: prefill of the whole batch, and the median decode step.
+  std::vector<double> prefill, decode;
 };
 
 // Builds the batches of `batch` sequences that grow together; sequence s owns pages [s · per, (s +
@@ -150,8 +151,8 @@ void CheckCases(const OneBatchArgs& args, const EnginePlan& plan, const std::vec
 }
 
 // Bytes of weights that one decode step of `batch` tokens reads on all ranks. Dense weights count
-// in full. Experts count by the expected number that uniform routing selects. Embedding rows are
-// negligible.
+// in full. Of the experts, the number that uniform routing is expected to select counts. Embedding
+// rows are negligible.
 double DecodeBytes(const ModelConfig& config, int32_t batch) {
   auto bytes = static_cast<double>(WeightBytesPerRank(config, Mesh()));
   if (!config.tie_embeddings) {
@@ -164,7 +165,7 @@ double DecodeBytes(const ModelConfig& config, int32_t batch) {
   return bytes - missed * ExpertFormatsOf(config).bytes;
 }
 
-// Totals of all ranks, measured in this run. A value of 0 is unknown.
+// Peak rates of all ranks together, measured in this run; 0: unknown.
 struct Ceilings {
   double bandwidth = 0.0, flops = 0.0;
 };
@@ -236,8 +237,9 @@ void Report(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<
   if (!(out << rows.dump(2) << "\n")) throw Resource("--json {}: cannot be written", args.json);
 }
 
-// Prints the planned memory in full use and the resident memory. A rank's cache and buffers are
-// resident once a batch has used them, so the cases must fill them for the figures to agree.
+// Prints the planned memory and the resident memory. A page of the cache or of a buffer becomes
+// resident when it is first used. So the two figures agree only if the cases use the whole cache
+// and all buffers.
 void ReportMemory(const EngineConfig& config, const EnginePlan& plan, int64_t resident) {
   constexpr double kMiB = 1024.0 * 1024.0;
   const RankMemory memory = PlanRankMemory(config, plan);

@@ -25,7 +25,7 @@ using route::RouteOptions;
 
 struct RouteArgs {
   RouteOptions route;
-  ServerArgs server;  // only the flags of HTTP
+  ServerArgs server;  // only the fields of HTTP flags are used
   std::string log_level = "info";
 };
 

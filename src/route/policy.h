@@ -12,7 +12,7 @@
 namespace switchyard::route {
 
 struct Candidate {
-  int64_t worker;  // ids are never used again
+  int64_t worker;  // worker id; ids of removed workers are never reused
   int64_t open;    // requests that this router has sent to it and that have not ended
 };
 

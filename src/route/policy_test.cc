@@ -161,7 +161,7 @@ TEST(WorkerSetTest, HealthDecidesWhoGetsRequests) {
   const auto policy = MakePolicy("round_robin", {}, 0);
   const int64_t a = workers.Add(ParseWorkerUrl("a:1")), b = workers.Add(ParseWorkerUrl("b:1"));
   EXPECT_THROW(workers.Add(ParseWorkerUrl("http://a:1/")), Error);
-  EXPECT_FALSE(workers.Acquire(*policy, "", {}));  // not checked yet
+  EXPECT_FALSE(workers.Acquire(*policy, "", {}));  // no health check yet
   EXPECT_TRUE(workers.CheckSucceeded(a));
   EXPECT_FALSE(workers.CheckSucceeded(a));
   EXPECT_TRUE(workers.CheckSucceeded(b));

@@ -81,7 +81,7 @@ PrefixTree::Match PrefixTree::Find(std::string_view text, std::span<const int64_
       latest = use->second;
       match = {.worker = worker, .bytes = bytes};
     }
-    // A worker that has a node has all nodes above it.
+    // If none of `workers` has this node, none has its descendants either, so the search ends.
     if (latest == 0 || common < node->text.size()) break;
     text.remove_prefix(common);
   }

@@ -15,7 +15,7 @@
 
 namespace switchyard::route {
 
-// One thread at a time.
+// The radix tree. Use it on one thread at a time.
 class PrefixTree {
  public:
   // `max_bytes`: limit of the stored text. If an insertion exceeds it, the prefixes that were not
@@ -29,19 +29,19 @@ class PrefixTree {
     int64_t worker = -1;  // −1: no worker has seen a prefix of the text
     size_t bytes = 0;     // length of the longest prefix that `worker` has seen
   };
-  // The longest prefix of `text` that one of `workers` has seen. Of several workers with that
-  // prefix, returns the one that used it last. Marks nothing as used.
+  // Finds the longest prefix of `text` that any of `workers` has seen. If several workers have seen
+  // it, returns the worker that used the prefix last. Does not count as a use.
   Match Find(std::string_view text, std::span<const int64_t> workers) const;
 
   void Remove(int64_t worker);  // removes all prefixes of the worker
 
   size_t bytes() const { return bytes_; }  // text of all nodes
-  size_t bytes_of(int64_t worker) const;   // text of the nodes that the worker has
+  size_t bytes_of(int64_t worker) const;   // bytes of text of the nodes that have this worker
 
  private:
   struct Node {
     std::string text;                                // label of the edge to this node
-    std::map<char, std::unique_ptr<Node>> children;  // by the first byte of their text
+    std::map<char, std::unique_ptr<Node>> children;  // key: first byte of the child's text
     std::map<int64_t, uint64_t> workers;             // worker -> time of the last use
     uint64_t last_use() const;
   };

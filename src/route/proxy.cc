@@ -51,7 +51,7 @@ class EventSeen {
 
 }  // namespace
 
-// A request on its way, over all attempts.
+// The state of a request over all attempts to forward it.
 class Proxy::Exchange {
  public:
   Exchange(std::shared_ptr<const http::Request> request, http::Responder responder)
@@ -61,7 +61,7 @@ class Proxy::Exchange {
   std::optional<http::Responder> responder;  // empty after a stream was cut off
   PromptInfo prompt;
   std::vector<int64_t> tried;
-  std::string failure;       // of the last attempt
+  std::string failure;       // error of the last attempt
   bool begun = false;        // the head of a stream was sent
   bool events_sent = false;  // the client has received a part of the response
   bool may_try_more = true;  // another worker exists, and the retry limit is not reached
@@ -79,7 +79,7 @@ class Proxy::Exchange {
   }
 };
 
-// Counts an exchange as open at its worker during its lifetime.
+// RAII: counts an exchange as open at its worker.
 class Proxy::OpenAt {
  public:
   OpenAt(Proxy& proxy, int64_t id, Exchange& exchange)
@@ -296,7 +296,7 @@ asio::awaitable<void> Proxy::CheckHealth(int64_t worker) {
       LOG_WARNING("worker {}: unhealthy: {}", state->url.text, failure);
       Leave(worker);
     }
-    // A worker that was never healthy is probably loading.
+    // A worker that is not healthy may be loading, so it is checked more often.
     const bool waiting = !state->healthy && !failure.empty();
     timer.expires_after(waiting ? std::min(options_.health_interval, std::chrono::milliseconds(500))
                                 : options_.health_interval);

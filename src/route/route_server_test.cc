@@ -25,7 +25,7 @@ using ::testing::Not;
 
 using Answer = std::function<void(const http::Request&, const http::Responder&)>;
 
-// A worker. Its answers can be replaced while it runs.
+// A worker whose responses can be replaced while it runs.
 class Worker {
  public:
   explicit Worker(std::string name, int port = 0) : name_(std::move(name)) {
@@ -75,8 +75,8 @@ void Eventually(const std::function<bool()>& condition) {
   EXPECT_TRUE(condition());
 }
 
-// Reads the head of a response, or what is left of it, and chunks of its body until they contain
-// `text`. Returns all of it.
+// Reads the head of a response (or the rest of it), then chunks of the body until they contain
+// `text`. Returns all bytes that were read.
 std::string ReadUntil(http::TestClient& client, const std::string& text) {
   std::string all;
   for (auto line = client.ReadLine(); line && !line->empty(); line = client.ReadLine())

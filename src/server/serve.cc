@@ -158,7 +158,8 @@ int ReportInterrupted(int signal) {
   return 128 + signal;
 }
 
-// Work of the main thread while it waits for signals, several times a second.
+// Periodic work of the main thread, which it does several times a second while it waits for
+// signals.
 class Upkeep {
  public:
   Upkeep(Service& service, http::Server& server) : service_(service), server_(server) {}
@@ -292,7 +293,8 @@ int RunServe(const ServerArgs& args) {
                            .weights = *weights,
                            .restart = RestartOptions::Of(args, restarts),
                            .cancelled = cancelled};
-  // Destroyed after the supervisor, whose thread reports the end of a change.
+  // Declared before the supervisor, so that it is destroyed later: the supervisor's thread reports
+  // the end of a change to it.
   RankChanges changes({.refusal = WhyRanksStay(launch, restarts),
                        .config = args.engine,
                        .plan = plan,
@@ -304,7 +306,7 @@ int RunServe(const ServerArgs& args) {
                                      /*checks=*/false),
       [&](const std::string& why) {
         lost_reason = why;
-        lost = true;  // before requests fail, because a client may then send a signal at once
+        lost = true;  // first: a client may send a signal as soon as its request fails
         front.OnRanksLost(why);
       });
   changes.Control(&ranks);

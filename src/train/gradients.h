@@ -15,13 +15,13 @@ struct GradientGroups {
   Collectives* stage = nullptr;
   Collectives* copies = nullptr;         // ranks with the same tensor-parallel shard and other rows
   Collectives* expert_copies = nullptr;  // ranks with the same experts
-  Collectives* embedding =
-      nullptr;  // ranks of the first and last stage that hold the tied embedding
+  // Ranks of the first and last stage that hold the tied embedding.
+  Collectives* embedding = nullptr;
 };
 
-// Sums each parameter over its group, exactly once, in place and in rank order, so that all ranks
-// that hold a tensor have the same bits. Collective: the same parameters in the same order on every
-// rank of a group.
+// Sums the gradient of each parameter over its group, exactly once and in place. The order of the
+// sum is the rank order, so all ranks that hold a tensor get the same bits. Collective: every rank
+// of a group must pass the same parameters in the same order.
 void SumGradients(std::span<Parameter<float>* const> parameters, const GradientGroups& groups);
 
 // SumGradients for a single pipeline stage without tensor parallelism. `all`: the ranks of the

@@ -74,8 +74,8 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
 
   const std::vector<int64_t> table_shape = {config_.vocab_size, hidden_};
   const Cut vocabulary = Cut::Outputs(tp_, config_.vocab_size);
-  const bool at_end =
-      config_.tie_embeddings || options_.mtp_layers > 0;  // the last stage needs the embedding
+  // The last stage needs the embedding.
+  const bool at_end = config_.tie_embeddings || options_.mtp_layers > 0;
   if (stage_.first || (stage_.last && at_end)) {
     embedding_ = set_.Add(names.embedding, table_shape, false, vocabulary);
     embedding_->on_two_stages = at_end && !(stage_.first && stage_.last);

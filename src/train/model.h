@@ -21,9 +21,9 @@
 
 namespace switchyard::train {
 
-// The rows of one prediction depth: depth 0 is the model, depth d the d-th MTP module. Sequences of
-// depth d are d tokens shorter. Row i of a module's sequence combines token i + d with the hidden
-// state that predicts this token. Of n rows this rank holds m (TensorGroup::Mine).
+// The rows of one prediction depth: depth 0 is the model, depth d the d-th MTP module. At depth d,
+// each sequence is d tokens shorter. Row i of a sequence combines token i + d with the hidden state
+// that predicts this token. A depth has n rows, of which this rank holds m (TensorGroup::Mine).
 template <typename T>
 struct DepthState {
   RowLayout rows;
@@ -35,8 +35,8 @@ struct DepthState {
   std::vector<T> stream;
   // [m, H] each. last: the last layer's output; final: its norm; dfinal: the gradient of `final`.
   std::vector<T> last, final, dfinal;
-  std::vector<T> embedded,
-      previous;           // [m, H] only MTP: the two inputs of a module before their norms
+  // [m, H] only MTP: the two inputs of a module before their norms.
+  std::vector<T> embedded, previous;
   std::vector<T> joined;  // [m, 2 H] only MTP: both inputs after their norms, concatenated
 };
 
@@ -94,7 +94,7 @@ class Model {
   void Forward(int64_t layer, Phase phase, Pass<T>* pass);
   void Heads(bool backward, Pass<T>* pass);
   void Backward(int64_t layer, Phase phase, Pass<T>* pass);
-  void Forward(Pass<T>* pass);   // of all layers
+  void Forward(Pass<T>* pass);   // all phases of all layers
   void Backward(Pass<T>* pass);  // of all layers
   // All of the above in one call. Returns pass->losses.
   Losses Run(const Batch& batch, const StepSize& step, bool backward, Pass<T>* pass);

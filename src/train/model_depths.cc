@@ -77,7 +77,8 @@ void Model<T>::Begin(const Batch& batch, const StepSize& step, Pass<T>* pass) {
     ShiftByOneToken(pass->depths[d - 1], &pass->depths[d]);
 }
 
-// Embeddings of the rows, each from the rank that holds its part of the vocabulary.
+// Looks up the embedding of each row's token, on the rank that holds the token's part of the
+// vocabulary.
 template <typename T>
 void Model<T>::EmbedRows(const DepthState<T>& d, T* out) {
   if (tp_.alone()) return Embed<T>(d.tokens, embedding_->value.data(), hidden_, out, pool_);
@@ -158,7 +159,7 @@ void Model<T>::JoinBackward(int64_t depth, Pass<T>* pass) {
   if (IsFrozen(depth - 1)) return;
   if (tp_.alone())
     return EmbedGradient<T>(d.source, dx.data(), hidden_, before.dfinal.data(), pool_);
-  // Rows of the previous depth may be on another rank.
+  // The rows of the previous depth that this rank needs may be on another rank.
   const int64_t n = before.rows.rows();
   ScratchBuffer<T> sums(MyRows(before) * hidden_);
   PartialRows<T> partial(tp_, sums.data(), n, hidden_);

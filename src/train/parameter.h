@@ -15,7 +15,8 @@ struct Slice {
   int64_t begin = 0;           // first row or column of the part
 
   bool partial() const { return !whole.empty(); }
-  // The flat index in the whole tensor of element i of a part of this shape.
+  // Converts the flat index i in the part, which has this shape, to the flat index in the whole
+  // tensor.
   int64_t IndexInWhole(const std::vector<int64_t>& shape, int64_t i) const {
     if (!partial()) return i;
     if (dimension == 0) return begin * (whole.size() > 1 ? whole[1] : 1) + i;

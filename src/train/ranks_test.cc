@@ -56,13 +56,14 @@ struct Form {
   bool two = false;  // two micro-batches
   schedule::Order order = schedule::Order::kPlain;
   bool tcp = false;
-  std::vector<int64_t>
-      borders;  // [ranks + 1] sequences [borders[r], borders[r + 1]) belong to rank r
+  // [ranks + 1] sequences [borders[r], borders[r + 1]) belong to rank r.
+  std::vector<int64_t> borders;
 };
 
 Step RanksStep(const ModelConfig& config, const Batch& batch, const Form& form) {
   const StepSize size = testing::SizeOf(batch);
-  // Ranks that would share an expert during inference (MoE-TP) hold copies of it.
+  // With MoE-TP, inference shards an expert over several ranks. In training, each of these ranks
+  // holds a copy of the expert.
   const int ep = form.ranks / form.copies;
   const MeshShape shape{.tp = form.ranks, .ep = ep};
   const ExpertExchangeOptions options{.tokens = batch.size(), .synchronous = form.synchronous};
@@ -179,7 +180,8 @@ std::vector<double> Curve(const ModelConfig& config, const Batch& batch, int ran
           comm->tp->AllReduceSum(v.data(), v.size());
         };
         LossOptions losses = Options();
-        losses.balance.batch = 0.0;  // its f[e] depend on the partition into micro-batches
+        // This loss depends on the partition into micro-batches, because its f[e] do.
+        losses.balance.batch = 0.0;
         Model<float> model(config, losses, {.experts = exchange.ranks(), .sum = sum}, pool);
         model.Initialise(9, 0.1);
         Learner learner(model, {.bias_step = 0.001, .order = order}, comm->tp.get());
@@ -231,7 +233,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Ranks,
 // Routing of `tokens` tokens of `rank` in exchange n. The experts of token t depend on t, `rank`
 // and n.
 TopK Routing(int n, int rank, int64_t tokens) {
-  constexpr int kExperts = 8, kTopK = 3;  // of SmallConfig("deepseek_v3")
+  constexpr int kExperts = 8, kTopK = 3;  // as in SmallConfig("deepseek_v3")
   TopK topk{.tokens = tokens, .k = kTopK};
   for (int64_t t = 0; t < tokens; ++t)
     for (int j = 0; j < kTopK; ++j)

@@ -41,7 +41,7 @@ std::string JoinedText(const Json& content, const std::string& where) {
   return text;
 }
 
-// A message of OpenAI's API while it is built from blocks.
+// A message in the form of OpenAI's API, while it is built from the blocks of an Anthropic message.
 struct Turn {
   std::string text, reasoning;
   Json calls = Json::array();
@@ -160,7 +160,8 @@ void AddToolChoice(const Json& choice, Json* body) {
   (*body)["parallel_tool_calls"] = !f.Bool("disable_parallel_tool_use", false);
 }
 
-// Adds response_format. `format`: output_config.format, or output_format, its earlier name.
+// Adds response_format. `format`: the value of output_config.format, or of output_format, the
+// field's earlier name.
 void AddFormat(const Json& format, const std::string& where, Json* body) {
   if (!format.is_object()) throw InvalidField(where, "{} is not an object", where);
   const Fields f(format, where + ".");

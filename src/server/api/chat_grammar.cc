@@ -113,8 +113,9 @@ Json HarmonyText(const SpecialTokens& special) {
   return TextBefore({"<|end|>", "<|start|>", "<|channel|>", "<|message|>"}, special);
 }
 
-// Messages of the channel analysis, each with the beginning of the next message. `preambles`: also
-// messages of the channel commentary without a recipient, which precede calls.
+// Format of messages in the channel analysis, each followed by the beginning of the next message.
+// `preambles`: also allows messages in the channel commentary that have no recipient. Such messages
+// precede calls.
 Json HarmonyReasoning(const SpecialTokens& special, bool preambles) {
   Json messages = Json::array();
   for (const char* header :
@@ -191,8 +192,8 @@ RequestCalls CallsOf(const Service& service, const Fields& f, const CallFormat& 
           .space = service.grammars ? service.grammars->space() : JsonSpace::kAny};
 }
 
-// The calls of a request, and nothing else. `name`: the only tool that may be called; nullopt: all
-// of them.
+// Grammar of an output that consists of calls only. `name`: the only tool that may be called;
+// nullopt: all tools may be called.
 GrammarSource OnlyCalls(const RequestCalls& r, MatchedCalls matched,
                         const std::optional<std::string>& name = std::nullopt) {
   try {
@@ -260,7 +261,8 @@ class ChatConstrainer {
   // Any text in which calls of strict tools have matching arguments.
   GrammarSource StrictText() const {
     RequestCalls calls = CallsOf(service_, f_, *model_.calls, special_);
-    if (!calls.format.leading) return TextWithCalls(calls);  // its trigger ends reasoning too
+    // The trigger of a call also ends reasoning, so no prefix is needed.
+    if (!calls.format.leading) return TextWithCalls(calls);
     // Calls may begin the content, which follows the reasoning. The content cannot contain the
     // marker that ends the reasoning.
     std::string before = Before({.separate = separate_});

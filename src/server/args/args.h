@@ -43,9 +43,10 @@ struct ServerArgs {
   std::string grammar_backend = "xgrammar";       // --grammar-backend
   std::string json_whitespace = R"([ \n\r\t]*)";  // --constrained-json-whitespace-pattern
   bool json_disable_any_whitespace = false;       // --constrained-json-disable-any-whitespace
-  std::string verify_weights;      // --verify-weights: file of SHA-256 sums; empty: no verification
-  bool print_schedule = false;     // --print-schedule
-  bool enable_elastic_ep = false;  // --enable-elastic-ep: the default on one host
+  std::string verify_weights;   // --verify-weights: file of SHA-256 sums; empty: no verification
+  bool print_schedule = false;  // --print-schedule
+  // --enable-elastic-ep; without the flag, elastic EP is on if there is one host.
+  bool enable_elastic_ep = false;
   bool disable_elastic_ep = false;        // --disable-elastic-ep
   std::string max_rank_deaths = "10/60";  // --max-rank-deaths COUNT/SECONDS
   double rank_stall_seconds = 0.5;        // --rank-stall-timeout; 0: no limit

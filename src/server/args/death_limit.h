@@ -15,7 +15,8 @@ struct DeathLimit {
   int count = 10;
   std::chrono::duration<double> window{60};
 
-  // "10/60": 10 within 60 seconds. Throws Error kInvalid that names the flag.
+  // Parses COUNT/SECONDS; "10/60" means 10 ends within 60 seconds. Throws Error kInvalid that names
+  // the flag.
   static DeathLimit Parse(const std::string& text);
   std::string Text() const;
 };

@@ -87,7 +87,8 @@ void AddOutput(CommandLine& app, PlanArgs& a) {
   app.Flag("--top", a.rows, kOutput, "Rows of the table").Positive();
 }
 
-// "8x400" as a number and the text after x.
+// Splits a value such as "8x400" into the number and the text after x. Returns false for another
+// form.
 bool SplitCount(std::string_view text, int* count, std::string* rest) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *count);
   if (error != std::errc() || end == text.data() + text.size() || *end != 'x') return false;
@@ -118,7 +119,7 @@ void SetNics(const std::string& text, PlanArgs& a) {
     throw Invalid("--nics {}: want a number of NICs and their Gbit/s, like 8x400", text);
 }
 
-// Values of flags that PlanArgs holds in another form.
+// Flag values as given, which are parsed after the command line (--gpus, --nics, --cpu).
 struct Words {
   std::vector<std::string> gpus;
   std::string nics;

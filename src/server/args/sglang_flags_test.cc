@@ -184,8 +184,9 @@ TEST(SglangFlagsTest, DpRankOfTheEnvironmentIsCheckedAndSaid) {
 using Observed = std::function<std::string(const ServerArgs&)>;
 
 struct Honoured {
-  std::vector<std::string> words;                              // flags
-  std::vector<std::pair<const char*, const char*>> variables;  // of the environment
+  std::vector<std::string> words;  // flags
+  // Environment variables and their values.
+  std::vector<std::pair<const char*, const char*>> variables;
   Observed observed;
   std::string want;
 };

@@ -26,7 +26,8 @@ class DefinedGrammars {
   explicit DefinedGrammars(Limits limits) : limits_(limits) {}
 
   // Appends the messages to send before a request with `grammar`. Grammars beyond the limits are
-  // dropped, the least recently used ones first; open requests keep theirs.
+  // dropped on the ranks, the least recently used grammars first. Open requests keep the grammar
+  // that they use.
   void Introduce(const ReadyGrammar& grammar, std::vector<ControlMessage>* messages);
 
  private:

@@ -15,8 +15,8 @@ namespace switchyard {
 struct LayoutSizes {
   MeshShape mesh;
   int64_t num_pages = 0;             // KV pages of a group
-  int32_t max_running_requests = 0;  // of a group
-  int32_t chunked_prefill_size = 0;  // of a group; −1: no chunking
+  int32_t max_running_requests = 0;  // limit of a group
+  int32_t chunked_prefill_size = 0;  // prompt tokens per step of a group; −1: no chunking
 };
 
 // The outcome of a change.
@@ -35,7 +35,7 @@ struct ScaleResult {
 struct ScaleState {
   bool running = false;
   MeshShape present, pending;  // equal if no other layout is pending
-  std::string last_error;      // of the last change; empty: none
+  std::string last_error;      // error of the last change; empty: it succeeded
 };
 
 // Implemented by the owner of the ranks. Thread-safe.

@@ -261,7 +261,7 @@ void Front::Deliver(const RequestOutput& output, Clock::time_point now) {
   {
     std::lock_guard lock(mutex_);
     const auto it = open_.find(output.id);
-    if (it == open_.end()) return;  // already ended here by a stop string
+    if (it == open_.end()) return;  // the front has already ended it, because of a stop string
     open = it->second;
     if (open->ending) return;
     const auto count = std::ssize(output.new_tokens);
@@ -297,7 +297,8 @@ void Front::Take(Open& open, const RequestOutput& output, const std::string& ove
   if (open.next.finished()) {
     if (output.finish == FinishReason::kNone)
       link_.Send({AbortRequest{output.id}});  // ended by a stop string, which ranks do not match
-    ReleaseName(open.spec.name);  // so that the client can reuse it right after the response
+    // The name is released here, so that the client can reuse it right after the response.
+    ReleaseName(open.spec.name);
     open.Emit();
     std::lock_guard lock(mutex_);
     controller_.Close(open.group, open.tokens);
@@ -308,7 +309,8 @@ void Front::Take(Open& open, const RequestOutput& output, const std::string& ove
   }
 }
 
-// `tokens_before`: the generation's tokens without those of `output`.
+// Adds `output` to the metrics. `tokens_before`: number of tokens of the generation before
+// `output`.
 void Front::Measure(Open& open, const RequestOutput& output, int32_t tokens_before,
                     Clock::time_point now) {
   const GenerationEvent& next = open.next;

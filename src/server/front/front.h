@@ -32,25 +32,25 @@ class ContextLengthError : public Error {
   explicit ContextLengthError(const std::string& what) : Error(ErrorKind::kInvalid, what) {}
 };
 
-// How the ranks ended.
+// How an epoch of the ranks ended.
 struct RanksEnd {
   std::string why;
   std::chrono::steady_clock::time_point time{};  // when the end was detected
   // Ranks that ended by a fault signal or an error, so a request of their batch may be the cause.
   // Empty if the epoch ended because of SIGKILL or a missing heartbeat, which have other causes.
   std::vector<int> failed;
-  std::optional<std::vector<uint64_t>>
-      batch;  // request ids of the batch in which the ranks ended; nullopt: unknown
+  // Request ids of the batch in which the ranks ended; nullopt: unknown.
+  std::optional<std::vector<uint64_t>> batch;
   bool by_itself() const { return !failed.empty(); }
-  bool Had(uint64_t id) const;  // whether this request may have been in the batch
+  bool Had(uint64_t id) const;  // whether request `id` is, or may be, in `batch`
 };
 
 // Sends control messages to the ranks. Their replies arrive through Front::OnMessage.
 class RankLink {
  public:
   virtual ~RankLink() = default;
-  virtual void Send(
-      const std::vector<ControlMessage>& messages) = 0;  // in order; from any thread; never blocks
+  // Sends the messages in order. Any thread may call it. Never blocks.
+  virtual void Send(const std::vector<ControlMessage>& messages) = 0;
 };
 
 // Whether a query waits or fails while the ranks cannot respond.
@@ -69,7 +69,7 @@ class Front {
     int64_t cache_tokens = 0;          // KV capacity for one request, prompt and output together
     int32_t max_open = 0;              // running and queued requests; 0: no limit
     bool has_experts = true;           // the model has routed experts
-    Pooling pooling = Pooling::kNone;  // other than kNone: all requests are pooled
+    Pooling pooling = Pooling::kNone;  // if not kNone, the model serves only pooled requests
     // queue_timeout limits the time until the first token, running_timeout the time after that
     // token. 0: no limit.
     std::chrono::duration<double> queue_timeout{0}, running_timeout{0};
@@ -78,8 +78,8 @@ class Front {
   Front(RankLink& link, const Tokenizer& tokenizer, Limits limits, DpController controller = {});
   ~Front();
 
-  // Throws kInvalid unless the model serves such requests: pooled ones, or those that generate
-  // text.
+  // Throws kInvalid unless the model serves this kind of request. `pooled`: a request for a pooled
+  // vector; otherwise a request that generates text.
   void CheckTask(bool pooled) const;
   // Validates `spec`. Throws ParameterError for an invalid field (parameter "prompt" for the
   // prompt), or ContextLengthError. Reduces max_new_tokens to the space left in the context, and
@@ -92,8 +92,9 @@ class Front {
   // Throws kInvalid if `count` exceeds the limit of open requests, and kBusy if `count` more
   // requests do not fit now.
   void CheckCapacity(size_t count) const;
-  // Generations that are still open end with FinishReason::kAbort: immediately if the ranks do not
-  // have them, else when the ranks have ended them. The callbacks may run in this call.
+  // Aborts those generations in `ids` that are still open. They end with FinishReason::kAbort:
+  // immediately if the ranks do not have them, else when the ranks have ended them. The callbacks
+  // may run within this call.
   void Abort(const std::vector<uint64_t>& ids);
   void AbortNamed(const std::string& name);  // every generation with this name or batch name
   // Maximum number of tokens of one request, prompt and output together.
@@ -105,17 +106,17 @@ class Front {
   // While requests are held, the call is immediate and gives the last known statistics.
   void Stats(std::function<void(const std::vector<EngineStats>&)> callback);
 
-  // Controls the expert recorder. kDump writes its file on rank 0's host. If the ranks are lost,
-  // the result carries an error.
+  // Controls the expert recorder. kDump writes the file on the host of rank 0. If the ranks are
+  // lost, the result has an error.
   void RecordExperts(RecordAction action, std::function<void(const RecordResult&)> callback);
   void GetExpertLoad(std::function<void(const ExpertLoadReport&)> callback,
                      WhenHeld when_held = WhenHeld::kWait);
-  // RebalanceExperts starts expert rebalancing now; GetEplb returns its status. The report carries
-  // the reason if the request is refused or the ranks are lost.
+  // RebalanceExperts starts a rebalance of the experts; GetEplb gets the status of EPLB. If the
+  // request is refused or the ranks are lost, the report has the reason.
   void RebalanceExperts(std::function<void(const EplbReport&)> callback);
   void GetEplb(std::function<void(const EplbReport&)> callback,
                WhenHeld when_held = WhenHeld::kWait);
-  // Starts or ends a profile on all ranks. If the ranks are lost, the report carries an error.
+  // Starts or ends a profile on all ranks. If the ranks are lost, the report has an error.
   void StartProfile(profile::Options options, std::function<void(const ProfileReport&)> callback);
   void StopProfile(std::function<void(const ProfileReport&)> callback);
 
@@ -148,7 +149,8 @@ class Front {
   // Ends every open generation with FinishReason::kError and `why`. Later calls of Submit fail.
   void OnRanksLost(const std::string& why);
 
-  // Ends requests that exceed their timeout with ErrorKind::kUnavailable. Call periodically.
+  // Ends requests that have exceeded a timeout (Limits) with ErrorKind::kUnavailable. Call
+  // periodically.
   void AbortOverdue();
 
   void StartDraining();  // Submit throws kUnavailable afterwards
@@ -187,7 +189,8 @@ class Front {
   void Deliver(const RequestOutput& output, metrics::Clock::time_point now);
   void Take(Open& open, const RequestOutput& output, const std::string& overdue,
             metrics::Clock::time_point now);
-  // Appends the messages that send the request to the ranks. Requires order_ and mutex_.
+  // Appends the control messages of the request, including grammar definitions. Requires order_ and
+  // mutex_.
   void Append(Open& open, std::vector<ControlMessage>* messages);
   // Sends the requests that the ranks do not have, or one suspect alone. Requires order_.
   void SendUnsent();

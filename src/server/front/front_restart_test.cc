@@ -1,4 +1,4 @@
-// Requests that outlive their ranks.
+// Requests that continue after a restart of the ranks.
 #include <gmock/gmock.h>
 
 #include <thread>
@@ -21,10 +21,10 @@ TEST_F(FrontRestartTest, EachTokenArrivesOnceWhereverTheRanksEnd) {
       const uint64_t a = Submit(9);
       const uint64_t b = Submit(4);
       Steps(first);
-      const uint64_t c = Submit(5);  // the ranks may not have read it
+      const uint64_t c = Submit(5);  // sent, but perhaps not read by the ranks
       front->Pause(Killed());
       ranks.Restart();
-      const uint64_t d = Submit(3);  // waits
+      const uint64_t d = Submit(3);  // submitted during the pause, so it waits
       EXPECT_THAT(ranks.sent, IsEmpty());
       front->Resume();
       EXPECT_TRUE(std::ranges::is_sorted(ranks.Requested()));
@@ -43,7 +43,7 @@ TEST_F(FrontRestartTest, EachTokenArrivesOnceWhereverTheRanksEnd) {
 TEST_F(FrontRestartTest, UnreadTokensAreComputedAgain) {
   const uint64_t id = Submit(6);
   Steps(2);
-  ranks.Step();  // lost
+  ranks.Step();  // this output is lost
   Restart(Killed());
   const auto& request = std::get<EngineRequest>(ranks.sent.at(0));
   EXPECT_THAT(request.output_ids, ElementsAre(TokenOf(id, 0), TokenOf(id, 1)));
@@ -97,8 +97,8 @@ TEST_F(FrontRestartTest, QuestionsAreAskedAgain) {
   EXPECT_THAT(ranks.sent, IsEmpty());
 }
 
-// A request without a seed gets one from its id, so a query must not change the ids of later
-// requests.
+// A request without a seed gets a seed from its id. So a query must not take an id, which would
+// change the ids of later requests.
 TEST_F(FrontRestartTest, QuestionsTakeNoIdsOfRequests) {
   EXPECT_EQ(Submit(1), 1u);
   front->FlushCache([](bool) {});

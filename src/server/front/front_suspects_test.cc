@@ -99,7 +99,7 @@ TEST_F(FrontSuspectsTest, ARequestThatMakesEachRankFailEndsAfterTheFirstSecondFa
   ExpectWhole(b, 9);
 }
 
-// Failures of a request no longer count once it has run alone without a failure.
+// Earlier failures of a request do not count after it has run alone without a failure.
 TEST_F(FrontSuspectsTest, ARequestThatIsClearedOfSuspicionBeginsAnew) {
   const uint64_t a = Submit(20);
   Steps(1);

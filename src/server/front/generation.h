@@ -20,14 +20,14 @@ struct GenerationSpec {
   std::string name;        // the client's "rid", used to abort the request; may be empty
   std::string batch_name;  // common name of all prompts of one HTTP request; an abort of it ends
                            // all of them
-  int32_t copy = 0;        // index among the n samples of one prompt, which share the name
+  int32_t copy = 0;        // index among the n samples of one prompt, which have the same name
   std::vector<int32_t> input_ids;
   SamplingParams sampling;
   LogprobParams logprob;
   RoutedExpertsParams routed_experts;
   bool pooled = false;           // the result is GenerationEvent::pooled; nothing is generated
   std::optional<int32_t> group;  // attention group that serves the request (data_parallel_rank)
-  int32_t priority = 0;          // larger ones go first (--enable-priority-scheduling)
+  int32_t priority = 0;          // larger values are admitted first (--enable-priority-scheduling)
   std::string cache_salt;        // cached prefixes are shared only between requests of equal salt
   std::shared_ptr<const ReadyGrammar> grammar;  // grammar of the output; null: not constrained
   std::vector<std::string> stop;
@@ -53,13 +53,13 @@ struct GenerationEvent {
   uint64_t id = 0;
   std::string text;
   std::vector<int32_t> tokens;
-  std::vector<PositionLogprobs> input_logprobs;   // with the first event
+  std::vector<PositionLogprobs> input_logprobs;   // only in the first event
   std::vector<PositionLogprobs> output_logprobs;  // one for each of `tokens`, if requested
   // With output_logprobs: for each of `tokens`, the offset in the generation's text of the
   // character in which the token begins (TokenOffsets).
   std::vector<int64_t> token_offsets;
-  // If requested: for each of `tokens`, how many bytes of `text` were known after that token. Bytes
-  // beyond the last value became known only at the end of the generation.
+  // If requested: for each of `tokens`, the number of bytes of `text` that could be shown after
+  // that token. Bytes beyond the last value were held back until the end of the generation.
   std::vector<uint32_t> token_ends;
   std::vector<int32_t> routed_experts;  // same layout as RequestOutput::routed_experts
   std::vector<float> pooled;            // RequestOutput::pooled

@@ -26,7 +26,7 @@ std::string HashOfGguf(const std::filesystem::path& path) {
   return fmt::format("{:016x}", std::hash<std::string>()(ReadGgufConfig(GgufFiles(*gguf)).config));
 }
 
-// Hash of the file, or of the value itself if it is JSON text.
+// Hash of the file `location`, or of `location` itself if it is JSON text.
 std::string HashOfLocation(const std::string& location) {
   if (location.find('{') == std::string::npos) return HashOfFile(location);
   return fmt::format("{:016x}", std::hash<std::string>()(location));

@@ -251,7 +251,8 @@ void Front::Resume() {
            suspects ? fmt::format(", after {} that run alone first", suspects) : "");
 }
 
-// The trial of a suspect has ended. If the request has not ended, it is sent again with the others.
+// Call when the trial of a suspect has ended. If the request has not ended, it is sent again
+// together with the other requests.
 void Front::EndTrial(uint64_t id) {
   std::lock_guard order(order_);
   {

@@ -72,7 +72,7 @@ MeshShape ScaledShape(const ScaleRequest& request, const MeshShape& now, const M
   } else if (base.dp > 1) {
     next.dp = Groups(field, next.tp, base.tp / base.dp, "form an attention group (tp / dp)");
   }
-  if (now.dense_tp > 1) next.dense_tp = 0;  // all ranks
+  if (now.dense_tp > 1) next.dense_tp = 0;  // 0: sharded over all ranks
   return next;
 }
 

@@ -25,8 +25,8 @@ struct ScaleRequest {
   bool restarts() const { return restart_all || !restart.empty(); }
 };
 
-// Throws Error kInvalid if fields exclude each other, and ParameterError if they name ranks outside
-// of the layout `now`.
+// Throws Error kInvalid if the request has fields that exclude each other, and ParameterError if a
+// field names a rank outside of the layout `now`.
 void CheckScale(const ScaleRequest& request, const MeshShape& now);
 
 // The requested layout. Sizes that the request omits keep the ratios of `base`: tp / ep ranks share

@@ -36,7 +36,8 @@ class StopStrings {
  private:
   size_t HoldBack() const;  // length of the longest suffix of held_ that starts a stop string
   bool FindMatch(size_t* begin, const std::string** found) const;
-  std::string Release(size_t bytes);  // removes the first bytes of held_; returns the visible ones
+  // Removes the first bytes of held_; returns those that are not hidden.
+  std::string Release(size_t bytes);
 
   std::vector<std::string> stops_;
   bool keep_match_;

@@ -17,8 +17,8 @@ class TokenOffsets {
   // Offset of the character in which a token with these bytes begins. A hidden token has no bytes
   // and begins at the end of the text so far.
   int64_t Begin(std::string_view bytes) const;
-  // Adds a token. `bytes`: of the token, empty if it is hidden. `text`: returned by the
-  // detokenizer for this token.
+  // Adds a token. `bytes`: its bytes, empty if the token is hidden. `text`: the text that the
+  // detokenizer returned for this token.
   void Push(std::string_view bytes, std::string_view text);
 
  private:

@@ -42,14 +42,15 @@ constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 // Read buffer sizes of an idle connection and of one that is receiving a request.
 constexpr size_t kIdleReadSize = 1 << 10, kReadSize = 16 << 10;
-// Maximum number of bytes read ahead during a response. The rest stays in the kernel's buffer.
+// Maximum number of bytes that are read during a response. Further bytes stay in the kernel's
+// buffer.
 constexpr size_t kMaxReadAhead = 16 << 10;
-// For a client that has closed its sending side: interval of checks for a reset, and the number of
-// checks per probe (Exchange::Probe).
+// If the client has closed its sending side, the connection is checked for a reset every
+// kHangUpPoll. After kPollsBetweenProbes checks, Exchange::Probe is called.
 constexpr milliseconds kHangUpPoll{25};
 constexpr int kPollsBetweenProbes = 80;
-constexpr milliseconds kSpareTimeout{
-    2000};  // to receive the request of a connection beyond the limit
+// Time limit to receive the request on a connection beyond the connection limit.
+constexpr milliseconds kSpareTimeout{2000};
 
 // Time for which further input is read and discarded after the last response. A close with unread
 // input resets the connection, and the client may then lose the response.
@@ -128,7 +129,7 @@ class ConnectionImpl final : public Connection,
 
   // All members below are accessed on the strand only.
   ClientStream stream_;
-  asio::steady_timer deadline_;  // for one socket operation at a time
+  asio::steady_timer deadline_;  // time limit of the current socket operation
   uint64_t deadline_count_ = 0;
   bool timed_out_ = false;
   asio::steady_timer news_;  // never expires; cancelled when the exchange has new output
@@ -448,8 +449,8 @@ awaitable<void> ConnectionImpl::Linger() {
   Disarm();
 }
 
-// Runs on a producer's thread under the exchange's lock. `this` stays valid, because the connection
-// calls Close(), which takes that lock, before it ends.
+// Runs on a producer's thread while the exchange's lock is held. `this` stays valid during the
+// call: before the connection ends, it calls Exchange::Close, which takes that lock.
 void ConnectionImpl::NotifyOutput() {
   asio::post(stream_.get_executor(), [self = shared_from_this()] { self->OnOutput(); });
 }
@@ -465,8 +466,8 @@ void ConnectionImpl::OnOutput() {
   news_.cancel();
 }
 
-// Cancels the socket's operations after `limit`. deadline_count_ detects a timer that fires
-// although it was just disarmed.
+// Cancels the socket's operations after `limit`. A timer may fire although it has just been
+// disarmed; deadline_count_ detects this.
 void ConnectionImpl::Arm(milliseconds limit) { ArmUntil(Clock::now() + limit); }
 
 void ConnectionImpl::ArmUntil(Clock::time_point deadline) {

@@ -35,8 +35,8 @@ enum class Phase {
   kClosed,       // all connections are closed immediately
 };
 
-// Handle to a connection, which runs as a coroutine on its socket's executor. That executor must be
-// a strand.
+// Handle to a connection. The connection runs as a coroutine on the executor of its socket, which
+// must be a strand.
 class Connection {
  public:
   virtual ~Connection() = default;

@@ -54,8 +54,8 @@ class Exchange {
   void Defer(size_t bytes, std::function<void()> job);
   const std::shared_ptr<MemoryBudget>& budget() const { return options_.budget; }
   void Note(const ServedTokens& served);
-  // Called when the last Responder is destroyed. Sends a 500 if nothing was sent; cuts off a stream
-  // that has begun.
+  // Call when the last Responder is destroyed. If nothing was sent, sends a 500. If a stream has
+  // begun, cuts it off.
   void Abandon();
 
   // Connection side. Returns the next bytes to write. Call it only after the bytes of the previous
@@ -72,19 +72,20 @@ class Exchange {
   void Comment(std::string_view text);
   // Closes the connection after this response, unless keep-alive was already sent in its head.
   void DisableKeepAlive();
-  bool keep_alive() const;  // as sent in the head
+  bool keep_alive() const;  // whether the response head allows another request
   int status() const;       // 0 before the head
   ServedTokens served() const;
-  // Detaches the connection: wake() is not called any more. If the producer has not ended the
-  // response, the OnClose callbacks run as after a disconnect.
+  // Detaches the connection: `wake` is not called after this. If the producer has not ended the
+  // response, the OnClose callbacks run as if the client had disconnected.
   void Close();
 
  private:
   using Callbacks = std::vector<std::function<void()>>;
 
   bool Begin(int status, std::string content_type, Headers extra, const size_t* length);
-  // Returns the obsolete callbacks. The caller destroys them after the release of the lock, because
-  // they may hold the last Responder, whose destructor takes the lock.
+  // Ends the response and returns its OnClose callbacks. The caller must destroy the callbacks
+  // after it has released the lock: they may hold the last Responder, whose destructor takes the
+  // lock.
   [[nodiscard]] Callbacks End(State state);
   void AppendChunk(std::string_view chunk);
   void Overflow();

@@ -157,8 +157,8 @@ TEST_F(HttpEdgeTest, ANewerConnectionDoesNotEndAResponse) {
   };
   hold_until(40);
   for (int i = 0; i < 100; ++i) silent.push_back(std::make_unique<TestClient>(server.port()));
-  hold_until(1 +
-             64);  // the last connections take the places of silent connections, which are closed
+  // The last connections take the places of silent connections, which are closed.
+  hold_until(1 + 64);
   TestClient refused(server.port());
   EXPECT_EQ(refused.Read().value_or(TestResponse{}).status, 503);
   {
@@ -293,7 +293,8 @@ TEST_F(HttpEdgeTest, PagesOfOtherOriginsMayNotCall) {
     EXPECT_EQ(read.status, 200);
     EXPECT_EQ(read.Header("Access-Control-Allow-Origin"), "");
   }
-  // DNS rebinding: a page resolves its own name to this machine, so Origin and Host are equal.
+  // DNS rebinding: the name of a foreign page resolves to this machine, so Origin and Host are
+  // equal.
   EXPECT_EQ(ask("POST", "evil.example:30000", "http://evil.example:30000").status, 403);
 }
 

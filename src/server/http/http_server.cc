@@ -128,7 +128,8 @@ class Server::Impl {
   std::mutex mutex_;  // guards the members below
   std::condition_variable all_ended_;
   std::unordered_map<Connection*, std::shared_ptr<Connection>> connections_;
-  std::vector<Connection*> spares_;   // those of connections_ beyond the limit, oldest first
+  // Connections beyond the limit, oldest first; also in connections_.
+  std::vector<Connection*> spares_;
   std::vector<Connection*> evicted_;  // earlier spares that are closing
 };
 

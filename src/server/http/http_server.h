@@ -41,12 +41,12 @@ struct Request {
   std::string path;                           // percent-decoded, without the query; begins with '/'
   std::map<std::string, std::string> query;   // decoded; the last value of a repeated name
   std::map<std::string, std::string> params;  // {name} in the route -> decoded part of the path
-  Headers headers;                            // in the order sent
+  Headers headers;                            // in the order in which the client sent them
   std::string body;                           // complete, transfer coding removed
   std::string peer;                           // "127.0.0.1:51234", "[::1]:51234", or "unix"
   std::string id;  // X-Request-Id as sent, or a generated id; returned and logged
-  // Memory charge for the body and the data parsed from it; lives as long as the request. Only for
-  // the handler's thread.
+  // Memory charge of the body and of data parsed from it; lives as long as the request. Use it on
+  // the handler's thread only.
   std::shared_ptr<MemoryCharge> memory;
 
   // Value of the first header with this name (case-insensitive); empty if absent.
@@ -107,7 +107,8 @@ class Responder {
   // the worker lane.
   void Defer(size_t bytes, std::function<void()> job) const;
   const std::shared_ptr<MemoryBudget>& budget() const;  // null: no limit
-  void Note(const ServedTokens& served) const;  // for the log; a later call replaces an earlier one
+  // Sets the counts for the log line; a later call replaces them.
+  void Note(const ServedTokens& served) const;
 
  private:
   struct Answer;  // shared by all copies; its destructor ends an unfinished response
@@ -122,7 +123,7 @@ using Handler = std::function<void(std::shared_ptr<const Request>, Responder)>;
 // Which key a route requires, if keys are configured.
 enum class Access {
   kUser,     // any API key, or the admin key
-  kControl,  // the admin key if one is configured, else as kUser
+  kControl,  // the admin key; if none is configured, the same as kUser
 };
 
 struct ServerOptions {
@@ -133,14 +134,14 @@ struct ServerOptions {
   // PEM files; empty: no TLS.
   std::string ssl_certfile, ssl_keyfile, ssl_keyfile_password;
   int io_threads = 1;
-  int worker_threads =
-      1;  // threads for large bodies and responses; one additional thread serves small ones
+  // Threads for large bodies and responses; one additional thread serves small ones.
+  int worker_threads = 1;
 
   size_t max_header_bytes = 64 << 10;
   size_t max_body_bytes = 64 << 20;
   size_t max_backlog_bytes = 8 << 20;  // maximum bytes written to a stream and not yet sent
-  size_t memory_bytes = 0;             // for all clients together (memory_budget.h); 0: no limit
-  size_t max_connections = 4096;     // further connections get a 503, except for paths_without_key
+  size_t memory_bytes = 0;        // limit for all clients together (memory_budget.h); 0: no limit
+  size_t max_connections = 4096;  // further connections get a 503, except for paths_without_key
   size_t max_waiting_bodies = 4096;  // queued requests per worker lane
 
   std::chrono::milliseconds idle_timeout{120'000};  // between two requests on one connection

@@ -221,7 +221,7 @@ TEST_F(HttpStreamTest, ClosesOnAReaderThatIsTooSlow) {
   for (int i = 0; i < 10'000 && !responder.Closed(); ++i) responder.Write(chunk);
   EXPECT_TRUE(responder.Closed());
   EXPECT_TRUE(WaitForClose());
-  client.ReadToEnd();  // the connection ends
+  client.ReadToEnd();  // returns once the connection has ended
   EXPECT_EQ(closed_count_, 1);
 }
 

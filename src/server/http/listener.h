@@ -33,8 +33,8 @@ class SpareDescriptor {
   int descriptor_ = -1;
 };
 
-// Sends a 503 without waiting, dropping bytes that do not fit into the socket buffer. Closes the
-// socket.
+// Sends a 503 and closes the socket, without waiting. Bytes that do not fit into the socket buffer
+// are dropped.
 void RefuseConnection(boost::asio::generic::stream_protocol::socket socket);
 
 }  // namespace switchyard::http

@@ -4,7 +4,8 @@
 
 namespace switchyard {
 
-// The ranks of a server since its start. An epoch is the time between two restarts. Plain value.
+// Counts of starts and ends of the ranks since the server started. An epoch is the time between two
+// restarts of the ranks. Plain value.
 struct RankHistory {
   int64_t epoch = 1;
   int64_t deaths = 0;   // ends of ranks that were followed by a restart, or by the server's end

@@ -10,7 +10,7 @@
 namespace switchyard::metrics {
 
 // The fraction of prompt tokens that were in the cache, over the last 1000 generations. One thread
-// adds; any thread reads.
+// adds values; any thread may read.
 class RecentHits {
  public:
   void Add(int64_t prompt_tokens, int64_t cached_tokens);

@@ -22,7 +22,7 @@ const char* Name(End end);  // "stop", "length", "abort", "timeout", "error"
 // Times of one generation. Owned by its entry in Front.
 struct RequestTimes {
   Clock::time_point submitted{}, first_token{}, last_token{};
-  double queue_seconds = -1;  // in the scheduler's queue; −1: not known
+  double queue_seconds = -1;  // time in the scheduler's queue; −1: unknown
   bool has_token = false;
 };
 
@@ -51,7 +51,8 @@ class RequestMetrics {
   void AddEnd(End end, const RequestTimes& times, int64_t prompt_tokens, int64_t tokens,
               Clock::time_point now);
   void CountEnd(End end) { ends_[static_cast<int>(end)].fetch_add(1, std::memory_order_relaxed); }
-  // The `copies` generations of one prompt have ended; the longest has `most_tokens`.
+  // Counts a prompt whose `copies` generations have all ended. `most_tokens`: tokens of the longest
+  // one.
   void AddCopies(int64_t copies, int64_t most_tokens);
 
   uint64_t submitted() const { return submitted_; }
@@ -69,8 +70,8 @@ class RequestMetrics {
   // Times, in seconds.
   Histogram first_token, inter_token, per_output_token;
   Histogram latency, queue, prefill, decode, inference;
-  // Numbers of tokens or of generations. copies: generations per prompt; most_tokens: tokens of the
-  // longest of them; max_new_tokens: token limit of a generation.
+  // Token counts, and `copies`, the number of generations per prompt. most_tokens: tokens of the
+  // longest generation of a prompt; max_new_tokens: token limit of a generation.
   Histogram request_prompt_tokens, request_tokens, copies, most_tokens, max_new_tokens;
 
  private:

@@ -116,8 +116,8 @@ ScaleRequest ParseScale(const Json& body) {
                          *request.dp, *vllm);
     request.dp = vllm;
   }
-  f.Int("drain_timeout", 1, 1,
-        kMaxSize);  // checked, but without effect, because open requests continue
+  // drain_timeout is checked, but has no effect, because open requests continue.
+  f.Int("drain_timeout", 1, 1, kMaxSize);
   if (f.Has("load_beside")) request.beside = f.Bool("load_beside", false);
   const Json* restart = f.Find("restart");
   if (restart && restart->is_boolean()) {

@@ -51,8 +51,8 @@ void HandleDump(Service& service, const http::Responder& responder) {
   service.front.RecordExperts(RecordAction::kDump, [mode, responder](const RecordResult& result) {
     const ExpertDump& dump = result.dump;
     if (!dump.error.empty()) {
-      LOG_ERROR("dump_expert_distribution_record: {}",
-                dump.error);  // the log shows the directory, the response does not
+      // The log shows the directory, the response does not.
+      LOG_ERROR("dump_expert_distribution_record: {}", dump.error);
       return responder.SendError(500, dump.error);
     }
     responder.Send(200, http::kJson,

@@ -37,8 +37,8 @@ Json FinishReasonJson(const GenerationEvent& e) {
   return reason;
 }
 
-// SGLang's form of a log-probability: [logprob, id, text]. The logprob is null if undefined, and
-// the text is null unless `text` is set.
+// SGLang's form of a log-probability: [logprob, id, text]. The first element is null if the
+// log-probability is undefined. The last element is null unless `text` is true.
 Json Triple(const Tokenizer& tokenizer, float logprob, int32_t token, bool text) {
   return Json::array({std::isnan(logprob) ? Json(nullptr) : Json(logprob), token,
                       text ? Json(tokenizer.TokenText(token)) : Json(nullptr)});

@@ -1,4 +1,4 @@
-// GET /metrics: counters of requests, responses and the engine. If enabled, also those of expert
+// GET /metrics: counters of requests, responses and the engine; if enabled, also counters of expert
 // load and EPLB.
 #include "core/error.h"
 #include "server/metrics/names.h"
@@ -57,7 +57,8 @@ void AddEplb(Page& page, const EplbStatus& s) {
         s.watchdog_resets);
 }
 
-// One scrape: gets the engine, expert and EPLB values one after the other, then sends the page.
+// One scrape. Queries the values of the engine, the experts and EPLB one after the other, then
+// sends the page.
 class Scrape : public std::enable_shared_from_this<Scrape> {
  public:
   Scrape(Service& service, http::Responder responder)

@@ -87,7 +87,8 @@ void RequireRanks(const RankHistory& ranks) {
                     ranks.paused_for));
 }
 
-// Checks the engine, not only the port: generates one token, or pools one prompt.
+// Checks that the engine works, and not only that the port is open: generates one token, or pools
+// one prompt.
 void HandleHealthGenerate(Service& service, const http::Responder& responder) {
   RequireReady(service);
   GenerationSpec spec;

@@ -15,7 +15,7 @@ Json CallOf(const OutputEvent& begin) {
 
 void Append(Json& json, const std::string& text) { json.get_ref<std::string&>() += text; }
 
-// A delta with one call. Later arguments can be appended to it.
+// A delta with one call, to which later arguments can be appended.
 Json CallDelta(int32_t index, const Json& call) {
   Json entry = {{"index", index}};
   entry.update(call);

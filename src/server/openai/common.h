@@ -13,8 +13,8 @@
 namespace switchyard::openai {
 
 // Reads the sampling fields of both endpoints into `spec`: OpenAI's, and extensions of SGLang and
-// vLLM, except constraints of the output. The model gives the defaults. `max_new_tokens` is the
-// default of max_tokens.
+// vLLM, except constraints of the output. The defaults are those of the model. `max_new_tokens` is
+// the default of max_tokens.
 void ParseSampling(const Service& service, const Fields& f, int32_t max_new_tokens,
                    GenerationSpec* spec);
 

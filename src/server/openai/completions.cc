@@ -19,7 +19,7 @@ struct CompletionJob {
   Delivery delivery;
   WantedLogprobs logprobs;
   bool echo = false;
-  std::vector<PromptText> prompts;  // for echo
+  std::vector<PromptText> prompts;  // text and offsets of each prompt, for `echo`
   std::vector<GenerationSpec> specs;
 };
 

@@ -11,7 +11,8 @@ namespace {
 
 std::string IdLabel(int32_t id) { return fmt::format("token_id:{}", id); }
 
-// The first `top` alternatives, plus the position's token if it is not one of them.
+// Returns the first `top` alternatives of a position, and the chosen token if it is not one of
+// them.
 std::vector<TokenLogprob> Shown(const PositionLogprobs& p, int32_t top) {
   const auto count = std::min<size_t>(std::max(top, 0), p.top.size());
   std::vector<TokenLogprob> shown(p.top.begin(), p.top.begin() + static_cast<ptrdiff_t>(count));

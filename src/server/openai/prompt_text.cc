@@ -52,8 +52,8 @@ class Alignment {
   }
 
   std::string_view text_;
-  size_t at_ = 0;       // bytes
-  int64_t starts_ = 0;  // characters that begin before at_
+  size_t at_ = 0;       // position in bytes
+  int64_t starts_ = 0;  // number of characters that begin before at_
   bool lost_ = false;   // the last token was not found
 };
 

@@ -68,7 +68,7 @@ class Response {
     return object;
   }
 
-  // Keeps the response for later requests, unless the request has `store` false.
+  // Stores the response for later requests, unless `store` is false in the request.
   void Store(ResponseStore& store, const Json& object) const {
     if (!job_->store) return;
     Json messages = job_->messages;

@@ -119,8 +119,8 @@ Json ToolsOf(const Json& tools) {
   return out;
 }
 
-// "auto", "none" and "required" are the same in both APIs. For a named function the chat API has
-// one more object, `function`.
+// Converts tool_choice to the chat API. "auto", "none" and "required" are the same in both APIs. A
+// named function is nested in an object `function` in the chat API.
 Json ToolChoiceOf(const Json& choice) {
   if (!choice.is_object() || !choice.contains("name")) return choice;
   return {{"type", choice.value("type", Json("function"))},

@@ -5,8 +5,8 @@
 
 namespace switchyard::openai {
 
-// The chat messages of `input`, without instructions. Items of reasoning and function calls join
-// the assistant's message next to them; outputs of functions become messages of role tool. Throws
+// The chat messages of `input`, without instructions. Items of reasoning and function calls become
+// part of the adjacent assistant message. Outputs of functions become messages of role tool. Throws
 // RequestError that names the field.
 Json InputMessages(const Fields& f);
 

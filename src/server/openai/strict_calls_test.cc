@@ -122,8 +122,8 @@ TEST(StrictCalls, NeedParametersThatCanBeHonoured) {
   body["tool_choice"] = "none";
   server.Ask(kChat, body);
   EXPECT_FALSE(server.IsConstrained());
-  for (const char* shape :
-       {"qwen3_coder", "chatml"}) {  // qwen3_coder: calls are not JSON; chatml: no format of calls
+  // qwen3_coder writes calls not as JSON, and chatml has no format of calls.
+  for (const char* shape : {"qwen3_coder", "chatml"}) {
     GrammarServer other(shape);
     other.Answer("Hi");
     body["tool_choice"] = "auto";

@@ -34,7 +34,8 @@ Json ErrorResponse(const char* description) {
   return {{"description", description}, {"content", Content(kJsonType, Ref("Error"))}};
 }
 
-// One event of a stream, as OpenAPI 3.2 describes items. A stream that fails ends with an error.
+// Schema of one event of a stream, in the form of OpenAPI 3.2. If a stream fails, its last event is
+// an error.
 Json EventSchema(const Operation& operation) {
   Json data = {{"contentMediaType", kJsonType},
                {"contentSchema",
@@ -110,8 +111,8 @@ http::Access AccessOf(const http::Router& router, const Operation& operation) {
   return http::Access::kUser;
 }
 
-// Describes the entries of Operations() whose routes the server has. A test checks that every route
-// has an entry.
+// Describes those entries of Operations() whose routes this server has registered. A test checks
+// that every route has an entry.
 Json Paths(const http::Router& router, bool with_keys) {
   Json paths = Json::object();
   for (const Operation& operation : Operations()) {

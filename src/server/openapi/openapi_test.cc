@@ -157,8 +157,8 @@ TEST_F(OpenApiTest, ParsersRefuseValuesOfOtherTypes) {
   for (const auto& [name, request] : requests) {
     for (const auto& [field, schema] :
          document["components"]["schemas"][name]["properties"].items()) {
-      const bool unread = name == "TokenizeRequest" &&
-                          field == "prompt";  // `prompt` is not read if `messages` is set
+      // `prompt` is not read if `messages` is set.
+      const bool unread = name == "TokenizeRequest" && field == "prompt";
       if (unread || schema.empty() || schema.contains("x-refused")) continue;
       for (const auto& [type, value] :
            std::map<std::string, Json>{{"object", Json::object({{"unknown", Json::array({0.5})}})},

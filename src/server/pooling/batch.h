@@ -35,7 +35,8 @@ std::vector<int32_t> EncodePair(const Service& service, const Fields& f, const s
                                 const std::string& second);
 
 // Prompts of field `key`: a string, a list of strings, a list of ids or a list of such lists.
-// `single`: the field has one prompt, not a list of prompts. May be null.
+// `*single` is set to true if the field has one prompt, not a list of prompts; `single` may be
+// null.
 std::vector<std::vector<int32_t>> ParsePrompts(const Service& service, const Fields& f,
                                                const char* key, bool* single = nullptr);
 

@@ -45,7 +45,7 @@ std::string EmbeddingJson(const std::vector<float>& pooled, const Form& form) {
   return '"' + Base64(std::as_bytes(std::span(vector))) + '"';
 }
 
-// SGLang's object for one prompt.
+// The object of one prompt in SGLang's native response.
 std::string EncodedJson(const GenerationSpec& spec, const Accumulated& a, const Form& form,
                         const std::string& weight_version) {
   const Json meta = {{"id", spec.name.empty() ? std::to_string(a.last.id) : spec.name},

@@ -13,7 +13,7 @@
 namespace switchyard::pooling {
 namespace {
 
-// A text or a list of ids, as SGLang's query and items.
+// Whether `value` is a list of token ids. SGLang's query and items may be texts or lists of ids.
 bool IsIds(const Json& value) {
   return value.is_array() && (value.empty() || value.front().is_number());
 }

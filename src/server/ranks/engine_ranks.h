@@ -58,7 +58,8 @@ class EngineRanks : public RankLink {
   // messages to the ranks have no effect. Does not wait until the rank processes have ended.
   void Close();
   void Discard() { host_->Discard(); }  // RankHost::Discard
-  // Sends a shutdown message to the ranks and waits for their end. False if some had to be killed.
+  // Sends a shutdown message to the ranks and waits for their end. Returns false if some ranks had
+  // to be killed.
   bool Shutdown(std::chrono::milliseconds timeout);
 
  private:

@@ -114,7 +114,7 @@ EpochEnd RunEpoch(const ServerArgs& args, const Launch& launch, Membership& memb
   } else if (!host->WaitEnded(10s)) {
     LOG_WARNING("some ranks did not exit in time and were killed");
   }
-  host.reset();  // its threads use `nodes`, whose threads use `outcome`
+  host.reset();  // destroyed first: its threads use `nodes`, and threads of `nodes` use `outcome`
   membership.nodes.reset();
   return end;
 }

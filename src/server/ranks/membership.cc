@@ -40,7 +40,8 @@ NodeGroup::Options GroupOptions(const Launch& launch, const EngineConfig& config
           .give_up = [&find_signal] { return find_signal() != 0; }};
 }
 
-// Rank 0's reply to the statements of all ranks: the job, or a refusal with its reason.
+// Computes the reply of rank 0 to the statements of all ranks: the job, or a refusal with the
+// reason.
 std::string DecideJob(const std::vector<std::string>& statements, const std::string& job) {
   const Statement node0 = DecodeStatement(statements[0]);
   try {
@@ -53,7 +54,7 @@ std::string DecideJob(const std::vector<std::string>& statements, const std::str
   return EncodeJob(job);
 }
 
-// Ends the process. Called from a thread other than the one in MPI_Init.
+// Ends the process. Called from another thread, because MPI_Init cannot be interrupted.
 [[noreturn]] void AbandonStart(const std::string& why, int signal) {
   if (why.empty()) {
     LOG_WARNING("the start was interrupted by signal {} in MPI_Init", signal);

@@ -51,7 +51,7 @@ void Supervisor::EndChange(const ChangeOutcome& outcome) {
   if (ended) ended->done(outcome);
 }
 
-// Only this thread removes pending_, so the reference stays valid.
+// Makes the pending change. Only this thread removes pending_, so the reference below stays valid.
 bool Supervisor::Change() {
   const PlannedChange& change = pending_->change;
   const auto start = Clock::now();

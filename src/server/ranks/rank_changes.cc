@@ -114,7 +114,7 @@ const std::string& RankChanges::ValidWorlds(const Present& present) {
     try {
       PlanOf(options_.machine, ScaledShape({.tp = tp}, present.mesh, present.base));
       valid.push_back(tp);
-    } catch (const Error&) {  // not a valid layout
+    } catch (const Error&) {  // no valid layout has `tp` ranks
     }
   }
   return worlds_.emplace(Worlds{present, Ranges(valid)}).text;
@@ -131,8 +131,8 @@ std::optional<EnginePlan> RankChanges::CheckedPlan(const ScaleRequest& request,
   }
 }
 
-// Whether the machine has memory for ranks of the new layout beside the present ones.
-// --mem-fraction-static limits the memory of both together.
+// Whether the memory suffices for ranks of the new layout and the present ranks at the same time.
+// --mem-fraction-static limits the sum of both.
 bool RankChanges::FitsBeside(const EnginePlan& plan, const MeshShape& next,
                              const Present& present) const {
   Machine machine = ThisMachine(ConfigOf(next), next.tp);
@@ -233,8 +233,8 @@ bool RankChanges::Scale(const ScaleRequest& request, std::function<void(const Sc
     change = SwitchTo(request, *plan, present, &result);
   }
   const MeshShape next = result.after;
-  const std::lock_guard lock(
-      mutex_);  // End takes the lock too, so it publishes its result after this function
+  // End takes the lock too, so it publishes its result after this function.
+  const std::lock_guard lock(mutex_);
   const bool begun = supervisor_->Begin(
       std::move(change), [this, plan = std::move(plan), result = std::move(result),
                           done = std::move(done)](const ChangeOutcome& outcome) mutable {

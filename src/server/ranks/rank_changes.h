@@ -22,7 +22,8 @@ class RankChanges : public ElasticRanks {
     std::string refusal;  // reason why the ranks cannot be changed; empty: changes are possible
     EngineConfig config;  // as at the start of the server; a change replaces only its mesh
     EnginePlan plan;      // as at the start of the server
-    // This machine before the ranks started. Layouts that replace each other have the same memory.
+    // The state of this machine before the ranks started. Each layout is planned for this memory,
+    // because the previous layout frees its memory.
     Machine machine;
   };
   RankChanges(Options options, const ServedRanks& served);
@@ -70,7 +71,7 @@ class RankChanges : public ElasticRanks {
   mutable std::mutex mutex_;  // guards the members below
   LayoutSizes sizes_;
   size_t bytes_ = 0;  // planned memory of the present ranks, without mapped weights
-  MeshShape base_;    // the last layout with several ranks, for ScaledShape
+  MeshShape base_;    // the last layout that had several ranks; input of ScaledShape
   ScaleState state_;
 };
 

@@ -63,7 +63,7 @@ RankLoopIo LeaderIo(const std::string& endpoint) {
   };
   io.send = [socket](const EngineMessage& message) { socket->Send(EncodeMessage(message)); };
   io.reconnect = [socket](const std::string& next) {
-    socket->DiscardUnsent();  // its peer is gone
+    socket->DiscardUnsent();  // the front has closed its end
     return LeaderIo(next);
   };
   return io;
@@ -81,8 +81,8 @@ ProcessHost::ProcessHost(const std::shared_ptr<SharedArena>& arena, RankProcesse
           const std::lock_guard lock(mutex_);
           exits_.push_back(e);
         }
-        // A killed rank is the root cause, even if another rank detected its death first and set
-        // e.reason.
+        // A kill by a signal is the root cause, even if another rank detected this rank's death
+        // first and set e.reason.
         const bool killed = e.signal != 0;
         Report(killed || e.reason.empty() ? e.Describe() : e.reason,
                killed || (alone_ && !e.reason.empty()));

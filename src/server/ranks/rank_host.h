@@ -60,7 +60,8 @@ class RankHost {
     return true;
   }
   virtual Ending HowEnded() const { return {}; }
-  // After Kill: clears the memory that ranks keep besides their weights (SharedArena::Kept).
+  // Call after Kill. Clears the memory that ranks keep for the next epoch in addition to their
+  // weights (SharedArena::Kept).
   virtual void ClearKept() {}
   // Marks the ranks as discarded: the server continues without them. So if a killed rank does not
   // end, the destructor waits for it and does not end the process.
@@ -143,7 +144,7 @@ class EpochHost : public RankHost {
   std::atomic<bool> settled_{false};
 };
 
-// Runs one rank on a thread of this process, for a process that a launcher started as that rank.
+// Runs one rank on a thread of this process. Used if a launcher started this process as that rank.
 // The arena and the connections to the other ranks are destroyed when the thread ends. If the rank
 // is silent for --watchdog-timeout and does not end after that, the destructor ends the process,
 // since a thread cannot be killed.

@@ -13,7 +13,7 @@
 
 namespace switchyard {
 
-// What all layouts of a server share. Outlives them.
+// Data that all layouts of a server share. Outlives the layouts.
 struct ServedRanks {
   const Launch& launch;
   const std::vector<FileStamp>& weights;  // as at the start of the server

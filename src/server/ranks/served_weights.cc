@@ -75,8 +75,8 @@ std::string DescribeChanges(const std::vector<FileStamp>& files) {
 RankHost::OnExit WithChangedFiles(std::vector<FileStamp> files, RankHost::OnExit on_exit) {
   return
       [files = std::move(files), on_exit = std::move(on_exit)](const std::string& how, bool cause) {
-        // A rank without a heartbeat may be waiting for its file system. A check of the files would
-        // then block too.
+        // A rank without a heartbeat may be blocked in its file system. A check of the files would
+        // then block too, so it is skipped.
         if (how.find("heartbeat") != std::string::npos) return on_exit(how, cause);
         on_exit(how + DescribeChanges(files), cause);
       };

@@ -178,7 +178,8 @@ bool Supervisor::StartUntilServing(std::optional<RanksEnd> end) {
       }
       if (!end) break;
       Drop();
-    } catch (const std::exception& error) {  // also system errors, such as no descriptor
+    } catch (const std::exception& error) {
+      // Also catches system errors, such as no free descriptor.
       on_lost_(error.what());
       return false;
     }

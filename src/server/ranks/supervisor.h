@@ -63,8 +63,8 @@ class Supervisor : public RankLink {
   void CancelChange();
   // Calls EngineRanks::Silent. Returns "" while there are no ranks.
   std::string Silent(std::chrono::duration<double> limit) const;
-  // Ends the supervision and the ranks. False if some had to be killed. If discarded ranks of a
-  // change do not end within the reap timeout, this process exits without them.
+  // Ends the supervision and the ranks. Returns false if some ranks had to be killed. If discarded
+  // ranks do not end within the reap timeout, this process exits without waiting for them.
   bool Shutdown(std::chrono::milliseconds timeout);
 
  private:
@@ -108,7 +108,7 @@ class Supervisor : public RankLink {
   // if the server stops or drains.
   std::atomic<bool> interrupted_{false};
   std::atomic<bool> beside_{false};  // new ranks load beside the present ones
-  bool draining_ = false;            // from CancelChange on
+  bool draining_ = false;            // set by CancelChange
   bool watching_ = false;            // set by Watch: thread_ handles the ends of ranks
   bool runs_ = false;                // thread_ accepts changes
   std::optional<Pending> pending_;

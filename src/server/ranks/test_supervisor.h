@@ -1,5 +1,5 @@
-// A supervisor whose ranks are simulated: a test thread reads and writes their end of the control
-// socket.
+// A supervisor with simulated ranks. A thread of the test reads and writes the ranks' end of the
+// control socket.
 #pragma once
 
 #include <gtest/gtest.h>

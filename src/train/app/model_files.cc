@@ -159,8 +159,8 @@ ModelFiles PrepareModelFiles(const TrainingOptions& options) {
     if (fs::exists(tokenizer_dir / name)) {
       add(name, Read(tokenizer_dir / name));
     } else {
-      fs::remove(dir / name,
-                 failed);  // may be left over from an earlier run with another tokenizer
+      // May be left over from an earlier run with another tokenizer.
+      fs::remove(dir / name, failed);
     }
   }
   return out;

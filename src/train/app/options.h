@@ -23,7 +23,7 @@ struct TrainingOptions {
   std::filesystem::path tokenizer;  // directory; empty: the model's
   std::filesystem::path init_from;  // checkpoint of the initial weights; empty: random weights
   double init_deviation = 0.02;     // standard deviation of random weights
-  uint64_t seed = 0;                // of random weights
+  uint64_t seed = 0;                // seed of random weights
   int64_t mtp_layers = -1;          // -1: value of config.json
   std::vector<std::filesystem::path> data;
   DocumentEncoder::ChatLoss chat_loss = DocumentEncoder::ChatLoss::kAssistant;

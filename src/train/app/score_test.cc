@@ -41,7 +41,7 @@ TEST_F(ScoreTest, WhatWasLearnedShows) {
   EXPECT_LT(score["loss"].get<double>(), 1.5);
   EXPECT_GT(score["accuracy"].get<double>(), 0.5);
   EXPECT_GT(score["mtp_agreement"].get<double>(), 0.3);
-  // One MoE layer and one dense layer; every token chooses three experts.
+  // The model has one MoE layer and one dense layer. Every token chooses three experts.
   ASSERT_EQ(score["layers"].size(), 1u);
   int64_t sum = 0;
   for (const auto& load : score["layers"][0]["loads"]) sum += load.get<int64_t>();

@@ -29,8 +29,9 @@ struct Setup {
   std::vector<EncodedDocument> documents;
   std::optional<fs::path> resumed;
   ExpertExchangeOptions exchange;
-  size_t link_floats = 0;             // maximum floats of a message between pipeline stages
-  std::shared_ptr<SharedArena> sums;  // for early gradient sums; null: sums at the end of a step
+  size_t link_floats = 0;  // maximum floats of a message between pipeline stages
+  // For early gradient sums; null: gradients are summed at the end of a step.
+  std::shared_ptr<SharedArena> sums;
 };
 
 std::vector<EncodedDocument> ReadCorpus(const TrainingOptions& options, const ModelFiles& files) {
@@ -109,7 +110,7 @@ Setup Prepare(const TrainingOptions& options, Progress& progress) {
   return setup;
 }
 
-constexpr size_t kSlack = 4096;  // for alignment
+constexpr size_t kSlack = 4096;  // bytes for alignment
 
 size_t BytesPerRank(const Setup& setup) {
   const Layout& layout = setup.options.layout;

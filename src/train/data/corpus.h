@@ -47,7 +47,7 @@ class Corpus {
   std::string fingerprint_;
   int64_t tokens_ = 0, targets_ = 0;
   int64_t packed_epoch_ = -1;
-  std::vector<Row> rows_;  // of packed_epoch_
+  std::vector<Row> rows_;  // rows of epoch packed_epoch_
 };
 
 // Rows [begin, end) of `rows` that data-parallel rank `rank` of `ranks` processes in micro-batch

@@ -212,7 +212,8 @@ TEST(CorpusTest, GoesOnAtTheExactRow) {
   SamplePosition again;
   std::vector<Row> pieces;
   for (const int count : {1, 7, 20, 12}) {
-    Corpus other(MadeUp({30, 40, 50}), {.length = 8, .seed = 1});  // as after a restart
+    // A new object, as after a restart of the run.
+    Corpus other(MadeUp({30, 40, 50}), {.length = 8, .seed = 1});
     for (Row& row : other.Take(count, &again)) pieces.push_back(std::move(row));
     EXPECT_EQ(other.fingerprint(), corpus.fingerprint());
   }

@@ -31,7 +31,7 @@ bool HasText(const Json& message, const char* key) {
   return message.is_object() && message.contains(key) && message.at(key).is_string();
 }
 
-// An assistant message that calls tools and has no other text.
+// Whether `message` is an assistant message with tool calls and without text.
 bool OnlyCalls(const Json& message) {
   if (message.at("role") != "assistant") return false;
   const auto content = message.find("content");

@@ -12,9 +12,9 @@ namespace switchyard::train {
 
 struct PackingOptions {
   int64_t length = 512;  // maximum tokens of a row
-  // false: rows are filled completely; a document is split where a row ends. true: a document that
-  // fits in a row stays whole, because a split chat would lose its beginning. Rows may then be
-  // shorter than `length`.
+  // false: rows are filled completely, and a document is split where a row ends. true: a document
+  // that fits in a row is not split, because the second part of a split chat would lack its
+  // beginning. Rows may then be shorter than `length`.
   bool whole_documents = false;
   bool shuffle = true;
   uint64_t seed = 0;

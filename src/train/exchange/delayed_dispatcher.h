@@ -50,7 +50,7 @@ class DelayedDispatcher : public Dispatcher {
   struct State {
     Clock::time_point ready;  // when the exchange in flight may end
   };
-  // Called in Begin*: Start before the call of the inner dispatcher, Started after it.
+  // Begin* calls Start before the call of the wrapped dispatcher, and Started after it.
   void Start(DispatchHandle* handle) const;
   void Started(DispatchHandle* handle) const;
   void AwaitReady(DispatchHandle* handle) const;  // in End*

@@ -30,7 +30,7 @@ struct ExpertRanks {
 
 struct ExpertExchangeOptions {
   int64_t tokens = 0;                    // maximum tokens of a rank in a micro-batch
-  size_t element_bytes = sizeof(float);  // of activations
+  size_t element_bytes = sizeof(float);  // bytes of an element of activations
   // Maximum number of micro-batches between dispatch and combine at the same time. The schedules of
   // src/schedule use at most two.
   int in_flight = ExchangeSlots::kSlots;
@@ -38,7 +38,8 @@ struct ExpertExchangeOptions {
   bool synchronous = false;
 };
 
-// Owned by the rank; its MoE layers share it. Used by the rank's thread only.
+// Owned by the rank; all MoE layers of the rank use the same object. Used by the rank's thread
+// only.
 class ExpertExchange {
  public:
   // `group`: world ranks, this one included. Allocates symmetric memory, so every rank of the world

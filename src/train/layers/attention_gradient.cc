@@ -23,8 +23,9 @@ struct BackwardHead {
   const T *keys_along, *queries_along, *douts_along;
   // [n] log_sums: see Attention. along: out · dout of each row (delta in FlashAttention-2).
   const T *log_sums, *along;
-  // [kBlock, kBlockStride] each: p and ds are the probabilities and the gradients of scores. The
-  // others are copies of them, packed for products; if nothing is rounded, they are p and ds.
+  // [kBlock, kBlockStride] each. p: the probabilities; ds: the gradients of the scores. The other
+  // three are copies of p and ds that are packed for products. If nothing is rounded, they point to
+  // p and ds.
   T *p, *ds, *p_along, *ds_along, *ds_rows;
   T *dkeys, *dvalues;
   Rows<T> dq;
@@ -162,8 +163,8 @@ const T* PackedAlongRows(OperandForm form, Rows<const T> in, int64_t n, int64_t 
   return out;
 }
 
-// Computes the gradients of one key head of a sequence, and of the query heads that share it. The
-// query heads add to the gradients of the key head one after another.
+// Computes the gradients of one key head of a sequence, and of the query heads that use this key
+// head. The query heads are processed in order, and each adds to the gradients of the key head.
 template <typename T>
 void BackwardGroup(const AttentionShape<T>& shape, const HeadTensors<T>& t, int64_t g,
                    int64_t begin, int64_t n, const T* log_sums, int64_t all_rows) {

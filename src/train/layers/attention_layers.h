@@ -29,7 +29,7 @@ struct AttentionState {
 };
 
 // Used by the rank's thread only. Forward and Backward do not communicate. If a rank holds only
-// some of the heads, out and dx are its partial sums, for all rows.
+// some of the heads, `out` and `dx` are partial sums over these heads, for all rows.
 template <typename T>
 class AttentionLayer {
  public:

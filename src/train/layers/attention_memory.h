@@ -12,8 +12,8 @@
 namespace switchyard::train {
 
 constexpr int64_t kQueryBlock = 24;  // query rows of a score block; must be even
-constexpr int64_t kStrip =
-    6;  // query rows that one product multiplies with their visible keys; must be even
+// Query rows that one product multiplies with their visible keys; must be even.
+constexpr int64_t kStrip = 6;
 
 // The range of visible keys of row r of a sequence: the first key, and one past the last key.
 template <typename T>
@@ -21,7 +21,8 @@ std::pair<int64_t, int64_t> VisibleKeys(const AttentionShape<T>& shape, int64_t 
   return {shape.window > 0 ? std::max<int64_t>(0, r + 1 - shape.window) : 0, r + 1};
 }
 
-// Copies of a task's head, packed as the products need them (math/operands.h).
+// Copies of the head that a task processes, packed in the form that the products need
+// (math/operands.h).
 template <typename T>
 struct AttentionWorkspace {
   std::vector<T> keys_transposed, values_transposed;        // [d, stride]

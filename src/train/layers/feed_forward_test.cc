@@ -50,8 +50,8 @@ Results RunAll(const Shape& shape, ProductDtype dtype, int threads, bool tiles, 
   uint32_t seed = 10;
   for (Parameter<float>& p : set.all()) {
     p.value = Random(std::ssize(p.value), ++seed);
-    p.gradient =
-        Random(std::ssize(p.gradient), ++seed);  // initial gradient, to which the pass adds
+    // Initial gradient, to which the pass adds.
+    p.gradient = Random(std::ssize(p.gradient), ++seed);
   }
   ThreadPool pool(threads);
   const std::span<const FeedForward<float>> all(networks);

@@ -69,7 +69,7 @@ Networks<T> Pack(std::span<const FeedForward<T>> all, bool forward, ScratchBuffe
 }
 
 template <typename T>
-int64_t PackedSize(std::span<const FeedForward<T>> all) {  // for forward or backward
+int64_t PackedSize(std::span<const FeedForward<T>> all) {  // size for one pass, forward or backward
   const int64_t hidden = all[0].gate.k, width = all[0].gate.n;
   return 3 * std::ssize(all) * std::max(PanelsSize(hidden, width), PanelsSize(width, hidden)) +
          kLineFloats;

@@ -23,13 +23,14 @@ bool UsesTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool)
 template <typename T>
 struct TileRows {
   const T* dense = nullptr;
-  // If `dense` is null: writes rows [begin, begin + count) to out. Called once for each row of a
-  // pass, by any of its threads.
+  // Used if `dense` is null: writes rows [begin, begin + count) to `out`. Any thread of the pass
+  // may call it. Each row is requested once per pass.
   std::function<void(int64_t begin, int64_t count, T* out)> put = {};
 };
 
 // Like Forward and Backward of feed_forward.h, with at least one network. The state has no
-// `middle`. Rows of dx are written after those of x and dout in the same tile have been read.
+// `middle`. Within a tile, rows of dx are written after all rows of x and dout have been read, so
+// dx may alias them.
 template <typename T>
 void ForwardTiles(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
                   const TileRows<T>& x, FeedForwardState<T>* state, T* out, ThreadPool& pool);

@@ -134,7 +134,7 @@ class GroupedAttention : public AttentionLayer<T> {
   }
 
   const AttentionConfig config_;
-  const int64_t heads_, kv_heads_;  // of this rank
+  const int64_t heads_, kv_heads_;  // number of heads of this rank
   const RopeConfig rope_;
   const float eps_;
   const float* cos_sin_;

@@ -9,8 +9,8 @@
 
 namespace switchyard::train {
 
-// Processes rows block by block, so that logits are never stored for the whole batch. Forward and
-// backward are therefore one call.
+// Computes logits for one block of rows at a time, so that the logits of the whole batch are never
+// stored. So forward and backward must be a single call.
 template <typename T>
 struct HeadLoss {
   Linear<T> head;  // [V, H]; if tied, this is the embedding; with TP, only the rows of this rank

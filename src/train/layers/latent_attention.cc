@@ -125,7 +125,8 @@ class LatentAttention : public AttentionLayer<T> {
   }
 
  private:
-  // k [m, heads, nope + rope]: each head's own part, then the rotated part that all heads share.
+  // Fills k [m, heads, nope + rope]: each head has its own part (nope), followed by the rotated
+  // part (rope) that is the same for all heads.
   void MakeKeys(const RowLayout& rows, AttentionState<T>* s, ThreadPool& pool) {
     const int64_t m = rows.rows();
     s->k.resize(m * heads_ * qk_);
@@ -163,7 +164,7 @@ class LatentAttention : public AttentionLayer<T> {
   NormShape<T> NormOf(int64_t m, int64_t n, int64_t ld) const {
     return {.m = m, .n = n, .ldx = ld, .eps = static_cast<T>(kLatentNormEps)};
   }
-  RopeShape<T> RopeOf(const RowLayout& rows) const {  // for [m, heads, nope + rope]
+  RopeShape<T> RopeOf(const RowLayout& rows) const {  // shape for tensors [m, heads, nope + rope]
     return {.m = rows.rows(),
             .heads = heads_,
             .row = heads_ * qk_,

@@ -1,4 +1,4 @@
-// Linear layers over parameters, and the set that owns a model's parameters.
+// Linear layers, and the set that owns the parameters of a model.
 #pragma once
 
 #include <cstdint>

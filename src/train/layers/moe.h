@@ -29,11 +29,11 @@ struct MoeState {
   std::vector<int32_t> sent;   // [E] rows for each expert
   std::vector<T> outputs;      // [n, H] received expert outputs; backward: received gradients of
                                // the expert inputs
-  const T *x = nullptr,
-          *dy = nullptr;    // [m, H] rows of the tokens, if experts gather them directly
+  // [m, H] rows of the tokens, if experts gather them directly.
+  const T *x = nullptr, *dy = nullptr;
   std::vector<T> dweights;  // [m, k]
 
-  // The following members are those of the rank that owns the experts.
+  // The following members describe the rows that this rank's experts receive.
   std::vector<int32_t> offsets;  // [E_local + 1] prefix sum of each expert's rows
   // [R] for each expert row: the index of the dispatched row of which it is a copy, and the top-k
   // slot.
@@ -85,7 +85,7 @@ class MoeLayer {
   void EndDispatchGradient(const T* x, int64_t m, MoeState<T>* state, T* dx, ThreadPool& pool);
 
   Router<T>& router() { return router_; }
-  Share experts() const { return mine_; }  // of this rank
+  Share experts() const { return mine_; }  // experts of this rank
 
  private:
   bool IsSingleRank() const { return ranks_.size == 1; }
@@ -117,7 +117,7 @@ class MoeLayer {
   const Share mine_;
   Router<T> router_;
   std::vector<FeedForward<T>> experts_;  // of this rank
-  std::vector<FeedForward<T>> shared_;   // none or one
+  std::vector<FeedForward<T>> shared_;   // shared expert: size 0 or 1
 };
 
 }  // namespace switchyard::train

@@ -11,8 +11,8 @@ namespace {
 
 using Scoring = RouterConfig::Scoring;
 
-constexpr double kTiny =
-    1e-20;  // avoids 0 / 0 if all sigmoids underflow, as in moe/router/router.cc
+// Avoids 0 / 0 if all sigmoids underflow, as in moe/router/router.cc.
+constexpr double kTiny = 1e-20;
 
 template <typename T>
 T LogSum(const T* x, int64_t n) {
@@ -81,7 +81,7 @@ T WeightedGradientSum(const RouterConfig& c, const RoutedToken<T>& t) {
   return sum;
 }
 
-// Gradient for weights that are the softmax of the chosen logits.
+// Adds the gradient of the logits for routers whose weights are the softmax of the chosen logits.
 template <typename T>
 void AddTopKSoftmaxGradient(const RouterConfig& c, const RoutedToken<T>& t, T* dlogits) {
   const T along = WeightedGradientSum(c, t) / static_cast<T>(c.routed_scaling_factor);

@@ -51,7 +51,8 @@ class TensorGroup {
   Collectives* ranks_;
 };
 
-// All rows, gathered from the ranks' shares; valid during the lifetime of this object.
+// RAII: gathers all rows from the shares of the ranks. The rows are valid during the lifetime of
+// this object.
 template <typename T>
 class GatheredRows {
  public:

@@ -22,8 +22,8 @@ namespace {
 // Tile of C. The number of rows is a multiple of six, the rows of a register tile, so that few rows
 // remain.
 constexpr int64_t kTileRows = 48, kTileColumns = 4 * kPanel;
-constexpr int64_t kTasks =
-    8;  // minimum tasks per thread if there are enough rows, for load balance
+// Minimum tasks per thread if there are enough rows, for load balance.
+constexpr int64_t kTasks = 8;
 
 // kSteps: steps along the inner dimension that one packing task handles. kFewSteps: steps that the
 // task packs for all columns before it goes on. Both are even, because pairs are packed.
@@ -34,7 +34,8 @@ int64_t Pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
 // Operand A or B: k inner steps by `count` rows of A or columns of B.
 struct Side {
   const float* data;
-  int64_t along, across;  // strides in elements, one of them 1
+  // Strides in elements along and across the inner dimension; one of them is 1.
+  int64_t along, across;
   int64_t count, k;
   int64_t piece = 1;  // rows or columns of a panel
 
@@ -199,7 +200,8 @@ int64_t Elements(std::span<const Product<float>> products) {
   return count;
 }
 
-// Rounded dense copy in storage order; sets the strides to those of the copy.
+// Makes a dense copy in storage order with rounded elements. Sets `*row` and `*column` to the
+// strides of the copy.
 float* RoundedCopy(const float* in, int64_t rows, int64_t columns, int64_t* row, int64_t* column,
                    float* out) {
   const bool turned = *column != 1;

@@ -27,7 +27,7 @@ struct PairLeaves;
 // Null if the CPU has no AVX512_BF16, or kernels::ActiveIsa() is weaker than AVX-512.
 const PairLeaves* ActivePairLeaves();
 
-// Multiplies with the bfloat16 instruction. With `threads` 1, runs on the calling thread alone.
+// Multiplies with the bfloat16 instruction. With `threads` 1, runs on the calling thread only.
 void MultiplyPairs(std::span<const Product<float>> products, const PairLeaves& leaves, int threads,
                    ThreadPool& pool);
 

@@ -25,7 +25,7 @@ template <class V, int M, int N, bool kTail>
   }
   const float* a[M];
   for (int r = 0; r < M; ++r) a[r] = t.a + (i + r) * t.a_row;
-  if (!add) {  // prefetch C during the main loop, so that the stores do not stall
+  if (!add) {  // prefetches C during the main loop, so that the stores do not stall
     for (int r = 0; r < M; ++r)
       for (int v = 0; v < N; ++v) __builtin_prefetch(t.c + (i + r) * t.ldc + j + v * V::kLanes, 1);
   }

@@ -40,19 +40,20 @@ inline int64_t PairStride(OperandForm form, int64_t n) {
 
 // `in` is [n, d] with row stride `row`.
 //
-// For products along d, as A: out [n, InnerFloats(d)].
+// Packs for products whose inner dimension is d, as operand A: out [n, InnerFloats(d)].
 template <typename T>
 void PackOperandRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out);
-// For products along d, as B: out [InnerFloats(d), n] with row stride `stride`.
+// Packs for products whose inner dimension is d, as operand B: out [InnerFloats(d), n] with row
+// stride `stride`.
 template <typename T>
 void PackTransposed(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
                     int64_t stride);
-// For products along n, as B, or as A stored transposed: out [InnerFloats(n), d] with row stride
-// `stride`, at least PairStride(d).
+// Packs for products whose inner dimension is n, as operand B or as transposed A: out
+// [InnerFloats(n), d] with row stride `stride`, at least PairStride(d).
 template <typename T>
 void PackAlongRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
                    int64_t stride);
-// A row of n elements for products along n, as A; in place.
+// Packs a row of n elements in place, for products whose inner dimension is n, as operand A.
 template <typename T>
 void RoundInPlace(OperandForm form, T* row, int64_t n);
 
@@ -71,8 +72,9 @@ const T* PackedAlong(OperandForm form, const T* in, int64_t n, int64_t d, T* roo
   return room;
 }
 
-// A whole B in consecutive panels of 64 columns, each [k, 64], so that a product reads one
-// contiguous block for each panel. B is [n, d] dense, for products along d or along n.
+// Packs a whole operand B in consecutive panels of 64 columns, each [k, 64], so that a product
+// reads one contiguous block for each panel. B is [n, d] dense, and the inner dimension k is d or
+// n.
 int64_t PanelsSize(int64_t inner, int64_t columns);
 template <typename T>
 void PackColumns(OperandForm form, const T* in, int64_t n, int64_t d, T* panels);

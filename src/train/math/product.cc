@@ -19,8 +19,8 @@ namespace {
 constexpr int64_t kTileRows = 96, kTileColumns = 256;
 // With fewer multiply-adds, waking another thread costs more than it saves.
 constexpr int64_t kMinParallelOperations = 1 << 17;
-constexpr int64_t kConflictStride =
-    128;  // in floats; addresses at multiples of this stride map to few cache sets
+// In floats; addresses at multiples of this stride map to few cache sets.
+constexpr int64_t kConflictStride = 128;
 struct TileAt {
   size_t product;
   int64_t i, j;
@@ -208,8 +208,8 @@ void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t 
   ScaleResult(Part(p, i, i + m, j, j + n));
 }
 
-// Number of rows of a tile of C. Half of kTileRows if the rows of A are packed, so that they fit in
-// a panel. Also half if `few`: there are few tiles per thread.
+// Number of rows of a tile of C. It is half of kTileRows if the rows of A are packed, so that the
+// packed rows fit in a panel. It is also half if there are few tiles per thread (`few`).
 int64_t TileRows(const Product<float>& p, bool few) {
   return few || PacksRows(p) ? kTileRows / 2 : kTileRows;
 }

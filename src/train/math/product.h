@@ -40,8 +40,7 @@ struct Product {
 // writes.
 template <typename T>
 void Multiply(std::span<const Product<T>> products, ThreadPool& pool);
-// Multiplies on the calling thread alone, in float32 or float64. For code that is already split
-// into tasks.
+// Multiplies in float32 or float64 on the calling thread, without the pool. Use it within tasks.
 template <typename T>
 void MultiplySerial(const Product<T>& product);
 

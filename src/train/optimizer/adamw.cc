@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 14;  // elements of one task: about 200 KB in five arrays
 
-// Constants of one step.
+// Factors that are constant within one step.
 struct Factors {
   float keep;   // 1 - rate · decay
   float scale;  // factor of the gradients

@@ -18,15 +18,15 @@ std::vector<std::string> GatherStrings(Collectives* all, const std::string& mine
 // A tensor of the model. It has one piece for each tensor-parallel rank that holds a part of it.
 struct CatalogTensor {
   struct Piece {
-    int64_t begin = 0,
-            size = 0;  // range along `dimension`; the whole range if the tensor is not partitioned
-    int owner = 0;     // the lowest rank that holds the piece
+    // Range along `dimension`; the whole range if the tensor is not partitioned.
+    int64_t begin = 0, size = 0;
+    int owner = 0;  // the lowest rank that holds the piece
   };
   std::vector<int64_t> shape;  // shape of the whole tensor
   bool exact = false;          // Parameter::exact
   int dimension = 0;           // partitioned dimension
   std::vector<Piece> pieces;   // ascending and contiguous
-  int writer = 0;              // the rank that writes it to files: one of the owners
+  int writer = 0;  // the rank that writes the tensor to files; it owns one of the pieces
 
   bool cut() const { return pieces.size() > 1; }
 };
@@ -61,9 +61,9 @@ class Catalog {
   // Whether the writer of the tensor is in this rank's TP group. If so, all ranks of the group must
   // call Assemble.
   bool GroupWrites(const std::string& name) const;
-  // Assembles a whole tensor from the parts of the ranks. `part` has the shape of p: it is p's
-  // value or one of its moments. Collective over the TP group. Returns the tensor on its writer,
-  // and an empty vector on the other ranks.
+  // Assembles a whole tensor from the parts of the ranks. `part` is this rank's part, with the
+  // shape of p: the value of p, or one of its moments. Collective over the TP group. Returns the
+  // tensor on its writer, and an empty vector on the other ranks.
   std::vector<float> Assemble(const Parameter<float>& p, const std::vector<float>& part) const;
 
  private:

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// The ranks that write a file, and this rank's index among them (-1: it does not write).
+// The ranks that write files, and the index of this rank among them; -1: this rank writes no file.
 struct Writers {
   int count = 0, index = -1;
   std::vector<int> index_of_rank;

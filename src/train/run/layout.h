@@ -18,8 +18,8 @@ namespace switchyard::train {
 
 // A pipeline stage has tp · dp ranks and holds a range of the layers. It consists of dp groups with
 // different rows; the tp ranks of a group share the work on the same rows. Experts are partitioned
-// over all ranks of a stage: ep ranks hold different experts, and tp · dp / ep ranks hold the same
-// ones.
+// over all ranks of a stage: each group of ep ranks holds all experts, and tp · dp / ep ranks hold
+// copies of the same experts.
 struct Layout {
   int tp = 1;  // ranks that partition attention heads, dense widths and the vocabulary
   int ep = 1;  // ranks that partition the experts; divides tp · dp
@@ -59,15 +59,16 @@ struct RankCoordinates {
   int RankOf(int stage, int index_in_stage) const {
     return stage * layout.stage_ranks() + index_in_stage;
   }
-  // World ranks that hold the previous and next layers for the same rows; -1: none.
+  // World ranks that hold the layers before and after those of this rank, for the same rows; -1:
+  // none.
   int previous() const { return pp == 0 ? -1 : rank - layout.stage_ranks(); }
   int next() const { return pp + 1 == layout.pp ? -1 : rank + layout.stage_ranks(); }
   std::vector<int> WorldGroup() const;
   std::vector<int> StageGroup() const;
   std::vector<int> TpGroup() const;
-  std::vector<int> CopiesGroup()
-      const;                         // ranks with the same shards of the same layers and other rows
-  std::vector<int> EpGroup() const;  // ranks with different experts
+  // Ranks with the same shards of the same layers and other rows.
+  std::vector<int> CopiesGroup() const;
+  std::vector<int> EpGroup() const;            // ranks with different experts
   std::vector<int> ExpertCopiesGroup() const;  // ranks with the same experts
   // The group that sums the gradients of the embedding's copies: the ranks at this rank's position
   // in the first and the last stage. Ranks of other stages get a group too, with the first stage,
@@ -80,8 +81,8 @@ struct RankCoordinates {
 };
 
 // A rank's coordinates and the collectives of its groups. Owned by the rank; used by the rank's
-// thread only. The gradient collectives are separate objects, so that their order is independent of
-// other collectives.
+// thread only. Collectives for gradients are separate objects, so that they may run in any order
+// relative to other collectives.
 struct LayoutRanks {
   RankCoordinates place;
   std::unique_ptr<SymmetricMemory> memory;

@@ -18,8 +18,8 @@
 namespace switchyard::train {
 
 struct LearnerOptions {
-  // Auxiliary-loss-free balancing: by how much an expert's selection bias moves after each training
-  // step; 0: off.
+  // Auxiliary-loss-free balancing: change of an expert's selection bias after each training step;
+  // 0: off.
   double bias_step = 0.0;
   // Scales bias_step with the learning rate, so that expert choices settle as the weights do. With
   // a constant step, loads oscillate until the end of the run. DeepSeek-V3 sets the step to zero

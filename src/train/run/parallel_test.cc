@@ -112,7 +112,8 @@ TEST(Curves, OfAllLayoutsAgree) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   const Batch batch = testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6);
   LossOptions losses = Options();
-  losses.balance.batch = 0.0;  // its f[e] depend on the partition into micro-batches
+  // This loss depends on the partition into micro-batches, because its f[e] do.
+  losses.balance.batch = 0.0;
   LayoutRun run{.losses = losses, .steps = 20};
   const LayoutResult one = RunLayout(config, batch, run);
   EXPECT_LT(one.curve.back(), 0.8 * one.curve.front());

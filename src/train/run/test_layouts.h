@@ -58,8 +58,8 @@ class ThreadLink {
 
 struct LayoutRun {
   Layout layout;
-  std::vector<int64_t> borders =
-      {};  // [dp + 1] sequence boundaries of the data-parallel parts; empty: even parts
+  // [dp + 1] sequence boundaries of the data-parallel parts; empty: even parts.
+  std::vector<int64_t> borders = {};
   LossOptions losses;
   int64_t steps = 1;
   std::filesystem::path resume, save = {};  // checkpoints; empty: none
@@ -139,7 +139,7 @@ inline LayoutResult RunLayout(const ModelConfig& config, const Batch& batch, con
     const RankCoordinates& place = ranks->place;
     ThreadPool pool(1);
     const ExpertExchange exchange(*ranks->memory, place.EpGroup(), config, exchange_options, pool);
-    OneRank<float> whole(config, run.losses);  // for its weights
+    OneRank<float> whole(config, run.losses);  // gives the initial weights
     Model<float> model(config, run.losses, ranks->layer_ranks(exchange.ranks()), pool,
                        place.Stage(config));
     std::map<std::string, const Parameter<float>*> all;

@@ -28,8 +28,8 @@ class TrainedModel {
   // Accumulates the gradients of the step's micro-batches and returns this rank's shares of the
   // losses. Every rank must have the same number of micro-batches; some may be empty.
   virtual Losses Learn(std::span<const Batch> batches, const StepSize& step) = 0;
-  // Called after the step's last micro-batch: sums partial gradients over ranks, unless
-  // Learn has summed them.
+  // Called after the last micro-batch of the step. Sums partial gradients over ranks, unless Learn
+  // has already summed them.
   virtual void SumGradients() {}
   // Called after the optimizer has updated the parameters. Updates the rest of the model's state:
   // selection biases, and copies of weights in other formats. `rate_part`: RateFraction of the

@@ -34,7 +34,7 @@ struct StepReport {
   int64_t step = 0;  // counted from 1
   Losses losses;     // over all ranks
   double rate = 0, gradient_norm = 0;
-  int64_t tokens = 0;                     // of this step
+  int64_t tokens = 0;                     // tokens of this step, over all ranks
   double seconds = 0;                     // duration
   std::map<std::string, double> figures;  // TrainedModel::AfterStep
 };
@@ -42,10 +42,11 @@ struct StepReport {
 // The groups of ranks that the training loop communicates with (run/layout.h).
 struct TrainerRanks {
   Collectives* all = nullptr;  // null: a single rank
-  Collectives* tp =
-      nullptr;  // ranks that hold shards of the same tensors; null: tensors are not partitioned
-  // This rank processes part `part` of `parts` equal parts of every step's rows. The ranks of a
-  // tensor-parallel group or of a pipeline have the same part, so they process the same rows.
+  // Ranks that hold shards of the same tensors; null: tensors are not partitioned.
+  Collectives* tp = nullptr;
+  // The rows of every step are split into `parts` equal parts, and this rank processes part `part`.
+  // All ranks of a tensor-parallel group, and all stages of a pipeline, have the same part, so they
+  // process the same rows.
   int part = 0, parts = 1;
 };
 

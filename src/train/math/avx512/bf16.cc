@@ -38,9 +38,8 @@ void RoundRow(const float* in, int64_t n, float* out) {
   int64_t i = 0;
   for (; i + 32 <= n; i += 32) {
     const __m512i pairs = Rounded(_mm512_loadu_ps(in + i), _mm512_loadu_ps(in + i + 16));
-    _mm512_storeu_si512(
-        out + i / 2,
-        _mm512_rol_epi32(pairs, 16));  // puts the first element of each pair in the upper half
+    // Puts the first element of each pair in the upper half.
+    _mm512_storeu_si512(out + i / 2, _mm512_rol_epi32(pairs, 16));
   }
   if (const int64_t left = n - i; left > 0) {
     const __m512 low = _mm512_maskz_loadu_ps(First(left), in + i);
