@@ -67,7 +67,8 @@ int RunBench(const BenchArgs& args, const std::shared_ptr<const MoeBackends>& ba
                           .backends = backends},
                          report);
   if (report.results().empty())
-    throw Invalid("--filter {}: no case of bench {} contains it", args.filter, args.which);
+    throw Invalid("--filter {}: no case of bench {} has this text in its name or shape",
+                  args.filter, args.which);
   if (!args.json.empty()) report.WriteJson(args.which, cuda ? "cuda" : "cpu", args.json);
   return 0;
 }

@@ -61,9 +61,9 @@ std::optional<ServeOptions> Parse(const std::vector<std::string>& words) {
   o.profile = app.Given("--profile");
   o.request_rate = rate;
   if (o.dataset == "jsonl" && o.dataset_path.empty())
-    throw Invalid("--dataset-name jsonl: want --dataset-path FILE");
+    throw Invalid("--dataset-name jsonl needs --dataset-path FILE");
   if (o.dataset == "random" && o.backend == "openai-chat")
-    throw Invalid("--backend openai-chat cannot send random ids; want --dataset-name jsonl");
+    throw Invalid("--backend openai-chat cannot send random ids; use --dataset-name jsonl");
   return o;
 }
 
@@ -106,7 +106,9 @@ int RunBenchServe(const std::vector<std::string>& args) {
   const auto info = nlohmann::json::parse(bench::Ask(options, "GET", "/get_model_info"));
   const int64_t vocab = info.value("vocab_size", int64_t{0});
   if (options.dataset == "random" && vocab <= 0)
-    throw Invalid("the server does not report vocab_size; want --dataset-name jsonl");
+    throw Invalid(
+        "the server does not report vocab_size, so random ids cannot be drawn; use --dataset-name "
+        "jsonl");
   if (options.model.empty()) options.model = info.value("served_model_name", "default");
 
   const auto plan = bench::PlanLoad(options, vocab);

@@ -77,7 +77,8 @@ plan::Question QuestionOf(const PlanArgs& args) {
              : c.cuda            ? q.table.memory_bytes
                                  : static_cast<double>(ReadHostMemory().available);
   if (c.memory <= 0)
-    throw Invalid("--cost-table {}: it has no memory_bytes; add --memory GIB", args.cost_table);
+    throw Invalid("--cost-table {}: the file has no memory_bytes; add --memory GIB",
+                  args.cost_table);
   q.load = {.input = args.input,
             .output = args.output,
             .rate = args.rate,
@@ -87,8 +88,10 @@ plan::Question QuestionOf(const PlanArgs& args) {
             .imbalance = args.imbalance,
             .price = args.price};
   if (args.input + args.output > q.model.longest_context())
-    throw Invalid("--input-len {} and --output-len {}: the model's context holds {} tokens",
-                  args.input, args.output, q.model.longest_context());
+    throw Invalid(
+        "--input-len {} and --output-len {}: the sum exceeds the model's context length of {} "
+        "tokens",
+        args.input, args.output, q.model.longest_context());
   return q;
 }
 

@@ -140,7 +140,7 @@ int RunRoute(const std::vector<std::string>& words) {
     LOG_WARNING("there are no workers: add some by POST /workers or --worker-urls");
   while (signals.Wait(1h) == 0) {
   }
-  LOG_INFO("stops after the open requests");
+  LOG_INFO("stopping as soon as the open requests have ended");
   server.Stop();
   return 0;
 }

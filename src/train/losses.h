@@ -8,7 +8,7 @@
 namespace switchyard::train {
 
 struct LossOptions {
-  // Weights of the losses of each MoE layer; the losses are summed over layers.
+  // Weights of the balance losses of an MoE layer. Each loss is summed over the layers.
   BalanceLosses balance;
   // Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2). Module d, counted from 1,
   // predicts the token d positions after the one that the model's head predicts. mtp_weight is λ,

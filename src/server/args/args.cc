@@ -376,7 +376,7 @@ void AddServerFlags(CommandLine& app, ServerArgs& a) {
              "Prints the operations of a prefill step and of a decode step, and exits");
 }
 
-// Alternative and older spellings of flags in SGLang.
+// Adds alternative and older names of SGLang's flags.
 void AddSglangSpellings(CommandLine& app, ServerArgs& a) {
   app.Switch("--enable-ep-moe", a.enable_ep_moe, "", "Older form of --ep-size equal to --tp-size");
   app.Switch("--enable-deepep-moe", a.enable_deepep_moe, "",

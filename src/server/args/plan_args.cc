@@ -127,7 +127,8 @@ struct Words {
 };
 
 void Settle(const Words& words, PlanArgs& a) {
-  if (words.gpus.empty() == !words.cpu) throw Invalid("plan: want --gpus, like 8xh200, or --cpu");
+  if (words.gpus.empty() == !words.cpu)
+    throw Invalid("plan: want either --gpus, like 8xh200, or --cpu");
   if (!words.cpu) SetGpus(words.gpus, a);
   SetNics(words.nics, a);
   if (a.nodes > 1 && words.cpu)

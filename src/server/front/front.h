@@ -96,7 +96,7 @@ class Front {
   // immediately if the ranks do not have them, else when the ranks have ended them. The callbacks
   // may run within this call.
   void Abort(const std::vector<uint64_t>& ids);
-  void AbortNamed(const std::string& name);  // every generation with this name or batch name
+  void AbortNamed(const std::string& name);  // aborts every generation with this name or batch name
   // Maximum number of tokens of one request, prompt and output together.
   int64_t longest() const { return std::min(limits_.context_length, limits_.cache_tokens); }
   void AbortAll();

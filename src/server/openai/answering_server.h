@@ -60,7 +60,8 @@ class TestCheckpoint {
       ("switchyard_answers_" + std::to_string(::getpid()) + "_" + std::to_string(++count_));
 };
 
-// A server with all APIs. Its simulated model outputs the text set by Answer for each request.
+// A server with all APIs. Its simulated model gives every request the same output, which Answer
+// sets.
 class AnsweringServer {
  public:
   explicit AnsweringServer(const std::string& shape, const std::vector<std::string>& markers = {},

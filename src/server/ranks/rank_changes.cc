@@ -165,7 +165,8 @@ void RankChanges::End(const ChangeOutcome& outcome, const std::optional<EnginePl
 
 PlannedChange RankChanges::RestartOf(const ScaleRequest& request, ScaleResult* result) const {
   if (request.beside)
-    throw ParameterError("load_beside", "is for another number of ranks, not for a restart");
+    throw ParameterError("load_beside",
+                         "applies to changes of the number of ranks, not to a restart");
   PlannedChange change;
   std::vector<int> ranks = request.restarts() ? request.restart : request.leave;
   // Ranks on GPUs, and ranks with EPLB, cannot begin another epoch. So all ranks end if one of them

@@ -129,8 +129,8 @@ ModelFiles PrepareModelFiles(const TrainingOptions& options) {
                   tokenizer->VocabSize());
   }
   if (options.packing.length > model.config.max_position) {
-    throw Invalid("--length {}: the model has max_position_embeddings {}", options.packing.length,
-                  model.config.max_position);
+    throw Invalid("--length {}: exceeds the model's max_position_embeddings {}",
+                  options.packing.length, model.config.max_position);
   }
   ModelFiles out{.config = model.config, .mtp_layers = model.mtp_layers, .files = {}};
   Json config = model.json;

@@ -17,10 +17,10 @@
 namespace switchyard::train {
 
 // Activations of one micro-batch in one MoE layer, from Route to the end of the backward pass. Slot
-// t · k + j is the j-th expert of token t. A rank sorts its slots by expert, then by slot. An
-// expert orders its rows by source rank, then in this order. If tokens are partitioned over ranks
-// in order, the rows of an expert therefore have the same order on any number of ranks. So sums
-// over these rows have the same bits.
+// t · k + j is the j-th expert of token t. A rank sorts its slots by expert, then by slot. The rows
+// of an expert are ordered by source rank, and those of one source rank by slot. If tokens are
+// partitioned over ranks in order, the rows of an expert therefore have the same order on any
+// number of ranks. So sums over these rows have the same bits.
 template <typename T>
 struct MoeState {
   RouterState<T> router;

@@ -19,8 +19,8 @@ constexpr std::chrono::seconds kPause{5};  // between attempts to write the last
 void Check(const TrainerOptions& options) {
   CheckSchedule(options.schedule);
   if (options.rows_per_step < 1 || options.rows_per_pass < 1) {
-    throw Invalid("rows per step {}, rows per pass {}: want at least 1", options.rows_per_step,
-                  options.rows_per_pass);
+    throw Invalid("--rows-per-step {} and --rows-per-pass {}: want at least 1",
+                  options.rows_per_step, options.rows_per_pass);
   }
   if (!(options.clip >= 0)) throw Invalid("--clip-grad-norm {}: want 0 or more", options.clip);
 }
