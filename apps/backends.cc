@@ -29,7 +29,7 @@ void PrintCheckpoint(const EngineConfig& config, const MoeBackends& backends) {
              ExplainChoice(config.moe, {formats.formats.begin(), formats.formats.end()}, backends));
   for (const ActivationFormat activation : formats.activations)
     if (activation != ActivationFormat::kNone &&
-        activation != ActivationFormat::kBFloat16)  // bfloat16 rows are not reported
+        activation != ActivationFormat::kBFloat16)  // bfloat16 needs no line
       fmt::print("  experts round their inputs to {} (--quantize-activations {})\n",
                  Name(activation), config.quantization.activations);
 }

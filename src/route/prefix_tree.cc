@@ -140,7 +140,7 @@ size_t PrefixTree::bytes_of(int64_t worker) const {
 void PrefixTree::Evict() {
   // A use of a node is also a use of all its ancestors, so no node has a later last use than its
   // parent. If a node stays because its last use is recent, its parent therefore stays too.
-  std::vector<std::pair<uint64_t, size_t>> uses;  // last use, bytes
+  std::vector<std::pair<uint64_t, size_t>> uses;  // (last use, bytes of text) of each node
   std::vector<Node*> open = {&root_};
   while (!open.empty()) {
     Node* const node = open.back();

@@ -62,10 +62,11 @@ class Proxy::Exchange {
   PromptInfo prompt;
   std::vector<int64_t> tried;
   std::string failure;       // error of the last attempt
-  bool begun = false;        // the head of a stream was sent
+  bool begun = false;        // the response head of a stream was sent
   bool events_sent = false;  // the client has received a part of the response
   bool may_try_more = true;  // another worker exists, and the retry limit is not reached
-  std::shared_ptr<Upstream*> upstream = std::make_shared<Upstream*>(nullptr);  // to cancel
+  // Current attempt, to cancel it.
+  std::shared_ptr<Upstream*> upstream = std::make_shared<Upstream*>(nullptr);
 
   // Ends the exchange with an error: a response with `status`, or an error event if a stream has
   // begun.

@@ -83,7 +83,7 @@ class Proxy {
   std::map<int64_t, std::set<Exchange*>> exchanges_;  // exchanges in progress, by worker id
   boost::asio::io_context io_{1};
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
-  IdleConnections idle_;  // its streams belong to the io_context
+  IdleConnections idle_;  // after io_, because its streams belong to io_
   std::thread thread_;
 };
 

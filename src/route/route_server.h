@@ -52,7 +52,7 @@ class RouteServer {
   WorkerSet workers_;
   std::unique_ptr<Policy> policy_;
   Proxy proxy_;
-  http::Server server_;  // stops first
+  http::Server server_;  // declared last, so it stops first
 };
 
 }  // namespace switchyard::route

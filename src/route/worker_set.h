@@ -28,7 +28,7 @@ WorkerUrl ParseWorkerUrl(std::string_view url);
 struct WorkerState {
   int64_t id = 0;
   WorkerUrl url;
-  bool healthy = false;  // false also before the first check
+  bool healthy = false;  // also false before the first check
   int64_t open = 0;      // requests in flight
   uint64_t requests = 0, failures = 0;
   std::string last_failure;

@@ -42,7 +42,8 @@ using namespace std::chrono_literals;
 // Load progress: one redrawn line on a terminal, otherwise one line per 10 %.
 class ProgressLine {
  public:
-  static constexpr uint64_t kWorthALine = uint64_t{256} << 20;  // minimum bytes for a progress line
+  // Smaller weights get no progress line.
+  static constexpr uint64_t kWorthALine = uint64_t{256} << 20;
 
   void Show(uint64_t done, uint64_t total) {
     const int percent = total ? static_cast<int>(100 * done / total) : 100;

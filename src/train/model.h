@@ -95,7 +95,7 @@ class Model {
   void Heads(bool backward, Pass<T>* pass);
   void Backward(int64_t layer, Phase phase, Pass<T>* pass);
   void Forward(Pass<T>* pass);   // all phases of all layers
-  void Backward(Pass<T>* pass);  // of all layers
+  void Backward(Pass<T>* pass);  // all phases of all layers
   // All of the above in one call. Returns pass->losses.
   Losses Run(const Batch& batch, const StepSize& step, bool backward, Pass<T>* pass);
 
@@ -151,7 +151,7 @@ class Model {
   ThreadPool& pool_;
   std::vector<float> cos_sin_;
   ParameterSet<T> set_;
-  Parameter<T>*embedding_ = nullptr, *final_norm_ = nullptr;  // null: on another stage
+  Parameter<T>*embedding_ = nullptr, *final_norm_ = nullptr;  // null if on another stage
   HeadLoss<T> head_;
   std::vector<std::unique_ptr<DecoderLayer<T>>> layers_;
   std::vector<MtpModule> mtp_;

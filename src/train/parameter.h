@@ -11,7 +11,7 @@ namespace switchyard::train {
 // start at `begin`.
 struct Slice {
   std::vector<int64_t> whole;  // shape of the whole tensor; empty: the part is the whole
-  int dimension = 0;           // partitioned dimension: 0, rows, or 1, columns
+  int dimension = 0;           // partitioned dimension: 0 for rows, 1 for columns
   int64_t begin = 0;           // first row or column of the part
 
   bool partial() const { return !whole.empty(); }
@@ -28,7 +28,7 @@ struct Slice {
 // checks against finite differences.
 template <typename T>
 struct Parameter {
-  std::string name;            // as in the checkpoint: model.layers.1.mlp.experts.3.up_proj.weight
+  std::string name;  // name in the checkpoint: model.layers.1.mlp.experts.3.up_proj.weight
   std::vector<int64_t> shape;  // row-major, as in the checkpoint ([outputs, inputs] for matrices);
                                // for a slice, the shape of the part
   std::vector<T> value;        // master weights

@@ -53,7 +53,7 @@ struct Form {
   int ranks = 1;
   int copies = 1;  // copies of each expert; the EP size is ranks / copies
   bool synchronous = false;
-  bool two = false;  // two micro-batches
+  bool two = false;  // whether the batch is split into two micro-batches
   schedule::Order order = schedule::Order::kPlain;
   bool tcp = false;
   // [ranks + 1] sequences [borders[r], borders[r + 1]) belong to rank r.
@@ -340,7 +340,7 @@ struct NumberedBatch {
     ranks.dispatcher->ReleaseOutputs(&handle);
   }
 
-  static constexpr int64_t kRowBytes = (12 + 3) * sizeof(float);  // hidden and k of the config
+  static constexpr int64_t kRowBytes = (12 + 3) * sizeof(float);  // H = 12 and k = 3 of the config
   const int n;
   const ExpertRanks ranks;
   const TopK topk;

@@ -10,7 +10,7 @@ namespace switchyard::train {
 // copy if MTP modules or a tied head need it.
 struct StageRange {
   int64_t first_layer = 0;
-  int64_t last_layer = -1;  // -1: the model's end
+  int64_t last_layer = -1;  // exclusive; -1: the number of layers
   bool first = true, last = true;
 };
 

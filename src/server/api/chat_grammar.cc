@@ -232,7 +232,7 @@ class ChatConstrainer {
   // nullopt: the output is not constrained.
   std::optional<OutputConstraint> Find() const {
     auto constraint = FindConstraint(service_, f_);
-    if (choice_.IsForced()) return Forced();  // there is no content
+    if (choice_.IsForced()) return Forced();  // forced calls: the output has no content
     if (!constraint && !strict_) return std::nullopt;
     if (!constraint && !harmony_) return OutputConstraint{"tools", StrictText()};
     if (!constraint)

@@ -18,7 +18,7 @@ struct OutputPlan {
   OutputFormat format;
   PromptEnd prompt;
   std::shared_ptr<const OfferedTools> tools;  // nullptr: calls are not parsed
-  bool parallel_calls = true;                 // false: only the first call
+  bool parallel_calls = true;                 // false: all calls but the first are dropped
   bool forced_calls = false;                  // a grammar allows only calls after the reasoning
   bool separate_reasoning = true;             // false: reasoning stays in the content
   bool stream_reasoning = true;               // false: reasoning is sent once it has ended

@@ -14,7 +14,7 @@ namespace switchyard {
 namespace {
 
 constexpr jinja::JsonLimits kSchemaLimits = {.depth = 128, .keys = 4096};
-constexpr char kSglangAnyObject[] = "$$ANY$$";  // SGLang's json_schema of response_format
+constexpr char kSglangAnyObject[] = "$$ANY$$";  // SGLang's json_schema for any JSON object
 
 // Whether a field has a value that means that the client does not use it.
 bool IsUnset(const Json* value) {

@@ -11,7 +11,7 @@
 namespace switchyard {
 
 enum class FieldUse {
-  kHonoured,          // a parser reads it
+  kHonoured,          // a parser reads the field
   kHint,              // ignored: labels, routing and logging, without effect on the output
   kRefused,           // an unsupported feature; null, false and empty values are accepted
   kRefusedEvenEmpty,  // like kRefused, but empty objects and strings are refused too

@@ -78,7 +78,7 @@ void PendingResponse::Start(Service& service, const std::vector<GenerationSpec>&
           specs[i], [pending, i](const GenerationEvent& e) { pending->OnEvent(i, e); }));
     }
   } catch (...) {
-    pending->Abort();  // aborts the generations already accepted; no response
+    pending->Abort();  // aborts the generations already accepted; sends no response
     throw;
   }
   if (stream) responder.BeginStream(200, kStreamType);

@@ -66,7 +66,7 @@ class PendingResponse : public std::enable_shared_from_this<PendingResponse> {
   std::mutex mutex_;  // guards queue_, working_ and responder_
   std::vector<News> queue_;
   bool working_ = true;  // a thread processes events; only that thread accesses the members below
-  std::optional<http::Responder> responder_;  // reset at the end; callbacks have copies
+  std::optional<http::Responder> responder_;  // reset when the response ends; callbacks have copies
 
   std::vector<Accumulated> so_far_;
   http::MemoryCharge memory_;

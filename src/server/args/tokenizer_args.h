@@ -9,7 +9,7 @@
 namespace switchyard {
 
 struct TrainTokenizerArgs {
-  std::vector<std::string> inputs;  // FILE or DIR, several
+  std::vector<std::string> inputs;  // arguments FILE or DIR, one or more
   std::string output;               // --output DIR
   int vocab_size = 8192;            // --vocab-size
   int64_t min_frequency = 2;        // --min-frequency

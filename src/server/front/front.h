@@ -67,7 +67,7 @@ class Front {
     int64_t vocab_size = 0;
     int64_t context_length = 0;
     int64_t cache_tokens = 0;          // KV capacity for one request, prompt and output together
-    int32_t max_open = 0;              // running and queued requests; 0: no limit
+    int32_t max_open = 0;              // maximum running and queued requests; 0: no limit
     bool has_experts = true;           // the model has routed experts
     Pooling pooling = Pooling::kNone;  // if not kNone, the model serves only pooled requests
     // queue_timeout limits the time until the first token, running_timeout the time after that
@@ -171,7 +171,7 @@ class Front {
   struct Ending {
     std::shared_ptr<Open> open;
     RequestOutput last;
-    std::string overdue;  // Open::overdue
+    std::string overdue;  // see Open::overdue
     bool suspect = false;
   };
   // Appends the request to `endings`, to end it with output `last`, unless it is ending already.
@@ -230,7 +230,7 @@ class Front {
   std::set<uint64_t> suspects_;
   bool answered_ = false;   // the ranks have sent output since Resume
   int fruitless_ends_ = 0;  // consecutive ends of ranks that had requests and sent no output
-  metrics::Clock::time_point fruitless_since_;  // time of the first of these ends
+  metrics::Clock::time_point fruitless_since_;  // time of the first fruitless end in a row
   std::vector<EngineStats> last_stats_;
   int64_t epoch_ = 1, deaths_ = 0, changes_ = 0;
   double pause_seconds_ = 0;

@@ -137,7 +137,7 @@ TEST_F(FrontRestartTest, HistoryCountsEpochsDeathsAndPauses) {
   front->Pause({.why = "killed", .time = Clock::now() - std::chrono::seconds(2)});
   EXPECT_GE(front->history().paused_for, 2);
   EXPECT_EQ(front->history().epoch, 1);
-  front->Pause(Killed());  // while new ranks load
+  front->Pause(Killed());  // the new ranks are killed while they load
   EXPECT_GE(front->history().paused_for, 2);
   front->Resume();
   const RankHistory history = front->history();
@@ -304,7 +304,7 @@ TEST_F(FrontChangeTest, AQuestionOutlivesAnyNumberOfChanges) {
 }
 
 TEST_F(FrontChangeTest, RanksHaveProgressedOnceTheySendAnOutput) {
-  EXPECT_TRUE(front->Progressed());  // nothing to do
+  EXPECT_TRUE(front->Progressed());  // no request is open
   Submit(9);
   EXPECT_FALSE(front->Progressed());
   Steps(1);

@@ -105,7 +105,7 @@ TEST_F(FrontSuspectsTest, ARequestThatIsClearedOfSuspicionBeginsAnew) {
   Steps(1);
   for (int i = 0; i < 3; ++i) {
     Restart(Crashed({{a}}));
-    Steps(3);  // two tokens alone, one with the others
+    Steps(3);  // the request runs alone for two tokens, then with the others
     EXPECT_EQ(clients[a]->finish, FinishReason::kNone);
   }
   RunOut();

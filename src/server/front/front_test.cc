@@ -199,7 +199,7 @@ TEST_F(FrontTest, TokensOfTheSameStepAfterAStopStringAreDropped) {
 // Text held back after the last token (max_new_tokens) may complete a stop string at the end.
 TEST_F(FrontTest, AStopStringCompletedAtTheEndIsAStop) {
   GenerationSpec spec = Spec();
-  spec.stop = {"\xEF\xBF\xBD"};  // replaces an incomplete character at the end
+  spec.stop = {"\xEF\xBF\xBD"};  // U+FFFD, which replaces an incomplete character at the end
   const uint64_t id = Submit(spec);
   const std::vector<int32_t> ids = tokenizer->Encode("\xE4\xB8\x93", false);
   ASSERT_GT(ids.size(), 1u);

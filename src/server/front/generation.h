@@ -35,7 +35,7 @@ struct GenerationSpec {
   bool skip_special_tokens = true;
   // Special tokens that stay in the text despite skip_special_tokens: markers of an output parser.
   std::vector<int32_t> shown_special_tokens;
-  bool token_ends = false;  // events have token_ends
+  bool token_ends = false;  // request GenerationEvent::token_ends
   bool measured = true;     // counted in the metrics of requests; false: the server's own probes
   // Number of new tokens after which an event is sent. The default sends one event, at the end.
   int32_t stream_interval = std::numeric_limits<int32_t>::max();
@@ -62,7 +62,7 @@ struct GenerationEvent {
   // that token. Bytes beyond the last value were held back until the end of the generation.
   std::vector<uint32_t> token_ends;
   std::vector<int32_t> routed_experts;  // same layout as RequestOutput::routed_experts
-  std::vector<float> pooled;            // RequestOutput::pooled
+  std::vector<float> pooled;            // as in RequestOutput
   FinishReason finish = FinishReason::kNone;
   std::variant<std::monostate, int32_t, std::string> matched;  // stop token id or stop string
   int32_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;  // totals so far

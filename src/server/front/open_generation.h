@@ -30,7 +30,7 @@ struct Front::Open {
   int64_t tokens = 0;  // number of tokens reported to controller_; guarded by mutex_
   // Time of submission, or of the first token once `running` is true. Guarded by mutex_.
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
-  bool running = false;  // has a first token
+  bool running = false;  // the first token has arrived
   std::string overdue;   // error message if the request was aborted because of a timeout
   bool sent = false;     // the ranks have the request
   bool aborted = false;  // an abort was sent, or none is needed because the request ends here

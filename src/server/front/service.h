@@ -19,7 +19,7 @@ struct Service {
   const ServedModel& model;
   const ServerArgs& args;
   const EnginePlan& plan;
-  Grammars* grammars = nullptr;          // null: --grammar-backend none
+  Grammars* grammars = nullptr;          // null if --grammar-backend is none
   mutable UnknownFields unknown_fields;  // unknown fields seen in requests so far
   std::atomic<bool> ready{false};        // ranks have loaded, and the warm-up request has finished
   // Returns the description of a rank without a recent heartbeat, or "" if there is none. The

@@ -42,7 +42,7 @@ class StopStrings {
   std::vector<std::string> stops_;
   bool keep_match_;
   std::string held_;
-  std::vector<bool> hidden_;  // for each byte of held_
+  std::vector<bool> hidden_;  // for each byte of held_: whether it is hidden
   size_t unchecked_ = 0;      // number of leading bytes of held_ in which no match may end
   std::optional<std::string> matched_;
 };

@@ -31,7 +31,7 @@ class AnsweringLink : public RankLink {
   std::vector<ControlMessage> sent;
   RequestOutput answer{.finish = FinishReason::kLength};
   std::function<RequestOutput(const EngineRequest&)> answer_to;  // null: all requests get `answer`
-  bool one_by_one = false;                                       // one message for each token
+  bool one_by_one = false;  // true: sends one message for each token
 
  private:
   // Sends all tokens except the last one, which stays in `output`.

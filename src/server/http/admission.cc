@@ -23,7 +23,7 @@ bool SameSecret(std::string_view given, std::string_view secret) {
 
 std::string_view GivenKey(const Request& request) {
   const std::string_view given = request.Header("Authorization");
-  if (given.empty()) return request.Header("x-api-key");  // Anthropic's clients
+  if (given.empty()) return request.Header("x-api-key");  // header of Anthropic's clients
   const bool is_bearer = given.size() > kBearer.size() &&
                          strncasecmp(given.data(), kBearer.data(), kBearer.size()) == 0;
   return is_bearer ? given.substr(kBearer.size()) : std::string_view();

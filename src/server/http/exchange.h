@@ -33,11 +33,11 @@ class Exchange {
   enum class State {
     kOpen,   // more bytes may follow
     kEnded,  // the response is complete
-    kCut,    // ended while incomplete: close the connection
+    kCut,    // the response ended incomplete: close the connection
   };
   struct Output {
     std::string bytes;
-    State state;  // after these bytes
+    State state;  // state after these bytes are written
   };
 
   // Calls `wake`, under the exchange's lock, when Take() has new output. `wake` must not do more

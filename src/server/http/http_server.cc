@@ -42,8 +42,9 @@ using asio::awaitable;
 using boost::system::error_code;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
-constexpr std::chrono::milliseconds kAcceptPause{100};   // after a failed accept
-constexpr std::chrono::seconds kAcceptWarningPause{10};  // between two such warnings
+constexpr std::chrono::milliseconds kAcceptPause{100};  // pause after a failed accept
+// Minimum time between two warnings about accept.
+constexpr std::chrono::seconds kAcceptWarningPause{10};
 // Number of spare connections: connections beyond max_connections that still get one response, so
 // that health probes work. In addition, up to this number of earlier spare connections may still be
 // closing.

@@ -142,9 +142,10 @@ struct ServerOptions {
   size_t max_backlog_bytes = 8 << 20;  // maximum bytes written to a stream and not yet sent
   size_t memory_bytes = 0;        // limit for all clients together (memory_budget.h); 0: no limit
   size_t max_connections = 4096;  // further connections get a 503, except for paths_without_key
-  size_t max_waiting_bodies = 4096;  // queued requests per worker lane
+  size_t max_waiting_bodies = 4096;  // maximum queued requests per worker lane
 
-  std::chrono::milliseconds idle_timeout{120'000};  // between two requests on one connection
+  // Maximum time between two requests on one connection.
+  std::chrono::milliseconds idle_timeout{120'000};
   // Time to receive a request header. A body gets one more second for each 64 KiB received.
   std::chrono::milliseconds read_timeout{30'000};
   std::chrono::milliseconds write_timeout{60'000};  // time without any byte sent to the client

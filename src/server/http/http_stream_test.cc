@@ -60,9 +60,9 @@ TEST_F(HttpStreamTest, ChunksArriveOneByOne) {
         if (line->empty()) break;
       }
     }
-    EXPECT_EQ(client.ReadChunk(), event);  // before the next event is written
+    EXPECT_EQ(client.ReadChunk(), event);  // each event arrives before the next one is written
   }
-  responder.Write("");  // must not end the stream
+  responder.Write("");  // an empty chunk must not end the stream
   responder.Write("last");
   EXPECT_EQ(client.ReadChunk(), "last");
   responder.EndStream();

@@ -17,7 +17,7 @@ namespace switchyard::http {
 
 struct RequestHead {
   std::string method, target;
-  int minor_version = 1;  // x of HTTP/1.x, 0 or 1
+  int minor_version = 1;  // the x in HTTP/1.x: 0 or 1
   Headers fields;         // in the order in which the client sent them
   std::string host;       // empty if absent
   bool keep_alive = true;

@@ -48,7 +48,7 @@ void WorkerPool::Stop() {
       queue->news.notify_all();
     }
   }
-  dropped.clear();  // their Responders send error responses
+  dropped.clear();  // the Responders in dropped jobs send error responses
   for (std::thread& thread : threads_) thread.join();
 }
 

@@ -20,7 +20,7 @@ class WorkerPool {
   struct Options {
     int quick_threads = 1;
     int bulk_threads = 1;
-    size_t max_queued = 4096;  // per lane
+    size_t max_queued = 4096;  // maximum queued jobs per lane
   };
 
   // Maximum size in bytes of work for the quick lane.

@@ -115,7 +115,8 @@ void AddGroups(const std::vector<EngineStats>& groups, const std::string& model,
     const std::string index = std::to_string(g);
     AddOwn(groups[g], index, page);
     Labels sglang = {{"model_name", model}};
-    if (groups.size() > 1) sglang["dp_rank"] = index;  // SGLang has the label only with DP
+    // As in SGLang, the label exists only with DP.
+    if (groups.size() > 1) sglang["dp_rank"] = index;
     AddSglang(groups[g], sglang, page);
     const Labels vllm = {{"model_name", model}, {"engine", index}};
     AddVllm(groups[g], vllm, page);

@@ -25,7 +25,8 @@ class RecentHits {
   std::atomic<int64_t> tokens_{0}, cached_{0};  // sums over the ring
 };
 
-// Tokens per second over the last ten complete seconds. One thread adds; any thread reads.
+// Tokens per second over the last ten complete seconds. One thread adds values; any thread may
+// read.
 class RecentTokens {
  public:
   using Time = std::chrono::steady_clock::time_point;

@@ -28,7 +28,7 @@ struct RequestTimes {
 
 // Output of a generation since the previous call of AddOutput.
 struct NewOutput {
-  int64_t tokens = 0;  // generated
+  int64_t tokens = 0;  // number of generated tokens
   int64_t prompt_tokens = 0, cached_tokens = 0;
   double queue_seconds = -1;
 };

@@ -99,7 +99,7 @@ std::string GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
                {"cached_tokens_details", CachedTokensDetails(a.last.cached_tokens)},
                {"weight_version", body.weight_version},
                {"e2e_latency", seconds}};
-  if (const DraftCounts& drafts = a.last.drafts; drafts.steps > 0) {  // SGLang's names
+  if (const DraftCounts& drafts = a.last.drafts; drafts.steps > 0) {  // members with SGLang's names
     meta["spec_verify_ct"] = drafts.steps;
     meta["spec_draft_token_num"] = drafts.drafted;
     meta["spec_accept_token_num"] = drafts.accepted;

@@ -82,9 +82,9 @@ class GrammarServer : public AnsweringServer {
 };
 
 struct Format {
-  const char* shape;  // chat template
+  const char* shape;  // name of the chat template
   std::vector<std::string> markers;
-  std::string call;  // of get_weather
+  std::string call;  // a call of get_weather in this format
 };
 
 // Formats whose arguments are JSON, with a call of get_weather.

@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 Json StrictTools() {
   Json tools = Tools();
-  tools[0]["function"]["strict"] = true;  // get_weather
+  tools[0]["function"]["strict"] = true;  // tools[0] is get_weather
   return tools;
 }
 

@@ -121,7 +121,7 @@ void EngineRanks::Lost() {
 
 void EngineRanks::Retire(const std::vector<int>& ranks, const std::string& why) {
   host_->Retire(ranks, why);
-  Send({});  // an idle leader waits for a message
+  Send({});  // wakes an idle leader, which waits for a message
 }
 
 RankHost::Ending EngineRanks::Reap(std::chrono::milliseconds timeout) {

@@ -72,7 +72,7 @@ bool Supervisor::Change() {
     serving = RestartSome(ranks, fmt::format("planned restart of rank {}", Joined(ranks, ", ")),
                           &outcome);
   }
-  if (!serving || stopping_) return serving && !stopping_;  // Run ends the change
+  if (!serving || stopping_) return serving && !stopping_;  // Supervisor::Run then ends the change
   WaitForDiscarded();
   outcome.seconds = SecondsSince(start);
   if (outcome.error.empty()) {
@@ -209,7 +209,7 @@ bool Supervisor::SwitchLayout(const PlannedChange& change, ChangeOutcome* outcom
   try {
     const std::optional<RanksEnd> end = StartAgain();
     if (stopping_) {
-      Drop();  // they may still load
+      Drop();  // ends ranks that may still load
       return false;
     }
     if (!end) {

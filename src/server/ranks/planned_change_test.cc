@@ -162,7 +162,8 @@ TEST_F(PlannedChangeTest, ARankThatFailsDuringAPlannedRestartIsADeath) {
   Host(2).Send(RankReady{});
   const auto messages = Host(2).Receive();
   ASSERT_EQ(messages.size(), 1u);
-  EXPECT_LT(std::get<EngineRequest>(messages[0]).sampling.max_new_tokens, 30);  // runs alone first
+  // A suspect runs alone first.
+  EXPECT_LT(std::get<EngineRequest>(messages[0]).sampling.max_new_tokens, 30);
   EXPECT_THAT(Outcome().error, IsEmpty());
   EXPECT_EQ(front.history().deaths, 1);
 }

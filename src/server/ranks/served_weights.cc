@@ -31,7 +31,7 @@ class ProgressLog {
   }
 
  private:
-  int logged_ = 0;  // tenths
+  int logged_ = 0;  // last logged tenth of the bytes
 };
 
 }  // namespace

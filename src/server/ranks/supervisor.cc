@@ -173,7 +173,7 @@ bool Supervisor::StartUntilServing(std::optional<RanksEnd> end) {
       if (end && !end->by_itself()) Delay(fruitless);
       end = StartAgain();
       if (stopping_) {
-        Drop();  // they may still load
+        Drop();  // ends ranks that may still load
         return false;
       }
       if (!end) break;
@@ -238,7 +238,7 @@ std::optional<RanksEnd> Supervisor::StartAgain() {
   const auto start = Clock::now();
   uint64_t number = 0;
   std::unique_ptr<EngineRanks> started = Start(*layout_, &number);
-  if (!started) return std::nullopt;  // stopping
+  if (!started) return std::nullopt;  // the server is stopping
   {
     const std::lock_guard lock(mutex_);
     present_ = number;

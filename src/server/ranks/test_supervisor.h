@@ -112,7 +112,7 @@ class SupervisorTest : public ::testing::Test, public RankLink {
     void Release() override { ++releases; }
     int groups() const override { return groups_; }
     bool fails = false;
-    std::atomic<bool> joins{true};   // whether the ranks join
+    std::atomic<bool> joins{true};   // result of WaitJoined
     std::shared_future<void> ended;  // if valid, the ranks end when this future is ready
     std::atomic<int> releases{0};
 

@@ -20,7 +20,7 @@ namespace switchyard::train {
 // A value type, set from the flags of `switchyard train`.
 struct TrainingOptions {
   std::filesystem::path model;      // config.json, or the directory of one
-  std::filesystem::path tokenizer;  // directory; empty: the model's
+  std::filesystem::path tokenizer;  // directory; empty: that of the model
   std::filesystem::path init_from;  // checkpoint of the initial weights; empty: random weights
   double init_deviation = 0.02;     // standard deviation of random weights
   uint64_t seed = 0;                // seed of random weights
@@ -33,7 +33,7 @@ struct TrainingOptions {
   TrainerOptions trainer;   // includes the output directory; files.copied is ignored
   Layout layout;            // dp 0: the minimum that ep allows
   bool early_sums = false;  // overlap gradient sums with backward
-  int threads = 1;          // per rank
+  int threads = 1;          // compute threads per rank
   ProductDtype products = ProductDtype::kFloat32;  // --compute-dtype
   bool synchronous = false;                        // pairwise row exchange
   std::chrono::milliseconds timeout{300'000};      // time limit of each wait for another rank

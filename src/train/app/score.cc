@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kBlock = 256;  // rows of a block of logits
+constexpr int64_t kBlock = 256;  // rows for which logits are computed at a time
 
 int64_t MtpLayersOf(const fs::path& model) {
   std::ifstream in(model / "config.json");

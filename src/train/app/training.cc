@@ -104,7 +104,7 @@ Setup Prepare(const TrainingOptions& options, Progress& progress) {
   const int64_t pass_tokens = options.trainer.rows_per_pass * options.packing.length;
   setup.link_floats = static_cast<size_t>(pass_tokens * setup.files.config.hidden);
   setup.exchange = {.tokens = pass_tokens, .synchronous = options.synchronous};
-  const Corpus corpus(setup.documents, options.packing);  // validates the corpus
+  const Corpus corpus(setup.documents, options.packing);  // throws if the corpus is empty
   progress.Say(fmt::format("one epoch: {} documents, {} tokens, {} of them targets",
                            setup.documents.size(), corpus.tokens(), corpus.targets()));
   return setup;

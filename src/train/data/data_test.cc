@@ -184,7 +184,7 @@ TEST(PackingTest, EveryTokenIsATargetOnce) {
       EXPECT_EQ(batch.sequences(), static_cast<int64_t>(row.size()));
       for (int64_t i = 0; i < batch.size(); ++i) EXPECT_EQ(batch.targets[i], batch.tokens[i] + 1);
       targets.insert(batch.targets.begin(), batch.targets.end());
-      for (const Part& part : row) {  // documents that fit stay whole
+      for (const Part& part : row) {  // documents that fit in a row are not split
         if (!whole || sizes[part.document] > 9) continue;
         EXPECT_EQ(part.length, sizes[part.document] - 1);
       }

@@ -72,7 +72,7 @@ EncodedDocument DocumentEncoder::EncodeChat(const Document& document) const {
     Append(EncodeRendered(*tokenizer_, whole), true, &out);
     return out;
   }
-  size_t done = 0;  // bytes of `whole`
+  size_t done = 0;  // bytes of `whole` that are encoded
   bool answered = false;
   for (size_t i = 0; i < count; ++i) {
     if (document.messages[i].at("role") != "assistant") continue;

@@ -48,12 +48,12 @@ class DelayedDispatcher : public Dispatcher {
   using Clock = std::chrono::steady_clock;
 
   struct State {
-    Clock::time_point ready;  // when the exchange in flight may end
+    Clock::time_point ready;  // earliest end of the exchange in flight
   };
   // Begin* calls Start before the call of the wrapped dispatcher, and Started after it.
   void Start(DispatchHandle* handle) const;
   void Started(DispatchHandle* handle) const;
-  void AwaitReady(DispatchHandle* handle) const;  // in End*
+  void AwaitReady(DispatchHandle* handle) const;  // called in End*
 
   Dispatcher& inner_;
   const ExchangeDelay& delay_;

@@ -43,7 +43,8 @@ class StageLink {
     int to = -1, from = -1;
     size_t messages = 0, arrived = 0, read = 0;
     uint32_t sent = 0, received = 0;
-    const char *room = nullptr, *rows = nullptr;  // descriptions of the waits, for errors
+    // Descriptions of the two waits, for error messages.
+    const char *room = nullptr, *rows = nullptr;
   };
   Lane MakeLane(int from, int to, const char* room, const char* rows);
   void Send(Lane& lane, std::span<const float> message);

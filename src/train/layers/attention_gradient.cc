@@ -192,7 +192,7 @@ void BackwardGroup(const AttentionShape<T>& shape, const HeadTensors<T>& t, int6
     const Rows<const T> dout = Of(t.dout, h, begin);
     PackOperandRows(form, q.data, q.row, n, qk, queries);
     PackOperandRows(form, dout.data, dout.row, n, dim, douts);
-    for (int64_t r = 0; r < n; ++r)  // Σ_j p_j · dp_j
+    for (int64_t r = 0; r < n; ++r)  // equals Σ_j p_j · dp_j
       along[r] = Dot(out.data + r * out.row, dout.data + r * dout.row, dim);
     Backward(BackwardHead<T>{
         .shape = shape,

@@ -16,7 +16,7 @@ namespace {
 
 struct Shape {
   int64_t hidden, width;
-  std::vector<int32_t> offsets;  // of five networks
+  std::vector<int32_t> offsets;  // [6] row offsets of five networks
 };
 // Several tiles of 96 rows, odd row counts, networks without rows; widths not divisible by tiles.
 const Shape kShapes[] = {{64, 32, {0, 96, 96, 97, 300, 301}},

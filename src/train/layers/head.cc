@@ -12,7 +12,7 @@
 namespace switchyard::train {
 namespace {
 
-constexpr int64_t kBlock = 256;  // rows of a block of logits
+constexpr int64_t kBlock = 256;  // rows for which logits are computed at a time
 
 // Partial softmax statistics of a row over one part of the vocabulary.
 template <typename T>

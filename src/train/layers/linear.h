@@ -107,7 +107,7 @@ struct Linear {
 template <typename T>
 struct LinearUse {
   const Linear<T>* linear;
-  T* y;  // backward: dy
+  T* y;  // forward: output; backward: dy
 };
 template <typename T>
 void ForwardAll(std::span<const LinearUse<T>> uses, const T* x, int64_t m, ThreadPool& pool) {

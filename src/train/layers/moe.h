@@ -116,7 +116,7 @@ class MoeLayer {
   const TensorGroup tp_;
   const Share mine_;
   Router<T> router_;
-  std::vector<FeedForward<T>> experts_;  // of this rank
+  std::vector<FeedForward<T>> experts_;  // experts of this rank
   std::vector<FeedForward<T>> shared_;   // shared expert: size 0 or 1
 };
 

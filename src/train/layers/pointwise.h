@@ -29,11 +29,11 @@ void RmsNormGradient(const NormShape<T>& shape, const T* x, const T* weight, con
 template <typename T>
 struct RopeShape {
   int64_t m = 0, heads = 0;
-  int64_t row = 0, head = 0;  // strides
+  int64_t row = 0, head = 0;  // strides of a row and of a head
   int64_t rotary_dim = 0, offset = 0;
   bool interleaved = false;  // pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2)
   const int32_t* positions = nullptr;
-  const float* cos_sin = nullptr;  // BuildCosSin (model/rope.h)
+  const float* cos_sin = nullptr;  // table of BuildCosSin (model/rope.h)
 };
 // `backward`: rotates in the opposite direction, which converts gradients of the output to
 // gradients of the input.

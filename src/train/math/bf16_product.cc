@@ -37,7 +37,7 @@ struct Side {
   // Strides in elements along and across the inner dimension; one of them is 1.
   int64_t along, across;
   int64_t count, k;
-  int64_t piece = 1;  // rows or columns of a panel
+  int64_t piece = 1;  // rows or columns in one packed panel
 
   bool operator==(const Side&) const = default;
   int64_t pairs() const { return (k + 1) / 2; }

@@ -176,7 +176,7 @@ TEST_P(Bf16Products, FlushSmallNumbersAndKeepWhatIsNotFinite) {
       EXPECT_EQ(c, t.wanted);
     }
   }
-  float small = 0.5f * smallest;  // this thread's floating-point mode is restored
+  float small = 0.5f * smallest;  // not flushed, because the floating-point mode was restored
   EXPECT_GT(small * 1.0f, 0.0f);
 }
 

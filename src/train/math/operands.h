@@ -14,7 +14,7 @@
 namespace switchyard::train {
 
 enum class OperandForm {
-  kPlain,    // unchanged
+  kPlain,    // elements are copied unchanged
   kRounded,  // each element rounded, stored as float32
   kPairs,    // two elements, neighbors along the inner dimension, in the bits of one float
 };

@@ -51,7 +51,7 @@ struct Projection {
   const T* w = nullptr;
   T* y = nullptr;
   int64_t m = 0, n = 0, k = 0;
-  ProductDtype dtype = ProductDtype::kFloat32;  // equal for all parts of a call
+  ProductDtype dtype = ProductDtype::kFloat32;  // must be equal for all parts of a call
 };
 template <typename T>
 void Project(std::span<const Projection<T>> parts, ThreadPool& pool);

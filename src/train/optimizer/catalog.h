@@ -23,7 +23,7 @@ struct CatalogTensor {
     int owner = 0;  // the lowest rank that holds the piece
   };
   std::vector<int64_t> shape;  // shape of the whole tensor
-  bool exact = false;          // Parameter::exact
+  bool exact = false;          // as in Parameter
   int dimension = 0;           // partitioned dimension
   std::vector<Piece> pieces;   // ascending and contiguous
   int writer = 0;  // the rank that writes the tensor to files; it owns one of the pieces
@@ -73,7 +73,7 @@ class Catalog {
   std::vector<Parameter<float>*> parameters_, owned_;
   std::map<std::string, CatalogTensor> tensors_;
   Collectives *all_, *tp_;
-  std::vector<int> tp_members_;  // ranks of `all`
+  std::vector<int> tp_members_;  // the ranks of the TP group, as ranks in `all`
 };
 
 }  // namespace switchyard::train

@@ -11,11 +11,11 @@ struct ScheduleOptions {
   // SGDR, 2017). wsd: warm-up, stable, decay: constant, then linear decay over the last
   // `decay_steps` (Hu et al.: MiniCPM, 2024). constant: no decay.
   std::string kind = "cosine";
-  double rate = 1e-3;        // maximum
+  double rate = 1e-3;        // maximum learning rate
   double final_part = 0.1;   // fraction of `rate` at the last step
-  int64_t warmup_steps = 0;  // linear, from rate / warmup_steps to rate
-  int64_t decay_steps = 0;   // wsd
-  int64_t steps = 0;         // total
+  int64_t warmup_steps = 0;  // steps of linear warm-up, from rate / warmup_steps to rate
+  int64_t decay_steps = 0;   // steps of the decay of wsd
+  int64_t steps = 0;         // total steps of the run
 };
 
 // Throws Error kInvalid, naming the flag: an unknown kind, a rate that is not finite and positive,

@@ -49,7 +49,7 @@ DType StoredAs(bool exact, DType dtype) { return exact ? DType::kF32 : dtype; }
 struct AssembledTensor {
   std::string name;
   const CatalogTensor* tensor;
-  const float *value, *first = nullptr, *second = nullptr;  // null: no moments of an optimizer
+  const float *value, *first = nullptr, *second = nullptr;  // value and moments; null: no optimizer
 };
 struct AssembledTensors {
   std::vector<AssembledTensor> tensors;

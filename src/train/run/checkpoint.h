@@ -21,15 +21,16 @@ namespace switchyard::train {
 struct TrainerState {
   int64_t step = 0;         // steps taken
   SamplePosition position;  // position of the next row
-  std::string corpus;       // Corpus::fingerprint
-  int64_t tokens = 0;       // processed so far
+  std::string corpus;       // see Corpus::fingerprint
+  int64_t tokens = 0;       // tokens processed so far
   double seconds = 0;       // training time so far
 };
 
 struct CheckpointFiles {
   DType dtype = DType::kBF16;  // format of the weights in model*.safetensors: bf16 or float32
   std::vector<std::filesystem::path> copied;  // config.json, tokenizer files
-  std::vector<std::pair<std::string, const Parameter<float>*>> aliases;  // further weight names
+  // See TrainedModel::Aliases.
+  std::vector<std::pair<std::string, const Parameter<float>*>> aliases;
 };
 
 // Collective. Writes `dir`. Each tensor is whole and is written by the rank that the catalog

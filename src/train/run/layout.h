@@ -77,7 +77,7 @@ struct RankCoordinates {
   // The layers of this rank's stage. Layers are partitioned evenly; if that leaves a remainder, the
   // first stages have one layer more.
   StageRange Stage(const ModelConfig& config) const;
-  std::string Title() const;  // "PP1 DP0 TP1 EP1"
+  std::string Title() const;  // for example "PP1 DP0 TP1 EP1"
 };
 
 // A rank's coordinates and the collectives of its groups. Owned by the rank; used by the rank's

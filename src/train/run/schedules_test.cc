@@ -22,7 +22,7 @@ struct Way {
 
 struct Learned {
   std::vector<double> curve;  // losses of each step
-  testing::Tensors values;    // after the last step
+  testing::Tensors values;    // parameters after the last step
   std::map<std::string, double> figures;
 };
 

@@ -62,7 +62,7 @@ struct LayoutRun {
   std::vector<int64_t> borders = {};
   LossOptions losses;
   int64_t steps = 1;
-  std::filesystem::path resume, save = {};  // checkpoints; empty: none
+  std::filesystem::path resume, save = {};  // checkpoints to load and to write; empty: none
 };
 
 using Tensors = std::map<std::string, std::vector<float>>;
@@ -70,7 +70,7 @@ using Tensors = std::map<std::string, std::vector<float>>;
 // Results of a run over all ranks. Tensors are whole, assembled from the pieces of the ranks.
 struct LayoutResult {
   Tensors gradients;  // gradients of the last step
-  Tensors values;     // after the last step
+  Tensors values;     // parameters after the last step
   std::vector<double> curve, norms;
   std::vector<std::vector<float>>
       loads;  // [MoE layers in order of the stages, E], of the last step

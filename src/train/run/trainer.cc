@@ -14,7 +14,8 @@
 namespace switchyard::train {
 namespace {
 
-constexpr std::chrono::seconds kPause{5};  // between attempts to write the last checkpoint
+// Pause between two attempts to write the last checkpoint.
+constexpr std::chrono::seconds kPause{5};
 
 void Check(const TrainerOptions& options) {
   CheckSchedule(options.schedule);

@@ -17,13 +17,13 @@
 namespace switchyard::train {
 
 struct TrainerOptions {
-  int64_t rows_per_step = 32;  // over all ranks
+  int64_t rows_per_step = 32;  // rows of a step over all ranks
   int64_t rows_per_pass = 8;   // rows of a micro-batch, in each data-parallel part
   ScheduleOptions schedule;    // its `steps` is the length of the run
   AdamWOptions adam;
   double clip = 1.0;                       // limit of the gradient norm; 0: none
-  int64_t save_every = 0;                  // steps; 0: only at the end
-  int keep = 2;                            // checkpoints; 0: all
+  int64_t save_every = 0;                  // steps between checkpoints; 0: only at the end
+  int keep = 2;                            // number of checkpoints to keep; 0: all
   std::chrono::seconds full_disk_wait{0};  // time for which saving the last checkpoint is retried
   std::filesystem::path output;            // folder of the checkpoints
   CheckpointFiles files;
@@ -35,8 +35,8 @@ struct StepReport {
   Losses losses;     // over all ranks
   double rate = 0, gradient_norm = 0;
   int64_t tokens = 0;                     // tokens of this step, over all ranks
-  double seconds = 0;                     // duration
-  std::map<std::string, double> figures;  // TrainedModel::AfterStep
+  double seconds = 0;                     // duration of the step
+  std::map<std::string, double> figures;  // results of TrainedModel::AfterStep
 };
 
 // The groups of ranks that the training loop communicates with (run/layout.h).
