@@ -151,7 +151,7 @@ void CheckCases(const OneBatchArgs& args, const EnginePlan& plan, const std::vec
 }
 
 // Bytes of weights that one decode step of `batch` tokens reads on all ranks. Dense weights count
-// in full. Of the experts, the number that uniform routing is expected to select counts. Embedding
+// in full. Experts are counted by the number that uniform routing is expected to select. Embedding
 // rows are negligible.
 double DecodeBytes(const ModelConfig& config, int32_t batch) {
   auto bytes = static_cast<double>(WeightBytesPerRank(config, Mesh()));

@@ -53,9 +53,10 @@ std::optional<ServeOptions> Parse(const std::vector<std::string>& words) {
   app.Switch("--flush-cache,!--no-flush-cache", o.flush_cache, "Options",
              "Empty the server's prefix cache after the warm-up (default: yes)");
   flag("--json,--output-file", o.json, "Also write the figures to this file");
-  app.Option("--profile", o.profile_dir,
-             "The server writes Chrome traces of the measured requests, by /start_profile and "
-             "/stop_profile, to this directory of its host; without a value, to its default")
+  app.Option(
+         "--profile", o.profile_dir,
+         "The server writes Chrome traces of the measured requests (/start_profile, /stop_profile) "
+         "to this directory on its host; without a value, to the server's default directory")
       .OptionalValue();
   if (!ParseWords(app, words)) return std::nullopt;
   o.profile = app.Given("--profile");

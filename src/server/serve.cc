@@ -243,7 +243,7 @@ int RunServe(const ServerArgs& args) {
   const Launch launch = PlanLaunch(args, FindLauncher());
   const bool restarts = RestartsRanks(args, launch);
   if (launch.node > 0) return RunFollower(args, launch, signals);
-  if (!launch.launched) ReturnFreedMemory();  // a launched process also runs a rank
+  if (!launch.launched) ReturnFreedMemory();  // not if this process also runs a rank
   std::atomic<int> interrupted{0};            // signal that interrupted the startup
   const FindSignal find_signal = [&] {
     if (const int signal = signals.Wait(0ms)) interrupted = signal;

@@ -20,9 +20,9 @@ enum class FieldUse {
 struct KnownField {
   const char* name;
   FieldUse use;
-  const char* why = "";      // the error message is "<field> <why>"
-  const char* neutral = "";  // JSON list of values that a refused field may have, in addition to
-                             // null, false and empty ones
+  const char* why = "";  // the error message is "<field> <why>"
+  // JSON list of values that a refused field may have, in addition to null, false and empty ones.
+  const char* neutral = "";
 };
 
 enum class RequestKind {

@@ -17,10 +17,10 @@
 namespace switchyard {
 
 struct GenerationSpec {
-  std::string name;        // the client's "rid", used to abort the request; may be empty
-  std::string batch_name;  // common name of all prompts of one HTTP request; an abort of it ends
-                           // all of them
-  int32_t copy = 0;        // index among the n samples of one prompt, which have the same name
+  std::string name;  // the client's "rid", used to abort the request; may be empty
+  // Common name of all prompts of one HTTP request; an abort of it ends all of them.
+  std::string batch_name;
+  int32_t copy = 0;  // index among the n samples of one prompt, which have the same name
   std::vector<int32_t> input_ids;
   SamplingParams sampling;
   LogprobParams logprob;

@@ -206,8 +206,8 @@ void Front::Regroup(int groups) {
 void Front::PauseForChange(Clock::time_point since, int groups) {
   {
     std::lock_guard lock(mutex_);
-    changes_ += paused_ ? 0 : 1;  // counted once per pause: if a layout fails to load, the next one
-                                  // loads in the same pause
+    // Counted once per pause: if a layout fails to load, the next one loads in the same pause.
+    changes_ += paused_ ? 0 : 1;
   }
   BeginPause(since);
   std::lock_guard order(order_);

@@ -124,8 +124,7 @@ ScaleRequest ParseScale(const Json& body) {
     request.restart_all = restart->get<bool>();
   } else if (restart && restart->is_array()) {
     request.restart = RankList(f, "restart");
-  } else if (restart) {  // a number may be meant as a rank index, so it is refused, not taken as a
-                         // boolean
+  } else if (restart) {  // a number may be meant as a rank index, so it is refused
     throw InvalidField("restart", "restart is {}, want true, false or a list of ranks",
                        restart->dump());
   }

@@ -95,8 +95,8 @@ EpochEnd RunEpoch(const ServerArgs& args, const Launch& launch, Membership& memb
   auto host = StartRanks(launch, membership, JobOf(membership, args.engine),
                          RestartOptions::Of(args, launch.rejoins), {},
                          WithChangedFiles(weights, report), {});
-  host->ExpectEnd();  // ranks exit cleanly only after a shutdown message, so a clean exit is no
-                      // failure
+  // Ranks exit cleanly only after a shutdown message, so a clean exit is no failure.
+  host->ExpectEnd();
   nodes.Watch({.on_lost = [&](const std::string& why, bool cause) { outcome.Lose(why, cause); },
                .on_end = [&] { outcome.End(); }});
   const bool waited = WaitForOutcome(outcome, signals);

@@ -42,8 +42,8 @@ bool Supervisor::Draining() const {
 }
 
 void Supervisor::EndChange(const ChangeOutcome& outcome) {
-  std::optional<Pending> ended;  // destroyed after the lock is released, because the layout's
-                                 // processes may take long to end
+  // Destroyed after the lock is released, because the layout's processes may take long to end.
+  std::optional<Pending> ended;
   {
     const std::lock_guard lock(mutex_);
     ended.swap(pending_);

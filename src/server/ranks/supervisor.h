@@ -46,7 +46,7 @@ class Supervisor : public RankLink {
   // Drops messages while there are no ranks. After a pause, the front sends open requests and
   // queries again.
   void Send(const std::vector<ControlMessage>& messages) override;
-  // EngineRanks::WaitReady of the first epoch.
+  // Calls EngineRanks::WaitReady of the first epoch.
   std::optional<RankReady> WaitReady(const std::function<void(const LoadProgress&)>& progress,
                                      const std::atomic<bool>& cancelled);
   // Enables restarts, if Options::restarts is true. Before this call, the loss of the ranks is

@@ -25,17 +25,17 @@ struct EncodedDocument {
 class DocumentEncoder {
  public:
   enum class ChatLoss : uint8_t {
-    kAll,        // every token of a chat
-    kAssistant,  // the text of each assistant turn in the rendered chat, without the generation
-                 // prompt
+    kAll,  // every token of a chat
+    // The text of each assistant turn in the rendered chat, without the generation prompt.
+    kAssistant,
   };
 
   // Reads the tokenizer (Tokenizer::FromDirectory) and the chat template. The token named eos_token
   // ends every text. Throws errors of Tokenizer and ChatTemplate.
   DocumentEncoder(const std::filesystem::path& dir, ChatLoss chat_loss);
 
-  // A text is encoded with the special tokens that the tokenizer adds to every text. If the
-  // tokenizer has an eos token and the text does not end with it, it is appended. Special tokens
+  // A text is encoded with the special tokens that the tokenizer adds to every text. The eos token
+  // is appended if the tokenizer has one and the text does not end with this token. Special tokens
   // spelled out in a text stay text. For a chat, the output of the template is encoded. With
   // kAssistant, this output is split at the start and end of each assistant turn's text, and each
   // segment is encoded separately. Prompts are therefore tokenized as in serving. Throws Error
