@@ -24,7 +24,8 @@ bool IsEventStream(const std::string& content_type) {
   return content_type.starts_with(http::kEventStream);
 }
 
-// Another worker may answer: this one is starting, draining, restarting its ranks, or full.
+// True if another worker may respond instead: this one is starting, draining, restarting its ranks,
+// or full.
 bool MayRetry(int status) {
   return status == 429 || status == 502 || status == 503 || status == 504;
 }
@@ -50,7 +51,7 @@ class EventSeen {
 
 }  // namespace
 
-// A request on its way, over all attempts.
+// The state of a request over all attempts to forward it.
 class Proxy::Exchange {
  public:
   Exchange(std::shared_ptr<const http::Request> request, http::Responder responder)
@@ -60,24 +61,26 @@ class Proxy::Exchange {
   std::optional<http::Responder> responder;  // empty after a stream was cut off
   PromptInfo prompt;
   std::vector<int64_t> tried;
-  std::string failure;       // of the last attempt
-  bool begun = false;        // the head of a stream was sent
+  std::string failure;       // error of the last attempt
+  bool begun = false;        // the response head of a stream was sent
   bool events_sent = false;  // the client has received a part of the response
-  bool may_try_more = true;  // another worker exists, and retries are left
-  std::shared_ptr<Upstream*> upstream = std::make_shared<Upstream*>(nullptr);  // to cancel
+  bool may_try_more = true;  // another worker exists, and the retry limit is not reached
+  // Current attempt, to cancel it.
+  std::shared_ptr<Upstream*> upstream = std::make_shared<Upstream*>(nullptr);
 
-  // Ends the exchange with an error, in the way that its state permits.
+  // Ends the exchange with an error: a response with `status`, or an error event if a stream has
+  // begun.
   void Fail(int status, const std::string& message) {
     if (!begun) {
       responder->SendError(status, message);
       return;
     }
     responder->Write(http::SseEvent(http::ErrorBody(status, message)));
-    responder.reset();  // without an end, so that the client detects an incomplete response
+    responder.reset();  // no final chunk, so that the client detects an incomplete response
   }
 };
 
-// Counts an exchange as open at its worker during its lifetime.
+// RAII: counts an exchange as open at its worker.
 class Proxy::OpenAt {
  public:
   OpenAt(Proxy& proxy, int64_t id, Exchange& exchange)
@@ -166,7 +169,8 @@ asio::awaitable<std::unique_ptr<Upstream>> Proxy::SendTo(Exchange& exchange,
       co_await upstream->Send(head, exchange.request->body);
       co_return upstream;
     } catch (const UpstreamError&) {
-      // The worker may have closed the connection before the request. A new one tells.
+      // The worker may have closed the idle connection before it received the request. So the
+      // request is sent again on a new connection.
       *exchange.upstream = nullptr;
       if (exchange.responder->Closed()) throw;
     }
@@ -223,7 +227,8 @@ asio::awaitable<void> Proxy::Relay(Exchange& exchange, Upstream& upstream) {
   const std::string content_type = upstream.Header("content-type");
   const bool events = IsEventStream(content_type);
   if (exchange.begun && !(events && status == 200)) {
-    // An earlier attempt has begun an event stream, so this response can only be an event of it.
+    // An earlier attempt has begun an event stream, so this response is sent as an event of that
+    // stream.
     std::string body;
     for (std::string part; !(part = co_await upstream.Read()).empty();)
       if (body.size() < options_.max_response_bytes) body += part;
@@ -292,7 +297,7 @@ asio::awaitable<void> Proxy::CheckHealth(int64_t worker) {
       LOG_WARNING("worker {}: unhealthy: {}", state->url.text, failure);
       Leave(worker);
     }
-    // A worker that was never healthy is probably loading.
+    // A worker that is not healthy may be loading, so it is checked more often.
     const bool waiting = !state->healthy && !failure.empty();
     timer.expires_after(waiting ? std::min(options_.health_interval, std::chrono::milliseconds(500))
                                 : options_.health_interval);

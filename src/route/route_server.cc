@@ -39,7 +39,7 @@ std::string UrlInBody(const Request& request) {
   if (!body.is_object() || !body.contains("url") || !body["url"].is_string())
     throw Invalid(R"(want {{"url": "http://HOST:PORT"}})");
   for (const auto& [name, value] : body.items())
-    if (name != "url") throw Invalid("unknown field {}; the only one is url", name);
+    if (name != "url") throw Invalid("unknown field {}; the only field is url", name);
   return body["url"].get<std::string>();
 }
 

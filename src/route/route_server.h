@@ -24,7 +24,7 @@ struct RouteOptions {
 // Forwards every request to a worker, except those about the router itself:
 //   GET    /health, /readiness        200 if a worker is healthy, else 503
 //   GET    /liveness                  200
-//   GET    /metrics                   of the router, in Prometheus' text format
+//   GET    /metrics                   metrics of the router, in Prometheus' text format
 //   GET    /workers, /list_workers    the workers
 //   POST   /workers {"url": …}, /add_worker?url=…
 //   DELETE /workers/{url}, POST /remove_worker?url=…
@@ -52,7 +52,7 @@ class RouteServer {
   WorkerSet workers_;
   std::unique_ptr<Policy> policy_;
   Proxy proxy_;
-  http::Server server_;  // stops first
+  http::Server server_;  // declared last, so it stops first
 };
 
 }  // namespace switchyard::route

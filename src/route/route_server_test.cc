@@ -25,7 +25,7 @@ using ::testing::Not;
 
 using Answer = std::function<void(const http::Request&, const http::Responder&)>;
 
-// A worker. Its answers can be replaced while it runs.
+// A worker whose responses can be replaced while it runs.
 class Worker {
  public:
   explicit Worker(std::string name, int port = 0) : name_(std::move(name)) {
@@ -75,8 +75,8 @@ void Eventually(const std::function<bool()>& condition) {
   EXPECT_TRUE(condition());
 }
 
-// Reads the head of a response, or what is left of it, and chunks of its body until they contain
-// `text`. Returns all of it.
+// Reads the head of a response (or the rest of it), then chunks of the body until they contain
+// `text`. Returns all bytes that were read.
 std::string ReadUntil(http::TestClient& client, const std::string& text) {
   std::string all;
   for (auto line = client.ReadLine(); line && !line->empty(); line = client.ReadLine())
@@ -183,7 +183,7 @@ TEST_F(RouteServerTest, StreamsAsTheEventsArrive) {
 
 TEST_F(RouteServerTest, AFailureBeforeTheFirstEventIsRetried) {
   Start();
-  // Both begin a stream with a comment; then a closes the connection.
+  // Both workers begin a stream with a comment. Then worker a closes the connection.
   a_.Answers([](const http::Request&, const http::Responder& to) {
     to.BeginStream(200, http::kEventStream);
     to.Write(http::SseComment("queued"));
@@ -224,7 +224,7 @@ TEST_F(RouteServerTest, StatusesOfABusyWorkerAreRetried) {
         [=](const http::Request&, const http::Responder& to) { to.SendError(status, "no"); });
     for (int i = 0; i < 2; ++i) EXPECT_EQ(Ask("POST /generate", "{}").status, 200) << status;
   }
-  // If all are busy, the client gets the last response.
+  // If all workers are busy, the client gets the response of the last one.
   b_.Answers([](const http::Request&, const http::Responder& to) {
     to.SendError(429, "full", "queue_full");
   });

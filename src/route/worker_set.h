@@ -17,7 +17,7 @@ namespace switchyard::route {
 struct WorkerUrl {
   std::string text;    // normalized; the key of a worker
   std::string host;    // name or address, an IPv6 address without brackets
-  uint16_t port = 80;  // of the URL
+  uint16_t port = 80;  // port in the URL
   std::string prefix;  // "" or "/path", without a slash at the end
 };
 
@@ -28,7 +28,7 @@ WorkerUrl ParseWorkerUrl(std::string_view url);
 struct WorkerState {
   int64_t id = 0;
   WorkerUrl url;
-  bool healthy = false;  // false also before the first check
+  bool healthy = false;  // also false before the first check
   int64_t open = 0;      // requests in flight
   uint64_t requests = 0, failures = 0;
   std::string last_failure;
@@ -41,27 +41,29 @@ class WorkerSet {
   // requests. A successful check makes it healthy again.
   explicit WorkerSet(int failure_threshold) : failure_threshold_(failure_threshold) {}
 
-  int64_t Add(WorkerUrl url);              // Error kInvalid if the URL is a worker already
-  int64_t Remove(const std::string& url);  // returns its id; Error kNotFound if there is none
-  std::vector<WorkerState> All() const;    // ascending by id
+  int64_t Add(WorkerUrl url);  // Error kInvalid if the URL is a worker already
+  // Returns the worker's id; Error kNotFound if the URL is no worker.
+  int64_t Remove(const std::string& url);
+  std::vector<WorkerState> All() const;  // ascending by id
   bool Contains(int64_t id) const;
 
-  // Selects a healthy worker that is not in `except`, and counts the request as open. An empty
-  // result: there is none.
+  // Acquire selects a healthy worker that is not in `except`, and counts the request as open. The
+  // lease is false if there is no such worker.
   struct Lease {
     int64_t id = -1;
     WorkerUrl url;
     explicit operator bool() const { return id >= 0; }
   };
   Lease Acquire(Policy& policy, std::string_view prompt, std::span<const int64_t> except);
-  bool HasOther(std::span<const int64_t> except) const;  // whether Acquire would find one
+  bool HasOther(std::span<const int64_t> except) const;  // whether Acquire would find a worker
   void Release(int64_t id);
 
   // Record results of requests and checks. A bool result is whether the worker's health changed.
   void RequestSucceeded(int64_t id);
-  bool CheckSucceeded(int64_t id);  // this alone makes a worker healthy again
+  bool CheckSucceeded(int64_t id);  // makes a worker healthy; successful requests do not
   bool Failed(int64_t id, const std::string& why);
-  bool Refused(int64_t id, const std::string& why);  // no connection: unhealthy at once
+  // No connection: the worker is unhealthy at once.
+  bool Refused(int64_t id, const std::string& why);
 
  private:
   struct Entry {

@@ -42,7 +42,8 @@ using namespace std::chrono_literals;
 // Load progress: one redrawn line on a terminal, otherwise one line per 10 %.
 class ProgressLine {
  public:
-  static constexpr uint64_t kWorthALine = uint64_t{256} << 20;  // minimum bytes for a progress line
+  // Smaller weights get no progress line.
+  static constexpr uint64_t kWorthALine = uint64_t{256} << 20;
 
   void Show(uint64_t done, uint64_t total) {
     const int percent = total ? static_cast<int>(100 * done / total) : 100;
@@ -158,7 +159,8 @@ int ReportInterrupted(int signal) {
   return 128 + signal;
 }
 
-// Work of the main thread while it waits for signals, several times a second.
+// Periodic work of the main thread, which it does several times a second while it waits for
+// signals.
 class Upkeep {
  public:
   Upkeep(Service& service, http::Server& server) : service_(service), server_(server) {}
@@ -168,7 +170,7 @@ class Upkeep {
     const double held = service_.front.history().held_for;
     if (held < 1) next_comment_ = 1;
     if (held < next_comment_) return;
-    server_.CommentStreams("waiting");  // so that proxies and clients do not give up
+    server_.CommentStreams("waiting");  // keeps proxies and clients from closing idle streams
     next_comment_ = held + 1;
   }
 
@@ -178,8 +180,9 @@ class Upkeep {
   double next_comment_ = 1;  // next comment, in seconds since the start of the pause
 };
 
-// Waits until all requests have ended. Aborts the rest at the deadline or on a second signal. A
-// change of the ranks ends first, since the server's stop waits for the response to its request.
+// Waits until all requests have ended. Aborts the remaining ones at the deadline or on a second
+// signal. A change of the ranks in progress ends first, because Server::Stop waits for the response
+// to the request that began the change.
 void Drain(Service& service, Supervisor& ranks, Upkeep& upkeep, const StopSignals& signals,
            const std::atomic<bool>& lost) {
   service.front.StartDraining();
@@ -216,7 +219,7 @@ bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
   return restarts;
 }
 
-// Why POST /scale_elastic_ep is refused; empty: it is not.
+// Returns the reason why POST /scale_elastic_ep is refused; "" if it is supported.
 std::string WhyRanksStay(const Launch& launch, bool restarts) {
   if (launch.launched) return "ranks that a launcher (such as mpirun) started cannot be changed";
   if (!launch.alone()) return "with several nodes, the ranks cannot be changed";
@@ -240,7 +243,7 @@ int RunServe(const ServerArgs& args) {
   const Launch launch = PlanLaunch(args, FindLauncher());
   const bool restarts = RestartsRanks(args, launch);
   if (launch.node > 0) return RunFollower(args, launch, signals);
-  if (!launch.launched) ReturnFreedMemory();  // a launched process also runs a rank
+  if (!launch.launched) ReturnFreedMemory();  // not if this process also runs a rank
   std::atomic<int> interrupted{0};            // signal that interrupted the startup
   const FindSignal find_signal = [&] {
     if (const int signal = signals.Wait(0ms)) interrupted = signal;
@@ -257,8 +260,8 @@ int RunServe(const ServerArgs& args) {
   const ServedModel model = LoadServedModel(args, plan.model);
   LogOutputFormat(model.output_format);
 
-  // The front and the ranks send messages to each other. `ranks` is constructed last, so that it is
-  // destroyed first; `link` is set afterwards.
+  // The front and the ranks refer to each other. The ranks are constructed after the front, so that
+  // they are destroyed first. So the front gets this link, whose target is set later.
   struct LateLink : RankLink {
     void Send(const std::vector<ControlMessage>& messages) override { ranks->Send(messages); }
     Supervisor* ranks = nullptr;
@@ -291,20 +294,22 @@ int RunServe(const ServerArgs& args) {
                            .weights = *weights,
                            .restart = RestartOptions::Of(args, restarts),
                            .cancelled = cancelled};
-  // Destroyed after the supervisor, whose thread reports the end of a change.
+  // Declared before the supervisor, so that it is destroyed later: the supervisor's thread reports
+  // the end of a change to it.
   RankChanges changes({.refusal = WhyRanksStay(launch, restarts),
                        .config = args.engine,
                        .plan = plan,
                        .machine = ThisMachine(args.engine, launch.ranks_of_host)},
                       served);
-  Supervisor ranks({.restarts = restarts, .deaths = DeathLimit::Parse(args.max_rank_deaths)}, front,
-                   std::make_shared<ServedLayout>(served, RankJob{args.engine, plan},
-                                                  *std::move(membership), /*checks=*/false),
-                   [&](const std::string& why) {
-                     lost_reason = why;
-                     lost = true;  // first: a client may send a signal as soon as its request fails
-                     front.OnRanksLost(why);
-                   });
+  Supervisor ranks(
+      {.restarts = restarts, .deaths = DeathLimit::Parse(args.max_rank_deaths)}, front,
+      std::make_shared<ServedLayout>(served, RankJob{args.engine, plan}, *std::move(membership),
+                                     /*checks=*/false),
+      [&](const std::string& why) {
+        lost_reason = why;
+        lost = true;  // first: a client may send a signal as soon as its request fails
+        front.OnRanksLost(why);
+      });
   changes.Control(&ranks);
   service.elastic = &changes;
   link.ranks = &ranks;

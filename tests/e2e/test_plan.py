@@ -100,10 +100,10 @@ def test_explain_prints_the_decision_tree():
     (["--gpus", "8xh200", "--slo-itl", "0.001"], "the least ITL"),
     (["--gpus", "8xh200", "--nodes", "2"], "--nics is missing"),
     (["--gpus", "8xh200", "--nics", "8"], "--nics 8: want"),
-    (["--gpus", "8xh200", "--input-len", "999999"], "the model's context holds"),
+    (["--gpus", "8xh200", "--input-len", "999999"], "the model's context length"),
     (["--gpus", "8xh200", "--rate", "1", "--batch", "1"], "exclude each other"),
     (["--gpus", "8xh200", "--explain", "tp8-pp2"], "part \"pp2\" is unknown"),
-    ([], "want --gpus"),
+    ([], "want either --gpus"),
 ])
 def test_bad_input_says_what_would_be_needed(flags, wanted):
     assert wanted in run("plan", "--model-path", DATA / "plan/deepseek_v3.json", *flags, code=2)

@@ -148,8 +148,9 @@ void AddOutputFlags(CommandLine& app, TrainArgs& a) {
       .OneOf({"bf16", "float32"});
   app.Flag("--resume", a.resume, kGroup,
            "auto (from the last checkpoint in --output, if any), never, or a checkpoint directory");
-  app.Flag("--full-disk-wait", a.full_disk_wait_seconds, kGroup,
-           "Seconds to retry the final checkpoint of a run while the disk is full")
+  app.Flag(
+         "--full-disk-wait", a.full_disk_wait_seconds, kGroup,
+         "Maximum seconds for which saving the final checkpoint is retried while the disk is full")
       .NonNegative();
   app.Switch("--export-only", a.export_only, kGroup,
              "Exports final/ from the last checkpoint in --output, without training");

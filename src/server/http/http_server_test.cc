@@ -172,7 +172,7 @@ TEST_F(HttpServerTest, HeadHasTheHeadersOfGetAndNoBody) {
   ASSERT_TRUE(head);
   EXPECT_EQ(head->status, 200);
   EXPECT_EQ(head->Header("Content-Length"), "9");
-  client.Get("/hello");  // would read the body of HEAD if there were one
+  client.Get("/hello");  // a body of the response to HEAD would be read here and break the parsing
   EXPECT_EQ(client.Read()->status, 200);
 }
 
@@ -240,7 +240,7 @@ TEST_F(HttpServerTest, RefusesBodiesOverTheLimit) {
   Start();
   const std::string body(8 << 20, 'x');
   TestClient client(server_->port());
-  client.Post("/echo", body);  // keeps sending although the response has arrived
+  client.Post("/echo", body);  // continues to send after the response has arrived
   const auto response = client.Read();
   ASSERT_TRUE(response);
   EXPECT_EQ(response->status, 413);
