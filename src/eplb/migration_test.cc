@@ -308,7 +308,7 @@ TEST(Migration, WhatWasOnItsWayIsDroppedWhereOneRankFails) {
   });
 }
 
-// Layers with weights that compute while experts move.
+// The experts of one real MoE layer, so that passes can run while a migration moves them.
 class TestLayers : public MovableExperts {
  public:
   TestLayers(const TestLayer& source, MoeLayer& layer, const Mesh& mesh)

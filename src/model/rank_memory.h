@@ -18,7 +18,7 @@ struct RankMemory {
   WeightBytes weights;      // counted as if each rank had its own copy
   double kv_per_token = 0;  // bytes of cache per token
   double activations = 0;   // rows of passes, scratch of layers and of kernels
-  double moe = 0;           // router, rows and products of experts
+  double moe = 0;           // MoE buffers: router scores, row lists and rows, results of products
   double logits = 0;        // head buffers
   double tables = 0;        // tables of rotary embeddings
   double exchange = 0;      // symmetric memory, or peer memory and spare experts of a GPU

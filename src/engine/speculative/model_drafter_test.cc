@@ -150,7 +150,8 @@ TEST_F(ModelDrafterTest, ChainsTakeTheLayersOwnHiddenRows) {
   EXPECT_EQ(model->decode_tokens, 1);
 }
 
-// The head of an EAGLE3 model has rows for some of the tokens.
+// The head of an EAGLE3 model computes logits of only some tokens, so the index of a logit is not a
+// token. TokenOf converts it; here it adds 10.
 TEST_F(ModelDrafterTest, DraftsAreTheTokensOfTheHeadsRows) {
   for (const bool draws : {false, true}) {
     Make(/*mtp=*/true, 1, 100, 6, /*ends_early=*/false, draws);

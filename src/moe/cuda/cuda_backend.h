@@ -73,9 +73,11 @@ struct CudaMoeState : MoeState {
   int64_t slots = 0;           // maximum number of top-k slots of this rank's experts
   int64_t expected_slots = 0;  // number of these slots if ranks have even load
   int64_t ordered_rows = 0;    // maximum number of rows in expert order, including padding
-  int down_parts = 1;          // if more than 1, RunDown computes the down projection in parts
-  bool sends_beside = false;   // whether sends have their own stream
-  GpuGroupedRows grouped;      // the chunk that RunDown computes
+  // 1: RunExperts also computes the down projection. Above 1: RunDown computes it, the first chunk
+  // in at most this many parts.
+  int down_parts = 1;
+  bool sends_beside = false;  // whether sends have their own stream
+  GpuGroupedRows grouped;     // the chunk that RunDown computes
 
   Event sent{cudaEventDisableTiming};  // marks the end of the last sends of an overlapped exchange
 

@@ -33,8 +33,9 @@ ElasticRanks::ElasticRanks(RankComm& comm, milliseconds timeout)
   for (const int peer : peers_)
     if (!memory_.Mapped(peer))
       throw Invalid(
-          "--moe-a2a-backend mooncake: rank {} is on another host; the backend supports ranks that "
-          "share memory only, want deepep",
+          "--moe-a2a-backend mooncake: rank {} does not share memory with this rank; want ranks of "
+          "one "
+          "host that the program starts itself, or deepep",
           peer);
 }
 

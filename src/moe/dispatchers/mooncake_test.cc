@@ -268,7 +268,7 @@ TEST(MooncakeTest, RanksOfOtherHostsAreRefused) {
         {std::chrono::seconds(60)}, /*ranks_per_host=*/1);
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("is on another host"));
+    EXPECT_THAT(error.what(), HasSubstr("does not share memory"));
   }
 }
 

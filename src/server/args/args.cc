@@ -183,10 +183,11 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
   app.Flag("--ep-num-redundant-experts", e.moe.num_redundant_experts, kMoe,
            "Number of expert replicas in addition to the model's experts")
       .NonNegative();
-  app.Flag("--init-expert-location", e.moe.init_expert_location, kMoe,
-           "Placement of experts at startup: trivial, a JSON, safetensors or PyTorch (.pt) file, "
-           "or JSON text. physical_to_logical_map [layers, slots] is a placement (`switchyard eplb "
-           "plan --output`). logical_count is a recording, from which --eplb-algorithm plans");
+  app.Flag(
+      "--init-expert-location", e.moe.init_expert_location, kMoe,
+      "Placement of experts at startup: trivial, or JSON text, or a JSON, safetensors or PyTorch "
+      "(.pt) file. It contains a placement, physical_to_logical_map [layers, slots], or "
+      "recorded loads, logical_count, for which --eplb-algorithm plans a placement");
   EplbOptions& eplb = e.eplb;
   app.Flag("--ep-dispatch-algorithm", eplb.dispatch, kMoe,
            "Selects an expert's replica for a token: static (fixed per rank), dynamic (random), "

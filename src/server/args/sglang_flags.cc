@@ -18,6 +18,7 @@ constexpr const char* kOneAttention = "attention has one implementation on each 
 constexpr const char* kNoCompiler = "kernels are compiled ahead of time";
 constexpr const char* kGraphs = "--cuda-graph-max-bs alone decides which decode steps use graphs";
 constexpr const char* kNoTracing = "such metrics and traces are not supported; see GET /metrics";
+constexpr const char* kFixedBuckets = "the buckets of the histograms in GET /metrics are fixed";
 constexpr const char* kCacheTiers = "the KV cache has one tier, in the device's memory";
 constexpr const char* kNoMultimodal = "models read text only";
 constexpr const char* kLibraries = "collectives select their algorithm by message size";
@@ -101,12 +102,11 @@ constexpr std::array kFlags = {
     SglangFlag{"--log-level-http", 1, kWithoutEffect, "--log-requests logs HTTP requests"},
     SglangFlag{"--log-requests-level", 1, kWithoutEffect,
                "--log-requests logs one line per request"},
-    SglangFlag{"--log-requests-format", 1, kWithoutEffect,
-               "--log-requests logs one line per request"},
+    SglangFlag{"--log-requests-format", 1, kWithoutEffect, "--log-requests logs lines of text"},
     SglangFlag{"--show-time-cost", 0, kWithoutEffect, kNoTracing},
-    SglangFlag{"--bucket-time-to-first-token", -1, kWithoutEffect, kNoTracing},
-    SglangFlag{"--bucket-e2e-request-latency", -1, kWithoutEffect, kNoTracing},
-    SglangFlag{"--bucket-inter-token-latency", -1, kWithoutEffect, kNoTracing},
+    SglangFlag{"--bucket-time-to-first-token", -1, kWithoutEffect, kFixedBuckets},
+    SglangFlag{"--bucket-e2e-request-latency", -1, kWithoutEffect, kFixedBuckets},
+    SglangFlag{"--bucket-inter-token-latency", -1, kWithoutEffect, kFixedBuckets},
     SglangFlag{"--collect-tokens-histogram", 0, kWithoutEffect, kNoTracing},
     SglangFlag{"--enable-request-time-stats-logging", 0, kWithoutEffect, kNoTracing},
     SglangFlag{"--gc-warning-threshold-secs", 1, kWithoutEffect, kNoTracing},

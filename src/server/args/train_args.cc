@@ -15,8 +15,9 @@ void AddModelFlags(CommandLine& app, TrainArgs& a) {
            "config.json of the model, or its directory; weights are not read");
   app.Flag("--tokenizer-path", a.tokenizer_path, kGroup,
            "Directory of tokenizer, tokenizer_config.json and chat template; default: --model");
-  app.Flag("--init-from", a.init_from, kGroup,
-           "Checkpoint directory to initialise weights from, at step 0; default: random weights");
+  app.Flag(
+      "--init-from", a.init_from, kGroup,
+      "Checkpoint directory of the initial weights, not read if the run resumes; default: random");
   app.Flag("--init-deviation", a.init_deviation, kGroup, "Standard deviation of random weights")
       .Positive();
   app.Flag("--seed", a.seed, kGroup, "Seed of random weights and of the data order");

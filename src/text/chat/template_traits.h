@@ -33,8 +33,8 @@ struct TemplateTraits {
     // A list of parts fails, is not printed, or is printed as a Python list.
     bool wants_text = false;
     bool wants_parts = false;       // a plain string fails or is not printed
-    bool null_is_empty = false;     // null fails or is printed as "None"
-    bool missing_is_empty = false;  // a message without the key "content" fails
+    bool null_is_empty = false;     // null fails or is printed as "None", so "" replaces it
+    bool missing_is_empty = false;  // a message without the key "content" fails, so "" is added
   };
   std::array<Content, kRoleClasses> content;  // [RoleClass]
   Content content_with_calls;                 // for assistant messages with tool_calls

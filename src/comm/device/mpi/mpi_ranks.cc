@@ -282,7 +282,7 @@ void MpiRanks::Handle(const mpi::Message& message) {
       ++byes_;
       return;
     default:
-      throw Invalid("a message of kind {}", static_cast<uint32_t>(frame.kind));
+      throw Invalid("unknown kind {}", static_cast<uint32_t>(frame.kind));
   }
 }
 

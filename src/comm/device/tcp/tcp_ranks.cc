@@ -350,7 +350,7 @@ TcpRanks::CloseReason TcpRanks::ServeFrames(int rank) {
         local_arena_.SetBeats(rank, 0);
         return CloseReason::kBye;
       default:
-        throw Invalid("a message of kind {}", static_cast<uint32_t>(frame.kind));
+        throw Invalid("unknown kind {}", static_cast<uint32_t>(frame.kind));
     }
   }
   return CloseReason::kNone;

@@ -305,7 +305,7 @@ TEST_F(ByHandTest, AFlagThatIsNoneIsRefused) {
 
 TEST_F(ByHandTest, AMessageOfNoKindIsRefused) {
   SendFrame({.kind = static_cast<FrameKind>(77)});
-  EXPECT_THAT(WaitEnds(), HasSubstr("a message of kind 77"));
+  EXPECT_THAT(WaitEnds(), HasSubstr("unknown kind 77"));
 }
 
 TEST_F(ByHandTest, TheHeartbeatOfAPeerIsTheLastOneUntilItLeaves) {

@@ -149,7 +149,8 @@ template <int M>
 
 int64_t TilesOf(int64_t queries) { return (queries + Vec::kTileRows - 1) / Vec::kTileRows; }
 
-// Calls f.template operator()<M>(query) for tiles of the queries [begin, end).
+// Divides the queries [begin, end) into tiles. Calls f.template operator()<M>(query) for each tile:
+// its M queries begin at `query`.
 template <class Function>
 void ForTiles(int64_t begin, int64_t end, const Function& f) {
   const int64_t count = end - begin, tiles = TilesOf(count);
