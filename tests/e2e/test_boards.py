@@ -19,9 +19,12 @@ import pytest
 import prometheus
 from server import ROOT, Server
 
+# Slots of two ranks. Rank 1 has few experts, and replicas of them, so the first plan moves experts.
+UNEVEN = {"physical_to_logical_map": [[*range(10), *range(10, 16), *range(10, 14)]]}
 FLAGS = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--device", "cpu", "--max-total-tokens", 4096,
          "--max-running-requests", 8, "--max-queued-requests", 8, "--ep-num-redundant-experts", 4,
          "--ep-dispatch-algorithm", "balanced", "--enable-eplb", "--eplb-rebalance-num-iterations", 100,
+         "--init-expert-location", json.dumps(UNEVEN),
          "--expert-distribution-recorder-mode", "stat", "--enable-expert-distribution-metrics",
          "--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2, "--served-model-name", "yardling (small)"]
 CLIENTS = 6
@@ -98,6 +101,8 @@ class Load:
     def count(self, status):
         with self.lock:
             self.statuses[status] = self.statuses.get(status, 0) + 1
+        if status != 200:
+            time.sleep(0.1)  # without a pause, rejected requests would be most of the load
 
     def chat(self, r):
         question = r.choice(["What is dispatch?", "What is EP?", "Hello!", "What is 7 times 8?"])
@@ -206,9 +211,12 @@ def test_every_query_of_the_board_and_of_the_alerts_has_data(request):
             for name, expression in alerts:
                 if name in EMPTY_WITHOUT_FAULTS:
                     prom.query(expression)
+            moved = prom.query("sum(switchyard_eplb_layers_moved_total)")
             active = {name: alert["state"] for name, alert in prom.alerts().items()}
-        print(f"{len(queries)} queries, {len(alerts)} alerts, responses {load.statuses}, active {active}")
+        print(f"{len(queries)} queries, {len(alerts)} alerts, responses {load.statuses}, active {active}, moved {moved}")
         assert not bad, "\n".join(bad)
+        assert moved[0][1] > 0, moved
+        assert {200, 400, 404, 429} <= set(load.statuses), load.statuses
         assert server.stop() == 0, server.text()
         down = prom.wait_alert("SwitchyardDown", ["pending", "firing"])
         assert down["labels"]["severity"] == "page", down
