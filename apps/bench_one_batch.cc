@@ -271,6 +271,8 @@ int RunOneBatch(const OneBatchArgs& args) {
     }
   }
   EngineConfig config = args.server.engine;
+  if (config.mesh.pp > 1)
+    throw Invalid("--pp-size {}: this benchmark runs one pipeline stage only", config.mesh.pp);
   config.max_total_tokens = std::max(config.max_total_tokens, most);
   if (config.load_format != "dummy") CheckCheckpoint(config.model_path, ReadModelConfig(config));
   const EnginePlan plan = MakePlan(config);

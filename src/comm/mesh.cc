@@ -22,8 +22,9 @@ Mesh::Mesh(const MeshShape& shape, int rank) : shape_(shape), rank_(rank) {
   if (shape.dense_tp != 0 && shape.dense_tp != 1 && shape.dense_tp != shape.tp) {
     throw Invalid("--moe-dense-tp-size {}: want 1, or {} (--tp)", shape.dense_tp, shape.tp);
   }
+  if (shape.pp < 1) throw Invalid("--pp-size {}: want at least 1", shape.pp);
   CHECK_GE(rank, 0);
-  CHECK_LT(rank, shape.tp);
+  CHECK_LT(rank, shape.world());
 }
 
 namespace {
@@ -34,14 +35,21 @@ std::vector<int> Strided(int first, int stride, int count) {
 }
 }  // namespace
 
-std::vector<int> Mesh::TpGroup() const { return Strided(0, 1, tp()); }
-std::vector<int> Mesh::AttnTpGroup() const { return Strided(dp_rank() * attn_tp(), 1, attn_tp()); }
-std::vector<int> Mesh::EpGroup() const { return Strided(moe_tp_rank(), moe_tp(), ep()); }
-std::vector<int> Mesh::MoeTpGroup() const { return Strided(ep_rank() * moe_tp(), 1, moe_tp()); }
+std::vector<int> Mesh::World() const { return Strided(0, 1, world()); }
+std::vector<int> Mesh::PpGroup() const { return Strided(tp_rank(), tp(), pp()); }
+std::vector<int> Mesh::TpGroup() const { return Strided(first(), 1, tp()); }
+std::vector<int> Mesh::AttnTpGroup() const {
+  return Strided(first() + dp_rank() * attn_tp(), 1, attn_tp());
+}
+std::vector<int> Mesh::EpGroup() const { return Strided(first() + moe_tp_rank(), moe_tp(), ep()); }
+std::vector<int> Mesh::MoeTpGroup() const {
+  return Strided(first() + ep_rank() * moe_tp(), 1, moe_tp());
+}
 
 std::string Mesh::Title() const {
-  const std::string title = fmt::format("TP{} EP{}", tp_rank(), ep_rank());
-  return dp() == 1 ? title : fmt::format("DP{} {}", dp_rank(), title);
+  std::string title = fmt::format("TP{} EP{}", tp_rank(), ep_rank());
+  if (dp() > 1) title = fmt::format("DP{} {}", dp_rank(), title);
+  return pp() == 1 ? title : fmt::format("PP{} {}", pp_rank(), title);
 }
 
 }  // namespace switchyard

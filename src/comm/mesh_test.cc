@@ -80,6 +80,36 @@ TEST(MeshTest, DenseFeedForwardsAreSharedByAllOrWholeOnEach) {
   EXPECT_TRUE(Mesh({.tp = 1, .dense_tp = 1}, 0).replicated_dense());
 }
 
+TEST(MeshTest, GroupsAreWithinAPipelineStage) {
+  const MeshShape shape{.tp = 4, .ep = 2, .dp = 2, .pp = 3};
+  for (int rank = 0; rank < 12; ++rank) {
+    const Mesh mesh(shape, rank);
+    EXPECT_EQ(mesh.world(), 12);
+    EXPECT_EQ(mesh.rank(), rank);
+    EXPECT_EQ(mesh.pp_rank(), rank / 4);
+    EXPECT_EQ(mesh.tp_rank(), rank % 4);
+    EXPECT_EQ(mesh.first_stage(), rank < 4);
+    EXPECT_EQ(mesh.last_stage(), rank >= 8);
+    EXPECT_EQ(mesh.World()[rank], rank);
+    EXPECT_EQ(mesh.PpGroup()[mesh.pp_rank()], rank);
+    EXPECT_EQ(mesh.TpGroup()[mesh.tp_rank()], rank);
+    EXPECT_EQ(mesh.EpGroup()[mesh.ep_rank()], rank);
+    EXPECT_EQ(mesh.MoeTpGroup()[mesh.moe_tp_rank()], rank);
+    EXPECT_EQ(mesh.AttnTpGroup()[mesh.attn_tp_rank()], rank);
+    // Otherwise as in a world of one stage.
+    const Mesh alone({.tp = 4, .ep = 2, .dp = 2}, rank % 4);
+    EXPECT_EQ(mesh.ep_rank(), alone.ep_rank());
+    EXPECT_EQ(mesh.moe_tp_rank(), alone.moe_tp_rank());
+    EXPECT_EQ(mesh.dp_rank(), alone.dp_rank());
+    EXPECT_EQ(mesh.attn_tp_rank(), alone.attn_tp_rank());
+  }
+  EXPECT_THAT(Mesh(shape, 5).PpGroup(), ElementsAre(1, 5, 9));
+  EXPECT_THAT(Mesh(shape, 5).TpGroup(), ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(Mesh(shape, 5).EpGroup(), ElementsAre(5, 7));
+  EXPECT_THAT(Mesh(shape, 5).AttnTpGroup(), ElementsAre(4, 5));
+  EXPECT_EQ(Mesh(shape, 5).Title(), "PP1 DP0 TP1 EP0");
+}
+
 TEST(MeshTest, OneRankAlone) {
   const Mesh mesh;
   EXPECT_EQ(mesh.world(), 1);

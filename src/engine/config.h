@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/mesh.h"
 #include "core/dtype.h"
@@ -15,6 +16,7 @@
 #include "eplb/manager_options.h"
 #include "eplb/recorder_options.h"
 #include "model/model.h"
+#include "schedule/serve.h"
 
 namespace switchyard {
 
@@ -37,8 +39,13 @@ struct EngineConfig {
   QuantizationFlags quantization;    // --quantization, --quantize-activations
   PoolingFlags pooling;              // --is-embedding, --pooler-config
   std::string load_format = "auto";  // --load-format
-  // --tp-size, --ep-size, --dp-size (with --enable-dp-attention), --moe-dense-tp-size
+  // --tp-size, --ep-size, --dp-size (with --enable-dp-attention), --moe-dense-tp-size, --pp-size
   MeshShape mesh;
+  std::string pp_layer_partition;  // --pp-layer-partition: "12,12,13"; empty: SplitLayers decides
+  // --pp-max-micro-batch-size: maximum number of decoding requests in one pass, over all attention
+  // groups; 0: an equal part of the decoding requests
+  int32_t pp_max_micro_batch_size = 0;
+  int32_t pp_async_batch_depth = 0;          // --pp-async-batch-depth: see PassesInFlight
   std::string load_balance_method = "auto";  // --load-balance-method: see DpController
   MoeOptions moe;  // --moe-a2a-backend, --deepep-mode, … (row_dtype is set from dtype)
   SpeculativeOptions speculative;         // --speculative-algorithm, …
@@ -116,8 +123,16 @@ struct EnginePlan {
   int32_t chunked_prefill_size = 0;  // −1: no chunking
   int64_t max_batch_tokens = 0;      // maximum rows of one pass
   int32_t threads_per_rank = 1;      // used unless BindRank partitions the CPUs
+  // Maxima over the pipeline stages.
   size_t weight_bytes_per_rank = 0, kv_bytes_per_rank = 0, symmetric_bytes_per_rank = 0;
+  std::vector<schedule::LayerRange> stages;  // the layers of each pipeline stage
 };
+
+// The layers of each pipeline stage. Error kInvalid names the flag.
+std::vector<schedule::LayerRange> StagesOf(const EngineConfig& config, const ModelConfig& model);
+// The plan of a rank of this stage: its model is the stage's.
+EnginePlan StagePlanOf(const EngineConfig& config, const EnginePlan& plan, int stage);
+
 // Reads config.json and computes the sizes of the engine from flags and the memory of this host.
 // Throws Error kInvalid for invalid or unsupported flags, and kResource if the memory is too small.
 //

@@ -8,7 +8,7 @@ constexpr DType LastOf(DType) { return DType::kBool; }
 
 template <typename Codec, OneOf<MeshShape> T>
 void Fields(Codec& codec, T& m) {
-  codec(m.tp, m.ep, m.dp, m.dense_tp);
+  codec(m.tp, m.ep, m.dp, m.dense_tp, m.pp);
 }
 template <typename Codec, OneOf<MoeOptions> T>
 void Fields(Codec& codec, T& o) {
@@ -44,12 +44,13 @@ template <typename Codec, OneOf<EngineConfig> T>
 void Fields(Codec& codec, T& c) {
   codec(c.model_path, c.model_override_args, c.device, c.base_gpu_id, c.gpu_id_step,
         c.disable_custom_all_reduce, c.disable_cuda_graph, c.cuda_graph_max_bs, c.dtype,
-        c.kv_cache_dtype, c.quantization, c.pooling, c.load_format, c.mesh, c.load_balance_method,
-        c.moe, c.speculative, c.disable_jump_forward, c.disable_overlap_schedule,
-        c.two_batch_overlap, c.tbo_threshold, c.tbo_min_tokens, c.eplb, c.recorder,
-        c.context_length, c.max_total_tokens, c.mem_fraction_static, c.page_size,
-        c.max_running_requests, c.max_queued_requests, c.chunked_prefill_size, c.max_prefill_tokens,
-        c.schedule_policy, c.schedule_conservativeness, c.target_step_ms, c.priority_scheduling,
+        c.kv_cache_dtype, c.quantization, c.pooling, c.load_format, c.mesh, c.pp_layer_partition,
+        c.pp_max_micro_batch_size, c.pp_async_batch_depth, c.load_balance_method, c.moe,
+        c.speculative, c.disable_jump_forward, c.disable_overlap_schedule, c.two_batch_overlap,
+        c.tbo_threshold, c.tbo_min_tokens, c.eplb, c.recorder, c.context_length, c.max_total_tokens,
+        c.mem_fraction_static, c.page_size, c.max_running_requests, c.max_queued_requests,
+        c.chunked_prefill_size, c.max_prefill_tokens, c.schedule_policy,
+        c.schedule_conservativeness, c.target_step_ms, c.priority_scheduling,
         c.preemption_threshold, c.decode_log_interval, c.disable_radix_cache, c.threads_per_rank,
         c.cpu_bind, c.cpu_isa, c.dist_timeout_seconds, c.watchdog_timeout_seconds, c.random_seed,
         c.log_level, c.check_batches);

@@ -12,7 +12,7 @@ struct Engine::Impl {
   Impl(const EngineConfig& config, std::function<void(uint64_t, uint64_t)> progress)
       : plan(MakePlan(config)),
         ranks(
-            config.mesh.tp, plan.symmetric_bytes_per_rank,
+            config.mesh.world(), plan.symmetric_bytes_per_rank,
             [this, config](int rank, const std::shared_ptr<SharedArena>& arena,
                            const RankLoopIo& io) { RunRankLoop(config, plan, rank, arena, io); },
             std::move(progress),

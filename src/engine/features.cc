@@ -244,6 +244,9 @@ void AddParallelism(std::vector<Feature>& all) {
       "--dp-size", [](EngineConfig& c) -> int& { return c.mesh.dp; }, 2);
   add(
       "--moe-dense-tp-size", [](EngineConfig& c) -> int& { return c.mesh.dense_tp; }, 1);
+  add(
+      "--pp-size", [](EngineConfig& c) -> int& { return c.mesh.pp; }, 2);
+  all.back().reach = {.gpus = false, .hosts = false, .one_gpu = false};
 }
 
 // Features of serving. `reach` is set for those that do not work on all kinds of ranks.

@@ -20,7 +20,7 @@ struct Line {
 }  // namespace
 
 void GroupExchange::Post(std::vector<EngineMessage> answers) {
-  if (comm_.mesh.attn_tp_rank() != 0) return;
+  if (comm_.mesh.attn_tp_rank() != 0 || !comm_.mesh.first_stage()) return;
   for (EngineMessage& answer : answers) {
     const auto* step = std::get_if<StepOutputs>(&answer);
     if (step && step->outputs.empty()) continue;
@@ -42,17 +42,17 @@ void GroupExchange::Run(const StepCounts& counts, bool has_work) {
   const bool sends = mesh.rank() != 0 && !posted_.empty();
   const std::string mine = sends ? EncodeMessages(std::exchange(posted_, {})) : std::string();
   const Line line{counts, has_work, static_cast<int64_t>(mine.size())};
-  std::vector<Line> lines(mesh.world());
+  std::vector<Line> lines(mesh.tp());
   comm_.tp->AllGather(&line, lines.data(), sizeof line);
 
   counts_.clear();
   any_work_ = false;
-  for (int rank = 0; rank < mesh.world(); rank += mesh.attn_tp()) {
+  for (int rank = 0; rank < mesh.tp(); rank += mesh.attn_tp()) {
     counts_.push_back(lines[rank].counts);
     any_work_ |= lines[rank].has_work != 0;
   }
-  std::vector<size_t> bytes(mesh.world());
-  for (int rank = 0; rank < mesh.world(); ++rank) bytes[rank] = lines[rank].answer_bytes;
+  std::vector<size_t> bytes(mesh.tp());
+  for (int rank = 0; rank < mesh.tp(); ++rank) bytes[rank] = lines[rank].answer_bytes;
   std::string all(std::accumulate(bytes.begin(), bytes.end(), size_t{0}), '\0');
   if (!all.empty()) comm_.tp->AllGatherV(mine.data(), all.data(), bytes);
   if (mesh.rank() != 0) return;

@@ -5,6 +5,7 @@
 
 #include "core/format.h"
 #include "core/gguf_files.h"
+#include "engine/pipeline/stage_links.h"
 #include "engine/rank_engine.h"
 #include "engine/speculative/draft_model.h"
 #include "eplb/manager.h"
@@ -57,6 +58,7 @@ RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
       memory.activations += static_cast<double>(plan.max_batch_tokens * width) * sizeof(float);
     }
   }
+  memory.exchange += static_cast<double>(StageLinks::BytesPerRank(StageLinkSizesOf(config, plan)));
   if (config.eplb.enable && !plan.cuda)
     memory.exchange += static_cast<double>(EplbManager::BytesPerRank(config.mesh));
   return memory;

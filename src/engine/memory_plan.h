@@ -8,7 +8,8 @@
 
 namespace switchyard {
 
-// The memory of rank 0. Requires the plan's dtypes, context length, requests and batch tokens.
+// The memory of the first rank of the plan's model: of a pipeline stage for the plan of
+// StagePlanOf. Requires the plan's dtypes, context length, requests and batch tokens.
 RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan);
 
 // Whether every rank has its own copy of its weights. Otherwise ranks map the same files, and

@@ -82,7 +82,7 @@ std::vector<std::string> ModelForward::RouterFaults(const ForwardBatch& batch) {
     if (first != 0)
       words[i] = fmt::format(
           "the router of layer {} gave expert {} a score that is not finite (NaN or infinity)",
-          LayerOfFault(first), ExpertOfFault(first));
+          LayerOfFault(first) + model_.config().first_layer, ExpertOfFault(first));
   }
   return words;
 }

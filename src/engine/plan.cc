@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
+#include <vector>
 
 #include "core/cpus.h"
 #include "core/duration.h"
@@ -17,6 +19,8 @@
 #include "engine/host_memory.h"
 #include "engine/machine.h"
 #include "engine/memory_plan.h"
+#include "engine/pipeline/check.h"
+#include "engine/pipeline/stage_links.h"
 #include "engine/rank_engine.h"
 #include "engine/speculative/draft_model.h"
 #include "eplb/manager.h"
@@ -49,6 +53,7 @@ void CheckFlags(const EngineConfig& c) {
   if (c.max_prefill_tokens < 0 || c.max_prefill_tokens > kMaxBatchTokens)
     throw Invalid("--max-prefill-tokens {}: want 1 to {}, or 0 for no bound", c.max_prefill_tokens,
                   kMaxBatchTokens);
+  CheckPipelineFlags(c);
   ParseSchedulePolicy(c.schedule_policy);
   if (!(c.schedule_conservativeness >= 0.0 && c.schedule_conservativeness <= 1e3))
     throw Invalid("--schedule-conservativeness {}: want 0 to 1000", c.schedule_conservativeness);
@@ -219,17 +224,30 @@ void ChooseChunk(const Machine& machine, const EngineConfig& config, EnginePlan&
            config, plan);
 }
 
+// The plan's model for each pipeline stage, and the memory of the stage's first rank.
+std::vector<RankMemory> StageMemories(const EngineConfig& config, const EnginePlan& plan) {
+  std::vector<RankMemory> memories;
+  for (int stage = 0; stage < config.mesh.pp; ++stage)
+    memories.push_back(PlanRankMemory(config, StagePlanOf(config, plan, stage)));
+  return memories;
+}
+
 // Required bytes. On CPUs: of all ranks of the host. On GPUs: of one rank.
 struct Need {
   double weights = 0, activations = 0, symmetric = 0;
   double fixed() const { return weights + activations + symmetric; }
 };
 
-Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, const RankMemory& rank) {
-  const int ranks = plan.cuda ? 1 : plan.ranks_of_host;
-  Need need{.weights = rank.weights.total() * ranks,
-            .activations = rank.passes() * ranks,
-            .symmetric = rank.exchange * ranks};
+// `stages`: the memory of a rank of each pipeline stage. A stage has as many ranks as another one.
+Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
+               std::span<const RankMemory> stages) {
+  const int ranks = plan.cuda ? 1 : plan.ranks_of_host / static_cast<int>(stages.size());
+  Need need;
+  for (const RankMemory& rank : stages) {
+    need.weights += rank.weights.total() * ranks;
+    need.activations += rank.passes() * ranks;
+    need.symmetric += rank.exchange * ranks;
+  }
   // Ranks map the checkpoint's files, so weights that several ranks read are in memory once.
   if (!CopiesWeights(config, plan)) {
     auto bytes = static_cast<double>(WeightBytesPerRank(plan.model, Mesh()));
@@ -271,10 +289,14 @@ struct PageMemory {
 };
 
 PageMemory PageMemoryOf(const Machine& machine, const EngineConfig& config, const EnginePlan& plan,
-                        const RankMemory& rank, int64_t page_bytes) {
+                        std::span<const RankMemory> stages) {
+  int64_t page_bytes = 0;  // of one rank of each stage
+  for (const RankMemory& rank : stages)
+    page_bytes += static_cast<int64_t>(rank.kv_per_token) * config.page_size;
+  const int ranks = plan.ranks_of_host / static_cast<int>(stages.size());
   return {.memory = machine.memory,
-          .need = FixedNeed(config, plan, rank),
-          .bytes_per_page = plan.cuda ? page_bytes : page_bytes * plan.ranks_of_host,
+          .need = FixedNeed(config, plan, stages),
+          .bytes_per_page = plan.cuda ? page_bytes : page_bytes * ranks,
           .default_bytes =
               plan.cuda ? machine.memory.total * RanksOfGpu(config, plan) : kDefaultKvBytes};
 }
@@ -442,15 +464,17 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   if (plan.cuda) plan.model.quantization.int8_group_rows = false;
   plan.draft = ReadDraftConfig(config, plan.model, plan.cuda);
   plan.drafts = LimitsOf(config.speculative);
-  // GPUs launch a step before its drafts are known, and pooled models generate no tokens.
-  if (!plan.cuda && !model.pooling && !config.disable_jump_forward)
+  // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
+  if (!plan.cuda && !model.pooling && !config.disable_jump_forward && config.mesh.pp == 1)
     plan.max_forced = kMostForcedDrafts;
   CheckGgufDevice(config, plan);
   CheckRunnerFormat(config, plan.model);
   CheckRecorder(config.recorder, plan);
   CheckEplb(config, plan);
   CheckFeatures(config, plan.model,
-                {.gpus = plan.cuda, .several_hosts = plan.ranks_of_host < config.mesh.tp});
+                {.gpus = plan.cuda, .several_hosts = plan.ranks_of_host < config.mesh.world()});
+  CheckPipeline(config);
+  plan.stages = StagesOf(config, plan.model);
   plan.dtype = ChooseDType(config.dtype,
                            IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
   // A bfloat16 cache has the precision of the matrix products at half the size of float32. On CPUs,
@@ -468,18 +492,26 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.threads_per_rank = config.threads_per_rank ? config.threads_per_rank
                                                   : std::max(1, machine.cpus / plan.ranks_of_host);
 
-  const RankMemory memory = PlanRankMemory(config, plan);
-  const auto page_bytes = static_cast<int64_t>(memory.kv_per_token) * config.page_size;
+  const std::vector<RankMemory> stages = StageMemories(config, plan);
   const ModelOptions options = MakeModelOptions(config, plan);
-  plan.weight_bytes_per_rank = static_cast<size_t>(std::llround(memory.weights.total()));
-  plan.symmetric_bytes_per_rank = SymmetricBytesPerRank(plan.model, options, config.mesh);
+  double kv_per_token = 0;
+  for (int stage = 0; stage < config.mesh.pp; ++stage) {
+    const RankMemory& memory = stages[stage];
+    const ModelConfig model_of_stage = StagePlanOf(config, plan, stage).model;
+    kv_per_token = std::max(kv_per_token, memory.kv_per_token);
+    plan.weight_bytes_per_rank = std::max(
+        plan.weight_bytes_per_rank, static_cast<size_t>(std::llround(memory.weights.total())));
+    plan.symmetric_bytes_per_rank = std::max(
+        plan.symmetric_bytes_per_rank, SymmetricBytesPerRank(model_of_stage, options, config.mesh));
+  }
+  plan.symmetric_bytes_per_rank += StageLinks::BytesPerRank(StageLinkSizesOf(config, plan));
   if (plan.draft)
     plan.symmetric_bytes_per_rank +=
         SymmetricBytesPerRank(*plan.draft, MakeDraftOptions(options), config.mesh);
   if (config.eplb.enable) plan.symmetric_bytes_per_rank += EplbManager::BytesPerRank(config.mesh);
-  plan.num_pages =
-      ChoosePages(config, plan, PageMemoryOf(machine, config, plan, memory, page_bytes));
-  plan.kv_bytes_per_rank = static_cast<size_t>(plan.num_pages * page_bytes);
+  plan.num_pages = ChoosePages(config, plan, PageMemoryOf(machine, config, plan, stages));
+  plan.kv_bytes_per_rank =
+      static_cast<size_t>(plan.num_pages * config.page_size) * static_cast<size_t>(kv_per_token);
   if (config.max_running_requests == 0)  // each request holds at least one page
     plan.max_running_requests =
         static_cast<int32_t>(std::min<int64_t>(plan.max_running_requests, plan.num_pages));
@@ -488,7 +520,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
 
 EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   CheckFlags(config);
-  const int ranks = ranks_of_host > 0 ? ranks_of_host : config.mesh.tp;
+  const int ranks = ranks_of_host > 0 ? ranks_of_host : config.mesh.world();
   const Machine machine = ThisMachine(config, ranks);
   EnginePlan plan = MakePlanOn(machine, ReadModelConfig(config), config, ranks);
   if (plan.num_pages * config.page_size < plan.context_length)

@@ -61,7 +61,7 @@ ProfileReport Start(const StartProfile& start, profile::Profiler& profiler, Rank
     mine.outcome = ProfileOutcome::kBadDirectory;
     mine.result.error = error.what();
   }
-  ProfileReport all = Merge(GatherReports(mine, *comm.tp));
+  ProfileReport all = Merge(GatherReports(mine, comm.all()));
   if (all.outcome != ProfileOutcome::kDone) profiler.Cancel();
   return all;
 }
@@ -72,7 +72,7 @@ ProfileReport Stop(uint64_t ticket, profile::Profiler& profiler, RankComm& comm)
   if (!result) return Refusal(ticket, "no profile is active: start one with /start_profile");
   ProfileReport mine{.ticket = ticket, .result = *std::move(result)};
   if (!mine.result.error.empty()) mine.outcome = ProfileOutcome::kNotWritten;
-  return Merge(GatherReports(mine, *comm.tp));
+  return Merge(GatherReports(mine, comm.all()));
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ std::optional<kernels::RowSampling> DeviceDrawParams(const Sequence& sequence, i
   return Sampler::RowSamplingOf(params, UniformDraw(*params.seed, drawn));
 }
 
-Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t width) {
+Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t width, int passes) {
   const bool whole = options.chunked_prefill_size < 0;
   return {.max_running_requests = options.max_running_requests,
           .chunk_rows = MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
@@ -59,7 +59,9 @@ Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t 
           .priorities = options.priorities,
           .preemption_threshold = options.preemption_threshold,
           .max_draft_rows = int64_t{options.max_drafts} * options.max_running_requests,
-          .drafts_take_room = options.max_forced > 0};
+          .drafts_take_room = options.max_forced > 0,
+          .passes = passes,
+          .max_micro_batch = options.max_micro_batch};
 }
 
 }  // namespace
@@ -70,7 +72,7 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
       vocab(model.vocab_size()),
       width(model.output_width()),
       cache(options.num_pages, options.page_size, options.enable_radix_cache, options.records),
-      scheduler(SchedulerOptions(options, width), cache),
+      scheduler(SchedulerOptions(options, width, model.passes_in_flight()), cache),
       sampler(vocab, options.eos_token_ids),
       max_length(std::min(options.context_length, cache.capacity())),
       max_forced(model.draws() ? 0 : options.max_forced),
@@ -200,7 +202,12 @@ StepCounts RankEngine::Impl::Plan() {
                      .end = sequence.computed + part.rows,
                      .logit_rows = static_cast<size_t>(sequence.LogitRows(part.rows).size()),
                      .decoding = sequence.decoding(),
-                     .drafts = sequence.decoding() ? sequence.drafts.size() : 0});
+                     .drafts = sequence.decoding() ? sequence.drafts.size() : 0,
+                     .range = sequence.LogitRows(part.rows),
+                     .last = part.rows >= sequence.pending(),
+                     .samples = part.rows >= sequence.pending() && !sequence.pooled() &&
+                                sequence.request.sampling.max_new_tokens > 0,
+                     .admission = sequence.admissions});
   }
   RequestDeviceSampling();
   return {.tokens = batch.num_tokens(),
@@ -231,6 +238,7 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
   const bool others =
       std::ranges::any_of(groups, [](const StepCounts& group) { return group.tokens > 0; });
   const bool runs = others || !plan.empty();
+  if (model.passes_in_flight() > 1) return RunStaged(runs);
   const bool launches = runs && CanLaunch(groups);
   bool aborted = false;
   std::span<const float> logits;
@@ -430,6 +438,8 @@ std::vector<uint64_t> RankEngine::InFlight() const {
   for (const ScheduledRows& part : impl_->plan) ids.push_back(part.sequence->request.id);
   if (impl_->launched)
     for (const Impl::Part& part : impl_->launched->parts) ids.push_back(part.id);
+  for (const Impl::StagedPass& pass : impl_->staged)
+    for (const Impl::Part& part : pass.parts) ids.push_back(part.id);
   return ids;
 }
 uint64_t RankEngine::last_pass() const { return impl_->last_pass; }
@@ -438,6 +448,7 @@ StepOutputs RankEngine::Collect() {
   CHECK(impl_->plan.empty());
   if (const auto pass = std::exchange(impl_->launched, std::nullopt))
     impl_->ProcessLaunched(pass->parts);
+  while (!impl_->staged.empty()) impl_->ProcessStaged();
   return {std::exchange(impl_->answers, {})};
 }
 

@@ -53,6 +53,14 @@ class ForwardFunction {
   // (Model::routed_experts).
   virtual std::span<const int32_t> routed_experts() const { return {}; }
   virtual int64_t routed_width() const { return 0; }  // layers · top_k; 0: no experts
+  // Pipeline stages. Maximum number of passes in flight; 1: Forward returns the results of its
+  // pass. With more, Forward runs the layers of this stage, and only has_logits() stages get
+  // logits. They send what the engine computes from them to the other stages, in the order of
+  // passes.
+  virtual int passes_in_flight() const { return 1; }
+  virtual bool has_logits() const { return true; }
+  virtual void SendResults(const std::string& /*bytes*/) {}
+  virtual std::string ReceiveResults() { return {}; }
   // For each sequence of the last batch, a text that names layer and expert of the first router
   // score that is not finite; empty: none. Collective of the attention group. Call it after a
   // Forward whose logits are not finite.
@@ -90,7 +98,10 @@ class RankEngine {
     SchedulePolicy policy = SchedulePolicy::kFcfs;
     double conservativeness = 1.0;  // --schedule-conservativeness
     double target_step_ms = 0;      // --target-step-ms: −1: derived, 0: none
-    bool priorities = false;        // --enable-priority-scheduling
+    // With several passes in flight: maximum number of decoding requests in one of them; 0: an
+    // equal part of the decoding requests.
+    int64_t max_micro_batch = 0;
+    bool priorities = false;  // --enable-priority-scheduling
     int64_t preemption_threshold = 10;
     int32_t decode_log_interval = 0;  // decode steps between log lines; 0: no lines
     bool enable_radix_cache = true;
@@ -131,17 +142,19 @@ class RankEngine {
   StepCounts Plan();
   // Runs the planned batch and returns outputs of requests. `groups` [dp] has the counts of all
   // groups, this one included; empty: there is a single group. The model runs if any group has
-  // tokens. With an overlapped schedule, a batch whose tokens the model samples is only launched.
-  // Its outputs are returned by the next Run, which launches its own batch first. So the host
-  // plans, and sends outputs, while the device computes (NanoFlow; SGLang's overlap scheduler). If
-  // the model throws, the engine is as before Plan, except that pages may be allocated.
+  // tokens. With several passes in flight (pipeline stages), the planned batch is started, and the
+  // outputs are those of the oldest pass. With an overlapped schedule, a batch whose tokens the
+  // model samples is only launched. Its outputs are returned by the next Run, which launches its
+  // own batch first. So the host plans, and sends outputs, while the device computes (NanoFlow;
+  // SGLang's overlap scheduler). If the model throws, the engine is as before Plan, except that
+  // pages may be allocated.
   StepOutputs Run(std::span<const StepCounts> groups = {});
   // Whether a launched batch has outputs that are still to be returned.
   bool launched() const;
   bool launches() const;  // whether the model can run passes ahead, as on a GPU
   // The requests of the planned batch and of the launched one; an id may appear twice.
   std::vector<uint64_t> InFlight() const;
-  // Between two steps: ends the launched batch, if there is one, and returns its outputs.
+  // Between two steps: ends all batches in flight, and returns their outputs.
   StepOutputs Collect();
   // The number of the last pass (ForwardBatch::pass), the same on all ranks; 0 before the first
   // one.

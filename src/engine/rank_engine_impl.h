@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <span>
@@ -28,7 +29,7 @@ struct RankEngine::Impl {
   void SetGroups(std::span<const StepCounts> groups);
   std::span<const float> Forward();
   void Launch();
-  bool HasWork() const { return !table.empty() || !answers.empty() || launched; }
+  bool HasWork() const { return !table.empty() || !answers.empty() || launched || !staged.empty(); }
   EngineStats Stats() const;
 
   // Throws Error kInvalid if the request can never run.
@@ -52,7 +53,31 @@ struct RankEngine::Impl {
     size_t logit_rows = 0;
     bool decoding = false;
     size_t drafts = 0;  // the last `drafts` of the rows are drafts
+    // Of passes of pipeline stages.
+    Sequence::RowRange range;  // the rows with logits
+    bool last = false;         // no row of the sequence is pending after this part
+    bool samples = false;      // the pass gives a token
+    uint64_t admission = 0;    // Sequence::admissions
   };
+  // Pipeline stages (pipeline/staged_pass.cc): several passes are in flight. A sequence with a
+  // token that is not known yet is not planned, but a prompt's next chunk is.
+  struct StagedPass {
+    std::vector<Part> parts;
+    StepOutputs results;  // on the last stage, one for each part with logit rows
+  };
+  StepOutputs RunStaged(bool runs);
+  // Computes and sends the results of the planned batch, on the last stage.
+  StepOutputs Evaluate(std::span<const float> logits);
+  // As an output: tokens, log-probabilities, or rows of a pooled request. With kError, `error` is
+  // empty if a logit is not finite.
+  RequestOutput ResultOf(Sequence& sequence, const Part& part, const Rows& own);
+  // Advances the sequences of the planned batch as far as possible before its results are known.
+  void AdvanceStaged();
+  // Processes the results of the oldest pass in flight.
+  void ProcessStaged();
+  // `result`: null for a part without logit rows.
+  void ApplyResult(Sequence& sequence, const Part& part, RequestOutput* result);
+  void FinishStaged(Sequence& sequence, const Part& part, RequestOutput& result);
   // Whether the planned batch needs its logits on the host.
   bool NeedsLogits() const;
   // Sets the queue time of the sequences that were planned for the first time.
@@ -134,6 +159,7 @@ struct RankEngine::Impl {
     std::vector<Part> parts;
   };
   std::optional<LaunchedPass> launched;
+  std::deque<StagedPass> staged;    // passes of pipeline stages in flight, oldest first
   uint64_t last_pass = 0;           // the number of the last pass
   bool forwards = false;            // whether the model's Forward runs now
   TokenMasks masks;                 // masks of the next pass that samples tokens

@@ -111,7 +111,7 @@ void SequenceGrammar::Accept(int32_t token) {
   if (!failure_.empty()) return;
   next_mask_.clear();
   try {
-    CHECK(matcher_.has_value());  // FillMask has created it before the token was sampled
+    if (!matcher_) Begin();  // FillMask has not run if another pipeline stage samples the tokens
     if (!matcher_->Accept(token))
       failure_ = fmt::format("token {} was sampled, which the grammar does not allow", token);
   } catch (const Error& e) {

@@ -17,6 +17,8 @@
 #include "engine/kept_pages.h"
 #include "engine/memory_plan.h"
 #include "engine/model_forward.h"
+#include "engine/pipeline/stage_links.h"
+#include "engine/pipeline/staged_forward.h"
 #include "engine/profile_commands.h"
 #include "engine/scheduler/batch.h"
 #include "engine/scheduler/prefill_pace.h"
@@ -41,6 +43,12 @@ std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
   };
 }
 
+// An attention group's share of --pp-max-micro-batch-size; 0: no limit.
+int64_t MicroBatchOfGroup(const EngineConfig& config) {
+  const int32_t all = config.pp_max_micro_batch_size;
+  return all == 0 ? 0 : std::max(1, all / config.mesh.dp);
+}
+
 RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& plan,
                                   const Mesh& mesh, profile::Profiler* profiler, Drafter* drafter,
                                   PageRecords* records) {
@@ -52,6 +60,7 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .policy = ParseSchedulePolicy(config.schedule_policy),
           .conservativeness = config.schedule_conservativeness,
           .target_step_ms = config.target_step_ms,
+          .max_micro_batch = MicroBatchOfGroup(config),
           .priorities = config.priority_scheduling,
           .preemption_threshold = config.preemption_threshold,
           .decode_log_interval = mesh.rank() == 0 ? config.decode_log_interval : 0,
@@ -109,7 +118,7 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
 }
 
 // Loads the model and serves during one epoch. Only `kept` outlives the epoch.
-void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
+void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
                   std::shared_ptr<SharedArena> arena, const RankLoopIo& io, Kept* kept) {
   kernels::SelectIsa(config.cpu_isa);
   const int64_t resident = ResidentBytes();
@@ -117,9 +126,13 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   const std::span<std::byte> kept_memory = arena->Kept(rank);
   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank, {.timeout = timeout});
   comm->memory->TestFault("load");
-  const CpuBinding binding = BindRank(config, plan, *comm->tp);
+  const EnginePlan plan = StagePlanOf(config, whole, comm->mesh.pp_rank());
+  const CpuBinding binding = BindRank(config, plan, comm->all());
   ThreadPool pool(binding.threads, binding.cpus);
+  std::optional<StageLinks> links;
+  if (comm->mesh.pp() > 1) links.emplace(*comm, StageLinkSizesOf(config, whole));
   ModelOptions options = MakeModelOptions(config, plan, rank);
+  if (links) options.stage_rows = &links->rows();
   if (rank == 0) options.load.progress = ThrottledProgress(io);
   ExpertServices experts(config, plan, *comm);
   experts.AddTo(&options);
@@ -140,13 +153,15 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   ModelForward forward(model, kv, experts);
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
+  std::optional<StagedForward> staged;
+  if (links) staged.emplace(chosen, *comm, *links, PassesInFlight(config));
   const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool, &kept->draft);
   RankEngine engine(EngineOptions(config, plan, comm->mesh, &profiler, drafting.drafter.get(),
                                   pages ? &pages->records : nullptr),
-                    chosen);
-  comm->tp->Barrier("model loaded");
+                    staged ? static_cast<ForwardFunction&>(*staged) : chosen);
+  comm->all().Barrier("model loaded");
   constexpr double kMiB = 1024.0 * 1024.0;
-  if (rank == 0)
+  if (comm->mesh.tp_rank() == 0)
     LOG_INFO("{}; resident now {:.1f} MiB, {:.1f} before loading", DescribeMemory(config, plan),
              ResidentBytes() / kMiB, resident / kMiB);
   if (rank == 0)
@@ -154,7 +169,8 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
                       .page_size = config.page_size,
                       .max_running_requests = plan.max_running_requests,
                       .context_length = plan.context_length});
-  ServeRequests(engine, *comm, io, experts.recorder.get(), experts.manager.get(), &profiler);
+  ServeRequests(engine, *comm, io, experts.recorder.get(), experts.manager.get(), &profiler,
+                links ? &*links : nullptr);
 }
 
 constexpr char kNoRecorder[] =
@@ -267,22 +283,30 @@ class StepTimer {
   int64_t sent_ = 0;
 };
 
-// The next messages for all ranks. While there is no work, the leader waits for messages.
+// The next messages for all ranks. While there is no work, the leader waits for messages. Each
+// stage of a pipeline passes them on to the next one, so a stage gets them before the same step as
+// the stages before it, but later.
 std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLoopIo& io,
-                                         StepTimer& timer) {
+                                         StepTimer& timer, StageLinks* links) {
   Communicator& group = *comm.tp;
+  if (group.rank() != 0) return DecodeControl(group.Broadcast({}, /*idle=*/!busy));
   std::vector<ControlMessage> messages;
-  if (group.rank() == 0) {
+  std::string bytes;
+  if (comm.mesh.first_stage()) {
     do {
       comm.memory->Beat();
       messages = io.receive(busy ? std::chrono::milliseconds(0) : kIdleWait);
       comm.memory->CheckAborted();
     } while (!busy && messages.empty());
     timer.AddLimits(messages);
-    if (group.size() > 1) group.Broadcast(EncodeControl(messages), /*idle=*/!busy);
-    return messages;
+    if (group.size() > 1 || links) bytes = EncodeControl(messages);
+  } else {
+    bytes = links->ReceiveControl(/*idle=*/!busy);
+    messages = DecodeControl(bytes);
   }
-  return DecodeControl(group.Broadcast({}, /*idle=*/!busy));
+  if (links && !comm.mesh.last_stage()) links->SendControl(bytes);
+  if (group.size() > 1) group.Broadcast(bytes, /*idle=*/!busy);
+  return messages;
 }
 
 }  // namespace
@@ -384,14 +408,14 @@ void FailIfOrdered(const std::vector<ControlMessage>& messages, const SymmetricM
 }
 
 void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecorder* recorder,
-           EplbManager* eplb, profile::Profiler* profiler) {
+           EplbManager* eplb, profile::Profiler* profiler, StageLinks* links) {
   GroupExchange groups(comm, io);
   StepTimer timer(engine);
   StepAllowance allowance;
   comm.memory->StartHeartbeat();
   for (bool open = true; open;) {
     const bool busy = groups.any_work() || (eplb && eplb->busy());
-    const std::vector<ControlMessage> messages = NextMessages(busy, comm, io, timer);
+    const std::vector<ControlMessage> messages = NextMessages(busy, comm, io, timer, links);
     open = !HasShutdown(messages);
     NoteWork(messages, engine, *comm.memory);
     FailIfOrdered(messages, *comm.memory);
@@ -418,6 +442,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
       MoveWithoutPass(*eplb, comm.mesh.rank() == 0);
     }
   }
+  if (links) Post(engine.Collect(), groups, profiler);
   groups.Run({}, false);         // sends the outputs of the last step
   comm.memory->StopHeartbeat();  // freeing graphs, pages and threads may take long
 }
@@ -425,9 +450,10 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
 }  // namespace
 
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
-                   ExpertRecorder* recorder, EplbManager* eplb, profile::Profiler* profiler) {
+                   ExpertRecorder* recorder, EplbManager* eplb, profile::Profiler* profiler,
+                   StageLinks* links) {
   try {
-    Serve(engine, comm, io, recorder, eplb, profiler);
+    Serve(engine, comm, io, recorder, eplb, profiler, links);
   } catch (const std::exception& error) {
     comm.memory->Abort(fmt::format("rank {} failed: {}", comm.mesh.rank(), error.what()));
     throw;

@@ -116,10 +116,13 @@ struct ModelConfig {
   // Number of multi-token prediction (MTP) layers after the last layer (num_nextn_predict_layers).
   // They are not in `layers`.
   int64_t mtp_layers = 0;
-  // Set by MtpConfigOf. is_mtp: the model is an MTP layer. first_layer: the number of its first
-  // layer in the checkpoint.
+  // Set by MtpConfigOf and StageConfigOf. is_mtp: the model is an MTP layer. first_layer: the
+  // number of its first layer in the checkpoint.
   bool is_mtp = false;
   int64_t first_layer = 0;
+  // Set by StageConfigOf (model/stages.h): whether a pipeline stage has the embedding, and the
+  // final norm and the head.
+  bool has_embedding = true, has_head = true;
   std::optional<EagleConfig> eagle;    // set by LoadEagleConfig (model/config_eagle.h)
   std::vector<int32_t> eos_token_ids;  // union of config.json and generation_config.json
   std::optional<int32_t> bos_token_id;

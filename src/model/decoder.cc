@@ -35,7 +35,9 @@ std::optional<DenseFeedForward> MakeDense(const LayerContext& context,
 schedule::ServeShape ServeShapeOf(const ModelConfig& config, const MoeOptions& moe,
                                   bool two_batches) {
   schedule::ServeShape shape{
-      .range = {.end = static_cast<int>(config.num_layers())},
+      .range = {.end = static_cast<int>(config.num_layers()),
+                .has_embedding = config.has_embedding,
+                .has_head = config.has_head},
       .micro_batches = two_batches ? 2 : 1,
       // With waterfill the shared expert is one of the dispatched experts.
       .shared_expert = config.has_moe() && config.moe->shared_intermediate > 0 && !moe.waterfill,
@@ -116,6 +118,12 @@ void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> pas
       case Kind::kEmbed:
         Embed(p);
         break;
+      case Kind::kReceive:
+        ReceiveRows(p);
+        break;
+      case Kind::kSend:
+        SendRows(p);
+        break;
       case Kind::kForward:
         Forward(p, operation.layer, operation.phase);
         break;
@@ -127,7 +135,7 @@ void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> pas
         CHECK(false);
     }
   }
-  if (std::ranges::all_of(passes, &Pass::aborted)) return;
+  if (!c_.config.has_head || std::ranges::all_of(passes, &Pass::aborted)) return;
   const profile::Span span(watch.profiler, {.name = "head",
                                             .track = profile::Track::kPass,
                                             .micro_batch = 0,
@@ -142,14 +150,34 @@ void Decoder::Abort(Pass& p) const {
   if (const int layer = std::exchange(p.exchanging, -1); layer >= 0) moe_[layer]->Abort(*p.moe);
 }
 
-void Decoder::Embed(Pass& p) const {
+void Decoder::BeginRows(Pass& p) const {
   p.branch_pending = false;
   // Every rank of the group clears the router faults recorded for the slots. A slot's previous
   // token may have been routed by another rank than its new token.
   if (c_.config.has_moe())
     c_.device.ClearEntries(p.kv->router_faults(), p.rows.slots, p.rows.tokens);
+}
+
+void Decoder::Embed(Pass& p) const {
+  BeginRows(p);
   if (p.rows.tokens > 0) vocabulary_.Embed(p, p.residual.data());
   if (p.rows.tokens > 0 && hidden_input_) hidden_input_->Join(p);
+}
+
+void Decoder::ReceiveRows(Pass& p) const {
+  BeginRows(p);
+  if (p.rows.tokens == 0) return;
+  CHECK(c_.stage_rows != nullptr);
+  const std::span rows(p.residual.data(), static_cast<size_t>(p.rows.tokens * c_.config.hidden));
+  c_.stage_rows->Receive(std::as_writable_bytes(rows));
+}
+
+void Decoder::SendRows(Pass& p) const {
+  if (p.branch_pending) AddPendingBranch(p);
+  if (p.rows.tokens == 0) return;
+  CHECK(c_.stage_rows != nullptr);
+  const std::span rows(p.residual.data(), static_cast<size_t>(p.rows.tokens * c_.config.hidden));
+  c_.stage_rows->Send(std::as_bytes(rows));
 }
 
 void Decoder::Forward(Pass& p, int layer, Phase phase) const {
@@ -214,7 +242,7 @@ void Decoder::Project(Pass& p, int layer) const {
     if (grouped_) grouped_->Project(p, w.grouped, layer, x, rounded);
     if (latent_) latent_->StoreLatents(p, w.latent, layer, x);
   }
-  if (p.only_logit_rows && layer + 1 == c_.config.num_layers()) {
+  if (p.only_logit_rows && c_.config.has_head && layer + 1 == c_.config.num_layers()) {
     if (grouped_ && p.rows.tokens > 0) grouped_->KeepLogitRows(p);
     p.KeepLogitRows();
   }

@@ -50,7 +50,8 @@ class Decoder {
   //
   // The passes may also belong to different batches. `watch.before` is called before each
   // operation. It may set Pass::aborted, before the same operation on every rank. The exchange of
-  // an aborted pass is completed, and its other operations are skipped; its logits are undefined.
+  // an aborted pass is completed, and its other operations are skipped; its logits are undefined. A
+  // pipeline stage must not abort passes, since the next stage waits for their rows.
   // Other passes are not affected. If all passes are aborted, the head does not run.
   struct Watch {
     // Records each operation, and the head as "head". Null while no step is recorded.
@@ -71,7 +72,11 @@ class Decoder {
   // The backend that runs an operation of a MoE layer; null: none.
   const char* BackendOf(const schedule::Operation& operation) const;
   profile::SpanInfo Describe(const schedule::Operation& operation, const PassRows& rows) const;
+  void BeginRows(Pass& p) const;
   void Embed(Pass& p) const;
+  // Hidden rows from the previous pipeline stage, and to the next one.
+  void ReceiveRows(Pass& p) const;
+  void SendRows(Pass& p) const;
   void Forward(Pass& p, int layer, schedule::Phase phase) const;
   void Project(Pass& p, int layer) const;
   void Attend(Pass& p, int layer) const;

@@ -101,10 +101,13 @@ struct Model::Impl {
         weights(options.weights ? *options.weights
                                 : LoadWeights(dir, config, comm.mesh, options.load)),
         cos_sin(device.Place(BuildCosSin(config.rope, options.context_length))),
-        context{
-            config,  comm.mesh,
-            cos_sin, groups,
-            device,  PlaceTable(device, BuildQueryScale(config.attention, options.context_length))},
+        context{config,
+                comm.mesh,
+                cos_sin,
+                groups,
+                device,
+                PlaceTable(device, BuildQueryScale(config.attention, options.context_length)),
+                options.stage_rows},
         moe(config.layers.size()),
         decoder(context, weights, moe, [this] { BeginLayer(); }) {
     MakeSchedules();
@@ -212,6 +215,7 @@ struct Model::Impl {
   }
 
   std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv) {
+    CHECK(batch.draws.empty() || config.has_head);
     running = true;
     std::span<const float> logits;
     if (batch.draws.empty()) {
@@ -375,6 +379,7 @@ struct Model::Impl {
   // would discard the recorded passes.
   void ReserveLogits(std::vector<int64_t> group_rows) {
     const int64_t recorded = options.moe.passes * RecordedTokens();
+    if (!config.has_head) return;
     for (int64_t& count : group_rows) count = std::max(count, recorded);
     decoder.ReserveLogits(group_rows, *passes[0]);
   }
@@ -382,6 +387,7 @@ struct Model::Impl {
   std::span<const float> ToHost(const DeviceLogits& logits) {
     const int64_t width = config.output_width(), first = logits.rows * width;
     const int64_t all = first + logits.more * width;
+    if (!config.has_head) return {};
     if (device.is_cpu()) return {logits.data, static_cast<size_t>(all)};  // never padded
     std::vector<float>& host = passes[0]->host_logits;
     host.resize(all);

@@ -31,7 +31,8 @@ class Model {
   KvStorage MakeCache(int64_t num_pages, int32_t page_size, DType dtype);
   // Logits of logit_rows, [rows, vocab], complete on every rank of the group; valid until the next
   // call. Empty if the pass was aborted. With ModelConfig::pooling, the rows are hidden states
-  // after the final norm, [rows, H], or a classifier's scores, [rows, labels].
+  // after the final norm, [rows, H], or a classifier's scores, [rows, labels]. Empty too if the
+  // model is a pipeline stage without a head.
   std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv);
   // Aborts the pass that Forward runs, if it has this number: its remaining operations are skipped.
   // Called only from ModelOptions::before_operation, before the same operation on every rank. Keys

@@ -16,6 +16,7 @@
 
 namespace switchyard {
 
+class MessageLane;
 class Model;
 class ReplicaChooser;
 class RoutingObserver;
@@ -64,6 +65,10 @@ struct ModelOptions {
   std::vector<int64_t> kept_inputs;
   // The model whose embedding and head an EAGLE head uses; outlives the model. Has the same mesh.
   const Model* target = nullptr;
+  // Of a pipeline stage, on CPUs: hidden rows arrive from the previous stage and are sent to the
+  // next one. Each message has the rows of one batch, [T, H] float32. Outlives the model. Null:
+  // there is one stage.
+  MessageLane* stage_rows = nullptr;
   bool movable_experts = false;  // enables Model::movable_experts
   // Number of layers whose new experts are in memory at the same time; −1: all.
   int movable_layers = 1;

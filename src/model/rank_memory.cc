@@ -93,8 +93,9 @@ Counted CountAll(const ModelConfig& config, const Mesh& mesh, const LoadOptions&
 Counted Count(const ModelConfig& config, const Mesh& mesh, const LoadOptions& load) {
   if (NamesLayers(config.quantization)) return CountAll(config, mesh, load);
   Counted all;
-  const double final_norm =
-      static_cast<double>(config.hidden) * (config.layer_norm ? 2 : 1) * sizeof(float);
+  const double final_norm = config.has_head ? static_cast<double>(config.hidden) *
+                                                  (config.layer_norm ? 2 : 1) * sizeof(float)
+                                            : 0;
   for (const bool moe : {false, true}) {
     const auto first = std::ranges::find(config.layers, moe, &LayerConfig::moe);
     if (first == config.layers.end()) continue;
@@ -161,6 +162,7 @@ class PassSizes {
   double Logits(int64_t logit_rows) const {
     const auto rows = static_cast<double>(logit_rows);
     const auto vocab = static_cast<double>(c_.output_width());
+    if (!c_.has_head) return 0;
     const bool split = mesh_.dp() > 1 && !mesh_.replicated_dense() && !c_.pooling;
     // The logits, and the hidden rows that they are computed from.
     double floats = rows * (vocab + static_cast<double>(c_.hidden));

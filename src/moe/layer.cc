@@ -143,10 +143,10 @@ void MoeLayer::Prepare(MoeState& s, std::span<const int64_t> group_tokens, bool 
   s.partitioned = backend_->scatters();
   if (s.partitioned) {
     s.partition.Reset(mesh, group_tokens);
-    s.own = s.partition.own(mesh.rank());
+    s.own = s.partition.own(mesh.tp_rank());
     s.lane_tokens = s.partition.lane_tokens();
     s.lanes.assign(mesh.ep(), 0);
-    for (int rank = 0; rank < mesh.world(); ++rank)
+    for (int rank = 0; rank < mesh.tp(); ++rank)
       s.lanes[rank / mesh.moe_tp()] += s.partition.own(rank).size();
   }
   const int64_t longest = s.partitioned ? s.partition.longest_lane() : s.lane_tokens;

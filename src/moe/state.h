@@ -113,7 +113,7 @@ struct MoeState {
   // each rank reports an even share of them.
   OwnTokens ReportedInRound(const Mesh& mesh) const {
     if (partitioned) return OwnOfRound();
-    const Share share = EvenShare(lane_tokens, mesh.world(), mesh.rank());
+    const Share share = EvenShare(lane_tokens, mesh.tp(), mesh.tp_rank());
     return OwnInRound(share, share.begin, round);
   }
 

@@ -109,7 +109,7 @@ Layout ParseLayout(const std::string& name) {
       throw Invalid(
           "layout {}: part \"{}\" is unknown; want parts like "
           "tp8-ep8-dp8-dense1-deepep-low_latency-"
-          "red8-tbo-chunk8192 (pp and PD are not available)",
+          "red8-tbo-chunk8192 (pp and PD are not searched)",
           name, part);
   }
   if (layout.mesh.tp < 1 || layout.mesh.ep < 1 || layout.mesh.dp < 1)

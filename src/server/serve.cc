@@ -77,7 +77,7 @@ Front::Limits FrontLimits(const EngineConfig& config, const EnginePlan& plan,
           .context_length = plan.context_length,
           .cache_tokens = plan.num_pages * config.page_size,
           .max_open = MaxOpen(config, plan),
-          .has_experts = plan.model.has_moe(),
+          .has_experts = plan.model.has_moe() && config.mesh.pp == 1,
           .pooling = plan.model.pooling ? plan.model.pooling->type : Pooling::kNone,
           .queue_timeout = std::chrono::duration<double>(http.queue_timeout_seconds),
           .running_timeout = std::chrono::duration<double>(http.running_timeout_seconds)};
@@ -211,7 +211,16 @@ bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
   if (!args.restart_flags.empty() && !restarts)
     throw Invalid("{}: with several nodes, only --enable-elastic-ep restarts ranks",
                   args.restart_flags.front());
+  const int stages = args.engine.mesh.pp;
+  if (stages > 1 && !args.restart_flags.empty())
+    throw Invalid("{}: with --pp-size {}, ranks cannot be restarted", args.restart_flags.front(),
+                  stages);
   if (args.disable_elastic_ep) return false;
+  if (stages > 1) {
+    LOG_INFO("the end of a rank ends the server: it has several pipeline stages (--pp-size {})",
+             stages);
+    return false;
+  }
   if (!restarts)
     LOG_INFO("the end of a rank ends the server: {}",
              launch.launched ? "a launcher started it"
@@ -220,9 +229,10 @@ bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
 }
 
 // Returns the reason why POST /scale_elastic_ep is refused; "" if it is supported.
-std::string WhyRanksStay(const Launch& launch, bool restarts) {
+std::string WhyRanksStay(const Launch& launch, bool restarts, int stages) {
   if (launch.launched) return "ranks that a launcher (such as mpirun) started cannot be changed";
   if (!launch.alone()) return "with several nodes, the ranks cannot be changed";
+  if (stages > 1) return "with several pipeline stages (--pp-size), the ranks cannot be changed";
   if (!restarts) return "without elastic ranks (--disable-elastic-ep), the ranks cannot be changed";
   return {};
 }
@@ -296,7 +306,7 @@ int RunServe(const ServerArgs& args) {
                            .cancelled = cancelled};
   // Declared before the supervisor, so that it is destroyed later: the supervisor's thread reports
   // the end of a change to it.
-  RankChanges changes({.refusal = WhyRanksStay(launch, restarts),
+  RankChanges changes({.refusal = WhyRanksStay(launch, restarts, args.engine.mesh.pp),
                        .config = args.engine,
                        .plan = plan,
                        .machine = ThisMachine(args.engine, launch.ranks_of_host)},

@@ -28,16 +28,26 @@ DP_BACKENDS = {
     "none-dp2": ["--enable-dp-attention", "--dp-size", 2],
     "deepep-dp4": ["--enable-dp-attention", "--dp-size", 4, "--moe-dense-tp-size", 1, "--moe-a2a-backend", "deepep"],
 }
+# Pipeline stages, with one rank each, and with experts and attention groups within a stage.
+PP_LAYOUTS = [(1, 1)]
+PP_BACKENDS = {"none-pp2": ["--pp-size", 2]}
+PP_DP_LAYOUTS = [(2, 2)]
+PP_DP_BACKENDS = {
+    "none-pp2-tp": ["--pp-size", 2],
+    "deepep-pp2-dp2": ["--pp-size", 2, "--enable-dp-attention", "--dp-size", 2, "--moe-a2a-backend", "deepep",
+                       "--chunked-prefill-size", 16],
+}
 
 
 def flags(layout, backend):
     tp, ep = layout
     return ["--dtype", "float32", "--tp", tp, "--ep", ep, "--max-total-tokens", 4096, "--log-level", "warning",
-            *{**BACKENDS, **MORE_BACKENDS, **DP_BACKENDS}[backend]]
+            *{**BACKENDS, **MORE_BACKENDS, **DP_BACKENDS, **PP_BACKENDS, **PP_DP_BACKENDS}[backend]]
 
 
 CASES = [(name, layout, backend) for name in NAMES
-         for layouts, backends in [(LAYOUTS, BACKENDS), (MORE_LAYOUTS, MORE_BACKENDS), (DP_LAYOUTS, DP_BACKENDS)]
+         for layouts, backends in [(LAYOUTS, BACKENDS), (MORE_LAYOUTS, MORE_BACKENDS), (DP_LAYOUTS, DP_BACKENDS),
+                                  (PP_LAYOUTS, PP_BACKENDS), (PP_DP_LAYOUTS, PP_DP_BACKENDS)]
          for layout in layouts for backend in backends]
 
 

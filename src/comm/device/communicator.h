@@ -27,7 +27,7 @@ class Communicator : public Collectives {
 
   // Allocates staging buffers symmetrically. So every rank of the world constructs communicators of
   // the same kinds in the same order, each for its own group of that kind. `name` is used in error
-  // messages: "tp", "ep", "moe-tp", "attn-tp".
+  // messages: "tp", "ep", "moe-tp", "attn-tp", "pp", "world".
   Communicator(SymmetricMemory& memory, std::vector<int> group, const std::string& name,
                size_t staging_bytes = kStagingBytes);
   ~Communicator() override;
@@ -65,6 +65,12 @@ struct RankComm {
   Mesh mesh;
   std::unique_ptr<SymmetricMemory> memory;
   std::unique_ptr<Communicator> tp, ep, moe_tp, attn_tp;
+  // With several pipeline stages: all ranks, and the ranks with the same place in each stage. Else
+  // null.
+  std::unique_ptr<Communicator> world, pp;
+
+  // All ranks of the engine.
+  Communicator& all() const { return world ? *world : *tp; }
 
   static std::unique_ptr<RankComm> Create(std::shared_ptr<SharedArena> arena,
                                           const MeshShape& shape, int rank,

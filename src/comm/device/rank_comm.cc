@@ -9,6 +9,9 @@ size_t RankComm::BytesPerRank(const MeshShape& shape) {
   for (const int size : {mesh.tp(), mesh.ep(), mesh.moe_tp(), mesh.attn_tp()}) {
     if (size > 1) bytes += StagedRounds::BytesPerRank(size, Communicator::kStagingBytes);
   }
+  if (mesh.pp() == 1) return bytes;
+  for (const int size : {mesh.world(), mesh.pp()})
+    bytes += StagedRounds::BytesPerRank(size, Communicator::kStagingBytes);
   return bytes;
 }
 
@@ -23,6 +26,9 @@ std::unique_ptr<RankComm> RankComm::Create(std::shared_ptr<SharedArena> arena,
   comm->moe_tp = std::make_unique<Communicator>(*comm->memory, comm->mesh.MoeTpGroup(), "moe-tp");
   comm->attn_tp =
       std::make_unique<Communicator>(*comm->memory, comm->mesh.AttnTpGroup(), "attn-tp");
+  if (comm->mesh.pp() == 1) return comm;
+  comm->world = std::make_unique<Communicator>(*comm->memory, comm->mesh.World(), "world");
+  comm->pp = std::make_unique<Communicator>(*comm->memory, comm->mesh.PpGroup(), "pp");
   return comm;
 }
 

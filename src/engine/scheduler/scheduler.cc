@@ -14,6 +14,7 @@ void Scheduler::Remove(Sequence* sequence, bool discard) {
 
 const std::vector<ScheduledRows>& Scheduler::Plan() {
   plan_.clear();
+  ++plans_;
   if (options_.priorities) Preempt();
   const bool all_stay = GrowDecoding();
   TrimDrafts();
@@ -106,12 +107,26 @@ void Scheduler::TrimDrafts() {
   }
 }
 
+void Scheduler::SelectDecoding() {
+  const bool one = options_.passes == 1;  // else rows wait until their token is known
+  decoding_.clear();
+  for (Sequence* sequence : running_)
+    if (sequence->decoding() && !sequence->complete && (one || sequence->unknown == 0))
+      decoding_.push_back(sequence);
+  if (one) return;
+  const int64_t all = std::ranges::count_if(running_, &Sequence::decoding);
+  const int64_t most = options_.max_micro_batch > 0 ? options_.max_micro_batch
+                                                    : (all + options_.passes - 1) / options_.passes;
+  std::ranges::stable_sort(decoding_, {}, &Sequence::planned);
+  if (std::ssize(decoding_) > most) decoding_.resize(static_cast<size_t>(most));
+  for (Sequence* sequence : decoding_) sequence->planned = plans_;
+}
+
 PrefillBudget Scheduler::PlanRunning() {
-  const auto decodes = [](const Sequence* s) { return s->decoding() && !s->complete; };
+  SelectDecoding();
   const auto rows_of = [](const Sequence* s) { return 1 + static_cast<int64_t>(s->drafts.size()); };
   int64_t decoding = 0;  // decode rows of the plan
-  for (const Sequence* sequence : running_)
-    if (decodes(sequence)) decoding += rows_of(sequence);
+  for (const Sequence* sequence : decoding_) decoding += rows_of(sequence);
   const int64_t room =
       options_.chunk_rows + options_.max_running_requests + options_.max_draft_rows - decoding;
   const int64_t rows = std::min(options_.chunk_rows, room);
@@ -120,10 +135,9 @@ PrefillBudget Scheduler::PlanRunning() {
       .logit_rows = std::max<int64_t>(1, options_.max_logit_rows - decoding),
       .whole_prompts = options_.whole_prompts,
   };
-  for (Sequence* sequence : running_)
-    if (decodes(sequence)) plan_.push_back({sequence, rows_of(sequence)});
+  for (Sequence* sequence : decoding_) plan_.push_back({sequence, rows_of(sequence)});
   for (Sequence* sequence : running_) {
-    if (sequence->decoding()) continue;
+    if (sequence->decoding() || sequence->pending() == 0) continue;
     if (const int64_t rows = PromptChunk(*sequence, budget)) {
       Spend(*sequence, rows, budget);
       plan_.push_back({sequence, rows});
@@ -162,6 +176,7 @@ bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
     return false;
   }
   CHECK(cache_.Grow(sequence.length(), sequence.cache));
+  ++sequence.admissions;
   if (!sequence.admitted_before) {
     sequence.admitted_before = true;
     // Pages that this request computed before a restart of the ranks do not count as cached.

@@ -49,6 +49,11 @@ class Scheduler {
     // rows. The additional draft rows use the buffer rows of requests that do not run, and up to
     // half of the buffer rows of prompts, so they need no additional memory.
     bool drafts_take_room = false;
+    // Passes in flight (pipeline stages). With several, a step has a part of the decoding
+    // sequences, and none whose last token is not known yet: max_micro_batch of them, or 0: an
+    // equal part. The sequences take turns.
+    int passes = 1;
+    int64_t max_micro_batch = 0;
   };
   Scheduler(Options options, KvCache& cache)
       : options_(options), cache_(cache), estimate_(options.conservativeness) {}
@@ -69,7 +74,7 @@ class Scheduler {
   int64_t GrowForDrafts(int64_t count, Sequence& sequence);
 
   // Plans a step, decoding sequences first. Every planned sequence has pages for all its tokens.
-  // Empty only if no request is open.
+  // Empty only if no request is open, or all wait for passes in flight.
   const std::vector<ScheduledRows>& Plan();
 
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
@@ -86,6 +91,8 @@ class Scheduler {
   int64_t DraftRoom(int64_t decoding) const;
   // Discards drafts of sequences that do not decode, and drafts beyond the limits of a step.
   void TrimDrafts();
+  // Sets decoding_ to the running sequences that decode in this step.
+  void SelectDecoding();
   PrefillBudget PlanRunning();
   void Admit(PrefillBudget budget);
   bool TryAdmit(Sequence& sequence, PrefillBudget& budget);
@@ -96,10 +103,13 @@ class Scheduler {
   WaitingQueue waiting_;            // in order of admission
   std::vector<Sequence*> running_;  // in order of admission
   NewTokenEstimate estimate_;
-  std::vector<ScheduledRows> plan_;  // reused between steps to keep its allocation
+  // Reused between steps to keep their allocations.
+  std::vector<ScheduledRows> plan_;
+  std::vector<Sequence*> decoding_;
   int64_t prefill_limit_ = std::numeric_limits<int64_t>::max();
   bool others_decode_ = false;
   uint64_t steps_ = 0;  // number of steps with waiting requests
+  uint64_t plans_ = 0;  // number of steps
   int64_t retractions_ = 0, cached_prompt_tokens_ = 0;
 };
 

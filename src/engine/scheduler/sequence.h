@@ -81,6 +81,11 @@ struct Sequence {
   std::vector<float> saved_hidden;
   DraftCounts draft_counts, forced_counts;  // drafts of the algorithm; of GrammarDrafter
 
+  // Of pipeline stages, which have several passes in flight. A pass that began before the last
+  // admission does not count: its rows are computed again.
+  uint64_t admissions = 0;
+  uint64_t planned = 0;  // number of the last step in which the sequence was decoding
+
   bool admitted_before = false;
   int32_t cached_tokens = 0;  // prompt tokens from the cache at the first admission
 

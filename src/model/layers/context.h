@@ -2,6 +2,7 @@
 #pragma once
 
 #include "comm/device/collectives.h"
+#include "comm/device/message_lane.h"
 #include "comm/mesh.h"
 #include "core/tensor.h"
 #include "kernels/device.h"
@@ -16,7 +17,8 @@ struct LayerContext {
   const Tensor& cos_sin;  // [context_length, rotary_dim]
   const RankGroups& groups;
   kernels::Device& device;
-  Tensor query_scale = {};  // [context_length, QueryScaleWidth], or undefined
+  Tensor query_scale = {};            // [context_length, QueryScaleWidth], or undefined
+  MessageLane* stage_rows = nullptr;  // ModelOptions::stage_rows
 };
 
 // Copies a table to the device's memory. The result of an undefined table is undefined.

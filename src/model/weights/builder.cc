@@ -111,8 +111,8 @@ void BuildHead(Parts& parts, ModelWeights* w) {
   }
   if (config.eagle && !config.eagle->own_head) return;
   const Range rows = HeadRows(config.head_rows(), parts.mesh());
-  const bool same =
-      config.tie_embeddings && rows.begin == w->vocab_begin && rows.end == w->vocab_end;
+  const bool same = config.has_embedding && config.tie_embeddings && rows.begin == w->vocab_begin &&
+                    rows.end == w->vocab_end;
   w->head = same ? w->embedding
                  : parts.Vocabulary(config.tie_embeddings ? names.embedding : names.head,
                                     config.head_rows(), rows);
@@ -140,16 +140,18 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   if (config.takes_hidden()) w.hidden_input = BuildHiddenInput(parts);
   w.vocab_begin = vocab.begin;
   w.vocab_end = vocab.end;
-  if (!config.eagle || config.eagle->own_embedding)
+  if (config.has_embedding && (!config.eagle || config.eagle->own_embedding))
     w.embedding = parts.Vocabulary(names.embedding, config.vocab_size, vocab);
   bytes.embedding += meter.Next();
   w.layers.reserve(config.layers.size());
   for (int64_t i = 0; i < config.num_layers(); ++i) w.layers.push_back(BuildLayer(parts, i, bytes));
   meter.Next();
-  if (!config.eagle || config.eagle->inner_rows) w.final_norm = BuildFinalNorm(parts);
-  bytes.norms += meter.Next();
-  BuildHead(parts, &w);
-  bytes.head += meter.Next();
+  if (config.has_head) {
+    if (!config.eagle || config.eagle->inner_rows) w.final_norm = BuildFinalNorm(parts);
+    bytes.norms += meter.Next();
+    BuildHead(parts, &w);
+    bytes.head += meter.Next();
+  }
   w.bytes_mapped = static_cast<size_t>(std::llround(parts.bytes()));
   return w;
 }

@@ -56,7 +56,7 @@ void FinishRouters(const ModelConfig& config, ModelWeights* weights) {
     if (!config.layers[i].moe) continue;
     RouterWeights& router = weights->layers[i].moe.router;
     if (!IsPlainFormat(router.w.format)) router.w = Dequantized(router.w);
-    Check(i, router);
+    Check(static_cast<size_t>(config.first_layer) + i, router);
   }
 }
 

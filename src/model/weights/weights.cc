@@ -96,8 +96,8 @@ size_t ExpertBytes(const ModelConfig& config, const Mesh& mesh, const LoadOption
   CHECK(layer != config.layers.end());
   std::vector<Tensor> owned;
   const int32_t expert = 0;
-  BuildExperts(parts, fmt::format("{}{}.", names.layers, layer - config.layers.begin()),
-               {&expert, 1}, &owned);
+  const auto number = config.first_layer + (layer - config.layers.begin());
+  BuildExperts(parts, fmt::format("{}{}.", names.layers, number), {&expert, 1}, &owned);
   return static_cast<size_t>(std::llround(parts.bytes()));
 }
 

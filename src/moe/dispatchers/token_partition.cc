@@ -11,16 +11,16 @@ namespace switchyard {
 void TokenPartition::Reset(const Mesh& mesh, std::span<const int64_t> group_tokens) {
   CHECK_EQ(static_cast<int>(group_tokens.size()), mesh.dp());
   const int attn_tp = mesh.attn_tp(), moe_tp = mesh.moe_tp();
-  own_.resize(mesh.world());
+  own_.resize(mesh.tp());
   longest_lane_ = 0;
-  for (int rank = 0; rank < mesh.world(); ++rank)
+  for (int rank = 0; rank < mesh.tp(); ++rank)
     own_[rank] = EvenShare(group_tokens[rank / attn_tp], attn_tp, rank % attn_tp);
   total_ = std::accumulate(group_tokens.begin(), group_tokens.end(), int64_t{0});
 
-  for (int first = 0; first < mesh.world(); first += moe_tp) {
+  for (int first = 0; first < mesh.tp(); first += moe_tp) {
     int64_t tokens = 0;
     for (int rank = first; rank < first + moe_tp; ++rank) {
-      if (rank == mesh.rank()) own_in_lane_ = tokens;
+      if (rank == mesh.tp_rank()) own_in_lane_ = tokens;
       tokens += own_[rank].size();
     }
     longest_lane_ = std::max(longest_lane_, tokens);

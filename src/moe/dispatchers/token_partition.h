@@ -48,7 +48,7 @@ class TokenPartition {
   int64_t lane_begin() const { return lane_begin_; }
 
  private:
-  std::vector<Share> own_;  // [world]
+  std::vector<Share> own_;  // [tp]
   int64_t total_ = 0, lane_tokens_ = 0, own_in_lane_ = 0, longest_lane_ = 0, lane_begin_ = 0;
   bool lane_is_local_ = true;
 };

@@ -90,6 +90,21 @@ void AddParallelFlags(CommandLine& app, ServerArgs& a) {
       .Positive();
   app.Switch("--enable-dp-attention", a.enable_dp_attention, kParallel,
              "Data parallelism for attention; tensor and expert parallelism for the other layers");
+  app.Flag(
+      "--pp-size,--pp,--pipeline-parallel-size", e.mesh.pp, kParallel,
+      "Pipeline stages of --tp-size ranks, each with a part of the layers; on CPUs of one host");
+  app.Flag(
+      "--pp-layer-partition", e.pp_layer_partition, kParallel,
+      "Numbers of layers of the pipeline stages, such as 12,12,13 (SGLANG_PP_LAYER_PARTITION). "
+      "By default the layers are split so that the stages take about equal time");
+  app.Flag(
+         "--pp-max-micro-batch-size,--max-micro-batch-size", e.pp_max_micro_batch_size, kParallel,
+         "Maximum decoding requests in one pass through the pipeline, of all attention groups; 0: "
+         "the decoding requests divided by the passes in flight")
+      .NonNegative();
+  app.Flag("--pp-async-batch-depth", e.pp_async_batch_depth, kParallel,
+           "Passes in flight in addition to one for each pipeline stage")
+      .NonNegative();
   app.Flag("--load-balance-method", e.load_balance_method, kParallel,
            "Selects the attention group of a request: round_robin, total_requests (fewest open "
            "requests), total_tokens (fewest tokens of open requests), or auto (round_robin)")

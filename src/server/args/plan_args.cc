@@ -157,8 +157,8 @@ std::optional<PlanArgs> ParsePlan(const std::vector<std::string>& args) {
   AddOutput(app, a);
   app.Footer(
       "A layout is a choice of tp, ep, dp attention, dense layers, exchange, redundant experts and "
-      "two-batch overlap.\nThe engine has no pipeline parallelism (pp) and no separate ranks for "
-      "prefill and decode (PD), so no layout has them.\nIf a layout needs only a part of the GPUs, "
+      "two-batch overlap.\nNo layout has pipeline stages (pp), or separate ranks for prefill and "
+      "decode (PD).\nIf a layout needs only a part of the GPUs, "
       "the other GPUs run replicas of the engine. docs/planning.md explains the figures.");
   if (!ParseWords(app, args)) return std::nullopt;
   Settle(words, a);

@@ -7,6 +7,7 @@
 
 #include "core/command_line.h"
 #include "core/error.h"
+#include "engine/pipeline/check.h"
 #include "model/hub_cache.h"
 #include "server/args/parser_args.h"
 #include "server/args/speculative_args.h"
@@ -91,6 +92,9 @@ void SettleArgs(const CommandLine& app, ServerArgs* args) {
   SetExpertParallelism(app, *args);
   CheckSpeculation(args->engine);
   SetAttentionGroups(*args);
+  EngineConfig& engine = args->engine;
+  if (engine.mesh.pp > 1 && engine.pp_layer_partition.empty())
+    engine.pp_layer_partition = LayerPartitionOfEnvironment();
   ResolveModel(*args);
   CheckParserFlags(*args);
   if (args->grammar_backend == "none") args->engine.disable_jump_forward = true;

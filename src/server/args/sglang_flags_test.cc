@@ -63,7 +63,6 @@ TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
       {"--disable-outlines-disk-cache"},
       {"--cuda-graph-bs", "1", "2", "4"},
       {"--disaggregation-mode", "null"},
-      {"--pp-size", "1"},
   };
   for (std::vector<std::string> words : kTaken) {
     const std::string flag = words.front();
@@ -87,7 +86,8 @@ TEST(SglangFlagsTest, RefusedByName) {
       {"--speculative-moe-runner-backend", "triton"},
       {"--lora-paths", "a=b"},
       {"--disaggregation-mode", "prefill"},
-      {"--pp-size", "2"},
+      {"--pp-async-batch-depth", "-1"},
+      {"--pp-max-micro-batch-size", "many"},
       {"--ssl-ca-certs", "ca.pem"},
       {"--grammar-backend", "outlines"},
       {"--constrained-json-whitespace-pattern", "[ab]"},
@@ -138,6 +138,22 @@ TEST(SglangFlagsTest, HonouredOnesReachTheEngine) {
   EXPECT_EQ(back.decode_log_interval, 7);
   const auto overlap = ParseServe(With({"--enable-single-batch-overlap"}));
   EXPECT_TRUE(DecodeConfig(EncodeConfig(overlap->engine)).moe.single_batch_overlap);
+}
+
+TEST(SglangFlagsTest, PipelineFlagsReachTheEngine) {
+  const auto args =
+      ParseServe(With({"--pipeline-parallel-size", "3", "--pp-layer-partition", "2,2,1",
+                       "--max-micro-batch-size", "8", "--pp-async-batch-depth", "1"}));
+  ASSERT_TRUE(args);
+  const EngineConfig back = DecodeConfig(EncodeConfig(args->engine));
+  EXPECT_EQ(back.mesh.pp, 3);
+  EXPECT_EQ(back.pp_layer_partition, "2,2,1");
+  EXPECT_EQ(back.pp_max_micro_batch_size, 8);
+  EXPECT_EQ(back.pp_async_batch_depth, 1);
+  ASSERT_EQ(setenv("SGLANG_PP_LAYER_PARTITION", "1,2", 1), 0);
+  EXPECT_EQ(ParseServe(With({"--pp-size", "2"}))->engine.pp_layer_partition, "1,2");
+  EXPECT_EQ(ParseServe(With({}))->engine.pp_layer_partition, "");  // one stage
+  ASSERT_EQ(unsetenv("SGLANG_PP_LAYER_PARTITION"), 0);
 }
 
 TEST(SglangFlagsTest, SpeculativeFlagsReachTheEngine) {

@@ -82,6 +82,7 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   // differently, which changes sums.
   job.plan.model.quantization.bfloat16_rows = bfloat16_rows;
   job.plan.model.quantization.int8_group_rows = int8_group_rows;
+  job.plan.stages = StagesOf(job.config, job.plan.model);
   job.plan.draft = ReadDraftConfig(job.config, job.plan.model, job.plan.cuda);
   job.plan.drafts = LimitsOf(job.config.speculative);
   return job;
@@ -93,6 +94,7 @@ Statement EngineStatement(const EngineConfig& config) {
       {"--ep-size", std::to_string(config.mesh.ep)},
       {"--dp-size", std::to_string(config.mesh.dp)},
       {"--moe-dense-tp-size", std::to_string(config.mesh.dense_tp)},
+      {"--pp-size", std::to_string(config.mesh.pp)},
       {"--moe-a2a-backend", config.moe.a2a_backend},
       {"--moe-runner-backend", config.moe.runner_backend},
       {"--speculative-algorithm", config.speculative.algorithm},

@@ -68,7 +68,8 @@ class Scrape : public std::enable_shared_from_this<Scrape> {
     metrics::AddRequests(service_.front.request_metrics(), service_.model.name,
                          metrics::Clock::now(), &page_);
     metrics::AddRanks(service_.front.history(), &page_);
-    page_.Gauge("switchyard_ranks", "Ranks of the present layout", {}, service_.sizes().mesh.tp);
+    page_.Gauge("switchyard_ranks", "Ranks of the present layout", {},
+                service_.sizes().mesh.world());
     const ElasticRanks* ranks = service_.elastic;
     page_.Gauge("switchyard_rank_change_running", "1 during a planned change of the ranks", {},
                 ranks != nullptr && ranks->state().running ? 1 : 0);

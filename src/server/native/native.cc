@@ -175,6 +175,7 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
                {"tp_size", mesh.tp},
                {"ep_size", mesh.ep},
                {"dp_size", mesh.dp},
+               {"pp_size", mesh.pp},
                {"enable_dp_attention", mesh.dp > 1},
                {"load_balance_method", e.load_balance_method},
                {"moe_dense_tp_size", mesh.dense_tp == 0 ? mesh.tp : mesh.dense_tp},

@@ -155,7 +155,8 @@ std::optional<Membership> Rejoin(const Launch& launch, const EngineConfig& confi
 bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const RankJob& job,
                          const FindSignal& find_signal) {
   if (!launch.launched) return true;
-  membership.arena = SharedArena::Create(job.config.mesh.tp, job.plan.symmetric_bytes_per_rank);
+  membership.arena =
+      SharedArena::Create(job.config.mesh.world(), job.plan.symmetric_bytes_per_rank);
   if (membership.mpi) {
     membership.mpi->Attach(*membership.arena);
     return true;
@@ -183,7 +184,7 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
   const bool keeps_weights =
       restart.restarts && launch.alone() && !job.plan.cuda && !job.config.eplb.enable;
   RankProcesses::Options options{
-      .world = job.config.mesh.tp,
+      .world = job.config.mesh.world(),
       .spec = EncodeRankSpec(job.config, job.plan),
       .control_endpoint = endpoint,
       .network = std::move(membership.network),
@@ -193,7 +194,7 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
       .give_up = std::move(give_up),
       .epochs = keeps_weights};
   auto arena =
-      SharedArena::Create(job.config.mesh.tp, job.plan.symmetric_bytes_per_rank,
+      SharedArena::Create(job.config.mesh.world(), job.plan.symmetric_bytes_per_rank,
                           keeps_weights ? KeptPages::BytesPerRank(job.config, job.plan) : 0);
   if (!keeps_weights)
     return std::make_unique<ProcessHost>(std::move(arena), std::move(options), std::move(on_exit));

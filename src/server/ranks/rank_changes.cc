@@ -52,7 +52,7 @@ std::string Ranges(const std::vector<int>& numbers) {
 size_t OwnBytes(const EngineConfig& config, const EnginePlan& plan) {
   const size_t weights = CopiesWeights(config, plan) ? plan.weight_bytes_per_rank : 0;
   return (weights + plan.kv_bytes_per_rank + plan.symmetric_bytes_per_rank) *
-         static_cast<size_t>(config.mesh.tp);
+         static_cast<size_t>(config.mesh.world());
 }
 
 // Whether the request keeps the present layout: it restarts ranks, or removes and adds the same

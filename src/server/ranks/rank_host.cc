@@ -171,7 +171,7 @@ ThreadHost::ThreadHost(RankJob job, int rank, std::shared_ptr<SharedArena> arena
       endpoint_(std::move(endpoint)),
       on_exit_(std::move(on_exit)),
       arena_(arena),
-      watch_(arena, WithRank(RanksWatchedFrom(rank, 1, job_.config.mesh.tp), rank),
+      watch_(arena, WithRank(RanksWatchedFrom(rank, 1, job_.config.mesh.world()), rank),
              Milliseconds(job_.config.watchdog_timeout_seconds),
              [this](const RankSilence& silence) { OnSilent(silence); }),
       thread_([this, arena = std::move(arena)]() mutable { Run(std::move(arena)); }) {}

@@ -1,0 +1,120 @@
+#include "comm/device/message_lane.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+constexpr size_t kLine = 64;
+
+// A part is a cache line with the length of its message, followed by its bytes.
+size_t Stride(const MessageLaneOptions& options) {
+  return kLine + (options.part_bytes + kLine - 1) / kLine * kLine;
+}
+
+}  // namespace
+
+MessageLane::MessageLane(SymmetricMemory& memory, int from, int to,
+                         const MessageLaneOptions& options, const std::string& name)
+    : memory_(memory),
+      from_(from),
+      to_(to),
+      options_(options),
+      name_("pipeline: " + name),
+      room_(fmt::format("pipeline: {}, buffer of the receiver", name)),
+      parts_(memory.Allocate(Stride(options) * static_cast<size_t>(options.places))),
+      arrived_(memory.Allocate(kLine)),
+      read_(memory.Allocate(kLine)) {
+  CHECK_GT(options.part_bytes, 0u);
+  CHECK_GE(options.places, 1);
+}
+
+size_t MessageLane::BytesPerRank(const MessageLaneOptions& options) {
+  return Stride(options) * static_cast<size_t>(options.places) + 2 * kLine;
+}
+
+size_t MessageLane::PlaceOf(uint32_t part) const {
+  return parts_ + part % static_cast<uint32_t>(options_.places) * Stride(options_);
+}
+
+// Counters wrap around, so the first parts wait for a negative count, which has been reached.
+void MessageLane::AwaitPlace() {
+  constexpr std::chrono::milliseconds kPoll{1};
+  constexpr int kMostPolls = 60'000;  // then the memory's timeout applies
+  const uint32_t read = sent_ - static_cast<uint32_t>(options_.places);
+  for (int i = 0; while_full_ && i < kMostPolls && !memory_.WaitFor(read_, read, kPoll); ++i)
+    while_full_();
+  memory_.Wait(read_, read, to_, room_.c_str());
+}
+
+void MessageLane::Send(std::span<const std::byte> message) {
+  CHECK_GE(to_, 0);
+  const uint64_t length = message.size();
+  size_t done = 0;
+  do {
+    const size_t bytes = std::min(options_.part_bytes, message.size() - done);
+    const size_t at = PlaceOf(sent_);
+    ++sent_;
+    AwaitPlace();
+    std::byte* out = memory_.At(to_, at);
+    std::memcpy(out, &length, sizeof length);
+    if (bytes > 0) std::memcpy(out + kLine, message.data() + done, bytes);
+    memory_.Wrote(to_, at, kLine + bytes);
+    memory_.Raise(to_, arrived_, sent_);
+    done += bytes;
+  } while (done < message.size());
+}
+
+uint64_t MessageLane::AwaitPart(bool idle) {
+  CHECK_GE(from_, 0);
+  memory_.Wait(arrived_, received_ + 1, from_, name_.c_str(), idle);
+  uint64_t length = 0;
+  std::memcpy(&length, memory_.Local(PlaceOf(received_)), sizeof length);
+  return length;
+}
+
+void MessageLane::TakePart(std::span<std::byte> to) {
+  if (!to.empty()) std::memcpy(to.data(), memory_.Local(PlaceOf(received_)) + kLine, to.size());
+  ++received_;
+  memory_.Raise(from_, read_, received_);
+}
+
+std::string MessageLane::Receive(bool idle) {
+  std::string message(AwaitPart(idle), '\0');
+  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(message));
+  size_t done = 0;
+  do {
+    if (done > 0) AwaitPart(/*idle=*/false);
+    const size_t part = std::min(options_.part_bytes, bytes.size() - done);
+    TakePart(bytes.subspan(done, part));
+    done += part;
+  } while (done < bytes.size());
+  return message;
+}
+
+void MessageLane::Receive(std::span<std::byte> message) {
+  size_t done = 0;
+  do {
+    const uint64_t length = AwaitPart(/*idle=*/false);
+    if (length != message.size()) {
+      throw Error(ErrorKind::kPeer,
+                  fmt::format("rank {}: {} from rank {} have {} bytes, want {}", memory_.rank(),
+                              name_, from_, length, message.size()),
+                  "all stages of a pipeline must process the same batches");
+    }
+    const size_t part = std::min(options_.part_bytes, message.size() - done);
+    TakePart(message.subspan(done, part));
+    done += part;
+  } while (done < message.size());
+}
+
+bool MessageLane::Arrived() const { return memory_.Reached(arrived_, received_ + 1); }
+
+}  // namespace switchyard

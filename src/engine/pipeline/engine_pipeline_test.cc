@@ -1,0 +1,244 @@
+// Outputs of whole engines with pipeline stages equal those of one stage, bit by bit.
+#include <gmock/gmock.h>
+
+#include <vector>
+
+#include "core/error.h"
+#include "engine/machine.h"
+#include "engine/test_engine.h"
+#include "engine/test_grammars.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Case {
+  const char* fixture;
+  MeshShape mesh;
+  const char* backend = "none";
+  const char* mode = "auto";
+  const char* dtype = "float32";
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << c.fixture << " pp" << c.mesh.pp << " tp" << c.mesh.tp << " ep" << c.mesh.ep << " dp"
+             << c.mesh.dp << " " << c.backend;
+}
+
+EngineConfig ConfigFor(const Case& c) {
+  EngineConfig config = ConfigOf(c.fixture, c.mesh);
+  config.dtype = c.dtype;
+  config.moe.a2a_backend = c.backend;
+  config.moe.deepep_mode = c.mode;
+  config.moe.max_dispatch_tokens_per_rank = 8;
+  config.disable_jump_forward = true;  // as with several stages
+  return config;
+}
+
+EngineConfig OneStage(EngineConfig config) {
+  config.mesh.pp = 1;
+  config.pp_layer_partition.clear();
+  config.pp_max_micro_batch_size = config.pp_async_batch_depth = 0;
+  return config;
+}
+
+class PipelineEngine : public ::testing::TestWithParam<Case> {};
+
+TEST_P(PipelineEngine, GivesTheOutputsOfOneStage) {
+  constexpr uint64_t kRequests = 28;
+  const EngineConfig config = ConfigFor(GetParam());
+  Outputs want;
+  {
+    Engine plain(OneStage(config));
+    DefineGrammars(plain);
+    want = RunAll(plain, kRequests, Constrained);
+  }
+  Engine engine(config);
+  DefineGrammars(engine);
+  ExpectEqual(RunAll(engine, kRequests, Constrained), want);
+  const EngineStats first = Total(engine.Stats());
+  // The second time, prompts are in the cache.
+  ExpectEqual(RunAll(engine, kRequests, Constrained), want);
+  const EngineStats second = Total(engine.Stats());
+  EXPECT_GT(second.cached_prompt_tokens, first.cached_prompt_tokens);
+  EXPECT_TRUE(engine.FlushCache());
+}
+
+class PipelineLimits : public ::testing::TestWithParam<Case> {};
+
+TEST_P(PipelineLimits, DoNotChangeOutputs) {
+  constexpr uint64_t kRequests = 12;
+  EngineConfig config = ConfigFor(GetParam());
+  Outputs want;
+  {
+    Engine plain(OneStage(config));
+    want = RunAll(plain, kRequests);
+  }
+  config.pp_max_micro_batch_size = 2;
+  config.pp_async_batch_depth = 1;
+  Engine engine(config);
+  ExpectEqual(RunAll(engine, kRequests), want);
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, PipelineEngine,
+                         ::testing::Values(Case{"mixtral", {.pp = 2}}, Case{"qwen2_moe", {.pp = 3}},
+                                           Case{"qwen3_moe", {.pp = 2}}, Case{"olmoe", {.pp = 2}},
+                                           Case{"deepseek_v2", {.pp = 3}},
+                                           Case{"deepseek_v3", {.pp = 2}},
+                                           Case{"deepseek_v3_fp8", {.pp = 2}},
+                                           Case{"gpt_oss", {.pp = 2}},
+                                           Case{"gpt_oss", {.pp = 4}, "none", "auto", "bfloat16"},
+                                           Case{"glm4_moe", {.pp = 3}}, Case{"llama", {.pp = 2}},
+                                           Case{"qwen3", {.pp = 2}}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, PipelineEngine,
+    ::testing::Values(
+        Case{"qwen3_moe", {.tp = 2, .ep = 2, .pp = 2}, "deepep"},
+        Case{"qwen3_moe", {.tp = 2, .ep = 1, .pp = 3}, "none"},
+        Case{"qwen3_moe", {.tp = 2, .ep = 2, .dp = 2, .pp = 2}, "deepep", "low_latency"},
+        Case{"deepseek_v3", {.tp = 2, .ep = 2, .dp = 2, .pp = 3}, "deepep"},
+        Case{"deepseek_v3", {.tp = 2, .ep = 2, .dp = 2, .dense_tp = 1, .pp = 2}, "flashinfer"},
+        Case{"deepseek_v3", {.tp = 4, .ep = 2, .dp = 2, .pp = 2}, "deepep"},
+        Case{"deepseek_v3", {.tp = 2, .ep = 2, .pp = 2}, "mooncake"},
+        Case{"gpt_oss", {.tp = 2, .ep = 2, .pp = 4}, "fused"}, Case{"llama", {.tp = 2, .pp = 2}}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, PipelineLimits,
+    ::testing::Values(Case{"qwen3_moe", {.pp = 3}},
+                      Case{"deepseek_v3", {.tp = 2, .ep = 2, .dp = 2, .pp = 2}, "deepep"}));
+
+// Aborts while prompts are computed and while tokens are sampled.
+TEST(Pipeline, AbortsEndRequestsOnAllStages) {
+  EngineConfig config = ConfigOf("deepseek_v3", {.tp = 2, .ep = 2, .dp = 2, .pp = 3});
+  Engine engine(config);
+  const auto vocab = static_cast<int32_t>(engine.plan().model.vocab_size);
+  constexpr uint64_t kRequests = 30;
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t finished = 0, aborted = 0;
+  for (uint64_t i = 0; i < kRequests; ++i) {
+    EngineRequest request = RequestOf(i, vocab);
+    request.sampling.max_new_tokens = 40;
+    request.sampling.stop_token_ids.clear();
+    const uint64_t id = engine.Submit(request, [&](const RequestOutput& news) {
+      const std::lock_guard lock(mutex);
+      EXPECT_EQ(news.error, "");
+      if (news.finish != FinishReason::kNone) ++finished;
+      if (news.finish == FinishReason::kAbort) ++aborted;
+      changed.notify_all();
+    });
+    if (i % 3 == 0) engine.Abort(id);
+  }
+  {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return finished == kRequests; });
+    EXPECT_GT(aborted, 0u);
+  }
+  EXPECT_TRUE(engine.FlushCache());
+  for (const EngineStats& group : engine.Stats()) EXPECT_EQ(group.free_pages, group.total_pages);
+}
+
+TEST(Pipeline, RoutedExpertsAreRefused) {
+  Engine engine(ConfigOf("qwen3_moe", {.pp = 2}));
+  EngineRequest request{.input_ids = {1, 2, 3}};
+  request.routed_experts.enabled = true;
+  try {
+    engine.Generate(request);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("--pp-size"));
+  }
+}
+
+std::string ErrorOfPlan(const EngineConfig& config) {
+  try {
+    MakePlan(config);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalid);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(PipelinePlan, RefusesWhatStagesDoNotSupportByName) {
+  const EngineConfig good = ConfigOf("qwen3_moe", {.tp = 2, .ep = 2, .pp = 2});
+  EXPECT_EQ(ErrorOfPlan(good), "");
+  const auto error_of = [&](const auto& change) {
+    EngineConfig config = good;
+    change(config);
+    return ErrorOfPlan(config);
+  };
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.speculative.algorithm = "NGRAM"; }),
+              HasSubstr("--speculative-algorithm NGRAM: not supported with --pp-size 2"));
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.two_batch_overlap = true; }),
+              HasSubstr("--enable-two-batch-overlap: not supported with --pp-size 2"));
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.eplb.enable = true; }), HasSubstr("--enable-eplb"));
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.recorder.mode = "stat"; }),
+              HasSubstr("--expert-distribution-recorder-mode"));
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.mesh.pp = 4; }),
+              HasSubstr("--pp-size 4: the model has 3 layers"));
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.mesh.pp = 0; }), HasSubstr("--pp-size 0"));
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.pp_layer_partition = "2,2"; }),
+              HasSubstr("--pp-layer-partition 2,2: the sum is 4, but the model has 3 layers"));
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.pp_layer_partition = "1,1,1"; }),
+              HasSubstr("--pp-layer-partition 1,1,1: want 2 numbers"));
+  for (const char* text : {"1,x", "1,,2", "1,2,", "12 3"})
+    EXPECT_THAT(error_of([&](EngineConfig& c) { c.pp_layer_partition = text; }),
+                HasSubstr("want numbers of layers"))
+        << text;
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.pp_async_batch_depth = 17; }),
+              HasSubstr("--pp-async-batch-depth 17: want 0 to 16"));
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.pp_max_micro_batch_size = -1; }),
+              HasSubstr("--pp-max-micro-batch-size -1"));
+  const auto error_alone = [&](const auto& change) {
+    return error_of([&](EngineConfig& c) {
+      c.mesh.pp = 1;
+      change(c);
+    });
+  };
+  EXPECT_THAT(error_alone([](EngineConfig& c) { c.pp_layer_partition = "1,2"; }),
+              HasSubstr("has no effect without --pp-size 2"));
+  EXPECT_THAT(error_alone([](EngineConfig& c) { c.pp_async_batch_depth = 1; }),
+              HasSubstr("--pp-async-batch-depth 1 has no effect without --pp-size"));
+  EXPECT_THAT(error_alone([](EngineConfig& c) { c.pp_max_micro_batch_size = 4; }),
+              HasSubstr("--pp-max-micro-batch-size 4 has no effect without --pp-size"));
+}
+
+TEST(PipelinePlan, MemoryIsThatOfTheStages) {
+  EngineConfig config = ConfigOf("deepseek_v3", {});
+  config.max_total_tokens = 4000;
+  const EnginePlan whole = MakePlan(config);
+  config.mesh.pp = 3;
+  const EnginePlan plan = MakePlan(config);
+  ASSERT_EQ(plan.stages.size(), 3u);
+  EXPECT_EQ(plan.num_pages, whole.num_pages);
+  // Each stage has one of three layers.
+  EXPECT_EQ(3 * plan.kv_bytes_per_rank, whole.kv_bytes_per_rank);
+  EXPECT_LT(plan.weight_bytes_per_rank, whole.weight_bytes_per_rank);
+  EXPECT_GT(plan.symmetric_bytes_per_rank, whole.symmetric_bytes_per_rank);  // links of the stages
+  for (int stage = 0; stage < 3; ++stage) {
+    const ModelConfig model = StagePlanOf(config, plan, stage).model;
+    EXPECT_EQ(model.num_layers(), 1);
+    EXPECT_EQ(model.first_layer, stage);
+  }
+}
+
+TEST(PipelinePlan, TheCacheUsesTheMemoryOfAllStages) {
+  EngineConfig config = ConfigOf("qwen3_moe", {.pp = 3});
+  config.max_total_tokens = 0;
+  config.max_running_requests = 4096;
+  const ModelConfig model = ReadModelConfig(config);
+  const Machine machine{.memory = {.total = int64_t{1} << 30, .available = int64_t{1} << 30},
+                        .cpus = 4};
+  const EnginePlan stages = MakePlanOn(machine, model, config, 3);
+  config = OneStage(config);
+  const EnginePlan whole = MakePlanOn(machine, model, config, 1);
+  // Activations of three ranks and their links take a part of the memory.
+  EXPECT_GT(stages.num_pages, whole.num_pages / 2);
+  EXPECT_LE(stages.num_pages, whole.num_pages);
+}
+
+}  // namespace
+}  // namespace switchyard

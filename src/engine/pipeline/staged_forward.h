@@ -1,0 +1,43 @@
+// Forward passes of a pipeline stage.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "comm/device/communicator.h"
+#include "engine/pipeline/stage_links.h"
+#include "engine/rank_engine.h"
+
+namespace switchyard {
+
+// Runs the passes of this stage's layers, and carries the results of the last stage to the others.
+// So the engines of all stages have the same tokens. Borrows all arguments. Used by the rank's
+// thread only.
+class StagedForward : public ForwardFunction {
+ public:
+  // `passes`: maximum number in flight.
+  StagedForward(ForwardFunction& model, RankComm& comm, StageLinks& links, int passes)
+      : model_(model), comm_(comm), links_(links), passes_(passes) {}
+
+  std::span<const float> Forward(const ForwardBatch& batch) override {
+    return model_.Forward(batch);
+  }
+  int64_t vocab_size() const override { return model_.vocab_size(); }
+  Pooling pooling() const override { return model_.pooling(); }
+  int64_t output_width() const override { return model_.output_width(); }
+  int passes_in_flight() const override { return passes_; }
+  bool has_logits() const override { return comm_.mesh.last_stage(); }
+  void SendResults(const std::string& bytes) override { links_.SendResults(bytes); }
+  std::string ReceiveResults() override { return links_.ReceiveResults(); }
+  // Collective of the attention groups with the same requests, on all stages. The routed experts of
+  // other stages are not known, so routed_width is 0: none are returned.
+  std::vector<std::string> RouterFaults(const ForwardBatch& batch) override;
+
+ private:
+  ForwardFunction& model_;
+  RankComm& comm_;
+  StageLinks& links_;
+  const int passes_;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,285 @@
+// Engines of a pipeline's stages with several passes in flight, over a fake model.
+#include <gmock/gmock.h>
+
+#include <deque>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "engine/fake_forward.h"
+#include "engine/test_rank_engine.h"
+
+namespace switchyard {
+namespace {
+
+// Each stage computes all logits, but only the last one returns them.
+class StageForward : public FakeForward {
+ public:
+  StageForward(const Options& options, int passes, bool last, std::deque<std::string>& results)
+      : FakeForward(options), passes_(passes), last_(last), results_(results) {}
+  std::span<const float> Forward(const ForwardBatch& batch) override {
+    const std::span<const float> logits = FakeForward::Forward(batch);
+    return last_ ? logits : std::span<const float>();
+  }
+  int passes_in_flight() const override { return passes_; }
+  bool has_logits() const override { return last_; }
+  void SendResults(const std::string& bytes) override {
+    EXPECT_TRUE(last_);
+    results_.push_back(bytes);
+    EXPECT_LE(std::ssize(results_), passes_);
+  }
+  std::string ReceiveResults() override {
+    EXPECT_FALSE(last_);
+    EXPECT_FALSE(results_.empty());
+    std::string bytes = results_.front();
+    results_.pop_front();
+    return bytes;
+  }
+  int64_t routed_width() const override { return 0; }
+
+ private:
+  const int passes_;
+  const bool last_;
+  std::deque<std::string>& results_;
+};
+
+RankEngine::Options OptionsWith(int64_t num_pages, int32_t chunk, int32_t max_running) {
+  return {.page_size = 4,
+          .num_pages = num_pages,
+          .max_running_requests = max_running,
+          .chunked_prefill_size = chunk,
+          .context_length = 160,
+          .eos_token_ids = {7},
+          .random_seed = 5};
+}
+
+// The first and the last stage. Both get the same messages before the same step.
+class Stages {
+ public:
+  Stages(const RankEngine::Options& options, int passes, Pooling pooling = Pooling::kNone)
+      : first({.num_pages = options.num_pages, .page_size = options.page_size, .pooling = pooling},
+              passes, /*last=*/false, results),
+        last({.num_pages = options.num_pages, .page_size = options.page_size, .pooling = pooling},
+             passes, /*last=*/true, results),
+        first_engine(options, first),
+        last_engine(options, last) {}
+
+  void Tell(const std::vector<ControlMessage>& messages) {
+    first_engine.Apply(messages);
+    last_engine.Apply(messages);
+  }
+  // The first stage needs the results of the oldest pass at the end of its step, so the last stage
+  // runs before it here. It runs after it elsewhere.
+  void Step() {
+    const StepOutputs of_last = last_engine.Step();
+    const StepOutputs of_first = first_engine.Step();
+    ASSERT_EQ(of_first.outputs.size(), of_last.outputs.size());
+    for (size_t i = 0; i < of_first.outputs.size(); ++i) {
+      const RequestOutput &a = of_first.outputs[i], &b = of_last.outputs[i];
+      EXPECT_EQ(a.id, b.id);
+      EXPECT_EQ(a.new_tokens, b.new_tokens);
+      EXPECT_EQ(a.finish, b.finish);
+      EXPECT_EQ(a.error, b.error);
+      Merge(a);
+    }
+    ASSERT_EQ(first.fingerprint, last.fingerprint) << "the stages diverged";
+  }
+  void RunOut() {
+    for (int step = 0; last_engine.HasWork(); ++step) {
+      ASSERT_LT(step, 100000);
+      Step();
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+    EXPECT_FALSE(first_engine.HasWork());
+    EXPECT_TRUE(first_engine.PoolIsWhole());
+    EXPECT_TRUE(last_engine.PoolIsWhole());
+    EXPECT_TRUE(results.empty());
+  }
+
+  std::deque<std::string> results;
+  StageForward first, last;
+  RankEngine first_engine, last_engine;
+  std::map<uint64_t, RequestOutput> seen;
+
+ private:
+  void Merge(const RequestOutput& news) {
+    RequestOutput& all = seen[news.id];
+    EXPECT_EQ(all.finish, FinishReason::kNone) << "output after the end of request " << news.id;
+    const auto append = [](auto& to, const auto& from) {
+      to.insert(to.end(), from.begin(), from.end());
+    };
+    append(all.new_tokens, news.new_tokens);
+    append(all.input_logprobs, news.input_logprobs);
+    append(all.output_logprobs, news.output_logprobs);
+    append(all.pooled, news.pooled);
+    all.finish = news.finish;
+    all.error = news.error;
+  }
+};
+
+class Draws {
+ public:
+  explicit Draws(uint32_t seed) : random_(seed) {}
+  int32_t Below(int32_t n) { return std::uniform_int_distribution<int32_t>(0, n - 1)(random_); }
+
+ private:
+  std::mt19937 random_;
+};
+
+EngineRequest RandomRequest(Draws& draws, uint64_t id) {
+  EngineRequest request{.id = id};
+  const int32_t length = 1 + draws.Below(60), first = draws.Below(3) * 20;
+  for (int32_t i = 0; i < length; ++i) request.input_ids.push_back((first + i) % 61);
+  if (draws.Below(2)) request.input_ids[draws.Below(length)] = draws.Below(61);
+  SamplingParams& p = request.sampling;
+  p.max_new_tokens = draws.Below(30);
+  p.temperature = draws.Below(3) ? 0.9f : 0.0f;
+  p.seed = static_cast<uint64_t>(draws.Below(5));
+  if (draws.Below(4) == 0) p.top_p = 0.8f;
+  if (draws.Below(4) == 0) p.repetition_penalty = 1.2f;
+  if (draws.Below(4) == 0) p.min_new_tokens = std::min(p.max_new_tokens, 5);
+  p.ignore_eos = draws.Below(2);
+  if (draws.Below(3) == 0)
+    request.logprob = {.enabled = true, .start = draws.Below(length + 1) - 1, .top = 2};
+  return request;
+}
+
+void ExpectEqualLogprobs(const std::vector<PositionLogprobs>& got,
+                         const std::vector<PositionLogprobs>& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_EQ(got[i].token, want[i].token);
+    if (std::isnan(want[i].logprob)) {
+      EXPECT_TRUE(std::isnan(got[i].logprob));
+    } else {
+      EXPECT_EQ(got[i].logprob, want[i].logprob);
+    }
+  }
+}
+
+// Random requests and aborts, with few pages, so that requests are retracted with passes in flight.
+TEST(StagedPass, GivesWhatEachRequestGetsAlone) {
+  for (const int passes : {2, 3, 5}) {
+    for (const int64_t pages : {24, 60}) {
+      SCOPED_TRACE(fmt::format("{} passes, {} pages", passes, pages));
+      const RankEngine::Options options = OptionsWith(pages, /*chunk=*/9, /*max_running=*/6);
+      Rig alone(options);
+      Stages stages(options, passes);
+      Draws draws(static_cast<uint32_t>(passes * 100 + pages));
+      constexpr uint64_t kRequests = 120;
+      std::map<uint64_t, bool> aborted;
+      uint64_t next_id = 1;
+      while (next_id <= kRequests || stages.last_engine.HasWork()) {
+        std::vector<ControlMessage> messages;
+        for (int32_t n = draws.Below(3); n > 0 && next_id <= kRequests; --n) {
+          const EngineRequest request = RandomRequest(draws, next_id++);
+          alone.Run(request);
+          messages.emplace_back(request);
+        }
+        if (draws.Below(8) == 0) {
+          const auto id = static_cast<uint64_t>(1 + draws.Below(static_cast<int32_t>(next_id)));
+          const auto seen = stages.seen.find(id);
+          if (id < next_id &&
+              (seen == stages.seen.end() || seen->second.finish == FinishReason::kNone))
+            aborted[id] = true;
+          messages.emplace_back(AbortRequest{id});
+        }
+        stages.Tell(messages);
+        stages.Step();
+        ASSERT_FALSE(::testing::Test::HasFailure());
+        ASSERT_LE(stages.first.most_rows, 9 + 6);
+      }
+      stages.RunOut();
+      EXPECT_TRUE(stages.last_engine.Stats().retractions > 0 || pages != 24);
+      ASSERT_EQ(stages.seen.size(), kRequests);
+      for (const auto& [id, want] : alone.seen) {
+        SCOPED_TRACE(fmt::format("request {}", id));
+        const RequestOutput& got = stages.seen[id];
+        if (aborted.contains(id)) continue;
+        EXPECT_EQ(got.error, "");
+        EXPECT_EQ(got.finish, want.finish);
+        EXPECT_EQ(got.new_tokens, want.new_tokens);
+        ExpectEqualLogprobs(got.input_logprobs, want.input_logprobs);
+        ExpectEqualLogprobs(got.output_logprobs, want.output_logprobs);
+      }
+    }
+  }
+}
+
+TEST(StagedPass, PooledPromptsGiveTheSameVectors) {
+  for (const Pooling pooling : {Pooling::kLast, Pooling::kMean}) {
+    const RankEngine::Options options = OptionsWith(40, /*chunk=*/7, /*max_running=*/4);
+    Rig alone(options, 61, /*launches=*/false, pooling);
+    Stages stages(options, 3, pooling);
+    Draws draws(9);
+    for (uint64_t id = 1; id <= 20; ++id) {
+      EngineRequest request = RandomRequest(draws, id);
+      request.logprob = {};
+      request.sampling = {};
+      request.sampling.max_new_tokens = 0;
+      request.pooling = pooling;
+      alone.Run(request);
+      stages.Tell({request});
+      if (draws.Below(2)) stages.Step();
+    }
+    stages.RunOut();
+    for (const auto& [id, want] : alone.seen) EXPECT_EQ(stages.seen[id].pooled, want.pooled);
+  }
+}
+
+TEST(StagedPass, LogitsThatAreNotFiniteEndTheRequestOnAllStages) {
+  Stages stages(OptionsWith(40, 9, 6), 3);
+  stages.first.poison = stages.last.poison = 50;
+  stages.first.router_fault = stages.last.router_fault = "the router of layer 3 failed";
+  for (uint64_t id = 1; id <= 4; ++id) {
+    EngineRequest request{.id = id, .input_ids = {1, 2, static_cast<int32_t>(48 + id)}};
+    request.sampling = {.max_new_tokens = 5, .temperature = 0, .ignore_eos = true};
+    stages.Tell({request});
+  }
+  stages.RunOut();
+  EXPECT_EQ(stages.seen[2].finish, FinishReason::kError);
+  EXPECT_EQ(stages.seen[2].error, "the router of layer 3 failed");
+}
+
+// Decoding requests are divided over the passes in flight, and take turns.
+TEST(StagedPass, MicroBatchesTakeTurns) {
+  RankEngine::Options options = OptionsWith(60, 64, 8);
+  for (const int64_t limit : {0, 1}) {
+    options.max_micro_batch = limit;
+    Stages stages(options, 2);
+    for (uint64_t id = 1; id <= 8; ++id) {
+      EngineRequest request{.id = id, .input_ids = {1, static_cast<int32_t>(id)}};
+      request.sampling = {.max_new_tokens = 20, .temperature = 0, .ignore_eos = true};
+      stages.Tell({request});
+    }
+    stages.Step();  // all prompts
+    stages.first.most_rows = 0;
+    for (int step = 0; step < 60; ++step) stages.Step();
+    EXPECT_EQ(stages.first.most_rows, limit == 0 ? 4 : 1);
+    size_t least = 100, most = 0;
+    for (const auto& [id, output] : stages.seen) {
+      least = std::min(least, output.new_tokens.size());
+      most = std::max(most, output.new_tokens.size());
+    }
+    EXPECT_EQ(stages.seen.size(), 8u);
+    EXPECT_LE(most - least, 1u);
+    stages.RunOut();
+  }
+}
+
+// The chunks of a prompt follow each other without waiting for results.
+TEST(StagedPass, ChunksOfAPromptAreInFlightTogether) {
+  Stages stages(OptionsWith(60, 10, 8), 4);
+  EngineRequest request{.id = 1};
+  for (int32_t i = 0; i < 40; ++i) request.input_ids.push_back(i);
+  request.sampling = {.max_new_tokens = 1, .temperature = 0, .ignore_eos = true};
+  stages.Tell({request});
+  for (int step = 0; step < 4; ++step) stages.Step();
+  EXPECT_EQ(stages.first.passes, 4);
+  stages.RunOut();
+  EXPECT_EQ(stages.first.passes, 4);
+  EXPECT_EQ(stages.seen[1].new_tokens.size(), 1u);
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,123 @@
+#include "model/stages.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "core/error.h"
+#include "core/format.h"
+
+namespace switchyard {
+namespace {
+
+double AttentionCost(const ModelConfig& model) {
+  const AttentionConfig& a = model.attention;
+  const auto hidden = static_cast<double>(model.hidden), heads = static_cast<double>(a.heads);
+  if (a.kind == AttentionConfig::Kind::kGrouped) {
+    const auto width = static_cast<double>(a.head_dim);
+    return hidden * width * ((a.gate ? 3 : 2) * heads + 2 * static_cast<double>(a.kv_heads));
+  }
+  const auto rope = static_cast<double>(a.qk_rope_head_dim);
+  const auto nope = static_cast<double>(a.qk_nope_head_dim);
+  const auto value = static_cast<double>(a.v_head_dim);
+  const auto latent = static_cast<double>(a.kv_lora_rank), low = static_cast<double>(a.q_lora_rank);
+  const double queries =
+      low > 0 ? low * (hidden + heads * (nope + rope)) : hidden * heads * (nope + rope);
+  return queries + hidden * (latent + rope) + latent * heads * (nope + value) +
+         heads * value * hidden;
+}
+
+double LayerCost(const ModelConfig& model, const LayerConfig& layer) {
+  const auto hidden = static_cast<double>(model.hidden);
+  const double attention = AttentionCost(model);
+  if (!layer.moe || !model.moe)
+    return attention + 3 * hidden * static_cast<double>(model.intermediate);
+  const MoeModelConfig& moe = *model.moe;
+  const auto width =
+      static_cast<double>(moe.router.top_k * moe.intermediate + moe.shared_intermediate);
+  return attention + hidden * (3 * width + static_cast<double>(moe.router.num_experts));
+}
+
+// The cost of a split so far. Of two splits with the same largest stage, the more even one is
+// better.
+struct SplitCost {
+  double largest = std::numeric_limits<double>::infinity(), squares = 0;
+  int last = 0;  // layers of the last stage
+  bool Beats(const SplitCost& other) const {
+    return largest != other.largest ? largest < other.largest : squares < other.squares;
+  }
+};
+
+// Numbers of layers of the stages. best[s][n]: of the first n layers in s + 1 stages.
+std::vector<int> SizesByCost(const ModelConfig& model, int stages) {
+  const auto layers = static_cast<int>(model.num_layers());
+  std::vector<double> sum(layers + 1, 0.0);  // of the first layers
+  for (int i = 0; i < layers; ++i) sum[i + 1] = sum[i] + LayerCost(model, model.layers[i]);
+  sum[layers] += static_cast<double>(model.hidden) * static_cast<double>(model.output_width());
+  std::vector best(stages, std::vector<SplitCost>(layers + 1));
+  for (int n = 1; n <= layers; ++n) best[0][n] = {sum[n], sum[n] * sum[n], n};
+  for (int s = 1; s < stages; ++s) {
+    for (int n = s + 1; n <= layers; ++n) {
+      for (int last = 1; last <= n - s; ++last) {
+        const SplitCost& rest = best[s - 1][n - last];
+        const double cost = sum[n] - sum[n - last];
+        const SplitCost split{std::max(rest.largest, cost), rest.squares + cost * cost, last};
+        if (split.Beats(best[s][n])) best[s][n] = split;
+      }
+    }
+  }
+  std::vector<int> sizes(stages);
+  int left = layers;
+  for (int s = stages - 1; s >= 0; --s) {
+    sizes[s] = best[s][left].last;
+    left -= sizes[s];
+  }
+  return sizes;
+}
+
+void CheckSizes(std::span<const int> sizes, int stages, int64_t layers) {
+  const std::string text = Joined(std::vector<int>(sizes.begin(), sizes.end()), ",");
+  if (std::ssize(sizes) != stages)
+    throw Invalid("--pp-layer-partition {}: want {} numbers, one for each stage (--pp-size)", text,
+                  stages);
+  for (const int size : sizes)
+    if (size < 1) throw Invalid("--pp-layer-partition {}: each stage needs at least 1 layer", text);
+  const int64_t sum = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  if (sum != layers)
+    throw Invalid("--pp-layer-partition {}: the sum is {}, but the model has {} layers", text, sum,
+                  layers);
+}
+
+}  // namespace
+
+std::vector<schedule::LayerRange> SplitLayers(const ModelConfig& model, int stages,
+                                              std::span<const int> sizes) {
+  if (stages > model.num_layers())
+    throw Invalid("--pp-size {}: the model has {} layers, and each stage needs at least 1", stages,
+                  model.num_layers());
+  if (!sizes.empty()) CheckSizes(sizes, stages, model.num_layers());
+  const std::vector<int> chosen =
+      sizes.empty() ? SizesByCost(model, stages) : std::vector<int>(sizes.begin(), sizes.end());
+  std::vector<schedule::LayerRange> ranges;
+  int begin = 0;
+  for (int stage = 0; stage < stages; ++stage) {
+    ranges.push_back({.begin = begin,
+                      .end = begin + chosen[stage],
+                      .has_embedding = stage == 0,
+                      .has_head = stage + 1 == stages});
+    begin = ranges.back().end;
+  }
+  return ranges;
+}
+
+ModelConfig StageConfigOf(const ModelConfig& model, const schedule::LayerRange& range) {
+  ModelConfig stage = model;
+  stage.layers.assign(model.layers.begin() + range.begin, model.layers.begin() + range.end);
+  stage.first_layer = range.begin;
+  stage.has_embedding = range.has_embedding;
+  stage.has_head = range.has_head;
+  if (std::ranges::none_of(stage.layers, &LayerConfig::moe)) stage.moe.reset();
+  return stage;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,25 @@
+// Pipeline stages: contiguous ranges of a model's layers.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "model/config.h"
+#include "schedule/serve.h"
+
+namespace switchyard {
+
+// The model's layers in `stages` ranges. The first stage has the embedding, the last one the final
+// norm and the head. Error kInvalid names --pp-size if there are more stages than layers.
+//
+// `sizes`: numbers of layers of the stages; Error kInvalid names --pp-layer-partition if they do
+// not fit. If empty, the ranges minimize the largest cost of a stage. The cost of a layer is the
+// number of weights that one token multiplies: of the selected and shared experts, of the router
+// and of attention. The head counts too.
+std::vector<schedule::LayerRange> SplitLayers(const ModelConfig& model, int stages,
+                                              std::span<const int> sizes = {});
+
+// The model of one stage. Without MoE layers it has no experts (ModelConfig::moe).
+ModelConfig StageConfigOf(const ModelConfig& model, const schedule::LayerRange& range);
+
+}  // namespace switchyard

@@ -1,0 +1,122 @@
+#include "model/stages.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "core/testing.h"
+#include "model/rank_memory.h"
+#include "model/test_layouts.h"
+#include "model/weights.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::vector<int> SizesOf(const std::vector<schedule::LayerRange>& ranges) {
+  std::vector<int> sizes;
+  for (const schedule::LayerRange& range : ranges) sizes.push_back(range.size());
+  return sizes;
+}
+
+// A model without a head, so that all cost is in the layers.
+ModelConfig Dense(int layers) {
+  ModelConfig model;
+  model.hidden = model.intermediate = 64;
+  model.attention = {.heads = 4, .kv_heads = 4, .head_dim = 16};
+  model.layers.resize(layers);
+  return model;
+}
+
+TEST(SplitLayers, EqualLayersAreSpreadEvenly) {
+  EXPECT_THAT(SizesOf(SplitLayers(Dense(8), 1)), ElementsAre(8));
+  EXPECT_THAT(SizesOf(SplitLayers(Dense(8), 2)), ElementsAre(4, 4));
+  EXPECT_THAT(SizesOf(SplitLayers(Dense(8), 8)), ElementsAre(1, 1, 1, 1, 1, 1, 1, 1));
+  std::vector<int> sizes = SizesOf(SplitLayers(Dense(10), 4));
+  std::ranges::sort(sizes);
+  EXPECT_THAT(sizes, ElementsAre(2, 2, 3, 3));
+}
+
+TEST(SplitLayers, CostCountsTheSelectedExpertsAndTheHead) {
+  ModelConfig model = Dense(8);
+  // MoE layers cost about four times as much as dense ones.
+  model.moe = MoeModelConfig{.router = {.num_experts = 64, .top_k = 8}, .intermediate = 64};
+  for (int i = 4; i < 8; ++i) model.layers[i].moe = true;
+  EXPECT_THAT(SizesOf(SplitLayers(model, 2)), ElementsAre(6, 2));
+  model.vocab_size = 100'000;  // the head costs more than all layers
+  EXPECT_THAT(SizesOf(SplitLayers(model, 2)), ElementsAre(7, 1));
+}
+
+TEST(SplitLayers, FirstHasTheEmbeddingAndLastTheHead) {
+  const auto ranges = SplitLayers(Dense(5), 3, std::vector<int>{2, 2, 1});
+  ASSERT_EQ(ranges.size(), 3u);
+  EXPECT_EQ(ranges[1].begin, 2);
+  EXPECT_EQ(ranges[2].begin, 4);
+  for (int stage = 0; stage < 3; ++stage) {
+    EXPECT_EQ(ranges[stage].has_embedding, stage == 0);
+    EXPECT_EQ(ranges[stage].has_head, stage == 2);
+  }
+}
+
+TEST(SplitLayers, RefusesSizesThatDoNotFit) {
+  const auto error_of = [](int stages, const std::vector<int>& sizes) {
+    return ErrorOf([&] { SplitLayers(Dense(5), stages, sizes); });
+  };
+  EXPECT_THAT(error_of(6, {}), HasSubstr("--pp-size 6: the model has 5 layers"));
+  EXPECT_THAT(error_of(2, {2, 2, 1}), HasSubstr("--pp-layer-partition 2,2,1: want 2 numbers"));
+  EXPECT_THAT(error_of(2, {5, 0}), HasSubstr("5,0: each stage needs at least 1 layer"));
+  EXPECT_THAT(error_of(2, {2, 2}), HasSubstr("2,2: the sum is 4, but the model has 5 layers"));
+}
+
+// Stages read the weights of the whole model once. The last stage of a model with tied embeddings
+// reads the embedding for its head.
+TEST(StageConfig, StagesReadEachWeightOnce) {
+  for (const char* fixture : {"deepseek_v3", "deepseek_v3_fp8", "gpt_oss", "qwen2_moe", "llama"}) {
+    SCOPED_TRACE(fixture);
+    const ModelConfig model = LoadModelConfig(Fixture(fixture));
+    for (int stages = 1; stages <= model.num_layers(); ++stages) {
+      WeightBytes sum;
+      size_t bytes = 0;
+      for (const schedule::LayerRange& range : SplitLayers(model, stages)) {
+        const ModelConfig stage = StageConfigOf(model, range);
+        EXPECT_EQ(stage.num_layers(), range.size());
+        const WeightBytes own = WeightsOfRank(stage, {});
+        EXPECT_EQ(own.embedding > 0, range.has_embedding);
+        sum.embedding += own.embedding;
+        sum.head += own.head;
+        sum.experts += own.experts;
+        bytes += WeightBytesPerRank(stage, Mesh());
+      }
+      const WeightBytes whole = WeightsOfRank(model, {});
+      EXPECT_EQ(sum.embedding, whole.embedding);
+      EXPECT_EQ(sum.experts, whole.experts);
+      const bool twice = model.tie_embeddings && stages > 1;
+      EXPECT_EQ(sum.head, twice ? whole.embedding : whole.head);
+      const double want =
+          static_cast<double>(WeightBytesPerRank(model, Mesh())) + (twice ? whole.embedding : 0.0);
+      EXPECT_NEAR(static_cast<double>(bytes), want, stages);  // each stage rounds to bytes
+    }
+  }
+}
+
+TEST(StageConfig, WeightsOfAStageAreThoseOfItsLayers) {
+  const ModelConfig model = LoadModelConfig(Fixture("deepseek_v3"));
+  const ModelWeights whole = LoadWeights(Fixture("deepseek_v3"), model, Mesh(), {});
+  for (const schedule::LayerRange& range : SplitLayers(model, 3)) {
+    const ModelConfig stage = StageConfigOf(model, range);
+    const ModelWeights own = LoadWeights(Fixture("deepseek_v3"), stage, Mesh(), {});
+    EXPECT_EQ(stage.has_moe(), range.begin > 0);  // the first layer is dense
+    EXPECT_EQ(own.embedding.defined(), range.has_embedding);
+    EXPECT_EQ(own.head.defined(), range.has_head);
+    EXPECT_EQ(own.final_norm.defined(), range.has_head);
+    ASSERT_EQ(std::ssize(own.layers), range.size());
+    const Tensor& norm = own.layers[0].input_norm;
+    const Tensor& want = whole.layers[range.begin].input_norm;
+    EXPECT_TRUE(std::ranges::equal(norm.span<float>(), want.span<float>()));
+  }
+}
+
+}  // namespace
+}  // namespace switchyard
