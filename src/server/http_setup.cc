@@ -12,6 +12,7 @@
 
 #include "core/log.h"
 #include "engine/host_memory.h"
+#include "server/page/page.h"
 
 namespace switchyard {
 namespace {
@@ -85,6 +86,8 @@ http::ServerOptions SetUpHttp(const ServerArgs& args) {
   o.admin_api_key = ReadAdminKey(args.http);
   o.cors_origins = ReadCorsOrigins(args.http);
   o.paths_without_key = {"/health"};
+  if (!args.http.disable_page)
+    for (std::string& path : page::Paths()) o.paths_without_key.push_back(std::move(path));
   o.log_requests = args.log_requests;
   if (o.uds.empty() && (o.host == "0.0.0.0" || o.host == "::") && o.api_keys.empty()) {
     LOG_WARNING(

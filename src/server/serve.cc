@@ -23,6 +23,7 @@
 #include "server/native/native.h"
 #include "server/openai/openai.h"
 #include "server/openapi/openapi.h"
+#include "server/page/page.h"
 #include "server/pooling/pooling.h"
 #include "server/ranks/engine_ranks.h"
 #include "server/ranks/follower.h"
@@ -290,11 +291,17 @@ int RunServe(const ServerArgs& args) {
   native::Register(server, service);
   pooling::Register(server, service);
   openapi::Register(server, service);
+  const std::shared_ptr<page::Feed> feed =
+      args.http.disable_page ? nullptr : page::Register(server, service);
+  const auto stop_serving = [&] {
+    if (feed) feed->Stop();  // first: the server's stop waits for the ends of its streams
+    server.Stop();
+  };
   server.Start();  // before loading, so that a port in use is reported immediately
 
   std::optional<Membership> membership = Lead(launch, args.engine, plan, find_signal);
   if (!membership || !ConnectLaunchedRank(launch, *membership, {args.engine, plan}, find_signal)) {
-    server.Stop();
+    stop_serving();
     return ReportInterrupted(interrupted);
   }
 
@@ -349,7 +356,7 @@ int RunServe(const ServerArgs& args) {
   }
   interrupt.join();
   if (failure) {
-    server.Stop();  // before the destruction of objects used by handlers
+    stop_serving();  // before the destruction of objects used by handlers
     std::rethrow_exception(failure);
   }
 
@@ -361,7 +368,7 @@ int RunServe(const ServerArgs& args) {
     }
     Drain(service, ranks, upkeep, signals, lost);
   }
-  server.Stop();
+  stop_serving();
   if (lost) {
     LOG_ERROR("{}", lost_reason);
     return 1;

@@ -72,6 +72,8 @@ void AddHttpFlags(CommandLine& app, HttpArgs& a) {
   app.Flag("--request-timeout", a.running_timeout_seconds, kGroup,
            "Timeout in seconds from the first token to the last; 0: none")
       .NonNegative();
+  app.Switch("--disable-page", a.disable_page, kGroup,
+             "Serve no web page at / and no /dashboard/events");
 }
 
 std::vector<std::string> ReadApiKeys(const HttpArgs& args) {

@@ -22,6 +22,7 @@ struct HttpArgs {
   std::string memory_limit;                                     // --http-memory-limit; empty: auto
   double queue_timeout_seconds = 0;                             // --request-queue-timeout; 0: none
   double running_timeout_seconds = 0;                           // --request-timeout; 0: none
+  bool disable_page = false;                                    // --disable-page
 };
 
 void AddHttpFlags(CommandLine& app, HttpArgs& args);

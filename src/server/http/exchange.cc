@@ -143,6 +143,11 @@ bool Exchange::Closed() const {
   return gone_;
 }
 
+size_t Exchange::Unsent() const {
+  std::lock_guard lock(mutex_);
+  return pending_.size() + in_flight_;
+}
+
 void Exchange::OnClose(std::function<void()> callback) {
   {
     std::lock_guard lock(mutex_);

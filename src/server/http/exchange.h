@@ -50,6 +50,7 @@ class Exchange {
   void Write(std::string_view chunk);
   void EndStream();
   bool Closed() const;
+  size_t Unsent() const;
   void OnClose(std::function<void()> callback);
   void Defer(size_t bytes, std::function<void()> job);
   const std::shared_ptr<MemoryBudget>& budget() const { return options_.budget; }

@@ -96,6 +96,9 @@ class Responder {
   // Whether the client disconnected before the end of the response. Further writes are dropped.
   bool Closed() const;
 
+  // Number of bytes written and not yet sent to the client.
+  size_t Unsent() const;
+
   // Calls `callback` once if the client disconnects, or the server closes the connection, before
   // Send or EndStream. Runs on an I/O thread, or within this call if the client has already
   // disconnected. `callback` must not block. A callback that holds a copy of the Responder keeps

@@ -54,6 +54,8 @@ void Responder::EndStream() const { answer_->exchange->EndStream(); }
 
 bool Responder::Closed() const { return answer_->exchange->Closed(); }
 
+size_t Responder::Unsent() const { return answer_->exchange->Unsent(); }
+
 void Responder::Defer(size_t bytes, std::function<void()> job) const {
   answer_->exchange->Defer(bytes, std::move(job));
 }

@@ -31,7 +31,9 @@ Json FillsJson(const std::vector<int64_t>& fills) {
   return json;
 }
 
-Json StatusJson(const EplbStatus& s) {
+}  // namespace
+
+Json EplbStatusJson(const EplbStatus& s) {
   return {{"state", Name(s.state)},
           {"forward_passes", s.passes},
           {"balancedness", OrNull(s.balancedness)},
@@ -58,6 +60,8 @@ Json StatusJson(const EplbStatus& s) {
           {"last_failure", http::HidePaths(s.last_failure)}};
 }
 
+namespace {
+
 Json OptionsJson(const EplbOptions& o) {
   return {{"algorithm", o.algorithm},
           {"dispatch_algorithm", o.dispatch},
@@ -71,7 +75,7 @@ void HandleStatus(Service& service, const http::Responder& responder) {
   RequireEplb(service);
   service.front.GetEplb([&service, responder](const EplbReport& report) {
     if (!report.refused.empty()) return responder.SendError(503, report.refused);
-    Json json = StatusJson(report.status);
+    Json json = EplbStatusJson(report.status);
     json["options"] = OptionsJson(service.args.engine.eplb);
     responder.Send(200, http::kJson, Dump(json));
   });

@@ -1,0 +1,138 @@
+#include "server/page/feed.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <memory>
+
+#include "server/api/json_body.h"
+#include "server/front/test_service.h"
+#include "server/http/exchange.h"
+#include "server/page/snapshot.h"
+
+namespace switchyard::page {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::shared_ptr<http::Exchange> NewExchange() {
+  return std::make_shared<http::Exchange>(http::Exchange::Options{}, nullptr);
+}
+
+// Waits until the condition holds. The test's time limit ends a wait without end.
+template <typename Condition>
+void Await(const Condition& condition) {
+  while (!condition()) std::this_thread::sleep_for(milliseconds(1));
+}
+
+TEST(FeedTest, MakesNothingWithoutListeners) {
+  std::atomic<int> made = 0;
+  Feed feed([&](bool) { return std::to_string(++made); }, {.interval = milliseconds(1)});
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_EQ(made, 0);
+  const auto exchange = NewExchange();
+  EXPECT_TRUE(feed.Add(http::Responder(exchange)));
+  Await([&] { return made >= 3; });
+  exchange->Close();  // the client disconnects
+  Await([&] { return feed.listeners() == 0; });
+  const int before = made;
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_EQ(made, before);
+}
+
+TEST(FeedTest, OnlyTheFirstSnapshotOfAListenerIsWhole) {
+  std::atomic<int> whole = 0, made = 0;
+  Feed feed(
+      [&](bool is_whole) {
+        ++made;
+        if (is_whole) ++whole;
+        return "{}";
+      },
+      {.interval = milliseconds(1)});
+  feed.Add(http::Responder(NewExchange()));
+  Await([&] { return made >= 4; });
+  EXPECT_EQ(whole, 1);
+  feed.Add(http::Responder(NewExchange()));
+  Await([&] { return whole == 2; });
+}
+
+TEST(FeedTest, DropsAListenerThatDoesNotRead) {
+  const std::string large(8 << 10, 'x');
+  Feed feed([&](bool) { return large; }, {.interval = milliseconds(1), .max_skipped = 3});
+  const auto slow = NewExchange(), fast = NewExchange();
+  feed.Add(http::Responder(slow));
+  feed.Add(http::Responder(fast));
+  std::string received;
+  Await([&] {
+    received += fast->Take().bytes;
+    return feed.listeners() == 1;
+  });
+  const http::Exchange::Output output = slow->Take();
+  EXPECT_EQ(output.state, http::Exchange::State::kCut);
+  EXPECT_LT(output.bytes.size(), 2 * large.size());  // one snapshot
+  EXPECT_GT(received.size(), 2 * large.size());
+}
+
+TEST(FeedTest, ContinuesAfterAFailedSnapshot) {
+  std::atomic<int> made = 0;
+  Feed feed(
+      [&](bool) -> std::string {
+        if (++made == 1) throw std::runtime_error("no");
+        return "{}";
+      },
+      {.interval = milliseconds(1)});
+  const auto exchange = NewExchange();
+  feed.Add(http::Responder(exchange));
+  Await([&] { return feed.snapshots() >= 2; });
+  EXPECT_EQ(feed.listeners(), 1u);
+}
+
+// Answers the queries of a snapshot.
+struct QueriedLink : RankLink {
+  void Send(const std::vector<ControlMessage>& messages) override {
+    for (const ControlMessage& message : messages) {
+      if (const auto* stats = std::get_if<GetStats>(&message))
+        front->OnMessage(StatsReport{.ticket = stats->ticket,
+                                     .groups = {{.running = 2, .waiting = 1, .total_pages = 9}}});
+      if (const auto* query = std::get_if<GetExpertLoad>(&message))
+        front->OnMessage(ExpertLoadReport{.ticket = query->ticket, .load = load});
+    }
+  }
+  Front* front = nullptr;
+  ExpertLoad load{.layers = 1,
+                  .experts = 2,
+                  .ranks = 1,
+                  .passes = 5,
+                  .rank_count = {7},
+                  .logical_count = {3, 4}};
+};
+
+TEST(SnapshotTest, HasTheStateOfTheRanks) {
+  TestService world({.engine = {.model_path = SWITCHYARD_TEST_DATA "/fixtures/qwen3_moe",
+                                .recorder = {.metrics = true}}},
+                    512);
+  QueriedLink link;
+  Front front(link, *world.model.tokenizer, {.vocab_size = 8, .context_length = 512});
+  link.front = &front;
+  Service service{front, world.model, world.args, world.plan};
+  service.ready = true;
+  Snapshots snapshots(service);
+  const Json first = Json::parse(snapshots.Make(true));
+  EXPECT_EQ(first["state"], "ready");
+  EXPECT_EQ(first["groups"][0]["running"], 2);
+  EXPECT_EQ(first["experts"]["logical_count"], Json({3, 4}));
+  EXPECT_EQ(first["experts"]["passes"], 5);
+  EXPECT_EQ(first["first_token"]["counts"].size(), first["first_token"]["bounds"].size() + 1);
+  EXPECT_EQ(first["eplb"], nullptr);
+  // Counts are sent again only if there was a pass, or to a new listener.
+  EXPECT_FALSE(Json::parse(snapshots.Make(false))["experts"].contains("logical_count"));
+  EXPECT_TRUE(Json::parse(snapshots.Make(true))["experts"].contains("logical_count"));
+  link.load.passes = 6;
+  EXPECT_TRUE(Json::parse(snapshots.Make(false))["experts"].contains("logical_count"));
+  front.OnRanksLost("a rank ended");
+  EXPECT_EQ(Json::parse(snapshots.Make(true))["state"], "lost");
+}
+
+}  // namespace
+}  // namespace switchyard::page
