@@ -22,6 +22,9 @@ import zipfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "python/switchyard"
 
+# Libraries of every manylinux system.
+NOT_COPIED = ("libc.", "libm.", "libgcc_s.", "libstdc++.", "libpthread.", "libdl.", "librt.", "libresolv.", "libz.")
+
 METADATA = """\
 Metadata-Version: 2.1
 Name: switchyard
@@ -62,6 +65,8 @@ def add_sources(package):
     sys.dont_write_bytecode = True
     subprocess.run([sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "switchyard._core", "-o", package / "_core.pyi"],
                    env={**os.environ, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}, check=True)
+    with (package / "_core.pyi").open("a") as stub:
+        stub.write("\n__version__: str\n")  # stubgen omits names with underscores
     return importlib.import_module("switchyard._core")
 
 
@@ -80,7 +85,8 @@ def licenses(package):
     for name in ("LICENSE", "NOTICE"):
         texts[f"xgrammar-{name}"] = (ROOT / "build/third_party/xgrammar" / name).read_text()
     lines = subprocess.run(["ldd", package / "libswitchyard.so"], capture_output=True, text=True, check=True).stdout
-    files = [pathlib.Path(path).resolve().name for path in re.findall(r"=> (/\S+)", lines)]
+    files = [pathlib.Path(path).resolve().name for soname, path in re.findall(r"(\S+) => (/\S+)", lines)
+             if not soname.startswith(NOT_COPIED)]
     if shutil.which("dpkg-query") and files:
         found = subprocess.run(["dpkg-query", "-S", *(f"*/{name}" for name in files)], capture_output=True, text=True).stdout
         for debian in sorted(set(re.findall(r"^([^:\s]+)", found, re.M))):

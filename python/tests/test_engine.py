@@ -30,13 +30,13 @@ def test_arguments_become_flags():
     ({"nnodes": 2}, "--nnodes: an engine in this process has ranks on this host only"),
     ({"enable_elastic_ep": True}, "--enable-elastic-ep: the ranks"),
     ({"tp_siez": 2}, "tp-siez"),
-    ({"tp_size": 3}, "ep"),
+    ({"tp_size": 3, "ep_size": 2}, "--ep 2 does not divide --tp 3"),
     ({"moe_a2a_backend": "mori"}, "mori"),
     ({"log_level": "loud"}, "--log-level"),
 ])
 def test_wrong_arguments_are_refused_by_name(arguments, text):
     with pytest.raises(switchyard.InvalidError, match=text):
-        switchyard.Engine(model_path=MODEL, ep_size=2, **SMALL, **arguments)
+        switchyard.Engine(model_path=MODEL, **SMALL, **arguments)
 
 
 def test_a_missing_checkpoint_is_an_error():
