@@ -7,7 +7,7 @@ import atexit
 import functools
 import json
 import weakref
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from . import _calls, _core, _outputs
@@ -191,7 +191,7 @@ class Engine:
             loop_calls = self._loops[loop] = _calls.LoopCalls()
         return loop_calls
 
-    def _body(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], _calls.Make]:
+    def _body(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], Callable[..., Output]]:
         """The body of /generate and the function that makes an output of a raw result."""
         arguments = {**arguments, **arguments["fields"]}
         text = self._core.token_text if arguments["return_text_in_logprobs"] else None
