@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "core/error.h"
@@ -109,7 +110,8 @@ Engine::~Engine() {
   if (getpid() == impl_->process) {
     impl_->Shutdown();
   } else {
-    new std::shared_ptr<Impl>(std::move(impl_));  // leaked: its destructor would join threads
+    // Leaked, because its destructor would join threads.
+    [[maybe_unused]] const auto* leaked = new (std::nothrow) std::shared_ptr<Impl>(impl_);
   }
 }
 

@@ -35,7 +35,7 @@ std::vector<std::string> Words(const std::string& fixture,
   return words;
 }
 
-std::string Body(Json more = Json::object()) {
+std::string Body(const Json& more = Json::object()) {
   Json body = {
       {"input_ids", {5, 6, 7}},
       {"sampling_params", {{"temperature", 0}, {"max_new_tokens", 6}, {"ignore_eos", true}}}};
@@ -176,9 +176,10 @@ TEST(OfflineEngineTest, FlagsOfTheNetworkAndOfProcessesAreRefused) {
       {{"--max-rank-deaths", "3/60"}, "--max-rank-deaths: the ranks"},
       {{"--print-schedule"}, "--print-schedule"},
       {{"--pot", "1"}, "--pot"}};
-  for (const auto& [flags, text] : cases)
-    EXPECT_THAT(ErrorOf(ErrorKind::kInvalid, [&] { Engine engine(Words("qwen3_moe", flags)); }),
-                HasSubstr(text));
+  for (const auto& c : cases)
+    EXPECT_THAT(
+        ErrorOf(ErrorKind::kInvalid, [&] { const Engine engine(Words("qwen3_moe", c.first)); }),
+        HasSubstr(c.second));
 }
 
 TEST(OfflineEngineTest, ShutdownAbortsOpenCallsAndRefusesNewOnes) {
