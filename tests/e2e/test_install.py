@@ -2,6 +2,7 @@
 features of Switchyard.
 """
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -46,6 +47,13 @@ def program():
         *(f"-D{name}={cache_entry(name)}" for name in same))
     run("cmake", "--build", build)
     return build / "my_switchyard"
+
+
+def test_the_program_needs_only_the_libraries_of_the_docs():
+    """Open MPI and NCCL are loaded at run time only."""
+    needed = set(re.findall(r"\(NEEDED\).*\[(\S+)\]", run("readelf", "-d", server.PROGRAM)))
+    section = (server.ROOT / "docs/install.md").read_text().partition("## Shared libraries")[2]
+    assert needed - {"ld-linux-x86-64.so.2"} == set(re.findall(r"^\| `(lib[^`]+)`", section, re.M))
 
 
 def test_own_backends_are_listed_beside_the_built_in_ones(program):

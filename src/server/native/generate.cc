@@ -91,6 +91,27 @@ void AppendIds(const std::vector<int32_t>& ids, std::string& out) {
 std::string GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body, size_t index,
                            const Accumulated& a, bool with_input, double seconds) {
   const GenerationSpec& spec = body.specs[index];
+  Json meta = MetaInfo(body, index, a, seconds);
+  if (spec.logprob.enabled) {
+    static const std::vector<PositionLogprobs> kNone;
+    AddLogprobs(tokenizer, spec, "input", with_input ? a.input_logprobs : kNone,
+                body.text_in_logprobs, meta);
+    AddLogprobs(tokenizer, spec, "output", a.output_logprobs, body.text_in_logprobs, meta);
+  }
+  // int32 [positions, layers, top_k] in base64.
+  if (spec.routed_experts.enabled && a.last.finished())
+    meta["routed_experts"] = Base64(std::as_bytes(std::span(a.routed_experts)));
+  std::string out = R"({"text":)" + Dump(a.text) + R"(,"output_ids":)";
+  AppendIds(a.tokens, out);
+  out += R"(,"meta_info":)" + Dump(meta);
+  if (body.stream && !body.single) out += fmt::format(R"(,"index":{})", index);
+  return out + '}';
+}
+
+}  // namespace
+
+Json MetaInfo(const GenerateBody& body, size_t index, const Accumulated& a, double seconds) {
+  const GenerationSpec& spec = body.specs[index];
   Json meta = {{"id", spec.name.empty() ? std::to_string(a.last.id) : spec.name},
                {"finish_reason", FinishReasonJson(a.last)},
                {"prompt_tokens", a.last.prompt_tokens},
@@ -111,24 +132,9 @@ std::string GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
     meta["jump_forward_draft_token_num"] = forced.drafted;
     meta["jump_forward_accept_token_num"] = forced.accepted;
   }
-  if (spec.logprob.enabled) {
-    static const std::vector<PositionLogprobs> kNone;
-    AddLogprobs(tokenizer, spec, "input", with_input ? a.input_logprobs : kNone,
-                body.text_in_logprobs, meta);
-    AddLogprobs(tokenizer, spec, "output", a.output_logprobs, body.text_in_logprobs, meta);
-  }
   if (body.prompt_ids) meta["prompt_token_ids"] = spec.input_ids;
-  // int32 [positions, layers, top_k] in base64.
-  if (spec.routed_experts.enabled && a.last.finished())
-    meta["routed_experts"] = Base64(std::as_bytes(std::span(a.routed_experts)));
-  std::string out = R"({"text":)" + Dump(a.text) + R"(,"output_ids":)";
-  AppendIds(a.tokens, out);
-  out += R"(,"meta_info":)" + Dump(meta);
-  if (body.stream && !body.single) out += fmt::format(R"(,"index":{})", index);
-  return out + '}';
+  return meta;
 }
-
-}  // namespace
 
 void HandleGenerate(Service& service, const http::Request& request,
                     const http::Responder& responder) {

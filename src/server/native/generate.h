@@ -1,6 +1,7 @@
 // POST /generate: SGLang's native interface.
 #pragma once
 
+#include "server/api/accumulated.h"
 #include "server/api/json_body.h"
 #include "server/front/service.h"
 #include "server/http/http_server.h"
@@ -18,6 +19,10 @@ struct GenerateBody {
   std::string weight_version;
 };
 GenerateBody ParseGenerateBody(const Service& service, const Json& body);
+
+// SGLang's meta_info of generation `index`, without log-probabilities and routed experts.
+// `seconds`: since the request.
+Json MetaInfo(const GenerateBody& body, size_t index, const Accumulated& a, double seconds);
 
 void HandleGenerate(Service& service, const http::Request& request,
                     const http::Responder& responder);

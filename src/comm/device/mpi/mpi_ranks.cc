@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/device/frames.h"
+#include "comm/device/mpi/mpi_library.h"
 #include "comm/device/mpi/mpi_wait.h"
 #include "comm/device/remote_ranks.h"
 #include "core/check.h"
@@ -46,17 +47,19 @@ class RangesType {
         places.push_back(static_cast<MPI_Aint>(range.offset + done));
       }
     }
-    MPI_Type_create_hindexed(static_cast<int>(lengths.size()), lengths.data(), places.data(),
-                             MPI_BYTE, &type_);
-    MPI_Type_commit(&type_);
+    mpi::Mpi().Type_create_hindexed(static_cast<int>(lengths.size()), lengths.data(), places.data(),
+                                    mpi::Mpi().byte, &type_);
+    mpi::Mpi().Type_commit(&type_);
   }
   RangesType(const RangesType&) = delete;
   RangesType& operator=(const RangesType&) = delete;
-  ~RangesType() { MPI_Type_free(&type_); }  // pending operations with this type still complete
+  ~RangesType() {
+    mpi::Mpi().Type_free(&type_);
+  }  // pending operations with this type still complete
   MPI_Datatype get() const { return type_; }
 
  private:
-  MPI_Datatype type_ = MPI_DATATYPE_NULL;
+  MPI_Datatype type_ = mpi::Mpi().datatype_null;
 };
 
 uint64_t TotalBytes(std::span<const ByteRange> ranges) {
@@ -92,7 +95,7 @@ class MpiRanks : public RemoteRanks {
     std::vector<std::byte> head;  // owned by MPI during a send
     bool usable = true;           // no earlier send is still pending
     uint64_t beats = 0;           // owned by MPI until beats_request is complete
-    MPI_Request beats_request = MPI_REQUEST_NULL;
+    MPI_Request beats_request = mpi::Mpi().request_null;
   };
 
   // Stop condition of waits on the rank's thread. Each evaluation also sends a heartbeat if one is
@@ -148,8 +151,8 @@ MPI_Request MpiRanks::SendHead(int rank, const Frame& frame, const void* more, s
   Append(head, more, size);
   sent_.fetch_add(1, std::memory_order_release);
   MPI_Request request;
-  MPI_Isend(head.data(), static_cast<int>(head.size()), MPI_BYTE, rank, mpi::kHead, MPI_COMM_WORLD,
-            &request);
+  mpi::Mpi().Isend(head.data(), static_cast<int>(head.size()), mpi::Mpi().byte, rank, mpi::kHead,
+                   mpi::Mpi().comm_world, &request);
   return request;
 }
 
@@ -187,10 +190,11 @@ void MpiRanks::PutSome(int rank, const std::byte* image, std::span<const ByteRan
     for (const ByteRange& range : ranges) Append(more, image + range.offset, range.bytes);
   }
   std::array<MPI_Request, 2> requests{SendHead(rank, frame, more.data(), more.size()),
-                                      MPI_REQUEST_NULL};
+                                      mpi::Mpi().request_null};
   if (bytes > kInlineBytes) {
     const RangesType type(ranges);
-    MPI_Isend(image, 1, type.get(), rank, mpi::kPayload, MPI_COMM_WORLD, &requests[1]);
+    mpi::Mpi().Isend(image, 1, type.get(), rank, mpi::kPayload, mpi::Mpi().comm_world,
+                     &requests[1]);
   }
   Complete(requests, rank, "to receive a message", timeout);
 }
@@ -202,8 +206,8 @@ void MpiRanks::Fetch(int rank, std::byte* image, ByteRange range, const char* st
     const uint64_t n = std::min(kMaxBlockBytes, range.bytes - done);
     std::byte* place = image + range.offset + done;
     std::array<MPI_Request, 2> requests;
-    MPI_Irecv(place, static_cast<int>(n), MPI_BYTE, rank, mpi::kAnswer, MPI_COMM_WORLD,
-              &requests[0]);
+    mpi::Mpi().Irecv(place, static_cast<int>(n), mpi::Mpi().byte, rank, mpi::kAnswer,
+                     mpi::Mpi().comm_world, &requests[0]);
     requests[1] = SendHead(
         rank, {.kind = FrameKind::kFetch, .offset = range.offset + done, .count = n}, nullptr, 0);
     Complete(requests, rank, fmt::format("in {}", stage), timeout);
@@ -230,14 +234,14 @@ void MpiRanks::SendBeats(uint64_t beats) noexcept {
     if (!IsRemote(rank)) continue;
     Peer& peer = peers_[rank];
     int done = 0;
-    MPI_Test(&peer.beats_request, &done, MPI_STATUS_IGNORE);
+    mpi::Mpi().Test(&peer.beats_request, &done, MPI_STATUS_IGNORE);
     // A heartbeat is skipped if the peer has not received the previous one. Only the final
     // heartbeat (0) waits for the previous one, for up to a second.
     const auto one_second = Limit::After(milliseconds(1000), [] { return false; });
     if (done == 0 && (beats != 0 || !mpi::Finish({&peer.beats_request, 1}, one_second))) continue;
     peer.beats = beats;
-    MPI_Isend(&peer.beats, sizeof peer.beats, MPI_BYTE, rank, mpi::kBeats, MPI_COMM_WORLD,
-              &peer.beats_request);
+    mpi::Mpi().Isend(&peer.beats, sizeof peer.beats, mpi::Mpi().byte, rank, mpi::kBeats,
+                     mpi::Mpi().comm_world, &peer.beats_request);
   }
 }
 
@@ -322,8 +326,8 @@ void MpiRanks::ReceiveRanges(const mpi::Message& message, const Frame& frame) {
   if (bytes > kInlineBytes) {
     const RangesType type(ranges);
     MPI_Request request;
-    MPI_Irecv(local_arena_.Bytes({0, 0}).data(), 1, type.get(), message.source, mpi::kPayload,
-              MPI_COMM_WORLD, &request);
+    mpi::Mpi().Irecv(local_arena_.Bytes({0, 0}).data(), 1, type.get(), message.source,
+                     mpi::kPayload, mpi::Mpi().comm_world, &request);
     if (!mpi::Finish({&request, 1}, UntilStopped())) return;
   } else {
     if (rest.size() != bytes)
@@ -340,8 +344,8 @@ void MpiRanks::ServeFetch(int source, const Frame& frame) {
   if (frame.count > kMaxBlockBytes) throw Invalid("a fetch of {} bytes", frame.count);
   const std::span<std::byte> bytes = local_arena_.Bytes({frame.offset, frame.count});
   MPI_Request request;
-  MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, source, mpi::kAnswer,
-            MPI_COMM_WORLD, &request);
+  mpi::Mpi().Isend(bytes.data(), static_cast<int>(bytes.size()), mpi::Mpi().byte, source,
+                   mpi::kAnswer, mpi::Mpi().comm_world, &request);
   mpi::Finish({&request, 1}, UntilStopped());
 }
 

@@ -1,13 +1,13 @@
 #include "comm/device/mpi/mpi_session.h"
 
 #include <fmt/format.h>
-#include <mpi.h>
 
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 #include <utility>
 
+#include "comm/device/mpi/mpi_library.h"
 #include "comm/device/mpi/mpi_ranks.h"
 #include "comm/device/mpi/mpi_wait.h"
 #include "core/check.h"
@@ -41,7 +41,7 @@ int InitWithin(const LaunchedRank& launched, const MpiSession::Options& options)
     }
   });
   int provided = MPI_THREAD_SINGLE;
-  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+  mpi::Mpi().Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
   {
     const std::lock_guard lock(mutex);
     done = true;
@@ -81,11 +81,18 @@ std::optional<std::string> MpiSession::Impl::WaitForText(int source, mpi::Tag ta
 bool MpiSession::Built() { return true; }
 
 std::unique_ptr<MpiSession> MpiSession::Start(const LaunchedRank& launched, Options options) {
+  if (const std::string& missing = mpi::Library::Get().missing; !missing.empty()) {
+    throw Error(ErrorKind::kInvalid,
+                fmt::format("{} started several ranks, but MPI is not available: {}",
+                            launched.launcher, missing),
+                "install Open MPI (Debian: libopenmpi3), or pass --dist-init-addr HOST:PORT to run "
+                "without MPI");
+  }
   const int provided = InitWithin(launched, options);
   auto impl = std::make_unique<Impl>();
   impl->options = std::move(options);
-  MPI_Comm_rank(MPI_COMM_WORLD, &impl->rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &impl->world);
+  mpi::Mpi().Comm_rank(mpi::Mpi().comm_world, &impl->rank);
+  mpi::Mpi().Comm_size(mpi::Mpi().comm_world, &impl->world);
   if (impl->world != launched.world) {
     throw Error(ErrorKind::kInvalid,
                 fmt::format("{} started {} processes, but MPI sees {}", launched.launcher,
@@ -102,7 +109,7 @@ std::unique_ptr<MpiSession> MpiSession::Start(const LaunchedRank& launched, Opti
 MpiSession::MpiSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 MpiSession::~MpiSession() {
-  if (impl_->finalize_state->complete) MPI_Finalize();
+  if (impl_->finalize_state->complete) mpi::Mpi().Finalize();
 }
 
 int MpiSession::rank() const { return impl_->rank; }
@@ -112,7 +119,8 @@ std::optional<std::string> MpiSession::Agree(const std::string& statement, const
   const auto size = static_cast<int>(statement.size());
   if (impl_->rank != 0) {
     MPI_Request request;
-    MPI_Isend(statement.data(), size, MPI_BYTE, 0, mpi::kStatement, MPI_COMM_WORLD, &request);
+    mpi::Mpi().Isend(statement.data(), size, mpi::Mpi().byte, 0, mpi::kStatement,
+                     mpi::Mpi().comm_world, &request);
     auto decision = impl_->WaitForText(0, mpi::kDecision, limit);
     if (!decision) return std::nullopt;
     // Rank 0 decides after it has received all statements, so this send completes immediately.
@@ -128,8 +136,8 @@ std::optional<std::string> MpiSession::Agree(const std::string& statement, const
   std::string decision = decide(statements);
   std::vector<MPI_Request> requests(static_cast<size_t>(impl_->world - 1));
   for (int rank = 1; rank < impl_->world; ++rank) {
-    MPI_Isend(decision.data(), static_cast<int>(decision.size()), MPI_BYTE, rank, mpi::kDecision,
-              MPI_COMM_WORLD, &requests[rank - 1]);
+    mpi::Mpi().Isend(decision.data(), static_cast<int>(decision.size()), mpi::Mpi().byte, rank,
+                     mpi::kDecision, mpi::Mpi().comm_world, &requests[rank - 1]);
   }
   if (!mpi::Finish(requests, limit)) {
     if (impl_->stopped()) return std::nullopt;

@@ -27,8 +27,8 @@ class MpiSession {
     // is empty after `give_up`.
     std::function<void(const std::string& why)> abandon;
   };
-  // Error kInvalid if built without MPI, or if MPI sees another number of processes than the
-  // launcher reports.
+  // Loads Open MPI (mpi_library.h). Error kInvalid if built without MPI, if Open MPI is not
+  // installed, or if MPI sees another number of processes than the launcher reports.
   static std::unique_ptr<MpiSession> Start(const LaunchedRank& launched, Options options);
   // Calls MPI_Finalize if all ranks exchanged kBye; otherwise the launcher detects the failure.
   ~MpiSession();

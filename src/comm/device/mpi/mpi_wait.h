@@ -1,7 +1,6 @@
 // Polling of MPI operations with a deadline. Internal to comm/device/mpi.
 #pragma once
 
-#include <mpi.h>
 #include <sched.h>
 
 #include <chrono>
@@ -12,6 +11,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "comm/device/mpi/mpi_library.h"
 
 namespace switchyard::mpi {
 
@@ -53,7 +54,7 @@ struct Limit {
 inline bool Finish(std::span<MPI_Request> requests, const Limit& limit) {
   for (PollBackoff patience;; patience.Wait()) {
     int done = 0;
-    MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
+    Mpi().Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
     if (done != 0) return true;
     if (limit.Over()) return false;
   }
@@ -70,13 +71,13 @@ inline std::optional<Message> Poll(int source, Tag tag, const Limit& limit) {
   int there = 0;
   MPI_Message handle;
   MPI_Status status;
-  MPI_Improbe(source, tag, MPI_COMM_WORLD, &there, &handle, &status);
+  Mpi().Improbe(source, tag, Mpi().comm_world, &there, &handle, &status);
   if (there == 0) return std::nullopt;
   int size = 0;
-  MPI_Get_count(&status, MPI_BYTE, &size);
+  Mpi().Get_count(&status, Mpi().byte, &size);
   auto bytes = std::make_unique<std::vector<std::byte>>(size);
   MPI_Request request;
-  MPI_Imrecv(bytes->data(), size, MPI_BYTE, &handle, &request);
+  Mpi().Imrecv(bytes->data(), size, Mpi().byte, &handle, &request);
   if (!Finish({&request, 1}, limit)) {
     static_cast<void>(bytes.release());  // not freed, since MPI may still write to it
     return std::nullopt;

@@ -1,0 +1,139 @@
+#include "server/offline/engine.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "grammar/source.h"
+#include "moe/backends.h"
+#include "server/anthropic/messages.h"
+#include "server/native/native.h"
+#include "server/offline/service.h"
+#include "server/openai/openai.h"
+#include "server/pooling/pooling.h"
+#include "server/ranks/served_weights.h"
+
+namespace switchyard::offline {
+namespace {
+
+using namespace std::chrono_literals;
+
+ServerArgs PreparedArgs(const std::vector<std::string>& words) {
+  ServerArgs args = ParseArgs(words);
+  // The logger belongs to the process: the first engine sets it up.
+  static std::once_flag once;
+  std::call_once(once, [&] { InitLog(args.engine.log_level); });
+  args.engine.backends = std::make_shared<const MoeBackends>(BuiltinMoeBackends());
+  ReplaceForeignA2a(&args.engine);
+  return args;
+}
+
+EnginePlan PlanOf(const ServerArgs& args) {
+  CheckWeights(args, [] { return false; });
+  return MakePlan(args.engine);
+}
+
+Front::Limits LimitsOf(const EngineConfig& config, const EnginePlan& plan) {
+  return {.vocab_size = plan.model.vocab_size,
+          .context_length = plan.context_length,
+          .cache_tokens = plan.num_pages * config.page_size,
+          // By default there is no limit: the caller's own memory holds the queue.
+          .max_open = config.max_queued_requests <= 0
+                          ? 0
+                          : config.max_queued_requests + plan.max_running_requests * config.mesh.dp,
+          .has_experts = plan.model.has_moe(),
+          .pooling = plan.model.pooling ? plan.model.pooling->type : Pooling::kNone};
+}
+
+}  // namespace
+
+Engine::Impl::Impl(const std::vector<std::string>& words, const std::function<bool()>& interrupted)
+    : process(getpid()),
+      args(PreparedArgs(words)),
+      plan(PlanOf(args)),
+      model(LoadServedModel(args, plan.model)),
+      front(link, *model.tokenizer, LimitsOf(args.engine, plan),
+            DpController(args.engine.mesh.dp,
+                         ParseLoadBalanceMethod(args.engine.load_balance_method))),
+      service{front, model, args, plan},
+      routes(http::ServerOptions()) {
+  if (args.grammar_backend != "none") {
+    grammars.emplace(*model.tokenizer, plan.model.vocab_size, plan.model.eos_token_ids,
+                     args.json_disable_any_whitespace ? JsonSpace::kPython
+                                                      : *JsonSpaceOfPattern(args.json_whitespace));
+    service.grammars = &*grammars;
+  }
+  openai::Register(routes, service);
+  anthropic::Register(routes, service);
+  native::Register(routes, service);
+  pooling::Register(routes, service);
+  ranks.emplace(
+      args.engine, plan,
+      LocalRanks::Events{
+          .on_message = [this](const EngineMessage& message) { front.OnMessage(message); },
+          .on_lost = [this](const std::string& why) { front.OnRanksLost(why); }});
+  link.ranks = &*ranks;
+  if (!ranks->WaitReady(interrupted)) throw Interrupted();
+  service.ready = true;
+}
+
+void Engine::Impl::Require() const {
+  if (getpid() != process)
+    throw Error(
+        ErrorKind::kUnavailable,
+        fmt::format("this engine belongs to process {}, from which this one was forked", process),
+        "create the engine in the process that uses it");
+  if (ended_) throw Error(ErrorKind::kUnavailable, "the engine has been shut down");
+}
+
+void Engine::Impl::Shutdown() {
+  const std::lock_guard lock(shutdown_mutex_);
+  if (ended_.exchange(true)) return;
+  front.StartDraining();
+  if (!front.ranks_lost()) {
+    front.AbortAll();
+    front.WaitUntilIdle(5s);
+  }
+  ranks->Stop();
+  front.OnRanksLost("the engine has been shut down");  // ends calls that are still open
+}
+
+Engine::Engine(const std::vector<std::string>& words, const std::function<bool()>& interrupted)
+    : impl_(std::make_shared<Impl>(words, interrupted)) {}
+
+Engine::~Engine() {
+  if (getpid() == impl_->process) {
+    impl_->Shutdown();
+  } else {
+    // Leaked, because its destructor would join threads.
+    [[maybe_unused]] const auto* leaked = new (std::nothrow) std::shared_ptr<Impl>(impl_);
+  }
+}
+
+std::unique_ptr<GenerateCall> Engine::Generate(const std::string& body,
+                                               std::shared_ptr<Notifier> notifier) {
+  impl_->Require();
+  return StartGenerate(impl_, body, std::move(notifier));
+}
+
+std::unique_ptr<RouteCall> Engine::Request(const std::string& method, const std::string& path,
+                                           const std::string& body,
+                                           std::shared_ptr<Notifier> notifier) {
+  impl_->Require();
+  return StartRequest(impl_, method, path, body, std::move(notifier));
+}
+
+std::string Engine::TokenText(int32_t token) const {
+  return impl_->model.tokenizer->TokenText(token);
+}
+
+void Engine::Shutdown() {
+  if (getpid() == impl_->process) impl_->Shutdown();
+}
+
+}  // namespace switchyard::offline
