@@ -17,6 +17,7 @@
 #include "engine/machine.h"
 #include "engine/rank_engine.h"
 #include "server/anthropic/messages.h"
+#include "server/dry_run.h"
 #include "server/front/service.h"
 #include "server/http/http_server.h"
 #include "server/http_setup.h"
@@ -229,6 +230,12 @@ std::string WhyRanksStay(const Launch& launch, bool restarts) {
 int RunServe(const ServerArgs& args) {
   if (args.print_schedule) {
     fmt::print("{}", ServeScheduleText(args.engine));
+    return 0;
+  }
+  if (args.dry_run) {
+    const Launch launch = PlanLaunch(args, FindLauncher());
+    RestartsRanks(args, launch);  // for its errors
+    fmt::print("{}", ServeLayoutText(args, launch));
     return 0;
   }
   const StopSignals signals;

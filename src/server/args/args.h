@@ -45,6 +45,7 @@ struct ServerArgs {
   bool json_disable_any_whitespace = false;       // --constrained-json-disable-any-whitespace
   std::string verify_weights;      // --verify-weights: file of SHA-256 sums; empty: no verification
   bool print_schedule = false;     // --print-schedule
+  bool dry_run = false;            // --dry-run
   bool enable_elastic_ep = false;  // --enable-elastic-ep: the default on one host
   bool disable_elastic_ep = false;        // --disable-elastic-ep
   std::string max_rank_deaths = "10/60";  // --max-rank-deaths COUNT/SECONDS
