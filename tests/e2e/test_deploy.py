@@ -14,7 +14,7 @@ from server import ROOT
 
 DEPLOY = ROOT / "deploy"
 SCRIPTS = [*DEPLOY.glob("debian/p*"), DEPLOY / "slurm.sbatch", DEPLOY / "switchyard.bash-completion",
-           *(ROOT / "scripts" / name for name in ("package", "container", "debian-root"))]
+           *(ROOT / "scripts" / name for name in ("package", "container", "debian-root", "docs-site"))]
 
 
 def run(*command, **environment):
