@@ -46,4 +46,5 @@ set_source_files_properties(${xgrammar_dir}/united/schemas.cc ${xgrammar_dir}/un
 set_target_properties(xgrammar PROPERTIES CXX_STANDARD 17 CXX_CLANG_TIDY "")
 target_link_libraries(xgrammar PUBLIC Threads::Threads)
 install(TARGETS xgrammar EXPORT switchyard)
-install(FILES ${xgrammar_dir}/LICENSE ${xgrammar_dir}/NOTICE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/switchyard/xgrammar)
+install(FILES ${xgrammar_dir}/LICENSE ${xgrammar_dir}/NOTICE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/switchyard/xgrammar
+  COMPONENT runtime)

@@ -17,6 +17,7 @@
 #include "engine/machine.h"
 #include "engine/rank_engine.h"
 #include "server/anthropic/messages.h"
+#include "server/dry_run.h"
 #include "server/front/service.h"
 #include "server/http/http_server.h"
 #include "server/http_setup.h"
@@ -33,6 +34,7 @@
 #include "server/ranks/served_weights.h"
 #include "server/ranks/supervisor.h"
 #include "server/schedule_text.h"
+#include "server/service_manager.h"
 #include "server/stop_signals.h"
 
 namespace switchyard {
@@ -46,8 +48,11 @@ class ProgressLine {
   // Smaller weights get no progress line.
   static constexpr uint64_t kWorthALine = uint64_t{256} << 20;
 
+  explicit ProgressLine(ServiceManager& manager) : manager_(manager) {}
+
   void Show(uint64_t done, uint64_t total) {
     const int percent = total ? static_cast<int>(100 * done / total) : 100;
+    manager_.Status(fmt::format("loading weights: {} %", percent));
     const bool terminal = isatty(STDERR_FILENO);
     if (!terminal && percent / 10 == shown_ / 10) return;
     if (total < kWorthALine) return;
@@ -58,6 +63,7 @@ class ProgressLine {
   }
 
  private:
+  ServiceManager& manager_;
   int shown_ = -1;
 };
 
@@ -124,7 +130,8 @@ void LogOutputFormat(const OutputFormat& format) {
            format.reasoning ? format.reasoning->name : "none");
 }
 
-void PrintReady(const Service& service, int port) {
+// Prints the address with an example of a request. Returns the address.
+std::string PrintReady(const Service& service, int port) {
   const std::string host =
       service.args.host == "0.0.0.0" || service.args.host == "::" ? "127.0.0.1" : service.args.host;
   const HttpArgs& http = service.args.http;
@@ -152,6 +159,7 @@ void PrintReady(const Service& service, int port) {
       http.uds.empty() ? "" : fmt::format("--unix-socket {} ", http.uds), url,
       pooling && pooling->classifies() ? "classify" : path, key, body);
   std::fflush(stdout);
+  return http.uds.empty() ? url : http.uds;
 }
 
 // Returns the exit code that a shell reports for a process ended by the signal.
@@ -164,9 +172,11 @@ int ReportInterrupted(int signal) {
 // signals.
 class Upkeep {
  public:
-  Upkeep(Service& service, http::Server& server) : service_(service), server_(server) {}
+  Upkeep(Service& service, http::Server& server, ServiceManager& manager)
+      : service_(service), server_(server), manager_(manager) {}
 
   void Run() {
+    manager_.Alive();
     service_.front.AbortOverdue();
     const double held = service_.front.history().held_for;
     if (held < 1) next_comment_ = 1;
@@ -178,6 +188,7 @@ class Upkeep {
  private:
   Service& service_;
   http::Server& server_;
+  ServiceManager& manager_;
   double next_comment_ = 1;  // next comment, in seconds since the start of the pause
 };
 
@@ -245,7 +256,14 @@ int RunServe(const ServerArgs& args) {
     fmt::print("{}", ServeScheduleText(args.engine));
     return 0;
   }
+  if (args.dry_run) {
+    const Launch launch = PlanLaunch(args, FindLauncher());
+    RestartsRanks(args, launch);  // for its errors
+    fmt::print("{}", ServeLayoutText(args, launch));
+    return 0;
+  }
   const StopSignals signals;
+  ServiceManager manager;
   ExitWhenOutOfMemory();
   QueueLog();
   struct Flush {
@@ -253,7 +271,7 @@ int RunServe(const ServerArgs& args) {
   } const flush;
   const Launch launch = PlanLaunch(args, FindLauncher());
   const bool restarts = RestartsRanks(args, launch);
-  if (launch.node > 0) return RunFollower(args, launch, signals);
+  if (launch.node > 0) return RunFollower(args, launch, signals, manager);
   if (!launch.launched) ReturnFreedMemory();  // not if this process also runs a rank
   std::atomic<int> interrupted{0};            // signal that interrupted the startup
   const FindSignal find_signal = [&] {
@@ -344,7 +362,7 @@ int RunServe(const ServerArgs& args) {
   });
   std::exception_ptr failure;
   try {
-    ProgressLine line;
+    ProgressLine line(manager);
     if (ranks.WaitReady([&](const LoadProgress& p) { line.Show(p.done, p.total); }, cancelled)) {
       if (!args.skip_server_warmup) WarmUp(service, cancelled);
       if (!cancelled) ranks.Watch();
@@ -361,11 +379,13 @@ int RunServe(const ServerArgs& args) {
   }
 
   if (service.ready) {
-    Upkeep upkeep(service, server);
+    Upkeep upkeep(service, server, manager);
     if (!interrupted) {  // a signal may arrive just after `ready` is set
-      PrintReady(service, server.port());
+      const std::string address = PrintReady(service, server.port());
+      manager.Ready(fmt::format("serves {} at {}", model.name, address));
       while (!lost && !signals.Wait(200ms)) upkeep.Run();
     }
+    manager.Stopping();
     Drain(service, ranks, upkeep, signals, lost);
   }
   stop_serving();

@@ -11,7 +11,7 @@ namespace switchyard {
 // is ready, returns 128 + signal. If the ranks are lost, logs which rank ended and how, and returns
 // 1. Throws Error for failures before the server is ready; no process is left running then. Blocks
 // SIGTERM and SIGINT for the process, so call it from main before other threads exist. With
-// --print-schedule, only prints the schedules and returns 0.
+// --print-schedule or --dry-run, only prints the schedules or the layout and returns 0.
 int RunServe(const ServerArgs& args);
 
 // `switchyard rank`, in a process that RunServe started. `backends`: see EngineConfig.

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 import check_reference
+import documented
 import server
 from test_cuda import gpus
 
@@ -31,22 +32,44 @@ def has_cuda():
 
 
 @pytest.fixture(scope="module")
-def program():
-    """Builds the example program. The sources are copied, so that the build finds no files of the source tree. The build
-    directory is kept, so that later runs are fast."""
-    where = BUILD / "tests/install"
-    prefix, source, build = where / "prefix", where / "source", where / "build"
-    for stale in (prefix, source):
-        shutil.rmtree(stale, ignore_errors=True)
+def prefix():
+    """The installed library."""
+    prefix = BUILD / "tests/install/prefix"
+    shutil.rmtree(prefix, ignore_errors=True)
     run("cmake", "--install", BUILD, "--prefix", prefix)
-    shutil.copytree(server.ROOT / "examples/custom_runner", source)
+    return prefix
+
+
+def build(source, prefix, folder):
+    """Builds a project with the compiler of the library. The folder is kept, so that later runs are fast."""
     same = ["CMAKE_CXX_COMPILER", "CMAKE_CXX_FLAGS", "CMAKE_CXX_FLAGS_RELEASE"]
     if has_cuda():
         same.append("CMAKE_CUDA_COMPILER")
-    run("cmake", "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release",
+    run("cmake", "-S", source, "-B", folder, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release",
         *(f"-D{name}={cache_entry(name)}" for name in same))
-    run("cmake", "--build", build)
-    return build / "my_switchyard"
+    run("cmake", "--build", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def program(prefix):
+    """Builds the example program. The sources are copied, so that the build finds no files of the source tree."""
+    where = BUILD / "tests/install"
+    shutil.rmtree(where / "source", ignore_errors=True)
+    shutil.copytree(server.ROOT / "examples/custom_runner", where / "source")
+    return build(where / "source", prefix, where / "build") / "my_switchyard"
+
+
+def test_the_offline_example_builds_with_the_project_of_the_install_page(prefix):
+    source = BUILD / "tests/install/offline_source"
+    source.mkdir(exist_ok=True)
+    (project,) = [lines for language, _, lines in documented.blocks((server.ROOT / "docs/install.md").read_text())
+                  if language == "cmake"]
+    (source / "CMakeLists.txt").write_text("\n".join(project) + "\n")
+    shutil.copy(server.ROOT / "examples/offline.cc", source)
+    offline = build(source, prefix, BUILD / "tests/install/offline") / "offline"
+    printed = run(offline, server.FIXTURES / "qwen3_moe", "What is dispatch?")  # after the log of the engine
+    assert "\nWhat is dispatch?" in "\n" + printed
 
 
 def test_the_program_needs_only_the_libraries_of_the_docs():

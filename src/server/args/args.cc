@@ -7,9 +7,11 @@
 #include "grammar/source.h"
 #include "moe/dispatchers/environment.h"
 #include "server/args/death_limit.h"
+#include "server/args/elastic_args.h"
 #include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
 #include "server/args/parser_args.h"
+#include "server/args/pipeline_args.h"
 #include "server/args/settle_args.h"
 #include "server/args/sglang_flags.h"
 #include "server/args/speculative_args.h"
@@ -90,21 +92,7 @@ void AddParallelFlags(CommandLine& app, ServerArgs& a) {
       .Positive();
   app.Switch("--enable-dp-attention", a.enable_dp_attention, kParallel,
              "Data parallelism for attention; tensor and expert parallelism for the other layers");
-  app.Flag(
-      "--pp-size,--pp,--pipeline-parallel-size", e.mesh.pp, kParallel,
-      "Pipeline stages of --tp-size ranks, each with a part of the layers; on CPUs of one host");
-  app.Flag(
-      "--pp-layer-partition", e.pp_layer_partition, kParallel,
-      "Numbers of layers of the pipeline stages, such as 12,12,13 (SGLANG_PP_LAYER_PARTITION). "
-      "By default the layers are split so that the stages take about equal time");
-  app.Flag(
-         "--pp-max-micro-batch-size,--max-micro-batch-size", e.pp_max_micro_batch_size, kParallel,
-         "Maximum decoding requests in one pass through the pipeline, of all attention groups; 0: "
-         "the decoding requests divided by the passes in flight")
-      .NonNegative();
-  app.Flag("--pp-async-batch-depth", e.pp_async_batch_depth, kParallel,
-           "Passes in flight in addition to one for each pipeline stage")
-      .NonNegative();
+  AddPipelineFlags(app, e, kParallel);
   app.Flag("--load-balance-method", e.load_balance_method, kParallel,
            "Selects the attention group of a request: round_robin, total_requests (fewest open "
            "requests), total_tokens (fewest tokens of open requests), or auto (round_robin)")
@@ -319,23 +307,6 @@ void AddEngineFlags(CommandLine& app, ServerArgs& a) {
       .OneOf({"debug", "info", "warning", "error"});
 }
 
-void AddElasticFlags(CommandLine& app, ServerArgs& a) {
-  app.Switch("--enable-elastic-ep", a.enable_elastic_ep, kParallel,
-             "Restarts the ranks if one ends, and continues all open requests with equal outputs. "
-             "The default if all ranks are processes of one host. With --nnodes, set it on all "
-             "nodes. Refused under mpirun and srun, and with GPUs of several nodes");
-  app.Switch("--disable-elastic-ep", a.disable_elastic_ep, kParallel,
-             "Ends the server if a rank ends");
-  app.Flag("--max-rank-deaths", a.max_rank_deaths, kParallel,
-           "COUNT/SECONDS: ends the server if ranks end more than COUNT times within SECONDS");
-  app.Flag(
-         "--rank-stall-timeout", a.rank_stall_seconds, kParallel,
-         "Seconds for which a rank process may be stopped (SIGSTOP), or may compute a step without "
-         "progress, before it is killed and started again. The limit of a step is at least twice "
-         "its expected time. 0: only --watchdog-timeout limits the time")
-      .Range(0.0, 1e6);
-}
-
 void AddServerFlags(CommandLine& app, ServerArgs& a) {
   app.Flag("--nnodes", a.nnodes, kParallel,
            "Number of hosts; start serve on each with the same flags and its --node-rank")
@@ -352,7 +323,7 @@ void AddServerFlags(CommandLine& app, ServerArgs& a) {
       "Without it, any host that reaches --dist-init-addr can join or end the engine");
   app.Switch("--require-dist-secret", a.require_dist_secret, kParallel,
              "Refuses to start on several hosts without --dist-secret-file");
-  AddElasticFlags(app, a);
+  AddElasticFlags(app, a, kParallel);
   app.Flag("--host", a.host, kServer, "Address to listen on; 0.0.0.0 for all");
   app.Flag("--port", a.port, kServer, "Port to listen on; 0: any free port").Range(0, 65535);
   AddHttpFlags(app, a.http);
@@ -390,6 +361,9 @@ void AddServerFlags(CommandLine& app, ServerArgs& a) {
   app.Switch("--log-requests", a.log_requests, kServer, "Logs one line per request");
   app.Switch("--print-schedule", a.print_schedule, kMisc,
              "Prints the operations of a prefill step and of a decode step, and exits");
+  app.Switch("--dry-run", a.dry_run, kMisc,
+             "Checks flags, checkpoint and memory of this host, prints the layout, and exits. "
+             "--device cuda needs no GPU then, but GPU memory is checked only if there is one");
 }
 
 // Adds alternative and older names of SGLang's flags.

@@ -45,6 +45,7 @@ struct ServerArgs {
   bool json_disable_any_whitespace = false;       // --constrained-json-disable-any-whitespace
   std::string verify_weights;   // --verify-weights: file of SHA-256 sums; empty: no verification
   bool print_schedule = false;  // --print-schedule
+  bool dry_run = false;         // --dry-run
   // --enable-elastic-ep; without the flag, elastic EP is on if there is one host.
   bool enable_elastic_ep = false;
   bool disable_elastic_ep = false;        // --disable-elastic-ep

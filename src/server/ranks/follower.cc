@@ -57,12 +57,14 @@ class Outcome {
 };
 
 // Waits for the end of the engine. False if a second signal ends the wait.
-bool WaitForOutcome(const Outcome& outcome, const StopSignals& signals) {
+bool WaitForOutcome(const Outcome& outcome, const StopSignals& signals, ServiceManager& manager) {
   bool asked = false;
   while (!outcome.ended() && !outcome.lost()) {
+    manager.Alive();
     if (!signals.Wait(100ms)) continue;
     if (asked) return false;
     asked = true;
+    manager.Stopping();
     LOG_INFO("this node exits when node 0 exits; send a second signal to end it now");
   }
   const auto give_up = std::chrono::steady_clock::now() + kCauseTime;
@@ -85,7 +87,8 @@ enum class EpochEnd : uint8_t { kEnded, kStopped, kLost };
 
 // Runs the node's ranks until the engine ends or is lost. Then closes the connection to node 0.
 EpochEnd RunEpoch(const ServerArgs& args, const Launch& launch, Membership& membership,
-                  const std::vector<FileStamp>& weights, const StopSignals& signals) {
+                  const std::vector<FileStamp>& weights, const StopSignals& signals,
+                  ServiceManager& manager) {
   Outcome outcome;
   NodeGroup& nodes = *membership.nodes;
   const auto report = [&](const std::string& how, bool cause) {
@@ -99,7 +102,7 @@ EpochEnd RunEpoch(const ServerArgs& args, const Launch& launch, Membership& memb
   host->ExpectEnd();
   nodes.Watch({.on_lost = [&](const std::string& why, bool cause) { outcome.Lose(why, cause); },
                .on_end = [&] { outcome.End(); }});
-  const bool waited = WaitForOutcome(outcome, signals);
+  const bool waited = WaitForOutcome(outcome, signals, manager);
   EpochEnd end = EpochEnd::kEnded;
   if (const auto why = outcome.lost()) {
     end = EpochEnd::kLost;
@@ -121,7 +124,8 @@ EpochEnd RunEpoch(const ServerArgs& args, const Launch& launch, Membership& memb
 
 }  // namespace
 
-int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals& signals) {
+int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals& signals,
+                ServiceManager& manager) {
   std::atomic<int> interrupted{0};  // the signal that interrupted the startup
   const FindSignal find_signal = [&] {
     if (const int signal = signals.Wait(0ms)) interrupted = signal;
@@ -143,13 +147,19 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     RunRankLoop(job.config, job.plan, launch.node, arena, {});
     return 0;
   }
+  manager.Ready(fmt::format("node {} of {} of an engine", launch.node, launch.nodes));
+  // Called by this thread only, while it waits for node 0.
+  const FindSignal wait = [&] {
+    manager.Alive();
+    return find_signal();
+  };
   for (;;) {
-    const EpochEnd end = RunEpoch(args, launch, *membership, *weights, signals);
+    const EpochEnd end = RunEpoch(args, launch, *membership, *weights, signals, manager);
     if (end == EpochEnd::kEnded) break;
     if (end == EpochEnd::kStopped || !launch.rejoins) return 1;
     if (const std::string changes = DescribeChanges(*weights); !changes.empty())
       throw Error(ErrorKind::kResource, "the ranks cannot restart with changed weights" + changes);
-    membership = Rejoin(launch, args.engine, find_signal);
+    membership = Rejoin(launch, args.engine, wait);
     if (!membership) return 128 + interrupted;
   }
   LOG_INFO("node 0 has ended the engine; this node exits");

@@ -3,6 +3,7 @@
 
 #include "server/args/args.h"
 #include "server/ranks/launch.h"
+#include "server/service_manager.h"
 #include "server/stop_signals.h"
 
 namespace switchyard {
@@ -12,6 +13,7 @@ namespace switchyard {
 // all nodes have joined, ignores the first SIGTERM or SIGINT, since node 0 still needs these ranks
 // for its requests. A second signal ends the node, and with it the engine. Throws Error for
 // failures before the ranks run.
-int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals& signals);
+int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals& signals,
+                ServiceManager& manager);
 
 }  // namespace switchyard

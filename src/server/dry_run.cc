@@ -1,0 +1,117 @@
+#include "server/dry_run.h"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "comm/mesh.h"
+#include "core/dtype.h"
+#include "core/error.h"
+#include "engine/machine.h"
+#include "kernels/gpus.h"
+#include "server/front/served_model.h"
+#include "server/http_setup.h"
+#include "server/ranks/served_weights.h"
+
+namespace switchyard {
+namespace {
+
+constexpr double kGiB = 1 << 30;
+
+// Appends one line to `text`.
+template <typename... Args>
+void Line(std::string* text, const char* name, fmt::format_string<Args...> format, Args&&... args) {
+  *text += fmt::format("{:<8} {}\n", name, fmt::format(format, std::forward<Args>(args)...));
+}
+
+// GPUs for --device cuda where there are none. The memory is larger than that of any GPU.
+Machine AnyGpus() {
+  constexpr int64_t kBytes = int64_t{1} << 40;
+  return {.cuda = true, .hopper = true, .memory = {.total = kBytes, .available = kBytes}};
+}
+
+std::string ModelText(const EngineConfig& config, const ModelConfig& model) {
+  std::string text = fmt::format("{}: {}, {} layers", config.model_path.string(),
+                                 model.architecture, model.layers.size());
+  if (model.has_moe())
+    text +=
+        fmt::format(", {} experts, top-{}", model.moe->router.num_experts, model.moe->router.top_k);
+  return text;
+}
+
+std::string LayoutText(const EngineConfig& config, const ModelConfig& model) {
+  const MeshShape& mesh = config.mesh;
+  std::string text = fmt::format("tp {}, ep {}, dp {}", mesh.tp, mesh.ep, mesh.dp);
+  if (model.has_moe())
+    text +=
+        fmt::format(", {} experts on each rank, {}",
+                    (model.moe->router.num_experts + config.moe.num_redundant_experts) / mesh.ep,
+                    mesh.tp == mesh.ep ? "whole" : fmt::format("1/{} of each", mesh.tp / mesh.ep));
+  return text;
+}
+
+std::string RanksText(const Launch& launch, int ranks) {
+  const int first = launch.node * launch.ranks_per_node;
+  const int last = first + launch.ranks_per_node - 1;
+  std::string text =
+      first == last ? fmt::format("{}", first) : fmt::format("{} to {}", first, last);
+  text += fmt::format(" of {} here", ranks);
+  if (!launch.alone()) text += fmt::format(", node {} of {}", launch.node, launch.nodes);
+  if (launch.address)
+    text += fmt::format(", rendezvous at {}{}", launch.address->Text(),
+                        launch.secret.empty() ? "" : " with a secret");
+  return text;
+}
+
+std::string AddressText(const ServerArgs& args) {
+  if (!args.http.uds.empty()) return args.http.uds;
+  return fmt::format("{}://{}:{}", args.http.ssl_certfile.empty() ? "http" : "https",
+                     args.host.find(':') == std::string::npos ? args.host : "[" + args.host + "]",
+                     args.port);
+}
+
+}  // namespace
+
+std::string ServeLayoutText(const ServerArgs& args, const Launch& launch) {
+  const EngineConfig& config = args.engine;
+  CheckWeights(args, [] { return false; });
+  const bool described = config.device == "cuda" && FindGpus().empty();
+  const EnginePlan plan =
+      described ? MakePlanOn(AnyGpus(), ReadModelConfig(config), config, launch.ranks_of_host)
+                : MakePlan(config, launch.ranks_of_host);
+  if (launch.rejoins && plan.cuda)
+    throw Invalid("--enable-elastic-ep: ranks of several nodes are restarted on CPUs only");
+  if (launch.node == 0) {
+    LoadServedModel(args, plan.model);
+    SetUpHttp(args);
+  }
+
+  std::string text;
+  Line(&text, "model", "{}", ModelText(config, plan.model));
+  Line(&text, "layout", "{}", LayoutText(config, plan.model));
+  Line(&text, "ranks", "{}", RanksText(launch, config.mesh.tp));
+  if (plan.cuda) {
+    Line(&text, "device", "cuda{}",
+         described ? "; no GPU was found here, so GPU memory is not checked" : "");
+  } else {
+    Line(&text, "device", "cpu, {} threads of each rank", plan.threads_per_rank);
+  }
+  if (plan.model.has_moe())
+    Line(&text, "experts", "--moe-a2a-backend {}, --moe-runner-backend {}", config.moe.a2a_backend,
+         config.moe.runner_backend);
+  Line(&text, "formats", "token rows {}, cache {}", Name(plan.dtype), Name(plan.kv_dtype));
+  const std::string cache = described
+                                ? ""
+                                : fmt::format(", cache {:.2f} GiB for {} tokens",
+                                              static_cast<double>(plan.kv_bytes_per_rank) / kGiB,
+                                              plan.num_pages * config.page_size);
+  Line(&text, "memory", "of each rank: weights {:.2f} GiB{}",
+       static_cast<double>(plan.weight_bytes_per_rank) / kGiB, cache);
+  Line(&text, "limits", "context {}, {} running requests of each attention group",
+       plan.context_length, plan.max_running_requests);
+  if (launch.node == 0) Line(&text, "address", "{}", AddressText(args));
+  return text;
+}
+
+}  // namespace switchyard
