@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
@@ -147,8 +148,10 @@ TEST_F(HttpServerTest, AnswersPipelinedRequestsInOrder) {
   ServerOptions options;
   options.io_threads = 2;
   server_ = std::make_unique<Server>(options);
+  std::mutex mutex;  // a response may be sent before emplace_back returns
   std::vector<std::thread> workers;
   server_->Route("POST", "/later", [&](auto request, Responder responder) {
+    const std::lock_guard lock(mutex);
     workers.emplace_back([=] { responder.Send(200, "text/plain", request->body); });
   });
   server_->Start();
@@ -161,6 +164,7 @@ TEST_F(HttpServerTest, AnswersPipelinedRequestsInOrder) {
   }
   client.Send(all);
   for (int i = 0; i < 50; ++i) EXPECT_EQ(client.Read()->body, std::to_string(i));
+  const std::lock_guard lock(mutex);
   for (std::thread& worker : workers) worker.join();
 }
 

@@ -296,7 +296,10 @@ TEST_F(HttpStreamTest, ManyStreamsAtOnce) {
     });
   }
   for (std::thread& client : clients) client.join();
-  for (std::thread& producer : producers) producer.join();
+  {
+    std::lock_guard lock(mutex);  // a stream may end before its emplace_back returns
+    for (std::thread& producer : producers) producer.join();
+  }
   server.Stop();
   EXPECT_EQ(hang_ups, kClients / 3);
   EXPECT_EQ(server.open_requests(), 0u);
