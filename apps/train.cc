@@ -80,8 +80,8 @@ class StopWatch {
       : thread_([this, &signals, &progress] {
           while (!done_) {
             if (signals.Wait(std::chrono::milliseconds(100)) == 0) continue;
-            if (asked_) _exit(130);
-            asked_ = true;
+            if (cancel_requested_) _exit(130);
+            cancel_requested_ = true;
             progress.Say(
                 "stopping after this step; repeat the signal to stop immediately, without saving");
           }
@@ -90,10 +90,10 @@ class StopWatch {
     done_ = true;
     thread_.join();
   }
-  bool asked() const { return asked_; }
+  bool cancel_requested() const { return cancel_requested_; }
 
  private:
-  std::atomic<bool> done_{false}, asked_{false};
+  std::atomic<bool> done_{false}, cancel_requested_{false};
   std::thread thread_;
 };
 
@@ -116,7 +116,7 @@ int RunTrain(const TrainArgs& args) {
   train::Progress progress(stderr, isatty(STDERR_FILENO) == 1);
   const StopWatch watch(signals, progress);
   const train::TrainingEnd end = train::RunTraining(
-      options, [&] { return watch.asked(); }, progress);
+      options, [&] { return watch.cancel_requested(); }, progress);
   if (end.stopped) {
     progress.Say(
         fmt::format("stopped after step {} of {}; {} is saved, and the same command continues from "

@@ -93,7 +93,7 @@ class Timed : public RoutingObserver {
   void OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) override {
     Time([&] { recorder_.OnRoute(pass, layer, tokens); });
   }
-  bool wants_dispatch() const override { return recorder_.wants_dispatch(); }
+  bool needs_dispatch() const override { return recorder_.needs_dispatch(); }
   void OnDispatch(uint64_t pass, int layer, const GroupedRows& rows) override {
     Time([&] { recorder_.OnDispatch(pass, layer, rows); });
   }

@@ -65,7 +65,7 @@ Report::Report(std::string filter, std::FILE* out, bool progress)
 
 Report::~Report() { ClearProgress(); }
 
-bool Report::Wants(const std::string& name, const std::string& shape) const {
+bool Report::Selects(const std::string& name, const std::string& shape) const {
   return filter_.empty() || (name + ' ' + shape).find(filter_) != std::string::npos;
 }
 
@@ -94,7 +94,7 @@ void Report::Start(const std::string& name, const std::string& shape) {
 }
 
 void Report::Add(Result result) {
-  if (!Wants(result.name, result.shape)) return;
+  if (!Selects(result.name, result.shape)) return;
   ClearProgress();
   fmt::print(out_, "{}\n", Line(result));
   std::fflush(out_);

@@ -35,7 +35,7 @@ struct Result {
 };
 
 // Prints each case as soon as it is measured, and keeps all for the JSON. Not thread-safe, so only
-// rank 0 uses it. The exception is the const function Wants, which all ranks may call.
+// rank 0 uses it. The exception is the const function Selects, which all ranks may call.
 class Report {
  public:
   // A case is wanted if its "name shape" contains `filter`. If `filter` is empty, all cases are
@@ -43,7 +43,7 @@ class Report {
   Report(std::string filter, std::FILE* out, bool progress);
   ~Report();
 
-  bool Wants(const std::string& name, const std::string& shape) const;
+  bool Selects(const std::string& name, const std::string& shape) const;
   // A measured value of the machine, printed as a line: "reads", 45.2, "GB/s".
   void Machine(const std::string& what, double value, const std::string& unit);
   // A property of the machine without a number: "cpu", "AMD EPYC 9654".

@@ -62,15 +62,15 @@ TEST(LineTest, HasNameShapeTimeRatesAndPartOfTheRoofline) {
                               " | error 0.0017, route us 43.2"));
 }
 
-TEST(LineTest, WhatIsNotKnownIsADash) {
+TEST(LineTest, UnknownValuesAreDashes) {
   const std::string line = Line({.name = "barrier", .shape = "ranks 2", .seconds = 1e-6});
   EXPECT_THAT(line, HasSubstr("- GFLOP/s         - GB/s    - of roofline"));
 }
 
 TEST(ReportTest, FiltersBySubstringOfNameAndShape) {
   Printed printed("linear fp8");
-  EXPECT_TRUE(printed.report().Wants("linear", "fp8 1 x 2"));
-  EXPECT_FALSE(printed.report().Wants("linear", "bfloat16 1 x 2"));
+  EXPECT_TRUE(printed.report().Selects("linear", "fp8 1 x 2"));
+  EXPECT_FALSE(printed.report().Selects("linear", "bfloat16 1 x 2"));
   printed.report().Add({.name = "linear", .shape = "bfloat16 1 x 2", .seconds = 1});
   printed.report().Add({.name = "linear", .shape = "fp8 1 x 2", .seconds = 1});
   ASSERT_EQ(printed.report().results().size(), 1u);

@@ -159,7 +159,7 @@ void BenchAttention(const CpuCeilings& ceilings, ThreadPool& pool, Report& repor
         const std::string shape = fmt::format("{}{} {} x {} rows on {} keys, {}",
                                               Name(numbers.dtype), numbers.pairs ? " pairs" : "",
                                               load.sequences, load.rows, load.keys, heads.model);
-        if (!report.Wants(kName, shape)) continue;
+        if (!report.Selects(kName, shape)) continue;
         report.Start(kName, shape);
         Case c(heads, load, numbers);
         const double seconds = MedianSeconds([&] { c.Run(pool); });

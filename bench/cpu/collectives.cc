@@ -111,7 +111,7 @@ class Bench {
 
   // Whether the case runs: false if it is filtered out. The same value on every rank.
   bool Begins(const std::string& name, const std::string& shape) const {
-    if (!report_.Wants(name, ShapeOf(shape))) return false;
+    if (!report_.Selects(name, ShapeOf(shape))) return false;
     if (comm_->tp->rank() == 0) report_.Start(name, ShapeOf(shape));
     return true;
   }

@@ -49,7 +49,7 @@ constexpr int kFewestSamples = 3 * kSamples, kMaxSamples = 2000;
 using Case = ExchangeCase;
 
 // `times`: seconds of one stage. Returns the minimum of the medians of kSamples consecutive times.
-double LeastMedian(const std::vector<double>& times) {
+double MinOfMedians(const std::vector<double>& times) {
   double least = INFINITY;
   for (size_t begin = 0; begin + kSamples <= times.size(); begin += kSamples) {
     std::array<double, kSamples> few;
@@ -86,7 +86,7 @@ class Bench {
 
   void Run() {
     BindToCore(comm_->tp->rank());
-    const auto wanted = [&](const char* name) { return report_.Wants(name, case_.Describe()); };
+    const auto wanted = [&](const char* name) { return report_.Selects(name, case_.Describe()); };
     if (!runtime_->fused() && std::ranges::any_of(kStages, wanted)) ReportStages(MeasureStages());
     if (!case_.pass || !wanted(kPass)) return;
     std::vector<double> pass;
@@ -96,7 +96,7 @@ class Bench {
       RunPass();
       pass.push_back(GroupTime(start));
     });
-    Add(kPass, LeastMedian(pass), DispatchedBytes() + ReturnedBytes(), 0);
+    Add(kPass, MinOfMedians(pass), DispatchedBytes() + ReturnedBytes(), 0);
   }
 
  private:
@@ -121,7 +121,8 @@ class Bench {
       timed(prepare, [&] { runtime_->dispatcher().PrepareCombine(expert_rows_, &handle_); });
       timed(combine, [&] { BeginAndEndCombine(); });
     });
-    return {LeastMedian(place), LeastMedian(dispatch), LeastMedian(prepare), LeastMedian(combine)};
+    return {MinOfMedians(place), MinOfMedians(dispatch), MinOfMedians(prepare),
+            MinOfMedians(combine)};
   }
 
   void ReportStages(const Times& times) {
@@ -320,7 +321,7 @@ class Bench {
       for (size_t i = 0; i < size; i += 64) sum += std::to_integer<uint64_t>(mine[i]);
     });
     asm volatile("" ::"r"(sum));
-    return LeastMedian(times) * static_cast<double>(bytes) /
+    return MinOfMedians(times) * static_cast<double>(bytes) /
            static_cast<double>(std::max<size_t>(size, 1));
   }
 
@@ -338,7 +339,7 @@ class Bench {
       times.push_back(SecondsSince(start));
       asm volatile("" ::"r"(to.data()) : "memory");
     });
-    return 2.0 * static_cast<double>(size) / LeastMedian(times);
+    return 2.0 * static_cast<double>(size) / MinOfMedians(times);
   }
 
   // Reports a stage. `sent`: bytes sent to other ranks. `own`: bytes read and written in addition
@@ -410,7 +411,7 @@ void RunProcesses(const Case& c, const std::shared_ptr<SharedArena>& arena, Repo
 
 void RunCase(const Case& c, Report& report) {
   const std::string shape = c.Describe();
-  const auto wanted = [&](const char* name) { return report.Wants(name, shape); };
+  const auto wanted = [&](const char* name) { return report.Selects(name, shape); };
   if (!std::ranges::any_of(kStages, wanted) && !wanted(kPass)) return;
   report.Start("dispatch and combine", shape);
   const size_t bytes =

@@ -146,7 +146,7 @@ struct Bench {
 
   // False if the case is filtered out; otherwise creates its weights.
   bool Begins(const char* name, const std::string& shape, const Formats& formats) {
-    if (!report.Wants(name, shape)) return false;
+    if (!report.Selects(name, shape)) return false;
     report.Start(name, shape);
     if (!weights) {
       memory.resize(kPoolBytes);

@@ -306,7 +306,7 @@ class Rank {
 void RunModel(const Setup& setup) {
   std::vector<int64_t> wanted;
   for (const int64_t tokens : setup.tokens)
-    if (setup.report.Wants(kName, setup.Describe(tokens))) wanted.push_back(tokens);
+    if (setup.report.Selects(kName, setup.Describe(tokens))) wanted.push_back(tokens);
   if (wanted.empty()) return;
   setup.report.Start(kName, setup.Describe(wanted[0]));
   const size_t bytes =

@@ -44,9 +44,9 @@ class Bench {
  private:
   void Memory() {
     const std::string memory = Shape("memory");
-    bool any = Wants("copy", memory) || Wants("fill", memory);
-    for (const int64_t ahead : kAheads) any = any || Wants("read", ReadShape(ahead));
-    for (const Cache& cache : Caches()) any = any || Wants("read", CacheShape(cache));
+    bool any = Selects("copy", memory) || Selects("fill", memory);
+    for (const int64_t ahead : kAheads) any = any || Selects("read", ReadShape(ahead));
+    for (const Cache& cache : Caches()) any = any || Selects("read", CacheShape(cache));
     if (!any) return;
     report_.Start("read", memory);
     MemoryLoops loops(pool_, kMemoryBytes);
@@ -63,7 +63,7 @@ class Bench {
   void Multiply() {
     for (const PeakLoop& loop : PeakLoops()) {
       const std::string shape = Shape(fmt::format("{} ({})", loop.name, loop.instruction));
-      if (!Wants("multiply", shape)) continue;
+      if (!Selects("multiply", shape)) continue;
       report_.Start("multiply", shape);
       constexpr int64_t kSteps = 200'000;
       const double operations = loop.operations * kSteps * pool_.num_threads();
@@ -77,14 +77,14 @@ class Bench {
   // `measure` returns bytes per second; the reported time is the time for 1 GB.
   template <typename Measure>
   void Bytes(const char* name, const std::string& shape, const Measure& measure) {
-    if (!Wants(name, shape)) return;
+    if (!Selects(name, shape)) return;
     report_.Start(name, shape);
     constexpr double kBytes = 1e9;
     report_.Add({.name = name, .shape = shape, .seconds = kBytes / measure(), .bytes = kBytes});
   }
 
-  bool Wants(const char* name, const std::string& shape) const {
-    return report_.Wants(name, shape);
+  bool Selects(const char* name, const std::string& shape) const {
+    return report_.Selects(name, shape);
   }
   std::string Shape(const std::string& what) const {
     return fmt::format("{}, threads {}", what, pool_.num_threads());

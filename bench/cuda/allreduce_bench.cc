@@ -88,9 +88,9 @@ class Bench {
   void AllReduce(size_t bytes) {
     const size_t count = bytes / sizeof(float);
     const double bus = 2 * BusBytes(bytes);
-    const auto peer = [&](const char* way, size_t tagged_bytes, size_t one_shot_bytes) {
+    const auto peer = [&](const char* backend, size_t tagged_bytes, size_t one_shot_bytes) {
       peer_.SetLimits(tagged_bytes, one_shot_bytes);
-      Case("all-reduce", way, bytes, bus, [&] { peer_.AllReduceSum(rank_.data, count); });
+      Case("all-reduce", backend, bytes, bus, [&] { peer_.AllReduceSum(rank_.data, count); });
     };
     if (bytes <= kMaxTaggedBytes) peer("tagged", kMaxTaggedBytes, kMaxBytes);
     peer("one shot", 0, kMaxBytes);
@@ -102,10 +102,10 @@ class Bench {
     const std::vector<size_t> counts(group_.size(), bytes / group_.size());
     const std::vector<size_t> floats(group_.size(), bytes / group_.size() / sizeof(float));
     for (Collectives* by : {static_cast<Collectives*>(&peer_), nccl_.get()}) {
-      const char* way = by == &peer_ ? "peer memory" : "NCCL";
-      Case("all-gather", way, bytes, BusBytes(bytes),
+      const char* backend = by == &peer_ ? "peer memory" : "NCCL";
+      Case("all-gather", backend, bytes, BusBytes(bytes),
            [&] { by->AllGatherV(rank_.data, rank_.other, counts); });
-      Case("reduce-scatter", way, bytes, BusBytes(bytes),
+      Case("reduce-scatter", backend, bytes, BusBytes(bytes),
            [&] { by->ReduceScatterV(rank_.data, rank_.other, floats); });
     }
   }
@@ -115,10 +115,10 @@ class Bench {
     return static_cast<double>(bytes) * (n - 1) / n;
   }
 
-  void Case(const char* name, const char* way, size_t bytes, double bus,
+  void Case(const char* name, const char* backend, size_t bytes, double bus,
             const std::function<void()>& operation) {
-    const std::string shape = fmt::format("ranks {} {} KB {}", group_.size(), bytes >> 10, way);
-    if (!report_.Wants(name, shape)) return;
+    const std::string shape = fmt::format("ranks {} {} KB {}", group_.size(), bytes >> 10, backend);
+    if (!report_.Selects(name, shape)) return;
     const bool talks = rank_.comm.mesh.rank() == 0;
     if (talks) report_.Start(name, shape);
     const double seconds = Time(rank_, bytes <= (size_t{1} << 20) ? 40 : 8, operation);

@@ -35,7 +35,7 @@ void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMa
   const std::string name = "attention";
   const std::string shape =
       Text("%s %d x %d rows %d keys%s", s.name, batch, rows, keys, exact ? " exact" : "");
-  if (!report.Wants(name, shape)) return;
+  if (!report.Selects(name, shape)) return;
   report.Start(name, shape);
   const int pages_each = (keys + kPageSize - 1) / kPageSize;
   const int64_t slots = int64_t{batch} * pages_each * kPageSize;

@@ -55,7 +55,7 @@ void Cases(int64_t n, int64_t k, const std::vector<int64_t>& all_ms, bool plans,
   };
   std::vector<int64_t> ms;
   for (const int64_t m : all_ms)
-    if (report.Wants(name, shape_of(m))) ms.push_back(m);
+    if (report.Selects(name, shape_of(m))) ms.push_back(m);
   if (ms.empty()) return;
   const size_t weights = std::max<size_t>(1, kWeightBytes / (n * k * sizeof(T)));
   const int64_t most = ms.back();

@@ -61,7 +61,7 @@ struct Bench {
   // Times and reports `op`, unless it is filtered out.
   void Run(const std::string& name, const std::string& shape, double bytes, double flops,
            double peak, const std::function<void(int)>& op) {
-    if (!report.Wants(name, shape)) return;
+    if (!report.Selects(name, shape)) return;
     report.Start(name, shape);
     report.Add({.name = name,
                 .shape = shape,

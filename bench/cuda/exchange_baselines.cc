@@ -45,7 +45,7 @@ void NcclAllToAll(const Ranks& ranks, double link, Report& report) {
                        static_cast<double>(bytes) * 1e-6);
   };
   constexpr size_t kSizes[] = {100'000, 500'000, 4'000'000, 32'000'000};  // bytes to each rank
-  if (std::ranges::none_of(kSizes, [&](size_t b) { return report.Wants(name, shape_of(b)); }))
+  if (std::ranges::none_of(kSizes, [&](size_t b) { return report.Selects(name, shape_of(b)); }))
     return;
   const char* folder = std::getenv("SWITCHYARD_NCCL_LIBRARY");
   void* library = dlopen("libnccl.so.2", RTLD_NOW);
@@ -75,7 +75,7 @@ void NcclAllToAll(const Ranks& ranks, double link, Report& report) {
     return;
   }
   for (const size_t bytes : kSizes) {
-    if (!report.Wants(name, shape_of(bytes))) continue;
+    if (!report.Selects(name, shape_of(bytes))) continue;
     report.Start(name, shape_of(bytes));
     std::vector<Event> starts, stops;
     for (const auto& rank : ranks) {

@@ -138,7 +138,8 @@ void Case(const Ranks& ranks, int64_t tokens, bool fp8, bool by_rank, const Opti
       fmt::format("ranks {} tokens {} {}", n, tokens, fp8 ? "fp8" : "bf16");
   const std::string combine_shape =
       fmt::format("ranks {} tokens {} bf16 by {}", n, tokens, by_rank ? "rank" : "slot");
-  if (!report.Wants(kDispatch, dispatch_shape) && !report.Wants(kCombine, combine_shape)) return;
+  if (!report.Selects(kDispatch, dispatch_shape) && !report.Selects(kCombine, combine_shape))
+    return;
   report.Start(kDispatch, dispatch_shape);
   ExchangeConfig config = {.ranks = n,
                            .hidden = kHidden,
@@ -199,9 +200,9 @@ void Case(const Ranks& ranks, int64_t tokens, bool fp8, bool by_rank, const Opti
 
 }  // namespace
 
-double DispatchCombineBench(const Options& asked, Report& report) {
-  Options options = asked;
-  options.ranks = CudaRanks(asked, 2);
+double DispatchCombineBench(const Options& given, Report& report) {
+  Options options = given;
+  options.ranks = CudaRanks(given, 2);
   // A kernel of one rank waits for kernels of other ranks. If ranks share a GPU, all their grids
   // have to be resident at the same time.
   if (options.blocks == 0 && options.ranks > DeviceCount()) options.blocks = 16;
@@ -216,7 +217,7 @@ double DispatchCombineBench(const Options& asked, Report& report) {
     Case(ranks, tokens, true, false, options, link, report);
     Case(ranks, tokens, false, true, options, link, report);
   }
-  if (asked.blocks == 0 && options.blocks == 0) NcclAllToAll(ranks, link, report);
+  if (given.blocks == 0 && options.blocks == 0) NcclAllToAll(ranks, link, report);
   return link;
 }
 

@@ -68,13 +68,13 @@ double ErrorOfSamples(const GroupedGemmParams& p, const std::vector<int>& row_gr
   return std::sqrt(error / size);
 }
 
-enum class Way { kBlocks, kCounts };
+enum class RowLayout { kBlocks, kCounts };
 
 // Measures `groups` groups, each with a random number of rows between 0.7 and 1.3 times
 // `rows_of_group`.
 template <typename T>
-void Case(Way way, int groups, int rows_of_group, int64_t n, int64_t k, const GpuMachine& machine,
-          Report& report) {
+void Case(RowLayout layout, int groups, int rows_of_group, int64_t n, int64_t k,
+          const GpuMachine& machine, Report& report) {
   constexpr bool kFp8 = sizeof(T) == 1;
   std::mt19937 random(groups + rows_of_group);
   std::vector<int32_t> blocks, begins, counts;
@@ -92,9 +92,9 @@ void Case(Way way, int groups, int rows_of_group, int64_t n, int64_t k, const Gp
   const std::string name = "grouped-gemm";
   const std::string shape =
       Text("%s %s %d groups %lld x %lld x %lld", kFp8 ? "fp8" : "bf16",
-           way == Way::kBlocks ? "contiguous" : "masked", groups, static_cast<long long>(real_rows),
-           static_cast<long long>(n), static_cast<long long>(k));
-  if (!report.Wants(name, shape)) return;
+           layout == RowLayout::kBlocks ? "contiguous" : "masked", groups,
+           static_cast<long long>(real_rows), static_cast<long long>(n), static_cast<long long>(k));
+  if (!report.Selects(name, shape)) return;
   report.Start(name, shape);
 
   DeviceArray<T> a(rows * k), b(groups * n * k);
@@ -116,7 +116,7 @@ void Case(Way way, int groups, int rows_of_group, int64_t n, int64_t k, const Gp
                          .n = n,
                          .k = k,
                          .groups = groups};
-  if (way == Way::kBlocks) {
+  if (layout == RowLayout::kBlocks) {
     p.block_groups = device_blocks.data;
   } else {
     p.group_begins = device_begins.data;
@@ -143,18 +143,18 @@ void Case(Way way, int groups, int rows_of_group, int64_t n, int64_t k, const Gp
 
 template <typename T>
 void Cases(const GpuMachine& machine, Report& report) {
-  Case<T>(Way::kBlocks, 3, 300, 512, 512, machine, report);
-  Case<T>(Way::kBlocks, 8, 4096, 6144, 7168, machine, report);
-  Case<T>(Way::kBlocks, 8, 4096, 7168, 3072, machine, report);
-  Case<T>(Way::kBlocks, 8, 4096, 4096, 2048, machine, report);
+  Case<T>(RowLayout::kBlocks, 3, 300, 512, 512, machine, report);
+  Case<T>(RowLayout::kBlocks, 8, 4096, 6144, 7168, machine, report);
+  Case<T>(RowLayout::kBlocks, 8, 4096, 7168, 3072, machine, report);
+  Case<T>(RowLayout::kBlocks, 8, 4096, 4096, 2048, machine, report);
   for (const int rows : {1, 4, 20, 64, 192, 400})
-    for (const Way way : {Way::kCounts, Way::kBlocks}) {
-      if (way == Way::kBlocks && rows < 64) continue;
-      Case<T>(way, 32, rows, 6144, 7168, machine, report);
-      Case<T>(way, 32, rows, 7168, 3072, machine, report);
+    for (const RowLayout layout : {RowLayout::kCounts, RowLayout::kBlocks}) {
+      if (layout == RowLayout::kBlocks && rows < 64) continue;
+      Case<T>(layout, 32, rows, 6144, 7168, machine, report);
+      Case<T>(layout, 32, rows, 7168, 3072, machine, report);
     }
-  Case<T>(Way::kCounts, 16, 8, 1536, 2048, machine, report);  // Qwen3-30B-A3B on 8 ranks
-  Case<T>(Way::kCounts, 16, 8, 2048, 768, machine, report);
+  Case<T>(RowLayout::kCounts, 16, 8, 1536, 2048, machine, report);  // Qwen3-30B-A3B on 8 ranks
+  Case<T>(RowLayout::kCounts, 16, 8, 2048, 768, machine, report);
 }
 
 }  // namespace

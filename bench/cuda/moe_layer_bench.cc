@@ -269,7 +269,7 @@ void CudaMoeLayer(const Options& options, Report& report) {
                    .report = report};
     for (const int64_t tokens : options.tokens.empty() ? default_tokens : options.tokens)
       // Token counts without duplicates, because a graph is recorded for each count.
-      if (report.Wants(kName, setup.Describe(tokens)) &&
+      if (report.Selects(kName, setup.Describe(tokens)) &&
           std::ranges::find(setup.tokens, tokens) == setup.tokens.end())
         setup.tokens.push_back(tokens);
     if (setup.tokens.empty()) continue;

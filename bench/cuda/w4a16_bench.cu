@@ -60,7 +60,7 @@ void Case(const Kind& kind, int groups, int rows_of_group, int64_t n, int64_t k,
   const std::string shape = Text("%s masked %d groups %lld x %lld x %lld", kind.name, groups,
                                  static_cast<long long>(groups) * rows_of_group,
                                  static_cast<long long>(n), static_cast<long long>(k));
-  if (!report.Wants(name, shape)) return;
+  if (!report.Selects(name, shape)) return;
   report.Start(name, shape);
 
   const int64_t record_bytes = W4A16RecordBytes(kind.format);

@@ -35,7 +35,7 @@ double Since(Clock::time_point start) {
 }
 
 // The message without the source location that system_error's what() contains.
-std::string Words(const std::exception_ptr& error) {
+std::string ErrorText(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const boost::system::system_error& e) {
@@ -119,7 +119,7 @@ class LoadRunner {
       try {
         co_await Generate(plan_[i], record);
       } catch (...) {
-        record.error = Words(std::current_exception());
+        record.error = ErrorText(std::current_exception());
       }
       failed_ += !record.error.empty();
       progress_(++done_, failed_);
@@ -185,7 +185,7 @@ std::string Ask(const ServeOptions& options, const std::string& method, const st
   asio::co_spawn(io, AskOnce(options, verb, path, body),
                  [&](const std::exception_ptr& error, std::string got) {
                    answer = std::move(got);
-                   if (error) failure = Words(error);
+                   if (error) failure = ErrorText(error);
                  });
   io.run();
   if (!failure.empty())

@@ -34,21 +34,21 @@ constexpr int kRanks = 2;
 const Layout kLayout{.ep = kRanks, .dp = kRanks};
 constexpr int kDelays[] = {0, 2, 4, 8};  // milliseconds
 
-struct Way {
+struct Variant {
   const char* name;
   schedule::Order order;
   bool early_sums;
 };
-constexpr Way kWays[] = {{"plain", schedule::Order::kPlain, false},
-                         {"overlapped", schedule::Order::kOverlapped, false},
-                         {"early sums", schedule::Order::kOverlapped, true}};
+constexpr Variant kVariants[] = {{"plain", schedule::Order::kPlain, false},
+                                 {"overlapped", schedule::Order::kOverlapped, false},
+                                 {"early sums", schedule::Order::kOverlapped, true}};
 
 struct Shape {
   std::string config;
   int micro_batches = 8, sequences = 2, length = 256, rounds = 9;
 };
 
-// [ways][delays][rounds] milliseconds of a step.
+// [variants][delays][rounds] milliseconds of a step.
 using Times = std::vector<std::vector<std::vector<double>>>;
 
 Batch MakeBatch(const Shape& shape, int64_t vocab, int rank) {
@@ -74,7 +74,7 @@ void Progress(bool synchronous, int round, int rounds) {
 Times Measure(const ModelConfig& config, const Shape& shape, bool synchronous) {
   const int64_t tokens = int64_t{shape.sequences} * shape.length;
   const ExpertExchangeOptions options{.tokens = tokens, .synchronous = synchronous};
-  Times times(std::size(kWays), std::vector<std::vector<double>>(std::size(kDelays)));
+  Times times(std::size(kVariants), std::vector<std::vector<double>>(std::size(kDelays)));
   const size_t bytes = LayoutRanks::BytesPerRank(kLayout) + 4096;
   const auto sums = SharedArena::Create(kRanks, bytes);
   RunRankThreads(
@@ -92,16 +92,16 @@ Times Measure(const ModelConfig& config, const Shape& shape, bool synchronous) {
         Model<float> model(config, {}, ranks->layer_ranks(experts), pool);
         model.Initialise(1, 0.02);
         std::vector<std::unique_ptr<Learner>> learners;
-        for (const Way& way : kWays) {
-          learners.push_back(std::make_unique<Learner>(model, LearnerOptions{.order = way.order},
-                                                       (way.early_sums ? early : late).ranks()));
+        for (const Variant& v : kVariants) {
+          learners.push_back(std::make_unique<Learner>(model, LearnerOptions{.order = v.order},
+                                                       (v.early_sums ? early : late).ranks()));
         }
         const std::vector<Batch> batches(static_cast<size_t>(shape.micro_batches),
                                          MakeBatch(shape, config.vocab_size, rank));
         const double all = static_cast<double>(kRanks * tokens) * shape.micro_batches;
         for (int round = -1; round < shape.rounds; ++round) {  // the first is a warm-up
           if (rank == 0) Progress(synchronous, round, shape.rounds);
-          for (size_t w = 0; w < std::size(kWays); ++w) {
+          for (size_t w = 0; w < std::size(kVariants); ++w) {
             for (size_t d = 0; d < std::size(kDelays); ++d) {
               delay.delay = std::chrono::milliseconds(kDelays[d]);
               model.ClearGradients();
@@ -135,13 +135,13 @@ void Run(const Shape& shape) {
              "added", "hidden");
   for (const bool synchronous : {false, true}) {
     const Times times = Measure(config, shape, synchronous);
-    for (size_t w = 0; w < std::size(kWays); ++w) {
+    for (size_t w = 0; w < std::size(kVariants); ++w) {
       const double base = Median(times[w][0]);
       for (size_t d = 0; d < std::size(kDelays); ++d) {
         const double step = Median(times[w][d]);
         const double all = static_cast<double>(exchanges) * kDelays[d];
         fmt::print("{:<14} {:<11} {:>5} ms {:>9.0f} ms {:>7.0f} ms {:>8}\n",
-                   synchronous ? "pairwise" : "asynchronous", kWays[w].name, kDelays[d], step,
+                   synchronous ? "pairwise" : "asynchronous", kVariants[w].name, kDelays[d], step,
                    step - base,
                    d == 0 ? "" : fmt::format("{:.0f} %", 100.0 * (1.0 - (step - base) / all)));
       }

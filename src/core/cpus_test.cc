@@ -54,7 +54,7 @@ TEST(CpusTest, ListsAreReadAndWritten) {
   EXPECT_EQ(FormatCpuList({}), "");
 }
 
-TEST(CpusTest, BadListsAreSaid) {
+TEST(CpusTest, BadListsAreNamed) {
   for (const char* bad : {"", "a", "1,", "1-", "-1", "1;2", "0-99999", "1 2"}) {
     EXPECT_THAT(ErrorOf([&] { ParseCpuList("--cpu-bind", bad); }),
                 HasSubstr(fmt::format("--cpu-bind: '{}' is not a list of CPUs", bad)));
@@ -94,7 +94,7 @@ TEST(CpusTest, WithoutSysNumbersPart) {
   EXPECT_THAT(PartitionCpus(UpTo(4), 1, 2, "/nowhere"), ElementsAre(2, 3));
 }
 
-TEST(CpusTest, WhatOneTakesNobodyElseGets) {
+TEST(CpusTest, EachCpuIsAssignedOnce) {
   const FakeMachine machine(1, 2);
   std::optional<CpuReservation> first = CpuReservation::Take(2, UpTo(4), machine.root());
   ASSERT_TRUE(first);
@@ -111,7 +111,7 @@ TEST(CpusTest, WhatOneTakesNobodyElseGets) {
   EXPECT_FALSE(CpuReservation::Take(1, {77}, machine.root())) << "no such CPU";
 }
 
-TEST(CpusTest, ThreadsRunWhereTheyAreTold) {
+TEST(CpusTest, ThreadsRunOnTheirCpus) {
   const CpuList all = AllowedCpus();
   ASSERT_FALSE(all.empty());
   EXPECT_EQ(AllowedCpuCount(), std::ssize(all));

@@ -192,7 +192,7 @@ class FakeForward : public ForwardFunction {
       std::span<const uint32_t> mask;
       if (masks && masks->rows.at(row) >= 0)
         mask = std::span(masks->words).subspan(masks->rows[row] * words, words);
-      drawn_.push_back(finite ? sampler_.DrawRow(logits, draws[row], mask).value_or(-1) : -1);
+      drawn_.push_back(finite ? sampler_.SampleRow(logits, draws[row], mask).value_or(-1) : -1);
     }
   }
 

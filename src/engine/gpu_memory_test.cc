@@ -44,7 +44,7 @@ TEST(ChooseGpusTest, RefusesWhatIsNotThere) {
               HasSubstr("--base-gpu-id"));
 }
 
-TEST(ChooseGpusTest, NamesTheCardThatSomebodyElseUses) {
+TEST(ChooseGpusTest, NamesTheGpuThatAnotherProcessUses) {
   EngineConfig config;
   const auto gpus = Gpus({139, 139, 100, 139});
   EXPECT_THAT(ErrorOf([&] { ChooseGpus(config, 4, gpus); }, ErrorKind::kResource),

@@ -206,7 +206,7 @@ TEST(Plan, MaxPrefillTokensBoundAStep) {
   EXPECT_EQ(MakePlan(config).max_batch_tokens, 123 + 10);
 }
 
-TEST(Plan, Mxfp4sRunnerWantsMxfp4Experts) {
+TEST(Plan, Mxfp4RunnerNeedsMxfp4Experts) {
   EngineConfig config = Fixture();
   config.moe.runner_backend = "flashinfer_mxfp4";
   EXPECT_THAT(ErrorOf(config), AllOf(HasSubstr("--moe-runner-backend flashinfer_mxfp4"),
@@ -264,7 +264,7 @@ TEST(Plan, ExpertsMoveWhereThereAreSomeAndSomewhereToGo) {
   EXPECT_THAT(ErrorOf(other), HasSubstr("--ep-dispatch-algorithm: this model has no experts"));
 }
 
-TEST(Plan, TooLittleMemoryIsSaidBeforeLoading) {
+TEST(Plan, TooLittleMemoryIsAnErrorBeforeLoading) {
   EngineConfig config = Fixture();
   config.mem_fraction_static = 1e-9;
   EXPECT_THAT(ErrorOf(config, ErrorKind::kResource),

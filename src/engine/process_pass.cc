@@ -278,8 +278,8 @@ std::optional<int32_t> RankEngine::Impl::Draw(Sequence& sequence, const Rows& ow
     if (!sequence.grammar->FillMask(masks.words)) return std::nullopt;
     mask = masks.words;
   }
-  return sampler.Draw(own.logits.last(vocab), params, sequence.prompt(), sequence.output(),
-                      *params.seed, mask);
+  return sampler.Sample(own.logits.last(vocab), params, sequence.prompt(), sequence.output(),
+                        *params.seed, mask);
 }
 
 void RankEngine::Impl::SampleToken(Sequence& sequence, const Rows& own) {

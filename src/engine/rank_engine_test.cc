@@ -127,7 +127,7 @@ TEST(RankEngine, QueueTimeEndsAtTheFirstAdmission) {
   EXPECT_EQ(rig.seen[2].queue_seconds, -1);
 }
 
-TEST(RankEngine, FlushWaitsForNobody) {
+TEST(RankEngine, FlushIsRefusedWhileRequestsRun) {
   Rig rig(Roomy());
   rig.Tell({Greedy(1, Count(16), 4)});
   EXPECT_FALSE(std::get<FlushResult>(rig.Tell({FlushCache{}}).at(0)).done);
@@ -167,7 +167,7 @@ TEST(RankEngine, InputLogprobsComeOnceAndBypassTheCacheWhereTheyMust) {
   }
 }
 
-TEST(RankEngine, MaxNewTokensOfZeroAsksAboutThePromptOnly) {
+TEST(RankEngine, MaxNewTokensOfZeroProcessesThePromptOnly) {
   Rig rig(Roomy());
   EngineRequest request = Greedy(1, Count(10), 0);
   request.logprob = {.enabled = true, .start = 0};
@@ -290,7 +290,7 @@ TEST(RankEngine, RequestsOfOtherGroupsAreNotItsOwn) {
   EXPECT_EQ(rig.seen[2].finish, FinishReason::kLength);
 }
 
-TEST(RankEngine, PlanCountsWhatTheOtherGroupsHaveToKnow) {
+TEST(RankEngine, PlanReturnsTheCountsThatOtherGroupsNeed) {
   RankEngine::Options options = Roomy();
   options.chunked_prefill_size = 8;
   Rig rig(options);
@@ -337,7 +337,7 @@ TEST(RankEngine, AbortsFreeEverythingAtOnce) {
   EXPECT_EQ(rig.seen.size(), 3u);
 }
 
-TEST(RankEngine, RetractedRequestsResumeAndNobodySees) {
+TEST(RankEngine, RetractedRequestsResumeWithTheSameOutputs) {
   RankEngine::Options options = Roomy();
   options.num_pages = 12;  // 48 tokens
   Rig tight(options), roomy(Roomy());

@@ -24,7 +24,7 @@
 #include "engine/scheduler/prefill_pace.h"
 #include "engine/speculative/draft_model.h"
 #include "engine/speculative/ngram_drafter.h"
-#include "engine/step_allowance.h"
+#include "engine/step_time_limit.h"
 #include "kernels/ops.h"
 
 namespace switchyard {
@@ -179,13 +179,13 @@ constexpr char kNoRecorder[] =
 
 // Returns the text of an Error kInvalid in the result, because this error occurs on every rank.
 // Rethrows other errors.
-RecordResult Record(const RecordExperts& asked, ExpertRecorder* recorder) {
-  RecordResult result{.ticket = asked.ticket};
+RecordResult Record(const RecordExperts& requested, ExpertRecorder* recorder) {
+  RecordResult result{.ticket = requested.ticket};
   try {
     if (!recorder) throw Invalid("{}", kNoRecorder);
-    if (asked.action == RecordAction::kStart) result.changed = recorder->Start();
-    if (asked.action == RecordAction::kStop) result.changed = recorder->Stop();
-    if (asked.action == RecordAction::kDump) result.dump = recorder->Dump();
+    if (requested.action == RecordAction::kStart) result.changed = recorder->Start();
+    if (requested.action == RecordAction::kStop) result.changed = recorder->Stop();
+    if (requested.action == RecordAction::kDump) result.dump = recorder->Dump();
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kInvalid) throw;
     result.dump.error = error.what();
@@ -364,35 +364,35 @@ void Post(StepOutputs outputs, GroupExchange& groups, profile::Profiler* profile
   groups.Post({std::move(outputs)});
 }
 
-// Runs the planned step. `allowance` gives the time that this rank may compute without a heartbeat;
-// null: no limit.
+// Runs the planned step. `time_limit` gives the time that this rank may compute without a
+// heartbeat; null: no limit.
 StepOutputs RunStep(RankEngine& engine, const GroupExchange& groups, SymmetricMemory& memory,
-                    StepAllowance* allowance) {
-  const int64_t rows = StepAllowance::RowsOf(groups.counts());
+                    StepTimeLimit* time_limit) {
+  const int64_t rows = StepTimeLimit::RowsOf(groups.counts());
   const auto start = std::chrono::steady_clock::now();
-  if (allowance) memory.AllowSilence(allowance->Of(rows));
+  if (time_limit) memory.SetHeartbeatTimeout(time_limit->Of(rows));
   StepOutputs outputs = engine.Run(groups.counts());
-  memory.AllowSilence({});
-  if (allowance) allowance->Observe(rows, std::chrono::steady_clock::now() - start);
+  memory.SetHeartbeatTimeout({});
+  if (time_limit) time_limit->Observe(rows, std::chrono::steady_clock::now() - start);
   memory.TestFault("sampled");
   return outputs;
 }
 
 // Records the ids of the requests that this rank receives with `messages` or computes now. If the
 // rank fails, they show which requests it was processing.
-void NoteWork(const std::vector<ControlMessage>& messages, const RankEngine& engine,
-              SymmetricMemory& memory) {
+void RecordRequests(const std::vector<ControlMessage>& messages, const RankEngine& engine,
+                    SymmetricMemory& memory) {
   std::vector<uint64_t> ids = engine.InFlight();
   for (const ControlMessage& message : messages) {
     if (const auto* request = std::get_if<EngineRequest>(&message)) ids.push_back(request->id);
   }
-  memory.NoteWork(ids);
+  memory.RecordRequests(ids);
 }
 
 // Points at which a test may make the rank fail. "enter.ID": before a request enters the engine
 // whose prompt begins with token ID. "question": before a message that needs an answer, except
 // GetStats.
-void FailIfOrdered(const std::vector<ControlMessage>& messages, const SymmetricMemory& memory) {
+void InjectTestFaults(const std::vector<ControlMessage>& messages, const SymmetricMemory& memory) {
   for (const ControlMessage& message : messages) {
     if (const auto* request = std::get_if<EngineRequest>(&message)) {
       if (!request->input_ids.empty())
@@ -411,14 +411,14 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
            EplbManager* eplb, profile::Profiler* profiler, StageLinks* links) {
   GroupExchange groups(comm, io);
   StepTimer timer(engine);
-  StepAllowance allowance;
+  StepTimeLimit time_limit;
   comm.memory->StartHeartbeat();
   for (bool open = true; open;) {
     const bool busy = groups.any_work() || (eplb && eplb->busy());
     const std::vector<ControlMessage> messages = NextMessages(busy, comm, io, timer, links);
     open = !HasShutdown(messages);
-    NoteWork(messages, engine, *comm.memory);
-    FailIfOrdered(messages, *comm.memory);
+    RecordRequests(messages, engine, *comm.memory);
+    InjectTestFaults(messages, *comm.memory);
     if (engine.launched() && NeedCounts(messages)) Post(engine.Collect(), groups, profiler);
     groups.Post(engine.Apply(messages));
     groups.Post(ApplyToRecorder(messages, recorder, comm.mesh.rank() == 0));
@@ -426,7 +426,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     groups.Post(ApplyToProfiler(messages, profiler, comm));
     profile::Step step(profiler);
     const StepCounts mine = engine.Plan();
-    comm.memory->NoteWork(engine.InFlight());
+    comm.memory->RecordRequests(engine.InFlight());
     comm.memory->TestFault("plan");
     ExchangeCounts(mine, engine.HasWork(), groups, profiler);
     if (groups.any_work()) {
@@ -434,7 +434,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
       // The time of expert migration and of draft passes cannot be derived from the number of rows.
       // On a GPU, a step waits for the pass of the step before, without heartbeats.
       const bool predictable = !eplb && engine.draft_limit() == 0 && !engine.launches();
-      Post(RunStep(engine, groups, *comm.memory, predictable ? &allowance : nullptr), groups,
+      Post(RunStep(engine, groups, *comm.memory, predictable ? &time_limit : nullptr), groups,
            profiler);
       timer.Stop(engine.launched());
       if (const auto stage = StageOf(groups.counts())) step.End(*stage, mine.tokens);

@@ -115,7 +115,7 @@ std::vector<int32_t> Alone(const EngineRequest& request) {
 
 // The destructors of a failed rank may have to wait for a loading thread. Other ranks must get the
 // error before that.
-TEST(RankLoop, AFailureIsToldBeforeAnythingIsTakenApart) {
+TEST(RankLoop, AFailureIsReportedBeforeObjectsAreDestroyed) {
   std::atomic<int> ended = 0;
   const RankLoopIo leader{.receive = [](std::chrono::milliseconds) -> std::vector<ControlMessage> {
                             throw Error(ErrorKind::kResource, "the line is cut");
@@ -158,7 +158,7 @@ TEST(RankLoop, EachGroupServesItsOwnRequests) {
   EXPECT_EQ(heard.stats.at(5)[1].decode_tokens, 6);
 }
 
-TEST(RankLoop, QuestionsAreAnsweredOnceForAllGroups) {
+TEST(RankLoop, QueriesAreAnsweredOnceForAllGroups) {
   int calls = 0;
   const Heard heard = RunScript([&](const Heard& so_far) -> std::vector<ControlMessage> {
     if (++calls == 1) return {FlushCache{6}, Request(1, 1, 20, 6), FlushCache{7}, GetStats{8}};
@@ -281,7 +281,7 @@ TEST(RankLoop, AProfileThatARankCannotWriteIsRefusedOnAllOfThem) {
   EXPECT_EQ(RunScript(script).profiles.at(5).outcome, ProfileOutcome::kConflict);
 }
 
-TEST(RankLoop, TheLastNewsOfEveryGroupLeaveBeforeTheLoopEnds) {
+TEST(RankLoop, TheLastMessagesOfEveryGroupAreSentBeforeTheLoopEnds) {
   int calls = 0;
   const Heard heard = RunScript([&](const Heard&) -> std::vector<ControlMessage> {
     if (++calls == 1) return {Request(1, 1, 20, 60), Request(2, 0, 20, 60)};

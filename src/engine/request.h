@@ -144,9 +144,9 @@ struct TokenLogprob {
 struct PositionLogprobs {
   float logprob = 0.0f;  // logprob of the token at this position; NaN at the first prompt position
   int32_t token = 0;
-  int32_t rank = 0;                 // 1: the most likely token; 0: not requested
-  std::vector<TokenLogprob> top;    // best first
-  std::vector<TokenLogprob> asked;  // LogprobParams::token_ids, in that order
+  int32_t rank = 0;                     // 1: the most likely token; 0: not requested
+  std::vector<TokenLogprob> top;        // best first
+  std::vector<TokenLogprob> requested;  // LogprobParams::token_ids, in that order
 };
 
 enum class FinishReason : uint8_t {

@@ -86,7 +86,7 @@ std::vector<EngineMessage> SomeMessages() {
                        .output_logprobs = {{.logprob = -1.5f,
                                             .token = 9,
                                             .top = {{9, -1.5f}, {2, -2.0f}},
-                                            .asked = {{0, -7.0f}}}},
+                                            .requested = {{0, -7.0f}}}},
                        .routed_experts = {1, -1},
                        .error = "why"};
   return {LoadProgress{.done = 1, .total = 2},
@@ -130,7 +130,7 @@ std::vector<EngineMessage> SomeMessages() {
                         .result = {.files = {"a", "b"}, .error = "c", .events = 5, .dropped = 6}}};
 }
 
-TEST(RequestWire, ControlSurvivesTheTrip) {
+TEST(RequestWire, ControlMessagesRoundTrip) {
   const std::string bytes = EncodeControl(SomeControl());
   const std::vector<ControlMessage> back = DecodeControl(bytes);
   ASSERT_EQ(back.size(), 15u);
@@ -171,7 +171,7 @@ TEST(RequestWire, ControlSurvivesTheTrip) {
   EXPECT_TRUE(DecodeControl(EncodeControl({})).empty());
 }
 
-TEST(RequestWire, MessagesSurviveTheTrip) {
+TEST(RequestWire, EngineMessagesRoundTrip) {
   for (const EngineMessage& message : SomeMessages()) {
     const std::string bytes = EncodeMessage(message);
     const EngineMessage back = DecodeMessage(bytes);
@@ -188,7 +188,7 @@ TEST(RequestWire, MessagesSurviveTheTrip) {
   EXPECT_EQ(output.queue_seconds, 0.5f);
 }
 
-TEST(RequestWire, WhatRecordersSaySurvivesTheTrip) {
+TEST(RequestWire, RecorderMessagesRoundTrip) {
   const EngineMessage record = DecodeMessage(EncodeMessage(SomeMessages()[6]));
   const auto& result = std::get<RecordResult>(record);
   EXPECT_TRUE(result.changed);
@@ -201,7 +201,7 @@ TEST(RequestWire, WhatRecordersSaySurvivesTheTrip) {
   EXPECT_EQ(load.passes, 5);
 }
 
-TEST(RequestWire, WhatRebalancingSaysSurvivesTheTrip) {
+TEST(RequestWire, RebalancingMessagesRoundTrip) {
   const EngineMessage message = DecodeMessage(EncodeMessage(SomeMessages()[8]));
   const auto& report = std::get<EplbReport>(message);
   EXPECT_EQ(report.ticket, 11u);
@@ -243,7 +243,7 @@ TEST(RequestWire, ChangedBytesNeverDoMoreThanThrow) {
   EXPECT_THAT(ErrorOf([] { DecodeMessage("\x0a"); }), HasSubstr("10"));  // no such alternative
 }
 
-TEST(ConfigWire, EveryFieldSurvivesTheTrip) {
+TEST(ConfigWire, EveryFieldRoundTrips) {
   const EngineConfig config{.model_path = "/models/x",
                             .dtype = "float16",
                             .load_format = "dummy",
@@ -316,7 +316,7 @@ TEST(Validate, NamesTheParameterAndItsRange) {
   }
 }
 
-TEST(Validate, BoundsWhatLogprobsMayAsk) {
+TEST(Validate, BoundsTheRequestedLogprobs) {
   const auto error = [](const LogprobParams& p) { return ErrorOf([&] { Validate(p, 100); }); };
   EXPECT_EQ(error({.enabled = true, .start = 0, .top = 100, .token_ids = {99}}), "");
   EXPECT_THAT(error({.start = -2}), HasSubstr("logprob_start_len"));

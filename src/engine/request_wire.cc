@@ -76,7 +76,7 @@ void Fields(Codec& codec, T& l) {
 }
 template <typename Codec, OneOf<PositionLogprobs> T>
 void Fields(Codec& codec, T& l) {
-  codec(l.logprob, l.token, l.rank, l.top, l.asked);
+  codec(l.logprob, l.token, l.rank, l.top, l.requested);
 }
 template <typename Codec, OneOf<DraftCounts> T>
 void Fields(Codec& codec, T& d) {

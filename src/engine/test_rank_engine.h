@@ -125,7 +125,7 @@ inline bool SameLogprobs(const std::vector<PositionLogprobs>& a,
   };
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](const auto& l, const auto& r) {
     return l.token == r.token && same(l.logprob, r.logprob) && same_list(l.top, r.top) &&
-           same_list(l.asked, r.asked);
+           same_list(l.requested, r.requested);
   });
 }
 

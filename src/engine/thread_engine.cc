@@ -66,29 +66,30 @@ struct ThreadEngine::Impl {
   }
 
   template <typename T>
-  void Answer(std::map<uint64_t, std::promise<T>>& asked, uint64_t ticket, const T& value) {
+  void Answer(std::map<uint64_t, std::promise<T>>& promises, uint64_t ticket, const T& value) {
     const std::lock_guard lock(mutex);
-    if (const auto entry = asked.extract(ticket)) entry.mapped().set_value(value);
+    if (const auto entry = promises.extract(ticket)) entry.mapped().set_value(value);
   }
 
   // Sends a query to the ranks and waits for the answer.
   template <typename Question, typename T>
-  T Ask(std::map<uint64_t, std::promise<T>>& asked) {
+  T Ask(std::map<uint64_t, std::promise<T>>& promises) {
     std::future<T> answer;
     {
       const std::lock_guard lock(mutex);
       if (ended) throw Ended();
       const uint64_t ticket = ++last_ticket;
-      answer = asked[ticket].get_future();
+      answer = promises[ticket].get_future();
       Tell(Question{ticket});
     }
     return answer.get();
   }
 
   template <typename T>
-  void FailPendingQueries(std::map<uint64_t, std::promise<T>>& asked) {  // requires the mutex
-    for (auto& [ticket, promise] : asked) promise.set_exception(std::make_exception_ptr(Ended()));
-    asked.clear();
+  void FailPendingQueries(std::map<uint64_t, std::promise<T>>& promises) {  // requires the mutex
+    for (auto& [ticket, promise] : promises)
+      promise.set_exception(std::make_exception_ptr(Ended()));
+    promises.clear();
   }
 
   // Only this thread erases entries, so the callback's address is stable while it runs unlocked.

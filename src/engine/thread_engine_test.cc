@@ -122,7 +122,7 @@ TEST(ThreadEngine, ManyClientsGetTheSameTokensOnEveryLayout) {
 
 // Clients arrive and abort at random, with or without a pinned group; every request that completes
 // gets the same tokens as when it runs alone.
-TEST(ThreadEngine, ArrivalsAbortsAndFlushesChangeNobodysTokens) {
+TEST(ThreadEngine, ArrivalsAbortsAndFlushesChangeNoTokens) {
   constexpr int kRequests = 60;
   std::vector<std::vector<int32_t>> alone;
   for (const int dp : {1, 2, 4}) {
@@ -155,7 +155,7 @@ TEST(ThreadEngine, ArrivalsAbortsAndFlushesChangeNobodysTokens) {
   }
 }
 
-TEST(ThreadEngine, AGroupThatIsNotIsRefused) {
+TEST(ThreadEngine, AnUnknownGroupIsRefused) {
   ThreadEngine engine(2, kArenaBytes, FakeRanks(2, 2), {},
                       DpController(2, LoadBalanceMethod::kRoundRobin));
   EngineRequest request = Request(1, 5, 3);

@@ -49,7 +49,7 @@ TEST_F(ArrayFileTest, ReadsJsonAndTensors) {
               HasSubstr(path_ + ": no array named c; the file has a, b, large"));
 }
 
-TEST_F(ArrayFileTest, SaysWhatIsWrong) {
+TEST_F(ArrayFileTest, ErrorsNameTheCause) {
   EXPECT_THAT(ErrorOf([] { ArrayFile("/no/such/file"); }, ErrorKind::kNotFound),
               HasSubstr("/no/such/file: no such file"));
   for (const char* neither : {"", "{", "1234567,", "no JSON at all"})
@@ -80,7 +80,7 @@ TEST_F(ArrayFileTest, SaysWhatIsWrong) {
   }
 }
 
-TEST_F(ArrayFileTest, ListsAreNestedAsDeeplyAsTheyLike) {
+TEST_F(ArrayFileTest, ListsMayNestToAnyDepth) {
   const size_t depth = 1'000'000;
   const std::string deep = std::string(depth, '[') + std::string(depth, ']');
   EXPECT_THAT(ErrorOf([&] { Text(R"({"a": )" + deep + "}").Get("a"); }), HasSubstr("4 deep"));

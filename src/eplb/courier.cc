@@ -107,20 +107,20 @@ void ExpertCourier::Receive() {
   memory.Wait(flags_ + from * sizeof(uint32_t), step_ - 1, from, "expert transfer");
   const std::byte* in = memory.Local(BufferOf(step_ - 1));
   size_t space = piece_bytes_;
-  if (!receiving_->run.defined()) {
+  if (!receiving_->bytes.defined()) {
     uint64_t size = 0;
     std::memcpy(&size, in, kHead);
-    receiving_->run = Tensor::Empty(DType::kU8, {static_cast<int64_t>(size)});
+    receiving_->bytes = Tensor::Empty(DType::kU8, {static_cast<int64_t>(size)});
     in += kHead;
     space -= kHead;
   }
-  Tensor& run = receiving_->run;
-  const size_t size = std::min(space, run.num_bytes() - receiving_->received);
-  std::memcpy(static_cast<std::byte*>(run.mutable_raw()) + receiving_->received, in, size);
+  Tensor& bytes = receiving_->bytes;
+  const size_t size = std::min(space, bytes.num_bytes() - receiving_->received);
+  std::memcpy(static_cast<std::byte*>(bytes.mutable_raw()) + receiving_->received, in, size);
   receiving_->received += size;
   ++pieces_;
-  if (receiving_->received < run.num_bytes()) return;
-  const auto owner = std::make_shared<Tensor>(std::move(run));
+  if (receiving_->received < bytes.num_bytes()) return;
+  const auto owner = std::make_shared<Tensor>(std::move(bytes));
   arrived_[batch.layer][batch.receive->expert] =
       ExpertFromImage({owner, static_cast<const std::byte*>(owner->raw())}, owner->num_bytes());
   receiving_.reset();

@@ -86,7 +86,7 @@ class ExpertCourier {
   std::optional<Sending> sending_;
   struct Receiving {
     uint32_t first_step = 0;  // first step in which a piece may be read
-    Tensor run;               // undefined until the first piece arrives
+    Tensor bytes;             // undefined until the first piece arrives
     size_t received = 0;
   };
   std::optional<Receiving> receiving_;

@@ -101,7 +101,7 @@ size_t Bytes(const MeshShape& mesh) {
   return RankComm::BytesPerRank(mesh) + ExpertCourier::BytesPerRank(mesh.tp);
 }
 
-TEST(ExpertCourier, BringsEveryExpertWhole) {
+TEST(ExpertCourier, TransfersEveryExpert) {
   for (const MeshShape& mesh : kMeshes)
     for (const size_t piece : {size_t{3000}, ExpertCourier::kPieceBytes}) {
       SCOPED_TRACE(fmt::format("tp {} ep {} pieces of {}", mesh.tp, mesh.ep, piece));
@@ -113,7 +113,7 @@ TEST(ExpertCourier, BringsEveryExpertWhole) {
     }
 }
 
-TEST(ExpertCourier, BeginsAnewAfterItWasGivenUp) {
+TEST(ExpertCourier, RestartsAfterItWasCanceled) {
   const MeshShape mesh{.tp = 4, .ep = 4};
   RunRankThreads(mesh.tp, Bytes(mesh), [&](int rank, std::shared_ptr<SharedArena> arena) {
     const auto comm = RankComm::Create(std::move(arena), mesh, rank);

@@ -23,7 +23,7 @@ TEST(ForecastTest, FollowsALoadThatWanders) {
   EXPECT_EQ(Forecast(RecordedTrace("drift").Steps(0, 50)).half_life[0], 1);
 }
 
-TEST(ForecastTest, ForgetsTheOldShapeSoonAfterASuddenChange) {
+TEST(ForecastTest, DropsTheOldShapeSoonAfterASuddenChange) {
   const LoadHistory trace = RecordedTrace("shift");  // changes at step 100
   const LoadForecast forecast = Forecast(trace.Steps(55, 105));
   double error = 0, total = 0;

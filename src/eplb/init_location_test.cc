@@ -162,7 +162,7 @@ TEST_F(LoadPlacementsTest, ARecordedDistributionIsPlannedFor) {
   EXPECT_EQ(replicas, 2);
 }
 
-TEST_F(LoadPlacementsTest, ListsAreNestedAsDeeplyAsTheyLike) {
+TEST_F(LoadPlacementsTest, ListsMayNestToAnyDepth) {
   const size_t depth = 1'000'000;
   const std::string deep = std::string(depth, '[') + std::string(depth, ']');
   EXPECT_THAT(ErrorOfFile(R"({"physical_to_logical_map": )" + deep + "}"),
@@ -171,7 +171,7 @@ TEST_F(LoadPlacementsTest, ListsAreNestedAsDeeplyAsTheyLike) {
               HasSubstr("layer 0: a list is not an expert id"));
 }
 
-TEST(CheckSamePlacementsTest, EachRankLearnsThatFilesDiffer) {
+TEST(CheckSamePlacementsTest, EachRankReportsThatFilesDiffer) {
   const MeshShape mesh{.tp = 3, .ep = 3};
   RunRankThreads(
       3, RankComm::BytesPerRank(mesh), [&](int rank, std::shared_ptr<SharedArena> arena) {

@@ -115,7 +115,7 @@ TEST(LoadWindow, StepsOfAbsurdlyManyPassesAreNeverWhole) {
   });
 }
 
-TEST(LoadWindow, ForgetsTheOldestStep) {
+TEST(LoadWindow, DropsTheOldestStep) {
   OnRanks([](RankComm& comm) {
     LoadWindow window = Window(comm, LoadWindow::kSteps);
     for (int i = 0; i < LoadWindow::kSteps + 3; ++i) Pass(window, {i < 3 ? 7 : 1});
@@ -139,7 +139,7 @@ TEST(LoadWindow, BalancednessIsThatSinceExpertsMoved) {
   });
 }
 
-TEST(LoadWindow, TellsAnotherShapeFromChance) {
+TEST(LoadWindow, DistinguishesAnotherShapeFromNoise) {
   OnRanks([](RankComm& comm) {
     LoadWindow window = Window(comm, LoadWindow::kSteps);
     std::mt19937 random(static_cast<uint32_t>(comm.mesh.rank()));

@@ -222,7 +222,7 @@ void EplbManager::StartMigration(const Placement& plan) {
   migration_ = std::make_unique<Migration>(
       std::move(moves),
       MigrationOptions{.layers_per_chunk = options_.layers_per_chunk,
-                       .patience = std::chrono::duration<double>(options_.watchdog_seconds),
+                       .timeout = std::chrono::duration<double>(options_.watchdog_seconds),
                        .topology = topology_},
       *experts_, *comm_.tp, sends_ ? &courier_ : nullptr);
 }

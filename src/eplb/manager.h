@@ -65,7 +65,7 @@ class EplbManager : public RoutingObserver {
 
   void OnPlacement(int /*layer*/, const ExpertPlacement& /*placement*/) override {}
   void OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) override;
-  bool wants_tokens() const override { return false; }
+  bool needs_tokens() const override { return false; }
   void OnCounts(uint64_t pass, int layer, const RoutedCounts& counts) override;
 
   // Call BeginPass before each pass. While `busy`, call it also when no pass runs because there are

@@ -128,7 +128,7 @@ TEST(EplbManager, RanksSendWhatWouldBeConverted) {
   });
 }
 
-TEST(EplbManager, LeavesAnEvenLoadAlone) {
+TEST(EplbManager, MovesNothingForAnEvenLoad) {
   OnRanks([](RankComm& comm) {
     EplbOptions options = Every(50);
     options.min_utilization = 0.5;
@@ -156,7 +156,7 @@ TEST(EplbManager, PlansThatGainLessThanTheyCostAreNotCarriedOut) {
   });
 }
 
-TEST(EplbManager, PlansWhenItIsAsked) {
+TEST(EplbManager, PlansOnRequest) {
   OnRanks([](RankComm& comm) {
     EplbOptions options = Every(1000);
     options.min_utilization = 0;  // never triggers automatically
@@ -203,7 +203,7 @@ TEST(EplbManager, PlansBeforeItsTimeWhenTheLoadHasAnotherShape) {
   });
 }
 
-TEST(EplbManager, AFailureIsToldAndTheNextPlanIsMade) {
+TEST(EplbManager, AFailureIsReportedAndTheNextPlanIsMade) {
   OnRanks([](RankComm& comm) {
     Rank rank(Every(50), comm);
     const bool broken = comm.mesh.rank() == 1;
@@ -283,13 +283,13 @@ TEST(EplbManager, APlannerThatCannotDoItIsRefusedAtStart) {
               HasSubstr("19 slots are not divisible by 4 ranks"));
 }
 
-TEST(PlanJob, TellsAllRanksWhatRankZeroPlanned) {
+TEST(PlanJob, BroadcastsThePlanOfRankZero) {
   OnRanks([](RankComm& comm) {
     std::latch released(1);
     PlanJob job(*comm.tp);
-    const auto end = [&](std::chrono::duration<double> patience) {
+    const auto end = [&](std::chrono::duration<double> timeout) {
       for (;;)
-        if (auto outcome = job.Poll(patience)) return *outcome;
+        if (auto outcome = job.Poll(timeout)) return *outcome;
     };
     job.Start([] { return std::vector<int32_t>{3, 1, 2}; });
     EXPECT_EQ(end(std::chrono::seconds(9)).plan, (std::vector<int32_t>{3, 1, 2}));

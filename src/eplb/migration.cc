@@ -143,9 +143,9 @@ bool Migration::Step() {
   std::vector<RankStatus> all(world_.size());
   world_.AllGather(&mine, all.data(), sizeof mine);
   // Read before Decide, which may start another chunk: `all` has no status of that chunk yet.
-  const bool carrying = transferring_;
+  const bool was_transferring = transferring_;
   if (error_.empty()) Decide(all);
-  if (error_.empty() && carrying) StepTransfers(all);
+  if (error_.empty() && was_transferring) StepTransfers(all);
   // The migration goes on while the thread of any rank runs. A thread ends after its last chunk has
   // been switched.
   return std::ranges::any_of(all, [](const RankStatus& l) {
@@ -197,7 +197,7 @@ void Migration::Decide(const std::vector<RankStatus>& all) {
     timed_out_ = true;
     const std::lock_guard lock(mutex_);
     return AbortMigration(
-        fmt::format("no rank has made progress for {} s", options_.patience.count()));
+        fmt::format("no rank has made progress for {} s", options_.timeout.count()));
   }
   if (std::ranges::all_of(all, [](const RankStatus& l) { return l.state == State::kReady; }))
     SwitchChunk();
@@ -213,7 +213,7 @@ bool Migration::Overdue(const std::vector<RankStatus>& all) {
     progress_at_ = now;
     steps_without_progress_ = 0;
   }
-  return steps_without_progress_ >= kMinStalledSteps && now - progress_at_ > options_.patience;
+  return steps_without_progress_ >= kMinStalledSteps && now - progress_at_ > options_.timeout;
 }
 
 // Requires the mutex. The loading thread then frees the experts that it has prepared.

@@ -22,7 +22,7 @@ struct MigrationOptions {
   int64_t bytes_per_step = int64_t{32} << 20;  // limit of bytes that a rank starts to load per step
   // Timeout: the migration is aborted if no rank makes progress for this time. A pass may take
   // long, so at least Migration::kMinStalledSteps passes must also have run without progress.
-  std::chrono::duration<double> patience{60};
+  std::chrono::duration<double> timeout{60};
   RankTopology topology;  // the ranks that exchange experts
 };
 
@@ -35,7 +35,7 @@ struct LayerMove {
 // other. When the chunk is in memory on every rank, all ranks switch its layers before the same
 // pass, and the next chunk starts. So old and new weights of a chunk are in memory at the same
 // time, a layer has the same placement on all ranks, and no pass waits for a file. If a rank cannot
-// load an expert, or no rank makes progress for `patience`, all ranks abort. Layers that have
+// load an expert, or no rank makes progress for `timeout`, all ranks abort. Layers that have
 // switched keep the new placement, and the others keep the old one. Nothing is persisted, so the
 // death of a rank leaves no partial state.
 //

@@ -103,7 +103,7 @@ TEST(Migration, AStepBeginsToLoadWhatItsBudgetAllows) {
   });
 }
 
-TEST(Migration, ThousandInARowLeaveNothingBehind) {
+TEST(Migration, ThousandInARowLeakNothing) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(2, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     const int held = experts.alive();
@@ -119,7 +119,7 @@ TEST(Migration, ThousandInARowLeaveNothingBehind) {
 }
 
 // The migration must also free received experts that no slot holds any more.
-TEST(Migration, ThousandThatAreSentLeaveNothingBehind) {
+TEST(Migration, ThousandThatAreSentLeakNothing) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(2, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     ExpertCourier courier(comm);
@@ -206,7 +206,7 @@ TEST(Migration, TheWatchdogWaitsForAFewPassesHoweverLong) {
     FakeExperts experts(3, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     std::latch released(1);
     experts.on_load = [&](int, int32_t) { released.wait(); };
-    Migration migration(MovesOf(experts, 5), {.patience = std::chrono::milliseconds(1)}, experts,
+    Migration migration(MovesOf(experts, 5), {.timeout = std::chrono::milliseconds(1)}, experts,
                         *comm.tp);
     int steps = 0;
     for (; migration.error().empty(); ++steps) {
@@ -220,14 +220,14 @@ TEST(Migration, TheWatchdogWaitsForAFewPassesHoweverLong) {
   });
 }
 
-TEST(Migration, TheWatchdogGivesUpWhatMakesNoProgress) {
+TEST(Migration, TheWatchdogAbortsWithoutProgress) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(3, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     std::latch released(1);
     experts.on_load = [&](int, int32_t) {
       if (comm.mesh.rank() == 1) released.wait();
     };
-    Migration migration(MovesOf(experts, 5), {.patience = std::chrono::milliseconds(50)}, experts,
+    Migration migration(MovesOf(experts, 5), {.timeout = std::chrono::milliseconds(50)}, experts,
                         *comm.tp);
     // Passes continue; only the destructor waits for the stuck loader.
     while (migration.error().empty()) ASSERT_TRUE(migration.Step());
@@ -241,7 +241,7 @@ TEST(Migration, TheWatchdogGivesUpWhatMakesNoProgress) {
   });
 }
 
-TEST(Migration, ARankThatDiesInTheMiddleEndsTheOthersAsAlways) {
+TEST(Migration, ADeadRankEndsTheOthersDuringAMigration) {
   const std::string what = ErrorOf(
       [] {
         OnRanks([](RankComm& comm) {
@@ -283,7 +283,7 @@ TEST(Migration, ExpertsComeFromRanksThatHoldThem) {
   }
 }
 
-TEST(Migration, WhatWasOnItsWayIsDroppedWhereOneRankFails) {
+TEST(Migration, TransfersAreDroppedIfOneRankFails) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(3, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     ExpertCourier courier(comm);
@@ -385,7 +385,7 @@ std::vector<float> Outputs(const TestLayer& layer, const MoeOptions& options, in
   return outs[0];
 }
 
-TEST(Migration, NoBitShowsWhereExpertsAreOrThatTheyMove) {
+TEST(Migration, BitsDependOnNeitherPlacementNorMigration) {
   TestLayer layer({.format = WeightFormat::kBF16,
                    .hidden = 96,
                    .intermediate = 64,

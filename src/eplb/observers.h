@@ -20,23 +20,23 @@ class Observers : public RoutingObserver {
   void OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) override {
     for (RoutingObserver* one : all_) one->OnRoute(pass, layer, tokens);
   }
-  bool wants_tokens() const override {
-    return std::ranges::any_of(all_, [](const auto* one) { return one->wants_tokens(); });
+  bool needs_tokens() const override {
+    return std::ranges::any_of(all_, [](const auto* one) { return one->needs_tokens(); });
   }
   void OnCounts(uint64_t pass, int layer, const RoutedCounts& counts) override {
     for (RoutingObserver* one : all_) one->OnCounts(pass, layer, counts);
   }
-  bool wants_pass(uint64_t pass) const override {
-    return std::ranges::any_of(all_, [&](const auto* one) { return one->wants_pass(pass); });
+  bool needs_pass(uint64_t pass) const override {
+    return std::ranges::any_of(all_, [&](const auto* one) { return one->needs_pass(pass); });
   }
-  bool wants_dispatch() const override {
+  bool needs_dispatch() const override {
     for (const RoutingObserver* one : all_)
-      if (one->wants_dispatch()) return true;
+      if (one->needs_dispatch()) return true;
     return false;
   }
   void OnDispatch(uint64_t pass, int layer, const GroupedRows& rows) override {
     for (RoutingObserver* one : all_)
-      if (one->wants_dispatch()) one->OnDispatch(pass, layer, rows);
+      if (one->needs_dispatch()) one->OnDispatch(pass, layer, rows);
   }
 
  private:

@@ -31,7 +31,7 @@ TEST(Recorder, TakesCountsAsItTakesTokens) {
   const std::vector<int32_t> logical = {0, 1, 1, 3}, physical = {0, 4, 1, 3};
   ExpertLoad by_tokens, by_counts;
   WithRecorder({.mode = "stat"}, [&](ExpertRecorder& recorder) {
-    EXPECT_FALSE(recorder.wants_tokens());
+    EXPECT_FALSE(recorder.needs_tokens());
     recorder.Start();
     recorder.BeginPass(0, 2);
     recorder.OnRoute(0, 1, {.tokens = 2, .logical = logical, .physical = physical});
@@ -73,7 +73,7 @@ TEST(Recorder, PassesInFlightAreCountedApart) {
     recorder.EndPass(8, {});
     EXPECT_EQ(recorder.Load().logical_count, (std::vector<int64_t>{0, 0, 0, 0, 4, 2, 0, 2}));
     EXPECT_EQ(recorder.Load().passes, 2);
-    EXPECT_FALSE(recorder.wants_pass(9));
+    EXPECT_FALSE(recorder.needs_pass(9));
     recorder.BeginPass(9, 2);  // the pass runs again
     recorder.OnRoute(9, 1, {.tokens = 1, .physical = std::span(second).first(1)});
     recorder.EndPass(9, {});
@@ -81,41 +81,41 @@ TEST(Recorder, PassesInFlightAreCountedApart) {
   });
 }
 
-TEST(Recorder, WantsThePassesThatItCounts) {
+TEST(Recorder, NeedsThePassesThatItCounts) {
   WithRecorder({.mode = "per_token"}, [&](ExpertRecorder& recorder) {
-    EXPECT_TRUE(recorder.wants_tokens());
+    EXPECT_TRUE(recorder.needs_tokens());
     for (const bool recording : {false, true}) {
       if (recording) recorder.Start();
       recorder.BeginPass(0, 0);
-      EXPECT_EQ(recorder.wants_pass(0), recording);
+      EXPECT_EQ(recorder.needs_pass(0), recording);
       recorder.EndPass(0, {});
     }
   });
   WithRecorder({.metrics = true}, [&](ExpertRecorder& recorder) {
     recorder.BeginPass(0, 0);
-    EXPECT_TRUE(recorder.wants_pass(0));
+    EXPECT_TRUE(recorder.needs_pass(0));
     recorder.EndPass(0, {});
   });
 }
 
 // Every observer is called for each event that at least one of the observers needs.
-TEST(Observers, WantWhatOneOfThemWants) {
+TEST(Observers, NeedWhatAnyOfThemNeeds) {
   struct One : RoutingObserver {
     bool tokens = false, pass = false;
     int counted = 0;
     void OnPlacement(int, const ExpertPlacement&) override {}
     void OnRoute(uint64_t, int, const RoutedTokens&) override {}
-    bool wants_tokens() const override { return tokens; }
+    bool needs_tokens() const override { return tokens; }
     void OnCounts(uint64_t, int, const RoutedCounts&) override { ++counted; }
-    bool wants_pass(uint64_t) const override { return pass; }
+    bool needs_pass(uint64_t) const override { return pass; }
   };
   One a, b;
   Observers both({&a, &b});
-  EXPECT_FALSE(both.wants_tokens());
-  EXPECT_FALSE(both.wants_pass(0));
+  EXPECT_FALSE(both.needs_tokens());
+  EXPECT_FALSE(both.needs_pass(0));
   b.tokens = a.pass = true;
-  EXPECT_TRUE(both.wants_tokens());
-  EXPECT_TRUE(both.wants_pass(0));
+  EXPECT_TRUE(both.needs_tokens());
+  EXPECT_TRUE(both.needs_pass(0));
   both.OnCounts(0, 0, {});
   EXPECT_EQ(a.counted + b.counted, 2);
 }

@@ -60,18 +60,17 @@ PlanJob::~PlanJob() {
       LOG_WARNING("[EPLB] a planner is still running and was detached");
 }
 
-std::string PlanJob::PollPlanner(std::chrono::duration<double> patience) {
+std::string PlanJob::PollPlanner(std::chrono::duration<double> timeout) {
   if (!plan_.valid()) return EncodeMessage(kFailed, "the planner that timed out is still running");
   if (IsReady(plan_)) return plan_.get();
-  if (std::chrono::steady_clock::now() - began_ < patience) return {};
+  if (std::chrono::steady_clock::now() - began_ < timeout) return {};
   timed_out_plan_ = std::move(plan_);
-  return EncodeMessage(kTimedOut,
-                       fmt::format("the planner timed out after {} s", patience.count()));
+  return EncodeMessage(kTimedOut, fmt::format("the planner timed out after {} s", timeout.count()));
 }
 
-std::optional<PlanJob::Outcome> PlanJob::Poll(std::chrono::duration<double> patience) {
+std::optional<PlanJob::Outcome> PlanJob::Poll(std::chrono::duration<double> timeout) {
   const std::string words =
-      world_.Broadcast(world_.rank() == 0 ? PollPlanner(patience) : std::string());
+      world_.Broadcast(world_.rank() == 0 ? PollPlanner(timeout) : std::string());
   if (words.empty()) return std::nullopt;
   Outcome outcome;
   const size_t size = words.size() - 1;

@@ -31,12 +31,12 @@ class PlanJob {
   // thread. It must own its data, since it may outlive the job. An exception becomes the error of
   // all ranks.
   void Start(Planner planner);
-  // Collective: a broadcast. Returns nullopt while the planner runs, until `patience` expires. A
+  // Collective: a broadcast. Returns nullopt while the planner runs, until `timeout` expires. A
   // planner that times out is left running, and no other planner starts before it has finished.
-  std::optional<Outcome> Poll(std::chrono::duration<double> patience);
+  std::optional<Outcome> Poll(std::chrono::duration<double> timeout);
 
  private:
-  std::string PollPlanner(std::chrono::duration<double> patience);
+  std::string PollPlanner(std::chrono::duration<double> timeout);
 
   Communicator& world_;
   std::future<std::string> plan_,

@@ -14,7 +14,7 @@ constexpr double kNodePrice = 4;   // as YardOptions::node_price
 constexpr double kMinGain = 0.01;  // as YardOptions::least_gain
 
 // Rows of the most loaded rank in each step, summed over the steps.
-double FullestRows(const LoadHistory& history, int layer, EpDispatchAlgorithm dispatch,
+double MaxRankRows(const LoadHistory& history, int layer, EpDispatchAlgorithm dispatch,
                    const RankTopology& topology, const Placement& placement) {
   const ExpertLocation location(placement);
   BatchDivider divider;
@@ -23,11 +23,11 @@ double FullestRows(const LoadHistory& history, int layer, EpDispatchAlgorithm di
   double sum = 0;
   for (int step = 0; step < history.steps; ++step) {
     divider.Divide(history.At(step, layer), shares);
-    int64_t fullest = 0;
+    int64_t max_rows = 0;
     for (const RankSlots& slots : LivingSlots(topology, placement.physical))
-      fullest = std::max(fullest, std::accumulate(shares.begin() + slots.begin,
-                                                  shares.begin() + slots.end, int64_t{0}));
-    sum += static_cast<double>(fullest);
+      max_rows = std::max(max_rows, std::accumulate(shares.begin() + slots.begin,
+                                                    shares.begin() + slots.end, int64_t{0}));
+    sum += static_cast<double>(max_rows);
   }
   return sum;
 }
@@ -44,8 +44,8 @@ int ResetLayersNotWorthMoving(const LoadHistory& history, int64_t passes,
   int reset = 0;
   for (int layer = 0; layer < plan->layers; ++layer) {
     if (std::ranges::equal(previous.Layer(layer), plan->Layer(layer))) continue;
-    const double before = FullestRows(history, layer, dispatch, topology, previous);
-    const double gain = before - FullestRows(history, layer, dispatch, topology, *plan);
+    const double before = MaxRankRows(history, layer, dispatch, topology, previous);
+    const double gain = before - MaxRankRows(history, layer, dispatch, topology, *plan);
     const Moves moves =
         CountMoves(previous.Layer(layer), plan->Layer(layer), topology, plan->logical);
     const double received =

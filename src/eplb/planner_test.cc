@@ -11,7 +11,7 @@ PlanRequest Request(const LoadHistory& loads, const RankTopology& topology, int 
   return {.history = &loads, .topology = topology, .physical = physical};
 }
 
-TEST(PlannerTest, EveryAlgorithmGivesEveryExpertAHome) {
+TEST(PlannerTest, EveryAlgorithmPlacesEveryExpert) {
   for (const auto& [experts, physical, ranks, nodes] :
        {std::array{16, 16, 4, 2}, {16, 24, 8, 2}, {64, 80, 16, 4}, {12, 36, 6, 1}}) {
     const LoadHistory loads = RandomLoads(6, 2, experts, 1.5, physical);
@@ -54,7 +54,7 @@ TEST(PlannerTest, ElasticityAwareIsDeepSeeksWhereAllAreAlive) {
             PlanPlacement(EplbAlgorithm::kDeepSeekHierarchical, Request(loads, topology, 40)));
 }
 
-TEST(PlannerTest, SaysWhatIsWrong) {
+TEST(PlannerTest, ErrorsNameTheCause) {
   const LoadHistory loads = RandomLoads(1, 1, 8, 1, 1);
   const auto error = [&](const char* name, const RankTopology& topology, int physical) {
     return ErrorOf(

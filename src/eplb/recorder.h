@@ -46,10 +46,10 @@ class ExpertRecorder : public RoutingObserver {
 
   void OnPlacement(int layer, const ExpertPlacement& placement) override;
   void OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) override;
-  bool wants_tokens() const override { return by_token_; }
+  bool needs_tokens() const override { return by_token_; }
   void OnCounts(uint64_t pass, int layer, const RoutedCounts& counts) override;
-  bool wants_pass(uint64_t pass) const override { return Find(pass) != nullptr; }
-  bool wants_dispatch() const override { return by_dispatch_; }
+  bool needs_pass(uint64_t pass) const override { return Find(pass) != nullptr; }
+  bool needs_dispatch() const override { return by_dispatch_; }
   void OnDispatch(uint64_t pass, int layer, const GroupedRows& rows) override;
 
   // Called around each pass of the model. `pass`: number of the pass, unique among the passes in

@@ -55,13 +55,13 @@ class CountingRunner : public Runner {
 // the rows of its experts.
 class CountingFused : public FusedExperts {
  public:
-  CountingFused(std::unique_ptr<FusedExperts> fused, std::map<int32_t, int64_t>* asked)
-      : fused_(std::move(fused)), asked_(asked) {}
+  CountingFused(std::unique_ptr<FusedExperts> fused, std::map<int32_t, int64_t>* counts)
+      : fused_(std::move(fused)), counts_(counts) {}
   bool Supports(WeightFormat format) const override { return fused_->Supports(format); }
   int64_t MaxTokens(bool decode) const override { return fused_->MaxTokens(decode); }
   void Begin(const float* x, const TopK& topk, bool decode, DispatchHandle* handle) override {
     for (int64_t i = 0; i < topk.tokens * topk.k; ++i)
-      if (topk.ids[i] >= 0) ++(*asked_)[topk.ids[i]];
+      if (topk.ids[i] >= 0) ++(*counts_)[topk.ids[i]];
     fused_->Begin(x, topk, decode, handle);
   }
   void End(const ExpertBlock& block, DispatchHandle* handle, float* y) override {
@@ -70,7 +70,7 @@ class CountingFused : public FusedExperts {
 
  private:
   const std::unique_ptr<FusedExperts> fused_;
-  std::map<int32_t, int64_t>* const asked_;
+  std::map<int32_t, int64_t>* const counts_;
 };
 
 struct Setting {
@@ -89,12 +89,12 @@ struct Counted {
 };
 
 std::shared_ptr<MoeBackends> CountingBackends(const Setting& c, RowCounts* rows,
-                                              std::map<int32_t, int64_t>* asked) {
+                                              std::map<int32_t, int64_t>* counts) {
   auto backends = std::make_shared<MoeBackends>(BuiltinMoeBackends());
   if (c.runner.empty()) {
     FusedBackend counting = backends->fused.Find(c.choice.a2a);
-    counting.make = [asked, make = counting.make](const DispatcherContext& context) {
-      return std::make_unique<CountingFused>(make(context), asked);
+    counting.make = [counts, make = counting.make](const DispatcherContext& context) {
+      return std::make_unique<CountingFused>(make(context), counts);
     };
     backends->fused.Add(c.choice.a2a, counting);
   } else {
@@ -181,11 +181,11 @@ Counted Count(const Setting& c) {
   std::mutex mutex;
   RunMoeRanks(options, shape, c.mesh, [&](RankComm& comm, ThreadPool& pool) {
     RowCounts rows;
-    std::map<int32_t, int64_t> asked;
+    std::map<int32_t, int64_t> counts;
     MoeOptions counting = options;
     if (!c.runner.empty()) counting.runner_backend = "counting";
     const auto runtime =
-        MakeCpuMoe(counting, shape, comm, pool, CountingBackends(c, &rows, &asked));
+        MakeCpuMoe(counting, shape, comm, pool, CountingBackends(c, &rows, &counts));
     const std::vector<ExpertLoad> loads = RunPassesWatched(c, layer, runtime, comm);
 
     const std::lock_guard lock(mutex);
@@ -197,7 +197,7 @@ Counted Count(const Setting& c) {
         if (mesh.moe_tp_rank() == 0) counted.rows[p] += rows[map.LocalId(p)];
       }
     if (mesh.moe_tp_rank() == 0)  // ranks of a MoE-TP group send the same tokens
-      for (const auto& [place, count] : asked) counted.rows[place] += count;
+      for (const auto& [place, count] : counts) counted.rows[place] += count;
   });
   return counted;
 }

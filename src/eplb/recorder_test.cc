@@ -366,7 +366,7 @@ TEST(Recorder, KeepsTheLastPassesWhileItRecords) {
   EXPECT_EQ(file.Read<int32_t>("logical_count"), Expected(got, 2, 4));
 }
 
-TEST(Recorder, ForgetsAtAStartAndAfterADump) {
+TEST(Recorder, CountsAreClearedAtAStartAndAfterADump) {
   const TempDir dir;
   RecordedRanks run({"", {.tp = 2, .ep = 2}, "deepep"},
                     {.mode = "per_token", .buffer_size = -1, .dir = dir.path});

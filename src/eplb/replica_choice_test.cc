@@ -19,7 +19,7 @@ Placement Example() {
 }
 const RankTopology kTopology{.ranks = 4, .nodes = 2};
 
-TEST(StaticReplicasTest, TakesItsOwnThenOneOfItsNodeThenTurns) {
+TEST(StaticReplicasTest, PrefersItsOwnThenItsNodeThenRoundRobin) {
   const ExpertLocation location(Example());
   const auto at = [&](int rank, int expert) {
     return StaticReplicas(location, 0, kTopology, rank)[expert];
@@ -92,7 +92,7 @@ TEST(BatchDividerTest, EveryAlgorithmSendsEveryTokenToAReplica) {
   const Placement placement = PlanYard(loads, topology, 56, nullptr);
   const ExpertLocation location(placement);
   const auto counts = loads.At(0, 0);
-  std::map<std::string, int64_t> fullest;
+  std::map<std::string, int64_t> max_load;
   for (const char* name : {"static", "dynamic", "fake", "balanced", "lp"}) {
     SCOPED_TRACE(name);
     BatchDivider divider;
@@ -111,14 +111,14 @@ TEST(BatchDividerTest, EveryAlgorithmSendsEveryTokenToAReplica) {
     EXPECT_EQ(std::accumulate(shares.begin(), shares.end(), 0), total);
     EXPECT_TRUE(std::string(name) == "fake" || std::ranges::equal(sums, counts));
     for (const RankSlots& slots : LivingSlots(topology, 56))
-      fullest[name] = std::max<int64_t>(
-          fullest[name],
+      max_load[name] = std::max<int64_t>(
+          max_load[name],
           std::accumulate(shares.begin() + slots.begin, shares.begin() + slots.end, 0));
   }
-  EXPECT_LE(fullest["lp"], fullest["balanced"]);
-  EXPECT_LE(fullest["balanced"], 1.01 * fullest["lp"] + 1);
-  EXPECT_LE(fullest["balanced"], fullest["dynamic"]);
-  EXPECT_LE(fullest["balanced"], fullest["static"]);
+  EXPECT_LE(max_load["lp"], max_load["balanced"]);
+  EXPECT_LE(max_load["balanced"], 1.01 * max_load["lp"] + 1);
+  EXPECT_LE(max_load["balanced"], max_load["dynamic"]);
+  EXPECT_LE(max_load["balanced"], max_load["static"]);
 }
 
 TEST(ReplicaOfTokenTest, FollowsTheShares) {

@@ -82,7 +82,7 @@ TEST(LayerBalancednessTest, IsMeanOverMaxOfEachLayer) {
   EXPECT_EQ(balancedness[1], 1);
 }
 
-TEST(SimulateTest, SaysWhatIsWrong) {
+TEST(SimulateTest, ErrorsNameTheCause) {
   const LoadHistory trace = RandomLoads(4, 1, 8, 1, 4);
   EXPECT_EQ(ErrorOf([&] { Simulate(trace, {.topology = {.ranks = 2}, .physical = 8}); }),
             "4 recorded steps; a window of 50 leaves none to evaluate");

@@ -124,16 +124,16 @@ double WaterFilling::Fill(std::span<const double> load, int sweeps, double toler
     }
   }
   mean_ = total / static_cast<double>(bins_.size());
-  double fullest = *std::ranges::max_element(bins_);
-  for (int sweep = 0; sweep < sweeps && fullest > mean_ * (1 + tolerance); ++sweep) {
+  double max_load = *std::ranges::max_element(bins_);
+  for (int sweep = 0; sweep < sweeps && max_load > mean_ * (1 + tolerance); ++sweep) {
     if (sweep % 2 == 0)
       for (const Replicated& group : replicated_) FillExpert(group, load[group.expert]);
     else
       for (size_t i = replicated_.size(); i-- > 0;)
         FillExpert(replicated_[i], load[replicated_[i].expert]);
-    fullest = *std::ranges::max_element(bins_);
+    max_load = *std::ranges::max_element(bins_);
   }
-  return fullest;
+  return max_load;
 }
 
 void WaterFilling::Shares(std::span<int32_t> shares) {

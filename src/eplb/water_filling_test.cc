@@ -77,14 +77,14 @@ TEST(WaterFillingTest, DividesEveryTokenAndComesNearTheOptimum) {
     filling.Reset(layer.bins, layer.experts, layer.bin_of, layer.expert_of);
     filling.Fill(load, 16);
     filling.Shares(shares);
-    const int64_t fullest = std::ranges::max(BinLoads(layer, shares));
+    const int64_t max_load = std::ranges::max(BinLoads(layer, shares));
     // An expert with n shares counts as n − 1 divisions.
     EXPECT_LE(std::ranges::count_if(shares, [](int32_t share) { return share > 0; }),
               layer.experts + layer.bins - 1);
     const int64_t least =
         ExactBalance(layer.bins, layer.bin_of, layer.expert_of, layer.load, shares);
-    EXPECT_GE(fullest, least);
-    EXPECT_LE(fullest, 1.01 * least + 1) << seed;
+    EXPECT_GE(max_load, least);
+    EXPECT_LE(max_load, 1.01 * least + 1) << seed;
   }
 }
 

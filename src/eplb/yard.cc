@@ -114,8 +114,8 @@ class LayerPlanner {
     filling_.Reset(static_cast<int>(bins_.size()), history_.experts, bin_of_, map);
     double time = 0;
     for (const std::vector<double>& scenario : scenarios_) {
-      const double fullest = filling_.Fill(scenario, kSweeps);
-      time += filling_.mean() > 0 ? fullest / filling_.mean() : 1;
+      const double max_load = filling_.Fill(scenario, kSweeps);
+      time += filling_.mean() > 0 ? max_load / filling_.mean() : 1;
     }
     return time / static_cast<double>(scenarios_.size());
   }

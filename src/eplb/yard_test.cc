@@ -10,7 +10,7 @@ namespace switchyard {
 namespace {
 
 // Random loads, sizes, dead ranks and previous plans.
-TEST(YardTest, NoRankHoldsAnExpertTwiceAndNoneIsWithoutAHome) {
+TEST(YardTest, EveryExpertIsPlacedAndNoRankHoldsOneTwice) {
   std::mt19937 random(1);
   int checked = 0;
   for (uint32_t seed = 0; seed < 150; ++seed) {
@@ -52,7 +52,7 @@ TEST(YardTest, FromTheTrivialPlacementOnNoRankHoldsAnExpertTwice) {
   ExpectNoneTwice(PlanYard(loads, topology, 14, &trivial, dear), topology);
 }
 
-TEST(YardTest, LeavesAGoodPlacementAlone) {
+TEST(YardTest, KeepsAGoodPlacement) {
   const LoadHistory trace = RecordedTrace("steady");
   const RankTopology topology{.ranks = 32, .nodes = 4};
   const Placement trivial = Placement::Trivial(1, 288, 256);

@@ -150,7 +150,7 @@ TEST(GrammarSource, RegexesThatCannotBeHonouredAreRefused) {
     EXPECT_NE(CompileError(RegexGrammar(regex)), "") << regex;
 }
 
-TEST(GrammarSource, EbnfAndLarkAreToldApart) {
+TEST(GrammarSource, EbnfAndLarkAreDistinguished) {
   const GrammarSource ebnf = EbnfOrLarkGrammar("root ::= \"a\" [0-9]+");
   EXPECT_EQ(ebnf.kind, GrammarSource::Kind::kEbnf);
   EXPECT_TRUE(Matches(ebnf, "a12"));
@@ -285,7 +285,7 @@ TEST(GrammarSource, PrefixesAndAlternativesAreAdded) {
   };
   for (const SpecialTokens& special :
        {SpecialTokens{}, SpecialTokens{{"<special>", kTestSpecial}}}) {
-    auto thought = TextBefore({"<special>"}, special);
+    auto thought = TextUntil({"<special>"}, special);
     for (const auto& element : MarkedText("<special>", special)) thought.push_back(element);
     auto call = MarkedText("<special>", special);
     call.push_back({{"type", "any_text"}});
@@ -317,8 +317,8 @@ TEST(GrammarSource, StopTokensAreNotPartOfAnyText) {
        {SpecialTokens{}, SpecialTokens{{"<special>", kTestSpecial}}}) {
     GrammarSource source = JsonObjectGrammar();
     source.prefix =
-        nlohmann::ordered_json({{"type", "structural_tag"},
-                                {"format", SequenceOf(TextBefore({"<special>"}, special))}})
+        nlohmann::ordered_json(
+            {{"type", "structural_tag"}, {"format", SequenceOf(TextUntil({"<special>"}, special))}})
             .dump();
     GrammarMatcher matcher(CompileGrammar(source, TestTable()));
     std::vector<uint32_t> mask(MaskWords(TestTable().vocab_size()));

@@ -66,7 +66,7 @@ class Walk {
   std::vector<int32_t> Run() {
     const int64_t length = matcher_.length();
     Extend();
-    if (ends_text_ && MayGoOn()) tokens_.pop_back();
+    if (ends_text_ && AllowsLongerToken()) tokens_.pop_back();
     matcher_.Rollback(matcher_.length() - length);
     if (!tokens_.empty()) mask_.clear();
     return std::move(tokens_);
@@ -125,7 +125,7 @@ class Walk {
 
   // Whether the grammar also allows a longer token that begins with the last one. Leaves the
   // matcher before the last token, and overwrites the mask.
-  bool MayGoOn() {
+  bool AllowsLongerToken() {
     matcher_.Rollback(1);
     const std::string& last = info_.GetDecodedVocab()[tokens_.back()];
     Tokens longer = info_.GetSortedDecodedVocab();

@@ -83,7 +83,7 @@ TEST(ForcedText, HasABoundInEndlessText) {
 
 // All grammars have tokens of single bytes here. So a text is forced exactly while one byte is
 // allowed and the output cannot end.
-TEST(ForcedText, GoesOnWhileOneByteIsAllowed) {
+TEST(ForcedText, ContinuesWhileOneByteIsAllowed) {
   std::mt19937 random(4);
   for (const GrammarSource& source :
        {Schema(), Schema(JsonSpace::kPython), JsonObjectGrammar(),
@@ -125,7 +125,7 @@ TEST(ForcedTokens, AreTheLongestTokensOfTheText) {
   EXPECT_EQ(Forced(value), IdsOf({"u", "e", "\",\"", "n", "\"", ":"}));
 }
 
-TEST(ForcedTokens, DoNotEndWithATokenThatMayGoOn) {
+TEST(ForcedTokens, DoNotEndWithATokenThatMayBeLonger) {
   GrammarMatcher goes_on = MatcherOf(RegexGrammar("x?ab(c|dabc)"));
   ASSERT_TRUE(goes_on.Accept('x'));
   EXPECT_EQ(goes_on.ForcedText(), "ab");

@@ -37,7 +37,7 @@ Format MarkedText(std::string_view text, const SpecialTokens& special) {
   return elements;
 }
 
-Format TextBefore(const std::vector<std::string>& markers, const SpecialTokens& special) {
+Format TextUntil(const std::vector<std::string>& markers, const SpecialTokens& special) {
   Format tokens = Format::array();
   for (const std::string& marker : markers)
     if (const auto token = TokenOf(marker, special)) tokens.push_back(*token);

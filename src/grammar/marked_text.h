@@ -20,8 +20,8 @@ nlohmann::ordered_json MarkedText(std::string_view text, const SpecialTokens& sp
 
 // The elements of a sequence that matches any text before the first marker. Either all `markers`
 // are special tokens, or none is.
-nlohmann::ordered_json TextBefore(const std::vector<std::string>& markers,
-                                  const SpecialTokens& special);
+nlohmann::ordered_json TextUntil(const std::vector<std::string>& markers,
+                                 const SpecialTokens& special);
 
 // The format of a sequence of formats.
 nlohmann::ordered_json SequenceOf(nlohmann::ordered_json elements);

@@ -435,7 +435,7 @@ TEST_P(ActivationFormatTest, GatheredRowsHaveTheBitsOfRowsAlone) {
   }
 }
 
-TEST_P(ActivationFormatTest, RowsThatNobodyReadsAreLeftAlone) {
+TEST_P(ActivationFormatTest, UnreadRowsAreUnchanged) {
   Random random(6);
   ThreadPool pool(1);
   constexpr int64_t kSize = 64;

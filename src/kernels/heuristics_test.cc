@@ -24,7 +24,7 @@ TEST(HeuristicsTest, PanelsOfUsualDepthsFitTheCaches) {
   EXPECT_LE(kPanelRows * kDeep * static_cast<int64_t>(sizeof(float)), kL2 / 2);
 }
 
-TEST(HeuristicsTest, RowsThatArePackedForPayForIt) {
+TEST(HeuristicsTest, PackingCostsLittlePerRow) {
   constexpr int64_t kRowsThatPackingCosts = 5;
   EXPECT_GE(kInt8PanelMinRows, 4 * kRowsThatPackingCosts);
 }
@@ -37,7 +37,7 @@ TEST(HeuristicsTest, FewRowsOfXAreWholeTiles) {
   EXPECT_LT(kInt8TilesMinRows, kTilesMaxPackedRows);
 }
 
-TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
+TEST(HeuristicsTest, NothingBeyondATasksRowsIsPrefetched) {
   constexpr int kRows = 4;
   constexpr int64_t kBytes = 8192;
   for (const int64_t row_bytes : {0, 1, 40, 1024, 2000, 2048, 2049, 7168}) {
@@ -57,7 +57,7 @@ TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
   }
 }
 
-TEST(HeuristicsTest, WeightsAreAskedForAsFarAheadAsSaid) {
+TEST(HeuristicsTest, WeightsArePrefetchedAtTheGivenDistance) {
   constexpr int64_t kRow = 2048, kMany = 1000;
   // With one stream the target is four rows ahead. With four streams it is in the next four rows.
   EXPECT_EQ((simd::WeightPrefetch<int, 1, 4 * kRow>(kRow, kRow, kMany).Of(0)), 4 * kRow);
@@ -68,7 +68,7 @@ TEST(HeuristicsTest, WeightsAreAskedForAsFarAheadAsSaid) {
   EXPECT_EQ(kRow + deep.Of(kRow), 3 * kRow);
 }
 
-TEST(HeuristicsTest, ExpertsAreCutSoThatEveryThreadHasTasks) {
+TEST(HeuristicsTest, ExpertsArePartitionedSoThatEveryThreadHasTasks) {
   constexpr int64_t kWidth = 1024;
   // Balanced experts have tasks of 512 columns while there are enough tasks.
   EXPECT_EQ(ExpertTaskColumns(256, 4, kWidth, 2), 512);
@@ -88,7 +88,7 @@ TEST(HeuristicsTest, ExpertsAreCutSoThatEveryThreadHasTasks) {
 }
 
 // The last rounds of a task prefetch the rows of the next task, as if they followed in memory.
-TEST(HeuristicsTest, TheNextTasksRowsAreAskedForAfterTheLastOnes) {
+TEST(HeuristicsTest, RowsOfTheNextTaskArePrefetchedAfterTheLastOnes) {
   constexpr int kRows = 4;
   constexpr int64_t kRow = 512, kBytes = 8 * kRow, kNextTask = 1000 * kRow;
   static char weights[kNextTask];
@@ -105,20 +105,20 @@ TEST(HeuristicsTest, TheNextTasksRowsAreAskedForAfterTheLastOnes) {
   EXPECT_EQ(place(3), kNextTask + 4 * kRow) << "the last round is one row short";
 }
 
-TEST(HeuristicsTest, TilesThatTakeTurnsAskForEveryLineOnce) {
+TEST(HeuristicsTest, InterleavedTilesPrefetchEveryLineOnce) {
   constexpr int kLines = 32;
   for (const int64_t tiles : {2, 3, 5, 11}) {
-    std::array<int, kLines> asked{};
+    std::array<int, kLines> prefetches{};
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const simd::PrefetchTurns turns{.ahead = 64, .own = tile, .tiles = tiles};
       simd::PrefetchLines<simd::kPrefetchInTurns> lines(turns);
-      for (int& times : asked) times += lines.Next(turns) ? 1 : 0;
+      for (int& times : prefetches) times += lines.Next(turns) ? 1 : 0;
     }
-    EXPECT_THAT(asked, ::testing::Each(1)) << tiles << " tiles";
+    EXPECT_THAT(prefetches, ::testing::Each(1)) << tiles << " tiles";
   }
 }
 
-TEST(HeuristicsTest, BlocksAreAskedForWholeBlocksAhead) {
+TEST(HeuristicsTest, BlocksArePrefetchedWholeBlocksAhead) {
   constexpr int64_t kRows = 4, kRow = 2048, kBytes = 16384, kNextTask = 1000 * kRow;
   static char weights[kNextTask];
   const auto ahead = [&](int64_t row_bytes, int64_t left, const void* next) {

@@ -119,7 +119,7 @@ TEST_P(PointwiseTest, AddInPlaceIsExact) {
 }
 
 // Values at and near the limits of the narrow types.
-std::vector<float> Awkward(Random& random) {
+std::vector<float> SpecialValues(Random& random) {
   std::vector<float> x = random.Normal(40000, 10.0f);
   for (float v : {0.0f, 65504.0f, 65519.0f, 65520.0f, 6e-8f, 2e-8f, 3e-8f, 6.1e-5f, 3.4e38f, 1e-40f,
                   std::numeric_limits<float>::infinity(), 1.00390625f, 1.01171875f}) {
@@ -133,7 +133,7 @@ TEST_P(PointwiseTest, RoundToAndStoreKvRoundToNearestEven) {
   Random random(4);
   ThreadPool pool(3);
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    const std::vector<float> x = Awkward(random);
+    const std::vector<float> x = SpecialValues(random);
     std::vector<float> rounded = x, expected = x;
     RoundTo(dtype, rounded.data(), static_cast<int64_t>(x.size()), pool);
     reference::RoundTo(dtype, expected.data(), static_cast<int64_t>(x.size()));

@@ -21,20 +21,20 @@ class DeviceSampler {
  public:
   static constexpr size_t kMaxPending = 2;
 
-  // Begins a batch with one row of logits for each of `draws`. `masks`: null if there are none.
-  void Begin(RankDevice& rank, std::span<const kernels::RowSampling> draws, int64_t vocab,
+  // Begins a batch with one row of logits for each of `sampling`. `masks`: null if there are none.
+  void Begin(RankDevice& rank, std::span<const kernels::RowSampling> sampling, int64_t vocab,
              const TokenMasks* masks = nullptr) {
     kernels::Device& device = rank.device();
-    const auto rows = static_cast<int64_t>(draws.size());
+    const auto rows = static_cast<int64_t>(sampling.size());
     vocab_ = vocab;
     rows_ = rows;
     if (rows > capacity_) {
-      draws_ = device.Allocate(draws.size_bytes());
+      sampling_ = device.Allocate(sampling.size_bytes());
       tokens_ = device.Allocate(rows * sizeof(int32_t));
       capacity_ = rows;
     }
     weights_.Reserve(device, rows * vocab);
-    if (rows > 0) device.CopyIn(draws_.get(), draws.data(), draws.size_bytes());
+    if (rows > 0) device.CopyIn(sampling_.get(), sampling.data(), sampling.size_bytes());
     has_masks_ = masks && !masks->words.empty();
     if (!has_masks_) return;
     CHECK_EQ(std::ssize(masks->rows), rows);
@@ -44,16 +44,16 @@ class DeviceSampler {
 
   // Samples the tokens of rows [first, first + rows) from logits [rows, vocab] on the device; −1
   // where a logit is not finite.
-  void Draw(RankDevice& rank, const float* logits, int64_t first, int64_t rows) {
+  void Sample(RankDevice& rank, const float* logits, int64_t first, int64_t rows) {
     if (rows == 0) return;
-    rank.Draw({.logits = logits,
-               .draws = static_cast<const kernels::RowSampling*>(draws_.get()) + first,
-               .rows = rows,
-               .vocab = vocab_,
-               .masks = has_masks_ ? masks_.data<uint32_t>() : nullptr,
-               .mask_rows = has_masks_ ? mask_rows_.data<int32_t>() + first : nullptr,
-               .weights = weights_.data(),
-               .tokens = static_cast<int32_t*>(tokens_.get()) + first});
+    rank.Sample({.logits = logits,
+                 .sampling = static_cast<const kernels::RowSampling*>(sampling_.get()) + first,
+                 .rows = rows,
+                 .vocab = vocab_,
+                 .masks = has_masks_ ? masks_.data<uint32_t>() : nullptr,
+                 .mask_rows = has_masks_ ? mask_rows_.data<int32_t>() + first : nullptr,
+                 .weights = weights_.data(),
+                 .tokens = static_cast<int32_t*>(tokens_.get()) + first});
   }
 
   // Starts the copy of the batch's tokens to the host.
@@ -110,7 +110,7 @@ class DeviceSampler {
   }
 
   int64_t capacity_ = 0, rows_ = 0, vocab_ = 0;
-  std::shared_ptr<void> draws_, tokens_;
+  std::shared_ptr<void> sampling_, tokens_;
   Activations weights_;       // [rows, vocab]
   bool has_masks_ = false;    // whether the current batch has masks
   Buffer mask_rows_, masks_;  // the members of TokenMasks on the device

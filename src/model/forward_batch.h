@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/draw_params.h"
 #include "kernels/ops.h"
+#include "kernels/sample_params.h"
 
 namespace switchyard {
 

@@ -44,20 +44,20 @@ TEST_F(HubCacheTest, FindsTheSnapshotOfARevision) {
   EXPECT_EQ(ResolveCheckpoint("org/name", "def", root_), model_ / "snapshots" / "def");
 }
 
-TEST_F(HubCacheTest, LeavesPathsAlone) {
+TEST_F(HubCacheTest, PathsAreUnchanged) {
   for (const std::string path : {"/no/such/dir", "./org/name", "a/b/c", "../x", ""})
     EXPECT_EQ(ResolveCheckpoint(path, "main", root_), path);
   EXPECT_EQ(ResolveCheckpoint(root_, "main", root_), root_);
 }
 
-TEST_F(HubCacheTest, SaysWhatIsMissing) {
+TEST_F(HubCacheTest, ErrorsNameWhatIsMissing) {
   EXPECT_THAT(ErrorOf("org/other"),
               AllOf(HasSubstr("hf download org/other"), HasSubstr(root_.string())));
   EXPECT_THAT(ErrorOf("org/name", "v2"), AllOf(HasSubstr("v2"), HasSubstr("--revision")));
   EXPECT_THAT(ErrorOf("org/name", "../../x"), HasSubstr("--revision"));
 }
 
-TEST_F(HubCacheTest, VariablesSayWhereItIs) {
+TEST_F(HubCacheTest, EnvironmentVariablesSetTheDirectory) {
   ASSERT_EQ(setenv("HF_HOME", "/hf", 1), 0);
   EXPECT_EQ(HubCacheDirectory(), "/hf/hub");
   ASSERT_EQ(setenv("HF_HUB_CACHE", "/cache", 1), 0);

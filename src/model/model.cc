@@ -259,8 +259,8 @@ struct Model::Impl {
     CHECK_EQ(std::ssize(batch.draws), logits.rows + logits.more);
     sampler.Begin(*rank_device, batch.draws, config.output_width(),
                   batch.masks ? &batch.masks() : nullptr);
-    sampler.Draw(*rank_device, logits.data, 0, logits.rows);
-    sampler.Draw(*rank_device, logits.more_data, logits.rows, logits.more);
+    sampler.Sample(*rank_device, logits.data, 0, logits.rows);
+    sampler.Sample(*rank_device, logits.more_data, logits.rows, logits.more);
     sampler.Send(device);
   }
 
@@ -273,7 +273,7 @@ struct Model::Impl {
 
   // The part of a recording key that stands for a pass's sizes. `more`: rows of the second
   // micro-batch. In a draft model, which runs one micro-batch, `more` is the number of logit rows
-  // if only some rows have logits. Else 0. `inputs`: result of InputsOf.
+  // if only some rows have logits. Else 0. `inputs`: result of HiddenInputIndex.
   static uint64_t SizeOf(int64_t rows, int64_t more, uint64_t inputs) {
     CHECK(rows < (1 << 15) && more < (1 << 15));
     return static_cast<uint64_t>(rows) | static_cast<uint64_t>(more) << 15 | inputs << 30;
@@ -283,7 +283,7 @@ struct Model::Impl {
   // reads hidden rows at a fixed address, so this index is a part of its key. A batch with index
   // kMaxInputs is not recorded.
   static constexpr uint64_t kMaxInputs = 4;
-  uint64_t InputsOf(const ForwardBatch& batch) {
+  uint64_t HiddenInputIndex(const ForwardBatch& batch) {
     if (batch.hidden == nullptr) return 0;
     const auto known = std::ranges::find(hidden_inputs, batch.hidden);
     const auto index = static_cast<uint64_t>(known - hidden_inputs.begin());
@@ -296,7 +296,7 @@ struct Model::Impl {
     Pass& p = *passes[0];
     const int64_t recorded = RecordedTokens();
     bool record = recorded > 0 && batch.may_record && IsPlainDecode(batch, recorded);
-    const uint64_t inputs = record ? InputsOf(batch) : 0;
+    const uint64_t inputs = record ? HiddenInputIndex(batch) : 0;
     record = record && inputs < kMaxInputs;
     p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv,
             sampler.tokens());
@@ -418,7 +418,7 @@ std::vector<int32_t> Model::RouterFaults(const ForwardBatch& batch, const KvStor
   return kv.RouterFaultsOf(batch.sequences, impl_->device);
 }
 Communicator& Model::attention_group() const { return *impl_->comm.attn_tp; }
-bool Model::draws() const { return impl_->rank_device->draws(); }
+bool Model::draws() const { return impl_->rank_device->samples(); }
 std::span<const int32_t> Model::drawn() const { return impl_->drawn; }
 kernels::Device& Model::device() { return impl_->device; }
 void Model::Launch(const ForwardBatch& batch, KvStorage& kv) {

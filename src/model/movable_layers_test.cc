@@ -112,7 +112,7 @@ void OnRanks(const Variant& variant, const std::function<void(OneModel&, RankCom
   });
 }
 
-TEST(MovableLayers, LogitsDoNotShowWhereExpertsAre) {
+TEST(MovableLayers, LogitsDoNotDependOnThePlacement) {
   for (const Variant& variant :
        {Variant{"qwen3_moe"}, Variant{"deepseek_v3_fp8"}, Variant{"gpt_oss"},
         Variant{"qwen2_moe", "int4"}, Variant{"mixtral", "", "dummy"}}) {
@@ -138,7 +138,7 @@ size_t InUse() {
   return info.uordblks + info.hblkhd;
 }
 
-TEST(MovableLayers, ThousandMovesLeaveNoMemoryBehind) {
+TEST(MovableLayers, ThousandMovesLeakNoMemory) {
   for (const Variant& variant : {Variant{"qwen3_moe"}, Variant{"qwen3_moe", "int4"}}) {
     SCOPED_TRACE(variant.method);
     size_t before = 0, after = 0;

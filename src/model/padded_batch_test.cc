@@ -100,7 +100,7 @@ TEST(PaddedBatchTest, GroupsGetTheLargestOnesSize) {
   EXPECT_THAT(filled.group_logit_rows, Each(8));
 }
 
-TEST(IsPlainDecodeTest, NotWithPromptsAskedExpertsOrTooManyRows) {
+TEST(IsPlainDecodeTest, NotWithPromptsRequestedExpertsOrTooManyRows) {
   const int32_t page = 0;
   ForwardBatch batch = Decode(3, &page);
   EXPECT_FALSE(IsPlainDecode(batch, 3));  // four rows after padding

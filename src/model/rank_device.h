@@ -6,7 +6,7 @@
 #include "comm/device/collectives.h"
 #include "comm/device/communicator.h"
 #include "kernels/device.h"
-#include "kernels/draw_params.h"
+#include "kernels/sample_params.h"
 #include "model/options.h"
 #include "moe/backend.h"
 
@@ -17,9 +17,9 @@ class RankDevice {
   virtual ~RankDevice() = default;
   virtual kernels::Device& device() = 0;
   virtual const RankGroups& groups() = 0;
-  // Whether the device can sample tokens from logits (Draw).
-  virtual bool draws() const { return false; }
-  virtual void Draw(const kernels::SampleParams&) {}
+  // Whether the device can sample tokens from logits (Sample).
+  virtual bool samples() const { return false; }
+  virtual void Sample(const kernels::SampleParams&) {}
   // Makes the backend of the rank's MoE layers. It must not outlive this object.
   virtual std::shared_ptr<MoeBackend> MakeMoe(const ModelOptions& options,
                                               const MoeShape& shape) = 0;

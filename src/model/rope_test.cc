@@ -109,7 +109,7 @@ TEST(Rope, LongestContextIsWhatTheScalingIsFor) {
   EXPECT_EQ(longest(R"({"type": "dynamic", "factor": 2.0})"), 2048);
 }
 
-TEST(Rope, MistralSlidesUnlessItsConfigSaysNull) {
+TEST(Rope, MistralHasASlidingWindowUnlessConfigHasNull) {
   const auto window = [](const std::string& key) {
     return ParseModelConfig(R"({"architectures": ["MistralForCausalLM"], "vocab_size": 8,
         "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,

@@ -37,7 +37,7 @@ MoeBackends SmallBackends() {
   return b;
 }
 
-TEST(BackendTableTest, SaysWhatPairsWithWhat) {
+TEST(BackendTableTest, ListsPairs) {
   const std::string text = BackendTable({}, SmallBackends());
   EXPECT_THAT(text, HasSubstr(std::string(kernels::Name(kernels::ActiveIsa()))));
   EXPECT_THAT(text, ContainsRegex("delivers normal, low-latency\n +combines by "
@@ -83,7 +83,7 @@ TEST(BackendTableTest, ListsTheBackendsOfGpus) {
                     HasSubstr("\n  --moe-runner-backend masked_mlp: ")));
 }
 
-TEST(ExplainChoiceTest, SaysWhatIsChosenAndWhy) {
+TEST(ExplainChoiceTest, NamesTheChoiceAndItsReason) {
   const MoeBackends backends = SmallBackends();
   const auto explain = [&](const char* a2a, const char* runner, WeightFormat format) {
     return ExplainChoice({.a2a_backend = a2a, .runner_backend = runner},

@@ -189,18 +189,18 @@ std::vector<float> RunPassesInProcesses(const TestLayer& layer, const MoeOptions
   return JoinGroups(passes, layer.spec.hidden, groups);
 }
 
-TEST(CrossedTest, EveryPairOfChoicesMeets) {
+TEST(CrossedTest, EveryPairOfChoicesIsCovered) {
   const std::vector<int> sizes = Sizes();
   const std::vector<CoveringDesign::Row> rows = CoveringDesign(sizes).rows();
   for (size_t f = 0; f < sizes.size(); ++f) {
     for (size_t g = f + 1; g < sizes.size(); ++g) {
-      std::map<std::pair<int, int>, int> met;
+      std::map<std::pair<int, int>, int> covered;
       for (const CoveringDesign::Row& row : rows) {
         ASSERT_GE(row[f], 0);
         ASSERT_LT(row[f], sizes[f]);
-        ++met[{row[f], row[g]}];
+        ++covered[{row[f], row[g]}];
       }
-      EXPECT_EQ(met.size(), static_cast<size_t>(sizes[f] * sizes[g])) << f << " and " << g;
+      EXPECT_EQ(covered.size(), static_cast<size_t>(sizes[f] * sizes[g])) << f << " and " << g;
     }
   }
   EXPECT_LT(rows.size(), 300u);  // far fewer than the full product

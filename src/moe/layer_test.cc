@@ -112,7 +112,7 @@ TEST(MoeLayerTest, MixedBatchesMatchTheReference) {
   }
 }
 
-TEST(MoeLayerTest, RowsMayTravelAsFp8) {
+TEST(MoeLayerTest, RowsMayBeExchangedAsFp8) {
   const TestLayer layer({.format = WeightFormat::kBF16, .shared = true});
   for (const A2aChoice& choice : AllA2aChoices()) {
     SCOPED_TRACE(choice.Describe());
@@ -158,7 +158,7 @@ TEST(MoeLayerTest, WaterfillIsRefusedWhereItCannotWork) {
 
 // If a caller writes the dispatched rows to InputRows' buffer itself, results are bit-identical.
 // Only the router and the shared expert then read the float32 rows.
-TEST(MoeLayerTest, RowsMayBeLeftWhereTheyAreRead) {
+TEST(MoeLayerTest, OutputsMayBeReadInPlace) {
   const TestLayer layer({.hidden = 96, .intermediate = 64, .shared = true});
   const MeshShape mesh{.tp = 4, .ep = 4, .dp = 2};
   const int64_t h = layer.spec.hidden;

@@ -65,13 +65,13 @@ CallLog CallLogOfPass(const std::string& a2a) {
   CallLog call_log;
   const auto backends = std::make_shared<MoeBackends>(BuiltinMoeBackends());
   const DispatcherBackend deepep = backends->dispatchers.Find("deepep");
-  backends->dispatchers.Add("diary", {[&](const DispatcherContext& context) {
-                                        return std::make_unique<LoggingDispatcher>(
-                                            deepep.make(context), &call_log);
-                                      },
-                                      deepep.symmetric_bytes, ""});
+  backends->dispatchers.Add("call_log", {[&](const DispatcherContext& context) {
+                                           return std::make_unique<LoggingDispatcher>(
+                                               deepep.make(context), &call_log);
+                                         },
+                                         deepep.symmetric_bytes, ""});
   backends->fused.Add(
-      "diary_fused",
+      "call_log_fused",
       {[&](const DispatcherContext&) { return std::make_unique<LoggingFused>(&call_log); },
        [](const MoeOptions&, const ExchangeShape&) { return size_t{0}; }, ""});
   const TestLayer layer({.hidden = 32, .intermediate = 32, .num_experts = 4, .top_k = 2});
@@ -95,9 +95,9 @@ CallLog Twice(const CallLog& round) {
 }
 
 TEST(MoeStagesTest, CallTheExchangeOncePerRound) {
-  EXPECT_EQ(CallLogOfPass("diary"),
+  EXPECT_EQ(CallLogOfPass("call_log"),
             Twice({"begin dispatch", "end dispatch", "begin combine", "end combine"}));
-  EXPECT_EQ(CallLogOfPass("diary_fused"), Twice({"begin", "end"}));
+  EXPECT_EQ(CallLogOfPass("call_log_fused"), Twice({"begin", "end"}));
 }
 
 // If other work uses another group's communicator between stages, the layer is not affected.

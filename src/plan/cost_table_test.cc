@@ -60,7 +60,7 @@ TEST(CostTable, AnUnknownCardListsTheKnownOnes) {
   }
 }
 
-TEST(CostTable, EveryShippedTableSaysWhereItIsFrom) {
+TEST(CostTable, EveryShippedTableHasItsSource) {
   for (const std::string& name : ShippedNames()) {
     const CostTable table = ShippedTable(name);
     EXPECT_EQ(table.name, name);

@@ -79,7 +79,7 @@ TEST(Search, RefusalsOfTheEngineAreKept) {
   EXPECT_THAT(Evaluate(q, ParseLayout("tp5")).refused, HasSubstr("cannot be divided"));
 }
 
-TEST(Search, ImpossibleLimitsSayWhatIsReachable) {
+TEST(Search, ErrorsOfImpossibleLimitsNameReachableOnes) {
   Question q = GpuQuestion("qwen3_30b_a3b", "h200", 1);
   q.load.max_itl = 1e-6;
   EXPECT_THAT(ErrorOf([&] { Search(q); }),

@@ -62,7 +62,7 @@ TEST(Simulate, ARequestThatNoCacheHoldsIsRefused) {
   }
 }
 
-TEST(Arrivals, PoissonArrivalsHaveTheAskedRate) {
+TEST(Arrivals, PoissonArrivalsHaveTheRequestedRate) {
   const std::vector<Arrival> all = PoissonArrivals({}, 100, 100, 3);
   EXPECT_NEAR(static_cast<double>(all.size()), 10'000, 400);
 }

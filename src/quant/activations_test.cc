@@ -47,14 +47,14 @@ TEST(RoundActivations, Fp8TokenHasOneScaleForTheRow) {
   }
 }
 
-TEST(RoundActivations, Fp8GroupGivesTheValuesThatTravelInFp8) {
+TEST(RoundActivations, Fp8GroupGivesTheValuesThatAreSentInFp8) {
   const std::vector<float> x = RandomRow(333);
   std::vector<uint8_t> codes(333);
-  std::vector<float> scales(3), travelled(333);
+  std::vector<float> scales(3), dequantized(333);
   QuantizeFp8Groups(x.data(), 333, codes.data(), scales.data());
-  DequantizeFp8Groups(codes.data(), scales.data(), 333, travelled.data());
-  EXPECT_EQ(Rounded(ActivationFormat::kFp8Group, x), travelled);
-  EXPECT_EQ(Rounded(ActivationFormat::kFp8Group, travelled), travelled);
+  DequantizeFp8Groups(codes.data(), scales.data(), 333, dequantized.data());
+  EXPECT_EQ(Rounded(ActivationFormat::kFp8Group, x), dequantized);
+  EXPECT_EQ(Rounded(ActivationFormat::kFp8Group, dequantized), dequantized);
 }
 
 TEST(RoundActivations, Fp8TensorSaturatesAtTheGivenScale) {

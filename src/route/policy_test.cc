@@ -156,7 +156,7 @@ TEST(WorkerUrlTest, ErrorsNameTheUrl) {
   }
 }
 
-TEST(WorkerSetTest, HealthDecidesWhoGetsRequests) {
+TEST(WorkerSetTest, OnlyHealthyWorkersGetRequests) {
   WorkerSet workers(2);
   const auto policy = MakePolicy("round_robin", {}, 0);
   const int64_t a = workers.Add(ParseWorkerUrl("a:1")), b = workers.Add(ParseWorkerUrl("b:1"));

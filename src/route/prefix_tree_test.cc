@@ -36,7 +36,7 @@ TEST(PrefixTreeTest, OfEqualPrefixesTheLastUseCounts) {
   EXPECT_EQ(tree.Find("abcd", both).worker, 1);
 }
 
-TEST(PrefixTreeTest, RemoveForgetsAWorkerAlone) {
+TEST(PrefixTreeTest, RemoveDeletesOnlyOneWorker) {
   PrefixTree tree(kNoLimit);
   tree.Insert("common one", 1);
   tree.Insert("common two", 2);

@@ -51,7 +51,7 @@ std::string Encode(std::string_view text, std::string_view unescaped) {
   return out;
 }
 
-std::string Words(const error_code& error, std::chrono::milliseconds limit) {
+std::string ErrorText(const error_code& error, std::chrono::milliseconds limit) {
   if (error == beast::error::timeout) return fmt::format("no byte for {} ms", limit.count());
   return error.message();
 }
@@ -102,7 +102,7 @@ asio::awaitable<void> Upstream::Connect(const WorkerUrl& worker) {
   stream_.expires_after(timeouts_.connect);
   const auto [error, address] = co_await stream_.async_connect(addresses, kResult);
   CheckCancelled();
-  if (error) throw UpstreamError(true, "connect: " + Words(error, timeouts_.connect));
+  if (error) throw UpstreamError(true, "connect: " + ErrorText(error, timeouts_.connect));
   error_code ignored;
   stream_.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
   // A host without power sends no reset. So the connection fails if sent data is not acknowledged
@@ -128,8 +128,8 @@ asio::awaitable<void> Upstream::Send(const std::string& head, std::string_view b
   } while (!error && status() < 200);
   CheckCancelled();
   if (error)
-    throw UpstreamError(false, unsent ? "send: " + Words(unsent, timeouts_.silence)
-                                      : "response: " + Words(error, timeouts_.silence));
+    throw UpstreamError(false, unsent ? "send: " + ErrorText(unsent, timeouts_.silence)
+                                      : "response: " + ErrorText(error, timeouts_.silence));
 }
 
 std::string Upstream::Header(std::string_view name) const {
@@ -158,7 +158,7 @@ asio::awaitable<std::string> Upstream::Read() {
     stream_.expires_after(timeouts_.silence);
     const auto [error, count] =
         co_await beast::http::async_read_some(stream_, buffer_, *parser_, kResult);
-    if (error) throw UpstreamError(false, "response: " + Words(error, timeouts_.silence));
+    if (error) throw UpstreamError(false, "response: " + ErrorText(error, timeouts_.silence));
   }
   co_return std::exchange(body, {});
 }

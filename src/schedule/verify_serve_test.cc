@@ -70,7 +70,7 @@ TEST(ServePlan, OfAnyShapeIsRight) {
   }
 }
 
-TEST(FindServeFault, FindsWhatIsMissingDoubleOrStrange) {
+TEST(FindServeFault, FindsMissingDuplicateAndUnknownOperations) {
   ForEachShape({false, true}, {.end = 2}, [](const ServeShape& shape) {
     const Operations right = Plan(shape);
     for (size_t i = 0; i < right.size(); ++i) {
@@ -164,7 +164,7 @@ TEST(FindServeFault, NamesTheLayerOfTheModel) {
             "forward of micro-batch 0, layer 1, attention is missing");
 }
 
-TEST(FindExchangeError, FindsExchangesThatMeet) {
+TEST(FindExchangeError, FindsExchangesThatOverlap) {
   const auto of = [](int m, Phase phase) { return Operation{Kind::kForward, m, 0, phase}; };
   const Operations one = {of(0, Phase::kDispatch), of(0, Phase::kExperts), of(0, Phase::kCombine),
                           of(0, Phase::kFinish)};

@@ -29,7 +29,7 @@ TEST(Plan, OfAnyShapeIsRight) {
 }
 
 // A schedule with an operation removed, duplicated or changed is invalid.
-TEST(FindFault, FindsWhatIsMissingDoubleOrStrange) {
+TEST(FindFault, FindsMissingDuplicateAndUnknownOperations) {
   const StepShape shape{
       .experts = {false, true, true}, .micro_batches = 3, .order = Order::kOverlapped};
   const std::vector<Operation> right = Plan(shape);
@@ -46,7 +46,7 @@ TEST(FindFault, FindsWhatIsMissingDoubleOrStrange) {
   }
 }
 
-TEST(FindFault, FindsWhatComesTooEarly) {
+TEST(FindFault, FindsOperationsThatComeTooEarly) {
   const StepShape shape{.experts = {true, true}, .micro_batches = 2, .order = Order::kOverlapped};
   const std::vector<Operation> right = Plan(shape);
   // Swaps two adjacent operations of one micro-batch, unless one of them is the shared expert.
@@ -83,7 +83,7 @@ TEST(FindFault, FindsMoreMicroBatchesThanPlaces) {
   EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("2 micro-batches are in flight"));
 }
 
-TEST(FindPipelineFault, FindsStagesThatWaitForEver) {
+TEST(FindPipelineFault, FindsDeadlockedStages) {
   StepShape shape{.experts = {true}, .micro_batches = 2, .stages = 2};
   std::vector<std::vector<Operation>> lists = {Plan(shape), {}};
   EXPECT_THAT(FindPipelineError(lists, 1), HasSubstr("stage 0 deadlocks"));

@@ -84,7 +84,7 @@ TEST(Model, LoadsACheckpointByItsNames) {
   EXPECT_EQ(found, checkpoint.tensors().size());
 }
 
-TEST(Model, SaysWhichTensorsACheckpointLacks) {
+TEST(Model, ErrorsNameTheTensorsThatACheckpointLacks) {
   ThreadPool pool(1);
   Model<float> model(LoadModelConfig(Fixture("qwen3_moe")), {.mtp_layers = 1}, {}, pool);
   EXPECT_THAT(ErrorOf([&] { model.Load(Fixture("qwen3_moe")); }, ErrorKind::kNotFound),

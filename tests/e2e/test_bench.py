@@ -154,7 +154,7 @@ def test_a_load_of_chats(a_server, tmp_path):
     assert json.loads(file.read_text())["total_output_tokens"] == 2 * (4 + 8)
 
 
-def test_requests_that_fail_are_counted_and_told(a_server):
+def test_requests_that_fail_are_counted_and_reported(a_server):
     done = bench_serve(a_server, "--num-prompts", 3, "--warmup-requests", 0, "--random-input-len", 100000,
                        "--random-range-ratio", 1)
     assert done.returncode == 1

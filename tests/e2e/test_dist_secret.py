@@ -130,7 +130,7 @@ def test_strangers_neither_end_nor_join_the_engine(secrets):
     assert "nodes are not authenticated" not in text
 
 
-def test_nodes_with_another_or_no_secret_are_refused_and_the_wait_goes_on(secrets):
+def test_nodes_with_another_or_no_secret_are_refused_and_the_wait_continues(secrets):
     address = f"127.0.0.1:{free_port()}"
     ends = []
 

@@ -58,7 +58,7 @@ def test_a_request_that_ends_its_ranks_each_time_ends_alone(faults, expected):
     assert faults.server.request("/generate", body(POISON, 9, stream=False))[0] == 200
 
 
-def test_ranks_that_fail_one_after_another_blame_no_request(faults, expected):
+def test_ranks_that_fail_one_after_another_end_no_request(faults, expected):
     """Rank 0 or 1 fails first, which ends the other rank before its own fault. That rank fails later, while a suspect
     runs alone."""
     deaths = metric(faults.server, "switchyard_rank_deaths_total")
@@ -78,7 +78,7 @@ def test_a_request_whose_ranks_are_killed_each_time_ends_too(faults):
     faults.withdraw(f"1.enter.{POISON}")
 
 
-def test_a_question_that_ends_its_ranks_is_asked_twice(faults, expected):
+def test_a_query_that_ends_its_ranks_is_sent_twice(faults, expected):
     deaths = metric(faults.server, "switchyard_rank_deaths_total")
     clients = start_batch(faults.server, BODIES)
     faults.order("0.question", "always abort")
@@ -89,7 +89,7 @@ def test_a_question_that_ends_its_ranks_is_asked_twice(faults, expected):
     assert texts(finish(clients)) == expected
 
 
-def test_requests_end_and_questions_are_answered_during_a_pause():
+def test_requests_end_and_queries_are_answered_during_a_pause():
     flags = [*FLAGS, "--tp", 2, "--rank-stall-timeout", 0, "--request-timeout", 3]
     with Faults(YARDLING, *flags) as faults:
         server = faults.server

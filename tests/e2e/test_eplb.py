@@ -168,7 +168,7 @@ def test_experts_move_between_hosts(checkpoint, weights):
         other.kill()
 
 
-def test_it_moves_when_it_is_asked(checkpoint):
+def test_rebalancing_on_request(checkpoint):
     with Server(checkpoint, *RANKS, "--enable-eplb", "--eplb-min-rebalancing-utilization-threshold", 0,
                 "--eplb-algorithm", "deepseek") as server:
         status, answer = server.request("/eplb/rebalance", method="POST")

@@ -88,7 +88,7 @@ def test_counts_may_be_text(tmp_path):
     assert printed[4].split()[1:3] == ["-", "-"]  # a layer without experts
 
 
-def test_what_is_wrong_is_said(tmp_path):
+def test_errors_name_the_cause(tmp_path):
     assert "there is no eplb move; the nearest is eplb plan; want plan or simulate" in refusal("move")
     assert "--ranks is required" in refusal("plan", TRACES)
     assert f"{TRACES}: no array named logical_count; the file has drift, shift, steady" in refusal(

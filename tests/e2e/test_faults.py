@@ -41,7 +41,7 @@ def leftovers():
             not p.name.endswith(".log")}
 
 
-def test_ranks_bear_their_names():
+def test_ranks_have_process_titles():
     with Server(MODEL, "--tp", 4, "--ep", 2) as server:
         titles = [pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ").decode() for pid in server.ranks()]
         assert titles == ["switchyard::rank TP0 EP0", "switchyard::rank TP1 EP0", "switchyard::rank TP2 EP1",
@@ -79,7 +79,7 @@ def test_a_second_signal_does_not_wait_for_requests():
         assert {c["meta_info"]["finish_reason"]["type"] for c in results[0][1]} <= {"abort", "length"}
 
 
-def test_a_dead_rank_is_said_and_ends_the_server():
+def test_a_dead_rank_is_reported_and_ends_the_server():
     before = leftovers()
     with Server(MODEL, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--disable-elastic-ep", *ONE_AT_A_TIME) as server:
         ranks = server.ranks()

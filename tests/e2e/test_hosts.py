@@ -143,7 +143,7 @@ def test_different_flags_are_refused_by_name(host):
         assert "--ep-size is 4 on node 0, but 2 on node 1" in node1.text()
 
 
-def test_a_host_that_does_not_come_is_named():
+def test_a_missing_host_is_named():
     address = f"127.0.0.1:{free_port()}"
     code, text = fails_to_start("--model-path", MODEL, *FLAGS, "--port", 0, "--nnodes", 2, "--dist-init-addr", address,
                                 "--dist-timeout", 1)

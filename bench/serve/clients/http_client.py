@@ -15,14 +15,14 @@ class Lost(Exception):
     """A request got no complete response, or a wrong one."""
 
 
-class HungUp(Exception):
+class ClientDisconnected(Exception):
     """The client ended the request on purpose."""
 
 
 @dataclasses.dataclass
-class Manner:
+class ClientBehavior:
     """Deviations from the behaviour of a normal client."""
-    hang_up_after: int | None = None  # number of events before it disconnects; 0: after sending the request
+    disconnect_after: int | None = None  # number of events before it disconnects; 0: after sending the request
     reset: bool = False  # disconnects with RST instead of FIN
     slow: bool = False
     half_close: bool = False  # closes its sending side after the request
@@ -129,25 +129,25 @@ def encode(method, path, body=b"", headers=()):
     return "\r\n".join([*lines, "", ""]).encode() + data
 
 
-async def exchange(address, request, manner=Manner(), may_refuse=False, on_events=None):
-    """Sends the bytes of one request on a new connection and returns its Answer. Raises Lost or HungUp."""
+async def exchange(address, request, behavior=ClientBehavior(), may_refuse=False, on_events=None):
+    """Sends the bytes of one request on a new connection and returns its Answer. Raises Lost or ClientDisconnected."""
     connection = None
 
     async def watch(events):
-        if manner.hang_up_after is not None and events >= manner.hang_up_after:
-            raise HungUp
+        if behavior.disconnect_after is not None and events >= behavior.disconnect_after:
+            raise ClientDisconnected
         if on_events:
             await on_events(events)
 
     try:
         async with asyncio.timeout(ANSWER_SECONDS) as deadline:
-            connection = await Connection.open(address, manner.slow)
-            if manner.slow:
+            connection = await Connection.open(address, behavior.slow)
+            if behavior.slow:
                 connection.deadline = deadline
             await connection.send(request, may_refuse)
-            if manner.hang_up_after == 0:
-                raise HungUp
-            if manner.half_close:
+            if behavior.disconnect_after == 0:
+                raise ClientDisconnected
+            if behavior.half_close:
                 connection.writer.write_eof()
             return await connection.answer(watch)
     except TimeoutError:
@@ -158,4 +158,4 @@ async def exchange(address, request, manner=Manner(), may_refuse=False, on_event
         raise Lost(f"connection: {error}") from None
     finally:
         if connection is not None:
-            connection.close(manner.reset)
+            connection.close(behavior.reset)

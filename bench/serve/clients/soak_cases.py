@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 
-from clients.http_client import ANSWER_SECONDS, Connection, HungUp, Lost, Manner, encode, exchange
+from clients.http_client import ANSWER_SECONDS, ClientBehavior, ClientDisconnected, Connection, Lost, encode, exchange
 
 REFUSALS = (429, 503)  # statuses of valid requests while the server is overloaded
 TEXTS = ["The dispatcher sends each token", "Once the engine moved", "A rank combines", "Cold rails and", "Number 7: "]
@@ -150,27 +150,27 @@ class Cases:
         compare(got, want)
         return "answered"
 
-    async def whole(self, r, manner=Manner()):
+    async def whole(self, r, behavior=ClientBehavior()):
         path, body, want = self.pick(r)
-        answer = await exchange(self.address, encode("POST", path, body), manner)
+        answer = await exchange(self.address, encode("POST", path, body), behavior)
         return self.judge(path, answer, want, stream=False)
 
-    async def stream(self, r, manner=Manner()):
+    async def stream(self, r, behavior=ClientBehavior()):
         path, body, want = self.pick(r)
-        answer = await exchange(self.address, encode("POST", path, as_stream(path, body)), manner)
+        answer = await exchange(self.address, encode("POST", path, as_stream(path, body)), behavior)
         return self.judge(path, answer, want, stream=True)
 
     async def slow_reader(self, r):
-        return await self.stream(r, Manner(slow=True))
+        return await self.stream(r, ClientBehavior(slow=True))
 
     async def half_closed(self, r):
-        return await r.choice([self.whole, self.stream])(r, Manner(half_close=True))
+        return await r.choice([self.whole, self.stream])(r, ClientBehavior(half_close=True))
 
     async def hang_up(self, r):
-        return await self.stream(r, Manner(hang_up_after=r.choice([0, 1, 3, 10]), reset=r.random() < 0.5))
+        return await self.stream(r, ClientBehavior(disconnect_after=r.choice([0, 1, 3, 10]), reset=r.random() < 0.5))
 
     async def hang_up_whole(self, r):
-        return await self.whole(r, Manner(hang_up_after=0, reset=r.random() < 0.5))
+        return await self.whole(r, ClientBehavior(disconnect_after=0, reset=r.random() < 0.5))
 
     async def keep_alive(self, r):
         """Two pipelined requests on one connection. The answers must come in order."""
@@ -271,7 +271,7 @@ class Cases:
         finally:
             for connection in connections:
                 connection.close(r.random() < 0.5)
-        raise HungUp
+        raise ClientDisconnected
 
 
 def raw(head, body=b""):

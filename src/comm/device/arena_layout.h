@@ -17,9 +17,9 @@ namespace switchyard {
 inline constexpr uint64_t kArenaMagic = 0x414e455241445953;  // "SYDARENA"
 inline constexpr int kMaxRanksPerArena = 256;
 
-// Header at the start of the mapping. After it come one WorkNote per rank, the ranks' arenas in
-// rank order (page-aligned), and the ranks' kept memory (aligned to huge pages). All processes run
-// the same build, so the layout needs no version. Lock-free atomics work across processes.
+// Header at the start of the mapping. After it come one RequestRecord per rank, the ranks' arenas
+// in rank order (page-aligned), and the ranks' kept memory (aligned to huge pages). All processes
+// run the same build, so the layout needs no version. Lock-free atomics work across processes.
 struct ArenaHeader {
   enum AbortState : uint32_t { kRunning, kAborting, kAborted };  // kAborting: reason being written
 
@@ -31,7 +31,7 @@ struct ArenaHeader {
     // host: the last value that has arrived.
     std::atomic<uint64_t> beats;
     // Milliseconds for which the rank may compute without a heartbeat; 0: no limit.
-    std::atomic<uint32_t> allowed_ms;
+    std::atomic<uint32_t> heartbeat_timeout_ms;
     std::atomic<uint32_t> waits;  // 1: the rank waits for the next epoch
   };
 
@@ -48,13 +48,13 @@ struct ArenaHeader {
 };
 // The ids of the requests that a rank computes. The process that watches the rank reads them. Pages
 // of the array that hold no ids are never touched, so they take no memory.
-struct WorkNote {
-  // Value of `count` while the note is being written, or if there are too many ids.
+struct RequestRecord {
+  // Value of `count` while the record is being written, or if there are too many ids.
   static constexpr uint64_t kUnknown = ~uint64_t{0};
   std::atomic<uint64_t> count;
   std::array<uint64_t, (size_t{1} << 13) - 1> ids;
 };
-static_assert(sizeof(WorkNote) == size_t{64} << 10);
+static_assert(sizeof(RequestRecord) == size_t{64} << 10);
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
@@ -75,7 +75,7 @@ struct SharedArena::Impl {
   std::unique_ptr<RemoteRanks> remote;  // null if all ranks are on this host
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base); }
-  WorkNote& work(int rank) const;
+  RequestRecord& requests(int rank) const;
   std::byte* At(int rank, size_t offset) const;
   uint32_t* Flag(int rank, size_t offset) const;
   void Raise(int rank, size_t offset, uint32_t value) const;  // `rank` is on this host

@@ -25,7 +25,7 @@ TEST_P(CommunicatorSizesTest, CollectivesOfAnyLength) {
     constexpr size_t kStaging = 4096;
     SymmetricMemory memory(arena, rank, kOptions);
     Communicator comm(memory, World(memory.world()), "tp", kStaging);
-    Drill(comm, kStaging).Run(200);
+    RandomCollectives(comm, kStaging).Run(200);
   });
 }
 
@@ -115,7 +115,7 @@ TEST(CommunicatorTest, AnIdleBroadcastWaitsAndThenRunsInRounds) {
   });
 }
 
-TEST(CommunicatorTest, ARankThatNeverComesIsNamed) {
+TEST(CommunicatorTest, ATimeoutNamesTheMissingRank) {
   const auto arena = SharedArena::Create(3, kBytes);
   SymmetricMemory memory(arena, 2, {.timeout = std::chrono::milliseconds(50)});
   Communicator comm(memory, {0, 2}, "ep", 4096);
@@ -131,11 +131,11 @@ TEST(CommunicatorTest, ARankThatNeverComesIsNamed) {
 
 // Runs one round. With `everyone`, every member sends a distinct number to every other member.
 // Otherwise only member 0 sends, and all others read from it.
-void TellAndListen(StagedRounds& rounds, bool everyone, uint32_t topic) {
+void SendAndReceive(StagedRounds& rounds, bool everyone, uint32_t value_of_rank0) {
   rounds.Begin("wrap");
   if (everyone || rounds.rank() == 0) {
     for (int k = 0; k < rounds.num_peers(); ++k) {
-      const uint32_t value = topic + static_cast<uint32_t>(rounds.rank());
+      const uint32_t value = value_of_rank0 + static_cast<uint32_t>(rounds.rank());
       std::memcpy(rounds.Outbox(rounds.Peer(k)), &value, sizeof value);
       rounds.Post(rounds.Peer(k), sizeof value);
     }
@@ -147,7 +147,7 @@ void TellAndListen(StagedRounds& rounds, bool everyone, uint32_t topic) {
     if (!everyone && (rounds.rank() == 0 || peer != 0)) continue;
     uint32_t value = 0;
     std::memcpy(&value, rounds.Inbox(peer), sizeof value);
-    ASSERT_EQ(value, topic + static_cast<uint32_t>(peer));
+    ASSERT_EQ(value, value_of_rank0 + static_cast<uint32_t>(peer));
   }
 }
 
@@ -156,10 +156,10 @@ TEST(StagedRoundsTest, SlotsStayApartWhileTheCounterWraps) {
     SymmetricMemory memory(arena, rank, kOptions);
     StagedRounds rounds(memory, World(3), 4096);
     for (const uint32_t skip : {0x70000000u, 0x70000000u, 0x1fffffe0u}) {
-      TellAndListen(rounds, true, 1);
+      SendAndReceive(rounds, true, 1);
       rounds.Skip(skip);
     }
-    for (uint32_t i = 0; i < 64; ++i) TellAndListen(rounds, i % 4 == 0, i * 10);
+    for (uint32_t i = 0; i < 64; ++i) SendAndReceive(rounds, i % 4 == 0, i * 10);
   });
 }
 

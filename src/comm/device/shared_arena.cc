@@ -31,7 +31,7 @@ size_t RoundUpToPage(size_t bytes) { return RoundUp(bytes, kPageBytes); }
 }  // namespace
 
 size_t ArenaHeaderBytes(uint64_t world) {
-  return RoundUpToPage(sizeof(ArenaHeader)) + world * sizeof(WorkNote);
+  return RoundUpToPage(sizeof(ArenaHeader)) + world * sizeof(RequestRecord);
 }
 
 size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank, uint64_t kept_per_rank) {
@@ -85,9 +85,9 @@ std::byte* SharedArena::Impl::At(int rank, size_t offset) const {
   return base + ArenaHeaderBytes(world) + static_cast<size_t>(rank) * bytes_per_rank + offset;
 }
 
-WorkNote& SharedArena::Impl::work(int rank) const {
+RequestRecord& SharedArena::Impl::requests(int rank) const {
   CHECK(rank >= 0 && rank < world);
-  return reinterpret_cast<WorkNote*>(base + ArenaHeaderBytes(0))[rank];
+  return reinterpret_cast<RequestRecord*>(base + ArenaHeaderBytes(0))[rank];
 }
 
 uint32_t* SharedArena::Impl::Flag(int rank, size_t offset) const {
@@ -256,7 +256,7 @@ void SharedArena::BeginEpoch(std::string_view endpoint) {
     rank.joined.store(0);
     rank.sleeping_on.store(0);
     rank.beats.store(0);
-    rank.allowed_ms.store(0);
+    rank.heartbeat_timeout_ms.store(0);
     rank.waits.store(0);
   }
   header.abort_reason.fill('\0');
@@ -273,7 +273,7 @@ std::string SharedArena::WaitForEpoch(int rank) {
   CHECK(rank >= 0 && rank < world() && has_epochs());
   const uint32_t epoch = header.epoch.load();
   header.ranks[rank].beats.store(0);
-  header.ranks[rank].allowed_ms.store(0);
+  header.ranks[rank].heartbeat_timeout_ms.store(0);
   header.ranks[rank].waits.store(1);
   while (header.epoch.load() == epoch)
     FutexWait(reinterpret_cast<uint32_t*>(&header.epoch), epoch, kMaxSleep);
@@ -285,18 +285,18 @@ uint64_t SharedArena::beats(int rank) const {
   return impl_->header().ranks[rank].beats.load(std::memory_order_relaxed);
 }
 
-std::chrono::milliseconds SharedArena::AllowedSilence(int rank) const {
+std::chrono::milliseconds SharedArena::HeartbeatTimeout(int rank) const {
   CHECK(rank >= 0 && rank < world());
   return std::chrono::milliseconds(
-      impl_->header().ranks[rank].allowed_ms.load(std::memory_order_relaxed));
+      impl_->header().ranks[rank].heartbeat_timeout_ms.load(std::memory_order_relaxed));
 }
 
-std::optional<std::vector<uint64_t>> SharedArena::Work(int rank) const {
-  const WorkNote& work = impl_->work(rank);
-  const uint64_t count = work.count.load();
-  if (count > work.ids.size()) return std::nullopt;
-  return std::vector<uint64_t>(work.ids.begin(),
-                               work.ids.begin() + static_cast<std::ptrdiff_t>(count));
+std::optional<std::vector<uint64_t>> SharedArena::RecordedRequests(int rank) const {
+  const RequestRecord& record = impl_->requests(rank);
+  const uint64_t count = record.count.load();
+  if (count > record.ids.size()) return std::nullopt;
+  return std::vector<uint64_t>(record.ids.begin(),
+                               record.ids.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
 void SharedArena::BeatAsParent() {

@@ -276,18 +276,18 @@ void SymmetricMemory::StopHeartbeat() {
   if (impl_->shared.remote != nullptr) impl_->shared.remote->SendBeats(0);
 }
 
-void SymmetricMemory::AllowSilence(std::chrono::milliseconds time) {
+void SymmetricMemory::SetHeartbeatTimeout(std::chrono::milliseconds time) {
   const auto limited = std::clamp<int64_t>(time.count(), 0, std::numeric_limits<uint32_t>::max());
-  impl_->shared.header().ranks[rank()].allowed_ms.store(static_cast<uint32_t>(limited),
-                                                        std::memory_order_relaxed);
+  impl_->shared.header().ranks[rank()].heartbeat_timeout_ms.store(static_cast<uint32_t>(limited),
+                                                                  std::memory_order_relaxed);
 }
 
-void SymmetricMemory::NoteWork(std::span<const uint64_t> ids) {
-  WorkNote& work = impl_->shared.work(rank());
-  work.count.store(WorkNote::kUnknown);
-  if (ids.size() > work.ids.size()) return;
-  std::ranges::copy(ids, work.ids.begin());
-  work.count.store(ids.size());
+void SymmetricMemory::RecordRequests(std::span<const uint64_t> ids) {
+  RequestRecord& record = impl_->shared.requests(rank());
+  record.count.store(RequestRecord::kUnknown);
+  if (ids.size() > record.ids.size()) return;
+  std::ranges::copy(ids, record.ids.begin());
+  record.count.store(ids.size());
 }
 
 void SymmetricMemory::Abort(std::string_view reason) { impl_->arena->Abort(reason); }

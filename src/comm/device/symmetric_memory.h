@@ -78,11 +78,11 @@ class SharedArena {
   // serve. Rank 0's host receives the counters of all other hosts, and every host receives rank 0's
   // counter, about twice a second.
   uint64_t beats(int rank) const;
-  // How long the rank may compute without a heartbeat (SymmetricMemory::AllowSilence).
-  std::chrono::milliseconds AllowedSilence(int rank) const;
-  // The requests that the rank noted last (SymmetricMemory::NoteWork), for the process that watches
-  // the rank. Nullopt if they are not known. Call it after the rank has ended.
-  std::optional<std::vector<uint64_t>> Work(int rank) const;
+  // How long the rank may compute without a heartbeat (SymmetricMemory::SetHeartbeatTimeout).
+  std::chrono::milliseconds HeartbeatTimeout(int rank) const;
+  // The requests that the rank recorded last (SymmetricMemory::RecordRequests), for the process
+  // that watches the rank. Nullopt if they are not known. Call it after the rank has ended.
+  std::optional<std::vector<uint64_t>> RecordedRequests(int rank) const;
   // The parent process has a heartbeat too, so that ranks detect when it is stopped. 0: no monitor.
   void BeatAsParent();
   uint64_t parent_beats() const;
@@ -161,11 +161,11 @@ class SymmetricMemory {
   void StopHeartbeat();
   // Sets the time for which the rank may compute without a heartbeat before it is considered hung;
   // 0: no limit.
-  void AllowSilence(std::chrono::milliseconds time);
+  void SetHeartbeatTimeout(std::chrono::milliseconds time);
 
-  // Notes in shared memory which requests this rank computes from now on. If the rank process
+  // Records in shared memory which requests this rank computes from now on. If the rank process
   // fails, one of these requests may be the cause.
-  void NoteWork(std::span<const uint64_t> ids);
+  void RecordRequests(std::span<const uint64_t> ids);
 
   void Abort(std::string_view reason);
 

@@ -56,18 +56,19 @@ TEST(SharedArenaTest, AttachesThroughItsDescriptor) {
   EXPECT_EQ(std::memcmp(reader.Local(word), "platform", 8), 0);
 }
 
-TEST(SharedArenaTest, ShowsTheWorkOfEachRank) {
+TEST(SharedArenaTest, ShowsTheRequestsOfEachRank) {
   const auto arena = SharedArena::Create(2, 1000);
   SymmetricMemory memory(arena, 1, TimeoutOf(1000));
-  EXPECT_EQ(arena->Work(1), std::vector<uint64_t>());
-  memory.NoteWork(std::vector<uint64_t>{7, 9});
-  EXPECT_EQ(arena->Work(1), (std::vector<uint64_t>{7, 9}));
-  EXPECT_EQ(SharedArena::FromFd(dup(arena->fd()))->Work(1), (std::vector<uint64_t>{7, 9}));
-  EXPECT_EQ(arena->Work(0), std::vector<uint64_t>());
-  memory.NoteWork(std::vector<uint64_t>(100'000, 1));  // more than the note holds
-  EXPECT_EQ(arena->Work(1), std::nullopt);
-  memory.NoteWork({});
-  EXPECT_EQ(arena->Work(1), std::vector<uint64_t>());
+  EXPECT_EQ(arena->RecordedRequests(1), std::vector<uint64_t>());
+  memory.RecordRequests(std::vector<uint64_t>{7, 9});
+  EXPECT_EQ(arena->RecordedRequests(1), (std::vector<uint64_t>{7, 9}));
+  EXPECT_EQ(SharedArena::FromFd(dup(arena->fd()))->RecordedRequests(1),
+            (std::vector<uint64_t>{7, 9}));
+  EXPECT_EQ(arena->RecordedRequests(0), std::vector<uint64_t>());
+  memory.RecordRequests(std::vector<uint64_t>(100'000, 1));  // more than the record holds
+  EXPECT_EQ(arena->RecordedRequests(1), std::nullopt);
+  memory.RecordRequests({});
+  EXPECT_EQ(arena->RecordedRequests(1), std::vector<uint64_t>());
 }
 
 TEST(SharedArenaTest, KeptMemoryOutlivesEpochs) {
@@ -98,10 +99,10 @@ TEST(SharedArenaTest, AnEpochBeginsWithClearedMemory) {
     SymmetricMemory memory(arena, 1, TimeoutOf(1000));
     const size_t flag = memory.Allocate(4);
     memory.Raise(1, flag, 7);
-    memory.NoteWork(std::vector<uint64_t>{7});
+    memory.RecordRequests(std::vector<uint64_t>{7});
     memory.StartHeartbeat();
-    memory.AllowSilence(std::chrono::milliseconds(90));
-    EXPECT_EQ(arena->AllowedSilence(1), std::chrono::milliseconds(90));
+    memory.SetHeartbeatTimeout(std::chrono::milliseconds(90));
+    EXPECT_EQ(arena->HeartbeatTimeout(1), std::chrono::milliseconds(90));
     arena->Abort("rank 0 has ended");
   }
   std::string endpoint;
@@ -114,8 +115,8 @@ TEST(SharedArenaTest, AnEpochBeginsWithClearedMemory) {
   EXPECT_FALSE(arena->aborted());
   EXPECT_EQ(arena->AbortReason(), "");
   EXPECT_FALSE(arena->Waits(1));
-  EXPECT_EQ(arena->Work(1), std::vector<uint64_t>());
-  EXPECT_EQ(arena->AllowedSilence(1), std::chrono::milliseconds(0));
+  EXPECT_EQ(arena->RecordedRequests(1), std::vector<uint64_t>());
+  EXPECT_EQ(arena->HeartbeatTimeout(1), std::chrono::milliseconds(0));
   SymmetricMemory memory(arena, 1, TimeoutOf(1000));
   EXPECT_FALSE(memory.Reached(memory.Allocate(4), 1));
 }
@@ -152,12 +153,12 @@ TEST(SharedArenaTest, RefusesSizesOutOfRange) {
               [] { SharedArena::Create(4, SIZE_MAX / 2); });
 }
 
-TEST(SharedArenaTest, CannotBeCutShort) {
+TEST(SharedArenaTest, CannotBeTruncated) {
   const auto arena = SharedArena::Create(1, kBytes);
   EXPECT_NE(ftruncate(arena->fd(), 0), 0);
 }
 
-TEST(SymmetricMemoryTest, AllocatesAlignedAndSaysWhenFull) {
+TEST(SymmetricMemoryTest, AllocatesAlignedAndFailsWhenFull) {
   SymmetricMemory memory(SharedArena::Create(1, 4096), 0, {});
   EXPECT_EQ(memory.Allocate(10), 0u);
   EXPECT_EQ(memory.Allocate(1), 64u);
@@ -206,7 +207,7 @@ TEST(SymmetricMemoryTest, WhatWasWrittenBeforeAFlagIsSeenAfterIt) {
   });
 }
 
-TEST(SymmetricMemoryTest, ATimeoutSaysWhoWaitsForWhomWhere) {
+TEST(SymmetricMemoryTest, ATimeoutNamesBothRanksAndTheStage) {
   SymmetricMemory memory(SharedArena::Create(4, kBytes), 2, TimeoutOf(50));
   const size_t flag = memory.Allocate(4);
   ExpectError(ErrorKind::kTimeout,
@@ -233,7 +234,7 @@ TEST(SymmetricMemoryTest, AnIdleWaitOutlastsTheTimeoutAndWakes) {
   });
 }
 
-TEST(SymmetricMemoryTest, AWaitWithADeadlineOfItsOwnSaysWhetherTheFlagCame) {
+TEST(SymmetricMemoryTest, AWaitWithADeadlineReturnsWhetherTheFlagWasRaised) {
   const auto arena = SharedArena::Create(2, kBytes);
   SymmetricMemory memory(arena, 0, {}), peer(arena, 1, {});
   const size_t flag = memory.Allocate(4);
@@ -262,7 +263,7 @@ TEST(SymmetricMemoryTest, AbortEndsPresentAndLaterWaits) {
   is_aborted(0, false);  // reached, but the world is aborted
 }
 
-TEST(SymmetricMemoryTest, AReasonOfAnyLengthIsCut) {
+TEST(SymmetricMemoryTest, ALongReasonIsTruncated) {
   const auto arena = SharedArena::Create(1, kBytes);
   SymmetricMemory memory(arena, 0, {});
   memory.Abort(std::string(100'000, 'x'));

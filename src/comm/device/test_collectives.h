@@ -50,9 +50,10 @@ inline std::string Text(size_t length, unsigned salt) {
 }
 
 // Runs a random sequence of collectives from one seed, with sizes from zero to several rounds.
-class Drill {
+class RandomCollectives {
  public:
-  Drill(Communicator& comm, size_t staging_bytes) : comm_(comm), staging_(staging_bytes) {}
+  RandomCollectives(Communicator& comm, size_t staging_bytes)
+      : comm_(comm), staging_(staging_bytes) {}
 
   void Run(unsigned steps) {
     std::mt19937 random(7);

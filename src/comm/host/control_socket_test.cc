@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLong(20'000);
 
-TEST(ControlSocketTest, CarriesBytesBothWaysWhoeverComesFirst) {
+TEST(ControlSocketTest, CarriesBytesBothWaysInAnyOrderOfConnection) {
   const std::string endpoint = ControlSocket::UniqueEndpoint();
   for (const bool binder_first : {true, false}) {
     auto first = binder_first ? ControlSocket::Bind(endpoint) : ControlSocket::Connect(endpoint);
@@ -94,7 +94,7 @@ ErrorKind KindOf(Body body) {
   return ErrorKind::kInvalid;
 }
 
-TEST(ControlSocketTest, RefusesNamesThatAreTakenOrNone) {
+TEST(ControlSocketTest, RefusesUsedAndInvalidNames) {
   const std::string endpoint = ControlSocket::UniqueEndpoint();
   const auto front = ControlSocket::Bind(endpoint);
   EXPECT_EQ(KindOf([&] { ControlSocket::Bind(endpoint); }), ErrorKind::kResource);

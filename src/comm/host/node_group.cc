@@ -142,7 +142,7 @@ bool NodeGroup::Gather(TcpListener& door, const Options& options) {
   while (static_cast<int>(members_.size()) < options.nodes - 1) {
     const auto slice = std::min(until, steady_clock::now() + kMemberInterval);
     auto arrival = listener.Accept({.until = slice, .stop = options.give_up});
-    ForgetGone();
+    RemoveClosed();
     if (arrival) {
       const size_t before = members_.size();
       try {
@@ -173,7 +173,7 @@ bool NodeGroup::Gather(TcpListener& door, const Options& options) {
 
 // A node sends nothing while it waits for the job. So received bytes or an end of stream mean that
 // the node has left.
-void NodeGroup::ForgetGone() {
+void NodeGroup::RemoveClosed() {
   std::erase_if(members_, [](const Member& member) {
     pollfd item{member.stream.fd(), POLLIN, 0};
     if (poll(&item, 1, 0) <= 0) return false;

@@ -83,7 +83,7 @@ class NodeGroup {
 
   bool Gather(TcpListener& door, const Options& options);
   void Admit(AuthenticatedListener::Arrival arrival, const Options& options);
-  void ForgetGone();
+  void RemoveClosed();
   std::string Missing(const Options& options) const;
   void TellAll(const std::string& message);
   void Listen(Member& member);

@@ -110,7 +110,7 @@ TEST(NodeGroupTest, TwoNodesOfOneRankAreRefused) {
   ErrorOf(std::move(same), ErrorKind::kInvalid);
 }
 
-TEST(NodeGroupTest, NodesThatDoNotComeAreNamed) {
+TEST(NodeGroupTest, MissingNodesAreNamed) {
   Meeting meeting{.nodes = 4};
   Membership one = Meeting::Join(meeting.Options(2));
   auto options = meeting.Options(0);
@@ -121,7 +121,7 @@ TEST(NodeGroupTest, NodesThatDoNotComeAreNamed) {
   EXPECT_THAT(ErrorOf(std::move(one), ErrorKind::kInvalid), names_them);
 }
 
-TEST(NodeGroupTest, ANodeWithoutNode0SaysWhereItWaited) {
+TEST(NodeGroupTest, TheErrorOfANodeWithoutNode0HasTheAddress) {
   Meeting meeting;
   auto options = meeting.Options(1);
   options.timeout = milliseconds(100);
@@ -197,7 +197,7 @@ TEST(NodeGroupTest, ANodeWithASecretRefusesNode0WithoutOne) {
                     HasSubstr("--dist-secret-file")));
 }
 
-TEST(NodeGroupTest, ANodeThatLeavesDuringTheWaitMayComeAgain) {
+TEST(NodeGroupTest, ANodeThatLeavesDuringTheWaitMayReconnect) {
   Meeting meeting{.nodes = 3};
   Membership leading = Meeting::Lead(meeting.Options(0));
   std::atomic<bool> leave = false;
@@ -247,7 +247,7 @@ class NewsTest : public ::testing::Test {
   std::unique_ptr<NodeGroup> groups_[2];
 };
 
-TEST_F(NewsTest, TheEndIsSaidAndTheClosingAfterItIsNoNews) {
+TEST_F(NewsTest, TheEndIsReportedOnce) {
   groups_[0]->SendEnd();
   EXPECT_THAT(News(1), ::testing::ElementsAre("the end"));
   groups_[1].reset();
@@ -255,14 +255,14 @@ TEST_F(NewsTest, TheEndIsSaidAndTheClosingAfterItIsNoNews) {
   EXPECT_TRUE(news_[0].empty());
 }
 
-TEST_F(NewsTest, ALossIsToldInBothDirections) {
+TEST_F(NewsTest, ALossIsReportedInBothDirections) {
   groups_[1]->SendLost("rank 3 was killed", true);
   EXPECT_THAT(News(0), ::testing::ElementsAre("cause: node 1 (127.0.0.1): rank 3 was killed"));
   groups_[0]->SendLost("rank 0 ended", false);
   EXPECT_THAT(News(1), ::testing::ElementsAre("node 0 (127.0.0.1): rank 0 ended"));
 }
 
-TEST_F(NewsTest, ANodeThatIsGoneIsNamed) {
+TEST_F(NewsTest, ALostNodeIsNamed) {
   groups_[1].reset();
   EXPECT_THAT(News(0),
               ::testing::ElementsAre("cause: node 1 (127.0.0.1) is gone: its connection closed"));

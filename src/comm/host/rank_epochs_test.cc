@@ -19,16 +19,16 @@ std::vector<pid_t> Sorted(std::vector<pid_t> pids) {
 }
 
 TEST(RankEpochsTest, ARankThatOutlivesAnEpochServesInTheNext) {
-  Troupe troupe(3, "epochs", kLong, {}, {}, {}, /*epochs=*/true);
-  auto socket = std::make_unique<ControlSocket>(ControlSocket::Bind(troupe.endpoint()));
-  RankProcesses& ranks = troupe.ranks();
+  RankGroup group(3, "epochs", kLong, {}, {}, {}, /*epochs=*/true);
+  auto socket = std::make_unique<ControlSocket>(ControlSocket::Bind(group.endpoint()));
+  RankProcesses& ranks = group.ranks();
   for (const int victim : {1, 0, 2}) {
     EXPECT_TRUE(ranks.WaitJoined());
     const auto before = ChildrenOf(getpid());
     ASSERT_EQ(before.size(), 3u);
-    const size_t exits = troupe.Exits(0).size();
+    const size_t exits = group.Exits(0).size();
     kill(PidOf(victim), SIGKILL);
-    EXPECT_EQ(troupe.Exits(exits + 1).back().rank, victim);
+    EXPECT_EQ(group.Exits(exits + 1).back().rank, victim);
     socket->Send("wake");  // the leader waits for a message
     EXPECT_TRUE(ranks.Settle(kLong, kLong));
     const std::string endpoint = ControlSocket::UniqueEndpoint();
@@ -51,31 +51,31 @@ TEST(RankEpochsTest, ARankThatOutlivesAnEpochServesInTheNext) {
 // Kept memory is cleared after a fault signal, because the process may have overwritten any memory
 // before it ended. SIGKILL is no fault: it comes from outside.
 TEST(RankEpochsTest, KeptMemoryOutlivesAKillButNoFault) {
-  Troupe troupe(2, "epochs", kLong, {}, {}, {}, /*epochs=*/true, /*kept_bytes=*/4096);
-  auto socket = ControlSocket::Bind(troupe.endpoint());
-  const std::span<std::byte> kept = troupe.arena()->Kept(1);
+  RankGroup group(2, "epochs", kLong, {}, {}, {}, /*epochs=*/true, /*kept_bytes=*/4096);
+  auto socket = ControlSocket::Bind(group.endpoint());
+  const std::span<std::byte> kept = group.arena()->Kept(1);
   size_t exits = 0;
   // The address sanitizer turns SIGSEGV into an exit, but not SIGABRT.
   for (const int signal : {SIGKILL, SIGABRT}) {
-    EXPECT_TRUE(troupe.ranks().WaitJoined());
+    EXPECT_TRUE(group.ranks().WaitJoined());
     kept[4095] = std::byte(9);
     kill(PidOf(1), signal);
-    troupe.Exits(++exits);
-    EXPECT_TRUE(troupe.ranks().Settle(milliseconds(50), kLong));
-    troupe.ranks().BeginEpoch(troupe.endpoint());
+    group.Exits(++exits);
+    EXPECT_TRUE(group.ranks().Settle(milliseconds(50), kLong));
+    group.ranks().BeginEpoch(group.endpoint());
     EXPECT_EQ(kept[4095], std::byte(signal == SIGKILL ? 9 : 0));
   }
-  EXPECT_TRUE(troupe.ranks().WaitJoined());
+  EXPECT_TRUE(group.ranks().WaitJoined());
 }
 
 TEST(RankEpochsTest, ARetiredRankIsReplacedWithoutAReport) {
-  Troupe troupe(3, "epochs", kLong, {}, {}, {}, /*epochs=*/true);
-  auto socket = std::make_unique<ControlSocket>(ControlSocket::Bind(troupe.endpoint()));
-  RankProcesses& ranks = troupe.ranks();
+  RankGroup group(3, "epochs", kLong, {}, {}, {}, /*epochs=*/true);
+  auto socket = std::make_unique<ControlSocket>(ControlSocket::Bind(group.endpoint()));
+  RankProcesses& ranks = group.ranks();
   for (const std::vector<int>& retired : {std::vector<int>{1}, {0, 2}}) {
     EXPECT_TRUE(ranks.WaitJoined());
     ranks.Retire(retired, "a planned restart");
-    EXPECT_EQ(troupe.arena()->AbortReason(), "a planned restart");
+    EXPECT_EQ(group.arena()->AbortReason(), "a planned restart");
     socket->Send("wake");
     EXPECT_TRUE(ranks.Settle(kLong, kLong));
     const std::string endpoint = ControlSocket::UniqueEndpoint();
@@ -84,15 +84,15 @@ TEST(RankEpochsTest, ARetiredRankIsReplacedWithoutAReport) {
     EXPECT_EQ(ranks.BeginEpoch(endpoint), retired);
   }
   EXPECT_TRUE(ranks.WaitJoined());
-  EXPECT_TRUE(troupe.Exits(0).empty());
+  EXPECT_TRUE(group.Exits(0).empty());
 }
 
 // The abort may let a rank wait for the next epoch before the kill reaches it.
 TEST(RankEpochsTest, ARankThatIsRetiredWhileItWaitsIsReplaced) {
-  Troupe troupe(3, "epochs", kLong, {}, {}, {}, /*epochs=*/true);
-  auto socket = std::make_unique<ControlSocket>(ControlSocket::Bind(troupe.endpoint()));
-  RankProcesses& ranks = troupe.ranks();
-  const std::shared_ptr<SharedArena>& arena = troupe.arena();
+  RankGroup group(3, "epochs", kLong, {}, {}, {}, /*epochs=*/true);
+  auto socket = std::make_unique<ControlSocket>(ControlSocket::Bind(group.endpoint()));
+  RankProcesses& ranks = group.ranks();
+  const std::shared_ptr<SharedArena>& arena = group.arena();
   for (const std::vector<int>& retired : {std::vector<int>{1}, {0, 2}, {0, 1, 2}}) {
     EXPECT_TRUE(ranks.WaitJoined());
     arena->Abort("a planned restart");
@@ -111,19 +111,19 @@ TEST(RankEpochsTest, ARankThatIsRetiredWhileItWaitsIsReplaced) {
     EXPECT_EQ(ranks.BeginEpoch(endpoint), retired);
   }
   EXPECT_TRUE(ranks.WaitJoined());
-  EXPECT_TRUE(troupe.Exits(0).empty());
+  EXPECT_TRUE(group.Exits(0).empty());
 }
 
 TEST(RankEpochsTest, ARankThatNeitherWaitsNorEndsIsKilled) {
-  Troupe troupe(2, "epochs", kLong, {}, {}, {}, /*epochs=*/true);
-  auto socket = ControlSocket::Bind(troupe.endpoint());
-  EXPECT_TRUE(troupe.ranks().WaitJoined());
+  RankGroup group(2, "epochs", kLong, {}, {}, {}, /*epochs=*/true);
+  auto socket = ControlSocket::Bind(group.endpoint());
+  EXPECT_TRUE(group.ranks().WaitJoined());
   kill(PidOf(1), SIGKILL);
-  troupe.Exits(1);
-  EXPECT_TRUE(troupe.ranks().Settle(milliseconds(50), kLong));  // the leader waits for a message
-  EXPECT_THAT(troupe.ranks().BeginEpoch(troupe.endpoint()), ::testing::ElementsAre(0, 1));
-  EXPECT_TRUE(troupe.ranks().WaitJoined());
-  EXPECT_EQ(troupe.Exits(0).size(), 1u);
+  group.Exits(1);
+  EXPECT_TRUE(group.ranks().Settle(milliseconds(50), kLong));  // the leader waits for a message
+  EXPECT_THAT(group.ranks().BeginEpoch(group.endpoint()), ::testing::ElementsAre(0, 1));
+  EXPECT_TRUE(group.ranks().WaitJoined());
+  EXPECT_EQ(group.Exits(0).size(), 1u);
 }
 
 }  // namespace

@@ -170,12 +170,12 @@ void RankProcesses::Impl::Wake() const {
 // Runs on the watcher's thread, which also reaps. So `children` does not change in this function
 // except by SpawnMissing.
 void RankProcesses::Impl::BeginEpoch() {
-  std::optional<std::promise<std::vector<int>>> asked;
+  std::optional<std::promise<std::vector<int>>> request;
   bool damaged = false;
   {
     const std::lock_guard lock(mutex);
-    asked.swap(next_epoch);
-    if (!asked) return;
+    request.swap(next_epoch);
+    if (!request) return;
     // A process that ended by a fault signal may have overwritten any memory before.
     damaged = std::ranges::any_of(
         exits, [](const RankExit& exit) { return exit.signal != 0 && exit.ByItself(); });
@@ -185,9 +185,9 @@ void RankProcesses::Impl::BeginEpoch() {
   try {
     if (damaged) arena->ClearKept();
     arena->BeginEpoch(options.control_endpoint);
-    asked->set_value(SpawnMissing());
+    request->set_value(SpawnMissing());
   } catch (...) {
-    asked->set_exception(std::current_exception());
+    request->set_exception(std::current_exception());
   }
 }
 
@@ -261,7 +261,7 @@ void RankProcesses::Impl::KillHung(Child& child) {
     child.cpu_at_beat = CpuSeconds(child.pid);
     return;
   }
-  const std::chrono::milliseconds allowed = arena->AllowedSilence(child.rank);
+  const std::chrono::milliseconds allowed = arena->HeartbeatTimeout(child.rank);
   if (allowed.count() == 0) return;  // between two steps
   const std::chrono::duration<double> limit = std::max(options.stall_timeout, allowed);
   if (silent < limit || CpuSeconds(child.pid) - child.cpu_at_beat < limit.count()) return;

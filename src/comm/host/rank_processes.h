@@ -62,8 +62,8 @@ class RankProcesses {
     std::chrono::milliseconds watchdog_timeout{0};
     // A rank whose process is stopped (SIGSTOP) for this time is killed; 0: never. A rank is also
     // killed if it computes a step without a heartbeat for this time and for the time of
-    // SymmetricMemory::AllowSilence. In this case the process must also have used this much CPU
-    // time, because a rank on a busy machine may only be waiting for a CPU.
+    // SymmetricMemory::SetHeartbeatTimeout. In this case the process must also have used this much
+    // CPU time, because a rank on a busy machine may only be waiting for a CPU.
     std::chrono::milliseconds stall_timeout{0};
     std::function<bool()> give_up;  // polled by WaitJoined; may be empty
     // Ranks may wait for the next epoch instead of ending (SharedArena::WaitForEpoch).

@@ -134,7 +134,7 @@ int PlayPart(RankSpec& spec, int argc, char** argv, int fds_at_start) {
   if (spec.spec == "beat" && spec.rank == 1) memory.StartHeartbeat();
   if (spec.spec == "spin" && spec.rank == 1) {
     memory.StartHeartbeat();
-    memory.AllowSilence(milliseconds(200));
+    memory.SetHeartbeatTimeout(milliseconds(200));
     for (volatile int turns = 0;;) turns = turns + 1;
   }
   if (spec.spec == "title" && !ShowsTitle(spec, argc, argv)) return kWrong;
@@ -175,21 +175,21 @@ std::pair<NodeNetwork, NodeNetwork> TwoNodes(int ranks_per_node) {
 
 // Runs a part of the test after which the ranks still serve, and then shuts them down.
 void ExpectGoodEnd(const std::string& part, int world) {
-  Troupe troupe(world, part);
-  auto socket = ControlSocket::Bind(troupe.endpoint());
-  troupe.ranks().WaitJoined();
-  troupe.ranks().ExpectEnd();
+  RankGroup group(world, part);
+  auto socket = ControlSocket::Bind(group.endpoint());
+  group.ranks().WaitJoined();
+  group.ranks().ExpectEnd();
   socket.Send("end");
-  EXPECT_TRUE(troupe.ranks().WaitEnded(kLong));
-  for (const RankExit& exit : troupe.Exits(0)) ADD_FAILURE() << part << ": " << exit.Describe();
+  EXPECT_TRUE(group.ranks().WaitEnded(kLong));
+  for (const RankExit& exit : group.Exits(0)) ADD_FAILURE() << part << ": " << exit.Describe();
 }
 
 TEST(RankProcessesTest, RanksAddOverSharedMemory) { ExpectGoodEnd("add", 4); }
 
 TEST(RankProcessesTest, RanksOfTwoNodesAddOverTcp) {
   auto [first, second] = TwoNodes(2);
-  Troupe leaders(4, "add", kLong, std::move(first));
-  Troupe others(4, "add", kLong, std::move(second));
+  RankGroup leaders(4, "add", kLong, std::move(first));
+  RankGroup others(4, "add", kLong, std::move(second));
   auto socket = ControlSocket::Bind(leaders.endpoint());
   leaders.ranks().WaitJoined();
   others.ranks().WaitJoined();
@@ -206,12 +206,12 @@ TEST(RankProcessesTest, RanksOfTwoNodesAddOverTcp) {
 
 TEST(RankProcessesTest, ARankThatIsKilledStopsThoseOfTheOtherNode) {
   auto [first, second] = TwoNodes(1);
-  Troupe leaders(2, "serve", kLong, std::move(first));
+  RankGroup leaders(2, "serve", kLong, std::move(first));
   auto socket = ControlSocket::Bind(leaders.endpoint());
   pid_t other = -1;
   {
     const auto before = ChildrenOf(getpid());
-    Troupe others(2, "serve", kLong, std::move(second));
+    RankGroup others(2, "serve", kLong, std::move(second));
     for (const pid_t pid : ChildrenOf(getpid())) {
       if (std::ranges::find(before, pid) == before.end()) other = pid;
     }
@@ -246,30 +246,30 @@ TEST(RankProcessesTest, ARankIgnoresTheTerminalsSignalsAndBlocksNone) {
 
 TEST(RankProcessesTest, ARankSetsItsTitle) { ExpectGoodEnd("title", 2); }
 
-TEST(RankProcessesTest, TheLeaderAnswersOverTheControlSocketUntilToldToEnd) {
-  Troupe troupe(3, "serve");
-  auto socket = ControlSocket::Bind(troupe.endpoint());
-  troupe.ranks().WaitJoined();
-  EXPECT_EQ(troupe.arena()->joined(), 3);
+TEST(RankProcessesTest, TheLeaderAnswersOverTheControlSocketUntilShutdown) {
+  RankGroup group(3, "serve");
+  auto socket = ControlSocket::Bind(group.endpoint());
+  group.ranks().WaitJoined();
+  EXPECT_EQ(group.arena()->joined(), 3);
   socket.Send("a whistle");
   EXPECT_EQ(socket.Receive(kLong), "rank 0 heard a whistle");
-  troupe.ranks().ExpectEnd();
+  group.ranks().ExpectEnd();
   socket.Send("end");
-  EXPECT_TRUE(troupe.ranks().WaitEnded(kLong));
-  EXPECT_TRUE(troupe.Exits(0).empty());
+  EXPECT_TRUE(group.ranks().WaitEnded(kLong));
+  EXPECT_TRUE(group.Exits(0).empty());
 }
 
 TEST(RankProcessesTest, ARankThatIsKilledIsReportedAndStopsTheOthers) {
-  Troupe troupe(3, "serve");
-  auto socket = ControlSocket::Bind(troupe.endpoint());
-  troupe.ranks().WaitJoined();
+  RankGroup group(3, "serve");
+  auto socket = ControlSocket::Bind(group.endpoint());
+  group.ranks().WaitJoined();
   socket.Send("hello");
   ASSERT_TRUE(socket.Receive(kLong).has_value());  // all ranks now wait for one another
   const auto pids = ChildrenOf(getpid());
   ASSERT_EQ(pids.size(), 3u);
   kill(pids[1], SIGKILL);
 
-  const auto exits = troupe.Exits(1);
+  const auto exits = group.Exits(1);
   EXPECT_EQ(exits[0].pid, pids[1]);
   EXPECT_EQ(exits[0].signal, SIGKILL);
   EXPECT_EQ(exits[0].Describe(), "rank " + std::to_string(exits[0].rank) + " (pid " +
@@ -278,19 +278,19 @@ TEST(RankProcessesTest, ARankThatIsKilledIsReportedAndStopsTheOthers) {
   // The other ranks already wait, or detect the abort at their next wait. Rank 0 starts its next
   // wait after it has received a message.
   socket.Send("anyone there?");
-  for (const RankExit& exit : troupe.Exits(3)) {
+  for (const RankExit& exit : group.Exits(3)) {
     EXPECT_TRUE(exit.signal == SIGKILL || exit.code == kStoppedByPeer) << exit.Describe();
   }
 }
 
 TEST(RankProcessesTest, TheWatchdogKillsARankWithoutHeartbeat) {
-  Troupe troupe(2, "beat", kLong, {}, milliseconds(2000));
-  troupe.ranks().WaitJoined();
-  while (troupe.arena()->beats(1) == 0) usleep(1000);
+  RankGroup group(2, "beat", kLong, {}, milliseconds(2000));
+  group.ranks().WaitJoined();
+  while (group.arena()->beats(1) == 0) usleep(1000);
   const auto pids = ChildrenOf(getpid());
   ASSERT_EQ(pids.size(), 2u);
   kill(pids[1], SIGSTOP);
-  const auto exits = troupe.Exits(1);
+  const auto exits = group.Exits(1);
   EXPECT_EQ(exits[0].rank, 1);
   EXPECT_EQ(exits[0].pid, pids[1]);
   EXPECT_GE(exits[0].silent_seconds, 2);
@@ -300,13 +300,13 @@ TEST(RankProcessesTest, TheWatchdogKillsARankWithoutHeartbeat) {
 
 // A rank in a long computation without heartbeats is not stopped (SIGSTOP), so it is not killed.
 TEST(RankProcessesTest, OnlyAStoppedRankIsKilledForAStall) {
-  Troupe troupe(2, "serve", kLong, {}, {}, milliseconds(300));
-  troupe.ranks().WaitJoined();
-  EXPECT_FALSE(troupe.HasExits(1, milliseconds(700)));
+  RankGroup group(2, "serve", kLong, {}, {}, milliseconds(300));
+  group.ranks().WaitJoined();
+  EXPECT_FALSE(group.HasExits(1, milliseconds(700)));
   const auto pids = ChildrenOf(getpid());
   ASSERT_EQ(pids.size(), 2u);
   kill(pids[0], SIGSTOP);
-  const auto exits = troupe.Exits(1);
+  const auto exits = group.Exits(1);
   EXPECT_EQ(exits[0].pid, pids[0]);
   EXPECT_GT(exits[0].stopped_seconds, 0);
   EXPECT_FALSE(exits[0].ByItself());
@@ -315,8 +315,8 @@ TEST(RankProcessesTest, OnlyAStoppedRankIsKilledForAStall) {
 }
 
 TEST(RankProcessesTest, ARankThatComputesAStepForTooLongIsKilled) {
-  Troupe troupe(2, "spin", kLong, {}, {}, milliseconds(300));
-  const auto exits = troupe.Exits(1);
+  RankGroup group(2, "spin", kLong, {}, {}, milliseconds(300));
+  const auto exits = group.Exits(1);
   EXPECT_EQ(exits[0].rank, 1);
   EXPECT_GE(exits[0].hung_seconds, 0.3);
   EXPECT_FALSE(exits[0].ByItself());
@@ -325,25 +325,25 @@ TEST(RankProcessesTest, ARankThatComputesAStepForTooLongIsKilled) {
 }
 
 TEST(RankProcessesTest, ARankThatDoesNotServeNeedsNoHeartbeat) {
-  Troupe troupe(2, "serve", kLong, {}, milliseconds(300));
-  troupe.ranks().WaitJoined();
-  EXPECT_FALSE(troupe.HasExits(1, milliseconds(1000)));
-  EXPECT_EQ(troupe.ranks().LongestSilence().rank, -1);
+  RankGroup group(2, "serve", kLong, {}, milliseconds(300));
+  group.ranks().WaitJoined();
+  EXPECT_FALSE(group.HasExits(1, milliseconds(1000)));
+  EXPECT_EQ(group.ranks().LongestSilence().rank, -1);
 }
 
 TEST(RankProcessesTest, ALaterExitReportsTheReasonOfTheFirst) {
-  Troupe troupe(2, "serve");
-  auto socket = ControlSocket::Bind(troupe.endpoint());
-  troupe.ranks().WaitJoined();
+  RankGroup group(2, "serve");
+  auto socket = ControlSocket::Bind(group.endpoint());
+  group.ranks().WaitJoined();
   socket.Send("hello");
   ASSERT_TRUE(socket.Receive(kLong).has_value());
-  troupe.arena()->AbortHere("rank 1 failed: it found a fault");
+  group.arena()->AbortHere("rank 1 failed: it found a fault");
   socket.Send("hello again");
-  for (const RankExit& exit : troupe.Exits(2))
+  for (const RankExit& exit : group.Exits(2))
     EXPECT_EQ(exit.reason, "rank 1 failed: it found a fault");
 }
 
-TEST(RankProcessesTest, WaitJoinedEndsWhenItsCallerGivesUp) {
+TEST(RankProcessesTest, WaitJoinedEndsOnGiveUp) {
   std::atomic<bool> enough{false};
   RankProcesses ranks(SharedArena::Create(2, kBytes),
                       {.world = 2,
@@ -356,9 +356,9 @@ TEST(RankProcessesTest, WaitJoinedEndsWhenItsCallerGivesUp) {
 }
 
 TEST(RankProcessesTest, WaitJoinedNamesTheRankThatIsMissing) {
-  Troupe troupe(3, "never join", milliseconds(1500));
+  RankGroup group(3, "never join", milliseconds(1500));
   try {
-    troupe.ranks().WaitJoined();
+    group.ranks().WaitJoined();
     FAIL() << "rank 1 never joins";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
@@ -368,9 +368,9 @@ TEST(RankProcessesTest, WaitJoinedNamesTheRankThatIsMissing) {
 }
 
 TEST(RankProcessesTest, WaitJoinedNamesTheRankThatEnded) {
-  Troupe troupe(2, "exit before joining");
+  RankGroup group(2, "exit before joining");
   try {
-    troupe.ranks().WaitJoined();
+    group.ranks().WaitJoined();
     FAIL() << "rank 1 ends first";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kPeer);
@@ -378,30 +378,30 @@ TEST(RankProcessesTest, WaitJoinedNamesTheRankThatEnded) {
   }
 }
 
-TEST(RankProcessesTest, AnEndThatNobodyAskedForIsReported) {
-  Troupe troupe(1, "leave");
-  const auto exits = troupe.Exits(1);
+TEST(RankProcessesTest, AnUnexpectedEndIsReported) {
+  RankGroup group(1, "leave");
+  const auto exits = group.Exits(1);
   EXPECT_EQ(exits[0].rank, 0);
   EXPECT_EQ(exits[0].code, 0);
 }
 
 TEST(RankProcessesTest, WaitEndedKillsThoseThatStay) {
-  Troupe troupe(2, "serve");
-  troupe.ranks().WaitJoined();
-  EXPECT_FALSE(troupe.ranks().WaitEnded(milliseconds(20)));
+  RankGroup group(2, "serve");
+  group.ranks().WaitJoined();
+  EXPECT_FALSE(group.ranks().WaitEnded(milliseconds(20)));
   EXPECT_TRUE(ChildrenOf(getpid()).empty());
-  EXPECT_TRUE(troupe.Exits(0).empty());
+  EXPECT_TRUE(group.Exits(0).empty());
 }
 
 TEST(RankProcessesTest, DestructionLeavesNoProcess) {
-  { Troupe troupe(2, "serve"); }
+  { RankGroup group(2, "serve"); }
   EXPECT_TRUE(ChildrenOf(getpid()).empty());
 }
 
 // A parent of ranks, run in a separate process so that it can be killed.
 int ParentMain() {
-  Troupe troupe(2, "serve");
-  troupe.ranks().WaitJoined();
+  RankGroup group(2, "serve");
+  group.ranks().WaitJoined();
   kill(getppid(), SIGUSR1);
   pause();
   return kGood;

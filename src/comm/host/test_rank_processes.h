@@ -57,11 +57,11 @@ inline pid_t PidOf(int rank) {
 }
 
 // Ranks that all run one part of a test; records the reported exits.
-class Troupe {
+class RankGroup {
  public:
-  Troupe(int world, std::string part, milliseconds join_timeout = kLong,
-         std::optional<NodeNetwork> network = {}, milliseconds watchdog_timeout = {},
-         milliseconds stall_timeout = {}, bool epochs = false, size_t kept_bytes = 0)
+  RankGroup(int world, std::string part, milliseconds join_timeout = kLong,
+            std::optional<NodeNetwork> network = {}, milliseconds watchdog_timeout = {},
+            milliseconds stall_timeout = {}, bool epochs = false, size_t kept_bytes = 0)
       : arena_(SharedArena::Create(world, kBytes, kept_bytes)),
         endpoint_(ControlSocket::UniqueEndpoint()),
         ranks_(arena_,

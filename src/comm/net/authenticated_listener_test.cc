@@ -77,7 +77,7 @@ class AcceptorTest : public ::testing::Test {
   std::thread thread_;
 };
 
-TEST_F(AcceptorTest, PeersWithOneSecretMeet) {
+TEST_F(AcceptorTest, PeersWithOneSecretConnect) {
   Start({.key = Key("one secret")});
   const OpenedConnection opened = Open(address(), "one secret").get();
   EXPECT_TRUE(opened.stream);
@@ -85,13 +85,13 @@ TEST_F(AcceptorTest, PeersWithOneSecretMeet) {
   EXPECT_THAT(Refusals(), IsEmpty());
 }
 
-TEST_F(AcceptorTest, PeersWithoutASecretMeet) {
+TEST_F(AcceptorTest, PeersWithoutASecretConnect) {
   Start({.key = Key("")});
   EXPECT_TRUE(Open(address(), "").get().stream);
   EXPECT_THAT(From(), ElementsAre(1));
 }
 
-TEST_F(AcceptorTest, AnotherSecretIsRefusedOnBothSidesAndTheWaitGoesOn) {
+TEST_F(AcceptorTest, AnotherSecretIsRefusedOnBothSidesAndTheWaitContinues) {
   Start({.key = Key("one secret")});
   const OpenedConnection refused = Open(address(), "other secret").get();
   EXPECT_FALSE(refused.stream);

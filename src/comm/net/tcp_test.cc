@@ -31,7 +31,7 @@ TEST(HostPortTest, RefusesTheRestByName) {
   }
 }
 
-TEST(TcpTest, NobodyThereIsATimeoutAndNoSuchAddressAnError) {
+TEST(TcpTest, AMissingListenerIsATimeoutAndAnUnknownAddressAnError) {
   HostPort nobody;
   {
     const TcpListener gone = TcpListener::Bind({"127.0.0.1", 0});

@@ -50,8 +50,8 @@ class KvCache {
   int64_t ComputedBy(uint64_t request, const SequencePages& sequence) const;
   bool reuses_prefixes() const { return tree_.has_value(); }
   // The nodes and the length of the prefix that Borrow would find. Changes nothing.
-  RadixCache::Trail Look(std::span<const int32_t> tokens, const std::string& salt = {}) const {
-    return tree_ ? tree_->Look(tokens, salt) : RadixCache::Trail{};
+  RadixCache::PrefixPath Peek(std::span<const int32_t> tokens, const std::string& salt = {}) const {
+    return tree_ ? tree_->Peek(tokens, salt) : RadixCache::PrefixPath{};
   }
   // Allocates pages for `tokens` positions in total. Returns false, without effect, if there are
   // too few.

@@ -65,22 +65,23 @@ int64_t RadixCache::CommonPages(const Node& node, std::span<const int32_t> token
   return (end - tokens.begin()) / page_size_;
 }
 
-RadixCache::Trail RadixCache::Look(std::span<const int32_t> tokens, const std::string& salt) const {
-  Trail trail;
+RadixCache::PrefixPath RadixCache::Peek(std::span<const int32_t> tokens,
+                                        const std::string& salt) const {
+  PrefixPath path;
   const auto root = roots_.find(salt);
-  if (root == roots_.end()) return trail;
+  if (root == roots_.end()) return path;
   Node* node = root->second.get();
   while (static_cast<int64_t>(tokens.size()) >= page_size_) {
     const auto child = ChildFor(*node, tokens);
     if (child == node->children.end() || !StartsWithPage(**child, tokens)) break;
     node = child->get();
     const int64_t common = CommonPages(*node, tokens);
-    trail.nodes.push_back(node);
-    trail.tokens += common * page_size_;
+    path.nodes.push_back(node);
+    path.tokens += common * page_size_;
     if (common < NumPages(*node)) break;
     tokens = tokens.subspan(common * page_size_);
   }
-  return trail;
+  return path;
 }
 
 void RadixCache::Touch(Node* node) {

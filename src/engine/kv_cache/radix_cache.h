@@ -39,11 +39,11 @@ class RadixCache {
 
   // The nodes along the longest cached prefix, from the root's child on, and the length of that
   // prefix in tokens. The last node may match only in part. Changes nothing.
-  struct Trail {
+  struct PrefixPath {
     std::vector<const void*> nodes;
     int64_t tokens = 0;
   };
-  Trail Look(std::span<const int32_t> tokens, const std::string& salt = {}) const;
+  PrefixPath Peek(std::span<const int32_t> tokens, const std::string& salt = {}) const;
 
   // Adds `tokens` (full pages) stored in `pages`. If the tree already has a prefix of `tokens`, the
   // tree keeps its own pages for that prefix and takes ownership of the remaining `pages`. Returns

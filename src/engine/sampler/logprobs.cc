@@ -49,8 +49,8 @@ PositionLogprobs LogprobsAt(std::span<const float> logits, int32_t token,
     out.top = Largest(logits, std::min<size_t>(params.top, logits.size()));
     for (TokenLogprob& entry : out.top) entry.logprob = logprob(entry.logprob);
   }
-  out.asked.reserve(params.token_ids.size());
-  for (const int32_t id : params.token_ids) out.asked.push_back({id, logprob(logits[id])});
+  out.requested.reserve(params.token_ids.size());
+  for (const int32_t id : params.token_ids) out.requested.push_back({id, logprob(logits[id])});
   return out;
 }
 

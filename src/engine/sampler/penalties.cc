@@ -39,7 +39,7 @@ void Penalties::Count(std::span<const int32_t> tokens) {
     if (counts_[token]++ == 0) seen_.push_back(token);
 }
 
-void Penalties::Forget() {
+void Penalties::Reset() {
   for (const int32_t token : seen_) counts_[token] = 0;
   seen_.clear();
 }
@@ -48,7 +48,7 @@ void Penalties::ForbidAllBut(std::span<const int32_t> allowed, std::span<float> 
   Count(allowed);
   for (size_t token = 0; token < logits.size(); ++token)
     if (counts_[token] == 0) logits[token] = kForbidden;
-  Forget();
+  Reset();
 }
 
 void Penalties::Apply(const SamplingParams& params, std::span<const int32_t> prompt,
@@ -58,7 +58,7 @@ void Penalties::Apply(const SamplingParams& params, std::span<const int32_t> pro
     for (const int32_t token : seen_)
       logits[token] -=
           params.frequency_penalty * static_cast<float>(counts_[token]) + params.presence_penalty;
-    Forget();
+    Reset();
   }
   if (params.repetition_penalty != 1.0f) {
     Count(prompt);
@@ -67,7 +67,7 @@ void Penalties::Apply(const SamplingParams& params, std::span<const int32_t> pro
       float& logit = logits[token];
       logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
     }
-    Forget();
+    Reset();
   }
   for (const auto& [token, bias] : params.logit_bias) logits[token] += bias;
   if (static_cast<int64_t>(output.size()) < params.min_new_tokens) {

@@ -29,7 +29,7 @@ class Penalties {
 
  private:
   void Count(std::span<const int32_t> tokens);
-  void Forget();
+  void Reset();
   void ForbidAllBut(std::span<const int32_t> allowed, std::span<float> logits);
 
   const std::vector<int32_t> eos_token_ids_;

@@ -16,17 +16,17 @@ Sampler::Sampler(int64_t vocab_size, std::vector<int32_t> eos_token_ids)
       adjusted_(vocab_size),
       weights_(vocab_size) {}
 
-std::optional<int32_t> Sampler::Draw(std::span<const float> logits, const SamplingParams& params,
-                                     std::span<const int32_t> prompt,
-                                     std::span<const int32_t> output, uint64_t seed,
-                                     std::span<const uint32_t> mask) {
+std::optional<int32_t> Sampler::Sample(std::span<const float> logits, const SamplingParams& params,
+                                       std::span<const int32_t> prompt,
+                                       std::span<const int32_t> output, uint64_t seed,
+                                       std::span<const uint32_t> mask) {
   CHECK_EQ(logits.size(), weights_.size());
   if (Penalties::Needed(params, static_cast<int64_t>(output.size()))) {
     adjusted_.assign(logits.begin(), logits.end());
     penalties_.Apply(params, prompt, output, adjusted_);
     logits = adjusted_;
   }
-  return DrawRow(logits, RowSamplingOf(params, UniformDraw(seed, output.size())), mask);
+  return SampleRow(logits, RowSamplingOf(params, UniformDraw(seed, output.size())), mask);
 }
 
 kernels::RowSampling Sampler::RowSamplingOf(const SamplingParams& params, double uniform) {
@@ -37,10 +37,10 @@ kernels::RowSampling Sampler::RowSamplingOf(const SamplingParams& params, double
           .uniform = uniform};
 }
 
-std::optional<int32_t> Sampler::DrawRow(std::span<const float> logits,
-                                        const kernels::RowSampling& row,
-                                        std::span<const uint32_t> mask) {
-  if (mask.empty()) return DrawFrom(logits, row);
+std::optional<int32_t> Sampler::SampleRow(std::span<const float> logits,
+                                          const kernels::RowSampling& row,
+                                          std::span<const uint32_t> mask) {
+  if (mask.empty()) return SampleFrom(logits, row);
   // A mask often allows few tokens. Only those are read.
   allowed_ids_.clear();
   allowed_.clear();
@@ -52,12 +52,12 @@ std::optional<int32_t> Sampler::DrawRow(std::span<const float> logits,
     }
   }
   if (allowed_.empty()) return std::nullopt;
-  const std::optional<int32_t> index = DrawFrom(allowed_, row);
+  const std::optional<int32_t> index = SampleFrom(allowed_, row);
   return index ? std::optional(allowed_ids_[*index]) : std::nullopt;
 }
 
-std::optional<int32_t> Sampler::DrawFrom(std::span<const float> logits,
-                                         const kernels::RowSampling& row) {
+std::optional<int32_t> Sampler::SampleFrom(std::span<const float> logits,
+                                           const kernels::RowSampling& row) {
   if (row.temperature == 0.0f) {
     const int32_t best = ArgMax(logits);
     if (!std::isfinite(logits[best])) return std::nullopt;
@@ -69,11 +69,11 @@ std::optional<int32_t> Sampler::DrawFrom(std::span<const float> logits,
   const std::span<const float> weights = std::span(weights_).first(logits.size());
   const Cutoff cutoff =
       filter_.Cut(weights, total, {.top_k = row.top_k, .top_p = row.top_p, .min_p = row.min_p});
-  return DrawWeighted(weights, cutoff, row.uniform);
+  return SampleWeighted(weights, cutoff, row.uniform);
 }
 
-int32_t Sampler::DrawWeighted(std::span<const float> weights, const Cutoff& cutoff,
-                              double uniform) {
+int32_t Sampler::SampleWeighted(std::span<const float> weights, const Cutoff& cutoff,
+                                double uniform) {
   const auto count = static_cast<int32_t>(weights.size());
   double kept = 0.0;
   for (int32_t i = 0; i < count; ++i)

@@ -9,7 +9,7 @@
 #include "engine/request.h"
 #include "engine/sampler/nucleus.h"
 #include "engine/sampler/penalties.h"
-#include "kernels/draw_params.h"
+#include "kernels/sample_params.h"
 
 namespace switchyard {
 
@@ -28,18 +28,19 @@ class Sampler {
   // Greedy (temperature 0, or too small to divide by) takes the largest logit, the lowest id among
   // equals. Otherwise: softmax(logits / temperature), the filters (nucleus.h), and one random
   // number keyed by `seed` and the number of tokens so far.
-  std::optional<int32_t> Draw(std::span<const float> logits, const SamplingParams& params,
-                              std::span<const int32_t> prompt, std::span<const int32_t> output,
-                              uint64_t seed, std::span<const uint32_t> mask = {});
+  std::optional<int32_t> Sample(std::span<const float> logits, const SamplingParams& params,
+                                std::span<const int32_t> prompt, std::span<const int32_t> output,
+                                uint64_t seed, std::span<const uint32_t> mask = {});
   // Samples without penalties and biases. `row`: the parameters in the form that devices receive.
-  std::optional<int32_t> DrawRow(std::span<const float> logits, const kernels::RowSampling& row,
-                                 std::span<const uint32_t> mask = {});
+  std::optional<int32_t> SampleRow(std::span<const float> logits, const kernels::RowSampling& row,
+                                   std::span<const uint32_t> mask = {});
   static kernels::RowSampling RowSamplingOf(const SamplingParams& params, double uniform);
 
  private:
   // Samples an index of `logits` [at most vocab].
-  std::optional<int32_t> DrawFrom(std::span<const float> logits, const kernels::RowSampling& row);
-  static int32_t DrawWeighted(std::span<const float> weights, const Cutoff& cutoff, double uniform);
+  std::optional<int32_t> SampleFrom(std::span<const float> logits, const kernels::RowSampling& row);
+  static int32_t SampleWeighted(std::span<const float> weights, const Cutoff& cutoff,
+                                double uniform);
 
   Penalties penalties_;
   NucleusFilter filter_;

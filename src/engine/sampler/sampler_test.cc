@@ -52,23 +52,23 @@ std::vector<double> Filtered(std::vector<double> p, int top_k, double top_p, dou
   return p;
 }
 
-std::vector<int> CountDraws(const std::vector<float>& logits, const SamplingParams& params,
-                            int draws) {
+std::vector<int> CountSamples(const std::vector<float>& logits, const SamplingParams& params,
+                              int samples) {
   Sampler sampler(logits.size(), {});
   std::vector<int> counts(logits.size(), 0);
-  for (int i = 0; i < draws; ++i) ++counts[*sampler.Draw(logits, params, {}, {}, i)];
+  for (int i = 0; i < samples; ++i) ++counts[*sampler.Sample(logits, params, {}, {}, i)];
   return counts;
 }
 
 // Expects Pearson's statistic per degree of freedom near 1, and no token of probability 0.
-void ExpectDistribution(const std::vector<int>& counts, const std::vector<double>& p, int draws) {
+void ExpectDistribution(const std::vector<int>& counts, const std::vector<double>& p, int samples) {
   double statistic = 0;
   int cells = 0;
   for (size_t i = 0; i < p.size(); ++i) {
     if (p[i] == 0) {
       EXPECT_EQ(counts[i], 0) << "token " << i;
     } else {
-      const double expected = p[i] * draws;
+      const double expected = p[i] * samples;
       statistic += (counts[i] - expected) * (counts[i] - expected) / expected;
       ++cells;
     }
@@ -80,13 +80,13 @@ TEST(Sampler, GreedyTakesTheLargestAndTheLowestIdAmongEquals) {
   Sampler sampler(70, {});
   std::vector<float> logits(70, 1.0f);
   const SamplingParams greedy{.temperature = 0};
-  EXPECT_EQ(sampler.Draw(logits, greedy, {}, {}, 0), 0);
+  EXPECT_EQ(sampler.Sample(logits, greedy, {}, {}, 0), 0);
   logits[69] = logits[33] = 2.0f;
-  EXPECT_EQ(sampler.Draw(logits, greedy, {}, {}, 0), 33);
+  EXPECT_EQ(sampler.Sample(logits, greedy, {}, {}, 0), 33);
 }
 
-TEST(Sampler, DrawsFollowTheFilteredDistribution) {
-  constexpr int kDraws = 40000;
+TEST(Sampler, SamplesFollowTheFilteredDistribution) {
+  constexpr int kSamples = 40000;
   const std::vector<float> logits = Noise(40, 7, 2.0f);
   struct Case {
     float temperature, top_p, min_p;
@@ -98,8 +98,9 @@ TEST(Sampler, DrawsFollowTheFilteredDistribution) {
     SCOPED_TRACE(fmt::format("t {} p {} min {} k {}", c.temperature, c.top_p, c.min_p, c.top_k));
     const SamplingParams params{
         .temperature = c.temperature, .top_p = c.top_p, .top_k = c.top_k, .min_p = c.min_p};
-    ExpectDistribution(CountDraws(logits, params, kDraws),
-                       Filtered(Softmax(logits, c.temperature), c.top_k, c.top_p, c.min_p), kDraws);
+    ExpectDistribution(CountSamples(logits, params, kSamples),
+                       Filtered(Softmax(logits, c.temperature), c.top_k, c.top_p, c.min_p),
+                       kSamples);
   }
 }
 
@@ -107,21 +108,21 @@ TEST(Sampler, TopKOfOneIsGreedy) {
   const std::vector<float> logits = Noise(1000, 3);
   Sampler sampler(1000, {});
   for (uint64_t seed = 0; seed < 20; ++seed)
-    EXPECT_EQ(sampler.Draw(logits, {.top_k = 1}, {}, {}, seed), ArgMax(logits));
+    EXPECT_EQ(sampler.Sample(logits, {.top_k = 1}, {}, {}, seed), ArgMax(logits));
 }
 
-TEST(Sampler, SameSeedAndLengthDrawTheSame) {
+TEST(Sampler, SameSeedAndLengthSampleTheSame) {
   const std::vector<float> logits = Noise(500, 9);
   Sampler one(500, {}), other(500, {});
   const Ids output = {1, 2, 3};
-  Ids drawn;
+  Ids sampled;
   for (uint64_t seed = 0; seed < 50; ++seed) {
-    drawn.push_back(*one.Draw(logits, {}, {}, output, seed));
-    other.Draw(Noise(500, seed), {}, {}, {}, seed);  // an unrelated draw in between
-    EXPECT_EQ(other.Draw(logits, {}, {}, output, seed), drawn.back());
+    sampled.push_back(*one.Sample(logits, {}, {}, output, seed));
+    other.Sample(Noise(500, seed), {}, {}, {}, seed);  // an unrelated sample in between
+    EXPECT_EQ(other.Sample(logits, {}, {}, output, seed), sampled.back());
   }
-  std::sort(drawn.begin(), drawn.end());
-  EXPECT_GT(std::unique(drawn.begin(), drawn.end()) - drawn.begin(), 20);  // seeds differ
+  std::sort(sampled.begin(), sampled.end());
+  EXPECT_GT(std::unique(sampled.begin(), sampled.end()) - sampled.begin(), 20);  // seeds differ
 }
 
 TEST(Sampler, PenaltiesLookAtWhatTheyName) {
@@ -130,31 +131,31 @@ TEST(Sampler, PenaltiesLookAtWhatTheyName) {
   SamplingParams params{.temperature = 0};
   const Ids prompt = {0}, output = {1, 1};
   params.frequency_penalty = 0.12f;
-  EXPECT_EQ(sampler.Draw(logits, params, prompt, output, 0), 0);  // the prompt does not count
-  EXPECT_EQ(sampler.Draw(logits, params, {}, Ids{0, 0, 1}, 0), 2);
+  EXPECT_EQ(sampler.Sample(logits, params, prompt, output, 0), 0);  // the prompt does not count
+  EXPECT_EQ(sampler.Sample(logits, params, {}, Ids{0, 0, 1}, 0), 2);
   params.frequency_penalty = 0;
   params.presence_penalty = 0.15f;
-  EXPECT_EQ(sampler.Draw(logits, params, {}, Ids{0, 0, 0}, 0), 1);
+  EXPECT_EQ(sampler.Sample(logits, params, {}, Ids{0, 0, 0}, 0), 1);
   params.presence_penalty = 0;
   params.repetition_penalty = 1.2f;
-  EXPECT_EQ(sampler.Draw(logits, params, prompt, {}, 0), 1);  // the prompt counts
-  EXPECT_EQ(sampler.Draw(logits, params, prompt, output, 0), 0);
+  EXPECT_EQ(sampler.Sample(logits, params, prompt, {}, 0), 1);  // the prompt counts
+  EXPECT_EQ(sampler.Sample(logits, params, prompt, output, 0), 0);
   const std::vector<float> negative = {-1.0f, -1.1f, -1.3f, -9, -9, -9, -9, -9};
-  EXPECT_EQ(sampler.Draw(negative, params, prompt, {}, 0), 1);  // −1 · 1.2 is below −1.1
+  EXPECT_EQ(sampler.Sample(negative, params, prompt, {}, 0), 1);  // −1 · 1.2 is below −1.1
 }
 
 TEST(Sampler, BiasAndMinNewTokensDecideWhatMayCome) {
   Sampler sampler(4, {3});
   const std::vector<float> logits = {0, 1, 2, 3};
   SamplingParams params{.min_new_tokens = 2, .temperature = 0, .stop_token_ids = {2}};
-  EXPECT_EQ(sampler.Draw(logits, params, {}, Ids{0}, 0), 1);
-  EXPECT_EQ(sampler.Draw(logits, params, {}, Ids{0, 0}, 0), 3);
+  EXPECT_EQ(sampler.Sample(logits, params, {}, Ids{0}, 0), 1);
+  EXPECT_EQ(sampler.Sample(logits, params, {}, Ids{0, 0}, 0), 3);
   params.logit_bias = {{0, 9.0f}};
-  EXPECT_EQ(sampler.Draw(logits, params, {}, Ids{0}, 0), 0);
+  EXPECT_EQ(sampler.Sample(logits, params, {}, Ids{0}, 0), 0);
   params.stop_token_ids = {0, 1, 2};
   for (const float temperature : {0.0f, 1.0f}) {
     params.temperature = temperature;
-    EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), std::nullopt);
+    EXPECT_EQ(sampler.Sample(logits, params, {}, {}, 0), std::nullopt);
   }
 }
 
@@ -162,17 +163,17 @@ TEST(Sampler, AllowedIdsAndBadWordsForbid) {
   Sampler sampler(6, {5});
   const std::vector<float> logits = {0, 1, 2, 3, 4, 5};
   SamplingParams params{.temperature = 0, .allowed_token_ids = {1, 3, 1}};
-  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), 3);
+  EXPECT_EQ(sampler.Sample(logits, params, {}, {}, 0), 3);
   params.bad_words = {{3}};
-  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), 1);
+  EXPECT_EQ(sampler.Sample(logits, params, {}, {}, 0), 1);
   params = {.temperature = 0, .bad_words = {{4, 5}, {5, 4, 5}}};
-  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), 5);
-  EXPECT_EQ(sampler.Draw(logits, params, {}, Ids{4}, 0), 4);
-  EXPECT_EQ(sampler.Draw(logits, params, Ids{4}, {}, 0), 5);  // the prompt does not count
+  EXPECT_EQ(sampler.Sample(logits, params, {}, {}, 0), 5);
+  EXPECT_EQ(sampler.Sample(logits, params, {}, Ids{4}, 0), 4);
+  EXPECT_EQ(sampler.Sample(logits, params, Ids{4}, {}, 0), 5);  // the prompt does not count
   params.bad_words.push_back({4});
-  EXPECT_EQ(sampler.Draw(logits, params, {}, Ids{5, 4}, 0), 3);
+  EXPECT_EQ(sampler.Sample(logits, params, {}, Ids{5, 4}, 0), 3);
   params.allowed_token_ids = {4};
-  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), std::nullopt);
+  EXPECT_EQ(sampler.Sample(logits, params, {}, {}, 0), std::nullopt);
 }
 
 TEST(NucleusFilter, CutsWhereAFullSortCuts) {
@@ -218,7 +219,7 @@ TEST(Softmax, ExpIsAccurateAndForbiddenTokensWeighNothing) {
   EXPECT_EQ(weights[0], 1.0f);
 }
 
-// A draw with a mask equals a draw from the allowed logits alone.
+// A sample with a mask equals a sample from the allowed logits alone.
 TEST(Sampler, MasksLeaveTheAllowedTokensOnly) {
   for (const size_t vocab : {1u, 31u, 64u, 777u}) {
     Sampler sampler(vocab, {});
@@ -239,8 +240,8 @@ TEST(Sampler, MasksLeaveTheAllowedTokensOnly) {
       if (seed % 4 == 2) params.top_p = 0.7f;
       if (seed % 4 == 3) params.min_p = 0.1f;
       Sampler small(allowed.size(), {});
-      EXPECT_EQ(sampler.Draw(logits, params, {}, {}, seed, mask),
-                ids[*small.Draw(allowed, params, {}, {}, seed)]);
+      EXPECT_EQ(sampler.Sample(logits, params, {}, {}, seed, mask),
+                ids[*small.Sample(allowed, params, {}, {}, seed)]);
     }
   }
 }
@@ -250,10 +251,10 @@ TEST(Sampler, MasksApplyAfterPenalties) {
   Sampler sampler(4, {});
   SamplingParams params{.temperature = 0};
   params.logit_bias = {{1, -100.0f}};
-  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0, std::vector<uint32_t>{0b1110}), 2);
+  EXPECT_EQ(sampler.Sample(logits, params, {}, {}, 0, std::vector<uint32_t>{0b1110}), 2);
   params.allowed_token_ids = {0};
-  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0, std::vector<uint32_t>{0b1110}), std::nullopt);
-  EXPECT_EQ(sampler.Draw(logits, {}, {}, {}, 0, std::vector<uint32_t>{0}), std::nullopt);
+  EXPECT_EQ(sampler.Sample(logits, params, {}, {}, 0, std::vector<uint32_t>{0b1110}), std::nullopt);
+  EXPECT_EQ(sampler.Sample(logits, {}, {}, {}, 0, std::vector<uint32_t>{0}), std::nullopt);
 }
 
 TEST(Softmax, FindsWhatIsNotFiniteAnywhere) {
@@ -278,9 +279,9 @@ TEST(Logprobs, AreTheLogSoftmaxOfRawLogits) {
   const PositionLogprobs got = LogprobsAt(logits, 123, params);
   EXPECT_EQ(got.token, 123);
   EXPECT_NEAR(got.logprob, std::log(p[123]), 2e-6);
-  ASSERT_EQ(got.asked.size(), 2u);
-  EXPECT_EQ(got.asked[0].token, 776);
-  EXPECT_NEAR(got.asked[1].logprob, std::log(p[0]), 2e-6);
+  ASSERT_EQ(got.requested.size(), 2u);
+  EXPECT_EQ(got.requested[0].token, 776);
+  EXPECT_NEAR(got.requested[1].logprob, std::log(p[0]), 2e-6);
   ASSERT_EQ(got.top.size(), 5u);
   EXPECT_EQ(got.top[0].token, ArgMax(logits));
   for (size_t i = 0; i < 5; ++i) {

@@ -55,7 +55,7 @@ void ByTree(const KvCache& cache, std::vector<Sequence*>* sequences) {
   std::vector<Path> paths;
   for (Sequence* sequence : *sequences)
     paths.push_back(
-        {sequence, cache.Look(Reusable(*sequence), sequence->request.cache_salt).nodes});
+        {sequence, cache.Peek(Reusable(*sequence), sequence->request.cache_salt).nodes});
   std::vector<Path*> pointers;
   pointers.reserve(paths.size());
   for (Path& path : paths) pointers.push_back(&path);
@@ -99,7 +99,7 @@ void OrderWaiting(SchedulePolicy policy, const KvCache& cache, uint64_t step,
   std::ranges::sort(sequences, {}, [](const Sequence* s) { return s->request.id; });
   if (policy == SchedulePolicy::kLpm) {
     ByKey(&sequences, [&](const Sequence* s) {
-      return cache.Look(Reusable(*s), s->request.cache_salt).tokens;
+      return cache.Peek(Reusable(*s), s->request.cache_salt).tokens;
     });
   } else if (policy == SchedulePolicy::kDfsWeight) {
     ByTree(cache, &sequences);

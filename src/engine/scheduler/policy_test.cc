@@ -25,7 +25,7 @@ class PolicyTest : public ::testing::Test {
     return ids;
   }
   // Puts the tokens into the cache.
-  void Remember(const std::vector<int32_t>& tokens) {
+  void Insert(const std::vector<int32_t>& tokens) {
     SequencePages pages;
     ASSERT_TRUE(cache_.Grow(static_cast<int64_t>(tokens.size()), pages));
     cache_.Release(tokens, pages);
@@ -52,7 +52,7 @@ class PolicyTest : public ::testing::Test {
 };
 
 TEST_F(PolicyTest, LongestPrefixFirst) {
-  Remember(Run(0, 12));
+  Insert(Run(0, 12));
   Add(Run(500, 9));
   Add(Run(0, 6));   // one cached page
   Add(Run(0, 13));  // three cached pages
@@ -72,9 +72,9 @@ TEST_F(PolicyTest, LongestOutputFirst) {
 TEST_F(PolicyTest, DepthFirstByWeight) {
   std::vector<int32_t> left = Run(0, 8), right = Run(0, 4);
   right.insert(right.end(), {90, 91, 92, 93});
-  Remember(left);
-  Remember(right);
-  Remember(Run(300, 8));
+  Insert(left);
+  Insert(right);
+  Insert(Run(300, 8));
   const auto then = [](std::vector<int32_t> tokens, int32_t next) {
     tokens.push_back(next);
     return tokens;

@@ -41,7 +41,7 @@ TEST(Sequence, WithOutputIsAsAfterItsRetraction) {
   EXPECT_EQ(resumed.known_length(), retracted.known_length());
 }
 
-TEST(Sequence, WithoutOutputOwesThePromptsResults) {
+TEST(Sequence, WithoutOutputThePromptsResultsArePending) {
   const Sequence fresh(Request());
   EXPECT_EQ(fresh.next_logprob, 1);
   EXPECT_EQ(fresh.input_logprobs.size(), 1u);  // the logprobs of the first position

@@ -23,15 +23,15 @@ int32_t ForcedAcceptance::CostOf(int64_t sequences) {
 void ForcedAcceptance::Observe(int32_t drafted, int32_t accepted, ForcedPace& pace) {
   for (int32_t i = 0; i < std::min(accepted + 1, drafted); ++i) {
     const int32_t outcome = i < accepted ? kOne : 0;
-    pace.right += (outcome - pace.right) / kNewest;
-    right_ += (outcome - right_) / kNewestOfAll;
+    pace.acceptance += (outcome - pace.acceptance) / kNewest;
+    acceptance_ += (outcome - acceptance_) / kNewestOfAll;
   }
 }
 
 int32_t ForcedAcceptance::Limit(const DraftCounts& so_far, int64_t sequences, int32_t most,
                                 ForcedPace& pace) {
-  if (pace.right < 0) {
-    pace.right = right_;
+  if (pace.acceptance < 0) {
+    pace.acceptance = acceptance_;
     pace.pause = kFirstPause;
   }
   if (so_far.steps > pace.seen.steps)
@@ -39,8 +39,9 @@ int32_t ForcedAcceptance::Limit(const DraftCounts& so_far, int64_t sequences, in
   const bool new_outcome = so_far.steps > pace.seen.steps;
   pace.seen = so_far;
   int32_t limit = 0;
-  for (int32_t right = pace.right; limit < most && right > CostOf(sequences); ++limit)
-    right = right * pace.right / kOne;
+  for (int32_t probability = pace.acceptance; limit < most && probability > CostOf(sequences);
+       ++limit)
+    probability = probability * pace.acceptance / kOne;
   if (limit > 0) {
     pace.pause = kFirstPause;
     pace.paused = 0;

@@ -9,10 +9,10 @@ namespace switchyard {
 
 // The state of one sequence. Fractions are integers, so that they are equal on all ranks.
 struct ForcedPace {
-  DraftCounts seen;  // outcomes that `right` already includes
+  DraftCounts seen;  // outcomes that `acceptance` already includes
   // Decayed acceptance, in units of 1 / kOne, of drafts whose predecessors were right; −1: no draft
   // yet.
-  int32_t right = -1;
+  int32_t acceptance = -1;
   int32_t pause = 0;   // steps without drafts after the next trial
   int32_t paused = 0;  // remaining steps of the current pause
 };
@@ -34,7 +34,7 @@ class ForcedAcceptance {
 
   // Mean acceptance over all sequences. Its initial value is for a model that writes the tokens of
   // its tokenizer.
-  int32_t right_ = kOne * 9 / 10;
+  int32_t acceptance_ = kOne * 9 / 10;
 };
 
 }  // namespace switchyard

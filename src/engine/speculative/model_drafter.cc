@@ -199,7 +199,7 @@ ModelDrafter::Guess ModelDrafter::Sample(const Sequence& sequence, std::span<con
   const int64_t length = sequence.output_length() + std::ssize(sequence.drafts);
   if (sequence.grammar || Penalties::Needed(sequence.request.sampling, length))
     return SampleConstrained(sequence, logits);
-  const int32_t index = sampler_.DrawRow(logits, SamplingOf(sequence)).value_or(0);
+  const int32_t index = sampler_.SampleRow(logits, SamplingOf(sequence)).value_or(0);
   return {model_.TokenOf(index), needs_probability ? ProbabilityOf(logits, index) : 0};
 }
 
@@ -220,7 +220,7 @@ ModelDrafter::Guess ModelDrafter::SampleConstrained(const Sequence& sequence,
   output_.insert(output_.end(), sequence.drafts.begin(), sequence.drafts.end());
   const SamplingParams& params = sequence.request.sampling;
   const std::span<const int32_t> prompt = std::span(sequence.tokens).first(sequence.prompt_length);
-  const auto token = sampler_.Draw(row_, params, prompt, output_, *params.seed);
+  const auto token = sampler_.Sample(row_, params, prompt, output_, *params.seed);
   if (!token) return {};
   return {*token, ProbabilityOf(row_, *token)};
 }

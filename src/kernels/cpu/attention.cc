@@ -32,39 +32,40 @@ void Place(const RowBlock& block, int32_t page_size, AttentionTask& t) {
 
 // Whether to use bfloat16 products of queries and keys. Depends only on properties that all rows of
 // a model share, because the results differ from float32.
-bool UseBFloat16Products(const cpu::KernelTable& leaves, bool bfloat16_rows, DType cache,
+bool UseBFloat16Products(const cpu::KernelTable& kernels, bool bfloat16_rows, DType cache,
                          int64_t k_width) {
-  return bfloat16_rows && leaves.attention_bf16 != nullptr && cache == DType::kBF16 &&
+  return bfloat16_rows && kernels.attention_bf16 != nullptr && cache == DType::kBF16 &&
          k_width % 2 == 0;
 }
 
 // `make(kv_head, first)` returns a task without rows for some query heads of a KV head, starting
 // with head `first` of the group.
 template <typename MakeTask>
-void RunAttention(const cpu::AttentionWork& work, const cpu::KernelTable& leaves, bool in_pairs,
+void RunAttention(const cpu::AttentionWork& work, const cpu::KernelTable& kernels, bool in_pairs,
                   int32_t page_size, ThreadPool& pool, const MakeTask& make) {
-  const auto attend = in_pairs ? leaves.attention_bf16 : leaves.attention;
+  const auto attend = in_pairs ? kernels.attention_bf16 : kernels.attention;
   static thread_local AttentionPartition kept;
-  AttentionPartition& cut = kept;  // the calling thread's object, read by the tasks of all threads
-  cpu::PartitionAttention(work, pool.num_threads(), cut);
+  // The calling thread's object, read by the tasks of all threads.
+  AttentionPartition& partition = kept;
+  cpu::PartitionAttention(work, pool.num_threads(), partition);
   const auto partials = reinterpret_cast<float*>(
-      cpu::OpScratch(cut.partial_floats * static_cast<int64_t>(sizeof(float))));
+      cpu::OpScratch(partition.partial_floats * static_cast<int64_t>(sizeof(float))));
   const auto task_of = [&](const RowBlock& block, int64_t head_task) {
-    const int64_t first = head_task % cut.head_parts * cut.heads;
-    AttentionTask t = make(head_task / cut.head_parts, first);
-    t.group = std::min(cut.heads, work.group - first);
+    const int64_t first = head_task % partition.head_parts * partition.heads;
+    AttentionTask t = make(head_task / partition.head_parts, first);
+    t.group = std::min(partition.heads, work.group - first);
     Place(block, page_size, t);
     if (block.partials >= 0) {
       const int64_t parts = t.part_end - t.part_begin;
-      t.partials = partials + block.partials + head_task * parts * cut.partial_stride;
-      t.partial_stride = cut.partial_stride;
+      t.partials = partials + block.partials + head_task * parts * partition.partial_stride;
+      t.partial_stride = partition.partial_stride;
     }
     return t;
   };
-  const int64_t each = cut.tasks_per_block;
-  cpu::RunTasks(pool, std::ssize(cut.tasks) * each, [&](int64_t task) {
-    const cpu::BlockPart& place = cut.tasks[task / each];
-    AttentionTask t = task_of(cut.blocks[place.block], task % each);
+  const int64_t each = partition.tasks_per_block;
+  cpu::RunTasks(pool, std::ssize(partition.tasks) * each, [&](int64_t task) {
+    const cpu::BlockPart& place = partition.tasks[task / each];
+    AttentionTask t = task_of(partition.blocks[place.block], task % each);
     if (t.partials != nullptr) {
       t.part_begin += place.part;
       t.part_end = t.part_begin + 1;
@@ -72,16 +73,16 @@ void RunAttention(const cpu::AttentionWork& work, const cpu::KernelTable& leaves
     }
     attend(t);
   });
-  cpu::RunTasks(pool, std::ssize(cut.merges) * each, [&](int64_t task) {
-    leaves.merge_attention(task_of(cut.blocks[cut.merges[task / each]], task % each));
+  cpu::RunTasks(pool, std::ssize(partition.merges) * each, [&](int64_t task) {
+    kernels.merge_attention(task_of(partition.blocks[partition.merges[task / each]], task % each));
   });
 }
 
 }  // namespace
 
 void Attention(const AttentionParams& p, ThreadPool& pool) {
-  const cpu::KernelTable* leaves = cpu::ActiveKernels();
-  if (leaves == nullptr) return reference::Attention(p);
+  const cpu::KernelTable* kernels = cpu::ActiveKernels();
+  if (kernels == nullptr) return reference::Attention(p);
   CHECK(IsCacheType(p.kv_dtype));
   const int64_t group = p.heads / p.kv_heads;
   const int64_t row_bytes = CacheRowBytes(p.kv_dtype, p.head_dim);
@@ -90,8 +91,8 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
                                    .group = group,
                                    .window = p.window,
                                    .v_width = p.head_dim};
-  const bool in_pairs = UseBFloat16Products(*leaves, p.bfloat16_rows, p.kv_dtype, p.head_dim);
-  RunAttention(work, *leaves, in_pairs, p.page_size, pool, [&](int64_t kv_head, int64_t first) {
+  const bool in_pairs = UseBFloat16Products(*kernels, p.bfloat16_rows, p.kv_dtype, p.head_dim);
+  RunAttention(work, *kernels, in_pairs, p.page_size, pool, [&](int64_t kv_head, int64_t first) {
     const int64_t head = kv_head * group + first;
     return AttentionTask{
         .q = p.q + head * p.head_dim,
@@ -115,15 +116,15 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
 }
 
 void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool) {
-  const cpu::KernelTable* leaves = cpu::ActiveKernels();
-  if (leaves == nullptr) return reference::LatentAttention(p);
+  const cpu::KernelTable* kernels = cpu::ActiveKernels();
+  if (kernels == nullptr) return reference::LatentAttention(p);
   CHECK(IsCacheType(p.kv_dtype));
   const int64_t width = p.lora + p.rope;
   const int64_t row_bytes = CacheRowBytes(p.kv_dtype, width);
   const cpu::AttentionWork work = {
       .sequences = p.sequences, .kv_heads = 1, .group = p.heads, .v_width = p.lora};
-  const bool in_pairs = UseBFloat16Products(*leaves, p.bfloat16_rows, p.kv_dtype, width);
-  RunAttention(work, *leaves, in_pairs, p.page_size, pool, [&](int64_t, int64_t head) {
+  const bool in_pairs = UseBFloat16Products(*kernels, p.bfloat16_rows, p.kv_dtype, width);
+  RunAttention(work, *kernels, in_pairs, p.page_size, pool, [&](int64_t, int64_t head) {
     return AttentionTask{
         .q = p.q + head * width,
         .ldq = p.ldq,

@@ -28,12 +28,12 @@ int64_t WorkOf(const SequenceSpan& s, int64_t rows, int64_t window) {
 
 }  // namespace
 
-void PartitionAttention(const AttentionWork& work, int threads, AttentionPartition& cut) {
-  cut.blocks.clear();
-  cut.tasks.clear();
-  cut.merges.clear();
-  cut.heads = std::max<int64_t>(1, std::min(work.group, kQueryBlock));
-  const auto block_rows = static_cast<int32_t>(kQueryBlock / cut.heads);
+void PartitionAttention(const AttentionWork& work, int threads, AttentionPartition& partition) {
+  partition.blocks.clear();
+  partition.tasks.clear();
+  partition.merges.clear();
+  partition.heads = std::max<int64_t>(1, std::min(work.group, kQueryBlock));
+  const auto block_rows = static_cast<int32_t>(kQueryBlock / partition.heads);
   int64_t total = 0;
   for (const SequenceSpan& s : work.sequences) {
     total += work.kv_heads * work.group * WorkOf(s, s.rows, work.window);
@@ -41,18 +41,18 @@ void PartitionAttention(const AttentionWork& work, int threads, AttentionPartiti
 
   int64_t partial_parts = 0, tasks = 0;
   for (const SequenceSpan& s : work.sequences) {
-    const int64_t largest = cut.heads * WorkOf(s, std::min(s.rows, block_rows), work.window);
+    const int64_t largest = partition.heads * WorkOf(s, std::min(s.rows, block_rows), work.window);
     const bool large = threads > 1 && largest * kKeyPartTasks * threads > total;
     for (int32_t r = 0; r < s.rows; r += block_rows) {
       const int32_t end = std::min(s.rows, r + block_rows);
       const Keys keys = KeysOf(s, r, end, work.window);
       const bool split = large && keys.parts() > 1;
-      cut.blocks.push_back({.sequence = &s,
-                            .begin = r,
-                            .end = end,
-                            .part_begin = keys.first / kKeyPart,
-                            .part_end = keys.last / kKeyPart + 1,
-                            .partials = split ? partial_parts : -1});
+      partition.blocks.push_back({.sequence = &s,
+                                  .begin = r,
+                                  .end = end,
+                                  .part_begin = keys.first / kKeyPart,
+                                  .part_end = keys.last / kKeyPart + 1,
+                                  .partials = split ? partial_parts : -1});
       if (split) partial_parts += keys.parts();
       tasks += split ? keys.parts() : 1;
     }
@@ -60,22 +60,23 @@ void PartitionAttention(const AttentionWork& work, int threads, AttentionPartiti
   // With fewer tasks than threads, the heads of a group are split over tasks. Otherwise a task has
   // up to kQueryBlock heads of a group, which then share the loads of keys.
   if (tasks > 0 && tasks * work.kv_heads < threads) {
-    cut.heads = std::min(cut.heads, CeilDiv(work.group * tasks * work.kv_heads, threads));
+    partition.heads =
+        std::min(partition.heads, CeilDiv(work.group * tasks * work.kv_heads, threads));
   }
-  cut.head_parts = CeilDiv(work.group, cut.heads);
-  cut.tasks_per_block = work.kv_heads * cut.head_parts;
-  cut.partial_stride = PartialFloats(block_rows * cut.heads, work.v_width);
-  cut.partial_floats = partial_parts * cut.tasks_per_block * cut.partial_stride;
-  const bool too_large = cut.partial_floats > kMaxPartialFloats;
-  if (too_large) cut.partial_floats = 0;
-  for (int32_t b = 0; b < std::ssize(cut.blocks); ++b) {
-    RowBlock& block = cut.blocks[b];
+  partition.head_parts = CeilDiv(work.group, partition.heads);
+  partition.tasks_per_block = work.kv_heads * partition.head_parts;
+  partition.partial_stride = PartialFloats(block_rows * partition.heads, work.v_width);
+  partition.partial_floats = partial_parts * partition.tasks_per_block * partition.partial_stride;
+  const bool too_large = partition.partial_floats > kMaxPartialFloats;
+  if (too_large) partition.partial_floats = 0;
+  for (int32_t b = 0; b < std::ssize(partition.blocks); ++b) {
+    RowBlock& block = partition.blocks[b];
     if (too_large) block.partials = -1;
     const int64_t parts = block.partials < 0 ? 1 : block.part_end - block.part_begin;
-    for (int32_t part = 0; part < parts; ++part) cut.tasks.push_back({b, part});
+    for (int32_t part = 0; part < parts; ++part) partition.tasks.push_back({b, part});
     if (block.partials < 0) continue;
-    block.partials *= cut.tasks_per_block * cut.partial_stride;
-    cut.merges.push_back(b);
+    block.partials *= partition.tasks_per_block * partition.partial_stride;
+    partition.merges.push_back(b);
   }
 }
 

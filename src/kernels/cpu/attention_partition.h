@@ -49,7 +49,7 @@ struct AttentionPartition {
   int64_t tasks_per_block = 1;  // kv_heads · head_parts
 };
 
-// Fills in `cut`, whose memory is reused across calls.
-void PartitionAttention(const AttentionWork& work, int threads, AttentionPartition& cut);
+// Fills in `partition`, whose memory is reused across calls.
+void PartitionAttention(const AttentionWork& work, int threads, AttentionPartition& partition);
 
 }  // namespace switchyard::kernels::cpu

@@ -45,23 +45,23 @@ class Buffer {
 };
 
 KernelTable Avx512Kernels() {
-  KernelTable leaves = avx512::kKernels;
+  KernelTable kernels = avx512::kKernels;
   if (HasAvx512Vnni()) {
-    leaves.linear_int8 = avx512::LinearInt8;
-    leaves.linear_four_bit = avx512::LinearFourBit;
+    kernels.linear_int8 = avx512::LinearInt8;
+    kernels.linear_four_bit = avx512::LinearFourBit;
   }
   if (HasAvx512BF16()) {
-    leaves.linear_bf16 = avx512::LinearBF16;
-    leaves.attention_bf16 = avx512::AttentionBF16;
+    kernels.linear_bf16 = avx512::LinearBF16;
+    kernels.attention_bf16 = avx512::AttentionBF16;
   }
-  return leaves;
+  return kernels;
 }
 
 KernelTable AmxKernels() {
-  KernelTable leaves = Avx512Kernels();
-  leaves.linear_int8 = amx::LinearInt8;
-  leaves.linear_bf16 = amx::LinearBF16;
-  return leaves;
+  KernelTable kernels = Avx512Kernels();
+  kernels.linear_int8 = amx::LinearInt8;
+  kernels.linear_bf16 = amx::LinearBF16;
+  return kernels;
 }
 
 // Bytes for a block of gathered rows of x and a weight panel (amx/tile_panels.h). A panel of few
@@ -85,13 +85,13 @@ const KernelTable* ActiveKernels() {
     case Isa::kAvx2:
       return &avx2::kKernels;
     case Isa::kAvx512: {
-      static const KernelTable leaves = Avx512Kernels();
-      return &leaves;
+      static const KernelTable kernels = Avx512Kernels();
+      return &kernels;
     }
     case Isa::kAmx:
     case Isa::kAmxEmulated: {
-      static const KernelTable leaves = AmxKernels();
-      return &leaves;
+      static const KernelTable kernels = AmxKernels();
+      return &kernels;
     }
   }
   return nullptr;
@@ -139,8 +139,8 @@ const void* RowAddress(const WeightView& w, int64_t row) {
 
 int64_t LinearScratch(int64_t k) {
   constexpr int64_t kSlack = 8;  // tile rows and columns are rounded up
-  const int64_t parked = (kPanelBatch + kSlack) * (kPanelRows + kSlack) * kMaxLanes;
-  const int64_t floats = kSlack * ScaleFloats(k) + kPanelRows * ScratchStride(k) + parked;
+  const int64_t saved = (kPanelBatch + kSlack) * (kPanelRows + kSlack) * kMaxLanes;
+  const int64_t floats = kSlack * ScaleFloats(k) + kPanelRows * ScratchStride(k) + saved;
   constexpr int64_t kWidest = 2;  // bytes per weight in AMX tiles
   return std::max(floats, TileScratchBytes(kWidest * k) / static_cast<int64_t>(sizeof(float)));
 }

@@ -29,7 +29,7 @@ TEST(RunFromBothEndsTest, EveryTaskRunsOnce) {
   }
 }
 
-TEST(RunFromBothEndsTest, AThreadAloneKnowsWhatComesNext) {
+TEST(RunFromBothEndsTest, ASingleThreadGetsTheNextTask) {
   ThreadPool pool(1);
   std::vector<std::pair<int64_t, int64_t>> calls;
   RunFromBothEnds(pool, 3, [&](int64_t task, int64_t next) { calls.emplace_back(task, next); });

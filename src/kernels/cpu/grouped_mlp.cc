@@ -118,7 +118,7 @@ cpu::RoundedRows RoundIntermediate(const GroupedMlpParams& p, const std::vector<
 // One call of GroupedMlp, restricted to experts that have rows.
 struct Run {
   const GroupedMlpParams& p;
-  const cpu::KernelTable& leaves;
+  const cpu::KernelTable& kernels;
   const std::vector<int32_t>& experts;   // sorted by rows, descending
   int64_t width, hidden;                 // I, H
   int64_t middle_columns, down_columns;  // columns per task
@@ -153,7 +153,7 @@ struct Run {
         .next = cpu::RowAddress(w.up, begin),
     };
     const int32_t* ids = inputs.places != nullptr ? inputs.places + first : nullptr;
-    cpu::RunLinear(leaves, w.gate, inputs.rows, 0, ids, t);
+    cpu::RunLinear(kernels, w.gate, inputs.rows, 0, ids, t);
     t.w = cpu::MakeRef(w.up);
     t.bias = w.up_bias;
     t.next = next < 0 ? nullptr
@@ -161,7 +161,7 @@ struct Run {
                                         next % blocks * middle_columns);
     t.y = up - begin;
     t.ldy = middle_columns;
-    cpu::RunLinear(leaves, w.up, inputs.rows, 0, ids, t);
+    cpu::RunLinear(kernels, w.up, inputs.rows, 0, ids, t);
     for (int64_t i = 0; i < m; ++i) {
       Activate(p.scratch + (first + i) * width + begin, up + i * middle_columns, end - begin);
     }
@@ -170,9 +170,9 @@ struct Run {
   void Activate(float* gate, const float* up, int64_t n) const {
     switch (p.activation) {
       case Activation::kSwiGlu:
-        return leaves.swiglu(gate, up, n);
+        return kernels.swiglu(gate, up, n);
       case Activation::kSwiGluClamped:
-        return leaves.swiglu_clamped(gate, up, n, p.alpha, p.limit);
+        return kernels.swiglu_clamped(gate, up, n, p.alpha, p.limit);
     }
   }
 
@@ -198,13 +198,13 @@ struct Run {
                          : cpu::RowAddress(p.experts[experts[next / blocks]].down,
                                            next % blocks * down_columns),
     };
-    cpu::RunLinear(leaves, w.down, middle, first, nullptr, t);
+    cpu::RunLinear(kernels, w.down, middle, first, nullptr, t);
   }
 };
 
 enum class Products : uint8_t { kGateUp, kDown, kBoth };
 
-void RunProducts(const GroupedMlpParams& p, const cpu::KernelTable& leaves, Products products,
+void RunProducts(const GroupedMlpParams& p, const cpu::KernelTable& kernels, Products products,
                  ThreadPool& pool) {
   CHECK_EQ(p.offsets.size(), p.experts.size() + 1);
   static thread_local std::vector<int32_t> busy;
@@ -221,7 +221,7 @@ void RunProducts(const GroupedMlpParams& p, const cpu::KernelTable& leaves, Prod
     return cpu::ExpertTaskColumns(p.offsets.back(), -order(busy[0]).first, n, pool.num_threads());
   };
   Run run = {.p = p,
-             .leaves = leaves,
+             .kernels = kernels,
              .experts = busy,
              .width = w.gate.n,
              .hidden = w.down.n,
@@ -242,21 +242,21 @@ void RunProducts(const GroupedMlpParams& p, const cpu::KernelTable& leaves, Prod
 }  // namespace
 
 void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool) {
-  const cpu::KernelTable* leaves = cpu::ActiveKernels();
-  if (leaves == nullptr) return reference::GroupedMlp(p);
-  RunProducts(p, *leaves, Products::kBoth, pool);
+  const cpu::KernelTable* kernels = cpu::ActiveKernels();
+  if (kernels == nullptr) return reference::GroupedMlp(p);
+  RunProducts(p, *kernels, Products::kBoth, pool);
 }
 
 void GroupedGateUp(const GroupedMlpParams& p, ThreadPool& pool) {
-  const cpu::KernelTable* leaves = cpu::ActiveKernels();
-  if (leaves == nullptr) return reference::GroupedGateUp(p);
-  RunProducts(p, *leaves, Products::kGateUp, pool);
+  const cpu::KernelTable* kernels = cpu::ActiveKernels();
+  if (kernels == nullptr) return reference::GroupedGateUp(p);
+  RunProducts(p, *kernels, Products::kGateUp, pool);
 }
 
 void GroupedDown(const GroupedMlpParams& p, ThreadPool& pool) {
-  const cpu::KernelTable* leaves = cpu::ActiveKernels();
-  if (leaves == nullptr) return reference::GroupedDown(p);
-  RunProducts(p, *leaves, Products::kDown, pool);
+  const cpu::KernelTable* kernels = cpu::ActiveKernels();
+  if (kernels == nullptr) return reference::GroupedDown(p);
+  RunProducts(p, *kernels, Products::kDown, pool);
 }
 
 }  // namespace switchyard::kernels

@@ -69,12 +69,12 @@ constexpr int64_t kInt8TilesMinRows = 8;
 // experts, or one expert chosen by all tokens, then still occupy every thread.
 constexpr int64_t kMinExpertColumns = 128, kMaxExpertColumns = 512;
 constexpr int64_t kExpertTasksPerThread = 8;
-// Returns the columns per task. `rows`: rows of all experts. `fullest`: rows of the expert with the
-// most rows, at least 1. All blocks of an expert have equal size except the last. Always inline:
-// see kernel_table.h.
-[[gnu::always_inline]] constexpr int64_t ExpertTaskColumns(int64_t rows, int64_t fullest,
+// Returns the columns per task. `rows`: rows of all experts. `max_expert_rows`: rows of the expert
+// with the most rows, at least 1. All blocks of an expert have equal size except the last. Always
+// inline: see kernel_table.h.
+[[gnu::always_inline]] constexpr int64_t ExpertTaskColumns(int64_t rows, int64_t max_expert_rows,
                                                            int64_t width, int threads) {
-  int64_t most = rows * width / (kExpertTasksPerThread * threads * fullest);
+  int64_t most = rows * width / (kExpertTasksPerThread * threads * max_expert_rows);
   if (most < kMinExpertColumns) most = kMinExpertColumns;
   if (most > kMaxExpertColumns) most = kMaxExpertColumns;
   most -= most % kMinExpertColumns;

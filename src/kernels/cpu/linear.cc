@@ -17,25 +17,25 @@ namespace {
 using cpu::kPanelRows;
 
 // Partition of one linear into `columns` times `batches` tasks.
-struct Cut {
+struct Partition {
   int64_t columns = 0, batches = 1;
   int64_t tasks() const { return columns * batches; }
 };
 
 // Makes several tasks per thread, to balance load if other processes slow down some threads. Tasks
 // are long enough that weights stream from memory.
-Cut PartitionLinear(int64_t m, int64_t n, int64_t total_n, int threads) {
+Partition PartitionLinear(int64_t m, int64_t n, int64_t total_n, int threads) {
   if (m == 0 || n == 0) return {};
   const int64_t wanted = threads == 1 ? 1 : int64_t{8} * threads;
   const int64_t rows =
       std::max(kPanelRows, CeilDiv(CeilDiv(total_n, wanted), kPanelRows) * kPanelRows);
-  Cut cut = {.columns = CeilDiv(n, rows)};
+  Partition partition = {.columns = CeilDiv(n, rows)};
   const int64_t all = CeilDiv(total_n, rows);
   if (threads > 1 && all < 2 * threads) {
     constexpr int64_t kMinRowsPerTask = 48;
-    cut.batches = std::clamp<int64_t>(m / kMinRowsPerTask, 1, CeilDiv(2 * threads, all));
+    partition.batches = std::clamp<int64_t>(m / kMinRowsPerTask, 1, CeilDiv(2 * threads, all));
   }
-  return cut;
+  return partition;
 }
 
 bool SharesInput(const LinearParams& a, const LinearParams& b) {
@@ -85,13 +85,14 @@ std::span<const cpu::RoundedRows> RoundInputs(std::span<const LinearParams> part
   return inputs;
 }
 
-void RunTask(const cpu::KernelTable& leaves, const LinearParams& p, const cpu::RoundedRows& input,
-             const Cut& cut, int64_t task, int64_t threads) {
-  const int64_t column = task % cut.columns, batch = task / cut.columns;
-  const int64_t first = p.m * batch / cut.batches, last = p.m * (batch + 1) / cut.batches;
+void RunTask(const cpu::KernelTable& kernels, const LinearParams& p, const cpu::RoundedRows& input,
+             const Partition& partition, int64_t task, int64_t threads) {
+  const int64_t column = task % partition.columns, batch = task / partition.columns;
+  const int64_t first = p.m * batch / partition.batches,
+                last = p.m * (batch + 1) / partition.batches;
   // Whole panels, so that only the last task ends in a partial one.
   const int64_t panels = CeilDiv(p.w.n, kPanelRows);
-  const auto begin_of = [&](int64_t c) { return panels * c / cut.columns * kPanelRows; };
+  const auto begin_of = [&](int64_t c) { return panels * c / partition.columns * kPanelRows; };
   // All threads take tasks from one counter, so the next task of this thread is probably `threads`
   // tasks later.
   const int64_t later = column + threads;
@@ -107,9 +108,9 @@ void RunTask(const cpu::KernelTable& leaves, const LinearParams& p, const cpu::R
       .ldy = p.ldy,
       .accumulate = p.accumulate,
       .scratch = cpu::ThreadScratch(cpu::LinearScratch(p.w.k)),
-      .next = later < cut.columns ? cpu::RowAddress(p.w, begin_of(later)) : nullptr,
+      .next = later < partition.columns ? cpu::RowAddress(p.w, begin_of(later)) : nullptr,
   };
-  cpu::RunLinear(leaves, p.w, input, first, nullptr, t);
+  cpu::RunLinear(kernels, p.w, input, first, nullptr, t);
 }
 
 }  // namespace
@@ -117,8 +118,8 @@ void RunTask(const cpu::KernelTable& leaves, const LinearParams& p, const cpu::R
 void Linear(const LinearParams& p, ThreadPool& pool) { LinearGroup({&p, 1}, pool); }
 
 void LinearGroup(std::span<const LinearParams> parts, ThreadPool& pool) {
-  const cpu::KernelTable* leaves = cpu::ActiveKernels();
-  if (leaves == nullptr) {
+  const cpu::KernelTable* kernels = cpu::ActiveKernels();
+  if (kernels == nullptr) {
     for (const LinearParams& p : parts) reference::Linear(p);
     return;
   }
@@ -127,25 +128,25 @@ void LinearGroup(std::span<const LinearParams> parts, ThreadPool& pool) {
     CHECK_GT(p.w.k, 0);
     total_n += p.w.n;
   }
-  const auto cut = [&](const LinearParams& p) {
+  const auto partition_of = [&](const LinearParams& p) {
     return PartitionLinear(p.m, p.w.n, total_n, pool.num_threads());
   };
-  for (const LinearParams& p : parts) tasks += cut(p).tasks();
+  for (const LinearParams& p : parts) tasks += partition_of(p).tasks();
   const std::span<const cpu::RoundedRows> inputs = RoundInputs(parts, pool);
   cpu::RunTasks(pool, tasks, [&](int64_t task) {
     for (size_t i = 0; i < parts.size(); ++i) {
-      const Cut c = cut(parts[i]);
-      if (task < c.tasks()) {
-        return RunTask(*leaves, parts[i], inputs[i], c, task, pool.num_threads());
+      const Partition partition = partition_of(parts[i]);
+      if (task < partition.tasks()) {
+        return RunTask(*kernels, parts[i], inputs[i], partition, task, pool.num_threads());
       }
-      task -= c.tasks();
+      task -= partition.tasks();
     }
   });
 }
 
 void HeadLinear(const HeadLinearParams& p, ThreadPool& pool) {
-  const cpu::KernelTable* leaves = cpu::ActiveKernels();
-  if (leaves == nullptr) return reference::HeadLinear(p);
+  const cpu::KernelTable* kernels = cpu::ActiveKernels();
+  if (kernels == nullptr) return reference::HeadLinear(p);
   const auto heads = static_cast<int64_t>(p.w.size());
   if (heads == 0 || p.m == 0) return;
   const auto source = [&](int64_t head) { return p.x + head * p.head_stride_x; };
@@ -153,7 +154,7 @@ void HeadLinear(const HeadLinearParams& p, ThreadPool& pool) {
   if (p.transposed) {
     cpu::RunTasks(pool, heads, [&](int64_t head) {
       const WeightView& w = p.w[head];
-      leaves->linear({
+      kernels->linear({
           .w = cpu::MakeRef(w),
           .x = {source(head), p.ldx, nullptr},
           .codes = {},
@@ -172,7 +173,7 @@ void HeadLinear(const HeadLinearParams& p, ThreadPool& pool) {
   cpu::RunTasks(pool, heads, [&](int64_t head) {
     const WeightView& w = p.w[head];
     for (int64_t c = 0; c < w.k; c += cpu::kColumnBlock) {
-      leaves->columns({
+      kernels->columns({
           .w = cpu::MakeRef(w),
           .x = source(head),
           .ldx = p.ldx,

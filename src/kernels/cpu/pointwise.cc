@@ -8,15 +8,15 @@
 namespace switchyard::kernels {
 
 void RmsNorm(const RmsNormParams& p, ThreadPool& pool) {
-  const cpu::KernelTable* leaves = cpu::ActiveKernels();
-  if (leaves == nullptr) {
+  const cpu::KernelTable* kernels = cpu::ActiveKernels();
+  if (kernels == nullptr) {
     reference::RmsNorm(p);
     for (int64_t t = 0; p.hook && t < p.m; ++t) p.hook->OnRowWritten(t, p.y + t * p.ldy);
     return;
   }
   cpu::RunRows(pool, p.m, p.n, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      leaves->rms_norm(p.x + t * p.ldx, p.weight, p.y + t * p.ldy, p.n, p.eps);
+      kernels->rms_norm(p.x + t * p.ldx, p.weight, p.y + t * p.ldy, p.n, p.eps);
       if (p.hook) p.hook->OnRowWritten(t, p.y + t * p.ldy);
     }
   });
@@ -34,25 +34,26 @@ void LayerNorm(const LayerNormParams& p, ThreadPool& pool) {
 }
 
 void AddInPlace(float* y, const float* x, int64_t count, ThreadPool& pool) {
-  const cpu::KernelTable* leaves = cpu::ActiveKernels();
-  if (leaves == nullptr) return reference::AddInPlace(y, x, count);
-  cpu::RunRows(pool, count, 1,
-               [&](int64_t begin, int64_t end) { leaves->add(y + begin, x + begin, end - begin); });
+  const cpu::KernelTable* kernels = cpu::ActiveKernels();
+  if (kernels == nullptr) return reference::AddInPlace(y, x, count);
+  cpu::RunRows(pool, count, 1, [&](int64_t begin, int64_t end) {
+    kernels->add(y + begin, x + begin, end - begin);
+  });
 }
 
 void RoundTo(DType dtype, float* x, int64_t count, ThreadPool& pool) {
   if (dtype == DType::kF32) return;
   CHECK(dtype == DType::kBF16 || dtype == DType::kF16);
-  const cpu::KernelTable* leaves = cpu::ActiveKernels();
-  if (leaves == nullptr) return reference::RoundTo(dtype, x, count);
+  const cpu::KernelTable* kernels = cpu::ActiveKernels();
+  if (kernels == nullptr) return reference::RoundTo(dtype, x, count);
   cpu::RunRows(pool, count, 1,
-               [&](int64_t begin, int64_t end) { leaves->round(dtype, x + begin, end - begin); });
+               [&](int64_t begin, int64_t end) { kernels->round(dtype, x + begin, end - begin); });
 }
 
 void Rope(const RopeParams& p, ThreadPool& pool) {
-  const cpu::KernelTable* leaves = cpu::ActiveKernels();
+  const cpu::KernelTable* kernels = cpu::ActiveKernels();
   cpu::RunRows(pool, p.m, p.heads * p.rotary_dim, [&](int64_t begin, int64_t end) {
-    if (leaves == nullptr || p.interleaved) {
+    if (kernels == nullptr || p.interleaved) {
       RopeParams part = p;
       part.x += begin * p.ldx;
       part.positions += begin;
@@ -64,23 +65,23 @@ void Rope(const RopeParams& p, ThreadPool& pool) {
       const float* cosine = p.cos_sin + p.positions[t] * p.rotary_dim;
       for (int64_t h = 0; h < p.heads; ++h) {
         float* x = p.x + t * p.ldx + h * p.head_dim + p.rotary_offset;
-        leaves->rotate(x, x + half, cosine, cosine + half, half);
+        kernels->rotate(x, x + half, cosine, cosine + half, half);
       }
     }
   });
 }
 
 void StoreKv(const StoreKvParams& p, ThreadPool& pool) {
-  const cpu::KernelTable* leaves = cpu::ActiveKernels();
-  if (leaves == nullptr) return reference::StoreKv(p);
+  const cpu::KernelTable* kernels = cpu::ActiveKernels();
+  if (kernels == nullptr) return reference::StoreKv(p);
   CHECK(IsCacheType(p.dtype));
-  const bool narrow = SizeOf(p.dtype) >= 2;  // 8-bit codes are the same on every CPU
+  const bool converts = SizeOf(p.dtype) >= 2;  // 8-bit codes are the same on every CPU
   const int64_t row_bytes = CacheRowBytes(p.dtype, p.n);
   cpu::RunRows(pool, p.m, p.n, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const float* x = p.x + t * p.ldx;
       char* row = static_cast<char*>(p.cache) + p.slots[t] * row_bytes;
-      narrow ? leaves->narrow(p.dtype, x, row, p.n) : WriteCacheRow(p.dtype, x, p.n, row);
+      converts ? kernels->narrow(p.dtype, x, row, p.n) : WriteCacheRow(p.dtype, x, p.n, row);
     }
   });
 }

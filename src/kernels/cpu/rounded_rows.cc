@@ -31,10 +31,10 @@ bool UsesInt8Product(const WeightView& w) {
 InputRowFormat InputRowFormatOf(const WeightView& w) {
   if (w.activation == ActivationFormat::kNone) return InputRowFormat::kUnrounded;
   if (UsesInt8Product(w)) return InputRowFormat::kInt8Codes;
-  const KernelTable* leaves = ActiveKernels();
-  if (HasInt8Blocks(w) && leaves != nullptr) return InputRowFormat::kInt8Blocks;
+  const KernelTable* kernels = ActiveKernels();
+  if (HasInt8Blocks(w) && kernels != nullptr) return InputRowFormat::kInt8Blocks;
   const bool pairs = w.format == WeightFormat::kBF16 && w.activation == ActivationFormat::kBFloat16;
-  const bool bf16_rows = pairs && leaves != nullptr && leaves->linear_bf16 != nullptr;
+  const bool bf16_rows = pairs && kernels != nullptr && kernels->linear_bf16 != nullptr;
   return bf16_rows ? InputRowFormat::kBFloat16Rows : InputRowFormat::kFloat32Rows;
 }
 
@@ -75,7 +75,7 @@ void RoundedRows::Put(const WeightView& w, int64_t row, const float* from) const
   }
 }
 
-void RunLinear(const KernelTable& leaves, const WeightView& w, const RoundedRows& input,
+void RunLinear(const KernelTable& kernels, const WeightView& w, const RoundedRows& input,
                int64_t first, const int32_t* ids, LinearTask t) {
   switch (InputRowFormatOf(w)) {
     case InputRowFormat::kUnrounded:
@@ -85,15 +85,15 @@ void RunLinear(const KernelTable& leaves, const WeightView& w, const RoundedRows
       break;
     case InputRowFormat::kInt8Codes:
       t.codes = {input.codes + first * input.ldc, input.ldc, ids, input.int8_rows + first};
-      return leaves.linear_int8(t);
+      return kernels.linear_int8(t);
     case InputRowFormat::kBFloat16Rows:
       t.bf16_rows = {input.bf16_rows + first * input.ldh, input.ldh, ids};
-      return leaves.linear_bf16(t);
+      return kernels.linear_bf16(t);
     case InputRowFormat::kInt8Blocks:
       t.blocks = {input.blocks + first * input.ldb, input.ldb, ids, Int8BlockColumns(w)};
-      return leaves.linear_four_bit(t);
+      return kernels.linear_four_bit(t);
   }
-  leaves.linear(t);
+  kernels.linear(t);
 }
 
 int64_t RoundedBytes(int64_t rows, int64_t k, const InputRowFormats& forms) {

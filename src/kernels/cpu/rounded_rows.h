@@ -54,7 +54,7 @@ struct RoundedRows {
 
 // Runs t, whose weight is w. If w needs rounded inputs, rows first + i, or first + ids[i], of
 // `input` replace t.x.
-void RunLinear(const KernelTable& leaves, const WeightView& w, const RoundedRows& input,
+void RunLinear(const KernelTable& kernels, const WeightView& w, const RoundedRows& input,
                int64_t first, const int32_t* ids, LinearTask t);
 
 // Bytes of `rows` rows in these formats; a multiple of 64.

@@ -62,7 +62,7 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
     wait_ = wait;
     staging_.SetWait(std::move(wait));
   }
-  void ClearGraphs() override { graphs_.Forget(); }
+  void ClearGraphs() override { graphs_.Clear(); }
 
   std::string Describe() const override {
     cudaDeviceProp properties;

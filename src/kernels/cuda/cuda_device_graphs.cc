@@ -5,9 +5,9 @@
 
 namespace switchyard::cuda {
 
-Graphs::~Graphs() { Forget(); }
+Graphs::~Graphs() { Clear(); }
 
-void Graphs::Forget() {
+void Graphs::Clear() {
   for (const Entry& entry : entries_) {
     if (entry.graph != nullptr) cudaGraphExecDestroy(entry.graph);
   }

@@ -23,7 +23,7 @@ class Graphs {
   // propagate and leave nothing captured.
   void Run(uint64_t key, const std::function<void()>& pass);
   bool recording() const { return recording_; }
-  void Forget();  // destroys all graphs; the stream must have finished with them
+  void Clear();  // destroys all graphs; the stream must have finished with them
 
  private:
   static constexpr size_t kMaxGraphs = 64;

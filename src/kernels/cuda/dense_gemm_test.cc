@@ -45,7 +45,7 @@ TEST_P(DenseGemmTest, GivesSumsWithBiasAddedToWhatIsThere) {
     }
 }
 
-TEST_P(DenseGemmTest, RowsHaveTheSameBitsWhateverIsBesideThem) {
+TEST_P(DenseGemmTest, RowsDoNotDependOnOtherRows) {
   const int64_t most = 1500, n = 640;
   const GemmProblemData c(fp8(), 1, most, n, 2176, 8);
   const DeviceMemory all = DeviceMemory(most * n * 4), some = DeviceMemory(most * n * 4);
@@ -92,7 +92,7 @@ TEST_P(DenseGemmTest, EveryPlanGivesTheSameBits) {
     }
 }
 
-TEST_P(DenseGemmTest, RowsMayBeApart) {
+TEST_P(DenseGemmTest, RowsMayHaveAStride) {
   const int64_t m = 20, n = 96, k = 128;
   const GemmProblemData c(fp8(), 1, m, n, k, 9);
   const DeviceMemory all(m * n * 4), apart(m * 104 * 2);

@@ -65,11 +65,11 @@ TEST_F(ProductsTest, HeadsMatchTheCpuWithTheSameBitsInEveryBatch) {
     const int64_t in = transposed ? k : n, out = transposed ? n : k;
     const int64_t stride_x = in + random_.Pick<int64_t>({0, 1, 64}), ldx = heads * stride_x;
     const std::vector<float> x = random_.Normal(m * ldx);
-    std::vector<WeightView> weights, placed, seen;
+    std::vector<WeightView> weights, placed, rounded_weights;
     for (int64_t h = 0; h < heads; ++h) {
       weights.push_back(random_.Weight(format, n, k));
       placed.push_back(device.Place(weights.back()));
-      seen.push_back(Seen(device, weights.back(), placed.back()));
+      rounded_weights.push_back(RoundedWeight(device, weights.back(), placed.back()));
     }
     std::vector<float> rounded = x, expected(m * heads * out);
     const bool halves = &device == fast_.get() && format != WeightFormat::kF32;
@@ -78,13 +78,13 @@ TEST_F(ProductsTest, HeadsMatchTheCpuWithTheSameBitsInEveryBatch) {
       for (int64_t h = 0; h < heads; ++h) {  // FP8 blocks are rounded to bfloat16
         std::vector<float> values(n * k);
         for (int64_t i = 0; i < n; ++i) DequantizeRow(weights[h], i, 0, k, &values[i * k]);
-        seen[h] = Quantize(WeightFormat::kBF16, values, n, k);
+        rounded_weights[h] = Quantize(WeightFormat::kBF16, values, n, k);
       }
     }
     HeadLinearParams p = {.x = rounded.data(),
                           .ldx = ldx,
                           .head_stride_x = stride_x,
-                          .w = seen,
+                          .w = rounded_weights,
                           .transposed = transposed,
                           .y = expected.data(),
                           .ldy = heads * out,

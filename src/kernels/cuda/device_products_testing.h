@@ -43,8 +43,8 @@ class ProductsTest : public DeviceTest {
     return c;
   }
 
-  // The weight that `device` stores for w, as float32 on the host.
-  WeightView Seen(Device& device, const WeightView& w, const WeightView& placed) {
+  // Returns w, rounded as `device` rounds it when it places the weight.
+  WeightView RoundedWeight(Device& device, const WeightView& w, const WeightView& placed) {
     if (&device != fast_.get() || placed.format != WeightFormat::kBF16) return w;
     std::vector<float> values(w.n * w.k);
     for (int64_t i = 0; i < w.n; ++i) DequantizeRow(w, i, 0, w.k, &values[i * w.k]);
@@ -52,8 +52,8 @@ class ProductsTest : public DeviceTest {
   }
 
   // Returns x, rounded as `device` rounds it for a GEMM with a placed weight.
-  std::vector<float> Seen(Device& device, const WeightView& placed, const std::vector<float>& x,
-                          int64_t m, int64_t ldx) {
+  std::vector<float> RoundedInput(Device& device, const WeightView& placed,
+                                  const std::vector<float>& x, int64_t m, int64_t ldx) {
     std::vector<float> rounded = x;
     if (&device != fast_.get()) return rounded;
     const bool fp8 = placed.format == WeightFormat::kFp8Block;
@@ -78,11 +78,11 @@ class ProductsTest : public DeviceTest {
   void CheckLinear(Device& device, Case c) {
     const WeightView placed = device.Place(c.w);
     Case expected = c;
-    expected.w = Seen(device, c.w, placed);
+    expected.w = RoundedWeight(device, c.w, placed);
     expected.w.activation = &device == exact_.get() || placed.format == WeightFormat::kF32
                                 ? c.w.activation
                                 : ActivationFormat::kNone;
-    expected.x = Seen(device, placed, c.x, c.m, c.ldx);
+    expected.x = RoundedInput(device, placed, c.x, c.m, c.ldx);
     cpu_->Linear(expected.Params());
 
     const DeviceVector x(device, c.x), bias(device, c.bias), y(device, c.y);

@@ -34,7 +34,7 @@ TEST_F(DeviceTest, ManySmallCopiesKeepTheirOrder) {
   EXPECT_EQ(target.Read(), values);
 }
 
-TEST_F(DeviceTest, MemoryIsZeroedAndFreedByWhoeverHasItLast) {
+TEST_F(DeviceTest, MemoryIsZeroedAndFreedWithItsLastReference) {
   std::shared_ptr<void> memory = exact_->Allocate(1 << 20);
   std::vector<uint8_t> bytes(1 << 20, 1);
   exact_->CopyOut(bytes.data(), memory.get(), bytes.size());
@@ -44,7 +44,7 @@ TEST_F(DeviceTest, MemoryIsZeroedAndFreedByWhoeverHasItLast) {
   exact_->Synchronize();
 }
 
-TEST_F(DeviceTest, ARecordedPassReadsWhatLiesInItsMemoryThen) {
+TEST_F(DeviceTest, AReplayedPassReadsTheCurrentMemory) {
   const int64_t count = 1000;
   const DeviceVector x(*exact_, std::vector<float>(count, 1.0f));
   const DeviceVector y(*exact_, std::vector<float>(count, 0.0f));

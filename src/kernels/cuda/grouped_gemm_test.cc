@@ -26,8 +26,8 @@ struct Layout {
   std::vector<int32_t> counts, begins, blocks;
 };
 
-enum class Way { kBlocks, kCounts };
-std::vector<float> RunGroups(const GemmProblemData& c, const Layout& layout, Way way,
+enum class RowLayout { kBlocks, kCounts };
+std::vector<float> RunGroups(const GemmProblemData& c, const Layout& layout, RowLayout row_layout,
                              bool float_output = true, bool bias = false) {
   const DeviceMemory blocks = Upload(layout.blocks), begins = Upload(layout.begins),
                      counts = Upload(layout.counts);
@@ -46,7 +46,7 @@ std::vector<float> RunGroups(const GemmProblemData& c, const Layout& layout, Way
                          .groups = c.groups,
                          .bias = bias ? c.bias.as<float>() : nullptr,
                          .float_output = float_output};
-  if (way == Way::kBlocks) {
+  if (row_layout == RowLayout::kBlocks) {
     p.block_groups = blocks.as<int32_t>();
   } else {
     p.group_begins = begins.as<int32_t>();
@@ -90,8 +90,8 @@ TEST_P(GroupedGemm, BlocksGiveSumsOfRandomGroups) {
                            static_cast<int32_t>(random() % 200)});
       const GemmProblemData c(fp8(), layout.groups(), layout.rows(), n, k,
                               static_cast<unsigned>(n + k));
-      ExpectSums(c, layout, RunGroups(c, layout, Way::kBlocks), 0.0);
-      ExpectSums(c, layout, RunGroups(c, layout, Way::kBlocks, false), 1.0 / 256);
+      ExpectSums(c, layout, RunGroups(c, layout, RowLayout::kBlocks), 0.0);
+      ExpectSums(c, layout, RunGroups(c, layout, RowLayout::kBlocks, false), 1.0 / 256);
     }
 }
 
@@ -99,7 +99,7 @@ TEST_P(GroupedGemm, BlocksOfNoGroupAreNotWritten) {
   const Layout layout({130, 5, 0, 40});
   const GemmProblemData c(fp8(), layout.groups(), layout.rows(), 256, 256, 3);
   for (const bool float_output : {false, true}) {
-    const std::vector<float> got = RunGroups(c, layout, Way::kBlocks, float_output);
+    const std::vector<float> got = RunGroups(c, layout, RowLayout::kBlocks, float_output);
     for (size_t block = 0; block < layout.blocks.size(); ++block)
       for (int64_t i = 0; layout.blocks[block] < 0 && i < kGroupBlockRows * c.n; ++i)
         ASSERT_EQ(got[block * kGroupBlockRows * c.n + i], kUntouched);
@@ -110,7 +110,7 @@ TEST_P(GroupedGemm, BlocksOfNoGroupAreNotWritten) {
 TEST_P(GroupedGemm, PartsOfTheRowsHaveTheSameBits) {
   const Layout layout({130, 5, 0, 40, 300, 1});
   const GemmProblemData c(fp8(), layout.groups(), layout.rows(), 256, 384, 8);
-  const std::vector<float> want = RunGroups(c, layout, Way::kBlocks);
+  const std::vector<float> want = RunGroups(c, layout, RowLayout::kBlocks);
   const DeviceMemory blocks = Upload(layout.blocks), begins = Upload(layout.begins),
                      counts = Upload(layout.counts);
   const int64_t element_bytes = fp8() ? 1 : 2;
@@ -170,8 +170,10 @@ TEST_P(GroupedGemm, CountsGiveTheSameBitsAsBlocksAndWriteNoOtherRows) {
       const GemmProblemData c(fp8(), layout.groups(), layout.rows(), n, k,
                               static_cast<unsigned>(random()));
       for (const bool float_output : {false, true}) {
-        const std::vector<float> blocks = RunGroups(c, layout, Way::kBlocks, float_output, n > 64);
-        const std::vector<float> few = RunGroups(c, layout, Way::kCounts, float_output, n > 64);
+        const std::vector<float> blocks =
+            RunGroups(c, layout, RowLayout::kBlocks, float_output, n > 64);
+        const std::vector<float> few =
+            RunGroups(c, layout, RowLayout::kCounts, float_output, n > 64);
         for (int g = 0; g < layout.groups(); ++g) {
           const int64_t begin = layout.begins[g] * n, end = begin + layout.counts[g] * n;
           const int64_t next =
@@ -189,9 +191,9 @@ TEST_P(GroupedGemm, CountsGiveSumsOfGroupsAnywhere) {
   const int64_t rows = 100;
   layout.begins = {64, 0, 4, 12};
   const GemmProblemData c(fp8(), layout.groups(), rows, 320, 384, 6);
-  ExpectSums(c, layout, RunGroups(c, layout, Way::kCounts, true, true), 0.0, true);
+  ExpectSums(c, layout, RunGroups(c, layout, RowLayout::kCounts, true, true), 0.0, true);
   layout.counts = {0, 0, 0, 0};
-  for (const float x : RunGroups(c, layout, Way::kCounts)) ASSERT_EQ(x, kUntouched);
+  for (const float x : RunGroups(c, layout, RowLayout::kCounts)) ASSERT_EQ(x, kUntouched);
 }
 
 TEST_P(GroupedGemm, SizesThatDoNotFitAreRefused) {

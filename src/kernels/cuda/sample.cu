@@ -106,12 +106,13 @@ struct SamplingThreshold {
 // tokens precede it and their mass is at most top_p of the total. The weight threshold is found by
 // bisection over float bits: the bit patterns of positive floats are ordered as their values.
 __device__ SamplingThreshold Filter(const float* weights, int64_t vocab, double total,
-                                    const kernels::RowSampling& draw, Shared& shared) {
-  const float least = fmaxf(FLT_MIN, fminf(draw.min_p, 1.0f));
-  const bool by_count = draw.top_k > 0 && draw.top_k < vocab, by_mass = draw.top_p < 1.0f;
+                                    const kernels::RowSampling& sampling, Shared& shared) {
+  const float least = fmaxf(FLT_MIN, fminf(sampling.min_p, 1.0f));
+  const bool by_count = sampling.top_k > 0 && sampling.top_k < vocab,
+             by_mass = sampling.top_p < 1.0f;
   if (!by_count && !by_mass) return {least, vocab};
-  const int32_t most = by_count ? draw.top_k : INT32_MAX;
-  const double mass = by_mass ? draw.top_p * total : DBL_MAX;
+  const int32_t most = by_count ? sampling.top_k : INT32_MAX;
+  const double mass = by_mass ? sampling.top_p * total : DBL_MAX;
   const Run run = RunOf(vocab);
   const auto above = [&](uint32_t bits, int32_t* count) {
     const float bound = __uint_as_float(bits);
@@ -197,14 +198,14 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(kernels::SampleParams p
   const int64_t row = blockIdx.x;
   const float* logits = p.logits + row * p.vocab;
   float* weights = p.weights + row * p.vocab;
-  const kernels::RowSampling draw = p.draws[row];
+  const kernels::RowSampling sampling = p.sampling[row];
   const uint32_t* mask = MaskOf(p, row);
   bool finite;
   const Best best = Largest(logits, mask, p.vocab, shared, &finite);
   int32_t token = best.id;
-  if (finite && draw.temperature > 0.0f) {
+  if (finite && sampling.temperature > 0.0f) {
     const Run run = RunOf(p.vocab);
-    const float scale = 1.0f / draw.temperature;
+    const float scale = 1.0f / sampling.temperature;
     double sum = 0.0;
     for (int64_t i = run.begin; i < run.end; ++i) {
       // The filters never keep a weight of 0.
@@ -212,8 +213,8 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(kernels::SampleParams p
       sum += weights[i];
     }
     const double total = BlockSum(sum, shared.sums);
-    const SamplingThreshold kept = Filter(weights, p.vocab, total, draw, shared);
-    token = Pick(weights, p.vocab, kept, draw.uniform, shared);
+    const SamplingThreshold kept = Filter(weights, p.vocab, total, sampling, shared);
+    token = Pick(weights, p.vocab, kept, sampling.uniform, shared);
   }
   if (threadIdx.x == 0) p.tokens[row] = finite ? token : -1;
 }

@@ -2,11 +2,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/draw_params.h"
+#include "kernels/sample_params.h"
 
 namespace switchyard::cuda {
 
-// Samples a token for each row (semantics: kernels/draw_params.h); enqueues on `stream`. The
+// Samples a token for each row (semantics: kernels/sample_params.h); enqueues on `stream`. The
 // reduction order does not depend on the batch: ranks with the same logits sample the same token.
 cudaError_t SampleTokens(const kernels::SampleParams& p, cudaStream_t stream);
 

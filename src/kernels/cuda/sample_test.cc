@@ -18,14 +18,14 @@ namespace {
 using kernels::RowSampling;
 
 // Samples as engine/sampler does: all filters apply to the probabilities of the whole row.
-int32_t Reference(const std::vector<float>& logits, const RowSampling& draw) {
+int32_t Reference(const std::vector<float>& logits, const RowSampling& row_sampling) {
   for (const float x : logits)
     if (!std::isfinite(x)) return -1;
   const auto best = std::ranges::max_element(logits) - logits.begin();
-  if (draw.temperature == 0.0f) return static_cast<int32_t>(best);
+  if (row_sampling.temperature == 0.0f) return static_cast<int32_t>(best);
   std::vector<double> weights;
   for (const float x : logits)
-    weights.push_back(std::exp((x - logits[best]) * (1.0f / draw.temperature)));
+    weights.push_back(std::exp((x - logits[best]) * (1.0f / row_sampling.temperature)));
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
@@ -34,9 +34,9 @@ int32_t Reference(const std::vector<float>& logits, const RowSampling& draw) {
   double before = 0.0, kept = 0.0;
   for (size_t i = 0; i < order.size(); ++i) {
     const double w = weights[order[i]];
-    if (draw.top_k > 0 && static_cast<int32_t>(i) >= draw.top_k) break;
-    if (draw.top_p < 1.0f && before > draw.top_p * total) break;
-    if (w < draw.min_p) break;
+    if (row_sampling.top_k > 0 && static_cast<int32_t>(i) >= row_sampling.top_k) break;
+    if (row_sampling.top_p < 1.0f && before > row_sampling.top_p * total) break;
+    if (w < row_sampling.min_p) break;
     keeps[order[i]] = true;
     kept += w;
     before += w;
@@ -47,7 +47,7 @@ int32_t Reference(const std::vector<float>& logits, const RowSampling& draw) {
     if (!keeps[i]) continue;
     below += weights[i];
     last = static_cast<int32_t>(i);
-    if (below > draw.uniform * kept) break;
+    if (below > row_sampling.uniform * kept) break;
   }
   return last;
 }
@@ -59,14 +59,14 @@ struct Masks {
 };
 
 std::vector<int32_t> OnDevice(const std::vector<std::vector<float>>& rows,
-                              const std::vector<RowSampling>& draws, const Masks& masks = {}) {
+                              const std::vector<RowSampling>& sampling, const Masks& masks = {}) {
   const auto count = static_cast<int64_t>(rows.size());
   const auto vocab = static_cast<int64_t>(rows[0].size());
   DeviceMemory logits(count * vocab * sizeof(float)), weights(count * vocab * sizeof(float));
-  DeviceMemory asked(count * sizeof(RowSampling)), tokens(count * sizeof(int32_t));
+  DeviceMemory device_sampling(count * sizeof(RowSampling)), tokens(count * sizeof(int32_t));
   for (int64_t r = 0; r < count; ++r)
     CopyToDevice(logits.as<float>() + r * vocab, rows[r].data(), vocab * sizeof(float), "logits");
-  CopyToDevice(asked.data(), draws.data(), asked.bytes(), "draws");
+  CopyToDevice(device_sampling.data(), sampling.data(), device_sampling.bytes(), "sampling");
   const bool masked = !masks.words.empty();
   DeviceMemory words(masks.words.size() * sizeof(uint32_t) + 4);
   DeviceMemory mask_rows(count * sizeof(int32_t));
@@ -75,7 +75,7 @@ std::vector<int32_t> OnDevice(const std::vector<std::vector<float>>& rows,
     CopyToDevice(mask_rows.data(), masks.rows.data(), mask_rows.bytes(), "rows of masks");
   }
   Check(SampleTokens({.logits = logits.as<float>(),
-                      .draws = asked.as<RowSampling>(),
+                      .sampling = device_sampling.as<RowSampling>(),
                       .rows = count,
                       .vocab = vocab,
                       .masks = masked ? words.as<uint32_t>() : nullptr,
@@ -83,13 +83,13 @@ std::vector<int32_t> OnDevice(const std::vector<std::vector<float>>& rows,
                       .weights = weights.as<float>(),
                       .tokens = tokens.as<int32_t>()},
                      nullptr),
-        "draw");
+        "sample");
   std::vector<int32_t> result(count);
   Check(cudaMemcpy(result.data(), tokens.data(), tokens.bytes(), cudaMemcpyDeviceToHost), "tokens");
   return result;
 }
 
-class DrawTest : public ::testing::Test {
+class SampleTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (DeviceCount() == 0) GTEST_SKIP() << "no GPU";
@@ -103,37 +103,39 @@ class DrawTest : public ::testing::Test {
   std::mt19937 random_{7};
 };
 
-TEST_F(DrawTest, DrawsAsTheSamplerDoes) {
+TEST_F(SampleTest, SamplesAsTheSamplerDoes) {
   std::uniform_real_distribution<double> uniform(0.0, 1.0);
   for (const int64_t vocab : {1, 2, 61, 1024, 5003, 151936}) {
     std::vector<std::vector<float>> rows;
-    std::vector<RowSampling> draws;
+    std::vector<RowSampling> sampling;
     for (int i = 0; i < 24; ++i) {
       rows.push_back(Row(vocab, i % 3 == 0 ? 0.1f : 3.0f));
-      RowSampling draw{.temperature = i % 6 == 0 ? 0.0f : 0.7f, .uniform = uniform(random_)};
-      if (i % 4 == 1) draw.top_k = 1 + i;
-      if (i % 4 == 2) draw.top_p = 0.8f;
-      if (i % 4 == 3) draw.min_p = 0.05f;
-      if (i % 8 == 5) draw.top_p = 0.3f;
-      draws.push_back(draw);
+      RowSampling row_sampling{.temperature = i % 6 == 0 ? 0.0f : 0.7f,
+                               .uniform = uniform(random_)};
+      if (i % 4 == 1) row_sampling.top_k = 1 + i;
+      if (i % 4 == 2) row_sampling.top_p = 0.8f;
+      if (i % 4 == 3) row_sampling.min_p = 0.05f;
+      if (i % 8 == 5) row_sampling.top_p = 0.3f;
+      sampling.push_back(row_sampling);
     }
-    const std::vector<int32_t> tokens = OnDevice(rows, draws);
+    const std::vector<int32_t> tokens = OnDevice(rows, sampling);
     int differ = 0;  // different rounding of sums may change a sample at a boundary
-    for (size_t i = 0; i < rows.size(); ++i) differ += tokens[i] != Reference(rows[i], draws[i]);
+    for (size_t i = 0; i < rows.size(); ++i) differ += tokens[i] != Reference(rows[i], sampling[i]);
     EXPECT_LE(differ, vocab > 10000 ? 1 : 0) << vocab;
   }
 }
 
-TEST_F(DrawTest, EqualLogitsFallToTheLowestIds) {
+TEST_F(SampleTest, EqualLogitsFallToTheLowestIds) {
   const std::vector<float> row(100, 1.0f);
-  const std::vector<RowSampling> draws = {{},
-                                          {.temperature = 1.0f, .top_k = 3, .uniform = 0.999},
-                                          {.temperature = 1.0f, .top_p = 0.049f, .uniform = 0.999},
-                                          {.temperature = 1.0f, .uniform = 0.0}};
-  EXPECT_EQ(OnDevice({row, row, row, row}, draws), (std::vector<int32_t>{0, 2, 4, 0}));
+  const std::vector<RowSampling> sampling = {
+      {},
+      {.temperature = 1.0f, .top_k = 3, .uniform = 0.999},
+      {.temperature = 1.0f, .top_p = 0.049f, .uniform = 0.999},
+      {.temperature = 1.0f, .uniform = 0.0}};
+  EXPECT_EQ(OnDevice({row, row, row, row}, sampling), (std::vector<int32_t>{0, 2, 4, 0}));
 }
 
-TEST_F(DrawTest, LogitsThatAreNotFiniteAreTold) {
+TEST_F(SampleTest, LogitsThatAreNotFiniteAreReported) {
   std::vector<float> nan(50, 0.0f), inf(50, 0.0f), fine(50, 0.0f);
   nan[49] = std::numeric_limits<float>::quiet_NaN();
   inf[3] = std::numeric_limits<float>::infinity();
@@ -143,21 +145,22 @@ TEST_F(DrawTest, LogitsThatAreNotFiniteAreTold) {
 }
 
 // A row with a mask gives the token of a row that has only the allowed logits.
-TEST_F(DrawTest, MasksLeaveTheAllowedTokensOnly) {
+TEST_F(SampleTest, MasksLeaveTheAllowedTokensOnly) {
   std::uniform_real_distribution<double> uniform(0.0, 1.0);
   for (const int64_t vocab : {1, 31, 32, 33, 1000, 151936}) {
     const int64_t width = (vocab + 31) / 32;
     std::vector<std::vector<float>> rows, compact;
     std::vector<std::vector<int32_t>> allowed;
-    std::vector<RowSampling> draws;
+    std::vector<RowSampling> sampling;
     Masks masks;
     for (int i = 0; i < 24; ++i) {
       rows.push_back(Row(vocab, 3.0f));
-      RowSampling draw{.temperature = i % 6 == 0 ? 0.0f : 0.9f, .uniform = uniform(random_)};
-      if (i % 4 == 1) draw.top_k = 1 + i;
-      if (i % 4 == 2) draw.top_p = 0.8f;
-      if (i % 4 == 3) draw.min_p = 0.05f;
-      draws.push_back(draw);
+      RowSampling row_sampling{.temperature = i % 6 == 0 ? 0.0f : 0.9f,
+                               .uniform = uniform(random_)};
+      if (i % 4 == 1) row_sampling.top_k = 1 + i;
+      if (i % 4 == 2) row_sampling.top_p = 0.8f;
+      if (i % 4 == 3) row_sampling.min_p = 0.05f;
+      sampling.push_back(row_sampling);
       allowed.emplace_back();
       compact.emplace_back();
       masks.rows.push_back(i % 3 == 0 ? -1 : static_cast<int32_t>(masks.words.size() / width));
@@ -172,27 +175,28 @@ TEST_F(DrawTest, MasksLeaveTheAllowedTokensOnly) {
         compact.back().push_back(rows.back()[id]);
       }
     }
-    const std::vector<int32_t> tokens = OnDevice(rows, draws, masks);
+    const std::vector<int32_t> tokens = OnDevice(rows, sampling, masks);
     int differ = 0;  // different rounding of sums may change a sample at a boundary
     for (size_t i = 0; i < rows.size(); ++i) {
       EXPECT_TRUE(std::ranges::binary_search(allowed[i], tokens[i])) << vocab << " " << i;
-      differ += tokens[i] != allowed[i][Reference(compact[i], draws[i])];
+      differ += tokens[i] != allowed[i][Reference(compact[i], sampling[i])];
     }
     EXPECT_LE(differ, vocab > 10000 ? 1 : 0) << vocab;
   }
 }
 
-TEST_F(DrawTest, ForbiddenLogitsThatAreNotFiniteAreToldToo) {
+TEST_F(SampleTest, ForbiddenLogitsThatAreNotFiniteAreReportedToo) {
   std::vector<float> row(40, 0.0f);
   row[39] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(OnDevice({row}, {{}}, {.rows = {0}, .words = {1, 0}}), (std::vector<int32_t>{-1}));
 }
 
-TEST_F(DrawTest, SameRowsSameTokensWhateverIsBesideThem) {
+TEST_F(SampleTest, TokensDoNotDependOnOtherRows) {
   const auto row = Row(32000, 2.0f);
-  const RowSampling draw{.temperature = 1.3f, .top_p = 0.9f, .uniform = 0.37};
-  const std::vector<int32_t> alone = OnDevice({row}, {draw});
-  EXPECT_EQ(OnDevice({row, row, row}, {draw, draw, draw}), std::vector<int32_t>(3, alone[0]));
+  const RowSampling row_sampling{.temperature = 1.3f, .top_p = 0.9f, .uniform = 0.37};
+  const std::vector<int32_t> alone = OnDevice({row}, {row_sampling});
+  EXPECT_EQ(OnDevice({row, row, row}, {row_sampling, row_sampling, row_sampling}),
+            std::vector<int32_t>(3, alone[0]));
 }
 
 }  // namespace

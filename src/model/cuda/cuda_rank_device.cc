@@ -77,8 +77,8 @@ class CudaRankDevice : public RankDevice {
 
   kernels::Device& device() override { return *device_; }
   const RankGroups& groups() override { return groups_; }
-  bool draws() const override { return true; }
-  void Draw(const kernels::SampleParams& p) override {
+  bool samples() const override { return true; }
+  void Sample(const kernels::SampleParams& p) override {
     cuda::Check(cuda::SampleTokens(p, cuda_.stream()), "drawing of tokens");
   }
   std::shared_ptr<MoeBackend> MakeMoe(const ModelOptions& options, const MoeShape& shape) override {

@@ -96,7 +96,7 @@ GgufPlace ExpertPlace(const GgufFiles& files, const std::string& block, std::str
   if (files.Find(place.tensor) != nullptr) return place;
   const std::string both = block + "ffn_gate_up_exps.weight";
   if (part != "down" && files.Find(both) != nullptr)
-    return {.tensor = both, .expert = expert, .second = part == "up" ? 1 : 0, .parts = 2};
+    return {.tensor = both, .expert = expert, .part_index = part == "up" ? 1 : 0, .part_count = 2};
   const std::string single = fmt::format("{}ffn_{}.{}.weight", block, part, expert);
   if (files.Find(single) != nullptr) return {.tensor = single};
   return place;

@@ -26,9 +26,9 @@ struct GgufPlace {
   int64_t expert = -1;  // index in a stack [experts, …]; -1: no stack
   Rows rows = Rows::kSame;
   int64_t pairs_of = 0;  // kPairs: number of heads
-  // A tensor may hold `parts` matrices of an expert, one after another by rows. This matrix has
-  // index `second` among them: for gate and up rows in one tensor, up has index 1 of 2 parts.
-  int64_t second = 0, parts = 1;
+  // A tensor may hold `part_count` matrices of an expert, one after another by rows. This matrix
+  // has index `part_index` among them: for gate and up rows in one tensor, up has index 1 of 2.
+  int64_t part_index = 0, part_count = 1;
 };
 
 // `name`: "model.layers.3.mlp.experts.7.up_proj.weight".

@@ -192,7 +192,7 @@ class GgufSource : public WeightSource {
   }
 
   std::optional<GgufMatrix> FindMatrix(const MatrixRequest& r, const GgufPlace& place) {
-    std::vector<int64_t> shape = {r.n * place.parts, r.k};
+    std::vector<int64_t> shape = {r.n * place.part_count, r.k};
     if (place.expert >= 0) shape.insert(shape.begin(), config_.moe->router.num_experts);
     const GgufFiles::Tensor* t = Find(r.name, place.tensor, shape, r.keys);
     if (t == nullptr) return std::nullopt;
@@ -203,7 +203,7 @@ class GgufSource : public WeightSource {
                  .pairs_of = place.pairs_of,
                  .name = place.tensor,
                  .file = t->file};
-    const int64_t first = std::max<int64_t>(place.expert, 0) * place.parts + place.second;
+    const int64_t first = std::max<int64_t>(place.expert, 0) * place.part_count + place.part_index;
     m.data += first * r.n * m.row_bytes();
     return m;
   }

@@ -240,7 +240,7 @@ TEST_F(ResumeTest, WritesChangedAndMissingFilesAgain) {
 
 // Files that the state does not list are written again: a truncated file under its final name, and
 // a partial file.
-TEST_F(ResumeTest, TrustsOnlyFilesOfTheState) {
+TEST_F(ResumeTest, ReusesOnlyFilesOfTheState) {
   RunAndKillAfter(1);
   for (const auto& [name, bytes] : want_) {
     if (name.ends_with(".safetensors") && !fs::exists(options_.to / name)) {

@@ -61,7 +61,7 @@ TEST(ExpertLoader, LoadsWhatTheModelLoads) {
     }
 }
 
-TEST(ExpertLoader, MakesUpWhatTheModelMakesUp) {
+TEST(ExpertLoader, DummyWeightsAreThoseOfTheModel) {
   for (const std::string name : {"mixtral", "deepseek_v3_fp8", "gpt_oss"}) {
     SCOPED_TRACE(name);
     ExpectTheModels("/nonexistent", LoadModelConfig(FixtureDir(name)), {4, 2},
@@ -82,7 +82,7 @@ TEST(ExpertLoader, ConvertsAsTheModelDoes) {
   }
 }
 
-TEST(ExpertLoader, KnowsWhatIsUsedAsItIsStored) {
+TEST(ExpertLoader, ConvertsIsFalseForWeightsUsedAsStored) {
   const auto converts = [](const std::filesystem::path& dir, const std::string& method,
                            const LoadOptions& options = {}) {
     const ModelConfig config = LoadModelConfig(dir, {}, {.method = method});
@@ -113,7 +113,7 @@ TEST(ExpertLoader, MemoryGoesWithTheExpert) {
   EXPECT_TRUE(biases.expired());
 }
 
-TEST(ExpertLoader, SaysWhatIsWrongWithTheCheckpoint) {
+TEST(ExpertLoader, ErrorsNameTheDefectOfTheCheckpoint) {
   ChangedCheckpoint c("qwen3_moe");
   c.tensors.erase("model.layers.1.mlp.experts.2.up_proj.weight");
   const ExpertLoader loader(c.Write(), c.config, Mesh(), {});

@@ -9,7 +9,7 @@ namespace {
 
 // Kernels read rows along k. So this rank's shard of a matrix that is stored as [k, n] (gpt-oss in
 // bfloat16) is transposed once.
-WeightView Turn(CheckpointReader& in, const MatrixRequest& r, const StoredTensor& t) {
+WeightView Transpose(CheckpointReader& in, const MatrixRequest& r, const StoredTensor& t) {
   MatrixRequest part = r;
   part.rows = {0, r.rows.size()};
   part.cols = {0, r.cols.size()};
@@ -53,7 +53,7 @@ WeightView ReadPlain(CheckpointReader& in, const MatrixRequest& r) {
   const bool halves =
       t->dtype == DType::kBF16 && r.scheme.activation == ActivationFormat::kBFloat16;
   plain.scheme.activation = halves ? ActivationFormat::kBFloat16 : ActivationFormat::kNone;
-  if (r.transposed) return Turn(in, plain, *t);
+  if (r.transposed) return Transpose(in, plain, *t);
   const auto size = static_cast<int64_t>(SizeOf(t->dtype));
   const uint8_t* data = t->data + r.expert * r.n * r.k * size;
   WeightView view = StoredView(plain, PlainFormat(t->dtype), data, t->owner);

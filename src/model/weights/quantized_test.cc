@@ -133,7 +133,7 @@ TEST(QuantizedCheckpoints, ActivationsAreThoseOfTheFlag) {
   EXPECT_EQ(activation("ct_fp8_channel", "always"), A::kFp8Token);
 }
 
-TEST(PlainCheckpoints, RowsInBFloat16AreAskedForAndMeetWeightsInItAlone) {
+TEST(PlainCheckpoints, BFloat16RowsNeedTheFlagAndBFloat16Weights) {
   const auto weights = [](const char* name, const char* flag) {
     const auto dir = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / name;
     const ModelConfig config = LoadModelConfig(dir, {}, {.activations = flag});

@@ -172,7 +172,7 @@ bool CpuMoeBackend::Supports(WeightFormat format) const {
 }
 
 void CpuMoeBackend::Observe(RoutingObserver* observer) {
-  if (observer && observer->wants_dispatch() && fused_)
+  if (observer && observer->needs_dispatch() && fused_)
     throw Invalid(
         "--expert-distribution-recorder-mode stat_approx counts dispatched rows, which "
         "--moe-a2a-backend {} does not expose: want stat",

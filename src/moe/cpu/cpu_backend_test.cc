@@ -89,7 +89,7 @@ class NothingFused : public FusedExperts {
   void End(const ExpertBlock&, DispatchHandle*, float*) override {}
 };
 
-TEST(CpuMoeBackendTest, AFusedOperatorTakesNoRunnerBesideIt) {
+TEST(CpuMoeBackendTest, AFusedOperatorRefusesARunner) {
   MoeBackends backends = BuiltinMoeBackends();
   backends.fused.Add("both",
                      {[](const DispatcherContext&) { return std::make_unique<NothingFused>(); },
@@ -101,7 +101,7 @@ TEST(CpuMoeBackendTest, AFusedOperatorTakesNoRunnerBesideIt) {
   EXPECT_EQ(ErrorOf({.a2a_backend = "both"}, backends), "no error");
 }
 
-TEST(CpuMoeBackendTest, CombineByRankIsRefusedWhereNobodyAddsUp) {
+TEST(CpuMoeBackendTest, CombineByRankIsRefusedWithoutPartialSums) {
   const MoeBackends backends = BuiltinMoeBackends();
   for (const std::string a2a : {"none", "flashinfer", "fused"})
     EXPECT_THAT(ErrorOf({.a2a_backend = a2a, .combine_rows = "rank"}, backends),

@@ -208,7 +208,7 @@ void CpuMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
   if (fused_) return;
   CpuMoeState& s = Own(state);
   permute(s.dispatched.layout).pre(permute_context(), s.dispatched, &s.grouped);
-  if (observer_ && observer_->wants_dispatch())
+  if (observer_ && observer_->needs_dispatch())
     observer_->OnDispatch(s.pass, layer.config.layer, s.grouped);
 }
 

@@ -42,7 +42,7 @@ ExchangeModes ModesOf(const GpuExchangeBackend& exchange, const MoeOptions& opti
 
 // Whether rows are sent to other ranks: the backend has an exchange, and there are several EP
 // ranks.
-bool Travel(const GpuExchangeBackend& exchange, const ExchangeShape& shape) {
+bool RowsAreExchanged(const GpuExchangeBackend& exchange, const ExchangeShape& shape) {
   return exchange.make && shape.ep > 1;
 }
 
@@ -95,7 +95,7 @@ size_t CudaMoeBackend::PeerBytes(const MoeOptions& options_in, const MoeShape& s
   CheckGpuOptions(options, shape, mesh, backends);
   const ExchangeShape exchange = ExchangeShapeOf(options, shape, mesh);
   const GpuExchangeBackend& backend = backends.exchanges.Find(options.a2a_backend);
-  if (!Travel(backend, exchange)) return 0;
+  if (!RowsAreExchanged(backend, exchange)) return 0;
   const ExchangeModes modes = ModesOf(backend, options, exchange);
   const auto bytes = [&](bool low_latency, int64_t tokens) {
     if (tokens == 0) return size_t{0};
@@ -144,8 +144,9 @@ CudaMoeBackend::~CudaMoeBackend() = default;
 
 // Exchanged rows arrive in the normal layout, also in low-latency mode (DispatchedRows).
 void CudaMoeBackend::FindPermute(const GpuMoeBackends& backends) {
-  const DispatchLayout from =
-      Travel(exchange_, exchange_shape_) ? DispatchLayout::kNormal : DispatchLayout::kStandard;
+  const DispatchLayout from = RowsAreExchanged(exchange_, exchange_shape_)
+                                  ? DispatchLayout::kNormal
+                                  : DispatchLayout::kStandard;
   const GpuPermute* permute = backends.permutes.Find(from, runner_->layout());
   if (!permute)
     throw Invalid(
@@ -161,7 +162,7 @@ void CudaMoeBackend::MakeExchanges() {
   CHECK(modes.normal_tokens > 0 || modes.low_latency_tokens > 0);
   normal_tokens_ = modes.normal_tokens > 0 ? modes.normal_tokens : exchange_shape_.max_tokens;
   low_latency_tokens_ = modes.low_latency_tokens;
-  if (!Travel(exchange_, exchange_shape_)) return;
+  if (!RowsAreExchanged(exchange_, exchange_shape_)) return;
   if (modes.normal_tokens > 0) normal_ = MakeExchange(false, normal_tokens_);
   if (modes.low_latency_tokens > 0) low_latency_ = MakeExchange(true, low_latency_tokens_);
 }
@@ -192,8 +193,8 @@ RoutingLogShape CudaMoeBackend::LogShape() const {
           .local = local_experts(),
           .top_k = shape_.top_k,
           .max_rows = shape_.max_tokens,
-          .tokens = observer_->wants_tokens(),
-          .dispatch = observer_->wants_dispatch()};
+          .tokens = observer_->needs_tokens(),
+          .dispatch = observer_->needs_dispatch()};
 }
 
 void CudaMoeBackend::SelectExchange(int64_t longest, MoeState& state) {
@@ -255,7 +256,7 @@ std::unique_ptr<MoeState> CudaMoeBackend::MakeState(int slot) {
   b.order_arrived = Memory(sizeof(uint32_t));
   b.order_scratch = Memory(RowOrderScratch(arrived * k, local_experts()) * 4);
   b.products = product_bytes_.Allocate();
-  b.beside = beside_bytes_.Allocate();
+  b.shared_products = shared_product_bytes_.Allocate();
   b.outputs = Memory(output_bytes_);
   if (has_shared_) {
     const int64_t own = CeilDiv(shape_.max_tokens, scatters_ ? mesh_.attn_tp() : 1);
@@ -281,7 +282,7 @@ void CudaMoeBackend::ReserveShared(const DeviceExperts& shared) {
   has_shared_ = true;
   product_bytes_.Cover(BytesOf(shared, RoundUp(own, kGroupBlockRows)));
   if (device_.options().fused)
-    beside_bytes_.Cover(
+    shared_product_bytes_.Cover(
         BytesOf(shared, RoundUp(std::min(own, kMaxTokensOnSideStream), kGroupBlockRows)));
 }
 
@@ -318,9 +319,9 @@ std::unique_ptr<MoeLayerParts> CudaMoeBackend::Place(MoeLayerConfig config,
 const Branch* CudaMoeBackend::SharedBranch(const CudaMoeParts& parts,
                                            const CudaMoeState& state) const {
   const int64_t own = state.own.size();
-  const bool beside = parts.shared && own > 0 && state.in_first_round() && !state.overlaps &&
-                      device_.options().fused && own <= kMaxTokensOnSideStream;
-  return beside ? &beside_ : nullptr;
+  const bool overlaps = parts.shared && own > 0 && state.in_first_round() && !state.overlaps &&
+                        device_.options().fused && own <= kMaxTokensOnSideStream;
+  return overlaps ? &shared_branch_ : nullptr;
 }
 
 void CudaMoeBackend::PlanRound(const CudaMoeParts& parts, CudaMoeState& s) const {
@@ -334,28 +335,28 @@ void CudaMoeBackend::PlanRound(const CudaMoeParts& parts, CudaMoeState& s) const
   s.expected_slots = CeilDiv(tokens * k, mesh_.ep());
   s.ordered_rows = MaxOrderedRows(s.slots, parts.experts.experts);
   s.down_parts = 1;
-  s.sends_beside = sends_ && s.exchange && s.exchange->overlaps() && s.overlaps;
+  s.sends_on_side_stream = sends_ && s.exchange && s.exchange->overlaps() && s.overlaps;
   if (!options_.single_batch_overlap || !s.exchange || !s.exchange->overlaps()) return;
   if (s.exchange->combines_in_parts())
     s.down_parts = context_.down_parts > 0 ? context_.down_parts
                                            : runner_->DownParts(parts.experts, ChunkAt(s, 0));
   const bool shared_on_stream =
       parts.shared && s.own.size() > 0 && s.in_first_round() && !SharedBranch(parts, s);
-  s.sends_beside = s.sends_beside || SplitsDown(s) || shared_on_stream;
+  s.sends_on_side_stream = s.sends_on_side_stream || SplitsDown(s) || shared_on_stream;
 }
 
 cudaStream_t CudaMoeBackend::ForkSends(const CudaMoeState& state) const {
-  if (!state.sends_beside) return stream();
+  if (!state.sends_on_side_stream) return stream();
   sends_->Fork(stream());
   return sends_->stream();
 }
 
 void CudaMoeBackend::MarkSent(const CudaMoeState& state) const {
-  if (state.sends_beside) state.sent.Record(sends_->stream());
+  if (state.sends_on_side_stream) state.sent.Record(sends_->stream());
 }
 
 void CudaMoeBackend::AwaitSent(const CudaMoeState& state) const {
-  if (state.sends_beside)
+  if (state.sends_on_side_stream)
     Check(cudaStreamWaitEvent(stream(), state.sent.get()), "wait for the sends of an exchange");
 }
 

@@ -46,8 +46,8 @@ struct MoeBuffers {
   DeviceMemory offsets, counts, block_groups, order_scratch;
   DeviceMemory order_arrived;  // arrival count of SelectAndOrder's blocks
   ProductBuffers products;     // for a chunk of rows, or for the shared expert on the same stream
-  ProductBuffers beside;       // for the shared expert on its own stream
-  DeviceMemory outputs;        // [ordered rows, H]
+  ProductBuffers shared_products;      // for the shared expert on its own stream
+  DeviceMemory outputs;                // [ordered rows, H]
   DeviceMemory shared_y, shared_gate;  // output and gate of the shared expert, for the own tokens
 };
 
@@ -64,7 +64,7 @@ struct CudaMoeState : MoeState {
     int64_t row_stride = 0, scale_offset = 0;
     ElementType type = ElementType::kF32;
     // Whether rows were exchanged. If not, they are float32 and not rounded yet.
-    bool travelled = false;
+    bool exchanged = false;
     const int32_t* ids = nullptr;    // [segments · capacity, k] local expert ids
     const float* weights = nullptr;  // [segments · capacity, k]; set if rows were not exchanged
   } arrived;
@@ -76,8 +76,8 @@ struct CudaMoeState : MoeState {
   // 1: RunExperts also computes the down projection. Above 1: RunDown computes it, the first chunk
   // in at most this many parts.
   int down_parts = 1;
-  bool sends_beside = false;  // whether sends have their own stream
-  GpuGroupedRows grouped;     // the chunk that RunDown computes
+  bool sends_on_side_stream = false;  // whether sends have their own stream
+  GpuGroupedRows grouped;             // the chunk that RunDown computes
 
   Event sent{cudaEventDisableTiming};  // marks the end of the last sends of an overlapped exchange
 
@@ -253,13 +253,13 @@ class CudaMoeBackend : public MoeBackend {
   DeviceMemory local_ids_;
   DeviceMemory owners_;  // [physical] EP rank of each expert, if the shared expert is dispatched
   // Bytes of the buffers that a state needs for the layers placed so far.
-  ProductBytes product_bytes_, beside_bytes_;
+  ProductBytes product_bytes_, shared_product_bytes_;
   int64_t output_bytes_ = 0;
   bool has_shared_ = false;
   int64_t spare_bytes_ = 0;  // bytes of spare memory for one moved expert
   std::unique_ptr<ExpertMover> mover_;
   std::vector<int> layers_;  // model indices of the layers placed so far
-  Branch beside_;
+  Branch shared_branch_;
   std::optional<Branch> sends_;  // stream for sends that overlap computation, if any
 };
 

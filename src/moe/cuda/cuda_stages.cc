@@ -205,7 +205,7 @@ void CudaMoeBackend::BeginDispatch(const MoeLayerParts& layer, MoeState& state) 
                                .tokens = s.round.size(),
                                .longest = s.LongestInRound(),
                                .addend = SharedInSums(Own(layer), s),
-                               .overlaps = s.sends_beside},
+                               .overlaps = s.sends_on_side_stream},
                               ForkSends(s));
     MarkSent(s);
   } else if (gathers()) {
@@ -247,8 +247,8 @@ void CudaMoeBackend::RunShared(const MoeLayerParts& layer, MoeState& state) {
   const Branch* branch = SharedBranch(parts, s);
   const PdlStream on = branch ? PdlStream(branch->stream(), chain().early) : chain();
   RunSharedExpert(*parts.shared, ActivationOf(parts.config), s.own_x(), own,
-                  s.buffers.shared_y.as<float>(), branch ? s.buffers.beside : s.buffers.products,
-                  on);
+                  s.buffers.shared_y.as<float>(),
+                  branch ? s.buffers.shared_products : s.buffers.products, on);
   if (parts.shared_gate.n == 0) return;
   Check(RouterLogits({.x = s.own_x(),
                       .w = parts.shared_gate.data.data(),
@@ -278,7 +278,7 @@ void CudaMoeBackend::EndDispatch(const MoeLayerParts& /*layer*/, MoeState& state
     arrived.row_stride = rows.row_stride;
     arrived.scale_offset = rows.scale_offset;
     arrived.type = TypeOf(row_format());
-    arrived.travelled = true;
+    arrived.exchanged = true;
     arrived.ids = rows.ids;
   } else {
     const bool all = gathers();
@@ -345,7 +345,7 @@ GpuGroupedRows CudaMoeBackend::PermuteChunk(const CudaMoeParts& parts, const Cud
                  .row_stride = arrived.row_stride,
                  .scale_offset = arrived.scale_offset,
                  .from = arrived.type,
-                 .via = arrived.travelled ? ElementType::kF32 : TypeOf(row_format()),
+                 .via = arrived.exchanged ? ElementType::kF32 : TypeOf(row_format()),
                  .hidden = shape_.hidden,
                  .k = slots_per_token(),
                  .chunk = grouped.chunk,

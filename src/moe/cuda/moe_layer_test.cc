@@ -296,7 +296,7 @@ TEST(CudaMoeLayer, FusedOpsDoNotChangeABit) {
 
 // Several layers in one captured pass. They share the buffers of the shared expert, and a layer may
 // start while the previous one still runs.
-TEST(CudaMoeLayer, SharedExpertsBesideTheOthersChangeNoBit) {
+TEST(CudaMoeLayer, SharedExpertsOnASideStreamChangeNoBit) {
   SKIP_WITHOUT_GPU();
   struct Case {
     TestLayer layer;
@@ -309,8 +309,8 @@ TEST(CudaMoeLayer, SharedExpertsBesideTheOthersChangeNoBit) {
       const auto hidden = layer.Hidden(tokens);
       const size_t bytes = hidden.size() * sizeof(float);
       std::vector<float> want(hidden.size()), got(hidden.size());
-      for (const bool beside : {false, true}) {
-        OnGpu gpu(layer, DType::kBF16, options, kMaxTokens, {.fused = !beside});
+      for (const bool unfused : {false, true}) {
+        OnGpu gpu(layer, DType::kBF16, options, kMaxTokens, {.fused = !unfused});
         const auto x = gpu.device->Allocate(bytes), y = gpu.device->Allocate(bytes);
         const auto z = gpu.device->Allocate(bytes);
         const auto forward = [&](const std::shared_ptr<void>& from,
@@ -327,7 +327,7 @@ TEST(CudaMoeLayer, SharedExpertsBesideTheOthersChangeNoBit) {
             forward(y, z);
           });
           gpu.device->CopyOut(got.data(), z.get(), bytes);
-          if (!beside) continue;
+          if (!unfused) continue;
           EXPECT_TRUE(kernels::SameBits(got, want)) << tokens << " tokens, run " << run;
         }
         want = got;
@@ -345,7 +345,7 @@ TestLayer PackedLayer(WeightFormat format, bool clamped_with_biases = false) {
                     .shared = true});
 }
 
-TEST(CudaMoeLayer, FourBitExpertsArePackedWhereThatIsAskedForAndSizesFit) {
+TEST(CudaMoeLayer, FourBitExpertsArePackedOnRequestWhereSizesFit) {
   for (const WeightFormat format : kPackedFormats) {
     TestLayer layer = PackedLayer(format);
     std::vector<kernels::ExpertWeights>& experts = layer.whole.experts;

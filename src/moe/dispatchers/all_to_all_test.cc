@@ -102,7 +102,7 @@ TEST_P(AllToAllTest, BitsAreThoseOfOneRankWithDeepEp) {
   }
 }
 
-TEST_P(AllToAllTest, MoeTpGroupsExchangeBesideOneAnother) {
+TEST_P(AllToAllTest, MoeTpGroupsExchangeConcurrently) {
   const TestLayer layer = SmallLayer();
   const auto batches = RoutingPatterns();
   const RowFormat format{DType::kBF16};

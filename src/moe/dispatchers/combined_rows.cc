@@ -38,7 +38,7 @@ CombinedRows::CombinedRows(const ExchangeShape& shape, int64_t capacity, BufferP
 void CombinedRows::Begin(const RoundPlace& round, const TopK& topk, const DispatchRows::Batch& sent,
                          Batch* batch) const {
   batch->first_token = round.first_token;
-  batch->left = batch->prepared = false;
+  batch->placed = batch->prepared = false;
   if (round.first_token == 0 && round.last) return;
   TopK& all = batch->topk;
   if (round.first_token == 0) {
@@ -62,7 +62,7 @@ std::span<std::byte* const> CombinedRows::Places(const ExchangeSlots& slots,
                                                  Batch* batch) const {
   const std::vector<Target>& targets = batch->targets;
   batch->places.assign(targets.size(), nullptr);
-  batch->left = true;
+  batch->placed = true;
   if (combine_rows_ == CombineRows::kRank) {
     std::byte* outputs = batch->outputs.Get(targets.size() * row_bytes_);
     batch->output_of.assign(sent.tokens.size() * k_, -1);
@@ -156,7 +156,7 @@ void CombinedRows::RegisterWrites(ExchangeSlots& slots, const DispatchRows::Batc
 const std::byte* CombinedRows::OutputsBySlot(const ExchangeSlots& slots,
                                              const DispatchRows::Batch& sent, Batch* batch) const {
   CHECK(combine_rows_ == CombineRows::kSlot);
-  batch->left = batch->prepared = false;
+  batch->placed = batch->prepared = false;
   return slots.Local(sent.use, outputs_);
 }
 
@@ -169,7 +169,7 @@ void CombinedRows::AwaitAndSum(ExchangeSlots& slots, int first_stage, const char
                                const DispatchRows::Batch& sent, const TopK& topk,
                                const ExpertMap& experts, Batch* batch, ThreadPool& pool,
                                float* y) const {
-  batch->left = batch->prepared = false;
+  batch->placed = batch->prepared = false;
   if (batch->first_token > 0 || parts() == 1) {
     AwaitAll(slots, sent.use, first_stage, what);
     const bool several = batch->first_token > 0;

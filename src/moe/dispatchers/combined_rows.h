@@ -47,7 +47,7 @@ class CombinedRows {
   struct Batch {
     std::vector<Target> targets;     // [num_rows] target of each runner output
     std::vector<std::byte*> places;  // [num_rows] address to which each runner output is written
-    bool left = false, prepared = false;  // left: Places was called; prepared: Prepare was called
+    bool placed = false, prepared = false;  // whether Places and Prepare were called
     // kSlot: [P] address of the outputs in the arena of each source.
     std::vector<std::byte*> arenas;
     int64_t first_token = 0;  // index of the current round's first token in the outputs

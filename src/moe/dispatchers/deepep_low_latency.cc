@@ -162,7 +162,7 @@ std::span<std::byte* const> DeepEpLowLatency::OutputDestinations(const ExpertRow
 
 void DeepEpLowLatency::PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  if (!state.returned.left) OutputDestinations(experts, handle);
+  if (!state.returned.placed) OutputDestinations(experts, handle);
   buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, {0, experts.num_rows},
                             &state.returned, pool_);
 }
@@ -177,7 +177,7 @@ void DeepEpLowLatency::BeginCombine(const ExpertRows& experts, DispatchHandle* h
 void DeepEpLowLatency::BeginCombinePart(const ExpertRows& experts, const OutputPart& part,
                                         DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  if (!state.returned.left) OutputDestinations(experts, handle);
+  if (!state.returned.placed) OutputDestinations(experts, handle);
   buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, part.rows, &state.returned,
                             pool_);
   slots_.RaiseAll(state.sent.use, kOutputs + part.index);

@@ -17,7 +17,7 @@ constexpr char kCombine[] = "deepep combine rows";
 DeepEpNormal::Buffers::Buffers(const PassRounds& rounds, const ExchangeShape& shape)
     : sent(shape, rounds.dispatch_tokens, &plan),
       returned(shape, rounds.combine_tokens, &plan),
-      tags(plan.Add("tags", sizeof(int32_t) * (1 + shape.k) * shape.ep * sent.capacity())) {}
+      metadata(plan.Add("tags", sizeof(int32_t) * (1 + shape.k) * shape.ep * sent.capacity())) {}
 
 ExchangeMemory DeepEpNormal::Memory(const MoeOptions& options, const ExchangeShape& shape) {
   return ExchangeSlots::Memory("deepep normal", shape.ep, kOutputs + shape.combine_parts,
@@ -35,7 +35,7 @@ DeepEpNormal::DeepEpNormal(SymmetricMemory& memory, std::vector<int> group,
                            const ExchangeSlots::Options& options)
     : pool_(pool),
       k_(shape.k),
-      tag_size_(1 + shape.k),
+      metadata_size_(1 + shape.k),
       experts_(experts),
       buffers_(rounds, shape),
       slots_(memory, std::move(group), "deepep normal", kOutputs + shape.combine_parts,
@@ -94,17 +94,18 @@ void DeepEpNormal::BeginDispatchAgain(const float* x, bool, DispatchHandle* hand
   slots_.RaiseAll(state.sent.use, kRows);
 }
 
-void DeepEpNormal::WriteTags(const DispatchRows::Batch& sent, int dest, int32_t* tags) const {
+void DeepEpNormal::WriteMetadata(const DispatchRows::Batch& sent, int dest,
+                                 int32_t* metadata) const {
   const int ranks = slots_.ranks();
   const auto tokens = static_cast<int32_t>(sent.order.size() / ranks);
   for (int32_t t = 0; t < tokens; ++t) {
     const int64_t order = sent.order[int64_t{t} * ranks + dest];
     if (order < 0) continue;
-    int32_t* tag = tags + order * tag_size_;
-    tag[0] = t;
+    int32_t* entry = metadata + order * metadata_size_;
+    entry[0] = t;
     const int32_t* owners = sent.owners.data() + int64_t{t} * k_;
     const int32_t* local_ids = sent.local_ids.data() + int64_t{t} * k_;
-    for (int j = 0; j < k_; ++j) tag[1 + j] = owners[j] == dest ? local_ids[j] : -1;
+    for (int j = 0; j < k_; ++j) entry[1 + j] = owners[j] == dest ? local_ids[j] : -1;
   }
 }
 
@@ -112,11 +113,11 @@ void DeepEpNormal::SendMetadata(const State& state) {
   const int me = slots_.rank();
   for (int dest = 0; dest < slots_.ranks(); ++dest) {
     if (dest == me) continue;
-    const size_t offset = TagOffset(me);
-    WriteTags(state.sent, dest,
-              reinterpret_cast<int32_t*>(slots_.At(state.sent.use, dest, offset)));
+    const size_t offset = MetadataOffset(me);
+    WriteMetadata(state.sent, dest,
+                  reinterpret_cast<int32_t*>(slots_.At(state.sent.use, dest, offset)));
     slots_.Wrote(state.sent.use, dest, offset,
-                 state.sent.counts[dest] * tag_size_ * sizeof(int32_t));
+                 state.sent.counts[dest] * metadata_size_ * sizeof(int32_t));
   }
 }
 
@@ -129,36 +130,36 @@ Dispatched DeepEpNormal::EndDispatch(DispatchHandle* handle) {
   slots_.WaitAll(state.sent.use, kRows, "deepep dispatch rows");
   if (!state.sent.again) {
     buffers_.sent.Receive(slots_, &state.sent);
-    ReceiveTags(&state);
+    ReceiveMetadata(&state);
   }
   Dispatched in = buffers_.sent.Locate(slots_, &state.sent);
   in.layout = DispatchLayout::kNormal;
-  in.topk_ids = state.tags.data() + 1;
-  in.topk_stride = tag_size_;
+  in.topk_ids = state.metadata.data() + 1;
+  in.topk_stride = metadata_size_;
   in.k = k_;
   return in;
 }
 
-// Copies the tags to memory of the batch, because the slot may be reused before the batch ends. A
-// lost rank cannot overwrite this copy.
-void DeepEpNormal::ReceiveTags(State* state) const {
+// Copies the metadata to memory of the batch, because the slot may be reused before the batch ends.
+// A lost rank cannot overwrite this copy.
+void DeepEpNormal::ReceiveMetadata(State* state) const {
   const std::vector<int32_t>& begin = state->sent.begin;
   const int64_t capacity = std::min(buffers_.sent.capacity(),
                                     buffers_.returned.capacity() - state->returned.first_token);
-  state->tags.resize(begin.back() * tag_size_);
+  state->metadata.resize(begin.back() * metadata_size_);
   for (int source = 0; source < slots_.ranks(); ++source) {
     const int64_t rows = begin[source + 1] - begin[source];
     if (rows == 0) continue;
-    int32_t* tags = state->tags.data() + begin[source] * tag_size_;
+    int32_t* metadata = state->metadata.data() + begin[source] * metadata_size_;
     int32_t* tokens = state->sent.tokens.data() + begin[source];
     if (source == slots_.rank()) {
-      WriteTags(state->sent, source, tags);
+      WriteMetadata(state->sent, source, metadata);
     } else {
-      std::memcpy(tags, slots_.Local(state->sent.use, TagOffset(source)),
-                  rows * tag_size_ * sizeof(int32_t));
+      std::memcpy(metadata, slots_.Local(state->sent.use, MetadataOffset(source)),
+                  rows * metadata_size_ * sizeof(int32_t));
     }
     for (int64_t n = 0; n < rows; ++n) {
-      tokens[n] = tags[n * tag_size_];
+      tokens[n] = metadata[n * metadata_size_];
       CHECK(tokens[n] >= 0 && tokens[n] < capacity);
     }
   }
@@ -177,7 +178,7 @@ std::span<std::byte* const> DeepEpNormal::OutputDestinations(const ExpertRows& e
 
 void DeepEpNormal::PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  if (!state.returned.left) OutputDestinations(experts, handle);
+  if (!state.returned.placed) OutputDestinations(experts, handle);
   buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, {0, experts.num_rows},
                             &state.returned, pool_);
 }
@@ -192,7 +193,7 @@ void DeepEpNormal::BeginCombine(const ExpertRows& experts, DispatchHandle* handl
 void DeepEpNormal::BeginCombinePart(const ExpertRows& experts, const OutputPart& part,
                                     DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  if (!state.returned.left) OutputDestinations(experts, handle);
+  if (!state.returned.placed) OutputDestinations(experts, handle);
   buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, part.rows, &state.returned,
                             pool_);
   slots_.RaiseAll(state.sent.use, kOutputs + part.index);

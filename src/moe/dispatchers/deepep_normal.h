@@ -12,7 +12,7 @@
 namespace switchyard {
 
 // Each rank rounds every row once, into its own arena. It sends two things to every destination
-// rank (DispatchRows): the number of rows and, for each row, its metadata ("tags"): token index and
+// rank (DispatchRows): the number of rows and, for each row, its metadata: token index and
 // local expert ids. Counts are not exchanged before the rows, so dispatch has one phase. Ranks of
 // the same host read the rows in place.
 //
@@ -70,7 +70,7 @@ class DeepEpNormal : public Dispatcher {
   struct State {
     DispatchRows::Batch sent;
     // [rows received, 1 + k]: token index at the source, then local expert ids.
-    std::vector<int32_t> tags;
+    std::vector<int32_t> metadata;
     CombinedRows::Batch returned;
   };
 
@@ -79,23 +79,24 @@ class DeepEpNormal : public Dispatcher {
     BufferPlan plan;
     DispatchRows sent;
     CombinedRows returned;
-    size_t tags;  // [P sources, capacity, 1 + k] i32
+    size_t metadata;  // [P sources, capacity, 1 + k] i32
   };
 
   void CheckTokens(int64_t tokens, const DispatchHandle& handle) const;
   void KeepSlot(const DispatchHandle& handle, State* state);
   void SendMetadata(const State& state);
-  void ReceiveTags(State* state) const;
-  // Writes the tags of all tokens that are sent to `dest`.
-  void WriteTags(const DispatchRows::Batch& sent, int dest, int32_t* tags) const;
-  // Offset of the tags that `source` sends.
-  size_t TagOffset(int source) const {
-    return buffers_.tags + buffers_.sent.SegmentBegin(source) * tag_size_ * sizeof(int32_t);
+  void ReceiveMetadata(State* state) const;
+  // Writes the metadata of all tokens that are sent to `dest`.
+  void WriteMetadata(const DispatchRows::Batch& sent, int dest, int32_t* metadata) const;
+  // Offset of the metadata that `source` sends.
+  size_t MetadataOffset(int source) const {
+    return buffers_.metadata +
+           buffers_.sent.SegmentBegin(source) * metadata_size_ * sizeof(int32_t);
   }
 
   ThreadPool& pool_;
   const int k_;
-  const int64_t tag_size_;  // 1 + k
+  const int64_t metadata_size_;  // 1 + k
   const ExpertMap& experts_;
   const Buffers buffers_;
   ExchangeSlots slots_;

@@ -243,7 +243,7 @@ TEST(DispatcherTest, DispatchAgainExchangesNoCounts) {
 }
 
 // The receive hook: the rank polls while it does other work, here until all rows have arrived.
-TEST(DispatcherTest, ArrivedSaysThatEndDispatchWouldReturnAtOnce) {
+TEST(DispatcherTest, ArrivedIsTrueIfEndDispatchWouldNotWait) {
   for (const std::string mode : {"normal", "low_latency", "auto"}) {
     RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
       RankComm& comm = moe.comm();
@@ -283,7 +283,7 @@ TEST(DispatcherTest, AutoSendsDecodeByLowLatencyAndTheRestByNormal) {
 
 // A row for several experts of one rank is stored once. If that rank is on the same host, it reads
 // the row in the source's arena, so there is only one copy of a token's row.
-TEST(DispatcherTest, RowsAreReadWhereTheirSourceLeftThem) {
+TEST(DispatcherTest, RowsAreReadInPlaceAtTheirSource) {
   for (const std::string mode : {"normal", "low_latency"}) {
     RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
       TestBatch b(2, 16, {2, 3, 0, 1, 0, 2}, 100.0f * rank);

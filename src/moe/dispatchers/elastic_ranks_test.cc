@@ -53,7 +53,7 @@ TEST_F(ElasticRanksTest, WhatIsCommittedCountsThoughNoFlagFollows) {
   EXPECT_TRUE(ranks_[0]->all_active() && ranks_[2]->all_active());
 }
 
-TEST_F(ElasticRanksTest, AllSeeTheSameRankLostInTheSameStage) {
+TEST_F(ElasticRanksTest, AllRanksAgreeOnTheLostRankAndTheStage) {
   ranks_[1]->Commit();
   Wait(0, 1, 2, Now());
   EXPECT_THAT(ranks_[0]->mask(), ElementsAre(1, 0, 1));
@@ -65,7 +65,7 @@ TEST_F(ElasticRanksTest, AllSeeTheSameRankLostInTheSameStage) {
   EXPECT_THAT(ranks_[2]->mask(), ElementsAre(1, 0, 1));
 }
 
-TEST_F(ElasticRanksTest, ALostRankLearnsOfItWhenItCommitsOrWaits) {
+TEST_F(ElasticRanksTest, ALostRankDetectsItWhenItCommitsOrWaits) {
   ranks_[1]->Commit();
   Wait(0, 1, 2, Now());
   const auto expect_excluded = [](const auto& body) {
@@ -81,7 +81,7 @@ TEST_F(ElasticRanksTest, ALostRankLearnsOfItWhenItCommitsOrWaits) {
   expect_excluded([&] { Wait(1, 2, 1, Far()); });
 }
 
-TEST_F(ElasticRanksTest, ARankDoesNotGiveUpThoseAheadOfIt) {
+TEST_F(ElasticRanksTest, ARankDoesNotExcludeThoseAheadOfIt) {
   for (int stage = 0; stage < 3; ++stage) ranks_[0]->Commit();
   ranks_[1]->Commit();
   Wait(1, 0, 1, Now());

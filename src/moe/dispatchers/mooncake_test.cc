@@ -152,12 +152,12 @@ void ExpectOthersFinish(const std::string& mode, const Leaves& leaves,
 
 TEST(MooncakeTest, AllRanksAreActiveWhereNoneIsLost) { ExpectOthersFinish("auto", {}); }
 
-TEST(MooncakeTest, OthersGoOnWithoutARankThatIsLostBeforeDispatch) {
+TEST(MooncakeTest, OthersContinueWithoutARankLostBeforeDispatch) {
   for (const std::string mode : {"normal", "low_latency"})
     ExpectOthersFinish(mode, {{1, {1, kBeforeDispatch}}});
 }
 
-TEST(MooncakeTest, OthersGoOnWithoutARankThatIsLostBetweenDispatchAndCombine) {
+TEST(MooncakeTest, OthersContinueWithoutARankLostBetweenDispatchAndCombine) {
   for (const std::string mode : {"normal", "low_latency"})
     ExpectOthersFinish(mode, {{0, {1, kBeforeCombine}}});
 }
@@ -166,13 +166,13 @@ TEST(MooncakeTest, WhatALostRankHadFinishedCounts) {
   ExpectOthersFinish("auto", {{3, {1, kAfterCombineBegan}}});
 }
 
-TEST(MooncakeTest, SumsOfRanksGoOnWithoutALostOne) {
+TEST(MooncakeTest, SumsByRankContinueWithoutALostRank) {
   for (const Step step : {kBeforeDispatch, kBeforeCombine, kAfterCombineBegan})
     ExpectOthersFinish("auto", {{2, {1, step}}}, "rank");
 }
 
 // In single-batch overlap, a rank commits each part of its outputs separately.
-TEST(MooncakeTest, OutputsInPartsGoOnWithoutALostRank) {
+TEST(MooncakeTest, OutputsInPartsContinueWithoutALostRank) {
   for (const std::string mode : {"normal", "low_latency"})
     for (const Step step : {kBeforeDispatch, kBeforeCombine, kAfterCombineBegan})
       ExpectOthersFinish(mode, {{1, {1, step}}}, "slot", /*in_parts=*/true);
@@ -242,7 +242,7 @@ void ExpectLateRankFails(const std::string& mode, Step step) {
       });
 }
 
-TEST(MooncakeTest, ARankThatIsOnlyLateLearnsThatItIsLostAndStops) {
+TEST(MooncakeTest, ALateRankDetectsThatItIsLostAndStops) {
   ExpectLateRankFails("normal", kBeforeDispatch);
   ExpectLateRankFails("low_latency", kBeforeCombine);
 }
@@ -327,12 +327,12 @@ void ExpectOtherProcessesFinish(const std::string& mode, Step step, int signal) 
   }
 }
 
-TEST(MooncakeProcessesTest, OthersGoOnWithoutAKilledProcess) {
+TEST(MooncakeProcessesTest, OthersContinueWithoutAKilledProcess) {
   ExpectOtherProcessesFinish("auto", kBeforeDispatch, SIGKILL);
   ExpectOtherProcessesFinish("normal", kBeforeCombine, SIGKILL);
 }
 
-TEST(MooncakeProcessesTest, AStoppedProcessThatGoesOnLearnsThatItIsLost) {
+TEST(MooncakeProcessesTest, AResumedProcessDetectsThatItIsLost) {
   ExpectOtherProcessesFinish("low_latency", kBeforeDispatch, SIGSTOP);
   ExpectOtherProcessesFinish("normal", kBeforeCombine, SIGSTOP);
 }

@@ -60,7 +60,7 @@ std::string WaitsIn(const A2aChoice& choice, size_t stage) {
 
 class StoppedRankTest : public ::testing::TestWithParam<A2aChoice> {};
 
-TEST_P(StoppedRankTest, OthersSayWhoTheyWaitForAndWhereAndGiveUp) {
+TEST_P(StoppedRankTest, OthersTimeOutAndNameTheRankAndTheStage) {
   const A2aChoice& choice = GetParam();
   const TestLayer layer({.hidden = 64, .intermediate = 32, .num_experts = 6, .top_k = 2});
   const MoeOptions options{.a2a_backend = choice.a2a, .deepep_mode = choice.mode};

@@ -24,7 +24,7 @@ Pairs OwnOfAll(const MeshShape& shape, const std::vector<int64_t>& tokens) {
   return own;
 }
 
-TEST(TokenSpreadTest, WorkedExample) {
+TEST(TokenPartitionTest, WorkedExample) {
   const MeshShape shape{.tp = 4, .ep = 2, .dp = 2};
   EXPECT_EQ(OwnOfAll(shape, {5, 2}), Pairs({{0, 3}, {3, 5}, {0, 1}, {1, 2}}));
   for (int rank = 0; rank < 4; ++rank) {
@@ -40,7 +40,7 @@ TEST(TokenSpreadTest, WorkedExample) {
 
 // MoE-TP groups {0,1,2} {3,4,5} and attention groups {0,1} {2,3} {4,5}: a lane has tokens of two
 // groups.
-TEST(TokenSpreadTest, LanesOverSeveralAttentionGroups) {
+TEST(TokenPartitionTest, LanesOverSeveralAttentionGroups) {
   const MeshShape shape{.tp = 6, .ep = 2, .dp = 3};
   const std::vector<int64_t> tokens = {3, 4, 0};
   EXPECT_EQ(OwnOfAll(shape, tokens), Pairs({{0, 2}, {2, 3}, {0, 2}, {2, 4}, {0, 0}, {0, 0}}));
@@ -53,7 +53,7 @@ TEST(TokenSpreadTest, LanesOverSeveralAttentionGroups) {
   }
 }
 
-TEST(TokenSpreadTest, OneAttentionGroupIsCutOverAllRanks) {
+TEST(TokenPartitionTest, OneAttentionGroupIsPartitionedOverAllRanks) {
   const MeshShape shape{.tp = 4, .ep = 2};
   EXPECT_EQ(OwnOfAll(shape, {6}), Pairs({{0, 2}, {2, 4}, {4, 5}, {5, 6}}));
   const TokenPartition second = SpreadOf(shape, 3, {6});
@@ -71,7 +71,7 @@ std::vector<int> Divisors(int n) {
 
 // Each token has one owner, a lane is the union of its ranks' own tokens, ranks agree on the
 // longest lane, and no lane exceeds the buffer size.
-TEST(TokenSpreadTest, HoldsTogetherOnEveryMesh) {
+TEST(TokenPartitionTest, IsConsistentOnEveryMesh) {
   for (int tp = 1; tp <= 15; ++tp) {
     for (const int ep : Divisors(tp)) {
       for (const int dp : Divisors(tp)) {
@@ -116,7 +116,7 @@ TEST(TokenSpreadTest, HoldsTogetherOnEveryMesh) {
 }
 
 // Own tokens 4 to 6 of the group are tokens 2 to 4 of the lane.
-TEST(TokenSpreadTest, OwnTokensOfARound) {
+TEST(TokenPartitionTest, OwnTokensOfARound) {
   struct Case {
     Share round;
     std::vector<int64_t> want;  // begin and end in the round, first token in the group
@@ -130,7 +130,7 @@ TEST(TokenSpreadTest, OwnTokensOfARound) {
     EXPECT_EQ(OwnInRound({4, 7}, 2, round).in_round.size(), 0);
 }
 
-TEST(TokenSpreadTest, LanesAreNoLongerThanWhatRanksOwn) {
+TEST(TokenPartitionTest, LanesAreNoLongerThanWhatRanksOwn) {
   EXPECT_EQ(MaxLaneTokens({.tp = 4, .ep = 4}, 100), 25);
   EXPECT_EQ(MaxLaneTokens({.tp = 4, .ep = 4}, 101), 26);
   EXPECT_EQ(MaxLaneTokens({.tp = 4, .ep = 4, .dp = 4}, 100), 100);

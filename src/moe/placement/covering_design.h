@@ -18,7 +18,7 @@ class CoveringDesign {
       first_.push_back(choices_);
       choices_ += sizes_[f];
     }
-    met_.assign(choices_ * choices_, false);
+    covered_.assign(choices_ * choices_, false);
     Row row(sizes_.size());
     while (NextUncoveredRow(&row)) {
       for (size_t f = 0; f < sizes_.size(); ++f)
@@ -31,7 +31,7 @@ class CoveringDesign {
 
  private:
   bool Covered(size_t f, int a, size_t g, int b) const {
-    return met_[(first_[f] + a) * choices_ + first_[g] + b];
+    return covered_[(first_[f] + a) * choices_ + first_[g] + b];
   }
 
   // Sets *row to a row with the first uncovered pair, and −1 for all other factors. Returns false
@@ -57,12 +57,12 @@ class CoveringDesign {
     int best = 0, most = -1;
     for (int i = 0; i < sizes_[f]; ++i) {
       const int choice = (i + static_cast<int>(rows_.size())) % sizes_[f];
-      int meets = 0;
+      int newly_covered = 0;
       for (size_t g = 0; g < sizes_.size(); ++g)
-        if (g != f && row[g] >= 0 && !Covered(f, choice, g, row[g])) ++meets;
-      if (meets <= most) continue;
+        if (g != f && row[g] >= 0 && !Covered(f, choice, g, row[g])) ++newly_covered;
+      if (newly_covered <= most) continue;
       best = choice;
-      most = meets;
+      most = newly_covered;
     }
     return best;
   }
@@ -70,13 +70,13 @@ class CoveringDesign {
   void MarkCovered(const Row& row) {
     for (size_t f = 0; f < sizes_.size(); ++f)
       for (size_t g = 0; g < sizes_.size(); ++g)
-        met_[(first_[f] + row[f]) * choices_ + first_[g] + row[g]] = true;
+        covered_[(first_[f] + row[f]) * choices_ + first_[g] + row[g]] = true;
   }
 
   std::vector<int> sizes_;
   std::vector<size_t> first_;  // [factors] index of each factor's first choice among all choices
   size_t choices_ = 0;
-  std::vector<bool> met_;  // [choices_, choices_] whether a pair is covered
+  std::vector<bool> covered_;  // [choices_, choices_] whether a pair is covered
   std::vector<Row> rows_;
 };
 

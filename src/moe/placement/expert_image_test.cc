@@ -70,7 +70,7 @@ TEST(ExpertImage, KeepsEveryNumberInEveryFormat) {
   }
 }
 
-TEST(ExpertImage, PanelsTravelWhole) {
+TEST(ExpertImage, PanelsRoundTrip) {
   kernels::Random random(2);
   constexpr int64_t kRows = 40, kColumns = 192;
   const WeightView rows =
@@ -93,7 +93,7 @@ TEST(ExpertImage, PanelsTravelWhole) {
   EXPECT_EQ(Numbers(want.down).front(), Numbers(rows).at(128));
 }
 
-TEST(ExpertImage, RowsThatTakeTurnsAndZeroPointsTravelToo) {
+TEST(ExpertImage, InterleavedRowsAndZeroPointsRoundTrip) {
   kernels::Random random(1);
   WeightView stored =
       Quantize(WeightFormat::kInt4Group, random.Normal(64 * 96, 1.0f), 64, 96, {.group_size = 32});

@@ -61,7 +61,7 @@ TEST(ExpertPlacementTest, RefusesForeignAndMissingExperts) {
               HasSubstr("logical expert 1 has no physical expert"));
 }
 
-TEST(ExpertPlacementTest, TokensGoToAReplicaAtHomeElseInTurn) {
+TEST(ExpertPlacementTest, TokensGoToALocalReplicaElseRoundRobin) {
   // Two slots on each of four ranks: {0,1} {2,0} {3,1} {0,3}
   const ExpertPlacement placement(4, {0, 1, 2, 0, 3, 1, 0, 3});
   EXPECT_THAT(placement.ReplicasFor(4, 0), ElementsAre(0, 1, 2, 7));
@@ -79,12 +79,12 @@ TEST(ExpertPlacementTest, TokensStayOnTheirNodeWhereTheyCan) {
   EXPECT_THAT(placement.ReplicasFor(4, 3, 2), ElementsAre(6, 5, 2, 7, 3));
 }
 
-TEST(ExpertPlacementTest, TokensThatAllRanksHaveGoToReplicasInTurn) {
+TEST(ExpertPlacementTest, TokensThatAllRanksHaveGoToReplicasRoundRobin) {
   const ExpertPlacement placement(4, {0, 1, 2, 0, 3, 1, 0, 3});
   EXPECT_THAT(placement.CommonReplicas(), ElementsAre(0, 5, 2, 7));
 }
 
-TEST(ExpertPlacementTest, EveryReplicaIsOfItsExpertAndAtHomeWherePossible) {
+TEST(ExpertPlacementTest, EveryReplicaIsOfItsExpertAndLocalWherePossible) {
   kernels::Random random(3);
   for (int round = 0; round < 50; ++round) {
     const int experts = 1 + static_cast<int>(random.Below(12)), ep = 1 << random.Below(4);

@@ -101,7 +101,7 @@ TEST(SwitchPlacementTest, KeepsADispatchedSharedExpert) {
   EXPECT_TRUE(SameBits(OutputsOf(layer, options, mesh, true, true), still));
 }
 
-TEST(SwitchPlacementTest, ThousandSwitchesLeaveNothingBehind) {
+TEST(SwitchPlacementTest, ThousandSwitchesLeakNothing) {
   const TestLayer layer = MakeLayer();
   const MoeOptions options = Options({"deepep", "normal"});
   const MoeShape shape = layer.Shape(1);

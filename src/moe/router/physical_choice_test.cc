@@ -76,7 +76,7 @@ TEST(AppendSharedSlotsTest, LostRanksGetNothing) {
 // The number of rows of the most loaded rank must be minimal. Its lower bound over all assignments
 // of the shared rows is the maximum of two values: the most routed rows of a rank, and an even
 // share of all rows.
-TEST(AppendSharedSlotsTest, TheFullestRankIsAsEmptyAsItCanBe) {
+TEST(AppendSharedSlotsTest, TheMaximumLoadIsMinimal) {
   kernels::Random random(11);
   for (int round = 0; round < 200; ++round) {
     const int ranks = 1 + static_cast<int>(random.Below(8)), k = 1 + random.Below(4);

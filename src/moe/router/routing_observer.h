@@ -43,14 +43,14 @@ class RoutingObserver {
   virtual void OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) = 0;
   // Whether the observer needs OnRoute with the choices of each token. If not, a GPU may count the
   // choices itself, and call OnCounts once per layer and pass instead.
-  virtual bool wants_tokens() const { return true; }
+  virtual bool needs_tokens() const { return true; }
   virtual void OnCounts(uint64_t /*pass*/, int /*layer*/, const RoutedCounts& /*counts*/) {}
   // Whether the pass is observed. Called when the pass begins. GPUs record only passes that are
   // observed.
-  virtual bool wants_pass(uint64_t /*pass*/) const { return true; }
+  virtual bool needs_pass(uint64_t /*pass*/) const { return true; }
   // Whether OnDispatch is called, once per round, with the rows dispatched to this rank's experts.
   // Fused operators do not expose these rows, so they are rejected if this is true.
-  virtual bool wants_dispatch() const { return false; }
+  virtual bool needs_dispatch() const { return false; }
   virtual void OnDispatch(uint64_t /*pass*/, int /*layer*/, const GroupedRows& /*rows*/) {}
 };
 

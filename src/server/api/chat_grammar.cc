@@ -110,7 +110,7 @@ Json LineEnds() { return {{"type", "regex"}, {"pattern", "\\n{0,2}"}}; }
 
 // The text of a message of a harmony model.
 Json HarmonyText(const SpecialTokens& special) {
-  return TextBefore({"<|end|>", "<|start|>", "<|channel|>", "<|message|>"}, special);
+  return TextUntil({"<|end|>", "<|start|>", "<|channel|>", "<|message|>"}, special);
 }
 
 // Format of messages in the channel analysis, each followed by the beginning of the next message.
@@ -136,26 +136,27 @@ bool BeginsMessage(const PromptEnd& prompt) {
 }
 
 // Options of the part before the constrained part of the output.
-struct BeforeContent {
+struct ReasoningPrefixOptions {
   bool separate = true;    // the response separates reasoning and content
   bool preambles = false;  // harmony only: messages of the channel commentary may precede calls
   std::string_view excluded{};  // a marker that reasoning cannot contain; may be empty
 };
 
-Json ReasoningBefore(const OutputFormat& model, const PromptEnd& prompt,
-                     const SpecialTokens& special, const BeforeContent& before) {
+Json ReasoningPrefix(const OutputFormat& model, const PromptEnd& prompt,
+                     const SpecialTokens& special, const ReasoningPrefixOptions& options) {
   using Start = ReasoningSplitter::Start;
   Json elements = Json::array();
   if (IsHarmony(model))
-    return BeginsMessage(prompt) ? HarmonyReasoning(special, before.preambles) : elements;
+    return BeginsMessage(prompt) ? HarmonyReasoning(special, options.preambles) : elements;
   if (!model.reasoning) return elements;
   const ReasoningFormat& format = *model.reasoning;
   const Start start = ReasoningStart(format, prompt);
-  if (start == Start::kContent || (start == Start::kUndecided && !before.separate)) return elements;
+  if (start == Start::kContent || (start == Start::kUndecided && !options.separate))
+    return elements;
   std::vector<std::string> ends = {std::string(format.close)};
-  if (!before.excluded.empty()) ends.emplace_back(before.excluded);
+  if (!options.excluded.empty()) ends.emplace_back(options.excluded);
   if (start == Start::kUndecided) elements = MarkedText(format.open, special);
-  Append(TextBefore(ends, special), &elements);
+  Append(TextUntil(ends, special), &elements);
   Append(MarkedText(format.close, special), &elements);
   elements.push_back(LineEnds());
   if (start == Start::kReasoning) return elements;
@@ -239,9 +240,9 @@ class ChatConstrainer {
       constraint = {.field = "tools",
                     .source = {GrammarSource::Kind::kStructuralTag, Tag(HarmonyText(special_))}};
     GrammarSource& source = constraint->source;
-    source.prefix = Before({.separate = separate_,
-                            .preambles = strict_,
-                            .excluded = strict_ ? model_.calls->begin : ""});
+    source.prefix = PrefixGrammar({.separate = separate_,
+                                   .preambles = strict_,
+                                   .excluded = strict_ ? model_.calls->begin : ""});
     if (message_) source.opening = Tag(MarkedText(kFinalChannel, special_));
     if (may_call_ && prompt_.message.empty()) source.alternative = CallsInstead();
     return constraint;
@@ -254,7 +255,7 @@ class ChatConstrainer {
         choice_.kind == ToolChoice::Kind::kNamed ? std::optional(choice_.name) : std::nullopt;
     GrammarSource source =
         OnlyCalls(CallsOf(service_, f_, calls, special_), MatchedCalls::kAll, name);
-    source.prefix = Before({.separate = separate_, .excluded = calls.begin});
+    source.prefix = PrefixGrammar({.separate = separate_, .excluded = calls.begin});
     return {"tool_choice", std::move(source)};
   }
 
@@ -265,10 +266,10 @@ class ChatConstrainer {
     if (!calls.format.leading) return TextWithCalls(calls);
     // Calls may begin the content, which follows the reasoning. The content cannot contain the
     // marker that ends the reasoning.
-    std::string before = Before({.separate = separate_});
-    if (!before.empty()) calls.format.excluded.emplace_back(model_.reasoning->close);
+    std::string prefix = PrefixGrammar({.separate = separate_});
+    if (!prefix.empty()) calls.format.excluded.emplace_back(model_.reasoning->close);
     GrammarSource source = TextWithCalls(calls);
-    source.prefix = std::move(before);
+    source.prefix = std::move(prefix);
     return source;
   }
 
@@ -279,8 +280,8 @@ class ChatConstrainer {
     return OnlyCalls(CallsOf(service_, f_, *model_.calls, special_), MatchedCalls::kStrict).text;
   }
 
-  std::string Before(const BeforeContent& before) const {
-    return Tag(ReasoningBefore(model_, prompt_, special_, before));
+  std::string PrefixGrammar(const ReasoningPrefixOptions& options) const {
+    return Tag(ReasoningPrefix(model_, prompt_, special_, options));
   }
 
   const Service& service_;

@@ -28,7 +28,7 @@ constexpr size_t kTextFactor = 4;
 
 size_t CostOf(const std::vector<PositionLogprobs>& positions) {
   size_t count = positions.size();
-  for (const PositionLogprobs& p : positions) count += p.top.size() + p.asked.size();
+  for (const PositionLogprobs& p : positions) count += p.top.size() + p.requested.size();
   return count * kAlternativeBytes;
 }
 

@@ -29,11 +29,11 @@ class RecentDeaths {
   explicit RecentDeaths(DeathLimit limit) : limit_(limit) {}
 
   // Adds the end of a rank. Returns false if there are now more ends within the window than the
-  // limit. `fruitless`: no output since the last end. Consecutive fruitless ends count regardless
-  // of the window, because loading may take so long that the window never contains more ends than
-  // the limit.
-  bool Add(std::string why, Clock::time_point now, bool fruitless = false) {
-    while (!fruitless && !recent_.empty() && now - recent_.front().first > limit_.window)
+  // limit. `no_output`: no output since the last end. Consecutive ends without output count
+  // regardless of the window, because loading may take so long that the window never contains more
+  // ends than the limit.
+  bool Add(std::string why, Clock::time_point now, bool no_output = false) {
+    while (!no_output && !recent_.empty() && now - recent_.front().first > limit_.window)
       recent_.pop_front();
     recent_.emplace_back(now, std::move(why));
     return recent_.size() <= static_cast<size_t>(limit_.count);

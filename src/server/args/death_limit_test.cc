@@ -32,11 +32,11 @@ TEST(RecentDeaths, CountsWithinTheWindow) {
                                       HasSubstr("--max-rank-deaths 2/10")));
 }
 
-TEST(RecentDeaths, FruitlessEndsInARowCountBeyondTheWindow) {
+TEST(RecentDeaths, EndsWithoutOutputInARowCountBeyondTheWindow) {
   const RecentDeaths::Clock::time_point start{1000s};
   RecentDeaths deaths({.count = 2, .window = 10s});
   EXPECT_TRUE(deaths.Add("a", start));
-  EXPECT_TRUE(deaths.Add("b", start + 20s, /*fruitless=*/true));
+  EXPECT_TRUE(deaths.Add("b", start + 20s, /*no_output=*/true));
   EXPECT_TRUE(deaths.Add("c", start + 40s));
   EXPECT_TRUE(deaths.Add("d", start + 60s, true));
   EXPECT_FALSE(deaths.Add("e", start + 80s, true));

@@ -120,18 +120,18 @@ void SetNics(const std::string& text, PlanArgs& a) {
 }
 
 // Flag values as given, which are parsed after the command line (--gpus, --nics, --cpu).
-struct Words {
+struct RawFlags {
   std::vector<std::string> gpus;
   std::string nics;
   bool cpu = false;
 };
 
-void Settle(const Words& words, PlanArgs& a) {
-  if (words.gpus.empty() == !words.cpu)
+void Settle(const RawFlags& raw, PlanArgs& a) {
+  if (raw.gpus.empty() == !raw.cpu)
     throw Invalid("plan: want either --gpus, like 8xh200, or --cpu");
-  if (!words.cpu) SetGpus(words.gpus, a);
-  SetNics(words.nics, a);
-  if (a.nodes > 1 && words.cpu)
+  if (!raw.cpu) SetGpus(raw.gpus, a);
+  SetNics(raw.nics, a);
+  if (a.nodes > 1 && raw.cpu)
     throw Invalid("--nodes {}: --cpu plans a single host; want --nodes 1", a.nodes);
   if (a.nodes > 1 && a.nics == 0)
     throw Invalid("--nodes {}: --nics is missing, like --nics 8x400", a.nodes);
@@ -146,13 +146,13 @@ void Settle(const Words& words, PlanArgs& a) {
 
 std::optional<PlanArgs> ParsePlan(const std::vector<std::string>& args) {
   PlanArgs a;
-  Words words;
+  RawFlags raw;
   CommandLine app(
       "Rank the layouts of a model on GPUs or CPUs, from config.json alone. Prints memory, times "
       "and throughput of the layouts, and the command line of the best one",
       "switchyard plan");
   AddModel(app, a);
-  AddCluster(app, a, words.gpus, words.nics, words.cpu);
+  AddCluster(app, a, raw.gpus, raw.nics, raw.cpu);
   AddLoad(app, a);
   AddOutput(app, a);
   app.Footer(
@@ -161,19 +161,19 @@ std::optional<PlanArgs> ParsePlan(const std::vector<std::string>& args) {
       "decode (PD).\nIf a layout needs only a part of the GPUs, "
       "the other GPUs run replicas of the engine. docs/planning.md explains the figures.");
   if (!ParseWords(app, args)) return std::nullopt;
-  Settle(words, a);
+  Settle(raw, a);
   return a;
 }
 
 std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) {
   SimulateArgs a;
-  Words words;
+  RawFlags raw;
   constexpr const char* kSimulation = "Simulation";
   CommandLine app(
       "Simulate requests on a layout of a cluster, step by step: latencies, use, imbalance",
       "switchyard simulate");
   AddModel(app, a.plan);
-  AddCluster(app, a.plan, words.gpus, words.nics, words.cpu);
+  AddCluster(app, a.plan, raw.gpus, raw.nics, raw.cpu);
   AddLoad(app, a.plan);
   app.Flag("--layout", a.layout, kSimulation,
            "Layout, named as in the output of `switchyard plan`; default: the best layout");
@@ -188,7 +188,7 @@ std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) 
       "Whole steps are simulated, not operations. Assumed: balanced experts, no prefix cache, and "
       "admission in order of arrival.");
   if (!ParseWords(app, args)) return std::nullopt;
-  Settle(words, a.plan);
+  Settle(raw, a.plan);
   if (a.trace.empty() && a.plan.rate <= 0)
     throw Invalid(
         "simulate: the arrivals are missing; set --rate (requests per second) or --trace");

@@ -2,8 +2,8 @@
 
 namespace switchyard {
 
-void DefinedGrammars::Introduce(const ReadyGrammar& grammar,
-                                std::vector<ControlMessage>* messages) {
+void DefinedGrammars::AppendDefinition(const ReadyGrammar& grammar,
+                                       std::vector<ControlMessage>* messages) {
   if (const auto found = defined_.find(grammar.id); found != defined_.end()) {
     order_.splice(order_.end(), order_, found->second.place);
     return;

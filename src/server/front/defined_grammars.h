@@ -14,8 +14,8 @@ namespace switchyard {
 
 // Decides which grammar definitions are sent to the ranks before a request. Keeps the most recently
 // used grammars on the ranks, up to a number and a size. Not thread-safe. The caller must hold one
-// lock for Introduce and for sending the messages, so that the ranks receive them in the same
-// order.
+// lock for AppendDefinition and for sending the messages, so that the ranks receive them in the
+// same order.
 class DefinedGrammars {
  public:
   struct Limits {
@@ -28,7 +28,7 @@ class DefinedGrammars {
   // Appends the messages to send before a request with `grammar`. Grammars beyond the limits are
   // dropped on the ranks, the least recently used grammars first. Open requests keep the grammar
   // that they use.
-  void Introduce(const ReadyGrammar& grammar, std::vector<ControlMessage>* messages);
+  void AppendDefinition(const ReadyGrammar& grammar, std::vector<ControlMessage>* messages);
 
  private:
   struct Defined {

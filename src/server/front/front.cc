@@ -243,7 +243,7 @@ void Front::OnMessage(const EngineMessage& message) {
   } else if (const auto* failure = std::get_if<EngineFailure>(&message)) {
     LOG_ERROR("a rank failed: {}", failure->what);
   } else {
-    Questions::OnAnswer answer;
+    Questions::OnResponse answer;
     {
       std::lock_guard lock(mutex_);
       answer = questions_.Take(message);

@@ -185,7 +185,7 @@ class Front {
   std::vector<EngineStats> HeldStats() const;  // requires mutex_
   int EndedWithoutAnswer(const RanksEnd& end);
   void Regroup(int groups);  // requires mutex_
-  bool IsToBlame(const Open& suspect, const RanksEnd& end, int fruitless) const;
+  bool IsCause(const Open& suspect, const RanksEnd& end, int no_output_ends) const;
   void Deliver(const RequestOutput& output, metrics::Clock::time_point now);
   void Take(Open& open, const RequestOutput& output, const std::string& overdue,
             metrics::Clock::time_point now);
@@ -229,8 +229,8 @@ class Front {
   // empty, the ranks have only its first request.
   std::set<uint64_t> suspects_;
   bool answered_ = false;   // the ranks have sent output since Resume
-  int fruitless_ends_ = 0;  // consecutive ends of ranks that had requests and sent no output
-  metrics::Clock::time_point fruitless_since_;  // time of the first fruitless end in a row
+  int no_output_ends_ = 0;  // consecutive ends of ranks that had requests and sent no output
+  metrics::Clock::time_point no_output_since_;  // time of the first of these ends
   std::vector<EngineStats> last_stats_;
   int64_t epoch_ = 1, deaths_ = 0, changes_ = 0;
   double pause_seconds_ = 0;

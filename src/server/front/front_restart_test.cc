@@ -81,7 +81,7 @@ TEST_F(FrontRestartTest, ALostAbortIsSentAgain) {
   EXPECT_EQ(clients[id]->finish, FinishReason::kAbort);
 }
 
-TEST_F(FrontRestartTest, QuestionsAreAskedAgain) {
+TEST_F(FrontRestartTest, QueriesAreSentAgain) {
   int answers = 0;
   const auto ask = [&] { front->FlushCache([&](bool done) { answers += done ? 1 : 0; }); };
   ask();
@@ -99,7 +99,7 @@ TEST_F(FrontRestartTest, QuestionsAreAskedAgain) {
 
 // A request without a seed gets a seed from its id. So a query must not take an id, which would
 // change the ids of later requests.
-TEST_F(FrontRestartTest, QuestionsTakeNoIdsOfRequests) {
+TEST_F(FrontRestartTest, QueriesUseNoIdsOfRequests) {
   EXPECT_EQ(Submit(1), 1u);
   front->FlushCache([](bool) {});
   EXPECT_EQ(Submit(1), 2u);
@@ -188,7 +188,7 @@ TEST_F(FrontRestartTest, ATimeoutDuringAPauseEndsTheRequestAtOnce) {
   EXPECT_THAT(clients[id]->error, HasSubstr("--request-queue-timeout"));
 }
 
-TEST_F(FrontRestartTest, AQuestionIsAskedTwiceAtMost) {
+TEST_F(FrontRestartTest, AQueryIsSentTwiceAtMost) {
   std::vector<std::string> errors;
   const auto dump = [&] {
     front->RecordExperts(RecordAction::kDump,
@@ -278,7 +278,7 @@ TEST_F(FrontChangeTest, RequestsContinueInOtherGroups) {
   EXPECT_EQ(front->history().epoch, 3);
 }
 
-TEST_F(FrontChangeTest, APinnedRequestMovesOnlyIfItsGroupIsGone) {
+TEST_F(FrontChangeTest, APinnedRequestMovesOnlyIfItsGroupIsRemoved) {
   BeginWithGroups(4);
   GenerationSpec spec;
   spec.input_ids = {5, 6};
@@ -293,7 +293,7 @@ TEST_F(FrontChangeTest, APinnedRequestMovesOnlyIfItsGroupIsGone) {
   RunOut();
 }
 
-TEST_F(FrontChangeTest, AQuestionOutlivesAnyNumberOfChanges) {
+TEST_F(FrontChangeTest, AQueryOutlivesAnyNumberOfChanges) {
   int answers = 0;
   front->FlushCache([&](bool done) { answers += done ? 1 : 100; });
   for (int i = 0; i < 5; ++i) ChangeTo(1);

@@ -74,7 +74,7 @@ TEST_F(FrontSuspectsTest, ARequestThatEndsItsRanksAloneEndsWithTheError) {
 
 // All ranks fail for a cause outside of the requests. The first failure ends the epoch, so the
 // others fail in later epochs, in which a suspect runs alone.
-TEST_F(FrontSuspectsTest, RanksThatFailOneAfterAnotherBlameNoRequest) {
+TEST_F(FrontSuspectsTest, RanksThatFailOneAfterAnotherEndNoRequest) {
   for (int i = 0; i < 3; ++i) Submit(9);
   Steps(1);
   Restart(Crashed({{1, 2, 3}}, {0}));
@@ -148,11 +148,11 @@ TEST_F(FrontSuspectsTest, KillsInARowWithoutATokenMakeTheirBatchSuspect) {
   const uint64_t a = Submit(9), b = Submit(9);
   Clock::time_point now = Clock::now();
   const auto kill = [&](std::vector<uint64_t> batch) {
-    const int fruitless =
+    const int no_output_ends =
         front->Pause({.why = "rank 0 was killed", .time = now, .batch = std::move(batch)});
     ranks.Restart();
     front->Resume();
-    return fruitless;
+    return no_output_ends;
   };
   Steps(1);
   EXPECT_EQ(kill({a, b}), 0);
@@ -171,7 +171,7 @@ TEST_F(FrontSuspectsTest, KillsInARowWithoutATokenMakeTheirBatchSuspect) {
   ExpectWhole(b, 9);
 }
 
-TEST_F(FrontSuspectsTest, KillsOfRanksWithoutRequestsAreNotFruitless) {
+TEST_F(FrontSuspectsTest, KillsOfRanksWithoutRequestsDoNotCount) {
   for (int i = 0; i < 9; ++i) {
     EXPECT_EQ(front->Pause({.why = "killed", .time = Clock::now(), .batch = {{}}}), 0);
     ranks.Restart();

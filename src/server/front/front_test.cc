@@ -118,7 +118,7 @@ TEST(DefinedGrammars, DropsTheOldestBeyondItsLimits) {
   const auto described = [](DefinedGrammars::Limits limits, std::vector<uint64_t> ids) {
     DefinedGrammars grammars(limits);
     std::vector<ControlMessage> messages;
-    for (const uint64_t id : ids) grammars.Introduce(*Grammar(id, 10), &messages);
+    for (const uint64_t id : ids) grammars.AppendDefinition(*Grammar(id, 10), &messages);
     return Described(messages);
   };
   EXPECT_THAT(described({.count = 2}, {1, 2, 1, 3, 2}),
@@ -256,7 +256,7 @@ TEST_F(FrontTest, AStopStringMayBeASpecialToken) {
   EXPECT_EQ(events.at(0).text, "ab");
 }
 
-TEST_F(FrontTest, TokensKnowWhereTheyBegin) {
+TEST_F(FrontTest, TokensHaveOffsetsInTheText) {
   GenerationSpec spec = Spec();
   spec.logprob.enabled = true;
   spec.stream_interval = 1;
@@ -392,7 +392,7 @@ TEST_F(FrontTest, LostRanksAndDrainingRefuseNewRequestsAndEndOpenOnes) {
   EXPECT_TRUE(front.WaitUntilIdle(std::chrono::milliseconds(0)));
 }
 
-TEST_F(FrontTest, QuestionsAboutExpertsAreAnsweredOnce) {
+TEST_F(FrontTest, QueriesAboutExpertsAreAnsweredOnce) {
   std::vector<std::string> dumps, loads;
   const auto dump = [&] {
     front.RecordExperts(RecordAction::kDump, [&](const RecordResult& r) {

@@ -16,7 +16,7 @@ namespace switchyard {
 // Each query has a ticket, which its response repeats. Owned by Front; not thread-safe.
 class Questions {
  public:
-  using OnAnswer = std::function<void(const EngineMessage&)>;
+  using OnResponse = std::function<void(const EngineMessage&)>;
   using Deliveries = std::vector<std::function<void()>>;
 
   // Maximum number of times that a query is sent. If the ranks ended each time, the query may be
@@ -27,15 +27,15 @@ class Questions {
   // was sent kMaxSent times. `if_held` creates it if there are no ranks at present; null: the query
   // waits for new ranks.
   template <typename Message>
-  void Add(Message message, OnAnswer on_answer,
+  void Add(Message message, OnResponse on_response,
            std::function<EngineMessage(const std::string& why)> if_lost,
            std::function<EngineMessage()> if_held) {
     message.ticket = ++last_ticket_;
-    open_[last_ticket_] = {message, std::move(on_answer), std::move(if_lost), std::move(if_held)};
+    open_[last_ticket_] = {message, std::move(on_response), std::move(if_lost), std::move(if_held)};
   }
   // Removes the query to which `message` responds, and returns its callback. Returns null if this
   // query is not open, or if `message` is not a response.
-  OnAnswer Take(const EngineMessage& message) {
+  OnResponse Take(const EngineMessage& message) {
     const auto ticket = std::visit(
         [](const auto& m) -> uint64_t {
           if constexpr (requires { m.ticket; }) return m.ticket;
@@ -43,7 +43,7 @@ class Questions {
         },
         message);
     auto node = open_.extract(ticket);
-    return node ? std::move(node.mapped().on_answer) : nullptr;
+    return node ? std::move(node.mapped().on_response) : nullptr;
   }
   // Returns the messages of the queries that the present ranks do not have. The caller sends them.
   std::vector<ControlMessage> TakeUnsent() {
@@ -85,7 +85,7 @@ class Questions {
  private:
   struct Question {
     ControlMessage message;
-    OnAnswer on_answer;
+    OnResponse on_response;
     std::function<EngineMessage(const std::string& why)> if_lost;
     std::function<EngineMessage()> if_held;
     bool with_ranks = false;  // was sent to the present ranks
@@ -100,8 +100,8 @@ class Questions {
         ++it;
         continue;
       }
-      deliveries.emplace_back([on_answer = std::move(question.on_answer),
-                               answer = make_answer(question)] { on_answer(answer); });
+      deliveries.emplace_back([on_response = std::move(question.on_response),
+                               answer = make_answer(question)] { on_response(answer); });
       it = open_.erase(it);
     }
     return deliveries;

@@ -18,13 +18,13 @@ using Clock = std::chrono::steady_clock;
 // next one.
 constexpr int32_t kTrialTokens = 2;
 
-// Numbers of consecutive ends of the ranks without any output. After kFruitlessEnds, the requests
-// of a killed batch become suspects too. After kLoneFruitlessEnds ends that span at least
-// kLoneFruitlessTime, a request that ran alone when its ranks were killed is taken as the cause.
+// Numbers of consecutive ends of the ranks without any output. After kNoOutputEnds, the requests
+// of a killed batch become suspects too. After kSuspectEnds ends that span at least
+// kSuspectTime, a request that ran alone when its ranks were killed is taken as the cause.
 // Kills with another cause are unlikely to be so frequent, for so long, before the first token. A
 // restart takes only milliseconds, so the supervisor delays restarts after such ends.
-constexpr int kFruitlessEnds = 5, kLoneFruitlessEnds = 8;
-constexpr std::chrono::seconds kLoneFruitlessTime{3};
+constexpr int kNoOutputEnds = 5, kSuspectEnds = 8;
+constexpr std::chrono::seconds kSuspectTime{3};
 
 double Milliseconds(Clock::duration time) {
   return std::chrono::duration<double, std::milli>(time).count();
@@ -66,7 +66,7 @@ bool Front::Open::PassesTrial(const RequestOutput& last) const {
 }
 
 void Front::Append(Open& open, std::vector<ControlMessage>* messages) {
-  if (open.spec.grammar) grammars_.Introduce(*open.spec.grammar, messages);
+  if (open.spec.grammar) grammars_.AppendDefinition(*open.spec.grammar, messages);
   open.sent = true;
   messages->emplace_back(open.Request(limits_.pooling, suspects_.contains(open.next.id)));
 }
@@ -140,26 +140,26 @@ void Front::BeginPause(Clock::time_point ended) {
 int Front::EndedWithoutAnswer(const RanksEnd& end) {
   const bool worked = std::ranges::any_of(
       open_, [&](const auto& entry) { return entry.second->sent && end.Had(entry.first); });
-  if (answered_) fruitless_ends_ = 0;
+  if (answered_) no_output_ends_ = 0;
   if (answered_ || !worked) return 0;
-  if (fruitless_ends_++ == 0) fruitless_since_ = end.time;
-  return fruitless_ends_;
+  if (no_output_ends_++ == 0) no_output_since_ = end.time;
+  return no_output_ends_;
 }
 
 // Whether a suspect that ran alone is the cause of the end: the same rank has failed twice with it,
-// or kLoneFruitlessEnds is reached. One failure of a rank is not enough, because another cause may
+// or kSuspectEnds is reached. One failure of a rank is not enough, because another cause may
 // make each of several ranks fail once, in different epochs. A request that is the cause therefore
 // ends after at most (number of ranks + 1) failures. Requires mutex_.
-bool Front::IsToBlame(const Open& suspect, const RanksEnd& end, int fruitless) const {
+bool Front::IsCause(const Open& suspect, const RanksEnd& end, int no_output_ends) const {
   const auto failed_before = [&](int rank) { return suspect.failed_ranks.contains(rank); };
   if (std::ranges::any_of(end.failed, failed_before)) return true;
-  if (fruitless < kLoneFruitlessEnds) return false;
-  return end.by_itself() || end.time - fruitless_since_ >= kLoneFruitlessTime;
+  if (no_output_ends < kSuspectEnds) return false;
+  return end.by_itself() || end.time - no_output_since_ >= kSuspectTime;
 }
 
 int Front::Pause(const RanksEnd& end) {
   BeginPause(end.time);
-  int fruitless = 0;
+  int no_output_ends = 0;
   std::vector<Ending> endings;
   Questions::Deliveries answers;
   {
@@ -167,17 +167,17 @@ int Front::Pause(const RanksEnd& end) {
     std::lock_guard lock(mutex_);
     if (lost_) return 0;
     ++deaths_;
-    fruitless = EndedWithoutAnswer(end);
-    const bool suspects = end.by_itself() || fruitless >= kFruitlessEnds;
+    no_output_ends = EndedWithoutAnswer(end);
+    const bool suspects = end.by_itself() || no_output_ends >= kNoOutputEnds;
     answers = questions_.OnRanksEnd(end.why);
     const uint64_t alone = suspects_.empty() ? 0 : *suspects_.begin();  // 0: none
     for (const auto& [id, open] : open_) {
       const bool sent = std::exchange(open->sent, false);
       if (!sent || !suspects || !end.Had(id) || open->ending) continue;
       suspects_.insert(id);
-      const bool guilty = alone == id && IsToBlame(*open, end, fruitless);
+      const bool is_cause = alone == id && IsCause(*open, end, no_output_ends);
       open->failed_ranks.insert(end.failed.begin(), end.failed.end());
-      if (!guilty) continue;
+      if (!is_cause) continue;
       LOG_ERROR(
           "the ranks ended again and again while they computed request {}, the last time alone: "
           "the request ends with an error",
@@ -191,7 +191,7 @@ int Front::Pause(const RanksEnd& end) {
   }
   End(endings);
   for (const auto& answer : answers) answer();
-  return fruitless;
+  return no_output_ends;
 }
 
 void Front::Regroup(int groups) {
@@ -213,7 +213,7 @@ void Front::PauseForChange(Clock::time_point since, int groups) {
   std::lock_guard order(order_);
   std::lock_guard lock(mutex_);
   if (lost_) return;
-  if (answered_) fruitless_ends_ = 0;
+  if (answered_) no_output_ends_ = 0;
   questions_.OnChange();
   for (const auto& [id, open] : open_) open->sent = false;
   if (std::ssize(controller_.loads()) != groups) Regroup(groups);

@@ -50,10 +50,11 @@ Admission AnswerOptions(OriginKind origin, const Request& request, const std::st
   Admission answer{.status = 204};
   answer.headers.emplace_back("Allow", allow);
   if (origin == OriginKind::kAllowed) {
-    const std::string_view asked = request.Header("Access-Control-Request-Headers");
+    const std::string_view requested_headers = request.Header("Access-Control-Request-Headers");
     answer.headers.emplace_back("Access-Control-Allow-Methods", allow);
-    answer.headers.emplace_back("Access-Control-Allow-Headers",
-                                asked.empty() ? "Authorization, Content-Type" : std::string(asked));
+    answer.headers.emplace_back(
+        "Access-Control-Allow-Headers",
+        requested_headers.empty() ? "Authorization, Content-Type" : std::string(requested_headers));
     answer.headers.emplace_back("Access-Control-Max-Age", "86400");
   }
   return answer;

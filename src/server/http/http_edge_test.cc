@@ -63,14 +63,14 @@ class HttpEdgeTest : public ::testing::Test {
     }
     server_->Start();
   }
-  TestResponse Ask(std::string_view bytes) {
+  TestResponse Send(std::string_view bytes) {
     TestClient client(server_->port());
     client.Send(bytes);
     return client.Read().value_or(TestResponse{});
   }
   int Status(std::string_view method, std::string_view path, std::string_view fields = "") {
-    return Ask(std::string(method) + " " + std::string(path) + " HTTP/1.1\r\nHost: a\r\n" +
-               std::string(fields) + "\r\n")
+    return Send(std::string(method) + " " + std::string(path) + " HTTP/1.1\r\nHost: a\r\n" +
+                std::string(fields) + "\r\n")
         .status;
   }
 
@@ -103,7 +103,7 @@ TEST_F(HttpEdgeTest, ProbesAreAnsweredBeyondTheLimitOfConnections) {
   ASSERT_EQ(second.Read()->status, 200);
   for (int i = 0; i < 100; ++i) {
     EXPECT_EQ(Status("GET", "/health"), 200);
-    const TestResponse refused = Ask("GET /hello HTTP/1.1\r\nHost: a\r\n\r\n");
+    const TestResponse refused = Send("GET /hello HTTP/1.1\r\nHost: a\r\n\r\n");
     EXPECT_EQ(refused.status, 503);
     EXPECT_EQ(refused.Header("Retry-After"), "1");
     EXPECT_EQ(refused.Header("Connection"), "close");
@@ -181,7 +181,7 @@ TEST_F(HttpEdgeTest, BodiesShareOneMemory) {
       std::string(kFirst, 'x');
   TestClient holder(server_->port());
   holder.Send(begin);
-  const auto used = [&] { return std::stoull(Ask("GET /used HTTP/1.1\r\nHost: a\r\n\r\n").body); };
+  const auto used = [&] { return std::stoull(Send("GET /used HTTP/1.1\r\nHost: a\r\n\r\n").body); };
   for (int i = 0; i < 3000 && used() < kFirst; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -198,13 +198,13 @@ TEST_F(HttpEdgeTest, BodiesShareOneMemory) {
   }
   holder.Send(std::string(kLength - kFirst, 'x'));
   EXPECT_EQ(holder.Read().value_or(TestResponse{}).status, 200);
-  EXPECT_EQ(Ask("POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000\r\n\r\n" +
-                std::string().append(9'000'000, 'x'))
+  EXPECT_EQ(Send("POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000\r\n\r\n" +
+                 std::string().append(9'000'000, 'x'))
                 .status,
             413);
 }
 
-TEST(MemoryBudget, GivesBackWhatItsOwnersHeld) {
+TEST(MemoryBudget, DestroyedChargesAreReleased) {
   const auto budget = std::make_shared<MemoryBudget>(100);
   {
     MemoryCharge a(budget), b(budget);
@@ -223,7 +223,7 @@ TEST(MemoryBudget, GivesBackWhatItsOwnersHeld) {
   EXPECT_TRUE(free.Add(~size_t{0}));
 }
 
-TEST_F(HttpEdgeTest, WorkOnABodyHoldsUpNoOtherRequest) {
+TEST_F(HttpEdgeTest, ProcessingABodyBlocksNoOtherRequest) {
   Start();
   std::promise<void> go, started;
   Server server({});
@@ -276,8 +276,8 @@ TEST_F(HttpEdgeTest, PagesOfOtherOriginsMayNotCall) {
   options_.cors_origins = {"https://app.example"};
   Start();
   const auto ask = [&](const char* method, const char* host, const char* origin) {
-    return Ask(std::string(method) + " " + (*method == 'P' ? "/flush" : "/hello") +
-               " HTTP/1.1\r\nHost: " + host + "\r\nOrigin: " + origin + "\r\n\r\n");
+    return Send(std::string(method) + " " + (*method == 'P' ? "/flush" : "/hello") +
+                " HTTP/1.1\r\nHost: " + host + "\r\nOrigin: " + origin + "\r\n\r\n");
   };
   for (const char* good : {"http://localhost:5173", "http://127.0.0.1", "http://[::1]:8000",
                            "https://app.example", "http://gpu7:30000"}) {
@@ -302,15 +302,15 @@ TEST_F(HttpEdgeTest, RequestsKeepTheirIds) {
   Start();
   const std::string trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
   const TestResponse named =
-      Ask("GET /hello HTTP/1.1\r\nHost: a\r\nX-Request-Id: abc-1\r\ntraceparent: " + trace +
-          "\r\n\r\n");
+      Send("GET /hello HTTP/1.1\r\nHost: a\r\nX-Request-Id: abc-1\r\ntraceparent: " + trace +
+           "\r\n\r\n");
   EXPECT_EQ(named.Header("X-Request-Id"), "abc-1");
   EXPECT_EQ(named.Header("traceparent"), trace);
   EXPECT_EQ(named.body, "abc-1");
-  const TestResponse fresh = Ask("GET /hello HTTP/1.1\r\nHost: a\r\nX-Request-Id: a b\r\n\r\n");
+  const TestResponse fresh = Send("GET /hello HTTP/1.1\r\nHost: a\r\nX-Request-Id: a b\r\n\r\n");
   EXPECT_EQ(fresh.Header("X-Request-Id").size(), 32u);
   EXPECT_EQ(fresh.Header("traceparent"), "");
-  EXPECT_EQ(Ask("GET /no HTTP/1.1\r\nHost: a\r\nX-Request-Id: x\r\n\r\n").Header("X-Request-Id"),
+  EXPECT_EQ(Send("GET /no HTTP/1.1\r\nHost: a\r\nX-Request-Id: x\r\n\r\n").Header("X-Request-Id"),
             "x");
 }
 

@@ -114,7 +114,7 @@ class Server::Impl {
   void Adopt(ClientStream::Socket socket);
   bool MakeSpareRoom();  // requires the mutex
   void Advance(Phase phase);
-  void Forget(Connection* connection);
+  void Remove(Connection* connection);
 
   const ServerOptions options_;
   Router router_;
@@ -207,7 +207,7 @@ void Server::Impl::Adopt(ClientStream::Socket socket) {
   const ConnectionContext context{options_, router_,  open_requests_,         responses_,
                                   budget_,  workers_, tls_ ? &*tls_ : nullptr};
   auto connection = Connection::Start(context, std::move(socket), spare,
-                                      [this](Connection* ended) { Forget(ended); });
+                                      [this](Connection* ended) { Remove(ended); });
   Connection* const key = connection.get();
   if (spare) spares_.push_back(key);
   connections_.emplace(key, std::move(connection));
@@ -228,7 +228,7 @@ bool Server::Impl::MakeSpareRoom() {
   return true;
 }
 
-void Server::Impl::Forget(Connection* connection) {
+void Server::Impl::Remove(Connection* connection) {
   std::lock_guard lock(mutex_);
   std::erase(spares_, connection);
   std::erase(evicted_, connection);

@@ -66,7 +66,7 @@ class HttpServerTest : public ::testing::Test {
   std::unique_ptr<Server> server_;
 };
 
-TEST_F(HttpServerTest, HandsOverTheWholeRequest) {
+TEST_F(HttpServerTest, HandlersGetTheWholeRequest) {
   Start();
   TestClient client(server_->port());
   client.Get("/hello?a=1&name=J%C3%BCrgen+K&b", "User-Agent: me\r\n");
@@ -98,7 +98,7 @@ TEST_F(HttpServerTest, KeepsTheConnectionForFurtherRequests) {
   }
 }
 
-TEST_F(HttpServerTest, ClosesWhenAskedTo) {
+TEST_F(HttpServerTest, ClosesAfterConnectionClose) {
   Start();
   TestClient client(server_->port());
   client.Get("/hello", "Connection: close\r\n");
@@ -123,7 +123,7 @@ TEST_F(HttpServerTest, ReadsChunkedBodies) {
   EXPECT_EQ(client.Read()->status, 200);
 }
 
-TEST_F(HttpServerTest, SaysContinueBeforeItReadsABody) {
+TEST_F(HttpServerTest, SendsContinueBeforeItReadsABody) {
   Start();
   TestClient client(server_->port());
   client.Send(
@@ -269,7 +269,7 @@ TEST_F(HttpServerTest, RefusesHeadersOverTheLimit) {
   EXPECT_EQ(Ask("GET /" + std::string(100'000, 'x') + " HTTP/1.1\r\nHost: a\r\n\r\n").status, 431);
 }
 
-TEST_F(HttpServerTest, GivesUpOnRequestsThatDoNotArrive) {
+TEST_F(HttpServerTest, IncompleteRequestsTimeOut) {
   ServerOptions options;
   options.read_timeout = std::chrono::milliseconds(50);
   Start(options);
@@ -285,7 +285,7 @@ TEST_F(HttpServerTest, ClosesIdleConnections) {
   EXPECT_EQ(client.ReadToEnd(), "");
 }
 
-TEST_F(HttpServerTest, AsksForTheKey) {
+TEST_F(HttpServerTest, RequiresTheKey) {
   ServerOptions options;
   options.api_keys = {"sk-123"};
   Start(options);
@@ -359,7 +359,7 @@ TEST_F(HttpServerTest, ServesIpv6) {
 }
 
 // Malformed requests get a response or a closed connection; the server keeps running.
-TEST_F(HttpServerTest, SurvivesGarbage) {
+TEST_F(HttpServerTest, InvalidBytesDoNotStopTheServer) {
   Start();
   const std::string seeds[] = {
       "GET /hello?name=%41&x=y HTTP/1.1\r\nHost: a\r\nConnection: keep-alive\r\n\r\n",

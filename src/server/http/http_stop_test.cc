@@ -127,7 +127,7 @@ TEST_F(HttpStopTest, AHandlerMayStopAccepting) {
   server_->Stop();
 }
 
-TEST_F(HttpStopTest, APortInUseSaysWhatToDo) {
+TEST_F(HttpStopTest, TheErrorOfAPortInUseHasAHint) {
   Start();
   options_.port = server_->port();
   Server second(options_);

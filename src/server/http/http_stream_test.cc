@@ -14,7 +14,7 @@
 namespace switchyard::http {
 namespace {
 
-constexpr std::chrono::minutes kPatience{1};
+constexpr std::chrono::minutes kWaitTimeout{1};
 
 // GET /open passes its Responder to the test and reports a disconnect of its client.
 class HttpStreamTest : public ::testing::Test {
@@ -34,7 +34,7 @@ class HttpStreamTest : public ::testing::Test {
 
   Responder Opened() { return opened_.get_future().get(); }
   bool WaitForClose() {
-    return closed_.get_future().wait_for(kPatience) == std::future_status::ready;
+    return closed_.get_future().wait_for(kWaitTimeout) == std::future_status::ready;
   }
 
   std::promise<Responder> opened_;
@@ -137,7 +137,7 @@ TEST_F(HttpStreamTest, OnlyTheFirstAnswerCounts) {
   EXPECT_EQ(client.Read()->body, "hello");
 }
 
-TEST_F(HttpStreamTest, NoticesAHangUpWhileNothingIsWritten) {
+TEST_F(HttpStreamTest, DetectsADisconnectWhileNothingIsWritten) {
   for (const bool streaming : {false, true}) {
     for (const bool reset : {false, true}) {
       SCOPED_TRACE(::testing::Message() << "streaming " << streaming << " reset " << reset);
@@ -164,7 +164,7 @@ TEST_F(HttpStreamTest, NoticesAHangUpWhileNothingIsWritten) {
   }
 }
 
-TEST_F(HttpStreamTest, NoticesAHangUpBehindManyPipelinedBytes) {
+TEST_F(HttpStreamTest, DetectsADisconnectBehindManyPipelinedBytes) {
   Start();
   TestClient client(server_->port());
   client.Get("/open");
@@ -208,7 +208,7 @@ TEST_F(HttpStreamTest, NoCloseAfterACompleteResponse) {
   EXPECT_EQ(closed_count_, 0);
 }
 
-TEST_F(HttpStreamTest, ClosesOnAReaderThatIsTooSlow) {
+TEST_F(HttpStreamTest, ClosesTheConnectionOfASlowReader) {
   ServerOptions options;
   options.max_backlog_bytes = 1 << 20;
   Start(options);
@@ -225,7 +225,7 @@ TEST_F(HttpStreamTest, ClosesOnAReaderThatIsTooSlow) {
   EXPECT_EQ(closed_count_, 1);
 }
 
-TEST_F(HttpStreamTest, ClosesOnAReaderThatTakesNothing) {
+TEST_F(HttpStreamTest, ClosesTheConnectionOfAReaderThatReadsNothing) {
   ServerOptions options;
   options.write_timeout = std::chrono::milliseconds(50);
   Start(options);

@@ -84,7 +84,7 @@ TEST_F(RequestMetricsTest, OneTokenHasNoTimePerOutputToken) {
   EXPECT_EQ(CountOf(metrics.decode), 1u);
 }
 
-TEST(RecentHitsTest, ForgetsOldPrompts) {
+TEST(RecentHitsTest, DropsOldPrompts) {
   RecentHits hits;
   EXPECT_EQ(hits.Rate(), 0);
   for (int i = 0; i < 1000; ++i) hits.Add(10, 0);

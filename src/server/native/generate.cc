@@ -52,17 +52,18 @@ Json Triples(const Tokenizer& tokenizer, const std::vector<TokenLogprob>& list, 
 
 void AddLogprobs(const Tokenizer& tokenizer, const GenerationSpec& spec, const char* kind,
                  const std::vector<PositionLogprobs>& positions, bool text, Json& meta) {
-  Json chosen = Json::array(), top = Json::array(), asked = Json::array();
+  Json chosen = Json::array(), top = Json::array(), requested = Json::array();
   for (const PositionLogprobs& p : positions) {
     chosen.push_back(Triple(tokenizer, p.logprob, p.token, text));
     // NaN: the first position of a prompt has no log-probability.
     top.push_back(std::isnan(p.logprob) ? Json(nullptr) : Triples(tokenizer, p.top, text));
-    asked.push_back(std::isnan(p.logprob) ? Json(nullptr) : Triples(tokenizer, p.asked, text));
+    requested.push_back(std::isnan(p.logprob) ? Json(nullptr)
+                                              : Triples(tokenizer, p.requested, text));
   }
   const std::string prefix = kind;
   meta[prefix + "_token_logprobs"] = std::move(chosen);
   if (spec.logprob.top > 0) meta[prefix + "_top_logprobs"] = std::move(top);
-  if (!spec.logprob.token_ids.empty()) meta[prefix + "_token_ids_logprobs"] = std::move(asked);
+  if (!spec.logprob.token_ids.empty()) meta[prefix + "_token_ids_logprobs"] = std::move(requested);
 }
 
 // The output of one event, without the output of earlier events. The routed experts of all

@@ -36,7 +36,7 @@ TEST_F(LogprobsTest, TheTokenIsAlwaysAmongItsAlternatives) {
 }
 
 // Several tokens may have the same text, but each gets its own key.
-TEST_F(LogprobsTest, KeysTellTokensApart) {
+TEST_F(LogprobsTest, KeysOfTokensDiffer) {
   PositionLogprobs p{.logprob = -0.5f};
   for (int32_t id = 0; id < tokenizer->VocabSize(); ++id) p.top.push_back({id, -1.0f - id});
   for (int32_t id = 0; id < tokenizer->VocabSize(); ++id) {

@@ -25,14 +25,15 @@ size_t Limit(const Service& service, const Fields& f) {
 
 }  // namespace
 
-void CheckRequest(const Service& service, const Fields& f, RequestKind kind, Wants wants) {
+void CheckRequest(const Service& service, const Fields& f, RequestKind kind,
+                  RequiredOutput required) {
   CheckModel(service, f);
   service.front.CheckTask(/*pooled=*/true);
   CheckFields(f, kind, service.unknown_fields);
   const bool classifies = service.model.config.pooling->classifies();
-  if (wants == Wants::kClasses && !classifies)
+  if (required == RequiredOutput::kClasses && !classifies)
     throw Invalid("this model is not a classifier: use POST /v1/embeddings");
-  if (wants == Wants::kEmbeddings && classifies)
+  if (required == RequiredOutput::kEmbeddings && classifies)
     throw Invalid("this model is a classifier and has no embeddings: use POST /classify");
 }
 

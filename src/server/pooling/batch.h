@@ -19,10 +19,11 @@ struct Batch {
   std::vector<GenerationSpec> specs;
 };
 
-enum class Wants { kVectors, kEmbeddings, kClasses };
+enum class RequiredOutput { kVectors, kEmbeddings, kClasses };
 // Checks "model", and all fields by the table of `kind`. Throws kInvalid if the model generates
 // text, or if the request requires embeddings or classes and the model has none.
-void CheckRequest(const Service& service, const Fields& f, RequestKind kind, Wants wants);
+void CheckRequest(const Service& service, const Fields& f, RequestKind kind,
+                  RequiredOutput required);
 
 Batch NewBatch(const Fields& f, const char* id_prefix);
 

@@ -14,7 +14,7 @@ void HandleClassify(Service& service, const http::Request& request,
   const Json body = ParseBody(request);
   const Fields f(body);
   if (f.Has("text") || f.Has("input_ids")) return HandleEncode(service, body, responder);
-  CheckRequest(service, f, RequestKind::kClassify, Wants::kClasses);
+  CheckRequest(service, f, RequestKind::kClassify, RequiredOutput::kClasses);
   const bool activate = f.Bool("use_activation", f.Bool("activation", true));
   Batch batch = NewBatch(f, "classify-");
   AddPrompts(service, f, "input", ParsePrompts(service, f, "input"), &batch);

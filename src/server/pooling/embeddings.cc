@@ -68,7 +68,7 @@ void HandleEmbeddings(Service& service, const http::Request& request,
                       const http::Responder& responder) {
   const Json body = ParseBody(request);
   const Fields f(body);
-  CheckRequest(service, f, RequestKind::kEmbeddings, Wants::kEmbeddings);
+  CheckRequest(service, f, RequestKind::kEmbeddings, RequiredOutput::kEmbeddings);
   const Form form = ParseOpenAiForm(service, f);
   Batch batch = NewBatch(f, "embd-");
   AddPrompts(service, f, "input", ParsePrompts(service, f, "input"), &batch);
@@ -88,7 +88,7 @@ void HandleEmbeddings(Service& service, const http::Request& request,
 
 void HandleEncode(Service& service, const Json& body, const http::Responder& responder) {
   const Fields f(body);
-  CheckRequest(service, f, RequestKind::kEncode, Wants::kVectors);
+  CheckRequest(service, f, RequestKind::kEncode, RequiredOutput::kVectors);
   if (f.Has("text") == f.Has("input_ids"))
     throw InvalidField("text", "want one of text and input_ids");
   const char* const key = f.Has("text") ? "text" : "input_ids";

@@ -44,11 +44,11 @@ class PoolingServer {
     world_.link.answer_to = [this](const EngineRequest& request) { return Answer(request); };
   }
 
-  Json Ask(const std::string& path, const Json& body, int status = 200) {
+  Json Post(const std::string& path, const Json& body, int status = 200) {
     return Json::parse(PostJson(server_.port(), path, body, status));
   }
   std::string ErrorOf(const std::string& path, const Json& body) {
-    return Ask(path, body, 400)["error"]["message"].get<std::string>();
+    return Post(path, body, 400)["error"]["message"].get<std::string>();
   }
   Ids Encode(const std::string& text, bool special = true) const {
     return world_.model.tokenizer->Encode(text, special);
@@ -70,7 +70,7 @@ class PoolingServer {
     output.new_tokens = {5};
     PositionLogprobs logprobs{.token = 5};
     for (const int32_t id : request.logprob.token_ids)
-      logprobs.asked.push_back({id, std::log(0.1f * static_cast<float>(id))});
+      logprobs.requested.push_back({id, std::log(0.1f * static_cast<float>(id))});
     output.output_logprobs = {logprobs};
     return output;
   }
@@ -94,7 +94,7 @@ class EmbeddingsTest : public ::testing::Test {
 };
 
 TEST_F(EmbeddingsTest, AnswerAsOpenAi) {
-  const Json answer = server_.Ask("/v1/embeddings", {{"input", "the yard"}, {"user", "me"}});
+  const Json answer = server_.Post("/v1/embeddings", {{"input", "the yard"}, {"user", "me"}});
   EXPECT_EQ(answer["object"], "list");
   ASSERT_EQ(answer["data"].size(), 1u);
   EXPECT_EQ(answer["data"][0]["object"], "embedding");
@@ -113,7 +113,7 @@ TEST_F(EmbeddingsTest, AnswerAsOpenAi) {
 TEST_F(EmbeddingsTest, TakeTextsAndIds) {
   const auto prompts = [&](const Json& input) {
     server_.requests.clear();
-    server_.Ask("/v1/embeddings", {{"input", input}});
+    server_.Post("/v1/embeddings", {{"input", input}});
     std::vector<Ids> all;
     for (const EngineRequest& request : server_.requests) all.push_back(request.input_ids);
     return all;
@@ -125,9 +125,9 @@ TEST_F(EmbeddingsTest, TakeTextsAndIds) {
 }
 
 TEST_F(EmbeddingsTest, FormsAreFloatAndBase64) {
-  const Json list = server_.Ask("/v1/embeddings", {{"input", "yard"}});
+  const Json list = server_.Post("/v1/embeddings", {{"input", "yard"}});
   const Json coded =
-      server_.Ask("/v1/embeddings", {{"input", "yard"}, {"encoding_format", "base64"}});
+      server_.Post("/v1/embeddings", {{"input", "yard"}, {"encoding_format", "base64"}});
   EXPECT_EQ(coded["data"][0]["embedding"].get<std::string>().size(), (32 * 4 + 2) / 3 * 4u);
   EXPECT_TRUE(list["data"][0]["embedding"].is_array());
   EXPECT_THAT(server_.ErrorOf("/v1/embeddings", {{"input", "yard"}, {"encoding_format", "hex"}}),
@@ -135,12 +135,13 @@ TEST_F(EmbeddingsTest, FormsAreFloatAndBase64) {
 }
 
 TEST_F(EmbeddingsTest, DimensionsShortenAndNormalizeAgain) {
-  const Json answer = server_.Ask("/v1/embeddings", {{"input", {1, 2, 3}}, {"dimensions", 1}});
+  const Json answer = server_.Post("/v1/embeddings", {{"input", {1, 2, 3}}, {"dimensions", 1}});
   EXPECT_EQ(answer["data"][0]["embedding"], Json::array({1.0}));
   for (const int dimensions : {0, 33})
     EXPECT_THAT(server_.ErrorOf("/v1/embeddings", {{"input", "x"}, {"dimensions", dimensions}}),
                 HasSubstr("dimensions"));
-  const Json raw = server_.Ask("/v1/embeddings", {{"input", {1, 2, 3}}, {"use_activation", false}});
+  const Json raw =
+      server_.Post("/v1/embeddings", {{"input", {1, 2, 3}}, {"use_activation", false}});
   EXPECT_EQ(raw["data"][0]["embedding"][0], 3.0);
 }
 
@@ -158,19 +159,19 @@ TEST_F(EmbeddingsTest, ErrorsNameTheField) {
 
 TEST_F(EmbeddingsTest, PromptsMayFillTheContextAndBeTruncated) {
   const Json full = Ids(512, 3), more = Ids(513, 3);
-  server_.Ask("/v1/embeddings", {{"input", full}});
+  server_.Post("/v1/embeddings", {{"input", full}});
   EXPECT_THAT(server_.ErrorOf("/v1/embeddings", {{"input", more}}),
               HasSubstr("maximum context length is 512 tokens"));
-  server_.Ask("/v1/embeddings", {{"input", more}, {"truncate_prompt_tokens", -1}});
+  server_.Post("/v1/embeddings", {{"input", more}, {"truncate_prompt_tokens", -1}});
   EXPECT_EQ(server_.requests.back().input_ids.size(), 512u);
 }
 
 TEST_F(EmbeddingsTest, EncodeAnswersAsSglang) {
-  const Json one = server_.Ask("/encode", {{"text", "yard"}, {"rid", "a"}});
+  const Json one = server_.Post("/encode", {{"text", "yard"}, {"rid", "a"}});
   EXPECT_EQ(one["embedding"].size(), 32u);
   EXPECT_EQ(one["meta_info"]["id"], "a");
   EXPECT_EQ(one["meta_info"]["prompt_tokens"], server_.Encode("yard").size());
-  EXPECT_EQ(server_.Ask("/encode", {{"input_ids", {{1, 2}, {3}}}}).size(), 2u);
+  EXPECT_EQ(server_.Post("/encode", {{"input_ids", {{1, 2}, {3}}}}).size(), 2u);
   EXPECT_THAT(server_.ErrorOf("/encode", {{"text", "x"}, {"input_ids", {1}}}),
               HasSubstr("one of text and input_ids"));
 }
@@ -188,12 +189,12 @@ TEST_F(EmbeddingsTest, ScoresAreCosines) {
                                       {"queries", "documents"},
                                       {"queries", "items"},
                                       {"data_1", "data_2"}}) {
-    const Json answer = server_.Ask("/v1/score", {{first, "a"}, {second, {"b", "a"}}});
+    const Json answer = server_.Post("/v1/score", {{first, "a"}, {second, {"b", "a"}}});
     EXPECT_THAT(answer["data"][0]["score"].get<float>(), FloatNear(cosine, 1e-6));
     EXPECT_THAT(answer["data"][1]["score"].get<float>(), FloatNear(1, 1e-6));
     EXPECT_EQ(answer["data"][1]["object"], "score");
   }
-  const Json pairs = server_.Ask("/score", {{"text_1", {"a", "b"}}, {"text_2", {"b", "b"}}});
+  const Json pairs = server_.Post("/score", {{"text_1", {"a", "b"}}, {"text_2", {"b", "b"}}});
   EXPECT_THAT(pairs["data"][1]["score"].get<float>(), FloatNear(1, 1e-6));
   EXPECT_THAT(server_.ErrorOf("/score", {{"text_1", {"a", "b"}}, {"text_2", "b"}}),
               HasSubstr("text_2 has 1 texts, want 2"));
@@ -202,7 +203,7 @@ TEST_F(EmbeddingsTest, ScoresAreCosines) {
               HasSubstr("use text_1 and text_2"));
 
   const Json rerank = {{"query", "a"}, {"documents", {"opposite", {{"text", "b"}}, "a"}}};
-  const Json ranked = server_.Ask("/v1/rerank", rerank);
+  const Json ranked = server_.Post("/v1/rerank", rerank);
   std::vector<int> order;
   for (const Json& result : ranked["results"]) order.push_back(result["index"]);
   EXPECT_THAT(order, ElementsAre(2, 1, 0));
@@ -210,8 +211,8 @@ TEST_F(EmbeddingsTest, ScoresAreCosines) {
   Json two = rerank;
   two["top_n"] = 2;
   two["return_documents"] = false;
-  EXPECT_EQ(server_.Ask("/rerank", two)["results"].size(), 2u);
-  EXPECT_FALSE(server_.Ask("/rerank", two)["results"][0].contains("document"));
+  EXPECT_EQ(server_.Post("/rerank", two)["results"].size(), 2u);
+  EXPECT_FALSE(server_.Post("/rerank", two)["results"][0].contains("document"));
   EXPECT_THAT(server_.ErrorOf("/rerank", {{"query", "a"}, {"documents", Json::array()}}),
               HasSubstr("documents has no texts"));
 }
@@ -246,17 +247,17 @@ TEST_F(EmbeddingsTest, RequestsForTextAndClassesAreRefused) {
 TEST(ClassifyTest, ProbabilitiesAndLabels) {
   PoolingServer server(ArgsOf("pooling/qwen3_moe_classifier"));
   server.vector_of = [](const Ids&) { return std::vector<float>{0, std::log(2.0f), 0}; };
-  const Json answer = server.Ask("/v1/classify", {{"input", {"x", "y"}}});
+  const Json answer = server.Post("/v1/classify", {{"input", {"x", "y"}}});
   ASSERT_EQ(answer["data"].size(), 2u);
   EXPECT_EQ(answer["data"][1]["label"], "passenger");
   EXPECT_EQ(answer["data"][1]["num_classes"], 3);
   EXPECT_THAT(answer["data"][1]["probs"][1].get<float>(), FloatNear(0.5, 1e-6));
-  EXPECT_EQ(server.Ask("/classify", {{"text", "x"}})["embedding"][0], 0.0)
+  EXPECT_EQ(server.Post("/classify", {{"text", "x"}})["embedding"][0], 0.0)
       << "SGLang's native body";
-  const Json scores = server.Ask("/v1/score", {{"query", "a"}, {"items", {"b", "c"}}});
+  const Json scores = server.Post("/v1/score", {{"query", "a"}, {"items", {"b", "c"}}});
   EXPECT_EQ(scores["scores"][1][0], 0.0);
   const Json softmax =
-      server.Ask("/v1/score", {{"query", "a"}, {"items", "b"}, {"apply_softmax", true}});
+      server.Post("/v1/score", {{"query", "a"}, {"items", "b"}, {"apply_softmax", true}});
   EXPECT_THAT(softmax["scores"][0][1].get<float>(), FloatNear(0.5, 1e-6));
   EXPECT_THAT(server.ErrorOf("/v1/embeddings", {{"input", "x"}}), HasSubstr("/classify"));
   EXPECT_THAT(server.ErrorOf("/rerank", {{"query", "a"}, {"documents", {"b"}}}),
@@ -267,29 +268,30 @@ TEST(ClassifyTest, OneClassScoresPairs) {
   PoolingServer server(
       ArgsOf("pooling/qwen3_moe_classifier", R"({"id2label": {"0": "relevant"}})"));
   server.vector_of = [](const Ids&) { return std::vector<float>{0}; };
-  const Json answer = server.Ask("/v1/score", {{"text_1", "a"}, {"text_2", {"b", "c"}}});
+  const Json answer = server.Post("/v1/score", {{"text_1", "a"}, {"text_2", {"b", "c"}}});
   EXPECT_THAT(answer["data"][1]["score"].get<float>(), FloatEq(0.5)) << "a sigmoid";
   Ids pair = server.Encode("a", false);
   for (const int32_t id : server.Encode("c")) pair.push_back(id);
   EXPECT_EQ(server.requests.back().input_ids, pair);
   const Json raw =
-      server.Ask("/rerank", {{"query", "a"}, {"documents", {"b"}}, {"use_activation", false}});
+      server.Post("/rerank", {{"query", "a"}, {"documents", {"b"}}, {"use_activation", false}});
   EXPECT_EQ(raw["results"][0]["relevance_score"], 0.0);
 }
 
 TEST(LabelScoresTest, AreProbabilitiesAfterQueryAndItem) {
   PoolingServer server(ArgsOf("fixtures/qwen3"));
   const Json body = {{"query", "ab"}, {"items", {"c", "d"}}, {"label_token_ids", {1, 3}}};
-  const Json answer = server.Ask("/v1/score", body);
+  const Json answer = server.Post("/v1/score", body);
   EXPECT_EQ(answer["object"], "scoring");
   EXPECT_THAT(answer["scores"][1][1].get<float>(), FloatNear(0.3, 1e-6));
   EXPECT_EQ(server.requests[1].input_ids, server.Encode("abd"));
   EXPECT_EQ(server.requests[1].sampling.max_new_tokens, 1);
   Json changed = body;
   changed["apply_softmax"] = changed["item_first"] = true;
-  EXPECT_THAT(server.Ask("/v1/score", changed)["scores"][0][1].get<float>(), FloatNear(0.75, 1e-6));
+  EXPECT_THAT(server.Post("/v1/score", changed)["scores"][0][1].get<float>(),
+              FloatNear(0.75, 1e-6));
   EXPECT_EQ(server.requests[2].input_ids, server.Encode("cab"));
-  server.Ask("/score", {{"query", {1, 2}}, {"items", {{3}, {4}}}, {"label_token_ids", {1}}});
+  server.Post("/score", {{"query", {1, 2}}, {"items", {{3}, {4}}}, {"label_token_ids", {1}}});
   EXPECT_EQ(server.requests.back().input_ids, (Ids{1, 2, 4}));
   EXPECT_THAT(server.ErrorOf("/score", {{"query", "a"}, {"items", "b"}}),
               HasSubstr("label_token_ids is missing"));

@@ -33,7 +33,7 @@ void HandleRerank(Service& service, const http::Request& request,
                   const http::Responder& responder) {
   const Json body = ParseBody(request);
   const Fields f(body);
-  CheckRequest(service, f, RequestKind::kRerank, Wants::kVectors);
+  CheckRequest(service, f, RequestKind::kRerank, RequiredOutput::kVectors);
   const auto documents = std::make_shared<const std::vector<std::string>>(ParseDocuments(f));
   const auto count = std::ssize(*documents);
   // 0: all documents (vLLM).

@@ -55,7 +55,8 @@ std::vector<std::vector<int32_t>> ParseItems(const Service& service, const Field
 std::vector<float> RawScores(const Accumulated& a) {
   if (!a.pooled.empty()) return a.pooled;
   std::vector<float> scores;
-  for (const TokenLogprob& label : a.output_logprobs.at(0).asked) scores.push_back(label.logprob);
+  for (const TokenLogprob& label : a.output_logprobs.at(0).requested)
+    scores.push_back(label.logprob);
   return scores;
 }
 
@@ -119,7 +120,7 @@ void HandleScore(Service& service, const http::Request& request, const http::Res
     CheckFields(f, RequestKind::kScore, service.unknown_fields);
     return ScoreItems(service, f, responder);
   }
-  CheckRequest(service, f, RequestKind::kScore, Wants::kVectors);
+  CheckRequest(service, f, RequestKind::kScore, RequiredOutput::kVectors);
   const auto keys = FindPairKeys(f);
   if (!keys)
     throw InvalidField(

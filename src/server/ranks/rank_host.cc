@@ -149,11 +149,11 @@ RankHost::Ending ProcessHost::HowEnded() const {
   }
   if (!alone_) ending.batch.reset();
   for (int rank = 0; rank < arena_->world() && ending.batch; ++rank) {
-    const auto work = arena_->Work(rank);
-    if (!work) {
+    const auto requests = arena_->RecordedRequests(rank);
+    if (!requests) {
       ending.batch.reset();
     } else {
-      ending.batch->insert(ending.batch->end(), work->begin(), work->end());
+      ending.batch->insert(ending.batch->end(), requests->begin(), requests->end());
     }
   }
   return ending;

@@ -17,17 +17,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Number of consecutive fruitless ends (the ranks had requests and sent no output) up to which the
-// next ranks start without delay and keep the cached KV pages.
-constexpr int kFruitlessWithoutDelay = 2;
+// Number of consecutive ends without output (the ranks had requests and sent no output) up to which
+// the next ranks start without delay and keep the cached KV pages.
+constexpr int kNoOutputEndsWithoutDelay = 2;
 
-// Delay of the next restart after `fruitless` consecutive fruitless ends. Without the delay, eight
-// kills take less than a second, and the front could not tell kills that a request causes from
-// other kills.
-std::chrono::milliseconds RestartDelay(int fruitless) {
+// Delay of the next restart after `no_output_ends` consecutive ends without output. Without the
+// delay, eight kills take less than a second, and the front could not tell kills that a request
+// causes from other kills.
+std::chrono::milliseconds RestartDelay(int no_output_ends) {
   constexpr std::chrono::milliseconds kFirst{100}, kMost{2000};
-  if (fruitless <= kFruitlessWithoutDelay) return {};
-  return std::min(kMost, kFirst * (1 << std::min(fruitless - kFruitlessWithoutDelay - 1, 10)));
+  if (no_output_ends <= kNoOutputEndsWithoutDelay) return {};
+  return std::min(kMost,
+                  kFirst * (1 << std::min(no_output_ends - kNoOutputEndsWithoutDelay - 1, 10)));
 }
 
 double MillisecondsSince(Clock::time_point start) {
@@ -151,10 +152,10 @@ bool Supervisor::Restart(RanksEnd end) {
 // Returns true if ranks serve again.
 bool Supervisor::StartUntilServing(std::optional<RanksEnd> end) {
   for (int starts = 1;; ++starts) {
-    const int fruitless = end ? front_.Pause(*end) : 0;
+    const int no_output_ends = end ? front_.Pause(*end) : 0;
     if (end) {
       LOG_WARNING("{}; the ranks restart", end->why);
-      if (!deaths_.Add(end->why, end->time, fruitless > 0)) {
+      if (!deaths_.Add(end->why, end->time, no_output_ends > 0)) {
         on_lost_(deaths_.Reasons());
         return false;
       }
@@ -168,9 +169,9 @@ bool Supervisor::StartUntilServing(std::optional<RanksEnd> end) {
     }
     try {
       // The kept pages may be damaged, or the machine may lack memory because of them.
-      if (ranks_ && fruitless > kFruitlessWithoutDelay) ranks_->ClearKept();
+      if (ranks_ && no_output_ends > kNoOutputEndsWithoutDelay) ranks_->ClearKept();
       Drop();
-      if (end && !end->by_itself()) Delay(fruitless);
+      if (end && !end->by_itself()) Delay(no_output_ends);
       end = StartAgain();
       if (stopping_) {
         Drop();  // ends ranks that may still load
@@ -188,11 +189,11 @@ bool Supervisor::StartUntilServing(std::optional<RanksEnd> end) {
   return true;
 }
 
-void Supervisor::Delay(int fruitless) {
-  const std::chrono::milliseconds delay = RestartDelay(fruitless);
+void Supervisor::Delay(int no_output_ends) {
+  const std::chrono::milliseconds delay = RestartDelay(no_output_ends);
   if (delay.count() == 0) return;
-  LOG_INFO("the ranks have ended {} times in a row without an output: waiting {} ms", fruitless,
-           delay.count());
+  LOG_INFO("the ranks have ended {} times in a row without an output: waiting {} ms",
+           no_output_ends, delay.count());
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, delay, [this] { return stopping_.load(); });
 }

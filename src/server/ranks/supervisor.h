@@ -79,7 +79,7 @@ class Supervisor : public RankLink {
   bool Restart(RanksEnd end);
   bool StartUntilServing(std::optional<RanksEnd> end);
   RankHost::Ending Reap(RanksEnd* end);
-  void Delay(int fruitless);
+  void Delay(int no_output_ends);
   std::unique_ptr<EngineRanks> Detach();
   void Drop() { Detach().reset(); }
   void Discard(std::unique_ptr<EngineRanks> ranks, std::shared_ptr<RankLayout> layout);

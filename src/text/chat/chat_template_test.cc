@@ -169,7 +169,7 @@ TEST_F(ChatTemplateTest, KwargsReachTheTemplateButNotItsInputs) {
   EXPECT_THAT(ErrorOf([&] { Render(input); }), HasSubstr("chat_template_kwargs"));
 }
 
-TEST_F(ChatTemplateTest, WithoutATemplateTheErrorSaysWhatToDo) {
+TEST_F(ChatTemplateTest, TheErrorOfAMissingTemplateHasAHint) {
   ChatTemplate chat = ChatTemplate::FromDirectory(dir_);
   EXPECT_FALSE(chat.Present());
   EXPECT_THAT(ErrorOf([&] { chat.Apply(Hello()); }),

@@ -67,9 +67,9 @@ void AdaptContent(const TemplateTraits::Content& traits, Json* message) {
     (*message)["content"] = "";
   content = message->find("content");
   if (content == message->end()) return;
-  if (content->is_array() && traits.wants_text) {
+  if (content->is_array() && traits.needs_text) {
     *content = JoinParts(*content);
-  } else if (content->is_string() && traits.wants_parts) {
+  } else if (content->is_string() && traits.needs_parts) {
     Json part = {{"type", "text"}, {"text", std::move(*content)}};
     *content = Json::array({std::move(part)});
   }
@@ -99,7 +99,7 @@ std::string ArgumentsText(const Json& arguments) {
 }
 
 void AdaptArguments(const TemplateTraits& traits, Json* arguments) {
-  if (arguments->is_string() && traits.wants_object_arguments) {
+  if (arguments->is_string() && traits.needs_object_arguments) {
     std::optional<Json> parsed = ParseArguments(arguments->get_ref<const std::string&>());
     const bool usable = parsed && (parsed->is_object() || !traits.fails_on_text_arguments);
     if (usable) {
@@ -108,7 +108,7 @@ void AdaptArguments(const TemplateTraits& traits, Json* arguments) {
       Json text = std::move(*arguments);
       *arguments = Json::object({{"arguments", std::move(text)}});
     }
-  } else if (traits.wants_text_arguments && (arguments->is_object() || arguments->is_array())) {
+  } else if (traits.needs_text_arguments && (arguments->is_object() || arguments->is_array())) {
     *arguments = ArgumentsText(*arguments);
   }
 }

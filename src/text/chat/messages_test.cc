@@ -106,7 +106,7 @@ std::string EachContent(const std::string& show) {
   return "{% for m in messages %}[" + show + "]{% endfor %}";
 }
 
-TEST_F(MessagesTest, NullContentStaysWhereTheTemplateAsksForIt) {
+TEST_F(MessagesTest, NullContentStaysIfTheTemplateReadsIt) {
   const ChatInput input = Calling("\"{}\"", "null");
   EXPECT_EQ(Render(EachContent("{{ 'null' if m.content is none else m.content }}"), input),
             "[q][null]");
@@ -201,7 +201,7 @@ TEST_F(MessagesTest, MarkersBuiltFromRolesAreTheTemplates) {
   }
 }
 
-TEST_F(MessagesTest, RolesThatTheTemplateDoesNotKnowStayText) {
+TEST_F(MessagesTest, RolesThatTheTemplateDoesNotReadStayText) {
   const std::string source = EachContent("<|{{ m.role }}|>{{ 'x' if m.role == 'critic' }}");
   const ChatTemplate chat = Load(source);
   const auto trust = [&](const char* role) {

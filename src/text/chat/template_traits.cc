@@ -71,9 +71,9 @@ class Prober {
     const auto of = [&](RoleClass role) { return &traits.content[static_cast<size_t>(role)]; };
     const auto user = [](Json content) { return Json::array({Turn("user", std::move(content))}); };
     ProbeContent(user, 0, of(RoleClass::kUser));
-    if (of(RoleClass::kUser)->wants_parts) filler_ = TextParts({"-"});
+    if (of(RoleClass::kUser)->needs_parts) filler_ = TextParts({"-"});
     ProbeArguments(&traits);
-    const Json arguments = traits.wants_text_arguments
+    const Json arguments = traits.needs_text_arguments
                                ? Json(kArgumentsText)
                                : Json{{std::string(kKey), std::string(kValue)}};
     const auto system = [&](Json content) {
@@ -144,8 +144,8 @@ class Prober {
     const bool text_shown = text && Has(*text, kArgumentsText);
     const bool object_shown = object && Has(*object, kKey) && Has(*object, kValue);
     if (!text_shown && !object_shown) return false;
-    traits->wants_object_arguments = !text_shown;
-    traits->wants_text_arguments = !object_shown;
+    traits->needs_object_arguments = !text_shown;
+    traits->needs_text_arguments = !object_shown;
     traits->fails_on_text_arguments = !text;
     return true;
   }
@@ -158,11 +158,11 @@ class Prober {
     const bool text_shown = text && Has(*text, kFirst);
     const bool parts_shown = parts && Has(*parts, kFirst) && !Has(*parts, "{'type'");
     if (text_shown != parts_shown) {
-      content->wants_text = text_shown;
-      content->wants_parts = parts_shown;
+      content->needs_text = text_shown;
+      content->needs_parts = parts_shown;
     }
     const std::optional<std::string> empty =
-        Render(with(content->wants_parts ? TextParts({""}) : Json("")));
+        Render(with(content->needs_parts ? TextParts({""}) : Json("")));
     if (!empty) return;
     const std::optional<std::string> null = Render(with(Json()));
     content->null_is_empty = !null || CountOf("None", *null) > CountOf("None", *empty);

@@ -23,16 +23,16 @@ RoleClass ClassOfRole(std::string_view role);
 struct TemplateTraits {
   // tool_calls[].function.arguments: the template expects an object. Arguments given as a text
   // (JSON, as in OpenAI's API) are parsed before rendering.
-  bool wants_object_arguments = false;
+  bool needs_object_arguments = false;
   // The template expects arguments as a text. Objects are serialized to JSON before rendering.
-  bool wants_text_arguments = false;
+  bool needs_text_arguments = false;
   // Rendering fails on text arguments. (Other templates only print them differently.)
   bool fails_on_text_arguments = false;
 
   struct Content {
     // A list of parts fails, is not printed, or is printed as a Python list.
-    bool wants_text = false;
-    bool wants_parts = false;       // a plain string fails or is not printed
+    bool needs_text = false;
+    bool needs_parts = false;       // a plain string fails or is not printed
     bool null_is_empty = false;     // null fails or is printed as "None", so "" replaces it
     bool missing_is_empty = false;  // a message without the key "content" fails, so "" is added
   };

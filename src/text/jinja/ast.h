@@ -18,7 +18,7 @@ using Body = std::vector<std::unique_ptr<const Statement>>;
 
 // ---- expressions
 
-enum class UnaryOp { kNot, kNegate, kAffirm };
+enum class UnaryOp { kNot, kNegate, kUnaryPlus };
 enum class BinaryOp { kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo, kPower };
 enum class CompareOp { kEqual, kNotEqual, kLess, kLessEqual, kGreater, kGreaterEqual, kIn, kNotIn };
 

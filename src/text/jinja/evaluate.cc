@@ -62,10 +62,10 @@ Value Interpreter::Evaluate(const Unary& node) {
       return Value::Bool(!Truth(operand));
     case UnaryOp::kNegate:
       return Negate(operand);
-    case UnaryOp::kAffirm:
+    case UnaryOp::kUnaryPlus:
       break;
   }
-  return Affirm(operand);
+  return UnaryPlus(operand);
 }
 
 Value Interpreter::Evaluate(const Binary& node) {

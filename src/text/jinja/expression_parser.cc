@@ -217,7 +217,7 @@ ExprPtr ExpressionParser::ParseUnary(bool with_filters) {
   if (stream_.IsOperator("-") || stream_.IsOperator("+")) {
     NestingGuard guard(nesting_, stream_);
     const Token& sign = stream_.Next();
-    UnaryOp op = sign.text == "-" ? UnaryOp::kNegate : UnaryOp::kAffirm;
+    UnaryOp op = sign.text == "-" ? UnaryOp::kNegate : UnaryOp::kUnaryPlus;
     ExprPtr operand = ParseUnary(false);
     int depth = operand->depth;
     node = Make(sign.line, {depth}, Unary{op, std::move(operand)});

@@ -287,7 +287,7 @@ Value Negate(const Value& a) {
                      : Compute(BinaryOp::kSubtract, Value::Integer(0), a);
 }
 
-Value Affirm(const Value& a) {
+Value UnaryPlus(const Value& a) {
   RequireDefined(a);
   if (!a.IsNumber()) Fail("bad operand type for unary +: '{}'", TypeName(a));
   return a.IsFloat() ? a : Value::Integer(a.integer());

@@ -16,7 +16,7 @@ void RequireDefined(const Value& value);
 
 Value Apply(Context& context, BinaryOp op, const Value& a, const Value& b);
 Value Negate(const Value& a);
-Value Affirm(const Value& a);  // unary plus
+Value UnaryPlus(const Value& a);
 
 // Values nest at most kMaxNesting deep, so the recursion is bounded.
 bool Equal(Context& context, const Value& a, const Value& b);

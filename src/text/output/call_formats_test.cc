@@ -66,7 +66,7 @@ TEST(CallFormatsTest, HermesAcceptsListsAndRepeatedObjects) {
   }
 }
 
-TEST(CallFormatsTest, HermesForgivesAMissingEndAndBraces) {
+TEST(CallFormatsTest, HermesAcceptsAMissingEndAndBraces) {
   EXPECT_EQ(Parse("qwen25", "<tool_call>{\"name\": \"f\", \"arguments\": {}}}\n</tool_call>"),
             Parse("qwen25", Hermes(R"({"name": "f", "arguments": {}})")));
   const ParsedMessage two = Parse("qwen25",
@@ -139,7 +139,7 @@ TEST(CallFormatsTest, ParametersOfSeveralLinesKeepTheirText) {
             expected);
 }
 
-TEST(CallFormatsTest, MissingEndsOfTagsAreForgiven) {
+TEST(CallFormatsTest, MissingEndsOfTagsAreAccepted) {
   EXPECT_EQ(Arguments("qwen3_coder",
                       "<tool_call>\n<function=f>\n<parameter=text>\na\n<parameter=count>\n1\n"
                       "</function>\n</tool_call>"),

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kMaxAddedIds = 1024;  // ids added before the text, and after the text
 
-struct Sides {
+struct AddedIds {
   std::vector<int32_t> before;
   std::vector<int32_t> after;
 };
@@ -19,8 +19,8 @@ int32_t ReadId(const JsonNode& id, int vocab_size) {
   return static_cast<int32_t>(id.Integer(0, vocab_size - 1));
 }
 
-Sides ReadTemplate(const JsonNode& node, int vocab_size) {
-  Sides sides;
+AddedIds ReadTemplate(const JsonNode& node, int vocab_size) {
+  AddedIds added;
   int sequences = 0;
   for (const JsonNode& piece : node["single"].Items()) {
     const JsonNode sequence = piece["Sequence"];
@@ -30,20 +30,20 @@ Sides ReadTemplate(const JsonNode& node, int vocab_size) {
       continue;
     }
     const JsonNode token = node["special_tokens"][piece["SpecialToken"]["id"].String()];
-    auto& side = sequences == 0 ? sides.before : sides.after;
-    for (const JsonNode& id : token["ids"].Items()) side.push_back(ReadId(id, vocab_size));
-    if (side.size() > kMaxAddedIds) {
+    auto& ids = sequences == 0 ? added.before : added.after;
+    for (const JsonNode& id : token["ids"].Items()) ids.push_back(ReadId(id, vocab_size));
+    if (ids.size() > kMaxAddedIds) {
       throw Invalid("{}: adds more than {} ids to every text", node["single"].where(),
                     kMaxAddedIds);
     }
   }
   if (sequences != 1)
     throw Invalid("{}: want sequence A once, got it {} times", node["single"].where(), sequences);
-  return sides;
+  return added;
 }
 
 // BERT's and RoBERTa's classifier and separator, each [token, id].
-Sides ReadClassifierAndSeparator(const JsonNode& node, int vocab_size) {
+AddedIds ReadClassifierAndSeparator(const JsonNode& node, int vocab_size) {
   const auto read = [&](std::string_view key) {
     const std::vector<JsonNode> pair = node[key].Items();
     if (pair.size() != 2) throw Invalid("{}: want [token, id]", node[key].where());
@@ -74,19 +74,19 @@ void PostProcessor::Read(const JsonNode& node, int vocab_size, int depth) {
     }
     return;
   }
-  Sides sides;
+  AddedIds added;
   if (type == "TemplateProcessing") {
-    sides = ReadTemplate(node, vocab_size);
+    added = ReadTemplate(node, vocab_size);
   } else if (type == "BertProcessing" || type == "RobertaProcessing") {
-    sides = ReadClassifierAndSeparator(node, vocab_size);
+    added = ReadClassifierAndSeparator(node, vocab_size);
   } else {
     throw Invalid("{}: post_processor type '{}' is not supported", node.where(), type);
   }
   if (std::exchange(adds_tokens_, true)) {
     throw Invalid("{}: a second post_processor that adds tokens is not supported", node.where());
   }
-  before_ = std::move(sides.before);
-  after_ = std::move(sides.after);
+  before_ = std::move(added.before);
+  after_ = std::move(added.after);
 }
 
 }  // namespace switchyard

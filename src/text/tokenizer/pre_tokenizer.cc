@@ -146,9 +146,9 @@ class MetaspacePreTokenizer final : public PreTokenizer {
 
   void Apply(Words* words) const override {
     RewritePieces(words, [this](std::string_view text, bool starts_input, std::string* out) {
-      const bool wants_prefix = options_.prepend == Metaspace::Prepend::kAlways ||
+      const bool needs_prefix = options_.prepend == Metaspace::Prepend::kAlways ||
                                 (options_.prepend == Metaspace::Prepend::kFirst && starts_input);
-      if (wants_prefix && !text.starts_with(' ') && !text.starts_with(options_.replacement)) {
+      if (needs_prefix && !text.starts_with(' ') && !text.starts_with(options_.replacement)) {
         out->append(options_.replacement);
       }
       for (const char byte : text) {

@@ -57,7 +57,7 @@ TEST(RegexSyntaxTest, MeansWhatOnigurumaMeans) {
   EXPECT_EQ(Found(R"(a{b})", "a{b}"), Strings{"a{b}"});
 }
 
-TEST(RegexSyntaxTest, LeavesTheRestAlone) {
+TEST(RegexSyntaxTest, CommonSyntaxIsUnchanged) {
   for (const char* pattern : {R"( ?\p{L}+|\p{N}{1,3})", R"([^\r\n\p{L}\p{N}]?+\p{Lu}*)",
                               R"((?<=a)b(?!c)|(?>d)|(?<n>e)\k<n>)"}) {
     EXPECT_EQ(OnigurumaToPcre2(pattern, "test"), pattern);

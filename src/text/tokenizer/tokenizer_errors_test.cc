@@ -220,7 +220,7 @@ TEST(TokenizerErrorsTest, UnknownComponentTypesAreNamed) {
               HasSubstr("normalizer.normalizers[0] is missing"));
 }
 
-TEST(TokenizerErrorsTest, ComponentsThatNestForever) {
+TEST(TokenizerErrorsTest, ComponentsNestedTooDeeply) {
   const auto nested = [](int levels) {
     std::string normalizer = R"({"type": "NFC"})";
     for (int i = 0; i < levels; ++i)
@@ -287,7 +287,7 @@ TEST(TokenizerErrorsTest, OtherComponentFields) {
 }
 
 // A text that a component cannot process is an error of the request, not a crash.
-TEST(TokenizerErrorsTest, ReplacementsThatExplodeAndExpressionsThatRunAway) {
+TEST(TokenizerErrorsTest, ReplacementsAndBacktrackingAreBounded) {
   Json json = SmallTokenizer();
   json["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::array()}};
   for (int i = 0; i < 60; ++i) {

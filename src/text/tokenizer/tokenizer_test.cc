@@ -131,7 +131,7 @@ TEST(EncodePiecesTest, UntrustedTextMakesNoSpecialToken) {
       (Ids{3, 0}));
 }
 
-TEST(EncodePiecesTest, MergesSeeThroughBorders) {
+TEST(EncodePiecesTest, MergesCrossBordersOfPieces) {
   const auto tokenizer = FromJsonValue(SmallTokenizer());
   EXPECT_EQ(
       tokenizer->EncodePieces(std::vector<Piece>{{"a", true}, {"b", false}, {"c", true}}, false),

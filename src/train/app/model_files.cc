@@ -64,8 +64,8 @@ struct SpecialIds {
   }
 };
 
-int64_t MtpLayers(const Json& config, int64_t asked, const fs::path& path) {
-  if (asked >= 0) return asked;
+int64_t MtpLayers(const Json& config, int64_t requested, const fs::path& path) {
+  if (requested >= 0) return requested;
   if (!config.contains("num_nextn_predict_layers")) return 0;
   const Json& layers = config["num_nextn_predict_layers"];
   if (layers.is_null()) return 0;

@@ -29,7 +29,7 @@ TEST_F(ScoreTest, AModelThatLearnedNothingScoresLikeChance) {
   EXPECT_LT(score["positions"].get<int64_t>(), score["tokens"].get<int64_t>());
 }
 
-TEST_F(ScoreTest, WhatWasLearnedShows) {
+TEST_F(ScoreTest, TrainingRaisesTheScore) {
   TrainingOptions options = Options(120);
   options.layout = {.ep = 2, .dp = 2};
   Train(options);
@@ -37,8 +37,8 @@ TEST_F(ScoreTest, WhatWasLearnedShows) {
   EXPECT_TRUE(fs::exists(model / "model.safetensors"));
   EXPECT_FALSE(fs::exists(model / "model.safetensors.index.json"));
   EXPECT_FALSE(fs::exists(model / "trainer.json"));
-  ScoreOptions asked{.model = model, .data = options.data};
-  const auto score = ScoreModel(asked);
+  ScoreOptions score_options{.model = model, .data = options.data};
+  const auto score = ScoreModel(score_options);
   EXPECT_LT(score["loss"].get<double>(), 1.5);
   EXPECT_GT(score["accuracy"].get<double>(), 0.5);
   EXPECT_GT(score["mtp_agreement"].get<double>(), 0.3);
@@ -49,15 +49,15 @@ TEST_F(ScoreTest, WhatWasLearnedShows) {
   EXPECT_EQ(sum, 3 * score["tokens"].get<int64_t>());
   EXPECT_EQ(score["balancedness"], score["layers"][0]["balancedness"]);
   // The counts do not depend on the passes or the threads.
-  asked.rows_per_pass = 3;
-  asked.threads = 2;
-  auto other = ScoreModel(asked);
+  score_options.rows_per_pass = 3;
+  score_options.threads = 2;
+  auto other = ScoreModel(score_options);
   EXPECT_NEAR(other["loss"].get<double>(), score["loss"].get<double>(), 1e-9);
   EXPECT_EQ(other["accuracy"], score["accuracy"]);
   EXPECT_EQ(other["layers"], score["layers"]);
   // The tokens of prompts are targets too.
-  asked.chat_loss = DocumentEncoder::ChatLoss::kAll;
-  EXPECT_GT(ScoreModel(asked)["positions"], score["positions"]);
+  score_options.chat_loss = DocumentEncoder::ChatLoss::kAll;
+  EXPECT_GT(ScoreModel(score_options)["positions"], score["positions"]);
 }
 
 TEST_F(ScoreTest, WhatCannotBeScoredIsNamed) {

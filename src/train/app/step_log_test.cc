@@ -39,7 +39,7 @@ class StepLogTest : public ::testing::Test {
   std::vector<std::string> warnings_;
 };
 
-TEST_F(StepLogTest, LinesPastTheCheckpointGo) {
+TEST_F(StepLogTest, LinesPastTheCheckpointAreRemoved) {
   Write(0, 1, 7);
   Write(4, 5, 6);  // resumes from the checkpoint of step 4
   const auto lines = ReadStepLog(path());
@@ -53,7 +53,7 @@ TEST_F(StepLogTest, LinesPastTheCheckpointGo) {
   EXPECT_TRUE(warnings_.empty());
 }
 
-TEST_F(StepLogTest, ALineThatACrashHasCutIsLeftOut) {
+TEST_F(StepLogTest, ATruncatedLineIsSkipped) {
   Write(0, 1, 2);
   std::ofstream(path(), std::ios::app) << "{\"step\": 3, \"lo";
   EXPECT_EQ(ReadStepLog(path()).size(), 2u);
@@ -68,7 +68,7 @@ TEST_F(StepLogTest, WhatIsNoLogIsRefused) {
   EXPECT_THAT(ErrorOf([&] { ReadStepLog(path()); }), HasSubstr("no step found"));
 }
 
-TEST_F(StepLogTest, ALogThatCannotBeWrittenIsSaidOnce) {
+TEST_F(StepLogTest, ALogThatCannotBeWrittenIsReportedOnce) {
   fs::create_directories(path());
   Write(0, 1, 3);
   EXPECT_EQ(warnings_.size(), 1u);

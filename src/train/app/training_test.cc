@@ -39,8 +39,8 @@ TEST_F(TrainingTest, ARunInTwoPartsIsTheSameToTheBit) {
   EXPECT_THAT(said_, HasSubstr("step 10/10"));
 
   options.trainer.output = dir_ / "halves";
-  std::atomic<int> asked{0};
-  const TrainingEnd half = Train(options, [&] { return asked++ >= 4; });
+  std::atomic<int> polls{0};
+  const TrainingEnd half = Train(options, [&] { return polls++ >= 4; });
   EXPECT_TRUE(half.stopped);
   EXPECT_EQ(half.step, 4);
   const TrainingEnd rest = Train(options);
@@ -170,13 +170,13 @@ TEST_F(TrainingTest, MtpModulesAreTrainedOnAFrozenModel) {
   options.init_from = base;
   options.mtp_layers = 1;
   options.trainer.output = dir_ / "halves";
-  std::atomic<int> asked{0};
-  Train(options, [&] { return asked++ >= 4; });
+  std::atomic<int> polls{0};
+  Train(options, [&] { return polls++ >= 4; });
   EXPECT_EQ(Bytes(Train(options).checkpoint / "model.safetensors"),
             Bytes(whole.checkpoint / "model.safetensors"));
 }
 
-TEST_F(TrainingTest, ResumptionIsAsAskedFor) {
+TEST_F(TrainingTest, ResumptionFollowsTheOption) {
   TrainingOptions options = Options(2);
   const TrainingEnd end = Train(options);
   options.trainer.schedule.steps = 3;

@@ -150,7 +150,7 @@ TEST_F(DataTest, ToolsAndVariablesReachTheTemplate) {
   EXPECT_EQ(encoder.tokenizer().Decode(learned, false), "hello<|im_end|>");
 }
 
-TEST_F(DataTest, ATemplateThatTakesBackWhatItWroteIsRefused) {
+TEST_F(DataTest, ATemplateThatRewritesEarlierTextIsRefused) {
   WriteChatTokenizer("{{ messages|length }}{% for m in messages %}{{ m['content'] }}{% endfor %}");
   Document chat{.where = "a.jsonl:7"};
   chat.messages = {{{"role", "user"}, {"content", "hello"}},
@@ -204,7 +204,7 @@ TEST(PackingTest, EpochsDifferAndRepeat) {
   EXPECT_EQ(in_order[0][0], (Part{0, 0, 6}));
 }
 
-TEST(CorpusTest, GoesOnAtTheExactRow) {
+TEST(CorpusTest, ResumesAtTheExactRow) {
   Corpus corpus(MadeUp({30, 40, 50}), {.length = 8, .seed = 1});
   SamplePosition position;
   const std::vector<Row> all = corpus.Take(40, &position);

@@ -73,7 +73,7 @@ std::string Failure(ErrorKind kind, const std::function<void(int, StageLink&)>& 
       kind);
 }
 
-TEST(StageLink, SaysWhoWaitsForWhom) {
+TEST(StageLink, TimeoutsNameTheStages) {
   std::vector<float> rows(4);
   EXPECT_THAT(Failure(ErrorKind::kTimeout,
                       [&](int rank, StageLink& link) {

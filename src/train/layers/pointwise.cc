@@ -18,7 +18,7 @@ int64_t RowGrain(int64_t n) { return std::max<int64_t>(1, kGrain / std::max<int6
 
 // The vectorized kernels; null for float64 and for the reference instruction set.
 template <typename T>
-const KernelTable* LeavesOf() {
+const KernelTable* KernelsFor() {
   return std::is_same_v<T, float> ? ActiveKernels() : nullptr;
 }
 
@@ -59,15 +59,15 @@ T DotOfThree(const T* a, const T* b, const T* c, int64_t n) {
 
 template <typename T>
 void RmsNorm(const NormShape<T>& s, const T* x, const T* weight, T* y, ThreadPool& pool) {
-  [[maybe_unused]] const KernelTable* leaves = LeavesOf<T>();
+  [[maybe_unused]] const KernelTable* kernels = KernelsFor<T>();
   pool.RunRanges(s.m, RowGrain(s.n), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const T* in = x + t * s.ldx;
       T* out = y + t * s.n;
       const T r = InverseRoot(in, s.n, s.eps);
       if constexpr (std::is_same_v<T, float>) {
-        if (leaves != nullptr) {
-          leaves->norm(in, r, weight, out, s.n);
+        if (kernels != nullptr) {
+          kernels->norm(in, r, weight, out, s.n);
           continue;
         }
       }
@@ -79,7 +79,7 @@ void RmsNorm(const NormShape<T>& s, const T* x, const T* weight, T* y, ThreadPoo
 template <typename T>
 void RmsNormGradient(const NormShape<T>& s, const T* x, const T* weight, const T* dy, T* dx,
                      bool accumulate, T* dweight, ThreadPool& pool) {
-  [[maybe_unused]] const KernelTable* leaves = LeavesOf<T>();
+  [[maybe_unused]] const KernelTable* kernels = KernelsFor<T>();
   std::vector<T> roots(s.m);
   pool.RunRanges(s.m, RowGrain(s.n), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -90,8 +90,8 @@ void RmsNormGradient(const NormShape<T>& s, const T* x, const T* weight, const T
       const T along = DotOfThree(d, weight, in, s.n);
       const T back = along * r * r * r / static_cast<T>(s.n);
       if constexpr (std::is_same_v<T, float>) {
-        if (leaves != nullptr) {
-          leaves->norm_gradient(in, r, weight, d, back, accumulate, out, s.n);
+        if (kernels != nullptr) {
+          kernels->norm_gradient(in, r, weight, d, back, accumulate, out, s.n);
           continue;
         }
       }
@@ -108,9 +108,9 @@ void RmsNormGradient(const NormShape<T>& s, const T* x, const T* weight, const T
         for (int64_t piece = from; piece < to; ++piece) {
           const int64_t begin = piece * kFewColumns, end = std::min(s.n, begin + kFewColumns);
           if constexpr (std::is_same_v<T, float>) {
-            if (leaves != nullptr) {
-              leaves->add_columns(dy + begin, s.n, x + begin, s.ldx, roots.data(), s.m, end - begin,
-                                  dweight + begin);
+            if (kernels != nullptr) {
+              kernels->add_columns(dy + begin, s.n, x + begin, s.ldx, roots.data(), s.m,
+                                   end - begin, dweight + begin);
               continue;
             }
           }
@@ -127,7 +127,7 @@ constexpr int64_t kMaxRotary = 256;
 
 // Rotary embedding of interleaved pairs. The cosines and sines of a row are expanded to pairs once
 // for all heads.
-void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const KernelTable& leaves,
+void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const KernelTable& kernels,
                  ThreadPool& pool) {
   const int64_t half = s.rotary_dim / 2;
   pool.RunRanges(s.m, RowGrain(s.heads * s.rotary_dim), [&](int64_t begin, int64_t end) {
@@ -141,7 +141,7 @@ void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const Kerne
         sines[2 * i + 1] = sine;
       }
       for (int64_t h = 0; h < s.heads; ++h)
-        leaves.rotate_pairs(x + t * s.row + h * s.head + s.offset, cosines, sines, s.rotary_dim);
+        kernels.rotate_pairs(x + t * s.row + h * s.head + s.offset, cosines, sines, s.rotary_dim);
     }
   });
 }
@@ -151,10 +151,10 @@ void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const Kerne
 template <typename T>
 void Rope(const RopeShape<T>& s, T* x, bool backward, ThreadPool& pool) {
   if constexpr (std::is_same_v<T, float>) {
-    const KernelTable* leaves = ActiveKernels();
+    const KernelTable* kernels = ActiveKernels();
     const bool whole = s.rotary_dim % 8 == 0 && s.rotary_dim <= kMaxRotary;
-    if (leaves != nullptr && s.interleaved && whole)
-      return RopeOfPairs(s, x, backward, *leaves, pool);
+    if (kernels != nullptr && s.interleaved && whole)
+      return RopeOfPairs(s, x, backward, *kernels, pool);
   }
   const int64_t half = s.rotary_dim / 2;
   const int64_t step = s.interleaved ? 2 : 1, other = s.interleaved ? 1 : half;
@@ -201,7 +201,7 @@ void Add(T* y, const T* x, int64_t count, ThreadPool& pool) {
 template <typename T>
 T ExpSum(T* x, int64_t n, T shift) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const KernelTable* leaves = ActiveKernels()) return leaves->exp_sum(x, n, 1.0f, shift);
+    if (const KernelTable* kernels = ActiveKernels()) return kernels->exp_sum(x, n, 1.0f, shift);
   }
   T sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] - shift);

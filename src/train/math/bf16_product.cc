@@ -14,7 +14,7 @@
 #include "core/dtype.h"
 #include "kernels/ops.h"
 #include "train/math/kernel_table.h"
-#include "train/math/pair_leaves.h"
+#include "train/math/pair_kernels.h"
 
 namespace switchyard::train {
 namespace {
@@ -32,19 +32,21 @@ constexpr int64_t kSteps = 128, kFewSteps = 8;
 int64_t Pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
 
 // Operand A or B: k inner steps by `count` rows of A or columns of B.
-struct Side {
+struct PairOperand {
   const float* data;
-  // Strides in elements along and across the inner dimension; one of them is 1.
-  int64_t along, across;
+  // Strides in elements along the inner and the outer dimension; one of them is 1.
+  int64_t inner, outer;
   int64_t count, k;
   int64_t piece = 1;  // rows or columns in one packed panel
 
-  bool operator==(const Side&) const = default;
+  bool operator==(const PairOperand&) const = default;
   int64_t pairs() const { return (k + 1) / 2; }
   int64_t packed() const { return Pieces(count, piece) * kPanel * pairs(); }
 };
-Side SideA(const Product<float>& p) { return {p.a, p.a_col, p.a_row, p.m, p.k, kTileRows}; }
-Side SideB(const Product<float>& p) { return {p.b, p.b_row, p.b_col, p.n, p.k, kPanel}; }
+PairOperand OperandA(const Product<float>& p) {
+  return {p.a, p.a_col, p.a_row, p.m, p.k, kTileRows};
+}
+PairOperand OperandB(const Product<float>& p) { return {p.b, p.b_row, p.b_col, p.n, p.k, kPanel}; }
 
 // True if A has contiguous rows. Such an A is not packed in advance, because the kernel reads
 // single elements of A. Each task rounds the few rows that it reads, which stay in its caches.
@@ -60,79 +62,79 @@ float* Scratch(int64_t count) {
 // Packs steps [first, first + kSteps) of all columns, if the columns of a step are contiguous.
 // Reads kFewSteps steps over all columns at a time, because the hardware prefetcher detects these
 // sequential reads.
-void PackSteps(const Side& s, int64_t first, const PairLeaves& leaves, float* out) {
+void PackSteps(const PairOperand& s, int64_t first, const PairKernels& kernels, float* out) {
   const int64_t end = std::min(s.k, first + kSteps), pairs = s.pairs();
   for (int64_t step = first; step < end; step += kFewSteps) {
-    const float* in = s.data + step * s.along;
+    const float* in = s.data + step * s.inner;
     for (int64_t i = 0; i < s.count; i += s.piece)
-      leaves.pair_rows(in + i, s.along, std::min(kFewSteps, end - step),
-                       std::min(s.piece, s.count - i),
-                       out + (i / s.piece * pairs + step / 2) * kPanel, kPanel);
+      kernels.pair_rows(in + i, s.inner, std::min(kFewSteps, end - step),
+                        std::min(s.piece, s.count - i),
+                        out + (i / s.piece * pairs + step / 2) * kPanel, kPanel);
   }
 }
 
 // Packs columns [first, first + piece), each of which is contiguous.
-void PackColumns(const Side& s, int64_t first, const PairLeaves& leaves, float* out) {
+void PackColumns(const PairOperand& s, int64_t first, const PairKernels& kernels, float* out) {
   const int64_t n = std::min(s.piece, s.count - first), pairs = s.pairs();
-  const float* in = s.data + first * s.across;
+  const float* in = s.data + first * s.outer;
   out += first / s.piece * kPanel * pairs;
-  CHECK_EQ(s.along, 1);
+  CHECK_EQ(s.inner, 1);
   float* rounded = Scratch(n * pairs);
-  leaves.round_rows(in, s.across, n, s.k, rounded, pairs);
+  kernels.round_rows(in, s.outer, n, s.k, rounded, pairs);
   if (n < kPanel) std::fill_n(out, pairs * kPanel, 0.0f);
   ActiveKernels()->transpose(rounded, pairs, n, pairs, out, kPanel);
 }
 
 // An operand and its packed copy.
-struct Packed {
-  Side side;
+struct PackedOperand {
+  PairOperand operand;
   float* out;
 };
 
 struct Piece {
-  const Packed* packed;
+  const PackedOperand* packed;
   int64_t first;
 };
 
 // The operands that are packed once for all tasks. Consecutive products may share an operand, such
 // as the input of gate and up. Built before the tasks start; then read-only.
-class PackedSides {
+class PackedOperands {
  public:
-  explicit PackedSides(std::span<const Product<float>> products) {
+  explicit PackedOperands(std::span<const Product<float>> products) {
     for (const Product<float>& p : products) {
-      Add(ReadsRows(p) ? Side{} : SideA(p), &a_);
-      Add(SideB(p), &b_);
+      Add(ReadsRows(p) ? PairOperand{} : OperandA(p), &a_);
+      Add(OperandB(p), &b_);
     }
   }
   int64_t count() const { return count_; }  // floats
   void Place(float* memory) {
-    for (std::vector<Packed>* all : {&a_, &b_}) {
+    for (std::vector<PackedOperand>* all : {&a_, &b_}) {
       for (size_t i = 0; i < all->size(); ++i) {
-        Packed& p = (*all)[i];
-        if (i > 0 && (*all)[i - 1].side == p.side) {
+        PackedOperand& p = (*all)[i];
+        if (i > 0 && (*all)[i - 1].operand == p.operand) {
           p.out = (*all)[i - 1].out;
           continue;
         }
         p.out = memory;
-        memory += p.side.packed();
-        const bool steps = p.side.across == 1;
-        const int64_t end = steps ? p.side.k : p.side.count;
-        if (p.side.count == 0) continue;
-        for (int64_t first = 0; first < end; first += steps ? kSteps : p.side.piece)
+        memory += p.operand.packed();
+        const bool steps = p.operand.outer == 1;
+        const int64_t end = steps ? p.operand.k : p.operand.count;
+        if (p.operand.count == 0) continue;
+        for (int64_t first = 0; first < end; first += steps ? kSteps : p.operand.piece)
           pieces_.push_back({&p, first});
       }
     }
   }
   const std::vector<Piece>& pieces() const { return pieces_; }
-  const Packed& a(size_t product) const { return a_[product]; }
-  const Packed& b(size_t product) const { return b_[product]; }
+  const PackedOperand& a(size_t product) const { return a_[product]; }
+  const PackedOperand& b(size_t product) const { return b_[product]; }
 
  private:
-  void Add(const Side& side, std::vector<Packed>* all) {
-    if (all->empty() || !(all->back().side == side)) count_ += side.packed();
-    all->push_back({side, nullptr});
+  void Add(const PairOperand& operand, std::vector<PackedOperand>* all) {
+    if (all->empty() || !(all->back().operand == operand)) count_ += operand.packed();
+    all->push_back({operand, nullptr});
   }
-  std::vector<Packed> a_, b_;
+  std::vector<PackedOperand> a_, b_;
   std::vector<Piece> pieces_;
   int64_t count_ = 0;
 };
@@ -153,7 +155,7 @@ std::vector<Task> Tasks(std::span<const Product<float>> products, int threads) {
     const Product<float>& p = products[first];
     int64_t n = p.n;
     for (last = first + 1; last < products.size() && ReadsRows(p) && ReadsRows(products[last]) &&
-                           SideA(products[last]) == SideA(p);
+                           OperandA(products[last]) == OperandA(p);
          ++last)
       n = std::max(n, products[last].n);
     const int64_t columns = few || !ReadsRows(p) ? kTileColumns : n;
@@ -163,33 +165,33 @@ std::vector<Task> Tasks(std::span<const Product<float>> products, int threads) {
   return tasks;
 }
 
-void Do(const Task& t, std::span<const Product<float>> products, const PackedSides& sides,
-        const PairLeaves& leaves) {
+void Do(const Task& t, std::span<const Product<float>> products, const PackedOperands& operands,
+        const PairKernels& kernels) {
   const Product<float>& shared = products[t.first];
   const bool rows = ReadsRows(shared);
   const int64_t m = std::min(kTileRows, shared.m - t.i), pairs = (shared.k + 1) / 2;
   const float* a = nullptr;
   if (rows) {
     float* rounded = Scratch(m * pairs);
-    leaves.round_rows(shared.a + t.i * shared.a_row, shared.a_row, m, shared.k, rounded, pairs);
+    kernels.round_rows(shared.a + t.i * shared.a_row, shared.a_row, m, shared.k, rounded, pairs);
     a = rounded;
   } else {
-    a = sides.a(t.first).out + t.i / kTileRows * kPanel * pairs;
+    a = operands.a(t.first).out + t.i / kTileRows * kPanel * pairs;
   }
   for (size_t q = t.first; q < t.last; ++q) {
     const Product<float>& p = products[q];
     for (int64_t column = t.j; column < std::min(p.n, t.j + t.n); column += kPanel) {
-      leaves.multiply({.a = a,
-                       .a_row = rows ? pairs : 1,
-                       .a_col = rows ? 1 : kPanel,
-                       .b = sides.b(q).out + column * pairs,
-                       .b_row = kPanel,
-                       .c = p.c + t.i * p.ldc + column,
-                       .ldc = p.ldc,
-                       .m = m,
-                       .n = std::min(kPanel, p.n - column),
-                       .k = pairs,
-                       .accumulate = p.accumulate});
+      kernels.multiply({.a = a,
+                        .a_row = rows ? pairs : 1,
+                        .a_col = rows ? 1 : kPanel,
+                        .b = operands.b(q).out + column * pairs,
+                        .b_row = kPanel,
+                        .c = p.c + t.i * p.ldc + column,
+                        .ldc = p.ldc,
+                        .m = m,
+                        .n = std::min(kPanel, p.n - column),
+                        .k = pairs,
+                        .accumulate = p.accumulate});
     }
   }
 }
@@ -220,31 +222,31 @@ float RoundedToBFloat16(float x) {
   return std::fabs(x) < FLT_MIN ? std::copysign(0.0f, x) : ToFloat(ToBF16(x));
 }
 
-const PairLeaves* ActivePairLeaves() {
+const PairKernels* ActivePairKernels() {
   static const bool has = [] {
     uint32_t a, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & bit_AVX512BF16) != 0;
   }();
-  return has && kernels::ActiveIsa() >= kernels::Isa::kAvx512 ? &avx512::kPairLeaves : nullptr;
+  return has && kernels::ActiveIsa() >= kernels::Isa::kAvx512 ? &avx512::kPairKernels : nullptr;
 }
 
-void MultiplyPairs(std::span<const Product<float>> products, const PairLeaves& leaves, int threads,
-                   ThreadPool& pool) {
+void MultiplyPairs(std::span<const Product<float>> products, const PairKernels& kernels,
+                   int threads, ThreadPool& pool) {
   const auto run = [&](size_t n, const std::function<void(int64_t)>& body) {
     if (threads > 1) return pool.Run(static_cast<int64_t>(n), body);
     for (size_t i = 0; i < n; ++i) body(static_cast<int64_t>(i));
   };
   for (const Product<float>& p : products) CHECK_EQ(p.scale, 1.0f);
-  PackedSides sides(products);
-  ScratchBuffer<float> room(sides.count());
-  sides.Place(room.data());
-  run(sides.pieces().size(), [&](int64_t t) {
-    const auto& [packed, first] = sides.pieces()[t];
-    const Side& s = packed->side;
-    (s.across == 1 ? PackSteps : PackColumns)(s, first, leaves, packed->out);
+  PackedOperands operands(products);
+  ScratchBuffer<float> room(operands.count());
+  operands.Place(room.data());
+  run(operands.pieces().size(), [&](int64_t t) {
+    const auto& [packed, first] = operands.pieces()[t];
+    const PairOperand& s = packed->operand;
+    (s.outer == 1 ? PackSteps : PackColumns)(s, first, kernels, packed->out);
   });
   const std::vector<Task> tasks = Tasks(products, threads);
-  run(tasks.size(), [&](int64_t t) { Do(tasks[t], products, sides, leaves); });
+  run(tasks.size(), [&](int64_t t) { Do(tasks[t], products, operands, kernels); });
 }
 
 RoundedOperands::RoundedOperands(std::span<const Product<float>> products)

@@ -23,13 +23,13 @@ namespace switchyard::train {
 // Rounds x in the same way as these products round their operands.
 float RoundedToBFloat16(float x);
 
-struct PairLeaves;
+struct PairKernels;
 // Null if the CPU has no AVX512_BF16, or kernels::ActiveIsa() is weaker than AVX-512.
-const PairLeaves* ActivePairLeaves();
+const PairKernels* ActivePairKernels();
 
 // Multiplies with the bfloat16 instruction. With `threads` 1, runs on the calling thread only.
-void MultiplyPairs(std::span<const Product<float>> products, const PairLeaves& leaves, int threads,
-                   ThreadPool& pool);
+void MultiplyPairs(std::span<const Product<float>> products, const PairKernels& kernels,
+                   int threads, ThreadPool& pool);
 
 // Products for CPUs without the bfloat16 instruction: `products` with rounded copies of the
 // operands. Owns the copies.

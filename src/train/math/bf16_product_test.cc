@@ -102,7 +102,7 @@ TEST_P(Bf16Products, AreChainsOverRoundedOperands) {
 }
 
 // Products of one call may share operands, as gate and up do; rows and columns may be strided.
-TEST_P(Bf16Products, ShareOperandsAndSkipWhatLiesBetween) {
+TEST_P(Bf16Products, ShareOperandsAndSkipPadding) {
   std::mt19937 random(2);
   ThreadPool pool(2);
   const int64_t m = 70, n = 40, k = 90, lda = 95, ldb = 52, ldc = 45;

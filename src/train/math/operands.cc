@@ -7,7 +7,7 @@
 #include "core/check.h"
 #include "train/math/bf16_product.h"
 #include "train/math/kernel_table.h"
-#include "train/math/pair_leaves.h"
+#include "train/math/pair_kernels.h"
 #include "train/math/row_math.h"
 
 namespace switchyard::train {
@@ -28,14 +28,14 @@ float* Scratch(int64_t count) {
 
 OperandForm FormOfFloats(ProductDtype dtype) {
   if (dtype == ProductDtype::kFloat32) return OperandForm::kPlain;
-  return ActivePairLeaves() != nullptr ? OperandForm::kPairs : OperandForm::kRounded;
+  return ActivePairKernels() != nullptr ? OperandForm::kPairs : OperandForm::kRounded;
 }
 
 template <typename T>
 void PackOperandRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out) {
   if constexpr (std::is_same_v<T, float>) {
     if (form == OperandForm::kPairs)
-      return ActivePairLeaves()->round_rows(in, row, n, d, out, InnerFloats(form, d));
+      return ActivePairKernels()->round_rows(in, row, n, d, out, InnerFloats(form, d));
   }
   CopyRows(in, row, n, d, out, d);
   if constexpr (std::is_same_v<T, float>) {
@@ -67,7 +67,7 @@ void PackAlongRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_
                    int64_t stride) {
   if constexpr (std::is_same_v<T, float>) {
     if (form == OperandForm::kPairs)
-      return ActivePairLeaves()->pair_rows(in, row, n, d, out, stride);
+      return ActivePairKernels()->pair_rows(in, row, n, d, out, stride);
   }
   CopyRows(in, row, n, d, out, stride);
   if constexpr (std::is_same_v<T, float>) {
@@ -79,7 +79,7 @@ void PackAlongRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_
 template <typename T>
 void RoundInPlace(OperandForm form, T* row, int64_t n) {
   if constexpr (std::is_same_v<T, float>) {
-    if (form == OperandForm::kPairs) ActivePairLeaves()->round_rows(row, 0, 1, n, row, 0);
+    if (form == OperandForm::kPairs) ActivePairKernels()->round_rows(row, 0, 1, n, row, 0);
     if (form == OperandForm::kRounded) RoundAll(row, n);
   }
 }
@@ -143,17 +143,17 @@ void MultiplyPrepared(OperandForm form, const Product<T>& p) {
     if (form == OperandForm::kPairs) {
       CHECK_EQ(p.b_col, 1);
       CHECK_EQ(p.scale, 1.0f);
-      ActivePairLeaves()->multiply({.a = p.a,
-                                    .a_row = p.a_row,
-                                    .a_col = p.a_col,
-                                    .b = p.b,
-                                    .b_row = p.b_row,
-                                    .c = p.c,
-                                    .ldc = p.ldc,
-                                    .m = p.m,
-                                    .n = p.n,
-                                    .k = p.k,
-                                    .accumulate = p.accumulate});
+      ActivePairKernels()->multiply({.a = p.a,
+                                     .a_row = p.a_row,
+                                     .a_col = p.a_col,
+                                     .b = p.b,
+                                     .b_row = p.b_row,
+                                     .c = p.c,
+                                     .ldc = p.ldc,
+                                     .m = p.m,
+                                     .n = p.n,
+                                     .k = p.k,
+                                     .accumulate = p.accumulate});
       return;
     }
     if (form == OperandForm::kRounded) {

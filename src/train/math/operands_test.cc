@@ -113,7 +113,7 @@ TEST(OperandsTest, PairsHaveTheBitsOfRoundedElements) {
   }
 }
 
-TEST(OperandsTest, ARowIsRoundedWhereItLies) {
+TEST(OperandsTest, ARowIsRoundedInPlace) {
   for (const int64_t n : {1, 2, 31, 32, 33, 100}) {
     const std::vector<float> row = Random(n, 6);
     std::vector<float> rounded = row;

@@ -52,14 +52,14 @@ void MultiplyPlain(const Product<T>& p) {
 }
 
 // B with contiguous rows: in place, or transposed into the scratch buffer.
-const float* RowsOfB(const Product<float>& p, const KernelTable& leaves, int64_t* row) {
+const float* RowsOfB(const Product<float>& p, const KernelTable& kernels, int64_t* row) {
   if (p.b_col == 1) {
     *row = p.b_row;
     return p.b;
   }
   CHECK_EQ(p.b_row, 1);
   float* out = Scratch<float>(p.n * p.k);
-  leaves.transpose(p.b, p.b_col, p.n, p.k, out, p.n);
+  kernels.transpose(p.b, p.b_col, p.n, p.k, out, p.n);
   *row = p.n;
   return out;
 }
@@ -82,9 +82,9 @@ bool FlushesSubnormals(const Product<T>& p) {
 template <typename T>
 void MultiplyPart(const Product<T>& p) {
   if (p.m == 0 || p.n == 0) return;
-  const KernelTable* leaves = ActiveKernels();
+  const KernelTable* kernels = ActiveKernels();
   const FlushSubnormals flush(FlushesSubnormals(p));
-  if (std::is_same_v<T, double> || leaves == nullptr) {
+  if (std::is_same_v<T, double> || kernels == nullptr) {
     MultiplyPlain(p);
   } else if constexpr (std::is_same_v<T, float>) {
     ProductTask task{.a = p.a,
@@ -98,8 +98,8 @@ void MultiplyPart(const Product<T>& p) {
                      .n = p.n,
                      .k = p.k,
                      .accumulate = p.accumulate};
-    task.b = RowsOfB(p, *leaves, &task.b_row);
-    leaves->multiply(task);
+    task.b = RowsOfB(p, *kernels, &task.b_row);
+    kernels->multiply(task);
   }
   ScaleResult(p);
 }
@@ -126,32 +126,32 @@ struct Operand {
   int64_t Row(const Product<float>& p) const { return panels == nullptr ? p.b_row : kPanel; }
 };
 
-bool WantsPanels(const Product<float>& p) {
+bool PacksPanelsOfB(const Product<float>& p) {
   return p.m > 0 && p.n > 0 && (p.b_col != 1 || p.m >= p.k);
 }
 
 // Packs columns [j, j + kPanel) of B.
-void PackPanel(const Product<float>& p, int64_t j, const KernelTable& leaves, float* out) {
+void PackPanel(const Product<float>& p, int64_t j, const KernelTable& kernels, float* out) {
   const int64_t n = std::min(kPanel, p.n - j);
   if (p.b_col == 1) {
-    leaves.pack(p.b + j, p.b_row, p.k, n, out);
+    kernels.pack(p.b + j, p.b_row, p.k, n, out);
   } else {
     CHECK_EQ(p.b_row, 1);
     if (n < kPanel) std::fill_n(out, p.k * kPanel, 0.0f);
-    leaves.transpose(p.b + j * p.b_col, p.b_col, n, p.k, out, kPanel);
+    kernels.transpose(p.b + j * p.b_col, p.b_col, n, p.k, out, kPanel);
   }
 }
 
 // Packs the operands of all products, once for all rows; `room` owns the memory.
 template <typename Run>
-std::vector<Operand> PackAll(std::span<const Product<float>> products, const KernelTable& leaves,
+std::vector<Operand> PackAll(std::span<const Product<float>> products, const KernelTable& kernels,
                              std::optional<ScratchBuffer<float>>* room, const Run& run) {
   const auto size = [](const Product<float>& p) {
     return (p.n + kPanel - 1) / kPanel * kPanel * p.k;
   };
   int64_t count = 0;
   for (const Product<float>& p : products)
-    if (WantsPanels(p)) count += size(p);
+    if (PacksPanelsOfB(p)) count += size(p);
   std::vector<Operand> operands(products.size());
   if (count == 0) return operands;
   room->emplace(count + kLineFloats);
@@ -164,23 +164,25 @@ std::vector<Operand> PackAll(std::span<const Product<float>> products, const Ker
   std::vector<Piece> pieces;
   for (size_t q = 0; q < products.size(); ++q) {
     const Product<float>& p = products[q];
-    if (!WantsPanels(p)) continue;
+    if (!PacksPanelsOfB(p)) continue;
     operands[q].panels = next;
     for (int64_t j = 0; j < p.n; j += kPanel) pieces.push_back({&p, next + j * p.k, j});
     next += size(p);
   }
   run(static_cast<int64_t>(pieces.size()),
-      [&](int64_t i) { PackPanel(*pieces[i].product, pieces[i].j, leaves, pieces[i].out); });
+      [&](int64_t i) { PackPanel(*pieces[i].product, pieces[i].j, kernels, pieces[i].out); });
   return operands;
 }
 
 // Whether the rows of a tile of A are packed. A transposed A is read with stride a_col. A multiple
 // of kConflictStride would map these elements to few cache sets.
-bool PacksRows(const Product<float>& p) { return p.a_row == 1 && p.a_col % kConflictStride == 0; }
+bool PacksRowsOfA(const Product<float>& p) {
+  return p.a_row == 1 && p.a_col % kConflictStride == 0;
+}
 
 // A tile of C: rows [i, i + m), columns [j, j + n), j a multiple of kPanel.
 void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t m, int64_t j,
-                  int64_t n, const KernelTable& leaves) {
+                  int64_t n, const KernelTable& kernels) {
   ProductTask task{.a = p.a + i * p.a_row,
                    .a_row = p.a_row,
                    .a_col = p.a_col,
@@ -192,9 +194,9 @@ void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t 
                    .n = 0,
                    .k = p.k,
                    .accumulate = p.accumulate};
-  if (PacksRows(p)) {
+  if (PacksRowsOfA(p)) {
     float* packed = AlignedToLine(Scratch<float>(p.k * kPanel + kLineFloats));
-    leaves.pack(task.a, p.a_col, p.k, m, packed);
+    kernels.pack(task.a, p.a_col, p.k, m, packed);
     task.a = packed;
     task.a_col = kPanel;
   }
@@ -203,7 +205,7 @@ void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t 
     task.b = b.At(p, column);
     task.c = p.c + i * p.ldc + column;
     task.n = std::min(kPanel, j + n - column);
-    leaves.multiply(task);
+    kernels.multiply(task);
   }
   ScaleResult(Part(p, i, i + m, j, j + n));
 }
@@ -211,17 +213,17 @@ void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t 
 // Number of rows of a tile of C. It is half of kTileRows if the rows of A are packed, so that the
 // packed rows fit in a panel. It is also half if there are few tiles per thread (`few`).
 int64_t TileRows(const Product<float>& p, bool few) {
-  return few || PacksRows(p) ? kTileRows / 2 : kTileRows;
+  return few || PacksRowsOfA(p) ? kTileRows / 2 : kTileRows;
 }
 
-void MultiplyFloat(std::span<const Product<float>> products, const KernelTable& leaves, int threads,
-                   ThreadPool& pool) {
+void MultiplyFloat(std::span<const Product<float>> products, const KernelTable& kernels,
+                   int threads, ThreadPool& pool) {
   const auto run = [&](int64_t n, const std::function<void(int64_t)>& body) {
     if (threads > 1) return pool.Run(n, body);
     for (int64_t i = 0; i < n; ++i) body(i);
   };
   std::optional<ScratchBuffer<float>> room;
-  const std::vector<Operand> operands = PackAll(products, leaves, &room, run);
+  const std::vector<Operand> operands = PackAll(products, kernels, &room, run);
   int64_t area = 0;
   for (const Product<float>& p : products) area += p.m * p.n;
   const bool few = area < 8 * threads * kTileRows * kTileColumns;
@@ -235,7 +237,7 @@ void MultiplyFloat(std::span<const Product<float>> products, const KernelTable& 
     const auto [q, i, j] = tiles[t];
     const Product<float>& p = products[q];
     const int64_t m = std::min(TileRows(p, few), p.m - i);
-    MultiplyTile(p, operands[q], i, m, j, std::min(kTileColumns, p.n - j), leaves);
+    MultiplyTile(p, operands[q], i, m, j, std::min(kTileColumns, p.n - j), kernels);
   });
 }
 
@@ -285,14 +287,14 @@ void Multiply(std::span<const Product<T>> products, ThreadPool& pool) {
   std::optional<RoundedOperands> rounded;
   if constexpr (std::is_same_v<T, float>) {
     if (!products.empty() && products[0].dtype == ProductDtype::kBFloat16) {
-      if (const PairLeaves* leaves = ActivePairLeaves())
-        return MultiplyPairs(products, *leaves, threads, pool);
+      if (const PairKernels* kernels = ActivePairKernels())
+        return MultiplyPairs(products, *kernels, threads, pool);
       products = rounded.emplace(products).products();
     }
   }
   if constexpr (std::is_same_v<T, float>) {
-    if (const KernelTable* leaves = ActiveKernels())
-      return MultiplyFloat(products, *leaves, threads, pool);
+    if (const KernelTable* kernels = ActiveKernels())
+      return MultiplyFloat(products, *kernels, threads, pool);
   }
   if (threads == 1) {
     for (const Product<T>& p : products) MultiplyPart(p);

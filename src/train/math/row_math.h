@@ -17,8 +17,8 @@ inline int64_t TransposedStride(int64_t n) { return (n + 15) / 16 / 2 * 32 + 16;
 template <typename T>
 void CopyRows(const T* in, int64_t row, int64_t n, int64_t d, T* out, int64_t out_row) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const KernelTable* leaves = ActiveKernels())
-      return leaves->copy_rows(in, row, n, d, out, out_row);
+    if (const KernelTable* kernels = ActiveKernels())
+      return kernels->copy_rows(in, row, n, d, out, out_row);
   }
   for (int64_t i = 0; i < n; ++i) std::copy_n(in + i * row, d, out + i * out_row);
 }
@@ -27,8 +27,8 @@ void CopyRows(const T* in, int64_t row, int64_t n, int64_t d, T* out, int64_t ou
 template <typename T>
 void TransposeRows(const T* in, int64_t row, int64_t n, int64_t d, T* out, int64_t stride) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const KernelTable* leaves = ActiveKernels())
-      return leaves->transpose(in, row, n, d, out, stride);
+    if (const KernelTable* kernels = ActiveKernels())
+      return kernels->transpose(in, row, n, d, out, stride);
   }
   for (int64_t i = 0; i < n; ++i)
     for (int64_t j = 0; j < d; ++j) out[j * stride + i] = in[i * row + j];
@@ -37,7 +37,7 @@ void TransposeRows(const T* in, int64_t row, int64_t n, int64_t d, T* out, int64
 template <typename T>
 T Largest(const T* x, int64_t n) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const KernelTable* leaves = ActiveKernels()) return leaves->largest(x, n);
+    if (const KernelTable* kernels = ActiveKernels()) return kernels->largest(x, n);
   }
   return *std::max_element(x, x + n);
 }
@@ -46,7 +46,7 @@ T Largest(const T* x, int64_t n) {
 template <typename T>
 T ScaledExpSum(T* x, int64_t n, T scale, T shift) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const KernelTable* leaves = ActiveKernels()) return leaves->exp_sum(x, n, scale, shift);
+    if (const KernelTable* kernels = ActiveKernels()) return kernels->exp_sum(x, n, scale, shift);
   }
   T sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] * scale - shift);
@@ -56,7 +56,7 @@ T ScaledExpSum(T* x, int64_t n, T scale, T shift) {
 template <typename T>
 T Dot(const T* a, const T* b, int64_t n) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const KernelTable* leaves = ActiveKernels()) return leaves->dot(a, b, n);
+    if (const KernelTable* kernels = ActiveKernels()) return kernels->dot(a, b, n);
   }
   T sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
@@ -66,7 +66,7 @@ T Dot(const T* a, const T* b, int64_t n) {
 template <typename T>
 void Scale(T* x, int64_t n, T factor) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const KernelTable* leaves = ActiveKernels()) return leaves->scale(x, n, factor);
+    if (const KernelTable* kernels = ActiveKernels()) return kernels->scale(x, n, factor);
   }
   for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }
@@ -75,7 +75,7 @@ void Scale(T* x, int64_t n, T factor) {
 template <typename T>
 void AddScaled(const T* x, T factor, T* y, int64_t n) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const KernelTable* leaves = ActiveKernels()) return leaves->add_scaled(x, factor, y, n);
+    if (const KernelTable* kernels = ActiveKernels()) return kernels->add_scaled(x, factor, y, n);
   }
   for (int64_t i = 0; i < n; ++i) y[i] += x[i] * factor;
 }
@@ -85,8 +85,8 @@ void AddScaled(const T* x, T factor, T* y, int64_t n) {
 template <typename T>
 void SoftmaxGradient(T* s, T* d, int64_t n, T scale, T shift, T delta) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const KernelTable* leaves = ActiveKernels())
-      return leaves->softmax_gradient(s, d, n, scale, shift, delta);
+    if (const KernelTable* kernels = ActiveKernels())
+      return kernels->softmax_gradient(s, d, n, scale, shift, delta);
   }
   for (int64_t i = 0; i < n; ++i) {
     s[i] = std::exp(s[i] * scale - shift);
@@ -99,7 +99,7 @@ void SoftmaxGradient(T* s, T* d, int64_t n, T scale, T shift, T delta) {
 template <typename T>
 void SwiGluSerial(const T* gate, const T* up, T* out, int64_t n) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const KernelTable* leaves = ActiveKernels()) return leaves->swiglu(gate, up, out, n);
+    if (const KernelTable* kernels = ActiveKernels()) return kernels->swiglu(gate, up, out, n);
   }
   for (int64_t i = 0; i < n; ++i) out[i] = gate[i] / (T{1} + std::exp(-gate[i])) * up[i];
 }
@@ -108,8 +108,8 @@ template <typename T>
 void SwiGluGradientSerial(const T* gate, const T* up, const T* dout, T* dgate, T* dup, T* out,
                           int64_t n) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const KernelTable* leaves = ActiveKernels())
-      return leaves->swiglu_gradient(gate, up, dout, dgate, dup, out, n);
+    if (const KernelTable* kernels = ActiveKernels())
+      return kernels->swiglu_gradient(gate, up, dout, dgate, dup, out, n);
   }
   for (int64_t i = 0; i < n; ++i) {
     const T g = gate[i], u = up[i], d = dout[i];

@@ -29,7 +29,7 @@ struct Layers {
   std::vector<Parameter<float>*> pointers;
 };
 
-TEST(GradientSums, AreThoseThatWouldComeAfterwards) {
+TEST(GradientSums, EqualThoseAfterTheBackwardPass) {
   const auto sums_arena = SharedArena::Create(kRanks, RankComm::BytesPerRank(kShape) + 4096);
   RunRankThreads(
       kRanks, RankComm::BytesPerRank(kShape) + 4096,

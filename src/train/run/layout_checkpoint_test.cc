@@ -25,7 +25,7 @@ class LayoutCheckpoints : public ::testing::Test {
   const Batch batch = testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6);
 };
 
-TEST_F(LayoutCheckpoints, AnyLayoutGoesOnFromAnyOther) {
+TEST_F(LayoutCheckpoints, AnyLayoutResumesFromAnyOther) {
   const LossOptions losses{.balance = {.sequence = 0.01}, .mtp_layers = 1};
   const LayoutResult straight = RunLayout(config, batch, {.losses = losses, .steps = 15});
   fs::path last;

@@ -66,7 +66,7 @@ TEST(Layout, StagesShareTheLayers) {
   EXPECT_EQ(next, 5);
 }
 
-TEST(Layout, RefusesWhatCannotBeCut) {
+TEST(Layout, RefusesSizesThatDoNotDivide) {
   const auto error = [](const Layout& layout, const char* kind) {
     return ErrorOf([&] { CheckLayout(layout, ParseModelConfig(testing::SmallConfig(kind))); });
   };

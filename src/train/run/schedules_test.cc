@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kSteps = 12, kMicroBatches = 4;
 
-struct Way {
+struct Variant {
   Layout layout;
   schedule::Order order = schedule::Order::kPlain;
   bool synchronous = false, early_sums = false;
@@ -41,7 +41,7 @@ ModelConfig Config(const std::string& kind) {
 // data-parallel parts.
 class Runner {
  public:
-  Runner(const ModelConfig& config, const Way& run)
+  Runner(const ModelConfig& config, const Variant& run)
       : config_(config),
         run_(run),
         batch_(testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6)) {}
@@ -112,7 +112,7 @@ class Runner {
   }
 
   const ModelConfig config_;
-  const Way run_;
+  const Variant run_;
   const Batch batch_;
   const ExpertExchangeOptions exchange_{.tokens = batch_.size(), .synchronous = run_.synchronous};
   std::mutex mutex_;
@@ -120,7 +120,7 @@ class Runner {
   std::map<std::string, std::vector<bool>> known_;
 };
 
-Learned Learn(const ModelConfig& config, const Way& run) { return Runner(config, run).Learn(); }
+Learned Learn(const ModelConfig& config, const Variant& run) { return Runner(config, run).Learn(); }
 
 // deepseek_v3: a dense first layer, latent attention and selection biases. qwen3_moe: a tied head
 // and grouped attention.
@@ -136,11 +136,12 @@ TEST_P(Schedules, ChangeNoBit) {
     SCOPED_TRACE(layout.ToString());
     const Learned plain = Learn(config, {.layout = layout});
     EXPECT_LT(plain.curve.back(), plain.curve.front());
-    for (const Way& run :
-         {Way{.layout = layout, .synchronous = true}, Way{.layout = layout, .order = kOverlapped},
-          Way{.layout = layout, .order = kOverlapped, .synchronous = true},
-          Way{.layout = layout, .early_sums = true},
-          Way{.layout = layout, .order = kOverlapped, .early_sums = true}}) {
+    for (const Variant& run :
+         {Variant{.layout = layout, .synchronous = true},
+          Variant{.layout = layout, .order = kOverlapped},
+          Variant{.layout = layout, .order = kOverlapped, .synchronous = true},
+          Variant{.layout = layout, .early_sums = true},
+          Variant{.layout = layout, .order = kOverlapped, .early_sums = true}}) {
       SCOPED_TRACE(fmt::format("overlapped {}, synchronous {}, early sums {}",
                                run.order == kOverlapped, run.synchronous, run.early_sums));
       const Learned found = Learn(config, run);
@@ -173,11 +174,11 @@ TEST_P(Schedules, OfAPipelineLearnWhatOneRankLearns) {
 TEST_P(Schedules, EndWithTheRankThatFails) {
   for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.pp = 2}}) {
     for (const bool early_sums : {false, true}) {
-      const Way way{.layout = layout,
-                    .order = schedule::Order::kOverlapped,
-                    .early_sums = early_sums,
-                    .broken_rank = 1};
-      EXPECT_THAT(ErrorOf([&] { Learn(config, way); }),
+      const Variant variant{.layout = layout,
+                            .order = schedule::Order::kOverlapped,
+                            .early_sums = early_sums,
+                            .broken_rank = 1};
+      EXPECT_THAT(ErrorOf([&] { Learn(config, variant); }),
                   ::testing::HasSubstr("token 0 of a batch is 9999"));
     }
   }

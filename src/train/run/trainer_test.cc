@@ -81,7 +81,7 @@ TEST_F(TrainerTest, ResumedRunsAreTheSameToTheBit) {
   EXPECT_EQ(second.values, straight.values);
 }
 
-TEST_F(TrainerTest, AnyNumberOfRanksGoesOn) {
+TEST_F(TrainerTest, AnyNumberOfRanksResumes) {
   TrainerOptions options = Options(20);
   options.adam.epsilon = 1e-4;  // bounds the effect of rounding in gradients that are nearly zero
   const Ran straight = TrainOn(1, options, 20);
@@ -163,7 +163,7 @@ TEST_F(TrainerTest, CheckpointsOfOtherRunsAreRefused) {
   EXPECT_THAT(ErrorOf([&] { resume(8, 60); }), HasSubstr("optimizer.safetensors"));
 }
 
-TEST_F(TrainerTest, OldCheckpointsGo) {
+TEST_F(TrainerTest, OldCheckpointsAreDeleted) {
   TrainerOptions options = Options(6);
   options.save_every = 1;
   options.keep = 2;

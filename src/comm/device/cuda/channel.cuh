@@ -9,7 +9,7 @@
 
 namespace switchyard::cuda {
 
-// A round: write to the own staging region, barrier (Meet), read the peers' regions, and optionally
+// A round: write to the own staging region, Barrier, read the peers' regions, and optionally
 // a second barrier. Two barriers raise the flags to counter + 1 and then to counter + 2. A single
 // barrier raises them directly to counter + 2. Regions are double-buffered. Round n + 2 overwrites
 // the region of round n. A block that begins round n + 2 has passed the barrier of round n + 1, so
@@ -40,17 +40,18 @@ class Channel {
   // Barrier of this block with the same block of all members; called by all threads. Writes of
   // every member before the barrier are visible to all members after it. Returns false on a
   // timeout, after which the block must exit.
-  __device__ bool Meet(int phase) {
+  __device__ bool Barrier(int phase) {
     const uint32_t value = counter_ + phase;
     const int peer = threadIdx.x;
     const bool has_peer = peer < set_.size && peer != set_.rank;
     __syncthreads();
     if (has_peer) RaiseFlag(Word(peer, 0, set_.rank), value);
     __syncwarp();
-    bool met = true;
+    bool reached = true;
     if (has_peer)
-      met = WaitFlag(Word(set_.rank, 0, peer), value, set_.limit, stage_, set_.world_ranks[peer]);
-    return __syncthreads_and(met);
+      reached =
+          WaitFlag(Word(set_.rank, 0, peer), value, set_.limit, stage_, set_.world_ranks[peer]);
+    return __syncthreads_and(reached);
   }
 
   __device__ void EndRound() { counter_ += 2; }

@@ -54,10 +54,10 @@ struct GroupSetup {
 };
 
 std::vector<GroupSetup> ExchangeGroupSetup(RankComm& comm, const PeerMemory& memory,
-                                           const std::vector<int>& group, bool wants_nccl) {
+                                           const std::vector<int>& group, bool nccl_requested) {
   GroupSetup mine = {.one_host = memory.OnThisHost(group)};
   // NCCL allocates GPU memory, so it is loaded only if it may be used.
-  if (wants_nccl || !mine.one_host) {
+  if (nccl_requested || !mine.one_host) {
     const NcclLibrary& nccl = NcclLibrary::Get();
     mine.nccl = nccl.missing.empty() && (nccl.shares_gpus || memory.HasDistinctGpus(group));
     if (mine.nccl && group.size() > 1 && group.front() == memory.rank())
@@ -90,20 +90,20 @@ std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
                                              std::vector<int> group, const std::string& name,
                                              cudaStream_t stream,
                                              const CollectiveOptions& options) {
-  const bool wants_nccl =
+  const bool nccl_requested =
       !options.custom_all_reduce || options.max_custom_bytes < std::numeric_limits<size_t>::max();
-  const std::vector<GroupSetup> cards = ExchangeGroupSetup(comm, memory, group, wants_nccl);
+  const std::vector<GroupSetup> cards = ExchangeGroupSetup(comm, memory, group, nccl_requested);
   const bool one_host = std::ranges::all_of(cards, &GroupSetup::one_host);
   const bool has_nccl = std::ranges::all_of(cards, &GroupSetup::nccl);
   if (!one_host && !has_nccl) ThrowNeedsNccl(cards);
-  if (wants_nccl && !has_nccl && memory.rank() == 0 && name == "tp")
+  if (nccl_requested && !has_nccl && memory.rank() == 0 && name == "tp")
     LOG_INFO("collectives of all sizes use peer memory: {}", WhyNoNccl());
 
   std::unique_ptr<Collectives> peer, nccl;
   // A group of one member has PeerCollectives on any number of hosts; it needs no peer memory.
   if (one_host || group.size() == 1)
     peer = std::make_unique<PeerCollectives>(memory, group, stream);
-  if ((!one_host || (wants_nccl && has_nccl)) && group.size() > 1) {
+  if ((!one_host || (nccl_requested && has_nccl)) && group.size() > 1) {
     const auto own = std::ranges::find(group, memory.rank());
     nccl = std::make_unique<NcclGroup>(
         NcclLibrary::Get(), cards[static_cast<size_t>(group.front())].id,

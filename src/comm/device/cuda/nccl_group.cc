@@ -66,8 +66,8 @@ void NcclGroup::Abort() {
 std::string NcclGroup::AsyncError() const {
   int state = kNcclSuccess;
   if (handle_ == nullptr) return {};
-  const int asked = nccl_.CommGetAsyncError(handle_, &state);
-  if (asked != kNcclSuccess) state = asked;
+  const int query_result = nccl_.CommGetAsyncError(handle_, &state);
+  if (query_result != kNcclSuccess) state = query_result;
   if (NotFailed(state)) return {};
   return fmt::format("{} rank {} of {}: NCCL lost its peers: {} {}", name_, rank_, size_,
                      nccl_.GetErrorString(state), nccl_.GetLastError(handle_));
@@ -85,12 +85,12 @@ void NcclGroup::CheckAlive() const {
 void NcclGroup::Finish(int result, const char* what) {
   const auto start = std::chrono::steady_clock::now();
   while (result == kNcclInProgress) {
-    const int asked = nccl_.CommGetAsyncError(handle_, &result);
-    if (asked != kNcclSuccess) result = asked;
+    const int query_result = nccl_.CommGetAsyncError(handle_, &result);
+    if (query_result != kNcclSuccess) result = query_result;
     if (result != kNcclInProgress) break;
     if (watch_->PeersEnded()) {
       watch_->AbortAll();
-      watch_->Meet();  // throws the reason of the abort
+      watch_->Barrier();  // throws the reason of the abort
     }
     if (std::chrono::steady_clock::now() - start > watch_->timeout()) {
       watch_->AbortAll();  // before memory is freed: cudaFree waits for running kernels

@@ -155,7 +155,7 @@ TEST(Nccl, ExchangesMessages) {
 }
 
 // NCCL kernels wait without a timeout; the host times out and aborts them.
-TEST(Nccl, NamesWhoDoesNotCome) {
+TEST(Nccl, ATimeoutNamesTheMissingRank) {
   if (DeviceCount() < 2) GTEST_SKIP() << "NCCL needs one GPU per rank";
   std::latch told(1);
   GpuRanks{.shape = {.tp = 2},

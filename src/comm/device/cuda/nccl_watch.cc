@@ -13,21 +13,21 @@ void NcclWatch::Wait(cudaEvent_t event) {
   using Clock = std::chrono::steady_clock;
   if (groups_.empty()) return;
   const auto start = Clock::now();
-  auto looked = start;
+  auto checked = start;
   while (true) {
     const cudaError_t state = cudaEventQuery(event);
     if (state == cudaSuccess) return;
     if (state != cudaErrorNotReady) Check(state, "GPU execution");
     cudaGetLastError();  // clears "not ready", which the next launch would report
-    if (const auto now = Clock::now(); now - looked > std::chrono::milliseconds(1)) {
-      looked = now;
-      Look(start);
+    if (const auto now = Clock::now(); now - checked > std::chrono::milliseconds(1)) {
+      checked = now;
+      CheckPeers(start);
     }
     std::this_thread::yield();
   }
 }
 
-void NcclWatch::Look(std::chrono::steady_clock::time_point start) {
+void NcclWatch::CheckPeers(std::chrono::steady_clock::time_point start) {
   for (const NcclGroup* group : groups_) {
     const std::string error = group->AsyncError();
     if (error.empty()) continue;
@@ -36,14 +36,14 @@ void NcclWatch::Look(std::chrono::steady_clock::time_point start) {
   }
   if (comm_.memory->aborted()) {
     AbortAll();
-    Meet();  // throws the reason
+    Barrier();  // throws the reason
   }
   // Added to the timeout of this wait. So peer memory kernels time out first and report the missing
   // peer.
   constexpr std::chrono::seconds kLater{1};
   if (std::chrono::steady_clock::now() - start < timeout_ + kLater) return;
   AbortAll();
-  Meet();  // if a rank is missing, the barrier times out and names it
+  Barrier();  // if a rank is missing, the barrier times out and names it
   throw Error(
       ErrorKind::kTimeout,
       fmt::format("rank {} waited {:g} s for GPU work queued after NCCL kernels, and so did all "
@@ -53,7 +53,7 @@ void NcclWatch::Look(std::chrono::steady_clock::time_point start) {
       "NCCL_IB_HCA name the network between the hosts");
 }
 
-void NcclWatch::Meet() { comm_.tp->Barrier("NCCL stream wait"); }
+void NcclWatch::Barrier() { comm_.tp->Barrier("NCCL stream wait"); }
 
 void NcclWatch::AbortAll() {
   if (groups_.empty()) return;

@@ -38,10 +38,10 @@ class NcclWatch {
 
  private:
   friend class NcclGroup;  // registers and unregisters itself
-  void Look(std::chrono::steady_clock::time_point start);
+  void CheckPeers(std::chrono::steady_clock::time_point start);
   bool PeersEnded() const { return comm_.memory->aborted(); }
   // Barrier on the host communicator, which names the missing rank.
-  void Meet();
+  void Barrier();
   void AbortAll();
 
   RankComm& comm_;

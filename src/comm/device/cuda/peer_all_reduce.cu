@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
     const Quads<float> piece = QuadSlice(data, end, done, done + kStep);
     uint4* region = channel.Region(set.rank);
     for (uint32_t i = threadIdx.x; i < piece.size(); i += kChannelThreads) region[i] = piece.Get(i);
-    if (!channel.Meet(2)) return;
+    if (!channel.Barrier(2)) return;
     for (uint32_t i = threadIdx.x; i < piece.size(); i += kChannelThreads)
       piece.Set(i, ReduceRegions<kMost>(set, channel, i, region[i]));
     channel.EndRound();
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
     CopyQuads(
         others, part, [&](int k, uint32_t i) { return PartOf(Other(set, k)).Get(i); },
         [&](int k, uint32_t i, uint4 value) { region[Other(set, k) * slot + i] = value; });
-    if (!channel.Meet(1)) return;
+    if (!channel.Barrier(1)) return;
     const Quads<float> mine = PartOf(set.rank);
     for (uint32_t i = threadIdx.x; i < mine.size(); i += kChannelThreads) {
       const uint32_t quad = set.rank * slot + i;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
       region[quad] = sum;
       mine.Set(i, sum);
     }
-    if (!channel.Meet(2)) return;
+    if (!channel.Barrier(2)) return;
     CopyQuads(
         others, part,
         [&](int k, uint32_t i) {

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
       region[i] = value;
       if (!in_place) place.Set(i, value);
     }
-    if (!channel.Meet(2)) return;
+    if (!channel.Barrier(2)) return;
     CopyQuads(
         set.size - 1, (stop - done + place.kUnits - 1) / place.kUnits,
         [&](int k, uint32_t i) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
         set.size - 1, (stop - done + 3) / 4,
         [&](int k, uint32_t i) { return PieceOf(Other(set, k)).Get(i); },
         [&](int k, uint32_t i, uint4 value) { region[Other(set, k) * slot + i] = value; });
-    if (!channel.Meet(2)) return;
+    if (!channel.Barrier(2)) return;
     const auto mine = PieceOf(set.rank);
     const auto sums = QuadSlice(out, starts.at[set.rank + 1] - starts.at[set.rank], done, stop);
     for (uint32_t i = threadIdx.x; i < mine.size(); i += kChannelThreads)

@@ -112,7 +112,7 @@ TEST(PeerMemory, RefusesWorldsThatCannotShareMemory) {
               HasSubstr("ranks 0 and 2 are on different hosts: "));
 }
 
-TEST(PeerMemory, KnowsRanksOfSeveralHosts) {
+TEST(PeerMemory, SupportsRanksOfSeveralHosts) {
   std::vector<PeerInfo> cards(34);  // two hosts, each with one rank too many
   for (size_t r = 17; r < cards.size(); ++r) cards[r].host[0] = 'x';
   EXPECT_EQ(ErrorOf([&] { CheckPeerInfos(cards, 17); }),

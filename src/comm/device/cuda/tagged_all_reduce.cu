@@ -26,17 +26,20 @@ __global__ void __launch_bounds__(kTaggedThreads)
       if (r < set.size && r != set.rank) SendTagged(channel.Tagged(r, set.rank), mine, tag);
     }
     uint4 sum = {};
-    bool met = true;
+    bool arrived = true;
     for (int r = 0; r < set.size; ++r) {
       uint4 value = mine;
       if (r != set.rank) {
         const uint4* cells = channel.Tagged(set.rank, r);
-        const auto come = [&](uint32_t& seen) { return LoadTagged(cells, tag, value, seen); };
-        met = met && WaitUntil(come, tag, set.limit, WaitStage::kAllReduce, set.world_ranks[r]);
+        const auto has_arrived = [&](uint32_t& seen) {
+          return LoadTagged(cells, tag, value, seen);
+        };
+        arrived = arrived &&
+                  WaitUntil(has_arrived, tag, set.limit, WaitStage::kAllReduce, set.world_ranks[r]);
       }
       sum = r == 0 ? value : Add(sum, value);
     }
-    if (met) all.Set(quad, sum);
+    if (arrived) all.Set(quad, sum);
   }
   channel.EndRound();
   __syncthreads();

@@ -28,18 +28,18 @@ __device__ __forceinline__ uint64_t Nanoseconds() {
   return now;
 }
 
-// Polls until `come(seen)` is true. `come` stores in `seen` the value that it has read; a timeout
-// reports this value and `wanted`. Returns false if this wait or another wait with the same report
-// timed out. The caller must then not use data of the peer.
-template <typename Come>
-__device__ __forceinline__ bool WaitUntil(const Come& come, uint32_t wanted, const WaitLimit& limit,
-                                          WaitStage stage, int peer) {
+// Polls until `condition(seen)` is true. `condition` stores in `seen` the value that it has read; a
+// timeout reports this value and `wanted`. Returns false if this wait or another wait with the same
+// report timed out. The caller must then not use data of the peer.
+template <typename Condition>
+__device__ __forceinline__ bool WaitUntil(const Condition& condition, uint32_t wanted,
+                                          const WaitLimit& limit, WaitStage stage, int peer) {
   uint32_t seen = wanted;
-  if (come(seen)) return true;
+  if (condition(seen)) return true;
   const uint64_t start = Nanoseconds();
   while (true) {
     for (int i = 0; i < 256; ++i) {
-      if (come(seen)) return true;
+      if (condition(seen)) return true;
     }
     volatile WaitTimeoutReport* report = limit.report;
     if (report->failed) return false;

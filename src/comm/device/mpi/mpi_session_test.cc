@@ -29,12 +29,12 @@ void Require(bool ok, const char* what) {
   if (!ok) throw std::runtime_error(what);
 }
 
-void DrillCollectives(const std::shared_ptr<SharedArena>& arena, int rank) {
+void CheckCollectives(const std::shared_ptr<SharedArena>& arena, int rank) {
   SymmetricMemory memory(arena, rank, kOptions);
   {
     constexpr size_t kStaging = 4096;
     Communicator comm(memory, World(memory.world()), "tp", kStaging);
-    Drill(comm, kStaging).Run(100);
+    RandomCollectives(comm, kStaging).Run(100);
   }
   Communicator comm(memory, World(memory.world()), "tp", size_t{2} << 20);
   auto data = Values(rank, 400'000, 3);
@@ -43,7 +43,7 @@ void DrillCollectives(const std::shared_ptr<SharedArena>& arena, int rank) {
 }
 
 // Puts of many ranges, long and short, and concurrent fetches in both directions.
-void DrillRanges(const std::shared_ptr<SharedArena>& arena, int rank) {
+void CheckRanges(const std::shared_ptr<SharedArena>& arena, int rank) {
   constexpr size_t kSize = 100'000;
   SymmetricMemory memory(arena, rank, kOptions);
   const size_t written = memory.Allocate(kSize), read = memory.Allocate(kSize);
@@ -74,7 +74,7 @@ void DrillRanges(const std::shared_ptr<SharedArena>& arena, int rank) {
 }
 
 // Heartbeats reach rank 0, and those of rank 0 reach the others.
-void DrillBeats(const std::shared_ptr<SharedArena>& arena, int rank) {
+void CheckBeats(const std::shared_ptr<SharedArena>& arena, int rank) {
   SymmetricMemory memory(arena, rank, kOptions);
   Communicator comm(memory, World(memory.world()), "tp", 4096);
   const auto wait_until = [&](bool beating) {
@@ -219,9 +219,9 @@ int MpiRankMain(std::string_view part) {
     const auto arena = SharedArena::Create(claimed, kBytes);
     session->Attach(*arena);
     if (part == "fail") return Fail(arena, rank);
-    if (part == "collectives") DrillCollectives(arena, rank);
-    if (part == "ranges") DrillRanges(arena, rank);
-    if (part == "beats") DrillBeats(arena, rank);
+    if (part == "collectives") CheckCollectives(arena, rank);
+    if (part == "ranges") CheckRanges(arena, rank);
+    if (part == "beats") CheckBeats(arena, rank);
     if (part == "agree") Require(decision == "rank 2 of 3", decision.c_str());
     return 0;
   } catch (const std::exception& error) {

@@ -47,7 +47,7 @@ TEST_P(TcpNodesTest, CollectivesOfAnyLength) {
     constexpr size_t kStaging = 4096;
     SymmetricMemory memory(arena, rank, kOptions);
     Communicator comm(memory, World(memory.world()), "tp", kStaging);
-    Drill(comm, kStaging).Run(150);
+    RandomCollectives(comm, kStaging).Run(150);
   });
 }
 
@@ -130,7 +130,7 @@ TEST(TcpRanksTest, ManyRangesArriveBeforeTheirFlagAndNothingElseDoes) {
 }
 
 // Both ranks fetch at the same time, so each has to serve the other while it waits.
-TEST(TcpRanksTest, FetchesCrossAndTakeWhatIsThere) {
+TEST(TcpRanksTest, ConcurrentFetchesReturnTheCurrentBytes) {
   RunTcpRankThreads(2, 1, 2 * Pair::kSize, [](int rank, const auto& arena) {
     Pair pair(arena, rank);
     const int peer = 1 - rank;
@@ -149,7 +149,7 @@ TEST(TcpRanksTest, FetchesCrossAndTakeWhatIsThere) {
   });
 }
 
-TEST(TcpRanksTest, AWaitForARemoteRankTimesOutByName) {
+TEST(TcpRanksTest, ATimeoutNamesTheRemoteRank) {
   EXPECT_EQ(ErrorOf(
                 [] {
                   RunTcpRankThreads(2, 1, kBytes, [](int rank, const auto& arena) {
@@ -224,7 +224,7 @@ TEST(TcpRanksTest, HeartbeatsReachRank0AndThoseOfRank0ReachEveryNode) {
 }
 
 // Connects to rank 0 as rank 1.
-OpenedConnection Introduce(const TcpWorld& world, const std::string& token) {
+OpenedConnection Connect(const TcpWorld& world, const std::string& token) {
   return OpenAuthenticated(world.listeners[0], {token, true},
                            {.purpose = Purpose::kRank, .from = 1, .to = 0},
                            IoLimit::After(milliseconds(10'000)));
@@ -240,7 +240,7 @@ class ByHandTest : public ::testing::Test {
     world_.listeners = {mine.address(), theirs.address()};
     arena_ = SharedArena::Create(2, kBytes);
     std::thread peer([&] {
-      to_rank0_ = Introduce(world_, world_.token).stream;
+      to_rank0_ = Connect(world_, world_.token).stream;
       AuthenticatedListener listener(
           theirs, {.key = {world_.token, true}, .purpose = Purpose::kRank, .self = 1});
       from_rank0_ = std::move(listener.Accept(IoLimit::After(milliseconds(10'000)))->stream);
@@ -272,7 +272,7 @@ TEST_F(ByHandTest, AClosedConnectionNamesTheRankAndItsHost) {
   EXPECT_EQ(WaitEnds(), "rank 1 (node 1, 127.0.0.1) is gone: its connection closed");
 }
 
-TEST_F(ByHandTest, SendingToARankThatIsGoneSaysSo) {
+TEST_F(ByHandTest, SendingToALostRankIsAnError) {
   to_rank0_.reset();
   from_rank0_.reset();
   SymmetricMemory memory(arena_, 0, kOptions);
@@ -285,7 +285,7 @@ TEST_F(ByHandTest, SendingToARankThatIsGoneSaysSo) {
             "rank 1 (node 1, 127.0.0.1) is gone: its connection closed");
 }
 
-TEST_F(ByHandTest, WhatLiesOutsideOfTheArenaIsRefused) {
+TEST_F(ByHandTest, RangesOutsideOfTheArenaAreRefused) {
   SendFrame({.kind = FrameKind::kFetch, .offset = kBytes - 4, .count = 5});
   EXPECT_THAT(WaitEnds(), AllOf(HasSubstr("rank 1 (node 1"), HasSubstr("an invalid message"),
                                 HasSubstr("outside")));
@@ -298,12 +298,12 @@ TEST_F(ByHandTest, AWriteOutsideOfTheArenaIsRefused) {
   EXPECT_THAT(WaitEnds(), HasSubstr("outside"));
 }
 
-TEST_F(ByHandTest, AFlagThatIsNoneIsRefused) {
+TEST_F(ByHandTest, AMisalignedFlagIsRefused) {
   SendFrame({.kind = FrameKind::kWriteAndRaise, .value = 1, .offset = 2});
   EXPECT_THAT(WaitEnds(), HasSubstr("misaligned flag offset 2"));
 }
 
-TEST_F(ByHandTest, AMessageOfNoKindIsRefused) {
+TEST_F(ByHandTest, AMessageOfAnUnknownKindIsRefused) {
   SendFrame({.kind = static_cast<FrameKind>(77)});
   EXPECT_THAT(WaitEnds(), HasSubstr("unknown kind 77"));
 }
@@ -328,7 +328,7 @@ TEST_F(ByHandTest, TooManyRangesAreRefused) {
   EXPECT_THAT(WaitEnds(), HasSubstr("ranges in one message"));
 }
 
-TEST_F(ByHandTest, AFetchThatIsNotAnsweredTimesOutByName) {
+TEST_F(ByHandTest, TheTimeoutOfAFetchNamesThePeer) {
   SymmetricMemory memory(arena_, 0, {.timeout = milliseconds(50)});
   EXPECT_EQ(ErrorOf([&] { memory.Fetch(1, 0, 100, "combine"); }, ErrorKind::kTimeout),
             "rank 0 waited 0.05 s for rank 1 (node 1, 127.0.0.1) in combine");
@@ -336,7 +336,7 @@ TEST_F(ByHandTest, AFetchThatIsNotAnsweredTimesOutByName) {
 }
 
 // The other end does not read, so the connection's buffers fill up.
-TEST_F(ByHandTest, APutThatIsNotTakenTimesOutByName) {
+TEST_F(ByHandTest, TheTimeoutOfAPutNamesThePeer) {
   SymmetricMemory memory(arena_, 0, {.timeout = milliseconds(500)});
   const size_t flag = memory.Allocate(4);
   memory.StartHeartbeat();
@@ -354,8 +354,8 @@ TEST_F(ByHandTest, APutThatIsNotTakenTimesOutByName) {
 }
 
 // Rank 0 with its listener, and the listener of a rank 1 that never accepts a connection.
-struct LoneRank {
-  LoneRank() {
+struct SingleRank {
+  SingleRank() {
     world = {.token = TcpWorld::NewToken(), .ranks_per_node = 1};
     world.listeners = {mine.address(), theirs.address()};
   }
@@ -366,9 +366,9 @@ struct LoneRank {
 };
 
 TEST(TcpRanksTest, ARankOfAnotherEngineIsRefusedAndTheMissingOneNamed) {
-  LoneRank rank;
+  SingleRank rank;
   auto other = std::async(std::launch::async,
-                          [&] { return Introduce(rank.world, TcpWorld::NewToken()).verdict; });
+                          [&] { return Connect(rank.world, TcpWorld::NewToken()).verdict; });
   EXPECT_EQ(ErrorOf(
                 [&] {
                   ConnectTcpRanks(*rank.arena, 0, std::move(rank.mine), rank.world,
@@ -380,7 +380,7 @@ TEST(TcpRanksTest, ARankOfAnotherEngineIsRefusedAndTheMissingOneNamed) {
 }
 
 TEST(TcpRanksTest, AnotherEngineAtTheAddressOfARankIsAnError) {
-  LoneRank rank;
+  SingleRank rank;
   auto other = std::async(std::launch::async, [&] {
     AuthenticatedListener listener(
         rank.theirs, {.key = {TcpWorld::NewToken(), true}, .purpose = Purpose::kRank, .self = 1});
@@ -397,7 +397,7 @@ TEST(TcpRanksTest, AnotherEngineAtTheAddressOfARankIsAnError) {
 }
 
 TEST(TcpRanksTest, AStopConditionEndsTheWait) {
-  LoneRank rank;
+  SingleRank rank;
   EXPECT_FALSE(ConnectTcpRanks(*rank.arena, 0, std::move(rank.mine), rank.world,
                                milliseconds(60'000), [] { return true; }));
 }

@@ -22,7 +22,7 @@ TEST(AmxPermission, WhatIsMissingIsNamed) {
   EXPECT_THAT(AmxUnavailableReason({.cpu = true, .saved = true}), IsEmpty());
 }
 
-TEST(AmxPermission, TilesAreTakenWhereTheyAreAndForcingThemElsewhereSaysWhyNot) {
+TEST(AmxPermission, TilesAreUsedIfAvailableElseForcingThemIsAnError) {
   const Isa best = ActiveIsa();
   EXPECT_EQ(best == Isa::kAmx, HasAmx());
   if (HasAmx()) {

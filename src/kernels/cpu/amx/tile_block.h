@@ -110,11 +110,11 @@ template <class P, int M, int N>
   }
 }
 
-// Multiplies M row tiles with N panel tiles. sums: [4][16][16]. Prefetches `ask` lines of the next
-// weights per processed line.
+// Multiplies M row tiles with N panel tiles. sums: [4][16][16]. Prefetches `prefetch_lines` lines
+// of the next weights per processed line.
 template <class P, int M, int N>
 [[gnu::noinline]] void MultiplyTiles(Tiles& tiles, const BlockTask& b, NextPanelPrefetch<P>& next,
-                                     int64_t ask, char* sums) {
+                                     int64_t prefetch_lines, char* sums) {
   tiles.Zero<0>();
   if constexpr (N > 1) tiles.Zero<1>();
   if constexpr (M > 1) tiles.Zero<2>();
@@ -122,7 +122,7 @@ template <class P, int M, int N>
   const char *rows = b.rows, *panel = b.panel;
   const int64_t step = b.vectors * kPanelLine;
   for (int64_t line = 0; line < b.lines; ++line) {
-    next.Touch(ask);
+    next.Touch(prefetch_lines);
     MultiplyLine<P, M, N>(tiles, rows, b.ld, panel, step);
     rows += kPanelLine;
     panel += kTileRows * step;
@@ -136,14 +136,14 @@ template <class P, int M, int N>
 
 template <class P>
 void MultiplyBlock(ShapedTiles<P>& shaped, const BlockShape& shape, const BlockTask& b,
-                   NextPanelPrefetch<P>& next, int64_t ask, char* sums) {
+                   NextPanelPrefetch<P>& next, int64_t prefetch_lines, char* sums) {
   Tiles& tiles = shaped.Of(shape);
   if (shape.tall()) {
-    shape.wide() ? MultiplyTiles<P, 2, 2>(tiles, b, next, ask, sums)
-                 : MultiplyTiles<P, 2, 1>(tiles, b, next, ask, sums);
+    shape.wide() ? MultiplyTiles<P, 2, 2>(tiles, b, next, prefetch_lines, sums)
+                 : MultiplyTiles<P, 2, 1>(tiles, b, next, prefetch_lines, sums);
   } else {
-    shape.wide() ? MultiplyTiles<P, 1, 2>(tiles, b, next, ask, sums)
-                 : MultiplyTiles<P, 1, 1>(tiles, b, next, ask, sums);
+    shape.wide() ? MultiplyTiles<P, 1, 2>(tiles, b, next, prefetch_lines, sums)
+                 : MultiplyTiles<P, 1, 1>(tiles, b, next, prefetch_lines, sums);
   }
 }
 

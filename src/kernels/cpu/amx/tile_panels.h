@@ -35,7 +35,7 @@ TileRows GatherRows(const TileRows& rows, int64_t i, int64_t count, char* memory
 template <class P>
 void MultiplyVectors(ShapedTiles<P>& tiles, const LinearTask& t, const Panel& p, const TileRows& x,
                      int64_t i, int64_t count, int64_t n, int v, NextPanelPrefetch<P>& next,
-                     int64_t ask) {
+                     int64_t prefetch_lines) {
   const int vectors = p.vectors - v > 1 ? kBlockVectors : 1;
   const BlockShape shape = {static_cast<int>(count), vectors * kPanelLanes};
   const BlockTask block = {
@@ -49,7 +49,7 @@ void MultiplyVectors(ShapedTiles<P>& tiles, const LinearTask& t, const Panel& p,
   // A product takes 16 cycles, in which memory delivers about one line.
   const int64_t most = (shape.tall() ? 2 : 1) * vectors;
   alignas(64) char sums[4 * kTileSize];
-  MultiplyBlock<P>(tiles, shape, block, next, ask < most ? ask : most, sums);
+  MultiplyBlock<P>(tiles, shape, block, next, prefetch_lines < most ? prefetch_lines : most, sums);
   for (int64_t r = 0; r < count; ++r) {
     const char* of_row = sums + r / kTileRows * 2 * kTileSize + r % kTileRows * kTileBytes;
     for (int part = 0; part < vectors; ++part) {
@@ -73,12 +73,12 @@ void MultiplyPanels(const LinearTask& t) {
         const int64_t pairs = (p.vectors + 1) / kBlockVectors;
         const int64_t blocks = (t.m + kBlockRows - 1) / kBlockRows * pairs;
         const int64_t steps = blocks * ((t.w.k * P::kWeightBytes + kPanelLine - 1) / kPanelLine);
-        const int64_t ask = (next.Lines() + steps - 1) / steps;
+        const int64_t prefetch_lines = (next.Lines() + steps - 1) / steps;
         for (int64_t i = 0; i < t.m; i += kBlockRows) {
           const int64_t count = t.m - i < kBlockRows ? t.m - i : kBlockRows;
           const TileRows x = GatherRows<P>(rows, i, count, gathered);
           for (int v = 0; v < p.vectors; v += kBlockVectors) {
-            MultiplyVectors<P>(tiles, t, p, x, i, count, n, v, next, ask);
+            MultiplyVectors<P>(tiles, t, p, x, i, count, n, v, next, prefetch_lines);
           }
         }
       });

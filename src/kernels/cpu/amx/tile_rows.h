@@ -79,7 +79,7 @@ void MultiplyWeightRows(ShapedTiles<P>& tiles, const LinearTask& t, const Panel&
   const int64_t next_row = n + p.count, after = t.end - next_row;
   NextPanelPrefetch<P> next = {t.w, next_row, next_row + (after < kBlockRows ? after : kBlockRows)};
   const int64_t steps = (vectors + 1) / kBlockVectors * (lines > 0 ? lines : 1);
-  const int64_t ask = (next.Lines() + steps - 1) / steps;
+  const int64_t prefetch_lines = (next.Lines() + steps - 1) / steps;
   for (int64_t v = 0; v < vectors; v += kBlockVectors) {
     const int64_t i = v * kPanelLanes;
     const int64_t count = t.m - i < kBlockRows ? t.m - i : kBlockRows;
@@ -91,8 +91,8 @@ void MultiplyWeightRows(ShapedTiles<P>& tiles, const LinearTask& t, const Panel&
         .panel = x + v * kPanelLine,
         .vectors = vectors,
     };
-    MultiplyBlock<P>(tiles, {static_cast<int>(p.count), static_cast<int>(count)}, block, next, ask,
-                     sums);
+    MultiplyBlock<P>(tiles, {static_cast<int>(p.count), static_cast<int>(count)}, block, next,
+                     prefetch_lines, sums);
     for (int64_t tile = 0; tile < 4; ++tile) {
       const int64_t first = tile % 2 * kTileRows, left = count - first;
       const int of_weights = static_cast<int>(tile / 2);

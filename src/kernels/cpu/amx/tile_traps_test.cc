@@ -57,7 +57,7 @@ TEST(TileInstruction, MemoryIsFoundThroughRegisters) {
   EXPECT_EQ(Decode({0xc4, 0xe2, 0x78, 0x49, 0x04, 0x24}).address, 0x5000u);
 }
 
-TEST(TileInstruction, ConfigurationsBesideTheCodeAreFound) {
+TEST(TileInstruction, PcRelativeAddressesAreDecoded) {
   // ldtilecfg 0x10(%rip)
   const std::vector<uint8_t> code = {0xc4, 0xe2, 0x78, 0x49, 0x05, 0x10, 0x00, 0x00, 0x00};
   EXPECT_EQ(Decode(code).address, reinterpret_cast<uint64_t>(code.data() + code.size()) + 0x10);
@@ -79,7 +79,7 @@ TEST(TileInstruction, ProductsNameTheirTiles) {
   EXPECT_EQ(Decode({0xc4, 0xe2, 0x78, 0x49, 0xc0}).operation, TileOperation::kRelease);
 }
 
-TEST(TileInstruction, OthersAreNotTaken) {
+TEST(TileInstruction, OthersAreNotDecoded) {
   const auto registers = Numbered();
   const std::vector<std::vector<uint8_t>> others = {
       {0x0f, 0x0b, 0, 0, 0, 0},              // ud2
@@ -141,7 +141,7 @@ TEST(TileTraps, EachThreadHasItsTiles) {
   EXPECT_EQ(got, want);
 }
 
-TEST(TileTrapsDeathTest, OtherInstructionsDieAsBefore) {
+TEST(TileTrapsDeathTest, OtherInstructionsStillRaiseSigill) {
   EmulateMissingTiles();
   EXPECT_EXIT(__builtin_trap(), ::testing::KilledBySignal(SIGILL), "");
 }

@@ -50,7 +50,7 @@ template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
   constexpr int kChains = D::Chains(M);
   constexpr int kVectors = kFourBitVectors / kBlocks;  // vectors of a block
   constexpr int kStep = kVectors < 4 ? kVectors : 4;
-  constexpr int64_t kFour = 4;  // a vector of weights needs 4 even and 4 odd codes of x
+  constexpr int64_t kCodesPerVector = 4;  // a vector of weights needs 4 even and 4 odd codes of x
   const Int8BlockSource& rows = o.t.blocks;
   const char* x[M];
 #pragma GCC unroll 8
@@ -83,7 +83,7 @@ template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
       if constexpr (Codes::kZeros) numbers = D::Load(o.panel.zeros + b * D::kLanes);
       for (int v = 0; v < kVectors; v += kStep, vector += kStep) {
 #pragma GCC unroll 4
-        for (int s = 0; s < kStep; ++s, at += kFour) {
+        for (int s = 0; s < kStep; ++s, at += kCodesPerVector) {
           I low, high;
           Codes::Operands(chunk, vector + s, s, step, numbers, low, high);
 #pragma GCC unroll 8

@@ -206,11 +206,11 @@ struct PanelPrefetch {
   }
 };
 
-// One tile over columns [k0, k0 + depth) of a converted panel. `parked` holds its accumulators
+// One tile over columns [k0, k0 + depth) of a converted panel. `saved` holds its accumulators
 // between calls.
 template <class V, int M>
 void PanelTile(const LinearTask& t, int64_t i, int64_t n, int64_t count, const float* panel,
-               int64_t stride, int64_t k0, int64_t depth, float* parked) {
+               int64_t stride, int64_t k0, int64_t depth, float* saved) {
   const float* x[M];
   for (int r = 0; r < M; ++r) x[r] = XRow<V>(t.x, i + r) + k0;
   F32Row<V> w[kTileCols];
@@ -220,14 +220,14 @@ void PanelTile(const LinearTask& t, int64_t i, int64_t n, int64_t count, const f
   typename V::F acc[M][kTileCols];
   for (int r = 0; r < M; ++r) {
     for (int c = 0; c < kTileCols; ++c) {
-      acc[r][c] = k0 == 0 ? V::Zero() : V::Load(parked + (r * kTileCols + c) * V::kLanes);
+      acc[r][c] = k0 == 0 ? V::Zero() : V::Load(saved + (r * kTileCols + c) * V::kLanes);
     }
   }
   RunTile<V, F32Row<V>, 0>(x, w, depth, WeightPrefetch<V, kTileCols, 0>(1, 0, 0), acc);
   if (k0 + depth == t.w.k) return FinishTile<V>(t, i, n, count, acc);
   for (int r = 0; r < M; ++r) {
     for (int c = 0; c < kTileCols; ++c) {
-      V::Store(parked + (r * kTileCols + c) * V::kLanes, acc[r][c]);
+      V::Store(saved + (r * kTileCols + c) * V::kLanes, acc[r][c]);
     }
   }
 }
@@ -235,8 +235,8 @@ void PanelTile(const LinearTask& t, int64_t i, int64_t n, int64_t count, const f
 // Multiplies all rows of x with `count` converted weight rows from n on.
 template <class V>
 void MultiplyPanel(const LinearTask& t, int64_t n, int64_t count, const float* panel,
-                   int64_t stride, float* parked, PanelPrefetch<V>& prefetch) {
-  constexpr int64_t kParkedTile = V::kTileRows * kTileCols * V::kLanes;
+                   int64_t stride, float* saved, PanelPrefetch<V>& prefetch) {
+  constexpr int64_t kSavedTile = V::kTileRows * kTileCols * V::kLanes;
   const int64_t depths = t.w.k / kPanelDepth + 1;
   const int64_t all_tiles =
       (t.m + V::kTileRows - 1) / V::kTileRows * depths * (kPanelRows / kTileCols);
@@ -246,15 +246,15 @@ void MultiplyPanel(const LinearTask& t, int64_t n, int64_t count, const float* p
     const int64_t tiles = (rows + V::kTileRows - 1) / V::kTileRows;
     for (int64_t k0 = 0; k0 < t.w.k; k0 += kPanelDepth) {
       const int64_t depth = t.w.k - k0 < kPanelDepth ? t.w.k - k0 : kPanelDepth;
-      float* park = parked;
+      float* saved_tile = saved;
       for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t i = begin + rows * tile / tiles;
         const int64_t height = begin + rows * (tile + 1) / tiles - i;
-        for (int64_t c = 0; c < count; c += kTileCols, park += kParkedTile) {
+        for (int64_t c = 0; c < count; c += kTileCols, saved_tile += kSavedTile) {
           prefetch.Touch(lines);
           const int64_t width = count - c < kTileCols ? count - c : kTileCols;
           ForRows<V>(height, [&]<int M>() {
-            PanelTile<V, M>(t, i, n + c, width, panel + c * stride, stride, k0, depth, park);
+            PanelTile<V, M>(t, i, n + c, width, panel + c * stride, stride, k0, depth, saved_tile);
           });
         }
       }
@@ -275,7 +275,7 @@ void LinearPanels(const LinearTask& t) {
   const int64_t stride = ScratchStride(t.w.k);
   float* scales = t.scratch;
   float* panel = scales + ScaleFloats<V>(t.w.k);
-  float* parked = panel + kPanelRows * stride;
+  float* saved = panel + kPanelRows * stride;
   const int bits = BitsPerWeight<V>(t.w.format);
   for (int64_t n = t.begin; n < t.end; n += kPanelRows) {
     const int64_t count = t.end - n < kPanelRows ? t.end - n : kPanelRows;
@@ -283,7 +283,7 @@ void LinearPanels(const LinearTask& t) {
     const int64_t after = t.end - n - count;
     PanelPrefetch<V> prefetch = {RowBytes<V>(t.w, n + count, bits), RowStride<V>(t.w, bits),
                                  t.w.k * bits / 8, after < kPanelRows ? after : kPanelRows};
-    MultiplyPanel<V>(t, n, count, panel, stride, parked, prefetch);
+    MultiplyPanel<V>(t, n, count, panel, stride, saved, prefetch);
   }
 }
 

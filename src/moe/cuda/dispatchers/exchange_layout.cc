@@ -53,7 +53,7 @@ ExchangeLayout LayoutOf(const ExchangeConfig& c) {
   layout.row_stride = RoundUp(c.dispatched.Bytes(c.hidden), kRowAlignment);
   layout.scale_offset = c.dispatched.fp8 ? c.hidden : 0;
   layout.combined_bytes = c.hidden * static_cast<int64_t>(SizeOf(c.combined));
-  const int64_t rows = c.ranks * c.max_tokens, tags = rows * c.top_k * 4;
+  const int64_t rows = c.ranks * c.max_tokens, id_bytes = rows * c.top_k * 4;
   int64_t end = 0;
   const auto add = [&](int64_t bytes) {
     const int64_t begin = end;
@@ -66,8 +66,8 @@ ExchangeLayout LayoutOf(const ExchangeConfig& c) {
   layout.arrived = add(c.ranks * layout.chunks * 4);
   layout.counts = add(int64_t{c.ranks} * 4);
   layout.tokens = add(rows * 4);
-  layout.ids = add(tags);
-  layout.weights = add(c.sum_by_rank ? tags : 0);
+  layout.ids = add(id_bytes);
+  layout.weights = add(c.sum_by_rank ? id_bytes : 0);
   layout.rows = add(rows * layout.row_stride);
   layout.returned = add(c.max_tokens * (c.sum_by_rank ? c.ranks : c.top_k) * layout.combined_bytes);
   layout.bytes = end;

@@ -282,7 +282,7 @@ void ExpectReplays(bool in_parts) {
 TEST_F(CudaExchange, IsReplayedAsGraph) { ExpectReplays(/*in_parts=*/false); }
 TEST_F(CudaExchange, IsReplayedAsGraphInParts) { ExpectReplays(/*in_parts=*/true); }
 
-TEST_F(CudaExchange, DoesWithoutRanksThatAreMaskedOut) {
+TEST_F(CudaExchange, WorksWithoutMaskedRanks) {
   for (const bool by_rank : {false, true}) {
     ExchangeConfig config = SmallConfig(3);
     config.sum_by_rank = by_rank;
@@ -302,7 +302,7 @@ TEST_F(CudaExchange, DoesWithoutRanksThatAreMaskedOut) {
   }
 }
 
-TEST_F(CudaExchange, GivesUpOnARankThatDoesNotCome) {
+TEST_F(CudaExchange, AMissingRankIsATimeout) {
   const ExchangeConfig config = SmallConfig(2);
   const ExpertMap experts(20, 2, false);
   const TestTraffic traffic({.config = config, .tokens = 9}, experts);

@@ -23,9 +23,9 @@ struct NcclExchange::Impl {
     std::byte* memory = nullptr;
     DeviceMemory state, words, before;
     PinnedMemory counts{sizeof(NcclCounts)};
-    Event counted;             // recorded when the counts have arrived on the host
-    ExchangeBatch batch = {};  // arguments of the dispatch into the send buffers
-    ExchangeLayout lone = {};  // layout of a message to one rank (SingleSourceLayoutOf)
+    Event counted;                       // recorded when the counts have arrived on the host
+    ExchangeBatch batch = {};            // arguments of the dispatch into the send buffers
+    ExchangeLayout message_layout = {};  // layout of a message to one rank (SingleSourceLayoutOf)
     int64_t longest = 0;
     bool fixed = false;
     const NcclCounts& host_counts() const { return *counts.as<NcclCounts>(); }
@@ -70,12 +70,12 @@ struct NcclExchange::Impl {
   }
 
   // The dispatch kernels store the rows for each destination rank in a buffer of that rank, in the
-  // part that belongs to the source rank. Here the destinations are local send buffers ("boxes").
+  // part that belongs to the source rank. Here the destinations are local send buffers.
   // They have only one part, which belongs to source 0.
   void FillBatch(int num_experts, Slot& slot) const {
     ExchangeBatch& b = slot.batch;
     for (int r = 0; r < config.ranks; ++r) {
-      b.slot[r] = Box(slot, r);
+      b.slot[r] = SendBuffer(slot, r);
       b.world_ranks[r] = r;
     }
     b.state = slot.state.as<ExchangeState>();
@@ -99,14 +99,14 @@ struct NcclExchange::Impl {
     return slots[slot];
   }
 
-  std::byte* Box(const Slot& slot, int rank) const {
-    return slot.memory + plan.boxes + rank * plan.send_buffer_bytes;
+  std::byte* SendBuffer(const Slot& slot, int rank) const {
+    return slot.memory + plan.send_buffers + rank * plan.send_buffer_bytes;
   }
-  std::byte* Tags(const Slot& slot, int rank) const {
-    return slot.memory + plan.tags + rank * plan.tag_bytes;
+  std::byte* Metadata(const Slot& slot, int rank) const {
+    return slot.memory + plan.metadata + rank * plan.metadata_bytes;
   }
   std::byte* RowsOf(const Slot& slot, int rank) const {
-    return slot.memory + plan.rows + rank * config.max_tokens * slot.lone.row_stride;
+    return slot.memory + plan.rows + rank * config.max_tokens * slot.message_layout.row_stride;
   }
   template <typename T>
   T* At(const Slot& slot, int64_t offset) const {
@@ -118,10 +118,10 @@ struct NcclExchange::Impl {
     receives.clear();
   }
   void AddRows(const Slot& slot, int rank, int64_t to, int64_t from) {
-    sends.push_back(
-        {rank, Box(slot, rank) + slot.lone.rows, static_cast<size_t>(to * slot.lone.row_stride)});
+    sends.push_back({rank, SendBuffer(slot, rank) + slot.message_layout.rows,
+                     static_cast<size_t>(to * slot.message_layout.row_stride)});
     receives.push_back(
-        {rank, RowsOf(slot, rank), static_cast<size_t>(from * slot.lone.row_stride)});
+        {rank, RowsOf(slot, rank), static_cast<size_t>(from * slot.message_layout.row_stride)});
   }
 
   void Pack(Slot& slot, cudaStream_t stream);
@@ -154,16 +154,16 @@ void NcclExchange::Impl::Pack(Slot& slot, cudaStream_t stream) {
 }
 
 void NcclExchange::Impl::SendMetadata(Slot& slot, cudaStream_t stream) {
-  const auto bytes = static_cast<size_t>(TagBytes(slot.lone));
+  const auto bytes = static_cast<size_t>(MetadataBytes(slot.message_layout));
   StartMessages();
   for (int r = 0; r < config.ranks; ++r) {
-    sends.push_back({r, Box(slot, r) + slot.lone.counts, bytes});
-    receives.push_back({r, Tags(slot, r), bytes});
+    sends.push_back({r, SendBuffer(slot, r) + slot.message_layout.counts, bytes});
+    receives.push_back({r, Metadata(slot, r), bytes});
     if (slot.fixed) AddRows(slot, r, slot.longest, slot.longest);
   }
   group.Exchange(sends, receives, stream);
 
-  AcceptParams accept = {.layout = slot.lone,
+  AcceptParams accept = {.layout = slot.message_layout,
                          .ranks = config.ranks,
                          .max_tokens = static_cast<int>(config.max_tokens),
                          .longest = static_cast<int>(slot.longest),
@@ -173,8 +173,8 @@ void NcclExchange::Impl::SendMetadata(Slot& slot, cudaStream_t stream) {
                          .weights = At<float>(slot, plan.weights),
                          .first_return = At<int32_t>(slot, plan.first_return),
                          .counts = At<NcclCounts>(slot, plan.counts)};
-  for (int r = 0; r < config.ranks; ++r) accept.tags[r] = Tags(slot, r);
-  Check(StartAccept(accept, stream), "tags of rows");
+  for (int r = 0; r < config.ranks; ++r) accept.metadata[r] = Metadata(slot, r);
+  Check(StartAccept(accept, stream), "metadata of rows");
 }
 
 void NcclExchange::BeginDispatch(int slot_number, const Tokens& tokens, cudaStream_t stream) {
@@ -188,9 +188,9 @@ void NcclExchange::BeginDispatch(int slot_number, const Tokens& tokens, cudaStre
   Impl::Slot& slot = impl_->SlotOf(slot_number);
   slot.longest = longest;
   slot.fixed = longest <= impl_->plan.fixed_tokens;
-  slot.lone = SingleSourceLayoutOf(config, longest);
+  slot.message_layout = SingleSourceLayoutOf(config, longest);
   ExchangeBatch& batch = slot.batch;
-  batch.layout = slot.lone;
+  batch.layout = slot.message_layout;
   batch.max_tokens = static_cast<int>(longest);
   SetTokens(batch, tokens);
 
@@ -220,8 +220,8 @@ DispatchedRows NcclExchange::EndDispatch(int slot_number, cudaStream_t stream) {
   }
   const NcclSlotPlan& plan = impl_->plan;
   return {.rows = slot.memory + plan.rows,
-          .row_stride = slot.lone.row_stride,
-          .scale_offset = slot.lone.scale_offset,
+          .row_stride = slot.message_layout.row_stride,
+          .scale_offset = slot.message_layout.scale_offset,
           .ids = impl_->At<int32_t>(slot, plan.ids),
           .weights = impl_->config.sum_by_rank ? impl_->At<float>(slot, plan.weights) : nullptr,
           .counts = impl_->At<NcclCounts>(slot, plan.counts)->received};
@@ -244,17 +244,17 @@ void NcclExchange::Impl::SendReturns(Slot& slot, const void* outputs, const int3
                             .hidden = static_cast<int>(config.hidden),
                             .begin = begin,
                             .most = most};
-  for (int r = 0; r < config.ranks; ++r) pack.box[r] = Box(slot, r);
+  for (int r = 0; r < config.ranks; ++r) pack.send_buffer[r] = SendBuffer(slot, r);
   Check(StartPackReturns(pack, blocks, stream), "combine");
 
-  const int64_t bytes = slot.lone.combined_bytes;
+  const int64_t bytes = slot.message_layout.combined_bytes;
   StartMessages();
   int64_t place = 0;  // index of rank r's first return
   for (int r = 0; r < config.ranks; ++r) {
     const NcclCounts& counts = slot.host_counts();
-    const int64_t to = slot.fixed ? most : Between(counts.owed[r] - begin, most);
+    const int64_t to = slot.fixed ? most : Between(counts.returns_to_send[r] - begin, most);
     const int64_t from = slot.fixed ? most : Between(counts.expected[r] - begin, most);
-    sends.push_back({r, Box(slot, r), static_cast<size_t>(to * bytes)});
+    sends.push_back({r, SendBuffer(slot, r), static_cast<size_t>(to * bytes)});
     receives.push_back({r, slot.memory + plan.returned + (place + begin) * bytes,
                         static_cast<size_t>(from * bytes)});
     place += slot.fixed ? most : counts.expected[r];
@@ -272,8 +272,8 @@ void NcclExchange::BeginCombine(int slot_number, const void* outputs, const int3
   const NcclCounts& counts = slot.host_counts();
   int64_t last = 0;
   for (int r = 0; r < config.ranks; ++r)
-    last = std::max<int64_t>({last, counts.owed[r], counts.expected[r]});
-  const int64_t most = impl_->plan.send_buffer_bytes / slot.lone.combined_bytes;
+    last = std::max<int64_t>({last, counts.returns_to_send[r], counts.expected[r]});
+  const int64_t most = impl_->plan.send_buffer_bytes / slot.message_layout.combined_bytes;
   for (int64_t begin = 0; begin < last; begin += most)
     impl_->SendReturns(slot, outputs, position, begin, most, stream);
 }

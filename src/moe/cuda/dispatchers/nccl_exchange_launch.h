@@ -15,23 +15,23 @@ namespace switchyard::cuda {
 // output of a (row, slot) pair, or a row's partial sum if combined by rank.
 struct NcclCounts {
   int32_t received[kMaxExchangeRanks];  // number of rows from each rank: DispatchedRows::counts
-  int32_t owed[kMaxExchangeRanks];      // number of returns that this rank sends to each rank
-  int32_t sent[kMaxExchangeRanks];      // number of rows sent to each rank
+  int32_t returns_to_send[kMaxExchangeRanks];  // from this rank to each rank
+  int32_t sent[kMaxExchangeRanks];             // number of rows sent to each rank
   int32_t expected[kMaxExchangeRanks];  // number of returns that this rank receives from each rank
 };
 
 // Unpacks the received metadata of all source ranks into the layout of DispatchedRows.
 struct AcceptParams {
   // Received metadata by source rank, in the order of ExchangeLayout from `counts` up to `rows`.
-  const std::byte* tags[kMaxExchangeRanks];
-  ExchangeLayout layout;  // layout of `tags`, which has one source with `longest` tokens
+  const std::byte* metadata[kMaxExchangeRanks];
+  ExchangeLayout layout;  // layout of `metadata`, which has one source with `longest` tokens
   int ranks, max_tokens, longest, top_k;
   bool sum_by_rank;
   int32_t* ids;    // [ranks, max_tokens, top_k]
   float* weights;  // [ranks, max_tokens, top_k], if combined by rank
   // [ranks, max_tokens] index of a row's first return among all returns to the row's source rank.
   int32_t* first_return;
-  NcclCounts* counts;  // output: received, owed
+  NcclCounts* counts;  // output: received, returns_to_send
 };
 cudaError_t StartAccept(const AcceptParams& params, cudaStream_t stream);
 
@@ -47,10 +47,10 @@ struct PlaceReturnsParams {
 cudaError_t StartPlaceReturns(const ExchangeBatch& batch, const PlaceReturnsParams& params,
                               cudaStream_t stream);
 
-// Packs the returns to each rank into the send buffer `box` of that rank: those with index [begin,
-// begin + most).
+// Packs the returns to each rank into the send buffer `send_buffer` of that rank: those with index
+// [begin, begin + most).
 struct PackReturnsParams {
-  std::byte* box[kMaxExchangeRanks];
+  std::byte* send_buffer[kMaxExchangeRanks];
   const void* outputs;      // [*, hidden]
   const int32_t* position;  // [ranks · max_tokens, top_k]
   const int32_t* first_return;

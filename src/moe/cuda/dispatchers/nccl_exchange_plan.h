@@ -16,7 +16,9 @@ constexpr int64_t kNcclSmallBytes = int64_t{5} << 20;
 // message has the metadata, which is the range from `counts` to `rows`, and then the rows. The
 // offsets are those of an ExchangeLayout with a single source.
 ExchangeLayout SingleSourceLayoutOf(const ExchangeConfig& config, int64_t longest);
-inline int64_t TagBytes(const ExchangeLayout& lone) { return lone.rows - lone.counts; }
+inline int64_t MetadataBytes(const ExchangeLayout& message) {
+  return message.rows - message.counts;
+}
 
 // Maximum number of returns of one token: from one rank, and from all ranks together.
 inline int64_t ReturnsFromRank(const ExchangeConfig& c) { return c.sum_by_rank ? 1 : c.top_k; }
@@ -26,14 +28,14 @@ inline int64_t ReturnsOfToken(const ExchangeConfig& c) { return c.sum_by_rank ? 
 struct NcclSlotPlan {
   int64_t fixed_tokens;       // maximum tokens of a batch in fixed mode
   int64_t send_buffer_bytes;  // size of a send buffer: metadata and rows, later returns
-  int64_t tag_bytes;          // size of the metadata received from one rank, for max_tokens tokens
-  int64_t boxes, tags;        // [ranks] send buffers; [ranks] buffers of received metadata
-  int64_t rows;               // [ranks, max_tokens] received rows of row_stride bytes
-  int64_t ids, weights;       // [ranks, max_tokens, top_k]
-  int64_t first_return;       // [ranks, max_tokens]
-  int64_t place;              // [max_tokens, ReturnsOfToken]
-  int64_t returned;           // returned rows of combined_bytes bytes, grouped by rank
-  int64_t counts;             // one NcclCounts
+  int64_t metadata_bytes;     // size of the metadata received from one rank, for max_tokens tokens
+  int64_t send_buffers, metadata;  // [ranks] send buffers; [ranks] buffers of received metadata
+  int64_t rows;                    // [ranks, max_tokens] received rows of row_stride bytes
+  int64_t ids, weights;            // [ranks, max_tokens, top_k]
+  int64_t first_return;            // [ranks, max_tokens]
+  int64_t place;                   // [max_tokens, ReturnsOfToken]
+  int64_t returned;                // returned rows of combined_bytes bytes, grouped by rank
+  int64_t counts;                  // one NcclCounts
   int64_t bytes;
 };
 // Error kInvalid names the unsupported parameter.

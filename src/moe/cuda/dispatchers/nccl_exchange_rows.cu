@@ -38,11 +38,11 @@ __device__ __forceinline__ Prefix BlockPrefix(int value) {
 // One block per source rank.
 __global__ void __launch_bounds__(kThreads) Accept(const __grid_constant__ AcceptParams p) {
   const int source = static_cast<int>(blockIdx.x), k = p.top_k;
-  const std::byte* tags = p.tags[source] - p.layout.counts;
+  const std::byte* metadata = p.metadata[source] - p.layout.counts;
   const int count =
-      min(max(*reinterpret_cast<const int32_t*>(tags + p.layout.counts), 0), p.longest);
-  const auto* ids = reinterpret_cast<const int32_t*>(tags + p.layout.ids);
-  const auto* weights = reinterpret_cast<const float*>(tags + p.layout.weights);
+      min(max(*reinterpret_cast<const int32_t*>(metadata + p.layout.counts), 0), p.longest);
+  const auto* ids = reinterpret_cast<const int32_t*>(metadata + p.layout.ids);
+  const auto* weights = reinterpret_cast<const float*>(metadata + p.layout.weights);
   const int64_t base = static_cast<int64_t>(source) * p.max_tokens;
   int returns = 0;
   for (int tile = 0; tile < count; tile += kThreads) {
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) Accept(const __grid_constant__ Accep
   }
   if (threadIdx.x == 0) {
     p.counts->received[source] = count;
-    p.counts->owed[source] = returns;
+    p.counts->returns_to_send[source] = returns;
   }
 }
 
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads)
     const auto output = [&](int j) {
       return outputs + static_cast<int64_t>(__shfl_sync(~0u, of_lane, j)) * vectors;
     };
-    auto* box = reinterpret_cast<uint4*>(p.box[source]);
+    auto* send_buffer = reinterpret_cast<uint4*>(p.send_buffer[source]);
     if constexpr (kByRank) {
       if (first < 0 || first >= p.most) continue;
       const float weight = lane < k ? p.weights[row * k + lane] : 0.0f;
@@ -158,13 +158,15 @@ __global__ void __launch_bounds__(kThreads)
               add(output(j), __shfl_sync(~0u, weight, j), true);
             }
           },
-          [&](int i, const float(&sums)[kElements]) { box[first * vectors + i] = Pack(sums); });
+          [&](int i, const float(&sums)[kElements]) {
+            send_buffer[first * vectors + i] = Pack(sums);
+          });
     } else {
       int64_t at = first;
       for (uint32_t left = slots; left; left &= left - 1, ++at) {
         const uint4* from = output(__ffs(left) - 1);
         if (at < 0 || at >= p.most) continue;
-        for (int i = lane; i < vectors; i += 32) box[at * vectors + i] = from[i];
+        for (int i = lane; i < vectors; i += 32) send_buffer[at * vectors + i] = from[i];
       }
     }
   }

@@ -147,7 +147,7 @@ TEST(CudaExpertMoves, MoveWeightsWithTheExperts) {
 }
 
 // An expert of another rank arrives as an image of the weights on its GPU.
-TEST(CudaExpertMoves, AnExpertTravelsThroughHostMemory) {
+TEST(CudaExpertMoves, AnExpertMovesThroughHostMemory) {
   SKIP_WITHOUT_GPU();
   for (const Case& c : Cases()) {
     SCOPED_TRACE(Name(c.layer.spec.format));

@@ -32,7 +32,7 @@ int32_t* RoutingLog::CountsOf(int index) const {
 
 void RoutingLog::Begin(uint64_t pass, int64_t rows, int64_t first) {
   CHECK_LE(rows, shape_.max_rows);
-  observed_ = observer_.wants_pass(pass);
+  observed_ = observer_.needs_pass(pass);
   now_ = {.pass = pass, .rows = observed_ ? rows : 0, .first_row = first};
   const RoutingControl control = {static_cast<int32_t>(now_.rows), observed_ ? 1 : 0};
   device_.CopyIn(memory_.data(), &control, sizeof control);

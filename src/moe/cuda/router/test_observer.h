@@ -36,15 +36,15 @@ struct SummingObserver : RoutingObserver {
       physical_rows[layer].emplace(t.first_row + i, row(t.physical));
     }
   }
-  bool wants_tokens() const override { return tokens; }
+  bool needs_tokens() const override { return tokens; }
   void OnCounts(uint64_t pass, int layer, const RoutedCounts& counts) override {
     ++calls;
     counted_passes.push_back(pass);
     Add(counts.logical, logical[layer]);
     Add(counts.physical, physical[layer]);
   }
-  bool wants_pass(uint64_t) const override { return active; }
-  bool wants_dispatch() const override { return dispatch; }
+  bool needs_pass(uint64_t) const override { return active; }
+  bool needs_dispatch() const override { return dispatch; }
   void OnDispatch(uint64_t, int layer, const GroupedRows& grouped) override {
     ++calls;
     Add(grouped.counts, dispatched[layer]);

@@ -1,10 +1,10 @@
 // Compiled for AVX-512 with AVX512_BF16. Not every CPU with AVX-512 has AVX512_BF16, so
-// ActivePairLeaves checks the CPU.
+// ActivePairKernels checks the CPU.
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/vec.h"
-#include "train/math/leaves_of.h"
-#include "train/math/pair_leaves.h"
+#include "train/math/pair_kernels.h"
+#include "train/math/simd_kernels.h"
 
 namespace switchyard::train::avx512 {
 namespace {
@@ -92,7 +92,7 @@ void PairRows(const float* in, int64_t row, int64_t n, int64_t d, float* out, in
 
 }  // namespace
 
-const PairLeaves kPairLeaves = {
+const PairKernels kPairKernels = {
     .multiply = simd::Multiply<PairVec, 6, 4>, .round_rows = RoundRows, .pair_rows = PairRows};
 
 }  // namespace switchyard::train::avx512

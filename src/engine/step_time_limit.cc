@@ -1,4 +1,4 @@
-#include "engine/step_allowance.h"
+#include "engine/step_time_limit.h"
 
 #include <algorithm>
 
@@ -16,13 +16,13 @@ void ToSlowest(double* slowest, double now) { *slowest = std::max(now, *slowest 
 
 }  // namespace
 
-int64_t StepAllowance::RowsOf(std::span<const StepCounts> groups) {
+int64_t StepTimeLimit::RowsOf(std::span<const StepCounts> groups) {
   int64_t rows = 0;
   for (const StepCounts& group : groups) rows += group.tokens + kLogitRowCost * group.logit_rows;
   return rows;
 }
 
-std::chrono::milliseconds StepAllowance::Of(int64_t rows) const {
+std::chrono::milliseconds StepTimeLimit::Of(int64_t rows) const {
   if (small_ <= 0) return kUnmeasured;
   double seconds = small_;
   if (rows > kSmallRows) {
@@ -33,7 +33,7 @@ std::chrono::milliseconds StepAllowance::Of(int64_t rows) const {
   return std::chrono::ceil<std::chrono::milliseconds>(Seconds(kMargin * seconds));
 }
 
-void StepAllowance::Observe(int64_t rows, Seconds time) {
+void StepTimeLimit::Observe(int64_t rows, Seconds time) {
   if (rows > kSmallRows) {
     ToSlowest(&per_row_, time.count() / static_cast<double>(rows));
   } else if (rows > 0) {

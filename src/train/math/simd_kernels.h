@@ -321,7 +321,7 @@ void SwiGluGradient(const float* gate, const float* up, const float* dout, float
 }
 
 template <class V, int M, int N>
-constexpr KernelTable LeavesOf() {
+constexpr KernelTable KernelTableOf() {
   return {.multiply = Multiply<V, M, N>,
           .pack = Pack<V>,
           .transpose = Transpose<V>,

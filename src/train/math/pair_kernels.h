@@ -9,7 +9,7 @@ namespace switchyard::train {
 
 // A pair is two bfloat16 numbers in the bits of a float, the first one in the upper half. The float
 // type is only storage.
-struct PairLeaves {
+struct PairKernels {
   // Like KernelTable::multiply, with A [m, k] and B [k, n] of pairs.
   void (*multiply)(const ProductTask&);
   // For each of n rows of d elements with stride `row`: out[q] = (in[2 q], in[2 q + 1]), q in
@@ -23,7 +23,7 @@ struct PairLeaves {
 };
 
 namespace avx512 {
-extern const PairLeaves kPairLeaves;
+extern const PairKernels kPairKernels;
 }
 
 }  // namespace switchyard::train

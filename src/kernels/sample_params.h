@@ -14,8 +14,8 @@ struct RowSampling {
 };
 
 struct SampleParams {
-  const float* logits = nullptr;       // [rows, vocab]
-  const RowSampling* draws = nullptr;  // [rows]
+  const float* logits = nullptr;          // [rows, vocab]
+  const RowSampling* sampling = nullptr;  // [rows]
   int64_t rows = 0, vocab = 0;
   // Masks with one bit for each token, bit i % 32 of word i / 32. Only tokens whose bit is set can
   // be sampled. Each mask has at least one such token.

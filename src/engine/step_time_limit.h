@@ -13,7 +13,7 @@ namespace switchyard {
 // the slowest similar steps so far, with less weight for older steps. Small steps read all weights,
 // so their time hardly depends on the rows; the time of large steps is proportional to them. Used
 // by the rank's thread.
-class StepAllowance {
+class StepTimeLimit {
  public:
   using Seconds = std::chrono::duration<double>;
 
