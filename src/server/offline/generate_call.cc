@@ -35,7 +35,7 @@ Logprobs Flatten(const std::vector<PositionLogprobs>& positions, const LogprobPa
     const bool defined = !std::isnan(p.logprob);
     static const std::vector<TokenLogprob> kNone;
     AppendRow(defined ? p.top : kNone, flat.top, flat.top_values, flat.top_tokens);
-    AppendRow(defined ? p.asked : kNone, flat.asked, flat.asked_values, flat.asked_tokens);
+    AppendRow(defined ? p.requested : kNone, flat.asked, flat.asked_values, flat.asked_tokens);
   }
   return flat;
 }
