@@ -81,6 +81,8 @@ struct Sequence {
   std::vector<float> saved_hidden;
   DraftCounts draft_counts, forced_counts;  // by the algorithm; by GrammarDrafter
 
+  int64_t exported = 0;  // leading positions that another engine may read (KvRole::kExport)
+
   bool admitted_before = false;
   int32_t cached_tokens = 0;  // prompt tokens from the cache at the first admission
 
