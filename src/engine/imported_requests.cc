@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "engine/rank_engine_impl.h"
+#include "grammar/compiled_grammar.h"
 
 namespace switchyard {
 namespace {
@@ -89,6 +90,11 @@ void RankEngine::Impl::Start(const StartImported& start) {
   sequence.computed = sequence.settled = sequence.prompt_length;
   cache.Record(sequence.settled_tokens(), start.id, sequence.cache);
   cache.Publish(sequence.settled_tokens(), sequence.cache);
+  if (sequence.grammar) {  // its matcher begins with the first mask
+    masks.words.resize(MaskWords(vocab));
+    if (!sequence.grammar->FillMask(masks.words))
+      return Fail(sequence, WhyNoToken(sequence), ErrorKind::kInvalid);
+  }
   if (!AcceptToken(sequence, first.new_tokens[0])) return;
   sequence.tokens.push_back(first.new_tokens[0]);
   sequence.admitted_before = true;
