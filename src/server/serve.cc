@@ -17,6 +17,7 @@
 #include "engine/machine.h"
 #include "engine/rank_engine.h"
 #include "server/anthropic/messages.h"
+#include "server/disaggregation/disaggregation.h"
 #include "server/front/service.h"
 #include "server/http/http_server.h"
 #include "server/http_setup.h"
@@ -217,7 +218,8 @@ bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
 }
 
 // Why POST /scale_elastic_ep is refused; empty: it is not.
-std::string WhyRanksStay(const Launch& launch, bool restarts) {
+std::string WhyRanksStay(const Launch& launch, bool restarts, const Disaggregation& transfers) {
+  if (std::string why = transfers.WhyRanksStay(); !why.empty()) return why;
   if (launch.launched) return "ranks that a launcher (such as mpirun) started cannot be changed";
   if (!launch.alone()) return "with several nodes, the ranks cannot be changed";
   if (!restarts) return "without elastic ranks (--disable-elastic-ep), the ranks cannot be changed";
@@ -266,6 +268,7 @@ int RunServe(const ServerArgs& args) {
   Front front(
       link, *model.tokenizer, FrontLimits(args.engine, plan, args.http),
       DpController(args.engine.mesh.dp, ParseLoadBalanceMethod(args.engine.load_balance_method)));
+  Disaggregation transfers(args, plan, launch, front);
   std::optional<Grammars> grammars;
   if (args.grammar_backend != "none")
     grammars.emplace(*model.tokenizer, plan.model.vocab_size, plan.model.eos_token_ids,
@@ -290,9 +293,12 @@ int RunServe(const ServerArgs& args) {
   const ServedRanks served{.launch = launch,
                            .weights = *weights,
                            .restart = RestartOptions::Of(args, restarts),
-                           .cancelled = cancelled};
+                           .cancelled = cancelled,
+                           .on_arena = [&transfers](const std::shared_ptr<SharedArena>& arena) {
+                             transfers.Use(arena);
+                           }};
   // Destroyed after the supervisor, whose thread reports the end of a change.
-  RankChanges changes({.refusal = WhyRanksStay(launch, restarts),
+  RankChanges changes({.refusal = WhyRanksStay(launch, restarts, transfers),
                        .config = args.engine,
                        .plan = plan,
                        .machine = ThisMachine(args.engine, launch.ranks_of_host)},
@@ -305,6 +311,10 @@ int RunServe(const ServerArgs& args) {
                      lost = true;  // first: a client may send a signal as soon as its request fails
                      front.OnRanksLost(why);
                    });
+  struct StopTransfers {  // they send messages to the ranks
+    Disaggregation& transfers;
+    ~StopTransfers() { transfers.Stop(); }
+  } const stop_transfers{transfers};
   changes.Control(&ranks);
   service.elastic = &changes;
   link.ranks = &ranks;

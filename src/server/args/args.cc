@@ -7,6 +7,8 @@
 #include "grammar/source.h"
 #include "moe/dispatchers/environment.h"
 #include "server/args/death_limit.h"
+#include "server/args/disaggregation_args.h"
+#include "server/args/elastic_args.h"
 #include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
 #include "server/args/parser_args.h"
@@ -303,23 +305,6 @@ void AddEngineFlags(CommandLine& app, ServerArgs& a) {
       .OneOf({"debug", "info", "warning", "error"});
 }
 
-void AddElasticFlags(CommandLine& app, ServerArgs& a) {
-  app.Switch("--enable-elastic-ep", a.enable_elastic_ep, kParallel,
-             "Restarts the ranks if one ends, and continues all open requests with equal outputs. "
-             "The default if all ranks are processes of one host. With --nnodes, set it on all "
-             "nodes. Refused under mpirun and srun, and with GPUs of several nodes");
-  app.Switch("--disable-elastic-ep", a.disable_elastic_ep, kParallel,
-             "Ends the server if a rank ends");
-  app.Flag("--max-rank-deaths", a.max_rank_deaths, kParallel,
-           "COUNT/SECONDS: ends the server if ranks end more than COUNT times within SECONDS");
-  app.Flag(
-         "--rank-stall-timeout", a.rank_stall_seconds, kParallel,
-         "Seconds for which a rank process may be stopped (SIGSTOP), or may compute a step without "
-         "progress, before it is killed and started again. Long steps may take longer. 0: only "
-         "--watchdog-timeout limits the time")
-      .Range(0.0, 1e6);
-}
-
 void AddServerFlags(CommandLine& app, ServerArgs& a) {
   app.Flag("--nnodes", a.nnodes, kParallel,
            "Number of hosts; start serve on each with the same flags and its --node-rank")
@@ -337,6 +322,7 @@ void AddServerFlags(CommandLine& app, ServerArgs& a) {
   app.Switch("--require-dist-secret", a.require_dist_secret, kParallel,
              "Refuses to start on several hosts without --dist-secret-file");
   AddElasticFlags(app, a);
+  AddDisaggregationFlags(app, a);
   app.Flag("--host", a.host, kServer, "Address to listen on; 0.0.0.0 for all");
   app.Flag("--port", a.port, kServer, "Port to listen on; 0: any free port").Range(0, 65535);
   AddHttpFlags(app, a.http);
@@ -415,6 +401,7 @@ std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args) {
   AddEngineFlags(app, a);
   AddServerFlags(app, a);
   if (!Parse(app, args, a)) return std::nullopt;
+  CheckDisaggregationFlags(app, a);
   for (const char* flag : {"--enable-elastic-ep", "--max-rank-deaths", "--rank-stall-timeout"}) {
     if (!app.Given(flag)) continue;
     if (a.disable_elastic_ep) throw Invalid("{} and --disable-elastic-ep exclude each other", flag);

@@ -62,7 +62,7 @@ TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
       {"--enable-metrics"},
       {"--disable-outlines-disk-cache"},
       {"--cuda-graph-bs", "1", "2", "4"},
-      {"--disaggregation-mode", "null"},
+      {"--disaggregation-ib-device", "mlx5_0"},
       {"--pp-size", "1"},
   };
   for (std::vector<std::string> words : kTaken) {
@@ -86,7 +86,9 @@ TEST(SglangFlagsTest, RefusedByName) {
       {"--speculative-moe-a2a-backend", "deepep"},
       {"--speculative-moe-runner-backend", "triton"},
       {"--lora-paths", "a=b"},
-      {"--disaggregation-mode", "prefill"},
+      {"--disaggregation-mode", "both"},
+      {"--disaggregation-transfer-backend", "mooncake"},
+      {"--disaggregation-bootstrap-port", "9000"},  // without a mode
       {"--pp-size", "2"},
       {"--ssl-ca-certs", "ca.pem"},
       {"--grammar-backend", "outlines"},

@@ -34,7 +34,9 @@ struct Front::Open {
   std::string overdue;   // error message once aborted after a timeout
   bool sent = false;     // the ranks have the request
   bool aborted = false;  // an abort was sent, or the request ends without one
-  bool ending = false;   // its last event is on the way; later output of the ranks is dropped
+  // kOwn also after the ranks of a decode worker have ended: the new ranks compute the prompt.
+  KvRole kv_role = KvRole::kOwn;
+  bool ending = false;  // its last event is on the way; later output of the ranks is dropped
   // Ranks that have failed with the request in their batch, since it was last cleared of suspicion.
   // Guarded by mutex_.
   std::set<int> failed_ranks;

@@ -19,6 +19,7 @@ struct ServedRanks {
   const std::vector<FileStamp>& weights;  // as at the start of the server
   RestartOptions restart;
   const std::atomic<bool>& cancelled;  // the start of the server has been cancelled
+  OnArena on_arena;                    // of StartRanks; may be empty
 };
 
 class ServedLayout : public RankLayout {
