@@ -1,4 +1,5 @@
-// `switchyard backends`: lists the available backends, and those chosen for a checkpoint.
+// `switchyard backends`: lists the available backends, and the backends that are selected for a
+// checkpoint.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -28,13 +29,13 @@ void PrintCheckpoint(const EngineConfig& config, const MoeBackends& backends) {
              ExplainChoice(config.moe, {formats.formats.begin(), formats.formats.end()}, backends));
   for (const ActivationFormat activation : formats.activations)
     if (activation != ActivationFormat::kNone &&
-        activation != ActivationFormat::kBFloat16)  // bfloat16 rows are not reported
+        activation != ActivationFormat::kBFloat16)  // bfloat16 needs no line
       fmt::print("  experts round their inputs to {} (--quantize-activations {})\n",
                  Name(activation), config.quantization.activations);
 }
 
-// A command without --nnodes works on one host only. `train` has no --device, so it works on CPUs
-// only.
+// A command without the flag --nnodes runs on one host only. `train` has no flag --device, so it
+// runs on CPUs only.
 void PrintFeatures(const MoeBackends& backends) {
   const char* const section = "Commands";
   std::vector<Feature> all = {

@@ -25,19 +25,21 @@ Benchmark Find(const std::string& which, bool cuda) {
   return cuda ? bench::CudaExchange : bench::CpuExchange;
 }
 
-// Checks that the result can be saved, before minutes of measurements. Leaves no file behind.
+// Checks that the --json file can be written. Called before the measurements, which take minutes.
+// Creates no file.
 void CheckWritable(const std::string& file) {
   const bool existed = std::filesystem::exists(file);
   if (!std::ofstream(file, std::ios::app)) throw Resource("--json {}: cannot be written", file);
   if (!existed) std::filesystem::remove(file);
 }
 
-// The table is the only output on standard output, unless it goes to a file.
+// Without --json, the cost table is written to standard output, so nothing else may be printed
+// there.
 int Calibrate(const BenchArgs& args, bool cuda) {
   if (cuda)
     throw Invalid(
-        "bench calibrate: measures CPUs only; want --device cpu. Tables of H100 and H200 are part "
-        "of the program (plan --gpus)");
+        "bench calibrate: measures CPUs only; set --device cpu. The cost tables of H100 and H200 "
+        "are built into the program (plan --gpus)");
   bench::Report report("", args.json.empty() ? stderr : stdout, /*progress=*/true);
   const std::string table = plan::ToJson(bench::CalibrateCpu({.threads = args.threads}, report));
   if (args.json.empty()) {
@@ -65,7 +67,8 @@ int RunBench(const BenchArgs& args, const std::shared_ptr<const MoeBackends>& ba
                           .backends = backends},
                          report);
   if (report.results().empty())
-    throw Invalid("--filter {}: no case of bench {} contains it", args.filter, args.which);
+    throw Invalid("--filter {}: no case of bench {} has this text in its name or shape",
+                  args.filter, args.which);
   if (!args.json.empty()) report.WriteJson(args.which, cuda ? "cuda" : "cpu", args.json);
   return 0;
 }

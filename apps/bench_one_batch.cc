@@ -43,7 +43,8 @@ struct Case {
   int32_t batch = 1, input = 512;
 };
 struct Result {
-  std::vector<double> prefill, decode;  // seconds: prefill of the whole batch; one decode step
+  // Seconds of each run: prefill of the whole batch, and the median decode step.
+  std::vector<double> prefill, decode;
 };
 
 // Builds the batches of `batch` sequences that grow together; sequence s owns pages [s · per, (s +
@@ -106,7 +107,7 @@ void Forward(ForwardFunction& model, const ForwardBatch& batch, profile::Profile
 void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardFunction& model,
               RankComm& comm, profile::Profiler* profiler, Result& result) {
   Sequences sequences(c, args.output_length, args.server.engine.page_size, plan.model.vocab_size);
-  // Prompt rows of one prefill step, as the scheduler limits them.
+  // Maximum prompt rows of one prefill step; the scheduler has the same limit.
   const int32_t step = plan.chunked_prefill_size < 0 ? c.input : plan.chunked_prefill_size;
   const int32_t chunk = std::min(step, c.input);
   const int32_t together = std::min(c.batch, std::max(1, step / c.input));
@@ -133,21 +134,25 @@ void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardF
 
 void CheckCases(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<Case>& cases) {
   if (args.server.engine.mesh.dp > 1)
-    throw Invalid("--dp-size {}: bench one-batch runs one attention group; want 1 or no flag",
-                  args.server.engine.mesh.dp);
+    throw Invalid(
+        "--dp-size {}: bench one-batch runs a single attention group; omit --dp-size or set it to "
+        "1",
+        args.server.engine.mesh.dp);
   for (const Case& c : cases) {
     if (c.batch > plan.max_running_requests)
-      throw Invalid("--batch-size {}: a step decodes {} sequences; raise --max-running-requests",
-                    c.batch, plan.max_running_requests);
+      throw Invalid(
+          "--batch-size {}: a decode step runs at most {} sequences; raise --max-running-requests",
+          c.batch, plan.max_running_requests);
     if (int64_t{c.input} + args.output_length > plan.context_length)
-      throw Invalid("--input-len {} and --output-len {}: the context holds {} tokens", c.input,
-                    args.output_length, plan.context_length);
+      throw Invalid(
+          "--input-len {} and --output-len {}: the sum exceeds the context length of {} tokens",
+          c.input, args.output_length, plan.context_length);
   }
 }
 
 // Bytes of weights that one decode step of `batch` tokens reads on all ranks. Dense weights count
-// in full. Experts count by the expected number that uniform routing selects. Embedding rows are
-// negligible.
+// in full. Experts are counted by the number that uniform routing is expected to select. Embedding
+// rows are negligible.
 double DecodeBytes(const ModelConfig& config, int32_t batch) {
   auto bytes = static_cast<double>(WeightBytesPerRank(config, Mesh()));
   if (!config.tie_embeddings) {
@@ -160,7 +165,7 @@ double DecodeBytes(const ModelConfig& config, int32_t batch) {
   return bytes - missed * ExpertFormatsOf(config).bytes;
 }
 
-// Totals of all ranks, measured in this run. A value of 0 is unknown.
+// Peak rates of all ranks together, measured in this run; 0: unknown.
 struct Ceilings {
   double bandwidth = 0.0, flops = 0.0;
 };
@@ -199,7 +204,8 @@ void Report(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<
             const std::vector<Result>& results, const Ceilings& ceilings) {
   const double bandwidth = ceilings.bandwidth;
   fmt::print("memory bandwidth of all ranks, measured in this run: {:.1f} GB/s\n", bandwidth / 1e9);
-  // Prefill's fraction of the roofline needs the peak FLOP rate, which is unknown here.
+  // Prefill's fraction of the roofline needs the peak FLOP rate. It is measured on GPUs only, and
+  // for bfloat16 only, so quantized models have no such figure.
   const bool of_prefill = ceilings.flops > 0.0 && plan.model.quantization.method.empty();
   fmt::print("{:>6} {:>7} {:>15} {:>10} {:>14} {:>13} {:>13} {:>10}\n", "batch", "input",
              "prefill tok/s", "roofline", "decode tok/s", "ms per step", "GB per step", "roofline");
@@ -231,8 +237,9 @@ void Report(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<
   if (!(out << rows.dump(2) << "\n")) throw Resource("--json {}: cannot be written", args.json);
 }
 
-// Prints the planned memory in full use and the resident memory. A rank's cache and buffers are
-// resident once a batch has used them, so the cases must fill them for the figures to agree.
+// Prints the planned memory and the resident memory. A page of the cache or of a buffer becomes
+// resident when it is first used. So the two figures agree only if the cases use the whole cache
+// and all buffers.
 void ReportMemory(const EngineConfig& config, const EnginePlan& plan, int64_t resident) {
   constexpr double kMiB = 1024.0 * 1024.0;
   const RankMemory memory = PlanRankMemory(config, plan);

@@ -53,17 +53,18 @@ std::optional<ServeOptions> Parse(const std::vector<std::string>& words) {
   app.Switch("--flush-cache,!--no-flush-cache", o.flush_cache, "Options",
              "Empty the server's prefix cache after the warm-up (default: yes)");
   flag("--json,--output-file", o.json, "Also write the figures to this file");
-  app.Option("--profile", o.profile_dir,
-             "The server writes Chrome traces of the measured requests, by /start_profile and "
-             "/stop_profile, to this directory of its host; without a value, to its default")
+  app.Option(
+         "--profile", o.profile_dir,
+         "The server writes Chrome traces of the measured requests (/start_profile, /stop_profile) "
+         "to this directory on its host; without a value, to the server's default directory")
       .OptionalValue();
   if (!ParseWords(app, words)) return std::nullopt;
   o.profile = app.Given("--profile");
   o.request_rate = rate;
   if (o.dataset == "jsonl" && o.dataset_path.empty())
-    throw Invalid("--dataset-name jsonl: want --dataset-path FILE");
+    throw Invalid("--dataset-name jsonl needs --dataset-path FILE");
   if (o.dataset == "random" && o.backend == "openai-chat")
-    throw Invalid("--backend openai-chat cannot send random ids; want --dataset-name jsonl");
+    throw Invalid("--backend openai-chat cannot send random ids; use --dataset-name jsonl");
   return o;
 }
 
@@ -91,7 +92,7 @@ void StartProfile(const ServeOptions& options) {
   bench::Ask(options, "POST", "/start_profile", body.dump());
 }
 
-// The files, by rank.
+// Stops the server's profile. Returns the trace files, ordered by rank.
 std::vector<std::string> StopProfile(const ServeOptions& options) {
   const auto answer = nlohmann::json::parse(bench::Ask(options, "POST", "/stop_profile"));
   return answer.value("files", std::vector<std::string>());
@@ -106,7 +107,9 @@ int RunBenchServe(const std::vector<std::string>& args) {
   const auto info = nlohmann::json::parse(bench::Ask(options, "GET", "/get_model_info"));
   const int64_t vocab = info.value("vocab_size", int64_t{0});
   if (options.dataset == "random" && vocab <= 0)
-    throw Invalid("the server does not report vocab_size; want --dataset-name jsonl");
+    throw Invalid(
+        "the server does not report vocab_size, so random ids cannot be drawn; use --dataset-name "
+        "jsonl");
   if (options.model.empty()) options.model = info.value("served_model_name", "default");
 
   const auto plan = bench::PlanLoad(options, vocab);

@@ -20,9 +20,9 @@ struct MoeBackends;
 int RunGenerate(const GenerateArgs& args);
 int RunBackends(const BackendsArgs& args);
 int RunOneBatch(const OneBatchArgs& args);
-// bench serve, with its own flags.
+// `bench serve`, which parses its own flags.
 int RunBenchServe(const std::vector<std::string>& args);
-int RunRoute(const std::vector<std::string>& args);  // with its own flags
+int RunRoute(const std::vector<std::string>& args);  // parses its own flags
 // bench kernels, moe-layer and exchange.
 int RunBench(const BenchArgs& args, const std::shared_ptr<const MoeBackends>& backends);
 int RunEplb(const EplbArgs& args);  // eplb plan and simulate

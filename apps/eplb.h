@@ -12,14 +12,14 @@ namespace switchyard {
 int RunEplbPlan(const EplbArgs& args);
 int RunEplbSimulate(const EplbArgs& args);
 
-// Checks that the result can be saved, before the work starts. Error kResource names flag and file.
-// Leaves no file behind. An empty `file` is accepted.
+// Checks that `file` can be written, before the work starts. Throws Error kResource that names flag
+// and file. Creates no file. An empty `file` is accepted.
 void CheckWritable(const char* flag, const std::string& file);
-// Error kResource names the file.
+// Writes `text` to `file`. On failure, throws Error kResource that names the file.
 void WriteFile(const std::string& file, const std::string& text);
 
 RankTopology TopologyOf(const EplbArgs& args);
-// Size of `experts` experts.
+// Size of `experts` experts in GiB, from --expert-mib.
 double GiB(const EplbArgs& args, int64_t experts);
 
 // True if no step has a token in the layer: it has no experts, or its routing was not recorded.

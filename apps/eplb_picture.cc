@@ -56,7 +56,8 @@ struct Columns {
   int Begin(int column) const { return static_cast<int>(int64_t{column} * steps / count); }
 };
 
-// One SVG path for each shade; each run of cells of this shade is one rectangle of the path.
+// Draws one SVG path for each shade. Adjacent cells of one rank with the same shade become one
+// rectangle of the path.
 void HeatMap(std::string* svg, const std::vector<float>& loads, const Columns& columns, int ranks,
              int top, const std::string& title) {
   std::vector<std::string> paths(kShades);

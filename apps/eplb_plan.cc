@@ -55,7 +55,8 @@ std::string JsonOf(const Placement& placement) {
   return nlohmann::json{{"physical_to_logical_map", std::move(rows)}}.dump() + "\n";
 }
 
-// One line for each layer and one for all. The received experts are printed only with --previous.
+// Prints one line for each layer, and one line for all layers together. The received experts are
+// printed only with --previous.
 void PrintLayers(const LoadHistory& loads, const Placement& previous, const Placement& plan,
                  const RankTopology& topology, const EplbArgs& args) {
   const std::vector<double> before =

@@ -8,9 +8,10 @@
 namespace switchyard {
 
 struct ExpertFormats {
-  std::set<WeightFormat> formats;          // formats of the stored weights
-  std::set<ActivationFormat> activations;  // formats of the rows that are multiplied with them
-  double bytes = 0;                        // total of all routed experts of all layers
+  std::set<WeightFormat> formats;  // formats of the stored weights
+  // Formats of the input rows that are multiplied with these weights.
+  std::set<ActivationFormat> activations;
+  double bytes = 0;  // total of all routed experts of all layers
 };
 ExpertFormats ExpertFormatsOf(const ModelConfig& config);
 

@@ -22,7 +22,7 @@ namespace {
 
 using nlohmann::json;
 
-// `file`: a config.json without the other files of a checkpoint.
+// --model-path is a config.json file, not the directory of a checkpoint.
 ModelConfig ReadConfigFile(const EngineConfig& config) {
   std::ifstream in(config.model_path);
   std::ostringstream text;
@@ -43,7 +43,7 @@ ModelConfig ReadModel(const PlanArgs& args) {
   ModelConfig model = file ? ReadConfigFile(args.engine) : ReadModelConfig(args.engine);
   const bool bfloat16 = args.engine.dtype == "auto" || args.engine.dtype == "bfloat16";
   if (!args.card.empty()) {
-    model.quantization.bfloat16_rows = false;  // of CPUs only
+    model.quantization.bfloat16_rows = false;  // only CPU kernels use these two formats
     model.quantization.int8_group_rows = false;
   } else if (bfloat16 && kernels::HasBFloat16Products(kernels::ActiveIsa())) {
     model.quantization.bfloat16_rows = true;
@@ -77,7 +77,8 @@ plan::Question QuestionOf(const PlanArgs& args) {
              : c.cuda            ? q.table.memory_bytes
                                  : static_cast<double>(ReadHostMemory().available);
   if (c.memory <= 0)
-    throw Invalid("--cost-table {}: it has no memory_bytes; add --memory GIB", args.cost_table);
+    throw Invalid("--cost-table {}: the file has no memory_bytes; add --memory GIB",
+                  args.cost_table);
   q.load = {.input = args.input,
             .output = args.output,
             .rate = args.rate,
@@ -87,8 +88,10 @@ plan::Question QuestionOf(const PlanArgs& args) {
             .imbalance = args.imbalance,
             .price = args.price};
   if (args.input + args.output > q.model.longest_context())
-    throw Invalid("--input-len {} and --output-len {}: the model's context holds {} tokens",
-                  args.input, args.output, q.model.longest_context());
+    throw Invalid(
+        "--input-len {} and --output-len {}: the sum exceeds the model's context length of {} "
+        "tokens",
+        args.input, args.output, q.model.longest_context());
   return q;
 }
 

@@ -26,7 +26,7 @@ using route::RouteOptions;
 
 struct RouteArgs {
   RouteOptions route;
-  ServerArgs server;  // only the flags of HTTP
+  ServerArgs server;  // only the fields of HTTP flags are used
   std::string log_level = "info";
 };
 
@@ -66,23 +66,23 @@ std::optional<RouteArgs> Parse(const std::vector<std::string>& words) {
          "random")
       .OneOf({"cache_aware", "power_of_two", "round_robin", "random"});
   app.Flag("--cache-threshold", r.cache_aware.cache_threshold, kRouting,
-           "cache_aware: smallest part of a prompt that a worker must have seen to be preferred")
+           "cache_aware: minimum fraction of a prompt that a worker must have seen to be preferred")
       .Range(0.0, 1.0);
-  app.Flag(
-         "--balance-abs-threshold", r.cache_aware.balance_abs_threshold, kRouting,
-         "cache_aware: the load is unbalanced if the most and the fewest open requests of a worker "
-         "differ by more than this, and their ratio exceeds --balance-rel-threshold")
+  app.Flag("--balance-abs-threshold", r.cache_aware.balance_abs_threshold, kRouting,
+           "cache_aware: the load is unbalanced if the largest and the smallest number of open "
+           "requests of a worker differ by more than this, and their ratio exceeds "
+           "--balance-rel-threshold")
       .NonNegative();
-  app.Flag(
-         "--balance-rel-threshold", r.cache_aware.balance_rel_threshold, kRouting,
-         "cache_aware: limit of the ratio of the most to the fewest open requests of a worker; see "
-         "--balance-abs-threshold")
+  app.Flag("--balance-rel-threshold", r.cache_aware.balance_rel_threshold, kRouting,
+           "cache_aware: limit of the ratio of the largest to the smallest number of open requests "
+           "of a worker; see --balance-abs-threshold")
       .Range(1.0, 1e6);
   app.Flag("--max-tree-mb", tree_mb, kRouting,
-           "cache_aware: MiB of prompts that are remembered; the oldest are forgotten")
+           "cache_aware: maximum size in MiB of the tree of prompts; the least recently used are "
+           "removed")
       .Range(0.1, 65536.0);
   app.Flag("--max-retries", r.proxy.max_retries, kRouting,
-           "Further workers for a request that fails before its first event")
+           "Maximum retries on other workers for a request that fails before its first event")
       .Range(0, 100);
   app.Flag("--health-check-interval", interval, kRouting, "Seconds between two GET /health")
       .Range(0.05, 3600.0);
@@ -92,17 +92,18 @@ std::optional<RouteArgs> Parse(const std::vector<std::string>& words) {
   app.Flag("--health-failure-threshold", r.failure_threshold, kRouting,
            "Consecutive failures after which a worker gets no requests")
       .Range(1, 1000);
-  app.Flag("--connect-timeout", connect, kRouting, "Seconds to connect to a worker")
+  app.Flag("--connect-timeout", connect, kRouting,
+           "Timeout of a connection attempt to a worker in seconds")
       .Range(0.01, 3600.0);
   app.Flag("--worker-timeout", silence, kRouting,
-           "Seconds without a byte from a worker after which a request has failed")
+           "A request fails after this many seconds without a byte from its worker")
       .Range(0.01, 86400.0);
   app.Flag(
          "--pair-wait", pair_wait, kRouting,
          "Seconds that a request whose prefill or decode worker has failed waits for healthy ones")
       .NonNegative();
   app.Flag("--worker-api-key", r.proxy.worker_key, kRouting,
-           "API key that workers get; default: the client's");
+           "API key that is sent to workers; default: the client's key");
   app.Flag("--seed", r.seed, kRouting, "Seed of power_of_two and random");
   app.Flag("--host", a.server.host, kServer, "Address to listen on; 0.0.0.0 for all");
   app.Flag("--port", a.server.port, kServer, "Port to listen on; 0: any free port").Range(0, 65535);
@@ -119,7 +120,10 @@ std::optional<RouteArgs> Parse(const std::vector<std::string>& words) {
   if (!ParseWords(app, words)) return std::nullopt;
   for (const char* flag : {"--request-queue-timeout", "--request-timeout"})
     if (app.Given(flag))
-      throw Invalid("{}: set it for the workers; the router has --worker-timeout", flag);
+      throw Invalid(
+          "{} is a flag of the workers, not of the router; set it for serve, or use "
+          "--worker-timeout",
+          flag);
   r.proxy.timeouts = {.connect = Milliseconds(connect), .silence = Milliseconds(silence)};
   r.proxy.health_interval = Milliseconds(interval);
   r.proxy.health_timeout = Milliseconds(health_timeout);
@@ -139,7 +143,7 @@ int RunRoute(const std::vector<std::string>& words) {
   const StopSignals signals;  // before threads exist
   http::ServerOptions http = SetUpHttp(args->server);
   http.drain_timeout = Milliseconds(args->server.drain_timeout_seconds);
-  // Health checks of a load balancer have no key.
+  // A load balancer sends health checks without an API key.
   http.paths_without_key = {"/health", "/readiness", "/liveness"};
   route::RouteServer server(args->route, std::move(http));
   server.Start();
@@ -156,7 +160,7 @@ int RunRoute(const std::vector<std::string>& words) {
     LOG_WARNING("there are no workers: add some by POST /workers or --worker-urls");
   while (signals.Wait(1h) == 0) {
   }
-  LOG_INFO("stops after the open requests");
+  LOG_INFO("stopping as soon as the open requests have ended");
   server.Stop();
   return 0;
 }

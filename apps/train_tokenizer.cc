@@ -46,7 +46,8 @@ int RunTrainTokenizer(const TrainTokenizerArgs& args) {
     add(document.text);
     if (document.messages.is_null()) continue;
     for (const auto& message : document.messages) {
-      const auto content = message.find("content");  // missing or null: only calls of tools
+      // Missing or null if the message has tool calls only.
+      const auto content = message.find("content");
       if (content != message.end() && content->is_string()) add(content->get<std::string>());
     }
   }

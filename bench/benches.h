@@ -1,6 +1,6 @@
-// The benchmarks of `switchyard bench`, for each device. Each prints and keeps one line per case
-// (report.h). They run on the calling thread and on rank threads or processes that they start. The
-// machine should be otherwise idle.
+// The benchmarks of `switchyard bench`, for each device. Each benchmark adds its cases to a Report,
+// which prints a line per case (report.h). Benchmarks run on the calling thread and on rank threads
+// or processes that they start. The machine should be otherwise idle.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct MoeBackends;
 namespace switchyard::bench {
 
 struct Options {
-  // Number of ranks of `exchange` and `moe-layer`. 0: on GPUs one rank per GPU; on CPUs 2 ranks,
-  // and for `exchange` then also 4.
+  // Number of ranks of `exchange` and `moe-layer`. 0: on GPUs one rank per GPU; on CPUs 2 ranks. On
+  // CPUs, `exchange` with 0 also measures 4 ranks.
   int ranks = 0;
   int threads = 0;  // CPU threads of `kernels` and `roofline`, and per rank of `moe-layer`; 0: all
                     // cores
@@ -29,8 +29,8 @@ struct Options {
   // on GPUs an eighth of the model's experts.
   int experts_per_rank = 0;
   std::shared_ptr<const MoeBackends> backends;  // null: the backends of this program
-  // For kernel tuning: the time of each stage, the time of every GEMM plan, the grid size in
-  // blocks.
+  // For kernel tuning: whether to print the time of each stage (`stages`) and of every GEMM plan
+  // (`plans`), and the grid size in blocks (`blocks`).
   bool stages = false, plans = false;
   int blocks = 0;
 };
@@ -40,8 +40,8 @@ struct Options {
 // exchange: collectives, dispatch and combine.
 // roofline: the measured limits of memory, caches and instructions, to which the results of the
 // other benchmarks are compared.
-// Error kInvalid for what the device does not support, and from the Cuda functions in a build
-// without CUDA.
+// Error kInvalid for options that the device does not support, and from the Cuda functions in a
+// build without CUDA.
 void CpuKernels(const Options& options, Report& report);
 void CpuMoeLayer(const Options& options, Report& report);
 void CpuExchange(const Options& options, Report& report);

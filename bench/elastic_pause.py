@@ -5,14 +5,15 @@
     bench/elastic_pause.py --streams 32 --prompt 100 -- --tp 4 --ep 4 --moe-a2a-backend deepep
     bench/elastic_pause.py --cost -- --tp 1              # decoding with and without elastic ranks, in alternation
     bench/elastic_pause.py --dummy --streams 2 --prompt 64 --tokens 20 --rounds 2   # OLMoE's shape, 14 GB of weights
-    bench/elastic_pause.py --dummy ... -- --tp 2 --ep 2 --quantization int8         # the same with half the memory
+    bench/elastic_pause.py --dummy ... -- --tp 2 --ep 2 --quantization int8         # the same case with half the memory
 
-Each round starts all streams, waits until they decode, and ends a rank. Prints the times since the detection: until the
-last epoch has ended, until all ranks serve, until the first token, and the longest gap of a stream. "loading" is the part
-of the pause in which new ranks start and load. Rounds with --disable-radix-cache compute all prompts again, so they show
-what the kept cache saves. A rank with dummy weights generates them again; one with a checkpoint maps the file.
+Each round starts all streams, waits until they decode, and ends a rank. Prints the times from the detection of the end:
+until all ranks have left the last epoch, until all ranks serve, and until the first token. Also prints the longest gap
+of a stream. "loading" is the part of the pause in which new ranks start and load. Rounds with --disable-radix-cache
+compute all prompts again, so they show what the kept cache saves. With dummy weights, a new rank generates its weights
+again; with a checkpoint, it maps the file.
 
-Arguments after `--` are passed to the server. SWITCHYARD names the program (build/release/switchyard).
+Arguments after `--` are passed to the server. SWITCHYARD names the program (default build/release/switchyard).
 """
 import argparse
 import os
@@ -67,7 +68,7 @@ def pauses(model, flags, args):
 
 
 def cpu_seconds(server):
-    """CPU time of all ranks. Other programs of the machine change it less than they change the elapsed time."""
+    """CPU seconds of all ranks. Other programs on the machine affect CPU time less than elapsed time."""
     ticks = 0
     for pid in server.ranks():
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -76,14 +77,14 @@ def cpu_seconds(server):
 
 
 def decode_seconds(server, args):
-    """CPU seconds of an output token. After the first call, the prompts are in the cache."""
+    """CPU seconds per output token. The first call also computes the prompts; later calls find them in the cache."""
     tokens, before = server.state()["decode_tokens"], cpu_seconds(server)
     finish([Client(server, {**body(i, args.prompt, args.tokens), "stream": False}) for i in range(args.streams)])
     return (cpu_seconds(server) - before) / (server.state()["decode_tokens"] - tokens)
 
 
 def cost(model, flags, args):
-    """Two servers that decode in turn, so that other load of the machine reaches both."""
+    """Compares two servers, with and without elastic ranks. They decode in turn, so that other load affects both."""
     with Server(model, *flags) as on, Server(model, *flags, "--disable-elastic-ep") as off:
         ratios = []
         for round in range(args.rounds + 1):

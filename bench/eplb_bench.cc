@@ -1,12 +1,12 @@
 // Quality and planning time of EPLB planners on recorded routing. For each trace of a file and each
 // size it prints the mean over steps and layers of mean / max rank load, and the size of the moved
-// experts. A plan is made from 50 steps and evaluated on the following steps. Then it prints the
-// time of one plan at DeepSeek-V3's size on one core.
+// experts. A plan is made from 50 steps and evaluated on the following steps. Then the program
+// prints the time of one plan at DeepSeek-V3's size on one core.
 //
 // Usage: eplb_bench TRACES.safetensors [--lp|--times]
-//   --lp     also the balance of yard's plans with an exact split of each batch (linear program);
-//            takes minutes
-//   --times  only the times
+//   --lp     also prints the balance of yard's plans with an exact division of each batch (linear
+//            program); takes minutes
+//   --times  prints only the times
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -131,8 +131,8 @@ std::string OverTheBound(const LoadHistory& loads, const Placement& placement,
 
 void PrintTimes(const ArrayFile& traces) {
   fmt::print(
-      "\n58 layers, 256 experts, 320 places, 64 ranks on 8 nodes, 50 steps; medians of 21, of one "
-      "core's time\n"
+      "\n58 layers, 256 experts, 320 slots, 64 ranks on 8 nodes, 50 steps; medians of 21 runs, CPU "
+      "time of one core\n"
       "trace   | deepseek ms | yard ms: first, from trivial, again | max / mean: mean, "
       "worst\n");
   const RankTopology topology{.ranks = 64, .nodes = 8, .groups = 8};
@@ -157,9 +157,10 @@ void PrintTimes(const ArrayFile& traces) {
   }
 }
 
-// Time to split one layer's tokens of a batch over 320 places: 2048 tokens, 8 experts each.
+// Prints the time to divide one layer's tokens of a batch over 320 slots: 2048 tokens, 8 experts
+// each.
 void PrintDivisions(const ArrayFile& traces) {
-  fmt::print("\none batch of one layer over 320 places of 64 ranks, us\n");
+  fmt::print("\none batch of one layer over 320 slots of 64 ranks, us\n");
   const RankTopology topology{.ranks = 64, .nodes = 8, .groups = 8};
   for (const char* name : {"steady", "drift", "shift"}) {
     if (!traces.Has(name)) continue;

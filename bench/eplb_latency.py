@@ -6,11 +6,11 @@ Starts `switchyard serve` on ranks of this machine with a random checkpoint.
     bench/eplb_latency.py -- --quantization int4     # weights that are converted when an expert moves
     bench/eplb_latency.py --ranks 2 -- --device cuda
 
-Each client repeats one request with a seed, with log-probabilities. All responses to this request must be equal to the
-bit. Prints how many differ, and the memory of all processes (and of the GPUs) after the first round and at the end.
+Each client repeats one request with a seed, with log-probabilities. All its responses must be bitwise equal. Prints how
+many differ, and the memory of all processes (and of the GPUs) after the first round and at the end.
 Exit status: 0, or 1 if a response differs or a rebalance failed.
 
-Arguments after `--` are passed to the server. SWITCHYARD names the program (build/release/switchyard).
+Arguments after `--` are passed to the server. SWITCHYARD names the program (default build/release/switchyard).
 """
 import argparse
 import hashlib
@@ -151,7 +151,8 @@ def main():
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=8, help="seconds of each phase")
     parser.add_argument("--rounds", type=int, default=4, help="rounds of one phase without and one with rebalances")
-    parser.add_argument("--rebalances", type=int, default=0, help="further rounds until this many have completed")
+    parser.add_argument("--rebalances", type=int, default=0,
+                        help="run further rounds until this many rebalances have completed")
     parser.add_argument("--pause", type=float, default=1, help="seconds between two rebalances; 0: no pause")
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--intermediate", type=int, default=256)
@@ -161,7 +162,7 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = checkpoint(pathlib.Path(folder) / "model", args.hidden, args.intermediate, args.layers, args.experts)
-        # deepseek ignores the current placement, so that every rebalance moves experts.
+        # The algorithm deepseek ignores the current placement, so every rebalance moves experts.
         with Server(model, "--tp", args.ranks, "--ep", args.ranks, "--moe-a2a-backend", "deepep", "--enable-eplb",
                     "--ep-num-redundant-experts", args.ranks, "--eplb-algorithm", "deepseek",
                     "--eplb-rebalance-num-iterations", 50, "--eplb-min-rebalancing-utilization-threshold", 0,

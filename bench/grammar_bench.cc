@@ -5,8 +5,10 @@
 //        grammar_bench MODEL_DIR --jump-forward [--temperature 0] [--no-examples] [--tokens 64] …
 //
 // With --jump-forward, measures jump-forward decoding instead (bench/jump_forward.h).
-// The masks are measured by replaying the outputs through the matchers on one thread. If nothing
-// overlaps the masks, a step becomes longer by their fraction of an unconstrained step.
+//
+// The time of masks is measured by replaying the outputs through the matchers on one thread. It is
+// printed as a fraction of an unconstrained step. If nothing overlaps the computation of masks, a
+// step becomes longer by this fraction.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -45,7 +47,7 @@ struct Args {
   bool no_examples = false;  // with jump_forward
 };
 
-// Grammars that force outputs long enough for the measurement, for any model.
+// Grammars whose outputs are long enough for the measurement with any model.
 std::vector<std::pair<std::string, GrammarSource>> Cases() {
   const auto schema = [](const char* text) {
     return JsonSchemaGrammar(nlohmann::ordered_json::parse(text));

@@ -30,7 +30,7 @@ struct Case {
   std::string example;  // the beginning of an output
 };
 
-// Outputs are long enough for the measurement, for any model.
+// Grammars whose outputs are long enough for the measurement with any model.
 std::vector<Case> Cases() {
   const auto records = nlohmann::ordered_json::parse(
       R"({"type": "array", "minItems": 1000, "items": {"type": "object", "properties": {

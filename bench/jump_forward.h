@@ -13,9 +13,10 @@ struct JumpForwardArgs {
   bool examples = true;  // prompts begin with examples of outputs
 };
 
-// Prints, for grammars that force much, some and no text, and for 1 and 32 requests at a time:
-// tokens of a request per step, acceptance of drafts, and tokens per second of both engines, which
-// run in alternation. Throws if their outputs differ.
+// Compares an engine with jump-forward decoding and one without; they run in alternation. The
+// grammars force much, some or no text; 1 or 32 requests run at a time. Prints the tokens of a
+// request per step, the acceptance of drafts, and the tokens per second of both engines. Throws if
+// their outputs differ.
 void ReportJumpForward(const JumpForwardArgs& args);
 
 }  // namespace switchyard::bench

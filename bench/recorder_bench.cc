@@ -1,9 +1,11 @@
 // Overhead of expert recording in a decode step: without a recorder, and with one in each mode.
 // Runs the MoE layers of OLMoE-1B-7B's shape with random weights, on two ranks with separate
 // batches. Passes of all variants alternate, so that other load on the machine affects all variants
-// equally. The fastest pass of each variant is shown, since it is disturbed least. `inside` is the
-// time of the recorder's calls on rank 0, the median of passes. A whole step also has attention,
-// norms and the head. Usage: recorder_bench [tokens of each rank ...] 2>/dev/null
+// equally. The time of the fastest pass of each variant is printed, since it is disturbed least.
+// `inside` is the time of the recorder's calls on rank 0 in a pass, the median over passes. A whole
+// step also has attention, norms and the head.
+//
+// Usage: recorder_bench [tokens of each rank ...] 2>/dev/null
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +30,7 @@ namespace {
 
 constexpr int kLayers = 16, kExperts = 64, kTopK = 8, kRanks = 2;
 constexpr int64_t kHidden = 2048, kIntermediate = 1024;
-constexpr int64_t kRows = 512;  // different tokens, so that passes select different experts
+constexpr int64_t kRows = 512;  // number of different tokens; passes select different experts
 constexpr double kSecondsPerCase = 6.0;
 
 const ExpertRecorderOptions kVariants[] = {{.mode = "stat"},     {.mode = "stat_approx"},
@@ -162,7 +164,7 @@ void RunRank(int64_t tokens, RankComm& comm, ThreadPool& pool) {
   const auto start = Clock::now();
   for (int run = -1;; ++run) {
     for (int i = 0; i < kCount; ++i) {
-      // Each run begins with another variant.
+      // Each run begins with the next variant, so that no variant always runs first.
       const int variant = (i + std::max(run, 0)) % kCount;
       const auto [seconds, recorder_seconds] = pass(variant);
       if (run < 0) continue;  // warm-up

@@ -8,8 +8,8 @@
 
 namespace switchyard::bench {
 
-// Limit of a case: memory bandwidth, arithmetic, or the link to another rank (for ranks on CPUs a
-// memcpy).
+// The resource that limits a case: memory bandwidth, arithmetic, or the link to another rank. For
+// ranks on CPUs, the rate of the link is that of a memcpy.
 enum class Bound { kUnknown, kMemory, kCompute, kLink };
 
 // Lower bound of a case's time, and its cause.

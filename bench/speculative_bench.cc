@@ -8,9 +8,9 @@
 // With --text, prompts are paragraphs of FILE, cut to `--prompt` tokens, and outputs have
 // `--tokens` tokens. With --repetitions, a prompt has its paragraph several times, so the output
 // tends to repeat it. With --chats, FILE has a chat on each line ({"messages": […]}); prompts are
-// the first questions, and outputs end where the model ends them. Figures are of whole requests,
-// prompts included, and of decoding only: from the first output of a request to its last. Outputs
-// of both engines are compared, unless acceptance is simulated.
+// the first questions, and outputs end where the model ends them. Two kinds of figures are printed:
+// for whole requests, including the prompts, and for decoding only, from the first output of a
+// request to its last. Outputs of both engines are compared, unless acceptance is simulated.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The prompt of a line; empty: none.
+// Returns the prompt of a line of the file; empty: the line has no prompt.
 using PromptOf = std::function<Ids(const std::string&)>;
 
 PromptOf Paragraphs(const Args& args, const Tokenizer& tokenizer) {
@@ -87,10 +87,11 @@ std::vector<Ids> Prompts(const Args& args) {
 }
 
 struct Run {
-  double seconds = 0, decode_seconds = 0;  // of the whole run; sum over requests
-  int64_t tokens = 0, decode_tokens = 0;   // decode: without the first of each request
+  // Seconds of the run, and the sum over requests of the time from the first output to the last.
+  double seconds = 0, decode_seconds = 0;
+  int64_t tokens = 0, decode_tokens = 0;  // decode_tokens excludes the first token of each request
   std::vector<Ids> outputs;
-  std::vector<Clock::time_point> first;  // output of a request
+  std::vector<Clock::time_point> first;  // [prompts] time of the first output
 
   double rate() const { return static_cast<double>(tokens) / seconds; }
   double decode_rate() const { return static_cast<double>(decode_tokens) / decode_seconds; }
@@ -195,7 +196,8 @@ int main(int argc, char** argv) {
   app.Option("--algorithm", a.algorithm, "NGRAM, NEXTN, EAGLE, EAGLE3 or STANDALONE");
   app.Option("--steps", a.steps, "Maximum drafts per request and step, or auto");
   app.Option("--draft", a.draft, "Draft model of STANDALONE, EAGLE and EAGLE3");
-  app.Option("--quantization", a.quantization, "Of the draft model, or unquant");
+  app.Option("--quantization", a.quantization,
+             "Quantization of the draft model's weights, or unquant");
   app.Option("--batch", a.batch, "Number of concurrent requests").Positive();
   app.Option("--prompts", a.prompts, "Maximum number of prompts").Positive();
   app.Option("--prompt", a.prompt, "Prompt tokens taken from each paragraph").Positive();

@@ -13,15 +13,16 @@ inline double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// At least one value; for an even number the upper of the two middle ones.
+// Requires at least one value. For an even number of values, returns the larger of the two middle
+// ones.
 inline double Median(std::vector<double> values) {
   std::ranges::nth_element(values, values.begin() + values.size() / 2);
   return values[values.size() / 2];
 }
 
-// Median seconds of one call of f, after a warm-up call. Runs the calls that fit into half a
-// second, but at least 3 and at most 1000. To exclude cache hits, f has to read other memory in
-// each call. `between` runs after each call and is not timed.
+// Median seconds of one call of f, after a warm-up call. Calls f for half a second, but at least 3
+// and at most 1000 times. To exclude cache hits, f has to read different memory in each call.
+// `between` runs after each call and is not timed.
 template <typename F, typename Between>
 double MedianSeconds(const F& f, const Between& between) {
   f();

@@ -9,7 +9,7 @@ ROWS = 10
 
 
 def objects(folder):
-    """Seconds of each object's last compilation, from ninja's log: start, end, mtime, output, command."""
+    """{object: seconds of its last compilation}. A line of ninja's log has start, end, mtime, output and command."""
     log = folder / ".ninja_log"
     times = {}
     for line in log.read_text().splitlines() if log.exists() else []:

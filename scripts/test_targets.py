@@ -3,7 +3,7 @@
 
 scripts/test_targets.py --match REGEX       build targets of the tests whose ctest names match, one per line
 scripts/test_targets.py --names MODULE...   a regular expression for the ctest names of these modules' tests
-scripts/test_targets.py --count-others MODULE...   number of tests of the other modules, parameterized tests counted once
+scripts/test_targets.py --count-others MODULE...   tests of the other modules; a parameterized test counts once
 """
 
 import pathlib

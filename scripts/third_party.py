@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Downloads sources of libraries that Debian 12 lacks: scripts/third_party.py. Called by scripts/setup.
 
-Each library is a source package of PyPI with a pinned version and SHA-256. The sources are in build/third_party, so a
-later call has nothing to do. The archive is kept in ~/.cache/switchyard (or below XDG_CACHE_HOME) for other checkouts,
+Each library is a source package of PyPI with a pinned version and SHA-256. The sources stay in build/third_party, so
+later calls do nothing. The archive is kept in ~/.cache/switchyard (or below XDG_CACHE_HOME) for other checkouts,
 which then need no network. CMake builds the sources as a static library (cmake/xgrammar.cmake). PIP_INDEX_URL, or
 index-url in pip's configuration, selects another index.
 """
@@ -113,7 +113,7 @@ def fetch(url, accept="*/*"):
 
 
 def download(library, archive):
-    """Writes the archive. The file list of the index has its address (PEP 691)."""
+    """Downloads `archive`. Its address is in the file list of the package index (PEP 691)."""
     listing = fetch(f"{index_url()}/{library['name']}/", "application/vnd.pypi.simple.v1+json")
     try:
         files = json.loads(listing)["files"]
@@ -130,7 +130,8 @@ def download(library, archive):
 
 
 def archive_of(library):
-    """The archive: in build/third_party, where a user may have put it, or in the cache, or downloaded."""
+    """Returns the path of the archive. Looks in build/third_party, where a user may have copied it, then in the cache;
+    else downloads it."""
     name = f"{library['name']}-{library['version']}.tar.gz"
     for archive in (FOLDER / name, CACHE / name):
         if archive.exists():
@@ -156,7 +157,7 @@ def check_hash(library, file):
     found = hashlib.sha256(file.read_bytes()).hexdigest()
     if found != library["sha256"]:
         file.unlink()
-        raise Failure(f"{file.name} has SHA-256 {found}, want {library['sha256']}: it was deleted")
+        raise Failure(f"{file.name} has SHA-256 {found}, want {library['sha256']}. It was deleted; run this again")
 
 
 def is_kept(library, name):
@@ -182,7 +183,8 @@ def unpack(library, archive, folder):
 
 
 def provide(library):
-    """Puts the library's sources into FOLDER/NAME, unless they are there. The stamp changes with this script."""
+    """Unpacks the library's sources into FOLDER/NAME, unless they are there. The stamp file has a hash of `library`, so
+    that a new version or new changes unpack the sources again."""
     folder, stamp = FOLDER / library["name"], FOLDER / f"{library['name']}.stamp"
     wanted = hashlib.sha256(repr(library).encode()).hexdigest() + "\n"
     if stamp.exists() and stamp.read_text() == wanted and folder.is_dir():

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Runs clang-tidy: scripts/tidy.py BUILD_DIR UNIT...
 
-Units that passed before are not checked again, if neither the unit, nor a header of the repository that it includes, nor
-its compile command, nor .clang-tidy or the version of clang-tidy has changed. A unit that passed leaves an empty file
-in ~/.cache/switchyard/clang-tidy (or under XDG_CACHE_HOME), whose name is the hash of all these.
+A unit that passed before is not checked again if nothing has changed: the unit, the headers of the repository that it
+includes, its compile command, .clang-tidy, and the version of clang-tidy. For each unit that passed, an empty file is
+kept in ~/.cache/switchyard/clang-tidy (or under XDG_CACHE_HOME). Its name is the hash of all these.
 """
 
 import concurrent.futures
@@ -28,7 +28,7 @@ def content(path):
 
 
 def closure(path, folders):
-    """The unit and all headers of the repository that it includes."""
+    """The unit and all headers of the repository that it includes, directly or indirectly."""
     found, open_ = {path}, [path]
     while open_:
         current = open_.pop()

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Unites sources for a faster build: scripts/unite.py --base DIR --out DIR --name NAME SOURCE...
+"""Combines sources for a faster build (unity build): scripts/unite.py --base DIR --out DIR --name NAME SOURCE...
 
-Writes files that include several sources each, so that a set of sources parses its headers once, and prints their paths,
-one per line. Called by cmake/module.cmake. Include paths of sources in `base` are relative to it, others to `out`. No path
-is absolute, so that checkouts share the compiler cache.
+Writes files that include several sources each, so that the headers of a group of sources are parsed once. Prints the
+paths of these files, one per line. Called by cmake/module.cmake. Include paths of sources in `base` are relative to
+`base`, others are relative to `out`. No path is absolute, so that checkouts share the compiler cache.
 
-Names in anonymous namespaces may repeat between sources. A source joins no group in which one of its names, or a name of
-the group, would become ambiguous. The groups depend on file names, and hardly change when a source is edited or added.
+Names in anonymous namespaces may repeat between sources. A source is not added to a group if one of its names, or a
+name of the group, would become ambiguous. The groups depend on file names, and hardly change when a source is edited or
+added.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def code_of(text):
 
 
 def local_names(text):
-    """Names declared at the top level of anonymous namespaces. Sources are formatted, so such lines are not indented."""
+    """Names declared at the top level of anonymous namespaces. clang-format does not indent such lines."""
     names, inside = set(), False
     for line in text.splitlines():
         if line.startswith("namespace {"):
@@ -59,7 +60,7 @@ def words_of_header(path):
 
 
 def headers_of(text, base):
-    """The project's headers that a source includes, directly or not: their names may be ambiguous with local names."""
+    """The project's headers that a source includes, directly or indirectly. Local names may clash with their names."""
     found, todo = set(), INCLUDE.findall(text)
     while todo:
         name = todo.pop()
@@ -84,7 +85,8 @@ class Source:
 
 
 def segments(paths):
-    """Rows of neighbours. A row ends at certain names, so that a new file changes only its own row."""
+    """Yields runs of neighbouring paths, at most MOST each. A run ends where the hash of a file name has a certain
+    value, so that a new file changes only its own run."""
     row = []
     for path in sorted(paths):
         row.append(path)
@@ -97,7 +99,7 @@ def segments(paths):
 
 
 def united(sources):
-    """Groups of sources that do not clash: each source joins the first group with room and without a clash."""
+    """Groups of at most MOST sources whose names do not clash. Each source is added to the first group that fits."""
     found = []
     for source in sources:
         for group in found:
@@ -110,7 +112,7 @@ def united(sources):
 
 
 def groups(paths, base):
-    """Groups of neighbours first. Then the sources that clash with all their neighbours are united with each other."""
+    """Yields groups of neighbouring sources, then groups of the sources that clash with all their neighbours."""
     alone = []
     for row in segments(paths):
         for group in united(Source(path, base) for path in row):

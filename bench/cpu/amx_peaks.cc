@@ -1,5 +1,5 @@
-// Peak rate of AMX: products of two tiles of each operand into four accumulator tiles, the blocking
-// that the kernels use.
+// Peak rate of AMX. Two tiles of each operand are multiplied into four accumulator tiles, as in the
+// kernels.
 #include <immintrin.h>
 
 #include <cstdint>

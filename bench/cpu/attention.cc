@@ -17,8 +17,8 @@ namespace {
 
 constexpr int32_t kPageSize = 16;
 
-// Heads of one rank. `lora` is for MLA, where one latent of lora + rope elements is both key and
-// value.
+// Head counts and sizes of one rank. `lora` and `rope` are for MLA: one latent row of lora + rope
+// elements is the key, and its first lora elements are the value.
 struct Heads {
   const char* model;
   int64_t heads, kv_heads, head_dim, lora, rope;
@@ -28,7 +28,8 @@ struct Heads {
   int64_t ValueWidth() const { return latent() ? lora : head_dim; }
 };
 
-// `sequences` sequences of `keys` keys each. The last `rows` positions of each are the query rows.
+// `sequences` sequences of `keys` keys each. The last `rows` positions of each sequence are the
+// query rows.
 struct Load {
   int32_t sequences, rows, keys;
 };
@@ -37,7 +38,7 @@ constexpr Heads kHeads[] = {
     {"qwen3-30b-a3b", 32, 4, 128, 0, 0},
     {"deepseek-v3 tp 8", 16, 1, 0, 512, 64},
 };
-// A cache's type, and whether queries and softmax numerators are rounded to bfloat16.
+// The type of the cache. `pairs`: queries and softmax numerators are rounded to bfloat16.
 struct Numbers {
   DType dtype;
   bool pairs = false;
@@ -132,8 +133,8 @@ class Case {
   }
 
  private:
-  static constexpr int64_t kDifferentRows = 4096;  // random rows; later positions copy the last
-                                                   // one, because generation is slow
+  // Number of random rows. All later positions copy the last of them, because generation is slow.
+  static constexpr int64_t kDifferentRows = 4096;
   int64_t Pages() const { return (load_.keys + kPageSize - 1) / kPageSize; }
 
   const Heads h_;

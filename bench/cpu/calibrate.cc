@@ -31,7 +31,8 @@ struct Format {
 
   std::string Name() const {
     std::string name(switchyard::Name(weights));
-    // Int8 groups are the default rows of 4-bit weights, which a plan does not name.
+    // The name omits kInt8Group: it is the default row format of 4-bit weights, and plans do not
+    // name it.
     if (rows != ActivationFormat::kNone && rows != ActivationFormat::kInt8Group)
       name += fmt::format(", {}", switchyard::Name(rows));
     return name;
@@ -44,7 +45,8 @@ Tensor Filled(int64_t bytes) {
   return t;
 }
 
-// Weights at a new position of a large memory for each product, so that they are not in cache.
+// Returns weights for each product. Each call uses another position of a large buffer, so that the
+// weights are not in cache.
 class Weights {
  public:
   Weights() : memory_(Filled(kPoolBytes)), scales_(Filled(kScaleBytes)) {}
@@ -53,7 +55,7 @@ class Weights {
     const auto bytes =
         static_cast<int64_t>(static_cast<double>(n * k) * BytesPerWeight(format.weights));
     if (next_ + bytes > kPoolBytes) next_ = 0;
-    // MXFP4's scales are exponents: this one is 2^-7, so that no product is subnormal.
+    // MXFP4's scales are exponents. All are 2^-7, so that no product is subnormal.
     const bool exponents = format.weights == WeightFormat::kMxfp4;
     if (exponents != exponents_)
       std::memset(scales_.mutable_raw(), exponents ? 120 : kByte, kScaleBytes);
@@ -81,8 +83,8 @@ class Calibration {
  public:
   Calibration(int threads, Report& report) : pool_(threads), report_(report) {}
 
-  // Two rounds, of which the faster figure of each case counts: other load on the machine only
-  // slows a case down.
+  // Runs two rounds and keeps the faster figure of each case, because other load on the machine
+  // only slows a case down.
   plan::CostTable Run() {
     plan::CostTable t = Round();
     Keep(Round(), &t);
@@ -105,7 +107,8 @@ class Calibration {
       Products(format, &t);
       Experts(format, &t);
     }
-    // The measured rates of products include the time to read weights.
+    // The measured rates of products include the time to read weights, so the table's rate of
+    // weight reads is practically infinite.
     t.weights["bfloat16"] = 1e15;
     t.product_seconds = t.grouped_seconds = 0;
     Attention(&t);
@@ -257,7 +260,8 @@ class Calibration {
   bool pairs() const { return kernels::HasBFloat16Products(kernels::ActiveIsa()); }
   DType cache() const { return pairs() ? DType::kBF16 : DType::kF32; }
 
-  // Seconds of `sequences` sequences, whose last `rows` rows are queries.
+  // Seconds of attention over `sequences` sequences of `keys` keys. The last `rows` positions of
+  // each sequence are queries. `group`: query heads per KV head.
   double Attend(int64_t group, int32_t sequences, int32_t rows, int32_t keys) {
     const int64_t kv_heads = kHeads / group;
     const Batch batch(sequences, rows, keys);
@@ -287,7 +291,7 @@ class Calibration {
   }
 
   void Attention(plan::CostTable* t) {
-    t->decode_flops = t->latent_flops = 0;  // included in the rates by bytes
+    t->decode_flops = t->latent_flops = 0;  // decode_bytes includes the arithmetic
     t->decode_bytes.points.clear();
     t->prompt_flops.points.clear();
     t->attention_seconds = Add("attention", "1 row on 16 keys", Attend(1, 1, 1, 16), 0, 0);
@@ -348,7 +352,8 @@ class Calibration {
     t->latent_prompt_flops.points.emplace_back(mean, flops / prompt);
   }
 
-  // Rows between ranks are copies by the sender's threads.
+  // On CPUs, the sender's threads copy rows to other ranks. So the rate of a link is that of a
+  // copy.
   void Copies(plan::CostTable* t) {
     MemoryLoops loops(pool_, int64_t{1} << 27);
     t->host.rate = loops.Copy() / 2;

@@ -1,6 +1,6 @@
 // Cost of collectives between ranks of one host: flags, all-reduce and all-gather. Ranks are
-// threads over one shared arena. Bytes are those that a rank has to read and write. The limit is
-// the rate of memcpy on the same number of threads, measured in this run.
+// threads over one shared arena. The reported bytes are those that a rank has to read and write.
+// The roofline is the rate of memcpy on the same number of threads, measured in this run.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -19,8 +19,8 @@ namespace {
 constexpr int kWarmUps = 20;
 constexpr int kSamples = 200;
 
-// Seconds of one call: the median of samples of `calls` calls each. All ranks run it at the same
-// time.
+// Seconds of one call of `body`: the median of samples of `calls` calls each. All ranks call this
+// at the same time.
 double MedianOf(int calls, const std::function<void()>& body) {
   for (int i = 0; i < kWarmUps; ++i) body();
   std::vector<double> samples;
@@ -109,7 +109,7 @@ class Bench {
     return 2.0 * static_cast<double>(bytes) / time;
   }
 
-  // Returns the same value on every rank.
+  // Whether the case runs: false if it is filtered out. The same value on every rank.
   bool Begins(const std::string& name, const std::string& shape) const {
     if (!report_.Wants(name, ShapeOf(shape))) return false;
     if (comm_->tp->rank() == 0) report_.Start(name, ShapeOf(shape));

@@ -3,8 +3,8 @@
 // line:
 //   - time from the start of the first rank to the end of the last. It is the minimum of many
 //     medians of a few repetitions, since other work on the machine only adds time;
-//   - bytes that the stage reads and writes, own rows included, and their rate relative to that of
-//     a memcpy of the same number of bytes in the same run;
+//   - bytes that the stage reads and writes, including those of the rank's own rows, and their rate
+//     relative to that of a memcpy of the same number of bytes in the same run;
 //   - bytes of rows that one rank receives from other ranks, and the time to copy the same number
 //     of bytes into a peer's arena, in the same run.
 // Stages: `place` converts float32 rows into the send buffer (not measured for exchanges without
@@ -48,7 +48,7 @@ constexpr int kFewestSamples = 3 * kSamples, kMaxSamples = 2000;
 
 using Case = ExchangeCase;
 
-// For one stage: the minimum of the medians of kSamples consecutive times.
+// `times`: seconds of one stage. Returns the minimum of the medians of kSamples consecutive times.
 double LeastMedian(const std::vector<double>& times) {
   double least = INFINITY;
   for (size_t begin = 0; begin + kSamples <= times.size(); begin += kSamples) {
@@ -151,9 +151,9 @@ class Bench {
     return std::ranges::find(all, 1) != all.end();
   }
 
-  // Time from the start of the first rank to the end of the last. Each rank calls this at its end,
-  // and all get the same result. If ranks share cores, the result does not depend on the scheduling
-  // of their threads.
+  // Seconds from the start of the first rank to the end of the last. Each rank calls this at its
+  // end with its own start, and all get the same result. If ranks share cores, the result does not
+  // depend on the scheduling of their threads.
   double GroupTime(Clock::time_point start) const {
     using Times = std::array<Clock::rep, 2>;
     const Times mine = {start.time_since_epoch().count(), Clock::now().time_since_epoch().count()};
@@ -191,7 +191,8 @@ class Bench {
     block_.experts = experts_;
   }
 
-  // Repeats for kTimePerCase by rank 0's clock, equally often on every rank.
+  // Repeats `body` for kTimePerCase by rank 0's clock, and at least kFewestSamples times. All ranks
+  // repeat it equally often.
   void Repeat(const std::function<void()>& body) {
     body();
     const auto start = Clock::now();
@@ -340,7 +341,8 @@ class Bench {
     return 2.0 * static_cast<double>(size) / LeastMedian(times);
   }
 
-  // `own`: bytes read and written in addition to those sent; 0: unknown.
+  // Reports a stage. `sent`: bytes sent to other ranks. `own`: bytes read and written in addition
+  // to those; 0: unknown.
   void Add(const char* stage, double seconds, size_t sent, size_t own) {
     const double copy = Any(sent > 0) ? CopyTime(sent) : 0.0;
     const bool rated = Any(own > 0) && case_.a2a != "none";
@@ -353,7 +355,7 @@ class Bench {
                      .bytes = moved,
                      .limit = limit};
     if (sent > 0)
-      result.more = {{"taken B", static_cast<double>(sent)}, {"bare copy us", copy * 1e6}};
+      result.more = {{"received B", static_cast<double>(sent)}, {"memcpy us", copy * 1e6}};
     report_.Add(std::move(result));
   }
 
@@ -420,8 +422,8 @@ void RunCase(const Case& c, Report& report) {
   });
 }
 
-// Two ranks, as threads and as processes. Top-1 sends as many bytes as a plain all-to-all of one
-// row per token.
+// Two ranks, as threads and as processes. The cases with top-1 send as many bytes as a plain
+// all-to-all of one row per token.
 void RunTwoRanks(const Options& options, Report& report) {
   const std::vector<int64_t> default_tokens = {128, 4096};
   for (const bool processes : {false, true})
@@ -443,7 +445,7 @@ void RunTwoRanks(const Options& options, Report& report) {
           }
 }
 
-// All exchanges.
+// All exchanges, modes and batch sizes on `ranks` ranks, which are threads.
 void RunTable(int ranks, const Options& options, Report& report) {
   const MoeBackends backends = options.backends ? *options.backends : BuiltinMoeBackends();
   std::vector<std::pair<std::string, std::string>> exchanges;

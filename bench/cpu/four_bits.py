@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Four bits on CPUs beside ik_llama.cpp: decode of 1, 8 and 32 sequences, and a prompt of 512 tokens.
+"""Compares 4-bit weights on CPUs with ik_llama.cpp: decode of 1, 8 and 32 sequences, and a prompt of 512 tokens.
 
     bench/cpu/four_bits.py --peer PEER/SOURCE --work DIR              # OLMoE-1B-7B's shape, three rounds
     bench/cpu/four_bits.py --peer PEER/SOURCE --work DIR --model gpt-oss-20b
 
-Builds the peer in PEER/SOURCE/build if it is not built, writes GGUF files with random weights to DIR, and runs all
-programs in turn, round after round. Prints medians and their ratios. Each run of ours also measures plain reads of
-memory. Files of the peer's types are served by both programs. All tokens are random: the peer's batched bench, which
-repeats one token, is patched, since equal tokens select equal experts.
+The peer is ik_llama.cpp, whose source is in PEER/SOURCE. The script builds it in PEER/SOURCE/build, writes GGUF files
+with random weights to DIR, and runs all cases in turn, round after round. It prints medians and their ratios to the
+peer. Runs of Switchyard also measure plain reads of memory. Both programs read the same GGUF files. All tokens are
+random, because equal tokens select equal experts. The peer's batched bench repeats one token, so the script patches it.
 
-SWITCHYARD names our program (build/release/switchyard). The figures need an idle machine.
+SWITCHYARD names the program (default build/release/switchyard). The figures need an idle machine.
 """
 import argparse
 import json
@@ -133,7 +133,7 @@ def show(results, against):
         return statistics.median(round[metric] for round in results[name])
 
     rounds = len(next(iter(results.values())))
-    print(f"\nmedians of {rounds} rounds, tokens/s; in brackets: ratio to the peer; decode: fraction of plain reads")
+    print(f"\nmedians of {rounds} rounds, tokens/s; in parentheses: ratio to the peer; %: of the rate of plain reads")
     print("| | " + " | ".join(METRICS) + " | plain reads GB/s |\n|" + "---|" * (len(METRICS) + 2))
     for name, rounds in results.items():
         cells = []
@@ -150,13 +150,15 @@ def show(results, against):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", type=pathlib.Path, help="source of ik_llama.cpp; without it, only ours run")
+    parser.add_argument("--peer", type=pathlib.Path,
+                        help="source directory of ik_llama.cpp; without it, only Switchyard runs")
     parser.add_argument("--work", type=pathlib.Path, required=True, help="directory for files and results")
     parser.add_argument("--model", choices=("olmoe-1b-7b", "gpt-oss-20b"), default="olmoe-1b-7b")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--only", nargs="*", help="run only these (names of the table)")
-    parser.add_argument("--peer-flags", default="-rtr", help="repacks weights while loading")
+    parser.add_argument("--only", nargs="*", help="run only these cases (names in the first column of the table)")
+    parser.add_argument("--peer-flags", default="-rtr",
+                        help="flags of the peer (%(default)s: repack weights while loading)")
     args = parser.parse_args()
     args.program = os.environ.get("SWITCHYARD", ROOT / "build/release/switchyard")
     args.work.mkdir(parents=True, exist_ok=True)

@@ -97,7 +97,8 @@ class WeightPool {
   }
 
  private:
-  // Bytes that are valid codes and scales wherever a panel begins.
+  // Fills the pool with bytes that are valid both as codes and as scales, because a panel may begin
+  // at any position.
   void FillPanels() {
     std::mt19937 random(1);
     std::vector<char> bytes(1 << 16);

@@ -16,7 +16,7 @@ struct Feature {
   int leaf, subleaf, word, bit;  // word: eax, ebx, ecx, edx
 };
 
-// Intel's manual, volume 2, CPUID.
+// Bits of Intel's manual, volume 2, instruction CPUID.
 constexpr Feature kFeatures[] = {
     {"avx2", 7, 0, 1, 5},       {"fma", 1, 0, 2, 12},        {"f16c", 1, 0, 2, 29},
     {"avx-vnni", 7, 1, 0, 4},   {"avx512f", 7, 0, 1, 16},    {"avx512bw", 7, 0, 1, 30},

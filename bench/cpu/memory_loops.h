@@ -17,13 +17,16 @@ void ReadLines(const void* begin, int64_t bytes, int64_t ahead);
 // it with the measured work, because memory bandwidth varies with other load on the machine.
 double ReadOnce(ThreadPool& pool, const void* begin, int64_t bytes);
 
-// One buffer for each thread of the pool. Each thread touches its buffer first. Borrows the pool.
+// One buffer for each thread of the pool. Each thread is the first to touch its buffer, so that the
+// buffer is on the thread's NUMA node. Borrows the pool.
 class MemoryLoops {
  public:
   // Error kResource if the memory cannot be allocated. `bytes`: a multiple of 4096, per thread.
   MemoryLoops(ThreadPool& pool, int64_t bytes);
 
-  // Each returns bytes per second of all threads together, the best of several runs.
+  // Each of the following functions returns the bytes per second of all threads together, the best
+  // of several runs.
+  //
   // Reads every line of the buffers, with software prefetch `ahead` bytes before the read; 0: no
   // prefetch.
   double Read(int64_t ahead);

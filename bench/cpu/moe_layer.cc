@@ -254,7 +254,8 @@ class Rank {
     return bytes * setup_.ranks / GroupTime(start);
   }
 
-  // Time from the start of the first rank to the end of the last. Each rank calls this at its end.
+  // Seconds from the start of the first rank to the end of the last. Each rank calls this at its
+  // end with its own start.
   double GroupTime(Clock::time_point begin) const {
     using Times = std::array<Clock::rep, 2>;
     const Times mine = {begin.time_since_epoch().count(), Clock::now().time_since_epoch().count()};

@@ -10,8 +10,8 @@
 namespace switchyard::bench {
 namespace {
 
-// Numbers of independent chains, enough to keep both FMA units busy. The number of registers limits
-// them.
+// Numbers of independent chains of instructions: enough to keep both FMA units busy, and few enough
+// for the registers.
 constexpr int kChains = 16, kNarrowChains = 12;
 
 // Makes the compiler assume that x is read.

@@ -23,8 +23,8 @@ std::vector<PeakLoop> PeakLoops();
 // Finds a loop by its name; CHECKs that it exists.
 const PeakLoop& FindPeakLoop(const std::vector<PeakLoop>& loops, std::string_view name);
 
-// Seconds in which every thread of the pool runs `steps` steps concurrently. It is the minimum of
-// several runs, since other work on the machine only adds time. Takes a fifth of a second.
+// Seconds for `steps` steps on every thread of the pool concurrently: the minimum of several runs,
+// since other work on the machine only adds time. Takes a fifth of a second.
 double LeastSeconds(const PeakLoop& loop, int64_t steps, ThreadPool& pool);
 // Operations per second of all threads together.
 double MeasurePeak(const PeakLoop& loop, ThreadPool& pool);

@@ -1,7 +1,7 @@
 """GGUF files with random weights in the shape of a published model, for benchmarks of CPU kernels.
 
-Blocks repeat within a tensor: speed does not depend on weights, except through the choice of experts, and rows of the
-router and of the embedding are different.
+Blocks repeat within a tensor. Speed depends on the values of weights only through the choice of experts, so all rows of
+the router and of the embedding are different.
 """
 import array
 import os
@@ -18,7 +18,7 @@ TILE_BLOCKS = 8192
 
 
 def tile(kind, seed):
-    """Random blocks whose values have a deviation near 0.02."""
+    """TILE_BLOCKS random blocks of the type `kind`. The standard deviation of their values is about 0.02."""
     r, (_, _, size) = random.Random(seed), TYPES[kind]
     blocks = bytearray(r.randbytes(TILE_BLOCKS * size))
     scales = {"Q4_K": (0, 8e-5), "Q5_K": (0, 4e-5), "Q6_K": (208, 1.5e-5), "Q8_0": (0, 3e-4), "Q4_0": (0, 4e-3)}
@@ -39,7 +39,7 @@ def floats(count, deviation, seed):
 
 
 class Tensors:
-    """A list of tensors: name, type, shape, and a function that returns the bytes, or a tile of them."""
+    """A list of (name, type, shape, content). `content` returns the bytes, or a tile of bytes that the file repeats."""
 
     def __init__(self):
         self.all = []
@@ -87,7 +87,7 @@ def write(path, metadata, tensors):
 
 
 def common_metadata(arch, name, vocab, numbers, floats_):
-    """A vocabulary without merges: benchmarks take token ids."""
+    """Metadata that all models have. The vocabulary has no merges, because benchmarks send token ids."""
     letters = [chr(c) for c in list(range(33, 127)) + list(range(161, 173)) + list(range(174, 324))]
     tokens = letters + [f"t{i}" for i in range(vocab - len(letters))]
     return ([("general.architecture", "str", arch), ("general.name", "str", name)] +

@@ -16,7 +16,8 @@
 namespace switchyard::bench {
 namespace {
 
-// Per thread; large enough that a shared cache of a few hundred MB holds little of it.
+// Bytes of the buffer of each thread: so many that a shared cache of a few hundred MB holds only a
+// small part of the buffers.
 constexpr int64_t kMemoryBytes = int64_t{512} << 20;
 constexpr int64_t kAheads[] = {0, 512, 1536, 4096};
 

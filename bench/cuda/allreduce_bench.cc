@@ -1,7 +1,7 @@
-// Collectives over the GPUs of this host: one-shot and two-shot over peer memory, and NCCL. Bytes
-// are those of the bus, as nccl-tests counts them: 2 (n - 1) / n times the message for an
+// Collectives over the GPUs of this host: one-shot and two-shot over peer memory, and NCCL. The
+// reported bytes are bus bytes, as nccl-tests counts them: 2 (n - 1) / n times the message for an
 // all-reduce, (n - 1) / n for an all-gather or a reduce-scatter. The time is that of the slowest
-// rank, recorded in a graph and replayed.
+// rank, in replays of a captured graph.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Attention on one GPU, decode and prefill, at the head counts of Qwen3-30B-A3B, gpt-oss and
-// DeepSeek-V3. Bytes are those of keys, values, queries and outputs.
+// Attention on one GPU, decode and prefill, with the head counts of Qwen3-30B-A3B, gpt-oss and
+// DeepSeek-V3. The reported bytes are those of keys, values, queries and outputs.
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
@@ -49,7 +49,7 @@ void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMa
   const DeviceArray<std::byte> scratch(cuda::kAttentionScratchBytes);
   FillUniform<<<1024, 256>>>(k.data, layers * slots * width, 1);
   if (!s.latent()) FillUniform<<<1024, 256>>>(v.data, layers * slots * width, uint64_t{1} << 40);
-  // Queries and outputs in bfloat16, as the layers of a model pass them on Hopper.
+  // Queries and outputs are in bfloat16 if the layers of a model pass them so, as on Hopper.
   const bool in_bf16 = !s.latent() && cuda::AttentionToBFloat16(
                                           {.kv_dtype = DType::kBF16, .head_dim = s.qk_dim}, exact);
   if (in_bf16) {

@@ -10,7 +10,7 @@ namespace switchyard::bench {
 
 int CudaRanks(const Options& options, int fewest) {
   constexpr int kMost = 8;  // the largest number of GPUs of a host
-  if (cuda::DeviceCount() == 0) throw Invalid("--device cuda: no GPU found");
+  if (cuda::DeviceCount() == 0) throw Invalid("--device cuda: no GPU found; use --device cpu");
   if (options.ranks == 0) return std::clamp(cuda::DeviceCount(), fewest, kMost);
   if (options.ranks < fewest || options.ranks > kMost)
     throw Invalid("--ranks {}: want {} to {}", options.ranks, fewest, kMost);

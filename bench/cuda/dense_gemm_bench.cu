@@ -1,6 +1,6 @@
-// DenseGemm on one GPU, from one row to many. Weights cycle through more memory than the L2 cache
-// holds; bytes are those of weights, activations and results. With --plans it prints the times of
-// all plans among which PlanDenseGemm chooses.
+// DenseGemm on one GPU, from one row to many. Successive calls use different copies of the weights,
+// in total more than the L2 cache holds. The reported bytes are those of weights, activations and
+// results. With --plans it prints the times of all plans among which PlanDenseGemm chooses.
 #include <algorithm>
 #include <cstdio>
 #include <string>

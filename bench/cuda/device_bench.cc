@@ -1,5 +1,5 @@
-// Times of a GPU's ops, called through kernels::Device. Bytes and FLOPs are the minimum that an op
-// needs.
+// Times of a GPU's ops, called through kernels::Device. The reported bytes and FLOPs are the
+// minimum that an op needs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,7 +36,8 @@ struct Bench {
     return static_cast<float*>(memory.back().get());
   }
 
-  // Median seconds of `op`, recorded eight times in a graph so that launch overhead does not count.
+  // Median seconds of one call of `op`. A graph of eight calls is captured and replayed, so that
+  // launch overhead is not measured.
   double Time(const std::function<void(int)>& op) {
     constexpr int kRepeats = 8;
     const cudaStream_t stream = cuda::CudaDevice::From(device).stream();

@@ -1,7 +1,8 @@
 // Dispatch and combine of MoE rows over the GPUs of this host: hidden 7168, top-8 of 256 experts,
-// uniform routing. Times are those of the slowest rank, bytes those that leave a rank. The limit is
-// a plain copy to a peer in the same run; NCCL's all-to-all is printed too. On one GPU the ranks
-// share it, and no link is measured. Cases of up to 256 tokens use the low-latency exchange.
+// uniform routing. Times are those of the slowest rank. The reported bytes are those that a rank
+// sends to other ranks. The roofline is a plain copy to a peer in the same run; NCCL's all-to-all
+// is printed too. If there is only one GPU, all ranks share it, and no link is measured. Cases of
+// up to 256 tokens use the low-latency exchange.
 #include <fmt/format.h>
 
 #include <functional>
@@ -32,9 +33,9 @@ DeviceMemory Upload(const std::vector<T>& from) {
   return to;
 }
 
-// Fills in tokens and routing, and the position of each slot's output: outputs are ordered by
-// expert, as a runner computes them. Returns the mean numbers of rows (one per token and rank) and
-// of slots that leave a rank.
+// Fill sets tokens and routing, and the position of each slot's output: outputs are ordered by
+// expert, as a runner computes them. Traffic has the mean numbers of rows (one per token and
+// destination rank) and of slots that a rank sends to other ranks.
 struct Traffic {
   double rows = 0, slots = 0;
 };
@@ -94,7 +95,7 @@ Traffic Fill(const Ranks& ranks, const ExchangeConfig& config, const ExpertMap& 
   return traffic;
 }
 
-// Times on rank 0 between events after each of the four calls.
+// Median times of the four calls on rank 0, between CUDA events: name with the unit (µs), value.
 std::vector<std::pair<std::string, double>> Stages(const Ranks& ranks) {
   constexpr int kRuns = 9;
   const std::function<void(const Rank&)> calls[] = {
@@ -131,7 +132,7 @@ std::vector<std::pair<std::string, double>> Stages(const Ranks& ranks) {
 void Case(const Ranks& ranks, int64_t tokens, bool fp8, bool by_rank, const Options& options,
           double link, Report& report) {
   const int n = static_cast<int>(ranks.size());
-  // A case is a row type of dispatch with a combine mode; dispatch and combine are timed
+  // Each case combines a row type of dispatch with a combine mode. Dispatch and combine are timed
   // separately.
   const std::string dispatch_shape =
       fmt::format("ranks {} tokens {} {}", n, tokens, fp8 ? "fp8" : "bf16");

@@ -104,9 +104,11 @@ inline double Time(const Ranks& ranks, int calls,
   return Median(std::move(samples));
 }
 
-// Baselines of an exchange.
-// All ranks copy to the next rank at the same time; rates are in bytes per second. Reports kernels
-// of several grid sizes and the copy engine; returns the best kernel's rate.
+// Baselines of an exchange (exchange_baselines.cc).
+//
+// Each rank copies to the next rank, all at the same time. Reports the rates of copy kernels with
+// several grid sizes and of the copy engine. Returns the rate of the fastest kernel, in bytes per
+// second.
 double PlainCopy(const Ranks& ranks, Report& report);
 // NCCL's all-to-all of several sizes, if NCCL is installed and each rank has a GPU. `link`: bytes
 // per second of a plain copy.

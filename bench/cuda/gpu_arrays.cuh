@@ -47,7 +47,7 @@ __global__ void FillNormal(T* p, size_t n, uint64_t seed) {
        i += size_t{gridDim.x} * blockDim.x)
     Set(p + i, Normal(i + seed));
 }
-// [−2, 2)
+// Fills the array with uniform random values in [−2, 2).
 template <typename T>
 __global__ void FillUniform(T* p, size_t n, uint64_t seed) {
   for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < n;

@@ -37,7 +37,7 @@ double ReadBandwidth() {
 
 constexpr int kChains = 8, kSteps = 4096;
 
-// Number of independent chains, enough to keep the units busy.
+// Multiply-adds in several independent chains, enough to keep the units busy.
 __global__ void MultiplyAdd(float* out) {
   float sums[kChains];
 #pragma unroll

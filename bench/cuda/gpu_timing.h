@@ -8,8 +8,9 @@
 
 namespace switchyard::bench {
 
-// Seconds of one call on the current GPU, without the host's part. It is the median over replays of
-// a graph of `calls` calls, after two warm-up replays. call(i, stream) enqueues the i-th call.
+// Seconds of one call on the current GPU, without the time of the host. It is the median over
+// replays of a graph of `calls` calls, after two warm-up replays. call(i, stream) enqueues the i-th
+// call.
 // To exclude hits in the L2 cache, each i should read other memory, in total more than the L2 cache
 // holds. Error kResource on CUDA errors.
 double GraphSeconds(int calls, const std::function<void(int, cudaStream_t)>& call);

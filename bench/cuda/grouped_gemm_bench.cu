@@ -70,7 +70,8 @@ double ErrorOfSamples(const GroupedGemmParams& p, const std::vector<int>& row_gr
 
 enum class Way { kBlocks, kCounts };
 
-// Groups of 0.7 to 1.3 times `rows_of_group` rows.
+// Measures `groups` groups, each with a random number of rows between 0.7 and 1.3 times
+// `rows_of_group`.
 template <typename T>
 void Case(Way way, int groups, int rows_of_group, int64_t n, int64_t k, const GpuMachine& machine,
           Report& report) {

@@ -1,6 +1,6 @@
 // One MoE layer on the GPUs of this machine, with one rank thread per GPU. EP is the number of
-// GPUs. Random weights in the shapes of DeepSeek-V3 (FP8 blocks) and Qwen3-30B-A3B (bfloat16).
-// Every rank holds as many experts as a rank of EP 8.
+// GPUs. Weights are random, in the shapes of DeepSeek-V3 (FP8 blocks) and Qwen3-30B-A3B (bfloat16).
+// By default every rank holds as many experts as a rank of EP 8.
 //
 // Each case prints a line: the median of a replayed graph on rank 0, its stages, and the fraction
 // of the roofline. The roofline is the larger of two times: reading the weights of the experts that
@@ -168,7 +168,7 @@ void RunCase(const Setup& setup, int64_t tokens, const MoeLayer& layer, MoeState
   const auto plain = [&] {
     layer.Forward(state, x, {counts, decode ? counts : std::vector<int64_t>(counts.size(), 0)}, y);
   };
-  for (int i = 0; i < 3; ++i) device.Run(plain_key, plain);  // eager, recorded, replayed
+  for (int i = 0; i < 3; ++i) device.Run(plain_key, plain);  // eager, captured, replayed
   device.Synchronize();
   comm.tp->Barrier("before a case");
   const Event begin, end;

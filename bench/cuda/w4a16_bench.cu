@@ -19,7 +19,7 @@ using cuda::W4A16Kind;
 
 constexpr float kScale = 0.01f;
 
-// Random codes, scales of about kScale.
+// Fills packed weights with random codes, and with scales of about kScale.
 __global__ void FillRecords(uint8_t* records, size_t bytes, W4A16Format format) {
   const int record = W4A16RecordBytes(format);
   for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < bytes;
@@ -31,7 +31,7 @@ __global__ void FillRecords(uint8_t* records, size_t bytes, W4A16Format format) 
     } else if (format.kind == W4A16Kind::kMxfp4) {
       records[i] = static_cast<uint8_t>(cuda::kW4A16ScaleShift + 119 + any % 3);
     } else if (format.kind == W4A16Kind::kNvfp4) {
-      records[i] = static_cast<uint8_t>(0x60 + any % 24);  // 32 to 240
+      records[i] = static_cast<uint8_t>(0x60 + any % 24);  // e4m3 scales from 32 to 240
     } else if (at < cuda::kW4A16Tile * format.scales * static_cast<int>(sizeof(float))) {
       records[i] = static_cast<uint8_t>(__float_as_uint(kScale) >> (8 * (at % 4)));
     } else {

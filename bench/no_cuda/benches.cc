@@ -6,7 +6,9 @@
 namespace switchyard::bench {
 namespace {
 
-Error NoCuda() { return Invalid("--device cuda: this build of switchyard has no CUDA"); }
+Error NoCuda() {
+  return Invalid("--device cuda: this build of switchyard has no CUDA; use --device cpu");
+}
 
 }  // namespace
 

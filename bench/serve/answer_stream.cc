@@ -71,7 +71,8 @@ void AnswerStream::TakeEvent(std::string_view data) {
   } else {
     const json choices = event.value("choices", json::array());
     if (!choices.empty()) ++output_tokens_;
-    // An event can have no token or several, so the usage replaces the count of events.
+    // An event may have no token or several tokens. So the token count of the usage replaces the
+    // number of events.
     if (event.contains("usage") && event["usage"].is_object()) {
       output_tokens_ = event["usage"].value("completion_tokens", output_tokens_);
       prompt_tokens_ = event["usage"].value("prompt_tokens", prompt_tokens_);

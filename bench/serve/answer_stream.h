@@ -9,8 +9,8 @@
 
 namespace switchyard::bench {
 
-// A streaming request in the backend's format. It ignores EOS, so that the response has the planned
-// length.
+// Path and body of a streaming request in the backend's format. The request ignores EOS, so that
+// the response has the planned length.
 std::string PathOf(const ServeOptions& options);
 std::string BodyOf(const ServeOptions& options, const PlannedRequest& request);
 

@@ -8,11 +8,12 @@
 
 namespace switchyard::bench {
 
-// Names and defaults follow sglang.bench_serving where it has the option.
+// Names and defaults are those of sglang.bench_serving, for the options that it also has.
 struct ServeOptions {
   std::string host = "127.0.0.1";
   int port = 30000;
-  std::string backend = "sglang";  // sglang: POST /generate; openai: /v1/completions; openai-chat
+  // sglang: POST /generate; openai: POST /v1/completions; openai-chat: POST /v1/chat/completions.
+  std::string backend = "sglang";
   std::string model;               // model name in OpenAI requests; empty: the server's
   std::string dataset = "random";  // random, or jsonl
   std::string dataset_path;        // for jsonl: lines with "prompt" or "text", and "output_len"

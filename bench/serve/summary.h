@@ -37,7 +37,7 @@ ServeSummary Summarize(const std::vector<RequestRecord>& records, double seconds
 
 // A table in the format of sglang.bench_serving.
 std::string Table(const ServeSummary& summary, const ServeOptions& options);
-// One JSON object; keys are those of sglang.bench_serving where it has the figure.
+// One JSON object. Figures that sglang.bench_serving also has get its keys.
 std::string Json(const ServeSummary& summary, const ServeOptions& options);
 
 }  // namespace switchyard::bench

@@ -3,11 +3,11 @@
 
     bench/train/balance.py --output DIR [--pictures docs/pictures]
 
-Trains one tiny model four times from the same weights on the same text: without balancing, with selection biases
-adjusted by load (auxiliary-loss-free), with the auxiliary loss over the batch, and with the auxiliary loss over each
-sequence. Prints for each run, on held-out text: balancedness (mean / largest load of an expert, averaged over the
-layers), the balancedness of the worst layer, and the loss. On one machine the figures are the same in every run.
-docs/training.md has the results.
+Trains one tiny model four times from the same weights on the same text. The four runs are: without balancing, with
+selection biases adjusted by load (auxiliary-loss-free), with the auxiliary loss over the batch, and with the auxiliary
+loss over each sequence. Prints for each run, on held-out text: balancedness (mean / largest load of an expert, averaged
+over the layers), the balancedness of the worst layer, and the loss. On one machine the figures are the same in every
+run. docs/training.md has the results.
 
 The task: topics are Markov chains over the same words. Each topic has its own successors of a word, so the next word
 depends on the topic. A document is a sequence of segments with random topics; each segment starts with its topic's
@@ -93,7 +93,7 @@ def train(work, way, flags, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for text, runs and logs")
-    parser.add_argument("--pictures", type=Path, help="folder for two SVGs over the steps: balancedness and loss")
+    parser.add_argument("--pictures", type=Path, help="folder for two SVGs: balancedness and loss over the steps")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="random seed of the initial weights and of the order of the text")

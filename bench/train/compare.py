@@ -12,7 +12,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-# Yardling's rows are 512 tokens here; models/yardling/train.yaml has fewer and longer ones.
+# (config, sequences, tokens per sequence). models/yardling/train.yaml uses fewer and longer sequences for Yardling.
 SHAPES = [("models/yardling/config.json", 8, 512), ("bench/train/config.json", 8, 256)]
 RATE = re.compile(r"([\d.]+) ms, (\d+) tokens/s \(least")
 
@@ -29,7 +29,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=9)
-    parser.add_argument("--rounds", type=int, default=2, help="number of rounds, of which the best is compared")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds; the best round of each program is compared")
     parser.add_argument("--train-bench", default=ROOT / "build/release/bench/train_bench")
     args = parser.parse_args()
     for config, sequences, length in SHAPES:

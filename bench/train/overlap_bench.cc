@@ -1,7 +1,7 @@
 // Measures how much of the latency of a slow exchange a training step hides. Whole steps of several
-// micro-batches run plain and overlapped, over the asynchronous and the pairwise exchange, on two
-// ranks of one thread each. Every exchange has an added delay. A further case overlaps the
-// reduction of gradients with the backward pass.
+// micro-batches run with the plain and the overlapped schedule, over the asynchronous and the
+// pairwise exchange, on two ranks of one thread each. A delay is added to every exchange. A further
+// case also overlaps the gradient all-reduces with the backward pass.
 //
 // Every round runs a step of each kind, so that other load on the machine disturbs all kinds
 // equally. The printed times are medians over the rounds. "hidden" is 1 - added / sum. `added` is
@@ -48,7 +48,7 @@ struct Shape {
   int micro_batches = 8, sequences = 2, length = 256, rounds = 9;
 };
 
-// [ways][delays] milliseconds of each round.
+// [ways][delays][rounds] milliseconds of a step.
 using Times = std::vector<std::vector<std::vector<double>>>;
 
 Batch MakeBatch(const Shape& shape, int64_t vocab, int rank) {

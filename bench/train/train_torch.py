@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Cost of PyTorch's training step on CPUs, for the same steps as train_bench.
+"""Time of a training step with PyTorch on CPUs, for the same steps as train_bench.
 
-A step is forward and backward of the model that `transformers` builds from CONFIG.json, clipping and AdamW. It is
-measured with each implementation of attention and experts in `transformers`, in float32 or with bfloat16 compute
-(autocast, weights in float32). Needs torch and transformers.
+A step is the forward and backward pass of the model that `transformers` builds from CONFIG.json, then clipping and
+AdamW. It is measured with each implementation of attention and experts in `transformers`, in float32 or with bfloat16
+products (autocast, weights in float32). Needs torch and transformers.
 """
 import argparse
 import contextlib

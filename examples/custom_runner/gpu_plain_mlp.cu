@@ -1,5 +1,5 @@
-// One thread computes one element. Sums run along K in one order, so a row's result depends on no
-// other row.
+// One thread computes one element. Each sum runs along K in a fixed order, so the result of a row
+// does not depend on other rows.
 #include <cuda_bf16.h>
 
 #include "gpu_plain_mlp.h"

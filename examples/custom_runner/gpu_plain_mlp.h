@@ -6,8 +6,9 @@
 
 #include <cstdint>
 
-// Rows grouped by expert: expert e has the rows [offsets[e], offsets[e] + counts[e]). The chunk has
-// the rows from first_row on. block_experts: the expert of each block of 128 rows, −1 for none.
+// Rows grouped by expert: expert e has the rows [offsets[e], offsets[e] + counts[e]). A launch
+// computes the rows from first_row on. block_experts: the expert of each block of 128 rows, −1 for
+// none.
 struct ExpertRowsOnGpu {
   const int32_t* offsets = nullptr;
   const int32_t* counts = nullptr;

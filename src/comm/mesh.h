@@ -20,7 +20,7 @@ struct MeshShape {
 };
 
 // One rank's coordinates. Value type, no communication. Groups list world ranks in ascending order;
-// a rank's index in a group is its rank there.
+// a rank's index in this list is its rank in the group.
 //
 //   tp 8, ep 4:   rank        0 1 2 3 4 5 6 7
 //                 ep rank     0 0 1 1 2 2 3 3      = rank / moe_tp

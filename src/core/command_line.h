@@ -45,8 +45,8 @@ class FlagHandle {
  public:
   explicit FlagHandle(CLI::Option* option) : option_(option) {}
 
-  FlagHandle Range(int least, int most);        // both included
-  FlagHandle Range(double least, double most);  // both included
+  FlagHandle Range(int least, int most);        // bounds included
+  FlagHandle Range(double least, double most);  // bounds included
   FlagHandle Positive();
   FlagHandle NonNegative();
   FlagHandle OneOf(std::initializer_list<const char*> values);

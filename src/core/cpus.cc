@@ -153,7 +153,7 @@ std::string FormatCpuList(CpuList cpus) {
 CpuList PartitionCpus(const CpuList& cpus, int index, int count, const fs::path& root) {
   if (static_cast<size_t>(count) > cpus.size()) return {};
   std::vector<CpuList> cores = CoresOf(cpus, root);
-  if (cores.size() < static_cast<size_t>(count)) {  // split by hardware threads
+  if (cores.size() < static_cast<size_t>(count)) {  // shares of hardware threads
     const std::vector<CpuList> whole = std::exchange(cores, {});
     for (const CpuList& core : whole) {
       for (const int cpu : core) cores.push_back({cpu});

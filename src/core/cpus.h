@@ -49,7 +49,7 @@ class CpuReservation {
   CpuReservation(CpuReservation&& other) noexcept;
   CpuReservation& operator=(CpuReservation&& other) noexcept;
 
-  const CpuList& cpus() const { return cpus_; }  // in the order given
+  const CpuList& cpus() const { return cpus_; }  // the reserved CPUs, in the order of Take's `cpus`
 
  private:
   CpuReservation() = default;

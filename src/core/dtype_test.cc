@@ -30,7 +30,8 @@ TEST(DTypeTest, EveryFp8SurvivesTheRoundTrip) {
   }
 }
 
-// The nearer of two neighbours is chosen, and the even one halfway between them.
+// A value rounds to the nearer of its two neighbours, and a midpoint to the neighbour with an even
+// code.
 TEST(DTypeTest, RoundsToNearestEven) {
   for (uint32_t bits = 0; bits + 1 < 0x7f; ++bits) {
     const float low = ToFloat(F8E4M3{static_cast<uint8_t>(bits)});

@@ -21,10 +21,10 @@ constexpr uint64_t kDefaultAlignment = 32, kMaxAlignment = 1 << 16;
 constexpr uint32_t kMaxDimensions = 4;
 // Largest vocabularies have 300,000 tokens: texts, scores, types and merges.
 constexpr uint64_t kMaxArrayElements = 1 << 24;
-constexpr uint64_t kMaxNameBytes = 1 << 16;  // of a key or tensor
+constexpr uint64_t kMaxNameBytes = 1 << 16;  // maximum length of a key or tensor name
 
-// Smallest bytes of an entry: a key of length 0 with a value of one byte, and a tensor info without
-// dimensions.
+// Minimum bytes of an entry in the header: a metadata key of length 0 with a value of one byte, and
+// a tensor info without dimensions.
 constexpr uint64_t kMinKeyBytes = 8 + 4 + 1, kMinTensorBytes = 8 + 4 + 4 + 8;
 
 constexpr GgmlType kTypes[] = {
@@ -80,7 +80,7 @@ enum ValueType : uint32_t {
   kNumValueTypes
 };
 
-// Bytes of an element; of a string, those of its length.
+// Bytes of a value of each type. For a string: the bytes of its length field.
 constexpr uint64_t kValueBytes[kNumValueTypes] = {1, 1, 2, 2, 4, 4, 4, 1, 8, 0, 8, 8, 8};
 
 double ShortestDecimal(float value) {
@@ -241,7 +241,8 @@ class HeaderParser {
     return static_cast<uint64_t>(*value);
   }
 
-  // Stores the offset in the data in `begin` and the size in `end`, until PlaceTensors.
+  // Until PlaceTensors runs, `begin` of the entry holds the offset in the data section, and `end`
+  // the size in bytes.
   void ReadTensor(uint64_t alignment) {
     std::string tensor = ReadString("a tensor name", kMaxNameBytes);
     const std::string what = fmt::format("tensor \"{}\"", tensor);
@@ -305,7 +306,7 @@ class HeaderParser {
   const std::span<const uint8_t> file_;
   const std::string& name_;
   uint64_t at_ = 0;
-  uint64_t elements_ = 0;  // of all arrays
+  uint64_t elements_ = 0;  // elements of all arrays so far
   GgufHeader header_;
 };
 

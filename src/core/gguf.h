@@ -36,7 +36,7 @@ enum GgmlTypeId : uint32_t {
   kGgmlMXFP4 = 39,
 };
 
-// nullptr for an unknown id.
+// The type with this id; nullptr if the id is unknown.
 const GgmlType* FindGgmlType(uint32_t id);
 
 // A value of the metadata. Integers of all widths are int64. A float32 becomes the double of its
@@ -47,7 +47,7 @@ using GgufMetadata = std::map<std::string, GgufValue, std::less<>>;
 
 struct GgufTensor {
   const GgmlType* type = nullptr;
-  std::vector<int64_t> shape;   // row-major, as elsewhere: the file has the reverse order
+  std::vector<int64_t> shape;   // row-major; the file stores the sizes in reverse order
   uint64_t begin = 0, end = 0;  // byte offsets in the file
 };
 

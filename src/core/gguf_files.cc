@@ -16,7 +16,7 @@ constexpr std::string_view kExtension = ".gguf";
 constexpr size_t kNumberDigits = 5;
 constexpr int kMaxSplits = 4096;
 
-// "NAME-00002-of-00003.gguf".
+// Parts of a file name such as "NAME-00002-of-00003.gguf".
 struct SplitName {
   std::string prefix;  // "NAME"
   int number = 0, count = 0;
@@ -47,7 +47,8 @@ std::string SplitFileName(const SplitName& name, int number) {
   return fmt::format("{}-{:05}-of-{:05}.gguf", name.prefix, number, name.count);
 }
 
-// nullptr: absent.
+// The value of `key`; nullptr if the key is absent. Error kInvalid if the value is not of type T;
+// `wanted` describes this type in the message.
 template <typename T>
 const T* ValueOf(const GgufMetadata& metadata, std::string_view file, std::string_view key,
                  std::string_view wanted) {
@@ -63,7 +64,7 @@ void CheckSplit(const GgufMetadata& metadata, const std::string& file, size_t in
     const auto* value = ValueOf<int64_t>(metadata, file, key, "an integer");
     return value ? *value : absent;
   };
-  // A file that is not split may have the keys too, with a count of 0 or 1.
+  // A file that is not split may have the split.* keys too, with a count of 0 or 1.
   const int64_t number = read("split.no", 0), of = std::max<int64_t>(read("split.count", 1), 1);
   if (number == static_cast<int64_t>(index) && of == static_cast<int64_t>(count)) return;
   throw Invalid("{}: is split {} of {} by its metadata; want split {} of {}", file, number + 1, of,

@@ -21,7 +21,8 @@ namespace switchyard {
 // has several models.
 std::optional<std::filesystem::path> FindGguf(const std::filesystem::path& path);
 
-// All files of the model of which `file` is one, in order. Reads no file.
+// All files of the model that `file` belongs to, in split order. Derives the names from `file` and
+// opens no file.
 std::vector<std::filesystem::path> GgufSplits(const std::filesystem::path& file);
 
 // The mapped files of one model. Immutable; any thread may use it.
@@ -34,19 +35,20 @@ class GgufFiles {
     std::shared_ptr<const MappedFile> file;
   };
 
-  // Opens all splits. Errors: those of ParseGgufHeader and of opening; a split that is missing or
-  // has another number, a tensor in two splits, a number of tensors other than the first split's.
+  // Opens all splits. Throws the errors of ParseGgufHeader and of RegularFile. Error kInvalid if a
+  // split has another number in its metadata, if a tensor is in two splits, or if the number of
+  // tensors differs from that in the first split.
   explicit GgufFiles(const std::filesystem::path& file);
 
-  const std::string& name() const { return name_; }           // of the first file
-  const GgufMetadata& metadata() const { return metadata_; }  // of the first file
+  const std::string& name() const { return name_; }           // name of the first file
+  const GgufMetadata& metadata() const { return metadata_; }  // metadata of the first file
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
   const Tensor* Find(std::string_view tensor) const;  // nullptr: absent
 
   // Values of the metadata. Errors name the key if the value has another type or is out of range.
   bool Has(std::string_view key) const { return metadata_.contains(key); }
   std::optional<int64_t> Int(std::string_view key) const;
-  std::optional<double> Number(std::string_view key) const;  // integers too
+  std::optional<double> Number(std::string_view key) const;  // also of an integer
   std::optional<bool> Bool(std::string_view key) const;
   const std::string* String(std::string_view key) const;                // nullptr: absent
   const std::vector<std::string>* Strings(std::string_view key) const;  // nullptr: absent

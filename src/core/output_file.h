@@ -20,17 +20,17 @@ class OutputFile {
 
   void Write(const void* data, size_t size);  // after the bytes of the last Write
   void WriteAt(uint64_t offset, const void* data, size_t size);
-  // Bytes [offset, offset + size) as written so far.
+  // Copies bytes [offset, offset + size) of the written data to `data`.
   void ReadAt(uint64_t offset, void* data, size_t size) const;
-  // Syncs, closes and renames. No further calls.
+  // Syncs and closes the file, and renames it to `path`. No call may follow.
   void Finish();
 
  private:
-  [[noreturn]] void Fail() const;  // by errno
+  [[noreturn]] void Fail() const;  // throws the Error of errno
 
   std::filesystem::path path_, part_;
   int file_ = -1;
-  uint64_t end_ = 0;  // of the last Write
+  uint64_t end_ = 0;  // end of the last Write, in bytes
 };
 
 // Writes or replaces a whole file. Throws OutputFile's errors.

@@ -9,7 +9,8 @@
 
 namespace switchyard {
 
-// Identity, size and modification time of a file when it was opened. Detects later changes.
+// Identity, size and modification time of a file when it was opened. DescribeChange compares them
+// with the file's present state.
 struct FileStamp {
   std::filesystem::path path;
   uint64_t device = 0, inode = 0;
@@ -43,7 +44,7 @@ class RegularFile {
 // `max_bytes`.
 std::string ReadRegularFile(const std::filesystem::path& path, uint64_t max_bytes);
 
-// As ReadRegularFile; nullopt if `path` does not exist.
+// Like ReadRegularFile, but returns nullopt if `path` does not exist.
 std::optional<std::string> ReadRegularFileIfExists(const std::filesystem::path& path,
                                                    uint64_t max_bytes);
 

@@ -153,8 +153,8 @@ class HeaderReader final : public JsonEvents {
     if (twice) throw Invalid("{}: {} appears twice", Where(), name);
   }
 
-  // Handles a value of any type that is not stored. Such a value is an error in place of the
-  // header, of an entry, or of a number in a list.
+  // Handles a value of any type that is not stored. It is an error if the header, an entry or a
+  // number of a list should be at this position.
   bool Scalar(bool may_be_entry = false) {
     if (depth() == 0 && !may_be_entry) throw Invalid("{}: the header is not a JSON object", file_);
     if (skipping_) return true;

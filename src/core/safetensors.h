@@ -18,7 +18,7 @@ struct TensorEntry {
   uint64_t begin = 0, end = 0;  // byte offsets in the file
 };
 
-// Sorted by name. Heterogeneous lookup.
+// Entries by tensor name. Lookups accept string views.
 using TensorEntries = std::map<std::string, TensorEntry, std::less<>>;
 
 // Maximum number of tensors in one file: several times the number in the largest checkpoints.

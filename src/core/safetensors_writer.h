@@ -20,10 +20,11 @@ std::string SafetensorsHead(const TensorEntries& tensors,
 // Collects tensors and writes them in one call. A value type.
 class SafetensorsWriter {
  public:
-  // Copies the data.
+  // Adds a tensor of int32 and copies its data.
   void Add(const std::string& name, std::vector<int64_t> shape, const std::vector<int32_t>& data);
   void Add(const std::string& name, std::vector<int64_t> shape, const std::vector<int64_t>& data);
-  // Keeps a pointer: `data` must hold the whole tensor, row-major, until Write returns.
+  // Adds a tensor without a copy: `data` must hold the whole tensor, row-major, until Write
+  // returns.
   void AddView(const std::string& name, DType dtype, std::vector<int64_t> shape, const void* data);
   void SetMetadata(const std::string& key, std::string value) { metadata_[key] = std::move(value); }
 

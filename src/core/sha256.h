@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// Computes one sum. Used by one thread.
+// Computes one SHA-256 sum incrementally. For use by one thread.
 class Sha256 {
  public:
   Sha256();

@@ -40,8 +40,8 @@ constexpr DType DTypeOf<uint8_t>() {
   return DType::kU8;
 }
 
-// Copies share their memory: an allocation, a mapped file, or the memory of a View. It lives until
-// the last copy is gone. Not synchronised: writers need external synchronisation.
+// Copies of a Tensor share its memory: an allocation, a mapped file, or the memory of a View. The
+// memory lives as long as any of them. Not synchronised: writers need external synchronisation.
 class Tensor {
  public:
   Tensor() = default;

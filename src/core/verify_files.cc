@@ -97,7 +97,7 @@ class Verification {
   struct File {
     fs::path path;
     uint64_t bytes;
-    std::string sum;  // as listed
+    std::string sum;  // SHA-256 sum in the list
   };
 
   Verification(std::vector<File> files, const fs::path& list, const VerifyOptions& options)

@@ -1,5 +1,5 @@
-// Configuration of an engine, after flags and checkpoint are read. A plain value, equal on every
-// rank.
+// Configuration of an engine, after flags and checkpoint are read. It is a plain value and equal on
+// every rank.
 #pragma once
 
 #include <cstdint>
@@ -30,10 +30,10 @@ struct EngineConfig {
   bool disable_custom_all_reduce = false;  // --disable-custom-all-reduce
   bool disable_cuda_graph = false;         // --disable-cuda-graph
   int32_t cuda_graph_max_bs = 0;  // --cuda-graph-max-bs; 0: --max-running-requests, at most 256
-  std::string dtype = "auto";     // auto | float32 | bfloat16 | float16 (--dtype)
-  std::string kv_cache_dtype =
-      "auto";  // auto (bfloat16 if rows are rounded to bfloat16, else float32) | float32 |
-               // bfloat16 | float16 | fp8_e4m3 | int8 (CPUs) (--kv-cache-dtype)
+  std::string dtype = "auto";     // --dtype: auto | float32 | bfloat16 | float16
+  // --kv-cache-dtype: auto | float32 | bfloat16 | float16, and on CPUs also fp8_e4m3 | int8. auto:
+  // bfloat16 if activation rows are rounded to bfloat16, else float32.
+  std::string kv_cache_dtype = "auto";
   QuantizationFlags quantization;    // --quantization, --quantize-activations
   PoolingFlags pooling;              // --is-embedding, --pooler-config
   std::string load_format = "auto";  // --load-format
@@ -52,11 +52,11 @@ struct EngineConfig {
   std::shared_ptr<const MoeBackends> backends;
   EplbOptions eplb;                // --enable-eplb, …, --ep-dispatch-algorithm
   ExpertRecorderOptions recorder;  // --expert-distribution-recorder-mode, …
-  int64_t context_length = 0;      // --context-length; 0: the model's
+  int64_t context_length = 0;      // --context-length; 0: the model's maximum
   // --max-total-tokens: cache capacity of each attention group; 0: derived from the memory
   int64_t max_total_tokens = 0;
-  // --mem-fraction-static: fraction of the memory for weights and cache. On CPUs, of this host's
-  // memory, for all its ranks; on GPUs, of each GPU's memory.
+  // --mem-fraction-static: the fraction of memory that weights, cache and buffers may take. On CPUs
+  // this is a fraction of the host's memory for all its ranks; on GPUs, of each GPU's memory.
   double mem_fraction_static = 0.85;
   int32_t page_size = 16;  // --page-size
   // --max-running-requests of all attention groups; 0: 256, bounded by the cache
@@ -97,8 +97,8 @@ std::string EncodeConfig(const EngineConfig& config);
 EngineConfig DecodeConfig(std::string_view bytes);
 
 // Reads config.json and applies the flags. `--quantize-activations auto` selects bfloat16 rows if
-// this CPU has bfloat16 multiply instructions, and int8 rows for 4-bit weights. MakePlanOn drops
-// the latter for GPUs.
+// this CPU has bfloat16 multiply instructions, and int8 rows for 4-bit weights. On GPUs, MakePlanOn
+// disables the int8 rows.
 ModelConfig ReadModelConfig(const EngineConfig& config);
 
 // The sizes that follow from config.json and the machine: dtype, context length, page count,

@@ -34,8 +34,8 @@ uint64_t KeyOf(const CpuList& allowed) {
 CpuBinding BindToList(CpuList cpus, const CpuList& allowed, int32_t threads_per_rank) {
   for (const int cpu : cpus) {
     if (!std::binary_search(allowed.begin(), allowed.end(), cpu))
-      throw Invalid("{}: CPU {} is outside this process's CPU affinity mask, {}", kFlag, cpu,
-                    FormatCpuList(allowed));
+      throw Invalid("{}: CPU {} is outside this process's CPU affinity mask; want CPUs of {}",
+                    kFlag, cpu, FormatCpuList(allowed));
   }
   if (threads_per_rank > 0) cpus.resize(threads_per_rank);
   CpuBinding binding{.threads = static_cast<int>(cpus.size())};
@@ -72,7 +72,7 @@ std::vector<CpuList> ParseCpuBind(const std::string& text, int32_t threads_per_r
   for (const CpuList& part : parts) all.insert(all.end(), part.begin(), part.end());
   std::sort(all.begin(), all.end());
   if (const auto twice = std::adjacent_find(all.begin(), all.end()); twice != all.end())
-    throw Invalid("{} {}: two ranks have CPU {}", kFlag, text, *twice);
+    throw Invalid("{} {}: CPU {} is listed for two ranks; want each CPU once", kFlag, text, *twice);
   return parts;
 }
 

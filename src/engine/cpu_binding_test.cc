@@ -76,7 +76,7 @@ TEST_F(CpuBindingTest, BadListsNameTheFlag) {
   EXPECT_THAT(error("0-3"),
               HasSubstr("--cpu-bind 0-3: lists CPUs of 1 ranks, but this host has 2 ranks"));
   EXPECT_THAT(error("0|1|2"), HasSubstr("of 3 ranks"));
-  EXPECT_THAT(error("0-3|3-4"), HasSubstr("two ranks have CPU 3"));
+  EXPECT_THAT(error("0-3|3-4"), HasSubstr("CPU 3 is listed for two ranks"));
   EXPECT_THAT(error("0-3|"), HasSubstr("--cpu-bind: '' is not a list of CPUs"));
   EXPECT_THAT(error("cores"), HasSubstr("'cores' is not a list of CPUs"));
   EXPECT_THAT(error("0-3|4", 2), HasSubstr("'4' has 1 CPUs but --cpu-threads-per-rank needs 2"));

@@ -20,7 +20,7 @@ LoadBalanceMethod ParseLoadBalanceMethod(std::string_view name);
 class DpController {
  public:
   struct Load {
-    int64_t requests = 0, tokens = 0;  // open
+    int64_t requests = 0, tokens = 0;  // of open requests
   };
 
   DpController() : DpController(1, LoadBalanceMethod::kRoundRobin) {}
@@ -30,7 +30,7 @@ class DpController {
   // kInvalid if there is no such group) and does not advance the round-robin counter.
   int Open(std::optional<int32_t> pinned, int64_t tokens);
   void CheckGroup(std::optional<int32_t> pinned) const;
-  // Forgets all open requests, and balances over `groups` groups from now on.
+  // Removes all open requests from the counts. From now on, balances over `groups` groups.
   void Reset(int groups);
   // Adds `tokens` to the tokens of an open request of `group`.
   void Grow(int group, int64_t tokens) { loads_[group].tokens += tokens; }

@@ -36,8 +36,8 @@ bool Engine::FlushCache() { return impl_->ranks.FlushCache(); }
 const EnginePlan& Engine::plan() const { return impl_->plan; }
 
 RequestOutput Engine::Generate(EngineRequest request) {
-  const auto finished = std::make_shared<std::promise<void>>();  // shared: set_value may still run
-                                                                 // after the wait has returned
+  // Shared, because set_value may still run after the wait has returned.
+  const auto finished = std::make_shared<std::promise<void>>();
   RequestOutput all;
   const auto append = [](auto& to, const auto& from) {
     to.insert(to.end(), from.begin(), from.end());

@@ -12,11 +12,12 @@
 namespace switchyard {
 
 // Takes token ids and returns token ids (for text: text/tokenizer, text/chat). Thread-safe. Ranks
-// are threads of this process; `serve` runs the same loop in processes.
+// are threads of this process. `switchyard serve` runs the same rank loop, with one process for
+// each rank.
 class Engine {
  public:
-  using Callback =
-      std::function<void(const RequestOutput&)>;  // on the engine's thread; must not block
+  // Called on a thread of the engine; must not block.
+  using Callback = std::function<void(const RequestOutput&)>;
 
   // Returns when the model is loaded. `progress` gets the leader's loaded bytes and total bytes.
   explicit Engine(const EngineConfig& config,
@@ -32,7 +33,7 @@ class Engine {
   void Tell(ControlMessage message);
   // Submits, waits and returns all tokens; Error if the request fails.
   RequestOutput Generate(EngineRequest request);
-  std::vector<EngineStats> Stats();  // one entry per attention group; Total adds them
+  std::vector<EngineStats> Stats();  // one entry per attention group; Total computes their sum
   // Drops the reusable prefixes. Returns false if a group has open requests; such a group keeps its
   // prefixes.
   bool FlushCache();

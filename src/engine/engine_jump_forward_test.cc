@@ -1,4 +1,4 @@
-// Jump-forward decoding: outputs of whole engines with it equal those without.
+// The outputs of an Engine with jump-forward decoding equal its outputs without.
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
@@ -10,8 +10,8 @@
 namespace switchyard {
 namespace {
 
-// Bytes, and pieces of JSON in a few lengths, so that a text has many splits. The model's stop
-// tokens keep their ids.
+// A vocabulary of single bytes and pieces of JSON of a few lengths, so that a text has many
+// tokenizations. The model's stop tokens keep their ids.
 GrammarVocabulary VocabularyOf(const ModelConfig& model) {
   static const std::string kText =
       R"({"name": "", "kind": "green", "count": 12, "tags": [true, false],)";
@@ -44,7 +44,7 @@ std::vector<GrammarSource> Sources() {
                  JsonSpace::kPython),
           RegexGrammar("(name|count){2,9}: (true|false|12)"),
           ChoiceGrammar({"a long text without choice", "another text"}),
-          // Free text up to an end, as reasoning before a constrained part.
+          // Free text up to the end text "e", like reasoning, and then a constrained part.
           StructuralTagGrammar(nlohmann::ordered_json::parse(
               R"({"type": "structural_tag", "format": {"type": "sequence", "elements": [{"type":
                   "tag", "begin": "", "content": {"type": "any_text"}, "end": "e"}, {"type":
@@ -105,7 +105,7 @@ TEST_P(JumpForwardEngine, GivesTheOutputsWithoutIt) {
   EXPECT_GT(stats.accepted_forced_tokens, 50);  // each accepted draft saves a step
   EXPECT_LE(stats.accepted_forced_tokens, stats.forced_tokens);
   EXPECT_EQ(stats.drafted_tokens > 0, *c.algorithm != '\0');
-  // The second time, prompts are in the cache.
+  // In this second run, the prefix cache holds the prompts.
   ExpectEqual(RunAll(engine, kRequests, Constrained), want);
 }
 
@@ -141,7 +141,8 @@ TEST(JumpForwardPlan, IsOffOnGpus) {
   EXPECT_EQ(MakePlanOn(gpu, ReadModelConfig(config), config, 1).max_forced, 0);
 }
 
-// Drafts use the buffer rows of prompts, so buffers have the same sizes.
+// Drafts use the buffer rows of prompts, so buffers have the same sizes with and without
+// jump-forward decoding.
 TEST(JumpForwardPlan, NeedsNoMemory) {
   EngineConfig config = ConfigOf("qwen3_moe");
   const EnginePlan with = MakePlan(config);

@@ -1,4 +1,4 @@
-// Outputs of whole engines with speculative decoding equal those without.
+// The outputs of an Engine with speculative decoding equal its outputs without.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -39,7 +39,8 @@ EngineConfig ConfigWithoutDrafts(const Case& c) {
   return config;
 }
 
-// Outputs with drafts equal `want`, also when prompts are in the cache.
+// Checks that outputs with drafts equal `want`, first without and then with the prompts in the
+// prefix cache.
 void ExpectOutputs(const EngineConfig& config, uint64_t requests, const Outputs& want) {
   Engine engine(config);
   ExpectEqual(RunAll(engine, requests), want);
@@ -69,7 +70,7 @@ TEST_P(SpeculativeEngine, GivesTheOutputsWithoutDrafts) {
 
 constexpr MeshShape kDp2{.tp = 2, .ep = 2, .dp = 2};
 
-// Heads with random weights, in a directory of their own.
+// EAGLE heads with random weights, in a directory apart from the target's checkpoint.
 class EagleEngine : public ::testing::TestWithParam<Case> {};
 
 TEST_P(EagleEngine, GivesTheOutputsWithoutDrafts) {
@@ -128,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"deepseek_v3", "STANDALONE", kDp2, "deepep", "auto", "none", "deepseek_v2"},
         Case{"deepseek_v3", "STANDALONE", {1, 1}, "none", "auto", "", "deepseek_v3", "auto"}));
 
-// Generates from prompts without structure.
+// Generates from prompts of random tokens.
 EngineStats StatsOf(const EngineConfig& config, float temperature) {
   Engine engine(config);
   for (uint64_t i = 0; i < 8; ++i) {
@@ -142,8 +143,8 @@ EngineStats StatsOf(const EngineConfig& config, float temperature) {
   return Total(engine.Stats());
 }
 
-// A draft model that is the target guesses every token, also sampled ones: both models sample with
-// the same random numbers.
+// If the draft model is a copy of the target, every draft is correct, with sampling too: both
+// models sample with the same random numbers.
 TEST(SpeculativeEngineTest, TheTargetAsItsDraftModelIsAlwaysRight) {
   EngineConfig config = ConfigOf("deepseek_v3");
   config.speculative = {.algorithm = "STANDALONE",
@@ -156,8 +157,8 @@ TEST(SpeculativeEngineTest, TheTargetAsItsDraftModelIsAlwaysRight) {
   }
 }
 
-// The bundled model's MTP layer was trained with it. On prompts of random tokens, which it has
-// never seen, it still guesses a part.
+// The bundled model has a trained MTP layer. Training data had no prompts of random tokens, but the
+// layer still guesses some of the output tokens.
 TEST(SpeculativeEngineTest, ATrainedMtpLayerGuessesManyTokens) {
   EngineConfig config = ConfigOf("yardling");
   config.speculative = {.algorithm = "NEXTN", .num_steps = "1"};
@@ -166,7 +167,7 @@ TEST(SpeculativeEngineTest, ATrainedMtpLayerGuessesManyTokens) {
             0.25 * static_cast<double>(stats.drafted_tokens));
 }
 
-// The exchanges and runners of the layers in a rank's trace.
+// For each layer in a rank's trace, the names of its dispatcher and runner.
 std::map<int, std::set<std::string>> BackendsOfTrace(const fs::path& dir) {
   std::map<int, std::set<std::string>> found;
   for (const auto& file : fs::directory_iterator(dir)) {
@@ -192,7 +193,7 @@ TEST(SpeculativeEngineTest, TheDraftsLayersHaveTheirOwnBackends) {
     engine.Tell(StartProfile{.options = {.dir = dir.string(), .name = "draft"}});
     RunAll(engine, 3);
     engine.Tell(StopProfile{});
-    EXPECT_TRUE(engine.FlushCache());  // after the profile was written
+    EXPECT_TRUE(engine.FlushCache());  // returns after the profile was written
   }
   const auto backends = BackendsOfTrace(dir);
   fs::remove_all(dir);

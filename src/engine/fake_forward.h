@@ -28,7 +28,7 @@ class FakeForward : public ForwardFunction {
     int64_t vocab = 61;
     int64_t num_pages = 0;
     int32_t page_size = 1;
-    bool launches = false;  // samples tokens, as a GPU does, and runs passes ahead
+    bool launches = false;  // samples tokens and runs passes ahead, as a GPU rank does
     Pooling pooling = Pooling::kNone;
   };
   explicit FakeForward(Options options)
@@ -75,7 +75,7 @@ class FakeForward : public ForwardFunction {
     if (during) during(batch.pass);
     running_ = 0;
     if (!aborted_) return Compute(batch);
-    for (const int32_t slot : batch.slots) store_.at(slot) = kNothing;  // undefined rows
+    for (const int32_t slot : batch.slots) store_.at(slot) = kNothing;  // like undefined rows
     return {};
   }
 
@@ -145,7 +145,7 @@ class FakeForward : public ForwardFunction {
   uint64_t fingerprint = 0;  // hash of all batches so far
   int32_t poison = -1;       // a history that contains this token gives NaN
   std::string router_fault;  // the router fault of every sequence in a pass with NaN
-  bool together = false;     // launches_together
+  bool together = false;     // result of launches_together()
   bool drafts = false;       // decoding sequences may have rows of drafts
   std::function<void(uint64_t pass)> during;      // called within Forward
   std::function<void(uint64_t pass)> after_draw;  // called at the end of Launch

@@ -38,7 +38,7 @@ using Field = T& (*)(EngineConfig&);
 
 template <typename T>
 const T& Read(Field<T> field, const EngineConfig& config) {
-  return field(const_cast<EngineConfig&>(config));  // a field selects a member and changes nothing
+  return field(const_cast<EngineConfig&>(config));  // safe: `field` only selects a member
 }
 
 // The feature for one value of an enumerated flag, such as "--moe-a2a-backend deepep".
@@ -70,7 +70,7 @@ Feature Setting(Section section, const char* flag, Field<T> field, T example, Re
           .request = [=](EngineConfig& config) { field(config) = example; }};
 }
 
-// Names the exchanges that have an ability: "with `deepep` or `mooncake`".
+// Names the backends whose member `ability` is true: "with `deepep` or `mooncake`".
 template <typename Backend>
 std::string With(const Registry<Backend>& exchanges, bool Backend::*ability) {
   std::vector<std::string> names;
@@ -125,7 +125,7 @@ void AddExchange(const MoeBackends& backends, std::vector<Feature>& all) {
   all.push_back(Setting<bool>(
       kExchange, "--enable-single-batch-overlap",
       [](EngineConfig& c) -> bool& { return c.moe.single_batch_overlap; }, true));
-  // CombinesInParts reads the registry of CPUs for ranks on GPUs too.
+  // The registry of CPUs gives the names for GPUs too, because CombinesInParts reads it for both.
   const std::string in_parts = With(backends.dispatchers, &DispatcherBackend::combines_in_parts);
   all.back().on_cpus = fmt::format("{}; otherwise no effect", in_parts);
   all.back().on_gpus = fmt::format("on several GPUs of one host {}; otherwise no effect", in_parts);
@@ -246,7 +246,7 @@ void AddParallelism(std::vector<Feature>& all) {
       "--moe-dense-tp-size", [](EngineConfig& c) -> int& { return c.mesh.dense_tp; }, 1);
 }
 
-// Features that no code refuses.
+// Features of serving. `reach` is set for those that do not work on all kinds of ranks.
 void AddServing(std::vector<Feature>& all) {
   for (const char* name : {"NGRAM", "NEXTN", "MTP", "STANDALONE", "EAGLE", "EAGLE3"}) {
     all.push_back(Choice(kServing, "--speculative-algorithm", name,
@@ -257,10 +257,10 @@ void AddServing(std::vector<Feature>& all) {
                                 [](unsigned char ch) { return std::toupper(ch); });
     };
     const std::string_view source = name;
-    feature.reach.gpus = !source.starts_with("EAGLE");  // has not been tested there
+    feature.reach.gpus = !source.starts_with("EAGLE");  // untested on GPUs
     const bool standalone = source == "STANDALONE";
     if (!standalone && source != "NGRAM") {
-      feature.request = nullptr;  // works with checkpoints of an MTP layer or a head
+      feature.request = nullptr;  // needs a checkpoint with an MTP layer or an EAGLE head
       continue;
     }
     feature.request = [=](EngineConfig& c) {

@@ -26,14 +26,14 @@ struct RankPlaces {
 
 // One value of a flag, one switch, or a property of a checkpoint.
 struct Feature {
-  std::string section;  // of the table
+  std::string section;  // heading in the table
   std::string flag;     // "--kv-cache-dtype", or words if there is no flag
-  std::string value;    // empty: a switch
+  std::string value;    // value of the flag; empty: a switch
   Reach reach;
-  // The texts of the table for a feature that works under a condition; empty: "yes".
+  // Text of the table's cells if the feature works under a condition only; empty: "yes".
   std::string on_cpus, on_gpus;
-  // Null if no configuration, or every configuration, requests the feature. Such a feature works
-  // everywhere.
+  // Whether a configuration requests the feature. Null for features that work everywhere, which
+  // need no check.
   std::function<bool(const EngineConfig&, const ModelConfig&)> requested;
   // Changes a configuration so that it requests the feature. Null if the checkpoint requests the
   // feature.

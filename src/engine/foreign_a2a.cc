@@ -11,7 +11,7 @@ void ReplaceForeignA2a(EngineConfig* config) {
   if (name != "ascend_fuseep" && name != "megamoe") return;
   const MoeBackends builtin = config->backends ? MoeBackends{} : BuiltinMoeBackends();
   const MoeBackends& all = config->backends ? *config->backends : builtin;
-  // The calling program may have a backend of this name.
+  // The calling program may have registered a backend of this name.
   if (all.dispatchers.FindIf(name) || all.fused.FindIf(name)) return;
   // On GPUs, "fused" is an exchange, not a fused operator (moe/gpu_backends.cc).
   const bool cpu = config->device == "cpu" || (config->device == "auto" && FindGpus().empty());

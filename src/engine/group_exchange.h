@@ -32,7 +32,7 @@ class GroupExchange {
 
   RankComm& comm_;
   const RankLoopIo& io_;
-  std::vector<EngineMessage> posted_;  // on the first rank of each group
+  std::vector<EngineMessage> posted_;  // filled on the first rank of each group
   std::vector<StepCounts> counts_;
   bool any_work_ = false;
 };

@@ -70,7 +70,7 @@ HostMemory ReadHostMemory(const fs::path& root) {
   };
   if (memory.total == 0) memory.total = memory.available = std::numeric_limits<int64_t>::max();
 
-  // Lines "hierarchy:controllers:path"; version 2's is "0::path".
+  // Each line is "hierarchy:controllers:path"; the line of cgroup v2 is "0::path".
   std::ifstream groups(root / "proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     const size_t first = line.find(':');

@@ -9,16 +9,17 @@
 
 namespace switchyard {
 
-// Empty in the first epoch. Stays empty on GPUs, and if experts move. Owned by the rank's loop,
-// outlives the model.
+// Empty in the first epoch. Stays empty on GPUs, and on ranks with expert migration. Owned by the
+// rank's loop; outlives the model.
 class KeptModel {
  public:
-  // For ModelOptions::weights.
+  // The kept weights, for ModelOptions::weights; null: none.
   std::shared_ptr<const ModelWeights> weights() const { return weights_; }
-  // Keep returns this cache.
+  // Sets the cache that Keep returns.
   void Use(const KvStorage& kv) { kv_ = kv; }
-  // The cache for `model`: that of Use, or one with the memory of the last epoch's cache if that
-  // was kept. Keeps the cache and the weights of `model` for the next epoch.
+  // Returns the cache for `model`: the cache set by Use, else the cache kept from the last epoch,
+  // else a new one. Keeps this cache and the weights of `model` for the next epoch, unless the
+  // model has no weights to keep.
   KvStorage Keep(Model& model, const EnginePlan& plan, int32_t page_size);
 
  private:

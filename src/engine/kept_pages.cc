@@ -79,7 +79,7 @@ KeptPages::KeptPages(std::span<std::byte> memory, const EngineConfig& config,
   records.KeepCommon(all);
   const int64_t kept = records.count();
   if (kept > 0 && comm.mesh.rank() == 0)
-    LOG_INFO("{} of {} pages of the last epoch's cache stay", kept, plan.num_pages);
+    LOG_INFO("reused {} of {} pages of the last epoch's KV cache", kept, plan.num_pages);
 }
 
 }  // namespace switchyard

@@ -35,14 +35,14 @@ struct KeptPages {
   // Of the rank with this kept memory.
   static KvProgress Progress(std::span<std::byte> memory) { return KvProgress(memory); }
 
-  // Drops the pages that are not equal on all ranks of the attention group. Collective of that
-  // group.
+  // Drops the records of pages whose records differ between ranks of the attention group.
+  // Collective over that group.
   KeptPages(std::span<std::byte> memory, const EngineConfig& config, const EnginePlan& plan,
             RankComm& comm);
 
   PageRecords records;
   KvStorage kv;
-  std::optional<KvStorage> draft_kv;  // of the draft model, if there is one
+  std::optional<KvStorage> draft_kv;  // cache of the draft model, if there is one
 };
 
 }  // namespace switchyard

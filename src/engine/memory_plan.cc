@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// Adds the memory of a draft model.
+// Adds the memory of a draft model to that of its target.
 void Add(const RankMemory& draft, RankMemory* memory) {
   WeightBytes& w = memory->weights;
   w.embedding += draft.weights.embedding;
@@ -38,7 +38,8 @@ void Add(const RankMemory& draft, RankMemory* memory) {
 RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
   const ModelConfig& model = plan.model;
   int64_t logit_rows = plan.max_running_requests + 1;
-  // Rows of prompts for log-probabilities (counted on GPUs only) or for means.
+  // Logit rows of prompts: for prompt logprobs, which are counted on GPUs only, or for mean
+  // pooling.
   if (plan.cuda || (model.pooling && model.pooling->type == Pooling::kMean))
     logit_rows =
         std::max(logit_rows, std::min(MaxLogitRows(model.output_width()), plan.max_batch_tokens));
@@ -51,7 +52,7 @@ RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
   RankMemory memory = MemoryOfRank(model, options, config.mesh, shape);
   if (plan.draft) {
     Add(MemoryOfRank(*plan.draft, MakeDraftOptions(options), config.mesh, shape), &memory);
-    if (plan.draft->takes_hidden()) {  // the target's rows, and the layer's own
+    if (plan.draft->takes_hidden()) {  // hidden rows of the target and of the draft layer
       const int64_t width = plan.draft->target_row_width() + plan.draft->hidden;
       memory.activations += static_cast<double>(plan.max_batch_tokens * width) * sizeof(float);
     }

@@ -1,4 +1,4 @@
-// The memory of an engine's ranks, by the model of model/rank_memory.h.
+// The memory of an engine's ranks, computed with model/rank_memory.h.
 #pragma once
 
 #include <string>

@@ -46,13 +46,13 @@ class ModelForward : public ForwardFunction {
   // A pass whose routing has not been counted yet.
   struct OpenPass {
     uint64_t number = 0;
-    std::vector<int32_t> positions, sequence_rows;  // of PassTokens
+    std::vector<int32_t> positions, sequence_rows;  // members of PassTokens
     std::vector<uint64_t> request_ids;
   };
   void BeginPass(const ForwardBatch& batch);
   // Counts the routing of all passes up to number `last`.
   void EndPasses(uint64_t last);
-  // Ends the last pass, or a launched one, without counting it.
+  // Discards the open pass with this number, so that its routing is not counted.
   void DropPass(uint64_t number);
 
   Model& model_;

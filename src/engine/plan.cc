@@ -81,14 +81,14 @@ void CheckRecorder(const ExpertRecorderOptions& recorder, const EnginePlan& plan
   if (!recorder.any()) return;
   const char* flag = recorder.mode.empty() ? "--enable-expert-distribution-metrics"
                                            : "--expert-distribution-recorder-mode";
-  if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts", flag);
+  if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts; leave it out", flag);
 }
 
 void CheckEplb(const EngineConfig& config, const EnginePlan& plan) {
   const EplbOptions& eplb = config.eplb;
   if (!eplb.enable && eplb.dispatch == "static") return;
   const char* flag = eplb.enable ? "--enable-eplb" : "--ep-dispatch-algorithm";
-  if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts", flag);
+  if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts; leave it out", flag);
   if (!eplb.enable) return;
   if (config.mesh.ep == 1)
     throw Invalid("--enable-eplb: all experts are on one EP rank; want --ep-size 2 or more");
@@ -219,7 +219,7 @@ void ChooseChunk(const Machine& machine, const EngineConfig& config, EnginePlan&
            config, plan);
 }
 
-// Required bytes: of all ranks of the host, or of one rank on a GPU.
+// Required bytes. On CPUs: of all ranks of the host. On GPUs: of one rank.
 struct Need {
   double weights = 0, activations = 0, symmetric = 0;
   double fixed() const { return weights + activations + symmetric; }
@@ -230,7 +230,7 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, const RankMem
   Need need{.weights = rank.weights.total() * ranks,
             .activations = rank.passes() * ranks,
             .symmetric = rank.exchange * ranks};
-  // Weights of a file that several ranks read are in memory once.
+  // Ranks map the checkpoint's files, so weights that several ranks read are in memory once.
   if (!CopiesWeights(config, plan)) {
     auto bytes = static_cast<double>(WeightBytesPerRank(plan.model, Mesh()));
     if (plan.draft) {
@@ -284,7 +284,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, const Pa
   const Need& need = where.need;
   const int64_t bytes_per_page = where.bytes_per_page;
   const int64_t budget = Budget(memory, config, plan.cuda);
-  // Every negative value means the same: nothing is left.
+  // Limited to -1, because all negative values mean that nothing is left.
   const auto left =
       static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
   if (config.max_total_tokens > 0) {
@@ -370,7 +370,7 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .page_size = config.page_size};
   options.moe.nodes = NumExpertNodes(config, plan);
   if (plan.cuda) {
-    // Every row of a recorded batch may be a sequence; a batch is padded to the next recorded size.
+    // Maximum rows of a decode batch that is recorded as a CUDA graph. Each row may be a sequence.
     const int64_t recorded =
         std::min<int64_t>(config.cuda_graph_max_bs > 0 ? config.cuda_graph_max_bs : 256,
                           plan.max_running_requests * (1 + plan.drafts.most));
@@ -442,7 +442,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   if (plan.cuda) plan.model.quantization.int8_group_rows = false;
   plan.draft = ReadDraftConfig(config, plan.model, plan.cuda);
   plan.drafts = LimitsOf(config.speculative);
-  // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
+  // GPUs launch a step before its drafts are known, and pooled models generate no tokens.
   if (!plan.cuda && !model.pooling && !config.disable_jump_forward)
     plan.max_forced = kMostForcedDrafts;
   CheckGgufDevice(config, plan);

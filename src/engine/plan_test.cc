@@ -199,7 +199,7 @@ TEST(Plan, MaxPrefillTokensBoundAStep) {
   const int64_t rows = MakePlan(config).max_batch_tokens;
   config.max_prefill_tokens = 1000;
   EXPECT_EQ(MakePlan(config).max_batch_tokens, rows - 1048);
-  config.chunked_prefill_size = -1;  // at least one whole prompt
+  config.chunked_prefill_size = -1;  // a pass must hold at least one whole prompt
   config.context_length = 123;
   EXPECT_EQ(MakePlan(config).max_batch_tokens, 1000 + 10);
   config.max_prefill_tokens = 100;

@@ -97,7 +97,7 @@ void RankEngine::Impl::ProcessLaunched(std::span<const Part> pass) {
       sequence.router_fault = fault->second;
     if (part.logit_rows > 0) {
       ProcessDrawn(sequence, part, drawn[row - 1]);
-    } else if (sequence.computed >= part.end) {  // not retracted
+    } else if (sequence.computed >= part.end) {  // the sequence was not retracted
       sequence.settled = part.end;
     }
   }

@@ -35,8 +35,8 @@ int64_t MaxPromptRows(int64_t chunk, int64_t max_prefill_tokens, int64_t context
 
 namespace {
 
-// The sampling parameters if the engine needs no logits for a token of this sequence, else nullopt.
-// `more`: the number of drafts before the token.
+// Parameters for sampling the sequence's next token on the device. nullopt if the engine needs the
+// token's logits on the host. `more`: the number of drafts before the token.
 std::optional<kernels::RowSampling> DeviceDrawParams(const Sequence& sequence, int64_t more) {
   const EngineRequest& request = sequence.request;
   const SamplingParams& params = request.sampling;
@@ -246,8 +246,8 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
     if (const auto pass = std::exchange(previous, std::nullopt)) ProcessLaunched(pass->parts);
   };
   if (runs && !batch.draws.empty() && PlansGrammars()) {
-    // Masks depend on the tokens of the previous pass. The device may already compute the current
-    // pass.
+    // Called when the device may already compute the current pass. The masks depend on the tokens
+    // of the previous pass.
     batch.masks = [&]() -> const TokenMasks& {
       if (launches) AdvanceLaunched();
       end_previous();
@@ -319,7 +319,8 @@ void RankEngine::Impl::RequestDeviceSampling() {
     const Sequence& sequence = *plan[i].sequence;
     if (parts[i].logit_rows == 0) continue;
     const auto drafts = static_cast<int64_t>(parts[i].drafts);
-    // The masks after a draft depend on it, and FillMasks fills one for each sequence.
+    // The token mask after a draft depends on that draft, but FillMasks fills one mask for each
+    // sequence. So tokens with both drafts and a grammar are sampled on the host.
     const bool masked_drafts = drafts > 0 && sequence.grammar;
     for (int64_t row = 0; row <= drafts; ++row) {
       const auto draw = masked_drafts ? std::nullopt : DeviceDrawParams(sequence, row);

@@ -28,9 +28,9 @@ class ForwardFunction {
   // Logits [batch.logit_rows, output_width]; valid until the next call. Empty if the pass was
   // aborted.
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
-  // Aborts the pass with this number (ForwardBatch::pass), and discards its results. Either Forward
-  // runs the pass (Model::AbortPass), or it is the only launched pass. The call waits for the end
-  // of a launched pass.
+  // Aborts the pass with this number (ForwardBatch::pass), and discards its results. The pass is
+  // either running in Forward (Model::AbortPass) or the only launched pass. If it was launched, the
+  // call waits until it ends.
   virtual void AbortPass(uint64_t /*pass*/) {}
   virtual bool aborted() const { return false; }  // whether the last Forward's pass was aborted
   virtual int64_t vocab_size() const = 0;
@@ -62,7 +62,7 @@ class ForwardFunction {
 // The counts of a group's batch that the other attention groups need.
 struct StepCounts {
   int64_t tokens = 0, decode_tokens = 0, logit_rows = 0;
-  int64_t decoding = 0;        // sequences of the decode tokens
+  int64_t decoding = 0;        // sequences that decode; with drafts, each has several decode tokens
   int64_t routed_experts = 0;  // 1 if requested
   int64_t host_logits = 0;     // 1 if the batch needs its logits on the host, so it is not launched
 };
@@ -94,9 +94,9 @@ class RankEngine {
     int64_t preemption_threshold = 10;
     int32_t decode_log_interval = 0;  // decode steps between log lines; 0: no lines
     bool enable_radix_cache = true;
-    // Of the pages that the model's cache keeps when the process ends; outlives the engine. The
-    // engine begins with the recorded prefixes in its cache, so all ranks of a group must have the
-    // same records. Null: none, as with launched passes.
+    // Records of the KV pages that remain when the process ends; they outlive the engine. The
+    // engine starts with the recorded prefixes in its cache, so all ranks of a group must have the
+    // same records. Null: no records, as on ranks that launch passes.
     PageRecords* records = nullptr;
     bool overlap_schedule = true;  // false: --disable-overlap-schedule
     int64_t context_length = 0;
@@ -108,12 +108,13 @@ class RankEngine {
     // engine reads all logits on the host.
     int32_t max_drafts = 0;
     Drafter* drafter = nullptr;
-    bool adapt_drafts = false;  // the number of drafts follows draft_pace
+    bool adapt_drafts = false;  // DraftPace selects the number of drafts
     // Maximum number of drafts that the grammar of a sequence forces in a step (GrammarDrafter); 0:
-    // none. They precede those of `drafter`. Not used if the model samples.
+    // none. A sequence with forced drafts gets none from `drafter`. Has no effect if the model
+    // samples tokens itself.
     int32_t max_forced = 0;
-    // If not negative: the probability with which a draft counts as equal to the sampled token, for
-    // benchmarks. Outputs are then those of the drafts.
+    // For benchmarks: the probability with which a draft is accepted, whatever token is sampled.
+    // Outputs are then wrong. Negative: drafts are compared with sampled tokens.
     double simulate_acceptance = -1;
     int32_t group = 0;  // this rank's attention group; other groups' requests are ignored
     // Records plan, forward pass and sampling; outlives the engine. Null: nothing is recorded.
@@ -126,7 +127,7 @@ class RankEngine {
   // never run (longer than the cache or the context) gets an output with kError in the next Step.
   std::vector<EngineMessage> Apply(const std::vector<ControlMessage>& messages);
   bool HasWork() const;
-  // Plans one batch; it has no tokens if no request is open.
+  // Plans one batch. The batch has no tokens if no request is open.
   StepCounts Plan();
   // The rows of KvRole::kExport that the planned batch computes (RequestOutput::kv). Call it
   // between Plan and Run.
@@ -138,7 +139,7 @@ class RankEngine {
   // plans, and sends outputs, while the device computes (NanoFlow; SGLang's overlap scheduler). If
   // the model throws, the engine is as before Plan, except that pages may be allocated.
   StepOutputs Run(std::span<const StepCounts> groups = {});
-  // Whether outputs of a launched batch have not been returned yet.
+  // Whether a launched batch has outputs that are still to be returned.
   bool launched() const;
   bool launches() const;  // whether the model can run passes ahead, as on a GPU
   // The requests of the planned batch and of the launched one; an id may appear twice.
@@ -153,15 +154,15 @@ class RankEngine {
   // pass that Run runs. The pass gives no tokens. A later step plans its rows again under a new
   // number, with the same results. Returns false if the pass is not in flight.
   bool AbortPass(uint64_t pass);
-  // The limiter of prompt rows in steps with decoding requests. nullopt if there is no target time
-  // or no chunk size.
+  // Limits the prompt rows of steps with decoding requests. nullopt if there is no target time or
+  // no chunk size.
   std::optional<PrefillPace> prefill_pace() const;
-  // The selection of the number of drafts; nullopt if it is fixed.
+  // Selects the number of drafts; nullopt if the number is fixed.
   std::optional<DraftPace> draft_pace() const;
   int32_t draft_limit()
       const;  // current maximum number of drafts of a sequence; 0 without a drafter
   std::span<const int64_t> accepted_drafts() const;  // EngineStats::accepted_by_position
-  int64_t running() const;                           // requests
+  int64_t running() const;                           // number of running requests
   // Whether the draft model's backlog (rows that it has not computed) is at most the number of
   // tokens still to generate. With a larger backlog, drafts would save less time than these rows
   // take.
@@ -184,8 +185,8 @@ class RankEngine {
 // in milliseconds), broadcasts them to all ranks, and sends the answers of all attention groups
 // through `send`. Loads the model first (the leader sends progress and RankReady). Runs on both
 // thread ranks and process ranks. Returns after Shutdown. An Error on any rank aborts the arena and
-// is rethrown. If the arena has epochs, a rank that another one has aborted waits for the next
-// epoch with its weights, and serves again.
+// is rethrown. If the arena has epochs and another rank fails, this rank keeps its weights, waits
+// for the next epoch, and serves again.
 struct RankLoopIo {
   std::function<std::vector<ControlMessage>(std::chrono::milliseconds)> receive;  // leader only
   std::function<void(const EngineMessage&)> send;                                 // leader only

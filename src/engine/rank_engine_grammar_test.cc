@@ -11,7 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr int32_t kEos = 7;  // of Roomy()
+constexpr int32_t kEos = 7;  // the stop token of Roomy()
 
 // 61 tokens: a letter each, and some pairs. Token 7 ends an output, token 9 has no bytes.
 GrammarVocabulary Letters() {
@@ -83,7 +83,7 @@ TEST(RankEngineGrammar, OutputsAreInTheGrammar) {
     const RequestOutput first = Alone(With(1, Drawn(1, Count(6), 12, seed)));
     EXPECT_TRUE(IsPrefixOfFirst(TextOf(first.new_tokens))) << TextOf(first.new_tokens);
     const RequestOutput second = Alone(With(2, Drawn(1, Count(6), 12, seed)));
-    EXPECT_EQ(second.finish, FinishReason::kStop);  // although ignore_eos is set
+    EXPECT_EQ(second.finish, FinishReason::kStop);  // at the grammar's end, despite ignore_eos
     EXPECT_EQ(second.matched, kEos);
     EXPECT_EQ(second.new_tokens.back(), kEos);
     const std::string text = TextOf(second.new_tokens);
@@ -153,7 +153,7 @@ TEST(RankEngineGrammar, AbortedLaunchedPassesRunAgainWithTheSameResults) {
     EXPECT_EQ(rig.seen[request.id].new_tokens, Alone(request).new_tokens) << request.id;
 }
 
-// When the error occurs, filling the masks has already ended the previous pass.
+// To fill the masks, the engine has already processed the previous pass when the error occurs.
 TEST(RankEngineGrammar, AfterAnErrorBehindTheMasksThePassRunsAgain) {
   Rig rig(Roomy(), 61, /*launches=*/true);
   const std::vector<EngineRequest> requests = TellSeveral(rig);
@@ -223,7 +223,7 @@ TEST(RankEngineGrammar, PenaltiesAndLogprobsComeBesideTheGrammar) {
   launching.Tell({With(2, Drawn(2, Count(9, 3), 12, 4))});
   launching.Step();
   launching.Step();
-  launching.Tell({request});  // its passes need the logits, and follow launched ones
+  launching.Tell({request});  // its passes need logits on the host, and follow launched passes
   launching.RunOut();
   EXPECT_EQ(launching.seen[1].new_tokens, want.new_tokens);
   EXPECT_EQ(launching.seen[2].new_tokens, Alone(With(2, Drawn(2, Count(9, 3), 12, 4))).new_tokens);
@@ -260,7 +260,7 @@ TEST(RankEngineGrammar, UndefinedAndDroppedGrammarsAreRefused) {
   rig.Tell(SomeGrammars());
   rig.Tell({With(2, Greedy(2, Count(6)))});
   rig.Step();
-  rig.Tell({DropGrammar{2}});  // the open request keeps it
+  rig.Tell({DropGrammar{2}});  // the open request keeps grammar 2
   rig.RunOut();
   EXPECT_EQ(rig.seen[2].new_tokens, Alone(With(2, Greedy(2, Count(6)))).new_tokens);
   EXPECT_THAT(rig.Run(With(2, Greedy(3, Count(6)))).error, HasSubstr("grammar 2"));

@@ -48,8 +48,8 @@ struct RankEngine::Impl {
     std::span<const int32_t> drawn;  // [rows], −1: a logit is not finite
     bool finite() const;
   };
-  // Enables sampling in the model, if the model supports it and the engine needs the logits of no
-  // row of the batch.
+  // Enables sampling in the model, if the model supports it and no row of the batch needs its
+  // logits on the host.
   void RequestDeviceSampling();
   // Writes one log line every --decode-log-interval steps with decoding.
   void LogDecoding();
@@ -88,7 +88,8 @@ struct RankEngine::Impl {
   // Samples the tokens of a part with drafts, as separate decode steps would, until a token differs
   // from its draft. `first_row`: the part's first row in the batch.
   void Verify(Sequence& sequence, const Part& part, const Rows& own, int64_t first_row);
-  // Verify's loop. Returns the error that ends the request, with `kind`; empty: none.
+  // The loop of Verify over the rows. Returns the error that ends the request and sets `kind`;
+  // empty: none.
   std::string SampleDrafts(Sequence& sequence, std::span<const int32_t> drafts, const Rows& own,
                            RequestOutput& output, ErrorKind& kind);
   // Proposes tokens after a pass: those that grammars force, and those of the drafter for the other
@@ -109,7 +110,8 @@ struct RankEngine::Impl {
   // Returns nullopt if penalties, biases and the grammar exclude all tokens.
   std::optional<int32_t> Draw(Sequence& sequence, const Rows& own);
   static std::string WhyNoToken(const Sequence& sequence);
-  // `length`: of the sequence, `token` included.
+  // Sets `output.finish` if `token` or the length ends the sequence. `length`: the length of the
+  // sequence, `token` included.
   void CheckFinished(const Sequence& sequence, int32_t token, int64_t length,
                      RequestOutput& output) const;
   RequestOutput NewOutput(Sequence& sequence) const;
@@ -132,7 +134,7 @@ struct RankEngine::Impl {
   const int64_t max_length;
   std::map<uint64_t, Sequence> table;   // open requests; nodes have stable addresses
   std::vector<RequestOutput> answers;   // returned at the end of the next step
-  std::span<const ScheduledRows> plan;  // the scheduler's, valid between Plan and Run
+  std::span<const ScheduledRows> plan;  // owned by the scheduler, valid between Plan and Run
   std::vector<Part> parts;              // parts of the planned batch
   // The last launched pass, until its tokens are collected.
   struct LaunchedPass {

@@ -22,7 +22,7 @@ GrammarVocabulary Letters() {
   return vocabulary;
 }
 
-constexpr char kLetters[] = "mnopqrstuvwxyzklmnopqrstuvw";  // one split only
+constexpr char kLetters[] = "mnopqrstuvwxyzklmnopqrstuvw";  // has only one tokenization
 
 RankEngine::Options Jumping(RankEngine::Options options = Roomy()) {
   options.max_forced = 8;
@@ -60,7 +60,8 @@ TEST(RankEngineJumpForward, ForcedTextTakesFewSteps) {
   const RequestOutput got = rig.Run(request);
   EXPECT_EQ(got.new_tokens, want.new_tokens);
   EXPECT_EQ(got.finish, FinishReason::kStop);
-  // The prompt gives one token, and each step 9. The row of the last letter gives the stop token.
+  // The prompt's pass gives one token, and each step gives 9. The row of the last letter gives the
+  // stop token.
   EXPECT_EQ(rig.model.passes, 1 + 3);
   const EngineStats stats = rig.engine.Stats();
   EXPECT_EQ(stats.forced_steps, 3);
@@ -124,7 +125,7 @@ TEST(RankEngineJumpForward, OtherRequestsHaveNoDrafts) {
   EXPECT_EQ(rig.engine.Stats().forced_steps, 3);
 }
 
-// The algorithm drafts where the grammar forces nothing.
+// The speculative algorithm proposes drafts only where the grammar forces no text.
 TEST(RankEngineJumpForward, ForcedDraftsPrecedeThoseOfTheAlgorithm) {
   const GrammarSource source = RegexGrammar("[a-e]{4}mnopqrst[a-e]{4}");
   const EngineRequest request = Constrained(1, 100);
@@ -158,7 +159,7 @@ TEST(RankEngineJumpForward, SimulatedAcceptanceIsOfTheAlgorithmOnly) {
   EXPECT_EQ(rig.engine.Stats().accepted_forced_tokens, 8 + 8 + 8);
 }
 
-// Models that sample tokens themselves (on GPUs) verify no drafts.
+// Models that sample tokens themselves, as on GPUs, get no forced drafts.
 TEST(RankEngineJumpForward, IsOffIfTheModelDraws) {
   const GrammarSource source = ChoiceGrammar({kLetters});
   Rig rig(Jumping(), kVocab, /*launches=*/true);

@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-// Uniform numbers from a seed, in order.
+// A stream of uniform random numbers, determined by its seed.
 class Draws {
  public:
   explicit Draws(uint64_t seed) : seed_(seed) {}
@@ -31,10 +31,10 @@ class Draws {
 // A request and what its client does. A client that stops ignores later outputs, as the front does.
 struct Client {
   EngineRequest request;
-  int arrival = 0;             // step
+  int arrival = 0;             // step in which the request arrives
   std::vector<int32_t> stop;   // ids of a stop string; empty: none
-  int64_t cancels_after = -1;  // tokens; −1: never
-  int disconnects = -1;        // steps after the arrival; −1: never
+  int64_t cancels_after = -1;  // cancels after this many tokens; −1: never
+  int disconnects = -1;        // disconnects this many steps after the arrival; −1: never
 };
 
 struct Traffic {
@@ -58,7 +58,7 @@ EngineRequest RandomRequest(uint64_t id, int64_t longest, Draws& draws) {
   if (draws.OneIn(4)) p.top_k = 7;
   if (draws.OneIn(4)) p.min_p = 0.05f;
   if (draws.OneIn(3)) p.stop_token_ids = {draws.Int(61), draws.Int(61), draws.Int(61)};
-  if (!draws.OneIn(3)) return request;  // the model samples the tokens
+  if (!draws.OneIn(3)) return request;  // its tokens are sampled by the model
   if (draws.OneIn(3)) p.repetition_penalty = 1.2f;
   if (draws.OneIn(3)) p.frequency_penalty = 0.3f;
   if (draws.OneIn(3)) p.min_new_tokens = std::min(p.max_new_tokens, 4);
@@ -76,7 +76,7 @@ Traffic RandomTraffic(uint64_t seed) {
   RankEngine::Options& o = traffic.options;
   o.page_size = draws.Of({1, 4, 16});
   const int64_t longest = draws.Of({12, 40, 90});
-  // The cache holds from little more than one request up to all requests.
+  // The random size of the cache ranges from slightly more than one request to all requests.
   o.num_pages = (longest + 35) / o.page_size + draws.Below(200 / o.page_size) + 2;
   o.max_running_requests = draws.Of({1, 3, 8, 64});
   o.chunked_prefill_size = draws.Of({1, 5, 16, 64, -1});
@@ -89,7 +89,7 @@ Traffic RandomTraffic(uint64_t seed) {
   o.eos_token_ids = {7};
   o.random_seed = seed;
   o.max_logit_rows = draws.Of({0, 1, 3});
-  const int64_t pause = draws.Of({1, 3, 12});  // between arrivals
+  const int64_t pause = draws.Of({1, 3, 12});  // steps between arrivals
   int step = 0;
   for (uint64_t id = 1; id <= 40; ++id) {
     step += static_cast<int>(draws.Below(pause));
@@ -104,7 +104,7 @@ Traffic RandomTraffic(uint64_t seed) {
   return traffic;
 }
 
-// What a client has got.
+// What a client has received.
 struct Received {
   std::vector<int32_t> tokens;
   std::vector<PositionLogprobs> input_logprobs, output_logprobs;
@@ -112,8 +112,8 @@ struct Received {
   FinishReason finish = FinishReason::kNone;
   int32_t matched = -1;
   std::string error;
-  bool stopped = false;       // by its stop string or its limit
-  bool disconnected = false;  // at some step, which depends on the schedule
+  bool stopped = false;       // the client ended the output: stop string or limit of tokens
+  bool disconnected = false;  // the number of tokens at that time depends on the schedule
 };
 
 class Server {
@@ -188,12 +188,12 @@ class Server {
 
   const Traffic& traffic_;
   Rig rig_;
-  std::vector<ControlMessage> messages_;  // for the next step
+  std::vector<ControlMessage> messages_;  // messages for the next step
   std::map<uint64_t, Received> received_;
 };
 
 void ExpectSame(const Received& got, const Received& want) {
-  if (got.disconnected || want.disconnected) {  // one may have got more tokens
+  if (got.disconnected || want.disconnected) {  // one run may have sent more tokens than the other
     const auto [shorter, longer] = std::minmax(
         got.tokens, want.tokens, [](const auto& a, const auto& b) { return a.size() < b.size(); });
     EXPECT_TRUE(std::equal(shorter.begin(), shorter.end(), longer.begin()));

@@ -1,4 +1,4 @@
-// Engines that end, and new ones that continue from the pages of the cache.
+// After an engine ends, a new engine continues its requests from the pages in the cache.
 #include <gmock/gmock.h>
 
 #include <memory>
@@ -44,7 +44,7 @@ class LastingRank {
     model.BeginEpoch();
     engine = std::make_unique<RankEngine>(options_, model);
   }
-  // The engine ends within its next step, and leaves undefined rows.
+  // The engine ends within its next step, and leaves undefined values in the rows of this step.
   void EndWithinAStep() {
     model.during = [this](uint64_t pass) { engine->AbortPass(pass); };
     engine->Step();
@@ -136,7 +136,7 @@ TEST_P(LastingPages, OutputsAreThoseOfOneEngine) {
     if (Below(12) != 0) continue;
     LastingRank& ahead = Below(2) ? a : b;
     const StepOutputs more = ahead.engine->Step();
-    if (&ahead == &a && Below(2)) take(more);  // else the front did not read them
+    if (&ahead == &a && Below(2)) take(more);  // otherwise the front did not receive these outputs
     if (Below(2)) (Below(2) ? a : b).EndWithinAStep();
     KeepCommon(a, b);
     for (LastingRank* rank : {&a, &b}) rank->Begin();
@@ -198,7 +198,7 @@ TEST(LastingPagesTest, ARequestContinuesFromItsPages) {
   rank.engine->Step();
   EXPECT_EQ(rank.engine->Stats().prefill_tokens, 0);  // only the row of the last token
   LastingRank other({.page_size = 4, .num_pages = 64, .chunk = 8, .max_running = 8});
-  KeepCommon(rank, other);  // its group has no pages
+  KeepCommon(rank, other);  // `other` has no records, so none is common
   rank.Begin();
   EXPECT_EQ(rank.engine->Stats().cached_pages, 0);
 }

@@ -37,7 +37,7 @@ class RandomWorkload : public ::testing::TestWithParam<Workload> {
     if (Below(2)) p.seed = Below(5);
     if (Below(4) == 0) p.top_p = 0.8f;
     if (Below(4) == 0) p.top_k = 7;
-    const bool plain = GetParam().overlaps && Below(4) > 0;  // the model samples the tokens
+    const bool plain = GetParam().overlaps && Below(4) > 0;  // its tokens are sampled by the model
     if (!plain && Below(4) == 0) p.repetition_penalty = 1.2f;
     if (!plain && Below(4) == 0) p.frequency_penalty = 0.3f;
     if (!plain && Below(4) == 0) p.min_new_tokens = std::min(p.max_new_tokens, 5);

@@ -18,7 +18,7 @@ RankEngine::Options With(Drafter* drafter, int32_t drafts, RankEngine::Options o
   return options;
 }
 
-// Runs the request alone without drafts and notes its output.
+// Runs the request alone without drafts, and gives its output to the oracle.
 RequestOutput Teach(OracleDrafter& oracle, const EngineRequest& request) {
   Rig rig{Roomy()};
   RequestOutput output = rig.Run(request);
@@ -225,8 +225,9 @@ TEST(RankEngineSpeculative, NgramsOfAFixedOutputAreAccepted) {
   EXPECT_LT(rig.model.passes, 25);
 }
 
-// Random workloads with drafts of a given accuracy. Negative: drafts from n-grams. `forced`: the
-// drafts that grammars may force, which come first.
+// Random workloads with drafts of a given accuracy. A negative accuracy selects drafts from
+// n-grams. `forced`: maximum number of drafts that a grammar forces. A sequence with forced drafts
+// gets no others.
 struct Workload {
   int32_t page_size;
   int64_t num_pages;
@@ -280,8 +281,8 @@ class RandomDrafts : public ::testing::TestWithParam<Workload> {
   uint64_t draws_ = 0;
 };
 
-// Grammar 1: words of letters from a to f, one of three at a time. The others force most of their
-// text. A pair of equal letters is one token or two.
+// Grammar 1 forces little text: each item is a letter from a to f, "xy", or a letter from k to p.
+// The other grammars force most of their text. A pair of equal letters is one token or two.
 std::vector<ControlMessage> Grammars() {
   GrammarVocabulary vocabulary;
   for (int32_t id = 0; id < kVocab; ++id)

@@ -330,7 +330,7 @@ TEST(RankEngine, AbortsFreeEverythingAtOnce) {
   EXPECT_EQ(rig.engine.Stats().waiting, 1);
   rig.Tell({AbortRequest{1}, AbortRequest{2}, AbortRequest{3}, AbortRequest{99}});
   EXPECT_EQ(rig.engine.Stats().free_pages, 256);
-  EXPECT_TRUE(rig.engine.HasWork());  // the output with kAbort
+  EXPECT_TRUE(rig.engine.HasWork());  // it still has to return the output with kAbort
   rig.Step();
   EXPECT_FALSE(rig.engine.HasWork());
   for (const uint64_t id : {1, 2, 3}) EXPECT_EQ(rig.seen[id].finish, FinishReason::kAbort);

@@ -58,7 +58,8 @@ std::vector<int32_t> SequenceGrammar::Forced(int64_t most, std::span<const int32
   try {
     return ForcedTokens(*matcher_, most, &next_mask_);
   } catch (const Error&) {
-    // The state that the library cannot handle may lie beyond the end of the output.
+    // The request does not fail: the state that the library cannot handle may lie beyond the end of
+    // the output.
     forces_ = false;
     Restart(output);
   }
@@ -110,7 +111,7 @@ void SequenceGrammar::Accept(int32_t token) {
   if (!failure_.empty()) return;
   next_mask_.clear();
   try {
-    CHECK(matcher_.has_value());  // a token is sampled with a mask
+    CHECK(matcher_.has_value());  // FillMask has created it before the token was sampled
     if (!matcher_->Accept(token))
       failure_ = fmt::format("token {} was sampled, which the grammar does not allow", token);
   } catch (const Error& e) {

@@ -15,9 +15,9 @@
 
 namespace switchyard {
 
-// Owned by the rank's engine, used by the rank's thread. Grammars are read on separate threads,
-// while the prompt is computed. All ranks of a group wait for a grammar at the same point, so the
-// time that it takes changes no decision.
+// Owned by the rank's engine, used by the rank's thread. Grammars are deserialized on separate
+// threads, while the prompt is computed. All ranks of a group wait for a grammar at the same point,
+// so scheduling does not depend on the time that this takes.
 class RankGrammars {
  public:
   using Pending = std::shared_future<std::shared_ptr<const CompiledGrammar>>;
@@ -36,17 +36,18 @@ class RankGrammars {
 // keeps its tokens. An error is recorded, and ends the sequence when its next token is processed.
 class SequenceGrammar {
  public:
-  // `accepted`: the output so far, of a request that is sent again.
+  // `accepted`: the output so far, if the front sends the request again
+  // (EngineRequest::output_ids).
   explicit SequenceGrammar(RankGrammars::Pending compiled, std::vector<int32_t> accepted = {})
       : compiled_(std::move(compiled)), accepted_(std::move(accepted)) {}
 
   // Writes the mask of the next token [MaskWords(vocab)]. Returns false, and sets `failure`, if no
-  // token is allowed. Waits until the grammar has been read.
+  // token is allowed. Waits until the grammar is deserialized.
   bool FillMask(std::span<uint32_t> mask);
   // ForcedTokens (grammar/forced_tokens.h) after `output`, all tokens so far.
   std::vector<int32_t> Forced(int64_t most, std::span<const int32_t> output);
   // For drafts: writes the mask of the token after `drafts`, which follow `output`, all tokens so
-  // far. Changes no state. Returns false if no token can follow, or if the mask is not known.
+  // far. Changes no state. Returns false if no token can follow, or if the mask cannot be computed.
   bool FillMaskAfter(std::span<const int32_t> drafts, std::span<const int32_t> output,
                      std::span<uint32_t> mask);
   // The number of leading drafts that the grammar allows after `output`. Changes no state.
@@ -60,13 +61,13 @@ class SequenceGrammar {
 
  private:
   void Begin();  // waits for the grammar; its matcher then accepts `accepted_`
-  // Calls look(number of leading `drafts` that the grammar allows) while its matcher has accepted
-  // these drafts, then removes them. If the library cannot handle a state, nothing is looked ahead
-  // any more, since the state may lie beyond the end of the output.
+  // Accepts the leading `drafts` that the grammar allows, calls look(their number), and then
+  // removes them from the matcher. If the library cannot handle a state, LookAhead has no effect
+  // from then on. This is no error, because the state may lie beyond the end of the output.
   template <typename Look>
   void LookAhead(std::span<const int32_t> drafts, std::span<const int32_t> output,
                  const Look& look);
-  // After an error of the library: the matcher begins again from `output`.
+  // After an error of the library: a new matcher will accept `output` from its beginning.
   void Restart(std::span<const int32_t> output);
 
   RankGrammars::Pending compiled_;
@@ -74,7 +75,7 @@ class SequenceGrammar {
   std::optional<GrammarMatcher> matcher_;
   std::vector<uint32_t> next_mask_;  // mask of the next token, if Forced has filled it; else empty
   bool forces_ = true;               // false: Forced returns nothing
-  bool looks_ahead_ = true;          // false: FillMaskAfter and CountAllowed know nothing
+  bool looks_ahead_ = true;          // false: FillMaskAfter returns false, CountAllowed counts all
   std::string failure_;
 };
 

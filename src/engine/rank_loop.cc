@@ -99,7 +99,7 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
   made.model = std::make_unique<DraftModel>(config, plan, target, profiler, comm, pool, kept);
   constexpr int64_t kSavedBytes = int64_t{256} << 20;
   const int64_t saved_rows = std::min<int64_t>(
-      plan.max_batch_tokens,  // a pass adds all of them
+      plan.max_batch_tokens,  // one pass can process all saved rows of a sequence
       kSavedBytes /
           (plan.draft->target_row_width() * int64_t{sizeof(float)} * plan.max_running_requests));
   made.drafter = std::make_unique<ModelDrafter>(
@@ -108,7 +108,7 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
   return made;
 }
 
-// Serves for an epoch. Everything but `kept` belongs to it.
+// Loads the model and serves during one epoch. Only `kept` outlives the epoch.
 void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
                   std::shared_ptr<SharedArena> arena, const RankLoopIo& io, Kept* kept) {
   kernels::SelectIsa(config.cpu_isa);
@@ -162,7 +162,8 @@ constexpr char kNoRecorder[] =
     "expert counting is disabled: start with --expert-distribution-recorder-mode or "
     "--enable-expert-distribution-metrics";
 
-// Returns an Error kInvalid in the result, because every rank has the same one. Rethrows others.
+// Returns the text of an Error kInvalid in the result, because this error occurs on every rank.
+// Rethrows other errors.
 RecordResult Record(const RecordExperts& asked, ExpertRecorder* recorder) {
   RecordResult result{.ticket = asked.ticket};
   try {
@@ -196,7 +197,7 @@ class StepTimer {
   explicit StepTimer(const RankEngine& engine)
       : engine_(engine), pace_(engine.prefill_pace()), drafts_(engine.draft_pace()) {}
 
-  // `mine`: of the leader's group.
+  // `mine`: the counts of the leader's group.
   void Start(std::span<const StepCounts> groups, const StepCounts& mine) {
     started_ = Clock::now();
     current_ = {.decoding_here = mine.decoding};
@@ -225,7 +226,8 @@ class StepTimer {
       messages.emplace_back(LimitPrefill{.rows = sent_});
     }
     if (!drafts_) return;
-    // A step without decoding sequences precedes one with its new sequences.
+    // More sequences may decode in the next steps than in the last one: all running requests, and
+    // those that have just arrived.
     const auto arrived = std::ranges::count_if(messages, [](const ControlMessage& message) {
       return std::holds_alternative<EngineRequest>(message);
     });
@@ -240,7 +242,7 @@ class StepTimer {
   using Clock = std::chrono::steady_clock;
   struct Rows {
     int64_t decode_rows = 0, prompt_rows = 0;
-    int64_t decoding = 0, decoding_here = 0;  // sequences of all groups, and of the leader's
+    int64_t decoding = 0, decoding_here = 0;  // sequences of all groups; of the leader's group
   };
   void ObserveDrafts(std::chrono::duration<double> time) {
     if (!drafts_) return;
@@ -318,7 +320,7 @@ bool NeedCounts(const std::vector<ControlMessage>& messages) {
   });
 }
 
-// The stage of a step; nullopt: it has no forward pass.
+// The stage to which a profile assigns the step; nullopt: the step has no forward pass.
 std::optional<profile::Stage> StageOf(std::span<const StepCounts> groups) {
   std::optional<profile::Stage> stage;
   for (const StepCounts& group : groups) {
@@ -339,7 +341,8 @@ void Post(StepOutputs outputs, GroupExchange& groups, profile::Profiler* profile
   groups.Post({std::move(outputs)});
 }
 
-// Runs the planned step. Meanwhile the process that watches the rank knows how long it may compute.
+// Runs the planned step. `allowance` gives the time that this rank may compute without a heartbeat;
+// null: no limit.
 StepOutputs RunStep(RankEngine& engine, const GroupExchange& groups, SymmetricMemory& memory,
                     StepAllowance* allowance) {
   const int64_t rows = StepAllowance::RowsOf(groups.counts());
@@ -352,7 +355,8 @@ StepOutputs RunStep(RankEngine& engine, const GroupExchange& groups, SymmetricMe
   return outputs;
 }
 
-// Notes the requests that this rank receives with `messages` or computes now.
+// Records the ids of the requests that this rank receives with `messages` or computes now. If the
+// rank fails, they show which requests it was processing.
 void NoteWork(const std::vector<ControlMessage>& messages, const RankEngine& engine,
               SymmetricMemory& memory) {
   std::vector<uint64_t> ids = engine.InFlight();
@@ -362,9 +366,9 @@ void NoteWork(const std::vector<ControlMessage>& messages, const RankEngine& eng
   memory.NoteWork(ids);
 }
 
-// Points at which a test may make the rank fail: "enter.ID" before a request is entered whose
-// prompt begins with the token ID, and "question" before a message that has an answer, but for
-// statistics.
+// Points at which a test may make the rank fail. "enter.ID": before a request enters the engine
+// whose prompt begins with token ID. "question": before a message that needs an answer, except
+// GetStats.
 void FailIfOrdered(const std::vector<ControlMessage>& messages, const SymmetricMemory& memory) {
   for (const ControlMessage& message : messages) {
     if (const auto* request = std::get_if<EngineRequest>(&message)) {
@@ -406,8 +410,8 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     ExchangeCounts(mine, engine.HasWork(), groups, profiler);
     if (groups.any_work()) {
       timer.Start(groups.counts(), mine);
-      // Moves of experts and draft passes take time that does not follow from the rows. On a GPU, a
-      // step waits for the pass of the step before, without heartbeats.
+      // The time of expert migration and of draft passes cannot be derived from the number of rows.
+      // On a GPU, a step waits for the pass of the step before, without heartbeats.
       const bool predictable = !eplb && engine.draft_limit() == 0 && !engine.launches();
       Post(RunStep(engine, groups, *comm.memory, predictable ? &allowance : nullptr), groups,
            profiler);
@@ -417,8 +421,8 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
       MoveWithoutPass(*eplb, comm.mesh.rank() == 0);
     }
   }
-  groups.Run({}, false);         // the last step's outputs
-  comm.memory->StopHeartbeat();  // shutdown may take long: graphs, pages, threads
+  groups.Run({}, false);         // sends the outputs of the last step
+  comm.memory->StopHeartbeat();  // freeing graphs, pages and threads may take long
 }
 
 }  // namespace
@@ -456,7 +460,8 @@ void CheckedForward::Launch(const ForwardBatch& batch) {
 
 namespace {
 
-// Whether the rank ended its epoch only because another one aborted it, and has its weights.
+// Whether the rank can serve the next epoch: another rank aborted this epoch, and this rank has
+// loaded its weights.
 bool CanContinue(const std::exception& error, const SharedArena& arena, const Kept& kept) {
   const auto* known = dynamic_cast<const Error*>(&error);
   return known && known->kind() == ErrorKind::kPeer && arena.has_epochs() &&

@@ -42,7 +42,7 @@ EngineRequest Request(uint64_t id, int32_t group, int32_t length, int32_t max_ne
 
 // All messages that the leader has sent to the front.
 struct Heard {
-  std::map<uint64_t, RequestOutput> outputs;  // merged
+  std::map<uint64_t, RequestOutput> outputs;  // by id, merged
   std::map<uint64_t, bool> flushed;
   std::map<uint64_t, std::vector<EngineStats>> stats;
   std::map<uint64_t, RecordResult> records;

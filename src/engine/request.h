@@ -48,7 +48,7 @@ struct LogprobParams {
   bool rank = false;               // return PositionLogprobs::rank
 };
 
-// Return the experts that the router chose for each token (return_routed_experts).
+// Requests the experts that the router chose for each token (return_routed_experts).
 struct RoutedExpertsParams {
   bool enabled = false;
   int32_t start = 0;  // first position to return; at most the prompt's length
@@ -139,7 +139,7 @@ struct DefineGrammar {
   uint64_t id = 0;
   std::string bytes;  // CompiledGrammar::ToBytes
 };
-// No later request has the grammar. Open requests keep it.
+// Sent after the last request with the grammar. Open requests keep the grammar.
 struct DropGrammar {
   uint64_t id = 0;
 };
@@ -157,8 +157,7 @@ struct TokenLogprob {
 struct PositionLogprobs {
   float logprob = 0.0f;  // logprob of the token at this position; NaN at the first prompt position
   int32_t token = 0;
-  int32_t rank = 0;                 // rank of the token in the vocabulary, from 1; 0 if not
-                                    // requested
+  int32_t rank = 0;                 // 1: the most likely token; 0: not requested
   std::vector<TokenLogprob> top;    // best first
   std::vector<TokenLogprob> asked;  // LogprobParams::token_ids, in that order
 };
@@ -171,7 +170,7 @@ enum class FinishReason : uint8_t {
   kError,   // described by `error`
 };
 
-// The drafts of a request so far.
+// Counts of the drafts of a request so far.
 struct DraftCounts {
   int32_t steps = 0;     // decode steps with drafts
   int32_t drafted = 0;   // drafts in these steps
@@ -206,17 +205,17 @@ struct RequestOutput {
   // Time from the arrival at the rank to the first admission; −1: not admitted. It has no effect on
   // scheduling, so it may differ between ranks.
   float queue_seconds = -1;
-  DraftCounts drafts;  // of speculative decoding
-  DraftCounts forced;  // drafts of jump-forward decoding, which the grammar forces
+  DraftCounts drafts;  // counts of drafts of speculative decoding
+  DraftCounts forced;  // counts of drafts that the grammar forces (jump-forward)
   std::vector<PositionLogprobs>
-      input_logprobs;  // with the first output, positions start .. prompt end
+      input_logprobs;  // of positions start .. prompt end; sent with the first output
   std::vector<PositionLogprobs> output_logprobs;  // one for each new token
   // [positions, layers, top_k] logical experts of the positions that the model computed since the
   // previous output, from RoutedExpertsParams::start on. −1: the layer or slot has no expert. The
   // last output token is never computed.
   std::vector<int32_t> routed_experts;
-  // [output_width] of a pooled request, with its only output: the last token's row of the head's
-  // output, or the mean over all tokens, before activation and normalization.
+  // [output_width] The result of a pooled request, which has only one output. It is the head's
+  // output for the last token, or the mean over all tokens, before activation and normalization.
   std::vector<float> pooled;
   std::string error;                            // of kError
   ErrorKind error_kind = ErrorKind::kResource;  // for kError; kInvalid: the client's fault
@@ -274,8 +273,8 @@ struct RecordResult {
 };
 struct ExpertLoadReport {
   uint64_t ticket = 0;
-  ExpertLoad load;    // of all ranks
-  std::string error;  // if counting is disabled
+  ExpertLoad load;    // total over all ranks
+  std::string error;  // why counting is disabled; empty: it is enabled
 };
 struct EplbReport {  // the answer to RebalanceExperts and GetEplb
   uint64_t ticket = 0;

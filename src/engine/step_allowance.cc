@@ -7,8 +7,8 @@ namespace {
 
 constexpr int64_t kSmallRows = 64;
 constexpr int64_t kLogitRowCost = 4;
-// A step has a heartbeat in each layer, so even a rank that is several times slower than before has
-// one within its time for a whole step.
+// The limit is this factor times the estimated time of a step. A rank sends a heartbeat in each
+// layer, so even a rank that is several times slower than before sends one within the limit.
 constexpr double kMargin = 2;
 constexpr double kDecay = 0.98;  // factor on the slowest step for each later step
 

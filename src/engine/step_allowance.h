@@ -17,11 +17,12 @@ class StepAllowance {
  public:
   using Seconds = std::chrono::duration<double>;
 
-  // The rows of a step, as an estimate of its time: a row of logits counts additionally, several
-  // times, because the host reads it.
+  // The number of rows that estimates the time of a step. A row of logits counts additionally as
+  // several rows, because the host reads it.
   static int64_t RowsOf(std::span<const StepCounts> groups);
 
-  // kUnmeasured until a step was measured.
+  // Of returns the limit for a step with `rows` rows (RowsOf). It is kUnmeasured until a step was
+  // measured.
   static constexpr std::chrono::milliseconds kUnmeasured{30'000};
   std::chrono::milliseconds Of(int64_t rows) const;
   void Observe(int64_t rows, Seconds time);

@@ -35,7 +35,8 @@ inline EngineConfig ConfigOf(const std::string& fixture, const MeshShape& mesh =
   return config;
 }
 
-// A number below `n` that depends on a request and on what it is for.
+// A pseudo-random number in [0, n), determined by the request and by `what`, the purpose of the
+// number.
 inline int32_t Below(uint64_t request, uint64_t what, int32_t n) {
   return static_cast<int32_t>(UniformDraw(request, what) * n);
 }

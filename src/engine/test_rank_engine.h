@@ -59,12 +59,10 @@ class Rig {
     EXPECT_GT(errors, 2);
     EXPECT_TRUE(engine.PoolIsWhole());
   }
-  // Throws an error in every third pass, unless the previous one has thrown.
+  // Returns a callback that throws an error in every third pass.
   std::function<void(uint64_t)> FailSometimes() {
-    return [failed = uint64_t{0}](uint64_t pass) mutable {
-      if (pass % 3 != 0 || pass == failed + 1) return;
-      failed = pass;
-      throw Resource("a device is lost");
+    return [](uint64_t pass) {
+      if (pass % 3 == 0) throw Resource("a device is lost");
     };
   }
   RequestOutput Run(const EngineRequest& request) {

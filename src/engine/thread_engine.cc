@@ -17,15 +17,15 @@ namespace switchyard {
 // `mutex` guards everything below it. Callbacks run without it, so they may submit and abort.
 struct ThreadEngine::Impl {
   std::function<void(uint64_t, uint64_t)> progress;
-  std::thread ranks;  // waits for the rank threads
+  std::thread ranks;  // starts the rank threads and waits for them
 
   std::mutex mutex;
   std::condition_variable news;       // `inbox` grew, or `ready` or `ended` was set
-  std::vector<ControlMessage> inbox;  // for the leader
+  std::vector<ControlMessage> inbox;  // messages for the leader
   struct Open {
     Engine::Callback callback;
     int group = 0;
-    int64_t tokens = 0;  // as counted by the controller
+    int64_t tokens = 0;  // tokens of this request in the controller's counts
   };
   DpController controller;
   std::map<uint64_t, Open> open;

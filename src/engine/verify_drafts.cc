@@ -70,7 +70,7 @@ void RankEngine::Impl::Verify(Sequence& sequence, const Part& part, const Rows& 
   ErrorKind kind = ErrorKind::kResource;
   const std::string error = SampleDrafts(sequence, drafts, own, sampled, kind);
   const auto tokens = static_cast<int64_t>(sampled.new_tokens.size());
-  // The rows of the last known token and of the accepted drafts; rows after them are discarded.
+  // Keeps the rows of the last known token and of the accepted drafts. Later rows are discarded.
   Part kept = part;
   kept.rows = std::max<int64_t>(1, tokens);
   kept.end = part.end - part.rows + kept.rows;
@@ -124,7 +124,7 @@ std::vector<DraftPart> RankEngine::Impl::ProposeForced(std::span<const Part> pas
                     .wanted = WantedDrafts(sequence, max_forced)});
   }
   grammar_drafter.Draft(open, max_forced);
-  // Most grammars force nothing at most places, so only these drafts get pages.
+  // Allocates pages only for drafts that exist, because most grammars force nothing at most points.
   for (const DraftPart& part : open) {
     std::vector<int32_t>& drafts = part.sequence->drafts;
     if (!drafts.empty()) drafts.resize(scheduler.GrowForDrafts(std::ssize(drafts), *part.sequence));

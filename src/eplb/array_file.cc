@@ -15,8 +15,8 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxDimensions = 4;
-// Maximum length of a safetensors header. A text file has no zero bytes, so its first eight bytes,
-// read as a length, exceed this maximum.
+// Maximum length of a safetensors header; it distinguishes safetensors from text. The first eight
+// bytes of a text file, read as a length, exceed this maximum, because text has no zero bytes.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
 std::string ReadAll(std::ifstream& in) {
@@ -66,7 +66,7 @@ std::vector<int32_t> Converted(const std::string& bytes, const std::string& wher
 
 }  // namespace
 
-// dump() of lists is recursive, so deeply nested lists would overflow the stack.
+// Does not use dump(), which is recursive: deeply nested lists would overflow the stack.
 std::string DescribeValue(const json& value) {
   if (value.is_array()) return "a list";
   if (value.is_object()) return "an object";

@@ -19,8 +19,8 @@ struct IntArray {
   std::vector<int32_t> values;  // [product of shape]
 };
 
-// The format is detected from the first bytes of the file, not from its name. Single-threaded. Of
-// safetensors and PyTorch files (torch_file.h) only the header and the requested tensors are read.
+// The format is detected from the first bytes of the file, not from its name. Single-threaded. From
+// safetensors and PyTorch files (torch_file.h), reads only the header and the requested tensors.
 class ArrayFile {
  public:
   // Error kNotFound if the file does not exist, kInvalid if it has none of the formats or is
@@ -31,13 +31,13 @@ class ArrayFile {
 
   const std::string& name() const { return name_; }
   bool Has(const std::string& array) const;
-  // Returns a list of the arrays for messages: "the file has a, b".
+  // Returns the names of the arrays as a text for messages: "the file has a, b".
   std::string NamesOfArrays() const;
   // Accepts nested lists of equal lengths, at most 4 deep, or a tensor of int16, int32 or int64.
   // Error kInvalid if the array is missing, has another type, is ragged or has values outside
   // int32. The message names file and array; for a missing array it lists the existing ones.
   IntArray Get(const std::string& array) const;
-  // The parsed JSON; null for a file with tensors.
+  // The parsed JSON; null if the file is safetensors or PyTorch.
   const nlohmann::json* json() const { return std::get_if<nlohmann::json>(&content_); }
 
  private:
@@ -53,8 +53,9 @@ class ArrayFile {
 std::string DescribeValue(const nlohmann::json& value);
 
 // Token counts for each expert. `array` (logical_count in the recorder's files) has the shape
-// [steps, layers, experts] or [layers, experts]. Error kInvalid, which names file and array: errors
-// of ArrayFile, another shape, an empty array or a negative count.
+// [steps, layers, experts] or [layers, experts]. Error kInvalid, which names file and array, if the
+// shape is another one, the array is empty or a count is negative. Also throws the errors of
+// ArrayFile.
 LoadHistory ReadLoads(const ArrayFile& file, const std::string& array = "logical_count");
 
 }  // namespace switchyard

@@ -34,8 +34,8 @@ void BatchReplicas::Choose(const RoundToChoose& round, const TopK& logical, TopK
   }
 }
 
-// A token at the same position has another key in every pass. So the replicas of an expert take
-// turns.
+// The pass number is part of a token's key. A token at the same position therefore has another key
+// in every pass, so that it does not always choose the same replica of an expert.
 void BatchReplicas::ChooseAtRandom(const RoundToChoose& round, const Layer& layer,
                                    const TopK& logical, TopK* physical) const {
   constexpr int kTokenBits = 32;

@@ -12,13 +12,12 @@
 namespace switchyard {
 
 // One per rank, used by the rank's thread only. `balanced` and `lp` divide the tokens that this
-// rank routes in a round. Ranks that route the same tokens choose the same replicas, since the
-// choice depends only on these tokens. Ranks that route their own tokens start at different
-// replicas.
+// rank routes in a round. Their choice depends on these tokens only. So ranks that route the same
+// tokens choose the same replicas. Ranks that route different tokens start at different replicas.
 class BatchReplicas : public ReplicaChooser {
  public:
-  // `scatters`: each rank routes its own tokens (ScattersTokens). kStatic is not supported here,
-  // because layers implement it themselves.
+  // `scatters`: whether each rank routes its own tokens (ScattersTokens). kStatic is not supported
+  // here, because layers implement it themselves.
   BatchReplicas(EpDispatchAlgorithm algorithm, const Mesh& mesh, bool scatters);
 
   void OnPlacement(int layer, const ExpertPlacement& placement) override;

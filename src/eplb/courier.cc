@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-// The first piece starts with the size of the expert image in bytes.
+// Size in bytes of the head of the first piece. The head is the size of the expert image in bytes.
 constexpr size_t kHead = sizeof(uint64_t);
 
 }  // namespace
@@ -51,7 +51,8 @@ void ExpertCourier::Begin(const std::vector<LayerBatches>& layers, int physical,
   if (active()) Open(step_ + 2);
 }
 
-// `first_piece`: the first step in which a piece may be read.
+// Begins the next batch of transfers. `first_piece`: the first step in which one of its pieces may
+// be read.
 void ExpertCourier::Open(uint32_t first_piece) {
   const Batch& batch = batches_[batch_];
   sending_.reset();
@@ -64,7 +65,7 @@ void ExpertCourier::Open(uint32_t first_piece) {
   if (batch.receive) receiving_.emplace(Receiving{.first_step = first_piece});
 }
 
-// Reads the piece sent in the previous step before sending a piece in this one.
+// Reads the piece that was sent in the previous step, before it sends a piece in this step.
 void ExpertCourier::Step(int64_t all_done) {
   if (!active()) return;
   ++step_;

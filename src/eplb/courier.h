@@ -16,17 +16,18 @@
 namespace switchyard {
 
 // One per rank, used by the rank's thread only; borrows `comm`. Every rank makes the same calls of
-// Begin, Step and Cancel. Between two Steps all ranks take part in a collective (an all-gather), so
-// no piece is overwritten before it has been read. Pieces go through a double buffer in the
-// receiver's symmetric memory. A piece written in one step is read in the next, so Step itself
-// never waits for another rank. The batches of PlanTransfers run one after the other. Each rank of
-// a MoE-TP group sends its shard to the rank with the same MoE-TP index in the receiving group.
+// Begin, Step and Cancel in the same order. Between two Steps all ranks take part in a collective
+// (an all-gather), so no piece is overwritten before it has been read. Pieces go through a double
+// buffer in the receiver's symmetric memory. A piece written in one step is read in the next, so
+// Step itself never waits for another rank. The batches of PlanTransfers run one after the other.
+// Each rank of a MoE-TP group sends its shard to the rank with the same MoE-TP index in the
+// receiving group.
 class ExpertCourier {
  public:
   static constexpr size_t kPieceBytes = size_t{1} << 20;
   static size_t BytesPerRank(int world);
 
-  // Allocates symmetric memory. Smaller pieces are for tests.
+  // Allocates symmetric memory. `piece_bytes`: maximum size of a piece; tests use smaller pieces.
   explicit ExpertCourier(RankComm& comm, size_t piece_bytes = kPieceBytes);
 
   struct LayerBatches {
@@ -35,7 +36,8 @@ class ExpertCourier {
   };
   // Returns an expert of this rank by its local index.
   using Held = std::function<OwnedExpert(int layer, int local)>;
-  // `physical`: number of slots of a layer.
+  // Starts the transfers of all batches. `physical`: number of slots of a layer. `held` reads the
+  // experts to be sent.
   void Begin(const std::vector<LayerBatches>& layers, int physical, Held held);
 
   bool active() const { return batch_ < batches_.size(); }
@@ -45,10 +47,12 @@ class ExpertCourier {
   int64_t pieces() const { return pieces_; }  // received since construction
   // Sends and receives at most one piece. `all_done`: the minimum of batches_done over all ranks.
   void Step(int64_t all_done);
-  // Drops transfers in flight. Returns the experts received so far; freeing them may take time.
+  // Drops the transfers in flight. Returns the experts received so far, because freeing them may
+  // take time.
   std::map<int, std::map<int32_t, OwnedExpert>> Cancel();
 
-  // The experts received since Begin, by layer and logical expert. Call once, when not active.
+  // The experts received since Begin, by layer and logical expert. Call it once, when all transfers
+  // have ended (not active).
   std::map<int, std::map<int32_t, OwnedExpert>> Take();
 
  private:
@@ -65,7 +69,9 @@ class ExpertCourier {
 
   RankComm& comm_;
   const size_t piece_bytes_;
-  size_t buffers_ = 0, flags_ = 0;  // offsets: two pieces; [world] last step in which a rank sent
+  // Offsets in the arena: of the two piece buffers, and of the flags [world], the last step in
+  // which each rank sent a piece.
+  size_t buffers_ = 0, flags_ = 0;
   uint32_t step_ = 0;
   int64_t pieces_ = 0;
 

@@ -63,7 +63,7 @@ void Move(RankComm& comm, ExpertCourier& courier, uint32_t seed, int stop_after 
     next[layer] = RandomMap(kPhysical, 7 * seed + layer + 100);
     layers.push_back({layer, PlanTransfers(previous[layer], next[layer], topology).batches});
   }
-  // MoE-TP parts differ.
+  // The shards of the ranks of a MoE-TP group differ.
   const auto part = [&](int layer, int32_t expert) {
     return Made(layer + 10 * mesh.moe_tp_rank(), expert);
   };
@@ -89,7 +89,7 @@ void Move(RankComm& comm, ExpertCourier& courier, uint32_t seed, int stop_after 
       got.erase(expert);
       if (std::ranges::find(next[layer].begin() + p + 1, next[layer].begin() + own.end, expert) !=
           next[layer].begin() + own.end)
-        got[expert] = part(layer, expert);  // a free rider follows
+        got[expert] = part(layer, expert);  // a later slot holds the expert too
     }
     EXPECT_TRUE(got.empty());
   }

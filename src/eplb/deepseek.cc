@@ -13,10 +13,10 @@ struct Packing {
   std::vector<int> pack, place;  // [items] the item's pack, and its index in the pack
 };
 
-// Packs in order of decreasing weight into the lightest pack that is not full. Ties between packs
-// go to the lower index. Ties between items are in the order of libstdc++'s std::sort, as in the
-// reference (torch.sort on CPUs). This order affects the numbering of an expert's replicas, but not
-// the load.
+// Packs items in order of decreasing weight, each into the lightest pack that is not full. Ties
+// between packs go to the lower index. Ties between items are in the order of libstdc++'s
+// std::sort, as in the reference (torch.sort on CPUs). This order affects the numbering of an
+// expert's replicas, but not the load.
 Packing PackEvenly(std::span<const float> weights, int packs) {
   const int items = static_cast<int>(weights.size()), capacity = items / packs;
   Packing packing{std::vector<int>(items), std::vector<int>(items)};
@@ -65,7 +65,8 @@ struct Sizes {
   int physical, groups, nodes, ranks;
 };
 
-// Returns the experts grouped by node: [experts] the expert at each position.
+// Returns [experts]: the expert at each position of an order in which the experts of a node are
+// contiguous.
 std::vector<int> ExpertsByNode(std::span<const float> load, const Sizes& sizes) {
   const int experts = static_cast<int>(load.size()), group_size = experts / sizes.groups;
   std::vector<float> group_load(sizes.groups, 0.0f);
@@ -110,7 +111,10 @@ DeepSeekPlan PlanDeepSeek(const LoadHistory& history, const RankTopology& topolo
   const Sizes sizes{physical, hierarchical ? topology.groups : 1, hierarchical ? topology.nodes : 1,
                     topology.ranks};
   if (physical % sizes.ranks != 0)
-    throw Invalid("deepseek: {} slots are not divisible by {} ranks", physical, sizes.ranks);
+    throw Invalid(
+        "deepseek: {} slots are not divisible by {} ranks; change the number of redundant experts, "
+        "or use --eplb-algorithm yard",
+        physical, sizes.ranks);
   if (physical < history.experts)
     throw Invalid("deepseek: {} slots for {} experts: want at least one for each", physical,
                   history.experts);

@@ -14,9 +14,9 @@ struct DeepSeekPlan {
 };
 
 // Algorithm of github.com/deepseek-ai/EPLB (eplb.py), with its float32 sums and tie-breaking order,
-// so that plans equal those of the reference. Plans on the sum of all steps, for all ranks, alive
-// or dead. Error kInvalid if `physical` is not divisible by ranks, and for `hierarchical` if groups
-// are not divisible by nodes or experts not by groups.
+// so that plans equal those of the reference. The plan is for the load summed over all steps, and
+// for all ranks, alive or dead. Error kInvalid if `physical` is not divisible by ranks, and for
+// `hierarchical` if groups are not divisible by nodes or experts not by groups.
 //
 // Global: each replica goes to the expert with the highest load per replica. Replicas are packed
 // in order of decreasing load onto the least loaded rank with a free slot. Two replicas of an

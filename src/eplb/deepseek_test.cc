@@ -54,7 +54,8 @@ TEST(DeepSeekTest, SumsTheStepsOfARecording) {
 TEST(DeepSeekTest, RefusesSizesThatDoNotDivide) {
   const LoadHistory loads = RandomLoads(1, 1, 12, 1, 1);
   EXPECT_EQ(ErrorOf([&] { PlanDeepSeek(loads, {.ranks = 5}, 16, false); }),
-            "deepseek: 16 slots are not divisible by 5 ranks");
+            "deepseek: 16 slots are not divisible by 5 ranks; change the number of redundant "
+            "experts, or use --eplb-algorithm yard");
   EXPECT_EQ(ErrorOf([&] { PlanDeepSeek(loads, {.ranks = 4, .nodes = 2, .groups = 3}, 16, true); }),
             "deepseek_hierarchical: 12 experts in 3 groups are not divisible by 2 nodes");
 }

@@ -66,7 +66,7 @@ void DivisionForest::Prune(std::span<double> shares) {
       }
       if (shares[edge] <= 0) continue;
     }
-    up_[bins_ + group_of_[edge]] = edge;  // FindCycle made this node a root
+    up_[bins_ + group_of_[edge]] = edge;  // FindCycle has made this node a root
   }
 }
 

@@ -7,14 +7,14 @@
 
 namespace switchyard {
 
-// An expert whose tokens go to two ranks has its weights read twice, and its GEMMs have fewer rows
-// each. So at equal rank loads, fewer divisions mean less work.
+// An expert that is divided over two ranks has its weights read twice, and each of its GEMMs has
+// fewer rows. So at equal rank loads, fewer divisions mean less work.
 //
 // Experts and bins are the nodes of a bipartite graph; positive shares are its edges. Load can be
-// shifted around a cycle until one share is 0, without changing the load of any expert or bin.
-// Without cycles the graph is a forest, which has fewer edges than nodes: there are at most bins −
-// 1 more shares than experts. (Basic solutions of a transportation problem are forests; T. Koopmans
-// and S. Reiter, 1951.)
+// shifted around a cycle until one share is 0, without changing the load of any expert or bin. A
+// graph without cycles is a forest, which has fewer edges than nodes. So at most bins − 1 shares
+// remain in addition to one share per expert. (Basic solutions of a transportation problem are
+// forests; T. Koopmans and S. Reiter, 1951.)
 //
 // Single-threaded; nothing is allocated after Reset.
 class DivisionForest {
@@ -24,7 +24,7 @@ class DivisionForest {
   void Reset(int num_bins, int num_groups, std::span<const int32_t> bin_of,
              std::span<const int32_t> group_of);
 
-  // `shares` [edges], not negative; modified in place.
+  // Prunes all cycles. `shares` [edges], not negative; modified in place.
   void Prune(std::span<double> shares);
 
  private:

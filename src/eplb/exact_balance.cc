@@ -10,7 +10,8 @@ namespace {
 
 constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max() / 4;
 
-// Maximum flow from node 0 to node 1 (Dinic: level graph by BFS, augmenting paths by DFS).
+// Computes the maximum flow from node 0 to node 1 by Dinic's algorithm: a level graph by BFS,
+// augmenting paths by DFS.
 class FlowNetwork {
  public:
   explicit FlowNetwork(int nodes) : edges_of_(nodes), level_(nodes), next_(nodes) {}
@@ -93,7 +94,8 @@ int64_t ExactBalance(int num_bins, std::span<const int32_t> bin_of,
   std::vector<std::vector<size_t>> places(experts);
   for (size_t p = 0; p < bin_of.size(); ++p)
     if (bin_of[p] >= 0 && expert_of[p] >= 0) places[expert_of[p]].push_back(p);
-  // The flow prefers the first edge with capacity. So `offset` and the expert rotate the order.
+  // The search for the maximum flow prefers the first edge of an expert. Rotating the edges by
+  // `offset` and expert id makes it prefer other replicas.
   for (int e = 0; e < experts; ++e)
     for (size_t i = 0; i < places[e].size(); ++i) {
       const size_t p = places[e][(i + offset + e) % places[e].size()];

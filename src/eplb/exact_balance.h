@@ -1,5 +1,5 @@
-// Exact minimum of the maximum rank load over all divisions of a batch: the reference for
-// heuristics.
+// Computes the exact minimum of the maximum rank load over all divisions of a batch. It is the
+// reference for heuristics.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace switchyard {
 // good replicas is filled first (as in WaterFilling).
 //
 // Solves the linear program  min t : Σ_e x_eb ≤ t,  Σ_b x_eb = load_e,  x ≥ 0  in whole tokens. For
-// a fixed t it is feasible if the maximum flow from experts over their replicas to bins of capacity
-// t carries all load. t is found by binary search. The maximum flow is found by shortest augmenting
-// paths (Dinic 1970). About 0.3 ms for a layer: meant for benchmarks and tests, not for every
-// batch.
+// a fixed t the program is feasible if the maximum flow from experts, over their replicas, to bins
+// of capacity t carries all load. t is found by binary search. The maximum flow is found by
+// shortest augmenting paths (Dinic 1970). About 0.3 ms for a layer: meant for benchmarks and tests,
+// not for every batch.
 int64_t ExactBalance(int num_bins, std::span<const int32_t> bin_of,
                      std::span<const int32_t> expert_of, std::span<const int32_t> load,
                      std::span<int32_t> shares, int offset = 0);

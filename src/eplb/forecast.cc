@@ -11,7 +11,8 @@ namespace {
 constexpr std::array<float, 4> kHalfLives{1, 3, 10, 40};
 constexpr float kErrorHalfLife = 10;
 
-// Averages with all half-lives over one layer. Loops run over experts only, so that they vectorize.
+// Moving averages of one layer's load, one for each half-life. Loops run over experts only, so that
+// they vectorize.
 class Averages {
  public:
   explicit Averages(int experts) : experts_(experts), of_(kHalfLives.size()) {

@@ -18,10 +18,11 @@ struct LoadForecast {
 };
 
 // An exponentially weighted moving average for each layer. Several half-lives, 1 to 40 steps, run
-// in parallel over the history. Each step is compared with their forecasts, and the half-life with
-// the least absolute error is selected; the weight of old errors halves after 10 steps. So a steady
-// load is averaged over the whole history, a drifting load follows the last steps, and after a
-// sudden shift the old distribution is soon forgotten. Without steps everything is 0.
+// in parallel over the history. At each step, the forecast of each half-life is compared with the
+// counts. The half-life with the least absolute error is selected; the weight of an error halves
+// after 10 steps. So a steady load is averaged over the whole history, a drifting load follows the
+// last steps, and after a sudden shift the old distribution is soon forgotten. Without steps all
+// fields are 0.
 LoadForecast Forecast(const LoadHistory& history);
 
 }  // namespace switchyard

@@ -33,7 +33,8 @@ TEST(ForecastTest, ForgetsTheOldShapeSoonAfterASuddenChange) {
     error += std::abs(forecast.Layer(0)[e] - mean);
     total += mean;
   }
-  EXPECT_LT(error, 0.2 * total);  // for the window's plain sum the error exceeds half of total
+  // With the plain sum of the window, the error exceeds half of total.
+  EXPECT_LT(error, 0.2 * total);
 }
 
 TEST(ForecastTest, OfOneStepIsThatStepAndOfNoneNothing) {

@@ -20,7 +20,7 @@ constexpr const char* kCounts = "logical_count";
 constexpr const char* kWanted =
     "want JSON, safetensors or .pt with physical_to_logical_map or logical_count";
 
-// Converts a tensor to the rows of the JSON form of the map.
+// Converts a tensor to the form that the map has in JSON: a list of rows.
 json RowsOfTensor(const ArrayFile& file) {
   const IntArray map = file.Get(kMap);
   if (map.shape.size() != 2 || map.values.empty())
@@ -35,8 +35,9 @@ json RowsOfTensor(const ArrayFile& file) {
   return rows;
 }
 
-// Returns the rows of the map. The rows of a tensor are stored in `converted`. JSON rows are not
-// copied, because the copy is recursive and deeply nested lists would overflow the stack.
+// Returns the rows of the map. If the map is a tensor, its rows are stored in `converted`. Rows of
+// JSON are not copied, because copying is recursive and deeply nested lists would overflow the
+// stack.
 const json& ReadMap(const ArrayFile& file, json* converted) {
   if (file.json() == nullptr) return *converted = RowsOfTensor(file);
   const json& rows = file.json()->at(kMap);
@@ -45,7 +46,8 @@ const json& ReadMap(const ArrayFile& file, json* converted) {
   return rows;
 }
 
-// Error kInvalid describes the fault of the row.
+// Converts one row of the map. The message of Error kInvalid says what is wrong with the row,
+// without naming file and layer.
 ExpertPlacement PlacementOf(const json& row, int num_logical, int redundant) {
   const auto is_id = [&](const json& id) {
     return id.is_number_integer() && id >= 0 && id < num_logical;
@@ -96,7 +98,7 @@ std::vector<ExpertPlacement> FromCounts(const ArrayFile& file, const InitLocatio
   return placements;
 }
 
-// The flag's value is JSON text if it begins like an object, else a file name.
+// Opens the value of the flag. It is JSON text if it begins like a JSON object, else a file name.
 void OpenLocation(const std::string& location, std::optional<ArrayFile>* file) {
   const size_t begin = location.find_first_not_of(" \t\r\n");
   if (begin != std::string::npos && location[begin] == '{') {

@@ -16,8 +16,8 @@ struct InitLocation {
   int64_t num_layers = 0;            // layers of the model, including dense layers
   int num_logical = 0;
   int redundant = 0;               // --ep-num-redundant-experts
-  std::string algorithm = "auto";  // --eplb-algorithm, for a recorded distribution
-  RankTopology topology;           // for a recorded distribution too
+  std::string algorithm = "auto";  // --eplb-algorithm, used for recorded loads only
+  RankTopology topology;           // used for recorded loads only
 };
 
 // One placement for each layer. `location` is "trivial", JSON text that begins with {, or a JSON,
@@ -31,8 +31,9 @@ struct InitLocation {
 // layer; kNotFound names flag and file.
 std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init);
 
-// Collective. Error kInvalid on every rank, naming the flag with its value `location`, if any rank
-// has other placements than rank 0. Each rank reads the file of its own host.
+// Checks that all ranks have the same placements, which may differ because each rank reads the file
+// of its own host. Collective. If the placements of any rank differ from those of rank 0, throws
+// Error kInvalid on every rank. The message names the flag with its value `location`.
 void CheckSamePlacements(const std::vector<ExpertPlacement>& placements,
                          const std::string& location, Communicator& world);
 

@@ -36,8 +36,8 @@ void LayerPlan::Assign(std::span<const int32_t> map) {
   std::ranges::fill(bin_load_, 0.0);
   for (int bin = 0; bin < bins(); ++bin)
     for (int p = slots(bin).begin; p < slots(bin).end; ++p)
-      // A second replica of an expert on one rank gives dispatch no choice, so its slot becomes
-      // empty.
+      // A second slot for the same expert on one rank would leave dispatch no additional choice, so
+      // the slot becomes empty.
       if (map[p] >= 0 && map[p] < experts() && !Holds(bin, map[p])) {
         map_[p] = map[p];
         ++count_[map[p]];
@@ -100,12 +100,13 @@ bool LayerPlan::SwapFromHeaviest(int heavy) {
   int from = -1, to = -1, to_bin = -1;
   const auto try_bin = [&](int bin) {
     const double gap = bin_load_[heavy] - bin_load_[bin];
-    // A swap that halves the gap has the largest gain, gap² / 2.
+    // A swap of experts whose loads differ by half of the gap has the largest gain, gap² / 2.
     if (bin == heavy || gap * gap / 2 <= best) return;
     for (int i = slots(heavy).begin; i < slots(heavy).end; ++i) {
       if (solo_[i] == kInfinite) continue;
       for (int j = slots(bin).begin; j < slots(bin).end; ++j) {
-        const double change = solo_[i] - solo_[j];        // −infinite: no gain
+        // −infinite if expert j has replicas, so that there is no gain.
+        const double change = solo_[i] - solo_[j];
         const double gain = 2 * change * (gap - change);  // reduction of the sum of squares
         if (gain <= best) continue;
         best = gain;
@@ -118,7 +119,7 @@ bool LayerPlan::SwapFromHeaviest(int heavy) {
   for (int bin = 0; bin < bins(); ++bin) try_bin(bin);
   if (to_bin < 0) return false;
   const double change = solo_[from] - solo_[to];
-  first_slot_[map_[from]] = to;  // their only slot
+  first_slot_[map_[from]] = to;  // each of the two experts has one slot
   first_slot_[map_[to]] = from;
   std::swap(map_[from], map_[to]);
   std::swap(solo_[from], solo_[to]);

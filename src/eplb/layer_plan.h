@@ -11,9 +11,9 @@
 namespace switchyard {
 
 // A value type; single-threaded. Bins are the living ranks. The plan divides an expert's load
-// evenly over its replicas, because even shares are in the middle of the range that dispatch can
-// choose from. So if even shares balance the bins, dispatch can correct a batch equally far in both
-// directions.
+// evenly over its replicas. Dispatch may later choose other shares for a batch, and even shares are
+// in the middle of the possible range. So if even shares balance the bins, dispatch can correct a
+// batch equally far in both directions.
 class LayerPlan {
  public:
   // `bins` must outlive the plan. `load` [experts] tokens per step, not negative.
@@ -33,21 +33,23 @@ class LayerPlan {
   double bin_load(int bin) const { return bin_load_[bin]; }
   double mean() const { return mean_; }
   double PerReplica(int32_t expert) const { return per_replica_[expert]; }
-  // [experts] tokens of each replica; the whole load for experts without a replica.
+  // [experts] load per slot, in tokens; the whole load if the expert has no slot.
   std::span<const double> per_replica() const { return per_replica_; }
-  // [experts] tokens of each replica if the expert had one replica less; infinite for experts with
-  // fewer than two replicas.
+  // [experts] load per slot, in tokens, if the expert had one slot less; infinite for experts with
+  // fewer than two slots.
   std::span<const double> with_one_less() const { return with_one_less_; }
   int bin_of(int place) const { return bin_of_[place]; }  // −1: slot of a dead rank
-  // Linked list of the slots of an expert, in no order: first_slot, then next_slot until −1.
+  // Linked list of the slots of an expert, in no particular order: begins at first_slot, continues
+  // with next_slot, ends at −1.
   int first_slot(int32_t expert) const { return first_slot_[expert]; }
   int next_slot(int place) const { return next_slot_[place]; }
   bool Holds(int bin, int32_t expert) const;
   int Heaviest() const;
 
-  // Swaps experts without replicas between the most loaded bin and other bins. Each swap is the one
-  // that reduces the sum of squared bin loads most. Stops when no swap reduces it, the most loaded
-  // bin is within `tolerance` of the mean, or `budget` swaps are done. Returns the number of swaps.
+  // Swaps experts that have a single slot between the most loaded bin and other bins. Each swap is
+  // the one that reduces the sum of squared bin loads most. Stops when no swap reduces the sum,
+  // when the most loaded bin is within the fraction `tolerance` of the mean, or after `budget`
+  // swaps. Returns the number of swaps.
   int ImproveBySwaps(double tolerance, int budget);
 
  private:
@@ -60,26 +62,27 @@ class LayerPlan {
   std::vector<double> load_;
   std::vector<int32_t> map_;
   std::vector<int> first_slot_, next_slot_;          // [experts], [physical]
-  std::vector<int32_t> count_;                       // [experts] replicas
+  std::vector<int32_t> count_;                       // [experts] number of replicas
   std::vector<double> per_replica_, with_one_less_;  // [experts]
-  std::vector<double> solo_;      // [physical] load of experts without replicas; others infinite
+  std::vector<double> solo_;      // [physical] load of experts with a single slot; else infinite
   std::vector<double> bin_load_;  // [bins]
   std::vector<int> bin_of_;       // [physical] −1: slot of a dead rank
   double mean_ = 0;
 };
 
-// Plans from scratch:
+// Plans without regard to the current placement:
 // 1. Each replica goes to the expert with the highest load per replica.
-// 2. Replicas of one expert go to different ranks. Ranks are chosen so that sharing experts
-//    connects all ranks, and all ranks hold about the same number of replicated experts. Excess
-//    load of a batch on one rank can then flow to all others, along chains of shared experts.
-// 3. Experts with one replica go, heaviest first, to the least loaded rank with a free slot.
+// 2. Replicas of one expert go to different ranks. Ranks are chosen so that shared experts connect
+//    all ranks, and all ranks hold about the same number of replicated experts. Excess load of a
+//    batch on one rank can then flow to all other ranks, along chains of shared experts.
+// 3. Experts with one slot go, heaviest first, to the least loaded rank with a free slot.
 void PlanFromScratch(LayerPlan* plan);
 
-// Plans from the current placement with few changes: missing experts get a slot, empty slots are
-// filled, and slots are reassigned from cold to hot experts. A slot is reassigned only if the hot
-// expert's load per replica exceeds 1 + `slack` times the cold expert's load per replica after the
-// change. Swaps are left to ImproveBySwaps.
+// Plans with few changes to the current placement: missing experts get a slot, empty slots are
+// filled, and at most `budget` slots are reassigned from cold to hot experts. A slot is reassigned
+// only if it improves the balance clearly: the hot expert's load per replica must exceed 1 +
+// `slack` times the cold expert's load per replica after the change. Does not swap experts;
+// ImproveBySwaps does.
 void RepairPlan(double slack, int budget, LayerPlan* plan);
 
 }  // namespace switchyard

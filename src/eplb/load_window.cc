@@ -12,9 +12,10 @@
 namespace switchyard {
 namespace {
 
-// Total variation distance of two counted distributions over experts, minus the distance to expect
-// if both are samples of one distribution. That expectation is half the mean absolute difference of
-// two near-normal shares.
+// Total variation distance of two distributions over experts, given as counts, minus the distance
+// that sampling noise alone would cause. The noise is estimated as half the mean absolute
+// difference of two samples of the same distribution, summed over experts. Shares are approximated
+// as normal.
 double Distance(std::span<const int64_t> a, std::span<const int64_t> b) {
   const auto sum = [](std::span<const int64_t> counts) {
     return static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
@@ -82,12 +83,12 @@ void LoadWindow::AddCounts(uint64_t pass, int layer, std::span<const int32_t> lo
     ranks[map_.Owner(static_cast<int32_t>(p))] += physical[p];
 }
 
-// Ranks' counts are summed as float32: exact below 2^24, to one part in 10^7 above, and equal on
-// all ranks.
+// Counts are summed over ranks as float32. Sums are exact below 2^24, accurate to one part in 10^7
+// above, and equal on all ranks.
 bool LoadWindow::EndPass(uint64_t pass) {
   if (const auto it = open_.find(pass); it != open_.end()) {
     std::ranges::transform(now_, it->second, now_.begin(), std::plus<int64_t>());
-    AbortPass(pass);  // its memory is free
+    AbortPass(pass);  // keeps the memory of the counts for later passes
   }
   if (++passes_ < passes_per_step_) return false;
   passes_ = 0;

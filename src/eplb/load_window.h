@@ -21,7 +21,7 @@ namespace switchyard {
 class LoadWindow {
  public:
   static constexpr int kSteps = 50;
-  static constexpr int kRecent = 10;  // steps that define the current distribution of the load
+  static constexpr int kRecent = 10;  // number of steps that define the current load distribution
 
   // `layers`: number of MoE layers. `passes`: length of the window in passes, at least 1; rounded
   // up to a multiple of the passes per step.
@@ -29,14 +29,14 @@ class LoadWindow {
              Communicator& world);
 
   // Adds the choices of one round of a pass, as logical expert ids and as slots; −1: none. Several
-  // passes may be in flight; each counts when it ends.
+  // passes may be in flight; the choices of a pass count when the pass ends.
   void Add(uint64_t pass, int layer, std::span<const int32_t> logical,
            std::span<const int32_t> physical);
   // Adds one round of a pass as counts of each expert and of each slot.
   void AddCounts(uint64_t pass, int layer, std::span<const int32_t> logical,
                  std::span<const int32_t> physical);
-  // Ends a pass. Collective after every passes_per_step-th pass; the sums are then equal on every
-  // rank. Returns whether a step has just been completed.
+  // Ends a pass. Every passes_per_step-th call completes a step: it is collective, and the sums are
+  // then equal on every rank. Returns whether a step has just been completed.
   bool EndPass(uint64_t pass);
   // Discards the counts of an aborted pass.
   void AbortPass(uint64_t pass);
@@ -45,23 +45,23 @@ class LoadWindow {
     balanced_since_ = steps_.size();
     mixed_ = passes_ > 0;
   }
-  // Call when a plan is made from the last `most` steps. Their sum becomes the reference
-  // distribution of ShapeChange.
+  // Call when a plan is made from the last `most` steps. The sum of these steps becomes the
+  // reference distribution of ShapeChange.
   void OnPlanned(int most = kSteps);
 
   int64_t passes_per_step() const { return passes_per_step_; }
-  // The last `most` steps.
+  // The counts of the last `most` steps.
   LoadHistory History(int most = kSteps) const;
   // Mean over steps since OnMoved and over layers of (mean / max rank load); nullopt if nothing has
   // been counted.
   std::optional<double> MeanBalancedness() const;
-  // Fraction (0 to 1) of the load of the last kRecent steps that goes to other experts than at the
-  // last OnPlanned. It is the mean over layers of the total variation distance, minus the distance
-  // to expect from sampling noise alone. 0 until there are kRecent steps.
+  // Fraction (0 to 1) of the load of the last kRecent steps that goes to other experts than in the
+  // steps of the last OnPlanned. Computed as the mean over layers of the total variation distance,
+  // minus the distance that sampling noise alone would cause. 0 until there are kRecent steps.
   double ShapeChange() const;
 
  private:
-  using Counts = std::vector<int64_t>;  // [layers, experts], then [layers, EP ranks]
+  using Counts = std::vector<int64_t>;  // token counts [layers, experts], then [layers, EP ranks]
   // Returns the counts of a pass in flight. ExpertsOf and RanksOf return a layer's part of them:
   // [experts] and [EP ranks].
   Counts& CountsOf(uint64_t pass);
@@ -78,10 +78,11 @@ class LoadWindow {
   const ExpertMap map_;
   const int64_t passes_per_step_;
   Communicator& world_;
-  int64_t passes_ = 0;                      // in the current step
-  Counts now_;                              // counts of this rank in the current step
-  std::vector<float> sums_;                 // scratch: now_ summed over ranks
-  std::map<uint64_t, Counts> open_, free_;  // passes in flight; memory of passes that have ended
+  int64_t passes_ = 0;       // passes counted in the current step
+  Counts now_;               // counts of this rank in the current step
+  std::vector<float> sums_;  // scratch: now_ summed over ranks
+  // Counts of passes in flight, and memory of passes that have ended.
+  std::map<uint64_t, Counts> open_, free_;
   struct Step {
     std::vector<int32_t> counts;  // [layers, experts]
     double balancedness = 1;

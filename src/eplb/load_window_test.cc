@@ -25,7 +25,7 @@ LoadWindow Window(RankComm& comm, int64_t passes) {
   return {kLayers, kExperts, kRanks, ExpertMap(kExperts, kRanks, false), passes, *comm.tp};
 }
 
-// Every layer gets these choices; slots equal expert ids.
+// Runs a pass in which every layer gets the choices `ids`; slots equal expert ids.
 bool Pass(LoadWindow& window, const std::vector<int32_t>& ids) {
   for (int layer = 0; layer < kLayers; ++layer) window.Add(0, layer, ids, ids);
   return window.EndPass(0);
@@ -131,7 +131,7 @@ TEST(LoadWindow, BalancednessIsThatSinceExpertsMoved) {
     for (int i = 0; i < 6; ++i) Pass(window, {0});
     EXPECT_DOUBLE_EQ(window.MeanBalancedness().value(), 0.5);
     Pass(window, {0});
-    window.OnMoved();  // within a step; this step does not count
+    window.OnMoved();  // in the middle of a step, which then does not count
     Pass(window, {0, 4});
     EXPECT_EQ(window.MeanBalancedness(), std::nullopt);
     for (int i = 0; i < 2; ++i) Pass(window, {0, 0, 0, 4});
@@ -158,7 +158,8 @@ TEST(LoadWindow, TellsAnotherShapeFromChance) {
     passes(30, 0);
     EXPECT_LT(window.ShapeChange(), 0.1);
     passes(LoadWindow::kRecent / 2, 2);
-    EXPECT_NEAR(window.ShapeChange(), 0.25, 0.1);  // half the rows are new, half of these moved
+    // Half of the rows are new, and half of these are for other experts.
+    EXPECT_NEAR(window.ShapeChange(), 0.25, 0.1);
     passes(LoadWindow::kRecent, 4);
     EXPECT_GT(window.ShapeChange(), 0.85);
     window.OnPlanned(LoadWindow::kRecent);

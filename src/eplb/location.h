@@ -9,7 +9,7 @@
 
 namespace switchyard {
 
-// All layers; immutable, equal on every rank.
+// The maps of all layers; immutable, equal on every rank.
 class ExpertLocation {
  public:
   ExpertLocation() = default;
@@ -23,7 +23,7 @@ class ExpertLocation {
   int max_replicas() const { return max_replicas_; }  // X
   const Placement& placement() const { return placement_; }
 
-  // [layers, logical, X], padded with −1 for experts with fewer replicas.
+  // [layers, logical, X] slots of each expert. X: maximum number of replicas; padded with −1.
   std::span<const int32_t> logical_to_all_physical() const { return to_physical_; }
   std::span<const int32_t> valid_counts() const { return counts_; }  // [layers, logical]
 

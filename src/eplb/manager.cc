@@ -13,9 +13,9 @@ namespace {
 
 constexpr int kExtraWords = kNumFillFrom + 2;
 
-// Rank 0's plan for the broadcast: physical_to_logical of all layers, the number of slots by
-// source, the maximum number of transfer batches of a layer, and the number of layers that are not
-// worth moving.
+// Rank 0's plan for the broadcast: physical_to_logical of all layers, the number of slots by source
+// (FillFrom), the maximum number of transfer batches of a layer, and the number of layers that are
+// not worth moving.
 std::vector<int32_t> Encode(const Placement& previous, const Placement& plan,
                             const RankTopology& topology, int not_worth_moving) {
   std::vector<int32_t> words = plan.physical_to_logical;
@@ -152,7 +152,8 @@ void EplbManager::StartPlanning(const char* trigger, int steps) {
   began_ = std::chrono::steady_clock::now();
   window_->OnPlanned(steps);
   if (!is_leader_) return plan_.Start({});
-  const bool on_request = status_.trigger == "request";  // ignores the cost of moves
+  // A requested plan ignores the cost of moves.
+  const bool on_request = status_.trigger == "request";
   plan_.Start([algorithm = algorithm_, topology = topology_, previous = Current(),
                history = window_->History(steps), passes = window_->passes_per_step(), on_request,
                dispatch = ParseEpDispatchAlgorithm(options_.dispatch)] {

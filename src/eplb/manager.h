@@ -30,25 +30,26 @@ struct EplbShape {
 
 // One per rank, next to the model that it observes; borrows `comm`. Used by the rank's thread only.
 // BeginPass, EndPass and Rebalance are called on every rank around the same passes. Their traffic
-// is small: an all-reduce of counts about 50 times per --eplb-rebalance-num-iterations passes, and
-// a small message before each pass while a plan is computed or layers are migrating.
+// is small. Counts are all-reduced about 50 times per --eplb-rebalance-num-iterations passes. While
+// a plan is computed or layers are migrating, ranks exchange a small message before each pass.
 //
 // Every explicit request triggers a plan. Two other events trigger a plan only if the mean
 // balancedness (mean / max rank load) is at most min_utilization. One is the end of num_iterations
-// passes since the last rebalance. The other is a changed load distribution; a second plan follows
-// once the recent steps contain only the new load. Rank 0 plans on a separate thread and broadcasts
-// the plan. A Migration moves the layers that the plan changes. Without a request it skips layers
-// whose gain is below the cost of their moves (plan_value.h).
+// passes since the last rebalance. The other is a changed load distribution (kShapeChange); a
+// second plan follows once the recent steps contain only the new load. Rank 0 plans on a separate
+// thread and broadcasts the plan. A Migration moves the layers that the plan changes. Without a
+// request it skips layers whose gain is below the cost of their moves (plan_value.h).
 class EplbManager : public RoutingObserver {
  public:
-  // Fraction of the load that must have shifted to other experts since the last plan to trigger a
-  // plan early.
+  // An early plan is triggered if at least this fraction of the load has shifted to other experts
+  // since the last plan.
   static constexpr double kShapeChange = 0.25;
 
-  // Error kInvalid of PlanPlacement if the planner cannot place these experts on `ranks` EP ranks.
+  // Throws Error kInvalid (from PlanPlacement) if the planner cannot place these experts on `ranks`
+  // EP ranks.
   static void Check(const EplbOptions& options, const EplbShape& shape, int ranks);
 
-  // Allocates symmetric memory. Error kInvalid: errors of Validate and Check.
+  // Allocates symmetric memory. Throws the errors of Validate and Check (kInvalid).
   EplbManager(const EplbOptions& options, const EplbShape& shape, RankComm& comm);
 
   // Bytes that the manager allocates in a rank's arena.
@@ -58,7 +59,7 @@ class EplbManager : public RoutingObserver {
 
   // Call it before the first pass. Collective.
   void Attach(MovableExperts* experts);
-  // Stops a migration on this rank alone. Call it before the experts are destroyed; no pass may
+  // Stops a migration on this rank only. Call it before the experts are destroyed; no pass may
   // follow.
   void Detach() { migration_.reset(); }
 
@@ -68,17 +69,17 @@ class EplbManager : public RoutingObserver {
   void OnCounts(uint64_t pass, int layer, const RoutedCounts& counts) override;
 
   // Call BeginPass before each pass. While `busy`, call it also when no pass runs because there are
-  // no tokens. BeginPass may switch layers to another placement, for this pass and later ones. On a
-  // GPU an earlier pass may still be in flight. `pass`: as for OnRoute.
+  // no tokens. BeginPass may switch layers to another placement; the placement applies to this pass
+  // and later ones. On a GPU an earlier pass may still be in flight. `pass`: as for OnRoute.
   void BeginPass();
   void EndPass(uint64_t pass);
-  // Replaces EndPass for an aborted pass, whose choices do not count.
+  // Call it instead of EndPass for an aborted pass, whose choices do not count.
   void AbortPass(uint64_t pass);
   // Whether a plan is being computed or carried out; equal on every rank.
   bool busy() const;
 
-  // Plans now, however even the load is. Returns the reason for refusal, the same on every rank;
-  // empty if accepted.
+  // Requests a plan now, even if the load is balanced. Returns the reason if the request is
+  // refused, the same on every rank; empty if accepted.
   std::string Rebalance();
 
   EplbStatus Status() const;
@@ -87,7 +88,8 @@ class EplbManager : public RoutingObserver {
   // The two functions below plan for the load of the last `steps` steps.
   void ConsiderPlanning(const char* trigger, int steps);
   void StartPlanning(const char* trigger, int steps);
-  // Number of steps to plan for. After a change of the distribution, older steps are left out.
+  // Number of steps to plan for. After a change of the distribution, steps from before the change
+  // are left out.
   int RelevantSteps() const;
   void ReceivePlan();
   void StartMigration(const Placement& plan);
@@ -106,10 +108,10 @@ class EplbManager : public RoutingObserver {
   std::vector<int> layers_;    // MoE layers
   std::vector<int> index_of_;  // [layers of the model] index into layers_; −1: dense
   std::optional<LoadWindow> window_;
-  int64_t passes_ = 0;  // since the last plan or the end of the last migration
-  // A changed distribution triggers a plan while the recent steps still contain older load. A
-  // second plan follows when they no longer do. Counts down the steps to the second plan; 1: due,
-  // 0: none.
+  int64_t passes_ = 0;  // passes since the last plan or since the end of the last migration
+  // Number of steps until the second plan after a changed distribution; 1: due now, 0: no second
+  // plan is pending. The first plan is made while the recent steps still contain older load. The
+  // second one is made when they contain only the new load.
   int steps_to_follow_up_ = 0;
   PlanJob plan_;
   int not_worth_moving_ = 0;  // layers whose moves gain too little (plan_value.h)

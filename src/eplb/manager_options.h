@@ -8,13 +8,14 @@
 
 namespace switchyard {
 
-// The flags. Names and meaning follow SGLang's, except for the last flag, which is our own.
+// The flags. Names and meaning follow SGLang's. Only the last flag is this project's own.
 struct EplbOptions {
-  bool enable = false;              // --enable-eplb
-  std::string algorithm = "auto";   // --eplb-algorithm (planner.h)
-  int64_t num_iterations = 1000;    // --eplb-rebalance-num-iterations: passes between two plans
-  int32_t layers_per_chunk = 1;     // --eplb-rebalance-layers-per-chunk: layers whose weights are
-                                    // held twice, and that switch at one step; −1: all
+  bool enable = false;             // --enable-eplb
+  std::string algorithm = "auto";  // --eplb-algorithm (planner.h)
+  int64_t num_iterations = 1000;   // --eplb-rebalance-num-iterations: passes between two plans
+  // --eplb-rebalance-layers-per-chunk: number of layers that switch before the same pass. Until
+  // then, their old and new weights are in memory. −1: all layers.
+  int32_t layers_per_chunk = 1;
   double min_utilization = 1.0;     // --eplb-min-rebalancing-utilization-threshold: no plan while
                                     // the mean balancedness exceeds it
   std::string dispatch = "static";  // --ep-dispatch-algorithm (replica_choice.h)
@@ -25,22 +26,22 @@ struct EplbOptions {
 // Error kInvalid names the flag.
 void Validate(const EplbOptions& options);
 
-// Resolves --eplb-algorithm `auto`: yard if batches are divided over replicas by rank load
-// (balanced, lp), else deepseek, which assumes that replicas get equal parts of their expert's
-// load. The result is also yard if ranks have unequal numbers of `places` (slots), which deepseek
-// cannot handle.
+// Returns the planner that --eplb-algorithm `auto` stands for. It is yard if batches are divided
+// over replicas by rank load (dispatch balanced or lp), else deepseek, which assumes that replicas
+// get equal parts of their expert's load. It is also yard if ranks have unequal numbers of `places`
+// (slots), which deepseek cannot handle.
 std::string PlannerFor(const EplbOptions& options, int places, int ranks);
 
 // kIdle: waiting for a trigger. kPlanning: rank 0's thread computes a plan. kAgreed: all ranks have
 // the plan. kMoving: weights are being transferred, and layers switch one chunk after the other.
-// kStopping: the migration was aborted, and loading threads are finishing. kDone: idle again, after
-// a plan that was carried out.
+// kStopping: the migration was aborted, and loading threads are finishing. kDone: idle, and the
+// last plan was carried out.
 enum class EplbState : uint8_t { kIdle, kPlanning, kAgreed, kMoving, kStopping, kDone };
 const char* Name(EplbState state);
 
 struct EplbStatus {
   EplbState state = EplbState::kIdle;
-  int64_t passes = 0;  // since the server started
+  int64_t passes = 0;  // number of passes since the server started
   // Mean of (mean / max rank load) since experts last moved; nullopt if nothing was counted since.
   std::optional<double> balancedness;
   // The following fields describe the current rebalance, or the last one if none is in progress.
@@ -48,17 +49,19 @@ struct EplbStatus {
   std::optional<double> planned_at;  // balancedness at the time of planning
   int32_t layer = -1;                // layer being migrated; −1: none
   int32_t layers_done = 0, layers_to_move = 0;
-  std::vector<int64_t> fills;    // [kNumFillFrom] slots by source (transfers.h)
-  int32_t transfer_batches = 0;  // batches of pairwise transfers; maximum over layers
+  // [kNumFillFrom] number of slots filled from each source (transfers.h).
+  std::vector<int64_t> fills;
+  int32_t transfer_batches = 0;  // number of batches of pairwise transfers; maximum over layers
   double plan_seconds = 0, move_seconds = 0;
-  double longest_switch_seconds = 0;  // longest stall of a pass of rank 0 by layer switches
+  double longest_switch_seconds = 0;  // longest stall of a pass by a layer switch, on rank 0
   int64_t move_passes = 0;
   // Counters since the start of the server.
   int64_t plans = 0, rebalances = 0;  // plans made; migrations completed
   int64_t layers_moved = 0;
-  int64_t experts_loaded = 0, experts_received = 0;  // by rank 0: from files; from other ranks
-  int64_t failures = 0, watchdog_resets = 0;         // failures include watchdog resets
-  std::string last_result, last_failure;             // messages
+  // On rank 0: number loaded from files; number received from other ranks.
+  int64_t experts_loaded = 0, experts_received = 0;
+  int64_t failures = 0, watchdog_resets = 0;  // failures include watchdog resets
+  std::string last_result, last_failure;      // messages
 };
 
 }  // namespace switchyard

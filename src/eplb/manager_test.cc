@@ -30,8 +30,8 @@ void OnRanks(const std::function<void(RankComm&)>& body) {
                  });
 }
 
-// A rank with 40 tokens of its own in each pass. The first expert of a token is one of `hot` ones
-// starting at `first_hot`, which share a rank in the trivial placement; the second is random.
+// A rank with 40 own tokens in each pass. A token's first expert is one of `hot` experts starting
+// at `first_hot`, which share a rank in the trivial placement. Its second expert is random.
 struct Rank {
   Rank(const EplbOptions& options, RankComm& comm, bool sends = false)
       : manager(options, kShape, comm),
@@ -167,7 +167,7 @@ TEST(EplbManager, PlansWhenItIsAsked) {
     EXPECT_EQ(rank.manager.Rebalance(), "");
     EXPECT_TRUE(rank.manager.busy());
     EXPECT_THAT(rank.manager.Rebalance(), HasSubstr("already in progress (planning)"));
-    // Without requests the migration still proceeds.
+    // Without further requests, the migration still proceeds to its end.
     while (rank.manager.busy()) rank.manager.BeginPass();
     EXPECT_EQ(rank.manager.Status().balancedness, std::nullopt);  // no counts since the move
     EXPECT_EQ(rank.manager.Status().trigger, "request");
@@ -193,8 +193,8 @@ TEST(EplbManager, PlansBeforeItsTimeWhenTheLoadHasAnotherShape) {
     EXPECT_GE(rank.manager.Status().plans, 2);
     EXPECT_LE(rank.manager.Status().plans, 3);
     EXPECT_EQ(rank.manager.Status().trigger, "shape");
-    // The plan may have seen a window that is half full of the new load. A further plan then
-    // follows when the window is full, still before 1000 passes.
+    // The plan may have used a window of which only half is the new load. Another plan then follows
+    // when the new load fills the window, still before 1000 passes.
     const auto balancedness = [&] { return rank.manager.Status().balancedness.value_or(0); };
     rank.Passes(100);
     for (int i = 0; i < 25 && balancedness() <= 0.85; ++i) rank.Passes(20);

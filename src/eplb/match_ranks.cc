@@ -6,14 +6,16 @@
 namespace switchyard {
 namespace {
 
-// [bins, bins] cost for rank b to receive the experts that the plan assigns to rank a, minus the
-// cost if rank b held nothing (which is the same for all b).
+// [bins, bins] cost of moving to rank b the experts that the plan assigns to rank a. Costs are
+// relative to a rank b that holds no expert, whose cost is the same for all b. So they are at most
+// 0.
 class Costs {
  public:
   Costs(std::span<const int32_t> previous, const std::vector<RankSlots>& bins, int nodes,
         int num_logical, double node_price, std::span<const int32_t> next)
       : size_(bins.size()), cost_(size_ * size_) {
-    // Every expert costs node_price by default, and less on the nodes and ranks of its holders.
+    // An expert costs node_price on ranks of nodes without the expert, 1 on other ranks of a node
+    // with a holder, and 0 on its holders.
     struct Holder {
       size_t bin;
       int next;  // next holder of the same expert; −1: none
@@ -51,12 +53,12 @@ class Costs {
   std::vector<double> cost_;
 };
 
-// Returns [bins] the rank that gets the experts which the plan assigns to rank a.
+// Returns [bins]: at index a, the rank that gets the experts that the plan assigns to rank a.
 std::vector<size_t> Match(const Costs& cost, const std::vector<RankSlots>& bins) {
   const size_t n = bins.size();
   std::vector<size_t> rank_of(n);
   std::vector<bool> taken(n, false);
-  std::vector<double> now(n);  // [bins] current cost of the experts of rank a
+  std::vector<double> now(n);  // [bins] cost of the experts of rank a on the rank matched to a
   for (size_t a = 0; a < n; ++a) {
     size_t best = n;
     for (size_t b = 0; b < n; ++b)
@@ -83,8 +85,8 @@ std::vector<size_t> Match(const Costs& cost, const std::vector<RankSlots>& bins)
   return rank_of;
 }
 
-// Keeps the `wanted` experts that are in `held` in their slots; the others fill the remaining slots
-// in order.
+// Keeps those `wanted` experts that are in `held` in their slots. The other wanted experts fill the
+// remaining slots in order.
 void Arrange(std::span<const int32_t> held, std::span<const int32_t> wanted,
              std::span<int32_t> places) {
   std::vector<uint8_t> stays(wanted.size(), 0);

@@ -14,9 +14,10 @@
 namespace switchyard {
 namespace {
 
-struct Stopped {};  // thrown to end the thread within a layer
+struct Stopped {};  // thrown to end the loading thread in the middle of a layer
 
-// The longest null-terminated prefix of `text` that fits and ends with a whole UTF-8 character.
+// Copies the longest prefix of `text` that fits with its null terminator and ends with a whole
+// UTF-8 character.
 template <size_t kSize>
 std::array<char, kSize> Utf8Prefix(const std::string& text) {
   std::array<char, kSize> out{};
@@ -82,7 +83,7 @@ void Migration::Run() {
   state_changed_.notify_all();
 }
 
-// Frees experts that no pass will use. Freeing may take time, so it happens outside the mutex.
+// Frees experts that no pass will use. The mutex is released first, because freeing may take time.
 void Migration::FreeUnused() {
   std::map<int, MovableExperts::Arrived> arrived;
   std::vector<PreparedLayer> prepared;
@@ -93,7 +94,8 @@ void Migration::FreeUnused() {
   retired.swap(retired_);
 }
 
-// Returns when the chunk has been switched and the replaced experts have been freed.
+// Prepares layers [begin, end) of the migration. Returns when they have switched and the replaced
+// experts have been freed.
 void Migration::PrepareChunk(size_t begin, size_t end) {
   std::map<int, MovableExperts::Arrived> arrived;
   {
@@ -118,7 +120,8 @@ void Migration::PrepareChunk(size_t begin, size_t end) {
   }
 }
 
-// A step's budget allows at least one expert load, however large the expert is.
+// Waits until the byte budget of the passes allows another expert load. Each step allows at least
+// one expert, however large the expert is.
 void Migration::Throttle(int64_t bytes) {
   std::unique_lock lock(mutex_);
   state_changed_.wait(lock, [this] { return stop_ || budget_ > 0; });
@@ -139,16 +142,18 @@ bool Migration::Step() {
   state_changed_.notify_all();
   std::vector<RankStatus> all(world_.size());
   world_.AllGather(&mine, all.data(), sizeof mine);
-  const bool carrying = transferring_;  // `all` excludes chunks that Decide starts
+  // Read before Decide, which may start another chunk: `all` has no status of that chunk yet.
+  const bool carrying = transferring_;
   if (error_.empty()) Decide(all);
   if (error_.empty() && carrying) StepTransfers(all);
-  // A rank's thread ends after the last chunk has been switched.
+  // The migration goes on while the thread of any rank runs. A thread ends after its last chunk has
+  // been switched.
   return std::ranges::any_of(all, [](const RankStatus& l) {
     return l.state == State::kLoading || l.state == State::kReady;
   });
 }
 
-// Called on the rank's thread; for the first chunk before the loading thread exists.
+// Called on the rank's thread. For the first chunk, called before the loading thread exists.
 void Migration::BeginChunk() {
   transferring_ = courier_ != nullptr;
   if (transferring_) {
@@ -211,7 +216,7 @@ bool Migration::Overdue(const std::vector<RankStatus>& all) {
   return steps_without_progress_ >= kMinStalledSteps && now - progress_at_ > options_.patience;
 }
 
-// Requires the mutex. The thread frees what has been prepared.
+// Requires the mutex. The loading thread then frees the experts that it has prepared.
 void Migration::AbortMigration(std::string why) {
   error_ = std::move(why);
   if (courier_ && transferring_) arrived_ = courier_->Cancel();

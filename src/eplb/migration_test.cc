@@ -42,7 +42,7 @@ std::vector<LayerMove> MovesOf(const FakeExperts& experts, uint32_t seed) {
 // Runs to the end; returns the number of steps.
 int RunToEnd(Migration& migration) {
   int steps = 1;
-  // Loading threads have low priority and may have to wait for a core.
+  // Sleeps, because loading threads have low priority and may have to wait for a core.
   for (; migration.Step(); ++steps) std::this_thread::sleep_for(std::chrono::microseconds(50));
   return steps;
 }
@@ -118,7 +118,7 @@ TEST(Migration, ThousandInARowLeaveNothingBehind) {
   });
 }
 
-// Also frees experts received from other ranks that no slot holds anymore.
+// The migration must also free received experts that no slot holds any more.
 TEST(Migration, ThousandThatAreSentLeaveNothingBehind) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(2, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
@@ -308,7 +308,7 @@ TEST(Migration, WhatWasOnItsWayIsDroppedWhereOneRankFails) {
   });
 }
 
-// Layers with weights that compute while experts move.
+// The experts of one real MoE layer, so that passes can run while a migration moves them.
 class TestLayers : public MovableExperts {
  public:
   TestLayers(const TestLayer& source, MoeLayer& layer, const Mesh& mesh)
@@ -338,11 +338,11 @@ class TestLayers : public MovableExperts {
   const Mesh mesh_;
 };
 
-// Pass sizes, with and without decoding, repeat after this many passes.
+// Number of passes after which pass sizes repeat, for decode and other passes.
 constexpr int kAllTokenCounts = 21;
 
-// If *passes is 0: the outputs of passes during three migrations, one after the other; *passes
-// receives the number of passes. Otherwise: the outputs of *passes passes without migration.
+// Outputs of passes. If *passes is 0, three migrations run one after the other during the passes,
+// and *passes receives the number of passes. Otherwise *passes passes run without a migration.
 std::vector<float> Outputs(const TestLayer& layer, const MoeOptions& options, int* passes) {
   const bool moving = *passes == 0;
   const auto last_call = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -360,8 +360,8 @@ std::vector<float> Outputs(const TestLayer& layer, const MoeOptions& options, in
       if (!moving && pass == *passes) break;
       if (moving && moved >= 3 && pass >= kAllTokenCounts) break;
       const bool late = comm.mesh.rank() == 0 && std::chrono::steady_clock::now() > last_call;
-      if (!comm.tp->Broadcast(late ? "late" : "").empty()) break;  // all ranks together
-      // Loading threads may have to wait for a core.
+      if (!comm.tp->Broadcast(late ? "late" : "").empty()) break;  // all ranks end together
+      // Sleeps, because loading threads may have to wait for a core.
       if (migration && ++steps % 5 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       if (moving && !migration)
         migration =

@@ -66,7 +66,7 @@ TEST(Recorder, PassesInFlightAreCountedApart) {
     recorder.OnRoute(8, 1, {.tokens = 2, .physical = second});
     recorder.OnRoute(9, 1, {.tokens = 2, .physical = second});
     recorder.OnRoute(7, 1, {.tokens = 1, .physical = std::span(first).last(2)});
-    recorder.OnRoute(5, 1, {.tokens = 1, .physical = first});  // never began
+    recorder.OnRoute(5, 1, {.tokens = 1, .physical = first});  // no BeginPass for pass 5
     recorder.EndPass(7, {});
     recorder.AbortPass(9);
     EXPECT_EQ(recorder.Load().logical_count, (std::vector<int64_t>{0, 0, 0, 0, 2, 1, 0, 1}));
@@ -98,7 +98,7 @@ TEST(Recorder, WantsThePassesThatItCounts) {
   });
 }
 
-// Every observer is called for each event that one of them needs.
+// Every observer is called for each event that at least one of the observers needs.
 TEST(Observers, WantWhatOneOfThemWants) {
   struct One : RoutingObserver {
     bool tokens = false, pass = false;

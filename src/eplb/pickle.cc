@@ -8,7 +8,8 @@
 
 namespace switchyard {
 
-// The stack machine of pickle. The stack holds indices of values; a mark stores a stack height.
+// The stack machine that executes a pickle. The stack holds indices of values. A mark is a
+// remembered stack height.
 class Unpickler {
  public:
   Unpickler(const std::string& bytes, const std::string& where, Pickle* out)
@@ -206,8 +207,8 @@ class Unpickler {
     if (found == memo_.end()) Damaged();
     stack_.push_back(found->second);
   }
-  // Stack height at the last mark (0 without a mark). The operands of an operation that ends the
-  // mark begin there.
+  // Stack height at the last mark, 0 without a mark. It is the index of the first operand of an
+  // operation that consumes the values since the mark.
   size_t Bottom() const { return marks_.empty() ? 0 : marks_.back(); }
   uint32_t Top() const {
     if (stack_.size() <= Bottom()) Damaged();

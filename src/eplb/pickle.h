@@ -1,5 +1,5 @@
-// Reads the subset of Python's pickle that describes saved tensors: plain values, and calls, which
-// are recorded but not executed (https://docs.python.org/3/library/pickletools.html).
+// Reads the subset of Python's pickle that describes saved tensors: plain values and calls. Calls
+// are recorded, not executed (https://docs.python.org/3/library/pickletools.html).
 #pragma once
 
 #include <cstdint>

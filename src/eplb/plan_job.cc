@@ -12,7 +12,8 @@
 namespace switchyard {
 namespace {
 
-// First byte of the broadcast of rank 0's plan; an empty broadcast means that it is not ready.
+// First byte of the broadcast of rank 0's plan. An empty broadcast means that the plan is not
+// ready.
 constexpr char kPlanned = 'P', kFailed = 'F', kTimedOut = 'T';
 
 bool IsReady(const std::future<std::string>& plan) {

@@ -13,7 +13,7 @@
 namespace switchyard {
 
 // One per rank, used by the rank's thread only. Borrows `world`. Rank 0's destructor waits a few
-// seconds for the planner, then detaches from it.
+// seconds for the planner. If the planner is still running then, it is left to run detached.
 class PlanJob {
  public:
   // The result shared with all ranks.
@@ -32,7 +32,7 @@ class PlanJob {
   // all ranks.
   void Start(Planner planner);
   // Collective: a broadcast. Returns nullopt while the planner runs, until `patience` expires. A
-  // planner that times out is left running, and no other one starts before it has finished.
+  // planner that times out is left running, and no other planner starts before it has finished.
   std::optional<Outcome> Poll(std::chrono::duration<double> patience);
 
  private:
@@ -40,7 +40,7 @@ class PlanJob {
 
   Communicator& world_;
   std::future<std::string> plan_,
-      timed_out_plan_;  // on rank 0: of the current planner, and of one that timed out
+      timed_out_plan_;  // on rank 0: plans of the current planner, and of one that timed out
   std::chrono::steady_clock::time_point began_;
 };
 

@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-// The expert with the highest load per replica that can have another replica; −1: none.
+// The expert with the highest load per replica among those that can have another replica; −1: none.
 int32_t MostLoadedReplicable(const LayerPlan& plan) {
   int32_t best = -1;
   double most = -1;
@@ -23,7 +23,8 @@ int32_t MostLoadedReplicable(const LayerPlan& plan) {
   return best;
 }
 
-// The replicated expert whose load per replica is least after the removal of one replica; −1: none.
+// The replicated expert, other than `but`, whose load per replica would be lowest if it lost one
+// replica; −1: none.
 int32_t LeastLoadedReplicated(const LayerPlan& plan, int32_t but) {
   int32_t best = -1;
   double least = std::numeric_limits<double>::infinity();
@@ -41,13 +42,13 @@ class Components {
  public:
   explicit Components(const LayerPlan& plan) : of_(plan.bins()), first_(plan.experts()) {}
 
-  // [bins] component ids. Recomputed at every kStale-th call. In between, added experts are
-  // accounted for (OnPut), removed ones are not.
+  // [bins] component ids. Recomputed by a search at every kStale-th call. Between searches, OnPut
+  // merges components when experts are added. Removed experts are ignored until the next search.
   const std::vector<int>& Of(const LayerPlan& plan) {
     if (calls_++ % kStale == 0) Find(plan);
     return of_;
   }
-  // A bin of component `a` and one of `b` now share an expert.
+  // Records that a bin of component `a` and a bin of component `b` now share an expert.
   void OnPut(int a, int b) {
     if (a != b) std::ranges::replace(of_, a, b);
   }
@@ -77,9 +78,9 @@ class Components {
   int calls_ = 0;
 };
 
-// Puts `expert` into one of the slots of `old` (−1: empty slots) on a bin without `expert`. Prefers
-// bins outside the components of the bins that hold `expert`, then the lightest bin. Returns false
-// if there is no such slot.
+// Puts `expert` into one of the slots of expert `old` (−1: into an empty slot), on a bin that does
+// not hold `expert`. Prefers bins outside the components of the bins that hold `expert`, then the
+// lightest bin. Returns false if there is no such slot.
 bool Replace(int32_t old, int32_t expert, Components* components, LayerPlan* plan) {
   const std::vector<int>& component = components->Of(*plan);
   std::vector<uint8_t> reached(plan->bins(), 0), holds(plan->bins(), 0);
@@ -110,8 +111,8 @@ bool Replace(int32_t old, int32_t expert, Components* components, LayerPlan* pla
   return true;
 }
 
-// Places experts without a slot, heaviest first: into empty slots, otherwise in place of replicas
-// of other experts.
+// Places experts without a slot, heaviest first, into empty slots. If there are none, they replace
+// replicas of other experts.
 void PlaceMissingExperts(Components* components, LayerPlan* plan) {
   while (true) {
     int32_t unplaced = -1;
@@ -121,7 +122,7 @@ void PlaceMissingExperts(Components* components, LayerPlan* plan) {
     if (unplaced < 0) return;
     const bool placed = Replace(-1, unplaced, components, plan) ||
                         Replace(LeastLoadedReplicated(*plan, unplaced), unplaced, components, plan);
-    CHECK(placed);  // ValidateTopology ensures slots for all experts
+    CHECK(placed);  // ValidateTopology has ensured enough slots for all experts
   }
 }
 

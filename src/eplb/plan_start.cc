@@ -17,7 +17,7 @@ constexpr double kInfinite = std::numeric_limits<double>::infinity();
 // [experts] number of replicas, at most one for each bin.
 std::vector<int> ReplicateHottest(const LayerPlan& plan, int places) {
   std::vector<int> counts(plan.experts(), 1);
-  using Entry = std::pair<double, int32_t>;  // load per replica, −expert: ties go to the lower id
+  using Entry = std::pair<double, int32_t>;  // load per replica, −expert (ties go to the lower id)
   std::vector<Entry> entries;
   for (int32_t e = 0; e < plan.experts(); ++e) entries.emplace_back(plan.load(e), -e);
   std::priority_queue<Entry> hottest(entries.begin(), entries.end());
@@ -32,7 +32,8 @@ std::vector<int> ReplicateHottest(const LayerPlan& plan, int places) {
   return counts;
 }
 
-// Fills bins slot by slot. Bins that share an expert form one component.
+// Fills bins slot by slot, and keeps track of components: sets of bins that are connected by shared
+// experts.
 class Filler {
  public:
   explicit Filler(LayerPlan* plan)
@@ -55,10 +56,10 @@ class Filler {
     std::iota(component_.begin(), component_.end(), 0);
   }
 
-  // Chooses among the bins with the most free slots (which also leaves enough bins for the next
-  // expert). Prefers a component that the expert has not reached, then a node that it is not on,
-  // then the least load. One key combines all criteria: those before the load count in units larger
-  // than any load.
+  // Places the replicas of an expert on different bins. Criteria in order: the most free slots (so
+  // that enough bins remain for the next expert), a component that the expert has not reached, a
+  // node without the expert, the least load. One key per bin combines all criteria. In this key,
+  // `unit_` is larger than any load, and the criteria before the load are multiples of it.
   void PlaceReplicas(int32_t expert, int count) {
     const double share = plan_->load(expert) / count;
     for (size_t bin = 0; bin < key_.size(); ++bin)
@@ -116,7 +117,7 @@ class Filler {
   std::vector<int> next_;     // [bins] first free slot
   std::vector<double> load_;  // [bins]
   double unit_;
-  std::vector<int> component_, node_, free_;  // [bins] free_: number of slots
+  std::vector<int> component_, node_, free_;  // [bins] free_: number of free slots
   // State of the current expert.
   std::vector<uint8_t> reached_, on_node_;  // [components], [nodes]
   std::vector<double> key_;                 // [bins] the minimum is the best

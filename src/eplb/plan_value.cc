@@ -13,7 +13,7 @@ namespace {
 constexpr double kNodePrice = 4;   // as YardOptions::node_price
 constexpr double kMinGain = 0.01;  // as YardOptions::least_gain
 
-// Rows of the most loaded rank, summed over the steps.
+// Rows of the most loaded rank in each step, summed over the steps.
 double FullestRows(const LoadHistory& history, int layer, EpDispatchAlgorithm dispatch,
                    const RankTopology& topology, const Placement& placement) {
   const ExpertLocation location(placement);
@@ -39,7 +39,7 @@ int ResetLayersNotWorthMoving(const LoadHistory& history, int64_t passes,
                               const Placement& previous, Placement* plan) {
   CHECK(history.layers == plan->layers && history.experts == plan->logical);
   if (dispatch == EpDispatchAlgorithm::kFake) return 0;
-  // kBalanced is faster than kLp, with nearly equal results.
+  // Evaluates kLp as kBalanced, which is faster and has nearly equal results.
   if (dispatch == EpDispatchAlgorithm::kLp) dispatch = EpDispatchAlgorithm::kBalanced;
   int reset = 0;
   for (int layer = 0; layer < plan->layers; ++layer) {

@@ -11,7 +11,8 @@ namespace {
 constexpr int kSteps = 50, kLayers = 2, kExperts = 16, kRanks = 4, kPlaces = 16;
 const RankTopology kTopology{.ranks = kRanks};
 
-// `rows` per step and layer; in layer 0 half of them go to four experts on one rank.
+// A load of `rows` rows per step and layer. In layer 0, half of them go to four experts on one
+// rank.
 LoadHistory Skewed(int rows) {
   kernels::Random random(1);
   LoadHistory history{kSteps, kLayers, kExperts,
@@ -26,7 +27,7 @@ LoadHistory Skewed(int rows) {
   return history;
 }
 
-// Number of reset layers of DeepSeek's plan, which ignores costs.
+// Number of layers of DeepSeek's plan that are reset. That planner ignores the cost of moves.
 int Reset(const LoadHistory& history, int64_t passes, const RankTopology& topology,
           std::vector<bool>* moved) {
   const Placement now = Placement::Trivial(kLayers, kPlaces, kExperts);

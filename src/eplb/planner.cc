@@ -29,7 +29,7 @@ Placement PlanPlacement(EplbAlgorithm algorithm, const PlanRequest& request) {
   if (want == 0 || history.counts.size() != want)
     throw Invalid("{} counts do not match {} steps, {} layers and {} experts",
                   history.counts.size(), history.steps, history.layers, history.experts);
-  int32_t signs = 0;  // branch-free, because there are about 10^6 counts
+  int32_t signs = 0;  // sign bits of all counts; branch-free, because there are about 10^6 counts
   for (const int32_t count : history.counts) signs |= count;
   if (signs < 0) throw Invalid("negative token count");
   ValidateTopology(topology, request.physical, history.experts);

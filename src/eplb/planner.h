@@ -12,8 +12,8 @@ namespace switchyard {
 // `--eplb-algorithm`. All names except `yard` are SGLang's.
 enum class EplbAlgorithm {
   kAuto,                  // yard
-  kDeepSeek,              // deepseek.h, experts over all ranks
-  kDeepSeekHierarchical,  // deepseek.h, groups of experts on nodes first
+  kDeepSeek,              // deepseek.h, distributes experts over all ranks
+  kDeepSeekHierarchical,  // deepseek.h, assigns groups of experts to nodes first
   kElasticityAware,       // elastic.h
   kYard,                  // yard.h
 };
@@ -29,9 +29,9 @@ struct PlanRequest {
 };
 
 // A pure function: equal requests give equal plans on every rank; no weights are moved. The plan is
-// valid (ValidatePlacement) for the living ranks. Error kInvalid: counts without steps or of
-// inconsistent size, errors of ValidateTopology and of the algorithm, and `deepseek*` with dead
-// ranks.
+// valid (ValidatePlacement) for the living ranks. Error kInvalid if there are no steps, if counts
+// have an inconsistent size, or for `deepseek*` with dead ranks. Also throws the errors of
+// ValidateTopology and of the algorithm.
 Placement PlanPlacement(EplbAlgorithm algorithm, const PlanRequest& request);
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-// Recorded passes of a rank: a ring buffer of the last ones, or all.
+// Recorded passes of a rank. Keeps the last passes in a ring buffer, or all passes.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace switchyard {
 
-// Counts of one rank in one pass: of its own tokens, or of the rows of its experts (stat_approx).
-// The sum over ranks is the count of the whole pass.
+// Counts of one rank in one pass. They cover the rank's own tokens or, with stat_approx, the rows
+// of its experts. The sum over ranks covers the whole pass.
 struct RecordedStep {
-  int64_t pass = 0;              // index since the server started
+  int64_t pass = 0;              // index of the pass since the server started
   std::vector<int32_t> logical;  // [layers, experts]
   // per_token mode: this rank's own tokens, ascending by row of the attention group.
   std::vector<int32_t> rows, positions;  // [n]

@@ -97,7 +97,7 @@ void ExpertRecorder::OnCounts(uint64_t number, int layer, const RoutedCounts& co
   for (size_t p = 0; p < counts.physical.size(); ++p) count[p] += counts.physical[p];
 }
 
-// Ranks of a MoE-TP group receive the same rows; only the first rank counts.
+// Ranks of a MoE-TP group receive the same rows, so only the first of these ranks counts them.
 void ExpertRecorder::OnDispatch(uint64_t number, int layer, const GroupedRows& rows) {
   OpenPass* pass = Find(number);
   if (!pass || comm_.mesh.moe_tp_rank() != 0) return;
@@ -142,7 +142,8 @@ void ExpertRecorder::Close(const OpenPass& pass) {
   open_.erase(it);
 }
 
-// Resolves slots by the map with which the pass began, because experts may move between passes.
+// Converts slots to logical experts with the map that was valid when the pass began, because
+// experts may move between passes.
 void ExpertRecorder::CountPass(const OpenPass& pass) {
   std::ranges::fill(logical_, 0);
   std::ranges::fill(by_rank_, 0);
@@ -199,14 +200,18 @@ void ExpertRecorder::UpdateBalancedness() {
 
 bool ExpertRecorder::Start() {
   if (options_.mode.empty())
-    throw Invalid("recording experts requires --expert-distribution-recorder-mode");
+    throw Invalid(
+        "recording experts requires --expert-distribution-recorder-mode: want stat, stat_approx, "
+        "per_pass or per_token");
   steps_.Clear();
   return !std::exchange(recording_, true);
 }
 
 bool ExpertRecorder::Stop() {
   if (options_.mode.empty())
-    throw Invalid("recording experts requires --expert-distribution-recorder-mode");
+    throw Invalid(
+        "recording experts requires --expert-distribution-recorder-mode: want stat, stat_approx, "
+        "per_pass or per_token");
   return std::exchange(recording_, false);
 }
 

@@ -22,11 +22,12 @@ struct ExpertRecorderShape {
   int layers = 0;   // layers of the model; dense layers are included, and their counts stay 0
   int experts = 0;  // logical
   int top_k = 0;
-  int redundant = 0;               // physical experts beyond the logical ones
-  bool shared_dispatched = false;  // one additional physical expert on each EP rank
+  int redundant = 0;  // physical experts beyond the logical ones
+  // Whether each EP rank has one more physical expert, for the dispatched shared expert.
+  bool shared_dispatched = false;
 };
 
-// The rows of this rank's attention group in a pass. Only used by per_token.
+// The rows of this rank's attention group in a pass. Only mode per_token uses them.
 struct PassTokens {
   std::span<const int32_t> positions;     // [T]
   std::span<const int32_t> rows;          // [sequences] rows of each sequence; they sum to T
@@ -51,42 +52,42 @@ class ExpertRecorder : public RoutingObserver {
   bool wants_dispatch() const override { return by_dispatch_; }
   void OnDispatch(uint64_t pass, int layer, const GroupedRows& rows) override;
 
-  // Called around each pass of the model. `pass`: its number, unique among the passes in flight.
-  // `tokens`: rows of this rank's attention group. Passes end in the order in which they began.
-  // With metrics, EndPass is collective, and rank 0 logs the balancedness line.
+  // Called around each pass of the model. `pass`: number of the pass, unique among the passes in
+  // flight. `tokens`: number of rows of this rank's attention group. Passes end in the order in
+  // which they began. With metrics, EndPass is collective, and rank 0 logs the balancedness line.
   void BeginPass(uint64_t pass, int64_t tokens);
   void EndPass(uint64_t pass, const PassTokens& tokens);
   // Ends an aborted pass without counting it.
   void AbortPass(uint64_t pass);
 
-  // Start clears earlier records and starts recording; Stop keeps them. Start returns false if
-  // recording was already active, Stop if it was not. Both cases merit only a warning. Error
-  // kInvalid without a mode.
+  // Start clears earlier records and starts recording. Stop ends recording and keeps the records.
+  // Start returns false if recording was already active, and Stop returns false if it was not
+  // active. Callers should only warn in these cases. Error kInvalid if no mode is set.
   bool Start();
   bool Stop();
   bool recording() const { return recording_; }
 
-  // Collective. Writes the records to a file in `dir` on rank 0's host, and clears them. On failure
-  // the records are kept, and `error` has the reason. Recording continues if it was active. Only
-  // rank 0 gets a result; the others get an empty one. Tensors of the file, for N steps, L layers,
-  // E experts, R ranks, T tokens:
-  //   logical_count [N, L, E] int32, of all ranks; forward_pass_id [N] int64
+  // Collective. Writes the records to a file in `dir` on rank 0's host, and clears them. If this
+  // fails, the records are kept, and `error` has the reason. Recording continues if it was active.
+  // Only rank 0 gets a result; the others get an empty one. Tensors of the file, for N steps, L
+  // layers, E experts, P slots, R ranks, T tokens:
+  //   logical_count [N, L, E] int32, summed over all ranks; forward_pass_id [N] int64
   //   physical_to_logical [L, P] int32, the last placement; −1 in dense layers
   //   per_pass: rank_logical_count [N, R, L, E] int32, of each rank's own tokens
   //   per_token: token_step [T] int32 (index into N), positions [T] int32, request_ids [T] int64,
-  //   topk_ids [T, L, top_k] int32 (−1: none); by step, attention group and row
+  //   topk_ids [T, L, top_k] int32 (−1: none); tokens in order of step, attention group and row
   ExpertDump Dump();
-  // Collective; only rank 0 gets a result.
+  // Collective; only rank 0 gets a result, the others get an empty one.
   ExpertLoad Load();
 
  private:
-  // The slots of all layers: [layers, physical] logical experts, −1 for shared ones and in dense
-  // layers. A pass in flight keeps the map with which it began.
+  // Maps slots to logical experts in all layers: [layers, physical], −1 for shared experts and in
+  // dense layers. A pass in flight keeps the map with which it began.
   using SlotMap = std::shared_ptr<const std::vector<int32_t>>;
   // This rank's contribution to a pass in flight.
   struct OpenPass {
     uint64_t pass = 0;
-    bool records = false;  // recording was active when the pass began
+    bool records = false;  // whether recording was active when the pass began
     SlotMap slots;
     std::vector<int32_t> count;      // [layers, physical]
     std::vector<int32_t> token_ids;  // [group's tokens, layers, top_k]
@@ -94,7 +95,7 @@ class ExpertRecorder : public RoutingObserver {
   };
 
   bool active() const { return recording_ || options_.metrics; }
-  // Returns null if the pass is not observed.
+  // Returns the open pass with this number; null if the pass is not observed.
   const OpenPass* Find(uint64_t pass) const;
   OpenPass* Find(uint64_t pass) { return const_cast<OpenPass*>(std::as_const(*this).Find(pass)); }
   void Close(const OpenPass& pass);
@@ -112,18 +113,18 @@ class ExpertRecorder : public RoutingObserver {
   const bool by_dispatch_, by_token_;
   const std::vector<int32_t> owner_;              // [physical] EP rank
   const std::vector<int32_t> local_to_physical_;  // physical expert of each of this rank's experts
-  SlotMap slots_;                                 // for passes that begin from now on
+  SlotMap slots_;                                 // map for passes that begin from now on
 
   bool recording_ = false;
   int64_t passes_ = 0, counted_passes_ = 0;
   std::vector<std::unique_ptr<OpenPass>> open_;  // in the order in which they began
   std::vector<std::unique_ptr<OpenPass>> free_;  // memory of passes that have ended
-  // Counts of the pass that ends.
+  // Counts of the pass that is ending.
   std::vector<int32_t> logical_;  // [layers, experts] counts by logical expert
   std::vector<int32_t> by_rank_;  // [layers, EP ranks] counts by the rank of the slot
   std::vector<float> reduced_;    // [layers, EP ranks]
-  // [layers · (experts + EP ranks)] first logical_, then by_rank_; each summed over all counted
-  // passes
+  // [layers · (experts + EP ranks)] counts summed over all counted passes: first logical_, then
+  // by_rank_.
   std::vector<int64_t> total_;
   RecordedSteps steps_;
   BalancednessWindows windows_;

@@ -45,8 +45,8 @@ struct Tokens {  // tokens of all ranks, ordered by step, attention group and ro
   std::vector<int64_t> request_ids;
 };
 
-// Data gathered on rank 0. If rank 0 runs out of memory, the collectives continue for the other
-// ranks; the data is then dropped, and `error` has the reason.
+// Data gathered on rank 0. If rank 0 runs out of memory, it still takes part in the collectives,
+// because the other ranks wait for it. The data is then dropped, and `error` has the reason.
 struct Kept {
   std::vector<int64_t> passes;
   std::vector<int32_t> count, rank_count;
@@ -97,10 +97,13 @@ std::filesystem::path NewFile(const std::filesystem::path& dir) {
 
 ExpertDump ExpertRecorder::Dump() {
   if (options_.mode.empty())
-    throw Invalid("recording experts requires --expert-distribution-recorder-mode");
+    throw Invalid(
+        "recording experts requires --expert-distribution-recorder-mode: want stat, stat_approx, "
+        "per_pass or per_token");
   ExpertDump dump = WriteDump();
   const bool is_leader = comm_.mesh.rank() == 0;
-  // Has no timeout: a slow disk must not end the server.
+  // This broadcast has no timeout, because rank 0 may write to a slow disk, which must not end the
+  // server.
   const std::string failed =
       comm_.tp->Broadcast(is_leader && !dump.error.empty() ? "failed" : "", /*idle=*/true);
   if (failed.empty()) steps_.Clear();

@@ -11,11 +11,11 @@ namespace switchyard {
 // The flags. Names and meaning follow SGLang's.
 struct ExpertRecorderOptions {
   // --expert-distribution-recorder-mode; empty: recording is disabled.
-  //   stat         logical_count of each pass, counted from the router's choice
-  //   stat_approx  the same from the rows received by each rank's experts; includes padding rows
-  //                if the runner aligns its experts' rows
-  //   per_pass     stat, and the counts of each rank's own tokens
-  //   per_token    stat, and the choice of each token, with its position and request
+  //   stat         logical_count of each pass, counted from the router's choices
+  //   stat_approx  logical_count of each pass, counted from the rows that each rank's experts
+  //                receive; includes padding rows if the runner aligns its experts' rows
+  //   per_pass     as stat, and the counts of each rank's own tokens
+  //   per_token    as stat, and the choice of each token, with its position and request
   std::string mode;
   int64_t buffer_size = 1000;  // --expert-distribution-recorder-buffer-size: passes; −1: no limit
   std::filesystem::path dir = "/tmp";  // --expert-distribution-recorder-dir: directory of dumps
@@ -27,17 +27,19 @@ struct ExpertRecorderOptions {
 // Error kInvalid names the flag: unknown mode, or a buffer size that is neither positive nor −1.
 void Validate(const ExpertRecorderOptions& options);
 
-// Mean over layers of (mean / max rank load): of the last pass, and averaged over the last passes.
+// Mean over layers of (mean / max rank load). current: of the last pass. last_N: averaged over the
+// last N passes.
 struct Balancedness {
   double current = 0, last_10 = 0, last_100 = 0, last_1000 = 0;  // 0 before the first pass
 };
 
-// Counts since the server started: with metrics over all passes, otherwise over recorded passes.
+// Counts since the server started. With metrics, all passes are counted; otherwise only recorded
+// passes.
 struct ExpertLoad {
-  int32_t layers = 0, experts = 0, ranks = 0;  // all layers of the model; EP ranks
+  int32_t layers = 0, experts = 0, ranks = 0;  // layers: all layers of the model; ranks: EP ranks
   int64_t passes = 0;
   bool recording = false;
-  Balancedness balancedness;           // with --enable-expert-distribution-metrics
+  Balancedness balancedness;           // set with --enable-expert-distribution-metrics
   std::vector<int64_t> rank_count;     // [layers, ranks] rows of the rank's slots
   std::vector<int64_t> logical_count;  // [layers, experts]; 0 in dense layers
 };

@@ -1,5 +1,6 @@
-// The recorder's counts against the rows that reach the experts: for every all-to-all backend and
-// its modes, both runner layouts, all kinds of meshes, with replicated or permuted experts.
+// The recorder's counts equal the numbers of rows that reach the experts. Covers every all-to-all
+// backend and its modes, both runner layouts, all kinds of meshes, and replicated or permuted
+// experts.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +21,7 @@ constexpr int kExperts = 10, kTopK = 3, kRedundant = 2;
 // Rows of each of this rank's experts, over all calls.
 using RowCounts = std::vector<int64_t>;
 
-// Runs the runner of that name and counts its input rows.
+// Forwards to the runner of the given name and counts its input rows.
 class CountingRunner : public Runner {
  public:
   CountingRunner(std::unique_ptr<Runner> runner, RowCounts* rows)
@@ -50,7 +51,8 @@ class CountingRunner : public Runner {
   RowCounts* const rows_;
 };
 
-// A fused operator does not expose its rows, so the rows that its ranks request are counted.
+// Counts the expert ids that are passed to a fused operator, because the operator does not expose
+// the rows of its experts.
 class CountingFused : public FusedExperts {
  public:
   CountingFused(std::unique_ptr<FusedExperts> fused, std::map<int32_t, int64_t>* asked)
@@ -73,7 +75,7 @@ class CountingFused : public FusedExperts {
 
 struct Setting {
   A2aChoice choice;
-  std::string runner;  // empty: fused
+  std::string runner;  // empty for fused operators
   MeshShape mesh;
   bool replicas = false, shared = false;
   EpDispatchAlgorithm dispatch = EpDispatchAlgorithm::kStatic;  // replica selection
@@ -82,8 +84,8 @@ struct Setting {
 // The rows that reached the experts of all ranks, and the recorders' counts.
 struct Counted {
   RowCounts rows;                  // [slots]
-  std::vector<int64_t> rank_rows;  // [world] over all slots of a rank; fused: none
-  std::vector<ExpertLoad> loads;   // of mode stat; also of stat_approx if supported
+  std::vector<int64_t> rank_rows;  // [world] rows of all slots of a rank; empty for fused operators
+  std::vector<ExpertLoad> loads;   // results of mode stat, and of stat_approx if supported
 };
 
 std::shared_ptr<MoeBackends> CountingBackends(const Setting& c, RowCounts* rows,
@@ -131,8 +133,8 @@ std::vector<TestPass> PassesOf(const Setting& c) {
           TestPass::Spread(1, c.mesh.dp, true, 3)};
 }
 
-// Runs the passes of one rank through its layer, observed by a recorder of each supported kind.
-// Returns their results on rank 0.
+// Runs the passes of one rank through its layer, with a recorder of each supported mode. Returns
+// the results of the recorders on rank 0.
 std::vector<ExpertLoad> RunPassesWatched(const Setting& c, const TestLayer& layer,
                                          const std::shared_ptr<CpuMoeBackend>& runtime,
                                          RankComm& comm) {
@@ -194,13 +196,13 @@ Counted Count(const Setting& c) {
         counted.rank_rows[mesh.rank()] += rows[map.LocalId(p)];
         if (mesh.moe_tp_rank() == 0) counted.rows[p] += rows[map.LocalId(p)];
       }
-    if (mesh.moe_tp_rank() == 0)  // ranks that slice experts send the same tokens
+    if (mesh.moe_tp_rank() == 0)  // ranks of a MoE-TP group send the same tokens
       for (const auto& [place, count] : asked) counted.rows[place] += count;
   });
   return counted;
 }
 
-// The expected recorder result for these rows of slots.
+// The result that a recorder must have if slots received these rows.
 ExpertLoad LoadOf(const Setting& c, const RowCounts& rows) {
   const ExpertPlacement placement = LayerOf(c).config.placement;
   const ExpertMap map(placement.num_physical(), c.mesh.ep, c.shared);
@@ -231,7 +233,7 @@ void Check(const Setting& c) {
   EXPECT_EQ(std::accumulate(want.rank_count.begin(), want.rank_count.end(), int64_t{0}),
             (23 + 9 + 1) * (kTopK + (c.shared ? 1 : 0)));
   const int moe_tp = c.mesh.tp / c.mesh.ep;
-  for (int rank = 0; rank < c.mesh.tp; ++rank)  // slices of an expert get the same rows
+  for (int rank = 0; rank < c.mesh.tp; ++rank)  // ranks of a MoE-TP group get the same rows
     EXPECT_EQ(counted.rank_rows[rank], counted.rank_rows[rank - rank % moe_tp]);
 }
 

@@ -1,4 +1,4 @@
-// Recorded data against the choices of the layers' routers, in every mode and on all kinds of
+// The recorder's data equals the choices of the layers' routers, in every mode and on all kinds of
 // meshes.
 #include "eplb/recorder.h"
 
@@ -85,7 +85,7 @@ class RecordedRanks {
     moe_.a2a_backend = setting.a2a;
     moe_.waterfill = setting.waterfill;
     moe_.num_redundant_experts = setting.redundant ? 2 : 0;
-    moe_.long_seq_per_round_tokens = 5;  // several rounds
+    moe_.long_seq_per_round_tokens = 5;  // so that passes have several rounds
     for (uint32_t layer = 0; layer < 2; ++layer)
       layers_.emplace_back(TestLayer::Spec{.hidden = 32,
                                            .intermediate = 32,
@@ -102,7 +102,7 @@ class RecordedRanks {
 
   using Script =
       std::function<void(ExpertRecorder&, const std::function<void(const TestPass&)>&, Outcome*)>;
-  // Runs `script` on every rank; rank 0's recorder results go to the outcome.
+  // Runs `script` on every rank and returns rank 0's recorder results.
   Outcome operator()(const Script& script) {
     Outcome all;
     RunMoeRanks(moe_, layers_[0].Shape(64), setting_.mesh, [&](RankComm& comm, ThreadPool& pool) {
@@ -151,7 +151,8 @@ class RecordedRanks {
     return mine;
   }
 
-  // [layer][1]
+  // Runs one pass on this rank. Returns the ids that the router chose for its group: [layer][1]
+  // [tokens, top_k].
   std::vector<std::vector<std::vector<int32_t>>> OnePass(const TestPass& pass,
                                                          const std::vector<MoeLayer>& moe,
                                                          ExpertRecorder& recorder,
@@ -166,7 +167,7 @@ class RecordedRanks {
       moe[i].Forward(*moe[i].MakeState(), hidden.data() + pass.FirstOf(group) * 32,
                      {pass.tokens, pass.decoding, chosen[i + 1][0].data()}, out.data());
     }
-    // Two or more tokens belong to two requests; the first request has one row.
+    // If there are two or more tokens, they belong to two requests. The first request has one row.
     std::vector<int32_t> positions(tokens), rows;
     for (int64_t t = 0; t < tokens; ++t) positions[t] = static_cast<int32_t>(100 * group + t);
     if (tokens > 0) rows.push_back(1);
@@ -183,7 +184,7 @@ class RecordedRanks {
   std::mutex mutex_;
 };
 
-// [steps, layers, experts] of passes [begin, end).
+// The expected counts [steps, layers, experts] of passes [begin, end).
 std::vector<int64_t> Expected(const Outcome& outcome, size_t begin, size_t end) {
   std::vector<int64_t> count((end - begin) * kLayers * kExperts);
   for (size_t p = begin; p < end; ++p)
@@ -268,7 +269,7 @@ TEST_P(RecorderOn, PerPassHasWhatEachRanksTokensChose) {
   const auto by_rank = file.Read<int32_t>("rank_logical_count");
   std::vector<int64_t> sum(kLayers * kExperts);
   for (int rank = 0; rank < world; ++rank) {
-    // An even share of the group's tokens, in the group's order.
+    // A rank's own tokens are an even share of the group's tokens, in the group's order.
     const auto& chosen = got.chosen[0][1][rank / (world / dp)];
     const Share own = EvenShare(std::ssize(chosen) / kTopK, world / dp, rank % (world / dp));
     std::vector<int64_t> expected(kExperts);
@@ -309,8 +310,8 @@ TEST_P(RecorderOn, PerTokenHasEveryTokenOnceInOrder) {
   EXPECT_EQ(file.Read<int32_t>("topk_ids"), topk);
 }
 
-// The load of a rank is the number of top-k slots of its experts, including replicas and dispatched
-// shared experts. It is counted although recording was not started.
+// The load of a rank is the number of top-k slots that are sent to its experts, including replicas
+// and dispatched shared experts. It is counted even if recording was not started.
 TEST_P(RecorderOn, MetricsHaveTheRanksLoads) {
   const Setting& setting = GetParam();
   const int ranks = setting.mesh.ep;

@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-// With this many sweeps, a batch on 64 ranks takes 8 us and is within 1 % of the exact optimum
+// Number of sweeps. With it, a batch on 64 ranks takes 8 us and is within 1 % of the exact optimum
 // (bench/eplb_bench.cc).
 constexpr int kSweeps = 16;
 
@@ -63,8 +63,8 @@ int32_t DynamicReplica(std::span<const int32_t> replicas, const ChoiceKey& key) 
 int32_t FakeExpert(int32_t physical, const ChoiceKey& key) {
   const uint64_t random = OfToken(key);
   const int32_t first = Uniform(random, physical);
-  // Top-k entries step through the slots; a stride coprime to `physical` visits each slot once
-  // before it repeats.
+  // Top-k slot j gets expert slot first + j · stride. The stride is coprime to `physical`, so no
+  // expert slot repeats before all of them were used.
   int32_t stride = 1 + Uniform(Mix(random), std::max(physical - 1, 1));
   while (std::gcd(stride, physical) != 1) ++stride;
   return static_cast<int32_t>((first + int64_t{key.slot} * stride) % physical);

@@ -10,7 +10,8 @@
 namespace switchyard {
 namespace {
 
-// 4 ranks with 3 slots, 2 nodes. Expert 0 is on ranks 0, 2 and 3, expert 1 on 1 and 2.
+// 4 ranks with 3 slots each, on 2 nodes. Expert 0 is on ranks 0, 2 and 3, expert 1 on ranks 1 and
+// 2.
 Placement Example() {
   Placement placement(1, 12, 9);
   placement.physical_to_logical = {0, 2, 3, 1, 4, 5, 0, 1, 6, 0, 7, 8};
@@ -23,7 +24,7 @@ TEST(StaticReplicasTest, TakesItsOwnThenOneOfItsNodeThenTurns) {
   const auto at = [&](int rank, int expert) {
     return StaticReplicas(location, 0, kTopology, rank)[expert];
   };
-  EXPECT_EQ(at(0, 0), 0);  // its own
+  EXPECT_EQ(at(0, 0), 0);  // its own replica
   EXPECT_EQ(at(1, 0), 0);  // rank 0 is on its node
   EXPECT_EQ(at(2, 0), 6);
   EXPECT_EQ(at(3, 1), 7);  // rank 2 is on its node

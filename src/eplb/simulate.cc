@@ -14,7 +14,7 @@ double Mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// 1 for an empty step.
+// Mean / maximum of the rank loads; 1 for a step without tokens.
 double Balancedness(const std::vector<double>& rank_load) {
   const double most = *std::ranges::max_element(rank_load);
   return most > 0 ? Mean(rank_load) / most : 1;
@@ -34,7 +34,7 @@ class Evaluator {
     living_ = LivingSlots(topology_, placement.physical);
   }
 
-  // [living ranks] loads of one layer.
+  // The loads of the living ranks in one layer.
   std::vector<double> Loads(std::span<const int32_t> counts, int layer) {
     dividers_[layer].Divide(counts, shares_);
     std::vector<double> loads(living_.size(), 0.0);
@@ -43,7 +43,7 @@ class Evaluator {
     return loads;
   }
 
-  // Appends a step.
+  // Evaluates step `step` of the trace and appends the results to the outputs.
   void Step(const LoadHistory& trace, int step, std::vector<double>* balancedness,
             std::vector<float>* loads) {
     double sum = 0;

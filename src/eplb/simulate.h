@@ -1,4 +1,4 @@
-// Replays a recorded load: plans on past steps, evaluates on the following ones.
+// Replays a recorded load: plans on past steps and evaluates the plans on the following steps.
 #pragma once
 
 #include <functional>
@@ -14,8 +14,9 @@ struct SimulateOptions {
   EpDispatchAlgorithm dispatch = EpDispatchAlgorithm::kBalanced;
   RankTopology topology;
   int physical = 0;
-  int window = 50;  // recorded steps that a plan uses; the first `window` steps are not evaluated
-  int every = 50;   // steps between plans
+  // Number of recorded steps that a plan uses. So the first `window` steps are not evaluated.
+  int window = 50;
+  int every = 50;  // number of steps between plans
   YardOptions yard;
   std::function<void(int step)> progress;  // optional: called at the start of each step
 };
@@ -29,19 +30,21 @@ struct SimulateResult {
   // [steps, ranks] Mean over layers of each rank's load relative to the mean rank load.
   std::vector<float> load_before, load_after;
   struct Plan {
-    int step = 0;   // first step in which the plan is in use
-    Moves moves;    // experts received, over all layers; the first plan moves from trivial
+    int step = 0;  // first step in which the plan is in use
+    // Experts received, over all layers. For the first plan, counted relative to the trivial
+    // placement.
+    Moves moves;
     double ms = 0;  // planning time for all layers
   };
   std::vector<Plan> plans;
-  Moves moves() const;     // of all plans
-  double plan_ms() const;  // mean
+  Moves moves() const;     // sum over all plans
+  double plan_ms() const;  // mean over all plans
   double mean_before() const;
   double mean_after() const;
 };
 
-// A plan made at a step is in use from that step on. Error kInvalid if no step is left to evaluate,
-// and errors of PlanPlacement.
+// A plan that is made before a step is in use from that step on. Error kInvalid if no step is left
+// to evaluate. Also throws the errors of PlanPlacement.
 SimulateResult Simulate(const LoadHistory& trace, const SimulateOptions& options);
 
 // [layers] Mean over steps of (mean / max rank load), with each step as one batch. `placement` must

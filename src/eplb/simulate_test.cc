@@ -72,8 +72,8 @@ TEST(SimulateTest, KeepsWhatItNeedsForThePicture) {
 }
 
 TEST(LayerBalancednessTest, IsMeanOverMaxOfEachLayer) {
-  // Experts 0 and 1 on rank 0, 2 and 3 on rank 1. Layer 0: 3 of 4 tokens on rank 0, then all even;
-  // layer 1: no tokens.
+  // Experts 0 and 1 are on rank 0, experts 2 and 3 on rank 1. In layer 0, rank 0 has 3 of 4 tokens
+  // in the first step, and the second step is even. Layer 1 has no tokens.
   const LoadHistory loads{2, 2, 4, {2, 1, 1, 0, 0, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 0}};
   const std::vector<double> balancedness = LayerBalancedness(
       loads, Placement::Trivial(2, 4, 4), EpDispatchAlgorithm::kDynamic, {.ranks = 2});

@@ -22,7 +22,7 @@ inline LoadHistory RecordedTrace(const std::string& name) {
   return ReadLoads(ArrayFile(SWITCHYARD_TEST_DATA "/eplb/traces.safetensors"), name);
 }
 
-// Log-normal popularities e^N(0, skew), the same in all steps, with log-normal noise of 0.1.
+// Loads proportional to e^N(0, skew), the same in all steps, with log-normal noise of 0.1.
 inline LoadHistory RandomLoads(int steps, int layers, int experts, double skew, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<double> normal;

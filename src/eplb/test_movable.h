@@ -15,8 +15,9 @@
 
 namespace switchyard {
 
-// One rank's part of some layers without weights. An expert's id is stored as the width of an empty
-// matrix, which is transferred as well. `alive` counts the experts that were created here.
+// Fake for one rank's part of some layers; its experts have no weights. An expert's id is stored as
+// the width of an empty matrix, which is transferred with the expert. `alive` counts the existing
+// experts that were created here.
 class FakeExperts : public MovableExperts {
  public:
   FakeExperts(int layers, const ExpertPlacement& placement, const Mesh& mesh) : mesh_(mesh) {
@@ -113,7 +114,8 @@ class FakeExperts : public MovableExperts {
   std::map<int, Layer> layers_;
 };
 
-// Every expert at least once, and none twice on a rank; equal on every rank for equal seeds.
+// A placement with every expert at least once, and none twice on a rank. Ranks that use the same
+// seed get the same placement.
 inline ExpertPlacement RandomEvenPlacement(int experts, int redundant, int ranks, uint32_t seed) {
   kernels::Random random(seed);
   for (;;) {

@@ -85,7 +85,8 @@ class TorchFile {
     return numbers;
   }
 
-  // `arguments`: storage, first element, shape, strides, … nullopt: not contiguous.
+  // `arguments`: storage, first element, shape, strides, … Returns nullopt if the tensor is not
+  // contiguous.
   std::optional<TensorEntry> EntryOf(const std::string& name,
                                      const Pickle::Value& arguments) const {
     if (arguments.kind != Kind::kList || arguments.items.size() < 4) Damaged(name);
@@ -114,7 +115,8 @@ class TorchFile {
     return entry;
   }
 
-  // `id`: "storage", its class, the entry's name, its original device, its number of elements.
+  // `id`: "storage", the class of the storage, name of the archive entry, original device, number
+  // of elements.
   ZipArchive::Entry StorageOf(const std::string& name, const Pickle::Value& id,
                               DType* dtype) const {
     if (id.kind != Kind::kList || id.items.size() < 3) Damaged(name);

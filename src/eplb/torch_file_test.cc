@@ -61,7 +61,8 @@ TEST_F(TorchFileTest, TruncatedAndDamagedFilesAreRefused) {
               HasSubstr("without a directory; is it truncated?"));
   for (size_t size = 4; size < whole.size(); size += 7)
     EXPECT_NE(ErrorOf([&] { ArrayFile(Write(whole.substr(0, size))); }), "no error") << size;
-  // For any changed byte the file is read or rejected, and all tensors lie inside the file.
+  // With any byte changed, the file is either read or rejected. If it is read, all tensors lie
+  // inside the file.
   for (size_t at = 4; at < whole.size(); ++at) {
     std::string damaged = whole;
     damaged[at] = static_cast<char>(damaged[at] ^ 0x55);

@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-// Selects senders, before transfers are batched.
+// Selects the sender of each transfer, before transfers are divided into batches.
 class Matcher {
  public:
   Matcher(std::span<const int32_t> previous, const RankTopology& topology)
@@ -18,7 +18,7 @@ class Matcher {
         if (previous[p] >= 0) holders_[previous[p]].push_back({slots.rank, p});
   }
 
-  // The slot of another rank that sends `expert`; −1: no rank holds it.
+  // The slot that sends `expert`, on another rank. Rank −1: no rank holds the expert.
   struct Holder {
     int rank = -1, place = -1;
   };
@@ -37,16 +37,16 @@ class Matcher {
  private:
   const RankTopology& topology_;
   std::map<int32_t, std::vector<Holder>> holders_;  // ascending by place
-  std::vector<int> sends_;                          // [ranks] so far
+  std::vector<int> sends_;  // [ranks] number of transfers that each rank sends so far
 };
 
-// Puts each transfer into the first batch in which both ranks are free: a greedy edge coloring of
-// the graph of ranks. The number of batches is less than twice the number of transfers of the
-// busiest rank.
+// Puts each transfer into the first batch in which both ranks are free. This is a greedy edge
+// coloring of the graph of ranks, so the number of batches is less than twice the number of
+// transfers of the busiest rank.
 std::vector<std::vector<Transfer>> ColorIntoBatches(const std::vector<Transfer>& all, int ranks) {
   std::vector<std::vector<Transfer>> batches;
-  std::vector<std::vector<int>> peer;      // [batches][ranks]; −1: none yet
-  std::vector<std::vector<uint8_t>> sent;  // [batches][ranks] whether it sends in this batch
+  std::vector<std::vector<int>> peer;      // [batches][ranks] the peer of each rank; −1: none yet
+  std::vector<std::vector<uint8_t>> sent;  // [batches][ranks] whether the rank sends in this batch
   for (const Transfer& t : all) {
     size_t b = 0;
     for (; b < batches.size(); ++b) {

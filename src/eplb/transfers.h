@@ -9,14 +9,14 @@
 
 namespace switchyard {
 
-// Cheapest first.
+// Where a slot of a new placement gets its expert, cheapest source first.
 enum class FillFrom : uint8_t {
-  kUnchanged,   // the slot already has the expert
-  kSameRank,    // another slot of the rank has it
+  kUnchanged,   // the slot already holds the expert
+  kSameRank,    // another slot of the rank holds it
   kFreeRider,   // an earlier slot of the same rank receives it
-  kSameNode,    // a rank of the same node has it
-  kOtherNode,   // only ranks of other nodes have it
-  kCheckpoint,  // no living rank has it: load from the checkpoint
+  kSameNode,    // a rank of the same node holds it
+  kOtherNode,   // only ranks of other nodes hold it
+  kCheckpoint,  // no living rank holds it: load from the checkpoint
 };
 constexpr int kNumFillFrom = 6;
 const char* Name(FillFrom from);
@@ -31,16 +31,16 @@ struct Transfer {
 
 struct LayerTransfers {
   std::vector<FillFrom> fills;  // [physical]; kUnchanged for slots of dead ranks
-  // Concurrent transfers: in each batch a rank has at most one peer and sends it at most one
-  // expert.
+  // Batches of transfers that run concurrently. In a batch, a rank has at most one peer and sends
+  // it at most one expert.
   std::vector<std::vector<Transfer>> batches;
 };
 
 // A pure function of state that all ranks share, so every rank computes the same sends and receives
-// in the same order. Among the ranks that hold an expert, one on the receiver's node is preferred,
-// then the one with the fewest sends so far. The cost order is that of SGLang's
+// in the same order. The sender of an expert is a holder on the receiver's node if there is one;
+// among equals, the holder with the fewest sends so far. The cost order is that of SGLang's
 // srt/eplb/expert_location_updater.py. Maps have the format of Placement::Layer and are valid for
-// `topology`. `previous` may have slots of ranks that have died since.
+// `topology`. In `previous`, slots of ranks that have died since may still have their experts.
 LayerTransfers PlanTransfers(std::span<const int32_t> previous, std::span<const int32_t> next,
                              const RankTopology& topology);
 

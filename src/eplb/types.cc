@@ -108,7 +108,7 @@ Moves CountMoves(std::span<const int32_t> previous, std::span<const int32_t> nex
     const auto held = previous.subspan(slots.begin, slots.size());
     for (int p = slots.begin; p < slots.end; ++p) {
       if (next[p] < 0 || std::ranges::find(held, next[p]) != held.end()) continue;
-      // A second slot of this rank for an expert that it already receives adds no cost.
+      // If an earlier slot of this rank gets the same expert, the expert is received only once.
       const auto before = next.subspan(slots.begin, p - slots.begin);
       if (std::ranges::find(before, next[p]) != before.end()) continue;
       ++(on_node[slots.node * num_logical + next[p]] ? moves.same_node : moves.other_node);

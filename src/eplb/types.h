@@ -9,8 +9,8 @@
 
 namespace switchyard {
 
-// Number of tokens routed to each logical expert, for each recorded step and MoE layer. One step
-// may also hold the sum of a whole recording. A value type.
+// Number of tokens routed to each logical expert, for each recorded step and MoE layer. A single
+// step may also hold the sum of a whole recording. A value type.
 struct LoadHistory {
   int steps = 0, layers = 0, experts = 0;
   std::vector<int32_t> counts;  // [steps, layers, experts], oldest step first
@@ -19,14 +19,14 @@ struct LoadHistory {
     return std::span(counts).subspan((static_cast<size_t>(step) * layers + layer) * experts,
                                      experts);
   }
-  // Steps [begin, end).
+  // Returns steps [begin, end).
   LoadHistory Steps(int begin, int end) const;
 };
 
-// The EP ranks that hold experts. A value type.
+// The EP ranks to which experts are assigned. A value type.
 struct RankTopology {
   int ranks = 1;
-  int nodes = 1;                // hosts with ranks / nodes consecutive ranks each
+  int nodes = 1;                // number of hosts; each has ranks / nodes consecutive ranks
   int groups = 1;               // expert groups of group-limited routing (n_group)
   std::vector<uint8_t> active;  // [ranks], 0: dead; empty: all alive
 
@@ -54,21 +54,22 @@ struct Placement {
   std::span<int32_t> Layer(int layer) {
     return std::span(physical_to_logical).subspan(static_cast<size_t>(layer) * physical, physical);
   }
-  // The placement for the MoE layer, which does not support dead ranks. Slots of dead ranks get the
-  // experts of the trivial placement; no token may be sent to them.
+  // Converts a layer to the type that MoE layers use, which does not support dead ranks. Slots of
+  // dead ranks get the experts of the trivial placement; no token may be sent to them.
   ExpertPlacement ToExpertPlacement(int layer) const;
 
   bool operator==(const Placement&) const = default;
 };
 
-// Error kInvalid if a size is below 1, ranks are not divisible by nodes, or `active` has another
-// length or no living rank. Error kInvalid also if all living ranks together have fewer slots than
-// there are experts, or if one rank has more slots than there are experts (it would hold an expert
-// twice).
+// Error kInvalid in the following cases. A size is below 1, ranks are not divisible by nodes, or
+// `active` has another length or no living rank. All living ranks together have fewer slots than
+// there are experts. One rank has more slots than there are experts, so that it would hold an
+// expert twice.
 void ValidateTopology(const RankTopology& topology, int physical, int logical);
 
-// Error kInvalid naming layer and slot if the map has another size, an id is outside [−1, logical),
-// a slot of a living rank is −1 or an expert has no slot on a living rank.
+// Throws Error kInvalid, which names layer and slot, in the following cases. The map has another
+// size, an id is outside [−1, logical), a slot of a living rank is −1, or an expert has no slot on
+// a living rank.
 void ValidatePlacement(const Placement& placement, const RankTopology& topology);
 
 // The slots of a living rank.
@@ -80,11 +81,11 @@ struct RankSlots {
 // One entry for each living rank, ascending.
 std::vector<RankSlots> LivingSlots(const RankTopology& topology, int physical);
 
-// Number of experts whose weights ranks have to receive for `next`, because they do not hold them
-// in `previous`.
+// Number of experts whose weights ranks have to receive for placement `next`, because they do not
+// hold them in placement `previous`.
 struct Moves {
   int64_t same_node = 0;   // another rank of the node holds a replica
-  int64_t other_node = 0;  // only other nodes hold it
+  int64_t other_node = 0;  // only ranks of other nodes hold one
   int64_t total() const { return same_node + other_node; }
 };
 Moves CountMoves(const Placement& previous, const Placement& next, const RankTopology& topology);

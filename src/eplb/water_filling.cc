@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-constexpr double kNothing = 1e-6;  // tokens: rounding tolerance
+constexpr double kNothing = 1e-6;  // in tokens; smaller amounts are rounding errors
 
 }  // namespace
 
@@ -17,8 +17,8 @@ void WaterFilling::Reset(int num_bins, int num_experts, std::span<const int32_t>
   CHECK(bin_of.size() == expert_of.size());
   offset_ = offset;
   begin_.assign(num_experts + 1, 0);
-  // A second replica of an expert in the same bin gives no choice, so its slot is treated as
-  // unused.
+  // A second replica of an expert in the same bin does not change what can be balanced, so its slot
+  // is treated as unused.
   const auto new_bin = [&](size_t p) {
     if (bin_of[p] < 0 || expert_of[p] < 0 || last_bin_[expert_of[p]] == bin_of[p]) return false;
     last_bin_[expert_of[p]] = bin_of[p];
@@ -85,7 +85,7 @@ void WaterFilling::FillExpert(const Replicated& group, double load) {
     bins_[replicas_[begin + i].bin] -= filled_[begin + i];
     order[i] = begin + i;
   }
-  // Insertion sort by the bin level without this expert; there are few replicas.
+  // Insertion sort by the load of the bin without this expert. There are few replicas.
   const auto other = [&](int32_t i) { return bins_[replicas_[i].bin]; };
   for (int32_t i = 1; i < count; ++i) {
     const int32_t moved = order[i];

@@ -10,53 +10,55 @@
 
 namespace switchyard {
 
-// Reset prepares an instance for the placement of one layer, which gives the bins (ranks) of each
-// expert's replicas. An expert's load may be divided over its replicas in any way. Each thread has
-// its own instance; nothing is allocated after Reset.
+// Reset prepares an instance for the placement of one layer: the bins (ranks) of each expert's
+// replicas. An expert's load may be divided over its replicas in any way. Each thread has its own
+// instance; nothing is allocated after Reset.
 //
 // Block coordinate descent: each replicated expert in turn distributes its load over its bins by
-// water-filling, with all others fixed. Sweeps alternate forward and backward. This minimizes the
-// sum of squared bin loads, which is convex with constraints separable by expert, so the iteration
-// converges to its unique minimum (P. Tseng, 2001). That division also has the least maximum load:
-// if the most loaded bin could be relieved, the sum of squares would decrease. So the iteration
-// converges to the exact optimum (exact_balance.h); `sweeps` bounds the distance from it.
+// water-filling, while the loads of all other experts are fixed. Sweeps alternate forward and
+// backward. This minimizes the sum of squared bin loads, which is convex with constraints separable
+// by expert, so the iteration converges to its unique minimum (P. Tseng, 2001). That division also
+// has the least maximum load: if the most loaded bin could be relieved, the sum of squares would
+// decrease. So the iteration converges to the exact optimum (exact_balance.h); `sweeps` bounds the
+// distance from it.
 class WaterFilling {
  public:
   struct Replica {
     int32_t bin = 0;
-    int32_t place = 0;  // slot index of the caller
+    int32_t place = 0;  // index of the slot in `bin_of` and `expert_of`
   };
 
   // `bin_of` [slots]: −1 for unused slots; slots of a bin are contiguous. `expert_of` [slots]: the
   // expert of each slot. `offset`, not negative: the starting point among equally good replicas of
-  // an expert. It differs between dividers that each divide their own batch; otherwise all would
-  // choose the first.
+  // an expert. Ranks that each divide their own batch use different offsets; otherwise all of them
+  // would choose the first replica.
   void Reset(int num_bins, int num_experts, std::span<const int32_t> bin_of,
              std::span<const int32_t> expert_of, int offset = 0);
 
-  // Returns the load of the most loaded bin. `load` [experts], not negative. Stops before `sweeps`
-  // if no bin exceeds the mean by more than the fraction `tolerance`.
+  // Divides `load` [experts], not negative. Returns the load of the most loaded bin. Stops before
+  // `sweeps` sweeps if no bin exceeds the mean by more than the fraction `tolerance`.
   double Fill(std::span<const double> load, int sweeps, double tolerance = 0);
 
   std::span<const double> bin_loads() const { return bins_; }  // [bins] after Fill
   double mean() const { return mean_; }                        // of the bins
-  // Writes the division of the last Fill, in whole tokens if the loads were whole: [slots], 0 for
-  // unused ones. Few experts are divided, without a change of the bin loads (division_forest.h).
-  // Tokens left over from rounding down go to the emptier bins among those with a share.
+  // Writes the division of the last Fill to `shares` [slots], 0 for unused slots. Shares are whole
+  // tokens if the loads were whole. Before that, the number of divided experts is reduced without a
+  // change of the bin loads (division_forest.h). Tokens left over from rounding down go to the
+  // emptier bins among those with a share.
   void Shares(std::span<int32_t> shares);
 
  private:
   struct Replicated {
-    int32_t expert, begin, end;  // of replicas_
+    int32_t expert, begin, end;  // begin, end: range in replicas_
   };
   void FillExpert(const Replicated& group, double load);
   void PrepareForest();
 
   std::vector<Replica> replicas_;  // replicas of replicated experts, grouped by expert
   std::vector<Replicated> replicated_;
-  std::vector<Replica> single_;                    // [experts]; bin −1: replicated, or no slot
-  std::vector<double> filled_;                     // [replicas_]
-  std::vector<double> bins_;                       // [bins]
+  std::vector<Replica> single_;  // [experts] the only replica; bin −1 if there are several or none
+  std::vector<double> filled_;   // [replicas_] load of each replica
+  std::vector<double> bins_;     // [bins] load of each bin
   std::vector<int32_t> order_, begin_, last_bin_;  // scratch
   std::vector<double> load_;                       // [experts] of the last Fill
   std::vector<int32_t> receivers_;                 // scratch: replicas with a share

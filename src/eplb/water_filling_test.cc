@@ -78,7 +78,7 @@ TEST(WaterFillingTest, DividesEveryTokenAndComesNearTheOptimum) {
     filling.Fill(load, 16);
     filling.Shares(shares);
     const int64_t fullest = std::ranges::max(BinLoads(layer, shares));
-    // Each share beyond an expert's first is a division.
+    // An expert with n shares counts as n − 1 divisions.
     EXPECT_LE(std::ranges::count_if(shares, [](int32_t share) { return share > 0; }),
               layer.experts + layer.bins - 1);
     const int64_t least =
@@ -89,7 +89,7 @@ TEST(WaterFillingTest, DividesEveryTokenAndComesNearTheOptimum) {
 }
 
 TEST(WaterFillingTest, PassesLoadOnOverAChainOfSharedExperts) {
-  // Rank i shares expert i with rank i + 1; all load of single experts is on rank 0.
+  // Ranks i and i + 1 share expert i. The load of all experts with one replica is on rank 0.
   const std::vector<int32_t> bin_of{0, 0, 1, 1, 2, 2, 3}, expert_of{3, 0, 0, 1, 1, 2, 2};
   const std::vector<double> load{100, 100, 100, 100};
   WaterFilling filling;

@@ -15,16 +15,18 @@ namespace {
 
 // Sweeps of water-filling for each scenario; an approximate optimum suffices.
 constexpr int kSweeps = 4;
-constexpr double kEven = 0.005;  // bins this close to the mean count as even
+// Bins whose load is this close to the mean, relative to it, count as balanced.
+constexpr double kEven = 0.005;
 
-// Tolerances of a repair. slack: excess load at which replicas move to an expert. even: swaps stop
-// when the most loaded bin is this close to the mean.
+// Tolerances of a repair, relative. slack: RepairPlan moves a replica to a hotter expert if the
+// load differs by more than this. even: swaps stop when the most loaded bin is this close to the
+// mean.
 struct Repair {
   double slack, even;
 };
 constexpr Repair kRepairs[] = {{0.25, 0.05}, {0.1, 0.01}};
 
-// The last steps, scaled to the forecast's means: [scenarios, experts].
+// Loads of the last steps, scaled so that their mean equals the forecast: [scenarios, experts].
 std::vector<std::vector<double>> Scenarios(const LoadHistory& history, int layer,
                                            std::span<const double> load, int most) {
   const int count = std::min(most, history.steps);
@@ -54,7 +56,7 @@ class LayerPlanner {
       std::fill(bin_of_.begin() + bins[b].begin, bin_of_.begin() + bins[b].end, b);
   }
 
-  // `previous` may be empty.
+  // Plans one layer. `previous` is empty if nothing is loaded yet.
   void Plan(int layer, std::span<const float> forecast, std::span<const int32_t> previous,
             std::span<int32_t> next) {
     const std::vector<double> load(forecast.begin(), forecast.end());
@@ -70,21 +72,22 @@ class LayerPlanner {
     plan.Assign(previous);
     const bool valid = IsComplete(plan);
     if (valid) Consider(plan.map(), Time(plan.map()), next);
-    // No plan takes less time than balanced ranks do, and every plan but the current placement
-    // moves at least one expert.
+    // Cost(1, 1) is a lower bound for all other plans: no plan takes less time than balanced ranks,
+    // and every plan except the current placement moves at least one expert.
     if (least_ <= Cost(1, 1)) return;
     LayerPlan anew(bins_, static_cast<int>(next.size()), load);
     FromScratch(&anew);
     const double time_anew = Time(anew.map());
-    // A repaired plan is seldom more even than one from scratch.
+    // A repaired plan is seldom more balanced than a plan from scratch, and it moves at least one
+    // expert. So this cost is an approximate lower bound for repaired plans.
     if (least_ <= Cost(time_anew, 1)) return;
     for (const Repair& repair : kRepairs) {
       RepairPlan(repair.slack, options_.budget, &plan);
       plan.ImproveBySwaps(repair.even, options_.budget);
       Consider(plan.map(), Time(plan.map()), next);
     }
-    // A plan from scratch moves more than half of the experts, unless it nearly equals the current
-    // one.
+    // A plan from scratch usually moves more than half of the experts, so this cost is an
+    // approximate lower bound for it.
     if (least_ <= Cost(time_anew, static_cast<double>(next.size()) / 2)) return;
     std::vector<int32_t> matched(anew.map().begin(), anew.map().end());
     MatchRanks(previous, bins_, topology_.nodes, history_.experts, options_.node_price, matched);
@@ -106,7 +109,7 @@ class LayerPlanner {
     return true;
   }
 
-  // Time of a step relative to balanced ranks.
+  // Time of a step with placement `map`, relative to the time with balanced ranks.
   double Time(std::span<const int32_t> map) {
     filling_.Reset(static_cast<int>(bins_.size()), history_.experts, bin_of_, map);
     double time = 0;
@@ -117,14 +120,14 @@ class LayerPlanner {
     return time / static_cast<double>(scenarios_.size());
   }
 
-  // `moved`: number of experts from the same node, plus node_price times the number from other
-  // nodes.
+  // Cost of a plan with relative time `time`. `moved`: number of experts received from the same
+  // node, plus node_price times the number received from other nodes.
   double Cost(double time, double moved) const {
     return options_.horizon * (time + (moved > 0 ? options_.least_gain : 0)) +
            options_.move_price * moved / static_cast<double>(bins_.size());
   }
 
-  // Chooses `map`, whose time is `time`, if it has the least cost so far.
+  // Copies `map` to `next` if its cost is the lowest so far. `time`: the result of Time(map).
   void Consider(std::span<const int32_t> map, double time, std::span<int32_t> next) {
     const Moves moves = CountMoves(previous_, map, topology_, history_.experts);
     const double cost = Cost(time, static_cast<double>(moves.same_node) +

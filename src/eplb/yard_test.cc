@@ -46,7 +46,7 @@ TEST(YardTest, NoRankHoldsAnExpertTwiceAndNoneIsWithoutAHome) {
 TEST(YardTest, FromTheTrivialPlacementOnNoRankHoldsAnExpertTwice) {
   const LoadHistory loads = RandomLoads(5, 1, 8, 1, 1);
   const RankTopology topology{.ranks = 2};
-  const Placement trivial = Placement::Trivial(1, 14, 8);  // rank 1: 7 0 1 2 3 4 5
+  const Placement trivial = Placement::Trivial(1, 14, 8);  // rank 1 holds 7 0 1 2 3 4 5
   YardOptions dear;
   dear.move_price = 1e9;
   ExpectNoneTwice(PlanYard(loads, topology, 14, &trivial, dear), topology);
@@ -98,7 +98,7 @@ TEST(YardTest, SameArgumentsSamePlan) {
   EXPECT_EQ(PlanYard(loads, topology, 80, &trivial), PlanYard(loads, topology, 80, &trivial));
 }
 
-// The bound is the mean load: the most loaded rank is never below it.
+// The loads are compared with the mean load, a lower bound for the load of the most loaded rank.
 TEST(YardTest, ForecastLoadsAreEvenWithinTwoPercentOfTheBound) {
   for (const char* name : {"steady", "drift", "shift"})
     for (const auto& [physical, ranks] : {std::pair{272, 8}, {288, 32}, {320, 64}}) {
@@ -140,7 +140,7 @@ TEST(YardTest, RefusesAnotherModelsPlacement) {
 TEST(MatchRanksTest, FindsTheRanksThatHoldAPart) {
   const std::vector<RankSlots> bins = LivingSlots({.ranks = 3}, 6);
   const std::vector<int32_t> previous{0, 1, 2, 3, 4, 5};
-  std::vector<int32_t> next{5, 0, 1, 2, 4, 3};  // parts {5 0} {1 2} {4 3}
+  std::vector<int32_t> next{5, 0, 1, 2, 4, 3};  // experts of the three ranks: {5 0} {1 2} {4 3}
   MatchRanks(previous, bins, 1, 6, 4, next);
   EXPECT_EQ(CountMoves(previous, next, {.ranks = 3}, 6).total(), 3);
   for (const RankSlots& slots : bins) {

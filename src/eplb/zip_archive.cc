@@ -12,9 +12,10 @@ namespace {
 constexpr size_t kEndBytes = 22, kLocatorBytes = 20, kEnd64Bytes = 56;
 constexpr size_t kRecordBytes = 46, kHeaderBytes = 30;
 constexpr uint64_t kMaxEntries = 1 << 20;
-constexpr uint32_t kIn64 = 0xffffffff;  // marks a value that is in the 64-bit extra field
+// Value of a 32-bit field whose real value is in the 64-bit extra field.
+constexpr uint32_t kIn64 = 0xffffffff;
 
-// The little-endian number at `at`. Precondition: it lies inside the bytes.
+// The little-endian number at byte `at`. Precondition: the number lies inside the bytes.
 template <typename T>
 T Number(const std::string& bytes, size_t at) {
   T value;
@@ -22,7 +23,8 @@ T Number(const std::string& bytes, size_t at) {
   return value;
 }
 
-// The 64-bit values of an extra field, in the order of the record's overflowing fields.
+// Returns the part of an extra field that holds the 64-bit values. It has one value for each field
+// of the record that is kIn64, in the order of the record.
 std::string Extra64(const std::string& extra) {
   size_t at = 0;
   while (at + 4 <= extra.size()) {
@@ -72,7 +74,7 @@ void ZipArchive::ReadDirectory(uint64_t begin, uint64_t size, uint64_t entries) 
                   .header = Number<uint32_t>(directory, at + 42),
                   .stored = Number<uint32_t>(directory, at + 20)};
     const std::string wide = Extra64(directory.substr(at + kRecordBytes + name, extra));
-    // The 64-bit values start with the uncompressed size if that has overflowed.
+    // The extra field has the uncompressed size first, if that size did not fit in 32 bits.
     size_t next = Number<uint32_t>(directory, at + 24) == kIn64 ? 8 : 0;
     for (uint64_t* value : {&record.stored, &record.header}) {
       if (*value != kIn64) continue;

@@ -9,11 +9,11 @@
 
 namespace switchyard {
 
-// Reads the directory at construction and entries on request. Single-threaded.
+// Reads the directory when it is constructed, and entries on request. Single-threaded.
 class ZipArchive {
  public:
   struct Entry {
-    uint64_t begin = 0, size = 0;  // bytes in the file
+    uint64_t begin = 0, size = 0;  // range in the file, in bytes
   };
 
   // Error kInvalid, which names the file, if the directory is missing, lies outside the file or has

@@ -123,7 +123,8 @@ class Walk {
     return std::ranges::find(stop, *only) == stop.end() ? only : std::nullopt;
   }
 
-  // Whether the grammar allows a longer token in the place of the last one.
+  // Whether the grammar also allows a longer token that begins with the last one. Leaves the
+  // matcher before the last token, and overwrites the mask.
   bool MayGoOn() {
     matcher_.Rollback(1);
     const std::string& last = info_.GetDecodedVocab()[tokens_.back()];

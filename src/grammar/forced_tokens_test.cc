@@ -65,7 +65,7 @@ TEST(ForcedText, IsTheTextOfRequiredKeysConstantsAndEnums) {
   const std::string begin = R"({"name":"abdabc","kind":"t)";
   EXPECT_EQ(after(""), begin);
   EXPECT_EQ(after(R"({"na)"), begin.substr(4));
-  EXPECT_EQ(after(begin), "");  // true, or the
+  EXPECT_EQ(after(begin), "");  // "true" and "the" may follow
   EXPECT_EQ(after(begin + "r"), R"(ue","n":)");
   EXPECT_EQ(after(begin + R"(rue","n":)"), "");
   EXPECT_EQ(after(begin + R"(rue","n":1)"), "");
@@ -118,7 +118,7 @@ TEST(ForcedTokens, AreTheLongestTokensOfTheText) {
   GrammarMatcher matcher = MatcherOf(Schema());
   const Ids want = IdsOf({"{\"", "n", "a", "m", "e", "\"", ":", "\"", "abdabc", "\",\"", "k", "i",
                           "n", "d", "\"", ":", "\""});
-  EXPECT_EQ(Forced(matcher), want);  // "true" and "the " begin with t, a token that may go on
+  EXPECT_EQ(Forced(matcher), want);  // without "t": the token "the " begins with it
   EXPECT_EQ(Forced(matcher, 3), Ids(want.begin(), want.begin() + 3));
   EXPECT_EQ(Forced(matcher, 0), Ids());
   GrammarMatcher value = MatcherAfter(Schema(), R"({"name":"abdabc","kind":"tr)");
@@ -152,7 +152,7 @@ TEST(ForcedTokens, IncludeTokensWithoutTextButNoStopToken) {
 
 TEST(ForcedTokens, PreferPiecesToTokensOfSingleBytes) {
   GrammarVocabulary vocabulary = TestVocabulary();
-  vocabulary.tokens.emplace_back("a");  // as id 97
+  vocabulary.tokens.emplace_back("a");  // the same bytes as id 97
   const TokenTable table(vocabulary);
   GrammarMatcher matcher(CompileGrammar(RegexGrammar("a[xyz]"), table));
   EXPECT_EQ(Forced(matcher), Ids{static_cast<int32_t>(table.vocab_size()) - 1});
@@ -193,7 +193,7 @@ TEST(ForcedTokens, LeaveTheMatcherInItsState) {
         EXPECT_EQ(matcher.ForcedText(), plain.ForcedText());
         forced += std::ssize(tokens);
         masks += mask.empty() ? 0 : 1;
-        // Follows the forced tokens, or takes another way.
+        // Continues with the first forced token, or with a random allowed token.
         Ids allowed;
         for (int32_t id = 0; id < TestTable().vocab_size(); ++id)
           if (MaskAllows(want, id)) allowed.push_back(id);

@@ -118,7 +118,7 @@ TEST(JsonSchema, FormatsAreEnforced) {
         {"\"1D\"", "\"P\"", "\"P1DT\"", "\"P1234567D\""}}});
 }
 
-// The schemas that Pydantic writes for its types HttpUrl, AnyUrl, UUID4 and SecretStr have these.
+// Pydantic writes such schemas for its types HttpUrl, AnyUrl, UUID4 and SecretStr.
 TEST(JsonSchema, FormatsMayHaveLengthsAndVersions) {
   const std::string long_uri = "\"https://a.b/" + std::string(300, 'c') + "\"";
   Check(

@@ -65,8 +65,8 @@ std::string StringPattern(const std::string& pattern) {
   const nlohmann::json schema = {{"type", "string"}, {"pattern", ascii}};
   const auto grammar = xgrammar::Grammar::FromJSONSchema(schema.dump());
   budget.CheckWarnings();
-  // Without this mark, XGrammar has expanded the expression without excluding quotes, backslashes
-  // and control characters.
+  // Without "json_string=true" in the printed grammar, XGrammar has not excluded quotes,
+  // backslashes and control characters from the expression.
   if (grammar.ToString().find("json_string=true") == std::string::npos)
     throw Invalid(
         "{} has a construct that is not supported, or matches only texts that JSON writes with "

@@ -48,7 +48,8 @@ class Disjointness {
   }
 
  private:
-  // Whether it is certain that no value is valid for both `a` and `b`, without $ref and anyOf.
+  // Whether it is certain that no value is valid for both `a` and `b`, which have neither $ref nor
+  // anyOf.
   bool OfSimple(const SchemaJson& a, const SchemaJson& b, int depth) const {
     if (a.contains("enum")) {
       return std::ranges::none_of(a["enum"],

@@ -72,7 +72,7 @@ std::map<std::string, StringFormat, std::less<>> MakeFormats() {
   // Domain of an email address. Many programs refuse one without a dot or with a numeric last
   // label.
   const std::string domain = fmt::format(R"({0}(\.{0}){{0,2}}\.[A-Za-z]{{2,24}})", label);
-  // At most 56 characters.
+  // Domains of at most 56 characters.
   const std::string short_domain = R"(([a-z0-9]{1,15}(-[a-z0-9]{1,8})?\.){1,2}[a-z]{2,6})";
   std::map<std::string, StringFormat, std::less<>> formats = {
       {"date", {{date, 10, 10}}},

@@ -44,7 +44,7 @@ std::vector<std::string> TypesOf(const SchemaJson& schema, const std::string& pa
 // Whether the value has the type by the rules of JSON Schema: 3.0 is an integer.
 bool HasType(const SchemaJson& value, const std::string& type);
 
-// Whether the format states a use of strings and excludes none, such as password.
+// Whether the format only describes the use of a string and accepts all strings, like password.
 bool IsFormatOfAnyString(std::string_view format);
 // The regular expression of a string format; all its strings have `least` to `most` characters.
 // Empty if XGrammar's own implementation of the format is used. Throws SchemaError for an unknown

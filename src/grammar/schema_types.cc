@@ -1,4 +1,4 @@
-// Schemas of one type.
+// Rewrites schemas for values of one type.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,7 +13,7 @@ namespace {
 
 // Beyond this magnitude XGrammar's expressions for ranges of numbers become long.
 constexpr double kLargestBound = 1e15;
-// XGrammar writes numbers of a range with at most six decimals.
+// XGrammar writes numbers of a range with at most six decimals, so a narrower range may have none.
 constexpr double kNarrowestRange = 1e-5;
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
 
@@ -85,8 +85,8 @@ SchemaJson RewriteString(const Context& in) {
   return out;
 }
 
-// A bound of numbers. One that allows more than -1e15 to 1e15, such as the largest integer of a
-// type, becomes this range.
+// A bound of numbers. A bound beyond -1e15 or 1e15 that excludes no value of this range, such as
+// the largest integer of a type, is replaced by the end of the range.
 double Bound(const Context& in, std::string_view keyword) {
   const SchemaJson& value = in.schema[keyword];
   if (!value.is_number()) throw in.Refused("{} is not a number", keyword);
@@ -314,7 +314,8 @@ SchemaJson RewriteObject(const Context& in) {
       most = 0;
     }
   }
-  // A grammar cannot exclude that a name occurs twice, but JSON counts such a property once.
+  // An output may have the same name twice, which a grammar cannot prevent. JSON counts such a
+  // property once, so an output could have too few properties.
   if (open && least > 1)
     throw in.Refused("minProperties above 1 is only supported if all properties are listed");
   SetRange(out, "minProperties", least, "maxProperties", most, in);

@@ -29,8 +29,8 @@ struct GrammarSource {
 
   Kind kind = Kind::kEbnf;
   std::string text;
-  JsonSpace space = JsonSpace::kAny;         // of kJsonSchema
-  std::string prefix, opening, alternative;  // structural tags; may be empty
+  JsonSpace space = JsonSpace::kAny;         // for kJsonSchema only
+  std::string prefix, opening, alternative;  // JSON texts of structural tags; may be empty
 
   auto operator<=>(const GrammarSource&) const = default;
 };

@@ -32,7 +32,7 @@ SchemaJson ArgumentsOf(const SchemaJson& function, const std::string& name,
   SchemaJson parameters = SchemaJson::object();
   if (matched) {
     const bool given = function.contains("parameters") && function["parameters"].is_object();
-    // OpenAI's API: a function without `parameters` has none.
+    // In OpenAI's API, a function without `parameters` takes no arguments.
     parameters = given ? function["parameters"] : SchemaJson{{"properties", SchemaJson::object()}};
   }
   if (!HasKeyword(parameters)) parameters["type"] = "object";
@@ -50,7 +50,7 @@ void Append(const SchemaJson& more, SchemaJson* elements) {
   elements->insert(elements->end(), more.begin(), more.end());
 }
 
-// The parts of one call.
+// The elements of the sequence that matches one call.
 SchemaJson PartsOfCall(const SchemaJson& function, const ToolCallFormat& format,
                        const ArgumentRules& rules) {
   const auto name = function["name"].get<std::string>();
@@ -153,7 +153,8 @@ GrammarSource TextWithCallsGrammar(const nlohmann::ordered_json& tools, bool par
   const std::string space_pattern = "[ \\t\\r\\n]*";
   const SchemaJson calls = Calls(functions, parallel, format, rules);
   const SchemaJson blank = {{"type", "regex"}, {"pattern", space_pattern}};
-  // The text may begin with the first character of the trigger.
+  // `first` matches the first character of the text, which may be the first character of the
+  // trigger. So the trigger after it lacks this character.
   const SchemaJson first = {{"type", "regex"},
                             {"pattern", space_pattern + "[^ \\t\\r\\n" + format.head.at(0) + ']'}};
   SchemaJson tagged = SchemaJson::array({blank});

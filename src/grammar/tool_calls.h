@@ -24,8 +24,9 @@ struct ToolCallFormat {
 
   // The marker before calls in a text. It may be the beginning of `open` or of `head`.
   std::string trigger{};
-  // Whether calls may also begin the text without the trigger. Other text then cannot begin with
-  // the first character of `head`, after white space.
+  // Whether an output may also begin with calls without the trigger. Then an output that begins
+  // with other text must not have the first character of `head` as its first character after white
+  // space.
   bool leading = false;
   std::vector<std::string> excluded{};  // markers that text between calls cannot contain
 };
@@ -48,8 +49,8 @@ GrammarSource ToolCallGrammar(const nlohmann::ordered_json& tools,
                               MatchedCalls matched = MatchedCalls::kAll);
 
 // The output of a request that offers tools: any text, in which `format.trigger` begins calls of
-// `tools` with arguments as MatchedCalls::kStrict has them. Without `parallel`, the output ends
-// after the first call. Throws as ToolCallGrammar does.
+// `tools`. Their arguments are checked by the rule MatchedCalls::kStrict. Without `parallel`, the
+// output ends after the first call. Throws as ToolCallGrammar does.
 GrammarSource TextWithCallsGrammar(const nlohmann::ordered_json& tools, bool parallel,
                                    const ToolCallFormat& format, JsonSpace space = JsonSpace::kAny);
 

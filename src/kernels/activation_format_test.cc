@@ -301,7 +301,7 @@ struct MixedExperts {
 
   void Add(Random& random, WeightFormat format, int64_t hidden, int64_t width, ActivationFormat in,
            ActivationFormat middle, float input_scale) {
-    // Gate and up have the same groups.
+    // Gate and up are slices of one matrix, so that their groups have the same size.
     const WeightView both =
         WithActivation(random.Weight(format, 2 * width, hidden), in, input_scale);
     weights.push_back(
@@ -372,7 +372,7 @@ TEST_P(ActivationFormatTest, GroupedMlpRoundsInputAndMiddle) {
     EXPECT_LT(Norm(difference.data(), count), 2e-3 * Norm(want.data(), count))
         << What(set.weights[0].gate);
 
-    // Each row separately, from a contiguous input.
+    // Every fourth row is also computed alone, from a contiguous input.
     for (int64_t e = 0; e < 4; ++e) {
       for (int64_t r = offsets[e]; r < offsets[e + 1]; r += 4) {
         const std::vector<int32_t> one = {0, 1};

@@ -140,8 +140,8 @@ TEST_P(AttentionTest, ChunksDecodeStepsAndThreadsGiveTheSameBits) {
     Attention(p, three);
     EXPECT_TRUE(SameBits(batch.out, again)) << "threads";
 
-    // The first sequence in chunks: the first chunk ends inside a key block, the second starts
-    // there. Single rows follow.
+    // Computes the first sequence in chunks. The first chunk ends inside a key block, and the
+    // second chunk starts there. Single rows follow.
     std::vector<int32_t> ends = {37, 101};
     for (int32_t end = 102; end <= 150; ++end) ends.push_back(end);
     int32_t begin = 0;
@@ -159,8 +159,8 @@ TEST_P(AttentionTest, ChunksDecodeStepsAndThreadsGiveTheSameBits) {
   }
 }
 
-// Key parts (kKeyPart) shared by several threads: a chunk that ends past a part boundary, and
-// single rows before, at and after the boundary.
+// Several threads share the key parts (kKeyPart) of a sequence. One chunk ends past a part
+// boundary. Single rows lie before, at and after the boundary.
 TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
   Random random(6);
   ThreadPool one(1), two(2), nine(9);
@@ -180,7 +180,7 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
                   s.head_dim);
     const Cache v(s.dtype, random.Normal(slots * s.kv_heads * s.head_dim), slots, s.kv_heads,
                   s.head_dim);
-    // Sinks above the scores of some parts and below those of others.
+    // The sinks are above the scores of some parts and below the scores of others.
     const std::vector<float> q = Rounded(random.Normal((kRows + 1) * width), s.rounded),
                              sinks = random.Normal(s.heads, 3.0f);
     std::vector<float> out((kRows + 1) * width), expected(out.size()), again(out.size());
@@ -237,7 +237,7 @@ TEST_P(AttentionTest, PlacesOfPagesDoNotMatter) {
     AttentionParams p = batch.Params();
     Attention(p, pool);
     const std::vector<float> before = batch.out;
-    // Sort the pages.
+    // Copies the KV pages in the order of the page table, so that page i gets the id i.
     const int64_t page_bytes =
         shape.page_size * shape.kv_heads * CacheRowBytes(shape.dtype, shape.head_dim);
     for (std::vector<char>* cache : {&batch.k, &batch.v}) {

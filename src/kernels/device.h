@@ -102,7 +102,8 @@ class Device {
   virtual void CopyRows(const CopyRowsParams& p) = 0;
   virtual void SumSquares(const SumSquaresParams& p) = 0;
   virtual void ScaleBySquares(const ScaleBySquaresParams& p) = 0;
-  // On CPUs only: ops of families that other devices do not run (Family::cpu_only in model).
+  // The ops with CHECK(is_cpu()) run on CPUs only. They serve model families that other devices do
+  // not support (Family::cpu_only in src/model).
   virtual void LayerNorm(const LayerNormParams&) { CHECK(is_cpu()); }
   virtual void Scale(float*, int64_t /*count*/, float /*factor*/) { CHECK(is_cpu()); }
   // x[i] *= sigmoid(gate[i])

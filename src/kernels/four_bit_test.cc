@@ -53,7 +53,7 @@ std::string What(const Kind& kind, int64_t m, int64_t n, int64_t k, int64_t col0
 bool HasMinima(WeightFormat format) {
   return format == WeightFormat::kQ4KPanels || format == WeightFormat::kQ5KPanels;
 }
-// The largest minimum in these tests, below.
+// The largest minimum that MakePanels generates: a 6-bit code times the largest dmin.
 constexpr double kMostMinimum = 63 * 0.015;
 
 // Random panels of `rows` rows and `columns` columns.
@@ -152,7 +152,7 @@ TEST_P(FourBitTest, LinearMultipliesRoundedRows) {
     const int64_t m = random.Pick<int64_t>({0, 1, 2, 3, 4, 5, 7, 8, 9, 17, 40});
     const int64_t k = random.Pick<int64_t>({2, 30, 32, 64, 96, 128, 130, 200, 256, 384, 1000});
     const int64_t n = random.Pick<int64_t>({0, 1, 3, 15, 16, 17, 33, 70});
-    // Panels are multiplied in place from a whole panel on.
+    // Panels are multiplied in place if the view begins at a whole panel.
     const bool whole = HasPanels(kind.format) && random.Below(4) != 0;
     const int64_t col0 =
         whole ? 128 * random.Below(3) : random.Pick<int64_t>({0, 0, 16, 32, 64, 128, 256});
@@ -204,7 +204,7 @@ TEST_P(FourBitTest, LinearMultipliesRoundedRows) {
   }
 }
 
-// The scale and the minimum of a column. Weights plus the minimum are multiples of the scale.
+// The scale and the minimum of a column: a weight plus the minimum is a multiple of the scale.
 struct Numbers {
   float scale = 0, minimum = 0;
 };
@@ -254,7 +254,7 @@ Numbers NumbersOf(const WeightView& w, int64_t row, int64_t column) {
   return numbers;
 }
 
-// The sum in the order of cpu/int8_blocks.h.
+// Computes the sum in the order that cpu/int8_blocks.h defines.
 float InBlockOrder(const WeightView& w, int64_t row, const float* x) {
   const int64_t block = cpu::Int8BlockColumns(w), k = w.k;
   std::vector<int8_t> codes(k);
@@ -342,7 +342,8 @@ TEST_P(FourBitTest, ARowDoesNotDependOnItsBatch) {
   }
 }
 
-// Zero points of GPTQ's first layout reach 16.
+// Zero points have values from 0 to 16. The value 16 occurs in GPTQ's first layout, which stores
+// zero - 1.
 TEST_P(FourBitTest, ZeroPointsReachTheEdges) {
   ThreadPool pool(1);
   constexpr int64_t kDepth = 128, kColumns = 17;
@@ -372,7 +373,7 @@ TEST_P(FourBitTest, ZeroPointsReachTheEdges) {
   }
 }
 
-// MXFP4's extreme exponents.
+// The smallest and the largest exponents of MXFP4.
 TEST_P(FourBitTest, BlockExponentsKeepTheirValues) {
   ThreadPool pool(1);
   constexpr int64_t kDepth = 32;

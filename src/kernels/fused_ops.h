@@ -16,12 +16,12 @@ enum class RoundedForm {
   kBFloat16,   // to bfloat16
   kFp8Groups,  // to e4m3 with one float32 scale per 128 elements
 };
-// Rows in such a form.
+// Rows in a RoundedForm.
 struct RoundedRows {
   RoundedForm form = RoundedForm::kNone;
   void* data = nullptr;     // [m, n] bfloat16 or e4m3, without padding
   float* scales = nullptr;  // kFp8Groups: [n / 128, scale_stride]; column r has the scales of row r
-  int64_t scale_stride = 0;  // at least m, a multiple of 4
+  int64_t scale_stride = 0;  // elements; at least m, a multiple of 4
 };
 
 // x[t] += add[t]; the RMS norm of x[t] goes to y[t], to row t of `rounded`, or to both. Fuses
@@ -45,7 +45,7 @@ struct NormRopeStoreKvParams {
   const float* k_norm = nullptr;
   int64_t m = 0, heads = 0, kv_heads = 0, head_dim = 0;
   float eps = 1e-6f;
-  int64_t rotary_dim = 0;  // as in RopeParams; starts at a head's first element
+  int64_t rotary_dim = 0;  // as in RopeParams, counted from a head's first element
   bool interleaved = false;
   const int32_t* positions = nullptr;  // [m]
   const float* cos_sin = nullptr;      // [positions, rotary_dim]
@@ -72,9 +72,9 @@ class FusedOps {
   // Whether Attention supports `bf16_queries` and `bf16_out`, which round as Attention does itself.
   virtual bool AttentionToBFloat16(const AttentionParams& p) const = 0;
 
-  // The form to which Linear rounds its input rows, if it pays that their producer does so; it may
-  // depend on p.m. Unless it is kNone, the producer may write rows in this form and call
-  // LinearOfRoundedRows, which does not read p.x.
+  // Returns the form to which Linear rounds its input rows, or kNone if rounding by the producer of
+  // the rows would not be faster. The form may depend on p.m. Unless it is kNone, the producer may
+  // write rows in this form and call LinearOfRoundedRows, which does not read p.x.
   virtual RoundedForm InputFormOf(const LinearParams& p) const = 0;
   virtual void LinearOfRoundedRows(const LinearParams& p, const RoundedRows& rows) = 0;  // [m, k]
 

@@ -36,7 +36,7 @@ TEST_P(GroupedMlpTest, MatchesReference) {
     for (const bool clamped : {false, true}) {
       constexpr int64_t kHidden = 96, kWidth = 160, kTokens = 40;
       const Experts experts(random, format, 5, kHidden, kWidth, clamped);
-      // No rows, one row, few rows, many rows.
+      // Experts with no rows, one row, few rows and many rows.
       const std::vector<int32_t> offsets = {0, 0, 1, 5, 5, 60};
       const std::vector<float> x = random.Normal(kTokens * kHidden, 0.3f);
       std::vector<int32_t> row_ids(60);
@@ -97,7 +97,7 @@ TEST_P(GroupedMlpTest, RowDoesNotDependOnCompanyOrThreads) {
   }
 }
 
-// The down products of all experts in one call, or in one call for each.
+// Compares the down products of all experts in one call with those of one call for each expert.
 TEST_P(GroupedMlpTest, SeparateProductsHaveTheSameBits) {
   Random random(3);
   ThreadPool pool(2);

@@ -70,7 +70,7 @@ TEST(HeuristicsTest, WeightsAreAskedForAsFarAheadAsSaid) {
 
 TEST(HeuristicsTest, ExpertsAreCutSoThatEveryThreadHasTasks) {
   constexpr int64_t kWidth = 1024;
-  // Balanced experts: 512 columns while there are enough tasks.
+  // Balanced experts have tasks of 512 columns while there are enough tasks.
   EXPECT_EQ(ExpertTaskColumns(256, 4, kWidth, 2), 512);
   EXPECT_EQ(ExpertTaskColumns(8, 1, kWidth, 2), 512) << "a token's eight experts: 16 tasks";
   EXPECT_EQ(ExpertTaskColumns(8, 1, kWidth, 4), 256);
@@ -136,7 +136,8 @@ TEST(HeuristicsTest, BlocksAreAskedForWholeBlocksAhead) {
 }
 
 TEST(HeuristicsTest, PartsOfKeysAreWholeBlocks) {
-  // Otherwise the grouping of keys into blocks would depend on where a task begins.
+  // If a part were not whole blocks, the grouping of keys into blocks would depend on where a task
+  // begins.
   EXPECT_EQ(kKeyPart % kKeyBlock, 0);
 }
 

@@ -43,7 +43,7 @@ cpu::amx::AmxSupport DetectAmx() {
   constexpr uint64_t kTileState = kTileConfig | kTileData;
   uint32_t a, b, c, d;
   cpu::amx::AmxSupport facts;
-  // The other kernels of this instruction set are AVX-512.
+  // Requires AVX-512 too, because all other kernels of Isa::kAmx are those of Isa::kAvx512.
   facts.cpu = DetectVectors() == Isa::kAvx512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
               (c & bit_AVX512VNNI) != 0 && (d & kFeatures) == kFeatures;
   facts.saved = facts.cpu && (ReadXcr0() & kTileState) == kTileState;
@@ -110,7 +110,8 @@ Isa IsaOf(std::string_view name) {
     }
     if (least > best) throw Invalid("--cpu-isa {}: this CPU supports only {}", name, Name(best));
     if (isa == kAmxEmulated && !cpu::HasAvx512Vnni()) {
-      throw Invalid("--cpu-isa {}: this CPU has no AVX512_VNNI, needed for few rows", name);
+      throw Invalid(
+          "--cpu-isa {}: this CPU has no AVX512_VNNI, which int8 products of few rows need", name);
     }
     return isa;
   }

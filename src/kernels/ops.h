@@ -73,7 +73,7 @@ struct GroupedMlpParams {
   std::span<const ExpertWeights> experts;  // E
   std::span<const int32_t> offsets;        // [E + 1], ascending from 0
   Activation activation = Activation::kSwiGlu;
-  float alpha = 1.702f, limit = 7.0f;  // of kSwiGluClamped
+  float alpha = 1.702f, limit = 7.0f;  // parameters of kSwiGluClamped
   float* scratch = nullptr;            // [offsets[E], I], activated intermediate rows
   float* out = nullptr;                // [offsets[E], H]
   int64_t ldo = 0;
@@ -162,7 +162,7 @@ struct AttentionParams {
   // FusedOps::AttentionToBFloat16 is true.
   bool bf16_queries = false;
   const void* k_cache = nullptr;  // [slots, kv_heads, head_dim] of kv_dtype
-  const void* v_cache = nullptr;  // same shape
+  const void* v_cache = nullptr;  // the shape of k_cache
   DType kv_dtype = DType::kF32;   // a cache dtype (kernels/cache_rows.h)
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   int32_t page_size = 1;
@@ -195,7 +195,7 @@ struct LatentAttentionParams {
   int64_t heads = 0, lora = 0, rope = 0;
   int32_t page_size = 1;
   float scale = 1.0f;
-  bool bfloat16_rows = false;  // as in AttentionParams
+  bool bfloat16_rows = false;  // see AttentionParams
   std::span<const SequenceSpan> sequences;
   float* out = nullptr;  // [m, heads, lora], row stride ldo
   int64_t ldo = 0;
@@ -244,7 +244,7 @@ void Embed(const EmbedParams& p, ThreadPool& pool);
 // the AMX code on AVX-512 CPUs and emulates tile instructions in a SIGILL handler
 // (cpu/amx/tile_traps.h). For tests: never selected automatically, and very slow.
 enum class Isa : uint8_t { kReference, kAvx2, kAvx512, kAmx, kAmxEmulated };
-// Set by SelectIsa; by default the strongest one that this process can use.
+// The instruction set of SelectIsa; by default the strongest that this process can use.
 Isa ActiveIsa();
 // Whether this process may use AMX tiles. The CPU must support them for int8 and bfloat16, the
 // operating system must save them, and Linux must grant permission, which is requested once.
@@ -255,8 +255,8 @@ bool HasBFloat16Products(Isa isa);
 // Whether `isa` multiplies 4-bit weights with kInt8Group rows as integers. The reference multiplies
 // the rounded rows as float32.
 bool HasFourBitProducts(Isa isa);
-// Parses the value of `--cpu-isa`; "auto" is the strongest one that this process can use. Throws
-// Error kInvalid if the name is unknown or this process cannot use it.
+// Parses the value of `--cpu-isa`; "auto" is the strongest instruction set that this process can
+// use. Throws Error kInvalid if the name is unknown or this process cannot use it.
 Isa IsaOf(std::string_view name);
 // Activates IsaOf(name). Not thread-safe; call before ranks start.
 void SelectIsa(std::string_view name);

@@ -47,7 +47,8 @@ double MeasureReadBandwidth(int threads) {
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     best = std::max(best, static_cast<double>(kBytesPerThread) * threads / seconds);
   }
-  // Reading the sums keeps the loads alive; a byte pattern of ones never sums to zero.
+  // This use of the sums keeps the compiler from removing the loads. The buffers hold ones, so a
+  // sum is never zero.
   return sums[0] == 0 ? 0.0 : best;
 }
 

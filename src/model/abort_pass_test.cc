@@ -59,7 +59,7 @@ TEST(AbortPass, AnAbortedPassRunsAgainWithTheSameBits) {
       c.two_batches = two;
       c.round_tokens = 8192;
       ExpectSameBitsAfterAborts(c, 0, 7);
-      c.round_tokens = 3;  // layers that run all their stages in one operation
+      c.round_tokens = 3;  // with small rounds, layers run all their stages in one operation
       ExpectSameBitsAfterAborts(c, 3, 11);
     }
   }

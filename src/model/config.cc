@@ -39,7 +39,7 @@ const Wrapper* WrapperOf(const ConfigReader& reader) {
   return nullptr;
 }
 
-// The settings of the decoder.
+// The settings of the decoder: text_config of a multimodal checkpoint, else the whole file.
 ConfigReader DecoderSettings(const ConfigReader& file, const Wrapper* wrapper) {
   if (wrapper == nullptr) return file;
   const auto text = file.Object("text_config");
@@ -182,7 +182,7 @@ ModelConfig LoadGguf(const std::filesystem::path& file, std::string_view overrid
   ModelConfig model =
       Parse({config, texts.generation, {}, fmt::format("{}, as ", files.name())}, flags);
   SetGgufQuantization(files, &model.quantization);
-  SetPooling(file, pooling, &model);  // has no modules.json
+  SetPooling(file, pooling, &model);  // a GGUF file has no modules.json
   return model;
 }
 

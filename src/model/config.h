@@ -27,7 +27,7 @@ struct RopeConfig {
   double beta_fast = 32.0, beta_slow = 1.0;              // yarn
   double mscale = 0.0, mscale_all_dim = 0.0;             // yarn; 0: absent
   std::optional<double> attention_factor;  // yarn, longrope; overrides the computed factor
-  // longrope: of positions past the original length; absent: attention_factor.
+  // longrope: the factor for positions past the original length; absent: attention_factor.
   std::optional<double> long_attention_factor;
   bool truncate = true;      // yarn: whether the correction range is rounded to integers
   int64_t rotary_dim = 0;    // rotated elements of a head
@@ -51,8 +51,8 @@ struct AttentionConfig {
   bool sinks = false;
   float clip_qkv = 0.0f;  // grouped: q, k and v are clamped to [-clip_qkv, clip_qkv]; 0: no clamp
   bool norm_after_rope = false;  // grouped: norms of q and k follow the rotary embedding
-  bool gate = false;  // grouped: the heads' output is multiplied by sigmoid of a projection [CPUs]
-  int64_t input_width = 0;  // grouped: of the rows of q, k and v; 0: the hidden size
+  bool gate = false;             // grouped, CPUs only: heads' output times sigmoid of a projection
+  int64_t input_width = 0;  // grouped: elements of an input row of q, k and v; 0: the hidden size
   // Queries at position p are scaled by 1 + query_scale_beta · ln(1 + floor(p /
   // query_scale_positions)), as in Llama 4 and Mistral 4; latent only. 0: not scaled.
   double query_scale_beta = 0.0;
@@ -92,20 +92,20 @@ struct EagleConfig {
 };
 
 struct ModelConfig {
-  std::string architecture;    // of the decoder: "Qwen3MoeForCausalLM"
-  std::string tensor_prefix;   // of the decoder within a multimodal checkpoint, or empty
-  DType dtype = DType::kBF16;  // of the checkpoint
+  std::string architecture;   // architecture of the decoder: "Qwen3MoeForCausalLM"
+  std::string tensor_prefix;  // precedes the decoder's tensors in a multimodal checkpoint, or empty
+  DType dtype = DType::kBF16;  // dtype of the checkpoint's plain tensors
   int64_t vocab_size = 0;
   int64_t hidden = 0;
-  int64_t intermediate = 0;  // of dense layers
+  int64_t intermediate = 0;  // width of the feed-forward in dense layers
   int64_t max_position = 0;
   // Longest context of the rope scaling (factor x original positions), at least max_position.
   int64_t longest_context() const;
   float norm_eps = 1e-6f;
-  bool layer_norm = false;       // norms subtract the mean and have a bias [CPUs]
-  float embedding_scale = 1.0f;  // of the embedding's rows [CPUs]
-  float logit_scale = 1.0f;      // of the logits; loading includes it in the final norm
-  bool head_bias = false;        // the head adds a bias [CPUs]
+  bool layer_norm = false;       // CPUs only: norms subtract the mean and have a bias
+  float embedding_scale = 1.0f;  // CPUs only: factor of the embedding's rows
+  float logit_scale = 1.0f;      // factor of the logits; loading includes it in the final norm
+  bool head_bias = false;        // CPUs only: the head adds a bias
   bool tie_embeddings = false;
   AttentionConfig attention;
   RopeConfig rope;
@@ -124,7 +124,7 @@ struct ModelConfig {
   std::vector<int32_t> eos_token_ids;  // union of config.json and generation_config.json
   std::optional<int32_t> bos_token_id;
 
-  // Keys of config.json that are not read and not known to have no effect (config_keys.h).
+  // Keys of config.json that no reader has read, and whose effect is unknown (config_keys.h).
   std::vector<std::string> unknown_keys;
 
   QuantizationConfig quantization;
@@ -143,7 +143,7 @@ struct ModelConfig {
   }
   // Whether rows of the input include hidden rows of a target (ForwardBatch::hidden).
   bool takes_hidden() const { return is_mtp || eagle; }
-  // Elements of a target's row, with takes_hidden().
+  // With takes_hidden(): elements of a hidden row of the target.
   int64_t target_row_width() const {
     if (!eagle) return hidden;
     return eagle->inner_rows
@@ -177,6 +177,6 @@ ModelConfig ParseModelConfig(std::string_view config_json,
                              std::string_view generation_config_json = {},
                              const QuantizationFlags& flags = {});
 std::vector<std::string> KnownArchitectures();
-std::vector<std::string> MtpArchitectures();  // those whose MTP layers can draft
+std::vector<std::string> MtpArchitectures();  // architectures whose MTP layers can draft
 
 }  // namespace switchyard

@@ -17,7 +17,7 @@ namespace {
 constexpr uint64_t kMaxConfigBytes = 16 << 20;
 constexpr std::string_view kLayerIds = "eagle_aux_hidden_state_layer_ids";
 
-// The layer of a head is a Llama layer, whatever the name of the whole head.
+// The layer of an EAGLE head is a Llama layer for any architecture name of the head.
 constexpr std::string_view kAsLlama =
     R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})";
 
@@ -50,7 +50,7 @@ void CheckLayers(const ConfigReader& file, const std::vector<int64_t>& ids, int6
   if (!ids.empty() && rise && ids.front() >= 0 && ids.back() <= layers) return;
   throw Invalid(
       "{}: the head reads the inputs of layers {} of the target, which has {}; want different "
-      "layers in ascending order, by {}",
+      "layers in ascending order, given by {}",
       file.Where("eagle_config"), Joined(ids, ", "), layers, kLayerIds);
 }
 
@@ -84,7 +84,7 @@ void ReadEagle3(const ConfigReader& file, const ModelConfig& target, ModelConfig
                target.hidden, target.hidden);
   eagle.own_embedding = head->hidden != target.hidden;
   ReadTargetLayers(file, target.num_layers(), head);
-  // Absent: the head is the target's.
+  // If the key is absent, lm_head is the target's.
   const int64_t draft_vocab = file.IntOr({"draft_vocab_size"}, 0, 1, head->vocab_size);
   if (draft_vocab == 0) return;
   if (head->tie_embeddings)
@@ -97,7 +97,7 @@ void ReadEagle3(const ConfigReader& file, const ModelConfig& target, ModelConfig
 void ReadEagle(const ConfigReader& file, const ModelConfig& target, ModelConfig* head) {
   EagleConfig& eagle = *head->eagle;
   eagle.projection_bias = file.BoolOr("bias", true);
-  RequireFalse(file, "add_para_norm");  // norms of both halves of fc's input, of some heads
+  RequireFalse(file, "add_para_norm");  // some heads norm both halves of fc's input
   if (file.Has("hot_vocab_size") || file.Has("draft_vocab_size"))
     throw Invalid("{}: an EAGLE head has the target's whole vocabulary",
                   file.Where(file.Has("hot_vocab_size") ? "hot_vocab_size" : "draft_vocab_size"));

@@ -12,8 +12,8 @@ namespace {
 
 using Neutral = std::vector<std::string>;
 
-// Keys that change the forward pass of at least one family, by its code in transformers or on the
-// hub, and the values with which they do not.
+// Keys that change the forward pass of at least one family, according to its code in transformers
+// or on the hub. Each key has a list of the values that do not change the pass.
 const std::map<std::string_view, Neutral, std::less<>>& RefusedKeys() {
   static const Neutral kNever, kFalse = {"false"}, kTrue = {"true"}, kZero = {"0"}, kOne = {"1"},
                                kOff = {"0", "false"}, kEmpty = {"[]"};
@@ -128,7 +128,7 @@ constexpr std::string_view kNoEffect[] = {
     "finetuning_task",
     "global_attn_every_n_layers",
     "group_limited_greedy",
-    "head_dim",  // of models with MLA
+    "head_dim",  // in models with MLA
     "hidden_act",
     "hidden_dropout",
     "id2label",
@@ -136,7 +136,7 @@ constexpr std::string_view kNoEffect[] = {
     "initial_context_length",
     "initializer_range",
     "input_jitter_noise",
-    "intermediate_size",  // of models with experts in every layer
+    "intermediate_size",  // in models with experts in every layer
     "is_decoder",
     "is_encoder_decoder",
     "label2id",
@@ -150,7 +150,7 @@ constexpr std::string_view kNoEffect[] = {
     "mtp_loss_scaling_factor",
     "mtp_transformer_layers",
     "num_experts_per_tok",
-    "num_key_value_heads",  // of models with MLA
+    "num_key_value_heads",  // in models with MLA
     "num_labels",
     "num_mtp_layers",
     "num_mtp_modules",

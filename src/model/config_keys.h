@@ -1,4 +1,4 @@
-// Keys of config.json that no reader asked for: those without effect on a forward pass, and those
+// Keys of config.json that no reader has read: those without effect on a forward pass, and those
 // that would change it.
 #pragma once
 
@@ -11,7 +11,7 @@
 namespace switchyard {
 
 enum class KeyMark {
-  kNoEffect,  // of training, of other programs, or implied by other keys
+  kNoEffect,  // a setting of training or of other programs, or implied by other keys
   kRefused,   // changes the forward pass of some family; accepted with a value that changes nothing
   kUnknown,
 };
@@ -19,9 +19,9 @@ KeyMark MarkOf(std::string_view key);
 // The values of a refused key that change nothing, as JSON: {"false"}. Null is always one of them.
 std::vector<std::string> NeutralValues(std::string_view key);
 
-// Call when a family's reader has read its settings. Throws Error kInvalid, with the name of the
-// key, if a key of `settings`, or of the rotary settings in it, is refused, was not read, and has a
-// value that is not neutral. Returns the unread keys that are unknown.
+// Call when a family's reader has read its settings. Throws Error kInvalid if a refused key was not
+// read and has a value that is not neutral. Checks the keys of `settings` and of the rotary
+// settings in it. The error names the key. Returns the unread keys that are unknown.
 std::vector<std::string> RefuseUnreadKeys(const ConfigReader& settings,
                                           std::string_view architecture);
 

@@ -40,7 +40,8 @@ std::string ErrorOf(const json& config) {
   return "";
 }
 
-// The keys that the family's reader asks for, also with the switches that make it ask for more.
+// The keys that the family's reader reads, including keys that it reads only if another key is set
+// or absent.
 std::set<std::string> ReadKeys(const json& defaults) {
   std::set<std::string> keys;
   for (const char* change : {"", "use_sliding_window", "layer_types", "mlp_layer_types"}) {

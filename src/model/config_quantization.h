@@ -33,7 +33,7 @@ enum class Packing : uint8_t {
 
 struct LinearScheme {
   Packing packing = Packing::kPlain;
-  WeightFormat format = WeightFormat::kF32;  // in memory; unused if packing is kPlain
+  WeightFormat format = WeightFormat::kF32;  // format in memory; unused if packing is kPlain
   int64_t group_size = 0;       // kInt4Group: columns that share a scale; 0: the whole row
   bool zeros = false;           // kInt4Group: zero points are stored
   bool zeros_less_one = false;  // kGptq: its first layout stores zero points minus 1
@@ -78,8 +78,8 @@ struct QuantizationConfig {
   // Rules of --quantization-config. They precede `rules` and `ignored`, and they alone apply to the
   // embedding and the head too.
   std::vector<SchemeRule> chosen;
-  // Schemes of single linears, by name without the expert's number, and of the head. They follow
-  // `chosen`; with them, `rules` is empty.
+  // Schemes of single linears, by name without the expert's number, and of the head. `chosen` has
+  // priority over them. If there are any, `rules` is empty.
   std::map<std::string, LinearScheme, std::less<>> stored;
   // Activation rows of linears stored in bfloat16 are rounded to bfloat16.
   bool bfloat16_rows = false;
@@ -116,7 +116,7 @@ QuantizationConfig ReadQuantization(const ConfigReader& reader, bool mxfp4_block
 QuantizationConfig ReadModelOptFile(const ConfigReader& reader);
 
 // Reads a QuantizationFlags::rules (model/packed_format.h). Error kInvalid names the key and value
-// of what is wrong.
+// at fault.
 std::vector<SchemeRule> ReadQuantizationRules(const std::string& location);
 
 // Error kInvalid if the method is unknown, or if the checkpoint is already quantized by another
@@ -131,7 +131,8 @@ class LinearSchemes {
   explicit LinearSchemes(const QuantizationConfig& config);
   ~LinearSchemes();
   const LinearScheme& Of(std::string_view module) const;
-  // Of the embedding or the head, whose rows are float32 if they are plain.
+  // The scheme of the embedding or of the head. Unlike other plain linears, a plain embedding or
+  // head always has float32 rows.
   const LinearScheme& OfVocabulary(std::string_view module) const;
 
  private:

@@ -1,4 +1,4 @@
-// `--quantization-config`.
+// Reads the value of --quantization-config: a file, or JSON text.
 #include <fstream>
 #include <iterator>
 

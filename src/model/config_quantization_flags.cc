@@ -1,4 +1,4 @@
-// `--quantization` and `--quantize-activations`.
+// Applies --quantization and --quantize-activations to a configuration.
 #include <algorithm>
 
 #include "core/error.h"

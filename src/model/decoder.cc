@@ -100,9 +100,9 @@ profile::SpanInfo Decoder::Describe(const Operation& operation, const PassRows& 
 void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> passes,
                   std::span<const int64_t> group_logit_rows, const Watch& watch) const {
   Pass& head = *passes.front();
-  int64_t selected = 0;  // rows
+  int64_t selected = 0;  // rows selected for the head so far
   for (const Operation& operation : program) {
-    if (operation.kind == Kind::kSample) continue;  // by the caller, for the whole batch
+    if (operation.kind == Kind::kSample) continue;  // the caller samples, for the whole batch
     Pass& p = *passes[operation.micro_batch];
     if (watch.before) watch.before(p, operation);
     if (p.aborted) {
@@ -144,8 +144,8 @@ void Decoder::Abort(Pass& p) const {
 
 void Decoder::Embed(Pass& p) const {
   p.branch_pending = false;
-  // Every rank of the group clears the records of the slots. The previous token of a slot may have
-  // been routed by another rank than the new one.
+  // Every rank of the group clears the router faults recorded for the slots. A slot's previous
+  // token may have been routed by another rank than its new token.
   if (c_.config.has_moe())
     c_.device.ClearEntries(p.kv->router_faults(), p.rows.slots, p.rows.tokens);
   if (p.rows.tokens > 0) vocabulary_.Embed(p, p.residual.data());
@@ -201,13 +201,13 @@ kernels::RoundedRows Decoder::RoundedInput(Pass& p, int layer) const {
   return rows;
 }
 
-// Attention is skipped if the group has no tokens. All keys and values are stored before rows are
-// dropped.
+// Attention is skipped if the group has no tokens. All keys and values are stored before rows
+// without logits are dropped (only_logit_rows).
 void Decoder::Project(Pass& p, int layer) const {
   const LayerWeights& w = weights_.layers[layer];
   KeepInput(p, layer);
   if (p.rows.tokens > 0) {
-    const bool joined = p.joined.size() > 0;  // by HiddenInput
+    const bool joined = p.joined.size() > 0;  // HiddenInput has filled it
     const kernels::RoundedRows rounded = joined ? kernels::RoundedRows{} : RoundedInput(p, layer);
     if (!joined) NormResidual(p, w.input_norm, nullptr, rounded);
     const float* x = joined ? p.joined.data() : p.normed.data();
@@ -305,7 +305,7 @@ void Decoder::KeepInput(Pass& p, int64_t layer) const {
                       .n = hidden});
 }
 
-// EAGLE heads have no final norm, or continue from rows before it.
+// EAGLE heads have no final norm, or their next pass reads the rows before the norm.
 bool Decoder::KeepsNormed(const Pass& p) const { return p.hidden_out && !c_.config.eagle; }
 
 void Decoder::SelectRows(Pass& p, float* to) const {

@@ -79,8 +79,8 @@ class Decoder {
   void RunExperts(Pass& p, int layer) const;
   void Finish(Pass& p, int layer) const;
   void StoreRoutedExperts(Pass& p, int layer) const;
-  // Copies the input of a layer, or the output of the last one, to the pass's kept rows, if they
-  // include it.
+  // Copies the input of `layer` to Pass::inputs_out, if the pass keeps it
+  // (ModelOptions::kept_inputs). The number of layers stands for the output of the last layer.
   void KeepInput(Pass& p, int64_t layer) const;
   // Whether the kept hidden rows are those after the final norm.
   bool KeepsNormed(const Pass& p) const;
@@ -94,11 +94,12 @@ class Decoder {
   // Without a weight, writes the stream itself to `normed`.
   void NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook* hook = nullptr,
                     const kernels::RoundedRows& rounded = {}) const;
-  // Norms the sum over ranks, if there is a weight, and adds it to the residual stream; the sum is
-  // fused into the next norm if the device has a fused op.
+  // Adds the output of a branch, summed over ranks, to the residual stream. If `norm` is defined,
+  // the output is normed first. If the device has a fused op, the next norm does the addition.
   void AddBranch(Pass& p, const Tensor& norm) const;
   void AddPendingBranch(Pass& p) const;
-  // The rows, in the memory of `normed`, that the layer's attention projects; form kNone: float32.
+  // The rounded rows that the layer's attention projections read, in the memory of `normed`. Form
+  // kNone: the projections read float32 rows.
   kernels::RoundedRows RoundedInput(Pass& p, int layer) const;
 
   const LayerContext& c_;

@@ -113,7 +113,7 @@ class DeviceSampler {
   std::shared_ptr<void> draws_, tokens_;
   Activations weights_;       // [rows, vocab]
   bool has_masks_ = false;    // whether the current batch has masks
-  Buffer mask_rows_, masks_;  // as TokenMasks
+  Buffer mask_rows_, masks_;  // the members of TokenMasks on the device
   std::array<std::unique_ptr<kernels::HostCopy>, kMaxPending> copies_;
   size_t oldest_ = 0, pending_ = 0;
 };

@@ -1,4 +1,5 @@
-// EAGLE and EAGLE3 heads against a plain computation, and the target's rows that they read.
+// Compares EAGLE and EAGLE3 heads with a plain computation, and checks the target's rows that they
+// read.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -59,7 +60,7 @@ class PlainHead {
     logits = Multiply(lm_head_, head_.inner_rows ? Norm(row, "norm") : row);
   }
 
-  Row row, logits;  // of the last position
+  Row row, logits;  // row and logits of the last position
 
  private:
   static Row Join(Row a, const Row& b) {
@@ -232,7 +233,7 @@ TEST(EagleTest, HeadsComputeWhatTheirPublishedCodeDoes) {
   }
 }
 
-// Rows of the inputs of layers, of each text.
+// For each text, the rows of Model::hidden with the inputs of `layers`.
 std::vector<std::vector<Outcome>> KeptInputs(const Case& c, const std::vector<Group>& groups,
                                              const std::vector<int64_t>& layers) {
   return RunBy(c, groups, [&](ModelOptions& options) {

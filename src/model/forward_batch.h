@@ -41,8 +41,8 @@ struct ForwardBatch {
   std::vector<kernels::RowSampling> draws;
   // With `draws`: returns the masks, which the model reads before its next pass. The model calls it
   // once per pass, after the pass is enqueued and before tokens are sampled. So the host can
-  // compute masks while the device computes the pass. The call may end sequences, and frees their
-  // pages: `pages` of `sequences` must not be read after it. Null: every token is allowed.
+  // compute masks while the device computes the pass. The call may end sequences and free their
+  // pages, so `pages` of `sequences` must not be read afterwards. Null: every token is allowed.
   std::function<const TokenMasks&()> masks;
   // [dp] tokens.size(), decode_tokens and logit_rows.size() of each attention group, this one
   // included. May be empty if there is only one.

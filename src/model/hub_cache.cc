@@ -38,7 +38,7 @@ bool IsHubId(std::string_view text) {
   return IsNamePart(text.substr(0, slash)) && IsNamePart(text.substr(slash + 1));
 }
 
-// models--ORG--NAME
+// The name of a model's folder in the cache: models--ORG--NAME.
 std::string FolderOf(const std::string& id) {
   std::string name = "models--";
   for (const char c : id) name += c == '/' ? std::string("--") : std::string(1, c);
@@ -65,7 +65,7 @@ fs::path HubCacheDirectory() {
 fs::path ResolveCheckpoint(const fs::path& path, const std::string& revision,
                            const fs::path& cache) {
   std::error_code error;
-  const bool named = path.extension() == ".gguf";  // a missing file
+  const bool named = path.extension() == ".gguf";  // a GGUF file, even if it is missing
   if (path.empty() || named || fs::exists(path, error) || !IsHubId(path.string())) return path;
   const fs::path hub = cache.empty() ? HubCacheDirectory() : cache;
   const fs::path model = hub / FolderOf(path.string());

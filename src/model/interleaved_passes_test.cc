@@ -84,7 +84,7 @@ class Rank {
     std::vector<int64_t> rows = group_rows_[0];
     for (size_t g = 0; g < rows.size(); ++g) rows[g] += group_rows_[1][g];
     model_.decoder.ReserveLogits(rows, *both[0]);
-    int second = 0;  // its operations so far
+    int second = 0;  // operations of the second pass so far
     model_.decoder.Run(list, both, rows, {.before = [&](Pass& pass, const Operation&) {
                          if (pass.number == 2 && second++ == abort) pass.aborted = true;
                        }});
@@ -137,7 +137,7 @@ class Rank {
   std::vector<std::unique_ptr<Sequences>> sequences_;
   std::vector<std::unique_ptr<KvStorage>> kv_;
   ForwardBatch batches_[2];
-  ExpertLoad load_;  // after the last pass
+  ExpertLoad load_;  // load after the last pass
 };
 
 void OnRanks(const Case& c, EpDispatchAlgorithm choice, const std::function<void(Rank&)>& body) {

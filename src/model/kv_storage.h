@@ -25,10 +25,11 @@ class KvStorage {
   KvStorage() = default;
   KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
             DType dtype);
-  // Uses `memory` of at least Bytes, which outlives the storage, with its present contents.
+  // Uses `memory`, at least Bytes bytes, and keeps its present contents. The memory must outlive
+  // the storage.
   KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
             DType dtype, std::span<std::byte> memory);
-  // Of one rank, on CPUs.
+  // Bytes of the cache of one rank on CPUs.
   static size_t Bytes(const ModelConfig& config, const Mesh& mesh, int64_t num_pages,
                       int32_t page_size, DType dtype);
   // Allocates in the memory of `device`, with one page beyond num_pages for padding rows of a
@@ -36,7 +37,7 @@ class KvStorage {
   KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
             DType dtype, kernels::Device& device);
   static size_t BytesPerToken(const ModelConfig& config, const Mesh& mesh,
-                              DType dtype);  // of one rank
+                              DType dtype);  // on one rank
 
   int32_t page_size() const { return page_size_; }
   int64_t num_pages() const { return num_pages_; }
@@ -50,8 +51,8 @@ class KvStorage {
   int32_t* router_faults() {
     return router_faults_.defined() ? router_faults_.data<int32_t>() : nullptr;
   }
-  // The first fault of each sequence, over all its keys; 0: none. Waits for `device`, whose memory
-  // this cache is in.
+  // The first fault of each sequence, over all its keys; 0: none. The cache is in the memory of
+  // `device`. Waits for the device.
   std::vector<int32_t> RouterFaultsOf(std::span<const kernels::SequenceSpan> sequences,
                                       kernels::Device& device) const;
 

@@ -13,7 +13,7 @@ namespace switchyard {
 // When a batch is split, and where.
 struct SplitLimits {
   double threshold = 0.48;  // --tbo-token-distribution-threshold
-  int64_t min_rows = 2;     // minimum rows of all groups for a split (--tbo-min-tokens)
+  int64_t min_rows = 2;     // minimum rows for a split, summed over groups (--tbo-min-tokens)
   int64_t max_in_one = 0;   // a batch with more rows in one group is always split; 0: no limit
 };
 
@@ -38,7 +38,7 @@ ForwardBatch SliceBatch(const ForwardBatch& batch, int64_t begin, int64_t end,
                         std::span<const int64_t> group_rows,
                         std::span<const int64_t> group_decode_rows);
 
-// Both micro-batches, with first_rows = SplitRows(batch, …). `group`: this rank's.
+// Both micro-batches, with first_rows = SplitRows(batch, …). `group`: this rank's attention group.
 struct MicroBatches {
   MicroBatches(const ForwardBatch& batch, std::span<const int64_t> first_rows, int group);
   ForwardBatch first, second;

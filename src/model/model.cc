@@ -80,7 +80,7 @@ struct Model::Impl {
   size_t used_passes = 1;                     // number of passes of the last batch
   bool running = false;                       // within Forward
   Activations hidden;                         // [max_tokens, H] if they are kept
-  std::vector<const float*> hidden_inputs;    // addresses that batches have given
+  std::vector<const float*> hidden_inputs;    // addresses of hidden rows of earlier batches
   std::vector<std::unique_ptr<Pass>> passes;  // one, or two for two-batch overlap
   std::vector<schedule::Operation> plain;     // the schedule of one micro-batch
   std::vector<schedule::Operation> two_prefill,
@@ -113,7 +113,7 @@ struct Model::Impl {
                                               decoder.ScratchFloats(options.max_pass_tokens)));
     if (options.keeps_hidden) hidden.Reserve(device, options.max_tokens * HiddenWidth());
     FinishRouters(config, &weights);
-    // Views and tensors share the memory of the weights.
+    // A copy of the views and tensors, which share the memory of the weights.
     if (device.is_cpu() && !options.movable_experts)
       kept_weights = std::make_shared<const ModelWeights>(weights);
     UploadWeights(device, weights);
@@ -267,15 +267,17 @@ struct Model::Impl {
         hidden.data() + p.place.first_row * HiddenWidth();
   }
 
-  // A size of recorded passes. `more`: rows of the second micro-batch, or rows of logits if only
-  // some rows have them, which is only so in one micro-batch of a draft model; else 0.
+  // The part of a recording key that stands for a pass's sizes. `more`: rows of the second
+  // micro-batch. In a draft model, which runs one micro-batch, `more` is the number of logit rows
+  // if only some rows have logits. Else 0. `inputs`: result of InputsOf.
   static uint64_t SizeOf(int64_t rows, int64_t more, uint64_t inputs) {
     CHECK(rows < (1 << 15) && more < (1 << 15));
     return static_cast<uint64_t>(rows) | static_cast<uint64_t>(more) << 15 | inputs << 30;
   }
 
-  // A number for the address of the batch's hidden rows, since recorded passes read them there. A
-  // batch with kMaxInputs is not recorded.
+  // The index of the address of the batch's hidden rows among the addresses so far. A recorded pass
+  // reads hidden rows at a fixed address, so this index is a part of its key. A batch with index
+  // kMaxInputs is not recorded.
   static constexpr uint64_t kMaxInputs = 4;
   uint64_t InputsOf(const ForwardBatch& batch) {
     if (batch.hidden == nullptr) return 0;

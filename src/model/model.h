@@ -53,9 +53,9 @@ class Model {
   // (always in dense layers). Empty if the batch did not request them.
   std::span<const int32_t> routed_experts() const;
   // With ModelOptions::keeps_hidden: the rows of the last batch after the final norm, [T, H], in
-  // the device's memory; with ForwardBatch::only_logit_rows [logit rows, H]. Of EAGLE heads, the
-  // rows before the norm. With ModelOptions::kept_inputs: rows of inner layers, [T, layers · H].
-  // Valid until the next call of Forward.
+  // the device's memory; with ForwardBatch::only_logit_rows [logit rows, H]. For EAGLE heads, these
+  // are the rows before the norm. With ModelOptions::kept_inputs, they are rows of inner layers,
+  // [T, layers · H]. Valid until the next call of Forward.
   const float* hidden() const;
   // The device that runs the passes.
   kernels::Device& device();
@@ -66,7 +66,7 @@ class Model {
   // The weights, which outlive the model as long as they are held. Null on a GPU, and if experts
   // move.
   std::shared_ptr<const ModelWeights> weights() const;
-  // The ranks with the same batches.
+  // The ranks of this rank's attention group, which have the same batches.
   Communicator& attention_group() const;
 
   // The interface for rebalancing; null unless ModelOptions::movable_experts.

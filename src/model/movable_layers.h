@@ -10,7 +10,7 @@
 
 namespace switchyard {
 
-// Borrows layers, whose addresses must be stable. Threading: as MovableExperts.
+// Borrows layers, whose addresses must be stable. Has the threading rules of MovableExperts.
 class MovableLayers : public MovableExperts {
  public:
   MovableLayers(std::map<int, MoeLayer*> layers, std::unique_ptr<const ExpertLoader> loader,

@@ -1,11 +1,12 @@
-// A pass that computes only the rows of its logits in the last layer gives the same logits, keys
-// and values (ForwardBatch::only_logit_rows).
+// If the last layer of a pass computes only the logit rows (ForwardBatch::only_logit_rows), the
+// pass gives the same logits, keys and values.
 #include "model/test_layouts.h"
 
 namespace switchyard {
 namespace {
 
-// The number of logit rows of a text in a pass: its last zero, one or two rows, by pass and text.
+// The number of logit rows of a text in a pass: 0, 1 or 2 rows at its end, depending on pass and
+// text.
 int LogitRows(const Group& group, size_t text, int pass) {
   const auto [begin, end] = group[text].Rows(pass);
   return std::min(end - begin, (pass + static_cast<int>(text)) % 3);

@@ -25,12 +25,12 @@ class Profiler;
 
 // The GPU of a rank and its settings (--device cuda).
 struct GpuOptions {
-  int index = 0;                               // of this host
+  int index = 0;                               // index among the GPUs of this host
   bool custom_all_reduce = true;               // --disable-custom-all-reduce
   bool graphs = true;                          // --disable-cuda-graph
   bool packs_experts = true;                   // the GPU has kernels for packed 4-bit experts
   int64_t graph_max_tokens = 0;                // --cuda-graph-max-bs: decode tokens of a group
-  int64_t max_sequences = 0;                   // of one pass
+  int64_t max_sequences = 0;                   // maximum sequences of one pass
   std::chrono::milliseconds timeout{300'000};  // limit for kernels that wait for a peer
   int ranks_per_host = 0;                      // 0: all ranks are on one host
 };

@@ -16,7 +16,8 @@ LinearScheme ReadScheme(const ConfigReader& rule, int64_t group_unit) {
   format.zero_points = rule.BoolOr("zero_points", false);
   for (const char* key : {"group_size", "zero_points"}) {
     if (format.name != "int4" && rule.Has(key))
-      throw Invalid("{}: only int4 has it, and method is \"{}\"", rule.Where(key), format.name);
+      throw Invalid("{}: only method int4 has this key, and method is \"{}\"", rule.Where(key),
+                    format.name);
   }
   if (format.name == "none") return {};
   const char* key = format.name == "int4" ? "group_size" : "method";

@@ -18,16 +18,17 @@ bool IsDecode(const ForwardBatch& batch);
 // Whether every attention group has logits of every row.
 bool HasAllLogits(const ForwardBatch& batch);
 
-// Whether every attention group only decodes, at most `most` rows, and without experts' ids: the
-// work of a recorded pass. The result is equal in every group.
+// Whether the pass of this batch may be recorded: every attention group only decodes, no group
+// requests routed experts, and no group has more than `most` rows after padding. The result is
+// equal in every group.
 bool IsPlainDecode(const ForwardBatch& batch, int64_t most);
 
 // A batch with padding rows, which belong to no request: token 0 at position 0, with key and value
 // in the page after the cache's last. Every group gets the same number of rows: PaddedTokens of the
-// largest group's rows. So the launches of the pass depend on this number, and, if only some rows
-// have logits, on the padded number of these. The number of sequences equals the number of rows: if
-// sequences with drafts have several rows, empty sequences follow at the end. Reused from step to
-// step.
+// largest group's rows. So the kernel launches of a pass depend only on this number and, if only
+// some rows have logits, on the padded number of logit rows. The number of sequences equals the
+// number of rows: if sequences with drafts have several rows, empty sequences follow at the end.
+// Reused from step to step.
 class PaddedBatch {
  public:
   // `batch` must satisfy IsPlainDecode, and must outlive the use of the result.
@@ -35,7 +36,7 @@ class PaddedBatch {
 
  private:
   ForwardBatch padded_;
-  int32_t page_ = 0;  // of padding rows
+  int32_t page_ = 0;  // page of the padding rows
 };
 
 }  // namespace switchyard

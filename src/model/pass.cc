@@ -98,7 +98,7 @@ void Pass::KeepLogitRows(Activations& values) {
   std::swap(values, branch);
 }
 
-// The arrays are in host memory (ForwardBatch::only_logit_rows).
+// Accesses the arrays directly: only_logit_rows is for CPUs only, so they are in host memory.
 void Pass::KeepLogitRows() {
   CHECK(!branch_pending);
   const std::span<int32_t> kept(Array(kLogitRows), static_cast<size_t>(rows.logit_rows));

@@ -26,7 +26,7 @@ struct PassRows {
   const int32_t* slots = nullptr;      // [tokens]
   int64_t logit_rows = 0;
   const int32_t* logit_row = nullptr;  // [logit_rows]
-  // Of MTP layers and EAGLE heads: the given hidden rows, and the index of each token's row
+  // For MTP layers and EAGLE heads: the given hidden rows, and the index of each token's row,
   // [tokens].
   const float* hidden = nullptr;
   const int32_t* hidden_row = nullptr;
@@ -53,7 +53,8 @@ struct MicroBatchPlace {
 // (CUDA graphs). Used by the rank's thread only.
 class Pass {
  public:
-  // `index`: of this pass on the rank. `scratch_floats`: the largest need of a layer.
+  // `index`: index of this pass among the passes of the rank. `scratch_floats`: the largest need of
+  // a layer.
   Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t scratch_floats);
 
   // Begins a batch, which must outlive its use: uploads its arrays and sequences, and clears the
@@ -110,11 +111,12 @@ class Pass {
   bool moe_in_stages = false;     // false: MoeLayer::Forward runs all stages of this layer
   int exchanging = -1;            // the layer whose exchange is in flight; −1: none
   Activations selected;           // [logit rows, H]
-  // The rows after the final norm, [T, H], are written there; null: they are not needed. T is the
-  // number of logit rows with only_logit_rows. Of EAGLE heads, the rows before the norm.
+  // Address for the rows after the final norm, [T, H]; null: the rows are not needed. With
+  // only_logit_rows, T is the number of logit rows. For EAGLE heads, these are the rows before the
+  // norm.
   float* hidden_out = nullptr;
-  // The inputs of these layers are written there, [T, layers · H] (ModelOptions::kept_inputs).
-  // Null: they are not needed.
+  // Address for the inputs of the layers `kept_inputs`, [T, layers · H]
+  // (ModelOptions::kept_inputs). Null: the inputs are not needed.
   float* inputs_out = nullptr;
   std::span<const int64_t> kept_inputs;
   HeadBuffers head;
@@ -136,9 +138,9 @@ class Pass {
   const int64_t max_tokens_;
   const std::shared_ptr<void> arrays_;  // [kArrays, max_tokens] int32
   std::shared_ptr<void> routed_rows_;
-  std::span<const kernels::SequenceSpan> given_sequences_;  // of the batch
-  std::vector<kernels::SequenceSpan> kept_sequences_;       // of KeepLogitRows
-  uint32_t generation_ = 0;                                 // of the memory
+  std::span<const kernels::SequenceSpan> given_sequences_;  // sequences of the batch
+  std::vector<kernels::SequenceSpan> kept_sequences_;       // sequences after KeepLogitRows
+  uint32_t generation_ = 0;                                 // number of times that memory moved
   std::set<uint64_t> seen_sizes_;  // sizes of decode batches that have run since memory moved
 };
 

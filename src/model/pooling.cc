@@ -13,7 +13,8 @@ namespace {
 
 constexpr uint64_t kMaxBytes = 1 << 20;
 
-// "Pooling" of "sentence_transformers.models.Pooling". Newer versions have other module paths.
+// The last part of a module's type: "Pooling" of "sentence_transformers.models.Pooling". Newer
+// versions have other paths before it.
 std::string LastPart(const std::string& type) { return type.substr(type.rfind('.') + 1); }
 
 Pooling ParseType(const std::string& name, const std::string& where) {

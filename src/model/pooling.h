@@ -22,7 +22,7 @@ enum class Pooling : uint8_t {
 struct PoolingConfig {
   Pooling type = Pooling::kLast;
   bool normalize = true;  // embeddings have length 1
-  // Of a classifier (...ForSequenceClassification): names of the classes; empty: an embedding
+  // For a classifier (...ForSequenceClassification): names of the classes. Empty: an embedding
   // model. The head `score.weight` [labels, H] is applied to each row.
   std::vector<std::string> labels;
   // Activation of a classifier's scores.

@@ -191,7 +191,8 @@ INSTANTIATE_TEST_SUITE_P(
                            .dense_tp = 1,
                            .two_batches = true}));
 
-// As for logits, this holds on dp = tp = ep with replicated dense layers.
+// Pooled results, like logits, have equal bits on layouts with dp = tp = ep and replicated dense
+// layers.
 TEST(PoolingModelTest, BitsDependOnNeitherBatchNorChunksNorRanks) {
   const std::string fixture = Named("qwen3_moe_classifier");
   const Text text{.tokens = Ids(21, 5), .chunk = 4};

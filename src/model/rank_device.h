@@ -34,7 +34,7 @@ std::unique_ptr<RankDevice> MakeRankDevice(const ModelConfig& config, const Mode
 std::unique_ptr<RankDevice> MakeCudaRankDevice(const ModelConfig& config,
                                                const ModelOptions& options, RankComm& comm);
 
-// Peer memory of a rank on a GPU: the result of GpuBytesPerRank.
+// Bytes of peer memory of a rank on a GPU, a part of GpuBytesPerRank.
 size_t CudaPeerBytes(const ModelConfig& config, const ModelOptions& options,
                      const MeshShape& shape);
 

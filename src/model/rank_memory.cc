@@ -162,7 +162,8 @@ class PassSizes {
     const auto rows = static_cast<double>(logit_rows);
     const auto vocab = static_cast<double>(c_.output_width());
     const bool split = mesh_.dp() > 1 && !mesh_.replicated_dense() && !c_.pooling;
-    double floats = rows * (vocab + static_cast<double>(c_.hidden));  // and their selected rows
+    // The logits, and the hidden rows that they are computed from.
+    double floats = rows * (vocab + static_cast<double>(c_.hidden));
     if (split || (mesh_.attn_tp() > 1 && !c_.pooling)) {
       const double all = split ? mesh_.dp() * rows : rows;
       const int ranks = split ? mesh_.tp() : mesh_.attn_tp();
@@ -241,7 +242,7 @@ class PassSizes {
   double CpuMoe() const {
     const double k = c_.moe->router.top_k, lane = Lane(), hidden = static_cast<double>(c_.hidden);
     double bytes = lane * (c_.moe->router.num_experts * sizeof(float) + 2 * k * 8);
-    // Input rows and their places, by expert.
+    // Row lists of the experts: three int32 for each row of an expert.
     bytes += ExpertRows() * 3 * sizeof(int32_t);
     const bool none = o_.moe.a2a_backend == "none";
     // Outputs of experts stay here with `none`; exchanges have buffers for them.

@@ -16,11 +16,11 @@ namespace switchyard {
 // batch first uses it. Doubles, so that absurd sizes do not overflow.
 struct RankMemory {
   WeightBytes weights;      // counted as if each rank had its own copy
-  double kv_per_token = 0;  // of the cache
+  double kv_per_token = 0;  // bytes of cache per token
   double activations = 0;   // rows of passes, scratch of layers and of kernels
-  double moe = 0;           // router, rows and products of experts
+  double moe = 0;           // MoE buffers: router scores, row lists and rows, results of products
   double logits = 0;        // head buffers
-  double tables = 0;        // of rotary embeddings
+  double tables = 0;        // tables of rotary embeddings
   double exchange = 0;      // symmetric memory, or peer memory and spare experts of a GPU
 
   double passes() const { return activations + moe + logits + tables; }
@@ -29,12 +29,12 @@ struct RankMemory {
 
 // The sizes that the plan of an engine chooses.
 struct RankMemoryShape {
-  int64_t logit_rows = 0;  // most rows of one attention group whose logits a pass computes
+  int64_t logit_rows = 0;  // maximum rows of one attention group whose logits a pass computes
   DType kv_dtype = DType::kF32;
 };
 
-// The first or the last rank, whichever has more weights. `options`: of the model's
-// constructor. Error kInvalid as from the constructor, for sizes that cannot be sharded.
+// The memory of the first or the last rank, whichever has more weights. `options`: those of the
+// model's constructor. Error kInvalid as from the constructor, for sizes that cannot be sharded.
 RankMemory MemoryOfRank(const ModelConfig& config, const ModelOptions& options,
                         const MeshShape& mesh, const RankMemoryShape& shape);
 

@@ -36,7 +36,7 @@ inline ModelOptions TwoPassOptions(const ModelConfig& config, const Case& c) {
   return options;
 }
 
-// One rank with two passes. Members are built as by Model.
+// One rank with two passes. Its members are built as Model builds them.
 class TwoPasses {
  public:
   TwoPasses(const Case& c, const ModelConfig& model, const ModelOptions& options, RankComm& comm,
@@ -83,7 +83,7 @@ class TwoPasses {
   const LayerContext context;
   std::vector<std::unique_ptr<MoeLayer>> moe;
   const Decoder decoder;
-  const std::vector<schedule::Operation> list;  // of one pass
+  const std::vector<schedule::Operation> list;  // operations of one pass
   std::vector<std::unique_ptr<Pass>> passes;
 };
 

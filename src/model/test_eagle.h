@@ -18,13 +18,13 @@ struct EagleHead {
   static constexpr int64_t kHeads = 4, kKvHeads = 2, kHeadDim = 16, kIntermediate = 96;
   static constexpr double kEps = 1e-5, kTheta = 10000;
 
-  bool inner_rows = true;       // EAGLE3
-  std::vector<int64_t> layers;  // of the target, by their inputs; EAGLE3 only
-  int64_t draft_vocab = 0;      // 0: the target's head; EAGLE3 only
-  bool bias = false;            // of fc
+  bool inner_rows = true;       // true: EAGLE3; false: EAGLE
+  std::vector<int64_t> layers;  // EAGLE3 only: layers of the target whose inputs are read
+  int64_t draft_vocab = 0;      // EAGLE3 only: rows of the head; 0: the target's head
+  bool bias = false;            // the linear fc has a bias
   bool norm_before_residual = false;
-  int64_t hidden = 0;               // 0: the target's
-  std::string layer = "midlayer.";  // prefix of the layer's names; "layers.0." of EAGLE and vLLM
+  int64_t hidden = 0;               // hidden size; 0: as in the target
+  std::string layer = "midlayer.";  // prefix of the layer's names; EAGLE and vLLM: "layers.0."
 };
 
 inline nlohmann::json ConfigOf(const EagleHead& head, const ModelConfig& target) {

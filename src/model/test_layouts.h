@@ -26,9 +26,9 @@ struct Case {
   int tp = 1, ep = 1;
   std::string backend = "none", mode = "auto";
   DType dtype = DType::kF32;     // format of exchanged token rows
-  DType kv_dtype = DType::kF32;  // of the cache
+  DType kv_dtype = DType::kF32;  // format of the cache
   int dp = 1, dense_tp = 0;
-  int redundant = 0;  // experts
+  int redundant = 0;  // number of redundant experts
   std::string location = "trivial";
   std::string activations = "auto";  // --quantize-activations
   bool two_batches = false;          // two-batch overlap
@@ -74,7 +74,8 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-// One rank's texts on pages in descending order, so that no test passes by chance.
+// One rank's texts. Their pages are in descending order, so a test fails if code assumes ascending
+// page numbers.
 class Sequences {
  public:
   explicit Sequences(const Group& texts) : texts_(texts), pages_(texts.size()) {

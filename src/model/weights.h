@@ -22,8 +22,9 @@ namespace switchyard {
 // generated weights.
 struct LinearWeight {
   WeightView w;
-  Tensor bias;  // float32 [n], undefined: none. Of row-parallel linears, only rank 0 of the group
-                // has it.
+  // float32 [n]; undefined: no bias. The bias of a row-parallel linear is on rank 0 of the group
+  // only.
+  Tensor bias;
   const float* bias_data() const { return bias.defined() ? bias.data<float>() : nullptr; }
 };
 
@@ -52,9 +53,10 @@ struct LatentAttentionWeights {
 
 struct LayerWeights {
   // float32 [H], or [2, H] if ModelConfig::layer_norm is set: weight, then bias. Undefined: no
-  // norm. The first two are of the input of attention and feed-forward, the others of their output.
+  // norm. The first two norm the inputs of attention and of the feed-forward, the other two norm
+  // their outputs.
   Tensor input_norm, post_attention_norm, attention_output_norm, feed_forward_output_norm;
-  GroupedAttentionWeights grouped;  // one of the two
+  GroupedAttentionWeights grouped;  // a model has either `grouped` or `latent`
   LatentAttentionWeights latent;
   kernels::ExpertWeights dense;  // dense layers: the feed-forward, replicated or its TP shard
   MoeLayerWeights moe;           // MoE layers
@@ -65,8 +67,8 @@ struct LayerWeights {
 // row h (HiddenInput, model/layers). Whole on every rank.
 struct HiddenInputWeights {
   Tensor embedding_norm, hidden_norm;  // float32 [H]; EAGLE has none
-  // MTP layers and EAGLE: of both rows, [H, 2 · H]. EAGLE3: of a target's row,
-  // [H, target_row_width()].
+  // MTP layers and EAGLE: projects e and h, concatenated, [H, 2 · H]. EAGLE3: projects a row of the
+  // target, [H, target_row_width()].
   LinearWeight projection;
 };
 
@@ -76,8 +78,8 @@ struct ModelWeights {
   std::vector<LayerWeights> layers;
   std::optional<HiddenInputWeights> hidden_input;  // with ModelConfig::takes_hidden()
   Tensor final_norm;                               // float32 [H], or [2, H] as in LayerWeights
-  // HeadRows of the vocabulary; if tied, rows of the embedding. A classifier has all classes, on
-  // every rank. An embedding model has no head.
+  // This rank's rows of the vocabulary head (HeadRows); a tied head is a view of the embedding. A
+  // classifier's head has all classes on every rank. An embedding model has no head.
   WeightView head;
   Tensor head_bias;         // float32 [rows of head], or undefined
   size_t bytes_mapped = 0;  // mapped bytes of this rank's shard

@@ -1,5 +1,5 @@
 // Aborts a batch between any two stages. The outputs of another batch in flight must not change,
-// and the state must be usable for further batches.
+// and the aborted state must be usable for further batches.
 #include "gtest/gtest.h"
 #include "moe/placement/test_placements.h"
 #include "moe/test_layer.h"

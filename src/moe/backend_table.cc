@@ -30,10 +30,11 @@ std::vector<WeightFormat> FormatsOf(const Part& part) {
   return formats;
 }
 
-// Facts that only constructed backends provide.
+// Properties that only constructed backends have.
 struct Facts {
-  std::map<std::string, std::vector<DispatchLayout>> delivers;   // by dispatcher
-  std::map<std::string, std::vector<WeightFormat>> fused_takes;  // by fused operator
+  std::map<std::string, std::vector<DispatchLayout>> delivers;  // layouts by name of dispatcher
+  // Formats by name of fused operator.
+  std::map<std::string, std::vector<WeightFormat>> fused_takes;
   std::map<std::string, RunnerFacts> runners;
 };
 
@@ -84,7 +85,8 @@ std::string Listed(const std::vector<Value>& values) {
   return Joined(names, ", ");
 }
 
-// For example "normal → contiguous, low-latency → contiguous". Empty if a layout has no permute.
+// For example "normal → contiguous, low-latency → contiguous". Empty if any of the layouts has no
+// permute.
 std::string PermutePath(const std::vector<DispatchLayout>& from, RunnerLayout to,
                         const PermuteTable& permutes) {
   std::vector<std::string> steps;
@@ -152,7 +154,8 @@ void PrintForeign(std::string_view flag, std::span<const SglangBackendName> name
                      foreign.needs, foreign.nearest);
 }
 
-// Without panels, which all runners on CPUs take.
+// Returns the names of the `formats` that are not in `taken`. Skips panel formats, which all
+// runners on CPUs support.
 std::vector<std::string_view> Unsupported(const std::vector<WeightFormat>& formats,
                                           const std::vector<WeightFormat>& taken) {
   std::vector<std::string_view> names;

@@ -8,14 +8,15 @@
 
 namespace switchyard {
 
-// Lists dispatchers, fused operators, runners with their weight formats, which dispatchers and
-// runners pair through which permutes, and the mapping of SGLang's names. `options` selects the
-// modes that decide which layouts a dispatcher delivers. The facts come from backends that are
-// built for one rank with minimal sizes. Error kInvalid if a backend rejects `options`.
+// Returns a text that lists dispatchers, fused operators, and runners with their weight formats. It
+// also shows the permutes that pair each dispatcher with each runner, and the mapping of SGLang's
+// names. `options` selects the modes, which determine the layouts that a dispatcher delivers. The
+// properties are those of backends that are built for one rank with minimal sizes. Error kInvalid
+// if a backend rejects `options`.
 std::string BackendTable(const MoeOptions& options, const MoeBackends& backends);
 
-// The backend that the options select for experts of these formats, with the reason; or the reason
-// why none fits.
+// Returns a text with the backend that the options select for experts of these formats, and why it
+// was selected. If no backend supports the formats, the text says why.
 std::string ExplainChoice(const MoeOptions& options, const std::vector<WeightFormat>& formats,
                           const MoeBackends& backends);
 

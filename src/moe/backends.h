@@ -1,5 +1,5 @@
-// The registries of dispatchers, fused operators, runners and permutes that form an MoE path. Those
-// of ranks on CPUs are here, those of ranks on GPUs in gpu_backends.h.
+// The registries of dispatchers, fused operators, runners and permutes that form an MoE path. This
+// file has the registries for ranks on CPUs; gpu_backends.h has those for ranks on GPUs.
 #pragma once
 
 #include <cstddef>
@@ -30,16 +30,16 @@ enum class CombineRows : uint8_t { kSlot, kRank };
 // Sizes of an exchange, the same on all ranks.
 struct ExchangeShape {
   int64_t hidden = 0;
-  int k = 0;            // slots of a token: top_k, plus one if the shared expert is dispatched
-  int num_experts = 0;  // physical, of all ranks, dispatched shared experts included
-  int64_t local_experts = 0;         // maximum over ranks
-  int64_t max_tokens = 0;            // maximum of one rank in one forward pass
-  RowFormat row_format;              // of dispatched rows
-  DType output_dtype = DType::kF32;  // of combined rows
+  int k = 0;  // top-k slots of a token: top_k, plus one if the shared expert is dispatched
+  int num_experts = 0;        // physical experts of all ranks, including dispatched shared experts
+  int64_t local_experts = 0;  // experts of one rank; maximum over ranks
+  int64_t max_tokens = 0;     // maximum tokens of one rank in one forward pass
+  RowFormat row_format;       // format of dispatched rows
+  DType output_dtype = DType::kF32;  // type of combined rows
   int ep = 1;
   CombineRows combine_rows = CombineRows::kSlot;
-  // Maximum parts in which combine returns outputs (expert_parts.h); 1: without single-batch
-  // overlap.
+  // Maximum number of parts in which combine returns outputs (expert_parts.h). It is 1 without
+  // single-batch overlap.
   int combine_parts = 1;
 };
 ExchangeShape ExchangeShapeOf(const MoeOptions& options, const MoeShape& shape,
@@ -57,22 +57,24 @@ struct DispatcherContext {
 
 template <typename Backend>
 struct ExchangeBackend {
-  // Allocates its symmetric buffers; called on all ranks in one order.
+  // Constructs a backend, which allocates its symmetric buffers. Called on all ranks in the same
+  // order.
   std::function<std::unique_ptr<Backend>(const DispatcherContext&)> make;
-  // Exact bytes that `make` allocates on each rank. Error kInvalid if the options are incompatible.
+  // Exact number of bytes that `make` allocates on each rank. Error kInvalid if the options are
+  // incompatible.
   std::function<size_t(const MoeOptions&, const ExchangeShape&)> symmetric_bytes;
   std::string summary;  // for `switchyard backends`
   // The buffers that add up to `symmetric_bytes`, for the log; optional.
   std::function<ExchangeMemory(const MoeOptions&, const ExchangeShape&)> memory = nullptr;
   bool combines_by_rank = false;   // supports --moe-combine-rows rank
   bool combines_in_parts = false;  // supports Dispatcher::BeginCombinePart
-  bool hosts = true;               // supports ranks on several hosts
+  bool hosts = true;               // supports ranks on several hosts, not only on one
 };
 using DispatcherBackend = ExchangeBackend<Dispatcher>;
 using FusedBackend = ExchangeBackend<FusedExperts>;
 
-// Makes the entry of a class that is constructed from a DispatcherContext. The class describes its
-// allocations in Memory(options, shape).
+// Makes the registry entry of a class that is constructed from a DispatcherContext. The class must
+// have a static function Memory(options, shape) that describes its allocations.
 template <typename Interface, typename Backend>
 ExchangeBackend<Interface> BackendOf(std::string summary) {
   return {.make = [](const DispatcherContext& c) { return std::make_unique<Backend>(c); },
@@ -89,14 +91,15 @@ struct RunnerBackend {
   std::string summary;
 };
 
-// A new backend needs one file and one call of Add. A name may be registered for CPUs, for GPUs, or
-// for both.
+// A new backend needs one file and one call of Add. The same name may be registered for CPUs, for
+// GPUs, or for both.
 struct MoeBackends {
   Registry<DispatcherBackend> dispatchers{"--moe-a2a-backend"};
-  // Also selected by --moe-a2a-backend; --moe-runner-backend is then auto or the same name.
+  // Fused operators are also selected by --moe-a2a-backend. --moe-runner-backend must then be auto
+  // or the same name.
   Registry<FusedBackend> fused{"--moe-a2a-backend"};
   Registry<RunnerBackend> runners{"--moe-runner-backend"};
-  std::string auto_runner = "grouped_mlp";  // what --moe-runner-backend auto means
+  std::string auto_runner = "grouped_mlp";  // the runner that --moe-runner-backend auto selects
   PermuteTable permutes;
   GpuMoeBackends gpus;  // registries for ranks on GPUs
 };

@@ -1,4 +1,4 @@
-// Pairwise test of the MoE path against the reference: a few dozen layers that cover every pair of
+// Pairwise test of the MoE path against the reference. A few dozen layers cover every pair of
 // choices of dispatcher, mode, runner, format, mesh, routing pattern, combine rows and so on.
 #include <array>
 #include <cstring>
@@ -48,7 +48,7 @@ const std::vector<MeshShape> kMeshes = {
 };
 const std::vector<std::string> kRunners = {"grouped_mlp", "masked_mlp"};
 
-// One row of the design.
+// One row of the covering design: the choices for one layer.
 struct Case {
   A2aChoice choice;
   std::string runner;
@@ -107,7 +107,8 @@ TestLayer LayerOf(const Case& c) {
   TestLayer layer({.format = c.format.weights,
                    .activation = c.format.activation,
                    .hidden = 96,
-                   .intermediate = 384,  // so that slices consist of whole blocks and groups
+                   // Slices of this size consist of whole blocks and groups of the weight formats.
+                   .intermediate = 384,
                    .num_experts = c.pattern == Pattern::kMoreExpertsThanTokens ? 24 : 10,
                    .top_k = 3,
                    .shared = c.shared != Shared::kNone,
@@ -150,15 +151,16 @@ std::vector<TestPass> PassesOf(const Case& c) {
   return passes;
 }
 
-// A value near the midpoint between two representable values may be rounded either way. Slices of
-// an expert are rounded separately and have their own scales for quantized activations.
+// Tolerance of the comparison. A value near the midpoint between two representable values may be
+// rounded either way. Slices of an expert are rounded separately, and each slice has its own scales
+// for quantized activations.
 double ToleranceOf(const Case& c) {
   const bool sliced = c.mesh.tp != c.mesh.ep;
   if (c.format.activation != ActivationFormat::kNone) return sliced ? 5e-2 : 2e-2;
   return c.rows == Rows::kF32 ? 1e-5 : c.rows == Rows::kF16 ? 2e-3 : 1e-2;
 }
 
-// RunPasses with ranks as processes.
+// As RunPasses, but with ranks as processes.
 std::vector<float> RunPassesInProcesses(const TestLayer& layer, const MoeOptions& options,
                                         const MeshShape& mesh,
                                         const std::vector<TestPass>& passes) {

@@ -22,11 +22,11 @@ namespace cuda {
 class PeerMemory;
 }
 
-// Placement of ranks on hosts, and the limit of captured passes. Rows are sent over NCCL if the
-// world spans hosts. The same on all ranks.
+// Placement of ranks on hosts, and the limit of captured passes; the same on all ranks. If the
+// world spans hosts, rows are sent over NCCL.
 struct DeviceMoeHosts {
   int ranks_per_host = 0;  // 0: one host has all ranks
-  // Maximum tokens of a group in a captured pass, during which the host cannot wait.
+  // Maximum tokens of a group in a captured pass. The host cannot wait during a captured pass.
   int64_t recorded_tokens = 0;
 };
 
@@ -37,15 +37,17 @@ struct DeviceMoeContext {
   // Null if no rows are exchanged: an EP group of one rank, or --moe-a2a-backend none.
   cuda::PeerMemory* peers = nullptr;
   kernels::Device* device = nullptr;  // a GPU
-  DeviceMoeHosts hosts;               // with several hosts, groups.ep uses NCCL
-  // Parts of the down projection in single-batch overlap; 0: as many as its size justifies.
+  DeviceMoeHosts hosts;               // if there are several hosts, groups.ep uses NCCL
+  // Number of parts of the down projection in single-batch overlap; 0: chosen by size
+  // (GpuRunner::DownParts).
   int down_parts = 0;
   // The registries; null: the built-in backends.
   std::shared_ptr<const MoeBackends> backends = nullptr;
 };
 
-// Allocates peer memory: all ranks call it in one order. Error kInvalid names the flag that
-// requests a feature without GPU support, or states that this build has no CUDA.
+// Returns the backend of a rank. It allocates peer memory, so all ranks call this in the same
+// order. Error kInvalid names the flag that requests a feature without GPU support, or says that
+// this build has no CUDA.
 std::shared_ptr<MoeBackend> MakeCudaMoe(const MoeOptions& options, const MoeShape& shape,
                                         const DeviceMoeContext& context);
 // Bytes of peer memory that MakeCudaMoe allocates per rank. `dtype`: CudaDeviceOptions::dtype.

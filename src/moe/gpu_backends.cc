@@ -35,9 +35,9 @@ GpuMoeBackends BuiltinGpuBackends() {
       .summary = "all-to-all over peer memory, or over NCCL between hosts",
       .combines_by_rank = true};
   b.exchanges.Add("deepep", deepep);
-  // Over peer memory, every exchange is one-sided: a source writes rows and routing into the memory
-  // of the experts' ranks. So the following names differ only in their modes and in whether they
-  // combine by rank.
+  // Over peer memory, every exchange is one-sided: a source writes rows and routing to the memory
+  // of the experts' ranks. So the following names are all deepep's exchange; they differ only in
+  // their modes and in whether they combine by rank.
   cuda::GpuExchangeBackend mooncake = deepep;
   mooncake.summary = "deepep's all-to-all; a lost GPU still ends the server";
   b.exchanges.Add("mooncake", mooncake);

@@ -23,12 +23,15 @@ void CheckBackends(const MoeOptions& options, const GpuMoeBackends& backends) {
 void CheckSizes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh) {
   if (shape.num_experts > kMaxRouterExperts || shape.top_k > kMaxTopK)
     throw Invalid(
-        "num_experts={} top_k={} exceeds the CUDA limits (num_experts <= {}, top_k <= {})",
+        "num_experts={} top_k={} exceeds the CUDA limits (num_experts <= {}, top_k <= {}); use "
+        "--device cpu",
         shape.num_experts, shape.top_k, kMaxRouterExperts, kMaxTopK);
   const int shared = options.waterfill && shape.has_shared ? 1 : 0;
   if (shared > 0 && shape.top_k + 1 > kMaxExchangeTopK)
-    throw Invalid("--enable-deepep-waterfill: top_k={} plus the shared expert's slot exceeds {}",
-                  shape.top_k, kMaxExchangeTopK);
+    throw Invalid(
+        "--enable-deepep-waterfill: top_k={} plus the shared expert's slot exceeds the limit of "
+        "{}; leave out the flag",
+        shape.top_k, kMaxExchangeTopK);
   if (CeilDiv(shape.num_experts + options.num_redundant_experts, mesh.ep) + shared >
       kMaxLocalExperts)
     throw Invalid("{} experts and {} redundant experts on {} ranks: at most {} per GPU{}",

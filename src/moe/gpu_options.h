@@ -1,5 +1,6 @@
-// What MoE layers on GPUs (moe/cuda) do not support, and their limits. Builds without CUDA have
-// these facts too: the feature table of `switchyard backends --markdown` prints them.
+// Limits of MoE layers on GPUs (moe/cuda), and options that they do not support. Builds without
+// CUDA have this information too, because `switchyard backends --markdown` prints it in its feature
+// table.
 #pragma once
 
 #include "comm/mesh.h"
@@ -9,8 +10,8 @@
 
 namespace switchyard::cuda {
 
-// Error kInvalid names the flag or the model's size that MoE layers on GPUs do not support.
-// Exchanges and runners are checked by the registry instead.
+// Error kInvalid names the flag, or the size of the model, that MoE layers on GPUs do not support.
+// Names of exchanges and runners are not checked here; the registries do that.
 void CheckGpuOptions(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
                      const GpuMoeBackends& backends);
 

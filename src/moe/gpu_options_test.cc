@@ -1,4 +1,5 @@
-// Errors for options that MoE layers on GPUs do not support, in builds without CUDA too.
+// Errors for options that MoE layers on GPUs do not support. They also apply to builds without
+// CUDA.
 #include "moe/gpu_options.h"
 
 #include "core/error.h"

@@ -21,7 +21,7 @@ MoeOptions Options(const A2aChoice& choice, DType row_dtype = DType::kBF16) {
   return {.a2a_backend = choice.a2a, .deepep_mode = choice.mode, .row_dtype = row_dtype};
 }
 
-// Outputs of one rank with backend none, the simplest path.
+// Outputs on one rank with backend `none`, which is the simplest path.
 std::vector<float> OneRank(const TestLayer& layer, const MoeOptions& options,
                            const std::vector<int64_t>& totals = kTotals) {
   MoeOptions plain = options;
@@ -33,7 +33,7 @@ std::vector<float> OneRank(const TestLayer& layer, const MoeOptions& options,
   return RunPasses(unmoved, plain, {}, SpreadPasses(totals, 1, false));
 }
 
-// Backends that sum over slots; on several ranks `none` sums by rank.
+// Backends that sum over slots. `none` is not one of them: on several ranks it sums over ranks.
 std::vector<A2aChoice> AllToAll() {
   std::vector<A2aChoice> choices = AllA2aChoices();
   std::erase_if(choices, [](const A2aChoice& choice) { return choice.a2a == "none"; });
@@ -110,7 +110,7 @@ TEST(PlacementInvarianceTest, OverPlacementsAndReplicas) {
   const auto want = OneRank(layer, Options({"none", "auto"}));
   kernels::Random random(5);
   for (const int redundant : {0, 2, 7}) {
-    // Every expert once, some twice or more, in random order.
+    // A map with every expert at least once, in random order.
     std::vector<int32_t> map = random.Shuffled(layer.spec.num_experts);
     for (int i = 0; i < redundant; ++i)
       map.insert(map.begin() + random.Below(static_cast<int64_t>(map.size())),

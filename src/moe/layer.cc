@@ -251,8 +251,8 @@ void MoeLayer::Scatter(MoeState& s) const {
         s.y, own_out, PartSizes(s, mesh.ep_rank() * mesh.moe_tp(), mesh.moe_tp(), s.width));
   backend_->AddShared(*parts_, s, own_out);
   if (!s.partitioned) {
-    // Each rank has partial sums: those of its experts or slices of experts, and that of its slice
-    // of the shared expert.
+    // Each rank has partial sums: of the outputs of its experts (or slices of experts), and of its
+    // slice of the shared expert.
     if (mesh.tp() > 1) groups.tp->AllReduceSum(own_out, s.own.size() * s.width);
     return;
   }

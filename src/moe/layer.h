@@ -28,8 +28,8 @@ class MoeLayer {
   // Error kInvalid names the unsupported parameter.
   MoeLayer(MoeLayerConfig config, MoeLayerWeights weights, std::shared_ptr<MoeBackend> backend);
 
-  // Returns a state for passes through all layers of this layer's backend. Call it after they are
-  // built.
+  // MakeState returns a state for passes through all layers of this layer's backend. Call it after
+  // all these layers are built.
   const MoeBackend& backend() const { return *backend_; }
   std::unique_ptr<MoeState> MakeState(int slot = 0) const { return backend_->MakeState(slot); }
 
@@ -39,15 +39,15 @@ class MoeLayer {
   // only on the counts in `tokens`, so it can be captured in a CUDA graph and replayed.
   void Forward(MoeState& state, const float* hidden, const MoeTokens& tokens, float* out) const;
 
-  // Begins a batch with a single round. The caller then runs the stages from Route to EndCombine,
-  // and Scatter. Returns false, and begins nothing, if Forward would need several rounds or two
-  // batches, or if no group has tokens. The result is equal on all ranks.
+  // Begins a batch that has a single round. The caller then runs the stages from Route to
+  // EndCombine, and Scatter. If Forward would need several rounds or two batches, or if no group
+  // has tokens, begins nothing and returns false. The result is equal on all ranks.
   bool StartOneRound(MoeState& state, const float* hidden, const MoeTokens& tokens,
                      float* out) const;
 
-  // A buffer into which the producer of `hidden` may write the same rows in the dispatch format,
-  // which saves a conversion and a copy. Call it at most once before each Forward, with the same
-  // state and tokens, on every rank of a group or on none.
+  // Returns a buffer to which the producer of `hidden` may also write the rows in the dispatch
+  // format. This saves a conversion and a copy. Call it at most once before each Forward, with the
+  // same state and tokens. Either all ranks of a group call it or none.
   MoeInputBuffer InputRows(MoeState& state, const MoeTokens& tokens) const;
 
   // Begins a batch of group_tokens[own group] rows at `hidden`, before its first round. `decode`:
@@ -63,30 +63,30 @@ class MoeLayer {
   void PostPermute(MoeState& s) const { Run(&MoeBackend::PostPermute, BatchStage::kReady, s); }
   void BeginCombine(MoeState& s) const { Run(&MoeBackend::BeginCombine, BatchStage::kReturned, s); }
   void RunDown(MoeState& s) const { Run(&MoeBackend::RunDown, BatchStage::kDown, s); }
-  // Does nothing before the last round if one combine covers all rounds.
+  // If one combine covers all rounds, does nothing before the last round.
   void EndCombine(MoeState& s) const {
     if (s.ends_combine()) Run(&MoeBackend::EndCombine, BatchStage::kEnded, s);
   }
-  // Replicates the outputs over the group, after the last round.
+  // Replicates the outputs over the attention group. Call it after the last round.
   void Scatter(MoeState& state) const;
 
   // Ends a batch of StartOneRound between two of its stages, without a result: `out` has undefined
-  // rows. Every rank calls it between the same stages. Completes the exchange, so that the state
-  // and its buffers can take the next batch, but skips the experts' GEMMs. Batches of other states
-  // are not affected. Does nothing after EndCombine.
+  // rows. Every rank calls it between the same stages. It completes the exchange, so that the state
+  // and its buffers can be used for the next batch, but skips the experts' GEMMs. Batches of other
+  // states are not affected. Does nothing after EndCombine.
   void Abort(MoeState& state) const;
 
-  // Switches to `placement`, with the same number of physical experts, from the next pass on;
-  // `experts` are this rank's. Call it between the same two passes on every rank. With an
-  // all-to-all backend, MoE-TP 1 and combine by slot, the outputs stay bit-identical. Returns the
-  // previous experts.
+  // Switches to `placement` from the next pass on; it must have the same number of physical
+  // experts. `experts`: this rank's experts in the new placement. Call it between the same two
+  // passes on every rank. With an all-to-all backend, MoE-TP 1 and combine by slot, the outputs
+  // stay bit-identical. Returns the previous experts.
   std::vector<OwnedExpert> SwitchPlacement(ExpertPlacement placement,
                                            std::vector<OwnedExpert> experts);
   const ExpertPlacement& placement() const { return parts_->config.placement; }
   // Error kInvalid names --moe-runner-backend if it does not support the expert's format.
   void CheckFormats(const kernels::ExpertWeights& expert) const { parts_->CheckFormats(expert); }
   // The following functions call MoeLayerParts. `local`: index among this rank's routed experts.
-  // Other threads may call them unless SwitchPlacement runs.
+  // Other threads may call them, but not while SwitchPlacement runs.
   OwnedExpert Held(int local) const { return parts_->Held(local); }
   OwnedExpert Expert(int local) const { return parts_->Expert(local); }
   bool readable() const { return parts_->readable(); }
@@ -94,10 +94,10 @@ class MoeLayer {
 
  private:
   void CheckTokens(const MoeTokens& tokens) const;
-  // Whether the decode rows and the other rows of `tokens` are processed as two batches.
+  // Whether the decode rows of `tokens` and its other rows are processed as two batches.
   bool IsSplit(const MoeTokens& tokens) const;
-  // Sets where a batch that begins at row `first` of the group stores routed experts and router
-  // faults.
+  // Sets where a batch stores routed experts and router faults. `first`: index of the batch's first
+  // row in the group.
   void SetRecords(MoeState& state, const MoeTokens& tokens, int64_t first) const;
   void Prepare(MoeState& state, std::span<const int64_t> group_tokens, bool decode) const;
   void Gather(MoeState& state) const;
@@ -108,7 +108,8 @@ class MoeLayer {
     s.stage = stage;
   }
   void ApplyPlacement();
-  // Sizes of the own rows of `ranks` ranks from `first` on, `size` bytes or floats per row.
+  // Returns the sizes of the own rows of `ranks` ranks, beginning with rank `first`. `size`: bytes
+  // or floats per row.
   std::span<const size_t> PartSizes(MoeState& state, int first, int ranks, size_t size) const;
 
   std::shared_ptr<MoeBackend> backend_;

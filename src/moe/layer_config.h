@@ -22,25 +22,25 @@ struct MoeLayerConfig {
   int layer = 0;              // index in the model, for observers
 };
 
-// Views of the checkpoint: this rank's shard.
+// Views of the checkpoint for one rank: its shard of the layer.
 struct MoeLayerWeights {
   RouterWeights router;  // replicated on every rank
   // The physical experts of ExpertsOfRank(...), each with this rank's MoE-TP slice of I.
   std::vector<kernels::ExpertWeights> experts;
-  // The shared expert, if any. Replicated on every rank if ranks have tokens of their own
-  // (ScattersTokens); otherwise the rank's TP slice, whose output is summed in the all-reduce of
-  // the routed experts.
+  // The shared expert, if any. If each rank has its own tokens (ScattersTokens), the weights are
+  // replicated on every rank. Otherwise they are the rank's TP slice, and the all-reduce of the
+  // routed experts also sums its output.
   bool has_shared = false;
   kernels::ExpertWeights shared;
   WeightView shared_gate;  // [1, H], sigmoid; undefined: no gate
 };
 
-// Where a device holds an expert. Made and read by the layer's backend only.
+// The place of an expert in a device's memory. Only the layer's backend makes and reads it.
 struct PlacedExpert {
   virtual ~PlacedExpert() = default;
 };
 
-// An expert's shard, and the owner of its biases if no view owns them.
+// An expert's shard. `owner` owns its biases, unless a view owns them.
 struct OwnedExpert {
   kernels::ExpertWeights weights;  // in host memory; undefined if only `placed` has them
   std::shared_ptr<const void> owner;
@@ -49,17 +49,17 @@ struct OwnedExpert {
 
 // The rows of one forward pass, the same on every rank.
 struct MoeTokens {
-  // [dp] rows of each attention group, and the number of leading rows that are the single new row
-  // of their sequence (decode). A group may have none.
+  // [dp] rows of each attention group, and how many of them are decode rows. Decode rows come
+  // first; each is the single new row of its sequence. A group may have no rows.
   std::span<const int64_t> group_tokens;
   std::span<const int64_t> group_decode_tokens;
-  // [tokens of this group, top_k] in the memory of the layer's device: receives the logical experts
-  // of every token, −1 for none, on every rank of the group. Null: not requested.
+  // [tokens of this group, top_k] in the memory of the layer's device. Receives the logical experts
+  // of every token, −1 for none, on every rank of the group. Null: not needed.
   int32_t* routed_experts = nullptr;
   // Receives the router faults of the tokens that this rank routes. In the memory of the layer's
   // device.
   RouterFaults router_faults;
-  // Index of this group's first token among those of its whole batch, for observers.
+  // Index of this group's first token among the tokens of its whole batch, for observers.
   int64_t first_row = 0;
 };
 

@@ -1,4 +1,4 @@
-// The whole layer on rank threads, against the single-process reference.
+// Compares the whole layer on rank threads with the single-process reference.
 #include "moe/layer.h"
 
 #include <mutex>
@@ -37,12 +37,13 @@ MoeOptions Options(const A2aChoice& choice, DType row_dtype, int capacity = 128)
           .row_dtype = row_dtype};
 }
 
-// In bfloat16, an output near the midpoint of two representable values may be rounded either way,
-// and slices of an expert are rounded separately.
+// Tolerance of the comparison. In bfloat16, an output near the midpoint of two representable values
+// may be rounded either way, and slices of an expert are rounded separately.
 double Tolerance(DType row_dtype) { return row_dtype == DType::kF32 ? 1e-5 : 1e-2; }
 
-// Compares the layer with the reference on every mesh, with two backends on each (with
-// `everywhere`: with all). The backends are taken in turn, first in prefill, then in decode.
+// Compares the layer with the reference on every mesh. Each mesh is tested with two backends, which
+// are taken in turn: the first one in prefill, the second one in decode. With `everywhere`, each
+// mesh is tested with all backends.
 void ExpectReference(const TestLayer& layer, DType row_dtype, const std::vector<int64_t>& totals,
                      int capacity = 128, bool everywhere = false) {
   const std::vector<A2aChoice> choices = AllA2aChoices();
@@ -155,8 +156,8 @@ TEST(MoeLayerTest, WaterfillIsRefusedWhereItCannotWork) {
   EXPECT_THAT(run({"deepep", "auto"}, {.tp = 1}, true), HasSubstr("shared 32, routed"));
 }
 
-// A caller that writes the dispatched rows itself to InputRows' buffer gets bit-identical results.
-// The float32 rows are then read by the router and the shared expert only.
+// If a caller writes the dispatched rows to InputRows' buffer itself, results are bit-identical.
+// Only the router and the shared expert then read the float32 rows.
 TEST(MoeLayerTest, RowsMayBeLeftWhereTheyAreRead) {
   const TestLayer layer({.hidden = 96, .intermediate = 64, .shared = true});
   const MeshShape mesh{.tp = 4, .ep = 4, .dp = 2};
@@ -241,7 +242,7 @@ TEST(MoeLayerTest, RoutedExpertsAreTheRoutersChoice) {
 }
 
 // For any order of ranks, groups and rounds, the ranks of a group together record the faults of its
-// tokens, each at its token's index.
+// tokens. Each fault is recorded at the index of its token.
 TEST(MoeLayerTest, RouterFaultsAreRecordedByTheRanksThatRouteTheirTokens) {
   TestLayer layer({.hidden = 96, .intermediate = 64, .num_experts = 12});
   layer.config.layer = 3;

@@ -52,7 +52,7 @@ Row Rounded(RowFormat format, std::span<const float> x) {
   return y;
 }
 
-// The output that an expert returns for a dispatched row.
+// The output of an expert for a dispatched row, rounded as it is sent.
 Row ExpertOutput(const MoeLayerConfig& config, const kernels::ExpertWeights& w, RowFormat format,
                  std::span<const float> x) {
   return Rounded({format.dtype, false}, Expert(config, w, Rounded(format, x)));

@@ -9,15 +9,16 @@
 
 namespace switchyard {
 
-// out [tokens, H]: the layer's output for hidden [tokens, H], computed by one process with all
-// experts unsliced (`weights.experts` in order of logical id; config.placement is ignored).
-// Dequantizes each weight and sums in double. Rounds where the path rounds: rows to `format` before
-// the experts and to its dtype after them, and GEMM inputs to their activation format.
-// `shared_dispatched`: the shared expert's rows are rounded too (--enable-deepep-waterfill).
+// Computes out [tokens, H], the layer's output for hidden [tokens, H], in one process with all
+// experts unsliced. `weights.experts` must be in order of logical id; config.placement is ignored.
+// Dequantizes each weight and sums in double. Rounds at the same points as the MoE path: rows to
+// `format` before the experts and to its dtype after them, and GEMM inputs to their activation
+// format. With `shared_dispatched`, the shared expert's rows are rounded too
+// (--enable-deepep-waterfill).
 void MoeReference(const MoeLayerConfig& config, const MoeLayerWeights& weights, RowFormat format,
                   const float* hidden, int64_t tokens, float* out, bool shared_dispatched = false);
 
-// Like MoeReference, but computes the routed experts only, for given expert ids.
+// Like MoeReference, but computes only the routed experts, for given expert ids.
 void RoutedReference(const MoeLayerConfig& config, const MoeLayerWeights& weights, RowFormat format,
                      const float* hidden, const TopK& topk, float* out);
 

@@ -9,7 +9,8 @@
 
 namespace switchyard {
 
-// Filled once at startup by an explicit call (backends.h), then read-only; no static initializers.
+// Filled once at startup by an explicit call (backends.h) instead of static initializers; then
+// read-only.
 template <typename Factory>
 class Registry {
  public:

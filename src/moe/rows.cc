@@ -18,7 +18,8 @@ namespace {
 using vector_width::RunWidest;
 using vector_width::Width;
 
-// The conversions of core/dtype.h without branches, so that loops over them vectorize.
+// The following structs convert like core/dtype.h, but without branches, so that loops over them
+// vectorize.
 struct Float32 {
   using Stored = float;
   [[gnu::always_inline]] static inline float To(float x) { return x; }
@@ -47,10 +48,11 @@ struct Float16 {
   [[gnu::always_inline]] static inline uint16_t To(float x) {
     const uint32_t u = std::bit_cast<uint32_t>(x);
     const uint32_t magnitude = u & 0x7fffffffu;
-    // 2^16 and above become infinity, as do values that round to 2^16.
+    // Magnitudes of 2^16 and above become infinity. Magnitudes that round to 2^16 do too.
     const uint32_t finite = magnitude < 0x47800000u ? magnitude : 0x47800000u;
     const uint32_t normal = (finite + 0xfffu + ((finite >> 13) & 1u) - 0x38000000u) >> 13;
-    // Below 2^-14: after adding 0.5, the last bits are multiples of 2^-24.
+    // Magnitudes below 2^-14 are subnormal in float16. Adding 0.5 rounds them to multiples of
+    // 2^-24, which are then in the last bits.
     const uint32_t subnormal =
         std::bit_cast<uint32_t>(std::bit_cast<float>(finite) + 0.5f) - 0x3f000000u;
     uint32_t half = finite < 0x38800000u ? subnormal : normal;
@@ -78,8 +80,9 @@ struct Store {
 };
 
 #if defined(__x86_64__)
-// Converts like Store, with the hardware instruction, which treats subnormals as zero. Returns
-// false if the row contains one; the caller then falls back to the loop above. n: a multiple of 32.
+// Converts like Store, but with the hardware instruction, which treats subnormals as zero. If the
+// row contains a subnormal, returns false, and the caller uses the loop above instead. n must be a
+// multiple of 32.
 [[gnu::target("avx512f,avx512dq,avx512bf16")]] bool StoreBFloat16Fast(const float* x, int64_t n,
                                                                       uint16_t* row) {
   constexpr int kSubnormal = 0x20;
@@ -117,7 +120,8 @@ struct Round {
   }
 };
 
-// Elements per prefetch step: prefetches inside the inner loop would prevent vectorization.
+// Elements per prefetch step. Prefetches are outside the inner loop, because inside it they would
+// prevent vectorization.
 constexpr int64_t kStride = 64;
 
 // Prefetches elements [i, i + kStride) of `next`.
@@ -142,12 +146,13 @@ struct AddWeighted {
 };
 
 #if defined(__x86_64__)
-// Accumulates kStride elements of all rows in registers: y is written once and never read.
+// Accumulates kStride elements of all rows in registers, so that y is written once and never read.
 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]] void SumBFloat16Fast(
     std::span<const std::byte* const> rows, const float* weights, int64_t n, float* y,
     std::span<const std::byte* const> next) {
   constexpr int kVectors = kStride / 16;
-  constexpr __mmask16 kAll = 0xffff;  // unmasked intrinsics trigger uninitialized warnings
+  // Intrinsics without a mask trigger warnings about uninitialized values.
+  constexpr __mmask16 kAll = 0xffff;
   for (int64_t i = 0; i < n; i += kStride) {
     for (const std::byte* row : next) Prefetch({row, sizeof(uint16_t)}, i);
     for (int v = 0; !next.empty() && v < kVectors; ++v)
@@ -185,7 +190,7 @@ struct AddRounded {
   }
 };
 
-// Calls body(conversions of the dtype).
+// Calls body with the conversion struct of the dtype.
 template <typename Body>
 void WithType(DType dtype, const Body& body) {
   CHECK(IsRowDType(dtype));

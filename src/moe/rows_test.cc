@@ -30,14 +30,16 @@ std::vector<float> Values() {
       for (const uint32_t sign : {0u, 0x80000000u})
         x.push_back(std::bit_cast<float>((std::bit_cast<uint32_t>(value) + step) ^ sign));
   }
-  for (uint32_t half = 0; half < 0x10000; half += 7) {  // ties of bfloat16 and float16
+  // Midpoints between two values of bfloat16 or float16.
+  for (uint32_t half = 0; half < 0x10000; half += 7) {
     x.push_back(std::bit_cast<float>(half << 16 | 0x8000u));
     x.push_back(std::bit_cast<float>(half << 13 | 0x1000u));
   }
   return x;
 }
 
-// Rows of 32 elements, some with a value that forces the fallback path, some without.
+// Stores rows of 32 elements. Some rows have a value that forces the fallback path, others have
+// none.
 std::vector<uint16_t> StoredAs16(DType dtype, const std::vector<float>& x) {
   std::vector<uint16_t> row(x.size());
   const auto n = static_cast<int64_t>(x.size());
@@ -69,7 +71,7 @@ TEST(RowsTest, LoadAsTheScalarConversionsDo) {
   }
 }
 
-// Rows that were not sent are bit-identical to rows that were.
+// A row that was rounded locally is bit-identical to a row that was sent.
 TEST(RowsTest, RoundingIsStoringAndLoading) {
   kernels::Random random(2);
   for (const int64_t n : {1, 128, 200, 2048}) {
@@ -115,7 +117,8 @@ TEST(RowsTest, SumsOfRowsAreThoseOfOneAfterTheOther) {
   }
 }
 
-// Product and sum are rounded separately, never fused: otherwise results would depend on placement.
+// Product and sum are rounded separately, never fused. Otherwise results would depend on the
+// placement.
 TEST(RowsTest, SumsRoundTheProductFirst) {
   kernels::Random random(3);
   const int64_t n = 1000;

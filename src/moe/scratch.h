@@ -6,8 +6,8 @@
 
 namespace switchyard {
 
-// Uninitialized array that grows to the largest requested size and then stops allocating. Growing
-// discards the contents. Used by the rank's thread only.
+// Uninitialized array. It grows to the largest requested size, so in the steady state it allocates
+// nothing. Growing discards the contents. Used by the rank's thread only.
 template <typename T>
 class Scratch {
  public:

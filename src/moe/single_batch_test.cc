@@ -1,5 +1,5 @@
 // Single-batch overlap: combine returns outputs in parts while the down projection runs. Outputs
-// must not change by a bit.
+// must be bit-identical to those without overlap.
 #include <chrono>
 #include <cmath>
 #include <string>
@@ -71,7 +71,7 @@ TEST(SingleBatchTest, ChangesNoBitOfAnyRoutingRunnerAndRowFormat) {
       {.intermediate = 96, .clamped_with_biases = true},
       {.intermediate = 96, .top_k = 1, .hot_expert = 7},
       {.intermediate = 96, .shared = true, .no_experts = true},
-      {.intermediate = 96, .num_experts = 3, .top_k = 2},  // ranks without experts
+      {.intermediate = 96, .num_experts = 3, .top_k = 2},  // some ranks have no experts
       {.intermediate = 96, .num_experts = 33, .top_k = 5}};
   const MeshShape mesh{.tp = 4, .ep = 4, .dp = 2};
   for (const TestLayer::Spec& spec : specs) {
@@ -102,7 +102,7 @@ TEST(SingleBatchTest, ChangesNoBitOfOutputsCombinedByRank) {
   }
 }
 
-// Passes have one combine for all rounds, or a combine in each round.
+// Passes in several rounds, with one combine for all rounds or with a combine in each round.
 TEST(SingleBatchTest, ChangesNoBitOfPassesInRounds) {
   const TestLayer layer({.intermediate = 96, .shared = true});
   for (const A2aChoice& choice : AllA2aChoices()) {
@@ -129,11 +129,11 @@ TEST(SingleBatchTest, ChangesNoBitOfDispatchedSharedExpertsAndReplicas) {
   }
 }
 
-// A rank's batch whose outputs are sent in parts.
+// A rank's part of a batch whose outputs are sent in parts.
 struct BatchInParts : ExchangeBatch {
   using ExchangeBatch::ExchangeBatch;
 
-  // Runs everything from EndDispatch up to the first part.
+  // Runs the stages from EndDispatch on, up to the first part of the combine.
   void BeginCombine(const ExchangeRank& rank) {
     dispatched = rank.moe.dispatcher().EndDispatch(&handle);
     const PermutePair& permute = rank.moe.permute(dispatched.layout);
@@ -186,8 +186,8 @@ TEST(CombinesInPartsTest, IsAPropertyOfTheBackend) {
   EXPECT_FALSE(CombinesInParts({.a2a_backend = "fused"}));
 }
 
-// Outputs do not depend on whether a caller sends them in several parts or in one. Runs of batches
-// with both kinds of call share buffers.
+// Outputs do not depend on whether a caller sends them in several parts or in one. Batches of both
+// kinds run one after the other on the same buffers.
 TEST_P(CombinePartsTest, PartsAndTheWholeGiveTheSameBits) {
   const TestLayer layer = Layer();
   std::vector<SomeTokens> batches;
@@ -240,11 +240,11 @@ TEST_P(CombinePartsTest, RanksOfSeveralHostsGetTheSameBits) {
                    {std::chrono::seconds(60)}, /*ranks_per_host=*/2);
 }
 
-// Rank 1 stops before its last part. Rank 0 has then summed the token whose outputs were in earlier
-// parts.
+// Rank 1 stops before its last part. By then, rank 0 must have summed the token whose outputs are
+// all in earlier parts.
 TEST_P(CombinePartsTest, ATokenIsSummedWithoutWaitingForLaterParts) {
   const TestLayer layer = Layer();
-  // Rank 0 has experts 0 to 7, rank 1 has 8 to 15, two in each part.
+  // Rank 0 has experts 0 to 7 and rank 1 has experts 8 to 15. Each part has two of them.
   const SomeTokens tokens({0, 8, 9, 7, 15, 8, -1, -1, -1, 1, 2, 3}, kTopK, kHidden, 1);
   const auto want = RunExchange(GetParam().Options(), layer, {1, 1}, {tokens})[0][0];
   MoeOptions options = PartOptions();

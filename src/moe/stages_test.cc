@@ -1,4 +1,4 @@
-// The stages of MoeLayer: their order, and other work or batches between them.
+// The stages of MoeLayer: their order, and other work or other batches that run between them.
 #include <array>
 #include <string>
 
@@ -100,7 +100,7 @@ TEST(MoeStagesTest, CallTheExchangeOncePerRound) {
   EXPECT_EQ(CallLogOfPass("diary_fused"), Twice({"begin", "end"}));
 }
 
-// The use of another group's communicator between stages does not affect the layer.
+// If other work uses another group's communicator between stages, the layer is not affected.
 TEST(MoeStagesTest, OtherWorkMayComputeAndCommunicateBetweenThem) {
   const TestLayer layer({.hidden = 96, .intermediate = 64});
   const TestPass pass{{5, 3}, {0, 0}};
@@ -187,7 +187,7 @@ TEST(MoeStagesTest, TwoBatchesInFlightEndInEitherOrder) {
   const std::vector<TestPass> passes = {{{9, 2, 0}, {0, 0, 0}, 1}, {{1, 3, 4}, {1, 3, 4}, 2}};
   const MoeBackends backends = BuiltinMoeBackends();
   for (const A2aChoice& choice : AllA2aChoices()) {
-    if (backends.fused.FindIf(choice.a2a)) continue;  // has no stages
+    if (backends.fused.FindIf(choice.a2a)) continue;  // a fused operator has no stages
     const MoeOptions options{
         .a2a_backend = choice.a2a, .deepep_mode = choice.mode, .row_dtype = DType::kBF16};
     for (const int ep : {6, 2}) {

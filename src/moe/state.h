@@ -12,7 +12,7 @@
 
 namespace switchyard {
 
-// The last stage of MoeLayer that has run for a batch.
+// The last stage of MoeLayer that has run for a batch. Comments name the function of the stage.
 enum class BatchStage : uint8_t {
   kEnded,     // no exchange is in flight
   kStarted,   // Start
@@ -26,10 +26,10 @@ enum class BatchStage : uint8_t {
   kDown,      // RunDown
 };
 
-// The batch of a pass in a layer, and the cursor over its rounds. A backend derives its own state
-// from this; it adds the outputs of each stage, which the next stage reads. A pass has one state
-// for all layers, and reuses its memory. States of several passes may be in flight at the same
-// time.
+// The state of a batch in a layer, and the current position in its rounds. A backend derives its
+// own state from this type and adds the outputs of each stage, which the next stage reads. A pass
+// has one state for all layers, which reuse its memory. States of several passes may be in flight
+// at the same time.
 struct MoeState {
   explicit MoeState(int pass_slot) : slot(pass_slot) {}
   virtual ~MoeState() = default;
@@ -37,18 +37,19 @@ struct MoeState {
   MoeState& operator=(const MoeState&) = delete;
 
   // Called around a pass, for devices that record routing themselves: BeginPass before its first
-  // layer, EndPass after its last one, and ReportRouting after the host has waited for it. Calls
-  // are not captured in CUDA graphs. `rows`: of this rank's group, without padding; the first one
-  // is row `first` of the whole batch. ReportRouting reports the passes up to number `last` that
-  // have ended and were not reported yet. A second pass may end before the first one is reported.
+  // layer, EndPass after its last layer, and ReportRouting after the host has waited for it. Calls
+  // are not captured in CUDA graphs. `rows`: number of rows of this rank's group, without padding.
+  // `first`: index of the first of them in the whole batch. ReportRouting reports the passes up to
+  // number `last` that have ended and were not reported yet. A second pass may end before the first
+  // one is reported.
   virtual void BeginPass(int64_t /*rows*/, int64_t /*first*/) {}
   virtual void EndPass() {}
   virtual void ReportRouting(uint64_t /*last*/) {}
 
   const int slot;  // index of the pass among those in flight; selects its exchange buffers
 
-  // Set before BeginPass: the number of the pass (the same on all ranks), and the index of the
-  // micro-batch to which this state belongs.
+  // Set before BeginPass. pass: the number of the pass, the same on all ranks. micro_batch: the
+  // index of the micro-batch to which this state belongs.
   uint64_t pass = 0;
   int micro_batch = 0;
 
@@ -59,16 +60,19 @@ struct MoeState {
   bool decode = false;                // every sequence has one row, on all ranks
   int32_t* routed_experts = nullptr;  // [tokens, top_k] or null
   RouterFaults router_faults;         // [tokens]
-  int64_t first_row = 0;              // index of the first token among the group's in the pass
-  int64_t routed_before = 0;          // lane tokens of this layer and pass in an earlier batch
+  int64_t first_row = 0;  // index of the first token among the group's tokens in the pass
+  // Number of lane tokens of this layer and pass that an earlier batch has routed.
+  int64_t routed_before = 0;
 
-  // Rows that this rank routes: its lane's tokens, or all tokens if there is no partition.
+  // Rows that this rank routes. If the tokens are partitioned, these are its lane's tokens,
+  // otherwise all tokens.
   bool partitioned = false;
   TokenPartition partition;
-  std::vector<int64_t> lanes;  // [ep] tokens of each rank's lane; without a partition [1] all
-  Share own;                   // range of the group's tokens
-  const float* x = nullptr;    // [lane tokens, H]
-  float* y = nullptr;          // [lane tokens, H]
+  // [ep] number of tokens in each rank's lane. Without a partition: [1] number of all tokens.
+  std::vector<int64_t> lanes;
+  Share own;                 // the own tokens, a range of the group's tokens
+  const float* x = nullptr;  // [lane tokens, H]
+  float* y = nullptr;        // [lane tokens, H]
   int64_t lane_tokens = 0;
 
   BatchStage stage = BatchStage::kEnded;  // set by MoeLayer
@@ -79,14 +83,14 @@ struct MoeState {
   // The current round. Every rank has the same number of rounds.
   Share round;  // range of the lane's tokens
   int64_t rounds = 0, rounds_done = 0;
-  int64_t max_round_tokens = 0;  // capacity of one exchange, in tokens of one rank
-  bool combines_once = false;    // one combine for all rounds, after the last one
-  bool rows_staged = false;      // the caller already wrote the rows to InputRows' buffer
+  int64_t max_round_tokens = 0;  // maximum tokens of one rank in one exchange
+  bool combines_once = false;    // if set, one combine covers all rounds, after the last one
+  bool rows_staged = false;      // whether the caller has written the rows to InputRows' buffer
 
-  std::vector<size_t> part_sizes;     // part of each member in an all-gather or reduce-scatter
+  std::vector<size_t> part_sizes;  // size of each member's part in an all-gather or reduce-scatter
   std::vector<int64_t> other_tokens;  // [dp]
 
-  // Advances to the next round; false after the last one.
+  // Advances to the next round. Returns false after the last one.
   bool NextRound() {
     if (rounds_done == rounds) return false;
     const int64_t begin = std::min(lane_tokens, rounds_done * max_round_tokens);
@@ -94,10 +98,10 @@ struct MoeState {
     ++rounds_done;
     return true;
   }
-  // Whether this is the first round, in which the shared expert computes all own tokens.
+  // Whether this is the first round. The shared expert computes all own tokens in the first round.
   bool in_first_round() const { return rounds > 0 && rounds_done <= 1; }
 
-  // Tokens of a lane in the current round.
+  // Number of tokens in the current round, for a lane with `lane` tokens.
   int64_t InRound(int64_t lane) const {
     return std::clamp<int64_t>(lane - (rounds_done - 1) * max_round_tokens, 0, max_round_tokens);
   }
@@ -106,7 +110,7 @@ struct MoeState {
     return OwnInRound(own, partitioned ? partition.own_in_lane() : 0, round);
   }
   // The tokens of the round that this rank reports to observers. If all ranks route all tokens,
-  // each reports an even share of them.
+  // each rank reports an even share of them.
   OwnTokens ReportedInRound(const Mesh& mesh) const {
     if (partitioned) return OwnOfRound();
     const Share share = EvenShare(lane_tokens, mesh.world(), mesh.rank());
@@ -118,7 +122,8 @@ struct MoeState {
 
   const float* own_x() const { return hidden + own.begin * width; }
   const float* round_x() const { return x + round.begin * width; }
-  // Whether a combine ends with the current round, and its outputs.
+  // Whether the current round is the last one of its combine; combine_y: the outputs of that
+  // combine.
   bool ends_combine() const { return !combines_once || rounds_done == rounds; }
   float* combine_y() const { return combines_once ? y : y + round.begin * width; }
 };

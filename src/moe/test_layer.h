@@ -1,4 +1,4 @@
-// Synthetic MoE layers and rank threads that run them, for tests.
+// Synthetic MoE layers, and rank threads that run them, for tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,16 +24,16 @@
 
 namespace switchyard {
 
-// A layer with unsliced experts, and the shard of it that a rank would load.
+// A layer with unsliced experts. ShareOf returns the shard that a rank would load.
 struct TestLayer {
   struct Spec {
     WeightFormat format = WeightFormat::kF32;
     ActivationFormat activation = ActivationFormat::kNone;
     int64_t hidden = 160, intermediate = 256;
     int num_experts = 10, top_k = 3;
-    bool clamped_with_biases = false;  // as in gpt-oss
-    bool shared = false;               // with a gate
-    int hot_expert = -1;               // every token's first choice
+    bool clamped_with_biases = false;  // activation and biases as in gpt-oss
+    bool shared = false;               // a shared expert with a gate
+    int hot_expert = -1;               // if not −1, the first choice of every token
     bool no_experts = false;           // every id is −1
     uint32_t seed = 1;
     WeightFormat router = WeightFormat::kF32;
@@ -130,13 +130,13 @@ struct TestLayer {
   std::vector<std::shared_ptr<const std::vector<float>>> kept;
 };
 
-// Rows of which some have router scores that are not finite.
+// Rows, some of which have router scores that are not finite.
 struct FaultyRows {
   std::vector<float> hidden;     // [tokens, H]
   std::vector<int32_t> experts;  // [tokens] the first expert with such a score; −1: none
 };
-// In every fifth row the score of expert 6 overflows, and every seventh row is NaN. Replaces the
-// layer's router weights to this end.
+// Makes the score of expert 6 overflow in every fifth row, by replacing the layer's router weights.
+// Every seventh row is NaN.
 inline FaultyRows WithRouterFaults(TestLayer* layer, int64_t tokens) {
   const int64_t hidden = layer->spec.hidden, experts = layer->spec.num_experts;
   std::vector<float> w = kernels::Random(5).Normal(experts * hidden, 0.1f);
@@ -164,9 +164,10 @@ inline void RunMoeRanks(const MoeOptions& options, const MoeShape& shape, const 
   });
 }
 
-// One pass through a layer: tokens of each attention group, the first `decoding` of which decode.
-// Token t of all groups, in group order, is row t of TestLayer::Hidden(total, seed). A pass
-// therefore has one reference and one bit-exact result for any split over groups.
+// One pass through a layer. `tokens`: number of tokens of each attention group. `decoding`: how
+// many of them are decode rows, which come first. Token t of all groups, in group order, is row t
+// of TestLayer::Hidden(total, seed). So for any split over groups there is one reference and one
+// bit-exact result.
 struct TestPass {
   std::vector<int64_t> tokens, decoding;  // [dp]
   uint32_t seed = 0;
@@ -176,7 +177,7 @@ struct TestPass {
     return std::accumulate(tokens.begin(), tokens.begin() + group, int64_t{0});
   }
 
-  // Splits `total` tokens over dp groups: unequal shares, and often an empty group.
+  // A pass with `total` tokens in dp groups. The shares are unequal, and often a group is empty.
   static TestPass Spread(int64_t total, int dp, bool decode, uint32_t seed) {
     TestPass pass{std::vector<int64_t>(dp), std::vector<int64_t>(dp), seed};
     const auto empty = static_cast<int64_t>(seed % dp);
@@ -203,8 +204,8 @@ inline MoeShape ShapeFor(const TestLayer& layer, const std::vector<TestPass>& pa
   return layer.Shape(most);
 }
 
-// Outputs of rank comm.mesh.rank() for its group's tokens in all passes, one after the other on one
-// state: buffer contents of earlier passes must not affect later ones.
+// Outputs of rank comm.mesh.rank() for its group's tokens in all passes. The passes run one after
+// the other on one state, because data that a pass leaves in buffers must not affect later passes.
 inline std::vector<float> RunPassesOnRank(const TestLayer& layer, const MoeOptions& options,
                                           const std::vector<TestPass>& passes, RankComm& comm,
                                           ThreadPool& pool) {
@@ -234,8 +235,8 @@ enum class MoeStage : uint8_t {
   kEndCombine
 };
 
-// Runs a batch stage by stage, as MoeLayer::Forward, and calls `after` after each stage that
-// MoeStage lists, in each round.
+// Runs a batch stage by stage, in the order of MoeLayer::Forward. In each round, calls `after`
+// after each stage that MoeStage lists.
 inline void RunStages(const MoeLayer& moe, MoeState& state, const float* hidden,
                       std::span<const int64_t> group_tokens, bool decode, float* out,
                       const std::function<void(MoeStage)>& after) {
@@ -261,7 +262,7 @@ inline void RunStages(const MoeLayer& moe, MoeState& state, const float* hidden,
   moe.Scatter(state);
 }
 
-// Regroups outputs: from all passes per group to all groups per pass.
+// Reorders outputs. Input: for each group, all its passes. Result: for each pass, all its groups.
 inline std::vector<float> JoinGroups(const std::vector<TestPass>& passes, int64_t hidden,
                                      const std::vector<std::vector<float>>& groups) {
   std::vector<size_t> next(groups.size(), 0);
@@ -277,7 +278,8 @@ inline std::vector<float> JoinGroups(const std::vector<TestPass>& passes, int64_
   return all;
 }
 
-// The outputs of all passes; checks that the ranks of a group are bit-identical.
+// Returns the outputs of all passes, and checks that they are bit-identical on all ranks of a
+// group.
 inline std::vector<float> RunPasses(const TestLayer& layer, const MoeOptions& options,
                                     const MeshShape& mesh, const std::vector<TestPass>& passes) {
   std::vector<std::vector<float>> outs(mesh.tp), groups;
@@ -298,7 +300,7 @@ inline RowFormat RowFormatOf(const MoeOptions& options) {
   return {options.row_dtype, options.dispatcher_output_dtype == "fp8"};
 }
 
-// The reference for all passes, independent of groups.
+// The outputs of the reference for all passes. They do not depend on the groups.
 inline std::vector<float> ReferencePasses(const TestLayer& layer, const MoeOptions& options,
                                           const std::vector<TestPass>& passes) {
   std::vector<float> all;
@@ -312,7 +314,7 @@ inline std::vector<float> ReferencePasses(const TestLayer& layer, const MoeOptio
   return all;
 }
 
-// Largest absolute error relative to the largest value.
+// Largest absolute error, divided by the largest expected value.
 inline double RelativeError(const std::vector<float>& got, const std::vector<float>& want) {
   EXPECT_EQ(got.size(), want.size());
   double error = 0, largest = 0;

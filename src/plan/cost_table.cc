@@ -102,7 +102,8 @@ class Reader {
   std::vector<std::string> known_;
 };
 
-// The entry of a format, of the format without rounded rows, or of bfloat16; null: none.
+// The first entry that exists: of the format, of the format without rounded rows, or of bfloat16.
+// Null: none exists.
 template <typename T>
 const T* Find(const std::map<std::string, T>& entries, const std::string& format) {
   for (const std::string& name :

@@ -32,7 +32,7 @@ struct CostTable {
   std::string source;     // where the figures come from
   bool measured = false;  // false: from data sheets
   bool cuda = true;
-  double memory_bytes = 0;  // of a device
+  double memory_bytes = 0;  // memory of a device
   double bandwidth = 0;     // bandwidth of element-wise ops: bytes per second, read and written
 
   // Keys are Name(WeightFormat), followed by the format of rounded rows if there is one:

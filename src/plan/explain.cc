@@ -153,7 +153,8 @@ class Tree {
                                : fmt::format("This layout exchanges rows, with {}.", layout_.a2a));
   }
 
-  // Steps of a layout that the engine refuses, as if its exchange and memory had no limits.
+  // Predicts the steps of a layout that the engine refuses, as if exchange and memory had no
+  // limits.
   void Beyond() {
     const MeshShape& mesh = layout_.mesh;
     if (q_.cluster.devices() % mesh.tp != 0 || !Divides()) return;

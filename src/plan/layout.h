@@ -13,7 +13,7 @@ struct Cluster {
   std::string card = "cpu";  // "h200", or "cpu"
   bool cuda = false;
   int per_node = 1, nodes = 1;
-  int nics = 0;         // of a node
+  int nics = 0;         // NICs of a node
   double nic_gbit = 0;  // nominal rate of one NIC
   int cpus = 1;         // CPUs of a node, for ranks on CPUs
   double memory = 0;    // bytes of a device; on CPUs: of a node

@@ -37,7 +37,7 @@ class Axes {
     return kHeight - kBottom -
            (kHeight - kTop - kBottom) * std::log(rate / y0_) / std::log(y1_ / y0_);
   }
-  // 1, 2 and 5 times powers of ten.
+  // Calls at(tick) for each tick in [from, to]: 1, 2 and 5 times the powers of ten.
   template <typename F>
   static void Ticks(double from, double to, const F& at) {
     for (double power = std::pow(10, std::floor(std::log10(from))); power <= to; power *= 10)
@@ -71,7 +71,7 @@ class Axes {
   double x0_ = 1e300, x1_ = 0, y0_ = 1e300, y1_ = 0;
 };
 
-// No other dot has both a higher rate and a shorter time.
+// The Pareto front: the dots for which no other dot has both a higher rate and a shorter time.
 std::vector<Dot> Front(std::vector<Dot> dots) {
   std::ranges::sort(dots, {}, [](const Dot& d) { return std::pair(d.itl, -d.rate); });
   std::vector<Dot> front;

@@ -1,4 +1,5 @@
-// Predicted against recorded times of whole steps. Tables are made from kernels alone.
+// Compares predicted times of whole steps with recorded ones. The cost tables contain times of
+// kernels only.
 #include <gmock/gmock.h>
 
 #include <algorithm>

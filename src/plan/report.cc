@@ -58,7 +58,7 @@ std::string Compare(const Question& q, const Evaluation& a, const Evaluation& b)
       latency ? fmt::format("{:.2f} against {:.2f} ms between tokens", 1e3 * p.itl, 1e3 * o.itl)
               : fmt::format("{:.0f} against {:.0f} output tokens/s for each device", a.per_device,
                             b.per_device);
-  // Seconds of a decode step for each request, so that batches of different sizes compare.
+  // Seconds of a decode step per request, so that batches of different sizes can be compared.
   const auto devices = [&](const Evaluation& e) {
     return (q.cluster.cuda ? e.layout.mesh.tp : 1) / e.best->running;
   };
@@ -207,7 +207,8 @@ std::string Report(const Question& q, const std::vector<Evaluation>& ranked, int
                       count([](const Evaluation& e) { return !e.accepted; }));
   const Evaluation& first = ranked.front();
   text += Details(q, first);
-  // The best layout with another division of attention or experts, or another exchange.
+  // The reasons why the first layout precedes the next three that divide attention or experts
+  // differently, or use another exchange.
   int shown = 0;
   for (const Evaluation& e : ranked) {
     const bool other = e.layout.mesh.tp != first.layout.mesh.tp ||

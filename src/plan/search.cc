@@ -23,8 +23,9 @@ int RanksOfHost(const Layout& layout, const Cluster& cluster) {
   return std::min(layout.mesh.tp, cluster.per_node);
 }
 
-// The steady state of an engine with `running` requests. Each request occupies it for its prefill
-// and for `output` decode steps. Steps of prompts interrupt those of decode.
+// The steady state of an engine with `running` requests. Each request occupies the engine for its
+// prefill and for `output` decode steps. Prefill steps and decode steps alternate on the same
+// ranks.
 Point PointOf(const Question& q, const LayoutCosts& costs, const EnginePlan& plan, int dp,
               double running) {
   const Load& load = q.load;
@@ -32,7 +33,8 @@ Point PointOf(const Question& q, const LayoutCosts& costs, const EnginePlan& pla
   const auto input = static_cast<double>(load.input), output = static_cast<double>(load.output);
   const double chunk =
       dp * (plan.chunked_prefill_size < 0 ? input : static_cast<double>(plan.chunked_prefill_size));
-  // A prefill step takes whole prompts up to the chunk; in one group at least one prompt at a time.
+  // A prefill step holds whole prompts up to the chunk size. Even with few requests, each group
+  // prefills one prompt at a time.
   p.prefill_rows = std::min(chunk, std::max<double>(dp, running) * input);
   p.prefill = costs.Prefill(p.prefill_rows, input);
   p.prefill_rate = p.prefill_rows / p.prefill.seconds;
@@ -43,7 +45,7 @@ Point PointOf(const Question& q, const LayoutCosts& costs, const EnginePlan& pla
   p.requests = running / round;
   p.output_rate = p.requests * output;
   p.itl = round / output;
-  // A new prompt waits for half a step, then for its own rows.
+  // A new prompt waits for half a decode step on average. Then its own rows take `alone` seconds.
   const double steps = std::max(1.0, std::ceil(input / std::max(1.0, chunk / dp)));
   const double alone = costs.Prefill(std::min(chunk, dp * input), input).seconds * steps;
   p.ttft = alone + p.decode.seconds / 2;
@@ -55,7 +57,8 @@ bool Meets(const Load& load, const Point& p) {
          (load.max_ttft <= 0 || p.ttft <= load.max_ttft);
 }
 
-// With a rate, prompts also wait for others: the utilization of an M/M/1 queue of prefills.
+// With an arrival rate, a prompt also waits for other prompts. Estimates this wait from the
+// utilization, as in a queue of prefills.
 void AddQueue(double requests, Point* p) {
   const double used = std::min(0.99, requests / p->requests);
   p->ttft *= 1 + used / (2 * (1 - used));
@@ -110,19 +113,20 @@ void Choose(const Question& q, const LayoutCosts& costs, Evaluation* e) {
     }
     return;
   }
-  const double wanted = load.rate / e->replicas;  // of each engine
+  const double wanted = load.rate / e->replicas;  // requests per second that each engine must serve
   for (Point p : e->points) {
     if (wanted > 0) {
       if (p.requests < wanted) continue;
       AddQueue(wanted, &p);
     }
     if (!Meets(load, p)) continue;
-    // With a rate, the fewest requests that sustain it; else the highest throughput.
+    // With an arrival rate, selects the fewest concurrent requests that sustain it; otherwise, the
+    // highest throughput.
     if (!e->best || (wanted <= 0 && p.output_rate > e->best->output_rate)) e->best = p;
     if (wanted > 0) break;
   }
   if (e->best && wanted <= 0 && (load.max_itl > 0 || load.max_ttft > 0)) {
-    // More requests than the best power of two may still meet the limits.
+    // The points are powers of two. More requests than the best of them may still meet the limits.
     double high = std::min(2 * e->best->running, e->most_requests);
     for (int i = 0; i < 5 && high - e->best->running > dp; ++i) {
       const double middle = std::floor((e->best->running + high) / 2);

@@ -12,7 +12,7 @@
 
 namespace switchyard::plan {
 
-// The load of the cluster, and its limits. Exactly one of `batch` and `rate` may be set. With
+// The load of the cluster, and its limits. At most one of `batch` and `rate` may be set. With
 // neither, the concurrency with the highest throughput within the limits is chosen.
 struct Load {
   int64_t input = 1024, output = 512;
@@ -34,13 +34,13 @@ struct Question {
 
 // A number of concurrent requests of one engine, in a steady state.
 struct Point {
-  double running = 0;        // of one engine
+  double running = 0;        // concurrent requests of one engine
   StepTime prefill, decode;  // one full prefill step; one decode step
   double prefill_rows = 0;   // rows of that step, all groups
   double prefill_rate = 0;   // prompt tokens per second of one engine, while it prefills
   double output_rate = 0;    // tokens per second of one engine, in the steady state
   double ttft = 0, itl = 0;  // seconds
-  double requests = 0;       // per second of one engine
+  double requests = 0;       // requests per second of one engine
 };
 
 struct Evaluation {
@@ -54,7 +54,7 @@ struct Evaluation {
   double cache_tokens = 0;     // tokens in the cache of one engine
   double longest_context = 0;  // tokens of one request
   double most_requests = 0;    // maximum concurrent requests in the cache of one engine
-  std::vector<Point> points;   // by rising concurrency, within the cache
+  std::vector<Point> points;   // ascending concurrency, as far as the cache allows
   std::optional<Point> best;   // the best point within the load and the limits
   double per_device = 0;       // output tokens per second per device; on CPUs: per host
   double cost = 0;             // cost of a million output tokens; 0: unknown
@@ -63,8 +63,8 @@ struct Evaluation {
 
 // One layout. A layout that the engine refuses has the reason in `refused`, and no points.
 Evaluation Evaluate(const Question& question, const Layout& layout);
-// All layouts, best first; refused ones last. Error kResource if none fits, which says what would
-// be needed; Error kInvalid if none meets the limits, which says what is reachable.
+// All layouts, best first; refused ones last. If no layout fits, an Error kResource states what
+// would be needed. If none meets the limits, an Error kInvalid states what is reachable.
 std::vector<Evaluation> Search(const Question& question);
 
 // The step costs of an evaluated layout.
@@ -79,7 +79,7 @@ class LayoutCosts {
   Ranks RanksOf(const Question& question, const Layout& layout, const EnginePlan& plan,
                 bool decode) const;
   const ModelFormats formats_;
-  const CostTable table_;  // of one rank
+  const CostTable table_;  // rates of one rank
   const Ranks ranks_, decode_ranks_;
   const StepCosts prefill_, decode_;
 };

@@ -29,7 +29,7 @@ struct Request {
 struct Group {
   std::deque<Request> waiting;
   std::vector<Request> running;
-  int64_t reserved = 0;  // tokens of the cache
+  int64_t reserved = 0;  // cache tokens reserved for running requests
 };
 
 // Rows of a step in the group with the most rows, which determines the step's time.
@@ -91,7 +91,7 @@ class EngineRun {
         itl_(itl),
         latency_(latency) {}
 
-  // `arrivals`: of this engine, in order.
+  // `arrivals`: those of this engine, in ascending time.
   void Run(const std::vector<Arrival>& arrivals) {
     size_t next = 0;
     while (true) {

@@ -12,7 +12,7 @@
 namespace switchyard::plan {
 
 struct Arrival {
-  double seconds = 0;  // since the start
+  double seconds = 0;  // arrival time since the start
   int64_t input = 0, output = 0;
 };
 
@@ -29,7 +29,7 @@ struct Percentiles {
 
 struct Simulation {
   int64_t requests = 0, steps = 0;
-  double seconds = 0;      // until the last request has ended
+  double seconds = 0;      // time until the last request has ended
   double output_rate = 0;  // tokens per second of the cluster
   double busy = 0;         // fraction of the time in which an engine runs steps, mean over engines
   // Mean number of running requests of the cluster, weighted by the times of the steps.
@@ -48,10 +48,10 @@ struct Simulation {
   std::vector<Step> first_engine;
 };
 
-// Requests go to engines and their groups in turn. A group admits the oldest requests while its
-// running limit and its cache hold them to their end; prompts run in chunks. All groups of an
-// engine step together. Error kInvalid for a request that the cache cannot hold, and for a layout
-// that is not accepted.
+// Requests go to engines and their groups in turn. A group admits the oldest requests as long as
+// its limit of running requests permits, and its cache has room for their whole outputs. Prompts
+// run in chunks. All groups of an engine step together. Error kInvalid for a request that the cache
+// cannot hold, and for a layout that is not accepted.
 Simulation Simulate(const Question& question, const Evaluation& layout,
                     const std::vector<Arrival>& arrivals);
 

@@ -54,7 +54,7 @@ void Cost::Add(const Cost& other, double times) {
 double Cost::sum() const { return std::accumulate(parts.begin(), parts.end(), 0.0); }
 
 ModelFormats FormatsOf(const ModelConfig& model, bool cuda, bool hopper) {
-  // One layer of each kind is enough.
+  // Builds only one layer of each kind, because layers of a kind have equal formats.
   ModelConfig few = model;
   few.layers.clear();
   for (const bool moe : {false, true}) {
@@ -116,8 +116,8 @@ double StepCosts::Lane(const StepShape& shape) const {
   return scatters() ? World(shape) / r_.mesh.ep : shape.rows;
 }
 
-// The ranks that a token's experts are on, of an EP group, with even routing. A router that limits
-// the groups of experts also limits the ranks.
+// The expected number of ranks of an EP group that a token's experts are on, if routing is even. A
+// router that limits the groups of experts also limits the ranks.
 double StepCosts::DistinctRanks() const {
   const RouterConfig& router = m_.moe->router;
   double ranks = r_.mesh.ep;
@@ -130,7 +130,7 @@ void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
   const AttentionConfig& a = m_.attention;
   const auto hidden = static_cast<double>(m_.hidden);
   const auto heads = static_cast<double>(QueryHeads(a, mesh_).size());
-  const double norm = t_.cuda ? 14 : 8;  // bytes of an element, the sum of a branch included
+  const double norm = t_.cuda ? 14 : 8;  // bytes per element, including the addition of a branch
   Small(Part::kAttention, shape.rows * hidden * norm, cost);
   if (a.kind == AttentionConfig::Kind::kGrouped) {
     const double width = (heads + 2.0 * KvHeads(a, mesh_).size()) * a.head_dim;
@@ -188,7 +188,7 @@ void StepCosts::Attend(const StepShape& shape, Cost* cost) const {
   Product(Part::kAttention, f_.attention, shape.rows, hidden,
           heads * static_cast<double>(latent ? a.v_head_dim : a.head_dim), cost);
   AllReduce(shape.rows * hidden * kFloat, mesh_.attn_tp(), cost);
-  if (!t_.cuda) Small(Part::kAttention, shape.rows * hidden * 3 * kFloat, cost);  // sum of branch
+  if (!t_.cuda) Small(Part::kAttention, shape.rows * hidden * 3 * kFloat, cost);  // adds the branch
 }
 
 void StepCosts::Route(const StepShape& shape, Cost* cost) const {
@@ -201,7 +201,7 @@ void StepCosts::Route(const StepShape& shape, Cost* cost) const {
   cost->Add(Part::kRouter, Limit::kFlops, lane * router.num_experts * t_.select_seconds);
 }
 
-// Gate, up and activation; down.
+// Adds the cost of gate, up and activation to *up, and of the down projection to *down.
 void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
   const RouterConfig& router = m_.moe->router;
   const double world = World(shape), physical = router.num_experts + r_.redundant;
@@ -248,7 +248,7 @@ void StepCosts::Dense(const StepShape& shape, Cost* cost) const {
   Product(Part::kDense, f_.dense, rows, hidden, width, cost);
   if (!t_.cuda) Small(Part::kDense, shape.rows * hidden * 3 * kFloat, cost);
   if (gathers) {
-    AllGather(rows * hidden * kFloat, r_.mesh.tp, cost);  // reduce-scatter
+    AllGather(rows * hidden * kFloat, r_.mesh.tp, cost);  // a reduce-scatter costs as much
   } else if (whole) {
     AllGather(shape.rows * hidden * kFloat, mesh_.attn_tp(), cost);
   } else {
@@ -291,14 +291,14 @@ void StepCosts::Exchange(Part part, double rows_per_token, double row_bytes, dou
 void StepCosts::Finish(const StepShape& shape, Cost* cost) const {
   const auto hidden = static_cast<double>(m_.hidden);
   const double k = m_.moe->router.top_k, lane = Lane(shape);
-  if (exchanges()) {  // sums of slots at the token's rank
+  if (exchanges()) {  // the token's rank sums its top-k slots
     Small(Part::kCombine, lane * hidden * (k * SizeOf(r_.row_dtype) + kFloat), cost);
   } else {
     const double all = scatters() ? World(shape) : shape.rows;
     const double rows = all * k / r_.mesh.ep;
     Small(Part::kCombine, (rows * (t_.cuda ? 2 : kFloat) + all * kFloat) * hidden, cost);
     if (scatters()) {
-      AllGather(all * hidden * kFloat, r_.mesh.tp, cost);  // reduce-scatter
+      AllGather(all * hidden * kFloat, r_.mesh.tp, cost);  // a reduce-scatter costs as much
     } else {
       AllReduce(all * hidden * kFloat, r_.mesh.tp, cost);
     }
@@ -334,7 +334,7 @@ void StepCosts::AllReduce(double bytes, int ranks, Cost* cost) const {
   cost->Add(Part::kCollectives, Limit::kNetwork, seconds);
 }
 
-// `bytes`: of the result.
+// `bytes`: size of the result.
 void StepCosts::AllGather(double bytes, int ranks, Cost* cost) const {
   if (ranks <= 1 || bytes <= 0) return;
   const double near = std::min(ranks, r_.ranks_of_host), hosts = ranks / near;

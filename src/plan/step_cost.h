@@ -63,13 +63,13 @@ ModelFormats FormatsOf(const ModelConfig& model, bool cuda, bool hopper);
 struct StepShape {
   bool decode = true;
   double sequences = 1;
-  double rows = 1;  // decode: of the sequences
+  double rows = 1;  // decode: the number of sequences
   double keys = 1;  // keys that a row attends to, on average
   double logit_rows = 1;
 };
 
 struct StepTime {
-  double seconds = 0;  // from start to end
+  double seconds = 0;  // time from start to end
   Cost work;           // sum over all operations; more than `seconds` if some overlap
   double hidden() const { return work.sum() - seconds; }
 };
@@ -87,7 +87,7 @@ struct Ranks {
   bool low_latency = false;
   int redundant = 0;
   bool tbo = false, sbo = false;
-  int64_t tbo_min_tokens = 2;  // of all groups
+  int64_t tbo_min_tokens = 2;  // minimum tokens of all groups for two micro-batches
   DType row_dtype = DType::kBF16, kv_dtype = DType::kBF16;
   int ranks_of_host = 1;
   double nic_rate = 0;  // bytes per second of a host's NICs together, nominal

@@ -14,7 +14,8 @@ using schedule::Kind;
 using schedule::Operation;
 using schedule::Phase;
 
-// The lists depend on few things, and a search needs them thousands of times.
+// The operations of a step. Lists are cached, because they depend on few settings and a search
+// needs them thousands of times.
 const std::vector<Operation>& ProgramOf(const ModelConfig& model, bool two, bool decode) {
   static thread_local std::map<std::string, std::vector<Operation>> known;
   std::string key(two ? "2" : "1");
@@ -42,7 +43,7 @@ StepTime StepCosts::Of(const StepShape& shape) const {
     part.sequences = std::max(1.0, part.sequences / 2);
   }
   const std::vector<Operation>& program = ProgramOf(m_, two, shape.decode);
-  // Whether projections are an operation of their own.
+  // Whether projections are a separate operation.
   const bool split = std::ranges::any_of(program, [](const Operation& operation) {
     return operation.kind == Kind::kForward && operation.phase == Phase::kQkv;
   });

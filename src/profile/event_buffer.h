@@ -1,4 +1,4 @@
-// The events of a profile, in memory of a fixed size.
+// Buffer of fixed size for the events of a profile.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace switchyard::profile {
 
 enum class Stage : uint8_t { kPrefill, kDecode };
 
-// Rows of the trace viewer. Events of one track are nested or disjoint.
+// Rows of the trace viewer. Two events of one track are either nested or disjoint.
 enum class Track : uint8_t {
   kSteps,   // the rank engine: steps and their parts
   kPass,    // a pass on the host: one track for each micro-batch
@@ -20,27 +20,27 @@ enum class Track : uint8_t {
 struct Event {
   static constexpr int kNone = -1;
 
-  const char* name = "";          // static storage, without characters that JSON escapes
+  const char* name = "";          // in static storage; has no characters that JSON escapes
   int64_t begin = 0, end = 0;     // nanoseconds of steady_clock
-  const char* backend = nullptr;  // as `name`; null: none
-  int32_t step = 0;               // number of the forward pass since the server started
-  int32_t layer = kNone;          // of the model
-  int32_t rows = kNone;           // number of input rows in this rank's attention group
-  int32_t columns = kNone;        // width of an input row
-  int16_t micro_batch = kNone;    // kPass, kDevice
+  const char* backend = nullptr;  // same requirements as `name`; null: no backend
+  int32_t step = 0;             // number of the forward pass, counted from the start of the server
+  int32_t layer = kNone;        // index in the model
+  int32_t rows = kNone;         // number of input rows in this rank's attention group
+  int32_t columns = kNone;      // width of an input row
+  int16_t micro_batch = kNone;  // set for kPass and kDevice
   Track track = Track::kSteps;
-  Stage stage = Stage::kPrefill;  // of the step
+  Stage stage = Stage::kPrefill;  // stage of the step
 };
 
-// Keeps the first `capacity` events and counts the others. Allocates once. Used by one thread at a
-// time.
+// Stores the first `capacity` events and counts the number of further ones. Allocates once. Used by
+// one thread at a time.
 class EventBuffer {
  public:
   static constexpr int64_t kFull = -1;
 
   explicit EventBuffer(size_t capacity) : capacity_(capacity) { events_.reserve(capacity); }
 
-  // Returns the index of the event, or kFull.
+  // Stores an event and returns its index. Returns kFull if the buffer is full.
   int64_t Add(const Event& event) {
     if (events_.size() == capacity_) {
       ++dropped_;
@@ -52,8 +52,8 @@ class EventBuffer {
   void Drop() { ++dropped_; }  // counts an event whose times are unknown
   Event& operator[](int64_t index) { return events_[index]; }
 
-  // A state of the buffer. Rewind returns to it: later events are removed, and later drops are no
-  // longer counted.
+  // A state of the buffer. Rewind restores it: removes the events that were added later, and
+  // subtracts the drops that were counted later.
   struct Position {
     size_t events = 0;
     int64_t dropped = 0;

@@ -14,23 +14,25 @@ struct Options {
   // Steps are forward passes, counted from the start of the server. Recording starts with this
   // step, or with the next step if this one has already run.
   int64_t start_step = 0;
-  int64_t num_steps = 0;       // recorded steps after which the profile ends; 0: Stop ends it
-  bool host = true;            // activity CPU: times of the rank's thread
-  bool device = true;          // activity GPU: times of the stream of a rank on a GPU
-  bool by_stage = false;       // prefill and decode have separate files, and num_steps each
-  bool record_shapes = false;  // events have the shape of the operation's input
+  // Number of recorded steps after which the profile ends; 0: only Stop ends it.
+  int64_t num_steps = 0;
+  bool host = true;       // activity CPU: times on the rank's thread
+  bool device = true;     // activity GPU: times on the stream of a rank on a GPU
+  bool by_stage = false;  // prefill and decode steps have separate files; num_steps applies to each
+  bool record_shapes = false;  // whether events have the shape of the operation's input
 };
 
-// Environment variable SWITCHYARD_TORCH_PROFILER_DIR, else SGLang's SGLANG_TORCH_PROFILER_DIR, else
-// /tmp.
+// Value of environment variable SWITCHYARD_TORCH_PROFILER_DIR; if unset, of SGLang's
+// SGLANG_TORCH_PROFILER_DIR; if both are unset, /tmp.
 std::string DefaultDirectory();
-// The default of Options::name: seconds since 1970.
+// Returns the default of Options::name: the current time in seconds since 1970.
 std::string NameOfNow();
 
-// The end of a profile on one rank, or on all of them.
+// The result of a profile on one rank, or on all ranks.
 struct Result {
-  std::vector<std::string> files;  // written files, by rank; none for a stage without steps
-  std::string error;               // why a file is missing; empty: all files are written
+  // Written files, in order of ranks. A stage without steps has no file.
+  std::vector<std::string> files;
+  std::string error;  // why a file is missing; empty if all files are written
   int64_t events = 0, dropped = 0;
 };
 

@@ -23,7 +23,7 @@ Event EventOf(const SpanInfo& info, int64_t step) {
           .track = info.track};
 }
 
-// SGLang's suffixes of files.
+// The suffixes that SGLang adds to file names.
 std::string Suffix(Stage stage) { return stage == Stage::kPrefill ? "-EXTEND" : "-DECODE"; }
 
 const char* StepName(Stage stage) {
@@ -42,7 +42,7 @@ void Profiler::Start(const Options& options) {
   recorded_ = {};
   finished_.reset();
   buffer_.emplace(max_events_);
-  if (timer_ != nullptr) timer_->Resolve();  // discards marks of a cancelled profile
+  if (timer_ != nullptr) timer_->Resolve();  // removes marks of a cancelled profile from the timer
 }
 
 void Profiler::Cancel() {
@@ -105,13 +105,14 @@ void Profiler::EndStep(Stage stage, int64_t rows) {
   }
   CloseSpan(step_);
   if (options_.by_stage && recorded == options_.num_steps && recorded > 0) {
-    RewindStep();  // this stage has all its steps, the other stage does not
+    // This stage has all its steps, but the other stage does not.
+    RewindStep();
     return;
   }
   for (Event& event : buffer_->since(step_begin_)) event.stage = stage;
   for (size_t i = step_on_device_; i < on_device_.size(); ++i) on_device_[i].event.stage = stage;
   ++recorded;
-  // A wait in every step would keep the host from planning ahead.
+  // Waits only after many spans: a wait in every step would keep the host from planning ahead.
   if (on_device_.size() >= kDeviceSpans) ResolveDevice();
   if (AllStepsRecorded()) Finish();
 }

@@ -1,4 +1,4 @@
-// Records where the time of a rank's steps goes, on request, and writes it as a Chrome trace.
+// Records on request how long the parts of a rank's steps take, and writes them as a Chrome trace.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ namespace switchyard::profile {
 // Name and properties of a span in the trace viewer; see Event.
 struct SpanInfo {
   const char* name = "";
-  Track track = Track::kSteps;  // kPass: a GPU rank also records its stream
+  Track track = Track::kSteps;  // with kPass, a rank on a GPU also records its stream
   int micro_batch = Event::kNone;
   int layer = Event::kNone;
   int64_t rows = Event::kNone, columns = Event::kNone;
@@ -28,21 +28,21 @@ struct SpanInfo {
 // thread only. Every rank of the world makes the same calls between the same steps, so profiles
 // begin and end with the same step everywhere.
 //
-// While no step is recorded, a span costs one test. Otherwise it costs two clock readings, and on a
-// GPU two events of the stream. The rank waits for the device after many spans, and at the end of a
-// profile.
+// While no step is recorded, a span costs one branch. While one is recorded, it costs two clock
+// readings, and on a GPU also two stream events. The rank waits for the device after many spans,
+// and at the end of a profile.
 class Profiler {
  public:
-  // Maximum number of events in one profile, 56 bytes each. The file states how many more there
-  // were.
+  // Maximum number of events in one profile, 56 bytes each. Further events are dropped; the file
+  // has their number.
   static constexpr size_t kMaxEvents = size_t{1} << 18;
-  // Number of device spans after which a step ends with a wait for their times.
+  // Number of spans on the device after which a step ends with a wait for their times.
   static constexpr size_t kDeviceSpans = 4096;
 
   // `title`: the rank's name in the viewer, such as "TP1 EP1".
   Profiler(int rank, std::string title, size_t max_events = kMaxEvents);
 
-  // The timer of the rank's device; null: only times of the host are recorded. The timer must
+  // Sets the timer of the rank's device. Null: only times on the host are recorded. The timer must
   // outlive its use by the profiler.
   void SetDevice(kernels::DeviceTimer* timer) { timer_ = timer; }
 
@@ -53,8 +53,8 @@ class Profiler {
   void Cancel();
   // Whether a profile has started and not ended yet.
   bool active() const { return buffer_.has_value(); }
-  // Ends the profile and writes its files. If the profile has already ended by num_steps, returns
-  // its result, once. Nullopt if there is no profile and no such result.
+  // Ends the profile and writes its files. If the profile has already ended because of num_steps,
+  // the first call returns its result. Nullopt if there is neither a profile nor such a result.
   std::optional<Result> Stop();
 
   // Whether a step is being recorded.
@@ -64,13 +64,14 @@ class Profiler {
   friend class Span;
   friend class Step;
 
-  // A span that is being recorded: its event on the host, and its entry of `on_device_`.
+  // A span that is being recorded: the index of its event on the host, and of its entry in
+  // `on_device_`.
   struct Open {
     int64_t host = EventBuffer::kFull, device = -1;
   };
   struct DeviceSpan {
     Event event;
-    int begin = -1, end = -1;  // marks
+    int begin = -1, end = -1;  // indices of marks in the timer
   };
 
   Open OpenSpan(const SpanInfo& info);
@@ -91,8 +92,8 @@ class Profiler {
 
   Options options_;                    // options of the active profile
   std::optional<EventBuffer> buffer_;  // while a profile is active
-  std::array<int64_t, 2> recorded_{};  // steps by stage
-  std::optional<Result> finished_;     // result of a profile that ended by num_steps
+  std::array<int64_t, 2> recorded_{};  // number of recorded steps of each stage
+  std::optional<Result> finished_;     // result of a profile that ended because of num_steps
 
   bool recording_ = false;
   EventBuffer::Position step_begin_;
@@ -101,14 +102,14 @@ class Profiler {
   size_t step_on_device_ = 0;          // size of on_device_ when the step began
 };
 
-// Returns `profiler` if it records a step, otherwise null. For code with many spans, which then
-// only tests a pointer.
+// Returns `profiler` if it records a step, otherwise null. Code with many spans uses the result, so
+// that each span only tests a pointer.
 inline Profiler* IfRecording(Profiler* profiler) {
   return profiler && profiler->recording() ? profiler : nullptr;
 }
 
-// Records a span from construction to destruction, if `profiler` records a step. `profiler` may be
-// null.
+// Records a span from construction to destruction if `profiler` records a step. `profiler` may be
+// null, which records nothing.
 class Span {
  public:
   Span(Profiler* profiler, const SpanInfo& info) : profiler_(IfRecording(profiler)) {
@@ -125,8 +126,8 @@ class Span {
   Profiler::Open open_;
 };
 
-// A step of the rank, from construction to End. If End is not called, the step is discarded,
-// because a step without a forward pass does not count. `profiler` may be null.
+// A step of the rank, from construction to End. If End is not called, the step had no forward pass;
+// it is discarded and does not count. `profiler` may be null.
 class Step {
  public:
   explicit Step(Profiler* profiler) : profiler_(profiler) {
@@ -139,8 +140,8 @@ class Step {
   Step& operator=(const Step&) = delete;
 
   // `rows`: number of rows in the batch of this rank's attention group. The last step of a profile
-  // writes the files, which takes a fraction of a second. Errors of files go to the log and into
-  // the result. Throws errors of the device.
+  // writes the files, which takes a fraction of a second. Errors of files are logged and stored in
+  // the result. Errors of the device are thrown.
   void End(Stage stage, int64_t rows) {
     if (Profiler* profiler = std::exchange(profiler_, nullptr)) profiler->EndStep(stage, rows);
   }

@@ -77,7 +77,7 @@ class ProfilerTest : public ::testing::Test {
 
   Options To(const std::string& name) const { return {.dir = dir_.string(), .name = name}; }
 
-  // A step as the engine and the decoder record it.
+  // Runs a step with the spans that the engine and the decoder record.
   static void Run(Profiler& profiler, Stage stage = Stage::kDecode, int layers = 2) {
     Step step(&profiler);
     { const Span plan(&profiler, {.name = "plan"}); }
@@ -200,7 +200,7 @@ TEST_F(ProfilerTest, EndsAfterTheRequestedSteps) {
   EXPECT_EQ(spans.back()["args"]["step"], 6);
   EXPECT_FALSE(profiler.Stop());
 
-  options.start_step = 1;  // has passed
+  options.start_step = 1;  // a step that has already run
   options.num_steps = 1;
   profiler.Start(options);
   Run(profiler);
@@ -257,7 +257,7 @@ TEST_F(ProfilerTest, TimesOperationsOnTheDevice) {
   EXPECT_THAT(Spans(Read(profiler.Stop()->files.at(0))), SizeIs(5));
 
   options.device = true;
-  timer.most_marks = 3;  // no mark is left for the end of the second operation
+  timer.most_marks = 3;  // then no mark is left for the end of the second operation
   profiler.Start(options);
   Run(profiler);
   const Result result = profiler.Stop().value();
@@ -291,7 +291,7 @@ TEST_F(ProfilerTest, NamesADirectoryThatCannotBeWrittenTo) {
   }
   EXPECT_FALSE(profiler.active());
 
-  // If the directory is removed while the profile is active, the profile ends, and the result has
+  // If the directory is removed while the profile is active, the profile still ends. The result has
   // the reason.
   options.dir = (dir_ / "sub").string();
   profiler.Start(options);

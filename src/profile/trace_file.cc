@@ -16,8 +16,8 @@
 namespace switchyard::profile {
 namespace {
 
-// Thread ids in the viewer; Perfetto reserves thread 0. A pass adds the index of its micro-batch,
-// which is far below 100.
+// Thread ids in the viewer; Perfetto reserves thread 0. The index of the micro-batch is added to
+// the ids of passes; it is far below 100.
 constexpr int kSteps = 1, kFirstPass = 2, kFirstDevice = 102;
 
 int ThreadOf(const Event& e) {
@@ -47,7 +47,7 @@ std::string Microseconds(int64_t nanoseconds) {
   return fmt::format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000);
 }
 
-// An event that describes a process or a thread of the viewer.
+// Returns an event that sets the name of a process or a thread in the viewer.
 std::string Metadata(const char* name, int rank, int thread, const nlohmann::json& args) {
   return nlohmann::json(
              {{"name", name}, {"ph", "M"}, {"pid", rank}, {"tid", thread}, {"args", args}})
@@ -71,7 +71,8 @@ std::vector<std::string> Descriptions(const TraceFile& file, std::span<const Eve
   return lines;
 }
 
-// Does not use nlohmann/json, because a trace has hundreds of thousands of events.
+// Appends an event as JSON. Does not use nlohmann/json, which would be slow: a trace has hundreds
+// of thousands of events.
 void AppendEvent(const TraceFile& file, const Event& e, std::string& to) {
   fmt::format_to(
       std::back_inserter(to),
@@ -90,7 +91,8 @@ void AppendEvent(const TraceFile& file, const Event& e, std::string& to) {
   to += "}}";
 }
 
-// Writes the header, the descriptions and the events. Errors appear in the state of `out`.
+// Writes the header, the names of process and threads, and the events. Errors appear in the state
+// of `out`.
 void Write(const TraceFile& file, std::span<const Event> events, std::ostream& out) {
   constexpr size_t kChunk = size_t{1} << 20;
   const nlohmann::json other = {{"profile", file.profile},

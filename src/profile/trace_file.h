@@ -1,4 +1,4 @@
-// Writes events as a Chrome trace, which Perfetto and chrome://tracing show.
+// Writes events as a Chrome trace, the format that Perfetto and chrome://tracing read.
 #pragma once
 
 #include <filesystem>
@@ -16,15 +16,15 @@ struct TraceFile {
   std::string profile;         // name of the profile
   int rank = 0;                // pid of all events
   std::string rank_title;      // "TP1 EP1"
-  bool record_shapes = false;  // "Input Dims" of events, as in traces of PyTorch
+  bool record_shapes = false;  // whether events have "Input Dims", as in traces of PyTorch
   int64_t dropped = 0;         // number of events that the buffer dropped
-  std::optional<Stage> stage;  // only the events of this stage
+  std::optional<Stage> stage;  // if set, the file has only the events of this stage
 };
 
 // Writes one JSON object with traceEvents, in the order in which the events begin, outer events
 // first. Times are microseconds of the host's steady_clock, so files of ranks on one host share a
-// time axis. The file appears under its name when it is complete. Returns the number of events
-// written. If the stage has no events, writes no file. Error kResource names the file.
+// time axis. The file gets its final name when it is complete. Returns the number of events
+// written. If there are no events of the stage, writes no file. Error kResource names the file.
 size_t WriteTrace(const TraceFile& file, std::span<const Event> events);
 
 // Error kInvalid if `dir` cannot be created, or if no file can be created in it.

@@ -33,9 +33,10 @@ enum class WeightFormat : uint8_t {
   // K/16], and one float32 scale per tensor, the view's global_scale: w = q · (scale ·
   // global_scale).
   kNvfp4,
-  // Panels of sixteen interleaved rows (quant/panels.h), which loaders on CPUs make: of kInt4Group
-  // with bfloat16 scales, without and with zero points, of kMxfp4, and of ggml's types
-  // (quant/ggml_blocks.h). Scales and zero points are within the panels.
+  // Panels of sixteen interleaved rows (quant/panels.h), which hold codes, scales and zero points.
+  // Loaders on CPUs convert weights to panels: kInt4Group with bfloat16 scales to kInt4Panels
+  // (without zero points) or kInt4ZeroPanels, kMxfp4 to kMxfp4Panels, and ggml's types
+  // (quant/ggml_blocks.h) to the others.
   kInt4Panels,
   kInt4ZeroPanels,
   kMxfp4Panels,
@@ -56,8 +57,8 @@ enum class ActivationFormat : uint8_t {
   kFp8Tensor,  // e4m3, static scale: the checkpoint's input_scale
   kInt8Token,  // int8, symmetric, one scale per row: amax / 127
   kBFloat16,   // bfloat16, ties to even: for bfloat16 products with bfloat16 weights
-  // int8, symmetric, one scale per 128 columns of each row: amax / 127. On CPUs, for the formats
-  // with TakesInt8Groups.
+  // int8, symmetric, one scale per 128 columns of each row: amax / 127. Used on CPUs only, with
+  // weight formats for which TakesInt8Groups is true.
   kInt8Group,
 };
 

@@ -60,7 +60,8 @@ void Mxfp4(const uint8_t* b, float* out) {
   }
 }
 
-// Q4_K, and Q5_K if `high` (32 bytes, bit j of byte i: the fifth bit of element 32 j + i) is given.
+// Dequantizes a block `b` of Q4_K, or of Q5_K if `high` is not null. `low`: the nibbles of the
+// codes. `high` [32]: bit j of byte i is the fifth bit of element 32 j + i.
 void KGroups(const uint8_t* b, const uint8_t* high, const uint8_t* low, float* out) {
   const float d = LoadHalf(b), dmin = LoadHalf(b + 2);
   for (int j = 0; j < 8; ++j) {

@@ -12,11 +12,11 @@ namespace switchyard {
 // Whether DequantizeGgml reads the type: F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, IQ4_XS,
 // MXFP4.
 bool ReadsGgml(const GgmlType& type);
-std::string ReadableGgmlTypes();  // their names, for messages
+std::string ReadableGgmlTypes();  // names of these types, for error messages
 
-// Dequantizes `count` elements from the blocks at `data`; a multiple of the block size. Products of
-// scales and codes are rounded to float32 in the order of ggml's reference code, so that values are
-// bitwise equal to its values. Elements of a block, in file order:
+// Dequantizes `count` elements, a multiple of the block size, from the blocks at `data`. Products
+// of scales and codes are rounded to float32 in the order of ggml's reference code, so that values
+// are bitwise equal to its values. Elements of a block, in file order:
 //   Q8_0    f16 d, int8 q[32]                     w = d · q
 //   Q4_0    f16 d, 16 bytes                       w = d · (q - 8); byte j holds q of j and j + 16
 //   MXFP4   e8m0 e, 16 bytes                      w = 2^(e-127) · e2m1; nibbles as Q4_0
@@ -28,15 +28,15 @@ void DequantizeGgml(const GgmlType& type, const uint8_t* data, int64_t count, fl
 
 // Scale and minimum of group `j` of 8 of Q4_K and Q5_K, packed in 12 bytes. Bytes 0 to 3 hold the
 // low 6 bits of the first four scales, bytes 4 to 7 those of the first four minima. The last four
-// scales and minima have their low 4 bits in bytes 8 to 11, and their high 2 bits on top of the
-// first ones.
+// scales and minima have their low 4 bits in bytes 8 to 11, and their high 2 bits in the upper bits
+// of bytes 0 to 7.
 struct GgmlScaleMin {
   int scale, min;
 };
 GgmlScaleMin UnpackGgmlScaleMin(const uint8_t* packed, int j);
 
-// The codes of a Q4_0 or MXFP4 block's 16 bytes in the order of kInt4Group and kMxfp4 views: two
-// per byte, low nibble first. out: 16 bytes.
+// Brings the codes in the 16 bytes of a Q4_0 or MXFP4 block into the order of kInt4Group and kMxfp4
+// views: two per byte, low nibble first. `out` has 16 bytes.
 void ReorderGgmlNibbles(const uint8_t* in, uint8_t* out);
 
 }  // namespace switchyard

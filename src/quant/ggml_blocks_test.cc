@@ -15,7 +15,8 @@
 namespace switchyard {
 namespace {
 
-// Random blocks of each type, and the values of the package gguf (tests/data/gguf/make_gguf.py).
+// Random blocks of each type, and the values that the Python package gguf decodes from them
+// (tests/data/gguf/make_gguf.py).
 class GgmlBlocks : public ::testing::TestWithParam<GgmlTypeId> {
  protected:
   GgmlBlocks() {

@@ -10,17 +10,18 @@ namespace switchyard {
 namespace {
 
 constexpr int kBlock = 32;        // columns of a block of Q4_0, Q8_0 and MXFP4
-constexpr int kSuperBlock = 256;  // of the K types
+constexpr int kSuperBlock = 256;  // columns of a block of the K types
 constexpr int kColumns = kPanelColumns;
 
-// Packs the low nibbles of codes.
+// Packs the low nibbles of the codes [kColumns] into out->codes, two per byte.
 void PutNibbles(const uint8_t* codes, PanelRow* out) {
   for (int j = 0; j < kColumns / 2; ++j)
     out->codes[j] = static_cast<uint8_t>((codes[2 * j] & 15) | (codes[2 * j + 1] & 15) << 4);
 }
 
-// Half of a block of Q4_K, or of Q5_K if `fifth` (32 bytes, bit g of byte i: of column i of group
-// g) is given. Groups of 32 columns are stored in pairs: low and high nibbles of 32 bytes.
+// Converts half `half` of a block of Q4_K, or of Q5_K if `fifth` is not null. `fifth` [32]: bit g
+// of byte i is the fifth bit of column i of group g. Groups of 32 columns are stored in pairs, as
+// the low and high nibbles of 32 bytes.
 void PutKGroups(const uint8_t* block, const uint8_t* fifth, const uint8_t* nibbles, int half,
                 PanelRow* out) {
   uint8_t codes[kColumns];
@@ -41,7 +42,7 @@ void PutKGroups(const uint8_t* block, const uint8_t* fifth, const uint8_t* nibbl
   std::memcpy(out->scales + 8, block, 4);  // d, dmin
 }
 
-// Half of a block of Q6_K.
+// Converts half `half` of a block of Q6_K.
 void PutQ6K(const uint8_t* block, int half, PanelRow* out) {
   const uint8_t *low = block + half * 64, *high = block + 128 + half * 32;
   uint8_t codes[kColumns];
@@ -62,7 +63,7 @@ void PutQ6K(const uint8_t* block, int half, PanelRow* out) {
   std::memcpy(out->scales + 8, block + 208, 2);
 }
 
-// A block of 32 columns, the i-th of a part.
+// Converts a block of 32 columns, which is block i of its part.
 void PutBlock(uint32_t type, const uint8_t* block, int i, PanelRow* out) {
   switch (type) {
     case kGgmlQ8_0:

@@ -11,19 +11,19 @@
 namespace switchyard {
 namespace {
 
-constexpr int64_t kPiece = 4;  // bytes of a row that are adjacent
+constexpr int64_t kPiece = 4;  // adjacent bytes of one row
 constexpr int64_t kNibbleBytes = kPanelColumns / 2;
 constexpr int kBlock = 32;
 constexpr int kBlocks = kPanelColumns / kBlock;
 
-// An array of scales: elements for each row, and their bytes.
+// One of the scale arrays of a part: `count` elements per row, of `bytes` bytes each.
 struct ScaleArray {
   int64_t count = 0, bytes = 0;
 };
 using ScaleArrays = std::array<ScaleArray, 4>;
 
 struct Arrays {
-  int64_t code_bytes = 0;  // of a row
+  int64_t code_bytes = 0;  // code bytes of a row of a part
   ScaleArrays scales{};
 };
 
@@ -50,8 +50,8 @@ Arrays ArraysOf(WeightFormat format, int64_t group_size) {
   }
 }
 
-// Calls visit(bytes of the row, offset in the matrix, size) for each run of adjacent bytes of a row
-// of a part.
+// Calls visit(from, offset, size) for each run of adjacent bytes of a row of a part. `from`: the
+// run in `codes` or `scales`; `offset`: its byte offset in the matrix of panels.
 template <typename Visit>
 void ForRuns(WeightFormat format, int64_t group_size, int64_t k, int64_t row, int64_t part,
              uint8_t* codes, uint8_t* scales, const Visit& visit) {
@@ -84,13 +84,13 @@ float BFloat(const uint8_t* p) {
 
 int Nibble(const PanelRow& row, int64_t j) { return row.codes[j / 2] >> (j % 2 * 4) & 15; }
 
-// The five bits of a code of kQ5KPanels.
+// Code 0 to 31 of column j of a row of kQ5KPanels.
 int FiveBits(const PanelRow& row, int64_t j) {
   const uint8_t high = row.codes[kNibbleBytes + j / 32 * kPiece + j % 8 / 2];
   return Nibble(row, j) | (high >> (j % 32 / 8 * 2 + j % 2) & 1) << 4;
 }
 
-// The six bits of a code of kQ6KPanels.
+// Code 0 to 63 of column j of a row of kQ6KPanels.
 int SixBits(const PanelRow& row, int64_t j) {
   const int64_t in_piece = j % 16;
   const uint8_t high = row.codes[kNibbleBytes + j / 16 * kPiece + in_piece % 8 / 2];
@@ -98,12 +98,12 @@ int SixBits(const PanelRow& row, int64_t j) {
   return Nibble(row, j) | (high >> shift & 3) << 4;
 }
 
-// The code of a column of kQ8_0Panels.
+// Code -128 to 127 of column j of a row of kQ8_0Panels.
 int Byte(const PanelRow& row, int64_t j) {
   return row.codes[j / 8 * 8 + j % 2 * kPiece + j % 8 / 2] - 128;
 }
 
-// Column j of a part.
+// Dequantizes column j of a row of a part.
 float Value(WeightFormat format, int64_t group_size, const PanelRow& row, int64_t j) {
   const uint8_t* s = row.scales;
   switch (format) {

@@ -15,7 +15,7 @@
 namespace switchyard {
 namespace {
 
-// A view of panels of a matrix.
+// A view of a whole [n, k] matrix that is stored as panels.
 WeightView PanelsView(WeightFormat format, const std::vector<uint8_t>& panels, int32_t group,
                       int64_t n, int64_t k) {
   return {
@@ -43,7 +43,7 @@ TEST(PanelsTest, HoldTheNumbersOfRows) {
       const WeightFormat format = PanelFormatOf(c.format, c.group, c.zeros);
       ASSERT_TRUE(HasPanels(format));
       std::vector<uint8_t> panels(PanelMatrixBytes(format, c.group, n, k));
-      // In any order.
+      // Rows are written in reverse order, because PutViewRow allows any order.
       for (int64_t i = n - 1; i >= 0; --i) PutViewRow(rows, i, format, i, panels.data());
       const WeightView view = PanelsView(format, panels, c.group, n, k);
       for (int64_t i = 0; i < n; ++i) EXPECT_EQ(Row(view, i), Row(rows, i)) << Name(format);

@@ -39,7 +39,8 @@ TEST(WeightView, ReadsEveryE4M3CodeTimesItsBlocksScale) {
 }
 
 TEST(WeightView, Fp8ScalesFollowTheStoredMatrixNotTheView) {
-  // 130 × 130 has 2 × 2 scales; a view of the last corner uses all four.
+  // A matrix of 130 × 130 has 2 × 2 block scales. The view crosses both block boundaries, so it
+  // uses all four.
   const std::vector<uint8_t> codes(130 * 130, ToF8E4M3(1.0f).bits);
   const float scales[] = {1, 2, 3, 4};
   const WeightView w = {.format = WeightFormat::kFp8Block,

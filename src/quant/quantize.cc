@@ -193,7 +193,7 @@ void PackMxfp4(const float* w, int64_t n, int64_t k, bool search, Packed& out) {
   });
 }
 
-// Returns the per-tensor scale.
+// Packs w [n, k] as NVFP4 and returns the per-tensor scale.
 float PackNvfp4(const float* w, int64_t n, int64_t k, Packed& out) {
   const float global = Nvfp4GlobalScale(Largest(w, n * k));
   PackE2M1Blocks(w, n, k, kNvfp4BlockSize, out, [&](const float* block) {

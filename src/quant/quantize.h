@@ -12,8 +12,9 @@ namespace switchyard {
 struct Int4Packing {
   int32_t group_size = 128;  // even; columns per scale; the last group of a row may be short
   bool symmetric = true;     // no zero points
-  // Of kInt4Group and kMxfp4: scales of small squared error (scale_search.h), as loaders use. If
-  // false, the rules below, which depend on the extreme values only.
+  // For kInt4Group and kMxfp4. True: searches for scales with a small squared error
+  // (scale_search.h), as loaders do. False: applies the rules listed at Quantize, which depend on
+  // the extreme values only.
   bool search = false;
 };
 
@@ -28,8 +29,8 @@ struct Int4Packing {
 //   kMxfp4: the block exponent is that of the largest magnitude, minus 2 (OCP microscaling 1.0,
 //     6.3); k must be a multiple of 32.
 //   kNvfp4: the tensor scale maps the tensor's largest magnitude to 6 · 448, and is the reciprocal
-//     of a float32, as compressed-tensors stores it. The block scale maps
-//     the block's largest magnitude to 6; k must be a multiple of 16.
+//     of a float32, as compressed-tensors stores it. The block scale maps the block's largest
+//     magnitude to 6; k must be a multiple of 16.
 WeightView Quantize(WeightFormat format, std::span<const float> w, int64_t n, int64_t k,
                     const Int4Packing& int4 = {});
 

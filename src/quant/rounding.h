@@ -48,7 +48,7 @@ constexpr float kSmallestScale = 0x1p-64f;  // scales and products stay far from
 [[gnu::always_inline]] inline uint32_t RoundBitsBFloat16(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  // NaN stays NaN.
+  // Keep NaN, which the addition could turn into infinity or zero.
   const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
   return (nan ? bits | 0x400000u : rounded) & 0xffff0000u;
 }

@@ -16,8 +16,8 @@ using vector_width::RunWidest;
 
 constexpr int kCandidates = 8;
 
-// Candidates are lanes of a vector, so that sums over the group need no reduction across lanes. A
-// vector extension of GCC and clang; each instruction set has its own code (vector_width.h).
+// One lane per candidate, so that sums over the group need no reduction across lanes. Uses the
+// vector extension of GCC and clang, which is compiled for each instruction set (vector_width.h).
 using Lanes [[gnu::vector_size(kCandidates * sizeof(float))]] = float;
 
 // For each candidate: codes are round(x · inverse), clamped to [low, high] steps from zero.
@@ -56,8 +56,8 @@ struct Extremes {
   return e;
 }
 
-// Steps to which the value of largest magnitude is mapped, in the direction of the codes -8 and 7.
-// Fewer steps leave codes unused but divide the other values more finely; more steps clamp it.
+// Per candidate: the number of steps (code - 8) to which the value of largest magnitude is mapped.
+// More steps divide the other values more finely, but beyond -8 and 7 this value is clamped.
 constexpr Lanes kSymmetricSteps = {-7.5f, -8.0f, -8.4f, -9.0f, -10.0f, 7.0f, 7.5f, 8.3f};
 
 [[gnu::always_inline]] inline Candidates Symmetric(const Extremes& e) {
@@ -66,8 +66,9 @@ constexpr Lanes kSymmetricSteps = {-7.5f, -8.0f, -8.4f, -9.0f, -10.0f, 7.0f, 7.5
   return {kSymmetricSteps / largest, zero - 8.0f, zero + 7.0f};
 }
 
-// Factors of the scale that fits all values of the group into the codes of a zero point: four for
-// each of the two zero points nearest to that of the group's range.
+// Candidates with a zero point: the two integers nearest to the exact zero point of the group's
+// range, with four scales each. kFits: factors of 1 / s, where s is the smallest scale with which
+// no value of the group is clamped. kSecond: 1 for candidates of the larger zero point.
 constexpr Lanes kFits = {0.98f, 1.04f, 1.09f, 1.15f, 0.98f, 1.04f, 1.09f, 1.15f};
 constexpr Lanes kSecond = {0, 0, 0, 0, 1, 1, 1, 1};
 
@@ -75,8 +76,8 @@ constexpr Lanes kSecond = {0, 0, 0, 0, 1, 1, 1, 1};
   const int first = static_cast<int>(-e.low * (15.0f / (e.high - e.low)));
   const Lanes below = static_cast<float>(first < 14 ? first : 14) + kSecond;
   const Lanes above = 15.0f - below;
-  // With all values on one side of 0, the other side has no limit. A zero point without codes on
-  // the values' side has the inverse scale 0, and so no gain.
+  // If all values have the same sign, only the codes on that side of zero limit the scale. A zero
+  // point without codes on that side gives the inverse scale 0, so its gain is not positive.
   const Lanes by_low = below / (e.low < 0 ? -e.low : 1e-30f);
   const Lanes by_high = above / (e.high > 0 ? e.high : 1e-30f);
   const Lanes low_only = e.high > 0 ? by_high : by_low;
@@ -105,8 +106,8 @@ constexpr Lanes kSecond = {0, 0, 0, 0, 1, 1, 1, 1};
     products += steps * weighted;
     squares += steps * steps * weight;
   }
-  // Scales in units of the largest magnitude. The gain is the weighted sum of x² less the weighted
-  // squared error. NaN if all codes are zero.
+  // Scales are in units of the largest magnitude. The gain is the weighted sum of x² minus the
+  // weighted squared error. It is NaN if all codes are zero.
   const Lanes scales = products / squares, gains = products * scales;
   int best = 0;
   float most = 0;
@@ -136,7 +137,8 @@ void FindInt4Scales(const float* x, int64_t k, int64_t group, bool symmetric, In
 
 namespace {
 
-// Squared errors of x · inverse, in steps of e2m1 (one mantissa bit, steps of 0.5 below 1).
+// Squared errors of x · inverse when rounded to e2m1, which has one mantissa bit (and steps of 0.5
+// below 1).
 struct E2M1Errors {
   [[gnu::always_inline]] static inline void Run(const float* x, float inverse,
                                                 float* __restrict errors) {
@@ -176,7 +178,8 @@ uint8_t FindMxfp4Scale(const float* x) {
   if (!(largest > 0)) return 127;
   const int power = std::clamp(std::ilogb(largest) - 2, -127, 127);
   const auto code = static_cast<uint8_t>(power + 127);
-  // No larger exponent exists, or the reciprocal of the scale is not a normal number.
+  // Extreme exponents are not compared: the next exponent may not exist, or the reciprocal of the
+  // scale may not be a normal number.
   if (power < -100 || power > 100) return code;
   const float scale = FromE8M0(code);
   return SquaredError(x, 2 * scale) < SquaredError(x, scale) ? static_cast<uint8_t>(code + 1)

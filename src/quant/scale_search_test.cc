@@ -57,8 +57,9 @@ int Q4Code(double x, double scale, double least) {
   return scale > 0 ? static_cast<int>(std::clamp(std::round((x + least) / scale), 0.0, 15.0)) : 0;
 }
 
-// The scale and least value of a block: 21 trial scales near that of the block's range. For the
-// codes of each, a least-squares fit with weights sqrt(mean x²) + |x|.
+// Finds the scale and least value of a block. Tries 21 scales near that of the block's range. For
+// the codes of each trial, fits scale and least value by least squares with weights sqrt(mean x²) +
+// |x|.
 Q4Block FitQ4Block(const float* x) {
   double mean = 0;
   for (int i = 0; i < 32; ++i) mean += double{x[i]} * x[i] / 32;
@@ -125,9 +126,9 @@ Int4Scale FindInt4Scale(const float* x, int64_t n, bool symmetric) {
   return s;
 }
 
-// At 4.5 bits, Q4_K stores a least value for each block, which 16 codes then span exactly. An
-// integer zero point moves the codes by whole steps only, which costs 6 to 8 % at the same block
-// size.
+// With 4.5 bits per weight, Q4_K stores the least value of each block, so the 16 codes span the
+// block's range exactly. An integer zero point shifts codes by whole steps only, which raises the
+// error by 6 to 8 % at the same block size.
 TEST(ScaleSearch, Int4IsNearQ4KAndBetterInSmallerGroups) {
   for (const auto& values : {RandomValues(kRows * kColumns, 1), HeavyTailed(kRows * kColumns, 2)}) {
     const double q4k = ErrorLikeQ4K(values);

@@ -37,7 +37,7 @@ struct WeightView {
   int32_t group_size = 0;        // kInt4Group and its panels: columns that share a scale
   float global_scale = 1.0f;     // kNvfp4
   ActivationFormat activation = ActivationFormat::kNone;  // format of its input rows
-  float input_scale = 1.0f;                               // of kFp8Tensor
+  float input_scale = 1.0f;                               // scale of kFp8Tensor
   int64_t stored_k = 0;                                   // columns of the stored matrix
   int64_t row0 = 0, row_step = 1, col0 = 0;
   int64_t n = 0, k = 0;

@@ -96,7 +96,8 @@ class CacheAware : public Policy {
     if (match.worker >= 0 && static_cast<double>(match.bytes) >=
                                  options_.cache_threshold * static_cast<double>(prompt.size()))
       return match.worker;
-    // Of equal trees, as before the first requests, the worker with the fewest open requests.
+    // The worker with the smallest tree. Among trees of equal size (all are empty at first), the
+    // worker with the fewest open requests.
     return std::ranges::min_element(
                candidates, {},
                [&](const Candidate& c) { return std::pair(tree_.bytes_of(c.worker), c.open); })

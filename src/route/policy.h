@@ -1,4 +1,4 @@
-// Which worker gets a request.
+// Policies that select the worker of a request.
 #pragma once
 
 #include <cstddef>
@@ -12,18 +12,18 @@
 namespace switchyard::route {
 
 struct Candidate {
-  int64_t worker;  // ids are never used again
+  int64_t worker;  // worker id; ids of removed workers are never reused
   int64_t open;    // requests that this router has sent to it and that have not ended
 };
 
 // Settings of cache_aware, with the names and defaults of SGLang's router.
 struct CacheAwareOptions {
-  // A worker that has seen at least this part of a prompt gets it. Otherwise the worker with the
-  // smallest tree does.
+  // A prompt is sent to a worker that has seen at least this fraction of it. If there is none, it
+  // is sent to the worker with the smallest tree.
   double cache_threshold = 0.3;
   // The open requests of workers are unbalanced if the largest number exceeds the smallest by more
   // than the absolute threshold, and by more than the relative factor. Then the worker with the
-  // fewest gets the request.
+  // fewest open requests is selected.
   int64_t balance_abs_threshold = 64;
   double balance_rel_threshold = 1.5;
   size_t max_tree_bytes = size_t{1} << 26;

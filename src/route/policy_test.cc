@@ -161,7 +161,7 @@ TEST(WorkerSetTest, HealthDecidesWhoGetsRequests) {
   const auto policy = MakePolicy("round_robin", {}, 0);
   const int64_t a = workers.Add(ParseWorkerUrl("a:1")), b = workers.Add(ParseWorkerUrl("b:1"));
   EXPECT_THROW(workers.Add(ParseWorkerUrl("http://a:1/")), Error);
-  EXPECT_FALSE(workers.Acquire(*policy, "", {}));  // not checked yet
+  EXPECT_FALSE(workers.Acquire(*policy, "", {}));  // no health check yet
   EXPECT_TRUE(workers.CheckSucceeded(a));
   EXPECT_FALSE(workers.CheckSucceeded(a));
   EXPECT_TRUE(workers.CheckSucceeded(b));
@@ -172,7 +172,7 @@ TEST(WorkerSetTest, HealthDecidesWhoGetsRequests) {
   EXPECT_EQ(workers.All()[0].open, 1);
 
   EXPECT_FALSE(workers.Failed(a, "one"));
-  workers.RequestSucceeded(a);  // so the next failure is the first again
+  workers.RequestSucceeded(a);  // resets the number of consecutive failures
   EXPECT_FALSE(workers.Failed(a, "one"));
   EXPECT_TRUE(workers.Failed(a, "two"));
   EXPECT_EQ(workers.All()[0].last_failure, "two");

@@ -81,7 +81,7 @@ PrefixTree::Match PrefixTree::Find(std::string_view text, std::span<const int64_
       latest = use->second;
       match = {.worker = worker, .bytes = bytes};
     }
-    // A worker that has a node has all nodes above it.
+    // If none of `workers` has this node, none has its descendants either, so the search ends.
     if (latest == 0 || common < node->text.size()) break;
     text.remove_prefix(common);
   }
@@ -138,9 +138,9 @@ size_t PrefixTree::bytes_of(int64_t worker) const {
 }
 
 void PrefixTree::Evict() {
-  // A node is used whenever one of its descendants is, so its last use is never earlier than
-  // theirs. Removal of all nodes up to a time therefore never separates a node from its parent.
-  std::vector<std::pair<uint64_t, size_t>> uses;  // last use, bytes
+  // A use of a node is also a use of all its ancestors, so no node has a later last use than its
+  // parent. If a node stays because its last use is recent, its parent therefore stays too.
+  std::vector<std::pair<uint64_t, size_t>> uses;  // (last use, bytes of text) of each node
   std::vector<Node*> open = {&root_};
   while (!open.empty()) {
     Node* const node = open.back();

@@ -1,8 +1,8 @@
-// Which worker has seen which prompt prefixes: a radix tree over bytes.
+// A radix tree over bytes, which stores the prompt prefixes that each worker has seen.
 //
-// An approximation of the workers' own prefix caches, which this process does not see. Method of
-// SGLang's router (cache-aware load balancing): one tree for all workers, with the workers of each
-// node.
+// It approximates the prefix caches of the workers, which the router cannot read. The method is
+// that of SGLang's router (cache-aware load balancing): one tree for all workers, and each node has
+// the set of its workers.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace switchyard::route {
 
-// One thread at a time.
+// The radix tree. Use it on one thread at a time.
 class PrefixTree {
  public:
   // `max_bytes`: limit of the stored text. If an insertion exceeds it, the prefixes that were not
@@ -26,29 +26,29 @@ class PrefixTree {
   void Insert(std::string_view text, int64_t worker);
 
   struct Match {
-    int64_t worker = -1;  // −1: none of them has seen a prefix
-    size_t bytes = 0;     // length of its longest prefix
+    int64_t worker = -1;  // −1: no worker has seen a prefix of the text
+    size_t bytes = 0;     // length of the longest prefix that `worker` has seen
   };
-  // The longest prefix of `text` that one of `workers` has seen. Of several workers with that
-  // prefix, returns the one that used it last. Marks nothing as used.
+  // Finds the longest prefix of `text` that any of `workers` has seen. If several workers have seen
+  // it, returns the worker that used the prefix last. Does not count as a use.
   Match Find(std::string_view text, std::span<const int64_t> workers) const;
 
-  void Remove(int64_t worker);  // with all its prefixes
+  void Remove(int64_t worker);  // removes all prefixes of the worker
 
   size_t bytes() const { return bytes_; }  // text of all nodes
-  size_t bytes_of(int64_t worker) const;   // text of the nodes that the worker has
+  size_t bytes_of(int64_t worker) const;   // bytes of text of the nodes that have this worker
 
  private:
   struct Node {
-    std::string text;                                // of the edge to this node
-    std::map<char, std::unique_ptr<Node>> children;  // by the first byte of their text
+    std::string text;                                // label of the edge to this node
+    std::map<char, std::unique_ptr<Node>> children;  // key: first byte of the child's text
     std::map<int64_t, uint64_t> workers;             // worker -> time of the last use
     uint64_t last_use() const;
   };
 
   void Evict();
   void Drop(Node& node, int64_t worker);
-  // Removes descendants without workers, and counts their text.
+  // Removes descendants without workers, and subtracts the length of their text from bytes_.
   void RemoveEmpty(Node& node);
 
   const size_t max_bytes_;

@@ -19,7 +19,7 @@ TEST(PrefixTreeTest, FindsTheWorkerOfTheLongestPrefix) {
   EXPECT_EQ(tree.Find("You are helpful. Question A?", both).worker, 1);
   EXPECT_EQ(tree.Find("You are helpful. Question A?", both).bytes, 27u);
   EXPECT_EQ(tree.Find("You are helpful. Question B", both).worker, 2);
-  // Of another worker, the common prefix counts.
+  // Worker 2 has not seen question A, so only the prefix that both texts share matches.
   EXPECT_EQ(tree.Find("You are helpful. Question A?", second).worker, 2);
   EXPECT_EQ(tree.Find("You are helpful. Question A?", second).bytes, 26u);
   EXPECT_EQ(tree.Find("Hello", both).worker, -1);
@@ -68,7 +68,7 @@ TEST(PrefixTreeTest, ALongTextIsOneNode) {
   EXPECT_EQ(tree.bytes(), 3000u);  // a chain of 3000 nodes, which the destructor frees
 }
 
-// Against a list of all texts.
+// Compares the tree with a linear search in the list of all inserted texts.
 TEST(PrefixTreeTest, EqualsASearchThroughAllTexts) {
   std::mt19937 random(7);
   PrefixTree tree(kNoLimit);

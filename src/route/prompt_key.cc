@@ -21,7 +21,8 @@ void AppendIds(const json& ids, std::string& key) {
   }
 }
 
-// A text, a list of ids, a list of messages, or a list of such (whose first element counts).
+// Appends a prompt: a text, a list of token ids or a list of messages. Of a list of prompts, only
+// the first one is appended.
 void AppendPrompt(const json& value, std::string& key) {
   if (value.is_string()) {
     key += value.get_ref<const std::string&>();

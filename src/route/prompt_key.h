@@ -16,8 +16,8 @@ struct PromptInfo {
 };
 
 // Reads the prompt of a request to OpenAI's, Anthropic's or SGLang's endpoints: text, token ids, or
-// tools and messages. Requests whose conversation continues an earlier one have its key as prefix
-// of theirs. A body that is not a JSON object has no key; the worker rejects it.
+// tools and messages. If a request continues an earlier conversation, its key begins with the key
+// of the earlier request. A body that is not a JSON object has no key; the worker rejects it.
 PromptInfo ReadPrompt(std::string_view body);
 
 }  // namespace switchyard::route

@@ -117,7 +117,8 @@ asio::awaitable<std::unique_ptr<Upstream>> Proxy::SendTo(Exchange& exchange,
       co_await upstream->Send(head, exchange.request->body);
       co_return upstream;
     } catch (const UpstreamError&) {
-      // The worker may have closed the connection before the request. A new one tells.
+      // The worker may have closed the idle connection before it received the request. So the
+      // request is sent again on a new connection.
       *exchange.upstream = nullptr;
       if (exchange.responder->Closed() || upstream->cancelled()) throw;
     }
@@ -169,7 +170,8 @@ asio::awaitable<void> Proxy::Relay(Exchange& exchange, Upstream& upstream) {
   const std::string content_type = upstream.Header("content-type");
   const bool events = IsEventStream(content_type);
   if (exchange.begun && !(events && status == 200)) {
-    // An earlier attempt has begun an event stream, so this response can only be an event of it.
+    // An earlier attempt has begun an event stream, so this response is sent as an event of that
+    // stream.
     std::string body;
     for (std::string part; !(part = co_await upstream.Read()).empty();)
       if (body.size() < options_.max_response_bytes) body += part;
@@ -249,7 +251,7 @@ asio::awaitable<void> Proxy::CheckHealth(int64_t worker) {
       LOG_WARNING("worker {}: unhealthy: {}", state->url.text, failure);
       Leave(worker);
     }
-    // A worker that was never healthy is probably loading.
+    // A worker that is not healthy may be loading, so it is checked more often.
     const bool waiting = !state->healthy && !failure.empty();
     timer.expires_after(waiting ? std::min(options_.health_interval, std::chrono::milliseconds(500))
                                 : options_.health_interval);

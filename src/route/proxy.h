@@ -26,13 +26,13 @@ namespace switchyard::route {
 
 struct ProxyOptions {
   UpstreamTimeouts timeouts;
-  int max_retries = 3;  // further workers that a request is sent to
+  int max_retries = 3;  // maximum number of further workers that a request is sent to
   std::chrono::milliseconds health_interval{5'000};
   std::chrono::milliseconds health_timeout{5'000};
   // How long a request whose worker has failed waits for a healthy pair of workers.
   std::chrono::milliseconds pair_wait{10'000};
   std::string worker_key;                         // API key of the workers; empty: the client's
-  size_t max_response_bytes = size_t{256} << 20;  // of a response that is not streamed
+  size_t max_response_bytes = size_t{256} << 20;  // maximum size of a response that is not streamed
 };
 
 struct ProxyCounts {
@@ -40,9 +40,9 @@ struct ProxyCounts {
   std::atomic<uint64_t> replays{0};  // streams that another pair of workers continued
 };
 
-// Sends each request to one worker and its response back, streamed as it arrives. If a worker fails
-// before the client has received a part of the response (of an event stream: before its first
-// event), the request is sent to another worker.
+// Forwards each request to one worker, and streams the response to the client as it arrives. If the
+// worker fails before the client has received any part of the response, the request is sent to
+// another worker. For an event stream, this applies until the first event.
 //
 // With a policy for prefill workers, requests that generate text go to a prefill and a decode
 // worker at once. The client gets the response of the decode worker. If either of them fails,
@@ -59,9 +59,10 @@ class Proxy {
 
   // From any thread; returns immediately.
   void Forward(std::shared_ptr<const http::Request> request, const http::Responder& responder);
-  // Sends the request to all workers, and answers with the status of each.
+  // Sends the request to all workers, and responds with the status of each worker.
   void Broadcast(std::shared_ptr<const http::Request> request, const http::Responder& responder);
-  void Watch(int64_t worker);  // checks its health until it is removed
+  // Checks the health of the worker periodically until the worker is removed.
+  void Watch(int64_t worker);
 
   const ProxyCounts& counts() const { return counts_; }
 
@@ -93,7 +94,8 @@ class Proxy {
   void NoteFailure(const WorkerSet::Lease& lease, const UpstreamError& error);
   void Forget(int64_t worker);
   boost::asio::awaitable<void> CheckHealth(int64_t worker);
-  // After a worker became unhealthy. Its requests without an event go to other workers, if any.
+  // Call after a worker became unhealthy. Its requests that have no event yet are sent to other
+  // workers, if there are any.
   void Leave(int64_t worker);
   boost::asio::awaitable<std::string> CheckOnce(const WorkerUrl& worker);
   boost::asio::awaitable<void> SendToAll(std::shared_ptr<const http::Request> request,
@@ -105,11 +107,12 @@ class Proxy {
   Policy* const prefill_policy_;  // or null
   std::mt19937_64 random_;        // of the thread; rooms and seeds of pairs
   ProxyCounts counts_;
-  // Of the thread. Coroutines that the io_context destroys still use them.
-  std::map<int64_t, std::set<Exchange*>> exchanges_;  // in progress, by worker
+  // Used on the proxy's thread only. Declared before io_, because coroutines that the destructor of
+  // io_ destroys still use it.
+  std::map<int64_t, std::set<Exchange*>> exchanges_;  // exchanges in progress, by worker id
   boost::asio::io_context io_{1};
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
-  IdleConnections idle_;  // its streams belong to the io_context
+  IdleConnections idle_;  // after io_, because its streams belong to io_
   std::thread thread_;
 };
 

@@ -39,7 +39,7 @@ std::vector<NewWorker> ParsePrefillWorkers(const std::vector<std::string>& words
 // Forwards every request to a worker, except those about the router itself:
 //   GET    /health, /readiness        200 if a worker is healthy, else 503
 //   GET    /liveness                  200
-//   GET    /metrics                   of the router, in Prometheus' text format
+//   GET    /metrics                   metrics of the router, in Prometheus' text format
 //   GET    /workers, /list_workers    the workers
 //   POST   /workers {"url": …, "worker_type": …, "bootstrap_port": …}, /add_worker?url=…
 //   DELETE /workers/{url}, POST /remove_worker?url=…
@@ -67,7 +67,7 @@ class RouteServer {
   WorkerSet workers_;
   std::unique_ptr<Policy> policy_, prefill_policy_;  // the second is null without pairs
   Proxy proxy_;
-  http::Server server_;  // stops first
+  http::Server server_;  // declared last, so it stops first
 };
 
 }  // namespace switchyard::route

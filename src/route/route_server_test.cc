@@ -132,7 +132,7 @@ TEST_F(RouteServerTest, StreamsAsTheEventsArrive) {
 
 TEST_F(RouteServerTest, AFailureBeforeTheFirstEventIsRetried) {
   Start();
-  // Both begin a stream with a comment; then a closes the connection.
+  // Both workers begin a stream with a comment. Then worker a closes the connection.
   a_.Answers([](const http::Request&, const http::Responder& to) {
     to.BeginStream(200, http::kEventStream);
     to.Write(http::SseComment("queued"));
@@ -173,7 +173,7 @@ TEST_F(RouteServerTest, StatusesOfABusyWorkerAreRetried) {
         [=](const http::Request&, const http::Responder& to) { to.SendError(status, "no"); });
     for (int i = 0; i < 2; ++i) EXPECT_EQ(Ask("POST /generate", "{}").status, 200) << status;
   }
-  // If all are busy, the client gets the last response.
+  // If all workers are busy, the client gets the response of the last one.
   b_.Answers([](const http::Request&, const http::Responder& to) {
     to.SendError(429, "full", "queue_full");
   });

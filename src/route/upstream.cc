@@ -30,7 +30,8 @@ bool EqualNames(std::string_view a, std::string_view b) {
   return a.size() == b.size() && strncasecmp(a.data(), b.data(), a.size()) == 0;
 }
 
-// Of one connection (RFC 9110, section 7.6.1), or written anew for the next connection.
+// Whether a header is not forwarded: it belongs to one connection (RFC 9110, section 7.6.1), or is
+// written anew for the next connection.
 bool IsHopByHop(std::string_view name) {
   for (const char* hop :
        {"connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization",
@@ -79,7 +80,7 @@ std::string RequestHead(const http::Request& request, const WorkerUrl& worker,
   }
   if (!worker_key.empty()) head += fmt::format("Authorization: Bearer {}\r\n", worker_key);
   head += fmt::format("X-Request-Id: {}\r\n", request.id);
-  // The address without the port; earlier proxies come first.
+  // Append the client's address without the port. Addresses that earlier proxies added come first.
   std::string from(request.Header("x-forwarded-for"));
   const std::string peer = request.peer.substr(0, request.peer.rfind(':'));
   head += fmt::format("X-Forwarded-For: {}{}{}\r\n", from, from.empty() ? "" : ", ", peer);
@@ -104,7 +105,8 @@ asio::awaitable<void> Upstream::Connect(const WorkerUrl& worker) {
   if (error) throw UpstreamError(true, "connect: " + Words(error, timeouts_.connect));
   error_code ignored;
   stream_.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
-  // A host that lost its power sends no reset.
+  // A host without power sends no reset. So the connection fails if sent data is not acknowledged
+  // within this time.
   constexpr unsigned kUnacknowledgedMs = 30'000;
   setsockopt(stream_.socket().native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &kUnacknowledgedMs,
              sizeof kUnacknowledgedMs);

@@ -19,11 +19,12 @@
 
 namespace switchyard::route {
 
-// A failed exchange, by what the worker may have done with the request.
+// A failed exchange. `refused` tells apart failures before and after the connection was
+// established.
 struct UpstreamError : std::runtime_error {
   UpstreamError(bool refused, const std::string& what)
       : std::runtime_error(what), refused(refused) {}
-  bool refused;  // there was no connection
+  bool refused;  // no connection was established, so the worker has not received the request
 };
 
 struct UpstreamTimeouts {
@@ -46,15 +47,16 @@ class Upstream {
   int status() const { return static_cast<int>(parser_->get().result_int()); }
   std::string Header(std::string_view name) const;
   bool has_length() const { return parser_->content_length().has_value(); }
-  // Headers for the client: without those of the connection, and without those that the router's
-  // own server writes.
+  // Headers for the client. Hop-by-hop headers, and headers that the router's own server writes,
+  // are left out.
   http::Headers ForwardedHeaders() const;
 
-  // The next part of the body, without its transfer coding; empty at the end.
+  // Reads the next part of the body, with the transfer coding removed. Returns "" at the end.
   boost::asio::awaitable<std::string> Read();
   bool reusable() const { return parser_ && parser_->is_done() && parser_->keep_alive(); }
 
-  // Ends the exchange with an UpstreamError, at once or at its next step.
+  // Makes the exchange end with an UpstreamError: immediately if it waits for the socket, else at
+  // its next operation.
   void Cancel() {
     cancelled_ = true;
     stream_.cancel();
@@ -69,7 +71,7 @@ class Upstream {
   UpstreamTimeouts timeouts_;
   bool cancelled_ = false;
   boost::beast::flat_buffer buffer_;
-  std::optional<Parser> parser_;  // of the response; empty before its head
+  std::optional<Parser> parser_;  // parser of the response; absent until the head is read
 };
 
 // Open connections without a request, by worker. Use on the proxy's thread.
@@ -84,8 +86,8 @@ class IdleConnections {
   std::map<int64_t, std::deque<boost::beast::tcp_stream>> streams_;
 };
 
-// The head of the request that a worker gets. `worker_key` replaces the client's Authorization,
-// unless it is empty.
+// The head of the request that is sent to a worker. `worker_key` replaces the client's
+// Authorization, unless it is empty.
 std::string RequestHead(const http::Request& request, const WorkerUrl& worker,
                         const std::string& worker_key);
 

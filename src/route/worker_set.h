@@ -18,7 +18,7 @@ namespace switchyard::route {
 struct WorkerUrl {
   std::string text;    // normalized; the key of a worker
   std::string host;    // name or address, an IPv6 address without brackets
-  uint16_t port = 80;  // of the URL
+  uint16_t port = 80;  // port in the URL
   std::string prefix;  // "" or "/path", without a slash at the end
 };
 
@@ -70,9 +70,10 @@ class WorkerSet {
 
   // Record results of requests and checks. A bool result is whether the worker's health changed.
   void RequestSucceeded(int64_t id);
-  bool CheckSucceeded(int64_t id);  // this alone makes a worker healthy again
+  bool CheckSucceeded(int64_t id);  // makes a worker healthy; successful requests do not
   bool Failed(int64_t id, const std::string& why);
-  bool Refused(int64_t id, const std::string& why);  // no connection: unhealthy at once
+  // No connection: the worker is unhealthy at once.
+  bool Refused(int64_t id, const std::string& why);
 
  private:
   struct Entry {

@@ -7,7 +7,8 @@
 namespace switchyard::schedule {
 namespace {
 
-// The operation that starts the exchange that `end` completes. A dense layer has no such operation.
+// The operation that starts the exchange which `end` completes. In a dense layer, no such operation
+// exists.
 Operation StartOf(const Operation& end) {
   Operation start = end;
   const bool forward = end.kind == Kind::kForward;

@@ -9,11 +9,11 @@
 
 namespace switchyard::schedule {
 
-// Phases of a layer, in the order of the forward pass. In both passes, kDispatch and kCombine start
-// an all-to-all. The phase that consumes the rows completes the all-to-all (forward: kExperts,
-// kFinish; backward: kExperts, kAttention), so the operations scheduled in between overlap the
-// communication. Dense layers compute their feed-forward in kExperts, and have no kRoute,
-// kDispatch, kShared, kCombine and kDown.
+// Phases of a layer, in the order of the forward pass. In forward and backward passes, kDispatch
+// and kCombine start an all-to-all. The phase that consumes the rows completes the all-to-all: in a
+// forward pass kExperts and kFinish, in a backward pass kExperts and kAttention. So the operations
+// scheduled in between overlap the communication. Dense layers compute their feed-forward in
+// kExperts, and have no kRoute, kDispatch, kShared, kCombine and kDown.
 //
 // Training has no kQkv, kRoute and kDown; its kAttention includes the router. The backward pass
 // runs kFinish, kCombine, kExperts, kDispatch, kAttention. kShared may run anywhere between
@@ -25,7 +25,7 @@ namespace switchyard::schedule {
 // ServeShape::shared_under selects is in flight.
 enum class Phase : uint8_t {
   kQkv,        // norm and input projections of attention
-  kAttention,  // attention, its output projection and their sum over ranks
+  kAttention,  // attention, its output projection, and the sum of its output over ranks
   kRoute,      // norm of the feed-forward's input, router, top-k
   kDispatch,
   kShared,  // the shared expert
@@ -37,7 +37,7 @@ enum class Phase : uint8_t {
 };
 
 enum class Kind : uint8_t {
-  kBegin,            // training: load a micro-batch: its tokens, rows and positions
+  kBegin,            // training: load a micro-batch (its tokens, rows and positions)
   kEmbed,            // serving: load a micro-batch and look up its embeddings
   kReceive,          // receive hidden states from the previous stage
   kForward,          // forward of one phase of one layer
@@ -48,8 +48,10 @@ enum class Kind : uint8_t {
   kReceiveGradient,  // receive the gradient of the sent hidden states from the next stage
   kBackward,         // backward of one phase of one layer
   kSendGradient,     // send the gradient of the received hidden states to the previous stage
-  kSumGradients,     // start the all-reduce of a layer's gradients, or (layer kNone) of the rest
-  kAwaitSums,        // wait for all gradient all-reduces
+  // Start the all-reduce of a layer's gradients. If layer is kNone: of all gradients outside
+  // layers.
+  kSumGradients,
+  kAwaitSums,  // wait for all gradient all-reduces
 };
 
 // kBegin to kSendGradient set micro_batch. kForward and kBackward set layer and phase too.
@@ -69,10 +71,12 @@ struct Operation {
 const char* Name(Phase phase);
 // "forward", "send gradient", …
 const char* Name(Kind kind);
-// For messages: "backward of micro-batch 2, layer 1, experts". Layers count from `first_layer`.
+// For messages: "backward of micro-batch 2, layer 1, experts". `first_layer` is added to the layer
+// number.
 std::string Describe(const Operation& operation, int first_layer = 0);
 
-// Whether an operation starts an all-to-all, and whether it consumes the rows of one.
+// BeginsExchange: whether an operation starts an all-to-all. EndsExchange: whether it consumes the
+// rows of an all-to-all.
 bool BeginsExchange(const Operation& operation);
 bool EndsExchange(const Operation& operation);
 

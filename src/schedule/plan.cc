@@ -32,7 +32,8 @@ class Planner {
     }
   }
 
-  // Pairs layer i of the forward pass with layer (layers − 1 − i) of the backward pass.
+  // Pairs forward pass `forth` with backward pass `back`: layer i of the first with layer (layers −
+  // 1 − i) of the second.
   void Pair(int forth, int back) {
     BeginBackward(back);
     for (int i = 0; i < shape_.layers(); ++i) {

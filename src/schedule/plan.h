@@ -15,14 +15,15 @@ enum class Order : uint8_t {
   kOverlapped,  // the forward pass of one micro-batch interleaved with the backward pass of another
 };
 
-// Everything that the schedule depends on. Ranks of one stage have the same schedule.
+// All inputs of the schedule. Ranks of one stage have the same schedule.
 struct StepShape {
   std::vector<bool> experts;  // [layers of this stage, incl. MTP modules]: true for MoE layers
   int micro_batches = 1;
   Order order = Order::kPlain;
-  int stages = 1, stage = 0;  // of the pipeline
-  // Starts a layer's gradient all-reduce as soon as its last backward pass is done, so that it
-  // overlaps the rest of the backward pass. Otherwise all of them start at the end of the step.
+  int stages = 1, stage = 0;  // number of pipeline stages, and the stage of this rank
+  // If set, a layer's gradient all-reduce starts as soon as the layer's last backward pass is done,
+  // so that it overlaps the rest of the backward pass. Otherwise all of them start at the end of
+  // the step.
   bool early_sums = false;
   int first_layer = 0;  // global index of the stage's first layer, for printing
 
@@ -31,23 +32,25 @@ struct StepShape {
   bool last() const { return stage + 1 == stages; }
 };
 
-// Number of forward passes that a stage runs before its first backward pass. Plain 1F1B (PipeDream,
-// arXiv:2006.09503; Megatron-LM, arXiv:2104.04473): stages − 1 − stage. Then one forward pass and
-// one backward pass alternate. Overlapped: a pair interleaves forward pass f with backward pass
-// f − WarmUp. The last stage needs one warm-up pass, so that it has a backward pass to pair. Each
-// earlier stage needs two more than the stage that follows it. The following stage returns rows
-// only at the end of a pair, and by then this stage should have started its next pair.
+// Number of forward passes that a stage runs before its first backward pass. In plain 1F1B
+// (PipeDream, arXiv:2006.09503; Megatron-LM, arXiv:2104.04473), it is stages − 1 − stage; then one
+// forward pass and one backward pass alternate. In an overlapped schedule, a pair interleaves
+// forward pass f with backward pass f − WarmUp. The last stage needs one warm-up pass, so that it
+// has a backward pass to pair. Each earlier stage needs two more than the stage that follows it.
+// The following stage returns rows only at the end of a pair, and by then this stage should have
+// started its next pair.
 int WarmUp(const StepShape& shape);
 
-// Maximum number of micro-batches in flight, which is the number of activation buffers of a rank.
+// Maximum number of micro-batches in flight. A rank has this number of activation buffers.
 // Micro-batch m may use buffer m % MicroBatchSlots.
 int MicroBatchSlots(const StepShape& shape);
 
-// Returns the schedule of a stage with at least one layer. One stage, plain: forward and backward
-// of each micro-batch in turn. Otherwise 1F1B: warm-up, steady state, cool-down.
+// Returns the schedule of a stage, which must have at least one layer. With one stage and the plain
+// order, it is forward and backward of each micro-batch in turn. Otherwise it is 1F1B: warm-up,
+// steady state, cool-down.
 std::vector<Operation> Plan(const StepShape& shape);
 
-// Phases of a layer in an unpaired pass, in order. kShared overlaps an all-to-all.
+// Phases of a layer in a forward pass that is not paired, in order. kShared overlaps an all-to-all.
 std::span<const Phase> ForwardPhases(bool experts);
 std::span<const Phase> BackwardPhases(bool experts);
 

@@ -50,7 +50,8 @@ TEST(Plan, OverlappedHidesEachExchangeOfAPair) {
   EXPECT_EQ(hidden, 8);
 }
 
-// Both orders run the same operations for each micro-batch, except for the position of kShared.
+// Plain and overlapped schedules run the same operations for each micro-batch, in the same order
+// except for kShared.
 TEST(Plan, OrdersDoTheSameToEachMicroBatch) {
   StepShape shape{.experts = {true, false}, .micro_batches = 4};
   std::vector<Operation> plain = Of(Plan(shape), 2);

@@ -31,7 +31,7 @@ std::string Title(const ServeShape& s) {
   return title;
 }
 
-// "layer 5 experts", "send", "sum gradients, the rest"
+// The text of an operation: "layer 5 experts", "send", "sum gradients, the rest".
 std::string Cell(const Operation& o, int first_layer) {
   if (o.kind == Kind::kForward || o.kind == Kind::kBackward) {
     return fmt::format("layer {} {}", first_layer + o.layer, Name(o.phase));
@@ -60,7 +60,7 @@ std::string Line(const std::string& index, const std::vector<std::string>& cells
   return line + "\n";
 }
 
-// `cell` returns the column of an operation and its text there.
+// `cell` returns the column of an operation and the text in that column.
 std::string Table(
     const std::string& title, const std::vector<std::string>& columns,
     std::span<const Operation> list,

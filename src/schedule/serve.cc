@@ -7,7 +7,8 @@
 namespace switchyard::schedule {
 namespace {
 
-// Attention is split only if its parts hide the exchanges of another micro-batch.
+// Whether attention is split into two segments. It is split only if its parts overlap the exchanges
+// of another micro-batch.
 bool SplitsAttention(const ServeShape& shape) {
   return shape.mode == Mode::kDecode && shape.micro_batches > 1;
 }
@@ -26,7 +27,7 @@ std::vector<std::vector<Operation>> SegmentsOf(const ServeShape& shape, int m) {
   const auto add = [&](Kind kind) { segments.back().push_back({.kind = kind, .micro_batch = m}); };
   add(shape.range.has_embedding ? Kind::kEmbed : Kind::kReceive);
   for (int layer = 0; layer < shape.range.size(); ++layer) {
-    bool first = true;  // the first segment of a layer continues the open one
+    bool first = true;  // the first segment of a layer extends the last segment in the list
     for (const Segment& segment : LayerSegments(shape, shape.moe(layer))) {
       if (!first) segments.emplace_back();
       first = false;

@@ -1,5 +1,5 @@
-// Schedules the operations of one rank in a forward step of serving: one micro-batch, or several
-// that hide each other's all-to-alls (two-batch overlap).
+// Schedules the operations of one rank in a forward step of serving. The step has one micro-batch,
+// or several micro-batches that overlap each other's all-to-alls (two-batch overlap).
 #pragma once
 
 #include <cstdint>
@@ -21,29 +21,29 @@ struct LayerRange {
   int size() const { return end - begin; }
 };
 
-// Everything that the schedule depends on. It is equal on all ranks of a stage. So they have the
-// same schedule and issue their collectives in the same order.
+// All inputs of the schedule. They are equal on all ranks of a stage, so these ranks have the same
+// schedule and issue their collectives in the same order.
 struct ServeShape {
   std::vector<bool> experts;  // [layers of the model]: true for MoE layers
   LayerRange range;
   Mode mode = Mode::kPrefill;
-  int micro_batches = 1;  // parts of the batch; 2: two-batch overlap
-  // Number of segments (below) by which a micro-batch trails the previous one; none: 0 in prefill,
-  // 2 in decode.
+  int micro_batches = 1;  // number of parts of the batch; 2: two-batch overlap
+  // Number of segments (LayerSegments) by which a micro-batch trails the previous one. If unset: 0
+  // in prefill, 2 in decode.
   std::optional<int> offset;
-  // The settings of single-batch overlap that change the schedule.
+  // The following fields are settings of single-batch overlap that change the schedule.
   bool shared_expert = true;  // whether MoE layers have a shared expert that is not dispatched
-  // The exchange during which the shared expert runs: kDispatch or kCombine. None: kCombine in
+  // The exchange during which the shared expert runs: kDispatch or kCombine. If unset: kCombine in
   // prefill with several micro-batches, else kDispatch.
   std::optional<Phase> shared_under;
-  // Combine starts before the experts' down projection, and sends the outputs of each part of the
-  // experts as soon as they are computed.
+  // If set, combine starts before the experts' down projection, and sends the outputs of each part
+  // of the experts as soon as they are computed.
   bool down_under_combine = false;
 
   bool moe(int layer) const { return experts[range.begin + layer]; }  // index within the range
 };
 
-// The values of `offset` and `shared_under`, or their defaults.
+// The values of `offset` and `shared_under`, or their defaults if they are unset.
 int Offset(const ServeShape& shape);
 Phase SharedUnder(const ServeShape& shape);
 
@@ -51,7 +51,8 @@ Phase SharedUnder(const ServeShape& shape);
 // may run.
 using Segment = std::vector<Phase>;
 
-// The phases of a layer, in order. A dense layer is one segment, because it has no exchange.
+// The phases of a layer, divided into segments. A dense layer is one segment, because it has no
+// exchange.
 //
 // Prefill, offset 0: attention route dispatch | experts combine | shared finish. Segments are long,
 // so micro-batches A and B alternate:
@@ -61,7 +62,8 @@ using Segment = std::vector<Phase>;
 //    A: shared finish (B's combine) …
 //
 // Decode, offset 2: qkv | attention route | dispatch shared | experts combine | finish. The two
-// parts of attention hide the two exchanges of the other micro-batch. One is in flight at a time:
+// parts of attention hide the two exchanges of the other micro-batch. One exchange is in flight at
+// a time:
 //
 //    A: dispatch shared                    B: qkv (hides A's dispatch)
 //    A: experts combine                    B: attention route (A's combine)
@@ -70,13 +72,14 @@ using Segment = std::vector<Phase>;
 //    A: attention route (B's combine)      B: finish
 //
 // Segments and offsets follow SGLang's two-batch overlap of DeepSeek-V3, which calls a segment a
-// stage. SGLang's last segment in decode only receives the rows; here kFinish also adds them.
+// stage. In SGLang's decode, the last segment only receives the rows of combine; here kFinish also
+// adds them.
 std::vector<Segment> LayerSegments(const ServeShape& shape, bool moe);
 // The phases of all segments of LayerSegments, in one list.
 std::vector<Phase> LayerPhases(const ServeShape& shape, bool moe);
 
-// Returns the schedule of at least one layer and one micro-batch. The end of a layer and the begin
-// of the next are one segment, except after MoE layers in decode.
+// Returns the schedule of at least one layer and one micro-batch. The last segment of a layer and
+// the first segment of the next layer are merged, except after MoE layers in decode.
 std::vector<Operation> Plan(const ServeShape& shape);
 
 }  // namespace switchyard::schedule

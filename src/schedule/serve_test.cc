@@ -1,5 +1,5 @@
 // Properties of the schedules of serving: the phases of a step, overlap of each all-to-all, and the
-// printed programs.
+// printed schedules.
 #include "schedule/serve.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ ServeShape ShapeOf(std::vector<bool> experts, Mode mode, int micro_batches) {
           .micro_batches = micro_batches};
 }
 
-// "embed attention experts finish logits sample"
+// The names of a list's operations: "embed attention experts finish logits sample".
 std::string Words(const std::vector<Operation>& list) {
   std::string text;
   for (const Operation& o : list) {
@@ -70,8 +70,8 @@ TEST(ServePlan, AStageReceivesAndSendsHiddenStates) {
   EXPECT_THAT(PrintSchedule(shape), HasSubstr("layer 2 dispatch"));
 }
 
-// Another micro-batch computes between the start and the completion of each all-to-all, except at
-// the end, where the last micro-batch is alone.
+// Another micro-batch computes between the start and the completion of each all-to-all. The
+// exception is the end of the step, where only the last micro-batch is left.
 TEST(ServePlan, TwoMicroBatchesHideEachOthersExchanges) {
   for (const Mode mode : {Mode::kPrefill, Mode::kDecode}) {
     const std::vector<Operation> list = Plan(ShapeOf({true, true, true}, mode, 2));
@@ -95,7 +95,7 @@ TEST(ServePlan, TwoMicroBatchesHideEachOthersExchanges) {
   }
 }
 
-// A micro-batch has the same operations in any schedule.
+// The operations of a micro-batch and their order are the same for any offset.
 TEST(ServePlan, TheOffsetOnlyInterleaves) {
   for (const Mode mode : {Mode::kPrefill, Mode::kDecode}) {
     ServeShape shape = ShapeOf({false, true, true}, mode, 2);

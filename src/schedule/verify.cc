@@ -29,7 +29,7 @@ class StepConstraints : public Constraints {
  private:
   static Operation Of(Kind kind, int m) { return {.kind = kind, .micro_batch = m}; }
 
-  // Returns the last operation of the pass.
+  // Adds the forward pass of micro-batch m. Returns its last operation.
   Operation OfForward(int m) {
     Operation at = Add(Of(Kind::kBegin, m));
     if (!shape_.first()) at = After(at, Of(Kind::kReceive, m));
@@ -53,7 +53,8 @@ class StepConstraints : public Constraints {
     return at;
   }
 
-  // The phases of a layer in order. Only kShared may run anywhere between two given phases.
+  // Adds the phases of a layer in order. Only kShared is not ordered: it may run anywhere between
+  // phases `shared_after` and `shared_before`.
   Operation Layer(Operation at, Operation phase, Phase shared_after, Phase shared_before,
                   std::span<const Phase> phases) {
     const auto of = [&](Phase p) {
@@ -87,7 +88,7 @@ class StepConstraints : public Constraints {
 
   const StepShape& shape_;
   std::vector<Operation> begin_of_backward_, end_of_backward_;  // [micro-batches]
-  Operation heads_;                                             // the last head operation so far
+  Operation heads_;                                             // the last operation kHeads so far
 };
 
 // The constraints of a step of serving.
@@ -108,7 +109,7 @@ class ServeConstraints : public Constraints {
  private:
   static Operation Of(Kind kind, int m) { return {.kind = kind, .micro_batch = m}; }
 
-  // Returns the last operation of the layer.
+  // Adds a layer of micro-batch m. Returns its last operation.
   Operation Layer(Operation at, int m, int layer) {
     const auto of = [&](Phase phase) { return Operation{Kind::kForward, m, layer, phase}; };
     const bool under_dispatch = SharedUnder(shape_) == Phase::kDispatch;
@@ -126,7 +127,8 @@ class ServeConstraints : public Constraints {
   const ServeShape& shape_;
 };
 
-// Maximum number of micro-batches in flight: from kBegin to the end of the last operation.
+// Maximum number of micro-batches in flight. A micro-batch is in flight from kBegin to the end of
+// its last operation.
 int MaxMicroBatchesInFlight(std::span<const Operation> list) {
   std::map<int, size_t> last;
   for (size_t i = 0; i < list.size(); ++i) last[list[i].micro_batch] = i;
@@ -161,11 +163,12 @@ std::string FindScheduleError(const ServeShape& shape, std::span<const Operation
 
 std::string FindPipelineError(std::span<const std::vector<Operation>> stages, int link_places) {
   const size_t n = stages.size();
-  // Micro-batches of the messages in flight from each stage to the next, and back.
+  // The micro-batches of messages in flight: forth[i] from stage i to the next stage, back[i] in
+  // the other direction.
   std::vector<std::deque<int>> forth(n), back(n);
   std::vector<size_t> at(n, 0);
   std::string fault;
-  // `send` and `receive` run the operation if it need not wait, and return whether it ran.
+  // `send` and `receive` run the operation if it does not have to wait. They return whether it ran.
   const auto send = [&](std::deque<int>& link, int m) {
     if (static_cast<int>(link.size()) >= link_places) return false;
     link.push_back(m);

@@ -53,7 +53,7 @@ TEST(ServePlan, OfAnyShapeIsRight) {
         ASSERT_EQ(FindScheduleError(shape, list), "") << "round " << round;
         EXPECT_LE(MaxExchangesInFlight(list), shape.micro_batches);
       }
-      // Three pipeline stages; one message slot on each link is enough.
+      // Three pipeline stages. A link with space for one message suffices.
       std::vector<Operations> stages;
       for (const LayerRange& range :
            {LayerRange{.end = first, .has_head = false},
@@ -90,10 +90,10 @@ TEST(FindServeFault, FindsWhatIsMissingDoubleOrStrange) {
   });
 }
 
-// An independent implementation of the rules:
+// An independent implementation of the rules. `right` is a valid list for the same shape:
 // - each micro-batch runs the operations of `right`, in the same order except for shared experts;
-// - while a shared expert runs, the exchange that SharedUnder selects is in flight, and no other of
-//   its micro-batch;
+// - while a shared expert runs, the exchange that SharedUnder selects is in flight, and no other
+//   exchange of its micro-batch;
 // - micro-batches begin and end in order.
 bool IsValid(const ServeShape& shape, const Operations& right, const Operations& list) {
   std::vector<int> begun, ended;
@@ -140,8 +140,11 @@ TEST(FindServeFault, FindsEverySwapThatBreaksARule) {
 }
 
 TEST(FindServeFault, FindsMicroBatchesThatOvertake) {
-  const ServeShape shape{
-      .experts = {true}, .range = {.end = 1}, .micro_batches = 2, .offset = 50};  // one by one
+  const ServeShape shape{// The micro-batches run one after the other.
+                         .experts = {true},
+                         .range = {.end = 1},
+                         .micro_batches = 2,
+                         .offset = 50};
   const Operations right = Plan(shape);
   const auto half = right.begin() + std::ssize(right) / 2;
   Operations list = right;
@@ -173,7 +176,7 @@ TEST(FindExchangeError, FindsExchangesThatMeet) {
   EXPECT_EQ(FindExchangeError(two, 2), "");
   EXPECT_THAT(FindExchangeError(two, 1), HasSubstr("2 exchanges are in flight"));
   EXPECT_EQ(MaxExchangesInFlight(two), 2);
-  // The experts do not complete combine.
+  // kExperts does not complete combine.
   EXPECT_THAT(FindExchangeError(Operations{of(0, Phase::kCombine), of(0, Phase::kExperts)}, 1),
               HasSubstr("combine is never completed"));
 }

@@ -23,7 +23,7 @@ TEST(Plan, OfAnyShapeIsRight) {
       ASSERT_EQ(FindScheduleError(shape, lists.back()), "") << "round " << round;
       EXPECT_LE(MaxExchangesInFlight(lists.back()), shape.order == Order::kPlain ? 1 : 2);
     }
-    // One message slot on each link is enough to avoid deadlock.
+    // Links with space for one message suffice to avoid deadlock.
     ASSERT_EQ(FindPipelineError(lists, 1), "") << "round " << round;
   }
 }
@@ -49,7 +49,7 @@ TEST(FindFault, FindsWhatIsMissingDoubleOrStrange) {
 TEST(FindFault, FindsWhatComesTooEarly) {
   const StepShape shape{.experts = {true, true}, .micro_batches = 2, .order = Order::kOverlapped};
   const std::vector<Operation> right = Plan(shape);
-  // Swaps two neighbours of one micro-batch, unless one of them is the shared expert.
+  // Swaps two adjacent operations of one micro-batch, unless one of them is the shared expert.
   for (size_t i = 0; i + 1 < right.size(); ++i) {
     const Operation &a = right[i], &b = right[i + 1];
     if (a.micro_batch != b.micro_batch || a.phase == Phase::kShared || b.phase == Phase::kShared ||
@@ -65,7 +65,8 @@ TEST(FindFault, FindsWhatComesTooEarly) {
   EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("await sums comes before"));
 }
 
-// If two micro-batches swap their places, their gradients are accumulated in another order.
+// If the backward passes of two micro-batches change places, gradients are accumulated in another
+// order.
 TEST(FindFault, FindsBackwardPassesThatChangeTheOrderOfSums) {
   const StepShape shape{.experts = {true}, .micro_batches = 2, .order = Order::kPlain};
   std::vector<Operation> list = Plan(shape);

@@ -51,7 +51,7 @@ size_t DefaultHttpMemory() {
   try {
     if (failure) std::rethrow_exception(failure);
   } catch (const std::bad_alloc&) {
-    // Uses system calls only, since memory cannot be allocated.
+    // Uses system calls only, because no memory is left to allocate.
     constexpr std::string_view kWords =
         "switchyard: out of memory: the limit of this process (ulimit -v, cgroup) is too small\n";
     [[maybe_unused]] const auto written = write(STDERR_FILENO, kWords.data(), kWords.size());
@@ -88,7 +88,8 @@ http::ServerOptions SetUpHttp(const ServerArgs& args) {
   o.log_requests = args.log_requests;
   if (o.uds.empty() && (o.host == "0.0.0.0" || o.host == "::") && o.api_keys.empty()) {
     LOG_WARNING(
-        "--host {} without --api-key: every machine that reaches this address may call the server",
+        "--host {} without --api-key: every machine that reaches this address can use the server; "
+        "set --api-key to require a key",
         o.host);
   }
   return o;
@@ -98,8 +99,8 @@ void ExitWhenOutOfMemory() { std::set_terminate(OnTerminate); }
 
 void ReturnFreedMemory() {
 #ifdef __GLIBC__
-  // Smaller blocks are kept for reuse, because mapping and unmapping them for each request makes
-  // the request take 1.5 times as long.
+  // Blocks below kMappedBytes stay in the heap for reuse. Mapping and unmapping them for each
+  // request would make the request take 1.5 times as long.
   constexpr int kMappedBytes = 1 << 20, kKeptBytes = 4 << 20;
   mallopt(M_MMAP_THRESHOLD, kMappedBytes);
   mallopt(M_TRIM_THRESHOLD, kKeptBytes);

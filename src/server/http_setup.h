@@ -16,8 +16,9 @@ http::ServerOptions SetUpHttp(const ServerArgs& args);
 // instead of an abort.
 void ExitWhenOutOfMemory();
 
-// After this call, freed blocks of 1 MiB and more return to the system immediately. By default
-// glibc raises this threshold up to 32 MiB, so freed bodies would stay in the process's memory.
+// After this call, freed blocks of 1 MiB and more return to the system immediately. By default,
+// glibc raises this threshold to up to 32 MiB, so the memory of freed request bodies would stay
+// with the process.
 void ReturnFreedMemory();
 
 }  // namespace switchyard

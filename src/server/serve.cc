@@ -43,7 +43,8 @@ using namespace std::chrono_literals;
 // Load progress: one redrawn line on a terminal, otherwise one line per 10 %.
 class ProgressLine {
  public:
-  static constexpr uint64_t kWorthALine = uint64_t{256} << 20;  // minimum bytes for a progress line
+  // Smaller weights get no progress line.
+  static constexpr uint64_t kWorthALine = uint64_t{256} << 20;
 
   void Show(uint64_t done, uint64_t total) {
     const int percent = total ? static_cast<int>(100 * done / total) : 100;
@@ -159,7 +160,8 @@ int ReportInterrupted(int signal) {
   return 128 + signal;
 }
 
-// Work of the main thread while it waits for signals, several times a second.
+// Periodic work of the main thread, which it does several times a second while it waits for
+// signals.
 class Upkeep {
  public:
   Upkeep(Service& service, http::Server& server) : service_(service), server_(server) {}
@@ -169,7 +171,7 @@ class Upkeep {
     const double held = service_.front.history().held_for;
     if (held < 1) next_comment_ = 1;
     if (held < next_comment_) return;
-    server_.CommentStreams("waiting");  // so that proxies and clients do not give up
+    server_.CommentStreams("waiting");  // keeps proxies and clients from closing idle streams
     next_comment_ = held + 1;
   }
 
@@ -179,8 +181,9 @@ class Upkeep {
   double next_comment_ = 1;  // next comment, in seconds since the start of the pause
 };
 
-// Waits until all requests have ended. Aborts the rest at the deadline or on a second signal. A
-// change of the ranks ends first, since the server's stop waits for the response to its request.
+// Waits until all requests have ended. Aborts the remaining ones at the deadline or on a second
+// signal. A change of the ranks in progress ends first, because Server::Stop waits for the response
+// to the request that began the change.
 void Drain(Service& service, Supervisor& ranks, Upkeep& upkeep, const StopSignals& signals,
            const std::atomic<bool>& lost) {
   service.front.StartDraining();
@@ -242,7 +245,7 @@ int RunServe(const ServerArgs& args) {
   const Launch launch = PlanLaunch(args, FindLauncher());
   const bool restarts = RestartsRanks(args, launch);
   if (launch.node > 0) return RunFollower(args, launch, signals);
-  if (!launch.launched) ReturnFreedMemory();  // a launched process also runs a rank
+  if (!launch.launched) ReturnFreedMemory();  // not if this process also runs a rank
   std::atomic<int> interrupted{0};            // signal that interrupted the startup
   const FindSignal find_signal = [&] {
     if (const int signal = signals.Wait(0ms)) interrupted = signal;
@@ -259,8 +262,8 @@ int RunServe(const ServerArgs& args) {
   const ServedModel model = LoadServedModel(args, plan.model);
   LogOutputFormat(model.output_format);
 
-  // The front and the ranks send messages to each other. `ranks` is constructed last, so that it is
-  // destroyed first; `link` is set afterwards.
+  // The front and the ranks refer to each other. The ranks are constructed after the front, so that
+  // they are destroyed first. So the front gets this link, whose target is set later.
   struct LateLink : RankLink {
     void Send(const std::vector<ControlMessage>& messages) override { ranks->Send(messages); }
     Supervisor* ranks = nullptr;

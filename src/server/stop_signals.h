@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// Blocks both signals for the process. Construct in main, before other threads exist.
+// Blocks SIGTERM and SIGINT for the process. Construct it in main, before other threads exist.
 class StopSignals {
  public:
   StopSignals() {

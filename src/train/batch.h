@@ -1,4 +1,4 @@
-// A micro-batch: the sequences that one rank processes between two gradient exchanges.
+// A micro-batch: the sequences that one rank processes in one forward and backward pass.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct Batch {
 // Denominators of a step's losses, counted over all micro-batches and ranks. The gradients of
 // micro-batches and ranks therefore simply add up.
 struct StepSize {
-  double targets = 1.0;  // number of targets that are not ignored: for the cross-entropy
-  double tokens = 1.0;   // for the balance losses
+  double targets = 1.0;  // number of targets that are not ignored; divides the cross-entropy
+  double tokens = 1.0;   // number of tokens; divides the balance losses
 };
 
 }  // namespace switchyard::train

@@ -18,8 +18,8 @@ namespace fs = std::filesystem;
 
 class Bf16Gradients : public ::testing::TestWithParam<std::string> {};
 
-// Rounded operands have a relative error of at most 1/256, gradients after a few layers an error of
-// a few percent. The expert choices are fixed to those of float32.
+// Rounded operands have a relative error of at most 1/256. After a few layers, this gives gradients
+// with an error of a few percent. The expert choices are fixed to those of float32.
 TEST_P(Bf16Gradients, AreNearThoseOfFloat32AndIndependentOfThreads) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig(GetParam()));
   LossOptions options{.balance = {.batch = 0.1}};

@@ -7,7 +7,7 @@ namespace switchyard::train {
 namespace {
 
 // Small tensors are bucketed into one message, to amortize the latency of a collective.
-constexpr size_t kBucket = size_t{1} << 18;  // floats
+constexpr size_t kBucket = size_t{1} << 18;  // maximum floats of a bucket
 
 void SumOne(std::vector<Parameter<float>*>& bucket, std::vector<float>& joined, Collectives& all) {
   joined.clear();

@@ -10,17 +10,18 @@ namespace switchyard::train {
 
 // The groups over which a rank's gradients must be summed; null: the rank is alone in the group.
 struct GradientGroups {
-  // All ranks of the stage: for replicated tensors, whose gradient on a rank comes from that rank's
-  // own rows and heads only.
+  // All ranks of the pipeline stage, for replicated tensors. Each rank has the gradient of its own
+  // rows and heads only.
   Collectives* stage = nullptr;
-  Collectives* copies = nullptr;         // same tensor-parallel slice, other rows
-  Collectives* expert_copies = nullptr;  // same experts
-  Collectives* embedding = nullptr;      // first and last stage: the embedding and its copy
+  Collectives* copies = nullptr;         // ranks with the same tensor-parallel shard and other rows
+  Collectives* expert_copies = nullptr;  // ranks with the same experts
+  // Ranks of the first and last stage that hold the tied embedding.
+  Collectives* embedding = nullptr;
 };
 
-// Sums each parameter over its group, exactly once, in place and in rank order, so that all ranks
-// that hold a tensor have the same bits. Collective: the same parameters in the same order on every
-// rank of a group.
+// Sums the gradient of each parameter over its group, exactly once and in place. The order of the
+// sum is the rank order, so all ranks that hold a tensor get the same bits. Collective: every rank
+// of a group must pass the same parameters in the same order.
 void SumGradients(std::span<Parameter<float>* const> parameters, const GradientGroups& groups);
 
 // SumGradients for a single pipeline stage without tensor parallelism. `all`: the ranks of the

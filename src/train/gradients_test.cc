@@ -37,7 +37,8 @@ TEST_P(FiniteDifferences, AgreeWithTheGradientOfEveryParameter) {
   Pass<double> pass;
   model.Run(batch, size, true, &pass);
   const auto gradients = testing::Gradients(model);
-  // Fixes the expert choice from here on: the loss is discontinuous where a choice changes.
+  // Fixes the expert choice for the following passes, because the loss is discontinuous where a
+  // choice changes.
   for (LayerState<double>& layer : pass.layers) layer.moe.router.keep_choice = true;
 
   std::mt19937_64 random(5);

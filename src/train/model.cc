@@ -44,7 +44,7 @@ void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOp
   refuse(c.pooling.has_value(), "an embedding model or a classifier");
   refuse(options.mtp_layers < 0, "a negative number of MTP modules");
   if (options.mtp_only && options.mtp_layers == 0)
-    throw Invalid("{}: there is no MTP module to train (--mtp-layers)", c.architecture);
+    throw Invalid("{}: there is no MTP module to train; add one with --mtp-layers", c.architecture);
 }
 
 StageRange Bounded(StageRange stage, const ModelConfig& config) {
@@ -74,7 +74,8 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
 
   const std::vector<int64_t> table_shape = {config_.vocab_size, hidden_};
   const Cut vocabulary = Cut::Outputs(tp_, config_.vocab_size);
-  const bool at_end = config_.tie_embeddings || options_.mtp_layers > 0;  // last stage needs it
+  // The last stage needs the embedding.
+  const bool at_end = config_.tie_embeddings || options_.mtp_layers > 0;
   if (stage_.first || (stage_.last && at_end)) {
     embedding_ = set_.Add(names.embedding, table_shape, false, vocabulary);
     embedding_->on_two_stages = at_end && !(stage_.first && stage_.last);
@@ -100,7 +101,8 @@ void Model<T>::Freeze() {
   }
 }
 
-// `index`: of the layer within the model. MTP modules follow the model's layers.
+// `index`: index of the layer in the checkpoint, where the layers of MTP modules follow those of
+// the model.
 template <typename T>
 void Model<T>::AddLayer(int64_t index, const TensorNames& names, const LayerRanks& ranks) {
   const std::string prefix = fmt::format("{}{}.", names.layers, index);

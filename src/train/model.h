@@ -21,9 +21,9 @@
 
 namespace switchyard::train {
 
-// The rows of one prediction depth: depth 0 is the model, depth d the d-th MTP module. Sequences of
-// depth d are d tokens shorter. Row i of a module's sequence combines token i + d with the hidden
-// state that predicts this token. Of n rows this rank holds m (TensorGroup::Mine).
+// The rows of one prediction depth: depth 0 is the model, depth d the d-th MTP module. At depth d,
+// each sequence is d tokens shorter. Row i of a sequence combines token i + d with the hidden state
+// that predicts this token. A depth has n rows, of which this rank holds m (TensorGroup::Mine).
 template <typename T>
 struct DepthState {
   RowLayout rows;
@@ -35,17 +35,19 @@ struct DepthState {
   std::vector<T> stream;
   // [m, H] each. last: the last layer's output; final: its norm; dfinal: the gradient of `final`.
   std::vector<T> last, final, dfinal;
-  std::vector<T> embedded, previous;  // [m, H] MTP: before their norms
-  std::vector<T> joined;              // [m, 2 H] MTP: after their norms, concatenated
+  // [m, H] only MTP: the two inputs of a module before their norms.
+  std::vector<T> embedded, previous;
+  std::vector<T> joined;  // [m, 2 H] only MTP: both inputs after their norms, concatenated
 };
 
-// One micro-batch between Begin and the end of its backward pass. Any number may be in flight. A
-// pass that is reused for the next micro-batch keeps its memory.
+// The activations of one micro-batch from Begin to the end of its backward pass. Any number of
+// micro-batches may be in flight. A Pass can be reused for the next micro-batch and then keeps its
+// memory.
 template <typename T>
 struct Pass {
   StepSize step;
   std::vector<DepthState<T>> depths;  // [1 + MTP modules]
-  std::vector<LayerState<T>> layers;  // those of the model, then of the MTP modules
+  std::vector<LayerState<T>> layers;  // layers of the model, then layers of the MTP modules
   Losses losses;
 };
 
@@ -55,8 +57,9 @@ struct Pass {
 // Experts are partitioned over the ranks of the exchange. Attention heads, widths of dense layers
 // and shared experts, and the vocabulary are partitioned over the ranks of a tensor-parallel group,
 // which all have the same batch. All other tensors are replicated. A pipeline stage holds a range
-// of the layers and makes its own calls; every stage has the same batches. After the last
-// micro-batch of a step, SumGradients (train/gradients.h) sums partial gradients over ranks.
+// of the layers, and its ranks call only the phases of these layers. Every stage has the same
+// batches. After the last micro-batch of a step, SumGradients (train/gradients.h) sums partial
+// gradients over ranks.
 template <typename T>
 class Model {
  public:
@@ -68,12 +71,14 @@ class Model {
         ProductDtype products = ProductDtype::kFloat32);
 
   std::vector<Parameter<T>*> parameters();
-  // Further checkpoint names of parameters (the MTP modules' embedding and head).
+  // Additional names under which checkpoints store a parameter (the MTP modules' embedding and
+  // head).
   std::vector<std::pair<std::string, const Parameter<T>*>> aliases() const;
-  // Loads a checkpoint in Hugging Face layout, with this rank's experts only. With mtp_only,
-  // modules whose tensors the checkpoint lacks keep their weights. Errors: those of LoadWeights.
+  // Loads a checkpoint in Hugging Face layout, with this rank's experts only. With mtp_only, MTP
+  // modules that the checkpoint lacks keep their present weights. Errors: those of LoadWeights.
   void Load(const std::filesystem::path& dir);
-  // Normally distributed weights that depend only on seed, name and index; norms 1, biases 0.
+  // Sets normally distributed weights that depend only on seed, tensor name and element index.
+  // Norms are set to 1, biases to 0.
   void Initialise(uint64_t seed, double deviation);
 
   // Number of layers of this stage, including MTP modules.
@@ -82,15 +87,15 @@ class Model {
   bool has_experts(int64_t layer) const { return moe_index_[layer] >= 0; }
   // Processes a micro-batch phase by phase: Begin; Forward of every phase of every layer in
   // ascending order; Heads. If Heads was called with `backward`, Backward follows in descending
-  // order. Then the micro-batch's gradients have been accumulated. Begin checks sizes and tokens of
-  // the batch (kInvalid). On stages other than the first, Begin allocates the stream to be
-  // received. Heads has an effect on the last stage only.
+  // order. After that, the gradients of the micro-batch have been added to those of the parameters.
+  // Begin checks sizes and tokens of the batch (kInvalid). On stages other than the first, Begin
+  // allocates the stream to be received. Heads has an effect on the last stage only.
   void Begin(const Batch& batch, const StepSize& step, Pass<T>* pass);
   void Forward(int64_t layer, Phase phase, Pass<T>* pass);
   void Heads(bool backward, Pass<T>* pass);
   void Backward(int64_t layer, Phase phase, Pass<T>* pass);
-  void Forward(Pass<T>* pass);   // of all layers
-  void Backward(Pass<T>* pass);  // of all layers
+  void Forward(Pass<T>* pass);   // all phases of all layers
+  void Backward(Pass<T>* pass);  // all phases of all layers
   // All of the above in one call. Returns pass->losses.
   Losses Run(const Batch& batch, const StepSize& step, bool backward, Pass<T>* pass);
 
@@ -113,7 +118,7 @@ class Model {
   };
   int64_t DepthOf(int64_t layer) const;
   bool IsFrozen(int64_t depth) const { return options_.mtp_only && depth == 0; }
-  void Freeze();  // removes the gradients of all parameters but those of the MTP modules
+  void Freeze();  // removes the gradients of all parameters except those of the MTP modules
   // Whether a layer is the first or last one of a prediction depth on this stage.
   bool FirstOfDepth(int64_t layer) const {
     return (layer == 0 && stage_.first) || layer >= main_layers_;
@@ -139,14 +144,14 @@ class Model {
 
   const ModelConfig config_;
   const LossOptions options_;
-  const LossOptions no_losses_ = {};  // of frozen layers
+  const LossOptions no_losses_ = {};  // loss options of frozen layers
   const StageRange stage_;
   const int64_t main_layers_, hidden_;  // layers of this stage without MTP modules; hidden size
   const TensorGroup tp_;
   ThreadPool& pool_;
   std::vector<float> cos_sin_;
   ParameterSet<T> set_;
-  Parameter<T>*embedding_ = nullptr, *final_norm_ = nullptr;  // null: on another stage
+  Parameter<T>*embedding_ = nullptr, *final_norm_ = nullptr;  // null if on another stage
   HeadLoss<T> head_;
   std::vector<std::unique_ptr<DecoderLayer<T>>> layers_;
   std::vector<MtpModule> mtp_;

@@ -39,8 +39,8 @@ void CheckBatch(const Batch& batch, const ModelConfig& config) {
   CheckTokens(batch.targets, Batch::kIgnored, config.vocab_size, "target");
 }
 
-// Fills the rows of a module: those of `before` except the last of each sequence, which has no next
-// token. Each row gets the next token and its target.
+// Fills the rows of an MTP module. They are the rows of `before` except the last row of each
+// sequence, which has no next token. Each row gets the token and the target of the next row.
 template <typename T>
 void ShiftByOneToken(const DepthState<T>& before, DepthState<T>* d) {
   d->source.clear();
@@ -77,7 +77,8 @@ void Model<T>::Begin(const Batch& batch, const StepSize& step, Pass<T>* pass) {
     ShiftByOneToken(pass->depths[d - 1], &pass->depths[d]);
 }
 
-// Embeddings of the rows, each from the rank that holds its part of the vocabulary.
+// Looks up the embedding of each row's token, on the rank that holds the token's part of the
+// vocabulary.
 template <typename T>
 void Model<T>::EmbedRows(const DepthState<T>& d, T* out) {
   if (tp_.alone()) return Embed<T>(d.tokens, embedding_->value.data(), hidden_, out, pool_);
@@ -109,9 +110,9 @@ void Model<T>::EmbedRowsBackward(const DepthState<T>& d, const T* dout) {
   }
 }
 
-// joined = [norm(embedding of the token), norm(final hidden state of the previous depth)]: the
-// order of DeepSeek's checkpoints (the paper has the reverse order). The hidden state is taken
-// after the final norm, as in the inference code of vLLM and the training code of Megatron.
+// joined = [norm(embedding of the token), norm(final hidden state of the previous depth)]. This is
+// the order in DeepSeek's checkpoints; the paper has the reverse order. The hidden state is taken
+// after the final norm, as in vLLM's inference code and Megatron's training code.
 template <typename T>
 void Model<T>::Join(int64_t depth, Pass<T>* pass) {
   const DepthState<T>& before = pass->depths[depth - 1];
@@ -158,7 +159,7 @@ void Model<T>::JoinBackward(int64_t depth, Pass<T>* pass) {
   if (IsFrozen(depth - 1)) return;
   if (tp_.alone())
     return EmbedGradient<T>(d.source, dx.data(), hidden_, before.dfinal.data(), pool_);
-  // Rows of the previous depth may be on another rank.
+  // The rows of the previous depth that this rank needs may be on another rank.
   const int64_t n = before.rows.rows();
   ScratchBuffer<T> sums(MyRows(before) * hidden_);
   PartialRows<T> partial(tp_, sums.data(), n, hidden_);

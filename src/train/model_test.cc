@@ -169,8 +169,8 @@ TEST(Balance, BiasesEvenOutASkewedRouter) {
   EXPECT_GT(found.back(), 0.9f);
 }
 
-// A known value of the balance loss: with even routing it equals the loss's weight. A collapsed
-// router has up to E / K times that.
+// A known value: with even routing, the balance loss equals its weight. If the router always
+// chooses the same experts, the loss is up to E / K times its weight.
 TEST(Balance, LossOfAnEvenRouterIsItsWeight) {
   ModelConfig config = ParseModelConfig(testing::SmallConfig("mixtral"));
   const LossOptions options{.balance = {.batch = 0.25, .sequence = 0.5}};
@@ -180,7 +180,7 @@ TEST(Balance, LossOfAnEvenRouterIsItsWeight) {
   const Batch batch = testing::RandomBatch({8, 3}, config.vocab_size, 8);
   Pass<double> pass;
   const Losses losses = rank.model.Run(batch, testing::SizeOf(batch), false, &pass);
-  // Σ_e f · p = E / K · (K tokens' parts) · 1 / E = 1, in each of two layers.
+  // With even routing f[e] = 1 and p[e] = 1 / E, so Σ_e f[e] · p[e] = 1 in each of the two layers.
   EXPECT_NEAR(losses.balance, 2 * 0.75, 1e-12);
 }
 

@@ -72,7 +72,7 @@ void Model<T>::Load(const std::filesystem::path& dir) {
     matrices.emplace_back();
     vectors.emplace_back();
     const int64_t n = p.whole_shape()[0];
-    if (p.shape.size() == 1) {  // never partitioned
+    if (p.shape.size() == 1) {  // vectors are never partitioned
       vectors.back().resize(n);
       source->Vector({.name = p.name, .n = n, .range = {0, n}, .norm = true, .keys = kKeys},
                      vectors.back());

@@ -7,15 +7,16 @@
 
 namespace switchyard::train {
 
-// Position of a part within the whole tensor: rows or columns from `begin` on. Tensor-parallel
-// ranks hold such parts.
+// Position of the part of a tensor that a tensor-parallel rank holds: the rows or columns that
+// start at `begin`.
 struct Slice {
   std::vector<int64_t> whole;  // shape of the whole tensor; empty: the part is the whole
-  int dimension = 0;           // partitioned dimension: 0, rows, or 1, columns
-  int64_t begin = 0;           // offset along it
+  int dimension = 0;           // partitioned dimension: 0 for rows, 1 for columns
+  int64_t begin = 0;           // first row or column of the part
 
   bool partial() const { return !whole.empty(); }
-  // The flat index in the whole tensor of element i of a part of this shape.
+  // Converts the flat index i in the part, which has this shape, to the flat index in the whole
+  // tensor.
   int64_t IndexInWhole(const std::vector<int64_t>& shape, int64_t i) const {
     if (!partial()) return i;
     if (dimension == 0) return begin * (whole.size() > 1 ? whole[1] : 1) + i;
@@ -27,21 +28,21 @@ struct Slice {
 // checks against finite differences.
 template <typename T>
 struct Parameter {
-  std::string name;            // as in the checkpoint: model.layers.1.mlp.experts.3.up_proj.weight
+  std::string name;  // name in the checkpoint: model.layers.1.mlp.experts.3.up_proj.weight
   std::vector<int64_t> shape;  // row-major, as in the checkpoint ([outputs, inputs] for matrices);
                                // for a slice, the shape of the part
   std::vector<T> value;        // master weights
   // Gradient of the step's total loss, accumulated over micro-batches; empty if the parameter is
   // not trained by gradients (selection biases, frozen parameters).
   std::vector<T> gradient;
-  // Whether this is a weight of an expert. Only the EP ranks that own the expert hold it. Its
-  // gradient is complete on these ranks: EP ranks do not sum it, and the global norm counts it
-  // once.
+  // Whether this is a weight of an expert. Only the ranks that own the expert hold the weight. Its
+  // gradient needs no sum over EP ranks, because these ranks receive all rows of the expert. The
+  // global norm counts the weight once.
   bool expert = false;
-  // Checkpoints store it in float32, whatever the dtype of their weights: selection biases, which
-  // move by less than bfloat16 resolves.
+  // Checkpoints store this tensor in float32, whatever their dtype. Set for selection biases, whose
+  // steps are smaller than bfloat16 can represent.
   bool exact = false;
-  bool decay = true;  // weight decay: matrices yes, norms and biases no
+  bool decay = true;  // whether weight decay applies: true for matrices, false for norms and biases
   Slice slice = {};
   bool on_two_stages = false;  // held by the first and the last pipeline stage (embedding)
 

@@ -53,15 +53,17 @@ struct Form {
   int ranks = 1;
   int copies = 1;  // copies of each expert; the EP size is ranks / copies
   bool synchronous = false;
-  bool two = false;  // two micro-batches
+  bool two = false;  // whether the batch is split into two micro-batches
   schedule::Order order = schedule::Order::kPlain;
   bool tcp = false;
-  std::vector<int64_t> borders;  // sequence boundaries of the ranks
+  // [ranks + 1] sequences [borders[r], borders[r + 1]) belong to rank r.
+  std::vector<int64_t> borders;
 };
 
 Step RanksStep(const ModelConfig& config, const Batch& batch, const Form& form) {
   const StepSize size = testing::SizeOf(batch);
-  // Ranks that would share an expert during inference (MoE-TP) hold copies of it.
+  // With MoE-TP, inference shards an expert over several ranks. In training, each of these ranks
+  // holds a copy of the expert.
   const int ep = form.ranks / form.copies;
   const MeshShape shape{.tp = form.ranks, .ep = ep};
   const ExpertExchangeOptions options{.tokens = batch.size(), .synchronous = form.synchronous};
@@ -76,7 +78,7 @@ Step RanksStep(const ModelConfig& config, const Batch& batch, const Form& form) 
     const SumOverRanks sum = [&](std::span<float> v) {
       comm->tp->AllReduceSum(v.data(), v.size());
     };
-    testing::OneRank<float> whole(config, Options());  // for its weights
+    testing::OneRank<float> whole(config, Options());  // gives the initial weights
     Model<float> model(config, Options(), {.experts = exchange.ranks(), .sum = sum}, pool);
     std::map<std::string, const Parameter<float>*> all;
     for (const Parameter<float>* p : whole.model.parameters()) all[p->name] = p;
@@ -178,7 +180,8 @@ std::vector<double> Curve(const ModelConfig& config, const Batch& batch, int ran
           comm->tp->AllReduceSum(v.data(), v.size());
         };
         LossOptions losses = Options();
-        losses.balance.batch = 0.0;  // its f[e] depend on the partition into micro-batches
+        // This loss depends on the partition into micro-batches, because its f[e] do.
+        losses.balance.batch = 0.0;
         Model<float> model(config, losses, {.experts = exchange.ranks(), .sum = sum}, pool);
         model.Initialise(9, 0.1);
         Learner learner(model, {.bias_step = 0.001, .order = order}, comm->tp.get());
@@ -230,7 +233,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Ranks,
 // Routing of `tokens` tokens of `rank` in exchange n. The experts of token t depend on t, `rank`
 // and n.
 TopK Routing(int n, int rank, int64_t tokens) {
-  constexpr int kExperts = 8, kTopK = 3;  // of SmallConfig("deepseek_v3")
+  constexpr int kExperts = 8, kTopK = 3;  // as in SmallConfig("deepseek_v3")
   TopK topk{.tokens = tokens, .k = kTopK};
   for (int64_t t = 0; t < tokens; ++t)
     for (int j = 0; j < kTopK; ++j)
@@ -337,7 +340,7 @@ struct NumberedBatch {
     ranks.dispatcher->ReleaseOutputs(&handle);
   }
 
-  static constexpr int64_t kRowBytes = (12 + 3) * sizeof(float);  // hidden and k of the config
+  static constexpr int64_t kRowBytes = (12 + 3) * sizeof(float);  // H = 12 and k = 3 of the config
   const int n;
   const ExpertRanks ranks;
   const TopK topk;

@@ -24,10 +24,10 @@ inline std::vector<EncodedDocument> CountingDocuments(int vocab, int count) {
   return out;
 }
 
-// The logits of the next token are a row selected by the last token, plus a bias. Row t is on rank
-// t % ranks, like an expert; the bias is replicated. For simplicity, one all-reduce fetches the
-// rows of other ranks, and another sums the gradients of all rows; each rank uses its own rows of
-// the sum.
+// A bigram model: the logits of the next token are the table row of the last token, plus a bias.
+// Row t is on rank t % ranks only, like an expert; the bias is replicated. For simplicity, one
+// all-reduce fetches the rows of other ranks, and another all-reduce sums the gradients of all
+// rows. Each rank then uses its own rows of the sum.
 class BigramModel : public TrainedModel {
  public:
   BigramModel(int vocab, int rank, int ranks, Collectives* all)
@@ -80,7 +80,7 @@ class BigramModel : public TrainedModel {
     }
   }
 
-  int break_at = 0;  // the Learn call, counted from now, that returns NaN; 0: none
+  int break_at = 0;  // Learn returns NaN at this call, counted from 1 from now on; 0: never
 
  private:
   void Add(const std::string& name, bool expert) {

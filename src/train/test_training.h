@@ -74,8 +74,8 @@ inline StepSize SizeOf(const Batch& batch) {
   return size;
 }
 
-// A model on one rank with everything it borrows. Weights are larger than a usual initialization,
-// so that every path of the gradient contributes.
+// A model on one rank, with all objects that it borrows. Weights are larger than in a usual
+// initialization, so that every path of the gradient contributes.
 template <typename T>
 struct OneRank {
   OneRank(const ModelConfig& config, const LossOptions& options, int threads = 1)

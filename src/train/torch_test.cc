@@ -1,4 +1,4 @@
-// Gradients of the fixtures against those of PyTorch's autograd
+// Compares the gradients of the fixtures with those of PyTorch's autograd
 // (tests/data/train/make_gradients.py).
 #include <filesystem>
 
@@ -23,7 +23,8 @@ std::vector<T> Values(const Checkpoint& file, const std::string& name) {
   return values;
 }
 
-// The norm of a gradient and at most 250 of its entries, in the format of the reference.
+// Returns the norm of a gradient and at most 250 of its entries, in the same format as the
+// reference file.
 template <typename T>
 std::vector<double> Sample(const std::vector<T>& gradient) {
   double squares = 0.0;

@@ -68,7 +68,8 @@ def compare(url, folder, tolerance, api_key=None, show=3):
     return not bad, "\n".join(lines)
 
 def check(server, folder, *others):
-    """For tests: the server equals the float32 reference and stops cleanly. The report of a failure contains the logs of the server and of `others`."""
+    """For tests: asserts that the server equals the float32 reference and stops cleanly. The error contains the logs of
+    the server and of `others`."""
     equal, report = compare(server.url, folder, 2e-4)
     assert equal, report + "\n" + server.text() + "".join(o.text() for o in others)
     assert server.stop() == 0

@@ -1,4 +1,5 @@
-"""Clients of a server whose ranks end, and what they must receive."""
+"""Test clients of a server whose ranks end, and helpers that compare the responses with those of an undisturbed
+server."""
 import http.client
 import json
 import os
@@ -21,13 +22,13 @@ SCHEMA = json.dumps({"type": "object", "properties": {"name": {"type": "string"}
 
 
 def bodies(batch, tokens):
-    """The requests of a batch: 32 generations of all kinds. Their prompts share no prefix with those of the last 59 batches,
-    so they have no prefix in the cache."""
+    """The requests of a batch: 32 generations of all kinds. Their prompts share no prefix with those of the previous 59
+    batches, so the cache has no prefix of them."""
     r = random.Random(batch)
     kinds = [
         {"sampling_params": {"temperature": 0}},
         {"sampling_params": {"temperature": 1.0, "sampling_seed": 11}},
-        {"sampling_params": {"temperature": 0.9, "top_p": 0.9}},  # the seed depends on the request's number
+        {"sampling_params": {"temperature": 0.9, "top_p": 0.9}},  # the seed follows from the request id
         {"sampling_params": {"temperature": 0.8, "frequency_penalty": 0.5, "presence_penalty": 0.3,
                              "repetition_penalty": 1.2, "min_new_tokens": 12}},
         {"sampling_params": {"temperature": 1.0}, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2},
@@ -50,7 +51,7 @@ def bodies(batch, tokens):
 
 
 class Client(threading.Thread):
-    """Sends a request, and keeps what it receives."""
+    """Sends a request and keeps the response in `result`. `gap`: the longest time between two events, in seconds."""
 
     def __init__(self, server, body):
         super().__init__(daemon=True)
@@ -102,12 +103,12 @@ class Client(threading.Thread):
 
 
 def without_times(value):
-    """Without what depends on the time of steps: durations, and counts of drafts, which the server adapts."""
+    """Removes values that depend on timing: durations, and counts of drafts, because the server adapts their number."""
     for choice in value if isinstance(value, list) else [value]:
         meta = choice.get("meta_info", {})
         for key in [key for key in meta if key == "e2e_latency" or key.startswith(("spec_", "jump_forward_"))]:
             meta.pop(key)
-        if len(value) > 1 and isinstance(value, list):  # whether copies share a cached prompt depends on timing
+        if len(value) > 1 and isinstance(value, list):  # cache hits between generations depend on timing
             choice["meta_info"].pop("cached_tokens", None)
             choice["meta_info"].pop("cached_tokens_details", None)
         if "index" in choice:
@@ -122,7 +123,7 @@ def metric(server, name):
 
 
 def start_batch(server, made):
-    """Sends the requests one after another, so that their numbers are the same on every server."""
+    """Sends the requests one after another, so that they have the same ids on every server."""
     submitted = metric(server, "switchyard_requests_total")
     clients = []
     for body in made:
@@ -178,7 +179,7 @@ def kill(server, ranks, sig):
 
 
 def descriptors(server):
-    """Open descriptors of the server process: all, and those of shared memory."""
+    """Returns the numbers of open descriptors of the server process: all, and those of shared memory."""
     links = []
     for entry in pathlib.Path(f"/proc/{server.process.pid}/fd").iterdir():
         try:
@@ -189,7 +190,7 @@ def descriptors(server):
 
 
 def settled_descriptors(server):
-    """Clients' connections take a while to close."""
+    """Waits until the number of descriptors is stable, because connections of clients take a while to close."""
     last = None
     for _ in range(100):
         now = descriptors(server)
@@ -201,14 +202,15 @@ def settled_descriptors(server):
 
 
 class Faults:
-    """A server with a folder of orders to its ranks."""
+    """A server whose ranks fail at exact points of a step, by the commands in a folder (SWITCHYARD_TEST_FAULTS)."""
 
     def __init__(self, model, *flags):
         self.folder = tempfile.TemporaryDirectory(prefix="switchyard-faults-")
         self.server = Server(model, *flags, env={"SWITCHYARD_TEST_FAULTS": self.folder.name})
 
     def order(self, point, how):
-        """`point`: RANK.POINT. The rank sees the whole order or none."""
+        """`point`: RANK.POINT. `how`: the kind of failure. The file is renamed, so a rank never reads an incomplete
+        command."""
         path = pathlib.Path(self.folder.name, point)
         path.with_name("new").write_text(how)
         path.with_name("new").rename(path)

@@ -1,4 +1,6 @@
-"""Ends ranks in all ways at all points of a step, on all layouts, under 32 mixed requests, and prints a table.
+"""Ends ranks in all ways at all points of a step, on all layouts, and prints a table.
+
+Each cell of the table is a failure (HOW) at a point (WHEN) of some ranks (WHO), while 32 mixed requests run.
 
     build/venv/bin/python tests/e2e/elastic_matrix.py [--layout NAME ...] [--how HOW ...] [--when WHEN ...] [--who WHO ...]
 
@@ -29,14 +31,15 @@ LAYOUTS = {
 }
 WHO = {"first": lambda n: [0], "last": lambda n: [n - 1], "two": lambda n: [0, 1], "all": lambda n: list(range(n))}
 HOW = ["kill", "segv", "abort", "bus", "exit", "throw", "stop", "spin"]
-# Points of a step while requests decode. "prefill": in the first layer of the first chunk. "idle": a signal. "loading": a
-# rank is killed while requests decode, and the new one fails while it loads.
+# When the ranks fail. "plan", "layer", "post" and "sampled" are points of a step while requests decode. "prefill": in
+# the first layer of the first chunk. "idle": by a signal before requests arrive. "loading": a rank is killed while
+# requests decode, and the new rank fails while it loads.
 WHEN = ["idle", "prefill", "plan", "layer", "post", "sampled", "loading"]
 SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGABRT, "bus": signal.SIGBUS, "stop": signal.SIGSTOP}
 
 
 def exists(name, when, how, who):
-    if who == "two" and ranks_of(name) == 2:  # all
+    if who == "two" and ranks_of(name) == 2:  # the same as "all"
         return False
     if when in ("idle", "loading"):  # an error of a rank that loads ends the server
         return how in SIGNALS
@@ -72,7 +75,7 @@ def run_cell(faults, when, how, ranks, made):
 
 
 def undisturbed(flags, tokens, cells):
-    """The results of all batches. The next batch is sent while one runs."""
+    """The results of all batches on a server without faults. Each batch is sent while the previous one runs."""
     with Faults(YARDLING, *flags) as faults:
         results, running = [], []
         for i in range(cells):
@@ -87,7 +90,7 @@ def row(*columns):
 
 
 def run_cells(name, faults, cells, want, tokens):
-    """Returns the number of bad cells."""
+    """Prints a line for each cell (when, how, who) of a layout. Returns the number of bad cells."""
     server, bad = faults.server, 0
     for i, (when, how, who) in enumerate(cells):
         epoch = metric(server, "switchyard_epoch")
@@ -98,7 +101,7 @@ def run_cells(name, faults, cells, want, tokens):
         wrong = sum(got != expected for got, expected in zip(results, want[i])) - lost
         ended = metric(server, "switchyard_epoch") - epoch
         left = [pid for pid in set(pids) - set(server.ranks()) if state_of(pid)]
-        for order in os.listdir(faults.folder.name):  # of a rank that another one has stopped first
+        for order in os.listdir(faults.folder.name):  # left over if a failure of another rank ended the rank first
             os.unlink(os.path.join(faults.folder.name, order))
         firsts = re.findall(r"the first token came (\d+) ms", server.text())
         gap = max(c.gap for c in clients)
@@ -108,7 +111,7 @@ def run_cells(name, faults, cells, want, tokens):
 
 
 def run_layout(name, args):
-    """Returns the number of bad cells."""
+    """Runs all cells of a layout. Returns the number of bad cells."""
     flags = [*FLAGS, *LAYOUTS[name], "--max-rank-deaths", "1000000/60"]
     cells = [(when, how, who) for when in args.when for how in args.how for who in args.who if exists(name, when, how, who)]
     want = undisturbed(flags, args.tokens, len(cells))
@@ -136,7 +139,7 @@ def main():
     parser.add_argument("--how", nargs="+", choices=HOW, default=HOW)
     parser.add_argument("--when", nargs="+", choices=WHEN, default=WHEN)
     parser.add_argument("--who", nargs="+", choices=WHO, default=list(WHO))
-    parser.add_argument("--tokens", type=int, default=45, help="most tokens of an output, at least 36")
+    parser.add_argument("--tokens", type=int, default=45, help="maximum tokens of an output; at least 36")
     args = parser.parse_args()
     row("layout", "when", "how", "who", "requests", "lost", "different", "restarts", "first token, ms", "longest gap, ms")
     row(*["---"] * 10)

@@ -1,8 +1,8 @@
 """Converts reference checkpoints to GGUF, and reads and writes GGUF files. Uses only the standard library.
 
-The names, keys and layouts are those of llama.cpp's converter, so this file describes independently what `switchyard`
-reads. Experts are stacked. Vectors and routers are float32. Rows of q and k of llama are reordered. kv_b_proj is split
-into a transposed part for keys and a part for values.
+The names, keys and layouts are those of llama.cpp's converter. So this file is an independent description of the format
+that `switchyard` reads. Experts are stacked. Vectors and routers are float32. In models of architecture llama, the rows
+of q and k are reordered. kv_b_proj is split into a transposed part for keys and a part for values.
 """
 import array
 import json
@@ -48,7 +48,7 @@ def write_safetensors(path, tensors):
 
 
 def floats(dtype, raw):
-    """A list of the numbers of plain types."""
+    """The values of `raw`, whose type is F32, F16 or BF16, as a list."""
     if dtype == "F32":
         return list(array.array("f", raw))
     if dtype == "F16":
@@ -78,7 +78,8 @@ def rows_of(raw, count):
 # --- conversion ---
 
 def pairs(tensor, heads):
-    """The rows of q or k of architecture llama: pairs (i, i + D / 2) of each head become (2i, 2i + 1)."""
+    """Reorders the rows of q or k as for the architecture llama: rows i and i + D / 2 of each head become rows 2i, 2i +
+    1."""
     dtype, shape, raw = tensor
     rows, size = rows_of(raw, shape[0]), shape[0] // heads
     order = [h * size + half * (size // 2) + i for h in range(heads) for i in range(size // 2) for half in (0, 1)]
@@ -98,7 +99,8 @@ def split_latent(tensor, heads, nope):
 
 
 def mxfp4(blocks, scales):
-    """ggml's blocks: the exponent, then byte j with elements j and j + 16."""
+    """Converts 32-element blocks to ggml's layout: the exponent, then 16 bytes; byte j has the elements j and j +
+    16."""
     out = bytearray()
     for i, scale in enumerate(scales):
         codes = [code for byte in blocks[i * 16:i * 16 + 16] for code in (byte & 15, byte >> 4)]
@@ -108,7 +110,7 @@ def mxfp4(blocks, scales):
 
 
 def gpt_oss_experts(tensors, prefix, block):
-    """Stacks of gate, up and down, whose rows gpt-oss interleaves."""
+    """Stacked tensors of gate, up and down. In gpt-oss's files, the rows of gate and up alternate."""
     out = {}
     for name, parts in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
         experts, n, groups, _ = tensors[f"{prefix}{name}_blocks"][1]
@@ -140,7 +142,7 @@ EXPERTS = {"gate": ("gate_proj", "w1"), "up": ("up_proj", "w3"), "down": ("down_
 
 
 def convert_layer(config, tensors, prefix, block):
-    """The GGUF tensors of a layer, whose tensors have `prefix`."""
+    """The GGUF tensors of a layer. `prefix`: of its safetensors names. `block`: of its GGUF names."""
     out, kind = {}, config["model_type"]
     mine = {name[len(prefix):]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     after = "post_attention_norm" if kind in ("glm4_moe", "gpt_oss") else "ffn_norm"
@@ -178,7 +180,8 @@ def convert_layer(config, tensors, prefix, block):
 
 
 def rope_factors(config, scaling):
-    """The divisors of Llama 3's frequencies."""
+    """The tensor rope_freqs: the numbers by which Llama 3 divides the rotary frequencies, one per pair of
+    dimensions."""
     size, out = config["head_dim"], []
     for i in range(0, size, 2):
         wavelength = 2 * math.pi * config["rope_theta"] ** (i / size)
@@ -278,7 +281,8 @@ def tokenizer_metadata(directory, kind):
 
 
 def convert(directory, layers=None):
-    """(metadata, tensors) of a checkpoint: [(key, kind, value)] and {name: (type, shape, bytes)}. `layers`: the first ones."""
+    """(metadata, tensors) of a checkpoint: [(key, kind, value)] and {name: (type, shape, bytes)}. `layers`: how
+    many."""
     config = json.loads((directory / "config.json").read_text())
     if layers:
         config["num_hidden_layers"] = layers
@@ -330,7 +334,7 @@ def file_bytes(metadata, tensors, version=3):
 
 
 def write(path, metadata, tensors, splits=1):
-    """Writes the file, or files PATH-00001-of-0000N.gguf; returns the first."""
+    """Writes one file, or with `splits` the files PATH-00001-of-0000N.gguf. Returns the path of the first file."""
     if splits == 1:
         path.write_bytes(file_bytes(metadata, tensors))
         return path
@@ -344,7 +348,7 @@ def write(path, metadata, tensors, splits=1):
 
 
 def read(path):
-    """(metadata, tensors) as write() takes them. Only for files with the kinds above."""
+    """Reads a file. Returns (metadata, tensors) in the form of write(). Supports only metadata kinds of KINDS."""
     raw, at = path.read_bytes(), 4
     kinds = {number: (name, form) for name, (number, form) in KINDS.items()}
 
@@ -395,7 +399,7 @@ def half(raw, at):
 
 
 def halves(codes):
-    """The low nibbles of 16 bytes, then the high ones."""
+    """The low nibbles of all bytes, then the high nibbles of all bytes."""
     return [byte & 15 for byte in codes] + [byte >> 4 for byte in codes]
 
 
@@ -442,7 +446,7 @@ BLOCKS = {"Q8_0": lambda b: [half(b, 0) * q for q in struct.unpack_from("32b", b
 
 
 def dequantize(kind, raw):
-    """A list of doubles: the exact values, of which float32 is the rounding."""
+    """The exact values as a list of doubles. Rounded to float32, they are the values that ggml computes."""
     if kind not in BLOCKS:
         return floats(kind, raw)
     size = TYPES[kind][2]

@@ -12,7 +12,7 @@ class Generator:
         self.random = random.Random(seed)
 
     def schema(self):
-        """A schema of an object or an array, so that outputs have a few parts."""
+        """A schema whose top level is an object or an array, so that outputs have several parts."""
         self.definitions = {}
         schema = self.object(0) if self.random.random() < 0.7 else self.array(0)
         if self.definitions:

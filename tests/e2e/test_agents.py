@@ -1,4 +1,5 @@
-"""Reasoning and tool calls of chats: a real model, the openai client, and the endpoints that parse a given text."""
+"""Reasoning and tool calls of chats, with the bundled model and the openai client. Also the endpoints that parse a
+text."""
 import json
 import pathlib
 import shutil
@@ -67,7 +68,7 @@ def test_offered_tools_change_no_text_without_a_call(plain, reasoning):
     assert error.value.param == "tool_choice"
 
 
-# A call is forced after the reasoning, which this model never ends.
+# The call is forced only after the reasoning. This model never ends its reasoning, so the output has no call.
 def test_a_forced_call_leaves_reasoning_free(plain, reasoning):
     ask = dict(model="yardling", messages=HELLO, temperature=0, max_tokens=40)
     text = client_of(plain).chat.completions.create(**ask).choices[0].message.content
@@ -130,7 +131,7 @@ def test_the_messages_api_gives_the_same_text(plain, reasoning):
 
 
 def test_channel_markers_in_the_vocabulary_select_harmony(tmp_path):
-    """gpt-oss writes in channels with any chat template."""
+    """Special tokens for channels select the formats of gpt-oss, whatever the chat template is."""
     model = tmp_path / "model"
     shutil.copytree(FIXTURES / "gpt_oss", model)
     tokenizer = json.loads((model / "tokenizer.json").read_text())

@@ -98,7 +98,7 @@ def test_help_names_all_of_them():
 
 @pytest.mark.parametrize("arguments, message", [
     (["speed"], "there is no bench speed; the nearest is bench serve; want one-batch, serve, kernels"),
-    (["kernels", "--device", "cpu", "--filter", "no such case"], "--filter no such case: no case of bench kernels contains it"),
+    (["kernels", "--device", "cpu", "--filter", "no such case"], "--filter no such case: no case of bench kernels has this text"),
     (["kernels", "--tokens", "1"], "see switchyard bench kernels --help"),
     (["exchange", "--device", "cpu", "--ranks", "1"], "--ranks 1: want at least 2 ranks"),
     (["moe-layer", "--model", "gpt-5"], "see switchyard bench moe-layer --help"),
@@ -165,7 +165,7 @@ def test_requests_that_fail_are_counted_and_told(a_server):
 @pytest.mark.parametrize("arguments, message", [
     (["--port", "1"], "http://127.0.0.1:1/get_model_info: Connection refused (is a server running there?"),
     (["--backend", "openai-chat"], "cannot send random ids"),
-    (["--dataset-name", "jsonl"], "want --dataset-path FILE"),
+    (["--dataset-name", "jsonl"], "needs --dataset-path FILE"),
     (["--request-rate", "0"], "see switchyard bench serve --help"),
 ], ids=["no server", "chat", "dataset", "rate"])
 def test_mistakes_of_serve_are_named(arguments, message):

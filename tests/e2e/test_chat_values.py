@@ -10,7 +10,8 @@ from server import FIXTURES, Server
 
 @contextlib.contextmanager
 def serving(tmp_path, base="qwen3", drop=(), **files):
-    """A server of a copy of a fixture with replaced files. A replacement is a text, or a function of the old JSON."""
+    """A server of a copy of a fixture with replaced files. A replacement is a text, or a function from the old JSON to
+    the new JSON."""
     model = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
     model.mkdir()
     for file in (FIXTURES / base).iterdir():

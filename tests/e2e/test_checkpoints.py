@@ -64,8 +64,8 @@ def test_the_index_says_which_file_has_a_tensor(tmp_path):
     entry = header[name]
     begin, end = entry["data_offsets"]
     good = data[begin:end]
-    # The tensor in its old file is zeroed. The index names a new file with the good tensor. A third file, which the index
-    # does not name, has a tensor of the same name.
+    # Zeros replace the tensor in its old file. The index names a new file that has the correct tensor. A third file,
+    # which the index does not name, has another tensor of the same name.
     raw = bytearray(home.read_bytes())
     offset = len(raw) - len(data)
     raw[offset + begin:offset + end] = bytes(end - begin)
@@ -94,7 +94,7 @@ def logprobs(model, *flags, env=None):
 
 
 def test_clip_qkv_limits_what_attention_adds(tmp_path):
-    """If values are clipped to almost 0, attention outputs are zero, as with output projections of zero."""
+    """If values are clipped to almost 0, the attention adds nothing, as with output projections of zero."""
     directory = tmp_path / "model"
     shutil.copytree(FIXTURES / "olmoe", directory)
     file = directory / "model.safetensors"

@@ -62,7 +62,7 @@ def test_the_servers_own_mask_counts():
 
 
 def test_bad_lists_are_refused():
-    for bind, said in (("0-", "not a list of CPUs"), ("0", "lists CPUs of 1 ranks, but this host has 2 ranks"), ("0-1|1", "two ranks have CPU 1")):
+    for bind, said in (("0-", "not a list of CPUs"), ("0", "lists CPUs of 1 ranks, but this host has 2 ranks"), ("0-1|1", "CPU 1 is listed for two ranks")):
         code, text = fails_to_start("--model-path", MODEL, "--tp", 2, "--cpu-bind", bind)
         assert code == 2 and "--cpu-bind" in text and said in text, text
     code, text = fails_to_start("--model-path", MODEL, "--tp", 1, "--device", "cpu", "--cpu-bind", "8191")
@@ -77,5 +77,5 @@ def test_an_idle_server_sleeps():
         seconds, before = 4, cpu_seconds(pids)
         time.sleep(seconds)
         used = cpu_seconds(pids) - before
-        # CPU time, which does not depend on other programs. Typically below 1 %.
+        # `used` is CPU time, which does not depend on other programs. It is typically below 1 % of `seconds`.
         assert used < 0.05 * seconds, f"{used} s of {seconds}"

@@ -97,7 +97,8 @@ HOSTS += [("qwen3_moe", 4, mode, "graphs") for mode in ("none", "normal", "low_l
 
 @pytest.mark.parametrize("case", HOSTS, ids=lambda c: f"{c[0]}-tp{c[1]}ep{c[1]}-{c[2]}-{c[3]}")
 def test_two_hosts_equal_transformers(case):
-    """Runs half of the ranks as node 1. By its NCCL_HOSTID, NCCL treats node 1 as another host and uses sockets."""
+    """Runs half of the ranks as node 1. NCCL_HOSTID differs there, so NCCL treats node 1 as another host and uses
+    sockets."""
     name, ranks, mode, graphs = case
     device, env = where(ranks)
     second = ["--base-gpu-id", FIRST_GPU + ranks // 2] if gpus() >= FIRST_GPU + ranks else []
@@ -247,7 +248,8 @@ def test_experts_move_and_no_output_changes(tmp_path, dispatch, layout, weights)
 
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_a_profile_has_the_times_of_the_gpu(graphs, tmp_path):
-    """Each operation is on the host and on the GPU. A decode step that runs as a graph is one operation."""
+    """A profile has each operation with its times on the host and on the GPU. A decode step in a graph is one
+    operation."""
     device, env = where(2)
     with Server(FIXTURES / "qwen3_moe", *device, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--max-total-tokens", 4096,
                 "--target-step-ms", 0, *GRAPHS[graphs], env=env) as server:
@@ -264,7 +266,8 @@ def test_a_profile_has_the_times_of_the_gpu(graphs, tmp_path):
 @pytest.mark.parametrize("graphs", GRAPHS)
 @pytest.mark.parametrize("layout", GRAMMAR_LAYOUTS)
 def test_grammars_constrain_outputs(layout, graphs):
-    """With 32 requests at once, each with a grammar of its own, with and without the overlapped schedule."""
+    """Concurrent requests, each with its own grammar, give valid and equal outputs with and without overlapped
+    scheduling."""
     flags = GRAMMAR_LAYOUTS[layout]
     device, env = where(2 if "--tp" in flags else 1)
     flags = flags if "--max-total-tokens" in flags else [*flags, "--max-total-tokens", 8192]
@@ -286,7 +289,7 @@ def without_drafts(*flags):
 @pytest.mark.parametrize("graphs", GRAPHS)
 @pytest.mark.parametrize("layout", DRAFT_LAYOUTS)
 def test_drafts_change_no_output(layout, graphs):
-    """Also with requests whose tokens the host samples, and with grammars."""
+    """The requests include some whose tokens the host samples, and some with grammars."""
     drafts = DRAFT_LAYOUTS[layout]
     device, env = where(2 if "--tp" in drafts else 1)
     flags = ["--max-total-tokens", 8192, "--chunked-prefill-size", 48, "--max-running-requests", 8, "--log-level", "warning",

@@ -20,7 +20,7 @@ MAGIC = b"YARDNET2"
 
 @pytest.fixture
 def secrets(tmp_path):
-    """Two secrets, each as the flags that select it."""
+    """Two secret files, each as the flags that select it."""
     flags = []
     for name in ("one", "two"):
         path = tmp_path / name

@@ -59,7 +59,8 @@ def test_a_request_that_ends_its_ranks_each_time_ends_alone(faults, expected):
 
 
 def test_ranks_that_fail_one_after_another_blame_no_request(faults, expected):
-    """The first failure stops the other rank before its own. That one fails while a suspect runs alone."""
+    """Rank 0 or 1 fails first, which ends the other rank before its own fault. That rank fails later, while a suspect
+    runs alone."""
     deaths = metric(faults.server, "switchyard_rank_deaths_total")
     clients = start_batch(faults.server, BODIES)
     for rank in (0, 1):
@@ -70,7 +71,7 @@ def test_ranks_that_fail_one_after_another_blame_no_request(faults, expected):
 
 
 def test_a_request_whose_ranks_are_killed_each_time_ends_too(faults):
-    """As by the kernel when its memory is short."""
+    """Each time, SIGKILL ends the rank, as the kernel does if memory is short."""
     faults.order(f"1.enter.{POISON}", "always kill")
     status, answer = faults.server.request("/generate", body(POISON, 9, stream=False))
     assert status >= 500 and "SIGKILL" in str(answer), answer

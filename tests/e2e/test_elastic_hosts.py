@@ -43,7 +43,7 @@ def serve_again(node0, epoch):
 def test_ranks_and_nodes_come_back(expected, secret, tmp_path):
     address = f"127.0.0.1:{free_port()}"
     with two_nodes(address, "--dist-secret-file", secret) as (node0, node1):
-        # A rank of each node, by a kill and by a stop.
+        # One rank of each node, ended by SIGKILL or stopped by SIGSTOP.
         disturbances = [lambda: os.kill(node0.ranks()[0], signal.SIGKILL), lambda: os.kill(node1.ranks()[0], signal.SIGKILL),
                         lambda: os.kill(node1.ranks()[0], signal.SIGSTOP)]
         for i, disturb in enumerate(disturbances):
@@ -54,7 +54,7 @@ def test_ranks_and_nodes_come_back(expected, secret, tmp_path):
             assert finish(clients) == expected[i], node0.text() + node1.text()
             serve_again(node0, i + 2)
             assert not any(state_of(pid) for pid in before)
-        # A whole node. One with another secret cannot take its place.
+        # Node 1 as a whole. A node with another secret cannot take its place.
         clients = start_batch(node0, BATCHES[3])
         wait_decoding(clients)
         node1.process.kill()

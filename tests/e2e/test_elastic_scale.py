@@ -9,7 +9,7 @@ from elastic import (FLAGS, YARDLING, Client, Faults, bodies, finish, metric, st
                      wait_until)
 from server import Server
 
-# With whole attention and whole dense layers on each rank, outputs are bitwise equal for any number of ranks.
+# If each rank has the complete attention and dense layers, outputs are bitwise equal for any number of ranks.
 EXACT = [*FLAGS, "--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention", "--moe-a2a-backend", "deepep",
          "--moe-dense-tp-size", 1]
 TOKENS = 36
@@ -29,7 +29,8 @@ def changes(server):
 
 
 def run_changed(server, batch, *requests):
-    """The results of a batch, the responses of changes while it decodes, and the longest gap of a stream in ms."""
+    """Requests the changes while a batch decodes. Returns the results of the batch, the responses of the changes, and
+    the longest gap in a stream in ms."""
     clients = start_batch(server, batch)
     wait_decoding(clients)
     answers = []
@@ -90,7 +91,7 @@ def test_a_rolling_restart_changes_no_output():
         assert not set(old) & set(server.ranks())
         assert changes(server) == 4 and metric(server, "switchyard_rank_deaths_total") == 0
         assert "planned restart of rank" in server.text()
-        # One rank keeps its weights and its cache, so it is not started again.
+        # Rank 1 keeps its weights and the KV cache, so its process is not restarted.
         old = server.ranks()
         assert scale(server, restart=[0])[0] == 200
         assert set(old) & set(server.ranks()) == {old[1]}

@@ -10,7 +10,7 @@ import pytest
 from server import FIXTURES, ROOT, Server
 
 POOLING = ROOT / "tests/data/pooling"
-# --tp, --ep, and flags of DP attention. With the last layout, sums have the same order as with one rank.
+# Flags of each layout. With "tp2-ep2-dp2", sums have the same order as with one rank, so results are bitwise equal.
 LAYOUTS = {
     "tp1": [],
     "tp2": ["--tp", 2],

@@ -27,7 +27,7 @@ HOT = [8, 9, 10, 11]  # experts that are all on rank 1 in the trivial placement
 
 
 def skewed(directory):
-    """A copy of MODEL whose correction biases make the routers prefer the experts HOT."""
+    """A copy of MODEL in which the selection biases make the routers prefer the experts in HOT."""
     shutil.copytree(MODEL, directory)
     directory.chmod(0o755)
     file = directory / "model.safetensors"
@@ -184,7 +184,7 @@ def test_it_moves_when_it_is_asked(checkpoint):
 
 
 def test_many_rebalances_leak_nothing(checkpoint):
-    """Each rebalance follows different requests, so that different experts are hot."""
+    """Before each rebalance, different requests are sent, so that different experts have the highest load."""
     def memory():  # private memory of the ranks in bytes
         total = 0
         for pid in server.ranks():

@@ -1,7 +1,7 @@
 """Serves the checkpoints of tests/data/families on CPUs. Tokens must equal those of transformers, and log-probabilities
-must agree to 2e-4 in float32. Each checkpoint is served in two layouts, so that the variants of a family cover all.
-SWITCHYARD_TEST_FAMILIES names another folder of such checkpoints, and SWITCHYARD_TEST_LAYOUTS=all serves each in all
-layouts."""
+must agree to 2e-4 in float32. Each checkpoint is served in two layouts, so that the two variants of a family cover all
+four layouts. SWITCHYARD_TEST_FAMILIES names another folder of such checkpoints. With SWITCHYARD_TEST_LAYOUTS=all, each
+checkpoint is served in all layouts."""
 import json
 import os
 import pathlib
@@ -24,7 +24,8 @@ FLAGS = ["--tokenizer-path", FIXTURES / "qwen3_moe", "--dtype", "float32", "--ma
 
 
 def check(name, folder, *flags, env=None):
-    """`folder`: for a copy of the checkpoint with empty lists of text cases."""
+    """Serves checkpoint `name` and compares it with its reference. In `folder` it makes a copy of the checkpoint with
+    empty lists of text cases."""
     model = folder / name
     shutil.copytree(FOLDER / name, model)
     (model / "reference.json").write_text(json.dumps({"encode": [], "encode_special": [], "chat": []}))

@@ -1,7 +1,8 @@
-"""GGUF files: each family equals transformers, each type equals its dequantized weights, splits, and defects.
+"""GGUF files. The outputs of each family equal those of transformers, and those of each type equal its dequantized
+weights. Also tests split models and invalid files.
 
-Files of families are converted from the reference checkpoints here (gguf_file.py). Those of tests/data/gguf were written
-by the package `gguf`.
+The files of families are converted from the reference checkpoints by gguf_file.py. The files in tests/data/gguf were
+written by the Python package `gguf`.
 """
 import json
 import shutil
@@ -31,7 +32,8 @@ def check_reference(model, reference, *flags):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_family_equals_transformers(tmp_path, name):
-    """Weights, tokenizer and chat template. Half of the models are split and named by their directory."""
+    """Compares weights, tokenizer and chat template. Half of the models are split, and --model-path is their
+    directory."""
     splits = 3 if NAMES.index(name) % 2 else 1
     gguf_file.write(tmp_path / "model.gguf", *gguf_file.convert(FIXTURES / name), splits=splits)
     check_reference(tmp_path if splits > 1 else tmp_path / "model.gguf", FIXTURES / name)
@@ -48,13 +50,13 @@ def test_a_family_without_tokenizer_equals_transformers(tmp_path, name):
 # --- types ---
 
 MODULES = {"olmoe": "mlp", "qwen3_moe": "mlp", "mixtral": "block_sparse_moe", "gpt_oss": "mlp"}
-# The conditions under which `switchyard` packs Q4_0: linears of layers, not embedding and head.
+# Types whose linears stay packed with --dtype float32. The embedding and the head are always expanded.
 PACKED = ("Q4_0",)
 
 
 def twin(file, config, folder):
-    """A safetensors checkpoint with the dequantized weights of a GGUF file: bfloat16, as blocks are expanded, but float32
-    for linears in Q4_0, which stay packed."""
+    """Writes a safetensors checkpoint with the dequantized weights of a GGUF file. They are bfloat16, the format to
+    which blocks are expanded. Linears in Q4_0 stay packed, so here they are float32."""
     kind = config["model_type"]
     modules = {gguf: name for name, gguf in gguf_file.MODULES.items()}
     modules.update({"ffn_gate_inp": f"{MODULES[kind]}.{'router' if kind == 'gpt_oss' else 'gate'}", "ffn_norm":
@@ -134,7 +136,8 @@ def test_expanded_blocks_and_mxfp4_equal_their_values(tmp_path, name):
 
 
 def test_packed_q4_0_equals_its_values(tmp_path):
-    """The kernels of packed weights add up in another order than those of float32. Placement changes nothing."""
+    """The kernels for packed weights and for float32 sum in different orders, so results are equal within a tolerance.
+    With packed weights, the number of ranks does not change the bits."""
     file = FILES / "mixtral_q4_0.gguf"
     found = logprobs(file)
     assert found == pytest.approx(logprobs(twin(file, config_of("mixtral"), tmp_path)), abs=1e-4)

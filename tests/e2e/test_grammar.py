@@ -21,7 +21,7 @@ COMMON = ["--log-level", "warning", "--device", "cpu"]
 FORMATS = jsonschema.FormatChecker(["email", "ipv4", "ipv6", "uuid"])
 
 
-# jsonschema checks these formats differently from RFC 3339, or only with further packages.
+# The formats below are checked here, because jsonschema checks them differently from RFC 3339, or needs more packages.
 @FORMATS.checks("date", ValueError)
 @FORMATS.checks("time", ValueError)
 @FORMATS.checks("date-time", ValueError)
@@ -81,7 +81,7 @@ def in_parallel(calls, threads=32):
 
 
 def with_schema(server, i, schema):
-    """The schema by one of the interfaces."""
+    """Sends a request with the schema, by the field and endpoint that `i` selects. Returns text and finish reason."""
     kind = i % 4
     if kind == 0:
         named = {"name": "data", "strict": True, "schema": schema}
@@ -94,7 +94,7 @@ def with_schema(server, i, schema):
 
 
 def is_valid(schema, text, reason):
-    """Whether the output ended by itself. Such an output must be valid."""
+    """Returns whether the output ended by itself (not at max_tokens). Asserts that such an output is valid."""
     if reason != "stop":
         assert reason == "length"
         return False
@@ -109,7 +109,7 @@ def is_valid(schema, text, reason):
 
 
 def compact(text):
-    """Whether JSON has no white space between its parts."""
+    """Returns whether a JSON text has no white space outside of strings."""
     return not re.search(r"\s", re.sub(r'"(?:[^"\\]|\\.)*"', "", text))
 
 
@@ -236,7 +236,8 @@ def streamed_call(server, body):
 
 
 def forced_call(server, i, tools, name):
-    """Name and arguments of a call that one of the APIs forces, and whether the output ended by itself."""
+    """Forces a call by the API that `i` selects. Returns its name and arguments, and whether the output ended by
+    itself."""
     messages = [{"role": "user", "content": "Which data do you have?"}]
     chat_tools = [{"type": "function", "function": tool} for tool in tools]
     if i % 3 == 0:

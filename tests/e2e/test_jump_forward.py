@@ -1,4 +1,4 @@
-"""Jump-forward decoding: a server that drafts forced text gives the answers of one that does not, in fewer steps."""
+"""Jump-forward decoding: servers with and without it give the same answers; with it they take fewer steps."""
 import concurrent.futures
 import json
 import re
@@ -20,7 +20,8 @@ SPACE = ["--constrained-json-disable-any-whitespace"]
 
 
 def native(server, i, schema):
-    """Greedy or sampled, with log-probabilities, penalties, stop strings or a grammar of another kind."""
+    """Request i to /generate: greedy or sampled, with log-probabilities, penalties, stop strings or a regular
+    expression."""
     sampling = {"max_new_tokens": 40 + 10 * (i % 5), "temperature": [0, 1][i % 2], "sampling_seed": i,
                 "json_schema": json.dumps(schema)}
     if i % 5 == 0:
@@ -39,7 +40,7 @@ def native(server, i, schema):
 
 
 def chat(server, i):
-    """Free text, text with strict tools, or a forced call."""
+    """Request i to the chat API: free text, text with strict tools, or a forced call."""
     body = {"messages": [{"role": "user", "content": f"Who is person {i}?"}], "max_tokens": 80, "seed": i,
             "temperature": [0, 1][i % 2]}
     if i % 3 > 0:

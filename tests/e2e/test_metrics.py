@@ -32,7 +32,7 @@ class Page:
         self.samples = [sample for family in self.families.values() for sample in family.samples]
 
     def __getitem__(self, name):
-        """The sum of a name over its labels."""
+        """The value of a metric, summed over all its labels."""
         found = [sample.value for sample in self.samples if sample.name == name]
         assert found, name
         return sum(found)

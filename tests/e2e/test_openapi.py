@@ -1,4 +1,4 @@
-"""GET /openapi.json and /docs: the document is valid, and responses have the schemas that it gives them."""
+"""GET /openapi.json and /docs: the document is valid, and requests and responses match its schemas."""
 import json
 import pathlib
 import urllib.request
@@ -69,7 +69,7 @@ def document(server):
 
 
 def check(value, schema, document):
-    """Validates `value`. References of the schema are into the document."""
+    """Validates `value` against `schema`, whose references point into the document."""
     root = {"$schema": "https://json-schema.org/draft/2020-12/schema", "components": document["components"], **schema}
     jsonschema.Draft202012Validator(root).validate(value)
 

@@ -1,5 +1,5 @@
-"""Two-batch and single-batch overlap: served tokens and log-probabilities equal those of transformers, and those of a
-server without overlap when many requests are in flight."""
+"""Two-batch and single-batch overlap. Served tokens and log-probabilities equal those of transformers. With many requests
+in flight, they equal those of a server without overlap."""
 import concurrent.futures
 import subprocess
 

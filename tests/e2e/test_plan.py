@@ -1,4 +1,4 @@
-"""`switchyard plan`, and the memory that a plan predicts against the memory that a process takes."""
+"""`switchyard plan`, and a comparison of planned memory with the resident memory of a process."""
 import json
 import pathlib
 import re
@@ -11,7 +11,7 @@ import server
 DATA = pathlib.Path(__file__).parent.parent / "data"
 ROOT = DATA.parent.parent
 MEMORY = re.compile(r"memory: planned ([\d.]+) MiB, resident ([\d.]+) MiB more than before loading")
-# Sizes at which the program itself is small beside the model. A page of the allocator counts little.
+# Model sizes (keys of config.json) so large that the memory of the program itself is negligible.
 SHAPES = {
     "qwen3_moe": {"hidden_size": 512, "moe_intermediate_size": 256, "num_experts": 32, "num_hidden_layers": 6,
                   "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000},
@@ -31,7 +31,7 @@ def run(*arguments, code=0):
 
 
 def planned_and_resident(*arguments):
-    # Prompts that fill the chunk, and sequences that fill the cache, make all of the plan resident.
+    # Prompts fill the chunk, and sequences fill the cache. So all planned memory becomes resident.
     out = run("bench", "one-batch", "--device", "cpu", "--repeat", 1, "--input-len", 192, "--output-len", 16,
               "--batch-size", 32, "--max-running-requests", 32, "--chunked-prefill-size", 2048, *arguments)
     planned, resident = MEMORY.search(out).groups()
@@ -51,7 +51,7 @@ def test_resident_memory_is_the_planned_one(name, flags):
                          ids=lambda path: path.name)
 def test_resident_memory_of_a_small_model_is_the_planned_one_and_the_heap(model):
     planned, resident = planned_and_resident("--model-path", model)
-    # In MiB. Threads, tables and heap of the program take 2 to 4, most in a build with CUDA.
+    # In MiB. Threads, tables and heap of the program take 2 to 4 MiB; they take most in a build with CUDA.
     assert resident == pytest.approx(planned, abs=6)
 
 
@@ -100,10 +100,10 @@ def test_explain_prints_the_decision_tree():
     (["--gpus", "8xh200", "--slo-itl", "0.001"], "the least ITL"),
     (["--gpus", "8xh200", "--nodes", "2"], "--nics is missing"),
     (["--gpus", "8xh200", "--nics", "8"], "--nics 8: want"),
-    (["--gpus", "8xh200", "--input-len", "999999"], "the model's context holds"),
+    (["--gpus", "8xh200", "--input-len", "999999"], "the model's context length"),
     (["--gpus", "8xh200", "--rate", "1", "--batch", "1"], "exclude each other"),
     (["--gpus", "8xh200", "--explain", "tp8-pp2"], "part \"pp2\" is unknown"),
-    ([], "want --gpus"),
+    ([], "want either --gpus"),
 ])
 def test_bad_input_says_what_would_be_needed(flags, wanted):
     assert wanted in run("plan", "--model-path", DATA / "plan/deepseek_v3.json", *flags, code=2)

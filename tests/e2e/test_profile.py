@@ -10,7 +10,7 @@ from server import FIXTURES, PROGRAM, Server
 
 MODEL = FIXTURES / "qwen3_moe"
 LAYERS = 3  # of MODEL
-# --target-step-ms 0: prompts are not divided by measured times.
+# With --target-step-ms 0, measured times do not change the sizes of prompt chunks.
 TP2_EP2 = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--dtype", "float32", "--max-total-tokens", 4096,
            "--target-step-ms", 0]
 LAYER = ["attention", "route", "dispatch", "experts", "combine", "finish"]  # MODEL has no shared expert

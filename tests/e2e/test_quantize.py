@@ -55,7 +55,8 @@ def test_serves_the_outputs_of_quantization_on_load(tmp_path, format, flags, met
 def test_continues_after_a_kill(tmp_path):
     command = [MODEL, tmp_path / "out", "--format", "int4", "--max-shard-size", "0.00001"]
     assert quantize(MODEL, tmp_path / "whole", *command[2:]).returncode == 0
-    # A pipe that is almost full stops the program after a few lines; each finished file has one.
+    # Standard error is a pipe that is almost full. The program writes a line for each finished file, so it blocks after
+    # a few files.
     reader, writer = os.pipe()
     size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
     os.write(writer, b" " * (size - 400))
@@ -77,7 +78,7 @@ def test_continues_after_a_kill(tmp_path):
 
 
 def test_a_full_disk_is_one_error_and_can_be_continued(tmp_path):
-    # A limit of the file size stands in for a full disk: the embedding's file exceeds it.
+    # A limit of the file size simulates a full disk: the file of the embedding exceeds it.
     def limit():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))

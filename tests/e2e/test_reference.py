@@ -14,7 +14,7 @@ BACKENDS = {
     "deepep-normal": ["--moe-a2a-backend", "deepep", "--deepep-mode", "normal"],
     "deepep-low_latency": ["--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"],
 }
-# Tested only on layouts that distribute experts over ranks, with and without tensor-parallel experts.
+# MORE_BACKENDS are tested only with two layouts (tp, ep): experts on two ranks each, and each expert on one rank.
 MORE_LAYOUTS = [(4, 2), (4, 4)]
 MORE_BACKENDS = {
     "deepep-auto-masked": ["--moe-a2a-backend", "deepep", "--moe-runner-backend", "masked_mlp"],
@@ -22,7 +22,7 @@ MORE_BACKENDS = {
     "mooncake": ["--moe-a2a-backend", "mooncake"],
     "fused": ["--moe-a2a-backend", "fused"],
 }
-# DP attention, with dense layers on gathered tokens (dp2) and on each rank's own tokens (dp4).
+# Layouts of DP attention. In "none-dp2", dense layers run on gathered tokens; in "deepep-dp4", on each rank's own tokens.
 DP_LAYOUTS = [(4, 2)]
 DP_BACKENDS = {
     "none-dp2": ["--enable-dp-attention", "--dp-size", 2],

@@ -44,7 +44,7 @@ def chat(text, **fields):
 
 
 def stream(server, body):
-    """The text of a streamed chat, and whether it ended."""
+    """Returns the text of a streamed chat, and whether the stream was complete."""
     _, text = server.request("/v1/chat/completions", {**body, "stream": True})
     events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
     chunks = [json.loads(e) for e in events if e != "[DONE]"]
@@ -88,7 +88,7 @@ def test_a_conversation_stays_where_its_prefix_is_cached(workers):
 
 
 def test_killed_workers_lose_no_request_that_has_not_begun(workers):
-    """Two workers are killed and started again in turn. Requests without streaming all succeed."""
+    """Of two workers, one at a time is killed and started again. All requests without streaming succeed."""
     texts = [f"Tell me about {i}" for i in range(40)]
     want = {t: workers[0].request("/v1/chat/completions", chat(t))[1]["choices"] for t in texts[:8]}
     with Router(workers, "--policy", "round_robin", "--max-retries", 5) as router, \

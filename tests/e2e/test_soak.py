@@ -1,6 +1,6 @@
 """Many concurrent streaming clients, a third of which disconnect midway. Outputs must not change, and nothing may leak.
 
-CI runs it for --soak-seconds (15); the full length is `pytest test_soak.py --soak-seconds 60`.
+The test runs for --soak-seconds, by default 15 as in CI. Run it for 60 s with `pytest test_soak.py --soak-seconds 60`.
 """
 import json
 import random

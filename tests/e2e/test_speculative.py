@@ -1,4 +1,4 @@
-"""Speculative decoding: a server with drafts gives the answers of a server without, and reports its drafts."""
+"""Speculative decoding: servers with and without drafts give the same answers, and counts of drafts are reported."""
 import concurrent.futures
 import json
 import re

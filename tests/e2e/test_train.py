@@ -111,7 +111,8 @@ def test_transformers_loads_it(learned):
 
 
 def test_interrupted_and_resumed_is_the_same(folder):
-    """SIGTERM saves a checkpoint and exits with 0. The same command then resumes, with the results of an unbroken run."""
+    """SIGTERM saves a checkpoint and exits with 0. The same command then resumes. Results equal those of an
+    uninterrupted run."""
     train(folder, folder / "whole", 40, "--dtype", "float32")
     cut = command(folder, folder / "cut", 40, "--dtype", "float32")
     process = subprocess.Popen([PROGRAM, *map(str, cut)], stderr=subprocess.PIPE, text=True)
@@ -164,7 +165,7 @@ def test_bad_input(folder, learned):
             (["--learnig-rate", 1], "the nearest is --learning-rate")]:
         assert message in fails(*command(folder, out, 3, *flags))
     assert not list(out.glob("checkpoint-*"))
-    assert "is not that of --model" in fails(*command(folder, learned, 130, "--mtp-layers", 0))
+    assert "differs from that of --model" in fails(*command(folder, learned, 130, "--mtp-layers", 0))
     assert "--output" in fails("train", "--export-only", "--output", out)
 
 
@@ -189,7 +190,7 @@ def test_a_full_disk_loses_no_checkpoint(folder):
     done = switchyard(*command(folder, out, 6, "--save-every", 2, "--full-disk-wait", 1), preexec_fn=limit)
     assert done.returncode == 2
     assert done.stderr.count("cannot be written") >= 3, done.stderr  # the warning, the message of the wait, the error
-    assert "trying again" in done.stderr
+    assert "the write is retried" in done.stderr
     assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-000002"]
     assert "after step 2" in train(folder, out, 6)
     assert len(steps_of(out)) == 6
@@ -210,7 +211,7 @@ def test_a_second_signal_ends_at_once(folder):
 
 
 def test_an_mtp_module_is_trained_for_a_frozen_model(folder, tmp_path):
-    """The model answers as before, and its new module drafts what it answers."""
+    """The answers of the model do not change, and its new MTP module predicts most of their tokens."""
     base, module = tmp_path / "base", tmp_path / "module"
     train(folder, base, 120, "--mtp-layers", 0)
     said = train(folder, module, 80, "--train-only", "mtp", "--mtp-layers", 1, "--init-from", base / "final")

@@ -18,7 +18,8 @@ def run(*args):
 
 
 def train(tmp_path, *flags):
-    # A folder and a file. All of docs grows, so that 2000 tokens fit the README less and less.
+    # Tests a folder and a file as input. With all of docs as input, 2000 tokens would compress the README less with
+    # every new page.
     done = run(ROOT / "docs/notes", ROOT / "README.md", "--output", tmp_path / "tokenizer", "--vocab-size", 2000, *flags)
     assert done.returncode == 0, done.stderr
     return tmp_path / "tokenizer"
@@ -30,8 +31,8 @@ def test_same_ids_as_tokenizers(tmp_path, flags):
     folder = train(tmp_path, *flags)
     theirs = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert theirs.get_vocab_size() == 2000
-    # The encoder of Switchyard is compared with this library by the unit tests of src/text. This test checks the file:
-    # every token must have the same id in both.
+    # Unit tests of src/text compare Switchyard's encoder with this library. This test checks the file: every token must
+    # have the same id in tokenizer.json and in the library.
     vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     assert all(theirs.token_to_id(token) == number for token, number in vocab.items())
     for text in TEXTS:

@@ -12,9 +12,9 @@ from server import FIXTURES, MPIRUN, OtherNode, Server, free_port, have_ended, m
 
 MODEL = FIXTURES / "qwen3_moe"
 WATCHDOG = 3
-# Without restarts, so that the end of a rank ends the server (test_elastic.py has the restarts).
+# Restarts are disabled, so the end of a rank ends the server. test_elastic.py tests restarts.
 ONE_HOST = ["--tp", 2, "--ep", 2, "--disable-elastic-ep"]
-# The timeout for ranks of several nodes. /health names a rank without heartbeat after half of this time.
+# --watchdog-timeout of engines with several nodes. /health names a rank without heartbeat after half of this time.
 NODES_WATCHDOG = 8
 NODES = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--mem-fraction-static", 0.2, "--watchdog-timeout", NODES_WATCHDOG]
 # A request of 64 choices, so that it runs long enough even on a fast machine.

@@ -1,7 +1,7 @@
-"""A server for tests with clients: the bundled model, and requests that it is right on.
+"""A server of the bundled model for tests with clients, and requests to which its answers are correct.
 
-Most tests force a call with tool_choice, whatever the question, and the model answers freely after it. Values of
-arguments are short by their schema: the model might write a free string up to the token limit.
+Most tests force a call with tool_choice, which works with any question. After the call, the model answers freely. The
+schema of arguments allows only short values, because the model might continue a free string up to the token limit.
 """
 from typing import Literal
 
@@ -11,18 +11,18 @@ from server import ROOT, Server
 
 MODEL = "small"
 QUESTION = "What is a router?"
-# The model calls get_weather(city) for the first text by itself, and gives the last one from its result.
+# Given WEATHER_QUESTION, the model calls get_weather(city) by itself. Given WEATHER_RESULT, it answers WEATHER_ANSWER.
 WEATHER_QUESTION = "What is the weather in Rome?"
 WEATHER_RESULT = '{"temperature": 21, "sky": "sunny"}'
 WEATHER_ANSWER = "It is sunny in Rome, at 21 degrees."
-# A tool as JSON schema, with its possible values.
+# Parameters of a tool, as a JSON Schema that allows only a few values.
 CITIES = ["Oslo", "Rome"]
 WEATHER = {"type": "object", "additionalProperties": False, "required": ["city", "days"], "properties": {
     "city": {"type": "string", "enum": CITIES}, "days": {"type": "integer", "enum": [1, 2, 3]}}}
 
 
 class Place(pydantic.BaseModel):
-    """A place, with the values of WEATHER."""
+    """The parameters of WEATHER as a pydantic model."""
 
     city: Literal["Oslo", "Rome"]
     days: Literal[1, 2, 3]

@@ -1,5 +1,5 @@
-"""An HTTP client for load tests, on asyncio streams. It can also misbehave: disconnect, read slowly, or close its
-sending side."""
+"""An HTTP client for load tests, on asyncio streams. It can also deviate from normal behaviour: disconnect, read slowly,
+or close its sending side."""
 import asyncio
 import dataclasses
 import json

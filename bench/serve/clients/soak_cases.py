@@ -1,8 +1,9 @@
 """The actions of the clients of a soak test, and the comparison of answers with reference answers. The reference
 answers are those that the server gave without load.
 
-An answer is compared as a list of dictionaries, one for each generation: everything that the server computes, without
-ids and times. A request must get the same answer with and without streaming, and with and without concurrent requests.
+An answer is compared as a list of dictionaries, one for each generation. They contain everything that the server
+computes, but no ids and times. A request must get the same answer with and without streaming, and with and without
+concurrent requests.
 """
 import asyncio
 import json

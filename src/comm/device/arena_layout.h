@@ -17,9 +17,9 @@ namespace switchyard {
 inline constexpr uint64_t kArenaMagic = 0x414e455241445953;  // "SYDARENA"
 inline constexpr int kMaxRanksPerArena = 256;
 
-// The start of the mapping. A WorkNote for each rank follows, then the ranks' arenas, page-aligned,
-// in order of rank, and then their kept memory, aligned to huge pages. All processes run the same
-// build, so the layout needs no version. Lock-free atomics work across processes.
+// Header at the start of the mapping. After it come one WorkNote per rank, the ranks' arenas in
+// rank order (page-aligned), and the ranks' kept memory (aligned to huge pages). All processes run
+// the same build, so the layout needs no version. Lock-free atomics work across processes.
 struct ArenaHeader {
   enum AbortState : uint32_t { kRunning, kAborting, kAborted };  // kAborting: reason being written
 
@@ -32,7 +32,7 @@ struct ArenaHeader {
     std::atomic<uint64_t> beats;
     // Milliseconds for which the rank may compute without a heartbeat; 0: no limit.
     std::atomic<uint32_t> allowed_ms;
-    std::atomic<uint32_t> waits;  // 1: for the next epoch
+    std::atomic<uint32_t> waits;  // 1: the rank waits for the next epoch
   };
 
   uint64_t magic;
@@ -42,14 +42,15 @@ struct ArenaHeader {
   alignas(64) std::atomic<uint32_t> abort_state;
   std::array<char, 1020> abort_reason;
   alignas(64) std::atomic<uint64_t> parent_beats;  // 0: no process watches the ranks
-  alignas(64) std::atomic<uint32_t> epoch;         // 0: there is only one
+  alignas(64) std::atomic<uint32_t> epoch;         // 0: epochs are not enabled
   std::array<char, 252> endpoint;  // the front's control endpoint; set from the second epoch on
   std::array<RankState, kMaxRanksPerArena> ranks;
 };
-// The requests that a rank computes, read by the process that watches the rank. One note for each
-// rank. Pages without ids are never touched, so they take no memory.
+// The ids of the requests that a rank computes. The process that watches the rank reads them. Pages
+// of the array that hold no ids are never touched, so they take no memory.
 struct WorkNote {
-  static constexpr uint64_t kUnknown = ~uint64_t{0};  // `count`: being written, or too many ids
+  // Value of `count` while the note is being written, or if there are too many ids.
+  static constexpr uint64_t kUnknown = ~uint64_t{0};
   std::atomic<uint64_t> count;
   std::array<uint64_t, (size_t{1} << 13) - 1> ids;
 };
@@ -90,7 +91,7 @@ struct SharedArena::Impl {
     return header().abort_state.load(std::memory_order_seq_cst) != ArenaHeader::kRunning;
   }
   void Abort(std::string_view reason) const;  // aborts the ranks of this host
-  std::string AbortReason() const;            // once aborted()
+  std::string AbortReason() const;            // call after aborted() is true
   [[noreturn]] void ThrowAborted() const;
 };
 

@@ -14,7 +14,7 @@ class Collectives {
  public:
   virtual ~Collectives() = default;
 
-  virtual int rank() const = 0;  // in the group
+  virtual int rank() const = 0;  // rank of this member in the group
   virtual int size() const = 0;
 
   virtual void AllReduceSum(float* data, size_t count) = 0;  // in place
@@ -27,9 +27,9 @@ class Collectives {
   virtual void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) = 0;
 };
 
-// A rank's groups (comm/mesh.h). Borrowed.
+// The collectives of a rank's groups (comm/mesh.h). Does not own them.
 struct RankGroups {
-  Collectives* tp = nullptr;  // the world
+  Collectives* tp = nullptr;  // all ranks of the world
   Collectives* ep = nullptr;
   Collectives* moe_tp = nullptr;
   Collectives* attn_tp = nullptr;

@@ -35,8 +35,8 @@ struct Communicator::Impl {
   int rank = 0;
   int size = 1;
   std::optional<StagedRounds> rounds;  // none in a group of one
-  // Scratch by member, sized once.
-  std::vector<const float*> sources;          // of a sum
+  // Scratch arrays [members], allocated once.
+  std::vector<const float*> sources;          // inputs of a sum
   std::vector<std::span<std::byte>> places;   // segments of an all-gather's output
   std::vector<std::span<const float>> parts;  // parts of a reduce-scatter's input
   std::vector<size_t> equal_counts;
@@ -79,7 +79,7 @@ void Communicator::Impl::SendToAll(std::span<const std::byte> bytes) {
   }
 }
 
-// Sums what every member sent this round; this member's own contribution is `mine`.
+// Sums the messages that all members sent in this round. `mine`: this member's own message.
 void Communicator::Impl::SumInboxes(const float* mine, float* out, size_t count) {
   for (int r = 0; r < size; ++r) {
     sources[r] = r == rank ? mine : reinterpret_cast<const float*>(rounds->Inbox(r));
@@ -93,8 +93,8 @@ void Communicator::Impl::ReduceOneShot(float* data, size_t count) {
   SumInboxes(data, data, count);
 }
 
-// data [size, part], where the last parts may be shorter or empty. Each member reduces the part of
-// its rank and sends it to all.
+// Two-shot all-reduce. `data` is divided into one part per member; the last parts may be shorter or
+// empty. Each member reduces the part with the index of its rank and sends the sum to all.
 void Communicator::Impl::ReduceInParts(float* data, size_t count) {
   const size_t members = static_cast<size_t>(size);
   const size_t part = ((count + members - 1) / members + 15) / 16 * 16;  // whole cache lines

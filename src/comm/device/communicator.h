@@ -21,8 +21,8 @@ namespace switchyard {
 // the rank's thread only.
 class Communicator : public Collectives {
  public:
-  // Staging buffers stay in a core's L2 cache, because a peer's data is read right after it is
-  // written.
+  // Default size of the staging buffers in bytes. They fit the L2 cache of a core, because a peer's
+  // data is read right after it is written.
   static constexpr size_t kStagingBytes = size_t{1} << 20;
 
   // Allocates staging buffers symmetrically. So every rank of the world constructs communicators of
@@ -32,7 +32,7 @@ class Communicator : public Collectives {
                size_t staging_bytes = kStagingBytes);
   ~Communicator() override;
 
-  int rank() const override;  // in the group
+  int rank() const override;  // rank of this member in the group
   int size() const override;
 
   void AllReduceSum(float* data, size_t count) override;  // in place; float32, in group order
@@ -71,14 +71,14 @@ struct RankComm {
                                           SymmetricMemory::Options options = {});
 };
 
-// Collectives of host memory.
+// The communicators of `comm` as RankGroups, which are collectives of host memory.
 inline RankGroups Groups(RankComm& comm) {
   return {comm.tp.get(), comm.ep.get(), comm.moe_tp.get(), comm.attn_tp.get()};
 }
 
 // Runs body(rank) on `world` threads over one arena and returns when all have finished. Serves
-// tests and the offline engine. If one throws, the others are aborted and the first error is
-// rethrown.
+// tests and the offline engine. If a body throws, the other ranks are aborted and the first error
+// is rethrown.
 void RunRankThreads(int world, size_t bytes_per_rank,
                     const std::function<void(int rank, std::shared_ptr<SharedArena>)>& body);
 

@@ -104,7 +104,7 @@ TEST(CommunicatorTest, AGroupOfOneTakesNoMemory) {
   EXPECT_EQ(comm->moe_tp->Broadcast("all aboard", true), "all aboard");
 }
 
-// A leader that is idle for longer than the timeout, then sends a long message.
+// The leader is idle for longer than the timeout, and then sends a long message.
 TEST(CommunicatorTest, AnIdleBroadcastWaitsAndThenRunsInRounds) {
   RunRankThreads(3, kBytes, [](int rank, const std::shared_ptr<SharedArena>& arena) {
     SymmetricMemory memory(arena, rank, {.timeout = std::chrono::milliseconds(2000)});

@@ -9,7 +9,7 @@ namespace switchyard {
 enum class FrameKind : uint32_t {
   kWrite,          // `count` ranges: a table of ByteRange, then their bytes
   kWriteAndRaise,  // as kWrite, then sets the flag at `offset` to `value`
-  kFetch,          // requests `count` bytes at `offset`; the answer is a kBytes
+  kFetch,          // requests `count` bytes at `offset`; the peer returns a kBytes frame
   kBytes,
   kBeat,   // `count` is the sender's heartbeat counter
   kAbort,  // `count` bytes of reason
@@ -25,7 +25,7 @@ struct Frame {
 };
 static_assert(sizeof(Frame) == 24);
 
-inline constexpr size_t kMaxFrameRanges = 500;   // of one frame
-inline constexpr size_t kMaxReasonBytes = 1000;  // bytes
+inline constexpr size_t kMaxFrameRanges = 500;   // ranges in one frame
+inline constexpr size_t kMaxReasonBytes = 1000;  // bytes of an abort reason
 
 }  // namespace switchyard

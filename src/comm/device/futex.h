@@ -14,7 +14,7 @@ namespace switchyard {
 
 // Sleeps while *word == seen, at most `longest`. May return early; the caller checks again. Does
 // not set FUTEX_PRIVATE_FLAG: processes map the word at different addresses, so the kernel has to
-// identify it by its page.
+// identify the word by its physical page.
 inline void FutexWait(uint32_t* word, uint32_t seen, std::chrono::nanoseconds longest) {
   timespec relative{};
   relative.tv_sec = static_cast<time_t>(longest.count() / 1'000'000'000);

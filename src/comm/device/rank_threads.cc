@@ -44,7 +44,7 @@ void RunRankThreads(std::vector<std::shared_ptr<SharedArena>> arenas, const Rank
       arena.reset();
     });
   }
-  threads.clear();  // joins
+  threads.clear();  // joins all threads
   if (first != nullptr) std::rethrow_exception(first);
 }
 
@@ -63,7 +63,7 @@ void RunTcpRankThreads(int world, int ranks_per_node, size_t bytes_per_rank, con
     listeners.push_back(TcpListener::Bind({"127.0.0.1", 0}));
     tcp.listeners.push_back(listeners.back().address());
     if (rank % ranks_per_node == 0) node = SharedArena::Create(world, bytes_per_rank);
-    arenas.push_back(SharedArena::FromFd(dup(node->fd())));  // a mapping per rank, like a process
+    arenas.push_back(SharedArena::FromFd(dup(node->fd())));  // own mapping, as in a rank process
   }
   RunRankThreads(std::move(arenas), [&](int rank, const std::shared_ptr<SharedArena>& arena) {
     ConnectTcpRanks(*arena, rank, std::move(listeners[rank]), tcp, kConnectTimeout);

@@ -11,9 +11,9 @@ namespace switchyard {
 
 using RankBody = std::function<void(int rank, std::shared_ptr<SharedArena>)>;
 
-// Runs body(rank, arenas[rank]) on a thread for each rank and returns when all have finished. If
-// one throws, its arena is aborted, and the first error is rethrown. A thread releases its arena
-// when it ends.
+// Runs body(rank, arenas[rank]) on a thread for each rank and returns when all have finished. If a
+// body throws, the arena of its rank is aborted, and the first error is rethrown. A thread releases
+// its arena when it ends.
 void RunRankThreads(std::vector<std::shared_ptr<SharedArena>> arenas, const RankBody& body);
 
 // For tests: as RunRankThreads, but on simulated nodes of `ranks_per_node` ranks. Ranks of a node

@@ -14,7 +14,7 @@
 namespace switchyard {
 
 struct ByteRange {
-  uint64_t offset = 0, bytes = 0;  // in a rank's arena
+  uint64_t offset = 0, bytes = 0;  // of a range in a rank's arena
 };
 
 // Transports the operations of SymmetricMemory to the arena of a rank whose memory is not mapped
@@ -33,7 +33,7 @@ class RemoteRanks {
 
   virtual bool IsRemote(int rank) const = 0;
   // Copies the ranges of `image` to the same offsets of the rank's arena, in order, and then sets
-  // the flag there. Returns when `image` may be overwritten. Error kTimeout, kPeer.
+  // the flag there. Returns when `image` may be overwritten. Throws Error kTimeout or kPeer.
   virtual void Put(int rank, const std::byte* image, std::span<const ByteRange> ranges,
                    size_t flag_offset, uint32_t value, std::chrono::milliseconds timeout) = 0;
   // Copies the range of the rank's arena to the same offset of `image`.
@@ -48,8 +48,8 @@ class RemoteRanks {
   virtual void SendBeats(uint64_t beats) noexcept = 0;
 };
 
-// Maximum delay of a counter. The shortest limit on the time without a heartbeat is 1.5 s, half of
-// the shortest --watchdog-timeout.
+// Maximum age of a heartbeat counter on another host. This is short enough, because the shortest
+// limit on the time without a heartbeat is 1.5 s: half of the minimum --watchdog-timeout.
 inline constexpr std::chrono::milliseconds kBeatInterval{500};
 
 // One rank's arena as other hosts access it. Validates all arguments, because they come from the
@@ -64,7 +64,7 @@ class RemoteArenaAccess {
   uint64_t Beat() const;  // adds a heartbeat of `rank()`, returns the counter; from its thread only
   void SetBeats(int rank, uint64_t beats) const;  // `rank` is on another host
   bool aborted() const;
-  std::string AbortReason() const;  // once aborted()
+  std::string AbortReason() const;  // call after aborted() is true
   [[noreturn]] void ThrowAborted() const;
   void Abort(std::string_view reason) const;  // aborts the ranks of this host only
 

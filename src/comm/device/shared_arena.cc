@@ -54,7 +54,7 @@ size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank, uint64_t kept_per_ran
 }
 
 SharedArena::Impl::~Impl() {
-  remote.reset();  // its threads write to the mapping
+  remote.reset();  // first, because its threads write to the mapping
   if (base != nullptr) munmap(base, mapped_bytes);
   if (fd >= 0) close(fd);
 }
@@ -202,7 +202,8 @@ std::span<std::byte> SharedArena::Kept(int rank) const {
   if (impl_->kept_per_rank == 0) return {};
   const size_t stride = RoundUp(impl_->kept_per_rank, kHugePageBytes);
   const size_t begin = impl_->mapped_bytes - stride * static_cast<size_t>(world() - rank);
-  madvise(impl_->base + begin, stride, MADV_HUGEPAGE);  // has an effect on some machines only
+  // Has no effect if the kernel does not allow huge pages for shared memory.
+  madvise(impl_->base + begin, stride, MADV_HUGEPAGE);
   return {impl_->base + begin, impl_->kept_per_rank};
 }
 
@@ -248,7 +249,7 @@ bool SharedArena::Waits(int rank) const {
 void SharedArena::BeginEpoch(std::string_view endpoint) {
   ArenaHeader& header = impl_->header();
   CHECK(has_epochs() && endpoint.size() < header.endpoint.size());
-  // All but the header and the kept memory: notes and ranks' arenas.
+  // Clears the notes and the ranks' arenas. The header and the kept memory keep their contents.
   impl_->Clear(ArenaHeaderBytes(0),
                ArenaBytes(static_cast<uint64_t>(world()), impl_->bytes_per_rank));
   for (ArenaHeader::RankState& rank : header.ranks) {

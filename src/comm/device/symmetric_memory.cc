@@ -113,7 +113,7 @@ struct SymmetricMemory::Impl {
   int spins;  // 0 if ranks outnumber cores: the peer may need this core
   const std::unique_ptr<TestFaults> faults;  // null outside of tests
   Images images;
-  std::vector<Peer> peers;  // by rank
+  std::vector<Peer> peers;  // [world]
   size_t used = 0;
 
   void Beat() const {

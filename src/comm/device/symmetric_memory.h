@@ -54,21 +54,22 @@ class SharedArena {
   bool aborted() const;
   std::string AbortReason() const;  // empty before an abort
 
-  // Epochs: after an abort, ranks may wait until the parent has started the missing ones, and then
-  // begin again with new communicators. The parent calls EnableEpochs before it starts ranks, and
-  // BeginEpoch when each rank either waits or has ended: it clears the memory of all ranks, which
-  // are then not joined any more. `endpoint` is for the ranks that wait.
+  // Epochs: after an abort, ranks may wait until the parent has started the missing ranks. All
+  // ranks then begin again with new communicators. The parent calls EnableEpochs before it starts
+  // ranks. It calls BeginEpoch when each rank either waits or has ended. BeginEpoch clears the
+  // memory of all ranks and marks them as not joined. Waiting ranks receive `endpoint`.
   void EnableEpochs();
   bool has_epochs() const;
   void BeginEpoch(std::string_view endpoint);
   bool Waits(int rank) const;
   // In a rank that has destroyed its SymmetricMemory: waits for the next epoch, without a deadline.
-  // Returns its endpoint.
+  // Returns the endpoint that was given to BeginEpoch.
   std::string WaitForEpoch(int rank);
 
-  // The kept memory of a rank, for this rank only. It outlives epochs and the rank's process: a new
-  // process finds the bytes that the last one wrote. Initially zero; empty if there is none.
-  // ClearKept, by the parent before BeginEpoch: zero again, for all ranks.
+  // The kept memory of a rank, used by this rank only. It outlives epochs and the rank's process: a
+  // new process finds the bytes that the previous process wrote. Initially zero; empty if the arena
+  // was created without kept memory. ClearKept zeroes the kept memory of all ranks; the parent
+  // calls it before BeginEpoch.
   std::span<std::byte> Kept(int rank) const;
   void ClearKept();
 
@@ -98,8 +99,8 @@ class SharedArena {
   explicit SharedArena(std::unique_ptr<Impl> impl);
 };
 
-// One rank's handle on the world's arenas. Owned by the rank, used by the rank's thread only, as
-// long as the rank lives.
+// One rank's access to the arenas of all ranks. Owned by the rank, used by the rank's thread only,
+// as long as the rank lives.
 //
 // Allocation is symmetric: all ranks make the same calls in the same order, so an offset denotes
 // the same buffer on each. There is no free; all sizes are fixed at startup.
@@ -132,8 +133,8 @@ class SymmetricMemory {
   // …) sends the current bytes, which arrive before the flag does.
   void Wrote(int rank, size_t offset, size_t bytes);
   // Copies the current bytes [offset, offset + bytes) of `rank`'s memory to the image. Waits with
-  // the deadline of Wait; the peer's own thread takes no part. The caller must first have waited
-  // for a flag after which the bytes no longer change.
+  // the deadline of Wait. The peer's own thread does not take part. The caller must first have
+  // waited for a flag after which the bytes no longer change.
   void Fetch(int rank, size_t offset, size_t bytes, const char* stage);
   bool Mapped(int rank) const;  // whether At(rank, …) is that rank's memory itself
 
@@ -152,9 +153,9 @@ class SymmetricMemory {
   bool aborted() const;                              // whether every wait throws from now on
   void CheckAborted() const;                         // throws as a wait does
 
-  // Heartbeat of this rank. Between StartHeartbeat and StopHeartbeat every wait beats; Beat adds a
-  // beat within long computations. Before StartHeartbeat and after StopHeartbeat, Beat has no
-  // effect.
+  // Heartbeat of this rank. Between StartHeartbeat and StopHeartbeat every wait increments the
+  // heartbeat counter, and Beat increments it within long computations. Before StartHeartbeat and
+  // after StopHeartbeat, Beat has no effect.
   void StartHeartbeat();
   void Beat();
   void StopHeartbeat();
@@ -162,8 +163,8 @@ class SymmetricMemory {
   // 0: no limit.
   void AllowSilence(std::chrono::milliseconds time);
 
-  // Notes in shared memory which requests this rank computes from now on. If the rank ends by
-  // itself, one of them may be the cause.
+  // Notes in shared memory which requests this rank computes from now on. If the rank process
+  // fails, one of these requests may be the cause.
   void NoteWork(std::span<const uint64_t> ids);
 
   void Abort(std::string_view reason);

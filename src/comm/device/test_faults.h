@@ -9,13 +9,17 @@
 namespace switchyard {
 
 // Injects faults for tests. Commands are files in a folder, so that a test can write them while the
-// ranks run. If the file RANK.POINT exists when the rank passes the point, the rank removes it and
-// fails as its text says: kill, segv, abort, bus or stop (that signal), exit (exit code 0), throw
-// (std::bad_alloc), or spin (an endless loop). After "always ", the file stays. Owned by the rank's
-// SymmetricMemory, used by the rank's thread only.
+// ranks run. If the file RANK.POINT exists when the rank passes the point, the rank removes the
+// file and fails. The text of the file names the failure:
+// - kill, segv, abort, bus, stop: raises that signal;
+// - exit: ends the process with exit code 0;
+// - throw: throws std::bad_alloc;
+// - spin: loops forever.
+// If the text begins with "always ", the file is not removed. Owned by the rank's SymmetricMemory,
+// used by the rank's thread only.
 class TestFaults {
  public:
-  // The folder. Not set outside of tests.
+  // The environment variable with the path of the folder. Not set outside of tests.
   static constexpr const char* kVariable = "SWITCHYARD_TEST_FAULTS";
 
   static std::unique_ptr<TestFaults> FromEnvironment(int rank);  // null if the variable is not set

@@ -151,7 +151,7 @@ std::optional<std::string> ControlSocket::Receive(std::chrono::milliseconds time
       if (items[0].revents != 0) break;
       return std::nullopt;
     }
-    // A signal interrupts the poll early.
+    // The poll may have ended early because of a signal.
     left = timeout - std::chrono::ceil<std::chrono::milliseconds>(steady_clock::now() - start);
     if (left.count() <= 0) return std::nullopt;
   }

@@ -13,7 +13,8 @@ using ::testing::HasSubstr;
 constexpr milliseconds kLong(60'000);
 constexpr size_t kBytes = 4096;
 
-// Rank 0 does not serve, rank 1 has a heartbeat that stands still, and rank 2 beats.
+// Rank 0 does not serve. Rank 1 has a heartbeat counter that does not change. Rank 2 has
+// heartbeats.
 class HeartbeatWatchTest : public ::testing::Test {
  protected:
   HeartbeatWatchTest() {

@@ -38,17 +38,17 @@ class NodeGroup {
     int ranks_per_node = 1;
     Statement statement;  // must be equal on every node
     std::string secret;   // the same on all nodes; empty: nodes are not authenticated
-    std::chrono::milliseconds timeout{300'000};    // for all nodes to join
-    std::chrono::milliseconds connect_timeout{0};  // for node 0 to accept; 0: `timeout`
+    std::chrono::milliseconds timeout{300'000};    // time limit for all nodes to join
+    std::chrono::milliseconds connect_timeout{0};  // time limit for node 0 to accept; 0: `timeout`
     std::function<bool()> give_up;  // polled every 100 ms; must not return false after true
-    // On node 0, if the engine has served before: a node that differs is refused, and the wait
-    // continues, because requests are open.
+    // Set on node 0 if the engine restarts its ranks while requests are open. Node 0 then refuses a
+    // node with other flags and continues to wait, instead of throwing an error.
     bool restart = false;
   };
   // Waits for the other nodes. Returns null if give_up returns true. Error kTimeout names the
   // missing nodes, kInvalid names what differs; every node that has joined gets the same error.
   // Other connections, and nodes with another secret, are refused without ending the wait. A node
-  // that leaves during the wait may come again.
+  // that leaves during the wait may connect again.
   static std::unique_ptr<NodeGroup> Lead(const Options& options, const std::string& job);
   // Waits for node 0, and then for the others. Error kInvalid if node 0 has another secret.
   static std::unique_ptr<NodeGroup> Join(const Options& options);
@@ -96,7 +96,7 @@ class NodeGroup {
   Events events_;
 
   std::mutex mutex_;     // guards the members below, and sends
-  bool ending_ = false;  // connections may close
+  bool ending_ = false;  // true: closed connections are expected
   bool reported_ = false;
 };
 

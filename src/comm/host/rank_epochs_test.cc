@@ -48,7 +48,8 @@ TEST(RankEpochsTest, ARankThatOutlivesAnEpochServesInTheNext) {
   EXPECT_TRUE(ranks.WaitEnded(kLong));
 }
 
-// A process with a fault may have written anywhere.
+// Kept memory is cleared after a fault signal, because the process may have overwritten any memory
+// before it ended. SIGKILL is no fault: it comes from outside.
 TEST(RankEpochsTest, KeptMemoryOutlivesAKillButNoFault) {
   Troupe troupe(2, "epochs", kLong, {}, {}, {}, /*epochs=*/true, /*kept_bytes=*/4096);
   auto socket = ControlSocket::Bind(troupe.endpoint());

@@ -62,7 +62,7 @@ struct RankProcesses::Impl {
     FileDescriptor pidfd;
     bool ended = false;         // reaped
     bool reported = false;      // after `ended`: the callback has returned
-    bool retired = false;       // killed by this object on purpose: it ends, even if it still waits
+    bool retired = false;       // killed on purpose: ends, even if WaitForEpoch is still active
     double silent_seconds = 0;  // seconds without a heartbeat when the watchdog killed it
     Silence silence{2 * kHeartbeatSampleTime};
     double stopped_seconds = 0;  // > 0: killed because it was stopped (SIGSTOP) for so long
@@ -79,18 +79,19 @@ struct RankProcesses::Impl {
   // mutex cannot hit a reused pid.
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<Child> children;  // by rank
-  std::vector<RankExit> exits;  // in order of exit, of this epoch
+  std::vector<Child> children;  // in order of rank
+  std::vector<RankExit> exits;  // exits in this epoch, in the order in which ranks ended
   bool end_expected = false;
   bool killed = false;
   bool closing = false;
-  // Set: the watcher's thread begins an epoch and returns the ranks that it has started.
+  // If set, the watcher's thread begins an epoch and fulfills the promise with the ranks that it
+  // has started.
   std::optional<std::promise<std::vector<int>>> next_epoch;
 
   FileDescriptor wake;  // an eventfd that ends the watcher's wait
   std::vector<std::string> environment;
 
-  std::jthread watcher;  // last: joined first
+  std::jthread watcher;  // the last member, so that it is joined first
 
   void SpawnAll();
   Child Spawn(int i);
@@ -142,7 +143,7 @@ void RankProcesses::Impl::SpawnAll() {
   options.network.reset();  // closes the listeners, which the ranks have inherited
 }
 
-// Starts the ranks that have ended.
+// Starts a new process for each rank whose process has ended. Returns these ranks.
 std::vector<int> RankProcesses::Impl::SpawnMissing() {
   std::vector<int> started;
   for (int i = 0; i < std::ssize(children); ++i) {  // only this thread changes the list
@@ -166,7 +167,8 @@ void RankProcesses::Impl::Wake() const {
   [[maybe_unused]] const ssize_t written = write(wake.get(), &one, sizeof one);
 }
 
-// No rank of the last epoch ends meanwhile, because this thread reaps them.
+// Runs on the watcher's thread, which also reaps. So `children` does not change in this function
+// except by SpawnMissing.
 void RankProcesses::Impl::BeginEpoch() {
   std::optional<std::promise<std::vector<int>>> asked;
   bool damaged = false;
@@ -174,7 +176,7 @@ void RankProcesses::Impl::BeginEpoch() {
     const std::lock_guard lock(mutex);
     asked.swap(next_epoch);
     if (!asked) return;
-    // A process with a fault may have written anywhere before its end.
+    // A process that ended by a fault signal may have overwritten any memory before.
     damaged = std::ranges::any_of(
         exits, [](const RankExit& exit) { return exit.signal != 0 && exit.ByItself(); });
     exits.clear();
@@ -240,8 +242,9 @@ void RankProcesses::Impl::SampleHeartbeats() {
   }
 }
 
-// A rank in a long computation has no heartbeats either. So this function ends only processes that
-// are stopped. KillHung uses the time that the step may take.
+// Kills a process that was stopped (SIGSTOP) for too long. The time without a heartbeat is no
+// criterion here, because a rank in a long computation has no heartbeats either. KillHung handles
+// computations: its limit is the time that the step may take.
 void RankProcesses::Impl::KillStopped(Child& child, Silence::Clock::time_point now) {
   if (options.stall_timeout.count() == 0 || child.stopped_seconds > 0) return;
   child.stopped.Sample(IsStopped(child.pid) ? 1 : 0, now);
@@ -284,7 +287,7 @@ void RankProcesses::Impl::OnEnd(size_t child) {
     arena->Abort(exit.Describe());
     if (on_exit) on_exit(exit);
   }
-  // Notifies after the callback, because a waiter may rely on its return.
+  // Notifies after the callback, because a waiter may rely on the callback having returned.
   const std::lock_guard lock(mutex);
   exits.push_back(exit);
   children[child].reported = true;
@@ -427,7 +430,7 @@ bool RankProcesses::Settle(std::chrono::milliseconds wait, std::chrono::millisec
   const auto give_up = Clock::now() + wait;
   while (!std::ranges::all_of(my.children, settled) && Clock::now() < give_up)
     my.changed.wait_for(lock, kPoll);
-  my.killed = true;  // ends from now on are not news
+  my.killed = true;  // exits from now on are not reported
   for (Impl::Child& child : my.children) {
     if (!child.ended && !my.arena->Waits(child.rank)) my.Retire(child);
   }

@@ -15,19 +15,19 @@
 
 namespace switchyard {
 
-// How a rank process ended.
+// Describes how a rank process ended.
 struct RankExit {
   int rank = -1;
   int code = 0;    // exit code if signal is 0
   int signal = 0;  // the signal that killed it
   int pid = 0;
-  // Seconds without a heartbeat when the watchdog killed the rank; 0: not killed by it.
+  // Seconds without a heartbeat when the watchdog killed the rank; 0: the watchdog did not kill it.
   double silent_seconds = 0;
-  // Seconds for which the process had been stopped (SIGSTOP) when it was killed for this reason; 0:
-  // not killed for this reason.
+  // Seconds for which the process had been stopped (SIGSTOP), if it was killed because of that;
+  // otherwise 0.
   double stopped_seconds = 0;
-  // Seconds for which it computed a step without a heartbeat when it was killed for that; 0: not
-  // killed for that.
+  // Seconds for which the rank had computed a step without a heartbeat, if it was killed because of
+  // that; otherwise 0.
   double hung_seconds = 0;
   // Reason of the abort before this rank ended: its own error, or that of the rank that failed
   // first. Empty if there was no abort.
@@ -40,29 +40,30 @@ struct RankExit {
   bool ByItself() const;
 };
 
-// The ranks of one node as child processes. Each runs this program again (/proc/self/exe) with
-// the argument vector {"switchyard", "rank"}. It inherits the descriptors of stdout, stderr, the
-// arena and its spec (see RankSpec), with several nodes also of its listener, and no others. The
-// kernel kills it when the parent dies.
+// The ranks of one node as child processes. Each runs this program again (/proc/self/exe) with the
+// argument vector {"switchyard", "rank"}. A rank inherits only the descriptors of stdout, stderr,
+// the arena and its spec (see RankSpec), and, with several nodes, of its listener. The kernel kills
+// the rank when the parent dies.
 //
-// Ranks ignore SIGINT, SIGTERM and SIGHUP: the front must first drain its requests and then shut
-// the ranks down. But a terminal sends Ctrl-C to the whole foreground group, and a service manager
-// sends SIGTERM to every process of a service.
+// Ranks ignore SIGINT, SIGTERM and SIGHUP. A terminal sends Ctrl-C to the whole foreground group,
+// and a service manager sends SIGTERM to every process of a service. But the front must first drain
+// its requests and then shut the ranks down.
 //
 // Owned by the front. Thread-safe, but on_exit must not destroy it.
 class RankProcesses {
  public:
   struct Options {
-    int world = 1;     // of all nodes
+    int world = 1;     // ranks of all nodes
     std::string spec;  // opaque bytes for every rank: the serialized server arguments
     std::string control_endpoint;
     std::optional<NodeNetwork> network;  // none if all ranks are on this node
     std::chrono::milliseconds join_timeout{300'000};
     // A rank without a heartbeat for this time is killed; 0: never.
     std::chrono::milliseconds watchdog_timeout{0};
-    // A rank whose process is stopped (SIGSTOP) for this time is killed; 0: never. So is one that
-    // computes a step for this time, and for longer than SymmetricMemory::AllowSilence, without a
-    // heartbeat. Only CPU time counts then, since the machine may be busy.
+    // A rank whose process is stopped (SIGSTOP) for this time is killed; 0: never. A rank is also
+    // killed if it computes a step without a heartbeat for this time and for the time of
+    // SymmetricMemory::AllowSilence. In this case the process must also have used this much CPU
+    // time, because a rank on a busy machine may only be waiting for a CPU.
     std::chrono::milliseconds stall_timeout{0};
     std::function<bool()> give_up;  // polled by WaitJoined; may be empty
     // Ranks may wait for the next epoch instead of ending (SharedArena::WaitForEpoch).
@@ -93,13 +94,15 @@ class RankProcesses {
   bool Kill(std::chrono::milliseconds timeout);
   std::vector<int> Running() const;  // pids of the ranks of this node that have not ended
   // With epochs, after an abort: waits until each rank has ended or waits for the next epoch. Kills
-  // those that do neither by `wait`. False if one of these has not ended after `end`.
+  // the ranks that have done neither within `wait`. Returns false if a killed rank has not ended
+  // within `end`.
   bool Settle(std::chrono::milliseconds wait, std::chrono::milliseconds end);
-  // A planned end of `ranks`: kills them, and aborts the arena with `why`, which ends the epoch of
-  // the other ranks. These ends are not unexpected, so they are not reported. Then call Settle.
+  // Ends `ranks` on purpose: aborts the arena with `why`, which ends the epoch of the other ranks,
+  // and kills `ranks`. These exits are expected, so OnExit is not called for them. Call Settle
+  // next.
   void Retire(const std::vector<int>& ranks, const std::string& why);
-  // After Settle: begins the next epoch and starts the ranks that have ended. Returns these. Clears
-  // the ranks' kept memory if one has ended by a fault signal.
+  // Call after Settle: begins the next epoch, and starts and returns the ranks that have ended.
+  // Clears the kept memory of all ranks if a rank has ended by a fault signal.
   std::vector<int> BeginEpoch(const std::string& control_endpoint);
 
  private:
@@ -115,7 +118,7 @@ struct RankSpec {
   std::string control_endpoint;
   std::optional<TcpWorld> network;  // none if all ranks are on this node
   std::shared_ptr<SharedArena> arena;
-  TcpListener listener;  // for ConnectTcpRanks, if there is a network
+  TcpListener listener;  // argument of ConnectTcpRanks, if there is a network
 };
 // In the child, from `switchyard rank`: reads the inherited descriptors and requests a SIGKILL on
 // the parent's death. Error kInvalid if RankProcesses did not start this process. Call once, at

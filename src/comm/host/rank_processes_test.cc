@@ -129,7 +129,8 @@ int PlayPart(RankSpec& spec, int argc, char** argv, int fds_at_start) {
   if (spec.spec == "add" && !AddsUp(spec, tp)) return kWrong;
   if (spec.spec == "descriptors" && !SeesOnlyItsDescriptors(fds_at_start)) return kWrong;
   if (spec.spec == "signals" && !OutlivesSignals()) return kWrong;
-  // Rank 0 waits for messages of the parent, which has no heartbeat here.
+  // Only rank 1 has a heartbeat: rank 0 waits for messages of the parent and would beat in this
+  // wait.
   if (spec.spec == "beat" && spec.rank == 1) memory.StartHeartbeat();
   if (spec.spec == "spin" && spec.rank == 1) {
     memory.StartHeartbeat();
@@ -297,7 +298,7 @@ TEST(RankProcessesTest, TheWatchdogKillsARankWithoutHeartbeat) {
               AllOf(HasSubstr("sent no heartbeat for "), HasSubstr("--watchdog-timeout")));
 }
 
-// A rank that computes for long without a heartbeat is not stopped.
+// A rank in a long computation without heartbeats is not stopped (SIGSTOP), so it is not killed.
 TEST(RankProcessesTest, OnlyAStoppedRankIsKilledForAStall) {
   Troupe troupe(2, "serve", kLong, {}, {}, milliseconds(300));
   troupe.ranks().WaitJoined();

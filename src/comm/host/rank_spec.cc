@@ -27,7 +27,7 @@ Error NotStartedByServe(std::string_view why) {
                "ranks are started by 'switchyard serve'");
 }
 
-// "5,7" or "5,7,8"
+// Parses the value of SWITCHYARD_RANK_FDS: "5,7" or "5,7,8".
 std::vector<int> ParseFds(std::string_view text) {
   std::vector<int> fds;
   const char* next = text.data();

@@ -5,9 +5,9 @@
 
 namespace switchyard {
 
-// The contents of --dist-secret-file, without line ends at its end. Error kNotFound if the file
-// does not exist. Error kInvalid if it is not a regular file, cannot be read, or has fewer than 16
-// bytes or more than 64 KiB. Logs a warning if every user of the host has access to it.
+// The contents of --dist-secret-file, without trailing newlines. Error kNotFound if the file does
+// not exist. Error kInvalid if it is not a regular file, cannot be read, or has fewer than 16 bytes
+// or more than 64 KiB. Logs a warning if every user of the host has access to it.
 std::string ReadSecretFile(const std::string& path);
 
 }  // namespace switchyard

@@ -62,7 +62,8 @@ void SetSignals() {
   _exit(127);
 }
 
-// Keeps handlers of this process from running in the child before its exec.
+// Blocks all signals during its lifetime, so that handlers of this process do not run in the child
+// before exec.
 class BlockedSignals {
  public:
   BlockedSignals() {

@@ -14,9 +14,9 @@ namespace switchyard {
 std::vector<std::string> CopyEnvironment();
 
 // Runs /proc/self/exe in a new process and returns its pid once it has been exec'ed. The child
-// keeps stdout, stderr and the descriptors in `inherited`, under their numbers, and reads
-// stdin from /dev/null. It ignores SIGINT, SIGTERM and SIGHUP and blocks no signal. Error kResource
-// if fork or exec fails. Any thread may call it.
+// keeps stdout, stderr and the descriptors in `inherited`, under the same numbers, and reads stdin
+// from /dev/null. It ignores SIGINT, SIGTERM and SIGHUP and blocks no signal. Error kResource if
+// fork or exec fails. Any thread may call it.
 pid_t SpawnSelf(const std::vector<std::string>& arguments,
                 const std::vector<std::string>& environment, const std::vector<int>& inherited);
 

@@ -46,10 +46,10 @@ inline std::vector<pid_t> ChildrenOf(pid_t pid) {
   return children;
 }
 
-// The name of a rank's process in the part "epochs".
+// The process name that a rank takes in the test part "epochs".
 inline std::string RankName(int rank) { return "rank " + std::to_string(rank); }
 
-// The process of such a rank.
+// The pid of the child process with the name RankName(rank).
 inline pid_t PidOf(int rank) {
   for (const pid_t pid : ChildrenOf(getpid()))
     if (Contents("/proc/" + std::to_string(pid) + "/comm") == RankName(rank) + "\n") return pid;
@@ -87,7 +87,7 @@ class Troupe {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, wait, [&] { return exits_.size() >= count; });
   }
-  // The exits reported so far, once there are `count`.
+  // Waits until `count` exits have been reported, and returns the exits reported so far.
   std::vector<RankExit> Exits(size_t count) {
     EXPECT_TRUE(HasExits(count, kLong));
     const std::lock_guard lock(mutex_);

@@ -26,8 +26,9 @@ class AuthenticatedListener {
     int32_t self = 0;                           // own node or rank, which openers have to name
     std::function<bool(int32_t from)> expects;  // called after the proof; empty: all are expected
     size_t message_limit = 0;                   // bytes of the opener's message; 0: no message
-    std::chrono::milliseconds timeout{10'000};  // from accept to the end of the message
-    size_t max_pending = 256;                   // connections with an unfinished handshake
+    std::chrono::milliseconds timeout{
+        10'000};               // of a connection, from accept to the end of the message
+    size_t max_pending = 256;  // connections with an unfinished handshake
   };
   struct Arrival {
     int32_t from = 0;

@@ -134,7 +134,7 @@ TEST_F(AcceptorTest, StrangersDoNotEndOrDelayTheWait) {
     EXPECT_THAT(From(), ElementsAre(1));
     EXPECT_THAT(Refusals(), IsEmpty());
   }
-  // One log line for several strangers of one host.
+  // Several invalid connections of one host give only one log line.
   const std::string_view line = "127.0.0.1 sent something other than a handshake of this version";
   const size_t first = log.str().find(line);
   ASSERT_NE(first, std::string::npos) << log.str();
@@ -254,7 +254,7 @@ TEST_F(AcceptorTest, AReplayedHandshakeIsRefused) {
   EXPECT_NE(replayed.challenge.nonce, recorded.challenge.nonce);
   const Conclusion conclusion = replayed.Prove(recorded.proof);
   EXPECT_EQ(conclusion.verdict, Verdict::kWrongSecret);
-  EXPECT_EQ(conclusion.proof, Digest{});  // nothing that depends on the key
+  EXPECT_EQ(conclusion.proof, Digest{});  // reveals nothing about the key
   EXPECT_THAT(From(), ElementsAre(1));
 }
 
@@ -327,7 +327,7 @@ TEST_F(OpenerTest, AnotherProgramIsNamedAsSuch) {
 
 TEST_F(OpenerTest, AClosedConnectionIsRetried) {
   auto opened = Open(door_.address(), "one secret");
-  door_.Accept(IoLimit::After(kLong));  // and closes it
+  door_.Accept(IoLimit::After(kLong));  // accepts and closes the connection
   AuthenticatedListener listener(door_, {.key = Key("one secret")});
   EXPECT_TRUE(listener.Accept(IoLimit::After(kLong)));
   EXPECT_TRUE(opened.get().stream);

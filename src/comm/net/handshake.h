@@ -13,7 +13,7 @@ namespace switchyard {
 
 struct ConnectionKey {
   std::string bytes;
-  bool is_secret = false;  // false: every build of this version has the same key
+  bool is_secret = false;  // false: the key that all builds of this version have
 
   // Derived from a secret for connections of one purpose. An empty secret gives a key that every
   // build of this version has.

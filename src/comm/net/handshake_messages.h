@@ -6,9 +6,9 @@
 //   acceptor -> opener     Conclusion, with the acceptor's proof
 //
 // A proof is HMAC-SHA-256(key, role | Opening | Challenge). Both nonces are fresh, so a recorded
-// handshake proves nothing on another connection. The role keeps a proof from being sent back to
-// the end that made it. The opener proves first: a stranger who connects receives nothing that
-// depends on the key.
+// handshake is invalid on another connection. The role is part of the proof, so that a proof cannot
+// be reflected to its sender. The opener sends its proof first: a process without the key that
+// connects receives no bytes that depend on the key.
 #pragma once
 
 #include <array>
@@ -42,7 +42,7 @@ struct Challenge {
 
 struct Conclusion {
   Verdict verdict = Verdict::kAccepted;
-  Digest proof{};  // of kAccepted only
+  Digest proof{};  // the acceptor's proof, only with kAccepted
 };
 
 static_assert(std::has_unique_object_representations_v<Opening>);  // no padding

@@ -29,7 +29,7 @@ bool SameDigest(const Digest& a, const Digest& b) {
 }
 
 void FillRandom(std::span<uint8_t> bytes) {
-  CHECK_LE(bytes.size(), 256u);  // longer requests may be interrupted
+  CHECK_LE(bytes.size(), 256u);  // getrandom may return early for more than 256 bytes
   CHECK_EQ(getrandom(bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
 }
 

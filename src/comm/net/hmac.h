@@ -16,7 +16,7 @@ Digest HmacSha256(std::string_view key, std::string_view message);
 // A key for one purpose, derived from a secret: 32 bytes that reveal neither the secret nor the
 // keys of other labels.
 std::string DeriveKey(std::string_view secret, std::string_view label);
-// Takes the same time whichever bytes differ, so that the time reveals nothing about a digest.
+// Compares in constant time, so that the time does not reveal which bytes differ.
 bool SameDigest(const Digest& a, const Digest& b);
 void FillRandom(std::span<uint8_t> bytes);  // from the kernel's generator, for keys and nonces
 

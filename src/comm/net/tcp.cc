@@ -35,7 +35,7 @@ using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
 struct Resolved {
   AddressList list{nullptr, &freeaddrinfo};
-  int error = 0;  // of getaddrinfo
+  int error = 0;  // result of getaddrinfo; 0: no error
 };
 
 Resolved Resolve(const HostPort& where) {

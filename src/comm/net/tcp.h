@@ -28,7 +28,7 @@ struct HostPort {
 // Deadline and stop condition of a blocking operation.
 struct IoLimit {
   std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max();
-  std::function<bool()> stop;  // polled ten times a second; empty: not polled
+  std::function<bool()> stop;  // polled ten times a second; true: gives up; may be empty
 
   static IoLimit After(std::chrono::milliseconds timeout, std::function<bool()> stop = {});
 };
@@ -47,7 +47,7 @@ class TcpStream {
   static std::optional<TcpStream> Connect(const HostPort& peer, const IoLimit& limit);
 
   // Transfers all of the parts, in order. A result other than kDone leaves the stream in the middle
-  // of a transfer: neither it nor the parts can be used further.
+  // of a transfer: neither the stream nor `parts` can be used further.
   IoResult Send(std::span<iovec> parts, const IoLimit& limit = {});
   IoResult Receive(std::span<iovec> parts, const IoLimit& limit = {});
   IoResult Receive(void* bytes, size_t size, const IoLimit& limit = {});

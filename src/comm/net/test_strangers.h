@@ -33,7 +33,7 @@ void SendObject(TcpStream& stream, const T& object) {
 
 // Opens `silent` connections that send nothing, and one of each of these strangers: a port scanner
 // that closes immediately, an HTTP client, a TLS client, random bytes, a node of the previous
-// version, and a node that stops within the handshake. Returns those that stay open.
+// version, and a node that stops within the handshake. Returns the connections that stay open.
 inline std::vector<TcpStream> OpenStrangers(const HostPort& peer, int silent = 12) {
   std::vector<TcpStream> open;
   for (int i = 0; i < silent; ++i) open.push_back(ConnectAsStranger(peer));

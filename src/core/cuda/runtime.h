@@ -30,7 +30,7 @@ int MultiprocessorCount();  // for the current device
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  // Zeroed. Error kResource reports the requested and the free bytes.
+  // Allocates zeroed memory. Error kResource reports the requested and the free bytes.
   explicit DeviceMemory(size_t bytes);
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept
@@ -111,7 +111,7 @@ class Event {
   cudaEvent_t get() const { return event_; }
   void Record(cudaStream_t stream) const;
   void Wait() const;                                   // blocks the host until the event completes
-  double MillisecondsSince(const Event& start) const;  // both have completed
+  double MillisecondsSince(const Event& start) const;  // both events must have completed
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -121,7 +121,7 @@ class Event {
 // stream. Used by the thread of the main stream.
 class Branch {
  public:
-  // `urgent`: as for Stream.
+  // `urgent`: see the constructor of Stream.
   explicit Branch(bool urgent = false) : stream_(urgent) {}
 
   cudaStream_t stream() const { return stream_.get(); }

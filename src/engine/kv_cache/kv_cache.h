@@ -25,8 +25,9 @@ struct SequencePages {
 };
 
 // Every page is in exactly one of three places: free, in the tree, or in one sequence. Unlocked
-// pages of the tree count as available, because Grow evicts them. With records, the tree begins
-// with the recorded pages. Borrows the records. Used by the rank's thread only.
+// pages of the tree count as available, because Grow evicts them. If there are records of pages
+// from an earlier process, the tree initially holds these pages. Borrows the records. Used by the
+// rank's thread only.
 class KvCache {
  public:
   KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes,
@@ -44,8 +45,8 @@ class KvCache {
   // `salt`; returns its length in tokens.
   int64_t Borrow(std::span<const int32_t> tokens, SequencePages& sequence,
                  const std::string& salt = {});
-  // The number of tokens that an admitted sequence has borrowed from pages which `request` has
-  // computed: before an end of the ranks.
+  // Of the tokens that `sequence` has borrowed, the number that `request` itself computed, in an
+  // earlier epoch.
   int64_t ComputedBy(uint64_t request, const SequencePages& sequence) const;
   bool reuses_prefixes() const { return tree_.has_value(); }
   // The nodes and the length of the prefix that Borrow would find. Changes nothing.

@@ -20,7 +20,8 @@ class PageAllocator {
 
   int32_t Allocate();  // requires free() > 0
   void Free(int32_t page);
-  // Takes these pages [total]; the others are free. No page may have been allocated before.
+  // Marks page p as allocated if pages[p], [total]. The other pages stay free. No page may have
+  // been allocated before.
   void Take(const std::vector<bool>& pages);
 
  private:

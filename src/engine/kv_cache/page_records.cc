@@ -14,13 +14,13 @@ constexpr size_t kAlignment = 64;
 
 }  // namespace
 
-// Precedes the records. Before the first record, the memory of the others is not touched, so it
-// takes none.
+// Precedes the records in memory. While `used` is 0, there are no records, and nothing reads or
+// writes their memory. So Linux allocates no pages for it.
 struct PageRecords::Header {
   alignas(kAlignment) std::atomic<uint32_t> used;
 };
 
-// The tokens follow. `valid` is written last, and cleared first.
+// The page's tokens follow in memory. A writer clears `valid` first and sets it last.
 struct PageRecords::Record {
   std::atomic<uint32_t> valid;
   std::atomic<int32_t> parent;
@@ -96,8 +96,8 @@ int64_t PageRecords::count() const {
   return count;
 }
 
-// Two multiplications per word mix all bits (splitmix64). Records that differ are those of two
-// steps of one computation, so no one chooses them to collide.
+// A hash of each record. Two multiplications per word mix all bits (splitmix64). Compared records
+// differ only because ranks ended at different steps, so no attacker can choose colliding ones.
 std::vector<uint64_t> PageRecords::Digests() const {
   std::vector<uint64_t> digests(pages_, 0);
   for (int32_t page = 0; page < pages_; ++page) {

@@ -13,8 +13,8 @@ namespace switchyard {
 // A rank's records of the pages whose keys and values it has computed. With them, a new process can
 // use the pages of the previous process. Each page has its own record, which is valid or not at
 // every instant, so the process may end at any point. A record is valid only while its page holds
-// these keys and values, and only while the record of its parent is. Borrows the memory. Used by
-// the rank's thread only.
+// the keys and values of these tokens, and while the record of its parent page is valid. Borrows
+// the memory. Used by the rank's thread only.
 class PageRecords {
  public:
   static constexpr int32_t kNoParent = -1;
@@ -29,22 +29,23 @@ class PageRecords {
   };
 
   static size_t Bytes(int64_t pages, int32_t page_size);
-  // `memory`: at least Bytes, aligned to 64 bytes. Zeros are no records.
+  // `memory`: at least Bytes, aligned to 64 bytes. Memory of zeros holds no records.
   PageRecords(std::span<std::byte> memory, int64_t pages, int32_t page_size);
 
   void Set(int32_t page, const Page& content);
   void Clear(int32_t page);
-  // Another page has taken the place of the parent, with the same tokens.
+  // Changes the parent in the record of `page`. The new parent must hold the same tokens as the old
+  // one.
   void SetParent(int32_t page, int32_t parent);
-  // nullopt without a record. Views are valid until the record changes. `parent` may be any number
-  // if the memory was damaged.
+  // The record of `page`, or nullopt if it has none. Its views are valid until the record changes.
+  // If the memory was damaged, `parent` may be any number.
   std::optional<Page> Get(int32_t page) const;
-  int64_t count() const;  // of valid records
+  int64_t count() const;  // number of valid records
 
-  // Ranks of an attention group must have the same cache, but each of them may have ended at
-  // another point. Digests: [pages] equal if records are equal; 0: none. KeepCommon: clears the
-  // records that are not equal on all ranks. `digests` [ranks, pages]: those of all ranks of the
-  // group.
+  // Ranks of an attention group must have the same cache, but they may have ended at different
+  // points. Digests returns a hash of each page's record, [pages]; 0: no record. KeepCommon clears
+  // the records that differ between ranks. `digests` [ranks, pages]: the result of Digests on each
+  // rank of the group.
   std::vector<uint64_t> Digests() const;
   void KeepCommon(std::span<const uint64_t> digests);
 

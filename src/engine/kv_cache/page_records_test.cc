@@ -88,7 +88,7 @@ TEST_F(PageRecordsTest, DamagedRecordsAreSkipped) {
   Set(records_, 5, -7, {1, 2});
   EXPECT_THAT(Prefixes(), IsEmpty());
   Set(records_, 7, PageRecords::kNoParent, {1, 2});
-  Set(records_, 6, 7, {1, 2}, "salt");  // not that of its parent
+  Set(records_, 6, 7, {1, 2}, "salt");  // differs from the salt of its parent
   ASSERT_THAT(Prefixes(), SizeIs(1));
   EXPECT_THAT(Prefixes()[0].pages, ElementsAre(7));
 }

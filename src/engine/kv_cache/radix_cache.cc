@@ -14,7 +14,7 @@ struct RadixCache::Node {
   int64_t locks = 0;                            // locks of this node and of its descendants
   uint64_t last_use = 0;
   uint64_t queued = 0;  // the node's key (last_use) in evictable_; 0: absent
-  std::string salt;     // set for a root
+  std::string salt;     // set in roots only
 
   bool IsRoot() const { return parent == nullptr; }
 };

@@ -6,7 +6,7 @@
 namespace switchyard {
 namespace {
 
-// Whether each page has a chain of records to a first page.
+// For each page, whether the parents in the records lead from it to a page without parent.
 class Chains {
  public:
   Chains(const PageRecords& records, int64_t num_pages)

@@ -16,8 +16,9 @@ struct RecordedPrefix {
 };
 
 // The longest chains of recorded pages, each from its first page on, in ascending order of their
-// last pages. They cover all pages whose parents are recorded too. Skips records that contradict
-// each other, since the process that wrote them may have damaged the memory before its end.
+// last pages. They cover every page whose preceding pages all have records. Skips records that
+// contradict each other, because the process that wrote them may have damaged the memory before it
+// ended.
 std::vector<RecordedPrefix> RecordedPrefixes(const PageRecords& records, int64_t num_pages);
 
 }  // namespace switchyard

@@ -41,8 +41,8 @@ Cutoff NucleusFilter::Cut(std::span<const float> weights, double total, const Pa
     bucket.mass += weight;
   }
 
-  // Keeps whole buckets, heaviest first, while they reach neither limit. The cutoff lies in the
-  // next bucket.
+  // Keeps whole buckets, heaviest first, up to the bucket in which the count or the mass reaches
+  // its limit. The cutoff lies in that bucket.
   int64_t count = 0;
   double before = 0.0;
   size_t border = kBuckets - 1;

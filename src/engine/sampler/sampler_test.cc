@@ -33,7 +33,7 @@ std::vector<double> Softmax(const std::vector<float>& logits, double temperature
   return p;
 }
 
-// The filters as defined, computed with a full sort.
+// Reference of the filters: follows their definition, with a full sort.
 std::vector<double> Filtered(std::vector<double> p, int top_k, double top_p, double min_p) {
   Ids order(p.size());
   std::iota(order.begin(), order.end(), 0);

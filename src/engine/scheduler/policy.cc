@@ -63,7 +63,7 @@ void ByTree(const KvCache& cache, std::vector<Sequence*>* sequences) {
   DepthFirst(pointers, 0, sequences);
 }
 
-// Larger keys first.
+// Sorts by descending key. Sequences with equal keys keep their order.
 template <typename Key>
 void ByKey(std::vector<Sequence*>* sequences, const Key& key) {
   using Keyed = std::pair<decltype(key(sequences->front())), Sequence*>;
@@ -95,7 +95,7 @@ void OrderWaiting(SchedulePolicy policy, const KvCache& cache, uint64_t step,
   std::vector<Sequence*> order = waiting->InOrder();
   const auto first_new = std::ranges::find_if_not(order, retracted);
   std::vector<Sequence*> sequences(first_new, order.end());
-  // Earlier steps may have changed the order; ids ascend by arrival.
+  // Restores the order of arrival, which earlier steps may have changed. Ids ascend by arrival.
   std::ranges::sort(sequences, {}, [](const Sequence* s) { return s->request.id; });
   if (policy == SchedulePolicy::kLpm) {
     ByKey(&sequences, [&](const Sequence* s) {

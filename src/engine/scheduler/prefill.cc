@@ -8,7 +8,8 @@ int64_t PromptChunk(const Sequence& sequence, const PrefillBudget& budget) {
   int64_t rows = std::min(sequence.pending(), budget.rows);
   if (budget.whole_prompts && rows < sequence.pending()) return 0;
   if (sequence.LogitRows(rows).size() <= budget.logit_rows) return rows;
-  // Only the last row needs logits, so the rows before it fit.
+  // Only the last row needs logits, and the budget has no logit row left. So all rows but the last
+  // fit.
   if (!sequence.needs_many_rows()) return rows - 1;
   // Rows before the first logit row do not count against the budget.
   return sequence.LogitRows(rows).first - sequence.computed + budget.logit_rows;

@@ -144,7 +144,7 @@ int64_t Scheduler::GrowForDrafts(int64_t count, Sequence& sequence) {
 
 int64_t Scheduler::DraftRoom(int64_t decoding) const {
   if (!options_.drafts_take_room) return options_.max_draft_rows;
-  // A whole prompt may need all prompt rows.
+  // A whole prompt may need all prompt rows, so drafts take none of them.
   const int64_t prompt_rows = options_.whole_prompts ? 0 : options_.chunk_rows / 2;
   return options_.max_draft_rows + options_.max_running_requests - decoding + prompt_rows;
 }
@@ -164,7 +164,7 @@ void Scheduler::TrimDrafts() {
 PrefillBudget Scheduler::PlanRunning() {
   const auto decodes = [](const Sequence* s) { return s->decoding() && !s->complete; };
   const auto rows_of = [](const Sequence* s) { return 1 + static_cast<int64_t>(s->drafts.size()); };
-  int64_t decoding = 0;  // rows
+  int64_t decoding = 0;  // decode rows of the plan
   for (const Sequence* sequence : running_)
     if (decodes(sequence)) decoding += rows_of(sequence);
   const int64_t room =

@@ -25,17 +25,17 @@ struct ScheduledRows {
 //
 // The policy orders the queue before requests are admitted. The default is first come, first
 // served. The running set is in order of admission. A request is admitted with pages for all its
-// tokens, so only decoding can run out of pages. Then the running request of the lowest priority is
-// retracted to the head of the queue. Among several of that priority, it is the one admitted last.
-// Among the requests of the highest priority, the one admitted first is never retracted. So one
-// request always advances to its end. Borrows sequences and cache. Used by the rank's thread only.
+// tokens, so only decoding can run out of pages. Then one running request is retracted to the head
+// of the queue: of those with the lowest priority, the one admitted last. Among the requests of the
+// highest priority, the one admitted first is never retracted. So one request always advances to
+// its end. Borrows sequences and cache. Used by the rank's thread only.
 class Scheduler {
  public:
   struct Options {
     int64_t max_running_requests = 256;
-    int64_t chunk_rows = 2048;  // prompt rows of a step
+    int64_t chunk_rows = 2048;  // maximum prompt rows of a step
     bool whole_prompts = false;
-    int64_t max_logit_rows = 1;  // of a step
+    int64_t max_logit_rows = 1;  // maximum rows of a step whose logits are computed
     SchedulePolicy policy = SchedulePolicy::kFcfs;
     double conservativeness = 1.0;  // --schedule-conservativeness
     // Requests of higher priority are admitted first. If such a request has to wait for a place or

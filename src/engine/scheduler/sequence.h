@@ -71,7 +71,7 @@ struct Sequence {
   // beyond `computed`, and are overwritten after a rejection.
   std::vector<int32_t> drafts;
   bool drafts_forced = false;          // the drafts are those of GrammarDrafter
-  ForcedPace forced_pace;              // of GrammarDrafter
+  ForcedPace forced_pace;              // limits the drafts of GrammarDrafter
   std::unique_ptr<NgramIndex> ngrams;  // index of NgramDrafter; null: not created yet
   int64_t ngram_drafts = 0;            // number of drafts of NgramDrafter in the last step
   // Number of leading rows that are in the draft model's cache. After a reuse of cached prefixes
@@ -79,7 +79,7 @@ struct Sequence {
   int64_t draft_computed = 0;
   // [rows, H] the target's hidden rows from `draft_computed` on, for an MTP layer that was not run.
   std::vector<float> saved_hidden;
-  DraftCounts draft_counts, forced_counts;  // by the algorithm; by GrammarDrafter
+  DraftCounts draft_counts, forced_counts;  // drafts of the algorithm; of GrammarDrafter
 
   int64_t exported = 0;  // leading positions that another engine may read (KvRole::kExport)
 

@@ -16,7 +16,7 @@ TEST(Sequence, WithOutputIsAsAfterItsRetraction) {
   // A sequence that computed its prompt, gave two tokens and was retracted.
   Sequence retracted(Request());
   retracted.tokens.insert(retracted.tokens.end(), {9, 10});
-  retracted.next_logprob = retracted.prompt_length;  // sent with the first output
+  retracted.next_logprob = retracted.prompt_length;  // its logprobs were sent with the first output
   retracted.input_logprobs.clear();
   retracted.next_routed = 5;  // the row of the last token has not been computed
   retracted.admitted_before = true;
@@ -44,7 +44,7 @@ TEST(Sequence, WithOutputIsAsAfterItsRetraction) {
 TEST(Sequence, WithoutOutputOwesThePromptsResults) {
   const Sequence fresh(Request());
   EXPECT_EQ(fresh.next_logprob, 1);
-  EXPECT_EQ(fresh.input_logprobs.size(), 1u);  // of the first position
+  EXPECT_EQ(fresh.input_logprobs.size(), 1u);  // the logprobs of the first position
   EXPECT_EQ(fresh.next_routed, 1);
   EXPECT_FALSE(fresh.admitted_before);
 }

@@ -20,8 +20,8 @@ ModelOptions OptionsOf(const EngineConfig& config, const EnginePlan& plan, int r
   return options;
 }
 
-// --speculative-draft-model-quantization. Drafts may be approximate, so the head is packed too,
-// unlike with --quantization.
+// Applies --speculative-draft-model-quantization. The head is packed too, unlike with
+// --quantization, because drafts may be approximate.
 void Quantize(const EngineConfig& config, const ModelConfig& target, bool cuda,
               ModelConfig* draft) {
   constexpr const char* kFlag = "--speculative-draft-model-quantization";
@@ -30,8 +30,9 @@ void Quantize(const EngineConfig& config, const ModelConfig& target, bool cuda,
   if (method.empty() && draft->is_mtp && !cuda && q.none()) method = "w8a8_int8";
   if (method.empty()) return;
   if (!q.method.empty())
-    throw Invalid("{} {}: the draft model's checkpoint is quantized already, by {}", kFlag, method,
-                  q.method);
+    throw Invalid(
+        "{} {}: the draft model's checkpoint is quantized already, by {}; leave the flag out",
+        kFlag, method, q.method);
   q.rules.clear();
   q.chosen.clear();
   q.ignored.clear();
@@ -57,7 +58,7 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
                                            bool cuda) {
   const DraftSource source = SourceOf(config.speculative);
   if (source != DraftSource::kNone && target.pooling)
-    throw Invalid("--speculative-algorithm {}: the model generates no text",
+    throw Invalid("--speculative-algorithm {}: the model generates no text; leave the flag out",
                   config.speculative.algorithm);
   std::optional<ModelConfig> draft;
   if (source == DraftSource::kMtp) draft = MtpConfigOf(target);
@@ -80,7 +81,7 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
         std::pair{"--speculative-moe-runner-backend", config.moe.speculative_runner_backend}}) {
     if (!value.empty())
       throw Invalid("{} {}: {}", flag, value,
-                    draft ? "the draft model has no experts"
+                    draft ? "the draft model has no experts; leave the flag out"
                           : "needs a draft model (--speculative-algorithm NEXTN or STANDALONE)");
   }
   return draft;
@@ -118,8 +119,8 @@ DraftModel::DraftModel(const EngineConfig& config, const EnginePlan& plan, Model
       kv_(kept->Keep(model_, plan, config.page_size)) {}
 
 std::span<const float> DraftModel::Forward(const ForwardBatch& batch) {
-  // On a GPU the two models have streams of their own, and one reads the hidden rows of the other.
-  // Their collectives must not overlap either.
+  // On a GPU each model has its own stream. The draft model reads the target's hidden rows, so the
+  // target's pass must have ended. Collectives of the two models must not overlap either.
   target_.device().Synchronize();
   const std::span<const float> logits = model_.Forward(batch, kv_);
   model_.device().Synchronize();

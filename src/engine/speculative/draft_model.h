@@ -11,19 +11,19 @@
 
 namespace switchyard {
 
-// The draft model's configuration, if the flags request one. `cuda`: it runs on GPUs. Error
-// kInvalid if it does not fit the target.
+// The draft model's configuration, if the flags request one. `cuda`: the draft model runs on GPUs.
+// Error kInvalid if the draft model does not fit the target.
 std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target,
                                            bool cuda);
-// The directory of its checkpoint.
+// The directory of the draft model's checkpoint.
 std::filesystem::path DraftPath(const EngineConfig& config);
-// `target`: MakeModelOptions. The draft's MoE layers have backends of their own
-// (--speculative-moe-runner-backend, --speculative-moe-a2a-backend), no replicas, and are not
-// recorded.
+// Options of the draft model. `target`: the result of MakeModelOptions. The draft's MoE layers have
+// separate backends (--speculative-moe-runner-backend, --speculative-moe-a2a-backend) and no
+// replicas. Their routing is not recorded.
 ModelOptions MakeDraftOptions(ModelOptions target);
 
 // Owns the draft model and its cache; borrows the rest. `plan.draft` is set. Takes the weights of
-// the last epoch from `kept`, and keeps them there for the next.
+// the last epoch from `kept`, and keeps them there for the next epoch.
 class DraftModel : public DraftForward {
  public:
   DraftModel(const EngineConfig& config, const EnginePlan& plan, Model& target,

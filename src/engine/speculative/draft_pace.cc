@@ -9,7 +9,7 @@ namespace switchyard {
 namespace {
 
 constexpr double kDecay = 0.995;  // factor per step on the sums of outcomes
-constexpr double kGain = 1.02;    // minimum factor of the expected rate for more drafts
+constexpr double kGain = 1.02;    // more drafts must raise the expected rate by this factor
 constexpr double kUnknown = 0.7;  // acceptance without measurements
 constexpr int32_t kFirst = 2;     // drafts before anything was measured
 // How far a number of drafts that was never measured may exceed the best one.
@@ -17,7 +17,8 @@ constexpr int32_t kMostMore = 2;
 // Number of steps after which a measured time is outdated. Later the sequences are longer, so the
 // time is measured again before the number of drafts is selected.
 constexpr int64_t kFresh = 200;
-// A trial ends after this many steps if its rate is below this part of the best one.
+// A trial ends after kFewSteps steps if its rate is below kHopeless times the rate of the best
+// number of drafts.
 constexpr int kFewSteps = 2;
 constexpr int64_t kCompareSteps = 8;
 constexpr double kHopeless = 0.85;
@@ -75,7 +76,7 @@ DraftPace::Size& DraftPace::SizeOf(int64_t sequences) {
 double DraftPace::TokensOf(int32_t limit) const {
   double tokens = 1, reached = 1, acceptance = kUnknown;
   for (int32_t i = 0; i < limit; ++i) {
-    // Weight, in steps, of the previous position's acceptance (the prior).
+    // The prior is the acceptance at the previous position. It has the weight of this many steps.
     constexpr double kPrior = 2;
     const double before = reached;
     reached = (accepted_[i] + kPrior * before * acceptance) / (wanted_[i] + kPrior);

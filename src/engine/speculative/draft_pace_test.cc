@@ -9,8 +9,8 @@
 namespace switchyard {
 namespace {
 
-// A server whose steps take `seconds(sequences, drafts)`, and whose drafts are accepted with a
-// probability each.
+// A server whose steps take `seconds(sequences, drafts)`. Each of its drafts is accepted with a
+// fixed probability.
 class Simulation {
  public:
   Simulation(int32_t most, double acceptance, std::function<double(int64_t, int32_t)> seconds)
@@ -51,7 +51,7 @@ class Simulation {
   const double acceptance_;
   const std::function<double(int64_t, int32_t)> seconds_;
   std::vector<int64_t> accepted_;  // drafts, by position
-  std::vector<double> exact_;      // before rounding
+  std::vector<double> exact_;      // accepted_ before rounding to integers
   int32_t last_ = -1;
 };
 

@@ -10,12 +10,12 @@
 
 namespace switchyard {
 
-// A sequence after a pass of the model, open, with the tokens that the pass gave.
+// An open sequence after a pass of the model. It already includes the tokens that the pass sampled.
 struct DraftPart {
   Sequence* sequence = nullptr;
   int64_t first_row = 0;  // row of position `begin` in the pass
-  // The positions whose rows of the pass have correct tokens. Rows of rejected drafts are not
-  // included.
+  // Positions [begin, begin + rows): those rows of the pass whose input tokens are final. Rows of
+  // rejected drafts are not included.
   int64_t begin = 0, rows = 0;
   bool decoding = false;  // the rows were decode rows
   // Maximum number of drafts that the sequence can use; 0: it does not decode in the next step, or
@@ -33,8 +33,8 @@ class Drafter {
   // same order. Parts are in the order of the batch. `limit`: the maximum number of drafts of any
   // sequence, equal on all ranks. May be collective over the world.
   virtual void Draft(std::span<const DraftPart> parts, int64_t limit) = 0;
-  // Number of rows of an open sequence that the drafter has not computed while `limit` was 0. It
-  // would have to compute them when `limit` rises.
+  // Number of rows of an open sequence that the drafter did not compute while `limit` was 0. The
+  // drafter has to compute them when `limit` rises.
   virtual int64_t Backlog(const Sequence&) const { return 0; }
 };
 

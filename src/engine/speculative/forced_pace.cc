@@ -12,9 +12,9 @@ constexpr int32_t kFirstPause = 4, kLongestPause = 32;  // steps between trials
 
 }  // namespace
 
-// The time of a row, as a part of the time that a step takes for each of its sequences. Measured
-// with models/yardling on two cores: 0.17 for one sequence, 0.75 for 32. Larger models read more
-// weights in a step, so the part is smaller.
+// The cost of a draft: the time of one more row divided by the time of a step per sequence, in
+// units of 1 / kOne. Measured with models/yardling on two cores: 0.17 for one sequence, 0.75 for
+// 32. Larger models read more weights in a step, so the cost is smaller.
 int32_t ForcedAcceptance::CostOf(int64_t sequences) {
   const auto more = static_cast<int32_t>(std::min<int64_t>(sequences, 31) - 1);
   return kOne / 5 + more * kOne / 50;

@@ -9,21 +9,22 @@ namespace switchyard {
 
 // The state of one sequence. Fractions are integers, so that they are equal on all ranks.
 struct ForcedPace {
-  DraftCounts seen;  // outcomes that `acceptance` already includes
-  int32_t right =
-      -1;  // decayed acceptance of drafts whose predecessors were right; −1: no draft yet
+  DraftCounts seen;  // outcomes that `right` already includes
+  // Decayed acceptance, in units of 1 / kOne, of drafts whose predecessors were right; −1: no draft
+  // yet.
+  int32_t right = -1;
   int32_t pause = 0;   // steps without drafts after the next trial
   int32_t paused = 0;  // remaining steps of the current pause
 };
 
 // A draft is worthwhile if the probability that it and its predecessors are correct exceeds the
-// cost of its row. So a model that splits forced text in unusual ways, such as letter by letter,
+// cost of its row. So a model that tokenizes forced text in unusual ways, such as letter by letter,
 // gets few drafts. One object for all sequences of a rank: new sequences start from the acceptance
 // of the others.
 class ForcedAcceptance {
  public:
   // The number of drafts in the next step of a sequence, given all its outcomes so far; at most
-  // `most`. `sequences`: those that decode in that step.
+  // `most`. `sequences`: number of sequences that decode in that step.
   int32_t Limit(const DraftCounts& so_far, int64_t sequences, int32_t most, ForcedPace& pace);
 
  private:
@@ -31,7 +32,9 @@ class ForcedAcceptance {
   static int32_t CostOf(int64_t sequences);
   void Observe(int32_t drafted, int32_t accepted, ForcedPace& pace);
 
-  int32_t right_ = kOne * 9 / 10;  // initial value: a model that splits text as its tokenizer does
+  // Mean acceptance over all sequences. Its initial value is for a model that writes the tokens of
+  // its tokenizer.
+  int32_t right_ = kOne * 9 / 10;
 };
 
 }  // namespace switchyard

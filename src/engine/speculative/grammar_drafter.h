@@ -7,8 +7,8 @@
 namespace switchyard {
 
 // Proposes the text that the grammar of a request forces, and sets Sequence::drafts_forced. Other
-// requests get no drafts. A model that splits such text in unusual ways gets few. Needs no weights
-// and no communication.
+// requests get no drafts. A model that tokenizes such text in unusual ways gets few drafts
+// (ForcedAcceptance). Needs no weights and no communication.
 class GrammarDrafter : public Drafter {
  public:
   void Draft(std::span<const DraftPart> parts, int64_t limit) override;

@@ -14,11 +14,13 @@ namespace {
 
 constexpr int64_t kCounts = 3;  // counts of a pass: tokens, decode tokens, logit rows
 
-// The numbers of a group: the counts of each pass, and whether the first one takes saved rows.
+// Length of a group's entry in GatherCounts: the counts of each pass, and one flag. The flag states
+// whether the first pass processes saved rows.
 int64_t StrideOf(int64_t limit) { return kCounts * limit + 1; }
 
-// A chain ends if its drafts are less probable. A further draft takes a pass of the draft model and
-// a row of the target: with Yardling 0.4 of a plain step, and less with larger models.
+// A chain ends if the probability that all its drafts are right is below this. One more draft takes
+// a pass of the draft model and a row of the target. With the bundled model (models/yardling) that
+// is 0.4 of the time of a plain step, and with larger models less.
 constexpr double kImprobable = 0.4;
 
 double ProbabilityOf(std::span<const float> logits, int32_t token) {
@@ -105,7 +107,7 @@ bool ModelDrafter::AddMtpRows(const DraftPart& part) {
 bool ModelDrafter::AddTokenRows(const DraftPart& part) {
   Sequence& sequence = *part.sequence;
   const int64_t begin = sequence.draft_computed;
-  // The last token's row too, which the target computes in its next step.
+  // Includes the row of the last token, which the target computes only in its next step.
   const int64_t end = part.wanted > 0 ? sequence.length() : part.begin + part.rows;
   // Rows that do not fit are computed after a later pass.
   const int64_t rows = std::min(end - begin, max_rows_ - batch_.num_tokens());
@@ -162,7 +164,7 @@ int64_t ModelDrafter::Backlog(const Sequence& sequence) const {
   if (!model_.takes_hidden()) return missed;
   return SavedRows(sequence) == missed
              ? missed
-             : 0;  // with other rows missing, the sequence is not drafted again
+             : 0;  // some missed rows were not saved: the sequence gets no more drafts
 }
 
 bool ModelDrafter::SetGroups(std::span<const int64_t> all, int64_t pass, int64_t limit) {

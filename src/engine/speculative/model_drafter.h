@@ -1,4 +1,4 @@
-// Drafts from a model: the target's MTP layer, an EAGLE head, or a small model of its own.
+// Drafts from a model: the target's MTP layer, an EAGLE head, or a separate small model.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@ class DraftForward {
   // Logits [batch.logit_rows, logit_width], valid until the next call. Empty if the batch has
   // `draws`, which needs draws().
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
-  // Whether the model samples tokens itself, on its device. drawn(): those of the last batch with
-  // `draws`, [logit rows]; −1 where a logit is not finite.
+  // Whether the model samples tokens itself, on its device. drawn(): the tokens sampled for the
+  // last batch with `draws`, [logit rows]; −1 where a logit is not finite.
   virtual bool draws() const { return false; }
   virtual std::span<const int32_t> drawn() const { return {}; }
   virtual int64_t vocab_size() const = 0;
@@ -32,7 +32,7 @@ class DraftForward {
   // Whether the model is an MTP layer or an EAGLE head. The input of a row then includes a hidden
   // row: of the target's last pass, or of the last Forward (ForwardBatch::own_hidden).
   virtual bool takes_hidden() const = 0;
-  // Elements of a row of the target.
+  // Elements of a hidden row of the target.
   virtual int64_t hidden_width() const { return 0; }
   // Hidden rows in the model's memory. target_hidden(): of the target's last pass [.,
   // hidden_width]. hidden(): of the last Forward, for all rows or, with
@@ -44,16 +44,17 @@ class DraftForward {
     const float* const from = target_hidden() + first_row * hidden_width();
     std::copy_n(from, rows * hidden_width(), to);
   }
-  // The address of these rows in the model's memory, for the next Forward.
+  // Makes `rows` available in the model's memory for the next Forward. Returns their address there.
   virtual const float* PlaceHidden(std::span<const float> rows) { return rows.data(); }
-  // The counts of all attention groups, [dp, mine.size()], from those of this group.
+  // Gathers the counts of all attention groups, [dp, mine.size()]. `mine`: the counts of this
+  // group.
   virtual std::vector<int64_t> GatherCounts(std::span<const int64_t> mine) = 0;
 };
 
 // After each pass of the target, one pass of the draft model adds the rows of the new tokens to its
-// cache, and gives the first draft of each decoding sequence. In the last layer, the rows without
-// drafts only give keys and values. Each further draft takes one more pass, with one row for each
-// sequence. The draft model's cache has the page numbers of the target's.
+// cache, and gives the first draft of each decoding sequence. In the last layer, only keys and
+// values are computed for rows that give no draft. Each further draft takes one more pass, with one
+// row for each sequence. The draft model's cache uses the same page numbers as the target's cache.
 //
 // An MTP layer, or an EAGLE head, predicts the token after next: the row at position p takes the
 // target's hidden row of p and the token at p + 1. Rows of later drafts take the layer's own hidden
@@ -65,9 +66,10 @@ class DraftForward {
 class ModelDrafter : public Drafter {
  public:
   // `max_rows`: of one pass. `max_saved_rows`: hidden rows that a sequence keeps while drafting is
-  // off; a sequence with more is not drafted again. `ends_early`: a sequence gets no more drafts
-  // once they are probably wrong, if there is one attention group and the model returns logits.
-  // `eos_token_ids`: forbidden while an output is shorter than min_new_tokens. Borrows `model`.
+  // off. A sequence with more missed rows gets no drafts any more. `ends_early`: ends a sequence's
+  // drafts of a step once further ones are probably wrong. This requires a single attention group
+  // and a model that returns logits. `eos_token_ids`: forbidden while an output is shorter than
+  // min_new_tokens. Borrows `model`.
   ModelDrafter(DraftForward& model, int32_t page_size, int64_t max_rows, int64_t max_saved_rows,
                bool ends_early = false, std::vector<int32_t> eos_token_ids = {})
       : model_(model),
@@ -83,7 +85,7 @@ class ModelDrafter : public Drafter {
   int64_t Backlog(const Sequence& sequence) const override;
 
  private:
-  // A sequence that is drafted, and its row in hidden() after the last pass.
+  // A sequence that gets drafts, and its row in hidden() after the last pass.
   struct Chain {
     Sequence* sequence = nullptr;
     int64_t wanted = 0;
@@ -91,7 +93,8 @@ class ModelDrafter : public Drafter {
     double probability = 1;  // product of the probabilities of its drafts in the draft model
   };
   void AddPart(const DraftPart& part, int64_t limit);
-  // Adds the rows of a part whose hidden rows are known, and those saved before.
+  // Adds to the batch the rows that were saved before, and the rows of `part`, whose hidden rows
+  // are known.
   bool AddMtpRows(const DraftPart& part);
   bool AddTokenRows(const DraftPart& part);
   void Save(const DraftPart& part);
@@ -129,7 +132,7 @@ class ModelDrafter : public Drafter {
   // hidden rows of the target. If any group has saved rows, the pass is not recorded as a graph.
   bool takes_saved_ = false;
   std::vector<float> hidden_;  // [rows, H]
-  // Of SampleConstrained.
+  // Scratch of SampleConstrained.
   std::vector<float> row_;      // [vocab]
   std::vector<uint32_t> mask_;  // [MaskWords(vocab)]
   std::vector<int32_t> output_;

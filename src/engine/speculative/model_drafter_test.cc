@@ -81,12 +81,12 @@ class FakeDraft : public DraftForward {
   bool draws_tokens = false;
   int32_t fault = -1;  // logits of this token's rows are not finite
   float peak = 9;      // the largest logit; the others are 0
-  int32_t shift = 0;   // from an element of a row of logits to its token
+  int32_t shift = 0;   // token of an element of a row of logits, minus its index
   int passes = 0;
   std::vector<int32_t> tokens, positions;  // arguments of the last pass
   int64_t decode_tokens = 0;
   std::vector<int64_t> group_tokens;
-  std::vector<bool> may_record, own_hidden;  // of each pass
+  std::vector<bool> may_record, own_hidden;  // values in each pass
   std::vector<float> given, target;
   std::map<int32_t, int32_t> slots;
 
@@ -150,7 +150,8 @@ TEST_F(ModelDrafterTest, ChainsTakeTheLayersOwnHiddenRows) {
   EXPECT_EQ(model->decode_tokens, 1);
 }
 
-// The head of an EAGLE3 model has rows for some of the tokens.
+// The head of an EAGLE3 model computes logits of only some tokens, so the index of a logit is not a
+// token. TokenOf converts it; here it adds 10.
 TEST_F(ModelDrafterTest, DraftsAreTheTokensOfTheHeadsRows) {
   for (const bool draws : {false, true}) {
     Make(/*mtp=*/true, 1, 100, 6, /*ends_early=*/false, draws);
@@ -172,7 +173,7 @@ TEST_F(ModelDrafterTest, AModelMayDrawTheDraftsItself) {
   Append(*s, {20});
   model->SetTarget(3, 100);
   drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 4}}, 4);
-  EXPECT_THAT(s->drafts, ElementsAre(21, 22, 0, 1));  // any token replaces a fault
+  EXPECT_THAT(s->drafts, ElementsAre(21, 22, 0, 1));  // 22 has no finite logits, so 0 is drafted
   EXPECT_THAT(model->given, ElementsAre(1022));       // the hidden row of the last pass
 }
 
@@ -238,11 +239,11 @@ TEST_F(ModelDrafterTest, ASequenceWithMissingRowsIsNotDrafted) {
   model->SetTarget(3, 100);
   drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 1}}, 0);
   Append(*s, {21});
-  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 3, 1, true, 1}}, 0);  // a fourth row
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 3, 1, true, 1}}, 0);  // more than 3 rows
   EXPECT_THAT(s->saved_hidden, IsEmpty());
   Append(*s, {22});
   drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 4, 1, true, 1}}, 1);
-  EXPECT_EQ(drafter->Backlog(*s), 0);  // it never catches up
+  EXPECT_EQ(drafter->Backlog(*s), 0);  // the missed rows cannot be computed
   EXPECT_EQ(model->passes, 0);
   EXPECT_THAT(s->drafts, IsEmpty());
 }
@@ -326,11 +327,11 @@ TEST_F(ModelDrafterTest, DraftsFollowTheGrammar) {
     Append(*s, {24});
     model->SetTarget(3, 100);
     drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 5}}, 5);
-    // After 25 the model prefers 26, which has no bytes; 15 other letters are equal. The fifth
-    // draft ends the output.
+    // After 25 the model prefers 26, which has no bytes. The 15 other letters have equal logits.
+    // The fifth draft ends the output.
     const std::vector<int32_t> longer = {25, 11, 12, 13, 7}, shorter = {25, 11};
     EXPECT_THAT(s->drafts, ElementsAreArray(early ? shorter : longer));
-    // Drafts changed nothing: the grammar still expects four letters.
+    // Drafting did not change the grammar's state, which still expects four letters.
     ASSERT_TRUE(s->grammar->FillMask(mask));
     EXPECT_TRUE(MaskAllows(mask, 11) && !MaskAllows(mask, 7) && !MaskAllows(mask, 3));
   }

@@ -10,7 +10,7 @@ void NgramDrafter::Draft(std::span<const DraftPart> parts, int64_t limit) {
     if (count <= 0) continue;
     Sequence& sequence = *part.sequence;
     if (!sequence.ngrams) sequence.ngrams = std::make_unique<NgramIndex>();
-    // Drafts of the last step; below, the maximum for the next one.
+    // First the number of drafts of the last step. Set below to the maximum for the next step.
     int64_t& run = sequence.ngram_drafts;
     const int64_t accepted = part.decoding ? part.rows - 1 : 0;
     run = accepted < run ? accepted + 1 : 2 * run + 1;

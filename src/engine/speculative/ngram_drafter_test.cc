@@ -23,7 +23,7 @@ class NgramDrafterTest : public ::testing::Test {
     for (int32_t i = 0; i < 60; ++i) request.input_ids.push_back(i % 20);
     return request;
   }
-  // The drafts after a step that gave `tokens`, the last one without its row.
+  // The drafts after a step that sampled `tokens`. The row of the last token is not computed yet.
   std::vector<int32_t> After(std::vector<int32_t> tokens, int64_t limit = 8) {
     const bool decoding = sequence_.output_length() > 0;
     sequence_.drafts.clear();

@@ -49,7 +49,7 @@ std::vector<int32_t> NgramIndex::Guess(std::span<const int32_t> tokens, int64_t 
   const auto length = static_cast<int64_t>(tokens.size());
   std::vector<int32_t> guess;
   if (length <= kShortest) return guess;
-  AddUpTo(tokens, length - 1);  // without the pair of the end itself
+  AddUpTo(tokens, length - 1);  // all pairs but the last
   if (count <= 0) return guess;
   const int64_t from = Find(tokens);
   for (int64_t i = from; from > 0 && i < from + count; ++i)

@@ -14,11 +14,11 @@ class NgramIndex {
  public:
   static constexpr int64_t kShortest = 2, kLongest = 5;  // tokens of an n-gram
 
-  // Returns up to `count` tokens that may follow `tokens`; none if no n-gram of the end occurred
-  // before. The longest n-gram takes precedence, and its latest occurrence, among the latest
-  // kCandidates occurrences of the last pair. If the guess reaches the end of `tokens`, it
-  // continues with its own tokens, so a repetition goes on. `tokens` begins with the tokens of the
-  // previous call.
+  // Returns up to `count` tokens that may follow `tokens`; none if no n-gram at the end of `tokens`
+  // occurred earlier. Only the latest kCandidates occurrences of the last pair are compared. The
+  // longest n-gram is used, and of its occurrences the latest. If the guess reaches the end of
+  // `tokens`, it continues with its own tokens, so a repetition goes on. `tokens` begins with the
+  // tokens of the previous call.
   std::vector<int32_t> Guess(std::span<const int32_t> tokens, int64_t count);
 
  private:

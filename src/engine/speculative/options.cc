@@ -28,7 +28,7 @@ std::string Upper(std::string text) {
   return text;
 }
 
-// 0: auto.
+// The number of drafts of each step; 0: auto.
 int32_t StepsOf(const std::string& text) {
   if (text == "auto") return 0;
   int32_t steps = 0;
@@ -68,7 +68,8 @@ DraftSource SourceOf(const SpeculativeOptions& options) {
                   options.eagle_topk);
   if (named->source == DraftSource::kNgram && !options.draft_quantization.empty())
     throw Invalid(
-        "--speculative-draft-model-quantization {}: --speculative-algorithm {} has no draft model",
+        "--speculative-draft-model-quantization {}: --speculative-algorithm {} has no draft model; "
+        "leave the first flag out",
         options.draft_quantization, options.algorithm);
   const bool has_checkpoint = HasDraftCheckpoint(named->source);
   if (has_checkpoint && options.draft_model_path.empty())
@@ -76,7 +77,8 @@ DraftSource SourceOf(const SpeculativeOptions& options) {
                   options.algorithm);
   if (!has_checkpoint && !options.draft_model_path.empty())
     throw Invalid(
-        "--speculative-draft-model-path {}: --speculative-algorithm {} has no draft model",
+        "--speculative-draft-model-path {}: --speculative-algorithm {} has no draft model; leave "
+        "the first flag out",
         options.draft_model_path, options.algorithm);
   return named->source;
 }

@@ -16,8 +16,9 @@ struct SpeculativeOptions {
   int32_t num_draft_tokens = 0;
   // --speculative-draft-model-path, for STANDALONE, EAGLE and EAGLE3
   std::string draft_model_path;
-  // --speculative-draft-model-quantization: a method of --quantization, or unquant. Empty: int8 for
-  // an MTP layer with plain weights on CPUs, else as the target's or the checkpoint's.
+  // --speculative-draft-model-quantization: a method of --quantization, or unquant. Empty:
+  // w8a8_int8 for an MTP layer with plain weights on CPUs; otherwise the draft model keeps the
+  // format of its checkpoint or of the target.
   std::string draft_quantization;
   double simulate_acceptance = -1;  // --speculative-simulate-acceptance; negative: none
 };
@@ -46,7 +47,7 @@ constexpr int32_t kMostForcedDrafts = 8;
 // Error kInvalid names a flag with an unknown value, a flag that contradicts another one, or an
 // algorithm that is not supported.
 DraftSource SourceOf(const SpeculativeOptions& options);
-// Whether the drafts come from a checkpoint of its own.
+// Whether the drafts come from a checkpoint separate from the target's.
 constexpr bool HasDraftCheckpoint(DraftSource source) {
   return source == DraftSource::kStandalone || source == DraftSource::kEagle ||
          source == DraftSource::kEagle3;

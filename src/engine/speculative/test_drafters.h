@@ -1,4 +1,4 @@
-// For tests: a drafter that is given the outputs.
+// For tests: a drafter to which the outputs are given in advance.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 
 namespace switchyard {
 
-// Proposes the tokens that requests get without drafts, each with a probability; otherwise another
-// token. Equal on equal ranks.
+// Proposes the tokens of `outputs`, which requests generate without drafts. Each draft is correct
+// with probability `accuracy`, else an arbitrary token. All ranks of a group propose equal drafts.
 class OracleDrafter : public Drafter {
  public:
   OracleDrafter(double accuracy, int32_t vocab) : accuracy_(accuracy), vocab_(vocab) {}

@@ -64,8 +64,8 @@ KernelTable AmxKernels() {
   return leaves;
 }
 
-// Bytes of a block of gathered rows of x and a weight panel. They also suffice for a panel of few
-// rows of x.
+// Bytes for a block of gathered rows of x and a weight panel (amx/tile_panels.h). A panel of few
+// rows of x (amx/tile_rows.h) needs no more than this.
 int64_t TileScratchBytes(int64_t row_bytes) {
   constexpr int64_t kBlockRows = 32, kLine = 64;
   const int64_t columns =

@@ -15,7 +15,7 @@ namespace switchyard::kernels::cpu {
 // Whether the CPU has AVX512_VNNI (int8 products). Optional within Isa::kAvx512.
 bool HasAvx512Vnni();
 
-// Likewise AVX512_BF16 (bfloat16 products).
+// Whether the CPU has AVX512_BF16 (bfloat16 products). Optional within Isa::kAvx512.
 bool HasAvx512BF16();
 
 // Kernel table of ActiveIsa(); null for kReference.
@@ -34,7 +34,7 @@ WeightRef MakeRef(const WeightView& w);
 // Address of the first element of a row of the view, or of the panel that holds it.
 const void* RowAddress(const WeightView& w, int64_t row);
 
-// Scratch that the kernels need, in floats.
+// Floats of scratch that the kernels need for rows of k columns.
 int64_t LinearScratch(int64_t k);
 int64_t ColumnsScratch();
 int64_t AttentionScratch(int64_t k_width, int64_t v_width);

@@ -17,7 +17,8 @@
 namespace switchyard::kernels {
 namespace {
 
-// Input formats of a set of weights.
+// The formats to which a set of weights needs its input rows rounded. `alike`: all weights need the
+// same format, so they share the rounded rows.
 struct Forms {
   cpu::InputRowFormats forms;
   bool alike = true;
@@ -45,8 +46,8 @@ struct Source {
   int32_t row, expert;
 };
 
-// Lists the rows to round. If all experts need the same format, a row routed to several is rounded
-// once.
+// Lists the rows to round. If all experts need the same format, a row that is routed to several
+// experts is rounded once.
 void ListSources(const GroupedMlpParams& p, const std::vector<int32_t>& experts, bool alike,
                  std::vector<Source>& sources, std::vector<int32_t>& places) {
   static thread_local std::vector<int32_t> place_of_row;
@@ -80,7 +81,7 @@ Inputs RoundInputs(const GroupedMlpParams& p, const std::vector<int32_t>& expert
   const auto count = static_cast<int64_t>(sources.size());
   char* memory = cpu::OpScratch(cpu::RoundedBytes(count, hidden, forms));
   const cpu::RoundedRows rows = cpu::AssignRoundedBuffers(count, hidden, forms, memory);
-  const Source* source = sources.data();  // the vector is thread_local
+  const Source* source = sources.data();  // for other threads: `sources` is thread_local
   cpu::RunRows(pool, count, hidden, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const WeightView& w = p.experts[source[i].expert].gate;
@@ -213,7 +214,7 @@ void RunProducts(const GroupedMlpParams& p, const cpu::KernelTable& leaves, Prod
   }
   if (busy.empty()) return;
   const auto order = [&](int32_t e) { return std::pair(p.offsets[e] - p.offsets[e + 1], e); };
-  std::ranges::sort(busy, {}, order);  // by rows, descending
+  std::ranges::sort(busy, {}, order);  // by number of rows, descending
   for (const int32_t e : busy) CHECK(cpu::SameInput(p.experts[e].gate, p.experts[e].up));
   const ExpertWeights& w = p.experts[busy[0]];
   const auto columns = [&](int64_t n) {

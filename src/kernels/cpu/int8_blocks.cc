@@ -12,7 +12,7 @@ namespace switchyard::kernels::cpu {
 namespace {
 
 constexpr int64_t kWordColumns = 8;  // columns whose even and odd codes are separated
-constexpr int64_t kWords = kInt8GroupSize / kWordColumns;  // of a chunk
+constexpr int64_t kWords = kInt8GroupSize / kWordColumns;  // words of a chunk
 constexpr int64_t kMostBlocks = kInt8GroupSize / kNvfp4BlockSize;
 
 // Separates the even and odd columns of each chunk in place, and writes the starts of its blocks of
@@ -34,7 +34,7 @@ struct SeparateChunks {
       }
     }
   }
-  // Also sums the codes of each word.
+  // Separates the columns of one chunk, and stores the sum of each word's codes in `sums`.
   [[gnu::always_inline]] static inline void Separate(const int8_t* __restrict from,
                                                      int8_t* __restrict to,
                                                      int32_t* __restrict sums) {
@@ -59,12 +59,13 @@ struct SeparateChunks {
   }
 };
 
-// Whether starts are the factors of minima.
+// Whether the `starts` of rows are factors of minima (int8_blocks.h).
 bool HasMinima(const WeightView& w) {
   return w.format == WeightFormat::kQ4KPanels || w.format == WeightFormat::kQ5KPanels;
 }
 
-// Panels are multiplied from a whole panel and part on.
+// Columns of a block of a view of panels; 0 if the view does not begin at the first row of a panel
+// and the first column of a part.
 int64_t PanelBlockColumns(const WeightView& w) {
   if (!HasPanels(w.format)) return 0;
   const bool whole = w.row0 % kPanelHeight == 0 && w.row_step == 1 && w.col0 % kPanelColumns == 0;

@@ -3,9 +3,8 @@
 // columns that share a weight scale.
 //
 // Layout of a row of k columns, c = ceil(k / kInt8GroupSize) chunks of b blocks:
-//   int8 codes [c][128], zeros from column k on. The 64 even columns of a chunk precede the odd
-//   ones,
-//     because the low and the high nibbles of weight bytes are multiplied separately.
+//   int8 codes [c][128], zeros from column k on. The 64 even columns of a chunk precede the 64
+//     odd ones, because low and high nibbles of weight bytes are multiplied separately.
 //   float scales [c]
 //   int32 starts [c][b]: minus FourBitOffset times the sum of the block's codes. For kQ4KPanels
 //     and kQ5KPanels these are float32 numbers.
@@ -28,15 +27,18 @@ namespace switchyard::kernels::cpu {
 // such blocks, or if it begins within a panel.
 int64_t Int8BlockColumns(const WeightView& w);
 
-// Whether w has TakesInt8Groups, int8 rows and Int8BlockColumns.
+// Whether products with w use these rows: TakesInt8Groups of its format, activation kInt8Group or
+// kInt8Token, and Int8BlockColumns over 0.
 bool HasInt8Blocks(const WeightView& w);
 
-// Whether rows prepared for `a` suit b too, which has the same activation format.
+// Whether rows that were prepared for weight `a` can be multiplied with `b` too. Both have the same
+// activation format.
 bool SameInt8Blocks(const WeightView& a, const WeightView& b);
 
-// What kernels add to weights to make them unsigned: 8 for kInt4Group, or 16 with zero points; 12
-// for e2m1, whose values are doubled to be integers; 32 for Q6_K and 128 for Q8_0. 1 for Q4_K and
-// Q5_K, whose codes are unsigned and whose starts are factors of minima.
+// The number that kernels add to weights to make them unsigned: 8 for kInt4Group, or 16 with zero
+// points; 12 for e2m1, whose values are doubled to be integers; 32 for Q6_K; 128 for Q8_0. Codes of
+// Q4_K and Q5_K are already unsigned. Their offset is 1, so that `starts` are minus the sums, which
+// are the factors of minima.
 int32_t FourBitOffset(const WeightView& w);
 
 // Bytes of a row of k columns, for any weight.

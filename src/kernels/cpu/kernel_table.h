@@ -30,7 +30,8 @@ struct WeightRef {
   void (*convert)(const void* view, int64_t row, int64_t begin, int64_t end, float* out);
   const void* view;
   int64_t skip;
-  // Of panels (quant/panels.h): bytes of a part's scales, and of all scales of a panel; else 0.
+  // Only for panels (quant/panels.h), otherwise 0: bytes of the scales of one part, and of all
+  // scales of a panel.
   int64_t part_scales, panel_scales;
 };
 
@@ -128,7 +129,7 @@ struct AttentionTask {
   float* scratch;  // AttentionScratch(k_width, v_width) floats
   int64_t part_begin, part_end;
   float* partials;
-  int64_t partial_stride;  // between parts: PartialFloats(rows · group, v_width)
+  int64_t partial_stride;  // floats per part: PartialFloats(rows · group, v_width)
 };
 
 constexpr int64_t kMaxLanes = 16;
@@ -179,7 +180,7 @@ void LinearInt8(const LinearTask& t);        // needs VNNI
 void LinearBF16(const LinearTask& t);        // needs AVX512_BF16
 void LinearFourBit(const LinearTask& t);     // needs VNNI
 void AttentionBF16(const AttentionTask& t);  // needs AVX512_BF16
-extern const KernelTable kKernels;           // int8 and 4 bits: AVX2's; linear_bf16: null
+extern const KernelTable kKernels;           // int8 and 4 bits: of AVX2; linear_bf16: null
 }  // namespace avx512
 namespace amx {
 void LinearInt8(const LinearTask& t);

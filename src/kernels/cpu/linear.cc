@@ -22,7 +22,8 @@ struct Cut {
   int64_t tasks() const { return columns * batches; }
 };
 
-// Several tasks per thread balance load from other processes; long tasks keep memory streaming.
+// Makes several tasks per thread, to balance load if other processes slow down some threads. Tasks
+// are long enough that weights stream from memory.
 Cut PartitionLinear(int64_t m, int64_t n, int64_t total_n, int threads) {
   if (m == 0 || n == 0) return {};
   const int64_t wanted = threads == 1 ? 1 : int64_t{8} * threads;
@@ -55,9 +56,9 @@ cpu::RoundedRows RoundInput(const LinearParams& p, char* memory, ThreadPool& poo
   return rows;
 }
 
-// Returns one entry per part, empty if the part's weight takes unrounded float32 rows. Parts that
-// need the same rows in the same format share them. The result is in the calling thread's memory,
-// as OpScratch is.
+// Returns one entry per part; it is empty if the part's weight takes unrounded float32 rows. Parts
+// that need the same rows in the same format share one copy. The result is thread_local and the
+// rows are in OpScratch: the next op of this thread overwrites both.
 std::span<const cpu::RoundedRows> RoundInputs(std::span<const LinearParams> parts,
                                               ThreadPool& pool) {
   static thread_local std::vector<cpu::RoundedRows> inputs;
@@ -91,7 +92,8 @@ void RunTask(const cpu::KernelTable& leaves, const LinearParams& p, const cpu::R
   // Whole panels, so that only the last task ends in a partial one.
   const int64_t panels = CeilDiv(p.w.n, kPanelRows);
   const auto begin_of = [&](int64_t c) { return panels * c / cut.columns * kPanelRows; };
-  // Threads take tasks in turn, so this one probably continues `threads` tasks further.
+  // All threads take tasks from one counter, so the next task of this thread is probably `threads`
+  // tasks later.
   const int64_t later = column + threads;
   cpu::LinearTask t = {
       .w = cpu::MakeRef(p.w),

@@ -13,8 +13,8 @@ namespace switchyard::cuda {
 // Recommended size of `scratch` below; one buffer per stream.
 constexpr size_t kAttentionScratchBytes = size_t{256} << 20;
 
-// Enqueues. Ignores `sequences` and `page_size` of `p`: `table` has them. Rows that belong to no
-// sequence are not written.
+// Enqueues the kernels and returns. Ignores `sequences` and `page_size` of `p`, because `table` has
+// them. Rows that belong to no sequence are not written.
 //
 // `exact`: float32 products of unrounded inputs. Otherwise tensor cores are used if the cache is
 // kBF16 and the head size is supported (64 and 128; latent 512 + 64). q and the probabilities are

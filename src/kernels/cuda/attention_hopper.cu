@@ -1,8 +1,9 @@
-// Prefill attention with wgmma on Hopper. It has the same bits as with mma.sync, but is faster.
-// Head sizes 64 and 128: the kernel of attention_prompt.cuh. Latent: that of attention_tile.cuh
-// with tiles of 64 query rows by 64 keys, two warpgroups with half of the 512 value columns each.
+// Prefill attention with wgmma on Hopper: bit-identical to the mma.sync kernels, but faster. Head
+// sizes 64 and 128 use the kernel of attention_prompt.cuh: tiles of 128 query rows by 64 keys.
+// Latent attention uses the kernel of attention_tile.cuh: tiles of 64 query rows by 64 keys, and
+// two warpgroups with half of the 512 value columns each.
 //
-// Grid: attention_start.cuh.
+// Grid: attention_start.cuh. Source: FlashAttention-3 (attention_prompt.cuh).
 #include "kernels/cuda/attention_prompt.cuh"
 #include "kernels/cuda/attention_start.cuh"
 #include "kernels/cuda/tensor_map.h"

@@ -18,7 +18,7 @@ namespace switchyard::cuda {
 struct AttentionLaunch {
   const float* q = nullptr;  // [rows, heads, qk_dim], row stride ldq
   int64_t ldq = 0;
-  bool bf16_queries = false;  // AttentionParams
+  bool bf16_queries = false;  // AttentionParams::bf16_queries
   const void* k = nullptr;    // [slots, kv_heads, qk_dim]
   const void* v = nullptr;    // [slots, kv_heads, qk_dim]; a value is the first v_dim of these
   DType kv_dtype = DType::kF32;
@@ -35,13 +35,13 @@ struct AttentionLaunch {
   bool hopper = false;  // the device supports wgmma
 };
 
-// Float32 products, any head size and cache dtype.
+// Launches the kernel with float32 products, for any head size and cache dtype.
 cudaError_t LaunchSimtAttention(const AttentionLaunch& launch, cudaStream_t stream);
-// Tensor cores on a bfloat16 cache: head sizes 64 and 128, and latent 512 + 64. Otherwise, or if
-// shared memory is too small, returns cudaErrorNotSupported without launching.
+// Launches the tensor core kernels for a bfloat16 cache and head sizes 64, 128 or latent 512 + 64.
+// Otherwise, or if shared memory is too small, returns cudaErrorNotSupported without launching.
 cudaError_t StartTiledAttention(const AttentionLaunch& launch, const PdlStream& chain);
 cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const PdlStream& chain);
-// Tensor cores with wgmma on Hopper, for sequences in which rows times query heads per key-value
+// Launches the wgmma kernels on Hopper, for sequences in which rows times query heads per key-value
 // head are at least min_rows.
 cudaError_t StartHopperAttention(const AttentionLaunch& launch, int min_rows,
                                  const PdlStream& chain);

@@ -17,9 +17,10 @@ __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ T
   const AttentionLaunch& launch = p.launch;
   const AttentionSchedule& schedule = p.schedule;
   const SequenceTable& table = launch.table;
-  // The place of the parts is computed from the table, before the attention kernel has ended.
+  // The scratch slots of the partial results follow from the sequence table alone. So they are
+  // computed before the attention kernel has ended.
   const int row = blockIdx.x, sequence = table.row_sequence[row];
-  const int threads = launch.v_dim / 4;  // of a head
+  const int threads = launch.v_dim / 4;  // threads per head
   const int head = blockIdx.y * (kThreads / threads) + threadIdx.x / threads;
   const int column = threadIdx.x % threads * 4;
   const int kv_head = head / schedule.group;

@@ -6,7 +6,7 @@
 
 namespace switchyard::cuda {
 
-// Arguments of a tensor core attention kernel.
+// Arguments of the tensor core attention kernels and of the merge kernel.
 struct TiledAttention {
   AttentionLaunch launch;
   AttentionSchedule schedule;

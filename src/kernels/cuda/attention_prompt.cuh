@@ -34,7 +34,8 @@ class PromptConsumer {
  public:
   __device__ PromptConsumer(const TiledAttention& p, PromptShared<Shape>& shared)
       : p_(p), shared_(shared), base_(&shared) {
-    // The same for all lanes, so that wgmma descriptors and barriers stay in uniform registers.
+    // The shuffle shows the compiler that all lanes have the same value. So wgmma descriptors and
+    // barriers stay in uniform registers.
     thread_.warp = __shfl_sync(~0u, thread_.warp, 0);
     thread_.row0 = thread_.warp * 16;
     base_.address = __shfl_sync(~0u, base_.address, 0);
@@ -121,8 +122,8 @@ class PromptConsumer {
     ptx::PinRegisters(scores_);
     if constexpr (kMasked) Mask(thread_, rows, block * Shape::kKeys, scores_);
     const TileRescale rescale = ToProbabilities(thread_, Scale(), nullptr, scores_, max);
-    // The wait for the next copies is a loop, beyond which the compiler does not move the softmax.
-    // Otherwise it would wait for all products first.
+    // WaitForCopies is a loop, and the compiler does not move the softmax across it. Without the
+    // loop here, the compiler would move the softmax after the wait for all products below.
     PipelineState after = next;
     if (!last) after.Next(Shape::kStages);
     WaitForCopies(after);
@@ -175,7 +176,7 @@ class PromptConsumer {
     ptx::PinRegisters(part_.sums);
     ptx::PinRegisters(part_.weights);
   }
-  // Waits for the producer's copies of a block of keys, and for those of the queries before it.
+  // Waits until the producer has copied a block of keys and, before it, the queries.
   __device__ __forceinline__ void WaitForCopies(const PipelineState& at) const {
     ptx::BarrierWait(base_.After(offsetof(Shared, full) + at.stage * sizeof(uint64_t)), at.parity);
   }

@@ -31,7 +31,8 @@ struct PromptShape : TileShape<kHeadDim, kHeadDim, false, 8, 1, kStages_, true> 
   using Base = TileShape<kHeadDim, kHeadDim, false, 8, 1, kStages_, true>;
   static constexpr int kConsumerThreads = Base::kThreads, kProducerThreads = 128;
   static constexpr int kThreads = kConsumerThreads + kProducerThreads;
-  // Registers per thread; together those of the launch (168 for each of 384 threads).
+  // Registers per thread after setmaxnreg. The total of two consumer warpgroups and one producer is
+  // that of the launch: 384 threads with 168 registers each.
   static constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
   static constexpr int kQueryBuffers = 2;
   static_assert(Base::kRows == 128);
@@ -139,7 +140,7 @@ class PromptProducer {
   }
 
  private:
-  static constexpr int kRowPieces = Shape::kQkDim / 8;  // of eight elements
+  static constexpr int kRowPieces = Shape::kQkDim / 8;  // pieces of eight elements in a row
 
   __device__ void SetRange(PromptItem& item) const {
     constexpr KeySplits kSplits = Shape::kSplits;
@@ -208,7 +209,7 @@ class PromptProducer {
     const auto* k = static_cast<const __nv_bfloat16*>(p_.launch.k) + column;
     const auto* v = static_cast<const __nv_bfloat16*>(p_.launch.v) + column;
     const uint32_t to = ptx::SharedAddress(shared_.stages[stage_.stage]);
-    for (int part = warp_; part < 4; part += warps_) {  // 16 keys
+    for (int part = warp_; part < 4; part += warps_) {  // each part is 16 keys
       const int key = block * Shape::kKeys + part * 16 + lane_ % 16;
       const int slot = key >= item.begin && key < item.end ? SlotOf(item, key) : -1;
 #pragma unroll
@@ -244,7 +245,7 @@ class PromptProducer {
                        full);
       }
     } else if (p_.launch.bf16_queries) {
-      constexpr int kRowsAtOnce = 32 / kRowPieces;  // of a warp
+      constexpr int kRowsAtOnce = 32 / kRowPieces;  // rows that a warp copies at a time
       for (int part = warp_; part < 4; part += warps_) {
         const int first = part * (Shape::kRows / 4) + lane_ / kRowPieces;
         TileRow<kRowsAtOnce> row(p_, item, first);

@@ -21,8 +21,8 @@ __device__ __forceinline__ void StoreShared16(uint32_t to, uint4 x) {
                "r"(x.w)
                : "memory");
 }
-// Keeps an mbarrier's present phase from completing before all earlier copies of this thread are
-// complete. The expected number of arrivals stays the same. Needs sm_80.
+// Delays the completion of an mbarrier's present phase until all earlier copies of this thread are
+// complete. Does not change how many other arrivals the phase expects. Needs sm_80.
 __device__ __forceinline__ void BarrierAwaitCopies(const void* barrier) {
   asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))

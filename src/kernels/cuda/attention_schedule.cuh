@@ -16,7 +16,7 @@ namespace switchyard::cuda {
 struct KeySplits {
   int fine = 0, fine_end = 0, coarse = 0;
 
-  // The split of a key, and the first key of a split.
+  // Of: the index of the split that contains a key. Begin: the first key of a split.
   __host__ __device__ constexpr int Of(int key) const {
     return key < fine_end ? key / fine : fine_end / fine + (key - fine_end) / coarse;
   }
@@ -27,8 +27,8 @@ struct KeySplits {
 };
 
 struct AttentionSchedule {
-  const int32_t* rows = nullptr;    // of SequenceTable
-  const int32_t* kv_len = nullptr;  // of SequenceTable
+  const int32_t* rows = nullptr;    // SequenceTable::rows
+  const int32_t* kv_len = nullptr;  // SequenceTable::kv_len
   int num_sequences = 0;
   int group = 1;  // query heads of a key-value head
   int kv_heads = 1;
@@ -115,7 +115,7 @@ class WorkItemFinder {
     const int end = __shfl_sync(~0u, end_, from);
     int first = __shfl_sync(~0u, begin_, from), slot = __shfl_sync(~0u, first_slot_, from);
     int offset = index - __shfl_sync(~0u, before_, from);
-    while (true) {  // ends, because the owner's range has the item
+    while (true) {  // ends, because the owner lane's range has the item
       const int i = first + lane;
       const SequenceWork part = i < end ? PartOf(s, i) : SequenceWork{};
       int slots, items;
@@ -162,13 +162,13 @@ class TileFinder {
     end_ = min(s.num_sequences, begin_ + run);
   }
 
-  // Tile `index` of the launch; sequence −1: there are fewer. `index` must not decrease from call
-  // to call.
+  // Returns tile `index` of the launch; its sequence is −1 if the launch has fewer tiles. `index`
+  // must not decrease from call to call.
   __device__ AttentionWorkItem Find(const AttentionSchedule& s, int index) {
-    int active, all;  // sequences with more than rank_ tiles: of this lane, of all lanes
+    int active, all;  // numbers of sequences with more than rank_ tiles, per lane and in total
     while (true) {
       active = 0;
-      int least = INT_MAX;  // tiles of such a sequence
+      int least = INT_MAX;  // fewest tiles of a sequence with more than rank_
       for (int i = begin_; i < end_; ++i) {
         const int tiles = PartOf(s, i).tiles;
         if (tiles > rank_) ++active, least = min(least, tiles);
@@ -202,7 +202,7 @@ class TileFinder {
 
  private:
   int begin_, end_;            // sequences of this lane
-  int rank_ = 0, before_ = 0;  // tiles after this one in each sequence; tiles of earlier ranks
+  int rank_ = 0, before_ = 0;  // position from a sequence's end; tiles of lower positions
 };
 
 // The scratch slot of (tile 0, split 0, key-value head 0) of a sequence. −1 if its tiles process
@@ -220,7 +220,7 @@ struct TileKeys {
   int begin_row = 0,
       end_row = 0;         // range of the tile; (row, head) has the number row · group + head
   int first_position = 0;  // position of its first row
-  int begin = 0, end = 0;  // keys
+  int begin = 0, end = 0;  // range of visible keys
   int first_new = 0;       // the sequence's keys from here on are stored in this step
   int first_split = 0, splits = 0;
 };

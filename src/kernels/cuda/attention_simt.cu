@@ -1,6 +1,7 @@
 // Attention with float32 products: any head size and cache dtype. A block of 256 threads computes
-// one query row and up to eight heads that share keys, with an online softmax over blocks of 64
-// keys. Grid: (query rows, key-value heads × groups of eight query heads).
+// one query row and up to eight heads that share keys, with an online softmax (Milakov and
+// Gimelshein 2018) over blocks of 64 keys. Grid: (query rows, key-value heads × groups of eight
+// query heads).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -31,7 +32,7 @@ __device__ float WarpSum(float x) {
 }
 
 struct Shared {
-  float scores[kBlockKeys][kHeads];  // then probabilities
+  float scores[kBlockKeys][kHeads];  // replaced by probabilities in the softmax
   float rescale[kHeads];
   float sum[kHeads];
   int64_t slots[kBlockKeys];
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
         h < heads ? p.q[row * p.ldq + int64_t{first_head + h} * p.qk_dim + i - h * p.qk_dim] : 0.0f;
   }
   float sums[kMaxColumns][kHeads] = {};
-  float top = -INFINITY, weight = 0;  // of head `warp`
+  float top = -INFINITY, weight = 0;  // softmax state of head `warp`
   for (int block = begin / kBlockKeys * kBlockKeys; block <= position; block += kBlockKeys) {
     const int from = max(begin, block), to = min(position + 1, block + kBlockKeys);
     __syncthreads();  // the last block's probabilities have been read

@@ -23,7 +23,7 @@ struct TiledKernel {
 // Number of blocks of this kernel that are resident on the current device (occupancy × SMs).
 template <typename Kernel>
 cudaError_t ResidentBlocks(int* blocks) {
-  static std::atomic<int> known[64];  // by device; 0: not computed yet
+  static std::atomic<int> known[64];  // [device]; 0: not computed yet
   int device = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   *blocks = device < 64 ? known[device].load() : 0;
@@ -43,17 +43,18 @@ cudaError_t ResidentBlocks(int* blocks) {
 
 // Starts Kernel::kFunction with a TiledAttention and the arguments `more`.
 //
-// For sequences in which rows times query heads per key-value head are min_rows to max_rows. Keys
-// are split if there are fewer tiles than `waves` times the resident blocks. In decode, the first
-// sequences are not split, except long ones (whole_splits): as many sequences as give every
-// resident block the same number of tiles. Splitting the others fills the last wave.
+// The launch covers sequences for which rows · (query heads per key-value head) is in [min_rows,
+// max_rows]. Keys are split if there are fewer tiles than `waves` times the resident blocks. In
+// decode, the first sequences form whole waves: every resident block gets the same number of their
+// tiles. Among these, only long sequences (over whole_splits) are split. The other sequences are
+// split, so that their tiles fill the last wave.
 template <typename Kernel>
 cudaError_t StartTilesOf(const AttentionLaunch& launch, int min_rows, int max_rows, int waves,
                          const PdlStream& chain, const auto&... more) {
   using Shape = typename Kernel::Shape;
   const SequenceTable& table = launch.table;
   const int group = launch.heads / launch.kv_heads;
-  // Upper bound: every sequence has one partial tile.
+  // `tiles` is an upper bound, which counts one partial tile per sequence.
   const bool decode = table.num_rows <= table.num_sequences && group <= Shape::kRows;
   const int64_t tiles =
       ((decode ? 0 : int64_t{table.num_rows} * group / Shape::kRows) + table.num_sequences) *
@@ -85,7 +86,8 @@ cudaError_t StartTilesOf(const AttentionLaunch& launch, int min_rows, int max_ro
                    .slots = static_cast<int>(slots)},
       .states = reinterpret_cast<float2*>(launch.scratch + slots * Shape::kRows * Shape::kVDim),
       .parts = launch.scratch};
-  // Sequences of more rows than a tile may belong to another launch. Then each has one tile.
+  // If max_rows is at most the rows of a tile, each sequence of this launch has one tile per
+  // key-value head. Another launch then covers sequences with more rows.
   const int64_t most_tiles =
       max_rows <= Shape::kRows ? int64_t{table.num_sequences} * launch.kv_heads : tiles;
   const int64_t blocks = slots > 0             ? std::min<int64_t>(resident, tiles * most_splits)
@@ -102,8 +104,8 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
   return StartTilesOf<TiledKernel<Shape>>(launch, min_rows, max_rows, waves, chain);
 }
 
-// Small tiles for sequences that fit in one, large tiles for the others, launched by
-// start_large(min_rows). If num_rows <= num_sequences (decode: one row per sequence), only the
+// Launches small tiles for sequences that fit in one small tile. start_large(min_rows) launches
+// large tiles for the others. If num_rows <= num_sequences (decode: one row per sequence), only the
 // small tiles are launched. Should a sequence then have more rows, the results are correct but
 // slow.
 template <typename Small>

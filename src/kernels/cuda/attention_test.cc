@@ -188,7 +188,8 @@ TEST_F(CudaAttentionTest, PartsThatFindNoRoomGiveTheSameBits) {
   const AttentionSequences sequences(random, shape, {1500, 600, 1100});
   const std::vector<AttentionChunk> chunks = {{0, 1499, 1500}, {1, 599, 600}, {2, 1099, 1100}};
   const std::vector<float> want = sequences.Run(chunks, false);
-  // 3, 2 and 3 splits of two key-value heads
+  // The sequences have 3, 2 and 3 splits of two key-value heads: 6, 4 and 6 slots. These numbers of
+  // scratch slots suffice for none, some or all of the sequences.
   for (const size_t slots : {1, 5, 6, 9, 10, 15, 16, 17})
     EXPECT_TRUE(SameBits(want, sequences.Run(chunks, false, slots * 16 * 130 * sizeof(float))))
         << slots;

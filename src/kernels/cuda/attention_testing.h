@@ -1,4 +1,5 @@
-// Sequences with paged caches for the tests of GPU attention. A batch takes any parts of them.
+// Sequences with paged caches for the tests of GPU attention. A batch consists of chunks of these
+// sequences.
 #pragma once
 
 #include <algorithm>
@@ -269,9 +270,9 @@ class AttentionSequences {
 
   AttentionShape shape_;
   std::vector<int32_t> lengths_;
-  std::vector<std::vector<float>> queries_, keys_, values_;  // by sequence
+  std::vector<std::vector<float>> queries_, keys_, values_;  // [sequence]
   std::vector<float> sinks_;
-  std::vector<std::vector<int32_t>> pages_;  // by sequence
+  std::vector<std::vector<int32_t>> pages_;  // [sequence]
   std::vector<char> k_, v_;
 };
 

@@ -1,7 +1,7 @@
-// Tensor core attention for head sizes 64 and 128 (mma.sync; attention_tile.cuh has the algorithm
-// and attention_start.cuh the grid). Decode tiles: 16 query rows by 64 keys, four warps that
-// partition the keys and value columns. Prefill tiles: 64 rows by 64 keys, four warps of 16 rows
-// each, or the wgmma tiles of attention_hopper.cu.
+// Tensor core attention for head sizes 64 and 128 with mma.sync. Algorithm and source
+// (FlashAttention): attention_tile.cuh; grid: attention_start.cuh. Decode tiles: 16 query rows by
+// 64 keys, four warps that partition the keys and value columns. Prefill tiles: 64 rows by 64 keys,
+// four warps of 16 rows each, or the wgmma tiles of attention_hopper.cu.
 #include "kernels/cuda/attention_start.cuh"
 
 namespace switchyard::cuda {

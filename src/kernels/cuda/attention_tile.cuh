@@ -53,8 +53,9 @@ class TileWorker {
         copies_.Slots(i)[threadIdx.x] = copies_.SlotOf(first + i, last);
     }
     __syncthreads();
-    // Keys of earlier steps are final. The copies of blocks that have no others begin before the
-    // kernels that compute the queries and store the new keys have ended.
+    // Blocks that contain only keys of earlier steps are copied before WaitForPriorKernels. The
+    // kernels that compute the queries and store the new keys may still run then, but do not write
+    // these keys.
     const int old_blocks = keys_.first_new / Shape::kKeys - first;
     const int early = min(max(old_blocks, 0), Shape::kStages - 1);
     for (int i = 0; i < early; ++i) copies_.LoadKeys(i);

@@ -35,9 +35,9 @@ class TileLoader {
     return reinterpret_cast<int*>(shared_bytes_ + Shape::kSlotsAt) + stage * Shape::kKeys;
   }
 
-  // Issues the copies of the keys and values of a stage's block, zero-filled where there is no
-  // slot. Branch-free, because wgmma in flight does not allow branches. Eight threads copy one row
-  // of a panel.
+  // Issues the copies of the keys and values of a stage's block, with zeros for keys whose slot is
+  // −1. Branch-free, because wgmma in flight does not allow branches. Eight threads copy one row of
+  // a panel.
   __device__ void LoadKeys(int stage) {
     constexpr int kRowsAtOnce = Shape::kThreads / 8;
     const int64_t stride = int64_t{p_.launch.kv_heads} * Shape::kQkDim;

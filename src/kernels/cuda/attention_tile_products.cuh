@@ -68,24 +68,25 @@ __device__ __forceinline__ void AccumulateValues(const TileThread<Shape>& thread
   }
 }
 
-// wgmma descriptors. A K-major panel: the reduction runs along its rows.
+// wgmma descriptor of a K-major panel: the reduction runs along the rows of the panel.
 __device__ __forceinline__ uint64_t PanelDescriptor(uint32_t panel) {
   return uint64_t{panel >> 4 & 0x3fff} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
          uint64_t{1} << 62;
 }
-// MN-major panels of kPanelBytes: the reduction runs down their columns.
+// wgmma descriptor of MN-major panels of kPanelBytes each: the reduction runs down the columns of
+// the panels.
 template <int kPanelBytes>
 __device__ __forceinline__ uint64_t ColumnsDescriptor(uint32_t panel) {
   return uint64_t{panel >> 4 & 0x3fff} | uint64_t{kPanelBytes >> 4} << 16 |
          uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
 }
-// Consecutive 8 × 8 blocks of ones; their order does not matter.
+// wgmma descriptor of consecutive 8 × 8 blocks of ones, whose order does not matter.
 __device__ __forceinline__ uint64_t OnesDescriptor(uint32_t blocks) {
   return uint64_t{blocks >> 4 & 0x3fff} | uint64_t{128 >> 4} << 16 | uint64_t{128 >> 4} << 32;
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Starts q · kᵀ with wgmma, for all keys of the warpgroup's rows, as a group of its own.
+// Starts q · kᵀ with wgmma, for all keys of the warpgroup's rows, as a separate wgmma group.
 template <typename Shape>
 __device__ __forceinline__ void EnqueueScores(const TileThread<Shape>& thread, uint32_t queries,
                                               uint32_t stage, TileScores<Shape>& scores) {
@@ -100,8 +101,8 @@ __device__ __forceinline__ void EnqueueScores(const TileThread<Shape>& thread, u
   ptx::WgmmaCommit();
 }
 
-// Starts sums += p · v and weights += p · 1 with wgmma, as a group of its own. `ones_at`: shared
-// memory that is filled with ones.
+// Starts sums += p · v and weights += p · 1 with wgmma, as a separate wgmma group. `ones_at`:
+// shared memory that is filled with ones.
 template <typename Shape>
 __device__ __forceinline__ void EnqueueValues(const TileThread<Shape>& thread, uint32_t ones_at,
                                               uint32_t stage,

@@ -97,7 +97,7 @@ class TileEpilogue {
     return f;
   }
 
-  // `out` holds the merged result of the splits so far.
+  // Merges the split into `out`, which holds the merged result of the earlier splits.
   __device__ void MergeIntoOutput(const Part& part, bool first, bool last) {
     constexpr int kCount = Shape::kWarpColumns / 8, kInFlight = kCount < 16 ? kCount : 16;
 #pragma unroll

@@ -13,8 +13,8 @@ namespace switchyard::cuda {
 template <typename Shape>
 struct TileAccumulator {
   float sums[Shape::kWarpColumns / 2];
-  float weights[4];  // the same in every column
-  float max[2];      // per row, times scale · log2 e
+  float weights[4];  // sums of probabilities, the same in every column
+  float max[2];      // maximum score of each row, times scale · log2 e
 
   __device__ void Clear() {
 #pragma unroll
@@ -79,7 +79,7 @@ __device__ __forceinline__ void Mask(const TileThread<Shape>& thread, const Tile
 // float32 sums hold with the same relative precision. FlashAttention-4 rescales in this way.
 constexpr float kMaxSlack = 8.0f;
 
-// Factors of the sums and weights so far, per row of the lane.
+// For each row of the lane, the factor that rescales the sums and weights of earlier blocks.
 struct TileRescale {
   float factor[2];
 };
@@ -131,7 +131,7 @@ __device__ __forceinline__ TileRescale ToProbabilities(const TileThread<Shape>& 
   return rescale;
 }
 
-// Does nothing if all factors of the warp are 1.
+// Multiplies sums and weights by the factors. Skips this if all factors of the warp are 1.
 template <typename Shape>
 __device__ __forceinline__ void Apply(const TileRescale& rescale, TileAccumulator<Shape>& part) {
   if (__all_sync(~0u, rescale.factor[0] == 1.0f && rescale.factor[1] == 1.0f)) return;

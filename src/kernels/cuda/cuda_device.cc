@@ -35,7 +35,8 @@ std::shared_ptr<void> AllocateOn(int index, size_t bytes) {
   return {static_cast<void*>(memory->data()), free};
 }
 
-// Makes the GPU current before GPU-bound members are constructed.
+// Makes the GPU current and returns its index. The initializer of index_ calls this, so that later
+// members are constructed on this GPU.
 int Use(int index) {
   UseDevice(index);
   return index;

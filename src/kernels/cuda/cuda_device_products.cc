@@ -148,7 +148,7 @@ kernels::RoundedForm LinearOps::InputFormOf(const kernels::LinearParams& p) cons
   const Kernel kernel = KernelOf(p);
   const RowForm form = FormOf(p.w, kernel);
   if (kernel != Kernel::kDense) return Form::kNone;
-  // Many rows are quantized faster by a kernel of its own.
+  // With many rows, quantization in a separate kernel is faster.
   if (form.kind == RowForm::kFp8) return p.m <= ops::kFewNormRows ? Form::kFp8Groups : Form::kNone;
   return form.rounding.format == ActivationFormat::kNone ? Form::kBFloat16 : Form::kNone;
 }
@@ -166,7 +166,7 @@ void LinearOps::LinearOfRoundedRows(const kernels::LinearParams& p,
 }
 
 void LinearOps::LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream) {
-  // With more rows each GEMM fills the GPU by itself.
+  // Maximum number of rows for concurrent GEMMs. With more rows a single GEMM fills the GPU.
   constexpr int64_t kSmall = 128;
   Rows rows;
   size_t first = 0;  // parts [first, i) are pending with `rows`

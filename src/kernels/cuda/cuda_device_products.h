@@ -44,7 +44,7 @@ class LinearOps {
   // Rows that several parts read are rounded only once. Small GEMMs with the same rows run
   // concurrently on side streams.
   void LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream);
-  // FusedOps. Rows have a form if Linear would use DenseGemm on them.
+  // Functions of FusedOps. The form is kNone unless Linear would use DenseGemm.
   kernels::RoundedForm InputFormOf(const kernels::LinearParams& p) const;
   void LinearOfRoundedRows(const kernels::LinearParams& p, const kernels::RoundedRows& rows,
                            const PdlStream& chain);
@@ -53,7 +53,7 @@ class LinearOps {
 
  private:
   enum class Kernel { kExact, kMma, kDense };
-  // The input form of a GEMM's rows.
+  // The form of a GEMM's input rows.
   struct RowForm {
     enum Kind { kFloat, kBf16, kFp8 } kind = kFloat;
     ops::Rounding rounding;

@@ -12,7 +12,7 @@
 
 namespace switchyard::cuda {
 
-// Buffers at fixed addresses, sized for the maximum.
+// The buffers have fixed addresses and the maximum size, because captured graphs read them.
 class Sequences final : public kernels::PassSequences {
  public:
   // Uploads through `staging`, in the order of `stream`. Borrows `staging`, `graphs` and `stream`.

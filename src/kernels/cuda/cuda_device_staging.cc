@@ -14,7 +14,8 @@ void Staging::WaitFor(const Event& event) const {
   event.Wait();
 }
 
-// An event that was never recorded counts as complete.
+// In the first pass through the ring the wait returns at once, because an event that was never
+// recorded counts as complete.
 void Staging::NextSegment() {
   read_[segment_].Record(stream_);
   segment_ = (segment_ + 1) % kSegments;

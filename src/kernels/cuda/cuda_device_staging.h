@@ -18,9 +18,9 @@ class Staging {
  public:
   explicit Staging(cudaStream_t stream);
 
-  // `from` may change once this returns.
+  // Copies host memory to the device. The caller may change `from` when this returns.
   void CopyIn(void* to, const void* from, size_t bytes);
-  // `to` is complete when this returns.
+  // Copies device memory to the host. `to` is complete when this returns.
   void CopyOut(void* to, const void* from, size_t bytes);
 
   // Returns at most kSegmentBytes of page-locked memory, aligned to 16. Copies that read it must be
@@ -28,7 +28,9 @@ class Staging {
   void* Reserve(size_t bytes);
   static constexpr size_t kSegmentBytes = size_t{4} << 20;
 
-  void SetWait(std::function<void(cudaEvent_t)> wait) { wait_ = std::move(wait); }  // as CudaDevice
+  void SetWait(std::function<void(cudaEvent_t)> wait) {
+    wait_ = std::move(wait);
+  }  // see CudaDevice::SetWait
 
  private:
   static constexpr int kSegments = 4;

@@ -119,8 +119,8 @@ WeightView ConcatWeightRows(std::span<const WeightView> parts,
   if (!blocks && stacked.format != WeightFormat::kBF16) return {};
   stacked.n = 0;
   for (const WeightView& w : parts) {
-    // A view of some rows is contiguous, a view of some columns is not. Blocks of scales must not
-    // span two parts.
+    // Parts must be contiguous: views of some rows, but not of some columns. A block of scales must
+    // not span two parts.
     const bool fits = w.format == stacked.format && w.k == stacked.k && w.stored_k == w.k &&
                       w.row_step == 1 && w.activation == stacked.activation &&
                       w.input_scale == stacked.input_scale &&

@@ -33,8 +33,9 @@ struct DenseGemmParams {
 
 // Whether DenseGemm supports these sizes and addresses (on any Hopper GPU).
 bool DenseGemmTakes(const DenseGemmParams& p);
-// Enqueues. Error kInvalid on an unsupported shape or alignment. In a chain with early launch, W is
-// read before the previous kernel has ended, so that kernel must not write W.
+// Enqueues the kernel and returns. Error kInvalid on an unsupported shape or alignment. In a chain
+// with early launch, W is read before the previous kernel has ended, so that kernel must not write
+// W.
 void DenseGemm(const DenseGemmParams& p, const PdlStream& chain);
 
 }  // namespace switchyard::cuda

@@ -49,7 +49,7 @@ TEST_F(ProductsTest, PartsOfAPlacedMatrixAreWeightsToo) {
   }
 }
 
-// Rows of a batch, one at a time and in small batches: the same bits.
+// Rows of a batch have the same bits if they are computed one at a time or in small batches.
 TEST_F(ProductsTest, ARowHasTheSameBitsInEveryBatch) {
   for (Device* device : {exact_.get(), fast_.get()}) {
     for (const WeightFormat format : {WeightFormat::kF32, WeightFormat::kBF16, WeightFormat::kF16,

@@ -51,7 +51,7 @@ class ProductsTest : public DeviceTest {
     return Quantize(WeightFormat::kBF16, values, w.n, w.k);
   }
 
-  // x as `device` rounds it for a GEMM with a placed weight.
+  // Returns x, rounded as `device` rounds it for a GEMM with a placed weight.
   std::vector<float> Seen(Device& device, const WeightView& placed, const std::vector<float>& x,
                           int64_t m, int64_t ldx) {
     std::vector<float> rounded = x;

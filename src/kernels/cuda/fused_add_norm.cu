@@ -1,6 +1,7 @@
 // Fused residual add and RMS norm: x += add, then y = norm(x) · weight in float32, bfloat16 or e4m3
-// (semantics: kernels/fused_ops.h). A block of 512 threads takes 16 rows of up to 1024 elements,
-// one per warp, or one longer row. Sums are in double, as in ops_norm.cu.
+// (semantics: kernels/fused_ops.h; RMSNorm: Zhang and Sennrich 2019). A block of 512 threads takes
+// 16 rows of up to 1024 elements, one per warp, or one longer row. Grid: m / rows per block,
+// rounded up. Sums are in double, as in ops_norm.cu.
 #include "kernels/cuda/fp8.cuh"
 #include "kernels/cuda/fused_rows.h"
 #include "kernels/cuda/kernel_chain.cuh"
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kNormThreads) AddNormKernel(kernels::AddNormPa
 }
 
 // For few rows of up to kFewLength elements, with the same bits: a thread has its elements in
-// registers and loads their weights before it waits.
+// registers and loads their weights before it waits for earlier kernels.
 constexpr int kKept = 4;
 constexpr int64_t kFewLength = int64_t{kKept} * kNormThreads * 4;
 

@@ -1,5 +1,5 @@
-// Attention in a chain of early launches. It copies keys of earlier steps while the kernels that
-// store the keys of this step may still run.
+// Attention in a chain of early launches. The attention kernel copies keys of earlier steps while
+// the kernels that store the keys of this step may still run.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,7 +13,8 @@ namespace {
 constexpr int32_t kPage = 16;
 constexpr int64_t kHidden = 2048, kHeads = 8, kKvHeads = 2;
 
-// Rows of a step: sequence i has `length[i]` keys of earlier steps and `rows[i]` new ones.
+// Lengths at the first step: sequence i has `length[i]` keys of earlier steps and `rows[i]` new
+// rows.
 struct Lengths {
   std::vector<int32_t> length, rows;
 };
@@ -29,8 +30,9 @@ class AttentionLayer {
         norm_(device, random.Normal(dim)),
         cos_sin_(device, random.Normal(kPositions * dim)) {}
 
-  // Decodes `steps` steps. The output rows of all steps, then the bits of the cache. With `waits`,
-  // every op ends before the next one begins; otherwise steps are captured as graph `key`.
+  // Decodes `steps` steps. Returns the output rows of all steps, followed by the bits of the cache.
+  // With `waits`, every op ends before the next one begins; otherwise steps are captured as graph
+  // `key`.
   std::vector<float> Decode(const Lengths& lengths, int steps, uint64_t key, bool waits,
                             uint64_t seed) {
     Random random(seed);

@@ -1,5 +1,6 @@
 // Fused per-head RMS norm, rotary embedding and KV cache store of the QKV projection's output
-// (semantics: kernels/fused_ops.h). Two kernels with the same bits:
+// (semantics: kernels/fused_ops.h; RMSNorm: Zhang and Sennrich 2019, rotary embedding: Su et al.
+// 2021). The grid is one-dimensional, over the warps of all tokens. Two kernels with the same bits:
 //   WholeHeadsKernel       heads of 64 or 128 that are rotated whole, not interleaved: a lane has
 //                          four elements in registers, a warp several heads at a time
 //   NormRopeStoreKvKernel  any head: one warp per head, which is staged in shared memory
@@ -11,7 +12,7 @@
 namespace switchyard::cuda::ops {
 namespace {
 
-using Warp = RowThreads<false>;  // one head
+using Warp = RowThreads<false>;  // the threads of one head
 
 // Stores a head's row in the cache dtype, with StoreKv's rounding.
 template <DType kDType>
@@ -98,9 +99,9 @@ __device__ __forceinline__ double LaneSum(double value) {
 
 constexpr int kHeadThreads = 256;
 
-// A warp takes kAtOnce steps of 128 elements of a token's heads, all loads first. It computes the
-// scales of its heads in parallel lanes, because 1 / sqrt in double takes as many
-// instructions as everything else. Rotated pairs are kLanes / 2 lanes apart.
+// A warp processes kAtOnce steps of 128 elements of a token's heads, and issues the loads of all
+// steps first. It computes the scales of its heads in parallel lanes, because 1 / sqrt in double
+// takes as many instructions as everything else. Rotated pairs are kLanes / 2 lanes apart.
 template <DType kDType, int kDim, int kAtOnce>
 __global__ void __launch_bounds__(kHeadThreads)
     WholeHeadsKernel(const kernels::NormRopeStoreKvParams p) {
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   if constexpr (!kFew) WaitForPriorKernels();
   const int all = static_cast<int>(p.heads + 2 * p.kv_heads);
   const int turned = static_cast<int>(p.heads + p.kv_heads);  // heads with norm and rotation
-  const unsigned warps = (all + kHeads * kAtOnce - 1) / (kHeads * kAtOnce);  // per token
+  const unsigned warps = (all + kHeads * kAtOnce - 1) / (kHeads * kAtOnce);  // warps per token
   const unsigned warp = (blockIdx.x * kHeadThreads + threadIdx.x) / kWarp;
   const unsigned token = warp / warps, last = static_cast<unsigned>(p.m) - 1;
   const int lane = threadIdx.x % kWarp, in_head = lane % kLanes;
@@ -128,7 +129,8 @@ __global__ void __launch_bounds__(kHeadThreads)
     if (token > last) return;
     load();
   }
-  // With few tokens, what the host uploaded and weights are read before the wait.
+  // These loads read only weights and what the host uploaded. So with few tokens they precede
+  // WaitForPriorKernels.
   const int64_t slot = p.slots[min(token, last)];
   const int64_t position = p.positions[min(token, last)];
   const float* angles = p.cos_sin + position * kDim + in_head * 4 % (kDim / 2);
@@ -190,7 +192,8 @@ __global__ void __launch_bounds__(kHeadThreads)
 
 template <DType kDType, int kDim>
 cudaError_t StartWholeHeads(const kernels::NormRopeStoreKvParams& p, const PdlStream& chain) {
-  // A warp with more heads saves instructions, but few tokens need all warps.
+  // Many tokens: kMany steps per warp, which saves instructions. Few tokens: one step per warp,
+  // because otherwise there are too few warps to fill the GPU.
   constexpr int kMany = 5, kHeads = kWarp * 4 / kDim;
   constexpr int64_t kFewHeads = int64_t{132} * 64;
   const int64_t all = p.heads + 2 * p.kv_heads;

@@ -119,7 +119,7 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
                    .norm = random_.Below(3) > 0,
                    .interleaved = random_.Below(2) == 0,
                    .dtype = random_.Pick({DType::kF32, DType::kBF16, DType::kF16})};
-    // Many heads that are rotated whole: a warp takes several.
+    // So many heads that WholeHeadsKernel processes several heads per warp.
     if (round % 3 == 0 && kv_heads == 4 && (dim == 64 || dim == 128)) {
       c.m = 300;
       c.heads = 64;
@@ -139,7 +139,7 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
     const std::vector<float> qkv = random_.Normal(c.m * ld);
     const std::vector<uint8_t> cache(kSlots * kv_width * SizeOf(c.dtype), 3);
 
-    // The separate ops, as layers without fused ops run them.
+    // Runs the separate ops, as layers do without fused ops.
     const auto part = [&](int64_t begin, int64_t width) {
       std::vector<float> values;
       for (int64_t t = 0; t < c.m; ++t)

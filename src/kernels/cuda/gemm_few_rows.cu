@@ -6,7 +6,8 @@
 // one or four steps per pipeline stage. Persistent grid of at most one block per SM, in clusters of
 // one or two blocks that share token tiles by multicast. A block has a producer warpgroup, with one
 // warp per TMA source, and one or two consumer warpgroups of 64 weight rows. Group sizes are read
-// on the device, so the grid is fixed. Scheme: see grouped_gemm.h.
+// on the device, so the grid does not depend on them. Source: DeepGEMM's description
+// (grouped_gemm.h).
 #include <algorithm>
 
 #include "kernels/cuda/gemm_few_rows_multiply.cuh"
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     if (kFp8) ptx::PrefetchTensorMap(&scales_map);
   }
   ptx::ClusterSync();  // the barriers of both blocks are initialized
-  // Weights are not the output of a kernel. If the group sizes are known, the needed weights can be
+  // No kernel of the chain writes weights. If the group sizes are known, the needed weights can be
   // fetched before the previous kernel has ended.
   const bool is_weight_producer = warpgroup == kConsumers && threadIdx.x % 128 / 32 == kWeights;
   if (!p.groups_ready) WaitForPriorKernels();

@@ -45,7 +45,7 @@ __device__ __forceinline__ void ProduceTokens(const Kernel& p, const CUtensorMap
                                               const CUtensorMap& small_map, int step,
                                               const Stages& stages, TileScheduler walk, int block,
                                               int cluster) {
-  constexpr int kMaxBoxes = 4;  // for 160 tokens
+  constexpr int kMaxBoxes = 4;  // maximum, at 160 tokens: 64 + 64 + 16 + 16
   PipelineState ring;
   Tile tile;
   for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {

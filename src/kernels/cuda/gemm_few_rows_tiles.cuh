@@ -20,7 +20,7 @@ struct Kernel {
   int64_t ldd;
   const int32_t* group_begins;
   const int32_t* group_rows;  // null: one group of `rows`
-  bool groups_ready;          // as in GroupedGemmParams
+  bool groups_ready;          // GroupedGemmParams::groups_ready
   bool reads_once;            // no weight is read twice
   int rows, n, groups;
   int k_blocks;      // 128-byte steps along K
@@ -31,7 +31,7 @@ struct Kernel {
 
 // Shared memory after the pipeline stages; the arrays of ActiveGroups follow.
 struct Header {
-  uint8_t staged[8][16 * kStagedRowBytes];  // per consumer warp
+  uint8_t staged[8][16 * kStagedRowBytes];  // one buffer per consumer warp
   uint64_t full[kMaxStages], empty[kMaxStages];
   int longest;  // largest number of tokens in a tile
   int groups;   // groups with rows
@@ -42,7 +42,7 @@ struct Header {
 struct ActiveGroups {
   int32_t *rows, *begins, *numbers;  // [count]
 };
-constexpr int kGroupListBytes = 3 * sizeof(int32_t);  // per group
+constexpr int kGroupListBytes = 3 * sizeof(int32_t);  // bytes per group
 
 // Compacts a list of all `groups` to those with rows, and fills in their numbers. Called by the
 // first warp; other threads may read after a block barrier.

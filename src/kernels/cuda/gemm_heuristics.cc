@@ -13,7 +13,8 @@ constexpr double kIngestBytes = 48;    // TMA bytes per clock and SM
 constexpr double kMemoryBytes = 2400;  // HBM bytes per clock, all SMs (4.2 TB/s)
 // Overhead per tile: prologue of the pipeline and epilogue.
 constexpr double kFewRowsTile = 1500, kManyRowsTile = 3000;
-constexpr double kManyRowsStep = 1190, kManyRowsStepFp8 = 950;  // 128 × 256 and 128 × 192
+constexpr double kManyRowsStep = 1190,
+                 kManyRowsStepFp8 = 950;  // clocks of a step of 128 × 256 and of 128 × 192 outputs
 
 // A step waits for TMA, then for its wgmmas in sequence, then (FP8) accumulates scaled sums. Two
 // warpgroups (128 weight rows) alternate in the last part.
@@ -77,8 +78,8 @@ GemmPlan PlanDenseGemm(bool fp8, int64_t m, int64_t n, int64_t k, int processors
   const double memory = static_cast<double>(n * row_bytes) / kMemoryBytes;
   GemmPlan best = PlanManyRows(fp8);
   double best_clocks = std::max(ManyRowsClocks(fp8, m, n, steps, processors), memory);
-  // A tie selects the widest plan, which rereads tokens least. Few-rows plans win ties against many
-  // rows, because missing rows cost nothing.
+  // A tie selects the widest plan, which rereads tokens least. Few-rows plans win ties against
+  // many-rows plans, because padding of their tiles costs no computation.
   for (const int weight_rows : {16, 32, 64, 128}) {
     GemmPlan plan = {.few_rows = true, .weight_rows = weight_rows};
     if (m <= kFourStepsMaxTokens && weight_rows <= kFourStepsMaxWeights && row_bytes % 128 == 0) {

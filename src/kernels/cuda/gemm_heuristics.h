@@ -8,7 +8,7 @@ namespace switchyard::cuda {
 
 struct GemmPlan {
   // True: swapped operands. Weights are wgmma's 64-row side (M), tokens its N side of 16 to 192, so
-  // missing rows cost no work. False: tokens are the 64-row side, 128 per block.
+  // padding of token rows costs no computation. False: tokens are the 64-row side, 128 per block.
   bool few_rows = false;
   int weight_rows = 0;  // per block tile: 16, 32, 64 or 128; many rows: 192 (FP8) or 256
   int cluster = 1;      // blocks that share rows of A by multicast: 1 or 2

@@ -7,7 +7,7 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr int kProcessors = 132;  // of an H200
+constexpr int kProcessors = 132;  // SMs of an H200
 
 int64_t Tiles(const GemmPlan& plan, int64_t n) { return CeilDiv(n, plan.weight_rows); }
 

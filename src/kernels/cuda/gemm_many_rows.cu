@@ -3,7 +3,7 @@
 // registers allow). A pipeline of four stages takes steps of 128 bytes along K. Persistent grid of
 // two-block clusters that share their rows of A by multicast, at most one block per SM. A block has
 // 384 threads: two consumer warpgroups and a producer warpgroup, one thread of which issues TMA
-// loads. Scheme: see grouped_gemm.h.
+// loads. Source: DeepGEMM's description (grouped_gemm.h).
 #include <algorithm>
 
 #include "kernels/cuda/gemm_many_rows_multiply.cuh"

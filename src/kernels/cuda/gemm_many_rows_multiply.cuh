@@ -35,7 +35,7 @@ struct Reader {
 // Weight scales of a tile of 192 columns that begins at a multiple of 64. Its first and last 64
 // columns may be in different blocks of 128; the middle 64 share one of these two blocks.
 struct WeightScales {
-  const float *first, *last;  // at step 0
+  const float *first, *last;  // scales of step 0
   bool middle_is_first;
 
   __device__ WeightScales(const Kernel& p, int group, int column) {
@@ -51,10 +51,10 @@ struct WeightScales {
 // 8 (i / 2) of the warp's 16 rows and column 8j + 2 (lane % 4) + i % 2.
 //
 // FP8: the tensor core accumulates with fewer bits than float32. So it sums 128 elements only, and
-// the result is scaled and promoted to float32 registers. Meanwhile the tensor core serves the
-// other warpgroup, unless that one is promoting too. The code between two steps is therefore kept
-// as short as possible. Alternating the warpgroups by barriers costs more than it gains
-// (docs/notes/gpu.md).
+// the result is scaled and promoted to float32 registers. Meanwhile the tensor core computes
+// products of the other warpgroup, unless this warpgroup is promoting too. The code between two
+// steps is therefore kept as short as possible. Alternating the warpgroups by barriers costs more
+// than it gains (docs/notes/gpu.md).
 template <typename Format>
 __device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& shared,
                                                PipelineState& ring, int group, int column,

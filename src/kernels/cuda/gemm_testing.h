@@ -45,7 +45,7 @@ class GemmProblemData {
     bias = Upload(bias_);
   }
 
-  // Without bias.
+  // The sum of products for an element of D, without bias.
   double Sum(int group, int64_t row, int64_t column) const {
     double sum = 0.0;
     for (int64_t i = 0; i < k; ++i) {

@@ -9,7 +9,7 @@ namespace switchyard::cuda {
 
 // Rows of A per block; all rows of a block belong to one group.
 constexpr int kGroupBlockRows = 128;
-constexpr int kMaxGemmGroups = 1024;  // with counts on the device
+constexpr int kMaxGemmGroups = 1024;  // most groups of a call with group_begins and group_rows
 
 // D[r, :] = A[r, :] · B[g(r)]ᵀ (+ bias[g(r)]), where row r is in group g(r). All matrices are
 // row-major. There are two layouts of the groups. Both are read on the device, so a launch depends
@@ -55,7 +55,7 @@ struct GroupedGemmParams {
   bool float_output = false;
 };
 
-// Enqueue. Error kInvalid reports an unsupported size.
+// Enqueue the kernel and return. Error kInvalid reports an unsupported size.
 void GroupedGemmFp8(const GroupedGemmParams& p, const PdlStream& chain);
 void GroupedGemmBf16(const GroupedGemmParams& p, const PdlStream& chain);
 

@@ -10,7 +10,8 @@
 
 namespace switchyard::cuda {
 
-// Lets the next kernel of the stream begin once all blocks of this one have called it.
+// Lets the next kernel of the stream begin once all blocks of this kernel have called this
+// function.
 __device__ __forceinline__ void LaunchDependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,7 +1,7 @@
-// Tensor core latent attention (MLA) for head size 512 + 64 (mma.sync; attention_tile.cuh has the
-// algorithm and attention_start.cuh the grid). Decode tiles: 16 query rows by 64 keys, eight warps
-// that partition the keys and the 512 value columns. Prefill tiles: 64 rows by 64 keys, two warps
-// for each 16 rows, or the wgmma tiles of attention_hopper.cu.
+// Tensor core latent attention (MLA) for head size 512 + 64 with mma.sync. Algorithm and source
+// (FlashAttention): attention_tile.cuh; grid: attention_start.cuh. Decode tiles: 16 query rows by
+// 64 keys, eight warps that partition the keys and the 512 value columns. Prefill tiles: 64 rows by
+// 64 keys, two warps for each 16 rows, or the wgmma tiles of attention_hopper.cu.
 #include "kernels/cuda/attention_start.cuh"
 
 namespace switchyard::cuda {

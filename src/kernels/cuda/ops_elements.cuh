@@ -131,7 +131,8 @@ __device__ __forceinline__ float4 LoadWeight4(const WeightArg& w, const WeightSh
   return v;
 }
 
-// Columns [column, column + 8) rounded to bfloat16; kAligned as above, for eight columns.
+// Returns columns [column, column + 8) rounded to bfloat16. kAligned has the meaning above, for
+// eight columns.
 template <WeightFormat kFormat, bool kAligned>
 __device__ __forceinline__ uint4 LoadWeight8AsBf16(const WeightArg& w, const WeightShape& shape,
                                                    int64_t row, int64_t column) {

@@ -8,7 +8,7 @@
 
 namespace switchyard::cuda::ops {
 
-constexpr int kMaxHeads = 64;  // per launch
+constexpr int kMaxHeads = 64;  // heads of one launch
 
 // For every head h: y_h = x_h · W_hᵀ (+ bias), or x_h · W_h if not `transposed`.
 struct LinearLaunch {
@@ -19,7 +19,7 @@ struct LinearLaunch {
   const float* bias = nullptr;  // [outputs]; only with one head
   int64_t m = 0;
   bool transposed = true, accumulate = false;
-  WeightShape shape;  // of all heads
+  WeightShape shape;  // shape of every head's weight
   int heads = 1;
   WeightArg weights[kMaxHeads];
 

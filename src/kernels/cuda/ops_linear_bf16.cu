@@ -6,7 +6,8 @@
 //   more rows       128 rows × 128 columns, K step 32
 //
 // Shared memory is double-buffered. Grid (column tiles, row tiles, heads). Every output is one
-// chain of 16-wide steps along K, so all tile sizes give the same bits.
+// chain of 16-wide steps along K, so all tile sizes give the same bits. Source: the usual tiled
+// GEMM with the fragments of mma.sync m16n8k16 (PTX ISA).
 #include "kernels/cuda/attention_ptx.cuh"
 #include "kernels/cuda/ops_elements.cuh"
 #include "kernels/cuda/ops_linear.h"
@@ -23,7 +24,7 @@ template <int kM_, int kN_, int kK_, int kWarpsM_, int kWarpsN_>
 struct Size {
   static constexpr int kM = kM_, kN = kN_, kK = kK_, kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
   static constexpr int kThreads = kWarpsM * kWarpsN * kWarp;
-  static constexpr int kRows = kM / kWarpsM, kColumns = kN / kWarpsN;  // per warp
+  static constexpr int kRows = kM / kWarpsM, kColumns = kN / kWarpsN;  // of a warp's part
   static_assert(kRows % 16 == 0 && kColumns % 16 == 0 && kK % 16 == 0);
 };
 // Few rows: throughput depends on how much of W is in flight, so the K step is large.

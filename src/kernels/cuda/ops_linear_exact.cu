@@ -1,7 +1,8 @@
 // float32 GEMM on any GPU: y_h = x_h · Wᵀ or x_h · W. Two kernels: blocks of 8 × 16 outputs for few
 // outputs (ops_linear_exact_few.cuh), tiles of 32 × 64 or 128 × 64 outputs for many
 // (ops_linear_exact_tile.cuh). Grid (column tiles, row tiles, heads). Both have the same reduction
-// order.
+// order (ops_linear_exact.cuh). Source: the textbook tiled GEMM, with split-K in the block for few
+// outputs.
 #include "kernels/cuda/ops_linear_exact_few.cuh"
 #include "kernels/cuda/ops_linear_exact_tile.cuh"
 

@@ -1,6 +1,6 @@
 // float32 GEMM for few outputs: a block of 512 threads computes 8 × 16 outputs. Four groups of 128
-// threads take one chain of K each (split-K inside the block). Grid (n / 16, m / 8, heads), rounded
-// up.
+// threads take one chain of K each (split-K inside the block). Grid: x along tiles of 16 outputs, y
+// along tiles of 8 rows, z along heads.
 #pragma once
 
 #include "kernels/cuda/ops_elements.cuh"
@@ -71,7 +71,8 @@ __global__ void __launch_bounds__(kFewThreads)
     put();
     __syncthreads();
     if (step + 1 < rounds * kStepsOfChain) load(k_of(step + 1));
-    // Shared memory reads are the bottleneck.
+    // Threads whose row does not exist skip the loop, because reads of shared memory are the
+    // bottleneck.
     const int runs = busy ? kFewRuns : 0;
 #pragma unroll 8
     for (int i = 0; i < runs; ++i) {

@@ -11,7 +11,7 @@ constexpr int kTileN = 64, kTileK = 16, kTileThreads = 256;
 
 template <WeightFormat kFormat, bool kTransposed, bool kAligned, int kM>
 __global__ void __launch_bounds__(kTileThreads) TileKernel(const __grid_constant__ LinearLaunch p) {
-  constexpr int kRows = kM / 16;  // per thread
+  constexpr int kRows = kM / 16;  // rows of a thread
   constexpr int kRuns = kTileK / 4;
   constexpr int kLoadsX = (kM * kRuns + kTileThreads - 1) / kTileThreads;
   static_assert(kTileN * kRuns == kTileThreads);

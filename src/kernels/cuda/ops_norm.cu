@@ -1,6 +1,6 @@
-// RMS norm of rows, and its two halves for rows that are sharded over ranks (sums of squares,
-// scaling). A block of 512 threads takes 16 rows of up to 1024 elements, one per warp, or one
-// longer row. Grid: rows / rows per block.
+// RMS norm of rows (Zhang and Sennrich 2019), and its two halves for rows that are sharded over
+// ranks (sums of squares, scaling). A block of 512 threads takes 16 rows of up to 1024 elements,
+// one per warp, or one longer row. Grid: rows / rows per block, rounded up.
 #include <algorithm>
 
 #include "kernels/cuda/ops_norm.cuh"

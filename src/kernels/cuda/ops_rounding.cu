@@ -1,6 +1,7 @@
 // Activation quantization of GEMM inputs [m, k], optionally after the MLP activation: rounding to
 // an ActivationFormat (output float32 or bfloat16), and e4m3 codes with one scale per 128 elements.
 // Grid: one block of 256 threads per row; a warp holds a group of 128 elements, four per lane.
+// Source of the rounding rules: quant/activations.h and quant/fp8.h.
 #include <cmath>
 
 #include "kernels/cuda/fp8.cuh"
@@ -82,7 +83,7 @@ __device__ __forceinline__ void StoreOut(uint16_t* row, int64_t i, int64_t k, fl
   }
 }
 
-// One block per row.
+// Rounds row blockIdx.x of p to kFormat.
 template <ActivationFormat kFormat, bool kAligned, typename Out>
 __global__ void __launch_bounds__(kThreads) RoundKernel(RowSource p, float input_scale, Out* out) {
   LaunchDependentsAndWait();

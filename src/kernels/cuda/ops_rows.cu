@@ -1,6 +1,7 @@
-// Row and elementwise ops: embedding lookup, KV cache store, row copy, add, clamp, clearing of
-// entries, rotary embedding. A thread takes four elements of a row (clamp and clearing: one
-// element; rotary: one pair). Grid-stride loops with at most 132 · 32 blocks of 256 threads.
+// Row and elementwise ops: embedding lookup, KV cache store, row copy, add, clamp, gather of
+// tokens, clearing of entries, rotary embedding (Su et al. 2021). A thread takes four elements of a
+// row (clamp, gather and clearing: one element; rotary: one pair). Grid-stride loops with at most
+// 132 · 32 blocks of 256 threads; the gather has one thread per token.
 #include <algorithm>
 
 #include "kernels/cuda/ops_elements.cuh"

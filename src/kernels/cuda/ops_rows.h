@@ -12,7 +12,7 @@
 namespace switchyard::cuda::ops {
 
 cudaError_t Embed(const kernels::EmbedParams& p, cudaStream_t stream);
-// Skips rows with a negative slot.
+// Does not store rows whose slot is negative.
 cudaError_t StoreKv(const kernels::StoreKvParams& p, cudaStream_t stream);
 cudaError_t CopyRows(const kernels::CopyRowsParams& p, cudaStream_t stream);
 cudaError_t AddInPlace(float* y, const float* x, int64_t count, cudaStream_t stream);
@@ -22,7 +22,7 @@ cudaError_t GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* token
 cudaError_t ClearEntries(int32_t* values, const int32_t* index, int64_t count, cudaStream_t stream);
 cudaError_t Rope(const kernels::RopeParams& p, cudaStream_t stream);
 
-// Sums in double, in an order that depends only on n.
+// RmsNorm sums in double, in an order that depends only on n.
 cudaError_t RmsNorm(const kernels::RmsNormParams& p, cudaStream_t stream);
 cudaError_t SumSquares(const kernels::SumSquaresParams& p, cudaStream_t stream);
 cudaError_t ScaleBySquares(const kernels::ScaleBySquaresParams& p, cudaStream_t stream);

@@ -49,7 +49,7 @@ __device__ __forceinline__ void BarrierExpect(SharedAddr barrier, uint32_t bytes
                "r"(bytes)
                : "memory");
 }
-// The same without an arrival.
+// Like the previous function, but without an arrival.
 __device__ __forceinline__ void BarrierExpectOnly(SharedAddr barrier, uint32_t bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier.address),
                "r"(bytes)

@@ -1,7 +1,7 @@
 // Samples one token per row of logits [rows, vocab]: greedy, or temperature with top-k, top-p and
 // min-p. One block of 1024 threads per row. Sums are taken in a fixed order of ids, in double. The
 // thresholds of top-k and top-p are found by bisection over the bits of the weights, without a
-// sort.
+// sort. Source of the filters: top-p, Holtzman et al. 2020; min-p, Nguyen et al. 2024.
 #include <cfloat>
 #include <cstdint>
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
 
-// Block-wide sum, in warp order; the same on all threads.
+// Block-wide sum in the order of warps, returned to all threads.
 template <typename T>
 __device__ T BlockSum(T x, T* shared) {
 #pragma unroll
@@ -125,8 +125,8 @@ __device__ SamplingThreshold Filter(const float* weights, int64_t vocab, double 
     *count = BlockSum(n, shared.counts);
     return BlockSum(sum, shared.sums);
   };
-  // The smallest bound such that fewer than `most` tokens are above it, with a total of at most
-  // `mass`. Tokens equal to it can then be kept.
+  // The smallest bound such that fewer than `most` tokens are above it, and their weights sum to at
+  // most `mass`. Of the tokens whose weight equals this bound, some can be kept.
   uint32_t low = 0, high = __float_as_uint(1.0f);
   while (low < high) {
     const uint32_t middle = low + (high - low) / 2;

@@ -17,7 +17,7 @@ namespace {
 
 using kernels::RowSampling;
 
-// As engine/sampler: all filters apply to the whole row's probabilities.
+// Samples as engine/sampler does: all filters apply to the probabilities of the whole row.
 int32_t Reference(const std::vector<float>& logits, const RowSampling& draw) {
   for (const float x : logits)
     if (!std::isfinite(x)) return -1;

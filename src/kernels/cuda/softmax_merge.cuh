@@ -22,7 +22,7 @@ struct MergeFactors {
   float before, part;
 };
 
-// Merging a part without visible keys changes no bit.
+// Merges `part` into `state`. A part without visible keys changes no bit of the result.
 __device__ __forceinline__ MergeFactors MergeSoftmax(SoftmaxState& state,
                                                      const SoftmaxState& part) {
   const float max = fmaxf(state.max, part.max), base = max == -INFINITY ? 0.0f : max;

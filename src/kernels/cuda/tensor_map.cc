@@ -21,8 +21,8 @@ PFN_cuTensorMapEncodeTiled_v12000 EncodeFunction() {
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
 }
 
-// Sizes (elements), strides (bytes, without the first dimension) and the box, innermost dimension
-// first.
+// All arrays begin with the innermost dimension. `sizes` and `box` are in elements. `strides` are
+// in bytes and have no entry for the innermost dimension.
 template <int kDimensions>
 CUtensorMap Encode(const void* data, int element_bytes, const cuuint64_t (&sizes)[kDimensions],
                    const cuuint64_t (&strides)[kDimensions - 1],

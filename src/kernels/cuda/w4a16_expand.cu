@@ -1,4 +1,5 @@
-// Dequantizes packed 4-bit weights to bfloat16, with the unpacking code of the GEMM (for tests).
+// Dequantizes packed 4-bit weights (layout and source: w4a16_layout.h) to bfloat16, with the
+// unpacking code of the GEMM. For tests.
 #include "core/cuda/runtime.h"
 #include "kernels/cuda/w4a16_gemm.h"
 #include "kernels/cuda/w4a16_unpack.cuh"

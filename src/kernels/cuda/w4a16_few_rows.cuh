@@ -43,7 +43,7 @@ struct Kernel {
   few_rows::Kernel few;
   const uint8_t* records;
   const float* globals;
-  int row_tiles;        // per group
+  int row_tiles;        // row tiles per group
   int64_t tile_bytes;   // records of 64 rows
   int64_t group_bytes;  // records of a group's matrix
   int first_row;
@@ -269,7 +269,8 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     for (const CUtensorMap& map : maps.of) ptx::PrefetchTensorMap(&map);
   }
   __syncthreads();
-  // As in gemm_few_rows.cu.
+  // If the group sizes are known, weights are fetched before the previous kernel has ended, as in
+  // gemm_few_rows.cu.
   const bool is_weight_producer =
       warpgroup == kConsumers && threadIdx.x % 128 / 32 == few_rows::kWeights;
   if (!p.few.groups_ready) WaitForPriorKernels();

@@ -22,7 +22,7 @@ struct W4A16GemmParams {
   const void* records = nullptr;   // [groups] matrices [n, k] as PackW4A16 lays them out
   const float* globals = nullptr;  // kNvfp4: [groups, ceil(n / 64)]
   void* d = nullptr;               // [rows, n] bfloat16, or float32 where float_output
-  int64_t rows = 0;                // of A and D
+  int64_t rows = 0;                // rows of A and D
   int64_t n = 0;                   // a multiple of 8
   int64_t k = 0;                   // a multiple of 8
   int groups = 0;                  // at most kMaxGemmGroups
@@ -31,12 +31,12 @@ struct W4A16GemmParams {
   // outside of A belong to other calls.
   const int32_t* group_begins = nullptr;
   const int32_t* group_rows = nullptr;
-  bool groups_ready = false;  // as in GroupedGemmParams
+  bool groups_ready = false;  // see GroupedGemmParams
   int64_t first_row = 0;
   const float* bias = nullptr;  // [groups, n] or null
   bool float_output = false;
 };
-// Enqueues. Error kInvalid reports an unsupported size.
+// Enqueues the kernel and returns. Error kInvalid reports an unsupported size.
 void GroupedGemmW4A16(const W4A16GemmParams& p, const PdlStream& chain);
 
 // Expands the weights to [groups, n, k] bfloat16 with the same device code. For tests.

@@ -1,4 +1,5 @@
-// W4A16 GEMM (w4a16_few_rows.cuh) for int4 weights with float32 scales and zero points.
+// W4A16 GEMM D = A · Bᵀ for int4 weights with float32 scales and zero points: instantiations of the
+// kernel of w4a16_few_rows.cuh. Tiles, grid and source: gemm_few_rows.cu.
 #include "kernels/cuda/w4a16_few_rows.cuh"
 
 namespace switchyard::cuda {

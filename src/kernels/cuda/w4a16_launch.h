@@ -16,7 +16,8 @@ struct W4A16Launch {
   CUtensorMap a_maps[3];  // boxes of 64, 32 and 16 rows
 };
 
-// Launch the kernel of a format, for every value of W4A16Format's `scales` that the format allows.
+// Each launches the kernel of one format. All values of W4A16Format::scales that the format allows
+// are supported.
 cudaError_t StartW4A16Mxfp4(const W4A16Launch& launch, const PdlStream& chain);
 cudaError_t StartW4A16Nvfp4(const W4A16Launch& launch, const PdlStream& chain);
 cudaError_t StartW4A16Int4(const W4A16Launch& launch, const PdlStream& chain);

@@ -67,7 +67,7 @@ std::vector<uint16_t> UnpackAll(const PackedMatrices& m, int matrices) {
       const EmulatedThread t = {m.format, m.records.data() + tile * W4A16RecordBytes(m.format),
                                 m.globals[tile / column_tiles], thread};
       for (int i = 0; i < 32; ++i) {
-        // The PTX ISA's fragment of m64k16 (w4a16_layout.h).
+        // Row and column of a register in wgmma's m64k16 fragment (PTX ISA; w4a16_layout.h).
         const int run = i / 8, slot = i / 2 % 4, half = i % 2, lane = thread % 32;
         const int64_t row =
             tile / column_tiles * 64 + thread / 32 * 16 + lane / 4 + (slot % 2 == 1 ? 8 : 0);
@@ -115,7 +115,7 @@ TEST_P(W4A16Unpack, RegistersHoldTheBitsOfExpandedWeights) {
   kernels::Random random(3);
   for (int round = 0; round < 12; ++round) {
     constexpr int kMatrices = 2;
-    // NVFP4 parts must fill tiles.
+    // With NVFP4, the rows of each part must fill whole tiles of 64 rows.
     const int64_t part_rows = GetParam().format == WeightFormat::kNvfp4
                                   ? random.Pick<int64_t>({64, 128})
                                   : 1 + random.Below(150);
@@ -210,11 +210,11 @@ TEST(W4A16Pack, ViewsThatWouldLoseBitsAreNotPacked) {
   w = weight(WeightFormat::kNvfp4, 0, 16);
   EXPECT_EQ(format_of(w, 2), (W4A16Format{W4A16Kind::kNvfp4, 4}));
   EXPECT_EQ(format_of(w.Rows(0, 60), 2), std::nullopt);
-  std::vector<uint8_t> scales(64 * 160 / 16, 0x70);  // 128
+  std::vector<uint8_t> scales(64 * 160 / 16, 0x70);  // 128 in e4m3
   w.scales = scales.data();
   w.global_scale = 0.01f;
   EXPECT_EQ(format_of(w), (W4A16Format{W4A16Kind::kNvfp4, 4}));
-  scales[30 * 10 + 5] = 0xfe;  // −448
+  scales[30 * 10 + 5] = 0xfe;  // −448 in e4m3
   EXPECT_EQ(format_of(w), std::nullopt);
   w.global_scale = 0.008f;
   EXPECT_EQ(format_of(w), (W4A16Format{W4A16Kind::kNvfp4, 4}));

@@ -1,4 +1,5 @@
-// W4A16 GEMM (w4a16_few_rows.cuh) for MXFP4 weights.
+// W4A16 GEMM D = A · Bᵀ for MXFP4 weights: instantiations of the kernel of w4a16_few_rows.cuh.
+// Tiles, grid and source: gemm_few_rows.cu.
 #include "kernels/cuda/w4a16_few_rows.cuh"
 
 namespace switchyard::cuda {

@@ -11,8 +11,8 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr float kMinGlobal = 0x1p-100f;     // times e4m3's least value: still a normal float32
-constexpr float kTooLarge = 4.0f;           // times 2^126: overflows float32
+constexpr float kMinGlobal = 0x1p-100f;     // times e4m3's least value, it is a normal float32
+constexpr float kTooLarge = 4.0f;           // times 2^126, it overflows float32
 constexpr uint8_t kMaxMxfp4Exponent = 128;  // 128 + 126 is bfloat16's largest exponent
 
 const uint8_t* Bytes(const void* p) { return static_cast<const uint8_t*>(p); }
@@ -139,7 +139,7 @@ void PackW4A16(W4A16Format format, std::span<const WeightView* const> parts, std
                float* globals, ThreadPool& pool) {
   const int64_t part_rows = parts[0]->n, n = part_rows * std::ssize(parts), k = parts[0]->k;
   const int64_t record_bytes = W4A16RecordBytes(format);
-  const int64_t row_bytes = W4A16ColumnTiles(k) * record_bytes;  // per 64 rows
+  const int64_t row_bytes = W4A16ColumnTiles(k) * record_bytes;  // bytes per 64 rows
   for (const WeightView* w : parts) CHECK(w->n == part_rows && w->k == k);
   CHECK(globals || format.kind != W4A16Kind::kNvfp4);
   pool.RunRanges(W4A16RowTiles(n), 1, [&](int64_t begin, int64_t end) {

@@ -34,12 +34,12 @@ cuda::CollectiveOptions CollectivesOf(const ModelOptions& options) {
 DeviceMoeHosts HostsOf(const ModelOptions& options, const MeshShape& shape) {
   const GpuOptions& gpu = *options.gpu;
   const int64_t of_group = gpu.graphs ? gpu.graph_max_tokens : 0;
-  // One rank may dispatch the tokens of several attention groups.
+  // recorded_tokens is per rank: one rank may dispatch the tokens of several attention groups.
   return {.ranks_per_host = gpu.ranks_per_host,
           .recorded_tokens = std::max(of_group, MaxLaneTokens(shape, of_group))};
 }
 
-// The names and the members of a rank's groups, which are those of RankComm.
+// The names and the members of a rank's groups, the same groups as in RankComm.
 std::vector<std::pair<const char*, std::vector<int>>> GroupsOf(const Mesh& mesh) {
   return {{"tp", mesh.TpGroup()},
           {"ep", mesh.EpGroup()},
@@ -111,7 +111,7 @@ std::unique_ptr<RankDevice> MakeCudaRankDevice(const ModelConfig& config,
 
 size_t CudaPeerBytes(const ModelConfig& config, const ModelOptions& options,
                      const MeshShape& shape) {
-  constexpr size_t kSlack = 4096;  // of alignment
+  constexpr size_t kSlack = 4096;  // bytes that alignment may add
   const Mesh mesh(shape, 0);
   size_t bytes = kSlack;
   for (const auto& [name, group] : GroupsOf(mesh))

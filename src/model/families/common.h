@@ -13,24 +13,25 @@ constexpr int64_t kMaxVocab = int64_t{1} << 28;
 constexpr int64_t kMaxCount = int64_t{1} << 14;  // layers, heads, experts
 constexpr int64_t kMaxPosition = 1'000'000'000;
 
-// vocab_size, hidden_size, max_position_embeddings, rms_norm_eps, tie_word_embeddings, torch_dtype,
-// and one dense full-attention layer for each of num_hidden_layers. Error if hidden_act is not
-// SiLU.
+// Reads vocab_size, hidden_size, max_position_embeddings, rms_norm_eps, tie_word_embeddings and
+// torch_dtype. Adds one dense full-attention layer for each of num_hidden_layers. Error if
+// hidden_act is not SiLU.
 void ReadCommon(const ConfigReader& reader, double default_norm_eps, ModelConfig* config);
 
-// intermediate_size of dense layers.
+// Reads intermediate_size, the width of dense layers.
 void ReadDenseIntermediate(const ConfigReader& reader, ModelConfig* config);
 
-// num_attention_heads, num_key_value_heads (absent: equal to num_attention_heads), head_dim
-// (absent: `default_head_dim`, or if that is 0 hidden_size / num_attention_heads). The scale is
-// head_dim^-0.5.
+// Reads num_attention_heads, num_key_value_heads (absent: equal to num_attention_heads) and
+// head_dim (absent: `default_head_dim`, or if that is 0, hidden_size / num_attention_heads). Sets
+// the scale to head_dim^-0.5.
 void ReadGroupedAttention(const ConfigReader& reader, int64_t default_head_dim,
                           ModelConfig* config);
 
-// MLA's sizes; biases by attention_bias; scale (qk_nope_head_dim + qk_rope_head_dim)^-0.5.
+// Reads the sizes of MLA, and attention_bias. Sets the scale to (qk_nope_head_dim +
+// qk_rope_head_dim)^-0.5.
 void ReadLatentAttention(const ConfigReader& reader, ModelConfig* config);
 
-// rope_theta with rope_scaling, or rope_parameters. Rotates a fraction partial_rotary_factor
+// Reads rope_theta with rope_scaling, or rope_parameters. Rotates a fraction partial_rotary_factor
 // (absent: `default_part`) of `head_dim`.
 void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim,
               ModelConfig* config, double default_part = 1.0);
@@ -39,15 +40,17 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
 // for queries and once for keys. Call after ReadRope.
 void ScaleLatentScores(ModelConfig* config);
 
-// Experts and top-k of the router (softmax, no groups), intermediate size of one expert.
+// Reads number and intermediate size of the experts, and top-k. The router is softmax without
+// groups.
 MoeModelConfig ReadMoe(const ConfigReader& reader, ConfigReader::Keys intermediate_keys);
 
-// n_group, topk_group (absent: the defaults); checks their divisibility.
+// Reads n_group and topk_group (absent: the defaults), and checks their divisibility.
 void ReadGroups(const ConfigReader& reader, int64_t default_groups, int64_t default_topk_groups,
                 RouterConfig* router);
 
-// DeepSeek-V3's router: sigmoid scores, and groups scored by the sum of their two best experts.
-// norm_topk_prob, routed_scaling_factor, n_group, topk_group; absent: the defaults.
+// Reads DeepSeek-V3's router: sigmoid scores, and groups scored by the sum of their two best
+// experts. NoAuxDefaults has the values of absent keys: norm_topk_prob, routed_scaling_factor,
+// n_group and topk_group.
 struct NoAuxDefaults {
   bool renormalizes = true;
   double scale = 1.0;
@@ -55,11 +58,12 @@ struct NoAuxDefaults {
 };
 void ReadNoAuxRouter(const ConfigReader& reader, const NoAuxDefaults& defaults,
                      RouterConfig* router);
-// Error if the router selects more experts than there are. `key`: of the number it selects.
+// Error if the router selects more experts than there are. `key`: the key that gives the number of
+// selected experts.
 void CheckTopK(const ConfigReader& reader, std::string_view key, const RouterConfig& router);
 
-// The number of shared experts (absent: `fallback`), each as wide as a routed one: together they
-// are one feed-forward. After ReadMoe.
+// Reads the number of shared experts (absent: `fallback`). Each is as wide as a routed expert;
+// together they are one feed-forward. Call after ReadMoe.
 void ReadSharedExperts(const ConfigReader& reader, ConfigReader::Keys keys, int64_t fallback,
                        ModelConfig* config);
 
@@ -75,14 +79,14 @@ void MarkSparseLayers(const ConfigReader& reader, ModelConfig* config);
 
 // Reads layer_types if present: "sliding_attention" layers get `window`. Returns whether present.
 bool ReadLayerTypes(const ConfigReader& reader, int64_t window, ModelConfig* config);
-// sliding_window of all layers; absent: none.
+// Reads sliding_window, the window of all layers; absent: no window.
 void SetWindows(const ConfigReader& reader, ModelConfig* config);
 // Layers without a sliding window get no rotary embedding.
 void RotateWindowsOnly(ModelConfig* config);
 
 // Tensor names that several families share.
 TensorNames DefaultNames(const ModelConfig& config);
-TensorNames NamesWithCorrectionBias(const ModelConfig& config);  // otherwise the default ones
+TensorNames NamesWithCorrectionBias(const ModelConfig& config);  // all other names are DefaultNames
 TensorNames MixtralNames(const ModelConfig& config);
 
 // Rejects a setting that is not implemented: Error if `key` is present and its value is not

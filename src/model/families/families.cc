@@ -39,8 +39,8 @@ std::span<const Family> Families() {
 
 const Family* FindFamily(std::string_view architecture) {
   const auto families = Families();
-  // A classifier, or a decoder without a head, of a family: Qwen3ForSequenceClassification,
-  // Qwen3Model.
+  // Converts the name of a classifier, or of a decoder without a head, to that of the family's
+  // decoder. Qwen3ForSequenceClassification and Qwen3Model become Qwen3ForCausalLM.
   std::string causal(architecture);
   for (const std::string_view other : {"ForSequenceClassification", "Model"})
     if (architecture.ends_with(other))

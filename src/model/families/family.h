@@ -40,7 +40,8 @@ struct TensorNames {
   std::string expert_gate = "gate_proj", expert_up = "up_proj", expert_down = "down_proj";
   std::string shared = "shared_experts", shared_gate = "shared_expert_gate";
   // Experts are stacked under these names: gate rows, then up rows [E, 2I, H], and down [E, H, I].
-  // Without `stacked_experts`, the first name decides: experts are stacked if it is stored.
+  // If `stacked_experts` is false, the checkpoint decides: experts are stacked if it has a tensor
+  // of the first name.
   bool stacked_experts = false;
   std::string stacked_gate_up = "experts.gate_up_proj", stacked_down = "experts.down_proj";
   // One linear with the gate rows, then the up rows of the shared expert [2S, H], and its down
@@ -48,17 +49,18 @@ struct TensorNames {
   std::string shared_gate_up, shared_down;
 
   bool router_bias = false, correction_bias = false;
-  // Name of the correction bias in the block; empty: that of most families, in the router.
+  // Name of the correction bias after the prefix of the MoE block. Empty: the name that most
+  // families use, with the router's prefix.
   std::string correction_bias_name;
   bool correction_bias_row = false;  // the correction bias is stored as [1, E]
-  bool expert_biases = false;        // with interleaved experts only
+  bool expert_biases = false;        // experts have biases; only if experts are interleaved
   // Experts are stacked: gate_up_proj [E, H, 2I] and down_proj [E, I, H], both transposed; or as
   // MXFP4 blocks, gate_up_proj [E, 2I, H] and down_proj [E, H, I]. In gate_up_proj, gate and up
   // alternate along the 2I dimension: index 2j is gate j, and 2j + 1 is up j.
   bool interleaved_experts = false;
 };
 
-// The correction bias of the router of the block `prefix`.
+// The name of the correction bias of the router. `prefix`: prefix of the MoE block.
 inline std::string CorrectionBiasName(const TensorNames& names, const std::string& prefix) {
   return prefix + (names.correction_bias_name.empty() ? names.router + ".e_score_correction_bias"
                                                       : names.correction_bias_name);

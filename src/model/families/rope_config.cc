@@ -112,7 +112,7 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
     rope.type = RopeConfig::Type::kYarn;
     ReadYarn(*scaling, config->max_position, &rope);
   } else if (type == "dynamic" && scaling->DoubleOr({"alpha"}, 0.0, 0.0, 1e9) > 0.0) {
-    // Hunyuan's fixed NTK scaling: only theta is stretched.
+    // Hunyuan's fixed NTK scaling, which only increases theta.
     const auto dim = static_cast<double>(rope.rotary_dim);
     if (dim < 4)
       throw Invalid("{} is dynamic; want at least 4 rotated elements per head, not {}",

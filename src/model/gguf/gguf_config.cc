@@ -1,4 +1,5 @@
-// GgufKeys: gguf-py/gguf/constants.py and conversion/ of https://github.com/ggml-org/llama.cpp.
+// For the meaning of the keys, see gguf-py/gguf/constants.py and conversion/ of
+// https://github.com/ggml-org/llama.cpp.
 #include "model/gguf/gguf_config.h"
 
 #include <algorithm>
@@ -137,7 +138,8 @@ void AddGroupedAttention(const GgufKeys& keys, Json* config) {
 
 void AddLatentAttention(const GgufKeys& keys, Json* config) {
   const int64_t rotated = keys.Int("rope.dimension_count");
-  // Files with attn_kv_b have a head's sizes; newer ones have the latent sizes there.
+  // In files with attn_kv_b, attention.key_length is the size of a head. In newer files it is a
+  // latent size, and the keys with _mla have a head's sizes.
   const int64_t key = keys.IntOr("attention.key_length_mla", keys.IntOr("attention.key_length", 0));
   const int64_t value =
       keys.IntOr("attention.value_length_mla", keys.IntOr("attention.value_length", 0));
@@ -153,12 +155,14 @@ void AddExperts(const GgufKeys& keys, bool normalizes, Json* config) {
   (*config)["num_experts_per_tok"] = keys.Int("expert_used_count");
   (*config)["moe_intermediate_size"] =
       keys.IntOr("expert_feed_forward_length", keys.SizeOf("ffn_gate_exps.weight", 1));
-  if (config->value("intermediate_size", int64_t{0}) == 0)  // of dense layers, if there are any
+  // intermediate_size is the width of dense layers, if there are any.
+  if (config->value("intermediate_size", int64_t{0}) == 0)
     (*config)["intermediate_size"] = (*config)["moe_intermediate_size"];
   (*config)["norm_topk_prob"] = keys.BoolOr("expert_weights_norm", normalizes);
 }
 
-// Of families without other keys for dense layers: all others refuse this one.
+// Sets mlp_only_layers, for families that have no other key for dense layers. All other families
+// refuse this key.
 void AddDenseLayers(const GgufKeys& keys, Json* config) {
   Json dense = Json::array();
   for (int64_t i = 0, layers = keys.Layers(); i < layers; ++i)
@@ -340,7 +344,7 @@ namespace {
 
 using TypeOfModule = std::map<std::string, const GgmlType*, std::less<>>;
 
-// The types of linears; null: tensors of one linear have several.
+// The type of each linear; null: the tensors of the linear have different types.
 TypeOfModule TypesOfModules(const GgufFiles& files) {
   TypeOfModule types;
   for (const auto& [name, tensor] : files.tensors()) {
@@ -352,8 +356,8 @@ TypeOfModule TypesOfModules(const GgufFiles& files) {
   return types;
 }
 
-// Gate and up share their rounded rows, so both stay packed only in the same type. If experts do,
-// adds the stack of both.
+// Gate and up share their rounded input rows, so they stay packed only if both have the same type.
+// For experts, also adds an entry for the stack of both.
 void CheckPairs(TypeOfModule* types) {
   constexpr std::pair<std::string_view, std::string_view> kPairs[] = {{"gate_proj", "up_proj"},
                                                                       {"w1", "w3"}};

@@ -23,8 +23,9 @@ GgufConfig ReadGgufConfig(const GgufFiles& files);
 std::string GgufGeneration(const GgufFiles& files);
 
 // Sets the schemes of linears that stay packed (gguf_source.h): those stored as Q8_0, Q4_0, Q4_K,
-// Q5_K, Q6_K or MXFP4. All matrices of a linear, of all its experts, must have the type, and gate
-// and up the same. All others are expanded.
+// Q5_K, Q6_K or MXFP4. A linear stays packed only if all its matrices, including those of all
+// experts, have the same type. Gate and up must have the same type too. All other linears are
+// expanded.
 void SetGgufQuantization(const GgufFiles& files, QuantizationConfig* config);
 
 }  // namespace switchyard

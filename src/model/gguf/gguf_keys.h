@@ -37,7 +37,8 @@ class GgufKeys {
   // Layers of the model, without multi-token prediction layers at the end.
   int64_t Layers() const;
   bool HasTensor(int64_t layer, std::string_view name) const;
-  // Size of a dimension of the first layer's tensor of this name; 0: no layer has it.
+  // Size of a dimension of the tensor with this name in the first layer that has it; 0: no layer
+  // has it.
   int64_t SizeOf(std::string_view name, size_t dimension) const;
 
  private:

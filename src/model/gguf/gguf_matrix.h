@@ -34,7 +34,7 @@ struct GgufLatent {
   GgufMatrix values;  // [heads · v, rank]
   int64_t nope = 0, v = 0, rank = 0;
 
-  // Rows `rows`: out [rows, rank].
+  // Writes the rows in `rows` to out [number of rows, rank].
   void Read(Range rows, bool check, float* out) const;
 };
 

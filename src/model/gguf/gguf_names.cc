@@ -1,4 +1,5 @@
-// Names: gguf-py/gguf/constants.py and tensor_mapping.py of https://github.com/ggml-org/llama.cpp.
+// For the names, see gguf-py/gguf/constants.py and tensor_mapping.py of
+// https://github.com/ggml-org/llama.cpp.
 #include "model/gguf/gguf_names.h"
 
 #include <algorithm>
@@ -105,7 +106,7 @@ GgufPlace LayerPlace(const GgufFiles& files, const ModelConfig& config, const st
                      std::string_view name) {
   if (const auto whole = Find(kWhole, name); !whole.empty()) {
     std::string tensor = block + std::string(whole);
-    const std::string without = block + "exp_probs_b";  // of some old files
+    const std::string without = block + "exp_probs_b";  // the name in some old files
     if (whole == "exp_probs_b.bias" && !files.Find(tensor) && files.Find(without)) tensor = without;
     return {.tensor = std::move(tensor)};
   }
@@ -148,7 +149,7 @@ bool StaysPacked(std::string_view module) {
 }
 
 // "gate", "up", "down" or "gate_up" of a tensor of experts: "ffn_up_exps", or "ffn_up.7" of old
-// files. Empty: the tensor is none.
+// files. Empty for other tensors.
 std::string_view ExpertPartOf(std::string_view tensor) {
   if (!TakePrefix(&tensor, "ffn_")) return {};
   constexpr std::string_view kStack = "_exps";

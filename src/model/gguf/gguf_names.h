@@ -23,11 +23,11 @@ struct GgufPlace {
     kLatent,
   };
   std::string tensor;   // empty: GGUF has no such tensor
-  int64_t expert = -1;  // in a stack [experts, …]; -1: no stack
+  int64_t expert = -1;  // index in a stack [experts, …]; -1: no stack
   Rows rows = Rows::kSame;
   int64_t pairs_of = 0;  // kPairs: number of heads
-  // Stored rows begin at this multiple of the matrix's own: 1 for the up rows of a tensor that
-  // holds gate and up rows of an expert.
+  // A tensor may hold `parts` matrices of an expert, one after another by rows. This matrix has
+  // index `second` among them: for gate and up rows in one tensor, up has index 1 of 2 parts.
   int64_t second = 0, parts = 1;
 };
 

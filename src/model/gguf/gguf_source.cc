@@ -25,7 +25,7 @@
 namespace switchyard {
 namespace {
 
-constexpr int64_t kRowsOfJob = 256;  // whole panels
+constexpr int64_t kRowsOfJob = 256;  // a multiple of the rows of a panel
 constexpr size_t kNamedMissing = 5;
 constexpr int64_t kPackedBlock = 32;  // columns of a block of Q4_0 and MXFP4
 constexpr std::string_view kGateUp = "gate_up_proj";
@@ -75,7 +75,8 @@ class GgufSource : public WeightSource {
         slabs_(options.slab_bytes > 0 ? options.slab_bytes : Slabs::kSlabBytes) {}
 
   bool Has(const std::string& name) const override {
-    // gpt-oss's experts, which other files interleave and stack.
+    // For gpt-oss, requests name the stacked, interleaved tensor of safetensors files. GGUF files
+    // store gate and up separately.
     if (name.ends_with("gate_up_proj_blocks")) return config_.quantization.mxfp4_blocks();
     const GgufPlace place = PlaceInGguf(files_, config_, name);
     return !place.tensor.empty() && files_.Find(place.tensor) != nullptr;
@@ -103,7 +104,7 @@ class GgufSource : public WeightSource {
 
   void Vector(const VectorRequest& request, std::span<float> out) override {
     VectorRequest r = request;
-    // gate_up_proj_bias of gpt-oss: two tensors.
+    // GGUF files store gpt-oss's gate_up_proj_bias as two tensors.
     if (const size_t at = r.name.find(kGateUp); at != std::string::npos) {
       r.name.replace(at, kGateUp.size(), r.offset % 2 == 0 ? "gate_proj" : "up_proj");
       r.n /= 2;
@@ -143,7 +144,8 @@ class GgufSource : public WeightSource {
   }
 
  private:
-  // A request for gpt-oss's interleaved and stacked experts, as one for an expert's matrix.
+  // Converts a request for gpt-oss's interleaved, stacked experts to one for a single matrix of an
+  // expert.
   static MatrixRequest Separate(MatrixRequest r) {
     if (r.experts == 0) return r;
     const size_t at = r.name.rfind('.') + 1;
@@ -160,7 +162,8 @@ class GgufSource : public WeightSource {
     return r;
   }
 
-  // Blocks of gpt-oss have no scheme.
+  // The format of the matrix in memory. Requests for gpt-oss's MXFP4 blocks have no scheme, so
+  // their format is selected here.
   WeightFormat FormatInMemory(const MatrixRequest& r) const {
     if (!r.mxfp4_blocks) return ImpliedFormat(config_, r);
     const bool panels = config_.quantization.int8_group_rows && r.cols.begin % kMxfp4BlockSize == 0;
@@ -346,7 +349,8 @@ class GgufSource : public WeightSource {
     });
   }
 
-  // work(row) for each row; after(first, end) when a job's rows are done.
+  // Adds jobs that call work(row) for each row in [0, rows). A job calls after(first, end) when its
+  // rows [first, end) are done.
   template <typename F, typename After>
   void AddJobs(int64_t rows, size_t row_bytes, F work, After after) {
     for (int64_t first = 0; first < rows; first += kRowsOfJob) {
@@ -365,7 +369,7 @@ class GgufSource : public WeightSource {
   Slabs slabs_;
   LoadJobs jobs_;
   std::vector<MappedRange> used_;
-  std::vector<std::string> missing_;  // in order of requests
+  std::vector<std::string> missing_;  // names in the order of requests
   std::set<std::string> missing_names_;
 };
 

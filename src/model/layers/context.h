@@ -19,7 +19,7 @@ struct LayerContext {
   Tensor query_scale = {};  // [context_length, QueryScaleWidth], or undefined
 };
 
-// A table in the device's memory; undefined if the table is.
+// Copies a table to the device's memory. The result of an undefined table is undefined.
 inline Tensor PlaceTable(kernels::Device& device, const Tensor& table) {
   return table.defined() ? device.Place(table) : table;
 }

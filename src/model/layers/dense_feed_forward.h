@@ -33,8 +33,8 @@ class DenseFeedForward {
 
   const LayerContext& c_;
   const int64_t middle_;
-  const bool whole_;    // replicated
-  const bool gathers_;  // the tokens of all groups
+  const bool whole_;    // whether weights are replicated
+  const bool gathers_;  // whether Forward gathers the tokens of all groups
 };
 
 }  // namespace switchyard

@@ -10,8 +10,8 @@
 namespace switchyard {
 namespace {
 
-// The fused op does not clamp, norms whole projections, norms after the rotation, or leave layers
-// without rotation.
+// The fused op cannot clamp, norm a whole projection, norm after the rotation, or skip the rotation
+// in some layers.
 bool HasPlainHeads(const ModelConfig& config) {
   const AttentionConfig& a = config.attention;
   return a.clip_qkv == 0.0f && a.qk_norm != AttentionConfig::QkNorm::kWhole && !a.norm_after_rope &&
@@ -60,7 +60,8 @@ void GroupedAttention::Project(Pass& pass, const GroupedAttentionWeights& w, int
 }
 
 void GroupedAttention::KeepLogitRows(Pass& pass) const {
-  // The arrays that Project has filled; queries come first, for any number of rows.
+  // The arrays that Project has filled. Queries are the first array, so they have the same address
+  // for any number of rows.
   const Arrays a = TakeArrays(pass);
   const int64_t width = heads_ * head_dim_, rows = pass.rows.logit_rows;
   if (rows == pass.rows.tokens) return;

@@ -22,11 +22,12 @@ class GroupedAttention {
   // float32 input.
   kernels::RoundedForm RoundedInput(int64_t tokens, const GroupedAttentionWeights& w) const;
   // x [T, attention_input_width()] (normalised) → queries in the pass's scratch, keys and values in
-  // the cache. `rounded`: x in the form RoundedInput, and x is not read; or form kNone.
+  // the cache. `rounded`: x in the form that RoundedInput returns; then `x` is not read. With form
+  // kNone, `x` is read.
   void Project(Pass& pass, const GroupedAttentionWeights& w, int64_t layer, const float* x,
                const kernels::RoundedRows& rounded) const;
-  // After Project: keeps the queries of the rows whose logits are needed (Pass::KeepLogitRows,
-  // which follows). On CPUs.
+  // After Project and before Pass::KeepLogitRows: keeps only the queries of rows whose logits are
+  // needed. CPUs only.
   void KeepLogitRows(Pass& pass) const;
   // After Project of the same layer: out [T, H], this rank's partial sum over its heads; the caller
   // all-reduces.
@@ -46,7 +47,7 @@ class GroupedAttention {
   // Whether one product gives queries, keys and values, which a fused op norms, rotates and stores.
   bool UsesFusedOps(int64_t tokens, const GroupedAttentionWeights& w) const;
   kernels::RoundedForm InputForm(int64_t tokens, const GroupedAttentionWeights& w) const;
-  // ProjectAndStore in these two ops.
+  // ProjectAndStore with that product and that fused op.
   void ProjectAndStoreFused(Pass& pass, const Arrays& a, const GroupedAttentionWeights& w,
                             int64_t layer, const float* x,
                             const kernels::RoundedRows& rounded) const;
@@ -63,7 +64,7 @@ class GroupedAttention {
   void FillHeadSlots(const Pass& pass, int32_t* head_slots) const;
 
   const LayerContext& c_;
-  const int64_t heads_, kv_heads_, head_dim_;  // of this rank
+  const int64_t heads_, kv_heads_, head_dim_;  // sizes on this rank
   const bool plain_heads_;  // the fused op computes what this model needs between q, k, v and cache
 };
 

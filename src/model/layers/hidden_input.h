@@ -22,7 +22,7 @@ class HiddenInput {
   HiddenInput(const LayerContext& context, const HiddenInputWeights& weights)
       : c_(context), w_(weights) {}
 
-  // Floats of the pass's scratch.
+  // Floats of the pass's scratch that Join uses.
   int64_t ScratchFloats(int64_t max_tokens) const;
   // Reads the embeddings in pass.residual, and replaces them. EAGLE3: also fills pass.joined.
   void Join(Pass& pass) const;

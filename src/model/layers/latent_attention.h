@@ -26,7 +26,7 @@ class LatentAttention {
   void StoreLatents(Pass& pass, const LatentAttentionWeights& w, int64_t layer,
                     const float* x) const;
   // x [T, H] (normalised) → queries in the pass's scratch, after StoreLatents of the same layer.
-  // The pass may have fewer rows than there.
+  // The pass may have fewer rows than in StoreLatents, after KeepLogitRows.
   void ProjectQueries(Pass& pass, const LatentAttentionWeights& w, const float* x) const;
   // After ProjectQueries of the same layer: out [T, H], this rank's partial sum over its heads; the
   // caller all-reduces.
@@ -45,7 +45,7 @@ class LatentAttention {
   Arrays TakeArrays(Pass& pass) const;
 
   const LayerContext& c_;
-  const int64_t heads_;  // of this rank
+  const int64_t heads_;  // heads of this rank
   const int64_t nope_, rope_, lora_, value_;
 };
 

@@ -8,7 +8,7 @@
 namespace switchyard {
 
 std::unique_ptr<RankDevice> MakeCudaRankDevice(const ModelConfig&, const ModelOptions&, RankComm&) {
-  throw Invalid("this build of switchyard has no CUDA");
+  throw Invalid("this build of switchyard has no CUDA; use --device cpu, or build with nvcc");
 }
 
 // For plans of GPUs in a build without CUDA: an estimate of the two large buffers of an exchange.

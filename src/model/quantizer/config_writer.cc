@@ -84,7 +84,7 @@ std::string Target(const ModulePattern& pattern) {
 }  // namespace
 
 std::string PackedConfig(const std::string& text, const QuantizePlan& plan) {
-  // Linears of rules with a plain scheme are in plan.plain.
+  // Drops the rules with a plain scheme, because their linears are in plan.plain.
   std::vector<SchemeRule> rules = plan.config.quantization.rules;
   std::erase_if(rules, [](const SchemeRule& r) { return r.scheme.packing == Packing::kPlain; });
   ordered_json groups = ordered_json::object();

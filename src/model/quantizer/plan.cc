@@ -25,7 +25,7 @@ std::string_view WithoutWeight(std::string_view name) {
   return name;
 }
 
-// The module's name of a request. Of stacked experts: ….experts.E.gate_proj.
+// The name of the module that a request is for. For stacked experts: ….experts.E.gate_proj.
 std::string ModuleOf(const MatrixRequest& r, const TensorNames& names) {
   if (r.experts == 0) return std::string(WithoutWeight(r.name));
   const size_t end = r.name.rfind('.') + 1;
@@ -132,8 +132,9 @@ void CheckPatterns(const Checkpoint& checkpoint, const ModelConfig& config,
     for (const ModulePattern& target : rule.targets) {
       if (plain && std::ranges::count(kLatentProjections, target.text) != 0) continue;
       if (MatchesAny(target, plain ? all : packed)) continue;
-      throw Invalid("--config: the target \"{}\" selects no linear that can be packed",
-                    target.text);
+      throw Invalid(
+          "--config: the target \"{}\" selects no linear that can be packed; correct or remove it",
+          target.text);
     }
   }
   for (const ModulePattern& pattern : config.quantization.ignored) {
@@ -141,8 +142,8 @@ void CheckPatterns(const Checkpoint& checkpoint, const ModelConfig& config,
         std::ranges::count(kAlwaysPlain, pattern.text) != 0)
       continue;
     if (!MatchesAny(pattern, all)) {
-      throw Invalid("--ignore {}: matches no tensor of {}", pattern.text,
-                    checkpoint.dir().string());
+      throw Invalid("--ignore {}: matches no tensor of {}; correct or remove the pattern",
+                    pattern.text, checkpoint.dir().string());
     }
   }
 }
@@ -173,8 +174,8 @@ std::vector<PlannedPart> PartsOf(const std::string& name, const StoredTensor& t,
   return parts;
 }
 
-// Readers of safetensors need tensors at multiples of their elements' size. So wide elements come
-// first; in the order of the parts otherwise.
+// Readers of safetensors need tensors at multiples of their elements' size. So tensors with wide
+// elements come first. Tensors with equally wide elements keep the order of the parts.
 void PlaceTensors(PlannedShard* shard) {
   std::vector<PlannedTensor*> tensors;
   for (PlannedPart& part : shard->parts) {

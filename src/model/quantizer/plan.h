@@ -17,7 +17,7 @@ struct PlannedTensor {
   std::string name;
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
-  uint64_t offset = 0;  // from the end of the file's head
+  uint64_t offset = 0;  // bytes from the end of the file's header
 
   uint64_t bytes() const;
 };
@@ -26,25 +26,25 @@ struct PlannedTensor {
 struct PlannedPart {
   const StoredTensor* source = nullptr;
   bool packed = false;
-  std::string module;              // of a packed matrix: "model.layers.0.mlp.experts.3.up_proj"
-  MatrixRequest request;           // of a packed matrix, with its scheme
+  std::string module;              // packed: its module, "model.layers.0.mlp.experts.3.up_proj"
+  MatrixRequest request;           // packed: the request for the matrix, with its scheme
   std::vector<PlannedTensor> out;  // packed: in the order of TensorsOf; else the tensor itself
 
-  uint64_t bytes() const;         // of all its output tensors
-  uint64_t source_bytes() const;  // that are read for it
+  uint64_t bytes() const;         // total of the output tensors
+  uint64_t source_bytes() const;  // bytes read to create them
 };
 
 struct PlannedShard {
   std::string file;  // name in the output directory
   std::vector<PlannedPart> parts;
-  uint64_t bytes = 0;  // of the tensors, without the head
+  uint64_t bytes = 0;  // total of the tensors, without the header
 };
 
 struct QuantizePlan {
-  ModelConfig config;  // with the rules as its quantization
+  ModelConfig config;  // `quantization` has the rules of this run
   std::vector<PlannedShard> shards;
   std::vector<std::string> plain;  // linears that stay plain: "lm_head", "model.layers.0.mlp.gate"
-  uint64_t source_bytes = 0;       // of all parts
+  uint64_t source_bytes = 0;       // total of all parts
   uint64_t output_bytes = 0;
 };
 
@@ -59,9 +59,10 @@ std::vector<PlannedTensor> TensorsOf(const std::string& module, const LinearSche
                                      int64_t n, int64_t k);
 
 // Plans all tensors of the checkpoint, in the order of its files. Packs the linears that
-// config.quantization selects, as BuildWeights requests them, also those of the first MTP layer.
-// Experts that are stacked in one tensor get a tensor each, under the family's names. A file has at
-// most `shard_bytes`, unless a single tensor is larger. Borrows the checkpoint. Error kInvalid
+// config.quantization selects among those that BuildWeights requests, including those of the first
+// MTP layer. Experts that are stacked in one tensor get a tensor each, under the family's names. A
+// file has at most `shard_bytes`, unless a single tensor is larger. Borrows the checkpoint. Error
+// kInvalid
 //   - if a selected linear does not fit the format (group size, multiples of 8 rows),
 //   - for interleaved stacked experts (gpt-oss), which compressed-tensors cannot store,
 //   - if no linear is selected; if a rule or an ignored pattern matches none,

@@ -26,9 +26,9 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr int kVersion = 1;  // of the packing; part of a run's key
+constexpr int kVersion = 1;  // version of the packing; a part of KeyOf
 constexpr uint64_t kMaxConfigBytes = 16 << 20;
-constexpr uint64_t kMaxCopiedBytes = uint64_t{256} << 20;  // of one file beside the weights
+constexpr uint64_t kMaxCopiedBytes = uint64_t{256} << 20;  // maximum bytes of a file that is copied
 constexpr const char* kReportFile = "quantization_report.json";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 
@@ -120,8 +120,9 @@ bool IsInside(const fs::path& inner, const fs::path& outer) {
 ModelConfig ReadConfig(const QuantizeOptions& o) {
   ModelConfig config = LoadModelConfig(o.from);
   if (!config.quantization.none()) {
-    throw Invalid("{}: is quantized already, by {} (config.json); name a checkpoint that is not",
-                  o.from.string(), config.quantization.method);
+    throw Invalid(
+        "{}: is quantized already, by {} (config.json); name a checkpoint that is not quantized",
+        o.from.string(), config.quantization.method);
   }
   config.quantization = ConfigOf(o.rules);
   if (config.quantization.rules.empty()) {

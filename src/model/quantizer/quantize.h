@@ -10,22 +10,22 @@
 
 namespace switchyard {
 
-// How far a run is. Bytes are those of the source tensors.
+// The progress of a run. Bytes are bytes of the source tensors.
 struct QuantizeProgress {
   size_t shard = 0, shards = 0;  // files finished, and all files
   uint64_t done = 0, total = 0;
-  uint64_t kept = 0;  // of `done`: in files that an earlier run finished
+  uint64_t kept = 0;  // the part of `done` in files that an earlier run finished
 };
 
 struct QuantizeOptions {
   std::filesystem::path from, to;
   QuantizeRules rules;
-  uint64_t shard_bytes = 5'000'000'000;  // of a file, at most
+  uint64_t shard_bytes = 5'000'000'000;  // maximum bytes of a file
   int threads = 1;
-  std::function<void(const QuantizeProgress&)> progress;  // after each batch of tensors
+  std::function<void(const QuantizeProgress&)> progress;  // called after each batch of tensors
 };
 
-// Writes the checkpoint `from`, packed by compressed-tensors' layout, to the directory `to`, which
+// Writes the checkpoint `from`, packed in compressed-tensors' layout, to the directory `to`, which
 // is created. Its other files (tokenizer, templates) are copied. quantization_report.json gets the
 // report. config.json is written last, so an unfinished directory is not a checkpoint.
 //

@@ -71,7 +71,7 @@ TEST(QuantizeCheckpoint, LoadsAsTheCheckpointThatIsPackedOnLoad) {
   }
 }
 
-// MLA, whose latent projections stay plain, and a model without it.
+// Tests a model with MLA, whose latent projections stay plain, and a model without MLA.
 TEST(QuantizeCheckpoint, Int4WithZeroPointsIsThatOfTheFlag) {
   for (const char* name : {"deepseek_v2", "olmoe"}) {
     TempDir out;
@@ -83,7 +83,7 @@ TEST(QuantizeCheckpoint, Int4WithZeroPointsIsThatOfTheFlag) {
   }
 }
 
-// The same activation formats as `--quantization` of the same weights.
+// Packed checkpoints load with the same activation formats as plain ones with `--quantization`.
 TEST(QuantizeCheckpoint, RoundsActivationsAsTheFlagDoes) {
   const struct {
     const char *format, *method;
@@ -200,7 +200,7 @@ class ResumeTest : public ::testing::Test {
     };
     EXPECT_THROW(QuantizeCheckpoint(options_), Killed);
   }
-  // -> files that were kept.
+  // Continues the run. Returns the number of files that were kept.
   size_t Continue() {
     size_t kept = SIZE_MAX;
     options_.progress = [&](const QuantizeProgress& p) {
@@ -238,7 +238,8 @@ TEST_F(ResumeTest, WritesChangedAndMissingFilesAgain) {
   EXPECT_EQ(Continue(), 1u);
 }
 
-// A complete file that the state does not list, and the part of a file.
+// Files that the state does not list are written again: a truncated file under its final name, and
+// a partial file.
 TEST_F(ResumeTest, TrustsOnlyFilesOfTheState) {
   RunAndKillAfter(1);
   for (const auto& [name, bytes] : want_) {

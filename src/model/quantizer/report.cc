@@ -27,7 +27,7 @@ std::pair<int64_t, std::string> PlaceOf(std::string_view module) {
     const bool is_number = error == std::errc() && end == part.data() + part.size();
     if (is_number && layer < 0) {
       layer = number;
-      kind.clear();  // the prefix of the layers
+      kind.clear();  // drops the prefix of the layers' names
     } else if (!is_number) {
       kind += kind.empty() ? "" : ".";
       kind += part;

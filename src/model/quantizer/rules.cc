@@ -29,7 +29,7 @@ QuantizationConfig ConfigOf(const QuantizeRules& rules) {
   QuantizationConfig config{.rules = rules.rules};
   if (!rules.format.name.empty()) {
     std::vector<ModulePattern> targets;
-    // As `--quantization mxfp4`.
+    // mxfp4 packs routed experts only, as `--quantization mxfp4` does.
     if (rules.format.name == "mxfp4") targets = {{ModulePattern::Kind::kName, "experts"}};
     if (rules.format.name == "int4" || rules.format.name == "nvfp4") {
       SchemeRule plain;

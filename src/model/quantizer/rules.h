@@ -17,7 +17,7 @@ inline constexpr std::string_view kAlwaysPlain[] = {"self_attn.kv_b_proj", "eh_p
 
 // The settings of `switchyard quantize`, from flags and from a file of rules.
 struct QuantizeRules {
-  PackedFormat format;               // of all linears that no rule selects; empty name: none
+  PackedFormat format;               // format of all linears that no rule selects; empty name: none
   std::vector<SchemeRule> rules;     // the first match applies; a plain scheme: not packed
   std::vector<std::string> ignored;  // patterns, as the user spelled them
 };
@@ -26,8 +26,8 @@ struct QuantizeRules {
 void ReadQuantizeRules(const std::filesystem::path& file, QuantizeRules* rules);
 
 // The rules as a loader applies them while it reads a plain checkpoint (Packing::kWhileLoading).
-// kAlwaysPlain is ignored. mxfp4 packs routed experts only, unless rules name others. int4 and
-// nvfp4 keep kLatentProjections plain, unless rules name them.
+// Linears of kAlwaysPlain stay plain. mxfp4 packs routed experts only, unless rules name others.
+// int4 and nvfp4 keep kLatentProjections plain, unless rules name them.
 QuantizationConfig ConfigOf(const QuantizeRules& rules);
 
 }  // namespace switchyard

@@ -23,10 +23,10 @@
 namespace switchyard {
 namespace {
 
-constexpr uint64_t kBatchBytes = 32 << 20;  // of packed tensors
+constexpr uint64_t kBatchBytes = 32 << 20;  // packed bytes of one batch
 constexpr size_t kSlabBytes = 16 << 20;
 constexpr int64_t kRowsOfJob = 64;
-constexpr size_t kHashedBytes = 4 << 20;  // of one read
+constexpr size_t kHashedBytes = 4 << 20;  // bytes of one read
 
 template <typename T>
 std::vector<uint8_t> BytesOf(const std::vector<T>& values) {
@@ -63,7 +63,8 @@ std::vector<uint8_t> ZeroWords(const WeightView& w, int64_t groups) {
   return BytesOf(words);
 }
 
-// The format divides block scales by the stored number; readers take its reciprocal.
+// The number that the file stores for a global scale. The format divides block scales by this
+// number, so it is the reciprocal. Readers that invert it get exactly `scale`.
 float StoredGlobalScale(float scale) {
   const float inverse = 1.0f / scale;
   for (const float candidate :

@@ -14,7 +14,7 @@
 namespace switchyard {
 
 struct WrittenShard {
-  std::string sha256;  // of the file
+  std::string sha256;  // checksum of the file, hexadecimal
   PackingReport errors;
 };
 
@@ -27,7 +27,7 @@ WrittenShard WriteShard(const Checkpoint& checkpoint, const ModelConfig& config,
                         const PlannedShard& shard, const std::filesystem::path& dir,
                         ThreadPool& pool, const std::function<void(uint64_t bytes)>& done);
 
-// Sum of an existing file. Throws RegularFile's errors.
+// The SHA-256 sum of an existing file. Throws RegularFile's errors.
 std::string Sha256OfFile(const std::filesystem::path& path);
 
 }  // namespace switchyard

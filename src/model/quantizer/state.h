@@ -25,7 +25,7 @@ class QuantizeState {
 
   // The errors of a file, if it is listed and has the listed content; else nullptr.
   const PackingReport* Finished(const std::string& file);
-  void Add(const std::string& file, WrittenShard shard);  // and writes the state
+  void Add(const std::string& file, WrittenShard shard);  // adds the file and writes the state
   void Remove();                                          // deletes the state
 
  private:

@@ -19,7 +19,7 @@ double BytesOf(const kernels::ExpertWeights& w) {
   return BytesOf(w.gate) + BytesOf(w.up) + BytesOf(w.down);
 }
 
-// The bytes since the last call.
+// Next returns the bytes that `parts` has counted since the last call.
 class Meter {
  public:
   explicit Meter(const Parts& parts) : parts_(parts), last_(parts.bytes()) {}
@@ -30,7 +30,8 @@ class Meter {
   double last_;
 };
 
-// A norm over hidden elements: [H], or [2, H] with its bias for LayerNorm. `name`: of the weight.
+// A norm over hidden elements: [H], or [2, H] with its bias for LayerNorm. `name`: name of the
+// weight's tensor.
 Tensor BuildNorm(Parts& parts, const std::string& name) {
   constexpr std::string_view kKeys = "hidden_size";
   constexpr std::string_view kWeight = "weight";

@@ -94,7 +94,7 @@ class IndexReader final : public JsonEvents {
 };
 
 WeightMap IndexReader::Take() && {
-  if (tensors_.empty()) throw Invalid("{}: weight_map is missing or not an object", name());
+  if (tensors_.empty()) throw Invalid("{}: weight_map is missing, empty or not an object", name());
   WeightMap out{.shards = {}, .tensors = std::move(tensors_)};
   std::vector<uint32_t> place(shards_.size());
   for (const auto& [shard, index] : shards_) {

@@ -11,7 +11,7 @@ namespace switchyard {
 
 namespace {
 constexpr size_t kNamedMissing = 5;
-constexpr int64_t kExpandedRows = 256;  // of one job
+constexpr int64_t kExpandedRows = 256;  // rows of one job
 
 }  // namespace
 

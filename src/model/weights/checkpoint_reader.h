@@ -61,12 +61,13 @@ class CheckpointReader {
   bool check_values() const { return options_.read_data && options_.check_nan_scales; }
 
   bool Has(std::string_view name) const { return checkpoint_.Find(name) != nullptr; }
-  // nullptr if absent; no checks.
+  // The tensor of this name, without checks; nullptr if it is absent.
   const StoredTensor* Optional(std::string_view name);
-  // If absent, records it and returns nullptr. Error if the shape differs from config.json's.
+  // The tensor of this name. If it is absent, records the name and returns nullptr. Error if the
+  // shape differs from config.json's.
   const StoredTensor* Find(const std::string& name, const std::vector<int64_t>& shape,
                            std::string_view keys);
-  // Also checks the dtype.
+  // Like the other Find, but also checks the dtype.
   const StoredTensor* Find(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
                            std::string_view keys);
   // The second name if only the second is stored, else the first name.
@@ -105,7 +106,7 @@ class CheckpointReader {
   Slabs slabs_;
   LoadJobs jobs_;
   std::optional<ThreadPool> pool_;
-  std::vector<std::string> missing_;  // in order of requests
+  std::vector<std::string> missing_;  // names in the order of requests
   std::set<std::string> missing_names_;
   std::vector<MappedRange> used_;
   std::map<std::string, Bytes> converted_;
@@ -116,7 +117,8 @@ class CheckpointReader {
 // Error if the tensor is a stack of experts or transposed, which only plain checkpoints support.
 void RejectStackedExperts(const MatrixRequest& r, const StoredTensor* t);
 
-// The tensor of a plain matrix. If absent, records it and returns nullptr. Error if not plain.
+// The tensor of a plain matrix. If it is absent, records the name and returns nullptr. Error if the
+// tensor is not plain.
 const StoredTensor* FindPlain(CheckpointReader& in, const MatrixRequest& r);
 // Sets the static scale of e4m3 inputs from the checkpoint (input_scale); without one the scale is
 // dynamic per row.

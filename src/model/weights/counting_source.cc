@@ -71,7 +71,8 @@ int64_t PanelUnit(WeightFormat panels, int64_t group_size) {
   }
 }
 
-// The format of a matrix that its loader packs. Panels are multiplied with int8 rows only.
+// The format of a matrix after loading. Loaders pack matrices into panels only if rows are int8,
+// because kernels of panels need int8 rows.
 WeightFormat Loaded(const ModelConfig& config, const MatrixRequest& r) {
   const LinearScheme& scheme = r.scheme;
   const bool gguf = scheme.packing == Packing::kGguf;

@@ -19,10 +19,10 @@ constexpr size_t kJobBytes = size_t{4} << 20;
 // 2^e · sqrt(7 / 3), e2m1 codes sqrt(68.5 / 8).
 const double kBinadeRms = std::sqrt(7.0 / 3.0);
 const double kE2M1Rms = std::sqrt(68.5 / 8.0);
-const double kInt8Rms = std::sqrt((256.0 * 256.0 + 2.0) / 12.0);  // of -128 … 127
-const double kInt6Rms = std::sqrt((64.0 * 64.0 + 2.0) / 12.0);    // of -32 … 31
-const double kInt5Rms = std::sqrt((32.0 * 32.0 + 2.0) / 12.0);    // of -16 … 15
-const double kInt4Rms = std::sqrt((16.0 * 16.0 + 2.0) / 12.0);    // of -8 … 7
+const double kInt8Rms = std::sqrt((256.0 * 256.0 + 2.0) / 12.0);  // codes -128 … 127
+const double kInt6Rms = std::sqrt((64.0 * 64.0 + 2.0) / 12.0);    // codes -32 … 31
+const double kInt5Rms = std::sqrt((32.0 * 32.0 + 2.0) / 12.0);    // codes -16 … 15
+const double kInt4Rms = std::sqrt((16.0 * 16.0 + 2.0) / 12.0);    // codes -8 … 7
 
 // Finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 uint64_t Mix(uint64_t x) {
@@ -103,7 +103,7 @@ void FillRow(const Fill& fill, int64_t i, uint8_t* out) {
 
 // Layout of a format's codes and scales.
 struct CodeLayout {
-  int64_t bits = 16;           // of a code
+  int64_t bits = 16;           // bits of a code
   int64_t unit = 1;            // columns that share a scale and are never split
   int64_t row_unit = 1;        // rows that share a scale
   size_t scale_bytes = 0;      // 0: no scales
@@ -236,7 +236,7 @@ class DummySource : public WeightSource {
         static_cast<size_t>(PanelMatrixBytes(view.format, view.group_size, view.n, view.k)));
     view.data = piece.data;
     view.owner = piece.owner;
-    const int64_t part_bytes = layout.code_bytes / kPanelHeight;  // of a row
+    const int64_t part_bytes = layout.code_bytes / kPanelHeight;  // code bytes of a row in a panel
     const int64_t parts = CeilDiv(view.k, kPanelColumns);
     Fill fill{.seed = SeedOf(r.name, r.expert),
               .pattern = PatternOf(view.format, r.k),
@@ -245,7 +245,7 @@ class DummySource : public WeightSource {
               .begin = static_cast<size_t>(r.cols.begin * part_bytes / kPanelColumns)};
     fill.end = fill.begin + static_cast<size_t>(parts * part_bytes);
     const PanelRow scales = PanelScales(view.format, r.k, view.group_size);
-    constexpr int64_t kRows = 128;  // of a job; whole panels
+    constexpr int64_t kRows = 128;  // rows of a job; whole panels
     for (int64_t first = 0; first < view.n; first += kRows) {
       const int64_t end = std::min(view.n, first + kRows);
       jobs_.Add(static_cast<size_t>((end - first) * parts * part_bytes), [=, out = piece.data] {
@@ -264,7 +264,8 @@ class DummySource : public WeightSource {
     return view;
   }
 
-  // The scales of SetScales, and those of a similar deviation for ggml's types.
+  // The scales of one row of a panel. They are the scales of SetScales. For ggml's types, they give
+  // weights a similar standard deviation.
   static PanelRow PanelScales(WeightFormat format, int64_t k, int64_t group_size) {
     const double deviation = 1.0 / std::sqrt(static_cast<double>(k));
     PanelRow row{};
@@ -310,7 +311,7 @@ class DummySource : public WeightSource {
     return row;
   }
 
-  // A bfloat16 number, as panels store it.
+  // The scale of int4 weights, rounded to bfloat16, because panels store scales in bfloat16.
   static float Int4Scale(double deviation) {
     return ToFloat(ToBF16(static_cast<float>(deviation / kInt4Rms)));
   }

@@ -95,7 +95,7 @@ TEST(ExpertLoader, KnowsWhatIsUsedAsItIsStored) {
 }
 
 TEST(ExpertLoader, MemoryGoesWithTheExpert) {
-  const auto dir = FixtureDir("gpt_oss");  // with biases
+  const auto dir = FixtureDir("gpt_oss");  // its experts have biases
   const LoadOptions dummy{.load_format = "dummy"};
   const ExpertLoader loader(dir, LoadModelConfig(dir), Mesh(), dummy);
   std::weak_ptr<const void> gate, down, biases;

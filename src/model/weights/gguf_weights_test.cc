@@ -33,7 +33,7 @@ struct Case {
   // Largest difference of a weight from the fixture's, as a fraction of the largest magnitude of
   // its role: half a step of the type's codes, and bfloat16's rounding of expanded blocks.
   double bound;
-  int64_t layers = 0;  // of the file; 0: all
+  int64_t layers = 0;  // number of layers of the file; 0: as in the fixture
 };
 constexpr Case kCases[] = {
     {"llama_bf16", "llama", 0},
@@ -122,7 +122,8 @@ TEST(GgufFormats, KeepBlocksThatAViewHoldsExactly) {
   EXPECT_EQ(expert("k_types").first.format, WeightFormat::kBF16);
 }
 
-// As with int8 rows, the default of CPUs.
+// The configuration with activation rows rounded to int8, which is the default on CPUs with 4-bit
+// multiply instructions.
 ModelConfig WithInt8Rows(const char* file) {
   ModelConfig config = LoadModelConfig(GgufFile(file));
   config.quantization.int8_group_rows = true;
@@ -144,7 +145,7 @@ TEST(GgufFormats, StayPackedForInt8Rows) {
   EXPECT_EQ(mxfp4.layers[0].moe.experts[0].gate.format, WeightFormat::kMxfp4Panels);
   EXPECT_EQ(mxfp4.layers[0].grouped.o.w.format, WeightFormat::kQ8_0Panels);
   const GroupedAttentionWeights& attention = k_types.layers[0].grouped;
-  EXPECT_EQ(attention.q.w.format, WeightFormat::kBF16);  // IQ4_XS
+  EXPECT_EQ(attention.q.w.format, WeightFormat::kBF16);  // expanded: stored as IQ4_XS
   EXPECT_EQ(attention.k.w.format, WeightFormat::kQ6KPanels);
   EXPECT_EQ(attention.v.w.format, WeightFormat::kQ4KPanels);
   EXPECT_EQ(attention.o.w.format, WeightFormat::kQ8_0Panels);

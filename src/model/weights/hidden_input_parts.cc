@@ -16,7 +16,8 @@ std::string Stored(const Parts& parts, std::initializer_list<const char*> names,
   return *names.begin();
 }
 
-// Some MTP layers store only their norm; then embedding and head are the model's.
+// Some MTP layers store a norm, but no embedding and no head. They use the target's embedding and
+// head.
 void UseMtpNames(const Parts& parts, const std::string& prefix, TensorNames* names) {
   const auto replace = [&](std::string& name, const std::string& own) {
     if (parts.Has(own)) name = own;

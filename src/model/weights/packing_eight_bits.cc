@@ -16,7 +16,7 @@
 namespace switchyard {
 namespace {
 
-constexpr int64_t kCheckedRows = 1024;  // of one job
+constexpr int64_t kCheckedRows = 1024;  // rows of one job
 
 // Some checkpoints store scales in bfloat16; kernels need float32.
 Bytes FloatScales(const StoredTensor& s, const std::string& name, int64_t first, int64_t count) {

@@ -119,7 +119,7 @@ float ScaleOf(const Int4Matrix& m, int64_t row, int64_t group, const ScaleCheck&
   return scale;
 }
 
-// `factors` [k] of columns, or undefined.
+// `factors` [k]: factors of the columns; undefined: none.
 WeightView ExpandInt4(CheckpointReader& in, const MatrixRequest& r, const Int4Matrix& m,
                       const ScaleCheck& check, std::vector<int32_t> column_groups,
                       const Tensor& factors) {
@@ -159,7 +159,7 @@ Int4Part PartOf(const MatrixRequest& r) {
 }
 
 struct Converted {
-  uint8_t* codes = nullptr;  // null: used in place
+  uint8_t* codes = nullptr;  // null: the stored codes are used in place
   float* scales = nullptr;
   uint8_t* zeros = nullptr;  // null: all zero points are 8
 };

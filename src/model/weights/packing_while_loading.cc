@@ -21,7 +21,7 @@ struct Layout {
   int64_t row_unit = 1, col_unit = 1;  // rows and columns that share a scale
   bool whole_rows = false;             // a scale depends on all columns
   bool whole_matrix = false;           // a scale depends on all of the matrix
-  int64_t bits = 8;                    // of a code
+  int64_t bits = 8;                    // bits of a code
   size_t scale_bytes = sizeof(float);
 };
 
@@ -91,11 +91,11 @@ class PlainRows {
 struct Target {
   Layout layout;
   LinearScheme scheme;
-  Range rows, cols;   // of the request
+  Range rows, cols;   // rows and columns of the request
   Range read_cols;    // columns that scales depend on
   float largest = 0;  // largest magnitude of the matrix, for formats with whole_matrix
-  WeightFormat panels = WeightFormat::kF32;  // of the result; kF32: it has the scheme's format
-  uint8_t* codes = nullptr;                  // or panels
+  WeightFormat panels = WeightFormat::kF32;  // panel format; kF32: format of the scheme
+  uint8_t* codes = nullptr;                  // codes or panels
   uint8_t* scales = nullptr;
   uint8_t* zeros = nullptr;  // null: the scheme has no zero points
 

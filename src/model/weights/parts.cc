@@ -20,7 +20,7 @@ void ShareInput(WeightView& gate, WeightView& up) {
                                           : 1.0f;
 }
 
-// bfloat16 is a default for plain weights.
+// bfloat16 rows are a default for plain weights, not an input format of the checkpoint.
 bool DefinesNoRows(ActivationFormat activation) {
   return activation == ActivationFormat::kNone || activation == ActivationFormat::kBFloat16;
 }

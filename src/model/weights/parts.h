@@ -84,10 +84,10 @@ void UseHiddenInputNames(const Parts& parts, TensorNames* names);
 // Requires ModelConfig::takes_hidden().
 HiddenInputWeights BuildHiddenInput(Parts& parts);
 
-// `prefix`: LayerPrefix.
+// `prefix`: the result of LayerPrefix.
 GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& prefix);
 LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix);
-// Biases that the results point to are appended to *owned.
+// In BuildExperts and BuildMoe, biases that the results point to are appended to *owned.
 //
 // Builds the given logical experts of a layer, each with its MoE-TP shard of the intermediate size.
 std::vector<kernels::ExpertWeights> BuildExperts(Parts& parts, const std::string& prefix,

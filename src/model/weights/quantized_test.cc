@@ -238,7 +238,7 @@ class QuantizedErrors : public ::testing::Test {
 };
 
 const std::string kExpert = "model.layers.1.mlp.experts.2.up_proj.";
-const std::string kFolded = "model.layers.0.self_attn.o_proj.";  // with scales of input columns
+const std::string kFolded = "model.layers.0.self_attn.o_proj.";  // its input columns have scales
 
 TEST_F(QuantizedErrors, AbsentTensorsAreNamed) {
   for (const auto& [name, suffix] :

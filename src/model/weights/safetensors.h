@@ -21,7 +21,7 @@ struct StoredTensor {
   std::vector<int64_t> shape;
   const uint8_t* data = nullptr;
   size_t num_bytes = 0;
-  std::string_view file;  // for messages; valid as long as `owner` lives
+  std::string_view file;  // name for messages; valid as long as `owner` lives
   std::shared_ptr<const void> owner;
 };
 

@@ -14,27 +14,33 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_sh
       mesh.dp() == 1 ? fmt::format("--tp {}", tp)
                      : fmt::format("--tp {} over --dp-size {} = {}", tp, mesh.dp(), attn_tp);
   if (a.heads % attn_tp != 0) {
-    throw Invalid("{} does not divide num_attention_heads {}", attention_ranks, a.heads);
+    throw Invalid("{} does not divide num_attention_heads {}; want a divisor", attention_ranks,
+                  a.heads);
   }
   const bool grouped = a.kind == AttentionConfig::Kind::kGrouped;
   if (grouped && a.kv_heads % attn_tp != 0 && attn_tp % a.kv_heads != 0) {
-    throw Invalid("{} neither divides num_key_value_heads {} nor is a multiple of it",
-                  attention_ranks, a.kv_heads);
+    throw Invalid(
+        "{} neither divides num_key_value_heads {} nor is a multiple of it; want a divisor or a "
+        "multiple",
+        attention_ranks, a.kv_heads);
   }
   const bool has_dense = std::ranges::any_of(config.layers, [](const auto& l) { return !l.moe; });
   if (has_dense && !mesh.replicated_dense() && config.intermediate < tp) {
-    throw Invalid("--tp {} is more than intermediate_size {}", tp, config.intermediate);
+    throw Invalid("--tp {} is more than intermediate_size {}; want at most this size", tp,
+                  config.intermediate);
   }
   if (!config.moe) return;
   if (config.moe->intermediate % mesh.moe_tp() != 0) {
     throw Invalid(
         "--tp {} and --ep {} shard each expert over {} ranks (tp / ep), which is not a divisor of "
-        "its intermediate size {}",
+        "its intermediate size {}; change --tp or --ep",
         tp, mesh.ep(), mesh.moe_tp(), config.moe->intermediate);
   }
   const int64_t shared = config.moe->shared_intermediate;
   if (shared != 0 && !replicated_shared_expert && shared < tp) {
-    throw Invalid("--tp {} is more than the shared expert's intermediate size {}", tp, shared);
+    throw Invalid(
+        "--tp {} is more than the shared expert's intermediate size {}; want at most this size", tp,
+        shared);
   }
 }
 

@@ -58,10 +58,11 @@ TEST(Shard, SizesThatDoNotSplitAreRefusedByFlag) {
     return std::string();
   };
   EXPECT_EQ(message({.tp = 4}), "");
-  EXPECT_EQ(message({.tp = 8}), "--tp 8 does not divide num_attention_heads 4");
+  EXPECT_EQ(message({.tp = 8}), "--tp 8 does not divide num_attention_heads 4; want a divisor");
   EXPECT_EQ(message({.tp = 6, .dp = 2}),
-            "--tp 6 over --dp-size 2 = 3 does not divide num_attention_heads 4");
-  EXPECT_EQ(message({.tp = 8, .dp = 2}), "--tp 8 is more than intermediate_size 6");
+            "--tp 6 over --dp-size 2 = 3 does not divide num_attention_heads 4; want a divisor");
+  EXPECT_EQ(message({.tp = 8, .dp = 2}),
+            "--tp 8 is more than intermediate_size 6; want at most this size");
   EXPECT_EQ(message({.tp = 8, .dp = 2, .dense_tp = 1}), "");
 }
 

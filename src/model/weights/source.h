@@ -70,7 +70,7 @@ class WeightSource {
 struct CheckpointSourceOptions {
   bool read_data = true;         // false: only headers are checked
   bool check_nan_scales = true;  // rejects NaN scales and codes in requested parts
-  int threads = 1;               // for conversion
+  int threads = 1;               // threads that convert
   bool log = true;               // logs which matrices are held in another format
   size_t slab_bytes = 0;  // slab size of the memory for converted matrices (Slabs); 0: the default
   // Receives the names of all requested tensors that exist.

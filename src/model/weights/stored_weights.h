@@ -27,7 +27,7 @@ class StoredWeights {
   const Checkpoint* checkpoint() const { return checkpoint_ ? &*checkpoint_ : nullptr; }
 
  private:
-  std::optional<Checkpoint> checkpoint_;  // one of the two
+  std::optional<Checkpoint> checkpoint_;  // null for GGUF files
   std::optional<GgufFiles> gguf_;
 };
 

@@ -90,7 +90,7 @@ void CheckPair(const MoeOptions& options, const MoeBackends& backends) {
   ResolveRunner(options.runner_backend, backends);
 }
 
-// Checks every name, including the draft model's, before anything is built.
+// Checks the names of all backends, including those of the draft model, before anything is built.
 void CheckNames(const MoeOptions& options, const MoeBackends& backends) {
   CheckPair(options, backends);
   CheckPair(ForDraftModel(options), backends);

@@ -16,23 +16,25 @@
 
 namespace switchyard {
 
-// Outputs of each stage that the next one reads. Reused between batches, so that the steady state
-// allocates nothing.
+// Outputs of each stage, which the next stage reads. Memory is reused between batches, so that the
+// steady state allocates nothing.
 struct CpuMoeState : MoeState {
   using MoeState::MoeState;
 
   Scratch<float> gathered, lane_sums;
   Scratch<float> logits;  // router logits [round, num_experts]
   TopK logical;           // [round, top_k] logical experts that the router selects
-  TopK physical;          // [round, k] physical experts, if they differ
+  // [round, k] physical experts. Used only if these differ from the logical experts.
+  TopK physical;
   const TopK* topk = nullptr;
   DispatchHandle handle;
   Dispatched dispatched;
   GroupedRows grouped;
-  // Runner outputs [grouped rows, H], unless the runner wrote them to OutputDestinations.
+  // Runner outputs [grouped rows, H]. Not used if outputs_written: the runner then wrote them to
+  // Dispatcher::OutputDestinations.
   Scratch<float> outputs;
   bool outputs_written = false;
-  std::span<std::byte* const> destinations;  // OutputDestinations, if outputs_written
+  std::span<std::byte* const> destinations;  // result of OutputDestinations, if outputs_written
   Scratch<float> middle;                     // activated rows between RunExperts and RunDown
   ExpertRows expert_rows;
   SharedExpertScratch shared;
@@ -42,9 +44,9 @@ struct CpuMoeState : MoeState {
 // outlive it.
 class CpuMoeBackend : public MoeBackend {
  public:
-  // Error kInvalid names the flag: an unknown backend, or a dispatcher and a runner without a
-  // permute (with the list of existing ones). Allocates symmetric memory, so all ranks construct
-  // theirs in the same order.
+  // Error kInvalid names the flag if a backend is unknown, or if no permute converts the
+  // dispatcher's layout to the runner's; it then lists the existing permutes. Allocates symmetric
+  // memory, so all ranks construct their backends in the same order.
   CpuMoeBackend(const MoeOptions& options, const MoeShape& shape, RankComm& comm, ThreadPool& pool,
                 std::shared_ptr<const MoeBackends> backends);
 
@@ -52,7 +54,7 @@ class CpuMoeBackend : public MoeBackend {
   ThreadPool& pool() const { return pool_; }
   const ExchangeShape& exchange() const { return exchange_; }
   const ExpertMap& experts() const { return experts_; }
-  // Either the fused operator, or a dispatcher with a runner and permutes.
+  // There is either a fused operator, or a dispatcher with a runner and permutes.
   FusedExperts* fused() const { return fused_.get(); }
   Dispatcher& dispatcher() const { return *dispatcher_; }
   Runner& runner() const { return *runner_; }
@@ -112,8 +114,9 @@ class CpuMoeBackend : public MoeBackend {
   std::map<DispatchLayout, PermutePair> permutes_;
 };
 
-// The MoE backend of a rank on CPUs. Built once per model, on every rank in the same order (it
-// allocates symmetrically). Layers hold a pointer to it. `backends`: null for the built-in ones.
+// Returns the MoE backend of a rank on CPUs. Layers hold a pointer to it. It allocates symmetric
+// memory, so it is built once per model, and on every rank in the same order. `backends`: null for
+// the built-in ones.
 std::shared_ptr<CpuMoeBackend> MakeCpuMoe(const MoeOptions& options, const MoeShape& shape,
                                           RankComm& comm, ThreadPool& pool,
                                           std::shared_ptr<const MoeBackends> backends = nullptr);

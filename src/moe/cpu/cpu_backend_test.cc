@@ -1,4 +1,5 @@
-// Construction of the CPU backend: memory, names, pairings.
+// Construction of the CPU backend: memory, names of backends, and pairs of a dispatcher and a
+// runner.
 #include "moe/cpu/cpu_backend.h"
 
 #include "gmock/gmock.h"
@@ -63,7 +64,7 @@ TEST(CpuMoeBackendTest, WrongOptionsAreRefusedByTheirFlags) {
   EXPECT_THAT(ErrorOf({.row_dtype = DType::kI8}, backends), HasSubstr("--dtype int8"));
 }
 
-// The arena is sized before ranks start; names are checked at that point.
+// Names must be checked already when the arena is sized, before ranks start.
 TEST(CpuMoeBackendTest, NamesAreRefusedWhereMemoryIsPlanned) {
   EXPECT_THROW(MoeSymmetricBytes({.a2a_backend = "train"}, kShape, {}), Error);
   EXPECT_THROW(MoeSymmetricBytes({.runner_backend = "train"}, kShape, {}), Error);

@@ -32,7 +32,7 @@ struct CpuMoeParts : MoeLayerParts {
   OwnedExpert Held(int local) const override { return {weights.experts[local], owners[local]}; }
   std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> experts) override {
     CHECK_EQ(experts.size(), owners.size());
-    // A dispatched shared expert follows the routed ones and is not swapped.
+    // The routed experts come first. A dispatched shared expert follows them and is not swapped.
     for (size_t i = 0; i < experts.size(); ++i) {
       std::swap(weights.experts[i], experts[i].weights);
       std::swap(owners[i], experts[i].owner);
@@ -50,7 +50,8 @@ struct CpuMoeParts : MoeLayerParts {
   const CpuMoeBackend& backend;
   MoeLayerWeights weights;
   std::vector<std::shared_ptr<const void>> owners;  // [routed experts of this rank]
-  std::vector<int32_t> replicas;  // [num_logical] physical expert that this rank sends to
+  // [num_logical] physical expert to which this rank sends each expert's rows.
+  std::vector<int32_t> replicas;
 };
 
 const CpuMoeParts& Own(const MoeLayerParts& parts) {
@@ -122,8 +123,8 @@ MoeInputBuffer CpuMoeBackend::InputRows(MoeState& state) {
           .format = exchange_.row_format};
 }
 
-// Converts the round's rows for dispatch. Runs just before the router reads them, so that they come
-// from memory only once.
+// Converts the round's rows for dispatch. Runs just before the router, so that the router then
+// reads the rows from cache.
 void CpuMoeBackend::StageInputRows(CpuMoeState& s) const {
   if (fused_ || std::exchange(s.rows_staged, false)) return;
   const int64_t tokens = s.round.size(), row_bytes = exchange_.row_format.Bytes(s.width);
@@ -161,7 +162,7 @@ void CpuMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   StoreRouterFaults(config.layer, s);
   StoreRoutedExperts(s);
 
-  // Maps logical experts to physical experts, if they differ.
+  // Maps logical experts to physical experts, if the two differ.
   s.topk = &s.logical;
   if (chooser_ || !parts.replicas.empty() || shared_dispatched()) {
     s.topk = &s.physical;
@@ -198,7 +199,7 @@ void CpuMoeBackend::RunShared(const MoeLayerParts& layer, MoeState& state) {
                       &Own(state).shared, pool_);
 }
 
-// A fused operator has no separate stages from here to EndCombine.
+// A fused operator has no separate stages between here and EndCombine.
 void CpuMoeBackend::EndDispatch(const MoeLayerParts& /*layer*/, MoeState& state) {
   if (!fused_) Own(state).dispatched = dispatcher_->EndDispatch(&Own(state).handle);
 }
@@ -211,7 +212,8 @@ void CpuMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
     observer_->OnDispatch(s.pass, layer.config.layer, s.grouped);
 }
 
-// Returns where the runner stores its outputs; empty: in state.outputs.
+// Returns the destinations of the runner's outputs. If the result is empty, the runner stores them
+// in state.outputs.
 std::span<std::byte* const> CpuMoeBackend::OutputPlaces(CpuMoeState& s) const {
   const ExpertRows none_yet = permute(s.dispatched.layout).post(s.grouped, nullptr);
   const auto places = dispatcher_->OutputDestinations(none_yet, &s.handle);
@@ -232,8 +234,9 @@ void CpuMoeBackend::RunExperts(const MoeLayerParts& layer, MoeState& state) {
   runner_->Run(parts.Block(), s.grouped, s.width, pool_, s.outputs.data());
 }
 
-// Skips nothing for a fused operator, which computes the experts in EndCombine. With single-batch
-// overlap, RunDown still computes the down projection and needs the results of RunExperts.
+// A fused operator computes the experts in EndCombine, so there is nothing to skip here. With
+// single-batch overlap, RunDown still computes the down projection and needs the results of
+// RunExperts.
 void CpuMoeBackend::SkipExperts(const MoeLayerParts& layer, MoeState& state) {
   if (fused_) return;
   if (splits_down()) return RunExperts(layer, state);

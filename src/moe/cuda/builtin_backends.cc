@@ -12,8 +12,9 @@ namespace switchyard {
 namespace cuda {
 namespace {
 
-// Grid size of exchange kernels if ranks share a GPU, as in tests. It is small, because kernels of
-// these ranks wait for one another and so must run at the same time.
+// Grid size of exchange kernels if ranks share a GPU, as in tests. Kernels of these ranks wait for
+// one another, so they must run at the same time. The grid is small so that all of them fit on the
+// GPU.
 constexpr int kBlocksOfSharedGpu = 8;
 
 void Order(const RowOrderParams& p, cudaStream_t stream) {

@@ -10,7 +10,7 @@
 
 namespace switchyard::cuda {
 
-// deepep: over peer memory on one host, over NCCL between hosts.
+// The exchange of deepep: over peer memory on one host, over NCCL between hosts.
 std::unique_ptr<RowExchange> MakeDeepEpExchange(const GpuExchangeContext& context);
 size_t DeepEpPeerBytes(const ExchangeConfig& config, bool spans_hosts);
 std::unique_ptr<GpuRunner> MakeGroupedMlp();

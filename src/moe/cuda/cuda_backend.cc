@@ -15,7 +15,8 @@
 namespace switchyard::cuda {
 namespace {
 
-// Minimum chunk size in rows, unless the maximum number of rows is smaller.
+// Minimum number of rows of a chunk. A chunk is smaller only if the maximum number of rows is
+// smaller.
 constexpr int64_t kMinChunkRows = 16384;
 
 // Maximum tokens of a rank whose shared expert runs on its own stream. With so few tokens, router,
@@ -25,7 +26,7 @@ constexpr int64_t kMaxTokensOnSideStream = 2048;
 
 int64_t RoundUp(int64_t n, int64_t to) { return CeilDiv(n, to) * to; }
 
-// The options for a GPU: rows are exchanged in the type that its experts read.
+// The options for a GPU: rows are exchanged in the type that the GPU's experts read.
 MoeOptions ForDevice(MoeOptions options, DType dtype) {
   options.row_dtype = dtype;
   if (dtype == DType::kF32) options.fp8_group_activations = false;
@@ -39,7 +40,8 @@ ExchangeModes ModesOf(const GpuExchangeBackend& exchange, const MoeOptions& opti
                         : ExchangeModes{.normal_tokens = shape.max_tokens};
 }
 
-// Whether rows are sent to other ranks.
+// Whether rows are sent to other ranks: the backend has an exchange, and there are several EP
+// ranks.
 bool Travel(const GpuExchangeBackend& exchange, const ExchangeShape& shape) {
   return exchange.make && shape.ep > 1;
 }
@@ -215,8 +217,8 @@ void CudaMoeBackend::PlanChunks() {
   const int64_t k = slots_per_token(), ep = mesh_.ep();
   const int64_t slots = ArrivedCapacity() * std::min<int64_t>(k, local_experts());
   ordered_rows_ = MaxOrderedRows(slots, local_experts());
-  // Under even load, each rank receives 1 / ep of all slots. A chunk has space for twice as many.
-  // The host launches the further chunks too, but usually they have no rows.
+  // Under even load, each rank receives 1 / ep of all slots. A chunk has space for twice that
+  // number. The host also launches the kernels of further chunks, but these usually have no rows.
   const int64_t usual = 2 * CeilDiv((scatters_ ? ep : 1) * RoundCapacity() * k, ep) +
                         local_experts() * kGroupBlockRows;
   chunk_rows_ = std::min(ordered_rows_, RoundUp(std::max(usual, kMinChunkRows), kGroupBlockRows));
@@ -309,9 +311,10 @@ std::unique_ptr<MoeLayerParts> CudaMoeBackend::Place(MoeLayerConfig config,
   return parts;
 }
 
-// The branch on which the shared expert overlaps the other stages if there are few tokens, else
-// null. It forks and joins in the first round. With another pass in flight it is not used, because
-// the schedule decides when the shared expert runs.
+// Returns the branch on which the shared expert overlaps the other stages, or null if it does not
+// overlap them. It overlaps if the rank has few tokens. The branch forks and joins in the first
+// round. It is not used while another pass is in flight, because the schedule then decides when the
+// shared expert runs.
 const Branch* CudaMoeBackend::SharedBranch(const CudaMoeParts& parts,
                                            const CudaMoeState& state) const {
   const int64_t own = state.own.size();

@@ -27,11 +27,12 @@ class ExpertMover;
 struct ProductBytes {
   int64_t a = 0, a_scales = 0, gate_up = 0, middle = 0, middle_scales = 0;
 
-  void Cover(const ProductBytes& other);  // takes the larger value of each field
+  void Cover(const ProductBytes& other);  // takes the maximum of each field
   ProductBuffers Allocate() const;
 };
 
-// Device memory, sized for the largest batch when the state is made: a pass allocates nothing.
+// Device memory. It is sized for the largest batch when the state is made, so that a pass allocates
+// nothing.
 struct MoeBuffers {
   DeviceMemory logits;                  // [round, num_experts]
   DeviceMemory logical, ids;            // [round, top_k]
@@ -41,13 +42,13 @@ struct MoeBuffers {
   DeviceMemory lane_sums;               // [lane, H] partial sums of slices, for reduce-scatter
   DeviceMemory all_x, all_sums;         // [tokens of all ranks, H] if `none` gathers them
   DeviceMemory all_ids, all_local, all_weights;  // [tokens of all ranks, top_k]
-  DeviceMemory position;                         // RowOrder, maximum rows
+  DeviceMemory position;                         // [maximum rows] of RowOrder
   DeviceMemory offsets, counts, block_groups, order_scratch;
-  DeviceMemory order_arrived;          // of SelectAndOrder
-  ProductBuffers products;             // for a chunk of rows; also for the shared expert
-  ProductBuffers beside;               // for a shared expert on its own stream
-  DeviceMemory outputs;                // [ordered rows, H]
-  DeviceMemory shared_y, shared_gate;  // shared expert, own tokens
+  DeviceMemory order_arrived;  // arrival count of SelectAndOrder's blocks
+  ProductBuffers products;     // for a chunk of rows, or for the shared expert on the same stream
+  ProductBuffers beside;       // for the shared expert on its own stream
+  DeviceMemory outputs;        // [ordered rows, H]
+  DeviceMemory shared_y, shared_gate;  // output and gate of the shared expert, for the own tokens
 };
 
 struct CudaMoeState : MoeState {
@@ -56,26 +57,29 @@ struct CudaMoeState : MoeState {
   RowExchange* exchange = nullptr;  // null: rows are not exchanged
   MoeBuffers buffers;
 
-  // Received rows after dispatch, and the local experts of each.
+  // Received rows after dispatch, and the local experts of each row.
   struct Arrived {
     RowSegments in;
     const std::byte* rows = nullptr;
     int64_t row_stride = 0, scale_offset = 0;
     ElementType type = ElementType::kF32;
-    bool travelled = false;          // false: float32, not rounded yet
-    const int32_t* ids = nullptr;    // [segments · capacity, k] local
+    // Whether rows were exchanged. If not, they are float32 and not rounded yet.
+    bool travelled = false;
+    const int32_t* ids = nullptr;    // [segments · capacity, k] local expert ids
     const float* weights = nullptr;  // [segments · capacity, k]; set if rows were not exchanged
   } arrived;
   RowOrder order;
-  // The following fields describe the current round; set from Route on.
-  int64_t slots = 0;           // maximum for this rank's experts
-  int64_t expected_slots = 0;  // expected under even load over ranks
-  int64_t ordered_rows = 0;    // maximum, padding included
-  int down_parts = 1;          // more than one: RunDown computes the down projection in parts
-  bool sends_beside = false;   // whether sends have their own stream
-  GpuGroupedRows grouped;      // the chunk that RunDown computes
+  // The following fields describe the current round. Route sets them.
+  int64_t slots = 0;           // maximum number of top-k slots of this rank's experts
+  int64_t expected_slots = 0;  // number of these slots if ranks have even load
+  int64_t ordered_rows = 0;    // maximum number of rows in expert order, including padding
+  // 1: RunExperts also computes the down projection. Above 1: RunDown computes it, the first chunk
+  // in at most this many parts.
+  int down_parts = 1;
+  bool sends_beside = false;  // whether sends have their own stream
+  GpuGroupedRows grouped;     // the chunk that RunDown computes
 
-  Event sent{cudaEventDisableTiming};  // the last sends of an overlapped exchange have ended
+  Event sent{cudaEventDisableTiming};  // marks the end of the last sends of an overlapped exchange
 
   std::unique_ptr<HostChoice> choice;  // null: no chooser
   std::unique_ptr<RoutingLog> log;     // null: no observer
@@ -107,25 +111,26 @@ struct CudaMoeParts : MoeLayerParts {
   const CudaMoeBackend& backend;
   DeviceMatrix router;
   DeviceMemory router_bias, correction_bias;
-  const int index;  // among the layers of the backend
-  // [num_logical] the id that each logical expert maps to: the physical expert if rows are
-  // exchanged, otherwise the local id on this rank. The address is fixed: captured passes read it.
+  const int index;  // index among the layers of the backend
+  // [num_logical] the id to which each logical expert is mapped. It is the physical expert if rows
+  // are exchanged, otherwise the local id on this rank. The address is fixed, because captured
+  // passes read it.
   DeviceMemory places;
-  // [num_logical] the physical expert of each logical one, also at a fixed address
+  // [num_logical] the physical expert of each logical one. The address is fixed too.
   DeviceMemory physical_of;
   DeviceExperts experts;
   std::optional<DeviceExperts> shared;
-  DeviceMatrix shared_gate;  // [1, H]; no data: no gate
+  DeviceMatrix shared_gate;  // [1, H]; empty if there is no gate
 };
 
 // The selected exchange, runner and permutes, with the kernels of the other stages. Stages enqueue
-// all work on the device's stream, or on a branch that joins it again. They allocate no memory.
-// They do not block the host, except for EndDispatch over NCCL (nccl_exchange.h). Borrows device,
-// collectives and peer memory.
+// all work on the device's stream, or on a branch that later joins the stream. They allocate no
+// memory. They do not block the host, except for EndDispatch over NCCL (nccl_exchange.h). Borrows
+// device, collectives and peer memory.
 class CudaMoeBackend : public MoeBackend {
  public:
-  // Error kInvalid names the flag: an unknown backend, or an exchange and a runner without a
-  // permute.
+  // Error kInvalid names the flag if a backend is unknown, or if no permute converts the exchange's
+  // layout to the runner's.
   CudaMoeBackend(const MoeOptions& options, const MoeShape& shape, const DeviceMoeContext& context,
                  const GpuMoeBackends& backends);
   static size_t PeerBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
@@ -137,15 +142,16 @@ class CudaMoeBackend : public MoeBackend {
   PdlStream chain() const { return device_.chain(); }
   const ExpertMap& experts() const { return experts_; }
   int local_experts() const { return experts_.LocalExperts(mesh_.ep_rank()); }
-  // Format to which rows and outputs are rounded, even if rows are not exchanged.
+  // Format to which rows and outputs are rounded, also if rows are not exchanged.
   RowFormat row_format() const { return exchange_shape_.row_format; }
-  // Whether the shared expert is the last local expert of each rank, and each token has one more
-  // slot, for it (--enable-deepep-waterfill).
+  // Whether the shared expert is dispatched (--enable-deepep-waterfill). It is then the last local
+  // expert of each rank, and each token has one more slot for it.
   bool shared_dispatched() const { return options_.waterfill && shape_.has_shared; }
   int slots_per_token() const { return exchange_shape_.k; }
-  // Rows per chunk, the unit that one run of the GEMMs processes.
+  // Rows per chunk. One run of the GEMMs processes one chunk.
   int64_t chunk_rows() const { return chunk_rows_; }
-  // Whether ranks gather the tokens of all ranks for their experts (`none` with DP attention).
+  // Whether ranks gather the tokens of all ranks for their experts (backend `none` with DP
+  // attention).
   bool gathers() const { return scatters_ && !exchange_.make; }
   GpuRunner& runner() const { return *runner_; }
   const GpuPermute& permute() const { return permute_; }
@@ -158,7 +164,7 @@ class CudaMoeBackend : public MoeBackend {
   void ReserveMoves(int layers) override;
   ExpertMover& mover() const { return *mover_; }  // after ReserveMoves
 
-  // Sized for the layers placed so far.
+  // The state is sized for the layers that have been placed so far.
   std::unique_ptr<MoeState> MakeState(int slot) override;
   // Copies the weights to the device; the host weights may be freed when this returns.
   std::unique_ptr<MoeLayerParts> Place(MoeLayerConfig config, MoeLayerWeights weights) override;
@@ -194,7 +200,8 @@ class CudaMoeBackend : public MoeBackend {
   static RouterLogitsParams Logits(const CudaMoeParts& parts, const CudaMoeState& state);
   SelectExpertsParams Choice(const CudaMoeParts& parts, const CudaMoeState& state) const;
   bool FusesSelectAndOrder(const CudaMoeState& state) const;
-  // Whether one kernel computes the logits too. Implies FusesSelectAndOrder.
+  // Whether one kernel computes the logits, the selection and the order. Implies
+  // FusesSelectAndOrder.
   bool RoutesInOneKernel(const CudaMoeParts& parts, const CudaMoeState& state) const;
   RoutingRecord RecordOf(const CudaMoeParts& parts, const CudaMoeState& state) const;
   RoutingLogShape LogShape() const;
@@ -204,24 +211,25 @@ class CudaMoeBackend : public MoeBackend {
   // [tokens of the round, slots_per_token()] the ids and weights that dispatch sends.
   const int32_t* DispatchedIds(const CudaMoeState& state) const;
   const float* DispatchedWeights(const CudaMoeState& state) const;
-  GpuGroupedRows ChunkAt(const CudaMoeState& state, int64_t first) const;  // row data unset
+  // The chunk that begins at row `first` of the order. Its pointers to row data are not set.
+  GpuGroupedRows ChunkAt(const CudaMoeState& state, int64_t first) const;
   GpuGroupedRows PermuteChunk(const CudaMoeParts& parts, const CudaMoeState& state,
                               int64_t first) const;
   std::byte* OutputsOf(const CudaMoeParts& parts, const CudaMoeState& state,
                        const RowChunk& chunk) const;
   void GatherAll(CudaMoeState& state) const;
-  // Returns the size of every lane's tokens in this round; `size`: bytes or floats per token.
+  // Returns the sizes of all lanes in this round. `size`: bytes or floats per token.
   std::span<const size_t> LaneSizes(CudaMoeState& state, size_t size) const;
   const Branch* SharedBranch(const CudaMoeParts& parts, const CudaMoeState& state) const;
-  // Sets the fields of `state` that follow from the round's tokens, and whether its sends have
-  // their own stream. They have one if they can overlap computation of another pass or, in
+  // Sets the fields of `state` that follow from the round's tokens. Also decides whether sends have
+  // their own stream. They have one if they can overlap computation: of another pass or, in
   // single-batch overlap, of the shared expert or of further parts of the down projection.
   // Otherwise a second stream would only cost time.
   void PlanRound(const CudaMoeParts& parts, CudaMoeState& state) const;
   static bool SplitsDown(const CudaMoeState& state) { return state.down_parts > 1; }
-  // Returns the stream for sends, which begin after all work enqueued so far. Sends that overlap
-  // computation have their own stream. MarkSent records their end, and AwaitSent makes later
-  // computation wait for it.
+  // Returns the stream for sends. Sends begin after all work that was enqueued before this call.
+  // Sends that overlap computation have their own stream. MarkSent records their end, and AwaitSent
+  // makes later computation wait for it.
   cudaStream_t ForkSends(const CudaMoeState& state) const;
   void MarkSent(const CudaMoeState& state) const;
   void AwaitSent(const CudaMoeState& state) const;
@@ -238,21 +246,21 @@ class CudaMoeBackend : public MoeBackend {
   const GpuExchangeBackend exchange_;
   const std::unique_ptr<GpuRunner> runner_;
   GpuPermute permute_;
-  int64_t normal_tokens_ = 0, low_latency_tokens_ = 0;  // per round
+  int64_t normal_tokens_ = 0, low_latency_tokens_ = 0;  // maximum tokens of a rank in a round
   std::unique_ptr<RowExchange> normal_, low_latency_;
-  int64_t ordered_rows_ = 0, chunk_rows_ = 0;  // maximum
-  // Used if rows are not exchanged: [num_physical] local id on this rank, or −1.
+  int64_t ordered_rows_ = 0, chunk_rows_ = 0;  // maximum of a round; maximum of a chunk
+  // [num_physical] local id on this rank, or −1. Used if rows are not exchanged.
   DeviceMemory local_ids_;
   DeviceMemory owners_;  // [physical] EP rank of each expert, if the shared expert is dispatched
   // Bytes of the buffers that a state needs for the layers placed so far.
   ProductBytes product_bytes_, beside_bytes_;
   int64_t output_bytes_ = 0;
   bool has_shared_ = false;
-  int64_t spare_bytes_ = 0;  // of one expert
+  int64_t spare_bytes_ = 0;  // bytes of spare memory for one moved expert
   std::unique_ptr<ExpertMover> mover_;
   std::vector<int> layers_;  // model indices of the layers placed so far
   Branch beside_;
-  std::optional<Branch> sends_;  // stream of overlapped exchanges, if any
+  std::optional<Branch> sends_;  // stream for sends that overlap computation, if any
 };
 
 }  // namespace switchyard::cuda

@@ -49,7 +49,8 @@ CudaMoeParts::CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& w
   if (weights.shared_gate.defined()) shared_gate = UploadPlain(weights.shared_gate);
 }
 
-// Overwrites the maps in place, on the stream of the passes: captured passes read these addresses.
+// Overwrites the maps in place, because captured passes read these addresses. The copies run on the
+// stream of the passes.
 void CudaMoeParts::SetReplicas(std::vector<int32_t> replicas) {
   const Mesh& mesh = backend.mesh();
   if (replicas.empty()) {
@@ -82,7 +83,9 @@ OwnedExpert CudaMoeParts::Stage(OwnedExpert expert) const {
 }
 
 std::vector<OwnedExpert> CudaMoeParts::Swap(std::vector<OwnedExpert> replacements) {
-  if (backend.chooser()) backend.device().Synchronize();  // see HostChoice
+  // The chooser runs on another thread, so the placement may change only after synchronization
+  // (HostChoice).
+  if (backend.chooser()) backend.device().Synchronize();
   const Mesh& mesh = backend.mesh();
   const ExpertRange own = ExpertsOfRank(config.placement.num_physical(), mesh.ep(), mesh.ep_rank());
   return backend.mover().Switch(

@@ -35,7 +35,7 @@ ElementType TypeOf(RowFormat format) {
   return format.dtype == DType::kBF16 ? ElementType::kBF16 : ElementType::kF32;
 }
 
-// The shared expert's output, from `token` of the own tokens on.
+// The shared expert's output of the own tokens, beginning with `token`.
 TokenAddend SharedOutput(const CudaMoeParts& parts, const CudaMoeState& s, int64_t token) {
   const bool gated = parts.shared_gate.n > 0;
   return {.x = s.buffers.shared_y.as<float>() + token * s.width,
@@ -62,9 +62,10 @@ void CudaMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   const CudaMoeParts& parts = Own(layer);
   CudaMoeState& s = Own(state);
   PlanRound(parts, s);
-  if (RoutesInOneKernel(parts, s)) return;  // PrePermute computes the logits and selects
+  // PrePermute computes the logits and selects the experts.
+  if (RoutesInOneKernel(parts, s)) return;
   Check(RouterLogits(Logits(parts, s), chain()), "router logits");
-  if (FusesSelectAndOrder(s)) return;  // PrePermute selects
+  if (FusesSelectAndOrder(s)) return;  // PrePermute selects the experts
   Check(SelectExpertsOnDevice(Choice(parts, s), stream()), "choice of experts");
   StoreRoutedExperts(s);
   if (s.choice) ChooseReplicas(parts, s);
@@ -138,7 +139,8 @@ RouterLogitsParams CudaMoeBackend::Logits(const CudaMoeParts& parts, const CudaM
           .k = s.width};
 }
 
-// With a chooser, the selected ids stay logical; ChooseReplicas maps and records them.
+// With a chooser, the selected ids stay logical; ChooseReplicas maps them to physical ids and
+// records them.
 SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const CudaMoeState& s) const {
   const RouterConfig& router = parts.config.router;
   const MoeBuffers& buffers = s.buffers;
@@ -167,7 +169,8 @@ SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const Cuda
           .record = s.choice ? RoutingRecord{} : RecordOf(parts, s)};
 }
 
-// Fuses selection and ordering if rows are not exchanged and no stage between reads the selection.
+// Selection and ordering are fused if rows are not exchanged and no stage in between reads the
+// selection.
 bool CudaMoeBackend::FusesSelectAndOrder(const CudaMoeState& s) const {
   return device_.options().fused && !s.exchange && !gathers() && !s.choice &&
          !shared_dispatched() && s.round.size() <= kMaxTokensToOrder && permute_.joins_selection;
@@ -216,7 +219,7 @@ std::span<const size_t> CudaMoeBackend::LaneSizes(CudaMoeState& s, size_t size) 
   return s.part_sizes;
 }
 
-// `none` with DP attention: gathers the tokens of all ranks on every rank.
+// Used by backend `none` with DP attention: gathers the tokens of all ranks on every rank.
 void CudaMoeBackend::GatherAll(CudaMoeState& s) const {
   const MoeBuffers& buffers = s.buffers;
   const int k = slots_per_token();
@@ -316,7 +319,7 @@ void CudaMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
   } else {
     permute_.order(order, stream());
   }
-  // Without tokens the kernels above have not written the counts.
+  // If the round has no tokens, the kernels above have not written the counts.
   if (s.log && s.log->counts_dispatched() && s.slots > 0)
     s.log->CountDispatched(parts.index, buffers.counts.as<int32_t>());
 }
@@ -361,9 +364,9 @@ std::byte* CudaMoeBackend::OutputsOf(const CudaMoeParts& parts, const CudaMoeSta
          chunk.first * shape_.hidden * ElementBytes(parts.experts.arithmetic.output);
 }
 
-// Processes the rows in chunks. The number of chunks follows from the maximum number of rows, since
-// the host does not know the counts. If RunDown follows, computes only gate and up, and only for
-// the first chunk, which usually has all rows.
+// Processes the rows in chunks. The host does not know the counts, so the number of chunks follows
+// from the maximum number of rows. If RunDown follows, computes only the gate and up projections,
+// and only for the first chunk, which usually has all rows.
 void CudaMoeBackend::RunExperts(const MoeLayerParts& layer, MoeState& state) {
   const CudaMoeParts& parts = Own(layer);
   CudaMoeState& s = Own(state);
@@ -381,7 +384,7 @@ void CudaMoeBackend::RunExperts(const MoeLayerParts& layer, MoeState& state) {
   }
 }
 
-// EndCombine reads the outputs in the order of the experts.
+// Does nothing: EndCombine reads the outputs in the order of the experts.
 void CudaMoeBackend::PostPermute(const MoeLayerParts& /*layer*/, MoeState& /*state*/) {}
 
 void CudaMoeBackend::BeginCombine(const MoeLayerParts& layer, MoeState& state) {
@@ -393,8 +396,8 @@ void CudaMoeBackend::BeginCombine(const MoeLayerParts& layer, MoeState& state) {
   MarkSent(s);
 }
 
-// Each part is sent on the stream of sends as soon as it is computed. Rows beyond the first chunk,
-// of which there are usually none, are processed here.
+// Each part is sent on the stream of sends as soon as it is computed. Usually all rows are in the
+// first chunk. If there are further chunks, this stage also computes their gate and up projections.
 void CudaMoeBackend::RunDown(const MoeLayerParts& layer, MoeState& state) {
   CudaMoeState& s = Own(state);
   if (!SplitsDown(s)) return;
@@ -427,7 +430,7 @@ void CudaMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {
   CudaMoeState& s = Own(state);
   if (s.exchange) {
     const Branch* branch = SplitsDown(s) ? SharedBranch(parts, s) : nullptr;
-    if (branch) branch->Join(stream());  // the down projection did not wait for this branch
+    if (branch) branch->Join(stream());  // the down projection did not need this branch to end
     AwaitSent(s);
     return s.exchange->EndCombine(s.slot, s.combine_y(), stream());
   }
@@ -447,12 +450,12 @@ void CudaMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {
   if (adds_up) groups().ep->ReduceScatterV(sums, s.combine_y(), LaneSizes(s, s.width));
 }
 
-// `none` with DP attention: a rank has the partial sums of its own experts for the tokens of all
-// ranks.
+// True for backend `none` with DP attention: each rank sums the outputs of its own experts for the
+// tokens of all ranks, and a reduce-scatter then adds these partial sums.
 bool CudaMoeBackend::ReducesAfterSums() const { return gathers() && mesh_.ep() > 1; }
 
-// Whether the combine sums include the shared expert's output. If a later reduction over ranks
-// would count it more than once, Scatter adds it instead.
+// Whether the combine sums include the shared expert's output. They do not if a later reduction
+// over ranks would count it more than once; Scatter adds it then.
 bool CudaMoeBackend::SumsIncludeShared(const CudaMoeParts& parts, const CudaMoeState& s) const {
   return parts.shared && !ReducesAfterSums() && !(s.partitioned && mesh_.moe_tp() > 1);
 }

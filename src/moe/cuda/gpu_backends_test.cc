@@ -40,7 +40,8 @@ class CountingRunner : public GpuRunner {
   std::atomic<int>* const runs_;
 };
 
-// The built-in backends, and an exchange and a runner named "own": the built-in ones with counters.
+// The built-in backends. In addition, an exchange and a runner named "own", which are the built-in
+// ones with counters.
 struct OwnBackends {
   OwnBackends() : all(std::make_shared<MoeBackends>(BuiltinMoeBackends())) {
     GpuExchangeBackend exchange = all->gpus.exchanges.Find("deepep");

@@ -1,4 +1,4 @@
-// Layers of a captured pass follow each other by early launch.
+// Layers of a captured pass start early, by programmatic dependent launch.
 #include "moe/cuda/testing.h"
 
 namespace switchyard::cuda {
@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kLayers = 6;
 
-// The outputs of kLayers layers with inputs of their own, in `passes` passes.
+// Returns the outputs of kLayers layers in `passes` passes. Each layer has its own input.
 std::vector<float> RunLayers(const OnGpu& gpu, const TestLayer& layer, int64_t tokens, int passes,
                              uint64_t key) {
   const size_t bytes = tokens * layer.spec.hidden * sizeof(float);
@@ -35,7 +35,7 @@ std::vector<float> RunLayers(const OnGpu& gpu, const TestLayer& layer, int64_t t
   return all;
 }
 
-// The GEMM of a layer may start before the layer's rows are ordered.
+// The GEMM of a layer may start before the layer's rows are ordered. The outputs must not change.
 TEST(CudaMoeChain, EarlyLaunchChangesNoBit) {
   SKIP_WITHOUT_GPU();
   for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kFp8Block}) {

@@ -135,8 +135,8 @@ TEST(CudaMoeLayer, ATokenHasTheSameBitsInEveryBatch) {
                   {Bf16Layer(), DType::kBF16, {}},
                   {Fp8Layer(), DType::kBF16, Fp8Options()}};
   for (Case& c : cases) {
-    // 3000 tokens fill blocks of rows per expert; the smaller passes below have few rows per
-    // expert.
+    // With 3000 tokens, the rows of an expert fill whole blocks. The smaller passes below have few
+    // rows per expert.
     OnGpu gpu(c.layer, c.dtype, c.options, /*max_tokens=*/3000);
     const int64_t hidden = c.layer.spec.hidden;
     const auto x = c.layer.Hidden(3000);
@@ -209,7 +209,7 @@ TEST(CudaMoeLayer, CanBeRecordedAndReplayed) {
   }
 }
 
-// Passes run directly, captured and replayed. A later layer keeps the faults that the first layer
+// Runs passes directly, captured and replayed. A later layer keeps the faults that the first layer
 // recorded.
 TEST(CudaMoeLayer, RouterFaultsAreRecordedByTokenAndFirstLayer) {
   SKIP_WITHOUT_GPU();
@@ -250,7 +250,7 @@ TEST(CudaMoeLayer, RouterFaultsAreRecordedByTokenAndFirstLayer) {
   }
 }
 
-// One rank of four holds all selected experts: more rows than one chunk of the GEMMs.
+// One of four ranks holds all selected experts, so it has more rows than one chunk of the GEMMs.
 TEST(CudaMoeLayer, RowsBeyondAChunkGoInFurtherRuns) {
   SKIP_WITHOUT_GPU();
   constexpr int64_t kTokens = 6000;
@@ -294,8 +294,8 @@ TEST(CudaMoeLayer, FusedOpsDoNotChangeABit) {
   }
 }
 
-// Several layers in one captured pass: the shared expert's buffers are reused while the previous
-// layer may still run.
+// Several layers in one captured pass. They share the buffers of the shared expert, and a layer may
+// start while the previous one still runs.
 TEST(CudaMoeLayer, SharedExpertsBesideTheOthersChangeNoBit) {
   SKIP_WITHOUT_GPU();
   struct Case {
@@ -369,8 +369,8 @@ TEST(CudaMoeLayer, PackedExpertsDoNotChangeABit) {
       const TestLayer layer = PackedLayer(format, clamped_with_biases);
       OnGpu plain(layer, DType::kBF16, {}, 3000, {.packs_experts = true});
       OnGpu packed(layer, DType::kBF16, {}, 3000);
-      // The passes have few to many rows per expert. Many rows are processed in blocks, for which
-      // weights are dequantized.
+      // The numbers of rows per expert range from few to many. If an expert has many rows, they are
+      // processed in blocks, for which weights are dequantized.
       for (const int64_t tokens : {401, 0, 1, 5, 16, 131, 3000})
         EXPECT_TRUE(kernels::SameBits(packed.Forward(layer, tokens), plain.Forward(layer, tokens)))
             << Name(format) << ", " << tokens << " tokens";

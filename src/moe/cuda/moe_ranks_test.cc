@@ -19,8 +19,9 @@ struct Ranks {
   DeviceMoeHosts hosts = {};
   int down_parts = 0;
 
-  // Outputs of the rank's group for all passes. All memory is allocated before any rank begins:
-  // allocation synchronizes with the whole GPU, where a peer's kernel may be waiting for this rank.
+  // Outputs of the rank's group for all passes. All memory is allocated before any rank begins. The
+  // reason is that an allocation synchronizes with the whole GPU, where a peer's kernel may be
+  // waiting for this rank.
   std::vector<float> OnRank(RankComm& comm) const {
     TestRank rank(comm, dtype, options, ShapeFor(layer, passes), hosts, down_parts);
     const MoeLayer moe(layer.config,
@@ -69,7 +70,7 @@ struct Ranks {
     return all;
   }
 
-  // Runs the stages as two-batch overlap orders them in prefill, with the shared expert during
+  // Runs the stages in the order of two-batch overlap in prefill, with the shared expert during
   // combine.
   static void RunInterleaved(const MoeLayer& moe, std::span<MoeState* const> states) {
     for (MoeState* s : states) {
@@ -214,7 +215,7 @@ TEST(CudaMoeRanks, NamesOfExchangesChangeNoBit) {
   }
 }
 
-// Two passes at a time. The exchanges of one overlap the computation of the other.
+// Two passes are in flight at a time. The exchanges of one overlap the computation of the other.
 TEST(CudaMoeRanks, PassesInFlightChangeNoBit) {
   SKIP_WITHOUT_GPU();
   for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kFp8Block}) {
@@ -239,7 +240,7 @@ TEST(CudaMoeRanks, PassesInFlightChangeNoBit) {
 }
 
 // Combine sends outputs in parts while the down projection runs, with one pass and with two passes
-// in flight. With `parts` 0, the default number, such small batches have one part.
+// in flight. `parts` 0 means the default number, which is 1 for such small batches.
 TEST(CudaMoeRanks, SingleBatchOverlapChangesNoBit) {
   SKIP_WITHOUT_GPU();
   for (const WeightFormat format :
@@ -266,7 +267,8 @@ TEST(CudaMoeRanks, SingleBatchOverlapChangesNoBit) {
   }
 }
 
-// Expects the same bits for batches with many rows per expert. Their parts are ranges of rows.
+// Expects unchanged bits for batches with many rows per expert, in which each part is a range of
+// rows.
 void ExpectSameBitsOfManyRows(const TestLayer& layer, const std::vector<int64_t>& totals,
                               const std::vector<MeshShape>& meshes) {
   MoeOptions options = DeepEp("normal");
@@ -324,7 +326,8 @@ TEST(CudaMoeRanks, SingleBatchOverlapChangesNoBitInRoundsAndByRank) {
   }
 }
 
-// Combine has no parts, because the exchange cannot send them or rows are not exchanged.
+// Combine has no parts, either because the exchange cannot send them or because rows are not
+// exchanged.
 TEST(CudaMoeRanks, SingleBatchOverlapWithoutPartsChangesNoBit) {
   SKIP_WITHOUT_GPU();
   const TestLayer layer = LayerFor(WeightFormat::kBF16);

@@ -49,7 +49,7 @@ inline std::unique_ptr<kernels::Device> TestDevice(DType dtype, int64_t max_toke
                                   .packs_experts = !without.packs_experts});
 }
 
-// The only contributing member of a group: all others would contribute zeros.
+// A group of which only this member contributes: the contributions of all others would be zeros.
 class SingleMember : public Collectives {
  public:
   int rank() const override { return 0; }
@@ -59,7 +59,8 @@ class SingleMember : public Collectives {
   void ReduceScatterV(const float*, float*, std::span<const size_t>) override { FAIL(); }
 };
 
-// One pass on a rank that is alone in its attention group, from host memory to host memory.
+// Runs one pass on a rank that is the only one of its attention group. Input and output are in host
+// memory.
 inline std::vector<float> ForwardOnce(const MoeLayer& moe, MoeState& state, kernels::Device& device,
                                       const std::vector<float>& hidden, int64_t tokens,
                                       int64_t decoding = 0) {
@@ -75,8 +76,8 @@ inline std::vector<float> ForwardOnce(const MoeLayer& moe, MoeState& state, kern
   return out;
 }
 
-// Not a multiple of any tile size. Tests run a pass of this size first, because its writes beyond a
-// buffer would show in later passes.
+// Number of tokens that is not a multiple of any tile size. Tests run a pass of this size first. If
+// it wrote beyond a buffer, later passes would show it.
 constexpr int64_t kMaxTokens = 401;
 
 // A layer on one GPU that holds every expert.

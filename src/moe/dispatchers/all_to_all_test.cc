@@ -1,5 +1,5 @@
 // Properties of every all-to-all exchange (dispatchers and fused operators): bit-identical results,
-// batches in flight, capacities, and the peer named in a timeout.
+// batches in flight, capacities, and timeouts that name the peer.
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -36,15 +36,17 @@ SomeTokens SameExperts(int64_t tokens, std::array<int32_t, kTopK> ids) {
   return {std::move(all), kTopK, kHidden, 3};
 }
 
-// Batches that run in sequence on the same buffers: contents of one batch must not affect the next.
+// Batches that run one after the other on the same buffers. Data that a batch leaves in the buffers
+// must not affect the next batch.
 std::vector<SomeTokens> RoutingPatterns() {
   return {
       SomeTokens::Random(37, kExperts, kTopK, kHidden, 1),
-      SameExperts(16, {7, -1, -1}),                        // one hot expert
-      SameExperts(9, {-1, -1, -1}),                        // no experts
-      SomeTokens::Random(3, kExperts, kTopK, kHidden, 2),  // empty ranks, idle experts
-      SameExperts(0, {0, 0, 0}),                           // no tokens at all
-      SameExperts(12, {4, 0, 9}),                          // many outputs of few rows
+      SameExperts(16, {7, -1, -1}),  // one hot expert
+      SameExperts(9, {-1, -1, -1}),  // no experts
+      // Some ranks have no tokens, some experts have no rows.
+      SomeTokens::Random(3, kExperts, kTopK, kHidden, 2),
+      SameExperts(0, {0, 0, 0}),   // no tokens at all
+      SameExperts(12, {4, 0, 9}),  // few experts have all rows
       SomeTokens::Random(24, kExperts, kTopK, kHidden, 5),
   };
 }
@@ -62,7 +64,7 @@ std::string ParamName(const ::testing::TestParamInfo<ExchangeKind>& info) {
 class AllToAllTest : public ::testing::TestWithParam<ExchangeKind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, AllToAllTest, ::testing::ValuesIn(kAllToAllKinds), ParamName);
 
-// All backends except mooncake: those that need every rank and whose ranks may be on several hosts.
+// All backends except mooncake. They need every rank, and their ranks may be on several hosts.
 class StrictAllToAllTest : public AllToAllTest {};
 INSTANTIATE_TEST_SUITE_P(Kinds, StrictAllToAllTest,
                          KindsThat([](const auto& kind) { return kind.a2a != "mooncake"; }),
@@ -255,7 +257,7 @@ TEST_P(StrictAllToAllTest, ATimeoutNamesThePeerAndTheStage) {
               AllOf(HasSubstr("waited 0.3 s for rank 2 in "), HasSubstr("combine")));
 }
 
-// The example in dispatcher.h. A row is one number, the token index.
+// Tests the example in dispatcher.h. A row is one number, the token index.
 class NormalLayoutTest : public AllToAllTest {};
 INSTANTIATE_TEST_SUITE_P(Kinds, NormalLayoutTest,
                          ::testing::Values(ExchangeKind{"flashinfer"},
@@ -287,7 +289,7 @@ TEST_P(NormalLayoutTest, WorkedExample) {
       EXPECT_THAT(row_ids, ElementsAre(1, 0, 1, 2));
       EXPECT_THAT(position, ElementsAre(-1, 1, 0, 2, 3, -1));
     }
-    // Experts return ten times their row.
+    // An expert's output is ten times its input row.
     for (const int32_t row : row_ids) b.outputs.push_back(10.0f * b.grouped.x[row]);
     rank.moe.dispatcher().BeginCombine(permute.post(b.grouped, b.outputs.data()), &b.handle);
     b.End(rank.moe, rank.block);
@@ -298,7 +300,7 @@ TEST_P(NormalLayoutTest, WorkedExample) {
 TEST(FusedTilesTest, ScratchIsOneTileWhateverTheBatch) {
   const TestLayer layer({.hidden = 32, .intermediate = 32, .num_experts = 6, .top_k = 2});
   const int64_t tokens = 3 * FusedTiles::kTileRows + 17;
-  std::vector<int32_t> ids;  // expert 1 is hot, the others share one row in five
+  std::vector<int32_t> ids;  // every token uses expert 1; every fifth one also uses another expert
   for (int32_t t = 0; t < tokens; ++t) ids.insert(ids.end(), {1, t % 5 == 0 ? 2 + t % 4 : -1});
   const SomeTokens batch(std::move(ids), 2, 32, 1);
   const auto want = RunExchange(kReference.Options(), layer, {1, 1}, {batch});

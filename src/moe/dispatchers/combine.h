@@ -1,4 +1,4 @@
-// The final weighted sum of combine, shared by all dispatchers. If rows combine by slot, its fixed
+// The final weighted sum of combine, shared by all dispatchers. With combine by slot, its fixed
 // reduction order makes results independent of ranks, modes and placements.
 #pragma once
 
@@ -16,9 +16,9 @@
 
 namespace switchyard {
 
-// The output for one slot of a token. `row`: received or stored in the sent dtype. `unrounded`: a
-// local runner output in float32, rounded on the fly. Neither: the slot contributes nothing (no
-// expert, or an expert of another rank).
+// The output for one slot of a token, in one of two forms. `row`: received, or stored in the dtype
+// of sent rows. `unrounded`: a local runner output in float32, which is rounded when it is read. If
+// both are null, the slot contributes nothing: it has no expert, or another rank holds its expert.
 struct SlotOutput {
   SlotOutput() = default;
   SlotOutput(const std::byte* row_in) : row(row_in) {}
@@ -28,9 +28,9 @@ struct SlotOutput {
   const float* unrounded = nullptr;  // [H]
 };
 
-// For every token t of `tokens`: y[t] = Σ_j weight[t, j] · output_of(t, j), from zero, j ascending,
-// in float32. Outputs are rounded to `dtype` before weighting. output_of returns a SlotOutput and
-// runs on the pool's threads.
+// For every token t of `tokens`: y[t] = Σ_j weight[t, j] · output_of(t, j), summed in float32 from
+// zero, in ascending order of j. Outputs are rounded to `dtype` before weighting. output_of returns
+// a SlotOutput and runs on the pool's threads.
 template <typename OutputOf>
 void SumTopK(const TopK& topk, TokenList tokens, DType dtype, int64_t hidden,
              const OutputOf& output_of, ThreadPool& pool, float* y) {
@@ -59,8 +59,9 @@ void SumTopK(const TopK& topk, TokenList tokens, DType dtype, int64_t hidden,
   pool.RunRanges(tokens.count, kRowGrain, std::cref(body));
 }
 
-// For every token t of `tokens`: y[t] = Σ weight · row over the rows that list_rows(t, rows,
-// weights) appends, in that order; zeros if it appends none. list_rows runs on the pool's threads.
+// For every token t of `tokens`: y[t] = Σ weight · row. list_rows(t, rows, weights) appends the
+// terms, which are summed in that order. If it appends none, y[t] is zero. list_rows runs on the
+// pool's threads.
 template <typename ListRows>
 void SumRows(TokenList tokens, DType dtype, int64_t hidden, const ListRows& list_rows,
              ThreadPool& pool, float* y) {

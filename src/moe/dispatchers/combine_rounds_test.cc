@@ -1,4 +1,4 @@
-// A pass in several rounds with one combine, or with a combine in each round
+// A pass in several rounds, with one combine for all rounds or with one in each round
 // (DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ): outputs, exchanges, batches in flight, and errors.
 #include <algorithm>
 #include <array>
@@ -45,7 +45,7 @@ MoeOptions WithRounds(MoeOptions options, int64_t tokens, bool combine_in_rounds
 // Tokens of all ranks: each rank has a different number of tokens, and one rank has none. Some
 // slots have no expert, and no slot of the first token has one.
 struct RaggedBatch {
-  std::vector<int64_t> begin;  // [P + 1] the tokens of rank r begin at begin[r]
+  std::vector<int64_t> begin;  // [P + 1] tokens [begin[r], begin[r + 1]) belong to rank r
   SomeTokens tokens;
 
   RaggedBatch(int ranks, int64_t most, unsigned seed)
@@ -88,7 +88,7 @@ class BatchInRounds {
   bool done() const { return done_ == rounds_; }
   const std::vector<float>& y() const { return y_; }
 
-  // Runs the next round, with its combine unless one combine covers all rounds.
+  // Runs the next round. It includes a combine, unless one combine covers all rounds.
   void Round() {
     const int64_t first = done_++ * capacity_;
     const auto token = [&](int64_t t) { return std::min(own_.end, own_.begin + t); };
@@ -241,7 +241,7 @@ TEST(CombineRoundsTest, LayersHaveTheSameBitsWithBothSettings) {
   }
 }
 
-// Dispatches and combines of one pass of 600 tokens on three ranks.
+// Returns the numbers of dispatches and of combines in one pass of 600 tokens on three ranks.
 std::pair<int, int> ExchangesOfPass(const MoeOptions& options, const TestLayer& layer,
                                     std::vector<float>* out) {
   const int64_t tokens = 600;
@@ -262,9 +262,9 @@ std::pair<int, int> ExchangesOfPass(const MoeOptions& options, const TestLayer& 
   return {dispatches, combines};
 }
 
-// 200 tokens per rank in rounds of 64. By SGLang's formula, HCCL_BUFFSIZE has to be
-// 2 · (106 + 200 · 2 · 1024 · 4 / 2^20) + 20 = 236 for one combine, and
-// 2 · (106 + 64 · 3 · 1024 · 4 / 2^20) + 20 = 234 for combines in rounds.
+// A pass has 200 tokens per rank, in rounds of 64. By SGLang's formula, the minimum HCCL_BUFFSIZE
+// is 2 · (106 + 200 · 2 · 1024 · 4 / 2^20) + 20 = 236 for one combine, and 2 · (106 + 64 · 3 · 1024
+// · 4 / 2^20) + 20 = 234 for a combine in each round.
 TEST(CombineRoundsTest, TheVariableAndTheBufferDecideTheNumberOfCombines) {
   const TestLayer layer({.hidden = 1024, .intermediate = 32, .num_experts = 6, .top_k = 4});
   std::vector<float> want, out;
@@ -306,8 +306,8 @@ TEST(CombineRoundsTest, RoundsThatExceedTheCombineBufferAreRefused) {
            });
 }
 
-// Rank 2 has sent its rows but does not run its experts. The next round would overwrite the rows of
-// these experts.
+// Rank 2 has sent its rows but does not run its experts. The next round would overwrite the rows
+// that these experts read, so it must wait for rank 2.
 TEST(CombineRoundsTest, TheNextRoundNamesAMissingPeer) {
   const TestLayer layer = SmallLayer();
   const RaggedBatch batch(4, 12, 31);

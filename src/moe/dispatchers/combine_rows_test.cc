@@ -1,4 +1,4 @@
-// --moe-combine-rows rank: a rank's partial sum returns as one row.
+// --moe-combine-rows rank: each rank returns its partial sum of a token as one row.
 #include <string>
 
 #include "gtest/gtest.h"
@@ -40,12 +40,13 @@ MoeOptions ByRank(const ExchangeKind& kind, RowFormat format) {
 
 std::vector<SomeTokens> Batches() {
   return {SomeTokens::Random(37, kExperts, kTopK, kHidden, 1),
-          SomeTokens::Random(3, kExperts, kTopK, kHidden, 2),  // empty ranks, idle experts
+          // Some ranks have no tokens, some experts have no rows.
+          SomeTokens::Random(3, kExperts, kTopK, kHidden, 2),
           SomeTokens(std::vector<int32_t>(27, -1), kTopK, kHidden, 3),
           SomeTokens({}, kTopK, kHidden, 3), SomeTokens::Random(24, kExperts, kTopK, kHidden, 5)};
 }
 
-// Tolerance relative to the largest value, for another reduction order and one more rounding.
+// Relative to the largest value. The reduction order differs, and there is one more rounding.
 double Tolerance(RowFormat format) { return format.dtype == DType::kF32 ? 1e-5 : 1.2e-2; }
 
 TEST_P(CombineByRankTest, IsTheSumOfSlotsWithinRounding) {
@@ -72,7 +73,8 @@ TEST_P(CombineByRankOverHostsTest, RanksOfSeveralHostsAreAsThoseOfOne) {
   for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(SameBits(got[i][0], want[i][0])) << i;
 }
 
-// Weights are sent with the first dispatch only; the second one is combined with them.
+// Weights are sent with the first dispatch only. The combine of the second dispatch uses the same
+// weights.
 TEST_P(CombineByRankTest, ASecondDispatchByTheSameRouting) {
   const TestLayer layer = SmallLayer();
   const SomeTokens tokens = SomeTokens::Random(18, kExperts, kTopK, kHidden, 1);
@@ -80,7 +82,7 @@ TEST_P(CombineByRankTest, ASecondDispatchByTheSameRouting) {
     ExchangeBatch batch = rank.ShareOf(tokens), other = rank.ShareOf(tokens);
     batch.RunAll(rank.moe, rank.block);
     const std::vector<float> want = batch.y;
-    other.Begin(rank.moe);  // takes the first one's slot
+    other.Begin(rank.moe);  // uses the buffer slot that the first batch has released
     rank.moe.dispatcher().BeginDispatchAgain(batch.x.data(), /*decode=*/false, &batch.handle);
     std::ranges::fill(batch.y, NAN);
     batch.Compute(rank.moe, rank.block);
@@ -92,7 +94,7 @@ TEST_P(CombineByRankTest, ASecondDispatchByTheSameRouting) {
   });
 }
 
-// A token's sum does not depend on other tokens of the batch, nor on rounds.
+// A token's sum depends neither on other tokens of the batch nor on rounds.
 TEST_P(CombineByRankTest, RoundsChangeNoBit) {
   const TestLayer layer = SmallLayer();
   const MeshShape mesh{.tp = 4, .ep = 4, .dp = 2};

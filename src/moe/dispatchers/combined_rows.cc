@@ -48,7 +48,7 @@ void CombinedRows::Begin(const RoundPlace& round, const TopK& topk, const Dispat
     all.weights.clear();
     batch->order.clear();
   }
-  // A rank with tokens in this round has filled all rounds before it.
+  // If a rank has tokens in this round, all its rounds before it were full.
   if (topk.tokens > 0) CHECK_EQ(all.tokens, round.first_token);
   all.tokens += topk.tokens;
   all.ids.insert(all.ids.end(), topk.ids.begin(), topk.ids.end());
@@ -104,8 +104,8 @@ bool CombinedRows::IsSummedWith(const Batch& batch, int64_t n, Share outputs) co
   return last >= outputs.begin && last < outputs.end;
 }
 
-// Sums a token's outputs in float32, in ascending slot order. Rounds the sum to dtype_, the format
-// that is sent.
+// Sums a token's outputs in float32, in ascending slot order. Rounds the sum to dtype_, the type of
+// sent rows.
 void CombinedRows::SumByRank(ExchangeSlots& slots, const DispatchRows& rows,
                              const DispatchRows::Batch& sent, Share experts_outputs, Batch* batch,
                              ThreadPool& pool) const {

@@ -7,8 +7,8 @@
 namespace switchyard {
 namespace {
 
-// Has the normal and the low-latency mode. The handle of a batch has its mode, so batches of both
-// modes may be in flight.
+// Selects the normal or the low-latency mode for each batch. The handle of a batch stores the mode,
+// so batches of both modes may be in flight.
 class DeepEpAuto : public Dispatcher {
  public:
   explicit DeepEpAuto(const DispatcherContext& context) : normal_(context), low_latency_(context) {}
@@ -39,7 +39,7 @@ class DeepEpAuto : public Dispatcher {
     handle->layout = decode ? DispatchLayout::kLowLatency : DispatchLayout::kNormal;
     ModeOf(*handle).BeginDispatch(x, topk, decode, handle);
   }
-  // Uses the mode of the first dispatch, which has the routing.
+  // Uses the mode of the first dispatch, because that mode has the routing.
   void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) override {
     ModeOf(*handle).BeginDispatchAgain(x, decode, handle);
   }

@@ -71,14 +71,14 @@ void DeepEpLowLatency::ListValidPlaces(State* state) const {
     if (owner < 0) continue;
     const int64_t expert = owner * local_experts_ + sent.local_ids[output];
     const int32_t i = state->expert_counts[expert]++;
-    // A router selects an expert at most once per token, so an expert has at most as many rows as
-    // there are tokens.
+    // An expert has at most as many rows as there are tokens, because a router selects an expert at
+    // most once per token.
     CHECK_LT(i, capacity);
     state->places[expert * capacity + i] = {sent.order[output / k_ * ranks + owner], output};
   }
 }
 
-// Writes all counts in every round, zeros included, so that no count of an earlier round remains.
+// Writes all counts in every round, including zeros, so that no count of an earlier round remains.
 void DeepEpLowLatency::SendPlaces(const State& state) {
   const int me = slots_.rank();
   const auto write = [&](int dest, size_t offset, const auto* from, int64_t count) {
@@ -118,8 +118,8 @@ Dispatched DeepEpLowLatency::EndDispatch(DispatchHandle* handle) {
   return in;
 }
 
-// Copies counts and places to memory of the batch, which outlives the slot. A lost rank cannot
-// overwrite this copy.
+// Copies counts and places to memory of the batch, because the slot may be reused before the batch
+// ends. A lost rank cannot overwrite this copy.
 void DeepEpLowLatency::ReceivePlaces(State* state) const {
   const int ranks = slots_.ranks();
   const auto* counts =

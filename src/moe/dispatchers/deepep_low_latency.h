@@ -10,14 +10,14 @@
 
 namespace switchyard {
 
-// Rows arrive grouped by expert. The arena of an expert's rank has `capacity` places per expert and
-// source rank, plus a count. The sender writes to each place the index of the row that the expert
-// computes. A masked runner therefore needs no routing data. The rows themselves are stored once
-// for all ranks of a host (DispatchRows), not once per expert.
+// Rows arrive grouped by expert. For each expert and source rank, the arena of the expert's rank
+// has `capacity` places and a count. The sender writes the index of a row to each place. The expert
+// computes these rows. A masked runner therefore needs no routing data. The rows themselves are
+// stored once for all ranks of a host (DispatchRows), not once per expert.
 //
-// A rank with more tokens than capacity is rejected. The layer splits larger batches into rounds
-// (MaxTokens), and no row is ever dropped. Outputs return as in normal mode (deepep_normal.h), with
-// the same reduction order.
+// An exchange in which a rank has more tokens than `capacity` is rejected. The layer splits larger
+// batches into rounds (MaxTokens), and no row is ever dropped. Outputs return as in normal mode
+// (deepep_normal.h), with the same reduction order.
 class DeepEpLowLatency : public Dispatcher {
  public:
   explicit DeepEpLowLatency(const DispatcherContext& context);
@@ -43,23 +43,23 @@ class DeepEpLowLatency : public Dispatcher {
   void EndCombine(DispatchHandle* handle, float* y) override;
 
  private:
-  enum Stage { kRows, kOutputs };  // kOutputs + p: part p of the outputs
+  enum Stage { kRows, kOutputs };  // kOutputs + p signals part p of the outputs
 
   // Contents of a place.
   struct Place {
     int32_t row;     // index among the rows from the source to this rank
-    int32_t output;  // OutputPlace at the source
+    int32_t output;  // OutputPlace of the output at the source
   };
 
-  // One batch.
+  // State of one batch.
   struct State {
     DispatchRows::Batch sent;
-    // Data to send: [P, E_local] rows per expert, [P, E_local, capacity] places.
+    // Data to send: [P, E_local] number of rows for each expert; [P, E_local, capacity] places.
     std::vector<int32_t> expert_counts;
     std::vector<Place> places;
-    // Received data: [P sources, E_local] number of valid places; [E_local, P sources, capacity]
-    // for each place, the index of its row among all received rows, and the slot of the row's
-    // token.
+    // Received data. counts: [P sources, E_local] number of valid places. place_row and place_slot:
+    // [E_local, P sources, capacity]. For each place they have the index of its row among all
+    // received rows, and the slot of the row's token.
     std::vector<int32_t> counts, place_row, place_slot;
     CombinedRows::Batch returned;
   };

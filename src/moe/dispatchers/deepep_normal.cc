@@ -55,8 +55,9 @@ void DeepEpNormal::CheckTokens(int64_t tokens, const DispatchHandle& handle) con
                    all, buffers_.returned.capacity());
 }
 
-// A later round of a combine overwrites the rows and routing of the round before it. Peers read
-// them until they raise the outputs flag.
+// Keeps the slot of the batch for a later round of a combine. That round overwrites the rows and
+// routing of the previous round. So this first waits for the outputs flags, which peers raise after
+// they have read them.
 void DeepEpNormal::KeepSlot(const DispatchHandle& handle, State* state) {
   if (handle.round.first_token == 0) return;
   buffers_.returned.AwaitAll(slots_, state->sent.use, kOutputs, kCombine);
@@ -138,8 +139,8 @@ Dispatched DeepEpNormal::EndDispatch(DispatchHandle* handle) {
   return in;
 }
 
-// Copies the tags to memory of the batch, which outlives the slot. A lost rank cannot overwrite
-// this copy.
+// Copies the tags to memory of the batch, because the slot may be reused before the batch ends. A
+// lost rank cannot overwrite this copy.
 void DeepEpNormal::ReceiveTags(State* state) const {
   const std::vector<int32_t>& begin = state->sent.begin;
   const int64_t capacity = std::min(buffers_.sent.capacity(),

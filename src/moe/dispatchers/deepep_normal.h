@@ -11,10 +11,10 @@
 
 namespace switchyard {
 
-// Each rank rounds every row once, into its own arena. It sends every destination rank the row's
-// token index and local expert ids (metadata, "tags") and the number of rows (DispatchRows). Counts
-// are not exchanged before the rows, so dispatch has one phase. Ranks of the same host read the
-// rows in place.
+// Each rank rounds every row once, into its own arena. It sends two things to every destination
+// rank (DispatchRows): the number of rows and, for each row, its metadata ("tags"): token index and
+// local expert ids. Counts are not exchanged before the rows, so dispatch has one phase. Ranks of
+// the same host read the rows in place.
 //
 // Combine returns one row per (token, slot). The expert's rank writes it to [token, slot] of the
 // source's arena, where the rows are summed. Summing on the expert's rank first would return min(k,
@@ -25,19 +25,20 @@ namespace switchyard {
 //
 // A pass in several rounds has one combine, if the outputs buffer has space for all its tokens
 // (RoundsOfPass). Each round writes its outputs to their place in the pass and raises the outputs
-// flag, because the next round overwrites the rows that the experts have read. The sums follow the
-// flag of the last round. With single-batch overlap the outputs have one flag for each part.
+// flag. The flag signals that the next round may overwrite the rows, because the experts have read
+// them. The sums are computed after the flag of the last round. With single-batch overlap the
+// outputs have one flag for each part.
 class DeepEpNormal : public Dispatcher {
  public:
   explicit DeepEpNormal(const DispatcherContext& context);
-  // Constructs a dispatcher for a group that is not the EP group of a RankComm. `experts` and
-  // `pool` outlive the dispatcher.
+  // Constructs a dispatcher for any group of ranks, instead of the EP group of a RankComm.
+  // `experts` and `pool` must outlive the dispatcher.
   DeepEpNormal(SymmetricMemory& memory, std::vector<int> group, const PassRounds& rounds,
                const ExchangeShape& shape, const ExpertMap& experts, ThreadPool& pool,
                const ExchangeSlots::Options& options);
   // Bytes that this constructor allocates.
   static size_t Bytes(const PassRounds& rounds, const ExchangeShape& shape, int slots);
-  // Errors as from RoundsOfPass.
+  // Throws the errors of RoundsOfPass.
   static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape);
 
   bool scatters() const override { return true; }
@@ -63,12 +64,13 @@ class DeepEpNormal : public Dispatcher {
   void ReleaseOutputs(DispatchHandle* handle) override;
 
  private:
-  enum Stage { kRows, kOutputs };  // kOutputs + p: part p of the outputs
+  enum Stage { kRows, kOutputs };  // kOutputs + p signals part p of the outputs
 
-  // One batch.
+  // State of one batch.
   struct State {
     DispatchRows::Batch sent;
-    std::vector<int32_t> tags;  // [rows received, 1 + k] token index at its source, local ids
+    // [rows received, 1 + k]: token index at the source, then local expert ids.
+    std::vector<int32_t> tags;
     CombinedRows::Batch returned;
   };
 
@@ -84,9 +86,9 @@ class DeepEpNormal : public Dispatcher {
   void KeepSlot(const DispatchHandle& handle, State* state);
   void SendMetadata(const State& state);
   void ReceiveTags(State* state) const;
-  // Writes the tags of all tokens for `dest`.
+  // Writes the tags of all tokens that are sent to `dest`.
   void WriteTags(const DispatchRows::Batch& sent, int dest, int32_t* tags) const;
-  // Offset of the segment of a source.
+  // Offset of the tags that `source` sends.
   size_t TagOffset(int source) const {
     return buffers_.tags + buffers_.sent.SegmentBegin(source) * tag_size_ * sizeof(int32_t);
   }

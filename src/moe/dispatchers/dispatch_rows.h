@@ -15,55 +15,58 @@ namespace switchyard {
 // has one segment per source rank. A rank's own segment holds its tokens' rows, rounded once,
 // preferably by their producer (InputRows). Ranks of the same host read them in place, so that only
 // routing and a flag are sent to them. The rows that a rank of another host needs are copied
-// contiguously to this rank's segment in that rank's arena. A sender derives the destination of a
-// row locally, so rows and counts are sent together, in one phase. Destinations depend on the
-// routing alone (tokens ascending), so no order depends on timing.
+// contiguously to this rank's segment in that rank's arena. A sender computes the position of a row
+// at its destination without communication, so rows and counts are sent together, in one phase.
+// Rows are in ascending order of tokens and positions depend on the routing only, so no order
+// depends on timing.
 //
 // If ranks combine partial sums (CombineRows::kRank), weights are stored and sent like rows.
 class DispatchRows {
  public:
-  // State of one batch. Kept after its end, for a second dispatch with the same routing.
+  // State of one batch. It is kept after the batch has ended, for a second dispatch with the same
+  // routing.
   struct Batch {
     SlotUse use;
-    bool placed = false;      // the caller writes the own rows before Begin
-    bool keeps_slot = false;  // the next dispatch uses the slot that the batch holds
-    bool again = false;       // reuses the routing, known on both sides
-    // [n, k] EP rank of each slot's expert, −1 for none or an inactive rank, and its local id
-    // there.
+    bool placed = false;      // whether the caller writes the own rows before Begin
+    bool keeps_slot = false;  // whether the next dispatch uses the slot that the batch holds
+    bool again = false;       // whether the dispatch reuses the routing of the previous one
+    // [n, k] owners: EP rank of each slot's expert; −1 if there is no expert or the rank is
+    // inactive. local_ids: id of the expert on that rank.
     std::vector<int32_t> owners, local_ids;
-    // [n, P] index of the token's row among the rows to each rank; −1: not sent there
+    // [n, P] index of the token's row among the rows sent to each rank; −1 if it is not sent there
     std::vector<int32_t> order;
-    std::vector<int32_t> counts;  // [P] rows to each rank
-    // Received rows: those of source s are [begin[s], begin[s + 1]).
+    std::vector<int32_t> counts;  // [P] number of rows sent to each rank
+    // Received rows: rows [begin[s], begin[s + 1]) are from source rank s.
     std::vector<int32_t> begin;            // [P + 1]
     std::vector<int32_t> sources, tokens;  // [rows] source rank, and token index there
     std::vector<const std::byte*> row_places;
   };
 
-  // Adds its buffers to `plan`, for at most `capacity` tokens of one rank.
+  // Adds its buffers to `plan`. `capacity`: maximum tokens of one rank in a dispatch.
   DispatchRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
-  // Takes a slot, unless the batch keeps one; returns the buffer for the own rows [tokens, H], to
-  // be written before Begin.
+  // Takes a slot, unless the batch already holds one. Returns the buffer for the own rows [tokens,
+  // H], which are to be written before Begin.
   std::byte* InputRows(ExchangeSlots& slots, Batch* batch) const;
   // Rounds x [topk.tokens, H] into the buffer of InputRows, unless InputRows was called. Computes
-  // the dispatch layout: the rank of each slot's expert, and the active ranks that each token goes
-  // to.
+  // the dispatch layout: the rank of each slot's expert, and the active ranks to which each token
+  // is sent.
   void Begin(ExchangeSlots& slots, const ExpertMap& experts, const float* x, const TopK& topk,
              ThreadPool& pool, Batch* batch) const;
   // Begins a dispatch of other rows x, with the layout of the batch's previous dispatch.
   void BeginAgain(ExchangeSlots& slots, const float* x, const TopK& topk, ThreadPool& pool,
                   Batch* batch) const;
-  // Sends rows to ranks whose memory is not mapped, and row counts unless they are known; a flag
-  // must follow.
+  // Sends rows to ranks whose memory is not mapped. Sends row counts to all ranks, unless the
+  // dispatch reuses the routing. The caller must then raise a flag.
   void Send(ExchangeSlots& slots, const Batch& batch, ThreadPool& pool) const;
-  // Call it after that flag, if the routing is not known yet. Fills `begin` and `sources`. The mode
-  // fills `tokens` from its metadata.
+  // Call it after the flag that follows Send, unless the dispatch reuses the routing. Fills `begin`
+  // and `sources`. The mode then fills `tokens` from its metadata.
   void Receive(const ExchangeSlots& slots, Batch* batch) const;
-  // Locates the rows in the arenas for this use of the slots. `tokens` must be known.
+  // Returns the addresses of the rows in the arenas, for this use of the slot. `tokens` must be
+  // filled.
   Dispatched Locate(const ExchangeSlots& slots, Batch* batch) const;
 
-  // [k] weights of received row n from `source` (kRank).
+  // kRank: the weights [k] of received row n from `source`.
   const float* Weights(const ExchangeSlots& slots, const Batch& batch, int source, int64_t n) const;
 
   // Index of the first row from `source` in the receiver's segments.
@@ -76,7 +79,7 @@ class DispatchRows {
   void Place(ExchangeSlots& slots, const float* x, const TopK& topk, ThreadPool& pool,
              Batch* batch) const;
   void SendTo(ExchangeSlots& slots, const Batch& batch, int dest, ThreadPool& pool) const;
-  // Offset of token t of `source`, in its own arena.
+  // Offset of the row of token t of `source`, in the source's own arena.
   size_t RowOffset(int source, int64_t t) const {
     return rows_ + (SegmentBegin(source) + t) * row_bytes_;
   }

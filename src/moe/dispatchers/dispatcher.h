@@ -19,14 +19,14 @@ namespace switchyard {
 //   dispatcher.BeginCombine(outputs, &handle);               outputs leave
 //   dispatcher.EndCombine(&handle, y);                       y[t] = Σ_j weight[t, j] · output[t, j]
 //
-// Three optional calls avoid copies. InputRows returns a buffer that peers read, into which the
-// producer writes the rows directly. OutputDestinations returns the destinations of the runner's
-// outputs. PrepareCombine does the part of the combine that precedes its flags.
+// Three optional calls avoid copies. InputRows returns a buffer that peers read; the producer
+// writes the rows directly to it. OutputDestinations returns the destinations of the runner's
+// outputs. PrepareCombine does the work of combine that precedes raising its flags.
 //
 // One combine may cover several rounds of a batch (MaxCombineTokens). Each round then has its own
 // BeginDispatch, EndDispatch and BeginCombine, with its place in DispatchHandle::round. EndCombine
-// follows the last round only. A later round uses the dispatch buffers of the round before it. Its
-// dispatch therefore waits until every rank has called BeginCombine for the round before it.
+// follows the last round only. A later round reuses the dispatch buffers of the previous round. Its
+// dispatch therefore waits until every rank has called BeginCombine for the previous round.
 //
 // For single-batch overlap, combine may return outputs in several parts (expert_parts.h): one call
 // of BeginCombinePart for each part replaces BeginCombine. While later parts are computed, the
@@ -71,8 +71,8 @@ class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
 
-  // Whether each rank routes, dispatches and combines tokens of its own (token_partition.h).
-  // Otherwise every rank has all tokens and sums the part of its own experts.
+  // Whether each rank routes, dispatches and combines its own tokens (token_partition.h). If not,
+  // every rank has all tokens and sums the outputs of its own experts.
   virtual bool scatters() const = 0;
   // Layouts that EndDispatch may return; the backend looks up their permutes at startup.
   virtual std::vector<DispatchLayout> layouts() const = 0;
@@ -80,67 +80,71 @@ class Dispatcher {
   virtual int64_t MaxTokens(bool decode) const = 0;
   // Maximum tokens of one rank in one combine, over all its rounds.
   virtual int64_t MaxCombineTokens(bool decode) const { return MaxTokens(decode); }
-  // Whether a batch of decode and prefill rows is split into two exchanges.
+  // Whether a batch with both decode and prefill rows is split into two exchanges.
   virtual bool splits_mixed_batches() const { return false; }
 
-  // Optional, before BeginDispatch of the same batch. Begins the batch and returns a buffer for its
-  // rows in ExchangeShape::row_format, contiguous. BeginDispatch then sends these rows and does not
-  // read x. Null: no batch has begun, and BeginDispatch reads x.
+  // Optional, before BeginDispatch of the same batch. Begins the batch and returns a contiguous
+  // buffer for its rows in ExchangeShape::row_format. BeginDispatch then sends these rows and does
+  // not read x. If the result is null, no batch has begun, and BeginDispatch reads x.
   virtual std::byte* InputRows(int64_t /*tokens*/, bool /*decode*/, DispatchHandle*) {
     return nullptr;
   }
-  // x [topk.tokens, H] and `topk` must stay valid and unchanged until EndCombine returns, or
-  // BeginCombine if the round is not the last of its combine. `decode`: every sequence has one row,
-  // on all ranks. `handle`: idle, or between two rounds; filled here. Errors: kResource if the
-  // tokens exceed a buffer or too many batches are in flight; kTimeout, which names the stage and
-  // the peer (the other calls throw it too).
+  // x [topk.tokens, H] and `topk` must stay valid and unchanged until EndCombine returns. In a
+  // round that is not the last of its combine, they must stay so only until BeginCombine returns.
+  // `decode`: every sequence has one row, on all ranks. `handle`: must be idle or between two
+  // rounds; filled here. Error kResource if the tokens exceed a buffer or too many batches are in
+  // flight. Error kTimeout, which the other calls may throw too, names the stage and the peer.
   virtual void BeginDispatch(const float* x, const TopK& topk, bool decode,
                              DispatchHandle* handle) = 0;
   // Whether EndDispatch would return without waiting. A caller can poll this and run other work in
-  // small pieces meanwhile. Takes no lock and never blocks. Only EndDispatch checks the timeout, so
-  // a polling caller must eventually call EndDispatch. The error names the missing peer.
+  // small pieces meanwhile. Takes no lock and never blocks. A polling caller must eventually call
+  // EndDispatch, because only EndDispatch checks the timeout and names the missing peer.
   virtual bool Arrived(DispatchHandle*) { return true; }
   virtual Dispatched EndDispatch(DispatchHandle* handle) = 0;
-  // Optional, between EndDispatch and PrepareCombine. Returns where the runner stores each output
-  // [experts.num_rows], rounded to ExchangeShape::output_dtype; null for rows that no rank reads.
-  // If the result is empty, outputs stay float32, in experts.rows of the calls below.
+  // Optional, between EndDispatch and PrepareCombine. Returns the addresses [experts.num_rows] to
+  // which the runner writes its outputs, rounded to ExchangeShape::output_dtype. An address is null
+  // if no rank reads the output. If the result is empty, outputs stay float32, in experts.rows of
+  // the calls below.
   virtual std::span<std::byte* const> OutputDestinations(const ExpertRows& /*experts*/,
                                                          DispatchHandle*) {
     return {};
   }
-  // Moves outputs to their destinations, but sets no flags. Optional: without this call,
+  // Optional: moves outputs to their destinations, but raises no flags. Without this call,
   // BeginCombine moves them.
   virtual void PrepareCombine(const ExpertRows& /*experts*/, DispatchHandle*) {}
   // experts.rows must stay valid as long as BeginDispatch's x.
   virtual void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) = 0;
   // Number of parts in which combine returns outputs, the same on every rank.
   virtual int combine_parts() const { return 1; }
-  // Instead of PrepareCombine and BeginCombine, once for each part, in ascending order. The runner
-  // has computed part.rows of `experts`: the outputs of the experts ExpertParts::Of(part.index).
+  // Called instead of PrepareCombine and BeginCombine, once for each part, in ascending order. The
+  // runner has computed rows part.rows of `experts`: the outputs of the experts
+  // ExpertParts::Of(part.index).
   virtual void BeginCombinePart(const ExpertRows& experts, const OutputPart& /*part*/,
                                 DispatchHandle* handle) {
     BeginCombine(experts, handle);
   }
-  // y [tokens of all rounds, H]: sums over slots in slot order in float32, zero where all ids are
-  // −1. (With --moe-combine-rows rank: sums over ranks of each rank's partial sum.)
+  // y [tokens of all rounds, H]: sums over slots in slot order in float32; zero where all ids are
+  // −1. With --moe-combine-rows rank, each rank's partial sum is computed first, and y is the sum
+  // over ranks.
   virtual void EndCombine(DispatchHandle* handle, float* y) = 0;
 
-  // Instead of EndCombine, if rows combine by slot and the combine has one round: waits for the
-  // outputs and returns them unweighted, [topk.tokens, k] rows of ExchangeShape::output_dtype. Rows
-  // of slots without an expert are undefined. Valid until ReleaseOutputs, which ends the batch.
-  // Training needs each output for the gradient of its weight. Null: not supported.
+  // Called instead of EndCombine, if rows combine by slot and the combine has one round. Waits for
+  // the outputs and returns them unweighted, [topk.tokens, k] rows of ExchangeShape::output_dtype.
+  // Rows of slots without an expert are undefined. The result is valid until ReleaseOutputs, which
+  // ends the batch; null if not supported. Training needs each output for the gradient of its
+  // weight.
   virtual const std::byte* EndCombineBySlot(DispatchHandle* /*handle*/) { return nullptr; }
   virtual void ReleaseOutputs(DispatchHandle* /*handle*/) {}
 
   // Dispatches other rows x [topk.tokens, H] with the routing of the last batch of `handle`. That
-  // batch must have had one round and must have ended on every rank. A backend reuses the layout it
-  // computed and exchanged for that batch. Training sends gradients this way. The default calls
-  // BeginDispatch with the handle's topk.
+  // batch must have had one round and must have ended on every rank. A backend reuses the layout
+  // that it computed and exchanged for that batch. Training sends gradients this way. The default
+  // implementation calls BeginDispatch with the handle's topk.
   virtual void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) {
     BeginDispatch(x, *handle->topk, decode, handle);
   }
 
-  // [ep] 1 for each active EP rank, 0 for a lost one; empty if the backend does not tolerate lost
+  // [ep] 1 for each active EP rank, 0 for a lost rank. Empty if the backend does not tolerate lost
   // ranks. Rows for a lost rank are not sent, and its experts contribute nothing.
   virtual std::span<const uint8_t> active_ranks() const { return {}; }
 };

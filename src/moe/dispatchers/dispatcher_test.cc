@@ -1,5 +1,5 @@
-// Dispatchers alone: the worked example, properties of dispatch and combine, batches in flight, and
-// errors for a missing peer or buffer.
+// Tests of dispatchers without other stages: the worked example, properties of dispatch and
+// combine, batches in flight, and errors for a missing peer or buffer.
 #include "moe/dispatchers/dispatcher.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ MoeOptions DeepEp(const std::string& mode, int capacity = 8) {
 }
 MoeOptions None() { return {.a2a_backend = "none"}; }
 
-// One batch with hand-made routing. Between the dispatcher's calls, experts return their row times
+// One batch with given routing. The test runs the experts itself: an output is the row times
 // `factor`.
 struct TestBatch {
   TopK topk;
@@ -136,7 +136,8 @@ TEST(DispatcherTest, WorkedExampleInLowLatencyMode) {
   });
 }
 
-// Experts return their row and all weights are 1, so a token returns scaled by its number of ids.
+// Experts return their row and all weights are 1. So a token's sum is its row times its number of
+// ids.
 TEST(DispatcherTest, DispatchThenCombineCountsCopies) {
   const int64_t hidden = 32;
   const int experts = 9, k = 3;
@@ -149,7 +150,7 @@ TEST(DispatcherTest, DispatchThenCombineCountsCopies) {
     RunRanks(options, {hidden, 1, experts, k, 8 * ranks}, ranks, [&](CpuMoeBackend& moe, int rank) {
       kernels::Random random(rank);
       for (int round = 0; round < 6; ++round) {
-        // Sizes differ between ranks; some rank is empty in some rounds.
+        // The number of tokens differs between ranks. In some rounds, some rank has no tokens.
         const int64_t tokens = (3 * rank + 5 * round) % 9;
         std::vector<int32_t> ids;
         std::vector<float> copies(tokens, 0.0f);
@@ -196,11 +197,12 @@ TEST(DispatcherTest, DispatchAgainIsTheSameWithoutRouting) {
         TestBatch first(3, hidden, ids, 1.0f), fresh(3, hidden, ids, 7.0f);
         TestBatch in_flight(3, hidden, {0, 4, 9}, 3.0f);
         first.RunAll(moe, /*decode=*/true);
-        in_flight.BeginDispatch(moe);  // takes the first one's slot
+        in_flight.BeginDispatch(moe);  // uses the buffer slot that the first batch has released
         fresh.RunAll(moe, /*decode=*/true);
         first.x = fresh.x;
         moe.dispatcher().BeginDispatchAgain(first.x.data(), true, &first.handle);
-        // The receiver has to use the known routing: these tokens would have other destinations.
+        // The receiver must reuse the routing of the first dispatch: the tokens of in_flight have
+        // other destinations.
         first.EndDispatch(moe);
         first.BeginCombine(moe);
         first.EndCombine(moe);
@@ -224,8 +226,8 @@ TEST(DispatcherTest, DispatchAgainExchangesNoCounts) {
       batch.RunAll(*moe);
       const std::vector<float> want = batch.y;
       comm.tp->Barrier("test");
-      // Overwrites the received counts, which come first in a slot (DispatchRows): the dispatch
-      // must not read them again.
+      // Overwrites the received counts, which are at the beginning of a slot (DispatchRows). The
+      // dispatch must not read them again.
       auto* counts = reinterpret_cast<int32_t*>(comm.memory->Local(begin));
       std::fill_n(counts, BufferPlan::kLine / sizeof(int32_t), -77);
       comm.tp->Barrier("test");
@@ -240,13 +242,13 @@ TEST(DispatcherTest, DispatchAgainExchangesNoCounts) {
   }
 }
 
-// The receive hook: polls while the rank does other work, here until all rows have arrived.
+// The receive hook: the rank polls while it does other work, here until all rows have arrived.
 TEST(DispatcherTest, ArrivedSaysThatEndDispatchWouldReturnAtOnce) {
   for (const std::string mode : {"normal", "low_latency", "auto"}) {
     RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
       RankComm& comm = moe.comm();
       TestBatch b(2, 16, {0, 3, 1, 2}, 10.0f * rank);
-      if (rank == 1) comm.tp->Barrier("test");  // rank 0 has begun and polled
+      if (rank == 1) comm.tp->Barrier("test");  // until rank 0 has begun and polled
       b.BeginDispatch(moe, true);
       if (rank == 0) {
         EXPECT_FALSE(moe.dispatcher().Arrived(&b.handle)) << mode;
@@ -279,8 +281,8 @@ TEST(DispatcherTest, AutoSendsDecodeByLowLatencyAndTheRestByNormal) {
   });
 }
 
-// A row for several experts of one rank is stored once. For ranks of this host it stays in its
-// source's arena: there is one copy of a token's row.
+// A row for several experts of one rank is stored once. If that rank is on the same host, it reads
+// the row in the source's arena, so there is only one copy of a token's row.
 TEST(DispatcherTest, RowsAreReadWhereTheirSourceLeftThem) {
   for (const std::string mode : {"normal", "low_latency"}) {
     RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
@@ -305,7 +307,7 @@ TEST(DispatcherTest, RowsAreReadWhereTheirSourceLeftThem) {
   }
 }
 
-// A runner with tiles of 4 rows: padding rows are computed and ignored.
+// The runner has tiles of 4 rows. Padding rows are computed and their outputs are ignored.
 TEST(DispatcherTest, ExpertsBeginAtMultiplesOfTheAlignment) {
   for (const std::string mode : {"normal", "low_latency"}) {
     RunRanks(DeepEp(mode), {16, 1, 6, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {

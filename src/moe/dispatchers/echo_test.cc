@@ -1,4 +1,4 @@
-// Dispatched rows, checked with a runner that returns every row unchanged and counts rows.
+// Checks dispatched rows, with a runner that returns every row unchanged and counts rows.
 #include <mutex>
 
 #include "gtest/gtest.h"
@@ -45,8 +45,8 @@ TestLayer EchoLayer() {
 // Observations over all ranks in one pass.
 struct Observed {
   std::vector<int64_t> chosen;     // [num_experts] number of router selections
-  std::vector<int64_t> computed;   // [num_experts] rows of all its replicas
-  std::vector<int64_t> rank_rows;  // [tp] rows of all experts of a rank
+  std::vector<int64_t> computed;   // [num_experts] rows computed, over all replicas
+  std::vector<int64_t> rank_rows;  // [tp] rows computed by all experts of a rank
   double error = 0;                // maximum difference between combined tokens and their inputs
 };
 
@@ -76,7 +76,8 @@ Observed Observe(MoeOptions options, RunnerLayout layout, const MeshShape& mesh)
     std::vector<int32_t> ids(pass.tokens[group] * shape.top_k);
     moe.Forward(*moe.MakeState(), x.data(), {pass.tokens, pass.decoding, ids.data()}, y.data());
 
-    // Each MoE-TP slice returns whole rows, so a sum has one copy of a row for each slice.
+    // Each rank of a MoE-TP group returns the whole row instead of a partial sum. So a token's sum
+    // is its row times the size of the MoE-TP group.
     for (float& value : copies) value *= static_cast<float>(place.moe_tp());
     const std::lock_guard lock(mutex);
     seen.error = std::max(seen.error, RelativeError(y, copies));
@@ -97,7 +98,7 @@ TEST(EchoTest, ExpertsGetWhatTheRouterChoseAndTokensComeBack) {
                                          {.tp = 8, .ep = 4, .dp = 2}, {.tp = 8, .ep = 8, .dp = 8}};
   const MoeBackends backends = BuiltinMoeBackends();
   for (const A2aChoice& choice : AllA2aChoices()) {
-    if (backends.fused.FindIf(choice.a2a)) continue;  // has no runner
+    if (backends.fused.FindIf(choice.a2a)) continue;  // a fused operator has no runner
     for (const RunnerLayout layout : {RunnerLayout::kContiguous, RunnerLayout::kMasked}) {
       for (const MeshShape& mesh : meshes) {
         SCOPED_TRACE(fmt::format("{} {} tp {} ep {} dp {}", choice.Describe(), Name(layout),
@@ -110,7 +111,7 @@ TEST(EchoTest, ExpertsGetWhatTheRouterChoseAndTokensComeBack) {
         EXPECT_EQ(std::accumulate(seen.chosen.begin(), seen.chosen.end(), int64_t{0}), 23 * 3);
         EXPECT_LT(seen.error, 1e-6);
         const int moe_tp = mesh.tp / mesh.ep;
-        for (int rank = 0; rank < mesh.tp; ++rank)  // slices of an expert get the same rows
+        for (int rank = 0; rank < mesh.tp; ++rank)  // ranks of a MoE-TP group get the same rows
           EXPECT_EQ(seen.rank_rows[rank], seen.rank_rows[rank - rank % moe_tp]);
       }
     }

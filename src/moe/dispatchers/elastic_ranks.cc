@@ -12,8 +12,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Interval at which a wait on a flag checks the peer's cell. The cell shows whether other ranks
-// have excluded the peer, and whether it died between commit and flag.
+// Interval at which a wait on a flag checks the peer's cell. Two things show in the cell only: that
+// other ranks have excluded the peer, and that the peer committed the stage but died before it
+// raised the flag.
 constexpr milliseconds kPollInterval(10);
 
 double Seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
@@ -32,8 +33,9 @@ ElasticRanks::ElasticRanks(RankComm& comm, milliseconds timeout)
   for (const int peer : peers_)
     if (!memory_.Mapped(peer))
       throw Invalid(
-          "--moe-a2a-backend mooncake: rank {} is on another host; the backend supports ranks that "
-          "share memory only, want deepep",
+          "--moe-a2a-backend mooncake: rank {} does not share memory with this rank; want ranks of "
+          "one "
+          "host that the program starts itself, or deepep",
           peer);
 }
 

@@ -1,4 +1,4 @@
-// The agreement on lost ranks: all ranks of a group, simulated on one thread.
+// The agreement on lost ranks. All ranks of a group are simulated on one thread.
 #include "moe/dispatchers/elastic_ranks.h"
 
 #include <memory>
@@ -57,7 +57,8 @@ TEST_F(ElasticRanksTest, AllSeeTheSameRankLostInTheSameStage) {
   ranks_[1]->Commit();
   Wait(0, 1, 2, Now());
   EXPECT_THAT(ranks_[0]->mask(), ElementsAre(1, 0, 1));
-  // Rank 2 waits later: stage 1 is committed, and the loss in stage 2 is detected without waiting.
+  // Rank 2 waits later than the others. It finds that stage 1 is committed, and it detects the loss
+  // in stage 2 without waiting.
   Wait(2, 1, 1, Now());
   EXPECT_TRUE(ranks_[2]->active(1));
   Wait(2, 1, 2, Far());

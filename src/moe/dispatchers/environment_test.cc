@@ -14,7 +14,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Sets environment variables for its lifetime.
+// Sets environment variables while it exists.
 class Environment {
  public:
   using Variables = std::map<std::string, std::string>;

@@ -1,5 +1,5 @@
-// The symmetric memory of an exchange, buffer by buffer: allocated, logged at startup, and compared
-// in tests with the memory that a run touches.
+// The symmetric memory of an exchange, listed by buffer. It is allocated by this list and logged at
+// startup. Tests compare it with the memory that a run touches.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct ExchangeMemory {
   struct Part {
     std::string name;
     int slots = 1;
-    std::vector<Buffer> buffers;  // of one slot
+    std::vector<Buffer> buffers;  // buffers of one slot
     size_t slot_bytes() const;
   };
   std::vector<Part> parts;
@@ -29,8 +29,8 @@ struct ExchangeMemory {
   std::string Describe() const;
 };
 
-// The startup log line with the exchange memory per rank, by buffer if the backend reports it.
-// Error kInvalid as from MoeSymmetricBytes.
+// Returns the startup log line with the exchange memory per rank. It lists the buffers if the
+// backend reports them. Throws the errors of MoeSymmetricBytes.
 std::string DescribeExchangeMemory(const MoeOptions& options, const MoeShape& shape,
                                    const MeshShape& mesh, const MoeBackends* backends = nullptr);
 

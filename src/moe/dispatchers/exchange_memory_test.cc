@@ -1,4 +1,5 @@
-// Exchange memory: the formula of docs/moe.md, the allocation, and the pages that a run touches.
+// Exchange memory: the formula of docs/moe.md, the allocation, and the number of pages that a run
+// touches.
 #include "moe/dispatchers/exchange_memory.h"
 
 #include <sys/stat.h>
@@ -30,7 +31,8 @@ MoeOptions DeepEp(const std::string& mode, int capacity, int64_t per_round, int 
 
 size_t Lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// P ranks, C tokens per round and T per combine, k slots, E experts per rank, H · 2 bytes per row.
+// Expected bytes. There are P ranks, C tokens per round and T tokens per combine, k slots per
+// token, E experts per rank, and `row` = H · 2 bytes per row.
 size_t NormalBytes(size_t p, size_t c, size_t t, size_t k, size_t row) {
   return 2 * (Lines(4 * p) + Lines(p * c * row) + Lines(4 * p * c * (1 + k)) + Lines(t * k * row) +
               2 * 64 * p);
@@ -75,8 +77,8 @@ TEST(ExchangeMemoryTest, IsTheFormula) {
   }
 }
 
-// One flag for each part of the outputs instead of one for all. With 10 experts on 4 ranks, a rank
-// has at most three.
+// There is one flag for each part of the outputs, instead of one for all outputs. With 10 experts
+// on 4 ranks, a rank has at most three experts, so there are at most three parts.
 TEST(ExchangeMemoryTest, HasAFlagForEachPartOfTheOutputs) {
   for (const char* mode : {"normal", "low_latency"}) {
     for (const int ranks : {1, 2, 4}) {
@@ -125,7 +127,7 @@ size_t BytesTouched(const SharedArena& arena) {
   return static_cast<size_t>(status.st_blocks) * 512;
 }
 
-// Two full batches in flight, repeatedly, with all tokens sent to every rank.
+// Repeatedly, two full batches are in flight, and all tokens are sent to every rank.
 TEST(ExchangeMemoryTest, PagesTouchedStayUnderIt) {
   const int ranks = 2, tokens = 64;
   const MoeShape shape = {.hidden = 1024,
@@ -171,8 +173,8 @@ TEST(ExchangeMemoryTest, PagesTouchedStayUnderIt) {
     });
     const size_t page = 4096;
     EXPECT_LE(touched, ranks * (bytes + page)) << mode;
-    // Rows are written once and read in place: the other half of their buffer is for ranks of other
-    // hosts.
+    // Rows are written once and read in place. So half of their buffer stays untouched: it is for
+    // ranks of other hosts.
     EXPECT_GE(touched, ranks * bytes * 4 / 10) << mode;
   }
 }

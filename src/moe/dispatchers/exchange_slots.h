@@ -13,17 +13,17 @@
 
 namespace switchyard {
 
-// Lays out buffers consecutively. Yields the size of a slot, the offsets in it, and the description
-// of its memory.
+// Lays out buffers consecutively. Computes the size of a slot, the offsets in it, and the
+// description of its memory.
 class BufferPlan {
  public:
   struct Buffer {
     std::string_view name;
-    size_t bytes = 0;  // multiple of the cache line
+    size_t bytes = 0;  // a multiple of the cache line size
   };
 
-  // Adds a cache-line-aligned buffer and returns its offset. `name`, a literal, is for
-  // descriptions.
+  // Adds a cache-line-aligned buffer and returns its offset. `name`: a string literal, for
+  // descriptions of the memory.
   size_t Add(std::string_view name, size_t bytes) {
     const size_t offset = end_, whole = (bytes + kLine - 1) / kLine * kLine;
     end_ += whole;
@@ -40,31 +40,34 @@ class BufferPlan {
   std::vector<Buffer> buffers_;
 };
 
-// A batch's use of a slot, part of the dispatcher's state of the batch.
+// The slot that a batch uses. Part of the dispatcher's state of the batch.
 struct SlotUse {
   int slot = -1;       // −1: none
   uint32_t round = 0;  // value of the slot's flags in this use
 };
 
-// Equal buffers in every rank's arena, two by default. A batch occupies one from BeginDispatch to
-// EndCombine, for several rounds if one combine covers them. All ranks of the EP group take and
-// release slots in the same order, so they agree on the slot without communication. Take returns
-// the lowest free slot, which keeps a single batch in warm cache.
+// Equal buffers in every rank's arena, two by default. A batch occupies one of them from
+// BeginDispatch to EndCombine. If one combine covers several rounds, the batch occupies the same
+// one in all of these rounds. All ranks of the EP group take and release slots in the same order,
+// so they use the same slot without communication. Take returns the lowest free slot, which keeps
+// the slot of a single batch in cache.
 //
-// Each slot has one flag per (stage, source rank), in the destination's arena. A use of the slot is
-// a round: its flags are raised to the round's number and never cleared.
+// Each slot has one flag per (stage, source rank), in the destination's arena. Each use of a slot
+// is a round. Flags are raised to the number of the round and never cleared.
 //
-// A slot needs neither a barrier nor clearing, because every rank raises the flag of the last stage
-// (outputs, or their last part) to every rank in every round, with or without rows:
-//   - In BeginDispatch, A writes counts and metadata to B, and rows for B to A's own arena. B reads
-//     all of these before it raises the outputs flag. A leaves the round (EndCombine, or the
-//     next dispatch of the same combine) only after it has seen that flag from every rank. So when
-//     A writes round r + 1, no rank reads round r.
-//   - From EndDispatch on, B's experts write outputs for A, over A's outputs of round r. In round
-//     r + 1 B has then seen A's flag for the rows of r + 1, which A raises after it has left
-//     round r. Rounds of one combine have separate outputs, which A reads after the last one.
-//   - All counts are written in every round and determine which rows are valid, so data of round r
-//     in the buffers is never used in round r + 1.
+// In the following, A and B are any two ranks. In every round, with or without rows, every rank
+// raises the flag of the last stage (outputs, or their last part) to every rank. Therefore a slot
+// needs neither a barrier nor clearing:
+//   - Dispatch: in BeginDispatch, A writes counts and metadata to B, and rows for B to A's own
+//     arena. B reads all of these before it raises the outputs flag. A leaves the round (by
+//     EndCombine, or by the next dispatch of the same combine) only after it has seen that flag
+//     from every rank. So when A writes round r + 1, no rank reads round r.
+//   - Combine: from EndDispatch of round r + 1 on, B's experts write outputs for A over A's outputs
+//     of round r. B has then seen A's rows flag of round r + 1, and A raises that flag only after
+//     it has left round r. Rounds of one combine have separate outputs, which A reads after the
+//     last round.
+//   - Stale data: all counts are written in every round and determine which rows are valid. So data
+//     of round r in the buffers is never used in round r + 1.
 //
 // Used by the rank's thread only.
 class ExchangeSlots {
@@ -73,18 +76,18 @@ class ExchangeSlots {
 
   struct Options {
     int slots = kSlots;  // maximum batches in flight
-    // RaiseAll goes in rounds: in each one a rank signals one peer and waits for another. This
-    // avoids congestion on networks that many concurrent senders would saturate. Not used with
-    // `elastic`.
+    // If set, RaiseAll has several steps. In each step a rank signals one peer and waits for
+    // another one. This avoids congestion on networks that many concurrent senders would saturate.
+    // Not used with `elastic`.
     bool pairwise = false;
-    // If set, ranks may be lost, and waits skip them. Outlives the slots.
+    // If set, ranks may be lost, and waits skip lost ranks. Must outlive the slots.
     ElasticRanks* elastic = nullptr;
   };
-  // `group`: the world ranks of the members, this one included. Allocates Bytes(…) symmetrically.
-  // `name` is for messages.
+  // `group`: the world ranks of the members, including this one. Allocates Bytes(…) of symmetric
+  // memory. `name` is for messages.
   ExchangeSlots(SymmetricMemory& memory, std::vector<int> group, std::string name, int num_stages,
                 size_t payload_bytes, const Options& options);
-  // For the EP group.
+  // Constructs the slots for the EP group.
   ExchangeSlots(RankComm& comm, std::string name, int num_stages, size_t payload_bytes,
                 ElasticRanks* elastic = nullptr);
   static size_t Bytes(int ep, int num_stages, size_t payload_bytes, int slots = kSlots);
@@ -107,9 +110,9 @@ class ExchangeSlots {
   std::byte* At(const SlotUse& use, int peer, size_t offset) const;
   std::byte* Local(const SlotUse& use, size_t offset) const { return At(use, rank_, offset); }
 
-  // For ranks of other hosts (SymmetricMemory). Wrote registers data written to `peer`, to be sent
-  // before the flag is raised. Fetch makes data readable that `peer` wrote to its own arena. No-ops
-  // for ranks of this host.
+  // Needed for ranks of other hosts (SymmetricMemory); both functions do nothing for ranks of this
+  // host. Wrote registers data that was written to `peer`; it is sent before the next flag is
+  // raised. Fetch makes data readable that `peer` wrote to its own arena.
   void Wrote(const SlotUse& use, int peer, size_t offset, size_t bytes);
   void Fetch(const SlotUse& use, int peer, size_t offset, size_t bytes, const char* what);
   bool Mapped(int peer) const { return memory_.Mapped(peers_[peer]); }
@@ -119,12 +122,12 @@ class ExchangeSlots {
   bool Active(int peer) const { return elastic_ == nullptr || elastic_->active(peer); }
   bool AllActive() const { return elastic_ == nullptr || elastic_->all_active(); }
 
-  // Signals every rank of the group, this one included, that `stage` of the round is written.
+  // Signals every rank of the group, including this one, that `stage` of the round is written.
   void RaiseAll(const SlotUse& use, int stage);
-  // Waits for that signal from every rank; `what` is for the timeout message.
+  // Waits until every rank has signalled `stage`. `what` names the stage in the timeout message.
   void WaitAll(const SlotUse& use, int stage, const char* what);
 
-  // Whether WaitAll would return, or throw after an abort, without waiting.
+  // Whether WaitAll would return without waiting. Also true if it would throw after an abort.
   bool AllReached(const SlotUse& use, int stage) const;
 
  private:
@@ -140,12 +143,13 @@ class ExchangeSlots {
   const std::vector<int> peers_;  // world ranks
   const int rank_;
   const size_t payload_bytes_, slot_bytes_;
-  const size_t base_;             // of slot 0
+  const size_t base_;             // offset of slot 0
   std::vector<bool> taken_;       // [slots]
   std::vector<uint32_t> rounds_;  // [slots]
   const bool all_mapped_, pairwise_;
   ElasticRanks* const elastic_;
-  std::vector<uint64_t> commits_;  // [stages, slots] last commit numbers of elastic_
+  // [stages, slots] number of the last commit in `elastic_`.
+  std::vector<uint64_t> commits_;
 };
 
 }  // namespace switchyard

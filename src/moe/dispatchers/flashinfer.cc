@@ -22,11 +22,12 @@ namespace {
 constexpr char kDispatch[] = "flashinfer dispatch rows";
 constexpr char kCombine[] = "flashinfer combine rows";
 
-// Offsets in a slot.
+// Sizes, and offsets of buffers in a slot.
 struct Buffers {
   Buffers(const MoeOptions& options, const ExchangeShape& shape)
       : published(shape, TokensPerRound(options, shape), &plan) {
-    const int64_t most = std::min<int64_t>(shape.k, shape.local_experts);  // outputs per token
+    // Maximum outputs per token and rank.
+    const int64_t most = std::min<int64_t>(shape.k, shape.local_experts);
     outputs_capacity = (shape.ep - 1) * published.capacity() * most;
     output_begins = plan.Add("output begins", sizeof(int32_t) * shape.ep);
     outputs = plan.Add("outputs", shape.hidden * SizeOf(shape.output_dtype) * outputs_capacity);
@@ -35,31 +36,32 @@ struct Buffers {
   BufferPlan plan;
   PublishedRows published;
   int64_t outputs_capacity = 0;
-  size_t output_begins = 0;  // [P] i32 index of the first output per source
+  size_t output_begins = 0;  // [P] i32 index of the first output for each source
   size_t outputs = 0;        // [outputs_capacity, H]
 };
 
-// State of one batch. Kept after its end, for a second dispatch with the same routing.
+// State of one batch. It is kept after the batch has ended, for a second dispatch with the same
+// routing.
 struct State {
   SlotUse use;
-  bool again = false;  // reuses the known routing
-  // Data as a source rank. `output_order`: index of the output of (token, slot) among all that its
-  // expert's rank returns. `output_counts`: outputs of each rank. This rank's own outputs are not
-  // counted.
+  bool again = false;  // whether the dispatch reuses the routing of the previous one
+  // State as a source rank. `output_order`: index of the output of (token, slot) among all outputs
+  // that the expert's rank publishes for this rank. `output_counts`: number of these outputs for
+  // each rank; this rank's own outputs are not counted.
   const float* x = nullptr;            // [tokens, H]
   std::vector<int32_t> output_order;   // [tokens, k]
   std::vector<int32_t> output_counts;  // [P]
   OwnOutputs own_outputs;
-  std::vector<const std::byte*> outputs;  // [P] first output of each rank
-  TokensByPart by_part;                   // if there are several parts
+  std::vector<const std::byte*> outputs;  // [P] address of the first output of each rank
+  TokensByPart by_part;                   // own tokens by part; used if there are several parts
 
-  // Data as the experts' rank: rows [begin[s], begin[s + 1]) are from source s.
+  // State as a rank of experts: rows [begin[s], begin[s + 1]) are from source s.
   std::vector<int32_t> begin;         // [P + 1]
   std::vector<int32_t> tokens;        // [rows] token index at its source
   std::vector<int32_t> local_ids;     // [rows, k]
   std::vector<int32_t> row_at;        // [rows] as in Dispatched
   std::vector<int32_t> output_begin;  // [rows + 1] index of each row's first published output
-  Scratch<std::byte> rows;            // pulled
+  Scratch<std::byte> rows;            // rows that were pulled from other ranks
 };
 
 class FlashInfer : public Dispatcher {
@@ -154,7 +156,7 @@ class FlashInfer : public Dispatcher {
       if (own.row_for[place] >= 0) return own.rows + own.row_for[place] * hidden_;
       return state.outputs[experts_.Owner(expert)] + state.output_order[place] * output_bytes_;
     };
-    // Outputs on other hosts are fetched once, after the last part.
+    // Outputs on other hosts are fetched at once, after the last part.
     const bool by_part = parts_.count() > 1 && slots_.AllMapped();
     if (by_part) SortTokens(topk, &state);
     for (int part = 0; part < parts_.count(); ++part) {
@@ -169,7 +171,7 @@ class FlashInfer : public Dispatcher {
   }
 
  private:
-  enum Stage { kRows, kOutputs };  // kOutputs + p: part p of the outputs
+  enum Stage { kRows, kOutputs };  // kOutputs + p signals part p of the outputs
 
   void PublishRows(const float* x, const TopK& topk, State* state) {
     state->x = x;
@@ -187,7 +189,7 @@ class FlashInfer : public Dispatcher {
     }
   }
 
-  // Reads the routing of all sources.
+  // Reads the routing of all sources and selects the rows of this rank's experts.
   void FindRows(State* state) {
     const int me = slots_.rank();
     state->begin.assign(1, 0);
@@ -236,7 +238,8 @@ class FlashInfer : public Dispatcher {
     pool_.RunRanges(count, kRowGrain, std::cref(body));
   }
 
-  // Peers may read output_begins once the first part has its flag.
+  // Publishes the outputs of a part. Peers may read output_begins once the flag of the first part
+  // is raised.
   void PublishOutputs(const ExpertRows& experts, const OutputPart& part, const State& state) const {
     auto* output_begins =
         reinterpret_cast<int32_t*>(slots_.Local(state.use, buffers_.output_begins));
@@ -278,7 +281,8 @@ class FlashInfer : public Dispatcher {
     });
   }
 
-  // Locates the outputs that each rank has for this rank, and makes them readable.
+  // Computes where the outputs for this rank are in the arena of each rank, and makes them
+  // readable.
   void FindOutputs(State* state) {
     state->outputs.assign(slots_.ranks(), nullptr);
     for (int owner = 0; owner < slots_.ranks(); ++owner) {

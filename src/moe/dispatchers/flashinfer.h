@@ -5,35 +5,35 @@
 
 namespace switchyard {
 
-// No rank writes into another rank's arena, except flags. A rank publishes data in its own arena
-// and raises flags; ranks that need the data pull it from there.
+// A rank writes nothing but flags to another rank's arena. It publishes data in its own arena and
+// raises flags; ranks that need the data pull it from there.
 //
 // Dispatch: a source publishes its rows and their routing. Each rank reads the routing of all
-// sources, selects the rows of its experts, and pulls those. Combine: the experts' rank publishes
+// sources, selects the rows of its experts, and pulls them. Combine: the experts' rank publishes
 // one output per (token, slot), packed by source in token order, and the offset of each source. The
-// tokens' rank knows the order and sums the outputs in place.
+// tokens' rank computes this order from the routing and sums the outputs in place.
 //
-// Before rows move, no counts are exchanged and no agreement is needed: there is one flag in each
-// direction. A row is written once, however many ranks read it. The cost is a read over the
-// interconnect, which stalls the reader; a write would not stall. Local rows and outputs are not
-// moved.
+// No counts are exchanged before rows are pulled: there is one flag in each direction. A row is
+// written once, however many ranks read it. The disadvantage is that a read over the interconnect
+// stalls the reader; a write would not stall. Local rows and outputs are not moved.
 //
 // Traffic, for T tokens of hidden size H on each of P ranks: P · T · k ids to every rank; at most
 // min(k, P) rows of H per token dispatched; k rows of H per token combined. Memory per slot: T rows
 // and T · k ids, plus outputs for the worst case, (P − 1) · T · min(k, experts of a rank) rows (the
 // system commits only pages that were used). Pulled rows are stored in the batch's handle.
 //
-// Results are bit-identical to deepep: experts receive the same rows, and sums run in slot order.
+// Results are bit-identical to deepep: experts receive the same rows, and sums are in slot order.
 // Based on the MoE all-to-all of TensorRT-LLM and FlashInfer (flags that count rounds and are never
 // cleared, a combine that pulls).
 //
 // Why no buffer is overwritten too early (terms as in exchange_slots.h): B reads A's published rows
-// of round r before B raises its outputs flag of r. A ends r only after it has seen that flag from
-// every B, and only then publishes r + 1. A reads B's outputs of round r before A ends r, and so
-// before A raises its rows flag of r + 1. B waits for that flag before it writes outputs of r + 1.
+// of round r before B raises its outputs flag of round r. A ends round r only after it has seen
+// that flag from every B, and only then publishes round r + 1. A reads B's outputs of round r
+// before A ends round r, and so before A raises its rows flag of round r + 1. B waits for that flag
+// before it writes outputs of round r + 1.
 //
-// A batch carries at most `--deepep-normal-long-seq-per-round-tokens` tokens of a rank, as in
-// deepep's normal mode. Longer batches take several rounds.
+// A batch has at most `--deepep-normal-long-seq-per-round-tokens` tokens of a rank, as in deepep's
+// normal mode. Longer batches take several rounds.
 DispatcherBackend FlashInferBackend();
 
 }  // namespace switchyard

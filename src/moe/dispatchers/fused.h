@@ -10,8 +10,8 @@ namespace switchyard {
 
 // Runs dispatch, experts and combine as one operator. It may process rows as they arrive and never
 // materializes the rows of all experts. It replaces a dispatcher, a runner and their permutes;
-// results are bit-identical to theirs. The rules of Dispatcher apply (every rank calls, in one
-// order; a batch's state is in its handle).
+// results are bit-identical to theirs. The rules of Dispatcher apply: all ranks make the same calls
+// in the same order, and a batch's state is in its handle.
 //
 // Owned by the backend. Used by the rank's thread only.
 class FusedExperts {

@@ -68,7 +68,7 @@ void FusedTiles::End(const ExpertBlock& block, DispatchHandle* handle, float* y)
   slots_.Release(&state.use);
 }
 
-// Stable counting sort of the (token, slot) pairs of all ranks by this rank's experts.
+// Sorts the (token, slot) pairs of all ranks by this rank's experts, with a stable counting sort.
 void FusedTiles::ListWork(int local_experts, State* state) {
   const int me = slots_.rank();
   state->routing.clear();
@@ -84,8 +84,8 @@ void FusedTiles::ListWork(int local_experts, State* state) {
     }
   };
 
-  // While work is placed, offsets[e] advances to the end of expert e; it is shifted back
-  // afterwards.
+  // While work items are placed, offsets[e] advances from the begin to the end of expert e.
+  // Afterwards the array is shifted by one, which restores the begins.
   std::vector<int32_t>& offsets = state->offsets;
   offsets.assign(local_experts + 1, 0);
   for_each([&](int32_t e, const Work&) { ++offsets[e + 1]; });
@@ -96,7 +96,8 @@ void FusedTiles::ListWork(int local_experts, State* state) {
   offsets[0] = 0;
 }
 
-// Fetches rows from ranks of other hosts once, into the local image of the source's arena.
+// Fetches all needed rows from ranks of other hosts at once, into the local copy of the source's
+// arena.
 void FusedTiles::FetchRows(const State& state) {
   std::vector<int32_t> tokens;
   for (int source = 0; source < slots_.ranks(); ++source) {

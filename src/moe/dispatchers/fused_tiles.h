@@ -13,9 +13,9 @@ namespace switchyard {
 // Sources publish rows and routing in their own arenas, as in flashinfer. An expert's rank builds a
 // work list of (token, slot) pairs, grouped by expert. It processes the list in tiles of at most
 // kTileRows rows. Per tile it gathers the rows from the arenas of their sources and runs the
-// experts. It then writes each output to [token, slot] of the buffer of the token's rank. One flag
-// per rank signals the end of its list; all its outputs are then complete. The tokens' rank sums in
-// slot order.
+// experts. It then writes each output to [token, slot] of the buffer of the token's rank. When it
+// has finished its list, so that all its outputs are complete, it raises one flag. The tokens' rank
+// sums in slot order.
 //
 // The rows of all experts are thus never materialized. In addition to the index (twelve bytes per
 // output), the scratch is one tile of inputs, intermediates and outputs, for any batch size. A hot
@@ -25,14 +25,14 @@ namespace switchyard {
 // H per token dispatched and k combined. A row for several experts of a rank is gathered once for
 // each. Memory per slot: T rows, T · k ids, and T · k outputs.
 //
-// Results are bit-identical to deepep and grouped_mlp: the same rows through the same kernel,
-// summed in the same order. Based on the fused MoE kernels of DeepGEMM (Mega MoE) and of Ascend
-// (FuseEP), in which one kernel pulls tokens, multiplies and pushes results.
+// Results are bit-identical to deepep and grouped_mlp, because the same kernel computes the same
+// rows and outputs are summed in the same order. Based on the fused MoE kernels of DeepGEMM (Mega
+// MoE) and of Ascend (FuseEP), in which one kernel pulls tokens, multiplies and pushes results.
 //
 // Why no buffer is overwritten too early (terms as in exchange_slots.h): B reads A's published rows
-// of round r before B raises its outputs flag of r. A ends r only after it has seen that flag from
-// every B. B writes A's outputs of round r + 1 after A's rows flag of r + 1, which A raises after
-// it has ended r, its sums included.
+// of round r before B raises its outputs flag of r. A ends round r only after it has seen that flag
+// from every B. B writes outputs for A in round r + 1 after A's rows flag of round r + 1. A raises
+// that flag after it has ended round r, including its sums.
 class FusedTiles : public FusedExperts {
  public:
   static constexpr int64_t kTileRows = 256;
@@ -45,7 +45,7 @@ class FusedTiles : public FusedExperts {
   void Begin(const float* x, const TopK& topk, bool decode, DispatchHandle* handle) override;
   void End(const ExpertBlock& block, DispatchHandle* handle, float* y) override;
 
-  // The maximum number of rows that the scratch has held.
+  // The largest number of rows that the scratch has held so far.
   int64_t most_tile_rows() const { return most_tile_rows_; }
 
  private:
@@ -62,7 +62,7 @@ class FusedTiles : public FusedExperts {
     const float* x = nullptr;                     // [tokens, H] own rows
     std::vector<PublishedRows::Routing> routing;  // [P]
     std::vector<Work> work;                       // grouped by expert
-    std::vector<int32_t> offsets;                 // [E_local + 1] into `work`
+    std::vector<int32_t> offsets;  // [E_local + 1] offset of each expert's items in `work`
   };
 
   // Offsets in a slot.

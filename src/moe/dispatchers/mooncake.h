@@ -7,9 +7,10 @@ namespace switchyard {
 
 // deepep in the mode of `--deepep-mode`, with an active-rank mask. A rank that does not end a stage
 // within `--elastic-ep-timeout` is lost, permanently and for all other ranks (elastic_ranks.h).
-// Nothing is sent to it any more, its experts contribute nothing, and no rank waits for it. Weights
-// are not rescaled. The result of a token without lost experts stays bit-identical. active_ranks()
-// and a log line report lost ranks; restoring their experts is the task of expert placement.
+// After that nothing is sent to it, its experts contribute nothing, and no rank waits for it. The
+// weights of a token's remaining experts are not rescaled. The result of a token without lost
+// experts stays bit-identical. active_ranks() and a log line report lost ranks; their experts can
+// be restored by a new placement.
 //
 // With MoE-TP each EP group has its own mask. Operations outside of the exchange (collectives of
 // attention and of MoE-TP) do not tolerate a lost rank.

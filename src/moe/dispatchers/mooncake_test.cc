@@ -1,4 +1,4 @@
-// Lost ranks: dead, stopped or only too slow, in each stage.
+// Lost ranks that are dead, stopped or only too slow, in each stage.
 #include "moe/dispatchers/mooncake.h"
 
 #include <signal.h>
@@ -28,7 +28,7 @@ constexpr int kRanks = 4, kExperts = 10, kTopK = 3, kBatches = 4;
 constexpr int64_t kHidden = 96, kTokens = 22;
 constexpr double kTimeoutSeconds = 0.75;
 
-// The steps of a batch before which a rank may be lost.
+// The steps of a batch. A rank may be lost before any of them.
 enum Step { kBeforeDispatch, kBeforeCombine, kAfterCombineBegan };
 
 // The point at which a rank stops.
@@ -59,7 +59,7 @@ bool Misses(const Leave& leave, int batch) {
   return batch > leave.batch || (batch == leave.batch && leave.step < kAfterCombineBegan);
 }
 
-// Rows for a rank's experts in a batch, from the ranks that still send.
+// Number of rows for a rank's experts in a batch, from the ranks that are not lost.
 int64_t ExpectedRows(const Leaves& leaves, int batch, int ep_rank) {
   const ExpertMap experts(kExperts, kRanks, false);
   const SomeTokens tokens = Batch(batch);
@@ -76,8 +76,8 @@ int64_t ExpectedRows(const Leaves& leaves, int batch, int ep_rank) {
   return rows;
 }
 
-// Outputs of deepep on one rank, if no token chooses an expert of a lost rank. Those of mooncake
-// must be bit-identical.
+// Outputs of deepep on one rank, if no token chooses an expert of a lost rank. The outputs of
+// mooncake must be bit-identical to them.
 std::vector<std::vector<float>> Expected(const Leaves& leaves) {
   const ExpertMap experts(kExperts, kRanks, false);
   std::vector<SomeTokens> batches;
@@ -95,8 +95,8 @@ std::vector<std::vector<float>> Expected(const Leaves& leaves) {
   return expected;
 }
 
-// Runs all batches, odd ones as decode, and checks the outputs. Calls leave() at the rank's point
-// in `leaves`, and continues if that returns.
+// Runs all batches, odd ones as decode, and checks the outputs. Calls leave() at the point that
+// `leaves` has for this rank. If leave() returns, the rank continues.
 void RunBatches(const ExchangeRank& rank, const Leaves& leaves,
                 const std::vector<std::vector<float>>& expected,
                 const std::function<void()>& leave) {
@@ -171,7 +171,7 @@ TEST(MooncakeTest, SumsOfRanksGoOnWithoutALostOne) {
     ExpectOthersFinish("auto", {{2, {1, step}}}, "rank");
 }
 
-// In single-batch overlap a rank commits each part of its outputs.
+// In single-batch overlap, a rank commits each part of its outputs separately.
 TEST(MooncakeTest, OutputsInPartsGoOnWithoutALostRank) {
   for (const std::string mode : {"normal", "low_latency"})
     for (const Step step : {kBeforeDispatch, kBeforeCombine, kAfterCombineBegan})
@@ -219,7 +219,7 @@ TEST(MooncakeTest, ARankIsLostForAllBatchesInFlight) {
       });
 }
 
-// A rank that stalls until the others have finished.
+// The late rank stalls until the others have finished. It must then fail.
 void ExpectLateRankFails(const std::string& mode, Step step) {
   SCOPED_TRACE(fmt::format("{} step {}", mode, static_cast<int>(step)));
   const Leaves leaves = {{1, {1, step}}};
@@ -268,7 +268,7 @@ TEST(MooncakeTest, RanksOfOtherHostsAreRefused) {
         {std::chrono::seconds(60)}, /*ranks_per_host=*/1);
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("is on another host"));
+    EXPECT_THAT(error.what(), HasSubstr("does not share memory"));
   }
 }
 
@@ -298,7 +298,8 @@ void ExpectOtherProcessesFinish(const std::string& mode, Step step, int signal) 
   SCOPED_TRACE(fmt::format("{} step {} signal {}", mode, static_cast<int>(step), signal));
   const Leaves leaves = {{1, {1, step}}};
   const auto expected = Expected(leaves);
-  // Process startup on a loaded machine may be delayed by more than kTimeoutSeconds.
+  // The timeout is longer here, because process startup on a loaded machine may be delayed by more
+  // than kTimeoutSeconds.
   MoeOptions options = Options(mode);
   options.elastic_timeout_seconds = 4 * kTimeoutSeconds;
   const MeshShape mesh{kRanks, kRanks};

@@ -11,10 +11,10 @@ namespace {
 // State of one batch.
 struct NoneState {
   std::vector<float> rows;         // [all tokens, H] rounded input rows
-  const float* x = nullptr;        // `rows`, or the caller's
+  const float* x = nullptr;        // `rows`, or the caller's rows
   std::vector<int32_t> tokens;     // [ep] tokens per rank
-  std::vector<size_t> sizes;       // [ep] part sizes of a collective
-  TopK topk;                       // of all tokens
+  std::vector<size_t> sizes;       // [ep] size of each rank's part in a collective
+  TopK topk;                       // routing of all tokens
   std::vector<int32_t> local_ids;  // [all tokens, k] −1 for experts of other ranks
   std::vector<float> sums;         // [all tokens, H]
   ExpertRows outputs;
@@ -112,7 +112,8 @@ class NoneDispatcher : public Dispatcher {
     state->x = state->rows.data();
   }
 
-  // Rounds state->x to the format of sent rows and converts the result back, in own storage.
+  // Rounds the rows of state->x: converts them to the format of sent rows and back. Stores them in
+  // state->rows.
   void RoundRows(int64_t tokens, NoneState* state) {
     const float* from = state->x;
     state->rows.resize(tokens * hidden_);

@@ -9,7 +9,8 @@
 namespace switchyard {
 namespace {
 
-// Maximum gap between rows of one fetch: every fetch is a round trip.
+// One fetch covers several rows if the gaps between them are at most this number of rows, because
+// every fetch is a round trip.
 constexpr int32_t kFetchGap = 8;
 
 }  // namespace

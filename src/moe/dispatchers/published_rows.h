@@ -12,10 +12,10 @@
 namespace switchyard {
 
 // Part of the payload of an exchange slot in the one-sided exchanges: rows that other ranks pull. A
-// row is written once, however many ranks read it, and a rank writes rows to its own arena only.
+// rank writes rows to its own arena only. A row is written once, however many ranks read it.
 class PublishedRows {
  public:
-  // Routing of the tokens published by one rank. Views of its arena.
+  // Routing of the tokens that one rank has published. Views of that rank's arena.
   struct Routing {
     int64_t tokens = 0;
     const int32_t* ids = nullptr;  // [tokens, k] physical experts, −1 for none
@@ -24,15 +24,17 @@ class PublishedRows {
   // Adds its buffers to `plan`, for at most `capacity` tokens.
   PublishedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
-  // Write routing, and the rows that experts of other ranks need; a flag must follow both.
+  // These functions write the routing, and the rows that experts of other ranks need. After both
+  // calls, the caller must raise a flag.
   void PublishRouting(const ExchangeSlots& slots, const SlotUse& use, const TopK& topk) const;
   void PublishRows(const ExchangeSlots& slots, const SlotUse& use, const float* x, const TopK& topk,
                    const ExpertMap& experts, ThreadPool& pool) const;
 
-  // Reads a source's routing, on any rank, after waiting for that flag. `what` is for the timeout
-  // message.
+  // Reads the routing of `source`, on any rank, after the wait for its flag. `what` is for the
+  // timeout message.
   Routing ReadRouting(ExchangeSlots& slots, const SlotUse& use, int source, const char* what) const;
-  // Makes rows of a rank on another host readable; no-op otherwise. `tokens` are ascending.
+  // Makes the rows `tokens` (ascending) of `source` readable. Does nothing if the source is on this
+  // host.
   void FetchRows(ExchangeSlots& slots, const SlotUse& use, int source,
                  std::span<const int32_t> tokens, const char* what) const;
   const std::byte* Row(const ExchangeSlots& slots, const SlotUse& use, int source,

@@ -14,13 +14,14 @@ void CheckHcclBuffer(const MoeOptions& options, const ExchangeShape& shape, int6
   const int64_t need = HcclBufferMib(tokens, in_rounds, shape);
   if (need <= options.hccl_buffer_mib) return;
   throw Invalid(
-      "HCCL_BUFFSIZE={0}: an exchange of {1} tokens per rank needs {2} (2 * (102 MB + 4 MB + {1} * "
+      "HCCL_BUFFSIZE={0}: an exchange of {1} tokens per rank needs {2} MiB (2 * (102 MB + 4 MB + "
+      "{1} * "
       "{3} * hidden {4} * top-k {5}) + 20 MB); raise it, or lower "
       "DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS",
       options.hccl_buffer_mib, tokens, need, in_rounds ? 3 : 2, shape.hidden, shape.k);
 }
 
-// Tokens of one rank in one dispatch.
+// Returns the maximum tokens of one rank in one dispatch.
 int64_t SplitPass(const MoeOptions& options, const ExchangeShape& shape) {
   const int64_t capacity = std::min(shape.max_tokens, options.long_seq_per_round_tokens);
   const int64_t rounds = CeilDiv(shape.max_tokens, capacity);
@@ -45,7 +46,7 @@ PassRounds RoundsOfPass(const MoeOptions& options, const ExchangeShape& shape) {
   const int64_t tokens = SplitPass(options, shape), pass = shape.max_tokens;
   const int64_t whole = HcclBufferMib(pass, /*in_rounds=*/false, shape);
   const bool fits = options.hccl_buffer_mib == 0 || whole <= options.hccl_buffer_mib;
-  // If neither fits, the error states the smaller requirement.
+  // If the buffer is too small for both, the error states the smaller of the two requirements.
   const bool smaller = whole <= HcclBufferMib(tokens, /*in_rounds=*/true, shape);
   const bool in_rounds = options.combine_long_seq || !(fits || smaller);
   const int64_t combined = in_rounds ? tokens : pass;

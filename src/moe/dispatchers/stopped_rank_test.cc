@@ -48,10 +48,10 @@ const Stage kStages[] = {{"before dispatch", MoeStage::kRoute},
                          {"before combine", MoeStage::kPostPermute},
                          {"during combine", MoeStage::kBeginCombine}};
 
-// The stage in which the others time out. A rank that has sent its rows is missing in combine. A
-// rank that has sent its outputs is missing in the token all-gather. With collectives only, the
-// next collective fails. The fused operator, which has no stages between its begin and its end,
-// fails in the exchange of outputs.
+// The stage that the timeout message of the other ranks names. If the stopped rank has sent its
+// rows, it is missing in combine. If it has sent its outputs, it is missing in the token
+// all-gather. With collectives only, the next collective fails. A fused operator has no stages
+// between begin and end, so it fails in the exchange of outputs.
 std::string WaitsIn(const A2aChoice& choice, size_t stage) {
   if (choice.a2a == "none") return "tp all-reduce";
   if (stage == 0) return choice.a2a + " dispatch";
@@ -89,7 +89,8 @@ TEST_P(StoppedRankTest, OthersSayWhoTheyWaitForAndWhereAndGiveUp) {
 
 std::vector<A2aChoice> ChoicesWithTimeout() {
   std::vector<A2aChoice> choices = AllA2aChoices();
-  std::erase_if(choices, [](const A2aChoice& c) { return c.a2a == "mooncake"; });  // continues
+  // Mooncake continues without the stopped rank.
+  std::erase_if(choices, [](const A2aChoice& c) { return c.a2a == "mooncake"; });
   return choices;
 }
 INSTANTIATE_TEST_SUITE_P(Backends, StoppedRankTest, ::testing::ValuesIn(ChoicesWithTimeout()),

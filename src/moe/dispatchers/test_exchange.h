@@ -1,4 +1,4 @@
-// Batches with hand-made routing, run by rank threads through any exchange, for tests.
+// Batches with given routing, run by rank threads through any exchange, for tests.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace switchyard {
 
-// An exchange, by its flag values.
+// An exchange, described by the values of its flags.
 struct ExchangeKind {
   std::string a2a, mode = "auto";
 
@@ -45,7 +45,7 @@ struct SomeTokens {
     x = random.Normal(topk.tokens * hidden);
   }
 
-  // Distinct random experts per token, some slots without one.
+  // Tokens with distinct random experts; some slots have no expert.
   static SomeTokens Random(int64_t tokens, int experts, int k, int64_t hidden, unsigned seed) {
     kernels::Random random(seed + 1000);
     std::vector<int32_t> ids;
@@ -84,7 +84,7 @@ struct ExchangeBatch {
     if (moe.fused()) return moe.fused()->Begin(x.data(), topk, decode, &handle);
     moe.dispatcher().BeginDispatch(x.data(), topk, decode, &handle);
   }
-  // From EndDispatch to BeginCombine.
+  // Runs the stages from EndDispatch to BeginCombine.
   void Compute(CpuMoeBackend& moe, const ExpertBlock& block) {
     if (moe.fused()) return;
     dispatched = moe.dispatcher().EndDispatch(&handle);
@@ -116,8 +116,9 @@ struct ExchangeRank {
   }
 };
 
-// Runs body(rank) on one thread per rank of the mesh, on hosts of `ranks_per_host` (0: one host).
-// Ranks hold the layer's experts in order of id; `max_tokens`: maximum over all ranks together.
+// Runs body(rank) on one thread per rank of the mesh, with `ranks_per_host` ranks on a host (0: all
+// on one host). Ranks hold the layer's experts in ascending order of id. `max_tokens`: maximum
+// number of tokens of all ranks together.
 inline void RunExchangeRanks(const MoeOptions& options, const TestLayer& layer,
                              const MeshShape& mesh, int64_t max_tokens,
                              const std::function<void(const ExchangeRank&)>& body,
@@ -137,7 +138,7 @@ inline void RunExchangeRanks(const MoeOptions& options, const TestLayer& layer,
   RunRankThreads(mesh.tp, bytes, run);
 }
 
-// Outputs [batch][MoE-TP rank][tokens, H] of batches run in sequence.
+// Outputs of batches that run one after the other: [batch][MoE-TP rank][tokens, H].
 using ExchangeOutputs = std::vector<std::vector<std::vector<float>>>;
 inline ExchangeOutputs RunExchange(const MoeOptions& options, const TestLayer& layer,
                                    const MeshShape& mesh, const std::vector<SomeTokens>& batches,

@@ -24,10 +24,10 @@ namespace switchyard {
 // threads when it starts them.
 class TestProcesses {
  public:
-  // Runs in each rank process; returns bytes for the parent.
+  // The function that runs in each rank process. It returns bytes for the parent process.
   using Body = std::function<std::string(int rank, std::shared_ptr<SharedArena>)>;
 
-  // Size limit of the body's result, or of its exception's text after "error: ".
+  // Size limit in bytes of the body's result, or of "error: " and the text of its exception.
   static constexpr size_t kMaxBytes = size_t{1} << 20;
 
   TestProcesses(int world, size_t bytes_per_rank, const Body& body)
@@ -99,7 +99,7 @@ class TestProcesses {
 
   std::shared_ptr<SharedArena> arena_;
   std::vector<Words*> words_;  // by rank, shared memory
-  std::vector<pid_t> pids_;    // by rank; −1 once reaped
+  std::vector<pid_t> pids_;    // by rank; −1 after the process was waited for
 };
 
 }  // namespace switchyard

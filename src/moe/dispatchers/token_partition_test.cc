@@ -135,7 +135,8 @@ TEST(TokenSpreadTest, LanesAreNoLongerThanWhatRanksOwn) {
   EXPECT_EQ(MaxLaneTokens({.tp = 4, .ep = 4}, 101), 26);
   EXPECT_EQ(MaxLaneTokens({.tp = 4, .ep = 4, .dp = 4}, 100), 100);
   EXPECT_EQ(MaxLaneTokens({.tp = 4, .ep = 2, .dp = 4}, 100), 200);
-  EXPECT_EQ(MaxLaneTokens({.tp = 4, .ep = 1, .dp = 1}, 3), 3);  // not 4 · ceil(3 / 4)
+  // MaxLaneTokens is not 4 · ceil(3 / 4).
+  EXPECT_EQ(MaxLaneTokens({.tp = 4, .ep = 1, .dp = 1}, 3), 3);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Stubs of the built-in backends of GPUs.
+// Stubs of the built-in GPU backends, for builds without CUDA.
 #include "moe/gpu_backends.h"
 
 #include "core/error.h"

@@ -10,8 +10,9 @@
 namespace switchyard {
 namespace {
 
-// Sets out->x to the dispatched rows as float32, the runners' input type. Points into the receive
-// buffer if the rows are contiguous float32 there; otherwise converts them to own storage.
+// Sets out->x to the dispatched rows as float32, the runners' input type. If the rows are
+// contiguous float32 in the receive buffer, out->x points there. Otherwise they are converted to
+// out->storage.
 void UseRows(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
   const int64_t hidden = context.hidden, row_bytes = in.format.Bytes(hidden);
   out->ldx = hidden;
@@ -38,7 +39,8 @@ void UseRows(const PermuteContext& context, const Dispatched& in, GroupedRows* o
   out->x = x;
 }
 
-// Calls visit(row, slot, local expert) for every (row, slot) with a local expert, rows ascending.
+// Calls visit(row, slot, local expert) for every (row, slot) whose expert is local, in ascending
+// order of rows.
 template <typename Visit>
 void ForEachOutput(const Dispatched& in, const Visit& visit) {
   for (int64_t n = 0; n < in.num_rows; ++n)
@@ -46,7 +48,8 @@ void ForEachOutput(const Dispatched& in, const Visit& visit) {
       if (const int32_t e = in.topk_ids[n * in.topk_stride + j]; e >= 0) visit(n, j, e);
 }
 
-// Prefix sum of per-expert counts, each rounded up to the alignment.
+// Computes the offsets of experts: the prefix sum of their counts, each rounded up to the
+// alignment.
 void AlignOffsets(const PermuteContext& context, std::span<const int32_t> counts,
                   std::vector<int32_t>* offsets) {
   const int alignment = context.expert_alignment;
@@ -101,8 +104,8 @@ void GroupByExpertMasked(const PermuteContext& context, const Dispatched& in, Gr
   out->position = s.position.data();
 }
 
-// Fills storage.places with the valid places, expert by expert, and storage.counts with their
-// number per expert.
+// Fills storage.places with the valid places, expert by expert, and storage.counts with the number
+// of valid places per expert.
 void ListValidPlaces(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
   auto& s = out->storage;
   s.places.clear();
@@ -120,7 +123,8 @@ void ListValidPlaces(const PermuteContext& context, const Dispatched& in, Groupe
   out->num_places = static_cast<int64_t>(s.places.size());
 }
 
-// Assigns place i of the list the next row of its expert, whose rows begin at row_of(expert).
+// Assigns a row to each place in storage.places. The places of expert e get rows row_of(e),
+// row_of(e) + 1, …
 template <typename RowOf>
 void AssignRows(const Dispatched& in, int64_t num_rows, const RowOf& row_of, GroupedRows* out) {
   auto& s = out->storage;
@@ -159,7 +163,7 @@ void GroupPlacesMasked(const PermuteContext& context, const Dispatched& in, Grou
   out->counts = s.counts;
 }
 
-// The runner's outputs stay in place; only their indices are returned.
+// The runner's outputs stay where they are. These functions only return their indices.
 ExpertRows OutputsByPosition(const GroupedRows& rows, float* y) {
   return {.rows = y, .num_rows = rows.num_rows, .position = rows.position};
 }

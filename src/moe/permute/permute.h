@@ -20,19 +20,20 @@ struct PermuteContext {
 // The conversion from a dispatch layout to a runner layout and back. Plain functions without state.
 struct PermutePair {
   void (*pre)(const PermuteContext& context, const Dispatched& in, GroupedRows* out) = nullptr;
-  // y: the runner's outputs for the rows of `pre`.
+  // `y`: the runner's outputs for the rows that `pre` returned.
   ExpertRows (*post)(const GroupedRows& rows, float* y) = nullptr;
 };
 
 using PermuteTable = PermuteTableOf<PermutePair>;
 
-// standard, normal → contiguous: a stable counting sort of (row, slot) by expert.
+// standard or normal → contiguous: a stable counting sort of (row, slot) by expert.
 PermutePair SortRowsByExpert();
-// standard, normal → masked: groups rows by expert, with equal capacity for every expert.
+// standard or normal → masked: groups rows by expert, with equal capacity for every expert.
 PermutePair GroupRowsMasked();
 // low-latency → contiguous: compacts the valid places, expert by expert.
 PermutePair CompactPlaces();
-// low-latency → masked: the valid places, expert by expert, with equal capacity for every expert.
+// low-latency → masked: compacts the valid places, expert by expert, with equal capacity for every
+// expert.
 PermutePair CompactPlacesMasked();
 
 }  // namespace switchyard

@@ -1,4 +1,5 @@
-// Maps pairs of layouts to permutes: those of CPUs (permute.h) and those of GPUs (gpu_backends.h).
+// Maps pairs of a dispatch layout and a runner layout to permutes, both for CPUs (permute.h) and
+// for GPUs (gpu_backends.h).
 #pragma once
 
 #include <map>
@@ -22,7 +23,8 @@ class PermuteTableOf {
     const auto it = permutes_.find({from, to});
     return it == permutes_.end() ? nullptr : &it->second;
   }
-  // The registered pairs for messages: "standard → contiguous, normal → contiguous, …".
+  // Returns the registered pairs as a text for messages: "standard → contiguous, normal →
+  // contiguous, …".
   std::string Pairs() const {
     std::string text;
     for (const auto& entry : permutes_) {

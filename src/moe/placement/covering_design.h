@@ -7,8 +7,8 @@
 
 namespace switchyard {
 
-// Rows [rows][factors] of choices below sizes[factor], such that every pair of choices of any two
-// factors occurs in some row. Greedy and deterministic for given sizes.
+// Rows [rows][factors] of choices; the choice for a factor is less than sizes[factor]. Every pair
+// of choices of any two factors occurs in some row. Greedy and deterministic for given sizes.
 class CoveringDesign {
  public:
   using Row = std::vector<int>;
@@ -34,7 +34,8 @@ class CoveringDesign {
     return met_[(first_[f] + a) * choices_ + first_[g] + b];
   }
 
-  // A row with the first uncovered pair, and −1 elsewhere.
+  // Sets *row to a row with the first uncovered pair, and −1 for all other factors. Returns false
+  // if all pairs are covered.
   bool NextUncoveredRow(Row* row) const {
     for (size_t f = 0; f < sizes_.size(); ++f)
       for (size_t g = f + 1; g < sizes_.size(); ++g)
@@ -49,8 +50,9 @@ class CoveringDesign {
     return false;
   }
 
-  // The choice for factor f that forms the most uncovered pairs with the choices already in `row`.
-  // Ties go to the first of them in an order that begins at the row index.
+  // Returns the choice for factor f that forms the most uncovered pairs with the choices already in
+  // `row`. Choices are tried in an order that starts at the row index; ties go to the first one
+  // tried.
   int BestChoice(const Row& row, size_t f) const {
     int best = 0, most = -1;
     for (int i = 0; i < sizes_[f]; ++i) {
@@ -74,7 +76,7 @@ class CoveringDesign {
   std::vector<int> sizes_;
   std::vector<size_t> first_;  // [factors] index of each factor's first choice among all choices
   size_t choices_ = 0;
-  std::vector<bool> met_;  // [choices_, choices_]
+  std::vector<bool> met_;  // [choices_, choices_] whether a pair is covered
   std::vector<Row> rows_;
 };
 

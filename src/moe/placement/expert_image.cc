@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-// Byte range of a view's rows [begin, end) in the stored array: offset and size.
+// Byte range, as offset and size, of a view's rows [begin, end) in the stored array.
 struct Extent {
   size_t begin = 0, size = 0;
 };
@@ -36,7 +36,7 @@ int64_t RowBytes(const WeightView& w) {
   }
 }
 
-// Number of rows that share scales, and the size of their scales in bytes.
+// Returns the number of rows that share scales, and the size in bytes of these scales.
 std::pair<int64_t, int64_t> ScaleRows(const WeightView& w) {
   switch (w.format) {
     case WeightFormat::kFp8Block:
@@ -55,13 +55,13 @@ std::pair<int64_t, int64_t> ScaleRows(const WeightView& w) {
   }
 }
 
-// The view's fields without its pointers, and the extents of its arrays.
+// The fields of a view without its pointers, and the byte ranges of its arrays.
 struct ViewHead {
   WeightView view;                 // view of the copy; row0 is relative to its first row
   std::array<Extent, 3> arrays{};  // extents of data, scales and zeros in the stored arrays
 };
 
-// Panels are copied whole. Their scales are among the codes.
+// Panels are copied as a whole. Their scales are interleaved with the codes.
 ViewHead HeadOfPanels(const WeightView& w) {
   ViewHead head{.view = w};
   const int64_t bytes = PanelBytes(w.format, w.group_size, w.stored_k);
@@ -87,7 +87,8 @@ ViewHead HeadOf(const WeightView& w) {
   return head;
 }
 
-// Serialized header of a view. Plain bytes: all ranks run the same binary on the same architecture.
+// Serialized header of a view. It is copied as plain bytes, because all ranks run the same binary
+// on the same architecture.
 struct Wire {
   WeightFormat format;
   ActivationFormat activation;
@@ -98,7 +99,7 @@ struct Wire {
 };
 struct Head {
   std::array<Wire, 3> views;      // gate, up, down
-  std::array<int64_t, 3> biases;  // floats; 0: none
+  std::array<int64_t, 3> biases;  // size of each bias in floats; 0: no bias
 };
 
 size_t Align(size_t bytes) {

@@ -12,8 +12,8 @@
 namespace switchyard {
 
 // The serialized form of an expert: a header that describes the weight views, then their arrays,
-// each aligned to kAlignment from the start. Holds references to the expert's owners; copies
-// nothing.
+// each aligned to kAlignment from the start. Holds references to the expert's owners. Only Copy
+// copies weights.
 class ExpertImage {
  public:
   static constexpr size_t kAlignment = 64;
@@ -35,8 +35,9 @@ class ExpertImage {
   size_t bytes_ = 0;
 };
 
-// Deserializes an expert from `size` bytes at `run` and keeps `run` as its owner; weights are
-// bit-identical. CHECKs that the bytes are an ExpertImage: ranks trust one another.
+// Deserializes an expert from `size` bytes at `run`. The expert refers to these bytes and keeps
+// `run` alive. Weights are bit-identical. CHECKs that the bytes are an ExpertImage, because ranks
+// trust one another.
 OwnedExpert ExpertFromImage(std::shared_ptr<const std::byte> run, size_t size);
 
 }  // namespace switchyard

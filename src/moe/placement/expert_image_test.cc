@@ -1,4 +1,5 @@
-// Serialized experts, copied in pieces of any size, keep every number in every format.
+// Experts are serialized and copied in pieces of any size. All weights are unchanged, in every
+// format.
 #include "moe/placement/expert_image.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +46,7 @@ TEST(ExpertImage, KeepsEveryNumberInEveryFormat) {
                              .intermediate = 320,
                              .num_experts = 2,
                              .clamped_with_biases = biases});
-      // Unsliced, and an MoE-TP slice that begins inside a block of scales.
+      // Tests the whole expert, and an MoE-TP slice that begins inside a block of scales.
       for (const int parts : {1, 2}) {
         SCOPED_TRACE(fmt::format("{} biases {} parts {}", Name(format), biases, parts));
         const auto want = TestLayer::Slice(layer.whole.experts[1], parts, parts - 1);

@@ -20,10 +20,11 @@ struct PreparedLayer {
   int received = 0;                  // number received from other ranks
 };
 
-// The MoE layers of one rank. Outlives its users.
+// The MoE layers of one rank, whose experts EPLB can move. Must outlive the objects that use it.
 class MovableExperts {
  public:
-  // Called with the bytes of each expert before it is loaded. May wait. An exception ends Prepare.
+  // Called before each expert is loaded, with the size of the expert in bytes. The function may
+  // wait. If it throws, Prepare ends with that exception.
   using Pace = std::function<void(size_t bytes)>;
 
   using Arrived = std::map<int32_t, OwnedExpert>;  // by logical expert
@@ -32,17 +33,17 @@ class MovableExperts {
   virtual std::vector<int> layers() const = 0;  // the layers with experts, ascending
   virtual const ExpertPlacement& PlacementOf(int layer) const = 0;
   // Whether receiving an expert from a rank that holds it costs less than loading it from the
-  // checkpoint, which may convert it again.
+  // checkpoint. Loading may have to convert the expert again.
   virtual bool sends() const { return false; }
   // The expert with local index `local` on this rank. Used by the rank's thread only.
   virtual OwnedExpert Held(int layer, int local) const = 0;
-  // Runs on any one thread concurrently with passes; the layer is not switched meanwhile. Shares
-  // experts that the rank holds or has received, and loads the others. Throws the loader's errors
-  // and leaves the layer unchanged.
+  // Runs on any one thread, concurrently with passes. The layer must not be switched meanwhile.
+  // Reuses experts that the rank holds or has received, and loads the others. If loading throws,
+  // the exception is passed on and the layer is unchanged.
   virtual PreparedLayer Prepare(int layer, const ExpertPlacement& placement, const Arrived& arrived,
                                 const Pace& pace) = 0;
   // Called on the rank's thread, between the same two passes on every rank. Returns the layer's
-  // previous experts: freeing them may take time.
+  // previous experts, because freeing them may take time.
   virtual std::vector<OwnedExpert> Switch(PreparedLayer prepared) = 0;
 };
 

@@ -1,4 +1,5 @@
-// Expert placement: the map from physical experts (slots of ranks) to logical ones (the model's).
+// Expert placement: the map from physical experts (slots of ranks) to logical experts (those of the
+// model).
 #pragma once
 
 #include <cstdint>
@@ -17,10 +18,10 @@ struct ExpertRange {
 };
 ExpertRange ExpertsOfRank(int num_physical, int ep, int ep_rank);
 
-// Selects the one of an expert's `replicas` (physical experts, at least one) that tokens of EP rank
-// `rank` go to (SGLang's logical_to_rank_dispatch_physical): on the rank itself, else on its node,
-// else anywhere. Ties rotate with rank + expert. `rank_of` [physical experts]; each node holds
-// `ranks_per_node` consecutive ranks.
+// Selects the replica to which tokens of EP rank `rank` are sent (SGLang's
+// logical_to_rank_dispatch_physical): a replica on the rank itself, else on its node, else
+// anywhere. Ties rotate with rank + expert. `replicas`: the physical experts of `expert`, at least
+// one. `rank_of`: [physical experts]. Each node holds `ranks_per_node` consecutive ranks.
 int32_t NearReplica(std::span<const int32_t> replicas, int32_t expert, int rank,
                     std::span<const int> rank_of, int ranks_per_node);
 
@@ -28,8 +29,8 @@ int32_t NearReplica(std::span<const int32_t> replicas, int32_t expert, int rank,
 class ExpertPlacement {
  public:
   ExpertPlacement() = default;
-  // Physical expert i is logical expert i; `redundant` further replicas go to experts 0, 1, … round
-  // robin.
+  // Physical expert i is logical expert i. `redundant` further physical experts are replicas of
+  // experts 0, 1, … in round-robin order.
   static ExpertPlacement Trivial(int num_logical, int redundant = 0);
   // Error kInvalid if an id is outside [0, num_logical) or a logical expert has no replica.
   ExpertPlacement(int num_logical, std::vector<int32_t> physical_to_logical);
@@ -39,15 +40,16 @@ class ExpertPlacement {
   std::span<const int32_t> physical_to_logical() const { return physical_to_logical_; }
   bool is_identity() const { return identity_; }
 
-  // [num_logical] the replica that tokens of EP rank `ep_rank` go to (NearReplica). `nodes` divides
-  // `ep`.
+  // [num_logical] the replica to which EP rank `ep_rank` sends tokens (NearReplica). `ep` must be
+  // divisible by `nodes`.
   std::vector<int32_t> ReplicasFor(int ep, int ep_rank, int nodes = 1) const;
-  // [num_logical] one replica of each expert, the same on all ranks, for tokens that every rank
-  // has. Replicas are selected round-robin over the experts.
+  // [num_logical] one replica of each expert, the same on all ranks. Used if every rank has all
+  // tokens. Replicas are selected round-robin over the experts.
   std::vector<int32_t> CommonReplicas() const;
 
  private:
-  std::vector<std::vector<int32_t>> AllReplicas() const;  // [num_logical] physical, ascending
+  // [num_logical] the physical experts of each logical expert, ascending.
+  std::vector<std::vector<int32_t>> AllReplicas() const;
 
   int num_logical_ = 0;
   std::vector<int32_t> physical_to_logical_;
@@ -63,7 +65,7 @@ class ExpertMap {
   int size() const { return static_cast<int>(places_.size()); }
   int Owner(int32_t expert) const { return places_[expert].rank; }
   int32_t LocalId(int32_t expert) const { return places_[expert].local_id; }
-  // The local id on `rank`; −1 if another rank holds the expert or `expert` is −1.
+  // The local id of `expert` on `rank`; −1 if another rank holds the expert or `expert` is −1.
   int32_t LocalIdOn(int rank, int32_t expert) const {
     return expert >= 0 && Owner(expert) == rank ? LocalId(expert) : -1;
   }
@@ -76,7 +78,7 @@ class ExpertMap {
     int32_t local_id = 0;
   };
   std::vector<Place> places_;
-  std::vector<int> local_experts_;  // [ep], descending
+  std::vector<int> local_experts_;  // [ep] number of experts on each rank; descending
 };
 
 }  // namespace switchyard

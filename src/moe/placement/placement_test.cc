@@ -62,7 +62,7 @@ TEST(ExpertPlacementTest, RefusesForeignAndMissingExperts) {
 }
 
 TEST(ExpertPlacementTest, TokensGoToAReplicaAtHomeElseInTurn) {
-  // Two on each of four ranks: {0,1} {2,0} {3,1} {0,3}
+  // Two slots on each of four ranks: {0,1} {2,0} {3,1} {0,3}
   const ExpertPlacement placement(4, {0, 1, 2, 0, 3, 1, 0, 3});
   EXPECT_THAT(placement.ReplicasFor(4, 0), ElementsAre(0, 1, 2, 7));
   EXPECT_THAT(placement.ReplicasFor(4, 1), ElementsAre(3, 1, 2, 4));
@@ -71,7 +71,7 @@ TEST(ExpertPlacementTest, TokensGoToAReplicaAtHomeElseInTurn) {
 }
 
 TEST(ExpertPlacementTest, TokensStayOnTheirNodeWhereTheyCan) {
-  // Two on each of four ranks, of two nodes: {0,1} {2,4} | {3,1} {0,3}
+  // Two slots on each of four ranks, on two nodes: {0,1} {2,4} | {3,1} {0,3}
   const ExpertPlacement placement(5, {0, 1, 2, 4, 3, 1, 0, 3});
   EXPECT_THAT(placement.ReplicasFor(4, 0, 2), ElementsAre(0, 1, 2, 7, 3));
   EXPECT_THAT(placement.ReplicasFor(4, 1, 2), ElementsAre(0, 1, 2, 4, 3));

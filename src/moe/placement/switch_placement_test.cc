@@ -1,5 +1,5 @@
-// Experts move between two passes: outputs stay bit-identical (equal within rounding with `none` or
-// MoE-TP), and the previous experts are freed.
+// Experts move between two passes. Outputs must stay bit-identical (equal within rounding with
+// `none` or MoE-TP), and the previous experts must be freed.
 #include <string>
 
 #include "gtest/gtest.h"
@@ -24,7 +24,7 @@ TestLayer MakeLayer(bool biases = false) {
   return layer;
 }
 
-// Outputs of decode and other passes; with `moving` the placement changes before each.
+// Outputs of decode passes and other passes. With `moving`, the placement changes before each pass.
 std::vector<float> OutputsOf(const TestLayer& layer, const MoeOptions& options,
                              const MeshShape& mesh, bool moving, bool in_turns = false) {
   constexpr int kPasses = 12;
@@ -64,7 +64,7 @@ TEST(SwitchPlacementTest, MovesNoBitWithAnyAllToAll) {
   for (const bool biases : {false, true}) {
     const TestLayer layer = MakeLayer(biases);
     for (const A2aChoice& choice : AllA2aChoices()) {
-      if (choice.a2a == "none") continue;  // sums by rank
+      if (choice.a2a == "none") continue;  // its sums depend on the ranks
       SCOPED_TRACE(choice.Describe());
       const MeshShape mesh{.tp = kRanks, .ep = kRanks};
       const auto still = OutputsOf(layer, Options(choice), mesh, false);
@@ -116,13 +116,14 @@ TEST(SwitchPlacementTest, ThousandSwitchesLeaveNothingBehind) {
         expert.owner = expert.weights.gate.owner = expert.weights.up.owner =
             expert.weights.down.owner = memory;
       moe.SwitchPlacement(placement, std::move(experts));
-      // Only the 16 current experts hold a reference: their owner and three views each.
+      // Only the 16 current experts hold references to the weights: each by its owner and three
+      // views.
       ASSERT_EQ(memory.use_count(), 1 + 4 * 16);
     }
     const auto old = moe.SwitchPlacement(layer.config.placement,
                                          ShardUnder(layer, comm.mesh, layer.config.placement));
     EXPECT_EQ(old.size(), 16u);
-    EXPECT_EQ(memory.use_count(), 1 + 4 * 16);  // `old` holds them
+    EXPECT_EQ(memory.use_count(), 1 + 4 * 16);  // `old` holds references to the previous experts
   });
 }
 

@@ -9,7 +9,8 @@
 
 namespace switchyard {
 
-// Every expert at least once, some more often, at random places; the same on every rank.
+// A placement with every expert at least once and some more often, in random slots; the same on
+// every rank.
 inline ExpertPlacement RandomPlacement(int experts, int redundant, uint32_t seed) {
   kernels::Random random(seed);
   std::vector<int32_t> map = random.Shuffled(experts);
@@ -19,7 +20,7 @@ inline ExpertPlacement RandomPlacement(int experts, int redundant, uint32_t seed
   return {experts, map};
 }
 
-// This rank's experts under `placement`.
+// This rank's experts with `placement`.
 inline std::vector<OwnedExpert> ShardUnder(const TestLayer& layer, const Mesh& mesh,
                                            const ExpertPlacement& placement) {
   const ExpertRange range = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
@@ -31,7 +32,7 @@ inline std::vector<OwnedExpert> ShardUnder(const TestLayer& layer, const Mesh& m
   return experts;
 }
 
-// Sends the t-th selection of an expert to its replicas in round-robin order.
+// Distributes the selections of an expert over its replicas in round-robin order.
 class RoundRobinChooser : public ReplicaChooser {
  public:
   void OnPlacement(int, const ExpertPlacement& placement) override {

@@ -15,10 +15,11 @@ void ToPhysical(std::span<const int32_t> replicas, const TopK& logical, TopK* ph
 
 namespace {
 
-// Compared by rows, then distance, then rank; the smallest is selected.
+// A rank that may get the shared expert's slot of a token. Candidates are compared by rows, then by
+// distance, then by rank; the smallest one is selected.
 struct Candidate {
   int64_t rows;
-  int distance;  // 0: this rank; 1: already receives the token's row; 2: neither
+  int distance;  // 0: this rank; 1: a rank that receives the token's row anyway; 2: another rank
   int rank;
   auto operator<=>(const Candidate&) const = default;
 };

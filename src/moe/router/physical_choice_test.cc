@@ -23,7 +23,7 @@ TEST(ToPhysicalTest, IdsAreReplacedAndWeightsKept) {
   EXPECT_EQ(physical.weights, logical.weights);
 }
 
-// Four experts on two ranks; the shared copies are 4 and 5.
+// Four experts on two ranks. The copies of the shared expert are physical experts 4 and 5.
 TEST(AppendSharedSlotsTest, WorkedByHand) {
   const ExpertMap experts(4, 2, true);
   //                                    rank 0   1   0       of the routed rows
@@ -31,8 +31,9 @@ TEST(AppendSharedSlotsTest, WorkedByHand) {
   const std::vector<float> gates = {0.1f, 0.2f, 0.3f};
   AppendSharedSlots(experts, 2, /*this_rank=*/0, {}, gates.data(), &topk);
   EXPECT_EQ(topk.k, 2);
-  // Ranks have 2 and 1 rows, so the first shared row goes to rank 1. Then they have 2 and 2, so the
-  // second one stays local. Then they have 3 and 2, so the third one goes to rank 1.
+  // The ranks have 2 and 1 routed rows, so the first shared row goes to rank 1. Then they have 2
+  // and 2, so the second shared row stays on this rank, rank 0. Then they have 3 and 2, so the
+  // third one goes to rank 1.
   EXPECT_THAT(topk.ids, ElementsAre(0, 5, 2, 4, 1, 5));
   EXPECT_THAT(topk.weights, ElementsAre(0.5f, 0.1f, 0.5f, 0.2f, 0.5f, 0.3f));
 }
@@ -53,13 +54,13 @@ TEST(AppendSharedSlotsTest, OfEqualRanksTheNearestIsTaken) {
   EXPECT_EQ(rank_of(2, {2, -1, -1}), 0);
 }
 
-// The second token's row goes to rank 2 anyway; rank 1 has the same load but would receive an
-// additional row.
+// Ranks 1 and 2 have the same load. The second token's row goes to rank 2 anyway, and rank 1 would
+// receive an additional row.
 TEST(AppendSharedSlotsTest, OfEqualRanksOneThatTheRowVisitsBeatsTheLowest) {
-  const ExpertMap experts(8, 4, true);  // two on each rank
+  const ExpertMap experts(8, 4, true);  // two experts on each rank
   TopK topk{.tokens = 2, .k = 2, .ids = {0, 2, 1, 4}, .weights = {1, 1, 1, 1}};
-  // Rows: rank 0 two, 1 one, 2 one, 3 none. The first shared row goes to rank 3; then 1, 2 and 3
-  // have one each.
+  // Routed rows: two on rank 0, one on ranks 1 and 2, none on rank 3. The first shared row goes to
+  // rank 3. Then ranks 1, 2 and 3 have one row each.
   AppendSharedSlots(experts, 4, /*this_rank=*/0, {}, nullptr, &topk);
   EXPECT_THAT(topk.ids, ElementsAre(0, 2, 8 + 3, 1, 4, 8 + 2));
 }
@@ -72,8 +73,9 @@ TEST(AppendSharedSlotsTest, LostRanksGetNothing) {
   for (int t = 0; t < 6; ++t) EXPECT_EQ(experts.Owner(topk.ids[2 * t + 1]), 3) << t;
 }
 
-// The most loaded rank has no more rows than the minimum over all assignments of the shared rows:
-// the maximum of the routed rows and of an even share of all rows.
+// The number of rows of the most loaded rank must be minimal. Its lower bound over all assignments
+// of the shared rows is the maximum of two values: the most routed rows of a rank, and an even
+// share of all rows.
 TEST(AppendSharedSlotsTest, TheFullestRankIsAsEmptyAsItCanBe) {
   kernels::Random random(11);
   for (int round = 0; round < 200; ++round) {
@@ -81,7 +83,8 @@ TEST(AppendSharedSlotsTest, TheFullestRankIsAsEmptyAsItCanBe) {
     const int num_experts = k + static_cast<int>(random.Below(20));
     const ExpertMap experts(num_experts, ranks, true);
     TopK topk{.tokens = random.Below(30), .k = k};
-    const int hot = random.Below(3) == 0 ? k : num_experts;  // some batches favour few experts
+    // In some batches only few experts are chosen.
+    const int hot = random.Below(3) == 0 ? k : num_experts;
     for (int64_t i = 0; i < topk.tokens * k; ++i)
       topk.ids.push_back(static_cast<int32_t>(random.Below(hot + 1)) - 1);
     topk.weights.assign(topk.ids.size(), 1.0f);

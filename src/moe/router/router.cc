@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// Index of the largest value above −∞, the lowest index on ties; −1 if there is none.
+// Index of the largest value; the lowest index on ties; −1 if all values are −∞.
 int ArgMax(std::span<const float> values) {
   int best = -1;
   float best_value = kMinusInfinity;
@@ -53,29 +53,30 @@ float GroupScore(RouterConfig::GroupScore by, std::span<const float> group) {
 
 // Per-thread scratch, kept between calls.
 struct RouterScratch {
-  std::vector<float> scores;  // [num_experts] source of the weights
-  std::vector<float> choice;  // [num_experts] selection scores; −∞: not eligible
+  std::vector<float> scores;  // [num_experts] scores from which the weights are computed
+  // [num_experts] scores by which experts are selected; −∞: not eligible.
+  std::vector<float> choice;
   std::vector<float> groups;  // [num_groups]
 };
 
-// Masks the experts outside the topk_groups best groups.
+// Masks the experts of all groups except the topk_groups best ones.
 void LimitToBestGroups(const RouterConfig& config, RouterScratch* scratch) {
   const int size = config.num_experts / config.num_groups;
   const auto group = [&](int g) { return std::span(scratch->choice).subspan(g * size, size); };
   scratch->groups.resize(config.num_groups);
   for (int g = 0; g < config.num_groups; ++g)
     scratch->groups[g] = GroupScore(config.group_score, group(g));
-  // First marks the selected groups with −∞ in the group scores, then masks the unmarked groups.
+  // Marks the selected groups by a group score of −∞. Then masks the groups that are not marked.
   for (int i = 0; i < config.topk_groups; ++i)
     if (const int best = ArgMax(scratch->groups); best >= 0) scratch->groups[best] = kMinusInfinity;
   for (int g = 0; g < config.num_groups; ++g)
     if (scratch->groups[g] != kMinusInfinity) std::ranges::fill(group(g), kMinusInfinity);
 }
 
-// Selects the experts of one token by SparseMixer. ids, weights [2].
+// Selects the experts of one token by SparseMixer (RouterConfig). ids, weights: [2].
 void SelectBySparseMixer(float jitter, std::span<const float> logits, std::span<float> left,
                          std::span<int32_t> ids, std::span<float> weights) {
-  std::ranges::copy(logits, left.begin());  // −∞: selected
+  std::ranges::copy(logits, left.begin());  // −∞ marks an expert that is already selected
   for (size_t j = 0; j < ids.size(); ++j) {
     const int best = ArgMax(left);
     const float largest = left[best];
@@ -90,7 +91,7 @@ void SelectBySparseMixer(float jitter, std::span<const float> logits, std::span<
   }
 }
 
-// Selects the experts of one token. ids, weights [k].
+// Selects the experts of one token. ids, weights: [k].
 void SelectForToken(const RouterConfig& config, std::span<const float> logits,
                     const float* correction_bias, RouterScratch* scratch, std::span<int32_t> ids,
                     std::span<float> weights) {
@@ -117,8 +118,8 @@ void SelectForToken(const RouterConfig& config, std::span<const float> logits,
   }
 }
 
-// The first expert whose score is not finite; −1: none. A correction bias of −∞ is allowed and
-// excludes an expert.
+// Returns the first expert whose score is not finite; −1: none. A correction bias of −∞ is allowed,
+// because it excludes an expert.
 int32_t FirstBad(std::span<const float> logits, const float* correction_bias) {
   for (size_t e = 0; e < logits.size(); ++e) {
     const bool biased = correction_bias == nullptr || std::isfinite(correction_bias[e]) ||
@@ -128,8 +129,8 @@ int32_t FirstBad(std::span<const float> logits, const float* correction_bias) {
   return -1;
 }
 
-// Fills in the selection for a token without usable scores: valid expert ids, and NaN weights,
-// which end its request.
+// Fills in the selection for a token whose scores are not finite: valid expert ids, and NaN
+// weights, which end its request.
 void SelectNothing(std::span<int32_t> ids, std::span<float> weights) {
   std::iota(ids.begin(), ids.end(), 0);
   std::ranges::fill(weights, std::numeric_limits<float>::quiet_NaN());
@@ -143,7 +144,7 @@ void FinishWeights(const RouterConfig& config, std::span<const int32_t> ids,
   if (chosen.empty()) return;
   if (config.scoring == RouterConfig::Scoring::kTopKSoftmax) Softmax(chosen);
   if (config.renormalize) {
-    float sum = 1e-20f;  // sigmoids may all be zero
+    float sum = 1e-20f;  // avoids division by zero: all sigmoids may be zero
     for (const float w : chosen) sum += w;
     for (float& w : chosen) w /= sum;
   }

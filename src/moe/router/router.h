@@ -9,16 +9,17 @@
 
 namespace switchyard {
 
-// Parameters of the selection of k (id, weight) pairs from a token's expert logits. Model families
-// differ in four choices only.
+// Parameters of the router. It selects k (id, weight) pairs from a token's expert logits. The enums
+// and fields below cover all differences between model families.
 struct RouterConfig {
   enum class Scoring : uint8_t {
     kSoftmax,      // scores = softmax over all experts (Mixtral, Qwen, OLMoE, DeepSeek-V2)
     kSigmoid,      // scores = sigmoid of each logit (DeepSeek-V3, GLM-4-MoE)
     kTopKSoftmax,  // the k largest logits, then softmax over those k (gpt-oss)
-    // Twice: the largest logit, with its softmax among the logits near it (Phi-3.5-MoE). Near: less
-    // than 2 · jitter below, relative to the larger magnitude. Liu et al., "GRIN: GRadient-INformed
-    // MoE" (https://arxiv.org/abs/2409.12136). [CPUs, without groups and bias; k is 2]
+    // Two selections, each of the largest remaining logit. The weight is the softmax of this logit
+    // among the logits near it (Phi-3.5-MoE). A logit is near if it is less than 2 · jitter below,
+    // relative to the larger magnitude of the two. Liu et al., "GRIN: GRadient-INformed MoE"
+    // (https://arxiv.org/abs/2409.12136). Only on CPUs, with k = 2, without groups and bias.
     kSparseMixer,
   };
   enum class GroupScore : uint8_t { kMax, kTop2Sum };  // score of an expert group
@@ -26,22 +27,22 @@ struct RouterConfig {
   int num_experts = 0;
   int top_k = 0;
   Scoring scoring = Scoring::kSoftmax;
-  bool renormalize = false;  // weights divided by their sum over the k
+  bool renormalize = false;  // weights are divided by the sum of the k weights
   // Group-limited routing: experts form num_groups contiguous groups, and only experts of the
   // topk_groups best groups are eligible.
   int num_groups = 1, topk_groups = 1;
   GroupScore group_score = GroupScore::kMax;
   float routed_scaling_factor = 1.0f;
-  float jitter = 0.0f;  // of kSparseMixer
+  float jitter = 0.0f;  // used by kSparseMixer
 };
 
-// Selected experts of a batch. Id −1: none (weight 0). Slot order is the reduction order of
-// combine.
+// Selected experts of a batch. Id −1: the slot has no expert (weight 0). The order of slots is the
+// reduction order of combine.
 struct TopK {
   int64_t tokens = 0;
   int k = 0;
   std::vector<int32_t> ids;    // [tokens, k] logical experts
-  std::vector<float> weights;  // [tokens, k], routed_scaling_factor included
+  std::vector<float> weights;  // [tokens, k], including routed_scaling_factor
   // [tokens] the first expert whose score is not finite; −1: none. Such a token gets experts 0 to k
   // - 1 with weights NaN, so that its request ends with an error on every rank.
   std::vector<int32_t> bad_experts;
@@ -54,10 +55,11 @@ struct RouterWeights {
   const float* correction_bias = nullptr;
 };
 
-// logits [tokens, num_experts] → *out. Ties go to the lower id, so that every rank selects the
-// same. Slots are in order of selection, best first. A token with a score (logit, or logit with
-// the correction bias) that is NaN or infinite is marked in TopK::bad_experts. A correction bias of
-// −∞ excludes an expert; a slot without an eligible expert has id −1.
+// Selects experts: logits [tokens, num_experts] → *out. Ties go to the lower id, so that every rank
+// selects the same experts. Slots are in order of selection, best first. If a score of a token (a
+// logit, or a logit with its correction bias) is NaN or infinite, the token is marked in
+// TopK::bad_experts. A correction bias of −∞ excludes an expert. If no eligible expert is left for
+// a slot, its id is −1.
 void SelectExperts(const RouterConfig& config, const float* logits, int64_t tokens,
                    const float* correction_bias, TopK* out, ThreadPool& pool);
 

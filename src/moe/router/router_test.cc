@@ -1,4 +1,5 @@
-// Expert selection against a plain reimplementation; hand-written cases for ties and limits.
+// Compares expert selection with a plain reimplementation, and tests hand-written cases for ties
+// and limits.
 #include "moe/router/router.h"
 
 #include <algorithm>
@@ -26,7 +27,8 @@ TopK Select(const RouterConfig& config, const std::vector<float>& logits,
   return out;
 }
 
-// Computes in double, and sorts instead of scanning as the router does; for scores without ties.
+// The reimplementation: computes in double, and sorts where the router scans. Supports only scores
+// without ties.
 TopK PlainSelect(const RouterConfig& c, const std::vector<float>& logits, const float* bias) {
   TopK out{.tokens = static_cast<int64_t>(logits.size()) / c.num_experts, .k = c.top_k};
   for (int64_t t = 0; t < out.tokens; ++t) {
@@ -111,8 +113,8 @@ TEST(RouterTest, SigmoidWithCorrectionBiasAndGroups) {
               true);
 }
 
-// Written from the formulas: the weight of an expert is its softmax over the experts whose logits
-// are at most 2 · jitter below, relative to the larger magnitude.
+// The expected weights follow the formulas of the paper: the weight of an expert is its softmax
+// over the experts whose logits are at most 2 · jitter below, relative to the larger magnitude.
 TEST(RouterTest, SparseMixerWeighsEachExpertAgainstItsNearRivals) {
   const RouterConfig config{
       .num_experts = 5, .top_k = 2, .scoring = Scoring::kSparseMixer, .jitter = 0.1f};
@@ -121,7 +123,8 @@ TEST(RouterTest, SparseMixerWeighsEachExpertAgainstItsNearRivals) {
   EXPECT_THAT(out.ids, ElementsAre(1, 0));
   EXPECT_NEAR(out.weights[0], 1.0 / (1.0 + std::exp(-0.3)), 1e-6);
   EXPECT_NEAR(out.weights[1], 1.0 / (1.0 + std::exp(-0.2)), 1e-6);
-  // Relative to the magnitude of the lower logit, if that is larger: (−1 + 1.2) / 1.2 < 0.2.
+  // The difference is relative to the larger magnitude, which here is that of the lower logit: (−1
+  // + 1.2) / 1.2 < 0.2.
   const TopK negative = Select(config, {-1.0f, -1.2f, -1.3f, -9.0f, -9.0f});
   EXPECT_THAT(negative.ids, ElementsAre(0, 1));
   EXPECT_NEAR(negative.weights[0], 1.0 / (1.0 + std::exp(-0.2)), 1e-6);
@@ -147,7 +150,7 @@ TEST(RouterTest, CorrectionBiasChoosesButDoesNotWeigh) {
   EXPECT_THAT(out.weights, ElementsAre(0.5f));
 }
 
-// The best groups win even if all their biased scores are negative.
+// The experts of the best groups are selected even if all their biased scores are negative.
 TEST(RouterTest, ExpertsOutsideTheBestGroupsAreNeverChosen) {
   const std::vector<float> bias = {-3, -3, -4, -4};
   const TopK out = Select({.num_experts = 4,
@@ -159,7 +162,8 @@ TEST(RouterTest, ExpertsOutsideTheBestGroupsAreNeverChosen) {
   EXPECT_THAT(out.ids, ElementsAre(0, 1));
 }
 
-// A token without finite scores ends its request; other tokens of the batch are unaffected.
+// The request of a token with scores that are not finite ends. Other tokens of the batch are
+// unaffected.
 TEST(RouterTest, ScoresThatAreNotFiniteAreMarkedByTokenAndExpert) {
   for (const Scoring scoring : {Scoring::kSoftmax, Scoring::kSigmoid, Scoring::kTopKSoftmax}) {
     for (const float bad : {NAN, INFINITY, -INFINITY}) {

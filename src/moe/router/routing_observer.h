@@ -9,10 +9,11 @@
 
 namespace switchyard {
 
-// The tokens of one round that a rank reports. Over all ranks of the world, every token of the pass
-// is reported exactly once per layer. Views, valid during the call.
+// The tokens of one round that a rank reports. All ranks of the world together report every token
+// of the pass exactly once per layer. The spans are valid during the call only.
 struct RoutedTokens {
-  // Index in the rank's attention group in this pass; rows are consecutive. 0 if there are none.
+  // Index of the first token in the rank's attention group in this pass; the tokens are
+  // consecutive. 0 if there are none.
   int64_t first_row = 0;
   int64_t tokens = 0;
   std::span<const int32_t> logical;  // [tokens, top_k] the router's selection, −1 for none
@@ -21,15 +22,15 @@ struct RoutedTokens {
   std::span<const int32_t> physical;
 };
 
-// The choices of one layer in one pass, counted over the same tokens as RoutedTokens. Views, valid
-// during the call.
+// The choices of one layer in one pass, counted over the same tokens as RoutedTokens. The spans are
+// valid during the call only.
 struct RoutedCounts {
   std::span<const int32_t> logical;   // [num_experts] selections of each expert by the router
   std::span<const int32_t> physical;  // [num_physical] rows sent to each physical expert
 };
 
-// Called by the MoE layers of one rank (MoeBackend::Observe), on the rank's thread. On CPUs the
-// calls come during the pass. On GPUs they come after it, since the choices are on the device.
+// Called by the MoE layers of one rank (MoeBackend::Observe), on the rank's thread. On CPUs it is
+// called during the pass. On GPUs it is called after the pass, since the choices are on the device.
 // `pass` is the number of the pass (MoeState::pass). Calls of several passes may be interleaved.
 class RoutingObserver {
  public:
@@ -37,17 +38,18 @@ class RoutingObserver {
   // Called with the layer's placement, before its first pass and after each change. The placement
   // applies to passes that begin later, not to those in flight.
   virtual void OnPlacement(int layer, const ExpertPlacement& placement) = 0;
-  // On CPUs called for each round of each pass, empty rounds included. On GPUs called for each run
-  // of consecutive rows.
+  // Called on CPUs for each round of each pass, including empty rounds. Called on GPUs for each
+  // range of consecutive rows.
   virtual void OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) = 0;
   // Whether the observer needs OnRoute with the choices of each token. If not, a GPU may count the
   // choices itself, and call OnCounts once per layer and pass instead.
   virtual bool wants_tokens() const { return true; }
   virtual void OnCounts(uint64_t /*pass*/, int /*layer*/, const RoutedCounts& /*counts*/) {}
-  // Whether the pass is observed. Read when the pass begins; GPUs then record observed passes only.
+  // Whether the pass is observed. Called when the pass begins. GPUs record only passes that are
+  // observed.
   virtual bool wants_pass(uint64_t /*pass*/) const { return true; }
-  // Whether to call OnDispatch, once per round with the rows dispatched to this rank's experts. A
-  // fused operator does not expose these rows and is then rejected.
+  // Whether OnDispatch is called, once per round, with the rows dispatched to this rank's experts.
+  // Fused operators do not expose these rows, so they are rejected if this is true.
   virtual bool wants_dispatch() const { return false; }
   virtual void OnDispatch(uint64_t /*pass*/, int /*layer*/, const GroupedRows& /*rows*/) {}
 };

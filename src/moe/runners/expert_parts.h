@@ -9,12 +9,14 @@
 
 namespace switchyard {
 
-// Maximum number of parts. Each part of the down projection must still occupy all threads.
+// Maximum number of parts. It is small, because each part of the down projection must still have
+// enough work for all threads.
 constexpr int kMaxCombineParts = 4;
 
-// Part p has the outputs of the p-th of `parts` contiguous runs of a rank's local experts. Run
-// lengths differ by at most one. `local_experts`: maximum over ranks, so the parts are the same on
-// all ranks, and a token's rank knows in which part each output arrives.
+// Divides a rank's local experts into `parts` contiguous ranges, whose lengths differ by at most
+// one. Part p has the outputs of the experts of range p. `local_experts`: maximum over ranks. So
+// the parts are the same on all ranks, and a token's rank can compute in which part each output
+// arrives.
 class ExpertParts {
  public:
   ExpertParts(int64_t local_experts, int parts) : experts_(local_experts), parts_(parts) {}
@@ -30,10 +32,10 @@ class ExpertParts {
   int parts_;
 };
 
-// A batch's tokens, sorted by the last part that has an output of them. Reused between batches.
+// A batch's tokens, sorted by the last part that has an output for them. Reused between batches.
 class TokensByPart {
  public:
-  // Sorts `count` tokens. part_of(token): the last part that has an output of the token.
+  // Sorts `count` tokens. part_of(token): the last part that has an output for the token.
   template <typename PartOf>
   void Sort(int64_t count, int parts, const PartOf& part_of) {
     part_of_token_.resize(count);

@@ -1,4 +1,5 @@
-// The parts of a combine: runs of experts, and the tokens that each part completes.
+// The parts of a combine: ranges of experts, and the tokens whose outputs are complete after each
+// part.
 #include "moe/runners/expert_parts.h"
 
 #include "gmock/gmock.h"

@@ -5,12 +5,12 @@
 
 namespace switchyard {
 
-// One contiguous grouped GEMM with the activation fused between its two GEMMs
-// (kernels::GroupedMlp), which reads every weight format in place.
+// Computes the experts with one contiguous grouped GEMM for gate and up, and one for down; the
+// activation is fused between the two (kernels::GroupedMlp). Reads every weight format in place.
 class GroupedMlpRunner : public Runner {
  public:
-  // Rows per tile of float32 outputs in RunTo. Large enough that weights are seldom reread for the
-  // next tile, small enough that rounding reads from cache.
+  // Rows per tile of float32 outputs in RunTo. Tiles are large enough that weights are seldom read
+  // again for the next tile, and small enough that rounding reads the outputs from cache.
   static constexpr int64_t kTileRows = 1024;
 
   RunnerLayout layout() const override { return RunnerLayout::kContiguous; }

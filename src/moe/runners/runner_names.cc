@@ -8,8 +8,9 @@
 namespace switchyard {
 namespace {
 
-// Names without `needs` select GPU kernels for some number formats in SGLang. grouped_mlp supports
-// all of these formats. cutedsl uses the masked layout with counts, as masked_mlp does.
+// SGLang's runner names. In SGLang, names without `needs` select GPU kernels for certain number
+// formats. All of these formats are supported by grouped_mlp. cutedsl uses the masked layout with
+// counts, as masked_mlp does.
 constexpr std::array kRunners = {
     SglangBackendName{"triton", "grouped_mlp", ""},
     SglangBackendName{"triton_kernel", "grouped_mlp", ""},
@@ -47,7 +48,7 @@ Error Refusal(std::string_view flag, const SglangBackendName& foreign) {
                  foreign.name, foreign.needs, foreign.nearest);
 }
 
-// `Backends`: of CPUs or of GPUs.
+// `Backends`: MoeBackends (CPUs) or GpuMoeBackends.
 template <typename Backends>
 std::string Resolve(const std::string& name, const Backends& backends) {
   if (name == "auto") return backends.auto_runner;

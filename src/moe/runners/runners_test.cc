@@ -11,7 +11,8 @@
 namespace switchyard {
 namespace {
 
-// Experts with no rows, few, and more than a tile; gaps before some and after.
+// Rows of experts with no rows, with few, and with more than a tile. There are padding rows before
+// some experts and after the last one.
 GroupedRows RowsOf(RunnerLayout layout, const std::vector<int32_t>& counts, int64_t sources,
                    const std::vector<float>& x, int64_t hidden) {
   GroupedRows rows;
@@ -72,7 +73,7 @@ TEST(RunnersTest, LeaveInPlacesWhatTheyReturn) {
   }
 }
 
-// Implements only what is required of a runner.
+// Implements only the required functions of a runner.
 class PlainRunner : public Runner {
  public:
   explicit PlainRunner(std::unique_ptr<Runner> inner) : inner_(std::move(inner)) {}
@@ -102,7 +103,7 @@ void ExpectTwoStepsGiveTheSame(Runner& runner, const GroupedRows& rows, const Ex
     std::vector<float> y(want.size(), NAN), placed(want.size(), NAN);
     std::vector<std::byte*> places(rows.num_rows, nullptr);
     for (int64_t r = 0; r < rows.num_rows; ++r)
-      if (r % 5 != 0 && !std::isnan(want[r * hidden]))  // not a gap row
+      if (r % 5 != 0 && !std::isnan(want[r * hidden]))  // not a padding row
         places[r] = reinterpret_cast<std::byte*>(placed.data() + r * hidden);
     const RunnerOutputs to_y{.y = y.data()}, to_places{.places = places};
     for (const RunnerOutputs& to : {to_y, to_places}) {

@@ -9,25 +9,26 @@
 
 namespace switchyard {
 
-// Scratch of the functions below, kept between calls.
+// Scratch memory of the functions below. It is kept between calls.
 struct SharedExpertScratch {
   Scratch<float> middle, gate;
   Scratch<float> y;  // [tokens, H] output of ComputeSharedExpert
 };
 
-// scratch->y[t] = sigmoid(gate · x[t]) · shared(x[t]); shared(x[t]) without a gate. x [tokens, H].
-// With a TP slice of the expert: the slice's partial sum.
+// Computes scratch->y[t] = sigmoid(gate · x[t]) · shared(x[t]), or shared(x[t]) if there is no
+// gate. x: [tokens, H]. If the weights are a TP slice of the expert, the result is the slice's
+// partial sum.
 void ComputeSharedExpert(const MoeLayerConfig& config, const MoeLayerWeights& weights,
                          const float* x, int64_t tokens, SharedExpertScratch* scratch,
                          ThreadPool& pool);
 
-// [tokens] sigmoid(gate · x[t]), stored in the scratch; null without a gate.
+// Returns [tokens] sigmoid(gate · x[t]), stored in the scratch; null if there is no gate.
 const float* SharedGates(const MoeLayerConfig& config, const MoeLayerWeights& weights,
                          const float* x, int64_t tokens, SharedExpertScratch* scratch,
                          ThreadPool& pool);
 
-// Error kInvalid if the shared expert cannot be dispatched as a routed one, whose intermediate size
-// is `intermediate`.
+// Error kInvalid if the shared expert cannot be dispatched like a routed expert. `intermediate`:
+// intermediate size of the routed experts.
 void CheckSharedFits(const MoeLayerWeights& weights, int64_t intermediate);
 
 }  // namespace switchyard

@@ -41,7 +41,7 @@ std::string JoinedText(const Json& content, const std::string& where) {
   return text;
 }
 
-// A message of OpenAI's API while it is built from blocks.
+// A message in the form of OpenAI's API, while it is built from the blocks of an Anthropic message.
 struct Turn {
   std::string text, reasoning;
   Json calls = Json::array();
@@ -128,9 +128,10 @@ Json ToolsOf(const Json& tools) {
     if (!tools[i].is_object()) throw InvalidField(where, "{} is not an object", where);
     const Fields t(tools[i], where + ".");
     if (const std::string type = t.String("type", "custom"); type != "custom")
-      throw InvalidField(t.Name("type"),
-                         "{}: {} is not supported, only custom: the server itself runs no tools",
-                         t.Name("type"), Dump(type).substr(0, 80));
+      throw InvalidField(
+          t.Name("type"),
+          "{}: {} is not supported, want custom: the server executes no tools itself",
+          t.Name("type"), Dump(type).substr(0, 80));
     const Json* schema = t.Find("input_schema");
     if (schema && !schema->is_object())
       throw InvalidField(t.Name("input_schema"), "{} is not an object", t.Name("input_schema"));
@@ -159,7 +160,8 @@ void AddToolChoice(const Json& choice, Json* body) {
   (*body)["parallel_tool_calls"] = !f.Bool("disable_parallel_tool_use", false);
 }
 
-// Adds response_format. `format`: output_config.format, or output_format, its earlier name.
+// Adds response_format. `format`: the value of output_config.format, or of output_format, the
+// field's earlier name.
 void AddFormat(const Json& format, const std::string& where, Json* body) {
   if (!format.is_object()) throw InvalidField(where, "{} is not an object", where);
   const Fields f(format, where + ".");
@@ -193,7 +195,8 @@ void AddThinking(const Json& thinking, Json* body) {
                                      {"enable_thinking", type == "enabled"}};
 }
 
-// Whether the output continues the last message, which then is a text of the assistant.
+// Whether the output continues the last message. It does so if that message is a text of the
+// assistant.
 bool ContinuesLast(const Json& messages) {
   const Json& last = messages.back();
   return last["role"] == "assistant" && last["content"].is_string() && last["content"] != "" &&

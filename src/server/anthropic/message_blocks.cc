@@ -55,7 +55,7 @@ void MessageBlocks::Add(const std::vector<OutputEvent>& events) {
 
 void MessageBlocks::Finish() { End(); }
 
-// Begins a block, unless a block of this type is open.
+// Ends the open block and begins a new one, unless a block of this type is open.
 void MessageBlocks::Begin(const char* type, const Json& block) {
   if (open_ == type) return;
   End();

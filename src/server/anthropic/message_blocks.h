@@ -13,7 +13,8 @@ namespace switchyard::anthropic {
 // Builds the blocks of one message: thinking, text and tool_use. One thread at a time.
 class MessageBlocks {
  public:
-  // Receives each event of a stream: its type, and its members without the type. May be null.
+  // Callback for each event of a stream. Arguments: the type of the event, and its other members.
+  // May be null.
   using Sink = std::function<void(const char* type, Json members)>;
   explicit MessageBlocks(Sink sink = nullptr) : sink_(std::move(sink)) {}
 

@@ -37,7 +37,7 @@ struct Message {
   }
 
   const JobPtr job;
-  std::optional<ChatOutput> output;  // absent if the text is the content
+  std::optional<ChatOutput> output;  // absent: all text is content
   MessageBlocks blocks;
 };
 

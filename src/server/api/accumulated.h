@@ -12,7 +12,7 @@ struct Accumulated {
   std::vector<int32_t> tokens;
   std::vector<PositionLogprobs> input_logprobs, output_logprobs;
   std::vector<int64_t> token_offsets;
-  std::vector<uint32_t> token_ends;  // in `text`
+  std::vector<uint32_t> token_ends;  // byte offsets in `text`; see GenerationEvent::token_ends
   std::vector<int32_t> routed_experts;
   std::vector<float> pooled;
   GenerationEvent last;

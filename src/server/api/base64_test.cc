@@ -9,7 +9,7 @@ std::string Encode(std::string_view text) {
   return Base64(std::as_bytes(std::span(text.data(), text.size())));
 }
 
-TEST(Base64, IsThatOfTheStandard) {  // section 10
+TEST(Base64, IsThatOfTheStandard) {  // examples of RFC 4648, section 10
   EXPECT_EQ(Encode(""), "");
   EXPECT_EQ(Encode("f"), "Zg==");
   EXPECT_EQ(Encode("fo"), "Zm8=");

@@ -45,7 +45,7 @@ const Json& CheckEffort(const std::string& name, const Json& effort) {
   return effort;
 }
 
-// Returns `value`; throws RequestError unless it is an object.
+// Returns `value` if it is an object, otherwise throws RequestError.
 const Json& Object(const Fields& f, const char* key, const Json& value) {
   if (!value.is_object()) throw InvalidField(f.Name(key), "{} is not an object", f.Name(key));
   return value;

@@ -20,14 +20,14 @@ void CheckChatRoles(const Fields& f);
 // messages is set: echo, add_special_tokens or return_prompt_text.
 void CheckFieldsWithoutMessages(const Fields& f);
 
-// The text that `echo` puts before the answer, by vLLM's rule: the text of the last message if its
-// role is assistant, else "". `messages` must have passed ChatPrompt.
+// The text that `echo` puts before the output. As in vLLM, this is the text of the last message if
+// its role is assistant, else "". `messages` must have passed ChatPrompt.
 std::string EchoedText(const Json& messages);
 
 // Returns the variables for the chat template, or null if there are none. They come from
 // enable_thinking, thinking {type}, SGLang's reasoning {enabled, effort}, reasoning_effort,
-// documents and chat_template_kwargs; later fields of this list override earlier ones. All fields
-// of reasoning set both thinking and enable_thinking, as in SGLang and vLLM.
+// documents and chat_template_kwargs; later fields of this list override earlier ones. Each field
+// that switches reasoning sets both variables, thinking and enable_thinking, as in SGLang and vLLM.
 Json TemplateVariables(const Fields& f);
 
 }  // namespace switchyard

@@ -16,8 +16,8 @@ constexpr std::string_view kHarmonyTurn = "<|start|>assistant";
 constexpr std::string_view kHarmonyCall = "<|channel|>commentary to=functions.";
 constexpr std::string_view kFinalChannel = "<|channel|>final<|message|>";
 
-// The grammar's form of a call format. nullopt if the format does not write parameters as JSON, or
-// has no marker before them.
+// Converts a call format to the form that the grammar library takes. nullopt if the format does not
+// write parameters as JSON, or has no marker before the parameters.
 std::optional<ToolCallFormat> GrammarOf(const CallFormat& calls, const SpecialTokens& special) {
   ToolCallFormat format;
   if (calls.name == "qwen25") {
@@ -113,8 +113,9 @@ Json HarmonyText(const SpecialTokens& special) {
   return TextBefore({"<|end|>", "<|start|>", "<|channel|>", "<|message|>"}, special);
 }
 
-// Messages of the channel analysis, each with the beginning of the next message. `preambles`: also
-// messages of the channel commentary without a recipient, which precede calls.
+// Format of messages in the channel analysis, each followed by the beginning of the next message.
+// `preambles`: also allows messages in the channel commentary that have no recipient. Such messages
+// precede calls.
 Json HarmonyReasoning(const SpecialTokens& special, bool preambles) {
   Json messages = Json::array();
   for (const char* header :
@@ -136,8 +137,8 @@ bool BeginsMessage(const PromptEnd& prompt) {
 
 // Options of the part before the constrained part of the output.
 struct BeforeContent {
-  bool separate = true;         // the response has the reasoning apart from the content
-  bool preambles = false;       // of harmony
+  bool separate = true;    // the response separates reasoning and content
+  bool preambles = false;  // harmony only: messages of the channel commentary may precede calls
   std::string_view excluded{};  // a marker that reasoning cannot contain; may be empty
 };
 
@@ -161,7 +162,8 @@ Json ReasoningBefore(const OutputFormat& model, const PromptEnd& prompt,
   return Json::array({{{"type", "optional"}, {"content", SequenceOf(std::move(elements))}}});
 }
 
-// Calls of offered tools instead of content: any text after the marker of a call.
+// Grammar of calls without constraints: the marker that begins a call, then any tokens. Used where
+// the model may call offered tools instead of writing constrained content.
 std::string FreeCalls(const CallFormat& calls, const SpecialTokens& special) {
   if (!calls.IsHarmony() && calls.begin.empty()) return "";
   Json elements = MarkedText(calls.IsHarmony() ? kHarmonyCall : calls.begin, special);
@@ -190,8 +192,8 @@ RequestCalls CallsOf(const Service& service, const Fields& f, const CallFormat& 
           .space = service.grammars ? service.grammars->space() : JsonSpace::kAny};
 }
 
-// The calls of a request, and nothing else. `name`: the only tool that may be called; nullopt: all
-// of them.
+// Grammar of an output that consists of calls only. `name`: the only tool that may be called;
+// nullopt: all tools may be called.
 GrammarSource OnlyCalls(const RequestCalls& r, MatchedCalls matched,
                         const std::optional<std::string>& name = std::nullopt) {
   try {
@@ -230,7 +232,7 @@ class ChatConstrainer {
   // nullopt: the output is not constrained.
   std::optional<OutputConstraint> Find() const {
     auto constraint = FindConstraint(service_, f_);
-    if (choice_.IsForced()) return Forced();  // there is no content
+    if (choice_.IsForced()) return Forced();  // forced calls: the output has no content
     if (!constraint && !strict_) return std::nullopt;
     if (!constraint && !harmony_) return OutputConstraint{"tools", StrictText()};
     if (!constraint)
@@ -259,7 +261,8 @@ class ChatConstrainer {
   // Any text in which calls of strict tools have matching arguments.
   GrammarSource StrictText() const {
     RequestCalls calls = CallsOf(service_, f_, *model_.calls, special_);
-    if (!calls.format.leading) return TextWithCalls(calls);  // its trigger ends reasoning too
+    // The trigger of a call also ends reasoning, so no prefix is needed.
+    if (!calls.format.leading) return TextWithCalls(calls);
     // Calls may begin the content, which follows the reasoning. The content cannot contain the
     // marker that ends the reasoning.
     std::string before = Before({.separate = separate_});

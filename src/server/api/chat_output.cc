@@ -61,7 +61,8 @@ std::vector<OutputEvent> ChatOutput::Push(const std::string& text,
     const bool complete = finish == FinishReason::kStop;
     parser_.Finish(complete);
     for (OutputEvent& event : parser_.Take()) {
-      // The beginning of a forced call, cut by a limit before the name was complete.
+      // Drops the beginning of a forced call, if a token limit cut the call before its name was
+      // complete.
       if (event.kind == Kind::kContent && plan_.forced_calls && !complete) continue;
       Take(std::move(event), &events);
     }

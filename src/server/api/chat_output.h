@@ -18,7 +18,7 @@ struct OutputPlan {
   OutputFormat format;
   PromptEnd prompt;
   std::shared_ptr<const OfferedTools> tools;  // nullptr: calls are not parsed
-  bool parallel_calls = true;                 // false: only the first call
+  bool parallel_calls = true;                 // false: all calls but the first are dropped
   bool forced_calls = false;                  // a grammar allows only calls after the reasoning
   bool separate_reasoning = true;             // false: reasoning stays in the content
   bool stream_reasoning = true;               // false: reasoning is sent once it has ended
@@ -31,8 +31,8 @@ struct OutputPlan {
 std::shared_ptr<const OutputPlan> PlanOutput(const ServedModel& model, const Fields& f,
                                              PromptEnd prompt);
 
-// Requests what the parser needs: markers that are special tokens stay in the text, and events say
-// which part of the text each token gives.
+// Sets the options of `spec` that the parser needs. Markers that are special tokens stay in the
+// text, and events have token_ends.
 void RequestMarkers(const OutputPlan& plan, const Tokenizer& tokenizer, GenerationSpec* spec);
 
 // Parses one generation. The thread rules are those of GenerationCallback.
@@ -40,8 +40,8 @@ class ChatOutput {
  public:
   explicit ChatOutput(const OutputPlan& plan);
 
-  // Adds an event of the generation, or all events in one call (Accumulated). Returns the parts for
-  // the client. Every call has an id.
+  // Adds one event of the generation, or all events together (Accumulated). Returns the parsed
+  // parts, which are sent to the client. Every tool call in them has an id.
   std::vector<OutputEvent> Push(const std::string& text, const std::vector<uint32_t>& token_ends,
                                 FinishReason finish);
 
@@ -54,8 +54,9 @@ class ChatOutput {
 
   const OutputPlan& plan_;
   OutputParser parser_;
-  std::string held_reasoning_;    // without stream_reasoning
-  bool after_reasoning_ = false;  // without separate_reasoning: the last content was reasoning
+  // Reasoning held back until it ends; only if stream_reasoning is false.
+  std::string held_reasoning_;
+  bool after_reasoning_ = false;  // separate_reasoning is false, and the last content was reasoning
   int32_t sent_calls_ = 0;
   int64_t reasoning_tokens_ = 0;
 };

@@ -10,8 +10,8 @@
 namespace switchyard {
 
 // Key: the engine's parameter, such as "max_new_tokens", or "prompt" for the prompt. Value: the
-// client's field, such as "max_tokens". A parameter that is not in the map has the same name in
-// both.
+// client's field, such as "max_tokens". A parameter that is not in the map has the same name in the
+// engine and for the client.
 using ClientNames = std::map<std::string, std::string>;
 
 // Rethrows the current exception of Front::Check as a RequestError with the client's field names.

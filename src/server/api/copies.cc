@@ -33,9 +33,9 @@ void AddCopies(const Front& front, GenerationSpec spec, int64_t n, const ClientN
   for (const GenerationSpec& other : specs) alternatives += CountPromptAlternatives(other);
   if (alternatives > kMaxPromptAlternatives)
     throw Invalid(
-        "log-probabilities of more than {} alternative tokens at prompt positions, over all "
-        "generations of the request: want fewer tokens per position, fewer generations, or a later "
-        "logprob_start_len",
+        "the request asks for log-probabilities of more than {} alternative tokens at prompt "
+        "positions, summed over its generations: want fewer tokens per position, fewer "
+        "generations, or a larger logprob_start_len",
         kMaxPromptAlternatives);
   for (int64_t copy = 0; copy < n; ++copy) {
     specs.push_back(spec);

@@ -10,10 +10,10 @@ std::optional<int32_t> ParseDataParallelRank(const Fields& f) {
     if (!f.Has(key)) continue;
     const int32_t value = f.Int32(key, 0);
     if (rank && *rank != value)
-      throw InvalidField(
-          "routed_dp_rank",
-          "routed_dp_rank is {} but data_parallel_rank is {}: both names set the same parameter",
-          *rank, value);
+      throw InvalidField("routed_dp_rank",
+                         "routed_dp_rank is {} but data_parallel_rank is {}: they are two names of "
+                         "one parameter, send only one",
+                         *rank, value);
     rank = value;
   }
   return rank;

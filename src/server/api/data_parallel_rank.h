@@ -8,8 +8,8 @@
 
 namespace switchyard {
 
-// Reads `routed_dp_rank`, or `data_parallel_rank`, SGLang's earlier name. Empty if both are absent.
-// Throws RequestError if they differ.
+// Reads `routed_dp_rank`, or `data_parallel_rank`, which is SGLang's earlier name of the field.
+// Returns nullopt if both are absent. Throws RequestError if they differ.
 std::optional<int32_t> ParseDataParallelRank(const Fields& f);
 
 }  // namespace switchyard

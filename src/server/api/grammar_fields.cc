@@ -14,9 +14,9 @@ namespace switchyard {
 namespace {
 
 constexpr jinja::JsonLimits kSchemaLimits = {.depth = 128, .keys = 4096};
-constexpr char kSglangAnyObject[] = "$$ANY$$";  // SGLang's json_schema of response_format
+constexpr char kSglangAnyObject[] = "$$ANY$$";  // SGLang's json_schema for any JSON object
 
-// Whether a field has one of the values by which clients say that they do not use it.
+// Whether a field has a value that means that the client does not use it.
 bool IsUnset(const Json* value) {
   if (!value || *value == false) return true;
   if (value->is_string()) return value->get_ref<const std::string&>().empty();
@@ -27,7 +27,8 @@ class ConstraintReader {
  public:
   explicit ConstraintReader(JsonSpace space) : space_(space) {}
 
-  // Adds the constraint of field `key`. Errors of `make` get the field's name.
+  // Adds the constraint of field `key`, which `make` creates. Errors that `make` throws are
+  // completed by the field's name.
   void Add(const Fields& f, const char* key, const std::function<GrammarSource()>& make) {
     const std::string name = f.Name(key);
     if (found_)

@@ -1,4 +1,4 @@
-// Fields that constrain outputs: which grammar they give, and how they are refused.
+// Fields that constrain outputs: their grammars, and the errors for invalid values.
 #include "server/api/grammar_fields.h"
 
 #include <gmock/gmock.h>

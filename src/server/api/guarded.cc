@@ -54,7 +54,7 @@ std::string RedactPaths(const Service& service, std::string message) {
   add(service.args.tokenizer_path);
   if (!service.args.chat_template.empty())
     add(std::filesystem::path(service.args.chat_template).parent_path());
-  // Longest first, because one directory may contain another.
+  // Longest first, because one of these directories may contain another one.
   std::sort(directories.begin(), directories.end(),
             [](const std::string& a, const std::string& b) { return a.size() > b.size(); });
   for (std::string& directory : directories) {

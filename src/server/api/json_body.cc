@@ -12,8 +12,8 @@
 namespace switchyard {
 namespace {
 
-// Maximum nesting depth. Messages and tool schemas are less deep. Up to this depth, recursive code
-// that walks the object does not overflow the stack.
+// Maximum nesting depth. Messages and tool schemas need less. Recursive code that walks an object
+// of this depth does not overflow the stack.
 constexpr int kMaxDepth = 128;
 // Maximum keys of an object. ordered_json looks up keys by linear search, so parsing takes
 // quadratic time in the number of keys.
@@ -71,8 +71,8 @@ std::optional<int64_t> IntegerOf(const Json& v) {
 // Upper bounds of the memory of a parsed value. A growing list allocates twice its size before it
 // frees the old block. The smallest heap block has 32 bytes.
 constexpr size_t kValueBytes = 3 * sizeof(Json), kContainerBytes = 64, kKeyBytes = 3 * 32;
-// Bytes of memory for each byte of text: a copy of the prompt, its normalized form, its words and
-// its token ids.
+// Bytes of memory for each byte of a prompt's text: a copy of the prompt, its normalized form, its
+// words and its token ids.
 constexpr size_t kTextFactor = 12;
 
 // Upper bound of the memory of the parsed `body`. Linear time and no allocation, so that a body

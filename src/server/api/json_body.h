@@ -25,7 +25,8 @@ Json ParseBody(const http::Request& request);
 
 // Serializes a JSON response. Invalid UTF-8 is replaced by U+FFFD, not an error.
 std::string Dump(const Json& json);
-// As Dump, but prints values of jinja::ParseExactJson, such as integers beyond 64 bits.
+// Like Dump, but prints numbers of jinja::ParseExactJson, such as integers beyond 64 bits, with
+// their exact digits.
 std::string DumpExact(const Json& json);
 
 // Typed access to an object's fields. An absent or null field gives the default. A wrong type
@@ -43,7 +44,8 @@ class Fields {
   int64_t Int(const char* key, int64_t otherwise, int64_t least, int64_t most) const;
   int32_t Int32(const char* key, int32_t otherwise) const;
   double Number(const char* key, double otherwise) const;
-  std::optional<uint64_t> Seed(const char* key) const;  // any 64-bit integer, also negative
+  // Any 64-bit integer, including negative ones.
+  std::optional<uint64_t> Seed(const char* key) const;
   std::string String(const char* key, std::string otherwise) const;
   std::vector<std::string> Strings(const char* key) const;  // a string or a list of strings
   std::vector<int32_t> Ids(const char* key) const;          // a list of integers

@@ -330,8 +330,8 @@ constexpr KnownField kStartProfile[] = {
      "is not supported: profile_by_stage always records both prefill and decode"},
 };
 
-// SGLang's new_ep_size, vLLM's new_data_parallel_size and drain_timeout, and own fields. Requests
-// are not drained, because they continue in the new layout.
+// SGLang's new_ep_size, vLLM's new_data_parallel_size and drain_timeout, and fields of this server.
+// drain_timeout has no effect, because requests continue in the new layout.
 constexpr KnownField kScaleElasticEp[] = {
     {"new_tp_size", kHonoured}, {"new_ep_size", kHonoured},
     {"new_dp_size", kHonoured}, {"new_data_parallel_size", kHonoured},

@@ -11,17 +11,18 @@
 namespace switchyard {
 
 enum class FieldUse {
-  kHonoured,          // a parser reads it
+  kHonoured,          // a parser reads the field
   kHint,              // ignored: labels, routing and logging, without effect on the output
   kRefused,           // an unsupported feature; null, false and empty values are accepted
-  kRefusedEvenEmpty,  // as kRefused, but an empty object or string is refused too
+  kRefusedEvenEmpty,  // like kRefused, but empty objects and strings are refused too
 };
 
 struct KnownField {
   const char* name;
   FieldUse use;
-  const char* why = "";      // the error message is "<field> <why>"
-  const char* neutral = "";  // JSON list of further accepted values
+  const char* why = "";  // the error message is "<field> <why>"
+  // JSON list of values that a refused field may have, in addition to null, false and empty ones.
+  const char* neutral = "";
 };
 
 enum class RequestKind {
@@ -67,7 +68,8 @@ class UnknownFields {
 // [], {}, objects of nulls, or a value of KnownField::neutral. Logs unknown fields once and ignores
 // them.
 void CheckFields(const Fields& fields, RequestKind kind, UnknownFields& unknown);
-// For control requests: also throws RequestError for an unknown field, with the known ones.
+// For control requests: like CheckFields, but throws RequestError for an unknown field; the error
+// lists the known fields.
 void RefuseUnknownFields(const Json& body, RequestKind kind);
 
 }  // namespace switchyard

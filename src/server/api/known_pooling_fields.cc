@@ -89,7 +89,7 @@ constexpr KnownField kEncode[] = {
     {"positional_embed_overrides", kRefused, kNotSupported},
 };
 
-// SGLang's ScoringRequest, and vLLM's ScoreRequest in its four spellings.
+// SGLang's ScoringRequest, and vLLM's ScoreRequest with its four pairs of field names.
 constexpr KnownField kScore[] = {
     {"query", kHonoured},
     {"items", kHonoured},

@@ -32,9 +32,11 @@ size_t CostOf(const std::vector<PositionLogprobs>& positions) {
   return count * kAlternativeBytes;
 }
 
-// Bytes that an event adds to the request: the results in the event, and the JSON built from them.
+// Bytes of memory that an event adds to the request: the results in the event, and the JSON built
+// from those results.
 size_t CostOf(const GenerationEvent& e) {
-  constexpr size_t kTokenBytes = 32, kFloatBytes = 40;  // as JSON, twice
+  // Bytes of one id and one float as JSON, which is held twice.
+  constexpr size_t kTokenBytes = 32, kFloatBytes = 40;
   return kTextFactor * e.text.size() + kTokenBytes * e.tokens.size() +
          kTokenBytes * e.routed_experts.size() / 4 + kFloatBytes * e.pooled.size() +
          CostOf(e.input_logprobs) + CostOf(e.output_logprobs);
@@ -68,15 +70,15 @@ void PendingResponse::Start(Service& service, const std::vector<GenerationSpec>&
     bytes += kGenerationBytes + kPromptCopies * sizeof(int32_t) * spec.input_ids.size();
   pending->memory_.Require(bytes);
   service.front.CheckCapacity(specs.size());
-  // working_ is initially true. So events stay in queue_ until all generations are accepted and the
-  // stream is open.
+  // working_ is initially true, so other threads only append events to queue_. Thus no event is
+  // processed before all generations are accepted and the stream is open.
   try {
     for (size_t i = 0; i < specs.size(); ++i) {
       pending->ids_.push_back(service.front.Submit(
           specs[i], [pending, i](const GenerationEvent& e) { pending->OnEvent(i, e); }));
     }
   } catch (...) {
-    pending->Abort();  // aborts the generations already accepted; no response
+    pending->Abort();  // aborts the generations already accepted; sends no response
     throw;
   }
   if (stream) responder.BeginStream(200, kStreamType);
@@ -96,7 +98,8 @@ void PendingResponse::OnEvent(size_t i, const GenerationEvent& event) {
       return;
     }
     working_ = true;
-    // A response without streaming is built at the end, which may take long.
+    // Without streaming, the whole response is built at the end. That may take long, so it is not
+    // done on the reader thread.
     if (!small || (!stream_ && event.finished())) responder = responder_;
     if (responder) queue_.push_back({i, event});
   }

@@ -22,7 +22,8 @@ namespace switchyard {
 class PendingResponse : public std::enable_shared_from_this<PendingResponse> {
  public:
   struct Events {
-    // Called for each event of generation i, with its accumulated output. May be null.
+    // Called for each event of generation i, with the accumulated output of the generation. May be
+    // null.
     std::function<void(size_t i, const GenerationEvent&, const Accumulated&)> on_news;
     // Called once, after all generations have finished.
     std::function<void(const std::vector<Accumulated>&)> on_end;
@@ -58,13 +59,14 @@ class PendingResponse : public std::enable_shared_from_this<PendingResponse> {
   const bool stream_;
   const Events events_;
   const std::chrono::steady_clock::time_point start_;
-  std::vector<uint64_t> ids_;         // set before events are processed
-  std::vector<size_t> first_copies_;  // the first generation of each prompt, in order
+  std::vector<uint64_t> ids_;  // set before events are processed
+  // Index of the first generation of each prompt, in order of prompts.
+  std::vector<size_t> first_copies_;
 
   std::mutex mutex_;  // guards queue_, working_ and responder_
   std::vector<News> queue_;
   bool working_ = true;  // a thread processes events; only that thread accesses the members below
-  std::optional<http::Responder> responder_;  // reset at the end; callbacks have copies
+  std::optional<http::Responder> responder_;  // reset when the response ends; callbacks have copies
 
   std::vector<Accumulated> so_far_;
   http::MemoryCharge memory_;

@@ -22,8 +22,9 @@ class RequestError : public Error {
   std::string param_, code_;
 };
 
-// Renames the field of an error: if it begins with `name`, this part is replaced by `client`, also
-// in the message. For example, "response_format.type" becomes "text.format.type".
+// Renames the field of an error. If the field begins with `name`, that part is replaced by
+// `client`, in the field and in the message. For example, "response_format.type" becomes
+// "text.format.type".
 inline RequestError Renamed(const RequestError& error, const std::string& name,
                             const std::string& client) {
   if (!error.param().starts_with(name)) return error;

@@ -103,7 +103,10 @@ int32_t ParsePriority(const ServerArgs& args, const Fields& f) {
   constexpr int32_t kLowest = std::numeric_limits<int32_t>::min();
   const int32_t value = f.Int32("priority", 0);
   if (!args.engine.priority_scheduling) {
-    if (value != 0) throw InvalidField("priority", "priority needs --enable-priority-scheduling");
+    if (value != 0)
+      throw InvalidField(
+          "priority",
+          "priority is not 0, which needs the server flag --enable-priority-scheduling");
     return 0;
   }
   if (!f.Has("priority")) return kLowest;

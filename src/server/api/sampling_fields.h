@@ -17,8 +17,8 @@ namespace switchyard {
 // malformed field.
 void ParseSamplingFields(const Tokenizer& tokenizer, const Fields& f, GenerationSpec* spec);
 
-// Value of a field for prompt i. The field has one value for all prompts, or a list of `prompts`
-// values. nullptr if the value is absent or null.
+// Returns the value of field `key` for prompt i, or nullptr if it is absent or null. The field has
+// one value for all prompts, or a list of `prompts` values.
 const Json* ValueForPrompt(const Fields& f, const char* key, size_t i, size_t prompts);
 
 // Parses the request's name (rid or request_id): a list with one name per prompt, or one name. If
@@ -26,8 +26,9 @@ const Json* ValueForPrompt(const Fields& f, const char* key, size_t i, size_t pr
 void ParseRequestId(const Fields& f, const char* key, size_t i, size_t prompts,
                     GenerationSpec* spec);
 
-// Returns `priority` in the scheduler's order: larger values first, requests without a priority
-// last (SGLang's rule). Throws RequestError if it is not 0 without --enable-priority-scheduling.
+// Returns `priority` for the scheduler, which admits larger values first. Requests without a
+// priority come last, as in SGLang. Throws RequestError if the priority is not 0 and
+// --enable-priority-scheduling is not set.
 int32_t ParsePriority(const ServerArgs& args, const Fields& f);
 
 // Combines cache_salt and extra_key of prompt i into one string.

@@ -38,7 +38,8 @@ void CheckTools(const Fields& f);
 // Whether a function of the checked `tools` has `strict`: true.
 bool HasStrictTools(const Fields& f);
 
-// The tools that a request offers to the model. nullptr without tools or with tool_choice "none".
+// Returns the tools that a request offers to the model. nullptr if it has no tools, or if
+// tool_choice is "none".
 std::shared_ptr<const OfferedTools> ParseOfferedTools(const Fields& f);
 
 }  // namespace switchyard

@@ -49,21 +49,22 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
            "w8a8_fp8, w8a8_int8, int4, w4afp8, mxfp4 or nvfp4. If the checkpoint is already "
            "quantized, the name must match its format");
   app.Flag("--quantization-config", e.quantization.rules, kModel,
-           "File or JSON with formats of modules by name, which precede --quantization; CPUs only");
+           "JSON text or file: formats by module name, which override --quantization; CPUs only");
   app.Flag("--quantize-activations", e.quantization.activations, kModel,
            "Format of activations in matrix products. auto: int8 if the checkpoint has int8 "
-           "activations; unless --dtype is float32 or float16, int8 on CPUs for 4-bit weights, and "
-           "bfloat16 for bfloat16 weights if the CPU has bfloat16 instructions (AVX512_BF16, AMX); "
-           "else float32. always: rounded as on GPUs (FP8, int8, bfloat16). never: float32")
+           "activations. Else on CPUs int8 for 4-bit weights, and bfloat16 for bfloat16 weights if "
+           "the CPU has AVX512_BF16 or AMX. Else, and with --dtype float32 or float16, float32. "
+           "always: rounded as on GPUs (FP8, "
+           "int8, bfloat16). never: float32")
       .OneOf({"auto", "always", "never"});
   app.Flag(
          "--dtype", e.dtype, kModel,
          "Format of token rows between ranks: auto (the checkpoint's), float32, bfloat16, float16")
       .OneOf({"auto", "float32", "bfloat16", "float16", "half", "float"});
   app.Flag("--kv-cache-dtype", e.kv_cache_dtype, kModel,
-           "Format of the KV cache. auto: bfloat16 if activations are rounded to it (on GPUs "
-           "unless --dtype is float32), else float32. On CPUs also fp8_e4m3 (scale 1) and int8 "
-           "(one scale per token and head)")
+           "Format of the KV cache. auto: bfloat16 if activations are rounded to bfloat16, else "
+           "float32. GPUs round them unless --dtype is float32. On CPUs also fp8_e4m3 (scale 1) "
+           "and int8 (one scale per token and head)")
       .OneOf({"auto", "float32", "bfloat16", "bf16", "float16", "fp8_e4m3", "int8"});
   app.Flag("--context-length", e.context_length, kModel,
            "Maximum number of prompt and output tokens; 0: the model's")
@@ -96,8 +97,8 @@ void AddParallelFlags(CommandLine& app, ServerArgs& a) {
            "requests), total_tokens (fewest tokens of open requests), or auto (round_robin)")
       .OneOf({"auto", "round_robin", "total_requests", "total_tokens"});
   app.Flag("--moe-dense-tp-size", e.mesh.dense_tp, kParallel,
-           "Ranks that share a dense feed-forward layer. 1: each rank has all of it and computes "
-           "its own tokens, and each attention group shards the head. 0: --tp-size")
+           "Number of ranks that shard a dense feed-forward layer. 1: each rank holds the whole "
+           "layer and computes its own tokens; each attention group shards the head. 0: --tp-size")
       .NonNegative();
   app.Flag("--device", e.device, kParallel,
            "Device of the ranks: auto (cuda if there is a GPU), cpu or cuda")
@@ -168,10 +169,10 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
              "Two-batch overlap: each batch runs as two micro-batches, which hide each other's "
              "exchange of token rows. Outputs stay bitwise equal");
   app.Flag("--tbo-min-tokens", e.tbo_min_tokens, kMoe,
-           "Two-batch overlap: batches with fewer tokens, summed over attention groups, run whole. "
-           "-1: 2 on CPUs; on GPUs as many as give each expert 256 tokens in each micro-batch. "
-           "With fewer, reading weights takes most of the time, and two micro-batches read them "
-           "twice")
+           "Two-batch overlap: minimum tokens of a batch, summed over attention groups; smaller "
+           "batches are not split. -1: 2 on CPUs; on GPUs the number that gives each expert 256 "
+           "tokens per micro-batch. With fewer tokens, reading weights takes most of the time, and "
+           "two micro-batches read the weights twice")
       .Range(-1, 1 << 30);
   app.Switch(
       "--enable-single-batch-overlap", e.moe.single_batch_overlap, kMoe,
@@ -184,10 +185,11 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
   app.Flag("--ep-num-redundant-experts", e.moe.num_redundant_experts, kMoe,
            "Number of expert replicas in addition to the model's experts")
       .NonNegative();
-  app.Flag("--init-expert-location", e.moe.init_expert_location, kMoe,
-           "Placement of experts at startup: trivial, a JSON, safetensors or PyTorch (.pt) file, "
-           "or JSON text. physical_to_logical_map [layers, slots] is a placement (`switchyard eplb "
-           "plan --output`). logical_count is a recording, from which --eplb-algorithm plans");
+  app.Flag(
+      "--init-expert-location", e.moe.init_expert_location, kMoe,
+      "Placement of experts at startup: trivial, or JSON text, or a JSON, safetensors or PyTorch "
+      "(.pt) file. It contains a placement, physical_to_logical_map [layers, slots], or "
+      "recorded loads, logical_count, for which --eplb-algorithm plans a placement");
   EplbOptions& eplb = e.eplb;
   app.Flag("--ep-dispatch-algorithm", eplb.dispatch, kMoe,
            "Selects an expert's replica for a token: static (fixed per rank), dynamic (random), "
@@ -203,8 +205,8 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
            "Forward passes between two rebalances")
       .Positive();
   app.Flag("--eplb-rebalance-layers-per-chunk", eplb.layers_per_chunk, kMoe,
-           "Number of layers that switch to the new placement in the same step, while ranks hold "
-           "their old and new experts. -1: all layers of the plan");
+           "Number of layers that switch to the new placement in the same step. Until then, ranks "
+           "hold the old and the new experts of these layers. -1: all layers of the plan");
   app.Flag("--eplb-min-rebalancing-utilization-threshold", eplb.min_utilization, kMoe,
            "Skips a rebalance if the mean load of the ranks divided by the maximum exceeds this")
       .Range(0.0, 1.0);
@@ -247,16 +249,16 @@ void AddMemoryFlags(CommandLine& app, EngineConfig& e) {
            "Maximum number of concurrently running requests of all attention groups; 0: 256")
       .NonNegative();
   app.Flag("--max-queued-requests", e.max_queued_requests, kMemory,
-           "Maximum number of waiting requests, after which new ones get 429; 0: no limit; -1: 16 "
-           "times the maximum of running requests")
+           "Maximum number of waiting requests; further requests get status 429. 0: no limit; -1: "
+           "16 times the maximum number of running requests")
       .Range(-1, 1 << 30);
   app.Flag("--chunked-prefill-size", e.chunked_prefill_size, kMemory,
            "Maximum prompt tokens per step of all attention groups; -1: no chunking; 0: 2048, or "
            "up to 8192 on GPUs with enough free memory")
       .Range(-1, 1 << 20);
   app.Flag("--max-prefill-tokens", e.max_prefill_tokens, kMemory,
-           "Second limit on prompt tokens per step; 0: none. With --chunked-prefill-size -1, "
-           "prompts share a step up to this limit")
+           "Additional limit on the prompt tokens of a step; 0: none. With --chunked-prefill-size "
+           "-1, several prompts run in one step up to this number of tokens")
       .Range(0, 1 << 20);
   app.Flag("--schedule-policy", e.schedule_policy, kMemory,
            "Order of waiting requests: fcfs (arrival), lpm (longest cached prefix), dfs-weight "
@@ -267,20 +269,19 @@ void AddMemoryFlags(CommandLine& app, EngineConfig& e) {
          "--schedule-conservativeness", e.schedule_conservativeness, kMemory,
          "Factor on the cache space that admission reserves for future tokens of running requests")
       .Range(0.0, 1e3);
-  app.Flag(
-      "--target-step-ms", e.target_step_ms, kMemory,
-      "Target time in milliseconds of a step with decoding requests; prompt chunks are cut to "
-      "fit. -1: the time of 8 decode steps, limited to 25 to 50 ms, but at least the time of 2 "
-      "decode steps. 0: no target");
+  app.Flag("--target-step-ms", e.target_step_ms, kMemory,
+           "Target time in milliseconds of a step with decoding requests; prompt chunks are "
+           "shortened to fit. -1: the time of 8 decode steps, limited to the range 25 to 50 ms, "
+           "but at least the time of 2 decode steps. 0: no target");
   app.Switch("--enable-priority-scheduling", e.priority_scheduling, kMemory,
              "Admits requests of higher `priority` first, and preempts running requests of lower "
              "priority");
   app.Flag(
       "--priority-scheduling-preemption-threshold", e.preemption_threshold, kMemory,
-      "Minimum priority difference, exclusive, for a waiting request to preempt a running one");
+      "A waiting request preempts a running one only if its priority is higher by more than this");
   app.Switch("--disable-overlap-schedule", e.disable_overlap_schedule, kMemory,
-             "Plans a step only after the previous one has ended. By default a GPU computes a step "
-             "while the next one is planned and outputs are sent");
+             "Plans a step only after the previous step has ended. By default a GPU computes a "
+             "step while the next step is planned and outputs are sent");
   app.Switch("--disable-radix-cache", e.disable_radix_cache, kMemory,
              "Disables the reuse of cached prefixes");
 }
@@ -362,7 +363,7 @@ void AddServerFlags(CommandLine& app, ServerArgs& a) {
              "Prints the operations of a prefill step and of a decode step, and exits");
 }
 
-// Alternative and older spellings of flags in SGLang.
+// Adds alternative and older names of SGLang's flags.
 void AddSglangSpellings(CommandLine& app, ServerArgs& a) {
   app.Switch("--enable-ep-moe", a.enable_ep_moe, "", "Older form of --ep-size equal to --tp-size");
   app.Switch("--enable-deepep-moe", a.enable_deepep_moe, "",

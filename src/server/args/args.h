@@ -18,7 +18,7 @@ struct ServerArgs {
   bool enable_dp_attention = false;  // --enable-dp-attention
   bool enable_ep_moe = false;        // --enable-ep-moe: sets --ep-size to --tp-size
   bool enable_deepep_moe = false;    // --enable-deepep-moe: as --enable-ep-moe, and selects deepep
-  // Lines about accepted flags without effect. Parse has already logged them.
+  // One line for each accepted flag that has no effect. Parse has already logged these lines.
   std::vector<std::string> without_effect;
   int nnodes = 1;                    // --nnodes: hosts, each with tp / nnodes ranks
   int node_rank = 0;                 // --node-rank: index of this host
@@ -46,13 +46,14 @@ struct ServerArgs {
   std::string grammar_backend = "xgrammar";       // --grammar-backend
   std::string json_whitespace = R"([ \n\r\t]*)";  // --constrained-json-whitespace-pattern
   bool json_disable_any_whitespace = false;       // --constrained-json-disable-any-whitespace
-  std::string verify_weights;      // --verify-weights: file of SHA-256 sums; empty: no verification
-  bool print_schedule = false;     // --print-schedule
-  bool enable_elastic_ep = false;  // --enable-elastic-ep: the default on one host
+  std::string verify_weights;   // --verify-weights: file of SHA-256 sums; empty: no verification
+  bool print_schedule = false;  // --print-schedule
+  // --enable-elastic-ep; without the flag, elastic EP is on if there is one host.
+  bool enable_elastic_ep = false;
   bool disable_elastic_ep = false;        // --disable-elastic-ep
   std::string max_rank_deaths = "10/60";  // --max-rank-deaths COUNT/SECONDS
   double rank_stall_seconds = 0.5;        // --rank-stall-timeout; 0: no limit
-  // The flags given that have an effect only if the ranks are restarted.
+  // Names of the given flags that require that ranks can be restarted, such as --enable-elastic-ep.
   std::vector<std::string> restart_flags;
   bool skip_server_warmup = false;
   bool log_requests = false;
@@ -96,7 +97,7 @@ struct OneBatchArgs {
 // them.
 struct BenchArgs {
   std::string which;             // kernels, moe-layer, exchange or roofline
-  std::string device = "auto";   // --device: cuda where a GPU is found
+  std::string device = "auto";   // --device: auto, cpu or cuda; auto is cuda if there is a GPU
   std::string filter, json;      // --filter SUBSTRING, --json FILE
   int threads = 0;               // --cpu-threads, --cpu-threads-per-rank
   int base_gpu_id = 0;           // --base-gpu-id of kernels and roofline

@@ -18,8 +18,8 @@ DeathLimit DeathLimit::Parse(const std::string& text) {
   }
   if (!good)
     throw Invalid(
-        "--max-rank-deaths {}: want COUNT/SECONDS, such as 10/60 (at least 1, within "
-        "more than 0 and at most 1e6 seconds)",
+        "--max-rank-deaths {}: want COUNT/SECONDS, such as 10/60 (COUNT at least 1, SECONDS above "
+        "0 and at most 1e6)",
         text);
   limit.window = std::chrono::duration<double>(seconds);
   return limit;

@@ -1,4 +1,4 @@
-// Limits the restarts of ranks that end again and again (--max-rank-deaths).
+// Limits how often ranks that end are restarted (--max-rank-deaths).
 #pragma once
 
 #include <chrono>
@@ -10,17 +10,18 @@
 
 namespace switchyard {
 
-// At most `count` ends within `window`. Plain value.
+// The limit: at most `count` ends of ranks within `window`. Plain value.
 struct DeathLimit {
   int count = 10;
   std::chrono::duration<double> window{60};
 
-  // "10/60": 10 within 60 seconds. Throws Error kInvalid that names the flag.
+  // Parses COUNT/SECONDS; "10/60" means 10 ends within 60 seconds. Throws Error kInvalid that names
+  // the flag.
   static DeathLimit Parse(const std::string& text);
   std::string Text() const;
 };
 
-// Counts ends. Single-threaded.
+// Counts the ends of ranks. Single-threaded.
 class RecentDeaths {
  public:
   using Clock = std::chrono::steady_clock;
@@ -29,7 +30,8 @@ class RecentDeaths {
 
   // Adds the end of a rank. Returns false if there are now more ends within the window than the
   // limit. `fruitless`: no output since the last end. Consecutive fruitless ends count regardless
-  // of the window, because loading may take so long that the window never contains enough of them.
+  // of the window, because loading may take so long that the window never contains more ends than
+  // the limit.
   bool Add(std::string why, Clock::time_point now, bool fruitless = false) {
     while (!fruitless && !recent_.empty() && now - recent_.front().first > limit_.window)
       recent_.pop_front();

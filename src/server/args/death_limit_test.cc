@@ -26,7 +26,7 @@ TEST(RecentDeaths, CountsWithinTheWindow) {
   RecentDeaths deaths({.count = 2, .window = 10s});
   EXPECT_TRUE(deaths.Add("a", start));
   EXPECT_TRUE(deaths.Add("b", start + 6s));
-  EXPECT_TRUE(deaths.Add("c", start + 11s));  // "a" is too old
+  EXPECT_TRUE(deaths.Add("c", start + 11s));  // the end "a" is outside of the window
   EXPECT_FALSE(deaths.Add("d", start + 12s));
   EXPECT_THAT(deaths.Reasons(), AllOf(HasSubstr("3 times"), HasSubstr("b; c; d"),
                                       HasSubstr("--max-rank-deaths 2/10")));

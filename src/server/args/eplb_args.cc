@@ -63,12 +63,14 @@ void AddPlan(CommandLine& app, EplbArgs& a) {
 
 void AddSimulate(CommandLine& app, EplbArgs& a) {
   app.Option("--window", a.window,
-             "Number of steps from which a plan is computed; the first window is not evaluated")
+             "Number of past steps from whose load a plan is computed; the first window is not "
+             "evaluated")
       .ShowDefault()
       .Positive();
   app.Option("--every", a.every, "Steps between two plans").ShowDefault().Positive();
   app.Option("--svg", a.svg,
-             "Draws rank loads and balancedness of the steps, before and after, to this SVG file");
+             "Draws rank loads and balancedness over the steps, with the trivial placement and "
+             "with the plans, to this SVG file");
 }
 
 }  // namespace
@@ -83,10 +85,11 @@ std::optional<EplbArgs> ParseEplb(const std::string& which, const std::vector<st
                   NearestName(which, kTools));
   EplbArgs a;
   a.which = which;
-  CommandLine app(which == "plan" ? "Plans the placement of experts from a recorded load; prints "
-                                    "it, the balance of ranks, and the migrating experts"
-                                  : "Replays a recorded load window by window: plans from past "
-                                    "steps, evaluates on the next",
+  CommandLine app(which == "plan"
+                      ? "Plans the placement of experts from a recorded load. Prints the "
+                        "placement, the balance of ranks, and the number of experts that migrate"
+                      : "Replays a recorded load window by window: each plan is computed from past "
+                        "steps and evaluated on the steps that follow",
                   "switchyard eplb " + which);
   AddCommon(app, a);
   which == "plan" ? AddPlan(app, a) : AddSimulate(app, a);

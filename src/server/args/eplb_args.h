@@ -9,8 +9,8 @@ namespace switchyard {
 
 // Arguments of `eplb plan` and `eplb simulate`. Each command uses some of them.
 struct EplbArgs {
-  std::string which;                     // plan or simulate
-  std::string file;                      // COUNTS or TRACE: JSON or safetensors
+  std::string which;  // plan or simulate
+  std::string file;   // argument COUNTS or TRACE: a JSON, safetensors or PyTorch file
   std::string tensor = "logical_count";  // --tensor
   int physical = 0;                      // --physical: expert slots; 0: the number of experts
   int ranks = 1, nodes = 1, groups = 1;  // --ranks, --nodes, --groups

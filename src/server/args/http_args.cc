@@ -91,8 +91,10 @@ std::vector<std::string> ReadApiKeys(const HttpArgs& args) {
     keys.emplace_back(text);
     CheckKey(keys.back(), "--api-key-file " + args.api_key_file);
   }
-  // With an empty file the server would accept requests without a key.
-  if (keys.size() == before) throw Invalid("--api-key-file {}: has no key", args.api_key_file);
+  // A file without a key is an error, because the server would then accept all requests.
+  if (keys.size() == before)
+    throw Invalid("--api-key-file {}: the file has no key; write one key per line",
+                  args.api_key_file);
   return keys;
 }
 

@@ -26,10 +26,11 @@ struct HttpArgs {
 
 void AddHttpFlags(CommandLine& app, HttpArgs& args);
 
-// These functions throw Error kInvalid, which names the flag. API keys come from --api-key, or else
-// from SWITCHYARD_API_KEY, and also from the lines of --api-key-file.
+// These functions throw Error kInvalid, which names the flag. The API keys are those of --api-key
+// (default: SWITCHYARD_API_KEY) and the lines of --api-key-file.
 std::vector<std::string> ReadApiKeys(const HttpArgs& args);
-std::string ReadAdminKey(const HttpArgs& args);  // or SWITCHYARD_ADMIN_API_KEY
+// --admin-api-key, default: SWITCHYARD_ADMIN_API_KEY.
+std::string ReadAdminKey(const HttpArgs& args);
 std::vector<std::string> ReadCorsOrigins(const HttpArgs& args);
 size_t ReadMemoryLimit(const HttpArgs& args);  // bytes: "512M", "2G", "1000000"; 0: not given
 

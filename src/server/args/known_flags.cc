@@ -25,7 +25,7 @@ size_t Distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// If `word` is a flag that `app` does not have, its name without dashes; otherwise empty.
+// Returns the name of the flag `word` without its dashes if `app` has no such flag; otherwise "".
 std::string Unknown(const CommandLine& app, const std::string& word) {
   if (!word.starts_with("--") || word.size() == 2) return {};
   const std::string flag = word.substr(0, word.find('='));

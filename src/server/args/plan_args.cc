@@ -50,11 +50,11 @@ void AddCluster(CommandLine& app, PlanArgs& a, std::vector<std::string>& gpus, s
   app.Flag("--nics", nics, kCluster,
            "NICs per node with their Gbit/s: 8x400; needed for 2 nodes or more");
   app.Switch("--cpu", cpu, kCluster, "Ranks on the CPUs of this host");
-  app.Flag("--cpus", a.cpus, kCluster,
-           "Number of CPUs of the planned host, if it is not this one; 0: this host's")
+  app.Flag("--cpus", a.cpus, kCluster, "Number of CPUs of the planned host; 0: that of this host")
       .NonNegative();
   app.Flag("--memory", a.memory_gib, kCluster,
-           "Memory in GiB of a GPU, or of the host with --cpu; 0: the card's, or this host's")
+           "Memory in GiB of each GPU, or of the host with --cpu; 0: that of the card, or of this "
+           "host")
       .NonNegative();
   app.Flag("--cost-table", a.cost_table, kCluster,
            "JSON of `switchyard bench calibrate`, instead of the shipped table");
@@ -87,7 +87,8 @@ void AddOutput(CommandLine& app, PlanArgs& a) {
   app.Flag("--top", a.rows, kOutput, "Rows of the table").Positive();
 }
 
-// "8x400" as a number and the text after x.
+// Splits a value such as "8x400" into the number and the text after x. Returns false for another
+// form.
 bool SplitCount(std::string_view text, int* count, std::string* rest) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *count);
   if (error != std::errc() || end == text.data() + text.size() || *end != 'x') return false;
@@ -118,7 +119,7 @@ void SetNics(const std::string& text, PlanArgs& a) {
     throw Invalid("--nics {}: want a number of NICs and their Gbit/s, like 8x400", text);
 }
 
-// Values of flags that PlanArgs holds in another form.
+// Flag values as given, which are parsed after the command line (--gpus, --nics, --cpu).
 struct Words {
   std::vector<std::string> gpus;
   std::string nics;
@@ -126,13 +127,16 @@ struct Words {
 };
 
 void Settle(const Words& words, PlanArgs& a) {
-  if (words.gpus.empty() == !words.cpu) throw Invalid("plan: want --gpus, like 8xh200, or --cpu");
+  if (words.gpus.empty() == !words.cpu)
+    throw Invalid("plan: want either --gpus, like 8xh200, or --cpu");
   if (!words.cpu) SetGpus(words.gpus, a);
   SetNics(words.nics, a);
-  if (a.nodes > 1 && words.cpu) throw Invalid("--nodes {}: with --cpu, want 1", a.nodes);
+  if (a.nodes > 1 && words.cpu)
+    throw Invalid("--nodes {}: --cpu plans a single host; want --nodes 1", a.nodes);
   if (a.nodes > 1 && a.nics == 0)
     throw Invalid("--nodes {}: --nics is missing, like --nics 8x400", a.nodes);
-  if (a.rate > 0 && a.batch > 0) throw Invalid("--rate and --batch exclude each other");
+  if (a.rate > 0 && a.batch > 0)
+    throw Invalid("--rate and --batch exclude each other; set only one of them");
   const std::filesystem::path named = a.engine.model_path;
   if (!std::filesystem::is_regular_file(named))
     a.engine.model_path = ResolveCheckpoint(named, a.revision);
@@ -144,18 +148,18 @@ std::optional<PlanArgs> ParsePlan(const std::vector<std::string>& args) {
   PlanArgs a;
   Words words;
   CommandLine app(
-      "Rank the ways to divide a model over GPUs or CPUs, from config.json alone: memory, times, "
-      "throughput, and the command line of the best",
+      "Rank the layouts of a model on GPUs or CPUs, from config.json alone. Prints memory, times "
+      "and throughput of the layouts, and the command line of the best one",
       "switchyard plan");
   AddModel(app, a);
   AddCluster(app, a, words.gpus, words.nics, words.cpu);
   AddLoad(app, a);
   AddOutput(app, a);
   app.Footer(
-      "Layouts are those that this engine runs: tp, ep, dp attention, dense layers, exchange, "
-      "redundant experts, two-batch overlap.\nNot available, so not offered: pipeline parallelism "
-      "(pp), and separate ranks for prefill and decode (PD).\nEngines on a part of the GPUs are "
-      "replicated. docs/planning.md explains the figures.");
+      "A layout is a choice of tp, ep, dp attention, dense layers, exchange, redundant experts and "
+      "two-batch overlap.\nThe engine has no pipeline parallelism (pp) and no separate ranks for "
+      "prefill and decode (PD), so no layout has them.\nIf a layout needs only a part of the GPUs, "
+      "the other GPUs run replicas of the engine. docs/planning.md explains the figures.");
   if (!ParseWords(app, args)) return std::nullopt;
   Settle(words, a);
   return a;
@@ -172,7 +176,7 @@ std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) 
   AddCluster(app, a.plan, words.gpus, words.nics, words.cpu);
   AddLoad(app, a.plan);
   app.Flag("--layout", a.layout, kSimulation,
-           "Layout as `switchyard plan` names it; default: the first of the plan");
+           "Layout, named as in the output of `switchyard plan`; default: the best layout");
   app.Flag(
       "--trace", a.trace, kSimulation,
       "Arrivals: Mooncake's JSON lines, or Azure's CSV; default: Poisson arrivals with --rate");
@@ -186,8 +190,11 @@ std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) 
   if (!ParseWords(app, args)) return std::nullopt;
   Settle(words, a.plan);
   if (a.trace.empty() && a.plan.rate <= 0)
-    throw Invalid("simulate: want --rate, requests per second, or --trace");
-  if (a.plan.batch > 0) throw Invalid("--batch {}: simulate takes --rate or --trace", a.plan.batch);
+    throw Invalid(
+        "simulate: the arrivals are missing; set --rate (requests per second) or --trace");
+  if (a.plan.batch > 0)
+    throw Invalid("--batch {} is a flag of plan only; set --rate or --trace for simulate",
+                  a.plan.batch);
   return a;
 }
 

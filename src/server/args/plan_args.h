@@ -14,13 +14,14 @@ namespace switchyard {
 struct PlanArgs {
   EngineConfig engine;
   std::string revision = "main";
-  std::string card;  // of --gpus; empty: CPUs
+  std::string card;  // name of the GPU in --gpus; empty: CPUs
   int per_node = 0, nodes = 1;
   int nics = 0;  // --nics: NICs per node
   double nic_gbit = 0;
-  int cpus = 0;            // --cpus; 0: those of this process
-  double memory_gib = 0;   // --memory: per GPU, or of the host; 0: the card's, or this host's
-  std::string cost_table;  // --cost-table FILE
+  int cpus = 0;  // --cpus; 0: the CPUs that this process may use
+  // --memory: of each GPU, or of the host; 0: that of the card, or of this host.
+  double memory_gib = 0;
+  std::string cost_table;                  // --cost-table FILE
   int64_t input = 1024, output = 512;      // --input-len, --output-len
   double rate = 0, batch = 0;              // --rate, --batch
   double max_ttft_ms = 0, max_itl_ms = 0;  // --slo-ttft, --slo-itl

@@ -26,8 +26,8 @@ std::optional<QuantizeArgs> ParseQuantize(const std::vector<std::string>& args) 
              "Zero points of int4 groups: a smaller error, and 3 % more memory; vLLM's MoE layers "
              "need int4 without them");
   app.Option("--ignore", a.ignore,
-             "Linears that stay as they are: parts of names (self_attn), or re: and a regular "
-             "expression");
+             "Linear layers that are not quantized: parts of names (self_attn), or re: and a "
+             "regular expression");
   app.Option("--config", a.config, "JSON file with rules for parts of the model").ExistingFile();
   app.Option("--max-shard-size", a.shard_gb, "Maximum size of an output file, in GB").ShowDefault();
   app.Option("--threads", a.threads, "Default: all CPUs that the process may use").Range(1, 1024);

@@ -10,7 +10,7 @@
 namespace switchyard {
 
 struct QuantizeArgs {
-  std::filesystem::path from, to;   // DIR, OUT
+  std::filesystem::path from, to;   // arguments DIR and OUT
   std::string format;               // --format; empty: as in --config
   int64_t group_size = 32;          // --group-size of int4
   bool zero_points = false;         // --zero-points of int4

@@ -52,9 +52,11 @@ void NoteDpRank(TakenFlags* taken) {
   if (rank == nullptr || *rank == '\0') return;
   const std::string_view text = rank;
   if (text.size() > 9 || text.find_first_not_of("0123456789") != std::string_view::npos)
-    throw Invalid("environment variable SGLANG_DP_RANK={}: want a number from 0", text);
+    throw Invalid("environment variable SGLANG_DP_RANK={}: want an integer of at least 0", text);
   taken->without_effect.push_back(
-      fmt::format("SGLANG_DP_RANK={} has no effect here: each request selects its group", text));
+      fmt::format("SGLANG_DP_RANK={} has no effect here: each request can select its attention "
+                  "group (data_parallel_rank)",
+                  text));
 }
 
 // Adds log lines for HCCL_BUFFSIZE and DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ if the exchange has no

@@ -11,12 +11,11 @@ namespace switchyard {
 // conflict.
 void SettleArgs(const CommandLine& app, ServerArgs* args);
 
-// Adds a log line to `taken` for each of these flags and environment variables that is set but has
-// no effect. SGLANG_DP_RANK never has an effect, because requests select their group
-// (data_parallel_rank). The others have no effect with some of the exchanges that `moe` can select:
-// --enable-single-batch-overlap if the exchange returns all outputs in one part, and HCCL_BUFFSIZE
-// and DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ if it does not run in rounds. Throws kInvalid for a
-// variable with an unsupported value.
+// Adds a log line to `taken` for each of the following flags and environment variables that is set
+// but has no effect. SGLANG_DP_RANK never has an effect, because requests select their attention
+// group (data_parallel_rank). --enable-single-batch-overlap has no effect if the exchange returns
+// all outputs in one part. HCCL_BUFFSIZE and DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ have no effect
+// if the exchange does not run in rounds. Throws kInvalid for a variable with an unsupported value.
 void NoteWithoutEffect(const MoeOptions& moe, TakenFlags* taken);
 
 }  // namespace switchyard

@@ -18,12 +18,14 @@ constexpr const char* kOneAttention = "attention has one implementation on each 
 constexpr const char* kNoCompiler = "kernels are compiled ahead of time";
 constexpr const char* kGraphs = "--cuda-graph-max-bs alone decides which decode steps use graphs";
 constexpr const char* kNoTracing = "such metrics and traces are not supported; see GET /metrics";
+constexpr const char* kFixedBuckets = "the buckets of the histograms in GET /metrics are fixed";
 constexpr const char* kCacheTiers = "the KV cache has one tier, in the device's memory";
 constexpr const char* kNoMultimodal = "models read text only";
 constexpr const char* kLibraries = "collectives select their algorithm by message size";
 constexpr const char* kTokenMap =
-    "a head has the tokens of its d2t table (EAGLE3), or the whole vocabulary";
-constexpr const char* kNgrams = "n-grams of 2 to 5 tokens of the request's own text are looked up";
+    "a draft head proposes the tokens of its d2t table (EAGLE3), or the whole vocabulary";
+constexpr const char* kNgrams =
+    "drafts always come from n-grams of 2 to 5 tokens in the request's own text";
 constexpr const char* kNoLora = "adapters (LoRA) are not supported";
 
 constexpr std::array kFlags = {
@@ -34,7 +36,7 @@ constexpr std::array kFlags = {
     SglangFlag{"--enable-dp-lm-head", 0, kWithoutEffect,
                "--moe-dense-tp-size decides which ranks share the head"},
     SglangFlag{"--num-continuous-decode-steps", 1, kWithoutEffect,
-               "steps are planned ahead, one at a time"},
+               "the scheduler plans each decode step, one step ahead"},
     SglangFlag{"--enable-mixed-chunk", 0, kWithoutEffect,
                "chunks of prompts always share steps with decoding"},
     SglangFlag{"--attention-backend", 1, kWithoutEffect, kOneAttention},
@@ -99,12 +101,11 @@ constexpr std::array kFlags = {
     SglangFlag{"--log-level-http", 1, kWithoutEffect, "--log-requests logs HTTP requests"},
     SglangFlag{"--log-requests-level", 1, kWithoutEffect,
                "--log-requests logs one line per request"},
-    SglangFlag{"--log-requests-format", 1, kWithoutEffect,
-               "--log-requests logs one line per request"},
+    SglangFlag{"--log-requests-format", 1, kWithoutEffect, "--log-requests logs lines of text"},
     SglangFlag{"--show-time-cost", 0, kWithoutEffect, kNoTracing},
-    SglangFlag{"--bucket-time-to-first-token", -1, kWithoutEffect, kNoTracing},
-    SglangFlag{"--bucket-e2e-request-latency", -1, kWithoutEffect, kNoTracing},
-    SglangFlag{"--bucket-inter-token-latency", -1, kWithoutEffect, kNoTracing},
+    SglangFlag{"--bucket-time-to-first-token", -1, kWithoutEffect, kFixedBuckets},
+    SglangFlag{"--bucket-e2e-request-latency", -1, kWithoutEffect, kFixedBuckets},
+    SglangFlag{"--bucket-inter-token-latency", -1, kWithoutEffect, kFixedBuckets},
     SglangFlag{"--collect-tokens-histogram", 0, kWithoutEffect, kNoTracing},
     SglangFlag{"--enable-request-time-stats-logging", 0, kWithoutEffect, kNoTracing},
     SglangFlag{"--gc-warning-threshold-secs", 1, kWithoutEffect, kNoTracing},
@@ -117,8 +118,8 @@ constexpr std::array kFlags = {
     SglangFlag{"--enable-cache-report", 0, kWithoutEffect,
                "usage always follows the rules of the API"},
     SglangFlag{"--completion-template", 1, kWithoutEffect,
-               "it applies to completions with a suffix, which are refused"},
-    SglangFlag{"--hf-chat-template-name", 1, kRefused, "want --chat-template with a file"},
+               "it affects only completions with `suffix`, which are refused"},
+    SglangFlag{"--hf-chat-template-name", 1, kRefused, "set --chat-template to a file instead"},
     SglangFlag{"--enable-multimodal", 0, kWithoutEffect, kNoMultimodal},
     SglangFlag{"--limit-mm-data-per-request", 1, kWithoutEffect, kNoMultimodal},
     SglangFlag{"--nccl-port", 1, kWithoutEffect,
@@ -126,7 +127,7 @@ constexpr std::array kFlags = {
     SglangFlag{"--max-micro-batch-size", 1, kWithoutEffect, "pipeline stages are not supported"},
     SglangFlag{"--pipeline-parallel-size", 1, kRefused, "pipeline stages are not supported", "1"},
     SglangFlag{"--pp-size", 1, kRefused, "pipeline stages are not supported", "1"},
-    SglangFlag{"--tool-server", 1, kRefused, "the server itself runs no tools"},
+    SglangFlag{"--tool-server", 1, kRefused, "the server executes no tools itself"},
     SglangFlag{"--enable-custom-logit-processor", 0, kRefused, "code in requests is not supported"},
     SglangFlag{"--preferred-sampling-params", 1, kRefused,
                "defaults come from generation_config.json", ""},

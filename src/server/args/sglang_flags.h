@@ -1,4 +1,5 @@
-// SGLang's flags that have no counterpart here: accepted without effect, or refused by name.
+// SGLang's flags that this server does not implement. They are accepted without effect, or refused
+// by name.
 #pragma once
 
 #include <span>
@@ -14,11 +15,11 @@ struct SglangFlag {
     kWithoutEffect,  // accepted: a log line at startup gives the reason `why`
     kRefused,        // an error with the reason `why`: the flag would change results
   };
-  const char* name;  // with dashes
+  const char* name;  // includes the leading dashes
   int values = 0;    // number of values; -1: one or more
   Kind kind = Kind::kWithoutEffect;
   const char* why = "";
-  const char* harmless = nullptr;  // the only value that a refused flag may have
+  const char* harmless = nullptr;  // the only accepted value of a refused flag; null: none
 };
 
 // All flags, each name once.

@@ -81,7 +81,7 @@ TEST(SglangFlagsTest, RefusedByName) {
       {"--reasoning-parser", "deepseek-r9"},
       {"--tool-call-parser", "qwen99"},
       {"--tool-server", "demo"},
-      {"--speculative-algorithm", "EAGLE"},  // without a head
+      {"--speculative-algorithm", "EAGLE"},  // the draft head is missing
       {"--speculative-token-map", "map.pt"},
       {"--speculative-moe-a2a-backend", "deepep"},
       {"--speculative-moe-runner-backend", "triton"},
@@ -186,8 +186,9 @@ TEST(SglangFlagsTest, DpRankOfTheEnvironmentIsCheckedAndSaid) {
 using Observed = std::function<std::string(const ServerArgs&)>;
 
 struct Honoured {
-  std::vector<std::string> words;                              // flags
-  std::vector<std::pair<const char*, const char*>> variables;  // of the environment
+  std::vector<std::string> words;  // command line
+  // Environment variables and their values.
+  std::vector<std::pair<const char*, const char*>> variables;
   Observed observed;
   std::string want;
 };

@@ -9,12 +9,12 @@
 namespace switchyard {
 
 struct TrainTokenizerArgs {
-  std::vector<std::string> inputs;  // FILE or DIR, several
+  std::vector<std::string> inputs;  // arguments FILE or DIR, one or more
   std::string output;               // --output DIR
   int vocab_size = 8192;            // --vocab-size
   int64_t min_frequency = 2;        // --min-frequency
   int max_token_bytes = 32;         // --max-token-bytes
-  // --special-tokens: these get the first ids, in this order
+  // --special-tokens, which get the first ids in this order
   std::vector<std::string> special_tokens{"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
   std::string bos;                    // --bos
   std::string eos = "<|im_end|>";     // --eos

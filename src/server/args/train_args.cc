@@ -15,8 +15,9 @@ void AddModelFlags(CommandLine& app, TrainArgs& a) {
            "config.json of the model, or its directory; weights are not read");
   app.Flag("--tokenizer-path", a.tokenizer_path, kGroup,
            "Directory of tokenizer, tokenizer_config.json and chat template; default: --model");
-  app.Flag("--init-from", a.init_from, kGroup,
-           "Checkpoint directory to initialise weights from, at step 0; default: random weights");
+  app.Flag(
+      "--init-from", a.init_from, kGroup,
+      "Checkpoint directory of the initial weights, not read if the run resumes; default: random");
   app.Flag("--init-deviation", a.init_deviation, kGroup, "Standard deviation of random weights")
       .Positive();
   app.Flag("--seed", a.seed, kGroup, "Seed of random weights and of the data order");
@@ -148,8 +149,9 @@ void AddOutputFlags(CommandLine& app, TrainArgs& a) {
       .OneOf({"bf16", "float32"});
   app.Flag("--resume", a.resume, kGroup,
            "auto (from the last checkpoint in --output, if any), never, or a checkpoint directory");
-  app.Flag("--full-disk-wait", a.full_disk_wait_seconds, kGroup,
-           "Seconds to retry the final checkpoint of a run while the disk is full")
+  app.Flag(
+         "--full-disk-wait", a.full_disk_wait_seconds, kGroup,
+         "Maximum seconds for which saving the final checkpoint is retried while the disk is full")
       .NonNegative();
   app.Switch("--export-only", a.export_only, kGroup,
              "Exports final/ from the last checkpoint in --output, without training");

@@ -27,8 +27,8 @@ struct TrainArgs {
   std::string chat_loss = "assistant";  // --chat-loss: assistant, all
   // Steps
   int64_t steps = 0;                   // --steps
-  int64_t rows_per_step = 32;          // --rows-per-step, over all ranks
-  int64_t rows_per_pass = 8;           // --rows-per-pass, on one rank
+  int64_t rows_per_step = 32;          // --rows-per-step: rows of a step over all ranks
+  int64_t rows_per_pass = 8;           // --rows-per-pass: rows of a micro-batch on one rank
   double learning_rate = 1e-3;         // --learning-rate
   std::string lr_schedule = "cosine";  // --lr-schedule: cosine, wsd, constant
   double final_lr_part = 0.1;          // --final-lr-part, a fraction of the learning rate
@@ -46,7 +46,7 @@ struct TrainArgs {
   std::string bias_step_schedule = "rate";  // --bias-step-schedule
   // Ranks
   int tp = 1, ep = 1, pp = 1;
-  int dp = 0;                      // --dp; 0: the number that --ep needs
+  int dp = 0;                      // --dp; 0: the minimum that --ep allows
   int threads = 1;                 // --threads, per rank
   std::string exchange = "async";  // --exchange: sync, async
   std::string schedule = "plain";  // --schedule: plain, overlapped

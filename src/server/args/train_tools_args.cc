@@ -38,15 +38,17 @@ std::optional<TrainPictureArgs> ParseTrainPicture(const std::vector<std::string>
   app.Option("--output", a.output, "SVG file to write").Required();
   app.Option("--labels", a.labels, "One label per log; default: the directory names");
   app.Option("--key", a.key,
-             "Figure to draw: loss, main, mtp, balance, learning_rate, gradient_norm, "
-             "tokens_per_second, balancedness, balancedness_worst, dead_experts")
+             "Key of log.jsonl whose values are drawn, such as loss, main, mtp, balance, "
+             "learning_rate, gradient_norm, tokens_per_second, balancedness, "
+             "balancedness_worst, dead_experts")
       .ShowDefault();
   app.Option("--title", a.title, "Title of the figure; default: the key");
   app.Option("--low", a.low, "Lower end of the y axis; default: from the data");
   app.Option("--high", a.high, "Upper end of the y axis; default: from the data");
   if (!ParseWords(app, args)) return std::nullopt;
   if (!a.labels.empty() && a.labels.size() != a.logs.size()) {
-    throw Invalid("--labels: {} for {} logs", a.labels.size(), a.logs.size());
+    throw Invalid("--labels: {} labels for {} logs; give one per log", a.labels.size(),
+                  a.logs.size());
   }
   if (a.low && a.high && *a.low >= *a.high) {
     throw Invalid("--low {} is not below --high {}", *a.low, *a.high);

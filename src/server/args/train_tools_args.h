@@ -20,8 +20,8 @@ struct TrainScoreArgs {
 };
 
 struct TrainPictureArgs {
-  std::vector<std::string> logs;    // LOG, several
-  std::vector<std::string> labels;  // --labels; empty: the folders' names
+  std::vector<std::string> logs;    // arguments LOG, one or more
+  std::vector<std::string> labels;  // --labels; empty: the directory names
   std::string key = "loss";         // --key: the plotted field of the log's lines
   std::string output;               // --output FILE.svg
   std::string title;                // --title; empty: the key

@@ -1,4 +1,4 @@
-// `--config file.yaml` as flags.
+// Converts `--config file.yaml` to flags.
 #pragma once
 
 #include <string>

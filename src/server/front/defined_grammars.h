@@ -12,20 +12,22 @@
 
 namespace switchyard {
 
-// Decides which definitions precede a request in the stream of control messages. Keeps the most
-// recent grammars on the ranks, up to a number and a size. Not thread-safe: the caller's lock also
-// covers the sending, so that the ranks see the same order.
+// Decides which grammar definitions are sent to the ranks before a request. Keeps the most recently
+// used grammars on the ranks, up to a number and a size. Not thread-safe. The caller must hold one
+// lock for Introduce and for sending the messages, so that the ranks receive them in the same
+// order.
 class DefinedGrammars {
  public:
   struct Limits {
     size_t count = 512;
-    size_t bytes = size_t{512} << 20;  // of ReadyGrammar::bytes
+    size_t bytes = size_t{512} << 20;  // limit of the sum of ReadyGrammar::bytes
   };
   DefinedGrammars() = default;
   explicit DefinedGrammars(Limits limits) : limits_(limits) {}
 
   // Appends the messages to send before a request with `grammar`. Grammars beyond the limits are
-  // dropped, the least recently used ones first; open requests keep theirs.
+  // dropped on the ranks, the least recently used grammars first. Open requests keep the grammar
+  // that they use.
   void Introduce(const ReadyGrammar& grammar, std::vector<ControlMessage>* messages);
 
  private:

@@ -14,28 +14,28 @@ namespace switchyard {
 // Sizes of the present layout. Groups are attention groups.
 struct LayoutSizes {
   MeshShape mesh;
-  int64_t num_pages = 0;             // of a group
-  int32_t max_running_requests = 0;  // of a group
-  int32_t chunked_prefill_size = 0;  // of a group; −1: no chunking
+  int64_t num_pages = 0;             // KV pages of a group
+  int32_t max_running_requests = 0;  // limit of a group
+  int32_t chunked_prefill_size = 0;  // prompt tokens per step of a group; −1: no chunking
 };
 
 // The outcome of a change.
 struct ScaleResult {
-  std::string error;         // empty: done
-  bool unavailable = false;  // with an error: the same request may succeed later
+  std::string error;         // empty: the change succeeded
+  bool unavailable = false;  // true with an `error`: the same request may succeed later
   bool changed = false;      // false: the ranks already had this layout
   MeshShape before, after;
-  std::vector<int> loaded;  // ranks (of `after`) that have loaded their weights
-  bool beside = false;      // they loaded while the ranks of the last layout served
+  std::vector<int> loaded;  // ranks of layout `after` that loaded weights for this change
+  bool beside = false;      // the ranks loaded while those of the previous layout still served
   bool outputs_stay_equal = true;
-  std::vector<double> pauses;  // seconds without ranks
+  std::vector<double> pauses;  // each: seconds without ranks that serve
   double seconds = 0;
 };
 
 struct ScaleState {
   bool running = false;
   MeshShape present, pending;  // equal if no other layout is pending
-  std::string last_error;      // of the last change; empty: none
+  std::string last_error;      // error of the last change; empty: it succeeded
 };
 
 // Implemented by the owner of the ranks. Thread-safe.
@@ -44,9 +44,9 @@ class ElasticRanks {
   virtual ~ElasticRanks() = default;
   virtual LayoutSizes sizes() const = 0;
   virtual ScaleState state() const = 0;
-  // Begins a change. `done` is called once, on another thread, or in this call if there is nothing
-  // to change. False, without a call, if another change is running. Throws Error kInvalid for a
-  // layout that is not valid, with those that are.
+  // Begins a change of the layout. `done` is called once: on another thread, or within this call if
+  // there is nothing to change. Returns false, and never calls `done`, if another change is
+  // running. Throws Error kInvalid for an invalid layout; the error lists the valid ones.
   virtual bool Scale(const ScaleRequest& request, std::function<void(const ScaleResult&)> done) = 0;
 };
 

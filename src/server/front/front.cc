@@ -28,7 +28,8 @@ void CheckStops(const std::vector<std::string>& stops) {
   }
 }
 
-// A timeout is the only error of kind kUnavailable that ends a generation.
+// A generation that ends with an error of kind kUnavailable has exceeded its timeout; no other
+// cause gives this kind.
 metrics::End EndOf(const GenerationEvent& event) {
   using metrics::End;
   switch (event.finish) {
@@ -67,11 +68,10 @@ Front::~Front() = default;
 void Front::CheckTask(bool pooled) const {
   const bool pools = limits_.pooling != Pooling::kNone;
   if (pooled == pools) return;
-  throw Invalid("{}", pools
-                          ? "this model does not generate text: want POST /v1/embeddings, /score, "
-                            "/rerank or /classify"
-                          : "this model generates text, not embeddings or classes: want POST "
-                            "/v1/completions, or a server started with --is-embedding");
+  throw Invalid("{}", pools ? "this model does not generate text: use POST /v1/embeddings, /score, "
+                              "/rerank or /classify"
+                            : "this model generates text, not embeddings or classes: want POST "
+                              "/v1/completions, or a server started with --is-embedding");
 }
 
 void Front::Check(GenerationSpec& spec) const {
@@ -109,7 +109,7 @@ void Front::CheckPrompt(const std::vector<int32_t>& ids, bool pooled) const {
                                                *bad, limits_.vocab_size - 1));
   }
   if (std::ssize(ids) < longest() + (pooled ? 1 : 0)) return;
-  // OpenAI's wording: agents search error messages for it.
+  // The text begins as OpenAI's error does, because agents search error messages for these words.
   if (pooled)
     throw ContextLengthError(
         fmt::format("This model's maximum context length is {} tokens. However, the input has {} "
@@ -121,7 +121,8 @@ void Front::CheckPrompt(const std::vector<int32_t>& ids, bool pooled) const {
                   longest(), ids.size()));
 }
 
-// The samples of one prompt share a name, so only the first sample is checked.
+// All samples of one prompt have the same name. So only the first sample is checked for a name in
+// use.
 bool Front::IsNameTaken(const GenerationSpec& spec) const {
   return !spec.name.empty() && spec.copy == 0 && names_.contains(spec.name);
 }
@@ -152,7 +153,8 @@ uint64_t Front::SubmitChecked(GenerationSpec spec, GenerationCallback callback) 
     if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
     if (draining_) throw Error(ErrorKind::kUnavailable, "the server is shutting down");
     controller_.CheckGroup(spec.group);  // the number of groups may have changed since Check
-    // A probe must not report that a busy server is unhealthy.
+    // Probes (`measured` false) are exempt from the limit, so that a busy server does not look
+    // unhealthy.
     if (spec.measured && limits_.max_open > 0 &&
         open_.size() >= static_cast<size_t>(limits_.max_open)) {
       throw Full();
@@ -284,7 +286,7 @@ void Front::Deliver(const RequestOutput& output, Clock::time_point now) {
   {
     std::lock_guard lock(mutex_);
     const auto it = open_.find(output.id);
-    if (it == open_.end()) return;  // already ended here by a stop string
+    if (it == open_.end()) return;  // the front has already ended it, because of a stop string
     open = it->second;
     if (open->ending) return;
     transfers = open->kv_role != KvRole::kOwn && !open->aborted;
@@ -300,7 +302,7 @@ void Front::Deliver(const RequestOutput& output, Clock::time_point now) {
   }
   if (transfers) transfers_->OnOutput(output.id, group, output);
   if (ended)
-    LOG_INFO("the first token came {:.0f} ms after the end of the last ranks",
+    LOG_INFO("the first token came {:.0f} ms after the previous ranks ended",
              std::chrono::duration<double, std::milli>(now - *ended).count());
   if (!suspect) return Take(*open, output, overdue, now);
   RequestOutput taken = output;
@@ -324,7 +326,8 @@ void Front::Take(Open& open, const RequestOutput& output, const std::string& ove
     if (open.spec.kv) transfers_->Close(output.id, "the request has ended on the other server");
     if (output.finish == FinishReason::kNone)
       link_.Send({AbortRequest{output.id}});  // ended by a stop string, which ranks do not match
-    ReleaseName(open.spec.name);  // so that the client can reuse it right after the response
+    // The name is released here, so that the client can reuse it right after the response.
+    ReleaseName(open.spec.name);
     open.Emit();
     std::lock_guard lock(mutex_);
     controller_.Close(open.group, open.tokens);
@@ -335,7 +338,8 @@ void Front::Take(Open& open, const RequestOutput& output, const std::string& ove
   }
 }
 
-// `tokens_before`: the generation's tokens without those of `output`.
+// Adds `output` to the metrics. `tokens_before`: number of tokens of the generation before
+// `output`.
 void Front::Measure(Open& open, const RequestOutput& output, int32_t tokens_before,
                     Clock::time_point now) {
   const GenerationEvent& next = open.next;

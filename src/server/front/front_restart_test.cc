@@ -1,4 +1,4 @@
-// Requests that outlive their ranks.
+// Requests that continue after a restart of the ranks.
 #include <gmock/gmock.h>
 
 #include <thread>
@@ -21,10 +21,10 @@ TEST_F(FrontRestartTest, EachTokenArrivesOnceWhereverTheRanksEnd) {
       const uint64_t a = Submit(9);
       const uint64_t b = Submit(4);
       Steps(first);
-      const uint64_t c = Submit(5);  // the ranks may not have read it
+      const uint64_t c = Submit(5);  // sent, but perhaps not read by the ranks
       front->Pause(Killed());
       ranks.Restart();
-      const uint64_t d = Submit(3);  // waits
+      const uint64_t d = Submit(3);  // submitted during the pause, so it waits
       EXPECT_THAT(ranks.sent, IsEmpty());
       front->Resume();
       EXPECT_TRUE(std::ranges::is_sorted(ranks.Requested()));
@@ -43,7 +43,7 @@ TEST_F(FrontRestartTest, EachTokenArrivesOnceWhereverTheRanksEnd) {
 TEST_F(FrontRestartTest, UnreadTokensAreComputedAgain) {
   const uint64_t id = Submit(6);
   Steps(2);
-  ranks.Step();  // lost
+  ranks.Step();  // this output is lost
   Restart(Killed());
   const auto& request = std::get<EngineRequest>(ranks.sent.at(0));
   EXPECT_THAT(request.output_ids, ElementsAre(TokenOf(id, 0), TokenOf(id, 1)));
@@ -71,7 +71,7 @@ TEST_F(FrontRestartTest, AnAbortDuringAPauseFollowsItsRequest) {
   EXPECT_THAT(clients[a]->tokens, SizeIs(1));
 }
 
-// The abort was sent to ranks that ended before they read it.
+// The first abort is lost: it was sent to ranks that ended before they read it.
 TEST_F(FrontRestartTest, ALostAbortIsSentAgain) {
   const uint64_t id = Submit(20);
   Steps(1);
@@ -97,8 +97,8 @@ TEST_F(FrontRestartTest, QuestionsAreAskedAgain) {
   EXPECT_THAT(ranks.sent, IsEmpty());
 }
 
-// A request without a seed gets one from its id, so a query must not change the ids of later
-// requests.
+// A request without a seed gets a seed from its id. So a query must not take an id, which would
+// change the ids of later requests.
 TEST_F(FrontRestartTest, QuestionsTakeNoIdsOfRequests) {
   EXPECT_EQ(Submit(1), 1u);
   front->FlushCache([](bool) {});
@@ -137,7 +137,7 @@ TEST_F(FrontRestartTest, HistoryCountsEpochsDeathsAndPauses) {
   front->Pause({.why = "killed", .time = Clock::now() - std::chrono::seconds(2)});
   EXPECT_GE(front->history().paused_for, 2);
   EXPECT_EQ(front->history().epoch, 1);
-  front->Pause(Killed());  // while new ranks load
+  front->Pause(Killed());  // the new ranks are killed while they load
   EXPECT_GE(front->history().paused_for, 2);
   front->Resume();
   const RankHistory history = front->history();
@@ -304,7 +304,7 @@ TEST_F(FrontChangeTest, AQuestionOutlivesAnyNumberOfChanges) {
 }
 
 TEST_F(FrontChangeTest, RanksHaveProgressedOnceTheySendAnOutput) {
-  EXPECT_TRUE(front->Progressed());  // nothing to do
+  EXPECT_TRUE(front->Progressed());  // no request is open
   Submit(9);
   EXPECT_FALSE(front->Progressed());
   Steps(1);

@@ -57,9 +57,9 @@ TEST_F(FrontSuspectsTest, ARequestThatEndsItsRanksAloneEndsWithTheError) {
   for (int i = 0; i < 3; ++i) Submit(9);
   Steps(1);
   Restart(Crashed({{1, 2, 3}}));
-  Steps(2);  // 1 is cleared
+  Steps(2);  // request 1 has run alone without a failure
   EXPECT_EQ(ranks.Batch(), std::vector<uint64_t>());
-  Restart(Killed());  // does not count
+  Restart(Killed());  // SIGKILL does not count as a failure
   EXPECT_EQ(clients[2]->finish, FinishReason::kNone);
   Steps(1);
   EXPECT_EQ(ranks.Batch(), std::vector<uint64_t>{2});
@@ -99,13 +99,13 @@ TEST_F(FrontSuspectsTest, ARequestThatMakesEachRankFailEndsAfterTheFirstSecondFa
   ExpectWhole(b, 9);
 }
 
-// Failures of a request no longer count once it has run alone without a failure.
+// Earlier failures of a request do not count after it has run alone without a failure.
 TEST_F(FrontSuspectsTest, ARequestThatIsClearedOfSuspicionBeginsAnew) {
   const uint64_t a = Submit(20);
   Steps(1);
   for (int i = 0; i < 3; ++i) {
     Restart(Crashed({{a}}));
-    Steps(3);  // two tokens alone, one with the others
+    Steps(3);  // the request runs alone for two tokens, then with the others
     EXPECT_EQ(clients[a]->finish, FinishReason::kNone);
   }
   RunOut();
@@ -142,8 +142,8 @@ TEST_F(FrontSuspectsTest, AnAbortedRequestThatWaitsForSuspectsEndsAtOnce) {
   ExpectWhole(a, 9);
 }
 
-// The kernel may kill the ranks because of the memory that a request needs. Kills from outside may
-// hit as often, but not for as long.
+// The kernel may kill the ranks because of the memory that a request needs. Kills with other causes
+// may be as frequent, but they do not go on for as long.
 TEST_F(FrontSuspectsTest, KillsInARowWithoutATokenMakeTheirBatchSuspect) {
   const uint64_t a = Submit(9), b = Submit(9);
   Clock::time_point now = Clock::now();

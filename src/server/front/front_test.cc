@@ -199,7 +199,7 @@ TEST_F(FrontTest, TokensOfTheSameStepAfterAStopStringAreDropped) {
 // Text held back after the last token (max_new_tokens) may complete a stop string at the end.
 TEST_F(FrontTest, AStopStringCompletedAtTheEndIsAStop) {
   GenerationSpec spec = Spec();
-  spec.stop = {"\xEF\xBF\xBD"};  // replaces an incomplete character at the end
+  spec.stop = {"\xEF\xBF\xBD"};  // U+FFFD, which replaces an incomplete character at the end
   const uint64_t id = Submit(spec);
   const std::vector<int32_t> ids = tokenizer->Encode("\xE4\xB8\x93", false);
   ASSERT_GT(ids.size(), 1u);
@@ -218,7 +218,7 @@ TEST_F(FrontTest, StopStringsWaitForTheMinimum) {
   const uint64_t id = Submit(spec);
   for (const char* letter : {"a", "b", "b", "a"}) Tokens(id, letter);
   ASSERT_THAT(events, SizeIs(1));
-  EXPECT_EQ(events[0].text, "a");  // "bb" ends after the minimum
+  EXPECT_EQ(events[0].text, "a");  // "bb" ends after the first min_new_tokens tokens
   EXPECT_EQ(std::get<std::string>(events[0].matched), "bb");
   EXPECT_THAT(events[0].tokens, SizeIs(3));
 }

@@ -18,16 +18,17 @@
 namespace switchyard {
 
 struct GenerationSpec {
-  std::string name;        // the client's "rid", used to abort the request; may be empty
-  std::string batch_name;  // common name of all prompts of one HTTP request, to abort them all
-  int32_t copy = 0;        // index among the n samples of one prompt, which share the name
+  std::string name;  // the client's "rid", used to abort the request; may be empty
+  // Common name of all prompts of one HTTP request; an abort of it ends all of them.
+  std::string batch_name;
+  int32_t copy = 0;  // index among the n samples of one prompt, which have the same name
   std::vector<int32_t> input_ids;
   SamplingParams sampling;
   LogprobParams logprob;
   RoutedExpertsParams routed_experts;
   bool pooled = false;           // the result is GenerationEvent::pooled; nothing is generated
   std::optional<int32_t> group;  // attention group that serves the request (data_parallel_rank)
-  int32_t priority = 0;          // larger ones go first (--enable-priority-scheduling)
+  int32_t priority = 0;          // larger values are admitted first (--enable-priority-scheduling)
   std::string cache_salt;        // cached prefixes are shared only between requests of equal salt
   std::shared_ptr<const ReadyGrammar> grammar;  // grammar of the output; null: not constrained
   std::vector<std::string> stop;
@@ -42,8 +43,9 @@ struct GenerationSpec {
   int32_t stream_interval = std::numeric_limits<int32_t>::max();
 };
 
-// Maximum number of alternatives at prompt positions. It applies to each generation, because one
-// event holds them, and to the sum over an HTTP request, because one JSON value holds them.
+// Maximum number of alternative tokens at prompt positions. The limit applies to each generation,
+// because one event holds its alternatives. It also applies to the sum over an HTTP request,
+// because one JSON value holds them all.
 inline constexpr int64_t kMaxPromptAlternatives = int64_t{1} << 21;
 // Number of alternatives that `spec` requests at prompt positions.
 int64_t CountPromptAlternatives(const GenerationSpec& spec);
@@ -53,28 +55,28 @@ struct GenerationEvent {
   uint64_t id = 0;
   std::string text;
   std::vector<int32_t> tokens;
-  std::vector<PositionLogprobs> input_logprobs;   // with the first event
+  std::vector<PositionLogprobs> input_logprobs;   // only in the first event
   std::vector<PositionLogprobs> output_logprobs;  // one for each of `tokens`, if requested
-  // With output_logprobs: an offset in the generation's text for each of `tokens`. It is the offset
-  // of the character in which the token begins (TokenOffsets).
+  // With output_logprobs: for each of `tokens`, the offset in the generation's text of the
+  // character in which the token begins (TokenOffsets).
   std::vector<int64_t> token_offsets;
-  // If requested: for each of `tokens`, how many bytes of `text` were known after that token. Bytes
-  // beyond the last value became known only at the end of the generation.
+  // If requested: for each of `tokens`, the number of bytes of `text` that could be shown after
+  // that token. Bytes beyond the last value were held back until the end of the generation.
   std::vector<uint32_t> token_ends;
   std::vector<int32_t> routed_experts;  // same layout as RequestOutput::routed_experts
-  std::vector<float> pooled;            // RequestOutput::pooled
+  std::vector<float> pooled;            // as in RequestOutput
   FinishReason finish = FinishReason::kNone;
   std::variant<std::monostate, int32_t, std::string> matched;  // stop token id or stop string
   int32_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;  // totals so far
-  DraftCounts drafts, forced;                                           // of RequestOutput
+  DraftCounts drafts, forced;                                           // as in RequestOutput
   std::string error;                            // set with FinishReason::kError
   ErrorKind error_kind = ErrorKind::kResource;  // set with FinishReason::kError
 
   bool finished() const { return finish != FinishReason::kNone; }
 };
 
-// Called in order on the front's reader thread. The last call has a finished event. Must not block
-// or throw.
+// Called in order on the front's reader thread. In the last call, the event is finished. The
+// callback must not block or throw.
 using GenerationCallback = std::function<void(const GenerationEvent&)>;
 
 }  // namespace switchyard

@@ -20,7 +20,7 @@ GrammarVocabulary VocabularyOf(const Tokenizer& tokenizer, int64_t vocab_size,
 // threads of the server. The first use prepares the vocabulary.
 class Grammars {
  public:
-  // `space`: the default of requests.
+  // `space`: white space in constrained JSON, for requests that do not set it.
   Grammars(const Tokenizer& tokenizer, int64_t vocab_size, std::vector<int32_t> stop_ids,
            JsonSpace space = JsonSpace::kAny)
       : tokenizer_(tokenizer),

@@ -50,7 +50,8 @@ TEST(GrammarVocabulary, SpecialTokensMatchNoText) {
     EXPECT_EQ(vocabulary.tokens[id], SpecialTokenBytes(tokenizer->IdToToken(id)));
   }
   EXPECT_GT(special, 0);
-  // A model with fewer ids than its tokenizer.
+  // A model may have fewer ids than its tokenizer; the vocabulary then has only the ids of the
+  // model.
   EXPECT_EQ(VocabularyOf(*tokenizer, 100, {0}).tokens.size(), 100u);
 }
 

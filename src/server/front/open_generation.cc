@@ -52,13 +52,14 @@ void Front::Open::AppendToken(const RequestOutput& output, size_t i) {
   this->output.push_back(token);
   ++next.completion_tokens;
   if (i < output.output_logprobs.size()) next.output_logprobs.push_back(output.output_logprobs[i]);
-  // A stop token ends the text without being part of it.
+  // The text of a stop token is not part of the output, unless keep_stop is set.
   const bool ends = output.finish == FinishReason::kStop && i + 1 == output.new_tokens.size();
   next.text += TextOf(token, ends && !spec.keep_stop);
   if (spec.token_ends) next.token_ends.push_back(static_cast<uint32_t>(next.text.size()));
 }
 
-// Returns the text that can be shown once `token` is known. A `hidden` token adds no text itself.
+// Adds `token` and returns the text that can now be shown. The text of a `hidden` token is left
+// out.
 std::string Front::Open::TextOf(int32_t token, bool hidden) {
   const std::vector<int32_t>& shown_special = spec.shown_special_tokens;
   const bool shown_marker =
@@ -71,7 +72,7 @@ std::string Front::Open::TextOf(int32_t token, bool hidden) {
     offsets.Push(bytes, text);
   }
   std::string shown = stop.Push({.text = text, .may_stop = MayStop()});
-  // A stop string may be, or contain, a special token that is not shown.
+  // Stop strings are also matched with special tokens that are not shown.
   if (skipped && !hidden && !stop.empty())
     shown += stop.Push({.text = tokenizer.IdToToken(token), .may_stop = MayStop(), .hidden = true});
   return shown;

@@ -16,7 +16,7 @@
 namespace switchyard {
 
 // One open generation. After Submit, only the thread of OnMessage modifies it, except for the
-// members guarded by mutex_. Once it is `ending`, only the thread that set this does.
+// members guarded by mutex_. Once `ending` is true, only the thread that set `ending` modifies it.
 struct Front::Open {
   GenerationSpec spec;
   GenerationCallback callback;
@@ -30,8 +30,8 @@ struct Front::Open {
   int64_t tokens = 0;  // number of tokens reported to controller_; guarded by mutex_
   // Time of submission, or of the first token once `running` is true. Guarded by mutex_.
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
-  bool running = false;  // has a first token
-  std::string overdue;   // error message once aborted after a timeout
+  bool running = false;  // the first token has arrived
+  std::string overdue;   // error message if the request was aborted because of a timeout
   bool sent = false;     // the ranks have the request
   bool aborted = false;  // an abort was sent, or the request ends without one
   // kOwn also after the ranks of a decode worker have ended: the new ranks compute the prompt.
@@ -40,8 +40,8 @@ struct Front::Open {
   // Ranks that have failed with the request in their batch, since it was last cleared of suspicion.
   // Guarded by mutex_.
   std::set<int> failed_ranks;
-  // All tokens of the output, for ranks that continue it. Read by other threads only during a
-  // pause.
+  // All output tokens, which new ranks need to continue the request. Other threads read them only
+  // during a pause.
   std::vector<int32_t> output;
 
   Open(uint64_t id, const Tokenizer& tokenizer, GenerationSpec s, GenerationCallback c)
@@ -54,9 +54,10 @@ struct Front::Open {
     next.prompt_tokens = static_cast<int32_t>(spec.input_ids.size());
   }
 
-  // The request with its output so far. `trial`: it ends with kLength a few tokens later.
+  // The request with its output so far, to be sent to ranks. `trial`: the request ends with kLength
+  // after kTrialTokens more tokens.
   EngineRequest Request(Pooling pooling, bool trial) const;
-  // Whether `last` ends only the trial: the request has more tokens to generate.
+  // Whether `last` ends only the trial, so that the request continues afterwards.
   bool PassesTrial(const RequestOutput& last) const;
 
   void Take(const RequestOutput& output);

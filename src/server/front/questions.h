@@ -19,7 +19,8 @@ class Questions {
   using OnAnswer = std::function<void(const EngineMessage&)>;
   using Deliveries = std::vector<std::function<void()>>;
 
-  // How often a query is sent at most. If the ranks ended each time, the query may be the cause.
+  // Maximum number of times that a query is sent. If the ranks ended each time, the query may be
+  // the cause.
   static constexpr int kMaxSent = 2;
 
   // `if_lost` creates the response if the ranks are lost for good, or if they end after the query
@@ -44,7 +45,7 @@ class Questions {
     auto node = open_.extract(ticket);
     return node ? std::move(node.mapped().on_answer) : nullptr;
   }
-  // The messages of the queries that the ranks do not have, to be sent now.
+  // Returns the messages of the queries that the present ranks do not have. The caller sends them.
   std::vector<ControlMessage> TakeUnsent() {
     std::vector<ControlMessage> messages;
     for (auto& [ticket, question] : open_) {
@@ -55,13 +56,13 @@ class Questions {
     }
     return messages;
   }
-  // Ends the queries that can be responded to without ranks. Returns functions that deliver the
-  // responses.
+  // Ends the queries that have `if_held`. Returns functions that deliver the responses.
   Deliveries TakeHeld() {
     return TakeWhere([](Question& question) { return static_cast<bool>(question.if_held); },
                      [](Question& question) { return question.if_held(); });
   }
-  // The ranks have ended. Ends the queries that may not be sent again.
+  // Call when the ranks have ended. Ends the queries that were sent kMaxSent times. Returns
+  // functions that deliver the responses.
   Deliveries OnRanksEnd(const std::string& why) {
     return TakeWhere(
         [](Question& question) {
@@ -69,7 +70,8 @@ class Questions {
         },
         [&](Question& question) { return question.if_lost(why); });
   }
-  // The ranks end as planned, so no query is the cause: all of them are sent again.
+  // Call when the ranks end as planned. No query is the cause, so this send does not count towards
+  // kMaxSent, and all queries are sent again.
   void OnChange() {
     for (auto& [ticket, question] : open_)
       if (std::exchange(question.with_ranks, false)) --question.times_sent;
@@ -86,7 +88,7 @@ class Questions {
     OnAnswer on_answer;
     std::function<EngineMessage(const std::string& why)> if_lost;
     std::function<EngineMessage()> if_held;
-    bool with_ranks = false;  // the present ranks have it
+    bool with_ranks = false;  // was sent to the present ranks
     int times_sent = 0;
   };
   template <typename Condition, typename MakeAnswer>

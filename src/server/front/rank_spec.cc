@@ -26,7 +26,7 @@ std::string HashOfGguf(const std::filesystem::path& path) {
   return fmt::format("{:016x}", std::hash<std::string>()(ReadGgufConfig(GgufFiles(*gguf)).config));
 }
 
-// Hash of the file, or of the value itself if it is JSON text.
+// Hash of the file `location`, or of `location` itself if it is JSON text.
 std::string HashOfLocation(const std::string& location) {
   if (location.find('{') == std::string::npos) return HashOfFile(location);
   return fmt::format("{:016x}", std::hash<std::string>()(location));
@@ -78,7 +78,8 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   const bool int8_group_rows = r.Get<bool>();
   if (!model_path.empty()) job.config.model_path = model_path;
   job.plan.model = ReadModelConfig(job.config);
-  // Use the leader's values: different rounding on another CPU type would change the sums.
+  // All ranks use the leader's values. A rank with another CPU type would otherwise round rows
+  // differently, which changes sums.
   job.plan.model.quantization.bfloat16_rows = bfloat16_rows;
   job.plan.model.quantization.int8_group_rows = int8_group_rows;
   job.plan.draft = ReadDraftConfig(job.config, job.plan.model, job.plan.cuda);

@@ -1,4 +1,5 @@
-// Requests that outlive their ranks: what the front keeps, and what it sends to new ranks.
+// Restarts of the ranks: which state of a request the front keeps, and what it sends to the new
+// ranks.
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -12,15 +13,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Number of tokens after which a request that runs alone is no longer suspect. The ranks may have
-// ended while they computed the token after the next one, because they launch passes ahead.
+// Number of tokens after which a request that runs alone is no longer suspect. One token is not
+// enough: ranks launch passes ahead, so they may have ended while they computed the token after the
+// next one.
 constexpr int32_t kTrialTokens = 2;
 
-// Consecutive ends of the ranks without any output. After kFruitlessEnds, the requests of a killed
-// batch become suspects too. After kLoneFruitlessEnds, a killed request that ran alone is the
-// cause, if the ends also span kLoneFruitlessTime. A restart takes only milliseconds, so the
-// supervisor delays restarts after such ends. Kills from outside are unlikely to hit so often and
-// for so long before the first token.
+// Numbers of consecutive ends of the ranks without any output. After kFruitlessEnds, the requests
+// of a killed batch become suspects too. After kLoneFruitlessEnds ends that span at least
+// kLoneFruitlessTime, a request that ran alone when its ranks were killed is taken as the cause.
+// Kills with another cause are unlikely to be so frequent, for so long, before the first token. A
+// restart takes only milliseconds, so the supervisor delays restarts after such ends.
 constexpr int kFruitlessEnds = 5, kLoneFruitlessEnds = 8;
 constexpr std::chrono::seconds kLoneFruitlessTime{3};
 
@@ -52,8 +54,8 @@ EngineRequest Front::Open::Request(Pooling pooling, bool trial) const {
     SamplingParams& sampling = request.sampling;
     sampling.max_new_tokens =
         std::min(sampling.max_new_tokens, next.completion_tokens + kTrialTokens);
-    // min_new_tokens must not exceed max_new_tokens. If it is lowered to this limit, still no stop
-    // id is sampled before the limit.
+    // min_new_tokens must not exceed max_new_tokens. Lowering it is safe: max_new_tokens ends the
+    // trial before a stop id could be sampled.
     sampling.min_new_tokens = std::min(sampling.min_new_tokens, sampling.max_new_tokens);
   }
   return request;
@@ -79,7 +81,8 @@ void Front::SendUnsent() {
       Open& first = *open_.at(*suspects_.begin());
       if (!first.sent) Append(first, &messages);
     } else {
-      // A query that makes ranks fail must not do so while a suspect runs alone.
+      // Queries are sent only if there is no suspect. A query that makes ranks fail would otherwise
+      // be blamed on the suspect.
       messages = questions_.TakeUnsent();
       for (const auto& [id, open] : open_)
         if (!open->sent && !open->ending) Append(*open, &messages);
@@ -100,7 +103,8 @@ void Front::Finish(Open& open, RequestOutput last, std::vector<Ending>* endings)
                       .suspect = suspects_.erase(open.next.id) > 0});
 }
 
-// Until they have left the table, only this thread modifies these generations.
+// These generations are `ending`, so only this thread modifies them until they are removed from
+// open_.
 void Front::End(const std::vector<Ending>& endings) {
   const auto now = Clock::now();
   bool suspect = false;
@@ -110,7 +114,7 @@ void Front::End(const std::vector<Ending>& endings) {
   }
   if (!suspect) return;
   std::lock_guard order(order_);
-  SendUnsent();  // the next suspect, or all
+  SendUnsent();  // the next suspect, or all requests
 }
 
 void Front::BeginPause(Clock::time_point ended) {
@@ -162,9 +166,9 @@ int Front::EndedWithoutAnswer(const RanksEnd& end) {
 }
 
 // Whether a suspect that ran alone is the cause of the end: the same rank has failed twice with it,
-// or kLoneFruitlessEnds is reached. One failure of a rank is not enough, because a cause outside of
-// the request may make each of several ranks fail once, in different epochs. A request that is the
-// cause ends after at most one failure of each rank and one more. Requires mutex_.
+// or kLoneFruitlessEnds is reached. One failure of a rank is not enough, because another cause may
+// make each of several ranks fail once, in different epochs. A request that is the cause therefore
+// ends after at most (number of ranks + 1) failures. Requires mutex_.
 bool Front::IsToBlame(const Open& suspect, const RanksEnd& end, int fruitless) const {
   const auto failed_before = [&](int rank) { return suspect.failed_ranks.contains(rank); };
   if (std::ranges::any_of(end.failed, failed_before)) return true;
@@ -221,7 +225,8 @@ void Front::Regroup(int groups) {
 void Front::PauseForChange(Clock::time_point since, int groups) {
   {
     std::lock_guard lock(mutex_);
-    changes_ += paused_ ? 0 : 1;  // a layout that does not load is replaced within one pause
+    // Counted once per pause: if a layout fails to load, the next one loads in the same pause.
+    changes_ += paused_ ? 0 : 1;
   }
   BeginPause(since);
   std::lock_guard order(order_);
@@ -265,7 +270,8 @@ void Front::Resume() {
            suspects ? fmt::format(", after {} that run alone first", suspects) : "");
 }
 
-// The trial of a suspect has ended. If the request has not ended, it is sent again with the others.
+// Call when the trial of a suspect has ended. If the request has not ended, it is sent again
+// together with the other requests.
 void Front::EndTrial(uint64_t id) {
   std::lock_guard order(order_);
   {

@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-constexpr int kMaxWorld = 1'000'000;  // more ranks than any machine has
+constexpr int kMaxWorld = 1'000'000;  // bound that no machine reaches; prevents overflow
 
 void CheckRanks(const char* field, const std::vector<int>& ranks, const MeshShape& now) {
   std::set<int> seen;
@@ -22,7 +22,7 @@ void CheckRanks(const char* field, const std::vector<int>& ranks, const MeshShap
   }
 }
 
-// The number of groups of `per_group` ranks.
+// The number of groups of `per_group` ranks among `tp` ranks.
 int Groups(const char* field, int tp, int per_group, const char* of) {
   if (tp % per_group != 0)
     throw ParameterError(field, fmt::format("gives {} ranks, and {} ranks {}: {} is not a multiple",
@@ -43,13 +43,12 @@ void CheckScale(const ScaleRequest& request, const MeshShape& now) {
   const bool moves = !request.leave.empty() || request.come > 0;
   if (request.sizes() + moves + request.restarts() != 1)
     throw Invalid(
-        "want one of: sizes of a new layout (new_tp_size, new_ep_size, new_dp_size), ranks to "
-        "leave "
-        "and to come (leave, come), ranks to restart (restart)");
+        "want one of these: sizes of a new layout (new_tp_size, new_ep_size, new_dp_size), ranks "
+        "to remove or add (leave, come), or ranks to restart (restart)");
   CheckRanks("leave", request.leave, now);
   CheckRanks("restart", request.restart, now);
   if (now.tp - std::ssize(request.leave) + request.come < 1)
-    throw ParameterError("leave", fmt::format("names all {} ranks, and none is to come", now.tp));
+    throw ParameterError("leave", fmt::format("removes all {} ranks, and come adds none", now.tp));
 }
 
 MeshShape ScaledShape(const ScaleRequest& request, const MeshShape& now, const MeshShape& base) {
@@ -73,7 +72,7 @@ MeshShape ScaledShape(const ScaleRequest& request, const MeshShape& now, const M
   } else if (base.dp > 1) {
     next.dp = Groups(field, next.tp, base.tp / base.dp, "form an attention group (tp / dp)");
   }
-  if (now.dense_tp > 1) next.dense_tp = 0;  // all ranks
+  if (now.dense_tp > 1) next.dense_tp = 0;  // 0: sharded over all ranks
   return next;
 }
 

@@ -73,7 +73,7 @@ TEST(ScaleRequestTest, OutputsStayEqualWithWholeAttentionAndDenseLayersOnEachRan
   MeshShape two{.tp = 2, .ep = 2, .dp = 2, .dense_tp = 1}, four = two;
   four.tp = four.ep = four.dp = 4;
   EXPECT_TRUE(OutputsStayEqual(two, four, moe));
-  EXPECT_FALSE(OutputsStayEqual(two, four, {}));  // none
+  EXPECT_FALSE(OutputsStayEqual(two, four, {}));  // --moe-a2a-backend none
   EXPECT_TRUE(OutputsStayEqual(four, four, {}));
   four.dp = 2;
   EXPECT_FALSE(OutputsStayEqual(two, four, moe));

@@ -64,8 +64,8 @@ std::unique_ptr<Tokenizer> LoadTokenizer(const ServerArgs& args, const std::file
                              "no tokenizer");
 }
 
-// Whether the vocabulary has the channel markers of harmony. Such a model writes in channels with
-// any chat template.
+// Whether the vocabulary has the channel markers of harmony. A model with these markers writes
+// channels whatever chat template is used.
 bool HasChannels(const Tokenizer& tokenizer) {
   return tokenizer.Encode("<|channel|>", /*add_special_tokens=*/false).size() == 1 &&
          tokenizer.Encode("<|message|>", /*add_special_tokens=*/false).size() == 1;
@@ -107,7 +107,8 @@ ServedModel LoadServedModel(const ServerArgs& args, const ModelConfig& config) {
                     .sampling_defaults = SamplingDefaults(dir, config.vocab_size)};
   model.output_format = FormatOf(args, *model.tokenizer, model.chat_template);
   if (model.tokenizer->VocabSize() > config.vocab_size) {
-    // The model never samples ids past its vocabulary. A prompt with such an id gets an error.
+    // The model never samples ids beyond its vocabulary, so only prompts can have such ids. They
+    // get an error.
     LOG_WARNING(
         "{}: ids up to {}, but config.json says vocab_size {}: prompts with larger ids are "
         "refused",

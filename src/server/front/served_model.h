@@ -16,7 +16,7 @@ namespace switchyard {
 
 // Immutable once loaded; shared by all threads.
 struct ServedModel {
-  std::string name;  // in /v1/models and in responses
+  std::string name;  // name of the model in /v1/models and in responses
   std::filesystem::path path;
   ModelConfig config;
   std::unique_ptr<Tokenizer> tokenizer;

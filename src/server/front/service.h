@@ -19,16 +19,17 @@ struct Service {
   const ServedModel& model;
   const ServerArgs& args;
   const EnginePlan& plan;
-  Grammars* grammars = nullptr;          // null: --grammar-backend none
+  Grammars* grammars = nullptr;          // null if --grammar-backend is none
   mutable UnknownFields unknown_fields;  // unknown fields seen in requests so far
   std::atomic<bool> ready{false};        // ranks have loaded, and the warm-up request has finished
-  // Returns a description of a rank without a recent heartbeat, or "". The function is set before
-  // `ready` becomes true.
+  // Returns the description of a rank without a recent heartbeat, or "" if there is none. The
+  // function is set before `ready` becomes true.
   std::function<std::string()> find_silent_rank = [] { return std::string(); };
-  // Set before `ready` becomes true; null: the ranks stay as `args` and `plan` describe them.
+  // Changes the layout of the ranks. Set before `ready` becomes true. Null: the layout never
+  // changes, so `args` and `plan` describe it.
   std::atomic<ElasticRanks*> elastic{nullptr};
 
-  // Of the present ranks. `args` and `plan` describe the first ones.
+  // Sizes of the present layout. `args` and `plan` describe the layout at startup only.
   LayoutSizes sizes() const {
     if (const ElasticRanks* ranks = elastic) return ranks->sizes();
     return {.mesh = args.engine.mesh,

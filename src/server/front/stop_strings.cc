@@ -24,8 +24,8 @@ std::string StopStrings::Push(const Piece& piece) {
   return Release(held_.size() - HoldBack());
 }
 
-// Finds the earliest match, and the longest one of several at the same position. So the order of
-// `stop` has no effect.
+// Finds the earliest match, and the longest of several matches at the same position. So the order
+// of the stop strings has no effect.
 bool StopStrings::FindMatch(size_t* begin, const std::string** found) const {
   *found = nullptr;
   *begin = std::string::npos;

@@ -23,7 +23,7 @@ class StopStrings {
   struct Piece {
     std::string_view text;
     bool may_stop = true;  // false: a stop string that ends in this piece does not match
-    bool hidden = false;   // special tokens: part of the matching, but not of the returned text
+    bool hidden = false;   // true for special tokens: the text is matched, but not returned
   };
   // Returns the text that is safe to show. Returns nothing once matched() is set.
   std::string Push(const Piece& piece);
@@ -36,12 +36,13 @@ class StopStrings {
  private:
   size_t HoldBack() const;  // length of the longest suffix of held_ that starts a stop string
   bool FindMatch(size_t* begin, const std::string** found) const;
-  std::string Release(size_t bytes);  // removes the first bytes of held_; returns the visible ones
+  // Removes the first bytes of held_; returns those that are not hidden.
+  std::string Release(size_t bytes);
 
   std::vector<std::string> stops_;
   bool keep_match_;
   std::string held_;
-  std::vector<bool> hidden_;  // for each byte of held_
+  std::vector<bool> hidden_;  // for each byte of held_: whether it is hidden
   size_t unchecked_ = 0;      // number of leading bytes of held_ in which no match may end
   std::optional<std::string> matched_;
 };

@@ -89,7 +89,7 @@ class FrontRestartTest : public ::testing::Test {
     spec.stream_interval = 1;
     auto client = std::make_shared<Client>();
     const uint64_t id = front->Submit(std::move(spec), [client](const GenerationEvent& e) {
-      EXPECT_EQ(client->finish, FinishReason::kNone);  // nothing follows the end
+      EXPECT_EQ(client->finish, FinishReason::kNone);  // no event may follow the last one
       client->tokens.insert(client->tokens.end(), e.tokens.begin(), e.tokens.end());
       client->finish = e.finish;
       client->error = e.error;

@@ -30,11 +30,11 @@ class AnsweringLink : public RankLink {
   Front* front = nullptr;
   std::vector<ControlMessage> sent;
   RequestOutput answer{.finish = FinishReason::kLength};
-  std::function<RequestOutput(const EngineRequest&)> answer_to;  // or null: `answer`
-  bool one_by_one = false;                                       // one message for each token
+  std::function<RequestOutput(const EngineRequest&)> answer_to;  // null: all requests get `answer`
+  bool one_by_one = false;  // true: sends one message for each token
 
  private:
-  // Sends all tokens but the last one, and leaves that one in `output`.
+  // Sends all tokens except the last one, which stays in `output`.
   void SendTokens(RequestOutput* output) const {
     std::vector<int32_t>& tokens = output->new_tokens;
     for (; tokens.size() > 1; tokens.erase(tokens.begin()))

@@ -7,17 +7,18 @@
 
 namespace switchyard {
 
-// Counts characters (code points) while a detokenizer turns tokens into text. A token that
-// continues a character begins in that character. Characters are counted in the text that the
-// detokenizer returns. Characters that it has not returned yet are counted from the bytes of their
-// tokens. One instance per generation; not thread-safe. Constant work and memory per byte.
+// Counts characters (code points) while a detokenizer converts tokens to text. A token that
+// continues a character has the offset of that character. Characters are counted in the text that
+// the detokenizer returns. Characters that the detokenizer still holds back are counted from the
+// bytes of their tokens. One instance per generation; not thread-safe. Constant work and memory per
+// byte.
 class TokenOffsets {
  public:
   // Offset of the character in which a token with these bytes begins. A hidden token has no bytes
   // and begins at the end of the text so far.
   int64_t Begin(std::string_view bytes) const;
-  // Adds a token. `bytes`: of the token, empty if it is hidden. `text`: returned by the
-  // detokenizer for this token.
+  // Adds a token. `bytes`: its bytes, empty if the token is hidden. `text`: the text that the
+  // detokenizer returned for this token.
   void Push(std::string_view bytes, std::string_view text);
 
  private:

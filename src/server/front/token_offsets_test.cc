@@ -78,7 +78,8 @@ TEST(TokenOffsets, EqualWhatTheWholeTextSays) {
   }
 }
 
-// SentencePiece strips the first space and holds back runs of bytes. Offsets follow its text.
+// The detokenizer of SentencePiece strips the first space and holds back runs of byte tokens.
+// Offsets must agree with the text that it returns.
 TEST(TokenOffsets, FollowTheTextOfByteFallback) {
   const auto tokenizer = Fixture("mixtral");
   std::vector<int32_t> ids = tokenizer->Encode("the", false);

@@ -8,8 +8,8 @@
 
 namespace switchyard {
 
-// The bytes of the token's text. If a token is a part of a character, its text is U+FFFD and its
-// bytes are those of the part. So clients can concatenate the bytes of tokens.
+// The bytes of the token's text, which clients can concatenate. If a token is only a part of a
+// character, its text is U+FFFD, but its bytes are those of the part.
 std::string TokenBytes(const Tokenizer& tokenizer, int32_t id);
 
 // The token's text if its bytes are valid UTF-8; otherwise the escaped bytes in OpenAI's form,

@@ -23,7 +23,7 @@ bool SameSecret(std::string_view given, std::string_view secret) {
 
 std::string_view GivenKey(const Request& request) {
   const std::string_view given = request.Header("Authorization");
-  if (given.empty()) return request.Header("x-api-key");  // Anthropic's clients
+  if (given.empty()) return request.Header("x-api-key");  // header of Anthropic's clients
   const bool is_bearer = given.size() > kBearer.size() &&
                          strncasecmp(given.data(), kBearer.data(), kBearer.size()) == 0;
   return is_bearer ? given.substr(kBearer.size()) : std::string_view();
@@ -43,9 +43,9 @@ Admission RefuseKey(int status, std::string message) {
   return Admission::Refuse(status, std::move(message), "invalid_api_key", std::move(headers));
 }
 
-// Answers OPTIONS. For pages of allowed origins, the answer is that of a CORS preflight request
-// (WHATWG Fetch, "CORS-preflight request"). It allows the headers that the browser names, because
-// "*" would not cover Authorization.
+// Responds to OPTIONS. For pages of allowed origins, this is the response to a CORS preflight
+// request (WHATWG Fetch, "CORS-preflight request"). It allows exactly the headers that the browser
+// names, because "*" would not cover Authorization.
 Admission AnswerOptions(OriginKind origin, const Request& request, const std::string& allow) {
   Admission answer{.status = 204};
   answer.headers.emplace_back("Allow", allow);

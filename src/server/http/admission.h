@@ -20,7 +20,8 @@ struct Admission {
   static Admission Refuse(int status, std::string message, std::string code, Headers headers = {});
 };
 
-// Whether `path` is a probe: served without a key, and also beyond the connection limit.
+// Whether `path` is the path of a health probe. Probes are served without a key, even on
+// connections beyond the limit.
 bool IsPublicPath(const ServerOptions& options, const std::string& path);
 
 // Sets path, query and params of `request`; its method and headers must be set. Checks in this

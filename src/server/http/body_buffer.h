@@ -11,8 +11,8 @@
 
 namespace switchyard::http {
 
-// Grows as bytes arrive; does not allocate the announced length in advance. Charges its memory to
-// `charge`. Not thread-safe.
+// A buffer that grows as bytes arrive. It does not allocate the length that the header gives in
+// advance. Its memory is counted in `charge`. Not thread-safe.
 class BodyBuffer {
  public:
   // `expected`: the body length given in the head, or `limit` if unknown. In bytes.

@@ -30,7 +30,7 @@ bool HasControls(std::string_view text);  // any control character except tab
 // size, and discarded. Not thread-safe.
 class ChunkDecoder {
  public:
-  static constexpr size_t kMaxExtensionBytes = 16 << 10;  // in total for a body
+  static constexpr size_t kMaxExtensionBytes = 16 << 10;  // of all chunks of a body together
   static constexpr size_t kMaxTrailerBytes = 16 << 10;
 
   struct Step {

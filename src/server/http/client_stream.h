@@ -29,8 +29,8 @@ class ClientStream {
 
   boost::asio::awaitable<bool> Handshake();  // true immediately without TLS
   // Reads at least one byte, or returns an error. At the end of the client's input, `ended` becomes
-  // true. Every later call returns end-of-file immediately, because the kernel reports the end only
-  // once.
+  // true. The kernel reports the end only once, so later calls return end-of-file immediately,
+  // without a system call.
   boost::asio::awaitable<Done> ReadSome(boost::asio::mutable_buffer into);
   boost::asio::awaitable<Done> WriteSome(std::string_view bytes);
   // Closes the sending side.
@@ -42,8 +42,8 @@ class ClientStream {
   bool is_open() const { return socket_.is_open(); }
   bool ended() const { return ended_; }
   bool secure() const { return tls_ != nullptr; }
-  // Socket states polled from the kernel. EndAnnounced: the client has sent a FIN, possibly after
-  // bytes that have not been read. IsReset: the connection is reset, so writes cannot arrive.
+  // Socket states, read from the kernel. EndAnnounced: the client has sent a FIN; bytes before the
+  // FIN may still be unread. IsReset: the connection is reset, so writes cannot reach the client.
   bool EndAnnounced() const;
   bool IsReset() const;
 

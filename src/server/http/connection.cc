@@ -42,16 +42,18 @@ constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 // Read buffer sizes of an idle connection and of one that is receiving a request.
 constexpr size_t kIdleReadSize = 1 << 10, kReadSize = 16 << 10;
-// Maximum number of bytes read ahead during a response. The rest stays in the kernel's buffer.
+// Maximum number of bytes that are read during a response. Further bytes stay in the kernel's
+// buffer.
 constexpr size_t kMaxReadAhead = 16 << 10;
-// For a client that has closed its sending side: interval of checks for a reset, and the number of
-// checks per probe (Exchange::Probe).
+// If the client has closed its sending side, the connection is checked for a reset every
+// kHangUpPoll. After kPollsBetweenProbes checks, Exchange::Probe is called.
 constexpr milliseconds kHangUpPoll{25};
 constexpr int kPollsBetweenProbes = 80;
-constexpr milliseconds kSpareTimeout{2000};  // for a connection beyond the limit
+// Time limit to receive the request on a connection beyond the connection limit.
+constexpr milliseconds kSpareTimeout{2000};
 
-// Time to read and discard further input after the last response. An immediate close would reset
-// the connection, and the reset can overtake the response.
+// Time for which further input is read and discarded after the last response. A close with unread
+// input resets the connection, and the client may then lose the response.
 constexpr milliseconds kLinger{5000};
 
 // Minimum upload rate of a body, about 64 KiB per second.
@@ -127,7 +129,7 @@ class ConnectionImpl final : public Connection,
 
   // All members below are accessed on the strand only.
   ClientStream stream_;
-  asio::steady_timer deadline_;  // for one socket operation at a time
+  asio::steady_timer deadline_;  // time limit of the current socket operation
   uint64_t deadline_count_ = 0;
   bool timed_out_ = false;
   asio::steady_timer news_;  // never expires; cancelled when the exchange has new output
@@ -167,7 +169,7 @@ void ConnectionImpl::Advance(Phase phase) {
 bool ConnectionImpl::CloseUnlessAnswering() {
   if (activity_.load() == Activity::kAnswering) return false;
   asio::post(stream_.get_executor(), [self = shared_from_this()] {
-    // A request may have become complete in the meantime.
+    // A request may have become complete since the check above.
     if (self->activity_.load() != Activity::kAnswering) self->stream_.Close();
   });
   return true;
@@ -225,7 +227,7 @@ awaitable<bool> ConnectionImpl::ServeRequest() {
 
   activity_ = Activity::kAnswering;
   exchange_ = MakeExchange(*received);
-  Request shown;  // for the log line; the handler owns the request
+  Request shown;  // copy of the fields for the log line, because the handler owns the request
   shown.method = received->request->method;
   shown.path = received->request->path;
   shown.id = received->request->id;
@@ -360,7 +362,7 @@ std::shared_ptr<Exchange> ConnectionImpl::MakeExchange(const Received& received)
   if (!origin.empty()) headers.emplace_back("Vary", "Origin");
   if (ClassifyOrigin(options_, origin, received.head.host) == OriginKind::kAllowed)
     headers.emplace_back("Access-Control-Allow-Origin", origin);
-  // After a FIN, only input that has already been received can hold another request.
+  // After a FIN, another request can only be in input that was already received.
   const bool more = !stream_.ended() || !Input().empty();
   return std::make_shared<Exchange>(
       Exchange::Options{.head = request.method == "HEAD",
@@ -447,8 +449,8 @@ awaitable<void> ConnectionImpl::Linger() {
   Disarm();
 }
 
-// Runs on a producer's thread under the exchange's lock. `this` stays valid, because the connection
-// calls Close(), which takes that lock, before it ends.
+// Runs on a producer's thread while the exchange's lock is held. `this` stays valid during the
+// call: before the connection ends, it calls Exchange::Close, which takes that lock.
 void ConnectionImpl::NotifyOutput() {
   asio::post(stream_.get_executor(), [self = shared_from_this()] { self->OnOutput(); });
 }
@@ -456,17 +458,16 @@ void ConnectionImpl::NotifyOutput() {
 void ConnectionImpl::OnOutput() {
   if (exchange_ && exchange_->Overflowed() && stream_.is_open()) {
     LOG_WARNING(
-        "http: {}: closed, the client reads too slowly: its unsent response exceeds {} bytes or "
-        "what "
-        "is left of --http-memory-limit",
+        "http: {}: connection closed, because the client reads too slowly: its unsent response "
+        "exceeds {} bytes, or the free part of --http-memory-limit",
         peer_, options_.max_backlog_bytes);
     stream_.Close();
   }
   news_.cancel();
 }
 
-// Cancels the socket's operations after `limit`. deadline_count_ detects a timer that fires
-// although it was just disarmed.
+// Cancels the socket's operations after `limit`. A timer may fire although it has just been
+// disarmed; deadline_count_ detects this.
 void ConnectionImpl::Arm(milliseconds limit) { ArmUntil(Clock::now() + limit); }
 
 void ConnectionImpl::ArmUntil(Clock::time_point deadline) {

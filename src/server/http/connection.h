@@ -35,8 +35,8 @@ enum class Phase {
   kClosed,       // all connections are closed immediately
 };
 
-// Handle to a connection, which runs as a coroutine on its socket's executor. That executor must be
-// a strand.
+// Handle to a connection. The connection runs as a coroutine on the executor of its socket, which
+// must be a strand.
 class Connection {
  public:
   virtual ~Connection() = default;
@@ -49,9 +49,9 @@ class Connection {
   // Calls Exchange::Comment of the present response. From any thread.
   virtual void Comment(const std::string& text) = 0;
 
-  // Calls `on_end` on the strand after the connection has ended and its socket is closed, never
-  // within Start. `spare`: the connection exceeds the limit and gets only one response, a probe's
-  // (IsPublicPath) or a 503.
+  // Starts a connection. Calls `on_end` on the strand after the connection has ended and its socket
+  // is closed, never within Start. `spare`: the connection exceeds the limit, so it gets a single
+  // response: that of a probe (IsPublicPath), or a 503.
   static std::shared_ptr<Connection> Start(const ConnectionContext& context,
                                            ClientStream::Socket socket, bool spare,
                                            std::function<void(Connection*)> on_end);

@@ -15,8 +15,8 @@ int StatusOf(ErrorKind kind);
 
 // {"error": {message, type, param, code}} for OpenAI clients. The same fields and "object": "error"
 // are at the top level for SGLang clients; there, "code" is the status. `type` follows from the
-// status. Empty `code` and `param` become null. Invalid UTF-8 in `message` is replaced. Paths stay;
-// Responder::SendError hides them.
+// status. Empty `code` and `param` become null. Invalid UTF-8 in `message` is replaced. Absolute
+// paths in `message` are kept; Responder::SendError hides them.
 std::string ErrorBody(int status, std::string_view message, std::string_view code = {},
                       std::string_view param = {});
 

@@ -30,8 +30,8 @@ bool HasHeader(const Headers& headers, std::string_view name) {
                      [&](const auto& header) { return header.first == name; });
 }
 
-// Maximum number of interim responses per request, enough to detect a disconnect. Some clients fail
-// after five of them.
+// Maximum number of interim responses per request. Four are enough to detect a disconnect, and some
+// clients fail after five.
 constexpr int kMaxProbes = 4;
 // Responses up to this size, mainly errors, are exempt from the memory limit.
 constexpr size_t kUncounted = 4 << 10;

@@ -22,22 +22,22 @@ namespace switchyard::http {
 class Exchange {
  public:
   struct Options {
-    bool head = false;                     // HEAD request: send headers without a body
-    bool chunked = true;                   // the client supports chunked coding (HTTP/1.1)
-    bool keep_alive = true;                // the connection can serve another request
-    Headers headers;                       // added to every response
-    size_t max_backlog = ~size_t{0};       // bytes written to a stream and not yet sent
+    bool head = false;                // HEAD request: send headers without a body
+    bool chunked = true;              // the client supports chunked coding (HTTP/1.1)
+    bool keep_alive = true;           // the connection can serve another request
+    Headers headers;                  // added to every response
+    size_t max_backlog = ~size_t{0};  // maximum bytes that are written to a stream and not yet sent
     std::shared_ptr<MemoryBudget> budget;  // for unsent bytes; null: no limit
     std::shared_ptr<WorkerPool> workers;   // null: Defer runs a job within the call
   };
   enum class State {
     kOpen,   // more bytes may follow
     kEnded,  // the response is complete
-    kCut,    // ended while incomplete: close the connection
+    kCut,    // the response ended incomplete: close the connection
   };
   struct Output {
     std::string bytes;
-    State state;  // after these bytes
+    State state;  // state after these bytes are written
   };
 
   // Calls `wake`, under the exchange's lock, when Take() has new output. `wake` must not do more
@@ -54,37 +54,38 @@ class Exchange {
   void Defer(size_t bytes, std::function<void()> job);
   const std::shared_ptr<MemoryBudget>& budget() const { return options_.budget; }
   void Note(const ServedTokens& served);
-  // Called when the last Responder is destroyed. Sends a 500 if nothing was sent; cuts off a stream
-  // that has begun.
+  // Call when the last Responder is destroyed. If nothing was sent, sends a 500. If a stream has
+  // begun, cuts it off.
   void Abandon();
 
-  // Connection side. Returns the next bytes to write. A call implies that the bytes of the previous
+  // Connection side. Returns the next bytes to write. Call it only after the bytes of the previous
   // call have been written.
   Output Take();
   // Whether the backlog or the memory limit was exceeded. The connection must then close and
   // interrupt a write in progress.
   bool Overflowed() const;
-  // Adds bytes that clients ignore, if the response permits: an interim response before the head,
-  // or a comment between the events of a stream. If the client has closed its socket, and not only
-  // its sending side, they cause a connection reset.
+  // Adds bytes that clients ignore, if the state of the response allows it: an interim response
+  // before the head, or a comment between the events of a stream. If the client has closed its
+  // whole socket, and not only its sending side, these bytes cause a connection reset.
   void Probe();
   // Adds a comment to an event stream that has begun, unless events still wait to be sent.
   void Comment(std::string_view text);
   // Closes the connection after this response, unless keep-alive was already sent in its head.
   void DisableKeepAlive();
-  bool keep_alive() const;  // as sent in the head
+  bool keep_alive() const;  // whether the response head allows another request
   int status() const;       // 0 before the head
   ServedTokens served() const;
-  // Detaches the connection: wake() is not called any more. If the producer has not ended the
-  // response, the OnClose callbacks run as after a disconnect.
+  // Detaches the connection: `wake` is not called after this. If the producer has not ended the
+  // response, the OnClose callbacks run as if the client had disconnected.
   void Close();
 
  private:
   using Callbacks = std::vector<std::function<void()>>;
 
   bool Begin(int status, std::string content_type, Headers extra, const size_t* length);
-  // Returns the obsolete callbacks. The caller destroys them after the release of the lock, because
-  // they may hold the last Responder, whose destructor takes the lock.
+  // Ends the response and returns its OnClose callbacks. The caller must destroy the callbacks
+  // after it has released the lock: they may hold the last Responder, whose destructor takes the
+  // lock.
   [[nodiscard]] Callbacks End(State state);
   void AppendChunk(std::string_view chunk);
   void Overflow();

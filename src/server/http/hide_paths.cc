@@ -27,7 +27,7 @@ bool IsAbsolute(char before, std::string_view path, const RootNames& roots) {
   if (before != '\0' && !MayPrecedePath(before)) return false;
   const size_t begin = path.find_first_not_of('/');
   if (begin == std::string_view::npos) return false;
-  if (before == ':' && begin == 2) return false;  // a host, as in https://host/a
+  if (before == ':' && begin == 2) return false;  // a host name follows, as in https://host/a
   const size_t end = path.find('/', begin);
   if (end == std::string_view::npos) return false;
   if (path.find_first_not_of('/', end) == std::string_view::npos) return false;
@@ -45,7 +45,8 @@ RootNames ReadRootNames() {
   RootNames names;
   for (const std::string_view name : kUsualNames) names.emplace(name);
   std::error_code failed;
-  // Only names are read: a query of an entry may wait for a file system that does not respond.
+  // Reads only the names of the entries. A stat of an entry could block on a file system that does
+  // not respond.
   std::filesystem::directory_iterator entry("/", failed);
   for (; !failed && entry != std::filesystem::directory_iterator(); entry.increment(failed))
     names.insert(entry->path().filename().string());

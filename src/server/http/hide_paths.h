@@ -11,8 +11,8 @@ namespace switchyard::http {
 // First components of absolute paths: names of entries of "/".
 using RootNames = std::set<std::string, std::less<>>;
 
-// The entries of "/" on this host, and the usual entries of Linux, because the error of a rank may
-// name a path of another host. No route begins with such a name.
+// The names of the entries of "/" on this host, and the usual names on Linux, because the error of
+// a rank may contain a path of another host. Names with which a route begins are left out.
 RootNames ReadRootNames();
 
 // Reduces each absolute path in `message` to its last component: "/models/x/config.json: bad"

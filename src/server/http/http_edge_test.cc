@@ -157,7 +157,8 @@ TEST_F(HttpEdgeTest, ANewerConnectionDoesNotEndAResponse) {
   };
   hold_until(40);
   for (int i = 0; i < 100; ++i) silent.push_back(std::make_unique<TestClient>(server.port()));
-  hold_until(1 + 64);  // the last connections replace silent ones
+  // The last connections take the places of silent connections, which are closed.
+  hold_until(1 + 64);
   TestClient refused(server.port());
   EXPECT_EQ(refused.Read().value_or(TestResponse{}).status, 503);
   {
@@ -185,8 +186,7 @@ TEST_F(HttpEdgeTest, BodiesShareOneMemory) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   ASSERT_GE(used(), kFirst);
-  // The memory that the first body leaves does not suffice for the growing buffer of a second body
-  // of this size.
+  // The first body leaves too little of the memory limit for a second body of this size.
   for (int i = 0; i < 5; ++i) {
     TestClient refused(server_->port());
     refused.Send(begin);
@@ -293,7 +293,8 @@ TEST_F(HttpEdgeTest, PagesOfOtherOriginsMayNotCall) {
     EXPECT_EQ(read.status, 200);
     EXPECT_EQ(read.Header("Access-Control-Allow-Origin"), "");
   }
-  // DNS rebinding: a page resolves its own name to this machine, so Origin and Host are equal.
+  // DNS rebinding: the name of a foreign page resolves to this machine, so Origin and Host are
+  // equal.
   EXPECT_EQ(ask("POST", "evil.example:30000", "http://evil.example:30000").status, 403);
 }
 

@@ -1,5 +1,5 @@
-// Fuzz target of the request parsers. For any input they end in a request or a refusal and consume
-// each byte once. The result must not depend on how the input is split.
+// Fuzz target of the request parsers. For any input, the parsers must end with a request or a
+// refusal, and must consume each byte once. The result must not depend on how the input is split.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

@@ -42,10 +42,12 @@ using asio::awaitable;
 using boost::system::error_code;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
-constexpr std::chrono::milliseconds kAcceptPause{100};   // after a failed accept
-constexpr std::chrono::seconds kAcceptWarningPause{10};  // between two such warnings
-// Maximum number of connections beyond the limit that still get one response, so that health probes
-// work. In addition, up to this number of earlier spare connections may still be closing.
+constexpr std::chrono::milliseconds kAcceptPause{100};  // pause after a failed accept
+// Minimum time between two warnings about accept.
+constexpr std::chrono::seconds kAcceptWarningPause{10};
+// Number of spare connections: connections beyond max_connections that still get one response, so
+// that health probes work. In addition, up to this number of earlier spare connections may still be
+// closing.
 constexpr size_t kSpareConnections = 64;
 
 ServerOptions Checked(ServerOptions options) {
@@ -60,7 +62,7 @@ ServerOptions Checked(ServerOptions options) {
   check(options.worker_threads >= 1 && options.worker_threads <= 64,
         "worker_threads must be 1 to 64");
   check(options.ssl_certfile.empty() == options.ssl_keyfile.empty(),
-        "--ssl-certfile and --ssl-keyfile require each other");
+        "TLS needs both --ssl-certfile and --ssl-keyfile; set the missing one");
   check(options.root_path.empty() ||
             (options.root_path.starts_with('/') && !options.root_path.ends_with('/')),
         "--root-path must begin with / and not end with it");
@@ -127,7 +129,8 @@ class Server::Impl {
   std::mutex mutex_;  // guards the members below
   std::condition_variable all_ended_;
   std::unordered_map<Connection*, std::shared_ptr<Connection>> connections_;
-  std::vector<Connection*> spares_;   // those of connections_ beyond the limit, oldest first
+  // Connections beyond the limit, oldest first; also in connections_.
+  std::vector<Connection*> spares_;
   std::vector<Connection*> evicted_;  // earlier spares that are closing
 };
 
@@ -170,8 +173,8 @@ awaitable<void> Server::Impl::Accept() {
   }
 }
 
-// If the process has no descriptors left, uses the spare descriptor to refuse waiting clients with
-// a response.
+// If the process has no descriptors left, releases the spare descriptor, so that waiting clients
+// can be accepted and refused with a response.
 void Server::Impl::OnAcceptFailed(const error_code& ec) {
   const auto now = std::chrono::steady_clock::now();
   if (now - io_->warned > kAcceptWarningPause) {
@@ -211,9 +214,9 @@ void Server::Impl::Adopt(ClientStream::Socket socket) {
 }
 
 // Frees a spare slot for another connection beyond the limit. If all spare slots are in use, closes
-// the oldest of these connections that is not being answered, so that clients without a request do
-// not block health probes. Returns false if all are being answered, or if too many are still
-// closing.
+// the oldest spare connection that has no response in progress, so that clients without a request
+// do not block health probes. Returns false if all of them have a response in progress, or if too
+// many are still closing.
 bool Server::Impl::MakeSpareRoom() {
   if (spares_.size() < kSpareConnections) return true;
   if (evicted_.size() >= kSpareConnections) return false;

@@ -10,9 +10,10 @@
 // priority, with separate threads for small and large bodies (worker_pool.h). One limit covers the
 // memory held for all clients (memory_budget.h).
 //
-// A client that closes its sending side (FIN) still gets its response. A full close also sends
-// only a FIN at first. To tell the two apart, the connection sends bytes that clients ignore
-// (Exchange::Probe); a client that has closed its socket replies with a reset.
+// A client that closes its sending side (FIN) still gets its response. But a client that closes its
+// whole socket also sends only a FIN at first. To tell the two apart, the connection sends bytes
+// that clients ignore (Exchange::Probe). If the socket is closed, the client's kernel replies with
+// a reset.
 #pragma once
 
 #include <chrono>
@@ -40,12 +41,12 @@ struct Request {
   std::string path;                           // percent-decoded, without the query; begins with '/'
   std::map<std::string, std::string> query;   // decoded; the last value of a repeated name
   std::map<std::string, std::string> params;  // {name} in the route -> decoded part of the path
-  Headers headers;                            // in the order sent
+  Headers headers;                            // in the order in which the client sent them
   std::string body;                           // complete, transfer coding removed
   std::string peer;                           // "127.0.0.1:51234", "[::1]:51234", or "unix"
   std::string id;  // X-Request-Id as sent, or a generated id; returned and logged
-  // Memory charge for the body and the data parsed from it; lives as long as the request. Only for
-  // the handler's thread.
+  // Memory charge of the body and of data parsed from it; lives as long as the request. Use it on
+  // the handler's thread only.
   std::shared_ptr<MemoryCharge> memory;
 
   // Value of the first header with this name (case-insensitive); empty if absent.
@@ -101,11 +102,13 @@ class Responder {
   // the response open until Send or EndStream.
   void OnClose(std::function<void()> callback) const;
 
-  // Runs `job` on a worker thread, or within this call if there are no workers. For work on about
-  // `bytes` bytes that must not block the calling thread.
+  // Runs `job` on a worker thread, or within this call if there are no workers. Use it for work
+  // that must not block the calling thread. `bytes`: approximate size of the data, which selects
+  // the worker lane.
   void Defer(size_t bytes, std::function<void()> job) const;
   const std::shared_ptr<MemoryBudget>& budget() const;  // null: no limit
-  void Note(const ServedTokens& served) const;  // for the log; a later call replaces an earlier one
+  // Sets the counts for the log line; a later call replaces them.
+  void Note(const ServedTokens& served) const;
 
  private:
   struct Answer;  // shared by all copies; its destructor ends an unfinished response
@@ -120,7 +123,7 @@ using Handler = std::function<void(std::shared_ptr<const Request>, Responder)>;
 // Which key a route requires, if keys are configured.
 enum class Access {
   kUser,     // any API key, or the admin key
-  kControl,  // the admin key if one is configured, else as kUser
+  kControl,  // the admin key; if none is configured, the same as kUser
 };
 
 struct ServerOptions {
@@ -131,16 +134,18 @@ struct ServerOptions {
   // PEM files; empty: no TLS.
   std::string ssl_certfile, ssl_keyfile, ssl_keyfile_password;
   int io_threads = 1;
-  int worker_threads = 1;  // for large bodies and responses; one more thread serves small ones
+  // Threads for large bodies and responses; one additional thread serves small ones.
+  int worker_threads = 1;
 
   size_t max_header_bytes = 64 << 10;
   size_t max_body_bytes = 64 << 20;
-  size_t max_backlog_bytes = 8 << 20;  // written to a stream and not yet sent
-  size_t memory_bytes = 0;             // for all clients together (memory_budget.h); 0: no limit
-  size_t max_connections = 4096;       // further ones get a 503, except for paths_without_key
-  size_t max_waiting_bodies = 4096;    // queued requests per worker lane
+  size_t max_backlog_bytes = 8 << 20;  // maximum bytes written to a stream and not yet sent
+  size_t memory_bytes = 0;        // limit for all clients together (memory_budget.h); 0: no limit
+  size_t max_connections = 4096;  // further connections get a 503, except for paths_without_key
+  size_t max_waiting_bodies = 4096;  // maximum queued requests per worker lane
 
-  std::chrono::milliseconds idle_timeout{120'000};  // between two requests on one connection
+  // Maximum time between two requests on one connection.
+  std::chrono::milliseconds idle_timeout{120'000};
   // Time to receive a request header. A body gets one more second for each 64 KiB received.
   std::chrono::milliseconds read_timeout{30'000};
   std::chrono::milliseconds write_timeout{60'000};  // time without any byte sent to the client
@@ -149,7 +154,7 @@ struct ServerOptions {
   // Accepted in "Authorization: Bearer <key>"; empty: no key required.
   std::vector<std::string> api_keys;
   std::string admin_api_key;  // accepted on all routes; if set, required for kControl
-  // Exact paths. OPTIONS never requires a key.
+  // Paths that require no key, compared exactly. OPTIONS never requires a key.
   std::vector<std::string> paths_without_key = {"/health"};
   // Origins whose pages may call the server ("https://a.example"; "*": any), in addition to local
   // origins and the server's own origin (origins.h).
@@ -183,9 +188,9 @@ class Server {
   // comments; proxies then do not close the stream.
   void CommentStreams(const std::string& text);
 
-  size_t open_requests() const;  // passed to a handler and not completely answered
-  // Responses that have ended, on accepted connections. Responses that the client did not wait for
-  // are included if their head was produced.
+  size_t open_requests() const;  // requests passed to a handler whose response is not complete
+  // Counts of ended responses on accepted connections. Includes responses whose client
+  // disconnected, if their head was produced.
   const ResponseCounts& responses() const;
   const Router& router() const;  // constant after Start
 

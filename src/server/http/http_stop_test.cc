@@ -140,7 +140,7 @@ TEST_F(HttpStopTest, APortInUseSaysWhatToDo) {
     EXPECT_THAT(e.what(), HasSubstr("--port"));
   }
   server_->Stop();
-  second.Start();  // the port is free despite old connections
+  second.Start();  // possible although old connections are in TIME_WAIT
 }
 
 TEST_F(HttpStopTest, RefusesHostsAndOptionsThatCannotBe) {

@@ -60,9 +60,9 @@ TEST_F(HttpStreamTest, ChunksArriveOneByOne) {
         if (line->empty()) break;
       }
     }
-    EXPECT_EQ(client.ReadChunk(), event);  // before the next event is written
+    EXPECT_EQ(client.ReadChunk(), event);  // each event arrives before the next one is written
   }
-  responder.Write("");  // must not end the stream
+  responder.Write("");  // an empty chunk must not end the stream
   responder.Write("last");
   EXPECT_EQ(client.ReadChunk(), "last");
   responder.EndStream();
@@ -221,7 +221,7 @@ TEST_F(HttpStreamTest, ClosesOnAReaderThatIsTooSlow) {
   for (int i = 0; i < 10'000 && !responder.Closed(); ++i) responder.Write(chunk);
   EXPECT_TRUE(responder.Closed());
   EXPECT_TRUE(WaitForClose());
-  client.ReadToEnd();  // the connection ends
+  client.ReadToEnd();  // returns once the connection has ended
   EXPECT_EQ(closed_count_, 1);
 }
 
@@ -296,7 +296,10 @@ TEST_F(HttpStreamTest, ManyStreamsAtOnce) {
     });
   }
   for (std::thread& client : clients) client.join();
-  for (std::thread& producer : producers) producer.join();
+  {
+    std::lock_guard lock(mutex);  // a stream may end before its emplace_back returns
+    for (std::thread& producer : producers) producer.join();
+  }
   server.Stop();
   EXPECT_EQ(hang_ups, kClients / 3);
   EXPECT_EQ(server.open_requests(), 0u);

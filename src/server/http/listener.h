@@ -12,7 +12,7 @@ namespace switchyard::http {
 
 using Acceptor = boost::asio::basic_socket_acceptor<boost::asio::generic::stream_protocol>;
 
-// Binds and listens. Replaces a stale Unix socket file, on which no server listens. Throws Error:
+// Binds and listens. Replaces a Unix socket file if no server listens on it. Throws Error:
 // kResource if the port or file is in use, kInvalid if the host is unknown.
 void Listen(const ServerOptions& options, Acceptor& acceptor);
 
@@ -33,8 +33,8 @@ class SpareDescriptor {
   int descriptor_ = -1;
 };
 
-// Sends a 503 without waiting, dropping bytes that do not fit into the socket buffer. Closes the
-// socket.
+// Sends a 503 and closes the socket, without waiting. Bytes that do not fit into the socket buffer
+// are dropped.
 void RefuseConnection(boost::asio::generic::stream_protocol::socket socket);
 
 }  // namespace switchyard::http

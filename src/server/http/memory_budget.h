@@ -25,8 +25,8 @@ class MemoryBudget {
   std::atomic<size_t> used_{0};
 };
 
-// The bytes that one owner has taken from a budget. The destructor returns them. Without a budget,
-// every size is granted. Not thread-safe.
+// The bytes that one owner has taken from a budget. The destructor gives these bytes back. Without
+// a budget, there is no limit. Not thread-safe.
 class MemoryCharge {
  public:
   explicit MemoryCharge(std::shared_ptr<MemoryBudget> budget = nullptr)
@@ -36,7 +36,7 @@ class MemoryCharge {
   MemoryCharge& operator=(MemoryCharge&& other) noexcept;
 
   // Changes the total to `bytes`. Returns false and keeps the old size if the budget is exceeded. A
-  // smaller size is always granted.
+  // call with a smaller size always succeeds.
   bool Resize(size_t bytes);
   bool Add(size_t bytes) { return Resize(bytes_ + bytes); }
 

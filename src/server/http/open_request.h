@@ -1,4 +1,4 @@
-// Internal to this folder.
+// Counts open requests. Internal to this folder.
 #pragma once
 
 #include <atomic>
@@ -6,7 +6,7 @@
 
 namespace switchyard::http {
 
-// Counts a request as open during its lifetime.
+// RAII: counts a request as open while this object exists.
 class OpenRequest {
  public:
   explicit OpenRequest(std::atomic<size_t>& count) : count_(count) { ++count_; }

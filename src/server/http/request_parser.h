@@ -1,6 +1,7 @@
 // Incremental parser of an HTTP/1.1 request head (RFC 9112), including the framing of the body.
-// Independent of sockets. Stricter than the RFC: rejects input that parsers are known to interpret
-// differently, since a proxy before this server may interpret it differently (request smuggling).
+// Independent of sockets. Stricter than the RFC: rejects input that different parsers are known to
+// interpret differently. A proxy in front of this server could otherwise see other requests than
+// the server (request smuggling).
 #pragma once
 
 #include <cstddef>
@@ -16,13 +17,13 @@ namespace switchyard::http {
 
 struct RequestHead {
   std::string method, target;
-  int minor_version = 1;  // x of HTTP/1.x, 0 or 1
-  Headers fields;         // in the order sent
+  int minor_version = 1;  // the x in HTTP/1.x: 0 or 1
+  Headers fields;         // in the order in which the client sent them
   std::string host;       // empty if absent
   bool keep_alive = true;
   bool expects_continue = false;
   bool chunked = false;
-  uint64_t length = 0;  // bytes of a body that is not chunked
+  uint64_t length = 0;  // body bytes if the body is not chunked
 
   bool has_body() const { return chunked || length > 0; }
 };
@@ -36,8 +37,8 @@ class RequestParser {
   };
   explicit RequestParser(Limits limits) : limits_(limits) {}
 
-  // Consumes bytes from the front of `input` and returns their number. Consumes all unless the head
-  // ends or is refused.
+  // Consumes bytes from the front of `input` and returns their number. Stops early if the head ends
+  // or is refused; otherwise consumes all bytes.
   size_t Take(std::string_view input);
 
   bool done() const { return done_; }

@@ -11,13 +11,14 @@
 namespace switchyard::http {
 
 struct ResponseKind {
-  std::string route;   // as registered, such as "/v1/models/{id}"; "unmatched" for other paths
-  std::string method;  // "other" if no route can have it, so that clients cannot add entries
+  std::string route;  // as registered, such as "/v1/models/{id}"; "unmatched" for other paths
+  // "other" for a method that no route uses, so that clients cannot add entries.
+  std::string method;
   int status = 0;
   auto operator<=>(const ResponseKind&) const = default;
 };
 
-// Thread-safe. One lock per response, not per event of a stream.
+// Counts responses. Thread-safe. Takes its lock once per response, not for each event of a stream.
 class ResponseCounts {
  public:
   // `route` may be empty: no route has the path.

@@ -14,7 +14,7 @@ struct ResponseHead {
   std::string content_type;  // empty: none is sent
   Headers extra;
   std::optional<size_t> length;  // bytes of the body; absent: see `chunked`
-  bool chunked = false;          // if false and no length: closing the connection ends the body
+  bool chunked = false;  // if false and `length` is absent, the end of the connection ends the body
   bool keep_alive = true;
 };
 

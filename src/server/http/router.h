@@ -41,8 +41,8 @@ class Router {
   };
   using Methods = std::map<std::string, Route, std::less<>>;
   struct Pattern {
-    std::string prefix;     // "/v1/models/"
-    std::string parameter;  // "id"
+    std::string prefix;     // for example "/v1/models/"
+    std::string parameter;  // for example "id"
     Methods methods;
     std::string path() const { return prefix + '{' + parameter + '}'; }
   };

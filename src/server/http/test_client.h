@@ -128,7 +128,7 @@ class TestClient {
     if (!size) return std::nullopt;
     std::string chunk;
     if (!ReadExactly(std::stoul(*size, nullptr, 16) + 2, &chunk)) return std::nullopt;
-    chunk.pop_back();  // the line end after the chunk
+    chunk.pop_back();  // removes the line end after the chunk
     chunk.pop_back();
     return chunk;
   }

@@ -11,8 +11,9 @@
 namespace switchyard::http {
 namespace {
 
-// Added to the nice value of the process. One step changes the CPU share of two competing threads
-// by about 10 %. Bulk work gets about 4 % of a core that is shared with a rank, and all idle time.
+// Added to the nice value of the process, for the quick and the bulk lane. One step of nice changes
+// the CPU share of two competing threads by about 10 %. Bulk work gets about 4 % of a core that it
+// shares with a rank, and all idle time.
 constexpr int kQuickNice = 2, kBulkNice = 14;
 
 }  // namespace
@@ -47,7 +48,7 @@ void WorkerPool::Stop() {
       queue->news.notify_all();
     }
   }
-  dropped.clear();  // their Responders send error responses
+  dropped.clear();  // the Responders in dropped jobs send error responses
   for (std::thread& thread : threads_) thread.join();
 }
 

@@ -12,14 +12,15 @@
 
 namespace switchyard::http {
 
-// Two lanes, so that a small request never waits for a large one. Thread-safe.
+// A pool with two lanes (quick and bulk), each with its own queue and threads, so that a small
+// request never waits for a large one. Thread-safe.
 class WorkerPool {
  public:
   enum class Lane { kQuick, kBulk };
   struct Options {
     int quick_threads = 1;
     int bulk_threads = 1;
-    size_t max_queued = 4096;  // per lane
+    size_t max_queued = 4096;  // maximum queued jobs per lane
   };
 
   // Maximum size in bytes of work for the quick lane.

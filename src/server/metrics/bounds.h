@@ -1,5 +1,5 @@
-// Bounds of histogram buckets: those of SGLang's and vLLM's metrics, so that panels and alerts made
-// for those servers find their buckets.
+// Bounds of histogram buckets. They equal those of SGLang's and vLLM's metrics, so that dashboards
+// and alerts made for those servers work without changes.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace switchyard::metrics {
 
-// Seconds.
+// Bucket bounds of times, in seconds.
 inline constexpr double kSglangFirstToken[] = {0.1, 0.2, 0.4, 0.6, 0.8, 1,  2,   4,   6,
                                                8,   10,  20,  40,  60,  80, 100, 200, 400};
 inline constexpr double kSglangInterToken[] = {
@@ -29,7 +29,7 @@ inline constexpr double kVllmInterToken[] = {
 inline constexpr double kVllmLatency[] = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
                                           30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
 
-// Token counts, and completions per prompt (the request's `n`).
+// Bucket bounds of token counts, and of completions per prompt (the request's `n`).
 inline constexpr double kSglangTokens[] = {
     100,    300,    500,    700,    1000,   1500,    2000,    3000,    4000,    5000,
     6000,   7000,   8000,   9000,   10'000, 12'000,  15'000,  20'000,  22'000,  25'000,

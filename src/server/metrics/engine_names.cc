@@ -47,7 +47,8 @@ void AddDrafts(const EngineStats& s, const std::string& index, const Labels& sgl
   for (size_t i = 0; i < s.verified_by_position.size(); ++i) {
     const Labels place = {{"group", index}, {"position", std::to_string(i)}};
     count("switchyard_verified_drafts_by_position_total",
-          "Draft tokens whose preceding drafts were accepted", place, s.verified_by_position[i]);
+          "Draft tokens whose preceding drafts were all accepted, by position", place,
+          s.verified_by_position[i]);
   }
   for (size_t i = 0; i < s.accepted_by_position.size(); ++i) {
     Labels place = {{"group", index}, {"position", std::to_string(i)}};
@@ -74,11 +75,12 @@ void AddForced(const EngineStats& s, const std::string& index, Page* page) {
     page->Counter(name, help, group, static_cast<double>(n));
   };
   count("switchyard_jump_forward_steps_total",
-        "Decode steps of a request with drafts that its grammar forces", s.forced_steps);
-  count("switchyard_jump_forward_draft_tokens_total", "Draft tokens that grammars force, computed",
+        "Decode steps of requests that have drafts forced by their grammar", s.forced_steps);
+  count("switchyard_jump_forward_draft_tokens_total", "Draft tokens computed that a grammar forces",
         s.forced_tokens);
   count("switchyard_accepted_jump_forward_draft_tokens_total",
-        "Draft tokens that grammars force, equal to the sampled tokens", s.accepted_forced_tokens);
+        "Draft tokens that a grammar forces and that equal the sampled tokens",
+        s.accepted_forced_tokens);
 }
 
 // The fraction of pages that requests use. Pages that only cache a prefix do not count.
@@ -113,7 +115,8 @@ void AddGroups(const std::vector<EngineStats>& groups, const std::string& model,
     const std::string index = std::to_string(g);
     AddOwn(groups[g], index, page);
     Labels sglang = {{"model_name", model}};
-    if (groups.size() > 1) sglang["dp_rank"] = index;  // SGLang has the label only with DP
+    // As in SGLang, the label exists only with DP.
+    if (groups.size() > 1) sglang["dp_rank"] = index;
     AddSglang(groups[g], sglang, page);
     const Labels vllm = {{"model_name", model}, {"engine", index}};
     AddVllm(groups[g], vllm, page);
@@ -125,13 +128,13 @@ void AddGroups(const std::vector<EngineStats>& groups, const std::string& model,
 void AddRanks(const RankHistory& ranks, Page* page) {
   page->Gauge("switchyard_epoch", "Number of starts of the ranks", {},
               static_cast<double>(ranks.epoch));
-  page->Counter("switchyard_rank_deaths_total", "Ends of ranks that were not requested", {},
+  page->Counter("switchyard_rank_deaths_total", "Unplanned ends of ranks", {},
                 static_cast<double>(ranks.deaths));
   page->Counter("switchyard_rank_changes_total",
                 "Planned restarts of ranks and changes of the layout", {},
                 static_cast<double>(ranks.changes));
-  page->Counter("switchyard_pause_seconds_total", "Time without ranks, since the first start", {},
-                ranks.pause_seconds);
+  page->Counter("switchyard_pause_seconds_total",
+                "Seconds without serving ranks, since the first start", {}, ranks.pause_seconds);
 }
 
 void AddResponses(const http::ResponseCounts& responses, size_t open_requests, Page* page) {

@@ -12,7 +12,7 @@ namespace switchyard::metrics {
 struct HistogramCounts {
   std::vector<double> bounds;     // upper bounds of the buckets, ascending
   std::vector<uint64_t> buckets;  // [bounds + 1] values in each bucket; the last one has no bound
-  double sum = 0;                 // of all values
+  double sum = 0;                 // sum of all observed values
 };
 
 // Counts values in buckets. A bucket contains values up to its bound, the bound included. Any
@@ -25,8 +25,8 @@ class Histogram {
   // Adds `value` `count` times.
   void Observe(double value, uint64_t count = 1);
 
-  // Buckets with the given bounds, which must be bounds of the histogram. So one histogram serves
-  // several names with different buckets.
+  // Returns buckets with the given bounds, which must be a subset of the histogram's bounds. So one
+  // histogram can be shown under several names with different buckets.
   HistogramCounts Read(std::span<const double> bounds) const;
   HistogramCounts Read() const { return Read(bounds_); }
 

@@ -13,8 +13,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// The samples of a page. Fails unless each line is a comment of a family, or a sample of the family
-// before it.
+// Parses the samples of a page. Fails unless each line is a comment of a metric family, or a sample
+// of the family whose comments precede it.
 std::map<std::string, double> SamplesOf(const std::string& page) {
   static const std::regex kSample(R"re(([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})? (\S+))re");
   static const std::regex kLabels(R"re(\{[a-z_]+="(\\.|[^"\\])*"(,[a-z_]+="(\\.|[^"\\])*")*\})re");

@@ -12,8 +12,8 @@ namespace switchyard::metrics {
 
 using Labels = prometheus::Labels;
 
-// Values of one scrape, in a registry of its own. A name may be added several times, with different
-// labels.
+// The values of one scrape. Each page has its own registry. A name may be added several times, with
+// different labels.
 class Page {
  public:
   void Gauge(const std::string& name, const std::string& help, const Labels& labels, double value);

@@ -10,7 +10,7 @@
 namespace switchyard::metrics {
 
 // The fraction of prompt tokens that were in the cache, over the last 1000 generations. One thread
-// adds; any thread reads.
+// adds values; any thread may read.
 class RecentHits {
  public:
   void Add(int64_t prompt_tokens, int64_t cached_tokens);
@@ -20,12 +20,13 @@ class RecentHits {
   struct Prompt {
     int64_t tokens = 0, cached = 0;
   };
-  std::array<Prompt, 1000> prompts_{};  // a ring; only for the thread that adds
+  std::array<Prompt, 1000> prompts_{};  // ring buffer; accessed only by the thread that adds
   size_t next_ = 0;
   std::atomic<int64_t> tokens_{0}, cached_{0};  // sums over the ring
 };
 
-// Tokens per second over the last ten complete seconds. One thread adds; any thread reads.
+// Tokens per second over the last ten complete seconds. One thread adds values; any thread may
+// read.
 class RecentTokens {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -35,7 +36,7 @@ class RecentTokens {
 
  private:
   struct Second {
-    std::atomic<int64_t> number{-1};  // since the clock's epoch
+    std::atomic<int64_t> number{-1};  // second since the clock's epoch that this entry counts
     std::atomic<int64_t> tokens{0};
   };
   // A ring, indexed by the number of the second. The ring is longer than the window, so a reader

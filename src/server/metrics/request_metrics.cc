@@ -81,7 +81,7 @@ void RequestMetrics::AddEnd(End end, const RequestTimes& times, int64_t prompt_t
   latency.Observe(total);
   request_prompt_tokens.Observe(static_cast<double>(prompt_tokens));
   request_tokens.Observe(static_cast<double>(tokens));
-  if (!times.has_token) return;  // only log-probabilities of the prompt were requested
+  if (!times.has_token) return;  // no token: only log-probabilities of the prompt were requested
   const double decoding = Seconds(times.last_token - times.first_token);
   decode.Observe(decoding);
   if (tokens > 1) per_output_token.Observe(decoding / static_cast<double>(tokens - 1));

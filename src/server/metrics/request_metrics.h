@@ -22,35 +22,37 @@ const char* Name(End end);  // "stop", "length", "abort", "timeout", "error"
 // Times of one generation. Owned by its entry in Front.
 struct RequestTimes {
   Clock::time_point submitted{}, first_token{}, last_token{};
-  double queue_seconds = -1;  // in the scheduler's queue; −1: not known
+  double queue_seconds = -1;  // time in the scheduler's queue; −1: unknown
   bool has_token = false;
 };
 
 // Output of a generation since the previous call of AddOutput.
 struct NewOutput {
-  int64_t tokens = 0;  // generated
+  int64_t tokens = 0;  // number of generated tokens
   int64_t prompt_tokens = 0, cached_tokens = 0;
   double queue_seconds = -1;
 };
 
-// Owned by Front. Any thread may call any member, except for AddOutput: only the thread of
-// Front::OnMessage. No member takes a lock.
+// Owned by Front. Any thread may call any member except AddOutput, which only the thread of
+// Front::OnMessage calls. No member takes a lock.
 //
-// A generation is one sample: a request with n = 2 and one prompt has two. Times are measured in
-// the server process, from Front::Submit to the arrival of tokens from the ranks. The times of
-// tokens (first_token, inter_token) and the counters include all generations. The other times and
-// sizes are those of generations that ended with stop or length.
+// A generation is one sample; a request with n = 2 and one prompt has two generations. Times are
+// measured in the server process, from Front::Submit to the arrival of tokens from the ranks. The
+// times of tokens (first_token, inter_token) and the counters include all generations. The other
+// times and sizes include only generations that ended with stop or length.
 class RequestMetrics {
  public:
   explicit RequestMetrics(int64_t context_length);
 
   void AddSubmission(int64_t max_new_tokens);
   void AddOutput(const NewOutput& output, Clock::time_point now, RequestTimes* times);
-  // `times`, `prompt_tokens` and `tokens`: of the whole generation.
+  // Counts a generation that has ended. `times`, `prompt_tokens` and `tokens` are those of the
+  // whole generation.
   void AddEnd(End end, const RequestTimes& times, int64_t prompt_tokens, int64_t tokens,
               Clock::time_point now);
   void CountEnd(End end) { ends_[static_cast<int>(end)].fetch_add(1, std::memory_order_relaxed); }
-  // The `copies` generations of one prompt have ended; the longest has `most_tokens`.
+  // Counts a prompt whose `copies` generations have all ended. `most_tokens`: tokens of the longest
+  // one.
   void AddCopies(int64_t copies, int64_t most_tokens);
 
   uint64_t submitted() const { return submitted_; }
@@ -63,13 +65,13 @@ class RequestMetrics {
   double cache_hit_rate() const { return hits_.Rate(); }
   double tokens_per_second(Clock::time_point now) const { return throughput_.PerSecond(now); }
 
-  const std::vector<double> token_bounds;  // vLLM's, for numbers of tokens
+  const std::vector<double> token_bounds;  // bucket bounds of token counts, as in vLLM
 
-  // Seconds.
+  // Times, in seconds.
   Histogram first_token, inter_token, per_output_token;
   Histogram latency, queue, prefill, decode, inference;
-  // Numbers of tokens or of generations. copies: generations per prompt; most_tokens: tokens of the
-  // longest of them; max_new_tokens: token limit of a generation.
+  // Token counts, and `copies`, the number of generations per prompt. most_tokens: tokens of the
+  // longest generation of a prompt; max_new_tokens: token limit of a generation.
   Histogram request_prompt_tokens, request_tokens, copies, most_tokens, max_new_tokens;
 
  private:

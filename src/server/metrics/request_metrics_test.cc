@@ -56,7 +56,7 @@ TEST_F(RequestMetricsTest, MeasuresEachPhaseOfAGeneration) {
   EXPECT_DOUBLE_EQ(metrics.cache_hit_rate(), 0.4);
 }
 
-// The length of an aborted generation says nothing about the model.
+// Aborted generations have no latency sample, because the client determined their length.
 TEST_F(RequestMetricsTest, AbortedGenerationsHaveNoLatency) {
   const RequestTimes times = Generate();
   metrics.AddEnd(End::kAbort, times, 10, 4, start + 3s);

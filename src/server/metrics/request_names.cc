@@ -73,7 +73,8 @@ constexpr HistogramName kVllmTokens[] = {
     {"vllm:request_max_num_generation_tokens", &R::most_tokens,
      "Tokens of the longest generation of a prompt"},
     {"vllm:request_params_max_tokens", &R::max_new_tokens,
-     "Token limit of a generation, at most what its prompt leaves of the context"},
+     "Token limit of a generation: max_tokens, or the space that the prompt leaves in the context "
+     "if that is less"},
 };
 
 void AddAll(const R& requests, std::span<const HistogramName> names, const Labels& labels,

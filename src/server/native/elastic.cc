@@ -18,7 +18,7 @@ namespace {
 
 using RequestPtr = std::shared_ptr<const http::Request>;
 
-constexpr int64_t kMaxSize = 1'000'000;  // larger sizes are not valid anyway
+constexpr int64_t kMaxSize = 1'000'000;  // every valid size is far below this bound
 
 std::optional<int> SizeOf(const Fields& f, const char* name) {
   if (!f.Has(name)) return std::nullopt;
@@ -40,7 +40,7 @@ std::vector<int> RankList(const Fields& f, const char* name) {
 
 ElasticRanks& RanksOf(const Service& service) {
   ElasticRanks* ranks = service.elastic;
-  if (ranks == nullptr) throw Error(ErrorKind::kUnavailable, "this server has no elastic ranks");
+  if (ranks == nullptr) throw Error(ErrorKind::kUnavailable, "this server cannot change its ranks");
   return *ranks;
 }
 
@@ -70,7 +70,7 @@ Json ResultJson(const ScaleResult& r, int64_t epoch) {
 }
 
 void HandleScale(Service& service, const http::Request& request, const http::Responder& responder) {
-  RequireServing(service);  // also with a rank that hangs: a restart may be the remedy
+  RequireServing(service);  // not RequireReady: a restart may be wanted because a rank hangs
   const ScaleRequest scale = ParseScale(ParseBody(request));
   const bool begun =
       RanksOf(service).Scale(scale, [&service, responder](const ScaleResult& result) {
@@ -111,19 +111,20 @@ ScaleRequest ParseScale(const Json& body) {
   if (const auto vllm = SizeOf(f, "new_data_parallel_size")) {
     if (request.dp && *request.dp != *vllm)
       throw InvalidField("new_dp_size",
-                         "new_dp_size is {} but new_data_parallel_size is {}: both names set the "
-                         "same parameter",
+                         "new_dp_size is {} but new_data_parallel_size is {}: they are two names "
+                         "of one parameter, send only one",
                          *request.dp, *vllm);
     request.dp = vllm;
   }
-  f.Int("drain_timeout", 1, 1, kMaxSize);  // without effect: open requests continue
+  // drain_timeout is checked, but has no effect, because open requests continue.
+  f.Int("drain_timeout", 1, 1, kMaxSize);
   if (f.Has("load_beside")) request.beside = f.Bool("load_beside", false);
   const Json* restart = f.Find("restart");
   if (restart && restart->is_boolean()) {
     request.restart_all = restart->get<bool>();
   } else if (restart && restart->is_array()) {
     request.restart = RankList(f, "restart");
-  } else if (restart) {  // a number could be meant as a rank, so it is not converted to a boolean
+  } else if (restart) {  // a number may be meant as a rank index, so it is refused
     throw InvalidField("restart", "restart is {}, want true, false or a list of ranks",
                        restart->dump());
   }

@@ -8,7 +8,8 @@
 
 namespace switchyard::native {
 
-// Throws RequestError that names the field, also for unknown ones.
+// Parses the body of /scale_elastic_ep. Throws RequestError that names the field if a field is
+// malformed or unknown.
 ScaleRequest ParseScale(const Json& body);
 
 // `server` must not outlive `service`.

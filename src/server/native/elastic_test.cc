@@ -47,7 +47,7 @@ TEST(ElasticTest, WrongFieldsAreRefusedByName) {
   EXPECT_THAT(Refusal({{"restart", 1}}), HasSubstr("restart: restart is 1, want true, false or"));
   EXPECT_THAT(Refusal({{"leave", 1}}), HasSubstr("leave: "));
   EXPECT_THAT(Refusal({{"new_dp_size", 2}, {"new_data_parallel_size", 4}}),
-              HasSubstr("same parameter"));
+              HasSubstr("two names of one parameter"));
 }
 
 }  // namespace

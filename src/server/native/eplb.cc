@@ -22,7 +22,8 @@ void RequireEplb(const Service& service) {
 
 Json OrNull(std::optional<double> value) { return value ? Json(*value) : Json(); }
 
-// Number of slots by source of the weights; empty before the first plan.
+// Converts the number of expert slots by source of their weights to JSON. `fills` is empty before
+// the first plan.
 Json FillsJson(const std::vector<int64_t>& fills) {
   Json json = Json::object();
   for (size_t i = 0; i < fills.size() && i < kNumFillFrom; ++i)

@@ -51,7 +51,8 @@ void HandleDump(Service& service, const http::Responder& responder) {
   service.front.RecordExperts(RecordAction::kDump, [mode, responder](const RecordResult& result) {
     const ExpertDump& dump = result.dump;
     if (!dump.error.empty()) {
-      LOG_ERROR("dump_expert_distribution_record: {}", dump.error);  // with the folder
+      // The log shows the directory, the response does not.
+      LOG_ERROR("dump_expert_distribution_record: {}", dump.error);
       return responder.SendError(500, dump.error);
     }
     responder.Send(200, http::kJson,
@@ -62,7 +63,7 @@ void HandleDump(Service& service, const http::Responder& responder) {
   });
 }
 
-// Heat of each expert: its count divided by the layer's mean.
+// Heat of each expert: its token count divided by the mean count of its layer.
 std::vector<double> Heat(std::span<const int64_t> count) {
   const int64_t all = std::accumulate(count.begin(), count.end(), int64_t{0});
   std::vector<double> heat(count.size());

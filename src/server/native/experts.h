@@ -14,7 +14,7 @@ void RegisterMetrics(http::Server& server, Service& service);
 
 // Throws Error kUnavailable while the server loads or drains, and after the ranks are lost.
 void RequireServing(const Service& service);
-// RequireServing. Throws Error kUnavailable also if a rank has no heartbeat.
+// Like RequireServing, but throws Error kUnavailable also if a rank has no recent heartbeat.
 void RequireReady(const Service& service);
 
 }  // namespace switchyard::native

@@ -37,8 +37,8 @@ Json FinishReasonJson(const GenerationEvent& e) {
   return reason;
 }
 
-// SGLang's form of a log-probability: [logprob, id, text]. The logprob is null if undefined, and
-// the text is null unless `text` is set.
+// SGLang's form of a log-probability: [logprob, id, text]. The first element is null if the
+// log-probability is undefined. The last element is null unless `text` is true.
 Json Triple(const Tokenizer& tokenizer, float logprob, int32_t token, bool text) {
   return Json::array({std::isnan(logprob) ? Json(nullptr) : Json(logprob), token,
                       text ? Json(tokenizer.TokenText(token)) : Json(nullptr)});
@@ -65,8 +65,8 @@ void AddLogprobs(const Tokenizer& tokenizer, const GenerationSpec& spec, const c
   if (!spec.logprob.token_ids.empty()) meta[prefix + "_token_ids_logprobs"] = std::move(asked);
 }
 
-// The output of one event, without that of earlier events. The last event has the routed experts of
-// all positions.
+// The output of one event, without the output of earlier events. The routed experts of all
+// positions are in the last event.
 Accumulated Segment(const GenerationEvent& event, const Accumulated& so_far) {
   Accumulated segment;
   segment.Add(event);
@@ -85,8 +85,8 @@ void AppendIds(const std::vector<int32_t>& ids, std::string& out) {
 }
 
 // One response in SGLang's format, as JSON: text, output_ids, meta_info; in a stream of several
-// generations also `index`. With return_logprob, meta_info has lists for the prompt's
-// log-probabilities, which are empty unless `with_input` is true. Ids are written directly as text,
+// generations also `index`. With return_logprob, meta_info also has lists of the prompt's
+// log-probabilities; without `with_input`, these lists are empty. Ids are written directly as text,
 // because every event of a stream repeats all tokens so far, and a JSON value for each is slow.
 std::string GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body, size_t index,
                            const Accumulated& a, bool with_input, double seconds) {
@@ -99,7 +99,7 @@ std::string GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
                {"cached_tokens_details", CachedTokensDetails(a.last.cached_tokens)},
                {"weight_version", body.weight_version},
                {"e2e_latency", seconds}};
-  if (const DraftCounts& drafts = a.last.drafts; drafts.steps > 0) {  // SGLang's names
+  if (const DraftCounts& drafts = a.last.drafts; drafts.steps > 0) {  // members with SGLang's names
     meta["spec_verify_ct"] = drafts.steps;
     meta["spec_draft_token_num"] = drafts.drafted;
     meta["spec_accept_token_num"] = drafts.accepted;

@@ -10,7 +10,7 @@
 namespace switchyard::native {
 namespace {
 
-constexpr int64_t kMaxCopies = 4096;  // of one prompt
+constexpr int64_t kMaxCopies = 4096;  // maximum n of one prompt
 
 void ParseSampling(const Service& service, const Fields& f, GenerationSpec* spec) {
   spec->sampling = service.model.sampling_defaults;

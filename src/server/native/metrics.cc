@@ -1,4 +1,4 @@
-// GET /metrics: counters of requests, responses and the engine. If enabled, also those of expert
+// GET /metrics: counters of requests, responses and the engine; if enabled, also counters of expert
 // load and EPLB.
 #include "core/error.h"
 #include "server/metrics/names.h"
@@ -15,7 +15,7 @@ void AddExperts(Page& page, const ExpertLoad& load) {
   for (const auto& [passes, value] : {std::pair("1", b.current), std::pair("10", b.last_10),
                                       std::pair("100", b.last_100), std::pair("1000", b.last_1000)})
     page.Gauge("switchyard_eplb_balancedness",
-               "Mean over layers of mean / max rank load, averaged over the last passes",
+               "Mean / maximum rank load, averaged over layers and over the last passes",
                {{"passes", passes}}, value);
   page.Counter("switchyard_eplb_forward_passes_total", "Forward passes with recorded expert load",
                {}, static_cast<double>(load.passes));
@@ -35,7 +35,7 @@ void AddEplb(Page& page, const EplbStatus& s) {
   }
   if (s.balancedness)  // absent until load has been recorded
     page.Gauge("switchyard_eplb_window_balancedness",
-               "Mean over layers of mean / max rank load since the last migration", {},
+               "Mean / maximum rank load since the last migration, averaged over layers", {},
                *s.balancedness);
   page.Gauge("switchyard_eplb_rebalance_layers", "Layers of the last rebalance",
              {{"layers", "to_move"}}, s.layers_to_move);
@@ -57,7 +57,8 @@ void AddEplb(Page& page, const EplbStatus& s) {
         s.watchdog_resets);
 }
 
-// One scrape: gets the engine, expert and EPLB values one after the other, then sends the page.
+// One scrape. Queries the values of the engine, the experts and EPLB one after the other, then
+// sends the page.
 class Scrape : public std::enable_shared_from_this<Scrape> {
  public:
   Scrape(Service& service, http::Responder responder)
@@ -100,7 +101,7 @@ class Scrape : public std::enable_shared_from_this<Scrape> {
   void Go(const std::function<void()>& next) {
     try {
       next();
-    } catch (const Error& error) {  // the ranks were lost during the scrape
+    } catch (const Error& error) {  // thrown if the ranks were lost during the scrape
       responder_.SendError(error);
     }
   }

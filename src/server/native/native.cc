@@ -43,7 +43,8 @@ void HandleTokenize(const Service& service, const http::Request& request,
   } else if (list) {
     for (const std::string& text : f.Strings("prompt")) add(tokenizer.Encode(text, special));
   } else {
-    if (!prompt) throw InvalidField("prompt", "prompt and messages are missing, want one of them");
+    if (!prompt)
+      throw InvalidField("prompt", "prompt and messages are both missing, want one of them");
     add(tokenizer.Encode(f.String("prompt", ""), special));
   }
   Json answer = {{"tokens", list ? tokens : tokens[0]},
@@ -75,17 +76,19 @@ void HandleDetokenize(const Service& service, const http::Request& request,
   responder.Send(200, http::kJson, Dump({{"text", text}, {"prompt", text}}));
 }
 
-// Throws only if a restart takes long, because a short one only delays requests. The response (503)
-// has a Retry-After header.
+// Throws if the ranks have been down for more than kShort seconds. A shorter restart only delays
+// requests. The response (503) has a Retry-After header.
 void RequireRanks(const RankHistory& ranks) {
   constexpr double kShort = 1;
   if (ranks.paused_for > kShort)
     throw Error(
         ErrorKind::kUnavailable,
-        fmt::format("the ranks have been down for {:.1f} s; requests wait", ranks.paused_for));
+        fmt::format("the ranks have been down for {:.1f} s; requests wait until they serve again",
+                    ranks.paused_for));
 }
 
-// Checks the engine, not only the port: generates one token, or pools one prompt.
+// Checks that the engine works, and not only that the port is open: generates one token, or pools
+// one prompt.
 void HandleHealthGenerate(Service& service, const http::Responder& responder) {
   RequireReady(service);
   GenerationSpec spec;
@@ -153,7 +156,7 @@ Json StateJson(const EngineStats& s, int64_t open) {
           {"retractions", s.retractions}};
 }
 
-// The name of a format of outputs; null if outputs are not parsed.
+// The name of a format of tool calls or reasoning; null if it is not parsed.
 template <typename Format>
 Json NameOf(const Format* format) {
   return format ? Json(format->name) : Json(nullptr);
@@ -204,7 +207,7 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
                        jumps = plan.max_forced > 0,
                        responder](const std::vector<EngineStats>& groups) mutable {
     Json states = Json::array();
-    open.resize(groups.size());  // their number may have changed meanwhile
+    open.resize(groups.size());  // the number of groups may have changed since the query
     for (size_t g = 0; g < groups.size(); ++g) {
       states.push_back(StateJson(groups[g], open[g]));
       if (speculates) AddDrafts(groups[g], &states.back());

@@ -21,7 +21,8 @@ std::string RequiredText(const Fields& f) {
   return f.String("text", "");
 }
 
-// Returns the format that field `key` names. Without the field, returns `own`, the server's format.
+// Returns the format that is named in field `key`. If the field is absent, returns `own`, the
+// server's format.
 template <typename Format>
 const Format& FormatOf(const Fields& f, const char* key, const Format* own,
                        const Format* (*find)(std::string_view), const std::string& names) {

@@ -11,8 +11,8 @@ namespace switchyard::native {
 void RegisterProfile(http::Server& server, Service& service);
 
 // The profile that the body of /start_profile requests. Each field of SGLang's ProfileReqInput is
-// honoured or refused. `gpus`: whether ranks are on GPUs. Throws RequestError, which names the
-// field, for an invalid or unknown field.
+// either honoured or refused. `gpus`: whether ranks are on GPUs. Throws RequestError, which names
+// the field, for an invalid or unknown field.
 profile::Options ParseProfile(const Json& body, bool gpus);
 
 }  // namespace switchyard::native

@@ -65,7 +65,7 @@ TEST(ProfileFields, AreHonoured) {
   EXPECT_EQ(Parse(R"({"profile_prefix": "p"})").name, "p");
   EXPECT_EQ(Parse(R"({"profile_id": "i"})").name, "i");
   EXPECT_EQ(Parse(R"({"output_dir": "x"})").dir, std::filesystem::absolute("x").string());
-  // On CPUs there is no activity of a GPU to record.
+  // On CPUs, "GPU" in addition to "CPU" has no effect.
   const profile::Options on_cpus = Parse(R"({"activities": ["CPU", "GPU"]})");
   EXPECT_TRUE(on_cpus.host);
   EXPECT_FALSE(on_cpus.device);

@@ -60,7 +60,8 @@ class TestCheckpoint {
       ("switchyard_answers_" + std::to_string(::getpid()) + "_" + std::to_string(++count_));
 };
 
-// All APIs, with a model that answers each request with the text of Answer.
+// A server with all APIs. Its simulated model gives every request the same output, which Answer
+// sets.
 class AnsweringServer {
  public:
   explicit AnsweringServer(const std::string& shape, const std::vector<std::string>& markers = {},
@@ -77,7 +78,7 @@ class AnsweringServer {
     world_.link.one_by_one = true;
   }
 
-  // Sets the text of outputs, and how they end. kStop: the model ends them itself.
+  // Sets the text of all outputs, and their finish reason. kStop: the model ends the output itself.
   void Answer(const std::string& text, FinishReason finish = FinishReason::kStop) {
     RequestOutput& answer = world_.link.answer;
     answer.new_tokens = world_.model.tokenizer->Encode(text, false);

@@ -45,7 +45,7 @@ std::optional<int64_t> ReasoningTokens(const ChatJob& job, int64_t count) {
   return count;
 }
 
-// An event of choice i that precedes its first token.
+// Returns an event of choice i that precedes the first token of the choice.
 std::string EarlyChunk(const ChatJob& job, size_t i, const GenerationEvent& e, Json delta,
                        const Json& more) {
   Json choice = {{"index", i},
@@ -79,14 +79,16 @@ void WriteText(const ChatJob& job, const Tokenizer& tokenizer, size_t i, const G
       StreamEvent(job.delivery, Json::array({std::move(choice)}), UsageSoFar(job.delivery, e)));
 }
 
-// Sends the new text of choice i in its parts. The first event has the log-probabilities and the
-// ids of all tokens, and the last one the finish reason.
+// Sends the new text of choice i, parsed into reasoning, content and calls, as several events. The
+// first of these events has the log-probabilities and the ids of all new tokens. The last one has
+// the finish reason.
 void WriteParts(const ChatJob& job, const Tokenizer& tokenizer, size_t i, const GenerationEvent& e,
                 ChatOutput& output, const http::Responder& responder) {
   std::vector<Json> deltas = DeltasOf(output.Push(e.text, e.token_ends, e.finish));
   const bool other_news = e.finished() || job.logprobs.output || job.delivery.token_ids ||
                           job.delivery.continuous_usage;
-  if (deltas.empty() && !other_news) return;  // the parser holds the text back
+  // Nothing to send, because the parser holds the text back.
+  if (deltas.empty() && !other_news) return;
   if (deltas.empty()) deltas.push_back(Json::object());
   const Json usage = UsageSoFar(job.delivery, e, /*opening=*/false,
                                 ReasoningTokens(job, output.reasoning_tokens()));

@@ -66,7 +66,8 @@ TEST(ForcedCalls, FollowTheReasoning) {
   EXPECT_FALSE(undecided.Allows(kThought));
   EXPECT_FALSE(undecided.Allows("Sunny?</think>" + kWeather));
 
-  GrammarServer open("minimax_m2");  // the prompt ends with <think>
+  // The prompt of this template ends with <think>, so the output begins within reasoning.
+  GrammarServer open("minimax_m2");
   open.Answer("Sunny?</think>Yes");
   open.Ask(kChat, Required());
   const std::string call = R"({"name": "get_time", "parameters": {"city": "Rom"}})";
@@ -145,7 +146,7 @@ TEST(ChatConstraint, AppliesToTheContentAfterReasoning) {
       EXPECT_TRUE(server.Allows(text)) << text;
     for (const std::string& text : {kThought, kThought + "Hi", std::string("Hi"), kWeather})
       EXPECT_FALSE(server.Allows(text)) << text;
-    Json joint = Body(format);  // not separated: the grammar allows no reasoning
+    Json joint = Body(format);  // without separate_reasoning, the grammar allows no reasoning
     joint["separate_reasoning"] = false;
     server.Ask(kChat, joint);
     EXPECT_TRUE(server.Allows("{}"));

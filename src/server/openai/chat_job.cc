@@ -18,7 +18,7 @@ namespace {
 
 WantedLogprobs ParseLogprobs(const Fields& f) {
   WantedLogprobs wanted{.output = f.Bool("logprobs", false)};
-  // 0: the list of alternatives stays empty, as without the field.
+  // With top_logprobs 0, or without the field, the list of alternatives is empty.
   if (const int64_t top = f.Int("top_logprobs", 0, 0, 20); top > 0)
     wanted.top = static_cast<int32_t>(top);
   if (wanted.top > 0 && !wanted.output)
@@ -26,14 +26,15 @@ WantedLogprobs ParseLogprobs(const Fields& f) {
   return wanted;
 }
 
-// The end of a prompt of token ids, as text.
+// Returns the end of a prompt that is given as token ids, decoded to text.
 PromptEnd EndOfIds(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   constexpr size_t kTokens = 256;  // more than the header of any template
   const size_t count = std::min(ids.size(), kTokens);
   return EndOf(tokenizer.Decode(std::span(ids).last(count), /*skip_special_tokens=*/false));
 }
 
-// Reads the prompt, the parts of it that the response repeats, and how outputs are parsed.
+// Reads the prompt, sets the parts of the prompt that the response repeats, and plans the parsing
+// of outputs.
 void ParsePrompt(const Service& service, const Fields& f, ChatJob& job, GenerationSpec& spec) {
   CheckTools(f);
   PromptEnd end;
@@ -67,8 +68,8 @@ std::shared_ptr<const ChatJob> ParseChat(const Service& service, const Json& bod
   auto job = std::make_shared<ChatJob>();
   job->delivery = ParseDelivery(service, f, id_prefix, "chat.completion.chunk");
   job->prompt_ids = job->delivery.token_ids || f.Bool("return_prompt_token_ids", false);
-  // Without a token limit a chat may fill the context. The front reduces the limit to the tokens
-  // that are left.
+  // If the request has no token limit, the output may fill the context. The front reduces the limit
+  // to the space that the prompt leaves.
   GenerationSpec spec;
   ParseSampling(service, f, std::numeric_limits<int32_t>::max(), &spec);
   if (job->delivery.stream) spec.stream_interval = service.args.stream_interval;

@@ -15,7 +15,7 @@ Json CallOf(const OutputEvent& begin) {
 
 void Append(Json& json, const std::string& text) { json.get_ref<std::string&>() += text; }
 
-// A delta with one call. Later arguments can be appended to it.
+// A delta with one call, to which later arguments can be appended.
 Json CallDelta(int32_t index, const Json& call) {
   Json entry = {{"index", index}};
   entry.update(call);
@@ -47,7 +47,7 @@ Json MessageOf(const OutputPlan& plan, const std::vector<OutputEvent>& events,
 
 std::vector<Json> DeltasOf(const std::vector<OutputEvent>& events) {
   std::vector<Json> deltas;
-  int32_t open = -1;  // the call of the last delta
+  int32_t open = -1;  // index of the call that the last delta belongs to; −1: none
   for (const OutputEvent& event : events) {
     switch (event.kind) {
       case Kind::kReasoning:

@@ -14,7 +14,8 @@ namespace switchyard::openai {
 Json MessageOf(const OutputPlan& plan, const std::vector<OutputEvent>& events,
                const std::string& echo);
 
-// Deltas of a stream. Each has one of reasoning, content and a call, because clients expect that.
+// Deltas of a stream. Each delta has either reasoning, content or one call, because clients expect
+// no combinations.
 std::vector<Json> DeltasOf(const std::vector<OutputEvent>& events);
 
 }  // namespace switchyard::openai

@@ -44,8 +44,8 @@ void ParseStreamOptions(const Fields& f, Delivery* d) {
     throw InvalidField("stream_options", "stream_options is not an object");
   const Fields o(*options, "stream_options.");
   d->include_usage = o.Bool("include_usage", false);
-  // If only this field is set, SGLang sends usage in every event. vLLM does not if include_usage is
-  // false.
+  // If only continuous_usage_stats is set, every event has the usage, as in SGLang. If
+  // include_usage is false, no event has it, as in vLLM.
   d->continuous_usage = o.Bool("continuous_usage_stats", false) && o.Bool("include_usage", true);
   if (o.Bool("include_obfuscation", false))
     throw InvalidField("stream_options.include_obfuscation",
@@ -129,7 +129,7 @@ bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpe
   const int64_t answer = spec.pooled ? 0 : std::max<int64_t>(spec.sampling.max_new_tokens, 1);
   if (most == -1) most = answer < longest ? longest - answer : longest - 1;
   if (std::ssize(ids) <= most) return false;
-  if (side == "left") ids.erase(ids.begin(), ids.end() - most);  // vLLM keeps the end
+  if (side == "left") ids.erase(ids.begin(), ids.end() - most);  // as in vLLM, "left" keeps the end
   ids.resize(most);
   return true;
 }
@@ -194,7 +194,7 @@ static Json UsageJson(int64_t prompt, int64_t completion, int64_t cached,
                 {"prompt_tokens_details", {{"cached_tokens", cached}}}};
   if (reasoning) {
     usage["completion_tokens_details"]["reasoning_tokens"] = *reasoning;
-    usage["reasoning_tokens"] = *reasoning;  // SGLang's name
+    usage["reasoning_tokens"] = *reasoning;  // the same count under SGLang's name
   }
   return usage;
 }

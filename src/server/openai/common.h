@@ -13,8 +13,8 @@
 namespace switchyard::openai {
 
 // Reads the sampling fields of both endpoints into `spec`: OpenAI's, and extensions of SGLang and
-// vLLM, except constraints of the output. The model gives the defaults. `max_new_tokens` is the
-// default of max_tokens.
+// vLLM, except constraints of the output. The defaults are those of the model. `max_new_tokens` is
+// the default of max_tokens.
 void ParseSampling(const Service& service, const Fields& f, int32_t max_new_tokens,
                    GenerationSpec* spec);
 
@@ -36,8 +36,8 @@ void ParsePromptLogprobs(const Service& service, const Fields& f, bool echo, Wan
 // accepts, unless truncate_prompt_tokens is set.
 size_t PromptLimit(const Service& service, const Fields& f);
 
-// Truncates `ids` according to truncate_prompt_tokens and truncation_side. Returns whether it
-// removed any.
+// Truncates `ids` according to truncate_prompt_tokens and truncation_side. Returns whether ids were
+// removed.
 bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpec& spec,
                     std::vector<int32_t>& ids);
 
@@ -49,7 +49,7 @@ ClientNames ClientNamesOf(const Fields& f, const char* prompt, const char* top);
 // new one. `prefix` ends with a dash or an underscore.
 std::string AnswerId(const Fields& f, const char* prefix);
 
-// Members of a response and options of its stream.
+// Members that all responses share, and the options of a stream.
 struct Delivery {
   std::string id;  // "chatcmpl-…", or from the client's rid or request_id
   int64_t created = 0;

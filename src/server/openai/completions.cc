@@ -19,7 +19,7 @@ struct CompletionJob {
   Delivery delivery;
   WantedLogprobs logprobs;
   bool echo = false;
-  std::vector<PromptText> prompts;  // for echo
+  std::vector<PromptText> prompts;  // text and offsets of each prompt, for `echo`
   std::vector<GenerationSpec> specs;
 };
 
@@ -31,7 +31,7 @@ constexpr int32_t kDefaultMaxTokens = 16;  // OpenAI's default for this endpoint
 
 struct Prompt {
   std::vector<int32_t> ids;
-  std::optional<std::string> text;  // if the client sent text, unchanged
+  std::optional<std::string> text;  // the client's text, unchanged; absent if the client sent ids
 };
 
 // Parses `prompt`: a string, a list of strings, a list of ids, or a list of such lists.

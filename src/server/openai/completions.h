@@ -9,7 +9,7 @@
 
 namespace switchyard::openai {
 
-struct CompletionJob;  // a parsed request body
+struct CompletionJob;  // the parsed body of a request
 std::shared_ptr<const CompletionJob> ParseCompletion(const Service& service, const Json& body);
 
 void HandleCompletions(Service& service, const http::Request& request,

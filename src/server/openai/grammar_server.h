@@ -1,4 +1,4 @@
-// Chats with tools, and a server that shows their grammars, for tests.
+// For tests: chat requests with tools, and a server that records the grammars of requests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ inline Json Required(const char* choice = R"("required")") {
 
 inline const char* const kNamed = R"({"type": "function", "function": {"name": "get_time"}})";
 
-// Answers chats, and reports which outputs their grammars allow.
+// A server that reports which outputs the grammar of the last request allows.
 class GrammarServer : public AnsweringServer {
  public:
   using AnsweringServer::AnsweringServer;
@@ -82,9 +82,9 @@ class GrammarServer : public AnsweringServer {
 };
 
 struct Format {
-  const char* shape;  // chat template
+  const char* shape;  // name of the chat template
   std::vector<std::string> markers;
-  std::string call;  // of get_weather
+  std::string call;  // a call of get_weather in this format
 };
 
 // Formats whose arguments are JSON, with a call of get_weather.

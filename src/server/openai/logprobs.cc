@@ -11,7 +11,8 @@ namespace {
 
 std::string IdLabel(int32_t id) { return fmt::format("token_id:{}", id); }
 
-// The first `top` alternatives, plus the position's token if it is not one of them.
+// Returns the first `top` alternatives of a position, and the chosen token if it is not one of
+// them.
 std::vector<TokenLogprob> Shown(const PositionLogprobs& p, int32_t top) {
   const auto count = std::min<size_t>(std::max(top, 0), p.top.size());
   std::vector<TokenLogprob> shown(p.top.begin(), p.top.begin() + static_cast<ptrdiff_t>(count));
@@ -70,9 +71,9 @@ void CompletionLogprobs::Add(const std::vector<PositionLogprobs>& positions,
   }
 }
 
-// Keys are token texts. If several alternatives have the same text, the text is the key of the
-// chosen token. If the chosen token is not among them, the text is the key of the first
-// alternative. The rest get a DisambiguatedKey.
+// The keys are token texts. If several alternatives have the same text, only one has the text as
+// its key: the chosen token, or the first alternative if the chosen token has another text. The
+// others get a DisambiguatedKey.
 Json CompletionLogprobs::Alternatives(const PositionLogprobs& p) const {
   const std::string own = TextOf(style_, p.token);
   Json alternatives = Json::object();

@@ -88,8 +88,8 @@ TEST_F(LogprobsTest, PromptsAreShownAsTheyWereSent) {
   EXPECT_EQ(by_ids.text, text);
   EXPECT_EQ(sent.offsets, by_ids.offsets);
   EXPECT_EQ(sent.length, by_ids.length);
-  // A token that the tokenizer prepends has no characters. Normalization does not shift later
-  // offsets.
+  // A token that the tokenizer prepends covers no characters of the text. Normalization does not
+  // change the offsets of later tokens.
   std::vector<int32_t> with_start = Ids("<|im_start|>");
   for (const int32_t id : Ids("caf\u00e9 is open")) with_start.push_back(id);
   const PromptText changed = PromptSentAsText(*tokenizer, with_start, "cafe\u0301 is open");

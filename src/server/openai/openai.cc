@@ -17,7 +17,7 @@ Json ModelCard(const Service& service, int64_t created) {
           {"created", created},
           {"owned_by", "switchyard"},
           {"root", service.model.name},
-          {"parent", nullptr},  // of an adapter
+          {"parent", nullptr},  // only adapters have a parent model
           {"max_model_len", service.plan.context_length}};
 }
 

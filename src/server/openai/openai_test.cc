@@ -1,5 +1,5 @@
-// Answers of the endpoints without ranks: fields that repeat the prompt or describe the cache, and
-// errors.
+// Responses of OpenAI's endpoints, with simulated ranks: fields that repeat the prompt or describe
+// the cache, and errors.
 #include "server/openai/openai.h"
 
 #include <gmock/gmock.h>
@@ -42,7 +42,7 @@ class OpenAiTest : public ::testing::Test {
     return Json::parse(Post(path, body, status));
   }
 
-  // The events of a stream, without the last one, [DONE].
+  // Returns the events of a stream, without the final [DONE].
   std::vector<Json> Stream(const std::string& path, Json body) {
     body["stream"] = true;
     return EventsOf(Post(path, body));

@@ -198,7 +198,7 @@ TEST(ParsedChatTest, UsageCountsReasoningTokens) {
     chat.world().link.one_by_one = one_by_one;
     const Json usage = chat.Ask(kChat, ParsedChat::Body(Json::object()))["usage"];
     EXPECT_EQ(usage["completion_tokens_details"]["reasoning_tokens"], thought);
-    EXPECT_EQ(usage["reasoning_tokens"], thought);  // SGLang's name
+    EXPECT_EQ(usage["reasoning_tokens"], thought);  // the same count under SGLang's name
     const auto events = chat.Events({{"stream_options", {{"include_usage", true}}}});
     EXPECT_EQ(events.back()["usage"], usage);
   }
@@ -232,7 +232,7 @@ TEST(ParsedChatTest, TheTemplateMayOpenOrCloseTheReasoning) {
   opens.Answer("Sunny?\n</think>\n\nYes");
   EXPECT_EQ(opens.Choice()["message"]["reasoning_content"], "Sunny?");
   EXPECT_EQ(opens.Choice()["message"]["content"], "Yes");
-  // Without <think>, the output of this template has no reasoning.
+  // The prompt of this template closes the reasoning, so without <think> the output has none.
   ParsedChat closes("deepseek_v3_1");
   closes.Answer("Sunny?</think>Yes");
   EXPECT_EQ(closes.Choice()["message"]["content"], "Sunny?</think>Yes");

@@ -22,7 +22,8 @@ class Alignment {
       if (bytes[0] == ' ' && Here(bytes.substr(1))) {
         bytes.remove_prefix(1);  // SentencePiece adds a space before the first word
       } else {
-        // After a character that the normalizer changed, search the next bytes for the token.
+        // If the last token was not found, because the normalizer changed its characters, this
+        // token may begin further on. Search the next kFar bytes for it.
         constexpr size_t kFar = 64;
         const size_t at = lost_ ? text_.substr(at_, kFar).find(bytes) : std::string_view::npos;
         lost_ = at == std::string_view::npos;
@@ -51,8 +52,8 @@ class Alignment {
   }
 
   std::string_view text_;
-  size_t at_ = 0;       // bytes
-  int64_t starts_ = 0;  // characters that begin before at_
+  size_t at_ = 0;       // position in bytes
+  int64_t starts_ = 0;  // number of characters that begin before at_
   bool lost_ = false;   // the last token was not found
 };
 

@@ -49,7 +49,7 @@ void ResponseItems::Add(const std::vector<OutputEvent>& events) {
 }
 
 void ResponseItems::Finish(bool complete) {
-  // A response has a message even if the output is empty.
+  // A complete response must have an item, so an empty output becomes an empty message.
   if (complete && items_.empty()) BeginText("message");
   End(complete ? "completed" : "incomplete");
 }

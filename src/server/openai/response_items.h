@@ -13,7 +13,8 @@ namespace switchyard::openai {
 // Builds the items of one response: reasoning, message and function_call. One thread at a time.
 class ResponseItems {
  public:
-  // Receives each event of a stream: its type, and its members without the type. May be null.
+  // Callback for each event of a stream. Arguments: the type of the event, and its other members.
+  // May be null.
   using Sink = std::function<void(const std::string& type, Json members)>;
   explicit ResponseItems(Sink sink = nullptr) : sink_(std::move(sink)) {}
 
@@ -21,7 +22,8 @@ class ResponseItems {
   // Ends the last item. `complete`: false marks it as incomplete.
   void Finish(bool complete);
   const Json& items() const { return items_; }
-  // The items as a chat message of the assistant, for the next request of a conversation.
+  // Returns the items as a chat message of the assistant, which the next request of the
+  // conversation needs.
   Json Message() const;
 
  private:

@@ -10,8 +10,9 @@
 
 namespace switchyard::openai {
 
-// Keeps responses in memory, up to a number and a size. A new response removes the oldest ones.
-// Nothing is written to files, so responses are lost at a restart. Thread-safe.
+// Keeps responses in memory, up to a number and a total size. If a limit is exceeded, the oldest
+// responses are removed. Nothing is written to files, so responses are lost at a restart.
+// Thread-safe.
 class ResponseStore {
  public:
   struct Limits {
@@ -21,8 +22,9 @@ class ResponseStore {
   // JSON texts.
   struct Entry {
     std::string response;
-    std::string messages;  // the conversation without instructions, with the response
-    std::string input;     // the messages of the request
+    // Messages of the conversation: without instructions, including the response.
+    std::string messages;
+    std::string input;  // the messages of the request
     size_t Bytes() const { return response.size() + messages.size() + input.size(); }
   };
 

@@ -26,7 +26,7 @@ struct ResponseJob {
   std::shared_ptr<const ChatJob> chat;
   Json members;   // members of the response that repeat the request
   Json messages;  // messages of earlier responses and of the request
-  Json input;     // of the request
+  Json input;     // messages of the request
   bool store = true;
 };
 using JobPtr = std::shared_ptr<const ResponseJob>;
@@ -47,7 +47,8 @@ class Response {
     if (finish != FinishReason::kNone) items_.Finish(finish == FinishReason::kStop);
   }
 
-  // The response's object. `last` gives usage and status; nullptr: in progress.
+  // The JSON object of the response. `last`: the last event, which has usage and status; null: the
+  // response is in progress.
   Json Object(const GenerationEvent* last, const std::string& error = {}) const {
     const Delivery& delivery = job_->chat->delivery;
     Json object = {{"id", delivery.id},
@@ -67,7 +68,7 @@ class Response {
     return object;
   }
 
-  // Keeps the response for later requests, unless the request has `store` false.
+  // Stores the response for later requests, unless `store` is false in the request.
   void Store(ResponseStore& store, const Json& object) const {
     if (!job_->store) return;
     Json messages = job_->messages;
@@ -95,7 +96,7 @@ class Response {
   }
 
   const JobPtr job_;
-  std::optional<ChatOutput> output_;  // absent if the text is the content
+  std::optional<ChatOutput> output_;  // absent: no parsing; all text is content
   ResponseItems items_;
 };
 

@@ -68,7 +68,7 @@ class Conversation {
     const std::string role = Required(f, "role");
     Json message = {{"role", role}, {"content", PartsOf(f, "content")}};
     if (role == "assistant") {
-      // A call may precede the text of the same turn.
+      // If the last message has only calls, this text belongs to the same turn.
       Json& turn = AssistantTurn();
       if (turn["content"].is_null()) {
         turn["content"] = message["content"];
@@ -90,7 +90,7 @@ class Conversation {
         {{"id", Required(f, "call_id")}, {"type", "function"}, {"function", std::move(function)}});
   }
 
-  // The last message if it is the assistant's, else a new one.
+  // Returns the last message if its role is assistant. Otherwise appends a new one.
   Json& AssistantTurn() {
     if (messages_.empty() || messages_.back()["role"] != "assistant")
       messages_.push_back({{"role", "assistant"}, {"content", nullptr}});
@@ -119,8 +119,8 @@ Json ToolsOf(const Json& tools) {
   return out;
 }
 
-// "auto", "none" and "required" are the same in both APIs. For a named function the chat API has
-// one more object, `function`.
+// Converts tool_choice to the chat API. "auto", "none" and "required" are the same in both APIs. A
+// named function is nested in an object `function` in the chat API.
 Json ToolChoiceOf(const Json& choice) {
   if (!choice.is_object() || !choice.contains("name")) return choice;
   return {{"type", choice.value("type", Json("function"))},

@@ -106,7 +106,8 @@ TEST(Responses, ItemsAreReasoningMessagesAndCalls) {
   EXPECT_EQ(cut["incomplete_details"]["reason"], "max_output_tokens");
 }
 
-// Checks the order of the events, and that their pieces give the items of the last event.
+// Checks the order of the events, and that their concatenated deltas equal the items of the last
+// event.
 void CheckStream(const std::vector<Json>& events) {
   std::map<size_t, std::string> texts;
   for (size_t i = 0; i < events.size(); ++i) {

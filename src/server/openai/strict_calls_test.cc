@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 Json StrictTools() {
   Json tools = Tools();
-  tools[0]["function"]["strict"] = true;  // get_weather
+  tools[0]["function"]["strict"] = true;  // tools[0] is get_weather
   return tools;
 }
 
@@ -89,7 +89,7 @@ TEST(StrictCalls, AreTheOnlyOneIfTheRequestExcludesOthers) {
   EXPECT_FALSE(server.Allows(kWeather + "\n" + kTime));
 }
 
-// Llama's calls have no marker: they are the beginning of the content.
+// Llama's calls have no marker. They are recognized only at the beginning of the content.
 TEST(StrictCalls, MayBeginContentAfterReasoning) {
   const std::string call = R"({"name": "get_weather", "parameters": {"city": "Rom"}})";
   const std::string wrong = R"({"name": "get_weather", "parameters": {"city": 5}})";
@@ -122,7 +122,8 @@ TEST(StrictCalls, NeedParametersThatCanBeHonoured) {
   body["tool_choice"] = "none";
   server.Ask(kChat, body);
   EXPECT_FALSE(server.IsConstrained());
-  for (const char* shape : {"qwen3_coder", "chatml"}) {  // no calls in JSON, or no format of calls
+  // qwen3_coder writes calls not as JSON, and chatml has no format of calls.
+  for (const char* shape : {"qwen3_coder", "chatml"}) {
     GrammarServer other(shape);
     other.Answer("Hi");
     body["tool_choice"] = "auto";

@@ -5,8 +5,8 @@
 
 namespace switchyard::openapi {
 
-// HTML without references to other sites. Its script reads openapi.json, which is next to it, and
-// lists the operations with the fields of their bodies.
+// An HTML page without references to other sites. Its script reads openapi.json at the same base
+// URL, and lists the operations with the fields of their bodies.
 std::string_view DocsPage();
 
 }  // namespace switchyard::openapi

@@ -34,7 +34,8 @@ Json ErrorResponse(const char* description) {
   return {{"description", description}, {"content", Content(kJsonType, Ref("Error"))}};
 }
 
-// One event of a stream, as OpenAPI 3.2 describes items. A stream that fails ends with an error.
+// Schema of one event of a stream, in the form of OpenAPI 3.2. If a stream fails, its last event is
+// an error.
 Json EventSchema(const Operation& operation) {
   Json data = {{"contentMediaType", kJsonType},
                {"contentSchema",
@@ -110,8 +111,8 @@ http::Access AccessOf(const http::Router& router, const Operation& operation) {
   return http::Access::kUser;
 }
 
-// Describes the entries of Operations() whose routes the server has. A test checks that every route
-// has an entry.
+// Describes those entries of Operations() whose routes this server has registered. A test checks
+// that every route has an entry.
 Json Paths(const http::Router& router, bool with_keys) {
   Json paths = Json::object();
   for (const Operation& operation : Operations()) {
@@ -143,7 +144,8 @@ void AddModelDefaults(const SamplingParams& defaults, Json* properties) {
 void AddBounds(const Service& service, Json* schemas) {
   (*schemas)["TokenId"] = {
       {"type", "integer"}, {"minimum", 0}, {"maximum", service.model.config.vocab_size - 1}};
-  // The parser of the model is the default. A model without one requires the field.
+  // The default of the field is the server's parser. If the server has no parser, the field is
+  // required.
   const auto parsers = [&](const char* body, const char* field, const auto& formats,
                            bool required) {
     Json names = Json::array();

@@ -53,7 +53,7 @@ constexpr char kJsonConstraint[] =
 constexpr char kOutputFormat[] =
     R"({"type":"object","properties":{"type":{"type":"string"},"schema":{"type":"object"}}})";
 
-// Fields with one meaning in all requests.
+// Fields that have the same meaning and form in all requests.
 constexpr FieldSchema kShared[] = {
     {"model", R"({"type":"string","description":"the served model; other names give a 404"})"},
     {"frequency_penalty", kPenalty},

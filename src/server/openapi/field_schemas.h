@@ -14,15 +14,15 @@ struct FieldSchema {
   const char* schema;  // JSON. Null is not listed: a null field counts as absent
 };
 
-// The schema of an honoured field; nullptr if there is none. Fields that several kinds of requests
-// have in the same form share one schema.
+// Returns the schema of an honoured field; nullptr if it has none. A field with the same form in
+// several kinds of requests has one shared schema.
 const char* SchemaOf(RequestKind kind, std::string_view name);
 
 // All schemas that SchemaOf may return for `kind`, without the shared ones.
 std::span<const FieldSchema> OwnSchemas(RequestKind kind);
 std::span<const FieldSchema> SharedSchemas();
 
-// A body in components/schemas. Several bodies may have the fields of one kind.
+// A request body in components/schemas. Several bodies may have the fields of one RequestKind.
 struct Body {
   const char* name;
   RequestKind kind;
@@ -30,8 +30,8 @@ struct Body {
 };
 std::span<const Body> Bodies();
 
-// The schema of a body: every known field of its kind. Honoured fields have the schema of SchemaOf,
-// refused fields the values that disable them and "x-refused".
+// The schema of a body: every known field of its kind. An honoured field has the schema of
+// SchemaOf. A refused field has "x-refused" and the values that disable it.
 Json BodySchema(const Body& body);
 
 }  // namespace switchyard::openapi

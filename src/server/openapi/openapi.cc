@@ -14,7 +14,8 @@ namespace {
 
 using RequestPtr = std::shared_ptr<const http::Request>;
 
-// The text of the document, made for the first request: all routes are registered then.
+// The text of the document. It is created for the first request, because all routes are registered
+// by then.
 class DocumentText {
  public:
   DocumentText(const http::Server& server, const Service& service, bool with_keys)

@@ -93,7 +93,7 @@ TEST_F(OpenApiTest, BodiesHaveExactlyTheKnownFields) {
 }
 
 TEST_F(OpenApiTest, EveryHonouredFieldHasASchema) {
-  std::set<std::string> shared;  // in use
+  std::set<std::string> shared;  // names of shared schemas that some body uses
   for (const Body& body : Bodies()) {
     std::set<std::string> honoured;
     for (const KnownField& field : KnownFields(body.kind)) {
@@ -157,7 +157,8 @@ TEST_F(OpenApiTest, ParsersRefuseValuesOfOtherTypes) {
   for (const auto& [name, request] : requests) {
     for (const auto& [field, schema] :
          document["components"]["schemas"][name]["properties"].items()) {
-      const bool unread = name == "TokenizeRequest" && field == "prompt";  // with messages
+      // `prompt` is not read if `messages` is set.
+      const bool unread = name == "TokenizeRequest" && field == "prompt";
       if (unread || schema.empty() || schema.contains("x-refused")) continue;
       for (const auto& [type, value] :
            std::map<std::string, Json>{{"object", Json::object({{"unknown", Json::array({0.5})}})},

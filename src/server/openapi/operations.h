@@ -14,7 +14,7 @@ struct Operation {
   const char* response = "";  // schema of the response with status 200; empty: see `text`
   const char* text = "";      // media type of a response that is not JSON
   const char* event = "";     // schema of the events of a stream; empty: no streams
-  bool done = false;          // the last event of a stream has the data [DONE]
+  bool done = false;          // true: a stream ends with an event whose data is [DONE]
   bool optional_body = false;
   // The registered path of the route that serves `path`; empty: `path` itself.
   const char* route = "";

@@ -7,7 +7,7 @@ namespace switchyard::openapi {
 
 struct NamedSchema {
   const char* name;
-  const char* schema;  // JSON
+  const char* schema;  // JSON text
 };
 
 // Members that a schema does not list may be present, so that later versions can add some.

@@ -31,9 +31,9 @@ void CheckRequest(const Service& service, const Fields& f, RequestKind kind, Wan
   CheckFields(f, kind, service.unknown_fields);
   const bool classifies = service.model.config.pooling->classifies();
   if (wants == Wants::kClasses && !classifies)
-    throw Invalid("this model has no classes: want POST /v1/embeddings");
+    throw Invalid("this model is not a classifier: use POST /v1/embeddings");
   if (wants == Wants::kEmbeddings && classifies)
-    throw Invalid("this model is a classifier, without embeddings: want POST /classify");
+    throw Invalid("this model is a classifier and has no embeddings: use POST /classify");
 }
 
 Batch NewBatch(const Fields& f, const char* id_prefix) {

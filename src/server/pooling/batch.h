@@ -26,16 +26,17 @@ void CheckRequest(const Service& service, const Fields& f, RequestKind kind, Wan
 
 Batch NewBatch(const Fields& f, const char* id_prefix);
 
-// The ids of a text. `special`: with the tokenizer's special tokens.
+// The ids of a text. `special`: add the special tokens that the tokenizer puts around a text.
 std::vector<int32_t> Encode(const Service& service, const Fields& f, const std::string& text,
                             bool special = true);
-// The ids of two texts as one prompt: the first text, then the second one, and around them the
-// special tokens that surround a single text.
+// The ids of two texts as one prompt: the first text, then the second text. The special tokens that
+// surround a single text surround both together.
 std::vector<int32_t> EncodePair(const Service& service, const Fields& f, const std::string& first,
                                 const std::string& second);
 
 // Prompts of field `key`: a string, a list of strings, a list of ids or a list of such lists.
-// `single`: the field has one prompt, not a list of prompts. May be null.
+// `*single` is set to true if the field has one prompt, not a list of prompts; `single` may be
+// null.
 std::vector<std::vector<int32_t>> ParsePrompts(const Service& service, const Fields& f,
                                                const char* key, bool* single = nullptr);
 

@@ -6,8 +6,8 @@
 
 namespace switchyard::pooling {
 
-// With `input`, the body and response of vLLM and of SGLang's /v1/classify. With `text` or
-// `input_ids`, SGLang's native ones (HandleEncode).
+// If the body has `input`, body and response have the form of vLLM and of SGLang's /v1/classify. If
+// it has `text` or `input_ids`, they have the form of SGLang's native /classify (HandleEncode).
 void HandleClassify(Service& service, const http::Request& request,
                     const http::Responder& responder);
 

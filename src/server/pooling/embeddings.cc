@@ -15,18 +15,19 @@ struct Form {
   bool base64 = false;
 };
 
-// The checkpoint's form, and the request's dimensions.
+// Returns the checkpoint's form of embeddings, with the dimensions that the request sets.
 Form ParseForm(const Service& service, const Fields& f) {
   const ModelConfig& model = service.model.config;
   const int64_t width = model.output_width();
   const bool classifies = model.pooling->classifies();
   if (classifies && f.Has("dimensions"))
-    throw InvalidField("dimensions", "dimensions cannot be given: this model is a classifier");
+    throw InvalidField("dimensions", "dimensions is not supported: this model is a classifier");
   return {.dimensions = static_cast<size_t>(f.Int("dimensions", width, 1, width)),
           .normalize = model.pooling->normalize && !classifies};
 }
 
-// Adds encoding_format, and vLLM's use_activation (or normalize, its former name).
+// Like ParseForm. Also reads encoding_format, and vLLM's use_activation (or normalize, its former
+// name).
 Form ParseOpenAiForm(const Service& service, const Fields& f) {
   Form form = ParseForm(service, f);
   for (const char* key : {"normalize", "use_activation"})
@@ -44,7 +45,7 @@ std::string EmbeddingJson(const std::vector<float>& pooled, const Form& form) {
   return '"' + Base64(std::as_bytes(std::span(vector))) + '"';
 }
 
-// SGLang's object for one prompt.
+// The object of one prompt in SGLang's native response.
 std::string EncodedJson(const GenerationSpec& spec, const Accumulated& a, const Form& form,
                         const std::string& weight_version) {
   const Json meta = {{"id", spec.name.empty() ? std::to_string(a.last.id) : spec.name},

@@ -11,8 +11,8 @@ namespace switchyard::pooling {
 
 void HandleEmbeddings(Service& service, const http::Request& request,
                       const http::Responder& responder);
-// Also serves SGLang's native body of /classify: then "embedding" has the scores before the
-// activation.
+// Handles /encode, and also the native body of SGLang's /classify. For a classifier, "embedding"
+// has the scores before the activation.
 void HandleEncode(Service& service, const Json& body, const http::Responder& responder);
 
 // Shortens an embedding to `dimensions` elements (Matryoshka) and normalizes it.

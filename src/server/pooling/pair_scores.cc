@@ -26,7 +26,7 @@ PairScores::PairScores(const Service& service, const Fields& f, const char* firs
     throw InvalidField(second_key, "{} has {} texts, want {}, as many as {}", second_key, pairs_,
                        first_, first_key);
   if (config_.labels.size() > 1)
-    throw Invalid("this model has {} classes, so a pair has no single score: want POST /classify",
+    throw Invalid("this model has {} classes, so a pair has no single score: use POST /classify",
                   config_.labels.size());
   service.front.CheckCapacity(config_.classifies() ? pairs_ : first_ + pairs_);
   std::vector<std::vector<int32_t>> prompts;

@@ -9,9 +9,9 @@
 
 namespace switchyard::pooling {
 
-// The pairs of a request as prompts of a batch. Pair i has text i of `first`, or its only text, and
-// text i of `second`. With an embedding model, the batch has each text once; with a classifier, it
-// has one prompt for each pair.
+// The pairs of a request as prompts of a batch. Pair i consists of text i of `first`, or the only
+// text of `first`, and text i of `second`. With an embedding model, each text is one prompt. With a
+// classifier, each pair is one prompt.
 class PairScores {
  public:
   // Throws RequestError if the numbers of texts do not match, or if the model is a classifier with

@@ -199,7 +199,7 @@ TEST_F(EmbeddingsTest, ScoresAreCosines) {
               HasSubstr("text_2 has 1 texts, want 2"));
   EXPECT_THAT(server_.ErrorOf("/score", {{"text_1", "a"}}), HasSubstr("want text_1 and text_2"));
   EXPECT_THAT(server_.ErrorOf("/score", {{"query", "a"}, {"items", "b"}}),
-              HasSubstr("want text_1 and text_2"));
+              HasSubstr("use text_1 and text_2"));
 
   const Json rerank = {{"query", "a"}, {"documents", {"opposite", {{"text", "b"}}, "a"}}};
   const Json ranked = server_.Ask("/v1/rerank", rerank);
@@ -240,7 +240,7 @@ TEST_F(EmbeddingsTest, RequestsForTextAndClassesAreRefused) {
   EXPECT_THAT(server_.ErrorOf("/v1/messages", {{"messages", messages}, {"max_tokens", 1}}),
               HasSubstr(text));
   EXPECT_THAT(server_.ErrorOf("/generate", {{"text", "x"}}), HasSubstr(text));
-  EXPECT_THAT(server_.ErrorOf("/classify", {{"input", "x"}}), HasSubstr("no classes"));
+  EXPECT_THAT(server_.ErrorOf("/classify", {{"input", "x"}}), HasSubstr("not a classifier"));
 }
 
 TEST(ClassifyTest, ProbabilitiesAndLabels) {

@@ -13,7 +13,7 @@
 namespace switchyard::pooling {
 namespace {
 
-// A text or a list of ids, as SGLang's query and items.
+// Whether `value` is a list of token ids. SGLang's query and items may be texts or lists of ids.
 bool IsIds(const Json& value) {
   return value.is_array() && (value.empty() || value.front().is_number());
 }
@@ -51,7 +51,7 @@ std::vector<std::vector<int32_t>> ParseItems(const Service& service, const Field
   return prompts;
 }
 
-// Scores of one item: of the classes, or the log-probabilities of the labels.
+// The scores of one item: those of the classes, or the log-probabilities of the labels.
 std::vector<float> RawScores(const Accumulated& a) {
   if (!a.pooled.empty()) return a.pooled;
   std::vector<float> scores;
@@ -62,10 +62,9 @@ std::vector<float> RawScores(const Accumulated& a) {
 void ScoreItems(Service& service, const Fields& f, const http::Responder& responder) {
   const bool pooled = service.model.config.pooling.has_value();
   if (pooled && !service.model.config.pooling->classifies())
-    throw InvalidField(
-        "query",
-        "query and items need a model that generates text, or a classifier; for this "
-        "embedding model, want text_1 and text_2");
+    throw InvalidField("query",
+                       "query and items need a model that generates text, or a classifier; this "
+                       "model has embeddings: use text_1 and text_2");
   const std::vector<int32_t> labels =
       f.Has("label_token_ids") ? f.Ids("label_token_ids") : std::vector<int32_t>();
   if (!pooled && labels.empty())

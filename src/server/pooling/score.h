@@ -6,10 +6,10 @@
 
 namespace switchyard::pooling {
 
-// With `query` and `items`, SGLang's request. A model that generates text gives the probabilities
-// of the tokens `label_token_ids` after query and item; a classifier gives its classes' scores.
-// With other fields, vLLM's request for scores of pairs, to an embedding model or a classifier
-// (PairScores).
+// A body with `query` and `items` is SGLang's request. For a model that generates text, the scores
+// are the probabilities of the tokens `label_token_ids` after query and item. For a classifier,
+// they are the scores of its classes. A body with other fields is vLLM's request for scores of
+// pairs, which needs an embedding model or a classifier (PairScores).
 void HandleScore(Service& service, const http::Request& request, const http::Responder& responder);
 
 }  // namespace switchyard::pooling

@@ -9,7 +9,7 @@
 
 namespace switchyard::pooling {
 
-// Scales to length 1. A vector of zeros stays.
+// Scales `vector` to length 1. A vector of zeros is not changed.
 void Normalize(std::span<float> vector);
 void Softmax(std::span<float> scores);
 // Applies the activation of a classifier.
@@ -17,7 +17,8 @@ void Activate(const PoolingConfig& config, std::span<float> scores);
 // The cosine of the angle between two vectors of equal size; 0 if one of them is zero.
 float Cosine(std::span<const float> a, std::span<const float> b);
 
-// A JSON list with the shortest digits that give the same float32 values.
+// Converts `values` to a JSON list. Each number has the fewest digits that give the same float32
+// value.
 std::string JsonList(std::span<const float> values);
 
 }  // namespace switchyard::pooling

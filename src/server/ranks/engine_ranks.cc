@@ -15,8 +15,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long to wait, after a rank ends, for the root cause: an error message of the leader, or a
-// report of another node.
+// Time to wait for the root cause after a rank has ended. The cause is in an error message of the
+// leader, or in a report of another node.
 constexpr auto kCauseTime = 200ms;
 
 }  // namespace
@@ -107,7 +107,7 @@ void EngineRanks::Read() {
 
 void EngineRanks::Lost() {
   host_->EndEpoch();
-  Send({});  // an idle leader waits for a message
+  Send({});  // wakes an idle leader, which waits for a message
   RanksEnd end;
   {
     std::lock_guard lock(mutex_);
@@ -121,21 +121,22 @@ void EngineRanks::Lost() {
 
 void EngineRanks::Retire(const std::vector<int>& ranks, const std::string& why) {
   host_->Retire(ranks, why);
-  Send({});  // an idle leader waits for a message
+  Send({});  // wakes an idle leader, which waits for a message
 }
 
 RankHost::Ending EngineRanks::Reap(std::chrono::milliseconds timeout) {
   if (!host_->Kill(timeout))
     throw Error(ErrorKind::kPeer,
-                fmt::format("a rank that was killed has not ended after {:g} s: it may wait for a "
-                            "driver or a file system",
+                fmt::format("a rank that was killed has not ended after {:g} s: its process may be "
+                            "blocked in a driver or a file system",
                             std::chrono::duration<double>(timeout).count()));
   return host_->HowEnded();
 }
 
 void EngineRanks::ThrowExit(std::unique_lock<std::mutex>& lock, const std::string& how) {
   changed_.wait_for(lock, kCauseTime, [this] { return !failure_.empty(); });
-  // `how` may contain the message of failure_, followed by the weight files that have changed.
+  // `how` may already contain failure_, followed by the names of changed weight files. Then `how`
+  // is the better message.
   const bool repeated = failure_.empty() || how.find(failure_) != std::string::npos;
   throw Error(failure_is_invalid_ ? ErrorKind::kInvalid : ErrorKind::kPeer,
               repeated ? how : failure_);

@@ -28,8 +28,8 @@ class EngineRanks : public RankLink {
  public:
   struct Events {
     std::function<void(const EngineMessage&)> on_message;
-    // Called at most once, at the end of the reader thread. Only `why` and `time` of the argument
-    // are set.
+    // Called at most once, when the reader thread ends because a rank or node was lost. Only `why`
+    // and `time` of the argument are set.
     std::function<void(const RanksEnd&)> on_lost;
   };
   // Starts this node's ranks. The leader connects to the endpoint.
@@ -50,15 +50,16 @@ class EngineRanks : public RankLink {
   std::string Silent(std::chrono::duration<double> limit) const;
   // Begins a planned restart of `ranks` (RankHost::Retire). Then call Reap.
   void Retire(const std::vector<int>& ranks, const std::string& why);
-  // Kills the ranks that still run and waits for their end. Then returns how the first one ended.
-  // Error kPeer if one has not ended after the timeout.
+  // Kills the ranks that still run and waits for their end. Returns how the epoch ended. Throws
+  // kPeer if a rank has not ended after the timeout.
   RankHost::Ending Reap(std::chrono::milliseconds timeout);
   void ClearKept() { host_->ClearKept(); }  // RankHost::ClearKept
   // Kills ranks that still run, and joins the reader. After this call there are no more events, and
-  // messages to the ranks are without effect. Does not wait for the ends of the ranks.
+  // messages to the ranks have no effect. Does not wait until the rank processes have ended.
   void Close();
   void Discard() { host_->Discard(); }  // RankHost::Discard
-  // Sends a shutdown message to the ranks and waits for their end. False if some had to be killed.
+  // Sends a shutdown message to the ranks and waits for their end. Returns false if some ranks had
+  // to be killed.
   bool Shutdown(std::chrono::milliseconds timeout);
 
  private:
@@ -67,8 +68,8 @@ class EngineRanks : public RankLink {
   void OnExit(const std::string& how, bool cause);
   void Lost();
   bool WaitJoined();
-  // Throws the error of a rank that ended: the leader's error message if one arrives soon, else
-  // `how`.
+  // Throws the error of a rank that ended. The message is the leader's error message if it arrives
+  // soon, else `how`.
   [[noreturn]] void ThrowExit(std::unique_lock<std::mutex>& lock, const std::string& how);
 
   Events events_;
@@ -82,7 +83,7 @@ class EngineRanks : public RankLink {
   LoadProgress progress_;
   std::string failure_;              // the leader's error message; empty: none received
   bool failure_is_invalid_ = false;  // failure_ is an error of a checkpoint or a flag
-  std::string exit_;                 // how a rank or node ended; empty: none has
+  std::string exit_;                 // how the first rank or node ended; empty: all run
   bool exit_is_cause_ = false;
   std::chrono::steady_clock::time_point exit_time_;
   bool leaving_ = false;

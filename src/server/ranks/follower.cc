@@ -19,11 +19,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long to wait, after a rank or node ends, for a report of the root cause.
+// Time to wait for a report of the root cause after a rank or node has ended.
 constexpr auto kCauseTime = 300ms;
 
-// How the engine ended. Keeps the first report of a root cause; if there is none, the first report.
-// Thread-safe.
+// How the engine ended. Keeps the first report of a root cause, or the first report of any kind if
+// no root cause is reported. Thread-safe.
 class Outcome {
  public:
   void End() {
@@ -63,7 +63,7 @@ bool WaitForOutcome(const Outcome& outcome, const StopSignals& signals) {
     if (!signals.Wait(100ms)) continue;
     if (asked) return false;
     asked = true;
-    LOG_INFO("this node exits when node 0 does; send a second signal to end it now");
+    LOG_INFO("this node exits when node 0 exits; send a second signal to end it now");
   }
   const auto give_up = std::chrono::steady_clock::now() + kCauseTime;
   while (outcome.lost() && !outcome.cause_known() && std::chrono::steady_clock::now() < give_up)
@@ -95,7 +95,8 @@ EpochEnd RunEpoch(const ServerArgs& args, const Launch& launch, Membership& memb
   auto host = StartRanks(launch, membership, JobOf(membership, args.engine),
                          RestartOptions::Of(args, launch.rejoins), {},
                          WithChangedFiles(weights, report), {});
-  host->ExpectEnd();  // a clean exit happens only after a shutdown message
+  // Ranks exit cleanly only after a shutdown message, so a clean exit is no failure.
+  host->ExpectEnd();
   nodes.Watch({.on_lost = [&](const std::string& why, bool cause) { outcome.Lose(why, cause); },
                .on_end = [&] { outcome.End(); }});
   const bool waited = WaitForOutcome(outcome, signals);
@@ -113,7 +114,7 @@ EpochEnd RunEpoch(const ServerArgs& args, const Launch& launch, Membership& memb
   } else if (!host->WaitEnded(10s)) {
     LOG_WARNING("some ranks did not exit in time and were killed");
   }
-  host.reset();  // its threads use `nodes`, whose threads use `outcome`
+  host.reset();  // destroyed first: its threads use `nodes`, and threads of `nodes` use `outcome`
   membership.nodes.reset();
   return end;
 }
@@ -133,7 +134,7 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
   const RankJob job = JobOf(*membership, args.engine);
   if (launch.launched) InitLog(job.config.log_level, Mesh(job.config.mesh, launch.node).Title());
   if (!ConnectLaunchedRank(launch, *membership, job, find_signal)) return 128 + interrupted;
-  if (membership->mpi) {  // the MPI launcher ends all ranks if one is lost
+  if (membership->mpi) {  // no restarts: the MPI launcher ends all ranks if one is lost
     const auto& arena = membership->arena;
     // Without this watch, the ranks would wait forever if the process of rank 0 is stopped.
     const HeartbeatWatch watch(

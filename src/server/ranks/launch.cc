@@ -57,7 +57,7 @@ void CheckSecret(const ServerArgs& args, const Launch& launch) {
     throw Error(ErrorKind::kInvalid,
                 fmt::format("{}: ranks over MPI cannot be authenticated",
                             launch.secret.empty() ? "--require-dist-secret" : "--dist-secret-file"),
-                "pass --dist-init-addr HOST:PORT to connect ranks over TCP");
+                "set --dist-init-addr HOST:PORT to connect the ranks over TCP");
   }
   if (!args.require_dist_secret || !launch.secret.empty()) return;
   throw Error(ErrorKind::kInvalid,

@@ -20,7 +20,7 @@ struct Launch {
   std::optional<LaunchedRank> launched;  // set if a launcher started this node as one rank
   std::optional<HostPort> address;       // TCP address of node 0; absent: MPI, or a single node
   std::string secret;  // content of --dist-secret-file; empty: nodes are not authenticated
-  // After the end of a rank or node, the other nodes join again (--enable-elastic-ep).
+  // Whether the nodes join again after a rank or node has ended (--enable-elastic-ep).
   bool rejoins = false;
 
   bool alone() const { return nodes == 1; }

@@ -109,7 +109,8 @@ TEST_F(LaunchSecretTest, IsRequiredOfSeveralNodesOnly) {
   ServerArgs args = ArgsOf(4);
   args.require_dist_secret = true;
   EXPECT_EQ(RefusalOf(args), "accepted");
-  EXPECT_EQ(RefusalOf(ArgsOf(8, 2, 1, "10.0.0.1:5000")), "accepted");  // with a warning
+  // Accepted, but logs a warning.
+  EXPECT_EQ(RefusalOf(ArgsOf(8, 2, 1, "10.0.0.1:5000")), "accepted");
 }
 
 TEST_F(LaunchSecretTest, IsRefusedOverMpi) {

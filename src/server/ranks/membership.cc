@@ -20,8 +20,8 @@ std::chrono::milliseconds TimeoutOf(const EngineConfig& config) {
   return Milliseconds(config.dist_timeout_seconds);
 }
 
-// How long a node waits for node 0 after a restart begins. The ranks of node 0 may take 30 s to
-// end.
+// Time for which a node waits for node 0 after a restart begins. The ranks of node 0 may take 30 s
+// to end.
 constexpr std::chrono::seconds kRejoinTime{60};
 
 NodeGroup::Options GroupOptions(const Launch& launch, const EngineConfig& config,
@@ -40,7 +40,8 @@ NodeGroup::Options GroupOptions(const Launch& launch, const EngineConfig& config
           .give_up = [&find_signal] { return find_signal() != 0; }};
 }
 
-// Rank 0's reply to the statements of all ranks: the job, or a refusal with its reason.
+// Computes the reply of rank 0 to the statements of all ranks: the job, or a refusal with the
+// reason.
 std::string DecideJob(const std::vector<std::string>& statements, const std::string& job) {
   const Statement node0 = DecodeStatement(statements[0]);
   try {
@@ -53,7 +54,7 @@ std::string DecideJob(const std::vector<std::string>& statements, const std::str
   return EncodeJob(job);
 }
 
-// Ends the process. Called from a thread other than the one in MPI_Init.
+// Ends the process. Called from another thread, because MPI_Init cannot be interrupted.
 [[noreturn]] void AbandonStart(const std::string& why, int signal) {
   if (why.empty()) {
     LOG_WARNING("the start was interrupted by signal {} in MPI_Init", signal);
@@ -80,7 +81,8 @@ std::optional<Membership> MeetOverMpi(const Launch& launch, const EngineConfig& 
   return membership;
 }
 
-// Logs one warning on each node started by hand, and one for all ranks of a launcher.
+// Logs the warning once on each node that was started with --nnodes. With a launcher, only rank 0
+// logs it.
 void WarnWithoutSecret(const Launch& launch) {
   if (!launch.secret.empty() || (launch.launched && launch.node > 0)) return;
   LOG_WARNING(
@@ -143,7 +145,7 @@ std::optional<Membership> Rejoin(const Launch& launch, const EngineConfig& confi
       return JoinNodes(
           GroupOptions(launch, config, find_signal, std::max(left, std::chrono::milliseconds(1))));
     } catch (const Error& error) {
-      // Another node has left before all had joined, or node 0 has: it may come back.
+      // A node left before all nodes had joined. It may join again, so try until the deadline.
       if (error.kind() != ErrorKind::kPeer || Clock::now() >= until) throw;
       LOG_WARNING("{}", error.what());
     }
@@ -176,8 +178,8 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
     return std::make_unique<EpochHost>(membership.ranks);
   }
   // If a rank ends, the other CPU ranks of a single node keep their weights for the next epoch.
-  // Ranks on GPUs, and ranks with --enable-eplb, are killed immediately. With several nodes, the
-  // ranks of all of them start again.
+  // Ranks on GPUs, and ranks with --enable-eplb, are killed immediately and load again. With
+  // several nodes, the ranks of all nodes are started again.
   const bool keeps_weights =
       restart.restarts && launch.alone() && !job.plan.cuda && !job.config.eplb.enable;
   RankProcesses::Options options{

@@ -19,13 +19,15 @@ namespace switchyard {
 struct Membership {
   std::unique_ptr<MpiSession> mpi;
   std::unique_ptr<NodeGroup> nodes;
-  std::optional<NodeNetwork> network;  // taken from `nodes`; moved to the ranks at their start
+  // Network of the ranks, from `nodes`; moved to the ranks at their start.
+  std::optional<NodeNetwork> network;
   std::string job;                     // input of DecodeRankSpec
   std::shared_ptr<SharedArena> arena;  // arena of a launched rank, until that rank is started
   std::shared_ptr<ProcessHost> ranks;  // kept between epochs, once the ranks are started
 };
 
-// Restarts of ranks after one of them has ended. `stall_timeout`: see RankProcesses::Options.
+// Whether and how ranks are restarted after one of them has ended. `stall_timeout`: see
+// RankProcesses::Options.
 struct RestartOptions {
   bool restarts = false;
   std::chrono::milliseconds stall_timeout{0};
@@ -33,27 +35,26 @@ struct RestartOptions {
   static RestartOptions Of(const ServerArgs& args, bool restarts);
 };
 
-// Polled during waits for other nodes. Returns the signal that ends a wait, or 0. After the first
-// signal it never returns 0.
+// Polled while the process waits for other nodes. Returns the signal that was received, which ends
+// the wait, or 0. After the first signal it never returns 0.
 using FindSignal = std::function<int()>;
 
-// Lead, on node 0: waits for the other nodes, compares their EngineStatement with its own, and
-// sends them the job. `restart`: NodeGroup::Options::restart. Join, on other nodes: receives the
-// job. Both return no value if there is a signal. Errors: see NodeGroup and MpiSession. MPI_Init
-// cannot be interrupted: during it, a signal or the deadline ends the process with the exit code of
-// RunServe.
+// Call Lead on node 0: it waits for the other nodes, compares their EngineStatement with that of
+// node 0, and sends them the job. `restart`: NodeGroup::Options::restart. Call Join on the other
+// nodes: it receives the job. Both return nullopt if a signal arrives. Errors: see NodeGroup and
+// MpiSession. MPI_Init cannot be interrupted: during it, a signal or the deadline ends the process
+// with the exit code of RunServe.
 std::optional<Membership> Lead(const Launch& launch, const EngineConfig& config,
                                const EnginePlan& plan, const FindSignal& find_signal,
                                bool restart = false);
 std::optional<Membership> Join(const Launch& launch, const EngineConfig& config,
                                const FindSignal& find_signal);
 // Join after the end of a rank or node, if Launch::rejoins. Waits up to a minute for node 0. The
-// connections have new keys, so nothing that ranks of the last epoch send can arrive.
+// connections have new keys, so messages from ranks of the last epoch are rejected.
 std::optional<Membership> Rejoin(const Launch& launch, const EngineConfig& config,
                                  const FindSignal& find_signal);
-// Connects a rank that a launcher started as a process to all other ranks. Does nothing if no
-// launcher started this node as a rank. Returns false if there is a signal. Error kTimeout names
-// the missing ranks.
+// If a launcher started this process as a rank, connects it to all other ranks; otherwise does
+// nothing. Returns false if a signal arrives. Error kTimeout names the missing ranks.
 bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const RankJob& job,
                          const FindSignal& find_signal);
 

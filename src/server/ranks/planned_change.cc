@@ -1,4 +1,4 @@
-// Supervisor's planned changes: restarts of ranks, and other layouts.
+// The planned changes of Supervisor: restarts of ranks, and changes of the layout.
 #include "server/ranks/planned_change.h"
 
 #include <chrono>
@@ -42,7 +42,8 @@ bool Supervisor::Draining() const {
 }
 
 void Supervisor::EndChange(const ChangeOutcome& outcome) {
-  std::optional<Pending> ended;  // destroyed without the lock: the layout's processes may take long
+  // Destroyed after the lock is released, because the layout's processes may take long to end.
+  std::optional<Pending> ended;
   {
     const std::lock_guard lock(mutex_);
     ended.swap(pending_);
@@ -50,7 +51,7 @@ void Supervisor::EndChange(const ChangeOutcome& outcome) {
   if (ended) ended->done(outcome);
 }
 
-// Only this thread removes pending_, so the reference stays valid.
+// Makes the pending change. Only this thread removes pending_, so the reference below stays valid.
 bool Supervisor::Change() {
   const PlannedChange& change = pending_->change;
   const auto start = Clock::now();
@@ -71,7 +72,7 @@ bool Supervisor::Change() {
     serving = RestartSome(ranks, fmt::format("planned restart of rank {}", Joined(ranks, ", ")),
                           &outcome);
   }
-  if (!serving || stopping_) return serving && !stopping_;  // Run ends the change
+  if (!serving || stopping_) return serving && !stopping_;  // Supervisor::Run then ends the change
   WaitForDiscarded();
   outcome.seconds = SecondsSince(start);
   if (outcome.error.empty()) {
@@ -85,8 +86,8 @@ bool Supervisor::Change() {
   return true;
 }
 
-// A request after this one needs the memory of discarded ranks. So their end is part of the change,
-// unless it takes long or a present rank ends.
+// Waits until discarded ranks have ended, because the next change needs their memory. Stops waiting
+// after kMost, or if a present rank ends.
 void Supervisor::WaitForDiscarded() {
   constexpr std::chrono::seconds kMost{10};
   constexpr std::chrono::milliseconds kPoll{5};
@@ -99,7 +100,7 @@ void Supervisor::WaitForDiscarded() {
   }
 }
 
-// Between two restarts, streams continue: waits until the ranks have sent an output.
+// Waits until the ranks have sent an output, so that streams make progress between two restarts.
 void Supervisor::WaitForOutput() {
   constexpr std::chrono::seconds kMost{10};
   constexpr std::chrono::milliseconds kPoll{5};
@@ -112,13 +113,13 @@ void Supervisor::WaitForOutput() {
   }
 }
 
-// Until Close, the reader of the ranks delivers messages to the front, so the front pauses after
-// it.
+// The reader of the ranks delivers messages to the front until Close. So the front is paused only
+// after Close.
 bool Supervisor::RestartSome(const std::vector<int>& ranks, const std::string& why,
                              ChangeOutcome* outcome) {
   const auto start = Clock::now();
   RanksEnd end{.why = why, .time = start};
-  bool killed = false;  // another rank, meanwhile, from outside
+  bool killed = false;  // a signal killed another rank during the restart
   try {
     ranks_->Retire(ranks, why);
     killed = Reap(&end).by_signal;
@@ -140,8 +141,8 @@ bool Supervisor::RestartSome(const std::vector<int>& ranks, const std::string& w
   return true;
 }
 
-// Returns null, with the reason in `outcome`, if the new ranks do not load, or if a present one
-// ends meanwhile.
+// Loads the new ranks while the present ranks serve. Returns null, with the reason in `outcome`, if
+// the new ranks fail to load or a present rank ends before they have loaded.
 std::unique_ptr<EngineRanks> Supervisor::LoadBeside(const PlannedChange& change, uint64_t* number,
                                                     ChangeOutcome* outcome) {
   const auto start = Clock::now();
@@ -149,7 +150,8 @@ std::unique_ptr<EngineRanks> Supervisor::LoadBeside(const PlannedChange& change,
     const std::lock_guard lock(mutex_);
     interrupted_ = stopping_ || draining_ || ends_.contains(present_);
   }
-  // Only during this wait: `give_up` of the ranks is the same in all their epochs.
+  // Sets beside_ during this wait only. The ranks keep the same `give_up`, which reads beside_, in
+  // all their epochs.
   struct Beside {
     explicit Beside(std::atomic<bool>& flag) : flag(flag) { flag = true; }
     ~Beside() { flag = false; }
@@ -207,7 +209,7 @@ bool Supervisor::SwitchLayout(const PlannedChange& change, ChangeOutcome* outcom
   try {
     const std::optional<RanksEnd> end = StartAgain();
     if (stopping_) {
-      Drop();  // they may still load
+      Drop();  // ends ranks that may still load
       return false;
     }
     if (!end) {

@@ -10,22 +10,24 @@
 
 namespace switchyard {
 
-// Either other ranks, or a restart of some of the present ones. Plain value.
+// Either new ranks in another layout, or a restart of some of the present ranks. Plain value.
 struct PlannedChange {
   std::string what;  // for log and errors: "the restart of rank 1"
-  // Ranks to restart: one pause for each list, one list after another.
+  // Ranks to restart. The ranks of one list restart together in one pause; the lists are processed
+  // in order.
   std::vector<std::vector<int>> rounds;
-  std::shared_ptr<RankLayout> layout;  // of the other ranks; null: a restart
-  // The other ranks load while the present ones serve, which needs memory for both. Otherwise the
-  // present ones end first.
+  std::shared_ptr<RankLayout> layout;  // of the new ranks; null: a restart
+  // True: the new ranks load while the present ranks serve, which needs memory for both. False: the
+  // present ranks end first.
   bool beside = false;
 };
 
 struct ChangeOutcome {
-  std::string error;  // empty: done. Otherwise the ranks serve as before, or the server ends
+  // Empty on success. After an error, the previous layout serves again, or the server ends.
+  std::string error;
   ErrorKind kind = ErrorKind::kPeer;
-  std::vector<double> pauses;  // seconds without ranks
-  double seconds = 0;          // of the whole change
+  std::vector<double> pauses;  // each: seconds without serving ranks
+  double seconds = 0;          // duration of the whole change
 };
 
 }  // namespace switchyard

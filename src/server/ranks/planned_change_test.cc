@@ -70,7 +70,7 @@ TEST_F(PlannedChangeTest, AnotherLayoutLoadsBesideThePresentRanks) {
   ASSERT_TRUE(Begin({.layout = layout, .beside = true}));
   EXPECT_FALSE(Begin({.rounds = {{0}}}));
   Host(2);
-  Host(1).Send(Token(id, 12));  // these still serve
+  Host(1).Send(Token(id, 12));  // the present ranks still serve
   WaitForTokens(2);
   EXPECT_EQ(front.history().paused_for, 0);
   Continue(2, {11, 12});
@@ -162,7 +162,8 @@ TEST_F(PlannedChangeTest, ARankThatFailsDuringAPlannedRestartIsADeath) {
   Host(2).Send(RankReady{});
   const auto messages = Host(2).Receive();
   ASSERT_EQ(messages.size(), 1u);
-  EXPECT_LT(std::get<EngineRequest>(messages[0]).sampling.max_new_tokens, 30);  // runs alone first
+  // A suspect runs alone first.
+  EXPECT_LT(std::get<EngineRequest>(messages[0]).sampling.max_new_tokens, 30);
   EXPECT_THAT(Outcome().error, IsEmpty());
   EXPECT_EQ(front.history().deaths, 1);
 }

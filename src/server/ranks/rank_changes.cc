@@ -47,14 +47,16 @@ std::string Ranges(const std::vector<int>& numbers) {
   return Joined(parts, ", ");
 }
 
-// Memory of all ranks by plan. Mapped weights need none for a second layout.
+// Planned memory of all ranks in bytes, without mapped weights, because two layouts share the pages
+// of those.
 size_t OwnBytes(const EngineConfig& config, const EnginePlan& plan) {
   const size_t weights = CopiesWeights(config, plan) ? plan.weight_bytes_per_rank : 0;
   return (weights + plan.kv_bytes_per_rank + plan.symmetric_bytes_per_rank) *
          static_cast<size_t>(config.mesh.tp);
 }
 
-// Whether the request replaces ranks of the present layout by as many others.
+// Whether the request keeps the present layout: it restarts ranks, or removes and adds the same
+// number of ranks.
 bool KeepsLayout(const ScaleRequest& request) {
   return request.restarts() || (!request.sizes() && std::ssize(request.leave) == request.come);
 }
@@ -91,12 +93,13 @@ EnginePlan RankChanges::PlanOf(const Machine& machine, const MeshShape& mesh) co
     throw Invalid("{} ranks: want 1 to {}", mesh.tp, kMaxRanksPerArena);
   const EngineConfig config = ConfigOf(mesh);
   EnginePlan plan = MakePlanOn(machine, options_.plan.model, config, mesh.tp);
-  // The front accepts requests of this length, and continues them in any layout.
+  // Maximum tokens of a request that the front has accepted. Such a request must also fit in the
+  // cache of the new layout.
   const int64_t longest = std::min(plan.context_length, options_.plan.num_pages * config.page_size);
   if (plan.num_pages * config.page_size < longest)
     throw Invalid(
-        "the cache of an attention group would have {} tokens, and requests may have {}: start the "
-        "server with a smaller --context-length or --max-total-tokens",
+        "the cache of an attention group would have {} tokens, but a request may have {}: start "
+        "the server with a smaller --context-length or --max-total-tokens",
         plan.num_pages * config.page_size, longest);
   return plan;
 }
@@ -111,7 +114,7 @@ const std::string& RankChanges::ValidWorlds(const Present& present) {
     try {
       PlanOf(options_.machine, ScaledShape({.tp = tp}, present.mesh, present.base));
       valid.push_back(tp);
-    } catch (const Error&) {  // not a valid layout
+    } catch (const Error&) {  // no valid layout has `tp` ranks
     }
   }
   return worlds_.emplace(Worlds{present, Ranges(valid)}).text;
@@ -128,8 +131,8 @@ std::optional<EnginePlan> RankChanges::CheckedPlan(const ScaleRequest& request,
   }
 }
 
-// Whether the machine has memory for ranks of the new layout beside the present ones.
-// --mem-fraction-static limits the memory of both together.
+// Whether the memory suffices for ranks of the new layout and the present ranks at the same time.
+// --mem-fraction-static limits the sum of both.
 bool RankChanges::FitsBeside(const EnginePlan& plan, const MeshShape& next,
                              const Present& present) const {
   Machine machine = ThisMachine(ConfigOf(next), next.tp);
@@ -162,10 +165,12 @@ void RankChanges::End(const ChangeOutcome& outcome, const std::optional<EnginePl
 
 PlannedChange RankChanges::RestartOf(const ScaleRequest& request, ScaleResult* result) const {
   if (request.beside)
-    throw ParameterError("load_beside", "is for another number of ranks, not for a restart");
+    throw ParameterError("load_beside",
+                         "applies to changes of the number of ranks, not to a restart");
   PlannedChange change;
   std::vector<int> ranks = request.restarts() ? request.restart : request.leave;
-  // Without epochs, the end of one rank ends them all.
+  // Ranks on GPUs, and ranks with EPLB, cannot begin another epoch. So all ranks end if one of them
+  // ends.
   const bool all_end = options_.plan.cuda || options_.config.eplb.enable;
   if (request.restart_all || all_end) ranks = AllRanks(result->before.tp);
   if (request.restarts() && !all_end) {
@@ -218,7 +223,7 @@ bool RankChanges::Scale(const ScaleRequest& request, std::function<void(const Sc
   if (KeepsLayout(request)) {
     change = RestartOf(request, &result);
   } else if (options_.plan.cuda) {
-    throw Invalid("on GPUs the number of ranks cannot change; want restart");
+    throw Invalid("on GPUs the number of ranks cannot change; only restart is supported");
   } else {
     plan = CheckedPlan(request, present, &result.after);
     if (!plan) {
@@ -229,16 +234,20 @@ bool RankChanges::Scale(const ScaleRequest& request, std::function<void(const Sc
     change = SwitchTo(request, *plan, present, &result);
   }
   const MeshShape next = result.after;
-  const std::lock_guard lock(mutex_);  // so that End publishes after this function
+  // End takes the lock too, so it publishes its result after this function.
+  const std::lock_guard lock(mutex_);
   const bool begun = supervisor_->Begin(
       std::move(change), [this, plan = std::move(plan), result = std::move(result),
                           done = std::move(done)](const ChangeOutcome& outcome) mutable {
         End(outcome, plan, &result);
         done(result);
       });
-  if (!begun) throw Error(ErrorKind::kUnavailable, "the server does not restart its ranks now");
+  if (!begun)
+    throw Error(ErrorKind::kUnavailable,
+                "the server cannot restart its ranks now: it is shutting down, or another change "
+                "is in progress");
   state_ = {.running = true, .present = now, .pending = next};
-  checks.unlock();  // first, so that a request after the end of the change is not refused
+  checks.unlock();  // before mutex_, so that a request right after the change is not refused
   return true;
 }
 

@@ -1,4 +1,4 @@
-// Planned changes of the ranks of `serve`: checks a request, and gives it to the supervisor.
+// Planned changes of the ranks of `serve`. Checks a request and passes it to the supervisor.
 #pragma once
 
 #include <cstddef>
@@ -19,10 +19,11 @@ namespace switchyard {
 class RankChanges : public ElasticRanks {
  public:
   struct Options {
-    std::string refusal;  // why the ranks cannot be changed; empty: they can
-    EngineConfig config;  // of the start of the server; a change replaces its mesh only
-    EnginePlan plan;      // of the start of the server
-    // This machine before the ranks started. Layouts that replace each other have the same memory.
+    std::string refusal;  // reason why the ranks cannot be changed; empty: changes are possible
+    EngineConfig config;  // as at the start of the server; a change replaces only its mesh
+    EnginePlan plan;      // as at the start of the server
+    // The state of this machine before the ranks started. Each layout is planned for this memory,
+    // because the previous layout frees its memory.
     Machine machine;
   };
   RankChanges(Options options, const ServedRanks& served);
@@ -34,7 +35,8 @@ class RankChanges : public ElasticRanks {
 
  private:
   EngineConfig ConfigOf(const MeshShape& mesh) const;
-  // The layout when a request is checked. It stays until the supervisor begins the change.
+  // The layout at the time when a request is checked. It cannot change before the supervisor begins
+  // the requested change.
   struct Present {
     MeshShape mesh, base;
     size_t bytes = 0;
@@ -56,8 +58,9 @@ class RankChanges : public ElasticRanks {
   const ServedRanks& served_;
   Supervisor* supervisor_ = nullptr;
 
-  // One request is checked at a time. Taken before mutex_. Held during access to files and for many
-  // plans, so sizes() and state() do not take it.
+  // Held while a request is checked, so that one request is checked at a time. The check reads
+  // files and computes many plans, so sizes() and state() do not take this lock. Lock order: before
+  // mutex_.
   std::mutex change_mutex_;
   struct Worlds {
     Present of;
@@ -67,8 +70,8 @@ class RankChanges : public ElasticRanks {
 
   mutable std::mutex mutex_;  // guards the members below
   LayoutSizes sizes_;
-  size_t bytes_ = 0;  // memory that the present ranks have by plan, without mapped weights
-  MeshShape base_;    // the last layout with several ranks, for ScaledShape
+  size_t bytes_ = 0;  // planned memory of the present ranks, without mapped weights
+  MeshShape base_;    // the last layout that had several ranks; input of ScaledShape
   ScaleState state_;
 };
 

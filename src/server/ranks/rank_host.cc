@@ -18,11 +18,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long a silent rank may take to exit after its arena is aborted.
+// Maximum time in which a silent rank must exit after its arena is aborted.
 constexpr auto kEndTime = 5s;
-// How long a rank may take to end its epoch after an abort. It checks for an abort in each layer.
+// Maximum time in which a rank must end its epoch after an abort. A rank checks for an abort in
+// each layer.
 constexpr auto kSettleTime = 2s;
-// How long killed processes may take to end. They may have much memory to release.
+// Maximum time in which killed processes must end. It is long because they may have much memory to
+// release.
 constexpr auto kKillTime = 30s;
 
 std::vector<int> RanksOfOtherNodes(const RankProcesses::Options& options) {
@@ -48,7 +50,8 @@ std::vector<int> RanksWatchedFrom(int first, int count, int world) {
 RankLoopIo LeaderIo(const std::string& endpoint) {
   const auto socket = std::make_shared<ControlSocket>(ControlSocket::Connect(endpoint));
   RankLoopIo io;
-  // Returns all messages that have arrived, because the next call comes only after an engine step.
+  // Returns all messages that have arrived, because the next call follows only after an engine
+  // step.
   io.receive = [socket](std::chrono::milliseconds timeout) {
     std::vector<ControlMessage> all;
     for (auto bytes = socket->Receive(timeout); bytes;
@@ -60,7 +63,7 @@ RankLoopIo LeaderIo(const std::string& endpoint) {
   };
   io.send = [socket](const EngineMessage& message) { socket->Send(EncodeMessage(message)); };
   io.reconnect = [socket](const std::string& next) {
-    socket->DiscardUnsent();  // its peer is gone
+    socket->DiscardUnsent();  // the front has closed its end
     return LeaderIo(next);
   };
   return io;
@@ -78,8 +81,8 @@ ProcessHost::ProcessHost(const std::shared_ptr<SharedArena>& arena, RankProcesse
           const std::lock_guard lock(mutex_);
           exits_.push_back(e);
         }
-        // A killed rank is the root cause, even if another rank detected its death first and set
-        // e.reason.
+        // A kill by a signal is the root cause, even if another rank detected this rank's death
+        // first and set e.reason.
         const bool killed = e.signal != 0;
         Report(killed || e.reason.empty() ? e.Describe() : e.reason,
                killed || (alone_ && !e.reason.empty()));
@@ -115,7 +118,7 @@ void ProcessHost::BeginEpoch(const std::string& endpoint, OnExit on_exit) {
 
 ProcessHost::~ProcessHost() {
   if (processes_.Kill(kKillTime)) return;
-  if (discarded_) {  // the destructor of processes_ waits for them
+  if (discarded_) {  // no exit: the destructor of processes_ waits until they have ended
     LOG_ERROR("discarded ranks were killed but have not ended after {} s: pid {}",
               std::chrono::seconds(kKillTime).count(), Joined(processes_.Running(), ", "));
     return;
@@ -125,9 +128,10 @@ ProcessHost::~ProcessHost() {
   _exit(1);
 }
 
-// A rank may end by itself because another one was killed: then the kill is the cause. If one ended
-// by a fault signal, exits of others are consequences. With several nodes, an exit may be the
-// consequence of a rank of another node, whose work is not known here.
+// Finds the ranks that caused the end. If a rank was killed, the kill is the cause, and ranks that
+// ended by themselves are consequences. If a rank ended by a fault signal, exits of other ranks are
+// consequences. With several nodes, an exit may be the consequence of a failure on another node,
+// whose batch is unknown here.
 RankHost::Ending ProcessHost::HowEnded() const {
   Ending ending{.batch = std::vector<uint64_t>()};
   {
@@ -186,8 +190,8 @@ ThreadHost::~ThreadHost() {
   thread_.join();
 }
 
-// After an abort, the silence of another rank is a consequence of the abort. But if this process's
-// own rank is silent, it hangs during its end.
+// After an abort, silence of another rank is a consequence of the abort, so it is ignored. But if
+// the rank of this process is silent, it hangs while it ends.
 void ThreadHost::OnSilent(const RankSilence& silence) {
   const bool own = silence.rank == rank_;
   std::string why = silence.Reason();

@@ -24,11 +24,11 @@ RankLoopIo LeaderIo(const std::string& endpoint);
 
 class RankHost {
  public:
-  // Reports the unexpected end of a rank, on a thread of the host. `cause`: whether `how` describes
-  // the first failure of the engine, and not a consequence of it on another rank.
+  // Reports the unexpected end of a rank, on a thread of the host. `cause`: true if `how` describes
+  // the root cause, false if it may be a consequence of the failure of another rank.
   using OnExit = std::function<void(const std::string& how, bool cause)>;
 
-  // What the ranks did when the first of them ended.
+  // How the ranks ended, and what they computed at that time.
   struct Ending {
     std::vector<int> failed;                     // RanksEnd::failed
     bool by_signal = false;                      // a rank was killed by a signal
@@ -36,7 +36,7 @@ class RankHost {
   };
 
   virtual ~RankHost() = default;  // ends ranks that still run
-  virtual bool WaitJoined() = 0;  // false if cancelled
+  virtual bool WaitJoined() = 0;  // waits until all ranks have joined; false if cancelled
   // The rank with the oldest heartbeat among those whose heartbeats this node receives. Node 0
   // receives heartbeats of all ranks. The other nodes receive heartbeats of their own ranks and of
   // rank 0.
@@ -49,24 +49,27 @@ class RankHost {
   // Called after a rank has ended. Kills the other ranks. EpochHost overrides it to do nothing,
   // because its ranks may continue in the next epoch.
   virtual void EndEpoch() { KillAll(); }
-  // Begins a planned restart of `ranks`; their ends are not reported. Without epochs, the other
-  // ranks end too. Then call Kill.
+  // Begins a planned restart of `ranks`, whose ends are not reported. If the host has no epochs,
+  // the other ranks end too. Call Kill afterwards.
   virtual void Retire(const std::vector<int>& /*ranks*/, const std::string& /*why*/) { KillAll(); }
-  // Kills ranks that still run and waits for their end. False if one has not ended by the timeout.
+  // Kills ranks that still run and waits for their end. Returns false if a rank has not ended by
+  // the timeout.
   virtual bool Kill(std::chrono::milliseconds timeout) {
     KillAll();
     WaitEnded(timeout);
     return true;
   }
   virtual Ending HowEnded() const { return {}; }
-  // After Kill: clears the memory that ranks keep besides their weights (SharedArena::Kept).
+  // Call after Kill. Clears the memory that ranks keep for the next epoch in addition to their
+  // weights (SharedArena::Kept).
   virtual void ClearKept() {}
-  // The server continues without these ranks. So if one cannot be killed, the destructor waits.
+  // Marks the ranks as discarded: the server continues without them. So if a killed rank does not
+  // end, the destructor waits for it and does not end the process.
   virtual void Discard() {}
 };
 
-// Ranks as child processes. If one cannot be killed, the destructor ends this process without it,
-// unless the ranks are discarded.
+// Ranks as child processes. If a killed rank does not end, the destructor ends this process without
+// it, unless the ranks are discarded.
 class ProcessHost : public RankHost {
  public:
   ProcessHost(const std::shared_ptr<SharedArena>& arena, RankProcesses::Options options,
@@ -83,9 +86,9 @@ class ProcessHost : public RankHost {
   bool Kill(std::chrono::milliseconds timeout) override { return processes_.Kill(timeout); }
   Ending HowEnded() const override;
 
-  // With RankProcesses::Options::epochs. RetireSome: RankProcesses::Retire. Settle:
-  // RankProcesses::Settle. BeginEpoch starts the ranks that have ended; the others continue with
-  // their weights. Detach: no exit is reported until then.
+  // Members for RankProcesses::Options::epochs. RetireSome calls RankProcesses::Retire, and Settle
+  // calls RankProcesses::Settle. Detach stops the reports of exits until BeginEpoch. BeginEpoch
+  // starts the ranks that have ended; the others continue with their weights.
   void RetireSome(const std::vector<int>& ranks, const std::string& why) {
     processes_.Retire(ranks, why);
   }
@@ -102,15 +105,16 @@ class ProcessHost : public RankHost {
   std::mutex report_mutex_;
   OnExit on_exit_;  // guarded by report_mutex_
   mutable std::mutex mutex_;
-  std::vector<RankExit> exits_;  // unexpected ones; guarded by mutex_
+  std::vector<RankExit> exits_;  // unexpected exits; guarded by mutex_
   std::atomic<bool> discarded_{false};
 
-  const bool alone_;       // no other nodes, so the first known reason is the cause
+  const bool alone_;       // single node, so the first known reason is the root cause
   HeartbeatWatch others_;  // ranks of other nodes
   RankProcesses processes_;
 };
 
-// The ranks of a ProcessHost for one epoch. After Kill, those that wait for the next epoch stay.
+// The ranks of a ProcessHost for one epoch. Kill keeps the processes of ranks that wait for the
+// next epoch.
 class EpochHost : public RankHost {
  public:
   explicit EpochHost(std::shared_ptr<ProcessHost> ranks) : ranks_(std::move(ranks)) {}
@@ -140,7 +144,7 @@ class EpochHost : public RankHost {
   std::atomic<bool> settled_{false};
 };
 
-// Runs one rank on a thread of this process, for a process that a launcher started as that rank.
+// Runs one rank on a thread of this process. Used if a launcher started this process as that rank.
 // The arena and the connections to the other ranks are destroyed when the thread ends. If the rank
 // is silent for --watchdog-timeout and does not end after that, the destructor ends the process,
 // since a thread cannot be killed.
@@ -176,10 +180,10 @@ class ThreadHost : public RankHost {
   bool hung_ = false;  // the rank was silent for --watchdog-timeout
 
   HeartbeatWatch watch_;
-  std::thread thread_;  // last: uses the members above
+  std::thread thread_;  // declared last, because the thread uses the members above
 };
 
-// The ranks of other nodes whose heartbeats reach the node with the ranks [first, first + count).
+// The ranks of other nodes whose heartbeats the node with ranks [first, first + count) receives.
 std::vector<int> RanksWatchedFrom(int first, int count, int world);
 
 }  // namespace switchyard

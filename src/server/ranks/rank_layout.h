@@ -1,4 +1,4 @@
-// A layout of the ranks: what starts the ranks of each of its epochs.
+// A layout of the ranks. It starts the ranks of each epoch that runs in this layout.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,8 @@ namespace switchyard {
 class RankLayout {
  public:
   virtual ~RankLayout() = default;
-  // Starts the ranks of the next epoch. Polls `give_up` while it waits; null if that returned true.
-  // An Error is final.
+  // Starts the ranks of the next epoch. Polls `give_up` while it waits, and returns null if
+  // `give_up` returned true. If it throws an Error, the layout is not started again.
   virtual std::unique_ptr<EngineRanks> Start(EngineRanks::Events events,
                                              std::function<bool()> give_up) = 0;
   // Ends the processes that wait for the next epoch, and frees their memory. Call after the

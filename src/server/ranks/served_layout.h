@@ -13,7 +13,7 @@
 
 namespace switchyard {
 
-// What all layouts of a server share. Outlives them.
+// Data that all layouts of a server share. Outlives the layouts.
 struct ServedRanks {
   const Launch& launch;
   const std::vector<FileStamp>& weights;  // as at the start of the server
@@ -24,8 +24,8 @@ struct ServedRanks {
 
 class ServedLayout : public RankLayout {
  public:
-  // `membership`: of the first epoch. `checks`: the weights may have changed since the start of the
-  // server, so the first epoch checks them too.
+  // `membership`: the one of the first epoch. `checks`: also check before the first epoch whether
+  // the weights have changed, because the layout starts later than the server.
   ServedLayout(const ServedRanks& served, RankJob job, Membership membership, bool checks);
 
   // Error kResource if the weights have changed since the start of the server.
@@ -39,7 +39,7 @@ class ServedLayout : public RankLayout {
   const ServedRanks& served_;
   const RankJob job_;
   Membership membership_;
-  bool restarts_;  // the next epoch is not the first one since the start of the server
+  bool restarts_;  // the next epoch is a restart, so Start checks the weights
 };
 
 }  // namespace switchyard

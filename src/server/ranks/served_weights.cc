@@ -31,7 +31,7 @@ class ProgressLog {
   }
 
  private:
-  int logged_ = 0;  // tenths
+  int logged_ = 0;  // last logged tenth of the bytes
 };
 
 }  // namespace
@@ -44,8 +44,8 @@ std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
     throw Invalid("--verify-weights {}: --load-format dummy has no weights to verify",
                   args.verify_weights);
   }
-  // Reads the configuration before the verification, which may take minutes, so that its errors
-  // appear first.
+  // Reads the configuration first, so that errors in it are reported before the verification, which
+  // may take minutes.
   const ModelConfig config = ReadModelConfig(args.engine);
   std::vector<FileStamp> files = WeightFiles(dir);
   if (!args.verify_weights.empty()) {
@@ -75,8 +75,8 @@ std::string DescribeChanges(const std::vector<FileStamp>& files) {
 RankHost::OnExit WithChangedFiles(std::vector<FileStamp> files, RankHost::OnExit on_exit) {
   return
       [files = std::move(files), on_exit = std::move(on_exit)](const std::string& how, bool cause) {
-        // A rank without a heartbeat may be waiting for its file system. A check of the files would
-        // then block too.
+        // A rank without a heartbeat may be blocked in its file system. A check of the files would
+        // then block too, so it is skipped.
         if (how.find("heartbeat") != std::string::npos) return on_exit(how, cause);
         on_exit(how + DescribeChanges(files), cause);
       };

@@ -18,7 +18,7 @@ namespace switchyard {
 std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
                                                    const std::function<bool()>& interrupted);
 
-// "; FILE has changed: ..." for each of the files that has changed; empty: none has.
+// Returns "; FILE has changed: ..." for each changed file; "" if no file has changed.
 std::string DescribeChanges(const std::vector<FileStamp>& files);
 
 // Returns a callback that appends the changes of `files` to the reason and passes it to `on_exit`.

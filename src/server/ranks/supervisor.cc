@@ -17,13 +17,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The number of ends in a row of ranks that had requests and answered none, after which the next
-// ranks start immediately and with the pages of the cache.
+// Number of consecutive fruitless ends (the ranks had requests and sent no output) up to which the
+// next ranks start without delay and keep the cached KV pages.
 constexpr int kFruitlessWithoutDelay = 2;
 
-// How long to wait before the restart after this number of ends in a row of ranks that had requests
-// and answered none. Without the wait, eight kills take less than a second, and the front could not
-// distinguish kills from outside from those that a request causes.
+// Delay of the next restart after `fruitless` consecutive fruitless ends. Without the delay, eight
+// kills take less than a second, and the front could not tell kills that a request causes from
+// other kills.
 std::chrono::milliseconds RestartDelay(int fruitless) {
   constexpr std::chrono::milliseconds kFirst{100}, kMost{2000};
   if (fruitless <= kFruitlessWithoutDelay) return {};
@@ -50,8 +50,8 @@ Supervisor::~Supervisor() {
   ranks_.reset();
 }
 
-// The front takes messages of only one thread at a time. New ranks beside the present ones send
-// none but the progress of loading, which concerns no request.
+// The front accepts messages from one thread at a time. Ranks that load beside the present ranks
+// send only their loading progress, which does not change any request of the front.
 std::unique_ptr<EngineRanks> Supervisor::Start(RankLayout& layout, uint64_t* number) {
   {
     const std::lock_guard lock(mutex_);
@@ -97,7 +97,7 @@ void Supervisor::OnEnd(uint64_t number, const RanksEnd& end) {
   on_lost_(end.why);
 }
 
-// The end of the present ranks, if it has been reported.
+// Removes and returns the end of the present ranks; nullopt if none has been reported.
 std::optional<RanksEnd> Supervisor::TakeEnd() {
   const std::lock_guard lock(mutex_);
   auto node = ends_.extract(present_);
@@ -134,9 +134,9 @@ RankHost::Ending Supervisor::Reap(RanksEnd* end) {
   return ending;
 }
 
-// Returns whether there are ranks again.
+// Returns true if ranks serve again.
 bool Supervisor::Restart(RanksEnd end) {
-  front_.BeginPause(end.time);  // first, since the ranks may take long to end
+  front_.BeginPause(end.time);  // before the ranks are reaped, because they may take long to end
   try {
     Reap(&end);
   } catch (const Error& error) {
@@ -146,8 +146,9 @@ bool Supervisor::Restart(RanksEnd end) {
   return StartUntilServing(std::move(end));
 }
 
-// Starts ranks until they serve, and resumes the front. `end`: how the last ranks ended; nullopt:
-// as planned, and the front is paused. Returns whether there are ranks again.
+// Starts ranks, again if they end while they load, until they serve. Then resumes the front. `end`:
+// how the last ranks ended; nullopt: they ended as planned, and the front is already paused.
+// Returns true if ranks serve again.
 bool Supervisor::StartUntilServing(std::optional<RanksEnd> end) {
   for (int starts = 1;; ++starts) {
     const int fruitless = end ? front_.Pause(*end) : 0;
@@ -157,7 +158,8 @@ bool Supervisor::StartUntilServing(std::optional<RanksEnd> end) {
         on_lost_(deaths_.Reasons());
         return false;
       }
-      // `deaths_` would not stop loads that always fail but take longer than its time window.
+      // This limit is needed in addition to deaths_, whose time window may be shorter than one
+      // load.
       if (starts > options_.deaths.count) {
         on_lost_(fmt::format("ranks ended {} times in a row while they loaded: {}", starts - 1,
                              end->why));
@@ -165,18 +167,19 @@ bool Supervisor::StartUntilServing(std::optional<RanksEnd> end) {
       }
     }
     try {
-      // The pages may be what the machine's memory is short of, or may be damaged.
+      // The kept pages may be damaged, or the machine may lack memory because of them.
       if (ranks_ && fruitless > kFruitlessWithoutDelay) ranks_->ClearKept();
       Drop();
       if (end && !end->by_itself()) Delay(fruitless);
       end = StartAgain();
       if (stopping_) {
-        Drop();  // they may still load
+        Drop();  // ends ranks that may still load
         return false;
       }
       if (!end) break;
       Drop();
-    } catch (const std::exception& error) {  // also system errors, such as no descriptor
+    } catch (const std::exception& error) {
+      // Also catches system errors, such as no free descriptor.
       on_lost_(error.what());
       return false;
     }
@@ -194,21 +197,22 @@ void Supervisor::Delay(int fruitless) {
   changed_.wait_for(lock, delay, [this] { return stopping_.load(); });
 }
 
-// Joins the reader of the ranks, so that none of their messages arrives any more. What it has
-// reported of their end is known.
+// Takes the ranks and joins their reader, so that no more messages arrive from them. Drops an end
+// that the reader has reported, because the caller already handles the end of these ranks.
 std::unique_ptr<EngineRanks> Supervisor::Detach() {
   std::unique_ptr<EngineRanks> old;
   {
     const std::lock_guard lock(mutex_);
     old.swap(ranks_);
   }
-  if (old) old->Close();  // without the lock, which its reader may take
+  if (old) old->Close();  // not under the lock, because the reader may take it
   TakeEnd();
   return old;
 }
 
-// Ends ranks of a layout that is not in use, on another thread: killed processes may take long to
-// end, and meanwhile this thread handles the ends of the present ranks. `ranks` may be null.
+// Ends the ranks of a layout that is no longer in use. This happens on another thread, because
+// killed processes may take long to end and this thread must handle the ends of present ranks.
+// `ranks` may be null.
 void Supervisor::Discard(std::unique_ptr<EngineRanks> ranks, std::shared_ptr<RankLayout> layout) {
   if (ranks) ranks->Discard();
   std::erase_if(discards_, [](const std::future<void>& ended) {
@@ -217,24 +221,24 @@ void Supervisor::Discard(std::unique_ptr<EngineRanks> ranks, std::shared_ptr<Ran
   auto end = [ranks = std::move(ranks), layout = std::move(layout)]() mutable {
     pthread_setname_np(pthread_self(), "discard");
     ranks.reset();
-    layout->Release();  // here, since others may have references to the layout
+    layout->Release();  // explicitly, because other references may keep the layout alive
     layout.reset();
   };
   try {
     discards_.push_back(std::async(std::launch::async, std::move(end)));
-  } catch (const std::system_error& error) {  // the ranks have been ended on this thread
+  } catch (const std::system_error& error) {  // no thread, so the ranks were ended on this one
     LOG_WARNING("cannot start a thread to discard ranks: {}", error.what());
   }
 }
 
-// Starts new ranks. Returns how they ended if one ended while they loaded. Throws if they did not
-// join in time, and if the leader has found that the checkpoint or a flag is not valid: another
-// start would fail as well.
+// Starts new ranks. If one of them ended while they loaded, returns how they ended. Throws if
+// another start would fail too: the ranks did not join in time, or the leader found the checkpoint
+// or a flag invalid.
 std::optional<RanksEnd> Supervisor::StartAgain() {
   const auto start = Clock::now();
   uint64_t number = 0;
   std::unique_ptr<EngineRanks> started = Start(*layout_, &number);
-  if (!started) return std::nullopt;  // stopping
+  if (!started) return std::nullopt;  // the server is stopping
   {
     const std::lock_guard lock(mutex_);
     present_ = number;

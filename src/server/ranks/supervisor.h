@@ -30,39 +30,41 @@ class Supervisor : public RankLink {
  public:
   struct Options {
     bool restarts = false;  // false: the loss of a rank is final
-    DeathLimit deaths;      // beyond this limit, the loss is final
-    // How long killed ranks may take to end. One that waits for a driver or a file system may not
-    // end at all; this is final too.
+    DeathLimit deaths;      // more ends than this limit are final: the server ends
+    // Time limit for killed ranks to end. A rank that is blocked in a driver or a file system may
+    // never end; then the loss is final too.
     std::chrono::milliseconds reap_timeout{30'000};
   };
   using OnLost = std::function<void(const std::string& why)>;
   using OnChanged = std::function<void(const ChangeOutcome&)>;
 
-  // Starts the ranks of the first epoch. Errors are those of the layout. `on_lost` is called at
-  // most once, when the loss of the ranks is final.
+  // Starts the ranks of the first epoch. Throws the errors of RankLayout::Start. `on_lost` is
+  // called at most once, when the loss of the ranks is final.
   Supervisor(Options options, Front& front, std::shared_ptr<RankLayout> layout, OnLost on_lost);
   ~Supervisor() override;
 
   // Drops messages while there are no ranks. After a pause, the front sends open requests and
   // queries again.
   void Send(const std::vector<ControlMessage>& messages) override;
-  // EngineRanks::WaitReady of the first epoch.
+  // Calls EngineRanks::WaitReady of the first epoch.
   std::optional<RankReady> WaitReady(const std::function<void(const LoadProgress&)>& progress,
                                      const std::atomic<bool>& cancelled);
-  // From now on the ranks are restarted, if that is enabled. Before, their loss is final.
+  // Enables restarts, if Options::restarts is true. Before this call, the loss of the ranks is
+  // final.
   void Watch();
-  // Begins a planned change. `done` is called once, when it has ended, on another thread; it must
-  // not call this object. False, without a call, if a change is in progress, or if ranks are not
-  // restarted. If the new ranks of another layout fail, the present layout stays, or starts again.
+  // Begins a planned change. `done` is called once, on another thread, when the change has ended;
+  // it must not call this object. Returns false, and never calls `done`, if a change is in progress
+  // or restarts are off. If the ranks of a new layout fail to load, the present layout continues or
+  // is started again.
   bool Begin(PlannedChange change, OnChanged done);
-  // The server shuts down soon: a change in progress ends before its next restart of a rank, or
-  // before its new ranks serve if they load beside the present ones. Begin then returns false.
-  // Ranks that end are still restarted, so that open requests can finish.
+  // Call before a shutdown. A change in progress ends before its next restart of a rank, or before
+  // ranks that load beside the present ones serve. From now on, Begin returns false. Ranks that end
+  // are still restarted, so that open requests can finish.
   void CancelChange();
-  // EngineRanks::Silent; empty while there are no ranks.
+  // Calls EngineRanks::Silent. Returns "" while there are no ranks.
   std::string Silent(std::chrono::duration<double> limit) const;
-  // Ends the supervision and the ranks. False if some had to be killed. If discarded ranks of a
-  // change do not end within the reap timeout, this process exits without them.
+  // Ends the supervision and the ranks. Returns false if some ranks had to be killed. If discarded
+  // ranks do not end within the reap timeout, this process exits without waiting for them.
   bool Shutdown(std::chrono::milliseconds timeout);
 
  private:
@@ -83,7 +85,7 @@ class Supervisor : public RankLink {
   void Discard(std::unique_ptr<EngineRanks> ranks, std::shared_ptr<RankLayout> layout);
   std::optional<RanksEnd> StartAgain();
   void Stop();
-  // Planned changes (planned_change.cc). Those that return a bool return whether there are ranks.
+  // Planned changes (planned_change.cc). A bool result is true if ranks serve.
   bool Change();
   bool RestartSome(const std::vector<int>& ranks, const std::string& why, ChangeOutcome* outcome);
   bool SwitchLayout(const PlannedChange& change, ChangeOutcome* outcome);
@@ -97,26 +99,26 @@ class Supervisor : public RankLink {
   const Options options_;
   Front& front_;
   const OnLost on_lost_;
-  RecentDeaths deaths_;  // for the thread
+  RecentDeaths deaths_;  // used by thread_ only
 
   mutable std::mutex mutex_;  // guards the members down to ranks_
   std::condition_variable changed_;
   std::atomic<bool> stopping_{false};
-  // Whether the wait for new ranks beside the present ones ends: a present one has ended, or the
-  // server stops or drains.
+  // Ends the wait for ranks that load beside the present ones. Set if a present rank has ended, or
+  // if the server stops or drains.
   std::atomic<bool> interrupted_{false};
   std::atomic<bool> beside_{false};  // new ranks load beside the present ones
-  bool draining_ = false;            // from CancelChange on
-  bool watching_ = false;            // from Watch on, ends are handled by the thread
-  bool runs_ = false;                // the thread takes changes
+  bool draining_ = false;            // set by CancelChange
+  bool watching_ = false;            // set by Watch: thread_ handles the ends of ranks
+  bool runs_ = false;                // thread_ accepts changes
   std::optional<Pending> pending_;
-  uint64_t started_ = 0;               // starts of ranks so far, of which each has a number
-  uint64_t present_ = 0;               // number of ranks_
-  std::map<uint64_t, RanksEnd> ends_;  // to be handled by the thread
+  uint64_t started_ = 0;               // number of starts of ranks so far; each start has a number
+  uint64_t present_ = 0;               // number of the start of ranks_
+  std::map<uint64_t, RanksEnd> ends_;  // by number of the start; thread_ handles them
   std::shared_ptr<RankLayout> layout_;
   std::unique_ptr<EngineRanks> ranks_;  // null during a restart
 
-  std::vector<std::future<void>> discards_;  // for the thread, then for Stop
+  std::vector<std::future<void>> discards_;  // used by thread_, and by Stop after thread_ has ended
   std::thread thread_;
 };
 

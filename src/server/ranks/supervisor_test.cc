@@ -44,7 +44,8 @@ TEST_F(SupervisorTest, RanksThatAreKilledWhileTheyLoadAreRestarted) {
   EXPECT_EQ(front.history().epoch, 2);
 }
 
-// It may have been short of memory, for example. --max-rank-deaths limits the number of attempts.
+// A rank may end while it loads because the machine lacks memory, so loading is tried again.
+// --max-rank-deaths limits the number of attempts.
 TEST_F(SupervisorTest, RanksThatEndByThemselvesWhileTheyLoadAreRestarted) {
   Start({.restarts = true, .deaths = {.count = 3, .window = 60s}});
   supervisor->Watch();

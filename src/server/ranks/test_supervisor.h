@@ -1,5 +1,5 @@
-// A supervisor whose ranks are simulated: a test thread reads and writes their end of the control
-// socket.
+// A supervisor with simulated ranks. A thread of the test reads and writes the ranks' end of the
+// control socket.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ constexpr auto kLong = std::chrono::seconds(30);
 class FakeHost : public RankHost {
  public:
   using OnRetire = std::function<void(FakeHost& host, const std::vector<int>& ranks)>;
-  // `joins`: WaitJoined. `ended`: if valid, the destructor waits for it.
+  // `joins`: result of WaitJoined. `ended`: if valid, the destructor waits for this future.
   FakeHost(const std::string& endpoint, OnExit on_exit, OnRetire on_retire,
            std::function<bool()> joins, std::shared_future<void> ended)
       : socket_(ControlSocket::Connect(endpoint)),
@@ -112,8 +112,8 @@ class SupervisorTest : public ::testing::Test, public RankLink {
     void Release() override { ++releases; }
     int groups() const override { return groups_; }
     bool fails = false;
-    std::atomic<bool> joins{true};   // whether the ranks join
-    std::shared_future<void> ended;  // if valid, the ends of the ranks take until then
+    std::atomic<bool> joins{true};   // result of WaitJoined
+    std::shared_future<void> ended;  // if valid, the ranks end when this future is ready
     std::atomic<int> releases{0};
 
    private:
@@ -165,7 +165,7 @@ class SupervisorTest : public ::testing::Test, public RankLink {
   std::condition_variable changed;
   std::vector<FakeHost*> hosts;             // hosts of all epochs, ended ones included
   std::vector<std::vector<int>> retired;    // ranks of planned restarts
-  std::optional<RankHost::Ending> failure;  // of a rank during the next planned restart
+  std::optional<RankHost::Ending> failure;  // how a rank fails during the next planned restart
   std::vector<int32_t> tokens;
   std::promise<std::string> lost;
   std::unique_ptr<Tokenizer> tokenizer =

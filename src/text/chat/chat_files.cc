@@ -25,7 +25,7 @@ constexpr size_t kMaxTemplates = 64;
 
 std::string ReadFile(const fs::path& path) { return ReadRegularFile(path, kMaxFileBytes); }
 
-// Returns a json, not an ordered_json, which looks up keys by linear search.
+// Returns a json instead of an ordered_json, because ordered_json looks up keys by linear search.
 Json ReadJson(const fs::path& path) {
   Json json = ParseBoundedJson(ReadFile(path), path.string());
   if (!json.is_object()) throw Invalid("{} is not a JSON object", path.string());
@@ -43,8 +43,8 @@ const std::string* TokenText(const Json& token) {
 // Texts of special tokens by name.
 using SpecialTokens = std::map<std::string, std::string>;
 
-// Takes every *_token of `config`: the usual seven, and those that a model adds (image_token …). If
-// extra_special_tokens is an object, takes its entries too.
+// Takes every *_token of `config`: those of all tokenizers (bos_token, eos_token …) and those that
+// a model adds (image_token …). If extra_special_tokens is an object, takes its entries too.
 void TakeSpecialTokens(const Json& config, SpecialTokens* tokens) {
   for (const auto& [name, value] : config.items()) {
     const std::string* text = TokenText(value);

@@ -11,13 +11,13 @@ namespace switchyard {
 
 struct ChatTemplateSource {
   std::string text;
-  std::string name;  // for errors: the file, and the key within it
+  std::string name;  // for error messages: the file, and the key within it
 };
 
 struct ChatFiles {
-  std::map<std::string, ChatTemplateSource> templates;  // by name; "default" is used unless another
-                                                        // one is selected
-  nlohmann::ordered_json special_tokens;                // texts by name: bos_token …
+  // By name. The template "default" is used unless another one is selected.
+  std::map<std::string, ChatTemplateSource> templates;
+  nlohmann::ordered_json special_tokens;  // texts by name: bos_token …
 };
 
 // Templates come from `override_file`, or else from the first of these that exists:

@@ -62,8 +62,8 @@ class ChatTemplate {
   const Named& Choose(bool with_tools) const;
 
   std::string model_dir_;
-  std::map<std::string, Named> templates_;  // by name; "default" is used unless another one is
-                                            // selected
+  // By name. The template "default" is used unless another one is selected.
+  std::map<std::string, Named> templates_;
   nlohmann::ordered_json special_tokens_ = nlohmann::ordered_json::object();  // bos_token … by name
 };
 

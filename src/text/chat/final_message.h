@@ -26,8 +26,9 @@ class FinalMessageMark {
   void Cut(jinja::Rendered* rendered) const;
 
  private:
-  std::string mark_;  // followed by a space in the message; a missing space shows that the template
-                      // trims
+  // In the message, a space follows the mark. If this space is missing in the output, the template
+  // trims.
+  std::string mark_;
 };
 
 }  // namespace switchyard

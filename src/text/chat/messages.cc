@@ -134,8 +134,8 @@ bool IsPlainWord(std::string_view word) {
   });
 }
 
-// Returns the plain words that a template has in quotes. Called once for all messages, since it
-// reads the whole source.
+// Returns the string literals of a template that are plain words. Reads the whole source, so it is
+// called once for all messages.
 std::unordered_set<std::string_view> QuotedWords(std::string_view source) {
   std::unordered_set<std::string_view> words;
   for (const char quote : {'\'', '"'}) {

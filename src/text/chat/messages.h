@@ -27,9 +27,9 @@ nlohmann::ordered_json AdaptMessages(nlohmann::ordered_json messages, const Temp
 // AdaptMessages. "" for null or missing content. The message must have passed CheckMessages.
 std::string TextOfContent(const nlohmann::ordered_json& message);
 
-// Copies a message's reasoning to the keys that the template reads, as transformers 5 does. The
-// message has it as reasoning_content, thinking or reasoning. It is copied to each of the keys
-// reasoning_content and thinking that `template_source` mentions.
+// Copies the reasoning of each message to the keys that the template reads, as transformers 5 does.
+// The source is the key reasoning_content, thinking or reasoning of the message. The destinations
+// are those of the keys reasoning_content and thinking that `template_source` contains.
 void AliasReasoning(std::string_view template_source, nlohmann::ordered_json* messages);
 
 // Marks roles as trusted. Markers that a template builds from trusted roles may be special tokens.

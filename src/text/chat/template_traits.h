@@ -18,8 +18,8 @@ inline constexpr size_t kRoleClasses = 4;
 // variants. kUser: all others.
 RoleClass ClassOfRole(std::string_view role);
 
-// The message shapes that the template does not read. Messages in all other shapes are passed
-// unchanged. A member is true only if a probe showed that the template does not read the shape.
+// The message shapes that the template does not read. A member is true only if a probe showed this.
+// Messages in all other shapes are passed unchanged.
 struct TemplateTraits {
   // tool_calls[].function.arguments: the template expects an object. Arguments given as a text
   // (JSON, as in OpenAI's API) are parsed before rendering.
@@ -30,13 +30,13 @@ struct TemplateTraits {
   bool fails_on_text_arguments = false;
 
   struct Content {
-    bool wants_text = false;     // a list of parts fails, is not printed, or is printed as a Python
-                                 // list
-    bool wants_parts = false;    // a plain string fails or is not printed
-    bool null_is_empty = false;  // null fails or is printed as "None"
-    bool missing_is_empty = false;  // a message without the key "content" fails
+    // A list of parts fails, is not printed, or is printed as a Python list.
+    bool wants_text = false;
+    bool wants_parts = false;       // a plain string fails or is not printed
+    bool null_is_empty = false;     // null fails or is printed as "None", so "" replaces it
+    bool missing_is_empty = false;  // a message without the key "content" fails, so "" is added
   };
-  std::array<Content, kRoleClasses> content;  // by RoleClass
+  std::array<Content, kRoleClasses> content;  // [RoleClass]
   Content content_with_calls;                 // for assistant messages with tool_calls
 
   const Content& ContentOf(const nlohmann::ordered_json& message) const;

@@ -45,7 +45,7 @@ struct Subscript {
 };
 struct SliceExpr {
   ExprPtr object;
-  ExprPtr start, stop, step;  // null: omitted
+  ExprPtr start, stop, step;  // null if omitted
 };
 struct Unary {
   UnaryOp op;
@@ -65,7 +65,7 @@ struct Concatenation {
   std::vector<ExprPtr> parts;
 };
 struct Logical {
-  bool conjunction;  // and; else or
+  bool conjunction;  // true for `and`, false for `or`
   ExprPtr left, right;
 };
 // `then if test else otherwise`; otherwise may be null.
@@ -146,7 +146,7 @@ struct SetBlock {
 struct MacroDefinition {
   struct Parameter {
     std::string name;
-    ExprPtr otherwise;  // default, may be null
+    ExprPtr otherwise;  // the default; may be null
   };
   std::string name;
   std::vector<Parameter> parameters;

@@ -12,8 +12,8 @@ double ThreadSeconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Memory of values that are created without a context. If several containers share such a value,
-// each counts it.
+// Memory of values that are created without a context. If several containers share such a value, it
+// counts once per container.
 size_t UncountedBytes(const Value& value) {
   constexpr size_t kObject = 96;
   if (value.IsUndefined()) return kObject + value.undefined().message.capacity();
@@ -92,7 +92,7 @@ void Context::Work(size_t amount) {
   CheckTime();
 }
 
-// A limit of steps alone would bound the time only roughly, because steps take different times.
+// Needed in addition to the limit of steps, because the time per step varies.
 void Context::CheckTime() {
   const double now = options_.cpu_clock ? options_.cpu_clock() : ThreadSeconds();
   if (now - started_ > options_.max_cpu_seconds) {

@@ -43,8 +43,7 @@ class Bound {
 
   Int IntegerOr(size_t index, Int otherwise) const;  // raises if the argument is not an integer
   bool TruthOr(size_t index, bool otherwise) const;
-  Text TextOr(size_t index, std::string_view otherwise) const;  // raises if the argument is not a
-                                                                // string
+  Text TextOr(size_t index, std::string_view otherwise) const;  // raises if not a string
 
  private:
   std::string callee_;
@@ -64,8 +63,8 @@ class Context {
   void Step(size_t count = 1);
   // Call before reading `bytes` bytes.
   void Scan(size_t bytes) { Step(1 + bytes / 64); }
-  // Call before allocating `bytes` bytes for an intermediate result. They count until the innermost
-  // Temporaries object is destroyed.
+  // Call before allocating `bytes` bytes for an intermediate result. The bytes count until the
+  // innermost Temporaries object is destroyed.
   void Allocate(size_t bytes);
 
   // Count the memory of a value or a scope. Call Hold before its creation and Drop at its
@@ -116,7 +115,7 @@ class Context {
  private:
   static constexpr size_t kControlBlock = 32;  // bytes of a shared_ptr and of the allocator
 
-  // Calls Drop at its destruction.
+  // Calls Context::Drop for the counted bytes when it is destroyed.
   struct Held {
     Context& context;
     const size_t bytes;

@@ -66,7 +66,7 @@ class Builder final : public nlohmann::json_sax<Json> {
  private:
   struct Level {
     Json* container;
-    Json* slot = nullptr;  // slot for the next value of an object
+    Json* slot = nullptr;  // where the next value of an object is stored
     int keys = 0;
   };
 

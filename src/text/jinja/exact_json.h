@@ -24,8 +24,8 @@ std::optional<std::string> TrustedStringOf(const nlohmann::ordered_json& json);
 std::optional<std::string> BigIntegerOf(const nlohmann::ordered_json& json);
 
 struct JsonLimits {
-  int depth;  // nesting of objects and arrays
-  int keys;   // per object
+  int depth;  // maximum nesting of objects and arrays
+  int keys;   // maximum keys per object
 };
 
 // As Json::parse, but integers beyond 64 bits become values of BigIntegerTag. If `keeps` is given,

@@ -200,7 +200,7 @@ ExprPtr ExpressionParser::ParseProduct() {
   }
 }
 
-// Unlike in Python, Jinja's power is left-associative and binds less tightly than a sign.
+// Unlike in Python, ** is left-associative in Jinja, and binds less tightly than a sign.
 ExprPtr ExpressionParser::ParsePower() {
   int line = stream_.Current().line;
   ExprPtr left = ParseUnary();

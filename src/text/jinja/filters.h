@@ -9,7 +9,7 @@
 
 namespace switchyard::jinja {
 
-// Raises for an unknown name.
+// Applies the filter `name` to `input`. Raises if there is no such filter.
 Value ApplyFilter(Context& context, const std::string& name, const Value& input,
                   const Arguments& arguments);
 

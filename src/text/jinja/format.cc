@@ -100,7 +100,7 @@ std::string Digits(double value, char type, int precision) {
   }
 }
 
-// Inserts separators between groups of three digits before the point.
+// Inserts separators between groups of three digits before the decimal point.
 void Group(std::string& digits, char separator) {
   size_t end = std::min(digits.find_first_not_of("0123456789"), digits.size());
   for (size_t i = end; i > 3; i -= 3) digits.insert(i - 3, 1, separator);

@@ -11,10 +11,10 @@ namespace switchyard::jinja {
 // `format % arguments`; a tuple holds several arguments, a dict named ones.
 Text PercentFormat(Context& context, const Text& format, const Value& arguments);
 
-// format.format(*positional, **named).
+// Python's format.format(*positional, **named).
 Text BraceFormat(Context& context, const Text& format, const Arguments& arguments);
 
-// Replaces & < > ' " by entities; each has the trust of its character.
+// Replaces & < > ' " by entities. Each entity has the trust of the character that it replaces.
 Text EscapeHtml(const Text& text);
 
 // Pads `text` to `width` code points. align is one of < > ^, or c for str.center's rounding of odd

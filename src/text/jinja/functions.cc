@@ -29,7 +29,7 @@ class FunctionObject : public Object {
   Function function_;
 };
 
-// joiner(sep): returns nothing at the first call, then `sep`.
+// joiner(sep): returns an empty string at the first call, and `sep` at later calls.
 class Joiner : public Object {
  public:
   explicit Joiner(Value separator) : separator_(std::move(separator)) {}
@@ -72,7 +72,7 @@ class Cycler : public Object {
   int depth_ = 1;
 };
 
-// cycler.next and cycler.reset.
+// The bound methods cycler.next and cycler.reset.
 class CyclerMethod : public Object {
  public:
   CyclerMethod(std::shared_ptr<Cycler> cycler, bool next)

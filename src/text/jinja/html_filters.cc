@@ -12,7 +12,7 @@
 namespace switchyard::jinja {
 namespace {
 
-// Percent-encodes. In a query, spaces become + and slashes are encoded too.
+// Percent-encodes the text. In a query, spaces become + and slashes are encoded too.
 Text UrlQuote(Context& context, const Text& text, bool query) {
   static constexpr std::string_view kPlain = "_.-~";
   context.Allocate(3 * text.size());
@@ -77,7 +77,7 @@ Value XmlAttr(Context& context, const Value& input, const Arguments& arguments) 
   return context.Make(std::move(out));
 }
 
-// The text without tags and comments.
+// Returns the text without tags and comments.
 Text WithoutTags(const Text& text) {
   const std::string& bytes = text.str();
   Text out;

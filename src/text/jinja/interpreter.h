@@ -39,7 +39,8 @@ class Interpreter {
   // Runs `action` in `scope`. The output goes to `out`, or to the current output if `out` is null.
   template <typename Action>
   void Within(ScopePtr scope, Text* out, Action action);
-  // Returns the output of `body`, run in a new child scope. `flow` is set to how it ended.
+  // Runs `body` in a new child scope and returns its output. Sets `flow` to the way in which the
+  // body ended.
   Text Capture(const Body& body, Flow& flow);
   ScopePtr NewScope() { return std::make_shared<Scope>(context_, scope_); }
 
@@ -61,7 +62,8 @@ class Interpreter {
   Flow Execute(const Break&) { return Flow::kBreak; }
   Flow Execute(const Continue&) { return Flow::kContinue; }
 
-  // Returns how the loop's `else` ended: a `break` there belongs to the enclosing loop.
+  // Returns how the loop's `else` body ended, because a `break` in it applies to the enclosing
+  // loop.
   Flow ExecuteLoop(const For& loop, const Value& iterable, int depth);
   void Assign(const Target& target, const Value& value);
   void BindArguments(const MacroDefinition& macro, const Arguments& arguments);

@@ -49,8 +49,9 @@ std::vector<Text> WrapChunks(const Text& line, bool break_on_hyphens) {
 
 bool IsBlank(const Text& text) { return SkipSpace(text.str()) == text.size(); }
 
-// Number of code points of `chunk` to place in `room`. With `break_on_hyphens`, ends at the last
-// hyphen that fits if there are other characters before it.
+// Number of code points of a chunk to put on a line with `room` code points left. With
+// `break_on_hyphens`, breaks after the last hyphen that fits, if other characters precede this
+// hyphen.
 size_t LongWordPart(const Text& chunk, size_t room, bool break_on_hyphens) {
   const std::string& bytes = chunk.str();
   if (!break_on_hyphens || CountCodePoints(bytes) <= room) return room;

@@ -105,8 +105,8 @@ class Lexer {
     return at < source_.size() && (source_[at] == '-' || source_[at] == '+') ? source_[at] : '\0';
   }
 
-  // End of the data before a tag at `tag`. `-` strips all white space. lstrip_blocks strips white
-  // space between the start of the line and the tag, if there is nothing else.
+  // Returns the end of the data before a tag at `tag`. `-` strips all white space. lstrip_blocks
+  // strips white space between the start of the line and the tag, if there is nothing else.
   size_t StrippedEnd(size_t tag, char sign, bool is_block) const {
     std::string_view data = std::string_view(source_).substr(at_, tag - at_);
     if (sign == '-') return at_ + TrimmedEnd(data);
@@ -173,7 +173,7 @@ class Lexer {
     Fail("Missing end of raw directive");
   }
 
-  // Tokens up to and including the end of the tag.
+  // Reads tokens up to and including the end of the tag.
   void LexCode(std::string_view close, TokenKind end_kind) {
     std::string open_brackets;
     while (true) {
@@ -236,7 +236,8 @@ class Lexer {
     at_ += found->size();
   }
 
-  // End of the digits from `i`, with single underscores between them; `i` if there are none.
+  // Returns the end of the digits that begin at `i`, which may have single underscores between
+  // them, or `i` if there are none.
   size_t DigitsEnd(size_t i, int base) const {
     size_t end = i;
     while (i < source_.size()) {
@@ -311,7 +312,7 @@ class Lexer {
     Advance(end + 1);
   }
 
-  // Python's string escapes; unknown ones keep their backslash.
+  // Replaces Python's string escapes. Unknown ones keep their backslash.
   std::string Unescape(std::string_view raw) const {
     static constexpr std::string_view kLetters = "\\'\"abfnrtv";
     static constexpr std::string_view kMeanings = "\\'\"\a\b\f\n\r\t\v";

@@ -7,7 +7,7 @@
 namespace switchyard::jinja {
 namespace {
 
-// loop.cycle and loop.changed.
+// The bound methods loop.cycle and loop.changed.
 class LoopMethod : public Object {
  public:
   LoopMethod(std::shared_ptr<Loop> loop, bool cycle) : loop_(std::move(loop)), cycle_(cycle) {}

@@ -9,8 +9,8 @@
 
 namespace switchyard::jinja {
 
-// The method `name` bound to `self`; nullopt if its type has none. A method that mutates its object
-// gives an undefined value with the sandbox's message.
+// The method `name` bound to `self`; nullopt if its type has none. For a method that mutates its
+// object, returns an undefined value whose message is that of Jinja's sandbox.
 std::optional<Value> FindMethod(Context& context, const Value& self, std::string_view name);
 
 // A method of a built-in type.

@@ -59,7 +59,7 @@ Value Concatenate(Context& context, const List& a, const List& b) {
   return context.MakeList(std::move(items), a.kind);
 }
 
-// text * count and list * count.
+// Python's text * count and list * count.
 Value Repeat(Context& context, const Value& value, Int count) {
   size_t length = value.IsString() ? value.text().size() : value.list().items.size();
   if (count < 0 || length == 0) count = 0;

@@ -11,7 +11,7 @@
 
 namespace switchyard::jinja {
 
-// Raises the undefined value's message.
+// If `value` is undefined, raises its message.
 void RequireDefined(const Value& value);
 
 Value Apply(Context& context, BinaryOp op, const Value& a, const Value& b);
@@ -21,18 +21,18 @@ Value Affirm(const Value& a);  // unary plus
 // Values nest at most kMaxNesting deep, so the recursion is bounded.
 bool Equal(Context& context, const Value& a, const Value& b);
 
-// Raise for values that Python cannot order.
+// Compare and Less raise an error for values that Python cannot order.
 bool Compare(Context& context, CompareOp op, const Value& a, const Value& b);
 bool Less(Context& context, const Value& a, const Value& b);
 
 bool Contains(Context& context, const Value& container, const Value& item);
 
-// obj.name and obj[key], each with Jinja's fallback to the other; a missing member is an undefined
-// value. Raise for undefined objects, and for methods that the sandbox forbids.
+// obj.name and obj[key]. As in Jinja, each falls back to the other form. A missing member gives an
+// undefined value. Raise for undefined objects, and for methods that the sandbox forbids.
 Value GetAttribute(Context& context, const Value& object, const std::string& name);
 Value GetItem(Context& context, const Value& object, const Value& key);
 
-// object[start:stop:step]; none: omitted.
+// Python's object[start:stop:step]. A bound that is none counts as omitted.
 Value Slice(Context& context, const Value& object, const Value& start, const Value& stop,
             const Value& step);
 

@@ -39,8 +39,8 @@ class Parser {
     EndTags ends;
   };
 
-  // Parses a statement's body, from the end of the statement's tag to a tag of `ends`. The name of
-  // that end tag is then the current token.
+  // Parses a statement's body, from the end of the statement's tag to a tag in `ends`. Afterwards
+  // the current token is the name of the end tag.
   Body ParseBody(std::string_view tag, EndTags ends) {
     stream_.SkipOperator(":");
     ExpectBlockEnd();
@@ -253,7 +253,8 @@ class Parser {
     stream_.ExpectOperator(")");
   }
 
-  // Also records which special names the body reads. An enclosing macro counts as reading them too.
+  // Also records which of caller, varargs and kwargs the body reads. An enclosing macro then counts
+  // as reading the same names.
   void ParseMacroBody(MacroDefinition& macro, std::string_view tag, std::string_view end) {
     int loops = std::exchange(loops_, 0);
     auto outer = std::exchange(expressions_.special_names(), {});

@@ -13,7 +13,7 @@ using Predicate = bool (*)(Context& context, const Value& value, const Arguments
 
 bool IsSequence(const Value& value) {
   bool view = value.IsList() && value.list().kind != List::Kind::kGenerator;
-  // Jinja tests for __getitem__ and len(). Dicts have both; views lack __getitem__.
+  // Jinja checks for __getitem__ and len(). Dicts support both, while views lack __getitem__.
   return value.IsString() || value.IsDict() || value.IsUndefined() ||
          (view && value.list().kind != List::Kind::kView);
 }

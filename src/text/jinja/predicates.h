@@ -9,7 +9,7 @@
 
 namespace switchyard::jinja {
 
-// Raises for an unknown name.
+// Returns the result of the test `name`. Raises if there is no such test.
 bool Test(Context& context, const std::string& name, const Value& value,
           const Arguments& arguments);
 

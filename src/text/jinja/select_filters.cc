@@ -14,7 +14,7 @@ namespace {
 // A path of `attribute="function.name"` or `attribute=0`: the keys to look up, in order.
 class AttributePath {
  public:
-  // `attribute` may be null or none: the empty path.
+  // If `attribute` is null or none, the path is empty.
   AttributePath(Context& context, const Value* attribute) {
     if (!attribute || attribute->IsNone()) return;
     if (!attribute->IsString()) {
@@ -90,7 +90,7 @@ Value Map(Context& context, const Value& input, const Arguments& arguments) {
   return Generator(context, std::move(items), "sync_do_map");
 }
 
-// select, reject, selectattr, rejectattr.
+// The filters select, reject, selectattr and rejectattr.
 template <bool by_attribute, bool wanted>
 Value Select(Context& context, const Value& input, const Arguments& arguments) {
   constexpr size_t kOffset = by_attribute ? 1 : 0;

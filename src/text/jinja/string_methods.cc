@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kNone = std::string::npos;
 
-// strip and split treat None like a missing argument.
+// The argument `index`; nullopt if it is missing or None, which strip and split treat alike.
 std::optional<Text> OptionalText(const Bound& bound, size_t index) {
   if (!bound[index] || bound[index]->IsNone()) return std::nullopt;
   return bound.TextOr(index, "");
@@ -69,7 +69,7 @@ Value MapMethod(Context& context, const Value& self, const Arguments& arguments)
   return context.Make(map(context, self.text()));
 }
 
-// str.title: every letter after a non-letter is upper case.
+// str.title: letters at the start or after a non-letter become upper case, all others lower case.
 Text Title(Context& context, const Text& text) {
   context.Scan(16 * text.size());
   std::string_view bytes = text.str();

@@ -42,11 +42,11 @@ struct RenderOptions {
   size_t max_output = size_t{64} << 20;  // bytes of rendered text
   double max_cpu_seconds = 1;  // CPU time of the thread, independent of other load on the machine
   double (*cpu_clock)() = nullptr;  // CPU time in seconds; null: the thread's CPU clock
-  std::optional<std::time_t> now;   // time for strftime_now, read as local time; unset: the
-                                    // clock
+  std::optional<std::time_t> now;   // for strftime_now, as local time; unset: the clock
 };
 
-// An error in a template, or one that a template raises about its input (raise_exception).
+// An error in a template, or an error that a template raises because of its input
+// (raise_exception).
 class TemplateError : public Error {
  public:
   // `message`: without name and line; the verbatim text if the template raised it.

@@ -63,7 +63,7 @@ std::vector<Text> RSplitAtSpace(Context& context, const Text& text, size_t limit
   return parts;
 }
 
-// Applies a case mapping to each run separately, which keeps the trust of each.
+// Applies a case mapping to each run separately, so that each run keeps its trust.
 template <typename Map>
 Text MapRuns(Context& context, const Text& text, Map map) {
   context.Scan(4 * text.size());

@@ -15,7 +15,7 @@ namespace switchyard::jinja {
 // Byte offset of the first occurrence at or after `from`; npos if there is none. Linear time.
 size_t FindBytes(Context& context, std::string_view haystack, std::string_view needle,
                  size_t from = 0);
-// Byte offset of the last occurrence.
+// Byte offset of the last occurrence; npos if there is none.
 size_t RFindBytes(Context& context, std::string_view haystack, std::string_view needle);
 
 // Strips white space, or the characters in `chars`, from the selected ends.

@@ -69,7 +69,7 @@ Parts SplitPunctuation(const std::string& word) {
     parts.tail = parts.middle.substr(found[0].begin);
     parts.middle.resize(found[0].begin);
   }
-  // Closing brackets that balance opening ones belong to the address.
+  // Closing brackets that match opening brackets of the address belong to the address.
   static constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kBrackets = {
       {{"(", ")"}, {"<", ">"}, {"&lt;", "&gt;"}}};
   for (const auto& [open, close] : kBrackets) {

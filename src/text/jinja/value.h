@@ -53,7 +53,7 @@ class Value {
   }
   static Value Bool(bool value) { return Value(Data(value)); }
   static Value Integer(Int value) { return Value(Data(value)); }
-  // `digits`: an optional minus sign and digits. An Int if it fits.
+  // `digits` has an optional minus sign and digits. The value is an Int if the number fits.
   static Value IntegerFromDigits(std::string_view digits);
   static Value Float(double value) { return Value(Data(value)); }
   explicit Value(TextPtr text) : data_(std::move(text)) {}
@@ -114,9 +114,10 @@ struct List {
 
   std::vector<Value> items;
   Kind kind = Kind::kList;
-  std::string label;  // kGenerator, kRange: the printed text; kView: the type name, such as
-                      // dict_items; kTuple: see kGroupLabel
-  int depth = 1;      // 1 + the depth of the deepest item; Context::MakeList limits it
+  // kGenerator and kRange: the printed text. kView: the type name, such as dict_items. kTuple: see
+  // kGroupLabel.
+  std::string label;
+  int depth = 1;  // 1 + the depth of the deepest item; Context::MakeList limits it
 
   bool IsSequence() const { return kind != Kind::kGenerator && kind != Kind::kView; }
 };
@@ -135,7 +136,7 @@ class Dict {
   size_t size() const { return entries_.size(); }
   int depth() const { return depth_; }
 
-  // Null if there is none.
+  // The value of `key`; null if the dict has no such key.
   const Value* Find(Context& context, const Value& key) const;
   const Value* Find(std::string_view key) const;
 
@@ -157,16 +158,16 @@ class Object : public std::enable_shared_from_this<Object> {
   virtual std::string TypeName() const = 0;  // Python's type(x).__name__
   virtual std::string Repr() const = 0;
 
-  // nullopt: no such attribute.
+  // The attribute `name`; nullopt if the object has no such attribute.
   virtual std::optional<Value> GetAttribute(Context& context, std::string_view name);
 
   virtual bool IsCallable() const { return false; }
   virtual Value Call(Context& context, const Arguments& arguments);
 
-  // 1 + the depth of the contents; 0 for objects whose contents the Context releases.
+  // Returns 1 + the depth of the contents, or 0 for objects whose contents the Context releases.
   virtual int depth() const { return 0; }
 
-  // Drops references that may form cycles.
+  // Drops references to other values, because they may form cycles.
   virtual void Release() {}
 };
 

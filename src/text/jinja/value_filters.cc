@@ -155,7 +155,7 @@ Value ToJsonFilter(Context& context, const Value& input, const Arguments& argume
   return context.Make(ToJson(context, input, StyleOf(context, bound)));
 }
 
-// Looks up attributes only, not items.
+// The filter `attr`, which looks up attributes but not items.
 Value Attr(Context& context, const Value& input, const Arguments& arguments) {
   Bound bound("attr", arguments, {"name"}, 1);
   std::string name = Str(context, *bound[0]).str();

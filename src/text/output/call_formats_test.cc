@@ -1,4 +1,5 @@
-// Details of single formats: variants that models write, conversion of parameters, cut calls.
+// Details of individual formats: variants that models write, conversion of parameters, truncated
+// calls.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -149,7 +150,7 @@ TEST(CallFormatsTest, MissingEndsOfTagsAreForgiven) {
   EXPECT_EQ(message.content, "");
 }
 
-// A limit that cuts an output must not turn a part of a value into a whole one.
+// If a limit truncates an output, a part of a value must not look like a complete value.
 TEST(CallFormatsTest, ACutCallStaysUnfinished) {
   const std::string open = "<tool_call>\n<function=f>\n<parameter=count>\n1\n</parameter>\n";
   EXPECT_EQ(Arguments("qwen3_coder", open, /*complete=*/false), R"({"count": 1)");

@@ -27,8 +27,8 @@ class CallParser {
     }
   }
 
-  // `complete`: the model ended the output itself. Then a call whose end is missing is closed.
-  // Otherwise a limit has cut the output, and the arguments of an open call stay unfinished.
+  // `complete`: the model ended the output itself. Then a call without its end marker is closed. If
+  // false, a limit has truncated the output, and the arguments of an open call stay unfinished.
   void Finish(bool complete) {
     input_.End();
     while (Step()) {

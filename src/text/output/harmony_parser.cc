@@ -102,10 +102,10 @@ bool HarmonyParser::ReadStart() {
 
 bool HarmonyParser::ReadHeader() {
   const PieceBuffer::Found found = input_.Find(kHeaderEnds);
-  if (found.begin > kMaxHeader) {  // not a header
+  if (found.begin > kMaxHeader) {  // too long for a header
     const std::string_view text = input_.rest();
     size_t bytes = kMaxHeader;
-    while ((text[bytes] & 0xC0) == 0x80) --bytes;  // whole characters
+    while ((text[bytes] & 0xC0) == 0x80) --bytes;  // do not split a character
     target_ = Target::kContent;
     Write(text.substr(0, bytes));
     input_.Consume(bytes);

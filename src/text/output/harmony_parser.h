@@ -11,8 +11,8 @@ namespace switchyard {
 
 // Splits messages by their channel: analysis becomes reasoning, final and commentary become
 // content. A message to functions.NAME is a tool call, and its text the arguments. Consecutive
-// messages of one kind are joined by a line's end. Text without any channel is content. A header
-// that the end of the output cuts off gives no text. One output, one thread at a time.
+// messages of one kind are joined by a newline. Text without any channel is content. A header that
+// is truncated by the end of the output gives no text. One output, one thread at a time.
 class HarmonyParser {
  public:
   // Does not own `out`. `tools`: whether messages with a recipient become calls; otherwise they

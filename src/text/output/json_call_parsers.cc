@@ -72,7 +72,7 @@ class HermesParser : public CallParser {
     writer_.Content(reader_->TakeRaw());
   }
 
-  // After a call: white space, braces that the model closed once too often, and the closing marker.
+  // Reads the text after a call: white space, superfluous closing braces, and the closing marker.
   bool ReadTail() {
     input_.ConsumeSpace();
     if (input_.empty()) return false;

@@ -156,7 +156,7 @@ JsonCallReader::Step JsonCallReader::ReadBetween(char c) {
 
 JsonCallReader::Step JsonCallReader::ReadKey(char c) {
   if (IsMarkupSpace(c)) return Step::kNext;
-  if (c == '}') return EndObject();  // also after a comma
+  if (c == '}') return EndObject();  // a trailing comma is accepted
   if (c != '"') return Malformed();
   key_.clear();
   state_ = State::kKeyText;

@@ -12,13 +12,14 @@
 
 namespace switchyard {
 
-// Finds the end of one JSON value, byte by byte. Lenient: only quotes and brackets count.
+// Finds the end of one JSON value, byte by byte. Does not validate the value: only quotes and
+// brackets are examined.
 class JsonValueEnd {
  public:
   enum class Place {
     kInside,  // the byte belongs to the value
     kLast,    // the byte ends the value
-    kAfter,   // the value ended before the byte, which is how numbers and words end
+    kAfter,   // the value ended before this byte (numbers and words)
   };
   Place Push(char c);
 
@@ -29,8 +30,8 @@ class JsonValueEnd {
 
 // Reads {"name": …, "arguments": …}, several such objects, or a list of them. The objects may be
 // separated by commas or semicolons. "parameters" is another name of "arguments". Arguments are
-// passed on while they arrive, as written. If they are a string, it is decoded first, since it
-// contains the JSON. Keys other than these and "id" are skipped.
+// written as events while they arrive, unchanged. If the value is a string, its contents are the
+// JSON, so it is decoded first. Keys other than these and "id" are skipped.
 class JsonCallReader {
  public:
   struct Options {
@@ -42,7 +43,7 @@ class JsonCallReader {
       : writer_(writer), tools_(tools), options_(options) {}
 
   enum class Status {
-    kMore,       // all of the text is consumed
+    kMore,       // the whole text is consumed, and the calls may continue
     kEnd,        // the next byte does not belong to the calls
     kMalformed,  // the present object is not a call; its text so far is TakeRaw()
   };
@@ -66,7 +67,7 @@ class JsonCallReader {
     kName,       // in the value of "name"
     kId,         // in the value of "id"
     kArguments,  // in the value of "arguments"
-    kDecoded,    // in a string, the value of "arguments"
+    kDecoded,    // in the value of "arguments", a string
     kSkipped,    // in another value
     kComma,      // after a value
   };
@@ -78,7 +79,7 @@ class JsonCallReader {
   Step ReadKey(char c);
   Step BeginValue(char c);
   Step ReadArguments(char c);
-  Step ReadText(char c, std::string* text, State next);  // a string, into `text`
+  Step ReadText(char c, std::string* text, State next);  // appends a string to `text`
   void EndArguments();
   Step EndObject();
   // Ends the present call and returns kEnd if the call has begun, else returns kMalformed.
@@ -102,7 +103,7 @@ class JsonCallReader {
   std::string raw_;              // bytes after the last call that were consumed but became no event
   std::string key_, name_, id_;  // raw strings, without quotes
   bool has_name_ = false, has_arguments_ = false;
-  bool begun_ = false;    // the call's beginning is written
+  bool begun_ = false;    // writer_.BeginCall was called
   bool escaped_ = false;  // the next byte of the string follows a backslash
   bool wrote_ = false;    // arguments are not empty
   std::string early_;     // arguments that came before the name

@@ -129,7 +129,7 @@ class MistralParser : public CallParser {
     state_ = State::kArguments;
   }
 
-  // One JSON value, as written.
+  // Reads one JSON value and writes it unchanged as the arguments.
   bool ReadArguments() {
     if (empty_) input_.ConsumeSpace();
     const std::string_view text = input_.rest();
@@ -153,7 +153,7 @@ class MistralParser : public CallParser {
     head_.clear();
   }
 
-  // The call did not begin: what has been read of it becomes content.
+  // Returns to plain text. If the call did not begin, the part that has been read becomes content.
   bool BeginText() {
     if (state_ == State::kName || state_ == State::kId) writer_.Content(head_);
     head_.clear();

@@ -158,7 +158,8 @@ class NamedCallParser : public CallParser {
     return true;
   }
 
-  // Holds back what may belong to the arguments' end: white space, and the end of the block.
+  // Holds back text that may belong to the end of the arguments: white space, and the end of the
+  // code block.
   void WriteArguments(std::string_view text) {
     if (!started_) text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
     if (text.empty()) return;
@@ -198,7 +199,7 @@ class NamedCallParser : public CallParser {
     input_.Consume(bytes);
   }
 
-  // The call did not begin: what has been read of it becomes content.
+  // The text is not a call after all: the part that has been read becomes content.
   bool BeginText() {
     writer_.Content(raw_);
     raw_.clear();

@@ -135,8 +135,8 @@ std::string ParameterJson(std::string_view text, JsonTypes types) {
   if (types == kJsonString) return Quoted(text);
   const std::string_view trimmed = TrimMarkupSpace(text);
   const bool json = !trimmed.empty() && Json::accept(trimmed);
-  // A quoted string of an unknown type keeps its quotes, because formats write strings without
-  // quotes.
+  // If the type is unknown, text in quotes becomes a string that includes the quotes, because these
+  // formats write strings without quotes.
   if (json) {
     const JsonTypes own = TypeOfText(trimmed);
     if (types == 0 ? own != kJsonString : (types & own) != 0) return std::string(trimmed);

@@ -14,7 +14,8 @@ using JsonTypes = uint8_t;
 inline constexpr JsonTypes kJsonString = 1, kJsonInteger = 2, kJsonNumber = 4, kJsonBoolean = 8,
                            kJsonObject = 16, kJsonArray = 32, kJsonNull = 64;
 
-// Immutable once built; thread-safe. Formats that write parameters as plain text need the types.
+// Immutable once built; thread-safe. The types are needed for formats that write parameters as
+// plain text.
 class OfferedTools {
  public:
   OfferedTools() = default;

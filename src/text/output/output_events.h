@@ -61,8 +61,8 @@ class CallWriter {
 
  private:
   OutputEvents& out_;
-  std::string space_;        // held back
-  bool after_call_ = false;  // only white space has followed the last call
+  std::string space_;        // white space that is held back
+  bool after_call_ = false;  // true if only white space has followed the last call
 };
 
 bool IsMarkupSpace(char c);  // space, tab, CR or LF

@@ -32,9 +32,9 @@ struct CallFormat {
 struct ReasoningFormat {
   std::string_view name;
   std::vector<std::string_view> aliases;
-  std::string_view open, close;  // empty: harmony
-  // The output begins with reasoning also if neither the prompt nor the output has the opening
-  // marker. The exception is a prompt that ends with the closing marker.
+  std::string_view open, close;  // the markers; empty for harmony
+  // True: the output begins with reasoning even if neither prompt nor output has the opening
+  // marker, unless the prompt ends with the closing marker.
   bool always = false;
 
   bool IsHarmony() const { return open.empty(); }
@@ -55,7 +55,7 @@ const ReasoningFormat* DetectReasoningFormat(std::string_view template_source);
 std::string CallFormatNames();
 std::string ReasoningFormatNames();
 
-// How the outputs of a model are parsed. nullptr: not parsed.
+// How the outputs of a model are parsed. A null member means that its part is not parsed.
 struct OutputFormat {
   const CallFormat* calls = nullptr;
   const ReasoningFormat* reasoning = nullptr;

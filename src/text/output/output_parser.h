@@ -25,8 +25,8 @@ struct PromptEnd {
   std::string message;  // the unfinished last message after the header (continue_final_message)
 };
 
-// The end of a rendered prompt. Only the template's own text becomes the header. `continues`: the
-// prompt ends within the last message.
+// The end of a rendered prompt. Only text of the template, not of messages, becomes the header.
+// `continues`: the prompt ends within the last message.
 PromptEnd EndOf(const jinja::Rendered& prompt, bool continues);
 // The end of a prompt that a client sends as token ids, decoded with special tokens.
 PromptEnd EndOf(std::string_view prompt);
@@ -50,9 +50,10 @@ class OutputParser {
   OutputParser& operator=(const OutputParser&) = delete;
 
   void Push(std::string_view text);
-  // `complete`: the model ended the output; false: a limit cut it (CallParser::Finish).
+  // `complete` is true if the model ended the output, and false if a limit did
+  // (CallParser::Finish).
   void Finish(bool complete);
-  // The events since the last call.
+  // Returns the events since the last call of Take.
   std::vector<OutputEvent> Take() { return events_.Take(); }
 
   bool reasoning() const;  // the text so far ends within reasoning

@@ -179,7 +179,7 @@ TEST(OutputParserTest, TextAroundCallsIsContentWithoutTheSpaceBetween) {
   }
 }
 
-// Text that is not a call, although it begins or looks like one.
+// Text that is not a call, although it begins like a call or resembles one.
 TEST(OutputParserTest, MalformedCallsStayText) {
   const std::vector<std::string> texts = {
       "",

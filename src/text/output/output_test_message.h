@@ -32,7 +32,7 @@ struct ParsedMessage {
     if (event.kind == Kind::kCallEnd) calls.at(event.call).ended = true;
   }
 
-  // One line, for failures of tests.
+  // The message as one line, for the output of failed tests.
   std::string Text() const {
     nlohmann::ordered_json json = {{"reasoning", reasoning}, {"content", content}};
     for (const Call& call : calls)

@@ -39,7 +39,7 @@ class PieceBuffer {
   std::string text_;
   size_t at_ = 0;                           // start of rest()
   const std::string_view* last_ = nullptr;  // markers of the last search
-  size_t searched_ = 0;                     // bytes of rest() that this search has covered
+  size_t searched_ = 0;                     // bytes of rest() that the last search has covered
   bool ended_ = false;
 };
 

@@ -75,7 +75,7 @@ class Reader {
     return !name->empty();
   }
 
-  // The keyword arguments up to the closing parenthesis.
+  // Reads the keyword arguments up to the closing parenthesis.
   bool Keywords(std::string* json) {
     *json = "{";
     bool first = true;
@@ -123,7 +123,7 @@ class Reader {
     return true;
   }
 
-  // One or more adjacent strings, which Python joins.
+  // Reads one or more adjacent strings, which Python joins.
   bool Strings(std::string* json) {
     std::string value;
     while (at_ < text_.size() && (text_[at_] == '"' || text_[at_] == '\'')) {

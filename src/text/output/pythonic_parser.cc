@@ -8,8 +8,8 @@
 namespace switchyard {
 namespace {
 
-// Reads a list of calls byte by byte and finds its end. Reports early (kNoCalls) if the text does
-// not begin like a list of calls.
+// Reads a list of calls byte by byte and finds its end. Returns kNoCalls at the first byte that
+// cannot belong to the head of such a list.
 class CallListEnd {
  public:
   enum class Place { kInside, kLast, kNoCalls };
@@ -39,7 +39,7 @@ class CallListEnd {
  private:
   enum class Head { kBracket, kBeforeName, kName, kAfterName, kDone };
 
-  // The head of the first call: "[", a name, "(".
+  // Reads the head of the first call: "[", a name, "(".
   bool PushHead(char c) {
     const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
     const bool space = IsMarkupSpace(c);
@@ -157,7 +157,8 @@ class PythonicParser : public CallParser {
     return true;
   }
 
-  // False, without any event, unless all of the list is calls of offered tools.
+  // Writes the calls of the list and returns true if all of them are calls of offered tools.
+  // Otherwise writes no event and returns false.
   bool WriteCalls() {
     const auto calls = ParsePythonCalls(list_);
     if (!calls) return false;

@@ -52,7 +52,8 @@ bool ReasoningSplitter::Step(std::string* content) {
   return false;
 }
 
-// White space may precede the opening marker. It belongs to the text if there is no marker.
+// White space may precede the opening marker. Without a marker, the white space is part of the
+// text.
 bool ReasoningSplitter::ReadStart(std::string* content) {
   const std::string_view text = input_.rest();
   const size_t space = std::min(text.find_first_not_of(" \t\r\n"), text.size());

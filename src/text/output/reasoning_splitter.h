@@ -11,7 +11,7 @@
 namespace switchyard {
 
 // Reasoning is only at the start of an output: either the output begins with the opening marker, or
-// the prompt has opened the reasoning already. Later markers are text. Line ends next to the
+// the prompt has opened the reasoning already. Later markers are text. Line breaks next to the
 // markers belong to them. One output, one thread at a time.
 class ReasoningSplitter {
  public:
@@ -28,7 +28,7 @@ class ReasoningSplitter {
   // Does not own `out` and the texts of `markers`. Reasoning goes to `out`.
   ReasoningSplitter(OutputEvents& out, const Markers& markers, Start start);
 
-  // Adds a piece of the output. Returns content.
+  // Adds a piece of the output. Returns the content in it.
   std::string Push(std::string_view text);
   std::string Finish();
 
@@ -40,9 +40,9 @@ class ReasoningSplitter {
   enum class State {
     kStart,           // before an opening marker
     kReasoningStart,  // in reasoning, before an opening marker that may follow
-    kReasoningLines,  // in the line ends between the opening marker and the reasoning
+    kReasoningLines,  // in the newlines between the opening marker and the reasoning
     kReasoning,
-    kContentStart,  // in the line ends before the content
+    kContentStart,  // in the newlines before the content
     kContent,
   };
 
@@ -57,7 +57,7 @@ class ReasoningSplitter {
   size_t end_count_;
   State state_;
   PieceBuffer input_;
-  std::string lines_;  // held back: line ends at the end of the reasoning so far
+  std::string lines_;  // newlines at the end of the reasoning so far, held back
 };
 
 }  // namespace switchyard

@@ -66,7 +66,7 @@ void EscapeDecoder::Decode(std::string* out) {
     *out += kBytes[letter];
   } else if (python && kind == '\'') {
     *out += kind;
-  } else if (!python || kind != '\n') {  // Python drops a backslash and the line's end after it
+  } else if (!python || kind != '\n') {  // Python drops a backslash followed by a newline
     *out += escape;
   }
 }

@@ -7,10 +7,10 @@
 namespace switchyard {
 
 // Receives the bytes between the quotes of a literal. Unknown and unfinished escapes stay as they
-// are written. A surrogate without its partner becomes U+FFFD.
+// are written. An unpaired surrogate becomes U+FFFD.
 class EscapeDecoder {
  public:
-  enum class Language { kJson, kPython };  // kPython also: \xHH, \UHHHHHHHH, \' and a line's end
+  enum class Language { kJson, kPython };  // kPython also: \xHH, \UHHHHHHHH, \' and a newline
   explicit EscapeDecoder(Language language) : language_(language) {}
 
   void Push(char c, std::string* out);
@@ -25,7 +25,7 @@ class EscapeDecoder {
 
   Language language_;
   std::string escape_;      // bytes of the present escape, from its backslash
-  uint32_t surrogate_ = 0;  // a first surrogate that waits for the second one
+  uint32_t surrogate_ = 0;  // high surrogate that waits for its low surrogate
 };
 
 }  // namespace switchyard

@@ -11,11 +11,11 @@ namespace {
 struct TagFormat {
   std::string_view section_begin, section_end;  // around calls; empty: none
   std::string_view call_begin, call_end;
-  std::string_view name_end;                // empty: a name ends at a line's end or a tag
+  std::string_view name_end;                // empty: a name ends at a newline or a tag
   std::string_view key_begin, key_end;      // around a parameter's name
   std::string_view value_begin, value_end;  // around a parameter's value; begin may be empty
   bool quoted = false;                      // names of functions and parameters may be in quotes
-  bool own_lines = false;                   // a line's end next to a value belongs to the tags
+  bool own_lines = false;                   // a newline next to a value belongs to the tags
   bool bare_calls = false;                  // call_begin begins a call outside a section too
 };
 
@@ -105,7 +105,7 @@ class TagCallParser : public CallParser {
 
   void AtEnd(bool complete) override {
     if (state_ == State::kValue && !IsStreamed()) {
-      // A value that a limit has cut, such as a number, is not written.
+      // A value such as a number is not written if a limit has truncated it.
       if (complete) writer_.Arguments(ParameterJson(value_, types_));
     } else if (state_ == State::kValue) {
       writer_.Arguments(EscapeJson(held_));
@@ -158,7 +158,7 @@ class TagCallParser : public CallParser {
   }
 
   bool ReadName() {
-    // Some templates have a line end before the name.
+    // Some templates have a newline before the name.
     if (f_.name_end.empty()) TakeSpace();
     const PieceBuffer::Found found = input_.Find(name_ends_);
     const bool named = found.marker != "<" && found.begin <= kMaxCallName;
@@ -248,7 +248,7 @@ class TagCallParser : public CallParser {
     if (found.marker.empty()) return false;
     if (found.marker == f_.value_end) input_.Consume(f_.value_end.size());
     if (IsStreamed()) {
-      writer_.Arguments("\"");  // a held-back line end is not part of the value
+      writer_.Arguments("\"");  // a held-back newline is not part of the value
     } else {
       writer_.Arguments(ParameterJson(value_, types_));
     }
@@ -256,7 +256,7 @@ class TagCallParser : public CallParser {
     return true;
   }
 
-  // A string is passed on while it arrives, except for a line's end that may belong to the tag.
+  // Writes a string while it arrives, but holds back a newline, which may belong to the tag.
   void WriteValue(std::string_view text) {
     if (text.empty()) return;
     const bool line = f_.own_lines && text.back() == '\n';
@@ -281,7 +281,7 @@ class TagCallParser : public CallParser {
     Take(text.substr(0, std::min(text.find_first_not_of(" \t\r\n"), text.size())));
   }
 
-  // The call did not begin: what has been read of it becomes content.
+  // The text is not a call after all: the part that has been read becomes content.
   bool BeginText() {
     writer_.Content(raw_);
     raw_.clear();
@@ -299,8 +299,8 @@ class TagCallParser : public CallParser {
   std::string name_;  // name of the present call
   int parameters_ = 0;
   JsonTypes types_ = 0;
-  std::string value_;        // value of the present parameter, unless it is passed on immediately
-  std::string held_;         // the value's last line end
+  std::string value_;        // value of the present parameter, unless it is written on arrival
+  std::string held_;         // newline at the end of the value so far, held back
   bool after_call_ = false;  // a call has begun since the last text
 };
 

@@ -128,8 +128,8 @@ std::vector<TextPart> AddedTokens::Cut(const MarkedText& marked,
     i = match.end;
     const AddedToken& token = tokens_[static_cast<size_t>(index)];
     if (token.single_word && !IsSingleWord(text, match)) continue;
-    // Excludes spaces that the previous token has consumed. A match that starts within those spaces
-    // still counts.
+    // The match must not include spaces that the previous token has consumed. A token whose own
+    // text begins within those spaces is still matched.
     if (token.lstrip)
       match.begin = std::max(done, SpacesBefore(text, match.begin, std::min(done, match.begin)));
     if (token.rstrip) match.end = SpacesAfter(text, match.end);

@@ -24,11 +24,12 @@ struct AddedToken {
   bool lstrip;                     // consumes the spaces before the token
   bool rstrip;                     // consumes the spaces after the token
   bool normalized;                 // true: matched after the normalizer; false: before it
-  bool special;  // control token: omitted when decoding skips special tokens; never matched in
-                 // untrusted text
+  // A control token: omitted when decoding skips special tokens, and never matched in untrusted
+  // text.
+  bool special;
 };
 
-// A part of a text: one added token, or (id -1) the text between two.
+// A part of a text: an added token, or text between two added tokens (id -1).
 struct TextPart {
   TextRange range;
   int32_t id;
@@ -44,9 +45,9 @@ class StringMatcher {
   // about 50 bytes of memory.
   static constexpr size_t kMaxNodes = size_t{8} << 20;
 
-  // Ignores the empty string and strings added before. Throws Error kInvalid that begins with
-  // `where` for a string of more than kMaxBytes bytes. Also throws if all strings together have
-  // more than kMaxNodes bytes, counting common prefixes once.
+  // Ignores the empty string and strings that were added before. Throws Error kInvalid that begins
+  // with `where` for a string of more than kMaxBytes bytes, or if the trie of all strings would
+  // have more than kMaxNodes nodes.
   void Add(std::string_view text, int32_t value, const std::string& where);
 
   // Returns the value of the longest match at `begin` for which accept(value, end) is true, and
@@ -79,7 +80,7 @@ class StringMatcher {
   int32_t Child(int32_t node, char byte) const;
 
   std::array<int32_t, 256> root_ = MakeRoot();      // first byte -> node, -1: none
-  std::vector<int32_t> values_;                     // by trie node; -1: no string ends here
+  std::vector<int32_t> values_;                     // [trie node]; -1: no string ends here
   std::unordered_map<uint64_t, int32_t> children_;  // node << 8 | byte -> node
 };
 
@@ -90,7 +91,7 @@ class AddedTokens {
   // entries, and for an id or a token that is already assigned differently.
   AddedTokens(const JsonNode& list, const Vocabulary& model, const TextNormalizer* normalizer);
 
-  // Null for an id that is not an added token.
+  // Returns null for an id that is not an added token.
   const AddedToken* Find(int32_t id) const;
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
@@ -111,7 +112,7 @@ class AddedTokens {
   std::vector<AddedToken> tokens_;
   Vocabulary vocabulary_;
   std::unordered_map<int32_t, size_t> index_of_id_;
-  StringMatcher raw_;  // values: indices of tokens_
+  StringMatcher raw_;  // its values are indices of tokens_
   StringMatcher normalized_;
   bool has_normalized_special_ = false;
 };

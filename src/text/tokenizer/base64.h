@@ -7,7 +7,7 @@
 
 namespace switchyard {
 
-// nullopt for invalid base64. Padding is optional.
+// Returns nullopt if the text is not base64. Padding is optional.
 std::optional<std::string> BytesOfBase64(std::string_view text);
 std::string Base64Of(std::string_view bytes);
 

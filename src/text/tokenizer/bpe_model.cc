@@ -38,8 +38,8 @@ std::pair<std::string, std::string> ReadMerge(const nlohmann::json& merge, size_
   throw Invalid("{}[{}]: want a merge \"a b\" or [\"a\", \"b\"]", where, index);
 }
 
-// The id of a token. Formats the location only for an error: a vocabulary may have millions of
-// tokens.
+// The id of a token. Formats the location only in case of an error, because a vocabulary may have
+// millions of tokens.
 int64_t ReadId(const nlohmann::json& value, const JsonNode& vocab, const std::string& token) {
   if (value.is_number_integer()) {
     const auto id = value.get<int64_t>();  // negative for larger unsigned values
@@ -138,9 +138,8 @@ bool BpeModel::AppendBytes(std::string_view character, Scratch* scratch) const {
 void BpeModel::SplitCharacters(std::string_view word, Scratch* scratch) const {
   auto& symbols = scratch->symbols_;
   symbols.clear();
-  // An unknown token is emitted only before the next known character. So the byte tokens of the
-  // characters in between precede the unknown token. This odd order is that of Hugging Face's
-  // merge_word.
+  // An unknown token is emitted only before the next known character. Byte tokens of the characters
+  // in between are emitted first. This unexpected order is that of Hugging Face's merge_word.
   bool unknown_waits = false;
   for (size_t i = 0; i < word.size();) {
     const size_t begin = i;
@@ -201,7 +200,7 @@ void BpeModel::Merge(Scratch* scratch) const {
     if (left.id < 0 || left.next < 0) continue;
     Scratch::Symbol& right = at(left.next);
     const PairMerge* merge = merges_.Find(left.id, right.id);
-    // Stale if a neighbour was merged differently in the meantime.
+    // Another merge may have changed the pair since it was queued.
     if (merge == nullptr || merge->id != best.id) continue;
 
     left.id = best.id;

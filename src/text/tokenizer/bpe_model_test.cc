@@ -52,7 +52,8 @@ TEST(BpeModelTest, UnknownCharacters) {
   EXPECT_EQ(Encode(model, "za\u00E9"), Ids{0});
 }
 
-// Compares the heap with the definition: merge the best pair, leftmost first, until none is left.
+// Compares the implementation with a heap to the definition: merge the best pair, the leftmost
+// first, until no pair is left.
 TEST(BpeModelTest, EqualsTheDefinitionOnRandomMerges) {
   std::mt19937 random(9);
   for (int round = 0; round < 50; ++round) {

@@ -39,8 +39,8 @@ struct Word {
 
 struct PairPlaces {
   int64_t count = 0;
-  std::vector<int32_t> words;  // words that contain the pair; may hold duplicates and outdated
-                               // words
+  // Words that contain the pair. May hold duplicates, and words that no longer contain it.
+  std::vector<int32_t> words;
 };
 
 // The state of one call of Learn.
@@ -86,7 +86,7 @@ class Merger {
       const Candidate best = queue_.top();
       queue_.pop();
       const auto places = pairs_.find(Key(best.pair));
-      if (places == pairs_.end()) continue;  // the pair is merged; this is another entry of it
+      if (places == pairs_.end()) continue;  // an outdated entry of a pair that has been merged
       const int64_t count = places->second.count;
       if (count != best.count) {
         Push(best.pair, count);
@@ -121,7 +121,8 @@ class Merger {
     }
   }
 
-  // Two pairs may give the same text: the token has one id, and both merges produce it.
+  // The id of the pair's merged token. Two pairs may have the same text; then both merges produce
+  // the same token.
   int32_t TokenOf(Pair pair) {
     std::string spelling = Spelling(pair);
     const auto [it, added] =
@@ -135,8 +136,8 @@ class Merger {
 
   void Merge(Pair pair) {
     const int32_t token = TokenOf(pair);
-    // A pair may occur again, because its tokens may also be produced by other merges. Then the
-    // pair's merge exists already.
+    // A merged pair may appear again later, if other merges produce its two tokens next to each
+    // other. Its merge is then already in the list.
     if (merged_.insert(Key(pair)).second) out_.merges.push_back(pair);
     // Moved out of the map, since the map may grow while words change.
     const std::vector<int32_t> places = std::move(pairs_.at(Key(pair)).words);
@@ -177,7 +178,7 @@ class Merger {
   const BpeTrainingOptions& options_;
   LearnedBpe& out_;
   std::unordered_map<std::string, int32_t> id_of_;  // tokens that are not special
-  std::unordered_map<int32_t, int> length_;         // in bytes
+  std::unordered_map<int32_t, int> length_;         // length of a token in bytes
   std::unordered_set<std::string> specials_;
   std::vector<Word> words_;
   std::unordered_map<uint64_t, PairPlaces> pairs_;

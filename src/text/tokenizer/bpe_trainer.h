@@ -17,7 +17,7 @@ struct BpeTrainingOptions {
   int vocab_size = 8192;      // total number of tokens: special tokens, 256 bytes, merges
   int64_t min_frequency = 2;  // minimum count of a merged pair
   int max_token_bytes = 32;   // maximum length of a token
-  // Get the first ids, in this order; no merge produces them.
+  // These tokens get the first ids, in this order. No merge produces them.
   std::vector<std::string> special_tokens;
 };
 

@@ -118,7 +118,7 @@ TEST_F(TokenizerFilesTest, EveryTextComesBack) {
                            "don't", "\x01\x7f"}) {
     EXPECT_EQ(tokenizer->Decode(tokenizer->Encode(text, true), false), text);
   }
-  EXPECT_LE(tokenizer->Encode("the dog and the bird", false).size(), 12u);  // of 20 bytes
+  EXPECT_LE(tokenizer->Encode("the dog and the bird", false).size(), 12u);  // from 20 bytes
   EXPECT_EQ(tokenizer->Encode("<|im_end|>", false), std::vector<int32_t>{2});
   EXPECT_TRUE(tokenizer->IsSpecial(2));
 }

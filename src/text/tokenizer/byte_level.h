@@ -7,7 +7,7 @@
 
 namespace switchyard {
 
-// "é\n" -> "Ã©Ċ".
+// Appends the characters of the bytes: "é\n" gives "Ã©Ċ".
 void AppendByteLevel(std::string_view bytes, std::string* out);
 
 // Converts one token back to bytes. A token with a character outside of the alphabet is returned as

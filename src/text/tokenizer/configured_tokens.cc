@@ -134,8 +134,8 @@ class TokenList {
 
   Json& tokenizer_;
   Json& list_;
-  std::unordered_map<std::string, size_t> index_;    // in list_
-  std::unordered_map<std::string, int32_t> listed_;  // of a Unigram vocabulary
+  std::unordered_map<std::string, size_t> index_;    // text -> index in list_
+  std::unordered_map<std::string, int32_t> listed_;  // text -> id, in a Unigram vocabulary
   std::unordered_map<int32_t, bool> taken_;
   int32_t next_ = 0;
 };
@@ -206,7 +206,7 @@ void AddNamedTokens(const Json& config, TokenList* list) {
   }
 }
 
-// True for tokenizer classes that replace the file's post-processor by their own.
+// True for tokenizer classes of transformers that replace the post-processor of the file.
 bool ReplacesPostProcessor(const Json& config) {
   const Json& name = Member(config, "tokenizer_class");
   if (!name.is_string()) return false;

@@ -1,4 +1,4 @@
-// Token options of the files next to tokenizer.json.
+// Options of tokens from the other files of a checkpoint, such as tokenizer_config.json.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,7 +11,7 @@ struct TokenizerConfig {
   nlohmann::json config;              // tokenizer_config.json
   nlohmann::json special_tokens_map;  // special_tokens_map.json
   nlohmann::json added_tokens;        // added_tokens.json
-  std::string directory;              // for errors
+  std::string directory;              // for error messages
 };
 
 // Completes `tokenizer` (the document of tokenizer.json) in the way of transformers 5.24:

@@ -136,11 +136,11 @@ class ByteFallback final : public Filter {
   }
 
   std::string token_;     // text so far, while it can still become a byte token
-  bool passing_ = false;  // the token is too long for a byte token: its text is passed on directly
+  bool passing_ = false;  // the token is too long for a byte token: its text is forwarded
   std::string run_;       // bytes
 };
 
-// Holds back only a possible prefix of the pattern.
+// Replaces a literal pattern. Holds back only text that may be the beginning of the pattern.
 class ReplaceLiteral final : public Filter {
  public:
   ReplaceLiteral(TokenSink* next, const TextPattern* pattern, const std::string* content)
@@ -251,8 +251,8 @@ class StripCharacter final : public Filter {
   int64_t held_ = 0;  // number of held copies, which are stripped if the token ends here
 };
 
-// Turns the visible character into spaces. Unless `prepend` is never, drops such characters from
-// the first token instead, because the pre-tokenizer adds one before the text.
+// Converts the replacement character to spaces. In the first token, drops it instead (unless
+// `prepend` is kNever), because the pre-tokenizer has added it before the text.
 class MetaspaceFilter final : public Filter {
  public:
   MetaspaceFilter(TokenSink* next, const Metaspace* options, bool first)

@@ -28,7 +28,7 @@ class TokenSink {
 // Which part of a text a stream decodes.
 enum class DecodeScope {
   kWholeText,
-  kMiddleOfText,  // spaces at the start and end are kept, not stripped
+  kMiddleOfText,  // spaces at the start and end are kept
 };
 
 // Immutable description of the filters; thread-safe.
@@ -74,7 +74,7 @@ class DecodeStream {
   };
 
   Collector end_;
-  std::vector<std::unique_ptr<TokenSink>> filters_;  // last to first
+  std::vector<std::unique_ptr<TokenSink>> filters_;  // the last filter first
   TokenSink* start_;
 };
 

@@ -11,9 +11,10 @@
 namespace switchyard {
 namespace {
 
-// True if decoding may start at this token, because the decoder's state after it does not depend on
-// the tokens before. The token must contain a whole character that no decoder strips. The decoder
-// must not buffer the token's text together with that of its neighbours.
+// True if decoding may start at this token, because the decoder's state after the token does not
+// depend on earlier tokens. Two conditions ensure this. The token contains a whole character that
+// no decoder strips. The decoder does not buffer the token's text together with that of its
+// neighbours.
 bool StandsByItself(const Tokenizer& tokenizer, int32_t id, bool skip_special_tokens) {
   if (skip_special_tokens && tokenizer.IsSpecial(id)) return false;
   if (IsByteToken(tokenizer.IdToToken(id))) return false;
@@ -27,7 +28,7 @@ bool StandsByItself(const Tokenizer& tokenizer, int32_t id, bool skip_special_to
   return false;
 }
 
-// The part at the end of the prompt that has to be decoded.
+// The last tokens of the prompt, which have to be decoded before the generation.
 std::span<const int32_t> TailOf(const Tokenizer& tokenizer, bool skip_special_tokens,
                                 std::span<const int32_t> prompt) {
   for (size_t i = prompt.size(); i-- > 0;) {

@@ -35,7 +35,7 @@ class IncrementalDetokenizer {
   // tokens among `ids` become text, even with skip_special_tokens.
   std::string Push(std::span<const int32_t> ids, bool show_special = false);
 
-  // Returns the held-back text. No Push may follow.
+  // Returns the text that was held back. No call of Push may follow.
   std::string Finish();
 
  private:
@@ -44,8 +44,8 @@ class IncrementalDetokenizer {
   const TokenizerParts* parts_;
   bool skip_special_tokens_;
   std::unique_ptr<DecodeStream> stream_;
-  std::string prompt_text_;  // text of the prompt, still to be returned by the stream and then
-                             // dropped
+  // Text of the prompt that the stream has yet to return. It is then dropped.
+  std::string prompt_text_;
 };
 
 }  // namespace switchyard

@@ -15,8 +15,8 @@ struct GgufPreTokenizer {
   bool add_bos = false;  // unless tokenizer.ggml.add_bos_token overrides it
 };
 
-// nullopt for an unknown name.
+// The pre-tokenizer of this name; nullopt if the name is unknown.
 std::optional<GgufPreTokenizer> FindGgufPreTokenizer(std::string_view name);
-std::string GgufPreTokenizerNames();  // the known ones, for messages
+std::string GgufPreTokenizerNames();  // the known names, for error messages
 
 }  // namespace switchyard

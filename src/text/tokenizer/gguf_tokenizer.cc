@@ -21,7 +21,7 @@ using PieceType = SentencePieceModel::PieceType;
 
 constexpr std::string_view kModel = "tokenizer.ggml.model", kTokens = "tokenizer.ggml.tokens";
 
-// The vocabulary by id. All borrowed from the files.
+// The vocabulary, indexed by id. Refers to memory of the files.
 struct Vocab {
   const GgufFiles& files;
   const std::vector<std::string>& tokens;
@@ -32,7 +32,7 @@ struct Vocab {
   }
 };
 
-// `key`: of a list with an entry for each token.
+// Checks that the list `key` has one entry for each token.
 void CheckLength(const GgufFiles& files, const char* key, size_t length, size_t tokens) {
   if (length == tokens) return;
   throw Invalid("{}: {} has {} entries; want one for each of the {} tokens", files.name(), key,
@@ -48,7 +48,7 @@ Vocab VocabOf(const GgufFiles& files) {
   return {files, *tokens, types};
 }
 
-// "left right"; a token may begin with a space.
+// Splits "left right" at the space in between. A token may itself begin with a space.
 std::pair<std::string, std::string> SplitMerge(const std::string& merge, const GgufFiles& files) {
   const size_t space = merge.find(' ', 1);
   if (space == std::string::npos || space + 1 == merge.size())
@@ -88,7 +88,8 @@ Json BpeModelOf(const Vocab& vocab, bool ignore_merges) {
   }
   Json ids = Json::object();
   for (size_t id = 0; id < vocab.tokens.size(); ++id) {
-    // Added tokens are matched before words are split. Unused ids have made-up texts.
+    // Other tokens are added tokens, which are matched before words are split, or unused ids with
+    // placeholder texts. They stay out of the vocabulary unless a merge needs them.
     const bool word =
         vocab.TypeOf(id) == PieceType::kNormal || vocab.TypeOf(id) == PieceType::kByte;
     if (!word && !merged.contains(vocab.tokens[id])) continue;
@@ -148,11 +149,11 @@ Json SentencePieceBpe(const GgufFiles& files) {
       files.Bool("tokenizer.ggml.remove_extra_whitespaces").value_or(false);
   if (const auto* map = files.Ints("tokenizer.ggml.precompiled_charsmap"))
     for (const int64_t byte : *map) model.precompiled_charsmap.push_back(static_cast<char>(byte));
-  // As llama.cpp, the prefix is added after each special token.
+  // As in llama.cpp, the prefix is also added after each special token (`legacy`).
   return TokenizerOfSentencePiece(model, /*legacy=*/true, files.name());
 }
 
-// tokenizer.chat_template, and named ones in the form of tokenizer_config.json.
+// tokenizer.chat_template and the named templates, in the form of tokenizer_config.json.
 Json ChatTemplates(const GgufFiles& files) {
   constexpr std::string_view kKey = "tokenizer.chat_template";
   const std::string* only = files.String(kKey);

@@ -1,4 +1,4 @@
-// Reads untrusted JSON: every accessor checks the type and names the wrong file and key.
+// Reads untrusted JSON: every accessor checks the type, and its error names the file and key.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class JsonNode {
   int64_t Integer(int64_t least, int64_t most) const;
   bool Bool() const;
   bool BoolOr(bool value_if_null) const { return is_null() ? value_if_null : Bool(); }
-  // Exactly one character.
+  // The value as a string of exactly one character.
   char32_t Character() const;
 
   // Throws Error unless the value is an object or an array.
@@ -47,6 +47,6 @@ class JsonNode {
 
 // Maximum nesting of "Sequence" components.
 inline constexpr int kMaxComponentDepth = 16;
-inline constexpr size_t kMaxComponents = 256;  // of one sequence
+inline constexpr size_t kMaxComponents = 256;  // components of one sequence
 
 }  // namespace switchyard

@@ -43,7 +43,7 @@ class MarkedText {
     }
   }
 
-  // A part of the text. It has marks only if `marked`.
+  // Returns a part of the text, with marks only if `marked` is true.
   MarkedText Part(TextRange range, bool marked) const {
     MarkedText part(marked && marked_);
     part.Append(*this, range);

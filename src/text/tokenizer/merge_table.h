@@ -18,9 +18,9 @@ class MergeTable {
  public:
   explicit MergeTable(size_t merges = 0);
 
-  // Overwrites an existing pair. At most `merges` distinct pairs.
+  // Sets the merge of a pair or replaces it. There may be at most `merges` distinct pairs.
   void Set(int32_t left, int32_t right, PairMerge merge);
-  // Null if the pair does not merge.
+  // Returns null if the pair does not merge.
   const PairMerge* Find(int32_t left, int32_t right) const;
 
  private:

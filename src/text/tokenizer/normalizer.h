@@ -1,4 +1,4 @@
-// The "normalizer" of tokenizer.json: rewrites a text before pre-tokenization and merges.
+// The "normalizer" of tokenizer.json: rewrites a text before it is pre-tokenized and merged.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@ class TextNormalizer {
   virtual MarkedText Apply(MarkedText text) const = 0;
 };
 
-// Null for a null node. Throws Error for types other than Sequence, NFC, NFD, NFKC, NFKD, Prepend,
-// Replace, Lowercase, Strip, StripAccents and Precompiled.
+// Returns null for a null node. Throws Error for types other than Sequence, NFC, NFD, NFKC, NFKD,
+// Prepend, Replace, Lowercase, Strip, StripAccents and Precompiled.
 std::unique_ptr<TextNormalizer> MakeNormalizer(const JsonNode& node, int depth = 0);
 
 }  // namespace switchyard

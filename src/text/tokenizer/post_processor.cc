@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-constexpr size_t kMaxAddedIds = 1024;  // per side
+constexpr size_t kMaxAddedIds = 1024;  // ids added before the text, and after the text
 
 struct Sides {
   std::vector<int32_t> before;
@@ -67,7 +67,7 @@ void PostProcessor::Read(const JsonNode& node, int vocab_size, int depth) {
   if (depth > kMaxComponentDepth)
     throw Invalid("{}: components nest deeper than {}", node.where(), kMaxComponentDepth);
   const std::string type = node["type"].String();
-  if (type == "ByteLevel") return;  // affects offsets only
+  if (type == "ByteLevel") return;  // it affects only offsets
   if (type == "Sequence") {
     for (const JsonNode& item : node["processors"].Components()) {
       Read(item, vocab_size, depth + 1);

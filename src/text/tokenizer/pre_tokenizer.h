@@ -24,8 +24,8 @@ class PreTokenizer {
   virtual void Apply(Words* words) const = 0;
 };
 
-// Null for a null node. Throws Error for types other than Sequence, Split, ByteLevel, Metaspace,
-// Digits, Punctuation, CharDelimiterSplit, Whitespace and WhitespaceSplit.
+// Returns null for a null node. Throws Error for types other than Sequence, Split, ByteLevel,
+// Metaspace, Digits, Punctuation, CharDelimiterSplit, Whitespace and WhitespaceSplit.
 std::unique_ptr<PreTokenizer> MakePreTokenizer(const JsonNode& node, int depth = 0);
 
 }  // namespace switchyard

@@ -15,7 +15,8 @@
 namespace switchyard {
 namespace {
 
-// Longer grapheme clusters are looked up character by character.
+// Maximum length of a grapheme cluster that is looked up as a whole. The characters of longer
+// clusters are looked up one by one.
 constexpr size_t kMaxCluster = 5;  // bytes
 
 uint32_t LittleEndian(std::string_view bytes, size_t at) {
@@ -31,7 +32,7 @@ class DoubleArray {
  public:
   explicit DoubleArray(std::vector<uint32_t> units) : units_(std::move(units)) {}
 
-  // The value of the shortest prefix of `key` in the trie.
+  // Returns the value of the shortest prefix of `key` that is in the trie.
   std::optional<uint32_t> ShortestPrefix(std::string_view key) const {
     size_t at = 0;
     if (!Descend(&at)) return std::nullopt;

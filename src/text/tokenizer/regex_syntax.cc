@@ -100,8 +100,7 @@ class Translator {
     out_ += "(?";
     const size_t options_end = in_.find_first_not_of("imx-", position_);
     const char after = options_end == std::string_view::npos ? '\0' : in_[options_end];
-    if (options_end == position_ || (after != ':' && after != ')')) {  // (?: (?= (?<name> and
-                                                                       // similar
+    if (options_end == position_ || (after != ':' && after != ')')) {  // as in (?: and (?=
       groups_.push_back({begin});
       return;
     }
@@ -143,7 +142,8 @@ class Translator {
     out_ += brace.substr(1);
     const char next = position_ < in_.size() ? in_[position_] : '\0';
     const bool exact = brace.find(',') == std::string_view::npos;
-    // Oniguruma reads the next character as a second quantifier, PCRE2 as a suffix of the first.
+    // Oniguruma reads a following + or ? as a second quantifier, PCRE2 as a modifier of the first.
+    // So the quantified atom becomes a group.
     if (next == '+' || (next == '?' && exact)) {
       out_.insert(atom_begin_, "(?:");
       out_ += ')';
@@ -197,7 +197,7 @@ class Translator {
     return (alike || !letter_or_byte ? "\\" : "") + std::string(1, c);
   }
 
-  // PCRE2's own \b has a different definition of word characters.
+  // Written out, because \b of PCRE2 has a different definition of word characters.
   static std::string WordBoundary(std::string_view after_word, std::string_view after_other) {
     const std::string word = Bracket("", kWordItems);
     return "(?:(?<=" + word + ")" + std::string(after_word) + word + ")|(?<!" + word + ")" +
@@ -218,7 +218,7 @@ class Translator {
     return out + "}";
   }
 
-  // \p{…} or \P{…} as an item of a class.
+  // Translates \p{…} or \P{…} to an item of a class.
   std::string Property(char p) {
     if (!Accept("{")) return std::string("\\") + p;
     std::string name;
@@ -246,7 +246,7 @@ class Translator {
     }
   };
 
-  // An expression that matches one character of the class whose '[' was just read.
+  // Returns an expression that matches one character of the class whose '[' was just read.
   std::string Class(int depth) {
     if (depth > kMaxNesting) throw Fault("nests too deeply");
     const bool negated = Accept("^");

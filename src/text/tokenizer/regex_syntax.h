@@ -6,7 +6,7 @@
 
 namespace switchyard {
 
-// Hugging Face matches with Oniguruma in its Ruby syntax. The differences that are translated:
+// Hugging Face matches with Oniguruma in its Ruby syntax. These differences are translated:
 // - the Unicode meaning of \s \w \h \v, \p{Han} as script (not script extensions), long category
 //   names;
 // - nested classes and their intersection with &&;

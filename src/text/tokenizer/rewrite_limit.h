@@ -11,8 +11,8 @@ namespace switchyard {
 // text.
 inline constexpr size_t kMaxRewrittenBytes = size_t{64} << 20;
 
-// Throws Error if a rewriting step grows a text from `before` to `after` bytes, and `after` is
-// beyond the limit.
+// Throws Error if a rewriting step makes a text longer (`before` and `after` in bytes) and `after`
+// exceeds the limit.
 inline void CheckRewrittenSize(size_t before, size_t after) {
   if (after <= before || after <= kMaxRewrittenBytes) return;
   throw Invalid(

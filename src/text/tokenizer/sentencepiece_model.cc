@@ -21,7 +21,7 @@ class Message {
 
   Message(std::string_view bytes, const std::string& file) : rest_(bytes), file_(file) {}
 
-  // nullopt at the end of the message.
+  // Reads the next field; nullopt at the end of the message.
   std::optional<Field> Next() {
     if (rest_.empty()) return std::nullopt;
     const uint64_t key = Varint();

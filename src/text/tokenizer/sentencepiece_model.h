@@ -26,7 +26,7 @@ struct SentencePieceModel {
     PieceType type = PieceType::kNormal;
   };
 
-  std::vector<Piece> pieces;  // by id
+  std::vector<Piece> pieces;  // [id]
   Kind kind = Kind::kUnigram;
   bool byte_fallback = false;
   int32_t unk_id = 0, bos_id = 1, eos_id = 2;  // negative: no such piece

@@ -89,7 +89,8 @@ Json NormalizerOf(const SentencePieceModel& model, bool legacy) {
     steps.push_back(Replacing("Regex", " {2,}", " "));
   }
   if (model.escape_whitespaces) steps.push_back(Replacing("String", " ", "▁"));
-  // Metaspace adds no prefix to a text that begins with "▁"; SentencePiece does.
+  // SentencePiece also adds the prefix to a text that begins with "▁", while Metaspace does not. So
+  // this step adds a second "▁".
   if (model.add_dummy_prefix && legacy) steps.push_back(Replacing("Regex", R"(\A▁)", "▁▁"));
   return {{"type", "Sequence"}, {"normalizers", std::move(steps)}};
 }

@@ -8,8 +8,8 @@
 namespace switchyard {
 namespace {
 
-// True if a span joins the piece of the span that was visited before it. Spans are visited in
-// reading order, or from the end for kMergedWithNext.
+// True if a span belongs to the same piece as the previously visited span. Spans are visited from
+// the start, but for kMergedWithNext from the end.
 bool Joins(const SplitSpan& span, bool previous_delimiter, SplitBehavior behavior) {
   switch (behavior) {
     case SplitBehavior::kMergedWithPrevious:

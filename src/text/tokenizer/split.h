@@ -20,7 +20,7 @@ enum class SplitBehavior {
 
 SplitBehavior ReadSplitBehavior(const JsonNode& node);
 
-// A part of a text: a delimiter, or the text between two.
+// A part of a text: a delimiter, or the text between two delimiters.
 struct SplitSpan {
   TextRange range;
   bool delimiter;

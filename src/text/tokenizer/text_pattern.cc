@@ -28,8 +28,8 @@ int Match(const pcre2_code* code, std::string_view text, size_t start, pcre2_mat
   const int found =
       pcre2_match(code, subject, text.size(), start, PCRE2_NO_UTF_CHECK, match, nullptr);
   if (found != PCRE2_ERROR_JIT_STACKLIMIT) return found;
-  // The interpreter keeps its backtracking points on the heap. It is slower than the JIT, but does
-  // not have the JIT's limit of 32 KiB.
+  // If the JIT's stack of 32 KiB is too small, matches with the interpreter, which is slower but
+  // keeps its backtracking points on the heap.
   return pcre2_match(code, subject, text.size(), start, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match,
                      nullptr);
 }

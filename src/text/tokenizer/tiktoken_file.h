@@ -11,8 +11,8 @@ namespace switchyard {
 // SentencePiece model).
 bool LooksLikeTiktoken(std::string_view text);
 
-// The pre-tokenizer pattern: that of Kimi-K2, Kimi-VL and Moonlight (tokenization_kimi.py), or that
-// of Llama 3.
+// The pre-tokenizer pattern. kKimi is that of Kimi-K2, Kimi-VL and Moonlight
+// (tokenization_kimi.py).
 enum class TiktokenPattern { kKimi, kLlama3 };
 
 // Converts the vocabulary to the form of tokenizer.json, with the same ids for every text. As in

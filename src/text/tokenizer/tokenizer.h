@@ -83,7 +83,7 @@ class Tokenizer {
   // token, and after FromFile or FromJson.
   std::optional<int32_t> NamedToken(std::string_view name) const;
 
-  // Largest id + 1; not every id below has a token.
+  // The largest id plus 1. Not every id below this value has a token.
   int VocabSize() const;
 
   bool IsSpecial(int32_t id) const;

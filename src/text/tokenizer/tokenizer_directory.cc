@@ -34,8 +34,8 @@ bool IsFalse(const Json& config, const char* key) {
   return config.is_object() && config.contains(key) && config[key] == false;
 }
 
-// Renames pieces as added_tokens_decoder does (fine-tunes rename unused pieces), unless another
-// piece has the name.
+// Gives pieces the names of their ids in added_tokens_decoder, unless another piece has the same
+// name. Fine-tuned models rename unused pieces in this way.
 void RenamePieces(const Json& decoder, SentencePieceModel* model) {
   if (!decoder.is_object()) return;
   std::vector<std::optional<std::string>> names(model->pieces.size());

@@ -23,7 +23,7 @@ using Json = nlohmann::json;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
-// The strings of tests/data/tokenizer/make_directories.py.
+// The same random strings as in tests/data/tokenizer/make_directories.py.
 std::vector<std::string> Strings(const Json& fragments) {
   uint64_t state = 12345;
   const auto draw = [&](size_t below) {
@@ -32,7 +32,7 @@ std::vector<std::string> Strings(const Json& fragments) {
   };
   std::vector<std::string> strings(1000);
   for (std::string& text : strings) {
-    // The order of the draws is that of the Python script: the count first.
+    // Random numbers are drawn in the order of the Python script: the count first.
     for (size_t left = 1 + draw(12); left > 0; --left)
       text += fragments[draw(fragments.size())].get<std::string>();
   }
@@ -163,7 +163,7 @@ TEST_F(DirectoryFilesTest, NamedTokensHaveIds) {
   EXPECT_EQ(Load()->NamedToken("eos_token"), 511);
 }
 
-// This tokenizer_config.json names no token.
+// The tokenizer_config.json of this model names no token.
 TEST(TokenizerDirectoryTest, SentencePieceModelsNameTokens) {
   const auto tokenizer =
       Tokenizer::FromDirectory(TestData() / "tokenizer" / "directories" / "spm_unigram_bytes");
@@ -191,7 +191,7 @@ TEST_F(DirectoryFilesTest, AddBosAndEosTokens) {
             (Ids{a, 511}));
   EXPECT_EQ(encode({{"add_bos_token", false}}), (Ids{a}));
   EXPECT_EQ(encode({{"add_bos_token", true}}, nullptr), (Ids{510, a}));
-  // The file's own post-processor is used, except for classes that replace it.
+  // The post-processor of the file is used, except with tokenizer classes that replace it.
   const Ids own = encode(Json::object(), bos_first);
   EXPECT_EQ(own.size(), 2u);
   EXPECT_EQ(encode({{"add_bos_token", true}}, bos_first), own);

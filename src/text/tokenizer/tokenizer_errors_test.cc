@@ -24,14 +24,14 @@ std::string ErrorOfText(const std::string& text) {
   return "no error";
 }
 
-// The error that the small tokenizer gives after `change`.
+// The error of loading the small tokenizer's JSON after `change` has modified it.
 std::string ErrorAfter(const std::function<void(Json&)>& change) {
   Json json = SmallTokenizer();
   change(json);
   return ErrorOfText(json.dump());
 }
 
-// The error that the small tokenizer gives with another component, written as JSON.
+// The error of loading the small tokenizer with the component `key` replaced by this JSON text.
 std::string ErrorWith(const std::string& key, const std::string& component) {
   return ErrorAfter([&](Json& json) { json[key] = Json::parse(component); });
 }

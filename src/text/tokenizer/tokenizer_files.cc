@@ -35,7 +35,7 @@ Json PostProcessor(const LearnedBpe& bpe, const std::string& bos) {
 Json Model(const LearnedBpe& bpe) {
   Json vocab = Json::object();
   auto& entries = vocab.get_ref<Json::object_t&>();
-  entries.reserve(bpe.tokens.size());  // appends, because a lookup by name is a linear search
+  entries.reserve(bpe.tokens.size());  // emplace_back, as operator[] searches linearly
   for (size_t id = 0; id < bpe.tokens.size(); ++id) entries.emplace_back(bpe.tokens[id], id);
   Json merges = Json::array();
   for (const auto& [left, right] : bpe.merges) {

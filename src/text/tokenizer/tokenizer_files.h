@@ -10,14 +10,14 @@
 namespace switchyard {
 
 // Pre-tokenizer pattern, a variant of Qwen2's: contractions, a word with the space before it,
-// single digits (so that numbers have one spelling), runs of other characters, line ends, spaces.
+// single digits (so that numbers have one spelling), runs of other characters, line breaks, spaces.
 extern const char* const kWordPattern;
 
 // The "pre_tokenizer" of tokenizer.json: Split by `pattern` (Oniguruma syntax), then ByteLevel.
 nlohmann::json ByteLevelPreTokenizer(const std::string& pattern);
 
-// ChatML: <|im_start|>role, a line end, the text, <|im_end|>, a line end. Needs these two special
-// tokens.
+// ChatML: <|im_start|>role, a line break, the text, <|im_end|>, a line break. Needs these two
+// special tokens.
 extern const char* const kDefaultChatTemplate;
 
 struct TokenizerFileOptions {

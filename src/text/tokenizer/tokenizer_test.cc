@@ -206,7 +206,8 @@ TEST(EncodePiecesTest, EqualsEncodeOfTheWholeWithoutForgedTokens) {
 }
 
 TEST(TokenizerTest, LongRunsTakeTimeInProportion) {
-  // Quadratic time would take hours on these marks, beyond the test's time limit.
+  // With quadratic time, these combining marks would take hours and exceed the time limit of the
+  // test.
   std::string marks = "e";
   for (int i = 0; i < 100'000; ++i) marks += i % 2 == 0 ? "\u0301" : "\u0323";
   for (const char* fixture : {"qwen3", "gpt_oss", "mixtral"}) {

@@ -137,7 +137,7 @@ bool IsWordCharacter(char32_t c) {
     case UTF8PROC_CATEGORY_PC:
       return true;
     default:
-      // Join_Control, and the circled and squared letters, which are the Alphabetic symbols.
+      // Join_Control, and the symbols with the property Alphabetic: circled and squared letters.
       return Between(c, 0x200C, 0x200D) || Between(c, 0x24B6, 0x24E9) ||
              Between(c, 0x1F130, 0x1F149) || Between(c, 0x1F150, 0x1F169) ||
              Between(c, 0x1F170, 0x1F189);

@@ -1,5 +1,5 @@
-// UTF-8 and character properties for tokenizers. Stateless except Utf8Repair; a parameter called
-// valid is valid UTF-8.
+// UTF-8 and character properties for tokenizers. Stateless except Utf8Repair. "Valid
+// text" is valid UTF-8; other functions accept any bytes.
 #pragma once
 
 #include <cstddef>

@@ -13,7 +13,7 @@ namespace {
 
 struct MarkedCharacter {
   utf8proc_int32_t character;
-  int combining_class;  // 0: a starter
+  int combining_class;  // 0 for a starter
   bool untrusted;
 };
 
@@ -72,7 +72,7 @@ void Reorder(MarkedCharacters* characters) {
   }
 }
 
-// The primary composite of two characters, or -1.
+// Returns the primary composite of two characters, or -1.
 utf8proc_int32_t ComposePair(utf8proc_int32_t first, utf8proc_int32_t second) {
   if (second < 0x300) return -1;
   utf8proc_int32_t pair[3] = {first, second, 0};

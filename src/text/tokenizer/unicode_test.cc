@@ -79,8 +79,7 @@ TEST(ByteLevelTest, WritesAnyBytesAsText) {
   std::string spaced;
   AppendByteLevel(" \u00E9\n", &spaced);
   EXPECT_EQ(spaced, "\u0120\u00C3\u00A9\u010A");
-  EXPECT_EQ(BytesOfByteLevel("\u0120\u4E13"), "\u0120\u4E13");  // no token in the byte-level
-                                                                // alphabet
+  EXPECT_EQ(BytesOfByteLevel("\u0120\u4E13"), "\u0120\u4E13");  // not in the byte-level alphabet
 }
 
 }  // namespace

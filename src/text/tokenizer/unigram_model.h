@@ -35,7 +35,7 @@ class UnigramModel {
   void AppendUnknown(std::string_view run, std::vector<int32_t>* ids) const;
 
   Vocabulary vocabulary_;
-  std::vector<double> scores_;  // by id
+  std::vector<double> scores_;  // [id]
   StringMatcher tokens_;
   int32_t unknown_id_ = -1;  // -1: unknown characters are dropped
   double unknown_score_ = 0;
@@ -47,11 +47,11 @@ class UnigramModel::Scratch {
  private:
   friend class UnigramModel;
 
-  // The best path to a byte of the word.
+  // The best path that ends at a byte position of the word.
   struct Place {
     double score;
     size_t start;  // start of the last token on that path; npos: not reached
-    int32_t id;    // of that token
+    int32_t id;    // id of the last token on that path
   };
 
   std::vector<Place> places_;

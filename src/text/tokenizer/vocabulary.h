@@ -24,7 +24,7 @@ class Vocabulary {
   std::optional<int32_t> Find(std::string_view token) const;
   // Null for an id without a token. The string has a stable address for the vocabulary's lifetime.
   const std::string* Text(int32_t id) const;
-  // Largest id + 1.
+  // The largest id plus 1.
   int size() const { return static_cast<int>(text_of_id_.size()); }
 
  private:

@@ -26,7 +26,8 @@ Curve Pick(const std::vector<nlohmann::json>& lines, const std::string& key,
 
 Curve CurveOf(const fs::path& log, const std::string& key, const std::string& label) {
   Curve curve = Pick(ReadStepLog(log), key, label);
-  if (curve.points.empty()) throw Invalid("{}: no line has a number {}", log.string(), key);
+  if (curve.points.empty())
+    throw Invalid("{}: no line has a number in the key {}", log.string(), key);
   return curve;
 }
 

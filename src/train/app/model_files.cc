@@ -35,7 +35,8 @@ Json ReadObject(const fs::path& path) {
   return json;
 }
 
-// Skips the write if the file already holds the text, because a resumed run may find the disk full.
+// Skips the write if the file already has this content. So a resumed run does not fail here if the
+// disk is full.
 void Write(const fs::path& path, const std::string& text) {
   std::error_code missing;
   if (fs::exists(path, missing) && Read(path) == text) return;
@@ -128,8 +129,8 @@ ModelFiles PrepareModelFiles(const TrainingOptions& options) {
                   tokenizer->VocabSize());
   }
   if (options.packing.length > model.config.max_position) {
-    throw Invalid("--length {}: the model has max_position_embeddings {}", options.packing.length,
-                  model.config.max_position);
+    throw Invalid("--length {}: exceeds the model's max_position_embeddings {}",
+                  options.packing.length, model.config.max_position);
   }
   ModelFiles out{.config = model.config, .mtp_layers = model.mtp_layers, .files = {}};
   Json config = model.json;
@@ -158,7 +159,8 @@ ModelFiles PrepareModelFiles(const TrainingOptions& options) {
     if (fs::exists(tokenizer_dir / name)) {
       add(name, Read(tokenizer_dir / name));
     } else {
-      fs::remove(dir / name, failed);  // left from an earlier run with another tokenizer
+      // May be left over from an earlier run with another tokenizer.
+      fs::remove(dir / name, failed);
     }
   }
   return out;
@@ -178,7 +180,7 @@ void CheckSameConfig(const fs::path& dir, const fs::path& config_json) {
   collect(here, there);
   if (keys.empty()) return;
   throw Error(ErrorKind::kInvalid,
-              fmt::format("{}: its config.json is not that of --model (they differ in {})",
+              fmt::format("{}: its config.json differs from that of --model (they differ in {})",
                           dir.string(), Joined(keys, ", ")),
               "name another --output, or start from its weights with --init-from");
 }

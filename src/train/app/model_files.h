@@ -13,13 +13,13 @@ namespace switchyard::train {
 
 // The configuration of --model.
 struct TrainedConfig {
-  std::filesystem::path path;   // of config.json
+  std::filesystem::path path;   // path of config.json
   nlohmann::ordered_json json;  // unmodified contents
   ModelConfig config;
   int64_t mtp_layers = 0;  // options.mtp_layers, or config.json's value if that is -1
 };
 
-// Throws Error that names the flag: a missing file, errors of ParseModelConfig.
+// Throws Error that names the flag for a missing file, and the errors of ParseModelConfig.
 TrainedConfig ReadTrainedConfig(const TrainingOptions& options);
 
 struct ModelFiles {

@@ -150,7 +150,7 @@ std::vector<double> Ticks(double low, double high, int count) {
   }
   std::vector<double> ticks;
   for (double i = std::ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; ++i) {
-    ticks.push_back(i * step + 0.0);  // no -0
+    ticks.push_back(i * step + 0.0);  // adding 0.0 turns -0 into 0
   }
   return ticks;
 }

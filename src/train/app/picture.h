@@ -9,7 +9,7 @@
 namespace switchyard::train {
 
 struct Curve {
-  std::string label;  // in the legend
+  std::string label;  // text in the legend
   std::vector<std::pair<double, double>>
       points;  // (x, y), x ascending; non-finite values are skipped
 };

@@ -11,8 +11,8 @@
 
 namespace switchyard::train {
 
-// On a terminal, prints one line that is updated in place; elsewhere, a line every ten seconds. Say
-// may be called by any thread.
+// On a terminal, prints one line that is updated in place; elsewhere, a line every ten seconds. Any
+// thread may call Say.
 class Progress {
  public:
   using Clock = std::chrono::steady_clock;

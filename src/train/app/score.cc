@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kBlock = 256;  // rows of a block of logits
+constexpr int64_t kBlock = 256;  // rows for which logits are computed at a time
 
 int64_t MtpLayersOf(const fs::path& model) {
   std::ifstream in(model / "config.json");
@@ -65,7 +65,7 @@ std::vector<int32_t> Choices(const Parameter<float>& head, const std::vector<flo
 struct Counts {
   double loss = 0;
   int64_t positions = 0, right = 0;
-  int64_t drafts = 0, agreed = 0;          // at positions with a target
+  int64_t drafts = 0, agreed = 0;          // only at positions with a target
   int64_t all_drafts = 0, all_agreed = 0;  // at all positions
 };
 
@@ -79,8 +79,8 @@ void Count(const Parameter<float>& head, const Pass<float>& pass, ThreadPool& po
     counts->right += own[t] == main.targets[t] ? 1 : 0;
   }
   if (pass.depths.size() < 2) return;
-  // The module's row i drafts the token after position source[i] + 1. This draft is compared with
-  // the model's own choice at that position.
+  // Row i of the module drafts the token that follows position source[i] + 1. This draft is
+  // compared with the token that the model itself predicts at position source[i] + 1.
   const DepthState<float>& module = pass.depths[1];
   const std::vector<int32_t> drafts = Choices(head, module.final, pool);
   for (size_t i = 0; i < drafts.size(); ++i) {

@@ -12,16 +12,16 @@ namespace switchyard::train {
 
 struct ScoreOptions {
   std::filesystem::path model;      // directory of a checkpoint, or of an exported model
-  std::filesystem::path tokenizer;  // empty: the model's
+  std::filesystem::path tokenizer;  // empty: directory of the model
   std::vector<std::filesystem::path> data;
   DocumentEncoder::ChatLoss chat_loss = DocumentEncoder::ChatLoss::kAssistant;
-  int64_t length = 512;        // tokens of a row; documents that fit stay whole
+  int64_t length = 512;        // tokens of a row; documents that fit in a row are not split
   int64_t rows_per_pass = 16;  // rows per forward pass
   int threads = 1;
 };
 
 // Runs the model once over all of the data, on one rank. Returns an object of
-//   documents, tokens, positions       of the data; positions: number of target tokens
+//   documents, tokens, positions       counts over the data; positions: number of target tokens
 //   loss, accuracy                     over the positions: mean cross-entropy, and the fraction at
 //                                      which the most likely token is the target
 //   mtp_positions, mtp_agreement       positions with a draft of the first MTP module, and the

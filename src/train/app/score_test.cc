@@ -25,7 +25,8 @@ TEST_F(ScoreTest, AModelThatLearnedNothingScoresLikeChance) {
   EXPECT_NEAR(score["loss"].get<double>(), std::log(288.0), 0.05);
   EXPECT_LT(score["accuracy"].get<double>(), 0.2);
   EXPECT_GT(score["positions"].get<int64_t>(), 0);
-  EXPECT_LT(score["positions"].get<int64_t>(), score["tokens"].get<int64_t>());  // prompts
+  // Tokens of prompts are no targets.
+  EXPECT_LT(score["positions"].get<int64_t>(), score["tokens"].get<int64_t>());
 }
 
 TEST_F(ScoreTest, WhatWasLearnedShows) {
@@ -41,7 +42,7 @@ TEST_F(ScoreTest, WhatWasLearnedShows) {
   EXPECT_LT(score["loss"].get<double>(), 1.5);
   EXPECT_GT(score["accuracy"].get<double>(), 0.5);
   EXPECT_GT(score["mtp_agreement"].get<double>(), 0.3);
-  // One MoE layer and one dense layer; every token chooses three experts.
+  // The model has one MoE layer and one dense layer. Every token chooses three experts.
   ASSERT_EQ(score["layers"].size(), 1u);
   int64_t sum = 0;
   for (const auto& load : score["layers"][0]["loads"]) sum += load.get<int64_t>();

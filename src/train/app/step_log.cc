@@ -67,7 +67,7 @@ void StepLog::Warn(const std::string& what) {
 void StepLog::Write(const StepReport& report) {
   out_ << ToJson(report).dump() << '\n' << std::flush;
   if (out_) return;
-  out_.clear();  // disk space may become available
+  out_.clear();  // try again at the next line: disk space may be available
   Warn("cannot be written; steps are missing from it");
 }
 
@@ -76,7 +76,7 @@ std::vector<nlohmann::json> ReadStepLog(const fs::path& path) {
   if (!in) throw NotFound("{}: cannot be read", path.string());
   std::vector<nlohmann::json> lines;
   int number = 0;
-  int broken = 0;  // number of the line
+  int broken = 0;  // number of the first invalid line; 0: none
   for (std::string line; std::getline(in, line);) {
     ++number;
     if (broken > 0) break;

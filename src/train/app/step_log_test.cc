@@ -48,7 +48,7 @@ TEST_F(StepLogTest, LinesPastTheCheckpointGo) {
   EXPECT_EQ(lines[1]["loss"], 1.0);
   EXPECT_EQ(lines[1]["tokens_per_second"], 20.0);
   EXPECT_EQ(lines[1]["balancedness"], 0.5);
-  Write(0, 1, 1);  // a run from the beginning
+  Write(0, 1, 1);  // a run that starts at step 0
   EXPECT_EQ(ReadStepLog(path()).size(), 1u);
   EXPECT_TRUE(warnings_.empty());
 }

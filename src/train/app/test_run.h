@@ -1,4 +1,4 @@
-// Fixture with a folder of all inputs of a small training run.
+// Test fixture: a directory with all inputs of a small training run.
 #pragma once
 
 #include <gtest/gtest.h>

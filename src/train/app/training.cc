@@ -29,13 +29,14 @@ struct Setup {
   std::vector<EncodedDocument> documents;
   std::optional<fs::path> resumed;
   ExpertExchangeOptions exchange;
-  size_t link_floats = 0;             // maximum message between pipeline stages
-  std::shared_ptr<SharedArena> sums;  // for early gradient sums; null: sums at the end of a step
+  size_t link_floats = 0;  // maximum floats of a message between pipeline stages
+  // For early gradient sums; null: gradients are summed at the end of a step.
+  std::shared_ptr<SharedArena> sums;
 };
 
 std::vector<EncodedDocument> ReadCorpus(const TrainingOptions& options, const ModelFiles& files) {
   const std::vector<Document> documents = ReadDocuments(options.data);
-  // Uses the run's own copy of the tokenizer, which checkpoints will contain.
+  // Uses the copy of the tokenizer in the run's directory, because checkpoints contain that copy.
   const DocumentEncoder encoder(files.files.front().parent_path(), options.chat_loss);
   std::vector<EncodedDocument> encoded;
   encoded.reserve(documents.size());
@@ -61,7 +62,7 @@ std::optional<fs::path> CheckpointToResume(const TrainingOptions& options) {
         "checkpoint's directory",
         options.resume);
   }
-  // Another checkpoint in --output would be mistaken for one of this run.
+  // A later resume would take another checkpoint in --output as one of this run.
   if (last && !fs::equivalent(*last, named)) {
     throw Error(ErrorKind::kInvalid,
                 fmt::format("--resume {}: --output holds another checkpoint, {}", options.resume,
@@ -75,7 +76,7 @@ void CheckMtpOnly(const TrainingOptions& options, const TrainedConfig& model) {
   if (!options.losses.mtp_only) return;
   const Family* family = FindFamily(model.config.architecture);
   if (family != nullptr && !family->mtp)
-    throw Invalid("--train-only mtp: {} cannot draft with an MTP module; want {}",
+    throw Invalid("--train-only mtp: {} has no support for MTP modules; want a model of {}",
                   model.config.architecture, Joined(MtpArchitectures(), " or "));
   if (model.mtp_layers == 0)
     throw Error(ErrorKind::kInvalid, "--train-only mtp: the model has no MTP module",
@@ -103,13 +104,13 @@ Setup Prepare(const TrainingOptions& options, Progress& progress) {
   const int64_t pass_tokens = options.trainer.rows_per_pass * options.packing.length;
   setup.link_floats = static_cast<size_t>(pass_tokens * setup.files.config.hidden);
   setup.exchange = {.tokens = pass_tokens, .synchronous = options.synchronous};
-  const Corpus corpus(setup.documents, options.packing);  // validates the corpus
+  const Corpus corpus(setup.documents, options.packing);  // throws if the corpus is empty
   progress.Say(fmt::format("one epoch: {} documents, {} tokens, {} of them targets",
                            setup.documents.size(), corpus.tokens(), corpus.targets()));
   return setup;
 }
 
-constexpr size_t kSlack = 4096;  // for alignment
+constexpr size_t kSlack = 4096;  // bytes for alignment
 
 size_t BytesPerRank(const Setup& setup) {
   const Layout& layout = setup.options.layout;
@@ -118,7 +119,7 @@ size_t BytesPerRank(const Setup& setup) {
   return bytes + ExpertExchange::BytesPerRank(layout.ep, setup.files.config, setup.exchange);
 }
 
-// Body of one rank. Rank 0 reports.
+// Main function of one rank. Only rank 0 reports progress.
 void RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedArena>& arena,
              const std::function<bool()>& stop, Progress& progress, TrainingEnd* end) {
   const TrainingOptions& options = setup.options;
@@ -130,8 +131,8 @@ void RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedArena>& a
   Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(exchange.ranks()), pool,
                      ranks->place.Stage(setup.files.config), options.products);
   if (!setup.resumed) {
-    // Load does not set MTP modules that the checkpoint lacks, so all parameters are initialised
-    // first.
+    // Initialises all parameters first, because Load does not set MTP modules that the checkpoint
+    // lacks.
     model.Initialise(options.seed, options.init_deviation);
     if (!options.init_from.empty()) model.Load(options.init_from);
   }

@@ -188,7 +188,7 @@ TEST_F(TrainingTest, ResumptionIsAsAskedFor) {
   options.trainer.output = dir_ / "elsewhere";
   EXPECT_EQ(Train(options).step, 3);
   EXPECT_EQ(Losses(options.trainer.output).size(), 1u);
-  // A later checkpoint of --output would be mistaken for one of this run.
+  // A later resume would take another checkpoint in --output as one of this run.
   EXPECT_THAT(ErrorOf([&] { Train(options); }), HasSubstr("holds another checkpoint"));
 }
 
@@ -231,7 +231,7 @@ TEST_F(TrainingTest, WhatCannotBeTrainedIsRefusedBeforeItBegins) {
               HasSubstr("want --pp 1, not 2"));
   std::ofstream(dir_ / "config.json") << testing::SmallConfig("qwen3_moe");
   EXPECT_THAT(error([](auto* o) { o->losses.mtp_only = true, o->mtp_layers = 1; }),
-              HasSubstr("Qwen3MoeForCausalLM cannot draft with an MTP module; want "
+              HasSubstr("Qwen3MoeForCausalLM has no support for MTP modules; want a model of "
                         "DeepseekV3ForCausalLM or Glm4MoeForCausalLM"));
   EXPECT_FALSE(LatestCheckpoint(dir_ / "out").has_value());
 }

@@ -44,7 +44,7 @@ int64_t Cut(int64_t total, int64_t index, int64_t parts) { return total * index 
 
 Corpus::Corpus(std::vector<EncodedDocument> documents, const PackingOptions& options)
     : documents_(std::move(documents)), options_(options) {
-  if (options_.length < 1) throw Invalid("rows of {} tokens: want at least 1", options_.length);
+  if (options_.length < 1) throw Invalid("--length {}: want at least 1", options_.length);
   for (const EncodedDocument& document : documents_) {
     lengths_.push_back(static_cast<int64_t>(document.ids.size()));
     for (size_t i = 1; i < document.ids.size(); ++i) targets_ += document.learned[i] != 0 ? 1 : 0;

@@ -9,8 +9,8 @@
 
 namespace switchyard::train {
 
-// Position in the stream: rows [0, row) of `epoch` have been consumed. A position suffices to
-// resume at exactly the next row.
+// Position in the stream: rows [0, row) of `epoch` have been consumed. A run needs only the
+// position to resume at exactly the next row.
 struct SamplePosition {
   int64_t epoch = 0;
   int64_t row = 0;
@@ -18,7 +18,8 @@ struct SamplePosition {
   bool operator==(const SamplePosition&) const = default;
 };
 
-// Encoded documents, held entirely in memory on every rank, and their packing. Single-threaded.
+// The encoded documents and their packing into rows. Every rank holds all of them in memory.
+// Single-threaded.
 class Corpus {
  public:
   // Throws Error kInvalid if no row has a target: the corpus is empty, or no token is a target.
@@ -46,7 +47,7 @@ class Corpus {
   std::string fingerprint_;
   int64_t tokens_ = 0, targets_ = 0;
   int64_t packed_epoch_ = -1;
-  std::vector<Row> rows_;  // of packed_epoch_
+  std::vector<Row> rows_;  // rows of epoch packed_epoch_
 };
 
 // Rows [begin, end) of `rows` that data-parallel rank `rank` of `ranks` processes in micro-batch

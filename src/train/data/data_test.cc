@@ -90,7 +90,7 @@ TEST_F(DataTest, ErrorsNameFileAndLine) {
   EXPECT_THAT(ReadError("x.txt", "fine\nbad \xff\n"), HasSubstr("x.txt:2: not UTF-8"));
   EXPECT_THAT(ErrorOf([&] { ReadDocuments({dir_ / "none.txt"}); }, ErrorKind::kNotFound),
               HasSubstr("none.txt: cannot be read"));
-  EXPECT_THAT(ErrorOf([] { ReadDocuments({}); }), HasSubstr("no training data"));
+  EXPECT_THAT(ErrorOf([] { ReadDocuments({}); }), HasSubstr("--data: no file"));
 }
 
 TEST_F(DataTest, TextEndsWithEosAndSpelledTokensStayText) {
@@ -184,7 +184,7 @@ TEST(PackingTest, EveryTokenIsATargetOnce) {
       EXPECT_EQ(batch.sequences(), static_cast<int64_t>(row.size()));
       for (int64_t i = 0; i < batch.size(); ++i) EXPECT_EQ(batch.targets[i], batch.tokens[i] + 1);
       targets.insert(batch.targets.begin(), batch.targets.end());
-      for (const Part& part : row) {  // documents that fit stay whole
+      for (const Part& part : row) {  // documents that fit in a row are not split
         if (!whole || sizes[part.document] > 9) continue;
         EXPECT_EQ(part.length, sizes[part.document] - 1);
       }
@@ -212,7 +212,8 @@ TEST(CorpusTest, GoesOnAtTheExactRow) {
   SamplePosition again;
   std::vector<Row> pieces;
   for (const int count : {1, 7, 20, 12}) {
-    Corpus other(MadeUp({30, 40, 50}), {.length = 8, .seed = 1});  // as after a restart
+    // A new object, as after a restart of the run.
+    Corpus other(MadeUp({30, 40, 50}), {.length = 8, .seed = 1});
     for (Row& row : other.Take(count, &again)) pieces.push_back(std::move(row));
     EXPECT_EQ(other.fingerprint(), corpus.fingerprint());
   }

@@ -31,7 +31,7 @@ bool HasText(const Json& message, const char* key) {
   return message.is_object() && message.contains(key) && message.at(key).is_string();
 }
 
-// An assistant message that calls tools and has no other text.
+// Whether `message` is an assistant message with tool calls and without text.
 bool OnlyCalls(const Json& message) {
   if (message.at("role") != "assistant") return false;
   const auto content = message.find("content");
@@ -140,7 +140,7 @@ std::vector<Document> ReadDocuments(const std::vector<fs::path>& paths) {
     const std::vector<fs::path> files =
         fs::is_directory(path) ? FilesBelow(path) : std::vector<fs::path>{path};
     if (files.empty()) {
-      throw Invalid("{}: no .jsonl, .txt or .md file below it", path.string());
+      throw Invalid("{}: the directory contains no .jsonl, .txt or .md file", path.string());
     }
     for (const fs::path& file : files) {
       if (file.extension() == ".jsonl") {
@@ -150,7 +150,7 @@ std::vector<Document> ReadDocuments(const std::vector<fs::path>& paths) {
       }
     }
   }
-  if (out.empty()) throw Invalid("no training data: no file was named");
+  if (out.empty()) throw Invalid("--data: no file or directory is given");
   return out;
 }
 

@@ -72,12 +72,12 @@ EncodedDocument DocumentEncoder::EncodeChat(const Document& document) const {
     Append(EncodeRendered(*tokenizer_, whole), true, &out);
     return out;
   }
-  size_t done = 0;  // bytes of `whole`
+  size_t done = 0;  // bytes of `whole` that are encoded
   bool answered = false;
   for (size_t i = 0; i < count; ++i) {
     if (document.messages[i].at("role") != "assistant") continue;
-    // A chat that starts with the assistant has no prompt. An empty list of messages is not
-    // rendered, because a template may reject it.
+    // If the chat starts with the assistant, the text before the first turn is empty. It is not
+    // rendered, because a template may reject an empty list of messages.
     const std::string opening = i == 0 ? std::string() : render(i, true).text;
     const std::string turn = i + 1 == count ? whole.text : render(i + 1, false).text;
     if (opening.size() < done || turn.size() < opening.size() || !turn.starts_with(opening) ||

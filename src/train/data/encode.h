@@ -16,8 +16,8 @@ namespace switchyard::train {
 
 struct EncodedDocument {
   std::vector<int32_t> ids;
-  // [ids] loss mask: 1 if the id is a target. The first id is never a target, whatever its value
-  // here.
+  // [ids] loss mask: 1 if the id is a target. The first id is never a target, even if its mask is
+  // 1.
   std::vector<uint8_t> learned;
 };
 
@@ -25,22 +25,23 @@ struct EncodedDocument {
 class DocumentEncoder {
  public:
   enum class ChatLoss : uint8_t {
-    kAll,        // every token of a chat
-    kAssistant,  // what the template renders for each assistant turn, after the generation prompt
+    kAll,  // every token of a chat
+    // The text of each assistant turn in the rendered chat, without the generation prompt.
+    kAssistant,
   };
 
   // Reads the tokenizer (Tokenizer::FromDirectory) and the chat template. The token named eos_token
   // ends every text. Throws errors of Tokenizer and ChatTemplate.
   DocumentEncoder(const std::filesystem::path& dir, ChatLoss chat_loss);
 
-  // A text becomes its tokens and the tokens that the tokenizer adds to every text. The eos token
-  // is appended if the tokenizer has one and the text does not end with it. Special tokens spelled
-  // out in a text stay text. A chat becomes the output of the template. With kAssistant this output
-  // is split at the start and end of each assistant turn's text, and each segment is encoded
-  // separately. Prompts are therefore tokenized as in serving. Throws Error kInvalid, naming the
-  // document: there is no template for a chat, a chat has no assistant turn, or the template
-  // rejects the chat. kAssistant also requires a template that does not change earlier text as the
-  // conversation grows.
+  // A text is encoded with the special tokens that the tokenizer adds to every text. The eos token
+  // is appended if the tokenizer has one and the text does not end with this token. Special tokens
+  // spelled out in a text stay text. For a chat, the output of the template is encoded. With
+  // kAssistant, this output is split at the start and end of each assistant turn's text, and each
+  // segment is encoded separately. Prompts are therefore tokenized as in serving. Throws Error
+  // kInvalid, naming the document: there is no template for a chat, a chat has no assistant turn,
+  // or the template rejects the chat. kAssistant also requires a template that does not change
+  // earlier text as the conversation grows.
   EncodedDocument Encode(const Document& document) const;
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }

@@ -22,7 +22,8 @@ class Random {
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return z ^ z >> 31;
   }
-  // In [0, n); the bias of 64 bits is negligible for any number of documents.
+  // Returns a number in [0, n). Its bias is below n / 2^64, which is negligible for any number of
+  // documents.
   uint64_t Below(uint64_t n) { return static_cast<uint64_t>((__uint128_t{Next()} * n) >> 64); }
 
  private:

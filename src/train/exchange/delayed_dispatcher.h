@@ -9,15 +9,14 @@ namespace switchyard::train {
 
 struct ExchangeDelay {
   std::chrono::nanoseconds delay{0};
-  // Whether the dispatcher is synchronous: Begin* then waits for the rows, so the delay applies to
-  // Begin*.
+  // True if Begin* of the dispatcher waits for the rows. The delay then applies to Begin*.
   bool synchronous = false;
 };
 
-// Wraps a dispatcher of training: rows arrive no earlier than `delay` after this rank's Begin*, as
-// if all rows of a batch took that long. End* sleeps for the remaining time, so the cores are free
-// for other ranks; computation between Begin* and End* hides the delay. Borrows both arguments; the
-// delay is read at each Begin*.
+// Wraps a dispatcher of training. All rows of a batch arrive no earlier than `delay` after Begin*
+// of this rank. End* sleeps for the remaining time, so the cores are free for other ranks.
+// Computation between Begin* and End* hides the delay. Borrows both arguments; the delay is read at
+// each Begin*.
 class DelayedDispatcher : public Dispatcher {
  public:
   DelayedDispatcher(Dispatcher& inner, const ExchangeDelay& delay) : inner_(inner), delay_(delay) {}
@@ -49,12 +48,12 @@ class DelayedDispatcher : public Dispatcher {
   using Clock = std::chrono::steady_clock;
 
   struct State {
-    Clock::time_point ready;  // when the exchange in flight may end
+    Clock::time_point ready;  // earliest end of the exchange in flight
   };
-  // Called in Begin*: Start before the call of the inner dispatcher, Started after it.
+  // Begin* calls Start before the call of the wrapped dispatcher, and Started after it.
   void Start(DispatchHandle* handle) const;
   void Started(DispatchHandle* handle) const;
-  void AwaitReady(DispatchHandle* handle) const;  // in End*
+  void AwaitReady(DispatchHandle* handle) const;  // called in End*
 
   Dispatcher& inner_;
   const ExchangeDelay& delay_;

@@ -13,7 +13,7 @@ bool Exchanges(size_t group_size, const ModelConfig& config) {
   return group_size > 1 && config.has_moe();
 }
 
-// A row is the elements of a token, then its k router weights.
+// A row has the elements of a token, followed by its k router weights.
 ExchangeShape ShapeOf(int group_size, const ModelConfig& config,
                       const ExpertExchangeOptions& options) {
   const RouterConfig& router = config.moe->router;

@@ -29,15 +29,17 @@ struct ExpertRanks {
 };
 
 struct ExpertExchangeOptions {
-  int64_t tokens = 0;                    // maximum of a rank in a micro-batch
-  size_t element_bytes = sizeof(float);  // of activations
-  // Maximum micro-batches between dispatch and combine. A list of src/schedule uses at most two.
+  int64_t tokens = 0;                    // maximum tokens of a rank in a micro-batch
+  size_t element_bytes = sizeof(float);  // bytes of an element of activations
+  // Maximum number of micro-batches between dispatch and combine at the same time. The schedules of
+  // src/schedule use at most two.
   int in_flight = ExchangeSlots::kSlots;
   // --exchange sync: ranks exchange rows pairwise, and each exchange blocks.
   bool synchronous = false;
 };
 
-// Owned by the rank; its MoE layers share it. Used by the rank's thread only.
+// Owned by the rank; all MoE layers of the rank use the same object. Used by the rank's thread
+// only.
 class ExpertExchange {
  public:
   // `group`: world ranks, this one included. Allocates symmetric memory, so every rank of the world

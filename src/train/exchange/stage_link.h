@@ -22,8 +22,8 @@ struct StageLinkOptions {
 class StageLink {
  public:
   // Allocates symmetric memory, so every rank of the world must construct its objects in the same
-  // order. `previous`, `next`: world ranks that hold the layers before and after, for the same
-  // rows; -1: none.
+  // order. `previous`, `next`: the world ranks of the previous and the next stage that process the
+  // same rows; -1: no such stage.
   StageLink(SymmetricMemory& memory, int previous, int next, const StageLinkOptions& options);
   // Bytes that the link allocates in each rank's arena.
   static size_t BytesPerRank(const StageLinkOptions& options);
@@ -43,7 +43,8 @@ class StageLink {
     int to = -1, from = -1;
     size_t messages = 0, arrived = 0, read = 0;
     uint32_t sent = 0, received = 0;
-    const char *room = nullptr, *rows = nullptr;  // descriptions of the waits, for errors
+    // Descriptions of the two waits, for error messages.
+    const char *room = nullptr, *rows = nullptr;
   };
   Lane MakeLane(int from, int to, const char* room, const char* rows);
   void Send(Lane& lane, std::span<const float> message);

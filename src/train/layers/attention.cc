@@ -10,8 +10,8 @@
 namespace switchyard::train {
 namespace {
 
-// Turns rows of scores into probabilities of the visible keys, starting at key `key`; entries of
-// other keys become zero.
+// Converts rows of scores to probabilities over the visible keys. Column 0 is key `key`. Columns of
+// keys that are not visible become zero.
 template <typename T>
 void ComputeProbabilities(const AttentionShape<T>& shape, int64_t row, int64_t rows, int64_t key,
                           int64_t count, T* s, int64_t stride, T* log_sums) {
@@ -43,8 +43,8 @@ void ForwardHead(const AttentionShape<T>& shape, int64_t n, Rows<const T> q, Row
   PackAlongRows(form, v.data, v.row, n, dim, values, across);
   for (int64_t row = 0; row < n; row += kQueryBlock) {
     const int64_t rows = std::min(kQueryBlock, n - row);
-    // Rounded down to an even key, because pairs start at even keys. A row may thus include one key
-    // outside its window, with probability zero.
+    // Rounded down to an even key, because packed pairs of keys start at even keys. So a row may
+    // include one key outside its window, which gets probability zero.
     const int64_t key = VisibleKeys(shape, row).first / 2 * 2, count = row + rows - key;
     PackOperandRows(form, q.data + row * q.row, q.row, rows, shape.qk_dim, queries);
     MultiplyPrepared<T>(form, {.a = queries,

@@ -19,8 +19,8 @@ struct HeadRows {
 template <typename T>
 struct AttentionShape {
   int64_t heads = 0, kv_heads = 0;  // query head h reads key head h / (heads / kv_heads)
-  int64_t qk_dim = 0, v_dim = 0;    // head dimension of q and k; of v and the output
-  T scale = 1;                      // of the scores
+  int64_t qk_dim = 0, v_dim = 0;    // qk_dim: head dimension of q and k; v_dim: of v and the output
+  T scale = 1;                      // factor of the scores
   int32_t window = 0;               // position p attends to key j if p - j < window; 0: all
   // Dtype of all products. With bfloat16, queries, keys, values, probabilities and their gradients
   // are rounded; softmax and accumulation are float32. T = double supports only kFloat32, which

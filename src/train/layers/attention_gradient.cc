@@ -12,8 +12,8 @@ namespace {
 constexpr int64_t kBlock = 128;                // rows and keys of a block
 constexpr int64_t kBlockStride = kBlock + 16;  // an odd number of cache lines
 
-// One query head of a sequence, packed. Operands with suffix _along are packed for products whose
-// inner dimension is the rows (or keys) of the sequence.
+// Packed operands of one query head of a sequence. Operands with suffix _along are packed for
+// products that sum over the rows (or keys) of the sequence.
 template <typename T>
 struct BackwardHead {
   const AttentionShape<T>& shape;
@@ -21,10 +21,11 @@ struct BackwardHead {
   int64_t n, stride;  // rows; row stride of the transposed keys and values
   const T *queries, *douts, *keys_transposed, *values_transposed;
   const T *keys_along, *queries_along, *douts_along;
-  // along: the sum of out · dout of each row (delta in FlashAttention 2)
+  // [n] log_sums: see Attention. along: out · dout of each row (delta in FlashAttention-2).
   const T *log_sums, *along;
-  // [kBlock, kBlockStride] each: p and ds are the probabilities and the gradients of scores. The
-  // others are copies of them, packed for products; if nothing is rounded, they are p and ds.
+  // [kBlock, kBlockStride] each. p: the probabilities; ds: the gradients of the scores. The other
+  // three are copies of p and ds that are packed for products. If nothing is rounded, they point to
+  // p and ds.
   T *p, *ds, *p_along, *ds_along, *ds_rows;
   T *dkeys, *dvalues;
   Rows<T> dq;
@@ -83,7 +84,7 @@ void ComputeBlock(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t k
   }
 }
 
-// dq of the rows (+)= dS · K. In diagonal blocks a row attends only to the keys up to itself.
+// dq (+)= dS · K for the rows of a block. In diagonal blocks, row r uses only keys 0 to r.
 template <typename T>
 void AddToQueries(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys,
                   bool accumulate) {
@@ -104,8 +105,8 @@ void AddToQueries(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t k
   }
 }
 
-// dk += dSᵀ · Q and dv += Pᵀ · dout. In diagonal blocks a key is visible only to rows from its own
-// position on.
+// dk += dSᵀ · Q and dv += Pᵀ · dout for the keys of a block. In diagonal blocks, key j is visible
+// only to rows j and later.
 template <typename T>
 void AddToKeys(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys) {
   const int64_t strip = row == key ? kStrip : keys;
@@ -150,7 +151,8 @@ struct HeadTensors {
   HeadRows<T> dq, dk, dv;
 };
 
-// Packs `in` for products along the rows. If nothing is rounded, reuses the packed `plain`.
+// Packs `in` for products that sum over the rows. If nothing is rounded, returns `plain`, which is
+// already packed.
 template <typename T>
 const T* PackedAlongRows(OperandForm form, Rows<const T> in, int64_t n, int64_t d, const T* plain,
                          std::vector<T>& memory) {
@@ -161,8 +163,8 @@ const T* PackedAlongRows(OperandForm form, Rows<const T> in, int64_t n, int64_t 
   return out;
 }
 
-// Computes the gradients of one key head of a sequence, and of the query heads that share it. The
-// query heads add to the gradients of the key head one after another.
+// Computes the gradients of one key head of a sequence, and of the query heads that use this key
+// head. The query heads are processed in order, and each adds to the gradients of the key head.
 template <typename T>
 void BackwardGroup(const AttentionShape<T>& shape, const HeadTensors<T>& t, int64_t g,
                    int64_t begin, int64_t n, const T* log_sums, int64_t all_rows) {
@@ -190,7 +192,7 @@ void BackwardGroup(const AttentionShape<T>& shape, const HeadTensors<T>& t, int6
     const Rows<const T> dout = Of(t.dout, h, begin);
     PackOperandRows(form, q.data, q.row, n, qk, queries);
     PackOperandRows(form, dout.data, dout.row, n, dim, douts);
-    for (int64_t r = 0; r < n; ++r)  // Σ_j p_j · dp_j
+    for (int64_t r = 0; r < n; ++r)  // equals Σ_j p_j · dp_j
       along[r] = Dot(out.data + r * out.row, dout.data + r * dout.row, dim);
     Backward(BackwardHead<T>{
         .shape = shape,

@@ -1,5 +1,5 @@
-// The two attention layers with their projections: the part between a layer's first norm and its
-// residual.
+// The two kinds of attention (grouped-query and latent) with their projections: the part of a
+// decoder layer between its first norm and the residual addition.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ namespace switchyard::train {
 // Activations that a forward pass saves for its backward pass.
 template <typename T>
 struct AttentionState {
-  std::vector<T> q_a, q_a_normed;        // MLA: [m, q_lora]
-  std::vector<T> q_raw, k_raw;           // before their norms, if there are any
-  std::vector<T> q, k, v;                // rotated; grouped: [m, heads, D]; MLA: v is in kv
+  std::vector<T> q_a, q_a_normed;  // MLA: [m, q_lora]
+  std::vector<T> q_raw, k_raw;     // q and k before their norms; empty if there are no norms
+  std::vector<T> q, k, v;  // after the rotary embedding; grouped: [m, heads, D]; MLA: v is in kv
   std::vector<T> latent, latent_normed;  // MLA: [m, lora + rope], [m, lora]
   std::vector<T> kv;                     // MLA: [m, heads, nope + v]
   std::vector<T> attended;               // [m, heads, Dv]
@@ -29,7 +29,7 @@ struct AttentionState {
 };
 
 // Used by the rank's thread only. Forward and Backward do not communicate. If a rank holds only
-// some of the heads, out and dx are its partial sums, for all rows.
+// some of the heads, `out` and `dx` are partial sums over these heads, for all rows.
 template <typename T>
 class AttentionLayer {
  public:

@@ -1,4 +1,5 @@
-// Shared by the two passes of attention: the range of visible keys, and the workspace of a task.
+// Used by the forward and the backward pass of attention: the range of visible keys, and the
+// workspace of a task.
 #pragma once
 
 #include <algorithm>
@@ -11,15 +12,17 @@
 namespace switchyard::train {
 
 constexpr int64_t kQueryBlock = 24;  // query rows of a score block; must be even
-constexpr int64_t kStrip = 6;  // query rows of one product with their visible keys; must be even
+// Query rows that one product multiplies with their visible keys; must be even.
+constexpr int64_t kStrip = 6;
 
-// The first visible key of row r of a sequence, and one past the last.
+// The range of visible keys of row r of a sequence: the first key, and one past the last key.
 template <typename T>
 std::pair<int64_t, int64_t> VisibleKeys(const AttentionShape<T>& shape, int64_t r) {
   return {shape.window > 0 ? std::max<int64_t>(0, r + 1 - shape.window) : 0, r + 1};
 }
 
-// Copies of a task's head, packed as the products need them (math/operands.h).
+// Copies of the head that a task processes, packed in the form that the products need
+// (math/operands.h).
 template <typename T>
 struct AttentionWorkspace {
   std::vector<T> keys_transposed, values_transposed;        // [d, stride]
@@ -43,7 +46,7 @@ T* Room(std::vector<T>& v, int64_t count) {
 template <typename T>
 struct Rows {
   T* data;
-  int64_t row;  // stride
+  int64_t row;  // row stride in elements
 };
 template <typename T>
 Rows<T> Of(const HeadRows<T>& t, int64_t head, int64_t begin) {

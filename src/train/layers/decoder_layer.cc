@@ -145,7 +145,7 @@ void DecoderLayer<T>::AttendBackward(LayerPass<T> p) {
   T* d = p.stream.data();
   RmsNormGradient(norm, s.after.data(), post_norm_->value.data(), s.dense_output.data(), d, true,
                   post_norm_->gradient.data(), p.pool);
-  // after_normed is no longer needed: its buffer holds the gradient of `normed`.
+  // after_normed is no longer needed, so its buffer is reused for the gradient of `normed`.
   const T* x = tp_.alone() ? s.normed.data() : s.all_normed.data();
   const GatheredRows<T> dout(tp_, d, all, hidden_);
   PartialRows<T> dx(tp_, s.after_normed.data(), all, hidden_);

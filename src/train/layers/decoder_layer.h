@@ -1,4 +1,4 @@
-// A decoder layer, split into phases that a schedule may interleave with those of another
+// A decoder layer, split into phases. A schedule may interleave them with the phases of another
 // micro-batch.
 #pragma once
 
@@ -28,7 +28,7 @@ struct LayerState {
   FeedForwardState<T> dense;
   std::vector<T> dense_output;  // [m, H]; backward: the gradient of after_normed
   MoeState<T> moe;
-  // With tensor parallelism: normed and after_normed of all rows.
+  // Only with tensor parallelism: normed and after_normed of the rows of all ranks of the TP group.
   std::vector<T> all_normed, all_after_normed;
 };
 
@@ -37,14 +37,14 @@ template <typename T>
 struct LayerPass {
   const RowLayout& rows;  // rows of all ranks of the TP group
   LayerState<T>& state;
-  std::vector<T>& stream;  // forward: hidden [m, H], in place; backward: its gradient
+  std::vector<T>& stream;  // [m, H] forward: hidden state, updated in place; backward: its gradient
   ThreadPool& pool;
 };
 
-// Communication of layers with the other ranks.
+// The groups of ranks with which a layer communicates.
 struct LayerRanks {
   ExpertRanks experts;        // the ranks that hold the experts of a layer
-  SumOverRanks sum;           // over all ranks of the stage; empty: one rank
+  SumOverRanks sum;           // sum over all ranks of the stage; empty: the stage has one rank
   Collectives* tp = nullptr;  // the TP group; null: no tensor parallelism
 };
 
@@ -72,7 +72,7 @@ class DecoderLayer {
   const TensorGroup tp_;
   Parameter<T>*input_norm_, *post_norm_;
   std::unique_ptr<AttentionLayer<T>> attention_;
-  std::vector<FeedForward<T>> dense_;  // none or one
+  std::vector<FeedForward<T>> dense_;  // size 0 (MoE layer) or 1
   std::optional<MoeLayer<T>> moe_;
 };
 

@@ -34,7 +34,7 @@ void ForwardProducts(std::span<const FeedForward<T>> networks, std::span<const i
   Project<T>(parts, pool);
 }
 
-// Afterwards the state's gate and up hold their gradients.
+// Overwrites the state's gate and up with their gradients.
 template <typename T>
 void BackwardProducts(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
                       const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,

@@ -14,7 +14,8 @@ template <typename T>
 struct FeedForward {
   Linear<T> gate, up, down;
 
-  // Partitions the intermediate dimension over `ranks`, each of which then computes partial sums.
+  // Partitions the intermediate dimension over `ranks`. Each rank then computes partial sums of the
+  // output.
   static FeedForward Make(ParameterSet<T>& set, const std::string& gate, const std::string& up,
                           const std::string& down, int64_t hidden, int64_t intermediate,
                           bool expert = false, const TensorGroup& ranks = TensorGroup()) {
@@ -39,8 +40,8 @@ template <typename T>
 void Forward(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets, const T* x,
              FeedForwardState<T>* state, T* out, ThreadPool& pool);
 
-// Computes dx: adds to it if `accumulate`, else overwrites it. Adds to the weight gradients, row by
-// row in order. The state is invalid afterwards.
+// Computes dx: adds to dx if `accumulate`, else overwrites it. Adds to the weight gradients, in row
+// order. The state is invalid afterwards.
 template <typename T>
 void Backward(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
               const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,

@@ -16,7 +16,7 @@ namespace {
 
 struct Shape {
   int64_t hidden, width;
-  std::vector<int32_t> offsets;  // of five networks
+  std::vector<int32_t> offsets;  // [6] row offsets of five networks
 };
 // Several tiles of 96 rows, odd row counts, networks without rows; widths not divisible by tiles.
 const Shape kShapes[] = {{64, 32, {0, 96, 96, 97, 300, 301}},
@@ -37,8 +37,8 @@ struct Results {
   bool operator==(const Results&) const = default;
 };
 
-// Forward and backward of five networks: by tiles, or, with more threads than networks, by
-// products.
+// Runs forward and backward of five networks. `tiles`: by tiles; otherwise by products, which are
+// used if there are more threads than networks.
 Results RunAll(const Shape& shape, ProductDtype dtype, int threads, bool tiles, bool accumulate) {
   ParameterSet<float> set(dtype);
   std::vector<FeedForward<float>> networks;
@@ -50,7 +50,8 @@ Results RunAll(const Shape& shape, ProductDtype dtype, int threads, bool tiles, 
   uint32_t seed = 10;
   for (Parameter<float>& p : set.all()) {
     p.value = Random(std::ssize(p.value), ++seed);
-    p.gradient = Random(std::ssize(p.gradient), ++seed);  // gradients accumulate to this
+    // Initial gradient, to which the pass adds.
+    p.gradient = Random(std::ssize(p.gradient), ++seed);
   }
   ThreadPool pool(threads);
   const std::span<const FeedForward<float>> all(networks);

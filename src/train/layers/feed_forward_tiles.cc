@@ -36,12 +36,12 @@ template <typename T>
 struct Networks {
   OperandForm form;
   int64_t hidden, width;
-  int64_t panels;  // elements of one packed matrix; three for each network
+  int64_t panels;  // elements of one packed matrix; each network has three matrices
   T* packed;
 
   const T* Matrix(size_t e, int i) const { return packed + (3 * e + i) * panels; }
-  // Elements of a packed tile [kRows, d]: the maximum of its two forms, PackOperandRows and
-  // PackAlongRows.
+  // Number of elements of a packed tile [kRows, d]: the maximum over its two forms, PackOperandRows
+  // and PackAlongRows.
   int64_t Operand(int64_t d) const {
     const int64_t rows = kRows * InnerFloats(form, d),
                   along = InnerFloats(form, kRows) * PairStride(form, d);
@@ -69,13 +69,14 @@ Networks<T> Pack(std::span<const FeedForward<T>> all, bool forward, ScratchBuffe
 }
 
 template <typename T>
-int64_t PackedSize(std::span<const FeedForward<T>> all) {  // for forward or backward
+int64_t PackedSize(std::span<const FeedForward<T>> all) {  // size for one pass, forward or backward
   const int64_t hidden = all[0].gate.k, width = all[0].gate.n;
   return 3 * std::ssize(all) * std::max(PanelsSize(hidden, width), PanelsSize(width, hidden)) +
          kLineFloats;
 }
 
-// Rows [row, row + m): in place if dense, otherwise gathered into `room`.
+// Returns rows [row, row + m) of the input: in place if the input is dense, otherwise gathered into
+// `room`.
 template <typename T>
 const T* RowsAt(const TileRows<T>& rows, int64_t row, int64_t m, int64_t width, T* room) {
   if (rows.dense != nullptr) return rows.dense + row * width;
@@ -95,7 +96,7 @@ template <typename T>
 struct Scratch {
   T* rows;                                  // [kRows, H]
   T *middle, *dmiddle, *dgate, *dup;        // [kRows, I]
-  T *hidden, *width, *along, *along_width;  // operands
+  T *hidden, *width, *along, *along_width;  // packed operands
 };
 
 template <typename T>

@@ -1,7 +1,7 @@
 // Feed-forward of small networks by tiles of rows. One thread computes all steps of a tile while
-// the tile is in its L2 cache. Without tiles, each product over all rows would load the activations
-// of an MoE layer (k rows per token) from memory. The results are bitwise equal to those without
-// tiles.
+// the tile is in its L2 cache. Without tiles, each product reads all rows, so the activations of an
+// MoE layer (k rows per token) are loaded from memory each time. The results are bitwise equal to
+// those without tiles.
 #pragma once
 
 #include <cstdint>
@@ -13,23 +13,24 @@
 
 namespace switchyard::train {
 
-// Whether there are enough networks for all threads, and the gradients of one network fit in an L2
-// cache. In the backward pass a thread processes one network at a time.
+// Whether tiles are faster: there are enough networks for all threads, and the gradients of one
+// network fit in an L2 cache. In the backward pass, a thread processes one network at a time.
 template <typename T>
 bool UsesTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool);
 
-// Input rows [n, H] of the networks: dense, or gathered tile by tile. Gathering avoids a round trip
-// through memory.
+// Input rows [n, H] of the networks: dense, or gathered tile by tile. Gathering by tile avoids
+// writing all rows to memory and reading them again.
 template <typename T>
 struct TileRows {
   const T* dense = nullptr;
-  // If `dense` is null: writes rows [begin, begin + count) to out. Called once for each row of a
-  // pass, by any of its threads.
+  // Used if `dense` is null: writes rows [begin, begin + count) to `out`. Any thread of the pass
+  // may call it. Each row is requested once per pass.
   std::function<void(int64_t begin, int64_t count, T* out)> put = {};
 };
 
 // Like Forward and Backward of feed_forward.h, with at least one network. The state has no
-// `middle`. Rows of dx are written after those of x and dout in the same tile have been read.
+// `middle`. Within a tile, rows of dx are written after all rows of x and dout have been read, so
+// dx may alias them.
 template <typename T>
 void ForwardTiles(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
                   const TileRows<T>& x, FeedForwardState<T>* state, T* out, ThreadPool& pool);

@@ -85,7 +85,7 @@ class GroupedAttention : public AttentionLayer<T> {
     const int64_t m = rows.rows();
     ScratchBuffer<T> dattended(m * q_width_), dq(m * q_width_), dk(m * kv_width_),
         dv(m * kv_width_);
-    // BackwardAll only reads the gradient of an output.
+    // The const_cast is safe, because BackwardAll only reads the gradients of outputs.
     const LinearUse<T> output[] = {{&o_, const_cast<T*>(dout)}};
     BackwardAll<T>(output, s.attended.data(), m, dattended.data(), false, pool);
     AttentionGradient<T>(shape_, rows, Heads<const T>(s.q, q_width_),
@@ -104,7 +104,8 @@ class GroupedAttention : public AttentionLayer<T> {
   }
 
  private:
-  // Replaces d in place. dy is a copy of the old d, which the weight's gradient reads.
+  // Replaces d, the gradient of the norm's output, by the gradient of its input. dy is a copy of
+  // the old d, which the weight gradient needs.
   void NormBackward(Parameter<T>* norm, const std::vector<T>& raw, ScratchBuffer<T>& d,
                     ThreadPool& pool) {
     const auto count = static_cast<int64_t>(raw.size());
@@ -133,7 +134,7 @@ class GroupedAttention : public AttentionLayer<T> {
   }
 
   const AttentionConfig config_;
-  const int64_t heads_, kv_heads_;  // of this rank
+  const int64_t heads_, kv_heads_;  // number of heads of this rank
   const RopeConfig rope_;
   const float eps_;
   const float* cos_sin_;

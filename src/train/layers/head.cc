@@ -12,7 +12,7 @@
 namespace switchyard::train {
 namespace {
 
-constexpr int64_t kBlock = 256;  // rows of a block of logits
+constexpr int64_t kBlock = 256;  // rows for which logits are computed at a time
 
 // Partial softmax statistics of a row over one part of the vocabulary.
 template <typename T>
@@ -21,7 +21,8 @@ struct PartialSoftmax {
   T wanted = 0;            // the target's logit, on the rank that holds it
 };
 
-// Combines row i over the ranks, in rank order. `every` [ranks, m] holds their parts.
+// Combines the statistics of row i over the ranks, in rank order. `every` [ranks, m]: the partial
+// statistics of all ranks.
 template <typename T>
 PartialSoftmax<T> Join(const std::vector<PartialSoftmax<T>>& every, int64_t ranks, int64_t m,
                        int64_t i) {

@@ -9,16 +9,17 @@
 
 namespace switchyard::train {
 
-// Processes rows block by block, so that logits are never stored for the whole batch. Forward and
-// backward are therefore one call.
+// Computes logits for one block of rows at a time, so that the logits of the whole batch are never
+// stored. So forward and backward must be a single call.
 template <typename T>
 struct HeadLoss {
-  Linear<T> head;  // [V, H]; the embedding if tied; with TP this rank's rows only
+  Linear<T> head;  // [V, H]; if tied, this is the embedding; with TP, only the rows of this rank
   TensorGroup tp = TensorGroup();
   // Returns the sum of -log softmax(x · Wᵀ)[target] over rows whose target is not Batch::kIgnored.
-  // If dx [m, H] is not null, dx is written and the head's gradient, if it has one, is accumulated,
-  // both multiplied by `scale`. Ranks that share the vocabulary call it with the same rows. dx is
-  // then a partial sum, and the loss is that of this rank's share of the rows.
+  // If dx [m, H] is not null, writes dx and adds to the head's gradient, unless the head is frozen.
+  // Both are multiplied by `scale`. Ranks that partition the vocabulary must call Run with the same
+  // rows. Then dx is a partial sum, and the returned loss covers only this rank's share of the
+  // rows.
   double Run(const T* x, std::span<const int32_t> targets, T scale, T* dx, ThreadPool& pool) const;
 };
 

@@ -38,8 +38,8 @@ class LatentAttention : public AttentionLayer<T> {
     const auto norm = [&](const std::string& name, int64_t n) {
       return parts.parameters.Add(parts.prefix + name + ".weight", {n});
     };
-    // Every rank computes the whole latents; their gradient on a rank comes from its own heads
-    // only.
+    // Every rank computes the whole latents. But a rank has only the part of their gradient that
+    // comes from its own heads.
     const int64_t hidden = parts.config.hidden, q_lora = config_.q_lora_rank;
     const int64_t all = config_.heads;
     const Cut q = Cut::Outputs(parts.tp, all, qk_);
@@ -125,7 +125,8 @@ class LatentAttention : public AttentionLayer<T> {
   }
 
  private:
-  // k [m, heads, nope + rope]: each head's own part, then the rotated part that all heads share.
+  // Fills k [m, heads, nope + rope]: each head has its own part (nope), followed by the rotated
+  // part (rope) that is the same for all heads.
   void MakeKeys(const RowLayout& rows, AttentionState<T>* s, ThreadPool& pool) {
     const int64_t m = rows.rows();
     s->k.resize(m * heads_ * qk_);
@@ -163,7 +164,7 @@ class LatentAttention : public AttentionLayer<T> {
   NormShape<T> NormOf(int64_t m, int64_t n, int64_t ld) const {
     return {.m = m, .n = n, .ldx = ld, .eps = static_cast<T>(kLatentNormEps)};
   }
-  RopeShape<T> RopeOf(const RowLayout& rows) const {  // for [m, heads, nope + rope]
+  RopeShape<T> RopeOf(const RowLayout& rows) const {  // shape for tensors [m, heads, nope + rope]
     return {.m = rows.rows(),
             .heads = heads_,
             .row = heads_ * qk_,
@@ -190,9 +191,9 @@ class LatentAttention : public AttentionLayer<T> {
   const AttentionConfig config_;
   const bool interleaved_;
   const float* cos_sin_;
-  const int64_t nope_, rope_, qk_, value_, lora_, heads_;  // heads_: of this rank
+  const int64_t nope_, rope_, qk_, value_, lora_, heads_;  // heads_: number of heads of this rank
   const AttentionShape<T> shape_;
-  Linear<T> q_a_, q_, kv_a_, kv_b_, o_;  // q_: q_b_proj if there is a q_a
+  Linear<T> q_a_, q_, kv_a_, kv_b_, o_;  // q_ is q_b_proj if the model has q_a_proj, else q_proj
   Parameter<T>*q_a_norm_ = nullptr, *kv_a_norm_ = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// Linear layers over parameters, and the set that owns a model's parameters.
+// Linear layers, and the set that owns the parameters of a model.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,13 @@
 
 namespace switchyard::train {
 
-// The part of a tensor that a rank holds: rows (0), columns (1), or all of it (-1).
+// The part of a tensor that a rank holds. `dimension`: 0 for a range of rows, 1 for a range of
+// columns, -1 for the whole tensor.
 struct Cut {
   int dimension = -1;
   Share range;
 
-  // This rank's share of `n` blocks, each of `unit` outputs (or inputs).
+  // This rank's share of `n` blocks. A block has `unit` outputs (or inputs).
   static Cut Outputs(const TensorGroup& ranks, int64_t n, int64_t unit = 1) {
     return {0, Blocks(ranks, n, unit)};
   }
@@ -35,7 +36,8 @@ struct Cut {
   }
 };
 
-// Owns parameters; pointers to them stay valid. Parameters are in the order of the model.
+// Owns the parameters of a model, in the order of the model. Pointers to parameters stay valid when
+// more are added.
 template <typename T>
 class ParameterSet {
  public:
@@ -100,12 +102,12 @@ struct Linear {
   }
 };
 
-// One of several linear layers with the same input x. BackwardAll adds up their gradients of x in
-// order.
+// One of several linear layers that have the same input x. BackwardAll sums the gradients of x over
+// these layers, in order.
 template <typename T>
 struct LinearUse {
   const Linear<T>* linear;
-  T* y;  // backward: dy
+  T* y;  // forward: output; backward: dy
 };
 template <typename T>
 void ForwardAll(std::span<const LinearUse<T>> uses, const T* x, int64_t m, ThreadPool& pool) {
@@ -113,7 +115,7 @@ void ForwardAll(std::span<const LinearUse<T>> uses, const T* x, int64_t m, Threa
   for (const auto& [linear, y] : uses) parts.push_back(linear->Forward(x, m, y));
   Project<T>(parts, pool);
 }
-// Computes dx: adds to it if `accumulate`, else overwrites it.
+// Computes dx: adds to dx if `accumulate`, else overwrites it.
 template <typename T>
 void BackwardAll(std::span<const LinearUse<T>> uses, const T* x, int64_t m, T* dx, bool accumulate,
                  ThreadPool& pool) {

@@ -154,7 +154,8 @@ void MoeLayer<T>::EndCombineGradient(MoeState<T>* s, ThreadPool& pool) {
 template <typename T>
 void MoeLayer<T>::RunExpertsGradient(MoeState<T>* s, ThreadPool& pool) {
   if (Gathers(pool)) {
-    // The weights' gradients read the outputs, tile by tile, before dx overwrites them.
+    // dx overwrites the expert outputs tile by tile. The gradients of the router weights read each
+    // tile before that.
     return BackwardTiles<T>(experts_, s->offsets, TokenRows(*s), &s->experts, OutputGradients(s),
                             s->outputs.data(), false, pool);
   }

@@ -17,10 +17,10 @@
 namespace switchyard::train {
 
 // Activations of one micro-batch in one MoE layer, from Route to the end of the backward pass. Slot
-// t · k + j is the j-th expert of token t. A rank's slots are sorted by expert, then by slot. The
-// rows of an expert are in this order too: those of the first sending rank, then those of the next.
-// So if tokens are partitioned over ranks in order, an expert's rows have the same order on any
-// number of ranks, and sums over them have the same bits.
+// t · k + j is the j-th expert of token t. A rank sorts its slots by expert, then by slot. The rows
+// of an expert are ordered by source rank, and those of one source rank by slot. If tokens are
+// partitioned over ranks in order, the rows of an expert therefore have the same order on any
+// number of ranks. So sums over these rows have the same bits.
 template <typename T>
 struct MoeState {
   RouterState<T> router;
@@ -29,12 +29,14 @@ struct MoeState {
   std::vector<int32_t> sent;   // [E] rows for each expert
   std::vector<T> outputs;      // [n, H] received expert outputs; backward: received gradients of
                                // the expert inputs
-  const T *x = nullptr, *dy = nullptr;  // [m, H] of the tokens, for experts that gather
-  std::vector<T> dweights;              // [m, k]
+  // [m, H] rows of the tokens, if experts gather them directly.
+  const T *x = nullptr, *dy = nullptr;
+  std::vector<T> dweights;  // [m, k]
 
-  // The following members are those of the rank that owns the experts.
+  // The following members describe the rows that this rank's experts receive.
   std::vector<int32_t> offsets;  // [E_local + 1] prefix sum of each expert's rows
-  // [R] for each expert row: index of the dispatched row that it copies, and its top-k slot.
+  // [R] for each expert row: the index of the dispatched row of which it is a copy, and the top-k
+  // slot.
   std::vector<int32_t> row_of, slot_of;
   // [dispatched rows, k] index of the expert row of each (dispatched row, top-k slot); -1: the
   // expert is on another rank
@@ -44,7 +46,7 @@ struct MoeState {
   FeedForwardState<T> experts;
 
   FeedForwardState<T> shared;
-  std::vector<T> all_x;                   // with tensor parallelism: x of all rows
+  std::vector<T> all_x;                   // only with tensor parallelism: x of all rows
   std::vector<T> shared_output, dshared;  // [m, H]
   DispatchHandle exchange;
 };
@@ -52,15 +54,15 @@ struct MoeState {
 // Forward: Route, BeginDispatch, EndDispatch, RunExperts, BeginCombine, EndCombine; SharedForward
 // anywhere before EndCombine. Backward: BeginCombineGradient, EndCombineGradient,
 // RunExpertsGradient, BeginDispatchGradient, EndDispatchGradient; SharedBackward anywhere before
-// EndDispatchGradient. Calls with other states may come between a Begin and its End. Every rank
-// makes the same calls, with m = 0 if it has no tokens. Owned by its layer; used by the rank's
-// thread only.
+// EndDispatchGradient. Between a Begin and its End, calls for other states (micro-batches) are
+// allowed. Every rank makes the same calls, with m = 0 if it has no tokens. Owned by its layer;
+// used by the rank's thread only.
 template <typename T>
 class MoeLayer {
  public:
-  // Adds parameters of this rank's experts only: EvenShare of all experts. `prefix`:
-  // "model.layers.3.". The dispatcher is borrowed. `tp` partitions the rows of a micro-batch (each
-  // rank routes its share) and the width of the shared experts.
+  // Adds the parameters of this rank's experts only, which are its EvenShare of all experts.
+  // `prefix`: "model.layers.3.". The dispatcher is borrowed. `tp` partitions the rows of a
+  // micro-batch and the width of the shared experts. Each rank routes its own rows.
   MoeLayer(const ModelConfig& config, const TensorNames& names, const std::string& prefix,
            const ExpertRanks& ranks, const TensorGroup& tp, ParameterSet<T>& set);
 
@@ -71,7 +73,7 @@ class MoeLayer {
   void BeginCombine(MoeState<T>* state, ThreadPool& pool);
   // y[t] += Σ_j weight[t, j] · output[t, j], then the shared experts.
   void EndCombine(int64_t m, MoeState<T>* state, T* y, ThreadPool& pool);
-  // `all`: number of rows of all ranks of `tp`; x [m, H].
+  // x [m, H]. `all`: total number of rows over the ranks of `tp`.
   void SharedForward(const T* x, int64_t all, MoeState<T>* state, ThreadPool& pool);
 
   void BeginCombineGradient(const T* dy, int64_t m, MoeState<T>* state, ThreadPool& pool);
@@ -83,29 +85,29 @@ class MoeLayer {
   void EndDispatchGradient(const T* x, int64_t m, MoeState<T>* state, T* dx, ThreadPool& pool);
 
   Router<T>& router() { return router_; }
-  Share experts() const { return mine_; }  // of this rank
+  Share experts() const { return mine_; }  // experts of this rank
 
  private:
   bool IsSingleRank() const { return ranks_.size == 1; }
   // Whether experts gather their rows directly from the tokens' rows, so that no row is exchanged.
-  // The answer is the same in all phases.
+  // The result is the same in all phases.
   bool Gathers(const ThreadPool& pool) const;
   int64_t RowBytes() const { return (hidden_ + k_) * static_cast<int64_t>(sizeof(T)); }
   void Pack(const T* rows, bool weighted, const MoeState<T>& state, T* out, ThreadPool& pool);
   void OrderByExpert(const Dispatched& in, MoeState<T>* state) const;
-  // Inputs of experts that gather. TokenRows gives the tokens' rows. OutputGradients gives
-  // weight · dy, and also computes the gradient of each weight.
+  // The inputs of experts that gather their rows. TokenRows gives the rows of the tokens.
+  // OutputGradients gives weight · dy, and also computes the gradient of each router weight.
   TileRows<T> TokenRows(const MoeState<T>& state) const;
   TileRows<T> OutputGradients(MoeState<T>* state) const;
-  // Dispatches `rows`: the tokens' rows, or with `gradient` the rows of dy, with the routing of the
-  // forward pass. Rows of dy are multiplied by the router weights: here on a single rank, else in
-  // ReceiveRows.
+  // Dispatches `rows`: the rows of the tokens, or with `gradient` the rows of dy, which use the
+  // routing of the forward pass. Rows of dy are multiplied by the router weights. This happens here
+  // on a single rank, else in ReceiveRows.
   void SendToExperts(const T* rows, bool gradient, std::vector<T>* own, MoeState<T>* state,
                      ThreadPool& pool);
   void ReceiveRows(bool gradient, std::vector<T>* rows, MoeState<T>* state, ThreadPool& pool);
   void ReturnRows(const std::vector<T>& rows, MoeState<T>* state, ThreadPool& pool);
-  // Receives the rows that ReturnRows has sent. On a single rank, moves them from `own`, the
-  // argument of ReturnRows.
+  // Receives the rows that ReturnRows has sent. On a single rank, nothing was sent: moves the rows
+  // from `own`, the argument of ReturnRows.
   void ReceiveReturnedRows(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* state,
                            ThreadPool& pool);
 
@@ -114,8 +116,8 @@ class MoeLayer {
   const TensorGroup tp_;
   const Share mine_;
   Router<T> router_;
-  std::vector<FeedForward<T>> experts_;  // of this rank
-  std::vector<FeedForward<T>> shared_;   // none or one
+  std::vector<FeedForward<T>> experts_;  // experts of this rank
+  std::vector<FeedForward<T>> shared_;   // shared expert: size 0 or 1
 };
 
 }  // namespace switchyard::train

@@ -57,9 +57,9 @@ TileRows<T> MoeLayer<T>::OutputGradients(MoeState<T>* s) const {
   }};
 }
 
-// On a single rank, writes the rows of all slots directly to `own`, because its sorted slots have
-// the order of its experts' rows. Otherwise sends one row for each token to the ranks of the
-// token's experts.
+// On a single rank, the sorted slots already have the order of the expert rows, so their rows are
+// written directly to `own`. Otherwise sends the row of each token once to each rank that has
+// experts of the token.
 template <typename T>
 void MoeLayer<T>::SendToExperts(const T* rows, bool gradient, std::vector<T>* own, MoeState<T>* s,
                                 ThreadPool& pool) {
@@ -134,7 +134,7 @@ void MoeLayer<T>::ReceiveRows(bool gradient, std::vector<T>* rows, MoeState<T>* 
   });
 }
 
-// Writes each row to [token, slot] at the token's rank.
+// Sends each row back to the rank of its token, which stores it at [token, slot].
 template <typename T>
 void MoeLayer<T>::ReturnRows(const std::vector<T>& rows, MoeState<T>* s, ThreadPool& pool) {
   if (IsSingleRank()) return;

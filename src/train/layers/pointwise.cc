@@ -44,7 +44,7 @@ T InverseRoot(const T* x, int64_t n, T eps) {
 // Σ a · b · c
 template <typename T>
 T DotOfThree(const T* a, const T* b, const T* c, int64_t n) {
-  constexpr int kLanes = 16;  // so that the compiler can vectorize
+  constexpr int kLanes = 16;  // sixteen partial sums, which the compiler can vectorize
   T sum[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
@@ -125,7 +125,8 @@ namespace {
 
 constexpr int64_t kMaxRotary = 256;
 
-// Rope for interleaved pairs. A row's cosines and sines are expanded to pairs once for all heads.
+// Rotary embedding of interleaved pairs. The cosines and sines of a row are expanded to pairs once
+// for all heads.
 void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const KernelTable& leaves,
                  ThreadPool& pool) {
   const int64_t half = s.rotary_dim / 2;

@@ -29,14 +29,14 @@ void RmsNormGradient(const NormShape<T>& shape, const T* x, const T* weight, con
 template <typename T>
 struct RopeShape {
   int64_t m = 0, heads = 0;
-  int64_t row = 0, head = 0;  // strides
+  int64_t row = 0, head = 0;  // strides of a row and of a head
   int64_t rotary_dim = 0, offset = 0;
   bool interleaved = false;  // pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2)
   const int32_t* positions = nullptr;
-  const float* cos_sin = nullptr;  // BuildCosSin (model/rope.h)
+  const float* cos_sin = nullptr;  // table of BuildCosSin (model/rope.h)
 };
-// `backward`: applies the transpose, which maps gradients of rotated elements to gradients of the
-// elements.
+// `backward`: rotates in the opposite direction, which converts gradients of the output to
+// gradients of the input.
 template <typename T>
 void Rope(const RopeShape<T>& shape, T* x, bool backward, ThreadPool& pool);
 
@@ -56,7 +56,8 @@ void Add(T* y, const T* x, int64_t count, ThreadPool& pool);
 template <typename T>
 T ExpSum(T* x, int64_t n, T shift);
 
-// Gathers rows `ids` of the table. The gradient accumulates rows in order of t.
+// Gathers rows `ids` of the table. The backward pass adds the gradient of row t to table row
+// ids[t], in ascending order of t.
 template <typename T>
 void Embed(std::span<const int32_t> ids, const T* table, int64_t width, T* out, ThreadPool& pool);
 template <typename T>

@@ -11,7 +11,8 @@ namespace {
 
 using Scoring = RouterConfig::Scoring;
 
-constexpr double kTiny = 1e-20;  // all sigmoids may underflow to zero: as in moe/router/router.cc
+// Avoids 0 / 0 if all sigmoids underflow, as in moe/router/router.cc.
+constexpr double kTiny = 1e-20;
 
 template <typename T>
 T LogSum(const T* x, int64_t n) {
@@ -69,10 +70,10 @@ struct RoutedToken {
   const T *logits, *scores;  // [E]
   const int32_t* ids;        // [k]
   const T *weights, *dweights;
-  const T* dp;  // [E] gradient of the balance losses over p; null: none
+  const T* dp;  // [E] gradient of the balance losses with respect to p; null: none
 };
 
-// Σ dw · w: the normalization term in the gradient of every weight.
+// Σ dw · w, which normalization subtracts in the gradient of every weight.
 template <typename T>
 T WeightedGradientSum(const RouterConfig& c, const RoutedToken<T>& t) {
   T sum = 0;
@@ -80,7 +81,7 @@ T WeightedGradientSum(const RouterConfig& c, const RoutedToken<T>& t) {
   return sum;
 }
 
-// Gradient for weights that are the softmax of the chosen logits.
+// Adds the gradient of the logits for routers whose weights are the softmax of the chosen logits.
 template <typename T>
 void AddTopKSoftmaxGradient(const RouterConfig& c, const RoutedToken<T>& t, T* dlogits) {
   const T along = WeightedGradientSum(c, t) / static_cast<T>(c.routed_scaling_factor);
@@ -88,8 +89,8 @@ void AddTopKSoftmaxGradient(const RouterConfig& c, const RoutedToken<T>& t, T* d
     if (t.ids[j] >= 0) dlogits[t.ids[j]] += t.weights[j] * (t.dweights[j] - along);
 }
 
-// Computes dscores [E]: the gradient through the weights of the chosen experts, plus that through
-// p.
+// Computes dscores [E]: the gradient through the weights of the chosen experts, plus the gradient
+// through p.
 template <typename T>
 void ScoreGradient(const RouterConfig& c, const RoutedToken<T>& t, T* dscores) {
   std::fill_n(dscores, c.num_experts, T{0});

@@ -15,15 +15,16 @@
 
 namespace switchyard::train {
 
-// Weights of the load-balancing losses; 0 disables one. There are E experts, and each token chooses
-// K. p[t, e] is the softmax of the router's logits, or sigmoids normalized by their sum. f[e] is
-// E / K times the fraction of tokens that choose e (a constant in the gradient).
+// Weights of the load-balancing losses; a loss with weight 0 is disabled. There are E experts, and
+// each token chooses K. p[t, e] is the softmax of the router's logits, or sigmoids normalized by
+// their sum. f[e] is E / K times the fraction of tokens that choose e (a constant in the gradient).
 struct BalanceLosses {
   // Σ_e f[e] · mean_t p[t, e] over the tokens of the micro-batch on all ranks: GShard's loss in the
   // form of the Switch Transformer (arXiv:2101.03961, equation 4), for top-k.
   double batch = 0.0;
-  // The formula of `batch` for each sequence alone, with sequences weighted by length:
-  // DeepSeek-V3's complementary sequence-wise loss (arXiv:2412.19437, equations 17 to 20).
+  // The same formula as `batch`, applied to each sequence separately, with sequences weighted by
+  // length. This is DeepSeek-V3's complementary sequence-wise loss (arXiv:2412.19437, equations 17
+  // to 20).
   double sequence = 0.0;
   // mean_t (log Σ_e e^logit[t, e])²: ST-MoE's z-loss (arXiv:2202.08906, equation 5).
   double z = 0.0;
@@ -36,11 +37,12 @@ struct RouterState {
   std::vector<T> logits, scores;  // [m, E]; scores: softmax, or sigmoids
   TopK topk;                      // ids; its float weights are not used
   std::vector<T> weights;         // [m, k], including routed_scaling_factor
-  std::vector<T> dprobabilities;  // [m, E] gradient of the balance losses over p; empty: none
-  std::vector<T> dz;              // [m] gradient of the z-loss over log Σ e^logit; empty: none
-  std::vector<float> loads;       // [E] number of the rank's tokens that choose each expert
-  // Tests: keeps `topk` of the previous pass, so that finite differences do not cross a change of
-  // the choice.
+  // [m, E] gradient of the balance losses with respect to p; empty: none.
+  std::vector<T> dprobabilities;
+  std::vector<T> dz;  // [m] gradient of the z-loss with respect to log Σ e^logit; empty: none
+  std::vector<float> loads;  // [E] number of the rank's tokens that choose each expert
+  // For tests: keeps `topk` of the previous pass, so that the choice of experts is the same at both
+  // points of a finite difference.
   bool keep_choice = false;
 };
 
@@ -51,16 +53,19 @@ using SumOverRanks = std::function<void(std::span<float>)>;
 template <typename T>
 class Router {
  public:
-  // `name`: of the linear layer, "model.layers.3.mlp.gate". `bias_name`: of the selection bias
-  // (auxiliary-loss-free balancing, arXiv:2408.15664), a parameter without gradient; empty: none.
+  // `name`: tensor name of the linear layer, "model.layers.3.mlp.gate". `bias_name`: tensor name of
+  // the selection bias (auxiliary-loss-free balancing, arXiv:2408.15664), a parameter without
+  // gradient; empty: no bias.
   Router(const RouterConfig& config, int64_t hidden, const std::string& name,
          const std::string& bias_name, ParameterSet<T>& set);
 
-  // Fills the state. The inference router (SelectExperts) makes the choice from float32 logits.
+  // Fills the state. SelectExperts, the router of inference, selects the experts from float32
+  // logits.
   void Forward(const T* x, int64_t m, RouterState<T>* state, ThreadPool& pool);
-  // Called after Forward if losses.any(). Returns the losses, summed over the rank's tokens and
-  // divided by step_tokens. Their sums over ranks and micro-batches are the step's losses. Also
-  // computes the state's gradients. The rank's tokens are its `tp` share of `rows`.
+  // Call after Forward if losses.any(). Returns the losses, summed over the rank's tokens and
+  // divided by step_tokens. The sums of these values over ranks and micro-batches are the losses of
+  // the step. Also computes the gradients in `state`. The rank's tokens are its `tp` share of
+  // `rows`.
   double AddBalance(const BalanceLosses& losses, const RowLayout& rows, double step_tokens,
                     const SumOverRanks& sum, const TensorGroup& tp, RouterState<T>* state);
   // Computes dx [m, H] from dweights [m, k]. Overwrites dx, and adds to the gradient of the linear
@@ -81,7 +86,8 @@ class Router {
 };
 
 // Moves each expert's selection bias by gamma: up if its load is below the mean, down if above
-// (arXiv:2408.15664, algorithm 1). loads [E]: of the step, over all ranks.
+// (arXiv:2408.15664, algorithm 1). loads [E]: tokens of the step that chose each expert, over all
+// ranks.
 template <typename T>
 void MoveBias(std::span<const float> loads, double gamma, std::span<T> bias);
 

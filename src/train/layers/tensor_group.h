@@ -12,11 +12,11 @@ namespace switchyard::train {
 
 // All ranks of the group have the same micro-batch of m rows. Between partitioned matrices, each
 // rank holds only its share of the rows (norms, residuals, router, experts). This is sequence
-// parallelism (Korthikanti et al., arXiv:2205.05198). Before a matrix partitioned by outputs the
-// rows are all-gathered. The partial sums after a matrix partitioned by inputs are
-// reduce-scattered, in rank order. Each of the two operations is the backward pass of the other.
-// Each rank computes the gradient of a replicated tensor from its own rows. So this gradient is
-// partial, and a sum over the group completes it.
+// parallelism (Korthikanti et al., arXiv:2205.05198). The input rows of a matrix partitioned by
+// outputs are all-gathered. The partial sums of a matrix partitioned by inputs are
+// reduce-scattered, in rank order. Each of these two operations is the backward pass of the other
+// one. Each rank computes the gradient of a replicated tensor from its own rows only, so a sum over
+// the group completes this gradient.
 //
 // A group of one rank copies nothing. Used by the rank's thread only. Every rank makes the same
 // calls.
@@ -30,11 +30,11 @@ class TensorGroup {
   // This rank's share of m rows, or of n heads, outputs, …
   Share Mine(int64_t n) const { return EvenShare(n, size(), rank()); }
 
-  // All-gather: mine [Mine(m), width] → all rows [m, width]. The result is in `room`, or is `mine`
-  // for a single rank.
+  // All-gather: mine [Mine(m), width] → all rows [m, width]. Returns `room`, which holds the
+  // result, or `mine` for a single rank.
   template <typename T>
   const T* Gather(const T* mine, int64_t m, int64_t width, std::vector<T>* room) const;
-  // Gather into `all`; only for several ranks.
+  // Like Gather, but writes to `all`. Only for groups of several ranks.
   template <typename T>
   void GatherInto(const T* mine, int64_t m, int64_t width, T* all) const;
   // Reduce-scatter: partial [m, width] of each rank → mine [Mine(m), width], summed; only for
@@ -51,7 +51,8 @@ class TensorGroup {
   Collectives* ranks_;
 };
 
-// All rows, gathered from the ranks' shares; valid during the lifetime of this object.
+// RAII: gathers all rows from the shares of the ranks. The rows are valid during the lifetime of
+// this object.
 template <typename T>
 class GatheredRows {
  public:

@@ -19,12 +19,14 @@
 namespace switchyard::train {
 namespace {
 
-// Tile of C: rows are a multiple of the register tile's six, to leave few remainder rows.
+// Tile of C. The number of rows is a multiple of six, the rows of a register tile, so that few rows
+// remain.
 constexpr int64_t kTileRows = 48, kTileColumns = 4 * kPanel;
-constexpr int64_t kTasks = 8;  // minimum per thread if there are enough rows, for load balance
+// Minimum tasks per thread if there are enough rows, for load balance.
+constexpr int64_t kTasks = 8;
 
-// kSteps: inner steps of one packing task. kFewSteps: inner steps that a task packs at a time, over
-// all columns. Both are even.
+// kSteps: steps along the inner dimension that one packing task handles. kFewSteps: steps that the
+// task packs for all columns before it goes on. Both are even, because pairs are packed.
 constexpr int64_t kSteps = 128, kFewSteps = 8;
 
 int64_t Pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
@@ -32,9 +34,10 @@ int64_t Pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
 // Operand A or B: k inner steps by `count` rows of A or columns of B.
 struct Side {
   const float* data;
-  int64_t along, across;  // strides in elements, one of them 1
+  // Strides in elements along and across the inner dimension; one of them is 1.
+  int64_t along, across;
   int64_t count, k;
-  int64_t piece = 1;  // rows or columns of a panel
+  int64_t piece = 1;  // rows or columns in one packed panel
 
   bool operator==(const Side&) const = default;
   int64_t pairs() const { return (k + 1) / 2; }
@@ -43,8 +46,8 @@ struct Side {
 Side SideA(const Product<float>& p) { return {p.a, p.a_col, p.a_row, p.m, p.k, kTileRows}; }
 Side SideB(const Product<float>& p) { return {p.b, p.b_row, p.b_col, p.n, p.k, kPanel}; }
 
-// An A with contiguous rows is not packed, because its elements are read one at a time. A task
-// rounds the few rows that it reads, which stay in its caches.
+// True if A has contiguous rows. Such an A is not packed in advance, because the kernel reads
+// single elements of A. Each task rounds the few rows that it reads, which stay in its caches.
 bool ReadsRows(const Product<float>& p) { return p.a_col == 1; }
 
 // Thread-local buffer that grows and is reused.
@@ -54,9 +57,9 @@ float* Scratch(int64_t count) {
   return memory.data();
 }
 
-// Packs inner steps [first, first + kSteps) of all columns. The columns of a step are contiguous.
-// kFewSteps steps at a time are read from one end to the other, which suits the hardware
-// prefetcher.
+// Packs steps [first, first + kSteps) of all columns, if the columns of a step are contiguous.
+// Reads kFewSteps steps over all columns at a time, because the hardware prefetcher detects these
+// sequential reads.
 void PackSteps(const Side& s, int64_t first, const PairLeaves& leaves, float* out) {
   const int64_t end = std::min(s.k, first + kSteps), pairs = s.pairs();
   for (int64_t step = first; step < end; step += kFewSteps) {
@@ -91,8 +94,8 @@ struct Piece {
   int64_t first;
 };
 
-// The operands that are packed for all tasks. Consecutive products may share one, such as the input
-// of gate and up. Built before the tasks, read by all of them.
+// The operands that are packed once for all tasks. Consecutive products may share an operand, such
+// as the input of gate and up. Built before the tasks start; then read-only.
 class PackedSides {
  public:
   explicit PackedSides(std::span<const Product<float>> products) {
@@ -197,7 +200,8 @@ int64_t Elements(std::span<const Product<float>> products) {
   return count;
 }
 
-// Rounded dense copy in storage order; sets the strides to those of the copy.
+// Makes a dense copy in storage order with rounded elements. Sets `*row` and `*column` to the
+// strides of the copy.
 float* RoundedCopy(const float* in, int64_t rows, int64_t columns, int64_t* row, int64_t* column,
                    float* out) {
   const bool turned = *column != 1;

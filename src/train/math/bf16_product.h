@@ -2,12 +2,12 @@
 // smallest normal number become zero) and float32 accumulation.
 //
 // Each element is the multiply-add chain of product.h on rounded operands, with results below the
-// smallest normal number flushed to zero. vdpbf16ps of AVX512_BF16 computes two links of the chain
-// (Intel, Architecture Instruction Set Extensions Programming Reference): each lane adds the
-// product of the upper halves, rounds, adds that of the lower halves, rounds. So the first of two
-// neighbors along the inner dimension goes into the upper half, and the chain ascends. Without the
-// instruction, the float32 products run on rounded copies of the operands, with bitwise equal
-// results.
+// smallest normal number flushed to zero. The instruction vdpbf16ps of AVX512_BF16 computes two
+// steps of the chain (Intel, Architecture Instruction Set Extensions Programming Reference). Each
+// lane adds the product of the upper halves and rounds, then adds the product of the lower halves
+// and rounds. So the first of two neighbors along the inner dimension must be in the upper half.
+// Without the instruction, the float32 products run on rounded copies of the operands, with bitwise
+// equal results.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@
 
 namespace switchyard::train {
 
-// x rounded as these products round their operands.
+// Rounds x in the same way as these products round their operands.
 float RoundedToBFloat16(float x);
 
 struct PairLeaves;
 // Null if the CPU has no AVX512_BF16, or kernels::ActiveIsa() is weaker than AVX-512.
 const PairLeaves* ActivePairLeaves();
 
-// Multiplies with the bfloat16 instruction. With `threads` 1, runs on the calling thread alone.
+// Multiplies with the bfloat16 instruction. With `threads` 1, runs on the calling thread only.
 void MultiplyPairs(std::span<const Product<float>> products, const PairLeaves& leaves, int threads,
                    ThreadPool& pool);
 

@@ -150,8 +150,7 @@ TEST_P(Bf16Products, OfARowAreTheSameAlone) {
   }
 }
 
-// Subnormal numbers count as zero, as operands, as sums and as initial values; non-finite values
-// propagate.
+// Subnormal operands, sums and initial values are taken as zero. Non-finite values propagate.
 TEST_P(Bf16Products, FlushSmallNumbersAndKeepWhatIsNotFinite) {
   ThreadPool pool(1);
   const float smallest = std::numeric_limits<float>::min(), inf = 1.0f / 0.0f;
@@ -177,7 +176,7 @@ TEST_P(Bf16Products, FlushSmallNumbersAndKeepWhatIsNotFinite) {
       EXPECT_EQ(c, t.wanted);
     }
   }
-  float small = 0.5f * smallest;  // this thread's floating-point mode is restored
+  float small = 0.5f * smallest;  // not flushed, because the floating-point mode was restored
   EXPECT_GT(small * 1.0f, 0.0f);
 }
 

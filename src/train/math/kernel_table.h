@@ -19,8 +19,9 @@ struct ProductTask {
   bool accumulate;
 };
 
-constexpr int64_t kPanel = 64;       // columns of B in a packed panel
-constexpr int64_t kFewColumns = 32;  // whole cache lines, so that threads write to different ones
+constexpr int64_t kPanel = 64;  // columns of B in a packed panel
+// Two cache lines, so that no two threads write to the same line.
+constexpr int64_t kFewColumns = 32;
 
 struct KernelTable {
   void (*multiply)(const ProductTask&);
@@ -52,8 +53,8 @@ struct KernelTable {
                       const float* factors, int64_t rows, int64_t n, float* sum);
   // y += x · factor
   void (*add_scaled)(const float* x, float factor, float* y, int64_t n);
-  // Rotates pairs (x[i], x[i + 1]) in place: x · cosines + (the other element of the pair) · sines;
-  // n is a multiple of 8.
+  // Rotates pairs (x[i], x[i + 1]) in place: x = x · cosines + y · sines, where y is the other
+  // element of the pair; n is a multiple of 8.
   void (*rotate_pairs)(float* x, const float* cosines, const float* sines, int64_t n);
   // out = silu(gate) · up
   void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);

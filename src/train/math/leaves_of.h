@@ -10,7 +10,8 @@ namespace switchyard::train::simd {
 
 constexpr int64_t kDepth = 256;  // k-block: a strip of B stays in L1 or L2
 
-// Register tile: rows [i, i + M) times N vectors of columns from j. The last one has `last` lanes.
+// Register tile: rows [i, i + M) times N vectors of columns from j. The last vector has `last`
+// lanes.
 template <class V, int M, int N, bool kTail>
 [[gnu::always_inline]] inline void Tile(const ProductTask& t, int64_t i, int64_t j, int64_t p0,
                                         int64_t p1, bool add, int64_t last) {
@@ -24,7 +25,7 @@ template <class V, int M, int N, bool kTail>
   }
   const float* a[M];
   for (int r = 0; r < M; ++r) a[r] = t.a + (i + r) * t.a_row;
-  if (!add) {  // prefetch C during the main loop, so that the stores do not stall
+  if (!add) {  // prefetches C during the main loop, so that the stores do not stall
     for (int r = 0; r < M; ++r)
       for (int v = 0; v < N; ++v) __builtin_prefetch(t.c + (i + r) * t.ldc + j + v * V::kLanes, 1);
   }
@@ -85,7 +86,8 @@ void Multiply(const ProductTask& t) {
   }
 }
 
-// 8 × 8 transpose: pairs, quarters, halves. Both instruction sets use the same 256-bit code.
+// 8 × 8 transpose in three steps: exchanges pairs, then quarters, then halves. Both instruction
+// sets use the same 256-bit code.
 template <class V>
 [[gnu::always_inline]] inline void Transpose8(const float* in, int64_t ldi, float* out,
                                               int64_t ldo) {
@@ -119,7 +121,8 @@ void Transpose(const float* in, int64_t ldi, int64_t rows, int64_t columns, floa
       out[j * ldo + i] = in[i * ldi + j];
 }
 
-// Whole: a full vector. First: the remainder, with masked loads and stores, which are slower.
+// Whole is for a full vector. First is for the remainder: it uses masked loads and stores, which
+// are slower.
 template <class V>
 struct Whole {
   typename V::F Load(const float* p) const { return V::Load(p); }
@@ -310,7 +313,7 @@ void SwiGluGradient(const float* gate, const float* up, const float* dout, float
       n, [&](int64_t i, auto part) __attribute__((always_inline)) {
         const auto g = part.Load(gate + i), u = part.Load(up + i), d = part.Load(dout + i);
         const auto s = kernels::cpu::simd::Sigmoid<V>(g);
-        const auto slope = V::Mul(s, V::Fma(g, V::Sub(one, s), one));  // of silu
+        const auto slope = V::Mul(s, V::Fma(g, V::Sub(one, s), one));  // derivative of silu
         part.Store(dgate + i, V::Mul(V::Mul(d, u), slope));
         part.Store(dup + i, V::Mul(d, V::Mul(g, s)));
         if (out != nullptr) part.Store(out + i, V::Mul(V::Mul(g, s), u));

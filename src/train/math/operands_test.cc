@@ -17,7 +17,7 @@ std::vector<float> Random(int64_t count, uint32_t seed) {
   std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
   std::vector<float> values(count);
   for (float& v : values) v = uniform(random);
-  if (count > 3) values[3] = 1e-39f;  // subnormal: counts as zero
+  if (count > 3) values[3] = 1e-39f;  // subnormal, so it is taken as zero
   return values;
 }
 

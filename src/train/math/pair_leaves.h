@@ -7,8 +7,8 @@
 
 namespace switchyard::train {
 
-// A pair is two bfloat16 in the bits of a float, the first in the upper half. No arithmetic treats
-// pairs as floats.
+// A pair is two bfloat16 numbers in the bits of a float, the first one in the upper half. The float
+// type is only storage.
 struct PairLeaves {
   // Like KernelTable::multiply, with A [m, k] and B [k, n] of pairs.
   void (*multiply)(const ProductTask&);

@@ -19,7 +19,8 @@ namespace {
 constexpr int64_t kTileRows = 96, kTileColumns = 256;
 // With fewer multiply-adds, waking another thread costs more than it saves.
 constexpr int64_t kMinParallelOperations = 1 << 17;
-constexpr int64_t kConflictStride = 128;  // floats; multiples of it map to few cache sets
+// In floats; addresses at multiples of this stride map to few cache sets.
+constexpr int64_t kConflictStride = 128;
 struct TileAt {
   size_t product;
   int64_t i, j;
@@ -71,7 +72,8 @@ void ScaleResult(const Product<T>& p) {
     for (int64_t j = 0; j < p.n; ++j) p.c[i * p.ldc + j] *= p.scale;
 }
 
-// Products of operands rounded to bfloat16 flush subnormals, to have the bits of the instruction.
+// Products of operands rounded to bfloat16 flush subnormals to zero. So the results have the same
+// bits as those of vdpbf16ps.
 template <typename T>
 bool FlushesSubnormals(const Product<T>& p) {
   return std::is_same_v<T, float> && p.dtype == ProductDtype::kBFloat16;
@@ -114,7 +116,7 @@ Product<T> Part(Product<T> p, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
 
 // B in consecutive panels of kPanel columns: [panels][k][kPanel], the last one zero-padded. A tile
 // of C then reads contiguous memory, whatever the strides of B. If B has contiguous rows and more
-// rows than C, the copy would cost more than it saves, so B is used in place.
+// rows than C, the copy costs more than it saves. Then B is used in place.
 struct Operand {
   float* panels = nullptr;  // null: B is used in place
 
@@ -172,8 +174,8 @@ std::vector<Operand> PackAll(std::span<const Product<float>> products, const Ker
   return operands;
 }
 
-// A transposed A is read with stride a_col. If this stride maps its elements to few cache sets, the
-// rows of a tile are packed.
+// Whether the rows of a tile of A are packed. A transposed A is read with stride a_col. A multiple
+// of kConflictStride would map these elements to few cache sets.
 bool PacksRows(const Product<float>& p) { return p.a_row == 1 && p.a_col % kConflictStride == 0; }
 
 // A tile of C: rows [i, i + m), columns [j, j + n), j a multiple of kPanel.
@@ -206,8 +208,8 @@ void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t 
   ScaleResult(Part(p, i, i + m, j, j + n));
 }
 
-// Number of rows of a tile of C. Half of kTileRows if the rows of A are packed, so that they fit in
-// a panel. Also half if `few`: there are few tiles per thread.
+// Number of rows of a tile of C. It is half of kTileRows if the rows of A are packed, so that the
+// packed rows fit in a panel. It is also half if there are few tiles per thread (`few`).
 int64_t TileRows(const Product<float>& p, bool few) {
   return few || PacksRows(p) ? kTileRows / 2 : kTileRows;
 }

@@ -6,9 +6,10 @@
 // depends neither on the number of threads nor on the number of rows.
 //
 // The products of src/kernels are for inference. They read weights of any format in place, once,
-// and reduce across vector lanes at the end of a row. Here weights are float32, there are many
-// rows, and inner dimensions may be short (the experts of small models). B is transposed once for
-// all rows, and no lanes are reduced, which is twice as fast at the shapes of bench/train.
+// and reduce across vector lanes at the end of a row. In training, weights are float32, there are
+// many rows, and inner dimensions may be short (the experts of small models). So here B is
+// transposed once for all rows and lanes are not reduced. This is twice as fast at the shapes of
+// bench/train.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +40,7 @@ struct Product {
 // writes.
 template <typename T>
 void Multiply(std::span<const Product<T>> products, ThreadPool& pool);
-// Multiplies on the calling thread alone, in float32 or float64. For code that is already split
-// into tasks.
+// Multiplies in float32 or float64 on the calling thread, without the pool. Use it within tasks.
 template <typename T>
 void MultiplySerial(const Product<T>& product);
 
@@ -51,7 +51,7 @@ struct Projection {
   const T* w = nullptr;
   T* y = nullptr;
   int64_t m = 0, n = 0, k = 0;
-  ProductDtype dtype = ProductDtype::kFloat32;  // equal for all parts of a call
+  ProductDtype dtype = ProductDtype::kFloat32;  // must be equal for all parts of a call
 };
 template <typename T>
 void Project(std::span<const Projection<T>> parts, ThreadPool& pool);

@@ -8,9 +8,9 @@
 
 namespace switchyard::train {
 
-// `count` elements with unspecified contents. The heap returns large arrays as fresh pages, whose
-// page faults can cost more than the computation. So each thread caches the buffers that it has
-// released. Use a buffer only on the thread that constructed it.
+// A buffer of `count` elements with unspecified contents. The heap returns large arrays as fresh
+// pages, whose page faults can cost more than the computation. So each thread keeps released
+// buffers in a cache. Use a buffer only on the thread that constructed it.
 template <typename T>
 class ScratchBuffer {
  public:
@@ -27,7 +27,8 @@ class ScratchBuffer {
     static thread_local std::vector<std::vector<T>> kept;
     return kept;
   }
-  // Takes the smallest cached buffer that is large enough, else the largest, grown.
+  // Takes the smallest cached buffer that is large enough. If there is none, takes the largest and
+  // grows it.
   static std::vector<T> Take(size_t count) {
     std::vector<std::vector<T>>& kept = Kept();
     size_t best = kept.size();

@@ -10,10 +10,10 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 14;  // elements of one task: about 200 KB in five arrays
 
-// Constants of one step.
+// Factors that are constant within one step.
 struct Factors {
   float keep;   // 1 - rate · decay
-  float scale;  // of gradients
+  float scale;  // factor of the gradients
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
   float step;     // rate / (1 - beta1^t)
   float unbias2;  // 1 / sqrt(1 - beta2^t)

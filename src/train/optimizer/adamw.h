@@ -23,8 +23,9 @@ class AdamW {
  public:
   AdamW(std::vector<Parameter<float>*> parameters, const AdamWOptions& options);
 
-  // One update with the gradients times `gradient_scale` (clipping); then zeroes the gradients.
-  // Elementwise: the results do not depend on the number of threads.
+  // Updates the parameters once, with the gradients multiplied by `gradient_scale` (clipping). Then
+  // sets the gradients to zero. The update is elementwise, so the results do not depend on the
+  // number of threads.
   void Step(double learning_rate, double gradient_scale, ThreadPool& pool);
 
   struct Moments {

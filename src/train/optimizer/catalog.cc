@@ -94,7 +94,7 @@ void Catalog::Add(int rank, const std::string& entries) {
 
 void Catalog::CheckPieces() const {
   for (const auto& [name, tensor] : tensors_) {
-    int64_t next = 0;  // pieces are in rank order
+    int64_t next = 0;  // expected begin of the next piece; pieces are in rank order
     for (const Piece& piece : tensor.pieces) {
       if (piece.begin != next) break;
       next += piece.size;

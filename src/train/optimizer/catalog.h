@@ -15,35 +15,37 @@ namespace switchyard::train {
 // rank. Collective.
 std::vector<std::string> GatherStrings(Collectives* all, const std::string& mine);
 
-// A tensor of the model, in one piece for each tensor-parallel rank that holds a part of it.
+// A tensor of the model. It has one piece for each tensor-parallel rank that holds a part of it.
 struct CatalogTensor {
   struct Piece {
-    int64_t begin = 0, size = 0;  // along `dimension`; the whole range if not partitioned
-    int owner = 0;                // the lowest rank that holds the piece
+    // Range along `dimension`; the whole range if the tensor is not partitioned.
+    int64_t begin = 0, size = 0;
+    int owner = 0;  // the lowest rank that holds the piece
   };
   std::vector<int64_t> shape;  // shape of the whole tensor
-  bool exact = false;          // Parameter::exact
+  bool exact = false;          // as in Parameter
   int dimension = 0;           // partitioned dimension
   std::vector<Piece> pieces;   // ascending and contiguous
-  int writer = 0;              // the rank that writes it to files: one of the owners
+  int writer = 0;  // the rank that writes the tensor to files; it owns one of the pieces
 
   bool cut() const { return pieces.size() > 1; }
 };
 
 // Assigns an owner rank to each piece of a tensor. Several ranks hold the same piece if the tensor
-// is replicated, or if they are data-parallel copies. The lowest of these ranks is the owner, and
-// only the owner counts the piece in sums. Each partitioned tensor is written by one owner of its
-// pieces, chosen in round-robin order. Built once, collectively by all ranks; immutable.
+// is replicated, or if the ranks are data-parallel copies. The lowest of these ranks is the owner,
+// and only the owner counts the piece in sums. One of the owners writes the whole tensor to files;
+// partitioned tensors are assigned to them in round-robin order. Built once, collectively by all
+// ranks; immutable.
 class Catalog {
  public:
   // Collective. Throws Error kInvalid, on every rank, if a name occurs twice on one rank, two ranks
   // have different shapes for a tensor, or pieces do not cover the whole. The arguments are
-  // borrowed. `all` null: a single rank. `tp`: the tensor-parallel group, whose ranks hold pieces
-  // in rank order; null: no tensor is partitioned.
+  // borrowed. `all`: all ranks; null: a single rank. `tp`: the tensor-parallel group, whose ranks
+  // hold pieces in rank order; null: no tensor is partitioned.
   Catalog(std::vector<Parameter<float>*> parameters, Collectives* all, Collectives* tp = nullptr);
 
   const std::vector<Parameter<float>*>& parameters() const { return parameters_; }  // of this rank
-  // Those of parameters() that this rank owns (Piece::owner), sorted by name.
+  // The parameters that this rank owns (Piece::owner), sorted by name.
   const std::vector<Parameter<float>*>& owned() const { return owned_; }
   Collectives* all() const { return all_; }
   int rank() const { return all_ == nullptr ? 0 : all_->rank(); }
@@ -51,16 +53,17 @@ class Catalog {
   // All tensors of all ranks, by name.
   const std::map<std::string, CatalogTensor>& tensors() const { return tensors_; }
 
-  // `mine`: one number for each of owned(). Returns the numbers of all pieces, ordered by name and
-  // then by position in the tensor. So the order does not depend on the owners. Collective.
+  // `mine`: one number for each parameter of owned(). Returns the numbers of all pieces, ordered by
+  // name and then by position in the tensor. This order does not depend on which ranks are owners.
+  // Collective.
   std::vector<double> Gather(const std::vector<double>& mine) const;
 
   // Whether the writer of the tensor is in this rank's TP group. If so, all ranks of the group must
   // call Assemble.
   bool GroupWrites(const std::string& name) const;
-  // Assembles a whole tensor from the parts of the ranks. `part` has the shape of p: it is p's
-  // value or one of its moments. Collective over the TP group. Returns the tensor on its writer,
-  // and an empty vector on the other ranks.
+  // Assembles a whole tensor from the parts of the ranks. `part` is this rank's part, with the
+  // shape of p: the value of p, or one of its moments. Collective over the TP group. Returns the
+  // tensor on its writer, and an empty vector on the other ranks.
   std::vector<float> Assemble(const Parameter<float>& p, const std::vector<float>& part) const;
 
  private:
@@ -70,7 +73,7 @@ class Catalog {
   std::vector<Parameter<float>*> parameters_, owned_;
   std::map<std::string, CatalogTensor> tensors_;
   Collectives *all_, *tp_;
-  std::vector<int> tp_members_;  // ranks of `all`
+  std::vector<int> tp_members_;  // the ranks of the TP group, as ranks in `all`
 };
 
 }  // namespace switchyard::train

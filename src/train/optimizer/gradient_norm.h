@@ -10,15 +10,15 @@ namespace switchyard::train {
 
 struct GradientNorm {
   double norm = 0;
-  // The first tensor, by name, whose gradient has an infinite or NaN element; empty: none. If set,
-  // `norm` is meaningless.
+  // Name of the first tensor, in order of names, whose gradient has an infinite or NaN element;
+  // empty: all are finite. If it is not empty, `norm` is meaningless.
   std::string not_finite;
 };
 
 // Every element counts once, even if it is replicated on several ranks. Gradients of replicated
-// tensors must already be equal on their ranks. Sums are in double: within a tensor (or a rank's
-// piece of it) in blocks, then in order of names. So the result is bitwise independent of the
-// number of ranks and threads as long as no tensor is partitioned. Collective.
+// tensors must already be equal on their ranks. Sums are in double: first over blocks within a
+// tensor (or a rank's piece of it), then over tensors in order of names. So if no tensor is
+// partitioned, the result is bitwise independent of the number of ranks and threads. Collective.
 GradientNorm NormOfGradients(const Catalog& catalog, ThreadPool& pool);
 
 // The factor that limits the gradient norm to `limit` (0: no limit), as

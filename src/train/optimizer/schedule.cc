@@ -31,7 +31,7 @@ double LearningRate(const ScheduleOptions& options, int64_t step) {
     return options.rate * static_cast<double>(step + 1) / static_cast<double>(options.warmup_steps);
   }
   const double low = options.rate * options.final_part;
-  // Progress of the decay, 1 at the last step.
+  // Progress of the decay that starts at step `begin`: from 0 to 1 at the last step.
   const auto fallen = [&](int64_t begin) {
     const int64_t length = options.steps - begin;
     if (length <= 0) return 1.0;

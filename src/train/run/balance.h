@@ -16,10 +16,10 @@ struct Balance {
   double worst = 1.0;  // minimum over layers
   double dead = 0.0;   // number of experts without a token
 
-  // loads: [experts] of one layer, over all ranks.
+  // Adds one layer. loads: [experts] tokens of each expert, summed over all ranks.
   void Add(std::span<const float> loads);
-  // Aggregate over the layers of all pipeline stages. Collective over `world`: all ranks of all
-  // stages, equally many in each stage. Ranks of a stage have equal values.
+  // Aggregates over the layers of all pipeline stages. Collective over `world`, which has the same
+  // number of ranks in each stage. All ranks of a stage must have equal values.
   Balance OfAllStages(Collectives& world, int stages) const;
   // "balancedness", "balancedness_worst", "dead_experts"; empty if there is no MoE layer.
   std::map<std::string, double> Figures() const;

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// The ranks that write a file, and this rank's index among them (-1: it does not write).
+// The ranks that write files, and the index of this rank among them; -1: this rank writes no file.
 struct Writers {
   int count = 0, index = -1;
   std::vector<int> index_of_rank;
@@ -49,7 +49,7 @@ DType StoredAs(bool exact, DType dtype) { return exact ? DType::kF32 : dtype; }
 struct AssembledTensor {
   std::string name;
   const CatalogTensor* tensor;
-  const float *value, *first = nullptr, *second = nullptr;  // null: no moments of an optimizer
+  const float *value, *first = nullptr, *second = nullptr;  // value and moments; null: no optimizer
 };
 struct AssembledTensors {
   std::vector<AssembledTensor> tensors;
@@ -84,7 +84,7 @@ AssembledTensors Collect(const Catalog& catalog, AdamW* optimizer) {
   return out;
 }
 
-// Alias → name, over all ranks.
+// The map from alias to tensor name, over all ranks.
 std::map<std::string, std::string> GatherAliases(const Catalog& catalog,
                                                  const CheckpointFiles& files) {
   Json mine = Json::object();

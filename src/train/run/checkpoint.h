@@ -21,15 +21,16 @@ namespace switchyard::train {
 struct TrainerState {
   int64_t step = 0;         // steps taken
   SamplePosition position;  // position of the next row
-  std::string corpus;       // Corpus::fingerprint
-  int64_t tokens = 0;       // processed so far
+  std::string corpus;       // see Corpus::fingerprint
+  int64_t tokens = 0;       // tokens processed so far
   double seconds = 0;       // training time so far
 };
 
 struct CheckpointFiles {
   DType dtype = DType::kBF16;  // format of the weights in model*.safetensors: bf16 or float32
   std::vector<std::filesystem::path> copied;  // config.json, tokenizer files
-  std::vector<std::pair<std::string, const Parameter<float>*>> aliases;  // further weight names
+  // See TrainedModel::Aliases.
+  std::vector<std::pair<std::string, const Parameter<float>*>> aliases;
 };
 
 // Collective. Writes `dir`. Each tensor is whole and is written by the rank that the catalog
@@ -40,15 +41,16 @@ struct CheckpointFiles {
 //                                    and AdamW's moments; only if `optimizer` is given
 //   trainer.json                     the state; only if `optimizer` is given
 // and copies of the given files. Everything is written to a temporary folder, which is then
-// renamed. So `dir` is complete or absent (an older one of that name is replaced). Throws Error
-// kResource, on every rank, if a file cannot be written; partial output is removed.
+// renamed. So `dir` is either complete or absent. An older checkpoint with the same name is
+// replaced. Throws Error kResource, on every rank, if a file cannot be written; partial output is
+// removed.
 void SaveCheckpoint(const std::filesystem::path& dir, const Catalog& catalog, AdamW* optimizer,
                     const TrainerState& state, const CheckpointFiles& files);
 
 // Fills parameters and moments of this rank by name, whatever the number of ranks and the layout
 // that wrote them. Throws Error that names the file and tensor: a missing or corrupt file, a tensor
-// that only the model or only the checkpoint has, or a tensor of another shape (a checkpoint of
-// another config).
+// that only the model or only the checkpoint has, or a tensor of another shape, which means that
+// the checkpoint was written for another config.
 TrainerState LoadCheckpoint(const std::filesystem::path& dir, const Catalog& catalog,
                             AdamW* optimizer);
 

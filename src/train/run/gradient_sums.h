@@ -22,8 +22,8 @@ class GradientSums {
  public:
   using Parameters = std::span<Parameter<float>* const>;
 
-  // `sum` sums gradients over the ranks. It runs on the background thread, so its collectives use
-  // `arena`, which nothing else uses; timeouts are those of the collectives. If the object is
+  // `sum` sums gradients over the ranks. It runs on the background thread, so its collectives need
+  // an arena of their own, `arena`. The timeouts are those of the collectives. If the object is
   // destroyed before all sums are done, the arena is aborted.
   GradientSums(std::function<void(Parameters)> sum, std::shared_ptr<SharedArena> arena);
   ~GradientSums();
@@ -33,7 +33,7 @@ class GradientSums {
   void Start(Parameters parameters);
   // Blocks until all sums are done. Rethrows the exception of a sum.
   void Await();
-  // For a rank that ends because of an error: aborts the sums of all ranks with this reason.
+  // Aborts the sums of all ranks with this reason. Call it on a rank that ends because of an error.
   void Abort(std::string_view reason) { arena_->AbortHere(reason); }
 
  private:
@@ -43,7 +43,7 @@ class GradientSums {
   const std::shared_ptr<SharedArena> arena_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  // Guarded by mutex_: pending sums, including the running one; how the thread ended.
+  // Guarded by mutex_: the pending sums, including the sum in progress, and how the thread ended.
   std::deque<Parameters> waiting_;
   std::exception_ptr error_;
   bool ends_ = false;

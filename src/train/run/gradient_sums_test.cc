@@ -53,7 +53,7 @@ TEST(GradientSums, AreThoseThatWouldComeAfterwards) {
       });
 }
 
-// No deadlock: the error of one rank aborts the sums of the others.
+// The error of one rank aborts the sums of the other ranks, so no rank waits forever.
 TEST(GradientSums, EndWithTheRankThatFails) {
   const auto sums_arena = SharedArena::Create(kRanks, RankComm::BytesPerRank(kShape) + 4096);
   std::string error;

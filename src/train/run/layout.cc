@@ -65,7 +65,7 @@ void CheckLayout(const Layout& layout, const ModelConfig& config) {
   CheckSizes(layout);
   CheckTensorParallel(layout.tp, config);
   if (layout.ep > 1 && !config.moe) {
-    throw Invalid("--ep {}: config.json of this {} has no experts", layout.ep, config.architecture);
+    throw Invalid("--ep {}: the model ({}) has no experts", layout.ep, config.architecture);
   }
   if (config.moe && layout.ep > config.moe->router.num_experts) {
     throw Invalid("--ep {}: exceeds the model's {} experts", layout.ep,

@@ -18,8 +18,8 @@ namespace switchyard::train {
 
 // A pipeline stage has tp · dp ranks and holds a range of the layers. It consists of dp groups with
 // different rows; the tp ranks of a group share the work on the same rows. Experts are partitioned
-// over all ranks of a stage: ep ranks hold different experts, and tp · dp / ep ranks hold the same
-// ones.
+// over all ranks of a stage: each group of ep ranks holds all experts, and tp · dp / ep ranks hold
+// copies of the same experts.
 struct Layout {
   int tp = 1;  // ranks that partition attention heads, dense widths and the vocabulary
   int ep = 1;  // ranks that partition the experts; divides tp · dp
@@ -37,7 +37,7 @@ struct Layout {
 // pp layers.
 void CheckLayout(const Layout& layout, const ModelConfig& config);
 
-// The coordinates of a rank. Ranks of a TP group are neighbors, then those of a stage:
+// The coordinates of a rank. Ranks of a TP group are consecutive, and so are the ranks of a stage:
 //
 //   tp 2, dp 2, pp 2, ep 2:  rank       0 1 2 3 4 5 6 7
 //                            pp         0 0 0 0 1 1 1 1
@@ -59,35 +59,38 @@ struct RankCoordinates {
   int RankOf(int stage, int index_in_stage) const {
     return stage * layout.stage_ranks() + index_in_stage;
   }
-  // World ranks that hold the previous and next layers for the same rows; -1: none.
+  // World ranks that hold the layers before and after those of this rank, for the same rows; -1:
+  // none.
   int previous() const { return pp == 0 ? -1 : rank - layout.stage_ranks(); }
   int next() const { return pp + 1 == layout.pp ? -1 : rank + layout.stage_ranks(); }
   std::vector<int> WorldGroup() const;
   std::vector<int> StageGroup() const;
   std::vector<int> TpGroup() const;
-  std::vector<int> CopiesGroup() const;        // same slice of the same layers, other rows
-  std::vector<int> EpGroup() const;            // different experts
-  std::vector<int> ExpertCopiesGroup() const;  // the same experts
+  // Ranks with the same shards of the same layers and other rows.
+  std::vector<int> CopiesGroup() const;
+  std::vector<int> EpGroup() const;            // ranks with different experts
+  std::vector<int> ExpertCopiesGroup() const;  // ranks with the same experts
   // The group that sums the gradients of the embedding's copies: the ranks at this rank's position
-  // in the first and the last stage. Stages in between get a group with the first stage, which they
-  // do not use.
+  // in the first and the last stage. Ranks of other stages get a group too, with the first stage,
+  // but do not use it.
   std::vector<int> EmbeddingGroup() const;
-  // The layers of this rank's stage: even ranges, longer ones first.
+  // The layers of this rank's stage. Layers are partitioned evenly; if that leaves a remainder, the
+  // first stages have one layer more.
   StageRange Stage(const ModelConfig& config) const;
-  std::string Title() const;  // "PP1 DP0 TP1 EP1"
+  std::string Title() const;  // for example "PP1 DP0 TP1 EP1"
 };
 
 // A rank's coordinates and the collectives of its groups. Owned by the rank; used by the rank's
-// thread only. The gradient collectives are separate objects, so that their order is independent of
-// other collectives.
+// thread only. Collectives for gradients are separate objects, so that they may run in any order
+// relative to other collectives.
 struct LayoutRanks {
   RankCoordinates place;
   std::unique_ptr<SymmetricMemory> memory;
   std::unique_ptr<Communicator> world, stage, tp;
-  // For gradients.
+  // Communicators for the sums of gradients.
   std::unique_ptr<Communicator> stage_sums, copies, expert_copies, embedding;
 
-  // Borrows this object.
+  // The groups over which gradients are summed. The result borrows this object.
   GradientGroups gradient_groups() const {
     return {stage_sums.get(), copies.get(), expert_copies.get(),
             place.layout.pp > 1 && (place.pp == 0 || place.pp + 1 == place.layout.pp)

@@ -18,8 +18,8 @@
 namespace switchyard::train {
 
 struct LearnerOptions {
-  // Auxiliary-loss-free balancing: by how much an expert's selection bias moves after each training
-  // step; 0: off.
+  // Auxiliary-loss-free balancing: change of an expert's selection bias after each training step;
+  // 0: off.
   double bias_step = 0.0;
   // Scales bias_step with the learning rate, so that expert choices settle as the weights do. With
   // a constant step, loads oscillate until the end of the run. DeepSeek-V3 sets the step to zero
@@ -29,14 +29,14 @@ struct LearnerOptions {
   schedule::Order order = schedule::Order::kPlain;
 };
 
-// The groups of a rank as a learner uses them (run/layout.h); all borrowed. Defaults: a single
-// rank.
+// The groups of ranks that a learner communicates with (run/layout.h). All are borrowed. The
+// defaults are those of a single rank.
 struct LearnerRanks {
   Collectives* world = nullptr;
   Collectives* stage = nullptr;  // ranks with the same layers
   GradientGroups gradients;
-  int stages = 1, stage_index = 0;  // of the pipeline
-  StageLink* link = nullptr;        // to the neighbors in the pipeline
+  int stages = 1, stage_index = 0;  // number of pipeline stages, and the index of this rank's stage
+  StageLink* link = nullptr;        // link to the previous and the next stage
   // Sums each layer's gradients as soon as they are complete, overlapped with the backward pass;
   // null: `gradients` sums them at the end of the step, on the rank's thread.
   GradientSums* early_sums = nullptr;
@@ -48,8 +48,8 @@ struct LearnerRanks {
 class Learner : public TrainedModel {
  public:
   Learner(Model<float>& model, const LearnerOptions& options, const LearnerRanks& ranks);
-  // For a single stage without tensor-parallel slices. `all`: every rank (null: a single rank);
-  // `expert_copies`: ranks with the same experts (null: this rank only).
+  // For a single pipeline stage without tensor parallelism. `all`: every rank (null: a single
+  // rank); `expert_copies`: ranks with the same experts (null: this rank only).
   Learner(Model<float>& model, const LearnerOptions& options, Collectives* all,
           Collectives* expert_copies = nullptr);
 

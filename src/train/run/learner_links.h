@@ -1,4 +1,4 @@
-// Communication objects of a learner beyond the collectives of its ranks.
+// Communication objects that a learner needs in addition to the collectives of its ranks.
 #pragma once
 
 #include <cstddef>
@@ -16,9 +16,9 @@ namespace switchyard::train {
 class LearnerLinks {
  public:
   // Collective: allocates in the memory of `ranks`, which is borrowed. `floats`: maximum rows of a
-  // micro-batch on this rank, times hidden. `sums`: an arena that only early gradient sums use, of
-  // `layout.ranks()` ranks with LayoutRanks::BytesPerRank bytes each. If null, gradients are summed
-  // over `ranks` at the end of a step.
+  // micro-batch on this rank, times hidden. `sums`: an arena for early gradient sums only, with
+  // `layout.ranks()` ranks and LayoutRanks::BytesPerRank bytes per rank. If `sums` is null,
+  // gradients are summed over `ranks` at the end of a step.
   LearnerLinks(LayoutRanks& ranks, size_t floats, SymmetricMemory::Options options = {},
                const std::shared_ptr<SharedArena>& sums = nullptr);
   // Bytes allocated in each rank's arena, in addition to those of `ranks`.

@@ -15,8 +15,8 @@ LossOptions Options() {
   return {.balance = {.batch = 0.5, .sequence = 0.4, .z = 0.1}, .mtp_layers = 2};
 }
 
-// Sums the gradients of one stage: each rank has a piece of partitioned tensors and of experts, and
-// a partial sum of all others.
+// Sums the gradients of one stage over its ranks. For partitioned tensors and experts, each rank
+// has a piece. For all other tensors, each rank has a partial sum.
 Gradients Of(const ModelConfig& config, const Batch& batch, const Layout& layout) {
   const ExpertExchangeOptions options{.tokens = batch.size(), .element_bytes = sizeof(double)};
   Gradients sums;

@@ -22,8 +22,8 @@ class Layouts : public ::testing::TestWithParam<std::string> {
   const Batch batch = testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6);
   const LayoutResult one = RunLayout(config, batch, {.losses = Options()});
 
-  // float64 reference with the same weights. Where large terms cancel, even the float32 gradient of
-  // one rank differs from it by more than the bound.
+  // float64 reference with the same weights. Where large terms cancel, even the float32 gradient on
+  // one rank differs from this reference by more than the bound.
   const std::map<std::string, std::vector<double>> exact = Exact();
 
   std::map<std::string, std::vector<double>> Exact() const {
@@ -45,7 +45,8 @@ class Layouts : public ::testing::TestWithParam<std::string> {
     EXPECT_NEAR(found.norms[0], one.norms[0], 1e-6 * one.norms[0]);
     EXPECT_EQ(found.loads, one.loads);
     ASSERT_EQ(found.gradients.size(), one.gradients.size());
-    // Without TP and without copies of experts, an expert receives the same rows in the same order.
+    // Without TP and without copies of experts, an expert receives the same rows in the same order
+    // as on one rank, so its gradient has the same bits.
     const bool bits = run.layout.tp == 1 && run.layout.ep == run.layout.dp;
     for (const auto& [name, gradient] : one.gradients) {
       const std::vector<double>& wanted = exact.at(name);
@@ -87,8 +88,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Layouts,
                          ::testing::Values("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"),
                          [](const auto& info) { return info.param; });
 
-// The layers of a stage give the same bits as in the whole model. The exception is the embedding's
-// gradient: the gradients of its two copies are summed in another order.
+// A model split into stages gives the same bits as the whole model. The exception is the gradient
+// of the embedding, because the gradients of its two copies are summed in another order.
 TEST(Stages, ChangeNoBit) {
   ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   config.layers.resize(4, config.layers.back());
@@ -111,7 +112,8 @@ TEST(Curves, OfAllLayoutsAgree) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   const Batch batch = testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6);
   LossOptions losses = Options();
-  losses.balance.batch = 0.0;  // its f[e] depend on the partition into micro-batches
+  // This loss depends on the partition into micro-batches, because its f[e] do.
+  losses.balance.batch = 0.0;
   LayoutRun run{.losses = losses, .steps = 20};
   const LayoutResult one = RunLayout(config, batch, run);
   EXPECT_LT(one.curve.back(), 0.8 * one.curve.front());

@@ -1,5 +1,5 @@
 // Runs are bitwise independent of the schedule, the form of the exchange, and the timing of
-// gradient sums. Pipeline stages learn the same as one rank.
+// gradient sums. A run with pipeline stages gives the same losses and weights as a run on one rank.
 #include <gmock/gmock.h>
 
 #include <mutex>
@@ -22,7 +22,7 @@ struct Way {
 
 struct Learned {
   std::vector<double> curve;  // losses of each step
-  testing::Tensors values;    // after the last step
+  testing::Tensors values;    // parameters after the last step
   std::map<std::string, double> figures;
 };
 
@@ -169,7 +169,7 @@ TEST_P(Schedules, OfAPipelineLearnWhatOneRankLearns) {
   }
 }
 
-// No deadlock, and the error has the original cause.
+// If one rank fails, all ranks end without deadlock, and the error names the original cause.
 TEST_P(Schedules, EndWithTheRankThatFails) {
   for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.pp = 2}}) {
     for (const bool early_sums : {false, true}) {

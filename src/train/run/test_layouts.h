@@ -32,7 +32,7 @@ inline Batch Sequences(const Batch& batch, int64_t first, int64_t last) {
   return part;
 }
 
-// Sends streams between pipeline stages that run as threads.
+// Passes hidden states and gradients between pipeline stages that run as threads.
 class ThreadLink {
  public:
   void Send(int from, int to, std::vector<float> stream) {
@@ -58,18 +58,19 @@ class ThreadLink {
 
 struct LayoutRun {
   Layout layout;
-  std::vector<int64_t> borders = {};  // [dp + 1] sequence boundaries of the parts; empty: even
+  // [dp + 1] sequence boundaries of the data-parallel parts; empty: even parts.
+  std::vector<int64_t> borders = {};
   LossOptions losses;
   int64_t steps = 1;
-  std::filesystem::path resume, save = {};  // checkpoints; empty: none
+  std::filesystem::path resume, save = {};  // checkpoints to load and to write; empty: none
 };
 
 using Tensors = std::map<std::string, std::vector<float>>;
 
-// Results over all ranks, with whole tensors.
+// Results of a run over all ranks. Tensors are whole, assembled from the pieces of the ranks.
 struct LayoutResult {
   Tensors gradients;  // gradients of the last step
-  Tensors values;     // after the last step
+  Tensors values;     // parameters after the last step
   std::vector<double> curve, norms;
   std::vector<std::vector<float>>
       loads;  // [MoE layers in order of the stages, E], of the last step
@@ -138,7 +139,7 @@ inline LayoutResult RunLayout(const ModelConfig& config, const Batch& batch, con
     const RankCoordinates& place = ranks->place;
     ThreadPool pool(1);
     const ExpertExchange exchange(*ranks->memory, place.EpGroup(), config, exchange_options, pool);
-    OneRank<float> whole(config, run.losses);  // for its weights
+    OneRank<float> whole(config, run.losses);  // gives the initial weights
     Model<float> model(config, run.losses, ranks->layer_ranks(exchange.ranks()), pool,
                        place.Stage(config));
     std::map<std::string, const Parameter<float>*> all;

@@ -22,18 +22,18 @@ class TrainedModel {
   // Returns the same objects at the same addresses on every call. Parameters without gradient are
   // saved and loaded, but not updated by the optimizer (selection biases).
   virtual std::vector<Parameter<float>*> Parameters() = 0;
-  // Further checkpoint names of parameters.
+  // Additional names under which checkpoints store a parameter.
   virtual std::vector<std::pair<std::string, const Parameter<float>*>> Aliases() { return {}; }
 
   // Accumulates the gradients of the step's micro-batches and returns this rank's shares of the
-  // losses. Every rank has equally many micro-batches, some of which may be empty.
+  // losses. Every rank must have the same number of micro-batches; some may be empty.
   virtual Losses Learn(std::span<const Batch> batches, const StepSize& step) = 0;
-  // Called after the step's last micro-batch: sums partial gradients over ranks, unless
-  // Learn has summed them.
+  // Called after the last micro-batch of the step. Sums partial gradients over ranks, unless Learn
+  // has already summed them.
   virtual void SumGradients() {}
-  // Called after the parameters have changed: updates the model's other state (biases moved by
-  // load, copies in other formats). `rate_part`: RateFraction of the step. Returns metrics for the
-  // log, the same on every rank: "balancedness", …
+  // Called after the optimizer has updated the parameters. Updates the rest of the model's state:
+  // selection biases, and copies of weights in other formats. `rate_part`: RateFraction of the
+  // step. Returns metrics for the log, the same on every rank: "balancedness", …
   virtual std::map<std::string, double> AfterStep(double /*rate_part*/) { return {}; }
 };
 

@@ -14,13 +14,14 @@
 namespace switchyard::train {
 namespace {
 
-constexpr std::chrono::seconds kPause{5};  // between attempts to write the last checkpoint
+// Pause between two attempts to write the last checkpoint.
+constexpr std::chrono::seconds kPause{5};
 
 void Check(const TrainerOptions& options) {
   CheckSchedule(options.schedule);
   if (options.rows_per_step < 1 || options.rows_per_pass < 1) {
-    throw Invalid("rows per step {}, rows per pass {}: want at least 1", options.rows_per_step,
-                  options.rows_per_pass);
+    throw Invalid("--rows-per-step {} and --rows-per-pass {}: want at least 1",
+                  options.rows_per_step, options.rows_per_pass);
   }
   if (!(options.clip >= 0)) throw Invalid("--clip-grad-norm {}: want 0 or more", options.clip);
 }
@@ -53,8 +54,8 @@ void Trainer::Resume(const std::filesystem::path& checkpoint) {
   TrainerState state = LoadCheckpoint(checkpoint, catalog_, &adam_);
   if (state.corpus != corpus_.fingerprint()) {
     throw Error(ErrorKind::kInvalid,
-                fmt::format("{}: was trained on another corpus, or on this one with other packing "
-                            "or shuffling ({}, now {})",
+                fmt::format("{}: this checkpoint was trained on another corpus, or on the same "
+                            "corpus with other packing or shuffling (fingerprint {}, now {})",
                             checkpoint.string(), state.corpus, corpus_.fingerprint()),
                 "start a new run from its weights instead");
   }
@@ -88,7 +89,8 @@ StepReport Trainer::Step() {
   SamplePosition position = state_.position;
   const std::vector<Row> rows = corpus_.Take(options_.rows_per_step, &position);
   StepReport report{.step = state_.step + 1};
-  // Every rank has all rows of the step, and computes the step's sums without communication.
+  // Every rank has all rows of the step in memory, so it computes the sizes of the whole step
+  // without communication.
   StepSize size{.targets = 0, .tokens = 0};
   for (const Row& row : rows) {
     Batch batch;
@@ -98,7 +100,7 @@ StepReport Trainer::Step() {
         static_cast<double>(batch.size() - std::ranges::count(batch.targets, Batch::kIgnored));
   }
   size.tokens = static_cast<double>(report.tokens);
-  size.targets = std::max(size.targets, 1.0);  // a step may have none
+  size.targets = std::max(size.targets, 1.0);  // a step may have no target
 
   const auto total = static_cast<int64_t>(rows.size());
   const int64_t per_pass = options_.rows_per_pass * ranks_.parts;
@@ -143,7 +145,7 @@ void Trainer::Save() {
   if (catalog_.rank() == 0) RemoveOldCheckpoints(options_.output, options_.keep);
 }
 
-// All ranks make equally many attempts, because an error of one rank is thrown on all.
+// All ranks make the same number of attempts, because an error on one rank is thrown on all ranks.
 void Trainer::SaveLast(const std::function<void(const std::string&)>& warn) {
   const std::chrono::seconds pause = std::min(kPause, options_.full_disk_wait);
   for (std::chrono::seconds left = options_.full_disk_wait;; left -= pause) {
@@ -153,8 +155,10 @@ void Trainer::SaveLast(const std::function<void(const std::string&)>& warn) {
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kResource || left <= std::chrono::seconds{0}) throw;
       if (warn) {
-        warn(fmt::format("{}; trying again for {} s; free disk space or the last {} steps are lost",
-                         error.what(), left.count(), state_.step - saved_step_.value_or(0)));
+        warn(
+            fmt::format("{}; the write is retried for {} s; free disk space, otherwise the last {} "
+                        "steps are lost",
+                        error.what(), left.count(), state_.step - saved_step_.value_or(0)));
       }
       std::this_thread::sleep_for(pause);
     }

@@ -17,14 +17,14 @@
 namespace switchyard::train {
 
 struct TrainerOptions {
-  int64_t rows_per_step = 32;  // over all ranks
-  int64_t rows_per_pass = 8;   // micro-batch size in rows, for each data-parallel part
+  int64_t rows_per_step = 32;  // rows of a step over all ranks
+  int64_t rows_per_pass = 8;   // rows of a micro-batch, in each data-parallel part
   ScheduleOptions schedule;    // its `steps` is the length of the run
   AdamWOptions adam;
   double clip = 1.0;                       // limit of the gradient norm; 0: none
-  int64_t save_every = 0;                  // steps; 0: only at the end
-  int keep = 2;                            // checkpoints; 0: all
-  std::chrono::seconds full_disk_wait{0};  // how long to retry saving the last checkpoint
+  int64_t save_every = 0;                  // steps between checkpoints; 0: only at the end
+  int keep = 2;                            // number of checkpoints to keep; 0: all
+  std::chrono::seconds full_disk_wait{0};  // time for which saving the last checkpoint is retried
   std::filesystem::path output;            // folder of the checkpoints
   CheckpointFiles files;
 };
@@ -34,17 +34,19 @@ struct StepReport {
   int64_t step = 0;  // counted from 1
   Losses losses;     // over all ranks
   double rate = 0, gradient_norm = 0;
-  int64_t tokens = 0;                     // of this step
-  double seconds = 0;                     // duration
-  std::map<std::string, double> figures;  // TrainedModel::AfterStep
+  int64_t tokens = 0;                     // tokens of this step, over all ranks
+  double seconds = 0;                     // duration of the step
+  std::map<std::string, double> figures;  // results of TrainedModel::AfterStep
 };
 
-// The groups of a rank as the training loop uses them (run/layout.h).
+// The groups of ranks that the training loop communicates with (run/layout.h).
 struct TrainerRanks {
   Collectives* all = nullptr;  // null: a single rank
-  Collectives* tp = nullptr;   // ranks with pieces of the same tensors; null: not partitioned
-  // This rank processes part `part` of `parts` equal parts of every step's rows. The ranks of a
-  // tensor-parallel group or of a pipeline have the same part, so they process the same rows.
+  // Ranks that hold shards of the same tensors; null: tensors are not partitioned.
+  Collectives* tp = nullptr;
+  // The rows of every step are split into `parts` equal parts, and this rank processes part `part`.
+  // All ranks of a tensor-parallel group, and all stages of a pipeline, have the same part, so they
+  // process the same rows.
   int part = 0, parts = 1;
 };
 
@@ -62,12 +64,12 @@ class Trainer {
   // if the checkpoint was made from another corpus or is past the run's last step.
   void Resume(const std::filesystem::path& checkpoint);
 
-  // Steps until the schedule's last step, or until `stop` returns true on some rank; then saves.
-  // Reports every step. If an intermediate checkpoint cannot be written, `warn` is called, and the
-  // next save tries again. If the last checkpoint cannot be written, `warn` is called, the write is
-  // retried for options.full_disk_wait, and then the error is thrown. Throws Error kInvalid, on
-  // every rank, if loss or gradient is not finite. The error names step, tensor and the last good
-  // checkpoint; the parameters are then still those of the previous step.
+  // Trains until the last step of the schedule, or until `stop` returns true on any rank. Then
+  // saves a checkpoint. Reports every step. If an intermediate checkpoint cannot be written, `warn`
+  // is called, and the next save tries again. If the last checkpoint cannot be written, `warn` is
+  // called, the write is retried for options.full_disk_wait, and then the error is thrown. Throws
+  // Error kInvalid, on every rank, if loss or gradient is not finite. The error names step, tensor
+  // and the last good checkpoint; the parameters are still those of the previous step.
   void Run(const std::function<void(const StepReport&)>& report, const std::function<bool()>& stop,
            const std::function<void(const std::string&)>& warn);
 

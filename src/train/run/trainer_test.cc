@@ -40,7 +40,7 @@ class TrainerTest : public ::testing::Test {
 
 struct Ran {
   std::vector<double> losses;
-  std::map<std::string, std::vector<float>> values;  // of all ranks
+  std::map<std::string, std::vector<float>> values;  // parameters of all ranks, by name
 };
 
 // Trains on `ranks` threads until `stop_after` steps are taken, resuming from the last checkpoint.

@@ -25,7 +25,8 @@ class Channel {
     return reinterpret_cast<uint4*>(set_.buffers[member] + kStagingOffset + index * kRegionBytes);
   }
 
-  // Receive cells of `member` for tagged quads of `sender` in this round: two cells per thread.
+  // The cells in the buffer of `member` that receive the tagged quads of `sender` in this round.
+  // There are two cells per thread.
   __device__ uint4* Tagged(int member, int sender) const {
     const size_t index = (blockIdx.x * 2 + ((counter_ >> 1) & 1)) * set_.size + sender;
     return reinterpret_cast<uint4*>(set_.buffers[member] + kTaggedOffset +
@@ -53,8 +54,8 @@ class Channel {
   }
 
   __device__ void EndRound() { counter_ += 2; }
-  // Writes the counter back. Call it after a block-wide barrier, when all threads have read the
-  // counter.
+  // Writes the counter to device memory. Call it after a block-wide barrier, when all threads have
+  // read the counter.
   __device__ void Close() {
     if (threadIdx.x == 0) *Word(set_.rank, kFlagBytes, 0) = counter_;
   }

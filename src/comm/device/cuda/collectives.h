@@ -18,10 +18,10 @@ struct CollectiveOptions {
   // --disable-custom-all-reduce everything uses NCCL. If NCCL is unavailable (libnccl.so.2, loaded
   // at run time), everything uses peer memory.
   bool custom_all_reduce = true;
-  // The largest all-reduce over peer memory, in bytes (reduce-scatter: four times that). NCCL's
-  // reduction order depends on the message size, so a row's sum depends on the number of rows.
-  // Without a limit (SIZE_MAX: no NCCL), sums do not depend on the number of rows, but the largest
-  // all-reduces take 25 % longer.
+  // The largest all-reduce over peer memory, in bytes. The limit for reduce-scatter is four times
+  // as large. NCCL's reduction order depends on the message size, so a row's sum depends on the
+  // number of rows. Without a limit (SIZE_MAX: no NCCL), sums do not depend on the number of rows,
+  // but the largest all-reduces take 25 % longer.
   size_t max_custom_bytes = size_t{8} << 20;
   // The watch of NCCL operations, shared by all groups of the rank; null: each group creates one.
   // If groups span hosts, the rank's thread waits for the stream through this watch.

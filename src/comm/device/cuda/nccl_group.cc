@@ -90,7 +90,7 @@ void NcclGroup::Finish(int result, const char* what) {
     if (result != kNcclInProgress) break;
     if (watch_->PeersEnded()) {
       watch_->AbortAll();
-      watch_->Meet();  // throws the reason
+      watch_->Meet();  // throws the reason of the abort
     }
     if (std::chrono::steady_clock::now() - start > watch_->timeout()) {
       watch_->AbortAll();  // before memory is freed: cudaFree waits for running kernels

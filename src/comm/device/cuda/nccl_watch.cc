@@ -38,7 +38,7 @@ void NcclWatch::Look(std::chrono::steady_clock::time_point start) {
     AbortAll();
     Meet();  // throws the reason
   }
-  // Waits longer than peer memory kernels do, so that they time out first and report the missing
+  // Added to the timeout of this wait. So peer memory kernels time out first and report the missing
   // peer.
   constexpr std::chrono::seconds kLater{1};
   if (std::chrono::steady_clock::now() - start < timeout_ + kLater) return;

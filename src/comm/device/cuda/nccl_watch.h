@@ -27,13 +27,13 @@ class NcclWatch {
 
   // Waits until `event` completes; returns immediately if there are no groups. On an error or
   // timeout it aborts all groups, so that the stream drains. Error kPeer has NCCL's error text or
-  // the abort reason of a rank. Error kTimeout names the missing rank. NCCL does not report that
-  // rank. So the waiting ranks run a barrier on the host communicator, and the timeout of the
-  // barrier names it.
+  // the abort reason of a rank. Error kTimeout names the missing rank. NCCL does not report which
+  // rank is missing. So the waiting ranks run a barrier on the host communicator, whose timeout
+  // names the rank.
   void Wait(cudaEvent_t event);
 
-  // `hook` is called before groups are aborted. It has to destroy the graphs that captured
-  // operations of the groups, because NCCL's abort waits for such graphs.
+  // `hook` is called before groups are aborted. The hook has to destroy the CUDA graphs that
+  // captured operations of the groups, because NCCL's abort waits for such graphs.
   void BeforeAbort(std::function<void()> hook) { before_abort_ = std::move(hook); }
 
  private:

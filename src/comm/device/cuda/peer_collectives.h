@@ -1,4 +1,4 @@
-// Collectives over peer memory only.
+// Collectives that use only peer memory, without NCCL.
 #pragma once
 
 #include <cuda_runtime_api.h>

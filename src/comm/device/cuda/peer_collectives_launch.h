@@ -35,9 +35,9 @@ constexpr size_t MemberBytes(int members) {
 }
 
 struct ChannelSet {
-  std::byte* buffers[kMaxMembers] = {};  // by member
+  std::byte* buffers[kMaxMembers] = {};  // [size] each member's buffer (layout above)
   int world_ranks[kMaxMembers] = {};     // for error messages
-  int rank = 0, size = 1;                // in the group
+  int rank = 0, size = 1;                // rank of this member; number of members
   WaitLimit limit;
 };
 
@@ -55,7 +55,7 @@ struct ChannelSplit {
 
 cudaError_t StartAllReduce(const ChannelSet& set, const ChannelSplit& split, bool one_shot,
                            float* data, size_t count, cudaStream_t stream);
-// At most kMaxTaggedBytes.
+// `count` floats are at most kMaxTaggedBytes.
 cudaError_t StartTaggedAllReduce(const ChannelSet& set, float* data, size_t count,
                                  cudaStream_t stream);
 // Unit: uint4 if memory and counts are multiples of 16 bytes, else uint8_t; lengths are in units.

@@ -1,13 +1,14 @@
 // All-gather and reduce-scatter over peer memory, for parts of unequal lengths. The grid has up to
 // kChannels = 64 blocks of 512 threads. Block c handles elements [c · chunk, (c + 1) · chunk) of
 // every part. It moves them through staging regions of 64 KiB, with one barrier per round. Sums are
-// in group order.
+// in group order. Staging and source: peer_all_reduce.cu.
 #include "comm/device/cuda/region_copies.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
-// Unit: uint4 if everything is aligned, else a byte. Lengths are in units.
+// Unit: uint4 if all addresses and lengths are multiples of 16 bytes, else a byte. Lengths are in
+// units.
 template <typename Unit>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     AllGather(const __grid_constant__ ChannelSet set, const Unit* in, Unit* out,

@@ -26,8 +26,8 @@ struct PeerInfo {
 PeerInfo MakePeerInfo(std::byte* memory, size_t bytes);
 std::string Describe(const PeerInfo& card, int rank);  // "rank 3 (GPU 2, 0000:19:00.0)"
 
-// Error kInvalid if a host has too many ranks, or if sizes differ. Also if a group of
-// `ranks_per_host` consecutive ranks (0: all ranks) spans hosts.
+// Error kInvalid if a host has too many ranks, if sizes differ, or if a group of `ranks_per_host`
+// consecutive ranks (0: all ranks) spans hosts.
 void CheckPeerInfos(std::span<const PeerInfo> cards, int ranks_per_host = 0);
 
 }  // namespace switchyard::cuda

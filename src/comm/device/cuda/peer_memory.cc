@@ -66,8 +66,8 @@ struct PeerMemory::Impl {
   DeviceMemory memory;
   PinnedMemory report;
   WaitTimeoutReport* report_on_device = nullptr;
-  std::vector<PeerInfo> cards;   // by rank
-  std::vector<std::byte*> base;  // by rank, mapped in this process; null: on another host
+  std::vector<PeerInfo> cards;   // [world]
+  std::vector<std::byte*> base;  // [world] mapped in this process; null: on another host
   std::vector<void*> imported;   // opened from other processes
 
   bool OnOwnHost(int peer) const { return peer / ranks_per_host == rank / ranks_per_host; }

@@ -29,7 +29,7 @@ struct PeerPointers {
   }
 };
 
-// One rank's handle on the GPU memory of the ranks. Each rank owns `bytes` of GPU memory, zeroed,
+// One rank's access to the GPU memory of all ranks. Each rank owns `bytes` of GPU memory, zeroed,
 // and can read and write its peers' memory over NVLink or PCIe. Ranks that are threads of one
 // process use peer access, rank processes CUDA IPC. NVLink multicast is not used. Construction is a
 // collective over comm.tp; the rank's thread calls it with its GPU current. Error kResource names
@@ -56,7 +56,7 @@ class PeerMemory {
   std::byte* Local(size_t offset) const { return At(rank(), offset); }
   PeerPointers Pointers(size_t offset) const;         // [world], all on one host
   bool OnThisHost(std::span<const int> ranks) const;  // whether all are on this rank's host
-  // Whether each of `ranks` has a GPU of its own. In tests, several ranks may share one.
+  // Whether each of `ranks` has a GPU of its own. In tests, several ranks may share a GPU.
   bool HasDistinctGpus(std::span<const int> ranks) const;
 
   std::chrono::milliseconds timeout() const;

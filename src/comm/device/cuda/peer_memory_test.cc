@@ -21,7 +21,8 @@ using ::testing::HasSubstr;
 
 constexpr int kNoGpu = 77;
 
-// Runs one process per rank; returns the largest exit code, kNoGpu with fewer than `gpus` GPUs.
+// Runs one process per rank and returns the largest exit code. Returns kNoGpu if the machine has
+// fewer than `gpus` GPUs.
 int RunProcesses(int gpus, const GpuRanks& ranks, const std::function<void(GpuRank&)>& body) {
   const auto arena = SharedArena::Create(ranks.shape.tp, RankComm::BytesPerRank(ranks.shape));
   std::vector<pid_t> pids;
@@ -56,7 +57,7 @@ void AddUp(GpuRank& gpu) {
   const auto group = MakeCollectives(*gpu.comm, gpu.memory, gpu.comm->mesh.TpGroup(), "tp",
                                      gpu.stream.get(), {.max_custom_bytes = size_t{1} << 30});
   for (unsigned salt = 0; salt < 5; ++salt) {
-    const size_t count = (size_t{10} << 4 * salt) + 5;  // covers every kernel
+    const size_t count = (size_t{10} << 4 * salt) + 5;  // sizes of all kernels
     gpu.Fill(gpu.scratch.data(), Values(gpu.rank, count, salt));
     group->AllReduceSum(gpu.scratch.as<float>(), count);
     EXPECT_TRUE(SameBits(gpu.Read<float>(gpu.scratch.data(), count), SumOfAll(2, count, salt)));

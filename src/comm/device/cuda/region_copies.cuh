@@ -6,7 +6,7 @@
 
 namespace switchyard::cuda {
 
-constexpr size_t kQuads = kRegionBytes / 16;  // in a region
+constexpr size_t kQuads = kRegionBytes / 16;  // quads in a region
 
 // store(k, i, load(k, i)) for all k < parts and i < quads, distributed over the block's threads.
 // Loads of several parts are in flight before the first store, to hide the latency of peer memory.

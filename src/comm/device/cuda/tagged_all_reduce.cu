@@ -10,8 +10,8 @@ namespace switchyard::cuda {
 namespace {
 
 // A cell that is written in round i is written again in round i + 2. Its reader has read it by
-// then: in round i + 1 the writer waits for a quad of the reader's block, and the reader sends it
-// after its kernel of round i. The first thread of each block always sends a quad.
+// then. In round i + 1 the writer waits for a quad of the reader's block, which that block sends
+// after it has finished round i. Every block sends at least the quad of its first thread.
 template <int kMost>
 __global__ void __launch_bounds__(kTaggedThreads)
     TaggedAllReduce(const __grid_constant__ ChannelSet set, float* data, size_t count) {

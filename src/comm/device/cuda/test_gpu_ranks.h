@@ -1,5 +1,5 @@
-// Ranks of a test. Each is a thread with a GPU; GPUs are assigned round-robin, so ranks may share
-// one.
+// Ranks of a test. Each rank is a thread with a GPU. GPUs are assigned round-robin, so several
+// ranks may share a GPU.
 #pragma once
 
 #include <functional>
@@ -24,10 +24,10 @@ struct GpuRanks {
   void Run(const std::function<void(GpuRank&)>& body) const;
 };
 
-// A rank must not allocate or free memory while a peer's kernel on the same GPU waits for its
-// kernel: these calls synchronize the whole GPU. So everything is allocated here, before any rank
-// begins. A copy must not be enqueued after a waiting kernel either: it would block the copies of
-// all ranks.
+// While a peer's kernel waits for this rank's kernel on the same GPU, this rank must not allocate
+// or free memory. These calls synchronize the whole GPU, so both ranks would deadlock. Therefore
+// everything is allocated here, before any rank begins. A copy must not be enqueued after a waiting
+// kernel either: it would block the copies of all ranks.
 struct GpuRank {
   GpuRank(std::shared_ptr<SharedArena> arena, const GpuRanks& ranks, int rank_in)
       : rank((UseDevice(rank_in % DeviceCount()), rank_in)),
@@ -60,8 +60,8 @@ struct GpuRank {
   PeerMemory memory;  // destroyed first: a collective
 };
 
-// A CUDA graph of what `body` enqueues on the rank's stream. All members capture and destroy it
-// together, as with GpuRank.
+// A CUDA graph of the work that `body` enqueues on the rank's stream. All members construct and
+// destroy their graphs at the same time, as they do with GpuRank.
 class CapturedGraph {
  public:
   CapturedGraph(GpuRank& gpu, const std::function<void()>& body) : gpu_(gpu) {

@@ -10,7 +10,7 @@ namespace switchyard::cuda {
 // waits, so the stream drains. The host checks the report after stream synchronization and throws
 // (PeerMemory::CheckTimeouts).
 struct WaitTimeoutReport {
-  uint32_t failed = 0;  // set last
+  uint32_t failed = 0;  // written after the other fields
   int32_t stage = 0;    // WaitStage
   int32_t rank = 0, peer = 0;
   uint32_t wanted = 0, seen = 0;

@@ -127,7 +127,7 @@ class MpiRanks : public RemoteRanks {
 
   const RemoteArenaAccess local_arena_;
   const std::shared_ptr<MpiFinalizeState> finalize_state_;
-  std::vector<Peer> peers_;            // by rank; used by the rank's thread
+  std::vector<Peer> peers_;            // [world]; used by the rank's thread
   steady_clock::time_point send_due_;  // time of the next heartbeat; used by the rank's thread
   steady_clock::time_point poll_due_;  // time of the next poll; used by the progress thread
   // Counts sends, to order accesses to the arena between threads. The rank's thread increments it
@@ -282,7 +282,7 @@ void MpiRanks::Handle(const mpi::Message& message) {
       ++byes_;
       return;
     default:
-      throw Invalid("a message of kind {}", static_cast<uint32_t>(frame.kind));
+      throw Invalid("unknown kind {}", static_cast<uint32_t>(frame.kind));
   }
 }
 

@@ -62,7 +62,7 @@ struct MpiSession::Impl {
   std::optional<std::string> WaitForText(int source, mpi::Tag tag, const Limit& limit) const;
 };
 
-// Nullopt if give_up returns true.
+// Receives a text. Returns nullopt if give_up returns true during the wait.
 std::optional<std::string> MpiSession::Impl::WaitForText(int source, mpi::Tag tag,
                                                          const Limit& limit) const {
   for (mpi::PollBackoff patience;; patience.Wait()) {

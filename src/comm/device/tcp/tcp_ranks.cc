@@ -47,7 +47,7 @@ class TcpRanks : public RemoteRanks {
  public:
   TcpRanks(SharedArena& arena, int rank, const TcpWorld& world);
   ~TcpRanks() override;
-  // False if give_up returns true.
+  // Connects to all ranks of other nodes. Returns false if give_up returns true.
   bool Connect(TcpListener& listener, milliseconds timeout, const std::function<bool()>& give_up);
 
   bool IsRemote(int rank) const override { return peers_[rank] != nullptr; }
@@ -93,7 +93,7 @@ class TcpRanks : public RemoteRanks {
 
   const RemoteArenaAccess local_arena_;
   const TcpWorld world_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null for ranks of this node
+  std::vector<std::unique_ptr<Peer>> peers_;  // [world]; null for ranks of this node
 
   // Counts sends, to order accesses to the arena between threads. The rank's thread increments it
   // (release) between its accesses and the send that follows them. The server threads load it
@@ -350,7 +350,7 @@ TcpRanks::CloseReason TcpRanks::ServeFrames(int rank) {
         local_arena_.SetBeats(rank, 0);
         return CloseReason::kBye;
       default:
-        throw Invalid("a message of kind {}", static_cast<uint32_t>(frame.kind));
+        throw Invalid("unknown kind {}", static_cast<uint32_t>(frame.kind));
     }
   }
   return CloseReason::kNone;

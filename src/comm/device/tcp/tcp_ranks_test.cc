@@ -39,8 +39,8 @@ INSTANTIATE_TEST_SUITE_P(RanksAndRanksPerNode, TcpNodesTest,
                                               info.param.second);
                          });
 
-// Sums have the bits of plain loops in rank order, as over shared memory, for messages from zero
-// bytes to several rounds.
+// Sums over TCP are bitwise equal to plain loops in rank order, like sums over shared memory.
+// Messages have from zero bytes to several rounds.
 TEST_P(TcpNodesTest, CollectivesOfAnyLength) {
   const auto [world, per_node] = GetParam();
   RunTcpRankThreads(world, per_node, kBytes, [](int rank, const auto& arena) {
@@ -214,7 +214,7 @@ TEST(TcpRanksTest, HeartbeatsReachRank0AndThoseOfRank0ReachEveryNode) {
     memory.StartHeartbeat();
     BeatUntil(true, memory, *arena, seen);
     if (rank == 2) {
-      EXPECT_EQ(arena->beats(1), 0u);  // not needed there
+      EXPECT_EQ(arena->beats(1), 0u);  // only rank 0's node receives the counters of other nodes
     }
     comm.Barrier("all seen");
     memory.StopHeartbeat();
@@ -230,7 +230,7 @@ OpenedConnection Introduce(const TcpWorld& world, const std::string& token) {
                            IoLimit::After(milliseconds(10'000)));
 }
 
-// A world with one rank of this test and one that the test emulates frame by frame.
+// A world of two ranks: rank 0 is a real rank, and the test emulates rank 1 frame by frame.
 class ByHandTest : public ::testing::Test {
  protected:
   ByHandTest() {
@@ -305,7 +305,7 @@ TEST_F(ByHandTest, AFlagThatIsNoneIsRefused) {
 
 TEST_F(ByHandTest, AMessageOfNoKindIsRefused) {
   SendFrame({.kind = static_cast<FrameKind>(77)});
-  EXPECT_THAT(WaitEnds(), HasSubstr("a message of kind 77"));
+  EXPECT_THAT(WaitEnds(), HasSubstr("unknown kind 77"));
 }
 
 TEST_F(ByHandTest, TheHeartbeatOfAPeerIsTheLastOneUntilItLeaves) {
@@ -353,7 +353,7 @@ TEST_F(ByHandTest, APutThatIsNotTakenTimesOutByName) {
   to_rank0_.reset();
 }
 
-// Rank 0 and its listener; the listener of rank 1, which does not accept.
+// Rank 0 with its listener, and the listener of a rank 1 that never accepts a connection.
 struct LoneRank {
   LoneRank() {
     world = {.token = TcpWorld::NewToken(), .ranks_per_node = 1};

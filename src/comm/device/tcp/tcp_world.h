@@ -20,7 +20,7 @@ struct TcpWorld {
 
   static std::string NewToken();  // 32 random bytes
   std::string Encode() const;
-  static TcpWorld Decode(std::string_view bytes);  // Error kInvalid
+  static TcpWorld Decode(std::string_view bytes);  // Error kInvalid if malformed
 };
 
 }  // namespace switchyard

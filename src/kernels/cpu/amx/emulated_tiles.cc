@@ -32,7 +32,8 @@ class TileArithmetic {
 float Low(uint32_t pair) { return std::bit_cast<float>(pair << 16); }
 float High(uint32_t pair) { return std::bit_cast<float>(pair & 0xffff0000u); }
 
-// One row of C. Not inlined: its arithmetic must not move out of a TileArithmetic's lifetime.
+// Adds the products of one row of C. Not inlined: its arithmetic must not move out of a
+// TileArithmetic's lifetime.
 [[gnu::noinline]] void AddPairs(const uint32_t* a, int pairs, const uint32_t (*b)[kWords],
                                 int columns, uint32_t* c) {
   float first[kWords] = {}, second[kWords] = {};
@@ -96,7 +97,7 @@ void EmulatedTiles::Store(int tile, void* to, int64_t stride) {
   }
 }
 
-// Hardware raises #UD for other shapes.
+// CHECKs the shapes of the operands. Hardware raises #UD if they do not match.
 void EmulatedTiles::CheckProduct(int c, int a, int b) {
   CHECK(c != a && c != b && a != b);
   for (const int tile : {c, a, b}) CHECK_EQ(At(tile).bytes % 4, 0);

@@ -14,7 +14,7 @@ class EmulatedTiles {
   void Configure(const TileConfig& config);
   void Release() { configured_ = false; }
   void Zero(int tile);
-  // Row stride in bytes.
+  // `stride`: bytes between rows in memory.
   void Load(int tile, const void* from, int64_t stride);
   void Store(int tile, void* to, int64_t stride);
   void MultiplyInt8(int c, int a, int b);
@@ -22,7 +22,7 @@ class EmulatedTiles {
 
  private:
   struct Tile {
-    int rows = 0, bytes = 0;  // as configured
+    int rows = 0, bytes = 0;  // set by LDTILECFG
     uint32_t words[kTileRows][kTileBytes / 4] = {};
   };
 

@@ -107,7 +107,7 @@ TEST(EmulatedTiles, BFloat16ProductsSumEvenAndOddApart) {
   }
 }
 
-// x · y + c.
+// Returns x · y + c, computed by one emulated instruction.
 float OneProduct(float x, float y, float c) {
   const uint32_t a = std::bit_cast<uint16_t>(ToBF16(x)), b = std::bit_cast<uint16_t>(ToBF16(y));
   AddProduct({1, 1, 1}, &a, &b, &c, [](EmulatedTiles& tiles) { tiles.MultiplyBFloat16(0, 1, 2); });

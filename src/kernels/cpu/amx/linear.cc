@@ -27,8 +27,9 @@ struct Int8Product {
   }
 };
 
-// Bfloat16 pairs. An output is a chain over steps of 32 columns of K; each step adds the sum of its
-// even columns plus the sum of its odd ones. The order is the same for any number of rows.
+// Bfloat16 rows by bfloat16 weights. An output is a chain over steps of 32 columns of K; each step
+// adds the sum of its even columns plus the sum of its odd ones. The order is the same for any
+// number of rows.
 struct BF16Product {
   static constexpr int kWeightBytes = 2;
   static constexpr bool kScaled = false;

@@ -110,8 +110,8 @@ template <class P, int M, int N>
   }
 }
 
-// M row tiles by N panel tiles. sums: [4][16][16]. Prefetches `ask` lines of the next weights per
-// processed line.
+// Multiplies M row tiles with N panel tiles. sums: [4][16][16]. Prefetches `ask` lines of the next
+// weights per processed line.
 template <class P, int M, int N>
 [[gnu::noinline]] void MultiplyTiles(Tiles& tiles, const BlockTask& b, NextPanelPrefetch<P>& next,
                                      int64_t ask, char* sums) {

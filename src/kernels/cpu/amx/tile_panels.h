@@ -59,7 +59,7 @@ void MultiplyVectors(ShapedTiles<P>& tiles, const LinearTask& t, const Panel& p,
   }
 }
 
-// Implements KernelTable::linear_int8 and linear_bf16; t.scratch: LinearScratch(k).
+// Implements KernelTable::linear_int8 and linear_bf16. t.scratch has LinearScratch(k) floats.
 template <class P>
 void MultiplyPanels(const LinearTask& t) {
   const TileRows rows = P::RowsOf(t);

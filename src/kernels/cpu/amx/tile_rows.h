@@ -103,15 +103,15 @@ void MultiplyWeightRows(ShapedTiles<P>& tiles, const LinearTask& t, const Panel&
   }
 }
 
-// Implements KernelTable::linear_int8 and linear_bf16 for 1 to kTilesMaxPackedRows rows; t.scratch:
-// LinearScratch(k).
+// Implements KernelTable::linear_int8 and linear_bf16 for 1 to kTilesMaxPackedRows rows. t.scratch
+// has LinearScratch(k) floats.
 template <class P>
 void MultiplyFewRows(const LinearTask& t) {
   const int64_t lines = (t.w.k * P::kWeightBytes + kPanelLine - 1) / kPanelLine;
   const int64_t vectors = (t.m + kPanelLanes - 1) / kPanelLanes;
   char* x = reinterpret_cast<char*>(t.scratch);
   PackRows<P>(P::RowsOf(t), t.m, lines, vectors, x);
-  // Prefetch of the first weight rows, which no earlier block has prefetched.
+  // Prefetches the first weight rows of the task, because no earlier block has done so.
   NextPanelPrefetch<P> first = {t.w, t.begin,
                                 t.end - t.begin < kBlockRows ? t.end : t.begin + kBlockRows};
   first.Touch(first.Lines());

@@ -93,7 +93,8 @@ TEST(TileInstruction, OthersAreNotTaken) {
   }
 }
 
-// c [16][16] = a [16][64] times b, computed with tiles; group k of output n is b [k][n].
+// c [16][16] = a [16][64] · b, computed with tiles. b [16][16][4]: b[k][n] are the four weights of
+// output n for columns 4k to 4k + 3 of a.
 std::vector<int32_t> Product(const std::vector<int8_t>& a, const std::vector<int8_t>& b) {
   TileConfig config = {.palette = 1};
   for (const int tile : {0, 5, 6}) {

@@ -11,7 +11,7 @@ constexpr int kTiles = 8, kTileRows = 16, kTileBytes = 64;
 
 // Operand of LDTILECFG: rows per tile and bytes per row; 0 and 0 for unused tiles.
 struct alignas(64) TileConfig {
-  uint8_t palette;  // 1
+  uint8_t palette;  // must be 1
   uint8_t start_row;
   uint8_t reserved[14];
   uint16_t bytes[16];
@@ -30,7 +30,7 @@ class Tiles {
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
-  // Call first, and again for other shapes. Zeroes all tiles.
+  // Call before the other functions, and again for other shapes. Zeroes all tiles.
   [[gnu::always_inline]] void Configure(const TileConfig& config) {
     asm volatile("ldtilecfg %0" : : "m"(config));
   }
@@ -38,7 +38,7 @@ class Tiles {
   [[gnu::always_inline]] void Zero() {
     asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
   }
-  // Row stride in bytes.
+  // `stride`: bytes between rows in memory.
   template <int kTile>
   [[gnu::always_inline]] void Load(const void* from, int64_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");

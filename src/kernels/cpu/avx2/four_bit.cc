@@ -15,7 +15,9 @@ struct FourBitLanes {
   using I = __m256i;
   static constexpr int kLanes = 8;
   static constexpr int kRows = 4;
-  static constexpr int Chains(int) { return 1; }  // only one addition per product is in the chain
+  static constexpr int Chains(int) {
+    return 1;
+  }  // one is enough: only one addition per product depends on it
   static constexpr int64_t kVectorBytes = 32;
   static constexpr bool kByteStarts = false;
   static int64_t Step(int64_t step) { return step; }
@@ -74,7 +76,8 @@ struct FourBitLanes {
                                      _mm256_maddubs_epi16(high, Four(x + simd::kFourBitChunk / 2)));
     a = AddPairs(a, pairs);
   }
-  // |code| times x with the sign of the code: 2 · 128 · 127 < 2^15.
+  // Multiplies |code| with x, negated where the code is negative. Sums of two products fit 16 bits:
+  // 2 · 128 · 127 < 2^15.
   [[gnu::always_inline]] static void AddByteProducts(I& a, I&, I low, I high, const char* x) {
     const auto pairs = [](I bytes, I four) __attribute__((always_inline)) {
       const I codes = Xor(bytes, _mm256_set1_epi8(static_cast<char>(0x80)));
@@ -101,7 +104,7 @@ struct FourBitLanes {
   }
 
  private:
-  // Four codes of x, in each lane.
+  // Broadcasts four codes of x to every 32-bit lane.
   [[gnu::always_inline]] static I Four(const char* x) {
     int32_t codes;
     __builtin_memcpy(&codes, x, sizeof(codes));

@@ -20,7 +20,7 @@ struct Int8Dot {
   using X = int16_t;
   static constexpr int64_t kBytes = 32;
   static constexpr int kParts = 2;
-  static constexpr int64_t kMaxRows = 2 * kPanelRows;  // fits LinearScratch
+  static constexpr int64_t kMaxRows = 2 * kPanelRows;  // as many as LinearScratch can hold
   static constexpr int kTileRows = 6;
   static constexpr int CachedCols(int) { return 2; }
   static constexpr int Cols(int) { return 1; }  // hardware prefetches a single stream fastest

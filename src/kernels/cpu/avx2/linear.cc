@@ -5,7 +5,8 @@
 
 namespace switchyard::kernels::cpu {
 
-// Compiled in linear_16_bits.cc, linear_8_bits.cc and linear_4_bits.cc, in parallel.
+// The kernels of each row type are instantiated in linear_16_bits.cc, linear_8_bits.cc and
+// linear_4_bits.cc, so that they compile in parallel.
 using V = avx2::Vec;
 extern template void simd::LinearDirect<V, simd::BF16Row<V>>(const LinearTask&);
 extern template void simd::LinearDirect<V, simd::F16Row<V>>(const LinearTask&);

@@ -1,12 +1,12 @@
 // Attention over a bfloat16 cache with bfloat16 products (vdpbf16ps), which have twice the float32
-// throughput. Keys and values are operands without widening. Queries are rounded to bfloat16 once
-// per task. Exponentials are summed in float32 first, then rounded. Blocks, parts, maxima and sums
-// are as in simd/attention.h.
+// throughput. Keys and values are operands as stored, without conversion. Queries are rounded to
+// bfloat16 once per task. Exponentials are summed in float32 first, then rounded. Blocks, parts,
+// maxima and sums are as in simd/attention.h.
 //
 // Within a block, a query's exponential is zero for keys that it does not attend to. So all queries
-// of a tile visit the same pairs. Zeros change no sum: vdpbf16ps flushes subnormals, so its sums
-// are normal or zero. Only an initial sum can be subnormal, and the query's first key would flush
-// it anyway.
+// of a tile visit the same pairs. Adding zeros changes no sum. vdpbf16ps flushes subnormals, so its
+// sums are normal or zero. Only an initial sum can be subnormal; the product with the query's first
+// key would flush it in any case.
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/bf16_pairs.h"
@@ -33,7 +33,7 @@ const __m256i* Halves(const char* p) { return reinterpret_cast<const __m256i*>(p
 struct PairState : simd::AttentionState<Vec> {
   uint32_t* key_pairs;    // [k_width / 2, kKeyBlock] elements 2 d and 2 d + 1 of a key
   uint16_t* rounded;      // [queries, q_stride] rounded queries
-  uint32_t* value_pairs;  // [kKeyBlock / 2, acc_stride] an element of keys 2 j and 2 j + 1
+  uint32_t* value_pairs;  // [kKeyBlock / 2, acc_stride] same element of values 2 j, 2 j + 1
   int64_t q_stride;
 
   // Stores bfloat16 to the first half of the row, whose scores have already been read.
@@ -149,7 +149,8 @@ template <int M>
 
 int64_t TilesOf(int64_t queries) { return (queries + Vec::kTileRows - 1) / Vec::kTileRows; }
 
-// Calls f.template operator()<M>(query) for tiles of the queries [begin, end).
+// Divides the queries [begin, end) into tiles. Calls f.template operator()<M>(query) for each tile:
+// its M queries begin at `query`.
 template <class Function>
 void ForTiles(int64_t begin, int64_t end, const Function& f) {
   const int64_t count = end - begin, tiles = TilesOf(count);

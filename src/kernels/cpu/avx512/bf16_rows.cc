@@ -26,9 +26,9 @@ const char* InputRow(const LinearTask& t, int64_t i) {
   return reinterpret_cast<const char*>(t.bf16_rows.base + row * t.bf16_rows.ld);
 }
 
-// Tile of rows [i, i + M) of x and `count` (1 to N) weight rows from n on; missing ones repeat the
-// last. Prefetches kAhead bytes ahead. kAhead 0: no prefetch; kPrefetchInTurns: as `turns`
-// specifies.
+// Tile of rows [i, i + M) of x and `count` (1 to N) weight rows from n on; rows beyond `count`
+// repeat the last one. Prefetches kAhead bytes ahead. kAhead 0: no prefetch; kPrefetchInTurns: as
+// `turns` specifies.
 template <int M, int N, int64_t kAhead>
 [[gnu::always_inline]] inline void PairTile(const LinearTask& t, int64_t i, int64_t n,
                                             int64_t count, const simd::PrefetchTurns& turns) {
@@ -100,7 +100,8 @@ void MultiplyPairs(const LinearTask& t, int64_t first, int64_t rows) {
       simd::ForRows<Vec, kPairRows>(first + rows * (tile + 1) / tiles - i, [&]<int M>() {
         if (tiles == 1 && t.w.k * kHalf <= kShortRowBytes)
           return RunPairTiles<M, kTileCols, 0>(t, i, n, count);
-        // A single row of x takes one weight row after another, as in float32.
+        // With a single row of x, weight rows are processed one after another, as in the float32
+        // kernels (simd/linear.h).
         if constexpr (M == 1) return RunPairTiles<M, 1, 0>(t, i, n, count);
         if (tiles == 1) return RunPairTiles<M, kTileCols, kPrefetchBytes>(t, i, n, count);
         RunPairTiles<M, kTileCols, simd::kPrefetchInTurns>(t, i, n, count, {ahead, tile, tiles});

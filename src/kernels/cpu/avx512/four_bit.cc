@@ -17,7 +17,7 @@ struct FourBitLanes {
   static constexpr int Chains(int m) { return m == 1 ? 4 : m <= 4 ? 2 : 1; }
   static constexpr int64_t kVectorBytes = kPanelLine;
   static constexpr bool kByteStarts = true;
-  static constexpr int64_t Step(int64_t) { return kPanelLine; }  // of all panels
+  static constexpr int64_t Step(int64_t) { return kPanelLine; }  // the same for all kinds of panels
 
   static I Load(const void* p) { return _mm512_loadu_si512(p); }
   static void Store(void* p, I x) { _mm512_storeu_si512(p, x); }
@@ -74,7 +74,8 @@ struct FourBitLanes {
     AddProducts(a, b, low, high, x);
   }
 
-  // The four halves of a transposed line are loaded without shuffles (panels.h).
+  // Transposes one cache line (64 bytes) of sixteen rows. Rows are loaded in halves of 32 bytes,
+  // which saves shuffles (PanelLines in panels.h).
   static void TransposeCodes(const simd::FourBitRows<kLanes>& rows, int64_t at, int64_t count,
                              char* out) {
     PanelLines lines;
@@ -98,7 +99,7 @@ struct FourBitLanes {
   }
 
  private:
-  using Four [[gnu::may_alias]] = int32_t;  // codes of a row of x, which were written as bytes
+  using Four [[gnu::may_alias]] = int32_t;  // four codes of x, which were written as bytes
   // In place: with the intrinsic, GCC 12 copies the sums and spills them.
   [[gnu::always_inline]] static void AddFour(I& sum, I weights, const char* x) {
     asm("vpdpbusd %2%{1to16%}, %1, %0"
@@ -108,12 +109,13 @@ struct FourBitLanes {
 };
 
 struct FourBitDot : simd::FourBitOps<FourBitLanes> {
-  // Blocks of 16 columns need twice the sums.
+  // Rows of x up to which DirectTile is used. Blocks of 16 columns (8 per chunk) need twice as many
+  // accumulators, so fewer rows fit the registers.
   static constexpr int DirectRows(int blocks) { return blocks == 8 ? 2 : 4; }
 
   // Four weight rows at a time, transposed within 128-bit lanes only: lane q of vector c has four
-  // bytes of each row, from byte 16 · q + 4 · c of the chunk on. It is multiplied with x in the
-  // same order. The sums' lanes are exchanged once per chunk.
+  // bytes of each row, from byte 16 · q + 4 · c of the chunk on. The codes of x are multiplied in
+  // the same order. The lanes of the sums are transposed once per chunk.
   template <class Codes, int kBlocks, int M>
   [[gnu::noinline]] static void DirectTile(const simd::FourBitOutputs<FourBitDot>& o,
                                            const simd::FourBitRows<kLanes>& rows,
@@ -125,9 +127,10 @@ struct FourBitDot : simd::FourBitOps<FourBitLanes> {
   }
 };
 
-constexpr int kQuads = 4;  // of the rows of a panel; also the lanes of a vector, and its parts
+constexpr int kQuads = 4;  // quads of rows in a panel; 128-bit lanes of a vector; parts of a lane
 
-// 64 bytes of four rows, of which `mask` are valid.
+// 64 bytes of each of four rows, from byte `at` on. `mask`: the bytes that exist, unless `whole`.
+// Lane q of part[c] has bytes [16 q + 4 c, 16 q + 4 c + 4) of all four rows.
 struct Quad {
   __m512i part[kQuads];
 
@@ -147,7 +150,7 @@ struct Quad {
   }
 };
 
-// lanes[q] becomes lane q of each of the four vectors.
+// Sets lanes[q] to the 128-bit lanes q of the four vectors x.
 [[gnu::always_inline]] inline void TransposeLanes(const __m512i (&x)[kQuads],
                                                   __m512i (&lanes)[kQuads]) {
   const __m512i low = _mm512_shuffle_i32x4(x[0], x[1], 0x44);
@@ -169,7 +172,8 @@ template <class Codes, int kBlocks, int M>
 void FourBitDot::DirectTile(const simd::FourBitOutputs<FourBitDot>& o,
                             const simd::FourBitRows<kLanes>& rows,
                             const simd::FourBitAhead<FourBitDot>& ahead) {
-  // Blocks of 16 columns are half of a lane's parts each.
+  // A 128-bit lane has 32 columns in four parts. So a block of 16 columns consists of two parts and
+  // needs its own sums.
   constexpr int kHalves = kBlocks == 8 ? 2 : 1;
   constexpr int kLanesOfBlock = kQuads * kHalves / kBlocks;
   const Int8BlockSource& source = o.t.blocks;
@@ -188,7 +192,8 @@ void FourBitDot::DirectTile(const simd::FourBitOutputs<FourBitDot>& o,
     const int64_t at = c * simd::kFourBitChunkBytes, left = bytes - at;
     const bool whole = left >= simd::kFourBitChunkBytes;
     const __mmask64 mask = whole ? ~__mmask64{0} : (__mmask64{1} << left) - 1;
-    // By parts first: then x needs two registers per row, and sums fit the registers.
+    // All quads are loaded first, so that the products can run part by part. Then x needs only two
+    // registers per row, and all sums fit the registers.
     I quads[kQuads][kQuads];
 #pragma GCC unroll 4
     for (int q = 0; q < kQuads; ++q) {

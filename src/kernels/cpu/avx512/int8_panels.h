@@ -8,7 +8,7 @@
 
 namespace switchyard::kernels::cpu::avx512 {
 
-// Same as LinearInt8; t.scratch: LinearScratch(k).
+// Computes the same as LinearInt8. t.scratch has LinearScratch(k) floats.
 void LinearInt8Panels(const LinearTask& t);
 
 }  // namespace switchyard::kernels::cpu::avx512

@@ -16,7 +16,7 @@ struct Int8Dot {
   using X = int8_t;
   static constexpr int64_t kBytes = 64;
   static constexpr int kParts = 1;
-  static constexpr int64_t kMaxRows = int64_t{1} << 32;  // any number
+  static constexpr int64_t kMaxRows = int64_t{1} << 32;  // no limit
   static constexpr int kTileRows = 8;
   // Weight rows of a tile: as many as the registers can accumulate next to the rows of x.
   static constexpr int CachedCols(int rows) { return rows <= 6 ? 4 : 2; }

@@ -90,7 +90,7 @@ void MultiplyPanel(const LinearTask& t, const Panel& p, int64_t n, NextPanelPref
   }
 }
 
-// Runs a whole task; t.scratch: LinearScratch(k).
+// Runs a whole task. t.scratch has LinearScratch(k) floats.
 template <class P>
 void MultiplyPanels(const LinearTask& t) {
   char* memory = reinterpret_cast<char*>(t.scratch);

@@ -22,13 +22,13 @@ constexpr int kPanelLanes = 16;  // outputs per vector
 constexpr int kPanelLine = 64;   // bytes of K packed at a time; rows of x are padded to it
 constexpr int kPanelGroup = 4;   // bytes of K accumulated in one lane
 constexpr int kHalfLine = kPanelLine / 2;
-constexpr int kPanelGroups = kHalfLine / kPanelGroup;  // of half a line
+constexpr int kPanelGroups = kHalfLine / kPanelGroup;  // groups in half a line
 
 // A task's packed weights with the scales and biases of its outputs.
 struct Panel {
   const char* codes;    // [bytes of K / 4][vectors][16][4]
   const float* scales;  // [vectors · 16], or null
-  const float* bias;    // same shape
+  const float* bias;    // [vectors · 16], or null
   int64_t count;        // outputs
   int vectors;
 };
@@ -45,7 +45,8 @@ struct PanelLines {
   __m512i halves[2][kPanelGroups];
 };
 
-// Transposes to eight groups of K, each with all rows.
+// Transposes half of the lines to eight groups of four bytes of K. Each group has these bytes of
+// all sixteen rows.
 template <class P>
 [[gnu::always_inline]] inline void Transpose(const __m512i (&pairs)[kPanelGroups],
                                              __m512i (&groups)[kPanelGroups]) {
@@ -71,8 +72,8 @@ template <class P>
   }
 }
 
-// Fills `lines` with 64 bytes of each row. load(row, at) returns 32 of them from offset `at` (0 or
-// 32); `row` is an element of `rows`.
+// Fills `lines` with 64 bytes of each row. load(row, at) returns 32 bytes from offset `at` (0 or
+// 32) of the line; `row` is an element of `rows`.
 template <class P, class LoadHalf>
 [[gnu::always_inline]] inline void LoadPairs(const char* const (&rows)[kPanelLanes],
                                              const LoadHalf& load, PanelLines& lines) {
@@ -100,8 +101,8 @@ template <class P>
   LoadPairs<P>(rows, load, lines);
 }
 
-// Sixteen adjacent weight rows [n, n + 16), of which `count` exist; missing ones repeat the last.
-// `end`: end of the task's rows.
+// Sixteen adjacent weight rows [n, n + 16), of which `count` exist; the last one is repeated in
+// place of the others. `end`: end of the task's rows.
 template <class P>
 struct SixteenRows {
   const char* rows[kPanelLanes];
@@ -165,13 +166,14 @@ struct SixteenRows {
   }
 };
 
-// Packs weight rows [n, n + count) into `out`; rows missing in the last vector repeat the last.
+// Packs weight rows [n, n + count) into `out`. If the last vector is incomplete, the last row is
+// repeated.
 template <class P>
 void Pack(const WeightRef& w, int64_t n, int64_t count, int64_t end, int vectors, char* out) {
   for (int v = 0; v < vectors; ++v) {
     const int64_t first = v * kPanelLanes;
     const SixteenRows<P> rows(w, n + first, count - first, end);
-    const int64_t step = vectors * kPanelLine;  // from one group to the next
+    const int64_t step = vectors * kPanelLine;  // bytes from one group to the next
     char* to = out + v * kPanelLine;
     const auto store = [&](const PanelLines& lines, int64_t left) __attribute__((always_inline)) {
 #pragma GCC unroll 2
@@ -245,7 +247,7 @@ void ForOutputs(const LinearTask& t, int64_t columns, const Run& run) {
   for (int64_t n = t.begin; n < t.end; n += columns) {
     const int64_t count = t.end - n < columns ? t.end - n : columns;
     for (int64_t c = 0; c < count; ++c) {
-      // Unaligned: scales may be in a mapped file.
+      // Copied with memcpy, because scales in a mapped file may be unaligned.
       if constexpr (P::kScaled) {
         __builtin_memcpy(&scales[c],
                          static_cast<const char*>(t.w.scales) +

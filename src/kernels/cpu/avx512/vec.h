@@ -12,7 +12,7 @@ struct Vec {
   static constexpr int kLanes = 16;
   static constexpr int kTileRows = 6;    // activation rows of a register tile (with 4 weight rows)
   static constexpr int kDirectRows = 6;  // x rows per tile with unpacked weights
-  static constexpr int kWideRows = 6;    // up to this many x rows: 4 weight rows; else 2
+  static constexpr int kWideRows = 6;  // tiles with at most this many x rows: 4 weight rows; else 2
   static constexpr int kSingleRowCols = 1;  // weight rows of a tile with one row of x
   static constexpr int kQueryRows = 4;      // query rows per tile of the weighted sum of values
 
@@ -61,7 +61,7 @@ struct Vec {
   static void ReduceAdd4(F a, F b, F c, F d, float* sums) {
     const F ab = Add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
     const F cd = Add(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
-    // 128-bit lanes: a, b, c, d.
+    // The 128-bit lanes of abcd hold partial sums of a, b, c and d.
     const F abcd = Add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
     const F pairs = Add(abcd, _mm512_shuffle_ps(abcd, abcd, 0x4e));
     const F total = Add(pairs, _mm512_shuffle_ps(pairs, pairs, 0xb1));

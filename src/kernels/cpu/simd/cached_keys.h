@@ -17,7 +17,7 @@ struct KeyRange {
   int64_t begin, end;
 };
 
-// Row formats: kernels/cache_rows.h.
+// Cached rows, read as float32 vectors. Formats: kernels/cache_rows.h.
 template <class V>
 struct E4M3CacheRow {
   const char* p;
@@ -37,7 +37,7 @@ struct Int8CacheRow {
   }
 };
 
-// Makes the row of `width` elements at p.
+// Sets `out` to the cached row of `width` elements at p.
 template <class Row>
 void MakeCacheRow(const char* p, int64_t, Row* out) {
   out->p = p;

@@ -22,7 +22,7 @@ template <class D, class T>
   return value;
 }
 
-// A packed panel of outputs [n, n + count) of a task.
+// Outputs [n, n + count) of a task, with their packed panel.
 template <class D>
 struct FourBitOutputs {
   const LinearTask& t;
@@ -41,16 +41,16 @@ template <class D>
   V::StoreN(y, value, o.count);
 }
 
-// Rows [i, i + M) of x with a panel.
+// Multiplies rows [i, i + M) of x with a panel.
 template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
 [[gnu::noinline]] void FourBitTile(const FourBitOutputs<D>& o, int64_t i,
                                    const FourBitAhead<D>& ahead) {
   using V = typename D::Vec;
   using I = typename D::I;
   constexpr int kChains = D::Chains(M);
-  constexpr int kVectors = kFourBitVectors / kBlocks;  // of a block
+  constexpr int kVectors = kFourBitVectors / kBlocks;  // vectors of a block
   constexpr int kStep = kVectors < 4 ? kVectors : 4;
-  constexpr int64_t kFour = 4;  // even, and odd, codes of x for a vector of weights
+  constexpr int64_t kFour = 4;  // a vector of weights needs 4 even and 4 odd codes of x
   const Int8BlockSource& rows = o.t.blocks;
   const char* x[M];
 #pragma GCC unroll 8
@@ -68,7 +68,7 @@ template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
     typename V::F inner[M];
 #pragma GCC unroll 8
     for (int r = 0; r < M; ++r) inner[r] = V::Zero();
-    int64_t vector = 0, at = c * kFourBitChunk;  // even code of x
+    int64_t vector = 0, at = c * kFourBitChunk;  // at: offset of the next even codes of x
     for (int64_t b = c * kBlocks; b < (c + 1) * kBlocks; ++b) {
       constexpr bool kStarts = !Codes::kMinima && (!Codes::kBytes || D::kByteStarts);
       I sums[M][kChains];
@@ -143,7 +143,7 @@ void RunDirectTile(const FourBitOutputs<D>& o, const FourBitRows<D::kLanes>& row
   D::template DirectTile<Codes, kBlocks, M>(o, rows, ahead);
 }
 
-// Weights in rows.
+// Products with weights that are stored in rows.
 template <class Codes, int kBlocks>
 void MultiplyRows(const LinearTask& t) {
   using D = typename Codes::Device;

@@ -4,10 +4,11 @@
 // A codes class defines, for D = FourBitOps of an instruction set:
 //   kZeros, kMinima: whether blocks have zero points, or minima
 //   kBytes: whether operands are bytes of code + 128
-//   kCodeBytes: of a part of a panel (quant/panels.h)
-//   Numbers(): the last argument of Operands if there are no zero points
-//   Operands(chunk, v, s, step, numbers, low, high): the even and odd columns of eight: v-th of the
-//     chunk, whose vectors are `step` bytes apart. s: v modulo four, a constant
+//   kCodeBytes: bytes of the codes of a part of a panel (quant/panels.h)
+//   Numbers(): the argument `numbers` of Operands if there are no zero points
+//   Operands(chunk, v, s, step, numbers, low, high): loads vector v of the chunk, which holds eight
+//     columns of each row, and sets `low` to the operands of the even columns and `high` to those
+//     of the odd ones. Vectors are `step` bytes apart. s: v modulo four, a compile-time constant
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ template <class Codes, class D = typename Codes::Device>
   high = Codes::Decode(D::HighNibbles(bytes), numbers);
 }
 
-// Nibbles without other bits. `Self` defines Decode.
+// Base of codes that consist of a nibble only. `Self` defines Decode.
 template <class D, class Self>
 struct NibbleCodes {
   using Device = D;
@@ -52,7 +53,7 @@ struct Int4ZeroCodes : NibbleCodes<D, Int4ZeroCodes<D>> {
 template <class D>
 struct E2M1Codes : NibbleCodes<D, E2M1Codes<D>> {
   using I = typename D::I;
-  static I Numbers() {  // twice the value, plus 12
+  static I Numbers() {  // operand of each code: twice its value, plus 12
     return D::Table(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   }
   static I Decode(I nibbles, I table) { return D::Lookup(table, nibbles); }
@@ -65,7 +66,8 @@ struct Q4KCodes : NibbleCodes<D, Q4KCodes<D>> {
   static I Decode(I nibbles, I) { return nibbles; }
 };
 
-// Adds bits `at` and those behind them, `count` for each operand.
+// Inserts `count` high bits of each byte of `bits` into each operand: from bit `at` on into `low`,
+// from bit at + count on into `high`.
 template <class D, int at, int count>
 [[gnu::always_inline]] inline void AddHighBits(typename D::I bits, typename D::I mask,
                                                typename D::I& low, typename D::I& high) {
@@ -73,9 +75,10 @@ template <class D, int at, int count>
   high = D::Or(high, D::template HighBits<at + count>(bits, mask));
 }
 
-constexpr int64_t kNibbleVectors = 16;  // of a part
+constexpr int64_t kNibbleVectors = 16;  // vectors of nibbles in a part
 
-// The fifth bits of four vectors share a vector, behind those of the nibbles.
+// The fifth bits of four vectors of nibbles share one vector. These vectors follow the vectors of
+// nibbles.
 template <class D>
 struct Q5KCodes : NibbleCodes<D, Q5KCodes<D>> {
   using I = typename D::I;
@@ -100,7 +103,8 @@ struct Q5KCodes : NibbleCodes<D, Q5KCodes<D>> {
   }
 };
 
-// The high bits of two vectors share a vector, behind those of the nibbles.
+// The high two bits of two vectors of nibbles share one vector. These vectors follow the vectors of
+// nibbles.
 template <class D>
 struct Q6KCodes : NibbleCodes<D, Q6KCodes<D>> {
   using I = typename D::I;

@@ -1,17 +1,19 @@
-// Operations of products of 4-bit weights that all instruction sets build from the same few. L, one
-// per instruction set, defines:
+// FourBitOps: operations for products of 4-bit weights, built from a few primitives of an
+// instruction set. L, one per instruction set, defines these primitives:
 //   Vec: its vector type (avx512/vec.h, avx2/vec.h)
 //   I: vector of bytes and of int32 lanes
 //   kLanes, kRows: outputs of a panel, and rows of x of a tile
-//   Chains(m): sums of each of m rows of x, so that latency does not limit few rows
+//   Chains(m): partial sums per row for m rows of x. Few rows need several, because of latency
 //   Load, Store, Set1, Add, Subtract, Multiply, Max: of int32 lanes; ToFloat, AsFloat
 //   And, Or, Xor; ShiftLeft<n>, ShiftRight<n>: of 16-bit lanes; ShiftLeft32<n>, ShiftRight32<n>
 //   ReplaceEqual(x, code, bits, other): lanes of `bits`, or of `other` where x equals the code
 //   Table, Lookup: a table of sixteen bytes, and its bytes at the given nibbles
-//   AddBytes: of each byte
+//   AddBytes: adds each byte
 //   Widen, WidenSigned: kLanes bytes at an address, as int32 lanes
-//   AddProducts(a, b, low, high, x): adds to each lane the products of low with the four codes at
-//     x, and of high with those half a chunk further, to a and b. Operands are at most 63
+//   AddProducts(a, b, low, high, x): multiplies low with the four codes at x, and high with the
+//   four
+//     codes half a chunk later. Adds the products to lanes of a and b, whose sum is the result.
+//     Operands are at most 63
 //   AddByteProducts: the same for bytes of code + 128. kByteStarts: whether sums include the 128
 //   kVectorBytes: bytes of each row that TransposeCodes transposes: four per lane
 //   TransposeCodes(rows, at, count, out): bytes [at, at + count) of FourBitRows, zeros up to
@@ -24,7 +26,7 @@
 
 namespace switchyard::kernels::cpu::simd {
 
-// Addresses of a panel's rows.
+// Addresses of the weight rows of a panel.
 template <int kLanes>
 struct FourBitRows {
   const char* row[kLanes];
@@ -38,7 +40,8 @@ struct FourBitOps : L {
   static I LowNibbles(I x) { return L::And(x, L::Set1(0x0f0f0f0f)); }
   static I HighNibbles(I x) { return LowNibbles(L::template ShiftRight<4>(x)); }
 
-  // Bit b of each byte as bit 4, or bits b and b + 1 as bits 4 and 5 if `mask` has both.
+  // Moves bit b of each byte to bit 4 and clears the others. If `mask` has bits 4 and 5, moves bits
+  // b and b + 1 to these.
   template <int b>
   static I HighBits(I x, I mask) {
     if constexpr (b < 4) {
@@ -50,7 +53,7 @@ struct FourBitOps : L {
     }
   }
 
-  // Byte b of each lane.
+  // Byte b of each int32 lane.
   template <int b>
   static I Byte(I x) {
     return L::And(L::template ShiftRight32<8 * b>(x), L::Set1(255));
@@ -63,7 +66,7 @@ struct FourBitOps : L {
     return L::Vec::Mul(L::AsFloat(all), L::Vec::Set1(0.5f));
   }
 
-  // 16 - zero in each byte of a lane.
+  // 16 - zero point, in all four bytes of each lane.
   static I ZeroOperands(I zeros) {
     return L::Multiply(L::Subtract(L::Set1(16), zeros), L::Set1(0x01010101));
   }

@@ -13,22 +13,22 @@
 
 namespace switchyard::kernels::cpu::simd {
 
-constexpr int64_t kFourBitChunk = kInt8GroupSize;          // columns
-constexpr int64_t kFourBitChunkBytes = kFourBitChunk / 2;  // of a weight row
-constexpr int kFourBitVectors = 16;                        // of a chunk of a panel
+constexpr int64_t kFourBitChunk = kInt8GroupSize;          // columns of a chunk
+constexpr int64_t kFourBitChunkBytes = kFourBitChunk / 2;  // bytes of a chunk of a weight row
+constexpr int kFourBitVectors = 16;                        // vectors of a chunk of a panel
 
 template <class D>
 struct FourBitPanel {
   static constexpr int64_t kVector = D::kLanes * 4;  // bytes
 
-  const char* codes;     // chunks
+  const char* codes;     // first chunk
   int64_t step, stride;  // bytes between vectors, and between chunks
   char* packed;          // memory for codes: [chunks][16][lanes][4]
   float* scales;         // [chunks][blocks][lanes]; zeros beyond the last column
   uint32_t* zeros;       // like scales; 16 - zero point in each byte
   float* minima;         // like scales
 
-  // Divides `memory`, which is aligned to a vector.
+  // Places the arrays of the panel in `memory`, which is aligned to a vector.
   FourBitPanel(char* memory, int64_t chunks, int64_t blocks) {
     codes = packed = memory;
     step = kVector;
@@ -39,7 +39,8 @@ struct FourBitPanel {
   }
 };
 
-// Addresses of rows [n, n + count) of a task; missing ones repeat the last.
+// Addresses of rows [n, n + count) of a task. If there are fewer rows than lanes, the last one is
+// repeated.
 template <class D>
 FourBitRows<D::kLanes> CodeRows(const LinearTask& t, int64_t n, int64_t count) {
   FourBitRows<D::kLanes> rows;
@@ -48,8 +49,9 @@ FourBitRows<D::kLanes> CodeRows(const LinearTask& t, int64_t n, int64_t count) {
   return rows;
 }
 
-// The rows of the panel that begins at row n, to prefetch. Behind the task's end these are the rows
-// of the next task, or `now` if they are unknown: a prefetch of lines in cache costs little.
+// The rows of the panel that begins at row n, to prefetch. At the end of the task these are the
+// rows of the next task. If the next task is unknown, returns `now`, because a prefetch of lines
+// that are in cache costs little.
 template <class D>
 FourBitRows<D::kLanes> RowsAhead(const LinearTask& t, int64_t n,
                                  const FourBitRows<D::kLanes>& now) {
@@ -62,8 +64,8 @@ FourBitRows<D::kLanes> RowsAhead(const LinearTask& t, int64_t n,
   return rows;
 }
 
-// Prefetches a chunk of rows [first, last). The lines of a panel are requested at an even rate
-// while the panel before is packed and multiplied.
+// Prefetches chunk `chunk` of rows [first, last). The lines of a panel are requested at an even
+// rate while the previous panel is packed and multiplied.
 template <class D>
 [[gnu::always_inline]] inline void PrefetchChunk(const FourBitRows<D::kLanes>& ahead, int64_t chunk,
                                                  int64_t first, int64_t last) {
@@ -71,8 +73,9 @@ template <class D>
     __builtin_prefetch(ahead.row[r] + chunk * kFourBitChunkBytes, 0, 2);
 }
 
-// What a tile prefetches with each chunk: its share [first, last) of the rows of the panel ahead,
-// or of the cache lines of a chunk of the stored panel ahead.
+// The part of the next panel that a tile prefetches while it processes a chunk. For weights in
+// rows: the same chunk of rows [first, last). For stored panels: lines [first, last) of the chunk's
+// `stride` bytes.
 template <class D>
 struct FourBitAhead {
   const FourBitRows<D::kLanes>* rows;  // null: `stored`
@@ -88,13 +91,13 @@ struct FourBitAhead {
   }
 };
 
-// Copies the codes of rows of `bytes` bytes, with zero nibbles up to a whole chunk. Prefetches the
-// first half of `ahead`.
+// Transposes the codes of rows of `bytes` bytes to a panel, with zero nibbles up to a whole chunk.
+// Prefetches the first half of the rows in `ahead`.
 template <class D>
 void PackFourBitCodes(const FourBitRows<D::kLanes>& rows, int64_t bytes, char* out,
                       const FourBitRows<D::kLanes>& ahead) {
   constexpr int64_t kParts = kFourBitChunkBytes / D::kVectorBytes;
-  constexpr int64_t kPart = D::kLanes * FourBitPanel<D>::kVector;  // bytes of a panel
+  constexpr int64_t kPart = D::kLanes * FourBitPanel<D>::kVector;  // bytes of a part of a panel
   int64_t k = 0;
   for (; k + kFourBitChunkBytes <= bytes; k += kFourBitChunkBytes) {
     PrefetchChunk<D>(ahead, k / kFourBitChunkBytes, 0, D::kLanes / 2);
@@ -108,7 +111,8 @@ void PackFourBitCodes(const FourBitRows<D::kLanes>& rows, int64_t bytes, char* o
   }
 }
 
-// Transposes `count` bytes of each row. convert(j, bytes) receives byte j of each row, in lanes.
+// Transposes `count` bytes of each row. Calls convert(j, bytes) for each byte j; lane r of `bytes`
+// is byte j of row r.
 template <class D, class Convert>
 [[gnu::always_inline]] inline void TransposeBytes(const FourBitRows<D::kLanes>& from, int64_t count,
                                                   const Convert& convert) {
@@ -127,14 +131,14 @@ template <class D, class Convert>
   }
 }
 
-// Scales of a view's rows from one row on. Row r has `count` scales of `bytes` bytes, from address
-// base + r · stride on.
+// Location of the scales of consecutive rows of a view. Row r has `count` scales of `bytes` bytes
+// each, which begin at address base + r · stride.
 struct FourBitScales {
   const char* base;
   int64_t stride, bytes, count;
 };
 
-// From view row n on. Groups of more than a chunk are not divided.
+// The scales from view row n on. A group that is longer than a chunk has one scale here.
 template <class D>
 FourBitScales ScalesFrom(const LinearTask& t, int64_t n) {
   using V = typename D::Vec;
@@ -157,7 +161,8 @@ void PrefetchScales(const FourBitScales& scales, int64_t rows) {
   }
 }
 
-// Repeats the numbers of groups that span several chunks, one vector per chunk, in place.
+// Copies the scales or zero points of groups that span several chunks, so that every chunk has a
+// vector. In place.
 template <class D>
 void SpreadOverChunks(const WeightRef& w, int64_t chunks, void* panel) {
   constexpr int64_t kVector = FourBitPanel<D>::kVector;
@@ -170,7 +175,8 @@ void SpreadOverChunks(const WeightRef& w, int64_t chunks, void* panel) {
   }
 }
 
-// Fills the scales of the panel. `from`: the first of `count` scales of each row.
+// Converts `count` scales of each row to float32, transposed to [count][lanes]. from.row[r]: the
+// address of the first scale of row r.
 template <class D>
 void PackFourBitScales(const WeightRef& w, const FourBitRows<D::kLanes>& from, int64_t count,
                        float* out) {
@@ -193,7 +199,8 @@ void PackFourBitScales(const WeightRef& w, const FourBitRows<D::kLanes>& from, i
           V::Store(out + j * D::kLanes, D::HalvedE8M0(codes));
         });
   }
-  // E4M3Over256 divides by 256; the codes of e2m1 are doubled.
+  // 128 = 256 / 2: E4M3Over256 returns scales divided by 256, and operands of e2m1 are doubled
+  // values.
   const auto factor = V::Set1(w.global_scale * 128.0f);
   TransposeBytes<D>(
       from, count, [ out, factor ](int64_t j, I codes) __attribute__((always_inline)) {

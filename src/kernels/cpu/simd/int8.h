@@ -79,9 +79,9 @@ void StoreInt8Sums(const LinearTask& t, const Int8Outputs& o, int64_t i,
   }
 }
 
-// Tile of rows [i, i + M) of x and `count` (1 to N) weight rows from n on; missing ones repeat the
-// last. Prefetches kAhead bytes ahead. kAhead 0: no prefetch; kPrefetchInTurns: as `turns`
-// specifies. Sums of row i + r go to sums[r], starting at index `at`.
+// Tile of rows [i, i + M) of x and `count` (1 to N) weight rows from n on; rows beyond `count`
+// repeat the last one. Prefetches kAhead bytes ahead. kAhead 0: no prefetch; kPrefetchInTurns: as
+// `turns` specifies. Sums of row i + r go to sums[r], starting at index `at`.
 template <class D, int M, int N, int64_t kAhead>
 [[gnu::always_inline]] inline void Int8Tile(const LinearTask& t, const Int8Input<D>& input,
                                             int64_t i, int64_t n, int64_t count, int64_t at,
@@ -92,7 +92,7 @@ template <class D, int M, int N, int64_t kAhead>
   const int8_t* w[N];
   for (int c = 0; c < N; ++c) w[c] = Int8WeightRow<D>(t.w, n + (c < count ? c : count - 1));
   constexpr int kSums = (M * N + 3) / 4 * 4;
-  typename D::Sum acc[kSums];  // r · N + c
+  typename D::Sum acc[kSums];  // index r · N + c: row i + r of x, weight row n + c
 #pragma GCC unroll 32
   for (int s = 0; s < kSums; ++s) acc[s] = D::Zero();
   // Multiplies the parts of a vector one after the other: the weights of one part stay in registers

@@ -20,7 +20,7 @@ struct KeySums {
       : acc(memory), top(memory + queries * acc_stride), sum(top + queries) {}
 };
 
-// Key ranges of a task's queries.
+// A task's queries, and the keys that each of them attends to.
 template <class V>
 struct QueryKeys {
   const AttentionTask& t;

@@ -128,8 +128,8 @@ template <class V, int M, int N>
   }
 }
 
-// Tile of rows [i, i + M) of x and `count` (1 to N) weight rows from n on; missing ones repeat the
-// last.
+// Tile of rows [i, i + M) of x and `count` (1 to N) weight rows from n on; rows beyond `count`
+// repeat the last one.
 template <class V, class Row, int M, int N, int64_t kAhead>
 void DirectTile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
   const float* x[M];
@@ -271,7 +271,7 @@ int BitsPerWeight(WeightFormat format) {
 
 template <class V>
 void LinearPanels(const LinearTask& t) {
-  // A power of two would map all rows to one L1 set.
+  // With a power of two as stride, all rows would map to one L1 set.
   const int64_t stride = ScratchStride(t.w.k);
   float* scales = t.scratch;
   float* panel = scales + ScaleFloats<V>(t.w.k);

@@ -7,7 +7,6 @@ namespace switchyard::kernels::cpu::simd {
 // 2.4e38 instead of overflowing. NaN stays NaN. Method: x = n · ln 2 + r with |r| <= ln 2 / 2. ln 2
 // is subtracted in two parts (Cody and Waite). e^r is the Taylor polynomial of degree 7, whose
 // first omitted term is below 2^-27.
-// 2^-27.
 template <class V>
 typename V::F Exp(typename V::F x) {
   const auto lowest = V::Set1(-87.3f);

@@ -25,7 +25,7 @@ struct RowPrefetch {
   // Always inline: an out-of-line copy could be compiled for another instruction set
   // (kernel_table.h).
   [[gnu::always_inline]] RowPrefetch() {}
-  // `count` rows of `row_bytes` bytes, spread over `steps` steps.
+  // Prefetches `count` rows of `row_bytes` bytes, evenly over `steps` calls of Step.
   [[gnu::always_inline]] RowPrefetch(const char* const* first, int64_t count, int64_t row_bytes,
                                      int64_t steps)
       : row(first), rows(count), bytes(row_bytes) {

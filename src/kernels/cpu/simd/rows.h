@@ -33,7 +33,8 @@ struct F16Row {
   typename V::F AtN(int64_t j, int64_t n) const { return V::F16N(p + 2 * j, n); }
 };
 
-// `scales`: one per 128 columns, times 256. The first block starts `phase` columns before column 0.
+// `scales`: one scale per 128 columns, multiplied by 256, because E4M3Over256 divides codes by 256.
+// The first block starts `phase` columns before column 0.
 template <class V>
 struct Fp8Row {
   static constexpr int kBitsPerWeight = 8;
@@ -47,7 +48,7 @@ struct Fp8Row {
   }
 };
 
-// `scales`: one for the row, times 256.
+// `scales`: one scale for the row, multiplied by 256.
 template <class V>
 struct Fp8ChannelRow {
   static constexpr int kBitsPerWeight = 8;
@@ -59,7 +60,7 @@ struct Fp8ChannelRow {
   }
 };
 
-// `scales`: one for the row.
+// `scales`: one scale for the row.
 template <class V>
 struct Int8ChannelRow {
   static constexpr int kBitsPerWeight = 8;
@@ -115,7 +116,7 @@ using Nvfp4Row = Fp4Row<V, kNvfp4BlockSize>;
 // One more line is slack, because MakeRow may write past the end.
 template <class V>
 constexpr int64_t ScaleFloats(int64_t k) {
-  constexpr int64_t kMost = 2;  // per kInt4Block columns, for kInt4Group and kNvfp4
+  constexpr int64_t kMost = 2;  // floats per kInt4Block columns in kInt4Group and kNvfp4
   return (kMost * (k / kInt4Block + 2) + 2 * kMaxLanes - 1) / kMaxLanes * kMaxLanes;
 }
 

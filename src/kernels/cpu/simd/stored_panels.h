@@ -6,14 +6,14 @@
 
 namespace switchyard::kernels::cpu::simd {
 
-constexpr int64_t kStoredRows = 16;  // of a panel
+constexpr int64_t kStoredRows = 16;  // rows of a panel
 
-// Offsets in the scales of a part of the K types: of the block's scale, of its minimum's scale, and
-// of 6-bit minima.
+// Byte offsets in the scales of a part of ggml's K types: float16 d, float16 dmin, and the 6-bit
+// minima (quant/panels.h).
 constexpr int64_t kSuperScaleAt = 128, kSuperMinimumAt = 160, kMinimaAt = 64;
 
-// Fills `out` [chunks][blocks][lanes]. scale_of(numbers, b): scales of block b of a part, for the
-// panel's outputs.
+// Fills `out` [chunks][blocks][lanes]. scale_of(part, b, to) writes the scales of block b of the
+// part at `part`, one per output, to `to`.
 template <class Codes, int kBlocks, class Out, class ScaleOf, class D = typename Codes::Device>
 [[gnu::always_inline]] inline void FillNumbers(const LinearTask& t, const char* part, Out* out,
                                                const ScaleOf& scale_of) {
@@ -22,12 +22,13 @@ template <class Codes, int kBlocks, class Out, class ScaleOf, class D = typename
     const int64_t left = blocks - j, count = left < kBlocks ? left : kBlocks;
     for (int64_t b = 0; b < count; ++b, out += D::kLanes) scale_of(part, b, out);
     j += kBlocks;
-    // Codes beyond the last column are multiplied with zeros.
+    // Blocks beyond the last column get zero scales, so their codes have no effect.
     for (int64_t b = count; b < kBlocks; ++b, out += D::kLanes) D::Store(out, D::Set1(0));
   }
 }
 
-// Converts the numbers of outputs [lane, lane + lanes) of a panel. `part`: those of its first part.
+// Converts the scales and minima of outputs [lane, lane + lanes) of a panel to float32. `part`: the
+// scales of the panel's first part.
 template <class Codes, int kBlocks, class D = typename Codes::Device>
 void UnpackNumbers(const LinearTask& t, const char* part, int64_t lane,
                    const FourBitPanel<D>& panel, const FourBitAhead<D>& ahead) {
@@ -99,7 +100,7 @@ void MultiplyPanels(const LinearTask& t) {
   const int64_t tiles = (t.m + D::kRows - 1) / D::kRows;
   if (tiles == 0) return;
   const int64_t parts = (w.stored_k + kFourBitChunk - 1) / kFourBitChunk;
-  const int64_t bytes = w.panel_scales + parts * Codes::kCodeBytes;  // of a panel
+  const int64_t bytes = w.panel_scales + parts * Codes::kCodeBytes;  // of a whole panel
   const int64_t lines = (bytes + parts * kLine - 1) / (parts * kLine);
   const char* first = static_cast<const char*>(w.data) + w.row0 / kStoredRows * bytes;
   const int64_t skipped = w.col0 / kFourBitChunk;
@@ -113,7 +114,8 @@ void MultiplyPanels(const LinearTask& t) {
     const int64_t count = t.end - n < D::kLanes ? t.end - n : D::kLanes;
     if (t.bias != nullptr) __builtin_memcpy(bias, t.bias + n, count * sizeof(float));
     panel.codes = stored + w.panel_scales + skipped * Codes::kCodeBytes + lane * 4;
-    // The panel ahead is prefetched at an even rate, by all passes over this one.
+    // Every pass over this panel prefetches an equal share of the next panel. Passes: conversion of
+    // scales, and the tiles of x.
     const char* next = static_cast<const char*>(t.next);
     if (n - lane + kStoredRows < t.end) next = stored + bytes;
     if (next == nullptr) next = stored;
@@ -154,7 +156,7 @@ void MultiplyInt4Panels(const LinearTask& t) {
   ForInt4Blocks(t, [&]<int kBlocks>() { MultiplyPanels<Codes, kBlocks>(t); });
 }
 
-// linear_four_bit of an instruction set.
+// Implements KernelTable::linear_four_bit for an instruction set.
 template <class D>
 void LinearFourBit(const LinearTask& t) {
   constexpr int kMxfp4 = kFourBitChunk / kMxfp4BlockSize, kNvfp4 = kFourBitChunk / kNvfp4BlockSize;

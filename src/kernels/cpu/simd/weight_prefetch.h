@@ -22,7 +22,8 @@ template <class V>
   return far + (row - (left + block - 1) / block * block) * stride;
 }
 
-// Prefetch distance of kBytes over all N streams together. Parameters as in PrefetchRowOffset.
+// Prefetch addresses for a distance of kBytes over all N streams together. For the parameters see
+// PrefetchRowOffset.
 template <class V, int N, int64_t kBytes>
 struct WeightPrefetch {
   int64_t turn;         // from this byte of a row on, the target is N rows further
@@ -59,8 +60,8 @@ struct PrefetchTurns {
 constexpr int64_t kPrefetchInTurns =
     -1;  // kAhead of tiles that get the distance from PrefetchTurns
 
-// PrefetchTurns::ahead for a block of `rows` rows that starts at `first`. The distance is a number
-// of whole blocks with at least kBytes in total.
+// The value of PrefetchTurns::ahead for a block of `rows` rows that starts at `first`. The distance
+// is a number of whole blocks with at least kBytes in total.
 template <class V, int64_t kBytes>
 int64_t PrefetchBlockOffset(int64_t rows, int64_t row_bytes, int64_t stride, int64_t left,
                             const void* first, const void* next) {

@@ -39,7 +39,7 @@ struct Exchange::Impl {
     DeviceMemory state, words, before;
     ExchangeBatch batch = {};
     bool overlaps = false;  // Tokens::overlaps
-    int parts = 0;          // parts of the outputs that were sent so far
+    int parts = 0;          // number of parts of the outputs that were sent so far
   };
 
   ExchangeConfig config;
@@ -94,9 +94,9 @@ struct Exchange::Impl {
     CHECK_LT(slot, config.in_flight);
     return slots[slot];
   }
-  // The arguments of a kernel that waits for an event of another stream if the batch overlaps. Such
-  // a kernel must not start early: programmatic dependent launch orders it only after the previous
-  // kernel of its own stream.
+  // Returns the arguments of a kernel that must wait for an event of another stream if the batch
+  // overlaps. Such a kernel must not start early: programmatic dependent launch only orders it
+  // after the previous kernel of its own stream.
   ExchangeBatch AfterEvent(int slot) {
     ExchangeBatch batch = At(slot).batch;
     batch.early = batch.early && !At(slot).overlaps;

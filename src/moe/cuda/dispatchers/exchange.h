@@ -13,8 +13,8 @@
 
 namespace switchyard::cuda {
 
-// Peer memory that the caller allocates, for tests and benches. It has one area for each rank,
-// indexed by rank in the group, with Exchange::PeerBytes() zero bytes.
+// Peer memory that the caller allocates, for tests and benchmarks. It has one area for each rank,
+// indexed by rank in the group. An area has Exchange::PeerBytes() bytes, which are zero.
 struct ExchangePeers {
   PeerPointers memory;
   WaitLimit limit;
@@ -24,8 +24,8 @@ struct ExchangePeers {
 // numbers live in device memory. So the exchange can be captured in a CUDA graph and replayed.
 // `active` (device, [ranks] bytes, null: all) masks out ranks. The exchange neither sends to a
 // masked rank nor waits for it, and the experts of that rank contribute nothing. The mask changes
-// between batches, in stream order, and in the same way on all ranks. Masked ranks miss rounds: to
-// readmit one, all ranks must construct new exchanges.
+// between batches, in stream order, and in the same way on all ranks. Masked ranks miss rounds, so
+// their round numbers differ. To readmit a rank, all ranks must construct new exchanges.
 //
 // On Hopper, the kernels of an exchange start while the preceding kernel in the stream still runs,
 // so that combine sums outputs while other outputs are in flight.

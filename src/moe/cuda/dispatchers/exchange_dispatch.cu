@@ -2,7 +2,8 @@
 // per lane to the receive buffer of every rank that has an expert of the token.
 //   Order        one warp per 32 tokens: destination rows by prefix sum (exchange_places.cuh);
 //                in low-latency mode each block of Send computes this itself
-//   Send         warps split rows into parts; kThreads (low latency: kFewTokensThreads) a block
+//   Send         warps split rows into parts; kThreads threads per block (low latency:
+//   kFewTokensThreads)
 //   WaitForRows  one warp, a lane per source rank, polls the flags
 #include <algorithm>
 
@@ -18,8 +19,9 @@ namespace {
 constexpr int kOrderThreads = 256;
 constexpr int kThreads = 256, kFewTokensThreads = 512;
 
-// Assigns destination rows to the tokens, before Send. Normal mode, which has many tokens, launches
-// this kernel; in low-latency mode every block of Send computes the same assignment.
+// Assigns destination rows to the tokens, before Send. Only normal mode, which has many tokens,
+// launches this kernel. In low-latency mode, every block of Send computes the same assignment
+// itself.
 __global__ void Order(const __grid_constant__ ExchangeBatch b) {
   LaunchDependents();
   const uint32_t active = ActiveRanks(b);
@@ -35,8 +37,9 @@ struct RowPlaces {
   const int32_t* total;
 };
 
-// Writes a token's metadata to each of `ranks`, at the index of the token's row there: token index,
-// local expert ids by slot and, if outputs are summed by rank, weights by slot.
+// Writes a token's metadata to each of `ranks`, at the index of the token's row on that rank. The
+// metadata is the token index, the local expert ids by slot and, if outputs are summed by rank, the
+// weights by slot.
 __device__ __forceinline__ void SendMetadata(const ExchangeBatch& b, int token, uint32_t ranks,
                                              int row) {
   const int lane = Lane();
@@ -61,8 +64,8 @@ __device__ __forceinline__ void SendMetadata(const ExchangeBatch& b, int token, 
   }
 }
 
-// A warp sends steps [begin, end) of a token's row to `ranks`. A step is 32 lanes of 16 bytes. In
-// lane r, `row` is the destination row at rank r.
+// Sends steps [begin, end) of a token's row to `ranks`, with one warp. A step is 16 bytes for each
+// of 32 lanes. In lane r, `row` is the destination row at rank r.
 template <typename In, RowKind kRow>
 __device__ __forceinline__ void SendRow(const ExchangeBatch& b, int token, int begin, int end,
                                         uint32_t ranks, int row) {
@@ -88,7 +91,7 @@ __device__ __forceinline__ void SendRow(const ExchangeBatch& b, int token, int b
       float scale;
       const uint4 codes = PackFp8Group(values, &scale);
       store(inside, element, codes);
-      // Stores the scales of eight steps, four groups each, together: one cache line.
+      // A step has the scales of four groups. The scales of eight steps are stored together.
       const float given = __shfl_sync(~0u, scale, lane % 4 * 8);
       if (lane / 4 == step % 8) scale_of_lane = given;
       if (step % 8 == 7 || step == end - 1) {
@@ -102,14 +105,14 @@ __device__ __forceinline__ void SendRow(const ExchangeBatch& b, int token, int b
   }
 }
 
-// One warp, before the kernel raises its flags: sends each rank its row count.
+// Sends each rank its row count. Called by one warp, before the kernel raises its flags.
 __device__ __forceinline__ void SendCounts(const ExchangeBatch& b, uint32_t active,
                                            const int32_t* total) {
   const int r = Lane();
   if (active >> r & 1u) reinterpret_cast<int32_t*>(b.slot[r] + b.layout.counts)[b.rank] = total[r];
 }
 
-// One thread, after the last row: raises the flags of the round that this batch began.
+// Raises the flags of the round that this batch began. Called by one thread, after the last row.
 __device__ __forceinline__ void RaiseFlags(const ExchangeBatch& b, uint32_t round,
                                            uint32_t active) {
   for (uint32_t left = active; left; left &= left - 1) {
@@ -122,7 +125,7 @@ __device__ __forceinline__ void RaiseFlags(const ExchangeBatch& b, uint32_t roun
   b.state->timed_out = 0;
 }
 
-// Warps process parts of rows. With few tokens, several warps share a row.
+// Each warp processes parts of rows. If there are few tokens, several warps share a row.
 template <typename In, RowKind kRow, bool kOrders>
 __global__ void Send(const __grid_constant__ ExchangeBatch b) {
   extern __shared__ uint32_t table[];
@@ -163,8 +166,8 @@ __global__ void Send(const __grid_constant__ ExchangeBatch b) {
   if (IsLastBlock(&b.state->finished) && threadIdx.x == 0) RaiseFlags(b, round, active);
 }
 
-// One warp: polls until the rows of all active ranks have arrived. It may start before this rank's
-// rows are sent, so it keeps a round number of its own.
+// One warp: polls until the rows of all active ranks have arrived. The kernel may start before this
+// rank's rows are sent, so it has its own round number (ExchangeState::waited).
 __global__ void WaitForRows(const __grid_constant__ ExchangeBatch b) {
   const int r = Lane();
   const uint32_t round = b.state->waited + 1, active = ActiveRanks(b);

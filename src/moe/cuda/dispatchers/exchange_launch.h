@@ -14,9 +14,10 @@
 
 namespace switchyard::cuda {
 
-constexpr int kRankShift = 20;      // experts[e] = rank << kRankShift | local id
-constexpr int kChunkRows = 2;       // rows per combine flag
-constexpr int kRowAlignment = 128;  // rows are line-aligned: unaligned peer stores cost 25 %
+constexpr int kRankShift = 20;  // an entry of `experts` is rank << kRankShift | local id
+constexpr int kChunkRows = 2;   // rows per combine flag
+// Bytes. Rows are aligned to cache lines, because unaligned peer stores cost 25 %.
+constexpr int kRowAlignment = 128;
 
 enum class RowKind : uint8_t { kF32, kBF16, kFp8 };
 
@@ -31,42 +32,42 @@ enum class RowKind : uint8_t { kF32, kBF16, kFp8 };
 //   rows          [ranks, max_tokens] rows of row_stride bytes
 //   returned      [max_tokens, top_k, or ranks if combined by rank] rows of combined_bytes
 //
-// Buffers are never cleared; the next round overwrites them. Rank a may dispatch rows, metadata and
-// counts of round n + 1 to rank b once b has read those of n. This holds since a dispatches a round
-// only after its sums of the previous round. These sums have waited for all outputs of a's rows
-// from b, and b reads rows and metadata before it returns outputs. The sums have also waited for
-// b's ack, which b sends after it has read the counts. The ack matters if a sent no row to b. If
-// combine has several parts, b sends acks and `arrived` with the last part. Rank b may return
-// outputs of round n + 1 to a once a has summed those of n. This holds since b first waits for the
-// new rows from all ranks, and a dispatches these after its sums of n.
+// Buffers are never cleared; the next round overwrites them. Dispatch: rank A may send rows,
+// metadata and counts of round n + 1 to rank B once B has read those of round n. A dispatches round
+// n + 1 only after its sums of round n, and these sums have waited for two things. The first are
+// B's outputs for all rows from A; B reads rows and metadata before it returns outputs. The second
+// is B's ack, which B sends after it has read the counts. The ack is needed if A sent no row to B.
+// If combine has several parts, B sends acks and `arrived` with the last part. Combine: rank B may
+// return outputs of round n + 1 to A once A has summed those of round n. B first waits for the rows
+// of round n + 1 from all ranks, and A dispatches these rows after its sums of round n.
 struct ExchangeLayout {
   int64_t sent, acks, arrived, counts, tokens, ids, weights, rows, returned;
-  int64_t chunks;  // per source rank
+  int64_t chunks;  // number of chunks per source rank
   int64_t row_stride, scale_offset, combined_bytes;
   int64_t bytes;
 };
 
 // Device-side variables of one slot.
 struct ExchangeState {
-  uint32_t round;                       // round of the last dispatch sent
-  uint32_t waited;                      // round of the last dispatch received
-  uint32_t active;                      // rank mask of the last dispatch sent
-  uint32_t finished;                    // finished blocks of the running kernel; 0 between kernels
-  uint32_t next_chunk;                  // work counter of combine, over all parts
-  uint32_t timed_out;                   // a kernel of this round timed out: stop waiting for peers
-  int32_t sent[kMaxExchangeRanks];      // rows to each rank
-  int32_t received[kMaxExchangeRanks];  // rows from each rank: DispatchedRows::counts
+  uint32_t round;       // round of the last dispatch that was sent
+  uint32_t waited;      // round of the last dispatch that was received
+  uint32_t active;      // rank mask of the last dispatch that was sent
+  uint32_t finished;    // number of finished blocks of the running kernel; 0 between kernels
+  uint32_t next_chunk;  // work counter of combine, over all parts
+  uint32_t timed_out;   // a kernel of this round timed out: stop waiting for peers
+  int32_t sent[kMaxExchangeRanks];      // number of rows sent to each rank
+  int32_t received[kMaxExchangeRanks];  // number of rows from each rank: DispatchedRows::counts
 };
 
 // Arguments of the kernels of a batch.
 struct ExchangeBatch {
-  std::byte* slot[kMaxExchangeRanks];  // the slot's buffers of each rank of the group
+  std::byte* slot[kMaxExchangeRanks];  // buffers of this slot on each rank of the group
   ExchangeLayout layout;
   ExchangeState* state;
-  // Destinations, by chunk of 32 tokens and by rank: bit mask of tokens, and number of rows before
-  // the chunk.
+  // Destinations. For each chunk of 32 tokens and each rank, `words` has the bit mask of the tokens
+  // sent to the rank, and `before` the number of rows sent to it by earlier chunks.
   uint32_t* words;         // [ceil(tokens / 32), ranks]
-  int32_t* before;         // same shape
+  int32_t* before;         // [ceil(tokens / 32), ranks]
   const int32_t* experts;  // [num_experts]
   const uint8_t* active;   // [ranks] or null
   WaitLimit limit;
@@ -74,7 +75,7 @@ struct ExchangeBatch {
   int ranks, rank, hidden, top_k, max_tokens, num_experts;
   RowKind dispatched, combined;
   bool sum_by_rank, low_latency;
-  bool early;  // kernels may start before preceding kernels have ended
+  bool early;  // whether kernels may start before preceding kernels have ended
 
   const void* x;  // [tokens, hidden]
   bool x_is_bf16;
@@ -84,8 +85,8 @@ struct ExchangeBatch {
   int tokens;
 };
 
-// Force the driver to load every kernel. Lazy loading may synchronize with the device, where a
-// kernel of another rank may be waiting for this one: a deadlock.
+// These functions force the driver to load every kernel. Lazy loading may synchronize with the
+// device. If a kernel of another rank waits there for the kernel to be loaded, this is a deadlock.
 cudaError_t LoadDispatchKernels();
 cudaError_t LoadReturnKernels();
 cudaError_t LoadSumKernels();
@@ -93,8 +94,8 @@ cudaError_t LoadSumKernels();
 // `blocks`: grid size of the kernels that copy rows.
 cudaError_t StartDispatch(const ExchangeBatch& batch, int blocks, cudaStream_t stream);
 cudaError_t StartDispatchWait(const ExchangeBatch& batch, cudaStream_t stream);
-// Calls of StartCombine for one batch have the same `blocks` and ascending `index` values from 0
-// on.
+// One call of StartCombine. All calls for one batch have the same `blocks`, and `index` is 0 in the
+// first call and increases by one per call.
 struct ReturnPart {
   OutputRange range;
   int index = 0;

@@ -19,7 +19,7 @@ void Validate(const ExchangeConfig& c) {
   if (c.top_k < 1 || c.top_k > kMaxExchangeTopK)
     throw Invalid("exchange on GPUs: {} experts per token, want at most {}", c.top_k,
                   kMaxExchangeTopK);
-  // Elements in a lane's 16 bytes, for dispatched and combined rows.
+  // Number of row elements that a lane stores at once: 16 bytes of dispatched or combined rows.
   const int64_t vector = c.dispatched.fp8 ? 16 : 8;
   if (c.hidden < 1 || c.hidden % vector != 0)
     throw Invalid("exchange on GPUs: rows of {} elements, want a multiple of {}", c.hidden, vector);

@@ -9,12 +9,13 @@
 namespace switchyard::cuda {
 
 RowKind RowKindOf(RowFormat format);
-// Layout of one slot; `bytes` is a multiple of 256. Error kInvalid names the unsupported parameter.
+// Returns the layout of one slot; `bytes` is a multiple of 256. Error kInvalid names the
+// unsupported parameter.
 ExchangeLayout LayoutOf(const ExchangeConfig& config);
 // Sets the batch's fields that depend on its tokens. Used by the exchanges over peer memory and
 // over NCCL. Error kInvalid if the tokens' dtype is unsupported.
 void SetTokens(ExchangeBatch& batch, const RowExchange::Tokens& tokens);
-// [experts] rank << kRankShift | local id, in device memory.
+// Returns [experts] rank << kRankShift | local id, in device memory.
 DeviceMemory PlacesOf(const ExpertMap& experts, int ranks);
 
 }  // namespace switchyard::cuda

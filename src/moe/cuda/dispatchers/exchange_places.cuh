@@ -1,5 +1,5 @@
-// Destination rows of tokens: a stable prefix sum over tokens, per rank. Deterministic: no atomics
-// decide an order.
+// Destination rows of tokens, computed as a stable prefix sum over tokens for each rank. The result
+// is deterministic, because no order depends on atomics.
 #pragma once
 
 #include "moe/cuda/dispatchers/exchange_launch.h"
@@ -12,7 +12,8 @@ __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % 3
 __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / 32; }
 __device__ __forceinline__ int Warps() { return static_cast<int>(blockDim.x) / 32; }
 
-// Bit mask of active ranks; a rank is always active in its own exchange. All lanes call it.
+// Returns the bit mask of active ranks. A rank is always active in its own exchange. All lanes of
+// the warp call it.
 __device__ __forceinline__ uint32_t ActiveRanks(const ExchangeBatch& b) {
   const int lane = Lane();
   const bool in = lane < b.ranks && (!b.active || lane == b.rank || b.active[lane] != 0);
@@ -29,8 +30,8 @@ __device__ __forceinline__ ExpertPlace PlaceOf(const ExchangeBatch& b, int32_t i
   return {place >> kRankShift, place & ((1 << kRankShift) - 1)};
 }
 
-// One warp: for each rank, sets the bit mask of the chunk's tokens that have an expert on that
-// rank. `words` [chunks, ranks].
+// For each rank, sets the bit mask of those tokens of the chunk that have an expert on that rank.
+// `words` [chunks, ranks]. Called by one warp.
 __device__ __forceinline__ void MarkDestinations(const ExchangeBatch& b, int chunk, uint32_t active,
                                                  uint32_t* words) {
   const int token = chunk * kChunk + Lane();
@@ -52,9 +53,9 @@ __device__ __forceinline__ void MarkDestinations(const ExchangeBatch& b, int chu
   if (Lane() < b.ranks) words[chunk * b.ranks + Lane()] = of_lane;
 }
 
-// One block, after MarkDestinations of all chunks; one warp per rank. Writes `before` [chunks,
-// ranks], the number of rows to the rank in all earlier chunks, and `total` [ranks], the number of
-// all rows to the rank.
+// Called by one block, after MarkDestinations of all chunks; each warp processes one rank at a
+// time. Writes `before` [chunks, ranks], the number of rows that earlier chunks send to the rank,
+// and `total` [ranks], the number of rows that all chunks send to the rank.
 __device__ __forceinline__ void PrefixCounts(const ExchangeBatch& b, const uint32_t* words,
                                              int32_t* before, int32_t* total) {
   const int chunks = (b.tokens + kChunk - 1) / kChunk;
@@ -76,19 +77,20 @@ __device__ __forceinline__ void PrefixCounts(const ExchangeBatch& b, const uint3
   }
 }
 
-// Lane r returns the number of rows that the tokens before `token` have at rank r. `token` may
-// equal the token count.
+// Lane r returns the number of rows that the tokens before `token` send to rank r. `token` may
+// equal the number of tokens.
 __device__ __forceinline__ int CountRowsBefore(const ExchangeBatch& b, int token) {
   const int chunks = (b.tokens + kChunk - 1) / kChunk;
   if (Lane() >= b.ranks || chunks == 0) return 0;
-  // If the last chunk is full, no word follows its last token.
+  // If `token` is the number of tokens and the last chunk is full, there is no next chunk; the last
+  // chunk is then used with all its bits.
   const int chunk = min(token / kChunk, chunks - 1), within = token - chunk * kChunk;
   const int at = chunk * b.ranks + Lane();
   const uint32_t below = within == kChunk ? ~0u : (1u << within) - 1;
   return b.before[at] + __popc(b.words[at] & below);
 }
 
-// Lane r returns the token's row at rank r, or −1.
+// Lane r returns the index of the token's row at rank r; −1 if the token is not sent there.
 __device__ __forceinline__ int RowAt(const ExchangeBatch& b, int token, const uint32_t* words,
                                      const int32_t* before) {
   if (Lane() >= b.ranks) return -1;
@@ -97,9 +99,9 @@ __device__ __forceinline__ int RowAt(const ExchangeBatch& b, int token, const ui
   return word & bit ? before[at] + __popc(word & (bit - 1)) : -1;
 }
 
-// Returns true in all threads of the last block to finish. That block sees the writes of all other
-// blocks. Its thread 0 may raise flags for them with RaiseFencedFlag. `finished` counts blocks and
-// is 0 again when the kernel ends.
+// Returns true in all threads of the last block that finishes. This block sees the writes of all
+// other blocks, and its thread 0 may raise flags for them with RaiseFencedFlag. `finished` counts
+// blocks and is reset to 0 by the last one.
 __device__ __forceinline__ bool IsLastBlock(uint32_t* finished) {
   __shared__ bool last;
   __syncthreads();

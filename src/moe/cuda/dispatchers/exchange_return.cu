@@ -1,8 +1,8 @@
 // Combine kernel, sending side: writes expert outputs, or their weighted sums by rank, to the
-// receive buffers of the tokens' ranks. If combine has several parts, each part is a launch; the
-// last one raises the flags, since it completes the rows. A persistent grid of `blocks` blocks
-// takes chunks of kChunkRows rows in token order. In each block kCopyWarps warps copy and one warp
-// schedules chunks and raises flags.
+// receive buffers of the tokens' ranks. If combine has several parts, there is one launch for each
+// part. The last launch raises the flags, since it completes the rows. A persistent grid of
+// `blocks` blocks takes chunks of kChunkRows rows in token order. In each block kCopyWarps warps
+// copy and one warp schedules chunks and raises flags.
 #include "comm/device/cuda/wait.cuh"
 #include "kernels/cuda/kernel_chain.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -12,10 +12,10 @@
 namespace switchyard::cuda {
 namespace {
 
-// Warps that copy rows (half of them for each row of a chunk), and one more that raises flags.
-// Sized so that two blocks of Sum and one block of this kernel fit on a multiprocessor together.
+// Number of warps that copy rows, half of them for each row of a chunk. One more warp raises flags.
+// The sizes let two blocks of Sum and one block of this kernel fit on a multiprocessor together.
 constexpr int kCopyWarps = 14, kReturnThreads = 32 * (kCopyWarps + 1);
-// 16-byte vectors in flight per lane.
+// Number of 16-byte vectors that a lane has in flight.
 constexpr int kCopyVectors = 7, kPartSumVectors = 3;
 
 __device__ __forceinline__ void CopyRun(const uint4* from, uint4* to, Run run) {
@@ -30,8 +30,8 @@ __device__ __forceinline__ void CopyRun(const uint4* from, uint4* to, Run run) {
   }
 }
 
-// A chunk of a source's rows, processed by one block at a time. Chunks of all sources alternate, so
-// that all links are busy. Chunk `index` of the list may not exist (source −1).
+// A chunk of rows from one source. One block at a time processes it. Chunks of all sources
+// alternate, so that all links are busy. If the list has no chunk `index`, the source is −1.
 struct RowChunk {
   int source, number, first, count;
 };
@@ -52,8 +52,8 @@ __device__ __forceinline__ Positions PositionsOf(const OutputRange& range) {
           range.end_on_device ? *range.end_on_device : range.end};
 }
 
-// Sends a part of a dispatched row's outputs, or of their sum, to the row's source rank. If combine
-// has several launches, the one with the row's last output sends the sum.
+// Sends a part of the outputs of a dispatched row, or of their sum, to the row's source rank. If
+// combine has several launches, the sum is sent by the launch with the row's last output.
 template <RowKind kRow, bool kByRank>
 __device__ __forceinline__ void ReturnRow(const ExchangeBatch& b, int source, int n, int parts,
                                           int part, const uint4* outputs, const int32_t* position,
@@ -95,19 +95,19 @@ __device__ __forceinline__ void ReturnRow(const ExchangeBatch& b, int source, in
   }
 }
 
-// Ring buffer of chunks between the warps of a block of Return; turn t uses entry t % kAhead. Copy
-// warps do not wait for one another.
+// Ring buffer of chunks, from the flag warp to the copy warps of a block of Return. The t-th chunk
+// of the block uses entry t % kAhead. Copy warps do not wait for one another.
 struct ChunkQueue {
   static constexpr uint32_t kAhead = 2;  // chunks in flight
-  uint64_t taken[kAhead];                // barriers: the flag warp has published a chunk
-  uint64_t moved[kAhead];                // barriers: all copy warps have finished the chunk
+  uint64_t taken[kAhead];  // barriers: complete when the flag warp has published a chunk
+  uint64_t moved[kAhead];  // barriers: complete when all copy warps have finished the chunk
   int chunk[kAhead];
 
   static __device__ uint32_t Place(uint32_t turn) { return turn % kAhead; }
   static __device__ uint32_t Parity(uint32_t turn) { return turn / kAhead & 1u; }
 };
 
-// Copies a warp's part of the chunks that the flag warp publishes, until the list ends.
+// Copies a warp's part of each chunk that the flag warp publishes, until the list of chunks ends.
 template <RowKind kRow, bool kByRank>
 __device__ __forceinline__ void CopyChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
                                            int count, const uint4* outputs, const int32_t* position,
@@ -128,10 +128,11 @@ __device__ __forceinline__ void CopyChunks(const ExchangeBatch& b, ChunkQueue& q
   }
 }
 
-// One warp: publishes chunks in token order over all blocks, so that rows needed first arrive
-// first. In the last launch it also raises the flags of finished chunks. Each launch increments the
-// work counter exactly `chunks` times: once for each chunk that is not the first one of a block,
-// and once more in each block that had a chunk.
+// Publishes chunks to the copy warps; called by one warp. All blocks together take chunks in token
+// order, so that rows that are needed first arrive first. In the last launch, the warp also raises
+// the flags of finished chunks. Each launch increments the work counter exactly `chunks` times:
+// once for each chunk that is not the first one of a block, and once more in each block that had a
+// chunk.
 __device__ __forceinline__ void PublishChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
                                               int count, uint32_t round, const ReturnPart& part) {
   const int lane = Lane();
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(kReturnThreads, 2)
   const int lane = Lane(), count = active >> lane & 1u ? b.state->received[lane] : 0;
   const int most = __reduce_max_sync(~0u, count);
   const int chunks = (most + kChunkRows - 1) / kChunkRows * b.ranks;
-  // Acknowledges that this rank has read the counts of this batch; it does not read them again.
+  // Acknowledges that this rank has read the counts of this batch. It does not read them again.
   if (part.range.last && blockIdx.x == 0 && Warp() == 0 && (active >> lane & 1u))
     RaiseFlag(FlagsOf(b, lane, b.layout.acks) + b.rank, round);
   if (threadIdx.x < ChunkQueue::kAhead) {

@@ -10,11 +10,12 @@ __device__ __forceinline__ uint32_t* FlagsOf(const ExchangeBatch& b, int rank, i
   return reinterpret_cast<uint32_t*>(b.slot[rank] + flags);
 }
 
-// A range of a row, in 16-byte vectors.
+// A range of a row, in units of 16-byte vectors.
 struct Run {
   int begin, end;
 };
-// Part `part` of a row of `vectors` vectors. Parts begin at multiples of 32 vectors, one per lane.
+// The range of part `part` of a row of `vectors` vectors. Parts begin at multiples of 32 vectors,
+// because each lane of a warp processes one vector at a time.
 __device__ __forceinline__ Run PartOf(int vectors, int parts, int part) {
   const int steps = (vectors + 31) / 32, size = (steps + parts - 1) / parts * 32;
   return {part * size, min((part + 1) * size, vectors)};

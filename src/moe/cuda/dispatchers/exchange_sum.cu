@@ -9,14 +9,14 @@ namespace switchyard::cuda {
 namespace {
 
 constexpr int kSumThreads = 256;
-// Blocks per multiprocessor. They fit together with a block of Return (64 registers per thread), so
-// that both kernels start together. This requires kernels without a shared-memory carveout
-// preference: with one, they did not run concurrently (measured).
+// Blocks of Sum per multiprocessor. Two of them fit on it together with a block of Return (64
+// registers per thread), so Sum and Return can run concurrently. This requires that neither kernel
+// has a shared-memory carveout preference: with one, they did not run concurrently (measured).
 constexpr int kSumBlocks = 2;
 constexpr int kSumVectors = 4;  // 16-byte vectors in flight per lane
 
 // Partition of tokens over the warps of all blocks. A work item is two tokens, one token or a part
-// of one token, so that all blocks have work.
+// of one token, depending on the number of tokens, so that all blocks have work.
 struct TokenShares {
   int group = 2, slices = 1;  // tokens per work item; work items per token
   __device__ TokenShares(const ExchangeBatch& b, int steps) {
@@ -27,11 +27,11 @@ struct TokenShares {
   }
 };
 
-// One warp of a block: polls until all outputs of tokens [begin, end) have arrived. Flags of one
-// source may be raised in any order.
+// Polls until all outputs of tokens [begin, end) have arrived; returns false on a timeout. Called
+// by one warp of a block. Flags of one source may be raised in any order.
 //
-// A check for a reported error reads host memory. Such reads are slow and serialized, and many
-// blocks wait. So only block 0 checks repeatedly, and publishes the result to the others.
+// To check for a reported error, a block reads host memory. Such reads are slow and serialized, and
+// many blocks wait. So only block 0 checks repeatedly, and publishes the result to the others.
 __device__ __forceinline__ bool WaitForOutputs(const ExchangeBatch& b, int begin, int end,
                                                uint32_t round, uint32_t active) {
   const int lane = Lane(), first = CountRowsBefore(b, begin), last = CountRowsBefore(b, end) - 1;
@@ -62,7 +62,8 @@ __device__ __forceinline__ bool WaitForOutputs(const ExchangeBatch& b, int begin
   return __all_sync(~0u, here);
 }
 
-// Sums each token's outputs as soon as they arrive, while others are in flight.
+// Sums the outputs of each token as soon as they have arrived, while outputs of other tokens are in
+// flight.
 template <RowKind kRow, bool kByRank>
 __global__ void __launch_bounds__(kSumThreads, 4)
     Sum(const __grid_constant__ ExchangeBatch b, float* y) {
@@ -118,8 +119,8 @@ __global__ void __launch_bounds__(kSumThreads, 4)
           }
         });
   }
-  // Waits for the acks. Even a rank that received no row from this rank must have read this rank's
-  // counts before the next dispatch.
+  // Waits for the acks. Before the next dispatch, every rank must have read this rank's counts,
+  // even if it received no row from this rank.
   if (blockIdx.x == 0 && Warp() == 0 && (active >> lane & 1u))
     WaitFlag(FlagsOf(b, b.rank, b.layout.acks) + lane, round, b.limit, WaitStage::kCombine,
              b.world_ranks[lane]);

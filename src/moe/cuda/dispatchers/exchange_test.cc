@@ -12,7 +12,8 @@
 namespace switchyard::cuda {
 namespace {
 
-// Small grids: kernels of ranks that share a GPU must be co-resident.
+// Number of blocks of the test's grids. It is small, because the kernels of all ranks that share a
+// GPU must run at the same time.
 constexpr int kBlocks = 8;
 
 constexpr RowFormat kFormats[] = {
@@ -48,7 +49,8 @@ std::string Describe(const ExchangeConfig& c) {
                      c.blocks);
 }
 
-// SetTokens fills the fields from which the exchanges over peer memory and NCCL read the tokens.
+// The exchanges over peer memory and over NCCL read the tokens from the fields that SetTokens
+// fills.
 TEST(ExchangeTokens, AreGivenToTheBatchWhole) {
   float x, weights, addend, gate;
   int32_t ids;
@@ -180,7 +182,7 @@ ExchangeConfig SmallConfig(int ranks) {
           .blocks = kBlocks};
 }
 
-// Two batches begin before one ends, repeatedly.
+// Repeatedly, two batches begin before one of them ends.
 TEST_F(CudaExchange, KeepsBatchesInFlightApart) {
   for (const bool low_latency : {false, true}) {
     ExchangeConfig config = SmallConfig(3);
@@ -211,7 +213,7 @@ TEST_F(CudaExchange, KeepsBatchesInFlightApart) {
   }
 }
 
-// Sums are bit-identical for every grid size and tuning.
+// Sums are bit-identical for every grid size and both tunings.
 TEST_F(CudaExchange, GivesTheSameBitsWhateverTheBlocks) {
   std::vector<float> first;
   for (const bool low_latency : {false, true}) {
@@ -363,7 +365,7 @@ TEST_F(CudaExchange, RunsOverPeerMemory) {
     DeviceMemory y(want.size() * sizeof(float));
     std::vector<float> got(want.size());
     const Stream stream;
-    comm->tp->Barrier("all is allocated");  // allocations wait for kernels of peers
+    comm->tp->Barrier("all is allocated");  // so that no allocation waits for a kernel of a peer
     for (int slot = 0; slot < config.in_flight; ++slot) {
       exchange.BeginDispatch(slot,
                              {.x = x.data(),

@@ -23,9 +23,9 @@ struct NcclExchange::Impl {
     std::byte* memory = nullptr;
     DeviceMemory state, words, before;
     PinnedMemory counts{sizeof(NcclCounts)};
-    Event counted;             // counts have arrived on the host
+    Event counted;             // recorded when the counts have arrived on the host
     ExchangeBatch batch = {};  // arguments of the dispatch into the send buffers
-    ExchangeLayout lone = {};  // single-source layout of the batch
+    ExchangeLayout lone = {};  // layout of a message to one rank (SingleSourceLayoutOf)
     int64_t longest = 0;
     bool fixed = false;
     const NcclCounts& host_counts() const { return *counts.as<NcclCounts>(); }
@@ -36,7 +36,7 @@ struct NcclExchange::Impl {
   NcclGroup& group;
   int blocks;
   DeviceMemory experts;
-  DeviceMemory ones;  // [max_tokens, ranks] ones: the weights of partial sums
+  DeviceMemory ones;  // [max_tokens, ranks], all 1: the weights of partial sums
   std::vector<Slot> slots;
   std::vector<NcclMessage> sends, receives;  // reused, to avoid allocations
 
@@ -69,9 +69,9 @@ struct NcclExchange::Impl {
     group.ConnectPairs();
   }
 
-  // The dispatch kernels store rows in a buffer of each destination rank, in the part that belongs
-  // to the source rank. Here the destinations are local send buffers ("boxes"), which have only one
-  // part, that of source 0.
+  // The dispatch kernels store the rows for each destination rank in a buffer of that rank, in the
+  // part that belongs to the source rank. Here the destinations are local send buffers ("boxes").
+  // They have only one part, which belongs to source 0.
   void FillBatch(int num_experts, Slot& slot) const {
     ExchangeBatch& b = slot.batch;
     for (int r = 0; r < config.ranks; ++r) {
@@ -140,7 +140,8 @@ NcclExchange::NcclExchange(const ExchangeConfig& config, const ExpertMap& expert
 
 NcclExchange::~NcclExchange() = default;
 
-// Packs rows and metadata into the send buffers, and assigns places to the returns of these tokens.
+// Packs rows and metadata into the send buffers, and assigns each expected return of these tokens
+// its place in `returned`.
 void NcclExchange::Impl::Pack(Slot& slot, cudaStream_t stream) {
   Check(StartDispatch(slot.batch, config.low_latency ? std::max(1, blocks / 2) : blocks, stream),
         "dispatch");
@@ -207,7 +208,9 @@ DispatchedRows NcclExchange::EndDispatch(int slot_number, cudaStream_t stream) {
   if (!slot.fixed) {
     cudaStreamCaptureStatus recording;
     Check(cudaStreamIsCapturing(stream, &recording), "state of the stream");
-    CHECK_EQ(recording, cudaStreamCaptureStatusNone);  // ExchangeConfig::recorded_tokens
+    // Batches of up to ExchangeConfig::recorded_tokens use fixed mode, so that they can be
+    // captured.
+    CHECK_EQ(recording, cudaStreamCaptureStatusNone);
     impl_->group.watch().Wait(slot.counted.get());
     impl_->StartMessages();
     const NcclCounts& counts = slot.host_counts();
@@ -224,7 +227,7 @@ DispatchedRows NcclExchange::EndDispatch(int slot_number, cudaStream_t stream) {
           .counts = impl_->At<NcclCounts>(slot, plan.counts)->received};
 }
 
-// Exchanges returns [begin, begin + most) with each rank.
+// Sends each rank its returns [begin, begin + most), and receives those of each rank.
 void NcclExchange::Impl::SendReturns(Slot& slot, const void* outputs, const int32_t* position,
                                      int64_t begin, int64_t most, cudaStream_t stream) {
   PackReturnsParams pack = {.outputs = outputs,
@@ -279,7 +282,7 @@ void NcclExchange::EndCombine(int slot_number, float* y, cudaStream_t stream) {
   Impl::Slot& slot = impl_->SlotOf(slot_number);
   const ExchangeConfig& config = impl_->config;
   const NcclSlotPlan& plan = impl_->plan;
-  // Sums in the order of Exchange: by rank, or by slot.
+  // Sums in the same order as Exchange: by rank, or by slot.
   Check(UnpermuteRows(
             {.outputs = slot.memory + plan.returned,
              .type = config.combined == DType::kF32 ? ElementType::kF32 : ElementType::kBF16,

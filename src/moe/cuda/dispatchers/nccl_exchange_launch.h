@@ -11,49 +11,51 @@
 
 namespace switchyard::cuda {
 
-// Counts of one batch, by rank of the group. A return is the output of a (row, slot) pair, or a
-// row's partial sum if combined by rank.
+// Counts of one batch, indexed by rank of the group. A return is a row that combine sends back: the
+// output of a (row, slot) pair, or a row's partial sum if combined by rank.
 struct NcclCounts {
-  int32_t received[kMaxExchangeRanks];  // rows from each rank: DispatchedRows::counts
-  int32_t owed[kMaxExchangeRanks];      // returns to each rank
-  int32_t sent[kMaxExchangeRanks];      // rows to each rank
-  int32_t expected[kMaxExchangeRanks];  // returns from each rank
+  int32_t received[kMaxExchangeRanks];  // number of rows from each rank: DispatchedRows::counts
+  int32_t owed[kMaxExchangeRanks];      // number of returns that this rank sends to each rank
+  int32_t sent[kMaxExchangeRanks];      // number of rows sent to each rank
+  int32_t expected[kMaxExchangeRanks];  // number of returns that this rank receives from each rank
 };
 
 // Unpacks the received metadata of all source ranks into the layout of DispatchedRows.
 struct AcceptParams {
-  // by source rank: metadata as in ExchangeLayout, from `counts` up to `rows`
+  // Received metadata by source rank, in the order of ExchangeLayout from `counts` up to `rows`.
   const std::byte* tags[kMaxExchangeRanks];
-  ExchangeLayout layout;  // layout of `tags`, for one source with `longest` tokens
+  ExchangeLayout layout;  // layout of `tags`, which has one source with `longest` tokens
   int ranks, max_tokens, longest, top_k;
   bool sum_by_rank;
   int32_t* ids;    // [ranks, max_tokens, top_k]
   float* weights;  // [ranks, max_tokens, top_k], if combined by rank
-  // [ranks, max_tokens] index of a row's first return among the returns to its rank.
+  // [ranks, max_tokens] index of a row's first return among all returns to the row's source rank.
   int32_t* first_return;
-  NcclCounts* counts;  // received, owed
+  NcclCounts* counts;  // output: received, owed
 };
 cudaError_t StartAccept(const AcceptParams& params, cudaStream_t stream);
 
-// Assigns each return a place on the token's rank: grouped by returning rank, then in order of
-// tokens and slots. The returning rank sends them in the same order.
+// Assigns each return a place on the token's rank. Places are grouped by returning rank, and within
+// a rank in order of tokens and slots. The returning rank sends its returns in the same order.
 struct PlaceReturnsParams {
-  // Returns of rank r begin at r · segment; −1: right after those of rank r − 1.
+  // Returns of rank r begin at r · segment. If segment is −1, they follow the returns of rank r − 1
+  // without a gap.
   int64_t segment;
   int32_t* place;      // [tokens, top_k], or [tokens, ranks] if combined by rank; −1: none
-  NcclCounts* counts;  // sent, expected
+  NcclCounts* counts;  // output: sent, expected
 };
 cudaError_t StartPlaceReturns(const ExchangeBatch& batch, const PlaceReturnsParams& params,
                               cudaStream_t stream);
 
-// Packs returns [begin, begin + most) for each rank into that rank's send buffer.
+// Packs the returns to each rank into the send buffer `box` of that rank: those with index [begin,
+// begin + most).
 struct PackReturnsParams {
   std::byte* box[kMaxExchangeRanks];
   const void* outputs;      // [*, hidden]
   const int32_t* position;  // [ranks · max_tokens, top_k]
   const int32_t* first_return;
   const float* weights;      // [ranks · max_tokens, top_k] if combined by rank
-  const NcclCounts* counts;  // received
+  const NcclCounts* counts;  // input: received
   RowKind combined;
   bool sum_by_rank;
   int ranks, max_tokens, longest, top_k, hidden;

@@ -39,8 +39,8 @@ NcclSlotPlan NcclPlanOf(const ExchangeConfig& c) {
   plan.tag_bytes = TagBytes(lone);
 
   const int64_t rows = c.ranks * c.max_tokens;
-  // Capacity for both modes: exact returns of max_tokens tokens, or fixed-size returns of
-  // fixed_tokens tokens.
+  // Capacity in returns. It suffices for both modes: the exact returns of max_tokens tokens, or the
+  // fixed-size returns of fixed_tokens tokens.
   const int64_t returns =
       std::max(c.max_tokens * ReturnsOfToken(c), c.ranks * plan.fixed_tokens * ReturnsFromRank(c));
   const auto add = [&](int64_t bytes) {

@@ -1,7 +1,7 @@
-// Pack and unpack kernels of the NCCL exchange; kThreads threads a block.
-//   Accept        a block per source rank: unpacks metadata, prefix sum of returns
-//   PlaceReturns  a block per rank: assigns places to expected returns
-//   PackReturns   a warp per dispatched row: copies outputs or their sum to the send buffers
+// Pack and unpack kernels of the NCCL exchange; kThreads threads per block.
+//   Accept        one block per source rank: unpacks metadata, computes the prefix sum of returns
+//   PlaceReturns  one block per rank: assigns places to expected returns
+//   PackReturns   one warp per dispatched row: copies outputs or their sum to the send buffers
 #include <algorithm>
 
 #include "moe/cuda/dispatchers/exchange_rows.cuh"
@@ -24,7 +24,7 @@ __device__ __forceinline__ Prefix BlockPrefix(int value) {
     const int left = __shfl_up_sync(~0u, up_to, step);
     if (Lane() >= step) up_to += left;
   }
-  __syncthreads();  // previous reads of of_warp are done
+  __syncthreads();  // all threads have read of_warp of the previous call
   if (Lane() == 31) of_warp[Warp()] = up_to;
   __syncthreads();
   Prefix prefix = {up_to - value, 0};
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kThreads) Accept(const __grid_constant__ Accep
   }
 }
 
-// Numbers of returns of one token: from the ranks below `rank`, and from `rank`. A rank returns one
-// row for each slot with an expert there, or a single row if combined by rank.
+// Numbers of returns of one token: those from the ranks below `rank`, and those from `rank`. A rank
+// returns one row for each slot whose expert it holds, or a single row if combined by rank.
 struct TokenReturns {
   int below, own;
 };

@@ -17,8 +17,8 @@ namespace {
 constexpr std::chrono::milliseconds kTimeout{20'000};
 constexpr RowFormat kFp8 = {.dtype = DType::kBF16, .fp8 = true};
 
-// A rank with its own GPU and peer memory, connected to the others by NCCL only. A second peer
-// memory, which all ranks share, is for the reference exchange.
+// A rank with its own GPU and peer memory, connected to the other ranks by NCCL only. The reference
+// exchange uses a second peer memory, which all ranks share.
 struct NcclRank {
   NcclRank(std::shared_ptr<SharedArena> arena, int ranks, int rank_in, const ExchangeConfig& c)
       : rank((UseDevice(rank_in), rank_in)),
@@ -122,7 +122,8 @@ void OnRanks(const ExchangeConfig& config,
                  });
 }
 
-// A single rank, which sends to itself, covers everything except transfers between GPUs.
+// The parameter is the number of ranks. A single rank, which sends to itself, covers everything
+// except transfers between GPUs.
 class CudaNcclExchange : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
@@ -160,8 +161,8 @@ class CudaNcclExchange : public ::testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaNcclExchange, ::testing::Values(1, 2, 3, 4));
 
-// Expects the rows that the CPU dispatches, and the sums of the CPU and of the exchange over peer
-// memory.
+// The received rows must equal those of the CPU's dispatch. The sums must equal those of the CPU
+// and of the exchange over peer memory.
 TEST_P(CudaNcclExchange, GivesWhatPeerMemoryGives) {
   std::vector<ExchangeConfig> configs = {CountedConfig(), CountedByRankConfig()};
   for (const ExchangeConfig& c : configs) ASSERT_LT(NcclPlanOf(c).fixed_tokens, c.max_tokens);
@@ -237,7 +238,7 @@ TEST_P(CudaNcclExchange, KeepsBatchesInFlightApart) {
   }
 }
 
-// Low latency, and normal batches of the maximum size that may be captured.
+// Tests low-latency batches, and normal batches of the largest size that may be captured.
 TEST_P(CudaNcclExchange, IsReplayedAsGraph) {
   for (const bool low_latency : {false, true}) {
     ExchangeConfig config = CountedConfig();
@@ -289,7 +290,8 @@ TEST_P(CudaNcclExchange, RefusesMoreTokensThanItHolds) {
   });
 }
 
-// Batches of more than a few tokens use counted mode, unless they must not wait on the host.
+// Batches of more than a few tokens use counted mode. The exception are batches that must not wait
+// on the host.
 TEST(NcclExchangePlan, SendsFewTokensInMessagesOfFixedSize) {
   ExchangeConfig c = {.ranks = 16,
                       .hidden = 7168,

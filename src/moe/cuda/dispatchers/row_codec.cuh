@@ -67,7 +67,7 @@ __device__ __forceinline__ void Unpack(uint4 words, float (&values)[8]) {
   UnpackBF16(words.w, values + 6);
 }
 
-// Rounds to nearest even. NaN keeps its upper bits, as in rows.cc.
+// Rounds to nearest even. A NaN keeps its upper bits, as in rows.cc.
 __device__ __forceinline__ uint32_t BF16Bits(float x) {
   const uint32_t bits = __float_as_uint(x);
   return (x != x ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
@@ -84,9 +84,9 @@ __device__ __forceinline__ uint4 Pack(const float (&v)[8]) {
   return {PackBF16(v[0], v[1]), PackBF16(v[2], v[3]), PackBF16(v[4], v[5]), PackBF16(v[6], v[7])};
 }
 
-// The scale of a group whose largest magnitude has the bits `largest` (quant/fp8.cc: ScaleOf). Bit
-// patterns of magnitudes are ordered like the magnitudes. A NaN keeps its bits, which GPU
-// arithmetic would canonicalize.
+// The scale of a group (quant/fp8.cc: ScaleOf). `largest`: the bits of the group's largest
+// magnitude. Bit patterns of magnitudes have the same order as the magnitudes. A NaN keeps its
+// bits; GPU arithmetic would canonicalize them.
 __device__ __forceinline__ float Fp8GroupScale(uint32_t largest) {
   constexpr uint32_t kSmallest = 0x1f800000u;  // 2^-64
   uint32_t bits = max(__float_as_uint(__fdiv_rn(__uint_as_float(largest), 448.0f)), kSmallest);

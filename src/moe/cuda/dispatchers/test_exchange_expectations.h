@@ -20,7 +20,8 @@ std::vector<T> ReadGpu(const void* from, int64_t count) {
   return to;
 }
 
-// Call after stream synchronization, with rank r's GPU current.
+// Checks the rows that rank r received. Call it after stream synchronization, with rank r's GPU
+// current.
 inline void ExpectDispatched(const ExchangeConfig& c, int r, const DispatchedRows& got,
                              const TestTraffic& traffic) {
   const auto& arriving = traffic.ranks[r].arriving;

@@ -1,5 +1,5 @@
-// Ranks of an exchange in one process, driven by one thread, for tests. Each has its own GPU; with
-// fewer GPUs than ranks, several share one and their kernels run concurrently.
+// Ranks of an exchange in one process, driven by one thread, for tests. Each rank has its own GPU.
+// If there are fewer GPUs than ranks, several ranks share a GPU and their kernels run concurrently.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ inline void EnablePeerAccess() {
 class TestExchangeRanks {
  public:
   static constexpr uint64_t kTimeoutNanoseconds = 20'000'000'000;  // ns
-  static constexpr int kMaxBounds = 16;                            // of BeginCombineInParts
+  static constexpr int kMaxBounds = 16;  // maximum number of bounds in BeginCombineInParts
 
   TestExchangeRanks(const ExchangeConfig& config, const ExpertMap& experts,
                     uint64_t nanoseconds = kTimeoutNanoseconds)
@@ -82,7 +82,7 @@ class TestExchangeRanks {
     Check(cudaDeviceSynchronize(), "upload");
   }
 
-  // Enqueue the calls of one rank.
+  // The following functions each enqueue one call of rank r.
   void BeginDispatch(int r, int slot, const TestTraffic& traffic) {
     Use(r);
     const Buffers& in = ranks_[r]->slots[slot];
@@ -108,8 +108,8 @@ class TestExchangeRanks {
     Use(r);
     Copy(ranks_[r]->bounds, bounds);
   }
-  // Sends the outputs in parts at these positions. Every second part reads its bounds on the
-  // device.
+  // Sends the outputs in parts that are separated at these positions. Every second part reads its
+  // bounds from device memory.
   void BeginCombineInParts(int r, int slot, const std::vector<int32_t>& bounds) {
     Use(r);
     const Buffers& in = ranks_[r]->slots[slot];

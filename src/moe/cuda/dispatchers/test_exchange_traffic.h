@@ -13,21 +13,21 @@
 
 namespace switchyard::cuda {
 
-// One batch on all ranks, a deterministic function of its Spec.
+// One batch on all ranks; a deterministic function of its Spec.
 class TestTraffic {
  public:
   struct Spec {
-    ExchangeConfig config;      // of any rank
-    DType dtype = DType::kF32;  // of x
-    std::vector<bool> active;   // empty: all
-    int64_t tokens = -1;        // per rank; −1: random, up to max_tokens
+    ExchangeConfig config;      // configuration of any of the ranks
+    DType dtype = DType::kF32;  // type of x
+    std::vector<bool> active;   // [ranks]; empty: all ranks are active
+    int64_t tokens = -1;        // tokens of each rank; −1: random, up to max_tokens
     uint32_t seed = 1;
   };
   struct Rank {
     std::vector<float> x;        // [tokens, hidden], representable in `dtype`
     std::vector<int32_t> ids;    // [tokens, k]
     std::vector<float> weights;  // [tokens, k]
-    // Per source rank, the tokens that have an expert here.
+    // For each source rank, the tokens that have an expert on this rank.
     std::vector<std::vector<int32_t>> arriving;
     std::vector<std::byte> outputs;  // [ranks · max_tokens · k, hidden] of the combined dtype
     std::vector<int32_t> position;   // [ranks · max_tokens, k]
@@ -80,7 +80,7 @@ class TestTraffic {
     const ExchangeConfig& c = spec.config;
     const int64_t tokens = spec.tokens >= 0 ? spec.tokens : random_.Below(c.max_tokens + 1);
     rank->x = random_.Normal(tokens * c.hidden);
-    // Some groups become zeros, some tiny, some large.
+    // Some groups of 128 elements become zeros, some tiny, some large.
     for (int64_t g = 0; g < std::ssize(rank->x) / 128; ++g) {
       const float factor = random_.Pick({1.0f, 1.0f, 1.0f, 0.0f, 1e-30f, 1e-39f, 1e30f});
       for (int64_t i = 0; i < 128; ++i) rank->x[g * 128 + i] *= factor;

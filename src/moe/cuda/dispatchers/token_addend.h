@@ -1,4 +1,4 @@
-// A term added to a token's sum over experts: the output of the shared expert, which is not
+// A term that combine adds to a token's sum over experts: the output of a shared expert that is not
 // dispatched.
 #pragma once
 
@@ -6,8 +6,8 @@
 
 namespace switchyard::cuda {
 
-// Adds sigmoid(gate[t]) · x[t], or x[t] without a gate, as the last term of token t's sum. Device
-// memory; no term if x is null.
+// The last term of token t's sum: sigmoid(gate[t]) · x[t], or x[t] if there is no gate. Device
+// memory. If x is null, there is no such term.
 struct TokenAddend {
   const float* x = nullptr;     // [tokens, hidden]
   const float* gate = nullptr;  // [tokens] or null

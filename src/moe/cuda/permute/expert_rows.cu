@@ -1,7 +1,7 @@
-// Permute, activation and unpermute kernels of the experts; kThreads threads a block.
-//   CopyRowsKernel, ConvertRowsKernel  a block per dispatched row, or several (GridOf)
-//   ActivateKernel                     a block per kGroupBlockRows rows, or several
-//   SumSlotsKernel, AddToTokensKernel  a block per token, or several (GridOf)
+// Permute, activation and unpermute kernels of the experts; kThreads threads per block.
+//   CopyRowsKernel, ConvertRowsKernel  one or more blocks per dispatched row (GridOf)
+//   ActivateKernel                     one or more blocks per kGroupBlockRows rows
+//   SumSlotsKernel, AddToTokensKernel  one or more blocks per token (GridOf)
 #include <algorithm>
 
 #include "kernels/cuda/grouped_gemm.h"
@@ -18,8 +18,8 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSlots = 16;
 
-// Number of valid rows (no padding) among the kGroupBlockRows rows of the chunk from `begin` on.
-// `begin` is a multiple of kGroupBlockRows.
+// Number of valid rows among the kGroupBlockRows rows of the chunk from `begin` on; padding rows
+// are not valid. `begin` is a multiple of kGroupBlockRows.
 __device__ __forceinline__ int ValidRows(const RowChunk& chunk, int64_t begin) {
   int64_t end = chunk.rows;
   if (chunk.order.block_groups) {
@@ -31,7 +31,8 @@ __device__ __forceinline__ int ValidRows(const RowChunk& chunk, int64_t begin) {
   return static_cast<int>(min(max(end - begin, int64_t{0}), int64_t{kGroupBlockRows}));
 }
 
-// The rows of the chunk to which one dispatched row is copied, shared by the block.
+// The rows of the chunk to which one dispatched row is copied. Stored in shared memory of the
+// block.
 struct Places {
   int count;
   int rows[kMaxSlots];
@@ -52,7 +53,7 @@ __device__ __forceinline__ void FindDestinations(const PermuteRowsParams& p, int
   __syncthreads();
 }
 
-// The dispatched row of this block, −1 if it does not exist.
+// Index of this block's dispatched row; −1 if there is no such row.
 __device__ __forceinline__ int64_t DispatchedRow(const RowSegments& in) {
   const auto tokens = static_cast<uint32_t>(in.tokens);
   const uint32_t segment = blockIdx.x / tokens, row = blockIdx.x % tokens;
@@ -60,7 +61,7 @@ __device__ __forceinline__ int64_t DispatchedRow(const RowSegments& in) {
   return segment * in.capacity + row;
 }
 
-// Copies rows whose input type equals their dispatched type.
+// Copies rows without conversion: their type equals the type to which dispatch rounds.
 __global__ void __launch_bounds__(kThreads) CopyRowsKernel(const PermuteRowsParams p) {
   __shared__ Places places;
   WaitForPriorKernels();
@@ -149,7 +150,8 @@ __global__ void __launch_bounds__(kThreads) ConvertRowsKernel(const PermuteRowsP
       x[j] = i < p.hidden ? LoadElements(p, from, g, i) : float4{};
     }
   };
-  const bool early = gridDim.y > 1;  // few rows: load while the block finds the destinations
+  // If there are few rows, loads the row while the block finds the row's destinations.
+  const bool early = gridDim.y > 1;
   if (early) load(warp);
   FindDestinations(p, row, &places);
   if (places.count == 0) return;
@@ -163,7 +165,8 @@ __global__ void __launch_bounds__(kThreads) ConvertRowsKernel(const PermuteRowsP
   }
 }
 
-// x · sigmoid(slope · x). bfloat16 input uses fast intrinsics, accurate to the last few bits.
+// x · sigmoid(slope · x). For bfloat16 input, fast intrinsics are used, which are accurate except
+// for the last few bits.
 template <typename From>
 __device__ __forceinline__ float Swish(float x, float slope) {
   if constexpr (sizeof(From) == 2) return __fdividef(x, 1.0f + __expf(-slope * x));
@@ -193,7 +196,7 @@ __device__ __forceinline__ void StoreActivated(const ActivateParams& p, int64_t 
   const bool exists = i < p.intermediate;
   if (p.to == ElementType::kFp8) {
     const Fp8Four quantized = QuantizeFour(y);
-    if (!exists) return;  // groups are complete or absent
+    if (!exists) return;  // either all elements of a group exist or none
     *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(p.middle) + at) = quantized.codes;
     if (threadIdx.x % 32 == 0) p.scales[g * p.chunk.rows + row] = quantized.scale;
   } else if (exists && p.to == ElementType::kBF16) {
@@ -203,15 +206,16 @@ __device__ __forceinline__ void StoreActivated(const ActivateParams& p, int64_t 
   }
 }
 
-// blockIdx.x selects kGroupBlockRows rows, all of one expert. Valid rows come first, so the padding
-// rows of few tokens cost nothing. blockIdx.y selects a share of the rows' groups of 128 elements.
-// A warp processes kAtOnce groups at a time.
+// blockIdx.x selects kGroupBlockRows rows, all of one expert. blockIdx.y selects a share of the
+// groups of 128 elements of these rows. Valid rows come first and padding rows are skipped, so
+// padding costs nothing. A warp processes kAtOnce groups at a time.
 template <typename From>
 __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams p) {
   constexpr int kAtOnce = 4;
   LaunchDependents();
   const int64_t begin = int64_t{blockIdx.x} * kGroupBlockRows;
-  // The order was final before the GEMM ahead launched this kernel (expert_rows.h).
+  // Read before WaitForPriorKernels: the order was final before the preceding GEMM launched this
+  // kernel (expert_rows.h).
   const int rows = ValidRows(p.chunk, begin);
   WaitForPriorKernels();
   const int groups = static_cast<int>((p.intermediate + 127) / 128), all = rows * groups;
@@ -228,7 +232,7 @@ __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams 
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int unit = first + j * step;
-      if (unit >= all) break;  // the same for all lanes
+      if (unit >= all) break;  // `unit` is the same for all lanes
       const int64_t row = begin + unit / groups, g = unit % groups, i = g * 128 + lane * 4;
       StoreActivated(p, row, g, i, y[j]);
     }
@@ -249,7 +253,8 @@ __global__ void __launch_bounds__(kThreads) SumSlotsKernel(const UnpermuteRowsPa
   __shared__ float weights[kMaxSlots];
   LaunchDependents();
   const int64_t token = blockIdx.x;
-  // These were final before the GEMM ahead launched this kernel (expert_rows.h).
+  // Read before WaitForPriorKernels: positions and weights were final before the preceding GEMM
+  // launched this kernel (expert_rows.h).
   if (threadIdx.x < p.k) {
     rows[threadIdx.x] = __ldcg(p.position + token * p.k + threadIdx.x);
     weights[threadIdx.x] = __ldcg(p.weights + token * p.k + threadIdx.x);
@@ -288,7 +293,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) to[i] = from[i] >= 0 ? table[from[i]] : -1;
 }
 
-// One block per row; with few rows, several blocks per row.
+// One block per row. If there are few rows, several blocks per row.
 dim3 GridOf(int64_t rows, int64_t hidden) {
   constexpr int64_t kFewRows = 1024;
   const int64_t parts = rows < kFewRows ? (hidden + kThreads * 4 - 1) / (kThreads * 4) : 1;
@@ -310,8 +315,8 @@ cudaError_t PermuteRows(const PermuteRowsParams& p, const PdlStream& chain) {
 
 cudaError_t Activate(const ActivateParams& p, const PdlStream& chain) {
   if (p.chunk.rows == 0) return cudaSuccess;
-  // About four waves of blocks on a GPU of 132 multiprocessors, which hold 8 blocks each; one wave
-  // if few rows are valid.
+  // Number of blocks for about four waves on a GPU of 132 multiprocessors, which hold 8 blocks
+  // each. If few rows are valid, one wave.
   const int64_t wave = p.chunk.most_valid < 16384 ? 1056 : 4224;
   const int64_t blocks = (p.chunk.rows + kGroupBlockRows - 1) / kGroupBlockRows;
   const int64_t groups =

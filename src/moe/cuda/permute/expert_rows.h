@@ -1,7 +1,8 @@
-// Row kernels around the grouped GEMMs of a GPU: permute into the GEMM's input, activation, and
-// unpermute to tokens if rows are not exchanged. Activation and unpermute follow a GEMM that has
-// waited for all kernels ahead before it launches dependents. So they read the order, and the
-// weights of the slots, before they wait.
+// Row kernels around the grouped GEMMs of a GPU: permute to the GEMM's input, activation, and
+// unpermute to tokens if rows are not exchanged. With programmatic dependent launch, activation and
+// unpermute start before the preceding GEMM has ended. That GEMM waits for all kernels before it,
+// and only then launches the next kernel. So the order and the weights of the slots are final when
+// activation and unpermute start; they read them before they wait for the GEMM.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,22 +25,23 @@ constexpr int64_t ElementBytes(ElementType type) {
   return type == ElementType::kFp8 ? 1 : type == ElementType::kBF16 ? 2 : 4;
 }
 
-// Rows [first, first + rows) of an order, processed by one call. Without an order (null pointers),
-// row i belongs to the only expert at position i.
+// Rows [first, first + rows) of an order, processed by one call. If the order has null pointers,
+// there is only one expert, and row i is at position i.
 struct RowChunk {
   RowOrder order;
   int64_t first = 0, rows = 0;  // multiples of kGroupBlockRows
   int64_t most_valid = rows;    // maximum number of valid rows (no padding)
 };
 
-// Permute: copies each dispatched row to its positions in the chunk, converted: a[position] = row.
+// Permute: copies each dispatched row to its positions in the chunk and converts it: a[position] =
+// row.
 struct PermuteRowsParams {
   RowSegments in;
   const std::byte* rows = nullptr;  // [segments · capacity], each row_stride bytes
   int64_t row_stride = 0, scale_offset = 0;
   ElementType from = ElementType::kF32;
-  // Type to which dispatch rounds rows. Rows are rounded to it before the conversion to the GEMM's
-  // type. Differs from `from` only if `from` is kF32.
+  // Type to which dispatch rounds rows. Rows are rounded to this type before they are converted to
+  // the GEMM's type. It differs from `from` only if `from` is kF32.
   ElementType via = ElementType::kF32;
   int64_t hidden = 0;  // a multiple of 4
   int k = 0;           // slots per row
@@ -64,8 +66,8 @@ struct ActivateParams {
 };
 cudaError_t Activate(const ActivateParams& p, const PdlStream& chain);
 
-// Unpermute: y[t] = Σ_j weight[t, j] · outputs[position[t, j]] in slot order, then the addend.
-// Product and sum are rounded to float32, as in moe/dispatchers/combine.h.
+// Unpermute: y[t] = Σ_j weight[t, j] · outputs[position[t, j]] in slot order, then the addend. Each
+// product and each sum is rounded to float32, as in moe/dispatchers/combine.h.
 struct UnpermuteRowsParams {
   const void* outputs = nullptr;  // [*, hidden]
   ElementType type = ElementType::kF32;
@@ -78,7 +80,7 @@ struct UnpermuteRowsParams {
 };
 cudaError_t UnpermuteRows(const UnpermuteRowsParams& p, const PdlStream& chain);
 
-// y[t] += addend[t], if it is not part of the sums.
+// y[t] += addend[t], for an addend that is not part of the sums over slots.
 struct AddToTokensParams {
   TokenAddend addend;
   int64_t tokens = 0, hidden = 0;

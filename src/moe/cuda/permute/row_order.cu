@@ -1,6 +1,7 @@
-// Kernels of the row order by expert: a stable counting sort of slots. Few slots: one block
-// (OneBlockKernel). Otherwise CountKernel and PlaceKernel with one block per tile of kOrderTile
-// slots, and ScanKernel with one block between them; kOrderThreads threads each.
+// Kernels that order rows by expert, with a stable counting sort of slots. If there are few slots,
+// OneBlockKernel sorts them in one block. Otherwise CountKernel, ScanKernel and PlaceKernel run one
+// after the other. CountKernel and PlaceKernel have one block per tile of kOrderTile slots, and
+// ScanKernel has one block. All blocks have kOrderThreads threads.
 #include <algorithm>
 
 #include "moe/cuda/permute/row_order.cuh"

@@ -12,10 +12,11 @@ constexpr int kWarpSlots = kOrderTile / kOrderWarps;  // consecutive slots per w
 constexpr int kOneBlockTiles = 4;                     // maximum tiles of the one-block path
 static_assert(kOrderThreads >= kMaxLocalExperts);     // one thread per expert
 
-// Slot i of all slots, in segment i / (tokens · k). The fields are −1 past the segment's rows.
+// Slot i of all slots; it is in segment i / (tokens · k). If its row is past the end of the
+// segment, the fields are −1.
 struct Slot {
-  int64_t at;  // index in ids and position; −1: no such row
-  int expert;  // −1: no local expert
+  int64_t at;  // index in ids and position; −1 if there is no such row
+  int expert;  // local expert; −1 if the slot has none on this rank
 };
 __device__ __forceinline__ Slot SlotOf(const RowOrderParams& p, int64_t slots, int64_t i) {
   if (i >= slots) return {-1, -1};
@@ -29,7 +30,8 @@ __device__ __forceinline__ Slot SlotOf(const RowOrderParams& p, int64_t slots, i
   return {at, __ldcg(p.ids + at)};
 }
 
-// counts [experts] = number of slots per expert in the tile.
+// Writes counts [experts], the number of slots per expert in the tile. `histogram`: [experts],
+// scratch in shared memory.
 static __device__ void CountTile(const RowOrderParams& p, int64_t slots, int64_t tile,
                                  int* histogram, int32_t* counts) {
   for (int e = threadIdx.x; e < p.experts; e += kOrderThreads) histogram[e] = 0;
@@ -42,18 +44,19 @@ static __device__ void CountTile(const RowOrderParams& p, int64_t slots, int64_t
   for (int e = threadIdx.x; e < p.experts; e += kOrderThreads) counts[e] = histogram[e];
 }
 
-// First output row of each expert, in shared memory.
+// First output row of each expert. Stored in shared memory.
 struct Begins {
   int32_t of[kMaxLocalExperts + 1];
   alignas(16) int32_t warp_sums[kOrderWarps];
 };
 
-// Scans per-expert row counts, one per thread, to padded offsets. Writes offsets and counts and
-// returns the thread's offset. Synchronizes the block before it returns.
+// Computes padded offsets by a scan of the row counts of all experts; each thread passes the count
+// of one expert. Writes offsets and counts and returns the thread's offset. Synchronizes the block
+// before it returns.
 static __device__ int32_t ScanCounts(const RowOrderParams& p, int32_t count, Begins& begins) {
   const int e = threadIdx.x, lane = e % 32, warp = e / 32;
   const int32_t padded = (count + kGroupBlockRows - 1) / kGroupBlockRows * kGroupBlockRows;
-  int32_t sum = padded;  // inclusive over experts
+  int32_t sum = padded;  // becomes the inclusive sum over experts
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
     const int32_t below = __shfl_up_sync(~0u, sum, offset);
@@ -71,7 +74,7 @@ static __device__ int32_t ScanCounts(const RowOrderParams& p, int32_t count, Beg
   return sum - padded;
 }
 
-// Writes the expert of each block of output rows.
+// Writes the expert of each block of kGroupBlockRows output rows.
 static __device__ void WriteBlockGroups(const RowOrderParams& p, const Begins& begins) {
   for (int64_t b = threadIdx.x; b < p.blocks; b += kOrderThreads) {
     const int64_t row = b * kGroupBlockRows;
@@ -84,7 +87,8 @@ static __device__ void WriteBlockGroups(const RowOrderParams& p, const Begins& b
   }
 }
 
-// Replaces the counts [tiles, experts] by the first output row of each expert's slots in each tile.
+// Replaces each count in [tiles, experts] by the first output row of the expert's slots in the
+// tile.
 static __device__ void ScanTiles(const RowOrderParams& p, int64_t tiles, int32_t* of_tiles) {
   __shared__ Begins begins;
   const int e = threadIdx.x;
@@ -104,8 +108,8 @@ static __device__ void ScanTiles(const RowOrderParams& p, int64_t tiles, int32_t
   WriteBlockGroups(p, begins);
 }
 
-// Assigns a slot the next row of its expert: after the warp's `taken` slots and those of lower
-// lanes.
+// Assigns a slot the next row of its expert. It follows the `taken` slots of the warp, and slots of
+// the same expert in lower lanes.
 __device__ __forceinline__ void PlaceSlot(const RowOrderParams& p, const Slot& slot, int first,
                                           int* taken) {
   const unsigned same = __match_any_sync(~0u, slot.expert);
@@ -118,8 +122,8 @@ __device__ __forceinline__ void PlaceSlot(const RowOrderParams& p, const Slot& s
   if (slot.at >= 0) p.out.position[slot.at] = row;
 }
 
-// `next` [kOrderWarps, experts] in shared memory, `begins` [experts] the first output rows of the
-// tile.
+// Assigns rows to the slots of a tile. `next`: [kOrderWarps, experts] in shared memory. `begins`
+// [experts]: the first output row of each expert in the tile.
 static __device__ void PlaceTile(const RowOrderParams& p, int64_t slots, int64_t tile,
                                  const int32_t* begins, int* next) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -145,8 +149,8 @@ static __device__ void PlaceTile(const RowOrderParams& p, int64_t slots, int64_t
   __syncthreads();
 }
 
-// Orders all slots of a single tile in one block, without global scratch; `taken` [kOrderWarps,
-// experts] in shared memory. Warps share the slots evenly.
+// Orders all slots in one block if they fit in a single tile; needs no global scratch. `taken`:
+// [kOrderWarps, experts] in shared memory. The slots are divided evenly over the warps.
 static __device__ void OrderOneTile(const RowOrderParams& p, int64_t slots, int* taken) {
   constexpr int kPerLane = kWarpSlots / 32;
   __shared__ Begins begins;
@@ -187,9 +191,10 @@ static __device__ void OrderOneTile(const RowOrderParams& p, int64_t slots, int*
 
 constexpr int kFewSlots = 256;
 
-// Orders at most kFewSlots slots in one block: each thread counts the slots of one expert, then the
-// earlier slots of one slot's expert. With so few slots, this takes a third of the time of the
-// counting sort. `ids` [slots] in shared memory, followed by −1 up to a multiple of four.
+// Orders at most kFewSlots slots in one block. First, each thread counts the slots of one expert.
+// Then each thread takes one slot and counts the earlier slots of the same expert. With so few
+// slots, this takes a third of the time of the counting sort. `ids`: [slots] in shared memory,
+// followed by −1 up to a multiple of four.
 static __device__ void OrderFewSlots(const RowOrderParams& p, int slots, const int32_t* ids) {
   __shared__ Begins begins;
   const auto same_before = [&](int expert, int end) {
@@ -213,7 +218,7 @@ static __device__ void OrderFewSlots(const RowOrderParams& p, int slots, const i
   p.out.position[e] = expert >= 0 ? begins.of[expert] + same_before(expert, e) : -1;
 }
 
-// Computes the whole order in one block; `shared` [kOrderWarps, experts].
+// Computes the whole order in one block. `shared`: [kOrderWarps, experts] in shared memory.
 __device__ __forceinline__ void OrderInOneBlock(const RowOrderParams& p, int64_t slots,
                                                 int64_t tiles, int* shared) {
   if (tiles == 1) return OrderOneTile(p, slots, shared);

@@ -23,7 +23,7 @@ struct Case {
   }
 };
 
-// Positions of nonexistent rows are −7.
+// The expected order. Positions of rows that do not exist are −7.
 Order Wanted(const Case& c) {
   Order order;
   order.position.assign(c.ids.size(), -7);

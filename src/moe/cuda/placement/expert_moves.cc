@@ -108,7 +108,7 @@ std::vector<OwnedExpert> ExpertMover::Switch(const DeviceExperts& layer,
                                              std::span<const int32_t> logical,
                                              std::vector<OwnedExpert> experts) {
   const int moved = static_cast<int>(experts.size());
-  CHECK_LE(moved, layer.experts);  // a dispatched shared expert follows them
+  CHECK_LE(moved, layer.experts);  // a dispatched shared expert may follow the moved experts
   CHECK_EQ(std::ssize(logical), moved);
   for (int slot = 0; slot < moved; ++slot) {
     OwnedExpert& expert = experts[slot];

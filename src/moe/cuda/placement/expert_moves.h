@@ -20,7 +20,7 @@ class SpareExperts {
  public:
   SpareExperts(int64_t block_bytes, int blocks);
   int64_t block_bytes() const { return block_bytes_; }
-  std::byte* Take();  // CHECKs that one is free
+  std::byte* Take();  // CHECKs that a block is free
   void Return(std::byte* block);
 
  private:
@@ -30,7 +30,7 @@ class SpareExperts {
   std::vector<std::byte*> free_;
 };
 
-// An expert in spare memory (`spare` is set), or one in its slot.
+// An expert in spare memory (`spare` is set), or an expert in its slot.
 struct DeviceExpert : PlacedExpert {
   DeviceExpert(std::shared_ptr<SpareExperts> from, std::byte* memory)
       : spare(std::move(from)), block(memory) {}
@@ -49,21 +49,21 @@ struct DeviceExpert : PlacedExpert {
 // One per backend whose experts move. New experts are uploaded to spare memory on a side stream,
 // concurrently with the passes. Between two passes they are copied to their slots on the stream of
 // the passes. Slots keep their addresses, so captured passes stay valid and kernels need no table
-// of pointers. By memory bandwidth, the copy of an expert of 42 MB takes about 25 µs (not
-// measured).
+// of pointers. The copy of an expert of 42 MB takes about 25 µs (calculated from memory bandwidth,
+// not measured).
 class ExpertMover {
  public:
-  // Space for `blocks` experts of at most `block_bytes` (BlockBytes).
+  // Allocates spare memory for `blocks` experts of at most `block_bytes` bytes (BlockBytes).
   ExpertMover(CudaDevice& device, int64_t block_bytes, int blocks);
   static int64_t BlockBytes(const DeviceExperts& experts);
 
-  // Returns when the weights are in spare memory. Any thread may call it; the call makes the GPU
-  // the thread's current one.
+  // Uploads an expert and returns when its weights are in spare memory. Any thread may call it; the
+  // call makes the GPU the thread's current one.
   std::shared_ptr<DeviceExpert> Upload(const DeviceExperts& layer,
                                        const kernels::ExpertWeights& expert);
-  // Enqueues the exchange of all routed experts of a layer on the stream of the passes. `logical`
-  // [experts]: the logical experts that the slots hold now. Returns objects that must live until
-  // the next Upload. Called on the rank's thread.
+  // Enqueues the replacement of all routed experts of a layer on the stream of the passes.
+  // `logical` [experts]: the logical experts that the slots hold now. Returns objects that must
+  // live until the next Upload. Called on the rank's thread.
   std::vector<OwnedExpert> Switch(const DeviceExperts& layer, std::span<const int32_t> logical,
                                   std::vector<OwnedExpert> experts);
   // Copies an expert to host memory, in a weight format of checkpoints, and waits for the copy. The
@@ -73,13 +73,14 @@ class ExpertMover {
  private:
   ExpertSlot BlockSlot(const DeviceExperts& layer, std::byte* block) const;
   void Move(const DeviceExperts& layer, const ExpertSlot& from, const ExpertSlot& to) const;
-  void WaitForSwitch() const;  // on the side stream
+  void WaitForSwitch() const;  // makes the side stream wait
 
   CudaDevice& device_;
   const std::shared_ptr<SpareExperts> spare_;
   std::mutex mutex_;  // guards the side stream and all members below
   const Stream side_;
-  Event switched_{cudaEventDisableTiming};  // the last Switch on the stream of the passes
+  // Marks the end of the last Switch on the stream of the passes.
+  Event switched_{cudaEventDisableTiming};
   Staging staging_;
   ExpertUploader uploader_;
 };

@@ -58,7 +58,7 @@ struct Moving {
     x = gpu.device->Allocate(bytes);
     y = gpu.device->Allocate(bytes);
   }
-  // Captured at the second call.
+  // Runs a pass. The second call captures it, and later calls replay it.
   std::vector<float> Run() {
     const auto hidden = layer.Hidden(kTokens);
     const std::vector<int64_t> counts = {kTokens};
@@ -71,8 +71,8 @@ struct Moving {
     gpu.device->CopyOut(out.data(), y.get(), bytes);
     return out;
   }
-  // Moves experts as MovableLayers does. Two of three are taken from the GPU; the third is loaded
-  // again.
+  // Moves experts in the same way as MovableLayers. Two of three experts are taken from the GPU;
+  // the third is loaded again.
   void Move(uint32_t seed) {
     const ExpertPlacement before = gpu.moe->placement();
     ExpertPlacement placement = RandomPlacement(kExperts, kRedundant, seed);
@@ -89,7 +89,7 @@ struct Moving {
       }
       if (!loaded.contains(expert)) {
         gpu.moe->CheckFormats(experts[p].weights);
-        // EPLB also stages experts on a thread of its own.
+        // EPLB also stages experts on its own thread.
         std::thread([&] { loaded[expert] = gpu.moe->Stage(experts[p]); }).join();
       }
       experts[p] = loaded.at(expert);
@@ -130,7 +130,7 @@ TEST(CudaExpertMoves, TakeExpertsInHostMemory) {
   }
 }
 
-// Two experts change places: the outputs would differ if weights did not move.
+// Two experts exchange their slots. If their weights did not move, the outputs would differ.
 TEST(CudaExpertMoves, MoveWeightsWithTheExperts) {
   SKIP_WITHOUT_GPU();
   const Case c = Cases().front();

@@ -1,4 +1,4 @@
-// One thread per slot of a token.
+// The kernel has one thread per slot of a token.
 #include "moe/cuda/router/place_physical.h"
 #include "moe/cuda/router/routing_record.cuh"
 

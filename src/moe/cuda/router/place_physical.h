@@ -12,7 +12,8 @@ namespace switchyard::cuda {
 struct PlacePhysicalParams {
   const int32_t* logical = nullptr;   // [tokens, k] −1: none
   const int32_t* physical = nullptr;  // [tokens, k] −1: none
-  // If rows stay on their rank: [num_physical] local id on this rank, or −1. Null: the identity.
+  // [num_physical] local id on this rank, or −1. Used if rows are not exchanged. Null: the
+  // identity.
   const int32_t* local_ids = nullptr;
   int64_t tokens = 0;
   int k = 0;

@@ -1,7 +1,7 @@
 // Router logits, top-k selection and row order for at most 16 tokens, in one cluster of blocks.
-// Each block computes the logits of some columns and stores them in the shared memory of block 0,
-// which then selects (one warp per token) and orders the rows. So no kernel boundary separates the
-// parts.
+// Each block computes the logits of some columns and stores them in the shared memory of block 0.
+// Block 0 then selects experts, with one warp per token, and orders the rows. This saves the
+// launches and waits of separate kernels.
 #include "kernels/cuda/kernel_chain.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "moe/cuda/permute/row_order.cuh"
@@ -17,14 +17,14 @@ using order::kOrderWarps;
 using router::kSlices;
 using router::kStep;
 
-constexpr int kBlocks = 8;                     // of the cluster
+constexpr int kBlocks = 8;                     // blocks of the cluster
 constexpr int kTiles = kOrderWarps / kSlices;  // tiles of 8 columns that a block computes at a time
-constexpr int kRows = 16, kColumns = 8;        // of a tile
+constexpr int kRows = 16, kColumns = 8;        // rows and columns of a tile
 static_assert(kMaxTokensToRoute <= kRows && kMaxTokensToRoute <= kOrderWarps);
 static_assert(kMaxTokensToRoute * kMaxTopK <= order::kFewSlots);
 
 // One warp's share of a tile: the products over one of kSlices slices of K, as in router_logits.cu.
-// Loads kBatch steps at a time. With kHalves 1, rows 8 to 15 do not exist.
+// Loads kBatch steps at a time. If kHalves is 1, the tile has rows 0 to 7 only.
 template <int kHalves>
 class Slice {
  public:
@@ -38,11 +38,11 @@ class Slice {
     w_ = static_cast<const __nv_bfloat16*>(p.w) + min(first_column + group, p.n - 1) * p.k;
   }
 
-  // Loads the weights of the first batch. Weights are not the output of a kernel, so the kernel may
-  // do this before it waits for the one that computes x.
+  // Loads the weights of the first batch of steps. No kernel writes the weights, so this may happen
+  // before the kernel waits for the one that computes x.
   __device__ __forceinline__ void LoadFirstWeights() { LoadWeights(begin_); }
 
-  // sums += the slice's products, after LoadFirstWeights.
+  // Adds the products of the slice to `sums`. Call it after LoadFirstWeights.
   __device__ __forceinline__ void Multiply(float (&sums)[1][1][4]) {
     for (int first = begin_; first < end_; first += kBatch) {
       float4 x[kBatch][1][2] = {};
@@ -52,7 +52,7 @@ class Slice {
 #pragma unroll
         for (int h = 0; h < kHalves; ++h)
           x[s][0][h] = router::FourOf(x_[h], max(ElementOf(first + s), 0));
-      __syncwarp();  // keeps the batch's loads above
+      __syncwarp();  // the compiler must not move the loads of x below this point
 #pragma unroll
       for (int s = 0; s < kBatch; ++s)
 #pragma unroll
@@ -66,8 +66,8 @@ class Slice {
  private:
   static constexpr int kBatch = 16 / kHalves;
 
-  // The lane's first element of a step; −1 past the end of the slice or of K. There, x is zero and
-  // w is any valid weight.
+  // The lane's first element of a step; −1 if it is past the end of the slice or of K. For such
+  // elements, x is set to zero and w is any valid weight.
   __device__ __forceinline__ int ElementOf(int step) const {
     const int k = step * kStep + static_cast<int>(threadIdx.x % 4) * 4;
     return step < end_ && k < k_ ? k : -1;
@@ -78,13 +78,14 @@ class Slice {
       w_fours_[s][0] = router::FourOf(w_, max(ElementOf(first + s), 0));
   }
 
-  int k_, begin_, end_;  // elements; the slice's steps
+  int k_, begin_, end_;  // k_: elements of K; [begin_, end_): steps of the slice
   const float* x_[kHalves];
   const __nv_bfloat16* w_;
   uint2 w_fours_[kBatch][1];
 };
 
-// Stores to the same place in the shared memory of the cluster's block 0.
+// Stores `value` in the shared memory of the cluster's block 0, at the offset that `place` has in
+// this block.
 __device__ __forceinline__ void StoreToFirstBlock(float* place, float value) {
   asm volatile(
       "{\n\t.reg .b32 remote;\n\t"
@@ -94,7 +95,7 @@ __device__ __forceinline__ void StoreToFirstBlock(float* place, float value) {
       : "memory");
 }
 
-// kHalves 1: at most eight tokens.
+// If kHalves is 1, there are at most eight tokens.
 template <int kPerLane, int kHalves>
 __global__ void __launch_bounds__(kOrderThreads)
     RouteKernel(const __grid_constant__ RouterLogitsParams p, const SelectExpertsParams select,
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kOrderThreads)
   ptx::ClusterSync();
   if (block != 0) return;
   if (warp < select.tokens) {
-    // A lane reads its logits before it reuses their memory.
+    // The scores of a token may overwrite its logits, because each lane reads its logits first.
     float* const row = logits + warp * kStride;
     SelectExpertsParams own = select;
     own.logits = row - int64_t{warp} * select.num_experts;

@@ -15,12 +15,13 @@ namespace switchyard::cuda {
 
 constexpr int64_t kMaxTokensToRoute = 16;
 
-// Whether RouteFewTokens supports the sizes: at most kMaxTokensToRoute tokens and bfloat16 router
-// weights. `chain` launches early, which only Hopper GPUs do: the kernel needs clusters.
+// Whether RouteFewTokens supports the sizes: at most kMaxTokensToRoute tokens, and bfloat16 router
+// weights. The kernel needs thread-block clusters, so `chain` must have early launch, which only
+// Hopper GPUs support.
 bool RoutesFewTokens(const RouterLogitsParams& logits, int top_k, const PdlStream& chain);
-// Equals RouterLogits followed by SelectAndOrder, bit for bit, but does not write the logits.
-// `logits.y` and `choice.logits` are ignored. Returns cudaErrorInvalidValue for unsupported
-// parameters.
+// The results equal those of RouterLogits followed by SelectAndOrder, bit for bit, but the logits
+// are not written. `logits.y` and `choice.logits` are ignored. Returns cudaErrorInvalidValue for
+// unsupported parameters.
 cudaError_t RouteFewTokens(const RouterLogitsParams& logits, const SelectExpertsParams& choice,
                            const RowOrderParams& order, const PdlStream& chain);
 

@@ -45,7 +45,8 @@ TEST(RouteFewTokens, HasTheBitsOfTheTwoKernels) {
     const int top_k = static_cast<int>(1 + random.Below(std::min(16, experts)));
     const int64_t tokens = random.Pick<int64_t>({1, 2, 7, 8, 9, 15, 16});
     const int64_t k = random.Pick<int64_t>({4, 60, 64, 516, 2048, 2880, 7168});
-    const int local = round % 3 == 0 ? (experts + 1) / 2 : experts;  // else on other ranks
+    // Half or all of the experts are on this rank.
+    const int local = round % 3 == 0 ? (experts + 1) / 2 : experts;
     SCOPED_TRACE(testing::Message() << "round " << round << " tokens " << tokens << " experts "
                                     << experts << " k " << k << " top " << top_k);
     std::vector<int32_t> places(experts);

@@ -15,11 +15,11 @@ using router::FourOf;
 using router::kStep;
 using router::MultiplyStep;
 
-// Computes a tile of 16 kRowTiles × 8 kColumnTiles logits and loads kBatch steps at a time. Logits
-// are bit-identical for all tile and batch sizes.
+// Computes a tile of 16 kRowTiles × 8 kColumnTiles logits, and loads kBatch steps at a time. Logits
+// are bit-identical for all sizes of tiles and batches.
 template <typename W, int kRowTiles, int kColumnTiles, int kBatch>
 __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParams p) {
-  constexpr bool kExactWeights = sizeof(W) == 2;  // bfloat16: one part is exact
+  constexpr bool kExactWeights = sizeof(W) == 2;  // bfloat16 weights are exact in one part
   constexpr int kRows = 16 * kRowTiles, kColumns = 8 * kColumnTiles;
   extern __shared__ float partial[];  // [kWarps, kRows, kColumns]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
   for (int j = 0; j < kColumnTiles; ++j)
     w[j] = static_cast<const W*>(p.w) + min(first_column + j * 8 + group, p.n - 1) * p.k;
   LaunchDependents();
-  // Weights are not the output of a kernel, so the block prefetches its weights to L2 before it
-  // waits.
+  // No kernel writes the weights, so the block prefetches its weights to L2 before it waits for
+  // prior kernels.
   constexpr int64_t kLine = 128 / sizeof(W);
   for (int row = first_column + warp; row < min(first_column + kColumns, p.n); row += kWarps) {
     const W* line = static_cast<const W*>(p.w) + row * p.k;
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
     decltype(FourOf(w[0], 0)) w_fours[kBatch][kColumnTiles];
 #pragma unroll
     for (int s = 0; s < kBatch; ++s) {
-      // Past the end, x is zero and w is any valid weight.
+      // Past the end of K, x is set to zero and w is any valid weight.
       const int64_t k = (first + s) * kStep + quad * 4;
       const bool exists = first + s < end && k < p.k;
       const int64_t at = exists ? k : 0;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
 #pragma unroll
       for (int j = 0; j < kColumnTiles; ++j) w_fours[s][j] = FourOf(w[j], at);
     }
-    __syncwarp();  // keeps the batch's loads above
+    __syncwarp();  // the compiler must not move the loads of the batch below this point
 #pragma unroll
     for (int s = 0; s < kBatch; ++s) {
       const bool exists = first + s < end && (first + s) * kStep + quad * 4 < p.k;
@@ -120,7 +120,8 @@ cudaError_t Start(const RouterLogitsParams& p, const PdlStream& chain) {
 
 template <typename W>
 cudaError_t StartFor(const RouterLogitsParams& p, const PdlStream& chain) {
-  // Few tokens: small tiles for many blocks. Many tokens: large tiles, which reread elements less.
+  // If there are few tokens, small tiles give many blocks. If there are many tokens, large tiles
+  // read each element fewer times.
   if (p.m <= 64 || p.n <= 8) return Start<W, 1, 1, 8>(p, chain);
   if (p.m <= 256) return Start<W, 1, 2, 6>(p, chain);
   if (p.m <= 640) return Start<W, 1, 4, 4>(p, chain);

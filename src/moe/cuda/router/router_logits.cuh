@@ -22,8 +22,9 @@ __device__ __forceinline__ void Split(float2 x, uint32_t (&parts)[3]) {
   }
 }
 
-// Fragment columns 2t, 2t + 1, 2t + 8, 2t + 9 of lane t are mapped to elements 4t … 4t + 3 of a
-// step, in both A and B. A lane thus loads its four elements with one instruction.
+// Lane t reads elements 4t … 4t + 3 of a step as fragment columns 2t, 2t + 1, 2t + 8, 2t + 9. This
+// permutes K in the same way in A and B, so the products are unchanged. A lane can then load its
+// four elements with one instruction.
 __device__ __forceinline__ float4 FourOf(const float* row, int64_t k) {
   return ptx::LoadAhead(row + k);
 }
@@ -78,8 +79,8 @@ __device__ __forceinline__ void MultiplyStep(const float4 (&x)[kRowTiles][2],
     const Weights b = SplitWeights(w[j]);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      // Small products first. Products of two small parts are below float32's last bit and are
-      // omitted.
+      // Small products are added first. Products of two small parts are below the last bit of
+      // float32 and are omitted.
       ptx::MultiplyM16N8K16(sums[i][j], a[i][2], b.parts[0]);
       if (!kExactWeights) {
         ptx::MultiplyM16N8K16(sums[i][j], a[i][0], b.parts[2]);

@@ -9,8 +9,9 @@
 
 namespace switchyard::cuda {
 
-// Multiplies unrounded float32 inputs to about float32 precision: tensor cores multiply bfloat16,
-// and a float32 is split into three. The reduction order depends on k only.
+// Multiplies float32 inputs, without rounding them, to about float32 precision. Tensor cores
+// multiply bfloat16, so each float32 is split into three bfloat16 parts. The reduction order
+// depends on k only.
 struct RouterLogitsParams {
   const float* x = nullptr;     // [m, k]
   const void* w = nullptr;      // [n, k]

@@ -15,8 +15,8 @@ __device__ __forceinline__ void MultiplyM16N8K16(float (&d)[4], const uint32_t (
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Loads that the compiler must keep above the next __syncwarp. Otherwise it would sink each load to
-// its use, and none would be in flight during the mma.
+// Loads that the compiler must keep above the next __syncwarp. Otherwise it would move each load
+// down to the use of its result, and no load would be in flight during the mma.
 __device__ __forceinline__ float4 LoadAhead(const float* p) {
   float4 x;
   asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -31,7 +31,7 @@ __device__ __forceinline__ uint2 LoadAhead(const uint2* p) {
   return x;
 }
 
-// Starts to load the cache line of `p` into L2.
+// Prefetches the cache line of `p` into L2.
 __device__ __forceinline__ void PrefetchToL2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }

@@ -97,10 +97,10 @@ void RoutingLog::Report(uint64_t last) {
   }
 }
 
-// Waits with the device's deadline, unless the pass's results are on the host already.
+// Waits, with the device's deadline, until the pass's results are on the host.
 void RoutingLog::Report(const Copy& copy) const {
   if (cudaEventQuery(copy.read.get()) != cudaSuccess) {
-    cudaGetLastError();  // "not ready" is no error
+    cudaGetLastError();  // clears "not ready", which is not an error
     device_.Synchronize();
   }
   for (int i = 0; i < shape_.layers; ++i) {
@@ -120,7 +120,8 @@ void RoutingLog::ReportCounts(const Copy& copy, int index) const {
                       .physical = {counts + shape_.experts, static_cast<size_t>(shape_.physical)}});
 }
 
-// The rows of a rank are few runs: one for each round, and for each part of a split batch.
+// Reports the rows of a rank as a few ranges of consecutive rows: one for each round, and for each
+// part of a split batch.
 void RoutingLog::ReportTokens(const Copy& copy, int index) const {
   const int64_t k = shape_.top_k, rows = copy.of.rows;
   const int32_t* logical = copy.ids.as<int32_t>() + index * rows * k;

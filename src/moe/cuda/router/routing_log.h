@@ -14,34 +14,37 @@
 
 namespace switchyard::cuda {
 
-// One per MoeState of an observed backend. Its memory has fixed addresses, so captured passes
-// record too. Begin, Read and Report run around a pass, in this order. Begin and Read only enqueue
-// work; Report waits for it. The next pass may begin before the previous one is reported. Used by
-// the rank's thread; borrows observer and device.
+// One per MoeState of an observed backend. Its memory has fixed addresses, so that captured passes
+// can record too. Begin, Read and Report run around a pass, in this order. Begin and Read only
+// enqueue work; Report waits for it. The next pass may begin before the previous one is reported.
+// Used by the rank's thread; borrows observer and device.
 //
-//   Begin    clears the counts, and sets how many rows are recorded: 0 if not observed
+//   Begin    clears the counts, and sets how many rows are recorded: 0 if the pass is not observed
 //   kernels  add counts or store ids by RecordOf, and AddDispatched
 //   Read     copies them to page-locked memory of the pass
 //   Report   calls the observer, layer by layer
 class RoutingLog {
  public:
-  // `layers` [shape.layers]: their indices in the model, for the observer.
+  // `layers` [shape.layers]: index in the model of each layer, for the observer.
   RoutingLog(RoutingObserver& observer, std::vector<int> layers, const RoutingLogShape& shape,
              CudaDevice& device);
 
-  static constexpr size_t kMaxPending = 2;  // passes that are read but not reported
+  // Maximum number of passes that are read but not reported.
+  static constexpr size_t kMaxPending = 2;
 
-  // `rows`: of this rank's group, without padding; the first one is row `first` of its batch.
+  // `rows`: number of rows of this rank's group, without padding. `first`: index of the first of
+  // these rows in the batch.
   void Begin(uint64_t pass, int64_t rows, int64_t first);
-  // Returns where the round of `state` records layer `index` of `layers`. `own`: the tokens that
-  // this rank reports. `physical_of`: as in RoutingRecord.
+  // Returns the record of the current round of `state` in layer layers[index]. `own`: the tokens
+  // that this rank reports. `physical_of`: as in RoutingRecord.
   RoutingRecord RecordOf(int index, const MoeState& state, const OwnTokens& own,
                          const int32_t* physical_of) const;
-  // Enqueues the addition of counts [shape.local], the rows of each expert of this rank.
+  // Enqueues the addition of `counts` [shape.local], the numbers of rows of this rank's experts, to
+  // the record of layer layers[index].
   void CountDispatched(int index, const int32_t* counts) const;
   bool counts_dispatched() const { return shape_.dispatch; }
   void Read();
-  // Reports the passes up to number `last`, in their order.
+  // Reports all passes up to the one with number `last`, in order.
   void Report(uint64_t last);
 
  private:
@@ -53,7 +56,7 @@ class RoutingLog {
   struct Copy {
     Copy(size_t counts_bytes, size_t ids_bytes) : counts(counts_bytes), ids(ids_bytes) {}
     PassRows of;
-    const PinnedMemory counts;  // [layers] counts
+    const PinnedMemory counts;  // [layers, CountsOfLayer]
     const PinnedMemory ids;     // [2, layers, rows, top_k]
     const Event read{cudaEventDisableTiming};
   };
@@ -67,11 +70,11 @@ class RoutingLog {
   const std::vector<int> layers_;
   const RoutingLogShape shape_;
   CudaDevice& device_;
-  const DeviceMemory memory_;  // control, counts, ids
-  std::deque<Copy> copies_;    // [kMaxPending], used in turn
+  const DeviceMemory memory_;  // control words, then counts, then ids
+  std::deque<Copy> copies_;    // [kMaxPending], used in round-robin order
   size_t oldest_ = 0, pending_ = 0;
   PassRows now_;           // the pass that is being enqueued
-  bool observed_ = false;  // whether it is observed
+  bool observed_ = false;  // whether that pass is observed
 };
 
 }  // namespace switchyard::cuda

@@ -27,7 +27,7 @@ struct RandomCase {
         logits(random.Normal(tokens * experts)),
         bias(experts, 0.0f),
         physical_of(experts) {
-    // If fewer than k experts have a finite bias, some slots have none.
+    // If fewer than k experts have a finite bias, some slots have no expert.
     const int64_t left = random.Below(2) == 0 ? random.Below(k + 1) : experts;
     for (int64_t e = left; e < experts; ++e) bias[e] = -INFINITY;
     for (int32_t& id : physical_of) id = static_cast<int32_t>(random.Below(experts + 5));
@@ -196,7 +196,7 @@ TEST(CudaRoutingLog, CapturedPassesFollowStartAndStop) {
   }
 }
 
-// Launches a pass before the previous one is collected.
+// Launches a pass before the results of the previous one are collected.
 TEST(CudaRoutingLog, APassMayEndBeforeThePreviousIsReported) {
   SKIP_WITHOUT_GPU();
   Observed observed(TestLayer({.shared = true}));
@@ -262,7 +262,7 @@ TEST(CudaRoutingLog, DispatchedRowsAreCountedByExpert) {
   EXPECT_EQ(observed.observer.dispatched.at(4), CountsOf(observed.Physical(all), 12));
 }
 
-// Records which rounds it is called for.
+// Records for which rounds it is called.
 struct RecordingChooser : RoundRobinChooser {
   void Choose(const RoundToChoose& round, const TopK& logical, TopK* physical) override {
     rounds.push_back(round);
@@ -304,7 +304,7 @@ TEST(CudaHostChoice, CapturedPassesHaveTheirOwnNumbers) {
   }
 }
 
-// Runs passes directly, captured and replayed. Outputs do not depend on the replicas; the counts
+// Runs passes directly, captured and replayed. Outputs do not depend on the chosen replicas; counts
 // do.
 TEST(CudaHostChoice, ChoosesReplicasOfEveryPass) {
   SKIP_WITHOUT_GPU();

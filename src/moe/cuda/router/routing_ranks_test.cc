@@ -38,11 +38,11 @@ struct Ranks {
   }
 
   struct Result {
-    std::vector<float> out;                  // of all passes
+    std::vector<float> out;                  // outputs of all passes
     std::vector<SummingObserver> observers;  // one for each pass
   };
 
-  // All memory is allocated before any rank begins (moe_ranks_test.cc).
+  // All memory is allocated before any rank begins, for the reason given in moe_ranks_test.cc.
   Result OnRank(RankComm& comm) const {
     const TestLayer layer = Layer();
     const std::vector<TestPass> passes = Passes();
@@ -144,7 +144,7 @@ TEST(CudaRoutingRanks, EveryTokenCountsOnce) {
           SummingObserver::Add(result.observers[i].physical.at(kLayerNumber), physical);
         }
         EXPECT_EQ(logical, CountsOf(chosen, kExperts)) << "pass " << i;
-        // Together, the slots of an expert have all of its rows.
+        // The slots of an expert together receive all of its rows.
         const auto placement =
             moving ? RandomPlacement(kExperts, kRedundant, static_cast<uint32_t>(100 + i))
                    : ExpertPlacement::Trivial(kExperts, kRedundant);
@@ -186,7 +186,7 @@ TEST(CudaRoutingRanks, EveryTokenIsReportedOnce) {
 TEST(CudaRoutingRanks, MovesAndReplicasChangeNoBit) {
   SKIP_WITHOUT_GPU();
   for (const auto& layout : Layouts()) {
-    if (layout.first.a2a_backend == "none") continue;  // sums by rank
+    if (layout.first.a2a_backend == "none") continue;  // its sums depend on the ranks
     SCOPED_TRACE(Describe(layout));
     const auto still = Ranks{layout.first, layout.second}.Run();
     for (const bool choosing : {false, true}) {

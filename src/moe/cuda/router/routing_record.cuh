@@ -5,8 +5,9 @@
 
 namespace switchyard::cuda {
 
-// Records the choice for slot `slot` of `k` of a token; `logical` and `physical`: −1 for none. One
-// thread per slot. The order of the additions does not matter, since counts are integers.
+// Records the choice for slot `slot` of the `k` slots of a token. `logical` and `physical` are −1
+// if the slot has no expert. One thread per slot calls it. The order of the additions does not
+// matter, since counts are integers.
 __device__ __forceinline__ void RecordChoice(const RoutingRecord& record, int64_t token, int slot,
                                              int k, int logical, int physical) {
   const int64_t row = record.first_row + token - record.begin;
@@ -20,7 +21,7 @@ __device__ __forceinline__ void RecordChoice(const RoutingRecord& record, int64_
   if (physical >= 0) atomicAdd(record.physical_counts + physical, 1);
 }
 
-// Whether the token is recorded at all.
+// Whether the token is recorded.
 __device__ __forceinline__ bool IsRecorded(const RoutingRecord& record, int64_t token) {
   return record.control != nullptr && token >= record.begin && token < record.end;
 }

@@ -7,30 +7,29 @@
 
 namespace switchyard::cuda {
 
-// Located in device memory at a fixed address, and set before each pass. So a captured pass follows
-// the start and the stop of recording without being captured again.
+// Located in device memory at a fixed address, and set before each pass. So recording can start and
+// stop without capturing the pass again.
 struct RoutingControl {
-  int32_t rows = 0;    // rows of this rank's group that are recorded; 0: none
+  int32_t rows = 0;    // number of rows of this rank's group that are recorded; 0: none
   int32_t active = 0;  // 1: dispatched rows are counted
 };
 
-// The value of each id in a row that this rank has not reported. RoutingLog sets all bytes of the
-// ids to kUnreportedByte.
+// All bytes of the ids in rows that this rank has not reported. RoutingLog sets them before a pass.
 constexpr int32_t kUnreportedByte = 0xfe;
 constexpr int32_t kUnreported = static_cast<int32_t>(0xfefefefeu);
 
-// The record of one layer. All pointers are device memory. Kernels add to the counts.
+// Where kernels record one layer. All pointers are device memory. Kernels add to the counts.
 struct RoutingRecord {
   const RoutingControl* control = nullptr;  // null: nothing is recorded
-  // The tokens [begin, end) of the call are reported by this rank; the first one is row `first_row`
-  // of its group.
+  // This rank reports tokens [begin, end) of the call. Token `begin` is row `first_row` of its
+  // group.
   int64_t begin = 0, end = 0, first_row = 0;
-  // [num_experts] the physical expert of each logical one; null: the identity.
+  // [num_experts] the physical expert of each logical expert; null: the identity.
   const int32_t* physical_of = nullptr;
   int32_t* logical_counts = nullptr;   // [num_experts] or null
-  int32_t* physical_counts = nullptr;  // [num_physical], with logical_counts
+  int32_t* physical_counts = nullptr;  // [num_physical]; set if logical_counts is set
   int32_t* logical_ids = nullptr;      // [rows, top_k] or null
-  int32_t* physical_ids = nullptr;     // [rows, top_k], with logical_ids
+  int32_t* physical_ids = nullptr;     // [rows, top_k]; set if logical_ids is set
 };
 
 // sums[i] += counts[i], if control->active.

@@ -1,6 +1,6 @@
-// Fused top-k selection and row ordering for few tokens. One warp selects the experts of one token,
-// kOrderWarps tokens per block. The last block to finish sorts the rows of all tokens by expert: a
-// counting sort in one block (row_order.cuh).
+// Fused top-k selection and row ordering for few tokens. One warp selects the experts of one token;
+// a block has kOrderWarps warps. The last block that finishes sorts the rows of all tokens by
+// expert, with a counting sort in one block (row_order.cuh).
 #include <algorithm>
 
 #include "kernels/cuda/kernel_chain.cuh"
@@ -14,12 +14,12 @@ namespace {
 using order::kOrderThreads;
 using order::kOrderWarps;
 
-// A warp selects for one token; the last block to finish orders the rows of all tokens.
+// A warp selects for one token. The last block that finishes orders the rows of all tokens.
 template <int kPerLane>
 __global__ void __launch_bounds__(kOrderThreads)
     ChooseAndOrderKernel(const SelectExpertsParams choice, const RowOrderParams order,
                          uint32_t* arrived, int64_t slots, int64_t tiles) {
-  extern __shared__ int shared[];  // scores of one token per warp, then the counts of the sort
+  extern __shared__ int shared[];  // scores of one token per warp, later the counts of the sort
   __shared__ bool last;
   __shared__ __align__(16) int32_t ids[order::kFewSlots];
   LaunchDependents();
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kOrderThreads)
     // Makes each thread's writes visible to a block that observes this block's arrival.
     __threadfence();
     __syncthreads();
-    // atomicInc wraps the counter to zero at the last block, ready for the next call.
+    // In the last block, atomicInc resets the counter to zero for the next call.
     if (threadIdx.x == 0) {
       last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
       __threadfence();

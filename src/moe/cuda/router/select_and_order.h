@@ -12,13 +12,13 @@
 
 namespace switchyard::cuda {
 
-// Maximum number of tokens: a single block computes the order.
+// Maximum number of tokens. It is limited because a single block computes the order.
 constexpr int64_t kMaxTokensToOrder = 512;
 
-// Equals SelectExpertsOnDevice followed by OrderRows, bit for bit. `order` reads the ids that
-// `choice` writes; it must have one segment in which all rows are valid. `arrived`: one integer on
-// the device, zero before the first call; every call resets it to zero. Returns
-// cudaErrorInvalidValue for unsupported parameters.
+// The results equal those of SelectExpertsOnDevice followed by OrderRows, bit for bit. `order`
+// reads the ids that `choice` writes; it must have one segment in which all rows are valid.
+// `arrived`: one integer on the device, zero before the first call; every call resets it to zero.
+// Returns cudaErrorInvalidValue for unsupported parameters.
 cudaError_t SelectAndOrder(const SelectExpertsParams& choice, const RowOrderParams& order,
                            uint32_t* arrived, const PdlStream& chain);
 

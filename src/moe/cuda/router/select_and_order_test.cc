@@ -12,7 +12,7 @@
 namespace switchyard::cuda {
 namespace {
 
-// Outputs of both paths. Unassigned rows of an order are not written.
+// Outputs of both paths. Output rows to which no slot is assigned are not written.
 struct Written {
   Written(int64_t tokens, int64_t slots, int experts, int64_t blocks)
       : faults(tokens * 4),
@@ -43,7 +43,7 @@ TEST(ChooseAndOrder, HasTheBitsOfBoth) {
     const int experts = num_groups * static_cast<int>(2 + random.Below(512 / num_groups - 1));
     const int k = static_cast<int>(1 + random.Below(std::min(16, experts)));
     const int64_t tokens = random.Pick<int64_t>({1, 2, 15, 16, 17, 33, 100, 256, 511, 512});
-    const bool some_elsewhere = random.Below(2) == 0;  // experts of other ranks
+    const bool some_elsewhere = random.Below(2) == 0;  // whether some experts are on other ranks
     const int local = some_elsewhere ? (experts + 1) / 2 : experts;
     std::vector<int32_t> places(experts);
     for (int e = 0; e < experts; ++e) places[e] = e < local ? local - 1 - e : -1;

@@ -5,7 +5,7 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr int kWarps = 4;  // per block, one token each
+constexpr int kWarps = 4;  // warps per block; each warp processes one token
 
 template <int kPerLane>
 __global__ void __launch_bounds__(kWarps * 32) SelectKernel(const SelectExpertsParams p) {

@@ -15,17 +15,18 @@ struct Best {
   int id;  // −1: none
 };
 
-// Maps floats to integers in the same order, none of which is 0; ±0 map to one value.
+// Maps floats to integers that have the same order. No float maps to 0; +0 and −0 map to one value.
 __device__ __forceinline__ uint32_t Rank(float x) {
   const uint32_t bits = __float_as_uint(x + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
-// Id of the largest value over all lanes, the lower id on ties. Lanes with id −1 do not take part;
-// values must not be NaN.
+// Returns the id with the largest value over all lanes; ties go to the lower id. Lanes with id −1
+// do not take part. Values must not be NaN.
 __device__ __forceinline__ int WarpBest(Best best) {
   const uint32_t rank = best.id < 0 ? 0 : Rank(best.value);
   const uint32_t highest = __reduce_max_sync(kAll, rank);
-  const auto id = static_cast<uint32_t>(best.id);  // −1 becomes the largest
+  // −1 becomes the largest number, so it is never the minimum.
+  const auto id = static_cast<uint32_t>(best.id);
   return static_cast<int>(__reduce_min_sync(kAll, rank == highest ? id : ~0u));
 }
 __device__ __forceinline__ float WarpMax(float x) {
@@ -39,7 +40,8 @@ __device__ __forceinline__ float WarpSum(float x) {
   return x;
 }
 
-// Bit g: experts of group g are eligible. `choice` [num_experts] in shared memory; one warp.
+// Returns a bit mask: bit g is set if experts of group g are eligible. `choice`: [num_experts] in
+// shared memory. Called by one warp.
 static __device__ uint32_t BestGroups(const SelectExpertsParams& p, const float* choice, int lane) {
   const int size = p.num_experts / p.num_groups;
   float first = MinusInfinity(), second = MinusInfinity();
@@ -55,7 +57,8 @@ static __device__ uint32_t BestGroups(const SelectExpertsParams& p, const float*
     }
   }
   float score = p.top2_sum && size > 1 ? first + second : first;
-  // A group whose score is −∞ uses no slot of topk_groups, and its experts are not masked.
+  // A group with score −∞ does not count as one of the topk_groups groups. Its experts stay
+  // eligible.
   const bool unranked = lane < p.num_groups && score == MinusInfinity();
   uint32_t groups = __ballot_sync(kAll, unranked);
   for (int i = 0; i < p.topk_groups; ++i) {
@@ -68,7 +71,7 @@ static __device__ uint32_t BestGroups(const SelectExpertsParams& p, const float*
   return groups;
 }
 
-// Constants of a lane's experts: expert 32 i + lane is element i. A kernel loads them before it
+// Constants of a lane's experts; element i is for expert 32 i + lane. A kernel loads them before it
 // waits for the kernels that compute the logits.
 template <int kPerLane>
 struct ExpertConstants {
@@ -86,7 +89,8 @@ struct ExpertConstants {
   }
 };
 
-// `written`: the id that `id` is mapped to. `copy` gets it too if it is not null.
+// Writes one slot of a token. `written`: the id to which `id` is mapped. If `copy` is not null,
+// `written` is also stored there.
 __device__ __forceinline__ void WriteChoice(const SelectExpertsParams& p, int64_t token, int slot,
                                             int id, int32_t written, float weight, int32_t* copy) {
   const int64_t place = token * p.top_k + slot;
@@ -105,7 +109,8 @@ __device__ __forceinline__ bool IsBad(const SelectExpertsParams& p, int expert, 
   return !isfinite(score) || !(isfinite(bias) || bias == MinusInfinity());
 }
 
-// Called by one lane. Only this warp and later kernels write the token's record.
+// Called by one lane of the token's warp. No atomics are needed: only this warp and later kernels
+// write the token's record.
 __device__ __forceinline__ void RecordFault(const FaultRecords& faults, int64_t token, int expert) {
   if (faults.records == nullptr || token < faults.begin || token >= faults.end) return;
   int32_t* record = faults.records + faults.index[token - faults.begin];
@@ -113,9 +118,10 @@ __device__ __forceinline__ void RecordFault(const FaultRecords& faults, int64_t 
 }
 
 // One warp selects the experts of one token; `shared_choice` [32 kPerLane] is private to the warp.
-// Expert 32 i + lane is element i of a lane's arrays. A token with a score that is not finite gets
-// experts 0 to top_k - 1 with weights NaN: its logits are then NaN on every rank, which ends its
-// request. `copy` [tokens, top_k], or null: the ids are written there too.
+// Element i of a lane's arrays is for expert 32 i + lane. A token with a score that is not finite
+// gets experts 0 to top_k - 1 with weights NaN. The model's logits for the token are then NaN on
+// every rank, which ends its request. `copy`: [tokens, top_k] or null; the ids are also written
+// there.
 template <int kPerLane>
 __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p,
                                                const ExpertConstants<kPerLane>& constants,
@@ -134,8 +140,9 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p,
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i)
     bad = bad || IsBad(p, i * 32 + lane, score[i], constants.bias[i]);
-  if (__any_sync(kAll, bad)) {  // uniform over the warp
-    // A second loop, because a number instead of the bool in the first one would spill registers.
+  if (__any_sync(kAll, bad)) {  // all lanes take the same branch
+    // Finds the expert in a second loop. If the first loop computed its number instead of a bool,
+    // registers would be spilled.
     uint32_t first = ~0u;
 #pragma unroll
     for (int i = kPerLane - 1; i >= 0; --i)
@@ -183,7 +190,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p,
     }
   }
 
-  int id = -1, written = -1;  // of slot `lane`
+  int id = -1, written = -1;  // expert of slot `lane`, and the id written for it
   float weight = 0.0f;
   int chosen = 0;
   for (int j = 0; j < p.top_k; ++j) {
@@ -221,7 +228,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p,
     if (has) weight /= sum;
   }
   if (p.renormalize) {
-    float sum = 1e-20f;  // sigmoids may all be zero
+    float sum = 1e-20f;  // avoids division by zero: all sigmoids may be zero
     for (int j = 0; j < chosen; ++j) sum += __shfl_sync(kAll, weight, j);
     if (has) weight /= sum;
   }

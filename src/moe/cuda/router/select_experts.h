@@ -11,28 +11,30 @@
 
 namespace switchyard::cuda {
 
-// Where a selection records faults (moe/router/router_fault.h): for tokens [begin, end) of the
-// call, at records[index[token - begin]], unless that record has a fault already.
+// Where a selection records faults (moe/router/router_fault.h). It covers tokens [begin, end) of
+// the call. The record of token t is records[index[t - begin]]; an earlier fault in it is kept.
 struct FaultRecords {
   int32_t* records = nullptr;      // null: faults are not recorded
   const int32_t* index = nullptr;  // [end - begin]
   int64_t begin = 0, end = 0;
-  int32_t of_expert_0 = 0;  // the layer's fault of expert 0; those of other experts follow it
+  int32_t of_expert_0 = 0;  // fault code of the layer's expert 0; expert e has of_expert_0 + e
 };
 
-// The fields of RouterConfig; enums as their integer values.
+// The fields of RouterConfig; enums are passed as their integer values.
 struct SelectExpertsParams {
   const float* logits = nullptr;           // [tokens, num_experts]
   const float* correction_bias = nullptr;  // [num_experts] or null
   int64_t tokens = 0;
   int num_experts = 0, top_k = 0;
-  int scoring = 0;  // 0 softmax, 1 sigmoid, 2 softmax over the selected
+  int scoring = 0;  // 0: softmax, 1: sigmoid, 2: softmax over the selected experts
   bool renormalize = false;
   int num_groups = 1, topk_groups = 1;
-  bool top2_sum = false;  // group score: the sum of its two best; false: the best
+  // A group's score is the sum of its two best scores; false: its best score.
+  bool top2_sum = false;
   float scaling = 1.0f;
 
-  // [num_experts] the id written for each logical expert, or −1; null: the logical id.
+  // [num_experts] the id that is written for each logical expert, or −1. Null: the logical id
+  // itself.
   const int32_t* places = nullptr;
   int32_t* logical = nullptr;  // [tokens, top_k], −1: none; or null
   int32_t* ids = nullptr;      // [tokens, top_k]
@@ -41,8 +43,8 @@ struct SelectExpertsParams {
   RoutingRecord record;
 };
 // One warp per token. A token with a score that is not finite gets experts 0 to top_k - 1 with
-// weights NaN, as on CPUs. Equal to the CPU's selection except for the last bits of exponentials
-// and sums.
+// weights NaN, as on CPUs. Results equal those on CPUs except for the last bits of exponentials and
+// sums.
 cudaError_t SelectExpertsOnDevice(const SelectExpertsParams& p, cudaStream_t stream);
 
 }  // namespace switchyard::cuda

@@ -19,7 +19,7 @@ struct Choice {
   std::vector<int32_t> bad_experts;  // as in TopK
 };
 
-// The experts of the faults, which must all be in `layer`.
+// Returns the experts of the faults. All faults must be in layer `layer`.
 std::vector<int32_t> ExpertsOf(const std::vector<int32_t>& faults, int layer) {
   std::vector<int32_t> experts(faults.size(), -1);
   for (size_t i = 0; i < faults.size(); ++i) {
@@ -80,7 +80,8 @@ void ExpectAsOnCpu(const RouterConfig& config, const std::vector<float>& logits,
   }
 }
 
-// Rounds to multiples of `step`: scores tie exactly, or differ by more than the rounding of exp.
+// Rounds to multiples of `step`, so that scores are either equal or differ by more than the
+// rounding of exp.
 std::vector<float> OnGrid(std::vector<float> values, float step) {
   for (float& v : values) v = std::round(v / step) * step;
   return values;
@@ -125,7 +126,7 @@ TEST(SelectExpertsOnDevice, TiesGoToTheLowerId) {
   for (int i = 0; i < 14; ++i) EXPECT_EQ(got.ids[i], i % 7);
 }
 
-// ExpectAsOnCpu treats NaN weights as equal.
+// Weights must be NaN; ExpectAsOnCpu treats NaN weights as equal.
 TEST(SelectExpertsOnDevice, ScoresThatAreNotFiniteGiveNanWeights) {
   SKIP_WITHOUT_GPU();
   for (const auto scoring : {RouterConfig::Scoring::kSigmoid, RouterConfig::Scoring::kTopKSoftmax,

@@ -1,8 +1,9 @@
-// One block. Its threads count the rows of each rank, one thread computes how many tokens each rank
-// gets, and the threads then copy the slots of their tokens and append the shared expert's slot.
+// The kernel has one block. Its threads count the rows of each rank. One thread then computes how
+// many tokens each rank gets. Finally the threads copy the slots of their tokens and append the
+// shared expert's slot.
 //
-// The counts are levelled as water in a vessel: the ranks with fewer rows than the level are filled
-// up to it.
+// Tokens are assigned by water-filling: ranks with fewer rows than a common level are filled up to
+// it.
 #include "moe/cuda/router/shared_slots.h"
 
 namespace switchyard::cuda {
@@ -10,14 +11,14 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-// Tokens that each rank gets: begin[r + 1] - begin[r].
+// Computes how many tokens each rank gets: begin[r + 1] - begin[r] for rank r.
 __device__ void Level(const int* rows, int ranks, int own, int64_t tokens, int64_t* begin) {
   const auto needed = [&](int64_t level) {
     int64_t sum = 0;
     for (int r = 0; r < ranks; ++r) sum += max(level - rows[r], int64_t{0});
     return sum;
   };
-  // Finds the highest level to which the tokens can fill all ranks.
+  // Finds the highest level to which all ranks can be filled with these tokens.
   int64_t low = rows[0], high = rows[0];
   for (int r = 1; r < ranks; ++r) {
     low = min(low, int64_t{rows[r]});

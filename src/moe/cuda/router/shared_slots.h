@@ -14,19 +14,20 @@ struct SharedSlotsParams {
   const float* weights = nullptr;  // [tokens, k]
   // [tokens] the shared expert's gate before its sigmoid; null: weight 1.
   const float* gates = nullptr;
-  const int32_t* owners = nullptr;  // [num_physical] EP rank of each physical expert
+  const int32_t* owners = nullptr;  // [num_physical] the EP rank of each physical expert
   int64_t tokens = 0;
   int k = 0;
-  int ranks = 1, rank = 0;      // size of the EP group (at most kMaxExchangeRanks), and this rank
-  int32_t first_shared = 0;     // the physical expert of rank 0's shared expert; others follow it
+  int ranks = 1, rank = 0;  // size of the EP group (at most kMaxExchangeRanks), and this rank
+  // The shared expert on rank r is physical expert first_shared + r.
+  int32_t first_shared = 0;
   int32_t* wide_ids = nullptr;  // [tokens, k + 1]
   float* wide_weights = nullptr;
 };
 
-// Appends to every token a slot for the shared expert of one rank. The numbers of rows of these
-// tokens, routed and shared, then are as even over the ranks as possible, as from AppendSharedSlots
-// on CPUs (moe/router/physical_choice.h). Ties go to `rank` first. Which token goes to which of
-// these ranks may differ from the CPU, and changes no output.
+// Appends to every token a slot for the shared expert of one rank. This makes the numbers of rows
+// of the ranks, routed and shared, as even as possible for these tokens. The numbers equal those of
+// AppendSharedSlots on CPUs (moe/router/physical_choice.h). Ties go to `rank` first. The rank
+// chosen for a single token may differ from the CPU, which changes no output.
 cudaError_t AppendSharedSlots(const SharedSlotsParams& p, cudaStream_t stream);
 
 }  // namespace switchyard::cuda

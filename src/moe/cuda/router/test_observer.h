@@ -1,4 +1,5 @@
-// An observer that adds up what MoE layers on GPUs report, and the expected sums.
+// An observer that sums the reports of MoE layers on GPUs, and functions that compute the expected
+// sums.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +11,15 @@
 
 namespace switchyard::cuda {
 
-// Sums by layer.
+// The reported counts, summed by layer.
 struct SummingObserver : RoutingObserver {
-  bool tokens = false, dispatch = false, active = true;  // events that it observes
+  bool tokens = false, dispatch = false, active = true;  // which events it requests
   using Counts = std::map<int, std::vector<int32_t>>;
   Counts logical, physical, dispatched;
   // By layer and row: the reported choices. A row that is reported twice fails the test.
   std::map<int, std::map<int64_t, std::vector<int32_t>>> rows, physical_rows;
   int placements = 0, calls = 0;
-  std::vector<uint64_t> counted_passes;  // of each OnCounts
+  std::vector<uint64_t> counted_passes;  // pass number of each call of OnCounts
 
   void OnPlacement(int, const ExpertPlacement&) override { ++placements; }
   void OnRoute(uint64_t, int layer, const RoutedTokens& t) override {
@@ -76,7 +77,7 @@ inline std::vector<int32_t> ChosenOnCpu(const TestLayer& layer, const std::vecto
   return chosen.ids;
 }
 
-// How often each of `experts` ids occurs; −1 does not count.
+// Number of occurrences of each of `experts` ids; −1 is not counted.
 inline std::vector<int32_t> CountsOf(std::span<const int32_t> ids, int experts) {
   std::vector<int32_t> counts(experts);
   for (const int32_t id : ids)

@@ -12,30 +12,30 @@
 namespace switchyard::cuda {
 namespace {
 
-// Threshold of average rows per expert. Below it, the GEMM that reads only valid rows is faster
-// than the one that computes whole blocks of 128.
+// Threshold for the average number of rows per expert. Below it, the GEMM that reads only valid
+// rows is faster than the GEMM that computes whole blocks of 128 rows.
 constexpr int64_t kFewRows = 128;
 
-constexpr int64_t kScaleRows = 4;  // alignment of a column of scales
+constexpr int64_t kScaleRows = 4;  // rows: alignment of each column of scales
 
 struct Product {
   const void* a;
   const float* a_scales;
-  int64_t ld_a_scales;  // rows of the chunk
+  int64_t ld_a_scales;  // stride between columns of scales: rows of the chunk
   const DeviceMatrix* b;
   const float* bias;
   void* d;
 };
 
-// A run of experts; all experts if `count` is the number of experts.
+// A range of consecutive experts. If `count` is the number of experts, these are all experts.
 struct ExpertRun {
   int first = 0, count = 0;
 };
 
-// Each GEMM below follows a kernel that waits for the row-ordering kernel, so group sizes are final
-// when it starts (groups_ready).
+// Each GEMM below follows a kernel that waits for the row-ordering kernel. So the row counts of
+// experts are final when the GEMM starts (groups_ready).
 
-// Packed weights have one kernel for chunks of any size.
+// Multiplies with packed weights, for which one kernel supports chunks of any size.
 void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
                     const PdlStream& chain) {
   const DeviceMatrix& b = *product.b;
@@ -56,8 +56,8 @@ void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
                    chain);
 }
 
-// Parameters over `experts` that do not depend on whether the GEMM reads valid rows or whole
-// blocks. FP8 weights have one scale per block.
+// GEMM parameters that are the same whether the GEMM reads valid rows only or whole blocks. FP8
+// weights have one scale per block.
 GroupedGemmParams ParamsOf(const Product& product, const RowChunk& chunk, ExpertRun experts) {
   const DeviceMatrix& b = *product.b;
   const int64_t scales = CeilDiv(b.n, kFp8BlockSize) * CeilDiv(b.k, kFp8BlockSize);
@@ -167,7 +167,7 @@ void MultiplyDense(const ExpertArithmetic& arithmetic, const Product& product, c
             chain);
 }
 
-// The GEMMs of a chunk.
+// The GEMMs of one chunk.
 class MlpProducts {
  public:
   MlpProducts(const DeviceExperts& experts, const GpuGroupedRows& rows,
@@ -179,7 +179,7 @@ class MlpProducts {
         by_counts_(rows.is_whole && (layout == RunnerLayout::kMasked ||
                                      rows.expected_rows < kFewRows * experts.experts)) {}
 
-  // Gate and up GEMM, activation.
+  // Runs the gate and up GEMM, and the activation.
   void GateUp(const ExpertActivation& activation) const {
     Multiply(experts_.arithmetic,
              {rows_.a, rows_.a_scales, rows_.chunk.rows, &experts_.gate_up,
@@ -188,10 +188,11 @@ class MlpProducts {
     ActivateRows(experts_, activation, rows_.chunk, buffers_, chain_);
   }
 
-  // Part `part` of `parts` of the down projection; returns its outputs.
+  // Computes part `part` of `parts` of the down projection, and returns the range of its outputs.
   OutputRange Down(int part, int parts, void* y) const {
     if (parts > 1 && SplitsByExpert()) return DownExperts(part, parts, y);
-    // Rows beyond the expected ones belong to the last part.
+    // Parts have equal shares of the expected rows. The last part also has all rows beyond the
+    // expected ones.
     const RowChunk& all = rows_.chunk;
     const int64_t rows = CeilDiv(CeilDiv(ExpectedRows(), parts), kGroupBlockRows) * kGroupBlockRows;
     const int64_t begin = std::min(part * rows, all.rows);
@@ -204,14 +205,14 @@ class MlpProducts {
             .end = static_cast<int32_t>(own.first + own.rows)};
   }
 
-  // Number of parts that can be computed, at most `wanted`.
+  // Number of parts in which the down projection can be computed, at most `wanted`.
   int Parts(int wanted) const {
     const int64_t most = SplitsByExpert() ? experts_.experts : rows_.chunk.rows / kGroupBlockRows;
     return static_cast<int>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1)));
   }
-  // Number of parts for which the overlap hides more time than their launches cost. With few rows
-  // it is one: four parts of 940 MB of weights each made a decode step 0.7 % slower (measured on
-  // two H200).
+  // Number of parts for which the overlap saves more time than the additional launches cost. With
+  // few rows it is 1: four parts of 940 MB of weights each made a decode step 0.7 % slower
+  // (measured on two H200).
   int UsefulParts() const {
     if (by_counts_) return 1;
     const int64_t products = ExpectedRows() * experts_.down.n * experts_.down.k;
@@ -220,20 +221,21 @@ class MlpProducts {
   }
 
  private:
-  // Minimum multiply-adds of a part: about 400 us on a Hopper GPU. Parts of 100 us were slower
-  // (measured).
+  // Minimum number of multiply-adds of a part. This number takes about 400 us on a Hopper GPU.
+  // Parts of 100 us were slower (measured).
   static constexpr int64_t kMinPartProducts = int64_t{120} << 30;
 
   bool SplitsByExpert() const {
     return by_counts_ && experts_.arithmetic.tensor_cores && !experts_.down.packed;
   }
-  // Expected rows of the chunk, with the padding of each expert.
+  // Expected number of rows of the chunk, including the padding of each expert.
   int64_t ExpectedRows() const {
     return std::min(rows_.chunk.rows,
                     rows_.expected_rows + int64_t{experts_.experts} * kGroupBlockRows / 2);
   }
 
-  // Computes a part that is a run of experts. Only the device knows the positions of their rows.
+  // Computes a part that is a range of consecutive experts. Only the device has the positions of
+  // their rows.
   OutputRange DownExperts(int part, int parts, void* y) const {
     const RowChunk& chunk = rows_.chunk;
     const Share own = ExpertParts(experts_.experts, parts).Of(part);
@@ -242,7 +244,7 @@ class MlpProducts {
     return {.begin_on_device = chunk.order.offsets + own.begin,
             .end_on_device = chunk.order.offsets + own.end};
   }
-  // The down projection from row `skipped` of the chunk on.
+  // The product that computes the down projection of the chunk's rows from `skipped` on.
   Product DownProduct(int64_t skipped, void* y) const {
     const ExpertArithmetic& arithmetic = experts_.arithmetic;
     const float* scales = buffers_.middle_scales.as<float>();
@@ -260,8 +262,8 @@ class MlpProducts {
   const GpuGroupedRows& rows_;
   const ProductBuffers& buffers_;
   const PdlStream& chain_;
-  // Whether GEMMs find the rows of experts by offsets and counts. These refer to the whole order,
-  // so this is false for a chunk that is only a part of it.
+  // Whether GEMMs find the rows of experts by offsets and counts. Offsets and counts refer to the
+  // whole order, so this is false if the chunk is only a part of the order.
   const bool by_counts_;
 };
 

@@ -7,7 +7,7 @@
 
 namespace switchyard::cuda {
 
-// y [tokens, H] float32 = output of the only expert of `shared` for x [tokens, H].
+// Writes y [tokens, H] float32: the output of the only expert of `shared` for x [tokens, H].
 void RunSharedExpert(const DeviceExperts& shared, const ExpertActivation& activation,
                      const float* x, int64_t tokens, float* y, ProductBuffers& buffers,
                      const PdlStream& chain);

@@ -11,7 +11,7 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr int64_t kStagingBytes = int64_t{16} << 20;  // of converted rows
+constexpr int64_t kStagingBytes = int64_t{16} << 20;  // bytes of converted rows
 
 int64_t BytesOf(ElementType type) {
   return type == ElementType::kFp8 ? 1 : type == ElementType::kBF16 ? 2 : 4;
@@ -126,7 +126,8 @@ void ExpertUploader::UploadRows(const WeightView& w, ElementType type, std::byte
   }
 }
 
-// The block scales of a block-aligned view, [ceil(n / 128), ceil(k / 128)].
+// Uploads the block scales [ceil(n / 128), ceil(k / 128)] of a view that begins and ends on block
+// boundaries.
 void ExpertUploader::UploadBlockScales(const WeightView& w, std::byte* to) {
   const int64_t stored_columns = CeilDiv(w.stored_k, kFp8BlockSize);
   const int64_t rows = CeilDiv(w.n, kFp8BlockSize), columns = CeilDiv(w.k, kFp8BlockSize);

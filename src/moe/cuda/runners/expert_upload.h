@@ -13,7 +13,7 @@
 
 namespace switchyard::cuda {
 
-// Bytes of a matrix on the device.
+// Sizes in bytes of a matrix on the device.
 struct MatrixBytes {
   int64_t data = 0, scales = 0;
 };
@@ -21,7 +21,7 @@ struct MatrixBytes {
 MatrixBytes BytesOfMatrix(int64_t parts, int64_t n, int64_t k, ElementType type,
                           std::optional<W4A16Format> packed);
 
-// Used by one thread at a time, on that thread's current GPU. Reuses its staging memory.
+// Used by one thread at a time, on the current GPU of that thread. Reuses its staging memory.
 class ExpertUploader {
  public:
   // Copies host memory to the device. The host memory may change as soon as the call returns.
@@ -30,7 +30,8 @@ class ExpertUploader {
   // `threads`: number of threads that convert weights.
   ExpertUploader(Copy copy, int threads) : copy_(std::move(copy)), pool_(threads) {}
 
-  // Fills the slot. An expert without a bias, in a layer that has biases, gets zeros.
+  // Uploads an expert to a slot. If the layer has biases and the expert has none, its biases are
+  // zeros.
   void Upload(const kernels::ExpertWeights& expert, const ExpertArithmetic& arithmetic,
               const ExpertSlot& slot);
   // Uploads the view's rows, contiguous and converted to `type`.

@@ -13,7 +13,7 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr int64_t kGemmStep = 64;  // size alignment of GroupedGemmBf16
+constexpr int64_t kGemmStep = 64;  // sizes must be multiples of this for GroupedGemmBf16
 
 void Copy(std::byte* to, const void* from, int64_t bytes) {
   CopyToDevice(to, from, static_cast<size_t>(bytes), "copy of weights to the GPU");
@@ -23,7 +23,7 @@ DeviceMemory Memory(int64_t bytes) {
   return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes)) : DeviceMemory();
 }
 
-// `matrices` matrices of `parts` parts [n, k], stacked along n.
+// Allocates `matrices` matrices. Each has `parts` parts [n, k], stacked along n.
 DeviceMatrix Allocate(int64_t matrices, int64_t parts, int64_t n, int64_t k, ElementType type,
                       std::optional<W4A16Format> packed) {
   DeviceMatrix stacked{
@@ -34,7 +34,7 @@ DeviceMatrix Allocate(int64_t matrices, int64_t parts, int64_t n, int64_t k, Ele
   return stacked;
 }
 
-// The weight views of all experts; each gate precedes its up.
+// The weight views of all experts; an expert's gate view precedes its up view.
 struct ExpertViews {
   explicit ExpertViews(std::span<const kernels::ExpertWeights> experts) {
     for (const kernels::ExpertWeights& e : experts) {

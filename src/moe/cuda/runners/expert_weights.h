@@ -16,14 +16,15 @@
 
 namespace switchyard::cuda {
 
-// A contiguous [n, k] matrix on the device: float32, bfloat16, or e4m3 with scales; or packed, with
-// bfloat16 arithmetic.
+// Contiguous [n, k] matrices on the device. They are float32, bfloat16, or e4m3 with scales; or
+// packed, with bfloat16 arithmetic.
 struct DeviceMatrix {
   ElementType type = ElementType::kF32;
   int64_t n = 0, k = 0;
   DeviceMemory data;
   DeviceMemory scales;  // kFp8: [matrices, ceil(n / 128), ceil(k / 128)] float32
-  // Packed weights: `data` has the matrices' records, `scales` their global scales (w4a16_pack.h).
+  // Format of packed weights. `data` then has the records of the matrices, and `scales` their
+  // global scales (w4a16_pack.h).
   std::optional<W4A16Format> packed;
 };
 
@@ -35,11 +36,12 @@ struct PackedExperts {
 
 // Data types and kernels of the experts' GEMMs.
 struct ExpertArithmetic {
-  ElementType input = ElementType::kF32;   // type of GEMM inputs: rows and weights
-  ElementType output = ElementType::kF32;  // of GEMM outputs
-  bool tensor_cores = false;  // GroupedGemmFp8 and GroupedGemmBf16, else PlainGroupedGemm
+  ElementType input = ElementType::kF32;   // type of both GEMM inputs, rows and weights
+  ElementType output = ElementType::kF32;  // type of GEMM outputs
+  // Uses GroupedGemmFp8 or GroupedGemmBf16; false: PlainGroupedGemm.
+  bool tensor_cores = false;
   ElementType weights = ElementType::kF32;
-  std::optional<PackedExperts> packed;  // GroupedGemmW4A16 instead of GroupedGemmBf16
+  std::optional<PackedExperts> packed;  // if set, GroupedGemmW4A16 replaces GroupedGemmBf16
 };
 
 // The arrays of an expert.
@@ -52,21 +54,24 @@ enum ExpertArray : uint8_t {
   kDownBias,
   kExpertArrays
 };
-// The device memory of one expert. Arrays that its layer does not have are null, with 0 bytes.
+// The device memory of one expert. An array that the layer does not have is null and has 0 bytes.
 using ExpertSlot = std::array<std::byte*, kExpertArrays>;
 using ExpertSlotBytes = std::array<int64_t, kExpertArrays>;
 
-// Chooses by `dtype`. kF32: float32 sums of unrounded products; bfloat16 weights stay bfloat16.
-// kBF16 on a Hopper GPU: FP8 if all weights are kFp8Block and this rank's shard begins and ends on
-// block boundaries; otherwise bfloat16, if the sizes meet the GEMM's alignment. All other cases:
-// plain arithmetic on bfloat16. `packs`: weights of GroupedGemmBf16 stay packed if their formats
-// allow it; results are bit-identical.
+// Chooses the arithmetic by `dtype` and the weights:
+// - kF32: float32 sums of unrounded products; bfloat16 weights stay bfloat16.
+// - kBF16 on a Hopper GPU: FP8 if all weights are kFp8Block and this rank's shard begins and ends
+// on
+//   block boundaries; otherwise bfloat16, if the sizes meet the GEMM's alignment.
+// - All other cases: plain arithmetic on bfloat16.
+// `packs`: weights for GroupedGemmBf16 stay packed if their formats allow it; results are
+// bit-identical.
 ExpertArithmetic ChooseArithmetic(std::span<const kernels::ExpertWeights> experts, DType dtype,
                                   bool hopper, bool packs = false);
 
-// Weights of all experts, contiguous; gate rows precede up rows. Owns its memory.
+// Weights of all experts of a layer, contiguous; gate rows precede up rows. Owns its memory.
 struct DeviceExperts {
-  // Copies from the host, converting to the arithmetic's types.
+  // Copies the experts from the host and converts them to the arithmetic's types.
   DeviceExperts(std::span<const kernels::ExpertWeights> experts, ExpertArithmetic arithmetic);
 
   ExpertSlotBytes slot_bytes() const;
@@ -83,7 +88,7 @@ struct DeviceExperts {
   DeviceMemory gate_up_bias, down_bias;  // [experts, 2 I], [experts, H] float32, or empty
 };
 
-// Uploads one weight as bfloat16 if it is stored so, otherwise as float32.
+// Uploads one weight matrix: as bfloat16 if it is stored as bfloat16, otherwise as float32.
 DeviceMatrix UploadPlain(const WeightView& w);
 DeviceMemory UploadFloats(std::span<const float> values);
 DeviceMemory UploadIds(std::span<const int32_t> values);

@@ -1,6 +1,6 @@
 // Grouped GEMM with float32 FMAs: d = a · bᵀ + bias per expert. A block computes a kTile × kTile
-// tile of d with a shared-memory main loop of kDepth along K; a thread computes kEach × kEach
-// elements. Grid: (ceil(n / kTile), ceil(chunk rows / kTile)).
+// tile of d. Its main loop loads kDepth elements of K at a time to shared memory. A thread computes
+// kEach × kEach elements. Grid: (ceil(n / kTile), ceil(chunk rows / kTile)).
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/grouped_gemm.h"
@@ -14,14 +14,14 @@ using Bf16 = __nv_bfloat16;
 constexpr int kTile = 64;   // rows and columns per block
 constexpr int kDepth = 16;  // K elements per main-loop step
 constexpr int kThreads = 256;
-constexpr int kEach = 4;  // rows and columns per thread
+constexpr int kEach = 4;  // rows and columns per thread; a thread computes kEach × kEach elements
 
 __device__ __forceinline__ float Load(const float* p) { return *p; }
 __device__ __forceinline__ float Load(const Bf16* p) { return __bfloat162float(*p); }
 __device__ __forceinline__ void Store(float* p, float x) { *p = x; }
 __device__ __forceinline__ void Store(Bf16* p, float x) { *p = __float2bfloat16_rn(x); }
 
-// tile[k][i] = x[i, k], rows of `stride` elements; zero beyond `rows` and `depth`.
+// Loads tile[k][i] = x[i, k] from rows of `stride` elements; zero beyond `rows` and `depth`.
 template <typename T>
 __device__ __forceinline__ void LoadTile(float (&tile)[kDepth][kTile + 1], const T* x,
                                          int64_t stride, int64_t rows, int64_t depth) {
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) PlainKernel(const PlainGemmParams p)
   const A* a = static_cast<const A*>(p.a) + row * p.k;
   const B* b = static_cast<const B*>(p.b) + (expert * p.n + column) * p.k;
   const int first_row = threadIdx.x / (kTile / kEach) * kEach;
-  // The first column of the thread. The next ones follow at strides of kTile / kEach.
+  // The first column of the thread. Its other columns follow at strides of kTile / kEach.
   const int first_column = threadIdx.x % (kTile / kEach);
   float sums[kEach][kEach] = {};
   for (int64_t k = 0; k < p.k; k += kDepth) {

@@ -10,7 +10,7 @@
 namespace switchyard::cuda {
 
 // d[r] = a[r] · b[expert of r]ᵀ + bias[expert of r]. Each element is one sum of float32 fused
-// multiply-adds in order of K, independent of other rows of the call.
+// multiply-adds in the order of K. It does not depend on other rows of the call.
 struct PlainGemmParams {
   const void* a = nullptr;  // [chunk rows, k]
   const void* b = nullptr;  // [experts, n, k]

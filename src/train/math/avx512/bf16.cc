@@ -22,8 +22,8 @@ __mmask16 First(int64_t n) {
   return n >= 16 ? __mmask16{0xffff} : static_cast<__mmask16>((1u << (n > 0 ? n : 0)) - 1);
 }
 
-// Software prefetch, in whole rows, this many floats ahead. Tensors are in the L3 cache, and the
-// rows of a head or panel are strided, which the hardware prefetcher does not detect.
+// Software prefetch, in whole rows, this many floats ahead. It is needed because the tensors are in
+// the L3 cache, and the hardware prefetcher does not detect the strided rows of a head or panel.
 constexpr int64_t kAhead = 1024;
 int64_t RowsAhead(int64_t n) { return 1 + kAhead / (n > 0 ? n : 1); }
 void Fetch(const float* in, int64_t n) {
@@ -38,7 +38,8 @@ void RoundRow(const float* in, int64_t n, float* out) {
   int64_t i = 0;
   for (; i + 32 <= n; i += 32) {
     const __m512i pairs = Rounded(_mm512_loadu_ps(in + i), _mm512_loadu_ps(in + i + 16));
-    _mm512_storeu_si512(out + i / 2, _mm512_rol_epi32(pairs, 16));  // the first to the upper half
+    // Puts the first element of each pair in the upper half.
+    _mm512_storeu_si512(out + i / 2, _mm512_rol_epi32(pairs, 16));
   }
   if (const int64_t left = n - i; left > 0) {
     const __m512 low = _mm512_maskz_loadu_ps(First(left), in + i);

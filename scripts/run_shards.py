@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Runs test programs of a build folder, several shards at a time: scripts/run_shards.py DIR MODULE...
+
+A process for each test, as ctest starts, costs more than most tests, above all under sanitizers. So each program runs
+in shards of many tests (GoogleTest's GTEST_TOTAL_SHARDS), one shard more than processors at the same time. Prints the
+output of shards that fail from the first failed test on, the names of failed tests, and the number of tests. Writes
+DIR/tests.xml for scripts/slowest.py. Fails if a test fails, a shard ends without a report or exceeds its time limit, or
+a program has no test.
+"""
+
+import concurrent.futures
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+
+TESTS_PER_SHARD = 40
+TIME_LIMIT = 900  # seconds for a shard
+LINES = 400  # of the output of a failed shard
+running = set()
+lock = threading.Lock()
+
+
+def program_of(build, module):
+    name = f"{module}_test"
+    found = [path for path in (build / "src" / module / name, build / module / name) if path.exists()]
+    return found[0] if found else sys.exit(f"run_shards: {name} is not built in {build}")
+
+
+def tests_of(program):
+    listed = subprocess.run([program, "--gtest_list_tests"], capture_output=True, text=True, check=True).stdout
+    return sum(line.startswith("  ") for line in listed.splitlines())
+
+
+class Shard:
+    def __init__(self, program, index, count, folder):
+        self.program, self.index, self.count = program, index, count
+        self.name = f"{program.name}, shard {index + 1} of {count}"
+        self.report = folder / f"{program.name}.{index}.xml"
+        self.log = folder / f"{program.name}.{index}.log"
+        self.failure = None
+
+    def run(self):
+        environment = {**os.environ, "GTEST_TOTAL_SHARDS": str(self.count), "GTEST_SHARD_INDEX": str(self.index)}
+        command = [self.program, f"--gtest_output=xml:{self.report}"]
+        start = time.monotonic()
+        with self.log.open("w") as log:
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log,
+                                       stderr=subprocess.STDOUT, start_new_session=True)
+            with lock:
+                running.add(process)
+            try:
+                code = process.wait(TIME_LIMIT)
+                if code != 0 or not self.report.exists():
+                    self.failure = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                self.failure = f"no end within {TIME_LIMIT} s"
+            with lock:
+                running.discard(process)
+        print(f"shard: {self.name}: {self.failure or 'passed'}, {time.monotonic() - start:.1f} s", flush=True)
+        return self
+
+    def failed_tests(self):
+        """Failed tests; if the program ended early, the test that was running."""
+        text = self.log.read_text(errors="replace")
+        failed = re.findall(r"^\[  FAILED  \] ([^ ,\n]+)[^\n]*ms\)$", text, re.MULTILINE)
+        started = re.findall(r"^\[ RUN      \] (\S+)", text, re.MULTILINE)
+        ended = set(re.findall(r"^\[ +(?:OK|FAILED|SKIPPED) +\] ([^ ,\n]+)", text, re.MULTILINE))
+        return failed + [test for test in started[-1:] if test not in ended]
+
+    def output(self):
+        """The log from the start of the first failed test on."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        failed = self.failed_tests()
+        first = next((i for i, line in enumerate(lines) if failed and line == f"[ RUN      ] {failed[0]}"), 0)
+        return "\n".join(lines[first:][:LINES] if failed else lines[-LINES:])
+
+
+def write_report(shards, path):
+    suites = ElementTree.Element("testsuites")
+    for shard in shards:
+        if not shard.report.exists():
+            continue
+        for case in ElementTree.parse(shard.report).iter("testcase"):
+            if case.get("status") == "run":
+                name = f"{case.get('classname')}.{case.get('name')}"
+                ElementTree.SubElement(suites, "testcase", name=name, time=case.get("time"))
+    ElementTree.ElementTree(suites).write(path)
+
+
+def main():
+    build = pathlib.Path(sys.argv[1]).resolve()
+    programs = [program_of(build, module) for module in sys.argv[2:]]
+    folder = build / "shards"
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    os.chdir(pathlib.Path(__file__).resolve().parent.parent)
+    shards, total = [], 0
+    for program in programs:
+        tests = tests_of(program)
+        if tests == 0:
+            sys.exit(f"run_shards: {program.name} has no test")
+        total += tests
+        count = -(-tests // TESTS_PER_SHARD)
+        shards += [Shard(program, i, count, folder) for i in range(count)]
+    try:
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() + 1) as pool:
+            list(pool.map(Shard.run, shards))
+    except KeyboardInterrupt:
+        with lock:
+            for process in running:
+                os.killpg(process.pid, signal.SIGKILL)
+        raise
+    write_report(shards, build / "tests.xml")
+    bad = [shard for shard in shards if shard.failure]
+    for shard in bad:
+        print(f"\n{shard.name}: {shard.failure}\n{shard.output()}")
+    for shard in bad:
+        for test in shard.failed_tests() or [f"(after the last test of {shard.name})"]:
+            print(f"failed: {test}")
+    print(f"{total} tests of {len(programs)} programs, {len(bad)} of {len(shards)} shards failed")
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Starts a real Prometheus with the configuration and the alert rules in deploy/prometheus."""
+import json
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from server import ROOT, free_port
+
+RULES = ROOT / "deploy/prometheus"
+
+
+def installed():
+    return shutil.which("prometheus") is not None and shutil.which("promtool") is not None
+
+
+def promtool(*arguments):
+    """Runs promtool. Returns (exit code, output)."""
+    done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def configuration(target):
+    """deploy/prometheus/prometheus.yaml with another target, and an interval of one second."""
+    text = (RULES / "prometheus.yaml").read_text()
+    for old, new in (("localhost:30000", target), ("interval: 15s", "interval: 1s"),
+                     ("rule_files: [alerts.yaml]", f"rule_files: [{RULES / 'alerts.yaml'}]")):
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+class Prometheus:
+    """A running Prometheus that scrapes `target` (host:port). Its first scrape is about 5 s after its start."""
+
+    def __init__(self, target):
+        self.folder = tempfile.TemporaryDirectory(prefix="prometheus-")
+        folder = pathlib.Path(self.folder.name)
+        (folder / "prometheus.yaml").write_text(configuration(target))
+        self.log = open(folder / "log", "w+")
+        address = f"127.0.0.1:{free_port()}"
+        self.url = f"http://{address}"
+        self.process = subprocess.Popen(
+            ["prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'data'}",
+             f"--web.listen-address={address}", "--log.level=warn"], stdout=self.log, stderr=self.log)
+        end = time.time() + 60
+        while not self.ready():
+            if self.process.poll() is not None or time.time() > end:
+                text = self.text()
+                self.__exit__()
+                raise AssertionError(f"Prometheus has no data:\n{text}")
+            time.sleep(0.1)
+
+    def ready(self):
+        """Whether Prometheus has scraped the target."""
+        try:
+            return any(value == 1 for _, value in self.query("up"))
+        except (OSError, ValueError):  # not listening yet, or a response without JSON while it starts
+            return False
+
+    def text(self):
+        return pathlib.Path(self.log.name).read_text()
+
+    def get(self, path, **parameters):
+        """The field `data` of a response of the HTTP API. Raises AssertionError if the response is an error."""
+        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters, doseq=True)}"
+        try:
+            with urllib.request.urlopen(url, timeout=30) as response:
+                body = json.load(response)
+        except urllib.error.HTTPError as error:
+            body = json.loads(error.read())
+        assert body["status"] == "success", body
+        return body["data"]
+
+    def query(self, expression):
+        """Result of a query now: a list of (labels, value)."""
+        data = self.get("query", query=expression)
+        assert data["resultType"] == "vector", data
+        return [(sample["metric"], float(sample["value"][1])) for sample in data["result"]]
+
+    def alerts(self):
+        """Active alerts: {name: alert}."""
+        return {alert["labels"]["alertname"]: alert for alert in self.get("alerts")["alerts"]}
+
+    def wait_alert(self, name, states, seconds=20):
+        end = time.time() + seconds
+        while (alert := self.alerts().get(name)) is None or alert["state"] not in states:
+            assert time.time() < end, f"{name} is not {states}: {self.alerts()}"
+            time.sleep(0.2)
+        return alert
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.log.close()
+        self.folder.cleanup()
