@@ -129,7 +129,7 @@ class FakeForward : public ForwardFunction {
       store_.at(SlotOf(pages, i)) = from.store_.at(from.SlotOf(from_pages, i));
   }
 
-  // A new engine numbers its passes from the beginning.
+  // Call before a new engine uses this model, because its pass numbers start again at 1.
   void BeginEpoch() { last_pass_ = 0; }
 
   // The expected logits after a history.

@@ -12,6 +12,8 @@ constexpr size_t kPageBytes = 4096;
 
 // The progress comes first, then the records.
 size_t ProgressBytes(const EngineConfig& config) { return config.disaggregated() ? kPageBytes : 0; }
+// Bytes of the page records, which precede the caches in the kept memory. Rounded up to whole pages
+// of the operating system.
 size_t RecordBytes(const EngineConfig& config, const EnginePlan& plan) {
   const size_t bytes = PageRecords::Bytes(plan.num_pages, config.page_size);
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;

@@ -217,8 +217,8 @@ struct RequestOutput {
   // [output_width] The result of a pooled request, which has only one output. It is the head's
   // output for the last token, or the mean over all tokens, before activation and normalization.
   std::vector<float> pooled;
-  std::string error;                            // of kError
-  ErrorKind error_kind = ErrorKind::kResource;  // for kError; kInvalid: the client's fault
+  std::string error;                            // error text of kError
+  ErrorKind error_kind = ErrorKind::kResource;  // of kError; kInvalid: the request is at fault
   // KvRole::kExport: the positions of the prompt so far, before each pass that computes some of
   // them, and after it. With new_tokens, these are all positions of the prompt. If `end` decreases
   // or a page changes, the request has lost its earlier pages, which may have had other values
@@ -240,7 +240,7 @@ using ControlMessage =
                  RebalanceExperts, GetEplb, StartProfile, StopProfile, LimitPrefill, LimitDrafts,
                  GrammarTokens, DefineGrammar, DropGrammar, ReleaseKv, StartImported, Shutdown>;
 
-struct EngineStats {  // of one attention group
+struct EngineStats {  // statistics of one attention group
   int32_t running = 0, waiting = 0;
   int64_t total_pages = 0, free_pages = 0,
           cached_pages = 0;  // cached: held by the radix tree alone, evictable

@@ -15,8 +15,8 @@ void AddElasticFlags(CommandLine& app, ServerArgs& a) {
   app.Flag(
          "--rank-stall-timeout", a.rank_stall_seconds, kParallel,
          "Seconds for which a rank process may be stopped (SIGSTOP), or may compute a step without "
-         "progress, before it is killed and started again. Long steps may take longer. 0: only "
-         "--watchdog-timeout limits the time")
+         "progress, before it is killed and started again. The limit of a step is at least twice "
+         "its expected time. 0: only --watchdog-timeout limits the time")
       .Range(0.0, 1e6);
 }
 
