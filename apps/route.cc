@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/commands.h"
@@ -39,13 +40,25 @@ std::optional<RouteArgs> Parse(const std::vector<std::string>& words) {
   RouteArgs a;
   RouteOptions& r = a.route;
   double connect = 5, silence = 1800, interval = 5, health_timeout = 5;
-  double tree_mb = 64;
+  double tree_mb = 64, pair_wait = 10;
   CommandLine app(
       "Route requests to several servers of a model. Clients use the router's address as if it "
       "were a server's. Workers that are down or restarting get no requests.",
       "switchyard route");
   app.List("--worker-urls", r.worker_urls, kRouting,
            "Servers, as http://HOST:PORT; more can be added by POST /workers");
+  app.Option("--prefill", r.prefill,
+             "Prefill workers (serve --disaggregation-mode prefill), each as http://HOST:PORT and "
+             "optionally its --disaggregation-bootstrap-port; may be repeated")
+      .Group(kRouting);
+  app.Option("--decode", r.decode,
+             "Decode workers (serve --disaggregation-mode decode), as http://HOST:PORT; may be "
+             "repeated")
+      .Group(kRouting);
+  for (auto [flag, policy] : {std::pair("--prefill-policy", &r.prefill_policy),
+                              std::pair("--decode-policy", &r.decode_policy)})
+    app.Flag(flag, *policy, kRouting, "As --policy, for workers of one kind; default: --policy")
+        .OneOf({"cache_aware", "power_of_two", "round_robin", "random"});
   app.Flag(
          "--policy", r.policy, kRouting,
          "cache_aware (the worker that has seen the longest prefix of the prompt, unless the load "
@@ -85,6 +98,10 @@ std::optional<RouteArgs> Parse(const std::vector<std::string>& words) {
   app.Flag("--worker-timeout", silence, kRouting,
            "A request fails after this many seconds without a byte from its worker")
       .Range(0.01, 86400.0);
+  app.Flag(
+         "--pair-wait", pair_wait, kRouting,
+         "Seconds that a request whose prefill or decode worker has failed waits for healthy ones")
+      .NonNegative();
   app.Flag("--worker-api-key", r.proxy.worker_key, kRouting,
            "API key that is sent to workers; default: the client's key");
   app.Flag("--seed", r.seed, kRouting, "Seed of power_of_two and random");
@@ -110,6 +127,9 @@ std::optional<RouteArgs> Parse(const std::vector<std::string>& words) {
   r.proxy.timeouts = {.connect = Milliseconds(connect), .silence = Milliseconds(silence)};
   r.proxy.health_interval = Milliseconds(interval);
   r.proxy.health_timeout = Milliseconds(health_timeout);
+  r.proxy.pair_wait = Milliseconds(pair_wait);
+  if (r.pairs() && (r.prefill.empty() || r.decode.empty()))
+    throw Invalid("--prefill and --decode: want at least one worker of each kind");
   r.cache_aware.max_tree_bytes = static_cast<size_t>(tree_mb * (1 << 20));
   return a;
 }
@@ -132,11 +152,11 @@ int RunRoute(const std::vector<std::string>& words) {
     fmt::print("switchyard route is ready at {}://{}:{} ({} workers, {})\n",
                args->server.http.ssl_certfile.empty() ? "http" : "https",
                host.find(':') == std::string::npos ? host : "[" + host + "]", server.port(),
-               args->route.worker_urls.size(), args->route.policy);
+               server.Workers().size(), args->route.policy);
   else
     fmt::print("switchyard route is ready at {}\n", args->server.http.uds);
   std::fflush(stdout);
-  if (args->route.worker_urls.empty())
+  if (server.Workers().empty())
     LOG_WARNING("there are no workers: add some by POST /workers or --worker-urls");
   while (signals.Wait(1h) == 0) {
   }

@@ -91,8 +91,13 @@ struct EngineConfig {
   double dist_timeout_seconds = 300;  // --dist-timeout
   double watchdog_timeout_seconds = 300;  // --watchdog-timeout
   uint64_t random_seed = 0;  // --random-seed: seed of dummy weights and of requests without a seed
+  // --disaggregation-mode: null | prefill (computes prompts, KvRole::kExport) | decode (continues
+  // them, KvRole::kImport)
+  std::string disaggregation_mode = "null";
   std::string log_level = "info";
   bool check_batches = false;  // --check-batches: ranks compare every batch before they run it
+
+  bool disaggregated() const { return disaggregation_mode != "null"; }
 };
 
 std::string EncodeConfig(const EngineConfig& config);

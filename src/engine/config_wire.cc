@@ -53,7 +53,7 @@ void Fields(Codec& codec, T& c) {
         c.schedule_conservativeness, c.target_step_ms, c.priority_scheduling,
         c.preemption_threshold, c.decode_log_interval, c.disable_radix_cache, c.threads_per_rank,
         c.cpu_bind, c.cpu_isa, c.dist_timeout_seconds, c.watchdog_timeout_seconds, c.random_seed,
-        c.log_level, c.check_batches);
+        c.disaggregation_mode, c.log_level, c.check_batches);
 }
 
 std::string EncodeConfig(const EngineConfig& config) { return EncodeFields(config); }

@@ -122,6 +122,13 @@ class FakeForward : public ForwardFunction {
     return std::vector<std::string>(batch.sequences.size(), router_fault);
   }
 
+  // Copies the rows of the positions [begin, end) of a sequence from another model's store.
+  void CopyRows(const FakeForward& from, std::span<const int32_t> from_pages,
+                std::span<const int32_t> pages, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      store_.at(SlotOf(pages, i)) = from.store_.at(from.SlotOf(from_pages, i));
+  }
+
   // Call before a new engine uses this model, because its pass numbers start again at 1.
   void BeginEpoch() { last_pass_ = 0; }
 
@@ -150,6 +157,10 @@ class FakeForward : public ForwardFunction {
   static constexpr Entry kNothing = {-1, -1};
   static constexpr uint64_t kSeed = 0x9e3779b97f4a7c15u;
 
+  int64_t SlotOf(std::span<const int32_t> pages, int64_t position) const {
+    return int64_t{pages[position / options_.page_size]} * options_.page_size +
+           position % options_.page_size;
+  }
   static uint64_t Mix(uint64_t hash, int32_t token, uint64_t position) {
     hash ^= static_cast<uint64_t>(token) * 0xbf58476d1ce4e5b9u + position;
     hash *= 0x94d049bb133111ebu;

@@ -276,6 +276,10 @@ void AddServing(std::vector<Feature>& all) {
       [](EngineConfig& c) -> std::string& { return c.speculative.draft_quantization; }, "int4",
       {.gpus = false}));
   all.back().request = nullptr;  // needs a draft model
+  for (const char* mode : {"prefill", "decode"})
+    all.push_back(Choice(kServing, "--disaggregation-mode", mode,
+                         [](EngineConfig& c) -> std::string& { return c.disaggregation_mode; },
+                         {.gpus = false, .hosts = false}));
   all.push_back(Setting<bool>(
       kServing, "--is-embedding", [](EngineConfig& c) -> bool& { return c.pooling.is_embedding; },
       true));
@@ -305,6 +309,27 @@ void AddFamilies(std::vector<Feature>& all) {
                      return of_model != nullptr && of_model->model_type == type;
                    }});
   }
+}
+
+// What the two workers of a request cannot share.
+void CheckDisaggregation(const EngineConfig& config, const ModelConfig& model) {
+  if (!config.disaggregated()) return;
+  const std::string& mode = config.disaggregation_mode;
+  if (!config.speculative.algorithm.empty())
+    throw Invalid(
+        "--disaggregation-mode {} and --speculative-algorithm exclude each other: the "
+        "draft model's cache is not transferred",
+        mode);
+  if (config.mesh.pp > 1)
+    throw Invalid(
+        "--disaggregation-mode {} and --pp-size {} exclude each other: the cache of a stage has "
+        "only its layers",
+        mode, config.mesh.pp);
+  if (model.pooling)
+    throw Invalid(
+        "--disaggregation-mode {}: a model that returns one vector for each prompt has no "
+        "decode phase",
+        mode);
 }
 
 bool Works(const Reach& reach, RankPlaces places) {
@@ -345,6 +370,7 @@ std::vector<Feature> EngineFeatures(const MoeBackends* backends) {
 }
 
 void CheckFeatures(const EngineConfig& config, const ModelConfig& model, RankPlaces places) {
+  CheckDisaggregation(config, model);
   const std::vector<Feature> all = EngineFeatures(config.backends.get());
   for (const Feature& feature : all)
     if (!Works(feature.reach, places) && feature.requested && feature.requested(config, model))

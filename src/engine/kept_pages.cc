@@ -10,6 +10,8 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 
+// The progress comes first, then the records.
+size_t ProgressBytes(const EngineConfig& config) { return config.disaggregated() ? kPageBytes : 0; }
 // Bytes of the page records, which precede the caches in the kept memory. Rounded up to whole pages
 // of the operating system.
 size_t RecordBytes(const EngineConfig& config, const EnginePlan& plan) {
@@ -25,7 +27,8 @@ size_t KvBytes(const ModelConfig& model, const Mesh& mesh, const EngineConfig& c
 }  // namespace
 
 size_t KeptPages::BytesPerRank(const EngineConfig& config, const EnginePlan& plan) {
-  if (plan.cuda || config.disable_radix_cache) return 0;
+  if (plan.cuda) return 0;
+  if (config.disable_radix_cache && !config.disaggregated()) return 0;
   size_t most = 0;
   for (int rank = 0; rank < config.mesh.tp; ++rank) {
     const Mesh mesh(config.mesh, rank);
@@ -33,13 +36,37 @@ size_t KeptPages::BytesPerRank(const EngineConfig& config, const EnginePlan& pla
     if (plan.draft) bytes += KvBytes(*plan.draft, mesh, config, plan);
     most = std::max(most, bytes);
   }
-  return RecordBytes(config, plan) + most;
+  return ProgressBytes(config) + RecordBytes(config, plan) + most;
+}
+
+std::function<void(uint64_t, const schedule::Operation&)> KeptPages::PublishTo(
+    std::span<std::byte> memory, const EngineConfig& config, const EnginePlan& plan) {
+  if (memory.empty() || config.disaggregation_mode != "prefill") return nullptr;
+  KvProgress progress = Progress(memory);
+  progress.Publish(0, 0);  // the last epoch's passes had the same numbers
+  if (config.two_batch_overlap) return nullptr;
+  return [progress, layers = plan.model.num_layers()](
+             uint64_t pass, const schedule::Operation& operation) mutable {
+    using schedule::Kind;
+    using schedule::Phase;
+    if (operation.kind == Kind::kLogits) progress.Publish(pass, layers);
+    if (operation.kind != Kind::kForward) return;
+    const bool stored = operation.phase != Phase::kQkv && operation.phase != Phase::kAttention;
+    progress.Publish(pass, operation.layer + (stored ? 1 : 0));
+  };
+}
+
+KvStorage KeptPages::Storage(std::span<std::byte> memory, const EngineConfig& config,
+                             const EnginePlan& plan, const Mesh& mesh) {
+  return KvStorage(plan.model, mesh, plan.num_pages, config.page_size, plan.kv_dtype,
+                   memory.subspan(ProgressBytes(config) + RecordBytes(config, plan)));
 }
 
 KeptPages::KeptPages(std::span<std::byte> memory, const EngineConfig& config,
                      const EnginePlan& plan, RankComm& comm)
-    : records(memory.first(RecordBytes(config, plan)), plan.num_pages, config.page_size) {
-  memory = memory.subspan(RecordBytes(config, plan));
+    : records(memory.subspan(ProgressBytes(config), RecordBytes(config, plan)), plan.num_pages,
+              config.page_size) {
+  memory = memory.subspan(ProgressBytes(config) + RecordBytes(config, plan));
   const auto make = [&](const ModelConfig& model) {
     return KvStorage(model, comm.mesh, plan.num_pages, config.page_size, plan.kv_dtype, memory);
   };

@@ -2,13 +2,16 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <span>
 
 #include "comm/device/communicator.h"
 #include "engine/config.h"
 #include "engine/kv_cache/page_records.h"
+#include "engine/kv_transfer/kv_progress.h"
 #include "model/kv_storage.h"
+#include "schedule/operation.h"
 
 namespace switchyard {
 
@@ -16,9 +19,21 @@ namespace switchyard {
 // end of a rank, the ranks of the next epoch continue requests from these pages. On CPUs only.
 // Owned by the rank's loop for one epoch; borrows the memory.
 struct KeptPages {
-  // Bytes of kept memory of each rank, for SharedArena::Create. 0 on GPUs and without a prefix
-  // cache, where nothing is kept.
+  // Of each rank, for SharedArena::Create; 0 if nothing is kept: on GPUs, and without a prefix
+  // cache, unless another engine reads or writes the pages (--disaggregation-mode).
   static size_t BytesPerRank(const EngineConfig& config, const EnginePlan& plan);
+  // A view of the cache in the kept memory of the rank `mesh.rank()`, for the process that started
+  // the rank.
+  static KvStorage Storage(std::span<std::byte> memory, const EngineConfig& config,
+                           const EnginePlan& plan, const Mesh& mesh);
+
+  // For ModelOptions::before_operation: publishes the progress of each pass (KvProgress), if
+  // another engine reads the pages. Null otherwise, and with two-batch overlap, where layers of two
+  // passes interleave.
+  static std::function<void(uint64_t pass, const schedule::Operation& operation)> PublishTo(
+      std::span<std::byte> memory, const EngineConfig& config, const EnginePlan& plan);
+  // Of the rank with this kept memory.
+  static KvProgress Progress(std::span<std::byte> memory) { return KvProgress(memory); }
 
   // Drops the records of pages whose records differ between ranks of the attention group.
   // Collective over that group.

@@ -219,7 +219,11 @@ void RankEngine::Impl::Finish(Sequence& sequence, const Part& part, const Rows& 
   }
   sequence.computed = sequence.settled = part.end;
   cache.Record(sequence.settled_tokens(), sequence.request.id, sequence.cache);
-  if (sequence.pending() > 0) return;
+  if (sequence.pending() > 0) {
+    if (sequence.request.kv == KvRole::kExport)
+      answers.push_back(PagesOutput(sequence, Export(sequence)));
+    return;
+  }
   if (!part.decoding) cache.Publish(sequence.settled_tokens(), sequence.cache);
   if (sequence.pooled()) return FinishPooled(sequence);
   SampleToken(sequence, own);
@@ -301,7 +305,10 @@ void RankEngine::Impl::SampleToken(Sequence& sequence, const Rows& own) {
     CheckFinished(sequence, *token, sequence.length(), output);
   }
   const bool finished = output.finish != FinishReason::kNone;
+  const bool held = !finished && sequence.request.kv == KvRole::kExport;
+  if (held) output.kv = Export(sequence);
   answers.push_back(std::move(output));
+  if (held) scheduler.Hold(&sequence);
   if (finished) Close(sequence, /*discard=*/false);
 }
 

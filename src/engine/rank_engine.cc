@@ -94,7 +94,8 @@ void RankEngine::Impl::CheckRequest(const EngineRequest& request) const {
   if (length > room)
     throw Invalid("the prompt has {} tokens; {}the context holds {}", length,
                   room < options.context_length ? "with one to generate, " : "", room);
-  if (length > cache.capacity())
+  // An imported request has pages for its first token before it runs.
+  if (length + (request.kv == KvRole::kImport ? 1 : 0) > cache.capacity())
     throw Invalid("the prompt has {} tokens; the cache holds {} (--max-total-tokens)", length,
                   cache.capacity());
   for (const int32_t id : request.input_ids)
@@ -140,7 +141,11 @@ void RankEngine::Impl::Enqueue(const EngineRequest& request) {
   }
   if (!sequence.request.sampling.seed)
     sequence.request.sampling.seed = DeriveSeed(options.random_seed, request.id);
-  scheduler.Enqueue(&sequence);
+  if (request.kv == KvRole::kImport) {
+    scheduler.EnqueueImport(&sequence);
+  } else {
+    scheduler.Enqueue(&sequence);
+  }
 }
 
 void RankEngine::Impl::Abort(uint64_t id) {
@@ -191,7 +196,9 @@ void RankEngine::Impl::MeasureQueue() {
 
 StepCounts RankEngine::Impl::Plan() {
   const profile::Span span(options.profiler, {.name = "plan"});
+  const int64_t retractions = scheduler.retractions();
   plan = scheduler.Plan();
+  AnswerPages(retractions);
   MeasureQueue();
   BuildBatch(plan, options.page_size, batch);
   parts.clear();
@@ -375,6 +382,10 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
       if (request->group.value_or(0) == impl_->options.group) impl_->Enqueue(*request);
     } else if (const auto* abort = std::get_if<AbortRequest>(&message)) {
       impl_->Abort(abort->id);
+    } else if (const auto* start = std::get_if<StartImported>(&message)) {
+      impl_->Start(*start);
+    } else if (const auto* release = std::get_if<ReleaseKv>(&message)) {
+      impl_->Release(*release);
     } else if (const auto* flush = std::get_if<FlushCache>(&message)) {
       const bool idle = impl_->table.empty();
       if (idle) impl_->cache.DropPrefixes();

@@ -140,6 +140,9 @@ class RankEngine {
   bool HasWork() const;
   // Plans one batch. The batch has no tokens if no request is open.
   StepCounts Plan();
+  // The rows of KvRole::kExport that the planned batch computes (RequestOutput::kv). Call it
+  // between Plan and Run.
+  std::vector<RequestOutput> Announced() const;
   // Runs the planned batch and returns outputs of requests. `groups` [dp] has the counts of all
   // groups, this one included; empty: there is a single group. The model runs if any group has
   // tokens. With several passes in flight (pipeline stages), the planned batch is started, and the

@@ -24,12 +24,22 @@ struct RankEngine::Impl {
 
   void Enqueue(const EngineRequest& request);
   void Abort(uint64_t id);
+  // Prefill and decode on different engines (imported_requests.cc).
+  void Start(const StartImported& start);
+  void Release(const ReleaseKv& release);
+  // Adds the pages of imports that got them in this step, and of exports that were retracted.
+  void AnswerPages(int64_t retractions_before);
+  KvPages Export(Sequence& sequence) const;
+  // An output that has only pages.
+  RequestOutput PagesOutput(const Sequence& sequence, KvPages pages) const;
   StepCounts Plan();
   StepOutputs Run(std::span<const StepCounts> groups);
   void SetGroups(std::span<const StepCounts> groups);
   std::span<const float> Forward();
   void Launch();
-  bool HasWork() const { return !table.empty() || !answers.empty() || launched || !staged.empty(); }
+  bool HasWork() const {
+    return scheduler.runnable() || !answers.empty() || launched || !staged.empty();
+  }
   EngineStats Stats() const;
 
   // Throws Error kInvalid if the request can never run.

@@ -141,6 +141,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   options.keeps_hidden = plan.draft && plan.draft->takes_hidden();
   if (plan.draft && plan.draft->eagle) options.kept_inputs = plan.draft->eagle->target_layers;
   options.weights = kept->model.weights();
+  options.before_operation = KeptPages::PublishTo(kept_memory, config, plan);
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   std::optional<KeptPages> pages;
   if (!kept_memory.empty()) {
@@ -428,6 +429,8 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     const StepCounts mine = engine.Plan();
     comm.memory->RecordRequests(engine.InFlight());
     comm.memory->TestFault("plan");
+    if (auto announced = engine.Announced(); !announced.empty())
+      groups.Post({StepOutputs{std::move(announced)}});
     ExchangeCounts(mine, engine.HasWork(), groups, profiler);
     if (groups.any_work()) {
       timer.Start(groups.counts(), mine);

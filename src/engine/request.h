@@ -54,6 +54,17 @@ struct RoutedExpertsParams {
   int32_t start = 0;  // first position to return; at most the prompt's length
 };
 
+// Prefill and decode on different engines (docs/disaggregation.md).
+enum class KvRole : uint8_t {
+  kOwn,  // one engine serves the whole request
+  // The request stops after its first token, and its pages stay until ReleaseKv, so that another
+  // engine can read them.
+  kExport,
+  // The request gets pages for its prompt. It runs from StartImported on, which follows once the
+  // pages have been written.
+  kImport,
+};
+
 // A request as ranks see it: ids in, ids out. The front handles stop strings.
 struct EngineRequest {
   uint64_t id = 0;  // assigned by the front, unique among open requests
@@ -74,6 +85,7 @@ struct EngineRequest {
   // these tokens, like a retracted request. Fewer tokens than sampling.max_new_tokens.
   std::vector<int32_t> output_ids;
   int32_t cached_tokens = 0;  // with output_ids: RequestOutput::cached_tokens so far
+  KvRole kv = KvRole::kOwn;   // with output_ids: kOwn
 };
 
 // Messages to the ranks, in one ordered stream. Every rank applies the same messages before the
@@ -131,11 +143,12 @@ struct DefineGrammar {
 struct DropGrammar {
   uint64_t id = 0;
 };
+// Ends a request of KvRole::kExport, whose pages are not read any more.
+struct ReleaseKv {
+  uint64_t id = 0;
+  std::string error;  // empty: the other engine has the pages
+};
 struct Shutdown {};  // the loop ends after this step
-using ControlMessage =
-    std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, RecordExperts, GetExpertLoad,
-                 RebalanceExperts, GetEplb, StartProfile, StopProfile, LimitPrefill, LimitDrafts,
-                 GrammarTokens, DefineGrammar, DropGrammar, Shutdown>;
 
 struct TokenLogprob {
   int32_t token = 0;
@@ -171,6 +184,16 @@ struct DraftCounts {
   }
 };
 
+// Keys and values of the positions [begin, end) of a request, for another engine.
+struct KvPages {
+  int64_t begin = 0, end = 0;
+  std::vector<int32_t> pages;  // [ceil(end / page_size)] of the positions [0, end)
+  // KvRole::kExport: the positions before `computed` have their values in all layers. Those of
+  // [computed, end) get them layer by layer in the pass with this number (KvProgress); 0: in none.
+  int64_t computed = 0;
+  uint64_t pass = 0;
+};
+
 // New output of one request after a step.
 struct RequestOutput {
   uint64_t id = 0;
@@ -196,7 +219,26 @@ struct RequestOutput {
   std::vector<float> pooled;
   std::string error;                            // error text of kError
   ErrorKind error_kind = ErrorKind::kResource;  // of kError; kInvalid: the request is at fault
+  // KvRole::kExport: the positions of the prompt so far, before each pass that computes some of
+  // them, and after it. With new_tokens, these are all positions of the prompt. If `end` decreases
+  // or a page changes, the request has lost its earlier pages, which may have had other values
+  // since.
+  // KvRole::kImport: the positions to write, once they have pages. Those before are cached.
+  std::optional<KvPages> kv;
 };
+
+// Starts a request of KvRole::kImport: the engine that computed the prompt has returned `first`,
+// and the pages have its keys and values. The ranks return `first` as their own output. If it is
+// finished, or an error, the request ends with it.
+struct StartImported {
+  uint64_t id = 0;
+  RequestOutput first;  // its id and pages are ignored
+};
+
+using ControlMessage =
+    std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, RecordExperts, GetExpertLoad,
+                 RebalanceExperts, GetEplb, StartProfile, StopProfile, LimitPrefill, LimitDrafts,
+                 GrammarTokens, DefineGrammar, DropGrammar, ReleaseKv, StartImported, Shutdown>;
 
 struct EngineStats {  // statistics of one attention group
   int32_t running = 0, waiting = 0;

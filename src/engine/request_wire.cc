@@ -7,6 +7,7 @@ namespace switchyard {
 constexpr ErrorKind LastOf(ErrorKind) { return ErrorKind::kResource; }
 constexpr FinishReason LastOf(FinishReason) { return FinishReason::kError; }
 constexpr Pooling LastOf(Pooling) { return Pooling::kMean; }
+constexpr KvRole LastOf(KvRole) { return KvRole::kImport; }
 constexpr RecordAction LastOf(RecordAction) { return RecordAction::kDump; }
 constexpr EplbState LastOf(EplbState) { return EplbState::kDone; }
 constexpr ProfileOutcome LastOf(ProfileOutcome) { return ProfileOutcome::kNotWritten; }
@@ -28,7 +29,7 @@ void Fields(Codec& codec, T& p) {
 template <typename Codec, OneOf<EngineRequest> T>
 void Fields(Codec& codec, T& r) {
   codec(r.id, r.input_ids, r.sampling, r.logprob, r.routed_experts, r.pooling, r.group, r.priority,
-        r.cache_salt, r.grammar, r.output_ids, r.cached_tokens);
+        r.cache_salt, r.grammar, r.output_ids, r.cached_tokens, r.kv);
 }
 template <typename Codec, OneOf<AbortRequest, DropGrammar> T>
 void Fields(Codec& codec, T& m) {
@@ -67,6 +68,10 @@ template <typename Codec, OneOf<DefineGrammar> T>
 void Fields(Codec& codec, T& m) {
   codec(m.id, m.bytes);
 }
+template <typename Codec, OneOf<ReleaseKv> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.id, m.error);
+}
 template <typename Codec, OneOf<Shutdown> T>
 void Fields(Codec&, T&) {}
 
@@ -82,11 +87,19 @@ template <typename Codec, OneOf<DraftCounts> T>
 void Fields(Codec& codec, T& d) {
   codec(d.steps, d.drafted, d.accepted);
 }
+template <typename Codec, OneOf<KvPages> T>
+void Fields(Codec& codec, T& p) {
+  codec(p.begin, p.end, p.pages, p.computed, p.pass);
+}
 template <typename Codec, OneOf<RequestOutput> T>
 void Fields(Codec& codec, T& o) {
   codec(o.id, o.new_tokens, o.finish, o.matched, o.prompt_tokens, o.cached_tokens, o.queue_seconds,
         o.drafts, o.forced, o.input_logprobs, o.output_logprobs, o.routed_experts, o.pooled,
-        o.error, o.error_kind);
+        o.error, o.error_kind, o.kv);
+}
+template <typename Codec, OneOf<StartImported> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.id, m.first);
 }
 template <typename Codec, OneOf<EngineStats> T>
 void Fields(Codec& codec, T& s) {

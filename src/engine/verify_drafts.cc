@@ -113,7 +113,7 @@ std::vector<DraftPart> RankEngine::Impl::ProposeForced(std::span<const Part> pas
     const int64_t first_row = row;
     row += part.rows;
     const auto entry = table.find(part.id);
-    if (entry == table.end()) continue;
+    if (entry == table.end() || scheduler.IsHeld(&entry->second)) continue;
     Sequence& sequence = entry->second;
     const int64_t begin = part.end - part.rows;
     open.push_back({.sequence = &sequence,

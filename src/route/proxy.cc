@@ -11,24 +11,13 @@
 
 #include "core/json.h"
 #include "core/log.h"
-#include "server/http/error_body.h"
-#include "server/http/sse.h"
+#include "route/proxy_exchange.h"
 
 namespace switchyard::route {
 namespace {
 
 namespace asio = boost::asio;
 namespace beast = boost::beast;
-
-bool IsEventStream(const std::string& content_type) {
-  return content_type.starts_with(http::kEventStream);
-}
-
-// True if another worker may respond instead: this one is starting, draining, restarting its ranks,
-// or full.
-bool MayRetry(int status) {
-  return status == 429 || status == 502 || status == 503 || status == 504;
-}
 
 // Whether bytes of an event stream contain the beginning of an event, and not only comments.
 class EventSeen {
@@ -51,59 +40,12 @@ class EventSeen {
 
 }  // namespace
 
-// The state of a request over all attempts to forward it.
-class Proxy::Exchange {
- public:
-  Exchange(std::shared_ptr<const http::Request> request, http::Responder responder)
-      : request(std::move(request)), responder(std::move(responder)) {}
-
-  const std::shared_ptr<const http::Request> request;
-  std::optional<http::Responder> responder;  // empty after a stream was cut off
-  PromptInfo prompt;
-  std::vector<int64_t> tried;
-  std::string failure;       // error of the last attempt
-  bool begun = false;        // the response head of a stream was sent
-  bool events_sent = false;  // the client has received a part of the response
-  bool may_try_more = true;  // another worker exists, and the retry limit is not reached
-  // Current attempt, to cancel it.
-  std::shared_ptr<Upstream*> upstream = std::make_shared<Upstream*>(nullptr);
-
-  // Ends the exchange with an error: a response with `status`, or an error event if a stream has
-  // begun.
-  void Fail(int status, const std::string& message) {
-    if (!begun) {
-      responder->SendError(status, message);
-      return;
-    }
-    responder->Write(http::SseEvent(http::ErrorBody(status, message)));
-    responder.reset();  // no final chunk, so that the client detects an incomplete response
-  }
-};
-
-// RAII: counts an exchange as open at its worker.
-class Proxy::OpenAt {
- public:
-  OpenAt(Proxy& proxy, int64_t id, Exchange& exchange)
-      : proxy_(proxy), id_(id), exchange_(exchange) {
-    proxy_.exchanges_[id_].insert(&exchange_);
-  }
-  ~OpenAt() {
-    proxy_.exchanges_[id_].erase(&exchange_);
-    proxy_.workers_.Release(id_);
-  }
-  OpenAt(const OpenAt&) = delete;
-  OpenAt& operator=(const OpenAt&) = delete;
-
- private:
-  Proxy& proxy_;
-  const int64_t id_;
-  Exchange& exchange_;
-};
-
-Proxy::Proxy(ProxyOptions options, WorkerSet& workers, Policy& policy)
+Proxy::Proxy(ProxyOptions options, WorkerSet& workers, Policy& policy, Policy* prefill_policy)
     : options_(std::move(options)),
       workers_(workers),
       policy_(policy),
+      prefill_policy_(prefill_policy),
+      random_(std::random_device{}()),
       work_(asio::make_work_guard(io_)),
       thread_([this] { io_.run(); }) {}
 
@@ -136,8 +78,14 @@ asio::awaitable<void> Proxy::Serve(std::shared_ptr<const http::Request> request,
       if (*upstream) (*upstream)->Cancel();
     });
   });
+  if (prefill_policy_) {
+    if (const auto pair = PairRequest::Of(*exchange.request, random_()))
+      co_return co_await ServePair(exchange, *pair);
+  }
+  const WorkerRole role = prefill_policy_ ? WorkerRole::kDecode : WorkerRole::kPlain;
   for (int attempt = 0; !exchange.responder->Closed(); ++attempt) {
-    const WorkerSet::Lease lease = workers_.Acquire(policy_, exchange.prompt.key, exchange.tried);
+    const WorkerSet::Lease lease =
+        workers_.Acquire(policy_, exchange.prompt.key, exchange.tried, role);
     if (!lease) {
       ++counts_.without_worker;
       const size_t known = workers_.All().size();
@@ -172,7 +120,7 @@ asio::awaitable<std::unique_ptr<Upstream>> Proxy::SendTo(Exchange& exchange,
       // The worker may have closed the idle connection before it received the request. So the
       // request is sent again on a new connection.
       *exchange.upstream = nullptr;
-      if (exchange.responder->Closed()) throw;
+      if (exchange.responder->Closed() || upstream->cancelled()) throw;
     }
   }
   auto upstream = std::make_unique<Upstream>(beast::tcp_stream(io_), options_.timeouts);
@@ -202,12 +150,7 @@ asio::awaitable<Proxy::Outcome> Proxy::Attempt(Exchange& exchange, const WorkerS
       outcome = Outcome::kAnswered;  // the client has gone, so the exchange was cancelled
     } else {
       exchange.failure = fmt::format("{}: {}", lease.url.text, error.what());
-      const bool changed = error.refused ? workers_.Refused(lease.id, error.what())
-                                         : workers_.Failed(lease.id, error.what());
-      if (changed) {
-        LOG_WARNING("worker {}: unhealthy: {}", lease.url.text, error.what());
-        Leave(lease.id);
-      }
+      NoteFailure(lease, error);
       outcome = Outcome::kRetry;
       if (exchange.events_sent) {
         ++counts_.cut_streams;
@@ -258,12 +201,23 @@ asio::awaitable<void> Proxy::Relay(Exchange& exchange, Upstream& upstream) {
   responder.EndStream();
 }
 
+void Proxy::NoteFailure(const WorkerSet::Lease& lease, const UpstreamError& error) {
+  const bool changed = error.refused ? workers_.Refused(lease.id, error.what())
+                                     : workers_.Failed(lease.id, error.what());
+  if (!changed) return;
+  LOG_WARNING("worker {}: unhealthy: {}", lease.url.text, error.what());
+  Leave(lease.id);
+}
+
 void Proxy::Leave(int64_t worker) {
   idle_.Drop(worker);
-  policy_.Forget(worker);  // a new process has an empty cache
+  Forget(worker);  // a new process has an empty cache
   if (!workers_.HasOther({&worker, 1})) return;
-  for (Exchange* const exchange : exchanges_[worker])
-    if (!exchange->events_sent && *exchange->upstream) (*exchange->upstream)->Cancel();
+  for (Exchange* const exchange : exchanges_[worker]) {
+    if (exchange->events_sent || !*exchange->upstream) continue;
+    exchange->left = true;
+    (*exchange->upstream)->Cancel();
+  }
 }
 
 asio::awaitable<std::string> Proxy::CheckOnce(const WorkerUrl& worker) {
@@ -304,7 +258,12 @@ asio::awaitable<void> Proxy::CheckHealth(int64_t worker) {
     co_await timer.async_wait(asio::use_awaitable);
   }
   idle_.Drop(worker);
+  Forget(worker);
+}
+
+void Proxy::Forget(int64_t worker) {
   policy_.Forget(worker);
+  if (prefill_policy_) prefill_policy_->Forget(worker);
 }
 
 asio::awaitable<void> Proxy::SendToAll(std::shared_ptr<const http::Request> request,

@@ -9,11 +9,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "route/pair_request.h"
 #include "route/policy.h"
 #include "route/prompt_key.h"
 #include "route/upstream.h"
@@ -27,23 +29,32 @@ struct ProxyOptions {
   int max_retries = 3;  // maximum number of further workers that a request is sent to
   std::chrono::milliseconds health_interval{5'000};
   std::chrono::milliseconds health_timeout{5'000};
+  // How long a request whose worker has failed waits for a healthy pair of workers.
+  std::chrono::milliseconds pair_wait{10'000};
   std::string worker_key;                         // API key of the workers; empty: the client's
   size_t max_response_bytes = size_t{256} << 20;  // maximum size of a response that is not streamed
 };
 
 struct ProxyCounts {
   std::atomic<uint64_t> requests{0}, retries{0}, without_worker{0}, cut_streams{0};
+  std::atomic<uint64_t> replays{0};  // streams that another pair of workers continued
 };
 
 // Forwards each request to one worker, and streams the response to the client as it arrives. If the
 // worker fails before the client has received any part of the response, the request is sent to
 // another worker. For an event stream, this applies until the first event.
 //
-// The proxy has one thread, which transfers the bytes and checks the health of workers. `workers`
-// and `policy` must outlive the proxy.
+// With a policy for prefill workers, requests that generate text go to a prefill and a decode
+// worker at once. The client gets the response of the decode worker. If either of them fails,
+// another pair repeats the request, also after the client has received events. The events that the
+// client has are not sent again (ReplayedStream). All other requests go to a decode worker.
+//
+// One thread of its own transfers the bytes and checks the workers' health. `workers` and the
+// policies must outlive the proxy.
 class Proxy {
  public:
-  Proxy(ProxyOptions options, WorkerSet& workers, Policy& policy);
+  // `prefill_policy`: null without prefill workers. Else `policy` is that of decode workers.
+  Proxy(ProxyOptions options, WorkerSet& workers, Policy& policy, Policy* prefill_policy = nullptr);
   ~Proxy();  // cuts off exchanges in progress
 
   // From any thread; returns immediately.
@@ -59,6 +70,10 @@ class Proxy {
   enum class Outcome { kAnswered, kRetry };
   class Exchange;
   class OpenAt;
+  struct PairState;
+  struct PairLeases {
+    WorkerSet::Lease prefill, decode;
+  };
 
   boost::asio::awaitable<void> Serve(std::shared_ptr<const http::Request> request,
                                      http::Responder responder);
@@ -66,6 +81,18 @@ class Proxy {
   boost::asio::awaitable<std::unique_ptr<Upstream>> SendTo(Exchange& exchange,
                                                            const WorkerSet::Lease& lease);
   boost::asio::awaitable<void> Relay(Exchange& exchange, Upstream& upstream);
+  // Requests to pairs of workers (proxy_pairs.cc).
+  boost::asio::awaitable<void> ServePair(Exchange& exchange, const PairRequest& request);
+  boost::asio::awaitable<std::optional<PairLeases>> AcquirePair(const Exchange& exchange,
+                                                                PairState& state, bool wait);
+  boost::asio::awaitable<Outcome> AttemptPair(Exchange& exchange, PairState& state,
+                                              const PairLeases& leases);
+  boost::asio::awaitable<void> RunPrefill(std::shared_ptr<PairState> state, WorkerSet::Lease lease,
+                                          std::shared_ptr<const http::Request> request);
+  boost::asio::awaitable<void> RelayPair(Exchange& exchange, PairState& state, Upstream& upstream);
+  // A connection to the worker failed.
+  void NoteFailure(const WorkerSet::Lease& lease, const UpstreamError& error);
+  void Forget(int64_t worker);
   boost::asio::awaitable<void> CheckHealth(int64_t worker);
   // Call after a worker became unhealthy. Its requests that have no event yet are sent to other
   // workers, if there are any.
@@ -77,6 +104,8 @@ class Proxy {
   const ProxyOptions options_;
   WorkerSet& workers_;
   Policy& policy_;
+  Policy* const prefill_policy_;  // or null
+  std::mt19937_64 random_;        // of the thread; rooms and seeds of pairs
   ProxyCounts counts_;
   // Used on the proxy's thread only. Declared before io_, because coroutines that the destructor of
   // io_ destroys still use it.

@@ -1,6 +1,7 @@
 #include "route/route_server.h"
 
 #include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "core/bounded_json.h"
@@ -18,11 +19,13 @@ using nlohmann::ordered_json;
 using RequestPtr = std::shared_ptr<const Request>;
 
 ordered_json Describe(const WorkerState& worker) {
-  ordered_json out = {{"url", worker.url.text},
-                      {"is_healthy", worker.healthy},
-                      {"load", worker.open},
-                      {"requests", worker.requests},
-                      {"failures", worker.failures}};
+  ordered_json out = {
+      {"url", worker.url.text},
+      {"worker_type", worker.role == WorkerRole::kPlain ? "regular" : Name(worker.role)},
+      {"is_healthy", worker.healthy},
+      {"load", worker.open},
+      {"requests", worker.requests},
+      {"failures", worker.failures}};
   if (!worker.last_failure.empty()) out["last_failure"] = worker.last_failure;
   return out;
 }
@@ -34,23 +37,77 @@ std::string UrlOf(const Request& request) {
   return found->second;
 }
 
-std::string UrlInBody(const Request& request) {
+int BootstrapPort(int64_t port) {
+  if (port < 1 || port > 65535) throw Invalid("bootstrap_port is {}, want 1 to 65535", port);
+  return static_cast<int>(port);
+}
+
+WorkerRole RoleOf(const std::string& type) {
+  if (type == "regular") return WorkerRole::kPlain;
+  if (type == "prefill") return WorkerRole::kPrefill;
+  if (type == "decode") return WorkerRole::kDecode;
+  throw Invalid("worker_type is {}, want regular, prefill or decode", type);
+}
+
+NewWorker WorkerInBody(const Request& request) {
   const nlohmann::json body = ParseBoundedJson(request.body, "body");
   if (!body.is_object() || !body.contains("url") || !body["url"].is_string())
     throw Invalid(R"(want {{"url": "http://HOST:PORT"}})");
-  for (const auto& [name, value] : body.items())
-    if (name != "url") throw Invalid("unknown field {}; the only field is url", name);
-  return body["url"].get<std::string>();
+  NewWorker worker{.url = body["url"].get<std::string>()};
+  for (const auto& [name, value] : body.items()) {
+    if (name == "url") continue;
+    if (name == "worker_type" && value.is_string()) {
+      worker.role = RoleOf(value.get<std::string>());
+    } else if (name == "bootstrap_port" && value.is_number_integer()) {
+      worker.bootstrap_port = BootstrapPort(value.get<int64_t>());
+    } else if (name != "bootstrap_port" || !value.is_null()) {
+      throw Invalid(
+          "unknown field {}, or it has another type; want url, worker_type (a string) "
+          "and bootstrap_port (a number)",
+          name);
+    }
+  }
+  return worker;
+}
+
+const std::string& OrElse(const std::string& own, const std::string& common) {
+  return own.empty() ? common : own;
 }
 
 }  // namespace
 
+std::vector<NewWorker> ParsePrefillWorkers(const std::vector<std::string>& words) {
+  std::vector<NewWorker> workers;
+  for (const std::string& word : words) {
+    int64_t port = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), port);
+    if (error != std::errc() || end != word.data() + word.size()) {
+      workers.push_back({.url = word, .role = WorkerRole::kPrefill});
+    } else if (workers.empty() || workers.back().bootstrap_port) {
+      throw Invalid("--prefill {}: want a URL before the bootstrap port", word);
+    } else {
+      workers.back().bootstrap_port = BootstrapPort(port);
+    }
+  }
+  return workers;
+}
+
 RouteServer::RouteServer(const RouteOptions& options, http::ServerOptions http)
     : workers_(options.failure_threshold),
-      policy_(MakePolicy(options.policy, options.cache_aware, options.seed)),
-      proxy_(options.proxy, workers_, *policy_),
+      policy_(MakePolicy(OrElse(options.decode_policy, options.policy), options.cache_aware,
+                         options.seed)),
+      prefill_policy_(options.pairs() ? MakePolicy(OrElse(options.prefill_policy, options.policy),
+                                                   options.cache_aware, options.seed + 1)
+                                      : nullptr),
+      proxy_(options.proxy, workers_, *policy_, prefill_policy_.get()),
       server_(std::move(http)) {
+  if (options.pairs() && !options.worker_urls.empty())
+    throw Invalid("--worker-urls and --prefill, --decode exclude each other");
   for (const std::string& url : options.worker_urls) workers_.Add(ParseWorkerUrl(url));
+  for (const NewWorker& worker : ParsePrefillWorkers(options.prefill))
+    workers_.Add(ParseWorkerUrl(worker.url), worker.role, worker.bootstrap_port);
+  for (const std::string& url : options.decode)
+    workers_.Add(ParseWorkerUrl(url), WorkerRole::kDecode);
   AddRoutes();
 }
 
@@ -63,11 +120,16 @@ void RouteServer::Start() {
 
 void RouteServer::Stop() { server_.Stop(); }
 
-void RouteServer::AddWorker(const std::string& url, const Responder& responder) {
-  const int64_t id = workers_.Add(ParseWorkerUrl(url));
+void RouteServer::AddWorker(const NewWorker& worker, const Responder& responder) {
+  if ((worker.role == WorkerRole::kPlain) != (prefill_policy_ == nullptr))
+    throw Invalid("worker_type is {}: this router was started {} --prefill and --decode",
+                  worker.role == WorkerRole::kPlain ? "regular" : Name(worker.role),
+                  prefill_policy_ ? "with" : "without");
+  const WorkerUrl url = ParseWorkerUrl(worker.url);
+  const int64_t id = workers_.Add(url, worker.role, worker.bootstrap_port);
   proxy_.Watch(id);
-  LOG_INFO("worker {}: added", ParseWorkerUrl(url).text);
-  responder.Send(200, http::kJson, ordered_json{{"added", ParseWorkerUrl(url).text}}.dump());
+  LOG_INFO("worker {}: added", url.text);
+  responder.Send(200, http::kJson, ordered_json{{"added", url.text}}.dump());
 }
 
 void RouteServer::RemoveWorker(const std::string& url, const Responder& responder) {
@@ -80,6 +142,14 @@ void RouteServer::AddRoutes() {
   const auto ready = [this](const RequestPtr&, const Responder& responder) {
     const auto all = workers_.All();
     const auto healthy = std::ranges::count_if(all, &WorkerState::healthy);
+    const auto has = [&](WorkerRole role) {
+      return std::ranges::any_of(all,
+                                 [&](const WorkerState& w) { return w.healthy && w.role == role; });
+    };
+    if (prefill_policy_ && !(has(WorkerRole::kPrefill) && has(WorkerRole::kDecode))) {
+      responder.SendError(503, "no healthy prefill worker, or no healthy decode worker");
+      return;
+    }
     if (healthy == 0) {
       responder.SendError(503, fmt::format("none of {} workers is healthy", all.size()));
       return;
@@ -106,11 +176,11 @@ void RouteServer::AddRoutes() {
   server_.Route("GET", "/list_workers", list, Access::kControl);
   server_.Route(
       "POST", "/workers",
-      [this](const RequestPtr& r, const Responder& to) { AddWorker(UrlInBody(*r), to); },
+      [this](const RequestPtr& r, const Responder& to) { AddWorker(WorkerInBody(*r), to); },
       Access::kControl);
   server_.Route(
       "POST", "/add_worker",
-      [this](const RequestPtr& r, const Responder& to) { AddWorker(UrlOf(*r), to); },
+      [this](const RequestPtr& r, const Responder& to) { AddWorker({.url = UrlOf(*r)}, to); },
       Access::kControl);
   server_.Route(
       "DELETE", "/workers/{url}",
@@ -147,6 +217,8 @@ std::string RouteServer::MetricsText() const {
   single("no_worker_total", "Attempts that found no healthy worker.", counts.without_worker);
   single("cut_streams_total", "Event streams that ended because their worker failed.",
          counts.cut_streams);
+  single("replayed_streams_total", "Event streams that another pair of workers continued.",
+         counts.replays);
   const auto all = workers_.All();
   const auto each = [&](const char* name, const char* type, const char* help, auto value) {
     family(name, type, help);

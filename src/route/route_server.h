@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,19 +15,33 @@ namespace switchyard::route {
 
 struct RouteOptions {
   std::vector<std::string> worker_urls;
+  // Prefill workers, each optionally followed by the port of its bootstrap server, and decode
+  // workers. Without them, the workers compute whole requests.
+  std::vector<std::string> prefill, decode;
   std::string policy = "cache_aware";
+  std::string prefill_policy, decode_policy;  // empty: `policy`
   CacheAwareOptions cache_aware;
   ProxyOptions proxy;
   int failure_threshold = 3;
   uint64_t seed = 0;
+
+  bool pairs() const { return !prefill.empty() || !decode.empty(); }
 };
+
+struct NewWorker {
+  std::string url;
+  WorkerRole role = WorkerRole::kPlain;
+  std::optional<int> bootstrap_port;
+};
+// Reads RouteOptions::prefill. Error kInvalid for a port without a URL, or a bad port.
+std::vector<NewWorker> ParsePrefillWorkers(const std::vector<std::string>& words);
 
 // Forwards every request to a worker, except those about the router itself:
 //   GET    /health, /readiness        200 if a worker is healthy, else 503
 //   GET    /liveness                  200
 //   GET    /metrics                   metrics of the router, in Prometheus' text format
 //   GET    /workers, /list_workers    the workers
-//   POST   /workers {"url": …}, /add_worker?url=…
+//   POST   /workers {"url": …, "worker_type": …, "bootstrap_port": …}, /add_worker?url=…
 //   DELETE /workers/{url}, POST /remove_worker?url=…
 //   POST   /flush_cache, /abort_request, /start_profile, /stop_profile    to all workers
 // The names follow SGLang's router.
@@ -45,12 +60,12 @@ class RouteServer {
 
  private:
   void AddRoutes();
-  void AddWorker(const std::string& url, const http::Responder& responder);
+  void AddWorker(const NewWorker& worker, const http::Responder& responder);
   void RemoveWorker(const std::string& url, const http::Responder& responder);
   std::string MetricsText() const;
 
   WorkerSet workers_;
-  std::unique_ptr<Policy> policy_;
+  std::unique_ptr<Policy> policy_, prefill_policy_;  // the second is null without pairs
   Proxy proxy_;
   http::Server server_;  // declared last, so it stops first
 };

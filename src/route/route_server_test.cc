@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "route/test_worker.h"
 #include "server/http/sse.h"
 #include "server/http/test_client.h"
 
@@ -23,60 +24,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-using Answer = std::function<void(const http::Request&, const http::Responder&)>;
-
-// A worker whose responses can be replaced while it runs.
-class Worker {
- public:
-  explicit Worker(std::string name, int port = 0) : name_(std::move(name)) {
-    http::ServerOptions options;
-    options.port = port;
-    options.drain_timeout = 0ms;
-    server_ = std::make_unique<http::Server>(options);
-    server_->Route("GET", "/health", [this](auto, const http::Responder& to) {
-      healthy ? to.Send(200, "text/plain", "") : to.SendError(503, "loading");
-    });
-    for (const char* method : {"GET", "POST", "DELETE"})
-      server_->Route(method, "/{path}", [this](auto request, const http::Responder& to) {
-        ++requests;
-        Answer answer;
-        {
-          const std::lock_guard lock(mutex_);
-          answer = answer_;
-        }
-        if (answer)
-          answer(*request, to);
-        else
-          to.Send(200, "application/json", "{\"worker\":\"" + name_ + "\"}");
-      });
-    server_->Start();
-  }
-
-  void Answers(Answer answer) {
-    const std::lock_guard lock(mutex_);
-    answer_ = std::move(answer);
-  }
-  int port() const { return server_->port(); }
-  std::string url() const { return fmt::format("http://127.0.0.1:{}", port()); }
-  void Stop() { server_->Stop(); }
-
-  std::atomic<bool> healthy{true};
-  std::atomic<int> requests{0};
-
- private:
-  const std::string name_;
-  std::mutex mutex_;
-  Answer answer_;
-  std::unique_ptr<http::Server> server_;
-};
-
-void Eventually(const std::function<bool()>& condition) {
-  for (int i = 0; i < 1000 && !condition(); ++i) std::this_thread::sleep_for(10ms);
-  EXPECT_TRUE(condition());
-}
-
-// Reads the head of a response (or the rest of it), then chunks of the body until they contain
-// `text`. Returns all bytes that were read.
+// Reads the head of a response, or what is left of it, and chunks of its body until they contain
+// `text`. Returns all of it.
 std::string ReadUntil(http::TestClient& client, const std::string& text) {
   std::string all;
   for (auto line = client.ReadLine(); line && !line->empty(); line = client.ReadLine())

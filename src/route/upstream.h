@@ -61,6 +61,7 @@ class Upstream {
     cancelled_ = true;
     stream_.cancel();
   }
+  bool cancelled() const { return cancelled_; }
   boost::beast::tcp_stream TakeStream() { return std::move(stream_); }
 
  private:

@@ -64,11 +64,19 @@ bool WorkerSet::SetHealth(Entry& entry, bool healthy) {
   return std::exchange(entry.state.healthy, healthy) != healthy;
 }
 
-int64_t WorkerSet::Add(WorkerUrl url) {
+const char* Name(WorkerRole role) {
+  return role == WorkerRole::kPrefill  ? "prefill"
+         : role == WorkerRole::kDecode ? "decode"
+                                       : "plain";
+}
+
+int64_t WorkerSet::Add(WorkerUrl url, WorkerRole role, std::optional<int> bootstrap_port) {
   const std::lock_guard lock(mutex_);
   for (const Entry& entry : entries_)
     if (entry.state.url.text == url.text) throw Invalid("{} is a worker already", url.text);
-  entries_.push_back({.state = {.id = next_id_, .url = std::move(url)}});
+  entries_.push_back(
+      {.state = {
+           .id = next_id_, .url = std::move(url), .role = role, .bootstrap_port = bootstrap_port}});
   return next_id_++;
 }
 
@@ -97,17 +105,20 @@ bool WorkerSet::Contains(int64_t id) const {
 }
 
 WorkerSet::Lease WorkerSet::Acquire(Policy& policy, std::string_view prompt,
-                                    std::span<const int64_t> except) {
+                                    std::span<const int64_t> except, WorkerRole role) {
   const std::lock_guard lock(mutex_);
   std::vector<Candidate> candidates;
   for (const Entry& entry : entries_)
-    if (entry.state.healthy && std::ranges::find(except, entry.state.id) == except.end())
+    if (entry.state.healthy && entry.state.role == role &&
+        std::ranges::find(except, entry.state.id) == except.end())
       candidates.push_back({.worker = entry.state.id, .open = entry.state.open});
   if (candidates.empty()) return {};
   Entry* const chosen = Find(policy.Choose(candidates, prompt));
   ++chosen->state.open;
   ++chosen->state.requests;
-  return {.id = chosen->state.id, .url = chosen->state.url};
+  return {.id = chosen->state.id,
+          .url = chosen->state.url,
+          .bootstrap_port = chosen->state.bootstrap_port};
 }
 
 bool WorkerSet::HasOther(std::span<const int64_t> except) const {

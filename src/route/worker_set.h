@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,11 +26,17 @@ struct WorkerUrl {
 // refused.
 WorkerUrl ParseWorkerUrl(std::string_view url);
 
+// kPlain: computes whole requests. The others compute parts of them (--disaggregation-mode).
+enum class WorkerRole : uint8_t { kPlain, kPrefill, kDecode };
+const char* Name(WorkerRole role);  // "plain", "prefill", "decode"
+
 struct WorkerState {
   int64_t id = 0;
   WorkerUrl url;
-  bool healthy = false;  // also false before the first check
-  int64_t open = 0;      // requests in flight
+  WorkerRole role = WorkerRole::kPlain;
+  std::optional<int> bootstrap_port;  // of a prefill worker, if it is known
+  bool healthy = false;               // false also before the first check
+  int64_t open = 0;                   // requests in flight
   uint64_t requests = 0, failures = 0;
   std::string last_failure;
 };
@@ -41,21 +48,24 @@ class WorkerSet {
   // requests. A successful check makes it healthy again.
   explicit WorkerSet(int failure_threshold) : failure_threshold_(failure_threshold) {}
 
-  int64_t Add(WorkerUrl url);  // Error kInvalid if the URL is a worker already
-  // Returns the worker's id; Error kNotFound if the URL is no worker.
-  int64_t Remove(const std::string& url);
-  std::vector<WorkerState> All() const;  // ascending by id
+  // Error kInvalid if the URL is a worker already.
+  int64_t Add(WorkerUrl url, WorkerRole role = WorkerRole::kPlain,
+              std::optional<int> bootstrap_port = std::nullopt);
+  int64_t Remove(const std::string& url);  // returns its id; Error kNotFound if there is none
+  std::vector<WorkerState> All() const;    // ascending by id
   bool Contains(int64_t id) const;
 
-  // Acquire selects a healthy worker that is not in `except`, and counts the request as open. The
-  // lease is false if there is no such worker.
+  // Selects a healthy worker of the role that is not in `except`, and counts the request as open.
+  // An empty result: there is none.
   struct Lease {
     int64_t id = -1;
     WorkerUrl url;
+    std::optional<int> bootstrap_port;
     explicit operator bool() const { return id >= 0; }
   };
-  Lease Acquire(Policy& policy, std::string_view prompt, std::span<const int64_t> except);
-  bool HasOther(std::span<const int64_t> except) const;  // whether Acquire would find a worker
+  Lease Acquire(Policy& policy, std::string_view prompt, std::span<const int64_t> except,
+                WorkerRole role = WorkerRole::kPlain);
+  bool HasOther(std::span<const int64_t> except) const;  // whether Acquire would find one
   void Release(int64_t id);
 
   // Record results of requests and checks. A bool result is whether the worker's health changed.

@@ -17,6 +17,7 @@
 #include "engine/machine.h"
 #include "engine/rank_engine.h"
 #include "server/anthropic/messages.h"
+#include "server/disaggregation/disaggregation.h"
 #include "server/dry_run.h"
 #include "server/front/service.h"
 #include "server/http/http_server.h"
@@ -241,7 +242,9 @@ bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
 }
 
 // Returns the reason why POST /scale_elastic_ep is refused; "" if it is supported.
-std::string WhyRanksStay(const Launch& launch, bool restarts, int stages) {
+std::string WhyRanksStay(const Launch& launch, bool restarts, int stages,
+                         const Disaggregation& transfers) {
+  if (std::string why = transfers.WhyRanksStay(); !why.empty()) return why;
   if (launch.launched) return "ranks that a launcher (such as mpirun) started cannot be changed";
   if (!launch.alone()) return "with several nodes, the ranks cannot be changed";
   if (stages > 1) return "with several pipeline stages (--pp-size), the ranks cannot be changed";
@@ -298,6 +301,7 @@ int RunServe(const ServerArgs& args) {
   Front front(
       link, *model.tokenizer, FrontLimits(args.engine, plan, args.http),
       DpController(args.engine.mesh.dp, ParseLoadBalanceMethod(args.engine.load_balance_method)));
+  Disaggregation transfers(args, plan, launch, front);
   std::optional<Grammars> grammars;
   if (args.grammar_backend != "none")
     grammars.emplace(*model.tokenizer, plan.model.vocab_size, plan.model.eos_token_ids,
@@ -328,23 +332,29 @@ int RunServe(const ServerArgs& args) {
   const ServedRanks served{.launch = launch,
                            .weights = *weights,
                            .restart = RestartOptions::Of(args, restarts),
-                           .cancelled = cancelled};
+                           .cancelled = cancelled,
+                           .on_arena = [&transfers](const std::shared_ptr<SharedArena>& arena) {
+                             transfers.Use(arena);
+                           }};
   // Declared before the supervisor, so that it is destroyed later: the supervisor's thread reports
   // the end of a change to it.
-  RankChanges changes({.refusal = WhyRanksStay(launch, restarts, args.engine.mesh.pp),
+  RankChanges changes({.refusal = WhyRanksStay(launch, restarts, args.engine.mesh.pp, transfers),
                        .config = args.engine,
                        .plan = plan,
                        .machine = ThisMachine(args.engine, launch.ranks_of_host)},
                       served);
-  Supervisor ranks(
-      {.restarts = restarts, .deaths = DeathLimit::Parse(args.max_rank_deaths)}, front,
-      std::make_shared<ServedLayout>(served, RankJob{args.engine, plan}, *std::move(membership),
-                                     /*checks=*/false),
-      [&](const std::string& why) {
-        lost_reason = why;
-        lost = true;  // first: a client may send a signal as soon as its request fails
-        front.OnRanksLost(why);
-      });
+  Supervisor ranks({.restarts = restarts, .deaths = DeathLimit::Parse(args.max_rank_deaths)}, front,
+                   std::make_shared<ServedLayout>(served, RankJob{args.engine, plan},
+                                                  *std::move(membership), /*checks=*/false),
+                   [&](const std::string& why) {
+                     lost_reason = why;
+                     lost = true;  // first: a client may send a signal as soon as its request fails
+                     front.OnRanksLost(why);
+                   });
+  struct StopTransfers {  // they send messages to the ranks
+    Disaggregation& transfers;
+    ~StopTransfers() { transfers.Stop(); }
+  } const stop_transfers{transfers};
   changes.Control(&ranks);
   service.elastic = &changes;
   link.ranks = &ranks;

@@ -58,6 +58,7 @@ ConnectionKey ConnectionKey::Of(std::string_view secret, std::string_view label)
 }
 
 std::string Introduction::NameOf(int32_t number) const {
+  if (purpose == Purpose::kKv) return number == 0 ? "the prefill worker" : "a decode worker";
   return fmt::format("{} {}", purpose == Purpose::kRank ? "rank" : "node", number);
 }
 

@@ -20,7 +20,8 @@ struct ConnectionKey {
   static ConnectionKey Of(std::string_view secret, std::string_view label);
 };
 
-enum class Purpose : uint32_t { kNode = 1, kRank = 2 };  // kind of the two ends
+// Kind of the two ends. kKv: 0 is a prefill worker, 1 a decode worker.
+enum class Purpose : uint32_t { kNode = 1, kRank = 2, kKv = 3 };
 
 // Identifies the two ends of a connection. Part of both proofs.
 struct Introduction {

@@ -9,12 +9,16 @@ namespace switchyard {
 void Scheduler::Remove(Sequence* sequence, bool discard) {
   cache_.Release(discard ? std::span<const int32_t>() : sequence->settled_tokens(),
                  sequence->cache);
-  if (!waiting_.Remove(sequence)) std::erase(running_, sequence);
+  if (waiting_.Remove(sequence)) return;
+  for (std::vector<Sequence*>* list : {&running_, &imports_, &held_, &ready_})
+    std::erase(*list, sequence);
 }
 
 const std::vector<ScheduledRows>& Scheduler::Plan() {
   plan_.clear();
   ++plans_;
+  reserved_.clear();
+  StartReady();
   if (options_.priorities) Preempt();
   const bool all_stay = GrowDecoding();
   TrimDrafts();
@@ -23,8 +27,58 @@ const std::vector<ScheduledRows>& Scheduler::Plan() {
   if (all_stay) {
     estimate_.DecayAfterStep();
     Admit(rest);
+    ReserveImports();
   }
+  blocked_ = all_stay && plan_.empty() && !held_.empty();
   return plan_;
+}
+
+void Scheduler::StartReady() {
+  while (!ready_.empty() && running() < options_.max_running_requests) {
+    running_.push_back(ready_.front());
+    ready_.erase(ready_.begin());
+  }
+}
+
+void Scheduler::ReserveImports() {
+  // Running and imported requests together are at most twice as many as may run.
+  while (!imports_.empty() &&
+         std::ssize(held_) + std::ssize(ready_) < options_.max_running_requests) {
+    Sequence* const sequence = imports_.front();
+    if (!TryReserve(*sequence)) return;
+    imports_.erase(imports_.begin());
+    held_.push_back(sequence);
+    reserved_.push_back(sequence);
+  }
+}
+
+bool Scheduler::TryReserve(Sequence& sequence) {
+  const int64_t cached =
+      cache_.Borrow(sequence.prompt(), sequence.cache, sequence.request.cache_salt);
+  const bool alone = running_.empty() && held_.empty() && ready_.empty();
+  const int64_t kept_free = alone ? 0 : Reserved() + ReservedPages(sequence);
+  const int64_t pages = cache_.PagesFor(sequence.length() + 1);
+  if (pages - sequence.cache.borrowed + kept_free > cache_.available() ||
+      !cache_.Grow(sequence.length() + 1, sequence.cache)) {
+    cache_.Release({}, sequence.cache);
+    return false;
+  }
+  sequence.computed = sequence.settled = cached;
+  return true;
+}
+
+void Scheduler::Start(Sequence* sequence) {
+  CHECK(std::erase(held_, sequence) == 1);
+  ready_.push_back(sequence);
+}
+
+void Scheduler::Hold(Sequence* sequence) {
+  CHECK(std::erase(running_, sequence) == 1);
+  held_.push_back(sequence);
+}
+
+bool Scheduler::IsHeld(const Sequence* sequence) const {
+  return std::ranges::find(held_, sequence) != held_.end();
 }
 
 bool Scheduler::GrowDecoding() {
@@ -32,8 +86,9 @@ bool Scheduler::GrowDecoding() {
   for (size_t i = 0; i < running_.size(); ++i) {
     while (i < running_.size() && !running_[i]->complete &&
            !cache_.Grow(running_[i]->length(), running_[i]->cache)) {
-      // A single request always fits: admission bounds its length by the cache's capacity.
-      CHECK_GT(running(), 1);
+      // A single request always fits: admission bounds its length by the cache's capacity. But
+      // pages of requests of other engines may fill the cache.
+      CHECK(running() > 1 || !held_.empty() || !ready_.empty());
       const size_t victim = Victim();
       Retract(victim);
       if (victim < i) --i;
@@ -166,8 +221,7 @@ bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
   const int64_t rows = PromptChunk(sequence, budget);
   int64_t reserved = 0;  // a single request needs no reserve: it has no competitors
   if (!running_.empty()) {
-    reserved = ReservedPages(sequence);
-    for (const Sequence* other : running_) reserved += ReservedPages(*other);
+    reserved = ReservedPages(sequence) + Reserved();
   }
   const int64_t needed = cache_.PagesFor(sequence.length()) - sequence.cache.borrowed;
   if (rows == 0 || needed + reserved > cache_.available()) {
@@ -195,7 +249,15 @@ bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
   return true;
 }
 
+int64_t Scheduler::Reserved() const {
+  int64_t pages = 0;
+  for (const std::vector<Sequence*>* list : {&running_, &held_, &ready_})
+    for (const Sequence* sequence : *list) pages += ReservedPages(*sequence);
+  return pages;
+}
+
 int64_t Scheduler::ReservedPages(const Sequence& sequence) const {
+  if (sequence.request.kv == KvRole::kExport) return 0;  // it ends with its first token
   return cache_.PagesFor(estimate_.For(sequence));
 }
 

@@ -59,6 +59,20 @@ class Scheduler {
       : options_(options), cache_(cache), estimate_(options.conservativeness) {}
 
   void Enqueue(Sequence* sequence) { waiting_.PushBack(sequence); }
+  // Requests whose pages another engine reads or writes. Their pages are not available to others,
+  // and they are never retracted.
+  //   EnqueueImport: the sequence waits for pages for its prompt and the first token. Imports get
+  //     pages in the order of this call, and leave the same room for running requests as admission.
+  //   Start: its pages have been written, and it has its first token. It runs as soon as fewer than
+  //     max_running_requests do.
+  //   Hold: it leaves the running set and keeps its pages until Remove.
+  void EnqueueImport(Sequence* sequence) { imports_.push_back(sequence); }
+  void Start(Sequence* sequence);
+  void Hold(Sequence* sequence);
+  // The sequences that got pages in the last Plan.
+  const std::vector<Sequence*>& reserved() const { return reserved_; }
+  // Whether another engine may read or write the sequence's pages now.
+  bool IsHeld(const Sequence* sequence) const;
   // Removes the sequence and releases its pages. Unless `discard`, its computed pages are first
   // inserted into the prefix cache.
   void Remove(Sequence* sequence, bool discard = false);
@@ -78,7 +92,12 @@ class Scheduler {
   const std::vector<ScheduledRows>& Plan();
 
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
-  int64_t waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  int64_t waiting() const { return static_cast<int64_t>(waiting_.size() + imports_.size()); }
+  // Whether the next Plan may have rows without a further message: false if all open requests wait
+  // for pages that other engines read or write.
+  bool runnable() const {
+    return !running_.empty() || !ready_.empty() || (!waiting_.Empty() && !blocked_);
+  }
   int64_t retractions() const { return retractions_; }
   int64_t cached_prompt_tokens() const { return cached_prompt_tokens_; }
 
@@ -96,12 +115,22 @@ class Scheduler {
   PrefillBudget PlanRunning();
   void Admit(PrefillBudget budget);
   bool TryAdmit(Sequence& sequence, PrefillBudget& budget);
+  void StartReady();
+  void ReserveImports();
+  bool TryReserve(Sequence& sequence);
+  // Pages that admission leaves free for the sequences that run or will run.
+  int64_t Reserved() const;
   int64_t ReservedPages(const Sequence& sequence) const;
 
   const Options options_;
   KvCache& cache_;
   WaitingQueue waiting_;            // in order of admission
   std::vector<Sequence*> running_;  // in order of admission
+  // Of other engines, in order: without pages; with pages that are read or written; with pages and
+  // the first token.
+  std::vector<Sequence*> imports_, held_, ready_;
+  std::vector<Sequence*> reserved_;  // of the last plan
+  bool blocked_ = false;             // the last plan admitted nothing, and held_ is not empty
   NewTokenEstimate estimate_;
   // Reused between steps to keep their allocations.
   std::vector<ScheduledRows> plan_;

@@ -85,6 +85,7 @@ struct Sequence {
   // admission does not count: its rows are computed again.
   uint64_t admissions = 0;
   uint64_t planned = 0;  // number of the last step in which the sequence was decoding
+  int64_t exported = 0;  // leading positions that another engine may read (KvRole::kExport)
 
   bool admitted_before = false;
   int32_t cached_tokens = 0;  // prompt tokens from the cache at the first admission

@@ -15,7 +15,8 @@ using enum FieldUse;
 
 constexpr char kAdapters[] = "is not supported: this server has no LoRA adapters";
 constexpr char kTextOnly[] = "is not supported: input and output are text only";
-constexpr char kDisaggregated[] = "is not supported: this server has no disaggregated serving";
+constexpr char kDisaggregated[] =
+    "is not supported: want bootstrap_host, bootstrap_port and bootstrap_room";
 constexpr char kProcessors[] = "is not supported: this server has no custom logit processors";
 constexpr char kNotSupported[] = "is not supported";
 constexpr char kHidden[] = "is not supported: this server returns no internal states";
@@ -81,9 +82,9 @@ constexpr KnownField kOpenAi[] = {
     {"priority", kHonoured},
     {"images_config", kRefused, kTextOnly},
     {"ngram_corpus_id", kRefused, kNotSupported},
-    {"bootstrap_host", kRefused, kDisaggregated},
-    {"bootstrap_port", kRefused, kDisaggregated},
-    {"bootstrap_room", kRefused, kDisaggregated},
+    {"bootstrap_host", kHonoured},
+    {"bootstrap_port", kHonoured},
+    {"bootstrap_room", kHonoured},
     {"disagg_prefill_dp_rank", kRefused, kDisaggregated},
 
     {"include_stop_str_in_output", kHonoured},
@@ -243,9 +244,9 @@ constexpr KnownField kGenerate[] = {
     {"multi_item_delimiter_indices", kRefused, kNotSupported},
     {"priority", kHonoured},
     {"ngram_corpus_id", kRefused, kNotSupported},
-    {"bootstrap_host", kRefused, kDisaggregated},
-    {"bootstrap_port", kRefused, kDisaggregated},
-    {"bootstrap_room", kRefused, kDisaggregated},
+    {"bootstrap_host", kHonoured},
+    {"bootstrap_port", kHonoured},
+    {"bootstrap_room", kHonoured},
     {"bootstrap_pair_key", kRefused, kDisaggregated},
     {"decode_tp_size", kRefused, kDisaggregated},
     {"disagg_prefill_dp_rank", kRefused, kDisaggregated},

@@ -7,6 +7,7 @@
 #include "grammar/source.h"
 #include "moe/dispatchers/environment.h"
 #include "server/args/death_limit.h"
+#include "server/args/disaggregation_args.h"
 #include "server/args/elastic_args.h"
 #include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
@@ -324,6 +325,7 @@ void AddServerFlags(CommandLine& app, ServerArgs& a) {
   app.Switch("--require-dist-secret", a.require_dist_secret, kParallel,
              "Refuses to start on several hosts without --dist-secret-file");
   AddElasticFlags(app, a, kParallel);
+  AddDisaggregationFlags(app, a);
   app.Flag("--host", a.host, kServer, "Address to listen on; 0.0.0.0 for all");
   app.Flag("--port", a.port, kServer, "Port to listen on; 0: any free port").Range(0, 65535);
   AddHttpFlags(app, a.http);
@@ -405,6 +407,7 @@ std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args) {
   AddEngineFlags(app, a);
   AddServerFlags(app, a);
   if (!Parse(app, args, a)) return std::nullopt;
+  CheckDisaggregationFlags(app, a);
   for (const char* flag : {"--enable-elastic-ep", "--max-rank-deaths", "--rank-stall-timeout"}) {
     if (!app.Given(flag)) continue;
     if (a.disable_elastic_ep) throw Invalid("{} and --disable-elastic-ep exclude each other", flag);

@@ -25,9 +25,12 @@ struct ServerArgs {
   std::string dist_init_addr;        // --dist-init-addr: HOST:PORT of node 0
   std::string dist_secret_file;      // --dist-secret-file; empty: nodes are not authenticated
   bool require_dist_secret = false;  // --require-dist-secret
-  std::string revision = "main";     // --revision
-  std::string download_dir;          // --download-dir; empty: HubCacheDirectory()
-  std::string tokenizer_path;        // --tokenizer-path; empty: the model's directory
+  int bootstrap_port = 8998;         // --disaggregation-bootstrap-port
+  std::string disaggregation_backend = "tcp";   // --disaggregation-transfer-backend: shm or tcp
+  double disaggregation_timeout_seconds = 300;  // --disaggregation-timeout
+  std::string revision = "main";                // --revision
+  std::string download_dir;                     // --download-dir; empty: HubCacheDirectory()
+  std::string tokenizer_path;                   // --tokenizer-path; empty: the model's directory
   std::string host = "127.0.0.1";
   int port = 30000;
   bool low_priority_values_first = false;  // --schedule-low-priority-values-first

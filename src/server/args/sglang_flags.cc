@@ -27,7 +27,6 @@ constexpr const char* kTokenMap =
 constexpr const char* kNgrams =
     "drafts always come from n-grams of 2 to 5 tokens in the request's own text";
 constexpr const char* kNoLora = "adapters (LoRA) are not supported";
-constexpr const char* kNoDisaggregation = "prefill and decode run in one engine";
 
 constexpr std::array kFlags = {
     SglangFlag{"--trust-remote-code", 0, kWithoutEffect, "code in checkpoints is never executed"},
@@ -147,10 +146,8 @@ constexpr std::array kFlags = {
     SglangFlag{"--speculative-ngram-match-type", 1, kWithoutEffect, kNgrams},
     SglangFlag{"--speculative-ngram-branch-length", 1, kWithoutEffect, kNgrams},
     SglangFlag{"--speculative-ngram-capacity", 1, kWithoutEffect, kNgrams},
-    SglangFlag{"--disaggregation-mode", 1, kRefused, kNoDisaggregation, "null"},
-    SglangFlag{"--disaggregation-transfer-backend", 1, kWithoutEffect, kNoDisaggregation},
-    SglangFlag{"--disaggregation-bootstrap-port", 1, kWithoutEffect, kNoDisaggregation},
-    SglangFlag{"--disaggregation-ib-device", 1, kWithoutEffect, kNoDisaggregation},
+    SglangFlag{"--disaggregation-ib-device", 1, kWithoutEffect,
+               "--disaggregation-transfer-backend is tcp or shm"},
     SglangFlag{"--mooncake-ib-device", 1, kWithoutEffect, kLibraries},
     SglangFlag{"--ssl-ca-certs", 1, kRefused, "client certificates are not supported"},
 };

@@ -63,6 +63,7 @@ TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
       {"--disable-outlines-disk-cache"},
       {"--cuda-graph-bs", "1", "2", "4"},
       {"--disaggregation-mode", "null"},
+      {"--disaggregation-ib-device", "mlx5_0"},
   };
   for (std::vector<std::string> words : kTaken) {
     const std::string flag = words.front();
@@ -85,7 +86,9 @@ TEST(SglangFlagsTest, RefusedByName) {
       {"--speculative-moe-a2a-backend", "deepep"},
       {"--speculative-moe-runner-backend", "triton"},
       {"--lora-paths", "a=b"},
-      {"--disaggregation-mode", "prefill"},
+      {"--disaggregation-mode", "both"},
+      {"--disaggregation-transfer-backend", "mooncake"},
+      {"--disaggregation-bootstrap-port", "9000"},  // without a mode
       {"--pp-async-batch-depth", "-1"},
       {"--pp-max-micro-batch-size", "many"},
       {"--ssl-ca-certs", "ca.pem"},

@@ -75,6 +75,16 @@ void Front::CheckTask(bool pooled) const {
 }
 
 void Front::Check(GenerationSpec& spec) const {
+  CheckTransfer(spec);
+  try {
+    CheckFields(spec);
+  } catch (const Error& error) {
+    if (spec.kv) transfers_->Refuse(*spec.kv, error.what());  // the other server need not wait
+    throw;
+  }
+}
+
+void Front::CheckFields(GenerationSpec& spec) const {
   CheckTask(spec.pooled);
   Validate(spec.sampling, limits_.vocab_size);
   Validate(spec.logprob, limits_.vocab_size);
@@ -124,6 +134,16 @@ void Front::ReleaseName(const std::string& name) {
 }
 
 uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
+  const std::optional<KvRoom> room = spec.kv;
+  try {
+    return SubmitChecked(std::move(spec), std::move(callback));
+  } catch (const Error& error) {
+    if (room && transfers_) transfers_->Refuse(*room, error.what());
+    throw;
+  }
+}
+
+uint64_t Front::SubmitChecked(GenerationSpec spec, GenerationCallback callback) {
   Check(spec);
   std::vector<ControlMessage> messages;
   std::lock_guard order(order_);
@@ -150,7 +170,8 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
     auto open = std::make_shared<Open>(id, tokenizer_, std::move(spec), std::move(callback));
     open->tokens = std::ssize(open->spec.input_ids);
     open->group = controller_.Open(pinned, open->tokens);
-    if (!paused_ && suspects_.empty()) Append(*open, &messages);  // else SendUnsent sends it later
+    OpenTransfer(*open);
+    if (!paused_ && suspects_.empty()) Append(*open, &messages);  // else it is sent later
     open_.emplace(id, std::move(open));
   }
   if (!messages.empty()) link_.Send(messages);
@@ -191,6 +212,8 @@ void Front::Abort(const std::vector<uint64_t>& ids) {
 
 void Front::Abort(Open& open, std::vector<Ending>* endings, std::vector<ControlMessage>* aborts) {
   open.aborted = true;
+  if (open.kv_role != KvRole::kOwn)
+    transfers_->Close(open.next.id, "the request was aborted on the other server");
   if (!paused_ && open.sent) {
     aborts->emplace_back(AbortRequest{open.next.id});
   } else {
@@ -258,12 +281,16 @@ void Front::Deliver(const RequestOutput& output, Clock::time_point now) {
   std::string overdue;
   bool suspect = false;
   std::optional<Clock::time_point> ended;
+  bool transfers = false;
+  int group = 0;
   {
     std::lock_guard lock(mutex_);
     const auto it = open_.find(output.id);
     if (it == open_.end()) return;  // the front has already ended it, because of a stop string
     open = it->second;
     if (open->ending) return;
+    transfers = open->kv_role != KvRole::kOwn && !open->aborted;
+    group = open->group;
     const auto count = std::ssize(output.new_tokens);
     answered_ |= count > 0 || output.finish != FinishReason::kNone;
     open->tokens += count;
@@ -273,6 +300,7 @@ void Front::Deliver(const RequestOutput& output, Clock::time_point now) {
     overdue = open->overdue;
     suspect = suspects_.contains(output.id);
   }
+  if (transfers) transfers_->OnOutput(output.id, group, output);
   if (ended)
     LOG_INFO("the first token came {:.0f} ms after the previous ranks ended",
              std::chrono::duration<double, std::milli>(now - *ended).count());
@@ -295,6 +323,7 @@ void Front::Take(Open& open, const RequestOutput& output, const std::string& ove
   }
   if (open.spec.measured) Measure(open, output, tokens_before, now);
   if (open.next.finished()) {
+    if (open.spec.kv) transfers_->Close(output.id, "the request has ended on the other server");
     if (output.finish == FinishReason::kNone)
       link_.Send({AbortRequest{output.id}});  // ended by a stop string, which ranks do not match
     // The name is released here, so that the client can reuse it right after the response.

@@ -77,6 +77,9 @@ class Front {
   // `controller` chooses the attention group of each request.
   Front(RankLink& link, const Tokenizer& tokenizer, Limits limits, DpController controller = {});
   ~Front();
+  // Before the first request: the requests are parts of requests to two servers. `transfers`
+  // outlives the front's use of it.
+  void Use(KvTransfers* transfers) { transfers_ = transfers; }
 
   // Throws kInvalid unless the model serves this kind of request. `pooled`: a request for a pooled
   // vector; otherwise a request that generates text.
@@ -122,6 +125,10 @@ class Front {
 
   metrics::RequestMetrics& request_metrics() { return metrics_; }
 
+  // For transfers: StartImported and ReleaseKv, unless the request has ended or was aborted.
+  void StartImported(uint64_t id, RequestOutput first);
+  void ReleaseKv(uint64_t id, const std::string& error);
+
   void OnMessage(const EngineMessage& message);
   // Call when a rank has ended. Nothing is sent until Resume. Open requests and queries are kept,
   // and new ones are accepted. An abort ends a request immediately. `ended`: when the rank ended.
@@ -164,6 +171,12 @@ class Front {
   struct Open;
   Error Full() const;
   void CheckPrompt(const std::vector<int32_t>& ids, bool pooled) const;
+  void CheckFields(GenerationSpec& spec) const;
+  uint64_t SubmitChecked(GenerationSpec spec, GenerationCallback callback);
+  void CheckTransfer(const GenerationSpec& spec) const;
+  void OpenTransfer(Open& open);  // requires mutex_
+  // Sends `message` about an open request of `role`.
+  void SendTransfer(uint64_t id, KvRole role, ControlMessage message);
   void ReleaseName(const std::string& name);
   bool IsNameTaken(const GenerationSpec& spec) const;
   void AbortWhere(const std::function<bool(const Open&)>& chosen);
@@ -177,6 +190,7 @@ class Front {
   // Appends the request to `endings`, to end it with output `last`, unless it is ending already.
   // Requires mutex_.
   void Finish(Open& open, RequestOutput last, std::vector<Ending>* endings);
+  void EndTransfer(Open& open, std::vector<Ending>* endings);
   // Aborts one request. Requires order_ and mutex_.
   void Abort(Open& open, std::vector<Ending>* endings, std::vector<ControlMessage>* aborts);
   void End(const std::vector<Ending>& endings);
@@ -207,6 +221,7 @@ class Front {
   RankLink& link_;
   const Tokenizer& tokenizer_;
   const Limits limits_;
+  KvTransfers* transfers_ = nullptr;
   std::atomic<bool> draining_{false}, lost_{false};
   metrics::RequestMetrics metrics_;
 

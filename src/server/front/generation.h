@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "engine/request.h"
 #include "grammar/compiler.h"
+#include "server/front/kv_transfers.h"
 
 namespace switchyard {
 
@@ -35,8 +36,9 @@ struct GenerationSpec {
   bool skip_special_tokens = true;
   // Special tokens that stay in the text despite skip_special_tokens: markers of an output parser.
   std::vector<int32_t> shown_special_tokens;
-  bool token_ends = false;  // request GenerationEvent::token_ends
-  bool measured = true;     // counted in the metrics of requests; false: the server's own probes
+  std::optional<KvRoom> kv;  // the other server of the request; nullopt: there is none
+  bool token_ends = false;   // events have token_ends
+  bool measured = true;      // counted in the metrics of requests; false: the server's own probes
   // Number of new tokens after which an event is sent. The default sends one event, at the end.
   int32_t stream_interval = std::numeric_limits<int32_t>::max();
 };

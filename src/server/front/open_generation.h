@@ -33,10 +33,12 @@ struct Front::Open {
   bool running = false;  // the first token has arrived
   std::string overdue;   // error message if the request was aborted because of a timeout
   bool sent = false;     // the ranks have the request
-  bool aborted = false;  // an abort was sent, or none is needed because the request ends here
-  bool ending = false;   // its last event is being delivered; later output of the ranks is dropped
-  // Ranks that have failed with the request in their batch. Cleared when the request has run alone
-  // without a failure. Guarded by mutex_.
+  bool aborted = false;  // an abort was sent, or the request ends without one
+  // kOwn also after the ranks of a decode worker have ended: the new ranks compute the prompt.
+  KvRole kv_role = KvRole::kOwn;
+  bool ending = false;  // its last event is on the way; later output of the ranks is dropped
+  // Ranks that have failed with the request in their batch, since it was last cleared of suspicion.
+  // Guarded by mutex_.
   std::set<int> failed_ranks;
   // All output tokens, which new ranks need to continue the request. Other threads read them only
   // during a pause.

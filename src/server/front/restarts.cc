@@ -48,7 +48,8 @@ EngineRequest Front::Open::Request(Pooling pooling, bool trial) const {
                         .cache_salt = spec.cache_salt,
                         .grammar = spec.grammar ? spec.grammar->id : 0,
                         .output_ids = output,
-                        .cached_tokens = next.cached_tokens};
+                        .cached_tokens = next.cached_tokens,
+                        .kv = kv_role};
   if (trial) {
     SamplingParams& sampling = request.sampling;
     sampling.max_new_tokens =
@@ -127,16 +128,34 @@ void Front::BeginPause(Clock::time_point ended) {
     if (!held_since_) held_since_ = ended;
     if (!paused_since_) paused_since_ = ended;
     std::vector<ControlMessage> no_aborts;
-    for (const auto& [id, open] : open_)
+    for (const auto& [id, open] : open_) {
       if (open->aborted) Abort(*open, &endings, &no_aborts);
+      EndTransfer(*open, &endings);
+    }
     answers = questions_.TakeHeld();
   }
   End(endings);
   for (const auto& answer : answers) answer();
 }
 
-// Counts consecutive ends of ranks that had requests and sent no output. Returns 0 if this end is
-// not one of them. Requires mutex_.
+// The pages of a transfer end with their ranks. A request of a decode worker continues on the new
+// ranks, which compute its prompt again. One of a prefill worker ends, and its other server gets
+// the error. Requires mutex_.
+void Front::EndTransfer(Open& open, std::vector<Ending>* endings) {
+  const KvRole role = std::exchange(open.kv_role, KvRole::kOwn);
+  if (role == KvRole::kOwn) return;
+  const std::string why = "the ranks of the other server have ended";
+  transfers_->Close(open.next.id, why);
+  if (role == KvRole::kExport)
+    Finish(open,
+           {.finish = FinishReason::kError,
+            .error = "the ranks ended before the pages of the request were read",
+            .error_kind = ErrorKind::kUnavailable},
+           endings);
+}
+
+// Counts ends of ranks that had requests and answered none of them. Returns 0 if the last ranks are
+// not such ones. Requires mutex_.
 int Front::EndedWithoutAnswer(const RanksEnd& end) {
   const bool worked = std::ranges::any_of(
       open_, [&](const auto& entry) { return entry.second->sent && end.Had(entry.first); });

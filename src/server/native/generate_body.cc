@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "server/api/bootstrap_fields.h"
 #include "server/api/copies.h"
 #include "server/api/data_parallel_rank.h"
 #include "server/api/grammar_fields.h"
@@ -110,6 +111,7 @@ GenerateBody ParseGenerateBody(const Service& service, const Json& body) {
     spec.logprob = ParseLogprobs(f, i, prompts.size());
     spec.routed_experts = ParseRoutedExperts(f);
     spec.group = ParseDataParallelRank(f);
+    spec.kv = ParseBootstrap(service.args, f, i, prompts.size());
     spec.priority = ParsePriority(service.args, f);
     spec.cache_salt = ParseCacheSalt(f, i, prompts.size());
     const auto interval =

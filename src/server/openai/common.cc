@@ -4,6 +4,7 @@
 #include <functional>
 #include <random>
 
+#include "server/api/bootstrap_fields.h"
 #include "server/api/cached_tokens.h"
 #include "server/api/data_parallel_rank.h"
 #include "server/api/sampling_fields.h"
@@ -86,6 +87,7 @@ void ParseSampling(const Service& service, const Fields& f, int32_t max_new_toke
   s.seed = f.Seed("seed");
   ParseSamplingFields(*service.model.tokenizer, f, spec);
   spec->group = ParseDataParallelRank(f);
+  spec->kv = ParseBootstrap(service.args, f);
   spec->priority = ParsePriority(service.args, f);
 }
 

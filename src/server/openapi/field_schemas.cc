@@ -27,6 +27,13 @@ constexpr char kPrompts[] =
     R"("minItems":1},"minItems":1}]})";
 constexpr char kTextPrompts[] =
     R"({"anyOf":[{"type":"string"},{"type":"array","items":{"type":"string"},"minItems":1}]})";
+constexpr char kRooms[] =
+    R"({"anyOf":[{"type":"integer","minimum":0},{"type":"array","items":{"type":"integer",)"
+    R"("minimum":0}}],"description":"for --disaggregation-mode: chosen by the router"})";
+constexpr char kPorts[] =
+    R"({"anyOf":[{"type":"integer","minimum":1,"maximum":65535},{"type":"array","items":)"
+    R"({"type":"integer","minimum":1,"maximum":65535}}],"description":)"
+    R"("--disaggregation-bootstrap-port of the prefill worker"})";
 constexpr char kCount[] = R"({"type":"integer","minimum":0,"maximum":2147483647})";
 constexpr char kObject[] = R"({"type":"object"})";
 constexpr char kPenalty[] = R"({"type":"number","minimum":-2,"maximum":2,"default":0})";
@@ -76,6 +83,9 @@ constexpr FieldSchema kShared[] = {
     {"cache_salt", kTexts},
     {"routed_dp_rank", kCount},
     {"data_parallel_rank", kCount},
+    {"bootstrap_host", kTexts},
+    {"bootstrap_port", kPorts},
+    {"bootstrap_room", kRooms},
     {"priority", R"({"type":"integer","minimum":-2147483648,"maximum":2147483647})"},
     {"echo", kBool},
     {"return_token_ids", kBool},

@@ -169,7 +169,7 @@ bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const Ran
 std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membership,
                                      const RankJob& job, const RestartOptions& restart,
                                      const std::string& endpoint, RankHost::OnExit on_exit,
-                                     std::function<bool()> give_up) {
+                                     std::function<bool()> give_up, const OnArena& on_arena) {
   if (launch.launched) {
     return std::make_unique<ThreadHost>(job, launch.node, std::move(membership.arena), endpoint,
                                         std::move(on_exit));
@@ -193,9 +193,10 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
       .stall_timeout = restart.stall_timeout,
       .give_up = std::move(give_up),
       .epochs = keeps_weights};
-  auto arena =
-      SharedArena::Create(job.config.mesh.world(), job.plan.symmetric_bytes_per_rank,
-                          keeps_weights ? KeptPages::BytesPerRank(job.config, job.plan) : 0);
+  const bool keeps_pages = keeps_weights || job.config.disaggregated();
+  auto arena = SharedArena::Create(job.config.mesh.world(), job.plan.symmetric_bytes_per_rank,
+                                   keeps_pages ? KeptPages::BytesPerRank(job.config, job.plan) : 0);
+  if (on_arena) on_arena(arena);
   if (!keeps_weights)
     return std::make_unique<ProcessHost>(std::move(arena), std::move(options), std::move(on_exit));
   membership.ranks =

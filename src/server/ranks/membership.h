@@ -60,12 +60,14 @@ bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const Ran
 
 // Starts the ranks of this node. `endpoint`: control endpoint of the front, used by rank 0. If
 // `give_up` returns true, the wait for the ranks to join ends; `give_up` may be empty. Call after
-// ConnectLaunchedRank. With restarts, call it again for each epoch, after every rank of the
-// previous epoch has ended or waits for the new epoch. It then starts only the ranks that have
-// ended.
+// ConnectLaunchedRank. With restarts, it is called again for each epoch, once every rank of the
+// previous epoch has ended or waits for the new epoch. Then it starts the ranks that have ended.
+// `on_arena`: called with a new arena before its ranks start, if they are processes of this server;
+// may be empty.
+using OnArena = std::function<void(const std::shared_ptr<SharedArena>&)>;
 std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membership,
                                      const RankJob& job, const RestartOptions& restart,
                                      const std::string& endpoint, RankHost::OnExit on_exit,
-                                     std::function<bool()> give_up);
+                                     std::function<bool()> give_up, const OnArena& on_arena = {});
 
 }  // namespace switchyard

@@ -34,7 +34,8 @@ std::unique_ptr<EngineRanks> ServedLayout::Start(EngineRanks::Events events,
         return StartRanks(
             served_.launch, membership_, job_, served_.restart, endpoint,
             WithChangedFiles(served_.weights, std::move(on_exit)),
-            [&cancelled = served_.cancelled, give_up] { return cancelled || give_up(); });
+            [&cancelled = served_.cancelled, give_up] { return cancelled || give_up(); },
+            served_.on_arena);
       },
       std::move(membership_.nodes), std::move(events));
 }

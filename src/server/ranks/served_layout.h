@@ -18,7 +18,8 @@ struct ServedRanks {
   const Launch& launch;
   const std::vector<FileStamp>& weights;  // as at the start of the server
   RestartOptions restart;
-  const std::atomic<bool>& cancelled;  // true once the start of the server is cancelled
+  const std::atomic<bool>& cancelled;  // the start of the server has been cancelled
+  OnArena on_arena;                    // of StartRanks; may be empty
 };
 
 class ServedLayout : public RankLayout {

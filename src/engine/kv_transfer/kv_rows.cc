@@ -1,0 +1,173 @@
+#include "engine/kv_transfer/kv_rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "engine/kept_pages.h"
+#include "kernels/cache_rows.h"
+
+namespace switchyard {
+namespace {
+
+void CheckPages(const KvLayerRows& rows, int64_t begin, int64_t end) {
+  if (begin < rows.first || begin > end ||
+      end - rows.first > std::ssize(rows.pages) * rows.page_size)
+    throw Invalid("positions {} to {} of the KV cache are not in its {} pages of {}", begin, end,
+                  rows.pages.size(), rows.page_size);
+  for (int64_t page = (begin - rows.first) / rows.page_size;
+       page * rows.page_size < end - rows.first; ++page)
+    if (rows.pages[page] < 0 || rows.pages[page] >= rows.num_pages)
+      throw Invalid("page {} is not one of the {} pages of the KV cache", rows.pages[page],
+                    rows.num_pages);
+}
+
+// Copies the heads that both shards have.
+void CopyShard(const KvShard& from, const KvLayerRows& source, const KvShard& to,
+               const KvLayerRows& target, int64_t begin, int64_t end, int64_t bytes, bool keys) {
+  const int64_t first = std::max(from.heads.begin, to.heads.begin);
+  const int64_t heads = std::min(from.heads.end, to.heads.end) - first;
+  if (heads <= 0) return;
+  const std::byte* const read = keys ? from.keys : from.values;
+  std::byte* const write = keys ? to.keys : to.values;
+  const auto slot = [](const KvLayerRows& rows, int64_t position) {
+    const int64_t i = position - rows.first;
+    return rows.pages[i / rows.page_size] * rows.page_size + i % rows.page_size;
+  };
+  const auto left = [](const KvLayerRows& rows, int64_t position) {  // positions in its page
+    return rows.page_size - (position - rows.first) % rows.page_size;
+  };
+  const bool whole = heads == from.heads.size() && heads == to.heads.size();
+  for (int64_t position = begin; position < end;) {
+    // The positions that are contiguous in both pages.
+    const int64_t run = std::min({end - position, left(source, position), left(target, position)});
+    const std::byte* in =
+        read + (slot(source, position) * from.heads.size() + first - from.heads.begin) * bytes;
+    std::byte* out =
+        write + (slot(target, position) * to.heads.size() + first - to.heads.begin) * bytes;
+    if (whole) {
+      std::memcpy(out, in, static_cast<size_t>(run * heads * bytes));
+    } else {
+      for (int64_t i = 0; i < run; ++i)
+        std::memcpy(out + i * to.heads.size() * bytes, in + i * from.heads.size() * bytes,
+                    static_cast<size_t>(heads * bytes));
+    }
+    position += run;
+  }
+}
+
+}  // namespace
+
+KvFormat KvFormat::Of(const ModelConfig& model, DType dtype) {
+  const AttentionConfig& a = model.attention;
+  KvFormat format{.layers = model.num_layers(), .dtype = dtype};
+  if (a.kind == AttentionConfig::Kind::kLatent) {
+    format.heads = 1;
+    format.key_bytes = kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim);
+  } else {
+    format.heads = a.kv_heads;
+    format.key_bytes = format.value_bytes = kernels::CacheRowBytes(dtype, a.head_dim);
+  }
+  return format;
+}
+
+std::string KvFormat::Text() const {
+  return fmt::format("{} layers, {} heads of {} + {} bytes ({})", layers, heads, key_bytes,
+                     value_bytes, Name(dtype));
+}
+
+void CopyKvRows(const KvFormat& format, const KvLayerRows& from, const KvLayerRows& to,
+                int64_t begin, int64_t end) {
+  CheckPages(from, begin, end);
+  CheckPages(to, begin, end);
+  for (const KvShard& target : to.shards) {
+    int64_t next = target.heads.begin;  // the first head that has not been copied
+    for (const KvShard& source : from.shards) {
+      if (source.heads.begin > next || source.heads.end <= next) continue;
+      CopyShard(source, from, target, to, begin, end, format.key_bytes, /*keys=*/true);
+      if (format.value_bytes > 0)
+        CopyShard(source, from, target, to, begin, end, format.value_bytes, /*keys=*/false);
+      next = source.heads.end;
+    }
+    CHECK_GE(next, target.heads.end);
+  }
+}
+
+KvCaches::KvCaches(const EngineConfig& config, const EnginePlan& plan,
+                   const std::vector<std::span<std::byte>>& kept)
+    : format_(KvFormat::Of(plan.model, plan.kv_dtype)),
+      mesh_(config.mesh),
+      num_pages_(plan.num_pages),
+      page_size_(config.page_size) {
+  CHECK_EQ(std::ssize(kept), mesh_.tp);
+  const bool latent = plan.model.attention.kind == AttentionConfig::Kind::kLatent;
+  for (int rank = 0; rank < mesh_.tp; ++rank) {
+    storages_.push_back(KeptPages::Storage(kept[rank], config, plan, Mesh(mesh_, rank)));
+    progress_.push_back(KeptPages::Progress(kept[rank]));
+  }
+  const int ranks = mesh_.tp / mesh_.dp;
+  for (int group = 0; group < mesh_.dp; ++group) {
+    for (int64_t layer = 0; layer < format_.layers; ++layer) {
+      std::vector<KvShard>& shards = shards_.emplace_back();
+      for (int rank = group * ranks; rank < (group + 1) * ranks; ++rank) {
+        KvStorage& storage = storages_[rank];
+        const Range heads = latent ? Range{0, 1} : KvHeads(plan.model.attention, Mesh(mesh_, rank));
+        shards.push_back(
+            {static_cast<std::byte*>(storage.k(layer).mutable_raw()),
+             latent ? nullptr : static_cast<std::byte*>(storage.v(layer).mutable_raw()), heads});
+      }
+    }
+  }
+}
+
+KvLayerRows KvCaches::Layer(int group, int64_t layer, std::span<const int32_t> pages) const {
+  CHECK(group >= 0 && group < groups() && layer >= 0 && layer < format_.layers);
+  return {.shards = shards_[group * format_.layers + layer],
+          .pages = pages,
+          .page_size = page_size_,
+          .num_pages = num_pages_};
+}
+
+int64_t KvCaches::LayersOf(int group, uint64_t pass) const {
+  const int ranks = mesh_.tp / mesh_.dp;
+  int64_t layers = format_.layers;
+  for (int rank = group * ranks; rank < (group + 1) * ranks; ++rank)
+    layers = std::min(layers, progress_[rank].LayersOf(pass));
+  return layers;
+}
+
+void KvCaches::ClearFaults(int group, std::span<const int32_t> pages, int64_t begin, int64_t end) {
+  const int ranks = mesh_.tp / mesh_.dp;
+  for (int rank = group * ranks; rank < (group + 1) * ranks; ++rank) {
+    int32_t* const faults = storages_[rank].router_faults();
+    if (faults == nullptr) return;
+    for (int64_t position = begin; position < end; ++position) {
+      const int64_t page = pages[position / page_size_];
+      CHECK(page >= 0 && page < num_pages_);
+      faults[page * page_size_ + position % page_size_] = 0;
+    }
+  }
+}
+
+CanonicalRows::CanonicalRows(const KvFormat& format, int64_t begin, int64_t end,
+                             std::span<std::byte> memory)
+    : begin_(begin), count_(end - begin) {
+  CHECK_GE(std::ssize(memory), format.BytesPerLayer(count_));
+  shard_ = {.keys = memory.data(),
+            .values = format.value_bytes > 0
+                          ? memory.data() + count_ * format.heads * format.key_bytes
+                          : nullptr,
+            .heads = {0, format.heads}};
+}
+
+KvLayerRows CanonicalRows::rows() const {
+  static constexpr int32_t kOnlyPage = 0;
+  return {.shards = {&shard_, 1},
+          .pages = {&kOnlyPage, 1},
+          .page_size = std::max<int64_t>(count_, 1),
+          .num_pages = 1,
+          .first = begin_};
+}
+
+}  // namespace switchyard

@@ -1,0 +1,102 @@
+// Rows of KV caches in memory, and copies between caches of different layouts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "core/dtype.h"
+#include "engine/config.h"
+#include "engine/kv_transfer/kv_progress.h"
+#include "model/config.h"
+#include "model/kv_storage.h"
+#include "model/weights/shard.h"
+
+namespace switchyard {
+
+// What two engines must have in common to exchange rows. Mesh and page size may differ.
+//
+// The canonical order of the rows of a layer is: all keys, then all values, each by position, then
+// by KV head. A row is one head of one position, in the storage format of the cache
+// (kernels/cache_rows.h). Latent attention has one "head" of keys, the latent, and no values.
+struct KvFormat {
+  int64_t layers = 0;
+  int64_t heads = 0;        // KV heads of the model; latent: 1
+  int64_t key_bytes = 0;    // of a row
+  int64_t value_bytes = 0;  // of a row; latent: 0
+  DType dtype = DType::kF32;
+
+  static KvFormat Of(const ModelConfig& model, DType dtype);
+  int64_t BytesPerLayer(int64_t positions) const {
+    return positions * heads * (key_bytes + value_bytes);
+  }
+  bool operator==(const KvFormat&) const = default;
+  std::string Text() const;  // "24 layers, 8 heads of 256 + 256 bytes (bfloat16)"
+};
+
+// One layer of a cache as one rank holds it, or as a buffer holds it: rows [slots, heads] of keys
+// and of values.
+struct KvShard {
+  std::byte* keys = nullptr;
+  std::byte* values = nullptr;  // null: latent
+  Range heads;                  // of the model
+};
+
+// One layer of the cache of an attention group, with the pages of one request. Borrows all memory.
+struct KvLayerRows {
+  std::span<const KvShard> shards;  // every head is in one of them, or in several with equal rows
+  std::span<const int32_t> pages;   // in order of position
+  int64_t page_size = 1;
+  int64_t num_pages = 0;  // of the memory
+  int64_t first = 0;      // the first position of pages[0]
+};
+
+// Copies the rows of the positions [begin, end) from one cache to all shards of another. Error
+// kInvalid if a page is out of range, or there are too few pages.
+void CopyKvRows(const KvFormat& format, const KvLayerRows& from, const KvLayerRows& to,
+                int64_t begin, int64_t end);
+
+// The caches of all ranks of an engine on CPUs, in shared memory. Used by the process that started
+// the ranks, while they run. Views only: the memory must outlive this object.
+class KvCaches {
+ public:
+  // `kept` [world]: SharedArena::Kept of each rank.
+  KvCaches(const EngineConfig& config, const EnginePlan& plan,
+           const std::vector<std::span<std::byte>>& kept);
+
+  const KvFormat& format() const { return format_; }
+  int groups() const { return mesh_.dp; }
+  int64_t num_pages() const { return num_pages_; }
+  int64_t page_size() const { return page_size_; }
+  // `pages` must outlive the result.
+  KvLayerRows Layer(int group, int64_t layer, std::span<const int32_t> pages) const;
+  // Layers that all ranks of the group have computed in this pass (KvProgress).
+  int64_t LayersOf(int group, uint64_t pass) const;
+  // Clears the router faults (KvStorage::router_faults) that earlier rows at these positions had.
+  void ClearFaults(int group, std::span<const int32_t> pages, int64_t begin, int64_t end);
+
+ private:
+  KvFormat format_;
+  MeshShape mesh_;
+  int64_t num_pages_ = 0, page_size_ = 1;
+  std::vector<KvStorage> storages_;           // [world]
+  std::vector<KvProgress> progress_;          // [world]
+  std::vector<std::vector<KvShard>> shards_;  // [groups · layers][attn_tp]
+};
+
+// Rows of the positions [begin, end) of one layer in the canonical order, as a cache with one page.
+// Borrows the memory, of at least BytesPerLayer(end − begin).
+class CanonicalRows {
+ public:
+  CanonicalRows(const KvFormat& format, int64_t begin, int64_t end, std::span<std::byte> memory);
+  KvLayerRows rows() const;  // valid as long as this object
+
+ private:
+  KvShard shard_;
+  int64_t begin_, count_;
+};
+
+}  // namespace switchyard

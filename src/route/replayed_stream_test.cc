@@ -1,0 +1,185 @@
+// A stream that several workers answer looks like that of one worker.
+#include "route/replayed_stream.h"
+
+#include <gmock/gmock.h>
+
+#include "core/format.h"
+#include "route/pair_request.h"
+
+namespace switchyard::route {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using Json = nlohmann::ordered_json;
+
+std::string Chunk(const std::string& id, const std::string& text, const char* finish = nullptr) {
+  Json choice = {{"index", 0}, {"delta", {{"content", text}}}, {"finish_reason", nullptr}};
+  if (finish) choice["finish_reason"] = finish;
+  return Json{{"id", id}, {"created", 1}, {"choices", {choice}}}.dump();
+}
+
+std::string TextOf(const std::vector<std::string>& events) {
+  std::string text;
+  for (const std::string& event : events) {
+    if (event == "[DONE]") continue;
+    const Json json = Json::parse(event);
+    for (const Json& choice : json["choices"])
+      text += choice["delta"].value("content", std::string());
+  }
+  return text;
+}
+
+TEST(EventReaderTest, BytesMayBeDividedAnywhere) {
+  const std::string bytes =
+      ": waiting\n\ndata: {\"a\":1}\n\ndata: x\ndata: y\r\n\r\nevent: z\n\ndata:[DONE]\n\n";
+  for (size_t size = 1; size <= bytes.size(); ++size) {
+    EventReader reader;
+    std::vector<std::string> data, comments;
+    for (size_t at = 0; at < bytes.size(); at += size) {
+      for (const EventReader::Event& event : reader.Add(std::string_view(bytes).substr(at, size)))
+        (event.data.empty() ? comments : data)
+            .push_back(event.data.empty() ? event.comment : event.data);
+    }
+    EXPECT_THAT(data, ElementsAre("{\"a\":1}", "x\ny", "[DONE]"));
+    EXPECT_THAT(comments, ElementsAre(": waiting"));
+  }
+}
+
+TEST(ReplayedStreamTest, TheFirstWorkersEventsAreUnchanged) {
+  ReplayedStream stream(false);
+  EXPECT_EQ(stream.Next("{ \"any\" : text"), "{ \"any\" : text");
+  EXPECT_EQ(stream.Next(Chunk("a", "x")), Chunk("a", "x"));
+  EXPECT_FALSE(stream.done());
+  EXPECT_EQ(stream.Next("[DONE]"), "[DONE]");
+  EXPECT_TRUE(stream.done());
+}
+
+TEST(ReplayedStreamTest, LaterWorkersContinueWhateverTheirEventsAre) {
+  const std::string text = "The yard has two tracks.";
+  for (size_t sent = 0; sent <= text.size(); ++sent) {
+    for (const size_t size : {1, 2, 5, 24}) {
+      ReplayedStream stream(false);
+      std::vector<std::string> got;
+      const auto take = [&](const std::string& data) {
+        if (const auto event = stream.Next(data)) got.push_back(*event);
+      };
+      for (size_t i = 0; i < sent; ++i) take(Chunk("a", text.substr(i, 1)));
+      for (int replay = 0; replay < 2; ++replay) {
+        ASSERT_TRUE(stream.Restart());
+        // The first replay ends early too.
+        for (size_t i = 0; i < text.size() && (replay > 0 || i < 8); i += size)
+          take(Chunk("b", text.substr(i, size), i + size >= text.size() ? "stop" : nullptr));
+      }
+      take("[DONE]");
+      EXPECT_EQ(TextOf(got), text);
+      EXPECT_EQ(got.back(), "[DONE]");
+      EXPECT_EQ(Json::parse(got[got.size() - 2])["choices"][0]["finish_reason"], "stop");
+      for (size_t i = 0; i + 1 < got.size() && sent > 0; ++i)
+        EXPECT_EQ(Json::parse(got[i])["id"], "a");
+    }
+  }
+}
+
+TEST(ReplayedStreamTest, ListsRolesCallsAndUsageAreSentOnce) {
+  const auto event = [](Json choice) { return Json{{"choices", {choice}}}.dump(); };
+  const std::string role =
+      event({{"index", 1}, {"delta", {{"role", "assistant"}, {"content", ""}}}});
+  const auto call = [&](const char* arguments) {
+    return event({{"index", 1},
+                  {"delta",
+                   {{"tool_calls",
+                     {{{"index", 0},
+                       {"id", "x"},
+                       {"function", {{"name", "f"}, {"arguments", arguments}}}}}}}}});
+  };
+  const auto logprobs = [&](std::vector<int> entries) {
+    return event({{"index", 1}, {"delta", Json::object()}, {"logprobs", {{"content", entries}}}});
+  };
+  const std::string usage = R"({"choices":[],"usage":{"total_tokens":3}})";
+  ReplayedStream stream(false);
+  for (const std::string& data : {role, call("{\"a\""), logprobs({1, 2})}) stream.Next(data);
+  ASSERT_TRUE(stream.Restart());
+  EXPECT_EQ(stream.Next(role), std::nullopt);
+  EXPECT_EQ(stream.Next(call("{\"a\"")), std::nullopt);
+  const auto rest = stream.Next(call(": 1}"));
+  ASSERT_TRUE(rest);
+  EXPECT_EQ(Json::parse(*rest)["choices"][0]["delta"]["tool_calls"][0]["function"]["arguments"],
+            ": 1}");
+  const auto entries = stream.Next(logprobs({1, 2, 3}));
+  ASSERT_TRUE(entries);
+  EXPECT_EQ(Json::parse(*entries)["choices"][0]["logprobs"]["content"], Json({3}));
+  EXPECT_EQ(stream.Next(usage), usage);
+  ASSERT_TRUE(stream.Restart());
+  EXPECT_EQ(stream.Next(usage), std::nullopt);
+}
+
+TEST(ReplayedStreamTest, CumulativeEventsCountByTheirTokens) {
+  const auto event = [](int index, int tokens, bool ends) {
+    return fmt::format(R"({{"text":"\"completion_tokens\":99","meta_info":{{"finish_reason":{},)"
+                       R"("completion_tokens":{}}},"index":{}}})",
+                       ends ? R"({"type":"stop"})" : "null", tokens, index);
+  };
+  ReplayedStream stream(true);
+  EXPECT_TRUE(stream.Next(event(0, 1, false)));
+  EXPECT_TRUE(stream.Next(event(0, 2, false)));
+  EXPECT_TRUE(stream.Next(event(1, 1, true)));
+  ASSERT_TRUE(stream.Restart());
+  EXPECT_FALSE(stream.Next(event(0, 1, false)));
+  EXPECT_FALSE(stream.Next(event(1, 1, true)));
+  EXPECT_FALSE(stream.Next(event(0, 2, false)));
+  EXPECT_TRUE(stream.Next(event(0, 2, true)));  // its end is new
+}
+
+http::Request Post(const std::string& path, const std::string& body) {
+  http::Request request;
+  request.method = "POST";
+  request.path = path;
+  request.body = body;
+  return request;
+}
+
+TEST(PairRequestTest, BothBodiesHaveTheRoomAndTheSeed) {
+  const auto pair =
+      PairRequest::Of(Post("/v1/chat/completions",
+                           R"({"messages":[],"stream":true,"stream_options":{},"rid":"r"})"),
+                      12);
+  ASSERT_TRUE(pair);
+  const auto bodies = pair->For("10.0.0.1", 8998, 77, 0);
+  const Json decode = Json::parse(bodies.decode), prefill = Json::parse(bodies.prefill);
+  for (const Json& body : {decode, prefill}) {
+    EXPECT_EQ(body["bootstrap_host"], "10.0.0.1");
+    EXPECT_EQ(body["bootstrap_port"], 8998);
+    EXPECT_EQ(body["bootstrap_room"], 77);
+    EXPECT_EQ(body["seed"], 12);
+    EXPECT_EQ(body["rid"], "r");
+  }
+  EXPECT_EQ(decode["stream"], true);
+  EXPECT_EQ(prefill["stream"], false);
+  EXPECT_FALSE(prefill.contains("stream_options"));
+  const Json again = Json::parse(pair->For("10.0.0.1", std::nullopt, 78, 2).decode);
+  EXPECT_FALSE(again.contains("bootstrap_port"));
+  EXPECT_EQ(again["rid"], "r~2");
+}
+
+TEST(PairRequestTest, AGivenSeedStays) {
+  const auto seeded = PairRequest::Of(Post("/v1/completions", R"({"prompt":"a","seed":3})"), 12);
+  EXPECT_EQ(Json::parse(seeded->For("h", 1, 1, 0).decode)["seed"], 3);
+  const auto native = PairRequest::Of(
+      Post("/generate", R"({"text":["a","b"],"sampling_params":[{"sampling_seed":4},{}]})"), 12);
+  const Json body = Json::parse(native->For("h", 1, 1, 0).decode);
+  EXPECT_EQ(body["sampling_params"][0]["sampling_seed"], 4);
+  EXPECT_EQ(body["sampling_params"][1]["sampling_seed"], 13);
+}
+
+TEST(PairRequestTest, OtherRequestsHaveNoPair) {
+  EXPECT_FALSE(PairRequest::Of(Post("/v1/embeddings", "{}"), 1));
+  EXPECT_FALSE(PairRequest::Of(Post("/generate", "[]"), 1));
+  EXPECT_FALSE(PairRequest::Of(Post("/generate", "{"), 1));
+  http::Request get = Post("/generate", "{}");
+  get.method = "GET";
+  EXPECT_FALSE(PairRequest::Of(get, 1));
+}
+
+}  // namespace
+}  // namespace switchyard::route

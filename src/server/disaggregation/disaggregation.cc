@@ -1,0 +1,57 @@
+#include "server/disaggregation/disaggregation.h"
+
+#include <utility>
+
+#include "comm/host/secret_file.h"
+#include "core/duration.h"
+#include "core/error.h"
+#include "core/log.h"
+
+namespace switchyard {
+
+Disaggregation::Disaggregation(const ServerArgs& args, const EnginePlan& plan, const Launch& launch,
+                               Front& front) {
+  if (!args.engine.disaggregated()) return;
+  if (launch.launched || !launch.alone())
+    throw Invalid("--disaggregation-mode {}: want all ranks on one host, started by `serve`",
+                  args.engine.disaggregation_mode);
+  const std::string secret =
+      args.dist_secret_file.empty() ? std::string() : ReadSecretFile(args.dist_secret_file);
+  if (secret.empty())
+    LOG_WARNING(
+        "prefill and decode workers are not authenticated: pass --dist-secret-file to all of them");
+  KvTransferOptions options{.job = {args.engine, plan},
+                            .backend = args.disaggregation_backend,
+                            .key = ConnectionKey::Of(secret, "kv transfer"),
+                            .bootstrap = {args.host, args.bootstrap_port},
+                            .timeout = Milliseconds(args.disaggregation_timeout_seconds)};
+  KvTransferTargets targets{
+      .start = [&front](uint64_t id,
+                        RequestOutput first) { front.StartImported(id, std::move(first)); },
+      .release = [&front](uint64_t id, const std::string& error) { front.ReleaseKv(id, error); }};
+  if (args.engine.disaggregation_mode == "prefill") {
+    sender_ = std::make_unique<KvSender>(std::move(options), std::move(targets));
+    LOG_INFO("prefill worker: decode workers connect to port {}", sender_->port());
+    front.Use(sender_.get());
+  } else {
+    receiver_ = std::make_unique<KvReceiver>(std::move(options), std::move(targets));
+    front.Use(receiver_.get());
+  }
+}
+
+void Disaggregation::Use(const std::shared_ptr<SharedArena>& arena) {
+  if (sender_) sender_->Use(arena);
+  if (receiver_) receiver_->Use(arena);
+}
+
+void Disaggregation::Stop() {
+  if (sender_) sender_->Stop();
+  if (receiver_) receiver_->Stop();
+}
+
+std::string Disaggregation::WhyRanksStay() const {
+  if (!sender_ && !receiver_) return {};
+  return "with --disaggregation-mode, the ranks cannot be changed";
+}
+
+}  // namespace switchyard

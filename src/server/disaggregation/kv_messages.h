@@ -1,0 +1,78 @@
+// Messages between a prefill and a decode worker, on one TCP connection for each pair of workers.
+//
+//   decode  -> prefill   KvHello                         after the handshake
+//   prefill -> decode    KvWelcome                       a refusal, or consent
+//   prefill -> decode    KvArena                         shm: where the caches are
+//   decode  -> prefill   KvWant                          the request has pages
+//   prefill -> decode    KvRowsHead, then the rows       tcp: a few MiB of one layer
+//                        KvPlace                         shm: positions of layers that can be
+//                        copied
+//   decode  -> prefill   KvTaken                         shm: they have been copied
+//   prefill -> decode    KvDone                          all rows were sent; the first output
+//   either direction     KvFailed                        the request ends
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "comm/host/agreement.h"
+#include "core/error.h"
+#include "server/front/kv_transfers.h"
+
+namespace switchyard {
+
+struct KvHello {
+  std::string backend;    // shm or tcp
+  std::string statement;  // EncodeStatement: what must be equal on both workers
+};
+struct KvWelcome {
+  std::string refusal;  // empty: accepted
+};
+// The caches of the ranks are in memory that another process of the same user and host can map.
+struct KvArena {
+  int32_t process = 0, descriptor = 0;
+  std::string job;  // EncodeRankSpec
+};
+struct KvWant {
+  KvKey key;
+  int64_t prompt_tokens = 0;
+  int64_t begin = 0;  // the rows before it are cached
+};
+// BytesPerLayer(end - begin) bytes follow, in the canonical order.
+struct KvRowsHead {
+  KvKey key;
+  int64_t layer = 0, begin = 0, end = 0;
+};
+struct KvPlace {
+  KvKey key;
+  uint64_t version = 0;
+  int32_t group = 0;
+  int64_t begin = 0, end = 0;
+  int64_t first_layer = 0, end_layer = 0;
+  std::vector<int32_t> pages;  // of the positions [0, end)
+};
+struct KvTaken {
+  KvKey key;
+  uint64_t version = 0;  // of KvPlace
+};
+struct KvDone {
+  KvKey key;
+  std::string output;  // EncodeMessage of StepOutputs with one output
+};
+struct KvFailed {
+  KvKey key;
+  std::string error;
+};
+using KvMessage = std::variant<KvArena, KvWant, KvRowsHead, KvPlace, KvTaken, KvDone, KvFailed>;
+
+std::string EncodeHello(const KvHello& hello);
+KvHello DecodeHello(std::string_view bytes);
+std::string EncodeWelcome(const KvWelcome& welcome);
+KvWelcome DecodeWelcome(std::string_view bytes);
+std::string EncodeKv(const KvMessage& message);
+KvMessage DecodeKv(std::string_view bytes);  // Error kInvalid if malformed
+
+}  // namespace switchyard

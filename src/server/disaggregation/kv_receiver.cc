@@ -1,0 +1,333 @@
+#include "server/disaggregation/kv_receiver.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "comm/net/authenticated_listener.h"
+#include "core/error.h"
+#include "core/log.h"
+
+namespace switchyard {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kSweepInterval = 200ms;
+// How long a prefill worker may take to accept a connection. The router sends the request to
+// another one sooner than its own timeout ends.
+constexpr std::chrono::milliseconds kConnectTime = 3s;
+constexpr size_t kMaxWelcome = size_t{1} << 20;
+
+RequestOutput ErrorOutput(const std::string& error) {
+  RequestOutput output;
+  output.finish = FinishReason::kError;
+  output.error = error;
+  output.error_kind = ErrorKind::kUnavailable;
+  return output;
+}
+
+}  // namespace
+
+KvReceiver::KvReceiver(KvTransferOptions options, KvTransferTargets targets)
+    : options_(std::move(options)),
+      targets_(std::move(targets)),
+      statement_(KvStatement(options_.job)),
+      sweeper_([this] { Sweep(); }) {}
+
+KvReceiver::~KvReceiver() { Stop(); }
+
+void KvReceiver::Stop() {
+  std::vector<LinkPtr> links;
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  if (sweeper_.joinable()) sweeper_.join();
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [address, link] : links_) links.push_back(link);
+    links.insert(links.end(), ended_.begin(), ended_.end());
+  }
+  for (const LinkPtr& link : links) {
+    if (link->opener.joinable()) link->opener.join();
+    if (link->connection) link->connection->Stop();
+  }
+}
+
+void KvReceiver::Use(std::shared_ptr<SharedArena> arena) {
+  const std::lock_guard lock(mutex_);
+  caches_ = std::make_shared<MappedCaches>(std::move(arena), options_.job);
+}
+
+void KvReceiver::Open(uint64_t id, const KvRoom& asked, int64_t prompt_tokens) {
+  const std::lock_guard lock(mutex_);
+  const auto [room, added] = rooms_.try_emplace(asked.key);
+  if (!added) {
+    outputs_.emplace_back(id, ErrorOutput(asked.key.Text() + " is in use"));
+    changed_.notify_all();
+    return;
+  }
+  room->second = {.id = id,
+                  .prompt_tokens = prompt_tokens,
+                  .link = LinkTo({asked.host, asked.port}),
+                  .deadline = Deadline()};
+  keys_.emplace(id, asked.key);
+}
+
+void KvReceiver::OnOutput(uint64_t id, int group, const RequestOutput& output) {
+  if (!output.kv) return;
+  const std::lock_guard lock(mutex_);
+  const auto key = keys_.find(id);
+  if (key == keys_.end()) return;
+  Room& room = rooms_.at(key->second);
+  room.group = group;
+  room.pages = *output.kv;
+  room.deadline = Deadline();
+  caches_->caches.ClearFaults(group, room.pages.pages, room.pages.begin, room.pages.end);
+  Send(*room.link, KvWant{key->second, room.prompt_tokens, room.pages.begin});
+}
+
+void KvReceiver::Close(uint64_t id, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  const auto key = keys_.find(id);
+  if (key == keys_.end()) return;
+  const auto room = rooms_.find(key->second);
+  if (!room->second.answered) Send(*room->second.link, KvFailed{key->second, why});
+  rooms_.erase(room);
+  keys_.erase(key);
+}
+
+void KvReceiver::Refuse(const KvRoom& asked, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (rooms_.contains(asked.key)) return;
+  Send(*LinkTo({asked.host, asked.port}), KvFailed{asked.key, why});
+}
+
+KvReceiver::LinkPtr KvReceiver::LinkTo(const HostPort& address) {
+  LinkPtr& link = links_[{address.host, address.port}];
+  if (link && link->failure.empty()) return link;
+  if (link) ended_.push_back(link);
+  link = std::make_shared<Link>();
+  link->address = address;
+  if (stop_) {
+    link->failure = "this server stops";
+    return link;
+  }
+  link->opener = std::thread([this, link] { OpenLink(link); });
+  return link;
+}
+
+void KvReceiver::Send(Link& link, const KvMessage& message) {
+  if (link.connection) {
+    link.connection->Post(message);
+  } else if (link.failure.empty()) {
+    link.early.push_back(message);
+  }
+}
+
+void KvReceiver::OpenLink(const LinkPtr& link) {
+  std::unique_ptr<KvConnection> connection;
+  std::string failure;
+  try {
+    failure = Connect(*link, &connection);
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  if (!failure.empty()) return EndLink(link, failure);
+  LOG_INFO("connected to the prefill worker at {}", link->address.Text());
+  KvConnection* const opened = connection.get();
+  const std::weak_ptr<Link> weak = link;
+  {
+    const std::lock_guard lock(mutex_);
+    link->connection = std::move(connection);
+    for (const KvMessage& message : std::exchange(link->early, {})) opened->Post(message);
+  }
+  // The link outlives its connection, whose threads call these.
+  opened->Start({.on_message = [this, raw = link.get()](
+                                   const KvMessage& message,
+                                   TcpStream& stream) { OnMessage(*raw, message, stream); },
+                 .on_end =
+                     [this, weak](const std::string& why) {
+                       if (const LinkPtr link = weak.lock()) EndLink(link, why);
+                     }});
+}
+
+// Returns why there is no connection; empty: there is one.
+std::string KvReceiver::Connect(Link& link, std::unique_ptr<KvConnection>* connection) {
+  const std::string name = "the prefill worker at " + link.address.Text();
+  const IoLimit limit =
+      IoLimit::After(std::min(kConnectTime, options_.timeout / 2), [this] { return stop_.load(); });
+  OpenedConnection opened = OpenAuthenticated(link.address, options_.key,
+                                              {.purpose = Purpose::kKv, .from = 1, .to = 0}, limit);
+  if (!opened.stream) {
+    if (!opened.connected) return name + " does not accept connections";
+    if (opened.verdict == Verdict::kAccepted) return name + " completes no handshake";
+    return DescribeVerdict(opened.verdict, "the decode worker", name) + " (--dist-secret-file)";
+  }
+  if (!SendMessage(
+          *opened.stream,
+          EncodeHello({.backend = options_.backend, .statement = EncodeStatement(statement_)}),
+          limit))
+    return name + " has closed the connection";
+  const auto answer = ReceiveMessage(*opened.stream, kMaxWelcome, limit);
+  if (!answer) return name + " has closed the connection";
+  if (const KvWelcome welcome = DecodeWelcome(*answer); !welcome.refusal.empty())
+    return welcome.refusal;
+  *connection = std::make_unique<KvConnection>(*std::move(opened.stream), name, options_.timeout);
+  return {};
+}
+
+void KvReceiver::EndLink(const LinkPtr& link, const std::string& why) {
+  if (!stop_) LOG_WARNING("{}", why);
+  const std::lock_guard lock(mutex_);
+  link->failure = why;
+  link->early.clear();
+  for (auto& [key, room] : rooms_)
+    if (room.link == link) Fail(room, why);
+}
+
+void KvReceiver::OnMessage(Link& link, const KvMessage& message, TcpStream& stream) {
+  if (const auto* head = std::get_if<KvRowsHead>(&message)) {
+    OnRows(link, *head, stream);
+  } else if (const auto* place = std::get_if<KvPlace>(&message)) {
+    OnPlace(link, *place);
+  } else if (const auto* done = std::get_if<KvDone>(&message)) {
+    OnDone(link, *done);
+  } else if (const auto* failed = std::get_if<KvFailed>(&message)) {
+    OnFailed(link, *failed);
+  } else if (const auto* arena = std::get_if<KvArena>(&message)) {
+    OnArena(link, *arena);
+  } else {
+    throw Invalid("{} has sent a message of a decode worker", link.connection->peer());
+  }
+}
+
+bool KvReceiver::Write(const Link& link, const KvKey& key, const KvLayerRows& from, int64_t layer,
+                       int64_t begin, int64_t end) {
+  const std::lock_guard lock(mutex_);
+  const auto found = rooms_.find(key);
+  if (found == rooms_.end() || found->second.link.get() != &link || found->second.answered)
+    return false;
+  Room& room = found->second;
+  if (layer < 0 || layer >= caches_->caches.format().layers || begin < room.pages.begin ||
+      end > room.pages.end || begin > end)
+    throw Invalid("{} has sent rows {} to {} of layer {}, which {} does not want",
+                  link.connection->peer(), begin, end, layer, key.Text());
+  CopyKvRows(caches_->caches.format(), from,
+             caches_->caches.Layer(room.group, layer, room.pages.pages), begin, end);
+  room.deadline = Deadline();
+  return true;
+}
+
+void KvReceiver::OnRows(Link& link, const KvRowsHead& head, TcpStream& stream) {
+  const KvFormat format = KvFormat::Of(options_.job.plan.model, options_.job.plan.kv_dtype);
+  const int64_t count = head.end - head.begin;
+  if (head.begin < 0 || count <= 0 || count > PositionsPerPiece(format))
+    throw Invalid("{} has sent rows {} to {}", link.connection->peer(), head.begin, head.end);
+  std::vector<std::byte> bytes(static_cast<size_t>(format.BytesPerLayer(count)));
+  if (stream.Receive(bytes.data(), bytes.size(), link.connection->limit()) != IoResult::kDone)
+    throw Error(ErrorKind::kPeer, link.connection->peer() + " has closed the connection");
+  Write(link, head.key, CanonicalRows(format, head.begin, head.end, bytes).rows(), head.layer,
+        head.begin, head.end);
+}
+
+void KvReceiver::OnPlace(Link& link, const KvPlace& place) {
+  if (!link.caches) throw Invalid("{} has not sent its memory", link.connection->peer());
+  const KvCaches& theirs = link.caches->caches;
+  const KvFormat& format = theirs.format();
+  if (place.group < 0 || place.group >= theirs.groups())
+    throw Invalid("{} has no attention group {}", link.connection->peer(), place.group);
+  if (place.first_layer < 0 || place.end_layer > format.layers)
+    throw Invalid("{} has no layers {} to {}", link.connection->peer(), place.first_layer,
+                  place.end_layer);
+  const int64_t piece = PositionsPerPiece(format);
+  for (int64_t layer = place.first_layer; layer < place.end_layer; ++layer) {
+    const KvLayerRows rows = theirs.Layer(place.group, layer, place.pages);
+    for (int64_t begin = place.begin; begin < place.end; begin += piece) {
+      const int64_t end = std::min(begin + piece, place.end);
+      if (!Write(link, place.key, rows, layer, begin, end)) return;
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  Send(link, KvTaken{place.key, place.version});
+}
+
+void KvReceiver::OnDone(Link& link, const KvDone& done) {
+  EngineMessage message = DecodeMessage(done.output);
+  auto* step = std::get_if<StepOutputs>(&message);
+  if (!step || step->outputs.size() != 1)
+    throw Invalid("{} has sent an unknown output", link.connection->peer());
+  const std::lock_guard lock(mutex_);
+  const auto found = rooms_.find(done.key);
+  if (found == rooms_.end() || found->second.link.get() != &link || found->second.answered) return;
+  found->second.answered = true;
+  outputs_.emplace_back(found->second.id, std::move(step->outputs[0]));
+  changed_.notify_all();
+}
+
+void KvReceiver::OnFailed(Link& link, const KvFailed& failed) {
+  const std::lock_guard lock(mutex_);
+  const auto found = rooms_.find(failed.key);
+  if (found != rooms_.end() && found->second.link.get() == &link) Fail(found->second, failed.error);
+}
+
+void KvReceiver::OnArena(Link& link, const KvArena& arena) const {
+  const std::string path = fmt::format("/proc/{}/fd/{}", arena.process, arena.descriptor);
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0)
+    throw Error(ErrorKind::kPeer,
+                fmt::format("cannot map the caches of {}: {}", link.connection->peer(),
+                            std::strerror(errno)),
+                "with --disaggregation-transfer-backend shm, both workers run on one host as one "
+                "user; tcp has no such condition");
+  const RankJob job = DecodeRankSpec(arena.job, options_.job.config.model_path);
+  link.caches = std::make_shared<MappedCaches>(SharedArena::FromFd(fd), job);
+}
+
+void KvReceiver::Fail(Room& room, const std::string& error) {
+  if (std::exchange(room.answered, true)) return;
+  outputs_.emplace_back(room.id, ErrorOutput(error));
+  changed_.notify_all();
+}
+
+void KvReceiver::Sweep() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    changed_.wait_for(lock, kSweepInterval, [this] { return stop_ || !outputs_.empty(); });
+    const auto now = Clock::now();
+    const double seconds = std::chrono::duration<double>(options_.timeout).count();
+    for (auto& [key, room] : rooms_) {
+      if (room.answered || room.deadline > now) continue;
+      const std::string why =
+          room.pages.pages.empty()
+              ? fmt::format(
+                    "{} got no pages of the cache of the decode worker within {:g} s "
+                    "(--disaggregation-timeout): the cache is full",
+                    key.Text(), seconds)
+              : fmt::format(
+                    "the decode worker got no rows of {} from the prefill worker at {} "
+                    "within {:g} s (--disaggregation-timeout)",
+                    key.Text(), room.link->address.Text(), seconds);
+      LOG_WARNING("{}", why);
+      Send(*room.link, KvFailed{key, why});
+      Fail(room, why);
+    }
+    auto outputs = std::exchange(outputs_, {});
+    auto ended = std::exchange(ended_, {});
+    lock.unlock();
+    for (auto& [id, output] : outputs) targets_.start(id, std::move(output));
+    for (const LinkPtr& link : ended) {
+      if (link->opener.joinable()) link->opener.join();
+      if (link->connection) link->connection->Stop();
+    }
+    lock.lock();
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,449 @@
+#include "server/disaggregation/kv_sender.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "core/log.h"
+
+namespace switchyard {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Interval of the checks for deadlines and ended connections.
+constexpr auto kSweepInterval = 200ms;
+// Interval of the checks for new layers of a running pass.
+constexpr auto kPace = 200us;
+// Interval of the checks whether the server stops.
+constexpr auto kAcceptInterval = 200ms;
+constexpr size_t kMaxHello = size_t{1} << 20;
+
+// Whether the pages of the positions [0, end) are the same.
+bool SamePages(const KvPages& a, const KvPages& b, int64_t end, int64_t page_size) {
+  const int64_t pages = (end + page_size - 1) / page_size;
+  return pages <= std::ssize(a.pages) && pages <= std::ssize(b.pages) &&
+         std::equal(a.pages.begin(), a.pages.begin() + pages, b.pages.begin());
+}
+
+void Replace(std::string_view old, std::string_view by, std::string& text) {
+  const size_t at = text.find(old);
+  if (at != std::string::npos) text.replace(at, old.size(), by);
+}
+
+}  // namespace
+
+KvSender::KvSender(KvTransferOptions options, KvTransferTargets targets)
+    : options_(std::move(options)),
+      targets_(std::move(targets)),
+      statement_(KvStatement(options_.job)),
+      listener_(TcpListener::Bind(options_.bootstrap)),
+      acceptor_([this] { Accept(); }),
+      sweeper_([this] { Sweep(); }),
+      pacer_([this] { Pace(); }) {}
+
+KvSender::~KvSender() { Stop(); }
+
+void KvSender::Stop() {
+  std::vector<Peer> peers;
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  if (acceptor_.joinable()) acceptor_.join();
+  if (sweeper_.joinable()) sweeper_.join();
+  if (pacer_.joinable()) pacer_.join();
+  {
+    const std::lock_guard lock(mutex_);
+    peers.swap(peers_);
+  }
+  for (const Peer& peer : peers) peer->Stop();
+}
+
+void KvSender::Use(std::shared_ptr<SharedArena> arena) {
+  const std::lock_guard lock(mutex_);
+  caches_ = std::make_shared<MappedCaches>(std::move(arena), options_.job);
+  if (options_.backend != "shm") return;
+  for (const Peer& peer : peers_) peer->Post(ArenaMessage());
+}
+
+KvArena KvSender::ArenaMessage() const {
+  return {.process = getpid(),
+          .descriptor = caches_->arena->fd(),
+          .job = EncodeRankSpec(options_.job.config, options_.job.plan)};
+}
+
+void KvSender::Accept() {
+  AuthenticatedListener listener(
+      listener_,
+      {.key = options_.key, .purpose = Purpose::kKv, .self = 0, .message_limit = kMaxHello});
+  while (!stop_) {
+    auto arrival =
+        listener.Accept(IoLimit::After(kAcceptInterval, [this] { return stop_.load(); }));
+    {
+      const std::lock_guard lock(mutex_);
+      refusals_ = Joined(listener.refusals(), "; ");
+    }
+    if (arrival) {
+      try {
+        Greet(*std::move(arrival));
+      } catch (const std::exception& error) {
+        LOG_WARNING("a decode worker is refused: {}", error.what());
+      }
+    }
+  }
+}
+
+void KvSender::Greet(AuthenticatedListener::Arrival arrival) {
+  const std::string name = fmt::format("the decode worker {}", arrival.host);
+  const KvHello hello = DecodeHello(arrival.message);
+  std::string refusal;
+  try {
+    CheckSame(statement_, DecodeStatement(hello.statement), "the decode worker");
+    if (hello.backend != options_.backend)
+      throw Invalid("--disaggregation-transfer-backend is {} on the prefill worker, but {} on {}",
+                    options_.backend, hello.backend, name);
+  } catch (const Error& error) {
+    refusal = error.what();
+    Replace("node 0", "the prefill worker", refusal);
+    Replace("all nodes need", "both workers need", refusal);
+  }
+  const bool sent = SendMessage(arrival.stream, EncodeWelcome({.refusal = refusal}),
+                                IoLimit::After(options_.timeout));
+  if (!refusal.empty()) {
+    LOG_WARNING("{} is refused: {}", name, refusal);
+    const std::lock_guard lock(mutex_);
+    last_refusal_ = refusal;
+    return;
+  }
+  if (!sent) return;
+  const auto peer =
+      std::make_shared<KvConnection>(std::move(arrival.stream), name, options_.timeout);
+  const std::weak_ptr<KvConnection> weak = peer;
+  {
+    const std::lock_guard lock(mutex_);
+    if (options_.backend == "shm" && caches_) peer->Post(ArenaMessage());
+    peers_.push_back(peer);
+  }
+  peer->Start({.on_message = [this, weak](const KvMessage& message,
+                                          TcpStream&) { OnMessage(weak, message); },
+               .on_end = [this, raw = peer.get()](const std::string& why) { OnEnd(why, raw); }});
+  LOG_INFO("{} is connected", name);
+}
+
+void KvSender::Open(uint64_t id, const KvRoom& asked, int64_t prompt_tokens) {
+  const std::lock_guard lock(mutex_);
+  const auto room = rooms_.try_emplace(asked.key).first;
+  Room& r = room->second;
+  if (r.id || !r.first.empty()) return ReleaseSoon(id, asked.key.Text() + " is in use");
+  if (!r.error.empty()) {
+    ReleaseSoon(id, r.error);
+    rooms_.erase(room);
+    return;
+  }
+  r.id = id;
+  r.prompt_tokens = prompt_tokens;
+  r.deadline = Deadline();
+  keys_.emplace(id, asked.key);
+}
+
+void KvSender::OnOutput(uint64_t id, int group, const RequestOutput& output) {
+  const std::lock_guard lock(mutex_);
+  const auto key = keys_.find(id);
+  if (key == keys_.end()) {
+    if (output.kv && !output.new_tokens.empty())
+      ReleaseSoon(id, "the room of the request has ended");
+    return;
+  }
+  const auto room = rooms_.find(key->second);
+  Room& r = room->second;
+  r.group = group;
+  r.deadline = Deadline();
+  if (output.kv) {
+    const int64_t page_size = options_.job.config.page_size;
+    if (output.kv->end < r.known.end || !SamePages(r.known, *output.kv, r.known.end, page_size)) {
+      ++r.version;
+      r.sent = 0;
+      r.part = {};
+    }
+    r.known = *output.kv;
+    // A pass that was aborted runs again under another number.
+    if (r.part.end > r.known.computed && r.part.pass != r.known.pass) r.part = {};
+  }
+  const bool finished = output.finish != FinishReason::kNone;
+  if (output.finish == FinishReason::kError || output.finish == FinishReason::kAbort) {
+    Forget(room);
+    return Fail(room, output.error.empty() ? "the request was aborted on the prefill worker"
+                                           : output.error);
+  }
+  if (finished || !output.new_tokens.empty()) {
+    StepOutputs step;
+    step.outputs.push_back(output);
+    step.outputs.back().kv.reset();
+    r.first = EncodeMessage(step);
+    r.ended = finished;
+  }
+  Advance(room);
+  changed_.notify_all();  // Pace
+}
+
+void KvSender::Close(uint64_t id, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  const auto key = keys_.find(id);
+  if (key == keys_.end()) return;
+  const auto room = rooms_.find(key->second);
+  Forget(room);
+  if (!room->second.ended) Fail(room, why);  // else no pages are needed
+}
+
+void KvSender::Refuse(const KvRoom& asked, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  const auto room = rooms_.try_emplace(asked.key).first;
+  if (!room->second.id) Fail(room, why);
+}
+
+void KvSender::OnMessage(const std::weak_ptr<KvConnection>& from, const KvMessage& message) {
+  const Peer peer = from.lock();
+  if (!peer) return;
+  const std::lock_guard lock(mutex_);
+  if (const auto* want = std::get_if<KvWant>(&message)) {
+    OnWant(peer, *want);
+  } else if (const auto* taken = std::get_if<KvTaken>(&message)) {
+    OnTaken(*taken);
+  } else if (const auto* failed = std::get_if<KvFailed>(&message)) {
+    const auto room = rooms_.try_emplace(failed->key).first;
+    if (room->second.peer && room->second.peer != peer) return;
+    const bool known = room->second.id.has_value();
+    room->second.peer.reset();  // it has ended the request itself
+    Fail(room, failed->error);
+    if (known) rooms_.erase(failed->key);
+  } else {
+    throw Invalid("{} has sent a message of a prefill worker", peer->peer());
+  }
+}
+
+void KvSender::OnWant(const Peer& peer, const KvWant& want) {
+  const auto room = rooms_.try_emplace(want.key).first;
+  Room& r = room->second;
+  if (r.peer) {
+    peer->Post(KvFailed{want.key, want.key.Text() + " is in use by another decode worker"});
+    return;
+  }
+  r.peer = peer;
+  r.begin = want.begin;
+  r.deadline = Deadline();
+  if (!r.error.empty()) return Fail(room, r.error);
+  if (r.id && r.prompt_tokens != want.prompt_tokens)
+    return Fail(room, fmt::format("the prompt has {} tokens on the prefill worker and {} on the "
+                                  "decode worker",
+                                  r.prompt_tokens, want.prompt_tokens));
+  Advance(room);
+  changed_.notify_all();  // Pace
+}
+
+void KvSender::OnTaken(const KvTaken& taken) {
+  const auto room = rooms_.find(taken.key);
+  if (room == rooms_.end()) return;
+  Room& r = room->second;
+  if (!r.sending || taken.version != r.step_version) return;
+  EndStep(r);
+  r.deadline = Deadline();
+  Advance(room);
+  changed_.notify_all();  // Pace
+}
+
+void KvSender::OnEnd(const std::string& why, const KvConnection* peer) {
+  LOG_INFO("a decode worker is disconnected: {}", why);
+  const std::lock_guard lock(mutex_);
+  for (auto next = rooms_.begin(); next != rooms_.end();) {
+    const auto room = next++;
+    if (room->second.peer.get() != peer) continue;
+    room->second.peer.reset();
+    Fail(room, why);
+  }
+}
+
+std::optional<KvSender::Rows> KvSender::NextRows(const Room& r) const {
+  const int64_t from = std::max(r.sent, r.begin), layers = caches_->caches.format().layers;
+  const auto ready = [&](uint64_t pass) { return caches_->caches.LayersOf(r.group, pass); };
+  if (r.part.begin == from && r.part.end > from) {  // continues with further layers
+    const int64_t end_layer = r.part.end <= r.known.computed ? layers : ready(r.part.pass);
+    if (end_layer <= r.part.end_layer) return std::nullopt;
+    return Rows{from, r.part.end, r.part.end_layer, end_layer, r.part.pass};
+  }
+  if (from < r.known.computed) return Rows{from, r.known.computed, 0, layers, 0};
+  if (from >= r.known.end || r.known.pass == 0) return std::nullopt;
+  const int64_t end_layer = ready(r.known.pass);
+  if (end_layer == 0) return std::nullopt;
+  return Rows{from, r.known.end, 0, end_layer, r.known.pass};
+}
+
+void KvSender::EndStep(Room& r) const {
+  r.sending = false;
+  if (r.step_version != r.version) return;  // the pages have changed meanwhile
+  if (r.step.end_layer == caches_->caches.format().layers) {
+    r.sent = r.step.end;
+    r.part = {};
+  } else if (r.step.end <= r.known.computed || r.step.pass == r.known.pass) {
+    r.part = r.step;
+  }
+}
+
+bool KvSender::AwaitsLayers(const Room& r) const {
+  return r.peer && !r.sending && r.known.pass != 0 && std::max(r.sent, r.begin) < r.known.end;
+}
+
+void KvSender::Pace() {
+  std::unique_lock lock(mutex_);
+  const auto awaits = [this](const auto& entry) { return AwaitsLayers(entry.second); };
+  while (!stop_) {
+    changed_.wait(lock, [&] { return stop_ || std::ranges::any_of(rooms_, awaits); });
+    for (auto next = rooms_.begin(); next != rooms_.end();) {
+      const auto room = next++;
+      if (AwaitsLayers(room->second)) Advance(room);
+    }
+    lock.unlock();
+    std::this_thread::sleep_for(kPace);
+    lock.lock();
+  }
+}
+
+void KvSender::Advance(Rooms::iterator room) {
+  const auto& [key, r] = *room;
+  if (!r.peer || r.sending) return;
+  const std::optional<Rows> rows = r.ended || !caches_ ? std::nullopt : NextRows(r);
+  if (rows) {
+    room->second.sending = true;
+    room->second.step = *rows;
+    room->second.step_version = r.version;
+    if (options_.backend == "shm") {
+      r.peer->Post(KvPlace{.key = key,
+                           .version = r.version,
+                           .group = r.group,
+                           .begin = rows->begin,
+                           .end = rows->end,
+                           .first_layer = rows->first_layer,
+                           .end_layer = rows->end_layer,
+                           .pages = r.known.pages});
+    } else {
+      r.peer->Post([this, key = key, weak = std::weak_ptr(r.peer)](TcpStream& stream) {
+        if (const Peer peer = weak.lock()) SendRows(key, stream, peer);
+      });
+    }
+    return;
+  }
+  const bool complete =
+      r.ended || (!r.first.empty() && std::max(r.sent, r.begin) >= r.prompt_tokens);
+  if (!complete) return;
+  r.peer->Post(KvDone{key, r.first});
+  if (r.id && !r.ended) ReleaseSoon(*r.id, "");
+  Forget(room);
+  rooms_.erase(room);
+}
+
+void KvSender::SendRows(const KvKey& key, TcpStream& stream, const Peer& peer) {
+  std::shared_ptr<MappedCaches> mapped;
+  Room copy;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto room = rooms_.find(key);
+    if (room == rooms_.end() || room->second.peer != peer) return;
+    mapped = caches_;
+    copy = room->second;
+  }
+  const KvFormat& format = mapped->caches.format();
+  const int64_t piece = PositionsPerPiece(format);
+  std::vector<std::byte> bytes;
+  const Rows& step = copy.step;
+  for (int64_t layer = step.first_layer; layer < step.end_layer; ++layer) {
+    const KvLayerRows rows = mapped->caches.Layer(copy.group, layer, copy.known.pages);
+    for (int64_t begin = step.begin; begin < step.end; begin += piece) {
+      const int64_t end = std::min(begin + piece, step.end);
+      bytes.resize(static_cast<size_t>(format.BytesPerLayer(end - begin)));
+      CopyKvRows(format, rows, CanonicalRows(format, begin, end, bytes).rows(), begin, end);
+      const std::string head = EncodeKv(KvRowsHead{key, layer, begin, end});
+      uint64_t size = head.size();
+      iovec parts[] = {{&size, sizeof size},
+                       {const_cast<char*>(head.data()), head.size()},
+                       {bytes.data(), bytes.size()}};
+      if (stream.Send(parts, peer->limit()) != IoResult::kDone)
+        throw Error(ErrorKind::kPeer, fmt::format("{} takes no rows", peer->peer()));
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  const auto room = rooms_.find(key);
+  if (room == rooms_.end() || room->second.peer != peer) return;
+  EndStep(room->second);
+  room->second.deadline = Deadline();
+  Advance(room);
+  changed_.notify_all();  // Pace
+}
+
+void KvSender::Forget(Rooms::iterator room) {
+  if (room->second.id) keys_.erase(*room->second.id);
+  room->second.id.reset();
+}
+
+void KvSender::ReleaseSoon(uint64_t id, const std::string& error) {
+  releases_.push_back({id, error});
+  changed_.notify_all();
+}
+
+void KvSender::Fail(Rooms::iterator room, const std::string& error) {
+  Room& r = room->second;
+  if (r.id) ReleaseSoon(*r.id, error);
+  Forget(room);
+  if (r.peer) {
+    r.peer->Post(KvFailed{room->first, error});
+    rooms_.erase(room);
+  } else {  // the other server may still request the room
+    r = {.error = error, .deadline = Deadline()};
+  }
+}
+
+std::string KvSender::WhyLate(const KvKey& key, const Room& room) const {
+  const std::string time = fmt::format("{:g} s (--disaggregation-timeout)",
+                                       std::chrono::duration<double>(options_.timeout).count());
+  const std::string& refused = last_refusal_.empty() ? refusals_ : last_refusal_;
+  if (!room.peer)
+    return fmt::format("no decode worker has requested {} within {}{}{}", key.Text(), time,
+                       refused.empty() ? "" : "; refused: ", refused);
+  if (!room.id)
+    return fmt::format("the prefill worker got no request for {} within {}", key.Text(), time);
+  return fmt::format("the transfer of {} made no progress for {}", key.Text(), time);
+}
+
+void KvSender::Sweep() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    changed_.wait_for(lock, kSweepInterval, [this] { return stop_ || !releases_.empty(); });
+    const auto now = Clock::now();
+    for (auto next = rooms_.begin(); next != rooms_.end();) {
+      const auto room = next++;
+      const Room& r = room->second;
+      // A prompt may wait in the queue, and be computed, for as long as other limits permit.
+      if (r.deadline > now || (r.id && r.first.empty() && !r.sending)) continue;
+      if (!room->second.error.empty()) {
+        rooms_.erase(room);
+        continue;
+      }
+      const std::string why = WhyLate(room->first, room->second);
+      LOG_WARNING("{}", why);
+      Fail(room, why);
+    }
+    std::vector<Release> releases = std::exchange(releases_, {});
+    std::vector<Peer> ended;
+    const auto dead = std::ranges::partition(peers_, [](const Peer& p) { return !p->ended(); });
+    ended.assign(dead.begin(), dead.end());
+    peers_.erase(dead.begin(), dead.end());
+    lock.unlock();
+    for (const Release& release : releases) targets_.release(release.id, release.error);
+    for (const Peer& peer : ended) peer->Stop();
+    lock.lock();
+  }
+}
+
+}  // namespace switchyard

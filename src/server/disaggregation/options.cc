@@ -1,0 +1,51 @@
+#include "server/disaggregation/options.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/dtype.h"
+
+namespace switchyard {
+namespace {
+
+std::vector<std::span<std::byte>> KeptOf(const SharedArena& arena) {
+  std::vector<std::span<std::byte>> kept;
+  for (int rank = 0; rank < arena.world(); ++rank) kept.push_back(arena.Kept(rank));
+  return kept;
+}
+
+// These flags of EngineStatement may differ: they change where rows are computed, not the rows.
+bool MayDiffer(const std::string& name) {
+  static constexpr const char* kNames[] = {
+      "--tp-size", "--ep-size", "--dp-size", "--moe-dense-tp-size", "--moe-a2a-backend",
+      "--moe-runner-backend", "--ep-num-redundant-experts", "the hash of --init-expert-location",
+      // Of speculative decoding, which both workers refuse.
+      "--speculative-moe-a2a-backend", "--speculative-moe-runner-backend",
+      "the hash of the draft model's config.json"};
+  return std::ranges::find(kNames, name) != std::end(kNames);
+}
+
+}  // namespace
+
+MappedCaches::MappedCaches(std::shared_ptr<SharedArena> from, const RankJob& job)
+    : arena(std::move(from)), caches(job.config, job.plan, KeptOf(*arena)) {}
+
+Statement KvStatement(const RankJob& job) {
+  Statement statement;
+  for (auto& entry : EngineStatement(job.config))
+    if (!MayDiffer(entry.first)) statement.push_back(std::move(entry));
+  const auto& quantization = job.plan.model.quantization;
+  statement.emplace_back("the KV cache", KvFormat::Of(job.plan.model, job.plan.kv_dtype).Text());
+  statement.emplace_back("--dtype", Name(job.plan.dtype));
+  statement.emplace_back("the rounding of activations to bfloat16",
+                         quantization.bfloat16_rows ? "on" : "off");
+  statement.emplace_back("the rounding of activations to int8",
+                         quantization.int8_group_rows ? "on" : "off");
+  return statement;
+}
+
+int64_t PositionsPerPiece(const KvFormat& format) {
+  return std::max<int64_t>(1, kKvPieceBytes / std::max<int64_t>(1, format.BytesPerLayer(1)));
+}
+
+}  // namespace switchyard

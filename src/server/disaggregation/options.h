@@ -1,0 +1,51 @@
+// What both sides of a transfer are started with.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "comm/device/symmetric_memory.h"
+#include "comm/host/agreement.h"
+#include "comm/net/handshake.h"
+#include "comm/net/tcp.h"
+#include "engine/kv_transfer/kv_rows.h"
+#include "engine/request.h"
+#include "server/front/rank_spec.h"
+
+namespace switchyard {
+
+struct KvTransferOptions {
+  RankJob job;                                 // of this server's ranks
+  std::string backend = "tcp";                 // --disaggregation-transfer-backend: shm or tcp
+  ConnectionKey key;                           // from --dist-secret-file
+  HostPort bootstrap;                          // where a prefill worker listens
+  std::chrono::milliseconds timeout{300'000};  // --disaggregation-timeout
+};
+
+// Sends messages about a request to the ranks (Front::StartImported, Front::ReleaseKv).
+struct KvTransferTargets {
+  std::function<void(uint64_t id, RequestOutput first)> start;
+  std::function<void(uint64_t id, const std::string& error)> release;
+};
+
+// The caches of the present ranks, and the memory that they are in.
+struct MappedCaches {
+  MappedCaches(std::shared_ptr<SharedArena> arena, const RankJob& job);
+
+  const std::shared_ptr<SharedArena> arena;
+  KvCaches caches;
+};
+
+// What must be equal on both workers, so that the decode worker continues as the prefill worker
+// would.
+Statement KvStatement(const RankJob& job);
+
+// Bytes that are copied or sent at once, so that a waiting thread waits for a short time only.
+inline constexpr int64_t kKvPieceBytes = int64_t{4} << 20;
+// The number of positions of one layer in such a piece, at least one.
+int64_t PositionsPerPiece(const KvFormat& format);
+
+}  // namespace switchyard

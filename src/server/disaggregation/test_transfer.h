@@ -1,0 +1,163 @@
+// Both sides of a transfer in one process, without ranks: for tests and benchmarks.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/kept_pages.h"
+#include "server/disaggregation/kv_receiver.h"
+#include "server/disaggregation/kv_sender.h"
+
+namespace switchyard {
+
+// The configuration of one server.
+struct SideOptions {
+  std::filesystem::path model;
+  MeshShape mesh{1, 1};
+  int32_t page_size = 16;
+  int64_t tokens = 1024;
+  std::string kv_dtype = "auto";
+};
+
+inline RankJob JobOf(const SideOptions& options, const char* mode) {
+  EngineConfig config;
+  config.model_path = options.model;
+  config.device = "cpu";
+  config.mesh = options.mesh;
+  config.page_size = options.page_size;
+  config.max_total_tokens = options.tokens;
+  config.kv_cache_dtype = options.kv_dtype;
+  config.disaggregation_mode = mode;
+  return {config, MakePlan(config)};
+}
+
+// The memory of the ranks of one server.
+struct Side {
+  Side(const SideOptions& options, const char* mode)
+      : job(JobOf(options, mode)),
+        arena(SharedArena::Create(job.config.mesh.tp, 4096,
+                                  KeptPages::BytesPerRank(job.config, job.plan))),
+        mapped(std::make_shared<MappedCaches>(arena, job)) {}
+
+  KvCaches& caches() { return mapped->caches; }
+  int64_t PagesFor(int64_t positions) const {
+    return (positions + job.config.page_size - 1) / job.config.page_size;
+  }
+  // Pages for so many positions, in random order.
+  std::vector<int32_t> Pages(int64_t positions, uint64_t seed) const {
+    std::vector<int32_t> pages(job.plan.num_pages);
+    std::iota(pages.begin(), pages.end(), 0);
+    std::shuffle(pages.begin(), pages.end(), std::mt19937_64(seed));
+    pages.resize(PagesFor(positions));
+    return pages;
+  }
+  // The rows of a layer in the canonical order.
+  std::vector<std::byte> Read(int group, int64_t layer, std::span<const int32_t> pages,
+                              int64_t begin, int64_t end) {
+    const KvFormat& format = caches().format();
+    std::vector<std::byte> bytes(format.BytesPerLayer(end - begin));
+    CopyKvRows(format, caches().Layer(group, layer, pages),
+               CanonicalRows(format, begin, end, bytes).rows(), begin, end);
+    return bytes;
+  }
+  // Writes random rows.
+  void Fill(int group, int64_t layer, std::span<const int32_t> pages, int64_t begin, int64_t end,
+            uint64_t seed) {
+    const KvFormat& format = caches().format();
+    std::vector<std::byte> bytes(format.BytesPerLayer(end - begin));
+    std::mt19937_64 random(seed * 1000 + layer);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    CopyKvRows(format, CanonicalRows(format, begin, end, bytes).rows(),
+               caches().Layer(group, layer, pages), begin, end);
+  }
+  void FillAll(int group, std::span<const int32_t> pages, int64_t end, uint64_t seed) {
+    for (int64_t layer = 0; layer < caches().format().layers; ++layer)
+      Fill(group, layer, pages, 0, end, seed);
+  }
+  void Publish(uint64_t pass, int64_t layers) {
+    for (int rank = 0; rank < arena->world(); ++rank)
+      KeptPages::Progress(arena->Kept(rank)).Publish(pass, layers);
+  }
+
+  const RankJob job;
+  const std::shared_ptr<SharedArena> arena;
+  const std::shared_ptr<MappedCaches> mapped;
+};
+
+// Messages to the ranks, by request.
+template <typename Value>
+class Messages {
+ public:
+  void Put(uint64_t id, Value value) {
+    const std::lock_guard lock(mutex_);
+    values_.emplace(id, std::move(value));
+    changed_.notify_all();
+  }
+  // nullopt after 20 s, or `timeout`.
+  std::optional<Value> Take(uint64_t id,
+                            std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, timeout, [&] { return values_.contains(id); }))
+      return std::nullopt;
+    return std::move(values_.extract(id).mapped());
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uint64_t, Value> values_;
+};
+
+struct TransferSetup {
+  SideOptions prefill, decode;
+  std::string backend = "tcp", decode_backend;  // the second one: empty for the same
+  std::string secret, decode_secret;
+  std::chrono::milliseconds timeout{20'000};
+};
+
+// A sender and a receiver, connected by TCP on this host.
+class TransferRig {
+ public:
+  explicit TransferRig(const TransferSetup& setup)
+      : prefill(setup.prefill, "prefill"),
+        decode(setup.decode, "decode"),
+        sender({.job = prefill.job,
+                .backend = setup.backend,
+                .key = ConnectionKey::Of(setup.secret, "kv transfer"),
+                .bootstrap = {"127.0.0.1", 0},
+                .timeout = setup.timeout},
+               {.release = [this](uint64_t id, const std::string& e) { released.Put(id, e); }}),
+        receiver(
+            {.job = decode.job,
+             .backend = setup.decode_backend.empty() ? setup.backend : setup.decode_backend,
+             .key = ConnectionKey::Of(
+                 setup.decode_secret.empty() ? setup.secret : setup.decode_secret, "kv transfer"),
+             .timeout = setup.timeout},
+            {.start = [this](uint64_t id, RequestOutput o) { started.Put(id, std::move(o)); }}) {
+    sender.Use(prefill.arena);
+    receiver.Use(decode.arena);
+  }
+
+  KvRoom Room(uint64_t room) const { return {{room, 0}, "127.0.0.1", sender.port()}; }
+
+  Side prefill, decode;
+  Messages<std::string> released;   // by the sender, to the prefill ranks
+  Messages<RequestOutput> started;  // by the receiver, to the decode ranks
+  KvSender sender;
+  KvReceiver receiver;
+};
+
+}  // namespace switchyard

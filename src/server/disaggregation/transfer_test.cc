@@ -1,0 +1,287 @@
+// The transfer between two servers, without their ranks.
+#include <gmock/gmock.h>
+
+#include <thread>
+
+#include "core/error.h"
+#include "server/disaggregation/test_transfer.h"
+
+namespace switchyard {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::filesystem::path Fixture(const char* name) {
+  return std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / name;
+}
+
+TransferSetup SetupOf(const char* fixture, MeshShape from = {1, 1}, MeshShape to = {1, 1},
+                      const char* backend = "tcp") {
+  return {.prefill = {.model = Fixture(fixture), .mesh = from, .page_size = 8},
+          .decode = {.model = Fixture(fixture), .mesh = to, .page_size = 4},
+          .backend = backend};
+}
+
+RequestOutput PagesOutput(KvPages pages) {
+  RequestOutput output;
+  output.kv = std::move(pages);
+  return output;
+}
+
+RequestOutput FirstOutput(int64_t end, std::vector<int32_t> pages, int32_t token = 7) {
+  RequestOutput output = PagesOutput({.end = end, .pages = std::move(pages), .computed = end});
+  output.new_tokens = {token};
+  output.cached_tokens = 3;
+  return output;
+}
+
+void ExpectSameRows(TransferRig& rig, int from_group, std::span<const int32_t> from, int to_group,
+                    std::span<const int32_t> to, int64_t begin, int64_t end) {
+  const int64_t layers = rig.prefill.caches().format().layers;
+  for (int64_t layer = 0; layer < layers; ++layer)
+    ASSERT_EQ(rig.prefill.Read(from_group, layer, from, begin, end),
+              rig.decode.Read(to_group, layer, to, begin, end))
+        << "layer " << layer;
+}
+
+struct Layout {
+  MeshShape from, to;
+  int from_group = 0, to_group = 0;
+};
+
+TEST(TransferTest, RowsArriveInEveryLayout) {
+  constexpr int64_t kEnd = 77;
+  for (const char* fixture : {"qwen3_moe", "deepseek_v2"}) {
+    for (const char* backend : {"tcp", "shm"}) {
+      for (const Layout& layout :
+           {Layout{{1, 1}, {1, 1}}, Layout{{2, 1}, {1, 1}}, Layout{{1, 1}, {2, 1}},
+            Layout{{1, 1}, {2, 2, 2}, 0, 1}, Layout{{2, 2, 2}, {2, 1}, 1, 0}}) {
+        SCOPED_TRACE(fmt::format("{} {} {} to {}", fixture, backend, layout.from.tp, layout.to.tp));
+        TransferRig rig(SetupOf(fixture, layout.from, layout.to, backend));
+        const auto from = rig.prefill.Pages(kEnd, 1), to = rig.decode.Pages(kEnd, 2);
+        rig.prefill.FillAll(layout.from_group, from, kEnd, 3);
+        rig.sender.Open(10, rig.Room(5), kEnd);
+        rig.receiver.Open(20, rig.Room(5), kEnd);
+        rig.receiver.OnOutput(20, layout.to_group,
+                              PagesOutput({.begin = 4, .end = kEnd, .pages = to}));
+        // A chunk, then the rest.
+        rig.sender.OnOutput(
+            10, layout.from_group,
+            PagesOutput({.end = 24, .pages = {from.begin(), from.begin() + 3}, .computed = 24}));
+        rig.sender.OnOutput(10, layout.from_group, FirstOutput(kEnd, from));
+        const auto first = rig.started.Take(20);
+        ASSERT_TRUE(first);
+        EXPECT_EQ(first->error, "");
+        EXPECT_THAT(first->new_tokens, ::testing::ElementsAre(7));
+        EXPECT_EQ(first->cached_tokens, 3);
+        EXPECT_EQ(rig.released.Take(10), "");
+        ExpectSameRows(rig, layout.from_group, from, layout.to_group, to, 4, kEnd);
+      }
+    }
+  }
+}
+
+TEST(TransferTest, LayersAreSentWhileThePassRuns) {
+  constexpr int64_t kEnd = 40;
+  for (const char* backend : {"tcp", "shm"}) {
+    SCOPED_TRACE(backend);
+    TransferRig rig(SetupOf("qwen3_moe", {2, 1}, {1, 1}, backend));
+    const auto from = rig.prefill.Pages(kEnd, 1), to = rig.decode.Pages(kEnd, 2);
+    rig.sender.Open(1, rig.Room(5), kEnd);
+    rig.receiver.Open(2, rig.Room(5), kEnd);
+    rig.receiver.OnOutput(2, 0, PagesOutput({.end = kEnd, .pages = to}));
+    rig.prefill.Publish(4, 99);  // an earlier pass
+    rig.sender.OnOutput(1, 0, PagesOutput({.end = kEnd, .pages = from, .computed = 0, .pass = 5}));
+    const int64_t layers = rig.prefill.caches().format().layers;
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      rig.prefill.Fill(0, layer, from, 0, kEnd, 3);
+      rig.prefill.Publish(5, layer + 1);
+      const auto want = rig.prefill.Read(0, layer, from, 0, kEnd);
+      bool same = false;
+      for (int i = 0; i < 2000 && !same; ++i) {
+        std::this_thread::sleep_for(1ms);
+        same = rig.decode.Read(0, layer, to, 0, kEnd) == want;
+      }
+      EXPECT_TRUE(same) << "layer " << layer << " did not arrive before the next one";
+    }
+    EXPECT_FALSE(rig.started.Take(2, 0ms));
+    rig.sender.OnOutput(1, 0, FirstOutput(kEnd, from));
+    ASSERT_TRUE(rig.started.Take(2));
+    ExpectSameRows(rig, 0, from, 0, to, 0, kEnd);
+  }
+}
+
+TEST(TransferTest, PagesThatChangeAreSentAgain) {
+  constexpr int64_t kEnd = 40;
+  TransferRig rig(SetupOf("qwen3_moe"));
+  const auto old = rig.prefill.Pages(kEnd, 1), from = rig.prefill.Pages(kEnd, 9);
+  const auto to = rig.decode.Pages(kEnd, 2);
+  rig.prefill.FillAll(0, old, kEnd, 3);
+  rig.sender.Open(1, rig.Room(5), kEnd);
+  rig.receiver.Open(2, rig.Room(5), kEnd);
+  rig.receiver.OnOutput(2, 0, PagesOutput({.end = kEnd, .pages = to}));
+  rig.sender.OnOutput(1, 0, PagesOutput({.end = 32, .pages = old, .computed = 32}));
+  std::this_thread::sleep_for(20ms);
+  rig.prefill.FillAll(0, from, kEnd, 4);
+  rig.sender.OnOutput(1, 0, PagesOutput({}));  // retracted
+  rig.sender.OnOutput(1, 0, FirstOutput(kEnd, from));
+  ASSERT_TRUE(rig.started.Take(2));
+  ExpectSameRows(rig, 0, from, 0, to, 0, kEnd);
+}
+
+TEST(TransferTest, ManyRoomsAtOnce) {
+  constexpr int64_t kEnd = 20, kRooms = 24;
+  TransferRig rig(SetupOf("qwen3_moe"));
+  const auto from = rig.prefill.Pages(kEnd * kRooms * 2, 1), to = rig.decode.Pages(1000, 2);
+  const auto pages = [](const std::vector<int32_t>& all, int64_t i, int64_t count) {
+    return std::vector<int32_t>(all.begin() + i * count, all.begin() + (i + 1) * count);
+  };
+  for (int64_t i = 0; i < kRooms; ++i) {
+    const auto mine = pages(from, i, 3), theirs = pages(to, i, 5);
+    rig.prefill.FillAll(0, mine, kEnd, i);
+    // In any order.
+    if (i % 2) rig.sender.Open(100 + i, rig.Room(i), kEnd);
+    rig.receiver.Open(200 + i, rig.Room(i), kEnd);
+    if (i % 3) rig.receiver.OnOutput(200 + i, 0, PagesOutput({.end = kEnd, .pages = theirs}));
+    if (i % 2 == 0) rig.sender.Open(100 + i, rig.Room(i), kEnd);
+    rig.sender.OnOutput(100 + i, 0, FirstOutput(kEnd, mine, static_cast<int32_t>(i)));
+    if (i % 3 == 0) rig.receiver.OnOutput(200 + i, 0, PagesOutput({.end = kEnd, .pages = theirs}));
+  }
+  for (int64_t i = 0; i < kRooms; ++i) {
+    const auto first = rig.started.Take(200 + i);
+    ASSERT_TRUE(first);
+    EXPECT_EQ(first->new_tokens.at(0), i);
+    ExpectSameRows(rig, 0, pages(from, i, 3), 0, pages(to, i, 5), 0, kEnd);
+  }
+}
+
+TEST(TransferTest, NothingIsWrittenAfterClose) {
+  constexpr int64_t kEnd = 40;
+  TransferRig rig(SetupOf("qwen3_moe"));
+  const auto from = rig.prefill.Pages(kEnd, 1), to = rig.decode.Pages(kEnd, 2);
+  for (uint64_t round = 0; round < 30; ++round) {
+    rig.prefill.FillAll(0, from, kEnd, round);
+    rig.sender.Open(1, rig.Room(round), kEnd);
+    rig.receiver.Open(2, rig.Room(round), kEnd);
+    rig.receiver.OnOutput(2, 0, PagesOutput({.end = kEnd, .pages = to}));
+    rig.sender.OnOutput(1, 0, FirstOutput(kEnd, from));
+    std::this_thread::sleep_for(std::chrono::microseconds(round * 30));
+    rig.receiver.Close(2, "aborted");
+    rig.decode.FillAll(0, to, kEnd, 1000 + round);  // another request has the pages
+    const auto want = rig.decode.Read(0, 0, to, 0, kEnd);
+    ASSERT_TRUE(rig.released.Take(1));  // either way
+    EXPECT_EQ(rig.decode.Read(0, 0, to, 0, kEnd), want);
+    rig.sender.Close(1, "");
+    rig.started.Take(2, 0ms);
+  }
+}
+
+TEST(TransferTest, TheEndOfOneSideEndsTheOther) {
+  TransferRig rig(SetupOf("qwen3_moe"));
+  const auto to = rig.decode.Pages(16, 2);
+  const auto open = [&](uint64_t room) {
+    rig.sender.Open(room, rig.Room(room), 16);
+    rig.receiver.Open(100 + room, rig.Room(room), 16);
+    rig.receiver.OnOutput(100 + room, 0, PagesOutput({.end = 16, .pages = to}));
+  };
+  open(1);
+  rig.sender.Close(1, "aborted here");
+  EXPECT_EQ(rig.started.Take(101)->error, "aborted here");
+  open(2);
+  rig.receiver.Close(102, "aborted there");
+  EXPECT_EQ(rig.released.Take(2), "aborted there");
+  // A refusal, before or after the other side has opened the room.
+  rig.sender.Open(3, rig.Room(3), 16);
+  rig.receiver.Refuse(rig.Room(3), "the prompt is too long");
+  EXPECT_EQ(rig.released.Take(3), "the prompt is too long");
+  rig.receiver.Refuse(rig.Room(4), "the prompt is too long");
+  std::this_thread::sleep_for(50ms);
+  rig.sender.Open(4, rig.Room(4), 16);
+  EXPECT_EQ(rig.released.Take(4), "the prompt is too long");
+  rig.sender.Refuse(rig.Room(5), "no");
+  rig.receiver.Open(105, rig.Room(5), 16);
+  rig.receiver.OnOutput(105, 0, PagesOutput({.end = 16, .pages = to}));
+  EXPECT_EQ(rig.started.Take(105)->error, "no");
+  // Different prompts.
+  rig.sender.Open(6, rig.Room(6), 17);
+  rig.receiver.Open(106, rig.Room(6), 16);
+  rig.receiver.OnOutput(106, 0, PagesOutput({.end = 16, .pages = to}));
+  EXPECT_THAT(*rig.released.Take(6), HasSubstr("17 tokens on the prefill worker and 16"));
+  EXPECT_THAT(rig.started.Take(106)->error, HasSubstr("17 tokens on the prefill worker and 16"));
+  // The whole server.
+  open(7);
+  rig.sender.Stop();
+  EXPECT_THAT(rig.started.Take(107)->error, HasSubstr("has closed the connection"));
+}
+
+TEST(TransferTest, AnOutputWithoutPagesIsPassedOn) {
+  TransferRig rig(SetupOf("qwen3_moe"));
+  rig.sender.Open(1, rig.Room(1), 16);
+  rig.receiver.Open(2, rig.Room(1), 16);
+  RequestOutput ended;
+  ended.new_tokens = {3};
+  ended.finish = FinishReason::kStop;
+  rig.sender.OnOutput(1, 0, ended);
+  rig.sender.Close(1, "the request has ended");
+  rig.receiver.OnOutput(2, 0, PagesOutput({.end = 16, .pages = rig.decode.Pages(16, 1)}));
+  const auto output = rig.started.Take(2);
+  ASSERT_TRUE(output);
+  EXPECT_EQ(output->finish, FinishReason::kStop);
+  EXPECT_EQ(output->error, "");
+}
+
+TEST(TransferTest, WaitsHaveDeadlines) {
+  TransferSetup setup = SetupOf("qwen3_moe");
+  setup.timeout = 300ms;
+  TransferRig rig(setup);
+  const auto to = rig.decode.Pages(16, 2);
+  rig.sender.Open(1, rig.Room(1), 16);
+  rig.sender.OnOutput(1, 0, FirstOutput(16, rig.prefill.Pages(16, 1)));
+  EXPECT_THAT(*rig.released.Take(1),
+              HasSubstr("no decode worker has requested room 1 within 0.3 s"));
+  rig.receiver.Open(2, rig.Room(2), 16);
+  EXPECT_THAT(rig.started.Take(2)->error, HasSubstr("room 2 got no pages"));
+  rig.receiver.Open(3, rig.Room(3), 16);
+  rig.receiver.OnOutput(3, 0, PagesOutput({.end = 16, .pages = to}));
+  EXPECT_THAT(rig.started.Take(3)->error, HasSubstr("room 3"));
+  KvRoom nowhere = rig.Room(4);
+  nowhere.port = 1;
+  rig.receiver.Open(4, nowhere, 16);
+  EXPECT_THAT(rig.started.Take(4)->error,
+              ::testing::AnyOf(HasSubstr("does not accept connections"), HasSubstr("no pages")));
+}
+
+void ExpectRefused(const TransferSetup& setup, const std::string& message) {
+  SCOPED_TRACE(message);
+  TransferSetup quick = setup;
+  quick.timeout = 400ms;
+  TransferRig rig(quick);
+  rig.sender.Open(1, rig.Room(1), 16);
+  rig.sender.OnOutput(1, 0, FirstOutput(16, rig.prefill.Pages(16, 1)));
+  rig.receiver.Open(2, rig.Room(1), 16);
+  rig.receiver.OnOutput(2, 0, PagesOutput({.end = 16, .pages = rig.decode.Pages(16, 1)}));
+  EXPECT_THAT(rig.started.Take(2)->error, HasSubstr(message));
+  EXPECT_THAT(*rig.released.Take(1), HasSubstr(message));
+}
+
+TEST(TransferTest, DifferentServersAreRefusedOnBothSides) {
+  TransferSetup dtype = SetupOf("qwen3_moe");
+  dtype.decode.kv_dtype = "float16";
+  ExpectRefused(dtype, "the KV cache is ");
+  TransferSetup model = SetupOf("qwen3_moe");
+  model.decode.model = Fixture("olmoe");
+  ExpectRefused(model, "the hash of config.json is ");
+  TransferSetup backend = SetupOf("qwen3_moe");
+  backend.decode_backend = "shm";
+  ExpectRefused(backend, "--disaggregation-transfer-backend is tcp on the prefill worker, but shm");
+  TransferSetup secret = SetupOf("qwen3_moe");
+  secret.secret = "one secret of many bytes";
+  secret.decode_secret = "another secret of many bytes";
+  ExpectRefused(secret, "different secrets");
+}
+
+}  // namespace
+}  // namespace switchyard
