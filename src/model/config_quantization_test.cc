@@ -184,7 +184,7 @@ TEST(QuantizationRules, MistakesAreNamed) {
   EXPECT_THAT(error(rule(R"("targets": ["q"], "method": "int4", "group_size": 33)")),
               HasSubstr("want a multiple of 2"));
   EXPECT_THAT(error(rule(R"("targets": ["q"], "method": "mxfp4", "group_size": 32)")),
-              HasSubstr("only int4"));
+              HasSubstr("only method int4"));
 }
 
 }  // namespace

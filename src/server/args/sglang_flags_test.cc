@@ -62,7 +62,6 @@ TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
       {"--enable-metrics"},
       {"--disable-outlines-disk-cache"},
       {"--cuda-graph-bs", "1", "2", "4"},
-      {"--disaggregation-mode", "null"},
       {"--disaggregation-ib-device", "mlx5_0"},
   };
   for (std::vector<std::string> words : kTaken) {

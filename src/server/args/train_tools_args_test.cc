@@ -32,7 +32,7 @@ TEST(TrainToolsArgsTest, Picture) {
   EXPECT_THAT(ErrorOf([] {
                 ParseTrainPicture({"a", "--output", "x", "--labels", "1", "2"});
               }),
-              HasSubstr("--labels: 2 for 1 logs"));
+              HasSubstr("--labels: 2 labels for 1 logs"));
   EXPECT_THAT(ErrorOf([] {
                 ParseTrainPicture({"a", "--output", "x", "--low", "1", "--high", "0"});
               }),

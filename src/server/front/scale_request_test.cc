@@ -62,7 +62,7 @@ TEST(ScaleRequestTest, RefusalsNameTheField) {
   EXPECT_THAT(Refusal({.ep = 1000000}, kShared), HasSubstr("new_ep_size gives 2000000 ranks"));
   EXPECT_THAT(Refusal({.leave = {4}}, kFour), HasSubstr("leave has 4, want ranks 0 to 3"));
   EXPECT_THAT(Refusal({.restart = {1, 1}}, kFour), HasSubstr("restart has 1 twice"));
-  EXPECT_THAT(Refusal({.leave = {0, 1, 2, 3}}, kFour), HasSubstr("leave names all 4 ranks"));
+  EXPECT_THAT(Refusal({.leave = {0, 1, 2, 3}}, kFour), HasSubstr("leave removes all 4 ranks"));
   EXPECT_THAT(Refusal({}, kFour), HasSubstr("want one of"));
   EXPECT_THAT(Refusal({.tp = 2, .restart_all = true}, kFour), HasSubstr("want one of"));
   EXPECT_THAT(Refusal({.ep = 2, .leave = {1}}, kFour), HasSubstr("want one of"));

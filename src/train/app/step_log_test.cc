@@ -85,7 +85,7 @@ TEST_F(StepLogTest, PicturesAreDrawnFromTheLog) {
   }
   EXPECT_EQ(CurveOf(path(), "loss", "a").points.size(), 50u);
   EXPECT_THAT(ErrorOf([&] { CurveOf(path(), "lost", "a"); }),
-              HasSubstr("no line has a number lost"));
+              HasSubstr("no line has a number in the key lost"));
 }
 
 }  // namespace
