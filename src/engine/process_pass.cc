@@ -192,7 +192,12 @@ void RankEngine::Impl::AppendRoutedExperts(Sequence& sequence, const Part& part,
 
 bool RankEngine::Impl::AcceptToken(Sequence& sequence, int32_t token) {
   if (!sequence.grammar) return true;
-  sequence.grammar->Accept(token);
+  if (model.has_logits()) {
+    sequence.grammar->Accept(token);
+  } else {
+    masks.words.resize(MaskWords(vocab));
+    sequence.grammar->Follow(token, masks.words);
+  }
   if (sequence.grammar->failure().empty()) return true;
   Fail(sequence, sequence.grammar->failure(), ErrorKind::kInvalid);
   return false;

@@ -119,6 +119,19 @@ void SequenceGrammar::Accept(int32_t token) {
   }
 }
 
+// If a grammar has budgets, XGrammar's state changes when a mask is filled, so this object fills
+// the masks too.
+void SequenceGrammar::Follow(int32_t token, std::span<uint32_t> scratch) {
+  if (!failure_.empty()) return;
+  try {
+    if (!matcher_) Begin();
+    if (matcher_->grammar().has_budgets()) matcher_->FillMask(scratch);
+  } catch (const Error& e) {
+    failure_ = e.what();
+  }
+  Accept(token);
+}
+
 void SequenceGrammar::Rollback(int64_t count) {
   if (count == 0 || !matcher_) return;
   next_mask_.clear();

@@ -54,6 +54,9 @@ class SequenceGrammar {
   int64_t CountAllowed(std::span<const int32_t> drafts, std::span<const int32_t> output);
   // Appends a token that the last mask allows.
   void Accept(int32_t token);
+  // Appends a token that another pipeline stage has sampled, with the mask of its own object.
+  // `scratch` [MaskWords(vocab)].
+  void Follow(int32_t token, std::span<uint32_t> scratch);
   // Removes the last `count` tokens.
   void Rollback(int64_t count);
   bool ended() const { return matcher_ && matcher_->ended(); }

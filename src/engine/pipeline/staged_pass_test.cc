@@ -8,6 +8,7 @@
 
 #include "engine/fake_forward.h"
 #include "engine/test_rank_engine.h"
+#include "grammar/compiler.h"
 
 namespace switchyard {
 namespace {
