@@ -155,7 +155,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
   std::optional<StagedForward> staged;
-  if (links) staged.emplace(chosen, *comm, *links, PassesInFlight(config));
+  if (links) staged.emplace(chosen, *comm, *links, PassesInFlight(config), config.page_size);
   const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool, &kept->draft);
   RankEngine engine(EngineOptions(config, plan, comm->mesh, &profiler, drafting.drafter.get(),
                                   pages ? &pages->records : nullptr),
@@ -286,7 +286,8 @@ class StepTimer {
 
 // The next messages for all ranks. While there is no work, the leader waits for messages. Each
 // stage of a pipeline passes them on to the next one, so a stage gets them before the same step as
-// the stages before it, but later.
+// the stages before it, but later. A wait for another stage has no deadline, because a stage may
+// compute for long.
 std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLoopIo& io,
                                          StepTimer& timer, StageLinks* links) {
   Communicator& group = *comm.tp;
@@ -302,7 +303,7 @@ std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLo
     timer.AddLimits(messages);
     if (group.size() > 1 || links) bytes = EncodeControl(messages);
   } else {
-    bytes = links->ReceiveControl(/*idle=*/!busy);
+    bytes = links->ReceiveControl(idle);
     messages = DecodeControl(bytes);
   }
   if (links && !comm.mesh.last_stage()) links->SendControl(bytes);

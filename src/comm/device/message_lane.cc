@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kLine = 64;
 
-// A part is a cache line with the length of its message, followed by its bytes.
+// A part is a cache line with its header, followed by its bytes.
 size_t Stride(const MessageLaneOptions& options) {
   return kLine + (options.part_bytes + kLine - 1) / kLine * kLine;
 }
@@ -40,23 +40,21 @@ size_t MessageLane::BytesPerRank(const MessageLaneOptions& options) {
   return Stride(options) * static_cast<size_t>(options.places) + 2 * kLine;
 }
 
-size_t MessageLane::PlaceOf(uint32_t part) const {
-  return parts_ + part % static_cast<uint32_t>(options_.places) * Stride(options_);
+size_t MessageLane::PlaceOf(uint64_t part) const {
+  return parts_ + part % static_cast<uint64_t>(options_.places) * Stride(options_);
 }
 
-// Counters wrap around, so the first parts wait for a negative count, which has been reached.
+// The first parts wait for a negative count, which has been reached.
 void MessageLane::AwaitPlace() {
   constexpr std::chrono::milliseconds kPoll{1};
-  constexpr int kMostPolls = 60'000;  // then the memory's timeout applies
-  const uint32_t read = sent_ - static_cast<uint32_t>(options_.places);
-  for (int i = 0; while_full_ && i < kMostPolls && !memory_.WaitFor(read_, read, kPoll); ++i)
-    while_full_();
-  memory_.Wait(read_, read, to_, room_.c_str());
+  const auto read = static_cast<uint32_t>(sent_ - static_cast<uint64_t>(options_.places));
+  if (!while_full_) return memory_.Wait(read_, read, to_, room_.c_str());
+  while (!memory_.WaitFor(read_, read, kPoll)) while_full_();
 }
 
 void MessageLane::Send(std::span<const std::byte> message) {
   CHECK_GE(to_, 0);
-  const uint64_t length = message.size();
+  const Header header{.length = message.size(), .tag = tag_};
   size_t done = 0;
   do {
     const size_t bytes = std::min(options_.part_bytes, message.size() - done);
@@ -64,30 +62,30 @@ void MessageLane::Send(std::span<const std::byte> message) {
     ++sent_;
     AwaitPlace();
     std::byte* out = memory_.At(to_, at);
-    std::memcpy(out, &length, sizeof length);
+    std::memcpy(out, &header, sizeof header);
     if (bytes > 0) std::memcpy(out + kLine, message.data() + done, bytes);
     memory_.Wrote(to_, at, kLine + bytes);
-    memory_.Raise(to_, arrived_, sent_);
+    memory_.Raise(to_, arrived_, static_cast<uint32_t>(sent_));
     done += bytes;
   } while (done < message.size());
 }
 
-uint64_t MessageLane::AwaitPart(bool idle) {
+MessageLane::Header MessageLane::AwaitPart(bool idle) {
   CHECK_GE(from_, 0);
-  memory_.Wait(arrived_, received_ + 1, from_, name_.c_str(), idle);
-  uint64_t length = 0;
-  std::memcpy(&length, memory_.Local(PlaceOf(received_)), sizeof length);
-  return length;
+  memory_.Wait(arrived_, static_cast<uint32_t>(received_ + 1), from_, name_.c_str(), idle);
+  Header header;
+  std::memcpy(&header, memory_.Local(PlaceOf(received_)), sizeof header);
+  return header;
 }
 
 void MessageLane::TakePart(std::span<std::byte> to) {
   if (!to.empty()) std::memcpy(to.data(), memory_.Local(PlaceOf(received_)) + kLine, to.size());
   ++received_;
-  memory_.Raise(from_, read_, received_);
+  memory_.Raise(from_, read_, static_cast<uint32_t>(received_));
 }
 
 std::string MessageLane::Receive(bool idle) {
-  std::string message(AwaitPart(idle), '\0');
+  std::string message(AwaitPart(idle).length, '\0');
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(message));
   size_t done = 0;
   do {
@@ -99,22 +97,32 @@ std::string MessageLane::Receive(bool idle) {
   return message;
 }
 
-void MessageLane::Receive(std::span<std::byte> message) {
+void MessageLane::Check(const Header& header, size_t length) const {
+  constexpr const char* kHint = "all stages of a pipeline must process the same batches";
+  if (header.length != length)
+    throw Error(ErrorKind::kPeer,
+                fmt::format("rank {}: {} from rank {} have {} bytes, want {}", memory_.rank(),
+                            name_, from_, header.length, length),
+                kHint);
+  if (header.tag != tag_)
+    throw Error(ErrorKind::kPeer,
+                fmt::format("rank {}: {} from rank {} belong to another batch ({:x}, want {:x})",
+                            memory_.rank(), name_, from_, header.tag, tag_),
+                kHint);
+}
+
+void MessageLane::Receive(std::span<std::byte> message, bool idle) {
   size_t done = 0;
   do {
-    const uint64_t length = AwaitPart(/*idle=*/false);
-    if (length != message.size()) {
-      throw Error(ErrorKind::kPeer,
-                  fmt::format("rank {}: {} from rank {} have {} bytes, want {}", memory_.rank(),
-                              name_, from_, length, message.size()),
-                  "all stages of a pipeline must process the same batches");
-    }
+    Check(AwaitPart(idle && done == 0), message.size());
     const size_t part = std::min(options_.part_bytes, message.size() - done);
     TakePart(message.subspan(done, part));
     done += part;
   } while (done < message.size());
 }
 
-bool MessageLane::Arrived() const { return memory_.Reached(arrived_, received_ + 1); }
+bool MessageLane::Arrived() const {
+  return memory_.Reached(arrived_, static_cast<uint32_t>(received_ + 1));
+}
 
 }  // namespace switchyard

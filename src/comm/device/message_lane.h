@@ -33,21 +33,31 @@ class MessageLane {
 
   // Copies the message and returns. Blocks while all places are full.
   void Send(std::span<const std::byte> message);
-  // Send calls `action` every millisecond while all places are full.
+  // Send calls `action` every millisecond while all places are full, and has no deadline.
   void WhileFull(std::function<void()> action) { while_full_ = std::move(action); }
   // Receives the next message. `idle`: waits for its first part without a deadline.
   std::string Receive(bool idle = false);
-  // Receives a message of known length. Error kPeer if its length is another one.
-  void Receive(std::span<std::byte> message);
+  // Receives a message of known length. Error kPeer if its length or its tag is another one.
+  void Receive(std::span<std::byte> message, bool idle = false);
+  // The tag of the messages that are sent and of the messages of known length that are received
+  // from now on; initially 0.
+  void SetTag(uint64_t tag) { tag_ = tag; }
   // Whether a part of the next message has arrived.
   bool Arrived() const;
 
  private:
-  size_t PlaceOf(uint32_t part) const;
+  // The first line of a part.
+  struct Header {
+    uint64_t length = 0;  // of the message
+    uint64_t tag = 0;
+  };
+  size_t PlaceOf(uint64_t part) const;
   // Waits until the place of part `sent_` is free.
   void AwaitPlace();
-  // Waits for the next part. Returns the length of the message to which it belongs.
-  uint64_t AwaitPart(bool idle);
+  // Waits for the next part.
+  Header AwaitPart(bool idle);
+  // Error kPeer if a part does not belong to the expected message.
+  void Check(const Header& header, size_t length) const;
   // Copies the next part, which has arrived, and frees its place.
   void TakePart(std::span<std::byte> to);
 
@@ -59,7 +69,8 @@ class MessageLane {
   // receiver counts parts sent; `read` at the sender counts parts received.
   const size_t parts_, arrived_, read_;
   std::function<void()> while_full_;  // or null
-  uint32_t sent_ = 0, received_ = 0;
+  uint64_t sent_ = 0, received_ = 0;  // numbers of parts; flags have their low 32 bits
+  uint64_t tag_ = 0;
 };
 
 }  // namespace switchyard

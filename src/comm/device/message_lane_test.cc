@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/device/communicator.h"
@@ -86,6 +88,43 @@ TEST(MessageLane, AnotherLengthIsAnError) {
   EXPECT_THAT(ErrorOf([&] { RunRankThreads(2, MessageLane::BytesPerRank(options), body); },
                       ErrorKind::kPeer),
               HasSubstr("rank 1: pipeline: texts from rank 0 have 4 bytes, want 5"));
+}
+
+TEST(MessageLane, AnotherTagIsAnError) {
+  const MessageLaneOptions options{.part_bytes = 2};
+  const auto body = [&](int rank, const std::shared_ptr<SharedArena>& arena) {
+    SymmetricMemory memory(arena, rank, {.timeout = std::chrono::seconds(60)});
+    MessageLane lane(memory, rank - 1, rank == 0 ? 1 : -1, options, "texts");
+    lane.SetTag(7);
+    std::string text = "abcd";
+    if (rank == 0) {
+      lane.Send(BytesOf(text));
+    } else {
+      lane.Receive(std::as_writable_bytes(std::span(text)));
+    }
+    lane.SetTag(rank == 0 ? 8 : 9);
+    if (rank == 0) return lane.Send(BytesOf(text));
+    lane.Receive(std::as_writable_bytes(std::span(text)));
+  };
+  EXPECT_THAT(ErrorOf([&] { RunRankThreads(2, MessageLane::BytesPerRank(options), body); },
+                      ErrorKind::kPeer),
+              HasSubstr("rank 1: pipeline: texts from rank 0 belong to another batch (8, want 9)"));
+}
+
+TEST(MessageLane, AnIdleWaitHasNoDeadline) {
+  const MessageLaneOptions options{.part_bytes = 16};
+  const auto body = [&](int rank, const std::shared_ptr<SharedArena>& arena) {
+    SymmetricMemory memory(arena, rank, {.timeout = std::chrono::milliseconds(1)});
+    MessageLane lane(memory, rank - 1, rank == 0 ? 1 : -1, options, "texts");
+    std::string text = "abcd";
+    if (rank == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      lane.Send(BytesOf(text));
+    } else {
+      lane.Receive(std::as_writable_bytes(std::span(text)), /*idle=*/true);
+    }
+  };
+  RunRankThreads(2, MessageLane::BytesPerRank(options), body);
 }
 
 TEST(MessageLane, ASilentSenderIsNamed) {

@@ -3,7 +3,14 @@
 #include <numeric>
 #include <string_view>
 
+#include "engine/scheduler/batch.h"
+
 namespace switchyard {
+
+std::span<const float> StagedForward::Forward(const ForwardBatch& batch) {
+  links_.rows().SetTag(Fingerprint(batch, page_size_));
+  return model_.Forward(batch);
+}
 
 // Gathers the texts of all stages. For each sequence, the first stage with a fault counts.
 std::vector<std::string> StagedForward::RouterFaults(const ForwardBatch& batch) {

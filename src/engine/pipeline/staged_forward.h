@@ -16,8 +16,9 @@ namespace switchyard {
 class StagedForward : public ForwardFunction {
  public:
   // `passes`: maximum number in flight.
-  StagedForward(ForwardFunction& model, RankComm& comm, StageLinks& links, int passes)
-      : model_(model), comm_(comm), links_(links), passes_(passes) {}
+  StagedForward(ForwardFunction& model, RankComm& comm, StageLinks& links, int passes,
+                int32_t page_size)
+      : model_(model), comm_(comm), links_(links), passes_(passes), page_size_(page_size) {}
 
   std::span<const float> Forward(const ForwardBatch& batch) override {
     return model_.Forward(batch);
@@ -40,4 +41,5 @@ class StagedForward : public ForwardFunction {
   const int passes_;
 };
 
+  const int32_t page_size_;
 }  // namespace switchyard
