@@ -218,7 +218,8 @@ void RankEngine::Impl::Finish(Sequence& sequence, const Part& part, const Rows& 
   if (!part.decoding) counters.prefill_tokens += part.rows;
   if (!own.finite()) return FailNotFinite(sequence);
   if (sequence.pooled()) {
-    AppendPooled(sequence, rows, own.logits);
+    AddPooled(sequence, own.logits);
+    sequence.next_pooled = std::max(sequence.next_pooled, rows.end);
   } else {
     AppendInputLogprobs(sequence, rows, own.logits);
   }
@@ -230,13 +231,12 @@ void RankEngine::Impl::Finish(Sequence& sequence, const Part& part, const Rows& 
     return;
   }
   if (!part.decoding) cache.Publish(sequence.settled_tokens(), sequence.cache);
-  if (sequence.pooled()) return FinishPooled(sequence);
+  if (sequence.pooled()) return FinishPooled(sequence, PooledOf(sequence));
   SampleToken(sequence, own);
 }
 
-void RankEngine::Impl::AppendPooled(Sequence& sequence, Sequence::RowRange rows,
-                                    std::span<const float> own) const {
-  if (rows.size() == 0) return;
+void RankEngine::Impl::AddPooled(Sequence& sequence, std::span<const float> own) const {
+  if (own.empty()) return;
   std::vector<double>& sum = sequence.pooled_sum;
   if (sequence.request.pooling == Pooling::kLast) {
     sum.assign(own.end() - width, own.end());
@@ -244,17 +244,21 @@ void RankEngine::Impl::AppendPooled(Sequence& sequence, Sequence::RowRange rows,
   }
   // Adds rows in the order of positions, so the sum does not depend on the chunks.
   sum.resize(width);
-  for (int64_t row = 0; row < rows.size(); ++row)
+  for (int64_t row = 0; row < std::ssize(own) / width; ++row)
     for (int64_t i = 0; i < width; ++i) sum[i] += own[row * width + i];
-  sequence.next_pooled = rows.end;
 }
 
-void RankEngine::Impl::FinishPooled(Sequence& sequence) {
-  RequestOutput output = NewOutput(sequence);
+std::vector<float> RankEngine::Impl::PooledOf(const Sequence& sequence) const {
   const bool mean = sequence.request.pooling == Pooling::kMean;
   const double count = mean ? static_cast<double>(sequence.prompt_length) : 1.0;
-  for (const double sum : sequence.pooled_sum)
-    output.pooled.push_back(static_cast<float>(sum / count));
+  std::vector<float> pooled;
+  for (const double sum : sequence.pooled_sum) pooled.push_back(static_cast<float>(sum / count));
+  return pooled;
+}
+
+void RankEngine::Impl::FinishPooled(Sequence& sequence, std::vector<float> pooled) {
+  RequestOutput output = NewOutput(sequence);
+  output.pooled = std::move(pooled);
   output.finish = FinishReason::kLength;
   answers.push_back(std::move(output));
   Close(sequence, /*discard=*/false);

@@ -61,6 +61,11 @@ class ForwardFunction {
   virtual bool has_logits() const { return true; }
   virtual void SendResults(const std::string& /*bytes*/) {}
   virtual std::string ReceiveResults() { return {}; }
+  // On stages without logits: sends results that were received to the next stage that needs them.
+  virtual void PassOnResults(const std::string& /*bytes*/) {}
+  // Whether the receiver of SendResults sends answers to the front. Only then the results need
+  // log-probabilities and the vectors of pooled requests, which may be large.
+  virtual bool sends_values() const { return true; }
   // For each sequence of the last batch, a text that names layer and expert of the first router
   // score that is not finite; empty: none. Collective of the attention group. Call it after a
   // Forward whose logits are not finite.

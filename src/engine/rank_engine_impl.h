@@ -73,18 +73,23 @@ struct RankEngine::Impl {
   // token that is not known yet is not planned, but a prompt's next chunk is.
   struct StagedPass {
     std::vector<Part> parts;
-    StepOutputs results;  // on the last stage, one for each part with logit rows
+    StepOutputs results;  // one for each part with logit rows; on other stages once received
+    bool received = false;
   };
   StepOutputs RunStaged(bool runs);
   // Computes and sends the results of the planned batch, on the last stage.
   StepOutputs Evaluate(std::span<const float> logits);
-  // As an output: tokens, log-probabilities, or rows of a pooled request. With kError, `error` is
-  // empty if a logit is not finite.
+  // As an output: tokens, log-probabilities, or, after its last part, the result of a pooled
+  // request. With kError, `error` is empty if a logit is not finite.
   RequestOutput ResultOf(Sequence& sequence, const Part& part, const Rows& own);
   // Advances the sequences of the planned batch as far as possible before its results are known.
   void AdvanceStaged();
   // Processes the results of the oldest pass in flight.
   void ProcessStaged();
+  // On stages without logits: receives the results of a pass, unless they were received before.
+  void ReceiveResults(StagedPass& pass);
+  // Number of positions of a part's rows that give log-probabilities of the prompt.
+  static int64_t PromptLogprobs(const Sequence& sequence, const Part& part);
   // `result`: null for a part without logit rows.
   void ApplyResult(Sequence& sequence, const Part& part, RequestOutput* result);
   void FinishStaged(Sequence& sequence, const Part& part, RequestOutput& result);
@@ -130,9 +135,10 @@ struct RankEngine::Impl {
   void AppendRoutedExperts(Sequence& sequence, const Part& part, int64_t first_row);
   void AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
                            std::span<const float> logits);
-  // Adds the rows `rows` of a pooled sequence to its result.
-  void AppendPooled(Sequence& sequence, Sequence::RowRange rows, std::span<const float> own) const;
-  void FinishPooled(Sequence& sequence);
+  // Adds rows of a pooled sequence to its sum. `own` [rows, width].
+  void AddPooled(Sequence& sequence, std::span<const float> own) const;
+  std::vector<float> PooledOf(const Sequence& sequence) const;
+  void FinishPooled(Sequence& sequence, std::vector<float> pooled);
   void SampleToken(Sequence& sequence, const Rows& own);
   // Returns nullopt if penalties, biases and the grammar exclude all tokens.
   std::optional<int32_t> Draw(Sequence& sequence, const Rows& own);

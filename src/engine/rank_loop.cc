@@ -291,7 +291,11 @@ class StepTimer {
 std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLoopIo& io,
                                          StepTimer& timer, StageLinks* links) {
   Communicator& group = *comm.tp;
-  if (group.rank() != 0) return DecodeControl(group.Broadcast({}, /*idle=*/!busy));
+  const bool idle = !busy || links;
+  if (group.rank() != 0) {
+    if (links && busy) links->AwaitBroadcast();
+    return DecodeControl(group.Broadcast({}, idle));
+  }
   std::vector<ControlMessage> messages;
   std::string bytes;
   if (comm.mesh.first_stage()) {
@@ -307,7 +311,8 @@ std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLo
     messages = DecodeControl(bytes);
   }
   if (links && !comm.mesh.last_stage()) links->SendControl(bytes);
-  if (group.size() > 1) group.Broadcast(bytes, /*idle=*/!busy);
+  if (links && busy) links->BeginBroadcast();
+  if (group.size() > 1) group.Broadcast(bytes, idle);
   return messages;
 }
 

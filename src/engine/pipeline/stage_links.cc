@@ -1,6 +1,7 @@
 #include "engine/pipeline/stage_links.h"
 
 #include <algorithm>
+#include <chrono>
 #include <span>
 #include <utility>
 
@@ -12,12 +13,16 @@ MessageLaneOptions RowsOptions(const StageLinkSizes& sizes) {
 }
 
 MessageLaneOptions ResultsOptions(const StageLinkSizes& sizes) {
-  return {.part_bytes = size_t{1} << 20, .places = sizes.batches + 1};
+  return {.part_bytes = sizes.results_bytes, .places = sizes.batches + 1};
 }
 
 MessageLaneOptions ControlOptions(const StageLinkSizes& sizes) {
   return {.part_bytes = size_t{256} << 10, .places = sizes.batches + 1};
 }
+
+// Of a result without log-probabilities and vectors.
+constexpr size_t kBytesOfResult = 256;
+constexpr size_t kFlagBytes = 64;
 
 // The world rank in the same place of another stage.
 int InStage(const Mesh& mesh, int stage) { return stage * mesh.tp() + mesh.tp_rank(); }
@@ -45,41 +50,62 @@ int PassesInFlight(const EngineConfig& config) {
 
 StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& plan) {
   const auto floats = static_cast<size_t>(plan.max_batch_tokens * plan.model.hidden);
-  return {.stages = config.mesh.pp,
-          .rows_bytes = std::max<size_t>(1, floats) * sizeof(float),
-          .batches = PassesInFlight(config)};
+  return {
+      .stages = config.mesh.pp,
+      .rows_bytes = std::max<size_t>(1, floats) * sizeof(float),
+      .batches = PassesInFlight(config),
+      .results_bytes = std::max(StageLinkSizes().results_bytes,
+                                static_cast<size_t>(plan.max_running_requests) * kBytesOfResult)};
 }
 
 StageLinks::StageLinks(RankComm& comm, const StageLinkSizes& sizes)
-    : rows_(*comm.memory, Previous(comm.mesh), Next(comm.mesh), RowsOptions(sizes), "hidden rows"),
-      results_(*comm.memory, ResultsFrom(comm.mesh), ResultsTo(comm.mesh), ResultsOptions(sizes),
+    : memory_(*comm.memory),
+      mesh_(comm.mesh),
+      rows_(memory_, Previous(mesh_), Next(mesh_), RowsOptions(sizes), "hidden rows"),
+      results_(memory_, ResultsFrom(mesh_), ResultsTo(mesh_), ResultsOptions(sizes),
                "results of the last stage"),
-      control_(*comm.memory, Previous(comm.mesh), Next(comm.mesh), ControlOptions(sizes),
+      control_(memory_, Previous(mesh_), Next(mesh_), ControlOptions(sizes),
                "messages of the front"),
-      forwards_results_(!comm.mesh.last_stage() && ResultsTo(comm.mesh) >= 0) {
-  if (comm.mesh.last_stage()) return;  // it receives no results
-  const auto take_early = [this] {
-    while (results_.Arrived()) early_.push_back(TakeResults());
-  };
-  rows_.WhileFull(take_early);
-  control_.WhileFull(take_early);
+      broadcast_(memory_.Allocate(kFlagBytes)) {
+  if (mesh_.last_stage()) return;  // it receives no results
+  rows_.WhileFull([this] { TakeEarly(); });
+  control_.WhileFull([this] { TakeEarly(); });
 }
 
 void StageLinks::SendResults(std::string_view bytes) {
   results_.Send(std::as_bytes(std::span(bytes)));
 }
 
-std::string StageLinks::TakeResults() {
-  std::string bytes = results_.Receive();
-  if (forwards_results_) results_.Send(std::as_bytes(std::span(bytes)));
-  return bytes;
+void StageLinks::TakeEarly() {
+  while (results_.Arrived()) early_.push_back(results_.Receive(/*idle=*/true));
 }
 
 std::string StageLinks::ReceiveResults() {
-  if (early_.empty()) return TakeResults();
+  if (early_.empty()) return results_.Receive(/*idle=*/true);
   std::string bytes = std::move(early_.front());
   early_.pop_front();
   return bytes;
+}
+
+void StageLinks::PassOnResults(std::string_view bytes) {
+  if (ResultsTo(mesh_) >= 0) SendResults(bytes);
+}
+
+bool StageLinks::LeadsLaterGroup(const Mesh& mesh, int tp_rank) {
+  return mesh.first_stage() && tp_rank > 0 && tp_rank % mesh.attn_tp() == 0;
+}
+
+void StageLinks::BeginBroadcast() {
+  ++broadcasts_;
+  for (int rank = 0; rank < mesh_.tp(); ++rank)
+    if (LeadsLaterGroup(mesh_, rank)) memory_.Raise(rank, broadcast_, broadcasts_);
+}
+
+void StageLinks::AwaitBroadcast() {
+  constexpr std::chrono::milliseconds kPoll{1};
+  if (!LeadsLaterGroup(mesh_, mesh_.tp_rank())) return;
+  ++broadcasts_;
+  while (!memory_.WaitFor(broadcast_, broadcasts_, kPoll)) TakeEarly();
 }
 
 size_t StageLinks::BytesPerRank(const StageLinkSizes& sizes) {
@@ -87,7 +113,7 @@ size_t StageLinks::BytesPerRank(const StageLinkSizes& sizes) {
   constexpr size_t kAlignment = 64;  // lines between allocations of one rank
   return MessageLane::BytesPerRank(RowsOptions(sizes)) +
          MessageLane::BytesPerRank(ResultsOptions(sizes)) +
-         MessageLane::BytesPerRank(ControlOptions(sizes)) + 3 * kAlignment;
+         MessageLane::BytesPerRank(ControlOptions(sizes)) + kFlagBytes + 4 * kAlignment;
 }
 
 }  // namespace switchyard

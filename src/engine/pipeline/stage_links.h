@@ -15,8 +15,9 @@ namespace switchyard {
 
 struct StageLinkSizes {
   int stages = 1;
-  size_t rows_bytes = 0;  // of the hidden rows of the largest batch
-  int batches = 1;        // in flight
+  size_t rows_bytes = 0;                   // of the hidden rows of the largest batch
+  int batches = 1;                         // in flight
+  size_t results_bytes = size_t{1} << 20;  // of a part of results
 };
 // The number of batches in flight: one for each stage, and --pp-async-batch-depth more.
 int PassesInFlight(const EngineConfig& config);
@@ -29,10 +30,13 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
 //   one control:  messages of the front, first rank of a stage → first rank of the next stage
 //
 // A stage may be ahead of the next one by the number of batches in flight, since the lane of rows
-// holds as many messages. While a rank waits for room to send rows or control messages, it receives
-// results. Otherwise the last stage could wait for room to send results, and the first one for room
-// to send messages that the last one has not read. Owned by the rank's loop; used by the rank's
-// thread only.
+// holds as many messages. Results without log-probabilities and pooled vectors are small, and the
+// lane holds those of all batches in flight. The first rank of each attention group of the first
+// stage receives all results, which may exceed the lane. So it receives results while it waits for
+// room to send rows or control messages, or for the first rank of its stage. Otherwise the last
+// stage could wait for room to send results, and the first one for room to send messages that the
+// last one has not read. Waits for other stages have no deadline, because a stage may compute for
+// long; when a rank ends, all waits end. Owned by the rank's loop; used by the rank's thread only.
 class StageLinks {
  public:
   // Allocates symmetric memory: constructed on every rank of the world before the model, because
@@ -49,14 +53,28 @@ class StageLinks {
   std::string ReceiveControl(bool idle) { return control_.Receive(idle); }
   // On the last stage.
   void SendResults(std::string_view bytes);
-  // On the other stages: passes the results on, if a later stage needs them.
+  // On the other stages. PassOnResults sends results to the next stage, if it needs them. A rank
+  // passes results on when it processes them, not while it waits for room: the next stage might not
+  // read them at that time.
   std::string ReceiveResults();
+  void PassOnResults(std::string_view bytes);
+
+  // Before a broadcast in the stage, while batches are in flight: the first rank of the stage calls
+  // BeginBroadcast, and the others call AwaitBroadcast.
+  void BeginBroadcast();
+  void AwaitBroadcast();
 
  private:
-  std::string TakeResults();
+  // Receives the results that have arrived.
+  void TakeEarly();
+  // The first rank of an attention group of the first stage, but not of the stage.
+  static bool LeadsLaterGroup(const Mesh& mesh, int tp_rank);
 
+  SymmetricMemory& memory_;
+  const Mesh mesh_;
   MessageLane rows_, results_, control_;
-  const bool forwards_results_;
+  const size_t broadcast_;  // flag: number of broadcasts that the stage's first rank has begun
+  uint32_t broadcasts_ = 0;
   std::deque<std::string> early_;  // results received while other messages were sent
 };
 

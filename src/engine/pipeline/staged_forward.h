@@ -20,9 +20,9 @@ class StagedForward : public ForwardFunction {
                 int32_t page_size)
       : model_(model), comm_(comm), links_(links), passes_(passes), page_size_(page_size) {}
 
-  std::span<const float> Forward(const ForwardBatch& batch) override {
-    return model_.Forward(batch);
-  }
+  // The hidden rows carry the fingerprint of their batch. If it differs from that of this stage, a
+  // bug has made the schedulers diverge: Error kPeer.
+  std::span<const float> Forward(const ForwardBatch& batch) override;
   int64_t vocab_size() const override { return model_.vocab_size(); }
   Pooling pooling() const override { return model_.pooling(); }
   int64_t output_width() const override { return model_.output_width(); }
@@ -30,6 +30,8 @@ class StagedForward : public ForwardFunction {
   bool has_logits() const override { return comm_.mesh.last_stage(); }
   void SendResults(const std::string& bytes) override { links_.SendResults(bytes); }
   std::string ReceiveResults() override { return links_.ReceiveResults(); }
+  void PassOnResults(const std::string& bytes) override { links_.PassOnResults(bytes); }
+  bool sends_values() const override { return comm_.mesh.attn_tp_rank() == 0; }
   // Collective of the attention groups with the same requests, on all stages. The routed experts of
   // other stages are not known, so routed_width is 0: none are returned.
   std::vector<std::string> RouterFaults(const ForwardBatch& batch) override;
@@ -39,7 +41,7 @@ class StagedForward : public ForwardFunction {
   RankComm& comm_;
   StageLinks& links_;
   const int passes_;
+  const int32_t page_size_;
 };
 
-  const int32_t page_size_;
 }  // namespace switchyard

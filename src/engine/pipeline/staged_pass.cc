@@ -17,6 +17,20 @@ bool IsNotFinite(const RequestOutput& result) {
   return result.finish == FinishReason::kError && result.error.empty();
 }
 
+bool HasLogitRows(const auto& part) { return part.logit_rows > 0; }
+
+// What a stage needs to follow the others: results without log-probabilities and pooled vectors.
+StepOutputs WithoutValues(const StepOutputs& results) {
+  StepOutputs small;
+  for (const RequestOutput& result : results.outputs)
+    small.outputs.push_back({.id = result.id,
+                             .new_tokens = result.new_tokens,
+                             .finish = result.finish,
+                             .error = result.error,
+                             .error_kind = result.error_kind});
+  return small;
+}
+
 }  // namespace
 
 StepOutputs RankEngine::Impl::RunStaged(bool runs) {
@@ -47,7 +61,8 @@ StepOutputs RankEngine::Impl::Evaluate(std::span<const float> logits) {
     begin += part.logit_rows;
     results.outputs.push_back(ResultOf(*plan[i].sequence, part, own));
   }
-  if (!results.outputs.empty()) model.SendResults(EncodeMessage(results));
+  if (!results.outputs.empty())
+    model.SendResults(EncodeMessage(model.sends_values() ? results : WithoutValues(results)));
   return results;
 }
 
@@ -58,20 +73,19 @@ RequestOutput RankEngine::Impl::ResultOf(Sequence& sequence, const Part& part, c
     return result;
   }
   if (sequence.pooled()) {
-    const bool mean = sequence.request.pooling == Pooling::kMean;
-    const auto rows = mean ? own.logits : own.logits.last(static_cast<size_t>(width));
-    result.pooled.assign(rows.begin(), rows.end());
+    // Sums in the order of passes. After a retraction, rows in the sum may be computed again.
+    const int64_t known =
+        std::clamp<int64_t>(sequence.pooled_end - part.range.first, 0, part.range.size());
+    AddPooled(sequence, own.logits.subspan(static_cast<size_t>(known * width)));
+    sequence.pooled_end = std::max(sequence.pooled_end, part.range.end);
+    if (part.last) result.pooled = PooledOf(sequence);
     return result;
   }
-  if (sequence.logprobs_pending()) {
-    // Earlier chunks may be in flight, so next_logprob may be behind.
-    for (int64_t row = part.range.first; row < part.range.end; ++row) {
-      if (row + 1 >= sequence.prompt_length) break;
-      const auto logits = own.logits.subspan((row - part.range.first) * vocab, vocab);
-      result.input_logprobs.push_back(
-          LogprobsAt(logits, sequence.tokens[row + 1], sequence.request.logprob));
-    }
-  }
+  // Earlier chunks may be in flight, so next_logprob may be behind.
+  for (int64_t i = 0; i < PromptLogprobs(sequence, part); ++i)
+    result.input_logprobs.push_back(LogprobsAt(own.logits.subspan(i * vocab, vocab),
+                                               sequence.tokens[part.range.first + i + 1],
+                                               sequence.request.logprob));
   if (!part.samples) return result;
   const std::optional<int32_t> token = Draw(sequence, own);
   if (!token) {
@@ -103,22 +117,37 @@ void RankEngine::Impl::AdvanceStaged() {
   }
 }
 
+int64_t RankEngine::Impl::PromptLogprobs(const Sequence& sequence, const Part& part) {
+  if (!sequence.logprobs_pending()) return 0;
+  const int64_t end = std::min(part.range.end, sequence.prompt_length - 1);
+  return std::max<int64_t>(0, end - part.range.first);
+}
+
+void RankEngine::Impl::ReceiveResults(StagedPass& pass) {
+  if (model.has_logits() || pass.received || std::ranges::none_of(pass.parts, HasLogitRows<Part>))
+    return;
+  const profile::Span span(options.profiler, {.name = "collect"});
+  pass.results = std::get<StepOutputs>(DecodeMessage(model.ReceiveResults()));
+  pass.received = true;
+  model.PassOnResults(EncodeMessage(WithoutValues(pass.results)));
+}
+
 void RankEngine::Impl::ProcessStaged() {
   StagedPass pass = std::move(staged.front());
   staged.pop_front();
+  ReceiveResults(pass);
   std::vector<RequestOutput>& results = pass.results.outputs;
-  const auto logit_rows = [](const Part& part) { return part.logit_rows > 0; };
-  if (!model.has_logits() && std::ranges::any_of(pass.parts, logit_rows)) {
-    const profile::Span span(options.profiler, {.name = "collect"});
-    results = std::get<StepOutputs>(DecodeMessage(model.ReceiveResults())).outputs;
-  }
-  CHECK_EQ(std::ssize(results), std::ranges::count_if(pass.parts, logit_rows));
+  CHECK_EQ(std::ssize(results), std::ranges::count_if(pass.parts, HasLogitRows<Part>));
   std::map<uint64_t, std::string> router_faults;
-  // All stages have the same results, so either all of them call this collective or none.
-  if (std::ranges::any_of(results, IsNotFinite)) router_faults = FaultsOf(pass.parts);
+  if (std::ranges::any_of(results, IsNotFinite)) {
+    // All stages have the same results, so either all of them call this collective or none. The
+    // last stage calls it after it has sent the results of the later passes. It may wait for room.
+    for (StagedPass& later : staged) ReceiveResults(later);
+    router_faults = FaultsOf(pass.parts);
+  }
   auto next = results.begin();
   for (const Part& part : pass.parts) {
-    RequestOutput* const result = logit_rows(part) ? &*next++ : nullptr;
+    RequestOutput* const result = HasLogitRows(part) ? &*next++ : nullptr;
     CHECK(result == nullptr || result->id == part.id);
     const auto entry = table.find(part.id);
     if (entry == table.end()) continue;  // aborted, or failed in an earlier pass
@@ -137,17 +166,18 @@ void RankEngine::Impl::ApplyResult(Sequence& sequence, const Part& part, Request
   }
   const bool kept = sequence.computed >= part.end;  // not retracted
   if (result && IsNotFinite(*result)) return FailNotFinite(sequence);
-  if (result && sequence.pooled()) AppendPooled(sequence, part.range, result->pooled);
+  if (result && sequence.pooled())
+    sequence.next_pooled = std::max(sequence.next_pooled, part.range.end);
   if (result) {
-    sequence.next_logprob += std::ssize(result->input_logprobs);
+    sequence.next_logprob += PromptLogprobs(sequence, part);
     std::ranges::move(result->input_logprobs, std::back_inserter(sequence.input_logprobs));
   }
   if (kept) sequence.settled = part.end;
   if (!part.last) return;
   if (kept && !part.decoding)
     cache.Publish(std::span(sequence.tokens).first(part.end), sequence.cache);
-  if (sequence.pooled()) return FinishPooled(sequence);
   CHECK(result != nullptr);
+  if (sequence.pooled()) return FinishPooled(sequence, std::move(result->pooled));
   FinishStaged(sequence, part, *result);
 }
 

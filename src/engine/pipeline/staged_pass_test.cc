@@ -26,6 +26,7 @@ class StageForward : public FakeForward {
   bool has_logits() const override { return last_; }
   void SendResults(const std::string& bytes) override {
     EXPECT_TRUE(last_);
+    most_bytes = std::max(most_bytes, bytes.size());
     results_.push_back(bytes);
     EXPECT_LE(std::ssize(results_), passes_);
   }
@@ -36,7 +37,20 @@ class StageForward : public FakeForward {
     results_.pop_front();
     return bytes;
   }
+  void PassOnResults(const std::string& bytes) override {
+    EXPECT_FALSE(last_);
+    most_passed_on = std::max(most_passed_on, bytes.size());
+  }
+  bool sends_values() const override { return sends_values_of_results; }
+  std::vector<std::string> RouterFaults(const ForwardBatch& batch) override {
+    left_at_collective = results_.size();
+    return FakeForward::RouterFaults(batch);
+  }
   int64_t routed_width() const override { return 0; }
+
+  size_t most_bytes = 0, most_passed_on = 0;  // largest results sent and passed on
+  size_t left_at_collective = 0;              // results that were not received before RouterFaults
+  bool sends_values_of_results = true;
 
  private:
   const int passes_;
@@ -226,6 +240,123 @@ TEST(StagedPass, PooledPromptsGiveTheSameVectors) {
     stages.RunOut();
     for (const auto& [id, want] : alone.seen) EXPECT_EQ(stages.seen[id].pooled, want.pooled);
   }
+}
+
+// A chunk of a mean has many rows, but its results do not.
+TEST(StagedPass, ResultsOfPooledPromptsAreSmall) {
+  const RankEngine::Options options = OptionsWith(40, /*chunk=*/32, /*max_running=*/4);
+  Stages stages(options, 3, Pooling::kMean);
+  EngineRequest request{.id = 1, .input_ids = Count(100)};
+  request.sampling.max_new_tokens = 0;
+  request.pooling = Pooling::kMean;
+  stages.Tell({request});
+  stages.RunOut();
+  EXPECT_EQ(stages.seen[1].pooled.size(), 61u);
+  EXPECT_LT(stages.last.most_bytes, 2 * 61 * sizeof(float) + 256);
+  EXPECT_LE(stages.first.most_passed_on + 61 * sizeof(float), stages.last.most_bytes);
+}
+
+// A prompt is retracted between its chunks, while passes with its rows are in flight. The mean
+// counts each row once.
+TEST(StagedPass, MeansOfRetractedPromptsAreTheSame) {
+  RankEngine::Options options = OptionsWith(40, /*chunk=*/7, /*max_running=*/1);
+  options.priorities = true;
+  options.preemption_threshold = 0;
+  for (int steps = 1; steps <= 9; ++steps) {
+    Rig alone(options, 61, /*launches=*/false, Pooling::kMean);
+    Stages stages(options, 3, Pooling::kMean);
+    for (uint64_t id = 1; id <= 2; ++id) {
+      EngineRequest request{.id = id, .input_ids = Count(50, static_cast<int32_t>(id))};
+      request.sampling.max_new_tokens = 0;
+      request.pooling = Pooling::kMean;
+      request.priority = static_cast<int32_t>(id);
+      alone.Run(request);
+      stages.Tell({request});
+      if (id == 1)
+        for (int step = 0; step < steps; ++step) stages.Step();
+    }
+    stages.RunOut();
+    EXPECT_GT(stages.last_engine.Stats().retractions, 0);
+    for (const auto& [id, want] : alone.seen) EXPECT_EQ(stages.seen[id].pooled, want.pooled);
+  }
+}
+
+// Log-probabilities are sent only to the ranks that send answers. The others keep pace without.
+TEST(StagedPass, OtherRanksGetNoLogProbabilities) {
+  for (const bool sends : {true, false}) {
+    const RankEngine::Options options = OptionsWith(40, /*chunk=*/16, /*max_running=*/4);
+    Rig alone(options);
+    Stages stages(options, 3);
+    stages.last.sends_values_of_results = sends;
+    for (uint64_t id = 1; id <= 4; ++id) {
+      EngineRequest request = Greedy(id, Count(40, static_cast<int32_t>(id)));
+      request.logprob = {.enabled = true, .start = 3, .top = 20};
+      alone.Run(request);
+      stages.Tell({request});
+      stages.Step();
+    }
+    stages.RunOut();
+    for (const auto& [id, want] : alone.seen) {
+      EXPECT_EQ(stages.seen[id].new_tokens, want.new_tokens);
+      ExpectEqualLogprobs(stages.seen[id].input_logprobs,
+                          sends ? want.input_logprobs : std::vector<PositionLogprobs>());
+    }
+    EXPECT_EQ(stages.last.most_bytes > 2048, sends);
+    EXPECT_LT(stages.first.most_passed_on, 2048u);
+  }
+}
+
+// Only the last stage samples tokens. The budget of a rule is counted when a mask is filled, so the
+// other stages fill masks too.
+TEST(StagedPass, GrammarsAreFollowedOnAllStages) {
+  GrammarVocabulary vocabulary{.stop_ids = {7}};
+  for (int32_t id = 0; id < 61; ++id)
+    vocabulary.tokens.push_back(id == 7 ? "" : std::string(1 + id / 26, 'a' + id % 26));
+  const TokenTable table(vocabulary);
+  std::vector<ControlMessage> grammars = {GrammarTokens{vocabulary.Encode()}};
+  for (const char* text : {"root ::= \"ab\" text \"cc\" text \"de\"\ntext[max_tokens=4] ::= [a-z]*",
+                           "root ::= item item+\nitem ::= \"ab\" | \"ccc\" | \"x\""})
+    grammars.push_back(
+        DefineGrammar{grammars.size(), CompileGrammar(EbnfGrammar(text), table)->ToBytes()});
+  const RankEngine::Options options = OptionsWith(60, /*chunk=*/9, /*max_running=*/6);
+  Rig alone(options);
+  Stages stages(options, 3);
+  alone.Tell(grammars);
+  stages.Tell(grammars);
+  for (uint64_t id = 1; id <= 12; ++id) {
+    EngineRequest request = Greedy(id, Count(5 + static_cast<int32_t>(id)), 16);
+    request.sampling.temperature = 1;
+    request.sampling.seed = id;
+    request.grammar = 1 + id % 2;
+    alone.Run(request);
+    stages.Tell({request});
+    if (id % 3 == 0) stages.Step();
+  }
+  stages.RunOut();
+  for (const auto& [id, want] : alone.seen) {
+    EXPECT_EQ(want.error, "");
+    EXPECT_EQ(stages.seen[id].error, "");
+    EXPECT_EQ(stages.seen[id].new_tokens, want.new_tokens);
+    EXPECT_EQ(stages.seen[id].finish, want.finish);
+  }
+}
+
+// The collective that finds faults begins after the results of all passes in flight are received,
+// because the last stage may wait for room to send them.
+TEST(StagedPass, ResultsAreReceivedBeforeACollectiveOfAllStages) {
+  Stages stages(OptionsWith(60, /*chunk=*/4, 6), 4);
+  stages.first.poison = stages.last.poison = 50;
+  stages.first.router_fault = stages.last.router_fault = "a router failed";
+  stages.first.left_at_collective = 99;
+  for (uint64_t id = 1; id <= 6; ++id) {
+    EngineRequest request = Greedy(id, {1, 2, static_cast<int32_t>(48 + id)}, 4);
+    stages.Tell({request});
+  }
+  stages.RunOut();
+  EXPECT_EQ(stages.first.left_at_collective, 0u);
+  EXPECT_EQ(stages.seen[2].error, "a router failed");
+  for (uint64_t id = 1; id <= 6; ++id)
+    EXPECT_EQ(stages.seen[id].new_tokens.size(), id == 2 ? 0u : 4u);
 }
 
 TEST(StagedPass, LogitsThatAreNotFiniteEndTheRequestOnAllStages) {

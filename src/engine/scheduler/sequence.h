@@ -84,8 +84,9 @@ struct Sequence {
   // Of pipeline stages, which have several passes in flight. A pass that began before the last
   // admission does not count: its rows are computed again.
   uint64_t admissions = 0;
-  uint64_t planned = 0;  // number of the last step in which the sequence was decoding
-  int64_t exported = 0;  // leading positions that another engine may read (KvRole::kExport)
+  int64_t pooled_end = 0;  // on the last stage: the first position that is not in pooled_sum
+  uint64_t planned = 0;    // number of the last step in which the sequence was decoding
+  int64_t exported = 0;    // leading positions that another engine may read (KvRole::kExport)
 
   bool admitted_before = false;
   int32_t cached_tokens = 0;  // prompt tokens from the cache at the first admission
