@@ -350,6 +350,14 @@ bool NeedCounts(const std::vector<ControlMessage>& messages) {
   });
 }
 
+// Profiles start and end with a collective of all stages.
+bool NeedAllStages(const std::vector<ControlMessage>& messages) {
+  return std::ranges::any_of(messages, [](const ControlMessage& message) {
+    return std::holds_alternative<StartProfile>(message) ||
+           std::holds_alternative<StopProfile>(message);
+  });
+}
+
 // The stage to which a profile assigns the step; nullopt: the step has no forward pass.
 std::optional<profile::Stage> StageOf(std::span<const StepCounts> groups) {
   std::optional<profile::Stage> stage;
@@ -426,7 +434,10 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     open = !HasShutdown(messages);
     RecordRequests(messages, engine, *comm.memory);
     InjectTestFaults(messages, *comm.memory);
-    if (engine.launched() && NeedCounts(messages)) Post(engine.Collect(), groups, profiler);
+    // A stage that waits in a collective of all stages receives no results, and others may wait for
+    // room to send them.
+    if ((engine.launched() && NeedCounts(messages)) || (links && NeedAllStages(messages)))
+      Post(engine.Collect(), groups, profiler);
     groups.Post(engine.Apply(messages));
     groups.Post(ApplyToRecorder(messages, recorder, comm.mesh.rank() == 0));
     groups.Post(ApplyToEplb(messages, eplb, comm.mesh.rank() == 0));

@@ -1,6 +1,11 @@
 // Outputs of whole engines with pipeline stages equal those of one stage, bit by bit.
 #include <gmock/gmock.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <vector>
 
 #include "core/error.h"
@@ -138,6 +143,48 @@ TEST(Pipeline, AbortsEndRequestsOnAllStages) {
   }
   EXPECT_TRUE(engine.FlushCache());
   for (const EngineStats& group : engine.Stats()) EXPECT_EQ(group.free_pages, group.total_pages);
+}
+
+// Profiles start and end with a collective of all stages, here while passes are in flight.
+TEST(Pipeline, ProfilesDoNotChangeOutputs) {
+  constexpr uint64_t kRequests = 12;
+  const std::filesystem::path dir =
+      std::filesystem::temp_directory_path() / fmt::format("pipeline_trace_{}", getpid());
+  Engine engine(ConfigOf("qwen3_moe", {.tp = 2, .ep = 2, .pp = 3}));
+  const Outputs want = RunAll(engine, kRequests);
+  const auto request = [&](uint64_t i, int32_t vocab) {
+    if (i == 4) engine.Tell(StartProfile{.options = {.dir = dir.string(), .name = "run"}});
+    if (i == 8) engine.Tell(StopProfile{});
+    return RequestOf(i, vocab);
+  };
+  ExpectEqual(RunAll(engine, kRequests, request), want);
+  EXPECT_TRUE(engine.FlushCache());
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir), {}), 6);
+  std::filesystem::remove_all(dir);
+}
+
+// Log-probabilities are sent to one rank of each attention group only.
+TEST(Pipeline, LogProbabilitiesOfPromptsAreThoseOfOneStage) {
+  EngineConfig config = ConfigOf("deepseek_v3", {.tp = 2, .ep = 2, .dp = 2, .pp = 3});
+  config.pp_async_batch_depth = 1;
+  const auto logprobs = [](Engine& engine, int32_t i) {
+    EngineRequest request{.input_ids = std::vector<int32_t>(60, 3 + i)};
+    request.sampling.max_new_tokens = 3;
+    request.sampling.temperature = 0;
+    request.logprob = {.enabled = true, .start = 0, .top = 256};
+    return engine.Generate(request).input_logprobs;
+  };
+  Engine plain(OneStage(config)), engine(config);
+  for (int32_t i = 0; i < 4; ++i) {
+    const std::vector<PositionLogprobs> want = logprobs(plain, i), got = logprobs(engine, i);
+    ASSERT_EQ(got.size(), 60u);
+    ASSERT_EQ(want.size(), got.size());
+    for (size_t at = 1; at < want.size(); ++at) {
+      EXPECT_EQ(got[at].logprob, want[at].logprob);
+      ASSERT_EQ(got[at].top.size(), 256u);
+      EXPECT_EQ(got[at].top.back().logprob, want[at].top.back().logprob);
+    }
+  }
 }
 
 TEST(Pipeline, RoutedExpertsAreRefused) {
