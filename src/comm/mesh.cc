@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
+
 #include "core/check.h"
 #include "core/error.h"
 
@@ -23,6 +25,11 @@ Mesh::Mesh(const MeshShape& shape, int rank) : shape_(shape), rank_(rank) {
     throw Invalid("--moe-dense-tp-size {}: want 1, or {} (--tp)", shape.dense_tp, shape.tp);
   }
   if (shape.pp < 1) throw Invalid("--pp-size {}: want at least 1", shape.pp);
+  // One host has all stages, and its shared memory has at most this number of ranks.
+  constexpr int64_t kMostRanks = 256;
+  if (shape.pp > 1 && int64_t{shape.pp} * shape.tp > kMostRanks)
+    throw Invalid("--pp-size {} with --tp-size {} gives {} ranks: want at most {}", shape.pp,
+                  shape.tp, int64_t{shape.pp} * shape.tp, kMostRanks);
   CHECK_GE(rank, 0);
   CHECK_LT(rank, shape.world());
 }

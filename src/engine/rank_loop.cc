@@ -45,8 +45,7 @@ std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
 
 // An attention group's share of --pp-max-micro-batch-size; 0: no limit.
 int64_t MicroBatchOfGroup(const EngineConfig& config) {
-  const int32_t all = config.pp_max_micro_batch_size;
-  return all == 0 ? 0 : std::max(1, all / config.mesh.dp);
+  return config.pp_max_micro_batch_size / config.mesh.dp;
 }
 
 RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& plan,
@@ -59,7 +58,8 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .max_prefill_tokens = config.max_prefill_tokens,
           .policy = ParseSchedulePolicy(config.schedule_policy),
           .conservativeness = config.schedule_conservativeness,
-          .target_step_ms = config.target_step_ms,
+          // With stages, the time between two steps is not that of a pass.
+          .target_step_ms = mesh.pp() > 1 ? 0 : config.target_step_ms,
           .max_micro_batch = MicroBatchOfGroup(config),
           .priorities = config.priority_scheduling,
           .preemption_threshold = config.preemption_threshold,

@@ -75,27 +75,25 @@ std::vector<int> SizesByCost(const ModelConfig& model, int stages) {
   return sizes;
 }
 
-void CheckSizes(std::span<const int> sizes, int stages, int64_t layers) {
+void CheckSizes(std::span<const int> sizes, int stages, int64_t layers, const std::string& name) {
   const std::string text = Joined(std::vector<int>(sizes.begin(), sizes.end()), ",");
   if (std::ssize(sizes) != stages)
-    throw Invalid("--pp-layer-partition {}: want {} numbers, one for each stage (--pp-size)", text,
-                  stages);
+    throw Invalid("{} {}: want {} numbers, one for each stage (--pp-size)", name, text, stages);
   for (const int size : sizes)
-    if (size < 1) throw Invalid("--pp-layer-partition {}: each stage needs at least 1 layer", text);
+    if (size < 1) throw Invalid("{} {}: each stage needs at least 1 layer", name, text);
   const int64_t sum = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   if (sum != layers)
-    throw Invalid("--pp-layer-partition {}: the sum is {}, but the model has {} layers", text, sum,
-                  layers);
+    throw Invalid("{} {}: the sum is {}, but the model has {} layers", name, text, sum, layers);
 }
 
 }  // namespace
 
 std::vector<schedule::LayerRange> SplitLayers(const ModelConfig& model, int stages,
-                                              std::span<const int> sizes) {
+                                              std::span<const int> sizes, const std::string& name) {
   if (stages > model.num_layers())
     throw Invalid("--pp-size {}: the model has {} layers, and each stage needs at least 1", stages,
                   model.num_layers());
-  if (!sizes.empty()) CheckSizes(sizes, stages, model.num_layers());
+  if (!sizes.empty()) CheckSizes(sizes, stages, model.num_layers(), name);
   const std::vector<int> chosen =
       sizes.empty() ? SizesByCost(model, stages) : std::vector<int>(sizes.begin(), sizes.end());
   std::vector<schedule::LayerRange> ranges;

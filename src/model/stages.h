@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <vector>
 
 #include "model/config.h"
@@ -12,12 +13,13 @@ namespace switchyard {
 // The model's layers in `stages` ranges. The first stage has the embedding, the last one the final
 // norm and the head. Error kInvalid names --pp-size if there are more stages than layers.
 //
-// `sizes`: numbers of layers of the stages; Error kInvalid names --pp-layer-partition if they do
-// not fit. If empty, the ranges minimize the largest cost of a stage. The cost of a layer is the
-// number of weights that one token multiplies: of the selected and shared experts, of the router
-// and of attention. The head counts too.
+// `sizes`: numbers of layers of the stages; Error kInvalid names `name`, where they were given, if
+// they do not fit. If empty, the ranges minimize the largest cost of a stage. The cost of a layer
+// is the number of weights that one token multiplies: of the selected and shared experts, of the
+// router and of attention. The head counts too.
 std::vector<schedule::LayerRange> SplitLayers(const ModelConfig& model, int stages,
-                                              std::span<const int> sizes = {});
+                                              std::span<const int> sizes = {},
+                                              const std::string& name = "--pp-layer-partition");
 
 // The model of one stage. Without MoE layers it has no experts (ModelConfig::moe).
 ModelConfig StageConfigOf(const ModelConfig& model, const schedule::LayerRange& range);

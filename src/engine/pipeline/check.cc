@@ -10,6 +10,13 @@
 namespace switchyard {
 namespace {
 
+// The name under which the layers of the stages were given.
+std::string PartitionName(const std::string& text) {
+  return !text.empty() && text == LayerPartitionOfEnvironment()
+             ? "SGLANG_PP_LAYER_PARTITION (or --pp-layer-partition)"
+             : "--pp-layer-partition";
+}
+
 // "12,12,13"; empty: none.
 std::vector<int> ParsePartition(const std::string& text) {
   std::vector<int> sizes;
@@ -22,7 +29,7 @@ std::vector<int> ParsePartition(const std::string& text) {
     int size = 0;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), size);
     if (error != std::errc() || end != word.data() + word.size() || comma + 1 == rest.size())
-      throw Invalid("--pp-layer-partition {}: want numbers of layers, such as 12,12,13", text);
+      throw Invalid("{} {}: want numbers of layers, such as 12,12,13", PartitionName(text), text);
     sizes.push_back(size);
     rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
   }
@@ -39,6 +46,12 @@ void CheckPipelineFlags(const EngineConfig& config) {
   if (config.pp_max_micro_batch_size < 0)
     throw Invalid("--pp-max-micro-batch-size {}: want at least 1, or 0 for an equal part",
                   config.pp_max_micro_batch_size);
+  if (config.mesh.pp > 1 && config.pp_max_micro_batch_size > 0 &&
+      config.pp_max_micro_batch_size < config.mesh.dp)
+    throw Invalid(
+        "--pp-max-micro-batch-size {}: want at least 1 for each attention group "
+        "(--dp-size {})",
+        config.pp_max_micro_batch_size, config.mesh.dp);
   if (config.mesh.pp == 1 && config.pp_async_batch_depth != 0)
     throw Invalid("--pp-async-batch-depth {} has no effect without --pp-size",
                   config.pp_async_batch_depth);
@@ -58,6 +71,7 @@ void CheckPipeline(const EngineConfig& config) {
   };
   refuse(!config.speculative.algorithm.empty(),
          fmt::format("--speculative-algorithm {}", config.speculative.algorithm));
+  refuse(config.target_step_ms > 0, fmt::format("--target-step-ms {}", config.target_step_ms));
   refuse(config.two_batch_overlap, "--enable-two-batch-overlap");
   refuse(config.eplb.enable, "--enable-eplb");
   refuse(config.eplb.dispatch != "static",
@@ -73,7 +87,8 @@ std::string LayerPartitionOfEnvironment() {
 }
 
 std::vector<schedule::LayerRange> StagesOf(const EngineConfig& config, const ModelConfig& model) {
-  return SplitLayers(model, config.mesh.pp, ParsePartition(config.pp_layer_partition));
+  return SplitLayers(model, config.mesh.pp, ParsePartition(config.pp_layer_partition),
+                     PartitionName(config.pp_layer_partition));
 }
 
 EnginePlan StagePlanOf(const EngineConfig& config, const EnginePlan& plan, int stage) {

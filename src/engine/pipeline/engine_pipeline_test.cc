@@ -239,6 +239,21 @@ TEST(PipelinePlan, RefusesWhatStagesDoNotSupportByName) {
               HasSubstr("--pp-async-batch-depth 17: want 0 to 16"));
   EXPECT_THAT(error_of([](EngineConfig& c) { c.pp_max_micro_batch_size = -1; }),
               HasSubstr("--pp-max-micro-batch-size -1"));
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.target_step_ms = 30; }),
+              HasSubstr("--target-step-ms 30: not supported with --pp-size 2"));
+  EXPECT_THAT(error_of([](EngineConfig& c) {
+                c.mesh.dp = 2;
+                c.pp_max_micro_batch_size = 1;
+              }),
+              HasSubstr("--pp-max-micro-batch-size 1: want at least 1 for each attention group "
+                        "(--dp-size 2)"));
+  for (const int stages : {129, 1 << 30})
+    EXPECT_THAT(error_of([&](EngineConfig& c) { c.mesh.pp = stages; }),
+                HasSubstr(fmt::format("--pp-size {} with --tp-size 2 gives", stages)));
+  ASSERT_EQ(setenv("SGLANG_PP_LAYER_PARTITION", "1,x", 1), 0);
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.pp_layer_partition = "1,x"; }),
+              HasSubstr("SGLANG_PP_LAYER_PARTITION"));
+  ASSERT_EQ(unsetenv("SGLANG_PP_LAYER_PARTITION"), 0);
   const auto error_alone = [&](const auto& change) {
     return error_of([&](EngineConfig& c) {
       c.mesh.pp = 1;
