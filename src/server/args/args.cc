@@ -83,7 +83,8 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
 
 void AddParallelFlags(CommandLine& app, ServerArgs& a) {
   EngineConfig& e = a.engine;
-  app.Flag("--tp-size,--tp,--tensor-parallel-size", e.mesh.tp, kParallel, "Number of ranks");
+  app.Flag("--tp-size,--tp,--tensor-parallel-size", e.mesh.tp, kParallel,
+           "Number of ranks, of each pipeline stage");
   app.Flag("--ep-size,--ep,--expert-parallel-size", e.mesh.ep, kParallel,
            "Expert-parallel ranks, a divisor of --tp-size; each expert is sharded over tp / ep "
            "ranks (MoE-TP)");
@@ -131,11 +132,10 @@ void AddParallelFlags(CommandLine& app, ServerArgs& a) {
   app.Flag("--dist-timeout", e.dist_timeout_seconds, kParallel,
            "Timeout in seconds of a rank that waits for another rank")
       .Range(0.1, 1e6);
-  app.Flag(
-         "--watchdog-timeout", e.watchdog_timeout_seconds, kParallel,
-         "Seconds without a heartbeat after which a rank is killed. Then the ranks restart. With "
-         "--disable-elastic-ep or several nodes, the server instead ends with an error that names "
-         "the rank. /health returns 503 after half of that time, at most 20 s")
+  app.Flag("--watchdog-timeout", e.watchdog_timeout_seconds, kParallel,
+           "Seconds without a heartbeat after which a rank is killed. Then the ranks restart. With "
+           "--disable-elastic-ep, --pp-size or several nodes, the server instead ends with an "
+           "error that names the rank. /health returns 503 after half of that time, at most 20 s")
       .Range(3.0, 1e6);
 }
 
@@ -274,16 +274,17 @@ void AddMemoryFlags(CommandLine& app, EngineConfig& e) {
   app.Flag("--target-step-ms", e.target_step_ms, kMemory,
            "Target time in milliseconds of a step with decoding requests; prompt chunks are "
            "shortened to fit. -1: the time of 8 decode steps, limited to the range 25 to 50 ms, "
-           "but at least the time of 2 decode steps. 0: no target");
+           "but at least the time of 2 decode steps; no target with --pp-size. 0: no target");
   app.Switch("--enable-priority-scheduling", e.priority_scheduling, kMemory,
              "Admits requests of higher `priority` first, and preempts running requests of lower "
              "priority");
   app.Flag(
       "--priority-scheduling-preemption-threshold", e.preemption_threshold, kMemory,
       "A waiting request preempts a running one only if its priority is higher by more than this");
-  app.Switch("--disable-overlap-schedule", e.disable_overlap_schedule, kMemory,
-             "Plans a step only after the previous step has ended. By default a GPU computes a "
-             "step while the next step is planned and outputs are sent");
+  app.Switch(
+      "--disable-overlap-schedule", e.disable_overlap_schedule, kMemory,
+      "Plans a step only after the previous step has ended. By default a GPU computes a "
+      "step while the next step is planned and outputs are sent. Has no effect with --pp-size");
   app.Switch("--disable-radix-cache", e.disable_radix_cache, kMemory,
              "Disables the reuse of cached prefixes");
 }
@@ -388,7 +389,9 @@ bool Parse(CommandLine& app, const std::vector<std::string>& args, ServerArgs& s
   std::vector<std::string> from_file(words.begin(), words.end() - std::ssize(args));
   CompleteFlags(app, &from_file);
   RefuseUnknownFlags(app, ConfigPath(args), from_file, {});
+  const bool older = HasMaxMicroBatchSize(words);
   if (!ParseWords(app, std::move(words))) return false;
+  if (older) SettleMaxMicroBatchSize(server.engine, &taken);
   SettleArgs(app, &server);
   if (server.low_priority_values_first && !server.engine.priority_scheduling)
     throw Invalid("--schedule-low-priority-values-first needs --enable-priority-scheduling");

@@ -1,6 +1,12 @@
 #include "server/args/pipeline_args.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
 #include "core/command_line.h"
+#include "server/args/sglang_flags.h"
 
 namespace switchyard {
 
@@ -20,6 +26,18 @@ void AddPipelineFlags(CommandLine& app, EngineConfig& e, const char* group) {
   app.Flag("--pp-async-batch-depth", e.pp_async_batch_depth, group,
            "Passes in flight in addition to one for each pipeline stage")
       .NonNegative();
+}
+
+bool HasMaxMicroBatchSize(std::span<const std::string> words) {
+  return std::ranges::any_of(
+      words, [](const std::string& word) { return word.starts_with("--max-micro-batch-size"); });
+}
+
+void SettleMaxMicroBatchSize(EngineConfig& e, TakenFlags* taken) {
+  if (e.mesh.pp > 1) return;
+  taken->without_effect.push_back(
+      fmt::format("--max-micro-batch-size {} has no effect here without --pp-size",
+                  std::exchange(e.pp_max_micro_batch_size, 0)));
 }
 
 }  // namespace switchyard

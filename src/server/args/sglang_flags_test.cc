@@ -158,6 +158,14 @@ TEST(SglangFlagsTest, PipelineFlagsReachTheEngine) {
   ASSERT_EQ(unsetenv("SGLANG_PP_LAYER_PARTITION"), 0);
 }
 
+TEST(SglangFlagsTest, OlderMicroBatchSizeHasNoEffectWithoutStages) {
+  const auto args = ParseServe(With({"--max-micro-batch-size=8"}));
+  ASSERT_TRUE(args);
+  EXPECT_EQ(args->engine.pp_max_micro_batch_size, 0);
+  EXPECT_THAT(args->without_effect,
+              ::testing::Contains("--max-micro-batch-size 8 has no effect here without --pp-size"));
+}
+
 TEST(SglangFlagsTest, SpeculativeFlagsReachTheEngine) {
   const auto args =
       ParseServe(With({"--speculative-algo", "STANDALONE", "--speculative-draft", "small",
