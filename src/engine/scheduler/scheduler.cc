@@ -25,7 +25,8 @@ const std::vector<ScheduledRows>& Scheduler::Plan() {
   const PrefillBudget rest = PlanRunning();
   // Admits nothing after a retraction for lack of pages: a new request would be retracted next.
   if (all_stay) {
-    estimate_.DecayAfterStep();
+    // A sequence decodes once in `passes` steps.
+    if (plans_ % static_cast<uint64_t>(options_.passes) == 0) estimate_.DecayAfterStep();
     Admit(rest);
     ReserveImports();
   }
@@ -111,6 +112,7 @@ void Scheduler::Preempt() {
   OrderByPriority(&waiting_);
   if (waiting_.Empty() || running_.empty()) return;
   Sequence* const first = waiting_.Front();
+  if (first->unknown > 0) return;  // it cannot be admitted in this step
   const size_t victim = Victim();
   const int64_t lead = int64_t{first->request.priority} - running_[victim]->request.priority;
   const bool fits = running() < options_.max_running_requests &&

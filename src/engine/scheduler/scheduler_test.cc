@@ -97,6 +97,30 @@ TEST(Scheduler, HigherPrioritiesAreAdmittedFirstAndEqualOnesInOrder) {
   EXPECT_THAT(order, ::testing::ElementsAre(&c, &b, &d));
 }
 
+// With pipeline stages, the last token of a retracted request may not be known yet. It cannot be
+// admitted, so no request is retracted for it.
+TEST(Scheduler, ARequestWithAnUnknownTokenInterruptsNone) {
+  KvCache cache(128, kPageSize, true);
+  Scheduler scheduler({.max_running_requests = 1,
+                       .max_logit_rows = 8,
+                       .priorities = true,
+                       .preemption_threshold = 0,
+                       .passes = 2},
+                      cache);
+  Sequence low(Ranked(1, 0, 4)), high(Ranked(2, 9, 4));
+  scheduler.Enqueue(&low);
+  scheduler.Plan();
+  high.tokens.push_back(Sequence::kUnknown);
+  high.unknown = 1;
+  scheduler.Enqueue(&high);
+  scheduler.Plan();
+  EXPECT_EQ(scheduler.retractions(), 0);
+  high.tokens.back() = 7;
+  high.unknown = 0;
+  scheduler.Plan();
+  EXPECT_EQ(scheduler.retractions(), 1);
+}
+
 TEST(Scheduler, ARequestFarAboveInterruptsTheLowest) {
   KvCache cache(128, kPageSize, true);
   Scheduler scheduler({.max_running_requests = 2,
