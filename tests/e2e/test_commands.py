@@ -39,6 +39,9 @@ ELSEWHERE = {
     "switchyard serve --config /etc/switchyard/": "tests/packages/test_debian.py",
     "scripts/container": "tests/packages/test_container.py",
     "podman ": "tests/packages/test_container.py",
+    "import switchyard": "python/tests/test_examples.py",
+    "scripts/wheel": "test",
+    "pip install dist/": "test",
 }
 
 
