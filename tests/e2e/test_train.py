@@ -100,7 +100,7 @@ def test_score_and_picture(folder, learned):
     assert done.returncode == 0, done.stderr
     picture = ElementTree.parse(folder / "compared.svg").getroot()
     assert len(picture.findall("{http://www.w3.org/2000/svg}polyline")) == 4
-    assert "no line has a number lose" in fails("train-picture", learned, "--key", "lose", "--output",
+    assert "no line has a number in the key lose" in fails("train-picture", learned, "--key", "lose", "--output",
                                                 folder / "no.svg")
 
 

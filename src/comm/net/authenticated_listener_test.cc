@@ -165,7 +165,8 @@ TEST_F(AcceptorTest, AHostWithManyConnectionsDoesNotDisplaceAnother) {
   std::vector<TcpStream> silent;
   for (int i = 0; i < 40; ++i) silent.push_back(ConnectAsStranger(address()));
   Start({.key = Key("one secret"), .max_pending = 8});
-  // Once 33 of the 41 connections are closed, at most 8 are pending, so all have been accepted.
+  // The listener closes a connection only when it takes another one while 8 are pending. So after
+  // 33 closed connections, it has taken all 41 from the socket.
   for (int i = 0; i < 33; ++i) {
     char byte = 0;
     EXPECT_EQ(silent[i].Receive(&byte, 1), IoResult::kClosed);

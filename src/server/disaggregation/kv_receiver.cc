@@ -229,7 +229,8 @@ void KvReceiver::OnRows(Link& link, const KvRowsHead& head, TcpStream& stream) {
   const KvFormat format = KvFormat::Of(options_.job.plan.model, options_.job.plan.kv_dtype);
   const int64_t count = head.end - head.begin;
   if (head.begin < 0 || count <= 0 || count > PositionsPerPiece(format))
-    throw Invalid("{} has sent rows {} to {}", link.connection->peer(), head.begin, head.end);
+    throw Invalid("{} has sent rows {} to {}: want 1 to {} rows in a message, from row 0 on",
+                  link.connection->peer(), head.begin, head.end, PositionsPerPiece(format));
   std::vector<std::byte> bytes(static_cast<size_t>(format.BytesPerLayer(count)));
   if (stream.Receive(bytes.data(), bytes.size(), link.connection->limit()) != IoResult::kDone)
     throw Error(ErrorKind::kPeer, link.connection->peer() + " has closed the connection");
