@@ -17,7 +17,7 @@ class EngineArgs:
 
         EngineArgs(model_path="DIR", tp_size=2, flags={"enable_eplb": True})
 
-    Flags that concern HTTP, several hosts or the restart of ranks are refused by name when the engine starts.
+    Flags of HTTP, several hosts, rank restarts, and prefill and decode workers are refused by name when the engine starts.
     """
 
     model_path: str | os.PathLike[str]

@@ -8,11 +8,9 @@
 #include "core/cpus.h"
 #include "core/duration.h"
 #include "core/error.h"
-#include "core/gguf_files.h"
 #include "core/log.h"
 #include "engine/config.h"
 #include "engine/cpu_binding.h"
-#include "engine/dp_controller.h"
 #include "engine/expert_services.h"
 #include "engine/features.h"
 #include "engine/gpu_memory.h"
@@ -136,7 +134,7 @@ void ChooseChunk(const Machine& machine, const EngineConfig& config, EnginePlan&
            config, plan);
 }
 
-// The plan's model for each pipeline stage, and the memory of the stage's first rank.
+// The memory of the first rank of each pipeline stage.
 std::vector<RankMemory> StageMemories(const EngineConfig& config, const EnginePlan& plan) {
   std::vector<RankMemory> memories;
   for (int stage = 0; stage < config.mesh.pp; ++stage)
@@ -150,7 +148,7 @@ struct Need {
   double fixed() const { return weights + activations + symmetric; }
 };
 
-// `stages`: the memory of a rank of each pipeline stage. A stage has as many ranks as another one.
+// `stages`: the memory of a rank of each pipeline stage. All stages have the same number of ranks.
 Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
                std::span<const RankMemory> stages) {
   const int ranks = plan.cuda ? 1 : plan.ranks_of_host / static_cast<int>(stages.size());

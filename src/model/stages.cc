@@ -76,7 +76,7 @@ std::vector<int> SizesByCost(const ModelConfig& model, int stages) {
 }
 
 void CheckSizes(std::span<const int> sizes, int stages, int64_t layers, const std::string& name) {
-  const std::string text = Joined(std::vector<int>(sizes.begin(), sizes.end()), ",");
+  const std::string text = Joined(sizes, ",");
   if (std::ssize(sizes) != stages)
     throw Invalid("{} {}: want {} numbers, one for each stage (--pp-size)", name, text, stages);
   for (const int size : sizes)

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "engine/machine.h"
 #include "kernels/gpus.h"
+#include "server/disaggregation/disaggregation.h"
 #include "server/front/served_model.h"
 #include "server/http_setup.h"
 #include "server/ranks/served_weights.h"
@@ -42,7 +43,8 @@ std::string ModelText(const EngineConfig& config, const ModelConfig& model) {
 
 std::string LayoutText(const EngineConfig& config, const ModelConfig& model) {
   const MeshShape& mesh = config.mesh;
-  std::string text = fmt::format("tp {}, ep {}, dp {}", mesh.tp, mesh.ep, mesh.dp);
+  std::string text = mesh.pp > 1 ? fmt::format("pp {}, ", mesh.pp) : "";
+  text += fmt::format("tp {}, ep {}, dp {}", mesh.tp, mesh.ep, mesh.dp);
   if (model.has_moe())
     text +=
         fmt::format(", {} experts on each rank, {}",
@@ -75,6 +77,7 @@ std::string AddressText(const ServerArgs& args) {
 
 std::string ServeLayoutText(const ServerArgs& args, const Launch& launch) {
   const EngineConfig& config = args.engine;
+  CheckDisaggregationLaunch(config, launch);
   CheckWeights(args, [] { return false; });
   const bool described = config.device == "cuda" && FindGpus().empty();
   const EnginePlan plan =
@@ -90,7 +93,7 @@ std::string ServeLayoutText(const ServerArgs& args, const Launch& launch) {
   std::string text;
   Line(&text, "model", "{}", ModelText(config, plan.model));
   Line(&text, "layout", "{}", LayoutText(config, plan.model));
-  Line(&text, "ranks", "{}", RanksText(launch, config.mesh.tp));
+  Line(&text, "ranks", "{}", RanksText(launch, config.mesh.world()));
   if (plan.cuda) {
     Line(&text, "device", "cuda{}",
          described ? "; no GPU was found here, so GPU memory is not checked" : "");

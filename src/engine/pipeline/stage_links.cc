@@ -67,6 +67,7 @@ StageLinks::StageLinks(RankComm& comm, const StageLinkSizes& sizes)
       control_(memory_, Previous(mesh_), Next(mesh_), ControlOptions(sizes),
                "messages of the front"),
       broadcast_(memory_.Allocate(kFlagBytes)) {
+  results_.WhileFull([] {});       // no deadline: an earlier stage may compute for long
   if (mesh_.last_stage()) return;  // it receives no results
   rows_.WhileFull([this] { TakeEarly(); });
   control_.WhileFull([this] { TakeEarly(); });

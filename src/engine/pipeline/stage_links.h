@@ -26,8 +26,8 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
 // Every rank of a stage is connected to the ranks with the same place in other stages:
 //
 //   rows:     hidden rows, stage → next stage
-//   results:  what the last stage computes from logits, last stage → first → second → … → last but
-//   one control:  messages of the front, first rank of a stage → first rank of the next stage
+//   results:  what the last stage computes from logits: last stage → first → … → last but one
+//   control:  messages of the front, first rank of a stage → first rank of the next stage
 //
 // A stage may be ahead of the next one by the number of batches in flight, since the lane of rows
 // holds as many messages. Results without log-probabilities and pooled vectors are small, and the

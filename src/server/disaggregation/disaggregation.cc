@@ -9,12 +9,16 @@
 
 namespace switchyard {
 
+void CheckDisaggregationLaunch(const EngineConfig& config, const Launch& launch) {
+  if (config.disaggregated() && (launch.launched || !launch.alone()))
+    throw Invalid("--disaggregation-mode {}: want all ranks on one host, started by `serve`",
+                  config.disaggregation_mode);
+}
+
 Disaggregation::Disaggregation(const ServerArgs& args, const EnginePlan& plan, const Launch& launch,
                                Front& front) {
   if (!args.engine.disaggregated()) return;
-  if (launch.launched || !launch.alone())
-    throw Invalid("--disaggregation-mode {}: want all ranks on one host, started by `serve`",
-                  args.engine.disaggregation_mode);
+  CheckDisaggregationLaunch(args.engine, launch);
   const std::string secret =
       args.dist_secret_file.empty() ? std::string() : ReadSecretFile(args.dist_secret_file);
   if (secret.empty())

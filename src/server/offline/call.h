@@ -62,7 +62,6 @@ class Call {
 class GenerateCall : public Call {
  public:
   virtual bool single() const = 0;  // one prompt that was not in a list, and n = 1
-  virtual bool stream() const = 0;
   // Whether all generations have finished and Take has returned their last results.
   virtual bool done() const = 0;
   // In a stream, the generations with new output; else all of them at once, after the last one has

@@ -46,7 +46,7 @@ Front::Limits LimitsOf(const EngineConfig& config, const EnginePlan& plan) {
           .max_open = config.max_queued_requests <= 0
                           ? 0
                           : config.max_queued_requests + plan.max_running_requests * config.mesh.dp,
-          .has_experts = plan.model.has_moe(),
+          .has_experts = plan.model.has_moe() && config.mesh.pp == 1,
           .pooling = plan.model.pooling ? plan.model.pooling->type : Pooling::kNone};
 }
 

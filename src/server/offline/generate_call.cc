@@ -100,7 +100,6 @@ class OpenGenerate : public GenerateCall {
   bool Wait(std::chrono::milliseconds timeout) override { return state_->news.Wait(timeout); }
   bool HasNews() const override { return state_->news.Has(); }
   bool single() const override { return state_->body.single; }
-  bool stream() const override { return state_->body.stream; }
   bool done() const override { return done_; }
 
   void Abort() override {

@@ -58,7 +58,7 @@ void LocalRanks::Run(const EngineConfig& config, const EnginePlan& plan) {
       .reconnect = nullptr};
   std::exception_ptr failure;
   try {
-    RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank,
+    RunRankThreads(config.mesh.world(), plan.symmetric_bytes_per_rank,
                    [&](int rank, const std::shared_ptr<SharedArena>& arena) {
                      RunRankLoop(config, plan, rank, arena, rank == 0 ? leader : RankLoopIo{});
                    });

@@ -33,7 +33,8 @@ void RefuseNetwork(const ServerArgs& a) {
       {"--request-timeout", http.running_timeout_seconds != plain.running_timeout_seconds},
       {"--max-body-mb", a.max_body_mb != none.max_body_mb},
       {"--drain-timeout", a.drain_timeout_seconds != none.drain_timeout_seconds},
-      {"--log-requests", a.log_requests}};
+      {"--log-requests", a.log_requests},
+      {"--disable-page", http.disable_page}};
   for (const auto& [flag, given] : flags) {
     if (given) throw Invalid("{}: an engine in this process serves no HTTP", flag);
   }
@@ -56,7 +57,11 @@ void RefuseProcesses(const ServerArgs& a) {
         "{}: the ranks of an engine in this process are threads, which cannot be restarted; want "
         "`serve`",
         a.restart_flags.empty() ? "--enable-elastic-ep" : a.restart_flags.front());
+  if (a.engine.disaggregated())
+    throw Invalid("--disaggregation-mode {}: prefill and decode workers are servers; want `serve`",
+                  a.engine.disaggregation_mode);
   if (a.print_schedule) throw Invalid("--print-schedule: only `serve` prints the schedule");
+  if (a.dry_run) throw Invalid("--dry-run: only `serve` prints the layout");
 }
 
 }  // namespace

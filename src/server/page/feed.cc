@@ -67,7 +67,7 @@ void Feed::Send(const std::string& snapshot) {
   }
   // Without its last Responder, a stream is cut off.
   std::erase_if(listeners_,
-                [&](const Listener& each) { return each.skipped > options_.max_skipped; });
+                [&](const Listener& each) { return each.skipped >= options_.max_skipped; });
 }
 
 void Feed::Run() {

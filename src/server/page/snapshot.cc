@@ -25,7 +25,8 @@ Json ModelJson(const Service& service) {
 }
 
 Json LayoutJson(const LayoutSizes& sizes) {
-  return {{"tp", sizes.mesh.tp},
+  return {{"pp", sizes.mesh.pp},
+          {"tp", sizes.mesh.tp},
           {"dp", sizes.mesh.dp},
           {"ep", sizes.mesh.ep},
           {"max_running_requests", sizes.max_running_requests}};

@@ -125,8 +125,8 @@ function showGroups(time, snapshot, previous) {
                 make("td", {}, make("span", {class: "meter", "aria-hidden": "true"}, bar)));
   });
   byId("groups").tBodies[0].replaceChildren(...rows);
-  const {tp, dp, ep} = snapshot.layout, {epoch, deaths} = snapshot.ranks;
-  setText("ranks-facts", `tp ${tp} · ep ${ep} · dp ${dp}` + (epoch > 1 ? ` · start ${epoch}, ${deaths} deaths` : ""));
+  const {pp, tp, dp, ep} = snapshot.layout, {epoch, deaths} = snapshot.ranks;
+  setText("ranks-facts", (pp > 1 ? `pp ${pp} · ` : "") + `tp ${tp} · ep ${ep} · dp ${dp}` + (epoch > 1 ? ` · start ${epoch}, ${deaths} deaths` : ""));
 }
 
 function showLatency(time, snapshot) {
