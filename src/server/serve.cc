@@ -49,7 +49,10 @@ class ProgressLine {
   // Smaller weights get no progress line.
   static constexpr uint64_t kWorthALine = uint64_t{256} << 20;
 
-  explicit ProgressLine(ServiceManager& manager) : manager_(manager) {}
+  // Small weights may be loaded before the first report of progress.
+  explicit ProgressLine(ServiceManager& manager) : manager_(manager) {
+    manager_.Status("loading weights: 0 %");
+  }
 
   void Show(uint64_t done, uint64_t total) {
     const int percent = total ? static_cast<int>(100 * done / total) : 100;

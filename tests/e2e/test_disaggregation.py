@@ -277,7 +277,7 @@ def test_every_wait_has_a_deadline():
 
 def kills(count, seed):
     """Kills workers of either kind while requests run, and starts them again. Returns the number of replayed streams."""
-    made = [b for b in seeded(bodies(1, 60)) if "n" not in b["sampling_params"]][:10]
+    made = [b for b in seeded(bodies(1, 120)) if "n" not in b["sampling_params"]][:10]
     for body in made:
         body["stream"] = True
     r = random.Random(seed)
@@ -288,8 +288,12 @@ def kills(count, seed):
         with Router(workers["prefill"], workers["decode"], "--max-retries", 8, "--policy", "round_robin") as router:
             for number in range(count):
                 clients = [Client(router, body) for body in made]
-                time.sleep(r.random() * 0.5)
                 mode = r.choice(["prefill", "decode"])
+                if mode == "prefill":
+                    time.sleep(r.random() * 0.2)
+                else:  # counted in events, so that streams are open on a machine of any speed
+                    moment = r.randrange(300)
+                    wait_until(lambda: sum(c.events for c in clients) >= moment or not any(c.is_alive() for c in clients))
                 victim = workers[mode].pop(r.randrange(2))
                 victim.process.kill()
                 for body, result, one in zip(made, finish(clients), want):

@@ -37,7 +37,7 @@ def manager(tmp_path):
 def test_the_states_of_a_server_are_sent(manager):
     with Server(MODEL, *FLAGS, "--served-model-name", "small", env=manager.environment) as running:
         lines = manager.wait_for("READY=1")
-        assert any(line.startswith("STATUS=loading weights: ") for line in lines) and "WATCHDOG=1" not in lines
+        assert "STATUS=loading weights: 0 %" in lines and "WATCHDOG=1" not in lines
         assert f"STATUS=serves small at {running.url}" in lines
         for _ in range(3):
             manager.wait_for("WATCHDOG=1")
