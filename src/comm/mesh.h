@@ -15,8 +15,9 @@ struct MeshShape {
   // Number of attention groups, each with its own batches (`--dp-size` with
   // `--enable-dp-attention`).
   int dp = 1;
-  // Number of ranks that shard a dense feed-forward (`--moe-dense-tp-size`). 0 or tp: the whole
-  // world, on gathered tokens. 1: each rank holds all of it and processes its own tokens.
+  // Number of ranks that shard a dense feed-forward (`--moe-dense-tp-size`). 0 or tp: all
+  // ranks of the stage, on gathered tokens. 1: each rank holds all of it and processes its own
+  // tokens.
   int dense_tp = 0;
   // Number of pipeline stages, each with a contiguous range of layers (`--pp-size`).
   int pp = 1;

@@ -1,6 +1,9 @@
 // The outputs of an Engine with jump-forward decoding equal its outputs without.
 #include <gmock/gmock.h>
 
+#include <ostream>
+
+#include "core/format.h"
 #include "engine/machine.h"
 #include "engine/test_engine.h"
 #include "engine/test_grammars.h"
@@ -14,6 +17,12 @@ struct Case {
   const char* backend = "none";
   const char* mode = "auto";
   const char* algorithm = "";
+
+  // The name of a test contains this text.
+  friend void PrintTo(const Case& c, std::ostream* out) {
+    *out << fmt::format("{} tp {} ep {} dp {} {} {} {}", c.fixture, c.mesh.tp, c.mesh.ep, c.mesh.dp,
+                        c.backend, c.mode, c.algorithm);
+  }
 };
 
 class JumpForwardEngine : public ::testing::TestWithParam<Case> {};

@@ -5,9 +5,11 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <ostream>
 #include <set>
 
 #include "core/error.h"
+#include "core/format.h"
 #include "engine/test_engine.h"
 #include "model/test_eagle.h"
 #include "moe/backends.h"
@@ -28,6 +30,13 @@ struct Case {
   const char* draft_model = "";
   const char* steps = "3";
   bool two_batches = false;
+
+  // The name of a test contains this text.
+  friend void PrintTo(const Case& c, std::ostream* out) {
+    *out << fmt::format("{} {} tp {} ep {} dp {} {} {} {} {} steps {}{}", c.fixture, c.algorithm,
+                        c.mesh.tp, c.mesh.ep, c.mesh.dp, c.backend, c.mode, c.draft_backend,
+                        c.draft_model, c.steps, c.two_batches ? " two batches" : "");
+  }
 };
 
 EngineConfig ConfigWithoutDrafts(const Case& c) {

@@ -7,8 +7,10 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <ostream>
 
 #include "core/error.h"
+#include "core/format.h"
 
 namespace switchyard {
 namespace {
@@ -56,6 +58,12 @@ struct Case {
   MeshShape mesh;
   const char* backend;
   int32_t chunk;
+
+  // The name of a test contains this text.
+  friend void PrintTo(const Case& c, std::ostream* out) {
+    *out << fmt::format("{} tp {} ep {} {} chunk {}", c.fixture, c.mesh.tp, c.mesh.ep, c.backend,
+                        c.chunk);
+  }
 };
 
 class EngineFixture : public ::testing::TestWithParam<Case> {};

@@ -2,9 +2,11 @@
 #include <gmock/gmock.h>
 
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
+#include "core/format.h"
 #include "engine/kv_cache/page_records.h"
 #include "engine/sampler/random.h"
 #include "engine/test_rank_engine.h"
@@ -17,6 +19,12 @@ struct Pages {
   int64_t num_pages;
   int32_t chunk;
   int32_t max_running;
+
+  // The name of a test contains this text.
+  friend void PrintTo(const Pages& p, std::ostream* out) {
+    *out << fmt::format("pages {} x {} chunk {} running {}", p.num_pages, p.page_size, p.chunk,
+                        p.max_running);
+  }
 };
 
 RankEngine::Options OptionsOf(const Pages& p) {

@@ -1,7 +1,9 @@
 #include <gmock/gmock.h>
 
+#include <ostream>
 #include <random>
 
+#include "core/format.h"
 #include "engine/sampler/random.h"
 #include "engine/test_rank_engine.h"
 
@@ -18,6 +20,13 @@ struct Workload {
   int32_t max_running;
   int64_t logit_rows = 0;
   bool overlaps = false;  // passes are launched ahead
+
+  // The name of a test contains this text.
+  friend void PrintTo(const Workload& w, std::ostream* out) {
+    *out << fmt::format("pages {} x {} chunk {} radix {} running {} logit rows {} overlaps {}",
+                        w.num_pages, w.page_size, w.chunk, w.radix, w.max_running, w.logit_rows,
+                        w.overlaps);
+  }
 };
 
 class RandomWorkload : public ::testing::TestWithParam<Workload> {

@@ -1,6 +1,9 @@
 // Speculative decoding: outputs with drafts equal outputs without.
 #include <gmock/gmock.h>
 
+#include <ostream>
+
+#include "core/format.h"
 #include "engine/sampler/random.h"
 #include "engine/speculative/ngram_drafter.h"
 #include "engine/speculative/test_drafters.h"
@@ -239,6 +242,15 @@ struct Workload {
   int64_t logit_rows = 0;
   int32_t forced = 0;
   bool draws = false;  // the model samples tokens where the engine needs no logits
+
+  // The name of a test contains this text.
+  friend void PrintTo(const Workload& w, std::ostream* out) {
+    *out << fmt::format(
+        "pages {} x {} chunk {} radix {} running {} drafts {} accuracy {} logit rows {} forced {} "
+        "draws {}",
+        w.num_pages, w.page_size, w.chunk, w.radix, w.max_running, w.drafts, w.accuracy,
+        w.logit_rows, w.forced, w.draws);
+  }
 };
 
 class RandomDrafts : public ::testing::TestWithParam<Workload> {

@@ -40,7 +40,8 @@ struct PlacedExpert {
   virtual ~PlacedExpert() = default;
 };
 
-// An expert's shard. `owner` owns its biases, unless a view owns them.
+// An expert's shard. The matrices of `weights` have owners of their own. `owner` keeps the biases
+// alive. It may be null if there are none in host memory, or if LayerWeights::owned has them.
 struct OwnedExpert {
   kernels::ExpertWeights weights;  // in host memory; undefined if only `placed` has them
   std::shared_ptr<const void> owner;

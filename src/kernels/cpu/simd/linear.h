@@ -151,7 +151,8 @@ void DirectTile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
   FinishTile<V>(t, i, n, count, acc);
 }
 
-// Calls f.template operator()<M>() with M = m, 1 to the given maximum (default kTileRows).
+// Calls f.template operator()<m>() with m as a compile-time constant. m must be at least 1 and at
+// most M.
 template <class V, int M = V::kTileRows, class Function>
 void ForRows(int64_t m, const Function& f) {
   if constexpr (M > 1) {
