@@ -228,7 +228,7 @@ void RunRank(const Setup& setup, RankComm& comm) {
   weights.router.w.data = router.data();
   weights.router.w.stored_k = weights.router.w.k = shape.hidden;
   weights.router.w.n = shape.num_experts;
-  const ExpertRange own = ExpertsOfRank(shape.num_experts, comm.mesh.ep(), comm.mesh.ep_rank());
+  const Range own = ExpertsOfRank(shape.num_experts, comm.mesh.ep(), comm.mesh.ep_rank());
   weights.experts.assign(own.end - own.begin, expert.Weights(setup.model));
   weights.has_shared = setup.model.shared;
   if (weights.has_shared) weights.shared = expert.Weights(setup.model);

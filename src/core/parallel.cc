@@ -24,7 +24,7 @@ template <typename Done>
 bool SpinUntil(const Done& done) {
   for (int i = 0; i < kSpins; ++i) {
     if (done()) return true;
-    __builtin_ia32_pause();
+    Pause();
   }
   for (int i = 0; i < kYields; ++i) {
     if (done()) return true;

@@ -1,4 +1,4 @@
-// The thread pool of one rank.
+// The thread pool of one rank, and the pause of a polling loop.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,15 @@
 #include <span>
 
 namespace switchyard {
+
+// Lets the other hardware thread of the core run for a moment. For loops that poll.
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 // Parallel loops over a fixed set of threads, which includes the caller. One pool per rank; only
 // the rank's own thread calls Run, one loop at a time. Workers spin briefly after a loop, then

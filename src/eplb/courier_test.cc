@@ -55,7 +55,7 @@ void Move(RankComm& comm, ExpertCourier& courier, uint32_t seed, int stop_after 
   constexpr int kPhysical = 13;
   const Mesh& mesh = comm.mesh;
   const RankTopology topology{.ranks = mesh.ep()};
-  const ExpertRange own = ExpertsOfRank(kPhysical, mesh.ep(), mesh.ep_rank());
+  const Range own = ExpertsOfRank(kPhysical, mesh.ep(), mesh.ep_rank());
   std::map<int, std::vector<int32_t>> previous, next;
   std::vector<ExpertCourier::LayerBatches> layers;
   for (const int layer : {3, 5}) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "eplb/array_file.h"
 #include "eplb/planner.h"
 
@@ -136,14 +137,13 @@ std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init) {
 
 void CheckSamePlacements(const std::vector<ExpertPlacement>& placements,
                          const std::string& location, Communicator& world) {
-  uint64_t mine = 0xcbf29ce484222325;  // FNV-1a over numbers instead of bytes
-  const auto add = [&](int64_t number) {
-    mine = (mine ^ static_cast<uint64_t>(number)) * 0x100000001b3;
-  };
+  Fnv1a hash;
   for (const ExpertPlacement& placement : placements) {
-    add(placement.num_physical());
-    for (const int32_t expert : placement.physical_to_logical()) add(expert);
+    hash.AddUnit(static_cast<uint64_t>(placement.num_physical()));
+    for (const int32_t expert : placement.physical_to_logical())
+      hash.AddUnit(static_cast<uint64_t>(expert));
   }
+  const uint64_t mine = hash.value();
   std::vector<uint64_t> all(world.size());
   world.AllGather(&mine, all.data(), sizeof mine);
   const auto other = std::ranges::find_if(all, [&](uint64_t hash) { return hash != all[0]; });

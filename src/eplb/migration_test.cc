@@ -319,7 +319,7 @@ class TestLayers : public MovableExperts {
   PreparedLayer Prepare(int layer, const ExpertPlacement& placement, const Arrived&,
                         const Pace& pace) override {
     PreparedLayer prepared{.layer = layer, .placement = placement};
-    const ExpertRange own = ExpertsOfRank(placement.num_physical(), mesh_.ep(), mesh_.ep_rank());
+    const Range own = ExpertsOfRank(placement.num_physical(), mesh_.ep(), mesh_.ep_rank());
     for (int p = own.begin; p < own.end; ++p) {
       pace(1);
       prepared.experts.push_back(

@@ -38,7 +38,7 @@ TEST(PlannerTest, PlansForTheRanksThatAreLeft) {
           PlanPlacement(ParseEplbAlgorithm(name), Request(loads, topology, physical));
       ValidatePlacement(plan, topology);
       for (const int dead : {1, 6}) {
-        const ExpertRange range = ExpertsOfRank(physical, 8, dead);
+        const Range range = ExpertsOfRank(physical, 8, dead);
         for (int p = range.begin; p < range.end; ++p) EXPECT_EQ(plan.Layer(0)[p], -1);
       }
       // The map for the MoE layer has an expert in every slot.

@@ -271,7 +271,7 @@ TEST_P(RecorderOn, PerPassHasWhatEachRanksTokensChose) {
   for (int rank = 0; rank < world; ++rank) {
     // A rank's own tokens are an even share of the group's tokens, in the group's order.
     const auto& chosen = got.chosen[0][1][rank / (world / dp)];
-    const Share own = EvenShare(std::ssize(chosen) / kTopK, world / dp, rank % (world / dp));
+    const Range own = EvenPart(std::ssize(chosen) / kTopK, world / dp, rank % (world / dp));
     std::vector<int64_t> expected(kExperts);
     for (int64_t i = own.begin * kTopK; i < own.end * kTopK; ++i) ++expected[chosen[i]];
     const auto begin = by_rank.begin() + (rank * kLayers + 1) * kExperts;
@@ -334,7 +334,7 @@ TEST_P(RecorderOn, MetricsHaveTheRanksLoads) {
     EXPECT_EQ(std::accumulate(of_layer.begin(), of_layer.end(), int64_t{0}), layer == 0 ? 0 : rows);
     if (setting.redundant || setting.waterfill || layer == 0) continue;
     for (int rank = 0; rank < ranks; ++rank) {
-      const ExpertRange held = ExpertsOfRank(kExperts, ranks, rank);
+      const Range held = ExpertsOfRank(kExperts, ranks, rank);
       EXPECT_EQ(of_layer[rank],
                 std::accumulate(expected.begin() + layer * kExperts + held.begin,
                                 expected.begin() + layer * kExperts + held.end, int64_t{0}));

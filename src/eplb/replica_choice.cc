@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "core/hash.h"
 #include "eplb/exact_balance.h"
 
 namespace switchyard {
@@ -14,21 +15,14 @@ namespace {
 // (bench/eplb_bench.cc).
 constexpr int kSweeps = 16;
 
-// SplitMix64's mixing of one word (Steele, Lea and Flood 2014).
-uint64_t Mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
 // Uniform in [0, n), with a bias below 2^-32.
 int32_t Uniform(uint64_t random, int32_t n) {
   return static_cast<int32_t>(((random >> 32) * static_cast<uint64_t>(n)) >> 32);
 }
 
 uint64_t OfToken(const ChoiceKey& key) {
-  return Mix(Mix(key.seed + static_cast<uint64_t>(key.token)) + static_cast<uint64_t>(key.layer));
+  return SplitMix64(SplitMix64(key.seed + static_cast<uint64_t>(key.token)) +
+                    static_cast<uint64_t>(key.layer));
 }
 
 }  // namespace
@@ -56,7 +50,7 @@ std::vector<int32_t> StaticReplicas(const ExpertLocation& location, int layer,
 }
 
 int32_t DynamicReplica(std::span<const int32_t> replicas, const ChoiceKey& key) {
-  const uint64_t random = Mix(OfToken(key) + static_cast<uint64_t>(key.slot));
+  const uint64_t random = SplitMix64(OfToken(key) + static_cast<uint64_t>(key.slot));
   return replicas[Uniform(random, static_cast<int32_t>(replicas.size()))];
 }
 
@@ -65,7 +59,7 @@ int32_t FakeExpert(int32_t physical, const ChoiceKey& key) {
   const int32_t first = Uniform(random, physical);
   // Top-k slot j gets expert slot first + j · stride. The stride is coprime to `physical`, so no
   // expert slot repeats before all of them were used.
-  int32_t stride = 1 + Uniform(Mix(random), std::max(physical - 1, 1));
+  int32_t stride = 1 + Uniform(SplitMix64(random), std::max(physical - 1, 1));
   while (std::gcd(stride, physical) != 1) ++stride;
   return static_cast<int32_t>((first + int64_t{key.slot} * stride) % physical);
 }

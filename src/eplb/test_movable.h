@@ -94,7 +94,7 @@ class FakeExperts : public MovableExperts {
   };
 
   std::span<const int32_t> Own(const ExpertPlacement& placement) const {
-    const ExpertRange own = ExpertsOfRank(placement.num_physical(), mesh_.ep(), mesh_.ep_rank());
+    const Range own = ExpertsOfRank(placement.num_physical(), mesh_.ep(), mesh_.ep_rank());
     return placement.physical_to_logical().subspan(own.begin, own.end - own.begin);
   }
   OwnedExpert Make(int32_t expert) {
@@ -125,7 +125,7 @@ inline ExpertPlacement RandomEvenPlacement(int experts, int redundant, int ranks
                  static_cast<int32_t>(random.Below(experts)));
     bool twice = false;
     for (int rank = 0; rank < ranks; ++rank) {
-      const ExpertRange own = ExpertsOfRank(static_cast<int>(map.size()), ranks, rank);
+      const Range own = ExpertsOfRank(static_cast<int>(map.size()), ranks, rank);
       std::vector<int32_t> held(map.begin() + own.begin, map.begin() + own.end);
       std::ranges::sort(held);
       twice |= std::ranges::adjacent_find(held) != held.end();

@@ -47,7 +47,7 @@ std::vector<RankSlots> LivingSlots(const RankTopology& topology, int physical) {
   std::vector<RankSlots> living;
   for (int rank = 0; rank < topology.ranks; ++rank) {
     if (!topology.Alive(rank)) continue;
-    const ExpertRange range = ExpertsOfRank(physical, topology.ranks, rank);
+    const Range range = ExpertsOfRank(physical, topology.ranks, rank);
     living.push_back({rank, topology.NodeOf(rank), range.begin, range.end});
   }
   return living;

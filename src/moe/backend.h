@@ -54,7 +54,7 @@ struct MoeInputBuffer {
   // Contiguous. Null if there is no buffer; the layer then converts the rows itself.
   std::byte* rows = nullptr;
   RowFormat format;
-  Share tokens;  // the part of the attention group's tokens that this rank writes
+  Range tokens;  // the part of the attention group's tokens that this rank writes
 };
 
 // One per model and rank; its layers share it. MoeLayer calls the stages in order. It runs one

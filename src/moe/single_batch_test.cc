@@ -144,10 +144,10 @@ struct BatchInParts : ExchangeBatch {
   }
   void Part(const ExchangeRank& rank, int part) {
     const auto local = std::ssize(rank.block.experts);
-    const Share of_part =
+    const Range of_part =
         ExpertParts(rank.moe.exchange().local_experts, rank.moe.dispatcher().combine_parts())
             .Of(part);
-    const Share own{std::min<int64_t>(of_part.begin, local), std::min<int64_t>(of_part.end, local)};
+    const Range own{std::min<int64_t>(of_part.begin, local), std::min<int64_t>(of_part.end, local)};
     rank.moe.runner().RunDown(rank.block, grouped, own, rank.moe.shape().hidden, rank.moe.pool(),
                               &middle, {.y = outputs.data()});
     rank.moe.dispatcher().BeginCombinePart(experts, {part, RowsOfExperts(grouped, own)}, &handle);
@@ -198,7 +198,7 @@ TEST_P(CombinePartsTest, PartsAndTheWholeGiveTheSameBits) {
     EXPECT_EQ(rank.moe.dispatcher().combine_parts(), 4);
     EXPECT_TRUE(rank.moe.splits_down());
     for (size_t i = 0; i < batches.size(); ++i) {
-      const Share share = EvenShare(batches[i].topk.tokens, rank.ep, rank.ep_rank);
+      const Range share = EvenPart(batches[i].topk.tokens, rank.ep, rank.ep_rank);
       BatchInParts batch(batches[i], share);
       const bool decode = i % 2 == 1;
       if (i == 2) {
@@ -224,7 +224,7 @@ TEST_P(CombinePartsTest, RanksOfSeveralHostsGetTheSameBits) {
   const auto want = RunExchange(GetParam().Options({DType::kBF16}), layer, {1, 1}, batches);
   const auto run = [&](const ExchangeRank& rank) {
     for (size_t i = 0; i < batches.size(); ++i) {
-      const Share share = EvenShare(batches[i].topk.tokens, rank.ep, rank.ep_rank);
+      const Range share = EvenPart(batches[i].topk.tokens, rank.ep, rank.ep_rank);
       BatchInParts batch(batches[i], share);
       batch.Begin(rank.moe);
       batch.BeginCombine(rank);
@@ -250,7 +250,7 @@ TEST_P(CombinePartsTest, ATokenIsSummedWithoutWaitingForLaterParts) {
   MoeOptions options = PartOptions();
   options.elastic_timeout_seconds = 0.3;
   const auto run = [&](const ExchangeRank& rank) {
-    BatchInParts batch(tokens, EvenShare(4, 2, rank.ep_rank));
+    BatchInParts batch(tokens, EvenPart(4, 2, rank.ep_rank));
     batch.Begin(rank.moe);
     batch.BeginCombine(rank);
     for (int part = 0; part < 3; ++part) batch.Part(rank, part);

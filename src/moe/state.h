@@ -70,7 +70,7 @@ struct MoeState {
   TokenPartition partition;
   // [ep] number of tokens in each rank's lane. Without a partition: [1] number of all tokens.
   std::vector<int64_t> lanes;
-  Share own;                 // the own tokens, a range of the group's tokens
+  Range own;                 // the own tokens, a range of the group's tokens
   const float* x = nullptr;  // [lane tokens, H]
   float* y = nullptr;        // [lane tokens, H]
   int64_t lane_tokens = 0;
@@ -81,7 +81,7 @@ struct MoeState {
   bool overlaps = false;
 
   // The current round. Every rank has the same number of rounds.
-  Share round;  // range of the lane's tokens
+  Range round;  // range of the lane's tokens
   int64_t rounds = 0, rounds_done = 0;
   int64_t max_round_tokens = 0;  // maximum tokens of one rank in one exchange
   bool combines_once = false;    // if set, one combine covers all rounds, after the last one
@@ -113,7 +113,7 @@ struct MoeState {
   // each rank reports an even share of them.
   OwnTokens ReportedInRound(const Mesh& mesh) const {
     if (partitioned) return OwnOfRound();
-    const Share share = EvenShare(lane_tokens, mesh.tp(), mesh.tp_rank());
+    const Range share = EvenPart(lane_tokens, mesh.tp(), mesh.tp_rank());
     return OwnInRound(share, share.begin, round);
   }
 

@@ -26,10 +26,4 @@ std::string_view Name(RunnerLayout layout) {
   return "?";
 }
 
-Share EvenShare(int64_t total, int64_t parts, int64_t part) {
-  const int64_t length = total / parts, longer = total % parts;
-  const int64_t begin = part * length + std::min(part, longer);
-  return {begin, begin + length + (part < longer ? 1 : 0)};
-}
-
 }  // namespace switchyard

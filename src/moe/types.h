@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/range.h"
 #include "moe/router/router.h"
 #include "moe/rows.h"
 
@@ -30,16 +31,6 @@ enum class RunnerLayout : uint8_t {
 
 std::string_view Name(DispatchLayout layout);
 std::string_view Name(RunnerLayout layout);
-
-// The items [begin, end) of a sequence.
-struct Share {
-  int64_t begin = 0, end = 0;
-  int64_t size() const { return end - begin; }
-};
-// Returns part `part` of `total` items that are split into `parts` contiguous ranges. The lengths
-// of ranges differ by at most one; longer ranges come first. Used to partition experts over EP
-// ranks, and to partition tokens.
-Share EvenShare(int64_t total, int64_t parts, int64_t part);
 
 // The tokens that a sum covers: those with the indices `tokens` [count] or, if null, the first
 // `count` tokens.
@@ -68,7 +59,7 @@ struct ExpertRows {
 // A part of the outputs of a combine in several parts (expert_parts.h).
 struct OutputPart {
   int index = 0;
-  Share rows;  // range of the runner's outputs; consecutive parts ascend
+  Range rows;  // range of the runner's outputs; consecutive parts ascend
 };
 
 // Position of a round in a combine that covers several rounds, the same on every rank. By default

@@ -130,7 +130,7 @@ class Model {
   int64_t MyRows(const DepthState<T>& depth) const { return tp_.Mine(depth.rows.rows()).size(); }
   // This rank's part of DepthState::source of an MTP module.
   std::span<const int32_t> MySources(const DepthState<T>& depth) const {
-    const Share mine = tp_.Mine(depth.rows.rows());
+    const Range mine = tp_.Mine(depth.rows.rows());
     return std::span(depth.source).subspan(mine.begin, mine.size());
   }
   void EmbedRows(const DepthState<T>& depth, T* out);

@@ -4,31 +4,17 @@
 #include <numbers>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "model/weights/source.h"
 #include "train/model.h"
 
 namespace switchyard::train {
 namespace {
 
-// SplitMix64 (Steele, Lea and Flood): a 64-bit hash of a counter.
-uint64_t Mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-// FNV-1a.
-uint64_t Hash(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
-  return hash;
-}
-
 // The i-th number of a stream of normal numbers (Box-Muller).
 double Normal(uint64_t stream, uint64_t i) {
   const auto uniform = [&](uint64_t at) {
-    return (static_cast<double>(Mix(stream ^ Mix(at)) >> 11) + 0.5) * 0x1p-53;
+    return (static_cast<double>(SplitMix64(stream ^ SplitMix64(at)) >> 11) + 0.5) * 0x1p-53;
   };
   return std::sqrt(-2.0 * std::log(uniform(2 * i))) *
          std::cos(2.0 * std::numbers::pi * uniform(2 * i + 1));
@@ -41,7 +27,7 @@ bool IsSelectionBias(std::string_view name) { return name.ends_with("e_score_cor
 template <typename T>
 void Model<T>::Initialise(uint64_t seed, double deviation) {
   for (Parameter<T>& p : set_.all()) {
-    const uint64_t stream = Mix(seed ^ Hash(p.name));
+    const uint64_t stream = SplitMix64(seed ^ HashOf(p.name));
     const bool matrix = p.shape.size() > 1;
     for (size_t i = 0; i < p.value.size(); ++i) {
       const int64_t place = p.slice.IndexInWhole(p.shape, static_cast<int64_t>(i));

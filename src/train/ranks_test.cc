@@ -185,7 +185,7 @@ std::vector<double> Curve(const ModelConfig& config, const Batch& batch, int ran
         Model<float> model(config, losses, {.experts = exchange.ranks(), .sum = sum}, pool);
         model.Initialise(9, 0.1);
         Learner learner(model, {.bias_step = 0.001, .order = order}, comm->tp.get());
-        const Share mine = EvenShare(batch.sequences(), ranks, r);
+        const Range mine = EvenPart(batch.sequences(), ranks, r);
         const int64_t middle = (mine.begin + mine.end) / 2;
         const Batch parts[] = {Part(batch, mine.begin, middle), Part(batch, middle, mine.end)};
         for (int step = 0; step < steps; ++step) {

@@ -19,6 +19,7 @@
 #include "comm/device/test_faults.h"
 #include "core/check.h"
 #include "core/error.h"
+#include "core/parallel.h"
 
 namespace switchyard {
 namespace {
@@ -34,14 +35,6 @@ constexpr auto kYieldTime = std::chrono::microseconds(200);
 // rank.
 constexpr std::chrono::nanoseconds kMaxSleep = std::chrono::milliseconds(100);
 constexpr auto kNoTimeout = std::chrono::milliseconds::max();
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 bool AtOrPast(uint32_t flag, uint32_t value) { return static_cast<int32_t>(flag - value) >= 0; }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "core/hash.h"
 
 namespace switchyard {
 namespace {
@@ -103,13 +104,8 @@ std::vector<uint64_t> PageRecords::Digests() const {
   for (int32_t page = 0; page < pages_; ++page) {
     const auto content = Get(page);
     if (!content) continue;
-    uint64_t hash = 0x9e3779b97f4a7c15u;
-    const auto mix = [&hash](uint64_t word) {
-      hash ^= word;
-      hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9u;
-      hash = (hash ^ (hash >> 27)) * 0x94d049bb133111ebu;
-      hash ^= hash >> 31;
-    };
+    uint64_t hash = kSplitMixStep;
+    const auto mix = [&hash](uint64_t word) { hash = MixBits(hash ^ word); };
     mix(static_cast<uint32_t>(content->parent));
     mix(content->owner);
     mix(content->salt.size());

@@ -28,7 +28,7 @@ class Layer {
     memory_.resize(shards);
     for (int i = 0; i < shards; ++i) {
       const Range heads = format.heads >= shards
-                              ? EvenShard(format.heads, shards, i)
+                              ? EvenPart(format.heads, shards, i)
                               : Range{i * format.heads / shards, i * format.heads / shards + 1};
       const int64_t rows = num_pages_ * page_size * heads.size();
       memory_[i].resize(rows * (format.key_bytes + format.value_bytes), std::byte{0xee});

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/hash.h"
 
 namespace switchyard {
 
@@ -34,20 +35,20 @@ void AddRows(const ScheduledRows& part, int32_t page_size, ForwardBatch& batch) 
     batch.logit_rows.push_back(row_begin + static_cast<int32_t>(position - sequence.computed));
 }
 
-class Fnv1a {
+// The bytes of numbers, lowest first, so that the fingerprint does not depend on the machine.
+class NumberHash {
  public:
   void Add(uint64_t value) {
-    for (int byte = 0; byte < 8; ++byte, value >>= 8)
-      hash_ = (hash_ ^ (value & 0xff)) * 0x100000001b3u;
+    for (int byte = 0; byte < 8; ++byte, value >>= 8) hash_.AddUnit(value & 0xff);
   }
   void Add(std::span<const int32_t> values) {
     Add(values.size());
     for (const int32_t value : values) Add(static_cast<uint32_t>(value));
   }
-  uint64_t value() const { return hash_; }
+  uint64_t value() const { return hash_.value(); }
 
  private:
-  uint64_t hash_ = 0xcbf29ce484222325u;
+  Fnv1a hash_;
 };
 
 }  // namespace
@@ -76,7 +77,7 @@ void BuildBatch(std::span<const ScheduledRows> plan, int32_t page_size, ForwardB
 }
 
 uint64_t Fingerprint(const ForwardBatch& batch, int32_t page_size) {
-  Fnv1a hash;
+  NumberHash hash;
   hash.Add(batch.tokens);
   hash.Add(batch.token_rows);
   hash.Add(batch.positions);

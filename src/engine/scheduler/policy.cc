@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/hash.h"
 
 namespace switchyard {
 namespace {
@@ -15,15 +16,6 @@ constexpr size_t kMaxToMatch = 128;
 
 std::span<const int32_t> Reusable(const Sequence& sequence) {
   return std::span(sequence.tokens).first(sequence.max_reusable());
-}
-
-// splitmix64's output function: Steele, Lea and Flood, "Fast splittable pseudorandom number
-// generators" (2014).
-uint64_t Mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return x ^ x >> 31;
 }
 
 struct Path {
@@ -106,7 +98,8 @@ void OrderWaiting(SchedulePolicy policy, const KvCache& cache, uint64_t step,
   } else if (policy == SchedulePolicy::kLof) {
     ByKey(&sequences, [](const Sequence* s) { return s->request.sampling.max_new_tokens; });
   } else if (policy == SchedulePolicy::kRandom) {
-    ByKey(&sequences, [step](const Sequence* s) { return Mix(step ^ Mix(s->request.id)); });
+    ByKey(&sequences,
+          [step](const Sequence* s) { return SplitMix64(step ^ SplitMix64(s->request.id)); });
   }
   std::ranges::copy(sequences, first_new);
   waiting->SetOrder(order);

@@ -23,7 +23,7 @@ void DenseFeedForward::Forward(Pass& pass, const kernels::ExpertWeights& w, cons
   const int64_t hidden = c_.config.hidden;
   pass.scratch.Reset();
   if (whole_) {
-    const Share own = pass.partition.own(c_.mesh.tp_rank());
+    const Range own = pass.partition.own(c_.mesh.tp_rank());
     Run(pass, w, x + own.begin * hidden, own.size(), out + own.begin * hidden);
     GatherGroup(c_.mesh, c_.groups, pass.partition, hidden, out);
   } else if (!gathers_) {

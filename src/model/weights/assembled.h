@@ -181,7 +181,7 @@ class Assembler {
   void Experts(const std::string& p, L layer) {
     const int moe_tp = shape_.tp / shape_.ep;
     for (int ep = 0; ep < shape_.ep; ++ep) {
-      const ExpertRange mine = ExpertsOfRank(config_.moe->router.num_experts, shape_.ep, ep);
+      const Range mine = ExpertsOfRank(config_.moe->router.num_experts, shape_.ep, ep);
       for (int e = mine.begin; e < mine.end; ++e) {
         const std::string name = p + "experts." + std::to_string(e) + ".";
         std::vector<WeightView> down;

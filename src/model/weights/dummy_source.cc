@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/hash.h"
 #include "core/parallel.h"
 #include "model/weights/load_jobs.h"
 #include "model/weights/slabs.h"
@@ -23,21 +24,6 @@ const double kInt8Rms = std::sqrt((256.0 * 256.0 + 2.0) / 12.0);  // codes -128 
 const double kInt6Rms = std::sqrt((64.0 * 64.0 + 2.0) / 12.0);    // codes -32 … 31
 const double kInt5Rms = std::sqrt((32.0 * 32.0 + 2.0) / 12.0);    // codes -16 … 15
 const double kInt4Rms = std::sqrt((16.0 * 16.0 + 2.0) / 12.0);    // codes -8 … 7
-
-// Finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-uint64_t Mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-constexpr uint64_t kStep = 0x9e3779b97f4a7c15u;
-
-// FNV-1a.
-uint64_t HashName(std::string_view name) {
-  uint64_t h = 0xcbf29ce484222325u;
-  for (char c : name) h = (h ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
-  return h;
-}
 
 // Turns random bits into numbers with masks only, eight bytes at a time: keeps sign and mantissa,
 // and fixes the exponent. Memory bandwidth limits this; a conversion from floats would be slower.
@@ -82,9 +68,9 @@ struct Fill {
 
 void FillRow(const Fill& fill, int64_t i, uint8_t* out) {
   const uint64_t row =
-      Mix(fill.seed + static_cast<uint64_t>(fill.row0 + i * fill.row_step) * kStep);
+      MixBits(fill.seed + static_cast<uint64_t>(fill.row0 + i * fill.row_step) * kSplitMixStep);
   const auto word_at = [&](size_t w) {
-    return (Mix(row + w * kStep) & fill.pattern.keep) | fill.pattern.set;
+    return (MixBits(row + w * kSplitMixStep) & fill.pattern.keep) | fill.pattern.set;
   };
   size_t at = fill.begin;
   const auto partial = [&](size_t end) {
@@ -198,7 +184,7 @@ class DummySource : public WeightSource {
     const uint64_t seed = SeedOf(r.name, r.expert);
     for (int64_t i = 0; i < r.range.size(); ++i) {
       const auto stored = static_cast<uint64_t>(r.offset + (r.range.begin + i) * r.step);
-      const auto bits = static_cast<int32_t>(Mix(seed + stored * kStep) >> 32);
+      const auto bits = static_cast<int32_t>(MixBits(seed + stored * kSplitMixStep) >> 32);
       out[i] = r.norm ? 1.0f : 0.05f * static_cast<float>(bits) * 0x1p-31f;
     }
   }
@@ -219,7 +205,8 @@ class DummySource : public WeightSource {
   }
 
   uint64_t SeedOf(const std::string& name, int64_t expert) const {
-    return Mix(HashName(name) + Mix(seed_ + kStep) + static_cast<uint64_t>(expert) * kStep);
+    return MixBits(HashOf(name) + MixBits(seed_ + kSplitMixStep) +
+                   static_cast<uint64_t>(expert) * kSplitMixStep);
   }
 
   static size_t NumScales(const WeightView& view, const CodeLayout& layout) {

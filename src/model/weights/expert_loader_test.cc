@@ -31,8 +31,8 @@ void ExpectTheModels(const std::filesystem::path& dir, const ModelConfig& config
     const ExpertLoader loader(dir, config, mesh, options);
     for (size_t layer = 0; layer < whole.layers.size(); ++layer) {
       const auto& experts = whole.layers[layer].moe.experts;
-      const ExpertRange own = ExpertsOfRank(experts.empty() ? 0 : config.moe->router.num_experts,
-                                            mesh.ep(), mesh.ep_rank());
+      const Range own = ExpertsOfRank(experts.empty() ? 0 : config.moe->router.num_experts,
+                                      mesh.ep(), mesh.ep_rank());
       for (int e = own.begin; e < own.end; ++e) {
         SCOPED_TRACE(fmt::format("rank {} layer {} expert {}", rank, layer, e));
         const kernels::ExpertWeights& want = experts[e - own.begin];

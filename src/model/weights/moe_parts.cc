@@ -147,7 +147,7 @@ std::vector<kernels::ExpertWeights> ExpertsOfBlock(Parts& parts, const std::stri
   const std::string down = fused ? block + names.stacked_down : prefix + "0." + names.expert_down;
   const int64_t unit =
       HasMxfp4Blocks(parts, block) ? kMxfp4BlockSize : ColumnUnit(parts.SchemeOf(down));
-  const Range part = EvenShard(moe.intermediate, mesh.moe_tp(), mesh.moe_tp_rank(), unit);
+  const Range part = EvenPart(moe.intermediate, mesh.moe_tp(), mesh.moe_tp_rank(), unit);
   std::vector<kernels::ExpertWeights> experts;
   for (const int e : mine) {
     const std::string one = fmt::format("{}{}.", prefix, e);
@@ -185,7 +185,7 @@ MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPl
   const std::string block = BlockPrefix(parts, prefix);
   MoeLayerWeights w;
   w.router = BuildRouter(parts, block, owned);
-  const ExpertRange places = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
+  const Range places = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
   w.experts = ExpertsOfBlock(
       parts, block,
       placement.physical_to_logical().subspan(places.begin, places.end - places.begin), owned);

@@ -38,7 +38,7 @@ class Parts {
   // The columns of linear `module` that part `index` of `parts` holds. Ranges begin at multiples of
   // the unit of its weight format. The preceding linear is divided in the same way, by rows.
   Range EvenColumns(std::string_view module, int64_t columns, int parts, int index) const {
-    return EvenShard(columns, parts, index, ColumnUnit(SchemeOf(module)));
+    return EvenPart(columns, parts, index, ColumnUnit(SchemeOf(module)));
   }
   WeightView Matrix(const MatrixRequest& request);
   void Vector(const VectorRequest& request, std::span<float> out);

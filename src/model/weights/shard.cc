@@ -45,12 +45,12 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_sh
 }
 
 Range QueryHeads(const AttentionConfig& attention, const Mesh& mesh) {
-  return EvenShard(attention.heads, mesh.attn_tp(), mesh.attn_tp_rank());
+  return EvenPart(attention.heads, mesh.attn_tp(), mesh.attn_tp_rank());
 }
 
 Range KvHeads(const AttentionConfig& attention, const Mesh& mesh) {
   if (attention.kv_heads >= mesh.attn_tp()) {
-    return EvenShard(attention.kv_heads, mesh.attn_tp(), mesh.attn_tp_rank());
+    return EvenPart(attention.kv_heads, mesh.attn_tp(), mesh.attn_tp_rank());
   }
   const int64_t head = mesh.attn_tp_rank() * attention.kv_heads / mesh.attn_tp();
   return {head, head + 1};
@@ -68,13 +68,6 @@ Range EmbeddingRows(int64_t vocab_size, const Mesh& mesh) {
 Range HeadRows(int64_t vocab_size, const Mesh& mesh) {
   return mesh.replicated_dense() ? EmbeddingRows(vocab_size, mesh)
                                  : VocabRows(vocab_size, mesh.tp(), mesh.tp_rank());
-}
-
-Range EvenShard(int64_t total, int parts, int index, int64_t unit) {
-  const int64_t units = CeilDiv(total, unit);
-  if (units < parts) return {total * index / parts, total * (index + 1) / parts};
-  return {std::min(total, units * index / parts * unit),
-          std::min(total, units * (index + 1) / parts * unit)};
 }
 
 }  // namespace switchyard

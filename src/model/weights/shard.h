@@ -4,15 +4,10 @@
 #include <cstdint>
 
 #include "comm/mesh.h"
+#include "core/range.h"
 #include "model/config.h"
 
 namespace switchyard {
-
-struct Range {
-  int64_t begin = 0, end = 0;
-  int64_t size() const { return end - begin; }
-  Range operator*(int64_t unit) const { return {begin * unit, end * unit}; }
-};
 
 // Error kInvalid names flag and key if the sizes cannot be sharded. The ranks of an attention group
 // must divide the query heads. They must divide the KV heads or be a multiple of them. MoE-TP
@@ -29,8 +24,5 @@ Range VocabRows(int64_t vocab_size, int ranks, int rank);
 // otherwise the head is sharded over the world.
 Range EmbeddingRows(int64_t vocab_size, const Mesh& mesh);
 Range HeadRows(int64_t vocab_size, const Mesh& mesh);
-// Part `index` of `parts` contiguous runs of [0, total) whose lengths differ by at most one `unit`.
-// They begin at multiples of `unit`, unless there are fewer units than parts.
-Range EvenShard(int64_t total, int parts, int index, int64_t unit = 1);
 
 }  // namespace switchyard

@@ -266,8 +266,8 @@ void CpuMoeBackend::RunDown(const MoeLayerParts& layer, MoeState& state) {
   const ExpertParts parts(exchange_.local_experts, dispatcher_->combine_parts());
   const auto local = static_cast<int64_t>(block.experts.size());
   for (int part = 0; part < parts.count(); ++part) {
-    const Share of_part = parts.Of(part);
-    const Share experts{std::min(of_part.begin, local), std::min(of_part.end, local)};
+    const Range of_part = parts.Of(part);
+    const Range experts{std::min(of_part.begin, local), std::min(of_part.end, local)};
     runner_->RunDown(block, s.grouped, experts, s.width, pool_, &s.middle, to);
     dispatcher_->BeginCombinePart(s.expert_rows, {part, RowsOfExperts(s.grouped, experts)},
                                   &s.handle);

@@ -140,7 +140,7 @@ TEST_P(AllToAllDispatcherTest, ASecondDispatchByTheSameRouting) {
     while (!rank.moe.dispatcher().Arrived(&batch.handle)) std::this_thread::yield();
     batch.Compute(rank.moe, rank.block);
     batch.End(rank.moe, rank.block);
-    const Share share = EvenShare(18, rank.ep, rank.ep_rank);
+    const Range share = EvenPart(18, rank.ep, rank.ep_rank);
     EXPECT_TRUE(SameBits(batch.y.data(), want[0][0].data() + share.begin * kHidden,
                          share.size() * kHidden));
   });
@@ -161,7 +161,7 @@ TEST_P(AllToAllTest, TwoBatchesInFlightEndInEitherOrder) {
         for (ExchangeBatch* batch : order) batch->Compute(rank.moe, rank.block);
         for (ExchangeBatch* batch : order) batch->End(rank.moe, rank.block);
         for (const auto& [batch, i] : {std::pair{&a, 0}, {&b, 1}}) {
-          const Share share = EvenShare(batches[i].topk.tokens, rank.ep, rank.ep_rank);
+          const Range share = EvenPart(batches[i].topk.tokens, rank.ep, rank.ep_rank);
           EXPECT_TRUE(SameBits(batch->y.data(), want[i][0].data() + share.begin * kHidden,
                                share.size() * kHidden))
               << "batch " << i << " on rank " << rank.ep_rank;
@@ -314,7 +314,7 @@ TEST(FusedTilesTest, ScratchIsOneTileWhateverTheBatch) {
                        if (rank.ep_rank == 0) {
                          EXPECT_EQ(fused.most_tile_rows(), FusedTiles::kTileRows);
                        }
-                       const Share share = EvenShare(tokens, rank.ep, rank.ep_rank);
+                       const Range share = EvenPart(tokens, rank.ep, rank.ep_rank);
                        EXPECT_TRUE(SameBits(b.y.data(), want[0][0].data() + share.begin * 32,
                                             share.size() * 32));
                      });

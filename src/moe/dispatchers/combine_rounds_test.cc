@@ -53,7 +53,7 @@ struct RaggedBatch {
         tokens(SomeTokens::Random(begin.back(), kExperts, kTopK, kHidden, seed)) {
     std::fill_n(tokens.topk.ids.begin(), kTopK, -1);
   }
-  Share Of(int rank) const { return {begin[rank], begin[rank + 1]}; }
+  Range Of(int rank) const { return {begin[rank], begin[rank + 1]}; }
   int64_t longest() const {
     int64_t most = 0;
     for (size_t r = 1; r < begin.size(); ++r) most = std::max(most, begin[r] - begin[r - 1]);
@@ -92,7 +92,7 @@ class BatchInRounds {
   void Round() {
     const int64_t first = done_++ * capacity_;
     const auto token = [&](int64_t t) { return std::min(own_.end, own_.begin + t); };
-    const Share part{token(first), token(first + capacity_)};
+    const Range part{token(first), token(first + capacity_)};
     DispatchHandle handle;
     if (batch_) handle = std::move(batch_->handle);
     batch_.emplace(all_.tokens, part);
@@ -115,7 +115,7 @@ class BatchInRounds {
  private:
   const ExchangeRank& rank_;
   const RaggedBatch& all_;
-  const Share own_;
+  const Range own_;
   const int64_t capacity_, rounds_;
   const bool combines_once_;
   int64_t done_ = 0;
@@ -314,7 +314,7 @@ TEST(CombineRoundsTest, TheNextRoundNamesAMissingPeer) {
   const MoeOptions options = WithRounds(kDeepEp.Options(), 1, /*combine_in_rounds=*/false);
   const auto body = [&](const ExchangeRank& rank) {
     if (rank.ep_rank != 2) return BatchInRounds(rank, batch).RunAll();
-    const Share own = batch.Of(2);
+    const Range own = batch.Of(2);
     ExchangeBatch first(batch.tokens, {own.begin, std::min(own.end, own.begin + 1)});
     first.handle.round = {0, false};
     first.Begin(rank.moe);

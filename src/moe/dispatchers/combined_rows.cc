@@ -87,7 +87,7 @@ std::span<std::byte* const> CombinedRows::Places(const ExchangeSlots& slots,
 
 void CombinedRows::Prepare(ExchangeSlots& slots, const DispatchRows& rows,
                            const DispatchRows::Batch& sent, const ExpertRows& experts,
-                           Share outputs, Batch* batch, ThreadPool& pool) const {
+                           Range outputs, Batch* batch, ThreadPool& pool) const {
   CHECK_EQ(batch->places.size(), static_cast<size_t>(experts.num_rows));
   if (experts.rows) {
     StoreRows(dtype_, experts.rows + outputs.begin * hidden_, hidden_,
@@ -98,7 +98,7 @@ void CombinedRows::Prepare(ExchangeSlots& slots, const DispatchRows& rows,
   batch->prepared = outputs.end == experts.num_rows;
 }
 
-bool CombinedRows::IsSummedWith(const Batch& batch, int64_t n, Share outputs) const {
+bool CombinedRows::IsSummedWith(const Batch& batch, int64_t n, Range outputs) const {
   const auto of_row = batch.output_of.begin() + n * k_;
   const int32_t last = *std::max_element(of_row, of_row + k_);
   return last >= outputs.begin && last < outputs.end;
@@ -107,7 +107,7 @@ bool CombinedRows::IsSummedWith(const Batch& batch, int64_t n, Share outputs) co
 // Sums a token's outputs in float32, in ascending slot order. Rounds the sum to dtype_, the type of
 // sent rows.
 void CombinedRows::SumByRank(ExchangeSlots& slots, const DispatchRows& rows,
-                             const DispatchRows::Batch& sent, Share experts_outputs, Batch* batch,
+                             const DispatchRows::Batch& sent, Range experts_outputs, Batch* batch,
                              ThreadPool& pool) const {
   const auto add_up = [&](int64_t begin, int64_t end) {
     std::vector<float> sum(hidden_), weights;
@@ -133,7 +133,7 @@ void CombinedRows::SumByRank(ExchangeSlots& slots, const DispatchRows& rows,
 }
 
 void CombinedRows::RegisterWrites(ExchangeSlots& slots, const DispatchRows::Batch& sent,
-                                  Share outputs, const Batch& batch) const {
+                                  Range outputs, const Batch& batch) const {
   const auto wrote = [&](int64_t n, int slot) {
     const int source = sent.sources[n];
     if (slots.Mapped(source)) return;

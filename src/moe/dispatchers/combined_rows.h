@@ -75,7 +75,7 @@ class CombinedRows {
   // computes partial sums if combined by rank, and registers the writes. The caller must then raise
   // a flag. If there are several calls for a batch, their `outputs` ascend.
   void Prepare(ExchangeSlots& slots, const DispatchRows& rows, const DispatchRows::Batch& sent,
-               const ExpertRows& experts, Share outputs, Batch* batch, ThreadPool& pool) const;
+               const ExpertRows& experts, Range outputs, Batch* batch, ThreadPool& pool) const;
 
   // Number of parts of the outputs. Part p is signalled by the flag of stage `first_stage` + p
   // (ExchangeSlots).
@@ -97,8 +97,8 @@ class CombinedRows {
 
  private:
   void SumByRank(ExchangeSlots& slots, const DispatchRows& rows, const DispatchRows::Batch& sent,
-                 Share outputs, Batch* batch, ThreadPool& pool) const;
-  void RegisterWrites(ExchangeSlots& slots, const DispatchRows::Batch& sent, Share outputs,
+                 Range outputs, Batch* batch, ThreadPool& pool) const;
+  void RegisterWrites(ExchangeSlots& slots, const DispatchRows::Batch& sent, Range outputs,
                       const Batch& batch) const;
   void SortTokens(const DispatchRows::Batch& sent, int64_t tokens, Batch* batch) const;
   void Sum(const ExchangeSlots& slots, const DispatchRows::Batch& sent, const TopK& topk,
@@ -106,7 +106,7 @@ class CombinedRows {
            ThreadPool& pool, float* y) const;
   // kRank: whether the range `outputs` includes the last output of received row n. That output
   // completes the row's partial sum.
-  bool IsSummedWith(const Batch& batch, int64_t n, Share outputs) const;
+  bool IsSummedWith(const Batch& batch, int64_t n, Range outputs) const;
   // Offsets in the arena of the token's rank. kSlot: offset of the output for slot j of token t.
   // kRank: offset of the partial sum of `rank`.
   size_t OutputOffset(int64_t t, int j) const {

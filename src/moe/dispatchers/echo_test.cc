@@ -83,7 +83,7 @@ Observed Observe(MoeOptions options, RunnerLayout layout, const MeshShape& mesh)
     seen.error = std::max(seen.error, RelativeError(y, copies));
     if (place.attn_tp_rank() == 0)
       for (const int32_t id : ids) ++seen.chosen[id];
-    const ExpertRange mine = ExpertsOfRank(shape.num_experts + 2, place.ep(), place.ep_rank());
+    const Range mine = ExpertsOfRank(shape.num_experts + 2, place.ep(), place.ep_rank());
     for (size_t e = 0; e < rows.size(); ++e) {
       if (place.moe_tp_rank() == 0) seen.computed[kPlacement[mine.begin + e]] += rows[e];
       seen.rank_rows[place.rank()] += rows[e];

@@ -69,7 +69,7 @@ int64_t ExpectedRows(const Leaves& leaves, int batch, int ep_rank) {
     if (leave != leaves.end() && batch >= leave->second.batch &&
         (batch > leave->second.batch || leave->second.step == kBeforeDispatch))
       continue;
-    const Share share = EvenShare(kTokens, kRanks, source);
+    const Range share = EvenPart(kTokens, kRanks, source);
     for (int64_t i = share.begin * kTopK; i < share.end * kTopK; ++i)
       rows += experts.LocalIdOn(ep_rank, tokens.topk.ids[i]) >= 0 ? 1 : 0;
   }
@@ -113,7 +113,7 @@ void RunBatches(const ExchangeRank& rank, const Leaves& leaves,
     EXPECT_EQ(batch.grouped.num_rows, ExpectedRows(leaves, i, rank.ep_rank)) << "batch " << i;
     step(i, kAfterCombineBegan);
     batch.End(rank.moe, rank.block);
-    const Share share = EvenShare(kTokens, kRanks, rank.ep_rank);
+    const Range share = EvenPart(kTokens, kRanks, rank.ep_rank);
     const float* want = expected[i].data() + share.begin * kHidden;
     if (rank.moe.options().combine_rows == "rank") {
       EXPECT_LT(RelativeError(batch.y, {want, want + batch.y.size()}), 1.2e-2)
@@ -210,7 +210,7 @@ TEST(MooncakeTest, ARankIsLostForAllBatchesInFlight) {
         b.Begin(rank.moe);  // detects the lost rank
         for (ExchangeBatch* batch : {&a, &b}) batch->Compute(rank.moe, rank.block);
         for (ExchangeBatch* batch : {&b, &a}) batch->End(rank.moe, rank.block);
-        const Share share = EvenShare(kTokens, kRanks, rank.ep_rank);
+        const Range share = EvenPart(kTokens, kRanks, rank.ep_rank);
         for (const auto& [batch, i] : {std::pair{&a, 0}, {&b, 1}})
           EXPECT_TRUE(SameBits(batch->y.data(), expected[i].data() + share.begin * kHidden,
                                share.size() * kHidden))

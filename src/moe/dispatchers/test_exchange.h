@@ -65,7 +65,7 @@ struct ExchangeBatch {
   Dispatched dispatched;
   GroupedRows grouped;
 
-  ExchangeBatch(const SomeTokens& all, Share share) {
+  ExchangeBatch(const SomeTokens& all, Range share) {
     const int k = all.topk.k;
     const int64_t hidden = all.topk.tokens > 0 ? all.x.size() / all.topk.tokens : 0;
     const auto cut = [&](const auto& values, int64_t width) {
@@ -112,7 +112,7 @@ struct ExchangeRank {
   int ep, ep_rank, moe_tp_rank;
 
   ExchangeBatch ShareOf(const SomeTokens& all) const {
-    return {all, EvenShare(all.topk.tokens, ep, ep_rank)};
+    return {all, EvenPart(all.topk.tokens, ep, ep_rank)};
   }
 };
 
@@ -153,7 +153,7 @@ inline ExchangeOutputs RunExchange(const MoeOptions& options, const TestLayer& l
     for (size_t i = 0; i < batches.size(); ++i) {
       ExchangeBatch batch = rank.ShareOf(batches[i]);
       batch.RunAll(rank.moe, rank.block, /*decode=*/i % 2 == 1);
-      const Share share = EvenShare(batches[i].topk.tokens, rank.ep, rank.ep_rank);
+      const Range share = EvenPart(batches[i].topk.tokens, rank.ep, rank.ep_rank);
       std::ranges::copy(batch.y,
                         all[i][rank.moe_tp_rank].begin() + share.begin * layer.spec.hidden);
     }

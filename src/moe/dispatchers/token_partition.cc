@@ -14,7 +14,7 @@ void TokenPartition::Reset(const Mesh& mesh, std::span<const int64_t> group_toke
   own_.resize(mesh.tp());
   longest_lane_ = 0;
   for (int rank = 0; rank < mesh.tp(); ++rank)
-    own_[rank] = EvenShare(group_tokens[rank / attn_tp], attn_tp, rank % attn_tp);
+    own_[rank] = EvenPart(group_tokens[rank / attn_tp], attn_tp, rank % attn_tp);
   total_ = std::accumulate(group_tokens.begin(), group_tokens.end(), int64_t{0});
 
   for (int first = 0; first < mesh.tp(); first += moe_tp) {
@@ -30,7 +30,7 @@ void TokenPartition::Reset(const Mesh& mesh, std::span<const int64_t> group_toke
   lane_begin_ = own_[mesh.ep_rank() * moe_tp].begin;
 }
 
-OwnTokens OwnInRound(Share own, int64_t in_lane, Share round) {
+OwnTokens OwnInRound(Range own, int64_t in_lane, Range round) {
   const int64_t first = std::max(in_lane, round.begin);
   const int64_t end = std::max(first, std::min(in_lane + own.size(), round.end));
   return {.in_round = {first - round.begin, end - round.begin},

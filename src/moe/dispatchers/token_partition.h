@@ -32,7 +32,7 @@ class TokenPartition {
   // Recomputes the partition and reuses the memory.
   void Reset(const Mesh& mesh, std::span<const int64_t> group_tokens);
 
-  Share own(int rank) const {
+  Range own(int rank) const {
     return own_[rank];
   }                                         // the rank's own tokens, a range of its group's tokens
   int64_t total() const { return total_; }  // tokens of all groups
@@ -48,7 +48,7 @@ class TokenPartition {
   int64_t lane_begin() const { return lane_begin_; }
 
  private:
-  std::vector<Share> own_;  // [tp]
+  std::vector<Range> own_;  // [tp]
   int64_t total_ = 0, lane_tokens_ = 0, own_in_lane_ = 0, longest_lane_ = 0, lane_begin_ = 0;
   bool lane_is_local_ = true;
 };
@@ -56,12 +56,12 @@ class TokenPartition {
 // The tokens of a round that a rank routes for its group: their range in the round, and the index
 // of the first of them in the group.
 struct OwnTokens {
-  Share in_round;
+  Range in_round;
   int64_t in_group = 0;
 };
 // `own`: the rank's own tokens, a range of the tokens of its group. `in_lane`: index of the first
 // own token in the rank's lane. `round`: a range of the lane.
-OwnTokens OwnInRound(Share own, int64_t in_lane, Share round);
+OwnTokens OwnInRound(Range own, int64_t in_lane, Range round);
 
 // The maximum number of tokens in a lane if no attention group has more than `max_tokens`.
 int64_t MaxLaneTokens(const MeshShape& mesh, int64_t max_tokens);

@@ -118,7 +118,7 @@ TEST(TokenPartitionTest, IsConsistentOnEveryMesh) {
 // Own tokens 4 to 6 of the group are tokens 2 to 4 of the lane.
 TEST(TokenPartitionTest, OwnTokensOfARound) {
   struct Case {
-    Share round;
+    Range round;
     std::vector<int64_t> want;  // begin and end in the round, first token in the group
   };
   for (const auto& [round, want] : {Case{{0, 9}, {2, 5, 4}}, Case{{0, 4}, {2, 4, 4}},
@@ -126,7 +126,7 @@ TEST(TokenPartitionTest, OwnTokensOfARound) {
     const OwnTokens own = OwnInRound({4, 7}, 2, round);
     EXPECT_EQ(std::vector<int64_t>({own.in_round.begin, own.in_round.end, own.in_group}), want);
   }
-  for (const Share round : {Share{0, 2}, Share{5, 9}})
+  for (const Range round : {Range{0, 2}, Range{5, 9}})
     EXPECT_EQ(OwnInRound({4, 7}, 2, round).in_round.size(), 0);
 }
 

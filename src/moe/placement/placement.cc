@@ -8,9 +8,8 @@
 
 namespace switchyard {
 
-ExpertRange ExpertsOfRank(int num_physical, int ep, int ep_rank) {
-  const Share share = EvenShare(num_physical, ep, ep_rank);
-  return {static_cast<int>(share.begin), static_cast<int>(share.end)};
+Range ExpertsOfRank(int num_physical, int ep, int ep_rank) {
+  return EvenPart(num_physical, ep, ep_rank);
 }
 
 int32_t NearReplica(std::span<const int32_t> replicas, int32_t expert, int rank,
@@ -71,7 +70,7 @@ std::vector<int32_t> ExpertPlacement::ReplicasFor(int ep, int ep_rank, int nodes
   CHECK(nodes >= 1 && ep % nodes == 0);
   std::vector<int> rank_of(num_physical());
   for (int rank = 0; rank < ep; ++rank) {
-    const ExpertRange range = ExpertsOfRank(num_physical(), ep, rank);
+    const Range range = ExpertsOfRank(num_physical(), ep, rank);
     std::fill(rank_of.begin() + range.begin, rank_of.begin() + range.end, rank);
   }
   std::vector<int32_t> chosen;
@@ -83,7 +82,7 @@ std::vector<int32_t> ExpertPlacement::ReplicasFor(int ep, int ep_rank, int nodes
 
 ExpertMap::ExpertMap(int num_physical, int ep, bool shared_dispatched) : places_(num_physical) {
   for (int rank = 0; rank < ep; ++rank) {
-    const ExpertRange range = ExpertsOfRank(num_physical, ep, rank);
+    const Range range = ExpertsOfRank(num_physical, ep, rank);
     for (int e = range.begin; e < range.end; ++e) places_[e] = {rank, e - range.begin};
     local_experts_.push_back(range.end - range.begin);
   }

@@ -13,10 +13,7 @@ namespace switchyard {
 
 // Physical experts [begin, end) of EP rank `ep_rank`: contiguous ranges whose lengths differ by at
 // most one.
-struct ExpertRange {
-  int begin = 0, end = 0;
-};
-ExpertRange ExpertsOfRank(int num_physical, int ep, int ep_rank);
+Range ExpertsOfRank(int num_physical, int ep, int ep_rank);
 
 // Selects the replica to which tokens of EP rank `rank` are sent (SGLang's
 // logical_to_rank_dispatch_physical): a replica on the rank itself, else on its node, else

@@ -26,7 +26,7 @@ TEST(ExpertsOfRankTest, AreRunsOfNearlyEqualLength) {
     std::vector<int> counts;
     int next = 0;
     for (int rank = 0; rank < ep; ++rank) {
-      const ExpertRange range = ExpertsOfRank(experts, ep, rank);
+      const Range range = ExpertsOfRank(experts, ep, rank);
       EXPECT_EQ(range.begin, next);
       next = range.end;
       counts.push_back(range.end - range.begin);
@@ -93,7 +93,7 @@ TEST(ExpertPlacementTest, EveryReplicaIsOfItsExpertAndLocalWherePossible) {
       map.push_back(static_cast<int32_t>(random.Below(experts)));
     const ExpertPlacement placement(experts, map);
     for (int rank = 0; rank < ep; ++rank) {
-      const ExpertRange home = ExpertsOfRank(placement.num_physical(), ep, rank);
+      const Range home = ExpertsOfRank(placement.num_physical(), ep, rank);
       const std::set<int32_t> at_home(map.begin() + home.begin, map.begin() + home.end);
       const std::vector<int32_t> replicas = placement.ReplicasFor(ep, rank);
       for (int32_t logical = 0; logical < experts; ++logical) {

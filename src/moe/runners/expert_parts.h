@@ -22,7 +22,7 @@ class ExpertParts {
   ExpertParts(int64_t local_experts, int parts) : experts_(local_experts), parts_(parts) {}
 
   int count() const { return parts_; }
-  Share Of(int part) const { return {part * experts_ / parts_, (part + 1) * experts_ / parts_}; }
+  Range Of(int part) const { return {part * experts_ / parts_, (part + 1) * experts_ / parts_}; }
   int PartOf(int64_t local_expert) const {
     return static_cast<int>(((local_expert + 1) * parts_ - 1) / experts_);
   }

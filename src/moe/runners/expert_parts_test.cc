@@ -18,7 +18,7 @@ TEST(ExpertPartsTest, AreContiguousNearlyEqualRunsOfAllExperts) {
       const ExpertParts split(experts, parts);
       EXPECT_EQ(split.Of(parts - 1).end, experts);
       for (int part = 0; part < parts; ++part) {
-        const Share run = split.Of(part);
+        const Range run = split.Of(part);
         EXPECT_EQ(run.begin, part == 0 ? 0 : split.Of(part - 1).end);
         EXPECT_GE(run.size(), experts / parts);
         EXPECT_LE(run.size(), (experts + parts - 1) / parts);

@@ -80,10 +80,10 @@ void GroupedMlpRunner::RunGateUp(const ExpertBlock& block, const GroupedRows& ro
                          pool);
 }
 
-void GroupedMlpRunner::RunDown(const ExpertBlock& block, const GroupedRows& rows, Share experts,
+void GroupedMlpRunner::RunDown(const ExpertBlock& block, const GroupedRows& rows, Range experts,
                                int64_t hidden, ThreadPool& pool, Scratch<float>* middle,
                                const RunnerOutputs& to) {
-  const Share part = RowsOfExperts(rows, experts);
+  const Range part = RowsOfExperts(rows, experts);
   const int64_t tile_rows = to.y ? part.size() : kTileRows;
   for (int64_t begin = part.begin; begin < part.end; begin += tile_rows) {
     const int64_t count = std::min(tile_rows, part.end - begin);

@@ -21,7 +21,7 @@ class GroupedMlpRunner : public Runner {
              DType dtype, std::span<std::byte* const> places) override;
   void RunGateUp(const ExpertBlock& block, const GroupedRows& rows, ThreadPool& pool,
                  Scratch<float>* middle) override;
-  void RunDown(const ExpertBlock& block, const GroupedRows& rows, Share experts, int64_t hidden,
+  void RunDown(const ExpertBlock& block, const GroupedRows& rows, Range experts, int64_t hidden,
                ThreadPool& pool, Scratch<float>* middle, const RunnerOutputs& to) override;
 
  private:

@@ -75,7 +75,7 @@ void MaskedMlpRunner::RunGateUp(const ExpertBlock& block, const GroupedRows& row
   }
 }
 
-void MaskedMlpRunner::RunDown(const ExpertBlock& block, const GroupedRows& rows, Share experts,
+void MaskedMlpRunner::RunDown(const ExpertBlock& block, const GroupedRows& rows, Range experts,
                               int64_t hidden, ThreadPool& pool, Scratch<float>* middle,
                               const RunnerOutputs& to) {
   if (rows.num_rows == 0 || experts.size() == 0) return;

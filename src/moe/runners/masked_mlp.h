@@ -19,7 +19,7 @@ class MaskedMlpRunner : public Runner {
   // Stores the activated rows contiguously in `middle`, without padding.
   void RunGateUp(const ExpertBlock& block, const GroupedRows& rows, ThreadPool& pool,
                  Scratch<float>* middle) override;
-  void RunDown(const ExpertBlock& block, const GroupedRows& rows, Share experts, int64_t hidden,
+  void RunDown(const ExpertBlock& block, const GroupedRows& rows, Range experts, int64_t hidden,
                ThreadPool& pool, Scratch<float>* middle, const RunnerOutputs& to) override;
 
  private:

@@ -15,7 +15,7 @@ void StoreRows(DType dtype, const float* rows, int64_t hidden, std::span<std::by
   pool.RunRanges(static_cast<int64_t>(places.size()), kRowGrain, std::cref(body));
 }
 
-Share RowsOfExperts(const GroupedRows& rows, Share experts) {
+Range RowsOfExperts(const GroupedRows& rows, Range experts) {
   if (rows.offsets.empty()) return {experts.begin * rows.capacity, experts.end * rows.capacity};
   return {rows.offsets[experts.begin], rows.offsets[experts.end]};
 }
@@ -28,10 +28,10 @@ void Runner::RunTo(const ExpertBlock& block, const GroupedRows& rows, int64_t hi
   StoreRows(dtype, y, hidden, places, pool);
 }
 
-void Runner::RunDown(const ExpertBlock& block, const GroupedRows& rows, Share experts,
+void Runner::RunDown(const ExpertBlock& block, const GroupedRows& rows, Range experts,
                      int64_t hidden, ThreadPool& pool, Scratch<float>* /*middle*/,
                      const RunnerOutputs& to) {
-  const Share part_rows = RowsOfExperts(rows, experts);
+  const Range part_rows = RowsOfExperts(rows, experts);
   if (part_rows.size() == 0) return;
   ExpertBlock part_block = block;
   part_block.experts = block.experts.subspan(experts.begin, experts.size());

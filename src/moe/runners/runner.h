@@ -48,7 +48,7 @@ struct ExpertBlock {
 };
 
 // The range of output rows of experts [experts.begin, experts.end).
-Share RowsOfExperts(const GroupedRows& rows, Share experts);
+Range RowsOfExperts(const GroupedRows& rows, Range experts);
 
 // Where a runner writes its outputs: as float32 to `y`. If `y` is null, rounded to `places` as in
 // Runner::RunTo.
@@ -89,7 +89,7 @@ class Runner {
   // products in RunDown.
   virtual void RunGateUp(const ExpertBlock& /*block*/, const GroupedRows& /*rows*/,
                          ThreadPool& /*pool*/, Scratch<float>* /*middle*/) {}
-  virtual void RunDown(const ExpertBlock& block, const GroupedRows& rows, Share experts,
+  virtual void RunDown(const ExpertBlock& block, const GroupedRows& rows, Range experts,
                        int64_t hidden, ThreadPool& pool, Scratch<float>* middle,
                        const RunnerOutputs& to);
 

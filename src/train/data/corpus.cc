@@ -5,32 +5,24 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "core/hash.h"
 
 namespace switchyard::train {
 namespace {
 
-// FNV-1a over bytes: http://www.isthe.com/chongo/tech/comp/fnv/
-class Hash {
- public:
-  template <typename T>
-  void Add(const T* data, size_t count) {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(data);
-    for (size_t i = 0; i < count * sizeof(T); ++i) value_ = (value_ ^ bytes[i]) * 0x100000001b3u;
-  }
-  uint64_t value() const { return value_; }
-
- private:
-  uint64_t value_ = 0xcbf29ce484222325u;
-};
+template <typename T>
+void AddTo(Fnv1a& hash, std::span<const T> values) {
+  hash.AddBytes(values.data(), values.size_bytes());
+}
 
 std::string Fingerprint(const std::vector<EncodedDocument>& documents,
                         const PackingOptions& options) {
-  Hash hash;
+  Fnv1a hash;
   for (const EncodedDocument& document : documents) {
     const auto count = static_cast<int64_t>(document.ids.size());
-    hash.Add(&count, 1);
-    hash.Add(document.ids.data(), document.ids.size());
-    hash.Add(document.learned.data(), document.learned.size());
+    hash.AddBytes(&count, sizeof count);
+    AddTo(hash, std::span(document.ids));
+    AddTo(hash, std::span(document.learned));
   }
   return fmt::format("{:016x}-length{}-{}-{}{}", hash.value(), options.length,
                      options.whole_documents ? "whole" : "cut",

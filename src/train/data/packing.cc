@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/hash.h"
 
 namespace switchyard::train {
 namespace {
@@ -16,12 +17,7 @@ class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
 
-  uint64_t Next() {
-    uint64_t z = state_ += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-  }
+  uint64_t Next() { return MixBits(state_ += kSplitMixStep); }
   // Returns a number in [0, n). Its bias is below n / 2^64, which is negligible for any number of
   // documents.
   uint64_t Below(uint64_t n) { return static_cast<uint64_t>((__uint128_t{Next()} * n) >> 64); }

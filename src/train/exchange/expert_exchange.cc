@@ -22,7 +22,7 @@ ExchangeShape ShapeOf(int group_size, const ModelConfig& config,
   return {.hidden = (config.hidden + router.top_k) * words,
           .k = router.top_k,
           .num_experts = router.num_experts,
-          .local_experts = EvenShare(router.num_experts, group_size, 0).size(),
+          .local_experts = EvenPart(router.num_experts, group_size, 0).size(),
           .max_tokens = options.tokens,
           .ep = group_size};
 }

@@ -44,7 +44,7 @@ template <typename T>
 double HeadLoss<T>::Run(const T* x, std::span<const int32_t> targets, T scale, T* dx,
                         ThreadPool& pool) const {
   const int64_t vocab = head.n, hidden = head.k, first_id = head.weight->slice.begin;
-  const Share mine = tp.Mine(std::ssize(targets));
+  const Range mine = tp.Mine(std::ssize(targets));
   // Rows without a target are omitted from the products.
   std::vector<int32_t> rows;
   for (size_t t = 0; t < targets.size(); ++t)

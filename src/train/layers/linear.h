@@ -20,7 +20,7 @@ namespace switchyard::train {
 // columns, -1 for the whole tensor.
 struct Cut {
   int dimension = -1;
-  Share range;
+  Range range;
 
   // This rank's share of `n` blocks. A block has `unit` outputs (or inputs).
   static Cut Outputs(const TensorGroup& ranks, int64_t n, int64_t unit = 1) {
@@ -30,8 +30,8 @@ struct Cut {
     return {1, Blocks(ranks, n, unit)};
   }
 
-  static Share Blocks(const TensorGroup& ranks, int64_t n, int64_t unit) {
-    const Share mine = ranks.Mine(n);
+  static Range Blocks(const TensorGroup& ranks, int64_t n, int64_t unit) {
+    const Range mine = ranks.Mine(n);
     return {mine.begin * unit, mine.end * unit};
   }
 };

@@ -27,7 +27,7 @@ MoeLayer<T>::MoeLayer(const ModelConfig& config, const TensorNames& names,
       k_(config.moe->router.top_k),
       ranks_(ranks),
       tp_(tp),
-      mine_(EvenShare(num_experts_, ranks.size, ranks.rank)),
+      mine_(EvenPart(num_experts_, ranks.size, ranks.rank)),
       router_(config.moe->router, config.hidden, BlockName(names, prefix) + names.router,
               names.correction_bias ? CorrectionBiasName(names, BlockName(names, prefix)) : "",
               set) {

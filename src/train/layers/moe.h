@@ -60,7 +60,7 @@ struct MoeState {
 template <typename T>
 class MoeLayer {
  public:
-  // Adds the parameters of this rank's experts only, which are its EvenShare of all experts.
+  // Adds the parameters of this rank's experts only, which are its EvenPart of all experts.
   // `prefix`: "model.layers.3.". The dispatcher is borrowed. `tp` partitions the rows of a
   // micro-batch and the width of the shared experts. Each rank routes its own rows.
   MoeLayer(const ModelConfig& config, const TensorNames& names, const std::string& prefix,
@@ -85,7 +85,7 @@ class MoeLayer {
   void EndDispatchGradient(const T* x, int64_t m, MoeState<T>* state, T* dx, ThreadPool& pool);
 
   Router<T>& router() { return router_; }
-  Share experts() const { return mine_; }  // experts of this rank
+  Range experts() const { return mine_; }  // experts of this rank
 
  private:
   bool IsSingleRank() const { return ranks_.size == 1; }
@@ -114,7 +114,7 @@ class MoeLayer {
   const int64_t hidden_, num_experts_, k_;
   const ExpertRanks ranks_;
   const TensorGroup tp_;
-  const Share mine_;
+  const Range mine_;
   Router<T> router_;
   std::vector<FeedForward<T>> experts_;  // experts of this rank
   std::vector<FeedForward<T>> shared_;   // shared expert: size 0 or 1

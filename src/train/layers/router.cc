@@ -171,7 +171,7 @@ void Router<T>::Forward(const T* x, int64_t m, RouterState<T>* s, ThreadPool& po
 template <typename T>
 std::vector<float> Router<T>::SequenceLoads(const RowLayout& rows, const TensorGroup& tp,
                                             const RouterState<T>& s) const {
-  const Share mine = tp.Mine(rows.rows());
+  const Range mine = tp.Mine(rows.rows());
   const int64_t experts = config_.num_experts, k = config_.top_k;
   std::vector<float> counts(rows.sequences() * experts);
   for (int64_t i = 0; i < rows.sequences(); ++i) {
@@ -187,7 +187,7 @@ std::vector<float> Router<T>::SequenceLoads(const RowLayout& rows, const TensorG
 template <typename T>
 double Router<T>::AddBalance(const BalanceLosses& losses, const RowLayout& rows, double step_tokens,
                              const SumOverRanks& sum, const TensorGroup& tp, RouterState<T>* s) {
-  const Share mine = tp.Mine(rows.rows());
+  const Range mine = tp.Mine(rows.rows());
   const int64_t m = mine.size(), experts = config_.num_experts, k = config_.top_k;
   const double per_token = 1.0 / step_tokens;
   double loss = 0.0;

@@ -11,7 +11,7 @@ namespace {
 std::vector<size_t> Counts(int size, int64_t m, int64_t unit) {
   std::vector<size_t> counts(size);
   for (int r = 0; r < size; ++r)
-    counts[r] = static_cast<size_t>(EvenShare(m, size, r).size() * unit);
+    counts[r] = static_cast<size_t>(EvenPart(m, size, r).size() * unit);
   return counts;
 }
 
@@ -37,7 +37,7 @@ void TensorGroup::Scatter(const T* partial, int64_t m, int64_t width, T* mine) c
   } else {
     std::vector<T> every(size() * m * width);
     GatherEqual(partial, m * width, every.data());
-    const Share rows = Mine(m);
+    const Range rows = Mine(m);
     for (int64_t i = 0; i < rows.size() * width; ++i) {
       T sum = every[rows.begin * width + i];
       for (int r = 1; r < size(); ++r) sum += every[(r * m + rows.begin) * width + i];

@@ -28,7 +28,7 @@ class TensorGroup {
   int size() const { return ranks_ == nullptr ? 1 : ranks_->size(); }
   bool alone() const { return size() == 1; }
   // This rank's share of m rows, or of n heads, outputs, …
-  Share Mine(int64_t n) const { return EvenShare(n, size(), rank()); }
+  Range Mine(int64_t n) const { return EvenPart(n, size(), rank()); }
 
   // All-gather: mine [Mine(m), width] → all rows [m, width]. Returns `room`, which holds the
   // result, or `mine` for a single rank.

@@ -106,7 +106,7 @@ std::vector<int> RankCoordinates::EmbeddingGroup() const {
 }
 
 StageRange RankCoordinates::Stage(const ModelConfig& config) const {
-  const Share layers = EvenShare(config.num_layers(), layout.pp, pp);
+  const Range layers = EvenPart(config.num_layers(), layout.pp, pp);
   return {.first_layer = layers.begin,
           .last_layer = layers.end,
           .first = pp == 0,

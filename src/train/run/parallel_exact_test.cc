@@ -32,7 +32,7 @@ Gradients Of(const ModelConfig& config, const Batch& batch, const Layout& layout
                                       pool);
         Model<double> model(config, Options(), ranks->layer_ranks(exchange.ranks()), pool);
         model.Initialise(7, 0.4);
-        const Share mine = EvenShare(batch.sequences(), layout.dp, ranks->place.dp);
+        const Range mine = EvenPart(batch.sequences(), layout.dp, ranks->place.dp);
         Pass<double> pass;
         model.Run(testing::Sequences(batch, mine.begin, mine.end), testing::SizeOf(batch), true,
                   &pass);

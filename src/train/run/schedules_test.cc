@@ -65,7 +65,7 @@ class Runner {
   std::vector<Batch> BatchesOf(int part) const {
     std::vector<Batch> batches;
     for (int i = 0; i < kMicroBatches; ++i) {
-      const Share mine = EvenShare(2, run_.layout.dp, part);
+      const Range mine = EvenPart(2, run_.layout.dp, part);
       batches.push_back(testing::Sequences(batch_, 2 * i + mine.begin, 2 * i + mine.end));
     }
     return batches;

@@ -157,7 +157,7 @@ inline LayoutResult RunLayout(const ModelConfig& config, const Batch& batch, con
     TrainerState state;
     if (!run.resume.empty()) state = LoadCheckpoint(run.resume, catalog, &adam);
 
-    const Share even = EvenShare(batch.sequences(), layout.dp, place.dp);
+    const Range even = EvenPart(batch.sequences(), layout.dp, place.dp);
     const Batch mine = run.borders.empty()
                            ? Sequences(batch, even.begin, even.end)
                            : Sequences(batch, run.borders[place.dp], run.borders[place.dp + 1]);

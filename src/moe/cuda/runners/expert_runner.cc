@@ -238,7 +238,7 @@ class MlpProducts {
   // their rows.
   OutputRange DownExperts(int part, int parts, void* y) const {
     const RowChunk& chunk = rows_.chunk;
-    const Share own = ExpertParts(experts_.experts, parts).Of(part);
+    const Range own = ExpertParts(experts_.experts, parts).Of(part);
     MultiplyByCounts(experts_.arithmetic, DownProduct(0, y), chunk,
                      {static_cast<int>(own.begin), static_cast<int>(own.size())}, chain_);
     return {.begin_on_device = chunk.order.offsets + own.begin,
