@@ -28,11 +28,6 @@ bool SamePages(const KvPages& a, const KvPages& b, int64_t end, int64_t page_siz
          std::equal(a.pages.begin(), a.pages.begin() + pages, b.pages.begin());
 }
 
-void Replace(std::string_view old, std::string_view by, std::string& text) {
-  const size_t at = text.find(old);
-  if (at != std::string::npos) text.replace(at, old.size(), by);
-}
-
 }  // namespace
 
 KvSender::KvSender(KvTransferOptions options, KvTransferTargets targets)
@@ -102,14 +97,13 @@ void KvSender::Greet(AuthenticatedListener::Arrival arrival) {
   const KvHello hello = DecodeHello(arrival.message);
   std::string refusal;
   try {
-    CheckSame(statement_, DecodeStatement(hello.statement), "the decode worker");
+    CheckSame(statement_, DecodeStatement(hello.statement), "the prefill worker",
+              "the decode worker");
     if (hello.backend != options_.backend)
       throw Invalid("--disaggregation-transfer-backend is {} on the prefill worker, but {} on {}",
                     options_.backend, hello.backend, name);
   } catch (const Error& error) {
     refusal = error.what();
-    Replace("node 0", "the prefill worker", refusal);
-    Replace("all nodes need", "both workers need", refusal);
   }
   const bool sent = SendMessage(arrival.stream, EncodeWelcome({.refusal = refusal}),
                                 IoLimit::After(options_.timeout));

@@ -270,7 +270,9 @@ void ExpectRefused(const TransferSetup& setup, const std::string& message) {
 TEST(TransferTest, DifferentServersAreRefusedOnBothSides) {
   TransferSetup dtype = SetupOf("qwen3_moe");
   dtype.decode.kv_dtype = "float16";
-  ExpectRefused(dtype, "the KV cache is ");
+  ExpectRefused(dtype,
+                "the KV cache is 3 layers, 2 heads of 64 + 64 bytes (bfloat16) on the prefill "
+                "worker, but 3 layers, 2 heads of 64 + 64 bytes (float16) on the decode worker");
   TransferSetup model = SetupOf("qwen3_moe");
   model.decode.model = Fixture("olmoe");
   ExpectRefused(model, "the hash of config.json is ");
