@@ -1,7 +1,6 @@
 #include "server/disaggregation/kv_receiver.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
