@@ -245,9 +245,9 @@ bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
 }
 
 // Returns the reason why POST /scale_elastic_ep is refused; "" if it is supported.
-std::string WhyRanksStay(const Launch& launch, bool restarts, int stages,
-                         const Disaggregation& transfers) {
-  if (std::string why = transfers.WhyRanksStay(); !why.empty()) return why;
+std::string WhyScalingIsRefused(const Launch& launch, bool restarts, int stages,
+                                const Disaggregation& transfers) {
+  if (std::string why = transfers.WhyScalingIsRefused(); !why.empty()) return why;
   if (launch.launched) return "ranks that a launcher (such as mpirun) started cannot be changed";
   if (!launch.alone()) return "with several nodes, the ranks cannot be changed";
   if (stages > 1) return "with several pipeline stages (--pp-size), the ranks cannot be changed";
@@ -341,11 +341,12 @@ int RunServe(const ServerArgs& args) {
                            }};
   // Declared before the supervisor, so that it is destroyed later: the supervisor's thread reports
   // the end of a change to it.
-  RankChanges changes({.refusal = WhyRanksStay(launch, restarts, args.engine.mesh.pp, transfers),
-                       .config = args.engine,
-                       .plan = plan,
-                       .machine = ThisMachine(args.engine, launch.ranks_of_host)},
-                      served);
+  RankChanges changes(
+      {.refusal = WhyScalingIsRefused(launch, restarts, args.engine.mesh.pp, transfers),
+       .config = args.engine,
+       .plan = plan,
+       .machine = ThisMachine(args.engine, launch.ranks_of_host)},
+      served);
   Supervisor ranks({.restarts = restarts, .deaths = DeathLimit::Parse(args.max_rank_deaths)}, front,
                    std::make_shared<ServedLayout>(served, RankJob{args.engine, plan},
                                                   *std::move(membership), /*checks=*/false),
