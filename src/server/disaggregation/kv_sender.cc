@@ -106,7 +106,7 @@ void KvSender::Greet(AuthenticatedListener::Arrival arrival) {
     refusal = error.what();
   }
   const bool sent = SendMessage(arrival.stream, EncodeWelcome({.refusal = refusal}),
-                                IoLimit::After(options_.timeout));
+                                IoLimit::After(options_.timeout, [this] { return stop_.load(); }));
   if (!refusal.empty()) {
     LOG_WARNING("{} is refused: {}", name, refusal);
     const std::lock_guard lock(mutex_);
