@@ -142,6 +142,7 @@ void KvSender::Open(uint64_t id, const KvRoom& asked, int64_t prompt_tokens) {
   r.prompt_tokens = prompt_tokens;
   r.deadline = Deadline();
   keys_.emplace(id, asked.key);
+  CheckPrompts(room);
 }
 
 void KvSender::OnOutput(uint64_t id, int group, const RequestOutput& output) {
@@ -227,15 +228,22 @@ void KvSender::OnWant(const Peer& peer, const KvWant& want) {
     return;
   }
   r.peer = peer;
+  r.wanted_tokens = want.prompt_tokens;
   r.begin = want.begin;
   r.deadline = Deadline();
   if (!r.error.empty()) return Fail(room, r.error);
-  if (r.id && r.prompt_tokens != want.prompt_tokens)
-    return Fail(room, fmt::format("the prompt has {} tokens on the prefill worker and {} on the "
-                                  "decode worker",
-                                  r.prompt_tokens, want.prompt_tokens));
+  if (!CheckPrompts(room)) return;
   Advance(room);
   changed_.notify_all();  // Pace
+}
+
+bool KvSender::CheckPrompts(Rooms::iterator room) {
+  const Room& r = room->second;
+  if (!r.id || !r.wanted_tokens || r.prompt_tokens == *r.wanted_tokens) return true;
+  Fail(room, fmt::format("the prompt has {} tokens on the prefill worker and {} on the decode "
+                         "worker",
+                         r.prompt_tokens, *r.wanted_tokens));
+  return false;
 }
 
 void KvSender::OnTaken(const KvTaken& taken) {
