@@ -207,7 +207,7 @@ void KvSender::OnMessage(const std::weak_ptr<KvConnection>& from, const KvMessag
   if (const auto* want = std::get_if<KvWant>(&message)) {
     OnWant(peer, *want);
   } else if (const auto* taken = std::get_if<KvTaken>(&message)) {
-    OnTaken(*taken);
+    OnTaken(peer, *taken);
   } else if (const auto* failed = std::get_if<KvFailed>(&message)) {
     const auto room = rooms_.try_emplace(failed->key).first;
     if (room->second.peer && room->second.peer != peer) return;
@@ -246,11 +246,11 @@ bool KvSender::CheckPrompts(Rooms::iterator room) {
   return false;
 }
 
-void KvSender::OnTaken(const KvTaken& taken) {
+void KvSender::OnTaken(const Peer& peer, const KvTaken& taken) {
   const auto room = rooms_.find(taken.key);
   if (room == rooms_.end()) return;
   Room& r = room->second;
-  if (!r.sending || taken.version != r.step_version) return;
+  if (r.peer != peer || !r.sending || taken.version != r.step_version) return;
   EndStep(r);
   r.deadline = Deadline();
   Advance(room);

@@ -92,7 +92,7 @@ class KvSender : public KvTransfers {
   void Pace();  // continues rooms as soon as ranks have computed a layer
   // These require mutex_. CheckPrompts, Advance and Fail may erase the room.
   void OnWant(const Peer& peer, const KvWant& want);
-  void OnTaken(const KvTaken& taken);
+  void OnTaken(const Peer& peer, const KvTaken& taken);
   // Fails the room and returns false if both workers have sent its prompt, with different lengths.
   bool CheckPrompts(Rooms::iterator room);
   void Advance(Rooms::iterator room);  // its next step, after an event

@@ -272,6 +272,21 @@ TEST(TransferTest, PromptsOfDifferentLengthsFailInBothOrders) {
   }
 }
 
+TEST(TransferTest, RowsAreTakenByTheirDecodeWorkerOnly) {
+  TransferRig rig(SetupOf("qwen3_moe", {1, 1}, {1, 1}, "shm"));
+  DecodeConnection decode(rig, "shm"), other(rig, "shm");
+  rig.sender.Open(1, rig.Room(1), 16);
+  decode.Send(KvWant{{1, 0}, 16, 0});
+  rig.sender.OnOutput(1, 0, FirstOutput(16, rig.prefill.Pages(16, 1)));
+  const KvTaken taken{{1, 0}, decode.Receive<KvPlace>().version};
+  other.Send(taken);
+  other.Flush(rig, 2);
+  EXPECT_FALSE(rig.released.Take(1, 0ms));
+  decode.Send(taken);
+  decode.Receive<KvDone>();
+  EXPECT_EQ(rig.released.Take(1), "");
+}
+
 TEST(TransferTest, AnOutputWithoutPagesIsPassedOn) {
   TransferRig rig(SetupOf("qwen3_moe"));
   rig.sender.Open(1, rig.Room(1), 16);
