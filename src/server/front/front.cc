@@ -28,9 +28,7 @@ void CheckStops(const std::vector<std::string>& stops) {
   }
 }
 
-// A generation that ends with an error of kind kUnavailable has exceeded its timeout; no other
-// cause gives this kind.
-metrics::End EndOf(const GenerationEvent& event) {
+metrics::End EndOf(const GenerationEvent& event, bool overdue) {
   using metrics::End;
   switch (event.finish) {
     case FinishReason::kStop:
@@ -43,7 +41,7 @@ metrics::End EndOf(const GenerationEvent& event) {
     case FinishReason::kNone:
       break;
   }
-  return event.error_kind == ErrorKind::kUnavailable ? End::kTimeout : End::kError;
+  return overdue ? End::kTimeout : End::kError;
 }
 
 void CheckAlternatives(const GenerationSpec& spec) {
@@ -316,12 +314,13 @@ void Front::Take(Open& open, const RequestOutput& output, const std::string& ove
                  Clock::time_point now) {
   const int32_t tokens_before = open.next.completion_tokens;
   open.Take(output);
-  if (!overdue.empty() && open.next.finish == FinishReason::kAbort) {
+  const bool is_overdue = !overdue.empty() && open.next.finish == FinishReason::kAbort;
+  if (is_overdue) {
     open.next.finish = FinishReason::kError;
     open.next.error = overdue;
     open.next.error_kind = ErrorKind::kUnavailable;
   }
-  if (open.spec.measured) Measure(open, output, tokens_before, now);
+  if (open.spec.measured) Measure(open, output, tokens_before, is_overdue, now);
   if (open.next.finished()) {
     if (open.spec.kv) transfers_->Close(output.id, "the request has ended on the other server");
     if (output.finish == FinishReason::kNone)
@@ -339,8 +338,8 @@ void Front::Take(Open& open, const RequestOutput& output, const std::string& ove
 }
 
 // Adds `output` to the metrics. `tokens_before`: number of tokens of the generation before
-// `output`.
-void Front::Measure(Open& open, const RequestOutput& output, int32_t tokens_before,
+// `output`. `overdue`: it ended because of a timeout.
+void Front::Measure(Open& open, const RequestOutput& output, int32_t tokens_before, bool overdue,
                     Clock::time_point now) {
   const GenerationEvent& next = open.next;
   metrics_.AddOutput({.tokens = next.completion_tokens - tokens_before,
@@ -349,7 +348,8 @@ void Front::Measure(Open& open, const RequestOutput& output, int32_t tokens_befo
                       .queue_seconds = output.queue_seconds},
                      now, &open.times);
   if (next.finished())
-    metrics_.AddEnd(EndOf(next), open.times, next.prompt_tokens, next.completion_tokens, now);
+    metrics_.AddEnd(EndOf(next, overdue), open.times, next.prompt_tokens, next.completion_tokens,
+                    now);
 }
 
 void Front::OnRanksLost(const std::string& why) {
