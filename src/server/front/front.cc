@@ -142,7 +142,8 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
 }
 
 uint64_t Front::SubmitChecked(GenerationSpec spec, GenerationCallback callback) {
-  Check(spec);
+  CheckTransfer(spec);
+  CheckFields(spec);
   std::vector<ControlMessage> messages;
   std::lock_guard order(order_);
   uint64_t id = 0;
@@ -150,7 +151,7 @@ uint64_t Front::SubmitChecked(GenerationSpec spec, GenerationCallback callback) 
     std::lock_guard lock(mutex_);
     if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
     if (draining_) throw Error(ErrorKind::kUnavailable, "the server is shutting down");
-    controller_.CheckGroup(spec.group);  // the number of groups may have changed since Check
+    controller_.CheckGroup(spec.group);  // the number of groups may have changed since CheckFields
     // Probes (`measured` false) are exempt from the limit, so that a busy server does not look
     // unhealthy.
     if (spec.measured && limits_.max_open > 0 &&

@@ -8,6 +8,7 @@ namespace switchyard {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 class RecordingTransfers : public KvTransfers {
  public:
@@ -39,6 +40,21 @@ class FrontTransfersTest : public ::testing::Test {
   TestService service{"qwen3_moe"};
   std::vector<GenerationEvent> events;
 };
+
+TEST_F(FrontTransfersTest, TheOtherServerGetsARefusalOnce) {
+  GenerationSpec spec = Spec();
+  spec.input_ids.clear();
+  EXPECT_THROW(Submit(spec), Error);
+  EXPECT_THAT(transfers.refusals, ElementsAre(HasSubstr("is empty")));
+  transfers.refusals.clear();
+  EXPECT_THROW(service.front.Check(spec), Error);
+  EXPECT_THAT(transfers.refusals, ElementsAre(HasSubstr("is empty")));
+  transfers.refusals.clear();
+  service.front.StartDraining();
+  EXPECT_THROW(Submit(Spec()), Error);
+  EXPECT_THAT(transfers.refusals, ElementsAre(HasSubstr("shutting down")));
+  EXPECT_TRUE(transfers.opened.empty());
+}
 
 // The router retries on this kind of error. The request did not exceed a time limit of the front.
 TEST_F(FrontTransfersTest, AFailedTransferIsCountedAsAnError) {
