@@ -139,12 +139,7 @@ std::string PrintReady(const Service& service, int port) {
   const std::string host =
       service.args.host == "0.0.0.0" || service.args.host == "::" ? "127.0.0.1" : service.args.host;
   const HttpArgs& http = service.args.http;
-  const char* scheme = http.ssl_certfile.empty() ? "http" : "https";
-  const std::string url =
-      http.uds.empty()
-          ? fmt::format("{}://{}:{}", scheme,
-                        host.find(':') == std::string::npos ? host : "[" + host + "]", port)
-          : fmt::format("{}://localhost", scheme);
+  const std::string url = ServerUrl(http, host, port);
   const std::string key =
       ReadApiKeys(service.args.http).empty() ? "" : " -H 'Authorization: Bearer KEY'";
   const auto& pooling = service.model.config.pooling;
