@@ -6,8 +6,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <future>
-#include <limits>
+#include <memory>
 #include <thread>
 #include <utility>
 
@@ -19,6 +20,7 @@
 #include "server/anthropic/messages.h"
 #include "server/disaggregation/disaggregation.h"
 #include "server/dry_run.h"
+#include "server/front/front_setup.h"
 #include "server/front/service.h"
 #include "server/http/http_server.h"
 #include "server/http_setup.h"
@@ -42,6 +44,9 @@ namespace switchyard {
 namespace {
 
 using namespace std::chrono_literals;
+
+// The default of --max-queued-requests, for each request that may run.
+constexpr int64_t kQueuedPerRunning = 16;
 
 // Load progress: one redrawn line on a terminal, otherwise one line per 10 %.
 class ProgressLine {
@@ -70,35 +75,6 @@ class ProgressLine {
   ServiceManager& manager_;
   int shown_ = -1;
 };
-
-// Limit of running and queued requests together; 0: no limit.
-int32_t MaxOpen(const EngineConfig& config, const EnginePlan& plan) {
-  constexpr int64_t kQueuedPerRunning = 16;
-  if (config.max_queued_requests == 0) return 0;
-  const int64_t running = int64_t{plan.max_running_requests} * config.mesh.dp;
-  const int64_t queued =
-      config.max_queued_requests < 0 ? kQueuedPerRunning * running : config.max_queued_requests;
-  return static_cast<int32_t>(
-      std::min<int64_t>(running + queued, std::numeric_limits<int32_t>::max()));
-}
-
-Front::Limits FrontLimits(const EngineConfig& config, const EnginePlan& plan,
-                          const HttpArgs& http) {
-  return {.vocab_size = plan.model.vocab_size,
-          .context_length = plan.context_length,
-          .cache_tokens = plan.num_pages * config.page_size,
-          .max_open = MaxOpen(config, plan),
-          .has_experts = plan.model.has_moe() && config.mesh.pp == 1,
-          .pooling = plan.model.pooling ? plan.model.pooling->type : Pooling::kNone,
-          .queue_timeout = std::chrono::duration<double>(http.queue_timeout_seconds),
-          .running_timeout = std::chrono::duration<double>(http.running_timeout_seconds)};
-}
-
-// White space of constrained JSON, unless a request chooses another one.
-JsonSpace SpaceOf(const ServerArgs& args) {
-  return args.json_disable_any_whitespace ? JsonSpace::kPython
-                                          : *JsonSpaceOfPattern(args.json_whitespace);
-}
 
 // Runs one short request. Throws kPeer if it fails or does not end within --dist-timeout. Returns
 // early if `cancelled` becomes true.
@@ -297,14 +273,11 @@ int RunServe(const ServerArgs& args) {
     Supervisor* ranks = nullptr;
   } link;
   Front front(
-      link, *model.tokenizer, FrontLimits(args.engine, plan, args.http),
+      link, *model.tokenizer, FrontLimits(args, plan, kQueuedPerRunning),
       DpController(args.engine.mesh.dp, ParseLoadBalanceMethod(args.engine.load_balance_method)));
   Disaggregation transfers(args, plan, launch, front);
-  std::optional<Grammars> grammars;
-  if (args.grammar_backend != "none")
-    grammars.emplace(*model.tokenizer, plan.model.vocab_size, plan.model.eos_token_ids,
-                     SpaceOf(args));
-  Service service{front, model, args, plan, grammars ? &*grammars : nullptr};
+  const std::unique_ptr<Grammars> grammars = MakeGrammars(args, model);
+  Service service{front, model, args, plan, grammars.get()};
   http::Server server(SetUpHttp(args));
   openai::Register(server, service);
   anthropic::Register(server, service);
