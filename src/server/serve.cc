@@ -17,18 +17,15 @@
 #include "core/log_queue.h"
 #include "engine/machine.h"
 #include "engine/rank_engine.h"
-#include "server/anthropic/messages.h"
 #include "server/disaggregation/disaggregation.h"
 #include "server/dry_run.h"
+#include "server/endpoints.h"
 #include "server/front/front_setup.h"
 #include "server/front/service.h"
 #include "server/http/http_server.h"
 #include "server/http_setup.h"
-#include "server/native/native.h"
-#include "server/openai/openai.h"
 #include "server/openapi/openapi.h"
 #include "server/page/page.h"
-#include "server/pooling/pooling.h"
 #include "server/ranks/engine_ranks.h"
 #include "server/ranks/follower.h"
 #include "server/ranks/membership.h"
@@ -279,10 +276,7 @@ int RunServe(const ServerArgs& args) {
   const std::unique_ptr<Grammars> grammars = MakeGrammars(args, model);
   Service service{front, model, args, plan, grammars.get()};
   http::Server server(SetUpHttp(args));
-  openai::Register(server, service);
-  anthropic::Register(server, service);
-  native::Register(server, service);
-  pooling::Register(server, service);
+  RegisterEndpoints(server, service);
   openapi::Register(server, service);
   const std::shared_ptr<page::Feed> feed =
       args.http.disable_page ? nullptr : page::Register(server, service);

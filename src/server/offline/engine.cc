@@ -11,12 +11,9 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "moe/backends.h"
-#include "server/anthropic/messages.h"
+#include "server/endpoints.h"
 #include "server/front/front_setup.h"
-#include "server/native/native.h"
 #include "server/offline/service.h"
-#include "server/openai/openai.h"
-#include "server/pooling/pooling.h"
 #include "server/ranks/served_weights.h"
 
 namespace switchyard::offline {
@@ -55,10 +52,7 @@ Engine::Impl::Impl(const std::vector<std::string>& words, const std::function<bo
       grammars(MakeGrammars(args, model)),
       service{front, model, args, plan, grammars.get()},
       routes(http::ServerOptions()) {
-  openai::Register(routes, service);
-  anthropic::Register(routes, service);
-  native::Register(routes, service);
-  pooling::Register(routes, service);
+  RegisterEndpoints(routes, service);
   ranks.emplace(
       args.engine, plan,
       LocalRanks::Events{
