@@ -92,19 +92,20 @@ nb::object Array(std::vector<T>&& values, const std::vector<size_t>& shape) {
                   nb::rv_policy::reference);
 }
 
-// Arrays by name: val and idx [n], top_val and top_idx [n, top], asked_val and asked_idx [n,
-// asked].
+// Arrays by name: val and idx [n], top_val and top_idx [n, top], requested_val and requested_idx
+// [n, requested].
 nb::object Arrays(std::optional<offline::Logprobs>& logprobs) {
   if (!logprobs) return nb::none();
   const size_t n = logprobs->values.size();
-  const auto top = static_cast<size_t>(logprobs->top), asked = static_cast<size_t>(logprobs->asked);
+  const auto top = static_cast<size_t>(logprobs->top),
+             requested = static_cast<size_t>(logprobs->requested);
   nb::dict arrays;
   arrays["val"] = Array(std::move(logprobs->values), {n});
   arrays["idx"] = Array(std::move(logprobs->tokens), {n});
   arrays["top_val"] = Array(std::move(logprobs->top_values), {n, top});
   arrays["top_idx"] = Array(std::move(logprobs->top_tokens), {n, top});
-  arrays["asked_val"] = Array(std::move(logprobs->asked_values), {n, asked});
-  arrays["asked_idx"] = Array(std::move(logprobs->asked_tokens), {n, asked});
+  arrays["requested_val"] = Array(std::move(logprobs->requested_values), {n, requested});
+  arrays["requested_idx"] = Array(std::move(logprobs->requested_tokens), {n, requested});
   return arrays;
 }
 

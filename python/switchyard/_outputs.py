@@ -13,7 +13,7 @@ Text = Callable[[int], str]  # the text of a token
 
 # Names of SGLang: lists of (log-probability, id, text), and the same values as arrays (suffixes _val and _idx).
 _KINDS = (("token_logprobs", "val", "idx"), ("top_logprobs", "top_val", "top_idx"),
-          ("token_ids_logprobs", "asked_val", "asked_idx"))
+          ("token_ids_logprobs", "requested_val", "requested_idx"))
 
 
 def make_output(raw: tuple[Any, ...], *, lists: bool, text: Text | None, with_index: bool) -> dict[str, Any]:

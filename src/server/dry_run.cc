@@ -66,13 +66,6 @@ std::string RanksText(const Launch& launch, int ranks) {
   return text;
 }
 
-std::string AddressText(const ServerArgs& args) {
-  if (!args.http.uds.empty()) return args.http.uds;
-  return fmt::format("{}://{}:{}", args.http.ssl_certfile.empty() ? "http" : "https",
-                     args.host.find(':') == std::string::npos ? args.host : "[" + args.host + "]",
-                     args.port);
-}
-
 }  // namespace
 
 std::string ServeLayoutText(const ServerArgs& args, const Launch& launch) {
@@ -113,7 +106,9 @@ std::string ServeLayoutText(const ServerArgs& args, const Launch& launch) {
        static_cast<double>(plan.weight_bytes_per_rank) / kGiB, cache);
   Line(&text, "limits", "context {}, {} running requests of each attention group",
        plan.context_length, plan.max_running_requests);
-  if (launch.node == 0) Line(&text, "address", "{}", AddressText(args));
+  if (launch.node == 0)
+    Line(&text, "address", "{}",
+         args.http.uds.empty() ? ServerUrl(args.http, args.host, args.port) : args.http.uds);
   return text;
 }
 

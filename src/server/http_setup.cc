@@ -10,6 +10,7 @@
 #include <string_view>
 #include <thread>
 
+#include "core/error.h"
 #include "core/log.h"
 #include "engine/host_memory.h"
 #include "server/page/page.h"
@@ -96,6 +97,13 @@ http::ServerOptions SetUpHttp(const ServerArgs& args) {
         o.host);
   }
   return o;
+}
+
+std::string ServerUrl(const HttpArgs& args, const std::string& host, int port) {
+  const char* const scheme = args.ssl_certfile.empty() ? "http" : "https";
+  if (!args.uds.empty()) return fmt::format("{}://localhost", scheme);
+  return fmt::format("{}://{}:{}", scheme,
+                     host.find(':') == std::string::npos ? host : "[" + host + "]", port);
 }
 
 void ExitWhenOutOfMemory() { std::set_terminate(OnTerminate); }

@@ -1,6 +1,8 @@
 // Setup of the HTTP server of `serve`.
 #pragma once
 
+#include <string>
+
 #include "server/args/args.h"
 #include "server/http/http_server.h"
 
@@ -11,6 +13,10 @@ namespace switchyard {
 // warns if the server listens on all addresses without an API key. Throws the errors of the readers
 // in http_args.h.
 http::ServerOptions SetUpHttp(const ServerArgs& args);
+
+// The URL of the server, such as "https://[::1]:30000". With --uds it has no port, because clients
+// get the socket's path separately.
+std::string ServerUrl(const HttpArgs& args, const std::string& host, int port);
 
 // After this call, an uncaught std::bad_alloc ends the process with a message and exit code 1
 // instead of an abort.

@@ -6,8 +6,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <future>
-#include <limits>
+#include <memory>
 #include <thread>
 #include <utility>
 
@@ -16,17 +17,15 @@
 #include "core/log_queue.h"
 #include "engine/machine.h"
 #include "engine/rank_engine.h"
-#include "server/anthropic/messages.h"
 #include "server/disaggregation/disaggregation.h"
 #include "server/dry_run.h"
+#include "server/endpoints.h"
+#include "server/front/front_setup.h"
 #include "server/front/service.h"
 #include "server/http/http_server.h"
 #include "server/http_setup.h"
-#include "server/native/native.h"
-#include "server/openai/openai.h"
 #include "server/openapi/openapi.h"
 #include "server/page/page.h"
-#include "server/pooling/pooling.h"
 #include "server/ranks/engine_ranks.h"
 #include "server/ranks/follower.h"
 #include "server/ranks/membership.h"
@@ -42,6 +41,9 @@ namespace switchyard {
 namespace {
 
 using namespace std::chrono_literals;
+
+// The default of --max-queued-requests, for each request that may run.
+constexpr int64_t kQueuedPerRunning = 16;
 
 // Load progress: one redrawn line on a terminal, otherwise one line per 10 %.
 class ProgressLine {
@@ -70,35 +72,6 @@ class ProgressLine {
   ServiceManager& manager_;
   int shown_ = -1;
 };
-
-// Limit of running and queued requests together; 0: no limit.
-int32_t MaxOpen(const EngineConfig& config, const EnginePlan& plan) {
-  constexpr int64_t kQueuedPerRunning = 16;
-  if (config.max_queued_requests == 0) return 0;
-  const int64_t running = int64_t{plan.max_running_requests} * config.mesh.dp;
-  const int64_t queued =
-      config.max_queued_requests < 0 ? kQueuedPerRunning * running : config.max_queued_requests;
-  return static_cast<int32_t>(
-      std::min<int64_t>(running + queued, std::numeric_limits<int32_t>::max()));
-}
-
-Front::Limits FrontLimits(const EngineConfig& config, const EnginePlan& plan,
-                          const HttpArgs& http) {
-  return {.vocab_size = plan.model.vocab_size,
-          .context_length = plan.context_length,
-          .cache_tokens = plan.num_pages * config.page_size,
-          .max_open = MaxOpen(config, plan),
-          .has_experts = plan.model.has_moe() && config.mesh.pp == 1,
-          .pooling = plan.model.pooling ? plan.model.pooling->type : Pooling::kNone,
-          .queue_timeout = std::chrono::duration<double>(http.queue_timeout_seconds),
-          .running_timeout = std::chrono::duration<double>(http.running_timeout_seconds)};
-}
-
-// White space of constrained JSON, unless a request chooses another one.
-JsonSpace SpaceOf(const ServerArgs& args) {
-  return args.json_disable_any_whitespace ? JsonSpace::kPython
-                                          : *JsonSpaceOfPattern(args.json_whitespace);
-}
 
 // Runs one short request. Throws kPeer if it fails or does not end within --dist-timeout. Returns
 // early if `cancelled` becomes true.
@@ -139,12 +112,7 @@ std::string PrintReady(const Service& service, int port) {
   const std::string host =
       service.args.host == "0.0.0.0" || service.args.host == "::" ? "127.0.0.1" : service.args.host;
   const HttpArgs& http = service.args.http;
-  const char* scheme = http.ssl_certfile.empty() ? "http" : "https";
-  const std::string url =
-      http.uds.empty()
-          ? fmt::format("{}://{}:{}", scheme,
-                        host.find(':') == std::string::npos ? host : "[" + host + "]", port)
-          : fmt::format("{}://localhost", scheme);
+  const std::string url = ServerUrl(http, host, port);
   const std::string key =
       ReadApiKeys(service.args.http).empty() ? "" : " -H 'Authorization: Bearer KEY'";
   const auto& pooling = service.model.config.pooling;
@@ -245,9 +213,9 @@ bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
 }
 
 // Returns the reason why POST /scale_elastic_ep is refused; "" if it is supported.
-std::string WhyRanksStay(const Launch& launch, bool restarts, int stages,
-                         const Disaggregation& transfers) {
-  if (std::string why = transfers.WhyRanksStay(); !why.empty()) return why;
+std::string WhyScalingIsRefused(const Launch& launch, bool restarts, int stages,
+                                const Disaggregation& transfers) {
+  if (std::string why = transfers.WhyScalingIsRefused(); !why.empty()) return why;
   if (launch.launched) return "ranks that a launcher (such as mpirun) started cannot be changed";
   if (!launch.alone()) return "with several nodes, the ranks cannot be changed";
   if (stages > 1) return "with several pipeline stages (--pp-size), the ranks cannot be changed";
@@ -302,19 +270,13 @@ int RunServe(const ServerArgs& args) {
     Supervisor* ranks = nullptr;
   } link;
   Front front(
-      link, *model.tokenizer, FrontLimits(args.engine, plan, args.http),
+      link, *model.tokenizer, FrontLimits(args, plan, kQueuedPerRunning),
       DpController(args.engine.mesh.dp, ParseLoadBalanceMethod(args.engine.load_balance_method)));
   Disaggregation transfers(args, plan, launch, front);
-  std::optional<Grammars> grammars;
-  if (args.grammar_backend != "none")
-    grammars.emplace(*model.tokenizer, plan.model.vocab_size, plan.model.eos_token_ids,
-                     SpaceOf(args));
-  Service service{front, model, args, plan, grammars ? &*grammars : nullptr};
+  const std::unique_ptr<Grammars> grammars = MakeGrammars(args, model);
+  Service service{front, model, args, plan, grammars.get()};
   http::Server server(SetUpHttp(args));
-  openai::Register(server, service);
-  anthropic::Register(server, service);
-  native::Register(server, service);
-  pooling::Register(server, service);
+  RegisterEndpoints(server, service);
   openapi::Register(server, service);
   const std::shared_ptr<page::Feed> feed =
       args.http.disable_page ? nullptr : page::Register(server, service);
@@ -341,11 +303,12 @@ int RunServe(const ServerArgs& args) {
                            }};
   // Declared before the supervisor, so that it is destroyed later: the supervisor's thread reports
   // the end of a change to it.
-  RankChanges changes({.refusal = WhyRanksStay(launch, restarts, args.engine.mesh.pp, transfers),
-                       .config = args.engine,
-                       .plan = plan,
-                       .machine = ThisMachine(args.engine, launch.ranks_of_host)},
-                      served);
+  RankChanges changes(
+      {.refusal = WhyScalingIsRefused(launch, restarts, args.engine.mesh.pp, transfers),
+       .config = args.engine,
+       .plan = plan,
+       .machine = ThisMachine(args.engine, launch.ranks_of_host)},
+      served);
   Supervisor ranks({.restarts = restarts, .deaths = DeathLimit::Parse(args.max_rank_deaths)}, front,
                    std::make_shared<ServedLayout>(served, RankJob{args.engine, plan},
                                                   *std::move(membership), /*checks=*/false),

@@ -36,15 +36,18 @@ Statement DecodeStatement(std::string_view bytes) {
   return statement;
 }
 
-void CheckSame(const Statement& node0, const Statement& theirs, const std::string& who) {
-  if (node0.size() != theirs.size()) throw Invalid("{} runs another build than node 0", who);
-  for (size_t i = 0; i < node0.size(); ++i) {
-    const auto& [name, value] = node0[i];
-    if (theirs[i].first != name) throw Invalid("{} runs another build than node 0", who);
-    if (theirs[i].second != value) {
-      throw Invalid("{} is {} on node 0, but {} on {}: all nodes need the same value", name, value,
-                    theirs[i].second, who);
-    }
+void CheckSame(const Statement& reference, const Statement& theirs,
+               const std::string& reference_name, const std::string& who) {
+  const auto other_build = [&] {
+    return Invalid("{} runs another build than {}", who, reference_name);
+  };
+  if (reference.size() != theirs.size()) throw other_build();
+  for (size_t i = 0; i < reference.size(); ++i) {
+    const auto& [name, value] = reference[i];
+    if (theirs[i].first != name) throw other_build();
+    if (theirs[i].second != value)
+      throw Invalid("{} is {} on {}, but {} on {}: both need the same value", name, value,
+                    reference_name, theirs[i].second, who);
   }
 }
 

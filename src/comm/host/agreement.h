@@ -12,9 +12,10 @@ namespace switchyard {
 using Statement = std::vector<std::pair<std::string, std::string>>;
 std::string EncodeStatement(const Statement& statement);
 Statement DecodeStatement(std::string_view bytes);
-// Error kInvalid names the first entry in which `who`, e.g. "node 1 (10.0.0.2)", differs from
-// node 0.
-void CheckSame(const Statement& node0, const Statement& theirs, const std::string& who);
+// Error kInvalid names the first entry that differs. `reference_name` and `who` name both sides in
+// the error, e.g. "node 0" and "node 1 (10.0.0.2)".
+void CheckSame(const Statement& reference, const Statement& theirs,
+               const std::string& reference_name, const std::string& who);
 
 // Node 0's answer to all nodes: the job, or the reason for a refusal.
 std::string EncodeJob(std::string_view job);

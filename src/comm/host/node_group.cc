@@ -207,7 +207,7 @@ void NodeGroup::Admit(AuthenticatedListener::Arrival arrival, const Options& opt
     throw Invalid("{}: want --node-rank 0 to {}", who, options.nodes - 1);
   }
   if (is_there) throw Invalid("{}: another node has joined with the same --node-rank", who);
-  CheckSame(options.statement, hello.statement, who);
+  CheckSame(options.statement, hello.statement, "node 0", who);
   if (static_cast<int>(members_.back().listeners.size()) != options.ranks_per_node) {
     throw Invalid("{} runs another build than node 0", who);
   }

@@ -85,7 +85,7 @@ TEST(NodeGroupTest, DifferentFlagsAreRefusedByNameOnBothSides) {
   options.statement[1].second = "4";
   Membership other = Meeting::Join(options);
   const std::string why =
-      "--ep-size is 2 on node 0, but 4 on node 1 (127.0.0.1): all nodes need the same value";
+      "--ep-size is 2 on node 0, but 4 on node 1 (127.0.0.1): both need the same value";
   EXPECT_EQ(ErrorOf(Meeting::Lead(meeting.Options(0)), ErrorKind::kInvalid), why);
   EXPECT_EQ(ErrorOf(std::move(other), ErrorKind::kInvalid), why);
 }

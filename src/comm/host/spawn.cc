@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/blocked_signals.h"
 #include "core/error.h"
 
 namespace switchyard {
@@ -62,21 +63,6 @@ void SetSignals() {
   _exit(127);
 }
 
-// Blocks all signals during its lifetime, so that handlers of this process do not run in the child
-// before exec.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
-
 }  // namespace
 
 std::vector<std::string> CopyEnvironment() {
@@ -101,7 +87,8 @@ pid_t SpawnSelf(const std::vector<std::string>& arguments,
                        report.get()};
   pid_t pid = -1;
   {
-    const BlockedSignals blocked;
+    // So handlers of this process do not run in the child before exec.
+    const BlockedSignals blocked(BlockedSignals::Faults::kBlocked);
     pid = fork();
     if (pid == 0) RunChild(plan);
   }

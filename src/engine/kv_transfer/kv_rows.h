@@ -33,7 +33,6 @@ struct KvFormat {
   int64_t BytesPerLayer(int64_t positions) const {
     return positions * heads * (key_bytes + value_bytes);
   }
-  bool operator==(const KvFormat&) const = default;
   std::string Text() const;  // "24 layers, 8 heads of 256 + 256 bytes (bfloat16)"
 };
 
@@ -69,8 +68,6 @@ class KvCaches {
 
   const KvFormat& format() const { return format_; }
   int groups() const { return mesh_.dp; }
-  int64_t num_pages() const { return num_pages_; }
-  int64_t page_size() const { return page_size_; }
   // `pages` must outlive the result.
   KvLayerRows Layer(int group, int64_t layer, std::span<const int32_t> pages) const;
   // Layers that all ranks of the group have computed in this pass (KvProgress).

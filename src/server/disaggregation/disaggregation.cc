@@ -53,7 +53,7 @@ void Disaggregation::Stop() {
   if (receiver_) receiver_->Stop();
 }
 
-std::string Disaggregation::WhyRanksStay() const {
+std::string Disaggregation::WhyScalingIsRefused() const {
   if (!sender_ && !receiver_) return {};
   return "with --disaggregation-mode, the ranks cannot be changed";
 }

@@ -28,7 +28,7 @@ class Disaggregation {
   void Use(const std::shared_ptr<SharedArena>& arena);
   void Stop();
   // Why POST /scale_elastic_ep is refused; empty: for no reason known here.
-  std::string WhyRanksStay() const;
+  std::string WhyScalingIsRefused() const;
 
  private:
   std::unique_ptr<KvSender> sender_;      // of a prefill worker, else null

@@ -1,7 +1,6 @@
 #include "server/disaggregation/kv_receiver.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -54,10 +53,12 @@ void KvReceiver::Stop() {
     for (auto& [address, link] : links_) links.push_back(link);
     links.insert(links.end(), ended_.begin(), ended_.end());
   }
-  for (const LinkPtr& link : links) {
-    if (link->opener.joinable()) link->opener.join();
-    if (link->connection) link->connection->Stop();
-  }
+  for (const LinkPtr& link : links) JoinThreads(*link);
+}
+
+void KvReceiver::JoinThreads(Link& link) {
+  if (link.opener.joinable()) link.opener.join();
+  if (link.connection) link.connection->Stop();
 }
 
 void KvReceiver::Use(std::shared_ptr<SharedArena> arena) {
@@ -323,10 +324,7 @@ void KvReceiver::Sweep() {
     auto ended = std::exchange(ended_, {});
     lock.unlock();
     for (auto& [id, output] : outputs) targets_.start(id, std::move(output));
-    for (const LinkPtr& link : ended) {
-      if (link->opener.joinable()) link->opener.join();
-      if (link->connection) link->connection->Stop();
-    }
+    for (const LinkPtr& link : ended) JoinThreads(*link);
     lock.lock();
   }
 }

@@ -70,6 +70,7 @@ class KvReceiver : public KvTransfers {
   LinkPtr LinkTo(const HostPort& address);          // requires mutex_
   void Send(Link& link, const KvMessage& message);  // requires mutex_
   void OpenLink(const LinkPtr& link);               // on its opener thread
+  static void JoinThreads(Link& link);              // after closing its connection, if any
   std::string Connect(Link& link, std::unique_ptr<KvConnection>* connection);
   void OnMessage(Link& link, const KvMessage& message, TcpStream& stream);
   void OnRows(Link& link, const KvRowsHead& head, TcpStream& stream);

@@ -28,11 +28,6 @@ bool SamePages(const KvPages& a, const KvPages& b, int64_t end, int64_t page_siz
          std::equal(a.pages.begin(), a.pages.begin() + pages, b.pages.begin());
 }
 
-void Replace(std::string_view old, std::string_view by, std::string& text) {
-  const size_t at = text.find(old);
-  if (at != std::string::npos) text.replace(at, old.size(), by);
-}
-
 }  // namespace
 
 KvSender::KvSender(KvTransferOptions options, KvTransferTargets targets)
@@ -102,17 +97,16 @@ void KvSender::Greet(AuthenticatedListener::Arrival arrival) {
   const KvHello hello = DecodeHello(arrival.message);
   std::string refusal;
   try {
-    CheckSame(statement_, DecodeStatement(hello.statement), "the decode worker");
+    CheckSame(statement_, DecodeStatement(hello.statement), "the prefill worker",
+              "the decode worker");
     if (hello.backend != options_.backend)
       throw Invalid("--disaggregation-transfer-backend is {} on the prefill worker, but {} on {}",
                     options_.backend, hello.backend, name);
   } catch (const Error& error) {
     refusal = error.what();
-    Replace("node 0", "the prefill worker", refusal);
-    Replace("all nodes need", "both workers need", refusal);
   }
   const bool sent = SendMessage(arrival.stream, EncodeWelcome({.refusal = refusal}),
-                                IoLimit::After(options_.timeout));
+                                IoLimit::After(options_.timeout, [this] { return stop_.load(); }));
   if (!refusal.empty()) {
     LOG_WARNING("{} is refused: {}", name, refusal);
     const std::lock_guard lock(mutex_);
@@ -148,6 +142,7 @@ void KvSender::Open(uint64_t id, const KvRoom& asked, int64_t prompt_tokens) {
   r.prompt_tokens = prompt_tokens;
   r.deadline = Deadline();
   keys_.emplace(id, asked.key);
+  CheckPrompts(room);
 }
 
 void KvSender::OnOutput(uint64_t id, int group, const RequestOutput& output) {
@@ -212,7 +207,7 @@ void KvSender::OnMessage(const std::weak_ptr<KvConnection>& from, const KvMessag
   if (const auto* want = std::get_if<KvWant>(&message)) {
     OnWant(peer, *want);
   } else if (const auto* taken = std::get_if<KvTaken>(&message)) {
-    OnTaken(*taken);
+    OnTaken(peer, *taken);
   } else if (const auto* failed = std::get_if<KvFailed>(&message)) {
     const auto room = rooms_.try_emplace(failed->key).first;
     if (room->second.peer && room->second.peer != peer) return;
@@ -233,22 +228,29 @@ void KvSender::OnWant(const Peer& peer, const KvWant& want) {
     return;
   }
   r.peer = peer;
+  r.wanted_tokens = want.prompt_tokens;
   r.begin = want.begin;
   r.deadline = Deadline();
   if (!r.error.empty()) return Fail(room, r.error);
-  if (r.id && r.prompt_tokens != want.prompt_tokens)
-    return Fail(room, fmt::format("the prompt has {} tokens on the prefill worker and {} on the "
-                                  "decode worker",
-                                  r.prompt_tokens, want.prompt_tokens));
+  if (!CheckPrompts(room)) return;
   Advance(room);
   changed_.notify_all();  // Pace
 }
 
-void KvSender::OnTaken(const KvTaken& taken) {
+bool KvSender::CheckPrompts(Rooms::iterator room) {
+  const Room& r = room->second;
+  if (!r.id || !r.wanted_tokens || r.prompt_tokens == *r.wanted_tokens) return true;
+  Fail(room, fmt::format("the prompt has {} tokens on the prefill worker and {} on the decode "
+                         "worker",
+                         r.prompt_tokens, *r.wanted_tokens));
+  return false;
+}
+
+void KvSender::OnTaken(const Peer& peer, const KvTaken& taken) {
   const auto room = rooms_.find(taken.key);
   if (room == rooms_.end()) return;
   Room& r = room->second;
-  if (!r.sending || taken.version != r.step_version) return;
+  if (r.peer != peer || !r.sending || taken.version != r.step_version) return;
   EndStep(r);
   r.deadline = Deadline();
   Advance(room);

@@ -59,7 +59,8 @@ class KvSender : public KvTransfers {
     std::optional<uint64_t> id;  // of the request here; nullopt: none yet, or it has ended
     int64_t prompt_tokens = 0;   // as here
     Peer peer;                   // null: no decode worker has requested the room
-    int64_t begin = 0;           // KvWant::begin
+    std::optional<int64_t> wanted_tokens;  // KvWant::prompt_tokens; nullopt: no KvWant yet
+    int64_t begin = 0;                     // KvWant::begin
     int group = 0;
     KvPages known;         // the last RequestOutput::kv
     uint64_t version = 0;  // changes if the pages of `known` change
@@ -89,9 +90,11 @@ class KvSender : public KvTransfers {
   void SendRows(const KvKey& key, TcpStream& stream, const Peer& peer);
   void Sweep();
   void Pace();  // continues rooms as soon as ranks have computed a layer
-  // These require mutex_. Advance and Fail may erase the room.
+  // These require mutex_. CheckPrompts, Advance and Fail may erase the room.
   void OnWant(const Peer& peer, const KvWant& want);
-  void OnTaken(const KvTaken& taken);
+  void OnTaken(const Peer& peer, const KvTaken& taken);
+  // Fails the room and returns false if both workers have sent its prompt, with different lengths.
+  bool CheckPrompts(Rooms::iterator room);
   void Advance(Rooms::iterator room);  // its next step, after an event
   // The rows that can be sent now; nullopt: none.
   std::optional<Rows> NextRows(const Room& room) const;

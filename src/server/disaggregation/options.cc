@@ -8,6 +8,8 @@
 namespace switchyard {
 namespace {
 
+constexpr int64_t kPieceBytes = int64_t{4} << 20;
+
 std::vector<std::span<std::byte>> KeptOf(const SharedArena& arena) {
   std::vector<std::span<std::byte>> kept;
   for (int rank = 0; rank < arena.world(); ++rank) kept.push_back(arena.Kept(rank));
@@ -45,7 +47,7 @@ Statement KvStatement(const RankJob& job) {
 }
 
 int64_t PositionsPerPiece(const KvFormat& format) {
-  return std::max<int64_t>(1, kKvPieceBytes / std::max<int64_t>(1, format.BytesPerLayer(1)));
+  return std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(1, format.BytesPerLayer(1)));
 }
 
 }  // namespace switchyard

@@ -43,9 +43,8 @@ struct MappedCaches {
 // would.
 Statement KvStatement(const RankJob& job);
 
-// Bytes that are copied or sent at once, so that a waiting thread waits for a short time only.
-inline constexpr int64_t kKvPieceBytes = int64_t{4} << 20;
-// The number of positions of one layer in such a piece, at least one.
+// The number of positions of one layer that are copied or sent at once: a few MiB, so that a
+// waiting thread waits for a short time only. At least one.
 int64_t PositionsPerPiece(const KvFormat& format);
 
 }  // namespace switchyard

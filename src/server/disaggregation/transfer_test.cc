@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "comm/net/authenticated_listener.h"
 #include "core/error.h"
 #include "server/disaggregation/test_transfer.h"
 
@@ -46,6 +47,45 @@ void ExpectSameRows(TransferRig& rig, int from_group, std::span<const int32_t> f
               rig.decode.Read(to_group, layer, to, begin, end))
         << "layer " << layer;
 }
+
+// The connection of a decode worker, for tests that choose its messages.
+class DecodeConnection {
+ public:
+  DecodeConnection(TransferRig& rig, const char* backend) : stream_(Opened(rig.sender.port())) {
+    EXPECT_TRUE(SendMessage(
+        stream_, EncodeHello({backend, EncodeStatement(KvStatement(rig.decode.job))}), limit()));
+    EXPECT_EQ(DecodeWelcome(ReceiveMessage(stream_, kMost, limit()).value()).refusal, "");
+  }
+  void Send(const KvMessage& message) {
+    EXPECT_TRUE(SendMessage(stream_, EncodeKv(message), limit()));
+  }
+  // The next message of this type. Others are skipped.
+  template <typename Message>
+  Message Receive() {
+    for (;;) {
+      const KvMessage message = DecodeKv(ReceiveMessage(stream_, kMost, limit()).value());
+      if (const auto* wanted = std::get_if<Message>(&message)) return *wanted;
+    }
+  }
+  // Returns once the sender has handled all messages so far, and its ranks have the results.
+  // `room`: one that no other request has.
+  void Flush(TransferRig& rig, uint64_t room) {
+    rig.sender.Open(room, rig.Room(room), 16);
+    Send(KvFailed{{room, 0}, "flush"});
+    EXPECT_EQ(rig.released.Take(room), "flush");
+  }
+
+ private:
+  static constexpr size_t kMost = size_t{1} << 20;
+  static IoLimit limit() { return IoLimit::After(20s); }
+  static TcpStream Opened(int port) {
+    return OpenAuthenticated({"127.0.0.1", port}, ConnectionKey::Of("", "kv transfer"),
+                             {.purpose = Purpose::kKv, .from = 1, .to = 0}, limit())
+        .stream.value();
+  }
+
+  TcpStream stream_;
+};
 
 struct Layout {
   MeshShape from, to;
@@ -205,16 +245,46 @@ TEST(TransferTest, TheEndOfOneSideEndsTheOther) {
   rig.receiver.Open(105, rig.Room(5), 16);
   rig.receiver.OnOutput(105, 0, PagesOutput({.end = 16, .pages = to}));
   EXPECT_EQ(rig.started.Take(105)->error, "no");
-  // Different prompts.
-  rig.sender.Open(6, rig.Room(6), 17);
-  rig.receiver.Open(106, rig.Room(6), 16);
-  rig.receiver.OnOutput(106, 0, PagesOutput({.end = 16, .pages = to}));
-  EXPECT_THAT(*rig.released.Take(6), HasSubstr("17 tokens on the prefill worker and 16"));
-  EXPECT_THAT(rig.started.Take(106)->error, HasSubstr("17 tokens on the prefill worker and 16"));
   // The whole server.
   open(7);
   rig.sender.Stop();
   EXPECT_THAT(rig.started.Take(107)->error, HasSubstr("has closed the connection"));
+}
+
+TEST(TransferTest, PromptsOfDifferentLengthsFailInBothOrders) {
+  TransferRig rig(SetupOf("qwen3_moe"));
+  DecodeConnection decode(rig, "tcp");
+  const auto pages = rig.prefill.Pages(16, 1);
+  for (const bool open_first : {true, false}) {
+    for (const int64_t wanted : {15, 17}) {
+      SCOPED_TRACE(fmt::format("{} {}", open_first, wanted));
+      const uint64_t room = (open_first ? 10 : 20) + wanted % 10;
+      if (open_first) rig.sender.Open(room, rig.Room(room), 16);
+      decode.Send(KvWant{{room, 0}, wanted, 0});
+      decode.Flush(rig, 100 + room);
+      if (!open_first) rig.sender.Open(room, rig.Room(room), 16);
+      rig.sender.OnOutput(room, 0, FirstOutput(16, pages));
+      const auto names_both = HasSubstr(fmt::format(
+          "the prompt has 16 tokens on the prefill worker and {} on the decode worker", wanted));
+      EXPECT_THAT(decode.Receive<KvFailed>().error, names_both);
+      EXPECT_THAT(*rig.released.Take(room), names_both);
+    }
+  }
+}
+
+TEST(TransferTest, RowsAreTakenByTheirDecodeWorkerOnly) {
+  TransferRig rig(SetupOf("qwen3_moe", {1, 1}, {1, 1}, "shm"));
+  DecodeConnection decode(rig, "shm"), other(rig, "shm");
+  rig.sender.Open(1, rig.Room(1), 16);
+  decode.Send(KvWant{{1, 0}, 16, 0});
+  rig.sender.OnOutput(1, 0, FirstOutput(16, rig.prefill.Pages(16, 1)));
+  const KvTaken taken{{1, 0}, decode.Receive<KvPlace>().version};
+  other.Send(taken);
+  other.Flush(rig, 2);
+  EXPECT_FALSE(rig.released.Take(1, 0ms));
+  decode.Send(taken);
+  decode.Receive<KvDone>();
+  EXPECT_EQ(rig.released.Take(1), "");
 }
 
 TEST(TransferTest, AnOutputWithoutPagesIsPassedOn) {
@@ -270,7 +340,9 @@ void ExpectRefused(const TransferSetup& setup, const std::string& message) {
 TEST(TransferTest, DifferentServersAreRefusedOnBothSides) {
   TransferSetup dtype = SetupOf("qwen3_moe");
   dtype.decode.kv_dtype = "float16";
-  ExpectRefused(dtype, "the KV cache is ");
+  ExpectRefused(dtype,
+                "the KV cache is 3 layers, 2 heads of 64 + 64 bytes (bfloat16) on the prefill "
+                "worker, but 3 layers, 2 heads of 64 + 64 bytes (float16) on the decode worker");
   TransferSetup model = SetupOf("qwen3_moe");
   model.decode.model = Fixture("olmoe");
   ExpectRefused(model, "the hash of config.json is ");

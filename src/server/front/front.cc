@@ -28,9 +28,7 @@ void CheckStops(const std::vector<std::string>& stops) {
   }
 }
 
-// A generation that ends with an error of kind kUnavailable has exceeded its timeout; no other
-// cause gives this kind.
-metrics::End EndOf(const GenerationEvent& event) {
+metrics::End EndOf(const GenerationEvent& event, bool overdue) {
   using metrics::End;
   switch (event.finish) {
     case FinishReason::kStop:
@@ -43,7 +41,7 @@ metrics::End EndOf(const GenerationEvent& event) {
     case FinishReason::kNone:
       break;
   }
-  return event.error_kind == ErrorKind::kUnavailable ? End::kTimeout : End::kError;
+  return overdue ? End::kTimeout : End::kError;
 }
 
 void CheckAlternatives(const GenerationSpec& spec) {
@@ -144,7 +142,8 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
 }
 
 uint64_t Front::SubmitChecked(GenerationSpec spec, GenerationCallback callback) {
-  Check(spec);
+  CheckTransfer(spec);
+  CheckFields(spec);
   std::vector<ControlMessage> messages;
   std::lock_guard order(order_);
   uint64_t id = 0;
@@ -152,7 +151,7 @@ uint64_t Front::SubmitChecked(GenerationSpec spec, GenerationCallback callback) 
     std::lock_guard lock(mutex_);
     if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
     if (draining_) throw Error(ErrorKind::kUnavailable, "the server is shutting down");
-    controller_.CheckGroup(spec.group);  // the number of groups may have changed since Check
+    controller_.CheckGroup(spec.group);  // the number of groups may have changed since CheckFields
     // Probes (`measured` false) are exempt from the limit, so that a busy server does not look
     // unhealthy.
     if (spec.measured && limits_.max_open > 0 &&
@@ -316,12 +315,13 @@ void Front::Take(Open& open, const RequestOutput& output, const std::string& ove
                  Clock::time_point now) {
   const int32_t tokens_before = open.next.completion_tokens;
   open.Take(output);
-  if (!overdue.empty() && open.next.finish == FinishReason::kAbort) {
+  const bool is_overdue = !overdue.empty() && open.next.finish == FinishReason::kAbort;
+  if (is_overdue) {
     open.next.finish = FinishReason::kError;
     open.next.error = overdue;
     open.next.error_kind = ErrorKind::kUnavailable;
   }
-  if (open.spec.measured) Measure(open, output, tokens_before, now);
+  if (open.spec.measured) Measure(open, output, tokens_before, is_overdue, now);
   if (open.next.finished()) {
     if (open.spec.kv) transfers_->Close(output.id, "the request has ended on the other server");
     if (output.finish == FinishReason::kNone)
@@ -339,8 +339,8 @@ void Front::Take(Open& open, const RequestOutput& output, const std::string& ove
 }
 
 // Adds `output` to the metrics. `tokens_before`: number of tokens of the generation before
-// `output`.
-void Front::Measure(Open& open, const RequestOutput& output, int32_t tokens_before,
+// `output`. `overdue`: it ended because of a timeout.
+void Front::Measure(Open& open, const RequestOutput& output, int32_t tokens_before, bool overdue,
                     Clock::time_point now) {
   const GenerationEvent& next = open.next;
   metrics_.AddOutput({.tokens = next.completion_tokens - tokens_before,
@@ -349,7 +349,8 @@ void Front::Measure(Open& open, const RequestOutput& output, int32_t tokens_befo
                       .queue_seconds = output.queue_seconds},
                      now, &open.times);
   if (next.finished())
-    metrics_.AddEnd(EndOf(next), open.times, next.prompt_tokens, next.completion_tokens, now);
+    metrics_.AddEnd(EndOf(next, overdue), open.times, next.prompt_tokens, next.completion_tokens,
+                    now);
 }
 
 void Front::OnRanksLost(const std::string& why) {

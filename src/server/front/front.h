@@ -209,7 +209,7 @@ class Front {
   // Sends the requests that the ranks do not have, or one suspect alone. Requires order_.
   void SendUnsent();
   void EndTrial(uint64_t id);
-  void Measure(Open& open, const RequestOutput& output, int32_t tokens_before,
+  void Measure(Open& open, const RequestOutput& output, int32_t tokens_before, bool overdue,
                metrics::Clock::time_point now);
   // Sends a query. Throws kUnavailable if the ranks are lost already. `if_lost` makes the response
   // if they are lost later. `if_held` makes it while requests are held; null: the query waits.

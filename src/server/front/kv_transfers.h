@@ -36,7 +36,8 @@ class KvTransfers {
   // An output of the ranks for an open request. `group`: its attention group.
   virtual void OnOutput(uint64_t id, int group, const RequestOutput& output) = 0;
   // The request has ended, is about to be aborted, or its ranks have ended. From now on, its pages
-  // are neither read nor written. The other server gets `why` as the error.
+  // are not written, and rows that are still read from them are not used. The other server gets
+  // `why` as the error.
   virtual void Close(uint64_t id, const std::string& why) = 0;
   // The request was refused before it was opened.
   virtual void Refuse(const KvRoom& room, const std::string& why) = 0;

@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "server/api/chat_prompt.h"
+#include "server/api/group_stats.h"
 #include "server/api/guarded.h"
 #include "server/api/json_body.h"
 #include "server/api/model_name.h"
@@ -143,17 +144,9 @@ void AddForced(const EngineStats& s, Json* state) {
 
 // State of one attention group; `open`: its open requests.
 Json StateJson(const EngineStats& s, int64_t open) {
-  return {{"open_requests", open},
-          {"running_requests", s.running},
-          {"waiting_requests", s.waiting},
-          {"total_pages", s.total_pages},
-          {"free_pages", s.free_pages},
-          {"cached_pages", s.cached_pages},
-          {"steps", s.steps},
-          {"prefill_tokens", s.prefill_tokens},
-          {"cached_prompt_tokens", s.cached_prompt_tokens},
-          {"decode_tokens", s.decode_tokens},
-          {"retractions", s.retractions}};
+  Json state = {{"open_requests", open}};
+  state.update(GroupStatsJson(s));
+  return state;
 }
 
 // The name of a format of tool calls or reasoning; null if it is not parsed.

@@ -14,14 +14,14 @@ namespace switchyard::offline {
 // Log-probabilities of some positions, as arrays for other languages. An undefined value is NaN and
 // an absent token is -1: the first position of a prompt has no log-probability.
 struct Logprobs {
-  std::vector<float> values;          // [n], of the token at each position
-  std::vector<int32_t> tokens;        // [n]
-  int64_t top = 0;                    // alternatives of each position (top_logprobs_num)
-  std::vector<float> top_values;      // [n, top], best first
-  std::vector<int32_t> top_tokens;    // [n, top]
-  int64_t asked = 0;                  // tokens of token_ids_logprob
-  std::vector<float> asked_values;    // [n, asked]
-  std::vector<int32_t> asked_tokens;  // [n, asked]
+  std::vector<float> values;              // [n], of the token at each position
+  std::vector<int32_t> tokens;            // [n]
+  int64_t top = 0;                        // alternatives of each position (top_logprobs_num)
+  std::vector<float> top_values;          // [n, top], best first
+  std::vector<int32_t> top_tokens;        // [n, top]
+  int64_t requested = 0;                  // tokens of token_ids_logprob
+  std::vector<float> requested_values;    // [n, requested]
+  std::vector<int32_t> requested_tokens;  // [n, requested]
 };
 
 // Logical experts of each computed position; −1: the layer or slot has no expert.

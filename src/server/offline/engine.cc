@@ -3,25 +3,26 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <mutex>
 #include <new>
 #include <utility>
 
 #include "core/error.h"
 #include "core/log.h"
-#include "grammar/source.h"
 #include "moe/backends.h"
-#include "server/anthropic/messages.h"
-#include "server/native/native.h"
+#include "server/endpoints.h"
+#include "server/front/front_setup.h"
 #include "server/offline/service.h"
-#include "server/openai/openai.h"
-#include "server/pooling/pooling.h"
 #include "server/ranks/served_weights.h"
 
 namespace switchyard::offline {
 namespace {
 
 using namespace std::chrono_literals;
+
+// By default there is no limit: the caller's own memory holds the queue.
+constexpr int64_t kQueuedPerRunning = 0;
 
 ServerArgs PreparedArgs(const std::vector<std::string>& words) {
   ServerArgs args = ParseArgs(words);
@@ -38,18 +39,6 @@ EnginePlan PlanOf(const ServerArgs& args) {
   return MakePlan(args.engine);
 }
 
-Front::Limits LimitsOf(const EngineConfig& config, const EnginePlan& plan) {
-  return {.vocab_size = plan.model.vocab_size,
-          .context_length = plan.context_length,
-          .cache_tokens = plan.num_pages * config.page_size,
-          // By default there is no limit: the caller's own memory holds the queue.
-          .max_open = config.max_queued_requests <= 0
-                          ? 0
-                          : config.max_queued_requests + plan.max_running_requests * config.mesh.dp,
-          .has_experts = plan.model.has_moe() && config.mesh.pp == 1,
-          .pooling = plan.model.pooling ? plan.model.pooling->type : Pooling::kNone};
-}
-
 }  // namespace
 
 Engine::Impl::Impl(const std::vector<std::string>& words, const std::function<bool()>& interrupted)
@@ -57,21 +46,13 @@ Engine::Impl::Impl(const std::vector<std::string>& words, const std::function<bo
       args(PreparedArgs(words)),
       plan(PlanOf(args)),
       model(LoadServedModel(args, plan.model)),
-      front(link, *model.tokenizer, LimitsOf(args.engine, plan),
+      front(link, *model.tokenizer, FrontLimits(args, plan, kQueuedPerRunning),
             DpController(args.engine.mesh.dp,
                          ParseLoadBalanceMethod(args.engine.load_balance_method))),
-      service{front, model, args, plan},
+      grammars(MakeGrammars(args, model)),
+      service{front, model, args, plan, grammars.get()},
       routes(http::ServerOptions()) {
-  if (args.grammar_backend != "none") {
-    grammars.emplace(*model.tokenizer, plan.model.vocab_size, plan.model.eos_token_ids,
-                     args.json_disable_any_whitespace ? JsonSpace::kPython
-                                                      : *JsonSpaceOfPattern(args.json_whitespace));
-    service.grammars = &*grammars;
-  }
-  openai::Register(routes, service);
-  anthropic::Register(routes, service);
-  native::Register(routes, service);
-  pooling::Register(routes, service);
+  RegisterEndpoints(routes, service);
   ranks.emplace(
       args.engine, plan,
       LocalRanks::Events{

@@ -25,7 +25,7 @@ void AppendRow(const std::vector<TokenLogprob>& row, int64_t width, std::vector<
 }
 
 Logprobs Flatten(const std::vector<PositionLogprobs>& positions, const LogprobParams& params) {
-  Logprobs flat{.top = params.top, .asked = std::ssize(params.token_ids)};
+  Logprobs flat{.top = params.top, .requested = std::ssize(params.token_ids)};
   flat.values.reserve(positions.size());
   flat.tokens.reserve(positions.size());
   for (const PositionLogprobs& p : positions) {
@@ -35,7 +35,8 @@ Logprobs Flatten(const std::vector<PositionLogprobs>& positions, const LogprobPa
     const bool defined = !std::isnan(p.logprob);
     static const std::vector<TokenLogprob> kNone;
     AppendRow(defined ? p.top : kNone, flat.top, flat.top_values, flat.top_tokens);
-    AppendRow(defined ? p.requested : kNone, flat.asked, flat.asked_values, flat.asked_tokens);
+    AppendRow(defined ? p.requested : kNone, flat.requested, flat.requested_values,
+              flat.requested_tokens);
   }
   return flat;
 }

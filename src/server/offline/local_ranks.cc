@@ -1,37 +1,16 @@
 #include "server/offline/local_ranks.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <memory>
 #include <utility>
 
 #include "comm/device/communicator.h"
+#include "core/blocked_signals.h"
 #include "core/error.h"
 
 namespace switchyard::offline {
 namespace {
 
 using namespace std::chrono_literals;
-
-// Threads that are created during its lifetime block the signals that are sent to the process.
-// Signals of faults stay unblocked, because the kernel kills a thread that blocks its own fault.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t set;
-    sigfillset(&set);
-    for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGABRT, SIGSYS})
-      sigdelset(&set, fault);
-    pthread_sigmask(SIG_BLOCK, &set, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 std::string TextOf(const std::exception_ptr& failure) {
   try {
@@ -46,7 +25,8 @@ std::string TextOf(const std::exception_ptr& failure) {
 
 LocalRanks::LocalRanks(const EngineConfig& config, const EnginePlan& plan, Events events)
     : events_(std::move(events)) {
-  const BlockedSignals blocked;
+  // The threads of the engine block the signals that are sent to the process.
+  const BlockedSignals blocked(BlockedSignals::Faults::kUnblocked);
   ranks_ = std::thread([this, config, plan] { Run(config, plan); });
   reader_ = std::thread([this] { Read(); });
 }

@@ -127,7 +127,7 @@ TEST(OfflineEngineTest, LogprobsAndExpertsAreArrays) {
   EXPECT_EQ(output.top_values.size(), 12u);
   EXPECT_EQ(output.top_tokens[0], output.tokens[0]);  // greedy
   EXPECT_FLOAT_EQ(output.top_values[0], output.values[0]);
-  EXPECT_EQ(output.asked_tokens[4], 8);
+  EXPECT_EQ(output.requested_tokens[4], 8);
   const RoutedExperts& experts = results[0].routed_experts.value();
   EXPECT_EQ(std::ssize(experts.ids), (3 + 6 - 1) * experts.layers * experts.top_k);
 }

@@ -43,7 +43,7 @@ struct Engine::Impl {
   const ServedModel model;
   Link link;
   Front front;
-  std::optional<Grammars> grammars;
+  const std::unique_ptr<Grammars> grammars;  // null: --grammar-backend none
   Service service;
   http::Server routes;  // never started: a table of handlers
   std::optional<LocalRanks> ranks;

@@ -120,7 +120,7 @@ TEST(SnapshotTest, HasTheStateOfTheRanks) {
   Snapshots snapshots(service);
   const Json first = Json::parse(snapshots.Make(true));
   EXPECT_EQ(first["state"], "ready");
-  EXPECT_EQ(first["groups"][0]["running"], 2);
+  EXPECT_EQ(first["groups"][0]["running_requests"], 2);
   EXPECT_EQ(first["experts"]["logical_count"], Json({3, 4}));
   EXPECT_EQ(first["experts"]["passes"], 5);
   EXPECT_EQ(first["first_token"]["counts"].size(), first["first_token"]["bounds"].size() + 1);

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "server/api/group_stats.h"
 #include "server/api/json_body.h"
 #include "server/metrics/request_metrics.h"
 #include "server/native/eplb.h"
@@ -67,17 +68,10 @@ Json HistogramJson(const metrics::Histogram& histogram) {
 
 Json GroupsJson(const std::vector<EngineStats>& groups) {
   Json list = Json::array();
-  for (const EngineStats& s : groups)
-    list.push_back({{"running", s.running},
-                    {"waiting", s.waiting},
-                    {"total_pages", s.total_pages},
-                    {"free_pages", s.free_pages},
-                    {"cached_pages", s.cached_pages},
-                    {"page_size", s.page_size},
-                    {"steps", s.steps},
-                    {"prefill_tokens", s.prefill_tokens},
-                    {"decode_tokens", s.decode_tokens},
-                    {"retractions", s.retractions}});
+  for (const EngineStats& stats : groups) {
+    list.push_back(GroupStatsJson(stats));
+    list.back()["page_size"] = stats.page_size;
+  }
   return list;
 }
 

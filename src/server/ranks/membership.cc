@@ -46,7 +46,7 @@ std::string DecideJob(const std::vector<std::string>& statements, const std::str
   const Statement node0 = DecodeStatement(statements[0]);
   try {
     for (size_t rank = 1; rank < statements.size(); ++rank) {
-      CheckSame(node0, DecodeStatement(statements[rank]), fmt::format("rank {}", rank));
+      CheckSame(node0, DecodeStatement(statements[rank]), "node 0", fmt::format("rank {}", rank));
     }
   } catch (const Error& error) {
     return EncodeRefusal(error.what());

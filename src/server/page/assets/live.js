@@ -106,7 +106,7 @@ function showGroups(time, snapshot, previous) {
   const total = sum(groups, "total_pages"), free = sum(groups, "free_pages"), cached = sum(groups, "cached_pages");
   const used = total - free - cached, size = groups[0].page_size;
   const decode = rateOf("decode_tokens", elapsed, groups, before), prefill = rateOf("prefill_tokens", elapsed, groups, before);
-  const running = sum(groups, "running"), waiting = sum(groups, "waiting");
+  const running = sum(groups, "running_requests"), waiting = sum(groups, "waiting_requests");
   setText("tile-running", String(running));
   setText("tile-waiting", `${waiting} waiting`);
   setText("tile-rate", short(decode ?? 0) + " /s");
@@ -120,8 +120,8 @@ function showGroups(time, snapshot, previous) {
     const share = part => 100 * part / Math.max(1, group.total_pages);
     const bar = make("i");
     bar.style.width = share(own) + "%";
-    return make("tr", {}, make("th", {scope: "row"}, String(i)), make("td", {}, String(group.running)),
-                make("td", {}, String(group.waiting)), make("td", {}, Math.round(share(own)) + " %"),
+    return make("tr", {}, make("th", {scope: "row"}, String(i)), make("td", {}, String(group.running_requests)),
+                make("td", {}, String(group.waiting_requests)), make("td", {}, Math.round(share(own)) + " %"),
                 make("td", {}, make("span", {class: "meter", "aria-hidden": "true"}, bar)));
   });
   byId("groups").tBodies[0].replaceChildren(...rows);
