@@ -97,7 +97,8 @@ asio::awaitable<void> Proxy::Serve(std::shared_ptr<const http::Request> request,
     const OpenAt open(*this, lease.id, exchange);
     if (attempt > 0) ++counts_.retries;
     exchange.tried.push_back(lease.id);
-    exchange.may_try_more = attempt < options_.max_retries && workers_.HasOther(exchange.tried);
+    exchange.may_try_more =
+        attempt < options_.max_retries && workers_.HasOther(exchange.tried, role);
     const Outcome outcome = co_await Attempt(exchange, lease);
     if (outcome == Outcome::kAnswered) break;
     if (attempt >= options_.max_retries) {
@@ -206,13 +207,13 @@ void Proxy::NoteFailure(const WorkerSet::Lease& lease, const UpstreamError& erro
                                      : workers_.Failed(lease.id, error.what());
   if (!changed) return;
   LOG_WARNING("worker {}: unhealthy: {}", lease.url.text, error.what());
-  Leave(lease.id);
+  Leave(lease.id, lease.role);
 }
 
-void Proxy::Leave(int64_t worker) {
+void Proxy::Leave(int64_t worker, WorkerRole role) {
   idle_.Drop(worker);
   Forget(worker);  // a new process has an empty cache
-  if (!workers_.HasOther({&worker, 1})) return;
+  if (!workers_.HasOther({&worker, 1}, role)) return;
   for (Exchange* const exchange : exchanges_[worker]) {
     if (exchange->events_sent || !*exchange->upstream) continue;
     exchange->left = true;
@@ -249,7 +250,7 @@ asio::awaitable<void> Proxy::CheckHealth(int64_t worker) {
       if (workers_.CheckSucceeded(worker)) LOG_INFO("worker {}: healthy", state->url.text);
     } else if (workers_.Failed(worker, failure)) {
       LOG_WARNING("worker {}: unhealthy: {}", state->url.text, failure);
-      Leave(worker);
+      Leave(worker, state->role);
     }
     // A worker that is not healthy may be loading, so it is checked more often.
     const bool waiting = !state->healthy && !failure.empty();

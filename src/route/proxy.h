@@ -95,8 +95,8 @@ class Proxy {
   void Forget(int64_t worker);
   boost::asio::awaitable<void> CheckHealth(int64_t worker);
   // Call after a worker became unhealthy. Its requests that have no event yet are sent to other
-  // workers, if there are any.
-  void Leave(int64_t worker);
+  // workers of its role, if there are any.
+  void Leave(int64_t worker, WorkerRole role);
   boost::asio::awaitable<std::string> CheckOnce(const WorkerUrl& worker);
   boost::asio::awaitable<void> SendToAll(std::shared_ptr<const http::Request> request,
                                          http::Responder responder);

@@ -68,7 +68,7 @@ class PairsTest : public ::testing::Test {
     http.drain_timeout = 0ms;
     router_ = std::make_unique<RouteServer>(options, http);
     router_->Start();
-    Eventually([&] { return Healthy() == 4; });
+    Eventually([&] { return Healthy() == p1_.healthy + p2_.healthy + d1_.healthy + d2_.healthy; });
   }
   int Healthy() const {
     int count = 0;
@@ -206,6 +206,33 @@ TEST_F(PairsTest, OtherRequestsGoToADecodeWorker) {
   Start();
   EXPECT_THAT(Post("/v1/embeddings", "{}").body, HasSubstr("\"d"));
   EXPECT_THAT(Post("/generate", "not JSON").body, HasSubstr("\"d"));
+}
+
+TEST_F(PairsTest, APrefillWorkerDoesNotReplaceADecodeWorker) {
+  d2_.healthy = false;
+  Start();
+  for (const int status : {429, 503}) {
+    d1_.Answers(
+        [=](const http::Request&, const http::Responder& to) { to.SendError(status, "full"); });
+    const http::TestResponse answer = Post("/v1/embeddings", "{}");
+    EXPECT_EQ(answer.status, status);
+    EXPECT_THAT(answer.body, HasSubstr("\"message\":\"full\""));
+  }
+  // The only decode worker becomes unhealthy, but still answers.
+  std::mutex mutex;
+  std::vector<http::Responder> held;
+  d1_.Answers([&](const http::Request&, const http::Responder& to) {
+    const std::lock_guard lock(mutex);
+    held.push_back(to);
+    d1_.healthy = false;
+  });
+  std::thread later([&] {
+    Eventually([&] { return Healthy() == 2; });
+    const std::lock_guard lock(mutex);
+    if (!held.empty()) held.back().Send(200, "text/plain", "late");
+  });
+  EXPECT_EQ(Post("/v1/embeddings", "{}").body, "late");
+  later.join();
 }
 
 TEST_F(PairsTest, WorkersOfEitherKindCanBeAdded) {

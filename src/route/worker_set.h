@@ -60,12 +60,14 @@ class WorkerSet {
   struct Lease {
     int64_t id = -1;
     WorkerUrl url;
+    WorkerRole role = WorkerRole::kPlain;
     std::optional<int> bootstrap_port;
     explicit operator bool() const { return id >= 0; }
   };
   Lease Acquire(Policy& policy, std::string_view prompt, std::span<const int64_t> except,
-                WorkerRole role = WorkerRole::kPlain);
-  bool HasOther(std::span<const int64_t> except) const;  // whether Acquire would find one
+                WorkerRole role);
+  // Whether Acquire would find one.
+  bool HasOther(std::span<const int64_t> except, WorkerRole role) const;
   void Release(int64_t id);
 
   // Record results of requests and checks. A bool result is whether the worker's health changed.
