@@ -145,6 +145,8 @@ asio::awaitable<Proxy::Outcome> Proxy::Attempt(Exchange& exchange, const WorkerS
       co_await Relay(exchange, *upstream);
     }
     workers_.RequestSucceeded(lease.id);
+  } catch (const ResponseTooLarge& error) {
+    exchange.Fail(502, fmt::format("{}: {}", lease.url.text, error.what()));
   } catch (const UpstreamError& error) {
     *exchange.upstream = nullptr;  // SendTo may have destroyed it
     if (!exchange.responder || exchange.responder->Closed()) {
@@ -173,20 +175,11 @@ asio::awaitable<void> Proxy::Relay(Exchange& exchange, Upstream& upstream) {
   if (exchange.begun && !(events && status == 200)) {
     // An earlier attempt has begun an event stream, so this response is sent as an event of that
     // stream.
-    std::string body;
-    for (std::string part; !(part = co_await upstream.Read()).empty();)
-      if (body.size() < options_.max_response_bytes) body += part;
-    exchange.Fail(status, body);
+    exchange.Fail(status, co_await upstream.ReadAll(options_.max_response_bytes));
     co_return;
   }
   if (!events && upstream.has_length()) {
-    std::string body;
-    for (std::string part; !(part = co_await upstream.Read()).empty();) {
-      body += part;
-      if (body.size() > options_.max_response_bytes)
-        throw UpstreamError(
-            false, fmt::format("the response exceeds {} MiB", options_.max_response_bytes >> 20));
-    }
+    const std::string body = co_await upstream.ReadAll(options_.max_response_bytes);
     responder.Send(status, content_type, body, upstream.ForwardedHeaders());
     co_return;
   }

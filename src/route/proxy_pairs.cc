@@ -123,10 +123,16 @@ asio::awaitable<void> Proxy::RunPrefill(std::shared_ptr<PairState> state, Worker
     co_await upstream.Connect(lease.url);
     co_await upstream.Send(RequestHead(*request, lease.url, options_.worker_key), request->body);
     status = upstream.status();
-    for (std::string part; !(part = co_await upstream.Read()).empty();)
-      if (body.size() < (size_t{1} << 20)) body += part;
+    if (status == 200) {
+      while (!(co_await upstream.Read()).empty()) continue;  // the decode worker's is sent
+    } else {
+      body = co_await upstream.ReadAll(options_.max_response_bytes);
+    }
     workers_.RequestSucceeded(lease.id);
     if (status != 200) failure = fmt::format("{} returned {}", lease.url.text, status);
+  } catch (const ResponseTooLarge& error) {
+    failure = fmt::format("{} returned {}: {}", lease.url.text, status, error.what());
+    body = http::ErrorBody(status, failure);
   } catch (const UpstreamError& error) {
     failure = fmt::format("{}: {}", lease.url.text, error.what());
     *self = nullptr;
@@ -160,6 +166,8 @@ asio::awaitable<Proxy::Outcome> Proxy::AttemptPair(Exchange& exchange, PairState
       state.tried.push_back(leases.prefill.id);  // probably the failed one
       outcome = Outcome::kRetry;
     }
+  } catch (const ResponseTooLarge& error) {
+    exchange.Fail(502, fmt::format("{}: {}", decode.url.text, error.what()));
   } catch (const UpstreamError& error) {
     *exchange.upstream = nullptr;  // SendTo may have destroyed it
     if (!exchange.responder || exchange.responder->Closed()) {
@@ -193,9 +201,7 @@ asio::awaitable<void> Proxy::RelayPair(Exchange& exchange, PairState& state, Ups
   const int status = upstream.status();
   const std::string content_type = upstream.Header("content-type");
   if (!IsEventStream(content_type) || status != 200) {
-    std::string body;
-    for (std::string part; !(part = co_await upstream.Read()).empty();)
-      if (body.size() < options_.max_response_bytes) body += part;
+    const std::string body = co_await upstream.ReadAll(options_.max_response_bytes);
     if (MayRetry(status) || exchange.begun) {
       state.failure = fmt::format("the decode worker returned {}: {}", status, body.substr(0, 512));
     } else {

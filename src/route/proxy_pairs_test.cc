@@ -56,8 +56,7 @@ Answer Events(std::vector<std::string> texts, bool ends) {
 
 class PairsTest : public ::testing::Test {
  protected:
-  void Start(int max_retries = 3) {
-    RouteOptions options;
+  void Start(int max_retries = 3, RouteOptions options = {}) {
     options.prefill = {p1_.url(), "7001", p2_.url()};
     options.decode = {d1_.url(), d2_.url()};
     options.policy = "round_robin";
@@ -233,6 +232,30 @@ TEST_F(PairsTest, APrefillWorkerDoesNotReplaceADecodeWorker) {
   });
   EXPECT_EQ(Post("/v1/embeddings", "{}").body, "late");
   later.join();
+}
+
+TEST_F(PairsTest, AResponseOverTheLimitIsRefused) {
+  RouteOptions options;
+  options.proxy.max_response_bytes = 1000;
+  options.failure_threshold = 1;
+  Start(3, options);
+  for (const size_t size : {1000, 1001}) {
+    AllDecode([=](const http::Request&, const http::Responder& to) {
+      to.Send(200, "application/json", std::string(size, 'x'));
+    });
+    const int before = d1_.requests + d2_.requests;
+    for (const char* path : {"/generate", "/v1/embeddings"}) {
+      const http::TestResponse answer = Post(path, "{}");
+      EXPECT_EQ(answer.status, size <= 1000 ? 200 : 502) << path;
+      if (size <= 1000)
+        EXPECT_EQ(answer.body.size(), size);
+      else
+        EXPECT_THAT(answer.body, HasSubstr("the response exceeds 1000 bytes"));
+    }
+    // Another worker would send the same, and the worker has not failed.
+    EXPECT_EQ(d1_.requests + d2_.requests, before + 2);
+    for (const WorkerState& worker : router_->Workers()) EXPECT_EQ(worker.failures, 0u);
+  }
 }
 
 TEST_F(PairsTest, WorkersOfEitherKindCanBeAdded) {
