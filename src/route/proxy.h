@@ -89,7 +89,10 @@ class Proxy {
                                               const PairLeases& leases);
   boost::asio::awaitable<void> RunPrefill(std::shared_ptr<PairState> state, WorkerSet::Lease lease,
                                           std::shared_ptr<const http::Request> request);
-  boost::asio::awaitable<void> RelayPair(Exchange& exchange, PairState& state, Upstream& upstream);
+  // Sends the response to the client. Returns "", or the failure that the response reports and that
+  // another pair may not have.
+  boost::asio::awaitable<std::string> RelayPair(Exchange& exchange, PairState& state,
+                                                Upstream& upstream);
   // A connection to the worker failed.
   void NoteFailure(const WorkerSet::Lease& lease, const UpstreamError& error);
   void Forget(int64_t worker);
