@@ -97,6 +97,7 @@ asio::awaitable<void> Proxy::Serve(std::shared_ptr<const http::Request> request,
     const OpenAt open(*this, lease.id, exchange);
     if (attempt > 0) ++counts_.retries;
     exchange.tried.push_back(lease.id);
+    exchange.worker_unhealthy = false;
     exchange.may_try_more =
         attempt < options_.max_retries && workers_.HasOther(exchange.tried, role);
     const Outcome outcome = co_await Attempt(exchange, lease);
@@ -152,8 +153,12 @@ asio::awaitable<Proxy::Outcome> Proxy::Attempt(Exchange& exchange, const WorkerS
     if (!exchange.responder || exchange.responder->Closed()) {
       outcome = Outcome::kAnswered;  // the client has gone, so the exchange was cancelled
     } else {
-      exchange.failure = fmt::format("{}: {}", lease.url.text, error.what());
-      NoteFailure(lease, error);
+      if (exchange.worker_unhealthy) {
+        exchange.failure = fmt::format("{} became unhealthy", lease.url.text);
+      } else {
+        exchange.failure = fmt::format("{}: {}", lease.url.text, error.what());
+        NoteFailure(lease, error);
+      }
       outcome = Outcome::kRetry;
       if (exchange.events_sent) {
         ++counts_.cut_streams;
@@ -200,16 +205,16 @@ void Proxy::NoteFailure(const WorkerSet::Lease& lease, const UpstreamError& erro
                                      : workers_.Failed(lease.id, error.what());
   if (!changed) return;
   LOG_WARNING("worker {}: unhealthy: {}", lease.url.text, error.what());
-  Leave(lease.id, lease.role);
+  BecameUnhealthy(lease.id, lease.role);
 }
 
-void Proxy::Leave(int64_t worker, WorkerRole role) {
+void Proxy::BecameUnhealthy(int64_t worker, WorkerRole role) {
   idle_.Drop(worker);
   Forget(worker);  // a new process has an empty cache
   if (!workers_.HasOther({&worker, 1}, role)) return;
   for (Exchange* const exchange : exchanges_[worker]) {
     if (exchange->events_sent || !*exchange->upstream) continue;
-    exchange->left = true;
+    exchange->worker_unhealthy = true;
     (*exchange->upstream)->Cancel();
   }
 }
@@ -243,7 +248,7 @@ asio::awaitable<void> Proxy::CheckHealth(int64_t worker) {
       if (workers_.CheckSucceeded(worker)) LOG_INFO("worker {}: healthy", state->url.text);
     } else if (workers_.Failed(worker, failure)) {
       LOG_WARNING("worker {}: unhealthy: {}", state->url.text, failure);
-      Leave(worker, state->role);
+      BecameUnhealthy(worker, state->role);
     }
     // A worker that is not healthy may be loading, so it is checked more often.
     const bool waiting = !state->healthy && !failure.empty();

@@ -97,9 +97,9 @@ class Proxy {
   void NoteFailure(const WorkerSet::Lease& lease, const UpstreamError& error);
   void Forget(int64_t worker);
   boost::asio::awaitable<void> CheckHealth(int64_t worker);
-  // Call after a worker became unhealthy. Its requests that have no event yet are sent to other
-  // workers of its role, if there are any.
-  void Leave(int64_t worker, WorkerRole role);
+  // Call after a worker became unhealthy. Its requests that have no event yet are cancelled, and so
+  // sent to other workers of its role, if there are any.
+  void BecameUnhealthy(int64_t worker, WorkerRole role);
   boost::asio::awaitable<std::string> CheckOnce(const WorkerUrl& worker);
   boost::asio::awaitable<void> SendToAll(std::shared_ptr<const http::Request> request,
                                          http::Responder responder);

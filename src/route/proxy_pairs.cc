@@ -89,6 +89,7 @@ asio::awaitable<void> Proxy::ServePair(Exchange& exchange, const PairRequest& re
     auto to_decode = std::make_shared<http::Request>(*original);
     to_decode->body = bodies.decode;
     exchange.request = to_decode;
+    exchange.worker_unhealthy = false;
     sent->ended = false;
     sent->prefill_failure.clear();
     sent->refusal.reset();
@@ -177,7 +178,7 @@ asio::awaitable<Proxy::Outcome> Proxy::AttemptPair(Exchange& exchange, PairState
         exchange.responder->Send(state.refusal->first, http::kJson, state.refusal->second);
         outcome = Outcome::kAnswered;
       }
-    } else if (std::exchange(exchange.left, false)) {
+    } else if (exchange.worker_unhealthy) {
       exchange.failure = "a worker of the request became unhealthy";
       outcome = Outcome::kRetry;
     } else {

@@ -60,7 +60,8 @@ class PairsTest : public ::testing::Test {
     options.prefill = {p1_.url(), "7001", p2_.url()};
     options.decode = {d1_.url(), d2_.url()};
     options.policy = "round_robin";
-    options.proxy.health_interval = 50ms;
+    if (options.proxy.health_interval == ProxyOptions().health_interval)
+      options.proxy.health_interval = 50ms;
     options.proxy.max_retries = max_retries;
     options.proxy.pair_wait = 500ms;
     http::ServerOptions http;
@@ -185,6 +186,33 @@ TEST_F(PairsTest, AFailedPrefillWorkerEndsTheAttempt) {
     waiting.push_back(to);
   });
   EXPECT_EQ(Post("/generate", "{}").status, 413);
+}
+
+TEST_F(PairsTest, AttemptsAfterAnUnhealthyWorkerCountTheirOwnFailures) {
+  RouteOptions options;
+  options.proxy.health_interval = 60s;  // requests alone find the failures
+  Start(3, options);
+  // Prefill worker p1 is gone. Decode workers wait for it; they cut off the next attempt.
+  p1_.Stop();
+  std::mutex mutex;
+  std::vector<http::Responder> waiting;
+  std::atomic<int> cut{0};
+  AllDecode([&](const http::Request& request, const http::Responder& to) {
+    if (json::parse(request.body).contains("bootstrap_port")) {  // of p1
+      const std::lock_guard lock(mutex);
+      waiting.push_back(to);
+    } else if (++cut == 1) {
+      to.BeginStream(200, http::kEventStream);  // and closes the connection
+    } else {
+      Events({"x"}, true)(request, to);
+    }
+  });
+  EXPECT_EQ(TextOf(Post("/v1/completions", R"({"stream":true})").body), "x[DONE]");
+  EXPECT_EQ(cut, 2);
+  std::map<WorkerRole, uint64_t> failures;
+  for (const WorkerState& worker : router_->Workers()) failures[worker.role] += worker.failures;
+  EXPECT_EQ(failures[WorkerRole::kPrefill], 1u);
+  EXPECT_EQ(failures[WorkerRole::kDecode], 1u);
 }
 
 TEST_F(PairsTest, WithoutAPairTheRequestFails) {
