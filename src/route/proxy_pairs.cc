@@ -1,6 +1,4 @@
 // Requests that a prefill and a decode worker compute together.
-#include <algorithm>
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -51,11 +49,15 @@ asio::awaitable<std::optional<Proxy::PairLeases>> Proxy::AcquirePair(const Excha
   const auto until = std::chrono::steady_clock::now() + options_.pair_wait;
   const std::string& key = exchange.prompt.key;
   for (;;) {
-    PairLeases leases{.decode = workers_.Acquire(policy_, key, state.tried, WorkerRole::kDecode)};
-    if (leases.decode) {
-      leases.prefill = workers_.Acquire(*prefill_policy_, key, state.tried, WorkerRole::kPrefill);
+    // A lease counts as a request, and changes the state of its policy. So none is acquired without
+    // the other.
+    if (workers_.HasOther(state.tried, WorkerRole::kDecode) &&
+        workers_.HasOther(state.tried, WorkerRole::kPrefill)) {
+      PairLeases leases{.decode = workers_.Acquire(policy_, key, state.tried, WorkerRole::kDecode)};
+      if (leases.decode)
+        leases.prefill = workers_.Acquire(*prefill_policy_, key, state.tried, WorkerRole::kPrefill);
       if (leases.prefill) co_return leases;
-      workers_.Release(leases.decode.id);
+      if (leases.decode) workers_.Release(leases.decode.id);  // the other was removed meanwhile
     }
     if (!std::exchange(state.tried, {}).empty()) continue;  // they may work again
     if (!wait || exchange.responder->Closed() || std::chrono::steady_clock::now() >= until)

@@ -229,6 +229,24 @@ TEST_F(PairsTest, WithoutAPairTheRequestFails) {
   EXPECT_EQ(client.Read(false)->status, 503);
 }
 
+TEST_F(PairsTest, ARequestThatWaitsForAPairCountsAtNoWorker) {
+  // The first attempt fails, and leaves no healthy prefill worker.
+  p1_.healthy = false;
+  AllDecode([&](const http::Request&, const http::Responder& to) {
+    p2_.healthy = false;
+    Eventually([&] { return Healthy() == 2; });
+    to.SendError(503, "lost");
+  });
+  Start();
+  EXPECT_EQ(Post("/generate", "{}").status, 503);
+  uint64_t requests = 0;
+  for (const WorkerState& worker : router_->Workers()) {
+    requests += worker.role == WorkerRole::kDecode ? worker.requests : 0;
+    EXPECT_EQ(worker.open, 0) << worker.url.text;
+  }
+  EXPECT_EQ(requests, 1u);
+}
+
 TEST_F(PairsTest, OtherRequestsGoToADecodeWorker) {
   Start();
   EXPECT_THAT(Post("/v1/embeddings", "{}").body, HasSubstr("\"d"));
