@@ -13,11 +13,9 @@
 #include <set>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "route/pair_request.h"
 #include "route/policy.h"
-#include "route/prompt_key.h"
 #include "route/upstream.h"
 #include "route/worker_set.h"
 #include "server/http/http_server.h"

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "route/prompt_key.h"
 #include "route/proxy.h"
 #include "server/http/error_body.h"
 #include "server/http/sse.h"
