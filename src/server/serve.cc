@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
-#include <limits>
 #include <thread>
 #include <utility>
 
@@ -19,6 +18,7 @@
 #include "server/anthropic/messages.h"
 #include "server/disaggregation/disaggregation.h"
 #include "server/dry_run.h"
+#include "server/front/server_state.h"
 #include "server/front/service.h"
 #include "server/http/http_server.h"
 #include "server/http_setup.h"
@@ -70,17 +70,6 @@ class ProgressLine {
   ServiceManager& manager_;
   int shown_ = -1;
 };
-
-// Limit of running and queued requests together; 0: no limit.
-int32_t MaxOpen(const EngineConfig& config, const EnginePlan& plan) {
-  constexpr int64_t kQueuedPerRunning = 16;
-  if (config.max_queued_requests == 0) return 0;
-  const int64_t running = int64_t{plan.max_running_requests} * config.mesh.dp;
-  const int64_t queued =
-      config.max_queued_requests < 0 ? kQueuedPerRunning * running : config.max_queued_requests;
-  return static_cast<int32_t>(
-      std::min<int64_t>(running + queued, std::numeric_limits<int32_t>::max()));
-}
 
 Front::Limits FrontLimits(const EngineConfig& config, const EnginePlan& plan,
                           const HttpArgs& http) {
