@@ -67,7 +67,7 @@ bool WorkerSet::SetHealth(Entry& entry, bool healthy) {
 const char* Name(WorkerRole role) {
   return role == WorkerRole::kPrefill  ? "prefill"
          : role == WorkerRole::kDecode ? "decode"
-                                       : "plain";
+                                       : "regular";
 }
 
 int64_t WorkerSet::Add(WorkerUrl url, WorkerRole role, std::optional<int> bootstrap_port) {

@@ -27,7 +27,7 @@ WorkerUrl ParseWorkerUrl(std::string_view url);
 
 // kPlain: computes whole requests. The others compute parts of them (--disaggregation-mode).
 enum class WorkerRole : uint8_t { kPlain, kPrefill, kDecode };
-const char* Name(WorkerRole role);  // "plain", "prefill", "decode"
+const char* Name(WorkerRole role);  // SGLang's worker_type: "regular", "prefill", "decode"
 
 struct WorkerState {
   int64_t id = 0;
