@@ -1,118 +1,26 @@
 #!/usr/bin/env python3
-"""Writes the Grafana board switchyard.json next to this file: deploy/grafana/board.py [--check].
+"""Writes the Grafana board of servers, switchyard.json, next to this file: deploy/grafana/board.py [--check].
 
 The JSON file repeats defaults for each panel, so changes are made here. With --check, fails if the file is not current.
 """
-import json
-import pathlib
-import sys
-
-FILE = pathlib.Path(__file__).with_name("switchyard.json")
-SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-SELECTED = 'job=~"$job", instance=~"$instance"'
-RATE = "[$__rate_interval]"
-GRID = 24  # columns of Grafana's grid
-
-
-def of(name, labels=""):
-    """The selected series of a metric."""
-    return f"switchyard_{name}{{{SELECTED}{', ' if labels else ''}{labels}}}"
-
-
-def rate(name, labels="", by=""):
-    """Increase per second, summed over all labels except `by`."""
-    return f"sum{f' by ({by}) ' if by else ''}(rate({of(name, labels)}{RATE}))"
-
-
-def total(name, labels="", by="instance"):
-    return f"sum by ({by}) ({of(name, labels)})"
-
-
-def ratio(part, whole):
-    return f"{part} / {whole}"
-
-
-def quantile(q, name):
-    return f"histogram_quantile({q}, {rate(name + '_bucket', by='le')})"
-
-
-def quantiles(*names):
-    """p50, p90 and p99 of histograms of seconds; each name is (metric, words before p50)."""
-    return [(quantile(q, name), f"{words}p{q * 100:.0f}") for name, words in names for q in (0.5, 0.9, 0.99)]
-
-
-def steps(first, *limits):
-    """Thresholds: the first colour, then (value, colour) pairs."""
-    return {"mode": "absolute", "steps": [{"color": first, "value": None}] +
-            [{"color": color, "value": value} for value, color in limits]}
-
-
-def panel(kind, title, about, unit, queries, width, height, defaults, options):
-    targets = [{"refId": chr(ord("A") + i), "datasource": SOURCE, "expr": expr, "legendFormat": legend, "editorMode": "code",
-                "range": True} for i, (expr, legend) in enumerate(queries)]
-    return {"type": kind, "title": title, "description": about, "datasource": SOURCE, "targets": targets,
-            "gridPos": {"w": width, "h": height}, "options": options,
-            "fieldConfig": {"defaults": {"unit": unit, **defaults}, "overrides": []}}
-
-
-def graph(title, about, unit, queries, width=8, limits=None, stack=False, lowest=0, highest=None):
-    """A time series. `limits`: thresholds, drawn as dashed lines."""
-    defaults = {
-        "color": {"mode": "palette-classic"}, "min": lowest, "thresholds": limits or steps("green"),
-        "custom": {"drawStyle": "line", "lineWidth": 1, "fillOpacity": 40 if stack else 8, "showPoints": "never",
-                   "stacking": {"mode": "normal" if stack else "none", "group": "A"},
-                   "thresholdsStyle": {"mode": "dashed" if limits else "off"}}}
-    if highest is not None:
-        defaults["max"] = highest
-    options = {"legend": {"displayMode": "table", "placement": "bottom", "showLegend": True, "calcs": ["lastNotNull", "max"]},
-               "tooltip": {"mode": "multi", "sort": "desc"}}
-    return panel("timeseries", title, about, unit, queries, width, 8, defaults, options)
-
-
-def stat(title, about, unit, expr, limits, width=3):
-    options = {"colorMode": "value", "graphMode": "area", "justifyMode": "auto", "orientation": "auto", "textMode": "value",
-               "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
-    return panel("stat", title, about, unit, [(expr, "")], width, 4,
-                 {"color": {"mode": "thresholds"}, "thresholds": limits}, options)
-
-
-def heatmap(title, about, name, width=8):
-    options = {"calculate": False, "cellGap": 1, "filterValues": {"le": 1e-9}, "legend": {"show": True},
-               "color": {"mode": "scheme", "scheme": "Oranges", "exponent": 0.5, "steps": 64},
-               "rowsFrame": {"layout": "auto"}, "tooltip": {"show": True, "yHistogram": False},
-               "yAxis": {"axisPlacement": "left", "unit": "s"}}
-    made = panel("heatmap", title, about, "short", [(f"sum by (le) (increase({of(name + '_bucket')}{RATE}))", "{{le}}")],
-                 width, 8, {}, options)
-    made["targets"][0]["format"] = "heatmap"
-    return made
-
-
-def states(title, about, queries, mappings, width=8):
-    options = {"mergeValues": True, "showValue": "never", "alignValue": "left", "rowHeight": 0.9,
-               "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
-               "tooltip": {"mode": "single", "sort": "none"}}
-    shown = {str(value): {"text": text, "color": color, "index": value} for value, (text, color) in enumerate(mappings)}
-    defaults = {"color": {"mode": "thresholds"}, "thresholds": steps("transparent"),
-                "mappings": [{"type": "value", "options": shown}], "custom": {"fillOpacity": 80, "lineWidth": 0}}
-    return panel("state-timeline", title, about, "none", queries, width, 8, defaults, options)
-
+from panels import (ANY_BAD, NEUTRAL, RATE, annotation, board, graph, heatmap, of, quantile, quantiles, rate, ratio, stat,
+                    states, steps, total, variable, write)
 
 FIRST_TOKEN, BETWEEN_TOKENS = "time_to_first_token_seconds", "inter_token_latency_seconds"
 # The thresholds of latencies, KV pages and balancedness equal the limits in deploy/prometheus/alerts.yaml.
 SLOW_FIRST, SLOW_TOKEN = steps("green", (5, "orange"), (10, "red")), steps("green", (0.2, "orange"), (0.5, "red"))
 KV_USED = steps("green", (0.8, "orange"), (0.95, "red"))
 EVEN = steps("red", (0.7, "orange"), (0.85, "green"))
-ANY_BAD = steps("green", (1, "red"))
-NEUTRAL = steps("blue")
 KV_FRACTION = ratio(total("kv_pages", 'state="used"', "instance, group"), total("kv_pages", by="instance, group"))
 
+SERVE = 'sum(switchyard_serving_ranks{job=~"$job"} > bool 0)'
 OVERVIEW = [
-    stat("Servers that serve", "Servers of the job whose last scrape succeeded. A server that loads or drains does not count. "
-         "Not limited to the selected instances.", "none", 'sum(up{job=~"$job"})', steps("red", (1, "green"))),
-    stat("Servers that do not serve", "Servers of the job whose last scrape failed. Not limited to the selected instances.",
-         "none", 'sum(1 - up{job=~"$job"})', ANY_BAD),
+    stat("Servers that serve", "Servers of the job with ranks that serve, also while they drain. Not limited to the selected "
+         "instances.", "none", f"{SERVE} or vector(0)", steps("red", (1, "green"))),
+    stat("Servers that do not serve", "Servers of the job that load or have no ranks, or whose last scrape failed. Not limited "
+         "to the selected instances.", "none", f'count(up{{job=~"$job"}}) - ({SERVE} or vector(0))', ANY_BAD),
     stat("Alerts", "Alerts of deploy/prometheus/alerts.yaml that fire. The alert has the text of its runbook.", "none",
-         'count(ALERTS{alertname=~"Switchyard.+", alertstate="firing"}) or vector(0)', ANY_BAD),
+         'count(ALERTS{alertname=~"Switchyard.+", alertname!~"SwitchyardRoute.+", alertstate="firing"}) or vector(0)', ANY_BAD),
     stat("Submitted requests", "Generations submitted per second.", "reqps", rate("requests_total"), NEUTRAL),
     stat("Generated tokens", "Tokens generated per second by all selected servers.", "short", rate("generation_tokens_total"),
          NEUTRAL),
@@ -158,6 +66,11 @@ QUEUE = [
     graph("Waiting requests", "Requests in the queue of the scheduler.", "short", [(total("waiting_requests"), "{{instance}}")]),
     graph("Running requests", "Requests in the running set. At most --max-running-requests.", "short",
           [(total("running_requests"), "{{instance}}")]),
+    graph("Load", "Running and waiting requests as fractions of their limits. A full queue rejects requests. No data of waiting "
+          "requests with --max-queued-requests 0.", "percentunit",
+          [(ratio(total("running_requests"), total("max_running_requests")), "{{instance}} running"),
+           (ratio(total("waiting_requests"), total("max_waiting_requests")), "{{instance}} waiting")],
+          limits=steps("green", (0.8, "orange"), (1, "red"))),
     graph("Steps", "Steps per second of an attention group, and tokens per step.", "short",
           [(rate("steps_total", by="instance, group"), "{{instance}} group {{group}}"),
            (ratio(rate("decode_tokens_total"), rate("steps_total")), "generated tokens per step")]),
@@ -172,9 +85,19 @@ QUEUE = [
           [(rate("retractions_total", by="instance"), "{{instance}}")], limits=steps("green", (0.1, "red"))),
 ]
 
+# The number of the state in the list of the panel.
+STATE = " + ".join([total("state", 'state="ready"')] + [
+    f"{number} * {total('state', words)}" for number, words in enumerate(
+        ('state="draining"', 'state="restarting"', 'state="lost"'), 2)])
 RANKS = [
-    graph("Ranks of the layout", "Ranks of the present layout. It changes by POST /scale_elastic_ep.", "none",
-          [(total("ranks"), "{{instance}}")]),
+    graph("Ranks that serve", "Ranks of the present layout, and those that serve now: all or none, because each pass needs all ranks. The "
+          "layout changes by POST /scale_elastic_ep.", "none",
+          [(total("ranks"), "{{instance}}"), (total("serving_ranks"), "{{instance}} that serve")]),
+    states("State of the servers", "starting: the ranks load. restarting: requests wait for new ranks. draining: no new requests. "
+           "lost: the server ends.", [(STATE, "{{instance}}")],
+           [("starting", "blue"), ("ready", "green"), ("draining", "yellow"), ("restarting", "orange"), ("lost", "red")]),
+    graph("Versions and models", "Servers by version and model.", "none",
+          [(f"count by (version, model_name) ({of('info')})", "{{model_name}} {{version}}")]),
     graph("Ends of ranks", "Ends that were not requested, and planned changes, in the last 15 minutes. Requests continue.", "short",
           [(f"sum by (instance) (increase({of('rank_deaths_total')}[15m]))", "{{instance}} ended"),
            (f"sum by (instance) (increase({of('rank_changes_total')}[15m]))", "{{instance}} planned")],
@@ -225,13 +148,14 @@ DRAFTS = [
           highest=1),
 ]
 
+
 def failed(reason):
     return ratio(rate("requests_finished_total", f'reason="{reason}"'), rate("requests_finished_total"))
 
 
 def responses(status):
-    """Responses of these statuses per second; 0 if there was none, because such series then do not exist."""
-    return rate("http_responses_total", f'status=~"{status}"', "route, status") + " or on () vector(0)"
+    """Responses of these statuses per second, without those that do not occur; 0 if none occurs."""
+    return rate("http_responses_total", f'status=~"{status}"', "route, status") + " > 0 or on () vector(0)"
 
 
 ERRORS = [
@@ -248,66 +172,18 @@ ERRORS = [
 ROWS = {"Overview": OVERVIEW, "Requests": REQUESTS, "Latency": LATENCY, "Queue and cache": QUEUE, "Ranks": RANKS,
         "Experts": EXPERTS, "Speculative decoding": DRAFTS, "Errors": ERRORS}
 
-
-def arrange():
-    """All panels with ids and places, row by row."""
-    made, y = [], 0
-    for title, panels in ROWS.items():
-        made.append({"type": "row", "title": title, "collapsed": False, "panels": [],
-                     "gridPos": {"x": 0, "y": y, "w": GRID, "h": 1}})
-        x, y, high = 0, y + 1, 0
-        for p in panels:
-            place = p["gridPos"]
-            if x + place["w"] > GRID:
-                x, y, high = 0, y + high, 0
-            place.update(x=x, y=y)
-            x, high = x + place["w"], max(high, place["h"])
-            made.append(p)
-        y += high
-    return [{"id": i, **p} for i, p in enumerate(made, 1)]
-
-
-def variable(name, label, query):
-    return {"name": name, "label": label, "type": "query", "datasource": SOURCE, "definition": query,
-            "query": {"query": query, "refId": f"variable-{name}"}, "refresh": 2, "sort": 1, "includeAll": True, "multi": True,
-            "current": {"selected": True, "text": ["All"], "value": ["$__all"]}, "hide": 0, "options": [], "regex": ""}
-
-
-def annotation(name, color, expr, title):
-    return {"name": name, "datasource": SOURCE, "enable": True, "hide": False, "iconColor": color, "expr": expr,
-            "titleFormat": title, "textFormat": "{{instance}}", "useValueForTime": False}
-
-
-# A server serves one model. Only the names of SGLang and vLLM have its name, so it limits the list of instances.
+# A server serves one model, so the model limits the list of instances.
 VARIABLES = [
-    {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1, "hide": 0,
-     "includeAll": False, "multi": False, "options": [], "regex": ""},
-    variable("job", "Job", "label_values(switchyard_epoch, job)"),
-    variable("model", "Model", 'label_values(vllm:num_requests_running{job=~"$job"}, model_name)'),
-    variable("instance", "Instance", 'label_values(vllm:num_requests_running{job=~"$job", model_name=~"$model"}, instance)'),
+    variable("job", "Job", "label_values(switchyard_info, job)"),
+    variable("model", "Model", 'label_values(switchyard_info{job=~"$job"}, model_name)'),
+    variable("instance", "Instance", 'label_values(switchyard_info{job=~"$job", model_name=~"$model"}, instance)'),
 ]
 ANNOTATIONS = [
-    annotation("Alerts", "red", 'ALERTS{alertname=~"Switchyard.+", alertstate="firing"}', "{{alertname}}"),
+    annotation("Alerts", "red", 'ALERTS{alertname=~"Switchyard.+", alertname!~"SwitchyardRoute.+", alertstate="firing"}',
+               "{{alertname}}"),
     annotation("Ends of ranks", "orange", f"increase({of('rank_deaths_total')}{RATE}) > 0", "Rank ended"),
 ]
-BOARD = {
-    "uid": "switchyard", "title": "Switchyard", "tags": ["switchyard", "llm"], "schemaVersion": 38, "version": 1,
-    "description": "Servers of Switchyard. Made by deploy/grafana/board.py; docs/monitoring.md describes it.",
-    "editable": True, "graphTooltip": 1, "refresh": "10s", "time": {"from": "now-1h", "to": "now"}, "timezone": "browser",
-    "templating": {"list": VARIABLES}, "annotations": {"list": ANNOTATIONS}, "links": [], "panels": arrange(),
-}
-
-
-def main():
-    text = json.dumps(BOARD, indent=1) + "\n"
-    if sys.argv[1:] == ["--check"]:
-        if not FILE.is_file() or FILE.read_text() != text:
-            sys.exit(f"{FILE} is not current: run {pathlib.Path(__file__).name}")
-    elif sys.argv[1:]:
-        sys.exit(__doc__)
-    else:
-        FILE.write_text(text)
-
 
 if __name__ == "__main__":
-    main()
+    write(__file__, board("switchyard", "Switchyard", "Servers of Switchyard. Made by deploy/grafana/board.py; "
+                          "docs/monitoring.md describes it.", ROWS, VARIABLES, ANNOTATIONS))

@@ -161,12 +161,12 @@ TEST(WorkerSetTest, OnlyHealthyWorkersGetRequests) {
   const auto policy = MakePolicy("round_robin", {}, 0);
   const int64_t a = workers.Add(ParseWorkerUrl("a:1")), b = workers.Add(ParseWorkerUrl("b:1"));
   EXPECT_THROW(workers.Add(ParseWorkerUrl("http://a:1/")), Error);
-  EXPECT_FALSE(workers.Acquire(*policy, "", {}));  // no health check yet
+  EXPECT_FALSE(workers.Acquire(*policy, "", {}, WorkerRole::kPlain));  // no health check yet
   EXPECT_TRUE(workers.CheckSucceeded(a));
   EXPECT_FALSE(workers.CheckSucceeded(a));
   EXPECT_TRUE(workers.CheckSucceeded(b));
-  EXPECT_EQ(workers.Acquire(*policy, "", {}).id, a);
-  EXPECT_EQ(workers.Acquire(*policy, "", std::array{b}).id, a);
+  EXPECT_EQ(workers.Acquire(*policy, "", {}, WorkerRole::kPlain).id, a);
+  EXPECT_EQ(workers.Acquire(*policy, "", std::array{b}, WorkerRole::kPlain).id, a);
   EXPECT_EQ(workers.All()[0].open, 2);
   workers.Release(a);
   EXPECT_EQ(workers.All()[0].open, 1);
@@ -176,12 +176,32 @@ TEST(WorkerSetTest, OnlyHealthyWorkersGetRequests) {
   EXPECT_FALSE(workers.Failed(a, "one"));
   EXPECT_TRUE(workers.Failed(a, "two"));
   EXPECT_EQ(workers.All()[0].last_failure, "two");
-  EXPECT_FALSE(workers.HasOther(std::array{b}));
+  EXPECT_FALSE(workers.HasOther(std::array{b}, WorkerRole::kPlain));
   EXPECT_TRUE(workers.Refused(b, "refused"));
-  EXPECT_FALSE(workers.Acquire(*policy, "", {}));
+  EXPECT_FALSE(workers.Acquire(*policy, "", {}, WorkerRole::kPlain));
   EXPECT_EQ(workers.Remove("a:1"), a);
   EXPECT_THROW(workers.Remove("a:1"), Error);
   EXPECT_FALSE(workers.Contains(a));
+}
+
+TEST(WorkerSetTest, WorkersOfOtherRolesDoNotCount) {
+  WorkerSet workers(2);
+  const auto policy = MakePolicy("round_robin", {}, 0);
+  const int64_t prefill = workers.Add(ParseWorkerUrl("p:1"), WorkerRole::kPrefill, 7000);
+  const int64_t decode = workers.Add(ParseWorkerUrl("d:1"), WorkerRole::kDecode);
+  workers.CheckSucceeded(prefill);
+  workers.CheckSucceeded(decode);
+  for (const auto& [id, role] :
+       {std::pair(prefill, WorkerRole::kPrefill), std::pair(decode, WorkerRole::kDecode)}) {
+    EXPECT_TRUE(workers.HasOther({}, role));
+    const WorkerSet::Lease lease = workers.Acquire(*policy, "", {}, role);
+    EXPECT_EQ(lease.id, id);
+    EXPECT_EQ(lease.role, role);
+    EXPECT_FALSE(workers.HasOther({&id, 1}, role));
+    EXPECT_FALSE(workers.Acquire(*policy, "", {&id, 1}, role));
+  }
+  EXPECT_FALSE(workers.HasOther({}, WorkerRole::kPlain));
+  EXPECT_FALSE(workers.Acquire(*policy, "", {}, WorkerRole::kPlain));
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "route/proxy.h"
 
 #include <algorithm>
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
@@ -97,7 +96,9 @@ asio::awaitable<void> Proxy::Serve(std::shared_ptr<const http::Request> request,
     const OpenAt open(*this, lease.id, exchange);
     if (attempt > 0) ++counts_.retries;
     exchange.tried.push_back(lease.id);
-    exchange.may_try_more = attempt < options_.max_retries && workers_.HasOther(exchange.tried);
+    exchange.worker_unhealthy = false;
+    exchange.may_try_more =
+        attempt < options_.max_retries && workers_.HasOther(exchange.tried, role);
     const Outcome outcome = co_await Attempt(exchange, lease);
     if (outcome == Outcome::kAnswered) break;
     if (attempt >= options_.max_retries) {
@@ -144,13 +145,19 @@ asio::awaitable<Proxy::Outcome> Proxy::Attempt(Exchange& exchange, const WorkerS
       co_await Relay(exchange, *upstream);
     }
     workers_.RequestSucceeded(lease.id);
+  } catch (const ResponseTooLarge& error) {
+    exchange.Fail(502, fmt::format("{}: {}", lease.url.text, error.what()));
   } catch (const UpstreamError& error) {
     *exchange.upstream = nullptr;  // SendTo may have destroyed it
     if (!exchange.responder || exchange.responder->Closed()) {
       outcome = Outcome::kAnswered;  // the client has gone, so the exchange was cancelled
     } else {
-      exchange.failure = fmt::format("{}: {}", lease.url.text, error.what());
-      NoteFailure(lease, error);
+      if (exchange.worker_unhealthy) {
+        exchange.failure = fmt::format("{} became unhealthy", lease.url.text);
+      } else {
+        exchange.failure = fmt::format("{}: {}", lease.url.text, error.what());
+        NoteFailure(lease, error);
+      }
       outcome = Outcome::kRetry;
       if (exchange.events_sent) {
         ++counts_.cut_streams;
@@ -172,20 +179,11 @@ asio::awaitable<void> Proxy::Relay(Exchange& exchange, Upstream& upstream) {
   if (exchange.begun && !(events && status == 200)) {
     // An earlier attempt has begun an event stream, so this response is sent as an event of that
     // stream.
-    std::string body;
-    for (std::string part; !(part = co_await upstream.Read()).empty();)
-      if (body.size() < options_.max_response_bytes) body += part;
-    exchange.Fail(status, body);
+    exchange.Fail(status, co_await upstream.ReadAll(options_.max_response_bytes));
     co_return;
   }
   if (!events && upstream.has_length()) {
-    std::string body;
-    for (std::string part; !(part = co_await upstream.Read()).empty();) {
-      body += part;
-      if (body.size() > options_.max_response_bytes)
-        throw UpstreamError(
-            false, fmt::format("the response exceeds {} MiB", options_.max_response_bytes >> 20));
-    }
+    const std::string body = co_await upstream.ReadAll(options_.max_response_bytes);
     responder.Send(status, content_type, body, upstream.ForwardedHeaders());
     co_return;
   }
@@ -206,16 +204,16 @@ void Proxy::NoteFailure(const WorkerSet::Lease& lease, const UpstreamError& erro
                                      : workers_.Failed(lease.id, error.what());
   if (!changed) return;
   LOG_WARNING("worker {}: unhealthy: {}", lease.url.text, error.what());
-  Leave(lease.id);
+  BecameUnhealthy(lease.id, lease.role);
 }
 
-void Proxy::Leave(int64_t worker) {
+void Proxy::BecameUnhealthy(int64_t worker, WorkerRole role) {
   idle_.Drop(worker);
   Forget(worker);  // a new process has an empty cache
-  if (!workers_.HasOther({&worker, 1})) return;
+  if (!workers_.HasOther({&worker, 1}, role)) return;
   for (Exchange* const exchange : exchanges_[worker]) {
     if (exchange->events_sent || !*exchange->upstream) continue;
-    exchange->left = true;
+    exchange->worker_unhealthy = true;
     (*exchange->upstream)->Cancel();
   }
 }
@@ -249,7 +247,7 @@ asio::awaitable<void> Proxy::CheckHealth(int64_t worker) {
       if (workers_.CheckSucceeded(worker)) LOG_INFO("worker {}: healthy", state->url.text);
     } else if (workers_.Failed(worker, failure)) {
       LOG_WARNING("worker {}: unhealthy: {}", state->url.text, failure);
-      Leave(worker);
+      BecameUnhealthy(worker, state->role);
     }
     // A worker that is not healthy may be loading, so it is checked more often.
     const bool waiting = !state->healthy && !failure.empty();

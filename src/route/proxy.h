@@ -13,11 +13,9 @@
 #include <set>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "route/pair_request.h"
 #include "route/policy.h"
-#include "route/prompt_key.h"
 #include "route/upstream.h"
 #include "route/worker_set.h"
 #include "server/http/http_server.h"
@@ -89,14 +87,17 @@ class Proxy {
                                               const PairLeases& leases);
   boost::asio::awaitable<void> RunPrefill(std::shared_ptr<PairState> state, WorkerSet::Lease lease,
                                           std::shared_ptr<const http::Request> request);
-  boost::asio::awaitable<void> RelayPair(Exchange& exchange, PairState& state, Upstream& upstream);
+  // Sends the response to the client. Returns "", or the failure that the response reports and that
+  // another pair may not have.
+  boost::asio::awaitable<std::string> RelayPair(Exchange& exchange, PairState& state,
+                                                Upstream& upstream);
   // A connection to the worker failed.
   void NoteFailure(const WorkerSet::Lease& lease, const UpstreamError& error);
   void Forget(int64_t worker);
   boost::asio::awaitable<void> CheckHealth(int64_t worker);
-  // Call after a worker became unhealthy. Its requests that have no event yet are sent to other
-  // workers, if there are any.
-  void Leave(int64_t worker);
+  // Call after a worker became unhealthy. Its requests that have no event yet are cancelled, and so
+  // sent to other workers of its role, if there are any.
+  void BecameUnhealthy(int64_t worker, WorkerRole role);
   boost::asio::awaitable<std::string> CheckOnce(const WorkerUrl& worker);
   boost::asio::awaitable<void> SendToAll(std::shared_ptr<const http::Request> request,
                                          http::Responder responder);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "route/prompt_key.h"
 #include "route/proxy.h"
 #include "server/http/error_body.h"
 #include "server/http/sse.h"
@@ -32,11 +33,11 @@ class Proxy::Exchange {
   std::optional<http::Responder> responder;      // empty after a stream was cut off
   PromptInfo prompt;
   std::vector<int64_t> tried;
-  std::string failure;       // of the last attempt
-  bool begun = false;        // the head of a stream was sent
-  bool events_sent = false;  // the client has received a part of the response
-  bool may_try_more = true;  // another worker exists, and retries are left
-  bool left = false;         // cancelled because its worker became unhealthy
+  std::string failure;            // of the last attempt
+  bool begun = false;             // the head of a stream was sent
+  bool events_sent = false;       // the client has received a part of the response
+  bool may_try_more = true;       // another worker exists, and retries are left
+  bool worker_unhealthy = false;  // the present attempt was cancelled: its worker became unhealthy
   std::shared_ptr<Upstream*> upstream = std::make_shared<Upstream*>(nullptr);  // to cancel
 
   // Ends the exchange with an error, in the way that its state permits.

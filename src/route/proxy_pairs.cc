@@ -1,6 +1,4 @@
 // Requests that a prefill and a decode worker compute together.
-#include <algorithm>
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -41,8 +39,7 @@ struct Proxy::PairState {
   std::vector<int64_t> tried;                          // workers that have failed, of both roles
   std::shared_ptr<Upstream*> decode, prefill;          // of the present attempt, to cancel
   bool ended = false;                                  // the present attempt has ended
-  bool prefill_failed = false;                         // so the attempt was cancelled
-  std::string failure;                                 // of the present attempt
+  std::string prefill_failure;                         // not empty: the attempt was cancelled
   std::optional<std::pair<int, std::string>> refusal;  // of the prefill worker, for the client
 };
 
@@ -52,11 +49,15 @@ asio::awaitable<std::optional<Proxy::PairLeases>> Proxy::AcquirePair(const Excha
   const auto until = std::chrono::steady_clock::now() + options_.pair_wait;
   const std::string& key = exchange.prompt.key;
   for (;;) {
-    PairLeases leases{.decode = workers_.Acquire(policy_, key, state.tried, WorkerRole::kDecode)};
-    if (leases.decode) {
-      leases.prefill = workers_.Acquire(*prefill_policy_, key, state.tried, WorkerRole::kPrefill);
+    // A lease counts as a request, and changes the state of its policy. So none is acquired without
+    // the other.
+    if (workers_.HasOther(state.tried, WorkerRole::kDecode) &&
+        workers_.HasOther(state.tried, WorkerRole::kPrefill)) {
+      PairLeases leases{.decode = workers_.Acquire(policy_, key, state.tried, WorkerRole::kDecode)};
+      if (leases.decode)
+        leases.prefill = workers_.Acquire(*prefill_policy_, key, state.tried, WorkerRole::kPrefill);
       if (leases.prefill) co_return leases;
-      workers_.Release(leases.decode.id);
+      if (leases.decode) workers_.Release(leases.decode.id);  // the other was removed meanwhile
     }
     if (!std::exchange(state.tried, {}).empty()) continue;  // they may work again
     if (!wait || exchange.responder->Closed() || std::chrono::steady_clock::now() >= until)
@@ -90,8 +91,9 @@ asio::awaitable<void> Proxy::ServePair(Exchange& exchange, const PairRequest& re
     auto to_decode = std::make_shared<http::Request>(*original);
     to_decode->body = bodies.decode;
     exchange.request = to_decode;
-    sent->ended = sent->prefill_failed = false;
-    sent->failure.clear();
+    exchange.worker_unhealthy = false;
+    sent->ended = false;
+    sent->prefill_failure.clear();
     sent->refusal.reset();
     sent->decode = exchange.upstream;
     sent->prefill = std::make_shared<Upstream*>(nullptr);
@@ -123,10 +125,16 @@ asio::awaitable<void> Proxy::RunPrefill(std::shared_ptr<PairState> state, Worker
     co_await upstream.Connect(lease.url);
     co_await upstream.Send(RequestHead(*request, lease.url, options_.worker_key), request->body);
     status = upstream.status();
-    for (std::string part; !(part = co_await upstream.Read()).empty();)
-      if (body.size() < (size_t{1} << 20)) body += part;
+    if (status == 200) {
+      while (!(co_await upstream.Read()).empty()) continue;  // the decode worker's is sent
+    } else {
+      body = co_await upstream.ReadAll(options_.max_response_bytes);
+    }
     workers_.RequestSucceeded(lease.id);
     if (status != 200) failure = fmt::format("{} returned {}", lease.url.text, status);
+  } catch (const ResponseTooLarge& error) {
+    failure = fmt::format("{} returned {}: {}", lease.url.text, status, error.what());
+    body = http::ErrorBody(status, failure);
   } catch (const UpstreamError& error) {
     failure = fmt::format("{}: {}", lease.url.text, error.what());
     *self = nullptr;
@@ -140,8 +148,7 @@ asio::awaitable<void> Proxy::RunPrefill(std::shared_ptr<PairState> state, Worker
     if (!current()) co_return;
     state->refusal.emplace(status, body);
   }
-  state->prefill_failed = true;
-  state->failure = failure;
+  state->prefill_failure = failure;
   state->tried.push_back(lease.id);
   if (*decode) (*decode)->Cancel();
 }
@@ -153,25 +160,27 @@ asio::awaitable<Proxy::Outcome> Proxy::AttemptPair(Exchange& exchange, PairState
   const WorkerSet::Lease& decode = leases.decode;
   try {
     upstream = co_await SendTo(exchange, decode);
-    co_await RelayPair(exchange, state, *upstream);
+    const std::string failure = co_await RelayPair(exchange, state, *upstream);
     workers_.RequestSucceeded(decode.id);
-    if (!state.failure.empty()) {  // the worker has reported a failure
-      exchange.failure = state.failure;
+    if (!failure.empty()) {
+      exchange.failure = failure;
       state.tried.push_back(leases.prefill.id);  // probably the failed one
       outcome = Outcome::kRetry;
     }
+  } catch (const ResponseTooLarge& error) {
+    exchange.Fail(502, fmt::format("{}: {}", decode.url.text, error.what()));
   } catch (const UpstreamError& error) {
     *exchange.upstream = nullptr;  // SendTo may have destroyed it
     if (!exchange.responder || exchange.responder->Closed()) {
       outcome = Outcome::kAnswered;  // the client has gone
-    } else if (state.prefill_failed) {
-      exchange.failure = state.failure;
+    } else if (!state.prefill_failure.empty()) {
+      exchange.failure = state.prefill_failure;
       outcome = Outcome::kRetry;
       if (state.refusal && !exchange.begun) {
         exchange.responder->Send(state.refusal->first, http::kJson, state.refusal->second);
         outcome = Outcome::kAnswered;
       }
-    } else if (std::exchange(exchange.left, false)) {
+    } else if (exchange.worker_unhealthy) {
       exchange.failure = "a worker of the request became unhealthy";
       outcome = Outcome::kRetry;
     } else {
@@ -186,30 +195,23 @@ asio::awaitable<Proxy::Outcome> Proxy::AttemptPair(Exchange& exchange, PairState
   co_return outcome;
 }
 
-// Sends the response to the client. If the response is a failure that another pair may not have,
-// sets state.failure instead.
-asio::awaitable<void> Proxy::RelayPair(Exchange& exchange, PairState& state, Upstream& upstream) {
+asio::awaitable<std::string> Proxy::RelayPair(Exchange& exchange, PairState& state,
+                                              Upstream& upstream) {
   const http::Responder& responder = *exchange.responder;
   const int status = upstream.status();
   const std::string content_type = upstream.Header("content-type");
   if (!IsEventStream(content_type) || status != 200) {
-    std::string body;
-    for (std::string part; !(part = co_await upstream.Read()).empty();)
-      if (body.size() < options_.max_response_bytes) body += part;
-    if (MayRetry(status) || exchange.begun) {
-      state.failure = fmt::format("the decode worker returned {}: {}", status, body.substr(0, 512));
-    } else {
-      responder.Send(status, content_type, body, upstream.ForwardedHeaders());
-    }
-    co_return;
+    const std::string body = co_await upstream.ReadAll(options_.max_response_bytes);
+    if (MayRetry(status) || exchange.begun)
+      co_return fmt::format("the decode worker returned {}: {}", status, body.substr(0, 512));
+    responder.Send(status, content_type, body, upstream.ForwardedHeaders());
+    co_return std::string();
   }
   EventReader reader;
   for (std::string part; !(part = co_await upstream.Read()).empty();) {
     for (const EventReader::Event& event : reader.Add(part)) {
-      if (const int error = ErrorStatus(event.data); error >= 500) {
-        state.failure = "the decode worker reports: " + event.data.substr(0, 512);
-        co_return;
-      }
+      if (ErrorStatus(event.data) >= 500)
+        co_return "the decode worker reports: " + event.data.substr(0, 512);
       if (!exchange.begun) responder.BeginStream(status, content_type, upstream.ForwardedHeaders());
       exchange.begun = true;
       if (event.data.empty()) {
@@ -219,10 +221,11 @@ asio::awaitable<void> Proxy::RelayPair(Exchange& exchange, PairState& state, Ups
         exchange.events_sent = true;
       }
     }
-    if (responder.Closed()) co_return;
+    if (responder.Closed()) co_return std::string();
   }
   if (!state.sent.done()) throw UpstreamError(false, "the stream ended without [DONE]");
   responder.EndStream();
+  co_return std::string();
 }
 
 }  // namespace switchyard::route

@@ -56,19 +56,19 @@ Answer Events(std::vector<std::string> texts, bool ends) {
 
 class PairsTest : public ::testing::Test {
  protected:
-  void Start(int max_retries = 3) {
-    RouteOptions options;
+  void Start(int max_retries = 3, RouteOptions options = {}) {
     options.prefill = {p1_.url(), "7001", p2_.url()};
     options.decode = {d1_.url(), d2_.url()};
     options.policy = "round_robin";
-    options.proxy.health_interval = 50ms;
+    if (options.proxy.health_interval == ProxyOptions().health_interval)
+      options.proxy.health_interval = 50ms;
     options.proxy.max_retries = max_retries;
     options.proxy.pair_wait = 500ms;
     http::ServerOptions http;
     http.drain_timeout = 0ms;
     router_ = std::make_unique<RouteServer>(options, http);
     router_->Start();
-    Eventually([&] { return Healthy() == 4; });
+    Eventually([&] { return Healthy() == p1_.healthy + p2_.healthy + d1_.healthy + d2_.healthy; });
   }
   int Healthy() const {
     int count = 0;
@@ -188,6 +188,33 @@ TEST_F(PairsTest, AFailedPrefillWorkerEndsTheAttempt) {
   EXPECT_EQ(Post("/generate", "{}").status, 413);
 }
 
+TEST_F(PairsTest, AttemptsAfterAnUnhealthyWorkerCountTheirOwnFailures) {
+  RouteOptions options;
+  options.proxy.health_interval = 60s;  // requests alone find the failures
+  Start(3, options);
+  // Prefill worker p1 is gone. Decode workers wait for it; they cut off the next attempt.
+  p1_.Stop();
+  std::mutex mutex;
+  std::vector<http::Responder> waiting;
+  std::atomic<int> cut{0};
+  AllDecode([&](const http::Request& request, const http::Responder& to) {
+    if (json::parse(request.body).contains("bootstrap_port")) {  // of p1
+      const std::lock_guard lock(mutex);
+      waiting.push_back(to);
+    } else if (++cut == 1) {
+      to.BeginStream(200, http::kEventStream);  // and closes the connection
+    } else {
+      Events({"x"}, true)(request, to);
+    }
+  });
+  EXPECT_EQ(TextOf(Post("/v1/completions", R"({"stream":true})").body), "x[DONE]");
+  EXPECT_EQ(cut, 2);
+  std::map<WorkerRole, uint64_t> failures;
+  for (const WorkerState& worker : router_->Workers()) failures[worker.role] += worker.failures;
+  EXPECT_EQ(failures[WorkerRole::kPrefill], 1u);
+  EXPECT_EQ(failures[WorkerRole::kDecode], 1u);
+}
+
 TEST_F(PairsTest, WithoutAPairTheRequestFails) {
   AllDecode(Events({"x"}, false));
   Start(2);
@@ -202,10 +229,79 @@ TEST_F(PairsTest, WithoutAPairTheRequestFails) {
   EXPECT_EQ(client.Read(false)->status, 503);
 }
 
+TEST_F(PairsTest, ARequestThatWaitsForAPairCountsAtNoWorker) {
+  // The first attempt fails, and leaves no healthy prefill worker.
+  p1_.healthy = false;
+  AllDecode([&](const http::Request&, const http::Responder& to) {
+    p2_.healthy = false;
+    Eventually([&] { return Healthy() == 2; });
+    to.SendError(503, "lost");
+  });
+  Start();
+  EXPECT_EQ(Post("/generate", "{}").status, 503);
+  uint64_t requests = 0;
+  for (const WorkerState& worker : router_->Workers()) {
+    requests += worker.role == WorkerRole::kDecode ? worker.requests : 0;
+    EXPECT_EQ(worker.open, 0) << worker.url.text;
+  }
+  EXPECT_EQ(requests, 1u);
+}
+
 TEST_F(PairsTest, OtherRequestsGoToADecodeWorker) {
   Start();
   EXPECT_THAT(Post("/v1/embeddings", "{}").body, HasSubstr("\"d"));
   EXPECT_THAT(Post("/generate", "not JSON").body, HasSubstr("\"d"));
+}
+
+TEST_F(PairsTest, APrefillWorkerDoesNotReplaceADecodeWorker) {
+  d2_.healthy = false;
+  Start();
+  for (const int status : {429, 503}) {
+    d1_.Answers(
+        [=](const http::Request&, const http::Responder& to) { to.SendError(status, "full"); });
+    const http::TestResponse answer = Post("/v1/embeddings", "{}");
+    EXPECT_EQ(answer.status, status);
+    EXPECT_THAT(answer.body, HasSubstr("\"message\":\"full\""));
+  }
+  // The only decode worker becomes unhealthy, but still answers.
+  std::mutex mutex;
+  std::vector<http::Responder> held;
+  d1_.Answers([&](const http::Request&, const http::Responder& to) {
+    const std::lock_guard lock(mutex);
+    held.push_back(to);
+    d1_.healthy = false;
+  });
+  std::thread later([&] {
+    Eventually([&] { return Healthy() == 2; });
+    const std::lock_guard lock(mutex);
+    if (!held.empty()) held.back().Send(200, "text/plain", "late");
+  });
+  EXPECT_EQ(Post("/v1/embeddings", "{}").body, "late");
+  later.join();
+}
+
+TEST_F(PairsTest, AResponseOverTheLimitIsRefused) {
+  RouteOptions options;
+  options.proxy.max_response_bytes = 1000;
+  options.failure_threshold = 1;
+  Start(3, options);
+  for (const size_t size : {1000, 1001}) {
+    AllDecode([=](const http::Request&, const http::Responder& to) {
+      to.Send(200, "application/json", std::string(size, 'x'));
+    });
+    const int before = d1_.requests + d2_.requests;
+    for (const char* path : {"/generate", "/v1/embeddings"}) {
+      const http::TestResponse answer = Post(path, "{}");
+      EXPECT_EQ(answer.status, size <= 1000 ? 200 : 502) << path;
+      if (size <= 1000)
+        EXPECT_EQ(answer.body.size(), size);
+      else
+        EXPECT_THAT(answer.body, HasSubstr("the response exceeds 1000 bytes"));
+    }
+    // Another worker would send the same, and the worker has not failed.
+    EXPECT_EQ(d1_.requests + d2_.requests, before + 2);
+    for (const WorkerState& worker : router_->Workers()) EXPECT_EQ(worker.failures, 0u);
+  }
 }
 
 TEST_F(PairsTest, WorkersOfEitherKindCanBeAdded) {

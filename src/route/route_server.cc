@@ -7,6 +7,7 @@
 #include "core/bounded_json.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "route/route_metrics.h"
 #include "server/http/error_body.h"
 
 namespace switchyard::route {
@@ -19,13 +20,9 @@ using nlohmann::ordered_json;
 using RequestPtr = std::shared_ptr<const Request>;
 
 ordered_json Describe(const WorkerState& worker) {
-  ordered_json out = {
-      {"url", worker.url.text},
-      {"worker_type", worker.role == WorkerRole::kPlain ? "regular" : Name(worker.role)},
-      {"is_healthy", worker.healthy},
-      {"load", worker.open},
-      {"requests", worker.requests},
-      {"failures", worker.failures}};
+  ordered_json out = {{"url", worker.url.text},       {"worker_type", Name(worker.role)},
+                      {"is_healthy", worker.healthy}, {"load", worker.open},
+                      {"requests", worker.requests},  {"failures", worker.failures}};
   if (!worker.last_failure.empty()) out["last_failure"] = worker.last_failure;
   return out;
 }
@@ -123,8 +120,7 @@ void RouteServer::Stop() { server_.Stop(); }
 void RouteServer::AddWorker(const NewWorker& worker, const Responder& responder) {
   if ((worker.role == WorkerRole::kPlain) != (prefill_policy_ == nullptr))
     throw Invalid("worker_type is {}: this router was started {} --prefill and --decode",
-                  worker.role == WorkerRole::kPlain ? "regular" : Name(worker.role),
-                  prefill_policy_ ? "with" : "without");
+                  Name(worker.role), prefill_policy_ ? "with" : "without");
   const WorkerUrl url = ParseWorkerUrl(worker.url);
   const int64_t id = workers_.Add(url, worker.role, worker.bootstrap_port);
   proxy_.Watch(id);
@@ -164,7 +160,8 @@ void RouteServer::AddRoutes() {
     responder.Send(200, http::kJson, R"({"status":"ok"})");
   });
   server_.Route("GET", "/metrics", [this](const RequestPtr&, const Responder& responder) {
-    responder.Send(200, "text/plain; version=0.0.4; charset=utf-8", MetricsText());
+    responder.Send(200, "text/plain; version=0.0.4; charset=utf-8",
+                   MetricsText(proxy_.counts(), workers_.All(), server_));
   });
 
   const auto list = [this](const RequestPtr&, const Responder& responder) {
@@ -199,42 +196,6 @@ void RouteServer::AddRoutes() {
   for (const char* method : {"GET", "POST", "PUT", "PATCH", "DELETE"})
     server_.Route(method, "/{path}", forward);
   server_.Route("GET", "/", forward);
-}
-
-std::string RouteServer::MetricsText() const {
-  std::string text;
-  const auto family = [&](const char* name, const char* type, const char* help) {
-    text += fmt::format("# HELP switchyard_route_{0} {1}\n# TYPE switchyard_route_{0} {2}\n", name,
-                        help, type);
-  };
-  const auto single = [&](const char* name, const char* help, uint64_t value) {
-    family(name, "counter", help);
-    text += fmt::format("switchyard_route_{} {}\n", name, value);
-  };
-  const ProxyCounts& counts = proxy_.counts();
-  single("requests_total", "Requests that were forwarded or refused.", counts.requests);
-  single("retries_total", "Attempts after the first one of a request.", counts.retries);
-  single("no_worker_total", "Attempts that found no healthy worker.", counts.without_worker);
-  single("cut_streams_total", "Event streams that ended because their worker failed.",
-         counts.cut_streams);
-  single("replayed_streams_total", "Event streams that another pair of workers continued.",
-         counts.replays);
-  const auto all = workers_.All();
-  const auto each = [&](const char* name, const char* type, const char* help, auto value) {
-    family(name, type, help);
-    for (const WorkerState& worker : all)
-      text += fmt::format("switchyard_route_{}{{worker=\"{}\"}} {}\n", name, worker.url.text,
-                          value(worker));
-  };
-  each("worker_healthy", "gauge", "1 if the worker gets requests.",
-       [](const WorkerState& w) { return w.healthy ? 1 : 0; });
-  each("worker_open_requests", "gauge", "Requests in flight at the worker.",
-       [](const WorkerState& w) { return w.open; });
-  each("worker_requests_total", "counter", "Requests sent to the worker.",
-       [](const WorkerState& w) { return w.requests; });
-  each("worker_failures_total", "counter", "Failed requests and health checks of the worker.",
-       [](const WorkerState& w) { return w.failures; });
-  return text;
 }
 
 }  // namespace switchyard::route

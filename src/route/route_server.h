@@ -39,7 +39,7 @@ std::vector<NewWorker> ParsePrefillWorkers(const std::vector<std::string>& words
 // Forwards every request to a worker, except those about the router itself:
 //   GET    /health, /readiness        200 if a worker is healthy, else 503
 //   GET    /liveness                  200
-//   GET    /metrics                   metrics of the router, in Prometheus' text format
+//   GET    /metrics                   metrics of the router (route_metrics.h)
 //   GET    /workers, /list_workers    the workers
 //   POST   /workers {"url": …, "worker_type": …, "bootstrap_port": …}, /add_worker?url=…
 //   DELETE /workers/{url}, POST /remove_worker?url=…
@@ -62,7 +62,6 @@ class RouteServer {
   void AddRoutes();
   void AddWorker(const NewWorker& worker, const http::Responder& responder);
   void RemoveWorker(const std::string& url, const http::Responder& responder);
-  std::string MetricsText() const;
 
   WorkerSet workers_;
   std::unique_ptr<Policy> policy_, prefill_policy_;  // the second is null without pairs

@@ -302,6 +302,27 @@ TEST_F(RouteServerTest, ControlRequestsGoToAllWorkers) {
   EXPECT_EQ(Ask("POST /flush_cache").status, 502);
 }
 
+TEST_F(RouteServerTest, MetricsHaveTheWorkersAndTheResponses) {
+  Start();
+  const std::string before = Ask("GET /metrics").body;
+  for (const Worker* worker : {&a_, &b_}) {
+    const std::string labels = "{worker=\"" + worker->url() + "\",worker_type=\"regular\"}";
+    EXPECT_THAT(before, HasSubstr("switchyard_route_worker_healthy" + labels + " 1\n"));
+    EXPECT_THAT(before, HasSubstr("switchyard_route_worker_requests_total" + labels + " 0\n"));
+  }
+  const auto responses = [](int status, int count) {
+    return fmt::format(
+        "switchyard_route_http_responses_total{{method=\"POST\",route=\"/"
+        "{{path}}\",status=\"{}\"}} {}\n",
+        status, count);
+  };
+  EXPECT_THAT(before, AllOf(HasSubstr(responses(200, 0)), HasSubstr(responses(503, 0))));
+  EXPECT_THAT(before, HasSubstr("switchyard_route_info{version="));
+  EXPECT_EQ(Ask("POST /x", "{}").status, 200);
+  // A response counts only after it has been sent.
+  Eventually([&] { return Ask("GET /metrics").body.find(responses(200, 1)) != std::string::npos; });
+}
+
 TEST_F(RouteServerTest, KeysOfTheRouterAndOfItsWorkersDiffer) {
   RouteOptions options;
   options.proxy.worker_key = "inner";

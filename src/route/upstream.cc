@@ -89,6 +89,9 @@ std::string RequestHead(const http::Request& request, const WorkerUrl& worker,
   return head + "\r\n";
 }
 
+ResponseTooLarge::ResponseTooLarge(size_t limit)
+    : std::runtime_error(fmt::format("the response exceeds {} bytes", limit)) {}
+
 void Upstream::CheckCancelled() const {
   if (cancelled_) throw UpstreamError(false, "cancelled");
 }
@@ -161,6 +164,15 @@ asio::awaitable<std::string> Upstream::Read() {
     if (error) throw UpstreamError(false, "response: " + ErrorText(error, timeouts_.silence));
   }
   co_return std::exchange(body, {});
+}
+
+asio::awaitable<std::string> Upstream::ReadAll(size_t limit) {
+  std::string all;
+  for (std::string part; !(part = co_await Read()).empty();) {
+    if (part.size() > limit - all.size()) throw ResponseTooLarge(limit);
+    all += part;
+  }
+  co_return all;
 }
 
 void IdleConnections::Put(int64_t worker, beast::tcp_stream stream) {

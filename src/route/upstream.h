@@ -7,6 +7,7 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <chrono>
+#include <cstddef>
 #include <deque>
 #include <map>
 #include <memory>
@@ -25,6 +26,12 @@ struct UpstreamError : std::runtime_error {
   UpstreamError(bool refused, const std::string& what)
       : std::runtime_error(what), refused(refused) {}
   bool refused;  // no connection was established, so the worker has not received the request
+};
+
+// A response exceeds the router's limit. The worker has not failed, and another worker would send
+// the same response. So this is no UpstreamError.
+struct ResponseTooLarge : std::runtime_error {
+  explicit ResponseTooLarge(size_t limit);
 };
 
 struct UpstreamTimeouts {
@@ -53,6 +60,8 @@ class Upstream {
 
   // Reads the next part of the body, with the transfer coding removed. Returns "" at the end.
   boost::asio::awaitable<std::string> Read();
+  // Reads the rest of the body. Throws ResponseTooLarge if it exceeds `limit` bytes.
+  boost::asio::awaitable<std::string> ReadAll(size_t limit);
   bool reusable() const { return parser_ && parser_->is_done() && parser_->keep_alive(); }
 
   // Makes the exchange end with an UpstreamError: immediately if it waits for the socket, else at

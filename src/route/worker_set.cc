@@ -67,7 +67,7 @@ bool WorkerSet::SetHealth(Entry& entry, bool healthy) {
 const char* Name(WorkerRole role) {
   return role == WorkerRole::kPrefill  ? "prefill"
          : role == WorkerRole::kDecode ? "decode"
-                                       : "plain";
+                                       : "regular";
 }
 
 int64_t WorkerSet::Add(WorkerUrl url, WorkerRole role, std::optional<int> bootstrap_port) {
@@ -118,13 +118,15 @@ WorkerSet::Lease WorkerSet::Acquire(Policy& policy, std::string_view prompt,
   ++chosen->state.requests;
   return {.id = chosen->state.id,
           .url = chosen->state.url,
+          .role = role,
           .bootstrap_port = chosen->state.bootstrap_port};
 }
 
-bool WorkerSet::HasOther(std::span<const int64_t> except) const {
+bool WorkerSet::HasOther(std::span<const int64_t> except, WorkerRole role) const {
   const std::lock_guard lock(mutex_);
   return std::ranges::any_of(entries_, [&](const Entry& e) {
-    return e.state.healthy && std::ranges::find(except, e.state.id) == except.end();
+    return e.state.healthy && e.state.role == role &&
+           std::ranges::find(except, e.state.id) == except.end();
   });
 }
 

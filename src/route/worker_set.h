@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -28,7 +27,7 @@ WorkerUrl ParseWorkerUrl(std::string_view url);
 
 // kPlain: computes whole requests. The others compute parts of them (--disaggregation-mode).
 enum class WorkerRole : uint8_t { kPlain, kPrefill, kDecode };
-const char* Name(WorkerRole role);  // "plain", "prefill", "decode"
+const char* Name(WorkerRole role);  // SGLang's worker_type: "regular", "prefill", "decode"
 
 struct WorkerState {
   int64_t id = 0;
@@ -60,12 +59,14 @@ class WorkerSet {
   struct Lease {
     int64_t id = -1;
     WorkerUrl url;
+    WorkerRole role = WorkerRole::kPlain;
     std::optional<int> bootstrap_port;
     explicit operator bool() const { return id >= 0; }
   };
   Lease Acquire(Policy& policy, std::string_view prompt, std::span<const int64_t> except,
-                WorkerRole role = WorkerRole::kPlain);
-  bool HasOther(std::span<const int64_t> except) const;  // whether Acquire would find one
+                WorkerRole role);
+  // Whether Acquire would find one.
+  bool HasOther(std::span<const int64_t> except, WorkerRole role) const;
   void Release(int64_t id);
 
   // Record results of requests and checks. A bool result is whether the worker's health changed.

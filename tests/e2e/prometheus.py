@@ -24,23 +24,23 @@ def promtool(*arguments):
     return done.returncode, done.stdout + done.stderr
 
 
-def configuration(target):
-    """deploy/prometheus/prometheus.yaml with another target, and an interval of one second."""
+def configuration(server, router):
+    """deploy/prometheus/prometheus.yaml with other targets (host:port), and an interval of one second."""
     text = (RULES / "prometheus.yaml").read_text()
-    for old, new in (("localhost:30000", target), ("interval: 15s", "interval: 1s"),
-                     ("rule_files: [alerts.yaml]", f"rule_files: [{RULES / 'alerts.yaml'}]")):
+    for old, new in (("localhost:30000", server), ("localhost:8000", router), ("interval: 15s", "interval: 1s"),
+                     ("[alerts.yaml, route_alerts.yaml]", f"[{RULES / 'alerts.yaml'}, {RULES / 'route_alerts.yaml'}]")):
         assert old in text, old
         text = text.replace(old, new)
     return text
 
 
 class Prometheus:
-    """A running Prometheus that scrapes `target` (host:port). Its first scrape is about 5 s after its start."""
+    """A running Prometheus that scrapes a server and a router. Its first scrape is about 5 s after its start."""
 
-    def __init__(self, target):
+    def __init__(self, server, router):
         self.folder = tempfile.TemporaryDirectory(prefix="prometheus-")
         folder = pathlib.Path(self.folder.name)
-        (folder / "prometheus.yaml").write_text(configuration(target))
+        (folder / "prometheus.yaml").write_text(configuration(*(target.url.split("//")[1] for target in (server, router))))
         self.log = open(folder / "log", "w+")
         address = f"127.0.0.1:{free_port()}"
         self.url = f"http://{address}"
@@ -56,9 +56,9 @@ class Prometheus:
             time.sleep(0.1)
 
     def ready(self):
-        """Whether Prometheus has scraped the target."""
+        """Whether Prometheus has scraped the targets."""
         try:
-            return any(value == 1 for _, value in self.query("up"))
+            return [value for _, value in self.query("up")] == [1, 1]
         except (OSError, ValueError):  # not listening yet, or a response without JSON while it starts
             return False
 

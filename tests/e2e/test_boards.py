@@ -1,6 +1,7 @@
 """deploy/grafana and deploy/prometheus: every query of the board and of the alerts returns data of a real Prometheus.
 
-The load runs for --board-seconds, by default 20. Run it for a minute with `pytest test_boards.py --board-seconds 60`.
+A router is in front of the server. The load runs for --board-seconds, by default 20. Run it for a minute with
+`pytest test_boards.py --board-seconds 60`.
 """
 import json
 import math
@@ -18,6 +19,7 @@ import pytest
 
 import prometheus
 from server import ROOT, Server
+from test_route import Router
 
 # Slots of two ranks. Rank 1 has few experts, and replicas of them, so the first plan moves experts.
 UNEVEN = {"physical_to_logical_map": [[*range(10), *range(10, 16), *range(10, 14)]]}
@@ -28,26 +30,33 @@ FLAGS = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--device", "cpu",
          "--expert-distribution-recorder-mode", "stat", "--enable-expert-distribution-metrics",
          "--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2, "--served-model-name", "yardling (small)"]
 CLIENTS = 6
-# Expressions that have no data while the servers are sound: no server is missing, and none has sent a status of 500 or
-# more. Series of statuses exist from the first such response on.
-EMPTY_WITHOUT_FAULTS = {"SwitchyardAbsent", "SwitchyardServerErrors"}
-BOARD = json.loads((ROOT / "deploy/grafana/switchyard.json").read_text())
-PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+# Expressions that have no data while the servers are sound: no server is missing, and no alert of a router fires.
+EMPTY_WITHOUT_FAULTS = {"SwitchyardAbsent", "Alerts of routers"}
+BOARDS = {script: json.loads((ROOT / "deploy/grafana" / file).read_text())
+          for script, file in (("board.py", "switchyard.json"), ("route_board.py", "switchyard_route.json"))}
+RULES = ["alerts", "route_alerts"]
+each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 needs_prometheus = pytest.mark.skipif(not prometheus.installed(), reason="no prometheus (apt-get install prometheus)")
 
 
-def test_the_board_is_current():
-    done = subprocess.run([sys.executable, ROOT / "deploy/grafana/board.py", "--check"], capture_output=True, text=True)
+def panels(board):
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+@pytest.mark.parametrize("script", BOARDS)
+def test_the_board_is_current(script):
+    done = subprocess.run([sys.executable, ROOT / "deploy/grafana" / script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_every_panel_has_a_unit_and_a_description():
-    ids = [panel["id"] for panel in BOARD["panels"]]
+@each_board
+def test_every_panel_has_a_unit_and_a_description(board):
+    ids = [panel["id"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)
-    titles = [panel["title"] for panel in BOARD["panels"]]
+    titles = [panel["title"] for panel in board["panels"]]
     assert len(set(titles)) == len(titles)
-    known = {variable["name"] for variable in BOARD["templating"]["list"]} | {"__rate_interval"}
-    for panel in PANELS:
+    known = {variable["name"] for variable in board["templating"]["list"]} | {"__rate_interval"}
+    for panel in panels(board):
         assert panel["description"].endswith("."), panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
         assert panel["datasource"]["uid"] == "${datasource}", panel["title"]
@@ -55,9 +64,10 @@ def test_every_panel_has_a_unit_and_a_description():
             assert set(re.findall(r"\$(\w+)", target["expr"])) <= known, target["expr"]
 
 
-def test_panels_do_not_overlap():
+@each_board
+def test_panels_do_not_overlap(board):
     taken = set()
-    for panel in BOARD["panels"]:
+    for panel in board["panels"]:
         place = panel["gridPos"]
         cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
         assert place["x"] + place["w"] <= 24 and not cells & taken, panel["title"]
@@ -65,29 +75,32 @@ def test_panels_do_not_overlap():
 
 
 def test_every_alert_has_a_runbook_a_unit_test_and_a_line_in_the_document():
-    text = (prometheus.RULES / "alerts.yaml").read_text()
-    names = re.findall(r"- alert: (\w+)", text)
-    assert names and len(set(names)) == len(names)
-    assert text.count("runbook: |") == text.count("summary: ") == text.count("description: ") == len(names)
-    tested = set(re.findall(r'alertname="(\w+)"', (prometheus.RULES / "alerts_test.yaml").read_text()))
-    assert tested == set(names)
+    every = []
+    for rules in RULES:
+        text = (prometheus.RULES / f"{rules}.yaml").read_text()
+        names = re.findall(r"- alert: (\w+)", text)
+        assert names and len(set(names)) == len(names)
+        assert text.count("runbook: |") == text.count("summary: ") == text.count("description: ") == len(names)
+        tested = set(re.findall(r'alertname="(\w+)"', (prometheus.RULES / f"{rules}_test.yaml").read_text()))
+        assert tested == set(names)
+        every += names
     listed = re.findall(r"^\| `(Switchyard\w+)` \|", (ROOT / "docs/monitoring.md").read_text(), re.M)
-    assert sorted(listed) == sorted(names)
+    assert sorted(listed) == sorted(every)
 
 
 @needs_prometheus
 def test_the_rules_pass_their_unit_tests():
     for arguments in (("check", "config", prometheus.RULES / "prometheus.yaml"),
-                      ("test", "rules", prometheus.RULES / "alerts_test.yaml")):
+                      *(("test", "rules", prometheus.RULES / f"{rules}_test.yaml") for rules in RULES)):
         code, output = prometheus.promtool(*arguments)
         assert code == 0, output
 
 
 class Load:
-    """Clients that send requests of several kinds until the context ends."""
+    """Clients that send requests of several kinds to the servers until the context ends."""
 
-    def __init__(self, server):
-        self.server, self.ended = server, threading.Event()
+    def __init__(self, *servers):
+        self.servers, self.ended = servers, threading.Event()
         self.statuses = {}
         self.lock = threading.Lock()
         self.threads = [threading.Thread(target=self.run, args=(i,), daemon=True) for i in range(CLIENTS)]
@@ -96,7 +109,7 @@ class Load:
         r = random.Random(number)
         kinds = [self.chat, self.batch, self.burst, self.hang_up, self.wrong]
         while not self.ended.is_set():
-            r.choices(kinds, [6, 3, 1, 1, 1])[0](r)
+            r.choices(kinds, [6, 3, 1, 1, 1])[0](self.servers[number % len(self.servers)], r)
 
     def count(self, status):
         with self.lock:
@@ -104,34 +117,34 @@ class Load:
         if status != 200:
             time.sleep(0.1)  # without a pause, rejected requests would be most of the load
 
-    def chat(self, r):
+    def chat(self, server, r):
         question = r.choice(["What is dispatch?", "What is EP?", "Hello!", "What is 7 times 8?"])
         body = {"messages": [{"role": "user", "content": question}], "max_tokens": r.choice([8, 40]), "n": r.choice([1, 2])}
-        self.count(self.server.request("/v1/chat/completions", body)[0])
+        self.count(server.request("/v1/chat/completions", body)[0])
 
     def generate(self, r, prompts, tokens):
         texts = ["The router sends the tokens to the experts. " * r.choice([1, 4, 12]) for _ in range(prompts)]
         return {"text": texts, "sampling_params": {"temperature": 1, "max_new_tokens": tokens, "ignore_eos": True}}
 
-    def batch(self, r):
-        self.count(self.server.request("/generate", self.generate(r, 4, 60))[0])
+    def batch(self, server, r):
+        self.count(server.request("/generate", self.generate(r, 4, 60))[0])
 
-    def burst(self, r):
+    def burst(self, server, r):
         """More requests than the queue holds, for status 429."""
-        self.count(self.server.request("/generate", self.generate(r, 24, 20))[0])
+        self.count(server.request("/generate", self.generate(r, 24, 20))[0])
 
-    def hang_up(self, r):
+    def hang_up(self, server, r):
         body = json.dumps({**self.generate(r, 2, 400), "stream": True}).encode()
-        request = urllib.request.Request(self.server.url + "/generate", body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(server.url + "/generate", body, {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=60) as response:
                 response.readline()
         except urllib.error.HTTPError as error:
             self.count(error.code)
 
-    def wrong(self, r):
-        self.count(self.server.request(r.choice(["/nothing", "/v1/models/absent"]))[0])
-        self.count(self.server.request("/generate", {"sampling_params": {"temperature": -1}})[0])
+    def wrong(self, server, r):
+        self.count(server.request(r.choice(["/nothing", "/v1/models/absent"]))[0])
+        self.count(server.request("/generate", {"sampling_params": {"temperature": -1}})[0])
 
     def __enter__(self):
         for thread in self.threads:
@@ -157,10 +170,10 @@ def with_values(expression):
     return re.sub(r" (==|>|<) (?=\d)", r" \1 bool ", expression)
 
 
-def selected(prom):
+def selected(prom, board):
     """Values of the variables when all are selected, from their own queries."""
     values = {}
-    for variable in BOARD["templating"]["list"]:
+    for variable in board["templating"]["list"]:
         if variable["type"] != "query":
             continue
         query = filled(variable["query"]["query"], **values)
@@ -185,11 +198,19 @@ def missing(prom, queries):
     return bad
 
 
+def queries(prom, board):
+    """The queries of a board as (title, expression), with all values of its variables."""
+    values = selected(prom, board)
+    found = [(panel["title"], filled(target["expr"], **values)) for panel in panels(board) for target in panel["targets"]]
+    return found + [(a["name"], filled(a["expr"], __rate_interval="10m", **values)) for a in board["annotations"]["list"]]
+
+
 @needs_prometheus
 def test_every_query_of_the_board_and_of_the_alerts_has_data(request):
     seconds = request.config.getoption("--board-seconds")
-    with Server(ROOT / "models/yardling", *FLAGS) as server, prometheus.Prometheus(server.url.split("//")[1]) as prom:
-        with Load(server) as load:
+    with Server(ROOT / "models/yardling", *FLAGS) as server, Router([server]) as router, \
+            prometheus.Prometheus(server, router) as prom:
+        with Load(server, router) as load:
             time.sleep(seconds / 4)
             os.kill(server.ranks()[1], signal.SIGKILL)
             fired = prom.wait_alert("SwitchyardRankEnded", ["firing"])
@@ -199,24 +220,24 @@ def test_every_query_of_the_board_and_of_the_alerts_has_data(request):
             assert server.request("/eplb/rebalance", {})[0] == 200
             time.sleep(seconds * 3 / 4)
 
-            values = selected(prom)
-            queries = [(panel["title"], filled(target["expr"], **values)) for panel in PANELS for target in panel["targets"]]
-            queries += [(a["name"], filled(a["expr"], __rate_interval="10m", **values)) for a in BOARD["annotations"]["list"]]
+            asked = [query for board in BOARDS.values() for query in queries(prom, board)]
             rules = [rule for group in prom.get("rules")["groups"] for rule in group["rules"]]
             assert not [rule for rule in rules if rule["health"] != "ok" or rule.get("lastError")], rules
             alerts = [(rule["name"], with_values(rule["query"])) for rule in rules]
-            assert EMPTY_WITHOUT_FAULTS <= {name for name, _ in alerts}
-            bad = missing(prom, queries + [alert for alert in alerts if alert[0] not in EMPTY_WITHOUT_FAULTS])
+            assert EMPTY_WITHOUT_FAULTS <= {name for name, _ in asked + alerts}
+            bad = missing(prom, [query for query in asked + alerts if query[0] not in EMPTY_WITHOUT_FAULTS])
             # Those without data must at least be valid.
-            for name, expression in alerts:
+            for name, expression in asked + alerts:
                 if name in EMPTY_WITHOUT_FAULTS:
                     prom.query(expression)
             moved = prom.query("sum(switchyard_eplb_layers_moved_total)")
             active = {name: alert["state"] for name, alert in prom.alerts().items()}
-        print(f"{len(queries)} queries, {len(alerts)} alerts, responses {load.statuses}, active {active}, moved {moved}")
+        print(f"{len(asked)} queries, {len(alerts)} alerts, responses {load.statuses}, active {active}, moved {moved}")
         assert not bad, "\n".join(bad)
         assert moved[0][1] > 0, moved
         assert {200, 400, 404, 429} <= set(load.statuses), load.statuses
         assert server.stop() == 0, server.text()
         down = prom.wait_alert("SwitchyardDown", ["pending", "firing"])
         assert down["labels"]["severity"] == "page", down
+        alone = prom.wait_alert("SwitchyardRouteNoWorkers", ["pending", "firing"])
+        assert alone["labels"]["worker_type"] == "regular", alone

@@ -100,6 +100,8 @@ class Front {
   // may run within this call.
   void Abort(const std::vector<uint64_t>& ids);
   void AbortNamed(const std::string& name);  // aborts every generation with this name or batch name
+  // Limit of running and queued requests together; 0: no limit.
+  int32_t max_open() const { return limits_.max_open; }
   // Maximum number of tokens of one request, prompt and output together.
   int64_t longest() const { return std::min(limits_.context_length, limits_.cache_tokens); }
   void AbortAll();

@@ -77,6 +77,7 @@ class Server::Impl {
 
   void Route(std::string method, std::string path, Handler handler, Access access) {
     CHECK(!io_.has_value());
+    responses_.Begin(path, method);
     router_.Add(std::move(method), std::move(path), std::move(handler), access);
   }
 

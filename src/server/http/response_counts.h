@@ -23,6 +23,9 @@ class ResponseCounts {
  public:
   // `route` may be empty: no route has the path.
   void Add(std::string_view route, std::string_view method, int status);
+  // Begins the counts of a route at 0, for the statuses that dashboards and alerts watch. Otherwise
+  // a count would begin with its first response, which a rate over time then misses.
+  void Begin(std::string_view route, std::string_view method);
   std::map<ResponseKind, uint64_t> Read() const;
 
  private:

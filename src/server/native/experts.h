@@ -9,7 +9,7 @@ namespace switchyard::native {
 // SGLang's POST /start_, /stop_ and /dump_expert_distribution_record, and GET /expert_distribution.
 void RegisterExperts(http::Server& server, Service& service);
 
-// GET /metrics in the text format of Prometheus.
+// GET /metrics in the text format of Prometheus. It responds also while the server loads or drains.
 void RegisterMetrics(http::Server& server, Service& service);
 
 // Throws Error kUnavailable while the server loads or drains, and after the ranks are lost.

@@ -1,6 +1,9 @@
-// GET /metrics: counters of requests, responses and the engine; if enabled, also counters of expert
-// load and EPLB.
+// GET /metrics: the server's state, counters of requests, responses and the engine; if enabled,
+// also counters of expert load and EPLB.
+#include <algorithm>
+
 #include "core/error.h"
+#include "server/front/server_state.h"
 #include "server/metrics/names.h"
 #include "server/metrics/page.h"
 #include "server/native/experts.h"
@@ -9,6 +12,32 @@ namespace switchyard::native {
 namespace {
 
 using metrics::Page;
+
+// What the server is and does. Available at any time.
+void AddServer(Page& page, const Service& service, const RankHistory& history) {
+  page.Gauge("switchyard_info", "1; version and model of the server",
+             {{"version", SWITCHYARD_VERSION}, {"model_name", service.model.name}}, 1);
+  const ServerState present = StateOf(service, history);
+  for (const ServerState state : kServerStates)
+    page.Gauge("switchyard_state", "1 for the present state of the server",
+               {{"state", Name(state)}}, state == present ? 1 : 0);
+  const LayoutSizes sizes = service.sizes();
+  page.Gauge("switchyard_ranks", "Ranks of the present layout", {}, sizes.mesh.world());
+  page.Gauge("switchyard_serving_ranks",
+             "Ranks that serve now: those of the layout, or 0 because each pass needs all", {},
+             ServingRanks(service, history));
+  const ElasticRanks* ranks = service.elastic;
+  page.Gauge("switchyard_rank_change_running", "1 during a planned change of the ranks", {},
+             ranks != nullptr && ranks->state().running ? 1 : 0);
+  for (int g = 0; g < sizes.mesh.dp; ++g)
+    page.Gauge("switchyard_max_running_requests", "Limit of the running set",
+               {{"group", std::to_string(g)}}, sizes.max_running_requests);
+  // The limit of open requests stays when a change of the layout changes the running sets.
+  if (const int32_t open = service.front.max_open())
+    page.Gauge("switchyard_max_waiting_requests",
+               "Requests that may wait while all running sets are full", {},
+               std::max(0, open - sizes.max_running_requests * sizes.mesh.dp));
+}
 
 void AddExperts(Page& page, const ExpertLoad& load) {
   const Balancedness& b = load.balancedness;
@@ -58,25 +87,25 @@ void AddEplb(Page& page, const EplbStatus& s) {
 }
 
 // One scrape. Queries the values of the engine, the experts and EPLB one after the other, then
-// sends the page.
+// sends the page. If the ranks do not respond, their values are missing.
 class Scrape : public std::enable_shared_from_this<Scrape> {
  public:
   Scrape(Service& service, http::Responder responder)
       : service_(service), responder_(std::move(responder)) {}
 
   void Start(const http::Server& server) {
+    const RankHistory history = service_.front.history();
+    AddServer(page_, service_, history);
     metrics::AddRequests(service_.front.request_metrics(), service_.model.name,
                          metrics::Clock::now(), &page_);
-    metrics::AddRanks(service_.front.history(), &page_);
-    page_.Gauge("switchyard_ranks", "Ranks of the present layout", {},
-                service_.sizes().mesh.world());
-    const ElasticRanks* ranks = service_.elastic;
-    page_.Gauge("switchyard_rank_change_running", "1 during a planned change of the ranks", {},
-                ranks != nullptr && ranks->state().running ? 1 : 0);
+    metrics::AddRanks(history, &page_);
     metrics::AddResponses(server.responses(), server.open_requests(), &page_);
-    service_.front.Stats([self = shared_from_this()](const std::vector<EngineStats>& groups) {
-      metrics::AddGroups(groups, self->service_.model.name, &self->page_);
-      self->Go([&] { self->RequestExperts(); });
+    if (!RanksRespond(service_, StateOf(service_, history))) return Send();
+    Go([&] {
+      service_.front.Stats([self = shared_from_this()](const std::vector<EngineStats>& groups) {
+        metrics::AddGroups(groups, self->service_.model.name, &self->page_);
+        self->Go([&] { self->RequestExperts(); });
+      });
     });
   }
 
@@ -102,8 +131,8 @@ class Scrape : public std::enable_shared_from_this<Scrape> {
   void Go(const std::function<void()>& next) {
     try {
       next();
-    } catch (const Error& error) {  // thrown if the ranks were lost during the scrape
-      responder_.SendError(error);
+    } catch (const Error&) {  // the ranks were lost during the scrape
+      Send();
     }
   }
   void Send() { responder_.Send(200, "text/plain; version=0.0.4; charset=utf-8", page_.Text()); }
@@ -119,7 +148,6 @@ void RegisterMetrics(http::Server& server, Service& service) {
   server.Route("GET", "/metrics",
                [&service, &server](const std::shared_ptr<const http::Request>&,
                                    const http::Responder& responder) {
-                 RequireReady(service);
                  std::make_shared<Scrape>(service, responder)->Start(server);
                });
 }

@@ -4,6 +4,7 @@
 
 #include "server/api/group_stats.h"
 #include "server/api/json_body.h"
+#include "server/front/server_state.h"
 #include "server/metrics/request_metrics.h"
 #include "server/native/eplb.h"
 
@@ -31,13 +32,6 @@ Json LayoutJson(const LayoutSizes& sizes) {
           {"dp", sizes.mesh.dp},
           {"ep", sizes.mesh.ep},
           {"max_running_requests", sizes.max_running_requests}};
-}
-
-const char* StateOf(const Service& service, const RankHistory& history) {
-  if (service.front.ranks_lost()) return "lost";
-  if (!service.ready) return "starting";
-  if (service.front.draining()) return "draining";
-  return history.paused_for > 0 ? "restarting" : "ready";
 }
 
 Json RanksJson(const RankHistory& history) {
@@ -97,7 +91,7 @@ std::string Snapshots::Make(bool whole) {
   Front& front = service_.front;
   const bool counts_experts = service_.args.engine.recorder.any() && service_.plan.model.has_moe();
   Json json = {{"version", SWITCHYARD_VERSION},
-               {"state", StateOf(service_, history)},
+               {"state", Name(StateOf(service_, history))},
                {"model", ModelJson(service_)},
                {"layout", LayoutJson(service_.sizes())},
                {"ranks", RanksJson(history)},

@@ -1,0 +1,38 @@
+#include "server/front/server_state.h"
+
+namespace switchyard {
+
+const char* Name(ServerState state) {
+  switch (state) {
+    case ServerState::kStarting:
+      return "starting";
+    case ServerState::kReady:
+      return "ready";
+    case ServerState::kRestarting:
+      return "restarting";
+    case ServerState::kDraining:
+      return "draining";
+    case ServerState::kLost:
+      break;
+  }
+  return "lost";
+}
+
+ServerState StateOf(const Service& service, const RankHistory& history) {
+  if (service.front.ranks_lost()) return ServerState::kLost;
+  if (!service.ready) return ServerState::kStarting;
+  if (service.front.draining()) return ServerState::kDraining;
+  return history.paused_for > 0 ? ServerState::kRestarting : ServerState::kReady;
+}
+
+bool RanksRespond(const Service& service, ServerState state) {
+  return state != ServerState::kLost && state != ServerState::kStarting &&
+         service.find_silent_rank().empty();
+}
+
+int ServingRanks(const Service& service, const RankHistory& history) {
+  const bool serve = history.paused_for == 0 && RanksRespond(service, StateOf(service, history));
+  return serve ? service.sizes().mesh.world() : 0;
+}
+
+}  // namespace switchyard
