@@ -201,7 +201,7 @@ def test_without_the_flags_nothing_is_counted():
         generate(server, text="Hello", sampling_params=GREEDY)
         assert LINE.search(server.text()) is None
         page = server.request("/metrics")[1]
-        assert "switchyard_steps_total" in page and "eplb" not in page
+        assert "switchyard_steps_total" in page and "switchyard_eplb" not in page
 
 
 def test_a_folder_that_is_not_there_loses_nothing(tmp_path):

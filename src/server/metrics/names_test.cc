@@ -151,6 +151,23 @@ TEST_F(NamesTest, CountsResponsesByRouteAndStatus) {
             2);
 }
 
+TEST_F(NamesTest, CountsOfRoutesBeginAtZero) {
+  responses.Begin("/generate", "POST");
+  responses.Add("/generate", "POST", 500);
+  auto samples = Scrape();
+  const auto count = [&](int status) {
+    return samples.at(
+        fmt::format("switchyard_http_responses_total"
+                    R"({{method="POST",route="/generate",status="{}"}})",
+                    status));
+  };
+  EXPECT_EQ(count(500), 1);
+  for (const int status : {200, 429, 503}) EXPECT_EQ(count(status), 0);
+  EXPECT_EQ(samples.count("sglang:http_responses_total"
+                          R"({endpoint="/generate",method="POST",status_code="503"})"),
+            0u);
+}
+
 TEST_F(NamesTest, RestartsOfRanksAreCounted) {
   auto samples = Scrape();
   EXPECT_EQ(samples.at("switchyard_epoch"), 3);

@@ -23,12 +23,11 @@ struct QueriedLink : RankLink {
 };
 
 TEST(MetricsTest, ArePresentInEachState) {
-  TestService world({.engine = {.model_path = SWITCHYARD_TEST_DATA "/fixtures/qwen3_moe",
-                                .max_queued_requests = 7}},
-                    512);
+  TestService world("qwen3_moe");
   world.plan.max_running_requests = 3;
   QueriedLink link;
-  Front front(link, *world.model.tokenizer, {.vocab_size = 8, .context_length = 512});
+  Front front(link, *world.model.tokenizer,
+              {.vocab_size = 8, .context_length = 512, .max_open = 10});
   link.front = &front;
   Service service{front, world.model, world.args, world.plan};
   http::Server server({});
